@@ -1,0 +1,59 @@
+/* base.h -- the target and the few words that every header uses.
+ *
+ * nvcc compiles the CUDA target (TE_CUDA 1), any other compiler the host target (TE_CUDA 0).
+ * Bodies are functions with constant arguments, forced inline; macros make names and shells.
+ */
+#ifndef TE_BASE_H
+#define TE_BASE_H
+
+#include <assert.h> /* static_assert, in C11 as in C++ */
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __CUDACC__
+#define TE_CUDA 1
+#include <cuda_runtime.h>
+#else
+#define TE_CUDA 0
+#endif
+
+#define TE_UNUSED __attribute__((unused))
+
+#if TE_CUDA
+/* Runs inside kernels. */
+#define TE_FN static __device__ __forceinline__
+/* Runs inside kernels and on the host (leaf arithmetic, schedules). */
+#define TE_BOTH static __host__ __device__ __forceinline__
+#define TE_UNROLL _Pragma("unroll")
+#else
+#define TE_FN static inline __attribute__((always_inline, unused))
+#define TE_BOTH static inline __attribute__((always_inline, unused))
+#define TE_UNROLL
+#endif
+/* Runs on the host only. */
+#define TE_API static inline TE_UNUSED
+
+/* What a model's functions are: TE_SEQUENTIAL makes them private to the file, TE_DEFINE gives them C linkage. */
+#ifdef __cplusplus
+#define TE_EXTERN_C extern "C"
+#else
+#define TE_EXTERN_C extern
+#endif
+
+enum {
+    TE_MAX_OPS = 96,  /* ops in a list */
+    TE_MAX_ROW = 8,   /* ops in a row of the fusion list */
+    TE_ALIGN = 256,   /* bytes; parameters and buffers made by the library start at multiples of it */
+    TE_ACCESS = 16,   /* bytes; the alignment asked of every pointer that a caller hands over */
+    TE_ROW_PAD = 128, /* saved buffers are sized for rows rounded up to this, so that each stays aligned */
+    TE_VECTOR = 8     /* elements that a lane handles at a time: 16 bytes of bf16 */
+};
+
+TE_BOTH int64_t te_min(int64_t a, int64_t b) { return a < b ? a : b; }
+TE_BOTH int64_t te_max(int64_t a, int64_t b) { return a > b ? a : b; }
+TE_BOTH int64_t te_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+TE_BOTH int64_t te_round_up(int64_t a, int64_t b) { return te_ceil_div(a, b) * b; }
+
+#endif

@@ -1,0 +1,113 @@
+/* context.h -- where work runs: a target, a stream, a workspace, random state, and the text of the last error.
+ *
+ * Do this:
+ *     te_context ctx;
+ *     TE_TRY(te_context_create(&ctx, 0, seed));               // CUDA under nvcc, the host elsewhere
+ *     TE_TRY(te_context_reserve(&ctx, block_workspace_bytes(&b, rows)));   // once; or set ctx.workspace yourself
+ *     ...
+ *     te_context_destroy(&ctx);
+ *
+ * Everything is ordered on ctx.stream. A context serves one thread at a time. A file compiled as plain C can use a
+ * context that a .cu created (<model>_context_create): all calls but the creation go through ctx.target.
+ */
+#ifndef TE_CONTEXT_H
+#define TE_CONTEXT_H
+
+#include <stdarg.h> /* va_list, for te_fail */
+#include <stdio.h>  /* vsnprintf, for te_fail */
+
+#include "philox.h" /* te_rng */
+#include "status.h" /* te_status */
+#include "tensor.h" /* te_tensor */
+
+struct te_context;
+
+/* What a target can do with memory. Addresses called dst and src in `copy` may lie on either side. */
+typedef struct te_target {
+    const char *name; /* "cuda" or "host" */
+    te_status (*allocate)(struct te_context *ctx, void **p, size_t bytes);
+    void (*release)(struct te_context *ctx, void *p);
+    te_status (*copy)(struct te_context *ctx, void *dst, const void *src, size_t bytes);
+    te_status (*fill)(struct te_context *ctx, void *dst, int byte, size_t bytes);
+    te_status (*synchronize)(struct te_context *ctx);
+    void (*close)(struct te_context *ctx);
+} te_target;
+
+typedef struct te_context {
+    const te_target *target;
+    void *stream; /* cudaStream_t; null is the default stream. On the host unused. May be set by the caller. */
+    void *workspace;
+    size_t workspace_bytes;
+    te_rng *rng;               /* target memory */
+    void *gemm;                /* the GEMM back end's own state */
+    int device, processors;    /* CUDA: the device's number and its multiprocessors; host: 0 and 1 */
+    int owns_workspace;
+    char error[320];
+} te_context;
+
+/* Note a text about what went wrong and return `status`. */
+#if defined(__GNUC__)
+__attribute__((format(printf, 3, 4)))
+#endif
+TE_API te_status te_fail(te_context *ctx, te_status status, const char *text, ...) {
+    if (ctx) {
+        va_list args;
+        va_start(args, text);
+        vsnprintf(ctx->error, sizeof ctx->error, text, args);
+        va_end(args);
+    }
+    return status;
+}
+/* The text of the last call that failed on this context; "" if none has. */
+TE_API const char *te_last_error(const te_context *ctx) { return ctx ? ctx->error : "the context is null"; }
+
+/* Memory of the context's target, aligned to TE_ALIGN bytes. */
+TE_API te_status te_allocate(te_context *ctx, void **p, size_t bytes) {
+    return ctx && p ? ctx->target->allocate(ctx, p, bytes) : TE_ERROR_NULL;
+}
+TE_API void te_release(te_context *ctx, void *p) {
+    if (ctx && p) ctx->target->release(ctx, p);
+}
+/* Copy between any two places, in stream order. A copy to or from host memory may return before it is done:
+ * te_synchronize before the host reads or reuses it. */
+TE_API te_status te_copy(te_context *ctx, void *dst, const void *src, size_t bytes) {
+    return bytes ? ctx->target->copy(ctx, dst, src, bytes) : TE_OK;
+}
+TE_API te_status te_fill(te_context *ctx, void *dst, int byte, size_t bytes) {
+    return bytes ? ctx->target->fill(ctx, dst, byte, bytes) : TE_OK;
+}
+TE_API te_status te_synchronize(te_context *ctx) { return ctx->target->synchronize(ctx); }
+
+/* Make the workspace at least this large. The one place beside creation where the library allocates: call it after
+ * the models are bound and before the first step. Waits for the stream if it has to grow. */
+TE_API te_status te_context_reserve(te_context *ctx, size_t bytes) {
+    void *p = 0;
+    if (!ctx) return TE_ERROR_NULL;
+    if (bytes <= ctx->workspace_bytes) return TE_OK;
+    TE_TRY(te_synchronize(ctx));
+    TE_TRY(te_allocate(ctx, &p, bytes));
+    if (ctx->owns_workspace) te_release(ctx, ctx->workspace);
+    ctx->workspace = p, ctx->workspace_bytes = bytes, ctx->owns_workspace = 1;
+    return TE_OK;
+}
+
+TE_API void te_context_destroy(te_context *ctx) {
+    if (!ctx || !ctx->target) return;
+    (void)te_synchronize(ctx);
+    if (ctx->owns_workspace) te_release(ctx, ctx->workspace);
+    te_release(ctx, ctx->rng);
+    ctx->target->close(ctx);
+    memset(ctx, 0, sizeof *ctx);
+}
+
+/* Random state, for a checkpoint. Waits for the stream. */
+TE_API te_status te_rng_get(te_rng *rng, te_context *ctx) {
+    TE_TRY(te_copy(ctx, rng, ctx->rng, sizeof *rng));
+    return te_synchronize(ctx);
+}
+TE_API te_status te_rng_set(const te_rng *rng, te_context *ctx) {
+    TE_TRY(te_copy(ctx, ctx->rng, rng, sizeof *rng));
+    return te_synchronize(ctx);
+}
+
+#endif

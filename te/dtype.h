@@ -1,0 +1,162 @@
+/* dtype.h -- the number formats, and loads and stores that convert to and from float.
+ *
+ * Do this:
+ *     float v[8];
+ *     te_load8(v, x, index, 8, 1, TE_bf16);    // 16 bytes at once
+ *     te_store8(y, index, v, 3, 0, TE_bf16);   // the first three only
+ *
+ * `bf16`, `f16` and `f32` are tokens: TE_##dtype is the enumerator, te_##dtype the storage type, the same bits
+ * on both targets. Conversions to 16 bits round to nearest even.
+ */
+#ifndef TE_DTYPE_H
+#define TE_DTYPE_H
+
+#include "base.h"
+#if TE_CUDA
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#elif defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+/* X(token, bytes, safetensors name) */
+#define TE_DTYPES(X) \
+    X(f32, 4, "F32") \
+    X(bf16, 2, "BF16") \
+    X(f16, 2, "F16")
+
+#define TE_DTYPE_ENUM(token, bytes, name) TE_##token,
+typedef enum te_dtype { TE_DTYPES(TE_DTYPE_ENUM) TE_DTYPE_COUNT } te_dtype;
+#undef TE_DTYPE_ENUM
+
+typedef float te_f32;
+typedef struct te_bf16_bits { uint16_t bits; } te_bf16_bits;
+typedef struct te_f16_bits { uint16_t bits; } te_f16_bits;
+
+TE_BOTH size_t te_dtype_bytes(te_dtype t) { return t == TE_f32 ? 4 : 2; }
+
+TE_API const char *te_dtype_name(te_dtype t) {
+#define TE_DTYPE_NAME(token, bytes, name) #token,
+    static const char *const names[] = {TE_DTYPES(TE_DTYPE_NAME)};
+#undef TE_DTYPE_NAME
+    return (unsigned)t < (unsigned)TE_DTYPE_COUNT ? names[t] : "unknown";
+}
+
+TE_BOTH float te_float_of_bits(uint32_t u) {
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+TE_BOTH uint32_t te_bits_of_float(float f) {
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    return u;
+}
+
+TE_BOTH float te_float_of_bf16(uint16_t h) { return te_float_of_bits((uint32_t)h << 16); }
+TE_BOTH uint16_t te_bf16_of_float(float f) {
+#if TE_CUDA && defined(__CUDA_ARCH__)
+    return __bfloat16_as_ushort(__float2bfloat16_rn(f));
+#else
+    const uint32_t u = te_bits_of_float(f);
+    const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded);
+#endif
+}
+
+TE_BOTH float te_float_of_f16(uint16_t h) {
+#if TE_CUDA && defined(__CUDA_ARCH__)
+    return __half2float(__ushort_as_half(h));
+#elif !TE_CUDA && defined(__F16C__)
+    return _cvtsh_ss(h);
+#else
+    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, e = (h >> 10) & 31u, m = h & 0x3ffu;
+    if (e == 31) return te_float_of_bits(sign | 0x7f800000u | (m << 13));
+    if (e) return te_float_of_bits(sign | ((e + 112) << 23) | (m << 13));
+    const float sub = (float)m * 5.9604644775390625e-8f; /* 2^-24 */
+    return sign ? -sub : sub;
+#endif
+}
+TE_BOTH uint16_t te_f16_of_float(float f) {
+#if TE_CUDA && defined(__CUDA_ARCH__)
+    return __half_as_ushort(__float2half_rn(f));
+#elif !TE_CUDA && defined(__F16C__)
+    return (uint16_t)_cvtss_sh(f, 0);
+#else
+    const uint32_t u = te_bits_of_float(f), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
+    if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
+    if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above: infinity */
+    if (a < 0x38800000u) {                                   /* below 2^-14: the adder rounds to a multiple of 2^-24 */
+        const float shifted = te_float_of_bits(a) + 0.5f;    /* 0.5 has its last bit at 2^-24 */
+        return (uint16_t)(sign | (te_bits_of_float(shifted) - 0x3f000000u));
+    }
+    return (uint16_t)(sign | ((a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13));
+#endif
+}
+
+/* One element at index i. */
+TE_BOTH float te_load(const void *p, int64_t i, te_dtype t) {
+    if (t == TE_f32) return ((const float *)p)[i];
+    return t == TE_bf16 ? te_float_of_bf16(((const uint16_t *)p)[i]) : te_float_of_f16(((const uint16_t *)p)[i]);
+}
+TE_BOTH void te_store(void *p, int64_t i, float v, te_dtype t) {
+    if (t == TE_f32) ((float *)p)[i] = v;
+    else ((uint16_t *)p)[i] = t == TE_bf16 ? te_bf16_of_float(v) : te_f16_of_float(v);
+}
+/* What v becomes when it is stored as t and read again. */
+TE_BOTH float te_round_to(float v, te_dtype t) {
+    if (t == TE_f32) return v;
+    return t == TE_bf16 ? te_float_of_bf16(te_bf16_of_float(v)) : te_float_of_f16(te_f16_of_float(v));
+}
+
+/* Eight elements from index i; n of them exist, the rest read as 0. `aligned`: n is 8 and the address a multiple of 16.
+ * `aligned` and `t` are meant to be constants. */
+TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te_dtype t) {
+    if (!aligned) {
+        TE_UNROLL for (int k = 0; k < 8; k++) v[k] = k < n ? te_load(p, i + k, t) : 0.0f;
+        return;
+    }
+#if TE_CUDA
+    if (t == TE_f32) {
+        const float4 a = *(const float4 *)((const float *)p + i), b = *(const float4 *)((const float *)p + i + 4);
+        v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+        return;
+    }
+    const uint4 u = *(const uint4 *)((const uint16_t *)p + i);
+    const uint32_t w[4] = {u.x, u.y, u.z, u.w};
+    TE_UNROLL for (int k = 0; k < 4; k++) {
+        v[2 * k] = t == TE_bf16 ? te_float_of_bits(w[k] << 16) : te_float_of_f16((uint16_t)w[k]);
+        v[2 * k + 1] = t == TE_bf16 ? te_float_of_bits(w[k] & 0xffff0000u) : te_float_of_f16((uint16_t)(w[k] >> 16));
+    }
+#else
+    for (int k = 0; k < 8; k++) v[k] = te_load(p, i + k, t);
+#endif
+}
+TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, te_dtype t) {
+    if (!aligned) {
+        TE_UNROLL for (int k = 0; k < 8; k++) if (k < n) te_store(p, i + k, v[k], t);
+        return;
+    }
+#if TE_CUDA
+    if (t == TE_f32) {
+        *(float4 *)((float *)p + i) = make_float4(v[0], v[1], v[2], v[3]);
+        *(float4 *)((float *)p + i + 4) = make_float4(v[4], v[5], v[6], v[7]);
+        return;
+    }
+    uint32_t w[4];
+    TE_UNROLL for (int k = 0; k < 4; k++) {
+        if (t == TE_bf16) {
+            const __nv_bfloat162 h = __floats2bfloat162_rn(v[2 * k], v[2 * k + 1]);
+            memcpy(&w[k], &h, 4);
+        } else {
+            const __half2 h = __floats2half2_rn(v[2 * k], v[2 * k + 1]);
+            memcpy(&w[k], &h, 4);
+        }
+    }
+    *(uint4 *)((uint16_t *)p + i) = make_uint4(w[0], w[1], w[2], w[3]);
+#else
+    for (int k = 0; k < 8; k++) te_store(p, i + k, v[k], t);
+#endif
+}
+
+#endif

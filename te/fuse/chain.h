@@ -1,0 +1,282 @@
+/* chain.h -- the one skeleton behind every fused kernel that is not a matrix product: [maps] [norm] [maps].
+ *
+ * A group of lanes takes a row (or, with no norm in it, a tile of a row), runs the ops of the chain on it in registers,
+ * eight elements at a time, and stores what has to be kept. On a CPU the group is one lane. In backward a lane owns its
+ * columns, sums them over the rows it sees (dbias, dgamma, dbeta) and leaves one partial sum a block: a second kernel
+ * adds those up in a fixed order. No atomics, so the same inputs give the same bits.
+ *
+ * A map is a function of eight elements, `te_<family>_forward(v, stage, at, code)` and `te_<family>_backward(v, sum,
+ * stage, at, code)`: CONTRIBUTING.md shows how to add one.
+ */
+#ifndef TE_FUSE_CHAIN_H
+#define TE_FUSE_CHAIN_H
+
+#include "../run.h" /* te_run, te_step, TE_KERNEL */
+
+/* Where eight elements lie. */
+typedef struct te_at {
+    int64_t row;
+    int col, n;        /* column of the first; how many exist (8 but at the end of an odd row) */
+    int width, halves; /* a row has width * halves elements: two halves beside a gated op */
+    int aligned;
+    te_dtype dtype;
+} te_at;
+/* Index of the first element in a tensor that has the row's shape. */
+TE_FN int64_t te_index(te_at at) { return at.row * ((int64_t)at.width * at.halves) + at.col; }
+
+/* What one op of the chain works with. */
+typedef struct te_stage {
+    const void *w[TE_MAX_PARAMS]; /* its parameters; null: already applied by the matrix product before */
+    const void *edge;             /* add: what is added; fork in backward: the gradient that comes in. null: nothing */
+    const void *saved;            /* backward: its input in forward, [rows, in] */
+    void *out;                    /* the value behind it is stored here, null: not */
+    float *stats;                 /* [rows, stats] */
+    float *sum[TE_MAX_PARAMS];    /* backward: partial sums for its parameters' gradients, [blocks, width] */
+    float value[2];               /* te_op.value */
+    const te_rng *rng;            /* the random state of this forward */
+    uint32_t id;                  /* its place in the list: the random stream */
+} te_stage;
+
+typedef struct te_chain {
+    const void *x; /* [rows, in] */
+    void *y;       /* [rows, out]; null: not stored */
+    int64_t rows;
+    te_stage op[TE_MAX_ROW];
+} te_chain;
+
+/* Eight elements in registers. `g`, `gsum`: the second half of a gated op's row. */
+typedef struct te_lane {
+    float v[8], g[8], sum[8], gsum[8];
+    te_at at;
+} te_lane;
+
+/* The ops [from, to) of the chain on one te_lane; made by macro, one call an op. */
+typedef void (*te_stages_fn)(te_lane *l, const te_chain *c, int from, int to);
+
+/* All constants. */
+typedef struct te_chain_shape {
+    te_dtype dtype;
+    int half, in_halves, out_halves; /* a row of x is half * in_halves wide */
+    int norm, norm_code;             /* which op is the norm, -1: none */
+    int sums;                        /* which op sums the gradient (bias), -1: none */
+    int backward;
+    int lanes, chunks, groups; /* lanes a row, 8-vectors a lane, rows a block at a time */
+} te_chain_shape;
+
+/* ---- the shape of the launch ----------------------------------------------------------------------------------- */
+
+#define TE_VECTORS(width) (((width) + 7) / 8)
+#if TE_CUDA
+#define TE_NORM_LANES(w) ((w) <= 1024 ? 32 : (w) <= 2048 ? 128 : (w) <= 4096 ? 256 : (w) <= 32768 ? 512 : 1024)
+#define TE_MAP_LANES(w) (TE_VECTORS(w) >= 32 ? 32 : TE_VECTORS(w) >= 16 ? 16 : TE_VECTORS(w) >= 8 ? 8 : 4)
+#define TE_CHAIN_LANES(norm, w) ((norm) < 0 ? TE_MAP_LANES(w) : TE_NORM_LANES(w))
+#define TE_CHAIN_GROUPS(norm, w) ((norm) < 0 ? 256 / TE_MAP_LANES(w) : TE_NORM_LANES(w) <= 32 ? 4 : 1)
+#define TE_CHAIN_CHUNKS(norm, w) ((norm) < 0 ? 1 : (TE_VECTORS(w) + TE_NORM_LANES(w) - 1) / TE_NORM_LANES(w))
+#else
+#define TE_CHAIN_LANES(norm, w) 1
+#define TE_CHAIN_GROUPS(norm, w) 1
+#define TE_CHAIN_CHUNKS(norm, w) TE_VECTORS(w)
+#endif
+
+/* ---- maps ------------------------------------------------------------------------------------------------------ */
+
+typedef void (*te_map_forward_fn)(float v[8], const te_stage *s, te_at at, int code);
+typedef void (*te_map_backward_fn)(float v[8], float sum[8], const te_stage *s, te_at at, int code);
+typedef void (*te_gated_forward_fn)(float v[8], const float g[8], const te_stage *s, te_at at, int code);
+typedef void (*te_gated_backward_fn)(float v[8], float g[8], const te_stage *s, te_at at, int code);
+
+TE_FN te_at te_second_half(te_at at) {
+    at.col += at.width;
+    return at;
+}
+/* Store, and go on with what was stored: backward will read it so. */
+TE_FN void te_keep8(float v[8], void *out, te_at at) {
+    te_store8(out, te_index(at), v, at.n, at.aligned, at.dtype);
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] = te_round_to(v[i], at.dtype);
+}
+TE_FN void te_keep(te_lane *l, const te_stage *s) {
+    if (!s->out) return;
+    te_keep8(l->v, s->out, l->at);
+    if (l->at.halves == 2) te_keep8(l->g, s->out, te_second_half(l->at));
+}
+TE_FN void te_map_forward(te_lane *l, const te_stage *s, te_map_forward_fn f, int code) {
+    f(l->v, s, l->at, code);
+    if (l->at.halves == 2) f(l->g, s, te_second_half(l->at), code);
+    te_keep(l, s);
+}
+TE_FN void te_map_backward(te_lane *l, const te_stage *s, te_map_backward_fn f, int code) {
+    f(l->v, l->sum, s, l->at, code);
+    if (l->at.halves == 2) f(l->g, l->gsum, s, te_second_half(l->at), code);
+    te_keep(l, s);
+}
+TE_FN void te_gated_forward(te_lane *l, const te_stage *s, te_gated_forward_fn f, int code) {
+    f(l->v, l->g, s, l->at, code);
+    l->at.halves = 1;
+    te_keep(l, s);
+}
+TE_FN void te_gated_backward(te_lane *l, const te_stage *s, te_gated_backward_fn f, int code) {
+    l->at.halves = 2;
+    f(l->v, l->g, s, l->at, code);
+    te_keep(l, s);
+}
+
+TE_FN te_at te_at_of(const te_chain_shape k, int64_t row, int vector, int halves) {
+    te_at at;
+    at.row = row, at.col = vector * 8, at.width = k.half, at.halves = halves, at.dtype = k.dtype;
+    at.aligned = k.half % 8 == 0, at.n = at.aligned ? 8 : (int)te_min(8, k.half - at.col);
+    return at;
+}
+TE_FN void te_load_lane(te_lane *l, const void *x, const te_chain_shape k, int64_t row, int vector) {
+    l->at = te_at_of(k, row, vector, k.in_halves);
+    te_load8(l->v, x, te_index(l->at), l->at.n, l->at.aligned, k.dtype);
+    if (k.in_halves == 2) te_load8(l->g, x, te_index(te_second_half(l->at)), l->at.n, l->at.aligned, k.dtype);
+}
+TE_FN void te_store_lane(const te_lane *l, void *y, const te_chain_shape k) {
+    te_store8(y, te_index(l->at), l->v, l->at.n, l->at.aligned, k.dtype);
+    if (k.out_halves == 2) te_store8(y, te_index(te_second_half(l->at)), l->g, l->at.n, l->at.aligned, k.dtype);
+}
+
+/* ---- norms ----------------------------------------------------------------------------------------------------- */
+
+/* y = (x - mean) rstd gamma + beta       layernorm: Ba et al. 2016
+ * y = x rstd gamma, rstd = (mean(x^2) + eps)^-1/2        rmsnorm: Zhang & Sennrich 2019
+ * y = x rnorm, rnorm = (sum(x^2) + eps)^-1/2             l2norm
+ * zero-centred: 1 + gamma takes the place of gamma. */
+enum { TE_NORM_layernorm = 0, TE_NORM_rmsnorm = 1, TE_NORM_l2norm = 2, TE_NORM_zero_centred = 4 };
+
+/* gamma for eight columns. */
+TE_FN void te_gamma8(float w[8], const te_stage *s, te_at at, int code) {
+    if ((code & 3) == TE_NORM_l2norm) {
+        TE_UNROLL for (int i = 0; i < 8; i++) w[i] = 1.0f;
+        return;
+    }
+    te_load8(w, s->w[0], at.col, at.n, at.aligned, at.dtype);
+    if (code & TE_NORM_zero_centred) TE_UNROLL for (int i = 0; i < 8; i++) w[i] += 1.0f;
+}
+
+/* r: the row in registers, 8 * chunks floats a lane. */
+TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes g, float *r) {
+    const te_stage *s = &c->op[k.norm];
+    const int code = k.norm_code & 3;
+    const float n = (float)k.half;
+    float sum = 0, squares = 0;
+    te_lane l;
+    TE_UNROLL for (int i = 0; i < k.chunks; i++) {
+        const int vector = g.id + i * g.count;
+        if (vector * 8 >= k.half) continue;
+        te_load_lane(&l, c->x, k, row, vector);
+        stages(&l, c, 0, k.norm);
+        TE_UNROLL for (int j = 0; j < 8; j++) r[8 * i + j] = l.v[j], sum += j < l.at.n ? l.v[j] : 0.0f;
+    }
+    if (code == TE_NORM_layernorm) te_lanes_sum(&sum, 1, g);
+    const float mean = code == TE_NORM_layernorm ? sum / n : 0.0f;
+    TE_UNROLL for (int i = 0; i < k.chunks; i++) {
+        const te_at at = te_at_of(k, row, g.id + i * g.count, 1);
+        TE_UNROLL for (int j = 0; j < 8; j++)
+            if (at.col + j < k.half) squares += (r[8 * i + j] - mean) * (r[8 * i + j] - mean);
+    }
+    te_lanes_sum(&squares, 1, g);
+    const float rstd = 1.0f / sqrtf((code == TE_NORM_l2norm ? squares : squares / n) + s->value[0]);
+    if (s->stats && g.id == 0) {
+        if (code == TE_NORM_layernorm) s->stats[2 * row] = mean, s->stats[2 * row + 1] = rstd;
+        else s->stats[row] = rstd;
+    }
+    TE_UNROLL for (int i = 0; i < k.chunks; i++) {
+        const int vector = g.id + i * g.count;
+        if (vector * 8 >= k.half) continue;
+        float w[8], b[8];
+        l.at = te_at_of(k, row, vector, 1);
+        te_gamma8(w, s, l.at, k.norm_code);
+        if (code == TE_NORM_layernorm) te_load8(b, s->w[1], l.at.col, l.at.n, l.at.aligned, k.dtype);
+        TE_UNROLL for (int j = 0; j < 8; j++)
+            l.v[j] = (r[8 * i + j] - mean) * rstd * w[j] + (code == TE_NORM_layernorm ? b[j] : 0.0f);
+        te_keep(&l, s);
+        stages(&l, c, k.norm + 1, TE_MAX_ROW);
+        if (c->y) te_store_lane(&l, c->y, k);
+    }
+}
+
+/* With xhat = (x - mean) rstd and d = dy gamma:  dx = rstd (d - mean(d) - xhat mean(d xhat)); rmsnorm has no mean(d),
+ * l2norm has sums for means. dgamma = sum over rows of dy xhat, dbeta = sum of dy.
+ * r: xhat and d, 16 * chunks floats a lane; sums: see te_chain_body. */
+TE_FN void te_norm_backward(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes g, float *r, float *sums) {
+    const te_stage *s = &c->op[0];
+    const int code = k.norm_code & 3, size = 8 * k.chunks;
+    const float n = code == TE_NORM_l2norm ? 1.0f : (float)k.half;
+    const float mean = code == TE_NORM_layernorm ? s->stats[2 * row] : 0.0f;
+    const float rstd = code == TE_NORM_layernorm ? s->stats[2 * row + 1] : s->stats[row];
+    float *xhat = r, *d = r + size, total[2] = {0, 0};
+    te_lane l;
+    TE_UNROLL for (int i = 0; i < k.chunks; i++) {
+        const int vector = g.id + i * g.count;
+        if (vector * 8 >= k.half) continue;
+        float w[8], x[8];
+        te_load_lane(&l, c->x, k, row, vector);
+        te_load8(x, s->saved, te_index(l.at), l.at.n, l.at.aligned, k.dtype);
+        te_gamma8(w, s, l.at, k.norm_code);
+        TE_UNROLL for (int j = 0; j < 8; j++) {
+            const int e = 8 * i + j, here = j < l.at.n;
+            xhat[e] = here ? (x[j] - mean) * rstd : 0.0f, d[e] = l.v[j] * w[j];
+            total[0] += d[e] * xhat[e], total[1] += d[e];
+            if (code != TE_NORM_l2norm) sums[2 * size + e] += l.v[j] * xhat[e];
+            if (code == TE_NORM_layernorm) sums[3 * size + e] += l.v[j];
+        }
+    }
+    te_lanes_sum(total, code == TE_NORM_layernorm ? 2 : 1, g);
+    const float c1 = total[0] / n, c2 = code == TE_NORM_layernorm ? total[1] / n : 0.0f;
+    TE_UNROLL for (int i = 0; i < k.chunks; i++) {
+        const int vector = g.id + i * g.count;
+        if (vector * 8 >= k.half) continue;
+        l.at = te_at_of(k, row, vector, 1);
+        TE_UNROLL for (int j = 0; j < 8; j++) {
+            l.v[j] = rstd * (d[8 * i + j] - c2 - xhat[8 * i + j] * c1);
+            l.sum[j] = sums[8 * i + j];
+        }
+        te_keep(&l, s);
+        stages(&l, c, 1, TE_MAX_ROW);
+        TE_UNROLL for (int j = 0; j < 8; j++) sums[8 * i + j] = l.sum[j];
+        if (c->y) te_store_lane(&l, c->y, k);
+    }
+}
+
+/* ---- the body --------------------------------------------------------------------------------------------------- */
+
+/* r: 16 * chunks floats; sums: 32 * chunks floats: [gradient, its second half, dgamma, dbeta][chunks][8]. */
+TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, const te_chain_shape k, float *r, float *sums) {
+    int group;
+    const te_lanes g = te_lanes_here(k.lanes, &group);
+    const int size = 8 * k.chunks, summing = k.sums >= 0 || (k.backward && k.norm >= 0);
+    const int tile = b.y * k.chunks * k.lanes;
+    if (summing) TE_UNROLL for (int i = 0; i < 4 * size; i++) sums[i] = 0;
+    for (int64_t row = (int64_t)b.x * k.groups + group; row < c->rows; row += (int64_t)b.nx * k.groups) {
+        if (k.norm >= 0) {
+            if (k.backward) te_norm_backward(c, stages, k, row, g, r, sums);
+            else te_norm_forward(c, stages, k, row, g, r);
+            continue;
+        }
+        TE_UNROLL for (int i = 0; i < k.chunks; i++) {
+            const int vector = tile + g.id + i * g.count;
+            if (vector * 8 >= k.half) continue;
+            te_lane l;
+            te_load_lane(&l, c->x, k, row, vector);
+            if (k.sums >= 0) TE_UNROLL for (int j = 0; j < 8; j++) l.sum[j] = sums[8 * i + j], l.gsum[j] = sums[size + 8 * i + j];
+            stages(&l, c, 0, TE_MAX_ROW);
+            if (k.sums >= 0) TE_UNROLL for (int j = 0; j < 8; j++) sums[8 * i + j] = l.sum[j], sums[size + 8 * i + j] = l.gsum[j];
+            if (c->y) te_store_lane(&l, c->y, k);
+        }
+    }
+    if (!summing) return;
+    TE_UNROLL for (int slot = 0; slot < 4; slot++) {
+        const int of_norm = slot >= 2, halves = of_norm ? 1 : k.out_halves;
+        if (of_norm ? !(k.norm >= 0 && k.norm_code % 4 <= (slot == 2 ? TE_NORM_rmsnorm : TE_NORM_layernorm)) : k.sums < 0 || slot >= halves) continue;
+        float *out = c->op[of_norm ? 0 : k.sums].sum[of_norm ? slot - 2 : 0];
+        te_groups_sum(sums + slot * size, size, g, k.groups);
+        if (group == 0 && out) TE_UNROLL for (int i = 0; i < k.chunks; i++) {
+            const int col = (tile + g.id + i * g.count) * 8;
+            TE_UNROLL for (int j = 0; j < 8; j++)
+                if (col + j < k.half) out[(int64_t)b.x * k.half * halves + (slot == 1 ? k.half : 0) + col + j] = sums[slot * size + 8 * i + j];
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,225 @@
+/* chain_run.h -- one step of a plan that is a chain: fill in the pointers, launch the kernel, add up the partial sums. */
+#ifndef TE_FUSE_CHAIN_RUN_H
+#define TE_FUSE_CHAIN_RUN_H
+
+#include "chain.h" /* te_chain, te_chain_shape */
+
+typedef te_status (*te_chain_launch_fn)(te_context *ctx, te_grid grid, const te_chain *c);
+
+/* ---- the second stage of a column sum -------------------------------------------------------------------------- */
+
+enum { TE_SUM_JOBS = 3, TE_SUM_GROUPS = TE_CUDA ? 16 : 1, TE_SUM_LANES = TE_CUDA ? 32 : 1 };
+typedef struct te_sum_job {
+    const float *partial; /* [count, width] */
+    float *total;         /* [width] */
+    int width, count, accumulate;
+} te_sum_job;
+typedef struct te_sum_args { te_sum_job job[TE_SUM_JOBS]; } te_sum_args;
+
+/* total[col] (+)= sum of partial[.][col], in an order that only the counts decide. */
+TE_FN void te_sum_body(const te_sum_args *a, te_block b) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_SUM_LANES, &group);
+    const te_sum_job *j = &a->job[b.y];
+    const int col = b.x * TE_SUM_LANES + g.id;
+    float sum = 0;
+    if (col < j->width)
+        for (int p = group; p < j->count; p += TE_SUM_GROUPS) sum += j->partial[(int64_t)p * j->width + col];
+    te_groups_sum(&sum, 1, g, TE_SUM_GROUPS);
+    if (group == 0 && col < j->width) j->total[col] = (j->accumulate ? j->total[col] : 0.0f) + sum;
+}
+TE_KERNEL(te_sum_rows, TE_SUM_LANES * TE_SUM_GROUPS, te_sum_args, te_sum_body(te_args, te_at))
+
+/* ---- where a step's result goes --------------------------------------------------------------------------------- */
+
+TE_API int te_last_step(const te_run *r, const te_step *s) {
+    const te_plan *p = r->plan;
+    if (r->pass == TE_BACKWARD) return s == &p->backward[p->backward_count - 1];
+    return r->pass == TE_INFER ? s == &p->infer[p->infer_count - 1] : s == &p->forward[p->forward_count - 1];
+}
+/* Forward: the output of op i, the last of step s. */
+TE_API te_status te_output(te_value *v, te_run *r, const te_step *s, int i) {
+    *v = te_value_of(te_last_step(r, s) ? r->y : r->pass == TE_FORWARD && te_in_memory(r->plan, i) ? r->act[i] : 0);
+    return v->p ? TE_OK : te_acquire(r, v, te_value_bytes(r, r->plan->op[i].out));
+}
+/* Backward: the gradient of op i's input, i the last of step s. p is null if nobody wants it. */
+TE_API te_status te_gradient(te_value *v, te_run *r, const te_step *s, int i) {
+    *v = te_value_of(te_last_step(r, s) ? r->dx : 0);
+    return v->p || te_last_step(r, s) ? TE_OK : te_acquire(r, v, te_value_bytes(r, r->plan->op[i].in));
+}
+TE_API int te_accumulates(const te_run *r, const te_param *p) { return p->shared || (r->batch && r->batch->accumulate); }
+
+/* What the fork (or input) of an add kept in forward. */
+TE_API te_status te_kept(const void **p, te_run *r, const te_op *add) {
+    const te_op *fork = &r->plan->op[add->edge];
+    if (fork->flags & TE_IS_INPUT) {
+        const te_edge *e;
+        TE_TRY(te_find_edge(&e, r, fork));
+        if (e) TE_TRY(te__check_tensor(r->plan->name, e->name, e->value, r->plan->dtype, r->rows, fork->out, r->ctx));
+        *p = e ? e->value.data : r->x;
+        return TE_OK;
+    }
+    *p = r->pass == TE_FORWARD ? r->act[add->edge] : r->edge[add->edge].p;
+    return TE_OK;
+}
+
+TE_API void te__stage_of(te_stage *st, te_run *r, int i) {
+    const te_op *op = &r->plan->op[i];
+    memset(st, 0, sizeof *st);
+    for (int k = 0; k < op->params; k++) st->w[k] = r->param[i][k].data;
+    st->stats = r->stats[i], st->rng = r->rng, st->id = (uint32_t)i, st->value[0] = op->value[0], st->value[1] = op->value[1];
+}
+
+/* ---- forward ---------------------------------------------------------------------------------------------------- */
+
+/* The ops of `s` from `skip` on; `applied` of them were done by the matrix product before (a bias). */
+TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int applied, te_chain *c, int *work) {
+    const te_plan *plan = r->plan;
+    int last = -1;
+    for (int j = skip; j < s->count; j++)
+        if (!(plan->op[s->op[j]].flags & TE_IS_FORK)) last = j;
+    te_value mem = te_hold(r, r->now); /* the value in memory, where there is one */
+    for (int j = skip; j < s->count; j++) {
+        const int i = s->op[j];
+        const te_op *op = &plan->op[i];
+        te_stage *st = &c->op[j - skip];
+        te__stage_of(st, r, i);
+        if (j < skip + applied) {
+            st->w[0] = 0;
+            if (j != last) continue;
+        }
+        if (op->flags & TE_IS_ADD) TE_TRY(te_kept(&st->edge, r, op));
+        if (op->flags & TE_IS_OUTPUT) {
+            const te_edge *e;
+            TE_TRY(te_find_edge(&e, r, op));
+            if (e) TE_TRY(te__check_tensor(plan->name, e->name, e->value, plan->dtype, r->rows, op->out, r->ctx));
+            st->out = e ? e->value.data : r->x, *work = 1;
+        }
+        if (op->flags & TE_IS_FORK) {
+            if (r->pass == TE_INFER && !(op->flags & TE_IS_INPUT)) r->edge[i] = te_hold(r, mem);
+            continue;
+        }
+        const int forked = j + 1 < s->count && (plan->op[s->op[j + 1]].flags & TE_IS_FORK);
+        te_value v;
+        if (j == last) {
+            TE_TRY(te_output(&v, r, s, i));
+            c->y = v.p, *work = 1;
+        } else if (r->pass == TE_FORWARD ? te_in_memory(plan, i) : forked) {
+            v = te_value_of(r->pass == TE_FORWARD ? r->act[i] : 0);
+            if (!v.p) TE_TRY(te_acquire(r, &v, te_value_bytes(r, op->out)));
+            if (op->flags & TE_IS_OUTPUT) return te_fail(r->ctx, TE_ERROR_STATE, "%s: (output, %s) stands before a fork in one row", plan->name, op->name);
+            st->out = v.p;
+        } else continue;
+        te_drop(r, mem);
+        mem = v;
+    }
+    /* What add has used nobody needs any more. */
+    for (int j = skip; j < s->count; j++) {
+        const te_op *op = &plan->op[s->op[j]];
+        if (op->flags & TE_IS_ADD) te_drop(r, r->edge[op->edge]), r->edge[op->edge] = te_value_of(0);
+    }
+    te_set_now(r, mem);
+    return TE_OK;
+}
+
+/* ---- backward --------------------------------------------------------------------------------------------------- */
+
+typedef struct te__sums { te_sum_args args; te_value held[TE_SUM_JOBS]; int count; } te__sums;
+
+/* Room for `blocks` partial sums of parameter k's gradient. */
+TE_API te_status te__add_sum(te__sums *sums, float **partial, te_run *r, te_param *p, int width, int blocks) {
+    te_sum_job *j = &sums->args.job[sums->count];
+    te_value *v = &sums->held[sums->count];
+    TE_REQUIRE(sums->count < TE_SUM_JOBS, r->ctx, TE_ERROR_STATE, "%s: a row sums more than %d gradients", r->plan->name, (int)TE_SUM_JOBS);
+    TE_TRY(te_acquire(r, v, (size_t)blocks * (size_t)width * sizeof(float)));
+    sums->count++;
+    j->partial = *partial = (float *)v->p, j->total = p->grad, j->width = width, j->count = blocks, j->accumulate = te_accumulates(r, p);
+    return TE_OK;
+}
+
+TE_API te_status te__chain_backward(te_run *r, const te_step *s, int blocks, te_chain *c, te__sums *sums, int *work) {
+    const te_plan *plan = r->plan;
+    int changed = 0; /* the value differs from what lies in `mem` */
+    te_value mem = te_hold(r, r->now);
+    for (int j = 0; j < s->count; j++) {
+        const int i = s->op[j];
+        const te_op *op = &plan->op[i];
+        te_stage *st = &c->op[j];
+        te__stage_of(st, r, i);
+        if (op->flags & TE_SAVES_INPUT) st->saved = i ? r->act[i - 1] : r->x;
+        if (op->flags & TE_IS_ADD) {
+            const te_op *fork = &plan->op[op->edge];
+            if (fork->flags & TE_IS_INPUT) {
+                const te_edge *e;
+                TE_TRY(te_find_edge(&e, r, fork));
+                if (e && e->grad.data) {
+                    TE_TRY(te__check_tensor(plan->name, e->name, e->grad, plan->dtype, r->rows, fork->out, r->ctx));
+                    st->out = e->grad.data, *work = 1;
+                }
+            } else {
+                if (changed) {
+                    te_drop(r, mem);
+                    TE_TRY(te_acquire(r, &mem, te_value_bytes(r, op->out)));
+                    st->out = mem.p, changed = 0, *work = 1;
+                }
+                r->edge[op->edge] = te_hold(r, mem);
+            }
+        } else if (op->flags & TE_IS_OUTPUT) {
+            const te_edge *e;
+            TE_TRY(te_find_edge(&e, r, op));
+            if (e && e->grad.data) {
+                TE_TRY(te__check_tensor(plan->name, e->name, e->grad, plan->dtype, r->rows, op->out, r->ctx));
+                st->edge = e->grad.data, changed = 1;
+            }
+        } else if (op->flags & TE_IS_FORK) {
+            st->edge = r->edge[i].p;
+            if (st->edge) changed = 1;
+        } else if (!(op->flags & TE_KEEPS_GRAD)) changed = 1;
+        for (int k = 0; k < op->params; k++) TE_TRY(te__add_sum(sums, &st->sum[k], r, &r->param[i][k], op->out, blocks));
+        *work |= op->params > 0;
+    }
+    const int to_dx = te_last_step(r, s) && r->dx && mem.p != r->dx;
+    if (changed || to_dx) {
+        te_drop(r, mem);
+        TE_TRY(te_gradient(&mem, r, s, s->op[s->count - 1]));
+        c->y = mem.p, *work |= c->y != 0;
+    }
+    for (int j = 0; j < s->count; j++)
+        if (plan->op[s->op[j]].flags & TE_IS_FORK) te_drop(r, r->edge[s->op[j]]), r->edge[s->op[j]] = te_value_of(0);
+    te_set_now(r, mem);
+    return TE_OK;
+}
+
+/* ---- the step --------------------------------------------------------------------------------------------------- */
+
+/* Blocks along the rows: all at once, or, where gradients are summed, few enough that the partial sums stay small. */
+TE_API int te__chain_blocks(const te_run *r, const te_chain_shape k, int tiles) {
+    const int64_t all = te_ceil_div(r->rows, k.groups);
+    const int summing = k.sums >= 0 || (k.backward && k.norm >= 0);
+    if (TE_CUDA && !summing) return (int)all;
+    const int few = TE_CUDA ? (int)te_max(1, (int64_t)r->ctx->processors * (1024 / (k.lanes * k.groups)) / tiles) : summing ? 16 : 64;
+    return (int)te_min(all, few);
+}
+
+/* Ops [skip, count) of the step as one kernel; `applied`: see te__chain_forward. */
+TE_API te_status te_chain_step(te_run *r, const te_step *s, int skip, int applied, te_chain_launch_fn launch, const te_chain_shape k) {
+    te_chain c;
+    te__sums sums;
+    int work = 0;
+    const int tiles = (int)te_ceil_div(TE_VECTORS(k.half), (int64_t)k.lanes * k.chunks), blocks = te__chain_blocks(r, k, tiles);
+    c.x = r->now.p, c.y = 0, c.rows = r->rows, sums.count = 0;
+    const te_value x = te_hold(r, r->now);
+    if (k.backward) TE_TRY(te__chain_backward(r, s, blocks, &c, &sums, &work));
+    else TE_TRY(te__chain_forward(r, s, skip, applied, &c, &work));
+    if (work && !r->dry) {
+        TE_TRY(launch(r->ctx, te_grid_of(blocks, tiles), &c));
+        int widest = 0;
+        for (int i = 0; i < sums.count; i++) widest = (int)te_max(widest, sums.args.job[i].width);
+        if (sums.count) TE_TRY(te_sum_rows_launch(r->ctx, te_grid_of(te_ceil_div(widest, TE_SUM_LANES), sums.count), &sums.args));
+    }
+    for (int i = 0; i < sums.count; i++) te_drop(r, sums.held[i]);
+    te_drop(r, x);
+    return TE_OK;
+}
+
+#endif

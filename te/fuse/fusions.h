@@ -1,0 +1,48 @@
+/* fusions.h -- the fusion list: which sequences of ops become one step. Nothing else.
+ *
+ * A row names families (te/ops: every activation is an `act`, every gated one `gated`, every norm `norm`), in the order
+ * of the pass; the backward list reads the model from its end. Any row of the shape [linear] maps [norm] maps (backward:
+ * [norm] maps, or linear fork) works: write the name, and the kernel follows from its ops. Add your own the same way,
+ * before TE_SEQUENTIAL, or take one out with #undef.
+ *
+ * The X-lists below are the same rows for the tests and benches, which try each on every kind that it matches.
+ */
+#ifndef TE_FUSE_FUSIONS_H
+#define TE_FUSE_FUSIONS_H
+
+#include "plan.h" /* TE_FUSED */
+
+#define TE_FORWARD_linear_bias TE_FUSED
+#define TE_FORWARD_linear_act TE_FUSED
+#define TE_FORWARD_linear_gated TE_FUSED
+#define TE_FORWARD_linear_bias_act TE_FUSED
+#define TE_FORWARD_linear_bias_gated TE_FUSED
+#define TE_FORWARD_linear_add TE_FUSED
+#define TE_FORWARD_linear_bias_add TE_FUSED
+#define TE_FORWARD_linear_scale_add TE_FUSED
+#define TE_FORWARD_linear_bias_dropout_add TE_FUSED
+#define TE_FORWARD_linear_add_fork_norm TE_FUSED
+#define TE_FORWARD_linear_bias_add_fork_norm TE_FUSED
+#define TE_FORWARD_linear_bias_dropout_add_fork_norm TE_FUSED
+#define TE_FORWARD_bias_act TE_FUSED
+#define TE_FORWARD_bias_gated TE_FUSED
+#define TE_FORWARD_bias_add TE_FUSED
+#define TE_FORWARD_dropout_add TE_FUSED
+#define TE_FORWARD_bias_dropout_add TE_FUSED
+#define TE_FORWARD_fork_norm TE_FUSED
+#define TE_FORWARD_add_fork_norm TE_FUSED
+#define TE_FORWARD_dropout_add_fork_norm TE_FUSED
+#define TE_FORWARD_bias_dropout_add_fork_norm TE_FUSED
+
+#define TE_BACKWARD_act_bias TE_FUSED
+#define TE_BACKWARD_gated_bias TE_FUSED
+#define TE_BACKWARD_dropout_bias TE_FUSED
+#define TE_BACKWARD_add_bias TE_FUSED
+#define TE_BACKWARD_add_dropout_bias TE_FUSED
+#define TE_BACKWARD_norm_fork TE_FUSED
+#define TE_BACKWARD_norm_fork_add_bias TE_FUSED
+#define TE_BACKWARD_norm_fork_add_dropout TE_FUSED
+#define TE_BACKWARD_norm_fork_add_dropout_bias TE_FUSED
+#define TE_BACKWARD_linear_fork TE_FUSED
+
+#endif

@@ -1,0 +1,200 @@
+/* plan.h -- op list x fusion list -> plan, in the preprocessor. Knows only names.
+ *
+ * Do this:
+ *     #define TE_OP_linear (linear, 0, gemm)                  // a kind: (family, code, class)
+ *     #define TE_FORWARD_linear_bias_act TE_FUSED             // a row of the fusion list: families
+ *     TE_PLAN(TE_FORWARD_, (ctx), (linear, fc1, 8, 32), (bias, b1, 32), (gelu, act), (linear, fc2, 32, 8))
+ * and get the steps as a sequence that TE_FOR walks:
+ *     ((ctx), (linear, fc1, 8, 32), (bias, b1, 32), (gelu, act)) ((ctx), (linear, fc2, 32, 8))
+ *
+ * At each place the longest listed row wins; an op in no row is a step of its own. Rows name families, so that one row
+ * serves every activation; a kind is its own family if it says so.
+ */
+#ifndef TE_FUSE_PLAN_H
+#define TE_FUSE_PLAN_H
+
+#define TE_FUSED ,             /* what a row of the fusion list expands to */
+#define TE_OP_end (end, 0, end) /* the sentinel that closes every list */
+#define TE_IS_END_end ,
+
+/* ---- lists ---------------------------------------------------------------------------------------------------- */
+
+/* Rescan a recursive macro up to 4^4 times; a walk takes one rescan an op. */
+#define TE_EVAL(...)  TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(__VA_ARGS__))))
+#define TE_EVAL3(...) TE_EVAL2(TE_EVAL2(TE_EVAL2(TE_EVAL2(__VA_ARGS__))))
+#define TE_EVAL2(...) TE_EVAL1(TE_EVAL1(TE_EVAL1(TE_EVAL1(__VA_ARGS__))))
+#define TE_EVAL1(...) __VA_ARGS__
+#define TE_PARENS ()
+
+#define TE_STRIP(...)  __VA_ARGS__
+#define TE_UNWRAP(t)   TE_STRIP t
+#define TE_FIRST(...)  TE_FIRST_(__VA_ARGS__)
+#define TE_FIRST_(a, ...) a
+#define TE_SECOND(...) TE_SECOND_(__VA_ARGS__)
+#define TE_SECOND_(a, b, ...) b
+#define TE_THIRD(...)  TE_THIRD_(__VA_ARGS__)
+#define TE_THIRD_(a, b, c, ...) c
+#define TE_FOURTH(...) TE_FOURTH_(__VA_ARGS__)
+#define TE_FOURTH_(a, b, c, d, ...) d
+#define TE_REST(...)   TE_REST_(__VA_ARGS__)
+#define TE_REST_(a, ...) __VA_ARGS__
+#define TE_STRING(...)  TE_STRING_(__VA_ARGS__)
+#define TE_STRING_(...) #__VA_ARGS__
+#define TE_NOTHING(...)
+
+/* `mark` is a name that may be defined as a comma: `yes` if it is. */
+#define TE_IF_MARKED(mark, yes, no) TE_THIRD(mark, yes, no, ~)
+/* `yes` if x is in parentheses. */
+#define TE_IF_TUPLE(x, yes, no) TE_IF_MARKED(TE_COMMA x, TE_SECOND_X(yes), TE_SECOND_X(no))
+#define TE_COMMA(...) ,
+#define TE_SECOND_X(x) x
+
+/* An op is a tuple: (kind, name, arguments...). TE_ARG1(op, d) is its first argument, d if it has none; and so on. */
+#define TE_KIND(op)    TE_FIRST(TE_STRIP op, ~)
+#define TE_NAME(op)    TE_SECOND(TE_STRIP op, ~, ~)
+#define TE_ARG1(op, d) TE_THIRD(TE_STRIP op, d, ~, ~)
+#define TE_ARG2(op, d) TE_FOURTH(TE_STRIP op, d, ~, ~)
+#define TE_ARG3(op, d) TE_ARG3_(TE_STRIP op, d, ~, ~)
+#define TE_ARG3_(...)  TE_ARG3__(__VA_ARGS__)
+#define TE_ARG3__(a, b, c, d, e, ...) e
+#define TE_ARG4(op, d) TE_ARG4_(TE_STRIP op, d, ~, ~)
+#define TE_ARG4_(...)  TE_ARG4__(__VA_ARGS__)
+#define TE_ARG4__(a, b, c, d, e, f, ...) f
+#define TE_ARG5(op, d) TE_ARG5_(TE_STRIP op, d, ~, ~)
+#define TE_ARG5_(...)  TE_ARG5__(__VA_ARGS__)
+#define TE_ARG5__(a, b, c, d, e, f, g, ...) g
+#define TE_ARG6(op, d) TE_ARG6_(TE_STRIP op, d, ~, ~)
+#define TE_ARG6_(...)  TE_ARG6__(__VA_ARGS__)
+#define TE_ARG6__(a, b, c, d, e, f, g, h, ...) h
+
+/* What TE_OP_<kind> says. */
+#define TE_KIND_INFO(op) TE_JOIN1(TE_OP_, TE_KIND(op))
+#define TE_FAMILY(op)    TE_FIRST(TE_UNWRAP(TE_KIND_INFO(op)), ~)
+#define TE_CODE(op)      TE_SECOND(TE_UNWRAP(TE_KIND_INFO(op)), ~)
+#define TE_CLASS(op)     TE_THIRD(TE_UNWRAP(TE_KIND_INFO(op)), ~)
+
+#define TE_JOIN1(l, a)                         TE_JOIN1_(l, a)
+#define TE_JOIN1_(l, a)                        l##a
+#define TE_JOIN2(l, a, b)                      TE_JOIN2_(l, a, b)
+#define TE_JOIN2_(l, a, b)                     l##a##_##b
+#define TE_JOIN3(l, a, b, c)                   TE_JOIN3_(l, a, b, c)
+#define TE_JOIN3_(l, a, b, c)                  l##a##_##b##_##c
+#define TE_JOIN4(l, a, b, c, d)                TE_JOIN4_(l, a, b, c, d)
+#define TE_JOIN4_(l, a, b, c, d)               l##a##_##b##_##c##_##d
+#define TE_JOIN5(l, a, b, c, d, e)             TE_JOIN5_(l, a, b, c, d, e)
+#define TE_JOIN5_(l, a, b, c, d, e)            l##a##_##b##_##c##_##d##_##e
+#define TE_JOIN6(l, a, b, c, d, e, f)          TE_JOIN6_(l, a, b, c, d, e, f)
+#define TE_JOIN6_(l, a, b, c, d, e, f)         l##a##_##b##_##c##_##d##_##e##_##f
+#define TE_JOIN7(l, a, b, c, d, e, f, g)       TE_JOIN7_(l, a, b, c, d, e, f, g)
+#define TE_JOIN7_(l, a, b, c, d, e, f, g)      l##a##_##b##_##c##_##d##_##e##_##f##_##g
+#define TE_JOIN8(l, a, b, c, d, e, f, g, h)    TE_JOIN8_(l, a, b, c, d, e, f, g, h)
+#define TE_JOIN8_(l, a, b, c, d, e, f, g, h)   l##a##_##b##_##c##_##d##_##e##_##f##_##g##_##h
+
+/* ---- walks over a list: each yields a sequence of tuples, or a list ------------------------------------------- */
+
+#define TE_ENDS (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~)
+#define TE_IF_END(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE_IS_END_, TE_KIND(op)), yes, no)
+#define TE_STOP(...)
+
+/* TE_PLAN(rows, ctx, ops...): a sequence of (ctx, ops of one step...). The walk carries each op's family beside it. */
+#define TE_PLAN(l, ctx, ...) TE_EVAL(TE_WALK(l, ctx, __VA_ARGS__, TE_ENDS))
+#define TE_WALK(l, ctx, a, b, c, d, e, f, g, h, ...)                                                          \
+    TE_MATCH(l, TE_FAMILY(a), TE_FAMILY(b), TE_FAMILY(c), TE_FAMILY(d), TE_FAMILY(e), TE_FAMILY(f),            \
+             TE_FAMILY(g), TE_FAMILY(h))(l, ctx, a, b, c, d, e, f, g, h, __VA_ARGS__)
+#define TE_MATCH(...) TE_MATCH_(__VA_ARGS__)
+#define TE_MATCH_(l, a, b, c, d, e, f, g, h)                                                                  \
+    TE_IF_MARKED(l##a##_##b##_##c##_##d##_##e##_##f##_##g##_##h, TE_TAKE8,                                     \
+    TE_IF_MARKED(l##a##_##b##_##c##_##d##_##e##_##f##_##g, TE_TAKE7,                                           \
+    TE_IF_MARKED(l##a##_##b##_##c##_##d##_##e##_##f, TE_TAKE6,                                                 \
+    TE_IF_MARKED(l##a##_##b##_##c##_##d##_##e, TE_TAKE5,                                                       \
+    TE_IF_MARKED(l##a##_##b##_##c##_##d, TE_TAKE4,                                                             \
+    TE_IF_MARKED(l##a##_##b##_##c, TE_TAKE3,                                                                   \
+    TE_IF_MARKED(l##a##_##b, TE_TAKE2, TE_TAKE1)))))))
+#define TE_TAKE1(l, ctx, a, z, ...) (ctx, a) TE_GO_ON(l, ctx, z, __VA_ARGS__)
+#define TE_TAKE2(l, ctx, a, b, z, ...) (ctx, a, b) TE_GO_ON(l, ctx, z, __VA_ARGS__)
+#define TE_TAKE3(l, ctx, a, b, c, z, ...) (ctx, a, b, c) TE_GO_ON(l, ctx, z, __VA_ARGS__)
+#define TE_TAKE4(l, ctx, a, b, c, d, z, ...) (ctx, a, b, c, d) TE_GO_ON(l, ctx, z, __VA_ARGS__)
+#define TE_TAKE5(l, ctx, a, b, c, d, e, z, ...) (ctx, a, b, c, d, e) TE_GO_ON(l, ctx, z, __VA_ARGS__)
+#define TE_TAKE6(l, ctx, a, b, c, d, e, f, z, ...) (ctx, a, b, c, d, e, f) TE_GO_ON(l, ctx, z, __VA_ARGS__)
+#define TE_TAKE7(l, ctx, a, b, c, d, e, f, g, z, ...) (ctx, a, b, c, d, e, f, g) TE_GO_ON(l, ctx, z, __VA_ARGS__)
+#define TE_TAKE8(l, ctx, a, b, c, d, e, f, g, h, z, ...) (ctx, a, b, c, d, e, f, g, h) TE_GO_ON(l, ctx, z, __VA_ARGS__)
+#define TE_GO_ON(l, ctx, z, ...) TE_IF_END(z, TE_STOP, TE_AGAIN)(l, ctx, z, __VA_ARGS__)
+#define TE_AGAIN(...) TE_WALK_ TE_PARENS (__VA_ARGS__)
+#define TE_WALK_() TE_WALK
+
+/* TE_LINKS(ctx, ops...): a sequence of (ctx, op before, op, op after), with (begin, begin) before the first. */
+#define TE_LINKS(ctx, ...)            TE_EVAL(TE_LINK(ctx, (begin, begin), __VA_ARGS__, TE_ENDS))
+#define TE_LINK(ctx, p, a, b, ...)    TE_IF_END(a, TE_STOP, TE_LINK1)(ctx, p, a, b, __VA_ARGS__)
+#define TE_LINK1(ctx, p, a, b, ...)   (ctx, p, a, b) TE_LINK_ TE_PARENS (ctx, a, b, __VA_ARGS__)
+#define TE_LINK_() TE_LINK
+
+/* TE_REVERSE(ops...): last op first; the backward pass plans this list. */
+#define TE_REVERSE(...)       TE_EVAL(TE_REVERSE1((__VA_ARGS__, TE_ENDS), (end, ~)))
+#define TE_REVERSE1(in, ...)  TE_IF_END(TE_FIRST(TE_STRIP in, ~), TE_REVERSED, TE_REVERSE2)(in, __VA_ARGS__)
+#define TE_REVERSE2(in, ...)  TE_REVERSE_ TE_PARENS ((TE_REST(TE_STRIP in)), TE_FIRST(TE_STRIP in, ~), __VA_ARGS__)
+#define TE_REVERSE_() TE_REVERSE1
+#define TE_REVERSED(in, ...)  __VA_ARGS__
+
+/* TE_INFERENCE(ops...): the list without the kinds that inference leaves out; each name TE_TRAINING_<kind>. */
+#define TE_TRAINING_dropout ,
+#define TE_INFERENCE(...)       TE_REST(TE_EVAL(TE_KEEP(~, __VA_ARGS__, TE_ENDS)), (end, ~))
+#define TE_KEEP(done, a, ...)   TE_IF_END(a, TE_STOP, TE_KEEP1)(done, a, __VA_ARGS__)
+#define TE_KEEP1(done, a, ...)  TE_IF_MARKED(TE_JOIN1(TE_TRAINING_, TE_KIND(a)), TE_NOTHING, TE_KEEP_COMMA)(a) TE_KEEP_ TE_PARENS (done, __VA_ARGS__)
+#define TE_KEEP_COMMA(a) , a
+#define TE_KEEP_() TE_KEEP
+
+/* TE_UNKNOWN(ops...): a sequence of the ops whose kind nobody has registered; nothing if all is well. */
+#define TE_UNKNOWN(...)        TE_EVAL(TE_KNOW(__VA_ARGS__, TE_ENDS))
+#define TE_KNOW(a, ...)        TE_IF_END(a, TE_STOP, TE_KNOW1)(a, __VA_ARGS__)
+#define TE_KNOW1(a, ...)       TE_IF_TUPLE(TE_KIND_INFO(a), TE_NOTHING, TE_SECOND_X)(a) TE_KNOW_ TE_PARENS (__VA_ARGS__)
+#define TE_KNOW_() TE_KNOW
+
+/* The op that is one too many, or (end, ~): a list holds 96 ops (TE_MAX_OPS). */
+#define TE_EXCESS(...) TE_EXCESS_(__VA_ARGS__, TE_ENDS64, TE_ENDS64, ~)
+#define TE_EXCESS_(...) TE_ARG97(__VA_ARGS__)
+#define TE_ENDS8  (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~)
+#define TE_ENDS64 TE_ENDS8, TE_ENDS8, TE_ENDS8, TE_ENDS8, TE_ENDS8, TE_ENDS8, TE_ENDS8, TE_ENDS8
+#define TE_ARG97(a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7, c0, c1, c2, c3, c4, c5, c6, c7, d0, d1,  \
+                 d2, d3, d4, d5, d6, d7, e0, e1, e2, e3, e4, e5, e6, e7, f0, f1, f2, f3, f4, f5, f6, f7, g0, g1, g2, g3, \
+                 g4, g5, g6, g7, h0, h1, h2, h3, h4, h5, h6, h7, i0, i1, i2, i3, i4, i5, i6, i7, j0, j1, j2, j3, j4, j5, \
+                 j6, j7, k0, k1, k2, k3, k4, k5, k6, k7, l0, l1, l2, l3, l4, l5, l6, l7, m, ...) m
+
+/* ---- using a sequence, or the ops of one step ------------------------------------------------------------------ */
+
+/* TE_FOR(M, (..)(..)..): M(..) M(..) .. . Needs M_A, M_B and their _END, which take turns: TE_FOR_TURNS shows how. */
+#define TE_FOR(M, seq) TE_FOR_END(M##_A seq)
+#define TE_FOR_END(...) TE_FOR_END_(__VA_ARGS__)
+#define TE_FOR_END_(...) __VA_ARGS__##_END
+
+/* TE_ROW(M, x, ops...): M(x, 0, op) M(x, 1, op) ... for the ops of one step, eight at most. */
+#define TE_ROW(M, x, ...) TE_ROW_(M, x, __VA_ARGS__, (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~))
+#define TE_ROW_(M, x, a, b, c, d, e, f, g, h, ...)                                                            \
+    M(x, 0, a) TE_ROW1(M, x, 1, b) TE_ROW1(M, x, 2, c) TE_ROW1(M, x, 3, d)                                      \
+    TE_ROW1(M, x, 4, e) TE_ROW1(M, x, 5, f) TE_ROW1(M, x, 6, g) TE_ROW1(M, x, 7, h)
+#define TE_ROW1(M, x, i, op) TE_IF_END(op, TE_NOTHING, M)(x, i, op)
+
+/* The first and last op of a step; the step's name: its kinds joined by _. */
+#define TE_ROW_FIRST(...) TE_FIRST(__VA_ARGS__, ~)
+#define TE_ROW_LAST(...) TE_ROW_PICK(__VA_ARGS__, TE_LAST8, TE_LAST7, TE_LAST6, TE_LAST5, TE_LAST4, TE_LAST3, TE_LAST2, TE_LAST1, ~)(__VA_ARGS__, ~)
+#define TE_ROW_NAME(...) TE_ROW_PICK(__VA_ARGS__, TE_NAME8, TE_NAME7, TE_NAME6, TE_NAME5, TE_NAME4, TE_NAME3, TE_NAME2, TE_NAME1, ~)(__VA_ARGS__)
+#define TE_ROW_COUNT(...) TE_ROW_PICK(__VA_ARGS__, 8, 7, 6, 5, 4, 3, 2, 1, ~)
+#define TE_ROW_PICK(...) TE_ROW_PICK_(__VA_ARGS__)
+#define TE_ROW_PICK_(a, b, c, d, e, f, g, h, n, ...) n
+#define TE_LAST1(a, ...) a
+#define TE_LAST2(a, b, ...) b
+#define TE_LAST3(a, b, c, ...) c
+#define TE_LAST4(a, b, c, d, ...) d
+#define TE_LAST5(a, b, c, d, e, ...) e
+#define TE_LAST6(a, b, c, d, e, f, ...) f
+#define TE_LAST7(a, b, c, d, e, f, g, ...) g
+#define TE_LAST8(a, b, c, d, e, f, g, h, ...) h
+#define TE_NAME1(a) TE_KIND(a)
+#define TE_NAME2(a, b) TE_JOIN2(, TE_KIND(a), TE_KIND(b))
+#define TE_NAME3(a, b, c) TE_JOIN3(, TE_KIND(a), TE_KIND(b), TE_KIND(c))
+#define TE_NAME4(a, b, c, d) TE_JOIN4(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d))
+#define TE_NAME5(a, b, c, d, e) TE_JOIN5(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d), TE_KIND(e))
+#define TE_NAME6(a, b, c, d, e, f) TE_JOIN6(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d), TE_KIND(e), TE_KIND(f))
+#define TE_NAME7(a, b, c, d, e, f, g) TE_JOIN7(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d), TE_KIND(e), TE_KIND(f), TE_KIND(g))
+#define TE_NAME8(a, b, c, d, e, f, g, h) TE_JOIN8(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d), TE_KIND(e), TE_KIND(f), TE_KIND(g), TE_KIND(h))
+
+#endif

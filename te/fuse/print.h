@@ -1,0 +1,51 @@
+/* print.h -- a plan as a table: step, its ops, kernels, and the bytes a row moves. */
+#ifndef TE_FUSE_PRINT_H
+#define TE_FUSE_PRINT_H
+
+#include <stdio.h> /* FILE */
+
+#include "../run.h" /* te_plan */
+
+/* Bytes a row that a step has to move at least: its input, its output, what it keeps for backward or reads of it, and the
+ * residual edges. Weights are left out: they do not grow with the rows. */
+TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) {
+    const long size = (long)te_dtype_bytes(p->dtype);
+    const te_op *first = &p->op[s->op[0]], *last = &p->op[s->op[s->count - 1]];
+    long n = (pass == TE_BACKWARD ? first->out + last->in : first->in + last->out) * size;
+    for (int j = 0; j < s->count; j++) {
+        const int i = s->op[j];
+        const te_op *op = &p->op[i];
+        if (pass != TE_INFER) n += op->stats * (long)sizeof(float);
+        if (pass == TE_BACKWARD) {
+            if (op->flags & TE_SAVES_INPUT) n += op->in * size;
+            if (op->flags & TE_IS_FORK) n += op->out * size;
+            if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += op->out * size;
+        } else {
+            if (op->flags & TE_IS_ADD) n += op->in * size;
+            if (pass == TE_FORWARD && j + 1 < s->count && te_in_memory(p, i) && !(op->flags & TE_IS_FORK)) n += op->out * size;
+        }
+    }
+    return n;
+}
+TE_API void te__print_pass(FILE *f, const te_plan *p, const char *title, const te_step *s, int count, te_pass pass) {
+    long total = 0;
+    fprintf(f, "%s, %d steps\n", title, count);
+    for (int i = 0; i < count; i++) {
+        const long bytes = te_step_row_bytes(p, &s[i], pass);
+        const te_op *a = &p->op[s[i].op[0]], *b = &p->op[s[i].op[s[i].count - 1]];
+        total += bytes;
+        fprintf(f, "%4d  %-42s %6d -> %-6d %-5s %8ld  %s\n", i + 1, s[i].row, pass == TE_BACKWARD ? a->out : a->in,
+                pass == TE_BACKWARD ? b->in : b->out, te_dtype_name(p->dtype), bytes, s[i].kernels);
+    }
+    fprintf(f, "      %-42s %6s    %-6s %-5s %8ld\n", "", "", "", "", total);
+}
+TE_API void te_plan_print(FILE *f, const te_plan *p) {
+    fprintf(f, "%s: %d ops, %s, %lld parameters, %zu bytes a row saved for backward\n", p->name, p->op_count, te_dtype_name(p->dtype),
+            (long long)te_plan_param_elements(p), (te_plan_saved_bytes(p, TE_ROW_PAD) - TE_ALIGN) / TE_ROW_PAD);
+    fprintf(f, "      %-42s %6s    %-6s %-5s %8s  %s\n", "ops", "in", "out", "dtype", "bytes/row", "kernels");
+    te__print_pass(f, p, "forward", p->forward, p->forward_count, TE_FORWARD);
+    te__print_pass(f, p, "inference", p->infer, p->infer_count, TE_INFER);
+    te__print_pass(f, p, "backward", p->backward, p->backward_count, TE_BACKWARD);
+}
+
+#endif

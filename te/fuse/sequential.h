@@ -1,0 +1,295 @@
+/* sequential.h -- TE_SEQUENTIAL: a list of ops becomes a struct, functions and kernels.
+ *
+ * Do this:
+ *     TE_SEQUENTIAL(mlp, bf16, (layernorm, ln, 768), (linear, fc1, 768, 3072), (bias, fc1_b, 3072), (gelu, act))
+ *     static mlp m;
+ *     TE_TRY(mlp_bind(&m, params, grads, &ctx));
+ *     TE_TRY(mlp_forward(y, &saved, x, &m, &batch, &ctx));
+ *     TE_TRY(mlp_backward(dx, dy, &saved, &m, &batch, &ctx));
+ *
+ * Or, for an application in plain C beside a .cu: TE_DECLARE(mlp, bf16, ...) in a header gives the types and prototypes,
+ * TE_DEFINE(mlp, bf16, ...) in one file the functions, with C linkage.
+ *
+ * What `name` stands for below:
+ *     name, name_saved               the instance (m.fc1.weight is a te_param); what a forward keeps
+ *     name_forward_steps, name_infer_steps, name_backward_steps     constants
+ *     name_context_create            a context of the target that the functions were compiled for
+ *     name_plan()                    the op table and the plans
+ *     name_param_bytes, name_grad_bytes, name_saved_bytes, name_workspace_bytes
+ *     name_bind, name_forward, name_infer, name_backward, name_print_plan
+ */
+#ifndef TE_FUSE_SEQUENTIAL_H
+#define TE_FUSE_SEQUENTIAL_H
+
+#include "fusions.h"   /* TE_FORWARD_<row>, TE_BACKWARD_<row> */
+#include "plan.h"      /* TE_PLAN, TE_LINKS */
+#include "print.h"     /* te_plan_print */
+#include "chain_run.h" /* te_chain_step */
+
+#define TE_NO_PARAM {0, 0, 0, TE_INIT_zero, 0}
+#define TE_NO_PARAMS 0, {TE_NO_PARAM, TE_NO_PARAM}
+
+#define TE_SEQUENTIAL(name, dtype, ...) TE_SEQUENTIAL_WITH(TE_FORWARD_, TE_BACKWARD_, name, dtype, __VA_ARGS__)
+/* The same with fusion lists of one's own: the prefixes of the rows. TE_UNFUSED_ has none, so each op is a step. */
+#define TE_SEQUENTIAL_WITH(rows, rows_backward, name, dtype, ...)                                               \
+    TE__CHECKED(TE__DECLARE_AND_DEFINE, static TE_UNUSED, rows, rows_backward, name, dtype, __VA_ARGS__)
+#define TE_DECLARE(name, dtype, ...) TE__CHECKED(TE__DECLARE, TE_EXTERN_C, TE_FORWARD_, TE_BACKWARD_, name, dtype, __VA_ARGS__)
+#define TE_DEFINE(name, dtype, ...)  TE__CHECKED(TE__DEFINE, TE_EXTERN_C, TE_FORWARD_, TE_BACKWARD_, name, dtype, __VA_ARGS__)
+
+/* ---- mistakes that names can show come first, and alone --------------------------------------------------------- */
+
+#define TE__CHECKED(make, link, rows, rows_b, name, dtype, ...)                                                  \
+    TE_IF_END(TE_EXCESS(__VA_ARGS__), TE__CHECKED2, TE__TOO_LONG)(make, link, rows, rows_b, name, dtype, __VA_ARGS__)
+#define TE__TOO_LONG(make, link, rows, rows_b, name, ...) \
+    static_assert(0, "te: " #name ": the list is too long; it holds 96 ops at most");
+#define TE__CHECKED2(make, link, rows, rows_b, name, dtype, ...) TE__CHECKED3(make, link, rows, rows_b, name, dtype, (TE_UNKNOWN(__VA_ARGS__)), __VA_ARGS__)
+#define TE__CHECKED3(make, link, rows, rows_b, name, dtype, unknown, ...) \
+    TE_IF_TUPLE(TE_UNWRAP(unknown), TE__UNKNOWN_OP, make)(link, rows, rows_b, name, dtype, __VA_ARGS__)
+#define TE__UNKNOWN_OP(link, rows, rows_b, name, dtype, ...) TE_FOR(TE__UNKNOWN, TE_UNKNOWN_IN(name, __VA_ARGS__))
+#define TE_UNKNOWN_IN(name, ...) TE_EVAL(TE_KNOW_IN(name, __VA_ARGS__, TE_ENDS))
+#define TE_KNOW_IN(name, a, ...) TE_IF_END(a, TE_STOP, TE_KNOW_IN1)(name, a, __VA_ARGS__)
+#define TE_KNOW_IN1(name, a, ...) TE_IF_TUPLE(TE_KIND_INFO(a), TE_NOTHING, TE_STRIP)((name, a)) TE_KNOW_IN_ TE_PARENS (name, __VA_ARGS__)
+#define TE_KNOW_IN_() TE_KNOW_IN
+#define TE__UNKNOWN(name, op) static_assert(0, "te: " #name ": unknown op '" TE_STRING(TE_KIND(op)) "' (named " TE_STRING(TE_NAME(op)) ")");
+#define TE__UNKNOWN_A(...) TE__UNKNOWN(__VA_ARGS__) TE__UNKNOWN_B
+#define TE__UNKNOWN_B(...) TE__UNKNOWN(__VA_ARGS__) TE__UNKNOWN_A
+#define TE__UNKNOWN_A_END
+#define TE__UNKNOWN_B_END
+
+/* ---- names: model_family_name_.. -------------------------------------------------------------------------------- */
+
+#define TE_OP_begin (begin, 0, begin)
+#define TE_ID(model, op)        TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), index)
+#define TE_WIDTH_IN(model, op)  TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), in)
+#define TE_WIDTH_OUT(model, op) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), out)
+#define TE_PASS_NAME(model, pass) TE_JOIN2(, model, pass)
+
+/* ---- declarations ----------------------------------------------------------------------------------------------- */
+
+#define TE__DECLARE(link, rows, rows_b, name, dtype, ...) TE__DECLARE2(link, name, TE_LINKS(name, __VA_ARGS__))
+#define TE__DECLARE2(link, name, links)                                                                              \
+    enum { name##_begin_begin_out = TE_FOR(TE__FIRST_WIDTH, links) 0, name##_before_op_0 = -1, TE_FOR(TE__WIDTHS, links) name##_op_count };     \
+    TE_FOR(TE__CHECKS, links)                                                                                        \
+    typedef struct name {                                                                                            \
+        te_model model;                                                                                              \
+        TE_FOR(TE__FIELDS, links)                                                                                    \
+        te_param te_end; /* of the parameters */                                                                     \
+    } name;                                                                                                          \
+    typedef te_saved name##_saved;                                                                                   \
+    link te_status name##_context_create(te_context *ctx, int device, uint64_t seed);                                \
+    link const te_plan *name##_plan(void);                                                                           \
+    link size_t name##_param_bytes(void);                                                                            \
+    link size_t name##_grad_bytes(void);                                                                             \
+    link size_t name##_saved_bytes(int64_t rows);                                                                    \
+    link size_t name##_workspace_bytes(const name *m, int64_t rows, te_context *ctx);                                \
+    link te_status name##_bind(name *m, void *params, float *grads, te_context *ctx);                                \
+    link te_status name##_forward(te_tensor y, name##_saved *saved, te_tensor x, const name *m, const te_batch *b, te_context *ctx); \
+    link te_status name##_infer(te_tensor y, te_tensor x, const name *m, const te_batch *b, te_context *ctx);        \
+    link te_status name##_backward(te_tensor dx, te_tensor dy, const name##_saved *saved, const name *m, const te_batch *b, te_context *ctx); \
+    link void name##_print_plan(FILE *file);
+
+/* The width at the list's begin is what its first op that knows one declares. */
+#define TE__FIRST_WIDTH(model, before, op, after) TE_JOIN1(TE_IN_, TE_FAMILY(op))(op) ? TE_JOIN1(TE_IN_, TE_FAMILY(op))(op) :
+#define TE__FIRST_WIDTH_A(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_B
+#define TE__FIRST_WIDTH_B(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_A
+#define TE__FIRST_WIDTH_A_END
+#define TE__FIRST_WIDTH_B_END
+
+#define TE__WIDTHS(model, before, op, after)                                                     \
+    TE_ID(model, op), TE_WIDTH_IN(model, op) = TE_WIDTH_OUT(model, before),                      \
+    TE_WIDTH_OUT(model, op) = TE_JOIN1(TE_OUT_, TE_FAMILY(op))(op, TE_WIDTH_IN(model, op)),      \
+    TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), behind) = TE_ID(model, op),
+#define TE__WIDTHS_A(...) TE__WIDTHS(__VA_ARGS__) TE__WIDTHS_B
+#define TE__WIDTHS_B(...) TE__WIDTHS(__VA_ARGS__) TE__WIDTHS_A
+#define TE__WIDTHS_A_END
+#define TE__WIDTHS_B_END
+
+#define TE__CHECKS(model, before, op, after)                                                                                        \
+    static_assert(TE_JOIN1(TE_IN_, TE_FAMILY(op))(op) == 0 || TE_JOIN1(TE_IN_, TE_FAMILY(op))(op) == (int)TE_WIDTH_OUT(model, before), \
+                  "te: " #model ": (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ") does not take the width that (" TE_STRING(        \
+                      TE_KIND(before)) ", " TE_STRING(TE_NAME(before)) ") gives");                                                   \
+    static_assert((int)TE_WIDTH_OUT(model, op) > 0, "te: " #model ": (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ") has no width"); \
+    TE_JOIN1(TE_DECLARE_, TE_FAMILY(op))(model, op)
+#define TE__CHECKS_A(...) TE__CHECKS(__VA_ARGS__) TE__CHECKS_B
+#define TE__CHECKS_B(...) TE__CHECKS(__VA_ARGS__) TE__CHECKS_A
+#define TE__CHECKS_A_END
+#define TE__CHECKS_B_END
+
+#define TE__FIELDS(model, before, op, after) TE_JOIN1(TE_FIELDS_, TE_FAMILY(op))(op)
+#define TE__FIELDS_A(...) TE__FIELDS(__VA_ARGS__) TE__FIELDS_B
+#define TE__FIELDS_B(...) TE__FIELDS(__VA_ARGS__) TE__FIELDS_A
+#define TE__FIELDS_A_END
+#define TE__FIELDS_B_END
+
+/* ---- definitions ------------------------------------------------------------------------------------------------- */
+
+#define TE__DECLARE_AND_DEFINE(link, rows, rows_b, name, dtype, ...) \
+    TE__DECLARE(link, rows, rows_b, name, dtype, __VA_ARGS__) TE__DEFINE(link, rows, rows_b, name, dtype, __VA_ARGS__)
+#define TE__DEFINE(link, rows, rows_b, name, dtype, ...)                                                             \
+    TE__DEFINE2(link, name, dtype, TE_LINKS(name, __VA_ARGS__), TE_PLAN(rows, (name, dtype, forward, forward), __VA_ARGS__), \
+                TE_PLAN(rows, (name, dtype, forward, infer), TE_INFERENCE(__VA_ARGS__)),                             \
+                TE_PLAN(rows_b, (name, dtype, backward, backward), TE_REVERSE(__VA_ARGS__)))
+#define TE__DEFINE2(link, name, dtype, links, forward, infer, backward)                                              \
+    enum {                                                                                                           \
+        name##_forward_steps = 0 TE_FOR(TE__COUNT, forward),                                                         \
+        name##_infer_steps = 0 TE_FOR(TE__COUNT, infer),                                                             \
+        name##_backward_steps = 0 TE_FOR(TE__COUNT, backward)                                                        \
+    };                                                                                                               \
+    TE_FOR(TE__KERNELS, forward) TE_FOR(TE__KERNELS, infer) TE_FOR(TE__KERNELS, backward)                            \
+    link const te_plan *name##_plan(void) {                                                                          \
+        static const te_op ops[] = {TE_FOR(TE__OP_ENTRY, links)};                                                    \
+        static const te_step forward_[] = {TE_FOR(TE__STEP_ENTRY, forward)};                                         \
+        static const te_step infer_[] = {TE_FOR(TE__STEP_ENTRY, infer)};                                             \
+        static const te_step backward_[] = {TE_FOR(TE__STEP_ENTRY, backward)};                                       \
+        static const te_plan plan = {#name, TE_##dtype, name##_begin_begin_out, TE_FOR(TE__LAST_WIDTH, links) 0, sizeof ops / sizeof ops[0], \
+                                     name##_forward_steps, name##_infer_steps, name##_backward_steps, ops, forward_, infer_, backward_}; \
+        return &plan;                                                                                                \
+    }                                                                                                                \
+    link te_status name##_context_create(te_context *ctx, int device, uint64_t seed) { return te_context_create(ctx, device, seed); } \
+    link size_t name##_param_bytes(void) { return te_plan_param_bytes(name##_plan()); }                              \
+    link size_t name##_grad_bytes(void) { return te_plan_grad_bytes(name##_plan()); }                                \
+    link size_t name##_saved_bytes(int64_t rows) { return te_plan_saved_bytes(name##_plan(), rows); }                \
+    link size_t name##_workspace_bytes(const name *m, int64_t rows, te_context *ctx) {                               \
+        return te_plan_workspace_bytes(name##_plan(), &m->model, rows, ctx);                                         \
+    }                                                                                                                \
+    link te_status name##_bind(name *m, void *params, float *grads, te_context *ctx) {                               \
+        return te_model_bind(m ? &m->model : 0, name##_plan(), (te_param *)(m ? (char *)m + sizeof(te_model) : 0),   \
+                             (int)((sizeof(name) - sizeof(te_model)) / sizeof(te_param)) - 1, params, grads, ctx);   \
+    }                                                                                                                \
+    link te_status name##_forward(te_tensor y, name##_saved *saved, te_tensor x, const name *m, const te_batch *b, te_context *ctx) { \
+        if (!saved) return te_fail(ctx, TE_ERROR_NULL, #name "_forward: saved is null; " #name "_infer needs none"); \
+        return te_plan_forward(y, saved, x, name##_plan(), m ? &m->model : 0, b, ctx);                               \
+    }                                                                                                                \
+    link te_status name##_infer(te_tensor y, te_tensor x, const name *m, const te_batch *b, te_context *ctx) {       \
+        return te_plan_forward(y, 0, x, name##_plan(), m ? &m->model : 0, b, ctx);                                   \
+    }                                                                                                                \
+    link te_status name##_backward(te_tensor dx, te_tensor dy, const name##_saved *saved, const name *m, const te_batch *b, te_context *ctx) { \
+        return te_plan_backward(dx, dy, saved, name##_plan(), m ? &m->model : 0, b, ctx);                            \
+    }                                                                                                                \
+    link void name##_print_plan(FILE *file) { te_plan_print(file, name##_plan()); }
+
+#define TE__LAST_WIDTH(model, before, op, after) TE_IF_END(after, TE_STRIP, TE_NOTHING)(TE_WIDTH_OUT(model, op) +)
+#define TE__LAST_WIDTH_A(...) TE__LAST_WIDTH(__VA_ARGS__) TE__LAST_WIDTH_B
+#define TE__LAST_WIDTH_B(...) TE__LAST_WIDTH(__VA_ARGS__) TE__LAST_WIDTH_A
+#define TE__LAST_WIDTH_A_END
+#define TE__LAST_WIDTH_B_END
+
+#define TE__OP_ENTRY(model, before, op, after)                                                                        \
+    {TE_STRING(TE_KIND(op)), TE_STRING(TE_NAME(op)), TE_JOIN1(TE_CLASS_, TE_CLASS(op)), TE_CODE(op), TE_WIDTH_IN(model, op), \
+     TE_WIDTH_OUT(model, op), TE_JOIN1(TE_FLAGS_, TE_FAMILY(op))(op),                                                 \
+     TE_JOIN1(TE_TRAITS_, TE_FAMILY(op))(model, op, TE_WIDTH_IN(model, op), TE_WIDTH_OUT(model, op))},
+#define TE__OP_ENTRY_A(...) TE__OP_ENTRY(__VA_ARGS__) TE__OP_ENTRY_B
+#define TE__OP_ENTRY_B(...) TE__OP_ENTRY(__VA_ARGS__) TE__OP_ENTRY_A
+#define TE__OP_ENTRY_A_END
+#define TE__OP_ENTRY_B_END
+
+/* Steps: x is (model, dtype, pass, suffix). A step's kernels are called model_firstop_row[_infer|_backward]. */
+#define TE__COUNT(x, ...) +1
+#define TE__COUNT_A(...) TE__COUNT(__VA_ARGS__) TE__COUNT_B
+#define TE__COUNT_B(...) TE__COUNT(__VA_ARGS__) TE__COUNT_A
+#define TE__COUNT_A_END
+#define TE__COUNT_B_END
+
+#define TE__STEP_NAME(x, ...) TE__STEP_NAME2(TE_UNWRAP(x), TE_NAME(TE_ROW_FIRST(__VA_ARGS__)), TE_ROW_NAME(__VA_ARGS__))
+#define TE__STEP_NAME2(...) TE__STEP_NAME3(__VA_ARGS__)
+#define TE__STEP_NAME3(model, dtype, pass, suffix, first, row) TE_JOIN1(TE__STEP_NAME_, suffix)(model, first, row)
+#define TE__STEP_NAME_forward(model, first, row) TE_JOIN3(, model, first, row)
+#define TE__STEP_NAME_infer(model, first, row) TE_JOIN4(, model, first, row, infer)
+#define TE__STEP_NAME_backward(model, first, row) TE_JOIN4(, model, first, row, backward)
+
+#define TE__STEP_ENTRY(x, ...)                                                                                  \
+    {TE_STRING(TE_ROW_NAME(__VA_ARGS__)), TE_STRING(TE__STEP_NAME(x, __VA_ARGS__)), TE_ROW_COUNT(__VA_ARGS__),  \
+     {TE_ROW(TE__STEP_INDEX, TE_FIRST(TE_UNWRAP(x), ~), __VA_ARGS__)}, TE_JOIN2(, TE__STEP_NAME(x, __VA_ARGS__), run)},
+#define TE__STEP_ENTRY_A(...) TE__STEP_ENTRY(__VA_ARGS__) TE__STEP_ENTRY_B
+#define TE__STEP_ENTRY_B(...) TE__STEP_ENTRY(__VA_ARGS__) TE__STEP_ENTRY_A
+#define TE__STEP_ENTRY_A_END
+#define TE__STEP_ENTRY_B_END
+#define TE__STEP_INDEX(model, i, op) TE_ID(model, op),
+
+/* The kernels of one step, and its function <kernels>_run: by the class of its first op. */
+#define TE__KERNELS(x, ...) TE__KERNELS2(TE_CLASS(TE_ROW_FIRST(__VA_ARGS__)), TE__STEP_NAME(x, __VA_ARGS__), TE_UNWRAP(x), __VA_ARGS__)
+#define TE__KERNELS2(...) TE__KERNELS3(__VA_ARGS__)
+#define TE__KERNELS3(op_class, name, model, dtype, pass, suffix, ...) TE_JOIN1(TE__KERNELS_OF_, op_class)(name, model, dtype, pass, __VA_ARGS__)
+#define TE__KERNELS_A(...) TE__KERNELS(__VA_ARGS__) TE__KERNELS_B
+#define TE__KERNELS_B(...) TE__KERNELS(__VA_ARGS__) TE__KERNELS_A
+#define TE__KERNELS_A_END
+#define TE__KERNELS_B_END
+
+#define TE__KERNELS_OF_map(name, model, dtype, pass, ...) \
+    TE_CHAIN(name, model, dtype, pass, __VA_ARGS__)        \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te_chain_step(r, s, 0, 0, name##_launch, name##_shape()); }
+#define TE__KERNELS_OF_gated TE__KERNELS_OF_map
+#define TE__KERNELS_OF_norm TE__KERNELS_OF_map
+/* A row that begins with a matrix product: a chain for the ops behind it, if there are any. */
+#define TE__KERNELS_OF_gemm(name, model, dtype, pass, ...) \
+    TE_ROW_PICK(__VA_ARGS__, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ALONE, ~) \
+    (name, model, dtype, pass, __VA_ARGS__)
+#define TE__GEMM_ALONE(name, model, dtype, pass, ...) \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te_linear_step(r, s, 0, te_no_shape()); }
+#define TE__GEMM_ROW(name, model, dtype, pass, first, ...) TE_JOIN1(TE__GEMM_ROW_, pass)(name, model, dtype, pass, __VA_ARGS__)
+#define TE__GEMM_ROW_forward(name, model, dtype, pass, ...) \
+    TE_CHAIN(name, model, dtype, pass, __VA_ARGS__)          \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te_linear_step(r, s, name##_launch, name##_shape()); }
+#define TE__GEMM_ROW_backward(name, model, dtype, pass, next, ...)                                                              \
+    static_assert((TE_JOIN1(TE_FLAGS_, TE_FAMILY(next))(next)) & TE_IS_FORK, "te: " #model ": in backward only a fork may follow a linear in a row"); \
+    TE__GEMM_ALONE(name, model, dtype, pass, ~)
+#define TE__KERNELS_OF_own(name, model, dtype, pass, op, ...) TE__OWN(TE_FAMILY(op), pass, name, model, dtype, op)
+#define TE__OWN(family, pass, ...) TE__OWN2(family, pass, __VA_ARGS__)
+#define TE__OWN2(family, pass, name, model, dtype, op) TE_OWN_##family##_##pass(name, dtype, op, TE_WIDTH_IN(model, op), TE_WIDTH_OUT(model, op))
+
+/* ---- a chain ------------------------------------------------------------------------------------------------------ */
+
+TE_BOTH te_chain_shape te_no_shape(void) {
+    te_chain_shape k;
+    memset(&k, 0, sizeof k);
+    return k;
+}
+#define TE_CHAIN(name, model, dtype, pass, ...)                                                                        \
+    TE__CHAIN(name, dtype, pass, TE_JOIN1(TE__CHAIN_IN_, pass)(model, TE_ROW_FIRST(__VA_ARGS__)),                      \
+              TE_JOIN1(TE__CHAIN_OUT_, pass)(model, TE_ROW_LAST(__VA_ARGS__)), __VA_ARGS__)
+#define TE__CHAIN_IN_forward TE_WIDTH_IN
+#define TE__CHAIN_OUT_forward TE_WIDTH_OUT
+#define TE__CHAIN_IN_backward TE_WIDTH_OUT
+#define TE__CHAIN_OUT_backward TE_WIDTH_IN
+#define TE__CHAIN(name, dtype, pass, in, out, ...)                                                                     \
+    enum {                                                                                                             \
+        name##_half = (int)in < (int)out ? (int)in : (int)out,                                                         \
+        name##_norm = TE_ROW(TE__NORM_AT, ~, __VA_ARGS__) - 1,                                                         \
+        name##_norm_code = 0 TE_ROW(TE__NORM_CODE, ~, __VA_ARGS__),                                                    \
+        name##_backward = TE_PASS_backward_##pass,                                                                     \
+        name##_sums = (name##_backward ? 0 TE_ROW(TE__SUM_AT, ~, __VA_ARGS__) : 0) - 1,                                \
+        name##_chunks = TE_CHAIN_CHUNKS(name##_norm, name##_half)                                                      \
+    };                                                                                                                 \
+    static_assert(!name##_backward || name##_norm <= 0, "te: " #name ": in a backward row the norm comes first");      \
+    static_assert((0 TE_ROW(TE__ONE_NORM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one norm at most");          \
+    static_assert((0 TE_ROW(TE__ONE_SUM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one bias at most");           \
+    static_assert((0 TE_ROW(TE__ONE_GEMM, ~, __VA_ARGS__)) == 0, "te: " #name ": a linear or an op with kernels of its own can only begin a row"); \
+    TE_BOTH te_chain_shape name##_shape(void) {                                                                        \
+        const te_chain_shape k = {TE_##dtype, name##_half, (int)in / name##_half, (int)out / name##_half, name##_norm, name##_norm_code, \
+                                  name##_sums, name##_backward, TE_CHAIN_LANES(name##_norm, name##_half), name##_chunks, \
+                                  TE_CHAIN_GROUPS(name##_norm, name##_half)};                                          \
+        return k;                                                                                                      \
+    }                                                                                                                  \
+    TE_FN void name##_stages(te_lane *l, const te_chain *c, int from, int to) { TE_ROW(TE__STAGE, pass, __VA_ARGS__) } \
+    TE_KERNEL(name, TE_CHAIN_LANES(name##_norm, name##_half) * TE_CHAIN_GROUPS(name##_norm, name##_half), te_chain,    \
+              float te_r[16 * name##_chunks]; float te_sums[32 * name##_chunks];                                       \
+              te_chain_body(te_args, te_at, name##_stages, name##_shape(), te_r, te_sums))
+#define TE_PASS_backward_forward 0
+#define TE_PASS_backward_backward 1
+#define TE__IS_CLASS(op, c) (TE_JOIN1(TE_CLASS_, TE_CLASS(op)) == TE_CLASS_##c)
+#define TE__NORM_AT(x, i, op) + (TE__IS_CLASS(op, norm) ? i + 1 : 0)
+#define TE__NORM_CODE(x, i, op) + (TE__IS_CLASS(op, norm) ? TE_CODE(op) : 0)
+#define TE__ONE_NORM(x, i, op) + TE__IS_CLASS(op, norm)
+#define TE__ONE_GEMM(x, i, op) + (TE__IS_CLASS(op, gemm) || TE__IS_CLASS(op, own))
+#define TE__SUMS(op) (((TE_JOIN1(TE_FLAGS_, TE_FAMILY(op))(op)) & TE_SUMS) != 0)
+#define TE__SUM_AT(x, i, op) + (TE__SUMS(op) ? i + 1 : 0)
+#define TE__ONE_SUM(x, i, op) + TE__SUMS(op)
+
+#define TE__STAGE(pass, i, op) TE__STAGE2(TE_CLASS(op), pass, i, TE_FAMILY(op), TE_CODE(op))
+#define TE__STAGE2(...) TE__STAGE3(__VA_ARGS__)
+#define TE__STAGE3(op_class, pass, i, family, code) TE__STAGE_##op_class(pass, i, family, code)
+#define TE__STAGE_map(pass, i, family, code) if (from <= i && i < to) te_map_##pass(l, &c->op[i], te_##family##_##pass, code);
+#define TE__STAGE_gated(pass, i, family, code) if (from <= i && i < to) te_gated_##pass(l, &c->op[i], te_##family##_##pass##_8, code);
+#define TE__STAGE_norm(pass, i, family, code) (void)l, (void)c, (void)from, (void)to;
+
+#endif

@@ -1,0 +1,141 @@
+/* gemm_host.h -- te_gemm_run on a CPU: CBLAS where there is one (-DTE_CBLAS), a plain blocked loop where not.
+ * Included by gemm.h. 16-bit operands are widened to float in g->scratch; the epilogues are left to the caller's
+ * own kernels (te_gemm_supports says so).
+ */
+#ifndef TE_GEMM_HOST_H
+#define TE_GEMM_HOST_H
+
+#include "gemm.h"
+#include "target.h" /* TE_KERNEL */
+
+#ifdef TE_CBLAS
+#include <cblas.h> /* cblas_sgemm */
+#endif
+
+TE_API te_status te_context_create(te_context *ctx, int device, uint64_t seed) {
+    static const te_target host = {"host", te__host_allocate, te__host_release, te__host_copy, te__host_fill,
+                                   te__host_synchronize, te__host_close};
+    if (!ctx) return TE_ERROR_NULL;
+    memset(ctx, 0, sizeof *ctx);
+    ctx->target = &host, ctx->processors = 1;
+    TE_REQUIRE(device == 0, ctx, TE_ERROR_DEVICE, "the host target has one device, 0; %d was asked for", device);
+    TE_TRY(te_allocate(ctx, (void **)&ctx->rng, sizeof *ctx->rng));
+    ctx->rng->seed = seed, ctx->rng->offset = 0;
+    return TE_OK;
+}
+
+TE_API int te_gemm_supports(const te_gemm *g, te_context *ctx) {
+    (void)ctx;
+    return g->epilogue == TE_EPILOGUE_NONE;
+}
+/* Floats of scratch that te_gemm_run wants: none for f32. */
+TE_API size_t te_gemm_scratch(const te_gemm *g) {
+    size_t n = 0;
+    if (g->dtype != TE_f32) n += (size_t)g->m * (size_t)g->k + (size_t)g->k * (size_t)g->n;
+    if (g->out != TE_f32) n += (size_t)g->m * (size_t)g->n;
+    return n;
+}
+
+typedef struct te__widen_args { float *y; const void *x; int64_t n; te_dtype dtype; } te__widen_args;
+enum { TE__WIDEN_BLOCK = 1 << 14 };
+TE_FN void te__widen_body(const te__widen_args *a, te_block b) {
+    const int64_t from = (int64_t)b.x * TE__WIDEN_BLOCK, to = te_min(a->n, from + TE__WIDEN_BLOCK);
+    if (a->dtype == TE_bf16)
+        for (int64_t i = from; i < to; i++) a->y[i] = te_load(a->x, i, TE_bf16);
+    else
+        for (int64_t i = from; i < to; i++) a->y[i] = te_load(a->x, i, TE_f16);
+}
+TE_KERNEL(te__widen, 1, te__widen_args, te__widen_body(te_args, te_at))
+TE_API float *te__widened(te_context *ctx, float **scratch, const void *x, int64_t n, te_dtype dtype) {
+    te__widen_args a;
+    a.y = *scratch, a.x = x, a.n = n, a.dtype = dtype;
+    (void)te__widen_launch(ctx, te_grid_of(te_ceil_div(n, TE__WIDEN_BLOCK), 1), &a);
+    *scratch += n;
+    return a.y;
+}
+
+typedef struct te__narrow_args { const te_gemm *g; const float *product; } te__narrow_args;
+TE_FN void te__narrow_body(const te__narrow_args *a, te_block b) {
+    const te_gemm *g = a->g;
+    for (int64_t i = b.x * g->n; i < (b.x + 1) * g->n; i++)
+        te_store(g->d, i, a->product[i] + (g->beta != 0 ? g->beta * te_load(g->c, i, g->out) : 0.0f), g->out);
+}
+TE_KERNEL(te__narrow, 1, te__narrow_args, te__narrow_body(te_args, te_at))
+
+#ifndef TE_CBLAS
+/* The plain loop: tiles of D go to threads; a tile packs its slices of A and B and keeps 6 x 16 sums in registers. */
+enum { TE__TILE_M = 96, TE__TILE_N = 64, TE__TILE_K = 256, TE__REG_M = 6, TE__REG_N = 16 };
+typedef struct te__sgemm_args {
+    int64_t m, n, k;
+    int trans_a, trans_b;
+    float alpha, beta;
+    const float *a, *b;
+    float *c;
+} te__sgemm_args;
+
+TE_FN void te__sgemm_micro(float sum[TE__REG_M][TE__REG_N], const float *pa, const float *pb, int kk) {
+    for (int p = 0; p < kk; p++)
+        for (int i = 0; i < TE__REG_M; i++)
+            for (int j = 0; j < TE__REG_N; j++) sum[i][j] += pa[p * TE__REG_M + i] * pb[p * TE__REG_N + j];
+}
+TE_API void te__sgemm_tile(const te__sgemm_args *g, te_block b) {
+    float pa[TE__TILE_M * TE__TILE_K], pb[TE__TILE_N * TE__TILE_K];
+    const int64_t m0 = (int64_t)b.x * TE__TILE_M, n0 = (int64_t)b.y * TE__TILE_N;
+    for (int64_t k0 = 0; k0 < te_max(g->k, 1); k0 += TE__TILE_K) {
+        const int kk = (int)te_min(TE__TILE_K, g->k - k0);
+        for (int i = 0; i < TE__TILE_M; i++)
+            for (int p = 0; p < kk; p++)
+                pa[(i / TE__REG_M) * TE__REG_M * kk + p * TE__REG_M + i % TE__REG_M] =
+                    m0 + i >= g->m ? 0.0f : g->trans_a ? g->a[(k0 + p) * g->m + m0 + i] : g->a[(m0 + i) * g->k + k0 + p];
+        for (int j = 0; j < TE__TILE_N; j++)
+            for (int p = 0; p < kk; p++)
+                pb[(j / TE__REG_N) * TE__REG_N * kk + p * TE__REG_N + j % TE__REG_N] =
+                    n0 + j >= g->n ? 0.0f : g->trans_b ? g->b[(n0 + j) * g->k + k0 + p] : g->b[(k0 + p) * g->n + n0 + j];
+        for (int i = 0; i < TE__TILE_M && m0 + i < g->m; i += TE__REG_M)
+            for (int j = 0; j < TE__TILE_N && n0 + j < g->n; j += TE__REG_N) {
+                float sum[TE__REG_M][TE__REG_N] = {{0}};
+                te__sgemm_micro(sum, pa + i * kk, pb + j * kk, kk);
+                for (int r = 0; r < TE__REG_M && m0 + i + r < g->m; r++)
+                    for (int s = 0; s < TE__REG_N && n0 + j + s < g->n; s++) {
+                        float *c = g->c + (m0 + i + r) * g->n + n0 + j + s;
+                        *c = g->alpha * sum[r][s] + (k0 ? *c : g->beta != 0 ? g->beta * *c : 0.0f);
+                    }
+            }
+    }
+}
+TE_KERNEL(te__sgemm, 1, te__sgemm_args, te__sgemm_tile(te_args, te_at))
+#endif
+
+TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b, float beta, float *c, te_context *ctx) {
+#ifdef TE_CBLAS
+    (void)ctx;
+    cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans, g->trans_b ? CblasTrans : CblasNoTrans, (int)g->m,
+                (int)g->n, (int)g->k, g->alpha, a, (int)(g->trans_a ? g->m : g->k), b, (int)(g->trans_b ? g->k : g->n),
+                beta, c, (int)g->n);
+    return TE_OK;
+#else
+    te__sgemm_args s;
+    s.m = g->m, s.n = g->n, s.k = g->k, s.trans_a = g->trans_a, s.trans_b = g->trans_b;
+    s.alpha = g->alpha, s.beta = beta, s.a = a, s.b = b, s.c = c;
+    return te__sgemm_launch(ctx, te_grid_of(te_ceil_div(g->m, TE__TILE_M), te_ceil_div(g->n, TE__TILE_N)), &s);
+#endif
+}
+
+TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
+    float *scratch = g->scratch;
+    const float *a = (const float *)g->a, *b = (const float *)g->b;
+    if (g->dtype != TE_f32) {
+        a = te__widened(ctx, &scratch, g->a, g->m * g->k, g->dtype);
+        b = te__widened(ctx, &scratch, g->b, g->k * g->n, g->dtype);
+    }
+    if (g->out == TE_f32) {
+        if (g->beta != 0 && g->c != g->d) memcpy(g->d, g->c, (size_t)(g->m * g->n) * sizeof(float));
+        return te__sgemm_run(g, a, b, g->beta, (float *)g->d, ctx);
+    }
+    TE_TRY(te__sgemm_run(g, a, b, 0.0f, scratch, ctx));
+    te__narrow_args n;
+    n.g = g, n.product = scratch;
+    return te__narrow_launch(ctx, te_grid_of(g->m, 1), &n);
+}
+
+#endif

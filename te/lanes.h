@@ -1,0 +1,81 @@
+/* lanes.h -- the group that works on one row: a warp, a block, or a CPU, which is a lane group of one.
+ *
+ * Do this:
+ *     for (int c = lanes.id; c < n; c += lanes.count) sum += x[c];
+ *     te_lanes_sum(&sum, 1, lanes);                    // every lane has the total, summed in a fixed order
+ *
+ * A group has 1 lane on the host; on CUDA a divisor of 32 up to 32, or a whole block of a multiple of 32 (up to 1024).
+ * All lanes of a group must arrive.
+ */
+#ifndef TE_LANES_H
+#define TE_LANES_H
+
+#include "base.h"
+
+typedef struct te_lanes { int id, count; } te_lanes;
+
+/* Which block of the grid this is. */
+typedef struct te_block { int x, y, nx, ny; } te_block;
+
+#if TE_CUDA
+TE_FN te_block te_block_here(void) {
+    te_block b;
+    b.x = (int)blockIdx.x, b.y = (int)blockIdx.y, b.nx = (int)gridDim.x, b.ny = (int)gridDim.y;
+    return b;
+}
+/* The group of `count` consecutive threads that this thread belongs to, and which of the block's groups it is. */
+TE_FN te_lanes te_lanes_here(int count, int *group) {
+    te_lanes g;
+    *group = (int)threadIdx.x / count, g.id = (int)threadIdx.x % count, g.count = count;
+    return g;
+}
+TE_FN void te_lanes_sum(float *x, int n, te_lanes g) {
+    TE_UNROLL for (int i = 0; i < n; i++)
+        TE_UNROLL for (int o = 16; o > 0; o >>= 1) if (o < g.count) x[i] += __shfl_xor_sync(~0u, x[i], o);
+    if (g.count > 32) {
+        __shared__ float te_shared[4][32];
+        const int warp = (int)threadIdx.x / 32, warps = g.count / 32;
+        __syncthreads();
+        if (threadIdx.x % 32 == 0) TE_UNROLL for (int i = 0; i < n; i++) te_shared[i][warp] = x[i];
+        __syncthreads();
+        TE_UNROLL for (int i = 0; i < n; i++) {
+            x[i] = 0;
+            for (int w = 0; w < warps; w++) x[i] += te_shared[i][w];
+        }
+    }
+}
+TE_FN void te_lanes_max(float *x, te_lanes g) {
+    TE_UNROLL for (int o = 16; o > 0; o >>= 1) if (o < g.count) *x = fmaxf(*x, __shfl_xor_sync(~0u, *x, o));
+    if (g.count > 32) {
+        __shared__ float te_shared[32];
+        const int warp = (int)threadIdx.x / 32, warps = g.count / 32;
+        __syncthreads();
+        if (threadIdx.x % 32 == 0) te_shared[warp] = *x;
+        __syncthreads();
+        for (int w = 0; w < warps; w++) *x = fmaxf(*x, te_shared[w]);
+    }
+}
+/* Sum x[n] over the block's groups, lane by lane; the first group has the total. Groups of a warp or less. */
+TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
+    if (groups == 1) return;
+    __shared__ float te_shared[1024];
+    TE_UNROLL for (int i = 0; i < n; i++) {
+        __syncthreads();
+        te_shared[threadIdx.x] = x[i];
+        __syncthreads();
+        if ((int)threadIdx.x < g.count)
+            for (int k = 1; k < groups; k++) x[i] += te_shared[k * g.count + g.id];
+    }
+}
+#else
+TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) { (void)x, (void)n, (void)g, (void)groups; }
+TE_FN te_lanes te_lanes_here(int count, int *group) {
+    te_lanes g;
+    *group = 0, g.id = 0, g.count = count;
+    return g;
+}
+TE_FN void te_lanes_sum(float *x, int n, te_lanes g) { (void)x, (void)n, (void)g; }
+TE_FN void te_lanes_max(float *x, te_lanes g) { (void)x, (void)g; }
+#endif
+
+#endif

@@ -1,0 +1,113 @@
+/* activation.h -- (gelu, name) and its kin: y = f(x), one list for all; and the gated ones, y = f(a) b of a row [a, b].
+ *
+ *   gelu      0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))   Hendrycks & Gimpel 2016, tanh form
+ *   gelu_erf  0.5 x (1 + erf(x / sqrt 2))                       the same, exact
+ *   qgelu     x sigmoid(1.702 x)
+ *   relu      max(x, 0)
+ *   srelu     max(x, 0)^2                                       So et al. 2021
+ *   silu      x sigmoid(x)
+ *   glu       sigmoid(a) b;  geglu, qgeglu, reglu, sreglu, swiglu: gelu .. silu of a, times b    Shazeer 2020
+ *
+ * The gated ones take a row of 2 * width and give width: a is the first half (as in TransformerEngine; the other way
+ * round than torch.nn.functional.glu).
+ */
+#ifndef TE_OPS_ACTIVATION_H
+#define TE_OPS_ACTIVATION_H
+
+#include "../fuse/chain.h" /* te_stage, te_at */
+
+/* X(kind); X(kind, the activation of its first half). The tests and benches expand these. */
+#define TE_ACTIVATIONS(X) X(gelu) X(gelu_erf) X(qgelu) X(relu) X(srelu) X(silu)
+#define TE_GATED_ACTIVATIONS(X) X(glu, sigmoid) X(geglu, gelu) X(qgeglu, qgelu) X(reglu, relu) X(sreglu, srelu) X(swiglu, silu)
+
+#define TE_ACT_ENUM(kind) TE_ACT_##kind,
+enum { TE_ACTIVATIONS(TE_ACT_ENUM) TE_ACT_sigmoid };
+#undef TE_ACT_ENUM
+
+#define TE_OP_gelu (act, TE_ACT_gelu, map)
+#define TE_OP_gelu_erf (act, TE_ACT_gelu_erf, map)
+#define TE_OP_qgelu (act, TE_ACT_qgelu, map)
+#define TE_OP_relu (act, TE_ACT_relu, map)
+#define TE_OP_srelu (act, TE_ACT_srelu, map)
+#define TE_OP_silu (act, TE_ACT_silu, map)
+#define TE_IN_act(op) 0
+#define TE_OUT_act(op, in) in
+#define TE_FLAGS_act(op) TE_SAVES_INPUT
+#define TE_TRAITS_act(model, op, in, out) 0, -1, {0, 0}, TE_NO_PARAMS
+#define TE_FIELDS_act(op)
+#define TE_DECLARE_act(model, op)
+
+#define TE_OP_glu (gated, TE_ACT_sigmoid, gated)
+#define TE_OP_geglu (gated, TE_ACT_gelu, gated)
+#define TE_OP_qgeglu (gated, TE_ACT_qgelu, gated)
+#define TE_OP_reglu (gated, TE_ACT_relu, gated)
+#define TE_OP_sreglu (gated, TE_ACT_srelu, gated)
+#define TE_OP_swiglu (gated, TE_ACT_silu, gated)
+#define TE_IN_gated(op) 0
+#define TE_OUT_gated(op, in) ((in) % 2 ? 0 : (in) / 2)
+#define TE_FLAGS_gated(op) TE_SAVES_INPUT
+#define TE_TRAITS_gated(model, op, in, out) 0, -1, {0, 0}, TE_NO_PARAMS
+#define TE_FIELDS_gated(op)
+#define TE_DECLARE_gated(model, op)
+
+TE_BOTH float te_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+/* f(x) and f'(x). `code` is meant to be a constant. */
+TE_BOTH float te_act(float *slope, float x, int code) {
+    if (code == TE_ACT_gelu) {
+        const float k = 0.7978845608028654f, c = 0.044715f; /* sqrt(2 / pi) */
+        const float t = tanhf(k * (x + c * x * x * x));
+        *slope = 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * k * (1.0f + 3.0f * c * x * x);
+        return 0.5f * x * (1.0f + t);
+    }
+    if (code == TE_ACT_gelu_erf) {
+        const float phi = 0.5f * (1.0f + erff(x * 0.7071067811865476f));
+        *slope = phi + x * 0.3989422804014327f * expf(-0.5f * x * x); /* 1 / sqrt(2 pi) */
+        return x * phi;
+    }
+    if (code == TE_ACT_relu) {
+        *slope = x > 0 ? 1.0f : 0.0f;
+        return x > 0 ? x : 0.0f;
+    }
+    if (code == TE_ACT_srelu) {
+        *slope = x > 0 ? 2.0f * x : 0.0f;
+        return x > 0 ? x * x : 0.0f;
+    }
+    const float a = code == TE_ACT_qgelu ? 1.702f : 1.0f, s = te_sigmoid(a * x);
+    if (code == TE_ACT_sigmoid) {
+        *slope = s * (1.0f - s);
+        return s;
+    }
+    *slope = s + a * x * s * (1.0f - s); /* silu, qgelu: x sigmoid(a x) */
+    return x * s;
+}
+
+TE_FN void te_act_forward(float v[8], const te_stage *s, te_at at, int code) {
+    float slope;
+    (void)s, (void)at;
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] = te_act(&slope, v[i], code);
+}
+TE_FN void te_act_backward(float v[8], float sum[8], const te_stage *s, te_at at, int code) {
+    float x[8], slope;
+    (void)sum;
+    te_load8(x, s->saved, te_index(at), at.n, at.aligned, at.dtype);
+    TE_UNROLL for (int i = 0; i < 8; i++) (void)te_act(&slope, x[i], code), v[i] *= slope; /* y = f(x) */
+}
+TE_FN void te_gated_forward_8(float v[8], const float g[8], const te_stage *s, te_at at, int code) {
+    float slope;
+    (void)s, (void)at;
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] = te_act(&slope, v[i], code) * g[i];
+}
+/* In: v = dy. Out: v = da, g = db. */
+TE_FN void te_gated_backward_8(float v[8], float g[8], const te_stage *s, te_at at, int code) {
+    float a[8], b[8], slope;
+    te_load8(a, s->saved, te_index(at), at.n, at.aligned, at.dtype);
+    te_load8(b, s->saved, te_index(te_second_half(at)), at.n, at.aligned, at.dtype);
+    TE_UNROLL for (int i = 0; i < 8; i++) {
+        const float f = te_act(&slope, a[i], code); /* y = f(a) b */
+        g[i] = v[i] * f;
+        v[i] *= slope * b[i];
+    }
+}
+
+#endif

@@ -1,0 +1,207 @@
+/* attention_mma_backward.h -- attention backward on tensor cores, bf16 and f16. Dao 2023, FlashAttention-2, algorithm 2,
+ * in two kernels that each own what they write, so that nothing is added atomically:
+ *
+ *     forward: S = Q K^T * scale, P = exp(S - lse), O = P V
+ *     dq kernel, by queries:    delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta), dQ = scale * dS K
+ *     dkdv kernel, by keys:     dV = P^T dO, dK = scale * dS^T Q, both over all query heads of the group
+ *
+ * Floor: the products S, dP, dQ (6 * n flops) and S, dP, dV, dK (8 * n), n = batch * heads * seq^2 * head_dim, half of it
+ * if causal; the 5 products that are needed at least take 10 * n. P and dS are rounded to the dtype for their products.
+ */
+#ifndef TE_ATTENTION_MMA_BACKWARD_H
+#define TE_ATTENTION_MMA_BACKWARD_H
+
+#include "attention_mma_forward.h" /* te__head, the mma tools */
+
+template <int D> struct te__dq_shape {
+    static constexpr int WARPS = 4, M = D <= 128 ? 2 : 1, TILE = 32;
+    static constexpr int BLOCKS = D <= 64 ? 3 : D <= 128 ? 2 : 1;
+    static constexpr int ROWS = WARPS * M * 16, THREADS = WARPS * 32;
+    static constexpr int BYTES = (2 * ROWS + 4 * TILE) * (D + TE__PAD) * 2;
+};
+
+/* Grid: (batch * heads, query tiles). Shared memory: Q, dO, then K and V of stage 0, K and V of stage 1. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL, class C = te__dq_shape<D>>
+TE_FN void te__attention_dq_mma(const te_attention_args *a) {
+    constexpr int M = C::M, TILE = C::TILE, N = TILE / 8;
+    constexpr uint32_t ROW = (D + TE__PAD) * 2, KV_BYTES = TILE * ROW;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4, seq = a->seq;
+    const te__head h = te__head_of<HEADS, KV_HEADS, D>((int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS, seq);
+    const int q0 = (int)(CAUSAL ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS, row0 = q0 + warp * M * 16;
+    const int end = CAUSAL && q0 + C::ROWS < seq ? q0 + C::ROWS : seq, tiles = (end + TILE - 1) / TILE;
+    const uint16_t *qkv = (const uint16_t *)a->qkv, *dout = (const uint16_t *)a->dout + h.out, *out = (const uint16_t *)a->out + h.out;
+    const uint32_t q_tile = te__shared_address(te__attention_shared), do_tile = q_tile + C::ROWS * ROW;
+    const uint32_t kv_tile = do_tile + C::ROWS * ROW, a_lane = (uint32_t)warp * M * 16 * ROW + te__lane_a<D>(lane);
+    const float c = a->scale * TE__LOG2E;
+
+    te__tile_load<C::ROWS, D, C::THREADS>(q_tile, qkv + h.q + q0 * h.width, h.width, seq - q0);
+    te__tile_load<C::ROWS, D, C::THREADS>(do_tile, dout + q0 * h.out_width, h.out_width, seq - q0);
+    te__tile_load<TILE, D, C::THREADS>(kv_tile, qkv + h.k, h.width, seq);
+    te__tile_load<TILE, D, C::THREADS>(kv_tile + KV_BYTES, qkv + h.v, h.width, seq);
+
+    float dq[M][D / 8][4], lse[M][2], delta[M][2]; /* lse in powers of 2 */
+    TE_UNROLL for (int m = 0; m < M; m++) {
+        TE_UNROLL for (int n = 0; n < D / 8; n++) dq[m][n][0] = dq[m][n][1] = dq[m][n][2] = dq[m][n][3] = 0;
+        TE_UNROLL for (int e = 0; e < 2; e++) {
+            const int row = row0 + m * 16 + g + e * 8;
+            float v = 0;
+            if (row < seq)
+                for (int d = t * 8; d < D; d += 32) {
+                    float x[8], y[8];
+                    te_load8(x, dout, row * h.out_width + d, 8, 1, T), te_load8(y, out, row * h.out_width + d, 8, 1, T);
+                    TE_UNROLL for (int j = 0; j < 8; j++) v += x[j] * y[j];
+                }
+            v += __shfl_xor_sync(~0u, v, 1);
+            v += __shfl_xor_sync(~0u, v, 2);
+            delta[m][e] = v, lse[m][e] = row < seq ? a->lse[h.row + row] * TE__LOG2E : INFINITY;
+            if (t == 0 && row < seq) a->delta[h.row + row] = v;
+        }
+    }
+    for (int i = 0; i < tiles; i++) {
+        const int k0 = i * TILE;
+        const uint32_t k_tile = kv_tile + (i & 1) * 2 * KV_BYTES;
+        te__copies_done();
+        __syncthreads();
+        if (i + 1 < tiles) {
+            const uint32_t next = kv_tile + ((i + 1) & 1) * 2 * KV_BYTES;
+            const int64_t at = (k0 + TILE) * h.width;
+            te__tile_load<TILE, D, C::THREADS>(next, qkv + h.k + at, h.width, seq - k0 - TILE);
+            te__tile_load<TILE, D, C::THREADS>(next + KV_BYTES, qkv + h.v + at, h.width, seq - k0 - TILE);
+        }
+        if (CAUSAL && k0 > row0 + M * 16 - 1) continue;
+
+        const uint32_t none[M][1][4] = {};
+        float s[M][N][4], dp[M][N][4];
+        te__product_nt<T, M, N, D, 0>(s, none, q_tile + a_lane, k_tile + te__lane_b<D>(lane));
+        te__product_nt<T, M, N, D, 0>(dp, none, do_tile + a_lane, k_tile + KV_BYTES + te__lane_b<D>(lane));
+        const int masked = k0 + TILE > seq || (CAUSAL && k0 + TILE - 1 > row0);
+        TE_UNROLL for (int m = 0; m < M; m++)
+            TE_UNROLL for (int n = 0; n < N; n++)
+                TE_UNROLL for (int e = 0; e < 4; e++) {
+                    float p = te__exp2(s[m][n][e] * c - lse[m][e / 2]);
+                    if (masked) {
+                        const int row = row0 + m * 16 + g + (e / 2) * 8, key = k0 + n * 8 + t * 2 + e % 2;
+                        if (key >= seq || (CAUSAL && key > row)) p = 0;
+                    }
+                    s[m][n][e] = p * (dp[m][n][e] - delta[m][e / 2]);
+                }
+        uint32_t ds[M][N / 2][4];
+        te__pack_all<T, M, N>(ds, s);
+        te__product_nn<T, M, N / 2, D>(dq, ds, k_tile + te__lane_a<D>(lane));
+    }
+    float factor[M][2];
+    TE_UNROLL for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = a->scale;
+    te__rows_store<T, M, D>((uint16_t *)a->dqkv + h.q + row0 * h.width, h.width, seq - row0, dq, factor,
+                            te__attention_shared + warp * M * 16 * ROW);
+}
+
+/* Two warps share M * 16 keys. One makes S^T and P^T = exp(S^T - lse), and from it dV; it hands P^T over in fragments, and
+ * the other, which has made dP^T meanwhile, makes dS^T and from it dK. So each has one accumulator of M * 16 rows: with both
+ * in one warp, registers would allow 16 rows at head_dim 128, and shared memory would be the limit. */
+template <int D> struct te__dkdv_shape {
+    static constexpr int PAIRS = D <= 128 ? 2 : 4, M = D <= 128 ? 2 : 1, TILE = D <= 64 ? 64 : 32, HELD = D <= 64;
+    static constexpr int BLOCKS = D <= 64 ? 3 : D <= 128 ? 2 : 1;
+    static constexpr int ROWS = PAIRS * M * 16, THREADS = PAIRS * 64;
+    static constexpr int TILES_BYTES = (2 * ROWS + 4 * TILE) * (D + TE__PAD) * 2;
+    static constexpr int BYTES = TILES_BYTES + ROWS * TILE * 2 + 4 * TILE * 4;
+};
+
+/* Start copying queries q0 to q0 + TILE of head h: Q, dO, lse, delta. */
+template <int D, class C>
+TE_FN void te__queries_load(uint32_t q_tile, uint32_t lse, const te_attention_args *a, const te__head &h, int q0) {
+    te__tile_load<C::TILE, D, C::THREADS>(q_tile, (const uint16_t *)a->qkv + h.q + q0 * h.width, h.width, a->seq - q0);
+    te__tile_load<C::TILE, D, C::THREADS>(q_tile + C::TILE * (D + TE__PAD) * 2,
+                                          (const uint16_t *)a->dout + h.out + q0 * h.out_width, h.out_width, a->seq - q0);
+    for (int i = (int)threadIdx.x; i < 2 * C::TILE; i += C::THREADS) {
+        const int r = i % C::TILE, ok = q0 + r < a->seq;
+        te__copy4(lse + (uint32_t)i * 4, (i < C::TILE ? a->lse : a->delta) + h.row + (ok ? q0 + r : 0), ok);
+    }
+}
+
+/* Grid: (batch * kv_heads, key tiles). Shared memory: K, V, then Q and dO of stage 0, Q and dO of stage 1, P^T of each
+ * pair, and lse and delta of both stages. Causal: the first keys, which most queries see, go first as they are. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL, class C = te__dkdv_shape<D>>
+TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
+    constexpr int M = C::M, TILE = C::TILE, N = TILE / 8, GROUP = HEADS / KV_HEADS, HELD = C::HELD;
+    constexpr uint32_t ROW = (D + TE__PAD) * 2, Q_BYTES = TILE * ROW;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4, seq = a->seq;
+    const int pair = warp % C::PAIRS, second = warp / C::PAIRS; /* second: the warp that makes dK */
+    const int batch = (int)blockIdx.x / KV_HEADS, head0 = (int)blockIdx.x % KV_HEADS * GROUP;
+    const te__head h = te__head_of<HEADS, KV_HEADS, D>(batch, head0, seq);
+    const int k0 = (int)blockIdx.y * C::ROWS, key0 = k0 + pair * M * 16;
+    const int first = CAUSAL ? k0 / TILE : 0, tiles = (seq + TILE - 1) / TILE - first, steps = tiles * GROUP;
+    const uint16_t *qkv = (const uint16_t *)a->qkv;
+    const uint32_t k_tile = te__shared_address(te__attention_shared), q_tile = k_tile + 2 * C::ROWS * ROW;
+    const uint32_t own = (uint32_t)(second * C::ROWS + pair * M * 16) * ROW; /* this warp's rows of K, or of V */
+    uint4 *handed = (uint4 *)(te__attention_shared + C::TILES_BYTES) + pair * M * N / 2 * 32 + lane;
+    float *rows = (float *)(te__attention_shared + C::TILES_BYTES + C::ROWS * TILE * 2); /* lse, delta; of stage 1 */
+    const float c = a->scale * TE__LOG2E;
+
+    te__tile_load<C::ROWS, D, C::THREADS>(k_tile, qkv + h.k + k0 * h.width, h.width, seq - k0);
+    te__tile_load<C::ROWS, D, C::THREADS>(k_tile + C::ROWS * ROW, qkv + h.v + k0 * h.width, h.width, seq - k0);
+    te__queries_load<D, C>(q_tile, te__shared_address(rows), a, h, first * TILE);
+
+    uint32_t held[M][HELD ? D / 16 : 1][4];
+    float sum[M][D / 8][4]; /* dV, or dK */
+    TE_UNROLL for (int m = 0; m < M; m++)
+        TE_UNROLL for (int n = 0; n < D / 8; n++) sum[m][n][0] = sum[m][n][1] = sum[m][n][2] = sum[m][n][3] = 0;
+    for (int i = 0; i < steps; i++) {
+        const int q0 = (first + i % tiles) * TILE;
+        te__copies_done();
+        __syncthreads(); /* the tile is there; nobody reads the other stage or P^T of the last step any more */
+        if (i + 1 < steps) {
+            const te__head next = te__head_of<HEADS, KV_HEADS, D>(batch, head0 + (i + 1) / tiles, seq);
+            te__queries_load<D, C>(q_tile + ((i + 1) & 1) * 2 * Q_BYTES, te__shared_address(rows + ((i + 1) & 1) * 2 * TILE),
+                                   a, next, (first + (i + 1) % tiles) * TILE);
+        }
+        if constexpr (HELD != 0) if (i == 0) te__hold<M, D>(held, k_tile + own + te__lane_a<D>(lane));
+        if (CAUSAL && q0 + TILE - 1 < key0) continue; /* all masked, for both warps of the pair */
+
+        /* the first warp multiplies K by Q, and P by dO; the second V by dO, and dS by Q */
+        const uint32_t stage = q_tile + (i & 1) * 2 * Q_BYTES, b_nt = stage + second * Q_BYTES, b_nn = stage + (1 - second) * Q_BYTES;
+        float s[M][N][4];
+        uint32_t p[M][N / 2][4];
+        te__product_nt<T, M, N, D, HELD>(s, held, k_tile + own + te__lane_a<D>(lane), b_nt + te__lane_b<D>(lane));
+        const float2 *column = (const float2 *)(rows + (i & 1) * 2 * TILE + second * TILE) + t; /* lse, or delta */
+        if (!second) {
+            const int masked = q0 + TILE > seq || (CAUSAL && key0 + M * 16 - 1 > q0);
+            TE_UNROLL for (int n = 0; n < N; n++) {
+                const float2 lse = column[n * 4];
+                TE_UNROLL for (int m = 0; m < M; m++)
+                    TE_UNROLL for (int e = 0; e < 4; e++) {
+                        s[m][n][e] = te__exp2(s[m][n][e] * c - (e % 2 ? lse.y : lse.x) * TE__LOG2E);
+                        if (masked) {
+                            const int key = key0 + m * 16 + g + (e / 2) * 8, row = q0 + n * 8 + t * 2 + e % 2;
+                            if (row >= seq || (CAUSAL && key > row)) s[m][n][e] = 0;
+                        }
+                    }
+            }
+            te__pack_all<T, M, N>(p, s);
+            TE_UNROLL for (int m = 0; m < M; m++)
+                TE_UNROLL for (int k = 0; k < N / 2; k++)
+                    handed[(m * N / 2 + k) * 32] = make_uint4(p[m][k][0], p[m][k][1], p[m][k][2], p[m][k][3]);
+            __threadfence_block();
+            asm volatile("bar.arrive %0, 64;" ::"r"(1 + pair) : "memory");
+        } else {
+            asm volatile("bar.sync %0, 64;" ::"r"(1 + pair) : "memory");
+            TE_UNROLL for (int m = 0; m < M; m++)
+                TE_UNROLL for (int k = 0; k < N / 2; k++) {
+                    const uint4 u = handed[(m * N / 2 + k) * 32];
+                    const uint32_t w[4] = {u.x, u.y, u.z, u.w};
+                    TE_UNROLL for (int j = 0; j < 4; j++) {
+                        const float2 x = te__unpack<T>(w[j]), delta = column[(2 * k + j / 2) * 4];
+                        float *y = &s[m][2 * k + j / 2][j % 2 * 2];
+                        y[0] = x.x * (y[0] - delta.x), y[1] = x.y * (y[1] - delta.y);
+                    }
+                }
+            te__pack_all<T, M, N>(p, s);
+        }
+        te__product_nn<T, M, N / 2, D>(sum, p, b_nn + te__lane_a<D>(lane));
+    }
+    float factor[M][2];
+    TE_UNROLL for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = second ? a->scale : 1.0f;
+    te__rows_store<T, M, D>((uint16_t *)a->dqkv + (second ? h.k : h.v) + key0 * h.width, h.width, seq - key0, sum, factor,
+                            te__attention_shared + own);
+}
+
+#endif

@@ -1,0 +1,329 @@
+/* adamw.h -- AdamW over all tensors of several models in one launch, with fp32 master weights, clipping by the global
+ * gradient norm and a learning-rate schedule, all of it on the device. Loshchilov & Hutter, "Decoupled weight decay
+ * regularization", ICLR 2019.
+ *
+ * Do this:
+ *     te_model *models[] = {&embed.model, &block.model};        // must outlive the optimizer
+ *     te_adamw_config config = te_adamw_defaults(3e-4f);
+ *     config.schedule = te_schedule_of(TE_SCHEDULE_cosine, 3e-4f, 100, 10000, 0.1f), config.max_norm = 1.0f;
+ *     TE_TRY(te_allocate(&ctx, &memory, te_adamw_bytes(models, 2)));
+ *     TE_TRY(te_adamw_init(&opt, memory, te_adamw_bytes(models, 2), models, 2, &config, &ctx));
+ *     ... backward ...
+ *     TE_TRY(te_adamw_step(&opt, &ctx));                        // enqueues; can be captured in a graph and replayed
+ *     TE_TRY(te_adamw_get(&state, &opt, &ctx));                 // now and then: step, norm, lr; waits for the stream
+ *
+ * Gradients are read and left as they are: the next backward overwrites them unless its batch says accumulate.
+ */
+#ifndef TE_ADAMW_H
+#define TE_ADAMW_H
+
+#include "grad_norm.h" /* te_grad_norm, te_param_walk, the chunk table */
+#include "schedule.h"  /* te_schedule */
+
+typedef struct te_adamw_config {
+    te_schedule schedule;
+    float beta1, beta2, eps;
+    float weight_decay;  /* of tensors with more than one row: matrices, not biases or gains */
+    int decay_all;       /* 1: of every tensor */
+    float max_norm;      /* gradients are scaled so that their global norm is no more; 0: no clipping, no norm.
+                            INFINITY: the norm is computed, and nothing clipped. */
+    float grad_scale;    /* what every gradient is multiplied by before anything else: 1 / loss scale */
+    int skip_nonfinite;  /* 1: a step whose gradients have an infinity or a NaN changes nothing (computes the norm) */
+} te_adamw_config;
+
+TE_API te_adamw_config te_adamw_defaults(float lr) {
+    te_adamw_config c;
+    c.schedule = te_schedule_constant(lr), c.beta1 = 0.9f, c.beta2 = 0.999f, c.eps = 1e-8f, c.weight_decay = 0.01f;
+    c.decay_all = 0, c.max_norm = 0.0f, c.grad_scale = 1.0f, c.skip_nonfinite = 0;
+    return c;
+}
+
+/* Lives in target memory. A checkpoint needs step and skipped; the rest is what the last step worked with. */
+typedef struct te_adamw_state {
+    int64_t step, skipped;    /* updates made; steps left out because of skip_nonfinite */
+    float norm, lr;           /* the gradients' norm after grad_scale, before clipping; the learning rate */
+    float scale;              /* grad_scale times clipping */
+    float correct_m, correct_v; /* 1 / (1 - beta^step) */
+    int32_t apply;            /* 0: this step is left out */
+} te_adamw_state;
+
+/* One tensor, as the kernel reads it. */
+typedef struct te__adamw_tensor {
+    float *master, *m, *v;
+    const float *grad;
+    void *weight; /* master itself if the dtype is f32 */
+    int64_t elements;
+    float decay;
+    te_dtype dtype;
+} te__adamw_tensor;
+
+typedef struct te_adamw {
+    te_adamw_config config; /* all but weight_decay and decay_all may be changed between steps */
+    te_model *const *models;
+    int model_count, count, chunks;
+    te_adamw_state *state;          /* target memory, as everything below */
+    te_grad_norm norm;
+    const te__adamw_tensor *tensor; /* [count] */
+    const int32_t *first;           /* [count + 1], the first chunk of each tensor */
+    float *m, *v, *master;          /* tensors one after the other, each at a multiple of TE_PARAM_ALIGN elements */
+    int64_t elements;               /* of m, gaps included */
+} te_adamw;
+
+/* ---- what lies where -------------------------------------------------------------------------------------------- */
+
+/* A walk over the optimizer's tensors, for a checkpoint or a look at them:
+ *     te_adamw_walk w = te_adamw_tensors(&opt);
+ *     while (te_adamw_next(&w)) use(w.param, w.model, w.master, w.m, w.v);
+ */
+typedef struct te_adamw_walk {
+    te_param_walk params;
+    const te_adamw *opt;
+    int64_t at, master_at;
+    int model;            /* index into the models */
+    const te_param *param;
+    float *master, *m, *v; /* [rows, cols], target memory; master is param->data if the model is f32 */
+} te_adamw_walk;
+
+TE_API te_adamw_walk te_adamw_tensors(const te_adamw *opt) {
+    te_adamw_walk w;
+    memset(&w, 0, sizeof w);
+    w.params = te_params_of(opt->models, opt->model_count), w.opt = opt;
+    return w;
+}
+TE_API int te_adamw_next(te_adamw_walk *w) {
+    if (!te_params_next(&w->params)) return 0;
+    w->param = w->params.param, w->model = w->params.model;
+    const int64_t slot = te_round_up(w->param->rows * w->param->cols, TE_PARAM_ALIGN);
+    w->m = w->opt->m + w->at, w->v = w->opt->v + w->at, w->at += slot;
+    w->master = (float *)w->param->data;
+    if (w->opt->models[w->model]->plan->dtype != TE_f32) w->master = w->opt->master + w->master_at, w->master_at += slot;
+    return 1;
+}
+
+/* ---- kernels ---------------------------------------------------------------------------------------------------- */
+
+/* A chunk is what 256 lanes take at once, eight elements each: four 16-byte loads of four kinds, twice. */
+enum { TE__ADAMW_CHUNK = 2048, TE__ADAMW_THREADS = 256 };
+
+typedef struct __attribute__((aligned(8))) te__half4 { uint16_t v[4]; } te__half4;
+
+/* Four consecutive elements in registers. */
+typedef struct te__adamw_four { te__float4 g, p, m, v; } te__adamw_four;
+
+TE_FN void te__adamw_load(te__adamw_four *r, const te__adamw_tensor *t, int64_t i) {
+    r->g = *(const te__float4 *)(t->grad + i), r->p = *(const te__float4 *)(t->master + i);
+    r->m = *(const te__float4 *)(t->m + i), r->v = *(const te__float4 *)(t->v + i);
+}
+TE_FN void te__adamw_store(const te__adamw_four *r, const te__adamw_tensor *t, int64_t i, te_dtype dtype) {
+    *(te__float4 *)(t->master + i) = r->p, *(te__float4 *)(t->m + i) = r->m, *(te__float4 *)(t->v + i) = r->v;
+    if (dtype == TE_f32) return;
+    te__half4 h;
+    TE_UNROLL for (int k = 0; k < 4; k++) h.v[k] = dtype == TE_bf16 ? te_bf16_of_float(r->p.v[k]) : te_f16_of_float(r->p.v[k]);
+    *(te__half4 *)((uint16_t *)t->weight + i) = h;
+}
+/* One element. The square root of a number that is not negative, written so that a compiler that must set errno can
+ * still turn a loop of them into vector instructions. */
+TE_FN void te__adamw_one(float *p, float *m, float *v, float g, const te_adamw_state *s, const te_adamw_config *c, float decay) {
+    g *= s->scale;
+    *m = c->beta1 * *m + (1.0f - c->beta1) * g;
+    *v = c->beta2 * *v + (1.0f - c->beta2) * g * g;
+    const float update = *m * s->correct_m / (sqrtf(*v * s->correct_v) + c->eps);
+    *p -= s->lr * (update + decay * *p);
+}
+TE_FN void te__adamw_math(te__adamw_four *r, const te_adamw_state *s, const te_adamw_config *c, float decay) {
+    TE_UNROLL for (int k = 0; k < 4; k++) te__adamw_one(&r->p.v[k], &r->m.v[k], &r->v.v[k], r->g.v[k], s, c, decay);
+}
+TE_FN void te__adamw_chunk(const te__adamw_tensor *t, int64_t from, const te_adamw_state *s, const te_adamw_config *c, te_lanes lanes,
+                           te_dtype dtype) {
+    const int64_t to = te_min(t->elements, from + TE__ADAMW_CHUNK);
+    if (to - from == TE__ADAMW_CHUNK) {
+        TE_UNROLL for (int i = 4 * lanes.id; i < TE__ADAMW_CHUNK; i += 8 * lanes.count) {
+            te__adamw_four a, b;
+            te__adamw_load(&a, t, from + i), te__adamw_load(&b, t, from + i + 4 * lanes.count);
+            te__adamw_math(&a, s, c, t->decay), te__adamw_math(&b, s, c, t->decay);
+            te__adamw_store(&a, t, from + i, dtype), te__adamw_store(&b, t, from + i + 4 * lanes.count, dtype);
+        }
+        return;
+    }
+    for (int64_t i = from + lanes.id; i < to; i += lanes.count) {
+        float p = t->master[i];
+        te__adamw_one(&p, &t->m[i], &t->v[i], t->grad[i], s, c, t->decay);
+        t->master[i] = p;
+        if (dtype != TE_f32) te_store(t->weight, i, p, dtype);
+    }
+}
+
+/* The update. Reads grad, master, m, v (16 bytes an element) and writes master, m, v (12) and a 16-bit weight (2):
+ * the floor is 30 bytes * elements / copy rate, 28 bytes for an f32 model. */
+typedef struct te__adamw_args {
+    const te__adamw_tensor *tensor;
+    const int32_t *first;
+    int count;
+    te_adamw_state *state;
+    const float *norm; /* of te_grad_norm; null: none */
+    te_adamw_config config;
+} te__adamw_args;
+
+TE_FN void te__adamw_body(const te__adamw_args *a, te_block b) {
+    int group;
+    const te_lanes lanes = te_lanes_here(TE_CUDA ? TE__ADAMW_THREADS : 1, &group);
+    const te_adamw_state state = *a->state;
+    if (!state.apply) return;
+    const int n = te__chunk_tensor(a->first, a->count, b.x);
+    const te__adamw_tensor t = a->tensor[n];
+    const int64_t from = (int64_t)(b.x - a->first[n]) * TE__ADAMW_CHUNK;
+    if (t.dtype == TE_f32) te__adamw_chunk(&t, from, &state, &a->config, lanes, TE_f32);
+    else if (t.dtype == TE_bf16) te__adamw_chunk(&t, from, &state, &a->config, lanes, TE_bf16);
+    else te__adamw_chunk(&t, from, &state, &a->config, lanes, TE_f16);
+}
+TE_KERNEL(te_adamw_update, TE__ADAMW_THREADS, te__adamw_args, te__adamw_body(te_args, te_at))
+
+/* One thread before the update: count the step and work out its numbers. */
+TE_FN void te__adamw_begin_body(const te__adamw_args *a) {
+    te_adamw_state s = *a->state;
+    s.norm = a->norm ? a->norm[1] * fabsf(a->config.grad_scale) : 0.0f;
+    s.apply = !a->config.skip_nonfinite || s.norm <= 3.402823466e38f;
+    if (s.apply) {
+        s.lr = te_lr(&a->config.schedule, s.step);
+        s.step++;
+        s.correct_m = (float)(1.0 / (1.0 - pow((double)a->config.beta1, (double)s.step)));
+        s.correct_v = (float)(1.0 / (1.0 - pow((double)a->config.beta2, (double)s.step)));
+        s.scale = a->config.grad_scale;
+        if (a->config.max_norm > 0.0f && s.norm > a->config.max_norm) s.scale *= a->config.max_norm / s.norm;
+    } else {
+        s.skipped++;
+    }
+    *a->state = s;
+}
+TE_KERNEL(te__adamw_begin, 1, te__adamw_args, te__adamw_begin_body(te_args))
+
+/* master = weight, for the models that are not f32. */
+TE_FN void te__adamw_start_body(const te__adamw_args *a, te_block b) {
+    int group;
+    const te_lanes lanes = te_lanes_here(TE_CUDA ? TE__ADAMW_THREADS : 1, &group);
+    const int n = te__chunk_tensor(a->first, a->count, b.x);
+    const te__adamw_tensor t = a->tensor[n];
+    const int64_t from = (int64_t)(b.x - a->first[n]) * TE__ADAMW_CHUNK, to = te_min(t.elements, from + TE__ADAMW_CHUNK);
+    if (t.dtype == TE_f32) return;
+    for (int64_t i = from + lanes.id; i < to; i += lanes.count) t.master[i] = te_load(t.weight, i, t.dtype);
+}
+TE_KERNEL(te__adamw_start, TE__ADAMW_THREADS, te__adamw_args, te__adamw_start_body(te_args, te_at))
+
+/* ---- calls ------------------------------------------------------------------------------------------------------ */
+
+typedef struct te__adamw_layout { size_t norm, table, m, v, master, bytes; int count; int64_t chunks, elements; } te__adamw_layout;
+
+TE_API te__adamw_layout te__adamw_layout_of(te_model *const *models, int count) {
+    te__adamw_layout l;
+    te_param_walk w = te_params_of(models, count);
+    int64_t masters = 0;
+    memset(&l, 0, sizeof l);
+    for (; te_params_next(&w); l.count++) {
+        const int64_t n = w.param->rows * w.param->cols, slot = te_round_up(n, TE_PARAM_ALIGN);
+        l.chunks += te_ceil_div(n, TE__ADAMW_CHUNK), l.elements += slot;
+        if (models[w.model]->plan->dtype != TE_f32) masters += slot;
+    }
+    (void)te__part(&l.bytes, sizeof(te_adamw_state));
+    l.norm = te__part(&l.bytes, te_grad_norm_bytes(models, count));
+    l.table = te__part(&l.bytes, (size_t)l.count * sizeof(te__adamw_tensor) + ((size_t)l.count + 1) * sizeof(int32_t));
+    l.m = te__part(&l.bytes, (size_t)l.elements * sizeof(float));
+    l.v = te__part(&l.bytes, (size_t)l.elements * sizeof(float));
+    l.master = te__part(&l.bytes, (size_t)masters * sizeof(float));
+    return l;
+}
+/* Bytes of target memory that te_adamw_init wants: 12 an element, 8 for an f32 model, and some for the tables. */
+TE_API size_t te_adamw_bytes(te_model *const *models, int count) { return te__adamw_layout_of(models, count).bytes; }
+
+TE_API te_status te__adamw_config_check(const te_adamw_config *c, te_context *ctx) {
+    const char *problem = te_schedule_problem(&c->schedule);
+    TE_REQUIRE(!problem, ctx, TE_ERROR_VALUE, "adamw: schedule %s (peak %g, warmup %lld, total %lld, final %g): %s",
+               te_schedule_name(c->schedule.kind), (double)c->schedule.peak, (long long)c->schedule.warmup,
+               (long long)c->schedule.total, (double)c->schedule.final_fraction, problem);
+    TE_REQUIRE(c->beta1 >= 0.0f && c->beta1 < 1.0f && c->beta2 >= 0.0f && c->beta2 < 1.0f, ctx, TE_ERROR_VALUE,
+               "adamw: beta1 %g and beta2 %g must be in [0, 1)", (double)c->beta1, (double)c->beta2);
+    TE_REQUIRE(c->eps > 0.0f && c->weight_decay >= 0.0f && c->max_norm >= 0.0f, ctx, TE_ERROR_VALUE,
+               "adamw: eps %g must be > 0, weight_decay %g and max_norm %g >= 0", (double)c->eps, (double)c->weight_decay, (double)c->max_norm);
+    TE_REQUIRE(fabsf(c->grad_scale) > 0.0f && fabsf(c->grad_scale) <= 3.402823466e38f, ctx, TE_ERROR_VALUE,
+               "adamw: grad_scale is %g", (double)c->grad_scale);
+    return TE_OK;
+}
+TE_API te__adamw_args te__adamw_args_of(const te_adamw *opt) {
+    te__adamw_args a;
+    a.tensor = opt->tensor, a.first = opt->first, a.count = opt->count, a.state = opt->state, a.config = opt->config, a.norm = 0;
+    if (opt->config.max_norm > 0.0f || opt->config.skip_nonfinite) a.norm = opt->norm.result;
+    return a;
+}
+
+/* Begin anew from the models' weights: master = weight, m = v = 0, step 0. For after weights were loaded. */
+TE_API te_status te_adamw_reset(te_adamw *opt, te_context *ctx) {
+    TE_REQUIRE(opt && ctx && opt->state, ctx, TE_ERROR_NULL, "adamw: not initialised, or the context is null");
+    const te__adamw_args a = te__adamw_args_of(opt);
+    TE_TRY(te_fill(ctx, opt->state, 0, sizeof *opt->state));
+    TE_TRY(te_fill(ctx, opt->m, 0, (size_t)opt->elements * sizeof(float)));
+    TE_TRY(te_fill(ctx, opt->v, 0, (size_t)opt->elements * sizeof(float)));
+    return opt->chunks ? te__adamw_start_launch(ctx, te_grid_of(opt->chunks, 1), &a) : TE_OK;
+}
+
+/* Bind to memory (target memory, te_adamw_bytes, aligned to TE_ALIGN), to the models as they are bound now, and reset.
+ * `models` must outlive the optimizer. Waits for the stream. Errors: null pointers, a model without gradients or listed
+ * twice, a value in the config that is not allowed, memory too small or misaligned. */
+TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_model *const *models, int count,
+                               const te_adamw_config *config, te_context *ctx) {
+    TE_TRY(te__models_check(models, count, "adamw", ctx));
+    TE_REQUIRE(opt && config, ctx, TE_ERROR_NULL, "adamw: the struct or the config is null");
+    TE_TRY(te__adamw_config_check(config, ctx));
+    const te__adamw_layout l = te__adamw_layout_of(models, count);
+    TE_TRY(te__memory_check(memory, bytes, l.bytes, "adamw", ctx));
+
+    char *base = (char *)memory;
+    memset(opt, 0, sizeof *opt);
+    opt->config = *config, opt->models = models, opt->model_count = count, opt->count = l.count, opt->chunks = (int)l.chunks;
+    opt->tensor = (const te__adamw_tensor *)(base + l.table), opt->first = (const int32_t *)(opt->tensor + l.count);
+    opt->m = (float *)(base + l.m), opt->v = (float *)(base + l.v), opt->master = (float *)(base + l.master), opt->elements = l.elements;
+    TE_TRY(te_grad_norm_init(&opt->norm, base + l.norm, l.table - l.norm, models, count, ctx));
+
+    const size_t table_bytes = (size_t)l.count * sizeof(te__adamw_tensor) + ((size_t)l.count + 1) * sizeof(int32_t);
+    te__adamw_tensor *rows = (te__adamw_tensor *)calloc(1, table_bytes);
+    TE_REQUIRE(rows, ctx, TE_ERROR_MEMORY, "adamw: cannot allocate %zu bytes", table_bytes);
+    int32_t *first = (int32_t *)(rows + l.count);
+    te_adamw_walk w = te_adamw_tensors(opt);
+    for (te__adamw_tensor *t = rows; te_adamw_next(&w); t++, first++) {
+        t->master = w.master, t->m = w.m, t->v = w.v, t->grad = w.param->grad, t->weight = w.param->data;
+        t->elements = w.param->rows * w.param->cols, t->dtype = models[w.model]->plan->dtype;
+        t->decay = w.param->rows > 1 || config->decay_all ? config->weight_decay : 0.0f;
+        first[1] = first[0] + (int32_t)te_ceil_div(t->elements, TE__ADAMW_CHUNK);
+    }
+    te_status status = te_copy(ctx, base + l.table, rows, table_bytes);
+    const te_status done = te_synchronize(ctx);
+    free(rows);
+    if (status == TE_OK) status = done;
+    if (status == TE_OK) opt->state = (te_adamw_state *)base, status = te_adamw_reset(opt, ctx);
+    return status;
+}
+
+/* Enqueue one step: the norm if it is wanted, the step's numbers, the update. */
+TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
+    TE_REQUIRE(opt && ctx && opt->state, ctx, TE_ERROR_NULL, "adamw: not initialised, or the context is null");
+    TE_TRY(te__adamw_config_check(&opt->config, ctx));
+    const te__adamw_args a = te__adamw_args_of(opt);
+    if (a.norm) TE_TRY(te_grad_norm_run(&opt->norm, ctx));
+    TE_TRY(te__adamw_begin_launch(ctx, te_grid_of(1, 1), &a));
+    return opt->chunks ? te_adamw_update_launch(ctx, te_grid_of(opt->chunks, 1), &a) : TE_OK;
+}
+
+/* The state, for a progress line or a checkpoint. Waits for the stream. */
+TE_API te_status te_adamw_get(te_adamw_state *state, const te_adamw *opt, te_context *ctx) {
+    TE_REQUIRE(state && opt && ctx && opt->state, ctx, TE_ERROR_NULL, "adamw: not initialised, or the context is null");
+    TE_TRY(te_copy(ctx, state, opt->state, sizeof *state));
+    return te_synchronize(ctx);
+}
+/* Set it: step and skipped count. Waits for the stream. */
+TE_API te_status te_adamw_set(const te_adamw_state *state, te_adamw *opt, te_context *ctx) {
+    TE_REQUIRE(state && opt && ctx && opt->state, ctx, TE_ERROR_NULL, "adamw: not initialised, or the context is null");
+    TE_REQUIRE(state->step >= 0 && state->skipped >= 0, ctx, TE_ERROR_VALUE, "adamw: step %lld, skipped %lld", (long long)state->step,
+               (long long)state->skipped);
+    TE_TRY(te_copy(ctx, opt->state, state, sizeof *state));
+    return te_synchronize(ctx);
+}
+
+#endif

@@ -1,0 +1,36 @@
+/* philox.h -- Philox4x32-10, a counter-based random generator: the same bits on every target.
+ * Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+ *
+ * Do this:
+ *     uint32_t r[4];
+ *     te_philox(r, seed, index, stream, offset);     // four words for this index, no state
+ */
+#ifndef TE_PHILOX_H
+#define TE_PHILOX_H
+
+#include "base.h"
+
+/* Lives in target memory. Each forward that draws takes the offset and moves it on by one. */
+typedef struct te_rng {
+    uint64_t seed, offset;
+} te_rng;
+
+TE_BOTH uint32_t te_mulhi(uint32_t a, uint32_t b) { return (uint32_t)(((uint64_t)a * b) >> 32); }
+
+/* counter = (index, offset low 32 bits and stream), key = seed with the offset's high 32 bits mixed in. */
+TE_BOTH void te_philox(uint32_t out[4], uint64_t seed, uint64_t index, uint32_t stream, uint64_t offset) {
+    uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = stream, c3 = (uint32_t)offset;
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32) ^ (uint32_t)(offset >> 32);
+    TE_UNROLL for (int round = 0; round < 10; round++) {
+        const uint32_t h0 = te_mulhi(0xD2511F53u, c0), l0 = 0xD2511F53u * c0;
+        const uint32_t h1 = te_mulhi(0xCD9E8D57u, c2), l1 = 0xCD9E8D57u * c2;
+        c0 = h1 ^ c1 ^ k0, c1 = l1, c2 = h0 ^ c3 ^ k1, c3 = l0;
+        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+    out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
+}
+
+/* Uniform in (0, 1), from the high 24 bits. */
+TE_BOTH float te_uniform(uint32_t u) { return ((float)(u >> 8) + 0.5f) * (1.0f / 16777216.0f); }
+
+#endif

@@ -1,0 +1,274 @@
+/* run.h -- one walk over a plan: where each value lies, and the memory that lives only during a call.
+ *
+ * A walk runs twice. The first, dry, launches nothing: it checks, and finds how much workspace the second one takes. So a
+ * call that is refused has changed nothing, and <model>_workspace_bytes() cannot disagree with what a call needs.
+ */
+#ifndef TE_RUN_H
+#define TE_RUN_H
+
+#include "model.h"  /* te_plan, te_model, te_saved */
+#include "target.h" /* te_rng_take_launch */
+
+enum { TE_MAX_LIVE = 32 }; /* pieces of workspace in use at a time */
+
+/* A tensor of the walk: memory of the caller, of te_saved, or (block >= 0) a piece of the workspace. */
+typedef struct te_value { void *p; int block; } te_value;
+
+/* First-fit over the workspace, blocks sorted by address. `high` is the most that was ever in use. */
+typedef struct te_pool {
+    char *base;
+    size_t high;
+    int count;
+    struct { size_t at, bytes; int holds, id; } block[TE_MAX_LIVE];
+    int next_id;
+} te_pool;
+
+typedef enum te_pass { TE_FORWARD, TE_INFER, TE_BACKWARD } te_pass;
+
+typedef struct te_run {
+    const te_plan *plan;
+    const te_batch *batch;
+    te_context *ctx;
+    te_pass pass;
+    int dry;
+    int64_t rows, padded;
+    te_value now;             /* forward: the activation; backward: its gradient, p null if nobody wants it */
+    void *x, *y, *dx;         /* the caller's */
+    const void *dy;
+    te_rng *rng;              /* the random state of this forward */
+    te_pool pool;
+    te_value edge[TE_MAX_OPS];  /* by fork: its value in inference, its gradient in backward */
+    void *act[TE_MAX_OPS];      /* by op: its output, where it stays until backward */
+    float *stats[TE_MAX_OPS];   /* by op: [rows, stats] */
+    te_param *param[TE_MAX_OPS]; /* by op: its first parameter */
+} te_run;
+
+TE_API te_value te_value_of(void *p) {
+    te_value v;
+    v.p = p, v.block = -1;
+    return v;
+}
+
+/* A piece of the workspace, held once. */
+TE_API te_status te_acquire(te_run *r, te_value *v, size_t bytes) {
+    te_pool *p = &r->pool;
+    size_t at = 0;
+    int i = 0;
+    bytes = (size_t)te_round_up((int64_t)te_max((int64_t)bytes, 1), TE_ALIGN);
+    for (; i < p->count && p->block[i].at - at < bytes; i++) at = p->block[i].at + p->block[i].bytes;
+    TE_REQUIRE(p->count < TE_MAX_LIVE, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once", r->plan->name, (int)TE_MAX_LIVE);
+    memmove(&p->block[i + 1], &p->block[i], (size_t)(p->count - i) * sizeof p->block[0]);
+    p->count++;
+    p->block[i].at = at, p->block[i].bytes = bytes, p->block[i].holds = 1, p->block[i].id = p->next_id++;
+    if (at + bytes > p->high) p->high = at + bytes;
+    v->p = r->dry ? (void *)(uintptr_t)(at + TE_ALIGN) : p->base + at, v->block = p->block[i].id;
+    return TE_OK;
+}
+TE_API void te__hold(te_run *r, te_value v, int by) {
+    te_pool *p = &r->pool;
+    for (int i = 0; v.block >= 0 && i < p->count; i++)
+        if (p->block[i].id == v.block) {
+            p->block[i].holds += by;
+            if (!p->block[i].holds) {
+                memmove(&p->block[i], &p->block[i + 1], (size_t)(p->count - i - 1) * sizeof p->block[0]);
+                p->count--;
+            }
+            return;
+        }
+}
+TE_API te_value te_hold(te_run *r, te_value v) {
+    te__hold(r, v, 1);
+    return v;
+}
+TE_API void te_drop(te_run *r, te_value v) { te__hold(r, v, -1); }
+
+/* Make `v` the current value; the one before is let go. */
+TE_API void te_set_now(te_run *r, te_value v) {
+    te_drop(r, r->now);
+    r->now = v;
+}
+TE_API size_t te_value_bytes(const te_run *r, int width) {
+    return (size_t)r->padded * (size_t)width * te_dtype_bytes(r->plan->dtype);
+}
+
+/* Whether the output of op i has to lie in memory after its step: backward reads it, or a fork keeps it. */
+TE_API int te_in_memory(const te_plan *plan, int i) {
+    if (plan->op[i].flags & TE_SAVES_OUTPUT) return 1;
+    return i + 1 < plan->op_count && (plan->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK));
+}
+
+/* Walk te_saved's memory: the random state, then each op's output and row statistics. Returns the bytes it takes. */
+TE_API size_t te__lay_out(te_run *r, char *base) {
+    const te_plan *plan = r->plan;
+    size_t at = TE_ALIGN;
+    if (r->pass != TE_INFER) r->rng = (te_rng *)(void *)base;
+    for (int i = 0; i < plan->op_count; i++) {
+        const te_op *op = &plan->op[i];
+        r->act[i] = 0, r->stats[i] = 0;
+        if (op->flags & TE_IS_FORK) r->act[i] = i ? r->act[i - 1] : r->x;
+        else if (i == plan->op_count - 1) r->act[i] = r->y;
+        else if (r->pass != TE_INFER && te_in_memory(plan, i)) r->act[i] = base + at, at += te_value_bytes(r, op->out);
+        if (r->pass != TE_INFER && op->stats) {
+            r->stats[i] = (float *)(void *)(base + at);
+            at += (size_t)te_round_up(r->padded * op->stats * (int64_t)sizeof(float), TE_ALIGN);
+        }
+    }
+    return at;
+}
+
+TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t rows, te_context *ctx) {
+    r->plan = plan, r->pass = pass, r->rows = rows, r->padded = te_round_up(rows, TE_ROW_PAD), r->ctx = ctx;
+    r->batch = 0, r->dry = 1, r->now = te_value_of(0), r->x = r->y = r->dx = 0, r->dy = 0, r->rng = 0;
+    r->pool.base = 0, r->pool.high = 0, r->pool.count = 0, r->pool.next_id = 0;
+    for (int i = 0; i < plan->op_count; i++) r->edge[i] = te_value_of(0), r->param[i] = 0;
+}
+
+TE_API te_status te__walk(te_run *r, const te_step *step, int count) {
+    for (int i = 0; i < count; i++) TE_TRY(step[i].run(r, &step[i]));
+    return TE_OK;
+}
+TE_API te_status te__walk_pass(te_run *r) {
+    const te_plan *p = r->plan;
+    if (r->pass == TE_BACKWARD) return te__walk(r, p->backward, p->backward_count);
+    return r->pass == TE_INFER ? te__walk(r, p->infer, p->infer_count) : te__walk(r, p->forward, p->forward_count);
+}
+
+TE_API int te__draws(const te_plan *p) {
+    int draws = 0;
+    for (int i = 0; i < p->op_count; i++) draws |= p->op[i].flags & TE_DRAWS;
+    return draws;
+}
+
+/* Dry, then for real. A forward that draws takes the random state in between: a refused call does not move it on. */
+TE_API te_status te__walk_twice(te_run *r, te_value now) {
+    te_context *ctx = r->ctx;
+    r->now = now;
+    TE_TRY(te__walk_pass(r));
+    TE_REQUIRE(r->pool.high <= ctx->workspace_bytes, ctx, TE_ERROR_MEMORY,
+               "%s: %lld rows need %zu bytes of workspace, the context has %zu; te_context_reserve() makes it larger", r->plan->name,
+               (long long)r->rows, r->pool.high, ctx->workspace_bytes);
+    if (r->pass == TE_FORWARD && te__draws(r->plan)) {
+        te_rng_args a;
+        a.taken = r->rng, a.state = ctx->rng;
+        TE_TRY(te_rng_take_launch(ctx, te_grid_of(1, 1), &a));
+    }
+    r->dry = 0, r->now = now, r->pool.base = (char *)ctx->workspace, r->pool.count = 0;
+    for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te_value_of(0);
+    return te__walk_pass(r);
+}
+
+/* ---- the checks that every call makes -------------------------------------------------------------------------- */
+
+TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor t, te_dtype dtype, int64_t rows, int64_t cols, te_context *ctx) {
+    TE_REQUIRE(t.data, ctx, TE_ERROR_NULL, "%s: %s is null", model, name);
+    TE_REQUIRE(t.dtype == dtype, ctx, TE_ERROR_DTYPE, "%s: %s is %s, the list was declared with %s", model, name, te_dtype_name(t.dtype),
+               te_dtype_name(dtype));
+    TE_REQUIRE(t.rows == rows, ctx, TE_ERROR_SHAPE, "%s: %s has %lld rows, the batch has %lld", model, name, (long long)t.rows, (long long)rows);
+    TE_REQUIRE(t.cols == cols, ctx, TE_ERROR_SHAPE, "%s: %s has %lld columns, the list was declared with %lld", model, name, (long long)t.cols,
+               (long long)cols);
+    TE_REQUIRE((uintptr_t)t.data % TE_ACCESS == 0, ctx, TE_ERROR_ALIGNMENT, "%s: %s lies at %p, which is no multiple of %d", model, name, t.data,
+               (int)TE_ACCESS);
+    return TE_OK;
+}
+
+/* What the list begins and ends with: an embedding takes tokens and no x; the output of cross_entropy is one f32 a row. */
+TE_API int te__from_tokens(const te_plan *p) { return !strcmp(p->op[0].kind, "embedding"); }
+TE_API int te__to_loss(const te_plan *p) { return !strcmp(p->op[p->op_count - 1].kind, "cross_entropy"); }
+TE_API te_dtype te__out_dtype(const te_plan *p) { return te__to_loss(p) ? TE_f32 : p->dtype; }
+
+TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const te_batch *b, te_context *ctx) {
+    const char *name = plan->name;
+    if (!ctx) return TE_ERROR_NULL;
+    TE_REQUIRE(m && b, ctx, TE_ERROR_NULL, "%s: the instance or the batch is null", name);
+    TE_REQUIRE(m->plan == plan, ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first", name, name);
+    TE_REQUIRE(b->batch > 0 && b->seq > 0, ctx, TE_ERROR_SHAPE, "%s: batch %d and seq %d must be positive", name, b->batch, b->seq);
+    TE_REQUIRE((int64_t)b->batch * b->seq <= INT32_MAX / 2, ctx, TE_ERROR_OVERFLOW, "%s: batch %d times seq %d is too large", name, b->batch, b->seq);
+    TE_REQUIRE(b->position >= 0 && b->position <= INT32_MAX - b->seq, ctx, TE_ERROR_VALUE, "%s: position %d must not be negative or overflow", name, b->position);
+    TE_REQUIRE(b->edge_count >= 0 && (b->edges || !b->edge_count), ctx, TE_ERROR_NULL, "%s: edges is null", name);
+    for (int i = 0; i < m->param_count; i++)
+        TE_REQUIRE(m->param[i].data, ctx, TE_ERROR_STATE, "%s: %s.%s has no memory; te_tie it to another parameter", name, m->param[i].op,
+                   m->param[i].field);
+    return TE_OK;
+}
+TE_API void te__take_params(te_run *r, const te_model *m) {
+    te_param *p = m->param;
+    for (int i = 0; i < r->plan->op_count; i++) r->param[i] = p, p += r->plan->op[i].params;
+}
+
+/* The caller's tensor for `(input, name)` or `(output, name)`. */
+TE_API te_status te_find_edge(const te_edge **found, const te_run *r, const te_op *op) {
+    *found = 0;
+    for (int i = 0; r->batch && i < r->batch->edge_count; i++)
+        if (r->batch->edges[i].name && !strcmp(r->batch->edges[i].name, op->name)) *found = &r->batch->edges[i];
+    if (!r->batch) return TE_OK; /* sizing only */
+    TE_REQUIRE(*found, r->ctx, TE_ERROR_NULL, "%s: the batch brings no edge named %s", r->plan->name, op->name);
+    return TE_OK;
+}
+
+/* ---- the three passes ------------------------------------------------------------------------------------------ */
+
+/* y[rows, out], and what backward needs, of x[rows, in]. `saved` null: inference. */
+TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, const te_plan *plan, const te_model *m, const te_batch *b, te_context *ctx) {
+    te_run r;
+    TE_TRY(te__check_batch(plan, m, b, ctx));
+    const int64_t rows = (int64_t)b->batch * b->seq;
+    if (!te__from_tokens(plan)) TE_TRY(te__check_tensor(plan->name, "x", x, plan->dtype, rows, plan->in, ctx));
+    TE_TRY(te__check_tensor(plan->name, "y", y, te__out_dtype(plan), rows, plan->out, ctx));
+    te__begin(&r, plan, saved ? TE_FORWARD : TE_INFER, rows, ctx);
+    r.batch = b, r.x = x.data, r.y = y.data;
+    te__take_params(&r, m);
+    if (saved) {
+        TE_REQUIRE(saved->memory, ctx, TE_ERROR_NULL, "%s: saved.memory is null", plan->name);
+        TE_REQUIRE((uintptr_t)saved->memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT, "%s: saved.memory must be aligned to %d bytes", plan->name, (int)TE_ALIGN);
+    }
+    const size_t need = te__lay_out(&r, saved ? (char *)saved->memory : 0);
+    TE_REQUIRE(!saved || need <= saved->bytes, ctx, TE_ERROR_MEMORY, "%s: %lld rows need %zu bytes of saved.memory, there are %zu", plan->name,
+               (long long)rows, need, saved ? saved->bytes : 0);
+    if (saved) saved->plan = 0; /* not valid until the walk is through */
+    TE_TRY(te__walk_twice(&r, te_value_of(te__from_tokens(plan) ? 0 : x.data)));
+    if (saved) saved->plan = plan, saved->rows = rows, saved->x = r.x, saved->y = r.y;
+    return TE_OK;
+}
+
+/* dx[rows, in] (te_none(): not wanted) and the parameters' gradients, of dy[rows, out]. A list that ends in cross_entropy
+ * takes dy[rows, 1] in f32, or te_none() for batch.loss_scale in every row. */
+TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *saved, const te_plan *plan, const te_model *m, const te_batch *b, te_context *ctx) {
+    te_run r;
+    TE_TRY(te__check_batch(plan, m, b, ctx));
+    const int64_t rows = (int64_t)b->batch * b->seq;
+    TE_REQUIRE(saved, ctx, TE_ERROR_NULL, "%s: saved is null", plan->name);
+    TE_REQUIRE(saved->plan == plan, ctx, TE_ERROR_STATE, "%s: no forward has filled this te_saved", plan->name);
+    TE_REQUIRE(saved->rows == rows, ctx, TE_ERROR_SHAPE, "%s: the forward had %lld rows, this batch has %lld", plan->name, (long long)saved->rows, (long long)rows);
+    if (!te__to_loss(plan) || dy.data) TE_TRY(te__check_tensor(plan->name, "dy", dy, te__out_dtype(plan), rows, plan->out, ctx));
+    if (dx.data && !te__from_tokens(plan)) TE_TRY(te__check_tensor(plan->name, "dx", dx, plan->dtype, rows, plan->in, ctx));
+    for (int i = 0; i < m->param_count; i++)
+        TE_REQUIRE(m->param[i].grad, ctx, TE_ERROR_STATE, "%s: the instance was bound without gradients", plan->name);
+    te__begin(&r, plan, TE_BACKWARD, rows, ctx);
+    r.batch = b, r.x = (void *)(uintptr_t)saved->x, r.y = saved->y, r.dx = te__from_tokens(plan) ? 0 : dx.data, r.dy = dy.data;
+    te__take_params(&r, m);
+    te__lay_out(&r, (char *)saved->memory);
+    return te__walk_twice(&r, te_value_of(dy.data));
+}
+
+/* Bytes that te_saved.memory must have for this many rows. */
+TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
+    te_run r;
+    te__begin(&r, plan, TE_FORWARD, rows, 0);
+    return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
+}
+/* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most. */
+TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, int64_t rows, te_context *ctx) {
+    size_t most = 0;
+    for (int pass = 0; pass < 3; pass++) {
+        te_run r;
+        te__begin(&r, plan, (te_pass)pass, rows, ctx);
+        r.x = r.y = r.dx = (void *)(uintptr_t)TE_ALIGN, r.dy = r.x;
+        te__take_params(&r, m);
+        te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
+        r.now = te_value_of(r.x);
+        if (te__walk_pass(&r) == TE_OK && r.pool.high > most) most = r.pool.high;
+    }
+    return most;
+}
+
+#endif

@@ -1,0 +1,116 @@
+/* target.h -- the two targets: how a context is created, and how a kernel shell is launched.
+ *
+ * Do this, to make a kernel of a body function:
+ *     typedef struct { float *y; const float *x; int64_t n; } my_args;
+ *     TE_FN void my_body(const my_args *a, te_block b, int threads) { ... }
+ *     TE_KERNEL(my_kernel, 256, my_args, my_body(te_args, te_at, 256))
+ *     ... TE_TRY(my_kernel_launch(ctx, te_grid_of(blocks, 1), &args));
+ *
+ * A shell is a __global__ function on CUDA, and on the host a loop over the blocks of the grid, shared out to threads
+ * (OpenMP, where the compiler has it switched on). Inside the call `te_args` points to the arguments and `te_at` is the block.
+ */
+#ifndef TE_TARGET_H
+#define TE_TARGET_H
+
+#include <stdlib.h> /* aligned_alloc */
+
+#include "context.h" /* te_context, te_target */
+#include "lanes.h"   /* te_block */
+
+typedef struct te_grid { int x, y; } te_grid;
+
+TE_API te_grid te_grid_of(int64_t x, int64_t y) {
+    te_grid g;
+    g.x = (int)x, g.y = (int)y;
+    return g;
+}
+
+#if TE_CUDA
+
+#define TE_KERNEL(name, threads, type, ...)                                                                   \
+    TE_UNUSED static __global__ void __launch_bounds__(threads) name(const __grid_constant__ type te_arg_) {  \
+        const type *te_args = &te_arg_;                                                                       \
+        const te_block te_at = te_block_here();                                                               \
+        __VA_ARGS__;                                                                                          \
+    }                                                                                                         \
+    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {                         \
+        name<<<dim3((unsigned)grid.x, (unsigned)grid.y), threads, 0, (cudaStream_t)ctx->stream>>>(*args);     \
+        return te__cuda_status(ctx, cudaGetLastError(), #name);                                               \
+    }
+
+TE_API te_status te__cuda_status(te_context *ctx, cudaError_t e, const char *what) {
+    return e == cudaSuccess ? TE_OK : te_fail(ctx, TE_ERROR_CUDA, "%s: %s", what, cudaGetErrorString(e));
+}
+TE_API te_status te__cuda_allocate(te_context *ctx, void **p, size_t bytes) {
+    const cudaError_t e = cudaMalloc(p, bytes ? bytes : 1);
+    if (e == cudaSuccess) return TE_OK;
+    *p = 0;
+    (void)cudaGetLastError();
+    return te_fail(ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes: %s", bytes, cudaGetErrorString(e));
+}
+TE_API void te__cuda_release(te_context *ctx, void *p) { (void)ctx, (void)cudaFree(p); }
+TE_API te_status te__cuda_copy(te_context *ctx, void *dst, const void *src, size_t bytes) {
+    return te__cuda_status(ctx, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, (cudaStream_t)ctx->stream), "copy");
+}
+TE_API te_status te__cuda_fill(te_context *ctx, void *dst, int byte, size_t bytes) {
+    return te__cuda_status(ctx, cudaMemsetAsync(dst, byte, bytes, (cudaStream_t)ctx->stream), "fill");
+}
+TE_API te_status te__cuda_synchronize(te_context *ctx) {
+    return te__cuda_status(ctx, cudaStreamSynchronize((cudaStream_t)ctx->stream), "synchronize");
+}
+
+#else /* host */
+
+#define TE_KERNEL(name, threads, type, ...)                                                        \
+    TE_API void name(const void *te_arg_, te_block te_at) {                                        \
+        const type *te_args = (const type *)te_arg_;                                               \
+        (void)te_args, (void)te_at;                                                                \
+        __VA_ARGS__;                                                                               \
+    }                                                                                              \
+    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {              \
+        (void)ctx;                                                                                 \
+        te__host_launch(name, grid, args);                                                         \
+        return TE_OK;                                                                              \
+    }
+
+TE_API void te__host_launch(void (*kernel)(const void *, te_block), te_grid grid, const void *args) {
+    const int n = grid.x * grid.y;
+#ifdef _OPENMP
+#pragma omp parallel for schedule(dynamic) if (n > 1)
+#endif
+    for (int i = 0; i < n; i++) {
+        te_block b;
+        b.x = i % grid.x, b.y = i / grid.x, b.nx = grid.x, b.ny = grid.y;
+        kernel(args, b);
+    }
+}
+TE_API te_status te__host_allocate(te_context *ctx, void **p, size_t bytes) {
+    if (bytes > SIZE_MAX - TE_ALIGN) return te_fail(ctx, TE_ERROR_OVERFLOW, "cannot allocate %zu bytes", bytes);
+    *p = aligned_alloc(TE_ALIGN, (bytes / TE_ALIGN + 1) * TE_ALIGN);
+    return *p ? TE_OK : te_fail(ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes", bytes);
+}
+TE_API void te__host_release(te_context *ctx, void *p) { (void)ctx, free(p); }
+TE_API te_status te__host_copy(te_context *ctx, void *dst, const void *src, size_t bytes) {
+    (void)ctx, memmove(dst, src, bytes);
+    return TE_OK;
+}
+TE_API te_status te__host_fill(te_context *ctx, void *dst, int byte, size_t bytes) {
+    (void)ctx, memset(dst, byte, bytes);
+    return TE_OK;
+}
+TE_API te_status te__host_synchronize(te_context *ctx) {
+    (void)ctx;
+    return TE_OK;
+}
+TE_API void te__host_close(te_context *ctx) { (void)ctx; }
+#endif
+
+/* Advance the random state by one draw and keep the state that was taken. */
+typedef struct te_rng_args { te_rng *taken, *state; } te_rng_args;
+TE_FN void te_rng_take_body(const te_rng_args *a) {
+    *a->taken = *a->state;
+    a->state->offset++;
+}
+TE_KERNEL(te_rng_take, 1, te_rng_args, te_rng_take_body(te_args))
+
+#endif

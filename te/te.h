@@ -1,0 +1,29 @@
+/* te.h -- Transformer kernels as a header-only C library: the only include a user needs.
+ *
+ * Do this:
+ *     #include "te/te.h"
+ *     TE_SEQUENTIAL(block, bf16, (fork, x1), (layernorm, ln1, 768), (linear, qkv, 768, 2304), ...)
+ *
+ * A layer is a list of small ops; te/fuse/fusions.h says which sequences become one kernel. Compiled by nvcc it runs on
+ * CUDA (link cublasLt), by a C11 compiler on the host (-DTE_CBLAS and a CBLAS make it fast, -fopenmp parallel).
+ */
+#ifndef TE_H
+#define TE_H
+
+#include "fuse/sequential.h"   /* TE_SEQUENTIAL, TE_DECLARE, TE_DEFINE */
+#include "io/checkpoint.h"     /* te_checkpoint_save, te_checkpoint_load */
+#include "ops/activation.h"    /* gelu, gelu_erf, qgelu, relu, srelu, silu, and the gated ones */
+#include "ops/attention.h"     /* attention */
+#include "ops/bias.h"          /* bias */
+#include "ops/cross_entropy.h" /* cross_entropy */
+#include "ops/dropout.h"       /* dropout */
+#include "ops/embedding.h"     /* embedding */
+#include "ops/linear.h"        /* linear, tied_linear */
+#include "ops/norm.h"          /* layernorm, rmsnorm, l2norm, layernorm1p, rmsnorm1p */
+#include "ops/residual.h"      /* fork, add, input, output */
+#include "ops/rope.h"          /* rope */
+#include "ops/scale.h"         /* scale */
+#include "optim/adamw.h"       /* te_adamw */
+#include "optim/init.h"        /* te_param_fill */
+
+#endif

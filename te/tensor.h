@@ -1,0 +1,47 @@
+/* tensor.h -- a view of rows x cols numbers that somebody else owns, and what a call brings along beside it.
+ *
+ * Do this:
+ *     te_tensor x = te_matrix(buffer, TE_bf16, batch * seq, hidden);
+ */
+#ifndef TE_TENSOR_H
+#define TE_TENSOR_H
+
+#include "dtype.h"
+
+/* Row-major, contiguous: element (r, c) lies at data[r * cols + c]. */
+typedef struct te_tensor {
+    void *data;
+    te_dtype dtype;
+    int64_t rows, cols;
+} te_tensor;
+
+TE_API te_tensor te_matrix(void *data, te_dtype dtype, int64_t rows, int64_t cols) {
+    te_tensor t;
+    t.data = data, t.dtype = dtype, t.rows = rows, t.cols = cols;
+    return t;
+}
+/* No tensor: for a dx that nobody needs, or the x of a list that begins with an embedding. */
+TE_API te_tensor te_none(void) { return te_matrix(0, TE_f32, 0, 0); }
+
+/* An extra input or output of a list: the op `(input, name, width)` reads `value`, `(output, name)` writes it.
+ * In backward `(input, ...)` writes `grad` (null: not wanted) and `(output, ...)` reads it. All are [rows, width] of
+ * the model's dtype. */
+typedef struct te_edge {
+    const char *name;
+    te_tensor value, grad;
+} te_edge;
+
+/* What a call brings along beside the tensor. Rows are tokens: row b * seq + t is token t of sequence b. */
+typedef struct te_batch {
+    int batch, seq;        /* rows = batch * seq */
+    const int32_t *tokens; /* [rows], for an embedding; target memory */
+    const int32_t *labels; /* [rows], for cross_entropy; a label equal to ignore_index has no loss */
+    int ignore_index;      /* often -1 */
+    float loss_scale;      /* d(total)/d(loss of one row), where backward is given no dy: often 1 / rows */
+    int accumulate;        /* backward adds to the gradients (1) or overwrites them (0) */
+    int position;          /* position of the first token of each sequence, for rope and learnt positions */
+    const te_edge *edges;  /* extra inputs and outputs of the list, by name */
+    int edge_count;
+} te_batch;
+
+#endif
