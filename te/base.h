@@ -27,10 +27,12 @@
 /* Runs inside kernels and on the host (leaf arithmetic, schedules). */
 #define TE_BOTH static __host__ __device__ __forceinline__
 #define TE_UNROLL _Pragma("unroll")
+#define TE_SHARED __shared__ /* in a kernel's call: memory that the block shares */
 #else
 #define TE_FN static inline __attribute__((always_inline, unused))
 #define TE_BOTH static inline __attribute__((always_inline, unused))
 #define TE_UNROLL
+#define TE_SHARED
 #endif
 /* Runs on the host only. */
 #define TE_API static inline TE_UNUSED

@@ -67,7 +67,9 @@ TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
             for (int k = 1; k < groups; k++) x[i] += te_shared[k * g.count + g.id];
     }
 }
+TE_FN void te_block_sync(void) { __syncthreads(); }
 #else
+TE_FN void te_block_sync(void) {}
 TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) { (void)x, (void)n, (void)g, (void)groups; }
 TE_FN te_lanes te_lanes_here(int count, int *group) {
     te_lanes g;

@@ -52,18 +52,18 @@
 /* An op is a tuple: (kind, name, arguments...). TE_ARG1(op, d) is its first argument, d if it has none; and so on. */
 #define TE_KIND(op)    TE_FIRST(TE_STRIP op, ~)
 #define TE_NAME(op)    TE_SECOND(TE_STRIP op, ~, ~)
-#define TE_ARG1(op, d) TE_THIRD(TE_STRIP op, d, ~, ~)
-#define TE_ARG2(op, d) TE_FOURTH(TE_STRIP op, d, ~, ~)
-#define TE_ARG3(op, d) TE_ARG3_(TE_STRIP op, d, ~, ~)
+#define TE_ARG1(op, d) TE_THIRD(TE_STRIP op, d, ~)
+#define TE_ARG2(op, d) TE_FOURTH(TE_STRIP op, d, d, ~)
+#define TE_ARG3(op, d) TE_ARG3_(TE_STRIP op, d, d, d, ~)
 #define TE_ARG3_(...)  TE_ARG3__(__VA_ARGS__)
 #define TE_ARG3__(a, b, c, d, e, ...) e
-#define TE_ARG4(op, d) TE_ARG4_(TE_STRIP op, d, ~, ~)
+#define TE_ARG4(op, d) TE_ARG4_(TE_STRIP op, d, d, d, d, ~)
 #define TE_ARG4_(...)  TE_ARG4__(__VA_ARGS__)
 #define TE_ARG4__(a, b, c, d, e, f, ...) f
-#define TE_ARG5(op, d) TE_ARG5_(TE_STRIP op, d, ~, ~)
+#define TE_ARG5(op, d) TE_ARG5_(TE_STRIP op, d, d, d, d, d, ~)
 #define TE_ARG5_(...)  TE_ARG5__(__VA_ARGS__)
 #define TE_ARG5__(a, b, c, d, e, f, g, ...) g
-#define TE_ARG6(op, d) TE_ARG6_(TE_STRIP op, d, ~, ~)
+#define TE_ARG6(op, d) TE_ARG6_(TE_STRIP op, d, d, d, d, d, d, ~)
 #define TE_ARG6_(...)  TE_ARG6__(__VA_ARGS__)
 #define TE_ARG6__(a, b, c, d, e, f, g, h, ...) h
 

@@ -233,7 +233,7 @@
 #define TE__GEMM_ROW_backward(name, model, dtype, pass, next, ...)                                                              \
     static_assert((TE_JOIN1(TE_FLAGS_, TE_FAMILY(next))(next)) & TE_IS_FORK, "te: " #model ": in backward only a fork may follow a linear in a row"); \
     TE__GEMM_ALONE(name, model, dtype, pass, ~)
-#define TE__KERNELS_OF_own(name, model, dtype, pass, op, ...) TE__OWN(TE_FAMILY(op), pass, name, model, dtype, op)
+#define TE__KERNELS_OF_own(name, model, dtype, pass, ...) TE__OWN(TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__)), pass, name, model, dtype, TE_ROW_FIRST(__VA_ARGS__))
 #define TE__OWN(family, pass, ...) TE__OWN2(family, pass, __VA_ARGS__)
 #define TE__OWN2(family, pass, name, model, dtype, op) TE_OWN_##family##_##pass(name, dtype, op, TE_WIDTH_IN(model, op), TE_WIDTH_OUT(model, op))
 
@@ -256,17 +256,17 @@ TE_BOTH te_chain_shape te_no_shape(void) {
         name##_half = (int)in < (int)out ? (int)in : (int)out,                                                         \
         name##_norm = TE_ROW(TE__NORM_AT, ~, __VA_ARGS__) - 1,                                                         \
         name##_norm_code = 0 TE_ROW(TE__NORM_CODE, ~, __VA_ARGS__),                                                    \
-        name##_backward = TE_PASS_backward_##pass,                                                                     \
-        name##_sums = (name##_backward ? 0 TE_ROW(TE__SUM_AT, ~, __VA_ARGS__) : 0) - 1,                                \
+        name##_is_backward = TE_PASS_backward_##pass,                                                                     \
+        name##_sums = (name##_is_backward ? 0 TE_ROW(TE__SUM_AT, ~, __VA_ARGS__) : 0) - 1,                                \
         name##_chunks = TE_CHAIN_CHUNKS(name##_norm, name##_half)                                                      \
     };                                                                                                                 \
-    static_assert(!name##_backward || name##_norm <= 0, "te: " #name ": in a backward row the norm comes first");      \
+    static_assert(!name##_is_backward || name##_norm <= 0, "te: " #name ": in a backward row the norm comes first");      \
     static_assert((0 TE_ROW(TE__ONE_NORM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one norm at most");          \
     static_assert((0 TE_ROW(TE__ONE_SUM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one bias at most");           \
     static_assert((0 TE_ROW(TE__ONE_GEMM, ~, __VA_ARGS__)) == 0, "te: " #name ": a linear or an op with kernels of its own can only begin a row"); \
     TE_BOTH te_chain_shape name##_shape(void) {                                                                        \
         const te_chain_shape k = {TE_##dtype, name##_half, (int)in / name##_half, (int)out / name##_half, name##_norm, name##_norm_code, \
-                                  name##_sums, name##_backward, TE_CHAIN_LANES(name##_norm, name##_half), name##_chunks, \
+                                  name##_sums, name##_is_backward, TE_CHAIN_LANES(name##_norm, name##_half), name##_chunks, \
                                   TE_CHAIN_GROUPS(name##_norm, name##_half)};                                          \
         return k;                                                                                                      \
     }                                                                                                                  \

@@ -1,0 +1,119 @@
+/* cross_entropy.h -- (cross_entropy, name, vocabulary): loss[row] = log(sum exp(x[row])) - x[row, label], in f32; ends a list.
+ *
+ * Softmax and loss in one pass over the logits (online, so a vocabulary of any size); backward reads the logits once and
+ * writes (softmax - onehot) * dloss. te_batch brings labels and ignore_index; a row with that label has loss 0 and gradient
+ * 0. A label outside the vocabulary is an error on the host; on CUDA its loss and gradient are NaN.
+ */
+#ifndef TE_OPS_CROSS_ENTROPY_H
+#define TE_OPS_CROSS_ENTROPY_H
+
+#include "../fuse/chain_run.h" /* te_output, te_gradient */
+
+#define TE_OP_cross_entropy (cross_entropy, 0, own)
+#define TE_IN_cross_entropy(op) TE_ARG1(op, 0)
+#define TE_OUT_cross_entropy(op, in) 1
+#define TE_FLAGS_cross_entropy(op) TE_SAVES_INPUT
+#define TE_TRAITS_cross_entropy(model, op, in, out) 1, -1, {0, 0}, TE_NO_PARAMS
+#define TE_FIELDS_cross_entropy(op)
+#define TE_DECLARE_cross_entropy(model, op)
+
+typedef struct te_cross_entropy_args {
+    float *loss;      /* [rows] */
+    float *lse;       /* [rows], null in inference */
+    void *dx;         /* [rows, width] */
+    const void *x;    /* [rows, width] */
+    const float *dy;  /* [rows], null: dloss in every row */
+    const int32_t *labels;
+    int ignore_index;
+    float dloss;
+} te_cross_entropy_args;
+
+#define TE_CROSS_ENTROPY_THREADS(width) (!TE_CUDA ? 1 : (width) > 16384 ? 1024 : (width) > 2048 ? 256 : 64)
+#define TE_OWN_cross_entropy_forward(name, dtype, op, in, out)                                                        \
+    TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(in), te_cross_entropy_args,                                              \
+              te_cross_entropy_row(te_args, te_at, TE_CROSS_ENTROPY_THREADS(in), in, TE_##dtype))                     \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__cross_entropy_forward(r, s, name##_launch); }
+#define TE_OWN_cross_entropy_backward(name, dtype, op, in, out)                                                       \
+    TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(in), te_cross_entropy_args,                                              \
+              te_cross_entropy_gradient(te_args, te_at, TE_CROSS_ENTROPY_THREADS(in), in, TE_##dtype))                \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__cross_entropy_backward(r, s, name##_launch); }
+
+TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int threads, int width, te_dtype dtype) {
+    int group;
+    const te_lanes g = te_lanes_here(threads, &group);
+    const int64_t row = (int64_t)b.x * width;
+    const int aligned = width % 8 == 0;
+    float most = -INFINITY, sum = 0;
+    for (int c = g.id * 8; c < width; c += g.count * 8) {
+        const int n = (int)te_min(8, width - c);
+        float v[8], m = most;
+        te_load8(v, a->x, row + c, n, aligned, dtype);
+        TE_UNROLL for (int i = 0; i < 8; i++) m = i < n && v[i] > m ? v[i] : m;
+        float s = 0;
+        TE_UNROLL for (int i = 0; i < 8; i++) s += i < n && v[i] == v[i] && m > -INFINITY ? expf(v[i] - m) : i < n ? v[i] - v[i] : 0.0f;
+        sum = (most > -INFINITY ? sum * expf(most - m) : 0.0f) + s, most = m;
+    }
+    float top = most;
+    te_lanes_max(&top, g);
+    sum = most > -INFINITY ? sum * expf(most - top) : sum;
+    te_lanes_sum(&sum, 1, g);
+    if (g.id) return;
+    const float lse = top + logf(sum);
+    const int32_t label = a->labels[b.x];
+    if (a->lse) a->lse[b.x] = lse;
+    a->loss[b.x] = label == a->ignore_index ? 0.0f : label >= 0 && label < width ? lse - te_load(a->x, row + label, dtype) : NAN;
+}
+TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b, int threads, int width, te_dtype dtype) {
+    int group;
+    const te_lanes g = te_lanes_here(threads, &group);
+    const int64_t row = (int64_t)b.x * width;
+    const int32_t label = a->labels[b.x];
+    const int aligned = width % 8 == 0, known = label >= 0 && label < width;
+    const float lse = a->lse[b.x], dloss = !known ? NAN : a->dy ? a->dy[b.x] : a->dloss;
+    for (int c = g.id * 8; c < width; c += g.count * 8) {
+        const int n = (int)te_min(8, width - c);
+        float v[8];
+        te_load8(v, a->x, row + c, n, aligned, dtype);
+        TE_UNROLL for (int i = 0; i < 8; i++)
+            v[i] = label == a->ignore_index ? 0.0f : (expf(v[i] - lse) - (c + i == label ? 1.0f : 0.0f)) * dloss;
+        te_store8(a->dx, row + c, v, n, aligned, dtype);
+    }
+}
+
+typedef te_status (*te_cross_entropy_launch_fn)(te_context *, te_grid, const te_cross_entropy_args *);
+
+TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, const te_op *op) {
+    const te_batch *b = r->batch;
+    memset(a, 0, sizeof *a);
+    if (!b) return TE_OK;
+    TE_REQUIRE(b->labels, r->ctx, TE_ERROR_NULL, "%s: the batch brings no labels", r->plan->name);
+    a->labels = b->labels, a->ignore_index = b->ignore_index, a->dloss = b->loss_scale;
+    for (int64_t i = 0; !TE_CUDA && r->dry && i < r->rows; i++)
+        TE_REQUIRE((b->labels[i] >= 0 && b->labels[i] < op->in) || b->labels[i] == b->ignore_index, r->ctx, TE_ERROR_VALUE,
+                   "%s: label %d of row %lld is outside the vocabulary of %s, %d", r->plan->name, b->labels[i], (long long)i, op->name, op->in);
+    return TE_OK;
+}
+TE_API te_status te__cross_entropy_forward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch) {
+    const int i = s->op[0];
+    te_cross_entropy_args a;
+    TE_TRY(te__cross_entropy_args_of(&a, r, &r->plan->op[i]));
+    TE_REQUIRE(te_last_step(r, s), r->ctx, TE_ERROR_STATE, "%s: cross_entropy must end the list", r->plan->name);
+    a.loss = (float *)r->y, a.lse = r->stats[i], a.x = r->now.p;
+    if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(r->rows, 1), &a));
+    te_set_now(r, te_value_of(r->y));
+    return TE_OK;
+}
+TE_API te_status te__cross_entropy_backward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch) {
+    const int i = s->op[0];
+    te_cross_entropy_args a;
+    te_value dx;
+    TE_TRY(te__cross_entropy_args_of(&a, r, &r->plan->op[i]));
+    TE_REQUIRE(r->dy || !r->batch || r->batch->loss_scale != 0, r->ctx, TE_ERROR_VALUE, "%s: there is no dy, and batch.loss_scale is 0", r->plan->name);
+    TE_TRY(te_gradient(&dx, r, s, i));
+    a.lse = r->stats[i], a.x = i ? r->act[i - 1] : r->x, a.dx = dx.p, a.dy = (const float *)r->dy;
+    if (dx.p && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(r->rows, 1), &a));
+    te_set_now(r, dx);
+    return TE_OK;
+}
+
+#endif

@@ -1,0 +1,205 @@
+/* embedding.h -- (embedding, name, vocabulary, width): y[row] = weight[tokens[row]]; begins a list, which then takes no x.
+ *                (positions, name, length, width): y[row] = x[row] + weight[position of the row], learnt positions.
+ *
+ * te_batch.tokens brings the tokens. A token outside the vocabulary is an error on the host; on CUDA, where the host
+ * does not see the tokens, its row becomes NaN. The gradient is summed without atomics: rows sorted by token, each
+ * token's rows added in order.
+ */
+#ifndef TE_OPS_EMBEDDING_H
+#define TE_OPS_EMBEDDING_H
+
+#include "../fuse/chain_run.h" /* te_output, te_sum_rows */
+
+#define TE_OP_embedding (embedding, 0, own)
+#define TE_IN_embedding(op) 1
+#define TE_OUT_embedding(op, in) TE_ARG2(op, 0)
+#define TE_FLAGS_embedding(op) 0
+#define TE_TRAITS_embedding(model, op, in, out) 0, -1, {0, 0}, 1, {{"weight", TE_ARG1(op, 0), out, TE_INIT_normal, 0}, TE_NO_PARAM}
+#define TE_FIELDS_embedding(op) struct { te_param weight; } TE_NAME(op);
+#define TE_DECLARE_embedding(model, op)
+
+#define TE_OP_positions (positions, 0, own)
+#define TE_IN_positions(op) TE_ARG2(op, 0)
+#define TE_OUT_positions(op, in) in
+#define TE_FLAGS_positions(op) 0
+#define TE_TRAITS_positions(model, op, in, out) 0, -1, {0, 0}, 1, {{"weight", TE_ARG1(op, 0), out, TE_INIT_normal, 0}, TE_NO_PARAM}
+#define TE_FIELDS_positions(op) struct { te_param weight; } TE_NAME(op);
+#define TE_DECLARE_positions(model, op)
+
+typedef struct te_embedding_args {
+    void *y;         /* [rows, width] of the model's dtype; backward: the gradient, [vocabulary or length, width] of f32 */
+    const void *x;   /* forward, positions: [rows, width]; backward: dy */
+    const void *w;   /* [vocabulary or length, width] */
+    const int32_t *tokens;
+    int32_t *order;  /* [rows]: rows sorted by token */
+    int64_t rows;
+    int size, batch, seq, position, accumulate;
+} te_embedding_args;
+enum { TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1, TE_EMBEDDING_GROUPS = TE_CUDA ? 8 : 1 };
+
+#define TE__EMBEDDING_KERNEL(name, body, ...) \
+    TE_KERNEL(name, TE_EMBEDDING_LANES * TE_EMBEDDING_GROUPS, te_embedding_args, body(te_args, te_at, __VA_ARGS__))
+#define TE_OWN_embedding_forward(name, dtype, op, in, out)                      \
+    TE__EMBEDDING_KERNEL(name, te_embedding_rows, out, 0, TE_##dtype)           \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__embedding_forward(r, s, name##_launch); }
+#define TE_OWN_positions_forward(name, dtype, op, in, out)                      \
+    TE__EMBEDDING_KERNEL(name, te_embedding_rows, out, 1, TE_##dtype)           \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__embedding_forward(r, s, name##_launch); }
+#define TE_OWN_embedding_backward(name, dtype, op, in, out)                     \
+    TE__EMBEDDING_KERNEL(name, te_embedding_gradient, out, TE_##dtype)          \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__embedding_backward(r, s, name##_launch); }
+#define TE_OWN_positions_backward(name, dtype, op, in, out)                     \
+    TE__EMBEDDING_KERNEL(name, te_positions_gradient, out, TE_##dtype)          \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__positions_backward(r, s, name##_launch); }
+
+/* y[row] = w[token] or x[row] + w[position]. A group of lanes takes a row. */
+TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, int positions, te_dtype dtype) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
+    const int64_t row = (int64_t)b.x * TE_EMBEDDING_GROUPS + group;
+    if (row >= a->rows) return;
+    const int64_t index = positions ? a->position + row % a->seq : a->tokens[row];
+    const int known = index >= 0 && index < a->size;
+    for (int c = g.id * 8; c < width; c += g.count * 8) {
+        const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
+        float v[8], x[8];
+        TE_UNROLL for (int i = 0; i < 8; i++) v[i] = NAN;
+        if (known) te_load8(v, a->w, index * width + c, n, aligned, dtype);
+        if (positions) {
+            te_load8(x, a->x, row * width + c, n, aligned, dtype);
+            TE_UNROLL for (int i = 0; i < 8; i++) v[i] += x[i];
+        }
+        te_store8(a->y, row * width + c, v, n, aligned, dtype);
+    }
+}
+
+/* order: the place of each row among all rows sorted by (token, row). rows^2 compares: 67 million at 8192 rows. */
+TE_FN void te_sort_body(const te_embedding_args *a, te_block b) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
+    const int64_t row = (int64_t)b.x * TE_EMBEDDING_GROUPS + group;
+    if (row >= a->rows) return;
+    const int32_t token = a->tokens[row];
+    int place = 0;
+    for (int64_t j = g.id; j < a->rows; j += g.count) {
+        const int32_t other = a->tokens[j];
+        place += other < token || (other == token && j < row);
+    }
+    float sum = (float)place; /* exact: rows stay below 2^24 */
+    te_lanes_sum(&sum, 1, g);
+    if (g.id == 0) a->order[(int)sum] = (int32_t)row;
+}
+TE_KERNEL(te_sort_by_token, TE_EMBEDDING_LANES * TE_EMBEDDING_GROUPS, te_embedding_args, te_sort_body(te_args, te_at))
+
+/* dweight[token] += dy[row], for one stretch of 8 columns a lane. On CUDA a group takes a place of the sorted rows and, if a
+ * token begins there, adds up its rows; on the host a block takes columns and goes through all rows. */
+TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int width, te_dtype dtype) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
+    const int c = (b.y * TE_EMBEDDING_LANES + g.id) * 8, n = (int)te_min(8, width - c), aligned = width % 8 == 0;
+    const int64_t first = (int64_t)b.x * TE_EMBEDDING_GROUPS + group;
+    float *grad = (float *)a->y, v[8], sum[8];
+    if (c >= width) return;
+    if (!TE_CUDA) {
+        for (int64_t row = 0; row < a->rows; row++) {
+            const int64_t at = (int64_t)a->tokens[row] * width + c;
+            te_load8(v, a->x, row * width + c, n, aligned, dtype);
+            for (int i = 0; i < n; i++) grad[at + i] += v[i];
+        }
+        return;
+    }
+    if (first >= a->rows) return;
+    const int32_t token = a->tokens[a->order[first]];
+    if ((first && a->tokens[a->order[first - 1]] == token) || token < 0 || token >= a->size) return;
+    const int64_t at = (int64_t)token * width + c;
+    te_load8(sum, grad, at, n, aligned, TE_f32);
+    for (int64_t p = first; p < a->rows; p++) {
+        const int32_t row = a->order[p];
+        if (a->tokens[row] != token) break;
+        te_load8(v, a->x, (int64_t)row * width + c, n, aligned, dtype);
+        TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
+    }
+    te_store8(grad, at, sum, n, aligned, TE_f32);
+}
+
+/* dweight[position] (+)= sum over the sequences of dy. */
+TE_FN void te_positions_gradient(const te_embedding_args *a, te_block b, int width, te_dtype dtype) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
+    const int64_t t = (int64_t)b.x * TE_EMBEDDING_GROUPS + group;
+    const int c = (b.y * TE_EMBEDDING_LANES + g.id) * 8, n = (int)te_min(8, width - c), aligned = width % 8 == 0;
+    if (t >= a->size || c >= width) return;
+    const int64_t row = t - a->position;
+    float v[8], sum[8];
+    TE_UNROLL for (int i = 0; i < 8; i++) sum[i] = 0;
+    if (a->accumulate) te_load8(sum, a->y, t * width + c, n, aligned, TE_f32);
+    if (row >= 0 && row < a->seq)
+        for (int s = 0; s < a->batch; s++) {
+            te_load8(v, a->x, ((int64_t)s * a->seq + row) * width + c, n, aligned, dtype);
+            TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
+        }
+    te_store8(a->y, t * width + c, sum, n, aligned, TE_f32);
+}
+
+typedef te_status (*te_embedding_launch_fn)(te_context *, te_grid, const te_embedding_args *);
+
+TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
+    te_embedding_args a;
+    memset(&a, 0, sizeof a);
+    a.x = r->now.p, a.w = r->param[i]->data, a.rows = r->rows, a.size = (int)r->param[i]->rows;
+    a.seq = 1, a.batch = 1;
+    if (r->batch) a.tokens = r->batch->tokens, a.batch = r->batch->batch, a.seq = r->batch->seq, a.position = r->batch->position;
+    return a;
+}
+TE_API te_status te__embedding_check(const te_run *r, const te_embedding_args *a, const te_op *op, int positions) {
+    if (!r->dry || !r->batch) return TE_OK;
+    TE_REQUIRE(!positions || a->seq <= a->size - a->position, r->ctx, TE_ERROR_SHAPE, "%s: positions %s holds %d, the batch goes to %lld",
+               r->plan->name, op->name, a->size, (long long)a->position + a->seq);
+    TE_REQUIRE(positions || a->tokens, r->ctx, TE_ERROR_NULL, "%s: the batch brings no tokens", r->plan->name);
+    TE_REQUIRE(positions || a->rows < (1 << 24), r->ctx, TE_ERROR_OVERFLOW, "%s: more than 2^24 rows", r->plan->name);
+    for (int64_t i = 0; !TE_CUDA && !positions && i < a->rows; i++)
+        TE_REQUIRE(a->tokens[i] >= 0 && a->tokens[i] < a->size, r->ctx, TE_ERROR_VALUE, "%s: token %d of row %lld is outside the vocabulary of %s, %d",
+                   r->plan->name, a->tokens[i], (long long)i, op->name, a->size);
+    return TE_OK;
+}
+TE_API te_status te__embedding_forward(te_run *r, const te_step *s, te_embedding_launch_fn launch) {
+    const int i = s->op[0];
+    const te_op *op = &r->plan->op[i];
+    te_embedding_args a = te__embedding_args(r, i);
+    te_value y;
+    TE_TRY(te__embedding_check(r, &a, op, !strcmp(op->kind, "positions")));
+    TE_TRY(te_output(&y, r, s, i));
+    a.y = y.p;
+    if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(r->rows, TE_EMBEDDING_GROUPS), 1), &a));
+    te_set_now(r, y);
+    return TE_OK;
+}
+TE_API te_status te__embedding_backward(te_run *r, const te_step *s, te_embedding_launch_fn launch) {
+    const int i = s->op[0];
+    te_param *p = r->param[i];
+    te_embedding_args a = te__embedding_args(r, i);
+    te_value order = te_value_of(0);
+    TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 0));
+    if (TE_CUDA) TE_TRY(te_acquire(r, &order, (size_t)r->padded * sizeof(int32_t)));
+    a.y = p->grad, a.order = (int32_t *)order.p;
+    if (!r->dry) {
+        const te_grid rows = te_grid_of(te_ceil_div(r->rows, TE_EMBEDDING_GROUPS), 1);
+        if (!te_accumulates(r, p)) TE_TRY(te_fill(r->ctx, p->grad, 0, (size_t)(p->rows * p->cols) * sizeof(float)));
+        if (TE_CUDA) TE_TRY(te_sort_by_token_launch(r->ctx, rows, &a));
+        TE_TRY(launch(r->ctx, te_grid_of(TE_CUDA ? rows.x : 1, te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES)), &a));
+    }
+    te_drop(r, order);
+    te_set_now(r, te_value_of(0));
+    return TE_OK;
+}
+TE_API te_status te__positions_backward(te_run *r, const te_step *s, te_embedding_launch_fn launch) {
+    const int i = s->op[0];
+    te_param *p = r->param[i];
+    te_embedding_args a = te__embedding_args(r, i);
+    TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 1));
+    a.y = p->grad, a.accumulate = te_accumulates(r, p);
+    if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.size, TE_EMBEDDING_GROUPS), te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES)), &a));
+    return TE_OK; /* y = x + weight: the gradient goes on as it is */
+}
+
+#endif
