@@ -167,7 +167,8 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int blocks, te_
         } else if (op->flags & TE_IS_OUTPUT) {
             const te_edge *e;
             TE_TRY(te_find_edge(&e, r, op));
-            if (e && e->grad.data) {
+            if (!e) changed = 1; /* sizing: as if a gradient came in */
+            else if (e->grad.data) {
                 TE_TRY(te__check_tensor(plan->name, e->name, e->grad, plan->dtype, r->rows, op->out, r->ctx));
                 st->edge = e->grad.data, changed = 1;
             }

@@ -97,7 +97,8 @@
 #define TE_STOP(...)
 
 /* TE_PLAN(rows, ctx, ops...): a sequence of (ctx, ops of one step...). The walk carries each op's family beside it. */
-#define TE_PLAN(l, ctx, ...) TE_EVAL(TE_WALK(l, ctx, __VA_ARGS__, TE_ENDS))
+#define TE_PLAN(l, ctx, ...) TE_PLAN_(l, ctx, __VA_ARGS__, TE_ENDS)
+#define TE_PLAN_(...) TE_EVAL(TE_WALK(__VA_ARGS__))
 #define TE_WALK(l, ctx, a, b, c, d, e, f, g, h, ...)                                                          \
     TE_MATCH(l, TE_FAMILY(a), TE_FAMILY(b), TE_FAMILY(c), TE_FAMILY(d), TE_FAMILY(e), TE_FAMILY(f),            \
              TE_FAMILY(g), TE_FAMILY(h))(l, ctx, a, b, c, d, e, f, g, h, __VA_ARGS__)
@@ -123,7 +124,8 @@
 #define TE_WALK_() TE_WALK
 
 /* TE_LINKS(ctx, ops...): a sequence of (ctx, op before, op, op after), with (begin, begin) before the first. */
-#define TE_LINKS(ctx, ...)            TE_EVAL(TE_LINK(ctx, (begin, begin), __VA_ARGS__, TE_ENDS))
+#define TE_LINKS(ctx, ...)            TE_LINKS_(ctx, (begin, begin), __VA_ARGS__, TE_ENDS)
+#define TE_LINKS_(...)                TE_EVAL(TE_LINK(__VA_ARGS__))
 #define TE_LINK(ctx, p, a, b, ...)    TE_IF_END(a, TE_STOP, TE_LINK1)(ctx, p, a, b, __VA_ARGS__)
 #define TE_LINK1(ctx, p, a, b, ...)   (ctx, p, a, b) TE_LINK_ TE_PARENS (ctx, a, b, __VA_ARGS__)
 #define TE_LINK_() TE_LINK
@@ -137,14 +139,16 @@
 
 /* TE_INFERENCE(ops...): the list without the kinds that inference leaves out; each name TE_TRAINING_<kind>. */
 #define TE_TRAINING_dropout ,
-#define TE_INFERENCE(...)       TE_REST(TE_EVAL(TE_KEEP(~, __VA_ARGS__, TE_ENDS)), (end, ~))
+#define TE_INFERENCE(...)       TE_INFERENCE_(~, __VA_ARGS__, TE_ENDS)
+#define TE_INFERENCE_(...)      TE_REST(TE_EVAL(TE_KEEP(__VA_ARGS__)), (end, ~))
 #define TE_KEEP(done, a, ...)   TE_IF_END(a, TE_STOP, TE_KEEP1)(done, a, __VA_ARGS__)
 #define TE_KEEP1(done, a, ...)  TE_IF_MARKED(TE_JOIN1(TE_TRAINING_, TE_KIND(a)), TE_NOTHING, TE_KEEP_COMMA)(a) TE_KEEP_ TE_PARENS (done, __VA_ARGS__)
 #define TE_KEEP_COMMA(a) , a
 #define TE_KEEP_() TE_KEEP
 
 /* TE_UNKNOWN(ops...): a sequence of the ops whose kind nobody has registered; nothing if all is well. */
-#define TE_UNKNOWN(...)        TE_EVAL(TE_KNOW(__VA_ARGS__, TE_ENDS))
+#define TE_UNKNOWN(...)        TE_UNKNOWN_(__VA_ARGS__, TE_ENDS)
+#define TE_UNKNOWN_(...)       TE_EVAL(TE_KNOW(__VA_ARGS__))
 #define TE_KNOW(a, ...)        TE_IF_END(a, TE_STOP, TE_KNOW1)(a, __VA_ARGS__)
 #define TE_KNOW1(a, ...)       TE_IF_TUPLE(TE_KIND_INFO(a), TE_NOTHING, TE_SECOND_X)(a) TE_KNOW_ TE_PARENS (__VA_ARGS__)
 #define TE_KNOW_() TE_KNOW

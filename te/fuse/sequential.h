@@ -25,6 +25,7 @@
 #include "plan.h"      /* TE_PLAN, TE_LINKS */
 #include "print.h"     /* te_plan_print */
 #include "chain_run.h" /* te_chain_step */
+#include "../gemm.h"   /* te_context_create */
 
 #define TE_NO_PARAM {0, 0, 0, TE_INIT_zero, 0}
 #define TE_NO_PARAMS 0, {TE_NO_PARAM, TE_NO_PARAM}
@@ -46,7 +47,8 @@
 #define TE__CHECKED3(make, link, rows, rows_b, name, dtype, unknown, ...) \
     TE_IF_TUPLE(TE_UNWRAP(unknown), TE__UNKNOWN_OP, make)(link, rows, rows_b, name, dtype, __VA_ARGS__)
 #define TE__UNKNOWN_OP(link, rows, rows_b, name, dtype, ...) TE_FOR(TE__UNKNOWN, TE_UNKNOWN_IN(name, __VA_ARGS__))
-#define TE_UNKNOWN_IN(name, ...) TE_EVAL(TE_KNOW_IN(name, __VA_ARGS__, TE_ENDS))
+#define TE_UNKNOWN_IN(name, ...) TE_UNKNOWN_IN_(name, __VA_ARGS__, TE_ENDS)
+#define TE_UNKNOWN_IN_(...) TE_EVAL(TE_KNOW_IN(__VA_ARGS__))
 #define TE_KNOW_IN(name, a, ...) TE_IF_END(a, TE_STOP, TE_KNOW_IN1)(name, a, __VA_ARGS__)
 #define TE_KNOW_IN1(name, a, ...) TE_IF_TUPLE(TE_KIND_INFO(a), TE_NOTHING, TE_STRIP)((name, a)) TE_KNOW_IN_ TE_PARENS (name, __VA_ARGS__)
 #define TE_KNOW_IN_() TE_KNOW_IN
@@ -89,7 +91,7 @@
     link void name##_print_plan(FILE *file);
 
 /* The width at the list's begin is what its first op that knows one declares. */
-#define TE__FIRST_WIDTH(model, before, op, after) TE_JOIN1(TE_IN_, TE_FAMILY(op))(op) ? TE_JOIN1(TE_IN_, TE_FAMILY(op))(op) :
+#define TE__FIRST_WIDTH(model, before, op, after) (TE_JOIN1(TE_IN_, TE_FAMILY(op))(op)) > 0 ? (TE_JOIN1(TE_IN_, TE_FAMILY(op))(op)) :
 #define TE__FIRST_WIDTH_A(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_B
 #define TE__FIRST_WIDTH_B(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_A
 #define TE__FIRST_WIDTH_A_END
@@ -105,7 +107,7 @@
 #define TE__WIDTHS_B_END
 
 #define TE__CHECKS(model, before, op, after)                                                                                        \
-    static_assert(TE_JOIN1(TE_IN_, TE_FAMILY(op))(op) == 0 || TE_JOIN1(TE_IN_, TE_FAMILY(op))(op) == (int)TE_WIDTH_OUT(model, before), \
+    static_assert((TE_JOIN1(TE_IN_, TE_FAMILY(op))(op)) == 0 || (TE_JOIN1(TE_IN_, TE_FAMILY(op))(op)) == (int)TE_WIDTH_OUT(model, before), \
                   "te: " #model ": (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ") does not take the width that (" TE_STRING(        \
                       TE_KIND(before)) ", " TE_STRING(TE_NAME(before)) ") gives");                                                   \
     static_assert((int)TE_WIDTH_OUT(model, op) > 0, "te: " #model ": (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ") has no width"); \
@@ -230,9 +232,11 @@
 #define TE__GEMM_ROW_forward(name, model, dtype, pass, ...) \
     TE_CHAIN(name, model, dtype, pass, __VA_ARGS__)          \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te_linear_step(r, s, name##_launch, name##_shape()); }
-#define TE__GEMM_ROW_backward(name, model, dtype, pass, next, ...)                                                              \
-    static_assert((TE_JOIN1(TE_FLAGS_, TE_FAMILY(next))(next)) & TE_IS_FORK, "te: " #model ": in backward only a fork may follow a linear in a row"); \
+#define TE__GEMM_ROW_backward(name, model, dtype, pass, ...)                                                                    \
+    static_assert(TE_ROW_COUNT(__VA_ARGS__) == 1 && (TE__FLAGS(TE_ROW_FIRST(__VA_ARGS__)) & TE_IS_FORK),                          \
+                  "te: " #model ": in backward only a fork may follow a linear in a row");                                      \
     TE__GEMM_ALONE(name, model, dtype, pass, ~)
+#define TE__FLAGS(op) (TE_JOIN1(TE_FLAGS_, TE_FAMILY(op))(op))
 #define TE__KERNELS_OF_own(name, model, dtype, pass, ...) TE__OWN(TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__)), pass, name, model, dtype, TE_ROW_FIRST(__VA_ARGS__))
 #define TE__OWN(family, pass, ...) TE__OWN2(family, pass, __VA_ARGS__)
 #define TE__OWN2(family, pass, name, model, dtype, op) TE_OWN_##family##_##pass(name, dtype, op, TE_WIDTH_IN(model, op), TE_WIDTH_OUT(model, op))

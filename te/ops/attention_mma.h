@@ -25,7 +25,10 @@ extern __shared__ __align__(128) unsigned char te__attention_shared[];
 TE_FN uint32_t te__shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 /* 16 bytes, or 4, from global to shared memory without passing through registers; zeros where ok is 0. */
-TE_FN void te__copy16(uint32_t to, const void *from, int ok) {
+TE_FN void te__copy16(uint32_t to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+TE_FN void te__copy16_or_zero(uint32_t to, const void *from, int ok) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(ok ? 16 : 0) : "memory");
 }
 TE_FN void te__copy4(uint32_t to, const void *from, int ok) {
@@ -83,16 +86,22 @@ template <int D> TE_FN uint32_t te__lane_b(int lane) {
 }
 template <int D> constexpr TE_BOTH int te__tile_bytes(int rows) { return rows * (D + TE__PAD) * 2; }
 
-/* Start copying `rows` rows of D elements, `width` elements apart, to a tile; rows from `valid` on become zeros. */
-template <int ROWS, int D, int THREADS>
-TE_FN void te__tile_load(uint32_t tile, const uint16_t *from, int64_t width, int valid) {
+/* Start copying ROWS rows of D elements, WIDTH elements apart, to a tile; rows from `valid` on become zeros. */
+template <int ROWS, int D, int64_t WIDTH, int THREADS> TE_FN void te__tile_load(uint32_t tile, const uint16_t *from, int valid) {
     constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS; /* 16 bytes each; rows at a time */
     const int row = (int)threadIdx.x / CHUNKS, chunk = (int)threadIdx.x % CHUNKS;
+    const uint32_t to = tile + (uint32_t)((row * (D + TE__PAD) + chunk * 8) * 2);
+    const uint16_t *p = from + row * WIDTH + chunk * 8;
     if (STEP * CHUNKS < THREADS && row >= STEP) return;
-    TE_UNROLL for (int i = 0; i < (ROWS + STEP - 1) / STEP; i++) {
-        const int r = row + i * STEP, ok = r < valid;
-        if (ROWS % STEP && r >= ROWS) break;
-        te__copy16(tile + (uint32_t)((r * (D + TE__PAD) + chunk * 8) * 2), from + (ok ? r * width : 0) + chunk * 8, ok);
+    if (valid >= ROWS) { /* the rule: every address is a register plus a constant */
+        TE_UNROLL for (int i = 0; i < (ROWS + STEP - 1) / STEP; i++)
+            if (ROWS % STEP == 0 || row + i * STEP < ROWS) te__copy16(to + (uint32_t)(i * STEP * (D + TE__PAD) * 2), p + i * STEP * WIDTH);
+    } else {
+        TE_UNROLL for (int i = 0; i < (ROWS + STEP - 1) / STEP; i++)
+            if (ROWS % STEP == 0 || row + i * STEP < ROWS) {
+                const int ok = row + i * STEP < valid;
+                te__copy16_or_zero(to + (uint32_t)(i * STEP * (D + TE__PAD) * 2), ok ? p + i * STEP * WIDTH : from, ok);
+            }
     }
 }
 
@@ -103,24 +112,18 @@ template <int M, int D> TE_FN void te__hold(uint32_t (&f)[M][D / 16][4], uint32_
             te__ldmatrix(f[m][k], a + (uint32_t)((m * 16 * (D + TE__PAD) + k * 16) * 2));
 }
 
-/* s = A B^T over D columns. a and b: addresses of this lane. HELD: the fragments of A are in registers, a is not used. */
+/* s += A B^T over D columns. a and b: addresses of this lane. HELD: the fragments of A are in registers, a is not used. */
 template <te_dtype T, int M, int N, int D, int HELD>
 TE_FN void te__product_nt(float (&s)[M][N][4], const uint32_t (&held)[M][HELD ? D / 16 : 1][4], uint32_t a, uint32_t b) {
-    TE_UNROLL for (int m = 0; m < M; m++)
-        TE_UNROLL for (int n = 0; n < N; n++) s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0;
     TE_UNROLL for (int k = 0; k < D / 16; k++) {
-        uint32_t fa[M][4];
+        uint32_t fa[M][4], fb[4];
         TE_UNROLL for (int m = 0; m < M; m++) {
             if (HELD) memcpy(fa[m], held[m][HELD ? k : 0], 16);
             else te__ldmatrix(fa[m], a + (uint32_t)((m * 16 * (D + TE__PAD) + k * 16) * 2));
         }
         TE_UNROLL for (int n = 0; n < N; n += 2) {
-            uint32_t fb[4];
             te__ldmatrix(fb, b + (uint32_t)((n * 8 * (D + TE__PAD) + k * 16) * 2));
-            TE_UNROLL for (int m = 0; m < M; m++) {
-                te__mma<T>(s[m][n], fa[m], fb[0], fb[1]);
-                te__mma<T>(s[m][n + 1], fa[m], fb[2], fb[3]);
-            }
+            TE_UNROLL for (int m = 0; m < M; m++) te__mma<T>(s[m][n], fa[m], fb[0], fb[1]), te__mma<T>(s[m][n + 1], fa[m], fb[2], fb[3]);
         }
     }
 }
@@ -132,11 +135,14 @@ TE_FN void te__product_nn(float (&o)[M][D / 8][4], const uint32_t (&p)[M][K][4],
         TE_UNROLL for (int n = 0; n < D / 8; n += 2) {
             uint32_t fb[4];
             te__ldmatrix_transposed(fb, b + (uint32_t)((k * 16 * (D + TE__PAD) + n * 8) * 2));
-            TE_UNROLL for (int m = 0; m < M; m++) {
-                te__mma<T>(o[m][n], p[m][k], fb[0], fb[1]);
-                te__mma<T>(o[m][n + 1], p[m][k], fb[2], fb[3]);
-            }
+            TE_UNROLL for (int m = 0; m < M; m++) te__mma<T>(o[m][n], p[m][k], fb[0], fb[1]), te__mma<T>(o[m][n + 1], p[m][k], fb[2], fb[3]);
         }
+}
+/* Every accumulator of row g + 8 h of square m begins as start[m][h]. */
+template <int M, int N> TE_FN void te__start(float (&s)[M][N][4], const float (&start)[M][2]) {
+    TE_UNROLL for (int m = 0; m < M; m++)
+        TE_UNROLL for (int n = 0; n < N; n++)
+            TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = start[m][e / 2];
 }
 
 /* Accumulators as the A fragments of the next product: the two layouts agree (FlashAttention-2, section 3.3). */
@@ -148,6 +154,25 @@ template <te_dtype T, int M, int N> TE_FN void te__pack_all(uint32_t (&p)[M][N /
             p[m][k][2] = te__pack<T>(s[m][2 * k + 1][0], s[m][2 * k + 1][1]);
             p[m][k][3] = te__pack<T>(s[m][2 * k + 1][2], s[m][2 * k + 1][3]);
         }
+}
+
+/* Scores that do not count become -inf: keys from seq on, and causal: keys after the row. row and key are those of s[0][0][0]. */
+template <int M, int N, int CAUSAL> TE_FN void te__mask(float (&s)[M][N][4], int row, int key, int seq) {
+    TE_UNROLL for (int m = 0; m < M; m++)
+        TE_UNROLL for (int n = 0; n < N; n++)
+            TE_UNROLL for (int e = 0; e < 4; e++) {
+                const int r = row + m * 16 + e / 2 * 8, k = key + n * 8 + e % 2;
+                if (k >= seq || (CAUSAL && k > r)) s[m][n][e] = -INFINITY;
+            }
+}
+/* The same for scores by keys, where rows from seq on do not count. */
+template <int M, int N, int CAUSAL> TE_FN void te__mask_transposed(float (&s)[M][N][4], int key, int row, int seq) {
+    TE_UNROLL for (int m = 0; m < M; m++)
+        TE_UNROLL for (int n = 0; n < N; n++)
+            TE_UNROLL for (int e = 0; e < 4; e++) {
+                const int k = key + m * 16 + e / 2 * 8, r = row + n * 8 + e % 2;
+                if (r >= seq || (CAUSAL && k > r)) s[m][n][e] = -INFINITY;
+            }
 }
 
 /* Write this warp's M * 16 rows, times factor[row], through its own rows of shared memory: 16 bytes a store. */

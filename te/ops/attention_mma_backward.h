@@ -25,6 +25,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL, class C = te__
 TE_FN void te__attention_dq_mma(const te_attention_args *a) {
     constexpr int M = C::M, TILE = C::TILE, N = TILE / 8;
     constexpr uint32_t ROW = (D + TE__PAD) * 2, KV_BYTES = TILE * ROW;
+    constexpr int64_t QKV = te__widths<HEADS, KV_HEADS, D>::QKV, OUT = te__widths<HEADS, KV_HEADS, D>::OUT;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4, seq = a->seq;
     const te__head h = te__head_of<HEADS, KV_HEADS, D>((int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS, seq);
     const int q0 = (int)(CAUSAL ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS, row0 = q0 + warp * M * 16;
@@ -34,14 +35,13 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
     const uint32_t kv_tile = do_tile + C::ROWS * ROW, a_lane = (uint32_t)warp * M * 16 * ROW + te__lane_a<D>(lane);
     const float c = a->scale * TE__LOG2E;
 
-    te__tile_load<C::ROWS, D, C::THREADS>(q_tile, qkv + h.q + q0 * h.width, h.width, seq - q0);
-    te__tile_load<C::ROWS, D, C::THREADS>(do_tile, dout + q0 * h.out_width, h.out_width, seq - q0);
-    te__tile_load<TILE, D, C::THREADS>(kv_tile, qkv + h.k, h.width, seq);
-    te__tile_load<TILE, D, C::THREADS>(kv_tile + KV_BYTES, qkv + h.v, h.width, seq);
+    te__tile_load<C::ROWS, D, QKV, C::THREADS>(q_tile, qkv + h.q + q0 * QKV, seq - q0);
+    te__tile_load<C::ROWS, D, OUT, C::THREADS>(do_tile, dout + q0 * OUT, seq - q0);
+    te__tile_load<TILE, D, QKV, C::THREADS>(kv_tile, qkv + h.k, seq);
+    te__tile_load<TILE, D, QKV, C::THREADS>(kv_tile + KV_BYTES, qkv + h.v, seq);
 
-    float dq[M][D / 8][4], lse[M][2], delta[M][2]; /* lse in powers of 2 */
-    TE_UNROLL for (int m = 0; m < M; m++) {
-        TE_UNROLL for (int n = 0; n < D / 8; n++) dq[m][n][0] = dq[m][n][1] = dq[m][n][2] = dq[m][n][3] = 0;
+    float dq[M][D / 8][4] = {}, lse[M][2], minus_delta[M][2]; /* lse in powers of 2 */
+    TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int e = 0; e < 2; e++) {
             const int row = row0 + m * 16 + g + e * 8;
             float v = 0;
@@ -53,10 +53,9 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
                 }
             v += __shfl_xor_sync(~0u, v, 1);
             v += __shfl_xor_sync(~0u, v, 2);
-            delta[m][e] = v, lse[m][e] = row < seq ? a->lse[h.row + row] * TE__LOG2E : INFINITY;
+            minus_delta[m][e] = -v, lse[m][e] = row < seq ? a->lse[h.row + row] * TE__LOG2E : INFINITY;
             if (t == 0 && row < seq) a->delta[h.row + row] = v;
         }
-    }
     for (int i = 0; i < tiles; i++) {
         const int k0 = i * TILE;
         const uint32_t k_tile = kv_tile + (i & 1) * 2 * KV_BYTES;
@@ -64,27 +63,21 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
         __syncthreads();
         if (i + 1 < tiles) {
             const uint32_t next = kv_tile + ((i + 1) & 1) * 2 * KV_BYTES;
-            const int64_t at = (k0 + TILE) * h.width;
-            te__tile_load<TILE, D, C::THREADS>(next, qkv + h.k + at, h.width, seq - k0 - TILE);
-            te__tile_load<TILE, D, C::THREADS>(next + KV_BYTES, qkv + h.v + at, h.width, seq - k0 - TILE);
+            const int64_t at = (k0 + TILE) * QKV;
+            te__tile_load<TILE, D, QKV, C::THREADS>(next, qkv + h.k + at, seq - k0 - TILE);
+            te__tile_load<TILE, D, QKV, C::THREADS>(next + KV_BYTES, qkv + h.v + at, seq - k0 - TILE);
         }
         if (CAUSAL && k0 > row0 + M * 16 - 1) continue;
 
         const uint32_t none[M][1][4] = {};
-        float s[M][N][4], dp[M][N][4];
+        float s[M][N][4] = {}, dp[M][N][4];
+        te__start<M, N>(dp, minus_delta);
         te__product_nt<T, M, N, D, 0>(s, none, q_tile + a_lane, k_tile + te__lane_b<D>(lane));
         te__product_nt<T, M, N, D, 0>(dp, none, do_tile + a_lane, k_tile + KV_BYTES + te__lane_b<D>(lane));
-        const int masked = k0 + TILE > seq || (CAUSAL && k0 + TILE - 1 > row0);
+        if (k0 + TILE > seq || (CAUSAL && k0 + TILE - 1 > row0)) te__mask<M, N, CAUSAL>(s, row0 + g, k0 + t * 2, seq);
         TE_UNROLL for (int m = 0; m < M; m++)
             TE_UNROLL for (int n = 0; n < N; n++)
-                TE_UNROLL for (int e = 0; e < 4; e++) {
-                    float p = te__exp2(s[m][n][e] * c - lse[m][e / 2]);
-                    if (masked) {
-                        const int row = row0 + m * 16 + g + (e / 2) * 8, key = k0 + n * 8 + t * 2 + e % 2;
-                        if (key >= seq || (CAUSAL && key > row)) p = 0;
-                    }
-                    s[m][n][e] = p * (dp[m][n][e] - delta[m][e / 2]);
-                }
+                TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te__exp2(s[m][n][e] * c - lse[m][e / 2]) * dp[m][n][e];
         uint32_t ds[M][N / 2][4];
         te__pack_all<T, M, N>(ds, s);
         te__product_nn<T, M, N / 2, D>(dq, ds, k_tile + te__lane_a<D>(lane));
@@ -106,16 +99,15 @@ template <int D> struct te__dkdv_shape {
     static constexpr int BYTES = TILES_BYTES + ROWS * TILE * 2 + 4 * TILE * 4;
 };
 
-/* Start copying queries q0 to q0 + TILE of head h: Q, dO, lse, delta. */
-template <int D, class C>
-TE_FN void te__queries_load(uint32_t q_tile, uint32_t lse, const te_attention_args *a, const te__head &h, int q0) {
-    te__tile_load<C::TILE, D, C::THREADS>(q_tile, (const uint16_t *)a->qkv + h.q + q0 * h.width, h.width, a->seq - q0);
-    te__tile_load<C::TILE, D, C::THREADS>(q_tile + C::TILE * (D + TE__PAD) * 2,
-                                          (const uint16_t *)a->dout + h.out + q0 * h.out_width, h.out_width, a->seq - q0);
-    for (int i = (int)threadIdx.x; i < 2 * C::TILE; i += C::THREADS) {
-        const int r = i % C::TILE, ok = q0 + r < a->seq;
-        te__copy4(lse + (uint32_t)i * 4, (i < C::TILE ? a->lse : a->delta) + h.row + (ok ? q0 + r : 0), ok);
-    }
+/* Start copying queries q0 to q0 + TILE of the head that is `member` heads after h: Q, dO, lse, delta. */
+template <int D, int64_t QKV, int64_t OUT, class C>
+TE_FN void te__queries_load(uint32_t q_tile, uint32_t lse, const te_attention_args *a, const te__head &h, int member, int q0) {
+    const int valid = a->seq - q0, r = (int)threadIdx.x % C::TILE;
+    te__tile_load<C::TILE, D, QKV, C::THREADS>(q_tile, (const uint16_t *)a->qkv + (h.q + member * D + q0 * QKV), valid);
+    te__tile_load<C::TILE, D, OUT, C::THREADS>(q_tile + C::TILE * (D + TE__PAD) * 2,
+                                               (const uint16_t *)a->dout + (h.out + member * D + q0 * OUT), valid);
+    const float *p = (threadIdx.x < C::TILE ? a->lse : a->delta) + (h.row + (int64_t)member * a->seq + q0);
+    if (threadIdx.x < 2 * C::TILE) te__copy4(lse + threadIdx.x * 4, r < valid ? p + r : p, r < valid);
 }
 
 /* Grid: (batch * kv_heads, key tiles). Shared memory: K, V, then Q and dO of stage 0, Q and dO of stage 1, P^T of each
@@ -124,64 +116,65 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL, class C = te__
 TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
     constexpr int M = C::M, TILE = C::TILE, N = TILE / 8, GROUP = HEADS / KV_HEADS, HELD = C::HELD;
     constexpr uint32_t ROW = (D + TE__PAD) * 2, Q_BYTES = TILE * ROW;
+    constexpr int64_t QKV = te__widths<HEADS, KV_HEADS, D>::QKV, OUT = te__widths<HEADS, KV_HEADS, D>::OUT;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4, seq = a->seq;
     const int pair = warp % C::PAIRS, second = warp / C::PAIRS; /* second: the warp that makes dK */
     const int batch = (int)blockIdx.x / KV_HEADS, head0 = (int)blockIdx.x % KV_HEADS * GROUP;
     const te__head h = te__head_of<HEADS, KV_HEADS, D>(batch, head0, seq);
     const int k0 = (int)blockIdx.y * C::ROWS, key0 = k0 + pair * M * 16;
-    const int first = CAUSAL ? k0 / TILE : 0, tiles = (seq + TILE - 1) / TILE - first, steps = tiles * GROUP;
+    const int first = CAUSAL ? k0 / TILE : 0, tiles = (seq + TILE - 1) / TILE, steps = (tiles - first) * GROUP;
     const uint16_t *qkv = (const uint16_t *)a->qkv;
     const uint32_t k_tile = te__shared_address(te__attention_shared), q_tile = k_tile + 2 * C::ROWS * ROW;
     const uint32_t own = (uint32_t)(second * C::ROWS + pair * M * 16) * ROW; /* this warp's rows of K, or of V */
     uint4 *handed = (uint4 *)(te__attention_shared + C::TILES_BYTES) + pair * M * N / 2 * 32 + lane;
     float *rows = (float *)(te__attention_shared + C::TILES_BYTES + C::ROWS * TILE * 2); /* lse, delta; of stage 1 */
-    const float c = a->scale * TE__LOG2E;
+    const float c = a->scale * TE__LOG2E, start = second ? -1.0f : -1.0f / a->scale;
+    static_assert(2 * TILE <= C::THREADS, "te: attention: one thread copies one lse or delta");
 
-    te__tile_load<C::ROWS, D, C::THREADS>(k_tile, qkv + h.k + k0 * h.width, h.width, seq - k0);
-    te__tile_load<C::ROWS, D, C::THREADS>(k_tile + C::ROWS * ROW, qkv + h.v + k0 * h.width, h.width, seq - k0);
-    te__queries_load<D, C>(q_tile, te__shared_address(rows), a, h, first * TILE);
+    te__tile_load<C::ROWS, D, QKV, C::THREADS>(k_tile, qkv + h.k + k0 * QKV, seq - k0);
+    te__tile_load<C::ROWS, D, QKV, C::THREADS>(k_tile + C::ROWS * ROW, qkv + h.v + k0 * QKV, seq - k0);
+    te__queries_load<D, QKV, OUT, C>(q_tile, te__shared_address(rows), a, h, 0, first * TILE);
 
     uint32_t held[M][HELD ? D / 16 : 1][4];
-    float sum[M][D / 8][4]; /* dV, or dK */
-    TE_UNROLL for (int m = 0; m < M; m++)
-        TE_UNROLL for (int n = 0; n < D / 8; n++) sum[m][n][0] = sum[m][n][1] = sum[m][n][2] = sum[m][n][3] = 0;
-    for (int i = 0; i < steps; i++) {
-        const int q0 = (first + i % tiles) * TILE;
+    float sum[M][D / 8][4] = {}; /* dV, or dK */
+    for (int i = 0, tile = first, member = 0; i < steps; i++) {
+        const int q0 = tile * TILE;
         te__copies_done();
         __syncthreads(); /* the tile is there; nobody reads the other stage or P^T of the last step any more */
         if (i + 1 < steps) {
-            const te__head next = te__head_of<HEADS, KV_HEADS, D>(batch, head0 + (i + 1) / tiles, seq);
-            te__queries_load<D, C>(q_tile + ((i + 1) & 1) * 2 * Q_BYTES, te__shared_address(rows + ((i + 1) & 1) * 2 * TILE),
-                                   a, next, (first + (i + 1) % tiles) * TILE);
+            if (++tile == tiles) tile = first, member++;
+            te__queries_load<D, QKV, OUT, C>(q_tile + ((i + 1) & 1) * 2 * Q_BYTES,
+                                             te__shared_address(rows + ((i + 1) & 1) * 2 * TILE), a, h, member, tile * TILE);
         }
         if constexpr (HELD != 0) if (i == 0) te__hold<M, D>(held, k_tile + own + te__lane_a<D>(lane));
         if (CAUSAL && q0 + TILE - 1 < key0) continue; /* all masked, for both warps of the pair */
 
         /* the first warp multiplies K by Q, and P by dO; the second V by dO, and dS by Q */
         const uint32_t stage = q_tile + (i & 1) * 2 * Q_BYTES, b_nt = stage + second * Q_BYTES, b_nn = stage + (1 - second) * Q_BYTES;
-        float s[M][N][4];
-        uint32_t p[M][N / 2][4];
-        te__product_nt<T, M, N, D, HELD>(s, held, k_tile + own + te__lane_a<D>(lane), b_nt + te__lane_b<D>(lane));
         const float2 *column = (const float2 *)(rows + (i & 1) * 2 * TILE + second * TILE) + t; /* lse, or delta */
+        float s[M][N][4]; /* ends as S - lse / scale, or as dP - delta */
+        uint32_t p[M][N / 2][4];
+        TE_UNROLL for (int n = 0; n < N; n++) {
+            const float2 x = column[n * 4];
+            TE_UNROLL for (int m = 0; m < M; m++)
+                TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = (e % 2 ? x.y : x.x) * start;
+        }
+        te__product_nt<T, M, N, D, HELD>(s, held, k_tile + own + te__lane_a<D>(lane), b_nt + te__lane_b<D>(lane));
         if (!second) {
-            const int masked = q0 + TILE > seq || (CAUSAL && key0 + M * 16 - 1 > q0);
-            TE_UNROLL for (int n = 0; n < N; n++) {
-                const float2 lse = column[n * 4];
-                TE_UNROLL for (int m = 0; m < M; m++)
-                    TE_UNROLL for (int e = 0; e < 4; e++) {
-                        s[m][n][e] = te__exp2(s[m][n][e] * c - (e % 2 ? lse.y : lse.x) * TE__LOG2E);
-                        if (masked) {
-                            const int key = key0 + m * 16 + g + (e / 2) * 8, row = q0 + n * 8 + t * 2 + e % 2;
-                            if (row >= seq || (CAUSAL && key > row)) s[m][n][e] = 0;
-                        }
-                    }
-            }
+            if (q0 + TILE > seq || (CAUSAL && key0 + M * 16 - 1 > q0)) te__mask_transposed<M, N, CAUSAL>(s, key0 + g, q0 + t * 2, seq);
+            TE_UNROLL for (int m = 0; m < M; m++)
+                TE_UNROLL for (int n = 0; n < N; n++)
+                    TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te__exp2(s[m][n][e] * c);
             te__pack_all<T, M, N>(p, s);
             TE_UNROLL for (int m = 0; m < M; m++)
                 TE_UNROLL for (int k = 0; k < N / 2; k++)
                     handed[(m * N / 2 + k) * 32] = make_uint4(p[m][k][0], p[m][k][1], p[m][k][2], p[m][k][3]);
             __threadfence_block();
+#ifdef ARRIVE_SYNC
+            asm volatile("bar.sync %0, 64;" ::"r"(1 + pair) : "memory");
+#else
             asm volatile("bar.arrive %0, 64;" ::"r"(1 + pair) : "memory");
+#endif
         } else {
             asm volatile("bar.sync %0, 64;" ::"r"(1 + pair) : "memory");
             TE_UNROLL for (int m = 0; m < M; m++)
@@ -189,9 +182,8 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
                     const uint4 u = handed[(m * N / 2 + k) * 32];
                     const uint32_t w[4] = {u.x, u.y, u.z, u.w};
                     TE_UNROLL for (int j = 0; j < 4; j++) {
-                        const float2 x = te__unpack<T>(w[j]), delta = column[(2 * k + j / 2) * 4];
-                        float *y = &s[m][2 * k + j / 2][j % 2 * 2];
-                        y[0] = x.x * (y[0] - delta.x), y[1] = x.y * (y[1] - delta.y);
+                        const float2 x = te__unpack<T>(w[j]);
+                        s[m][2 * k + j / 2][j % 2 * 2] *= x.x, s[m][2 * k + j / 2][j % 2 * 2 + 1] *= x.y;
                     }
                 }
             te__pack_all<T, M, N>(p, s);

@@ -20,6 +20,9 @@ struct te__head {
     int64_t out_width, out; /* of out and dout */
     int64_t row;            /* of lse and delta */
 };
+template <int HEADS, int KV_HEADS, int D> struct te__widths {
+    static constexpr int64_t QKV = (HEADS + 2 * KV_HEADS) * D, OUT = HEADS * D; /* row lengths of qkv, and of out and dout */
+};
 template <int HEADS, int KV_HEADS, int D> TE_FN te__head te__head_of(int batch, int head, int seq) {
     te__head h;
     h.batch = batch, h.head = head, h.kv_head = head / (HEADS / KV_HEADS);
@@ -43,6 +46,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL, class C = te__
 TE_FN void te__attention_forward_mma(const te_attention_args *a) {
     constexpr int M = C::M, TILE = C::TILE, N = TILE / 8, HELD = C::HELD;
     constexpr uint32_t KV_BYTES = TILE * (D + TE__PAD) * 2, ROW = (D + TE__PAD) * 2;
+    constexpr int64_t QKV = te__widths<HEADS, KV_HEADS, D>::QKV;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4, seq = a->seq;
     const te__head h = te__head_of<HEADS, KV_HEADS, D>((int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS, seq);
     /* causal: the longest rows first, so that the short ones fill the end */
@@ -53,16 +57,13 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
     const uint32_t q_lane = q_tile + (uint32_t)warp * M * 16 * ROW + te__lane_a<D>(lane);
     const float c = a->scale * TE__LOG2E;
 
-    te__tile_load<C::ROWS, D, C::THREADS>(q_tile, qkv + h.q + q0 * h.width, h.width, seq - q0);
-    te__tile_load<TILE, D, C::THREADS>(kv_tile, qkv + h.k, h.width, seq);
-    te__tile_load<TILE, D, C::THREADS>(kv_tile + KV_BYTES, qkv + h.v, h.width, seq);
+    te__tile_load<C::ROWS, D, QKV, C::THREADS>(q_tile, qkv + h.q + q0 * QKV, seq - q0);
+    te__tile_load<TILE, D, QKV, C::THREADS>(kv_tile, qkv + h.k, seq);
+    te__tile_load<TILE, D, QKV, C::THREADS>(kv_tile + KV_BYTES, qkv + h.v, seq);
 
     uint32_t held[M][HELD ? D / 16 : 1][4];
-    float o[M][D / 8][4], top[M][2], sum[M][2]; /* o: not yet divided; top: largest score; sum: of this lane's columns */
-    TE_UNROLL for (int m = 0; m < M; m++) {
-        top[m][0] = top[m][1] = -INFINITY, sum[m][0] = sum[m][1] = 0;
-        TE_UNROLL for (int n = 0; n < D / 8; n++) o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0;
-    }
+    float o[M][D / 8][4] = {}, top[M][2], sum[M][2] = {}; /* o: not yet divided; top: largest score; sum: this lane's share */
+    TE_UNROLL for (int m = 0; m < M; m++) top[m][0] = top[m][1] = -INFINITY;
     for (int i = 0; i < tiles; i++) {
         const int k0 = i * TILE;
         const uint32_t k_tile = kv_tile + (i & 1) * 2 * KV_BYTES;
@@ -70,23 +71,16 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
         __syncthreads(); /* the tile is there, and nobody reads the other stage any more */
         if (i + 1 < tiles) {
             const uint32_t next = kv_tile + ((i + 1) & 1) * 2 * KV_BYTES;
-            const int64_t at = (k0 + TILE) * h.width;
-            te__tile_load<TILE, D, C::THREADS>(next, qkv + h.k + at, h.width, seq - k0 - TILE);
-            te__tile_load<TILE, D, C::THREADS>(next + KV_BYTES, qkv + h.v + at, h.width, seq - k0 - TILE);
+            const int64_t at = (k0 + TILE) * QKV;
+            te__tile_load<TILE, D, QKV, C::THREADS>(next, qkv + h.k + at, seq - k0 - TILE);
+            te__tile_load<TILE, D, QKV, C::THREADS>(next + KV_BYTES, qkv + h.v + at, seq - k0 - TILE);
         }
         if constexpr (HELD != 0) if (i == 0) te__hold<M, D>(held, q_lane);
         if (CAUSAL && k0 > row0 + M * 16 - 1) continue; /* all masked for this warp */
 
-        float s[M][N][4];
+        float s[M][N][4] = {};
         te__product_nt<T, M, N, D, HELD>(s, held, q_lane, k_tile + te__lane_b<D>(lane));
-        if (k0 + TILE > seq || (CAUSAL && k0 + TILE - 1 > row0)) {
-            TE_UNROLL for (int m = 0; m < M; m++)
-                TE_UNROLL for (int n = 0; n < N; n++)
-                    TE_UNROLL for (int e = 0; e < 4; e++) {
-                        const int row = row0 + m * 16 + g + (e / 2) * 8, key = k0 + n * 8 + t * 2 + e % 2;
-                        if (key >= seq || (CAUSAL && key > row)) s[m][n][e] = -INFINITY;
-                    }
-        }
+        if (k0 + TILE > seq || (CAUSAL && k0 + TILE - 1 > row0)) te__mask<M, N, CAUSAL>(s, row0 + g, k0 + t * 2, seq);
         /* key 0 is in the first tile and never masked: top is finite from there on */
         float shrink[M][2];
         int moved = 0;

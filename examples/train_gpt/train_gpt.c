@@ -1,0 +1,570 @@
+/* train_gpt.c -- trains a byte-level GPT on any files or folders, on a CPU or, built by nvcc, on a GPU.
+ *
+ *     cc   -O3 -march=native -fopenmp -DTE_CBLAS -I. examples/train_gpt/train_gpt.c -o train_gpt -lopenblas -lm
+ *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a -I. -x cu examples/train_gpt/train_gpt.c -o train_gpt -lcublasLt
+ *     ./train_gpt                          two minutes on the C headers of this machine, then a sample
+ *     ./train_gpt --size gpt2 --batch 8 --seq 1024 --steps 1000 ~/texts
+ *     ./train_gpt --resume                 goes on where Ctrl-C stopped it, to the same bits
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "te/te.h"
+
+/* ---------------------------------------------------------------------------------------------------------------- */
+/* the model: three lists of ops, for every size that --size can choose                                               */
+
+#ifndef GPT_DTYPE
+#if TE_CUDA
+#define GPT_DTYPE bf16
+#else
+#define GPT_DTYPE f32
+#endif
+#endif
+#ifdef GPT_DROPOUT /* -DGPT_DROPOUT=0.1f */
+#define DROPOUT(name) (dropout, name, GPT_DROPOUT),
+#else
+#define DROPOUT(name)
+#endif
+
+#define GPT_EMBED(V, T, H) (embedding, wte, V, H), (positions, wpe, T, H)
+/* [block] */
+#define GPT_BLOCK(H, HEADS)                                                                                 \
+    (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * (H)), (bias, qkv_b, 3 * (H)),                     \
+    (attention, attn, HEADS, HEADS, (H) / (HEADS)),                                                         \
+    (linear, proj, H, H), (bias, proj_b, H), DROPOUT(drop1) (add, x1),                                      \
+    (fork, x2), (layernorm, ln2, H), (linear, fc1, H, 4 * (H)), (bias, fc1_b, 4 * (H)), (gelu, act),        \
+    (linear, fc2, 4 * (H), H), (bias, fc2_b, H), DROPOUT(drop2) (add, x2)
+/* [block] */
+#define GPT_LOGITS(V, H) (layernorm, lnf, H), (tied_linear, lm, H, V)
+#define GPT_HEAD(V, H) GPT_LOGITS(V, H), (cross_entropy, loss, V)
+
+/* X(size, layers, hidden, heads, longest sequence, vocabulary). Text is bytes: a vocabulary above 256 is there for the shape. */
+#define GPT_SIZES(X)                        \
+    X(tiny, 4, 128, 2, 256, 256)            \
+    X(small, 6, 384, 6, 512, 256)           \
+    X(gpt2, 12, 768, 12, 1024, 50304)
+
+#define GPT_DEFINE(size, L, H, HEADS, T, V)                               \
+    TE_SEQUENTIAL(embed_##size, GPT_DTYPE, GPT_EMBED(V, T, H))            \
+    TE_SEQUENTIAL(block_##size, GPT_DTYPE, GPT_BLOCK(H, HEADS))           \
+    TE_SEQUENTIAL(head_##size, GPT_DTYPE, GPT_HEAD(V, H))                 \
+    TE_SEQUENTIAL(logits_##size, GPT_DTYPE, GPT_LOGITS(V, H))
+GPT_SIZES(GPT_DEFINE)
+
+typedef struct gpt_size {
+    const char *name;
+    int layers, hidden, heads, longest, vocabulary;
+    const te_plan *(*embed)(void), *(*block)(void), *(*head)(void), *(*logits)(void);
+} gpt_size;
+#define GPT_ROW(size, L, H, HEADS, T, V) {#size, L, H, HEADS, T, V, embed_##size##_plan, block_##size##_plan, head_##size##_plan, logits_##size##_plan},
+static const gpt_size gpt_sizes[] = {GPT_SIZES(GPT_ROW)};
+
+/* ---------------------------------------------------------------------------------------------------------------- */
+/* small helpers                                                                                                      */
+
+static te_context ctx;
+
+static void check(te_status status, const char *what) {
+    if (status == TE_OK) return;
+    fprintf(stderr, "train_gpt: %s: %s (%s)\n", what, te_last_error(&ctx), te_status_string(status));
+    exit(1);
+}
+static void die(const char *what, const char *name) {
+    fprintf(stderr, "train_gpt: %s%s%s\n", what, name ? ": " : "", name ? name : "");
+    exit(1);
+}
+static void *target_memory(size_t bytes) {
+    void *p = NULL;
+    check(te_allocate(&ctx, &p, bytes), "memory");
+    return p;
+}
+static void *host_memory(size_t bytes) {
+    void *p = malloc(bytes ? bytes : 1);
+    if (!p) die("out of memory", NULL);
+    return p;
+}
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+static volatile sig_atomic_t interrupted;
+static void on_interrupt(int number) {
+    (void)number;
+    interrupted = 1;
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- */
+/* text: every file given, and every file of every folder given, one after the other                                  */
+
+typedef struct text { unsigned char *bytes; size_t size, room; int files; } text;
+enum { MOST_TEXT = 256 << 20, MOST_FILE = 4 << 20 };
+
+static void read_file(text *t, const char *path, size_t size) {
+    FILE *f = fopen(path, "rb");
+    if (!f) return;
+    if (t->size + size > t->room) {
+        t->room = 2 * (t->size + size);
+        t->bytes = (unsigned char *)realloc(t->bytes, t->room);
+        if (!t->bytes) die("out of memory", NULL);
+    }
+    const size_t got = fread(t->bytes + t->size, 1, size, f);
+    fclose(f);
+    if (memchr(t->bytes + t->size, 0, got)) return; /* not text */
+    t->size += got, t->files += got > 0;
+}
+static int keep_entry(const struct dirent *e) { return e->d_name[0] != '.'; }
+static void read_path(text *t, const char *path, const char *ending, int depth) {
+    struct stat s;
+    if (t->size >= MOST_TEXT || depth > 16 || stat(path, &s)) return;
+    if (S_ISREG(s.st_mode)) {
+        const size_t n = strlen(path), k = ending ? strlen(ending) : 0;
+        if (s.st_size <= MOST_FILE && n >= k && !memcmp(path + n - k, ending ? ending : "", k)) read_file(t, path, (size_t)s.st_size);
+        else if (!ending && depth == 0) read_file(t, path, (size_t)te_min(s.st_size, MOST_TEXT));
+    } else if (S_ISDIR(s.st_mode)) {
+        struct dirent **entry;
+        const int n = scandir(path, &entry, keep_entry, alphasort); /* sorted: the same text on every run */
+        for (int i = 0; i < n; i++) {
+            char below[4096];
+            const int length = snprintf(below, sizeof below, "%s/%s", path, entry[i]->d_name);
+            if (length > 0 && length < (int)sizeof below) read_path(t, below, ending, depth + 1);
+            free(entry[i]);
+        }
+        if (n >= 0) free(entry);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- */
+/* the network: embed, layers of block, head, on one buffer of weights and one of gradients                           */
+
+typedef struct gpt {
+    const gpt_size *size;
+    int batch, seq, models; /* models: embed, layers blocks, head */
+    te_model *model, logits, **all;
+    char *weights;
+    float *grads;
+    te_saved *saved;  /* by model */
+    void **x;         /* x[i]: what model i gives, [rows, hidden] */
+    void *dx[2];
+    float *loss;      /* [rows] */
+    int32_t *tokens, *labels;
+} gpt;
+
+static te_param *find_param(te_model *m, const char *op) {
+    for (int i = 0; i < m->param_count; i++)
+        if (!strcmp(m->param[i].op, op)) return &m->param[i];
+    die("no such parameter", op);
+    return NULL;
+}
+static void bind(te_model *m, const te_plan *plan, void *weights, float *grads) {
+    int count = 0;
+    for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
+    check(te_model_bind(m, plan, (te_param *)host_memory((size_t)count * sizeof(te_param)), count, weights, grads, &ctx), "bind");
+}
+static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, uint64_t seed) {
+    const int layers = size->layers;
+    const int64_t rows = (int64_t)batch * seq;
+    memset(g, 0, sizeof *g);
+    g->size = size, g->batch = batch, g->seq = seq, g->models = layers + 2;
+    g->model = (te_model *)host_memory((size_t)g->models * sizeof(te_model));
+    g->all = (te_model **)host_memory((size_t)g->models * sizeof(te_model *));
+    g->saved = (te_saved *)calloc((size_t)g->models, sizeof(te_saved));
+    g->x = (void **)calloc((size_t)g->models, sizeof(void *));
+    size_t weight_bytes = 0, grad_bytes = 0, workspace = 0;
+    for (int i = 0; i < g->models; i++) {
+        const te_plan *plan = i == 0 ? size->embed() : i <= layers ? size->block() : size->head();
+        weight_bytes += te_plan_param_bytes(plan), grad_bytes += te_plan_grad_bytes(plan);
+    }
+    g->weights = (char *)target_memory(weight_bytes), g->grads = (float *)target_memory(grad_bytes);
+    check(te_fill(&ctx, g->weights, 0, weight_bytes), "weights");
+    check(te_fill(&ctx, g->grads, 0, grad_bytes), "gradients");
+    char *w = g->weights;
+    float *d = g->grads;
+    for (int i = 0; i < g->models; i++) {
+        const te_plan *plan = i == 0 ? size->embed() : i <= layers ? size->block() : size->head();
+        g->all[i] = &g->model[i];
+        bind(&g->model[i], plan, w, d);
+        if (i == g->models - 1) bind(&g->logits, size->logits(), w, NULL);
+        w += te_plan_param_bytes(plan), d += te_plan_grad_bytes(plan) / sizeof(float);
+        check(te_model_randomize(&g->model[i], 0.02f, seed, (uint32_t)i * 64, &ctx), "initial weights");
+    }
+    for (int i = 1; i <= layers; i++) { /* GPT-2: what goes into the residual starts smaller in a deeper network */
+        const float std = 0.02f / sqrtf(2.0f * (float)layers);
+        check(te_param_normal(find_param(&g->model[i], "proj"), TE_JOIN1(TE_, GPT_DTYPE), std, seed, (uint32_t)i * 64 + 40, &ctx), "initial weights");
+        check(te_param_normal(find_param(&g->model[i], "fc2"), TE_JOIN1(TE_, GPT_DTYPE), std, seed, (uint32_t)i * 64 + 41, &ctx), "initial weights");
+    }
+    check(te_tie(find_param(&g->logits, "lm"), find_param(&g->model[0], "wte"), &ctx), "tie");
+    check(te_tie(find_param(&g->model[g->models - 1], "lm"), find_param(&g->model[0], "wte"), &ctx), "tie");
+    const size_t width = (size_t)size->hidden * te_dtype_bytes(TE_JOIN1(TE_, GPT_DTYPE));
+    for (int i = 0; i < g->models; i++) {
+        g->saved[i].bytes = te_plan_saved_bytes(g->model[i].plan, rows);
+        g->saved[i].memory = target_memory(g->saved[i].bytes);
+        if (i + 1 < g->models) g->x[i] = target_memory((size_t)rows * width);
+        const size_t need = te_plan_workspace_bytes(g->model[i].plan, &g->model[i], rows, &ctx);
+        workspace = need > workspace ? need : workspace;
+    }
+    check(te_context_reserve(&ctx, workspace), "workspace");
+    for (int i = 0; i < 2; i++) g->dx[i] = target_memory((size_t)rows * width);
+    g->loss = (float *)target_memory((size_t)rows * sizeof(float));
+    g->tokens = (int32_t *)target_memory((size_t)rows * sizeof(int32_t));
+    g->labels = (int32_t *)target_memory((size_t)rows * sizeof(int32_t));
+}
+static te_batch gpt_batch(const gpt *g, int batch, int seq) {
+    te_batch b;
+    memset(&b, 0, sizeof b);
+    b.batch = batch, b.seq = seq, b.tokens = g->tokens, b.labels = g->labels, b.ignore_index = -1;
+    return b;
+}
+static te_tensor hidden_of(const gpt *g, void *data, const te_batch *b) {
+    return te_matrix(data, TE_JOIN1(TE_, GPT_DTYPE), (int64_t)b->batch * b->seq, g->size->hidden);
+}
+
+/* Losses of every row into g->loss; `train`: with what backward needs. */
+static void gpt_forward(gpt *g, const te_batch *b, int train) {
+    const int last = g->models - 1;
+    for (int i = 0; i < last; i++)
+        check(te_plan_forward(hidden_of(g, g->x[i], b), train ? &g->saved[i] : NULL, i ? hidden_of(g, g->x[i - 1], b) : te_none(),
+                              g->model[i].plan, &g->model[i], b, &ctx), "forward");
+    check(te_plan_forward(te_matrix(g->loss, TE_f32, (int64_t)b->batch * b->seq, 1), train ? &g->saved[last] : NULL,
+                          hidden_of(g, g->x[last - 1], b), g->model[last].plan, &g->model[last], b, &ctx), "forward");
+}
+static void gpt_backward(gpt *g, const te_batch *b) {
+    te_tensor dy = te_none();
+    for (int i = g->models - 1; i >= 0; i--) {
+        const te_tensor dx = i ? hidden_of(g, g->dx[i & 1], b) : te_none();
+        check(te_plan_backward(dx, dy, &g->saved[i], g->model[i].plan, &g->model[i], b, &ctx), "backward");
+        dy = dx;
+    }
+}
+/* Mean of g->loss. Waits for the device. */
+static double gpt_loss(const gpt *g, const te_batch *b) {
+    static float *host;
+    const int rows = b->batch * b->seq;
+    if (!host) host = (float *)host_memory((size_t)g->batch * (size_t)g->seq * sizeof(float));
+    check(te_copy(&ctx, host, g->loss, (size_t)rows * sizeof(float)), "loss");
+    check(te_synchronize(&ctx), "loss");
+    double sum = 0;
+    for (int i = 0; i < rows; i++) sum += host[i];
+    return sum / rows;
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- */
+/* batches: windows at places that only the seed and the number of the batch decide, so that a resumed run sees the same */
+
+typedef struct corpus { int32_t *tokens; int64_t train, total; } corpus; /* target memory; [train, total) validates */
+
+static corpus corpus_of(const text *t, int seq) {
+    corpus c;
+    c.total = (int64_t)t->size, c.train = c.total - c.total / 20;
+    if (c.total / 20 <= seq + 1) die("too little text; give more files", NULL);
+    int32_t *wide = (int32_t *)host_memory(t->size * sizeof(int32_t));
+    for (size_t i = 0; i < t->size; i++) wide[i] = t->bytes[i];
+    c.tokens = (int32_t *)target_memory(t->size * sizeof(int32_t));
+    check(te_copy(&ctx, c.tokens, wide, t->size * sizeof(int32_t)), "text");
+    check(te_synchronize(&ctx), "text");
+    free(wide);
+    return c;
+}
+static void take_batch(const gpt *g, const corpus *c, int validate, uint64_t number, uint64_t seed) {
+    const int64_t from = validate ? c->train : 0, room = (validate ? c->total - c->train : c->train) - g->seq - 1;
+    const size_t bytes = (size_t)g->seq * sizeof(int32_t);
+    for (int i = 0; i < g->batch; i++) {
+        uint32_t r[4];
+        te_philox(r, seed, number * (uint64_t)g->batch + (uint64_t)i, validate ? 2 : 1, 0);
+        const int32_t *window = c->tokens + from + (int64_t)((((uint64_t)r[0] << 32) | r[1]) % (uint64_t)room);
+        check(te_copy(&ctx, g->tokens + (size_t)i * (size_t)g->seq, window, bytes), "batch");
+        check(te_copy(&ctx, g->labels + (size_t)i * (size_t)g->seq, window + 1, bytes), "batch");
+    }
+}
+static double validation_loss(gpt *g, const corpus *c, int batches, uint64_t seed) {
+    const te_batch b = gpt_batch(g, g->batch, g->seq);
+    double sum = 0;
+    for (int i = 0; i < batches; i++) {
+        take_batch(g, c, 1, (uint64_t)i, seed);
+        gpt_forward(g, &b, 0);
+        sum += gpt_loss(g, &b);
+    }
+    return sum / batches;
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- */
+/* a sample: one byte after the other, each from the distribution that the text so far gives                           */
+
+static void print_sample(gpt *g, const char *prompt, int length, float temperature, uint64_t seed) {
+    const int longest = g->seq, vocabulary = g->size->vocabulary;
+    const te_dtype dtype = TE_JOIN1(TE_, GPT_DTYPE);
+    int32_t *window = (int32_t *)host_memory((size_t)longest * sizeof(int32_t));
+    const size_t row_bytes = (size_t)vocabulary * te_dtype_bytes(dtype);
+    char *logits = (char *)target_memory((size_t)longest * row_bytes), *row = (char *)host_memory(row_bytes);
+    double *p = (double *)host_memory(256 * sizeof(double));
+    int n = 0;
+    for (const char *c = prompt; *c && n < longest / 2; c++) window[n++] = (unsigned char)*c;
+    if (!n) window[n++] = '\n';
+    for (int i = 0; i < n; i++) putchar(window[i]);
+    for (int i = 0; i < length && !interrupted; i++) {
+        const te_batch b = gpt_batch(g, 1, n);
+        check(te_copy(&ctx, g->tokens, window, (size_t)n * sizeof(int32_t)), "sample");
+        for (int k = 0; k < g->models - 1; k++)
+            check(te_plan_forward(hidden_of(g, g->x[k], &b), NULL, k ? hidden_of(g, g->x[k - 1], &b) : te_none(), g->model[k].plan,
+                                  &g->model[k], &b, &ctx), "sample");
+        check(te_plan_forward(te_matrix(logits, dtype, n, vocabulary), NULL, hidden_of(g, g->x[g->models - 2], &b), g->logits.plan, &g->logits,
+                              &b, &ctx), "sample");
+        check(te_copy(&ctx, row, logits + (size_t)(n - 1) * row_bytes, row_bytes), "sample");
+        check(te_synchronize(&ctx), "sample");
+        double most = -1e30, sum = 0;
+        for (int k = 0; k < 256; k++) p[k] = te_load(row, k, dtype) / temperature, most = p[k] > most ? p[k] : most;
+        for (int k = 0; k < 256; k++) sum += p[k] = exp(p[k] - most);
+        uint32_t r[4];
+        te_philox(r, seed, (uint64_t)i, 3, 0);
+        double u = te_uniform(r[0]) * sum;
+        int next = 0;
+        while (next < 255 && (u -= p[next]) > 0) next++;
+        putchar(next);
+        fflush(stdout);
+        if (n == longest) { /* the window is full: keep its later half */
+            n = longest / 2;
+            memmove(window, window + longest - n, (size_t)n * sizeof(int32_t));
+        }
+        window[n++] = next;
+    }
+    putchar('\n');
+    te_release(&ctx, logits);
+    free(window), free(row), free(p);
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- */
+/* the loss curve, as numbers (TSV) and as a picture (SVG)                                                            */
+
+typedef struct point { long step; double loss, validation; } point; /* validation: NAN where it was not measured */
+typedef struct curve { point *p; int count, room; } curve;
+
+static void curve_add(curve *c, long step, double loss, double validation) {
+    if (c->count == c->room) {
+        c->room = c->room ? 2 * c->room : 256;
+        c->p = (point *)realloc(c->p, (size_t)c->room * sizeof(point));
+        if (!c->p) die("out of memory", NULL);
+    }
+    c->p[c->count].step = step, c->p[c->count].loss = loss, c->p[c->count++].validation = validation;
+}
+static void curve_read(curve *c, const char *path, long until) {
+    FILE *f = fopen(path, "r");
+    char line[128];
+    while (f && fgets(line, sizeof line, f)) {
+        long step;
+        double loss, validation = NAN;
+        if (sscanf(line, "%ld\t%lf\t%lf", &step, &loss, &validation) >= 2 && step <= until) curve_add(c, step, loss, validation);
+    }
+    if (f) fclose(f);
+}
+static void curve_write(const curve *c, const char *tsv, const char *svg) {
+    double low = 1e30, high = 0, last = 1;
+    FILE *f = fopen(tsv, "w");
+    if (f) fprintf(f, "step\tloss\tvalidation_loss\n");
+    for (int i = 0; i < c->count; i++) {
+        const point *p = &c->p[i];
+        if (f) {
+            fprintf(f, "%ld\t%.6f\t", p->step, p->loss);
+            if (p->validation == p->validation) fprintf(f, "%.6f", p->validation);
+            fprintf(f, "\n");
+        }
+        low = fmin(low, p->loss), high = fmax(high, p->loss), last = (double)p->step;
+        if (p->validation == p->validation) low = fmin(low, p->validation);
+    }
+    if (f) fclose(f);
+    f = fopen(svg, "w");
+    if (!f) return;
+    const double left = 56, top = 24, width = 680, height = 340;
+    low = floor(low * 2) / 2, high = ceil(high * 2) / 2;
+    if (high <= low) high = low + 0.5;
+    fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 760 420\" font-family=\"sans-serif\" font-size=\"12\">\n"
+               "<rect width=\"760\" height=\"420\" fill=\"white\"/>\n");
+    for (int i = 0; i <= 5; i++) {
+        const double y = top + height * i / 5, x = left + width * i / 5;
+        fprintf(f, "<path d=\"M%.0f %.1fh%.0f\" stroke=\"#ddd\"/><text x=\"%.0f\" y=\"%.1f\" text-anchor=\"end\">%.2f</text>\n", left, y, width,
+                left - 6, y + 4, high - (high - low) * i / 5);
+        fprintf(f, "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\">%.0f</text>\n", x, top + height + 18, last * i / 5);
+    }
+    for (int which = 0; which < 2; which++) {
+        fprintf(f, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"%s\" points=\"", which ? "#d62728" : "#1f77b4", which ? "2" : "1");
+        for (int i = 0; i < c->count; i++) {
+            const double v = which ? c->p[i].validation : c->p[i].loss;
+            if (v == v) fprintf(f, "%.1f,%.1f ", left + width * (double)c->p[i].step / last, top + height * (high - v) / (high - low));
+        }
+        fprintf(f, "\"/>\n<text x=\"%.0f\" y=\"40\" fill=\"%s\">%s</text>\n", left + width - 150, which ? "#d62728" : "#1f77b4",
+                which ? "" : "training loss");
+    }
+    fprintf(f, "<text x=\"%.0f\" y=\"56\" fill=\"#d62728\">validation loss</text>\n"
+               "<text x=\"%.0f\" y=\"408\" text-anchor=\"middle\">step</text>\n</svg>\n", left + width - 150, left + width / 2);
+    fclose(f);
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- */
+
+typedef struct options {
+    const char *size, *out, *prompt;
+    long steps, batch, seq, accumulate, log, validate, sample, save;
+    double lr, temperature;
+    long seed, resume, plan;
+} options;
+
+static const char usage[] =
+    "usage: train_gpt [options] [files and folders]      (default: the headers under /usr/include)\n"
+    "  --size NAME       tiny, small or gpt2 (the 124M shape)      tiny\n"
+    "  --batch N         sequences a micro-batch                   8\n"
+    "  --seq N           tokens a sequence                         128\n"
+    "  --accumulate N    micro-batches a step                      1\n"
+    "  --steps N         optimizer steps                           1500\n"
+    "  --lr X            peak learning rate                        2e-3 (gpt2: 6e-4)\n"
+    "  --log N           a line every N steps                      25\n"
+    "  --validate N      validation loss every N steps, 0: never   250\n"
+    "  --save N          checkpoint every N steps, 0: at the end   0\n"
+    "  --out FOLDER      checkpoint, curve.tsv, curve.svg          gpt_out\n"
+    "  --resume          go on from the checkpoint in FOLDER\n"
+    "  --sample N        bytes of sample at the end                600\n"
+    "  --prompt TEXT     what the sample begins with               \"#ifndef \"\n"
+    "  --temperature X   of the sample                             0.8\n"
+    "  --seed N          of everything random                      1\n"
+    "  --plan            print the plan of a block and stop\n";
+
+static options parse(int argc, char **argv, int *first_path) {
+    options o;
+    memset(&o, 0, sizeof o);
+    o.size = "tiny", o.out = "gpt_out", o.prompt = "#ifndef ";
+    o.batch = 8, o.seq = 128, o.accumulate = 1, o.steps = 1500, o.log = 25, o.validate = 250, o.sample = 600, o.seed = 1;
+    o.temperature = 0.8;
+    struct { const char *name; const char **text; long *number; double *real; long *flag; } table[] = {
+        {"--size", &o.size, 0, 0, 0},       {"--out", &o.out, 0, 0, 0},           {"--prompt", &o.prompt, 0, 0, 0},
+        {"--steps", 0, &o.steps, 0, 0},     {"--batch", 0, &o.batch, 0, 0},       {"--seq", 0, &o.seq, 0, 0},
+        {"--accumulate", 0, &o.accumulate, 0, 0}, {"--log", 0, &o.log, 0, 0},     {"--validate", 0, &o.validate, 0, 0},
+        {"--sample", 0, &o.sample, 0, 0},   {"--save", 0, &o.save, 0, 0},         {"--seed", 0, &o.seed, 0, 0},
+        {"--lr", 0, 0, &o.lr, 0},           {"--temperature", 0, 0, &o.temperature, 0},
+        {"--resume", 0, 0, 0, &o.resume},   {"--plan", 0, 0, 0, &o.plan}};
+    const int rows = (int)(sizeof table / sizeof table[0]);
+    int i = 1;
+    for (; i < argc && !strncmp(argv[i], "--", 2); i++) {
+        int k = 0;
+        char *end = NULL;
+        if (!strcmp(argv[i], "--help")) fputs(usage, stdout), exit(0);
+        while (k < rows && strcmp(argv[i], table[k].name)) k++;
+        if (k == rows) die("unknown option (see --help)", argv[i]);
+        if (table[k].flag) {
+            *table[k].flag = 1;
+            continue;
+        }
+        if (++i == argc) die("a value is missing after", table[k].name);
+        if (table[k].text) *table[k].text = argv[i];
+        if (table[k].number) *table[k].number = strtol(argv[i], &end, 10);
+        if (table[k].real) *table[k].real = strtod(argv[i], &end);
+        if (end && *end) die("not a number", argv[i]);
+    }
+    *first_path = i;
+    if (o.batch < 1 || o.seq < 2 || o.accumulate < 1 || o.steps < 0 || o.log < 1 || o.validate < 0 || o.save < 0 || o.sample < 0)
+        die("batch, seq, accumulate and log must be positive, the other counts not negative", NULL);
+    if (o.batch > 65536 || o.seq > 65536 || o.batch * o.seq * (long)sizeof(int32_t) > 1 << 28) die("that batch is too large", NULL);
+    return o;
+}
+
+int main(int argc, char **argv) {
+    int path;
+    options o = parse(argc, argv, &path);
+    const gpt_size *size = NULL;
+    for (size_t i = 0; i < sizeof gpt_sizes / sizeof gpt_sizes[0]; i++)
+        if (!strcmp(o.size, gpt_sizes[i].name)) size = &gpt_sizes[i];
+    if (!size) die("unknown size (tiny, small, gpt2)", o.size);
+    if (o.plan) {
+        te_plan_print(stdout, size->block());
+        return 0;
+    }
+    if (o.seq > size->longest) die("that size takes no sequence so long", o.size);
+    if (o.lr <= 0) o.lr = !strcmp(o.size, "gpt2") ? 6e-4 : 2e-3;
+
+    text t;
+    memset(&t, 0, sizeof t);
+    if (path == argc) read_path(&t, "/usr/include", ".h", 0);
+    for (int i = path; i < argc; i++) read_path(&t, argv[i], NULL, 0);
+    if (!t.size) die("no text found", path < argc ? argv[path] : "/usr/include");
+    if (mkdir(o.out, 0777) && errno != EEXIST) die(strerror(errno), o.out);
+    char checkpoint[4096], tsv[4096], svg[4096];
+    snprintf(checkpoint, sizeof checkpoint, "%s/checkpoint.safetensors", o.out);
+    snprintf(tsv, sizeof tsv, "%s/curve.tsv", o.out), snprintf(svg, sizeof svg, "%s/curve.svg", o.out);
+
+    const uint64_t seed = (uint64_t)o.seed;
+    gpt g;
+    check(te_context_create(&ctx, 0, seed), "context");
+    gpt_make(&g, size, (int)o.batch, (int)o.seq, seed);
+    const corpus c = corpus_of(&t, (int)o.seq);
+    te_adamw opt;
+    te_adamw_config config = te_adamw_defaults((float)o.lr);
+    config.schedule = te_schedule_of(TE_SCHEDULE_cosine, (float)o.lr, te_min(100, o.steps / 10), te_max(o.steps, 1), 0.1f);
+    config.beta2 = 0.95f, config.weight_decay = 0.1f, config.max_norm = 1.0f;
+    const size_t opt_bytes = te_adamw_bytes(g.all, g.models);
+    check(te_adamw_init(&opt, target_memory(opt_bytes), opt_bytes, g.all, g.models, &config, &ctx), "optimizer");
+
+    long parameters = 0;
+    for (int i = 0; i < g.models; i++) parameters += (long)te_plan_param_elements(g.model[i].plan);
+    printf("text: %d files, %.1f MB; validation on the last twentieth\n", t.files, (double)t.size / 1e6);
+    printf("model: %s, %ld parameters, %s on %s; %ld x %ld tokens, %ld micro-batch%s a step\n", size->name, parameters,
+           te_dtype_name(TE_JOIN1(TE_, GPT_DTYPE)), ctx.target->name, o.batch, o.seq, o.accumulate, o.accumulate > 1 ? "es" : "");
+
+    curve curve_;
+    memset(&curve_, 0, sizeof curve_);
+    long step = 0;
+    RESUME
+    signal(SIGINT, on_interrupt), signal(SIGTERM, on_interrupt);
+
+    te_batch b = gpt_batch(&g, g.batch, g.seq);
+    b.loss_scale = 1.0f / (float)(o.batch * o.seq * o.accumulate);
+    const double tokens_a_step = (double)(o.batch * o.seq * o.accumulate);
+    double began = now(), since = began, loss = NAN;
+    long counted = step, begun_at = step;
+    while (step < o.steps && !interrupted) {
+        const int report = (step + 1) % o.log == 0 || step + 1 == o.steps || step == 0;
+        double sum = 0;
+        for (long k = 0; k < o.accumulate; k++) {
+            take_batch(&g, &c, 0, (uint64_t)(step * o.accumulate + k), seed);
+            b.accumulate = k > 0;
+            gpt_forward(&g, &b, 1);
+            if (report) sum += gpt_loss(&g, &b);
+            gpt_backward(&g, &b);
+        }
+        check(te_adamw_step(&opt, &ctx), "optimizer");
+        step++;
+        if (!report) continue;
+        check(te_synchronize(&ctx), "step");
+        loss = sum / (double)o.accumulate;
+        const double t1 = now(), rate = (double)(step - counted) * tokens_a_step / (t1 - since);
+        double validation = NAN;
+        if (o.validate && (step % o.validate == 0 || step == o.steps)) validation = validation_loss(&g, &c, 8, seed);
+        const double left = (t1 - began) / (double)(step - begun_at) * (double)(o.steps - step);
+        printf("step %5ld/%ld  loss %.4f", step, o.steps, loss);
+        if (validation == validation) printf("  validation %.4f", validation);
+        printf("  %.0f tokens/s  %d:%02d left\n", rate, (int)(left / 60), (int)left % 60);
+        fflush(stdout);
+        if (loss != loss) die("the loss is not a number any more; a lower --lr may help", NULL);
+        curve_add(&curve_, step, loss, validation);
+        if (o.save && step % o.save == 0) SAVE
+        since = now(), counted = step;
+    }
+    check(te_synchronize(&ctx), "training");
+    SAVE
+    curve_write(&curve_, tsv, svg);
+    printf("%s after %ld steps; wrote %s, %s and %s\n", interrupted ? "stopped" : "done", step, checkpoint, tsv, svg);
+    if (interrupted && step < o.steps) {
+        printf("./train_gpt --resume and the same options go on from here\n");
+        return 130;
+    }
+    if (o.sample) {
+        printf("\n--- sample ---\n");
+        print_sample(&g, o.prompt, (int)o.sample, (float)o.temperature, seed);
+    }
+    te_context_destroy(&ctx);
+    return 0;
+}

@@ -1,0 +1,244 @@
+/* attention_host.h -- the kernels of attention_kernels.h in plain C: tiles of 64 queries by 64 keys, converted to float
+ * in a block's own scratch, and one small matrix product that keeps 4 rows by 2 vectors of sums in registers.
+ *
+ * The operand that a block owns is transposed, once; what streams past is read as it lies. So each product runs along
+ * contiguous numbers, and softmax along 64 queries (or keys) at a time with no sum across a vector:
+ *     forward, by queries: S^T[key][query] = K Q^T, O[query] += P V
+ *     dq, by queries:      S^T, dP^T[key][query] = V dO^T, dQ[query] += dS K
+ *     dkdv, by keys:       S[query][key] = Q K^T, dP = dO V^T, dV[key] += P^T dO, dK[key] += dS^T Q
+ * Floor: the flops in attention_mma_forward.h and attention_mma_backward.h over the processor's rate of multiply-adds.
+ */
+#ifndef TE_ATTENTION_HOST_H
+#define TE_ATTENTION_HOST_H
+
+#include "attention_kernels.h" /* te_attention_args */
+#if defined(__FMA__)
+#include <immintrin.h> /* fused multiply-add, which -std=c11 does not contract to by itself */
+#endif
+
+/* A vector register, as GCC and Clang spell it. */
+#if defined(__AVX512F__)
+#define TE__LANES 16
+#define TE__MULTIPLY_ADD(c, a, b) c = (te__vector)_mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)(b), (__m512)(c))
+#elif defined(__FMA__)
+#define TE__LANES 8
+#define TE__MULTIPLY_ADD(c, a, b) c = (te__vector)_mm256_fmadd_ps(_mm256_set1_ps(a), (__m256)(b), (__m256)(c))
+#else
+#define TE__LANES 4
+#define TE__MULTIPLY_ADD(c, a, b) c += (a) * (b)
+#endif
+typedef float te__vector __attribute__((vector_size(TE__LANES * 4)));
+
+enum { TE__TILE = 64 }; /* queries, and keys; the row length of every [.][TE__TILE] below */
+#define TE__LOG2E 1.4426950408889634f
+#define TE__LN2 0.6931471805599453f
+/* Tile rows are padded to 32 numbers. Scratch in floats: of all kernels dkdv takes the most. */
+#define TE__PADDED(head_dim) (((head_dim) + 31) / 32 * 32)
+#define TE__ATTENTION_FLOATS(head_dim) (TE__TILE * (6 * TE__PADDED(head_dim) + 2 * TE__TILE + 5))
+
+/* 2^x, to 2 units in the last place; 0 below 2^-126. No branch, no table: a loop around it becomes vector code. */
+TE_FN float te__exp2(float x) {
+    const float shifted = x + 12582912.0f; /* 1.5 * 2^23: the nearest integer is in the last bits */
+    const float f = x - (shifted - 12582912.0f);
+    float y = 1.546144469646172e-4f; /* interpolates 2^f at the Chebyshev points of [-1/2, 1/2]; 3e-9 */
+    y = y * f + 1.3400428177419153e-3f, y = y * f + 9.61805667852609e-3f, y = y * f + 5.550327226670944e-2f;
+    y = y * f + 2.4022650922288827e-1f, y = y * f + 6.931472067028321e-1f, y = y * f + 1.0f;
+    const float scaled = te_float_of_bits(te_bits_of_float(y) + (te_bits_of_float(shifted) << 23));
+    return x > -126.0f ? scaled : 0.0f;
+}
+
+/* c[m][n] = a b, or += if `add`. a's element (i, k) lies at a[i * row + k * step]. m is a multiple of 4, n of 32. */
+TE_FN void te__product(float *c, int ldc, const float *a, int row, int step, const float *b, int ldb, int m, int n, int depth, int add) {
+    enum { V = TE__LANES, W = sizeof(te__vector) };
+    for (int j = 0; j < n; j += 2 * V)
+        for (int i = 0; i < m; i += 4) {
+            const float *pa = a + (int64_t)i * row, *pb = b + j;
+            float *pc = c + (int64_t)i * ldc + j;
+            te__vector c00 = {0}, c01 = {0}, c10 = {0}, c11 = {0}, c20 = {0}, c21 = {0}, c30 = {0}, c31 = {0};
+            if (add) {
+                memcpy(&c00, pc, W), memcpy(&c01, pc + V, W), memcpy(&c10, pc + ldc, W), memcpy(&c11, pc + ldc + V, W);
+                memcpy(&c20, pc + 2 * ldc, W), memcpy(&c21, pc + 2 * ldc + V, W);
+                memcpy(&c30, pc + 3 * ldc, W), memcpy(&c31, pc + 3 * ldc + V, W);
+            }
+            for (int k = 0; k < depth; k++, pa += step, pb += ldb) {
+                te__vector b0, b1;
+                memcpy(&b0, pb, W), memcpy(&b1, pb + V, W);
+                TE__MULTIPLY_ADD(c00, pa[0], b0), TE__MULTIPLY_ADD(c01, pa[0], b1);
+                TE__MULTIPLY_ADD(c10, pa[row], b0), TE__MULTIPLY_ADD(c11, pa[row], b1);
+                TE__MULTIPLY_ADD(c20, pa[2 * row], b0), TE__MULTIPLY_ADD(c21, pa[2 * row], b1);
+                TE__MULTIPLY_ADD(c30, pa[3 * row], b0), TE__MULTIPLY_ADD(c31, pa[3 * row], b1);
+            }
+            memcpy(pc, &c00, W), memcpy(pc + V, &c01, W), memcpy(pc + ldc, &c10, W), memcpy(pc + ldc + V, &c11, W);
+            memcpy(pc + 2 * ldc, &c20, W), memcpy(pc + 2 * ldc + V, &c21, W);
+            memcpy(pc + 3 * ldc, &c30, W), memcpy(pc + 3 * ldc + V, &c31, W);
+        }
+}
+
+/* to[TE__TILE][ld] = the rows x d numbers from index `at`, `width` apart; zeros up to ld and to a multiple of 4 rows. */
+TE_FN void te__tile_read(float *to, int ld, const void *from, int64_t at, int64_t width, int rows, int d, te_dtype t) {
+    for (int r = 0; r < rows; r++) {
+        for (int c = 0; c < d; c++) to[r * ld + c] = te_load(from, at + r * width + c, t);
+        for (int c = d; c < ld; c++) to[r * ld + c] = 0;
+    }
+    memset(to + rows * ld, 0, (size_t)((-rows & 3) * ld) * sizeof(float));
+}
+/* to[d][TE__TILE] = its transpose times `factor`, with zeros from `rows` on. */
+TE_FN void te__tile_read_transposed(float *to, const void *from, int64_t at, int64_t width, int rows, int d, float factor, te_dtype t) {
+    memset(to, 0, (size_t)d * TE__TILE * sizeof(float));
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < d; c++) to[c * TE__TILE + r] = factor * te_load(from, at + r * width + c, t);
+}
+TE_FN void te__tile_write(void *to, int64_t at, int64_t width, const float *from, int ld, int rows, int d, float factor, te_dtype t) {
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < d; c++) te_store(to, at + r * width + c, factor * from[r * ld + c], t);
+}
+
+/* Where a head's rows lie, in elements from the start of qkv, of out (and dout) and of lse (and delta). */
+typedef struct te__head {
+    int64_t width, q, k, v, out_width, out, row;
+} te__head;
+TE_FN te__head te__head_of(int batch, int head, int heads, int kv_heads, int d, int seq) {
+    const int64_t first = (int64_t)batch * seq, kv = head / (heads / kv_heads);
+    te__head h;
+    h.width = (int64_t)(heads + 2 * kv_heads) * d, h.out_width = (int64_t)heads * d;
+    h.q = first * h.width + (int64_t)head * d, h.k = first * h.width + (heads + kv) * d, h.v = h.k + (int64_t)kv_heads * d;
+    h.out = first * h.out_width + (int64_t)head * d, h.row = ((int64_t)batch * heads + head) * seq;
+    return h;
+}
+TE_FN int te__least(int a, int b) { return a < b ? a : b; }
+/* s[first row][first column] of scores is (row0, column0); those where `later` > `earlier` for a causal mask become -inf. */
+TE_FN void te__mask_keys_by_row(float *s, int k0, int keys, int q0) { /* s[key][query] */
+    for (int k = 0; k < keys; k++)
+        for (int q = 0; q < TE__TILE && q0 + q < k0 + k; q++) s[k * TE__TILE + q] = -INFINITY;
+}
+TE_FN void te__mask_keys_by_column(float *s, int k0, int q0, int queries) { /* s[query][key] */
+    for (int q = 0; q < queries; q++)
+        for (int k = (int)te_max(q0 + q + 1 - k0, 0); k < TE__TILE; k++) s[q * TE__TILE + k] = -INFINITY;
+}
+
+/* Grid: (batch * heads, query tiles). */
+TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads, int kv_heads, int d, int causal) {
+    const te__head h = te__head_of(at.x / heads, at.x % heads, heads, kv_heads, d, a->seq);
+    const int q0 = (causal ? at.ny - 1 - at.y : at.y) * TE__TILE, queries = te__least(TE__TILE, a->seq - q0);
+    const int end = causal ? q0 + queries : a->seq, ld = TE__PADDED(d), n = TE__PADDED(queries);
+    float *k = s, *v = k + TE__TILE * ld, *o = v + TE__TILE * ld, *qt = o + TE__TILE * ld, *p = qt + TE__TILE * ld;
+    float *top = p + TE__TILE * TE__TILE, *next = top + TE__TILE, *sum = next + TE__TILE;
+    memset(o, 0, (size_t)(TE__TILE * ld) * sizeof(float));
+    for (int q = 0; q < TE__TILE; q++) top[q] = -1e30f, sum[q] = 0;
+    te__tile_read_transposed(qt, a->qkv, h.q + q0 * h.width, h.width, queries, d, a->scale * TE__LOG2E, t);
+    for (int k0 = 0; k0 < end; k0 += TE__TILE) {
+        const int keys = te__least(TE__TILE, end - k0);
+        te__tile_read(k, ld, a->qkv, h.k + k0 * h.width, h.width, keys, d, t);
+        te__tile_read(v, ld, a->qkv, h.v + k0 * h.width, h.width, keys, d, t);
+        te__product(p, TE__TILE, k, ld, 1, qt, TE__TILE, (keys + 3) & ~3, n, d, 0);
+        if (causal && k0 + keys - 1 > q0) te__mask_keys_by_row(p, k0, keys, q0);
+        memcpy(next, top, TE__TILE * sizeof(float));
+        for (int i = 0; i < keys; i++)
+            for (int q = 0; q < n; q++) next[q] = p[i * TE__TILE + q] > next[q] ? p[i * TE__TILE + q] : next[q];
+        for (int q = 0; q < n; q++) top[q] = te__exp2(top[q] - next[q]), sum[q] *= top[q];
+        for (int i = 0; i < keys; i++)
+            for (int q = 0; q < n; q++) {
+                const float e = te__exp2(p[i * TE__TILE + q] - next[q]);
+                p[i * TE__TILE + q] = e, sum[q] += e;
+            }
+        for (int q = 0; q < queries; q++)
+            if (top[q] != 1) /* what the sums so far are to be multiplied by */
+                for (int c = 0; c < ld; c++) o[q * ld + c] *= top[q];
+        memcpy(top, next, TE__TILE * sizeof(float));
+        te__product(o, ld, p, 1, TE__TILE, v, ld, (queries + 3) & ~3, ld, keys, 1);
+    }
+    for (int q = 0; q < queries; q++) {
+        te__tile_write(a->out, h.out + (q0 + q) * h.out_width, 0, o + q * ld, ld, 1, d, 1.0f / sum[q], t);
+        if (a->lse) a->lse[h.row + q0 + q] = top[q] * TE__LN2 + logf(sum[q]);
+    }
+}
+
+/* Grid: (batch * heads, query tiles). dS = P * (dP - delta), dQ = scale * dS K; delta = rowsum(dO * O) on the way. */
+TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads, int kv_heads, int d, int causal) {
+    const te__head h = te__head_of(at.x / heads, at.x % heads, heads, kv_heads, d, a->seq);
+    const int q0 = (causal ? at.ny - 1 - at.y : at.y) * TE__TILE, queries = te__least(TE__TILE, a->seq - q0);
+    const int end = causal ? q0 + queries : a->seq, ld = TE__PADDED(d), n = TE__PADDED(queries);
+    float *k = s, *v = k + TE__TILE * ld, *dq = v + TE__TILE * ld, *qt = dq + TE__TILE * ld, *dot = qt + TE__TILE * ld;
+    float *p = dot + TE__TILE * ld, *dp = p + TE__TILE * TE__TILE, *lse = dp + TE__TILE * TE__TILE, *delta = lse + TE__TILE;
+    memset(dq, 0, (size_t)(TE__TILE * ld) * sizeof(float)), memset(lse, 0, 2 * TE__TILE * sizeof(float));
+    te__tile_read_transposed(qt, a->qkv, h.q + q0 * h.width, h.width, queries, d, a->scale * TE__LOG2E, t);
+    te__tile_read_transposed(dot, a->dout, h.out + q0 * h.out_width, h.out_width, queries, d, 1, t);
+    for (int q = 0; q < queries; q++) {
+        for (int c = 0; c < d; c++) delta[q] += dot[c * TE__TILE + q] * te_load(a->out, h.out + (q0 + q) * h.out_width + c, t);
+        lse[q] = a->lse[h.row + q0 + q] * TE__LOG2E, a->delta[h.row + q0 + q] = delta[q];
+    }
+    for (int k0 = 0; k0 < end; k0 += TE__TILE) {
+        const int keys = te__least(TE__TILE, end - k0);
+        te__tile_read(k, ld, a->qkv, h.k + k0 * h.width, h.width, keys, d, t);
+        te__tile_read(v, ld, a->qkv, h.v + k0 * h.width, h.width, keys, d, t);
+        te__product(p, TE__TILE, k, ld, 1, qt, TE__TILE, (keys + 3) & ~3, n, d, 0);
+        te__product(dp, TE__TILE, v, ld, 1, dot, TE__TILE, (keys + 3) & ~3, n, d, 0);
+        if (causal && k0 + keys - 1 > q0) te__mask_keys_by_row(p, k0, keys, q0);
+        for (int i = 0; i < keys; i++)
+            for (int q = 0; q < n; q++)
+                p[i * TE__TILE + q] = te__exp2(p[i * TE__TILE + q] - lse[q]) * (dp[i * TE__TILE + q] - delta[q]);
+        te__product(dq, ld, p, 1, TE__TILE, k, ld, (queries + 3) & ~3, ld, keys, 1);
+    }
+    te__tile_write(a->dqkv, h.q + q0 * h.width, h.width, dq, ld, queries, d, a->scale, t);
+}
+
+/* Grid: (batch * kv_heads, key tiles). dV = P^T dO, dK = scale * dS^T Q, over all query heads of the group. */
+TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads, int kv_heads, int d, int causal) {
+    const int group = heads / kv_heads, batch = at.x / kv_heads, head0 = at.x % kv_heads * group;
+    const te__head h0 = te__head_of(batch, head0, heads, kv_heads, d, a->seq);
+    const int k0 = at.y * TE__TILE, keys = te__least(TE__TILE, a->seq - k0), ld = TE__PADDED(d), n = TE__PADDED(keys);
+    float *q = s, *dout = q + TE__TILE * ld, *dk = dout + TE__TILE * ld, *dv = dk + TE__TILE * ld, *kt = dv + TE__TILE * ld;
+    float *vt = kt + TE__TILE * ld, *p = vt + TE__TILE * ld, *dp = p + TE__TILE * TE__TILE;
+    memset(dk, 0, (size_t)(2 * TE__TILE * ld) * sizeof(float));
+    te__tile_read_transposed(kt, a->qkv, h0.k + k0 * h0.width, h0.width, keys, d, a->scale * TE__LOG2E, t);
+    te__tile_read_transposed(vt, a->qkv, h0.v + k0 * h0.width, h0.width, keys, d, 1, t);
+    for (int head = head0; head < head0 + group; head++) {
+        const te__head h = te__head_of(batch, head, heads, kv_heads, d, a->seq);
+        for (int q0 = causal ? k0 : 0; q0 < a->seq; q0 += TE__TILE) {
+            const int queries = te__least(TE__TILE, a->seq - q0);
+            te__tile_read(q, ld, a->qkv, h.q + q0 * h.width, h.width, queries, d, t);
+            te__tile_read(dout, ld, a->dout, h.out + q0 * h.out_width, h.out_width, queries, d, t);
+            te__product(p, TE__TILE, q, ld, 1, kt, TE__TILE, (queries + 3) & ~3, n, d, 0);
+            te__product(dp, TE__TILE, dout, ld, 1, vt, TE__TILE, (queries + 3) & ~3, n, d, 0);
+            if (causal && k0 + keys - 1 > q0) te__mask_keys_by_column(p, k0, q0, queries);
+            for (int i = 0; i < queries; i++) {
+                const float lse = a->lse[h.row + q0 + i] * TE__LOG2E, delta = a->delta[h.row + q0 + i];
+                for (int j = 0; j < n; j++) {
+                    const float e = te__exp2(p[i * TE__TILE + j] - lse);
+                    p[i * TE__TILE + j] = e, dp[i * TE__TILE + j] = e * (dp[i * TE__TILE + j] - delta);
+                }
+            }
+            te__product(dv, ld, p, 1, TE__TILE, dout, ld, (keys + 3) & ~3, ld, queries, 1);
+            te__product(dk, ld, dp, 1, TE__TILE, q, ld, (keys + 3) & ~3, ld, queries, 1);
+        }
+    }
+    te__tile_write(a->dqkv, h0.k + k0 * h0.width, h0.width, dk, ld, keys, d, a->scale, t);
+    te__tile_write(a->dqkv, h0.v + k0 * h0.width, h0.width, dv, ld, keys, d, 1, t);
+}
+
+/* The shell of one of the three bodies, with its scratch. */
+#define TE__ATTENTION_SHELL(name, body, dtype, heads, kv_heads, head_dim, causal)                                   \
+    TE_KERNEL(name, 1, te_attention_args,                                                                           \
+              float te_scratch_[TE__ATTENTION_FLOATS(head_dim)] __attribute__((aligned(64)));                       \
+              te__attention_##body##_host(te_args, te_at, te_scratch_, TE_##dtype, heads, kv_heads, head_dim, causal))
+
+#define TE_ATTENTION_FORWARD(name, dtype, heads, kv_heads, head_dim, causal)                                        \
+    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim, causal)                                                         \
+    TE__ATTENTION_SHELL(name##_tile, forward, dtype, heads, kv_heads, head_dim, causal)                             \
+    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                   \
+        TE_TRY(te__attention_check(ctx, a, heads, #name));                                                          \
+        return name##_tile_launch(ctx, te_grid_of((int64_t)a->batch * (heads), te_ceil_div(a->seq, TE__TILE)), a);  \
+    }
+
+#define TE_ATTENTION_BACKWARD(name, dtype, heads, kv_heads, head_dim, causal)                                       \
+    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim, causal)                                                         \
+    TE__ATTENTION_SHELL(name##_dq, dq, dtype, heads, kv_heads, head_dim, causal)                                    \
+    TE__ATTENTION_SHELL(name##_dkdv, dkdv, dtype, heads, kv_heads, head_dim, causal)                                \
+    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                   \
+        const int64_t tiles = te_ceil_div(a->seq, TE__TILE);                                                        \
+        TE_TRY(te__attention_check(ctx, a, heads, #name));                                                          \
+        TE_TRY(name##_dq_launch(ctx, te_grid_of((int64_t)a->batch * (heads), tiles), a)); /* delta, for dkdv */     \
+        return name##_dkdv_launch(ctx, te_grid_of((int64_t)a->batch * (kv_heads), tiles), a);                       \
+    }
+
+#endif
