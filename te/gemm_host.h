@@ -63,8 +63,15 @@ TE_FN void te__narrow_body(const te__narrow_args *a, te_block b) {
 TE_KERNEL(te__narrow, 1, te__narrow_args, te__narrow_body(te_args, te_at))
 
 #ifndef TE_CBLAS
-/* The plain loop: tiles of D go to threads; a tile packs its slices of A and B and keeps 6 x 16 sums in registers. */
-enum { TE__TILE_M = 96, TE__TILE_N = 64, TE__TILE_K = 256, TE__REG_M = 6, TE__REG_N = 16 };
+/* The plain loop: tiles of D go to threads; a tile packs its slices of A and B and keeps 12 x 16 sums in registers (6 x 16
+ * where there are fewer of them). Vectors of 16 are the compiler's own: it makes what the machine has of them. */
+#ifdef __AVX512F__
+enum { TE__REG_M = 12 };
+#else
+enum { TE__REG_M = 6 };
+#endif
+enum { TE__TILE_M = 96, TE__TILE_N = 64, TE__TILE_K = 256, TE__REG_N = 16 };
+typedef float te__v16 __attribute__((vector_size(64), aligned(4)));
 typedef struct te__sgemm_args {
     int64_t m, n, k;
     int trans_a, trans_b;
@@ -73,10 +80,14 @@ typedef struct te__sgemm_args {
     float *c;
 } te__sgemm_args;
 
-TE_FN void te__sgemm_micro(float sum[TE__REG_M][TE__REG_N], const float *pa, const float *pb, int kk) {
-    for (int p = 0; p < kk; p++)
-        for (int i = 0; i < TE__REG_M; i++)
-            for (int j = 0; j < TE__REG_N; j++) sum[i][j] += pa[p * TE__REG_M + i] * pb[p * TE__REG_N + j];
+TE_FN void te__sgemm_micro(te__v16 sum[TE__REG_M], const float *pa, const float *pb, int kk) {
+    te__v16 s[TE__REG_M];
+    for (int i = 0; i < TE__REG_M; i++) s[i] = sum[i];
+    for (int p = 0; p < kk; p++) {
+        const te__v16 b = *(const te__v16 *)(const void *)(pb + p * TE__REG_N);
+        for (int i = 0; i < TE__REG_M; i++) s[i] += pa[p * TE__REG_M + i] * b;
+    }
+    for (int i = 0; i < TE__REG_M; i++) sum[i] = s[i];
 }
 TE_API void te__sgemm_tile(const te__sgemm_args *g, te_block b) {
     float pa[TE__TILE_M * TE__TILE_K], pb[TE__TILE_N * TE__TILE_K];
@@ -93,7 +104,8 @@ TE_API void te__sgemm_tile(const te__sgemm_args *g, te_block b) {
                     n0 + j >= g->n ? 0.0f : g->trans_b ? g->b[(n0 + j) * g->k + k0 + p] : g->b[(k0 + p) * g->n + n0 + j];
         for (int i = 0; i < TE__TILE_M && m0 + i < g->m; i += TE__REG_M)
             for (int j = 0; j < TE__TILE_N && n0 + j < g->n; j += TE__REG_N) {
-                float sum[TE__REG_M][TE__REG_N] = {{0}};
+                te__v16 sum[TE__REG_M];
+                memset(sum, 0, sizeof sum);
                 te__sgemm_micro(sum, pa + i * kk, pb + j * kk, kk);
                 for (int r = 0; r < TE__REG_M && m0 + i + r < g->m; r++)
                     for (int s = 0; s < TE__REG_N && n0 + j + s < g->n; s++) {

@@ -55,16 +55,23 @@ TE_FN void te_lanes_max(float *x, te_lanes g) {
         for (int w = 0; w < warps; w++) *x = fmaxf(*x, te_shared[w]);
     }
 }
-/* Sum x[n] over the block's groups, lane by lane; the first group has the total. Groups of a warp or less. */
+/* Sum x[n] over the block's groups, lane by lane; the first group has the total. Groups of a warp or less, blocks of up
+ * to 512 threads. Eight values at a time: group k adds up value k, so that all groups work. */
 TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
     if (groups == 1) return;
-    __shared__ float te_shared[1024];
-    TE_UNROLL for (int i = 0; i < n; i++) {
+    __shared__ float te_shared[8][512];
+    const int group = (int)threadIdx.x / g.count;
+    TE_UNROLL for (int i = 0; i < n; i += 8) {
         __syncthreads();
-        te_shared[threadIdx.x] = x[i];
+        TE_UNROLL for (int k = 0; k < 8; k++) if (i + k < n) te_shared[k][threadIdx.x] = x[i + k];
         __syncthreads();
-        if ((int)threadIdx.x < g.count)
-            for (int k = 1; k < groups; k++) x[i] += te_shared[k * g.count + g.id];
+        for (int k = group; k < 8 && i + k < n; k += groups) {
+            float sum = 0;
+            for (int j = 0; j < groups; j++) sum += te_shared[k][j * g.count + g.id];
+            te_shared[k][g.id] = sum; /* nobody else reads column g.id of value k */
+        }
+        __syncthreads();
+        TE_UNROLL for (int k = 0; k < 8; k++) if (i + k < n) x[i + k] = te_shared[k][g.id];
     }
 }
 TE_FN void te_block_sync(void) { __syncthreads(); }

@@ -472,6 +472,61 @@ static options parse(int argc, char **argv, int *first_path) {
     return o;
 }
 
+/* ---------------------------------------------------------------------------------------------------------------- */
+/* the checkpoint: weights, optimizer, random state, and the options that decide what the next step sees               */
+
+enum { MOST_MODELS = 64, SETTINGS = 8 };
+typedef struct state {
+    te_named_model models[MOST_MODELS];
+    char name[MOST_MODELS][16], value[SETTINGS][32];
+    te_safetensors_pair pairs[SETTINGS];
+    te_checkpoint all;
+} state;
+
+static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, long step) {
+    const char *keys[SETTINGS] = {"size", "batch", "seq", "accumulate", "steps", "seed", "lr", "step"};
+    const long numbers[SETTINGS] = {0, o->batch, o->seq, o->accumulate, o->steps, o->seed, 0, step};
+    memset(s, 0, sizeof *s);
+    for (int i = 0; i < g->models; i++) {
+        if (i == 0) snprintf(s->name[i], sizeof s->name[i], "embed");
+        else if (i + 1 == g->models) snprintf(s->name[i], sizeof s->name[i], "head");
+        else snprintf(s->name[i], sizeof s->name[i], "h%d", i - 1);
+        s->models[i].name = s->name[i], s->models[i].model = g->all[i];
+    }
+    for (int i = 0; i < SETTINGS; i++) {
+        snprintf(s->value[i], sizeof s->value[i], "%ld", numbers[i]);
+        s->pairs[i].key = keys[i], s->pairs[i].value = s->value[i];
+    }
+    snprintf(s->value[0], sizeof s->value[0], "%s", g->size->name);
+    snprintf(s->value[6], sizeof s->value[6], "%g", o->lr);
+    s->all.models = s->models, s->all.count = g->models, s->all.optimizer = opt, s->all.random = 1;
+    s->all.metadata = s->pairs, s->all.metadata_count = SETTINGS;
+}
+static void save(const char *path, gpt *g, te_adamw *opt, const options *o, long step) {
+    state s;
+    state_of(&s, g, opt, o, step);
+    check(te_checkpoint_save(path, &s.all, &ctx), path);
+}
+/* The step that the file goes on from. */
+static long resume(const char *path, gpt *g, te_adamw *opt, const options *o) {
+    state s;
+    te_safetensors file;
+    state_of(&s, g, opt, o, 0);
+    check(te_safetensors_open(&file, path, &ctx), path);
+    for (int i = 0; i + 1 < SETTINGS; i++) {
+        const char *was = te_safetensors_metadata(&file, s.pairs[i].key);
+        if (was && strcmp(was, s.pairs[i].value)) {
+            fprintf(stderr, "train_gpt: %s: the run had --%s %s, this one has %s\n", path, s.pairs[i].key, was, s.pairs[i].value);
+            exit(1);
+        }
+    }
+    check(te_checkpoint_load(&s.all, &file, &ctx), path);
+    const char *step = te_safetensors_metadata(&file, "step");
+    const long at = step ? strtol(step, NULL, 10) : 0;
+    te_safetensors_close(&file);
+    return at;
+}
+
 int main(int argc, char **argv) {
     int path;
     options o = parse(argc, argv, &path);
@@ -517,7 +572,11 @@ int main(int argc, char **argv) {
     curve curve_;
     memset(&curve_, 0, sizeof curve_);
     long step = 0;
-    RESUME
+    if (o.resume) {
+        step = resume(checkpoint, &g, &opt, &o);
+        curve_read(&curve_, tsv, step);
+        printf("resumed at step %ld\n", step);
+    }
     signal(SIGINT, on_interrupt), signal(SIGTERM, on_interrupt);
 
     te_batch b = gpt_batch(&g, g.batch, g.seq);
@@ -550,11 +609,11 @@ int main(int argc, char **argv) {
         fflush(stdout);
         if (loss != loss) die("the loss is not a number any more; a lower --lr may help", NULL);
         curve_add(&curve_, step, loss, validation);
-        if (o.save && step % o.save == 0) SAVE
+        if (o.save && step % o.save == 0) save(checkpoint, &g, &opt, &o, step);
         since = now(), counted = step;
     }
     check(te_synchronize(&ctx), "training");
-    SAVE
+    save(checkpoint, &g, &opt, &o, step);
     curve_write(&curve_, tsv, svg);
     printf("%s after %ld steps; wrote %s, %s and %s\n", interrupted ? "stopped" : "done", step, checkpoint, tsv, svg);
     if (interrupted && step < o.steps) {

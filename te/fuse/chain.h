@@ -70,11 +70,11 @@ typedef struct te_chain_shape {
 #define TE_NORM_LANES(w) ((w) <= 1024 ? 32 : (w) <= 2048 ? 128 : (w) <= 4096 ? 256 : (w) <= 32768 ? 512 : 1024)
 #define TE_MAP_LANES(w) (TE_VECTORS(w) >= 32 ? 32 : TE_VECTORS(w) >= 16 ? 16 : TE_VECTORS(w) >= 8 ? 8 : 4)
 #define TE_CHAIN_LANES(norm, w) ((norm) < 0 ? TE_MAP_LANES(w) : TE_NORM_LANES(w))
-#define TE_CHAIN_GROUPS(norm, w) ((norm) < 0 ? 256 / TE_MAP_LANES(w) : TE_NORM_LANES(w) <= 32 ? 4 : 1)
+#define TE_CHAIN_GROUPS(norm, w, backward) ((norm) < 0 ? 256 / TE_MAP_LANES(w) : TE_NORM_LANES(w) > 32 ? 1 : (backward) ? 16 : 4)
 #define TE_CHAIN_CHUNKS(norm, w) ((norm) < 0 ? 1 : (TE_VECTORS(w) + TE_NORM_LANES(w) - 1) / TE_NORM_LANES(w))
 #else
 #define TE_CHAIN_LANES(norm, w) 1
-#define TE_CHAIN_GROUPS(norm, w) 1
+#define TE_CHAIN_GROUPS(norm, w, backward) 1
 #define TE_CHAIN_CHUNKS(norm, w) TE_VECTORS(w)
 #endif
 

@@ -45,4 +45,15 @@
 #define TE_BACKWARD_norm_fork_add_dropout_bias TE_FUSED
 #define TE_BACKWARD_linear_fork TE_FUSED
 
+/* X(row): the same rows; tests/rows_forward_test.cc fails where one is missing. */
+#define TE_FORWARD_ROWS(X)                                                                                  \
+    X(linear_bias) X(linear_act) X(linear_gated) X(linear_bias_act) X(linear_bias_gated) X(linear_add)      \
+    X(linear_bias_add) X(linear_scale_add) X(linear_bias_dropout_add) X(linear_add_fork_norm)               \
+    X(linear_bias_add_fork_norm) X(linear_bias_dropout_add_fork_norm) X(bias_act) X(bias_gated) X(bias_add) \
+    X(dropout_add) X(bias_dropout_add) X(fork_norm) X(add_fork_norm) X(dropout_add_fork_norm)               \
+    X(bias_dropout_add_fork_norm)
+#define TE_BACKWARD_ROWS(X)                                                                                      \
+    X(act_bias) X(gated_bias) X(dropout_bias) X(add_bias) X(add_dropout_bias) X(norm_fork) X(norm_fork_add_bias) \
+    X(norm_fork_add_dropout) X(norm_fork_add_dropout_bias) X(linear_fork)
+
 #endif

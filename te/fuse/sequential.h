@@ -271,11 +271,11 @@ TE_BOTH te_chain_shape te_no_shape(void) {
     TE_BOTH te_chain_shape name##_shape(void) {                                                                        \
         const te_chain_shape k = {TE_##dtype, name##_half, (int)in / name##_half, (int)out / name##_half, name##_norm, name##_norm_code, \
                                   name##_sums, name##_is_backward, TE_CHAIN_LANES(name##_norm, name##_half), name##_chunks, \
-                                  TE_CHAIN_GROUPS(name##_norm, name##_half)};                                          \
+                                  TE_CHAIN_GROUPS(name##_norm, name##_half, name##_is_backward)};                                          \
         return k;                                                                                                      \
     }                                                                                                                  \
     TE_FN void name##_stages(te_lane *l, const te_chain *c, int from, int to) { TE_ROW(TE__STAGE, pass, __VA_ARGS__) } \
-    TE_KERNEL(name, TE_CHAIN_LANES(name##_norm, name##_half) * TE_CHAIN_GROUPS(name##_norm, name##_half), te_chain,    \
+    TE_KERNEL(name, TE_CHAIN_LANES(name##_norm, name##_half) * TE_CHAIN_GROUPS(name##_norm, name##_half, name##_is_backward), te_chain,    \
               float te_r[16 * name##_chunks]; float te_sums[32 * name##_chunks];                                       \
               te_chain_body(te_args, te_at, name##_stages, name##_shape(), te_r, te_sums))
 #define TE_PASS_backward_forward 0

@@ -15,6 +15,7 @@
 #define TE_OPS_ACTIVATION_H
 
 #include "../fuse/chain.h" /* te_stage, te_at */
+#include "../math.h"       /* te_sigmoid, te_exp */
 
 /* X(kind); X(kind, the activation of its first half). The tests and benches expand these. */
 #define TE_ACTIVATIONS(X) X(gelu) X(gelu_erf) X(qgelu) X(relu) X(srelu) X(silu)
@@ -50,19 +51,18 @@ enum { TE_ACTIVATIONS(TE_ACT_ENUM) TE_ACT_sigmoid };
 #define TE_FIELDS_gated(op)
 #define TE_DECLARE_gated(model, op)
 
-TE_BOTH float te_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-
 /* f(x) and f'(x). `code` is meant to be a constant. */
-TE_BOTH float te_act(float *slope, float x, int code) {
+TE_FN float te_act(float *slope, float x, int code) {
     if (code == TE_ACT_gelu) {
-        const float k = 0.7978845608028654f, c = 0.044715f; /* sqrt(2 / pi) */
-        const float t = tanhf(k * (x + c * x * x * x));
-        *slope = 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * k * (1.0f + 3.0f * c * x * x);
-        return 0.5f * x * (1.0f + t);
+        /* 0.5 (1 + tanh u) is sigmoid(2 u): one exponential, and no cancellation where x is large and negative */
+        const float k = 1.5957691216057308f, c = 0.044715f; /* 2 sqrt(2 / pi) */
+        const float t = te_sigmoid(k * x * (1.0f + c * x * x));
+        *slope = t + x * t * (1.0f - t) * k * (1.0f + 3.0f * c * x * x);
+        return x * t;
     }
     if (code == TE_ACT_gelu_erf) {
         const float phi = 0.5f * (1.0f + erff(x * 0.7071067811865476f));
-        *slope = phi + x * 0.3989422804014327f * expf(-0.5f * x * x); /* 1 / sqrt(2 pi) */
+        *slope = phi + x * 0.3989422804014327f * te_exp(-0.5f * x * x); /* 1 / sqrt(2 pi) */
         return x * phi;
     }
     if (code == TE_ACT_relu) {

@@ -30,6 +30,7 @@ TE__ATTENTION_KIND(dkdv)
 template <class K>
 TE_API te_status te__attention_enqueue(te_context *ctx, void (*kernel)(te_attention_args), uint64_t *asked, int batch_heads,
                                        const te_attention_args *a, const char *name) {
+    static_assert(K::BYTES <= TE_SHARED_BYTES, "te: attention: the tiles of this head_dim exceed TE_SHARED_BYTES of shared memory");
     const uint64_t bit = ctx->device < 64 ? (uint64_t)1 << ctx->device : 0;
     if (K::BYTES > 48 * 1024 && !(__atomic_load_n(asked, __ATOMIC_ACQUIRE) & bit)) {
         const cudaError_t e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, K::BYTES);

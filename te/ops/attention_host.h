@@ -28,6 +28,7 @@
 #define TE__MULTIPLY_ADD(c, a, b) c += (a) * (b)
 #endif
 typedef float te__vector __attribute__((vector_size(TE__LANES * 4)));
+typedef int32_t te__vector_bits __attribute__((vector_size(TE__LANES * 4)));
 
 enum { TE__TILE = 64 }; /* queries, and keys; the row length of every [.][TE__TILE] below */
 #define TE__LOG2E 1.4426950408889634f
@@ -36,31 +37,47 @@ enum { TE__TILE = 64 }; /* queries, and keys; the row length of every [.][TE__TI
 #define TE__PADDED(head_dim) (((head_dim) + 31) / 32 * 32)
 #define TE__ATTENTION_FLOATS(head_dim) (TE__TILE * (6 * TE__PADDED(head_dim) + 2 * TE__TILE + 5))
 
-/* 2^x, to 2 units in the last place; 0 below 2^-126. No branch, no table: a loop around it becomes vector code. */
-TE_FN float te__exp2(float x) {
-    const float shifted = x + 12582912.0f; /* 1.5 * 2^23: the nearest integer is in the last bits */
-    const float f = x - (shifted - 12582912.0f);
-    float y = 1.546144469646172e-4f; /* interpolates 2^f at the Chebyshev points of [-1/2, 1/2]; 3e-9 */
-    y = y * f + 1.3400428177419153e-3f, y = y * f + 9.61805667852609e-3f, y = y * f + 5.550327226670944e-2f;
-    y = y * f + 2.4022650922288827e-1f, y = y * f + 6.931472067028321e-1f, y = y * f + 1.0f;
-    const float scaled = te_float_of_bits(te_bits_of_float(y) + (te_bits_of_float(shifted) << 23));
-    return x > -126.0f ? scaled : 0.0f;
+/* Vectors are loaded, stored and passed through pointers: by value their calling convention would depend on flags. */
+TE_FN void te__get(te__vector *v, const float *p) { memcpy(v, p, sizeof *v); }
+TE_FN void te__put(float *p, const te__vector *v) { memcpy(p, v, sizeof *v); }
+
+/* x = 2^x to 2 units in the last place; 0 below 2^-126. No branch, no table. */
+TE_FN void te__exp2(te__vector *x) {
+    const te__vector shifted = *x + 12582912.0f; /* 1.5 * 2^23: the nearest integer is in the last bits */
+    const te__vector f = *x - (shifted - 12582912.0f);
+    te__vector y = f * 1.546144469646172e-4f + 1.3400428177419153e-3f; /* 2^f at the Chebyshev points of [-1/2, 1/2] */
+    y = y * f + 9.61805667852609e-3f, y = y * f + 5.550327226670944e-2f, y = y * f + 2.4022650922288827e-1f;
+    y = y * f + 6.931472067028321e-1f, y = y * f + 1.0f;
+    const te__vector_bits scaled = (te__vector_bits)y + ((te__vector_bits)shifted << 23);
+    *x = (te__vector)(scaled & (*x > -126.0f));
+}
+TE_FN void te__raise(te__vector *top, const te__vector *x) { /* top = max(top, x) */
+    const te__vector_bits above = *x > *top;
+    *top = (te__vector)(((te__vector_bits)*x & above) | ((te__vector_bits)*top & ~above));
 }
 
+TE_FN int te__least(int a, int b) { return a < b ? a : b; }
+
+/* Which part of a product is wanted, in the tile that a causal mask cuts along its diagonal; more may be done. */
+enum te__part { TE__ALL, TE__COLUMNS_FROM_ROW, TE__COLUMNS_TO_ROW, TE__DEPTH_FROM_ROW, TE__DEPTH_TO_ROW };
+
 /* c[m][n] = a b, or += if `add`. a's element (i, k) lies at a[i * row + k * step]. m is a multiple of 4, n of 32. */
-TE_FN void te__product(float *c, int ldc, const float *a, int row, int step, const float *b, int ldb, int m, int n, int depth, int add) {
+TE_FN void te__product(float *c, int ldc, const float *a, int row, int step, const float *b, int ldb, int m, int n, int depth,
+                       int add, enum te__part part) {
     enum { V = TE__LANES, W = sizeof(te__vector) };
     for (int j = 0; j < n; j += 2 * V)
         for (int i = 0; i < m; i += 4) {
-            const float *pa = a + (int64_t)i * row, *pb = b + j;
+            const int first = part == TE__DEPTH_FROM_ROW ? i : 0, last = part == TE__DEPTH_TO_ROW ? te__least(depth, i + 4) : depth;
+            const float *pa = a + (int64_t)i * row + (int64_t)first * step, *pb = b + (int64_t)first * ldb + j;
             float *pc = c + (int64_t)i * ldc + j;
+            if ((part == TE__COLUMNS_FROM_ROW && j + 2 * V <= i) || (part == TE__COLUMNS_TO_ROW && j >= i + 4)) continue;
             te__vector c00 = {0}, c01 = {0}, c10 = {0}, c11 = {0}, c20 = {0}, c21 = {0}, c30 = {0}, c31 = {0};
             if (add) {
                 memcpy(&c00, pc, W), memcpy(&c01, pc + V, W), memcpy(&c10, pc + ldc, W), memcpy(&c11, pc + ldc + V, W);
                 memcpy(&c20, pc + 2 * ldc, W), memcpy(&c21, pc + 2 * ldc + V, W);
                 memcpy(&c30, pc + 3 * ldc, W), memcpy(&c31, pc + 3 * ldc + V, W);
             }
-            for (int k = 0; k < depth; k++, pa += step, pb += ldb) {
+            for (int k = first; k < last; k++, pa += step, pb += ldb) {
                 te__vector b0, b1;
                 memcpy(&b0, pb, W), memcpy(&b1, pb + V, W);
                 TE__MULTIPLY_ADD(c00, pa[0], b0), TE__MULTIPLY_ADD(c01, pa[0], b1);
@@ -74,23 +91,30 @@ TE_FN void te__product(float *c, int ldc, const float *a, int row, int step, con
         }
 }
 
+/* to[0..n) = n numbers from index `at` */
+TE_FN void te__row_read(float *__restrict to, const void *__restrict from, int64_t at, int n, te_dtype t) {
+    if (t == TE_f32) memcpy(to, (const float *)from + at, (size_t)n * sizeof(float));
+    else for (int c = 0; c < n; c++) to[c] = te_load(from, at + c, t);
+}
 /* to[TE__TILE][ld] = the rows x d numbers from index `at`, `width` apart; zeros up to ld and to a multiple of 4 rows. */
 TE_FN void te__tile_read(float *to, int ld, const void *from, int64_t at, int64_t width, int rows, int d, te_dtype t) {
     for (int r = 0; r < rows; r++) {
-        for (int c = 0; c < d; c++) to[r * ld + c] = te_load(from, at + r * width + c, t);
+        te__row_read(to + r * ld, from, at + r * width, d, t);
         for (int c = d; c < ld; c++) to[r * ld + c] = 0;
     }
     memset(to + rows * ld, 0, (size_t)((-rows & 3) * ld) * sizeof(float));
 }
 /* to[d][TE__TILE] = its transpose times `factor`, with zeros from `rows` on. */
 TE_FN void te__tile_read_transposed(float *to, const void *from, int64_t at, int64_t width, int rows, int d, float factor, te_dtype t) {
-    memset(to, 0, (size_t)d * TE__TILE * sizeof(float));
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < d; c++) to[c * TE__TILE + r] = factor * te_load(from, at + r * width + c, t);
+    float row[TE_ATTENTION_MAX_HEAD_DIM];
+    if (rows < TE__TILE) memset(to, 0, (size_t)d * TE__TILE * sizeof(float));
+    for (int r = 0; r < rows; r++) {
+        te__row_read(row, from, at + r * width, d, t);
+        for (int c = 0; c < d; c++) to[c * TE__TILE + r] = factor * row[c];
+    }
 }
-TE_FN void te__tile_write(void *to, int64_t at, int64_t width, const float *from, int ld, int rows, int d, float factor, te_dtype t) {
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < d; c++) te_store(to, at + r * width + c, factor * from[r * ld + c], t);
+TE_FN void te__row_write(void *to, int64_t at, const float *from, int d, float factor, te_dtype t) {
+    for (int c = 0; c < d; c++) te_store(to, at + c, factor * from[c], t);
 }
 
 /* Where a head's rows lie, in elements from the start of qkv, of out (and dout) and of lse (and delta). */
@@ -105,15 +129,14 @@ TE_FN te__head te__head_of(int batch, int head, int heads, int kv_heads, int d, 
     h.out = first * h.out_width + (int64_t)head * d, h.row = ((int64_t)batch * heads + head) * seq;
     return h;
 }
-TE_FN int te__least(int a, int b) { return a < b ? a : b; }
-/* s[first row][first column] of scores is (row0, column0); those where `later` > `earlier` for a causal mask become -inf. */
-TE_FN void te__mask_keys_by_row(float *s, int k0, int keys, int q0) { /* s[key][query] */
+/* The causal mask in the tile on the diagonal, where query and key tiles begin at the same token. */
+TE_FN void te__mask_before(float *s, int keys) { /* s[key][query] */
     for (int k = 0; k < keys; k++)
-        for (int q = 0; q < TE__TILE && q0 + q < k0 + k; q++) s[k * TE__TILE + q] = -INFINITY;
+        for (int q = 0; q < k; q++) s[k * TE__TILE + q] = -INFINITY;
 }
-TE_FN void te__mask_keys_by_column(float *s, int k0, int q0, int queries) { /* s[query][key] */
+TE_FN void te__mask_after(float *s, int queries) { /* s[query][key] */
     for (int q = 0; q < queries; q++)
-        for (int k = (int)te_max(q0 + q + 1 - k0, 0); k < TE__TILE; k++) s[q * TE__TILE + k] = -INFINITY;
+        for (int k = q + 1; k < TE__TILE; k++) s[q * TE__TILE + k] = -INFINITY;
 }
 
 /* Grid: (batch * heads, query tiles). */
@@ -122,33 +145,37 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
     const int q0 = (causal ? at.ny - 1 - at.y : at.y) * TE__TILE, queries = te__least(TE__TILE, a->seq - q0);
     const int end = causal ? q0 + queries : a->seq, ld = TE__PADDED(d), n = TE__PADDED(queries);
     float *k = s, *v = k + TE__TILE * ld, *o = v + TE__TILE * ld, *qt = o + TE__TILE * ld, *p = qt + TE__TILE * ld;
-    float *top = p + TE__TILE * TE__TILE, *next = top + TE__TILE, *sum = next + TE__TILE;
+    float *top = p + TE__TILE * TE__TILE, *sum = top + TE__TILE, *shrink = sum + TE__TILE;
     memset(o, 0, (size_t)(TE__TILE * ld) * sizeof(float));
     for (int q = 0; q < TE__TILE; q++) top[q] = -1e30f, sum[q] = 0;
     te__tile_read_transposed(qt, a->qkv, h.q + q0 * h.width, h.width, queries, d, a->scale * TE__LOG2E, t);
     for (int k0 = 0; k0 < end; k0 += TE__TILE) {
-        const int keys = te__least(TE__TILE, end - k0);
+        const int keys = te__least(TE__TILE, end - k0), cut = causal && k0 == q0;
         te__tile_read(k, ld, a->qkv, h.k + k0 * h.width, h.width, keys, d, t);
         te__tile_read(v, ld, a->qkv, h.v + k0 * h.width, h.width, keys, d, t);
-        te__product(p, TE__TILE, k, ld, 1, qt, TE__TILE, (keys + 3) & ~3, n, d, 0);
-        if (causal && k0 + keys - 1 > q0) te__mask_keys_by_row(p, k0, keys, q0);
-        memcpy(next, top, TE__TILE * sizeof(float));
-        for (int i = 0; i < keys; i++)
-            for (int q = 0; q < n; q++) next[q] = p[i * TE__TILE + q] > next[q] ? p[i * TE__TILE + q] : next[q];
-        for (int q = 0; q < n; q++) top[q] = te__exp2(top[q] - next[q]), sum[q] *= top[q];
-        for (int i = 0; i < keys; i++)
-            for (int q = 0; q < n; q++) {
-                const float e = te__exp2(p[i * TE__TILE + q] - next[q]);
-                p[i * TE__TILE + q] = e, sum[q] += e;
+        te__product(p, TE__TILE, k, ld, 1, qt, TE__TILE, (keys + 3) & ~3, n, d, 0, cut ? TE__COLUMNS_FROM_ROW : TE__ALL);
+        if (cut) te__mask_before(p, keys);
+        for (int q = 0; q < n; q += TE__LANES) {
+            te__vector old, now, add, e;
+            te__get(&old, top + q), te__get(&add, sum + q), now = old;
+            for (int i = 0; i < keys; i++) te__get(&e, p + i * TE__TILE + q), te__raise(&now, &e);
+            old -= now, te__exp2(&old), add *= old;
+            for (int i = 0; i < keys; i++) {
+                te__get(&e, p + i * TE__TILE + q), e -= now, te__exp2(&e), add += e;
+                te__put(p + i * TE__TILE + q, &e);
             }
+            te__put(shrink + q, &old), te__put(top + q, &now), te__put(sum + q, &add);
+        }
         for (int q = 0; q < queries; q++)
-            if (top[q] != 1) /* what the sums so far are to be multiplied by */
-                for (int c = 0; c < ld; c++) o[q * ld + c] *= top[q];
-        memcpy(top, next, TE__TILE * sizeof(float));
-        te__product(o, ld, p, 1, TE__TILE, v, ld, (queries + 3) & ~3, ld, keys, 1);
+            if (shrink[q] != 1)
+                for (int c = 0; c < ld; c += TE__LANES) {
+                    te__vector e;
+                    te__get(&e, o + q * ld + c), e *= shrink[q], te__put(o + q * ld + c, &e);
+                }
+        te__product(o, ld, p, 1, TE__TILE, v, ld, (queries + 3) & ~3, ld, keys, 1, cut ? TE__DEPTH_TO_ROW : TE__ALL);
     }
     for (int q = 0; q < queries; q++) {
-        te__tile_write(a->out, h.out + (q0 + q) * h.out_width, 0, o + q * ld, ld, 1, d, 1.0f / sum[q], t);
+        te__row_write(a->out, h.out + (q0 + q) * h.out_width, o + q * ld, d, 1.0f / sum[q], t);
         if (a->lse) a->lse[h.row + q0 + q] = top[q] * TE__LN2 + logf(sum[q]);
     }
 }
@@ -168,18 +195,24 @@ TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float 
         lse[q] = a->lse[h.row + q0 + q] * TE__LOG2E, a->delta[h.row + q0 + q] = delta[q];
     }
     for (int k0 = 0; k0 < end; k0 += TE__TILE) {
-        const int keys = te__least(TE__TILE, end - k0);
+        const int keys = te__least(TE__TILE, end - k0), cut = causal && k0 == q0;
         te__tile_read(k, ld, a->qkv, h.k + k0 * h.width, h.width, keys, d, t);
         te__tile_read(v, ld, a->qkv, h.v + k0 * h.width, h.width, keys, d, t);
-        te__product(p, TE__TILE, k, ld, 1, qt, TE__TILE, (keys + 3) & ~3, n, d, 0);
-        te__product(dp, TE__TILE, v, ld, 1, dot, TE__TILE, (keys + 3) & ~3, n, d, 0);
-        if (causal && k0 + keys - 1 > q0) te__mask_keys_by_row(p, k0, keys, q0);
-        for (int i = 0; i < keys; i++)
-            for (int q = 0; q < n; q++)
-                p[i * TE__TILE + q] = te__exp2(p[i * TE__TILE + q] - lse[q]) * (dp[i * TE__TILE + q] - delta[q]);
-        te__product(dq, ld, p, 1, TE__TILE, k, ld, (queries + 3) & ~3, ld, keys, 1);
+        te__product(p, TE__TILE, k, ld, 1, qt, TE__TILE, (keys + 3) & ~3, n, d, 0, cut ? TE__COLUMNS_FROM_ROW : TE__ALL);
+        te__product(dp, TE__TILE, v, ld, 1, dot, TE__TILE, (keys + 3) & ~3, n, d, 0, cut ? TE__COLUMNS_FROM_ROW : TE__ALL);
+        if (cut) te__mask_before(p, keys);
+        for (int q = 0; q < n; q += TE__LANES) {
+            te__vector l, mean, e, x;
+            te__get(&l, lse + q), te__get(&mean, delta + q);
+            for (int i = q; i < keys * TE__TILE; i += TE__TILE) {
+                te__get(&e, p + i), te__get(&x, dp + i);
+                e -= l, te__exp2(&e), e *= x - mean;
+                te__put(p + i, &e);
+            }
+        }
+        te__product(dq, ld, p, 1, TE__TILE, k, ld, (queries + 3) & ~3, ld, keys, 1, cut ? TE__DEPTH_TO_ROW : TE__ALL);
     }
-    te__tile_write(a->dqkv, h.q + q0 * h.width, h.width, dq, ld, queries, d, a->scale, t);
+    for (int q = 0; q < queries; q++) te__row_write(a->dqkv, h.q + (q0 + q) * h.width, dq + q * ld, d, a->scale, t);
 }
 
 /* Grid: (batch * kv_heads, key tiles). dV = P^T dO, dK = scale * dS^T Q, over all query heads of the group. */
@@ -195,25 +228,29 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
     for (int head = head0; head < head0 + group; head++) {
         const te__head h = te__head_of(batch, head, heads, kv_heads, d, a->seq);
         for (int q0 = causal ? k0 : 0; q0 < a->seq; q0 += TE__TILE) {
-            const int queries = te__least(TE__TILE, a->seq - q0);
+            const int queries = te__least(TE__TILE, a->seq - q0), cut = causal && k0 == q0;
             te__tile_read(q, ld, a->qkv, h.q + q0 * h.width, h.width, queries, d, t);
             te__tile_read(dout, ld, a->dout, h.out + q0 * h.out_width, h.out_width, queries, d, t);
-            te__product(p, TE__TILE, q, ld, 1, kt, TE__TILE, (queries + 3) & ~3, n, d, 0);
-            te__product(dp, TE__TILE, dout, ld, 1, vt, TE__TILE, (queries + 3) & ~3, n, d, 0);
-            if (causal && k0 + keys - 1 > q0) te__mask_keys_by_column(p, k0, q0, queries);
+            te__product(p, TE__TILE, q, ld, 1, kt, TE__TILE, (queries + 3) & ~3, n, d, 0, cut ? TE__COLUMNS_TO_ROW : TE__ALL);
+            te__product(dp, TE__TILE, dout, ld, 1, vt, TE__TILE, (queries + 3) & ~3, n, d, 0, cut ? TE__COLUMNS_TO_ROW : TE__ALL);
+            if (cut) te__mask_after(p, queries);
             for (int i = 0; i < queries; i++) {
                 const float lse = a->lse[h.row + q0 + i] * TE__LOG2E, delta = a->delta[h.row + q0 + i];
-                for (int j = 0; j < n; j++) {
-                    const float e = te__exp2(p[i * TE__TILE + j] - lse);
-                    p[i * TE__TILE + j] = e, dp[i * TE__TILE + j] = e * (dp[i * TE__TILE + j] - delta);
+                for (int j = i * TE__TILE; j < i * TE__TILE + n; j += TE__LANES) {
+                    te__vector e, x;
+                    te__get(&e, p + j), te__get(&x, dp + j);
+                    e -= lse, te__exp2(&e), x = e * (x - delta);
+                    te__put(p + j, &e), te__put(dp + j, &x);
                 }
             }
-            te__product(dv, ld, p, 1, TE__TILE, dout, ld, (keys + 3) & ~3, ld, queries, 1);
-            te__product(dk, ld, dp, 1, TE__TILE, q, ld, (keys + 3) & ~3, ld, queries, 1);
+            te__product(dv, ld, p, 1, TE__TILE, dout, ld, (keys + 3) & ~3, ld, queries, 1, cut ? TE__DEPTH_FROM_ROW : TE__ALL);
+            te__product(dk, ld, dp, 1, TE__TILE, q, ld, (keys + 3) & ~3, ld, queries, 1, cut ? TE__DEPTH_FROM_ROW : TE__ALL);
         }
     }
-    te__tile_write(a->dqkv, h0.k + k0 * h0.width, h0.width, dk, ld, keys, d, a->scale, t);
-    te__tile_write(a->dqkv, h0.v + k0 * h0.width, h0.width, dv, ld, keys, d, 1, t);
+    for (int k = 0; k < keys; k++) {
+        te__row_write(a->dqkv, h0.k + (k0 + k) * h0.width, dk + k * ld, d, a->scale, t);
+        te__row_write(a->dqkv, h0.v + (k0 + k) * h0.width, dv + k * ld, d, 1, t);
+    }
 }
 
 /* The shell of one of the three bodies, with its scratch. */

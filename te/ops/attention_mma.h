@@ -16,6 +16,10 @@
 
 #include "attention_kernels.h" /* te_attention_args */
 
+/* Shared memory that a block may have: 163 KB on sm_80; 99 KB on sm_86 and sm_89, define it so for them. */
+#ifndef TE_SHARED_BYTES
+#define TE_SHARED_BYTES (163 * 1024)
+#endif
 enum { TE__PAD = 8 }; /* elements */
 #define TE__LOG2E 1.4426950408889634f
 #define TE__LN2 0.6931471805599453f
@@ -84,7 +88,7 @@ template <int D> TE_FN uint32_t te__lane_a(int lane) { return (uint32_t)(((lane 
 template <int D> TE_FN uint32_t te__lane_b(int lane) {
     return (uint32_t)((((lane & 7) + (lane >> 4) * 8) * (D + TE__PAD) + ((lane >> 3) & 1) * 8) * 2);
 }
-template <int D> constexpr TE_BOTH int te__tile_bytes(int rows) { return rows * (D + TE__PAD) * 2; }
+template <int D> constexpr int te__tile_bytes(int rows) { return rows * (D + TE__PAD) * 2; }
 
 /* Start copying ROWS rows of D elements, WIDTH elements apart, to a tile; rows from `valid` on become zeros. */
 template <int ROWS, int D, int64_t WIDTH, int THREADS> TE_FN void te__tile_load(uint32_t tile, const uint16_t *from, int valid) {

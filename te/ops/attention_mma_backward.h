@@ -14,10 +14,10 @@
 #include "attention_mma_forward.h" /* te__head, the mma tools */
 
 template <int D> struct te__dq_shape {
-    static constexpr int WARPS = 4, M = D <= 128 ? 2 : 1, TILE = 32;
-    static constexpr int BLOCKS = D <= 64 ? 3 : D <= 128 ? 2 : 1;
+    static constexpr int WARPS = 4, M = D <= 128 ? 2 : 1, BLOCKS = D <= 64 ? 3 : D <= 128 ? 2 : 1;
     static constexpr int ROWS = WARPS * M * 16, THREADS = WARPS * 32;
-    static constexpr int BYTES = (2 * ROWS + 4 * TILE) * (D + TE__PAD) * 2;
+    static constexpr int bytes(int tile) { return te__tile_bytes<D>(2 * ROWS + 4 * tile); }
+    static constexpr int TILE = bytes(32) <= TE_SHARED_BYTES ? 32 : 16, BYTES = bytes(TILE);
 };
 
 /* Grid: (batch * heads, query tiles). Shared memory: Q, dO, then K and V of stage 0, K and V of stage 1. */
@@ -92,13 +92,31 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
  * the other, which has made dP^T meanwhile, makes dS^T and from it dK. So each has one accumulator of M * 16 rows: with both
  * in one warp, registers would allow 16 rows at head_dim 128, and shared memory would be the limit. */
 template <int D> struct te__dkdv_shape {
-    static constexpr int PAIRS = D <= 128 ? 2 : 4, M = D <= 128 ? 2 : 1, TILE = D <= 64 ? 64 : 32, HELD = D <= 64;
-    static constexpr int BLOCKS = D <= 64 ? 3 : D <= 128 ? 2 : 1;
-    static constexpr int ROWS = PAIRS * M * 16, THREADS = PAIRS * 64;
-    static constexpr int TILES_BYTES = (2 * ROWS + 4 * TILE) * (D + TE__PAD) * 2;
+    static constexpr int wide_bytes = te__tile_bytes<D>(2 * 128 + 4 * 64) + 128 * 64 * 2 + 4 * 64 * 4;
+    static constexpr int WIDE = D > 64 && D <= 128 && wide_bytes <= TE_SHARED_BYTES, TILE = WIDE ? 64 : 32; /* queries */
+    static constexpr int PAIRS = WIDE || D > 128 ? 4 : 2, M = D <= 128 ? 2 : 1, HELD = D <= 64;
+    static constexpr int BLOCKS = D <= 64 ? 3 : PAIRS == 2 ? 2 : 1;
+    static constexpr int ROWS = PAIRS * M * 16, THREADS = PAIRS * 64; /* keys */
+    static constexpr int TILES_BYTES = te__tile_bytes<D>(2 * ROWS + 4 * TILE);
     static constexpr int BYTES = TILES_BYTES + ROWS * TILE * 2 + 4 * TILE * 4;
 };
 
+#ifndef PAIR_MODE
+#define PAIR_MODE 0
+#endif
+TE_FN void te__pair_barrier(int pair, int arrive) {
+#if PAIR_MODE == 0
+    if (arrive) asm volatile("bar.arrive %0, 64;" ::"r"(1 + pair) : "memory");
+    else asm volatile("bar.sync %0, 64;" ::"r"(1 + pair) : "memory");
+#elif PAIR_MODE == 1
+    if (pair == 0) asm volatile("bar.sync 1, 64;" ::: "memory");
+    else if (pair == 1) asm volatile("bar.sync 2, 64;" ::: "memory");
+    else if (pair == 2) asm volatile("bar.sync 3, 64;" ::: "memory");
+    else asm volatile("bar.sync 4, 64;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}
 /* Start copying queries q0 to q0 + TILE of the head that is `member` heads after h: Q, dO, lse, delta. */
 template <int D, int64_t QKV, int64_t OUT, class C>
 TE_FN void te__queries_load(uint32_t q_tile, uint32_t lse, const te_attention_args *a, const te__head &h, int member, int q0) {
@@ -147,6 +165,9 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
                                              te__shared_address(rows + ((i + 1) & 1) * 2 * TILE), a, h, member, tile * TILE);
         }
         if constexpr (HELD != 0) if (i == 0) te__hold<M, D>(held, k_tile + own + te__lane_a<D>(lane));
+#if PAIR_MODE == 2
+        if (CAUSAL && q0 + TILE - 1 < key0) { __syncthreads(); continue; }
+#endif
         if (CAUSAL && q0 + TILE - 1 < key0) continue; /* all masked, for both warps of the pair */
 
         /* the first warp multiplies K by Q, and P by dO; the second V by dO, and dS by Q */
@@ -170,13 +191,9 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
                 TE_UNROLL for (int k = 0; k < N / 2; k++)
                     handed[(m * N / 2 + k) * 32] = make_uint4(p[m][k][0], p[m][k][1], p[m][k][2], p[m][k][3]);
             __threadfence_block();
-#ifdef ARRIVE_SYNC
-            asm volatile("bar.sync %0, 64;" ::"r"(1 + pair) : "memory");
-#else
-            asm volatile("bar.arrive %0, 64;" ::"r"(1 + pair) : "memory");
-#endif
+            te__pair_barrier(pair, 1);
         } else {
-            asm volatile("bar.sync %0, 64;" ::"r"(1 + pair) : "memory");
+            te__pair_barrier(pair, 0);
             TE_UNROLL for (int m = 0; m < M; m++)
                 TE_UNROLL for (int k = 0; k < N / 2; k++) {
                     const uint4 u = handed[(m * N / 2 + k) * 32];

@@ -8,6 +8,7 @@
 #define TE_OPS_CROSS_ENTROPY_H
 
 #include "../fuse/chain_run.h" /* te_output, te_gradient */
+#include "../math.h"           /* te_exp2 */
 
 #define TE_OP_cross_entropy (cross_entropy, 0, own)
 #define TE_IN_cross_entropy(op) TE_ARG1(op, 0)
@@ -38,44 +39,47 @@ typedef struct te_cross_entropy_args {
               te_cross_entropy_gradient(te_args, te_at, TE_CROSS_ENTROPY_THREADS(in), in, TE_##dtype))                \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__cross_entropy_backward(r, s, name##_launch); }
 
+/* Bytes: the logits once. In base 2: sum of 2^(k x - top) with k = log2 e. */
 TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int threads, int width, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(threads, &group);
     const int64_t row = (int64_t)b.x * width;
     const int aligned = width % 8 == 0;
-    float most = -INFINITY, sum = 0;
+    const float k = 1.4426950408889634f;
+    float top = -INFINITY, sum = 0;
     for (int c = g.id * 8; c < width; c += g.count * 8) {
         const int n = (int)te_min(8, width - c);
-        float v[8], m = most;
+        float v[8], most = top, s = 0;
         te_load8(v, a->x, row + c, n, aligned, dtype);
-        TE_UNROLL for (int i = 0; i < 8; i++) m = i < n && v[i] > m ? v[i] : m;
-        float s = 0;
-        TE_UNROLL for (int i = 0; i < 8; i++) s += i < n && v[i] == v[i] && m > -INFINITY ? expf(v[i] - m) : i < n ? v[i] - v[i] : 0.0f;
-        sum = (most > -INFINITY ? sum * expf(most - m) : 0.0f) + s, most = m;
+        TE_UNROLL for (int i = 0; i < 8; i++) v[i] = i < n ? v[i] * k : -INFINITY, most = v[i] > most ? v[i] : most;
+        const float base = most > -INFINITY ? most : 0.0f; /* a row may begin with -infinity */
+        TE_UNROLL for (int i = 0; i < 8; i++) s += te_exp2(v[i] - base);
+        sum = sum * te_exp2(top - base) + s, top = most;
     }
-    float top = most;
-    te_lanes_max(&top, g);
-    sum = most > -INFINITY ? sum * expf(most - top) : sum;
+    float all = top;
+    te_lanes_max(&all, g);
+    sum = top > -INFINITY ? sum * te_exp2(top - all) : sum;
     te_lanes_sum(&sum, 1, g);
     if (g.id) return;
-    const float lse = top + logf(sum);
+    const float lse = all / k + logf(sum);
     const int32_t label = a->labels[b.x];
     if (a->lse) a->lse[b.x] = lse;
     a->loss[b.x] = label == a->ignore_index ? 0.0f : label >= 0 && label < width ? lse - te_load(a->x, row + label, dtype) : NAN;
 }
+/* Bytes: the logits read, the gradient written. */
 TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b, int threads, int width, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(threads, &group);
     const int64_t row = (int64_t)b.x * width;
     const int32_t label = a->labels[b.x];
     const int aligned = width % 8 == 0, known = label >= 0 && label < width;
-    const float lse = a->lse[b.x], dloss = !known ? NAN : a->dy ? a->dy[b.x] : a->dloss;
+    const float k = 1.4426950408889634f, lse = a->lse[b.x] * k, dloss = !known ? NAN : a->dy ? a->dy[b.x] : a->dloss;
     for (int c = g.id * 8; c < width; c += g.count * 8) {
         const int n = (int)te_min(8, width - c);
         float v[8];
         te_load8(v, a->x, row + c, n, aligned, dtype);
         TE_UNROLL for (int i = 0; i < 8; i++)
-            v[i] = label == a->ignore_index ? 0.0f : (expf(v[i] - lse) - (c + i == label ? 1.0f : 0.0f)) * dloss;
+            v[i] = label == a->ignore_index ? 0.0f : (te_exp2(v[i] * k - lse) - (c + i == label ? 1.0f : 0.0f)) * dloss;
         te_store8(a->dx, row + c, v, n, aligned, dtype);
     }
 }

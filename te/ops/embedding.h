@@ -32,10 +32,11 @@ typedef struct te_embedding_args {
     const void *w;   /* [vocabulary or length, width] */
     const int32_t *tokens;
     int32_t *order;  /* [rows]: rows sorted by token */
+    float *pieces;   /* [segments, 2, width]: see te_embedding_gradient */
     int64_t rows;
     int size, batch, seq, position, accumulate;
 } te_embedding_args;
-enum { TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1, TE_EMBEDDING_GROUPS = TE_CUDA ? 8 : 1 };
+enum { TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1, TE_EMBEDDING_GROUPS = TE_CUDA ? 8 : 1, TE_EMBEDDING_SEGMENT = 32, TE_EMBEDDING_UNROLL = 8 };
 
 #define TE__EMBEDDING_KERNEL(name, body, ...) \
     TE_KERNEL(name, TE_EMBEDDING_LANES * TE_EMBEDDING_GROUPS, te_embedding_args, body(te_args, te_at, __VA_ARGS__))
@@ -47,7 +48,8 @@ enum { TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1, TE_EMBEDDING_GROUPS = TE_CUDA ? 8 
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__embedding_forward(r, s, name##_launch); }
 #define TE_OWN_embedding_backward(name, dtype, op, in, out)                     \
     TE__EMBEDDING_KERNEL(name, te_embedding_gradient, out, TE_##dtype)          \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__embedding_backward(r, s, name##_launch); }
+    TE__EMBEDDING_KERNEL(name##_merge, te_embedding_merge, out)                 \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__embedding_backward(r, s, name##_launch, name##_merge_launch); }
 #define TE_OWN_positions_backward(name, dtype, op, in, out)                     \
     TE__EMBEDDING_KERNEL(name, te_positions_gradient, out, TE_##dtype)          \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__positions_backward(r, s, name##_launch); }
@@ -91,35 +93,81 @@ TE_FN void te_sort_body(const te_embedding_args *a, te_block b) {
 }
 TE_KERNEL(te_sort_by_token, TE_EMBEDDING_LANES * TE_EMBEDDING_GROUPS, te_embedding_args, te_sort_body(te_args, te_at))
 
-/* dweight[token] += dy[row], for one stretch of 8 columns a lane. On CUDA a group takes a place of the sorted rows and, if a
- * token begins there, adds up its rows; on the host a block takes columns and goes through all rows. */
+/* The token at place p of the sorted rows; -1 outside. */
+TE_FN int32_t te_token_at(const te_embedding_args *a, int64_t p) { return p < 0 || p >= a->rows ? -1 : a->tokens[a->order[p]]; }
+
+/* dweight[token] += dy[row], 8 columns a lane.
+ *
+ * On CUDA a group takes a segment of the sorted rows, whatever the tokens are, so that a frequent token is no longer than
+ * a rare one. A token whose rows all lie in the segment goes straight to its gradient. A piece of a longer run is left in
+ * `pieces`: slot 0 if the run began in an earlier segment, else slot 1; te_embedding_merge adds those up in order.
+ * On the host a block takes columns and goes through all rows.
+ * Bytes: dy once, the gradients of the tokens that occur read and written. */
 TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int width, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
     const int c = (b.y * TE_EMBEDDING_LANES + g.id) * 8, n = (int)te_min(8, width - c), aligned = width % 8 == 0;
-    const int64_t first = (int64_t)b.x * TE_EMBEDDING_GROUPS + group;
-    float *grad = (float *)a->y, v[8], sum[8];
+    float *grad = (float *)a->y, v[TE_EMBEDDING_UNROLL][8], sum[8];
     if (c >= width) return;
     if (!TE_CUDA) {
         for (int64_t row = 0; row < a->rows; row++) {
             const int64_t at = (int64_t)a->tokens[row] * width + c;
-            te_load8(v, a->x, row * width + c, n, aligned, dtype);
-            for (int i = 0; i < n; i++) grad[at + i] += v[i];
+            te_load8(v[0], a->x, row * width + c, n, aligned, dtype);
+            for (int i = 0; i < n; i++) grad[at + i] += v[0][i];
         }
         return;
     }
-    if (first >= a->rows) return;
-    const int32_t token = a->tokens[a->order[first]];
-    if ((first && a->tokens[a->order[first - 1]] == token) || token < 0 || token >= a->size) return;
-    const int64_t at = (int64_t)token * width + c;
-    te_load8(sum, grad, at, n, aligned, TE_f32);
-    for (int64_t p = first; p < a->rows; p++) {
-        const int32_t row = a->order[p];
-        if (a->tokens[row] != token) break;
-        te_load8(v, a->x, (int64_t)row * width + c, n, aligned, dtype);
-        TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
+    const int64_t segment = (int64_t)b.x * TE_EMBEDDING_GROUPS + group, from = segment * TE_EMBEDDING_SEGMENT;
+    const int64_t to = te_min(a->rows, from + TE_EMBEDDING_SEGMENT);
+    if (from >= a->rows) return;
+    const int32_t before = te_token_at(a, from - 1), after = te_token_at(a, to);
+    int32_t token = te_token_at(a, from);
+    TE_UNROLL for (int i = 0; i < 8; i++) sum[i] = 0;
+    for (int64_t p = from; p < to; p += TE_EMBEDDING_UNROLL) {
+        int32_t next[TE_EMBEDDING_UNROLL];
+        TE_UNROLL for (int u = 0; u < TE_EMBEDDING_UNROLL; u++) {
+            const int64_t q = te_min(p + u, to - 1);
+            const int32_t row = a->order[q];
+            te_load8(v[u], a->x, (int64_t)row * width + c, n, aligned, dtype);
+            next[u] = p + u + 1 < to ? te_token_at(a, p + u + 1) : -1;
+        }
+        TE_UNROLL for (int u = 0; u < TE_EMBEDDING_UNROLL; u++) {
+            if (p + u >= to) continue;
+            TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[u][i];
+            const int last = p + u + 1 == to;
+            if (!last && next[u] == token) continue;
+            const int begun = token == before, goes_on = last && token == after;
+            float *out = grad + (int64_t)token * width + c, old[8];
+            if (begun || goes_on) te_store8(a->pieces + (segment * 2 + !begun) * width + c, 0, sum, n, aligned, TE_f32);
+            else if (token >= 0 && token < a->size) {
+                te_load8(old, out, 0, n, aligned, TE_f32);
+                TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += old[i];
+                te_store8(out, 0, sum, n, aligned, TE_f32);
+            }
+            TE_UNROLL for (int i = 0; i < 8; i++) sum[i] = 0;
+            token = next[u];
+        }
     }
-    te_store8(grad, at, sum, n, aligned, TE_f32);
+}
+/* The runs that cross segments: the segment where a run begins adds its pieces up, in order. */
+TE_FN void te_embedding_merge(const te_embedding_args *a, te_block b, int width) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
+    const int c = (b.y * TE_EMBEDDING_LANES + g.id) * 8, n = (int)te_min(8, width - c), aligned = width % 8 == 0;
+    const int64_t first = (int64_t)b.x * TE_EMBEDDING_GROUPS + group, from = first * TE_EMBEDDING_SEGMENT, to = from + TE_EMBEDDING_SEGMENT;
+    if (c >= width || to >= a->rows) return;
+    const int32_t token = te_token_at(a, to - 1);
+    if (te_token_at(a, to) != token || te_token_at(a, from - 1) == token || token < 0 || token >= a->size) return;
+    float *out = (float *)a->y + (int64_t)token * width + c, sum[8], v[8];
+    te_load8(sum, out, 0, n, aligned, TE_f32);
+    int64_t segment = first;
+    for (int64_t end = to;; end += TE_EMBEDDING_SEGMENT) {
+        te_load8(v, a->pieces + (segment * 2 + (segment == first)) * width + c, 0, n, aligned, TE_f32);
+        TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
+        segment++;
+        if (te_token_at(a, end) != token) break;
+    }
+    te_store8(out, 0, sum, n, aligned, TE_f32);
 }
 
 /* dweight[position] (+)= sum over the sequences of dy. */
@@ -174,20 +222,25 @@ TE_API te_status te__embedding_forward(te_run *r, const te_step *s, te_embedding
     te_set_now(r, y);
     return TE_OK;
 }
-TE_API te_status te__embedding_backward(te_run *r, const te_step *s, te_embedding_launch_fn launch) {
+TE_API te_status te__embedding_backward(te_run *r, const te_step *s, te_embedding_launch_fn launch, te_embedding_launch_fn merge) {
     const int i = s->op[0];
     te_param *p = r->param[i];
     te_embedding_args a = te__embedding_args(r, i);
-    te_value order = te_value_of(0);
+    te_value order = te_value_of(0), pieces = te_value_of(0);
+    const int64_t segments = te_ceil_div(r->rows, TE_EMBEDDING_SEGMENT);
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 0));
     if (TE_CUDA) TE_TRY(te_acquire(r, &order, (size_t)r->padded * sizeof(int32_t)));
-    a.y = p->grad, a.order = (int32_t *)order.p;
+    if (TE_CUDA) TE_TRY(te_acquire(r, &pieces, (size_t)(segments * 2 * p->cols) * sizeof(float)));
+    a.y = p->grad, a.order = (int32_t *)order.p, a.pieces = (float *)pieces.p;
     if (!r->dry) {
-        const te_grid rows = te_grid_of(te_ceil_div(r->rows, TE_EMBEDDING_GROUPS), 1);
+        const int tiles = (int)te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES);
+        const te_grid grid = te_grid_of(TE_CUDA ? te_ceil_div(segments, TE_EMBEDDING_GROUPS) : 1, tiles);
         if (!te_accumulates(r, p)) TE_TRY(te_fill(r->ctx, p->grad, 0, (size_t)(p->rows * p->cols) * sizeof(float)));
-        if (TE_CUDA) TE_TRY(te_sort_by_token_launch(r->ctx, rows, &a));
-        TE_TRY(launch(r->ctx, te_grid_of(TE_CUDA ? rows.x : 1, te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES)), &a));
+        if (TE_CUDA) TE_TRY(te_sort_by_token_launch(r->ctx, te_grid_of(te_ceil_div(r->rows, TE_EMBEDDING_GROUPS), 1), &a));
+        TE_TRY(launch(r->ctx, grid, &a));
+        if (TE_CUDA) TE_TRY(merge(r->ctx, grid, &a));
     }
+    te_drop(r, pieces);
     te_drop(r, order);
     te_set_now(r, te_value_of(0));
     return TE_OK;

@@ -1,0 +1,156 @@
+/* custom_op.c -- an op and fusion rows of one's own, in one's own file: softcap, y = cap tanh(x / cap).
+ *
+ *     cc   -O2 -I. examples/custom_op/custom_op.c -o custom_op -lm
+ *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a -I. -x cu examples/custom_op/custom_op.c -o custom_op -lcublasLt
+ *     ./custom_op                          prints the plan, checks the gradients by finite differences
+ *
+ * Gemma 2 bounds its logits so (Gemma Team 2024).
+ */
+#include <math.h>
+#include <stdio.h>
+
+#include "te/te.h"
+
+/* [op] */
+/* (softcap, name, cap): y = cap tanh(x / cap). */
+#define TE_OP_softcap (softcap, 0, map)     /* a family of its own; the code is 0; works on each element alone */
+#define TE_IN_softcap(op) 0                 /* the width it must get: any */
+#define TE_OUT_softcap(op, in) in           /* the width it gives: the same */
+#define TE_FLAGS_softcap(op) TE_SAVES_INPUT /* backward reads x */
+#define TE_TRAITS_softcap(model, op, in, out) 0, -1, {(float)(TE_ARG1(op, 1.0f)), 0}, TE_NO_PARAMS /* value[0] is the cap */
+#define TE_FIELDS_softcap(op)               /* no parameters in the model's struct */
+#define TE_DECLARE_softcap(model, op)       /* nothing to check at compile time */
+
+TE_FN void te_softcap_forward(float v[8], const te_stage *s, te_at at, int code) {
+    const float cap = s->value[0];
+    (void)at, (void)code;
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] = cap * tanhf(v[i] / cap);
+}
+TE_FN void te_softcap_backward(float v[8], float sum[8], const te_stage *s, te_at at, int code) {
+    const float cap = s->value[0];
+    float x[8];
+    (void)sum, (void)code;
+    te_load8(x, s->saved, te_index(at), at.n, at.aligned, at.dtype);
+    TE_UNROLL for (int i = 0; i < 8; i++) {
+        const float t = tanhf(x[i] / cap);
+        v[i] *= 1.0f - t * t; /* y = cap tanh(x / cap) */
+    }
+}
+/* [op] */
+
+/* [rows] */
+#define TE_FORWARD_linear_softcap TE_FUSED
+#define TE_FORWARD_linear_bias_softcap TE_FUSED
+#define TE_BACKWARD_softcap_bias TE_FUSED /* backward reads the list from its end: one pass for dx and dbias */
+/* [rows] */
+
+enum { ROWS = 5, IN = 16, HIDDEN = 24, OUT = 10 };
+
+/* [model] */
+TE_SEQUENTIAL(capped, f32,
+    (rmsnorm, ln, IN), (linear, fc1, IN, HIDDEN), (bias, fc1_b, HIDDEN), (softcap, cap1, 2.0f),
+    (linear, fc2, HIDDEN, OUT), (softcap, cap2, 1.5f))
+
+static_assert((int)capped_forward_steps == 3, "rmsnorm, linear_bias_softcap, linear_softcap");
+static_assert((int)capped_backward_steps == 5, "softcap, linear, softcap_bias, linear, rmsnorm");
+/* [model] */
+
+typedef struct setup {
+    te_context ctx;
+    capped model;
+    te_batch batch;
+    capped_saved saved;
+    te_tensor x, y, dx, dy;
+    void *params, *grads;
+    float loss_weight[ROWS * OUT];
+} setup;
+
+static te_status tensor(te_tensor *t, int cols, te_context *ctx) {
+    *t = te_matrix(NULL, TE_f32, ROWS, cols);
+    return te_allocate(ctx, &t->data, (size_t)ROWS * (size_t)cols * sizeof(float));
+}
+static te_status make(setup *s) {
+    te_context *ctx = &s->ctx;
+    TE_TRY(te_context_create(ctx, 0, 1));
+    TE_TRY(te_allocate(ctx, &s->params, capped_param_bytes()));
+    TE_TRY(te_allocate(ctx, &s->grads, capped_grad_bytes()));
+    TE_TRY(capped_bind(&s->model, s->params, (float *)s->grads, ctx));
+    TE_TRY(te_model_randomize(&s->model.model, 0.5f, 7, 0, ctx));
+    s->saved.bytes = capped_saved_bytes(ROWS);
+    TE_TRY(te_allocate(ctx, &s->saved.memory, s->saved.bytes));
+    TE_TRY(te_context_reserve(ctx, capped_workspace_bytes(&s->model, ROWS, ctx)));
+    TE_TRY(tensor(&s->x, IN, ctx));
+    TE_TRY(tensor(&s->dx, IN, ctx));
+    TE_TRY(tensor(&s->y, OUT, ctx));
+    TE_TRY(tensor(&s->dy, OUT, ctx));
+    TE_TRY(te_fill_normal(s->x.data, TE_f32, ROWS * IN, 0.0f, 1.0f, 7, 100, ctx));
+    TE_TRY(te_fill_normal(s->dy.data, TE_f32, ROWS * OUT, 0.0f, 1.0f, 7, 101, ctx));
+    TE_TRY(te_copy(ctx, s->loss_weight, s->dy.data, sizeof s->loss_weight));
+    s->batch.batch = 1, s->batch.seq = ROWS;
+    return te_synchronize(ctx);
+}
+
+/* The loss whose gradient dy is: sum of y dy. */
+static te_status loss_of(double *loss, setup *s) {
+    float y[ROWS * OUT];
+    TE_TRY(capped_infer(s->y, s->x, &s->model, &s->batch, &s->ctx));
+    TE_TRY(te_copy(&s->ctx, y, s->y.data, sizeof y));
+    TE_TRY(te_synchronize(&s->ctx));
+    *loss = 0;
+    for (int i = 0; i < ROWS * OUT; i++) *loss += (double)y[i] * (double)s->loss_weight[i];
+    return TE_OK;
+}
+static te_status loss_with(double *loss, setup *s, float *element, float value) {
+    TE_TRY(te_copy(&s->ctx, element, &value, sizeof value));
+    return loss_of(loss, s);
+}
+
+/* Adds to *wrong if `gradient`, count numbers in target memory, is not what moving each element of `data` says. */
+static te_status check(int *wrong, const char *name, void *data, const void *gradient, int count, setup *s) {
+    const float h = 1e-2f;
+    double difference = 0, size = 0;
+    for (int i = 0; i < count; i++) {
+        float *element = (float *)data + i, value, g;
+        double above, below;
+        TE_TRY(te_copy(&s->ctx, &value, element, sizeof value));
+        TE_TRY(te_copy(&s->ctx, &g, (const float *)gradient + i, sizeof g));
+        TE_TRY(te_synchronize(&s->ctx));
+        TE_TRY(loss_with(&above, s, element, value + h));
+        TE_TRY(loss_with(&below, s, element, value - h));
+        TE_TRY(te_copy(&s->ctx, element, &value, sizeof value));
+        TE_TRY(te_synchronize(&s->ctx));
+        const double expected = (above - below) / (2.0 * (double)h);
+        difference += (g - expected) * (g - expected), size += expected * expected;
+    }
+    const double relative = sqrt(difference / size);
+    const int good = relative < 1e-3; /* of h^2 from the differences, 1e-5 from f32; false for a NaN */
+    printf("%-12s %4d elements, off by %.1e of its norm: %s\n", name, count, relative, good ? "ok" : "WRONG");
+    *wrong += !good;
+    return TE_OK;
+}
+
+static te_status run(int *wrong, setup *s) {
+    TE_TRY(make(s));
+    TE_TRY(capped_forward(s->y, &s->saved, s->x, &s->model, &s->batch, &s->ctx));
+    TE_TRY(capped_backward(s->dx, s->dy, &s->saved, &s->model, &s->batch, &s->ctx));
+    TE_TRY(check(wrong, "x", s->x.data, s->dx.data, ROWS * IN, s));
+    for (int i = 0; i < s->model.model.param_count; i++) {
+        const te_param *p = &s->model.model.param[i];
+        char name[32];
+        snprintf(name, sizeof name, "%s.%s", p->op, p->field);
+        TE_TRY(check(wrong, name, p->data, p->grad, (int)(p->rows * p->cols), s));
+    }
+    return TE_OK;
+}
+
+int main(void) {
+    static setup s;
+    int wrong = 0;
+    capped_print_plan(stdout);
+    const te_status status = run(&wrong, &s);
+    if (status != TE_OK) fprintf(stderr, "custom_op: %s: %s\n", te_status_string(status), te_last_error(&s.ctx));
+    te_release(&s.ctx, s.params), te_release(&s.ctx, s.grads), te_release(&s.ctx, s.saved.memory);
+    te_release(&s.ctx, s.x.data), te_release(&s.ctx, s.y.data), te_release(&s.ctx, s.dx.data), te_release(&s.ctx, s.dy.data);
+    te_context_destroy(&s.ctx);
+    return status == TE_OK && !wrong ? 0 : 1;
+}

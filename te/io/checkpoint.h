@@ -1,0 +1,149 @@
+/* checkpoint.h -- a training state in one safetensors file: models by name, the optimizer, the random state, and strings
+ * of the caller's. A run that is loaded from it goes on to the same bits as one that was never stopped.
+ *
+ * Do this:
+ *     te_named_model models[] = {{"embed", &embed.model}, {"h0", &h0.model}};
+ *     te_checkpoint all = {models, 2, &opt, 1, metadata, 1};            // metadata: {{"position", "81920"}}
+ *     TE_TRY(te_checkpoint_save("run.safetensors", &all, &ctx));
+ *
+ *     te_safetensors file;
+ *     TE_TRY(te_safetensors_open(&file, "run.safetensors", &ctx));
+ *     const char *position = te_safetensors_metadata(&file, "position");
+ *     te_status status = te_checkpoint_load(&all, &file, &ctx);         // checks all of it, then changes something
+ *     te_safetensors_close(&file);
+ *
+ * Tensors are called "h0.fc1.weight", of the model's dtype, [rows, cols] or, with one row, [cols]. The optimizer adds
+ * "adamw.master.h0.fc1.weight" (only where the model is not f32), "adamw.m. ...", "adamw.v. ...", and "adamw.step", I64 [2]:
+ * updates made and left out. "random" is U64 [2]: seed and offset. A tied parameter is saved with its owner.
+ */
+#ifndef TE_CHECKPOINT_H
+#define TE_CHECKPOINT_H
+
+#include "../optim/adamw.h" /* te_adamw */
+#include "safetensors.h"    /* te_safetensor */
+
+typedef struct te_named_model {
+    const char *name; /* "h0"; "" for no prefix */
+    te_model *model;
+} te_named_model;
+
+typedef struct te_checkpoint {
+    const te_named_model *models;
+    int count;
+    te_adamw *optimizer; /* null: none in the file */
+    int random;          /* 1: with the context's random state */
+    const te_safetensors_pair *metadata; /* saved; te_checkpoint_load leaves them alone */
+    int metadata_count;
+} te_checkpoint;
+
+/* The tensors of a checkpoint, their names, and what is not in target memory. */
+typedef struct te__checkpoint_list {
+    te_safetensor *tensor;
+    char *names;
+    int count, room;
+    size_t used, name_room;
+    te_adamw_state state;
+    te_rng rng;
+    int64_t step[2];
+    uint64_t random[2];
+} te__checkpoint_list;
+
+/* Add a tensor "<kind><model>.<op>.<field>"; where there is no room yet, count only. */
+TE_API void te__checkpoint_add(te__checkpoint_list *l, const char *kind, const te_named_model *model, const te_param *p, te_dtype dtype, void *data) {
+    const size_t left = l->names ? l->name_room - l->used : 0;
+    char *name = l->names ? l->names + l->used : 0;
+    const int n = snprintf(name, left, "%s%s%s%s.%s", kind, model->name, *model->name ? "." : "", p->op, p->field);
+    if (l->tensor) l->tensor[l->count] = te_safetensor_matrix(name, dtype, p->rows, p->cols, data);
+    l->used += (size_t)n + 1, l->count++;
+}
+TE_API void te__checkpoint_add_numbers(te__checkpoint_list *l, const char *name, te_safetensors_dtype dtype, void *data) {
+    const int64_t two = 2;
+    if (l->tensor) l->tensor[l->count] = te_safetensor_of(name, dtype, 1, &two, data);
+    l->count++;
+}
+TE_API const te_named_model *te__checkpoint_model(const te_checkpoint *c, const te_model *m) {
+    for (int i = 0; i < c->count; i++)
+        if (c->models[i].model == m) return &c->models[i];
+    return 0;
+}
+TE_API te_status te__checkpoint_walk(te__checkpoint_list *l, const te_checkpoint *c, te_context *ctx) {
+    l->count = 0, l->used = 0;
+    if (c->optimizer) te__checkpoint_add_numbers(l, "adamw.step", TE_SAFETENSORS_I64, l->step);
+    if (c->random) te__checkpoint_add_numbers(l, "random", TE_SAFETENSORS_U64, l->random);
+    for (int i = 0; i < c->count; i++)
+        for (int k = 0; k < c->models[i].model->param_count; k++) {
+            const te_param *p = &c->models[i].model->param[k];
+            if (!p->tied) te__checkpoint_add(l, "", &c->models[i], p, c->models[i].model->plan->dtype, p->data);
+        }
+    if (!c->optimizer) return TE_OK;
+    te_adamw_walk w = te_adamw_tensors(c->optimizer);
+    while (te_adamw_next(&w)) {
+        const te_named_model *m = te__checkpoint_model(c, c->optimizer->models[w.model]);
+        TE_REQUIRE(m, ctx, TE_ERROR_VALUE, "checkpoint: the optimizer has a model %d (%s) that is not in the list", w.model,
+                   c->optimizer->models[w.model]->plan->name);
+        if (w.master != w.param->data) te__checkpoint_add(l, "adamw.master.", m, w.param, TE_f32, w.master);
+        te__checkpoint_add(l, "adamw.m.", m, w.param, TE_f32, w.m);
+        te__checkpoint_add(l, "adamw.v.", m, w.param, TE_f32, w.v);
+    }
+    return TE_OK;
+}
+TE_API void te__checkpoint_free(te__checkpoint_list *l) { free(l->tensor), free(l->names); }
+/* The list. After an error there is nothing to free. */
+TE_API te_status te__checkpoint_begin(te__checkpoint_list *l, const te_checkpoint *c, te_context *ctx) {
+    memset(l, 0, sizeof *l);
+    TE_REQUIRE(c && ctx && (c->models || !c->count), ctx, TE_ERROR_NULL, "checkpoint: the struct, its models or the context are null");
+    TE_REQUIRE(!c->optimizer || c->optimizer->state, ctx, TE_ERROR_STATE, "checkpoint: the optimizer is not initialised");
+    TE_REQUIRE(!c->random || ctx->rng, ctx, TE_ERROR_STATE, "checkpoint: the context has no random state");
+    for (int i = 0; i < c->count; i++)
+        TE_REQUIRE(c->models[i].name && c->models[i].model && c->models[i].model->plan, ctx, TE_ERROR_NULL,
+                   "checkpoint: model %d has no name or is not bound to memory", i);
+    TE_TRY(te__checkpoint_walk(l, c, ctx));
+    l->room = l->count, l->name_room = l->used;
+    l->tensor = (te_safetensor *)calloc((size_t)l->room + 1, sizeof *l->tensor), l->names = (char *)malloc(l->name_room + 1);
+    if (l->tensor && l->names) return te__checkpoint_walk(l, c, ctx);
+    te__checkpoint_free(l);
+    return te_fail(ctx, TE_ERROR_MEMORY, "checkpoint: cannot allocate %zu bytes", (size_t)l->room * sizeof *l->tensor + l->name_room);
+}
+TE_API te_status te__checkpoint_gather(te__checkpoint_list *l, const te_checkpoint *c, te_context *ctx) {
+    if (c->optimizer) TE_TRY(te_adamw_get(&l->state, c->optimizer, ctx));
+    if (c->random) TE_TRY(te_rng_get(&l->rng, ctx));
+    l->step[0] = l->state.step, l->step[1] = l->state.skipped;
+    l->random[0] = l->rng.seed, l->random[1] = l->rng.offset;
+    return TE_OK;
+}
+
+/* Save to a file, which stays as it was until the new one is complete on the disk (te_safetensors_write). Waits for the
+ * stream. Errors: TE_ERROR_IO; two tensors of one name; an optimizer with a model that is not in the list. */
+TE_API te_status te_checkpoint_save(const char *path, const te_checkpoint *c, te_context *ctx) {
+    te__checkpoint_list l;
+    TE_TRY(te__checkpoint_begin(&l, c, ctx));
+    te_status status = te__checkpoint_gather(&l, c, ctx);
+    if (status == TE_OK) status = te_safetensors_write(path, l.tensor, l.count, c->metadata, c->metadata_count, ctx);
+    te__checkpoint_free(&l);
+    return status;
+}
+
+TE_API te_status te__checkpoint_apply(te__checkpoint_list *l, const te_checkpoint *c, const te_safetensors *f, te_context *ctx) {
+    const int numbers = (c->optimizer ? 1 : 0) + (c->random ? 1 : 0); /* they come first in the list */
+    TE_TRY(te_safetensors_check(f, l->tensor, l->count, 1, ctx));
+    TE_TRY(te_safetensors_load(f, l->tensor, numbers, 0, ctx));
+    TE_REQUIRE(l->step[0] >= 0 && l->step[1] >= 0, ctx, TE_ERROR_FORMAT, "%.120s: adamw.step is %lld, %lld", f->path, (long long)l->step[0],
+               (long long)l->step[1]);
+    TE_TRY(te_safetensors_load(f, l->tensor + numbers, l->count - numbers, 0, ctx));
+    l->state.step = l->step[0], l->state.skipped = l->step[1];
+    l->rng.seed = l->random[0], l->rng.offset = l->random[1];
+    if (c->optimizer) TE_TRY(te_adamw_set(&l->state, c->optimizer, ctx));
+    return c->random ? te_rng_set(&l->rng, ctx) : TE_OK;
+}
+/* Load from an open file, which must have exactly these models' tensors (and the optimizer's, and the random state, if
+ * asked for). Missing, unknown and mis-shaped tensors: an error that names them and both shapes, and nothing changed. A
+ * disk that fails while it is read (TE_ERROR_IO) may leave a part. Waits for the stream. */
+TE_API te_status te_checkpoint_load(const te_checkpoint *c, const te_safetensors *f, te_context *ctx) {
+    te__checkpoint_list l;
+    TE_TRY(te__checkpoint_begin(&l, c, ctx));
+    const te_status status = te__checkpoint_apply(&l, c, f, ctx);
+    te__checkpoint_free(&l);
+    return status;
+}
+
+#endif

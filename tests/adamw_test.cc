@@ -1,0 +1,359 @@
+// AdamW: against double over many steps and odd sizes, clipping, schedules, decay, skipped steps, the same bits again.
+#include "hand_model.h"
+#include "te/optim/adamw.h"
+
+namespace {
+
+struct optimizer {
+    te_context *ctx;
+    std::vector<te_model *> models;
+    memory m;
+    te_adamw opt;
+    optimizer(te_context *c, const std::vector<te_model *> &list, const te_adamw_config &config)
+        : ctx(c), models(list), m(c, te_adamw_bytes(models.data(), (int)models.size())) {
+        const te_status s = te_adamw_init(&opt, m.p, m.bytes, models.data(), (int)models.size(), &config, ctx);
+        INFO(te_last_error(ctx));
+        REQUIRE(s == TE_OK);
+    }
+    void step() {
+        const te_status s = te_adamw_step(&opt, ctx);
+        INFO(te_last_error(ctx));
+        REQUIRE(s == TE_OK);
+    }
+    te_adamw_state state() {
+        te_adamw_state s;
+        REQUIRE(te_adamw_get(&s, &opt, ctx) == TE_OK);
+        return s;
+    }
+};
+
+// The paper's algorithm 2, in double.
+struct reference_tensor {
+    const hand_model *model;
+    size_t index;
+    std::vector<double> p, m, v;
+};
+struct reference {
+    te_adamw_config c;
+    std::vector<reference_tensor> tensors;
+    int64_t step = 0;
+    double norm = 0;
+    reference(const te_adamw_config &config, const std::vector<const hand_model *> &models) : c(config) {
+        for (const hand_model *m : models)
+            for (size_t i = 0; i < m->param.size(); i++) {
+                if (m->param[i].tied) continue;
+                reference_tensor t;
+                t.model = m, t.index = i;
+                for (float e : m->data(i)) t.p.push_back((double)e);
+                t.m.assign(t.p.size(), 0), t.v.assign(t.p.size(), 0);
+                tensors.push_back(t);
+            }
+    }
+    double lr() const {
+        const te_schedule &s = c.schedule;
+        if (step < s.warmup) return (double)s.peak * (double)(step + 1) / (double)s.warmup;
+        const double t = std::min(1.0, (double)(step - s.warmup) / (double)(s.total - s.warmup));
+        const double left = s.kind == TE_SCHEDULE_linear ? 1 - t
+                            : s.kind == TE_SCHEDULE_cosine ? 0.5 + 0.5 * std::cos(3.14159265358979323846 * t)
+                            : s.kind == TE_SCHEDULE_sqrt ? 1 - std::sqrt(t) : 1;
+        return (double)s.peak * ((double)s.final_fraction + (1 - (double)s.final_fraction) * left);
+    }
+    void run() {
+        std::vector<std::vector<float>> grads;
+        norm = 0;
+        for (const reference_tensor &t : tensors) {
+            grads.push_back(read_floats(t.model->ctx, t.model->param[t.index].grad, t.p.size()));
+            for (float g : grads.back()) norm += (double)g * g;
+        }
+        norm = std::sqrt(norm) * (double)c.grad_scale;
+        const double scale = (double)c.grad_scale * (c.max_norm > 0 && norm > (double)c.max_norm ? (double)c.max_norm / norm : 1);
+        const double rate = lr(), b1 = (double)c.beta1, b2 = (double)c.beta2;
+        step++;
+        for (size_t k = 0; k < tensors.size(); k++) {
+            reference_tensor &t = tensors[k];
+            const double decay = t.model->param[t.index].rows > 1 || c.decay_all ? (double)c.weight_decay : 0;
+            for (size_t i = 0; i < t.p.size(); i++) {
+                const double g = (double)grads[k][i] * scale;
+                t.m[i] = b1 * t.m[i] + (1 - b1) * g, t.v[i] = b2 * t.v[i] + (1 - b2) * g * g;
+                const double mh = t.m[i] / (1 - std::pow(b1, (double)step)), vh = t.v[i] / (1 - std::pow(b2, (double)step));
+                t.p[i] -= rate * (mh / (std::sqrt(vh) + (double)c.eps) + decay * t.p[i]);
+            }
+        }
+    }
+};
+
+double distance(const std::vector<float> &a, const std::vector<double> &b) {
+    REQUIRE(a.size() == b.size());
+    double off = 0, size = 1e-30;
+    for (size_t i = 0; i < a.size(); i++) off += ((double)a[i] - b[i]) * ((double)a[i] - b[i]), size += b[i] * b[i];
+    return std::sqrt(off / size);
+}
+
+te_adamw_config busy_config() {
+    te_adamw_config c = te_adamw_defaults(0);
+    c.schedule = te_schedule_of(TE_SCHEDULE_cosine, 3e-2f, 3, 12, 0.1f);
+    c.beta2 = 0.95f, c.weight_decay = 0.1f, c.max_norm = 2.0f;
+    return c;
+}
+
+} // namespace
+
+TEST_CASE("schedules") {
+    const float peak = 2.0f;
+    CHECK(te_lr(std::vector<te_schedule>{te_schedule_constant(peak)}.data(), 123456) == peak);
+    for (int kind = 0; kind < TE_SCHEDULE_COUNT; kind++) {
+        te_adamw_config c = te_adamw_defaults(0);
+        c.schedule = te_schedule_of((te_schedule_kind)kind, peak, 10, 110, 0.25f);
+        CAPTURE(te_schedule_name(c.schedule.kind));
+        CHECK(te_schedule_problem(&c.schedule) == nullptr);
+        reference r(c, {});
+        for (r.step = 0; r.step < 130; r.step++) CHECK(te_lr(&c.schedule, r.step) == Approx(r.lr()).epsilon(1e-5));
+        CHECK(te_lr(&c.schedule, 0) == Approx(0.2f));
+        CHECK(te_lr(&c.schedule, 9) == peak);
+        CHECK(te_lr(&c.schedule, 10) == peak);
+        CHECK(te_lr(&c.schedule, INT64_MAX) == Approx(kind == TE_SCHEDULE_constant ? peak : peak / 4));
+    }
+    te_schedule s = te_schedule_of(TE_SCHEDULE_linear, 1, 5, 5, 0);
+    CHECK(te_schedule_problem(&s) != nullptr);
+    s.total = 6;
+    CHECK(te_schedule_problem(&s) == nullptr);
+    s.peak = NAN;
+    CHECK(te_schedule_problem(&s) != nullptr);
+    s.peak = 1, s.warmup = -1;
+    CHECK(te_schedule_problem(&s) != nullptr);
+    s.warmup = 0, s.kind = (te_schedule_kind)7; // of four
+    CHECK(te_schedule_problem(&s) != nullptr);
+}
+
+TEST_CASE("many steps against double, all dtypes in one launch") {
+    target t;
+    std::mt19937 random(3);
+    for (int clip = 0; clip < 2; clip++) {
+        hand_model a(t, "a", TE_bf16, odd_params()), b(t, "b", TE_f32, odd_params()), c(t, "c", TE_f16, odd_params());
+        REQUIRE(te_tie(&a.param[11], &a.param[6], t) == TE_OK); // tied weight: counted and updated once
+        const std::vector<const hand_model *> hands = {&a, &b, &c};
+        for (hand_model *m : {&a, &b, &c}) m->draw_data(random, 0.5f);
+        te_adamw_config config = busy_config();
+        if (!clip) config.max_norm = 0, config.decay_all = 1, config.schedule.kind = TE_SCHEDULE_linear;
+        optimizer o(t, {&a.model, &b.model, &c.model}, config);
+        reference r(config, hands);
+        for (int step = 0; step < 15; step++) {
+            for (hand_model *m : {&a, &b, &c}) m->draw_grad(random, step % 5 == 4 ? 1e-3f : 1.0f); // small ones are not clipped
+            o.step(), r.run();
+            const te_adamw_state s = o.state();
+            CHECK(s.step == step + 1);
+            CHECK(s.lr == Approx([&] { reference q(config, {}); q.step = step; return q.lr(); }()).epsilon(1e-5));
+            if (clip) CHECK(s.norm == Approx(r.norm).epsilon(1e-5));
+        }
+        te_adamw_walk w = te_adamw_tensors(&o.opt);
+        for (const reference_tensor &k : r.tensors) {
+            REQUIRE(te_adamw_next(&w));
+            CAPTURE(clip, k.model->name, w.param->op);
+            CHECK(w.param == &k.model->param[k.index]);
+            const std::vector<float> master = read_floats(t, w.master, k.p.size());
+            CHECK(distance(master, k.p) < 1e-5);
+            CHECK(distance(read_floats(t, w.m, k.p.size()), k.m) < 1e-5);
+            CHECK(distance(read_floats(t, w.v, k.p.size()), k.v) < 1e-5);
+            const std::vector<float> weight = k.model->data(k.index);
+            for (size_t i = 0; i < weight.size(); i++)
+                if (weight[i] != te_round_to(master[i], k.model->plan.dtype)) FAIL("weight " << i << " is not the rounded master");
+        }
+        CHECK(!te_adamw_next(&w));
+        for (hand_model *m : {&a, &b, &c}) m->check_gaps();
+    }
+}
+
+TEST_CASE("each size alone, and the same bits again") {
+    target t;
+    for (int64_t n : {1, 2, 3, 4, 5, 31, 32, 33, 1023, 1024, 1025, 2044, 2047, 2048, 2049, 4096, 6151}) {
+        std::vector<uint8_t> first;
+        for (int again = 0; again < 2; again++) {
+            std::mt19937 random(5);
+            hand_model m(t, "m", TE_bf16, {{"x", "weight", n, 1}, {"y", "bias", 1, n}});
+            m.draw_data(random, 1);
+            optimizer o(t, {&m.model}, busy_config());
+            reference r(busy_config(), {&m});
+            for (int step = 0; step < 3; step++) m.draw_grad(random, 1), o.step(), r.run();
+            CAPTURE(n);
+            CHECK(distance(read_floats(t, o.opt.master, (size_t)n), r.tensors[0].p) < 1e-5);
+            m.check_gaps();
+            std::vector<uint8_t> now = m.params->raw();
+            const std::vector<float> p = read_floats(t, o.opt.master, (size_t)n);
+            now.insert(now.end(), (const uint8_t *)p.data(), (const uint8_t *)(p.data() + n));
+            if (again) CHECK(now == first);
+            first = now;
+        }
+    }
+}
+
+TEST_CASE("decay touches matrices alone") {
+    target t;
+    for (int all = 0; all < 2; all++) {
+        hand_model m(t, "m", TE_f32, {{"fc", "weight", 2, 300}, {"fc", "bias", 1, 300}});
+        m.set_data(0, std::vector<float>(600, 2)), m.set_data(1, std::vector<float>(300, 2));
+        m.set_grad(0, std::vector<float>(600, 0)), m.set_grad(1, std::vector<float>(300, 0));
+        te_adamw_config c = te_adamw_defaults(0.5f);
+        c.weight_decay = 0.25f, c.decay_all = all;
+        optimizer o(t, {&m.model}, c);
+        o.step();
+        CHECK(m.data(0) == std::vector<float>(600, 1.75f));
+        CHECK(m.data(1) == std::vector<float>(300, all ? 1.75f : 2.0f));
+    }
+}
+
+TEST_CASE("clipping and the gradients' scale") {
+    target t;
+    hand_model m(t, "m", TE_f32, {{"fc", "weight", 2, 2}});
+    m.set_data(0, {0, 0, 0, 0}), m.set_grad(0, {3, 0, 0, 4});
+    te_adamw_config c = te_adamw_defaults(1e-3f);
+    const auto first_m = [&](te_adamw_config config) {
+        optimizer o(t, {&m.model}, config);
+        o.step();
+        const std::vector<float> v = read_floats(t, o.opt.m, 4);
+        return std::vector<float>{v[0], v[3], o.state().norm};
+    };
+    c.beta1 = 0.5f;
+    CHECK(first_m(c) == std::vector<float>{1.5f, 2, 0}); // no clipping, no norm
+    c.max_norm = INFINITY;
+    CHECK(first_m(c) == std::vector<float>{1.5f, 2, 5});
+    c.max_norm = 10;
+    CHECK(first_m(c) == std::vector<float>{1.5f, 2, 5});
+    c.max_norm = 2.5f;
+    CHECK(first_m(c) == std::vector<float>{0.75f, 1, 5});
+    c.grad_scale = 0.25f; // a loss scale of 4: the norm is of the true gradients
+    CHECK(first_m(c) == std::vector<float>{0.375f, 0.5f, 1.25f});
+    c.max_norm = 0.625f;
+    CHECK(first_m(c) == std::vector<float>{0.1875f, 0.25f, 1.25f});
+}
+
+TEST_CASE("a step that is not finite can be left out") {
+    target t;
+    std::mt19937 random(6);
+    hand_model m(t, "m", TE_f16, {{"fc", "weight", 20, 30}});
+    m.draw_data(random, 1), m.draw_grad(random, 1);
+    te_adamw_config c = busy_config();
+    c.skip_nonfinite = 1, c.max_norm = 0;
+    optimizer o(t, {&m.model}, c);
+    o.step();
+    const std::vector<uint8_t> before = m.params->raw();
+    const std::vector<float> moments = read_floats(t, o.opt.m, 600);
+    for (float bad : {INFINITY, -INFINITY, NAN}) {
+        std::vector<float> g(600, 1.0f);
+        g[599] = bad, m.set_grad(0, g);
+        o.step();
+    }
+    CHECK(m.params->raw() == before);
+    CHECK(read_floats(t, o.opt.m, 600) == moments);
+    CHECK(o.state().step == 1);
+    CHECK(o.state().skipped == 3);
+    m.draw_grad(random, 1);
+    o.step();
+    CHECK(o.state().step == 2);
+    CHECK(m.params->raw() != before);
+}
+
+TEST_CASE("reset, get and set; memory") {
+    target t;
+    std::mt19937 random(6);
+    hand_model m(t, "m", TE_bf16, {{"fc", "weight", 200, 300}}), f(t, "f", TE_f32, {{"fc", "weight", 200, 300}});
+    m.draw_data(random, 1), m.draw_grad(random, 1), f.draw_data(random, 1), f.draw_grad(random, 1);
+    te_model *models[] = {&m.model, &f.model};
+    CHECK(te_adamw_bytes(models, 1) < 60000 * 12 + 8192);
+    CHECK(te_adamw_bytes(models + 1, 1) < 60000 * 8 + 8192); // no second copy of f32 weights
+    optimizer o(t, {&m.model, &f.model}, busy_config());
+    CHECK(read_floats(t, o.opt.master, 60000) == m.data(0));
+    o.step(), o.step();
+    te_adamw_state s = o.state();
+    s.step = 7;
+    REQUIRE(te_adamw_set(&s, &o.opt, t) == TE_OK);
+    o.step();
+    CHECK(o.state().step == 8);
+    s.step = -1;
+    CHECK(te_adamw_set(&s, &o.opt, t) == TE_ERROR_VALUE);
+    m.draw_data(random, 2);
+    REQUIRE(te_adamw_reset(&o.opt, t) == TE_OK);
+    CHECK(o.state().step == 0);
+    CHECK(read_floats(t, o.opt.master, 60000) == m.data(0));
+    CHECK(read_floats(t, o.opt.m, 120064) == std::vector<float>(120064, 0));
+    CHECK(read_floats(t, o.opt.v, 60000) == std::vector<float>(60000, 0));
+}
+
+TEST_CASE("what is refused") {
+    target t;
+    hand_model m(t, "m", TE_bf16, {{"fc", "weight", 20, 30}}), frozen(t, "frozen", TE_bf16, {{"fc", "weight", 20, 30}}, false);
+    te_model *models[] = {&m.model, &m.model, &frozen.model};
+    const size_t bytes = te_adamw_bytes(models, 1);
+    memory room(t, bytes);
+    te_adamw opt;
+    const te_adamw_config good = te_adamw_defaults(1e-3f);
+    const auto init = [&](te_adamw_config c) { return te_adamw_init(&opt, room.p, bytes, models, 1, &c, t); };
+    te_adamw_config c = good;
+    CHECK(te_adamw_init(nullptr, room.p, bytes, models, 1, &good, t) == TE_ERROR_NULL);
+    CHECK(te_adamw_init(&opt, nullptr, bytes, models, 1, &good, t) == TE_ERROR_NULL);
+    CHECK(te_adamw_init(&opt, room.p, bytes, nullptr, 1, &good, t) == TE_ERROR_NULL);
+    CHECK(te_adamw_init(&opt, room.p, bytes, models, 1, nullptr, t) == TE_ERROR_NULL);
+    CHECK(te_adamw_init(&opt, room.p, bytes, models, 1, &good, nullptr) == TE_ERROR_NULL);
+    CHECK(te_adamw_init(&opt, room.p, bytes - 1, models, 1, &good, t) == TE_ERROR_MEMORY);
+    CHECK(te_adamw_init(&opt, (char *)room.p + 128, bytes, models, 1, &good, t) == TE_ERROR_ALIGNMENT);
+    CHECK(te_adamw_init(&opt, room.p, bytes, models, 2, &good, t) == TE_ERROR_VALUE);
+    CHECK(te_adamw_init(&opt, room.p, bytes, models + 2, 1, &good, t) == TE_ERROR_NULL);
+    CHECK(std::string(te_last_error(t)).find("frozen") != std::string::npos);
+    c.beta1 = 1;
+    CHECK(init(c) == TE_ERROR_VALUE);
+    c = good, c.beta2 = NAN;
+    CHECK(init(c) == TE_ERROR_VALUE);
+    c = good, c.eps = 0;
+    CHECK(init(c) == TE_ERROR_VALUE);
+    c = good, c.weight_decay = -1;
+    CHECK(init(c) == TE_ERROR_VALUE);
+    c = good, c.max_norm = NAN;
+    CHECK(init(c) == TE_ERROR_VALUE);
+    c = good, c.grad_scale = 0;
+    CHECK(init(c) == TE_ERROR_VALUE);
+    c = good, c.schedule.kind = TE_SCHEDULE_cosine;
+    CHECK(init(c) == TE_ERROR_VALUE);
+    CHECK(std::string(te_last_error(t)).find("cosine") != std::string::npos);
+    for (uint8_t b : room.raw()) REQUIRE(b == 0xff); // nothing was written
+    CHECK(te_adamw_step(nullptr, t) == TE_ERROR_NULL);
+    memset(&opt, 0, sizeof opt);
+    CHECK(te_adamw_step(&opt, t) == TE_ERROR_NULL);
+}
+
+#if TE_CUDA
+TEST_CASE("a captured step, replayed, is the eager one") {
+    te_adamw_config config = busy_config();
+    std::vector<uint8_t> first;
+    for (int captured = 0; captured < 2; captured++) {
+        target t;
+        cudaStream_t stream;
+        REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
+        t->stream = stream;
+        std::mt19937 random(5);
+        hand_model m(t, "m", TE_bf16, odd_params());
+        m.draw_data(random, 1), m.draw_grad(random, 1);
+        optimizer o(t, {&m.model}, config);
+        cudaGraph_t graph;
+        cudaGraphExec_t exec;
+        if (captured) {
+            REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+            o.step();
+            REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+            REQUIRE(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+        }
+        for (int step = 0; step < 8; step++) {
+            m.draw_grad(random, 1);
+            if (captured) REQUIRE(cudaGraphLaunch(exec, stream) == cudaSuccess);
+            else o.step();
+        }
+        CHECK(o.state().step == 8);
+        const std::vector<uint8_t> now = m.params->raw();
+        if (captured) {
+            CHECK(now == first);
+            (void)cudaGraphExecDestroy(exec), (void)cudaGraphDestroy(graph);
+        }
+        first = now;
+        t->stream = nullptr;
+        (void)cudaStreamDestroy(stream);
+    }
+}
+#endif

@@ -1,0 +1,267 @@
+// attention_test.cc -- attention forward and backward against a reference in double, on either target.
+// Errors are ||out - ref|| / ||ref||. Inputs are rounded to the dtype before the reference sees them. What is inherent to
+// 16 bits: P and dS are rounded for their products, and so is the `out` that backward reads for delta = rowsum(dout * out);
+// hence backward in f16 may be off by 4e-3 where forward may by 1e-3.
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <cstdio>
+#include <random>
+#include <vector>
+
+#include "te/gemm.h"                  // te_context_create
+#include "te/ops/attention_kernels.h" // what is tested
+
+// X(dtype, heads, kv_heads, head_dim, causal): every shape that is tested
+#define SHAPES_OF(X, dtype)                                                                            \
+    X(dtype, 4, 4, 64, 0) X(dtype, 4, 4, 64, 1) X(dtype, 4, 2, 64, 1) X(dtype, 3, 1, 64, 0)            \
+    X(dtype, 4, 2, 128, 0) X(dtype, 4, 4, 128, 1) X(dtype, 3, 1, 128, 1) X(dtype, 4, 2, 32, 1)
+#define SHAPES(X)                                                                                      \
+    SHAPES_OF(X, f32) SHAPES_OF(X, bf16) SHAPES_OF(X, f16)                                             \
+    X(f32, 3, 1, 20, 1) X(f32, 2, 1, 7, 0) X(f32, 1, 1, 256, 1) X(bf16, 2, 1, 256, 1) X(bf16, 2, 2, 80, 0)
+
+#define KERNELS(dtype, h, kv, d, causal)                                            \
+    TE_ATTENTION_FORWARD(attention_##dtype##_##h##_##kv##_##d##_##causal, dtype, h, kv, d, causal) \
+    TE_ATTENTION_BACKWARD(attention_backward_##dtype##_##h##_##kv##_##d##_##causal, dtype, h, kv, d, causal)
+SHAPES(KERNELS)
+
+namespace {
+
+typedef te_status (*launch)(te_context *, const te_attention_args *);
+struct shape {
+    launch forward, backward;
+    te_dtype dtype;
+    int heads, kv_heads, dim, causal;
+};
+#define SHAPE(dtype, h, kv, d, causal)                                                          \
+    {attention_##dtype##_##h##_##kv##_##d##_##causal##_launch,                                  \
+     attention_backward_##dtype##_##h##_##kv##_##d##_##causal##_launch, TE_##dtype, h, kv, d, causal},
+const shape shapes[] = {SHAPES(SHAPE)};
+
+const size_t guard = 256; // bytes behind each buffer that nobody may write
+
+// Numbers of a dtype in target memory.
+struct buffer {
+    te_context *ctx;
+    te_dtype dtype;
+    size_t n;
+    void *data = nullptr;
+    buffer(te_context *c, te_dtype t, size_t count) : ctx(c), dtype(t), n(count) {
+        REQUIRE(te_allocate(ctx, &data, bytes() + guard) == TE_OK);
+        poison();
+    }
+    buffer(const buffer &) = delete;
+    ~buffer() { te_release(ctx, data); }
+    size_t bytes() const { return n * te_dtype_bytes(dtype); }
+    void poison() { REQUIRE(te_fill(ctx, data, 0xff, bytes() + guard) == TE_OK); } // NaN in every format
+    std::vector<uint8_t> raw() const {
+        std::vector<uint8_t> v(bytes() + guard);
+        REQUIRE(te_copy(ctx, v.data(), data, v.size()) == TE_OK);
+        REQUIRE(te_synchronize(ctx) == TE_OK);
+        for (size_t i = bytes(); i < v.size(); i++) REQUIRE(v[i] == 0xff);
+        return v;
+    }
+    std::vector<double> read() const {
+        const std::vector<uint8_t> v = raw();
+        std::vector<double> x(n);
+        for (size_t i = 0; i < n; i++) x[i] = te_load(v.data(), (int64_t)i, dtype);
+        return x;
+    }
+    // Fresh normal numbers; returns them as stored.
+    std::vector<double> draw(std::mt19937 &random) {
+        std::normal_distribution<float> normal;
+        std::vector<uint8_t> v(bytes());
+        std::vector<double> x(n);
+        for (size_t i = 0; i < n; i++) {
+            te_store(v.data(), (int64_t)i, normal(random), dtype);
+            x[i] = te_load(v.data(), (int64_t)i, dtype);
+        }
+        REQUIRE(te_copy(ctx, data, v.data(), v.size()) == TE_OK);
+        REQUIRE(te_synchronize(ctx) == TE_OK);
+        return x;
+    }
+};
+
+struct context {
+    te_context c;
+    context() { REQUIRE(te_context_create(&c, 0, 1) == TE_OK); }
+    ~context() { te_context_destroy(&c); }
+};
+
+struct reference {
+    std::vector<double> out, lse, dqkv;
+};
+
+reference attention(const shape &s, int batch, int seq, double scale, const std::vector<double> &qkv, const std::vector<double> &dout) {
+    const size_t h = (size_t)s.heads, kv = (size_t)s.kv_heads, d = (size_t)s.dim, n = (size_t)seq, width = (h + 2 * kv) * d;
+    reference r;
+    r.out.assign((size_t)batch * n * h * d, 0), r.lse.assign((size_t)batch * h * n, 0), r.dqkv.assign(qkv.size(), 0);
+    std::vector<double> p(n);
+    for (size_t b = 0; b < (size_t)batch; b++)
+        for (size_t head = 0; head < h; head++)
+            for (size_t i = 0; i < n; i++) {
+                const size_t group = head / (h / kv), first = b * n * width, keys = s.causal ? i + 1 : n;
+                const double *q = &qkv[first + i * width + head * d], *dy = &dout[(b * n + i) * h * d + head * d];
+                double *dq = &r.dqkv[first + i * width + head * d], *y = &r.out[(b * n + i) * h * d + head * d];
+                const size_t k0 = first + (h + group) * d, v0 = k0 + kv * d;
+                double top = -INFINITY, sum = 0, delta = 0;
+                for (size_t j = 0; j < keys; j++) {
+                    double dot = 0;
+                    for (size_t c = 0; c < d; c++) dot += q[c] * qkv[k0 + j * width + c];
+                    p[j] = dot * scale, top = std::max(top, p[j]);
+                }
+                for (size_t j = 0; j < keys; j++) sum += std::exp(p[j] - top);
+                r.lse[(b * h + head) * n + i] = top + std::log(sum);
+                for (size_t j = 0; j < keys; j++) {
+                    p[j] = std::exp(p[j] - top) / sum;
+                    for (size_t c = 0; c < d; c++) y[c] += p[j] * qkv[v0 + j * width + c];
+                }
+                for (size_t c = 0; c < d; c++) delta += dy[c] * y[c];
+                for (size_t j = 0; j < keys; j++) {
+                    double dp = 0;
+                    for (size_t c = 0; c < d; c++) dp += dy[c] * qkv[v0 + j * width + c];
+                    const double ds = p[j] * (dp - delta) * scale;
+                    for (size_t c = 0; c < d; c++) {
+                        r.dqkv[v0 + j * width + c] += p[j] * dy[c];
+                        dq[c] += ds * qkv[k0 + j * width + c];
+                        r.dqkv[k0 + j * width + c] += ds * q[c];
+                    }
+                }
+            }
+    return r;
+}
+
+// Columns [from, to) of rows of `width`. Where all gradients cancel (seq 1), ||ref|| is 0: the error is then taken
+// relative to numbers of 0.05, the size that such gradients have elsewhere.
+double error(const std::vector<double> &x, const std::vector<double> &ref, size_t width, size_t from, size_t to, double tolerance) {
+    double norm = 0, difference = 0, worst = 0;
+    size_t n = 0;
+    for (size_t i = 0; i < ref.size(); i++)
+        if (i % width >= from && i % width < to) norm += ref[i] * ref[i], difference += (x[i] - ref[i]) * (x[i] - ref[i]), n++;
+    const double rms = std::max(std::sqrt(norm / (double)n), 0.05);
+    for (size_t i = 0; i < ref.size(); i++)
+        if (i % width >= from && i % width < to) {
+            const double e = std::fabs(x[i] - ref[i]) / (rms + std::fabs(ref[i]));
+            if (!(e <= worst)) worst = e; // a NaN stays
+        }
+    CHECK(worst <= 12 * tolerance); // no single element far outside
+    return std::sqrt(difference / (double)n) / rms;
+}
+
+const char *dtype_of(const shape &s) { return te_dtype_name(s.dtype); }
+
+void check(const shape &s, int batch, int seq, std::mt19937 &random, double worst[2]) {
+    context ctx;
+    const size_t rows = (size_t)batch * (size_t)seq, d = (size_t)s.dim, h = (size_t)s.heads * d, kv = (size_t)s.kv_heads * d;
+    buffer qkv(&ctx.c, s.dtype, rows * (h + 2 * kv)), out(&ctx.c, s.dtype, rows * h), dout(&ctx.c, s.dtype, rows * h);
+    buffer dqkv(&ctx.c, s.dtype, qkv.n), lse(&ctx.c, TE_f32, rows * (size_t)s.heads), delta(&ctx.c, TE_f32, lse.n);
+    const std::vector<double> x = qkv.draw(random), dy = dout.draw(random);
+    te_attention_args a;
+    a.out = out.data, a.lse = (float *)lse.data, a.qkv = qkv.data, a.dqkv = dqkv.data, a.dout = dout.data;
+    a.delta = (float *)delta.data, a.batch = batch, a.seq = seq, a.scale = 1.0f / std::sqrt((float)s.dim);
+    REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
+    REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
+    const reference ref = attention(s, batch, seq, a.scale, x, dy);
+    const double forward = s.dtype == TE_f32 ? 1e-5 : s.dtype == TE_f16 ? 1e-3 : 1.6e-2;
+    const double backward = s.dtype == TE_f16 ? 4e-3 : forward;
+    const std::vector<double> dx = dqkv.read();
+    const double e[5] = {error(out.read(), ref.out, h, 0, h, forward), error(lse.read(), ref.lse, 1, 0, 1, 1e-5),
+                         error(dx, ref.dqkv, h + 2 * kv, 0, h, backward), error(dx, ref.dqkv, h + 2 * kv, h, h + kv, backward),
+                         error(dx, ref.dqkv, h + 2 * kv, h + kv, h + 2 * kv, backward)};
+    INFO("out " << e[0] << " lse " << e[1] << " dq " << e[2] << " dk " << e[3] << " dv " << e[4]);
+    CHECK(e[0] <= forward);
+    CHECK(e[1] <= 1e-5);
+    for (int i = 2; i < 5; i++) CHECK(e[i] <= backward);
+    worst[0] = std::max(worst[0], e[0]), worst[1] = std::max(worst[1], std::max(e[2], std::max(e[3], e[4])));
+    // the same bits again; and lse is not needed in inference
+    const std::vector<uint8_t> first = out.raw(), gradient = dqkv.raw(), sums = lse.raw();
+    out.poison(), dqkv.poison(), delta.poison();
+    a.lse = nullptr;
+    REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
+    a.lse = (float *)lse.data;
+    REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
+    CHECK(out.raw() == first);
+    CHECK(dqkv.raw() == gradient);
+    CHECK(lse.raw() == sums);
+}
+
+} // namespace
+
+TEST_CASE("attention agrees with a reference in double", "[attention]") {
+    const unsigned seed = std::random_device{}();
+    std::printf("attention: seed %u\n", seed);
+    std::mt19937 random(seed);
+    for (const shape &s : shapes) {
+        double worst[2] = {0, 0};
+        for (const int seq : {1, 2, 17, 63, 64, 65, 129, 200}) {
+            CAPTURE(seed, dtype_of(s), s.heads, s.kv_heads, s.dim, s.causal, seq);
+            check(s, seq < 100 ? 3 : 1, seq, random, worst);
+        }
+        std::printf("%-4s heads %d/%d head_dim %3d causal %d: forward %.1e, backward %.1e\n", dtype_of(s), s.heads, s.kv_heads, s.dim,
+                    s.causal, worst[0], worst[1]);
+    }
+}
+
+TEST_CASE("attention at a longer sequence", "[attention]") {
+    const unsigned seed = std::random_device{}();
+    std::printf("attention: seed %u\n", seed);
+    std::mt19937 random(seed);
+    double worst[2] = {0, 0};
+    for (const shape &s : shapes)
+        if (s.heads == 4 && s.kv_heads == 2 && s.dim >= 64) {
+            CAPTURE(seed, dtype_of(s), s.dim, s.causal);
+            check(s, 1, 577, random, worst);
+        }
+}
+
+TEST_CASE("attention refuses sizes that make no sense", "[attention]") {
+    context ctx;
+    te_attention_args a;
+    memset(&a, 0, sizeof a);
+    a.batch = 1, a.seq = 0, a.scale = 1;
+    CHECK(shapes[0].forward(&ctx.c, &a) == TE_ERROR_SHAPE);
+    a.seq = 4, a.scale = 0;
+    CHECK(shapes[0].backward(&ctx.c, &a) == TE_ERROR_VALUE);
+    a.batch = 1 << 30, a.seq = 1 << 20, a.scale = 1;
+    CHECK(shapes[0].forward(&ctx.c, &a) == TE_ERROR_OVERFLOW);
+}
+
+#if TE_CUDA
+TE_ATTENTION_FORWARD(captured, bf16, 4, 2, 128, 1) // launched for the first time while the stream is being captured
+TE_ATTENTION_BACKWARD(captured_backward, bf16, 4, 2, 128, 1)
+
+TEST_CASE("attention can be captured in a graph", "[attention]") {
+    context ctx;
+    std::mt19937 random(std::random_device{}());
+    const size_t rows = 300;
+    buffer qkv(&ctx.c, TE_bf16, rows * 8 * 128), out(&ctx.c, TE_bf16, rows * 512), dout(&ctx.c, TE_bf16, rows * 512);
+    buffer dqkv(&ctx.c, TE_bf16, qkv.n), lse(&ctx.c, TE_f32, rows * 4), delta(&ctx.c, TE_f32, lse.n);
+    qkv.draw(random), dout.draw(random);
+    te_attention_args a;
+    a.out = out.data, a.lse = (float *)lse.data, a.qkv = qkv.data, a.dqkv = dqkv.data, a.dout = dout.data;
+    a.delta = (float *)delta.data, a.batch = 2, a.seq = 150, a.scale = 0.1f;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
+    REQUIRE(cudaDeviceSynchronize() == cudaSuccess); // what was poisoned and copied on the default stream is there
+    ctx.c.stream = stream;
+    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
+    CHECK(captured_launch(&ctx.c, &a) == TE_OK);
+    CHECK(captured_backward_launch(&ctx.c, &a) == TE_OK);
+    REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+    REQUIRE(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+    REQUIRE(cudaGraphLaunch(exec, stream) == cudaSuccess);
+    const std::vector<uint8_t> y = out.raw(), dx = dqkv.raw();
+    out.poison(), dqkv.poison();
+    REQUIRE(captured_launch(&ctx.c, &a) == TE_OK);
+    REQUIRE(captured_backward_launch(&ctx.c, &a) == TE_OK);
+    CHECK(out.raw() == y);
+    CHECK(dqkv.raw() == dx);
+    CHECK(!std::isnan(dqkv.read()[0]));
+    REQUIRE(cudaGraphExecDestroy(exec) == cudaSuccess);
+    REQUIRE(cudaGraphDestroy(graph) == cudaSuccess);
+    ctx.c.stream = nullptr;
+    REQUIRE(cudaStreamDestroy(stream) == cudaSuccess);
+}
+#endif

@@ -1,0 +1,130 @@
+// ops.h -- every op by itself and in the lists where it is met, against the reference. A template by inclusion; its input:
+//     OPS_DTYPE      f32, bf16, f16
+// A new op gets a line in OPS here and its formulas in reference.h.
+#ifndef OPS_DTYPE
+#error "ops.h needs OPS_DTYPE"
+#endif
+#include "harness.h"
+#include "te/ops/activation.h"
+#include "te/ops/attention.h"
+#include "te/ops/bias.h"
+#include "te/ops/cross_entropy.h"
+#include "te/ops/dropout.h"
+#include "te/ops/embedding.h"
+#include "te/ops/linear.h"
+#include "te/ops/norm.h"
+#include "te/ops/residual.h"
+#include "te/ops/rope.h"
+#include "te/ops/scale.h"
+
+#define OPS_GPT(H, F, HEADS)                                                                                                 \
+    (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * H), (bias, qkv_b, 3 * H), (attention, attn, HEADS, HEADS, H / HEADS), \
+        (linear, proj, H, H), (bias, proj_b, H), (dropout, drop1, 0.1f), (add, x1), (fork, x2), (layernorm, ln2, H),         \
+        (linear, fc1, H, F), (bias, fc1_b, F), (gelu, act), (linear, fc2, F, H), (bias, fc2_b, H), (dropout, drop2, 0.1f), (add, x2)
+#define OPS_LLAMA(H, F, HEADS, KV, D)                                                                                        \
+    (fork, x1), (rmsnorm, n1, H), (linear, qkv, H, (HEADS + 2 * KV) * D), (rope, rot, HEADS, KV, D),                         \
+        (attention, attn, HEADS, KV, D), (linear, proj, HEADS * D, H), (add, x1), (fork, x2), (rmsnorm, n2, H),              \
+        (linear, fc1, H, 2 * F), (swiglu, act), (linear, fc2, F, H), (add, x2)
+
+// X(name, how, dtype, ops...): rows as in shape(1, 1), shape(1, 7), shape(1, 131)
+#define OPS_BY_ROW(X)                                                                                       \
+    X(linear_37, MODEL, OPS_DTYPE, (linear, l, 37, 53))                                                     \
+    X(linear_64, MODEL, OPS_DTYPE, (linear, l, 64, 96))                                                     \
+    X(linear_1, MODEL, OPS_DTYPE, (linear, l, 1, 3), (linear, m, 3, 1))                                     \
+    X(linear_8, MODEL, OPS_DTYPE, (linear, l, 8, 200))                                                      \
+    X(linear_deep, MODEL, OPS_DTYPE, (linear, l, 520, 24))                                                  \
+    X(bias_37, MODEL, OPS_DTYPE, (bias, b, 37))                                                             \
+    X(bias_520, MODEL, OPS_DTYPE, (bias, b, 520))                                                           \
+    X(bias_4, MODEL, OPS_DTYPE, (bias, b, 4))                                                               \
+    X(layernorm_3, MODEL, OPS_DTYPE, (layernorm, n, 3))                                                     \
+    X(layernorm_96, MODEL, OPS_DTYPE, (layernorm, n, 96, 1e-3f))                                            \
+    X(rmsnorm_37, MODEL, OPS_DTYPE, (rmsnorm, n, 37, 1e-2f))                                                \
+    X(rmsnorm_96, MODEL, OPS_DTYPE, (rmsnorm, n, 96))                                                       \
+    X(l2norm_53, MODEL, OPS_DTYPE, (l2norm, n, 53, 0.1f))                                                   \
+    X(l2norm_64, MODEL, OPS_DTYPE, (l2norm, n, 64))                                                         \
+    X(layernorm1p_64, MODEL, OPS_DTYPE, (layernorm1p, n, 64, 1e-6f))                                        \
+    X(rmsnorm1p_53, MODEL, OPS_DTYPE, (rmsnorm1p, n, 53))                                                   \
+    X(layernorm_1100, MODEL, OPS_DTYPE, (layernorm, n, 1100))                                               \
+    X(rmsnorm_2051, MODEL, OPS_DTYPE, (rmsnorm, n, 2051))                                                   \
+    X(dropout_0, MODEL, OPS_DTYPE, (bias, b, 37), (dropout, d, 0.0f))                                       \
+    X(dropout_5, MODEL, OPS_DTYPE, (dropout, d), (bias, b, 53))                                             \
+    X(dropout_9, MODEL, OPS_DTYPE, (dropout, d, 0.9f), (bias, b, 64), (dropout, e, 0.1f))                   \
+    X(scale_1, MODEL, OPS_DTYPE, (bias, b, 37), (scale, s), (scale, t, -2.5f))                              \
+    X(one_edge, MODEL, OPS_DTYPE, (input, i, 64), (linear, l, 64, 64), (add, i))                            \
+    X(edges, MODEL, OPS_DTYPE, (input, i, 53), (linear, l, 37, 53), (output, o), (fork, f), (gelu, a), (add, f), (output, p), (add, i)) \
+    X(edge_first, MODEL, OPS_DTYPE, (output, o), (bias, b, 37), (output, p))                                \
+    X(edge_gated, MODEL, OPS_DTYPE, (bias, b, 2 * 37), (output, o), (swiglu, g), (output, p), (input, i, 37), (add, i)) \
+    X(forked, MODEL, OPS_DTYPE, (fork, a), (fork, b), (scale, s, 0.5f), (add, a), (gelu, g), (add, b), (layernorm, n, 37)) \
+    X(crossed, MODEL, OPS_DTYPE, (fork, a), (linear, l, 64, 64), (fork, b), (add, a), (fork, c), (rmsnorm, n, 64), (add, b), (add, c)) \
+    X(nested, UNFUSED, OPS_DTYPE, (fork, a), (linear, l, 40, 40), (fork, b), (silu, f), (fork, c), (bias, d, 40), (add, c), (add, b), (add, a)) \
+    X(never_added, MODEL, OPS_DTYPE, (fork, a), (layernorm, n, 37), (input, i, 5), (linear, l, 37, 37), (fork, b), (rmsnorm, m, 37)) \
+    X(gated_in_gated, MODEL, OPS_DTYPE, (bias, b, 4 * 24), (swiglu, g), (glu, h), (bias, c, 24))
+
+// With a sequence: shape(1, 1), shape(2, 7), shape(3, 33), and positions that do not begin at 0
+#define OPS_BY_SEQUENCE(X)                                                                                  \
+    X(rope_16, MODEL, OPS_DTYPE, (rope, r, 4, 2, 16))                                                       \
+    X(rope_partial, MODEL, OPS_DTYPE, (rope, r, 2, 2, 64, 32, TE_ROPE_half))                                \
+    X(rope_interleaved, MODEL, OPS_DTYPE, (rope, r, 2, 1, 32, 32, TE_ROPE_interleaved, 500000.0f))          \
+    X(rope_interleaved_partial, MODEL, OPS_DTYPE, (rope, r, 3, 1, 64, 24, TE_ROPE_interleaved))             \
+    X(rope_odd, MODEL, OPS_DTYPE, (linear, l, 37, 30), (rope, r, 3, 1, 6, 4))                               \
+    X(rope_odd_interleaved, MODEL, OPS_DTYPE, (linear, l, 37, 30), (rope, r, 3, 1, 6, 4, TE_ROPE_interleaved), (bias, b, 30)) \
+    X(attention_64, MODEL, OPS_DTYPE, (attention, a, 2, 2, 64))                                             \
+    X(attention_full, MODEL, OPS_DTYPE, (attention, a, 4, 2, 64, TE_FULL))                                  \
+    X(attention_128, MODEL, OPS_DTYPE, (linear, l, 64, 5 * 128), (attention, a, 3, 1, 128, TE_CAUSAL, 0.05f), (linear, p, 384, 40)) \
+    X(rope_attention, MODEL, OPS_DTYPE, (linear, l, 64, 4 * 64), (rope, r, 2, 1, 64), (attention, a, 2, 1, 64)) \
+    X(positions_53, MODEL, OPS_DTYPE, (bias, b, 53), (positions, p, 40, 53), (gelu, a))                     \
+    X(positions_first, MODEL, OPS_DTYPE, (positions, p, 38, 64), (bias, b, 64))                             \
+    X(positions_alone, MODEL, OPS_DTYPE, (positions, p, 64, 37))                                            \
+    X(embedding_53, MODEL, OPS_DTYPE, (embedding, e, 11, 53))                                               \
+    X(embedding_64, MODEL, OPS_DTYPE, (embedding, e, 3, 64), (bias, b, 64))                                 \
+    X(embedding_520, MODEL, OPS_DTYPE, (embedding, e, 1000, 520), (rmsnorm, n, 520))                        \
+    X(cross_entropy_51, MODEL, OPS_DTYPE, (cross_entropy, c, 51))                                           \
+    X(cross_entropy_64, MODEL, OPS_DTYPE, (linear, l, 37, 64), (cross_entropy, c, 64))                      \
+    X(cross_entropy_2500, MODEL, OPS_DTYPE, (cross_entropy, c, 2500))                                       \
+    X(tied, MODEL, OPS_DTYPE, (embedding, e, 61, 32), (positions, p, 48, 32), (layernorm, n, 32), (tied_linear, h, 32, 61), (cross_entropy, c, 61)) \
+    X(gpt, MODEL, OPS_DTYPE, OPS_GPT(128, 512, 2))                                                          \
+    X(gpt_unfused, UNFUSED, OPS_DTYPE, OPS_GPT(128, 512, 2))                                                \
+    X(llama, MODEL, OPS_DTYPE, OPS_LLAMA(128, 344, 4, 2, 32))                                               \
+    X(llama_unfused, UNFUSED, OPS_DTYPE, OPS_LLAMA(128, 344, 4, 2, 32))
+
+// Few rows are enough
+#define OPS_WIDE(X)                                                                                         \
+    X(layernorm_4096, MODEL, OPS_DTYPE, (layernorm, n, 4096))                                               \
+    X(rmsnorm_4096, MODEL, OPS_DTYPE, (fork, x), (rmsnorm, n, 4096), (add, x))                              \
+    X(layernorm_12288, MODEL, OPS_DTYPE, (layernorm1p, n, 12288))                                           \
+    X(rmsnorm_12288, MODEL, OPS_DTYPE, (rmsnorm, n, 12288))                                                 \
+    X(bias_12288, MODEL, OPS_DTYPE, (bias, b, 12288), (swiglu, g))                                          \
+    X(cross_entropy_50257, MODEL, OPS_DTYPE, (cross_entropy, c, 50257))
+
+#define OPS_MODEL(name, how, dtype, ...) how(name, dtype, __VA_ARGS__)
+#define OPS_SUBJECT(name, ...) &name##_subject,
+OPS_BY_ROW(OPS_MODEL)
+OPS_BY_SEQUENCE(OPS_MODEL)
+OPS_WIDE(OPS_MODEL)
+
+TEST_CASE("ops of a row", "[ops]") {
+    for (const subject *s : {OPS_BY_ROW(OPS_SUBJECT)}) {
+        check(*s, shape(1, 1));
+        check(*s, shape(7, 1));
+        check(*s, shape(1, 131));
+        check_gradients_of_reference(*s, shape(1, 3));
+    }
+}
+TEST_CASE("ops of a sequence", "[ops]") {
+    for (const subject *s : {OPS_BY_SEQUENCE(OPS_SUBJECT)}) {
+        check(*s, shape(1, 1));
+        shape at(2, 7);
+        at.position = 5, at.loss_from_dy = true;
+        check(*s, at);
+        check(*s, shape(3, 33));
+        shape few(2, 3);
+        few.position = 2;
+        check_gradients_of_reference(*s, few);
+    }
+}
+TEST_CASE("wide rows", "[ops]") {
+    for (const subject *s : {OPS_WIDE(OPS_SUBJECT)}) {
+        check(*s, shape(1, 1));
+        check(*s, shape(1, 19));
+    }
+}

@@ -1,0 +1,394 @@
+// reference.h -- what a list of ops computes, in double, straight from the formulas: forward and backward of every kind, one
+// op after the other, no fusion. It reads the op table of a plan for kinds, names, widths and edges, and the list's own
+// text for the arguments, so a wrong default in the library does not become the expectation.
+//
+// Do this:
+//     reference::list ops(plan, "(linear, fc, 8, 4), (gelu, act)");
+//     reference::values v = reference::forward(ops, params, x, edges, call, exact);
+//     reference::gradients g = reference::backward(ops, params, v, dy, edge_grads, call, exact);
+//
+// Where values of 16 bits are stored between steps, `rounding` says at which ops, and the reference rounds there too.
+#ifndef TESTS_REFERENCE_H
+#define TESTS_REFERENCE_H
+
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "te/model.h" // te_plan
+
+namespace reference {
+
+typedef std::vector<double> vec;
+
+struct op {
+    std::string kind, name;
+    std::vector<std::string> args; // as written in the list
+    size_t in, out;
+    int edge, first_param, params; // first_param: index into the flat list of parameters
+    double number(size_t i, double otherwise) const {
+        if (i >= args.size()) return otherwise;
+        const std::string &s = args[i];
+        if (s == "TE_FULL" || s == "TE_ROPE_half") return 0;
+        if (s == "TE_CAUSAL" || s == "TE_ROPE_interleaved") return 1;
+        return std::strtod(s.c_str(), nullptr);
+    }
+    // A factor is a float in the library, whatever the list's text says.
+    double factor(size_t i, double otherwise) const { return (double)(float)number(i, otherwise); }
+};
+
+struct list {
+    std::vector<op> ops;
+    int params = 0;
+    list(const te_plan *plan, const std::string &text) {
+        std::vector<std::vector<std::string>> tuples(1, std::vector<std::string>(1));
+        int depth = 0;
+        for (char c : text) {
+            depth += c == '(';
+            if (c == '(' && depth == 1) continue;
+            depth -= c == ')';
+            if (depth == 0 && c == ',') tuples.push_back(std::vector<std::string>(1));
+            else if (depth == 1 && c == ',') tuples.back().push_back("");
+            else if (depth >= 1 && c != ' ' && c != '\n') tuples.back().back() += c;
+        }
+        for (int i = 0; i < plan->op_count; i++) {
+            const te_op &o = plan->op[i];
+            op r;
+            r.kind = o.kind, r.name = o.name, r.in = (size_t)o.in, r.out = (size_t)o.out, r.edge = o.edge;
+            r.first_param = params, r.params = o.params, params += o.params;
+            if ((size_t)i < tuples.size() && tuples[(size_t)i].size() >= 2)
+                r.args.assign(tuples[(size_t)i].begin() + 2, tuples[(size_t)i].end());
+            ops.push_back(r);
+        }
+    }
+};
+
+// What comes along beside the tensors.
+struct call {
+    int batch = 1, seq = 1, position = 0, ignore_index = -1;
+    const int32_t *tokens = nullptr, *labels = nullptr;
+    double loss_scale = 0;
+    te_rng rng = {0, 0};
+    bool training = true;
+    size_t rows() const { return (size_t)batch * (size_t)seq; }
+};
+
+// Where stored values are rounded: by op, its output (forward) or the gradient of its input (backward).
+struct rounding {
+    te_dtype dtype = TE_f32;
+    std::vector<char> at;
+    void apply(vec &v, size_t i) const {
+        if (dtype == TE_f32 || i >= at.size() || !at[i]) return;
+        for (double &e : v) e = (double)te_round_to((float)e, dtype);
+    }
+};
+
+struct values {
+    vec x;
+    std::vector<vec> out; // by op
+    const vec &in(size_t i) const { return i ? out[i - 1] : x; }
+};
+typedef std::map<std::string, vec> edges; // by name
+
+struct gradients {
+    vec dx;
+    std::vector<vec> params;
+    edges inputs;
+};
+
+// ---- leaf formulas -------------------------------------------------------------------------------------------------
+
+inline double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+inline double normal_cdf(double x) { return 0.5 * (1 + std::erf(x / std::sqrt(2.0))); }
+
+inline double activation(const std::string &kind, double x) {
+    if (kind == "gelu") return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    if (kind == "gelu_erf") return x * normal_cdf(x);
+    if (kind == "qgelu") return x * sigmoid(1.702 * x);
+    if (kind == "relu") return x > 0 ? x : 0;
+    if (kind == "srelu") return x > 0 ? x * x : 0;
+    if (kind == "silu") return x * sigmoid(x);
+    if (kind == "sigmoid") return sigmoid(x);
+    return NAN;
+}
+inline double activation_slope(const std::string &kind, double x) {
+    if (kind == "gelu") {
+        const double k = std::sqrt(2 / M_PI), t = std::tanh(k * (x + 0.044715 * x * x * x));
+        return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * k * (1 + 3 * 0.044715 * x * x);
+    }
+    if (kind == "gelu_erf") return normal_cdf(x) + x * std::exp(-x * x / 2) / std::sqrt(2 * M_PI);
+    if (kind == "qgelu") return sigmoid(1.702 * x) * (1 + 1.702 * x * (1 - sigmoid(1.702 * x)));
+    if (kind == "relu") return x > 0 ? 1 : 0;
+    if (kind == "srelu") return x > 0 ? 2 * x : 0;
+    if (kind == "silu") return sigmoid(x) * (1 + x * (1 - sigmoid(x)));
+    if (kind == "sigmoid") return sigmoid(x) * (1 - sigmoid(x));
+    return NAN;
+}
+// The activation of a gated op's first half; "" if the op is not gated.
+inline std::string gate(const std::string &kind) {
+    static const std::map<std::string, std::string> gates = {{"glu", "sigmoid"}, {"geglu", "gelu"},   {"qgeglu", "qgelu"},
+                                                             {"reglu", "relu"},  {"sreglu", "srelu"}, {"swiglu", "silu"}};
+    const auto found = gates.find(kind);
+    return found == gates.end() ? "" : found->second;
+}
+inline bool is_activation(const std::string &kind) { return kind != "sigmoid" && !std::isnan(activation(kind, 1)); }
+inline bool is_norm(const std::string &kind) {
+    return kind == "layernorm" || kind == "rmsnorm" || kind == "l2norm" || kind == "layernorm1p" || kind == "rmsnorm1p";
+}
+
+// (dropout, name, p): element e of op number `id` goes where its Philox word is below p 2^32.
+inline double dropout_factor(const op &o, size_t id, size_t e, const te_rng &rng) {
+    const float p = (float)o.number(0, 0.5);
+    uint32_t word[4];
+    te_philox(word, rng.seed, e / 4, (uint32_t)id, rng.offset);
+    return word[e % 4] < (uint32_t)(p * 4294967040.0f) ? 0 : (double)(1.0f / (1.0f - p));
+}
+
+// (rope, name, heads, kv_heads, head_dim, rotary, pairing, base): turn q and k; direction -1 turns back.
+inline vec rope(const op &o, const vec &x, const call &c, int direction) {
+    const size_t heads = (size_t)o.number(0, 0), kv = (size_t)o.number(1, 0), dim = (size_t)o.number(2, 0);
+    const size_t rotary = (size_t)o.number(3, (double)dim);
+    const bool interleaved = o.number(4, 0) == 1;
+    const double base = o.factor(5, 10000);
+    vec y = x;
+    for (size_t r = 0; r < c.rows(); r++)
+        for (size_t h = 0; h < heads + kv; h++)
+            for (size_t p = 0; p < rotary / 2; p++) {
+                const double t = (double)(c.position + (int)(r % (size_t)c.seq));
+                const double angle = direction * t * std::pow(base, -2.0 * (double)p / (double)rotary);
+                const size_t at = r * o.in + h * dim, i = at + (interleaved ? 2 * p : p), j = at + (interleaved ? 2 * p + 1 : p + rotary / 2);
+                y[i] = x[i] * std::cos(angle) - x[j] * std::sin(angle);
+                y[j] = x[i] * std::sin(angle) + x[j] * std::cos(angle);
+            }
+    return y;
+}
+
+// (attention, name, heads, kv_heads, head_dim, causal, scale). dy and stored output given: fills dx, too.
+inline vec attention(const op &o, const vec &x, const call &c, const vec *dy, const vec *stored, vec *dx) {
+    const size_t heads = (size_t)o.number(0, 0), kv = (size_t)o.number(1, 0), dim = (size_t)o.number(2, 0);
+    const bool causal = o.number(3, 1) == 1;
+    const double scale = o.args.size() > 4 ? o.factor(4, 0) : 1 / std::sqrt((double)dim);
+    const size_t seq = (size_t)c.seq, width = o.in, out = o.out;
+    vec y(c.rows() * out, 0.0), p(seq);
+    if (dx) dx->assign(c.rows() * width, 0.0);
+    for (size_t b = 0; b < (size_t)c.batch; b++)
+        for (size_t h = 0; h < heads; h++)
+            for (size_t i = 0; i < seq; i++) {
+                const size_t g = h / (heads / kv), keys = causal ? i + 1 : seq, row = b * seq + i;
+                const size_t q0 = row * width + h * dim, k0 = b * seq * width + (heads + g) * dim, v0 = k0 + kv * dim, y0 = row * out + h * dim;
+                double top = -INFINITY, sum = 0, delta = 0;
+                for (size_t j = 0; j < keys; j++) {
+                    p[j] = 0;
+                    for (size_t d = 0; d < dim; d++) p[j] += scale * x[q0 + d] * x[k0 + j * width + d];
+                    top = p[j] > top ? p[j] : top;
+                }
+                for (size_t j = 0; j < keys; j++) p[j] = std::exp(p[j] - top), sum += p[j];
+                for (size_t j = 0; j < keys; j++) {
+                    p[j] /= sum;
+                    for (size_t d = 0; d < dim; d++) y[y0 + d] += p[j] * x[v0 + j * width + d];
+                }
+                if (!dx) continue;
+                for (size_t d = 0; d < dim; d++) delta += (*dy)[y0 + d] * (*stored)[y0 + d];
+                for (size_t j = 0; j < keys; j++) {
+                    double dp = 0;
+                    for (size_t d = 0; d < dim; d++) dp += (*dy)[y0 + d] * x[v0 + j * width + d];
+                    const double ds = p[j] * (dp - delta) * scale;
+                    for (size_t d = 0; d < dim; d++) {
+                        (*dx)[v0 + j * width + d] += p[j] * (*dy)[y0 + d];
+                        (*dx)[q0 + d] += ds * x[k0 + j * width + d];
+                        (*dx)[k0 + j * width + d] += ds * x[q0 + d];
+                    }
+                }
+            }
+    return y;
+}
+
+// ---- forward -------------------------------------------------------------------------------------------------------
+
+struct norm_row { double mean, rstd; };
+inline norm_row norm_of(const op &o, const double *x) {
+    const double n = (double)o.in, eps = o.factor(1, 1e-5);
+    norm_row r = {0, 0};
+    double squares = 0;
+    if (o.kind.compare(0, 9, "layernorm") == 0)
+        for (size_t c = 0; c < o.in; c++) r.mean += x[c] / n;
+    for (size_t c = 0; c < o.in; c++) squares += (x[c] - r.mean) * (x[c] - r.mean);
+    r.rstd = 1 / std::sqrt((o.kind == "l2norm" ? squares : squares / n) + eps);
+    return r;
+}
+inline double gamma_of(const op &o, const std::vector<vec> &params, size_t c) {
+    if (!o.params) return 1;
+    return params[(size_t)o.first_param][c] + (o.kind.find("1p") != std::string::npos ? 1 : 0);
+}
+
+// `in_edges`: what (input, name) brings. `out_edges`, where given, receives what (output, name) writes.
+inline values forward(const list &l, const std::vector<vec> &params, const vec &x, const edges &in_edges, const call &c, const rounding &round,
+                      edges *out_edges = nullptr) {
+    const size_t rows = c.rows();
+    values v;
+    v.x = x, v.out.resize(l.ops.size());
+    for (size_t i = 0; i < l.ops.size(); i++) {
+        const op &o = l.ops[i];
+        const vec &in = v.in(i), *w = o.params ? &params[(size_t)o.first_param] : nullptr;
+        vec y(rows * o.out);
+        const std::string gated = gate(o.kind);
+        if (o.kind == "linear" || o.kind == "tied_linear") {
+            for (size_t r = 0; r < rows; r++)
+                for (size_t n = 0; n < o.out; n++) {
+                    double sum = 0;
+                    for (size_t k = 0; k < o.in; k++) sum += in[r * o.in + k] * (*w)[n * o.in + k];
+                    y[r * o.out + n] = sum;
+                }
+        } else if (o.kind == "bias") {
+            for (size_t e = 0; e < y.size(); e++) y[e] = in[e] + (*w)[e % o.out];
+        } else if (is_norm(o.kind)) {
+            for (size_t r = 0; r < rows; r++) {
+                const norm_row s = norm_of(o, &in[r * o.in]);
+                for (size_t k = 0; k < o.in; k++)
+                    y[r * o.in + k] = (in[r * o.in + k] - s.mean) * s.rstd * gamma_of(o, params, k) + (o.params == 2 ? params[(size_t)o.first_param + 1][k] : 0);
+            }
+        } else if (is_activation(o.kind)) {
+            for (size_t e = 0; e < y.size(); e++) y[e] = activation(o.kind, in[e]);
+        } else if (!gated.empty()) {
+            for (size_t r = 0; r < rows; r++)
+                for (size_t k = 0; k < o.out; k++) y[r * o.out + k] = activation(gated, in[r * o.in + k]) * in[r * o.in + o.out + k];
+        } else if (o.kind == "dropout") {
+            for (size_t e = 0; e < y.size(); e++) y[e] = in[e] * (c.training ? dropout_factor(o, i, e, c.rng) : 1);
+        } else if (o.kind == "scale") {
+            for (size_t e = 0; e < y.size(); e++) y[e] = in[e] * o.factor(0, 1);
+        } else if (o.kind == "fork" || o.kind == "input") {
+            y = in;
+        } else if (o.kind == "output") {
+            y = in;
+            if (out_edges) (*out_edges)[o.name] = in;
+        } else if (o.kind == "add") {
+            const op &from = l.ops[(size_t)o.edge];
+            const vec &kept = from.kind == "input" ? in_edges.at(from.name) : v.out[(size_t)o.edge];
+            for (size_t e = 0; e < y.size(); e++) y[e] = in[e] + kept[e];
+        } else if (o.kind == "rope") {
+            y = rope(o, in, c, 1);
+        } else if (o.kind == "attention") {
+            y = attention(o, in, c, nullptr, nullptr, nullptr);
+        } else if (o.kind == "embedding") {
+            for (size_t e = 0; e < y.size(); e++) y[e] = (*w)[(size_t)c.tokens[e / o.out] * o.out + e % o.out];
+        } else if (o.kind == "positions") {
+            for (size_t e = 0; e < y.size(); e++) y[e] = in[e] + (*w)[((size_t)c.position + e / o.out % (size_t)c.seq) * o.out + e % o.out];
+        } else if (o.kind == "cross_entropy") {
+            for (size_t r = 0; r < rows; r++) {
+                double top = -INFINITY, sum = 0;
+                for (size_t k = 0; k < o.in; k++) top = std::fmax(top, in[r * o.in + k]);
+                for (size_t k = 0; k < o.in; k++) sum += std::exp(in[r * o.in + k] - top);
+                y[r] = c.labels[r] == c.ignore_index ? 0 : top + std::log(sum) - in[r * o.in + (size_t)c.labels[r]];
+            }
+        } else {
+            y.assign(y.size(), NAN); // a kind that nobody has written a reference for
+        }
+        round.apply(y, i);
+        v.out[i] = y;
+    }
+    return v;
+}
+
+// ---- backward ------------------------------------------------------------------------------------------------------
+
+// `dy` for a list that ends in cross_entropy: [rows], or empty for call.loss_scale in every row. `out_grads`: what (output,
+// name) receives. `held` rounds the gradient that an add hands over.
+inline gradients backward(const list &l, const std::vector<vec> &params, const values &v, const vec &dy, const edges &out_grads, const call &c,
+                          const rounding &round, const rounding &held) {
+    const size_t rows = c.rows();
+    gradients g;
+    for (const vec &p : params) g.params.push_back(vec(p.size(), 0.0));
+    std::map<int, vec> kept; // by fork: the gradient of what it kept
+    vec d = dy.empty() ? vec(rows, c.loss_scale) : dy;
+    for (size_t i = l.ops.size(); i-- > 0;) {
+        const op &o = l.ops[i];
+        const vec &x = v.in(i);
+        const std::string gated = gate(o.kind);
+        vec dx = d;
+        vec *dw = o.params ? &g.params[(size_t)o.first_param] : nullptr;
+        const vec *w = o.params ? &params[(size_t)o.first_param] : nullptr;
+        if (o.kind == "linear" || o.kind == "tied_linear") { // y = x w^T
+            dx.assign(rows * o.in, 0.0);
+            for (size_t r = 0; r < rows; r++)
+                for (size_t n = 0; n < o.out; n++)
+                    for (size_t k = 0; k < o.in; k++) {
+                        dx[r * o.in + k] += d[r * o.out + n] * (*w)[n * o.in + k];
+                        (*dw)[n * o.in + k] += d[r * o.out + n] * x[r * o.in + k];
+                    }
+        } else if (o.kind == "bias") { // y = x + b
+            for (size_t e = 0; e < d.size(); e++) (*dw)[e % o.out] += d[e];
+        } else if (is_norm(o.kind)) { // y = xhat gamma + beta, xhat = (x - mean) rstd
+            for (size_t r = 0; r < rows; r++) {
+                const norm_row s = norm_of(o, &x[r * o.in]);
+                const double n = o.kind == "l2norm" ? 1 : (double)o.in;
+                double along = 0, mean = 0;
+                for (size_t k = 0; k < o.in; k++) {
+                    const double xhat = (x[r * o.in + k] - s.mean) * s.rstd, e = d[r * o.in + k], dxhat = e * gamma_of(o, params, k);
+                    along += dxhat * xhat / n, mean += dxhat / n;
+                    if (o.params > 0) (*dw)[k] += e * xhat;
+                    if (o.params > 1) g.params[(size_t)o.first_param + 1][k] += e;
+                }
+                if (o.kind.compare(0, 9, "layernorm") != 0) mean = 0;
+                for (size_t k = 0; k < o.in; k++) {
+                    const double xhat = (x[r * o.in + k] - s.mean) * s.rstd;
+                    dx[r * o.in + k] = s.rstd * (d[r * o.in + k] * gamma_of(o, params, k) - mean - xhat * along);
+                }
+            }
+        } else if (is_activation(o.kind)) { // y = f(x)
+            for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * activation_slope(o.kind, x[e]);
+        } else if (!gated.empty()) { // y = f(a) b
+            dx.assign(rows * o.in, 0.0);
+            for (size_t r = 0; r < rows; r++)
+                for (size_t k = 0; k < o.out; k++) {
+                    const double a = x[r * o.in + k], b = x[r * o.in + o.out + k], e = d[r * o.out + k];
+                    dx[r * o.in + k] = e * activation_slope(gated, a) * b;
+                    dx[r * o.in + o.out + k] = e * activation(gated, a);
+                }
+        } else if (o.kind == "dropout") { // y = mask x / (1 - p)
+            for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * dropout_factor(o, i, e, c.rng);
+        } else if (o.kind == "scale") { // y = factor x
+            for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * o.factor(0, 1);
+        } else if (o.kind == "add") { // y = x + kept
+            held.apply(dx, i);
+            const op &from = l.ops[(size_t)o.edge];
+            if (from.kind == "input") g.inputs[from.name] = dx;
+            else kept[o.edge] = dx;
+        } else if (o.kind == "fork") {
+            const auto found = kept.find((int)i);
+            if (found != kept.end())
+                for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] + found->second[e];
+        } else if (o.kind == "output") { // the value goes out and goes on
+            const auto found = out_grads.find(o.name);
+            if (found != out_grads.end() && !found->second.empty())
+                for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] + found->second[e];
+        } else if (o.kind == "rope") {
+            dx = rope(o, d, c, -1);
+        } else if (o.kind == "attention") {
+            attention(o, x, c, &d, &v.out[i], &dx);
+        } else if (o.kind == "embedding") { // y[row] = w[token]
+            for (size_t e = 0; e < d.size(); e++) (*dw)[(size_t)c.tokens[e / o.out] * o.out + e % o.out] += d[e];
+        } else if (o.kind == "positions") { // y[row] = x[row] + w[position]
+            for (size_t e = 0; e < d.size(); e++) (*dw)[((size_t)c.position + e / o.out % (size_t)c.seq) * o.out + e % o.out] += d[e];
+        } else if (o.kind == "cross_entropy") { // y = log sum exp x - x[label]
+            dx.assign(rows * o.in, 0.0);
+            for (size_t r = 0; r < rows; r++) {
+                if (c.labels[r] == c.ignore_index) continue;
+                double top = -INFINITY, sum = 0;
+                for (size_t k = 0; k < o.in; k++) top = std::fmax(top, x[r * o.in + k]);
+                for (size_t k = 0; k < o.in; k++) sum += std::exp(x[r * o.in + k] - top);
+                for (size_t k = 0; k < o.in; k++)
+                    dx[r * o.in + k] = d[r] * (std::exp(x[r * o.in + k] - top) / sum - (k == (size_t)c.labels[r] ? 1 : 0));
+            }
+        }
+        round.apply(dx, i);
+        d = dx;
+    }
+    g.dx = d;
+    return g;
+}
+
+} // namespace reference
+
+#endif

@@ -1,0 +1,119 @@
+// rows_forward.h -- lists that exercise every row of the forward fusion list. A template by inclusion; its inputs:
+//     ROW_SPACE              the namespace that the models go into
+//     ROW_DTYPE              f32, bf16, f16
+//     ROW_IN, ROW_OUT        widths
+//     ROW_MODEL, ROW_FUSED   MODEL and true, or UNFUSED and false
+//     ROW_ALL                1: every activation and norm; 0: one of each
+// A row of TE_FORWARD_ROWS that has no ROW_OF_<row> here does not compile.
+#include "rows.h"
+
+#if !defined ROW_SPACE || !defined ROW_DTYPE || !defined ROW_IN || !defined ROW_OUT || !defined ROW_MODEL || !defined ROW_FUSED || !defined ROW_ALL
+#error "rows_forward.h needs ROW_SPACE, ROW_DTYPE, ROW_IN, ROW_OUT, ROW_MODEL, ROW_FUSED, ROW_ALL"
+#endif
+
+#ifndef TESTS_ROWS_FORWARD_H
+#define TESTS_ROWS_FORWARD_H
+
+#define ROW_OF_linear_bias ROW_CASE(linear_bias, "linear_bias", "linear_bias", (linear, l, ROW_IN, ROW_OUT), (bias, b, ROW_OUT))
+
+#define ROW_OF_linear_act ROW_ACTIVATIONS(ROW_linear_act)
+#define ROW_linear_act(kind) ROW_CASE(linear_##kind, "linear_act", "linear_" #kind, (linear, l, ROW_IN, ROW_OUT), (kind, a))
+
+#define ROW_OF_linear_gated ROW_GATED_ACTIVATIONS(ROW_linear_gated)
+#define ROW_linear_gated(kind, etc) ROW_CASE(linear_##kind, "linear_gated", "linear_" #kind, (linear, l, ROW_IN, 2 * ROW_OUT), (kind, a))
+
+#define ROW_OF_linear_bias_act ROW_ACTIVATIONS(ROW_linear_bias_act)
+#define ROW_linear_bias_act(kind) \
+    ROW_CASE(linear_bias_##kind, "linear_bias_act", "linear_bias_" #kind, (linear, l, ROW_IN, ROW_OUT), (bias, b, ROW_OUT), (kind, a))
+
+#define ROW_OF_linear_bias_gated ROW_GATED_ACTIVATIONS(ROW_linear_bias_gated)
+#define ROW_linear_bias_gated(kind, etc) \
+    ROW_CASE(linear_bias_##kind, "linear_bias_gated", "linear_bias_" #kind, (linear, l, ROW_IN, 2 * ROW_OUT), (bias, b, 2 * ROW_OUT), (kind, a))
+
+#define ROW_OF_linear_add ROW_CASE(linear_add, "linear_add", "linear_add", (fork, x), (linear, l, ROW_IN, ROW_IN), (add, x))
+
+#define ROW_OF_linear_bias_add \
+    ROW_CASE(linear_bias_add, "linear_bias_add", "linear_bias_add", (fork, x), (linear, l, ROW_IN, ROW_IN), (bias, b, ROW_IN), (add, x))
+
+#define ROW_OF_linear_scale_add \
+    ROW_CASE(linear_scale_add, "linear_scale_add", "linear_scale_add", (fork, x), (linear, l, ROW_IN, ROW_IN), (scale, s, 0.3f), (add, x))
+
+#define ROW_OF_linear_bias_dropout_add                                                   \
+    ROW_CASE(linear_bias_dropout_add, "linear_bias_dropout_add", "linear_bias_dropout_add", \
+             (fork, x), (linear, l, ROW_IN, ROW_IN), (bias, b, ROW_IN), (dropout, d, 0.2f), (add, x))
+
+#define ROW_OF_linear_add_fork_norm ROW_NORMS(ROW_linear_add_fork_norm)
+#define ROW_linear_add_fork_norm(kind, etc)                                                \
+    ROW_CASE(linear_add_fork_##kind, "linear_add_fork_norm", "linear_add_fork_" #kind,   \
+             (fork, x), (linear, l, ROW_IN, ROW_IN), (add, x), (fork, z), (kind, n, ROW_IN), (add, z))
+
+#define ROW_OF_linear_bias_add_fork_norm ROW_NORMS(ROW_linear_bias_add_fork_norm)
+#define ROW_linear_bias_add_fork_norm(kind, etc)                                                   \
+    ROW_CASE(linear_bias_add_fork_##kind, "linear_bias_add_fork_norm", "linear_bias_add_fork_" #kind, \
+             (fork, x), (linear, l, ROW_OUT, ROW_OUT), (bias, b, ROW_OUT), (add, x), (fork, z), (kind, n, ROW_OUT), (add, z))
+
+#define ROW_OF_linear_bias_dropout_add_fork_norm ROW_NORMS(ROW_linear_bias_dropout_add_fork_norm)
+#define ROW_linear_bias_dropout_add_fork_norm(kind, etc)                                                                      \
+    ROW_CASE(linear_bias_dropout_add_fork_##kind, "linear_bias_dropout_add_fork_norm", "linear_bias_dropout_add_fork_" #kind, \
+             (fork, x), (linear, l, ROW_IN, ROW_IN), (bias, b, ROW_IN), (dropout, d, 0.1f), (add, x), (fork, z), (kind, n, ROW_IN), \
+             (linear, m, ROW_IN, ROW_IN), (add, z))
+
+#define ROW_OF_bias_act ROW_ACTIVATIONS(ROW_bias_act)
+#define ROW_bias_act(kind) ROW_CASE(bias_##kind, "bias_act", "bias_" #kind, (bias, b, ROW_IN), (kind, a))
+
+#define ROW_OF_bias_gated ROW_GATED_ACTIVATIONS(ROW_bias_gated)
+#define ROW_bias_gated(kind, etc) ROW_CASE(bias_##kind, "bias_gated", "bias_" #kind, (bias, b, 2 * ROW_OUT), (kind, a))
+
+#define ROW_OF_bias_add ROW_CASE(bias_add, "bias_add", "bias_add", (fork, x), (bias, b, ROW_IN), (add, x))
+
+#define ROW_OF_dropout_add ROW_CASE(dropout_add, "dropout_add", "dropout_add", (fork, x), (scale, s, 0.7f), (dropout, d, 0.4f), (add, x), (bias, b, ROW_IN))
+
+#define ROW_OF_bias_dropout_add \
+    ROW_CASE(bias_dropout_add, "bias_dropout_add", "bias_dropout_add", (fork, x), (bias, b, ROW_OUT), (dropout, d, 0.3f), (add, x))
+
+#define ROW_OF_fork_norm ROW_NORMS(ROW_fork_norm)
+#define ROW_fork_norm(kind, etc) ROW_CASE(fork_##kind, "fork_norm", "fork_" #kind, (fork, x), (kind, n, ROW_IN), (add, x))
+
+#define ROW_OF_add_fork_norm ROW_NORMS(ROW_add_fork_norm)
+#define ROW_add_fork_norm(kind, etc)                                              \
+    ROW_CASE(add_fork_##kind, "add_fork_norm", "add_fork_" #kind,               \
+             (fork, x), (scale, s, 0.5f), (add, x), (fork, z), (kind, n, ROW_OUT), (add, z))
+
+#define ROW_OF_dropout_add_fork_norm ROW_NORMS(ROW_dropout_add_fork_norm)
+#define ROW_dropout_add_fork_norm(kind, etc)                                                    \
+    ROW_CASE(dropout_add_fork_##kind, "dropout_add_fork_norm", "dropout_add_fork_" #kind,     \
+             (fork, x), (dropout, d, 0.25f), (add, x), (fork, z), (kind, n, ROW_IN), (add, z))
+
+#define ROW_OF_bias_dropout_add_fork_norm ROW_NORMS(ROW_bias_dropout_add_fork_norm)
+#define ROW_bias_dropout_add_fork_norm(kind, etc)                                                             \
+    ROW_CASE(bias_dropout_add_fork_##kind, "bias_dropout_add_fork_norm", "bias_dropout_add_fork_" #kind,    \
+             (fork, x), (bias, b, ROW_IN), (dropout, d, 0.5f), (add, x), (fork, z), (kind, n, ROW_IN), (add, z))
+
+#define ROW_OF(row) ROW_OF_##row
+
+#endif
+
+#if ROW_ALL
+#define ROW_ACTIVATIONS TE_ACTIVATIONS
+#define ROW_GATED_ACTIVATIONS TE_GATED_ACTIVATIONS
+#define ROW_NORMS TE_NORMS
+#else
+#define ROW_ACTIVATIONS ROW_ONE_ACTIVATION
+#define ROW_GATED_ACTIVATIONS ROW_ONE_GATED_ACTIVATION
+#define ROW_NORMS ROW_ONE_NORM
+#endif
+
+namespace ROW_SPACE {
+TE_FORWARD_ROWS(ROW_OF)
+}
+
+#undef ROW_SPACE
+#undef ROW_DTYPE
+#undef ROW_IN
+#undef ROW_OUT
+#undef ROW_MODEL
+#undef ROW_FUSED
+#undef ROW_ALL
+#undef ROW_ACTIVATIONS
+#undef ROW_GATED_ACTIVATIONS
+#undef ROW_NORMS

@@ -1,0 +1,31 @@
+// rows_forward_f16_test.cc -- every row of the forward fusion list against the reference, in f16: one kind of each family at aligned and odd widths, and unfused.
+#define ROW_SPACE one_64
+#define ROW_DTYPE f16
+#define ROW_IN 64
+#define ROW_OUT 96
+#define ROW_MODEL MODEL
+#define ROW_FUSED true
+#define ROW_ALL 0
+#include "rows_forward.h"
+
+#define ROW_SPACE one_37
+#define ROW_DTYPE f16
+#define ROW_IN 37
+#define ROW_OUT 53
+#define ROW_MODEL MODEL
+#define ROW_FUSED true
+#define ROW_ALL 0
+#include "rows_forward.h"
+
+#define ROW_SPACE plain_37
+#define ROW_DTYPE f16
+#define ROW_IN 37
+#define ROW_OUT 53
+#define ROW_MODEL UNFUSED
+#define ROW_FUSED false
+#define ROW_ALL 0
+#include "rows_forward.h"
+
+TEST_CASE("every row of the forward fusion list, f16", "[rows]") {
+    check_rows(&te_plan::forward, &te_plan::forward_count);
+}

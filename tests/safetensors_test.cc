@@ -1,0 +1,473 @@
+// The safetensors format: round trips, and files that are not what they should be. Nothing may crash, whatever the bytes:
+// run it under the sanitizers.
+#include <catch2/catch.hpp>
+
+#include <sys/stat.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "te/gemm.h" // te_context_create
+#include "te/io/safetensors.h"
+
+namespace {
+
+struct target {
+    te_context ctx;
+    target() { REQUIRE(te_context_create(&ctx, 0, 1) == TE_OK); }
+    target(const target &) = delete;
+    target &operator=(const target &) = delete;
+    ~target() { te_context_destroy(&ctx); }
+    operator te_context *() { return &ctx; }
+};
+
+// A folder of this test's own, gone at its end.
+struct folder {
+    std::string path;
+    folder() {
+        const char *base = std::getenv("TEST_TMPDIR") ? std::getenv("TEST_TMPDIR") : std::getenv("TMPDIR");
+        std::string name = std::string(base ? base : "/tmp") + "/te_safetensors_XXXXXX";
+        REQUIRE(mkdtemp(&name[0]) != nullptr);
+        path = name;
+    }
+    ~folder() {
+        if (std::system(("rm -rf '" + path + "'").c_str())) std::puts("cannot remove the test's folder");
+    }
+    std::string operator/(const char *name) const { return path + "/" + name; }
+};
+
+std::string read_file(const std::string &path) {
+    std::string s;
+    FILE *f = std::fopen(path.c_str(), "rb");
+    if (!f) return "no file";
+    char part[4096];
+    for (size_t n; (n = std::fread(part, 1, sizeof part, f)) > 0;) s.append(part, n);
+    std::fclose(f);
+    return s;
+}
+void write_file(const std::string &path, const std::string &s) {
+    FILE *f = std::fopen(path.c_str(), "wb");
+    REQUIRE(f != nullptr);
+    REQUIRE(std::fwrite(s.data(), 1, s.size(), f) == s.size());
+    std::fclose(f);
+}
+bool exists(const std::string &path) {
+    struct stat s;
+    return lstat(path.c_str(), &s) == 0;
+}
+
+// A file of this header and so many bytes of data.
+std::string file_of(const std::string &header, size_t data) {
+    std::string s;
+    for (int i = 0; i < 8; i++) s += (char)(unsigned char)((uint64_t)header.size() >> (8 * i));
+    return s + header + std::string(data, 'x');
+}
+
+// Open from memory in a block of exactly this size, so that the address sanitizer sees a byte too far; read all of it.
+te_status open_bytes(const std::string &s, te_context *ctx) {
+    char *exact = (char *)std::malloc(s.size() + (s.empty() ? 1 : 0));
+    if (!s.empty()) std::memcpy(exact, s.data(), s.size());
+    te_safetensors f;
+    const te_status status = te_safetensors_open_memory(&f, exact, s.size(), ctx);
+    if (status == TE_OK) {
+        uint64_t total = 0;
+        for (int i = 0; i < f.count; i++) {
+            REQUIRE(te_safetensors_find(&f, f.tensor[i].name) == &f.tensor[i]);
+            std::vector<char> data((size_t)f.tensor[i].bytes + 1);
+            REQUIRE(te_safetensors_read(&f, &f.tensor[i], data.data(), ctx) == TE_OK);
+            total += f.tensor[i].bytes;
+        }
+        REQUIRE(f.data_at + total == s.size());
+        for (int i = 0; i < f.metadata_count; i++) REQUIRE(te_safetensors_metadata(&f, f.metadata[i].key) == f.metadata[i].value);
+        te_safetensors_close(&f);
+    }
+    std::free(exact);
+    return status;
+}
+
+// A small file with a bit of everything in it.
+std::string sample() {
+    return file_of("{\"__metadata__\":{\"format\":\"te\",\"k\\u00e9y\\n\":\"v\\\"\\ud83d\\ude00\"},"
+                   "\"a.weight\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[8,32]},"
+                   "\"step\":{\"dtype\":\"I64\",\"shape\":[],\"data_offsets\":[0,8]},"
+                   "\"b\":{\"shape\":[3],\"data_offsets\":[32,38],\"dtype\":\"BF16\"},"
+                   "\"none\":{\"dtype\":\"U8\",\"shape\":[4,0,2],\"data_offsets\":[38,38]}}   ",
+                   38);
+}
+
+} // namespace
+
+TEST_CASE("a round trip, of every dtype, from target and host memory") {
+    target t;
+    folder dir;
+    const std::string path = dir / "all.safetensors";
+    std::mt19937 random(1);
+    const int64_t odd[] = {3, 1, 5, 7}, none[] = {4, 0};
+    std::vector<std::vector<uint8_t>> bytes;
+    std::vector<te_safetensor> list;
+    std::vector<void *> on_target;
+    for (int d = 0; d < TE_SAFETENSORS_DTYPE_COUNT; d++)
+        for (int rank = 0; rank <= 4; rank++)
+            list.push_back(te_safetensor_of("", (te_safetensors_dtype)d, rank, odd, nullptr));
+    list.push_back(te_safetensor_of("", TE_SAFETENSORS_F32, 2, none, nullptr));
+    const int64_t large = TE_SAFETENSORS_STAGING + 4321; // more than passes at once
+    list.push_back(te_safetensor_of("", TE_SAFETENSORS_U8, 1, &large, nullptr));
+    std::vector<std::string> names = {"\"quoted\\\"", "tab\t, newline\n, bell\a", "grüße/\xF0\x9F\x98\x80", ""};
+    for (size_t i = 0; i < list.size(); i++) {
+        if (i >= 4) names.push_back("t" + std::to_string(i));
+        bytes.emplace_back((size_t)list[i].bytes);
+        for (uint8_t &b : bytes.back()) b = (uint8_t)random();
+    }
+    for (size_t i = 0; i < list.size(); i++) {
+        list[i].name = names[i].c_str();
+        if (i % 2) {
+            list[i].data = bytes[i].data();
+        } else {
+            void *p = nullptr;
+            REQUIRE(te_allocate(t, &p, bytes[i].size()) == TE_OK);
+            REQUIRE(te_copy(t, p, bytes[i].data(), bytes[i].size()) == TE_OK);
+            on_target.push_back(p), list[i].data = p;
+        }
+    }
+    const te_safetensors_pair metadata[] = {{"position", "81920"}, {"empty", ""}, {"\x01\"ü", "line\nline\\"}};
+    te_status status = te_safetensors_write(path.c_str(), list.data(), (int)list.size(), metadata, 3, t);
+    INFO(te_last_error(t));
+    REQUIRE(status == TE_OK);
+    CHECK(!exists(path + ".tmp"));
+
+    te_safetensors f;
+    status = te_safetensors_open(&f, path.c_str(), t);
+    INFO(te_last_error(t));
+    REQUIRE(status == TE_OK);
+    CHECK(f.data_at % 8 == 0);
+    CHECK(f.count == (int)list.size());
+    for (size_t i = 0; i < list.size(); i++) {
+        const te_safetensor *e = te_safetensors_find(&f, list[i].name);
+        REQUIRE(e != nullptr);
+        CHECK(e->dtype == list[i].dtype);
+        CHECK(e->rank == list[i].rank);
+        CHECK(std::vector<int64_t>(e->shape, e->shape + e->rank) == std::vector<int64_t>(list[i].shape, list[i].shape + e->rank));
+        CHECK(e->offset % te_safetensors_dtype_bytes(e->dtype) == 0);
+        std::vector<uint8_t> got(bytes[i].size() + 1, 0xee);
+        REQUIRE(te_safetensors_read(&f, e, got.data(), t) == TE_OK);
+        CHECK(got.back() == 0xee);
+        got.pop_back();
+        CHECK(got == bytes[i]);
+    }
+    for (const te_safetensors_pair &p : metadata) CHECK(std::string(te_safetensors_metadata(&f, p.key)) == p.value);
+    CHECK(te_safetensors_metadata(&f, "positio") == nullptr);
+    CHECK(te_safetensors_find(&f, "t") == nullptr);
+    CHECK(te_safetensors_find(&f, nullptr) == nullptr);
+
+    // into target memory, all at once
+    for (void *p : on_target) REQUIRE(te_fill(t, p, 0, 1) == TE_OK);
+    REQUIRE(te_safetensors_load(&f, list.data(), (int)list.size(), 1, t) == TE_OK);
+    for (size_t i = 0; i < list.size(); i += 2) {
+        std::vector<uint8_t> got(bytes[i].size());
+        REQUIRE(te_copy(t, got.data(), list[i].data, got.size()) == TE_OK);
+        REQUIRE(te_synchronize(t) == TE_OK);
+        CHECK(got == bytes[i]);
+    }
+    te_safetensors_close(&f);
+    te_safetensors_close(&f); // twice is harmless
+    for (void *p : on_target) te_release(t, p);
+
+    // the same bytes again, and from memory
+    const std::string once = read_file(path);
+    REQUIRE(te_safetensors_write(path.c_str(), list.data(), 0, nullptr, 0, t) == TE_OK); // no tensors at all
+    CHECK(read_file(path) == file_of("{}      ", 0));
+    CHECK(open_bytes(once, t) == TE_OK);
+}
+
+TEST_CASE("a load is all or nothing") {
+    target t;
+    te_safetensors f;
+    const std::string s = sample();
+    REQUIRE(te_safetensors_open_memory(&f, s.data(), s.size(), t) == TE_OK);
+    CHECK(std::string(te_safetensors_metadata(&f, "kéy\n")) == "v\"\xF0\x9F\x98\x80");
+    float a[6];
+    uint16_t b[4];
+    int64_t step;
+    const int64_t six[] = {2, 3}, three = 3, none[] = {4, 0, 2}, wrong[] = {3, 2};
+    const auto load = [&](std::vector<te_safetensor> list, int exact = 1) {
+        memset(a, 0xee, sizeof a), memset(b, 0xee, sizeof b), memset(&step, 0xee, sizeof step);
+        const te_status status = te_safetensors_load(&f, list.data(), (int)list.size(), exact, t);
+        size_t untouched = 0;
+        for (size_t i = 0; i < sizeof a; i++) untouched += ((unsigned char *)a)[i] == 0xee;
+        for (size_t i = 0; i < sizeof b; i++) untouched += ((unsigned char *)b)[i] == 0xee;
+        for (size_t i = 0; i < sizeof step; i++) untouched += ((unsigned char *)&step)[i] == 0xee;
+        CHECK((untouched == sizeof a + sizeof b + sizeof step) == (status != TE_OK));
+        return status;
+    };
+    const auto text = [&] { return std::string(te_last_error(t)); };
+    const te_safetensor wa = te_safetensor_of("a.weight", TE_SAFETENSORS_F32, 2, six, a), ws = te_safetensor_of("step", TE_SAFETENSORS_I64, 0, nullptr, &step);
+    const te_safetensor wb = te_safetensor_of("b", TE_SAFETENSORS_BF16, 1, &three, b), wn = te_safetensor_of("none", TE_SAFETENSORS_U8, 3, none, nullptr);
+    CHECK(load({wa, ws, wb, wn}) == TE_OK);
+    CHECK(load({wn, wb, wa, ws}) == TE_OK);
+    CHECK(b[3] == 0xeeee);
+    CHECK(load({wa, ws, wn}) == TE_ERROR_FORMAT);
+    CHECK(text() == "memory: has a tensor b, BF16 [3], that nothing here is called");
+    CHECK(load({wa}, 0) == TE_OK);
+    CHECK(load({wa, ws, wb, wn, te_safetensor_of("c", TE_SAFETENSORS_BF16, 1, &three, b)}) == TE_ERROR_FORMAT);
+    CHECK(text() == "memory: has no tensor c, which should be BF16 [3]");
+    CHECK(load({wb, ws, wn, te_safetensor_of("a.weight", TE_SAFETENSORS_F32, 2, wrong, a)}) == TE_ERROR_SHAPE);
+    CHECK(text() == "memory: tensor a.weight is F32 [2, 3], it should be F32 [3, 2]");
+    CHECK(load({ws, wb, wn, te_safetensor_of("a.weight", TE_SAFETENSORS_I32, 2, six, a)}) == TE_ERROR_DTYPE);
+    CHECK(load({ws, wb, wn, te_safetensor_of("a.weight", TE_SAFETENSORS_F32, 2, six, nullptr)}) == TE_ERROR_VALUE);
+    CHECK(load({wa, ws, wb, wn, wa}) == TE_ERROR_VALUE);
+    te_safetensor nameless = wa;
+    nameless.name = nullptr;
+    CHECK(load({nameless}) == TE_ERROR_VALUE);
+    te_safetensors_close(&f);
+    CHECK(te_safetensors_load(&f, &wa, 1, 0, t) == TE_ERROR_NULL); // closed
+}
+
+TEST_CASE("headers that are not right") {
+    target t;
+    const std::string good = "\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}";
+    const auto tensor = [](const std::string &dtype, const std::string &shape, const std::string &offsets) {
+        return "{\"a\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":" + offsets + "}}";
+    };
+    // right ones, so that the wrong ones are wrong for their reason
+    CHECK(open_bytes(sample(), t) == TE_OK);
+    CHECK(open_bytes(file_of("{" + good + "}", 2), t) == TE_OK);
+    CHECK(open_bytes(file_of("{ " + good + "\n,\t\"__metadata__\" : { } }\r\n ", 2), t) == TE_OK);
+    CHECK(open_bytes(file_of("{}", 0), t) == TE_OK);
+    CHECK(open_bytes(file_of(tensor("U8", "[]", "[0,1]"), 1), t) == TE_OK);
+    CHECK(open_bytes(file_of(tensor("F64", "[1,1,1,2]", "[0,16]"), 16), t) == TE_OK);
+
+    struct { std::string header; size_t data; const char *says; } wrong[] = {
+        {"", 2, "begins with '{'"},
+        {" {}", 0, "begins with '{'"},
+        {"[]", 0, "begins with '{'"},
+        {"{", 0, "'\"' should stand here"},
+        {"{}}", 0, "something follows"},
+        {"{} x", 0, "something follows"},
+        {"{}" + std::string(3, '\0'), 0, "something follows"},
+        {"{,}", 0, "'\"' should stand here"},
+        {"{" + good + ",}", 2, "'\"' should stand here"},
+        {"{" + good + " " + good + "}", 2, "',' should stand here"},
+        {"{" + good + "," + good + "}", 2, "begins at byte 0 of the data, the one before ends at 2"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", 0,
+         "two tensors are called \"a\""},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"\\u0061\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}", 2,
+         "two tensors are called \"a\""},
+        {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "two metadata are called \"k\""},
+        {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "__metadata__ stands there twice"},
+        {"{\"__metadata__\":{\"k\":1}}", 0, "'\"' should stand here"},
+        {"{\"__metadata__\":[]}", 0, "'{' should stand here"},
+        {"{\"__metadata__\":{\"k\":{\"deep\":\"x\"}}}", 0, "'\"' should stand here"},
+        {"{\"a\":" + std::string(5000, '[') + std::string(5000, ']') + "}", 0, "'{' should stand here"},
+        {"{\"a\":" + std::string(5000, '{'), 0, "'\"' should stand here"},
+        {"{\"a\":null}", 0, "'{' should stand here"},
+        {"{\"a\":{}}", 0, "tensor a has no dtype"},
+        {"{\"a\":{\"dtype\":\"U8\",\"data_offsets\":[0,2]}}", 2, "tensor a has no shape"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2]}}", 2, "tensor a has no data_offsets"},
+        {"{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}", 2, "\"dtype\" stands there twice"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"shape\":[2],\"data_offsets\":[0,2]}}", 2, "\"shape\" stands there twice"},
+        {"{\"a\":{\"extra\":1,\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}", 2, "\"extra\" is not a field"},
+        {"{\"a\":{\"dtype\":8,\"shape\":[2],\"data_offsets\":[0,2]}}", 2, "'\"' should stand here"},
+        {tensor("Q4", "[2]", "[0,2]"), 2, "tensor a has the unknown dtype \"Q4\""},
+        {tensor("u8", "[2]", "[0,2]"), 2, "unknown dtype"},
+        {tensor("", "[2]", "[0,2]"), 2, "unknown dtype"},
+        {tensor("U8", "2", "[0,2]"), 2, "'[' should stand here"},
+        {tensor("U8", "[-2]", "[0,2]"), 2, "a whole number >= 0"},
+        {tensor("U8", "[2.0]", "[0,2]"), 2, "',' should stand here"},
+        {tensor("U8", "[2e0]", "[0,2]"), 2, "',' should stand here"},
+        {tensor("U8", "[02]", "[0,2]"), 2, "a number begins with 0"},
+        {tensor("U8", "[2]", "[00,2]"), 2, "a number begins with 0"},
+        {tensor("U8", "[2,]", "[0,2]"), 2, "a whole number >= 0"},
+        {tensor("U8", "[,2]", "[0,2]"), 2, "a whole number >= 0"},
+        {tensor("U8", "[1,1,1,1,2]", "[0,2]"), 2, "more than 4 dimensions"},
+        {tensor("U8", "[2]", "[0]"), 2, "',' should stand here"},
+        {tensor("U8", "[2]", "[0,2,3]"), 2, "']' should stand here"},
+        {tensor("U8", "[2]", "[]"), 2, "a whole number >= 0"},
+        {tensor("U8", "[2]", "[2,0]"), 2, "offsets [2, 0]"},
+        {tensor("U8", "[2]", "[0,3]"), 2, "offsets [0, 3]"},
+        {tensor("U8", "[2]", "[0,1]"), 2, "tensor a, U8 [2], has 1 bytes"},
+        {tensor("F32", "[2]", "[0,2]"), 2, "tensor a, F32 [2], has 2 bytes"},
+        {tensor("U8", "[1]", "[1,2]"), 2, "begins at byte 1 of the data, the one before ends at 0"},
+        {tensor("U8", "[2]", "[0,2]"), 3, "the tensors take 2 bytes, the file has 3"},
+        {"{}", 1, "the tensors take 0 bytes, the file has 1"},
+        {tensor("U8", "[9223372036854775807]", "[0,9223372036854775807]"), 2, "offsets [0, 9223372036854775807]"},
+        {tensor("U8", "[9223372036854775808]", "[0,2]"), 2, "does not fit into 63 bits"},
+        {tensor("U8", "[2]", "[0,18446744073709551618]"), 2, "does not fit into 63 bits"},
+        {tensor("F64", "[2305843009213693952]", "[0,0]"), 0, "is too large"},
+        {tensor("U8", "[4294967296,4294967296]", "[0,0]"), 0, "is too large"},
+        {tensor("F32", "[9223372036854775807,9223372036854775807,9223372036854775807,9223372036854775807]", "[0,2]"), 2, "is too large"},
+        {"{\"a", 0, "no end to it"},
+        {"{\"a\\", 0, "no such escape"},
+        {"{\"a\\x\":", 0, "no such escape"},
+        {"{\"\\u12", 0, "four hex digits"},
+        {"{\"\\u12g4\":", 0, "four hex digits"},
+        {"{\"\\ud800\":", 0, "half of a surrogate pair"},
+        {"{\"\\udc00\\ud800\":", 0, "half of a surrogate pair"},
+        {"{\"\\ud800\\u0041\":", 0, "half of a surrogate pair"},
+        {"{\"\\ud800\\", 0, "half of a surrogate pair"},
+        {"{\"\\u0000\":", 0, "a NUL in a string"},
+        {"{\"a\nb\":", 0, "a control character"},
+        {"{\"\xff\":", 0, "not UTF-8"},
+        {"{\"\xc0\x80\":", 0, "not UTF-8"},
+        {"{\"\xed\xa0\x80\":", 0, "not UTF-8"},
+        {"{\"\xf4\x90\x80\x80\":", 0, "not UTF-8"},
+        {"{\"\xe2\x82", 0, "not UTF-8"},
+    };
+    for (const auto &w : wrong) {
+        const te_status status = open_bytes(file_of(w.header, w.data), t);
+        const std::string text = te_last_error(t);
+        INFO(w.header.substr(0, 200) << " -- " << text);
+        CHECK(status == TE_ERROR_FORMAT);
+        CHECK(text.find(w.says) != std::string::npos);
+    }
+    // the header's length
+    for (uint64_t n : std::vector<uint64_t>{0, 3, 1000, 100u << 20, (100u << 20) + 1, UINT64_C(1) << 40, INT64_MAX, UINT64_MAX - 7, UINT64_MAX}) {
+        std::string s = file_of("{}", 0);
+        for (int i = 0; i < 8; i++) s[(size_t)i] = (char)(unsigned char)(n >> (8 * i));
+        CAPTURE(n);
+        CHECK(open_bytes(s, t) == TE_ERROR_FORMAT);
+    }
+    CHECK(open_bytes("", t) == TE_ERROR_FORMAT);
+}
+
+TEST_CASE("truncated at every length, and with a byte too many") {
+    target t;
+    folder dir;
+    const std::string s = sample(), path = dir / "cut";
+    CHECK(open_bytes(s, t) == TE_OK);
+    CHECK(open_bytes(s + "x", t) == TE_ERROR_FORMAT);
+    for (size_t n = 0; n < s.size(); n++) {
+        CAPTURE(n);
+        REQUIRE(open_bytes(s.substr(0, n), t) == TE_ERROR_FORMAT);
+        write_file(path, s.substr(0, n));
+        te_safetensors f;
+        REQUIRE(te_safetensors_open(&f, path.c_str(), t) == TE_ERROR_FORMAT);
+    }
+    // truncated after it was opened
+    write_file(path, s);
+    te_safetensors f;
+    REQUIRE(te_safetensors_open(&f, path.c_str(), t) == TE_OK);
+    write_file(path, s.substr(0, s.size() - 5));
+    uint16_t b[3];
+    CHECK(te_safetensors_read(&f, te_safetensors_find(&f, "b"), b, t) == TE_ERROR_IO);
+    CHECK(std::string(te_last_error(t)).find("ends 5 bytes early") != std::string::npos);
+    te_safetensors_close(&f);
+}
+
+TEST_CASE("mutations: refused or read, never a crash") {
+    target t;
+    std::mt19937 random(20250705);
+    const std::string whole = sample();
+    const char *const pieces[] = {"\"", "\\", "{", "}", "[", "]", ",", ":", "0", "-1", "18446744073709551615", "9223372036854775807", "\\u", "\\ud800", "\\u0000",
+                                  "\"dtype\"", "\"shape\"", "\"data_offsets\"", "__metadata__", "F64", "\xff", "\xf0\x9f", "[[[[", "{{{{", "null", "1e9", " "};
+    const auto below = [&](size_t n) { return (size_t)(random() % (n ? n : 1)); };
+    int accepted = 0;
+    for (int round = 0; round < 20000; round++) {
+        std::string s = whole;
+        for (size_t edits = 1 + below(4); edits; edits--) {
+            const size_t at = below(s.size());
+            switch (below(6)) {
+            case 0: if (!s.empty()) s[at] = (char)(unsigned char)random(); break;
+            case 1: if (!s.empty()) s[at] = (char)(unsigned char)(s[at] ^ (1 << below(8))); break;
+            case 2: s.erase(at, 1 + below(8)); break;
+            case 3: s.insert(at, pieces[below(sizeof pieces / sizeof *pieces)]); break;
+            case 4: s.insert(at, s.substr(below(s.size()), below(60))); break;
+            default: if (!s.empty()) s[at] = (char)('0' + below(10));
+            }
+        }
+        // two of three: a length that fits, so that the parser gets to see it
+        if (below(3) && s.size() >= 8) {
+            const uint64_t n = s.size() - 8 > 38 ? s.size() - 8 - 38 : s.size() - 8;
+            for (int i = 0; i < 8; i++) s[(size_t)i] = (char)(unsigned char)(n >> (8 * i));
+        }
+        const te_status status = open_bytes(s, t);
+        REQUIRE((status == TE_OK || status == TE_ERROR_FORMAT));
+        accepted += status == TE_OK;
+    }
+    CHECK(accepted > 100); // some mutations are harmless: names, padding, data
+    CHECK(accepted < 10000);
+}
+
+TEST_CASE("a header with very many tensors") {
+    target t;
+    std::string header = "{";
+    const int n = 20000;
+    for (int i = 0; i < n; i++) {
+        char s[160];
+        snprintf(s, sizeof s, "%s\"t%d\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%d,%d]}", i ? "," : "", (i * 7919) % n, i, i + 1);
+        header += s;
+    }
+    CHECK(open_bytes(file_of(header + "}", (size_t)n), t) == TE_OK);
+}
+
+TEST_CASE("a write that fails leaves the old file as it was") {
+    target t;
+    folder dir;
+    const std::string path = dir / "model.safetensors", old = sample();
+    write_file(path, old);
+    std::vector<uint8_t> data(100000, 7);
+    const int64_t n = (int64_t)data.size();
+    const te_safetensor e = te_safetensor_of("x", TE_SAFETENSORS_U8, 1, &n, data.data());
+    const auto text = [&] { return std::string(te_last_error(t)); };
+
+    // a full disk
+    if (exists("/dev/full")) {
+        REQUIRE(symlink("/dev/full", (path + ".tmp").c_str()) == 0);
+        CHECK(te_safetensors_write(path.c_str(), &e, 1, nullptr, 0, t) == TE_ERROR_IO);
+        CHECK(text().find("cannot write") != std::string::npos);
+        CHECK(read_file(path) == old);
+        CHECK(!exists(path + ".tmp"));
+        CHECK(exists("/dev/full"));
+    }
+    // a folder in the way of the temporary file, no such folder, a folder in the way of the file itself
+    REQUIRE(mkdir((path + ".tmp").c_str(), 0777) == 0);
+    CHECK(te_safetensors_write(path.c_str(), &e, 1, nullptr, 0, t) == TE_ERROR_IO);
+    CHECK(text().find("cannot create it") != std::string::npos);
+    CHECK(read_file(path) == old);
+    REQUIRE(rmdir((path + ".tmp").c_str()) == 0);
+    CHECK(te_safetensors_write((dir / "no/where").c_str(), &e, 1, nullptr, 0, t) == TE_ERROR_IO);
+    REQUIRE(mkdir((dir / "folder").c_str(), 0777) == 0);
+    CHECK(te_safetensors_write((dir / "folder").c_str(), &e, 1, nullptr, 0, t) == TE_ERROR_IO);
+    CHECK(text().find("cannot take the place of") != std::string::npos);
+    CHECK(!exists(dir / "folder.tmp"));
+
+    // entries that are not right: refused before the disk is touched
+    const auto refuse = [&](te_safetensor x, te_status want) {
+        const te_safetensor list[] = {e, x};
+        CHECK(te_safetensors_write(path.c_str(), list, 2, nullptr, 0, t) == want);
+        CHECK(read_file(path) == old);
+    };
+    te_safetensor x = e;
+    refuse(x, TE_ERROR_VALUE); // the same name
+    x.name = nullptr, refuse(x, TE_ERROR_NULL);
+    x.name = "__metadata__", refuse(x, TE_ERROR_VALUE);
+    x.name = "\xff", refuse(x, TE_ERROR_VALUE);
+    x = e, x.name = "y", x.data = nullptr, refuse(x, TE_ERROR_NULL);
+    x = e, x.name = "y", x.bytes--, refuse(x, TE_ERROR_SHAPE);
+    x = e, x.name = "y", x.rank = 5, refuse(x, TE_ERROR_SHAPE);
+    x = e, x.name = "y", x.shape[0] = -1, refuse(x, TE_ERROR_SHAPE);
+    x = e, x.name = "y", x.rank = 2, x.shape[0] = x.shape[1] = INT64_MAX, refuse(x, TE_ERROR_SHAPE);
+    const te_safetensors_pair twice[] = {{"k", "1"}, {"k", "2"}}, null[] = {{"k", nullptr}};
+    CHECK(te_safetensors_write(path.c_str(), &e, 1, twice, 2, t) == TE_ERROR_VALUE);
+    CHECK(te_safetensors_write(path.c_str(), &e, 1, null, 1, t) == TE_ERROR_VALUE);
+    CHECK(te_safetensors_write(nullptr, &e, 1, nullptr, 0, t) == TE_ERROR_NULL);
+    CHECK(te_safetensors_write(path.c_str(), nullptr, 1, nullptr, 0, t) == TE_ERROR_NULL);
+    CHECK(te_safetensors_write(path.c_str(), &e, -1, nullptr, 0, t) == TE_ERROR_SHAPE);
+    CHECK(read_file(path) == old);
+
+    // and one that works takes its place
+    CHECK(te_safetensors_write(path.c_str(), &e, 1, nullptr, 0, t) == TE_OK);
+    CHECK(read_file(path).size() > data.size());
+    CHECK(!exists(path + ".tmp"));
+
+    te_safetensors f;
+    CHECK(te_safetensors_open(&f, (dir / "nothing").c_str(), t) == TE_ERROR_IO);
+    CHECK(text().find("cannot open it") != std::string::npos);
+    CHECK(te_safetensors_open(&f, dir.path.c_str(), t) == TE_ERROR_IO);
+    CHECK(te_safetensors_open(nullptr, path.c_str(), t) == TE_ERROR_NULL);
+    CHECK(te_safetensors_open(&f, nullptr, t) == TE_ERROR_NULL);
+    CHECK(te_safetensors_open_memory(&f, nullptr, 5, t) == TE_ERROR_NULL);
+}

@@ -1,0 +1,105 @@
+"""Binaries and tests with CUDA kernels.
+
+    te_cuda_binary(name = "app", srcs = ["main.c", "model.cu"], hdrs = ["model.h"], deps = ["//:te"])
+
+Where no nvcc is found these targets exist but are skipped.
+"""
+
+load("@rules_cc//cc:cc_binary.bzl", "cc_binary")
+load("@rules_cc//cc:cc_test.bzl", "cc_test")
+load("@rules_cc//cc/common:cc_info.bzl", "CcInfo")
+load("@te_machine//:defs.bzl", "CUDA_HOME")
+
+_NEEDS_NVCC = [] if CUDA_HOME else [Label("@te_machine//:nvcc")]
+
+def _objects(ctx):
+    contexts = [dep[CcInfo].compilation_context for dep in ctx.attr.deps]
+    headers = depset(ctx.files.hdrs, transitive = [c.headers for c in contexts])
+    objects = []
+    for src in ctx.files.srcs:
+        out = ctx.actions.declare_file("%s/%s.o" % (ctx.label.name, src.basename))
+        args = ctx.actions.args()
+        args.add_all(["-std=c++17", "-O3", "-lineinfo"])
+        for arch in ctx.attr.archs:
+            args.add("-gencode=arch=%s,code=%s" % (arch.replace("sm_", "compute_"), arch))
+        for c in contexts:
+            args.add_all(c.defines, format_each = "-D%s")
+            args.add_all(depset(transitive = [c.quote_includes, c.includes, c.system_includes]), before_each = "-I")
+        args.add_all(ctx.attr.copts)
+        args.add_all(["-x", "cu", "-c", src, "-o", out])
+        ctx.actions.run(
+            executable = CUDA_HOME + "/bin/nvcc",
+            arguments = [args],
+            inputs = depset([src], transitive = [headers]),
+            outputs = [out],
+            mnemonic = "Nvcc",
+            progress_message = "Compiling %s with nvcc" % src.short_path,
+            use_default_shell_env = True,
+        )
+        objects.append(out)
+    return [DefaultInfo(files = depset(objects))]
+
+_cuda_objects = rule(
+    implementation = _objects,
+    doc = "Each source compiled by nvcc as CUDA, whatever its name ends in.",
+    attrs = {
+        "srcs": attr.label_list(allow_files = True),
+        "hdrs": attr.label_list(allow_files = True),
+        "deps": attr.label_list(providers = [CcInfo]),
+        "archs": attr.string_list(),
+        "copts": attr.string_list(),
+    },
+)
+
+def te_cuda_binary(
+        name,
+        srcs = [],
+        hdrs = [],
+        deps = [],
+        archs = ["sm_90a"],
+        cuda_srcs = None,
+        cuda_copts = [],
+        tags = [],
+        testonly = False,
+        binary = cc_binary,
+        **kwargs):
+    """A binary of C and CUDA sources.
+
+    Args:
+      name: the binary's.
+      srcs: C sources for the C compiler and .cu for nvcc.
+      hdrs: headers that both may include.
+      deps: libraries of either.
+      archs: GPU architectures; code for each is in the binary.
+      cuda_srcs: sources that nvcc is to compile as CUDA though their name does not end in .cu.
+      cuda_copts: further options of nvcc.
+      tags: as everywhere in Bazel; "cuda" is added.
+      testonly: as everywhere in Bazel.
+      binary: cc_binary or cc_test.
+      **kwargs: for that one: copts, linkopts, ...
+    """
+    cuda_srcs = (cuda_srcs or []) + [src for src in srcs if src.endswith(".cu")]
+    _cuda_objects(
+        name = name + "_objects",
+        srcs = cuda_srcs,
+        hdrs = hdrs,
+        deps = deps,
+        archs = archs,
+        copts = cuda_copts,
+        tags = ["cuda"],
+        target_compatible_with = _NEEDS_NVCC,
+        testonly = testonly,
+    )
+    binary(
+        name = name,
+        srcs = [name + "_objects"] + hdrs + [src for src in srcs if src not in cuda_srcs],
+        deps = deps + [Label("@te_machine//:cuda")],
+        tags = tags + ["cuda"],
+        target_compatible_with = _NEEDS_NVCC,
+        testonly = testonly,
+        **kwargs
+    )
+
+def te_cuda_test(name, tags = [], **kwargs):
+    """A test with CUDA sources. `bazel test //...` builds it; `bazel test --config=gpu //...` runs it on a GPU."""
+    te_cuda_binary(name, tags = tags + ["gpu"], testonly = True, binary = cc_test, **kwargs)

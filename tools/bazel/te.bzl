@@ -1,0 +1,40 @@
+"""The tests and examples of this tree: each source is one binary for the host and, where nvcc is found, one for CUDA."""
+
+load("@rules_cc//cc:cc_binary.bzl", "cc_binary")
+load("@rules_cc//cc:cc_test.bzl", "cc_test")
+load(":cuda.bzl", "te_cuda_binary", "te_cuda_test")
+
+# Threads, and this machine's vector instructions unless --config=portable. What is common to all is in .bazelrc.
+_COPTS = ["-fopenmp"] + select({
+    "//tools/bazel:portable": [],
+    "//conditions:default": ["-march=native"],
+})
+
+def _host(rule, name, srcs, deps, **kwargs):
+    std = "-std=c++17" if srcs[0].endswith(".cc") else "-std=c11"
+    rule(
+        name = name,
+        srcs = srcs,
+        copts = [std] + _COPTS,
+        linkopts = ["-fopenmp"],
+        linkstatic = True,
+        deps = deps + ["//:te", "@te_machine//:cblas"],
+        **kwargs
+    )
+
+def te_test(src, hdrs = []):
+    """<name>_test.cc: a Catch2 test, on the host and as <name>_test_cuda. <name>_test.c: plain C11, passes with exit code 0."""
+    name, extension = src.rsplit(".", 1)
+    if extension == "c":
+        _host(cc_test, name, [src] + hdrs, [])
+        return
+    _host(cc_test, name, [src] + hdrs, [":catch_main"])
+    te_cuda_test(name + "_cuda", cuda_srcs = [src], hdrs = hdrs, deps = [":catch_main", "//:te"], linkstatic = True)
+
+def te_binary(name, srcs, hdrs = []):
+    """An example or a bench. With a .cu among its sources: one mixed binary. Else: <name> on the host and <name>_cuda."""
+    if [src for src in srcs if src.endswith(".cu")]:
+        te_cuda_binary(name, srcs, hdrs, deps = ["//:te"], copts = ["-std=c11"])
+        return
+    _host(cc_binary, name, srcs + hdrs, [])
+    te_cuda_binary(name + "_cuda", cuda_srcs = srcs, hdrs = hdrs, deps = ["//:te"])

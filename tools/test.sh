@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Everything that can be tested without a GPU, and the CUDA tests where there is one. Ends with `N passed, N failed`.
+#
+#     tools/test.sh [section...]      one or more of: fail headers asan clang gcc cuda gpu
+set -euo pipefail
+cd "$(dirname "$0")/.."
+log=$(mktemp) output=$(mktemp)
+trap 'rm -f "$log" "$output"' EXIT
+
+# Each section prints what it does; its last line is `N passed, N failed`.
+section_fail() { tests/fail/run.sh; }
+section_headers() { tests/compile/check_headers.sh; }
+section_asan() { bazel_test --config=asan; }
+section_clang() { bazel_test --config=clang; }
+section_gcc() { bazel_test --build_tag_filters=-cuda; } # and the examples and benches, for the host
+section_gpu() { bazel_test --config=gpu; }
+# All that nvcc compiles: tests, examples, benches.
+section_cuda() {
+    run_bazel build --build_tag_filters=cuda
+    count '^Target //.* up-to-date' '^Target //.* failed to build'
+}
+
+bazel_test() { # OPTION...
+    run_bazel test "$@"
+    count '^//.* PASSED|^Target //(examples|bench):.* up-to-date' \
+        '^//.* (FAILED|TIMEOUT|NO STATUS|FLAKY)|^Target //(examples|bench):.* failed to build'
+}
+run_bazel() { # COMMAND OPTION...
+    status=0
+    bazel "$1" --keep_going --noshow_progress --color=no --show_result=10000 "${@:2}" //... 2>&1 | tee "$log" || status=$?
+}
+count() { # PATTERN of a pass, PATTERN of a failure: lines of the log; what else made Bazel fail is one failure
+    local pass fail
+    pass=$(grep -v _objects "$log" | grep -cE "$1" || true)
+    fail=$(grep -v _objects "$log" | grep -cE "$2" || true)
+    [[ $status == 0 || $fail != 0 ]] || fail=1
+    echo "$pass passed, $fail failed"
+}
+
+tools/setup.sh
+sections=("$@")
+if [[ $# == 0 ]]; then
+    sections=(fail headers asan clang gcc cuda)
+    nvidia-smi -L >/dev/null 2>&1 && sections+=(gpu)
+fi
+
+passed=0 failed=0 summary=()
+for section in "${sections[@]}"; do
+    echo "=== $section"
+    start=$SECONDS
+    "section_$section" | tee "$output" || true
+    result=$(tail -n 1 "$output")
+    if [[ $result =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
+        passed=$((passed + BASH_REMATCH[1])) failed=$((failed + BASH_REMATCH[2]))
+    else
+        result="did not finish" failed=$((failed + 1))
+    fi
+    summary+=("$(printf '%-8s %5d s  %s' "$section" $((SECONDS - start)) "$result")")
+done
+printf '%s\n' "===" "${summary[@]}"
+echo "$passed passed, $failed failed"
+[[ $failed == 0 ]]
