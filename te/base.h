@@ -26,13 +26,18 @@
 #define TE_FN static __device__ __forceinline__
 /* Runs inside kernels and on the host (leaf arithmetic, schedules). */
 #define TE_BOTH static __host__ __device__ __forceinline__
-#define TE_UNROLL _Pragma("unroll")
 #define TE_SHARED __shared__ /* in a kernel's call: memory that the block shares */
 #else
 #define TE_FN static inline __attribute__((always_inline, unused))
 #define TE_BOTH static inline __attribute__((always_inline, unused))
-#define TE_UNROLL
 #define TE_SHARED
+#endif
+#ifdef __CUDA_ARCH__
+#define TE_UNROLL _Pragma("unroll")
+#define TE_UNROLL_4 _Pragma("unroll 4")
+#else
+#define TE_UNROLL
+#define TE_UNROLL_4
 #endif
 /* Runs on the host only. */
 #define TE_API static inline TE_UNUSED

@@ -3,7 +3,7 @@
  * Do this:
  *     te_context ctx;
  *     TE_TRY(te_context_create(&ctx, 0, seed));               // CUDA under nvcc, the host elsewhere
- *     TE_TRY(te_context_reserve(&ctx, block_workspace_bytes(&b, rows)));   // once; or set ctx.workspace yourself
+ *     TE_TRY(te_context_reserve(&ctx, block_workspace_bytes(&b, rows, &ctx)));   // once; or set ctx.workspace yourself
  *     ...
  *     te_context_destroy(&ctx);
  *

@@ -81,7 +81,7 @@ TE_BOTH uint16_t te_f16_of_float(float f) {
 #if TE_CUDA && defined(__CUDA_ARCH__)
     return __half_as_ushort(__float2half_rn(f));
 #elif !TE_CUDA && defined(__F16C__)
-    return (uint16_t)_cvtss_sh(f, 0);
+    return (uint16_t)_mm_cvtsi128_si32(_mm_cvtps_ph(_mm_set_ss(f), 0));
 #else
     const uint32_t u = te_bits_of_float(f), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
     if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
@@ -117,12 +117,13 @@ TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te
         return;
     }
 #if TE_CUDA
+    /* __ldg: what is loaded here nobody else writes meanwhile, so loads of later rows may pass stores of earlier ones */
     if (t == TE_f32) {
-        const float4 a = *(const float4 *)((const float *)p + i), b = *(const float4 *)((const float *)p + i + 4);
+        const float4 a = __ldg((const float4 *)((const float *)p + i)), b = __ldg((const float4 *)((const float *)p + i + 4));
         v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
         return;
     }
-    const uint4 u = *(const uint4 *)((const uint16_t *)p + i);
+    const uint4 u = __ldg((const uint4 *)((const uint16_t *)p + i));
     const uint32_t w[4] = {u.x, u.y, u.z, u.w};
     TE_UNROLL for (int k = 0; k < 4; k++) {
         v[2 * k] = t == TE_bf16 ? te_float_of_bits(w[k] << 16) : te_float_of_f16((uint16_t)w[k]);
@@ -131,6 +132,33 @@ TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te
 #else
     for (int k = 0; k < 8; k++) v[k] = te_load(p, i + k, t);
 #endif
+}
+/* Eight elements as they lie in memory: for loads that run ahead of their use. n of them exist, the rest become 0. */
+typedef struct te_eight { uint32_t w[8]; } te_eight;
+TE_FN void te_load_eight(te_eight *e, const void *p, int64_t i, int n, int aligned, te_dtype t) {
+#if TE_CUDA
+    if (aligned) {
+        const uint4 a = __ldg((const uint4 *)((const char *)p + i * (int64_t)te_dtype_bytes(t)));
+        e->w[0] = a.x, e->w[1] = a.y, e->w[2] = a.z, e->w[3] = a.w;
+        if (t != TE_f32) return;
+        const uint4 b = __ldg((const uint4 *)((const float *)p + i + 4));
+        e->w[4] = b.x, e->w[5] = b.y, e->w[6] = b.z, e->w[7] = b.w;
+        return;
+    }
+#endif
+    (void)aligned;
+    TE_UNROLL for (int k = 0; k < 8; k++) {
+        if (t == TE_f32) e->w[k] = k < n ? ((const uint32_t *)p)[i + k] : 0;
+        else if (k % 2 == 0)
+            e->w[k / 2] = (k < n ? ((const uint16_t *)p)[i + k] : 0u) | (uint32_t)(k + 1 < n ? ((const uint16_t *)p)[i + k + 1] : 0u) << 16;
+    }
+}
+TE_FN void te_floats_of_eight(float v[8], const te_eight *e, te_dtype t) {
+    TE_UNROLL for (int k = 0; k < 8; k++) {
+        if (t == TE_f32) v[k] = te_float_of_bits(e->w[k]);
+        else if (t == TE_bf16) v[k] = te_float_of_bits(k % 2 ? e->w[k / 2] & 0xffff0000u : e->w[k / 2] << 16);
+        else v[k] = te_float_of_f16((uint16_t)(k % 2 ? e->w[k / 2] >> 16 : e->w[k / 2]));
+    }
 }
 TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, te_dtype t) {
     if (!aligned) {

@@ -30,7 +30,7 @@ typedef struct te_gemm {
     te_epilogue epilogue;
     const void *bias;
     void *aux;
-    float *scratch; /* host: te_gemm_scratch_bytes(); target memory of the workspace */
+    float *scratch; /* host: te_gemm_scratch() floats; target memory of the workspace */
 } te_gemm;
 
 TE_API te_gemm te_gemm_of(int64_t m, int64_t n, int64_t k) {

@@ -15,16 +15,13 @@ typedef struct te_rng {
     uint64_t seed, offset;
 } te_rng;
 
-TE_BOTH uint32_t te_mulhi(uint32_t a, uint32_t b) { return (uint32_t)(((uint64_t)a * b) >> 32); }
-
 /* counter = (index, offset low 32 bits and stream), key = seed with the offset's high 32 bits mixed in. */
 TE_BOTH void te_philox(uint32_t out[4], uint64_t seed, uint64_t index, uint32_t stream, uint64_t offset) {
     uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = stream, c3 = (uint32_t)offset;
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32) ^ (uint32_t)(offset >> 32);
     TE_UNROLL for (int round = 0; round < 10; round++) {
-        const uint32_t h0 = te_mulhi(0xD2511F53u, c0), l0 = 0xD2511F53u * c0;
-        const uint32_t h1 = te_mulhi(0xCD9E8D57u, c2), l1 = 0xCD9E8D57u * c2;
-        c0 = h1 ^ c1 ^ k0, c1 = l1, c2 = h0 ^ c3 ^ k1, c3 = l0;
+        const uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, c1 = (uint32_t)p1, c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1, c3 = (uint32_t)p0;
         k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
     }
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;

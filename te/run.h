@@ -154,7 +154,11 @@ TE_API te_status te__walk_twice(te_run *r, te_value now) {
     }
     r->dry = 0, r->now = now, r->pool.base = (char *)ctx->workspace, r->pool.count = 0;
     for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te_value_of(0);
-    return te__walk_pass(r);
+    TE_TRY(te__walk_pass(r));
+    /* A list whose last op changes nothing (a fork; in backward a positions) leaves its value where it was. */
+    void *end = r->pass == TE_BACKWARD ? r->dx : r->y;
+    if (!end || !r->now.p || r->now.p == end) return TE_OK;
+    return te_copy(ctx, end, r->now.p, (size_t)r->rows * (size_t)(r->pass == TE_BACKWARD ? r->plan->in : r->plan->out) * te_dtype_bytes(r->plan->dtype));
 }
 
 /* ---- the checks that every call makes -------------------------------------------------------------------------- */
@@ -180,6 +184,7 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
     const char *name = plan->name;
     if (!ctx) return TE_ERROR_NULL;
     TE_REQUIRE(m && b, ctx, TE_ERROR_NULL, "%s: the instance or the batch is null", name);
+    TE_TRY(te_check_target(ctx, name));
     TE_REQUIRE(m->plan == plan, ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first", name, name);
     TE_REQUIRE(b->batch > 0 && b->seq > 0, ctx, TE_ERROR_SHAPE, "%s: batch %d and seq %d must be positive", name, b->batch, b->seq);
     TE_REQUIRE((int64_t)b->batch * b->seq <= INT32_MAX / 2, ctx, TE_ERROR_OVERFLOW, "%s: batch %d times seq %d is too large", name, b->batch, b->seq);

@@ -1,7 +1,7 @@
 /* status.h -- what every call returns.
  *
  * Do this:
- *     TE_TRY(te_context_create(&ctx));
+ *     TE_TRY(te_context_create(&ctx, 0, seed));
  *     if (block_forward(y, &saved, x, &m, &batch, &ctx) != TE_OK) puts(te_last_error(&ctx));
  *
  * The library never exits, throws or prints. A call that fails has enqueued and written nothing, except that

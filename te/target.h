@@ -105,6 +105,15 @@ TE_API te_status te__host_synchronize(te_context *ctx) {
 TE_API void te__host_close(te_context *ctx) { (void)ctx; }
 #endif
 
+/* Functions that launch kernels run on the target they were compiled for: a context of the other one is refused. */
+TE_API te_status te_check_target(te_context *ctx, const char *who) {
+    const char *here = TE_CUDA ? "cuda" : "host";
+    if (!ctx || !ctx->target) return TE_ERROR_NULL;
+    TE_REQUIRE(ctx->target->name[0] == here[0], ctx, TE_ERROR_DEVICE, "%s: this file was compiled for the %s target, the context is of the %s target", who, here,
+               ctx->target->name);
+    return TE_OK;
+}
+
 /* Advance the random state by one draw and keep the state that was taken. */
 typedef struct te_rng_args { te_rng *taken, *state; } te_rng_args;
 TE_FN void te_rng_take_body(const te_rng_args *a) {

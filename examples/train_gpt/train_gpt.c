@@ -6,7 +6,9 @@
  *     ./train_gpt --size gpt2 --batch 8 --seq 1024 --steps 1000 ~/texts
  *     ./train_gpt --resume                 goes on where Ctrl-C stopped it, to the same bits
  */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include <dirent.h>
 #include <errno.h>
 #include <signal.h>

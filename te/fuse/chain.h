@@ -67,15 +67,19 @@ typedef struct te_chain_shape {
 
 #define TE_VECTORS(width) (((width) + 7) / 8)
 #if TE_CUDA
-#define TE_NORM_LANES(w) ((w) <= 1024 ? 32 : (w) <= 2048 ? 128 : (w) <= 4096 ? 256 : (w) <= 32768 ? 512 : 1024)
+/* Forward: a warp takes a narrow row, 256 to 512 threads a wide one. Backward: one vector a lane as far as that goes, for
+ * the sums over rows take most of the registers. */
+#define TE_NORM_LANES(w, backward)                                                                              \
+    ((backward) ? ((w) <= 256 ? 32 : (w) <= 1024 ? 128 : (w) <= 2048 ? 256 : (w) <= 4096 ? 512 : 1024)          \
+                : ((w) <= 1024 ? 32 : (w) <= 2048 ? 128 : (w) <= 4096 ? 256 : (w) <= 32768 ? 512 : 1024))
 #define TE_MAP_LANES(w) (TE_VECTORS(w) >= 32 ? 32 : TE_VECTORS(w) >= 16 ? 16 : TE_VECTORS(w) >= 8 ? 8 : 4)
-#define TE_CHAIN_LANES(norm, w) ((norm) < 0 ? TE_MAP_LANES(w) : TE_NORM_LANES(w))
-#define TE_CHAIN_GROUPS(norm, w, backward) ((norm) < 0 ? 256 / TE_MAP_LANES(w) : TE_NORM_LANES(w) > 32 ? 1 : (backward) ? 16 : 4)
-#define TE_CHAIN_CHUNKS(norm, w) ((norm) < 0 ? 1 : (TE_VECTORS(w) + TE_NORM_LANES(w) - 1) / TE_NORM_LANES(w))
+#define TE_CHAIN_LANES(norm, w, backward) ((norm) < 0 ? TE_MAP_LANES(w) : TE_NORM_LANES(w, backward))
+#define TE_CHAIN_GROUPS(norm, w, backward) ((norm) < 0 ? 256 / TE_MAP_LANES(w) : TE_NORM_LANES(w, backward) > 32 ? 1 : (backward) ? 8 : 4)
+#define TE_CHAIN_CHUNKS(norm, w, backward) ((norm) < 0 ? 1 : (TE_VECTORS(w) + TE_NORM_LANES(w, backward) - 1) / TE_NORM_LANES(w, backward))
 #else
-#define TE_CHAIN_LANES(norm, w) 1
+#define TE_CHAIN_LANES(norm, w, backward) 1
 #define TE_CHAIN_GROUPS(norm, w, backward) 1
-#define TE_CHAIN_CHUNKS(norm, w) TE_VECTORS(w)
+#define TE_CHAIN_CHUNKS(norm, w, backward) TE_VECTORS(w)
 #endif
 
 /* ---- maps ------------------------------------------------------------------------------------------------------ */
@@ -196,40 +200,54 @@ TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, const te_chai
     }
 }
 
+/* dy, x and the statistics of a row, loaded while the row before is worked on. */
+typedef struct te_norm_row { float mean, rstd; } te_norm_row;
+TE_FN te_norm_row te_norm_load(const te_chain *c, const te_chain_shape k, int64_t row, te_lanes g, te_eight *dy, te_eight *x) {
+    const te_stage *s = &c->op[0];
+    te_norm_row n;
+    n.mean = k.norm_code % 4 == TE_NORM_layernorm ? s->stats[2 * row] : 0.0f;
+    n.rstd = k.norm_code % 4 == TE_NORM_layernorm ? s->stats[2 * row + 1] : s->stats[row];
+    TE_UNROLL for (int i = 0; i < k.chunks; i++) {
+        const te_at at = te_at_of(k, row, g.id + i * g.count, 1);
+        if (at.col >= k.half) continue;
+        te_load_eight(&dy[i], c->x, te_index(at), at.n, at.aligned, k.dtype);
+        te_load_eight(&x[i], s->saved, te_index(at), at.n, at.aligned, k.dtype);
+    }
+    return n;
+}
+
 /* With xhat = (x - mean) rstd and d = dy gamma:  dx = rstd (d - mean(d) - xhat mean(d xhat)); rmsnorm has no mean(d),
  * l2norm has sums for means. dgamma = sum over rows of dy xhat, dbeta = sum of dy.
  * r: xhat and d, 16 * chunks floats a lane; sums: see te_chain_body. */
-TE_FN void te_norm_backward(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes g, float *r, float *sums) {
+TE_FN void te_norm_backward(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes g, te_norm_row n, const te_eight *dy,
+                            const te_eight *x, float *r, float *sums) {
     const te_stage *s = &c->op[0];
     const int code = k.norm_code & 3, size = 8 * k.chunks;
-    const float n = code == TE_NORM_l2norm ? 1.0f : (float)k.half;
-    const float mean = code == TE_NORM_layernorm ? s->stats[2 * row] : 0.0f;
-    const float rstd = code == TE_NORM_layernorm ? s->stats[2 * row + 1] : s->stats[row];
+    const float count = code == TE_NORM_l2norm ? 1.0f : (float)k.half;
     float *xhat = r, *d = r + size, total[2] = {0, 0};
     te_lane l;
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-        const int vector = g.id + i * g.count;
-        if (vector * 8 >= k.half) continue;
-        float w[8], x[8];
-        te_load_lane(&l, c->x, k, row, vector);
-        te_load8(x, s->saved, te_index(l.at), l.at.n, l.at.aligned, k.dtype);
-        te_gamma8(w, s, l.at, k.norm_code);
+        const te_at at = te_at_of(k, row, g.id + i * g.count, 1);
+        if (at.col >= k.half) continue;
+        float w[8], v[8], u[8];
+        te_floats_of_eight(v, &dy[i], k.dtype);
+        te_floats_of_eight(u, &x[i], k.dtype);
+        te_gamma8(w, s, at, k.norm_code);
         TE_UNROLL for (int j = 0; j < 8; j++) {
-            const int e = 8 * i + j, here = j < l.at.n;
-            xhat[e] = here ? (x[j] - mean) * rstd : 0.0f, d[e] = l.v[j] * w[j];
+            const int e = 8 * i + j, here = j < at.n;
+            xhat[e] = here ? (u[j] - n.mean) * n.rstd : 0.0f, d[e] = v[j] * w[j];
             total[0] += d[e] * xhat[e], total[1] += d[e];
-            if (code != TE_NORM_l2norm) sums[2 * size + e] += l.v[j] * xhat[e];
-            if (code == TE_NORM_layernorm) sums[3 * size + e] += l.v[j];
+            if (code != TE_NORM_l2norm) sums[2 * size + e] += v[j] * xhat[e];
+            if (code == TE_NORM_layernorm) sums[3 * size + e] += v[j];
         }
     }
     te_lanes_sum(total, code == TE_NORM_layernorm ? 2 : 1, g);
-    const float c1 = total[0] / n, c2 = code == TE_NORM_layernorm ? total[1] / n : 0.0f;
+    const float c1 = total[0] / count, c2 = code == TE_NORM_layernorm ? total[1] / count : 0.0f;
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-        const int vector = g.id + i * g.count;
-        if (vector * 8 >= k.half) continue;
-        l.at = te_at_of(k, row, vector, 1);
+        l.at = te_at_of(k, row, g.id + i * g.count, 1);
+        if (l.at.col >= k.half) continue;
         TE_UNROLL for (int j = 0; j < 8; j++) {
-            l.v[j] = rstd * (d[8 * i + j] - c2 - xhat[8 * i + j] * c1);
+            l.v[j] = n.rstd * (d[8 * i + j] - c2 - xhat[8 * i + j] * c1);
             l.sum[j] = sums[8 * i + j];
         }
         te_keep(&l, s);
@@ -241,29 +259,39 @@ TE_FN void te_norm_backward(const te_chain *c, te_stages_fn stages, const te_cha
 
 /* ---- the body --------------------------------------------------------------------------------------------------- */
 
-/* r: 16 * chunks floats; sums: 32 * chunks floats: [gradient, its second half, dgamma, dbeta][chunks][8]. */
-TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, const te_chain_shape k, float *r, float *sums) {
+/* r: 16 * chunks floats; sums: 32 * chunks floats: [gradient, its second half, dgamma, dbeta][chunks][8]; next: the row
+ * that is being loaded, 2 * chunks. */
+TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, const te_chain_shape k, float *r, float *sums, te_eight *next) {
     int group;
     const te_lanes g = te_lanes_here(k.lanes, &group);
     const int size = 8 * k.chunks, summing = k.sums >= 0 || (k.backward && k.norm >= 0);
     const int tile = b.y * k.chunks * k.lanes;
+    const int64_t first = (int64_t)b.x * k.groups + group, step = (int64_t)b.nx * k.groups;
     if (summing) TE_UNROLL for (int i = 0; i < 4 * size; i++) sums[i] = 0;
-    for (int64_t row = (int64_t)b.x * k.groups + group; row < c->rows; row += (int64_t)b.nx * k.groups) {
-        if (k.norm >= 0) {
-            if (k.backward) te_norm_backward(c, stages, k, row, g, r, sums);
-            else te_norm_forward(c, stages, k, row, g, r);
-            continue;
+    if (k.norm >= 0 && k.backward) {
+        te_norm_row n = {0, 0};
+        te_eight *dy = next, *x = next + k.chunks, *dy_now = next + 2 * k.chunks, *x_now = next + 3 * k.chunks;
+        if (first < c->rows) n = te_norm_load(c, k, first, g, dy, x);
+        for (int64_t row = first; row < c->rows; row += step) {
+            const te_norm_row now = n;
+            TE_UNROLL for (int i = 0; i < k.chunks; i++) dy_now[i] = dy[i], x_now[i] = x[i];
+            if (row + step < c->rows) n = te_norm_load(c, k, row + step, g, dy, x);
+            te_norm_backward(c, stages, k, row, g, now, dy_now, x_now, r, sums);
         }
-        TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-            const int vector = tile + g.id + i * g.count;
-            if (vector * 8 >= k.half) continue;
-            te_lane l;
-            te_load_lane(&l, c->x, k, row, vector);
-            if (k.sums >= 0) TE_UNROLL for (int j = 0; j < 8; j++) l.sum[j] = sums[8 * i + j], l.gsum[j] = sums[size + 8 * i + j];
-            stages(&l, c, 0, TE_MAX_ROW);
-            if (k.sums >= 0) TE_UNROLL for (int j = 0; j < 8; j++) sums[8 * i + j] = l.sum[j], sums[size + 8 * i + j] = l.gsum[j];
-            if (c->y) te_store_lane(&l, c->y, k);
-        }
+    } else if (k.norm >= 0) {
+        for (int64_t row = first; row < c->rows; row += step) te_norm_forward(c, stages, k, row, g, r);
+    } else {
+        TE_UNROLL_4 for (int64_t row = first; row < c->rows; row += step)
+            TE_UNROLL for (int i = 0; i < k.chunks; i++) {
+                const int vector = tile + g.id + i * g.count;
+                if (vector * 8 >= k.half) continue;
+                te_lane l;
+                te_load_lane(&l, c->x, k, row, vector);
+                if (k.sums >= 0) TE_UNROLL for (int j = 0; j < 8; j++) l.sum[j] = sums[8 * i + j], l.gsum[j] = sums[size + 8 * i + j];
+                stages(&l, c, 0, TE_MAX_ROW);
+                if (k.sums >= 0) TE_UNROLL for (int j = 0; j < 8; j++) sums[8 * i + j] = l.sum[j], sums[size + 8 * i + j] = l.gsum[j];
+                if (c->y) te_store_lane(&l, c->y, k);
+            }
     }
     if (!summing) return;
     TE_UNROLL for (int slot = 0; slot < 4; slot++) {

@@ -55,7 +55,7 @@ TE_API te_status te_kept(const void **p, te_run *r, const te_op *add) {
     if (fork->flags & TE_IS_INPUT) {
         const te_edge *e;
         TE_TRY(te_find_edge(&e, r, fork));
-        if (e) TE_TRY(te__check_tensor(r->plan->name, e->name, e->value, r->plan->dtype, r->rows, fork->out, r->ctx));
+        if (e) TE_TRY(te__check_tensor(r->plan->name, e->name, e->value, r->plan->dtype, r->rows, add->out, r->ctx));
         *p = e ? e->value.data : r->x;
         return TE_OK;
     }
@@ -153,7 +153,7 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int blocks, te_
                 const te_edge *e;
                 TE_TRY(te_find_edge(&e, r, fork));
                 if (e && e->grad.data) {
-                    TE_TRY(te__check_tensor(plan->name, e->name, e->grad, plan->dtype, r->rows, fork->out, r->ctx));
+                    TE_TRY(te__check_tensor(plan->name, e->name, e->grad, plan->dtype, r->rows, op->out, r->ctx));
                     st->out = e->grad.data, *work = 1;
                 }
             } else {
@@ -176,6 +176,8 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int blocks, te_
             st->edge = r->edge[i].p;
             if (st->edge) changed = 1;
         } else if (!(op->flags & TE_KEEPS_GRAD)) changed = 1;
+        TE_REQUIRE(!op->params || op->op_class == TE_CLASS_norm || (op->params == 1 && (op->flags & TE_SUMS)), r->ctx, TE_ERROR_STATE,
+                   "%s: (%s, %s): a map has one parameter at most, and sums its gradient (TE_SUMS)", plan->name, op->kind, op->name);
         for (int k = 0; k < op->params; k++) TE_TRY(te__add_sum(sums, &st->sum[k], r, &r->param[i][k], op->out, blocks));
         *work |= op->params > 0;
     }
@@ -198,7 +200,7 @@ TE_API int te__chain_blocks(const te_run *r, const te_chain_shape k, int tiles) 
     const int64_t all = te_ceil_div(r->rows, k.groups);
     const int summing = k.sums >= 0 || (k.backward && k.norm >= 0);
     if (TE_CUDA && !summing) return (int)all;
-    const int few = !TE_CUDA ? (summing ? 16 : 64) : (int)te_max(1, (int64_t)r->ctx->processors * (k.norm >= 0 ? 2 : 4) / tiles);
+    const int few = !TE_CUDA ? (summing ? 16 : 64) : (int)te_max(1, (int64_t)r->ctx->processors * te_max(1, te_min(4, 1024 / (k.lanes * k.groups))) / tiles);
     return (int)te_min(all, few);
 }
 

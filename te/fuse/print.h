@@ -12,6 +12,7 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
     const long size = (long)te_dtype_bytes(p->dtype);
     const te_op *first = &p->op[s->op[0]], *last = &p->op[s->op[s->count - 1]];
     long n = (pass == TE_BACKWARD ? first->out + last->in : first->in + last->out) * size;
+    if (!strcmp(first->kind, "embedding")) n = first->out * (pass == TE_BACKWARD ? size + 8 : 2 * size); /* weight read; gradient read and written */
     for (int j = 0; j < s->count; j++) {
         const int i = s->op[j];
         const te_op *op = &p->op[i];

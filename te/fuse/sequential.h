@@ -262,28 +262,30 @@ TE_BOTH te_chain_shape te_no_shape(void) {
         name##_norm_code = 0 TE_ROW(TE__NORM_CODE, ~, __VA_ARGS__),                                                    \
         name##_is_backward = TE_PASS_backward_##pass,                                                                     \
         name##_sums = (name##_is_backward ? 0 TE_ROW(TE__SUM_AT, ~, __VA_ARGS__) : 0) - 1,                                \
-        name##_chunks = TE_CHAIN_CHUNKS(name##_norm, name##_half)                                                      \
+        name##_chunks = TE_CHAIN_CHUNKS(name##_norm, name##_half, name##_is_backward)                                                      \
     };                                                                                                                 \
     static_assert(!name##_is_backward || name##_norm <= 0, "te: " #name ": in a backward row the norm comes first");      \
     static_assert((0 TE_ROW(TE__ONE_NORM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one norm at most");          \
+    static_assert((0 TE_ROW(TE__ONE_GATED, ~, __VA_ARGS__)) <= ((int)in == (int)out || name##_norm >= 0 ? 0 : 1), "te: " #name ": a row has one gated op at most, and none beside a norm"); \
     static_assert((0 TE_ROW(TE__ONE_SUM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one bias at most");           \
     static_assert((0 TE_ROW(TE__ONE_GEMM, ~, __VA_ARGS__)) == 0, "te: " #name ": a linear or an op with kernels of its own can only begin a row"); \
     TE_BOTH te_chain_shape name##_shape(void) {                                                                        \
         const te_chain_shape k = {TE_##dtype, name##_half, (int)in / name##_half, (int)out / name##_half, name##_norm, name##_norm_code, \
-                                  name##_sums, name##_is_backward, TE_CHAIN_LANES(name##_norm, name##_half), name##_chunks, \
+                                  name##_sums, name##_is_backward, TE_CHAIN_LANES(name##_norm, name##_half, name##_is_backward), name##_chunks, \
                                   TE_CHAIN_GROUPS(name##_norm, name##_half, name##_is_backward)};                                          \
         return k;                                                                                                      \
     }                                                                                                                  \
     TE_FN void name##_stages(te_lane *l, const te_chain *c, int from, int to) { TE_ROW(TE__STAGE, pass, __VA_ARGS__) } \
-    TE_KERNEL(name, TE_CHAIN_LANES(name##_norm, name##_half) * TE_CHAIN_GROUPS(name##_norm, name##_half, name##_is_backward), te_chain,    \
-              float te_r[16 * name##_chunks]; float te_sums[32 * name##_chunks];                                       \
-              te_chain_body(te_args, te_at, name##_stages, name##_shape(), te_r, te_sums))
+    TE_KERNEL(name, TE_CHAIN_LANES(name##_norm, name##_half, name##_is_backward) * TE_CHAIN_GROUPS(name##_norm, name##_half, name##_is_backward), te_chain,    \
+              float te_r[16 * name##_chunks]; float te_sums[32 * name##_chunks]; te_eight te_next[4 * name##_chunks];                                       \
+              te_chain_body(te_args, te_at, name##_stages, name##_shape(), te_r, te_sums, te_next))
 #define TE_PASS_backward_forward 0
 #define TE_PASS_backward_backward 1
 #define TE__IS_CLASS(op, c) (TE_JOIN1(TE_CLASS_, TE_CLASS(op)) == TE_CLASS_##c)
 #define TE__NORM_AT(x, i, op) + (TE__IS_CLASS(op, norm) ? i + 1 : 0)
 #define TE__NORM_CODE(x, i, op) + (TE__IS_CLASS(op, norm) ? TE_CODE(op) : 0)
 #define TE__ONE_NORM(x, i, op) + TE__IS_CLASS(op, norm)
+#define TE__ONE_GATED(x, i, op) + TE__IS_CLASS(op, gated)
 #define TE__ONE_GEMM(x, i, op) + (TE__IS_CLASS(op, gemm) || TE__IS_CLASS(op, own))
 #define TE__SUMS(op) (((TE_JOIN1(TE_FLAGS_, TE_FAMILY(op))(op)) & TE_SUMS) != 0)
 #define TE__SUM_AT(x, i, op) + (TE__SUMS(op) ? i + 1 : 0)

@@ -141,7 +141,7 @@ TE_API te_status te__safetensors_get(const te_safetensors *f, void *dst, size_t 
 TE_API te_status te__safetensors_begin(te_safetensors *f, uint64_t file_bytes, te_context *ctx) {
     unsigned char length[8];
     uint64_t n = 0;
-    TE_REQUIRE(file_bytes >= 10, ctx, TE_ERROR_FORMAT, "%.120s: %llu bytes are no safetensors file", f->path, (unsigned long long)file_bytes);
+    TE_REQUIRE(file_bytes >= 8, ctx, TE_ERROR_FORMAT, "%.120s: %llu bytes are no safetensors file", f->path, (unsigned long long)file_bytes);
     TE_TRY(te__safetensors_get(f, length, 8, 0, ctx));
     for (int i = 7; i >= 0; i--) n = n << 8 | length[i];
     TE_REQUIRE(n <= TE_SAFETENSORS_HEADER && n <= file_bytes - 8, ctx, TE_ERROR_FORMAT,
@@ -155,7 +155,6 @@ TE_API te_status te__safetensors_begin(te_safetensors *f, uint64_t file_bytes, t
 }
 TE_API te_status te__safetensors_open(te_safetensors *f, const char *path, const void *memory, size_t bytes, te_context *ctx) {
     struct stat info;
-    memset(f, 0, sizeof *f);
     f->path = (char *)malloc(strlen(path) + 1);
     TE_REQUIRE(f->path, ctx, TE_ERROR_MEMORY, "%.120s: cannot allocate", path);
     memcpy(f->path, path, strlen(path) + 1);
@@ -171,14 +170,18 @@ TE_API te_status te__safetensors_open(te_safetensors *f, const char *path, const
 
 /* Open a file and check all of its header. After an error there is nothing to close. Errors: TE_ERROR_IO, _FORMAT, _MEMORY. */
 TE_API te_status te_safetensors_open(te_safetensors *f, const char *path, te_context *ctx) {
-    TE_REQUIRE(f && path, ctx, TE_ERROR_NULL, "safetensors: the struct or the path is null");
+    TE_REQUIRE(f, ctx, TE_ERROR_NULL, "safetensors: the struct is null");
+    memset(f, 0, sizeof *f);
+    TE_REQUIRE(path, ctx, TE_ERROR_NULL, "safetensors: the path is null");
     const te_status status = te__safetensors_open(f, path, 0, 0, ctx);
     if (status != TE_OK) te_safetensors_close(f);
     return status;
 }
 /* The same for a file that lies in host memory, and stays there until it is closed. */
 TE_API te_status te_safetensors_open_memory(te_safetensors *f, const void *memory, size_t bytes, te_context *ctx) {
-    TE_REQUIRE(f && memory, ctx, TE_ERROR_NULL, "safetensors: the struct or the memory is null");
+    TE_REQUIRE(f, ctx, TE_ERROR_NULL, "safetensors: the struct is null");
+    memset(f, 0, sizeof *f);
+    TE_REQUIRE(memory, ctx, TE_ERROR_NULL, "safetensors: the memory is null");
     const te_status status = te__safetensors_open(f, "memory", memory, bytes, ctx);
     if (status != TE_OK) te_safetensors_close(f);
     return status;

@@ -110,6 +110,7 @@ TE_API te_status te_safetensors_write(const char *path, const te_safetensor *ten
         status = te__safetensors_unique(name, pairs, "metadata keys", ctx);
     }
     te__new_file f;
+    memset(&f, 0, sizeof f);
     if (status == TE_OK) {
         te__safetensors_header(&text, tensor, n, metadata, pairs);
         status = te__new_file_open(&f, path, ctx);

@@ -54,7 +54,7 @@ TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attentio
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
     te_attention_args a = te__attention_args(r, op);
-    te_value dx, delta;
+    te_value dx, delta = te_value_of(0);
     TE_TRY(te_gradient(&dx, r, s, i));
     if (dx.p) {
         TE_TRY(te_acquire(r, &delta, (size_t)(r->padded * op->stats) * sizeof(float)));

@@ -2,20 +2,20 @@
 #ifndef TE_ATTENTION_CUDA_H
 #define TE_ATTENTION_CUDA_H
 
+#include "attention_args.h"         /* te_attention_args */
 #include "attention_f32.h"          /* f32 */
-#include "attention_kernels.h"      /* te_attention_args */
 #include "attention_mma_backward.h" /* bf16 and f16, backward */
 #include "attention_mma_forward.h"  /* and forward */
 
 /* A kernel's shape (THREADS, BLOCKS, BYTES of shared memory, ROWS of a block) and its body, by dtype. */
 #define TE__ATTENTION_KIND(kind)                                                                              \
-    template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL> struct te__##kind : te__##kind##_shape<D> { \
+    template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL> struct te__attn_##kind : te__attn_##kind##_shape<D> { \
         static __device__ __forceinline__ void body(const te_attention_args *a) {                             \
             te__attention_##kind##_mma<T, HEADS, KV_HEADS, D, CAUSAL>(a);                                     \
         }                                                                                                     \
     };                                                                                                        \
     template <int HEADS, int KV_HEADS, int D, int CAUSAL>                                                     \
-    struct te__##kind<TE_f32, HEADS, KV_HEADS, D, CAUSAL> : te__f32_##kind##_shape<D> {                       \
+    struct te__attn_##kind<TE_f32, HEADS, KV_HEADS, D, CAUSAL> : te__attn_f32_##kind##_shape<D> {                       \
         static __device__ __forceinline__ void body(const te_attention_args *a) {                             \
             te__attention_##kind##_f32<HEADS, KV_HEADS, D, CAUSAL>(a);                                        \
         }                                                                                                     \
@@ -30,7 +30,7 @@ TE__ATTENTION_KIND(dkdv)
 template <class K>
 TE_API te_status te__attention_enqueue(te_context *ctx, void (*kernel)(te_attention_args), uint64_t *asked, int batch_heads,
                                        const te_attention_args *a, const char *name) {
-    static_assert(K::BYTES <= TE_SHARED_BYTES, "te: attention: the tiles of this head_dim exceed TE_SHARED_BYTES of shared memory");
+    static_assert(K::BYTES <= TE_SHARED_BYTES, "te: attention: the tiles of this head_dim exceed TE_SHARED_BYTES");
     const uint64_t bit = ctx->device < 64 ? (uint64_t)1 << ctx->device : 0;
     if (K::BYTES > 48 * 1024 && !(__atomic_load_n(asked, __ATOMIC_ACQUIRE) & bit)) {
         const cudaError_t e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, K::BYTES);
@@ -57,7 +57,7 @@ TE_API te_status te__attention_enqueue(te_context *ctx, void (*kernel)(te_attent
 
 #define TE_ATTENTION_FORWARD(name, dtype, heads, kv_heads, head_dim, causal)                                 \
     TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim, causal)                                      \
-    typedef te__forward<TE_##dtype, (heads), (kv_heads), (head_dim), (causal)> name##_kernel;                \
+    typedef te__attn_forward<TE_##dtype, (heads), (kv_heads), (head_dim), (causal)> name##_kernel;                \
     TE__ATTENTION_SHELL(name, name##_kernel)                                                                 \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                            \
         TE_TRY(te__attention_check(ctx, a, heads, #name));                                                   \
@@ -66,8 +66,8 @@ TE_API te_status te__attention_enqueue(te_context *ctx, void (*kernel)(te_attent
 
 #define TE_ATTENTION_BACKWARD(name, dtype, heads, kv_heads, head_dim, causal)                                \
     TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim, causal)                                      \
-    typedef te__dq<TE_##dtype, (heads), (kv_heads), (head_dim), (causal)> name##_dq_kernel;                  \
-    typedef te__dkdv<TE_##dtype, (heads), (kv_heads), (head_dim), (causal)> name##_dkdv_kernel;              \
+    typedef te__attn_dq<TE_##dtype, (heads), (kv_heads), (head_dim), (causal)> name##_dq_kernel;                  \
+    typedef te__attn_dkdv<TE_##dtype, (heads), (kv_heads), (head_dim), (causal)> name##_dkdv_kernel;              \
     TE__ATTENTION_SHELL(name##_dq, name##_dq_kernel)                                                         \
     TE__ATTENTION_SHELL(name##_dkdv, name##_dkdv_kernel)                                                     \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                            \

@@ -9,20 +9,20 @@
 #ifndef TE_ATTENTION_F32_H
 #define TE_ATTENTION_F32_H
 
-#include "attention_mma_forward.h" /* te__head, te__attention_shared */
+#include "attention_mma_forward.h" /* te__attn_head, te__attention_shared */
 
 /* PAD: D rounded up to 4. LD: its row in shared memory, an odd number of 16-byte units (no bank conflicts). */
-template <int D, int SIZE, int TILES> struct te__f32_shape {
+template <int D, int SIZE, int TILES> struct te__attn_f32_shape {
     static constexpr int T = SIZE, R = T / 16, PAD = (D + 3) / 4 * 4, LD = PAD / 4 % 2 ? PAD : PAD + 4, LP = T + 4;
     static constexpr int COLS = (PAD / 4 + 15) / 16;
     static constexpr int ROWS = T, THREADS = 256, BLOCKS = 1, BYTES = (TILES * T * LD + T * LP) * 4;
 };
-template <int D> struct te__f32_forward_shape : te__f32_shape<D, D <= 128 ? 64 : 32, 2> {}; /* Q; K or V; and P */
-template <int D> struct te__f32_dq_shape : te__f32_shape<D, D <= 64 ? 64 : 32, 4> {};       /* Q, dO, K, V; and dS */
-template <int D> struct te__f32_dkdv_shape : te__f32_dq_shape<D> {};
+template <int D> struct te__attn_f32_forward_shape : te__attn_f32_shape<D, D <= 128 ? 64 : 32, 2> {}; /* Q; K or V; and P */
+template <int D> struct te__attn_f32_dq_shape : te__attn_f32_shape<D, D <= 64 ? 64 : 32, 4> {};       /* Q, dO, K, V; and dS */
+template <int D> struct te__attn_f32_dkdv_shape : te__attn_f32_dq_shape<D> {};
 
 /* T rows of D from `from`, `width` apart; rows from `valid` on and the padding become zeros. */
-template <class C, int D> TE_FN void te__f32_load(float *tile, const float *from, int64_t width, int valid) {
+template <class C, int D> TE_FN void te__attn_f32_load(float *tile, const float *from, int64_t width, int valid) {
     for (int i = (int)threadIdx.x; i < C::T * (C::PAD / 4); i += C::THREADS) {
         const int r = i / (C::PAD / 4), d = i % (C::PAD / 4) * 4;
         float4 v = make_float4(0, 0, 0, 0);
@@ -35,7 +35,7 @@ template <class C, int D> TE_FN void te__f32_load(float *tile, const float *from
     }
 }
 /* s = A B^T */
-template <class C> TE_FN void te__f32_product_nt(float (&s)[C::R][C::R], const float *a, const float *b) {
+template <class C> TE_FN void te__attn_f32_product_nt(float (&s)[C::R][C::R], const float *a, const float *b) {
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
     TE_UNROLL for (int i = 0; i < C::R; i++) TE_UNROLL for (int j = 0; j < C::R; j++) s[i][j] = 0;
     for (int d = 0; d < C::PAD; d += 4) {
@@ -48,7 +48,7 @@ template <class C> TE_FN void te__f32_product_nt(float (&s)[C::R][C::R], const f
     }
 }
 /* o += P B for P [T, T] in shared memory */
-template <class C> TE_FN void te__f32_product_nn(float (&o)[C::R][C::COLS][4], const float *p, const float *b) {
+template <class C> TE_FN void te__attn_f32_product_nn(float (&o)[C::R][C::COLS][4], const float *p, const float *b) {
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
     for (int k = 0; k < C::T; k += 4) {
         float w[C::R][4];
@@ -68,17 +68,18 @@ template <class C> TE_FN void te__f32_product_nn(float (&o)[C::R][C::COLS][4], c
         }
     }
 }
-template <class C> TE_FN void te__f32_put(float *p, const float (&s)[C::R][C::R]) {
+template <class C> TE_FN void te__attn_f32_put(float *p, const float (&s)[C::R][C::R]) {
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
     TE_UNROLL for (int i = 0; i < C::R; i++)
         TE_UNROLL for (int j = 0; j < C::R; j++) p[(y + 16 * i) * C::LP + x + 16 * j] = s[i][j];
 }
-template <class C> TE_FN void te__f32_clear(float (&o)[C::R][C::COLS][4]) {
+template <class C> TE_FN void te__attn_f32_clear(float (&o)[C::R][C::COLS][4]) {
     TE_UNROLL for (int i = 0; i < C::R; i++)
         TE_UNROLL for (int j = 0; j < C::COLS; j++) o[i][j][0] = o[i][j][1] = o[i][j][2] = o[i][j][3] = 0;
 }
 template <class C, int D>
-TE_FN void te__f32_store(float *to, int64_t width, int valid, const float (&o)[C::R][C::COLS][4], const float (&factor)[C::R]) {
+TE_FN void te__attn_f32_store(float *to, int64_t width, int valid, const float (&o)[C::R][C::COLS][4],
+                              const float (&factor)[C::R]) {
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
     TE_UNROLL for (int i = 0; i < C::R; i++)
         TE_UNROLL for (int j = 0; j < C::COLS; j++)
@@ -88,34 +89,34 @@ TE_FN void te__f32_store(float *to, int64_t width, int valid, const float (&o)[C
             }
 }
 /* Over the 16 threads of a row. */
-TE_FN float te__f32_row_max(float v) {
+TE_FN float te__attn_f32_row_max(float v) {
     TE_UNROLL for (int o = 8; o > 0; o >>= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
     return v;
 }
-TE_FN float te__f32_row_sum(float v) {
+TE_FN float te__attn_f32_row_sum(float v) {
     TE_UNROLL for (int o = 8; o > 0; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
     return v;
 }
 
 /* Grid: (batch * heads, query tiles). */
 template <int HEADS, int KV_HEADS, int D, int CAUSAL> TE_FN void te__attention_forward_f32(const te_attention_args *a) {
-    typedef te__f32_forward_shape<D> C;
+    typedef te__attn_f32_forward_shape<D> C;
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16, seq = a->seq;
-    const te__head h = te__head_of<HEADS, KV_HEADS, D>((int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS, seq);
+    const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D>((int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS, seq);
     const int q0 = (int)(CAUSAL ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::T;
     const int end = CAUSAL && q0 + C::T < seq ? q0 + C::T : seq;
     float *q = (float *)te__attention_shared, *kv = q + C::T * C::LD, *p = kv + C::T * C::LD;
-    const float *qkv = (const float *)a->qkv, c = a->scale * TE__LOG2E;
+    const float *qkv = (const float *)a->qkv, c = a->scale * TE__ATTN_LOG2E;
     float o[C::R][C::COLS][4], top[C::R], sum[C::R];
-    te__f32_clear<C>(o);
+    te__attn_f32_clear<C>(o);
     TE_UNROLL for (int i = 0; i < C::R; i++) top[i] = -INFINITY, sum[i] = 0;
-    te__f32_load<C, D>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
+    te__attn_f32_load<C, D>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
     for (int k0 = 0; k0 < end; k0 += C::T) {
         float s[C::R][C::R];
         __syncthreads();
-        te__f32_load<C, D>(kv, qkv + h.k + k0 * h.width, h.width, seq - k0);
+        te__attn_f32_load<C, D>(kv, qkv + h.k + k0 * h.width, h.width, seq - k0);
         __syncthreads();
-        te__f32_product_nt<C>(s, q, kv);
+        te__attn_f32_product_nt<C>(s, q, kv);
         TE_UNROLL for (int i = 0; i < C::R; i++) {
             float v = top[i], add = 0;
             TE_UNROLL for (int j = 0; j < C::R; j++) {
@@ -123,117 +124,117 @@ template <int HEADS, int KV_HEADS, int D, int CAUSAL> TE_FN void te__attention_f
                 if (key >= seq || (CAUSAL && key > row)) s[i][j] = -INFINITY;
                 v = fmaxf(v, s[i][j]);
             }
-            v = te__f32_row_max(v);
+            v = te__attn_f32_row_max(v);
             const float shrink = exp2f((top[i] - v) * c);
             top[i] = v;
             TE_UNROLL for (int j = 0; j < C::R; j++) s[i][j] = exp2f((s[i][j] - v) * c), add += s[i][j];
             sum[i] = sum[i] * shrink + add;
             TE_UNROLL for (int j = 0; j < C::COLS; j++) TE_UNROLL for (int n = 0; n < 4; n++) o[i][j][n] *= shrink;
         }
-        te__f32_put<C>(p, s);
+        te__attn_f32_put<C>(p, s);
         __syncthreads();
-        te__f32_load<C, D>(kv, qkv + h.v + k0 * h.width, h.width, seq - k0);
+        te__attn_f32_load<C, D>(kv, qkv + h.v + k0 * h.width, h.width, seq - k0);
         __syncthreads();
-        te__f32_product_nn<C>(o, p, kv);
+        te__attn_f32_product_nn<C>(o, p, kv);
     }
     TE_UNROLL for (int i = 0; i < C::R; i++) {
         const int row = q0 + y + 16 * i;
-        sum[i] = te__f32_row_sum(sum[i]);
+        sum[i] = te__attn_f32_row_sum(sum[i]);
         if (a->lse && x == 0 && row < seq) a->lse[h.row + row] = top[i] * a->scale + logf(sum[i]);
         sum[i] = 1.0f / sum[i];
     }
-    te__f32_store<C, D>((float *)a->out + h.out + q0 * h.out_width, h.out_width, seq - q0, o, sum);
+    te__attn_f32_store<C, D>((float *)a->out + h.out + q0 * h.out_width, h.out_width, seq - q0, o, sum);
 }
 
 /* Grid: (batch * heads, query tiles). dQ = scale * dS K; delta = rowsum(dO * O) on the way. */
 template <int HEADS, int KV_HEADS, int D, int CAUSAL> TE_FN void te__attention_dq_f32(const te_attention_args *a) {
-    typedef te__f32_dq_shape<D> C;
+    typedef te__attn_f32_dq_shape<D> C;
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16, seq = a->seq;
-    const te__head h = te__head_of<HEADS, KV_HEADS, D>((int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS, seq);
+    const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D>((int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS, seq);
     const int q0 = (int)(CAUSAL ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::T;
     const int end = CAUSAL && q0 + C::T < seq ? q0 + C::T : seq;
     float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * C::LD, *v = k + C::T * C::LD;
     float *ds = v + C::T * C::LD;
-    const float *qkv = (const float *)a->qkv, *out = (const float *)a->out + h.out, c = a->scale * TE__LOG2E;
+    const float *qkv = (const float *)a->qkv, *out = (const float *)a->out + h.out, c = a->scale * TE__ATTN_LOG2E;
     float dq[C::R][C::COLS][4], lse[C::R], delta[C::R], factor[C::R];
-    te__f32_clear<C>(dq);
-    te__f32_load<C, D>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
-    te__f32_load<C, D>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width, seq - q0);
+    te__attn_f32_clear<C>(dq);
+    te__attn_f32_load<C, D>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
+    te__attn_f32_load<C, D>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width, seq - q0);
     __syncthreads();
     TE_UNROLL for (int i = 0; i < C::R; i++) {
         const int row = q0 + y + 16 * i;
         float sum = 0;
         if (row < seq)
             for (int d = x; d < D; d += 16) sum += dout[(y + 16 * i) * C::LD + d] * out[row * h.out_width + d];
-        delta[i] = te__f32_row_sum(sum), lse[i] = row < seq ? a->lse[h.row + row] * TE__LOG2E : INFINITY;
+        delta[i] = te__attn_f32_row_sum(sum), lse[i] = row < seq ? a->lse[h.row + row] * TE__ATTN_LOG2E : INFINITY;
         if (x == 0 && row < seq) a->delta[h.row + row] = delta[i];
         factor[i] = a->scale;
     }
     for (int k0 = 0; k0 < end; k0 += C::T) {
         float s[C::R][C::R], dp[C::R][C::R];
         __syncthreads();
-        te__f32_load<C, D>(k, qkv + h.k + k0 * h.width, h.width, seq - k0);
-        te__f32_load<C, D>(v, qkv + h.v + k0 * h.width, h.width, seq - k0);
+        te__attn_f32_load<C, D>(k, qkv + h.k + k0 * h.width, h.width, seq - k0);
+        te__attn_f32_load<C, D>(v, qkv + h.v + k0 * h.width, h.width, seq - k0);
         __syncthreads();
-        te__f32_product_nt<C>(s, q, k);
-        te__f32_product_nt<C>(dp, dout, v);
+        te__attn_f32_product_nt<C>(s, q, k);
+        te__attn_f32_product_nt<C>(dp, dout, v);
         TE_UNROLL for (int i = 0; i < C::R; i++)
             TE_UNROLL for (int j = 0; j < C::R; j++) {
                 const int row = q0 + y + 16 * i, key = k0 + x + 16 * j;
                 const float p = key >= seq || (CAUSAL && key > row) ? 0 : exp2f(s[i][j] * c - lse[i]);
                 s[i][j] = p * (dp[i][j] - delta[i]);
             }
-        te__f32_put<C>(ds, s);
+        te__attn_f32_put<C>(ds, s);
         __syncthreads();
-        te__f32_product_nn<C>(dq, ds, k);
+        te__attn_f32_product_nn<C>(dq, ds, k);
     }
-    te__f32_store<C, D>((float *)a->dqkv + h.q + q0 * h.width, h.width, seq - q0, dq, factor);
+    te__attn_f32_store<C, D>((float *)a->dqkv + h.q + q0 * h.width, h.width, seq - q0, dq, factor);
 }
 
 /* Grid: (batch * kv_heads, key tiles). dV = P^T dO, dK = scale * dS^T Q. */
 template <int HEADS, int KV_HEADS, int D, int CAUSAL> TE_FN void te__attention_dkdv_f32(const te_attention_args *a) {
-    typedef te__f32_dq_shape<D> C;
+    typedef te__attn_f32_dq_shape<D> C;
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16, seq = a->seq, k0 = (int)blockIdx.y * C::T;
     const int batch = (int)blockIdx.x / KV_HEADS, head0 = (int)blockIdx.x % KV_HEADS * (HEADS / KV_HEADS);
-    const te__head h0 = te__head_of<HEADS, KV_HEADS, D>(batch, head0, seq);
+    const te__attn_head h0 = te__attn_head_of<HEADS, KV_HEADS, D>(batch, head0, seq);
     float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * C::LD, *v = k + C::T * C::LD;
     float *p = v + C::T * C::LD;
-    const float *qkv = (const float *)a->qkv, c = a->scale * TE__LOG2E;
+    const float *qkv = (const float *)a->qkv, c = a->scale * TE__ATTN_LOG2E;
     float dk[C::R][C::COLS][4], dv[C::R][C::COLS][4], one[C::R], scale[C::R];
-    te__f32_clear<C>(dk), te__f32_clear<C>(dv);
+    te__attn_f32_clear<C>(dk), te__attn_f32_clear<C>(dv);
     TE_UNROLL for (int i = 0; i < C::R; i++) one[i] = 1, scale[i] = a->scale;
-    te__f32_load<C, D>(k, qkv + h0.k + k0 * h0.width, h0.width, seq - k0);
-    te__f32_load<C, D>(v, qkv + h0.v + k0 * h0.width, h0.width, seq - k0);
+    te__attn_f32_load<C, D>(k, qkv + h0.k + k0 * h0.width, h0.width, seq - k0);
+    te__attn_f32_load<C, D>(v, qkv + h0.v + k0 * h0.width, h0.width, seq - k0);
     for (int head = head0; head < head0 + HEADS / KV_HEADS; head++) {
-        const te__head h = te__head_of<HEADS, KV_HEADS, D>(batch, head, seq);
+        const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D>(batch, head, seq);
         for (int q0 = CAUSAL ? k0 : 0; q0 < seq; q0 += C::T) {
             float s[C::R][C::R], dp[C::R][C::R];
             __syncthreads();
-            te__f32_load<C, D>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
-            te__f32_load<C, D>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width, seq - q0);
+            te__attn_f32_load<C, D>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
+            te__attn_f32_load<C, D>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width, seq - q0);
             __syncthreads();
-            te__f32_product_nt<C>(s, k, q);
-            te__f32_product_nt<C>(dp, v, dout);
+            te__attn_f32_product_nt<C>(s, k, q);
+            te__attn_f32_product_nt<C>(dp, v, dout);
             TE_UNROLL for (int j = 0; j < C::R; j++) {
                 const int row = q0 + x + 16 * j, ok = row < seq;
-                const float lse = ok ? a->lse[h.row + row] * TE__LOG2E : 0, delta = ok ? a->delta[h.row + row] : 0;
+                const float lse = ok ? a->lse[h.row + row] * TE__ATTN_LOG2E : 0, delta = ok ? a->delta[h.row + row] : 0;
                 TE_UNROLL for (int i = 0; i < C::R; i++) {
                     const int key = k0 + y + 16 * i;
                     s[i][j] = !ok || (CAUSAL && key > row) ? 0 : exp2f(s[i][j] * c - lse);
                     dp[i][j] = s[i][j] * (dp[i][j] - delta);
                 }
             }
-            te__f32_put<C>(p, s);
+            te__attn_f32_put<C>(p, s);
             __syncthreads();
-            te__f32_product_nn<C>(dv, p, dout);
+            te__attn_f32_product_nn<C>(dv, p, dout);
             __syncthreads();
-            te__f32_put<C>(p, dp);
+            te__attn_f32_put<C>(p, dp);
             __syncthreads();
-            te__f32_product_nn<C>(dk, p, q);
+            te__attn_f32_product_nn<C>(dk, p, q);
         }
     }
-    te__f32_store<C, D>((float *)a->dqkv + h0.k + k0 * h0.width, h0.width, seq - k0, dk, scale);
-    te__f32_store<C, D>((float *)a->dqkv + h0.v + k0 * h0.width, h0.width, seq - k0, dv, one);
+    te__attn_f32_store<C, D>((float *)a->dqkv + h0.k + k0 * h0.width, h0.width, seq - k0, dk, scale);
+    te__attn_f32_store<C, D>((float *)a->dqkv + h0.v + k0 * h0.width, h0.width, seq - k0, dv, one);
 }
 
 #endif

@@ -11,79 +11,88 @@
 #ifndef TE_ATTENTION_HOST_H
 #define TE_ATTENTION_HOST_H
 
-#include "attention_kernels.h" /* te_attention_args */
+#include "attention_args.h" /* te_attention_args */
 #if defined(__FMA__)
 #include <immintrin.h> /* fused multiply-add, which -std=c11 does not contract to by itself */
 #endif
 
 /* A vector register, as GCC and Clang spell it. */
 #if defined(__AVX512F__)
-#define TE__LANES 16
-#define TE__MULTIPLY_ADD(c, a, b) c = (te__vector)_mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)(b), (__m512)(c))
+#define TE__ATTN_LANES 16
+#define TE__ATTN_MULTIPLY_ADD(c, a, b) c = (te__attn_vector)_mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)(b), (__m512)(c))
 #elif defined(__FMA__)
-#define TE__LANES 8
-#define TE__MULTIPLY_ADD(c, a, b) c = (te__vector)_mm256_fmadd_ps(_mm256_set1_ps(a), (__m256)(b), (__m256)(c))
+#define TE__ATTN_LANES 8
+#define TE__ATTN_MULTIPLY_ADD(c, a, b) c = (te__attn_vector)_mm256_fmadd_ps(_mm256_set1_ps(a), (__m256)(b), (__m256)(c))
 #else
-#define TE__LANES 4
-#define TE__MULTIPLY_ADD(c, a, b) c += (a) * (b)
+#define TE__ATTN_LANES 4
+#define TE__ATTN_MULTIPLY_ADD(c, a, b) c += (a) * (b)
 #endif
-typedef float te__vector __attribute__((vector_size(TE__LANES * 4)));
-typedef int32_t te__vector_bits __attribute__((vector_size(TE__LANES * 4)));
+typedef float te__attn_vector __attribute__((vector_size(TE__ATTN_LANES * 4)));
+typedef int32_t te__attn_vector_bits __attribute__((vector_size(TE__ATTN_LANES * 4)));
 
-enum { TE__TILE = 64 }; /* queries, and keys; the row length of every [.][TE__TILE] below */
-#define TE__LOG2E 1.4426950408889634f
-#define TE__LN2 0.6931471805599453f
+enum { TE__ATTN_TILE = 64 }; /* queries, and keys; the row length of every [.][TE__ATTN_TILE] below */
+#define TE__ATTN_LOG2E 1.4426950408889634f
+#define TE__ATTN_LN2 0.6931471805599453f
 /* Tile rows are padded to 32 numbers. Scratch in floats: of all kernels dkdv takes the most. */
-#define TE__PADDED(head_dim) (((head_dim) + 31) / 32 * 32)
-#define TE__ATTENTION_FLOATS(head_dim) (TE__TILE * (6 * TE__PADDED(head_dim) + 2 * TE__TILE + 5))
+#define TE__ATTN_PADDED(head_dim) (((head_dim) + 31) / 32 * 32)
+#define TE__ATTENTION_FLOATS(head_dim) (TE__ATTN_TILE * (6 * TE__ATTN_PADDED(head_dim) + 2 * TE__ATTN_TILE + 5))
 
 /* Vectors are loaded, stored and passed through pointers: by value their calling convention would depend on flags. */
-TE_FN void te__get(te__vector *v, const float *p) { memcpy(v, p, sizeof *v); }
-TE_FN void te__put(float *p, const te__vector *v) { memcpy(p, v, sizeof *v); }
+TE_FN void te__attn_get(te__attn_vector *v, const float *p) { memcpy(v, p, sizeof *v); }
+TE_FN void te__attn_put(float *p, const te__attn_vector *v) { memcpy(p, v, sizeof *v); }
 
 /* x = 2^x to 2 units in the last place; 0 below 2^-126. No branch, no table. */
-TE_FN void te__exp2(te__vector *x) {
-    const te__vector shifted = *x + 12582912.0f; /* 1.5 * 2^23: the nearest integer is in the last bits */
-    const te__vector f = *x - (shifted - 12582912.0f);
-    te__vector y = f * 1.546144469646172e-4f + 1.3400428177419153e-3f; /* 2^f at the Chebyshev points of [-1/2, 1/2] */
+TE_FN void te__attn_exp2(te__attn_vector *x) {
+    const te__attn_vector shifted = *x + 12582912.0f; /* 1.5 * 2^23: the nearest integer is in the last bits */
+    const te__attn_vector f = *x - (shifted - 12582912.0f);
+    te__attn_vector y = f * 1.546144469646172e-4f + 1.3400428177419153e-3f; /* 2^f at the Chebyshev points of [-1/2, 1/2] */
     y = y * f + 9.61805667852609e-3f, y = y * f + 5.550327226670944e-2f, y = y * f + 2.4022650922288827e-1f;
     y = y * f + 6.931472067028321e-1f, y = y * f + 1.0f;
-    const te__vector_bits scaled = (te__vector_bits)y + ((te__vector_bits)shifted << 23);
-    *x = (te__vector)(scaled & (*x > -126.0f));
+    const te__attn_vector_bits scaled = (te__attn_vector_bits)y + ((te__attn_vector_bits)shifted << 23);
+    *x = (te__attn_vector)(scaled & (*x > -126.0f));
 }
-TE_FN void te__raise(te__vector *top, const te__vector *x) { /* top = max(top, x) */
-    const te__vector_bits above = *x > *top;
-    *top = (te__vector)(((te__vector_bits)*x & above) | ((te__vector_bits)*top & ~above));
+TE_FN void te__attn_raise(te__attn_vector *top, const te__attn_vector *x) { /* top = max(top, x) */
+    const te__attn_vector_bits above = *x > *top;
+    *top = (te__attn_vector)(((te__attn_vector_bits)*x & above) | ((te__attn_vector_bits)*top & ~above));
 }
 
-TE_FN int te__least(int a, int b) { return a < b ? a : b; }
+TE_FN int te__attn_least(int a, int b) { return a < b ? a : b; }
 
 /* Which part of a product is wanted, in the tile that a causal mask cuts along its diagonal; more may be done. */
-enum te__part { TE__ALL, TE__COLUMNS_FROM_ROW, TE__COLUMNS_TO_ROW, TE__DEPTH_FROM_ROW, TE__DEPTH_TO_ROW };
+enum te__attn_part {
+    TE__ATTN_ALL,
+    TE__ATTN_COLUMNS_FROM_ROW,
+    TE__ATTN_COLUMNS_TO_ROW,
+    TE__ATTN_DEPTH_FROM_ROW,
+    TE__ATTN_DEPTH_TO_ROW
+};
 
-/* c[m][n] = a b, or += if `add`. a's element (i, k) lies at a[i * row + k * step]. m is a multiple of 4, n of 32. */
-TE_FN void te__product(float *c, int ldc, const float *a, int row, int step, const float *b, int ldb, int m, int n, int depth,
-                       int add, enum te__part part) {
-    enum { V = TE__LANES, W = sizeof(te__vector) };
+/* c[m][n] = a b, or += if `add`. a's element (i, k) lies at a[i * row + k * step]. m is rounded up to 4 (what
+ * lies there is read and written), n is a multiple of 32. */
+TE_FN void te__attn_product(float *c, int ldc, const float *a, int row, int step, const float *b, int ldb, int m, int n,
+                            int depth, int add, enum te__attn_part part) {
+    enum { V = TE__ATTN_LANES, W = sizeof(te__attn_vector) };
     for (int j = 0; j < n; j += 2 * V)
         for (int i = 0; i < m; i += 4) {
-            const int first = part == TE__DEPTH_FROM_ROW ? i : 0, last = part == TE__DEPTH_TO_ROW ? te__least(depth, i + 4) : depth;
+            const int first = part == TE__ATTN_DEPTH_FROM_ROW ? i : 0;
+            const int last = part == TE__ATTN_DEPTH_TO_ROW ? te__attn_least(depth, i + 4) : depth;
             const float *pa = a + (int64_t)i * row + (int64_t)first * step, *pb = b + (int64_t)first * ldb + j;
             float *pc = c + (int64_t)i * ldc + j;
-            if ((part == TE__COLUMNS_FROM_ROW && j + 2 * V <= i) || (part == TE__COLUMNS_TO_ROW && j >= i + 4)) continue;
-            te__vector c00 = {0}, c01 = {0}, c10 = {0}, c11 = {0}, c20 = {0}, c21 = {0}, c30 = {0}, c31 = {0};
+            if (part == TE__ATTN_COLUMNS_FROM_ROW && j + 2 * V <= i) continue;
+            if (part == TE__ATTN_COLUMNS_TO_ROW && j >= i + 4) continue;
+            te__attn_vector c00 = {0}, c01 = {0}, c10 = {0}, c11 = {0}, c20 = {0}, c21 = {0}, c30 = {0}, c31 = {0};
             if (add) {
                 memcpy(&c00, pc, W), memcpy(&c01, pc + V, W), memcpy(&c10, pc + ldc, W), memcpy(&c11, pc + ldc + V, W);
                 memcpy(&c20, pc + 2 * ldc, W), memcpy(&c21, pc + 2 * ldc + V, W);
                 memcpy(&c30, pc + 3 * ldc, W), memcpy(&c31, pc + 3 * ldc + V, W);
             }
             for (int k = first; k < last; k++, pa += step, pb += ldb) {
-                te__vector b0, b1;
+                te__attn_vector b0, b1;
                 memcpy(&b0, pb, W), memcpy(&b1, pb + V, W);
-                TE__MULTIPLY_ADD(c00, pa[0], b0), TE__MULTIPLY_ADD(c01, pa[0], b1);
-                TE__MULTIPLY_ADD(c10, pa[row], b0), TE__MULTIPLY_ADD(c11, pa[row], b1);
-                TE__MULTIPLY_ADD(c20, pa[2 * row], b0), TE__MULTIPLY_ADD(c21, pa[2 * row], b1);
-                TE__MULTIPLY_ADD(c30, pa[3 * row], b0), TE__MULTIPLY_ADD(c31, pa[3 * row], b1);
+                TE__ATTN_MULTIPLY_ADD(c00, pa[0], b0), TE__ATTN_MULTIPLY_ADD(c01, pa[0], b1);
+                TE__ATTN_MULTIPLY_ADD(c10, pa[row], b0), TE__ATTN_MULTIPLY_ADD(c11, pa[row], b1);
+                TE__ATTN_MULTIPLY_ADD(c20, pa[2 * row], b0), TE__ATTN_MULTIPLY_ADD(c21, pa[2 * row], b1);
+                TE__ATTN_MULTIPLY_ADD(c30, pa[3 * row], b0), TE__ATTN_MULTIPLY_ADD(c31, pa[3 * row], b1);
             }
             memcpy(pc, &c00, W), memcpy(pc + V, &c01, W), memcpy(pc + ldc, &c10, W), memcpy(pc + ldc + V, &c11, W);
             memcpy(pc + 2 * ldc, &c20, W), memcpy(pc + 2 * ldc + V, &c21, W);
@@ -92,164 +101,175 @@ TE_FN void te__product(float *c, int ldc, const float *a, int row, int step, con
 }
 
 /* to[0..n) = n numbers from index `at` */
-TE_FN void te__row_read(float *__restrict to, const void *__restrict from, int64_t at, int n, te_dtype t) {
+TE_FN void te__attn_row_read(float *__restrict to, const void *__restrict from, int64_t at, int n, te_dtype t) {
     if (t == TE_f32) memcpy(to, (const float *)from + at, (size_t)n * sizeof(float));
     else for (int c = 0; c < n; c++) to[c] = te_load(from, at + c, t);
 }
-/* to[TE__TILE][ld] = the rows x d numbers from index `at`, `width` apart; zeros up to ld and to a multiple of 4 rows. */
-TE_FN void te__tile_read(float *to, int ld, const void *from, int64_t at, int64_t width, int rows, int d, te_dtype t) {
+/* to[TE__ATTN_TILE][ld] = the rows x d numbers from index `at`, `width` apart; zeros up to ld and to a multiple of 4 rows. */
+TE_FN void te__attn_tile_read(float *to, int ld, const void *from, int64_t at, int64_t width, int rows, int d, te_dtype t) {
     for (int r = 0; r < rows; r++) {
-        te__row_read(to + r * ld, from, at + r * width, d, t);
+        te__attn_row_read(to + r * ld, from, at + r * width, d, t);
         for (int c = d; c < ld; c++) to[r * ld + c] = 0;
     }
     memset(to + rows * ld, 0, (size_t)((-rows & 3) * ld) * sizeof(float));
 }
-/* to[d][TE__TILE] = its transpose times `factor`, with zeros from `rows` on. */
-TE_FN void te__tile_read_transposed(float *to, const void *from, int64_t at, int64_t width, int rows, int d, float factor, te_dtype t) {
+/* to[d][TE__ATTN_TILE] = its transpose times `factor`, with zeros from `rows` on. */
+TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at, int64_t width, int rows, int d,
+                                              float factor, te_dtype t) {
     float row[TE_ATTENTION_MAX_HEAD_DIM];
-    if (rows < TE__TILE) memset(to, 0, (size_t)d * TE__TILE * sizeof(float));
+    if (rows < TE__ATTN_TILE) memset(to, 0, (size_t)d * TE__ATTN_TILE * sizeof(float));
     for (int r = 0; r < rows; r++) {
-        te__row_read(row, from, at + r * width, d, t);
-        for (int c = 0; c < d; c++) to[c * TE__TILE + r] = factor * row[c];
+        te__attn_row_read(row, from, at + r * width, d, t);
+        for (int c = 0; c < d; c++) to[c * TE__ATTN_TILE + r] = factor * row[c];
     }
 }
-TE_FN void te__row_write(void *to, int64_t at, const float *from, int d, float factor, te_dtype t) {
+TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, float factor, te_dtype t) {
     for (int c = 0; c < d; c++) te_store(to, at + c, factor * from[c], t);
 }
 
 /* Where a head's rows lie, in elements from the start of qkv, of out (and dout) and of lse (and delta). */
-typedef struct te__head {
+typedef struct te__attn_head {
     int64_t width, q, k, v, out_width, out, row;
-} te__head;
-TE_FN te__head te__head_of(int batch, int head, int heads, int kv_heads, int d, int seq) {
+} te__attn_head;
+TE_FN te__attn_head te__attn_head_of(int batch, int head, int heads, int kv_heads, int d, int seq) {
     const int64_t first = (int64_t)batch * seq, kv = head / (heads / kv_heads);
-    te__head h;
+    te__attn_head h;
     h.width = (int64_t)(heads + 2 * kv_heads) * d, h.out_width = (int64_t)heads * d;
     h.q = first * h.width + (int64_t)head * d, h.k = first * h.width + (heads + kv) * d, h.v = h.k + (int64_t)kv_heads * d;
     h.out = first * h.out_width + (int64_t)head * d, h.row = ((int64_t)batch * heads + head) * seq;
     return h;
 }
 /* The causal mask in the tile on the diagonal, where query and key tiles begin at the same token. */
-TE_FN void te__mask_before(float *s, int keys) { /* s[key][query] */
+TE_FN void te__attn_mask_before(float *s, int keys) { /* s[key][query] */
     for (int k = 0; k < keys; k++)
-        for (int q = 0; q < k; q++) s[k * TE__TILE + q] = -INFINITY;
+        for (int q = 0; q < k; q++) s[k * TE__ATTN_TILE + q] = -INFINITY;
 }
-TE_FN void te__mask_after(float *s, int queries) { /* s[query][key] */
+TE_FN void te__attn_mask_after(float *s, int queries) { /* s[query][key] */
     for (int q = 0; q < queries; q++)
-        for (int k = q + 1; k < TE__TILE; k++) s[q * TE__TILE + k] = -INFINITY;
+        for (int k = q + 1; k < TE__ATTN_TILE; k++) s[q * TE__ATTN_TILE + k] = -INFINITY;
 }
 
 /* Grid: (batch * heads, query tiles). */
-TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads, int kv_heads, int d, int causal) {
-    const te__head h = te__head_of(at.x / heads, at.x % heads, heads, kv_heads, d, a->seq);
-    const int q0 = (causal ? at.ny - 1 - at.y : at.y) * TE__TILE, queries = te__least(TE__TILE, a->seq - q0);
-    const int end = causal ? q0 + queries : a->seq, ld = TE__PADDED(d), n = TE__PADDED(queries);
-    float *k = s, *v = k + TE__TILE * ld, *o = v + TE__TILE * ld, *qt = o + TE__TILE * ld, *p = qt + TE__TILE * ld;
-    float *top = p + TE__TILE * TE__TILE, *sum = top + TE__TILE, *shrink = sum + TE__TILE;
-    memset(o, 0, (size_t)(TE__TILE * ld) * sizeof(float));
-    for (int q = 0; q < TE__TILE; q++) top[q] = -1e30f, sum[q] = 0;
-    te__tile_read_transposed(qt, a->qkv, h.q + q0 * h.width, h.width, queries, d, a->scale * TE__LOG2E, t);
-    for (int k0 = 0; k0 < end; k0 += TE__TILE) {
-        const int keys = te__least(TE__TILE, end - k0), cut = causal && k0 == q0;
-        te__tile_read(k, ld, a->qkv, h.k + k0 * h.width, h.width, keys, d, t);
-        te__tile_read(v, ld, a->qkv, h.v + k0 * h.width, h.width, keys, d, t);
-        te__product(p, TE__TILE, k, ld, 1, qt, TE__TILE, (keys + 3) & ~3, n, d, 0, cut ? TE__COLUMNS_FROM_ROW : TE__ALL);
-        if (cut) te__mask_before(p, keys);
-        for (int q = 0; q < n; q += TE__LANES) {
-            te__vector old, now, add, e;
-            te__get(&old, top + q), te__get(&add, sum + q), now = old;
-            for (int i = 0; i < keys; i++) te__get(&e, p + i * TE__TILE + q), te__raise(&now, &e);
-            old -= now, te__exp2(&old), add *= old;
+TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads, int kv_heads,
+                                      int d, int causal) {
+    const te__attn_head h = te__attn_head_of(at.x / heads, at.x % heads, heads, kv_heads, d, a->seq);
+    const int q0 = (causal ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE, queries = te__attn_least(TE__ATTN_TILE, a->seq - q0);
+    const int end = causal ? q0 + queries : a->seq, ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(queries);
+    const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
+    float *k = s, *v = k + tile, *o = v + tile, *qt = o + tile, *p = qt + tile;
+    float *top = p + square, *sum = top + TE__ATTN_TILE, *shrink = sum + TE__ATTN_TILE;
+    memset(o, 0, (size_t)(TE__ATTN_TILE * ld) * sizeof(float));
+    for (int q = 0; q < TE__ATTN_TILE; q++) top[q] = -1e30f, sum[q] = 0;
+    te__attn_tile_read_transposed(qt, a->qkv, h.q + q0 * h.width, h.width, queries, d, a->scale * TE__ATTN_LOG2E, t);
+    for (int k0 = 0; k0 < end; k0 += TE__ATTN_TILE) {
+        const int keys = te__attn_least(TE__ATTN_TILE, end - k0), cut = causal && k0 == q0;
+        const enum te__attn_part part = cut ? TE__ATTN_COLUMNS_FROM_ROW : TE__ATTN_ALL;
+        te__attn_tile_read(k, ld, a->qkv, h.k + k0 * h.width, h.width, keys, d, t);
+        te__attn_tile_read(v, ld, a->qkv, h.v + k0 * h.width, h.width, keys, d, t);
+        te__attn_product(p, TE__ATTN_TILE, k, ld, 1, qt, TE__ATTN_TILE, keys, n, d, 0, part);
+        if (cut) te__attn_mask_before(p, keys);
+        for (int q = 0; q < n; q += TE__ATTN_LANES) {
+            te__attn_vector old, now, add, e;
+            te__attn_get(&old, top + q), te__attn_get(&add, sum + q), now = old;
+            for (int i = 0; i < keys; i++) te__attn_get(&e, p + i * TE__ATTN_TILE + q), te__attn_raise(&now, &e);
+            old -= now, te__attn_exp2(&old), add *= old;
             for (int i = 0; i < keys; i++) {
-                te__get(&e, p + i * TE__TILE + q), e -= now, te__exp2(&e), add += e;
-                te__put(p + i * TE__TILE + q, &e);
+                te__attn_get(&e, p + i * TE__ATTN_TILE + q), e -= now, te__attn_exp2(&e), add += e;
+                te__attn_put(p + i * TE__ATTN_TILE + q, &e);
             }
-            te__put(shrink + q, &old), te__put(top + q, &now), te__put(sum + q, &add);
+            te__attn_put(shrink + q, &old), te__attn_put(top + q, &now), te__attn_put(sum + q, &add);
         }
         for (int q = 0; q < queries; q++)
             if (shrink[q] != 1)
-                for (int c = 0; c < ld; c += TE__LANES) {
-                    te__vector e;
-                    te__get(&e, o + q * ld + c), e *= shrink[q], te__put(o + q * ld + c, &e);
+                for (int c = 0; c < ld; c += TE__ATTN_LANES) {
+                    te__attn_vector e;
+                    te__attn_get(&e, o + q * ld + c), e *= shrink[q], te__attn_put(o + q * ld + c, &e);
                 }
-        te__product(o, ld, p, 1, TE__TILE, v, ld, (queries + 3) & ~3, ld, keys, 1, cut ? TE__DEPTH_TO_ROW : TE__ALL);
+        te__attn_product(o, ld, p, 1, TE__ATTN_TILE, v, ld, queries, ld, keys, 1, cut ? TE__ATTN_DEPTH_TO_ROW : part);
     }
     for (int q = 0; q < queries; q++) {
-        te__row_write(a->out, h.out + (q0 + q) * h.out_width, o + q * ld, d, 1.0f / sum[q], t);
-        if (a->lse) a->lse[h.row + q0 + q] = top[q] * TE__LN2 + logf(sum[q]);
+        te__attn_row_write(a->out, h.out + (q0 + q) * h.out_width, o + q * ld, d, 1.0f / sum[q], t);
+        if (a->lse) a->lse[h.row + q0 + q] = top[q] * TE__ATTN_LN2 + logf(sum[q]);
     }
 }
 
 /* Grid: (batch * heads, query tiles). dS = P * (dP - delta), dQ = scale * dS K; delta = rowsum(dO * O) on the way. */
-TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads, int kv_heads, int d, int causal) {
-    const te__head h = te__head_of(at.x / heads, at.x % heads, heads, kv_heads, d, a->seq);
-    const int q0 = (causal ? at.ny - 1 - at.y : at.y) * TE__TILE, queries = te__least(TE__TILE, a->seq - q0);
-    const int end = causal ? q0 + queries : a->seq, ld = TE__PADDED(d), n = TE__PADDED(queries);
-    float *k = s, *v = k + TE__TILE * ld, *dq = v + TE__TILE * ld, *qt = dq + TE__TILE * ld, *dot = qt + TE__TILE * ld;
-    float *p = dot + TE__TILE * ld, *dp = p + TE__TILE * TE__TILE, *lse = dp + TE__TILE * TE__TILE, *delta = lse + TE__TILE;
-    memset(dq, 0, (size_t)(TE__TILE * ld) * sizeof(float)), memset(lse, 0, 2 * TE__TILE * sizeof(float));
-    te__tile_read_transposed(qt, a->qkv, h.q + q0 * h.width, h.width, queries, d, a->scale * TE__LOG2E, t);
-    te__tile_read_transposed(dot, a->dout, h.out + q0 * h.out_width, h.out_width, queries, d, 1, t);
+TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads, int kv_heads,
+                                      int d, int causal) {
+    const te__attn_head h = te__attn_head_of(at.x / heads, at.x % heads, heads, kv_heads, d, a->seq);
+    const int q0 = (causal ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE, queries = te__attn_least(TE__ATTN_TILE, a->seq - q0);
+    const int end = causal ? q0 + queries : a->seq, ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(queries);
+    const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
+    float *k = s, *v = k + tile, *dq = v + tile, *qt = dq + tile, *dot = qt + tile, *p = dot + tile;
+    float *dp = p + square, *lse = dp + square, *delta = lse + TE__ATTN_TILE;
+    memset(dq, 0, (size_t)(TE__ATTN_TILE * ld) * sizeof(float)), memset(lse, 0, 2 * TE__ATTN_TILE * sizeof(float));
+    te__attn_tile_read_transposed(qt, a->qkv, h.q + q0 * h.width, h.width, queries, d, a->scale * TE__ATTN_LOG2E, t);
+    te__attn_tile_read_transposed(dot, a->dout, h.out + q0 * h.out_width, h.out_width, queries, d, 1, t);
     for (int q = 0; q < queries; q++) {
-        for (int c = 0; c < d; c++) delta[q] += dot[c * TE__TILE + q] * te_load(a->out, h.out + (q0 + q) * h.out_width + c, t);
-        lse[q] = a->lse[h.row + q0 + q] * TE__LOG2E, a->delta[h.row + q0 + q] = delta[q];
+        const int64_t row = h.out + (q0 + q) * h.out_width;
+        for (int c = 0; c < d; c++) delta[q] += dot[c * TE__ATTN_TILE + q] * te_load(a->out, row + c, t);
+        lse[q] = a->lse[h.row + q0 + q] * TE__ATTN_LOG2E, a->delta[h.row + q0 + q] = delta[q];
     }
-    for (int k0 = 0; k0 < end; k0 += TE__TILE) {
-        const int keys = te__least(TE__TILE, end - k0), cut = causal && k0 == q0;
-        te__tile_read(k, ld, a->qkv, h.k + k0 * h.width, h.width, keys, d, t);
-        te__tile_read(v, ld, a->qkv, h.v + k0 * h.width, h.width, keys, d, t);
-        te__product(p, TE__TILE, k, ld, 1, qt, TE__TILE, (keys + 3) & ~3, n, d, 0, cut ? TE__COLUMNS_FROM_ROW : TE__ALL);
-        te__product(dp, TE__TILE, v, ld, 1, dot, TE__TILE, (keys + 3) & ~3, n, d, 0, cut ? TE__COLUMNS_FROM_ROW : TE__ALL);
-        if (cut) te__mask_before(p, keys);
-        for (int q = 0; q < n; q += TE__LANES) {
-            te__vector l, mean, e, x;
-            te__get(&l, lse + q), te__get(&mean, delta + q);
-            for (int i = q; i < keys * TE__TILE; i += TE__TILE) {
-                te__get(&e, p + i), te__get(&x, dp + i);
-                e -= l, te__exp2(&e), e *= x - mean;
-                te__put(p + i, &e);
+    for (int k0 = 0; k0 < end; k0 += TE__ATTN_TILE) {
+        const int keys = te__attn_least(TE__ATTN_TILE, end - k0), cut = causal && k0 == q0;
+        const enum te__attn_part part = cut ? TE__ATTN_COLUMNS_FROM_ROW : TE__ATTN_ALL;
+        te__attn_tile_read(k, ld, a->qkv, h.k + k0 * h.width, h.width, keys, d, t);
+        te__attn_tile_read(v, ld, a->qkv, h.v + k0 * h.width, h.width, keys, d, t);
+        te__attn_product(p, TE__ATTN_TILE, k, ld, 1, qt, TE__ATTN_TILE, keys, n, d, 0, part);
+        te__attn_product(dp, TE__ATTN_TILE, v, ld, 1, dot, TE__ATTN_TILE, keys, n, d, 0, part);
+        if (cut) te__attn_mask_before(p, keys);
+        for (int q = 0; q < n; q += TE__ATTN_LANES) {
+            te__attn_vector l, mean, e, x;
+            te__attn_get(&l, lse + q), te__attn_get(&mean, delta + q);
+            for (int i = q; i < keys * TE__ATTN_TILE; i += TE__ATTN_TILE) {
+                te__attn_get(&e, p + i), te__attn_get(&x, dp + i);
+                e -= l, te__attn_exp2(&e), e *= x - mean;
+                te__attn_put(p + i, &e);
             }
         }
-        te__product(dq, ld, p, 1, TE__TILE, k, ld, (queries + 3) & ~3, ld, keys, 1, cut ? TE__DEPTH_TO_ROW : TE__ALL);
+        te__attn_product(dq, ld, p, 1, TE__ATTN_TILE, k, ld, queries, ld, keys, 1, cut ? TE__ATTN_DEPTH_TO_ROW : part);
     }
-    for (int q = 0; q < queries; q++) te__row_write(a->dqkv, h.q + (q0 + q) * h.width, dq + q * ld, d, a->scale, t);
+    for (int q = 0; q < queries; q++) te__attn_row_write(a->dqkv, h.q + (q0 + q) * h.width, dq + q * ld, d, a->scale, t);
 }
 
 /* Grid: (batch * kv_heads, key tiles). dV = P^T dO, dK = scale * dS^T Q, over all query heads of the group. */
-TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads, int kv_heads, int d, int causal) {
+TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads, int kv_heads,
+                                      int d, int causal) {
     const int group = heads / kv_heads, batch = at.x / kv_heads, head0 = at.x % kv_heads * group;
-    const te__head h0 = te__head_of(batch, head0, heads, kv_heads, d, a->seq);
-    const int k0 = at.y * TE__TILE, keys = te__least(TE__TILE, a->seq - k0), ld = TE__PADDED(d), n = TE__PADDED(keys);
-    float *q = s, *dout = q + TE__TILE * ld, *dk = dout + TE__TILE * ld, *dv = dk + TE__TILE * ld, *kt = dv + TE__TILE * ld;
-    float *vt = kt + TE__TILE * ld, *p = vt + TE__TILE * ld, *dp = p + TE__TILE * TE__TILE;
-    memset(dk, 0, (size_t)(2 * TE__TILE * ld) * sizeof(float));
-    te__tile_read_transposed(kt, a->qkv, h0.k + k0 * h0.width, h0.width, keys, d, a->scale * TE__LOG2E, t);
-    te__tile_read_transposed(vt, a->qkv, h0.v + k0 * h0.width, h0.width, keys, d, 1, t);
+    const te__attn_head h0 = te__attn_head_of(batch, head0, heads, kv_heads, d, a->seq);
+    const int k0 = at.y * TE__ATTN_TILE, keys = te__attn_least(TE__ATTN_TILE, a->seq - k0);
+    const int ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(keys), tile = TE__ATTN_TILE * ld;
+    float *q = s, *dout = q + tile, *dk = dout + tile, *dv = dk + tile, *kt = dv + tile, *vt = kt + tile, *p = vt + tile;
+    float *dp = p + TE__ATTN_TILE * TE__ATTN_TILE;
+    memset(dk, 0, (size_t)(2 * tile) * sizeof(float));
+    te__attn_tile_read_transposed(kt, a->qkv, h0.k + k0 * h0.width, h0.width, keys, d, a->scale * TE__ATTN_LOG2E, t);
+    te__attn_tile_read_transposed(vt, a->qkv, h0.v + k0 * h0.width, h0.width, keys, d, 1, t);
     for (int head = head0; head < head0 + group; head++) {
-        const te__head h = te__head_of(batch, head, heads, kv_heads, d, a->seq);
-        for (int q0 = causal ? k0 : 0; q0 < a->seq; q0 += TE__TILE) {
-            const int queries = te__least(TE__TILE, a->seq - q0), cut = causal && k0 == q0;
-            te__tile_read(q, ld, a->qkv, h.q + q0 * h.width, h.width, queries, d, t);
-            te__tile_read(dout, ld, a->dout, h.out + q0 * h.out_width, h.out_width, queries, d, t);
-            te__product(p, TE__TILE, q, ld, 1, kt, TE__TILE, (queries + 3) & ~3, n, d, 0, cut ? TE__COLUMNS_TO_ROW : TE__ALL);
-            te__product(dp, TE__TILE, dout, ld, 1, vt, TE__TILE, (queries + 3) & ~3, n, d, 0, cut ? TE__COLUMNS_TO_ROW : TE__ALL);
-            if (cut) te__mask_after(p, queries);
+        const te__attn_head h = te__attn_head_of(batch, head, heads, kv_heads, d, a->seq);
+        for (int q0 = causal ? k0 : 0; q0 < a->seq; q0 += TE__ATTN_TILE) {
+            const int queries = te__attn_least(TE__ATTN_TILE, a->seq - q0), cut = causal && k0 == q0;
+            const enum te__attn_part part = cut ? TE__ATTN_COLUMNS_TO_ROW : TE__ATTN_ALL;
+            te__attn_tile_read(q, ld, a->qkv, h.q + q0 * h.width, h.width, queries, d, t);
+            te__attn_tile_read(dout, ld, a->dout, h.out + q0 * h.out_width, h.out_width, queries, d, t);
+            te__attn_product(p, TE__ATTN_TILE, q, ld, 1, kt, TE__ATTN_TILE, queries, n, d, 0, part);
+            te__attn_product(dp, TE__ATTN_TILE, dout, ld, 1, vt, TE__ATTN_TILE, queries, n, d, 0, part);
+            if (cut) te__attn_mask_after(p, queries);
             for (int i = 0; i < queries; i++) {
-                const float lse = a->lse[h.row + q0 + i] * TE__LOG2E, delta = a->delta[h.row + q0 + i];
-                for (int j = i * TE__TILE; j < i * TE__TILE + n; j += TE__LANES) {
-                    te__vector e, x;
-                    te__get(&e, p + j), te__get(&x, dp + j);
-                    e -= lse, te__exp2(&e), x = e * (x - delta);
-                    te__put(p + j, &e), te__put(dp + j, &x);
+                const float lse = a->lse[h.row + q0 + i] * TE__ATTN_LOG2E, delta = a->delta[h.row + q0 + i];
+                for (int j = i * TE__ATTN_TILE; j < i * TE__ATTN_TILE + n; j += TE__ATTN_LANES) {
+                    te__attn_vector e, x;
+                    te__attn_get(&e, p + j), te__attn_get(&x, dp + j);
+                    e -= lse, te__attn_exp2(&e), x = e * (x - delta);
+                    te__attn_put(p + j, &e), te__attn_put(dp + j, &x);
                 }
             }
-            te__product(dv, ld, p, 1, TE__TILE, dout, ld, (keys + 3) & ~3, ld, queries, 1, cut ? TE__DEPTH_FROM_ROW : TE__ALL);
-            te__product(dk, ld, dp, 1, TE__TILE, q, ld, (keys + 3) & ~3, ld, queries, 1, cut ? TE__DEPTH_FROM_ROW : TE__ALL);
+            te__attn_product(dv, ld, p, 1, TE__ATTN_TILE, dout, ld, keys, ld, queries, 1, cut ? TE__ATTN_DEPTH_FROM_ROW : part);
+            te__attn_product(dk, ld, dp, 1, TE__ATTN_TILE, q, ld, keys, ld, queries, 1, cut ? TE__ATTN_DEPTH_FROM_ROW : part);
         }
     }
     for (int k = 0; k < keys; k++) {
-        te__row_write(a->dqkv, h0.k + (k0 + k) * h0.width, dk + k * ld, d, a->scale, t);
-        te__row_write(a->dqkv, h0.v + (k0 + k) * h0.width, dv + k * ld, d, 1, t);
+        te__attn_row_write(a->dqkv, h0.k + (k0 + k) * h0.width, dk + k * ld, d, a->scale, t);
+        te__attn_row_write(a->dqkv, h0.v + (k0 + k) * h0.width, dv + k * ld, d, 1, t);
     }
 }
 
@@ -264,7 +284,7 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
     TE__ATTENTION_SHELL(name##_tile, forward, dtype, heads, kv_heads, head_dim, causal)                             \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                   \
         TE_TRY(te__attention_check(ctx, a, heads, #name));                                                          \
-        return name##_tile_launch(ctx, te_grid_of((int64_t)a->batch * (heads), te_ceil_div(a->seq, TE__TILE)), a);  \
+        return name##_tile_launch(ctx, te_grid_of((int64_t)a->batch * (heads), te_ceil_div(a->seq, TE__ATTN_TILE)), a);  \
     }
 
 #define TE_ATTENTION_BACKWARD(name, dtype, heads, kv_heads, head_dim, causal)                                       \
@@ -272,7 +292,7 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
     TE__ATTENTION_SHELL(name##_dq, dq, dtype, heads, kv_heads, head_dim, causal)                                    \
     TE__ATTENTION_SHELL(name##_dkdv, dkdv, dtype, heads, kv_heads, head_dim, causal)                                \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                   \
-        const int64_t tiles = te_ceil_div(a->seq, TE__TILE);                                                        \
+        const int64_t tiles = te_ceil_div(a->seq, TE__ATTN_TILE);                                                        \
         TE_TRY(te__attention_check(ctx, a, heads, #name));                                                          \
         TE_TRY(name##_dq_launch(ctx, te_grid_of((int64_t)a->batch * (heads), tiles), a)); /* delta, for dkdv */     \
         return name##_dkdv_launch(ctx, te_grid_of((int64_t)a->batch * (kv_heads), tiles), a);                       \

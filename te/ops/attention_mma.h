@@ -2,9 +2,9 @@
  * sm_80 and up: mma.sync m16n8k16, ldmatrix, cp.async. Fragment layouts: PTX ISA, "Matrix fragments for mma.m16n8k16".
  *
  * Do this, in each warp, for M * 16 rows of A [., D] against N * 8 rows of B [., D], both tiles in shared memory:
- *     float s[M][N][4];                                      // A B^T
- *     te__product_nt<T, M, N, D, 0>(s, none, a_lane, b_lane);
- *     te__product_nn<T, M, N, D>(o, te__packed(s), b_lane);   // o[M][D / 8][4] += S B'
+ *     te__attn_product_nt<T, M, N, D, 0>(s, none, a, b);   // s[M][N][4] += A B^T
+ *     te__attn_pack_all<T, M, N>(p, s);
+ *     te__attn_product_nn<T, M, N / 2, D>(o, p, v);        // o[M][D / 8][4] += P V for V [N * 8, D]
  *
  * A tile's row is padded by 16 bytes. D is a multiple of 16, so a row is an odd number of 16-byte units and the 8 rows
  * that an ldmatrix reads lie in different banks; unlike a swizzle, every address is one register plus a constant.
@@ -14,42 +14,42 @@
 #ifndef TE_ATTENTION_MMA_H
 #define TE_ATTENTION_MMA_H
 
-#include "attention_kernels.h" /* te_attention_args */
+#include "attention_args.h" /* te_attention_args */
 
 /* Shared memory that a block may have: 163 KB on sm_80; 99 KB on sm_86 and sm_89, define it so for them. */
 #ifndef TE_SHARED_BYTES
 #define TE_SHARED_BYTES (163 * 1024)
 #endif
-enum { TE__PAD = 8 }; /* elements */
-#define TE__LOG2E 1.4426950408889634f
-#define TE__LN2 0.6931471805599453f
+enum { TE__ATTN_PAD = 8 }; /* elements */
+#define TE__ATTN_LOG2E 1.4426950408889634f
+#define TE__ATTN_LN2 0.6931471805599453f
 
 extern __shared__ __align__(128) unsigned char te__attention_shared[];
 
-TE_FN uint32_t te__shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+TE_FN uint32_t te__attn_shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 /* 16 bytes, or 4, from global to shared memory without passing through registers; zeros where ok is 0. */
-TE_FN void te__copy16(uint32_t to, const void *from) {
+TE_FN void te__attn_copy16(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-TE_FN void te__copy16_or_zero(uint32_t to, const void *from, int ok) {
+TE_FN void te__attn_copy16_or_zero(uint32_t to, const void *from, int ok) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(ok ? 16 : 0) : "memory");
 }
-TE_FN void te__copy4(uint32_t to, const void *from, int ok) {
+TE_FN void te__attn_copy4(uint32_t to, const void *from, int ok) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(ok ? 4 : 0) : "memory");
 }
-TE_FN void te__copies_done(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
+TE_FN void te__attn_copies_done(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-TE_FN void te__ldmatrix(uint32_t (&r)[4], uint32_t address) {
+TE_FN void te__attn_ldmatrix(uint32_t (&r)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
-TE_FN void te__ldmatrix_transposed(uint32_t (&r)[4], uint32_t address) {
+TE_FN void te__attn_ldmatrix_transposed(uint32_t (&r)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
 /* c += a b for a 16x16 and b 16x8 */
-template <te_dtype T> TE_FN void te__mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+template <te_dtype T> TE_FN void te__attn_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     if (T == TE_bf16)
         asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -59,12 +59,12 @@ template <te_dtype T> TE_FN void te__mma(float (&c)[4], const uint32_t (&a)[4], 
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-TE_FN float te__exp2(float x) {
+TE_FN float te__attn_exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-template <te_dtype T> TE_FN uint32_t te__pack(float low, float high) {
+template <te_dtype T> TE_FN uint32_t te__attn_pack(float low, float high) {
     uint32_t u;
     if (T == TE_bf16) {
         const __nv_bfloat162 h = __floats2bfloat162_rn(low, high);
@@ -75,93 +75,103 @@ template <te_dtype T> TE_FN uint32_t te__pack(float low, float high) {
     }
     return u;
 }
-template <te_dtype T> TE_FN float2 te__unpack(uint32_t u) {
+template <te_dtype T> TE_FN float2 te__attn_unpack(uint32_t u) {
     if (T == TE_bf16) return make_float2(te_float_of_bits(u << 16), te_float_of_bits(u & 0xffff0000u));
     __half2 h;
     memcpy(&h, &u, 4);
     return __half22float2(h);
 }
 
-/* Where lane's row begins in ldmatrix.x4, from the first element of a 16x16 square: for A, and for B in te__product_nn ... */
-template <int D> TE_FN uint32_t te__lane_a(int lane) { return (uint32_t)(((lane & 15) * (D + TE__PAD) + (lane >> 4) * 8) * 2); }
-/* ... and for B in te__product_nt. */
-template <int D> TE_FN uint32_t te__lane_b(int lane) {
-    return (uint32_t)((((lane & 7) + (lane >> 4) * 8) * (D + TE__PAD) + ((lane >> 3) & 1) * 8) * 2);
+/* Where lane's row begins in ldmatrix.x4, from the first element of a 16x16 square: for A, and for B in product_nn ... */
+template <int D> TE_FN uint32_t te__attn_lane_a(int lane) {
+    return (uint32_t)(((lane & 15) * (D + TE__ATTN_PAD) + (lane >> 4) * 8) * 2);
 }
-template <int D> constexpr int te__tile_bytes(int rows) { return rows * (D + TE__PAD) * 2; }
+/* ... and for B in product_nt. */
+template <int D> TE_FN uint32_t te__attn_lane_b(int lane) {
+    return (uint32_t)((((lane & 7) + (lane >> 4) * 8) * (D + TE__ATTN_PAD) + ((lane >> 3) & 1) * 8) * 2);
+}
+template <int D> constexpr int te__attn_tile_bytes(int rows) { return rows * (D + TE__ATTN_PAD) * 2; }
 
 /* Start copying ROWS rows of D elements, WIDTH elements apart, to a tile; rows from `valid` on become zeros. */
-template <int ROWS, int D, int64_t WIDTH, int THREADS> TE_FN void te__tile_load(uint32_t tile, const uint16_t *from, int valid) {
+template <int ROWS, int D, int64_t WIDTH, int THREADS>
+TE_FN void te__attn_tile_load(uint32_t tile, const uint16_t *from, int valid) {
     constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS; /* 16 bytes each; rows at a time */
+    constexpr uint32_t MOVE = STEP * (D + TE__ATTN_PAD) * 2;
     const int row = (int)threadIdx.x / CHUNKS, chunk = (int)threadIdx.x % CHUNKS;
-    const uint32_t to = tile + (uint32_t)((row * (D + TE__PAD) + chunk * 8) * 2);
+    const uint32_t to = tile + (uint32_t)((row * (D + TE__ATTN_PAD) + chunk * 8) * 2);
     const uint16_t *p = from + row * WIDTH + chunk * 8;
     if (STEP * CHUNKS < THREADS && row >= STEP) return;
     if (valid >= ROWS) { /* the rule: every address is a register plus a constant */
         TE_UNROLL for (int i = 0; i < (ROWS + STEP - 1) / STEP; i++)
-            if (ROWS % STEP == 0 || row + i * STEP < ROWS) te__copy16(to + (uint32_t)(i * STEP * (D + TE__PAD) * 2), p + i * STEP * WIDTH);
+            if (ROWS % STEP == 0 || row + i * STEP < ROWS) te__attn_copy16(to + i * MOVE, p + i * STEP * WIDTH);
     } else {
         TE_UNROLL for (int i = 0; i < (ROWS + STEP - 1) / STEP; i++)
             if (ROWS % STEP == 0 || row + i * STEP < ROWS) {
                 const int ok = row + i * STEP < valid;
-                te__copy16_or_zero(to + (uint32_t)(i * STEP * (D + TE__PAD) * 2), ok ? p + i * STEP * WIDTH : from, ok);
+                te__attn_copy16_or_zero(to + i * MOVE, ok ? p + i * STEP * WIDTH : from, ok);
             }
     }
 }
 
 /* The A fragments of M * 16 rows, for a tile that is used again and again. */
-template <int M, int D> TE_FN void te__hold(uint32_t (&f)[M][D / 16][4], uint32_t a) {
+template <int M, int D> TE_FN void te__attn_hold(uint32_t (&f)[M][D / 16][4], uint32_t a) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int k = 0; k < D / 16; k++)
-            te__ldmatrix(f[m][k], a + (uint32_t)((m * 16 * (D + TE__PAD) + k * 16) * 2));
+            te__attn_ldmatrix(f[m][k], a + (uint32_t)((m * 16 * (D + TE__ATTN_PAD) + k * 16) * 2));
 }
 
 /* s += A B^T over D columns. a and b: addresses of this lane. HELD: the fragments of A are in registers, a is not used. */
 template <te_dtype T, int M, int N, int D, int HELD>
-TE_FN void te__product_nt(float (&s)[M][N][4], const uint32_t (&held)[M][HELD ? D / 16 : 1][4], uint32_t a, uint32_t b) {
+TE_FN void te__attn_product_nt(float (&s)[M][N][4], const uint32_t (&held)[M][HELD ? D / 16 : 1][4], uint32_t a, uint32_t b) {
     TE_UNROLL for (int k = 0; k < D / 16; k++) {
         uint32_t fa[M][4], fb[4];
         TE_UNROLL for (int m = 0; m < M; m++) {
             if (HELD) memcpy(fa[m], held[m][HELD ? k : 0], 16);
-            else te__ldmatrix(fa[m], a + (uint32_t)((m * 16 * (D + TE__PAD) + k * 16) * 2));
+            else te__attn_ldmatrix(fa[m], a + (uint32_t)((m * 16 * (D + TE__ATTN_PAD) + k * 16) * 2));
         }
         TE_UNROLL for (int n = 0; n < N; n += 2) {
-            te__ldmatrix(fb, b + (uint32_t)((n * 8 * (D + TE__PAD) + k * 16) * 2));
-            TE_UNROLL for (int m = 0; m < M; m++) te__mma<T>(s[m][n], fa[m], fb[0], fb[1]), te__mma<T>(s[m][n + 1], fa[m], fb[2], fb[3]);
+            te__attn_ldmatrix(fb, b + (uint32_t)((n * 8 * (D + TE__ATTN_PAD) + k * 16) * 2));
+            TE_UNROLL for (int m = 0; m < M; m++) {
+                te__attn_mma<T>(s[m][n], fa[m], fb[0], fb[1]);
+                te__attn_mma<T>(s[m][n + 1], fa[m], fb[2], fb[3]);
+            }
         }
     }
 }
 
 /* o += P B for P of M * 16 rows and K * 16 columns, in fragments, and B of K * 16 rows of D. */
 template <te_dtype T, int M, int K, int D>
-TE_FN void te__product_nn(float (&o)[M][D / 8][4], const uint32_t (&p)[M][K][4], uint32_t b) {
+TE_FN void te__attn_product_nn(float (&o)[M][D / 8][4], const uint32_t (&p)[M][K][4], uint32_t b) {
     TE_UNROLL for (int k = 0; k < K; k++)
         TE_UNROLL for (int n = 0; n < D / 8; n += 2) {
             uint32_t fb[4];
-            te__ldmatrix_transposed(fb, b + (uint32_t)((k * 16 * (D + TE__PAD) + n * 8) * 2));
-            TE_UNROLL for (int m = 0; m < M; m++) te__mma<T>(o[m][n], p[m][k], fb[0], fb[1]), te__mma<T>(o[m][n + 1], p[m][k], fb[2], fb[3]);
+            te__attn_ldmatrix_transposed(fb, b + (uint32_t)((k * 16 * (D + TE__ATTN_PAD) + n * 8) * 2));
+            TE_UNROLL for (int m = 0; m < M; m++) {
+                te__attn_mma<T>(o[m][n], p[m][k], fb[0], fb[1]);
+                te__attn_mma<T>(o[m][n + 1], p[m][k], fb[2], fb[3]);
+            }
         }
 }
 /* Every accumulator of row g + 8 h of square m begins as start[m][h]. */
-template <int M, int N> TE_FN void te__start(float (&s)[M][N][4], const float (&start)[M][2]) {
+template <int M, int N> TE_FN void te__attn_start(float (&s)[M][N][4], const float (&start)[M][2]) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int n = 0; n < N; n++)
             TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = start[m][e / 2];
 }
 
 /* Accumulators as the A fragments of the next product: the two layouts agree (FlashAttention-2, section 3.3). */
-template <te_dtype T, int M, int N> TE_FN void te__pack_all(uint32_t (&p)[M][N / 2][4], const float (&s)[M][N][4]) {
+template <te_dtype T, int M, int N> TE_FN void te__attn_pack_all(uint32_t (&p)[M][N / 2][4], const float (&s)[M][N][4]) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int k = 0; k < N / 2; k++) {
-            p[m][k][0] = te__pack<T>(s[m][2 * k][0], s[m][2 * k][1]);
-            p[m][k][1] = te__pack<T>(s[m][2 * k][2], s[m][2 * k][3]);
-            p[m][k][2] = te__pack<T>(s[m][2 * k + 1][0], s[m][2 * k + 1][1]);
-            p[m][k][3] = te__pack<T>(s[m][2 * k + 1][2], s[m][2 * k + 1][3]);
+            p[m][k][0] = te__attn_pack<T>(s[m][2 * k][0], s[m][2 * k][1]);
+            p[m][k][1] = te__attn_pack<T>(s[m][2 * k][2], s[m][2 * k][3]);
+            p[m][k][2] = te__attn_pack<T>(s[m][2 * k + 1][0], s[m][2 * k + 1][1]);
+            p[m][k][3] = te__attn_pack<T>(s[m][2 * k + 1][2], s[m][2 * k + 1][3]);
         }
 }
 
-/* Scores that do not count become -inf: keys from seq on, and causal: keys after the row. row and key are those of s[0][0][0]. */
-template <int M, int N, int CAUSAL> TE_FN void te__mask(float (&s)[M][N][4], int row, int key, int seq) {
+/* Scores that do not count become -inf: keys from seq on, and causal: keys after the row. row, key: of s[0][0][0]. */
+template <int M, int N, int CAUSAL> TE_FN void te__attn_mask(float (&s)[M][N][4], int row, int key, int seq) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int n = 0; n < N; n++)
             TE_UNROLL for (int e = 0; e < 4; e++) {
@@ -170,7 +180,7 @@ template <int M, int N, int CAUSAL> TE_FN void te__mask(float (&s)[M][N][4], int
             }
 }
 /* The same for scores by keys, where rows from seq on do not count. */
-template <int M, int N, int CAUSAL> TE_FN void te__mask_transposed(float (&s)[M][N][4], int key, int row, int seq) {
+template <int M, int N, int CAUSAL> TE_FN void te__attn_mask_transposed(float (&s)[M][N][4], int key, int row, int seq) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int n = 0; n < N; n++)
             TE_UNROLL for (int e = 0; e < 4; e++) {
@@ -181,20 +191,20 @@ template <int M, int N, int CAUSAL> TE_FN void te__mask_transposed(float (&s)[M]
 
 /* Write this warp's M * 16 rows, times factor[row], through its own rows of shared memory: 16 bytes a store. */
 template <te_dtype T, int M, int D>
-TE_FN void te__rows_store(uint16_t *to, int64_t width, int valid, const float (&o)[M][D / 8][4], const float (&factor)[M][2],
+TE_FN void te__attn_rows_store(uint16_t *to, int64_t width, int valid, const float (&o)[M][D / 8][4], const float (&factor)[M][2],
                           unsigned char *tile) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     __syncwarp();
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int n = 0; n < D / 8; n++)
             TE_UNROLL for (int h = 0; h < 2; h++)
-                *(uint32_t *)(tile + ((m * 16 + g + h * 8) * (D + TE__PAD) + n * 8 + t * 2) * 2) =
-                    te__pack<T>(o[m][n][2 * h] * factor[m][h], o[m][n][2 * h + 1] * factor[m][h]);
+                *(uint32_t *)(tile + ((m * 16 + g + h * 8) * (D + TE__ATTN_PAD) + n * 8 + t * 2) * 2) =
+                    te__attn_pack<T>(o[m][n][2 * h] * factor[m][h], o[m][n][2 * h + 1] * factor[m][h]);
     __syncwarp();
     for (int c = lane; c < M * 16 * (D / 8); c += 32) {
         const int row = c / (D / 8), chunk = c % (D / 8);
         if (row < valid)
-            *(uint4 *)(to + row * width + chunk * 8) = *(const uint4 *)(tile + (row * (D + TE__PAD) + chunk * 8) * 2);
+            *(uint4 *)(to + row * width + chunk * 8) = *(const uint4 *)(tile + (row * (D + TE__ATTN_PAD) + chunk * 8) * 2);
     }
 }
 

@@ -7,24 +7,26 @@
  * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal), and 2 * batch * seq * (2 * heads +
  * 2 * kv_heads) * head_dim bytes. At seq 1024, head_dim 64, that is 500 flops a byte: arithmetic is the limit.
  * Beside the products, seq^2 exponentials at 16 a clock: at head_dim 64 two thirds of the time of the products.
+ * Measured on an H200, bf16, causal: 221 TFLOP/s at seq 1024 and head_dim 64, 302 at seq 2048 and head_dim 128; issuing the
+ * next tile's Q K^T before this tile's softmax was slower.
  */
 #ifndef TE_ATTENTION_MMA_FORWARD_H
 #define TE_ATTENTION_MMA_FORWARD_H
 
-#include "attention_mma.h" /* te__product_nt, te__product_nn, tiles */
+#include "attention_mma.h" /* te__attn_product_nt, te__attn_product_nn, tiles */
 
 /* Which head of which sequence a block works on, and where its rows lie. Elements are 16 bits. */
-struct te__head {
+struct te__attn_head {
     int batch, head, kv_head;
     int64_t width, q, k, v; /* of qkv: row length, and the offsets of this head's first row */
     int64_t out_width, out; /* of out and dout */
     int64_t row;            /* of lse and delta */
 };
-template <int HEADS, int KV_HEADS, int D> struct te__widths {
+template <int HEADS, int KV_HEADS, int D> struct te__attn_widths {
     static constexpr int64_t QKV = (HEADS + 2 * KV_HEADS) * D, OUT = HEADS * D; /* row lengths of qkv, and of out and dout */
 };
-template <int HEADS, int KV_HEADS, int D> TE_FN te__head te__head_of(int batch, int head, int seq) {
-    te__head h;
+template <int HEADS, int KV_HEADS, int D> TE_FN te__attn_head te__attn_head_of(int batch, int head, int seq) {
+    te__attn_head h;
     h.batch = batch, h.head = head, h.kv_head = head / (HEADS / KV_HEADS);
     h.width = (HEADS + 2 * KV_HEADS) * D, h.out_width = HEADS * D;
     h.q = (int64_t)batch * seq * h.width + head * D;
@@ -35,33 +37,33 @@ template <int HEADS, int KV_HEADS, int D> TE_FN te__head te__head_of(int batch, 
 }
 
 /* Measured on an H200: at head_dim 64 more warps beat wider ones, at 128 32 rows a warp beat 16. */
-template <int D> struct te__forward_shape {
+template <int D> struct te__attn_forward_shape {
     static constexpr int WARPS = 4, M = D > 64 && D <= 128 ? 2 : 1, HELD = D <= 64; /* HELD: Q stays in registers */
     static constexpr int BLOCKS = D <= 64 ? 4 : D <= 128 ? 2 : 1;                   /* on a multiprocessor */
     static constexpr int ROWS = WARPS * M * 16, THREADS = WARPS * 32;
-    static constexpr int bytes(int tile) { return te__tile_bytes<D>(ROWS + 4 * tile); }
+    static constexpr int bytes(int tile) { return te__attn_tile_bytes<D>(ROWS + 4 * tile); }
     static constexpr int TILE = D <= 128 && bytes(64) <= TE_SHARED_BYTES ? 64 : 32, BYTES = bytes(TILE);
 };
 
 /* Grid: (batch * heads, query tiles). Shared memory: Q, then K and V of stage 0, K and V of stage 1. */
-template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL, class C = te__forward_shape<D>>
+template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL, class C = te__attn_forward_shape<D>>
 TE_FN void te__attention_forward_mma(const te_attention_args *a) {
     constexpr int M = C::M, TILE = C::TILE, N = TILE / 8, HELD = C::HELD;
-    constexpr uint32_t KV_BYTES = TILE * (D + TE__PAD) * 2, ROW = (D + TE__PAD) * 2;
-    constexpr int64_t QKV = te__widths<HEADS, KV_HEADS, D>::QKV;
+    constexpr uint32_t KV_BYTES = TILE * (D + TE__ATTN_PAD) * 2, ROW = (D + TE__ATTN_PAD) * 2;
+    constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D>::QKV;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4, seq = a->seq;
-    const te__head h = te__head_of<HEADS, KV_HEADS, D>((int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS, seq);
+    const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D>((int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS, seq);
     /* causal: the longest rows first, so that the short ones fill the end */
     const int q0 = (int)(CAUSAL ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS, row0 = q0 + warp * M * 16;
     const int end = CAUSAL && q0 + C::ROWS < seq ? q0 + C::ROWS : seq, tiles = (end + TILE - 1) / TILE;
     const uint16_t *qkv = (const uint16_t *)a->qkv;
-    const uint32_t q_tile = te__shared_address(te__attention_shared), kv_tile = q_tile + C::ROWS * ROW;
-    const uint32_t q_lane = q_tile + (uint32_t)warp * M * 16 * ROW + te__lane_a<D>(lane);
-    const float c = a->scale * TE__LOG2E;
+    const uint32_t q_tile = te__attn_shared_address(te__attention_shared), kv_tile = q_tile + C::ROWS * ROW;
+    const uint32_t q_lane = q_tile + (uint32_t)warp * M * 16 * ROW + te__attn_lane_a<D>(lane);
+    const float c = a->scale * TE__ATTN_LOG2E;
 
-    te__tile_load<C::ROWS, D, QKV, C::THREADS>(q_tile, qkv + h.q + q0 * QKV, seq - q0);
-    te__tile_load<TILE, D, QKV, C::THREADS>(kv_tile, qkv + h.k, seq);
-    te__tile_load<TILE, D, QKV, C::THREADS>(kv_tile + KV_BYTES, qkv + h.v, seq);
+    te__attn_tile_load<C::ROWS, D, QKV, C::THREADS>(q_tile, qkv + h.q + q0 * QKV, seq - q0);
+    te__attn_tile_load<TILE, D, QKV, C::THREADS>(kv_tile, qkv + h.k, seq);
+    te__attn_tile_load<TILE, D, QKV, C::THREADS>(kv_tile + KV_BYTES, qkv + h.v, seq);
 
     uint32_t held[M][HELD ? D / 16 : 1][4];
     float o[M][D / 8][4] = {}, top[M][2], sum[M][2] = {}; /* o: not yet divided; top: largest score; sum: this lane's share */
@@ -69,20 +71,20 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
     for (int i = 0; i < tiles; i++) {
         const int k0 = i * TILE;
         const uint32_t k_tile = kv_tile + (i & 1) * 2 * KV_BYTES;
-        te__copies_done();
+        te__attn_copies_done();
         __syncthreads(); /* the tile is there, and nobody reads the other stage any more */
         if (i + 1 < tiles) {
             const uint32_t next = kv_tile + ((i + 1) & 1) * 2 * KV_BYTES;
             const int64_t at = (k0 + TILE) * QKV;
-            te__tile_load<TILE, D, QKV, C::THREADS>(next, qkv + h.k + at, seq - k0 - TILE);
-            te__tile_load<TILE, D, QKV, C::THREADS>(next + KV_BYTES, qkv + h.v + at, seq - k0 - TILE);
+            te__attn_tile_load<TILE, D, QKV, C::THREADS>(next, qkv + h.k + at, seq - k0 - TILE);
+            te__attn_tile_load<TILE, D, QKV, C::THREADS>(next + KV_BYTES, qkv + h.v + at, seq - k0 - TILE);
         }
-        if constexpr (HELD != 0) if (i == 0) te__hold<M, D>(held, q_lane);
+        if constexpr (HELD != 0) if (i == 0) te__attn_hold<M, D>(held, q_lane);
         if (CAUSAL && k0 > row0 + M * 16 - 1) continue; /* all masked for this warp */
 
         float s[M][N][4] = {};
-        te__product_nt<T, M, N, D, HELD>(s, held, q_lane, k_tile + te__lane_b<D>(lane));
-        if (k0 + TILE > seq || (CAUSAL && k0 + TILE - 1 > row0)) te__mask<M, N, CAUSAL>(s, row0 + g, k0 + t * 2, seq);
+        te__attn_product_nt<T, M, N, D, HELD>(s, held, q_lane, k_tile + te__attn_lane_b<D>(lane));
+        if (k0 + TILE > seq || (CAUSAL && k0 + TILE - 1 > row0)) te__attn_mask<M, N, CAUSAL>(s, row0 + g, k0 + t * 2, seq);
         /* key 0 is in the first tile and never masked: top is finite from there on */
         float shrink[M][2];
         int moved = 0;
@@ -93,13 +95,13 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
                 v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
                 v = fmaxf(v, __shfl_xor_sync(~0u, v, 2));
                 moved |= v != top[m][e];
-                shrink[m][e] = te__exp2((top[m][e] - v) * c);
+                shrink[m][e] = te__attn_exp2((top[m][e] - v) * c);
                 top[m][e] = v;
                 const float vc = v * c;
                 float add = 0;
                 TE_UNROLL for (int n = 0; n < N; n++) {
-                    s[m][n][2 * e] = te__exp2(s[m][n][2 * e] * c - vc);
-                    s[m][n][2 * e + 1] = te__exp2(s[m][n][2 * e + 1] * c - vc);
+                    s[m][n][2 * e] = te__attn_exp2(s[m][n][2 * e] * c - vc);
+                    s[m][n][2 * e + 1] = te__attn_exp2(s[m][n][2 * e + 1] * c - vc);
                     add += s[m][n][2 * e] + s[m][n][2 * e + 1];
                 }
                 sum[m][e] = sum[m][e] * shrink[m][e] + add;
@@ -109,8 +111,8 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
                 TE_UNROLL for (int n = 0; n < D / 8; n++)
                     TE_UNROLL for (int e = 0; e < 4; e++) o[m][n][e] *= shrink[m][e / 2];
         uint32_t p[M][N / 2][4];
-        te__pack_all<T, M, N>(p, s);
-        te__product_nn<T, M, N / 2, D>(o, p, k_tile + KV_BYTES + te__lane_a<D>(lane));
+        te__attn_pack_all<T, M, N>(p, s);
+        te__attn_product_nn<T, M, N / 2, D>(o, p, k_tile + KV_BYTES + te__attn_lane_a<D>(lane));
     }
     float inverse[M][2];
     TE_UNROLL for (int m = 0; m < M; m++)
@@ -121,7 +123,7 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
             const int row = row0 + m * 16 + g + e * 8;
             if (a->lse && t == 0 && row < seq) a->lse[h.row + row] = top[m][e] * a->scale + logf(sum[m][e]);
         }
-    te__rows_store<T, M, D>((uint16_t *)a->out + h.out + row0 * h.out_width, h.out_width, seq - row0, o, inverse,
+    te__attn_rows_store<T, M, D>((uint16_t *)a->out + h.out + row0 * h.out_width, h.out_width, seq - row0, o, inverse,
                             te__attention_shared + warp * M * 16 * ROW);
 }
 

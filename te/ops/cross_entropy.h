@@ -47,7 +47,7 @@ TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int 
     const int aligned = width % 8 == 0;
     const float k = 1.4426950408889634f;
     float top = -INFINITY, sum = 0;
-    for (int c = g.id * 8; c < width; c += g.count * 8) {
+    TE_UNROLL_4 for (int c = g.id * 8; c < width; c += g.count * 8) {
         const int n = (int)te_min(8, width - c);
         float v[8], most = top, s = 0;
         te_load8(v, a->x, row + c, n, aligned, dtype);

@@ -16,14 +16,22 @@
 #define TE_FIELDS_dropout(op)
 #define TE_DECLARE_dropout(model, op)
 
-/* v of elements e .. e + 7 of the tensor: four words a counter. */
+/* Element e is dropped if its 16 bits of the random words, half e % 2 of word e % 8 / 2 of counter e / 8, are below
+ * 65536 p: one Philox for eight elements, of which the arithmetic would otherwise cost more than the memory. */
+TE_BOTH uint32_t te_dropout_bits(const uint32_t word[4], int e) {
+    const int w = e / 2 % 4;
+    return ((w == 0 ? word[0] : w == 1 ? word[1] : w == 2 ? word[2] : word[3]) >> (e % 2 * 16)) & 0xffffu;
+}
+TE_BOTH uint32_t te_dropout_limit(float p) { return (uint32_t)(p * 65536.0f + 0.5f); }
+/* v of elements e .. e + 7 of the tensor. */
 TE_FN void te_dropout8(float v[8], const te_rng *rng, const te_stage *s, int64_t e, int aligned) {
-    const uint32_t limit = (uint32_t)(s->value[0] * 4294967040.0f); /* the largest float below 2^32 */
-    uint32_t word[4] = {0, 0, 0, 0};
+    const uint32_t limit = te_dropout_limit(s->value[0]);
+    uint32_t word[4];
+    te_philox(word, rng->seed, (uint64_t)e / 8, s->id, rng->offset);
     TE_UNROLL for (int i = 0; i < 8; i++) {
-        if (aligned ? i % 4 == 0 : i == 0 || (e + i) % 4 == 0) te_philox(word, rng->seed, (uint64_t)(e + i) / 4, s->id, rng->offset);
-        const uint32_t u = aligned ? word[i % 4] : (e + i) % 4 == 0 ? word[0] : (e + i) % 4 == 1 ? word[1] : (e + i) % 4 == 2 ? word[2] : word[3];
-        v[i] = u < limit ? 0.0f : v[i] * s->value[1];
+        const int at = aligned ? i : (int)((e + i) % 8);
+        if (!aligned && i > 0 && at == 0) te_philox(word, rng->seed, (uint64_t)(e + i) / 8, s->id, rng->offset);
+        v[i] = te_dropout_bits(word, at) < limit ? 0.0f : v[i] * s->value[1];
     }
 }
 TE_FN void te_dropout_forward(float v[8], const te_stage *s, te_at at, int code) {

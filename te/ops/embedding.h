@@ -252,7 +252,9 @@ TE_API te_status te__positions_backward(te_run *r, const te_step *s, te_embeddin
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 1));
     a.y = p->grad, a.accumulate = te_accumulates(r, p);
     if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.size, TE_EMBEDDING_GROUPS), te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES)), &a));
-    return TE_OK; /* y = x + weight: the gradient goes on as it is */
+    /* y = x + weight: the gradient goes on as it is */
+    if (te_last_step(r, s) && r->dx && !r->dry) TE_TRY(te_copy(r->ctx, r->dx, r->now.p, (size_t)(r->rows * p->cols) * te_dtype_bytes(r->plan->dtype)));
+    return TE_OK;
 }
 
 #endif

@@ -39,6 +39,7 @@ TE_KERNEL(te_normal, TE_NORMAL_LANES, te_normal_args, te_normal_body(te_args, te
 TE_API te_status te_fill_normal(void *w, te_dtype dtype, int64_t count, float mean, float std, uint64_t seed, uint32_t stream, te_context *ctx) {
     te_normal_args a;
     TE_REQUIRE(w && ctx, ctx, TE_ERROR_NULL, "te_fill_normal: a pointer is null");
+    TE_TRY(te_check_target(ctx, "te_fill_normal"));
     TE_REQUIRE(count >= 0 && te_ceil_div(count, TE_NORMAL_BLOCK) <= INT32_MAX, ctx, TE_ERROR_OVERFLOW, "te_fill_normal: %lld elements", (long long)count);
     a.w = w, a.count = count, a.dtype = dtype, a.mean = mean, a.std = std, a.seed = seed, a.stream = stream;
     return count ? te_normal_launch(ctx, te_grid_of(te_ceil_div(count, TE_NORMAL_BLOCK), 1), &a) : TE_OK;
