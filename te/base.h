@@ -28,8 +28,12 @@
 #define TE_BOTH static __host__ __device__ __forceinline__
 #define TE_SHARED __shared__ /* in a kernel's call: memory that the block shares */
 #else
+#if defined(__OPTIMIZE__) && !defined(TE_KEEP_CALLS)
 #define TE_FN static inline __attribute__((always_inline, unused))
-#define TE_BOTH static inline __attribute__((always_inline, unused))
+#else /* calls keep the code small, the compiler quick and a debugger at ease; tests are built so */
+#define TE_FN static inline __attribute__((unused))
+#endif
+#define TE_BOTH TE_FN
 #define TE_SHARED
 #endif
 #ifdef __CUDA_ARCH__

@@ -23,6 +23,36 @@ namespace reference {
 
 typedef std::vector<double> vec;
 
+// The value of "128 / 2", "(4 + 2) * 64", "0.1f", "TE_CAUSAL".
+struct expression {
+    const char *p;
+    double sum() {
+        double v = product();
+        while (*p == '+' || *p == '-') v = *p++ == '+' ? v + product() : v - product();
+        return v;
+    }
+    double product() {
+        double v = leaf();
+        while (*p == '*' || *p == '/') v = *p++ == '*' ? v * leaf() : v / leaf();
+        return v;
+    }
+    double leaf() {
+        if (*p == '(') {
+            p++;
+            const double v = sum();
+            p++;
+            return v;
+        }
+        const std::string names[] = {"TE_FULL", "TE_CAUSAL", "TE_ROPE_half", "TE_ROPE_interleaved"};
+        for (int i = 0; i < 4; i++)
+            if (names[i] == p) return i % 2;
+        char *end;
+        const double v = std::strtod(p, &end);
+        p = end + (*end == 'f' && end != p);
+        return v;
+    }
+};
+
 struct op {
     std::string kind, name;
     std::vector<std::string> args; // as written in the list
@@ -30,10 +60,8 @@ struct op {
     int edge, first_param, params; // first_param: index into the flat list of parameters
     double number(size_t i, double otherwise) const {
         if (i >= args.size()) return otherwise;
-        const std::string &s = args[i];
-        if (s == "TE_FULL" || s == "TE_ROPE_half") return 0;
-        if (s == "TE_CAUSAL" || s == "TE_ROPE_interleaved") return 1;
-        return std::strtod(s.c_str(), nullptr);
+        expression e = {args[i].c_str()};
+        return e.sum();
     }
     // A factor is a float in the library, whatever the list's text says.
     double factor(size_t i, double otherwise) const { return (double)(float)number(i, otherwise); }
@@ -138,12 +166,13 @@ inline bool is_norm(const std::string &kind) {
     return kind == "layernorm" || kind == "rmsnorm" || kind == "l2norm" || kind == "layernorm1p" || kind == "rmsnorm1p";
 }
 
-// (dropout, name, p): element e of op number `id` goes where its Philox word is below p 2^32.
+// (dropout, name, p): element e of op number `id` goes where its 16 bits of the Philox words are below 65536 p.
 inline double dropout_factor(const op &o, size_t id, size_t e, const te_rng &rng) {
     const float p = (float)o.number(0, 0.5);
     uint32_t word[4];
-    te_philox(word, rng.seed, e / 4, (uint32_t)id, rng.offset);
-    return word[e % 4] < (uint32_t)(p * 4294967040.0f) ? 0 : (double)(1.0f / (1.0f - p));
+    te_philox(word, rng.seed, e / 8, (uint32_t)id, rng.offset);
+    const uint32_t bits = (word[e % 8 / 2] >> (e % 2 * 16)) & 0xffff;
+    return bits < (uint32_t)std::lround(p * 65536) ? 0 : (double)(1.0f / (1.0f - p));
 }
 
 // (rope, name, heads, kv_heads, head_dim, rotary, pairing, base): turn q and k; direction -1 turns back.

@@ -10,12 +10,15 @@ _COPTS = ["-fopenmp"] + select({
     "//conditions:default": ["-march=native"],
 })
 
-def _host(rule, name, srcs, deps, **kwargs):
+# Tests that make many models: calls in place of inlining, or one file takes minutes. The others run what users run.
+_MANY_MODELS = ["-O1", "-DTE_KEEP_CALLS"]
+
+def _host(rule, name, srcs, deps, copts = [], **kwargs):
     std = "-std=c++17" if srcs[0].endswith(".cc") else "-std=c11"
     rule(
         name = name,
         srcs = srcs,
-        copts = [std] + _COPTS,
+        copts = [std] + _COPTS + copts,
         linkopts = ["-fopenmp"],
         linkstatic = True,
         deps = deps + ["//:te", "@te_machine//:cblas"],
@@ -28,7 +31,8 @@ def te_test(src, hdrs = []):
     if extension == "c":
         _host(cc_test, name, [src] + hdrs, [])
         return
-    _host(cc_test, name, [src] + hdrs, [":catch_main"])
+    many = [prefix for prefix in ["ops_", "rows_", "plan_", "errors_"] if name.startswith(prefix)]
+    _host(cc_test, name, [src] + hdrs, [":catch_main"], _MANY_MODELS if many else [])
     te_cuda_test(name + "_cuda", cuda_srcs = [src], hdrs = hdrs, deps = [":catch_main", "//:te"], linkstatic = True)
 
 def te_binary(name, srcs, hdrs = []):

@@ -1,0 +1,10 @@
+// expect: te_error_add_x_of_m_has_no_fork_before_it
+#include "te/fuse/sequential.h"
+#include "te/ops/linear.h"
+#include "te/ops/residual.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (fork, x), (linear, fc, 8, 8), (add, x))
+#else
+TE_SEQUENTIAL(m, f32, (linear, fc, 8, 8), (add, x), (fork, x))
+#endif

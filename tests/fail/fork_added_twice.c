@@ -1,0 +1,10 @@
+// expect: te_error_fork_x_of_m_is_added_twice
+#include "te/fuse/sequential.h"
+#include "te/ops/linear.h"
+#include "te/ops/residual.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (fork, x), (fork, z), (linear, fc, 8, 8), (add, x), (add, z))
+#else
+TE_SEQUENTIAL(m, f32, (fork, x), (linear, fc, 8, 8), (add, x), (add, x))
+#endif

@@ -1,0 +1,10 @@
+// expect: te: m: (add, x) has another width than its fork
+#include "te/fuse/sequential.h"
+#include "te/ops/linear.h"
+#include "te/ops/residual.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (fork, x), (linear, fc, 8, 8), (add, x))
+#else
+TE_SEQUENTIAL(m, f32, (fork, x), (linear, fc, 8, 16), (add, x))
+#endif

@@ -1,0 +1,9 @@
+// expect: te: m: (rope, turn): rotary_dim must be even and no larger than head_dim
+#include "te/fuse/sequential.h"
+#include "te/ops/rope.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (rope, turn, 4, 2, 16, 8))
+#else
+TE_SEQUENTIAL(m, f32, (rope, turn, 4, 2, 16, 7))
+#endif

@@ -1,0 +1,12 @@
+// expect: te: m_n_rmsnorm_swiglu: a row has one gated op at most, and none beside a norm
+#include "te/fuse/sequential.h"
+#include "te/ops/activation.h"
+#include "te/ops/norm.h"
+
+#ifdef TE_FIXED
+#define TE_FORWARD_norm_act TE_FUSED
+TE_SEQUENTIAL(m, f32, (rmsnorm, n, 64), (silu, act))
+#else
+#define TE_FORWARD_norm_gated TE_FUSED
+TE_SEQUENTIAL(m, f32, (rmsnorm, n, 64), (swiglu, act))
+#endif

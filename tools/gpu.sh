@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# What only a GPU can show, without Bazel: builds every CUDA test, example and bench with plain nvcc, runs them, compares the
+# GPU's losses with the CPU's, and runs the sanitizers. Ends with `N passed, N failed`.
+#
+#     tools/gpu.sh [section...]      one or more of: build tests losses sanitizer steps
+#     CATCH2=folder that holds catch2/catch.hpp (default /usr/include)    OUT=folder for logs (default build/gpu)
+set -uo pipefail
+cd "$(dirname "$0")/.."
+out=${OUT:-build/gpu} bin=${BIN:-build/gpu/bin} catch2=${CATCH2:-/usr/include}
+arch=${ARCH:-90a} jobs=${JOBS:-$(nproc)}
+mkdir -p "$out" "$bin"
+export LD_LIBRARY_PATH=/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}
+passed=0 failed=0
+result() { # STATUS NAME
+    if [[ $1 == 0 ]]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+    printf '%-6s %s\n' "$([[ $1 == 0 ]] && echo ok || echo "FAIL $1")" "$2"
+}
+compile() { # NAME OPTION... SOURCE
+    local name=$1
+    shift
+    nvcc -std=c++17 -O3 -lineinfo -gencode "arch=compute_$arch,code=sm_$arch" -I. -isystem "$catch2" -Xcompiler -fopenmp "$@" \
+        -o "$bin/$name" -lcublasLt >"$out/$name.build" 2>&1
+}
+
+section_build() {
+    local test
+    g++ -O0 -std=c++17 -isystem "$catch2" -c tests/catch_main.cc -o "$bin/catch_main.o"
+    gcc -std=c11 -O3 -march=native -fopenmp -I. examples/train_gpt/train_gpt.c -o "$bin/train_host" -lm &
+    {
+        for test in tests/*_test.cc; do printf '%s\0' "$(basename "$test" .cc) -x cu $test -x none $bin/catch_main.o"; done
+        printf '%s\0' "train_bf16 -x cu examples/train_gpt/train_gpt.c" "train_f32 -DGPT_DTYPE=f32 -x cu examples/train_gpt/train_gpt.c" \
+            "custom_op -x cu examples/custom_op/custom_op.c" "readme -x cu examples/readme/readme.c" "steps bench/steps.cu"
+    } | xargs -0 -P "$jobs" -I{} bash -c 'compile {} || echo "FAIL build: {}"'
+    gcc -std=c11 -O2 -I. -c examples/embed/main.c -o "$bin/embed_main.o" &&
+        nvcc -std=c++17 -O3 -gencode "arch=compute_$arch,code=sm_$arch" -I. examples/embed/model.cu "$bin/embed_main.o" -o "$bin/embed" -lcublasLt
+    wait
+    local n=0
+    for test in tests/*_test.cc; do [[ -x $bin/$(basename "$test" .cc) ]] || n=$((n + 1)); done
+    result "$n" "build"
+}
+export -f compile
+export arch bin catch2 out
+
+section_tests() {
+    local test name
+    for test in tests/*_test.cc; do
+        name=$(basename "$test" .cc)
+        timeout 120 "$bin/$name" >"$out/$name.log" 2>&1
+        result $? "$name: $(tail -n 3 "$out/$name.log" | tr -s '\n=' ' ')"
+    done
+    for name in custom_op readme embed; do
+        timeout 60 "$bin/$name" >"$out/$name.log" 2>&1
+        result $? "$name: $(tail -n 1 "$out/$name.log")"
+    done
+}
+
+# The first 50 losses of the small f32 model, GPU against CPU; twice the same bits; the 124M shape.
+section_losses() {
+    local t="--steps 50 --log 1 --validate 0 --sample 0 te"
+    OMP_NUM_THREADS=${JOBS:-8} "$bin/train_host" --out "$out/host" $t >"$out/train_host.log" 2>&1
+    "$bin/train_f32" --out "$out/f32" $t >"$out/train_f32.log" 2>&1
+    "$bin/train_bf16" --out "$out/bf16" $t >"$out/train_bf16.log" 2>&1
+    "$bin/train_bf16" --out "$out/again" $t >"$out/train_again.log" 2>&1
+    paste "$out/host/curve.tsv" "$out/f32/curve.tsv" | awk 'NR > 1 { d = $2 - $4; if (d < 0) d = -d; if (d > most) most = d; n++ }
+        END { printf "f32: %d losses on the GPU, at most %.6f from the CPU'"'"'s\n", n, most; exit !(n == 50 && most < 1e-3) }'
+    result $? "losses"
+    cmp "$out/bf16/checkpoint.safetensors" "$out/again/checkpoint.safetensors"
+    result $? "the same seed gives the same bits"
+    local b
+    for b in 8 32; do
+        "$bin/train_bf16" --size gpt2 --batch $b --seq 1024 --steps 60 --log 20 --validate 0 --sample 0 --out "$out/gpt2" te 2>&1 | tee "$out/gpt2_$b.log" | grep "step  "
+        result "${PIPESTATUS[0]}" "gpt2 shape, batch $b, seq 1024"
+    done
+}
+
+section_sanitizer() {
+    local tool what
+    for tool in memcheck racecheck initcheck; do
+        for what in hot_path_test attention_test "train_bf16 --steps 2 --log 1 --validate 0 --sample 0 --batch 2 --out $out/sanitizer te" rows_backward_f16_test ops_bf16_test; do
+            # shellcheck disable=SC2086
+            timeout "${SANITIZER_SECONDS:-60}" compute-sanitizer --tool $tool --error-exitcode 9 "$bin"/$what >"$out/$tool.${what%% *}.log" 2>&1
+            local status=$?
+            [[ $status == 124 ]] && ! grep -qE "Invalid|hazard detected|Uninitialized" "$out/$tool.${what%% *}.log" && status=0 && echo "(stopped by the clock, clean so far)"
+            result $status "$tool ${what%% *}: $(grep -E 'SUMMARY' "$out/$tool.${what%% *}.log" | tail -n 1)"
+        done
+    done
+}
+
+section_steps() {
+    "$bin/steps" "$out/steps.tsv" | tee "$out/steps.log"
+    result "${PIPESTATUS[0]}" "no memory-bound step below half the copy rate"
+}
+
+sections=("$@")
+[[ $# == 0 ]] && sections=(build tests losses sanitizer steps)
+for section in "${sections[@]}"; do
+    echo "=== $section"
+    start=$SECONDS
+    "section_$section"
+    echo "($((SECONDS - start)) s)"
+done
+echo "$passed passed, $failed failed"
+[[ $failed == 0 ]]
