@@ -36,6 +36,7 @@ typedef struct te_run {
     void *x, *y, *dx;         /* the caller's */
     const void *dy;
     te_rng *rng;              /* the random state of this forward */
+    te_saved *saved;          /* forward: what it fills */
     te_pool pool;
     te_value edge[TE_MAX_OPS];  /* by fork: its value in inference, its gradient in backward */
     void *act[TE_MAX_OPS];      /* by op: its output, where it stays until backward */
@@ -118,7 +119,7 @@ TE_API size_t te__lay_out(te_run *r, char *base) {
 
 TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t rows, te_context *ctx) {
     r->plan = plan, r->pass = pass, r->rows = rows, r->padded = te_round_up(rows, TE_ROW_PAD), r->ctx = ctx;
-    r->batch = 0, r->dry = 1, r->now = te_value_of(0), r->x = r->y = r->dx = 0, r->dy = 0, r->rng = 0;
+    r->batch = 0, r->dry = 1, r->now = te_value_of(0), r->x = r->y = r->dx = 0, r->dy = 0, r->rng = 0, r->saved = 0;
     r->pool.base = 0, r->pool.high = 0, r->pool.count = 0, r->pool.next_id = 0;
     for (int i = 0; i < plan->op_count; i++) r->edge[i] = te_value_of(0), r->param[i] = 0;
 }
@@ -147,6 +148,8 @@ TE_API te_status te__walk_twice(te_run *r, te_value now) {
     TE_REQUIRE(r->pool.high <= ctx->workspace_bytes, ctx, TE_ERROR_MEMORY,
                "%s: %lld rows need %zu bytes of workspace, the context has %zu; te_context_reserve() makes it larger", r->plan->name,
                (long long)r->rows, r->pool.high, ctx->workspace_bytes);
+    TE_REQUIRE((uintptr_t)ctx->workspace % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT, "%s: the workspace must be aligned to %d bytes", r->plan->name, (int)TE_ALIGN);
+    if (r->saved) r->saved->plan = 0; /* not valid until the walk is through */
     if (r->pass == TE_FORWARD && te__draws(r->plan)) {
         te_rng_args a;
         a.taken = r->rng, a.state = ctx->rng;
@@ -220,7 +223,7 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     if (!te__from_tokens(plan)) TE_TRY(te__check_tensor(plan->name, "x", x, plan->dtype, rows, plan->in, ctx));
     TE_TRY(te__check_tensor(plan->name, "y", y, te__out_dtype(plan), rows, plan->out, ctx));
     te__begin(&r, plan, saved ? TE_FORWARD : TE_INFER, rows, ctx);
-    r.batch = b, r.x = x.data, r.y = y.data;
+    r.batch = b, r.x = x.data, r.y = y.data, r.saved = saved;
     te__take_params(&r, m);
     if (saved) {
         TE_REQUIRE(saved->memory, ctx, TE_ERROR_NULL, "%s: saved.memory is null", plan->name);
@@ -229,7 +232,6 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     const size_t need = te__lay_out(&r, saved ? (char *)saved->memory : 0);
     TE_REQUIRE(!saved || need <= saved->bytes, ctx, TE_ERROR_MEMORY, "%s: %lld rows need %zu bytes of saved.memory, there are %zu", plan->name,
                (long long)rows, need, saved ? saved->bytes : 0);
-    if (saved) saved->plan = 0; /* not valid until the walk is through */
     TE_TRY(te__walk_twice(&r, te_value_of(te__from_tokens(plan) ? 0 : x.data)));
     if (saved) saved->plan = plan, saved->rows = rows, saved->x = r.x, saved->y = r.y;
     return TE_OK;
@@ -261,9 +263,10 @@ TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
     te__begin(&r, plan, TE_FORWARD, rows, 0);
     return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
 }
-/* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most. */
+/* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most; 0 if m is not bound. */
 TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, int64_t rows, te_context *ctx) {
     size_t most = 0;
+    if (!m || m->plan != plan) return te_fail(ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first", plan->name, plan->name), 0;
     for (int pass = 0; pass < 3; pass++) {
         te_run r;
         te__begin(&r, plan, (te_pass)pass, rows, ctx);

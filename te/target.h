@@ -27,8 +27,10 @@ TE_API te_grid te_grid_of(int64_t x, int64_t y) {
 
 #if TE_CUDA
 
-#define TE_KERNEL(name, threads, type, ...)                                                                   \
-    TE_UNUSED static __global__ void __launch_bounds__(threads) name(const __grid_constant__ type te_arg_) {  \
+#define TE_KERNEL(name, threads, type, ...) TE_KERNEL_RESIDENT(name, threads, 1, type, __VA_ARGS__)
+/* `blocks` of them are to be resident on a multiprocessor: the compiler limits the registers so. */
+#define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...)                                                  \
+    TE_UNUSED static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) { \
         const type *te_args = &te_arg_;                                                                       \
         const te_block te_at = te_block_here();                                                               \
         __VA_ARGS__;                                                                                          \
@@ -61,6 +63,7 @@ TE_API te_status te__cuda_synchronize(te_context *ctx) {
 
 #else /* host */
 
+#define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
 #define TE_KERNEL(name, threads, type, ...)                                                        \
     TE_API void name(const void *te_arg_, te_block te_at) {                                        \
         const type *te_args = (const type *)te_arg_;                                               \

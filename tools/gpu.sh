@@ -15,11 +15,15 @@ result() { # STATUS NAME
     if [[ $1 == 0 ]]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
     printf '%-6s %s\n' "$([[ $1 == 0 ]] && echo ok || echo "FAIL $1")" "$2"
 }
-compile() { # NAME OPTION... SOURCE
-    local name=$1
-    shift
-    nvcc -std=c++17 -O3 -lineinfo -gencode "arch=compute_$arch,code=sm_$arch" -I. -isystem "$catch2" -Xcompiler -fopenmp "$@" \
-        -o "$bin/$name" -lcublasLt >"$out/$name.build" 2>&1
+compile() { # NAME OBJECT OPTION... SOURCE
+    local name=$1 object=$2
+    shift 2
+    nvcc -std=c++17 -O3 -lineinfo -gencode "arch=compute_$arch,code=sm_$arch" -I. -isystem "$catch2" -x cu -c "$@" -o "$bin/$name.o" &&
+        nvcc "$bin/$name.o" ${object:+"$bin/$object.o"} -o "$bin/$name" -lcublasLt
+} # options and source have no spaces in them
+build_one() {
+    # shellcheck disable=SC2086
+    compile $1 "${2/-/}" $3 >"$out/$1.build" 2>&1 || echo "FAIL build: $1, see $out/$1.build"
 }
 
 section_build() {
@@ -27,10 +31,10 @@ section_build() {
     g++ -O0 -std=c++17 -isystem "$catch2" -c tests/catch_main.cc -o "$bin/catch_main.o"
     gcc -std=c11 -O3 -march=native -fopenmp -I. examples/train_gpt/train_gpt.c -o "$bin/train_host" -lm &
     {
-        for test in tests/*_test.cc; do printf '%s\0' "$(basename "$test" .cc) -x cu $test -x none $bin/catch_main.o"; done
-        printf '%s\0' "train_bf16 -x cu examples/train_gpt/train_gpt.c" "train_f32 -DGPT_DTYPE=f32 -x cu examples/train_gpt/train_gpt.c" \
-            "custom_op -x cu examples/custom_op/custom_op.c" "readme -x cu examples/readme/readme.c" "steps bench/steps.cu"
-    } | xargs -0 -P "$jobs" -I{} bash -c 'compile {} || echo "FAIL build: {}"'
+        for test in tests/*_test.cc; do echo "$(basename "$test" .cc) catch_main $test"; done
+        printf '%s\n' "train_bf16 - examples/train_gpt/train_gpt.c" "train_f32 - -DGPT_DTYPE=f32 examples/train_gpt/train_gpt.c" \
+            "custom_op - examples/custom_op/custom_op.c" "readme - examples/readme/readme.c" "steps - bench/steps.cu"
+    } | xargs -P "$jobs" -L 1 bash -c 'build_one "$0" "$1" "${*:2}"'
     gcc -std=c11 -O2 -I. -c examples/embed/main.c -o "$bin/embed_main.o" &&
         nvcc -std=c++17 -O3 -gencode "arch=compute_$arch,code=sm_$arch" -I. examples/embed/model.cu "$bin/embed_main.o" -o "$bin/embed" -lcublasLt
     wait
@@ -38,7 +42,7 @@ section_build() {
     for test in tests/*_test.cc; do [[ -x $bin/$(basename "$test" .cc) ]] || n=$((n + 1)); done
     result "$n" "build"
 }
-export -f compile
+export -f compile build_one
 export arch bin catch2 out
 
 section_tests() {

@@ -200,7 +200,7 @@ TE_API int te__chain_blocks(const te_run *r, const te_chain_shape k, int tiles) 
     const int64_t all = te_ceil_div(r->rows, k.groups);
     const int summing = k.sums >= 0 || (k.backward && k.norm >= 0);
     if (TE_CUDA && !summing) return (int)all;
-    const int few = !TE_CUDA ? (summing ? 16 : 64) : (int)te_max(1, (int64_t)r->ctx->processors * te_max(1, te_min(4, 1024 / (k.lanes * k.groups))) / tiles);
+    const int few = !TE_CUDA ? (summing ? 16 : 64) : (int)te_max(1, (int64_t)r->ctx->processors * te_max(1, te_min(k.norm >= 0 ? (TE_MOST_RESIDENT) : 4, 1024 / (k.lanes * k.groups))) / tiles);
     return (int)te_min(all, few);
 }
 

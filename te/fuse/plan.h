@@ -19,8 +19,8 @@
 
 /* ---- lists ---------------------------------------------------------------------------------------------------- */
 
-/* Rescan a recursive macro up to 4^4 times; a walk takes one rescan an op. */
-#define TE_EVAL(...)  TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(__VA_ARGS__))))
+/* Rescan a recursive macro 127 times; a walk takes one rescan an op, and a list has 96 (TE_MAX_OPS). */
+#define TE_EVAL(...)  TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(__VA_ARGS__))))))
 #define TE_EVAL3(...) TE_EVAL2(TE_EVAL2(TE_EVAL2(TE_EVAL2(__VA_ARGS__))))
 #define TE_EVAL2(...) TE_EVAL1(TE_EVAL1(TE_EVAL1(TE_EVAL1(__VA_ARGS__))))
 #define TE_EVAL1(...) __VA_ARGS__
@@ -150,7 +150,7 @@
 #define TE_UNKNOWN(...)        TE_UNKNOWN_(__VA_ARGS__, TE_ENDS)
 #define TE_UNKNOWN_(...)       TE_EVAL(TE_KNOW(__VA_ARGS__))
 #define TE_KNOW(a, ...)        TE_IF_END(a, TE_STOP, TE_KNOW1)(a, __VA_ARGS__)
-#define TE_KNOW1(a, ...)       TE_IF_TUPLE(TE_KIND_INFO(a), TE_NOTHING, TE_SECOND_X)(a) TE_KNOW_ TE_PARENS (__VA_ARGS__)
+#define TE_KNOW1(a, ...)       TE_IF_TUPLE(TE_KIND_INFO(a), TE_NOTHING, TE_STRIP)(a) TE_KNOW_ TE_PARENS (__VA_ARGS__)
 #define TE_KNOW_() TE_KNOW
 
 /* The op that is one too many, or (end, ~): a list holds 96 ops (TE_MAX_OPS). */

@@ -6,6 +6,11 @@
 
 #include "../run.h" /* te_plan */
 
+TE_API int te__step_sums(const te_plan *p, const te_step *s) {
+    int sums = 0;
+    for (int j = 0; j < s->count; j++) sums |= p->op[s->op[j]].flags & TE_SUMS;
+    return sums;
+}
 /* Bytes a row that a step has to move at least: its input, its output, what it keeps for backward or reads of it, and the
  * residual edges. Weights are left out: they do not grow with the rows. */
 TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) {
@@ -13,6 +18,9 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
     const te_op *first = &p->op[s->op[0]], *last = &p->op[s->op[s->count - 1]];
     long n = (pass == TE_BACKWARD ? first->out + last->in : first->in + last->out) * size;
     if (!strcmp(first->kind, "embedding")) n = first->out * (pass == TE_BACKWARD ? size + 8 : 2 * size); /* weight read; gradient read and written */
+    int passes_on = pass == TE_BACKWARD; /* the gradient stays where it is: an add, a bias */
+    for (int j = 0; j < s->count; j++) passes_on = passes_on && (p->op[s->op[j]].flags & TE_KEEPS_GRAD);
+    if (passes_on) n = te__step_sums(p, s) ? first->out * size : 0;
     for (int j = 0; j < s->count; j++) {
         const int i = s->op[j];
         const te_op *op = &p->op[i];

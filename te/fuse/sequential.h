@@ -52,7 +52,7 @@
 #define TE_KNOW_IN(name, a, ...) TE_IF_END(a, TE_STOP, TE_KNOW_IN1)(name, a, __VA_ARGS__)
 #define TE_KNOW_IN1(name, a, ...) TE_IF_TUPLE(TE_KIND_INFO(a), TE_NOTHING, TE_STRIP)((name, a)) TE_KNOW_IN_ TE_PARENS (name, __VA_ARGS__)
 #define TE_KNOW_IN_() TE_KNOW_IN
-#define TE__UNKNOWN(name, op) static_assert(0, "te: " #name ": unknown op '" TE_STRING(TE_KIND(op)) "' (named " TE_STRING(TE_NAME(op)) ")");
+#define TE__UNKNOWN(name, op) static_assert(0, "te: " #name ": unknown op (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ")");
 #define TE__UNKNOWN_A(...) TE__UNKNOWN(__VA_ARGS__) TE__UNKNOWN_B
 #define TE__UNKNOWN_B(...) TE__UNKNOWN(__VA_ARGS__) TE__UNKNOWN_A
 #define TE__UNKNOWN_A_END
@@ -111,6 +111,8 @@
                   "te: " #model ": (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ") does not take the width that (" TE_STRING(        \
                       TE_KIND(before)) ", " TE_STRING(TE_NAME(before)) ") gives");                                                   \
     static_assert((int)TE_WIDTH_OUT(model, op) > 0, "te: " #model ": (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ") has no width"); \
+    static_assert(!(TE_IF_END(after, 1, 0) && (TE__FLAGS(op) & TE_IS_FORK)),                                                         \
+                  "te: " #model ": (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ") must not end the list");                  \
     TE_JOIN1(TE_DECLARE_, TE_FAMILY(op))(model, op)
 #define TE__CHECKS_A(...) TE__CHECKS(__VA_ARGS__) TE__CHECKS_B
 #define TE__CHECKS_B(...) TE__CHECKS(__VA_ARGS__) TE__CHECKS_A
@@ -276,7 +278,8 @@ TE_BOTH te_chain_shape te_no_shape(void) {
         return k;                                                                                                      \
     }                                                                                                                  \
     TE_FN void name##_stages(te_lane *l, const te_chain *c, int from, int to) { TE_ROW(TE__STAGE, pass, __VA_ARGS__) } \
-    TE_KERNEL(name, TE_CHAIN_LANES(name##_norm, name##_half, name##_is_backward) * TE_CHAIN_GROUPS(name##_norm, name##_half, name##_is_backward), te_chain,    \
+    TE_KERNEL_RESIDENT(name, TE_CHAIN_LANES(name##_norm, name##_half, name##_is_backward) * TE_CHAIN_GROUPS(name##_norm, name##_half, name##_is_backward), \
+              TE_CHAIN_RESIDENT(name##_norm, name##_half, name##_is_backward), te_chain,                               \
               float te_r[16 * name##_chunks]; float te_sums[32 * name##_chunks]; te_eight te_next[4 * name##_chunks];                                       \
               te_chain_body(te_args, te_at, name##_stages, name##_shape(), te_r, te_sums, te_next))
 #define TE_PASS_backward_forward 0

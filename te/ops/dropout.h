@@ -14,7 +14,9 @@
 #define TE_FLAGS_dropout(op) TE_DRAWS
 #define TE_TRAITS_dropout(model, op, in, out) 0, -1, {(float)(TE_ARG1(op, 0.5f)), 1.0f / (1.0f - (float)(TE_ARG1(op, 0.5f)))}, TE_NO_PARAMS
 #define TE_FIELDS_dropout(op)
-#define TE_DECLARE_dropout(model, op)
+/* An integer constant expression may cast a floating constant, but not compare it. */
+#define TE_DECLARE_dropout(model, op)                                                                              \
+    static_assert((int)(TE_ARG1(op, 0.5f)) == 0, "te: " TE_STRING(model) ": (dropout, " TE_STRING(TE_NAME(op)) "): the probability must be at least 0 and less than 1");
 
 /* Element e is dropped if its 16 bits of the random words, half e % 2 of word e % 8 / 2 of counter e / 8, are below
  * 65536 p: one Philox for eight elements, of which the arithmetic would otherwise cost more than the memory. */

@@ -1,4 +1,4 @@
-// expect: te: m: unknown op 'lineer' (named fc)
+// expect: te: m: unknown op (lineer, fc)
 #include "te/fuse/sequential.h"
 #include "te/ops/linear.h"
 #include "te/ops/activation.h"

@@ -1,4 +1,4 @@
-// expect: te: m: unknown op 'gulu' (named act)
+// expect: te: m: unknown op (gulu, act)
 #include "te/fuse/sequential.h"
 #include "te/ops/linear.h"
 #include "te/ops/activation.h"

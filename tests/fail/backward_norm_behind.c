@@ -1,0 +1,12 @@
+// expect: in a backward row the norm comes first
+// A backward row with a norm behind its first op.
+#include "te/te.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(block, bf16, (layernorm, n, 64), (gelu, act))
+#else
+#define TE_BACKWARD_act_norm TE_FUSED
+TE_SEQUENTIAL(block, bf16, (layernorm, n, 64), (gelu, act))
+#endif
+
+int main(void) { return block_forward_steps == 0; }

@@ -1,0 +1,11 @@
+// expect: te_error_fork_side_of_block_is_added_twice
+// Each input is added once.
+#include "te/te.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(block, bf16, (input, side, 64), (linear, fc1, 64, 64), (add, side))
+#else
+TE_SEQUENTIAL(block, bf16, (input, side, 64), (add, side), (linear, fc1, 64, 64), (add, side))
+#endif
+
+int main(void) { return block_forward_steps == 0; }

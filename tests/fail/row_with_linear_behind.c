@@ -1,0 +1,12 @@
+// expect: a linear or an op with kernels of its own can only begin a row
+// A row of the fusion list with a matrix product behind its first op.
+#include "te/te.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(block, bf16, (layernorm, n, 64), (linear, fc1, 64, 64))
+#else
+#define TE_FORWARD_norm_linear TE_FUSED
+TE_SEQUENTIAL(block, bf16, (layernorm, n, 64), (linear, fc1, 64, 64))
+#endif
+
+int main(void) { return block_forward_steps == 0; }

@@ -1,0 +1,11 @@
+// expect: TE_fp16
+// The format is called f16.
+#include "te/te.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(block, f16, (linear, fc1, 64, 64))
+#else
+TE_SEQUENTIAL(block, fp16, (linear, fc1, 64, 64))
+#endif
+
+int main(void) { return block_forward_steps == 0; }

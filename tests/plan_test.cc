@@ -1,0 +1,367 @@
+// plan_test.cc -- from a list of ops to its plan: which rows match, how many steps there are, long lists, wide rows of the
+// fusion list, ops and rows of one's own, several models and instances, micro-batches in flight.
+#include <algorithm>
+#include <cstring>
+
+#include "harness.h"
+#include "te/ops/activation.h"
+#include "te/ops/attention.h"
+#include "te/ops/bias.h"
+#include "te/ops/cross_entropy.h"
+#include "te/ops/dropout.h"
+#include "te/ops/embedding.h"
+#include "te/ops/linear.h"
+#include "te/ops/norm.h"
+#include "te/ops/residual.h"
+#include "te/ops/scale.h"
+
+// ---- an op and rows of one's own: y = x^3 ---------------------------------------------------------------------------
+
+#define TE_OP_cube (cube, 0, map)
+#define TE_IN_cube(op) 0
+#define TE_OUT_cube(op, in) in
+#define TE_FLAGS_cube(op) TE_SAVES_INPUT
+#define TE_TRAITS_cube(model, op, in, out) 0, -1, {0, 0}, TE_NO_PARAMS
+#define TE_FIELDS_cube(op)
+#define TE_DECLARE_cube(model, op)
+TE_FN void te_cube_forward(float v[8], const te_stage *s, te_at at, int code) {
+    (void)s, (void)at, (void)code;
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] = v[i] * v[i] * v[i];
+}
+TE_FN void te_cube_backward(float v[8], float sum[8], const te_stage *s, te_at at, int code) {
+    float x[8];
+    (void)sum, (void)code;
+    te_load8(x, s->saved, te_index(at), at.n, at.aligned, at.dtype);
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] *= 3 * x[i] * x[i]; // y = x^3
+}
+static const bool cube_known = [] {
+    reference::own_map m;
+    m.f = [](double x) { return x * x * x; }, m.slope = [](double x) { return 3 * x * x; };
+    reference::own_maps()["cube"] = m;
+    return true;
+}();
+
+#define TE_FORWARD_linear_cube TE_FUSED
+#define TE_BACKWARD_cube_bias TE_FUSED
+// eight ops, the most a row can have
+#define TE_FORWARD_cube_scale_bias_act_scale_dropout_scale_add TE_FUSED
+#define TE_FORWARD_linear_bias_act_scale_dropout_add_fork_norm TE_FUSED
+#define TE_BACKWARD_norm_fork_add_scale_dropout_scale_act_bias TE_FUSED
+// a shorter row that the longer one must beat
+#define TE_FORWARD_cube_scale TE_FUSED
+
+// ---- lists ------------------------------------------------------------------------------------------------------
+
+#define GPT(H, F, HEADS)                                                                                                      \
+    (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * H), (bias, qkv_b, 3 * H), (attention, attn, HEADS, HEADS, H / HEADS), \
+        (linear, proj, H, H), (bias, proj_b, H), (dropout, drop1, 0.1f), (add, x1), (fork, x2), (layernorm, ln2, H),          \
+        (linear, fc1, H, F), (bias, fc1_b, F), (gelu, act), (linear, fc2, F, H), (bias, fc2_b, H), (dropout, drop2, 0.1f), (add, x2)
+MODEL(gpt, f32, GPT(64, 128, 2))
+static_assert((int)gpt_forward_steps == 6, "fork_layernorm linear_bias attention linear_bias_dropout_add_fork_layernorm linear_bias_gelu linear_bias_dropout_add");
+static_assert((int)gpt_infer_steps == 6, "fork_layernorm linear_bias attention linear_bias_add_fork_layernorm linear_bias_gelu linear_bias_add");
+static_assert((int)gpt_backward_steps == 10, "add_dropout_bias linear gelu_bias linear layernorm_fork_add_dropout_bias linear attention bias linear layernorm_fork");
+
+UNFUSED(gpt_unfused, f32, GPT(64, 128, 2))
+static_assert((int)gpt_unfused_forward_steps == 18 && (int)gpt_unfused_infer_steps == 16 && (int)gpt_unfused_backward_steps == 18, "an op, a step");
+
+MODEL(own, f32, (linear, l, 37, 53), (cube, c), (linear, m, 53, 37), (bias, b, 37), (cube, d))
+static_assert((int)own_forward_steps == 3 && (int)own_backward_steps == 4, "linear_cube linear_bias cube; cube_bias linear cube linear");
+
+MODEL(eight, f32, (fork, x), (cube, c), (scale, s, 0.5f), (bias, b, 40), (silu, a), (scale, t, 2.0f), (dropout, d, 0.3f), (scale, u, 0.7f), (add, x))
+static_assert((int)eight_forward_steps == 2, "fork, and eight ops");
+static_assert((int)eight_infer_steps == 6, "fork cube_scale bias_silu scale scale add");
+
+MODEL(eight_of_linear, bf16, (fork, x), (linear, l, 64, 64), (bias, b, 64), (gelu, a), (scale, t, 2.0f), (dropout, d, 0.3f), (add, x), (fork, z), (rmsnorm, n, 64), (add, z))
+static_assert((int)eight_of_linear_forward_steps == 3, "fork, eight ops, add");
+MODEL(long_mirror, f32, (fork, x), (linear, l, 37, 37), (bias, b, 37), (relu, a), (scale, s, 2.0f), (dropout, d, 0.3f), (scale, t, 0.3f), (add, x), (fork, z), (rmsnorm, n, 37), (scale, u, 3.0f), (add, z))
+static_assert((int)long_mirror_backward_steps == 4, "add, scale, eight ops, linear_fork");
+
+// Twelve ops; eight of these are 96, the most that a list holds.
+#define TWELVE(i, W, F)                                                                                                       \
+    (fork, x##i), (rmsnorm, n##i, W), (linear, l##i, W, F), (bias, b##i, F), (silu, a##i), (linear, m##i, F, W), (bias, c##i, W), \
+        (dropout, d##i, 0.1f), (add, x##i), (scale, s##i, 0.9f), (layernorm, o##i, W), (scale, t##i, 1.1f)
+#define TWENTY_FOUR(i, j, W, F) TWELVE(i, W, F), TWELVE(j, W, F)
+MODEL(list_of_72, bf16, TWENTY_FOUR(1, 2, 24, 40), TWENTY_FOUR(3, 4, 24, 40), TWENTY_FOUR(5, 6, 24, 40))
+MODEL(list_of_96, f32, TWENTY_FOUR(1, 2, 24, 40), TWENTY_FOUR(3, 4, 24, 40), TWENTY_FOUR(5, 6, 24, 40), TWENTY_FOUR(7, 8, 24, 40))
+static_assert((int)list_of_96_op_count == 96 && (int)TE_MAX_OPS == 96, "as long as a list can be");
+UNFUSED(unfused_96, f32, TWENTY_FOUR(1, 2, 24, 40), TWENTY_FOUR(3, 4, 24, 40), TWENTY_FOUR(5, 6, 24, 40), TWENTY_FOUR(7, 8, 24, 40))
+static_assert((int)unfused_96_forward_steps == 96 && (int)unfused_96_infer_steps == 88, "an op, a step; inference leaves dropout out");
+
+// Inference leaves dropout out, first, last and twice in a row.
+MODEL(dropped, f32, (dropout, d1, 0.5f), (linear, l, 37, 37), (dropout, d2, 0.5f), (bias, b, 37), (dropout, d3, 0.2f), (dropout, d4, 0.2f), (gelu, a), (dropout, d5, 0.1f))
+static_assert((int)dropped_forward_steps == 8, "each is a step");
+static_assert((int)dropped_infer_steps == 1, "linear_bias_gelu");
+MODEL(fork_behind_dropout, f32, (linear, l, 37, 37), (dropout, d, 0.5f), (fork, x), (rmsnorm, n, 37), (dropout, e, 0.5f), (add, x), (dropout, f, 0.5f))
+
+// Forks within forks, forks that cross, one that nothing adds, one op between fork and add, none between.
+MODEL(nested, f32, (fork, a), (fork, b), (fork, c), (linear, l, 37, 37), (add, c), (gelu, g), (add, b), (rmsnorm, n, 37), (add, a))
+MODEL(crossed, bf16, (fork, a), (linear, l, 64, 64), (fork, b), (silu, f), (add, a), (fork, c), (layernorm, n, 64), (add, b), (bias, d, 64), (add, c))
+MODEL(doubled, f32, (fork, a), (add, a), (bias, b, 37), (fork, c), (add, c))
+MODEL(many_edges, f32,
+    (fork, a1), (gelu, b1), (fork, a2), (gelu, b2), (fork, a3), (gelu, b3), (fork, a4), (gelu, b4), (fork, a5), (gelu, b5), (fork, a6), (gelu, b6),
+    (fork, a7), (gelu, b7), (fork, a8), (gelu, b8), (fork, a9), (gelu, b9), (fork, a10), (gelu, b10), (fork, a11), (gelu, b11), (fork, a12), (gelu, b12),
+    (fork, a13), (gelu, b13), (fork, a14), (gelu, b14), (fork, a15), (gelu, b15), (fork, a16), (gelu, b16), (fork, a17), (gelu, b17), (fork, a18), (gelu, b18),
+    (fork, a19), (gelu, b19), (fork, a20), (gelu, b20), (fork, a21), (gelu, b21), (fork, a22), (gelu, b22), (fork, a23), (gelu, b23), (fork, a24), (gelu, b24),
+    (add, a1), (add, a2), (add, a3), (add, a4), (add, a5), (add, a6), (add, a7), (add, a8), (add, a9), (add, a10), (add, a11), (add, a12),
+    (add, a13), (add, a14), (add, a15), (add, a16), (add, a17), (add, a18), (add, a19), (add, a20), (add, a21), (add, a22), (add, a23), (add, a24), (bias, z, 16))
+
+MODEL(with_edges, f16, (input, i, 40), (input, j, 64), (linear, l, 64, 64), (output, o), (add, j), (fork, f), (layernorm, n, 64), (output, p), (add, f), (linear, m, 64, 40), (add, i))
+MODEL(to_loss, f32, (embedding, e, 50, 32), (positions, p, 16, 32), (layernorm, n, 32), (tied_linear, h, 32, 50), (cross_entropy, c, 50))
+
+// A header's declaration and one file's definition; here in one file, with C linkage.
+#define DECLARED (layernorm, ln, 64), (linear, fc, 64, 96), (bias, b, 96), (gelu, act)
+TE_DECLARE(declared, bf16, DECLARED)
+static const subject declared_subject = SUBJECT(declared, TE_STRING(DECLARED));
+
+#define ALL(X)                                                                                                                \
+    X(gpt) X(gpt_unfused) X(own) X(eight) X(eight_of_linear) X(long_mirror) X(list_of_72) X(list_of_96) X(unfused_96) X(dropped) \
+    X(fork_behind_dropout) X(nested) X(crossed) X(doubled) X(many_edges) X(with_edges) X(to_loss) X(declared)
+#define REF(name) &name##_subject,
+static const subject *const all[] = {ALL(REF)};
+
+static std::string rows_of(const te_step *s, int count) {
+    std::string text;
+    for (int i = 0; i < count; i++) text += std::string(i ? " " : "") + s[i].row;
+    return text;
+}
+
+TEST_CASE("the longest row wins", "[plan]") {
+    const te_plan *p = gpt_plan();
+    CHECK(rows_of(p->forward, p->forward_count) ==
+          "fork_layernorm linear_bias attention linear_bias_dropout_add_fork_layernorm linear_bias_gelu linear_bias_dropout_add");
+    CHECK(rows_of(p->infer, p->infer_count) == "fork_layernorm linear_bias attention linear_bias_add_fork_layernorm linear_bias_gelu linear_bias_add");
+    CHECK(rows_of(p->backward, p->backward_count) ==
+          "add_dropout_bias linear gelu_bias linear layernorm_fork_add_dropout_bias linear attention bias linear layernorm_fork");
+    p = own_plan();
+    CHECK(rows_of(p->forward, p->forward_count) == "linear_cube linear_bias cube");
+    CHECK(rows_of(p->backward, p->backward_count) == "cube_bias linear cube linear");
+    p = eight_plan();
+    CHECK(rows_of(p->forward, p->forward_count) == "fork cube_scale_bias_silu_scale_dropout_scale_add");
+    CHECK(rows_of(p->infer, p->infer_count) == "fork cube_scale bias_silu scale scale add");
+    p = eight_of_linear_plan();
+    CHECK(rows_of(p->forward, p->forward_count) == "fork linear_bias_gelu_scale_dropout_add_fork_rmsnorm add");
+    p = long_mirror_plan();
+    CHECK(rows_of(p->backward, p->backward_count) == "add scale rmsnorm_fork_add_scale_dropout_scale_relu_bias linear_fork");
+    p = dropped_plan();
+    CHECK(rows_of(p->infer, p->infer_count) == "linear_bias_gelu");
+    // a longer row matches once dropout is gone
+    p = fork_behind_dropout_plan();
+    CHECK(rows_of(p->infer, p->infer_count) == "linear fork_rmsnorm add");
+}
+
+static void check_steps(const te_plan *p, const te_step *s, int count, bool infer, bool backward) {
+    std::vector<int> seen, want;
+    for (int i = 0; i < count; i++) {
+        CHECK(s[i].count >= 1);
+        CHECK(s[i].count <= TE_MAX_ROW);
+        CHECK(s[i].run != nullptr);
+        std::string row, kernels = std::string(p->name) + "_" + p->op[s[i].op[0]].name + "_";
+        for (int j = 0; j < s[i].count; j++) seen.push_back(s[i].op[j]), row += std::string(j ? "_" : "") + p->op[s[i].op[j]].kind;
+        CHECK(row == s[i].row);
+        CHECK(s[i].kernels == kernels + row + (infer ? "_infer" : backward ? "_backward" : ""));
+    }
+    for (int i = 0; i < p->op_count; i++)
+        if (!infer || strcmp(p->op[i].kind, "dropout")) want.push_back(i);
+    if (backward) std::reverse(want.begin(), want.end());
+    CHECK(seen == want);
+}
+
+TEST_CASE("every op is in each plan once and in order", "[plan]") {
+    for (const subject *s : all) {
+        const te_plan *p = s->plan();
+        CAPTURE(p->name);
+        check_steps(p, p->forward, p->forward_count, false, false);
+        check_steps(p, p->infer, p->infer_count, true, false);
+        check_steps(p, p->backward, p->backward_count, false, true);
+        for (int i = 0; i < p->op_count; i++) { // widths follow each other, edges lead back
+            if (i) CHECK(p->op[i].in == p->op[i - 1].out);
+            if (p->op[i].flags & TE_IS_ADD) {
+                REQUIRE(p->op[i].edge >= 0);
+                REQUIRE(p->op[i].edge < i);
+                CHECK((p->op[p->op[i].edge].flags & TE_IS_FORK) != 0);
+                CHECK(std::string(p->op[i].name) == p->op[p->op[i].edge].name);
+            } else CHECK(p->op[i].edge == -1);
+        }
+        CHECK(p->in == p->op[0].in);
+        CHECK(p->out == p->op[p->op_count - 1].out);
+    }
+}
+
+TEST_CASE("every list computes what the reference does", "[plan]") {
+    for (const subject *s : all) {
+        check(*s, shape(1, 1));
+        check(*s, shape(3, 13));
+        if (s != &gpt_unfused_subject && s != &unfused_96_subject) check_gradients_of_reference(*s, shape(1, 3));
+    }
+}
+
+TEST_CASE("the plan is printed as a table", "[plan]") {
+    FILE *f = tmpfile();
+    REQUIRE(f);
+    gpt_print_plan(f);
+    rewind(f);
+    std::string text;
+    for (int c; (c = fgetc(f)) != EOF;) text += (char)c;
+    fclose(f);
+    const te_plan *p = gpt_plan();
+    for (const auto &pass : {std::make_pair(p->forward, p->forward_count), std::make_pair(p->infer, p->infer_count), std::make_pair(p->backward, p->backward_count)})
+        for (int i = 0; i < pass.second; i++) {
+            CHECK(text.find(std::string("  ") + pass.first[i].row + " ") != std::string::npos);
+            CHECK(text.find(std::string("  ") + pass.first[i].kernels + "\n") != std::string::npos);
+        }
+    CHECK(text.find("forward, 6 steps") != std::string::npos);
+    CHECK(text.find("inference, 6 steps") != std::string::npos);
+    CHECK(text.find("backward, 10 steps") != std::string::npos);
+}
+
+TEST_CASE("sizes grow with the rows", "[plan]") {
+    for (const subject *s : all) {
+        context own;
+        instance m(*s, &own.c);
+        CAPTURE(m.plan->name);
+        size_t saved = 0, workspace = 0;
+        for (int64_t rows : {1, 2, 7, 127, 128, 129, 1000, 4096, 1 << 20}) {
+            const size_t a = s->saved_bytes(rows), b = s->workspace_bytes(m.memory.data(), rows, &own.c);
+            CHECK(a >= saved);
+            CHECK(b >= workspace);
+            saved = a, workspace = b;
+        }
+        CHECK(s->param_bytes() % TE_ALIGN == 0);
+        CHECK(s->grad_bytes() == s->param_bytes() * 4 / te_dtype_bytes(m.plan->dtype));
+    }
+}
+
+TEST_CASE("parameters lie in list order in one buffer, gradients at the same elements", "[plan]") {
+    for (const subject *s : all) {
+        context own;
+        instance m(*s, &own.c);
+        size_t end = 0;
+        for (int i = 0; i < m.ops.params; i++) {
+            const te_param &p = m.model()->param[i];
+            if (p.tied) continue;
+            const size_t at = (size_t)((char *)p.data - (char *)m.params.data()) / te_dtype_bytes(m.plan->dtype);
+            CHECK(at % TE_PARAM_ALIGN == 0);
+            CHECK(at >= end);
+            CHECK(at == m.grad_at(i));
+            end = at + m.elements(i);
+        }
+        CHECK(end * te_dtype_bytes(m.plan->dtype) <= s->param_bytes());
+    }
+    context c;
+    gpt g;
+    buffer params(&c.c, gpt_param_bytes());
+    REQUIRE(gpt_bind(&g, params.data(), nullptr, &c.c) == TE_OK);
+    CHECK(g.qkv.weight.rows == 192);
+    CHECK(g.qkv.weight.cols == 64);
+    CHECK(std::string(g.fc1.weight.op) == "fc1");
+    CHECK(std::string(g.ln1.bias.field) == "bias");
+    CHECK(g.ln1.weight.data == params.data());
+    CHECK(g.ln1.weight.init == TE_INIT_one);
+    CHECK(g.fc2.weight.grad == nullptr);
+}
+
+// ---- instances, and forwards in flight ------------------------------------------------------------------------------
+
+namespace {
+struct trip { // what one forward and backward needs, at `rows` rows
+    buffer x, y, dx, dy, memory;
+    te_saved saved;
+    te_batch batch;
+    trip(const subject &s, te_context *c, int rows, source &random)
+        : x(c, (size_t)(rows * s.plan()->in) * 4), y(c, (size_t)(rows * s.plan()->out) * 4), dx(c, x.bytes), dy(c, y.bytes), memory(c, s.saved_bytes(rows)) {
+        memset(&saved, 0, sizeof saved), memset(&batch, 0, sizeof batch);
+        saved.memory = memory.data(), saved.bytes = memory.bytes;
+        batch.batch = 1, batch.seq = rows;
+        x.write(random.draw(x.bytes / 4, TE_f32), TE_f32), dy.write(random.draw(y.bytes / 4, TE_f32), TE_f32);
+    }
+    te_tensor as(const buffer &b) const { return te_matrix(b.data(), TE_f32, batch.seq, (int64_t)b.bytes / 4 / batch.seq); }
+    void forward(instance &m) {
+        REQUIRE(m.s.forward(as(y), &saved, as(x), m.memory.data(), &batch, m.ctx) == TE_OK);
+    }
+    void backward(instance &m, int accumulate) {
+        batch.accumulate = accumulate;
+        REQUIRE(m.s.backward(as(dx), as(dy), &saved, m.memory.data(), &batch, m.ctx) == TE_OK);
+    }
+};
+} // namespace
+
+TEST_CASE("micro-batches in flight on the same parameters", "[plan]") {
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
+    source random(seed);
+    context own;
+    instance m(gpt_subject, &own.c);
+    m.draw(random);
+    REQUIRE(te_context_reserve(&own.c, gpt_subject.workspace_bytes(m.memory.data(), 50, &own.c)) == TE_OK);
+    trip a(gpt_subject, &own.c, 50, random), b(gpt_subject, &own.c, 17, random);
+    const auto reset = [&] {
+        for (buffer *z : {&a.y, &a.dx, &a.memory, &b.y, &b.dx, &b.memory, &m.grads}) z->poison();
+        set_rng(&own.c, 3, 0);
+    };
+    reset(); // one after the other
+    a.forward(m), a.backward(m, 0), b.forward(m), b.backward(m, 1);
+    const auto ya = a.y.raw(), yb = b.y.raw(), da = a.dx.raw(), db = b.dx.raw(), g = m.grads.raw();
+    reset(); // both forwards first: the masks of dropout are those of their own forward
+    a.forward(m), b.forward(m), a.backward(m, 0), b.backward(m, 1);
+    CHECK(a.y.raw() == ya);
+    CHECK(b.y.raw() == yb);
+    CHECK(a.dx.raw() == da);
+    CHECK(b.dx.raw() == db);
+    CHECK(m.grads.raw() == g);
+    CHECK(get_rng(&own.c).offset == 2);
+}
+
+TEST_CASE("several instances of one model", "[plan]") {
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
+    source random(seed);
+    context own;
+    instance m(gpt_subject, &own.c), n(gpt_subject, &own.c);
+    m.draw(random), n.draw(random);
+    REQUIRE(te_context_reserve(&own.c, gpt_subject.workspace_bytes(m.memory.data(), 20, &own.c)) == TE_OK);
+    trip a(gpt_subject, &own.c, 20, random), b(gpt_subject, &own.c, 20, random);
+    set_rng(&own.c, 3, 0);
+    a.forward(m), a.backward(m, 0);
+    const auto ya = a.y.raw(), da = a.dx.raw(), g = m.grads.raw();
+    b.forward(n), b.backward(n, 0);
+    const auto yb = b.y.raw(), h = n.grads.raw();
+    CHECK(ya != yb);
+    set_rng(&own.c, 3, 0);
+    a.forward(m), b.forward(n), b.backward(n, 0), a.backward(m, 0);
+    CHECK(a.y.raw() == ya);
+    CHECK(a.dx.raw() == da);
+    CHECK(b.y.raw() == yb);
+    CHECK(m.grads.raw() == g);
+    CHECK(n.grads.raw() == h);
+}
+
+TEST_CASE("a replayed random state gives the same bits, the next draw others", "[plan]") {
+    const unsigned seed = fresh_seed();
+    source random(seed);
+    context own(7);
+    instance m(gpt_subject, &own.c);
+    m.draw(random);
+    REQUIRE(te_context_reserve(&own.c, gpt_subject.workspace_bytes(m.memory.data(), 20, &own.c)) == TE_OK);
+    trip a(gpt_subject, &own.c, 20, random);
+    a.forward(m);
+    const auto first = a.y.raw();
+    a.forward(m);
+    CHECK(a.y.raw() != first);
+    context other(7);
+    CHECK(get_rng(&other.c).seed == 7);
+    set_rng(&own.c, 7, 0);
+    a.forward(m);
+    CHECK(a.y.raw() == first);
+}
+
+TE_DEFINE(declared, bf16, DECLARED)
+
+// A row that a file takes out of the list is no longer matched.
+#undef TE_FORWARD_linear_bias
+#undef TE_FORWARD_linear_bias_act
+MODEL(without_rows, f32, (linear, l, 37, 53), (bias, b, 53), (gelu, a))
+static_assert((int)without_rows_forward_steps == 2, "linear bias_gelu");
+TEST_CASE("a row can be taken out", "[plan]") {
+    check(without_rows_subject, shape(1, 7));
+    CHECK(rows_of(without_rows_plan()->forward, without_rows_plan()->forward_count) == "linear bias_gelu");
+}
