@@ -133,6 +133,15 @@ TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te
     for (int k = 0; k < 8; k++) v[k] = te_load(p, i + k, t);
 #endif
 }
+/* Bring what lies there into the cache. A hint; nothing on the host. */
+TE_FN void te_prefetch(const void *p, int64_t i, te_dtype t) {
+#if TE_CUDA
+    asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)p + i * (int64_t)te_dtype_bytes(t)));
+#else
+    (void)p, (void)i, (void)t;
+#endif
+}
+
 /* Eight elements as they lie in memory: for loads that run ahead of their use. n of them exist, the rest become 0. */
 typedef struct te_eight { uint32_t w[8]; } te_eight;
 TE_FN void te_load_eight(te_eight *e, const void *p, int64_t i, int n, int aligned, te_dtype t) {

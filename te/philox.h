@@ -27,7 +27,7 @@ TE_BOTH void te_philox(uint32_t out[4], uint64_t seed, uint64_t index, uint32_t 
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
-/* Uniform in (0, 1), from the high 24 bits. */
-TE_BOTH float te_uniform(uint32_t u) { return ((float)(u >> 8) + 0.5f) * (1.0f / 16777216.0f); }
+/* Uniform in (0, 1), from the high 23 bits: with one more, adding a half would round the largest up to 1. */
+TE_BOTH float te_uniform(uint32_t u) { return ((float)(u >> 9) + 0.5f) * (1.0f / 8388608.0f); }
 
 #endif

@@ -14,9 +14,9 @@
 #include "te/ops/residual.h"
 
 MODEL(block, bf16, (input, side, 64), (layernorm, ln, 64), (linear, fc, 64, 64), (bias, fc_b, 64), (dropout, drop, 0.1f), (add, side), (output, mid), (linear, out, 64, 40))
-MODEL(plain, bf16, (linear, fc, 64, 40))
+TE_SEQUENTIAL(plain, bf16, (linear, fc, 64, 40))
 MODEL(loss, f32, (embedding, e, 11, 32), (positions, p, 16, 32), (layernorm, n, 32), (linear, h, 32, 11), (cross_entropy, ce, 11))
-MODEL(tied, f32, (embedding, e, 11, 32), (tied_linear, h, 32, 11), (bias, b, 11))
+TE_SEQUENTIAL(tied, f32, (embedding, e, 11, 32), (tied_linear, h, 32, 11), (bias, b, 11))
 
 namespace {
 

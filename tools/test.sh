@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that can be tested without a GPU, and the CUDA tests where there is one. Ends with `N passed, N failed`.
 #
-#     tools/test.sh [section...]      one or more of: fail headers asan clang gcc cuda gpu
+#     tools/test.sh [section...]      one or more of: fail headers asan clang gcc scripts cuda gpu
 set -euo pipefail
 cd "$(dirname "$0")/.."
 log=$(mktemp) output=$(mktemp)
@@ -13,6 +13,15 @@ section_headers() { tests/compile/check_headers.sh; }
 section_asan() { bazel_test --config=asan; }
 section_clang() { bazel_test --config=clang; }
 section_gcc() { bazel_test --build_tag_filters=-cuda; } # and the examples and benches, for the host
+section_scripts() {
+    local n=0 bad=0
+    for script in tests/*.sh "tools/readme.py --check"; do
+        echo "--- $script"
+        # shellcheck disable=SC2086
+        if $script; then n=$((n + 1)); else bad=$((bad + 1)); fi
+    done
+    echo "$n passed, $bad failed"
+}
 section_gpu() { bazel_test --config=gpu; }
 # All that nvcc compiles: tests, examples, benches.
 section_cuda() {
@@ -40,7 +49,7 @@ count() { # PATTERN of a pass, PATTERN of a failure: lines of the log; what else
 tools/setup.sh
 sections=("$@")
 if [[ $# == 0 ]]; then
-    sections=(fail headers asan clang gcc cuda)
+    sections=(fail headers asan clang gcc scripts cuda)
     nvidia-smi -L >/dev/null 2>&1 && sections+=(gpu)
 fi
 

@@ -200,7 +200,7 @@ TE_API int te__chain_blocks(const te_run *r, const te_chain_shape k, int tiles) 
     const int64_t all = te_ceil_div(r->rows, k.groups);
     const int summing = k.sums >= 0 || (k.backward && k.norm >= 0);
     if (TE_CUDA && !summing) return (int)all;
-    const int few = !TE_CUDA ? (summing ? 16 : 64) : (int)te_max(1, (int64_t)r->ctx->processors * te_max(1, te_min(k.norm >= 0 ? (TE_MOST_RESIDENT) : 4, 1024 / (k.lanes * k.groups))) / tiles);
+    const int few = !TE_CUDA ? (summing ? 16 : 64) : (int)te_max(1, (int64_t)r->ctx->processors * te_max(1, te_min(k.norm >= 0 ? TE_MOST_RESIDENT : 4, 1024 / (k.lanes * k.groups))) / tiles);
     return (int)te_min(all, few);
 }
 
@@ -210,7 +210,8 @@ TE_API te_status te_chain_step(te_run *r, const te_step *s, int skip, int applie
     te__sums sums;
     int work = 0;
     const int tiles = (int)te_ceil_div(TE_VECTORS(k.half), (int64_t)k.lanes * k.chunks), blocks = te__chain_blocks(r, k, tiles);
-    c.x = r->now.p, c.y = 0, c.rows = r->rows, sums.count = 0;
+    memset(&c, 0, sizeof c); /* what no op fills in is null */
+    c.x = r->now.p, c.rows = r->rows, sums.count = 0;
     const te_value x = te_hold(r, r->now);
     if (k.backward) TE_TRY(te__chain_backward(r, s, blocks, &c, &sums, &work));
     else TE_TRY(te__chain_forward(r, s, skip, applied, &c, &work));

@@ -33,7 +33,7 @@ def te_test(src, hdrs = []):
         return
     many = [prefix for prefix in ["ops_", "rows_", "plan_", "errors_"] if name.startswith(prefix)]
     _host(cc_test, name, [src] + hdrs, [":catch_main"], _MANY_MODELS if many else [])
-    te_cuda_test(name + "_cuda", cuda_srcs = [src], hdrs = hdrs, deps = [":catch_main", "//:te"], linkstatic = True)
+    te_cuda_test(name + "_cuda", cuda_srcs = [src], cuda_copts = ["-Ofc=max"] if many else [], hdrs = hdrs, deps = [":catch_main", "//:te"], linkstatic = True)
 
 def te_binary(name, srcs, hdrs = []):
     """An example or a bench. With a .cu among its sources: one mixed binary. Else: <name> on the host and <name>_cuda."""

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# A run of train_gpt that Ctrl-C stopped and --resume went on with ends in the same bits as one that was never stopped; a
+# damaged checkpoint, or one of another run, is refused.
+#
+#     tests/resume.sh [TRAIN_GPT]          the binary; built here if none is given
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+train=${1:-$work/train_gpt}
+[[ $# -gt 0 ]] || "${CC:-gcc}" -std=c11 -O2 -I. examples/train_gpt/train_gpt.c -o "$train" -lm
+options=(--steps 24 --log 4 --validate 12 --sample 0 --batch 2 --seq 32 te)
+
+"$train" --out "$work/whole" "${options[@]}" >"$work/log"
+"$train" --out "$work/parts" "${options[@]}" >"$work/log.parts" &
+child=$!
+until grep -q "^step  *4/" "$work/log.parts" || ! kill -0 $child 2>/dev/null; do sleep 0.05; done
+kill -INT $child
+wait $child && echo "it was not stopped in time" || [[ $? == 130 ]]
+"$train" --out "$work/parts" --resume "${options[@]}" | grep '^resumed'
+cmp "$work/whole/checkpoint.safetensors" "$work/parts/checkpoint.safetensors"
+cmp "$work/whole/curve.tsv" "$work/parts/curve.tsv"
+echo "resumed to the same bits"
+
+refuse() { # WHAT: the checkpoint in $work/parts is not taken, and the message says why
+    if "$train" --out "$work/parts" --resume "${@:2}" "${options[@]}" >"$work/log" 2>&1; then
+        echo "$1 was taken" && exit 1
+    fi
+    echo "$1: $(grep "^train_gpt:" "$work/log")"
+}
+options[1]=48
+refuse "another number of steps"
+options[1]=24
+head -c 100000 "$work/whole/checkpoint.safetensors" >"$work/parts/checkpoint.safetensors"
+refuse "a truncated checkpoint"
