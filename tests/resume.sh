@@ -12,6 +12,7 @@ train=${1:-$work/train_gpt}
 options=(--steps 24 --log 4 --validate 12 --sample 0 --batch 2 --seq 32 te)
 
 "$train" --out "$work/whole" "${options[@]}" >"$work/log"
+: >"$work/log.parts"
 "$train" --out "$work/parts" "${options[@]}" >"$work/log.parts" &
 child=$!
 until grep -q "^step  *4/" "$work/log.parts" || ! kill -0 $child 2>/dev/null; do sleep 0.05; done
