@@ -1,6 +1,6 @@
 /* steps.cu -- what each step of a plan takes on this GPU: a GPT block at two sizes, embedding and head.
  *
- *     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. bench/steps.cu -o steps -lcublasLt && ./steps steps.tsv
+ *     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. bench/steps.cu -o steps -lcublasLt && ./steps steps.tsv COMMIT
  *
  * A step is captured many times into one CUDA graph, so that the host does not count, each time after a write that fills
  * the L2 with something else; the median of several replays is taken. Its bytes are those of te_step_row_bytes; beside it, in the same run and in the same way, a device-to-device
@@ -187,7 +187,7 @@ int main(int argc, char **argv) {
     cudaGetDeviceProperties(&device, 0);
     printf("%s\n", device.name);
     if (argc > 1) tsv = fopen(argv[1], "w");
-    if (tsv) fprintf(tsv, "# %s\nmodel\tpass\tstep\tmicroseconds\tbytes\tTB/s\tof_copy\tTFLOP/s\n", device.name);
+    if (tsv) fprintf(tsv, "# %s, commit %s\nmodel\tpass\tstep\tmicroseconds\tbytes\tTB/s\tof_copy\tTFLOP/s\n", device.name, argc > 2 ? argv[2] : "unknown");
     bench(gpt768_plan(), 8, 1024, 256);
     bench(gpt4096_plan(), 4, 2048, 256);
     bench(llama4096_plan(), 4, 2048, 256);

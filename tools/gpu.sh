@@ -38,6 +38,12 @@ section_build() {
     gcc -std=c11 -O2 -I. -c examples/embed/main.c -o "$bin/embed_main.o" &&
         nvcc -std=c++17 -O3 -gencode "arch=compute_$arch,code=sm_$arch" -I. examples/embed/model.cu "$bin/embed_main.o" -o "$bin/embed" -lcublasLt
     wait
+    sed -n '/^\/\* \[block\]/,/^\/\* \[block\]/p' examples/train_gpt/train_gpt.c | sed '1i #include "te/te.h"\n#define DROPOUT(name) (dropout, name, 0.1f),' >"$bin/block.cu"
+    echo 'TE_SEQUENTIAL(block, bf16, GPT_BLOCK(768, 12))
+int main(void) { return !(block_plan()->op_count && block_forward_steps && block_backward_steps); }' >>"$bin/block.cu"
+    local t0=$SECONDS
+    nvcc -std=c++17 -O3 -gencode "arch=compute_$arch,code=sm_$arch" -I. -c "$bin/block.cu" -o "$bin/block.o"
+    result $((SECONDS - t0 >= 60)) "one GPT block compiles in $((SECONDS - t0)) s, object $(($(stat -c %s "$bin/block.o") / 1024)) KiB"
     local n=0
     for test in tests/*_test.cc; do [[ -x $bin/$(basename "$test" .cc) ]] || n=$((n + 1)); done
     result "$n" "build"
@@ -92,7 +98,7 @@ section_sanitizer() {
 }
 
 section_steps() {
-    "$bin/steps" "$out/steps.tsv" | tee "$out/steps.log"
+    "$bin/steps" "$out/steps.tsv" "${COMMIT:-$(git rev-parse --short HEAD 2>/dev/null)}" | tee "$out/steps.log"
     result "${PIPESTATUS[0]}" "no memory-bound step below half the copy rate"
 }
 
