@@ -39,9 +39,11 @@
 #ifdef __CUDA_ARCH__
 #define TE_UNROLL _Pragma("unroll")
 #define TE_UNROLL_4 _Pragma("unroll 4")
+#define TE_UNROLL_8 _Pragma("unroll 8")
 #else
 #define TE_UNROLL
 #define TE_UNROLL_4
+#define TE_UNROLL_8
 #endif
 /* Runs on the host only. */
 #define TE_API static inline TE_UNUSED

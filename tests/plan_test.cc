@@ -117,7 +117,7 @@ static const subject declared_subject = SUBJECT(declared, TE_STRING(DECLARED));
     X(gpt) X(gpt_unfused) X(own) X(eight) X(eight_of_linear) X(long_mirror) X(list_of_72) X(list_of_96) X(unfused_96) X(dropped) \
     X(fork_behind_dropout) X(nested) X(crossed) X(doubled) X(many_edges) X(with_edges) X(to_loss) X(declared)
 #define REF(name) &name##_subject,
-static const subject *const all[] = {ALL(REF)};
+static const subject *const lists[] = {ALL(REF)};
 
 static std::string rows_of(const te_step *s, int count) {
     std::string text;
@@ -167,7 +167,7 @@ static void check_steps(const te_plan *p, const te_step *s, int count, bool infe
 }
 
 TEST_CASE("every op is in each plan once and in order", "[plan]") {
-    for (const subject *s : all) {
+    for (const subject *s : lists) {
         const te_plan *p = s->plan();
         CAPTURE(p->name);
         check_steps(p, p->forward, p->forward_count, false, false);
@@ -188,7 +188,7 @@ TEST_CASE("every op is in each plan once and in order", "[plan]") {
 }
 
 TEST_CASE("every list computes what the reference does", "[plan]") {
-    for (const subject *s : all) {
+    for (const subject *s : lists) {
         check(*s, shape(1, 1));
         check(*s, shape(3, 13));
         if (s != &gpt_unfused_subject && s != &unfused_96_subject) check_gradients_of_reference(*s, shape(1, 3));
@@ -215,7 +215,7 @@ TEST_CASE("the plan is printed as a table", "[plan]") {
 }
 
 TEST_CASE("sizes grow with the rows", "[plan]") {
-    for (const subject *s : all) {
+    for (const subject *s : lists) {
         context own;
         instance m(*s, &own.c);
         CAPTURE(m.plan->name);
@@ -232,7 +232,7 @@ TEST_CASE("sizes grow with the rows", "[plan]") {
 }
 
 TEST_CASE("parameters lie in list order in one buffer, gradients at the same elements", "[plan]") {
-    for (const subject *s : all) {
+    for (const subject *s : lists) {
         context own;
         instance m(*s, &own.c);
         size_t end = 0;

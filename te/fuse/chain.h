@@ -65,17 +65,17 @@ typedef struct te_chain_shape {
 
 /* ---- the shape of the launch ----------------------------------------------------------------------------------- */
 
-#define TE_MOST_RESIDENT 6 /* blocks on a multiprocessor, where a norm's backward sums over rows */
+#define TE_MOST_RESIDENT 3 /* blocks on a multiprocessor, where a norm's backward sums over rows */
 #define TE_VECTORS(width) (((width) + 7) / 8)
 #if TE_CUDA
 /* Forward: a warp takes a narrow row, 256 to 512 threads a wide one. Backward: one vector a lane as far as that goes, for
  * the sums over rows take most of the registers. */
 #define TE_NORM_LANES(w, backward)                                                                              \
-    ((backward) ? ((w) <= 256 ? 32 : (w) <= 1024 ? (TE_VECTORS(w) + 31) / 32 * 32 : (w) <= 2048 ? 256 : (w) <= 4096 ? 512 : 1024)          \
+    ((backward) ? ((w) <= 1024 ? 32 : (w) <= 2048 ? 256 : (w) <= 4096 ? 512 : 1024)                              \
                 : ((w) <= 1024 ? 32 : (w) <= 2048 ? 128 : (w) <= 4096 ? 256 : (w) <= 32768 ? 512 : 1024))
 #define TE_MAP_LANES(w) (TE_VECTORS(w) >= 32 ? 32 : TE_VECTORS(w) >= 16 ? 16 : TE_VECTORS(w) >= 8 ? 8 : 4)
 #define TE_CHAIN_LANES(norm, w, backward) ((norm) < 0 ? TE_MAP_LANES(w) : TE_NORM_LANES(w, backward))
-#define TE_CHAIN_GROUPS(norm, w, backward) ((norm) < 0 ? 256 / TE_MAP_LANES(w) : TE_NORM_LANES(w, backward) > 32 ? 1 : (backward) ? 8 : 4)
+#define TE_CHAIN_GROUPS(norm, w, backward) ((norm) < 0 ? 256 / TE_MAP_LANES(w) : TE_NORM_LANES(w, backward) > 32 ? 1 : 4)
 #define TE_CHAIN_CHUNKS(norm, w, backward) ((norm) < 0 ? 1 : (TE_VECTORS(w) + TE_NORM_LANES(w, backward) - 1) / TE_NORM_LANES(w, backward))
 /* Blocks on a multiprocessor that a backward of a norm is made for; te__chain_blocks launches as many. */
 #define TE_CHAIN_RESIDENT(norm, w, backward)                                                     \

@@ -24,7 +24,7 @@ TE_FN void te_sum_body(const te_sum_args *a, te_block b) {
     const int col = b.x * TE_SUM_LANES + g.id;
     float sum = 0;
     if (col < j->width)
-        for (int p = group; p < j->count; p += TE_SUM_GROUPS) sum += j->partial[(int64_t)p * j->width + col];
+        TE_UNROLL_8 for (int p = group; p < j->count; p += TE_SUM_GROUPS) sum += j->partial[(int64_t)p * j->width + col];
     te_groups_sum(&sum, 1, g, TE_SUM_GROUPS);
     if (group == 0 && col < j->width) j->total[col] = (j->accumulate ? j->total[col] : 0.0f) + sum;
 }

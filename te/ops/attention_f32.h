@@ -6,6 +6,7 @@
  *
  * Floor: the flops of attention_mma_forward.h and attention_mma_backward.h, at the f32 rate of the CUDA cores.
  */
+/* target: cuda */
 #ifndef TE_ATTENTION_F32_H
 #define TE_ATTENTION_F32_H
 

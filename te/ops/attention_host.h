@@ -29,6 +29,7 @@
 #endif
 typedef float te__attn_vector __attribute__((vector_size(TE__ATTN_LANES * 4)));
 typedef int32_t te__attn_vector_bits __attribute__((vector_size(TE__ATTN_LANES * 4)));
+typedef uint32_t te__attn_vector_words __attribute__((vector_size(TE__ATTN_LANES * 4)));
 
 enum { TE__ATTN_TILE = 64 }; /* queries, and keys; the row length of every [.][TE__ATTN_TILE] below */
 #define TE__ATTN_LOG2E 1.4426950408889634f
@@ -48,7 +49,7 @@ TE_FN void te__attn_exp2(te__attn_vector *x) {
     te__attn_vector y = f * 1.546144469646172e-4f + 1.3400428177419153e-3f; /* 2^f at the Chebyshev points of [-1/2, 1/2] */
     y = y * f + 9.61805667852609e-3f, y = y * f + 5.550327226670944e-2f, y = y * f + 2.4022650922288827e-1f;
     y = y * f + 6.931472067028321e-1f, y = y * f + 1.0f;
-    const te__attn_vector_bits scaled = (te__attn_vector_bits)y + ((te__attn_vector_bits)shifted << 23);
+    const te__attn_vector_bits scaled = (te__attn_vector_bits)((te__attn_vector_words)y + ((te__attn_vector_words)shifted << 23));
     *x = (te__attn_vector)(scaled & (*x > -126.0f));
 }
 TE_FN void te__attn_raise(te__attn_vector *top, const te__attn_vector *x) { /* top = max(top, x) */

@@ -11,6 +11,7 @@
  *
  * In an accumulator, lane l has rows g = l / 4 (elements 0, 1) and g + 8 (elements 2, 3), columns 2 * (l % 4) and the next.
  */
+/* target: cuda */
 #ifndef TE_ATTENTION_MMA_H
 #define TE_ATTENTION_MMA_H
 

@@ -10,6 +10,7 @@
  * Measured on an H200, bf16, causal: 221 TFLOP/s at seq 1024 and head_dim 64, 302 at seq 2048 and head_dim 128; issuing the
  * next tile's Q K^T before this tile's softmax was slower.
  */
+/* target: cuda */
 #ifndef TE_ATTENTION_MMA_FORWARD_H
 #define TE_ATTENTION_MMA_FORWARD_H
 
