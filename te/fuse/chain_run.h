@@ -131,7 +131,8 @@ TE_API te_status te__add_sum(te__sums *sums, float **partial, te_run *r, te_para
     te_sum_job *j = &sums->args.job[sums->count];
     te_value *v = &sums->held[sums->count];
     TE_REQUIRE(sums->count < TE_SUM_JOBS, r->ctx, TE_ERROR_STATE, "%s: a row sums more than %d gradients", r->plan->name, (int)TE_SUM_JOBS);
-    TE_TRY(te_acquire(r, v, (size_t)blocks * (size_t)width * sizeof(float)));
+    /* room for as many blocks as a larger batch would have, so that what is reserved for that one serves a smaller one */
+    TE_TRY(te_acquire(r, v, (size_t)te_max(blocks, TE_CUDA ? 4 * r->ctx->processors : 16) * (size_t)width * sizeof(float)));
     sums->count++;
     j->partial = *partial = (float *)v->p, j->total = p->grad, j->width = width, j->count = blocks, j->accumulate = te_accumulates(r, p);
     return TE_OK;

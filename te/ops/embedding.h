@@ -230,7 +230,7 @@ TE_API te_status te__embedding_backward(te_run *r, const te_step *s, te_embeddin
     const int64_t segments = te_ceil_div(r->rows, TE_EMBEDDING_SEGMENT);
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 0));
     if (TE_CUDA) TE_TRY(te_acquire(r, &order, (size_t)r->padded * sizeof(int32_t)));
-    if (TE_CUDA) TE_TRY(te_acquire(r, &pieces, (size_t)(segments * 2 * p->cols) * sizeof(float)));
+    if (TE_CUDA) TE_TRY(te_acquire(r, &pieces, (size_t)(r->padded / TE_EMBEDDING_SEGMENT * 2 * p->cols) * sizeof(float)));
     a.y = p->grad, a.order = (int32_t *)order.p, a.pieces = (float *)pieces.p;
     if (!r->dry) {
         const int tiles = (int)te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES);
