@@ -16,7 +16,7 @@ options=(--steps 24 --log 4 --validate 12 --sample 0 --batch 2 --seq 32 te)
 "$train" --out "$work/parts" "${options[@]}" >"$work/log.parts" &
 child=$!
 until grep -q "^step  *4/" "$work/log.parts" || ! kill -0 $child 2>/dev/null; do sleep 0.05; done
-kill -INT $child
+kill -INT $child 2>/dev/null || true
 wait $child && echo "it was not stopped in time" || [[ $? == 130 ]]
 "$train" --out "$work/parts" --resume "${options[@]}" | grep '^resumed'
 cmp "$work/whole/checkpoint.safetensors" "$work/parts/checkpoint.safetensors"
