@@ -424,10 +424,10 @@ static const char usage[] =
     "  --batch N         sequences a micro-batch                   8\n"
     "  --seq N           tokens a sequence                         128\n"
     "  --accumulate N    micro-batches a step                      1\n"
-    "  --steps N         optimizer steps                           500\n"
+    "  --steps N         optimizer steps                           1500\n"
     "  --lr X            peak learning rate                        2e-3 (gpt2: 6e-4)\n"
-    "  --log N           a line every N steps                      20\n"
-    "  --validate N      validation loss every N steps, 0: never   100\n"
+    "  --log N           a line every N steps                      50\n"
+    "  --validate N      validation loss every N steps, 0: never   250\n"
     "  --save N          checkpoint every N steps, 0: at the end   0\n"
     "  --out FOLDER      checkpoint, curve.tsv, curve.svg          gpt_out\n"
     "  --resume          go on from the checkpoint in FOLDER\n"
@@ -441,7 +441,7 @@ static options parse(int argc, char **argv, int *first_path) {
     options o;
     memset(&o, 0, sizeof o);
     o.size = "tiny", o.out = "gpt_out", o.prompt = "#ifndef ";
-    o.batch = 8, o.seq = 128, o.accumulate = 1, o.steps = 500, o.log = 20, o.validate = 100, o.sample = 600, o.seed = 1;
+    o.batch = 8, o.seq = 128, o.accumulate = 1, o.steps = 1500, o.log = 50, o.validate = 250, o.sample = 600, o.seed = 1;
     o.temperature = 0.8;
     struct { const char *name; const char **text; long *number; double *real; long *flag; } table[] = {
         {"--size", &o.size, 0, 0, 0},       {"--out", &o.out, 0, 0, 0},           {"--prompt", &o.prompt, 0, 0, 0},
