@@ -83,18 +83,26 @@ section_losses() {
     done
 }
 
-section_sanitizer() {
+sanitize() { # TOOL BINARY [OPTION...]
+    local log=$out/$1.$2.log status
+    timeout "${SANITIZER_SECONDS:-300}" compute-sanitizer --tool "$1" --error-exitcode 9 "$bin/$2" "${@:3}" >"$log" 2>&1
+    status=$?
+    if [[ $status == 124 ]] && ! grep -qE "Invalid|hazard detected|Uninitialized" "$log"; then
+        echo "0 $1 $2: stopped by the clock, clean so far"
+    else
+        echo "$status $1 $2: $(grep SUMMARY "$log" | tail -n 1)"
+    fi
+}
+export -f sanitize
+section_sanitizer() { # all at once: they keep the CPU busier than the GPU
+    local train="--steps 2 --log 1 --validate 0 --sample 0 --batch 2 te" tool status name
+    for tool in memcheck racecheck; do
+        printf "$tool %s\n" hot_path_test attention_test rows_forward_f16_test rows_backward_f16_test ops_bf16_test \
+            "train_bf16 --out $out/$tool $train"
+    done >"$out/sanitizer.list"
     # initcheck does not see what cuBLASLt's 16-bit kernels store through the copy engine: f32 there.
-    local tool what
-    for tool in memcheck racecheck initcheck; do
-        for what in $([[ $tool == initcheck ]] || echo hot_path_test) attention_test "train_$([[ $tool == initcheck ]] && echo f32 || echo bf16) --steps 2 --log 1 --validate 0 --sample 0 --batch 2 --out $out/sanitizer te" rows_backward_f16_test ops_bf16_test; do
-            # shellcheck disable=SC2086
-            timeout "${SANITIZER_SECONDS:-60}" compute-sanitizer --tool $tool --error-exitcode 9 "$bin"/$what >"$out/$tool.${what%% *}.log" 2>&1
-            local status=$?
-            [[ $status == 124 ]] && ! grep -qE "Invalid|hazard detected|Uninitialized" "$out/$tool.${what%% *}.log" && status=0 && echo "(stopped by the clock, clean so far)"
-            result $status "$tool ${what%% *}: $(grep -E 'SUMMARY' "$out/$tool.${what%% *}.log" | tail -n 1)"
-        done
-    done
+    printf 'initcheck %s\n' attention_test rows_forward_test rows_backward_test ops_test "train_f32 --out $out/initcheck $train" >>"$out/sanitizer.list"
+    while read -r status name; do result "$status" "$name"; done < <(xargs -P "$jobs" -L 1 bash -c 'sanitize "$@"' sanitize <"$out/sanitizer.list")
 }
 
 section_steps() {
