@@ -106,7 +106,8 @@ MODEL(many_edges, f32,
     (add, a13), (add, a14), (add, a15), (add, a16), (add, a17), (add, a18), (add, a19), (add, a20), (add, a21), (add, a22), (add, a23), (add, a24), (bias, z, 16))
 
 MODEL(with_edges, f16, (input, i, 40), (input, j, 64), (linear, l, 64, 64), (output, o), (add, j), (fork, f), (layernorm, n, 64), (output, p), (add, f), (linear, m, 64, 40), (add, i))
-MODEL(to_loss, f32, (embedding, e, 50, 32), (positions, p, 16, 32), (layernorm, n, 32), (tied_linear, h, 32, 50), (cross_entropy, c, 50))
+MODEL(to_loss, f32, (embedding, e, 50, 32), (positions, p, 16, 32), (layernorm, n, 32), (tied_linear, h, 32, 50), (scale, s, 0.125f),
+      (cross_entropy, c, 50)) // scaled: a loss near 0 is a difference that f32 cannot hold
 
 // A header's declaration and one file's definition; here in one file, with C linkage.
 #define DECLARED (layernorm, ln, 64), (linear, fc, 64, 96), (bias, b, 96), (gelu, act)

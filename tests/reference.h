@@ -13,6 +13,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -260,8 +261,9 @@ inline double gamma_of(const op &o, const std::vector<vec> &params, size_t c) {
 }
 
 // `in_edges`: what (input, name) brings. `out_edges`, where given, receives what (output, name) writes.
+// `stored(i, y)` sees the output of each op as it comes, and may put in its place what a kernel stored.
 inline values forward(const list &l, const std::vector<vec> &params, const vec &x, const edges &in_edges, const call &c, const rounding &round,
-                      edges *out_edges = nullptr) {
+                      edges *out_edges = nullptr, const std::function<void(size_t, vec &)> &stored = nullptr) {
     const size_t rows = c.rows();
     values v;
     v.x = x, v.out.resize(l.ops.size());
@@ -322,6 +324,7 @@ inline values forward(const list &l, const std::vector<vec> &params, const vec &
             y.assign(y.size(), NAN); // a kind that nobody has written a reference for
         }
         round.apply(y, i);
+        if (stored) stored(i, y);
         v.out[i] = y;
     }
     return v;
