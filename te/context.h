@@ -40,6 +40,7 @@ typedef struct te_context {
     size_t workspace_bytes;
     te_rng *rng;               /* target memory */
     void *gemm;                /* the GEMM back end's own state */
+    int gemm_tune;             /* time the back end's candidates once for each product (te/gemm_tune.h); off: 0 */
     int device, processors;    /* CUDA: the device's number and its multiprocessors; host: 0 and 1 */
     int owns_workspace;
     char error[320];

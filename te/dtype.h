@@ -144,14 +144,21 @@ TE_FN void te_prefetch(const void *p, int64_t i, te_dtype t) {
 
 /* Eight elements as they lie in memory: for loads that run ahead of their use. n of them exist, the rest become 0. */
 typedef struct te_eight { uint32_t w[8]; } te_eight;
+#if TE_CUDA
+/* 16 bytes. volatile: the compiler leaves the load where it stands, far ahead of its use. */
+TE_FN void te__load_now(uint32_t w[4], const void *p) {
+    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p));
+}
+TE_FN void te__load_shared_now(uint32_t w[4], const void *p) {
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"((uint32_t)__cvta_generic_to_shared(p)));
+}
+#endif
 TE_FN void te_load_eight(te_eight *e, const void *p, int64_t i, int n, int aligned, te_dtype t) {
 #if TE_CUDA
     if (aligned) {
-        const uint4 a = __ldg((const uint4 *)((const char *)p + i * (int64_t)te_dtype_bytes(t)));
-        e->w[0] = a.x, e->w[1] = a.y, e->w[2] = a.z, e->w[3] = a.w;
-        if (t != TE_f32) return;
-        const uint4 b = __ldg((const uint4 *)((const float *)p + i + 4));
-        e->w[4] = b.x, e->w[5] = b.y, e->w[6] = b.z, e->w[7] = b.w;
+        const char *q = (const char *)p + i * (int64_t)te_dtype_bytes(t);
+        te__load_now(e->w, q);
+        if (t == TE_f32) te__load_now(e->w + 4, q + 16);
         return;
     }
 #endif
@@ -167,6 +174,24 @@ TE_FN void te_floats_of_eight(float v[8], const te_eight *e, te_dtype t) {
         if (t == TE_f32) v[k] = te_float_of_bits(e->w[k]);
         else if (t == TE_bf16) v[k] = te_float_of_bits(k % 2 ? e->w[k / 2] & 0xffff0000u : e->w[k / 2] << 16);
         else v[k] = te_float_of_f16((uint16_t)(k % 2 ? e->w[k / 2] >> 16 : e->w[k / 2]));
+    }
+}
+/* Makes the compiler unpack `e` again behind this, instead of keeping the floats in registers. */
+TE_FN void te_forget_floats(te_eight *e, te_dtype t) {
+#if TE_CUDA
+    TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) asm volatile("" : "+r"(e->w[k]));
+#else
+    (void)e, (void)t;
+#endif
+}
+TE_FN void te_eight_of_floats(te_eight *e, const float v[8], te_dtype t) {
+    TE_UNROLL for (int k = 0; k < 8; k++) {
+        if (t == TE_f32) e->w[k] = te_bits_of_float(v[k]);
+        else if (k % 2 == 0) {
+            const uint32_t low = t == TE_bf16 ? te_bf16_of_float(v[k]) : te_f16_of_float(v[k]);
+            const uint32_t high = t == TE_bf16 ? te_bf16_of_float(v[k + 1]) : te_f16_of_float(v[k + 1]);
+            e->w[k / 2] = low | high << 16;
+        }
     }
 }
 TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, te_dtype t) {

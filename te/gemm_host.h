@@ -150,4 +150,27 @@ TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
     return te__narrow_launch(ctx, te_grid_of(g->m, 1), &n);
 }
 
+/* ---- for gemm_tune.h: there is nothing to tune --------------------------------------------------------------------- */
+
+typedef te_status (*te__race_fn)(void *arg, int racer, int lap, te_context *ctx);
+enum { TE__ROUNDS = 1 };
+TE_API te_status te__race(int64_t *ns, int *winner, int count, int laps, int rounds, te__race_fn run, void *arg, te_context *ctx) {
+    (void)ns, (void)count, (void)laps, (void)rounds, (void)run, (void)arg, (void)ctx;
+    *winner = -1;
+    return TE_OK;
+}
+TE_API int te__gemm_chooses(const te_context *ctx) { return (void)ctx, 0; }
+TE_API int te__gemm_may_time(te_context *ctx) { return (void)ctx, 0; }
+
+TE_API te_status te__gemm_identify(char *name, size_t bytes, size_t *version, te_context *ctx) {
+    snprintf(name, bytes, "%d host", ctx->processors);
+    *version = 0;
+    return TE_OK;
+}
+TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) { return (void)at, (void)ctx, (const te_gemm_tuned *)0; }
+TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx) { return (void)t, (void)ctx, *added = 1; }
+TE_API void te__gemm_keep(const te_gemm_tuned *t, te_context *ctx) { (void)t, (void)ctx; }
+TE_API int te__gemm_room(te_context *ctx) { return (void)ctx, (int)TE_GEMM_PLANS; }
+TE_API te_gemm_choice *te__gemm_choices(int **count, te_context *ctx) { return (void)ctx, *count = 0, (te_gemm_choice *)0; }
+
 #endif

@@ -2,7 +2,7 @@
  *
  * Do this:
  *     for (int c = lanes.id; c < n; c += lanes.count) sum += x[c];
- *     te_lanes_sum(&sum, 1, lanes);                    // every lane has the total, summed in a fixed order
+ *     te_lanes_sum(&sum, 1, &lanes);                   // every lane has the total, summed in a fixed order
  *
  * A group has 1 lane on the host; on CUDA a divisor of 32 up to 32, or a whole block of a multiple of 32 (up to 1024).
  * All lanes of a group must arrive.
@@ -12,7 +12,8 @@
 
 #include "base.h"
 
-typedef struct te_lanes { int id, count; } te_lanes;
+/* turn: which of two buffers the next sum or maximum goes through, so that one barrier each is enough. */
+typedef struct te_lanes { int id, count, turn; } te_lanes;
 
 /* Which block of the grid this is. */
 typedef struct te_block { int x, y, nx, ny; } te_block;
@@ -26,33 +27,34 @@ TE_FN te_block te_block_here(void) {
 /* The group of `count` consecutive threads that this thread belongs to, and which of the block's groups it is. */
 TE_FN te_lanes te_lanes_here(int count, int *group) {
     te_lanes g;
-    *group = (int)threadIdx.x / count, g.id = (int)threadIdx.x % count, g.count = count;
+    *group = (int)threadIdx.x / count, g.id = (int)threadIdx.x % count, g.count = count, g.turn = 0;
     return g;
 }
-TE_FN void te_lanes_sum(float *x, int n, te_lanes g) {
+/* n <= 4 */
+TE_FN void te_lanes_sum(float *x, int n, te_lanes *g) {
     TE_UNROLL for (int i = 0; i < n; i++)
-        TE_UNROLL for (int o = 16; o > 0; o >>= 1) if (o < g.count) x[i] += __shfl_xor_sync(~0u, x[i], o);
-    if (g.count > 32) {
-        __shared__ float te_shared[4][32];
-        const int warp = (int)threadIdx.x / 32, warps = g.count / 32;
-        __syncthreads();
-        if (threadIdx.x % 32 == 0) TE_UNROLL for (int i = 0; i < n; i++) te_shared[i][warp] = x[i];
+        TE_UNROLL for (int o = 16; o > 0; o >>= 1) if (o < g->count) x[i] += __shfl_xor_sync(~0u, x[i], o);
+    if (g->count > 32) {
+        __shared__ float te_shared[2][4][32];
+        const int lane = (int)threadIdx.x % 32, warps = g->count / 32, even = (warps & (warps - 1)) == 0; /* a power of two */
+        if (lane == 0) TE_UNROLL for (int i = 0; i < n; i++) te_shared[g->turn][i][threadIdx.x / 32] = x[i];
         __syncthreads();
         TE_UNROLL for (int i = 0; i < n; i++) {
-            x[i] = 0;
-            for (int w = 0; w < warps; w++) x[i] += te_shared[i][w];
+            x[i] = even || lane < warps ? te_shared[g->turn][i][even ? lane % warps : lane] : 0.0f;
+            TE_UNROLL for (int o = 16; o > 0; o >>= 1) if (o < warps) x[i] += __shfl_xor_sync(~0u, x[i], o);
         }
+        g->turn ^= 1;
     }
 }
-TE_FN void te_lanes_max(float *x, te_lanes g) {
-    TE_UNROLL for (int o = 16; o > 0; o >>= 1) if (o < g.count) *x = fmaxf(*x, __shfl_xor_sync(~0u, *x, o));
-    if (g.count > 32) {
-        __shared__ float te_shared[32];
-        const int warp = (int)threadIdx.x / 32, warps = g.count / 32;
+TE_FN void te_lanes_max(float *x, te_lanes *g) {
+    TE_UNROLL for (int o = 16; o > 0; o >>= 1) if (o < g->count) *x = fmaxf(*x, __shfl_xor_sync(~0u, *x, o));
+    if (g->count > 32) {
+        __shared__ float te_shared[2][32];
+        const int warp = (int)threadIdx.x / 32, warps = g->count / 32;
+        if (threadIdx.x % 32 == 0) te_shared[g->turn][warp] = *x;
         __syncthreads();
-        if (threadIdx.x % 32 == 0) te_shared[warp] = *x;
-        __syncthreads();
-        for (int w = 0; w < warps; w++) *x = fmaxf(*x, te_shared[w]);
+        TE_UNROLL_8 for (int w = 0; w < warps; w++) *x = fmaxf(*x, te_shared[g->turn][w]);
+        g->turn ^= 1;
     }
 }
 /* Sum x[n] over the block's groups, lane by lane; the first group has the total. Groups of a warp or less, blocks of up
@@ -80,11 +82,11 @@ TE_FN void te_block_sync(void) {}
 TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) { (void)x, (void)n, (void)g, (void)groups; }
 TE_FN te_lanes te_lanes_here(int count, int *group) {
     te_lanes g;
-    *group = 0, g.id = 0, g.count = count;
+    *group = 0, g.id = 0, g.count = count, g.turn = 0;
     return g;
 }
-TE_FN void te_lanes_sum(float *x, int n, te_lanes g) { (void)x, (void)n, (void)g; }
-TE_FN void te_lanes_max(float *x, te_lanes g) { (void)x, (void)g; }
+TE_FN void te_lanes_sum(float *x, int n, te_lanes *g) { (void)x, (void)n, (void)g; }
+TE_FN void te_lanes_max(float *x, te_lanes *g) { (void)x, (void)g; }
 #endif
 
 #endif

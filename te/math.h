@@ -31,7 +31,9 @@ TE_FN float te_exp(float x) { return te_exp2(x * 1.4426950408889634f); }
 /* 1 / x for x >= 1. */
 TE_FN float te_reciprocal(float x) {
 #if TE_CUDA
-    return __fdividef(1.0f, x);
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 #else
     return 1.0f / x;
 #endif

@@ -39,7 +39,7 @@ typedef struct te_param_info {
     int tied; /* has no memory of its own: te_tie() it to another */
 } te_param_info;
 
-enum { TE_MAX_PARAMS = 2 }; /* of one op */
+enum { TE_MAX_PARAMS = 2 /* of one op */, TE_MAX_SPANS = TE_MAX_OPS / 3 /* two marks and an op */ };
 
 typedef struct te_op {
     const char *kind, *name; /* "gelu", "act" */
@@ -67,6 +67,13 @@ typedef struct te_step {
     te_step_fn run;
 } te_step;
 
+/* Ops [first, last] of a list between (recompute, name) and (end_recompute, name): what the ops before the last one keep
+ * for backward is not saved, backward computes it again. Marks are not in the table of ops. */
+typedef struct te_span {
+    const char *name;
+    int first, last;
+} te_span;
+
 typedef struct te_plan {
     const char *name;
     te_dtype dtype;
@@ -74,6 +81,8 @@ typedef struct te_plan {
     int op_count, forward_count, infer_count, backward_count;
     const te_op *op;
     const te_step *forward, *infer, *backward;
+    int span_count; /* 0: everything is saved, with the same steps and so the same bits */
+    const te_span *span;
 } te_plan;
 
 /* One parameter of one instance. */

@@ -39,7 +39,8 @@ typedef struct te_run {
     te_saved *saved;          /* forward: what it fills */
     te_pool pool;
     te_value edge[TE_MAX_OPS];  /* by fork: its value in inference, its gradient in backward */
-    void *act[TE_MAX_OPS];      /* by op: its output, where it stays until backward */
+    te_value span[TE_MAX_SPANS]; /* by span: what its ops keep, p null while it is not worked on */
+    void *act[TE_MAX_OPS];      /* by op: its output, where it stays until backward; in a span null while that is not worked on */
     float *stats[TE_MAX_OPS];   /* by op: [rows, stats] */
     te_param *param[TE_MAX_OPS]; /* by op: its first parameter */
 } te_run;
@@ -93,28 +94,50 @@ TE_API size_t te_value_bytes(const te_run *r, int width) {
 }
 
 /* Whether the output of op i has to lie in memory after its step: backward reads it, or a fork keeps it. */
-TE_API int te_in_memory(const te_plan *plan, int i) {
+TE_API int te__is_read(const te_plan *plan, int i) {
     if (plan->op[i].flags & TE_SAVES_OUTPUT) return 1;
     return i + 1 < plan->op_count && (plan->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK));
 }
+/* Whether op i, in span k, leaves something that has to be computed again. */
+TE_API int te__is_lost(const te_plan *plan, int k, int i) {
+    const te_op *op = &plan->op[i];
+    return i < plan->span[k].last && (op->stats || (te__is_read(plan, i) && !(op->flags & TE_IS_FORK)));
+}
+/* The same as te__is_read, or a span that runs again begins with it. */
+TE_API int te_in_memory(const te_plan *plan, int i) {
+    int begins = 0;
+    for (int k = 0; k < plan->span_count; k++)
+        for (int j = i + 1; plan->span[k].first == i + 1 && j < plan->span[k].last; j++) begins |= te__is_lost(plan, k, j);
+    return begins || te__is_read(plan, i);
+}
+/* The span that what op i keeps belongs to; -1: it is saved. What the last op of a span gives is for the ops behind. */
+TE_API int te__span_of(const te_plan *plan, int i) {
+    for (int k = 0; k < plan->span_count; k++)
+        if (plan->span[k].first <= i && i < plan->span[k].last) return k;
+    return -1;
+}
 
-/* Walk te_saved's memory: the random state, then each op's output and row statistics. Returns the bytes it takes. */
-TE_API size_t te__lay_out(te_run *r, char *base) {
+/* Where the ops [from, to) keep output and row statistics, those of `span` alone: from base + at on. Returns where it ends. */
+TE_API size_t te__place(te_run *r, char *base, size_t at, int from, int to, int span) {
     const te_plan *plan = r->plan;
-    size_t at = TE_ALIGN;
-    if (r->pass != TE_INFER) r->rng = (te_rng *)(void *)base;
-    for (int i = 0; i < plan->op_count; i++) {
+    for (int i = from; i < to; i++) {
         const te_op *op = &plan->op[i];
+        const int here = r->pass != TE_INFER && te__span_of(plan, i) == span;
         r->act[i] = 0, r->stats[i] = 0;
         if (op->flags & TE_IS_FORK) r->act[i] = i ? r->act[i - 1] : r->x;
         else if (i == plan->op_count - 1) r->act[i] = r->y;
-        else if (r->pass != TE_INFER && te_in_memory(plan, i)) r->act[i] = base + at, at += te_value_bytes(r, op->out);
-        if (r->pass != TE_INFER && op->stats) {
+        else if (here && te_in_memory(plan, i)) r->act[i] = base + at, at += te_value_bytes(r, op->out);
+        if (here && op->stats) {
             r->stats[i] = (float *)(void *)(base + at);
             at += (size_t)te_round_up(r->padded * op->stats * (int64_t)sizeof(float), TE_ALIGN);
         }
     }
     return at;
+}
+/* Walk te_saved's memory: the random state, then each op's output and row statistics. Returns the bytes it takes. */
+TE_API size_t te__lay_out(te_run *r, char *base) {
+    if (r->pass != TE_INFER) r->rng = (te_rng *)(void *)base;
+    return te__place(r, base, TE_ALIGN, 0, r->plan->op_count, -1);
 }
 
 TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t rows, te_context *ctx) {
@@ -122,10 +145,73 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t rows
     r->batch = 0, r->dry = 1, r->now = te_value_of(0), r->x = r->y = r->dx = 0, r->dy = 0, r->rng = 0, r->saved = 0;
     r->pool.base = 0, r->pool.high = 0, r->pool.count = 0, r->pool.next_id = 0;
     for (int i = 0; i < plan->op_count; i++) r->edge[i] = te_value_of(0), r->param[i] = 0;
+    for (int k = 0; k < plan->span_count; k++) r->span[k] = te_value_of(0);
 }
 
+/* ---- spans that backward runs again (ops/recompute.h) ------------------------------------------------------------- */
+
+/* Memory for what span k keeps. Forward takes it, too: its steps write where they would if all of it were saved. */
+TE_API te_status te__span_open(te_run *r, int k) {
+    const te_span *s = &r->plan->span[k];
+    TE_TRY(te_acquire(r, &r->span[k], te__place(r, (char *)(uintptr_t)TE_ALIGN, 0, s->first, s->last, k)));
+    (void)te__place(r, (char *)r->span[k].p, 0, s->first, s->last, k);
+    return TE_OK;
+}
+TE_API void te__span_close(te_run *r, int k) {
+    (void)te__place(r, 0, 0, r->plan->span[k].first, r->plan->span[k].last, -1); /* nowhere, but for the forks it begins with */
+    te_drop(r, r->span[k]);
+    r->span[k] = te_value_of(0);
+}
+
+/* The steps [*from, *to) of the forward that span k runs again: as far as the last one that leaves something in it. */
+TE_API void te__span_steps(const te_plan *plan, int k, int *from, int *to) {
+    int i = 0;
+    while (i < plan->forward_count && plan->forward[i].op[0] < plan->span[k].first) i++;
+    for (*from = *to = i; i < plan->forward_count && plan->forward[i].op[0] < plan->span[k].last; i++)
+        for (int j = 0; j < plan->forward[i].count; j++)
+            if (te__is_lost(plan, k, plan->forward[i].op[j])) *to = i + 1;
+}
+
+/* In backward: fill the memory of span k again. */
+TE_API te_status te__span_recompute(te_run *r, int k) {
+    const te_span *s = &r->plan->span[k];
+    const te_value gradient = r->now;
+    void *const y = r->y, *const act = r->act[s->last];
+    float *const stats = r->stats[s->last];
+    int from, to;
+    te__span_steps(r->plan, k, &from, &to);
+    TE_TRY(te__span_open(r, k));
+    r->pass = TE_FORWARD, r->now = te_value_of(s->first ? r->act[s->first - 1] : r->x);
+    r->y = 0, r->act[s->last] = 0, r->stats[s->last] = 0; /* these are there already */
+    for (int i = from; i < to; i++) TE_TRY(r->plan->forward[i].run(r, &r->plan->forward[i]));
+    te_drop(r, r->now);
+    r->pass = TE_BACKWARD, r->now = gradient;
+    r->y = y, r->act[s->last] = act, r->stats[s->last] = stats;
+    return TE_OK;
+}
+
+/* Before and after a step. A step of forward lies within a span or outside, one of backward may reach into several. */
+TE_API te_status te__span_enter(te_run *r, const te_step *step) {
+    for (int k = 0; r->pass != TE_INFER && k < r->plan->span_count; k++)
+        for (int j = 0; j < step->count && !r->span[k].p; j++)
+            if (r->plan->span[k].first <= step->op[j] && step->op[j] <= r->plan->span[k].last)
+                TE_TRY(r->pass == TE_FORWARD ? te__span_open(r, k) : te__span_recompute(r, k));
+    return TE_OK;
+}
+TE_API void te__span_leave(te_run *r, const te_step *step) {
+    for (int k = 0; r->pass != TE_INFER && k < r->plan->span_count; k++)
+        for (int j = 0; j < step->count && r->span[k].p; j++)
+            if (step->op[j] == (r->pass == TE_FORWARD ? r->plan->span[k].last : r->plan->span[k].first)) te__span_close(r, k);
+}
+
+/* ---- the walk ------------------------------------------------------------------------------------------------------- */
+
 TE_API te_status te__walk(te_run *r, const te_step *step, int count) {
-    for (int i = 0; i < count; i++) TE_TRY(step[i].run(r, &step[i]));
+    for (int i = 0; i < count; i++) {
+        TE_TRY(te__span_enter(r, &step[i]));
+        TE_TRY(step[i].run(r, &step[i]));
+        te__span_leave(r, &step[i]);
+    }
     return TE_OK;
 }
 TE_API te_status te__walk_pass(te_run *r) {

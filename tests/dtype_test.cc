@@ -182,15 +182,15 @@ TEST_CASE("exponentials and sigmoid", "[dtype]") {
     CHECK(flat.out[5] == 1);
 }
 
-// Known answers of Random123, philox4x32 with 10 rounds.
+// Known answers of Random123, philox4x32 with 7 rounds.
 TEST_CASE("Philox gives the published words, the same on the target", "[dtype]") {
     uint32_t r[4];
     te_philox(r, 0, 0, 0, 0);
-    CHECK((r[0] == 0x6627e8d5 && r[1] == 0xe169c58d && r[2] == 0xbc57ac4c && r[3] == 0x9b00dbd8));
+    CHECK((r[0] == 0x5f6fb709 && r[1] == 0x0d893f64 && r[2] == 0x4f121f81 && r[3] == 0x4f730a48));
     te_philox(r, 0x299f31d0a4093822ull, 0x85a308d3243f6a88ull, 0x13198a2e, 0x03707344);
-    CHECK((r[0] == 0xd16cfe09 && r[1] == 0x94fdcceb && r[2] == 0x5001e420 && r[3] == 0x24126ea1));
+    CHECK((r[0] == 0x4dfccaba && r[1] == 0x190a87f0 && r[2] == 0xc47362ba && r[3] == 0xb6b5242a));
     te_philox(r, 0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffff, 0xffffffff);
-    CHECK((r[0] == 0x408f276d && r[1] == 0x41c83b0e && r[2] == 0xa20bc7c6 && r[3] == 0x6d5451fd));
+    CHECK((r[0] == 0x5207ddc2 && r[1] == 0x45165e59 && r[2] == 0x4d8ee751 && r[3] == 0x8c52f662));
     const results there = on_target(std::vector<float>(5000), PHILOX);
     size_t wrong = 0;
     for (int i = 0; i < 5000; i++) {
@@ -209,7 +209,7 @@ TEST_CASE("dropout drops the share that it is asked to", "[dtype]") {
         for (int i = 0; i < n; i += 8) {
             uint32_t word[4];
             te_philox(word, 7, (uint64_t)i / 8, 3, 11);
-            for (int e = 0; e < 8; e++) dropped += te_dropout_bits(word, e) < te_dropout_limit(p);
+            for (int e = 0; e < 8; e++) dropped += te_dropped(word, e, te_dropout_limit(p));
         }
         const double expected = (double)p * n, deviation = std::sqrt((double)p * (1 - (double)p) * n);
         CAPTURE(p, dropped);

@@ -82,6 +82,9 @@ struct list {
             else if (depth == 1 && c == ',') tuples.back().push_back("");
             else if (depth >= 1 && c != ' ' && c != '\n') tuples.back().back() += c;
         }
+        for (size_t i = 0; i < tuples.size();) // marks compute nothing, and are not in the plan's table
+            if (tuples[i][0] == "recompute" || tuples[i][0] == "end_recompute") tuples.erase(tuples.begin() + (long)i);
+            else i++;
         for (int i = 0; i < plan->op_count; i++) {
             const te_op &o = plan->op[i];
             op r;

@@ -32,14 +32,10 @@ struct add_row_case {
 
 } // namespace
 
+// ROW_MODEL, ROW_FUSED: MODEL and true, or UNFUSED and false.
 #define ROW_CASE(name, row, step, ...)                        \
     ROW_MODEL(name, ROW_DTYPE, __VA_ARGS__)                   \
     const add_row_case name##_added(name##_subject, row, step, ROW_FUSED);
-
-// One kind of each family, where a variant does not try them all.
-#define ROW_ONE_ACTIVATION(X) X(gelu)
-#define ROW_ONE_GATED_ACTIVATION(X) X(swiglu, silu)
-#define ROW_ONE_NORM(X) X(layernorm, 2)
 
 namespace {
 

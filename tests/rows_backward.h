@@ -1,14 +1,13 @@
-// rows_backward.h -- lists that exercise every row of the backward fusion list. A template by inclusion; its inputs:
+// rows_backward.h -- lists that exercise every row of the backward fusion list, for tests (rows.h) and benches. A template by inclusion; its
+// inputs:
+//     ROW_CASE(name, row, step, ops...)    what becomes of a list
 //     ROW_SPACE              the namespace that the models go into
 //     ROW_DTYPE              f32, bf16, f16
 //     ROW_IN, ROW_OUT        widths
-//     ROW_MODEL, ROW_FUSED   MODEL and true, or UNFUSED and false
 //     ROW_ALL                1: every activation and norm; 0: one of each
 // A row of TE_BACKWARD_ROWS that has no ROW_OF_<row> here does not compile.
-#include "rows.h"
-
-#if !defined ROW_SPACE || !defined ROW_DTYPE || !defined ROW_IN || !defined ROW_OUT || !defined ROW_MODEL || !defined ROW_FUSED || !defined ROW_ALL
-#error "rows_backward.h needs ROW_SPACE, ROW_DTYPE, ROW_IN, ROW_OUT, ROW_MODEL, ROW_FUSED, ROW_ALL"
+#if !defined ROW_CASE || !defined ROW_SPACE || !defined ROW_DTYPE || !defined ROW_IN || !defined ROW_OUT || !defined ROW_ALL
+#error "rows_backward.h needs ROW_CASE, ROW_SPACE, ROW_DTYPE, ROW_IN, ROW_OUT, ROW_ALL"
 #endif
 
 #ifndef TESTS_ROWS_BACKWARD_H
@@ -67,9 +66,9 @@
 #define ROW_GATED_ACTIVATIONS TE_GATED_ACTIVATIONS
 #define ROW_NORMS TE_NORMS
 #else
-#define ROW_ACTIVATIONS ROW_ONE_ACTIVATION
-#define ROW_GATED_ACTIVATIONS ROW_ONE_GATED_ACTIVATION
-#define ROW_NORMS ROW_ONE_NORM
+#define ROW_ACTIVATIONS(X) X(gelu)
+#define ROW_GATED_ACTIVATIONS(X) X(swiglu, silu)
+#define ROW_NORMS(X) X(layernorm, 2)
 #endif
 
 namespace ROW_SPACE {
@@ -80,8 +79,6 @@ TE_BACKWARD_ROWS(ROW_OF)
 #undef ROW_DTYPE
 #undef ROW_IN
 #undef ROW_OUT
-#undef ROW_MODEL
-#undef ROW_FUSED
 #undef ROW_ALL
 #undef ROW_ACTIVATIONS
 #undef ROW_GATED_ACTIVATIONS

@@ -1,4 +1,6 @@
 // rows_backward_bf16_test.cc -- every row of the backward fusion list against the reference, in bf16: every kind at aligned widths; one of each family at odd widths, and unfused.
+#include "rows.h"
+
 #define ROW_SPACE all_64
 #define ROW_DTYPE bf16
 #define ROW_IN 64
@@ -7,6 +9,8 @@
 #define ROW_FUSED true
 #define ROW_ALL 1
 #include "rows_backward.h"
+#undef ROW_MODEL
+#undef ROW_FUSED
 
 #define ROW_SPACE one_37
 #define ROW_DTYPE bf16
@@ -16,6 +20,8 @@
 #define ROW_FUSED true
 #define ROW_ALL 0
 #include "rows_backward.h"
+#undef ROW_MODEL
+#undef ROW_FUSED
 
 #define ROW_SPACE plain_64
 #define ROW_DTYPE bf16
@@ -25,6 +31,8 @@
 #define ROW_FUSED false
 #define ROW_ALL 0
 #include "rows_backward.h"
+#undef ROW_MODEL
+#undef ROW_FUSED
 
 TEST_CASE("every row of the backward fusion list, bf16", "[rows]") {
     check_rows(&te_plan::backward, &te_plan::backward_count);

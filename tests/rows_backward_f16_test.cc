@@ -1,4 +1,6 @@
 // rows_backward_f16_test.cc -- every row of the backward fusion list against the reference, in f16: one kind of each family at aligned and odd widths, and unfused.
+#include "rows.h"
+
 #define ROW_SPACE one_64
 #define ROW_DTYPE f16
 #define ROW_IN 64
@@ -7,6 +9,8 @@
 #define ROW_FUSED true
 #define ROW_ALL 0
 #include "rows_backward.h"
+#undef ROW_MODEL
+#undef ROW_FUSED
 
 #define ROW_SPACE one_37
 #define ROW_DTYPE f16
@@ -16,6 +20,8 @@
 #define ROW_FUSED true
 #define ROW_ALL 0
 #include "rows_backward.h"
+#undef ROW_MODEL
+#undef ROW_FUSED
 
 #define ROW_SPACE plain_37
 #define ROW_DTYPE f16
@@ -25,6 +31,8 @@
 #define ROW_FUSED false
 #define ROW_ALL 0
 #include "rows_backward.h"
+#undef ROW_MODEL
+#undef ROW_FUSED
 
 TEST_CASE("every row of the backward fusion list, f16", "[rows]") {
     check_rows(&te_plan::backward, &te_plan::backward_count);

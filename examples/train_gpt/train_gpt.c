@@ -412,7 +412,7 @@ static void curve_write(const curve *c, const char *tsv, const char *svg) {
 /* ---------------------------------------------------------------------------------------------------------------- */
 
 typedef struct options {
-    const char *size, *out, *prompt;
+    const char *size, *out, *prompt, *tune;
     long steps, batch, seq, accumulate, log, validate, sample, save;
     double lr, temperature;
     long seed, resume, plan;
@@ -435,6 +435,7 @@ static const char usage[] =
     "  --prompt TEXT     what the sample begins with               \"#ifndef \"\n"
     "  --temperature X   of the sample                             0.8\n"
     "  --seed N          of everything random                      1\n"
+    "  --tune FILE       matrix products as timed in FILE; made if there is none (GPU)\n"
     "  --plan            print the plan of a block and stop\n";
 
 static options parse(int argc, char **argv, int *first_path) {
@@ -445,6 +446,7 @@ static options parse(int argc, char **argv, int *first_path) {
     o.temperature = 0.8;
     struct { const char *name; const char **text; long *number; double *real; long *flag; } table[] = {
         {"--size", &o.size, 0, 0, 0},       {"--out", &o.out, 0, 0, 0},           {"--prompt", &o.prompt, 0, 0, 0},
+        {"--tune", &o.tune, 0, 0, 0},
         {"--steps", 0, &o.steps, 0, 0},     {"--batch", 0, &o.batch, 0, 0},       {"--seq", 0, &o.seq, 0, 0},
         {"--accumulate", 0, &o.accumulate, 0, 0}, {"--log", 0, &o.log, 0, 0},     {"--validate", 0, &o.validate, 0, 0},
         {"--sample", 0, &o.sample, 0, 0},   {"--save", 0, &o.save, 0, 0},         {"--seed", 0, &o.seed, 0, 0},
@@ -562,6 +564,10 @@ int main(int argc, char **argv) {
     const uint64_t seed = (uint64_t)o.seed;
     gpt g;
     check(te_context_create(&ctx, 0, seed), "context");
+    if (o.tune && te_gemm_load(o.tune, &ctx) != TE_OK) {
+        printf("%s; timing the matrix products\n", te_last_error(&ctx));
+        ctx.gemm_tune = 1;
+    }
     gpt_make(&g, size, (int)o.batch, (int)o.seq, seed);
     const corpus c = corpus_of(&t, (int)o.seq);
     te_adamw opt;
@@ -604,6 +610,10 @@ int main(int argc, char **argv) {
         }
         check(te_adamw_step(&opt, &ctx), "optimizer");
         step++;
+        if (ctx.gemm_tune) {
+            ctx.gemm_tune = 0;
+            check(te_gemm_save(o.tune, &ctx), o.tune);
+        }
         if (!report) continue;
         check(te_synchronize(&ctx), "step");
         loss = sum / (double)o.accumulate;

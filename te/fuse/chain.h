@@ -24,6 +24,8 @@ typedef struct te_at {
 /* Index of the first element in a tensor that has the row's shape. */
 TE_FN int64_t te_index(te_at at) { return at.row * ((int64_t)at.width * at.halves) + at.col; }
 
+typedef struct te_sixteen { uint32_t w[4]; } __attribute__((aligned(16))) te_sixteen;
+
 /* What one op of the chain works with. */
 typedef struct te_stage {
     const void *w[TE_MAX_PARAMS]; /* its parameters; null: already applied by the matrix product before */
@@ -59,33 +61,52 @@ typedef struct te_chain_shape {
     int half, in_halves, out_halves; /* a row of x is half * in_halves wide */
     int norm, norm_code;             /* which op is the norm, -1: none */
     int sums;                        /* which op sums the gradient (bias), -1: none */
-    int backward;
+    int backward, draws;
     int lanes, chunks, groups; /* lanes a row, 8-vectors a lane, rows a block at a time */
+    int resident;              /* blocks on a multiprocessor */
+    int stash;                 /* bytes of shared memory for gamma, 0: none */
 } te_chain_shape;
+
+/* Rows that a lane of a map loads at once, and columns that the blocks beside each other share a row in. */
+enum { TE_MAP_ROWS = TE_CUDA ? 4 : 1 };
+TE_BOTH int te_map_batch(te_chain_shape k) {
+    return k.in_halves + k.out_halves > 2 || (k.sums >= 0 && k.draws) ? (TE_MAP_ROWS + 1) / 2 : TE_MAP_ROWS;
+}
+TE_BOTH int te_chain_tiles(te_chain_shape k) { return ((k.half + 7) / 8 + k.lanes * k.chunks - 1) / (k.lanes * k.chunks); }
 
 /* ---- the shape of the launch ----------------------------------------------------------------------------------- */
 
-#define TE_MOST_RESIDENT 3 /* blocks on a multiprocessor, where a norm's backward sums over rows */
-#define TE_VECTORS(width) (((width) + 7) / 8)
+/* Macros of constants: sequential.h makes enumerators of them. `norm`: which op is the norm, -1 none; w: the row's width;
+ * `sums`: which op sums a bias's gradient, -1 none. */
+#define TE_VECTORS(w) (((w) + 7) / 8)
 #if TE_CUDA
-/* Forward: a warp takes a narrow row, 256 to 512 threads a wide one. Backward: one vector a lane as far as that goes, for
- * the sums over rows take most of the registers. */
-#define TE_NORM_LANES(w, backward)                                                                              \
-    ((backward) ? ((w) <= 1024 ? 32 : (w) <= 2048 ? 256 : (w) <= 4096 ? 512 : 1024)                              \
-                : ((w) <= 1024 ? 32 : (w) <= 2048 ? 128 : (w) <= 4096 ? 256 : (w) <= 32768 ? 512 : 1024))
+/* Forward: a warp takes a narrow row, 64 to 512 threads a wide one. Backward: one vector a lane up to 4096 columns, for the
+ * sums over rows take most of the registers; two where a bias is summed as well. */
+#define TE_NORM_LANES_forward(w, sums) ((w) <= 1024 ? 32 : (w) <= 2048 ? 64 : (w) <= 4096 ? 128 : (w) <= 12288 ? 256 : (w) <= 32768 ? 512 : 1024)
+#ifndef TE_NORM_LANES_backward
+#define TE_NORM_LANES_backward(w, sums) \
+    ((w) <= 1024 ? 32 : (w) <= 2048 ? 256 : (w) <= 4096 ? ((sums) < 0 ? 512 : 256) : (w) <= 12288 ? 512 : 1024)
+#endif
 #define TE_MAP_LANES(w) (TE_VECTORS(w) >= 32 ? 32 : TE_VECTORS(w) >= 16 ? 16 : TE_VECTORS(w) >= 8 ? 8 : 4)
-#define TE_CHAIN_LANES(norm, w, backward) ((norm) < 0 ? TE_MAP_LANES(w) : TE_NORM_LANES(w, backward))
-#define TE_CHAIN_GROUPS(norm, w, backward) ((norm) < 0 ? 256 / TE_MAP_LANES(w) : TE_NORM_LANES(w, backward) > 32 ? 1 : 4)
-#define TE_CHAIN_CHUNKS(norm, w, backward) ((norm) < 0 ? 1 : (TE_VECTORS(w) + TE_NORM_LANES(w, backward) - 1) / TE_NORM_LANES(w, backward))
-/* Blocks on a multiprocessor that a backward of a norm is made for; te__chain_blocks launches as many. */
-#define TE_CHAIN_RESIDENT(norm, w, backward)                                                     \
-    ((norm) < 0 || !(backward) ? 1                                                               \
-     : 1024 / (TE_CHAIN_LANES(norm, w, backward) * TE_CHAIN_GROUPS(norm, w, backward)) > TE_MOST_RESIDENT ? TE_MOST_RESIDENT \
-                                                                                   : 1024 / (TE_CHAIN_LANES(norm, w, backward) * TE_CHAIN_GROUPS(norm, w, backward)))
+#define TE_CHAIN_LANES(norm, w, sums, pass) ((norm) < 0 ? TE_MAP_LANES(w) : TE_NORM_LANES_##pass(w, sums))
+#define TE_CHAIN_GROUPS(norm, lanes) ((norm) < 0 ? 256 / (lanes) : (lanes) > 32 ? 1 : 4)
+#define TE_CHAIN_CHUNKS(norm, w, lanes) ((norm) < 0 ? 1 : (TE_VECTORS(w) + (lanes) - 1) / (lanes))
+/* Blocks on a multiprocessor that a kernel is made for, which bounds its registers: as many threads as keep the memory
+ * busy, fewer where a lane holds more of the row. Where gradients are summed te__chain_blocks launches no more. */
+#define TE_NORM_THREADS(chunks) ((chunks) <= 2 ? 1536 : (chunks) <= 4 ? 1024 : (chunks) <= 8 ? 640 : 256)
+#define TE_RESIDENT_forward(threads, chunks) (TE_NORM_THREADS(chunks) > (threads) ? TE_NORM_THREADS(chunks) / (threads) : 1)
+#define TE_NORM_SUMMING_THREADS(chunks) ((chunks) <= 1 ? 1024 : (chunks) <= 2 ? 512 : (chunks) <= 3 ? 384 : 256)
+#define TE_RESIDENT_backward(threads, chunks) (TE_NORM_SUMMING_THREADS(chunks) > (threads) ? TE_NORM_SUMMING_THREADS(chunks) / (threads) : 1)
+#define TE_CHAIN_RESIDENT(norm, threads, chunks, sums, gated, draws, pass) \
+    ((norm) >= 0 ? TE_RESIDENT_##pass(threads, chunks) : (sums) < 0 ? 4 : (gated) ? 3 : (draws) ? 5 : 4)
+#define TE_CHAIN_STASH(norm, lanes, chunks, size, backward) \
+    ((norm) >= 0 && (backward) && (lanes) > 32 && (lanes) * (chunks) * 8 * (size) <= 32768 ? (lanes) * (chunks) * 8 * (size) : 0)
 #else
-#define TE_CHAIN_LANES(norm, w, backward) 1
-#define TE_CHAIN_GROUPS(norm, w, backward) 1
-#define TE_CHAIN_CHUNKS(norm, w, backward) TE_VECTORS(w)
+#define TE_CHAIN_STASH(norm, lanes, chunks, size, backward) 0
+#define TE_CHAIN_LANES(norm, w, sums, pass) 1
+#define TE_CHAIN_GROUPS(norm, lanes) 1
+#define TE_CHAIN_CHUNKS(norm, w, lanes) TE_VECTORS(w)
+#define TE_CHAIN_RESIDENT(norm, threads, chunks, sums, gated, draws, pass) 1
 #endif
 
 /* ---- maps ------------------------------------------------------------------------------------------------------ */
@@ -154,52 +175,94 @@ TE_FN void te_store_lane(const te_lane *l, void *y, const te_chain_shape k) {
  * zero-centred: 1 + gamma takes the place of gamma. */
 enum { TE_NORM_layernorm = 0, TE_NORM_rmsnorm = 1, TE_NORM_l2norm = 2, TE_NORM_zero_centred = 4 };
 
-/* gamma for eight columns. */
-TE_FN void te_gamma8(float w[8], const te_stage *s, te_at at, int code) {
+/* gamma for eight columns, from what te_load_eight left in `gamma`. */
+TE_FN void te_gamma8(float w[8], const te_eight *gamma, te_dtype dtype, int code) {
     if ((code & 3) == TE_NORM_l2norm) {
         TE_UNROLL for (int i = 0; i < 8; i++) w[i] = 1.0f;
         return;
     }
-    te_load8(w, s->w[0], at.col, at.n, at.aligned, at.dtype);
+    te_floats_of_eight(w, gamma, dtype);
     if (code & TE_NORM_zero_centred) TE_UNROLL for (int i = 0; i < 8; i++) w[i] += 1.0f;
 }
+TE_FN void te_load_gamma(te_eight *gamma, const te_stage *s, te_at at, int code) {
+    if ((code & 3) != TE_NORM_l2norm) te_load_eight(gamma, s->w[0], at.col, at.n, at.aligned, at.dtype);
+}
+/* Where a lane keeps its vector i of gamma in backward: in shared memory, if there is room (k.stash), for the sums need the
+ * registers; else in `kept`. */
+TE_FN void te_keep_gamma(const te_eight *gamma, te_eight *kept, void *stash, const te_chain_shape k, te_lanes g, int i) {
+#if TE_CUDA
+    uint4 *slot = (uint4 *)stash + (k.dtype == TE_f32 ? 2 : 1) * (g.id + i * g.count);
+    if (k.stash) slot[0] = make_uint4(gamma->w[0], gamma->w[1], gamma->w[2], gamma->w[3]);
+    if (k.stash && k.dtype == TE_f32) slot[1] = make_uint4(gamma->w[4], gamma->w[5], gamma->w[6], gamma->w[7]);
+    if (k.stash) return;
+#endif
+    (void)stash, (void)k, (void)g;
+    kept[i] = *gamma;
+}
+TE_FN void te_kept_gamma(te_eight *gamma, const te_eight *kept, const void *stash, const te_chain_shape k, te_lanes g, int i) {
+#if TE_CUDA
+    const uint4 *slot = (const uint4 *)stash + (k.dtype == TE_f32 ? 2 : 1) * (g.id + i * g.count);
+    if (k.stash) te__load_shared_now(gamma->w, slot);
+    if (k.stash && k.dtype == TE_f32) te__load_shared_now(gamma->w + 4, slot + 1);
+    if (k.stash) return;
+#endif
+    (void)stash, (void)k, (void)g;
+    *gamma = kept[i];
+}
 
-/* r: the row in registers, 8 * chunks floats a lane. */
-TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes g, float *r) {
+/* row_x: the row in registers, as it is stored (16 bits an element where the dtype has 16: with half the registers twice
+ * the rows are in flight). So the norm sees the same numbers whether its input is stored or not. */
+TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes *g, te_eight *row_x) {
     const te_stage *s = &c->op[k.norm];
     const int code = k.norm_code & 3;
     const float n = (float)k.half;
-    float sum = 0, squares = 0;
+    float sum = 0, squares = 0, v[8];
     te_lane l;
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-        const int vector = g.id + i * g.count;
-        if (vector * 8 >= k.half) continue;
-        te_load_lane(&l, c->x, k, row, vector);
-        stages(&l, c, 0, k.norm);
-        TE_UNROLL for (int j = 0; j < 8; j++) r[8 * i + j] = l.v[j], sum += j < l.at.n ? l.v[j] : 0.0f;
+        const te_at at = te_at_of(k, row, g->id + i * g->count, 1);
+        if (at.col >= k.half) continue;
+        if (k.norm == 0) {
+            te_load_eight(&row_x[i], c->x, te_index(at), at.n, at.aligned, k.dtype);
+        } else {
+            te_load_lane(&l, c->x, k, row, g->id + i * g->count);
+            stages(&l, c, 0, k.norm);
+            te_eight_of_floats(&row_x[i], l.v, k.dtype);
+        }
     }
-    if (code == TE_NORM_layernorm) te_lanes_sum(&sum, 1, g);
-    const float mean = code == TE_NORM_layernorm ? sum / n : 0.0f;
+    if (code == TE_NORM_layernorm) {
+        TE_UNROLL for (int i = 0; i < k.chunks; i++) {
+            const int left = k.half - (g->id + i * g->count) * 8;
+            if (left <= 0) continue;
+            te_floats_of_eight(v, &row_x[i], k.dtype);
+            TE_UNROLL for (int j = 0; j < 8; j++) if (k.half % 8 == 0 || j < left) sum += v[j];
+        }
+        te_lanes_sum(&sum, 1, g);
+    }
+    const float mean = sum / n;
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-        const te_at at = te_at_of(k, row, g.id + i * g.count, 1);
-        TE_UNROLL for (int j = 0; j < 8; j++)
-            if (at.col + j < k.half) squares += (r[8 * i + j] - mean) * (r[8 * i + j] - mean);
+        const int left = k.half - (g->id + i * g->count) * 8;
+        if (left <= 0) continue;
+        te_forget_floats(&row_x[i], k.dtype);
+        te_floats_of_eight(v, &row_x[i], k.dtype);
+        TE_UNROLL for (int j = 0; j < 8; j++) if (k.half % 8 == 0 || j < left) squares += (v[j] - mean) * (v[j] - mean);
     }
     te_lanes_sum(&squares, 1, g);
     const float rstd = 1.0f / sqrtf((code == TE_NORM_l2norm ? squares : squares / n) + s->value[0]);
-    if (s->stats && g.id == 0) {
+    if (s->stats && g->id == 0) {
         if (code == TE_NORM_layernorm) s->stats[2 * row] = mean, s->stats[2 * row + 1] = rstd;
         else s->stats[row] = rstd;
     }
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-        const int vector = g.id + i * g.count;
-        if (vector * 8 >= k.half) continue;
         float w[8], b[8];
-        l.at = te_at_of(k, row, vector, 1);
-        te_gamma8(w, s, l.at, k.norm_code);
+        te_eight gamma;
+        l.at = te_at_of(k, row, g->id + i * g->count, 1);
+        if (l.at.col >= k.half) continue;
+        te_load_gamma(&gamma, s, l.at, k.norm_code);
+        te_gamma8(w, &gamma, k.dtype, k.norm_code);
         if (code == TE_NORM_layernorm) te_load8(b, s->w[1], l.at.col, l.at.n, l.at.aligned, k.dtype);
-        TE_UNROLL for (int j = 0; j < 8; j++)
-            l.v[j] = (r[8 * i + j] - mean) * rstd * w[j] + (code == TE_NORM_layernorm ? b[j] : 0.0f);
+        te_forget_floats(&row_x[i], k.dtype);
+        te_floats_of_eight(v, &row_x[i], k.dtype);
+        TE_UNROLL for (int j = 0; j < 8; j++) l.v[j] = (v[j] - mean) * rstd * w[j] + (code == TE_NORM_layernorm ? b[j] : 0.0f);
         te_keep(&l, s);
         stages(&l, c, k.norm + 1, TE_MAX_ROW);
         if (c->y) te_store_lane(&l, c->y, k);
@@ -225,36 +288,42 @@ TE_FN te_norm_row te_norm_load(const te_chain *c, const te_chain_shape k, int64_
 
 /* With xhat = (x - mean) rstd and d = dy gamma:  dx = rstd (d - mean(d) - xhat mean(d xhat)); rmsnorm has no mean(d),
  * l2norm has sums for means. dgamma = sum over rows of dy xhat, dbeta = sum of dy.
- * r: xhat and d, 16 * chunks floats a lane; sums: see te_chain_body. */
-TE_FN void te_norm_backward(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes g, te_norm_row n, const te_eight *dy,
-                            const te_eight *x, float *r, float *sums) {
+ * dy, x: the row in registers, as it is stored; sums: see te_chain_body. */
+TE_FN void te_norm_backward(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes *g, te_norm_row n, te_eight *dy,
+                            te_eight *x, const te_eight *gamma, const void *stash, float *sums) {
     const te_stage *s = &c->op[0];
     const int code = k.norm_code & 3, size = 8 * k.chunks;
     const float count = code == TE_NORM_l2norm ? 1.0f : (float)k.half;
-    float *xhat = r, *d = r + size, total[2] = {0, 0};
+    float total[2] = {0, 0}, w[8], v[8], xhat[8];
     te_lane l;
+    te_eight here;
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-        const te_at at = te_at_of(k, row, g.id + i * g.count, 1);
+        const te_at at = te_at_of(k, row, g->id + i * g->count, 1);
         if (at.col >= k.half) continue;
-        float w[8], v[8], u[8];
         te_floats_of_eight(v, &dy[i], k.dtype);
-        te_floats_of_eight(u, &x[i], k.dtype);
-        te_gamma8(w, s, at, k.norm_code);
+        te_floats_of_eight(xhat, &x[i], k.dtype);
+        te_kept_gamma(&here, gamma, stash, k, *g, i);
+        te_gamma8(w, &here, k.dtype, k.norm_code);
         TE_UNROLL for (int j = 0; j < 8; j++) {
-            const int e = 8 * i + j, here = j < at.n;
-            xhat[e] = here ? (u[j] - n.mean) * n.rstd : 0.0f, d[e] = v[j] * w[j];
-            total[0] += d[e] * xhat[e], total[1] += d[e];
-            if (code != TE_NORM_l2norm) sums[2 * size + e] += v[j] * xhat[e];
+            const int e = 8 * i + j;
+            xhat[j] = j < at.n ? (xhat[j] - n.mean) * n.rstd : 0.0f;
+            total[0] += v[j] * w[j] * xhat[j], total[1] += v[j] * w[j];
+            if (code != TE_NORM_l2norm) sums[2 * size + e] += v[j] * xhat[j];
             if (code == TE_NORM_layernorm) sums[3 * size + e] += v[j];
         }
     }
     te_lanes_sum(total, code == TE_NORM_layernorm ? 2 : 1, g);
-    const float c1 = total[0] / count, c2 = code == TE_NORM_layernorm ? total[1] / count : 0.0f;
+    const float a = n.rstd * n.rstd * (total[0] / count), shift = n.mean * a - (code == TE_NORM_layernorm ? n.rstd * (total[1] / count) : 0.0f);
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-        l.at = te_at_of(k, row, g.id + i * g.count, 1);
+        l.at = te_at_of(k, row, g->id + i * g->count, 1);
         if (l.at.col >= k.half) continue;
+        te_forget_floats(&dy[i], k.dtype), te_forget_floats(&x[i], k.dtype);
+        te_floats_of_eight(v, &dy[i], k.dtype);
+        te_floats_of_eight(xhat, &x[i], k.dtype); /* x itself */
+        te_kept_gamma(&here, gamma, stash, k, *g, i);
+        te_gamma8(w, &here, k.dtype, k.norm_code);
         TE_UNROLL for (int j = 0; j < 8; j++) {
-            l.v[j] = n.rstd * (d[8 * i + j] - c2 - xhat[8 * i + j] * c1);
+            l.v[j] = n.rstd * (v[j] * w[j]) + (shift - a * xhat[j]);
             l.sum[j] = sums[8 * i + j];
         }
         te_keep(&l, s);
@@ -264,41 +333,57 @@ TE_FN void te_norm_backward(const te_chain *c, te_stages_fn stages, const te_cha
     }
 }
 
+/* `count` rows from `row` on, `step` apart, eight columns of each: all are loaded before the first is worked on. */
+TE_FN void te_map_rows(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, int64_t step, const int count, int vector, float *sums) {
+    te_lane l[TE_MAP_ROWS];
+    TE_UNROLL for (int r = 0; r < count; r++) te_load_lane(&l[r], c->x, k, row + r * step, vector);
+    TE_UNROLL for (int r = 0; r < count; r++) {
+        if (k.sums >= 0) TE_UNROLL for (int j = 0; j < 8; j++) l[r].sum[j] = sums[j], l[r].gsum[j] = sums[8 * k.chunks + j];
+        stages(&l[r], c, 0, TE_MAX_ROW);
+        if (k.sums >= 0) TE_UNROLL for (int j = 0; j < 8; j++) sums[j] = l[r].sum[j], sums[8 * k.chunks + j] = l[r].gsum[j];
+        if (c->y) te_store_lane(&l[r], c->y, k);
+    }
+}
+
 /* ---- the body --------------------------------------------------------------------------------------------------- */
 
-/* r: 16 * chunks floats; sums: 32 * chunks floats: [gradient, its second half, dgamma, dbeta][chunks][8]; next: the row
- * that is being loaded, 2 * chunks. */
-TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, const te_chain_shape k, float *r, float *sums, te_eight *next) {
+/* sums: 32 * chunks floats: [gradient, its second half, dgamma, dbeta][chunks][8]; rows: 5 * chunks, the row at hand, the
+ * one that is being loaded, and gamma. */
+TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, const te_chain_shape k, float *sums, te_eight *rows, void *stash) {
     int group;
-    const te_lanes g = te_lanes_here(k.lanes, &group);
+    te_lanes g = te_lanes_here(k.lanes, &group);
     const int size = 8 * k.chunks, summing = k.sums >= 0 || (k.backward && k.norm >= 0);
-    const int tile = b.y * k.chunks * k.lanes;
-    const int64_t first = (int64_t)b.x * k.groups + group, step = (int64_t)b.nx * k.groups;
+    const int tiles = te_chain_tiles(k), tile = b.x % tiles * k.chunks * k.lanes, block = b.x / tiles; /* neighbours share a row */
+    const int64_t first = (int64_t)block * k.groups + group, step = (int64_t)(b.nx / tiles) * k.groups;
     if (summing) TE_UNROLL for (int i = 0; i < 4 * size; i++) sums[i] = 0;
     if (k.norm >= 0 && k.backward) {
         te_norm_row n = {0, 0};
-        te_eight *dy = next, *x = next + k.chunks, *dy_now = next + 2 * k.chunks, *x_now = next + 3 * k.chunks;
+        te_eight *dy = rows, *x = rows + k.chunks, *dy_now = rows + 2 * k.chunks, *x_now = rows + 3 * k.chunks, *gamma = rows + 4 * k.chunks;
+        TE_UNROLL for (int i = 0; i < k.chunks; i++) {
+            const te_at at = te_at_of(k, 0, g.id + i * g.count, 1);
+            te_eight here;
+            if (at.col >= k.half || k.norm_code % 4 == TE_NORM_l2norm) continue;
+            te_load_gamma(&here, &c->op[0], at, k.norm_code);
+            te_keep_gamma(&here, gamma, stash, k, g, i);
+        }
         if (first < c->rows) n = te_norm_load(c, k, first, g, dy, x);
         for (int64_t row = first; row < c->rows; row += step) {
             const te_norm_row now = n;
             TE_UNROLL for (int i = 0; i < k.chunks; i++) dy_now[i] = dy[i], x_now[i] = x[i];
             if (row + step < c->rows) n = te_norm_load(c, k, row + step, g, dy, x);
-            te_norm_backward(c, stages, k, row, g, now, dy_now, x_now, r, sums);
+            te_norm_backward(c, stages, k, row, &g, now, dy_now, x_now, gamma, stash, sums);
         }
     } else if (k.norm >= 0) {
-        for (int64_t row = first; row < c->rows; row += step) te_norm_forward(c, stages, k, row, g, r);
+        for (int64_t row = first; row < c->rows; row += step) te_norm_forward(c, stages, k, row, &g, rows);
     } else {
-        TE_UNROLL_4 for (int64_t row = first; row < c->rows; row += step)
-            TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-                const int vector = tile + g.id + i * g.count;
-                if (vector * 8 >= k.half) continue;
-                te_lane l;
-                te_load_lane(&l, c->x, k, row, vector);
-                if (k.sums >= 0) TE_UNROLL for (int j = 0; j < 8; j++) l.sum[j] = sums[8 * i + j], l.gsum[j] = sums[size + 8 * i + j];
-                stages(&l, c, 0, TE_MAX_ROW);
-                if (k.sums >= 0) TE_UNROLL for (int j = 0; j < 8; j++) sums[8 * i + j] = l.sum[j], sums[size + 8 * i + j] = l.gsum[j];
-                if (c->y) te_store_lane(&l, c->y, k);
-            }
+        TE_UNROLL for (int i = 0; i < k.chunks; i++) {
+            const int vector = tile + g.id + i * g.count;
+            int64_t row = first;
+            if (vector * 8 >= k.half) continue;
+            for (; row + (te_map_batch(k) - 1) * step < c->rows; row += te_map_batch(k) * step)
+                te_map_rows(c, stages, k, row, step, te_map_batch(k), vector, sums + 8 * i);
+            for (; row < c->rows; row += step) te_map_rows(c, stages, k, row, step, 1, vector, sums + 8 * i);
+        }
     }
     if (!summing) return;
     TE_UNROLL for (int slot = 0; slot < 4; slot++) {
@@ -307,9 +392,9 @@ TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, con
         float *out = c->op[of_norm ? 0 : k.sums].sum[of_norm ? slot - 2 : 0];
         te_groups_sum(sums + slot * size, size, g, k.groups);
         if (group == 0 && out) TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-            const int col = (tile + g.id + i * g.count) * 8;
-            TE_UNROLL for (int j = 0; j < 8; j++)
-                if (col + j < k.half) out[(int64_t)b.x * k.half * halves + (slot == 1 ? k.half : 0) + col + j] = sums[slot * size + 8 * i + j];
+            const te_at at = te_at_of(k, block, tile + g.id + i * g.count, halves);
+            if (at.col < k.half)
+                te_store8(out, te_index(at) + (slot == 1 ? k.half : 0), sums + slot * size + 8 * i, at.n, at.aligned, TE_f32);
         }
     }
 }

@@ -198,10 +198,10 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int blocks, te_
 
 /* Blocks along the rows: all at once, or, where gradients are summed, few enough that the partial sums stay small. */
 TE_API int te__chain_blocks(const te_run *r, const te_chain_shape k, int tiles) {
-    const int64_t all = te_ceil_div(r->rows, k.groups);
     const int summing = k.sums >= 0 || (k.backward && k.norm >= 0);
-    if (TE_CUDA && !summing) return (int)all;
-    const int few = !TE_CUDA ? (summing ? 16 : 64) : (int)te_max(1, (int64_t)r->ctx->processors * te_max(1, te_min(k.norm >= 0 ? TE_MOST_RESIDENT : 4, 1024 / (k.lanes * k.groups))) / tiles);
+    const int64_t all = te_ceil_div(r->rows, k.groups * (TE_CUDA && k.norm < 0 && !summing ? te_map_batch(k) : 1));
+    if (TE_CUDA && !summing) return (int)te_min(all, INT32_MAX / tiles);
+    const int few = !TE_CUDA ? (summing ? 16 : 64) : (int)te_max(1, (int64_t)r->ctx->processors * k.resident / tiles);
     return (int)te_min(all, few);
 }
 
@@ -210,14 +210,14 @@ TE_API te_status te_chain_step(te_run *r, const te_step *s, int skip, int applie
     te_chain c;
     te__sums sums;
     int work = 0;
-    const int tiles = (int)te_ceil_div(TE_VECTORS(k.half), (int64_t)k.lanes * k.chunks), blocks = te__chain_blocks(r, k, tiles);
+    const int tiles = te_chain_tiles(k), blocks = te__chain_blocks(r, k, tiles);
     memset(&c, 0, sizeof c); /* what no op fills in is null */
     c.x = r->now.p, c.rows = r->rows, sums.count = 0;
     const te_value x = te_hold(r, r->now);
     if (k.backward) TE_TRY(te__chain_backward(r, s, blocks, &c, &sums, &work));
     else TE_TRY(te__chain_forward(r, s, skip, applied, &c, &work));
     if (work && !r->dry) {
-        TE_TRY(launch(r->ctx, te_grid_of(blocks, tiles), &c));
+        TE_TRY(launch(r->ctx, te_grid_of((int64_t)blocks * tiles, 1), &c));
         int widest = 0;
         for (int i = 0; i < sums.count; i++) widest = (int)te_max(widest, sums.args.job[i].width);
         if (sums.count) TE_TRY(te_sum_rows_launch(r->ctx, te_grid_of(te_ceil_div(widest, TE_SUM_LANES), sums.count), &sums.args));

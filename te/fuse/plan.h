@@ -110,7 +110,9 @@
     TE_IF_MARKED(l##a##_##b##_##c##_##d##_##e, TE_TAKE5,                                                       \
     TE_IF_MARKED(l##a##_##b##_##c##_##d, TE_TAKE4,                                                             \
     TE_IF_MARKED(l##a##_##b##_##c, TE_TAKE3,                                                                   \
-    TE_IF_MARKED(l##a##_##b, TE_TAKE2, TE_TAKE1)))))))
+    TE_IF_MARKED(l##a##_##b, TE_TAKE2,                                                                         \
+    TE_IF_MARKED(TE_IS_MARK_##a, TE_TAKE0, TE_TAKE1))))))))
+#define TE_TAKE0(l, ctx, a, z, ...) TE_GO_ON(l, ctx, z, __VA_ARGS__)
 #define TE_TAKE1(l, ctx, a, z, ...) (ctx, a) TE_GO_ON(l, ctx, z, __VA_ARGS__)
 #define TE_TAKE2(l, ctx, a, b, z, ...) (ctx, a, b) TE_GO_ON(l, ctx, z, __VA_ARGS__)
 #define TE_TAKE3(l, ctx, a, b, c, z, ...) (ctx, a, b, c) TE_GO_ON(l, ctx, z, __VA_ARGS__)
@@ -137,20 +139,24 @@
 #define TE_REVERSE_() TE_REVERSE1
 #define TE_REVERSED(in, ...)  __VA_ARGS__
 
-/* TE_INFERENCE(ops...): the list without the kinds that inference leaves out; each name TE_TRAINING_<kind>. */
+/* TE_INFERENCE(ops...): the list without the kinds that inference leaves out; each name TE_TRAINING_<kind>.
+ * TE_UNMARKED(ops...): the list without its marks (TE_IS_MARK_<kind>), which no step takes and no row goes across. */
 #define TE_TRAINING_dropout ,
-#define TE_INFERENCE(...)       TE_INFERENCE_(~, __VA_ARGS__, TE_ENDS)
-#define TE_INFERENCE_(...)      TE_REST(TE_EVAL(TE_KEEP(__VA_ARGS__)), (end, ~))
-#define TE_KEEP(done, a, ...)   TE_IF_END(a, TE_STOP, TE_KEEP1)(done, a, __VA_ARGS__)
-#define TE_KEEP1(done, a, ...)  TE_IF_MARKED(TE_JOIN1(TE_TRAINING_, TE_KIND(a)), TE_NOTHING, TE_KEEP_COMMA)(a) TE_KEEP_ TE_PARENS (done, __VA_ARGS__)
+#define TE_INFERENCE(...)       TE_WITHOUT(TE_TRAINING_, __VA_ARGS__, TE_ENDS)
+#define TE_UNMARKED(...)        TE_WITHOUT(TE_IS_MARK_, __VA_ARGS__, TE_ENDS)
+#define TE_WITHOUT(...)         TE_REST(TE_EVAL(TE_KEEP(__VA_ARGS__)), (end, ~))
+#define TE_KEEP(l, a, ...)      TE_IF_END(a, TE_STOP, TE_KEEP1)(l, a, __VA_ARGS__)
+#define TE_KEEP1(l, a, ...)     TE_IF_MARKED(TE_JOIN1(l, TE_KIND(a)), TE_NOTHING, TE_KEEP_COMMA)(a) TE_KEEP_ TE_PARENS (l, __VA_ARGS__)
 #define TE_KEEP_COMMA(a) , a
 #define TE_KEEP_() TE_KEEP
 
-/* TE_UNKNOWN(ops...): a sequence of the ops whose kind nobody has registered; nothing if all is well. */
-#define TE_UNKNOWN(...)        TE_UNKNOWN_(__VA_ARGS__, TE_ENDS)
-#define TE_UNKNOWN_(...)       TE_EVAL(TE_KNOW(__VA_ARGS__))
+/* TE_SPECIAL(ops...): a sequence of the ops whose kind nobody has registered, and of the marks; nothing if there are none. */
+#define TE_SPECIAL(...)        TE_SPECIAL_(__VA_ARGS__, TE_ENDS)
+#define TE_SPECIAL_(...)       TE_EVAL(TE_KNOW(__VA_ARGS__))
 #define TE_KNOW(a, ...)        TE_IF_END(a, TE_STOP, TE_KNOW1)(a, __VA_ARGS__)
-#define TE_KNOW1(a, ...)       TE_IF_TUPLE(TE_KIND_INFO(a), TE_NOTHING, TE_STRIP)(a) TE_KNOW_ TE_PARENS (__VA_ARGS__)
+#define TE_KNOW1(a, ...)                                                                                            \
+    TE_IF_TUPLE(TE_KIND_INFO(a), TE_IF_MARKED(TE_JOIN1(TE_IS_MARK_, TE_KIND(a)), TE_STRIP, TE_NOTHING), TE_STRIP)(a) \
+    TE_KNOW_ TE_PARENS (__VA_ARGS__)
 #define TE_KNOW_() TE_KNOW
 
 /* The op that is one too many, or (end, ~): a list holds 96 ops (TE_MAX_OPS). */

@@ -36,21 +36,46 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
     }
     return n;
 }
+/* One line; returns the bytes. */
+TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const te_step *s, te_pass pass) {
+    const long bytes = te_step_row_bytes(p, s, pass);
+    const te_op *a = &p->op[s->op[0]], *b = &p->op[s->op[s->count - 1]];
+    fprintf(f, "%4s  %-42s %6d -> %-6d %-5s %8ld  %s\n", number, s->row, pass == TE_BACKWARD ? a->out : a->in,
+            pass == TE_BACKWARD ? b->in : b->out, te_dtype_name(p->dtype), bytes, s->kernels);
+    return bytes;
+}
+/* The forward steps that backward runs again before step s: of the spans that s is the first to reach. */
+TE_API long te__print_recompute(FILE *f, const te_plan *p, const te_step *s) {
+    long total = 0;
+    for (int k = 0; k < p->span_count; k++) {
+        int from, to, reached = 0;
+        for (int j = 0; j < s->count; j++) reached |= s->op[j] == p->span[k].last;
+        te__span_steps(p, k, &from, &to);
+        for (int i = from; reached && i < to; i++) total += te__print_step(f, p, "+", &p->forward[i], TE_FORWARD);
+    }
+    return total;
+}
 TE_API void te__print_pass(FILE *f, const te_plan *p, const char *title, const te_step *s, int count, te_pass pass) {
     long total = 0;
-    fprintf(f, "%s, %d steps\n", title, count);
+    fprintf(f, "%s, %d steps", title, count);
+    if (pass == TE_BACKWARD && p->span_count) fprintf(f, "; +: a step of forward that runs again");
+    fprintf(f, "\n");
     for (int i = 0; i < count; i++) {
-        const long bytes = te_step_row_bytes(p, &s[i], pass);
-        const te_op *a = &p->op[s[i].op[0]], *b = &p->op[s[i].op[s[i].count - 1]];
-        total += bytes;
-        fprintf(f, "%4d  %-42s %6d -> %-6d %-5s %8ld  %s\n", i + 1, s[i].row, pass == TE_BACKWARD ? a->out : a->in,
-                pass == TE_BACKWARD ? b->in : b->out, te_dtype_name(p->dtype), bytes, s[i].kernels);
+        char number[12];
+        snprintf(number, sizeof number, "%d", i + 1);
+        if (pass == TE_BACKWARD) total += te__print_recompute(f, p, &s[i]);
+        total += te__print_step(f, p, number, &s[i], pass);
     }
     fprintf(f, "      %-42s %6s    %-6s %-5s %8ld\n", "", "", "", "", total);
 }
+TE_API size_t te__saved_row_bytes(const te_plan *p) { return (te_plan_saved_bytes(p, TE_ROW_PAD) - TE_ALIGN) / TE_ROW_PAD; }
 TE_API void te_plan_print(FILE *f, const te_plan *p) {
-    fprintf(f, "%s: %d ops, %s, %lld parameters, %zu bytes a row saved for backward\n", p->name, p->op_count, te_dtype_name(p->dtype),
-            (long long)te_plan_param_elements(p), (te_plan_saved_bytes(p, TE_ROW_PAD) - TE_ALIGN) / TE_ROW_PAD);
+    te_plan all = *p; /* the same, with nothing run again */
+    all.span_count = 0;
+    fprintf(f, "%s: %d ops, %s, %lld parameters, %zu bytes a row saved for backward", p->name, p->op_count, te_dtype_name(p->dtype),
+            (long long)te_plan_param_elements(p), te__saved_row_bytes(p));
+    if (p->span_count) fprintf(f, " (%zu without recompute)", te__saved_row_bytes(&all));
+    fprintf(f, "\n");
     fprintf(f, "      %-42s %6s    %-6s %-5s %8s  %s\n", "ops", "in", "out", "dtype", "bytes/row", "kernels");
     te__print_pass(f, p, "forward", p->forward, p->forward_count, TE_FORWARD);
     te__print_pass(f, p, "inference", p->infer, p->infer_count, TE_INFER);

@@ -24,6 +24,7 @@
 #include "fusions.h"   /* TE_FORWARD_<row>, TE_BACKWARD_<row> */
 #include "plan.h"      /* TE_PLAN, TE_LINKS */
 #include "print.h"     /* te_plan_print */
+#include "spans.h"     /* TE_SPAN_CHECKS, TE_SPAN_TABLE */
 #include "chain_run.h" /* te_chain_step */
 #include "../gemm.h"   /* te_context_create */
 
@@ -43,10 +44,17 @@
     TE_IF_END(TE_EXCESS(__VA_ARGS__), TE__CHECKED2, TE__TOO_LONG)(make, link, rows, rows_b, name, dtype, __VA_ARGS__)
 #define TE__TOO_LONG(make, link, rows, rows_b, name, ...) \
     static_assert(0, "te: " #name ": the list is too long; it holds 96 ops at most");
-#define TE__CHECKED2(make, link, rows, rows_b, name, dtype, ...) TE__CHECKED3(make, link, rows, rows_b, name, dtype, (TE_UNKNOWN(__VA_ARGS__)), __VA_ARGS__)
-#define TE__CHECKED3(make, link, rows, rows_b, name, dtype, unknown, ...) \
-    TE_IF_TUPLE(TE_UNWRAP(unknown), TE__UNKNOWN_OP, make)(link, rows, rows_b, name, dtype, __VA_ARGS__)
-#define TE__UNKNOWN_OP(link, rows, rows_b, name, dtype, ...) TE_FOR(TE__UNKNOWN, TE_UNKNOWN_IN(name, __VA_ARGS__))
+#define TE__CHECKED2(make, link, rows, rows_b, name, dtype, ...) TE__CHECKED3(make, link, rows, rows_b, name, dtype, (TE_SPECIAL(__VA_ARGS__)), __VA_ARGS__)
+#define TE__CHECKED3(make, link, rows, rows_b, name, dtype, special, ...) \
+    TE_IF_TUPLE(TE_UNWRAP(special), TE__CHECKED4, TE__UNMARKED)(make, link, rows, rows_b, name, dtype, __VA_ARGS__)
+#define TE__CHECKED4(make, link, rows, rows_b, name, dtype, ...) TE__CHECKED5(make, link, rows, rows_b, name, dtype, (TE_UNKNOWN_IN(name, __VA_ARGS__)), __VA_ARGS__)
+#define TE__CHECKED5(make, link, rows, rows_b, name, dtype, unknown, ...) \
+    TE_IF_TUPLE(TE_UNWRAP(unknown), TE__UNKNOWN_OPS, TE__MARKED)(make, link, rows, rows_b, name, dtype, unknown, __VA_ARGS__)
+/* From here on the list has no marks in it; `cut` is the list with them, for the forward walk, `marks` its links, if it has any. */
+#define TE__UNMARKED(make, link, rows, rows_b, name, dtype, ...) make(link, rows, rows_b, name, dtype, (__VA_ARGS__), (), __VA_ARGS__)
+#define TE__MARKED(make, link, rows, rows_b, name, dtype, unknown, ...) \
+    make(link, rows, rows_b, name, dtype, (__VA_ARGS__), (TE_LINKS(name, __VA_ARGS__)), TE_UNMARKED(__VA_ARGS__))
+#define TE__UNKNOWN_OPS(make, link, rows, rows_b, name, dtype, unknown, ...) TE_FOR(TE__UNKNOWN, TE_UNWRAP(unknown))
 #define TE_UNKNOWN_IN(name, ...) TE_UNKNOWN_IN_(name, __VA_ARGS__, TE_ENDS)
 #define TE_UNKNOWN_IN_(...) TE_EVAL(TE_KNOW_IN(__VA_ARGS__))
 #define TE_KNOW_IN(name, a, ...) TE_IF_END(a, TE_STOP, TE_KNOW_IN1)(name, a, __VA_ARGS__)
@@ -68,10 +76,11 @@
 
 /* ---- declarations ----------------------------------------------------------------------------------------------- */
 
-#define TE__DECLARE(link, rows, rows_b, name, dtype, ...) TE__DECLARE2(link, name, TE_LINKS(name, __VA_ARGS__))
-#define TE__DECLARE2(link, name, links)                                                                              \
+#define TE__DECLARE(link, rows, rows_b, name, dtype, cut, marks, ...) TE__DECLARE2(link, name, TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__))
+#define TE__DECLARE2(link, name, marks, links)                                                                              \
     enum { name##_begin_begin_out = TE_FOR(TE__FIRST_WIDTH, links) 0, name##_before_op_0 = -1, TE_FOR(TE__WIDTHS, links) name##_op_count };     \
     TE_FOR(TE__CHECKS, links)                                                                                        \
+    TE_SPAN_CHECKS(name, marks)                                                                                      \
     typedef struct name {                                                                                            \
         te_model model;                                                                                              \
         TE_FOR(TE__FIELDS, links)                                                                                    \
@@ -127,13 +136,13 @@
 
 /* ---- definitions ------------------------------------------------------------------------------------------------- */
 
-#define TE__DECLARE_AND_DEFINE(link, rows, rows_b, name, dtype, ...) \
-    TE__DECLARE(link, rows, rows_b, name, dtype, __VA_ARGS__) TE__DEFINE(link, rows, rows_b, name, dtype, __VA_ARGS__)
-#define TE__DEFINE(link, rows, rows_b, name, dtype, ...)                                                             \
-    TE__DEFINE2(link, name, dtype, TE_LINKS(name, __VA_ARGS__), TE_PLAN(rows, (name, dtype, forward, forward), __VA_ARGS__), \
+#define TE__DECLARE_AND_DEFINE(link, rows, rows_b, name, dtype, cut, marks, ...) \
+    TE__DECLARE(link, rows, rows_b, name, dtype, cut, marks, __VA_ARGS__) TE__DEFINE(link, rows, rows_b, name, dtype, cut, marks, __VA_ARGS__)
+#define TE__DEFINE(link, rows, rows_b, name, dtype, cut, marks, ...)                                                 \
+    TE__DEFINE2(link, name, dtype, TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__), TE_PLAN(rows, (name, dtype, forward, forward), TE_UNWRAP(cut)), \
                 TE_PLAN(rows, (name, dtype, forward, infer), TE_INFERENCE(__VA_ARGS__)),                             \
                 TE_PLAN(rows_b, (name, dtype, backward, backward), TE_REVERSE(__VA_ARGS__)))
-#define TE__DEFINE2(link, name, dtype, links, forward, infer, backward)                                              \
+#define TE__DEFINE2(link, name, dtype, marks, links, forward, infer, backward)                                              \
     enum {                                                                                                           \
         name##_forward_steps = 0 TE_FOR(TE__COUNT, forward),                                                         \
         name##_infer_steps = 0 TE_FOR(TE__COUNT, infer),                                                             \
@@ -145,8 +154,10 @@
         static const te_step forward_[] = {TE_FOR(TE__STEP_ENTRY, forward)};                                         \
         static const te_step infer_[] = {TE_FOR(TE__STEP_ENTRY, infer)};                                             \
         static const te_step backward_[] = {TE_FOR(TE__STEP_ENTRY, backward)};                                       \
+        static const te_span spans[] = {TE_SPAN_TABLE(marks) {0, 0, 0}};                                             \
         static const te_plan plan = {#name, TE_##dtype, name##_begin_begin_out, TE_FOR(TE__LAST_WIDTH, links) 0, sizeof ops / sizeof ops[0], \
-                                     name##_forward_steps, name##_infer_steps, name##_backward_steps, ops, forward_, infer_, backward_}; \
+                                     name##_forward_steps, name##_infer_steps, name##_backward_steps, ops, forward_, infer_, backward_, \
+                                     (int)(sizeof spans / sizeof spans[0]) - 1, spans};                              \
         return &plan;                                                                                                \
     }                                                                                                                \
     link te_status name##_context_create(te_context *ctx, int device, uint64_t seed) { return te_context_create(ctx, device, seed); } \
@@ -264,7 +275,13 @@ TE_BOTH te_chain_shape te_no_shape(void) {
         name##_norm_code = 0 TE_ROW(TE__NORM_CODE, ~, __VA_ARGS__),                                                    \
         name##_is_backward = TE_PASS_backward_##pass,                                                                     \
         name##_sums = (name##_is_backward ? 0 TE_ROW(TE__SUM_AT, ~, __VA_ARGS__) : 0) - 1,                                \
-        name##_chunks = TE_CHAIN_CHUNKS(name##_norm, name##_half, name##_is_backward)                                                      \
+        name##_lanes = TE_CHAIN_LANES(name##_norm, name##_half, name##_sums, pass),                                                 \
+        name##_groups = TE_CHAIN_GROUPS(name##_norm, name##_lanes),                                                    \
+        name##_chunks = TE_CHAIN_CHUNKS(name##_norm, name##_half, name##_lanes),                                       \
+        name##_threads = name##_lanes * name##_groups,                                                                 \
+        name##_draws = (0 TE_ROW(TE__DRAWS, ~, __VA_ARGS__)) > 0,                                                      \
+        name##_stash = TE_CHAIN_STASH(name##_norm, name##_lanes, name##_chunks, TE_##dtype == TE_f32 ? 4 : 2, name##_is_backward), \
+        name##_resident = TE_CHAIN_RESIDENT(name##_norm, name##_threads, name##_chunks, name##_sums, (int)in != (int)out, name##_draws, pass) \
     };                                                                                                                 \
     static_assert(!name##_is_backward || name##_norm <= 0, "te: " #name ": in a backward row the norm comes first");      \
     static_assert((0 TE_ROW(TE__ONE_NORM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one norm at most");          \
@@ -273,15 +290,13 @@ TE_BOTH te_chain_shape te_no_shape(void) {
     static_assert((0 TE_ROW(TE__ONE_GEMM, ~, __VA_ARGS__)) == 0, "te: " #name ": a linear or an op with kernels of its own can only begin a row"); \
     TE_BOTH te_chain_shape name##_shape(void) {                                                                        \
         const te_chain_shape k = {TE_##dtype, name##_half, (int)in / name##_half, (int)out / name##_half, name##_norm, name##_norm_code, \
-                                  name##_sums, name##_is_backward, TE_CHAIN_LANES(name##_norm, name##_half, name##_is_backward), name##_chunks, \
-                                  TE_CHAIN_GROUPS(name##_norm, name##_half, name##_is_backward)};                                          \
+                                  name##_sums, name##_is_backward, name##_draws, name##_lanes, name##_chunks, name##_groups, name##_resident, name##_stash}; \
         return k;                                                                                                      \
     }                                                                                                                  \
     TE_FN void name##_stages(te_lane *l, const te_chain *c, int from, int to) { TE_ROW(TE__STAGE, pass, __VA_ARGS__) } \
-    TE_KERNEL_RESIDENT(name, TE_CHAIN_LANES(name##_norm, name##_half, name##_is_backward) * TE_CHAIN_GROUPS(name##_norm, name##_half, name##_is_backward), \
-              TE_CHAIN_RESIDENT(name##_norm, name##_half, name##_is_backward), te_chain,                               \
-              float te_r[16 * name##_chunks]; float te_sums[32 * name##_chunks]; te_eight te_next[4 * name##_chunks];                                       \
-              te_chain_body(te_args, te_at, name##_stages, name##_shape(), te_r, te_sums, te_next))
+    TE_KERNEL_RESIDENT(name, name##_threads, name##_resident, te_chain,                                                \
+              float te_sums[32 * name##_chunks]; te_eight te_rows[5 * name##_chunks]; TE_SHARED te_sixteen te_stash[name##_stash / 16 + 1]; \
+              te_chain_body(te_args, te_at, name##_stages, name##_shape(), te_sums, te_rows, te_stash))
 #define TE_PASS_backward_forward 0
 #define TE_PASS_backward_backward 1
 #define TE__IS_CLASS(op, c) (TE_JOIN1(TE_CLASS_, TE_CLASS(op)) == TE_CLASS_##c)
@@ -293,6 +308,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #define TE__SUMS(op) (((TE_JOIN1(TE_FLAGS_, TE_FAMILY(op))(op)) & TE_SUMS) != 0)
 #define TE__SUM_AT(x, i, op) + (TE__SUMS(op) ? i + 1 : 0)
 #define TE__ONE_SUM(x, i, op) + TE__SUMS(op)
+#define TE__DRAWS(x, i, op) + (((TE_JOIN1(TE_FLAGS_, TE_FAMILY(op))(op)) & TE_DRAWS) != 0)
 
 #define TE__STAGE(pass, i, op) TE__STAGE2(TE_CLASS(op), pass, i, TE_FAMILY(op), TE_CODE(op))
 #define TE__STAGE2(...) TE__STAGE3(__VA_ARGS__)

@@ -61,8 +61,11 @@ TE_FN float te_act(float *slope, float x, int code) {
         return x * t;
     }
     if (code == TE_ACT_gelu_erf) {
-        const float phi = 0.5f * (1.0f + erff(x * 0.7071067811865476f));
-        *slope = phi + x * 0.3989422804014327f * te_exp(-0.5f * x * x); /* 1 / sqrt(2 pi) */
+        /* erfc to 1.5e-7 (Abramowitz & Stegun 7.1.26), from the exponential that the slope needs anyway */
+        const float z = fabsf(x) * 0.7071067811865476f, t = te_reciprocal(1.0f + 0.3275911f * z), e = te_exp(-z * z);
+        const float tail = 0.5f * e * t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+        const float phi = x < 0 ? tail : 1.0f - tail;
+        *slope = phi + x * 0.3989422804014327f * e; /* 1 / sqrt(2 pi) */
         return x * phi;
     }
     if (code == TE_ACT_relu) {

@@ -29,7 +29,7 @@ typedef struct te_cross_entropy_args {
     float dloss;
 } te_cross_entropy_args;
 
-#define TE_CROSS_ENTROPY_THREADS(width) (!TE_CUDA ? 1 : (width) > 16384 ? 1024 : (width) > 2048 ? 256 : 64)
+#define TE_CROSS_ENTROPY_THREADS(width) (!TE_CUDA ? 1 : (width) > 2048 ? 256 : 64)
 #define TE_OWN_cross_entropy_forward(name, dtype, op, in, out)                                                        \
     TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(in), te_cross_entropy_args,                                              \
               te_cross_entropy_row(te_args, te_at, TE_CROSS_ENTROPY_THREADS(in), in, TE_##dtype))                     \
@@ -39,27 +39,37 @@ typedef struct te_cross_entropy_args {
               te_cross_entropy_gradient(te_args, te_at, TE_CROSS_ENTROPY_THREADS(in), in, TE_##dtype))                \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__cross_entropy_backward(r, s, name##_launch); }
 
+/* Eight columns of a row, from `c` on, that can be loaded at once: where the width is no multiple of eight a row begins
+ * anywhere, so the vectors begin before it (c < 0), and the first and the last are cut off. */
+typedef struct te_columns { int from, n, whole; } te_columns;
+TE_FN te_columns te_columns_at(int c, int width) {
+    te_columns v;
+    v.from = c < 0 ? 0 : c, v.n = (int)te_min(c + 8, width) - v.from, v.whole = width % 8 == 0 || v.n == 8;
+    return v;
+}
+TE_FN int te_first_column(int64_t row, int width) { return TE_CUDA && width % 8 ? -(int)(row % 8) : 0; }
+
 /* Bytes: the logits once. In base 2: sum of 2^(k x - top) with k = log2 e. */
 TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int threads, int width, te_dtype dtype) {
     int group;
-    const te_lanes g = te_lanes_here(threads, &group);
+    te_lanes g = te_lanes_here(threads, &group);
     const int64_t row = (int64_t)b.x * width;
-    const int aligned = width % 8 == 0;
     const float k = 1.4426950408889634f;
     float top = -INFINITY, sum = 0;
-    TE_UNROLL_4 for (int c = g.id * 8; c < width; c += g.count * 8) {
-        const int n = (int)te_min(8, width - c);
-        float v[8], most = top, s = 0;
-        te_load8(v, a->x, row + c, n, aligned, dtype);
-        TE_UNROLL for (int i = 0; i < 8; i++) v[i] = i < n ? v[i] * k : -INFINITY, most = v[i] > most ? v[i] : most;
+    TE_UNROLL_4 for (int c = te_first_column(row, width) + g.id * 8; c < width; c += g.count * 8) {
+        const te_columns at = te_columns_at(c, width);
+        float v[8], most = -INFINITY, s = 0;
+        te_load8(v, a->x, row + at.from, at.n, at.whole, dtype);
+        TE_UNROLL for (int i = 0; i < 8; i++) v[i] = i < at.n ? v[i] : -INFINITY, most = v[i] > most ? v[i] : most;
+        most = most * k > top ? most * k : top;
         const float base = most > -INFINITY ? most : 0.0f; /* a row may begin with -infinity */
-        TE_UNROLL for (int i = 0; i < 8; i++) s += te_exp2(v[i] - base);
+        TE_UNROLL for (int i = 0; i < 8; i++) s += te_exp2(v[i] * k - base);
         sum = sum * te_exp2(top - base) + s, top = most;
     }
     float all = top;
-    te_lanes_max(&all, g);
+    te_lanes_max(&all, &g);
     sum = top > -INFINITY ? sum * te_exp2(top - all) : sum;
-    te_lanes_sum(&sum, 1, g);
+    te_lanes_sum(&sum, 1, &g);
     if (g.id) return;
     const float lse = all / k + logf(sum);
     const int32_t label = a->labels[b.x];
@@ -72,15 +82,15 @@ TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b,
     const te_lanes g = te_lanes_here(threads, &group);
     const int64_t row = (int64_t)b.x * width;
     const int32_t label = a->labels[b.x];
-    const int aligned = width % 8 == 0, known = label >= 0 && label < width;
+    const int known = label >= 0 && label < width;
     const float k = 1.4426950408889634f, lse = a->lse[b.x] * k, dloss = !known ? NAN : a->dy ? a->dy[b.x] : a->dloss;
-    for (int c = g.id * 8; c < width; c += g.count * 8) {
-        const int n = (int)te_min(8, width - c);
+    for (int c = te_first_column(row, width) + g.id * 8; c < width; c += g.count * 8) {
+        const te_columns at = te_columns_at(c, width);
         float v[8];
-        te_load8(v, a->x, row + c, n, aligned, dtype);
+        te_load8(v, a->x, row + at.from, at.n, at.whole, dtype);
         TE_UNROLL for (int i = 0; i < 8; i++)
-            v[i] = label == a->ignore_index ? 0.0f : (te_exp2(v[i] * k - lse) - (c + i == label ? 1.0f : 0.0f)) * dloss;
-        te_store8(a->dx, row + c, v, n, aligned, dtype);
+            v[i] = label == a->ignore_index ? 0.0f : (te_exp2(v[i] * k - lse) - (at.from + i == label ? 1.0f : 0.0f)) * dloss;
+        te_store8(a->dx, row + at.from, v, at.n, at.whole, dtype);
     }
 }
 

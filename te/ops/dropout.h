@@ -20,11 +20,12 @@
 
 /* Element e is dropped if its 16 bits of the random words, half e % 2 of word e % 8 / 2 of counter e / 8, are below
  * 65536 p: one Philox for eight elements, of which the arithmetic would otherwise cost more than the memory. */
-TE_BOTH uint32_t te_dropout_bits(const uint32_t word[4], int e) {
+TE_BOTH int te_dropped(const uint32_t word[4], int e, uint32_t limit) {
     const int w = e / 2 % 4;
-    return ((w == 0 ? word[0] : w == 1 ? word[1] : w == 2 ? word[2] : word[3]) >> (e % 2 * 16)) & 0xffffu;
+    const uint32_t u = w == 0 ? word[0] : w == 1 ? word[1] : w == 2 ? word[2] : word[3];
+    return (e % 2 ? u : u << 16) < limit << 16; /* the half in question is on top; what lies below it decides nothing */
 }
-TE_BOTH uint32_t te_dropout_limit(float p) { return (uint32_t)(p * 65536.0f + 0.5f); }
+TE_BOTH uint32_t te_dropout_limit(float p) { return (uint32_t)te_min((int64_t)(p * 65536.0f + 0.5f), 65535); }
 /* v of elements e .. e + 7 of the tensor. */
 TE_FN void te_dropout8(float v[8], const te_rng *rng, const te_stage *s, int64_t e, int aligned) {
     const uint32_t limit = te_dropout_limit(s->value[0]);
@@ -33,7 +34,7 @@ TE_FN void te_dropout8(float v[8], const te_rng *rng, const te_stage *s, int64_t
     TE_UNROLL for (int i = 0; i < 8; i++) {
         const int at = aligned ? i : (int)((e + i) % 8);
         if (!aligned && i > 0 && at == 0) te_philox(word, rng->seed, (uint64_t)(e + i) / 8, s->id, rng->offset);
-        v[i] = te_dropout_bits(word, at) < limit ? 0.0f : v[i] * s->value[1];
+        v[i] = te_dropped(word, at, limit) ? 0.0f : v[i] * s->value[1];
     }
 }
 TE_FN void te_dropout_forward(float v[8], const te_stage *s, te_at at, int code) {

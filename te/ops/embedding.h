@@ -62,7 +62,7 @@ TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, 
     if (row >= a->rows) return;
     const int64_t index = positions ? a->position + row % a->seq : a->tokens[row];
     const int known = index >= 0 && index < a->size;
-    for (int c = g.id * 8; c < width; c += g.count * 8) {
+    TE_UNROLL_4 for (int c = g.id * 8; c < width; c += g.count * 8) {
         const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
         float v[8], x[8];
         TE_UNROLL for (int i = 0; i < 8; i++) v[i] = NAN;
@@ -78,7 +78,7 @@ TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, 
 /* order: the place of each row among all rows sorted by (token, row). rows^2 compares: 67 million at 8192 rows. */
 TE_FN void te_sort_body(const te_embedding_args *a, te_block b) {
     int group;
-    const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
+    te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
     const int64_t row = (int64_t)b.x * TE_EMBEDDING_GROUPS + group;
     if (row >= a->rows) return;
     const int32_t token = a->tokens[row];
@@ -88,7 +88,7 @@ TE_FN void te_sort_body(const te_embedding_args *a, te_block b) {
         place += other < token || (other == token && j < row);
     }
     float sum = (float)place; /* exact: rows stay below 2^24 */
-    te_lanes_sum(&sum, 1, g);
+    te_lanes_sum(&sum, 1, &g);
     if (g.id == 0) a->order[(int)sum] = (int32_t)row;
 }
 TE_KERNEL(te_sort_by_token, TE_EMBEDDING_LANES * TE_EMBEDDING_GROUPS, te_embedding_args, te_sort_body(te_args, te_at))

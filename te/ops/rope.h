@@ -26,50 +26,89 @@ enum { TE_ROPE_half = 0, TE_ROPE_interleaved = 1 };
 #define TE_OWN_rope_forward(name, dtype, op, in, out) TE__ROPE(name, dtype, op, in, 1)
 #define TE_OWN_rope_backward(name, dtype, op, in, out) TE__ROPE(name, dtype, op, in, -1)
 #define TE__ROPE(name, dtype, op, width, direction)                                                                     \
-    TE_KERNEL(name, TE_ROPE_THREADS, te_rope_args, TE_SHARED float te_turns[TE_ARG4(op, TE_ARG3(op, 0))];               \
-              te_rope_row(te_args, te_at, te_turns, width, (TE_ARG1(op, 0) + TE_ARG2(op, 0)) * (TE_ARG3(op, 0)), TE_ARG3(op, 0), \
-                          TE_ARG4(op, TE_ARG3(op, 0)), TE_ARG5(op, TE_ROPE_half), direction, TE_##dtype))               \
+    TE_KERNEL(name, TE_ROPE_THREADS, te_rope_args, TE_SHARED float te_turns[TE_ROPE_ROWS * (TE_ARG4(op, TE_ARG3(op, 0)))]; \
+              te_rope_rows(te_args, te_at, te_turns, width, (TE_ARG1(op, 0) + TE_ARG2(op, 0)) * (TE_ARG3(op, 0)), TE_ARG3(op, 0), \
+                           TE_ARG4(op, TE_ARG3(op, 0)), TE_ARG5(op, TE_ROPE_half), direction, TE_##dtype))              \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__rope_run(r, s, name##_launch); }
 
 typedef struct te_rope_args {
     void *y;       /* [rows, width] */
     const void *x; /* [rows, width] */
+    int64_t rows;
     int seq, position;
-    float base;
+    double log2_base;
 } te_rope_args;
-enum { TE_ROPE_THREADS = TE_CUDA ? 256 : 1 };
+enum { TE_ROPE_THREADS = TE_CUDA ? 256 : 1, TE_ROPE_ROWS = TE_CUDA ? 2 : 1 };
 
-/* One row. turns[2 p], turns[2 p + 1]: cosine and sine for pair p. turned: width of q and k together. */
-TE_FN void te_rope_row(const te_rope_args *a, te_block b, float *turns, int width, int turned, int head_dim, int rotary, int interleaved,
-                       int direction, te_dtype dtype) {
+/* Eight elements that turn with eight others: x <- x cos - mate sin, mate <- mate cos + x sin. */
+TE_FN void te_turn8(float x[8], float mate[8], const float *cosine, const float *sine) {
+    TE_UNROLL for (int i = 0; i < 8; i++) {
+        const float a = x[i], b = mate[i];
+        x[i] = a * cosine[i] - b * sine[i], mate[i] = b * cosine[i] + a * sine[i];
+    }
+}
+
+/* TE_ROPE_ROWS rows. turns: by row, the cosines of the pairs, then the sines. turned: width of q and k together. */
+TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *turns, int width, int turned, int head_dim, int rotary, int interleaved,
+                        int direction, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_ROPE_THREADS, &group);
-    const int position = a->position + b.x % a->seq, pairs = rotary / 2;
-    for (int p = g.id; p < pairs; p += g.count) {
+    const int pairs = rotary / 2, aligned = width % 8 == 0 && head_dim % 8 == 0 && rotary % (interleaved ? 8 : 16) == 0;
+    const int64_t first = (int64_t)b.x * TE_ROPE_ROWS;
+    const int rows = (int)te_min(TE_ROPE_ROWS, a->rows - first);
+    for (int e = g.id; e < rows * pairs; e += g.count) {
         /* in double: the angle of a late position has lost its fraction in float */
-        const double angle = position * exp2(-2.0 * p / rotary * log2((double)a->base)), turn = 6.283185307179586;
+        const int r = e / pairs, p = e % pairs, position = a->position + (int)((first + r) % a->seq);
+        const double angle = position * exp2(-2.0 * p / rotary * a->log2_base), turn = 6.283185307179586;
         const float rest = (float)(angle - turn * floor(angle / turn));
-        turns[2 * p] = cosf(rest), turns[2 * p + 1] = (float)direction * sinf(rest);
+        turns[r * rotary + p] = cosf(rest), turns[r * rotary + pairs + p] = (float)direction * sinf(rest);
     }
     te_block_sync();
-    const int aligned = width % 8 == 0 && head_dim % 8 == 0 && rotary % (interleaved ? 8 : 16) == 0;
-    const int64_t row = (int64_t)b.x * width;
-    for (int c = g.id * 8; c < width; c += g.count * 8) {
-        const int n = (int)te_min(8, width - c);
-        float v[8], w[8];
-        te_load8(v, a->x, row + c, n, aligned, dtype);
-        if (aligned && !interleaved && c < turned && c % head_dim < rotary)
-            te_load8(w, a->x, row + (c % head_dim < pairs ? c + pairs : c - pairs), 8, 1, dtype);
-        TE_UNROLL for (int i = 0; i < 8; i++) {
-            const int d = (c + i) % head_dim;
-            if (c + i >= turned || d >= rotary || i >= n) continue;
-            const int first = interleaved ? d % 2 == 0 : d < pairs, p = interleaved ? d / 2 : first ? d : d - pairs;
-            const int far = interleaved ? (first ? 1 : -1) : first ? pairs : -pairs;
-            const float other = !aligned ? te_load(a->x, row + c + i + far, dtype) : interleaved ? 0.0f : w[i];
-            const float mate = aligned && interleaved ? te_load(a->x, row + c + i + far, dtype) : other;
-            v[i] = first ? v[i] * turns[2 * p] - mate * turns[2 * p + 1] : mate * turns[2 * p + 1] + v[i] * turns[2 * p];
+    if (!aligned) {
+        for (int r = 0; r < rows; r++)
+            for (int c = g.id; c < width; c += g.count) {
+                const int64_t at = (first + r) * width + c;
+                const int d = c % head_dim, low = interleaved ? d % 2 == 0 : d < pairs, p = interleaved ? d / 2 : low ? d : d - pairs;
+                float v = te_load(a->x, at, dtype);
+                if (c < turned && d < rotary) {
+                    const float mate = te_load(a->x, at + (low ? 1 : -1) * (interleaved ? 1 : pairs), dtype);
+                    const float cosine = turns[r * rotary + p], sine = turns[r * rotary + pairs + p];
+                    v = low ? v * cosine - mate * sine : v * cosine + mate * sine;
+                }
+                te_store(a->y, at, v, dtype);
+            }
+        return;
+    }
+    /* A lane takes eight columns, and with half-split pairs the eight that turn with them: `near` units a head. */
+    const int far = interleaved ? 0 : pairs, near = (head_dim - far) / 8, heads = turned / head_dim;
+    for (int u = g.id; u < heads * near + (width - turned) / 8; u += g.count) {
+        const int head = u / near, in_head = u % near * 8, turns_here = head < heads && in_head < (interleaved ? rotary : pairs);
+        const int d = head < heads && !turns_here && !interleaved ? in_head + pairs : in_head; /* behind the pairs: not turned */
+        const int c = head < heads ? head * head_dim + d : turned + (u - heads * near) * 8;
+        te_eight x[TE_ROPE_ROWS], mate[TE_ROPE_ROWS];
+        TE_UNROLL for (int r = 0; r < TE_ROPE_ROWS; r++) {
+            if (r >= rows) continue;
+            te_load_eight(&x[r], a->x, (first + r) * width + c, 8, 1, dtype);
+            mate[r] = x[r];
+            if (turns_here && far) te_load_eight(&mate[r], a->x, (first + r) * width + c + far, 8, 1, dtype);
         }
-        te_store8(a->y, row + c, v, n, aligned, dtype);
+        TE_UNROLL for (int r = 0; r < TE_ROPE_ROWS; r++) {
+            if (r >= rows) continue;
+            const float *cosine = turns + r * rotary, *sine = cosine + pairs;
+            float v[8], w[8];
+            te_floats_of_eight(v, &x[r], dtype);
+            if (turns_here && far) {
+                te_floats_of_eight(w, &mate[r], dtype);
+                te_turn8(v, w, cosine + d, sine + d);
+                te_store8(a->y, (first + r) * width + c + far, w, 8, 1, dtype);
+            } else if (turns_here) {
+                TE_UNROLL for (int i = 0; i < 8; i += 2) {
+                    const float even = v[i], odd = v[i + 1], co = cosine[(d + i) / 2], si = sine[(d + i) / 2];
+                    v[i] = even * co - odd * si, v[i + 1] = odd * co + even * si;
+                }
+            }
+            te_store8(a->y, (first + r) * width + c, v, 8, 1, dtype);
+        }
     }
 }
 
@@ -79,8 +118,8 @@ TE_API te_status te__rope_run(te_run *r, const te_step *s, te_status (*launch)(t
     te_value y;
     TE_TRY(r->pass == TE_BACKWARD ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
     a.y = y.p, a.x = r->now.p, a.seq = r->batch ? r->batch->seq : 1, a.position = r->batch ? r->batch->position : 0;
-    a.base = r->plan->op[i].value[0];
-    if (y.p && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(r->rows, 1), &a));
+    a.rows = r->rows, a.log2_base = log2((double)r->plan->op[i].value[0]);
+    if (y.p && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(r->rows, TE_ROPE_ROWS), 1), &a));
     te_set_now(r, y);
     return TE_OK;
 }

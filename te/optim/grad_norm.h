@@ -119,7 +119,7 @@ enum { TE__NORM_CHUNK = 8192, TE__NORM_THREADS = 256, TE__NORM_LOADS = 4, TE__NO
 /* Reads 4 bytes an element, writes 4 bytes a chunk: the floor is 4 bytes * elements / read bandwidth. */
 TE_FN void te__grad_norm_body(const te_grad_norm *a, te_block b) {
     int group;
-    const te_lanes lanes = te_lanes_here(TE_CUDA ? TE__NORM_THREADS : 1, &group);
+    te_lanes lanes = te_lanes_here(TE_CUDA ? TE__NORM_THREADS : 1, &group);
     const int t = te__chunk_tensor(a->first, a->count, b.x);
     const int64_t from = (int64_t)(b.x - a->first[t]) * TE__NORM_CHUNK;
     const float *x = a->tensor[t].grad + from;
@@ -139,7 +139,7 @@ TE_FN void te__grad_norm_body(const te_grad_norm *a, te_block b) {
     }
     float total = 0.0f;
     TE_UNROLL for (int k = 0; k < TE__NORM_LOADS; k++) total += (sum[k].v[0] + sum[k].v[1]) + (sum[k].v[2] + sum[k].v[3]);
-    te_lanes_sum(&total, 1, lanes);
+    te_lanes_sum(&total, 1, &lanes);
     if (lanes.id == 0) a->partial[b.x] = total;
 }
 TE_KERNEL(te__grad_norm_partial, TE__NORM_THREADS, te_grad_norm, te__grad_norm_body(te_args, te_at))
@@ -147,7 +147,7 @@ TE_KERNEL(te__grad_norm_partial, TE__NORM_THREADS, te_grad_norm, te__grad_norm_b
 /* Reads one float a chunk. A lane's own sum is in double: there may be a million chunks. */
 TE_FN void te__grad_norm_sum_body(const te_grad_norm *a) {
     int group;
-    const te_lanes lanes = te_lanes_here(TE_CUDA ? TE__NORM_SUM_THREADS : 1, &group);
+    te_lanes lanes = te_lanes_here(TE_CUDA ? TE__NORM_SUM_THREADS : 1, &group);
     double sum = 0.0;
     for (int64_t i = lanes.id; i < a->chunks; i += 4 * lanes.count) {
         float v[4];
@@ -155,7 +155,7 @@ TE_FN void te__grad_norm_sum_body(const te_grad_norm *a) {
         TE_UNROLL for (int k = 0; k < 4; k++) sum += (double)v[k];
     }
     float total = (float)sum;
-    te_lanes_sum(&total, 1, lanes);
+    te_lanes_sum(&total, 1, &lanes);
     if (lanes.id == 0) a->result[0] = total, a->result[1] = sqrtf(total);
 }
 TE_KERNEL(te__grad_norm_sum, TE__NORM_SUM_THREADS, te_grad_norm, te__grad_norm_sum_body(te_args))

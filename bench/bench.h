@@ -1,0 +1,262 @@
+// bench.h -- what a step of a plan takes on this GPU, beside a copy of as many bytes in the same run.
+//
+//     bench_open(argc, argv);
+//     bench_plan(block_plan(), 4, 2048);               every step of a list, forward, inference and backward
+//     bench_step(ln_plan(), 1, 8192, TE_FORWARD, "layernorm");
+//     return bench_close();
+//
+// A step is captured many times into one CUDA graph, so that the host does not count, over enough copies of its tensors
+// that the L2 does not help; so is the copy, the driver's and a kernel, of which the faster counts. The graphs run in turns,
+// and the medians are taken. Bytes are those of
+// te_step_row_bytes: each tensor read once and written once. Data is random.
+#ifndef BENCH_BENCH_H
+#define BENCH_BENCH_H
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "te/te.h"
+
+static te_context bench_ctx;
+static FILE *bench_tsv;
+static const char *bench_only; // models whose name holds this; null: all
+static std::vector<void *> bench_memory; // of the case at hand
+
+static void bench_check(te_status s, const char *what) {
+    if (s == TE_OK) return;
+    fprintf(stderr, "%s: %s (%s)\n", what, te_last_error(&bench_ctx), te_status_string(s));
+    exit(1);
+}
+static void *bench_allocate(size_t bytes) {
+    void *p = nullptr;
+    bench_check(te_allocate(&bench_ctx, &p, bytes), "memory");
+    bench_memory.push_back(p);
+    return p;
+}
+static void bench_release(size_t keep = 0) {
+    bench_check(te_synchronize(&bench_ctx), "release");
+    for (; bench_memory.size() > keep; bench_memory.pop_back()) te_release(&bench_ctx, bench_memory.back());
+}
+
+// ---- time --------------------------------------------------------------------------------------------------------------
+
+struct bench_graph {
+    cudaGraphExec_t exec;
+    int runs;
+    std::vector<float> us;
+    template <class F> bench_graph(F f, int n) : runs(n) {
+        cudaStream_t stream = (cudaStream_t)bench_ctx.stream;
+        cudaGraph_t graph;
+        for (int i = 0; i < 2; i++) f(i); // loads what is loaded at the first call
+        cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+        for (int i = 0; i < n; i++) f(i);
+        if (cudaStreamEndCapture(stream, &graph) != cudaSuccess || cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess)
+            bench_check(TE_ERROR_CUDA, cudaGetErrorString(cudaGetLastError()));
+        cudaGraphDestroy(graph);
+    }
+    ~bench_graph() { cudaGraphExecDestroy(exec); }
+    void run() {
+        cudaStream_t stream = (cudaStream_t)bench_ctx.stream;
+        cudaEvent_t a, b;
+        float ms;
+        cudaEventCreate(&a), cudaEventCreate(&b);
+        cudaEventRecord(a, stream), cudaGraphLaunch(exec, stream), cudaEventRecord(b, stream);
+        if (cudaEventSynchronize(b) != cudaSuccess) bench_check(TE_ERROR_CUDA, cudaGetErrorString(cudaGetLastError()));
+        cudaEventElapsedTime(&ms, a, b);
+        cudaEventDestroy(a), cudaEventDestroy(b);
+        us.push_back(1e3f * ms / (float)runs);
+    }
+    double median() {
+        std::vector<float> t(us.begin() + 2, us.end()); // the first two warm up
+        std::sort(t.begin(), t.end());
+        return t[t.size() / 2];
+    }
+    double spread() {
+        const auto m = std::minmax_element(us.begin() + 2, us.end());
+        return (*m.second - *m.first) / median();
+    }
+};
+
+enum { BENCH_ROUNDS = 9 };
+static const size_t bench_room = (size_t)1 << 30; // of each side of the copy
+
+// A copy that reads bytes / 2 and writes as many: the driver's, or a plain kernel, which is the faster one at some sizes.
+static __global__ void bench_copy_kernel(uint4 *to, const uint4 *from, size_t n) {
+    const size_t i = (size_t)blockIdx.x * 1024 + threadIdx.x;
+    uint4 v[4];
+    for (int k = 0; k < 4; k++) if (i + 256 * k < n) v[k] = from[i + 256 * k];
+    for (int k = 0; k < 4; k++) if (i + 256 * k < n) to[i + 256 * k] = v[k];
+}
+static void bench_copy(size_t bytes, int i, bool kernel) {
+    static char *from, *to;
+    cudaStream_t stream = (cudaStream_t)bench_ctx.stream;
+    if (!from) {
+        bench_check(te_allocate(&bench_ctx, (void **)&from, bench_room), "memory");
+        bench_check(te_allocate(&bench_ctx, (void **)&to, bench_room), "memory");
+        bench_check(te_fill_normal(from, TE_bf16, (int64_t)(bench_room / 2), 0, 1, 9, 0, &bench_ctx), "copy");
+    }
+    size_t half = bytes / 2 / 16 * 16, at = half * 2 <= bench_room ? half * (size_t)i % (bench_room - half) / 16 * 16 : 0;
+    for (size_t part; half; half -= part, at = 0) {
+        part = std::min(half, bench_room - at);
+        if (!kernel) cudaMemcpyAsync(to + at, from + at, part, cudaMemcpyDeviceToDevice, stream);
+        else bench_copy_kernel<<<(unsigned)((part / 16 + 1023) / 1024), 256, 0, stream>>>((uint4 *)(to + at), (const uint4 *)(from + at), part / 16);
+    }
+}
+
+struct bench_result { double us, bytes, flops, copy_us, spread; };
+
+// `f(i)` enqueues the i-th run, on the i-th set of tensors.
+template <class F> static bench_result bench_time(F f, double bytes, double flops, int runs) {
+    bench_result r;
+    bench_graph work(f, runs);
+    if (flops > 0) {
+        for (int i = 0; i < BENCH_ROUNDS; i++) work.run();
+        r.copy_us = 0;
+    } else {
+        bench_graph copy([&](int i) { bench_copy((size_t)bytes, i, false); }, runs), kernel([&](int i) { bench_copy((size_t)bytes, i, true); }, runs);
+        for (int i = 0; i < BENCH_ROUNDS; i++) work.run(), copy.run(), kernel.run();
+        r.copy_us = std::min(copy.median(), kernel.median());
+    }
+    r.us = work.median(), r.spread = work.spread(), r.bytes = bytes, r.flops = flops;
+    return r;
+}
+
+static void bench_print(const std::string &group, const char *pass, const char *step, const std::string &shape, const bench_result &r) {
+    const double tbs = r.bytes / r.us / 1e6, of_copy = r.copy_us / r.us, tflops = r.flops / r.us / 1e6;
+    printf("%-12s %-9s %-40s %-14s %9.2f us  ", group.c_str(), pass, step, shape.c_str(), r.us);
+    if (r.flops > 0) printf("%7.0f TFLOP/s", tflops);
+    else printf("%8.1f MB %6.2f TB/s  %5.3f of copy", r.bytes / 1e6, tbs, of_copy);
+    printf("  +-%.1f%%\n", 50 * r.spread);
+    if (bench_tsv)
+        fprintf(bench_tsv, "%s\t%s\t%s\t%s\t%.3f\t%.0f\t%.3f\t%.3f\t%.1f\t%.3f\n", group.c_str(), pass, step, shape.c_str(), r.us, r.flops > 0 ? 0 : r.bytes,
+                r.flops > 0 ? 0 : tbs, r.flops > 0 ? 0 : of_copy, tflops, r.spread);
+    fflush(stdout);
+}
+
+// ---- a plan ------------------------------------------------------------------------------------------------------------
+
+static double bench_flops(const te_plan *p, const te_step *s, te_pass pass, const te_batch *b) {
+    const te_op *op = &p->op[s->op[0]];
+    const double rows = (double)b->batch * b->seq;
+    if (op->op_class == TE_CLASS_gemm) return (pass == TE_BACKWARD ? 4.0 : 2.0) * rows * op->in * op->out;
+    if (!strcmp(op->kind, "attention")) return (pass == TE_BACKWARD ? 2.5 : 1.0) * 4.0 * rows * b->seq * op->out / (op->value[1] == TE_CAUSAL ? 2 : 1);
+    return 0;
+}
+static double bench_bytes(const te_plan *p, const te_step *s, te_pass pass, int64_t rows, const te_model *m) {
+    double bytes = (double)te_step_row_bytes(p, s, pass) * (double)rows;
+    const te_op *last = &p->op[s->op[s->count - 1]];
+    bool keeps = pass == TE_BACKWARD && s == &p->backward[p->backward_count - 1];
+    for (int i = 0; i < s->count; i++) keeps = keeps && (p->op[s->op[i]].flags & TE_KEEPS_GRAD);
+    if (keeps) bytes += (double)rows * last->in * (double)te_dtype_bytes(p->dtype); // dx, which else would stay where it is
+    if (!strcmp(s->row, "embedding") && pass == TE_BACKWARD) bytes += (double)m->param[0].rows * (double)m->param[0].cols * 4; // cleared first
+    return bytes;
+}
+
+// Steps of the plan, in this pass (-1: all three), of this name (null: all). `vocabulary`: tokens and labels are below it.
+static void bench_steps(const te_plan *plan, int batch, int seq, int only_pass, const char *only_step, int vocabulary, bool totals) {
+    if (bench_only && !strstr(plan->name, bench_only)) return;
+    const int64_t rows = (int64_t)batch * seq;
+    const size_t kept = bench_memory.size();
+    te_context *ctx = &bench_ctx;
+    std::vector<te_param> params(TE_MAX_OPS * 2);
+    int count = 0;
+    for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
+    te_model m;
+    bench_check(te_model_bind(&m, plan, params.data(), count, bench_allocate(te_plan_param_bytes(plan)), (float *)bench_allocate(te_plan_grad_bytes(plan)), ctx), "bind");
+    bench_check(te_model_randomize(&m, 0.02f, 1, 0, ctx), "weights");
+
+    // the sets
+    const size_t size = te_dtype_bytes(plan->dtype), in = (size_t)rows * plan->in * size, out = (size_t)rows * plan->out * std::max<size_t>(size, 4);
+    const size_t work = te_plan_workspace_bytes(plan, &m, rows, ctx), saved_bytes = te_plan_saved_bytes(plan, rows);
+    const int sets = (int)std::min<size_t>(12, 2 + ((size_t)256 << 20) / (2 * in + 2 * out + saved_bytes + 1));
+    std::vector<te_run> run((size_t)sets), before((size_t)sets);
+    std::vector<te_saved> saved((size_t)sets);
+    std::vector<void *> x, y, dx, dy, workspace;
+    std::vector<int32_t> ids((size_t)rows);
+    for (size_t i = 0; i < ids.size(); i++) {
+        uint32_t u[4];
+        te_philox(u, 3, i, 0, 0);
+        ids[i] = (int32_t)(u[0] % (uint32_t)vocabulary);
+    }
+    int32_t *tokens = (int32_t *)bench_allocate((size_t)rows * 4);
+    bench_check(te_copy(ctx, tokens, ids.data(), (size_t)rows * 4), "tokens");
+    bench_check(te_synchronize(ctx), "tokens");
+    te_batch b;
+    memset(&b, 0, sizeof b);
+    b.batch = batch, b.seq = seq, b.tokens = b.labels = tokens, b.ignore_index = -1;
+    const bool from_tokens = te__from_tokens(plan) != 0;
+    std::vector<te_edge> edges;
+    for (int i = 0; i < sets; i++) {
+        x.push_back(bench_allocate(in)), dx.push_back(bench_allocate(in)), y.push_back(bench_allocate(out)), dy.push_back(bench_allocate(out));
+        workspace.push_back(bench_allocate(work));
+        saved[(size_t)i].memory = bench_allocate(saved_bytes), saved[(size_t)i].bytes = saved_bytes;
+        bench_check(te_fill_normal(x.back(), plan->dtype, rows * plan->in, 0, 1, 2, (uint64_t)i, ctx), "x");
+        if (te__to_loss(plan)) bench_check(te_fill_normal(dy.back(), TE_f32, rows, 1e-4f, 0, 2, 100, ctx), "dy");
+        else bench_check(te_fill_normal(dy.back(), plan->dtype, rows * plan->out, 0, 1, 2, 100 + (uint64_t)i, ctx), "dy");
+        ctx->workspace = workspace.back(), ctx->workspace_bytes = work;
+        const te_tensor xt = from_tokens ? te_none() : te_matrix(x.back(), plan->dtype, rows, plan->in);
+        bench_check(te_plan_forward(te_matrix(y.back(), te__out_dtype(plan), rows, plan->out), &saved[(size_t)i], xt, plan, &m, &b, ctx), "forward");
+    }
+
+    const char *const titles[] = {"forward", "inference", "backward"};
+    for (int pass = 0; pass < 3; pass++) {
+        if (only_pass >= 0 && pass != only_pass) continue;
+        const te_step *step = pass == TE_FORWARD ? plan->forward : pass == TE_INFER ? plan->infer : plan->backward;
+        const int steps = pass == TE_FORWARD ? plan->forward_count : pass == TE_INFER ? plan->infer_count : plan->backward_count;
+        double total = 0;
+        for (size_t i = 0; i < (size_t)sets; i++) {
+            te_run *r = &run[i];
+            te__begin(r, plan, (te_pass)pass, rows, ctx);
+            r->batch = &b, r->x = from_tokens ? nullptr : x[i], r->y = y[i], r->dx = from_tokens ? nullptr : dx[i], r->dy = dy[i];
+            te__take_params(r, &m);
+            te__lay_out(r, (char *)saved[i].memory);
+            r->dry = 0, r->now = te_value_of(pass == TE_BACKWARD ? dy[i] : r->x), r->pool.count = 0, r->pool.base = (char *)workspace[i];
+        }
+        for (int k = 0; k < steps; k++) {
+            before = run;
+            for (te_run &r : run) bench_check(step[k].run(&r, &step[k]), step[k].kernels);
+            if (only_step && strcmp(step[k].row, only_step)) continue;
+            const double bytes = bench_bytes(plan, &step[k], (te_pass)pass, rows, &m), flops = bench_flops(plan, &step[k], (te_pass)pass, &b);
+            if (bytes == 0) continue; // hands its value on
+            static te_run scratch;
+            const bench_result r = bench_time(
+                [&](int i) { scratch = before[(size_t)(i % sets)], bench_check(step[k].run(&scratch, &step[k]), step[k].kernels); }, bytes, flops, std::max(2 * sets, 10));
+            const te_op *first = &plan->op[step[k].op[0]], *last = &plan->op[step[k].op[step[k].count - 1]];
+            const int from = pass == TE_BACKWARD ? last->in : first->in, to = pass == TE_BACKWARD ? first->out : last->out;
+            const std::string shape = std::to_string(rows) + "x" + std::to_string(from) + (from == to ? "" : "x" + std::to_string(to));
+            bench_print(plan->name, titles[pass], step[k].row, shape, r);
+            total += r.us;
+        }
+        if (totals) printf("%-12s %-9s %-40s %-14s %9.2f us\n", plan->name, titles[pass], "all", "", total);
+        if (totals && bench_tsv) fprintf(bench_tsv, "%s\t%s\tall\t%lld\t%.3f\t0\t0\t0\t0\t0\n", plan->name, titles[pass], (long long)rows, total);
+    }
+    ctx->workspace = nullptr, ctx->workspace_bytes = 0;
+    bench_release(kept);
+}
+static inline void bench_plan(const te_plan *plan, int batch, int seq, int vocabulary = 256) { bench_steps(plan, batch, seq, -1, nullptr, vocabulary, true); }
+static inline void bench_step(const te_plan *plan, int batch, int seq, te_pass pass, const char *step, int vocabulary = 256) {
+    bench_steps(plan, batch, seq, pass, step, vocabulary, false);
+}
+
+// Arguments of the program: [file.tsv [commit [part of a model's name]]]
+static void bench_open(int argc, char **argv) {
+    const char *path = argc > 1 ? argv[1] : nullptr, *commit = argc > 2 ? argv[2] : nullptr;
+    bench_only = argc > 3 ? argv[3] : nullptr;
+    bench_check(te_context_create(&bench_ctx, 0, 1), "context");
+    cudaStream_t stream;
+    cudaStreamCreate(&stream);
+    bench_ctx.stream = stream;
+    cudaDeviceProp device;
+    cudaGetDeviceProperties(&device, 0);
+    printf("%s\n", device.name);
+    if (path) bench_tsv = fopen(path, "w");
+    if (bench_tsv) fprintf(bench_tsv, "# %s, commit %s\nmodel\tpass\tstep\tshape\tmicroseconds\tbytes\tTB/s\tof_copy\tTFLOP/s\tspread\n", device.name, commit ? commit : "unknown");
+}
+static int bench_close() {
+    if (bench_tsv) fclose(bench_tsv);
+    return cudaDeviceSynchronize() != cudaSuccess;
+}
+
+#endif

@@ -1,0 +1,186 @@
+/* gemm_tune_cuda.h -- the race between cuBLASLt's candidates for a product, and between the splits of a step; where
+ * ctx->gemm_tune asks for it (gemm_tune.h). Included by gemm_cuda.h.
+ *
+ * A race allocates scratch memory, fills it with normal numbers, waits for the stream and frees it: nothing of the caller's is
+ * read or written.
+ */
+#ifndef TE_GEMM_TUNE_CUDA_H
+#define TE_GEMM_TUNE_CUDA_H
+
+#include "gemm.h"       /* te__gemm_plan */
+#include "optim/init.h" /* te_fill_normal */
+
+enum {
+    TE__RACERS = 48,
+    TE__ROUNDS = 11      /* at most, of a race; odd, for a median */
+};
+
+/* Enqueue racer `racer` once, on the memory of this lap. */
+typedef te_status (*te__race_fn)(void *arg, int racer, int lap, te_context *ctx);
+
+TE_API int64_t te__median(const int64_t *v, int n) {
+    int64_t sorted[TE__ROUNDS];
+    for (int i = 0; i < n; i++) {
+        int j = i;
+        for (; j > 0 && sorted[j - 1] > v[i]; j--) sorted[j] = sorted[j - 1];
+        sorted[j] = v[i];
+    }
+    return n ? sorted[n / 2] : 0;
+}
+
+/* Median nanoseconds of each racer, and which one is fastest (-1: none ran). They run in turns. Before each turn twice the L2 is overwritten,
+ * which also gives the host time to enqueue the `laps` runs between the two events. Round 0 loads the kernels and does not
+ * count. Those clearly slower fall out early, but never racer 0; one that cannot run falls out with 0 ns. */
+TE_API te_status te__race(int64_t *ns, int *winner, int count, int laps, int rounds, te__race_fn run, void *arg, te_context *ctx) {
+    cudaEvent_t event[2 * TE__RACERS];
+    int64_t sample[TE__RACERS][TE__ROUNDS];
+    int in[TE__RACERS], events = 0, l2 = 0;
+    void *flush = 0;
+    cudaStream_t stream = (cudaStream_t)ctx->stream;
+    te_status status = te__cuda_status(ctx, cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, ctx->device), "L2");
+    const size_t bytes = 2 * (size_t)l2;
+    *winner = -1;
+    for (int i = 0; i < count; i++) in[i] = 1, ns[i] = 0;
+    if (status == TE_OK) status = te_allocate(ctx, &flush, bytes);
+    while (status == TE_OK && events < 2 * count) {
+        status = te__cuda_status(ctx, cudaEventCreate(&event[events]), "event");
+        events += status == TE_OK;
+    }
+    for (int round = 0; status == TE_OK && round <= rounds; round++) {
+        int64_t best = 0;
+        for (int j = 0; status == TE_OK && j < count; j++) {
+            const int i = (j + round) % count;
+            if (!in[i]) continue;
+            status = te_fill(ctx, flush, 0x5a, bytes);
+            if (status == TE_OK) status = te__cuda_status(ctx, cudaEventRecord(event[2 * i], stream), "event");
+            for (int lap = 0; status == TE_OK && in[i] && lap < laps; lap++) in[i] = run(arg, i, lap, ctx) == TE_OK;
+            if (!in[i]) (void)cudaGetLastError(), ns[i] = 0; /* or the next launch would report it */
+            else if (status == TE_OK) status = te__cuda_status(ctx, cudaEventRecord(event[2 * i + 1], stream), "event");
+        }
+        if (status == TE_OK) status = te_synchronize(ctx);
+        for (int i = 0; status == TE_OK && round && i < count; i++) {
+            float ms = 0;
+            if (!in[i]) continue;
+            status = te__cuda_status(ctx, cudaEventElapsedTime(&ms, event[2 * i], event[2 * i + 1]), "event");
+            sample[i][round - 1] = te_max(1, (int64_t)((double)ms * 1e6 / laps));
+            ns[i] = te__median(sample[i], round);
+            if (!best || ns[i] < best) best = ns[i], *winner = i;
+        }
+        for (int i = 1; round > 1 && i < count; i++) in[i] = in[i] && (double)ns[i] <= (double)best * (1.0 + 0.4 / round);
+    }
+    while (events) (void)cudaEventDestroy(event[--events]);
+    te_release(ctx, flush);
+    return status;
+}
+
+/* Whether work on this stream is being recorded. An error means that another one is, which forbids the default stream. */
+TE_API int te__cuda_capturing(te_context *ctx) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    if (cudaStreamIsCapturing((cudaStream_t)ctx->stream, &status) == cudaSuccess) return status != cudaStreamCaptureStatusNone;
+    (void)cudaGetLastError();
+    return 1;
+}
+
+/* One product's race. A set of operands for each lap, so that one lap does not warm the L2 for the next. */
+typedef struct te__gemm_trial {
+    te__gemm_plan *plan;
+    te__gemm_state *state;
+    char *memory;
+    size_t b, c, d, bias, aux, set; /* where they lie in a set, behind A; and its bytes */
+    int count;
+    cublasLtMatmulAlgo_t algo[TE__RACERS];
+} te__gemm_trial;
+
+TE_API te_status te__gemm_trial_run(void *arg, int racer, int lap, te_context *ctx) {
+    te__gemm_trial *t = (te__gemm_trial *)arg;
+    te__gemm_plan *p = t->plan;
+    char *set = t->memory + (size_t)lap * t->set;
+    const float alpha = 1.0f, beta = p->product.beta ? 1.0f : 0.0f;
+    te__gemm_point(p, set + t->bias, set + t->aux);
+    return te__blas_status(ctx, cublasLtMatmul(t->state->handle, &p->operation, &alpha, set + t->b, &p->a, set, &p->b, &beta,
+                        set + (p->product.beta ? t->c : t->d), &p->d, set + t->d,
+                                               &p->d, &t->algo[racer], t->state->workspace, TE_GEMM_WORKSPACE, (cudaStream_t)ctx->stream), "cublasLtMatmul");
+}
+TE_API void te__gemm_enter(te__gemm_trial *t, const cublasLtMatmulAlgo_t *algo) {
+    for (int i = 0; i < t->count; i++)
+        if (!memcmp(&t->algo[i], algo, sizeof *algo)) return;
+    if (t->count < TE__RACERS) t->algo[t->count++] = *algo;
+}
+
+/* Heat, then final: the first candidate and the three fastest. */
+TE_API te_status te__gemm_race(te__gemm_trial *t, int laps, te_context *ctx) {
+    enum { HEAT = 5, FASTEST = 3 };
+    int64_t ns[TE__RACERS];
+    int winner, best[FASTEST], found = 0;
+    TE_TRY(te__race(ns, &winner, t->count, laps, HEAT, te__gemm_trial_run, t, ctx));
+    te_gemm_tuned *p = &t->plan->product;
+    p->candidates = t->count;
+    for (; found < FASTEST; found++) {
+        int at = -1;
+        for (int i = 0; i < t->count; i++)
+            if (ns[i] && (at < 0 || ns[i] < ns[at])) at = i;
+        if (at < 0) break;
+        best[found] = at, ns[at] = 0;
+    }
+    te__gemm_trial final = *t, *f = &final;
+    f->count = 1;
+    for (int i = 0; i < found; i++) te__gemm_enter(f, &t->algo[best[i]]);
+    TE_TRY(te__race(ns, &winner, f->count, laps, TE__ROUNDS, te__gemm_trial_run, f, ctx));
+    if (winner < 0 || !ns[0]) return TE_OK; /* the first candidate cannot run: te_gemm_run will say so */
+    p->first_ns = ns[0], p->best_ns = ns[winner];
+    t->plan->algo = f->algo[winner], t->plan->timed = 1;
+    return TE_OK;
+}
+
+/* Time the candidates for this plan and keep the fastest. Allocates scratch memory, waits for the stream and frees it. A plan that cannot
+ * be timed for want of memory stays with the first candidate; one met during a capture is timed at a later call. */
+TE_API te_status te__gemm_tune(te__gemm_plan *p, te_context *ctx) {
+    enum { LAPS = 8, SMALL = 16 << 20 }; /* products of up to SMALL bytes run several laps: events are no finer than about a microsecond */
+    const te_gemm_tuned *g = &p->product;
+    if (te__cuda_capturing(ctx)) return TE_OK;
+    char error[sizeof ctx->error];
+    memcpy(error, ctx->error, sizeof error);
+    p->timed = -1;
+    te__gemm_trial trial, *t = &trial;
+    memset(t, 0, sizeof *t);
+    const size_t in = te_dtype_bytes(g->dtype), out = te_dtype_bytes(g->out), mn = (size_t)g->m * (size_t)g->n;
+    size_t at = (size_t)te_round_up((int64_t)((size_t)g->m * (size_t)g->k * in), TE_ALIGN);
+    t->plan = p, t->state = (te__gemm_state *)ctx->gemm;
+    t->b = at, at += (size_t)te_round_up((int64_t)((size_t)g->k * (size_t)g->n * in), TE_ALIGN);
+    t->d = at, at += (size_t)te_round_up((int64_t)(mn * out), TE_ALIGN);
+    t->c = at, at += g->beta ? (size_t)te_round_up((int64_t)(mn * out), TE_ALIGN) : 0;
+    t->bias = at, at += g->epilogue != TE_EPILOGUE_NONE ? (size_t)te_round_up((int64_t)((size_t)g->n * in), TE_ALIGN) : 0;
+    t->aux = at, at += g->epilogue == TE_EPILOGUE_GELU_AUX_BIAS ? (size_t)te_round_up((int64_t)(mn * in), TE_ALIGN) : 0;
+    t->set = at;
+    const int laps = (int)te_max(1, te_min(LAPS, (int64_t)((size_t)SMALL / t->set)));
+    void *memory = 0;
+    te_status status = te_allocate(ctx, &memory, (size_t)laps * t->set);
+    t->memory = (char *)memory;
+    /* C in f32 gets pairs of 16-bit numbers: of its own size, and none is a NaN */
+    if (status == TE_OK) status = te_fill_normal(memory, g->dtype, (int64_t)((size_t)laps * t->set / in), 0.0f, 1.0f, 1, 0, ctx);
+    if (status == TE_OK) {
+        cublasLtMatmulHeuristicResult_t result[TE__GEMM_ASKED];
+        te__gemm_enter(t, &p->algo);
+        const int n = te__gemm_ask(result, TE__GEMM_ASKED, p, t->state);
+        for (int i = 0; i < n; i++)
+            if (result[i].state == CUBLAS_STATUS_SUCCESS) te__gemm_enter(t, &result[i].algo);
+        status = te__gemm_race(t, laps, ctx);
+    }
+    te_release(ctx, memory);
+    if (status != TE_OK && status != TE_ERROR_MEMORY) return status;
+    memcpy(ctx->error, error, sizeof error); /* candidates that were refused are no error */
+    return TE_OK;
+}
+
+/* ---- the splits of a step ----------------------------------------------------------------------------------------------- */
+
+/* Whether splits are taken by choice: there are choices, or there may be. */
+TE_API int te__gemm_chooses(const te_context *ctx) {
+    return ctx && ctx->gemm && (ctx->gemm_tune || ((const te__gemm_state *)ctx->gemm)->choices);
+}
+/* Whether a step may be timed now. */
+TE_API int te__gemm_may_time(te_context *ctx) {
+    return ctx->gemm_tune && ((const te__gemm_state *)ctx->gemm)->choices < TE_GEMM_CHOICES && !te__cuda_capturing(ctx);
+}
+
+#endif

@@ -1,0 +1,9 @@
+// expect: te: m: the list ends inside a (recompute, ..)
+// A mark that opens a span and has no op behind it.
+#include "te/te.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (linear, fc1, 8, 16), (recompute, r), (gelu, act), (end_recompute, r))
+#else
+TE_SEQUENTIAL(m, f32, (linear, fc1, 8, 16), (gelu, act), (recompute, r))
+#endif

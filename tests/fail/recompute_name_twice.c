@@ -1,0 +1,9 @@
+// expect: m_recompute_r_at
+// Two spans of one name.
+#include "te/te.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (recompute, r), (linear, fc1, 8, 16), (end_recompute, r), (recompute, s), (gelu, act), (end_recompute, s))
+#else
+TE_SEQUENTIAL(m, f32, (recompute, r), (linear, fc1, 8, 16), (end_recompute, r), (recompute, r), (gelu, act), (end_recompute, r))
+#endif

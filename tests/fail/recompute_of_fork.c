@@ -1,0 +1,9 @@
+// expect: te: m: (fork, x) stands in a (recompute, ..), (add, x) behind it
+// What a fork inside kept is gone when the add comes.
+#include "te/te.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (recompute, r), (fork, x), (gelu, act), (linear, fc, 8, 8), (end_recompute, r), (add, x))
+#else
+TE_SEQUENTIAL(m, f32, (recompute, r), (gelu, act), (fork, x), (linear, fc, 8, 8), (end_recompute, r), (add, x))
+#endif

@@ -1,0 +1,9 @@
+// expect: te_error_recompute_r_of_m_has_no_end_recompute_behind_it
+// A span that nothing closes.
+#include "te/te.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (linear, fc1, 8, 16), (recompute, r), (gelu, act), (linear, fc2, 16, 8), (end_recompute, r))
+#else
+TE_SEQUENTIAL(m, f32, (linear, fc1, 8, 16), (recompute, r), (gelu, act), (linear, fc2, 16, 8))
+#endif

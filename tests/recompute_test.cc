@@ -1,0 +1,428 @@
+// recompute_test.cc -- (recompute, r) .. (end_recompute, r): the same bits as a run that saves everything, with less saved; the
+// marked lists against the reference; what is saved, what runs again, and what the plan's table says of it.
+#include <cstring>
+
+#include "harness.h"
+#include "te/ops/activation.h"
+#include "te/ops/attention.h"
+#include "te/ops/bias.h"
+#include "te/ops/cross_entropy.h"
+#include "te/ops/dropout.h"
+#include "te/ops/embedding.h"
+#include "te/ops/linear.h"
+#include "te/ops/norm.h"
+#include "te/ops/recompute.h"
+#include "te/ops/residual.h"
+#include "te/ops/rope.h"
+#include "te/ops/scale.h"
+
+#define H 48
+#define F 77
+#define HEADS 3
+#define D 16
+#define V 61
+
+#define BEGIN(r) (recompute, r),
+#define END(r) , (end_recompute, r)
+#define NO_MARK(r)
+// A block in four pieces, i its number: what a pair of marks may stand around.
+#define NORM_QKV(i) (fork, x##i), (layernorm, ln##i, H), (linear, qkv##i, H, 3 * H), (bias, qkv_b##i, 3 * H)
+#define ATTENTION(i) (attention, attn##i, HEADS, HEADS, D), (linear, proj##i, H, H), (bias, proj_b##i, H), (dropout, drop##i, 0.1f), (add, x##i)
+#define NORM_FC1(i) (fork, z##i), (layernorm, lnz##i, H), (linear, fc1##i, H, F), (bias, fc1_b##i, F)
+#define GELU_FC2(i) (gelu, act##i), (linear, fc2##i, F, H), (bias, fc2_b##i, H), (dropout, dropz##i, 0.2f), (add, z##i)
+#define PIECES(i, B, E)                                                                                            \
+    B(a##i) NORM_QKV(i) E(a##i), B(b##i) ATTENTION(i) E(b##i), B(c##i) NORM_FC1(i) E(c##i), B(d##i) GELU_FC2(i) E(d##i)
+#define BLOCK(i) PIECES(i, NO_MARK, NO_MARK)
+#define WHOLE(i) BEGIN(r##i) BLOCK(i) END(r##i)
+
+// X(name, how, dtype, ops...)
+#define OF_DTYPE(X, how, t)                                                                                        \
+    X(plain_##t, how, t, BLOCK(1))                                                                                 \
+    X(whole_##t, how, t, WHOLE(1))                                                                                 \
+    X(pieces_##t, how, t, PIECES(1, BEGIN, END))                                                                   \
+    X(two_##t, how, t, WHOLE(1), WHOLE(2))                                                                         \
+    X(two_in_one_##t, how, t, BEGIN(r) BLOCK(1), BLOCK(2) END(r))                                                  \
+    X(first_of_two_##t, how, t, WHOLE(1), BLOCK(2))                                                                \
+    X(act_##t, how, t, NORM_QKV(1), ATTENTION(1), NORM_FC1(1), BEGIN(r) GELU_FC2(1) END(r))                        \
+    X(norm_##t, how, t, BEGIN(r) NORM_QKV(1) END(r), ATTENTION(1), BLOCK(2))
+#define MODELS(name, how, dtype, ...) how(name, dtype, __VA_ARGS__)
+#define ALL_OF_DTYPES(X) OF_DTYPE(X, MODEL, f32) OF_DTYPE(X, MODEL, bf16)
+ALL_OF_DTYPES(MODELS)
+
+// Llama's: rmsnorm, rope, swiglu. The product in front of the swiglu writes what it reads either way, so the mark costs forward nothing.
+#define LLAMA(B, E)                                                                                                \
+    (fork, x), (rmsnorm, n, H), (linear, qkv, H, 80), B(r) (rope, turn, 3, 1, D), (attention, attn, 3, 1, D), (linear, proj, H, H), (add, x) E(r), \
+        (fork, z), (rmsnorm, m, H), (linear, fc1, H, 2 * F), B(s) (swiglu, act), (linear, fc2, F, H), (add, z) E(s)
+
+#define OTHERS(X)                                                                                                  \
+    X(unfused, UNFUSED, bf16, PIECES(1, BEGIN, END), WHOLE(2))                                                     \
+    X(in_f16, MODEL, f16, WHOLE(1))                                                                                  \
+    X(llama, MODEL, bf16, LLAMA(BEGIN, END))                                                                       \
+    X(network, MODEL, f32, (embedding, wte, V, H), (positions, wpe, 40, H), WHOLE(1), PIECES(2, BEGIN, END),       \
+      BEGIN(last) (layernorm, lnf, H), (tied_linear, lm, H, V) END(last), (scale, s, 0.125f), (cross_entropy, loss, V)) \
+    X(from_tokens, MODEL, bf16, BEGIN(r) (embedding, wte, V, H), (positions, wpe, 40, H), (layernorm, n, H), (linear, l, H, F), (gelu, g) END(r), (linear, m, F, H)) \
+    X(up_to_loss, MODEL, f32, (embedding, wte, V, H), BEGIN(r) (layernorm, n, H), (linear, lm, H, V), (scale, s, 0.125f) END(r), (cross_entropy, loss, V)) \
+    /* marks within rows of forward, and within rows of backward: act_bias reaches into r and s at once */         \
+    X(within_rows, MODEL, bf16, (linear, l, 37, 53), BEGIN(r) (gelu, g), (bias, b, 53) END(r), BEGIN(s) (silu, h), (bias, c, 53) END(s), \
+      BEGIN(t) (relu, a), (dropout, d, 0.3f), (layernorm, n, 53) END(t), (linear, m, 53, 37))                      \
+    X(nothing_inside, MODEL, f32, BEGIN(r) (bias, b, 37) END(r), (linear, l, 37, 37), BEGIN(s) (scale, t, 2.0f), (dropout, d, 0.5f) END(s)) \
+    X(one_each, MODEL, f32, BEGIN(a) (attention, attn, 1, 1, 16) END(a), BEGIN(b) (rmsnorm, n, 16) END(b), BEGIN(c) (linear, l, 16, 37) END(c), \
+      BEGIN(d) (gelu, g) END(d), BEGIN(e) (dropout, h, 0.5f) END(e))                                               \
+    X(ends_with_norm, MODEL, f32, (linear, l, 37, 37), BEGIN(r) (gelu, g), (bias, b, 37), (layernorm, n, 37) END(r), (linear, m, 37, 53), \
+      BEGIN(s) (silu, h), (linear, o, 53, 48), (attention, attn, 1, 1, 16) END(s))                                 \
+    /* edges: begun before the span, inside it, at its head and added behind it, in the next span, never added */  \
+    X(edges, MODEL, bf16, (fork, a), (linear, l, 40, 40), BEGIN(r) (fork, b), (fork, c), (gelu, g), (fork, d), (linear, m, 40, 40), (add, d), (add, a) END(r), \
+      (add, c), BEGIN(s) (fork, never), (silu, h), (linear, n, 40, 40), (add, b) END(s), (bias, e, 40))            \
+    X(inputs, MODEL, f32, (input, i, 37), BEGIN(r) (input, j, 53), (linear, l, 37, 53), (gelu, g), (linear, m, 53, 37), (add, i), (input, k, 37), (silu, h), (linear, n, 37, 53) END(r), \
+      (add, j), (output, o), (linear, p, 53, 37), (add, k))                                                        \
+    /* as many ops, and as many spans, as a list holds */                                                          \
+    X(list_of_96, MODEL, f32, EIGHT_SPANS(1), EIGHT_SPANS(2), EIGHT_SPANS(3), EIGHT_SPANS(4))                      \
+    X(long_span, MODEL, bf16, BEGIN(r) TWENTY(1), TWENTY(2), TWENTY(3), TWENTY(4), (bias, b, 40) END(r))
+#define SPAN(i, ...) BEGIN(r##i) __VA_ARGS__ END(r##i)
+#define EIGHT_SPANS(i)                                                                                             \
+    SPAN(i##0, (bias, b##i, 24)), SPAN(i##1, (gelu, g##i)), SPAN(i##2, (linear, l##i, 24, 40)), SPAN(i##3, (silu, s##i)), SPAN(i##4, (dropout, d##i, 0.1f)), \
+        SPAN(i##5, (linear, m##i, 40, 24)), SPAN(i##6, (rmsnorm, n##i, 24)), SPAN(i##7, (scale, t##i, 1.1f))
+#define TEN(i)                                                                                                     \
+    (fork, x##i), (rmsnorm, n##i, 40), (linear, l##i, 40, 24), (silu, a##i), (linear, m##i, 24, 40), (bias, c##i, 40), (dropout, d##i, 0.1f), (add, x##i), \
+        (scale, s##i, 0.9f), (layernorm, o##i, 40)
+#define TWENTY(i) TEN(i##0), TEN(i##1)
+OTHERS(MODELS)
+static_assert((int)list_of_96_op_count == 32 && (int)TE_MAX_SPANS == 32, "with 64 marks");
+
+// A header's declaration, and the definition at the end of the file.
+#define DECLARED (linear, l, 64, 96), (bias, c, 96), BEGIN(r) (gelu, g), (linear, m, 96, 40) END(r), (bias, b, 40)
+TE_DECLARE(declared, bf16, DECLARED)
+static const subject declared_subject = SUBJECT(declared, TE_STRING(DECLARED));
+
+#define REF(name, ...) &name##_subject,
+static const subject *const lists[] = {ALL_OF_DTYPES(REF) OTHERS(REF) &declared_subject};
+
+namespace {
+
+// A forward and a backward of `s` on numbers from `seed`, by its plan or, `save_all`, by the same plan without its spans.
+struct results {
+    std::vector<uint8_t> y, dx, grads, edges;
+    size_t saved, workspace;
+};
+results run(const subject &s, int batch, int seq, unsigned seed, bool save_all, bool accumulate = false) {
+    source random(seed);
+    context own;
+    te_context *ctx = &own.c;
+    instance m(s, ctx);
+    m.draw(random);
+    te_plan plan = *m.plan;
+    if (save_all) plan.span_count = 0;
+    m.model()->plan = &plan;
+    const bool tokens = te__from_tokens(&plan), loss = te__to_loss(&plan);
+    const int64_t rows = (int64_t)batch * seq;
+    const size_t size = te_dtype_bytes(plan.dtype), in = tokens ? 0 : (size_t)(rows * plan.in), out = (size_t)(rows * plan.out);
+    const size_t out_size = te_dtype_bytes(te__out_dtype(&plan));
+    buffer x(ctx, in * size), y(ctx, out * out_size), dx(ctx, in * size), dy(ctx, out * out_size), ids(ctx, (size_t)rows * 4);
+    buffer saved_memory(ctx, te_plan_saved_bytes(&plan, rows)), workspace(ctx, te_plan_workspace_bytes(&plan, m.model(), rows, ctx));
+    x.write(random.draw(in, plan.dtype), plan.dtype), dy.write(random.draw(out, te__out_dtype(&plan)), te__out_dtype(&plan));
+    std::vector<int32_t> labels((size_t)rows);
+    for (int32_t &l : labels) l = random.below(V);
+    ids.write_ints(labels);
+    te_batch b;
+    memset(&b, 0, sizeof b);
+    b.batch = batch, b.seq = seq, b.tokens = b.labels = (const int32_t *)ids.data(), b.ignore_index = -1, b.loss_scale = 1, b.accumulate = accumulate;
+    std::vector<te_edge> edges;
+    std::vector<std::unique_ptr<buffer>> edge_memory;
+    for (int i = 0; i < plan.op_count; i++)
+        if (plan.op[i].flags & (TE_IS_INPUT | TE_IS_OUTPUT)) {
+            size_t width = (size_t)plan.op[i].out;
+            for (int j = i; j < plan.op_count; j++)
+                if (plan.op[j].edge == i) width = (size_t)plan.op[j].out;
+            te_edge e;
+            e.name = plan.op[i].name;
+            for (te_tensor *t : {&e.value, &e.grad}) {
+                edge_memory.emplace_back(new buffer(ctx, (size_t)rows * width * size));
+                edge_memory.back()->write(random.draw((size_t)rows * width, plan.dtype), plan.dtype);
+                *t = te_matrix(edge_memory.back()->data(), plan.dtype, rows, (int64_t)width);
+            }
+            edges.push_back(e);
+        }
+    b.edges = edges.data(), b.edge_count = (int)edges.size();
+    if (accumulate) m.grads.write(random.draw(m.grads.bytes / 4, TE_f32), TE_f32);
+    ctx->workspace = workspace.data(), ctx->workspace_bytes = workspace.bytes;
+    te_saved saved;
+    memset(&saved, 0, sizeof saved);
+    saved.memory = saved_memory.data(), saved.bytes = saved_memory.bytes;
+    set_rng(ctx, seed, 9);
+    const te_tensor tx = tokens ? te_none() : te_matrix(x.data(), plan.dtype, rows, plan.in), tdx = tokens ? te_none() : te_matrix(dx.data(), plan.dtype, rows, plan.in);
+    const te_tensor ty = te_matrix(y.data(), te__out_dtype(&plan), rows, plan.out);
+    const te_tensor tdy = loss ? te_none() : te_matrix(dy.data(), te__out_dtype(&plan), rows, plan.out);
+    REQUIRE(te_plan_forward(ty, &saved, tx, &plan, m.model(), &b, ctx) == TE_OK);
+    results r;
+    r.y = y.raw();
+    const std::vector<uint8_t> kept = saved_memory.raw(), x_before = x.raw();
+    workspace.poison(); // nothing of it is needed from forward to backward
+    const te_status backward = te_plan_backward(tdx, tdy, &saved, &plan, m.model(), &b, ctx);
+    INFO(te_last_error(ctx));
+    REQUIRE(backward == TE_OK);
+    CHECK(y.raw() == r.y); // what runs again writes nothing but the workspace
+    CHECK(saved_memory.raw() == kept);
+    CHECK(x.raw() == x_before);
+    CHECK(get_rng(ctx).offset == 9u + (te__draws(&plan) ? 1 : 0));
+    r.dx = dx.raw(), r.grads = m.grads.raw();
+    for (auto &e : edge_memory) {
+        const std::vector<uint8_t> v = e->raw();
+        r.edges.insert(r.edges.end(), v.begin(), v.end());
+    }
+    (void)workspace.raw();
+    ctx->workspace = nullptr, ctx->workspace_bytes = 0;
+    r.saved = saved_memory.bytes, r.workspace = workspace.bytes;
+    return r;
+}
+void check_same(const results &a, const results &b) {
+    CHECK(a.y == b.y);
+    CHECK(a.dx == b.dx);
+    CHECK(a.grads == b.grads);
+    CHECK(a.edges == b.edges);
+}
+std::string rows_of(const te_step *s, int count) {
+    std::string text;
+    for (int i = 0; i < count; i++) text += std::string(i ? " " : "") + s[i].row;
+    return text;
+}
+// The steps of forward that span k runs again.
+std::string again(const te_plan *p, int k) {
+    int from, to;
+    te__span_steps(p, k, &from, &to);
+    return rows_of(p->forward + from, to - from);
+}
+std::string printed(const te_plan *p) {
+    FILE *f = tmpfile();
+    REQUIRE(f);
+    te_plan_print(f, p);
+    rewind(f);
+    std::string text;
+    for (int c; (c = fgetc(f)) != EOF;) text += (char)c;
+    fclose(f);
+    return text;
+}
+
+} // namespace
+
+TEST_CASE("the bits are those of a run that saves everything", "[recompute]") {
+    for (const subject *s : lists) {
+        const unsigned seed = fresh_seed();
+        const std::string text = s->text;
+        CAPTURE(text, seed);
+        for (int seq : {1, 13}) {
+            const results all = run(*s, 3, seq, seed, true), less = run(*s, 3, seq, seed, false);
+            check_same(less, all);
+            check_same(run(*s, 3, seq, seed, false), less); // and again
+            check_same(run(*s, 3, seq, seed, false, true), run(*s, 3, seq, seed, true, true));
+            CHECK(less.saved <= all.saved);
+        }
+    }
+}
+
+TEST_CASE("a span around the whole block: the bits of the block without marks, and nothing is saved", "[recompute]") {
+    const subject *const pairs[][2] = {{&plain_f32_subject, &whole_f32_subject}, {&plain_bf16_subject, &whole_bf16_subject}};
+    for (const auto &pair : pairs) {
+        const unsigned seed = fresh_seed();
+        CAPTURE(seed);
+        const te_plan *plain = pair[0]->plan(), *whole = pair[1]->plan();
+        const results a = run(*pair[0], 3, 13, seed, false), b = run(*pair[1], 3, 13, seed, false);
+        check_same(a, b);
+        CHECK(b.saved == (size_t)TE_ALIGN); // the random state
+        CHECK(b.workspace >= a.saved - (size_t)TE_ALIGN);
+        CHECK(rows_of(plain->forward, plain->forward_count) == rows_of(whole->forward, whole->forward_count));
+        CHECK(again(whole, 0) == "fork_layernorm linear_bias attention linear_bias_dropout_add_fork_layernorm linear_bias_gelu"); // not fc2
+    }
+}
+
+TEST_CASE("the marks change neither inference nor the rows of backward", "[recompute]") {
+    const te_plan *plain = plain_bf16_plan();
+    for (const te_plan *p : {whole_bf16_plan(), pieces_bf16_plan(), act_bf16_plan()}) {
+        CHECK(p->op_count == plain->op_count);
+        CHECK(rows_of(p->infer, p->infer_count) == rows_of(plain->infer, plain->infer_count));
+        CHECK(rows_of(p->backward, p->backward_count) == rows_of(plain->backward, plain->backward_count));
+    }
+    CHECK(rows_of(pieces_bf16_plan()->forward, pieces_bf16_plan()->forward_count) ==
+          "fork_layernorm linear_bias attention linear_bias_dropout_add fork_layernorm linear_bias gelu linear_bias_dropout_add");
+    CHECK(rows_of(within_rows_plan()->backward, within_rows_plan()->backward_count) == "linear layernorm dropout relu_bias silu_bias gelu linear");
+}
+
+TEST_CASE("what runs again ends with what is needed", "[recompute]") {
+    const te_plan *p = pieces_f32_plan();
+    REQUIRE(p->span_count == 4);
+    CHECK(std::string(p->span[2].name) == "c1");
+    CHECK(p->span[2].first == 9);
+    CHECK(p->span[2].last == 12);
+    CHECK(again(p, 0) == "fork_layernorm");
+    CHECK(again(p, 1) == "attention");
+    CHECK(again(p, 2) == "fork_layernorm");
+    CHECK(again(p, 3) == "gelu");
+    CHECK(again(llama_plan(), 0) == "rope attention");
+    CHECK(again(llama_plan(), 1) == "swiglu");
+    CHECK(again(nothing_inside_plan(), 0).empty());
+    for (int k = 0; k < 5; k++) CHECK(again(one_each_plan(), k).empty());
+    CHECK(again(ends_with_norm_plan(), 0) == "gelu bias"); // the norm's statistics are saved, as its output is
+    CHECK(again(ends_with_norm_plan(), 1) == "silu linear");
+    CHECK(again(from_tokens_plan(), 0) == "embedding positions layernorm linear_gelu");
+}
+
+TEST_CASE("what is saved", "[recompute]") {
+    const int64_t rows = 131, padded = 256;
+    const auto less = [&](const subject &s, int64_t floats, int64_t values) { // than everything
+        te_plan all = *s.plan();
+        all.span_count = 0;
+        CHECK((int64_t)(te_plan_saved_bytes(&all, rows) - s.saved_bytes(rows)) ==
+              padded * (floats * 4 + values * (int64_t)te_dtype_bytes(all.dtype)));
+    };
+    less(plain_f32_subject, 0, 0);
+    less(act_f32_subject, 0, F);
+    less(act_bf16_subject, 0, F);
+    less(norm_bf16_subject, 2, H);                       // and mean and rstd
+    less(pieces_bf16_subject, 2 + HEADS + 2, H + H + H + F); // ln, its statistics, attention's lse and output, lnz, the gelu
+    less(llama_subject, 3, H + F); // and rope's output, 80; but its input, with which the span begins, no backward reads
+    less(nothing_inside_subject, 0, 0);
+    less(one_each_subject, 0, 0);
+    CHECK(two_f32_saved_bytes(rows) == (size_t)(TE_ALIGN + padded * H * 4)); // where the second begins
+    CHECK(two_in_one_f32_saved_bytes(rows) == (size_t)TE_ALIGN);
+    for (const subject *s : lists) {
+        context own;
+        instance m(*s, &own.c);
+        te_plan all = *m.plan;
+        all.span_count = 0;
+        CHECK(te_plan_saved_bytes(&all, rows) >= s->saved_bytes(rows));
+    }
+}
+
+TEST_CASE("marked lists compute what the reference does", "[recompute]") {
+    for (const subject *s : lists) {
+        check(*s, shape(1, 1));
+        check(*s, shape(3, 13));
+    }
+}
+
+TEST_CASE("the table says what is saved without the marks, and which steps run again", "[recompute]") {
+    const std::string plain = printed(plain_f32_plan()), act = printed(act_f32_plan());
+    CHECK(plain.find("recompute") == std::string::npos);
+    CHECK(plain.find("  +  ") == std::string::npos);
+    const int whole = (int)((plain_f32_saved_bytes(TE_ROW_PAD) - TE_ALIGN) / TE_ROW_PAD);
+    CHECK(act.find(std::to_string(whole - F * 4) + " bytes a row saved for backward (" + std::to_string(whole) + " without recompute)\n") != std::string::npos);
+    const size_t backward = act.find("backward, 10 steps; +: a step of forward that runs again\n");
+    REQUIRE(backward != std::string::npos);
+    const size_t gelu = act.find("   +  gelu ", backward);
+    REQUIRE(gelu != std::string::npos);
+    CHECK(gelu < act.find("   1  add_dropout_bias ", backward));
+    CHECK(act.find("act_f32_act1_gelu\n", gelu) < act.find("   1  add_dropout_bias ", backward));
+}
+
+// ---- the hot path -----------------------------------------------------------------------------------------------------
+
+namespace {
+
+int allocations, waits;
+const te_target *real_target;
+te_status counted_allocate(te_context *ctx, void **p, size_t bytes) { return allocations++, real_target->allocate(ctx, p, bytes); }
+te_status counted_synchronize(te_context *ctx) { return waits++, real_target->synchronize(ctx); }
+
+struct trip { // one forward and backward in flight
+    enum { ROWS = 26 };
+    buffer x, y, dx, dy, memory;
+    te_saved saved;
+    te_batch batch;
+    trip(te_context *c, source &random)
+        : x(c, ROWS * H * 2), y(c, ROWS * H * 2), dx(c, ROWS * H * 2), dy(c, ROWS * H * 2), memory(c, pieces_bf16_saved_bytes(ROWS)) {
+        memset(&saved, 0, sizeof saved), memset(&batch, 0, sizeof batch);
+        saved.memory = memory.data(), saved.bytes = memory.bytes, batch.batch = 2, batch.seq = ROWS / 2;
+        for (buffer *b : {&x, &dy}) b->write(random.draw(ROWS * H, TE_bf16), TE_bf16);
+    }
+    te_tensor as(const buffer &b) const { return te_matrix(b.data(), TE_bf16, ROWS, H); }
+    te_status forward(instance &m) { return m.s.forward(as(y), &saved, as(x), m.memory.data(), &batch, m.ctx); }
+    te_status backward(instance &m) { return m.s.backward(as(dx), as(dy), &saved, m.memory.data(), &batch, m.ctx); }
+};
+
+} // namespace
+
+TEST_CASE("two in flight, each with the dropout of its own forward; nothing is allocated, nothing waits", "[recompute]") {
+    source random(fresh_seed());
+    context own;
+    instance m(pieces_bf16_subject, &own.c);
+    m.draw(random);
+    REQUIRE(te_context_reserve(&own.c, pieces_bf16_subject.workspace_bytes(m.memory.data(), trip::ROWS, &own.c)) == TE_OK);
+    trip a(&own.c, random), b(&own.c, random);
+    set_rng(&own.c, 3, 0);
+    REQUIRE((a.forward(m) == TE_OK && a.backward(m) == TE_OK));
+    const auto ga = m.grads.raw();
+    REQUIRE((b.forward(m) == TE_OK && b.backward(m) == TE_OK));
+    const auto da = a.dx.raw(), db = b.dx.raw(), gb = m.grads.raw();
+    for (buffer *z : {&a.y, &a.dx, &a.memory, &b.y, &b.dx, &b.memory}) z->poison();
+    set_rng(&own.c, 3, 0);
+    te_target counted = *own.c.target;
+    real_target = own.c.target;
+    counted.allocate = counted_allocate, counted.synchronize = counted_synchronize;
+    own.c.target = &counted;
+    allocations = waits = 0;
+    const bool went = a.forward(m) == TE_OK && b.forward(m) == TE_OK && b.backward(m) == TE_OK;
+    own.c.target = real_target;
+    REQUIRE(went);
+    CHECK(allocations == 0);
+    CHECK(waits == 0);
+    CHECK(b.dx.raw() == db);
+    CHECK(m.grads.raw() == gb);
+    REQUIRE(a.backward(m) == TE_OK);
+    CHECK(a.dx.raw() == da);
+    CHECK(m.grads.raw() == ga);
+}
+
+TEST_CASE("too small a workspace is refused, and nothing has run", "[recompute]") {
+    source random(fresh_seed());
+    context own;
+    instance m(pieces_bf16_subject, &own.c);
+    m.draw(random);
+    buffer workspace(&own.c, pieces_bf16_subject.workspace_bytes(m.memory.data(), trip::ROWS, &own.c));
+    own.c.workspace = workspace.data(), own.c.workspace_bytes = workspace.bytes;
+    trip a(&own.c, random);
+    REQUIRE(a.forward(m) == TE_OK);
+    workspace.poison();
+    own.c.workspace_bytes = 1024;
+    CHECK(a.backward(m) == TE_ERROR_MEMORY);
+    CHECK((workspace.poisoned() && a.dx.poisoned() && m.grads.poisoned()));
+    own.c.workspace_bytes = workspace.bytes;
+    CHECK(a.backward(m) == TE_OK);
+    own.c.workspace = nullptr, own.c.workspace_bytes = 0;
+}
+
+#if TE_CUDA
+TEST_CASE("a captured forward and backward replay to the bits of the eager one", "[recompute]") {
+    source random(fresh_seed());
+    context own;
+    cudaStream_t stream;
+    REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
+    own.c.stream = stream;
+    {
+        instance m(pieces_bf16_subject, &own.c);
+        m.draw(random);
+        REQUIRE(te_context_reserve(&own.c, pieces_bf16_subject.workspace_bytes(m.memory.data(), trip::ROWS, &own.c)) == TE_OK);
+        trip a(&own.c, random);
+        set_rng(&own.c, 3, 0);
+        for (int i = 0; i < 2; i++) REQUIRE((a.forward(m) == TE_OK && a.backward(m) == TE_OK));
+        const auto y = a.y.raw(), dx = a.dx.raw(), grads = m.grads.raw();
+        for (buffer *z : {&a.y, &a.dx, &a.memory, &m.grads}) z->poison();
+        set_rng(&own.c, 3, 0);
+        cudaGraph_t graph;
+        cudaGraphExec_t exec;
+        REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
+        const bool went = a.forward(m) == TE_OK && a.backward(m) == TE_OK;
+        REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+        REQUIRE(went);
+        REQUIRE(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+        for (int i = 0; i < 2; i++) REQUIRE(cudaGraphLaunch(exec, stream) == cudaSuccess);
+        CHECK(a.y.raw() == y);
+        CHECK(a.dx.raw() == dx);
+        CHECK(m.grads.raw() == grads);
+        REQUIRE(cudaGraphExecDestroy(exec) == cudaSuccess);
+        REQUIRE(cudaGraphDestroy(graph) == cudaSuccess);
+    }
+    own.c.stream = nullptr;
+    REQUIRE(cudaStreamDestroy(stream) == cudaSuccess);
+}
+#endif
+
+TE_DEFINE(declared, bf16, DECLARED)
