@@ -13,7 +13,9 @@
 #define BENCH_BENCH_H
 
 #include <algorithm>
+#include <ctime>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,7 @@
 
 static te_context bench_ctx;
 static FILE *bench_tsv;
+static int bench_slow;         // steps of more than a megabyte below half the copy rate
 static const char *bench_only; // models whose name holds this; null: all
 static std::vector<void *> bench_memory; // of the case at hand
 
@@ -44,7 +47,7 @@ static void bench_release(size_t keep = 0) {
 
 struct bench_graph {
     cudaGraphExec_t exec;
-    int runs;
+    int runs, nodes;
     std::vector<float> us;
     template <class F> bench_graph(F f, int n) : runs(n) {
         cudaStream_t stream = (cudaStream_t)bench_ctx.stream;
@@ -54,8 +57,12 @@ struct bench_graph {
         for (int i = 0; i < n; i++) f(i);
         if (cudaStreamEndCapture(stream, &graph) != cudaSuccess || cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess)
             bench_check(TE_ERROR_CUDA, cudaGetErrorString(cudaGetLastError()));
+        size_t count = 0;
+        cudaGraphGetNodes(graph, nullptr, &count);
+        nodes = (int)count;
         cudaGraphDestroy(graph);
     }
+    bench_graph(const bench_graph &) = delete;
     ~bench_graph() { cudaGraphExecDestroy(exec); }
     void run() {
         cudaStream_t stream = (cudaStream_t)bench_ctx.stream;
@@ -124,11 +131,12 @@ template <class F> static bench_result bench_time(F f, double bytes, double flop
 }
 
 static void bench_print(const std::string &group, const char *pass, const char *step, const std::string &shape, const bench_result &r) {
-    const double tbs = r.bytes / r.us / 1e6, of_copy = r.copy_us / r.us, tflops = r.flops / r.us / 1e6;
+    const double tbs = r.bytes / r.us / 1e6, of_copy = r.copy_us > 0 ? r.copy_us / r.us : 0, tflops = r.flops / r.us / 1e6;
     printf("%-12s %-9s %-40s %-14s %9.2f us  ", group.c_str(), pass, step, shape.c_str(), r.us);
     if (r.flops > 0) printf("%7.0f TFLOP/s", tflops);
-    else printf("%8.1f MB %6.2f TB/s  %5.3f of copy", r.bytes / 1e6, tbs, of_copy);
-    printf("  +-%.1f%%\n", 50 * r.spread);
+    else if (r.bytes > 0) printf("%8.1f MB %6.2f TB/s  %5.3f of copy", r.bytes / 1e6, tbs, of_copy);
+    printf("  +-%.1f%%%s\n", 50 * r.spread, r.copy_us > 0 && r.bytes > 1e6 && of_copy < 0.5 ? "  SLOW" : "");
+    bench_slow += r.copy_us > 0 && r.bytes > 1e6 && of_copy < 0.5;
     if (bench_tsv)
         fprintf(bench_tsv, "%s\t%s\t%s\t%s\t%.3f\t%.0f\t%.3f\t%.3f\t%.1f\t%.3f\n", group.c_str(), pass, step, shape.c_str(), r.us, r.flops > 0 ? 0 : r.bytes,
                 r.flops > 0 ? 0 : tbs, r.flops > 0 ? 0 : of_copy, tflops, r.spread);
@@ -154,52 +162,84 @@ static double bench_bytes(const te_plan *p, const te_step *s, te_pass pass, int6
     return bytes;
 }
 
+// An instance with random weights, tokens, and as many sets of tensors as are asked for.
+struct bench_case {
+    const te_plan *plan;
+    te_context *ctx = &bench_ctx;
+    int64_t rows;
+    size_t kept, work, saved_bytes;
+    std::vector<te_param> params;
+    te_model m;
+    te_batch batch;
+    std::vector<te_saved> saved;
+    std::vector<void *> x, y, dx, dy, workspace;
+
+    bench_case(const te_plan *p, int b, int seq, int vocabulary) : plan(p), rows((int64_t)b * seq), kept(bench_memory.size()), params(TE_MAX_OPS * 2) {
+        int count = 0;
+        for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
+        bench_check(te_model_bind(&m, plan, params.data(), count, bench_allocate(te_plan_param_bytes(plan)), (float *)bench_allocate(te_plan_grad_bytes(plan)), ctx), "bind");
+        bench_check(te_model_randomize(&m, 0.02f, 1, 0, ctx), "weights");
+        work = te_plan_workspace_bytes(plan, &m, rows, ctx), saved_bytes = te_plan_saved_bytes(plan, rows);
+        std::vector<int32_t> ids((size_t)rows);
+        for (size_t i = 0; i < ids.size(); i++) {
+            uint32_t u[4];
+            te_philox(u, 3, i, 0, 0);
+            ids[i] = (int32_t)(u[0] % (uint32_t)vocabulary);
+        }
+        int32_t *tokens = (int32_t *)bench_allocate((size_t)rows * 4);
+        bench_check(te_copy(ctx, tokens, ids.data(), (size_t)rows * 4), "tokens");
+        bench_check(te_synchronize(ctx), "tokens");
+        memset(&batch, 0, sizeof batch);
+        batch.batch = b, batch.seq = seq, batch.tokens = batch.labels = tokens, batch.ignore_index = -1;
+    }
+    ~bench_case() {
+        ctx->workspace = nullptr, ctx->workspace_bytes = 0;
+        bench_release(kept);
+    }
+    bool from_tokens() const { return te__from_tokens(plan) != 0; }
+    size_t in() const { return (size_t)rows * (size_t)plan->in * te_dtype_bytes(plan->dtype); }
+    size_t out() const { return (size_t)rows * (size_t)plan->out * std::max<size_t>(te_dtype_bytes(plan->dtype), 4); }
+    te_tensor tensor(void *p) const { return from_tokens() ? te_none() : te_matrix(p, plan->dtype, rows, plan->in); }
+    te_tensor out_tensor(void *p) const { return te_matrix(p, te__out_dtype(plan), rows, plan->out); }
+    void use(size_t set) { ctx->workspace = workspace[set], ctx->workspace_bytes = work; }
+    void forward(size_t set) {
+        use(set);
+        bench_check(te_plan_forward(out_tensor(y[set]), &saved[set], tensor(x[set]), plan, &m, &batch, ctx), "forward");
+    }
+    void infer(size_t set) {
+        use(set);
+        bench_check(te_plan_forward(out_tensor(y[set]), nullptr, tensor(x[set]), plan, &m, &batch, ctx), "inference");
+    }
+    void backward(size_t set) {
+        use(set);
+        bench_check(te_plan_backward(tensor(dx[set]), out_tensor(dy[set]), &saved[set], plan, &m, &batch, ctx), "backward");
+    }
+    // `sets` sets of tensors, each through one forward.
+    void make(int sets) {
+        for (int i = 0; i < sets; i++) {
+            te_saved s;
+            memset(&s, 0, sizeof s);
+            x.push_back(bench_allocate(in())), dx.push_back(bench_allocate(in())), y.push_back(bench_allocate(out())), dy.push_back(bench_allocate(out()));
+            workspace.push_back(bench_allocate(work));
+            s.memory = bench_allocate(saved_bytes), s.bytes = saved_bytes;
+            saved.push_back(s);
+            bench_check(te_fill_normal(x.back(), plan->dtype, rows * plan->in, 0, 1, 2, (uint32_t)i, ctx), "x");
+            if (te__to_loss(plan)) bench_check(te_fill_normal(dy.back(), TE_f32, rows, 1e-4f, 0, 2, 100, ctx), "dy");
+            else bench_check(te_fill_normal(dy.back(), plan->dtype, rows * plan->out, 0, 1, 2, 100 + (uint32_t)i, ctx), "dy");
+            forward((size_t)i);
+        }
+    }
+};
+
 // Steps of the plan, in this pass (-1: all three), of this name (null: all). `vocabulary`: tokens and labels are below it.
 static void bench_steps(const te_plan *plan, int batch, int seq, int only_pass, const char *only_step, int vocabulary, bool totals) {
     if (bench_only && !strstr(plan->name, bench_only)) return;
-    const int64_t rows = (int64_t)batch * seq;
-    const size_t kept = bench_memory.size();
+    bench_case c(plan, batch, seq, vocabulary);
     te_context *ctx = &bench_ctx;
-    std::vector<te_param> params(TE_MAX_OPS * 2);
-    int count = 0;
-    for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
-    te_model m;
-    bench_check(te_model_bind(&m, plan, params.data(), count, bench_allocate(te_plan_param_bytes(plan)), (float *)bench_allocate(te_plan_grad_bytes(plan)), ctx), "bind");
-    bench_check(te_model_randomize(&m, 0.02f, 1, 0, ctx), "weights");
-
-    // the sets
-    const size_t size = te_dtype_bytes(plan->dtype), in = (size_t)rows * plan->in * size, out = (size_t)rows * plan->out * std::max<size_t>(size, 4);
-    const size_t work = te_plan_workspace_bytes(plan, &m, rows, ctx), saved_bytes = te_plan_saved_bytes(plan, rows);
-    const int sets = (int)std::min<size_t>(12, 2 + ((size_t)256 << 20) / (2 * in + 2 * out + saved_bytes + 1));
+    const int64_t rows = c.rows;
+    const int sets = (int)std::min<size_t>(12, 2 + ((size_t)256 << 20) / (2 * c.in() + 2 * c.out() + c.saved_bytes + 1));
+    c.make(sets);
     std::vector<te_run> run((size_t)sets), before((size_t)sets);
-    std::vector<te_saved> saved((size_t)sets);
-    std::vector<void *> x, y, dx, dy, workspace;
-    std::vector<int32_t> ids((size_t)rows);
-    for (size_t i = 0; i < ids.size(); i++) {
-        uint32_t u[4];
-        te_philox(u, 3, i, 0, 0);
-        ids[i] = (int32_t)(u[0] % (uint32_t)vocabulary);
-    }
-    int32_t *tokens = (int32_t *)bench_allocate((size_t)rows * 4);
-    bench_check(te_copy(ctx, tokens, ids.data(), (size_t)rows * 4), "tokens");
-    bench_check(te_synchronize(ctx), "tokens");
-    te_batch b;
-    memset(&b, 0, sizeof b);
-    b.batch = batch, b.seq = seq, b.tokens = b.labels = tokens, b.ignore_index = -1;
-    const bool from_tokens = te__from_tokens(plan) != 0;
-    std::vector<te_edge> edges;
-    for (int i = 0; i < sets; i++) {
-        x.push_back(bench_allocate(in)), dx.push_back(bench_allocate(in)), y.push_back(bench_allocate(out)), dy.push_back(bench_allocate(out));
-        workspace.push_back(bench_allocate(work));
-        saved[(size_t)i].memory = bench_allocate(saved_bytes), saved[(size_t)i].bytes = saved_bytes;
-        bench_check(te_fill_normal(x.back(), plan->dtype, rows * plan->in, 0, 1, 2, (uint64_t)i, ctx), "x");
-        if (te__to_loss(plan)) bench_check(te_fill_normal(dy.back(), TE_f32, rows, 1e-4f, 0, 2, 100, ctx), "dy");
-        else bench_check(te_fill_normal(dy.back(), plan->dtype, rows * plan->out, 0, 1, 2, 100 + (uint64_t)i, ctx), "dy");
-        ctx->workspace = workspace.back(), ctx->workspace_bytes = work;
-        const te_tensor xt = from_tokens ? te_none() : te_matrix(x.back(), plan->dtype, rows, plan->in);
-        bench_check(te_plan_forward(te_matrix(y.back(), te__out_dtype(plan), rows, plan->out), &saved[(size_t)i], xt, plan, &m, &b, ctx), "forward");
-    }
-
     const char *const titles[] = {"forward", "inference", "backward"};
     for (int pass = 0; pass < 3; pass++) {
         if (only_pass >= 0 && pass != only_pass) continue;
@@ -209,17 +249,17 @@ static void bench_steps(const te_plan *plan, int batch, int seq, int only_pass, 
         for (size_t i = 0; i < (size_t)sets; i++) {
             te_run *r = &run[i];
             te__begin(r, plan, (te_pass)pass, rows, ctx);
-            r->batch = &b, r->x = from_tokens ? nullptr : x[i], r->y = y[i], r->dx = from_tokens ? nullptr : dx[i], r->dy = dy[i];
-            te__take_params(r, &m);
-            te__lay_out(r, (char *)saved[i].memory);
-            r->dry = 0, r->now = te_value_of(pass == TE_BACKWARD ? dy[i] : r->x), r->pool.count = 0, r->pool.base = (char *)workspace[i];
+            r->batch = &c.batch, r->x = c.tensor(c.x[i]).data, r->y = c.y[i], r->dx = c.tensor(c.dx[i]).data, r->dy = c.dy[i];
+            te__take_params(r, &c.m);
+            te__lay_out(r, (char *)c.saved[i].memory);
+            r->dry = 0, r->now = te_value_of(pass == TE_BACKWARD ? c.dy[i] : r->x), r->pool.count = 0, r->pool.base = (char *)c.workspace[i];
         }
         for (int k = 0; k < steps; k++) {
             before = run;
             for (te_run &r : run) bench_check(step[k].run(&r, &step[k]), step[k].kernels);
             if (only_step && strcmp(step[k].row, only_step)) continue;
-            const double bytes = bench_bytes(plan, &step[k], (te_pass)pass, rows, &m), flops = bench_flops(plan, &step[k], (te_pass)pass, &b);
-            if (bytes == 0) continue; // hands its value on
+            const double bytes = bench_bytes(plan, &step[k], (te_pass)pass, rows, &c.m), flops = bench_flops(plan, &step[k], (te_pass)pass, &c.batch);
+            if (bytes == 0 || (!strcmp(step[k].row, "fork") && pass != TE_BACKWARD)) continue; // hands its value on
             static te_run scratch;
             const bench_result r = bench_time(
                 [&](int i) { scratch = before[(size_t)(i % sets)], bench_check(step[k].run(&scratch, &step[k]), step[k].kernels); }, bytes, flops, std::max(2 * sets, 10));
@@ -232,8 +272,55 @@ static void bench_steps(const te_plan *plan, int batch, int seq, int only_pass, 
         if (totals) printf("%-12s %-9s %-40s %-14s %9.2f us\n", plan->name, titles[pass], "all", "", total);
         if (totals && bench_tsv) fprintf(bench_tsv, "%s\t%s\tall\t%lld\t%.3f\t0\t0\t0\t0\t0\n", plan->name, titles[pass], (long long)rows, total);
     }
-    ctx->workspace = nullptr, ctx->workspace_bytes = 0;
-    bench_release(kept);
+}
+
+// A whole list: forward and backward, and inference, as one graph each; and what the host takes to enqueue them.
+static void bench_whole(const te_plan *plan, int batch, int seq, int vocabulary = 256) {
+    if (bench_only && !strstr(plan->name, bench_only)) return;
+    bench_case c(plan, batch, seq, vocabulary);
+    const size_t sets = c.in() + c.out() + c.saved_bytes < ((size_t)64 << 20) ? 4 : 2;
+    c.make((int)sets);
+    const std::string shape = std::to_string(c.rows) + "x" + std::to_string(plan->in);
+    bench_result r;
+    r.bytes = r.flops = r.copy_us = 0;
+    const auto time = [&](const char *pass, const std::function<void(size_t)> &f) {
+        bench_graph g([&](int i) { f((size_t)i % sets); }, 4);
+        for (int i = 0; i < BENCH_ROUNDS; i++) g.run();
+        r.us = g.median(), r.spread = g.spread();
+        bench_print(plan->name, pass, "whole", shape, r);
+        const int enqueued = 8;
+        std::vector<double> host;
+        for (int k = 0; k < 5; k++) {
+            bench_check(te_synchronize(&bench_ctx), "host");
+            timespec a, b;
+            clock_gettime(CLOCK_MONOTONIC, &a);
+            for (int i = 0; i < enqueued; i++) f((size_t)i % sets);
+            clock_gettime(CLOCK_MONOTONIC, &b);
+            host.push_back(((double)(b.tv_sec - a.tv_sec) * 1e6 + (double)(b.tv_nsec - a.tv_nsec) * 1e-3) / enqueued);
+        }
+        std::sort(host.begin(), host.end());
+        r.us = host[host.size() / 2], r.spread = (host.back() - host.front()) / r.us;
+        bench_print(plan->name, pass, "host, to enqueue", shape, r);
+        printf("%-12s %-9s %d kernels and copies, %.2f us each on the host\n", plan->name, pass, g.nodes / g.runs, r.us / (g.nodes / g.runs));
+    };
+    time("inference", [&](size_t i) { c.infer(i); });
+    time("training", [&](size_t i) { c.forward(i), c.backward(i); });
+}
+
+// Forward and backward of a list beside those of others, for instance of its bare products: in turns, in one run.
+static void bench_against(const te_plan *plan, const std::vector<const te_plan *> &others, int batch, int seq) {
+    if (bench_only && !strstr(plan->name, bench_only)) return;
+    bench_case c(plan, batch, seq, 256);
+    std::vector<std::unique_ptr<bench_case>> o;
+    c.make(1);
+    for (const te_plan *p : others) o.emplace_back(new bench_case(p, batch, seq, 256)), o.back()->make(1);
+    bench_graph a([&](int) { c.forward(0), c.backward(0); }, 2), b([&](int) { for (auto &p : o) p->forward(0), p->backward(0); }, 2);
+    for (int i = 0; i < 2 * BENCH_ROUNDS; i++) a.run(), b.run();
+    printf("%-12s forward and backward %.1f us, its bare products %.1f us: %.3f\n", plan->name, a.median(), b.median(), a.median() / b.median());
+    if (bench_tsv)
+        fprintf(bench_tsv, "%s\ttraining\tover its bare products\t%lldx%d\t%.3f\t0\t0\t%.3f\t0\t%.3f\n", plan->name, (long long)c.rows, plan->in, a.median(),
+                a.median() / b.median(), a.spread());
+    while (!o.empty()) o.pop_back(); // memory goes in the order of a stack
 }
 static inline void bench_plan(const te_plan *plan, int batch, int seq, int vocabulary = 256) { bench_steps(plan, batch, seq, -1, nullptr, vocabulary, true); }
 static inline void bench_step(const te_plan *plan, int batch, int seq, te_pass pass, const char *step, int vocabulary = 256) {
@@ -255,8 +342,9 @@ static void bench_open(int argc, char **argv) {
     if (bench_tsv) fprintf(bench_tsv, "# %s, commit %s\nmodel\tpass\tstep\tshape\tmicroseconds\tbytes\tTB/s\tof_copy\tTFLOP/s\tspread\n", device.name, commit ? commit : "unknown");
 }
 static int bench_close() {
+    printf("%d memory-bound steps below half the copy rate\n", bench_slow);
     if (bench_tsv) fclose(bench_tsv);
-    return cudaDeviceSynchronize() != cudaSuccess;
+    return bench_slow || cudaDeviceSynchronize() != cudaSuccess;
 }
 
 #endif

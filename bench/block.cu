@@ -34,7 +34,10 @@ int main(int argc, char **argv) {
     bench_plan(bare_fc1_plan(), 4, 2048);
     bench_plan(bare_fc2_plan(), 4, 2048);
     bench_plan(mlp4096_plan(), 4, 2048);
+    bench_against(mlp4096_plan(), {bare_fc1_plan(), bare_fc2_plan()}, 4, 2048);
     bench_plan(gpt4096_plan(), 4, 2048);
+    bench_whole(gpt4096_plan(), 4, 2048);
+    for (int rows : {1, 8, 16, 64}) bench_whole(gpt4096_plan(), 1, rows);
     bench_plan(llama4096_plan(), 4, 2048);
     bench_plan(gpt768_plan(), 8, 1024);
     bench_plan(embed768_plan(), 8, 1024, 50257);

@@ -2,7 +2,7 @@
 # What only a GPU can show, without Bazel: builds every CUDA test, example and bench with plain nvcc, runs them, compares the
 # GPU's losses with the CPU's, and runs the sanitizers. Ends with `N passed, N failed`.
 #
-#     tools/gpu.sh [section...]      one or more of: build tests losses sanitizer steps
+#     tools/gpu.sh [section...]      one or more of: build tests losses sanitizer bench
 #     CATCH2=folder that holds catch2/catch.hpp (default /usr/include)    OUT=folder for logs (default build/gpu)
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -38,12 +38,12 @@ section_build() {
     gcc -std=c11 -O2 -I. -c examples/embed/main.c -o "$bin/embed_main.o" &&
         nvcc -std=c++17 -O3 -gencode "arch=compute_$arch,code=sm_$arch" -I. examples/embed/model.cu "$bin/embed_main.o" -o "$bin/embed" -lcublasLt
     wait
-    sed -n '/^\/\* \[block\]/,/^\/\* \[block\]/p' examples/train_gpt/train_gpt.c | sed '1i #include "te/te.h"\n#define DROPOUT(name) (dropout, name, 0.1f),' >"$bin/block.cu"
+    sed -n '/^\/\* \[block\]/,/^\/\* \[block\]/p' examples/train_gpt/train_gpt.c | sed '1i #include "te/te.h"\n#define DROPOUT(name) (dropout, name, 0.1f),' >"$bin/gpt_block.cu"
     echo 'TE_SEQUENTIAL(block, bf16, GPT_BLOCK(768, 12))
-int main(void) { return !(block_plan()->op_count && block_forward_steps && block_backward_steps); }' >>"$bin/block.cu"
+int main(void) { return !(block_plan()->op_count && block_forward_steps && block_backward_steps); }' >>"$bin/gpt_block.cu"
     local t0=$SECONDS
-    nvcc -std=c++17 -O3 -gencode "arch=compute_$arch,code=sm_$arch" -I. -c "$bin/block.cu" -o "$bin/block.o"
-    result $((SECONDS - t0 >= 60)) "one GPT block compiles in $((SECONDS - t0)) s, object $(($(stat -c %s "$bin/block.o") / 1024)) KiB"
+    nvcc -std=c++17 -O3 -gencode "arch=compute_$arch,code=sm_$arch" -I. -c "$bin/gpt_block.cu" -o "$bin/gpt_block.o"
+    result $((SECONDS - t0 >= 60)) "one GPT block compiles in $((SECONDS - t0)) s, object $(($(stat -c %s "$bin/gpt_block.o") / 1024)) KiB"
     local n=0
     for test in tests/*_test.cc; do [[ -x $bin/$(basename "$test" .cc) ]] || n=$((n + 1)); done
     result "$n" "build"
@@ -97,7 +97,7 @@ export -f sanitize
 section_sanitizer() { # all at once: they keep the CPU busier than the GPU
     local train="--steps 2 --log 1 --validate 0 --sample 0 --batch 2 te" tool status name
     for tool in memcheck racecheck; do
-        printf "$tool %s\n" hot_path_test attention_test rows_forward_f16_test rows_backward_f16_test ops_bf16_test \
+        printf "$tool %s\n" hot_path_test attention_test graph_test recompute_test rows_forward_f16_test rows_backward_f16_test ops_bf16_test \
             "train_bf16 --out $out/$tool $train"
     done >"$out/sanitizer.list"
     # initcheck does not see what cuBLASLt's 16-bit kernels store through the copy engine: f32 there.
@@ -105,13 +105,16 @@ section_sanitizer() { # all at once: they keep the CPU busier than the GPU
     while read -r status name; do result "$status" "$name"; done < <(xargs -P "$jobs" -L 1 bash -c 'sanitize "$@"' sanitize <"$out/sanitizer.list")
 }
 
-section_steps() {
-    "$bin/steps" "$out/steps.tsv" "${COMMIT:-$(git rev-parse --short HEAD 2>/dev/null)}" | tee "$out/steps.log"
-    result "${PIPESTATUS[0]}" "no memory-bound step below half the copy rate"
+section_bench() {
+    local name
+    for name in kernels block; do
+        "$bin/$name" "$out/$name.tsv" "${COMMIT:-$(git rev-parse --short HEAD 2>/dev/null)}" >"$out/$name.txt"
+        result $? "$name: $(tail -n 1 "$out/$name.txt")"
+    done
 }
 
 sections=("$@")
-[[ $# == 0 ]] && sections=(build tests losses sanitizer steps)
+[[ $# == 0 ]] && sections=(build tests losses sanitizer bench)
 for section in "${sections[@]}"; do
     echo "=== $section"
     start=$SECONDS

@@ -8,7 +8,8 @@ typedef te_status (*te_chain_launch_fn)(te_context *ctx, te_grid grid, const te_
 
 /* ---- the second stage of a column sum -------------------------------------------------------------------------- */
 
-enum { TE_SUM_JOBS = 3, TE_SUM_GROUPS = TE_CUDA ? 16 : 1, TE_SUM_LANES = TE_CUDA ? 32 : 1 };
+/* TE_SUM_AHEAD: loads of a thread in flight; two blocks on each of 132 multiprocessors leave 264 partial sums, 17 a group. */
+enum { TE_SUM_JOBS = 3, TE_SUM_GROUPS = TE_CUDA ? 16 : 1, TE_SUM_LANES = TE_CUDA ? 32 : 1, TE_SUM_AHEAD = 18 };
 typedef struct te_sum_job {
     const float *partial; /* [count, width] */
     float *total;         /* [width] */
@@ -23,8 +24,14 @@ TE_FN void te_sum_body(const te_sum_args *a, te_block b) {
     const te_sum_job *j = &a->job[b.y];
     const int col = b.x * TE_SUM_LANES + g.id;
     float sum = 0;
-    if (col < j->width)
-        TE_UNROLL_8 for (int p = group; p < j->count; p += TE_SUM_GROUPS) sum += j->partial[(int64_t)p * j->width + col];
+    for (int first = group; col < j->width && first < j->count; first += TE_SUM_AHEAD * TE_SUM_GROUPS) {
+        float v[TE_SUM_AHEAD];
+        TE_UNROLL for (int i = 0; i < TE_SUM_AHEAD; i++) {
+            const int p = first + i * TE_SUM_GROUPS;
+            v[i] = p < j->count ? j->partial[(int64_t)p * j->width + col] : 0.0f;
+        }
+        TE_UNROLL for (int i = 0; i < TE_SUM_AHEAD; i++) sum += v[i];
+    }
     te_groups_sum(&sum, 1, g, TE_SUM_GROUPS);
     if (group == 0 && col < j->width) j->total[col] = (j->accumulate ? j->total[col] : 0.0f) + sum;
 }
