@@ -35,10 +35,11 @@ def te_test(src, hdrs = []):
     _host(cc_test, name, [src] + hdrs, [":catch_main"], _MANY_MODELS if many else [])
     te_cuda_test(name + "_cuda", cuda_srcs = [src], cuda_copts = ["-Ofc=max"] if many else [], hdrs = hdrs, deps = [":catch_main", "//:te"], linkstatic = True)
 
-def te_binary(name, srcs, hdrs = []):
-    """An example or a bench. With a .cu among its sources: one mixed binary. Else: <name> on the host and <name>_cuda."""
+def te_binary(name, srcs, hdrs = [], cuda = True):
+    """An example or a bench. With a .cu among its sources: one mixed binary. Else: <name> on the host and, if `cuda`, <name>_cuda."""
     if [src for src in srcs if src.endswith(".cu")]:
         te_cuda_binary(name, srcs, hdrs, deps = ["//:te"], copts = ["-std=c11"])
         return
     _host(cc_binary, name, srcs + hdrs, [])
-    te_cuda_binary(name + "_cuda", cuda_srcs = srcs, hdrs = hdrs, deps = ["//:te"])
+    if cuda:
+        te_cuda_binary(name + "_cuda", cuda_srcs = srcs, hdrs = hdrs, deps = ["//:te"])
