@@ -1,0 +1,349 @@
+#!/usr/bin/env python3
+"""What PyTorch takes, eager and through torch.compile, for what kernels.cu and block.cu measure: bf16, on this GPU.
+
+    python3 bench/peers.py OUT.tsv [part of a name]
+
+As bench.h does it: a case is captured many times into one CUDA graph, over enough copies of its tensors (outputs too, but
+not weights) that the L2 does not help; the variants of a case run in turns; the median of the rounds is taken. What takes
+milliseconds, and what cannot be captured, runs without a graph behind a kernel that waits until the host is far ahead.
+A case that fails says why, and the next one runs. Once SECONDS have passed nothing more is compiled, later nothing run.
+"""
+import statistics
+import sys
+import time
+
+import torch
+import torch._functorch.config
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+DEVICE, BF16 = "cuda", torch.bfloat16
+ROUNDS, WARM = 9, 2
+SECONDS, LONGEST = 110, 140
+START, HEAD_DIM = time.monotonic(), 128
+
+
+def note(text):
+    print(f"[{time.monotonic() - START:5.0f} s] {text}", flush=True)
+
+
+def reason(error):
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160] if str(error).strip() else ''}"
+
+
+def normal(*shape, std=1.0, grad=False, dtype=BF16):
+    return torch.empty(*shape, dtype=dtype, device=DEVICE).normal_(0, std).requires_grad_(grad)
+
+
+# ---- time
+
+class Racer:
+    """`f(i)` runs on the i-th set; what it returns lives on until that set's next turn."""
+
+    def __init__(self, what, step, variant, shape, f, sets, runs, graph=True):
+        self.row = (what, step, variant, shape)
+        self.f, self.sets, self.runs, self.graph, self.us = f, sets, runs, None, []
+        self.kept = [None] * sets
+        for i in range(max(3, min(sets, 4))):
+            self.one(i)  # compiles, loads, and allocates
+        torch.cuda.synchronize()
+        if graph:
+            try:
+                captured = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(captured, stream=torch.cuda.current_stream()):
+                    for i in range(runs):
+                        self.one(i)
+                self.graph = captured
+            except Exception as e:
+                torch.cuda.synchronize()
+                note(f"{' '.join(self.row)}: without a graph, {reason(e)}")
+
+    def one(self, i):
+        self.kept[i % self.sets] = None
+        self.kept[i % self.sets] = self.f(i % self.sets)
+
+    def round(self):
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        if self.graph:
+            a.record()
+            self.graph.replay()
+        else:
+            torch.cuda._sleep(10_000_000)  # some 5 ms
+            a.record()
+            for i in range(self.runs):
+                self.one(i)
+        b.record()
+        b.synchronize()
+        self.us.append(1e3 * a.elapsed_time(b) / self.runs)
+
+
+def emit(row, us, spread):
+    print(f"{row[0]:24} {row[1]:17} {row[2]:8} {row[3]:20} {us:10.2f} us  +-{50 * spread:.1f}%", flush=True)
+    TSV.write("\t".join(row) + f"\t{us:.3f}\t{spread:.3f}\n")
+    TSV.flush()
+
+
+def race(racers):
+    for _ in range(ROUNDS):
+        for r in racers:
+            r.round()
+    for r in racers:
+        t = r.us[WARM:]
+        emit(r.row, statistics.median(t), (max(t) - min(t)) / statistics.median(t))
+
+
+def tensors_of(x):
+    return [x] if isinstance(x, torch.Tensor) else [t for part in x or [] for t in tensors_of(part)]
+
+
+def case(what, shape, fn, make, passes=("forward", "backward"), compiled=True, variants=None, graph=True, shared=(), sets=0, runs=0):
+    """Time fn(*make()) and its backward. Gradients are those of the tensors that want one, of make() and of `shared`."""
+    if ONLY not in what:
+        return
+    if time.monotonic() - START > LONGEST:
+        return note(f"{what} {shape}: left out, it is late")
+    try:
+        copies = [make()]
+        size = sum(t.nbytes for t in tensors_of(copies[0]))
+        sets = sets or min(12, 2 + (256 << 20) // (2 * size + 1))
+        copies += [make() for _ in range(sets - 1)]
+    except Exception as e:
+        return note(f"{what} {shape}: {reason(e)}")
+    racers = []
+    todo = dict(variants or {"eager": fn})
+    if compiled and time.monotonic() - START > SECONDS:
+        note(f"{what} {shape}: not compiled, it is late")
+    elif compiled:
+        torch._dynamo.reset()
+        todo["compile"] = torch.compile(fn, dynamic=False)
+    for variant, f in todo.items():
+        for step in passes:
+            try:
+                racers.append(Racer(what, step, variant, shape, runner(f, step, copies, shared), sets, runs or max(2 * sets, 10), graph))
+            except Exception as e:
+                note(f"{what} {step} {variant} {shape}: {reason(e)}")
+    try:
+        race(racers)
+    except Exception as e:
+        note(f"{what} {shape}: {reason(e)}")
+    del racers, copies
+    torch.cuda.empty_cache()
+
+
+def wanted(args, shared):
+    return [t for t in tensors_of(list(args)) + list(shared) if t.requires_grad]
+
+
+def runner(f, step, copies, shared):
+    """f(i) for Racer: the forward, the forward for inference, the backward of a forward done before, or both."""
+    if step == "inference":
+        def infer(i):
+            with torch.inference_mode():
+                return f(*copies[i])
+        return infer
+    if step == "forward":
+        return lambda i: f(*copies[i])
+    gradients = [torch.randn_like(t) for t in tensors_of(f(*copies[0]))]
+    if step == "forward+backward":
+        return lambda i: torch.autograd.grad(tensors_of(f(*copies[i])), wanted(copies[i], shared), gradients)
+    outputs = [tensors_of(f(*c)) for c in copies]
+    gradients = [[torch.randn_like(t) for t in y] for y in outputs]
+    return lambda i: torch.autograd.grad(outputs[i], wanted(copies[i], shared), gradients[i], retain_graph=True)
+
+
+# ---- models
+
+class MLP(nn.Module):
+    """LayerNorm, linear, gelu, linear, dropout, and the residual."""
+
+    def __init__(self, hidden, ffn):
+        super().__init__()
+        self.norm, self.fc1, self.fc2 = nn.LayerNorm(hidden), nn.Linear(hidden, ffn), nn.Linear(ffn, hidden)
+
+    def forward(self, x):
+        y = self.fc2(F.gelu(self.fc1(self.norm(x)), approximate="tanh"))
+        return x + F.dropout(y, 0.1, self.training)
+
+
+class Block(nn.Module):
+    """The GPT block of block.cu."""
+
+    def __init__(self, hidden, ffn, heads):
+        super().__init__()
+        self.heads, self.norm = heads, nn.LayerNorm(hidden)
+        self.qkv, self.proj, self.mlp = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden), MLP(hidden, ffn)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        return self.mlp(x + F.dropout(self.proj(attention(q, k, v)), 0.1, self.training))
+
+
+def attention(q, k, v):
+    """Causal: [batch, seq, heads, head_dim] each -> [batch, seq, hidden]."""
+    return F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True).transpose(1, 2).flatten(2)
+
+
+def with_backend(backend):
+    def run(q, k, v):
+        with sdpa_kernel(backend):
+            return attention(q, k, v)
+    return run
+
+
+def on_gpu(module):
+    module = module.to(device=DEVICE, dtype=BF16)
+    for p in module.parameters():
+        if p.dim() > 1:
+            nn.init.normal_(p, 0, 0.02)
+    return module
+
+
+def blocks():
+    hidden, ffn, batch, seq = 4096, 16384, 4, 2048
+    mlp, block = on_gpu(MLP(hidden, ffn)), on_gpu(Block(hidden, ffn, 32))
+    x = lambda: [normal(batch, seq, hidden, grad=True)]
+    both, rows = ("forward", "forward+backward"), f"{batch * seq}"
+    case("mlp4096", rows, mlp, x, both, graph=False, shared=list(mlp.parameters()), sets=2, runs=5)
+    case("gpt4096", rows, block, x, both, graph=False, shared=list(block.parameters()), sets=2, runs=4)
+    backends = {"eager": attention, "cudnn": with_backend(SDPBackend.CUDNN_ATTENTION), "flash": with_backend(SDPBackend.FLASH_ATTENTION)}
+    qkv = lambda: [normal(batch, seq, 32, HEAD_DIM, grad=True) for _ in range(3)]
+    case("attention", f"{rows}x{3 * hidden}x{hidden}", attention, qkv, compiled=False, variants=backends, graph=False, sets=3, runs=9)
+    block.eval()
+    for n in (1, 8, 64):
+        case("gpt4096", f"{n}", block, lambda: [normal(1, n, hidden)], ("inference",), sets=4, runs=12)
+    block.train()
+    if ONLY in "host_time":
+        host_time(block, normal(1, 16, hidden, grad=True))
+
+
+def host_time(block, x, rounds=30):
+    """Microseconds of the host to enqueue a forward and a backward of 16 rows, the GPU left behind."""
+    wants, dy, t = [x, *block.parameters()], torch.randn_like(x), []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        torch.autograd.grad(block(x), wants, dy)
+        t.append(1e6 * (time.perf_counter() - start))
+    t = sorted(t[5:])
+    emit(("host_time", "forward+backward", "eager", "16"), statistics.median(t), (t[len(t) * 3 // 4] - t[len(t) // 4]) / statistics.median(t))
+
+
+# ---- products
+
+def products(m=8192):
+    """y = x W^T, dx = dy W, dW = dy^T x of a linear k -> n; dW in bf16 and summed in f32."""
+    for n, k in ((12288, 4096), (4096, 4096), (16384, 4096), (4096, 16384)):
+        shape = f"{m}x{k}" + (f"x{n}" if n != k else "")
+        w, b = normal(n, k, std=0.02), normal(n)
+        for step, f, make in (
+            ("forward", lambda x: torch.mm(x, w.t()), lambda: [normal(m, k)]),
+            ("dgrad", lambda dy: torch.mm(dy, w), lambda: [normal(m, n)]),
+            ("wgrad", lambda dy, x: torch.mm(dy.t(), x), lambda: [normal(m, n), normal(m, k)]),
+            ("wgrad_f32", lambda dy, x: torch.mm(dy.t(), x, out_dtype=torch.float32), lambda: [normal(m, n), normal(m, k)]),
+        ):
+            case("linear" if step == "forward" else "linear_" + step, shape, f, make, ("forward",), compiled=False)
+        if n == 16384:
+            case("linear_bias_gelu", shape, lambda x: F.gelu(F.linear(x, w, b), approximate="tanh"), lambda: [normal(m, k)], ("forward",))
+
+
+# ---- what moves memory
+
+def norms():
+    for rows, width in ((8192, 4096), (32768, 4096), (32768, 8192), (8192, 768), (1024, 12288)):
+        gamma, beta = normal(width, grad=True), normal(width, grad=True)
+        shape, x = f"{rows}x{width}", lambda: [normal(rows, width, grad=True)]
+        case("layernorm", shape, lambda x: F.layer_norm(x, (width,), gamma, beta), x, shared=[gamma, beta])
+        case("rmsnorm", shape, lambda x: F.rms_norm(x, (width,), gamma, 1e-5), x, shared=[gamma])
+
+
+def add_norm(rows=8192, width=4096):
+    gamma, beta = normal(width, grad=True), normal(width, grad=True)
+    def add_fork_layernorm(x, residual):
+        h = x + residual
+        return h, F.layer_norm(h, (width,), gamma, beta)
+    case("add_fork_layernorm", f"{rows}x{width}", add_fork_layernorm, lambda: [normal(rows, width, grad=True), normal(rows, width, grad=True)], shared=[gamma, beta])
+
+
+ACTIVATIONS = {
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_erf": F.gelu,
+    "silu": F.silu,
+    "relu": F.relu,
+    "swiglu": lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
+}
+
+
+def activations(rows=8192, width=16384):
+    for name, f in ACTIVATIONS.items():
+        from_width = 2 * width if name == "swiglu" else width
+        shape = f"{rows}x{from_width}" + (f"x{width}" if name == "swiglu" else "")
+        x, bias = lambda: [normal(rows, from_width, grad=True)], normal(from_width, grad=True)
+        case(name, shape, f, x)
+        if name in ("gelu", "swiglu"):
+            case("bias_" + name, shape, lambda x: f(x + bias), x, shared=[bias])
+
+
+def bias_dropout_add(rows=8192):
+    for width in (16384, 4096):
+        bias = normal(width, grad=True)
+        case("bias_dropout_add", f"{rows}x{width}", lambda x, residual: residual + F.dropout(x + bias, 0.1, True),
+             lambda: [normal(rows, width, grad=True), normal(rows, width, grad=True)], shared=[bias])
+
+
+def rope(batch=4, seq=2048):
+    half = HEAD_DIM // 2
+    angle = torch.arange(seq, device=DEVICE).float()[:, None] * 10000.0 ** (-torch.arange(half, device=DEVICE).float() / half)
+    cosine, sine = (torch.cat([f(angle)] * 2, -1)[:, None, :].to(BF16) for f in (torch.cos, torch.sin))
+    turn = lambda x: x * cosine + torch.cat((-x[..., half:], x[..., :half]), -1) * sine
+    case("rope", f"{batch * seq}x{128 * HEAD_DIM}", turn, lambda: [normal(batch, seq, 128, HEAD_DIM, grad=True)])
+
+
+def cross_entropy():
+    for rows, vocabulary in ((8192, 50257), (8192, 50304), (4096, 131072)):
+        labels = torch.randint(min(vocabulary, 50257), (rows,), device=DEVICE)
+        case("cross_entropy", f"{rows}x{vocabulary}x1", lambda x: F.cross_entropy(x, labels, reduction="none"), lambda: [normal(rows, vocabulary, grad=True)])
+
+
+def embedding(rows=8192, vocabulary=50304, width=4096):
+    weight, tokens = normal(vocabulary, width, grad=True), torch.randint(50257, (rows,), device=DEVICE)
+    case("embedding", f"{rows}x1x{width}", lambda: F.embedding(tokens, weight), lambda: [], compiled=False, shared=[weight], sets=4)
+
+
+def optimizer():
+    """All in f32: the weights are the master weights, so there is no bf16 copy to write, unlike in te_adamw."""
+    shapes = (16384, 16384), (4096, 16384), (4096,), (4096,), (16384, 4096)
+    params = [normal(*shape, std=0.02, grad=True, dtype=torch.float32) for shape in shapes]
+    for p in params:
+        p.grad = normal(*p.shape, std=1e-3, dtype=torch.float32)
+    adamw, shape = torch.optim.AdamW(params, lr=1e-4, fused=True, capturable=True), str(sum(p.numel() for p in params))
+    norm = lambda: nn.utils.clip_grad_norm_(params, 1.0, foreach=True)
+    for name, f in (("adamw", adamw.step), ("grad_norm", norm), ("grad_norm_adamw", lambda: (norm(), adamw.step())[0])):
+        case(name, shape, f, lambda: [], ("forward",), compiled=False, sets=1, runs=4)
+
+
+def main():
+    global TSV, ONLY
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    ONLY = sys.argv[2] if len(sys.argv) > 2 else ""
+    if not torch.cuda.is_available():
+        sys.exit("peers.py: PyTorch sees no GPU")
+    torch.manual_seed(1)
+    torch.cuda.set_stream(torch.cuda.Stream())  # captures and autograd on one stream
+    torch._functorch.config.donated_buffer = False  # a backward runs more than once
+    title = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    print(title)
+    with open(sys.argv[1], "w") as TSV:
+        TSV.write(f"# {title}\nwhat\tpass\tvariant\tshape\tmicroseconds\tspread\n")
+        for group in (blocks, products, norms, optimizer, cross_entropy, embedding, add_norm, activations, rope, bias_dropout_add):
+            try:
+                group()
+            except Exception as e:
+                note(f"{group.__name__}: {reason(e)}")
+            torch.cuda.empty_cache()
+    note("done")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+#!/usr/bin/env python3
+"""Tables and pictures of what kernels.cu, block.cu and peers.py measured.
+
+    python3 bench/report.py FOLDER DATE
+
+reads kernels.tsv, block.tsv and peers.tsv in FOLDER (what is missing is left out) and writes results.md, ops.svg and
+roofline.svg beside them.
+"""
+import html
+import math
+import os
+import sys
+from collections import defaultdict
+
+# Floating-point operations an element, by op of a step; nominal, for the roofline alone.
+FLOPS = {"layernorm": 8, "rmsnorm": 5, "l2norm": 5, "gelu": 12, "gelu-erf": 12, "qgelu": 6, "silu": 6,
+         "swiglu": 7, "geglu": 13, "qgeglu": 7, "glu": 6, "reglu": 2, "sreglu": 3, "srelu": 2, "dropout": 2,
+         "cross-entropy": 5, "rope": 3, "adamw": 15, "grad": 2, "norm": 0}
+COLORS = {"ours": "#2563a8", "eager": "#a3a9b2", "compile": "#e0a458"}
+KINDS = {"product": "#2563a8", "attention": "#b3446c", "norm": "#3a8a5f", "activation": "#d9822b", "other": "#7a6fb0"}
+
+def read(path):
+    if not os.path.exists(path):
+        return "", []
+    with open(path) as f:
+        title, head, *lines = [line.rstrip("\n") for line in f]
+    rows = [dict(zip(head.split("\t"), line.split("\t"))) for line in lines if line]
+    for row in rows:
+        row.update({k: float(row[k]) for k in row if k in ("microseconds", "bytes", "TB/s", "of_copy", "TFLOP/s", "spread")})
+    return title.lstrip("# "), rows
+
+def ops(step):
+    return step.replace("gelu_erf", "gelu-erf").replace("cross_entropy", "cross-entropy").split("_")
+
+def key(row):
+    """The ops in the order of the list, pass and shape: what a row of ours and one of PyTorch's have in common."""
+    words = ops(row["step"])
+    return "_".join(words[::-1] if row["pass"] == "backward" else words), "forward" if row["pass"] == "step" else row["pass"], row["shape"]
+
+def peers_by_key(rows):
+    """{key: {variant: microseconds}}; a linear's backward is its two products, dW in f32 if there is such a row."""
+    peers = defaultdict(dict)
+    for r in rows:
+        words = ops(r["what"])
+        peers["_".join(words), r["pass"], r["shape"]][r["variant"]] = r["microseconds"]
+    for (what, _, shape), t in list(peers.items()):
+        if what == "linear_dgrad":
+            wgrad = peers.get(("linear_wgrad_f32", "forward", shape)) or peers.get(("linear_wgrad", "forward", shape))
+            if wgrad:
+                peers["linear", "backward", shape] = {"eager": t["eager"] + wgrad["eager"]}
+    return peers
+
+def table(head, rows):
+    left = sum(1 for h in head if h.startswith("<"))
+    lines = ["| " + " | ".join(h.lstrip("<") for h in head) + " |", "|" + "---|" * left + "--:|" * (len(head) - left)]
+    return "\n".join(lines + ["| " + " | ".join(r) + " |" for r in rows]) + "\n"
+
+us = lambda t: "" if not t else f"{t:.1f}" if t < 1000 else f"{t:.0f}"
+times = lambda a, b: f"{a / b:.2f}" if a and b else ""
+
+def steps_table(rows, peers):
+    out = []
+    for r in rows:
+        p = peers.get(key(r), {})
+        rate = f"{r['TFLOP/s']:.0f} TFLOP/s" if r["TFLOP/s"] else f"{r['TB/s']:.2f} TB/s" if r["bytes"] else ""
+        out.append([r["model"], r["pass"], r["step"], r["shape"], us(r["microseconds"]), rate, f"{r['of_copy']:.2f}" if r["bytes"] else "",
+                    us(p.get("eager")), us(p.get("compile")), times(min(p.values(), default=0), r["microseconds"]), f"{50 * r['spread']:.1f}%"])
+    return table(["<model", "<pass", "<step", "<shape", "us", "rate", "of copy", "PyTorch eager, us", "compile, us", "PyTorch's best / ours", "+-"], out)
+
+def wholes(block, peers):
+    """The parts of block.cu that peers.py has, too: sums of our steps beside PyTorch's whole."""
+    total, attention = defaultdict(float), defaultdict(float)
+    for r in block:
+        if r["step"] == "all":
+            total[r["model"], r["pass"]] += r["microseconds"]
+        if r["step"] == "attention":
+            attention[r["model"], r["pass"], r["shape"]] = r["microseconds"]
+    out = []
+    def line(name, ours, p):
+        if ours:
+            out.append([name, us(ours), us(p.get("eager")), us(p.get("compile")), times(ours, p.get("eager", 0)), times(ours, p.get("compile", 0))])
+
+    for model in ("mlp4096", "gpt4096"):
+        forward, both = (next((t for k, t in peers.items() if k[:2] == (model, p)), {}) for p in ("forward", "forward+backward"))
+        line(f"{model} forward", total[model, "forward"], forward)
+        line(f"{model} forward + backward", ours := total[model, "forward"] + total[model, "backward"], both)
+        mine = sum(t for k, t in attention.items() if k[0] == model and k[1] != "inference")
+        theirs = sum(t.get("eager", 0) for k, t in peers.items() if k[0] == "attention")
+        if mine and theirs:
+            line(f"{model} forward + backward, all but attention", ours - mine, {v: t - theirs for v, t in both.items()})
+    text = table(["<what", "ours, us", "PyTorch eager", "compile", "ours / eager", "ours / compile"], out)
+    bare = sum(total[m, p] for m in ("bare_fc1", "bare_fc2") for p in ("forward", "backward"))
+    if bare and total["mlp4096", "forward"]:
+        text += f"\nmlp4096, forward + backward, over its six bare products: {(total['mlp4096', 'forward'] + total['mlp4096', 'backward']) / bare:.3f}.\n"
+    cells = [[k[0], k[1], us(t)] + [us(p.get(v)) for v in ("eager", "cudnn", "flash")] + [times(t, min(p.values()))]
+             for k, t in attention.items() for p in [peers.get(("attention", *k[1:]))] if p]
+    if cells:
+        text += "\n" + table(["<attention in", "<pass", "ours, us", "PyTorch's choice", "cuDNN", "FlashAttention", "ours / best"], cells)
+    return text
+
+# ---- pictures
+class Svg:
+    def __init__(self, width, height):
+        self.size, self.parts = (width, height), []
+
+    def text(self, x, y, s, size=11, anchor="start", color="#222", bold=False):
+        weight = ' font-weight="bold"' if bold else ""
+        self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{color}"{weight}>{html.escape(s)}</text>')
+
+    def rect(self, x, y, w, h, color):
+        self.parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" fill="{color}"/>')
+
+    def line(self, x0, y0, x1, y1, color="#ddd", width=1.0, dash=""):
+        self.parts.append(f'<line x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}" stroke="{color}" stroke-width="{width}" stroke-dasharray="{dash}"/>')
+
+    def dot(self, x, y, color, title):
+        self.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}" fill-opacity="0.75"><title>{html.escape(title)}</title></circle>')
+
+    def write(self, path):
+        w, h = self.size
+        with open(path, "w") as f:
+            f.write(f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" font-family="sans-serif">\n'
+                    f'<rect width="{w}" height="{h}" fill="#fff"/>\n' + "\n".join(self.parts) + "\n</svg>\n")
+
+def ops_svg(path, rows, peers, title):
+    """Bars: the time of a copy of as many bytes over the time taken."""
+    rows = [r for r in rows if r["bytes"] and 0 < r["of_copy"] < 2]
+    rows = [r for r in rows if key(r) in peers] or rows
+    groups = []
+    for k, r in {key(r): r for r in reversed(rows)}.items():
+        copy = r["of_copy"] * r["microseconds"]
+        groups.insert(0, (r, [("ours", r["of_copy"])] + [(v, copy / peers[k][v]) for v in ("eager", "compile") if peers.get(k, {}).get(v)]))
+    left, top, bar, gap, width = 330, 86, 11, 9, 560
+    most = max([1.1] + [v for _, bars in groups for _, v in bars])
+    height = top + sum(len(bars) * bar + gap for _, bars in groups) + 20
+    s = Svg(left + width + 60, height)
+    s.text(16, 26, "Rate of each step over that of a copy of as many bytes", 16, bold=True)
+    s.text(16, 46, title, color="#555")
+    for i, name in enumerate(COLORS):
+        s.rect(left + 130 * i, 56, 12, 12, COLORS[name])
+        s.text(left + 18 + 130 * i, 66, name if name == "ours" else "PyTorch " + name)
+    for i in range(int(most * 4) + 1):
+        x = left + width * i / 4 / most
+        s.line(x, top - 2, x, height - 18, "#888" if i == 4 else "#e4e4e4")
+        s.text(x, top - 6, "copy" if i == 4 else f"{i / 4:g}", 10, "middle", "#555")
+    y = top + 4
+    for r, bars in groups:
+        s.text(left - 8, y + len(bars) * bar / 2 + 4, f"{r['step']}, {r['pass']} {r['shape']}", 10.5, "end")
+        for name, value in bars:
+            s.rect(left, y, width * value / most, bar - 1, COLORS[name])
+            s.text(left + width * value / most + 4, y + bar - 2.5, f"{value:.2f}", 9, color="#555")
+            y += bar
+        y += gap
+    s.write(path)
+
+def point(r):
+    """(FLOP per byte, TFLOP/s, kind) of a step; None if it is none."""
+    shape = [float(n) for n in r["shape"].split("x")]
+    words = ops(r["step"])
+    back = 2 if r["pass"] == "backward" else 1
+    if r["TFLOP/s"] and len(shape) > 1:
+        flops, (rows, width) = r["TFLOP/s"] * r["microseconds"] * 1e6, shape[:2]
+        if "attention" in words:
+            return flops / (2 * rows * (width + shape[-1]) * back), r["TFLOP/s"], "attention"
+        other = flops / (2 * back * rows * width)  # the width at the other side of the product
+        return flops / (2 * back * (rows * width + rows * other + width * other)), r["TFLOP/s"], "product"
+    if not r["bytes"] or not 0 < r["of_copy"] < 2:
+        return None
+    elements = math.prod(shape[:1]) * max(shape[1:], default=1)
+    flops = back * elements * sum(FLOPS.get(w, 1) for w in words if w not in ("fork", "embedding"))
+    kind = "norm" if any("norm" in w for w in words) else "activation" if any("lu" in w for w in words) else "other"
+    return (flops / r["bytes"], flops / r["microseconds"] / 1e6, kind) if flops else None
+
+def roofline_svg(path, rows, title):
+    rates = sorted(r["TB/s"] / r["of_copy"] for r in rows if r["bytes"] > 1e8 and 0 < r["of_copy"] < 2)
+    bare = [r["TFLOP/s"] for r in rows if r["step"] == "linear" and r["TFLOP/s"]]
+    points = [(p, r) for r in rows for p in [point(r)] if p]
+    if not points or not rates: return
+    copy, gemm = rates[len(rates) // 2], max(bare or [v[1] for v, _ in points])
+    low = [min(v[i] for v, _ in points) / 1.6 for i in (0, 1)]
+    high = [max(max(v[0] for v, _ in points) * 1.6, 4 * gemm / copy), max(max(v[1] for v, _ in points), gemm) * 1.7]
+    left, top, w, h = 70, 84, 880, 560
+    at = [lambda x: left + w * math.log(x / low[0]) / math.log(high[0] / low[0]), lambda y: top + h - h * math.log(y / low[1]) / math.log(high[1] / low[1])]
+    s = Svg(left + w + 30, top + h + 52)
+    s.text(16, 26, "Roofline: every step, and what a copy and a bare matrix product reach", 16, bold=True)
+    s.text(16, 46, title, 11, color="#555")
+    for axis in (0, 1):
+        for e in range(math.ceil(math.log10(low[axis])), math.floor(math.log10(high[axis])) + 1):
+            v = at[axis](10.0**e)
+            s.line(*((v, top, v, top + h) if axis == 0 else (left, v, left + w, v)))
+            s.text(*((v, top + h + 16) if axis == 0 else (left - 6, v + 4)), f"{10.0**e:g}", 10, "middle" if axis == 0 else "end", "#555")
+    s.text(left + w / 2, top + h + 38, "FLOP per byte that has to move (of steps that are no product: nominal)", 11, "middle")
+    s.text(left, top - 8, "TFLOP/s", 11, "middle")
+    knee, start = gemm / copy, max(low[0], low[1] / copy)
+    s.line(at[0](start), at[1](start * copy), at[0](knee), at[1](knee * copy), "#444", 1.5)
+    s.line(at[0](knee), at[1](gemm), left + w, at[1](gemm), "#444", 1.5)
+    taken = []
+    boxes = [(at[0](v[0]) - 4, at[1](v[1]) - 4, at[0](v[0]) + 4, at[1](v[1]) + 4) for v, _ in points]
+
+    def label(x, y, text, size=9, color="#333", must=False):
+        for dx, dy, anchor in ((7, 3, 0), (-7, 3, 1), (7, 14, 0), (-7, -8, 1), (7, -9, 0), (-7, 15, 1)):
+            wide = len(text) * size * 0.64
+            x0, y0 = x + dx - anchor * wide, y + dy - size
+            box = (x0, y0, x0 + wide, y0 + size + 3)
+            inside = box[0] > left and box[2] < left + w and box[1] > top and box[3] < top + h
+            if must or inside and not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken + boxes):
+                taken.append(box)
+                return s.text(x + dx, y + dy, text, size, "end" if anchor else "start", color)
+
+    label(at[0](knee) - 60, at[1](knee * copy) - 2, f"copy {copy:.2f} TB/s  |  best product {gemm:.0f} TFLOP/s", 11, "#222")
+    names = set()
+    for v, r in sorted(points, key=lambda p: -p[1]["microseconds"]):
+        s.dot(at[0](v[0]), at[1](v[1]), KINDS[v[2]], f"{r['model']} {r['pass']} {r['step']} {r['shape']}: {v[1]:.1f} TFLOP/s")
+        name = r["step"] + (" (backward)" if r["pass"] == "backward" else "")
+        if name not in names:
+            names.add(name)
+            label(at[0](v[0]), at[1](v[1]), name)
+    for i, (kind, color) in enumerate(KINDS.items()):
+        s.dot(left + 100 + 110 * i, 66, color, kind)
+        s.text(left + 110 + 110 * i, 70, kind)
+    s.write(path)
+
+def main():
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    folder, date = sys.argv[1:3]
+    (kernels_title, kernels), (block_title, block), (peers_title, measured) = (read(os.path.join(folder, f + ".tsv")) for f in ("kernels", "block", "peers"))
+    if not kernels and not block:
+        sys.exit(f"report.py: no kernels.tsv and no block.tsv in {folder}")
+    peers = peers_by_key(measured)
+    title = f"{kernels_title or block_title}, {date}" + (f"; PyTorch: {peers_title.split(', ')[-1]}" if peers_title else "")
+    text = f"# {title}\n\nMedians. \"of copy\": the time that a copy of as many bytes takes in the same run, over the step's.\n"
+    if block:
+        text += "\n## Whole parts\n\nOurs: the sum of the steps, each by itself. PyTorch: the whole.\n\n" + wholes(block, peers)
+    if kernels:
+        text += "\n## Ops and rows\n\n![rate of each step over a copy's](ops.svg)\n\n" + steps_table(kernels, peers)
+        text += "\nbias_add and bias_dropout_add add their own input: it is read once, and counted twice in their bytes.\n"
+    if block:
+        text += "\n## Steps of the plans\n\n" + steps_table(block, peers)
+    if measured:
+        used = {key(r) for r in kernels + block}
+        rest = [r for r in measured if ("_".join(ops(r["what"])), r["pass"], r["shape"]) not in used]
+        text += "\n## PyTorch alone\n\n" + table(["<what", "<pass", "<variant", "<shape", "us"], [[r["what"], r["pass"], r["variant"], r["shape"], us(r["microseconds"])] for r in rest])
+    with open(os.path.join(folder, "results.md"), "w") as f:
+        f.write(text + "\n![roofline](roofline.svg)\n")
+    ops_svg(os.path.join(folder, "ops.svg"), kernels or block, peers, title)
+    roofline_svg(os.path.join(folder, "roofline.svg"), kernels + block, title)
+    print(f"{folder}/results.md, ops.svg, roofline.svg")
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# The whole bench on a GPU machine: builds kernels.cu and block.cu with nvcc, runs them and, where there is PyTorch, peers.py
+# beside them, and makes tables and pictures of it all. On the host: host.c.
+#
+#     bench/run.sh [FOLDER]         default build/bench; results.md, ops.svg, roofline.svg and the .tsv files come to lie there
+#     bench/run.sh host [FOLDER]    host.tsv
+#     ARCH=90a  COMMIT=...  PYTHON=python3
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+host=0
+if [[ ${1:-} == host ]]; then host=1 && shift; fi
+mkdir -p "${1:-$root/build/bench}"
+out=$(cd "${1:-$root/build/bench}" && pwd)
+cd "$root"
+commit=${COMMIT:-$(git describe --always --dirty 2>/dev/null || echo unknown)} python=${PYTHON:-python3} arch=${ARCH:-90a}
+
+if [[ $host == 1 ]]; then
+    blas=(-DTE_CBLAS) libraries=(-lopenblas -lm)
+    if ! echo '#include <cblas.h>' | ${CC:-gcc} -E - >/dev/null 2>&1; then
+        echo "no cblas.h: the products are plain loops"
+        blas=() libraries=(-lm)
+    fi
+    ${CC:-gcc} -std=c11 -O3 -march=native -fopenmp "${blas[@]}" -I. bench/host.c -o "$out/host" "${libraries[@]}"
+    "$out/host" "$out/host.tsv" "$commit" | tee "$out/host.log"
+    echo "$out/host.tsv"
+    exit
+fi
+
+export LD_LIBRARY_PATH=/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}
+echo "building kernels and block"
+building=()
+for name in kernels block; do
+    nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -I. "bench/$name.cu" -o "$out/$name" -lcublasLt &
+    building+=($!)
+done
+for one in "${building[@]}"; do wait "$one"; done
+status=0
+for name in kernels block; do
+    "$out/$name" "$out/$name.tsv" "$commit" | tee "$out/$name.log" || status=1
+done
+rm -f "$out/peers.tsv"
+if "$python" -c 'import torch' 2>/dev/null; then
+    "$python" bench/peers.py "$out/peers.tsv" 2>&1 | tee "$out/peers.log" || echo "peers.py did not get through; the tables have what it measured"
+else
+    echo "no PyTorch: nothing to compare with"
+fi
+"$python" bench/report.py "$out" "$(date +%F)"
+exit $status
