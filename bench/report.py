@@ -234,7 +234,6 @@ def main():
         text += "\n## Whole parts\n\nOurs: the sum of the steps, each by itself. PyTorch: the whole.\n\n" + wholes(block, peers)
     if kernels:
         text += "\n## Ops and rows\n\n![rate of each step over a copy's](ops.svg)\n\n" + steps_table(kernels, peers)
-        text += "\nbias_add and bias_dropout_add add their own input: it is read once, and counted twice in their bytes.\n"
     if block:
         text += "\n## Steps of the plans\n\n" + steps_table(block, peers)
     if measured:

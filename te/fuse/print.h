@@ -30,7 +30,7 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
             if (op->flags & TE_IS_FORK) n += op->out * size;
             if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += op->out * size;
         } else {
-            if (op->flags & TE_IS_ADD) n += op->in * size;
+            if ((op->flags & TE_IS_ADD) && op->edge + 1 != s->op[0]) n += op->in * size; /* else it adds what the step begins with */
             if (pass == TE_FORWARD && j + 1 < s->count && te_in_memory(p, i) && !(op->flags & TE_IS_FORK)) n += op->out * size;
         }
     }
