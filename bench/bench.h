@@ -259,7 +259,7 @@ static void bench_steps(const te_plan *plan, int batch, int seq, int only_pass, 
             for (te_run &r : run) bench_check(step[k].run(&r, &step[k]), step[k].kernels);
             if (only_step && strcmp(step[k].row, only_step)) continue;
             const double bytes = bench_bytes(plan, &step[k], (te_pass)pass, rows, &c.m), flops = bench_flops(plan, &step[k], (te_pass)pass, &c.batch);
-            if (bytes == 0 || (!strcmp(step[k].row, "fork") && pass != TE_BACKWARD)) continue; // hands its value on
+            if (bytes == 0) continue; // hands its value on
             static te_run scratch;
             const bench_result r = bench_time(
                 [&](int i) { scratch = before[(size_t)(i % sets)], bench_check(step[k].run(&scratch, &step[k]), step[k].kernels); }, bytes, flops, std::max(2 * sets, 10));

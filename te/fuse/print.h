@@ -18,6 +18,9 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
     const te_op *first = &p->op[s->op[0]], *last = &p->op[s->op[s->count - 1]];
     long n = (pass == TE_BACKWARD ? first->out + last->in : first->in + last->out) * size;
     if (!strcmp(first->kind, "embedding")) n = first->out * (pass == TE_BACKWARD ? size + 8 : 2 * size); /* weight read; gradient read and written */
+    int hands_on = pass != TE_BACKWARD; /* a fork by itself moves nothing */
+    for (int j = 0; j < s->count; j++) hands_on = hands_on && (p->op[s->op[j]].flags & TE_IS_FORK);
+    if (hands_on) return 0;
     int passes_on = pass == TE_BACKWARD; /* the gradient stays where it is: an add, a bias */
     for (int j = 0; j < s->count; j++) passes_on = passes_on && (p->op[s->op[j]].flags & TE_KEEPS_GRAD);
     if (passes_on) n = te__step_sums(p, s) ? first->out * size : 0;
