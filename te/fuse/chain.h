@@ -83,16 +83,14 @@ TE_BOTH int te_chain_tiles(te_chain_shape k) { return ((k.half + 7) / 8 + k.lane
 /* Forward: a warp takes a narrow row, 64 to 512 threads a wide one. Backward: one vector a lane up to 4096 columns, for the
  * sums over rows take most of the registers; two where a bias is summed as well. */
 #define TE_NORM_LANES_forward(w, sums) ((w) <= 1024 ? 32 : (w) <= 2048 ? 64 : (w) <= 4096 ? 128 : (w) <= 12288 ? 256 : (w) <= 32768 ? 512 : 1024)
-#ifndef TE_NORM_LANES_backward
 #define TE_NORM_LANES_backward(w, sums) \
     ((w) <= 1024 ? 32 : (w) <= 2048 ? 256 : (w) <= 4096 ? ((sums) < 0 ? 512 : 256) : (w) <= 12288 ? 512 : 1024)
-#endif
 #define TE_MAP_LANES(w) (TE_VECTORS(w) >= 32 ? 32 : TE_VECTORS(w) >= 16 ? 16 : TE_VECTORS(w) >= 8 ? 8 : 4)
 #define TE_CHAIN_LANES(norm, w, sums, pass) ((norm) < 0 ? TE_MAP_LANES(w) : TE_NORM_LANES_##pass(w, sums))
 #define TE_CHAIN_GROUPS(norm, lanes) ((norm) < 0 ? 256 / (lanes) : (lanes) > 32 ? 1 : 4)
 #define TE_CHAIN_CHUNKS(norm, w, lanes) ((norm) < 0 ? 1 : (TE_VECTORS(w) + (lanes) - 1) / (lanes))
 /* Blocks on a multiprocessor that a kernel is made for, which bounds its registers: as many threads as keep the memory
- * busy, fewer where a lane holds more of the row. Where gradients are summed te__chain_blocks launches no more. */
+ * busy, fewer where a lane holds more of the row. Where gradients are summed te__most_blocks allows no more. */
 #define TE_NORM_THREADS(chunks) ((chunks) <= 2 ? 1536 : (chunks) <= 4 ? 1024 : (chunks) <= 8 ? 640 : 256)
 #define TE_RESIDENT_forward(threads, chunks) (TE_NORM_THREADS(chunks) > (threads) ? TE_NORM_THREADS(chunks) / (threads) : 1)
 #define TE_NORM_SUMMING_THREADS(chunks) ((chunks) <= 1 ? 1024 : (chunks) <= 2 ? 512 : (chunks) <= 3 ? 384 : 256)

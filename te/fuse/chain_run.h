@@ -131,15 +131,16 @@ TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int ap
 
 /* ---- backward --------------------------------------------------------------------------------------------------- */
 
-typedef struct te__sums { te_sum_args args; te_value held[TE_SUM_JOBS]; int count; } te__sums;
+/* most: blocks that the largest batch has. */
+typedef struct te__sums { te_sum_args args; te_value held[TE_SUM_JOBS]; int count, most; } te__sums;
 
 /* Room for `blocks` partial sums of parameter k's gradient. */
 TE_API te_status te__add_sum(te__sums *sums, float **partial, te_run *r, te_param *p, int width, int blocks) {
     te_sum_job *j = &sums->args.job[sums->count];
     te_value *v = &sums->held[sums->count];
     TE_REQUIRE(sums->count < TE_SUM_JOBS, r->ctx, TE_ERROR_STATE, "%s: a row sums more than %d gradients", r->plan->name, (int)TE_SUM_JOBS);
-    /* room for as many blocks as a larger batch would have, so that what is reserved for that one serves a smaller one */
-    TE_TRY(te_acquire(r, v, (size_t)te_max(blocks, TE_CUDA ? 4 * r->ctx->processors : 16) * (size_t)width * sizeof(float)));
+    /* room for as many as a larger batch would have, so that what is reserved for that one serves a smaller one */
+    TE_TRY(te_acquire(r, v, (size_t)sums->most * (size_t)width * sizeof(float)));
     sums->count++;
     j->partial = *partial = (float *)v->p, j->total = p->grad, j->width = width, j->count = blocks, j->accumulate = te_accumulates(r, p);
     return TE_OK;
@@ -203,13 +204,11 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int blocks, te_
 
 /* ---- the step --------------------------------------------------------------------------------------------------- */
 
-/* Blocks along the rows: all at once, or, where gradients are summed, few enough that the partial sums stay small. */
-TE_API int te__chain_blocks(const te_run *r, const te_chain_shape k, int tiles) {
-    const int summing = k.sums >= 0 || (k.backward && k.norm >= 0);
-    const int64_t all = te_ceil_div(r->rows, k.groups * (TE_CUDA && k.norm < 0 && !summing ? te_map_batch(k) : 1));
-    if (TE_CUDA && !summing) return (int)te_min(all, INT32_MAX / tiles);
-    const int few = !TE_CUDA ? (summing ? 16 : 64) : (int)te_max(1, (int64_t)r->ctx->processors * k.resident / tiles);
-    return (int)te_min(all, few);
+TE_API int te__sums_rows(const te_chain_shape k) { return k.sums >= 0 || (k.backward && k.norm >= 0); }
+/* Blocks along the rows, at most: where gradients are summed so few that the partial sums stay small. */
+TE_API int te__most_blocks(const te_run *r, const te_chain_shape k, int tiles) {
+    if (!TE_CUDA) return te__sums_rows(k) ? 16 : 64;
+    return te__sums_rows(k) ? (int)te_max(1, (int64_t)r->ctx->processors * k.resident / tiles) : INT32_MAX / tiles;
 }
 
 /* Ops [skip, count) of the step as one kernel; `applied`: see te__chain_forward. */
@@ -217,9 +216,10 @@ TE_API te_status te_chain_step(te_run *r, const te_step *s, int skip, int applie
     te_chain c;
     te__sums sums;
     int work = 0;
-    const int tiles = te_chain_tiles(k), blocks = te__chain_blocks(r, k, tiles);
+    const int tiles = te_chain_tiles(k), batch = TE_CUDA && k.norm < 0 && !te__sums_rows(k) ? te_map_batch(k) : 1;
+    const int most = te__most_blocks(r, k, tiles), blocks = (int)te_min(te_ceil_div(r->rows, k.groups * batch), most);
     memset(&c, 0, sizeof c); /* what no op fills in is null */
-    c.x = r->now.p, c.rows = r->rows, sums.count = 0;
+    c.x = r->now.p, c.rows = r->rows, sums.count = 0, sums.most = most;
     const te_value x = te_hold(r, r->now);
     if (k.backward) TE_TRY(te__chain_backward(r, s, blocks, &c, &sums, &work));
     else TE_TRY(te__chain_forward(r, s, skip, applied, &c, &work));
