@@ -10,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "draw.h"
 #include "te/gemm.h"                  // te_context_create
 #include "te/ops/attention_kernels.h" // what is tested
 
@@ -27,11 +28,6 @@
 SHAPES(KERNELS)
 
 namespace {
-
-unsigned fresh_seed() { /* TE_SEED=<seed> in the environment repeats a run */
-    const char *given = std::getenv("TE_SEED");
-    return given ? (unsigned)std::strtoul(given, nullptr, 10) : std::random_device{}();
-}
 
 
 typedef te_status (*launch)(te_context *, const te_attention_args *);
@@ -200,7 +196,9 @@ TEST_CASE("attention agrees with a reference in double", "[attention]") {
     std::mt19937 random(seed);
     for (const shape &s : shapes) {
         double worst[2] = {0, 0};
-        for (const int seq : {1, 2, 17, 63, 64, 65, 129, 200}) {
+        const int seqs[] = {1, 2, 17, 63, 64, 65, 129, 200}, only = (int)(random() % 8);
+        for (const int seq : seqs) {
+            if (brief() && seq != seqs[only]) continue;
             CAPTURE(seed, dtype_of(s), s.heads, s.kv_heads, s.dim, s.causal, seq);
             check(s, seq < 100 ? 3 : 1, seq, random, worst);
         }

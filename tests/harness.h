@@ -16,6 +16,7 @@
 #include <memory>
 #include <random>
 
+#include "draw.h"
 #include "reference.h"
 #include "te/fuse/sequential.h"
 
@@ -115,11 +116,6 @@ struct context {
 };
 
 // ---- numbers -----------------------------------------------------------------------------------------------------
-
-inline unsigned fresh_seed() {
-    const char *given = std::getenv("TE_SEED");
-    return given ? (unsigned)std::strtoul(given, nullptr, 10) : std::random_device{}();
-}
 
 struct source {
     std::mt19937 random;

@@ -210,6 +210,7 @@ TEST_CASE("the bits are those of a run that saves everything", "[recompute]") {
         const std::string text = s->text;
         CAPTURE(text, seed);
         for (int seq : {1, 13}) {
+            if (brief() && seq == 1) continue;
             const results all = run(*s, 3, seq, seed, true), less = run(*s, 3, seq, seed, false);
             check_same(less, all);
             check_same(run(*s, 3, seq, seed, false), less); // and again

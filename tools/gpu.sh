@@ -87,7 +87,7 @@ sanitize() { # TOOL BINARY [OPTION...]
     local log=$out/$1.$2.log status
     local quiet=() # graph_test provokes errors of the CUDA interface, and looks at what the library makes of them
     [[ $1 == memcheck && $2 == graph_test ]] && quiet=(--report-api-errors no)
-    timeout "${SANITIZER_SECONDS:-300}" compute-sanitizer --tool "$1" "${quiet[@]}" --error-exitcode 9 "$bin/$2" "${@:3}" >"$log" 2>&1
+    TE_BRIEF=1 timeout "${SANITIZER_SECONDS:-300}" compute-sanitizer --tool "$1" "${quiet[@]}" --error-exitcode 9 "$bin/$2" "${@:3}" >"$log" 2>&1
     status=$?
     if [[ $status == 124 ]] && ! grep -qE "Invalid|hazard detected|Uninitialized" "$log"; then
         echo "0 $1 $2: stopped by the clock, clean so far"
