@@ -83,6 +83,7 @@ typedef struct te_plan {
     const te_step *forward, *infer, *backward;
     int span_count; /* 0: everything is saved, with the same steps and so the same bits */
     const te_span *span;
+    int takes_dims; /* 1: widths are symbols (fuse/dims.h), and nothing runs by it */
 } te_plan;
 
 /* One parameter of one instance. */
@@ -121,10 +122,16 @@ typedef struct te_saved {
  * at the same element of both. So the optimizer, the gradient norm, a checkpoint and an all-reduce walk flat memory. */
 enum { TE_PARAM_ALIGN = 128 };
 
-/* Elements of the parameter buffer, the gaps between tensors included. */
+/* A plan whose widths are still symbols is refused. */
+TE_API te_status te__check_dims(const te_plan *plan, te_context *ctx) {
+    TE_REQUIRE(!plan->takes_dims, ctx, TE_ERROR_STATE, "%s: its widths are known only at run time; call %s_set_dims first", plan->name, plan->name);
+    return TE_OK;
+}
+
+/* Elements of the parameter buffer, the gaps between tensors included; 0 where widths are not known yet. */
 TE_API int64_t te_plan_param_elements(const te_plan *plan) {
     int64_t n = 0;
-    for (int i = 0; i < plan->op_count; i++)
+    for (int i = 0; !plan->takes_dims && i < plan->op_count; i++)
         for (int k = 0; k < plan->op[i].params; k++) {
             const te_param_info *p = &plan->op[i].param[k];
             if (!p->tied) n += te_round_up(p->rows * p->cols, TE_PARAM_ALIGN);
@@ -141,6 +148,7 @@ TE_API size_t te_plan_grad_bytes(const te_plan *plan) { return (size_t)te_plan_p
 TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param, int param_count, void *params, float *grads,
                                te_context *ctx) {
     TE_REQUIRE(m && ctx, ctx, TE_ERROR_NULL, "%s: the instance or the context is null", plan->name);
+    TE_TRY(te__check_dims(plan, ctx));
     TE_REQUIRE(params || !te_plan_param_elements(plan), ctx, TE_ERROR_NULL, "%s: params is null", plan->name);
     TE_REQUIRE((uintptr_t)params % TE_ALIGN == 0 && (uintptr_t)grads % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
                "%s: params and grads must be aligned to %d bytes", plan->name, (int)TE_ALIGN);

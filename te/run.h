@@ -274,6 +274,7 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
     if (!ctx) return TE_ERROR_NULL;
     TE_REQUIRE(m && b, ctx, TE_ERROR_NULL, "%s: the instance or the batch is null", name);
     TE_TRY(te_check_target(ctx, name));
+    TE_TRY(te__check_dims(plan, ctx));
     TE_REQUIRE(m->plan == plan, ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first", name, name);
     TE_REQUIRE(b->batch > 0 && b->seq > 0, ctx, TE_ERROR_SHAPE, "%s: batch %d and seq %d must be positive", name, b->batch, b->seq);
     TE_REQUIRE((int64_t)b->batch * b->seq <= INT32_MAX / 2, ctx, TE_ERROR_OVERFLOW, "%s: batch %d times seq %d is too large", name, b->batch, b->seq);
@@ -343,15 +344,17 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
     return te__walk_twice(&r, te_value_of(dy.data));
 }
 
-/* Bytes that te_saved.memory must have for this many rows. */
+/* Bytes that te_saved.memory must have for this many rows; 0 where widths are not known yet. */
 TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
     te_run r;
+    if (plan->takes_dims) return 0;
     te__begin(&r, plan, TE_FORWARD, rows, 0);
     return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
 }
 /* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most; 0 if m is not bound. */
 TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, int64_t rows, te_context *ctx) {
     size_t most = 0;
+    if (te__check_dims(plan, ctx) != TE_OK) return 0;
     if (!m || m->plan != plan) return te_fail(ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first", plan->name, plan->name), 0;
     for (int pass = 0; pass < 3; pass++) {
         te_run r;

@@ -44,6 +44,7 @@ typedef struct te_chain {
     void *y;       /* [rows, out]; null: not stored */
     int64_t rows;
     te_stage op[TE_MAX_ROW];
+    int half; /* te_chain_shape.half, for kernels that do not have it as a constant */
 } te_chain;
 
 /* Eight elements in registers. `g`, `gsum`: the second half of a gated op's row. */
@@ -55,10 +56,11 @@ typedef struct te_lane {
 /* The ops [from, to) of the chain on one te_lane; made by macro, one call an op. */
 typedef void (*te_stages_fn)(te_lane *l, const te_chain *c, int from, int to);
 
-/* All constants. */
+/* All constants; where the list's widths are known only at run time, all but half and what te_shape_at changes. */
 typedef struct te_chain_shape {
     te_dtype dtype;
     int half, in_halves, out_halves; /* a row of x is half * in_halves wide */
+    int aligned;                     /* half is a multiple of eight */
     int norm, norm_code;             /* which op is the norm, -1: none */
     int sums;                        /* which op sums the gradient (bias), -1: none */
     int backward, draws;
@@ -72,7 +74,7 @@ enum { TE_MAP_ROWS = TE_CUDA ? 4 : 1 };
 TE_BOTH int te_map_batch(te_chain_shape k) {
     return k.in_halves + k.out_halves > 2 || (k.sums >= 0 && k.draws) ? (TE_MAP_ROWS + 1) / 2 : TE_MAP_ROWS;
 }
-TE_BOTH int te_chain_tiles(te_chain_shape k) { return ((k.half + 7) / 8 + k.lanes * k.chunks - 1) / (k.lanes * k.chunks); }
+TE_BOTH int te_chain_tiles(te_chain_shape k) { return k.norm >= 0 ? 1 : ((k.half + 7) / 8 + k.lanes * k.chunks - 1) / (k.lanes * k.chunks); }
 
 /* ---- the shape of the launch ----------------------------------------------------------------------------------- */
 
@@ -106,6 +108,27 @@ TE_BOTH int te_chain_tiles(te_chain_shape k) { return ((k.half + 7) / 8 + k.lane
 #define TE_CHAIN_CHUNKS(norm, w, lanes) TE_VECTORS(w)
 #define TE_CHAIN_RESIDENT(norm, threads, chunks, sums, gated, draws, pass) 1
 #endif
+
+/* The kernels of a chain whose width is known only at run time: X(.., suffix, columns, aligned). A norm's row has that many
+ * columns at most; a map takes any. One narrow and one wide kernel serve rows that are no multiple of eight. */
+#if TE_CUDA
+#define TE_MAP_KERNELS(X, ...) X(__VA_ARGS__, aligned, 1024, 1) X(__VA_ARGS__, any, 1024, 0)
+#define TE_NORM_KERNELS(X, ...)                                                                                 \
+    X(__VA_ARGS__, aligned_1k, 1024, 1) X(__VA_ARGS__, aligned_4k, 4096, 1) X(__VA_ARGS__, aligned_12k, 12288, 1) \
+    X(__VA_ARGS__, aligned_64k, 65536, 1) X(__VA_ARGS__, any_1k, 1024, 0) X(__VA_ARGS__, any_64k, 65536, 0)
+#else
+#define TE_MAP_KERNELS(X, ...) X(__VA_ARGS__, any, 1024, half % 8 == 0)
+#define TE_NORM_KERNELS(X, ...) X(__VA_ARGS__, any_4k, 4096, half % 8 == 0) X(__VA_ARGS__, any_64k, 65536, half % 8 == 0)
+#endif
+/* What of a shape follows its width at run time: on CUDA a map's lanes, on the host the one lane's vectors. */
+TE_BOTH te_chain_shape te_shape_at(te_chain_shape k) {
+#if TE_CUDA
+    if (k.norm < 0) k.lanes = TE_MAP_LANES(k.half), k.groups = TE_CHAIN_GROUPS(-1, k.lanes);
+#else
+    k.chunks = (int)te_min(k.chunks, TE_VECTORS(k.half));
+#endif
+    return k;
+}
 
 /* ---- maps ------------------------------------------------------------------------------------------------------ */
 
@@ -152,7 +175,7 @@ TE_FN void te_gated_backward(te_lane *l, const te_stage *s, te_gated_backward_fn
 TE_FN te_at te_at_of(const te_chain_shape k, int64_t row, int vector, int halves) {
     te_at at;
     at.row = row, at.col = vector * 8, at.width = k.half, at.halves = halves, at.dtype = k.dtype;
-    at.aligned = k.half % 8 == 0, at.n = at.aligned ? 8 : (int)te_min(8, k.half - at.col);
+    at.aligned = k.aligned, at.n = at.aligned ? 8 : (int)te_min(8, k.half - at.col);
     return at;
 }
 TE_FN void te_load_lane(te_lane *l, const void *x, const te_chain_shape k, int64_t row, int vector) {
@@ -232,7 +255,7 @@ TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, const te_chai
             const int left = k.half - (g->id + i * g->count) * 8;
             if (left <= 0) continue;
             te_floats_of_eight(v, &row_x[i], k.dtype);
-            TE_UNROLL for (int j = 0; j < 8; j++) if (k.half % 8 == 0 || j < left) sum += v[j];
+            TE_UNROLL for (int j = 0; j < 8; j++) if (k.aligned || j < left) sum += v[j];
         }
         te_lanes_sum(&sum, 1, g);
     }
@@ -242,7 +265,7 @@ TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, const te_chai
         if (left <= 0) continue;
         te_forget_floats(&row_x[i], k.dtype);
         te_floats_of_eight(v, &row_x[i], k.dtype);
-        TE_UNROLL for (int j = 0; j < 8; j++) if (k.half % 8 == 0 || j < left) squares += (v[j] - mean) * (v[j] - mean);
+        TE_UNROLL for (int j = 0; j < 8; j++) if (k.aligned || j < left) squares += (v[j] - mean) * (v[j] - mean);
     }
     te_lanes_sum(&squares, 1, g);
     const float rstd = 1.0f / sqrtf((code == TE_NORM_l2norm ? squares : squares / n) + s->value[0]);

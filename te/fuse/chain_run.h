@@ -211,6 +211,11 @@ TE_API int te__most_blocks(const te_run *r, const te_chain_shape k, int tiles) {
     return te__sums_rows(k) ? (int)te_max(1, (int64_t)r->ctx->processors * k.resident / tiles) : INT32_MAX / tiles;
 }
 
+/* Columns of a half of the rows that the ops [skip, count) of the step work on. */
+TE_API int te_chain_half(const te_run *r, const te_step *s, int skip) {
+    const te_op *first = &r->plan->op[s->op[skip]], *last = &r->plan->op[s->op[s->count - 1]];
+    return r->pass == TE_BACKWARD ? (int)te_min(first->out, last->in) : (int)te_min(first->in, last->out);
+}
 /* Ops [skip, count) of the step as one kernel; `applied`: see te__chain_forward. */
 TE_API te_status te_chain_step(te_run *r, const te_step *s, int skip, int applied, te_chain_launch_fn launch, const te_chain_shape k) {
     te_chain c;
@@ -219,7 +224,7 @@ TE_API te_status te_chain_step(te_run *r, const te_step *s, int skip, int applie
     const int tiles = te_chain_tiles(k), batch = TE_CUDA && k.norm < 0 && !te__sums_rows(k) ? te_map_batch(k) : 1;
     const int most = te__most_blocks(r, k, tiles), blocks = (int)te_min(te_ceil_div(r->rows, k.groups * batch), most);
     memset(&c, 0, sizeof c); /* what no op fills in is null */
-    c.x = r->now.p, c.rows = r->rows, sums.count = 0, sums.most = most;
+    c.x = r->now.p, c.rows = r->rows, c.half = k.half, sums.count = 0, sums.most = most;
     const te_value x = te_hold(r, r->now);
     if (k.backward) TE_TRY(te__chain_backward(r, s, blocks, &c, &sums, &work));
     else TE_TRY(te__chain_forward(r, s, skip, applied, &c, &work));

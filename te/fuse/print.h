@@ -74,6 +74,10 @@ TE_API void te__print_pass(FILE *f, const te_plan *p, const char *title, const t
 TE_API size_t te__saved_row_bytes(const te_plan *p) { return (te_plan_saved_bytes(p, TE_ROW_PAD) - TE_ALIGN) / TE_ROW_PAD; }
 TE_API void te_plan_print(FILE *f, const te_plan *p) {
     te_plan all = *p; /* the same, with nothing run again */
+    if (p->takes_dims) {
+        fprintf(f, "%s: %d ops, %s, of widths that %s_set_dims sets\n", p->name, p->op_count, te_dtype_name(p->dtype), p->name);
+        return;
+    }
     all.span_count = 0;
     fprintf(f, "%s: %d ops, %s, %lld parameters, %zu bytes a row saved for backward", p->name, p->op_count, te_dtype_name(p->dtype),
             (long long)te_plan_param_elements(p), te__saved_row_bytes(p));

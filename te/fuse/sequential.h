@@ -17,10 +17,15 @@
  *     name_plan()                    the op table and the plans
  *     name_param_bytes, name_grad_bytes, name_saved_bytes, name_workspace_bytes
  *     name_bind, name_forward, name_infer, name_backward, name_print_plan
+ *
+ * A list with widths that are known only at run time is made by TE_SEQUENTIAL_DIMS, TE_DECLARE_DIMS, TE_DEFINE_DIMS
+ * (dims.h). name_set_dims comes first; name_param_bytes, name_grad_bytes and name_print_plan take the instance at their
+ * end, name_saved_bytes in front of the rows.
  */
 #ifndef TE_FUSE_SEQUENTIAL_H
 #define TE_FUSE_SEQUENTIAL_H
 
+#include "dims.h"      /* TE_DIM, te_plan_set_dims */
 #include "fusions.h"   /* TE_FORWARD_<row>, TE_BACKWARD_<row> */
 #include "plan.h"      /* TE_PLAN, TE_LINKS */
 #include "print.h"     /* te_plan_print */
@@ -37,6 +42,12 @@
     TE__CHECKED(TE__DECLARE_AND_DEFINE, static TE_UNUSED, rows, rows_backward, name, dtype, __VA_ARGS__)
 #define TE_DECLARE(name, dtype, ...) TE__CHECKED(TE__DECLARE, TE_EXTERN_C, TE_FORWARD_, TE_BACKWARD_, name, dtype, __VA_ARGS__)
 #define TE_DEFINE(name, dtype, ...)  TE__CHECKED(TE__DEFINE, TE_EXTERN_C, TE_FORWARD_, TE_BACKWARD_, name, dtype, __VA_ARGS__)
+/* The same for lists with widths that are known only at run time. */
+#define TE_SEQUENTIAL_DIMS(name, dtype, ...) TE_SEQUENTIAL_DIMS_WITH(TE_FORWARD_, TE_BACKWARD_, name, dtype, __VA_ARGS__)
+#define TE_SEQUENTIAL_DIMS_WITH(rows, rows_backward, name, dtype, ...)                                          \
+    TE__CHECKED(TE__DECLARE_AND_DEFINE_DIMS, static TE_UNUSED, rows, rows_backward, name, dtype, __VA_ARGS__)
+#define TE_DECLARE_DIMS(name, dtype, ...) TE__CHECKED(TE__DECLARE_DIMS, TE_EXTERN_C, TE_FORWARD_, TE_BACKWARD_, name, dtype, __VA_ARGS__)
+#define TE_DEFINE_DIMS(name, dtype, ...)  TE__CHECKED(TE__DEFINE_DIMS, TE_EXTERN_C, TE_FORWARD_, TE_BACKWARD_, name, dtype, __VA_ARGS__)
 
 /* ---- mistakes that names can show come first, and alone --------------------------------------------------------- */
 
@@ -76,31 +87,52 @@
 
 /* ---- declarations ----------------------------------------------------------------------------------------------- */
 
-#define TE__DECLARE(link, rows, rows_b, name, dtype, cut, marks, ...) TE__DECLARE2(link, name, TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__))
-#define TE__DECLARE2(link, name, marks, links)                                                                              \
-    enum { name##_begin_begin_out = TE_FOR(TE__FIRST_WIDTH, links) 0, name##_before_op_0 = -1, TE_FOR(TE__WIDTHS, links) name##_op_count };     \
+/* `widths` is fixed or dims: what of a model depends on whether its widths are known at compile time. */
+#define TE__TAKES_DIMS_fixed 0
+#define TE__TAKES_DIMS_dims 1
+#define TE__FIELDS_OF_fixed(name)
+#define TE__FIELDS_OF_dims(name) te_plan te_sized; te_op te_ops[name##_op_count]; /* set by name_set_dims */
+#define TE__SET_DIMS_fixed(link, name, ...)
+#define TE__SET_DIMS_dims(link, name, ...) link te_status name##_set_dims(name *m, const int64_t *dims, int count, te_context *ctx) __VA_ARGS__
+#define TE__ALONE_fixed(name) void
+#define TE__ALONE_dims(name) const name *m
+#define TE__BEFORE_fixed(name)
+#define TE__BEFORE_dims(name) const name *m,
+#define TE__BEHIND_fixed(name)
+#define TE__BEHIND_dims(name) , const name *m
+#define TE__PLAN_OF_fixed(name) name##_plan()
+#define TE__PLAN_OF_dims(name) te_plan_at(m ? &m->te_sized : 0, name##_plan())
+
+#define TE__DECLARE(...)      TE__DECLARE1(fixed, __VA_ARGS__)
+#define TE__DECLARE_DIMS(...) TE__DECLARE1(dims, __VA_ARGS__)
+#define TE__DECLARE1(widths, link, rows, rows_b, name, dtype, cut, marks, ...) TE__DECLARE2(widths, link, name, TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__))
+#define TE__DECLARE2(widths, link, name, marks, links)                                                                      \
+    enum { name##_takes_dims = TE__TAKES_DIMS_##widths,                                                              \
+           name##_begin_begin_out = TE_FOR(TE__FIRST_WIDTH, links) 0, name##_before_op_0 = -1, TE_FOR(TE__WIDTHS, links) name##_op_count }; \
     TE_FOR(TE__CHECKS, links)                                                                                        \
     TE_SPAN_CHECKS(name, marks)                                                                                      \
     typedef struct name {                                                                                            \
         te_model model;                                                                                              \
         TE_FOR(TE__FIELDS, links)                                                                                    \
         te_param te_end; /* of the parameters */                                                                     \
+        TE__FIELDS_OF_##widths(name)                                                                                 \
     } name;                                                                                                          \
     typedef te_saved name##_saved;                                                                                   \
     link te_status name##_context_create(te_context *ctx, int device, uint64_t seed);                                \
     link const te_plan *name##_plan(void);                                                                           \
-    link size_t name##_param_bytes(void);                                                                            \
-    link size_t name##_grad_bytes(void);                                                                             \
-    link size_t name##_saved_bytes(int64_t rows);                                                                    \
+    TE__SET_DIMS_##widths(link, name, ;)                                                                             \
+    link size_t name##_param_bytes(TE__ALONE_##widths(name));                                                        \
+    link size_t name##_grad_bytes(TE__ALONE_##widths(name));                                                         \
+    link size_t name##_saved_bytes(TE__BEFORE_##widths(name) int64_t rows);                                          \
     link size_t name##_workspace_bytes(const name *m, int64_t rows, te_context *ctx);                                \
     link te_status name##_bind(name *m, void *params, float *grads, te_context *ctx);                                \
     link te_status name##_forward(te_tensor y, name##_saved *saved, te_tensor x, const name *m, const te_batch *b, te_context *ctx); \
     link te_status name##_infer(te_tensor y, te_tensor x, const name *m, const te_batch *b, te_context *ctx);        \
     link te_status name##_backward(te_tensor dx, te_tensor dy, const name##_saved *saved, const name *m, const te_batch *b, te_context *ctx); \
-    link void name##_print_plan(FILE *file);
+    link void name##_print_plan(FILE *file TE__BEHIND_##widths(name));
 
 /* The width at the list's begin is what its first op that knows one declares. */
-#define TE__FIRST_WIDTH(model, before, op, after) (TE_JOIN1(TE_IN_, TE_FAMILY(op))(op)) > 0 ? (TE_JOIN1(TE_IN_, TE_FAMILY(op))(op)) :
+#define TE__FIRST_WIDTH(model, before, op, after) (TE_JOIN1(TE_IN_, TE_FAMILY(op))(op)) != 0 ? (TE_JOIN1(TE_IN_, TE_FAMILY(op))(op)) :
 #define TE__FIRST_WIDTH_A(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_B
 #define TE__FIRST_WIDTH_B(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_A
 #define TE__FIRST_WIDTH_A_END
@@ -119,7 +151,12 @@
     static_assert((TE_JOIN1(TE_IN_, TE_FAMILY(op))(op)) == 0 || (TE_JOIN1(TE_IN_, TE_FAMILY(op))(op)) == (int)TE_WIDTH_OUT(model, before), \
                   "te: " #model ": (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ") does not take the width that (" TE_STRING(        \
                       TE_KIND(before)) ", " TE_STRING(TE_NAME(before)) ") gives");                                                   \
-    static_assert((int)TE_WIDTH_OUT(model, op) > 0, "te: " #model ": (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ") has no width"); \
+    static_assert(TE_IS_WIDTH(model, (int)TE_WIDTH_OUT(model, op)), "te: " #model ": (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ") has no width"); \
+    static_assert(!TE_IS_DIM((int)TE_WIDTH_OUT(model, op)) || (int)model##_takes_dims, "te: " #model ": (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) \
+                  ") has a width that is known only at run time, which takes TE_SEQUENTIAL_DIMS");                                    \
+    static_assert(!TE__IS_CLASS(op, own) || TE_IF_MARKED(TE_JOIN1(TE_TAKES_DIMS_, TE_FAMILY(op)), 1, 0) ||                           \
+                      ((int)TE_WIDTH_IN(model, op) > 0 && (int)TE_WIDTH_OUT(model, op) > 0),                                         \
+                  "te: " #model ": (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ") takes no width that is known only at run time"); \
     static_assert(!(TE_IF_END(after, 1, 0) && (TE__FLAGS(op) & TE_IS_FORK)),                                                         \
                   "te: " #model ": (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ") must not end the list");                  \
     TE_JOIN1(TE_DECLARE_, TE_FAMILY(op))(model, op)
@@ -136,13 +173,15 @@
 
 /* ---- definitions ------------------------------------------------------------------------------------------------- */
 
-#define TE__DECLARE_AND_DEFINE(link, rows, rows_b, name, dtype, cut, marks, ...) \
-    TE__DECLARE(link, rows, rows_b, name, dtype, cut, marks, __VA_ARGS__) TE__DEFINE(link, rows, rows_b, name, dtype, cut, marks, __VA_ARGS__)
-#define TE__DEFINE(link, rows, rows_b, name, dtype, cut, marks, ...)                                                 \
-    TE__DEFINE2(link, name, dtype, TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__), TE_PLAN(rows, (name, dtype, forward, forward), TE_UNWRAP(cut)), \
-                TE_PLAN(rows, (name, dtype, forward, infer), TE_INFERENCE(__VA_ARGS__)),                             \
-                TE_PLAN(rows_b, (name, dtype, backward, backward), TE_REVERSE(__VA_ARGS__)))
-#define TE__DEFINE2(link, name, dtype, marks, links, forward, infer, backward)                                              \
+#define TE__DECLARE_AND_DEFINE(...)      TE__DECLARE1(fixed, __VA_ARGS__) TE__DEFINE1(fixed, __VA_ARGS__)
+#define TE__DECLARE_AND_DEFINE_DIMS(...) TE__DECLARE1(dims, __VA_ARGS__) TE__DEFINE1(dims, __VA_ARGS__)
+#define TE__DEFINE(...)      TE__DEFINE1(fixed, __VA_ARGS__)
+#define TE__DEFINE_DIMS(...) TE__DEFINE1(dims, __VA_ARGS__)
+#define TE__DEFINE1(widths, link, rows, rows_b, name, dtype, cut, marks, ...)                                        \
+    TE__DEFINE2(widths, link, name, dtype, TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__), TE_PLAN(rows, (widths, name, dtype, forward, forward), TE_UNWRAP(cut)), \
+                TE_PLAN(rows, (widths, name, dtype, forward, infer), TE_INFERENCE(__VA_ARGS__)),                     \
+                TE_PLAN(rows_b, (widths, name, dtype, backward, backward), TE_REVERSE(__VA_ARGS__)))
+#define TE__DEFINE2(widths, link, name, dtype, marks, links, forward, infer, backward)                                              \
     enum {                                                                                                           \
         name##_forward_steps = 0 TE_FOR(TE__COUNT, forward),                                                         \
         name##_infer_steps = 0 TE_FOR(TE__COUNT, infer),                                                             \
@@ -157,31 +196,36 @@
         static const te_span spans[] = {TE_SPAN_TABLE(marks) {0, 0, 0}};                                             \
         static const te_plan plan = {#name, TE_##dtype, name##_begin_begin_out, TE_FOR(TE__LAST_WIDTH, links) 0, sizeof ops / sizeof ops[0], \
                                      name##_forward_steps, name##_infer_steps, name##_backward_steps, ops, forward_, infer_, backward_, \
-                                     (int)(sizeof spans / sizeof spans[0]) - 1, spans};                              \
+                                     (int)(sizeof spans / sizeof spans[0]) - 1, spans, name##_takes_dims};           \
         return &plan;                                                                                                \
     }                                                                                                                \
     link te_status name##_context_create(te_context *ctx, int device, uint64_t seed) { return te_context_create(ctx, device, seed); } \
-    link size_t name##_param_bytes(void) { return te_plan_param_bytes(name##_plan()); }                              \
-    link size_t name##_grad_bytes(void) { return te_plan_grad_bytes(name##_plan()); }                                \
-    link size_t name##_saved_bytes(int64_t rows) { return te_plan_saved_bytes(name##_plan(), rows); }                \
+    TE__SET_DIMS_##widths(link, name, {                                                                              \
+        TE_TRY(te_plan_set_dims(m ? &m->te_sized : 0, m ? m->te_ops : 0, name##_plan(), dims, count, ctx));          \
+        m->model.plan = 0; /* to be bound, or bound again */                                                         \
+        return TE_OK;                                                                                                \
+    })                                                                                                               \
+    link size_t name##_param_bytes(TE__ALONE_##widths(name)) { return te_plan_param_bytes(TE__PLAN_OF_##widths(name)); } \
+    link size_t name##_grad_bytes(TE__ALONE_##widths(name)) { return te_plan_grad_bytes(TE__PLAN_OF_##widths(name)); } \
+    link size_t name##_saved_bytes(TE__BEFORE_##widths(name) int64_t rows) { return te_plan_saved_bytes(TE__PLAN_OF_##widths(name), rows); } \
     link size_t name##_workspace_bytes(const name *m, int64_t rows, te_context *ctx) {                               \
-        return te_plan_workspace_bytes(name##_plan(), &m->model, rows, ctx);                                         \
+        return te_plan_workspace_bytes(TE__PLAN_OF_##widths(name), &m->model, rows, ctx);                                         \
     }                                                                                                                \
     link te_status name##_bind(name *m, void *params, float *grads, te_context *ctx) {                               \
-        return te_model_bind(m ? &m->model : 0, name##_plan(), (te_param *)(m ? (char *)m + sizeof(te_model) : 0),   \
-                             (int)((sizeof(name) - sizeof(te_model)) / sizeof(te_param)) - 1, params, grads, ctx);   \
+        return te_model_bind(m ? &m->model : 0, TE__PLAN_OF_##widths(name), (te_param *)(m ? (char *)m + sizeof(te_model) : 0), \
+                             (int)((offsetof(name, te_end) - sizeof(te_model)) / sizeof(te_param)), params, grads, ctx);   \
     }                                                                                                                \
     link te_status name##_forward(te_tensor y, name##_saved *saved, te_tensor x, const name *m, const te_batch *b, te_context *ctx) { \
         if (!saved) return te_fail(ctx, TE_ERROR_NULL, #name "_forward: saved is null; " #name "_infer needs none"); \
-        return te_plan_forward(y, saved, x, name##_plan(), m ? &m->model : 0, b, ctx);                               \
+        return te_plan_forward(y, saved, x, TE__PLAN_OF_##widths(name), m ? &m->model : 0, b, ctx);                               \
     }                                                                                                                \
     link te_status name##_infer(te_tensor y, te_tensor x, const name *m, const te_batch *b, te_context *ctx) {       \
-        return te_plan_forward(y, 0, x, name##_plan(), m ? &m->model : 0, b, ctx);                                   \
+        return te_plan_forward(y, 0, x, TE__PLAN_OF_##widths(name), m ? &m->model : 0, b, ctx);                                   \
     }                                                                                                                \
     link te_status name##_backward(te_tensor dx, te_tensor dy, const name##_saved *saved, const name *m, const te_batch *b, te_context *ctx) { \
-        return te_plan_backward(dx, dy, saved, name##_plan(), m ? &m->model : 0, b, ctx);                            \
+        return te_plan_backward(dx, dy, saved, TE__PLAN_OF_##widths(name), m ? &m->model : 0, b, ctx);                            \
     }                                                                                                                \
-    link void name##_print_plan(FILE *file) { te_plan_print(file, name##_plan()); }
+    link void name##_print_plan(FILE *file TE__BEHIND_##widths(name)) { te_plan_print(file, TE__PLAN_OF_##widths(name)); }
 
 #define TE__LAST_WIDTH(model, before, op, after) TE_IF_END(after, TE_STRIP, TE_NOTHING)(TE_WIDTH_OUT(model, op) +)
 #define TE__LAST_WIDTH_A(...) TE__LAST_WIDTH(__VA_ARGS__) TE__LAST_WIDTH_B
@@ -198,7 +242,7 @@
 #define TE__OP_ENTRY_A_END
 #define TE__OP_ENTRY_B_END
 
-/* Steps: x is (model, dtype, pass, suffix). A step's kernels are called model_firstop_row[_infer|_backward]. */
+/* Steps: x is (widths, model, dtype, pass, suffix). A step's kernels are called model_firstop_row[_infer|_backward]. */
 #define TE__COUNT(x, ...) +1
 #define TE__COUNT_A(...) TE__COUNT(__VA_ARGS__) TE__COUNT_B
 #define TE__COUNT_B(...) TE__COUNT(__VA_ARGS__) TE__COUNT_A
@@ -207,14 +251,14 @@
 
 #define TE__STEP_NAME(x, ...) TE__STEP_NAME2(TE_UNWRAP(x), TE_NAME(TE_ROW_FIRST(__VA_ARGS__)), TE_ROW_NAME(__VA_ARGS__))
 #define TE__STEP_NAME2(...) TE__STEP_NAME3(__VA_ARGS__)
-#define TE__STEP_NAME3(model, dtype, pass, suffix, first, row) TE_JOIN1(TE__STEP_NAME_, suffix)(model, first, row)
+#define TE__STEP_NAME3(widths, model, dtype, pass, suffix, first, row) TE_JOIN1(TE__STEP_NAME_, suffix)(model, first, row)
 #define TE__STEP_NAME_forward(model, first, row) TE_JOIN3(, model, first, row)
 #define TE__STEP_NAME_infer(model, first, row) TE_JOIN4(, model, first, row, infer)
 #define TE__STEP_NAME_backward(model, first, row) TE_JOIN4(, model, first, row, backward)
 
 #define TE__STEP_ENTRY(x, ...)                                                                                  \
     {TE_STRING(TE_ROW_NAME(__VA_ARGS__)), TE_STRING(TE__STEP_NAME(x, __VA_ARGS__)), TE_ROW_COUNT(__VA_ARGS__),  \
-     {TE_ROW(TE__STEP_INDEX, TE_FIRST(TE_UNWRAP(x), ~), __VA_ARGS__)}, TE_JOIN2(, TE__STEP_NAME(x, __VA_ARGS__), run)},
+     {TE_ROW(TE__STEP_INDEX, TE_SECOND(TE_UNWRAP(x), ~), __VA_ARGS__)}, TE_JOIN2(, TE__STEP_NAME(x, __VA_ARGS__), run)},
 #define TE__STEP_ENTRY_A(...) TE__STEP_ENTRY(__VA_ARGS__) TE__STEP_ENTRY_B
 #define TE__STEP_ENTRY_B(...) TE__STEP_ENTRY(__VA_ARGS__) TE__STEP_ENTRY_A
 #define TE__STEP_ENTRY_A_END
@@ -224,33 +268,33 @@
 /* The kernels of one step, and its function <kernels>_run: by the class of its first op. */
 #define TE__KERNELS(x, ...) TE__KERNELS2(TE_CLASS(TE_ROW_FIRST(__VA_ARGS__)), TE__STEP_NAME(x, __VA_ARGS__), TE_UNWRAP(x), __VA_ARGS__)
 #define TE__KERNELS2(...) TE__KERNELS3(__VA_ARGS__)
-#define TE__KERNELS3(op_class, name, model, dtype, pass, suffix, ...) TE_JOIN1(TE__KERNELS_OF_, op_class)(name, model, dtype, pass, __VA_ARGS__)
+#define TE__KERNELS3(op_class, name, widths, model, dtype, pass, suffix, ...) TE_JOIN1(TE__KERNELS_OF_, op_class)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__KERNELS_A(...) TE__KERNELS(__VA_ARGS__) TE__KERNELS_B
 #define TE__KERNELS_B(...) TE__KERNELS(__VA_ARGS__) TE__KERNELS_A
 #define TE__KERNELS_A_END
 #define TE__KERNELS_B_END
 
-#define TE__KERNELS_OF_map(name, model, dtype, pass, ...) \
-    TE_CHAIN(name, model, dtype, pass, __VA_ARGS__)        \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te_chain_step(r, s, 0, 0, name##_launch, name##_shape()); }
+#define TE__KERNELS_OF_map(name, widths, model, dtype, pass, ...) \
+    TE_CHAIN(name, widths, model, dtype, pass, __VA_ARGS__)        \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te_chain_step(r, s, 0, 0, name##_launch, name##_shape(te_chain_half(r, s, 0))); }
 #define TE__KERNELS_OF_gated TE__KERNELS_OF_map
 #define TE__KERNELS_OF_norm TE__KERNELS_OF_map
 /* A row that begins with a matrix product: a chain for the ops behind it, if there are any. */
-#define TE__KERNELS_OF_gemm(name, model, dtype, pass, ...) \
+#define TE__KERNELS_OF_gemm(name, widths, model, dtype, pass, ...) \
     TE_ROW_PICK(__VA_ARGS__, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ALONE, ~) \
-    (name, model, dtype, pass, __VA_ARGS__)
-#define TE__GEMM_ALONE(name, model, dtype, pass, ...) \
+    (name, widths, model, dtype, pass, __VA_ARGS__)
+#define TE__GEMM_ALONE(name, widths, model, dtype, pass, ...) \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te_linear_step(r, s, 0, te_no_shape()); }
-#define TE__GEMM_ROW(name, model, dtype, pass, first, ...) TE_JOIN1(TE__GEMM_ROW_, pass)(name, model, dtype, pass, __VA_ARGS__)
-#define TE__GEMM_ROW_forward(name, model, dtype, pass, ...) \
-    TE_CHAIN(name, model, dtype, pass, __VA_ARGS__)          \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te_linear_step(r, s, name##_launch, name##_shape()); }
-#define TE__GEMM_ROW_backward(name, model, dtype, pass, ...)                                                                    \
+#define TE__GEMM_ROW(name, widths, model, dtype, pass, first, ...) TE_JOIN1(TE__GEMM_ROW_, pass)(name, widths, model, dtype, pass, __VA_ARGS__)
+#define TE__GEMM_ROW_forward(name, widths, model, dtype, pass, ...) \
+    TE_CHAIN(name, widths, model, dtype, pass, __VA_ARGS__)          \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te_linear_step(r, s, name##_launch, name##_shape(te_chain_half(r, s, 1))); }
+#define TE__GEMM_ROW_backward(name, widths, model, dtype, pass, ...)                                                                    \
     static_assert(TE_ROW_COUNT(__VA_ARGS__) == 1 && (TE__FLAGS(TE_ROW_FIRST(__VA_ARGS__)) & TE_IS_FORK),                          \
                   "te: " #model ": in backward only a fork may follow a linear in a row");                                      \
-    TE__GEMM_ALONE(name, model, dtype, pass, ~)
+    TE__GEMM_ALONE(name, widths, model, dtype, pass, ~)
 #define TE__FLAGS(op) (TE_JOIN1(TE_FLAGS_, TE_FAMILY(op))(op))
-#define TE__KERNELS_OF_own(name, model, dtype, pass, ...) TE__OWN(TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__)), pass, name, model, dtype, TE_ROW_FIRST(__VA_ARGS__))
+#define TE__KERNELS_OF_own(name, widths, model, dtype, pass, ...) TE__OWN(TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__)), pass, name, model, dtype, TE_ROW_FIRST(__VA_ARGS__))
 #define TE__OWN(family, pass, ...) TE__OWN2(family, pass, __VA_ARGS__)
 #define TE__OWN2(family, pass, name, model, dtype, op) TE_OWN_##family##_##pass(name, dtype, op, TE_WIDTH_IN(model, op), TE_WIDTH_OUT(model, op))
 
@@ -261,42 +305,71 @@ TE_BOTH te_chain_shape te_no_shape(void) {
     memset(&k, 0, sizeof k);
     return k;
 }
-#define TE_CHAIN(name, model, dtype, pass, ...)                                                                        \
-    TE__CHAIN(name, dtype, pass, TE_JOIN1(TE__CHAIN_IN_, pass)(model, TE_ROW_FIRST(__VA_ARGS__)),                      \
+#define TE_CHAIN(name, widths, model, dtype, pass, ...)                                                                \
+    TE__CHAIN(name, widths, dtype, pass, TE_JOIN1(TE__CHAIN_IN_, pass)(model, TE_ROW_FIRST(__VA_ARGS__)),              \
               TE_JOIN1(TE__CHAIN_OUT_, pass)(model, TE_ROW_LAST(__VA_ARGS__)), __VA_ARGS__)
 #define TE__CHAIN_IN_forward TE_WIDTH_IN
 #define TE__CHAIN_OUT_forward TE_WIDTH_OUT
 #define TE__CHAIN_IN_backward TE_WIDTH_OUT
 #define TE__CHAIN_OUT_backward TE_WIDTH_IN
-#define TE__CHAIN(name, dtype, pass, in, out, ...)                                                                     \
+#define TE__CHAIN(name, widths, dtype, pass, in, out, ...)                                                             \
     enum {                                                                                                             \
-        name##_half = (int)in < (int)out ? (int)in : (int)out,                                                         \
+        name##_half = ((int)in < (int)out) == ((int)in > 0) ? (int)in : (int)out, /* the smaller; symbols are negative */ \
+        name##_in_halves = (int)in / name##_half,                                                                      \
+        name##_out_halves = (int)out / name##_half,                                                                    \
         name##_norm = TE_ROW(TE__NORM_AT, ~, __VA_ARGS__) - 1,                                                         \
         name##_norm_code = 0 TE_ROW(TE__NORM_CODE, ~, __VA_ARGS__),                                                    \
         name##_is_backward = TE_PASS_backward_##pass,                                                                     \
         name##_sums = (name##_is_backward ? 0 TE_ROW(TE__SUM_AT, ~, __VA_ARGS__) : 0) - 1,                                \
-        name##_lanes = TE_CHAIN_LANES(name##_norm, name##_half, name##_sums, pass),                                                 \
-        name##_groups = TE_CHAIN_GROUPS(name##_norm, name##_lanes),                                                    \
-        name##_chunks = TE_CHAIN_CHUNKS(name##_norm, name##_half, name##_lanes),                                       \
-        name##_threads = name##_lanes * name##_groups,                                                                 \
-        name##_draws = (0 TE_ROW(TE__DRAWS, ~, __VA_ARGS__)) > 0,                                                      \
-        name##_stash = TE_CHAIN_STASH(name##_norm, name##_lanes, name##_chunks, TE_##dtype == TE_f32 ? 4 : 2, name##_is_backward), \
-        name##_resident = TE_CHAIN_RESIDENT(name##_norm, name##_threads, name##_chunks, name##_sums, (int)in != (int)out, name##_draws, pass) \
+        name##_draws = (0 TE_ROW(TE__DRAWS, ~, __VA_ARGS__)) > 0                                                       \
     };                                                                                                                 \
     static_assert(!name##_is_backward || name##_norm <= 0, "te: " #name ": in a backward row the norm comes first");      \
     static_assert((0 TE_ROW(TE__ONE_NORM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one norm at most");          \
     static_assert((0 TE_ROW(TE__ONE_GATED, ~, __VA_ARGS__)) <= ((int)in == (int)out || name##_norm >= 0 ? 0 : 1), "te: " #name ": a row has one gated op at most, and none beside a norm"); \
     static_assert((0 TE_ROW(TE__ONE_SUM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one bias at most");           \
     static_assert((0 TE_ROW(TE__ONE_GEMM, ~, __VA_ARGS__)) == 0, "te: " #name ": a linear or an op with kernels of its own can only begin a row"); \
-    TE_BOTH te_chain_shape name##_shape(void) {                                                                        \
-        const te_chain_shape k = {TE_##dtype, name##_half, (int)in / name##_half, (int)out / name##_half, name##_norm, name##_norm_code, \
-                                  name##_sums, name##_is_backward, name##_draws, name##_lanes, name##_chunks, name##_groups, name##_resident, name##_stash}; \
-        return k;                                                                                                      \
-    }                                                                                                                  \
     TE_FN void name##_stages(te_lane *l, const te_chain *c, int from, int to) { TE_ROW(TE__STAGE, pass, __VA_ARGS__) } \
-    TE_KERNEL_RESIDENT(name, name##_threads, name##_resident, te_chain,                                                \
-              float te_sums[32 * name##_chunks]; te_eight te_rows[5 * name##_chunks]; TE_SHARED te_sixteen te_stash[name##_stash / 16 + 1]; \
-              te_chain_body(te_args, te_at, name##_stages, name##_shape(), te_sums, te_rows, te_stash))
+    TE__CHAIN_OF_##widths(name, dtype, pass, __VA_ARGS__)
+/* One kernel, of the list's own width; or one of several, of which the width of a call takes the first that it fits. */
+#define TE__CHAIN_OF_fixed(name, dtype, pass, ...) TE__CHAIN_KERNEL(name, name, dtype, pass, name##_half, name##_half % 8 == 0, name##_half, )
+#define TE__CHAIN_OF_dims(name, dtype, pass, ...) \
+    TE__CHAIN_KERNELS(TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_NORM_KERNELS, TE_MAP_KERNELS), name, dtype, pass)
+#define TE__CHAIN_KERNELS(list, name, dtype, pass)                                                                     \
+    list(TE__CHAIN_ONE, name, dtype, pass)                                                                             \
+    TE_API te_chain_shape name##_shape(int half) {                                                                     \
+        list(TE__CHAIN_SHAPE_IF, name)                                                                                 \
+        return te_no_shape();                                                                                          \
+    }                                                                                                                  \
+    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_chain *c) {                                 \
+        const int half = c->half;                                                                                      \
+        list(TE__CHAIN_LAUNCH_IF, name)                                                                                \
+        return te_fail(ctx, TE_ERROR_SHAPE, #name ": no kernel for %d columns", half);                                 \
+    }
+#define TE__CHAIN_ONE(name, dtype, pass, suffix, columns, even) TE__CHAIN_KERNEL(name##_##suffix, name, dtype, pass, columns, even, half, te_shape_at)
+#define TE__CHAIN_FITS(name, columns, even) ((half <= columns || name##_norm < 0) && (even) == (half % 8 == 0))
+#define TE__CHAIN_SHAPE_IF(name, suffix, columns, even) if (TE__CHAIN_FITS(name, columns, even)) return name##_##suffix##_shape(half);
+#define TE__CHAIN_LAUNCH_IF(name, suffix, columns, even) if (TE__CHAIN_FITS(name, columns, even)) return name##_##suffix##_launch(ctx, grid, c);
+/* A kernel for rows of `columns`, at most where the width is known only at run time: then `at` finishes the shape. */
+#define TE__CHAIN_KERNEL(kernel, name, dtype, pass, columns, even, width, at)                                              \
+    enum {                                                                                                             \
+        kernel##_lanes = TE_CHAIN_LANES(name##_norm, columns, name##_sums, pass),                                      \
+        kernel##_groups = TE_CHAIN_GROUPS(name##_norm, kernel##_lanes),                                                \
+        kernel##_chunks = TE_CHAIN_CHUNKS(name##_norm, columns, kernel##_lanes),                                       \
+        kernel##_threads = kernel##_lanes * kernel##_groups,                                                           \
+        kernel##_stash = TE_CHAIN_STASH(name##_norm, kernel##_lanes, kernel##_chunks, TE_##dtype == TE_f32 ? 4 : 2, name##_is_backward), \
+        kernel##_resident = TE_CHAIN_RESIDENT(name##_norm, kernel##_threads, kernel##_chunks, name##_sums, name##_in_halves != name##_out_halves, name##_draws, pass) \
+    };                                                                                                                 \
+    TE_BOTH te_chain_shape kernel##_shape(int half) {                                                                  \
+        const te_chain_shape k = {TE_##dtype, width, name##_in_halves, name##_out_halves, even, name##_norm, name##_norm_code, name##_sums, name##_is_backward, \
+                                  name##_draws, kernel##_lanes, kernel##_chunks, kernel##_groups, kernel##_resident, kernel##_stash}; \
+        (void)half;                                                                                                    \
+        return at(k);                                                                                                  \
+    }                                                                                                                  \
+    TE_KERNEL_RESIDENT(kernel, kernel##_threads, kernel##_resident, te_chain,                                          \
+              float te_sums[32 * kernel##_chunks]; te_eight te_rows[5 * kernel##_chunks]; TE_SHARED te_sixteen te_stash[kernel##_stash / 16 + 1]; \
+              te_chain_body(te_args, te_at, name##_stages, kernel##_shape(te_args->half), te_sums, te_rows, te_stash))
+#define TE__NORM_MARK(x, i, op) TE_JOIN1(TE__NORM_MARK_, TE_CLASS(op))
+#define TE__NORM_MARK_norm ,
 #define TE_PASS_backward_forward 0
 #define TE_PASS_backward_backward 1
 #define TE__IS_CLASS(op, c) (TE_JOIN1(TE_CLASS_, TE_CLASS(op)) == TE_CLASS_##c)

@@ -17,6 +17,7 @@
 #define TE_TRAITS_cross_entropy(model, op, in, out) 1, -1, {0, 0}, TE_NO_PARAMS
 #define TE_FIELDS_cross_entropy(op)
 #define TE_DECLARE_cross_entropy(model, op)
+#define TE_TAKES_DIMS_cross_entropy ,
 
 typedef struct te_cross_entropy_args {
     float *loss;      /* [rows] */
@@ -27,16 +28,17 @@ typedef struct te_cross_entropy_args {
     const int32_t *labels;
     int ignore_index;
     float dloss;
+    int width; /* where it is known only at run time */
 } te_cross_entropy_args;
 
-#define TE_CROSS_ENTROPY_THREADS(width) (!TE_CUDA ? 1 : (width) > 2048 ? 256 : 64)
+#define TE_CROSS_ENTROPY_THREADS(width) (!TE_CUDA ? 1 : (width) > 2048 || (width) < 0 ? 256 : 64)
 #define TE_OWN_cross_entropy_forward(name, dtype, op, in, out)                                                        \
     TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(in), te_cross_entropy_args,                                              \
-              te_cross_entropy_row(te_args, te_at, TE_CROSS_ENTROPY_THREADS(in), in, TE_##dtype))                     \
+              te_cross_entropy_row(te_args, te_at, TE_CROSS_ENTROPY_THREADS(in), TE_WIDTH_AT(in, te_args->width), TE_##dtype))                     \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__cross_entropy_forward(r, s, name##_launch); }
 #define TE_OWN_cross_entropy_backward(name, dtype, op, in, out)                                                       \
     TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(in), te_cross_entropy_args,                                              \
-              te_cross_entropy_gradient(te_args, te_at, TE_CROSS_ENTROPY_THREADS(in), in, TE_##dtype))                \
+              te_cross_entropy_gradient(te_args, te_at, TE_CROSS_ENTROPY_THREADS(in), TE_WIDTH_AT(in, te_args->width), TE_##dtype))                \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__cross_entropy_backward(r, s, name##_launch); }
 
 /* Eight columns of a row, from `c` on, that can be loaded at once: where the width is no multiple of eight a row begins
@@ -99,6 +101,7 @@ typedef te_status (*te_cross_entropy_launch_fn)(te_context *, te_grid, const te_
 TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, const te_op *op) {
     const te_batch *b = r->batch;
     memset(a, 0, sizeof *a);
+    a->width = op->in;
     if (!b) return TE_OK;
     TE_REQUIRE(b->labels, r->ctx, TE_ERROR_NULL, "%s: the batch brings no labels", r->plan->name);
     a->labels = b->labels, a->ignore_index = b->ignore_index, a->dloss = b->loss_scale;

@@ -16,7 +16,10 @@
 #define TE_FLAGS_embedding(op) 0
 #define TE_TRAITS_embedding(model, op, in, out) 0, -1, {0, 0}, 1, {{"weight", TE_ARG1(op, 0), out, TE_INIT_normal, 0}, TE_NO_PARAM}
 #define TE_FIELDS_embedding(op) struct { te_param weight; } TE_NAME(op);
-#define TE_DECLARE_embedding(model, op)
+#define TE_DECLARE_embedding(model, op) TE__HAS_ROWS(model, op, "vocabulary")
+#define TE__HAS_ROWS(model, op, what) \
+    static_assert(TE_IS_WIDTH(model, TE_ARG1(op, 0)), "te: " TE_STRING(model) ": (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) "): the " what " must be positive");
+#define TE_TAKES_DIMS_embedding ,
 
 #define TE_OP_positions (positions, 0, own)
 #define TE_IN_positions(op) TE_ARG2(op, 0)
@@ -24,7 +27,8 @@
 #define TE_FLAGS_positions(op) 0
 #define TE_TRAITS_positions(model, op, in, out) 0, -1, {0, 0}, 1, {{"weight", TE_ARG1(op, 0), out, TE_INIT_normal, 0}, TE_NO_PARAM}
 #define TE_FIELDS_positions(op) struct { te_param weight; } TE_NAME(op);
-#define TE_DECLARE_positions(model, op)
+#define TE_DECLARE_positions(model, op) TE__HAS_ROWS(model, op, "length")
+#define TE_TAKES_DIMS_positions ,
 
 typedef struct te_embedding_args {
     void *y;         /* [rows, width] of the model's dtype; backward: the gradient, [vocabulary or length, width] of f32 */
@@ -35,23 +39,24 @@ typedef struct te_embedding_args {
     float *pieces;   /* [segments, 2, width]: see te_embedding_gradient */
     int64_t rows;
     int size, batch, seq, position, accumulate;
+    int width; /* where it is known only at run time */
 } te_embedding_args;
 enum { TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1, TE_EMBEDDING_GROUPS = TE_CUDA ? 8 : 1, TE_EMBEDDING_SEGMENT = 32, TE_EMBEDDING_UNROLL = 8 };
 
 #define TE__EMBEDDING_KERNEL(name, body, ...) \
     TE_KERNEL(name, TE_EMBEDDING_LANES * TE_EMBEDDING_GROUPS, te_embedding_args, body(te_args, te_at, __VA_ARGS__))
 #define TE_OWN_embedding_forward(name, dtype, op, in, out)                      \
-    TE__EMBEDDING_KERNEL(name, te_embedding_rows, out, 0, TE_##dtype)           \
+    TE__EMBEDDING_KERNEL(name, te_embedding_rows, TE_WIDTH_AT(out, te_args->width), 0, TE_##dtype)           \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__embedding_forward(r, s, name##_launch); }
 #define TE_OWN_positions_forward(name, dtype, op, in, out)                      \
-    TE__EMBEDDING_KERNEL(name, te_embedding_rows, out, 1, TE_##dtype)           \
+    TE__EMBEDDING_KERNEL(name, te_embedding_rows, TE_WIDTH_AT(out, te_args->width), 1, TE_##dtype)           \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__embedding_forward(r, s, name##_launch); }
 #define TE_OWN_embedding_backward(name, dtype, op, in, out)                     \
-    TE__EMBEDDING_KERNEL(name, te_embedding_gradient, out, TE_##dtype)          \
-    TE__EMBEDDING_KERNEL(name##_merge, te_embedding_merge, out)                 \
+    TE__EMBEDDING_KERNEL(name, te_embedding_gradient, TE_WIDTH_AT(out, te_args->width), TE_##dtype)          \
+    TE__EMBEDDING_KERNEL(name##_merge, te_embedding_merge, TE_WIDTH_AT(out, te_args->width))                 \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__embedding_backward(r, s, name##_launch, name##_merge_launch); }
 #define TE_OWN_positions_backward(name, dtype, op, in, out)                     \
-    TE__EMBEDDING_KERNEL(name, te_positions_gradient, out, TE_##dtype)          \
+    TE__EMBEDDING_KERNEL(name, te_positions_gradient, TE_WIDTH_AT(out, te_args->width), TE_##dtype)          \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__positions_backward(r, s, name##_launch); }
 
 /* y[row] = w[token] or x[row] + w[position]. A group of lanes takes a row. */
@@ -194,7 +199,7 @@ typedef te_status (*te_embedding_launch_fn)(te_context *, te_grid, const te_embe
 TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
     te_embedding_args a;
     memset(&a, 0, sizeof a);
-    a.x = r->now.p, a.w = r->param[i]->data, a.rows = r->rows, a.size = (int)r->param[i]->rows;
+    a.x = r->now.p, a.w = r->param[i]->data, a.rows = r->rows, a.size = (int)r->param[i]->rows, a.width = (int)r->param[i]->cols;
     a.seq = 1, a.batch = 1;
     if (r->batch) a.tokens = r->batch->tokens, a.batch = r->batch->batch, a.seq = r->batch->seq, a.position = r->batch->position;
     return a;

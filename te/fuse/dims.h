@@ -1,0 +1,97 @@
+/* dims.h -- widths that are known only when the program runs: symbols in a list, numbers in an instance.
+ *
+ * Do this:
+ *     #define HIDDEN TE_DIM(0)
+ *     #define FFN TE_DIM(1)
+ *     TE_SEQUENTIAL_DIMS(mlp, bf16, (layernorm, ln, HIDDEN), (linear, fc1, HIDDEN, 2 * FFN), (swiglu, act), (linear, fc2, FFN, HIDDEN))
+ *     static mlp m;
+ *     const int64_t dims[2] = {hidden, ffn};
+ *     TE_TRY(mlp_set_dims(&m, dims, 2, &ctx));      // and from here on as ever; what takes only rows elsewhere takes &m, too
+ *     TE_TRY(te_allocate(&ctx, &params, mlp_param_bytes(&m)));
+ *
+ * A symbol is a negative number of which no other symbol is a multiple, so that m * TE_DIM(k) says what it is, widths are
+ * compared at compile time as numbers are, and a sum of two symbols is refused. A width is 1 to TE_MAX_WIDTH, of a norm 1 to
+ * TE_MAX_NORM_WIDTH.
+ */
+#ifndef TE_FUSE_DIMS_H
+#define TE_FUSE_DIMS_H
+
+#include "../model.h" /* te_plan, te_op */
+
+enum {
+    TE_DIMS = 8,                 /* symbols: TE_DIM(0) to TE_DIM(7), each times 1 to 2047 */
+    TE_MAX_WIDTH = 8388608,      /* 2^23: grids and byte counts stay far from their limits */
+    TE_MAX_NORM_WIDTH = 65536    /* 1024 lanes with eight vectors each */
+};
+#define TE_DIM(k) (-(1048573 - 2 * (k) * (k) * ((k) * (k) + 13)))
+#define TE_IS_DIM(w)                                                                                                   \
+    ((w) < 0 && ((w) % TE_DIM(0) == 0 || (w) % TE_DIM(1) == 0 || (w) % TE_DIM(2) == 0 || (w) % TE_DIM(3) == 0 ||       \
+                 (w) % TE_DIM(4) == 0 || (w) % TE_DIM(5) == 0 || (w) % TE_DIM(6) == 0 || (w) % TE_DIM(7) == 0))
+
+/* A width or a count of the list is a positive number, or a symbol where the list takes dims. */
+#define TE_IS_WIDTH(model, w) ((w) > 0 || (TE_JOIN2(, model, takes_dims) && TE_IS_DIM(w)))
+/* In a kernel: the constant, or what the launch brings in the place of a symbol. */
+#define TE_WIDTH_AT(constant, at_run_time) ((int)(constant) > 0 ? (int)(constant) : (at_run_time))
+
+/* Which symbol w is a multiple of; -1: of none, it is a number. */
+TE_API int te__dim_of(int64_t w) {
+    for (int k = 0; w < 0 && k < TE_DIMS; k++)
+        if (w % TE_DIM(k) == 0) return k;
+    return -1;
+}
+/* What w stands for; 0: more than TE_MAX_WIDTH. */
+TE_API int64_t te__width_at(int64_t w, const int64_t *dims) {
+    const int k = te__dim_of(w);
+    if (k < 0) return w;
+    w = w / TE_DIM(k) * dims[k];
+    return w <= TE_MAX_WIDTH ? w : 0;
+}
+/* The op with numbers for its symbols. */
+TE_API te_status te__op_at(te_op *op, const te_plan *plan, const te_op *of, const int64_t *dims, te_context *ctx) {
+    *op = *of;
+    op->in = (int)te__width_at(of->in, dims), op->out = (int)te__width_at(of->out, dims);
+    int fits = op->in && op->out;
+    for (int k = 0; k < op->params; k++) {
+        te_param_info *p = &op->param[k];
+        p->rows = te__width_at(p->rows, dims), p->cols = te__width_at(p->cols, dims);
+        fits &= p->rows && p->cols;
+    }
+    TE_REQUIRE(fits, ctx, TE_ERROR_OVERFLOW, "%s_set_dims: (%s, %s) becomes wider than %d", plan->name, of->kind, of->name, (int)TE_MAX_WIDTH);
+    TE_REQUIRE(op->op_class != TE_CLASS_norm || op->in <= TE_MAX_NORM_WIDTH, ctx, TE_ERROR_OVERFLOW,
+               "%s_set_dims: (%s, %s) gets %d columns, a norm takes %d at most", plan->name, of->kind, of->name, op->in, (int)TE_MAX_NORM_WIDTH);
+    return TE_OK;
+}
+/* How many dims a list takes: one more than its last symbol. */
+TE_API int te__dims_of(const te_plan *plan) {
+    int last = -1;
+    for (int i = 0; i < plan->op_count; i++) {
+        const te_op *op = &plan->op[i];
+        last = (int)te_max(last, te_max(te__dim_of(op->in), te__dim_of(op->out)));
+        for (int k = 0; k < op->params; k++) last = (int)te_max(last, te_max(te__dim_of(op->param[k].rows), te__dim_of(op->param[k].cols)));
+    }
+    return last + 1;
+}
+/* `sized`, with ops[plan->op_count], becomes the plan with dims[k] in the place of TE_DIM(k). */
+TE_API te_status te_plan_set_dims(te_plan *sized, te_op *ops, const te_plan *plan, const int64_t *dims, int count, te_context *ctx) {
+    const int takes = te__dims_of(plan);
+    te_op op;
+    TE_REQUIRE(sized && ops && dims && ctx, ctx, TE_ERROR_NULL, "%s_set_dims: the instance, the dims or the context is null", plan->name);
+    TE_REQUIRE(count == takes, ctx, TE_ERROR_SHAPE, "%s_set_dims: %d dims were given, the list takes %d", plan->name, count, takes);
+    for (int k = 0; k < count; k++) {
+        TE_REQUIRE(dims[k] > 0, ctx, TE_ERROR_VALUE, "%s_set_dims: TE_DIM(%d) is %lld, it must be positive", plan->name, k, (long long)dims[k]);
+        TE_REQUIRE(dims[k] <= TE_MAX_WIDTH, ctx, TE_ERROR_OVERFLOW, "%s_set_dims: TE_DIM(%d) is %lld, a width is %d at most", plan->name, k,
+                   (long long)dims[k], (int)TE_MAX_WIDTH);
+    }
+    for (int i = 0; i < plan->op_count; i++) TE_TRY(te__op_at(&op, plan, &plan->op[i], dims, ctx));
+    for (int i = 0; i < plan->op_count; i++) TE_TRY(te__op_at(&ops[i], plan, &plan->op[i], dims, ctx));
+    *sized = *plan;
+    sized->op = ops, sized->takes_dims = 0;
+    sized->in = (int)te__width_at(plan->in, dims), sized->out = (int)te__width_at(plan->out, dims);
+    return TE_OK;
+}
+/* The plan of an instance: the list's own as long as no dims were set, and that is refused wherever it is used. */
+TE_API const te_plan *te_plan_at(const te_plan *sized, const te_plan *plan) {
+    return sized && sized->forward == plan->forward && !sized->takes_dims ? sized : plan;
+}
+
+#endif
