@@ -387,9 +387,10 @@ inline void check(const subject &s, const shape &at, unsigned seed = fresh_seed(
         te_saved everything = saved;
         everything.memory = all_memory.data(), everything.bytes = all_memory.bytes;
         set_rng(ctx, call.rng.seed, call.rng.offset);
+        const te_plan *bound = m.model()->plan;
         m.model()->plan = &all;
         REQUIRE(te_plan_forward(ty2, &everything, tx, &all, m.model(), &batch, ctx) == TE_OK);
-        m.model()->plan = plan;
+        m.model()->plan = bound;
         CHECK(y2.raw() == y.raw());
     }
     const buffer &stored_memory = plan->span_count ? all_memory : saved_memory;

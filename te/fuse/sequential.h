@@ -212,8 +212,8 @@
         return te_plan_workspace_bytes(TE__PLAN_OF_##widths(name), &m->model, rows, ctx);                                         \
     }                                                                                                                \
     link te_status name##_bind(name *m, void *params, float *grads, te_context *ctx) {                               \
-        return te_model_bind(m ? &m->model : 0, TE__PLAN_OF_##widths(name), (te_param *)(m ? (char *)m + sizeof(te_model) : 0), \
-                             (int)((offsetof(name, te_end) - sizeof(te_model)) / sizeof(te_param)), params, grads, ctx);   \
+        te_param *first = (te_param *)(m ? (char *)m + sizeof(te_model) : 0);                                        \
+        return te_model_bind(m ? &m->model : 0, TE__PLAN_OF_##widths(name), first, m ? (int)(&m->te_end - first) : 0, params, grads, ctx); \
     }                                                                                                                \
     link te_status name##_forward(te_tensor y, name##_saved *saved, te_tensor x, const name *m, const te_batch *b, te_context *ctx) { \
         if (!saved) return te_fail(ctx, TE_ERROR_NULL, #name "_forward: saved is null; " #name "_infer needs none"); \

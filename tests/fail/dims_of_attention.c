@@ -1,0 +1,9 @@
+// expect: te: m: (attention, attn) takes no width that is known only at run time
+// Heads and their size are constants.
+#include "te/te.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL_DIMS(m, f32, (linear, qkv, TE_DIM(0), 3 * 12 * 64), (attention, attn, 12, 12, 64))
+#else
+TE_SEQUENTIAL_DIMS(m, f32, (linear, qkv, TE_DIM(0), 3 * 12 * TE_DIM(1)), (attention, attn, 12, 12, TE_DIM(1)))
+#endif
