@@ -75,6 +75,7 @@ typedef enum te_split {
     TE_SPLIT_BARE, /* the bare product; the kernel does all of the rest */
     TE_SPLIT_BIAS, /* the product takes the bias along */
     TE_SPLIT_WHOLE, /* the product's epilogue does all; no kernel behind it */
+    TE_SPLIT_OWN,   /* one kernel of our own (fuse/product.h) */
     TE_SPLIT_COUNT
 } te_split;
 

@@ -35,6 +35,8 @@ typedef struct te__gemm_state {
     void *workspace;
     uint16_t slot[TE__GEMM_SLOTS]; /* open addressing; 1 + the index of a plan, or 0 */
     int plans, choices;
+    int encode_known;
+    void (*encode)(void); /* gemm_hopper.h: te__encode_fn; null: not on this device */
     te__gemm_plan plan[TE_GEMM_PLANS]; /* in the order of their first use */
     te_gemm_choice choice[TE_GEMM_CHOICES];
 } te__gemm_state;
@@ -57,7 +59,7 @@ TE_API te_status te_context_create(te_context *ctx, int device, uint64_t seed) {
                                    te__cuda_synchronize, te__cuda_close};
     if (!ctx) return TE_ERROR_NULL;
     memset(ctx, 0, sizeof *ctx);
-    ctx->target = &cuda, ctx->device = device;
+    ctx->target = &cuda, ctx->device = device, ctx->gemm_own = 1;
     TE_TRY(te__cuda_status(ctx, cudaSetDevice(device), "cudaSetDevice"));
     int major = 0;
     TE_TRY(te__cuda_status(ctx, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device"));

@@ -19,12 +19,12 @@
  * choose another: for the same bits from run to run, load the same file.
  *
  * The file is text: a line for each product and for each step, of one device and one version of cuBLASLt, and a checksum.
- *     te-gemm 1
+ *     te-gemm 2
  *     device <multiprocessors> <name>
  *     cublaslt <version>
  *     gemm <m> <n> <k> <a: n|t><b: n|t> <dtype> <out> <epilogue> <beta: 0|1> <leading dimensions of A, B, D> <alignment>
  *          <candidates> <ns of the first> <ns of the best> <8 words of the algorithm>
- *     step <row> <forward|infer> <m> <n> <k> <dtype> <kept> <split: 0|1|2> <ns bare> <ns with bias> <ns whole>
+ *     step <row> <forward|infer> <m> <n> <k> <dtype> <kept> <split: 0|1|2|3> <ns bare> <ns with bias> <ns whole> <ns own>
  *     end <lines before> <checksum>
  *
  * On the host there is nothing to tune: a file has its header alone, and is checked all the same.
@@ -37,7 +37,7 @@
 #include "target.h"  /* te_check_target */
 
 enum {
-    TE__TUNE_FORMAT = 1,
+    TE__TUNE_FORMAT = 2,
     TE__TUNE_LINE = 640,      /* characters of a line, at most; the longest that is written has some 350 */
     TE__TUNE_FILE = 1 << 20,  /* bytes of a file, at most */
     TE__TUNE_WORDS = 24       /* of the longest line */
@@ -65,7 +65,7 @@ TE_API int te_gemm_report_choices(te_gemm_choice *list, int room, te_context *ct
 }
 /* Both as tables; times in microseconds, ratio = best / first. */
 TE_API void te_gemm_print(FILE *f, te_context *ctx) {
-    static const char *const splits[] = {"bare", "bias", "whole"};
+    static const char *const splits[] = {"bare", "bias", "whole", "own"};
     int at = 0, *count = 0;
     if (!ctx || te_check_target(ctx, "te_gemm_print") != TE_OK) return;
     fprintf(f, "%8s %8s %8s  ab  dtype out   %-13s beta  tried  first us   best us  ratio\n", "m", "n", "k", "epilogue");
@@ -74,12 +74,12 @@ TE_API void te_gemm_print(FILE *f, te_context *ctx) {
                 t->trans_a ? 't' : 'n', t->trans_b ? 't' : 'n', te_dtype_name(t->dtype), te_dtype_name(t->out), te_epilogue_name(t->epilogue), t->beta,
                 t->candidates, (double)t->first_ns / 1e3, (double)t->best_ns / 1e3, (double)t->best_ns / (double)t->first_ns);
     const te_gemm_choice *c = te__gemm_choices(&count, ctx);
-    if (count && *count) fprintf(f, "%8s %8s %8s  dtype pass     bare us   bias us  whole us  taken  row\n", "m", "n", "k");
+    if (count && *count) fprintf(f, "%8s %8s %8s  dtype pass     bare us   bias us  whole us    own us  taken  row\n", "m", "n", "k");
     for (int i = 0; count && i < *count; i++) {
         if (!te__gemm_was_timed(&c[i])) continue;
-        fprintf(f, "%8lld %8lld %8lld  %-5s %-7s %9.2f %9.2f %9.2f  %-5s  %s\n", (long long)c[i].m, (long long)c[i].n, (long long)c[i].k,
+        fprintf(f, "%8lld %8lld %8lld  %-5s %-7s %9.2f %9.2f %9.2f %9.2f  %-5s  %s\n", (long long)c[i].m, (long long)c[i].n, (long long)c[i].k,
                 te_dtype_name(c[i].dtype), c[i].training ? "forward" : "infer", (double)c[i].ns[0] / 1e3, (double)c[i].ns[1] / 1e3,
-                (double)c[i].ns[2] / 1e3, splits[c[i].split], c[i].row);
+                (double)c[i].ns[2] / 1e3, (double)c[i].ns[3] / 1e3, splits[c[i].split], c[i].row);
     }
 }
 
@@ -125,9 +125,9 @@ TE_API te_status te__tune_write_all(te__tune_writer *w, te_context *ctx) {
     const te_gemm_choice *c = te__gemm_choices(&count, ctx);
     for (int i = 0; count && i < *count; i++) {
         if (!te__gemm_was_timed(&c[i])) continue;
-        snprintf(line, sizeof line, "step %s %s %lld %lld %lld %s %u %d %lld %lld %lld\n", c[i].row, c[i].training ? "forward" : "infer", (long long)c[i].m,
+        snprintf(line, sizeof line, "step %s %s %lld %lld %lld %s %u %d %lld %lld %lld %lld\n", c[i].row, c[i].training ? "forward" : "infer", (long long)c[i].m,
                  (long long)c[i].n, (long long)c[i].k, te_dtype_name(c[i].dtype), c[i].kept, (int)c[i].split, (long long)c[i].ns[0], (long long)c[i].ns[1],
-                 (long long)c[i].ns[2]);
+                 (long long)c[i].ns[2], (long long)c[i].ns[3]);
         TE_TRY(te__tune_write(w, line, ctx));
     }
     snprintf(line, sizeof line, "end %d %016llx\n", w->lines, (unsigned long long)w->sum);

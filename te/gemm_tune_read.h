@@ -114,7 +114,7 @@ TE_API te_status te__tune_product(te__tune_reader *r) {
 }
 
 TE_API te_status te__tune_step(te__tune_reader *r) {
-    TE_TRY(te__tune_count(r, 12));
+    TE_TRY(te__tune_count(r, 13));
     TE__TUNE_REQUIRE(r->choices < TE_GEMM_CHOICES, r, TE_ERROR_FORMAT, "there are more than %d steps", (int)TE_GEMM_CHOICES);
     te_gemm_choice *c = &r->choice[r->choices];
     int64_t v;

@@ -168,7 +168,7 @@ std::string ended(const std::vector<std::string> &lines) {
     snprintf(end, sizeof end, "end %d %016llx\n", (int)lines.size(), (unsigned long long)te__tune_sum(te__tune_sum_start, text.data(), text.size()));
     return text + end;
 }
-const char *const good_step = "step linear_bias_gelu infer 64 128 32 bf16 6 0 1500 0 2000";
+const char *const good_step = "step linear_bias_gelu infer 64 128 32 bf16 6 0 1500 0 2000 0";
 // Its algorithm is none that cuBLASLt has; on the host nobody looks at it.
 const char *const good_gemm = "gemm 64 128 32 nt bf16 f32 none 1 32 32 128 16 20 9000 8000 0000000000000001 0000000000000002 0000000000000003 "
                               "0000000000000004 0000000000000005 0000000000000006 0000000000000007 00000000000000ff";
@@ -398,14 +398,14 @@ TEST_CASE("a file of another kind, device or version", "[gemm_tune]") {
     refused("", TE_ERROR_FORMAT, {"line 1", "ends before"});
     refused("\n", TE_ERROR_FORMAT, {"line 1", "no file of te_gemm_save"});
     refused("{\"a\": 1}\n", TE_ERROR_FORMAT, {"line 1", "no file of te_gemm_save"});
-    refused(std::string("te-gemm 1\0\n", 11), TE_ERROR_FORMAT, {"line 1", "byte 9 is no text"});
+    refused(std::string("te-gemm 2\0\n", 11), TE_ERROR_FORMAT, {"line 1", "byte 9 is no text"});
     const std::function<void(size_t, const std::string &, te_status, const std::vector<std::string> &)> with =
         [&](size_t i, const std::string &line, te_status status, const std::vector<std::string> &says) {
             std::vector<std::string> l = lines;
             l[i] = line;
             refused(ended(l), status, says);
         };
-    with(0, "te-gemm 2", TE_ERROR_FORMAT, {"line 1", "format 2", "reads 1"});
+    with(0, "te-gemm 3", TE_ERROR_FORMAT, {"line 1", "format 3", "reads 2"});
     with(0, "te-gemm", TE_ERROR_FORMAT, {"line 1"});
     with(1, "device 4 Abacus", TE_ERROR_DEVICE, {"line 2", "another device", "4 Abacus"});
     with(1, "device", TE_ERROR_FORMAT, {"line 2", "must begin with device"});
@@ -455,14 +455,14 @@ TEST_CASE("a line that is not right is refused with its number and the reason", 
         {4, "0", "n is 0"},
         {6, "e4m3", "the dtype is e4m3"},
         {7, "256", "the mask"},
-        {8, "3", "the split is 3"},
+        {8, "4", "the split is 4"},
         {8, "1", "split 1 is taken and has no time"},
         {9, "x", "the time of a split is x"},
     };
     for (const bad &b : steps) refused(with(changed(good_step, b.word, b.to)), TE_ERROR_FORMAT, {"line 5", b.says});
     refused(with(std::string(good_gemm) + " 1"), TE_ERROR_FORMAT, {"line 5", "more than 24 words"});
     refused(with("gemm 1 2 3"), TE_ERROR_FORMAT, {"line 5", "has 4 words"});
-    refused(with(std::string(good_step) + " "), TE_ERROR_FORMAT, {"line 5", "has 13 words"});
+    refused(with(std::string(good_step) + " "), TE_ERROR_FORMAT, {"line 5", "has 14 words"});
     refused(with(""), TE_ERROR_FORMAT, {"line 5", "must begin with gemm, step or end"});
     refused(with("device 1 host"), TE_ERROR_FORMAT, {"line 5", "must begin with gemm, step or end"});
     refused(with(std::string(1000, 'g')), TE_ERROR_FORMAT, {"line 5", "longer than"});
@@ -522,7 +522,7 @@ TEST_CASE("a file that is cut short or damaged anywhere is refused", "[gemm_tune
 
 // ---- whole steps --------------------------------------------------------------------------------------------------------
 
-enum { IN = 64, HIDDEN = 128, ROWS = 96 };
+enum { IN = 264, HIDDEN = 328, ROWS = 96 }; // wide enough for the kernels of te/fuse/product.h
 TE_SEQUENTIAL(mlp, bf16, (fork, x1), (layernorm, ln, IN), (linear, fc1, IN, HIDDEN), (bias, fc1_b, HIDDEN), (gelu, act), (linear, fc2, HIDDEN, IN),
               (bias, fc2_b, IN), (add, x1), (fork, x2), (linear, up, IN, HIDDEN), (bias, up_b, HIDDEN), (silu, act2), (linear, down, HIDDEN,
                                   IN), (bias, down_b, IN),
@@ -617,6 +617,13 @@ TEST_CASE("a tuned model is right, in all passes; its splits go through a file",
     const std::string text = saved(tuned.ctx);
     const int choices = te_gemm_report_choices(nullptr, 0, tuned.ctx);
     CHECK((choices > 0) == (TE_CUDA != 0));
+#if TE_CUDA
+    std::vector<te_gemm_choice> list((size_t)choices);
+    CHECK(te_gemm_report_choices(list.data(), choices, tuned.ctx) == choices);
+    int own = 0;
+    for (const te_gemm_choice &c : list) own += c.ns[TE_SPLIT_OWN] > 0;
+    CHECK((own > 0) == (te__gemm_encode(tuned.ctx) != nullptr)); // the kernels of product.h took part
+#endif
     for (int tune = 0; tune < 2; tune++) {
         trained again(tune, text);
         counted count(again.ctx);
@@ -645,7 +652,7 @@ TEST_CASE("each split that a file asks for is right", "[gemm_tune]") {
                 if (op.op_class != TE_CLASS_gemm || s.count < 2) continue;
                 for (int j = 1; j < s.count; j++) kept |= te_in_memory(plan, s.op[j]) ? 1u << j : 0u;
                 std::ostringstream line;
-                line << "step " << s.row << (training ? " forward " : " infer ") << (int)ROWS << " " << op.out << " " << op.in << " bf16 " << kept << " " << split << " 1 1 1";
+                line << "step " << s.row << (training ? " forward " : " infer ") << (int)ROWS << " " << op.out << " " << op.in << " bf16 " << kept << " " << split << " 1 1 1 1";
                 bool there = false;
                 for (const std::string &l : lines) there = there || l == line.str();
                 if (!there) lines.push_back(line.str());

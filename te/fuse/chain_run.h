@@ -146,14 +146,15 @@ TE_API te_status te__add_sum(te__sums *sums, float **partial, te_run *r, te_para
     return TE_OK;
 }
 
-TE_API te_status te__chain_backward(te_run *r, const te_step *s, int blocks, te_chain *c, te__sums *sums, int *work) {
+/* The ops of `s` from `skip` on. */
+TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int blocks, te_chain *c, te__sums *sums, int *work) {
     const te_plan *plan = r->plan;
     int changed = 0; /* the value differs from what lies in `mem` */
     te_value mem = te_hold(r, r->now);
-    for (int j = 0; j < s->count; j++) {
+    for (int j = skip; j < s->count; j++) {
         const int i = s->op[j];
         const te_op *op = &plan->op[i];
-        te_stage *st = &c->op[j];
+        te_stage *st = &c->op[j - skip];
         te__stage_of(st, r, i);
         if (op->flags & TE_SAVES_INPUT) st->saved = i ? r->act[i - 1] : r->x;
         if (op->flags & TE_IS_ADD) {
@@ -196,7 +197,7 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int blocks, te_
         TE_TRY(te_gradient(&mem, r, s, s->op[s->count - 1]));
         c->y = mem.p, *work |= c->y != 0;
     }
-    for (int j = 0; j < s->count; j++)
+    for (int j = skip; j < s->count; j++)
         if (plan->op[s->op[j]].flags & TE_IS_FORK) te_drop(r, r->edge[s->op[j]]), r->edge[s->op[j]] = te_value_of(0);
     te_set_now(r, mem);
     return TE_OK;
@@ -216,6 +217,14 @@ TE_API int te_chain_half(const te_run *r, const te_step *s, int skip) {
     const te_op *first = &r->plan->op[s->op[skip]], *last = &r->plan->op[s->op[s->count - 1]];
     return r->pass == TE_BACKWARD ? (int)te_min(first->out, last->in) : (int)te_min(first->in, last->out);
 }
+/* The second stage of the column sums, behind the kernel that left the partial ones. */
+TE_API te_status te__add_up(te__sums *sums, te_run *r) {
+    int widest = 0;
+    for (int i = 0; i < sums->count; i++) widest = (int)te_max(widest, sums->args.job[i].width);
+    if (sums->count && !r->dry) TE_TRY(te_sum_rows_launch(r->ctx, te_grid_of(te_ceil_div(widest, TE_SUM_LANES), sums->count), &sums->args));
+    for (int i = 0; i < sums->count; i++) te_drop(r, sums->held[i]);
+    return TE_OK;
+}
 /* Ops [skip, count) of the step as one kernel; `applied`: see te__chain_forward. */
 TE_API te_status te_chain_step(te_run *r, const te_step *s, int skip, int applied, te_chain_launch_fn launch, const te_chain_shape k) {
     te_chain c;
@@ -226,15 +235,10 @@ TE_API te_status te_chain_step(te_run *r, const te_step *s, int skip, int applie
     memset(&c, 0, sizeof c); /* what no op fills in is null */
     c.x = r->now.p, c.rows = r->rows, c.half = k.half, sums.count = 0, sums.most = most;
     const te_value x = te_hold(r, r->now);
-    if (k.backward) TE_TRY(te__chain_backward(r, s, blocks, &c, &sums, &work));
+    if (k.backward) TE_TRY(te__chain_backward(r, s, skip, blocks, &c, &sums, &work));
     else TE_TRY(te__chain_forward(r, s, skip, applied, &c, &work));
-    if (work && !r->dry) {
-        TE_TRY(launch(r->ctx, te_grid_of((int64_t)blocks * tiles, 1), &c));
-        int widest = 0;
-        for (int i = 0; i < sums.count; i++) widest = (int)te_max(widest, sums.args.job[i].width);
-        if (sums.count) TE_TRY(te_sum_rows_launch(r->ctx, te_grid_of(te_ceil_div(widest, TE_SUM_LANES), sums.count), &sums.args));
-    }
-    for (int i = 0; i < sums.count; i++) te_drop(r, sums.held[i]);
+    if (work && !r->dry) TE_TRY(launch(r->ctx, te_grid_of((int64_t)blocks * tiles, 1), &c));
+    TE_TRY(te__add_up(&sums, r));
     te_drop(r, x);
     return TE_OK;
 }

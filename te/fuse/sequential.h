@@ -31,6 +31,7 @@
 #include "print.h"     /* te_plan_print */
 #include "spans.h"     /* TE_SPAN_CHECKS, TE_SPAN_TABLE */
 #include "chain_run.h" /* te_chain_step */
+#include "product.h"   /* TE_PRODUCT */
 #include "../gemm.h"   /* te_context_create */
 
 #define TE_NO_PARAM {0, 0, 0, TE_INIT_zero, 0}
@@ -284,14 +285,22 @@
     TE_ROW_PICK(__VA_ARGS__, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ALONE, ~) \
     (name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__GEMM_ALONE(name, widths, model, dtype, pass, ...) \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te_linear_step(r, s, 0, te_no_shape()); }
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te_linear_step(r, s, 0, te_no_shape(), 0); }
 #define TE__GEMM_ROW(name, widths, model, dtype, pass, first, ...) TE_JOIN1(TE__GEMM_ROW_, pass)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__GEMM_ROW_forward(name, widths, model, dtype, pass, ...) \
     TE_CHAIN(name, widths, model, dtype, pass, __VA_ARGS__)          \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te_linear_step(r, s, name##_launch, name##_shape(te_chain_half(r, s, 1))); }
-#define TE__GEMM_ROW_backward(name, widths, model, dtype, pass, ...)                                                                    \
+    TE__PRODUCT_##widths(name, dtype)                                \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {       \
+        return te_linear_step(r, s, name##_launch, name##_shape(te_chain_half(r, s, 1)), name##_kernel()); \
+    }
+#define TE__PRODUCT_fixed TE_PRODUCT
+#define TE__PRODUCT_dims TE_NO_PRODUCT
+#define TE__GEMM_ROW_backward(name, widths, model, dtype, pass, ...) \
+    TE_IF_MARKED(TE_JOIN1(TE__FORK_MARK_, TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__))), TE__GEMM_FORK, TE__GEMM_ROW_forward)(name, widths, model, dtype, pass, __VA_ARGS__)
+#define TE__FORK_MARK_fork ,
+#define TE__GEMM_FORK(name, widths, model, dtype, pass, ...)                                                                    \
     static_assert(TE_ROW_COUNT(__VA_ARGS__) == 1 && (TE__FLAGS(TE_ROW_FIRST(__VA_ARGS__)) & TE_IS_FORK),                          \
-                  "te: " #model ": in backward only a fork may follow a linear in a row");                                      \
+                  "te: " #model ": in backward nothing may follow a linear and a fork in a row");                                      \
     TE__GEMM_ALONE(name, widths, model, dtype, pass, ~)
 #define TE__FLAGS(op) (TE_JOIN1(TE_FLAGS_, TE_FAMILY(op))(op))
 #define TE__KERNELS_OF_own(name, widths, model, dtype, pass, ...) TE__OWN(TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__)), pass, name, model, dtype, TE_ROW_FIRST(__VA_ARGS__))

@@ -2,12 +2,12 @@
  * (tied_linear, name, in, out): the same, with a weight that belongs to another parameter (te_tie).
  *
  * A row that begins with it is one matrix product, which takes along what its back end can do at its end (a bias, a
- * gelu, a scale, a residual), and one chain kernel for the rest.
+ * gelu, a scale, a residual), and one chain kernel for the rest; or one kernel in all (product.h).
  */
 #ifndef TE_OPS_LINEAR_H
 #define TE_OPS_LINEAR_H
 
-#include "../fuse/chain_run.h" /* te_chain_step */
+#include "../fuse/product.h"   /* te_product_step, te_chain_step */
 #include "../gemm.h"           /* te_gemm_run, te__race */
 #include "../optim/init.h"     /* te_fill_normal, for what splits are timed on */
 
@@ -40,7 +40,7 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split spl
     const int rest = s->count - 1;
     int j = 1;
     g->alpha = 1.0f, g->beta = 0, g->epilogue = TE_EPILOGUE_NONE, g->bias = 0, g->aux = 0;
-    if (split == TE_SPLIT_BARE) return 0;
+    if (split == TE_SPLIT_BARE || split == TE_SPLIT_OWN) return 0;
     if (split == TE_SPLIT_BIAS) {
         /* worth it only for a bias whose result backward needs: the product writes it, and the kernel after it reads it */
         if (rest < 2 || !te__is(r, s, 1, "bias") || r->pass != TE_FORWARD || !te_in_memory(r->plan, s->op[1])) return -1;
@@ -61,15 +61,22 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split spl
     return j > rest && te_gemm_supports(g, r->ctx) ? rest : -1;
 }
 
-/* The product, which takes the first `taken` ops of the row along, and one chain kernel for the rest. */
-TE_API te_status te__linear_split(te_run *r, const te_step *s, te_chain_launch_fn launch, te_chain_shape k, te_gemm *g, int taken) {
+/* The kernels of a step: the chain behind the product, and, if there is one, product and chain in one. */
+typedef struct te__linear_kernels {
+    te_chain_launch_fn launch;
+    te_chain_shape shape;
+    te_hopper_kernel *whole;
+} te__linear_kernels;
+
+/* The product, which takes the first `taken` ops of the row along, and one chain kernel for the rest; or, `own`, one for all. */
+TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g, int taken, int own) {
     const int last = s->op[taken], whole = taken == s->count - 1;
     const te_op *op = &r->plan->op[s->op[0]];
     if (g->beta != 0) TE_TRY(te_kept(&g->c, r, &r->plan->op[last]));
     /* Where splits are chosen, each takes the same pieces of the workspace in the same order: what was reserved for one
      * serves another. */
     const int chosen = te__gemm_chooses(r->ctx) && s->count > 1;
-    const te_value x = chosen ? te_hold(r, r->now) : te_value_of(0);
+    const te_value x = chosen || own ? te_hold(r, r->now) : te_value_of(0);
     te_value middle = te_value_of(0), y;
     if (chosen) TE_TRY(te_acquire(r, &middle, te_value_bytes(r, op->out)));
     if (whole) TE_TRY(te_output(&y, r, s, last));
@@ -79,13 +86,21 @@ TE_API te_status te__linear_split(te_run *r, const te_step *s, te_chain_launch_f
         else if (!y.p) TE_TRY(te_acquire(r, &y, te_value_bytes(r, op->out)));
     }
     g->d = y.p;
+    if (own) { /* its product needs no room but where backward reads it */
+        const int kept = r->pass == TE_FORWARD && te_in_memory(r->plan, last);
+        if (!kept) te_drop(r, y);
+        te_set_now(r, kept ? y : te_value_of(0));
+        TE_TRY(te_product_step(r, s, kernels->whole, g, kernels->shape));
+        te_drop(r, middle), te_drop(r, x);
+        return TE_OK;
+    }
     TE_TRY(te__linear_gemm(r, g));
     if (g->beta != 0) {
         const int edge = r->plan->op[last].edge;
         te_drop(r, r->edge[edge]), r->edge[edge] = te_value_of(0);
     }
     te_set_now(r, y);
-    if (!whole) TE_TRY(te_chain_step(r, s, 1, taken, launch, k));
+    if (!whole) TE_TRY(te_chain_step(r, s, 1, taken, kernels->launch, kernels->shape));
     te_drop(r, middle), te_drop(r, x);
     return TE_OK;
 }
@@ -96,8 +111,7 @@ TE_API te_status te__linear_split(te_run *r, const te_step *s, te_chain_launch_f
 typedef struct te__linear_trial {
     te_run run;
     const te_step *step;
-    te_chain_launch_fn launch;
-    te_chain_shape shape;
+    const te__linear_kernels *kernels;
     te_gemm gemm;
     int count;
     te_split split[TE_SPLIT_COUNT];
@@ -111,7 +125,7 @@ TE_API te_status te__linear_trial_run(void *arg, int racer, int lap, te_context 
     (void)lap;
     const int taken = te__linear_take(&g, &r, t->step, t->split[racer]);
     TE_REQUIRE(taken >= 0, ctx, TE_ERROR_STATE, "%s cannot be split so", t->step->row);
-    return te__linear_split(&r, t->step, t->launch, t->shape, &g, taken);
+    return te__linear_split(&r, t->step, t->kernels, &g, taken, t->split[racer] == TE_SPLIT_OWN);
 }
 /* Give the trial its memory at `base`. Returns the bytes it takes. */
 TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *base) {
@@ -168,12 +182,15 @@ TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const t
     te__gemm_keep_choice(c, ctx);
     return TE_OK;
 }
-/* Set up the product, and say how many ops it takes along. By default all of the row; if that cannot be, a bias whose result
- * backward needs. Where steps are tuned, the fastest. */
-TE_API te_status te__linear_choose(te_gemm *g, int *taken, te_run *r, const te_step *s, te_chain_launch_fn launch, te_chain_shape k) {
+/* Set up the product, and say how many ops it takes along, or that one kernel does all (own). By default that one where it should
+ * pay; else all of the row; if that cannot be, a bias whose result backward needs. Where steps are tuned, the fastest. */
+TE_API te_status te__linear_choose(te_gemm *g, int *taken, int *own, te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     te_split can[TE_SPLIT_COUNT];
     const te_gemm bare = *g;
     int count = 0, split = TE_SPLIT_WHOLE;
+    const int can_own = s->count > 1 && te_product_can(kernels->whole, g, r->ctx);
+    *own = can_own && te_product_pays(g, r->ctx);
+    if (*own) split = TE_SPLIT_OWN;
     while ((*taken = te__linear_take(g, r, s, (te_split)split)) < 0) split--;
     if (s->count < 2 || !te__gemm_chooses(r->ctx)) return TE_OK;
 
@@ -185,36 +202,56 @@ TE_API te_status te__linear_choose(te_gemm *g, int *taken, te_run *r, const te_s
     for (int j = 1; j < s->count; j++) c.kept |= (unsigned)(te_in_memory(r->plan, s->op[j]) != 0) << j;
     const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);
     if (!found && r->dry && te__gemm_may_time(r->ctx)) { /* in the dry walk: both walks then do the same */
-        for (int i = split; i >= 0; i--) {
+        can[count++] = (te_split)split;
+        for (int i = TE_SPLIT_COUNT - 1; i >= 0; i--) {
             te_gemm tried = bare;
-            if (te__linear_take(&tried, r, s, (te_split)i) >= 0) can[count++] = (te_split)i;
+            if (i != split && (i != TE_SPLIT_OWN || can_own) && te__linear_take(&tried, r, s, (te_split)i) >= 0) can[count++] = (te_split)i;
         }
         if (count < 2) return TE_OK;
         te__linear_trial t;
         memset(&t, 0, sizeof t);
-        t.step = s, t.launch = launch, t.shape = k, t.gemm = bare, t.count = count;
+        t.step = s, t.kernels = kernels, t.gemm = bare, t.count = count;
         memcpy(t.split, can, sizeof can);
         TE_TRY(te__linear_time(&c, &t, r));
         found = te__gemm_find_choice(&c, r->ctx);
     }
-    if (!found || (int)found->split == split) return TE_OK;
+    if (!found || (int)found->split == split || (found->split == TE_SPLIT_OWN && !can_own)) return TE_OK;
     te_gemm tried = bare;
     const int takes = te__linear_take(&tried, r, s, found->split);
-    if (takes >= 0) *g = tried, *taken = takes;
+    if (takes >= 0) *g = tried, *taken = takes, *own = found->split == TE_SPLIT_OWN;
     return TE_OK;
 }
 
-TE_API te_status te__linear_forward(te_run *r, const te_step *s, te_chain_launch_fn launch, te_chain_shape k) {
+TE_API te_status te__linear_forward(te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     const te_op *op = &r->plan->op[s->op[0]];
-    int taken;
+    int taken, own;
     te_gemm g = te_gemm_of(r->rows, op->out, op->in);
     g.a = r->now.p, g.b = r->param[s->op[0]]->data, g.trans_b = 1, g.dtype = g.out = r->plan->dtype;
-    TE_TRY(te__linear_choose(&g, &taken, r, s, launch, k));
-    return te__linear_split(r, s, launch, k, &g, taken);
+    TE_TRY(te__linear_choose(&g, &taken, &own, r, s, kernels));
+    return te__linear_split(r, s, kernels, &g, taken, own);
+}
+
+/* dx = dy weight, and the chain of the ops before. */
+TE_API te_status te__linear_backward_row(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
+    const int own = te_product_can(kernels->whole, x, r->ctx) && te_product_pays(x, r->ctx);
+    const te_value dy = te_hold(r, r->now);
+    te_value dx;
+    TE_TRY(te_acquire(r, &dx, te_value_bytes(r, (int)x->n)));
+    x->d = dx.p;
+    if (own) { /* dx goes nowhere; the room was taken because a smaller batch, which takes two kernels, may need it */
+        te_drop(r, dx), te_set_now(r, te_value_of(0));
+        TE_TRY(te_product_step(r, s, kernels->whole, x, kernels->shape));
+    } else {
+        TE_TRY(te__linear_gemm(r, x));
+        te_set_now(r, dx);
+        TE_TRY(te_chain_step(r, s, 1, 0, kernels->launch, kernels->shape));
+    }
+    te_drop(r, dy);
+    return TE_OK;
 }
 
 /* dweight[out, in] (+)= dy^T x, in f32;  dx[rows, in] = dy weight (+ the gradient that the fork before it kept). */
-TE_API te_status te__linear_backward(te_run *r, const te_step *s) {
+TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     const int i = s->op[0], last = s->op[s->count - 1];
     const te_op *op = &r->plan->op[i];
     te_param *p = r->param[i];
@@ -224,11 +261,13 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s) {
     w.c = w.d = p->grad, w.beta = te_accumulates(r, p) ? 1.0f : 0.0f;
     TE_TRY(te__linear_gemm(r, &w));
 
+    te_gemm x = te_gemm_of(r->rows, op->in, op->out);
+    x.a = r->now.p, x.b = p->data, x.dtype = x.out = dtype;
+    if (kernels->launch) return te__linear_backward_row(r, s, kernels, &x);
     te_value dx;
     TE_TRY(te_gradient(&dx, r, s, last));
     if (dx.p) {
-        te_gemm x = te_gemm_of(r->rows, op->in, op->out);
-        x.a = r->now.p, x.b = p->data, x.dtype = x.out = dtype, x.d = dx.p;
+        x.d = dx.p;
         if (s->count > 1 && r->edge[last].p) x.c = r->edge[last].p, x.beta = 1.0f;
         TE_TRY(te__linear_gemm(r, &x));
     }
@@ -237,8 +276,9 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s) {
     return TE_OK;
 }
 
-TE_API te_status te_linear_step(te_run *r, const te_step *s, te_chain_launch_fn launch, te_chain_shape k) {
-    return r->pass == TE_BACKWARD ? te__linear_backward(r, s) : te__linear_forward(r, s, launch, k);
+TE_API te_status te_linear_step(te_run *r, const te_step *s, te_chain_launch_fn launch, te_chain_shape k, te_hopper_kernel *whole) {
+    const te__linear_kernels kernels = {launch, k, whole};
+    return r->pass == TE_BACKWARD ? te__linear_backward(r, s, &kernels) : te__linear_forward(r, s, &kernels);
 }
 
 #endif
