@@ -235,6 +235,18 @@ TEST_CASE("instances of one list with different dims", "[widths]") {
     CHECK(std::string(te_last_error(ctx)).find("64 columns") != std::string::npos);
 }
 
+// A header's declaration and one file's definition; here in one file, with C linkage.
+TE_DECLARE_DIMS(declared, f32, GATED(H, F))
+TEST_CASE("a declared list with symbols", "[widths]") {
+    context own;
+    static declared m;
+    const int64_t dims[2] = {40, 88};
+    REQUIRE(declared_set_dims(&m, dims, 2, &own.c) == TE_OK);
+    CHECK(declared_param_bytes(&m) == gated_f32_at({40, 88}).param_bytes());
+    CHECK(declared_saved_bytes(&m, 9) == gated_f32_at({40, 88}).saved_bytes(9));
+}
+TE_DEFINE_DIMS(declared, f32, GATED(H, F))
+
 // ---- what is refused -----------------------------------------------------------------------------------------------
 
 TEST_CASE("dims that are refused change nothing", "[widths]") {
