@@ -315,6 +315,27 @@ TEST_CASE("dims that are refused change nothing", "[widths]") {
     CHECK(mlp_bf16_workspace_bytes(&m, 8, ctx) == 0); // to be bound again
 }
 
+TEST_CASE("a forward's memory is void once the dims are set anew", "[widths]") {
+    context own;
+    te_context *ctx = &own.c;
+    static row_f32 m;
+    const int64_t narrow = 64, wide = 96;
+    buffer params(ctx, 4096), grads(ctx, 4096), x(ctx, 96 * 4), y(ctx, 96 * 4), dx(ctx, 96 * 4), memory(ctx, 1 << 20);
+    const te_edge e = {"i", te_matrix(x.data(), TE_f32, 1, 64), te_none()};
+    te_batch b;
+    te_saved saved;
+    memset(&b, 0, sizeof b), memset(&saved, 0, sizeof saved);
+    b.batch = b.seq = 1, b.edges = &e, b.edge_count = 1, saved.memory = memory.data(), saved.bytes = memory.bytes;
+    REQUIRE(te_context_reserve(ctx, 1 << 20) == TE_OK);
+    REQUIRE(row_f32_set_dims(&m, &narrow, 1, ctx) == TE_OK);
+    REQUIRE(row_f32_bind(&m, params.data(), (float *)grads.data(), ctx) == TE_OK);
+    REQUIRE(row_f32_forward(te_matrix(y.data(), TE_f32, 1, 64), &saved, te_matrix(x.data(), TE_f32, 1, 64), &m, &b, ctx) == TE_OK);
+    REQUIRE(row_f32_set_dims(&m, &wide, 1, ctx) == TE_OK);
+    REQUIRE(row_f32_bind(&m, params.data(), (float *)grads.data(), ctx) == TE_OK);
+    CHECK(row_f32_backward(te_matrix(dx.data(), TE_f32, 1, 96), te_matrix(y.data(), TE_f32, 1, 96), &saved, &m, &b, ctx) == TE_ERROR_STATE);
+    CHECK(std::string(te_last_error(ctx)) == "row_f32: the dims have been set anew since the forward");
+}
+
 TEST_CASE("the plan is printed with the widths it got", "[widths]") {
     static row_f32 m;
     context own;
