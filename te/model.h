@@ -114,6 +114,7 @@ typedef struct te_saved {
     int64_t rows;
     const void *x;
     void *y;
+    size_t used; /* of bytes; other dims (fuse/dims.h) use others */
 } te_saved;
 
 /* ---- parameters ---------------------------------------------------------------------------------------------- */

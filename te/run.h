@@ -320,7 +320,7 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     TE_REQUIRE(!saved || need <= saved->bytes, ctx, TE_ERROR_MEMORY, "%s: %lld rows need %zu bytes of saved.memory, there are %zu", plan->name,
                (long long)rows, need, saved ? saved->bytes : 0);
     TE_TRY(te__walk_twice(&r, te_value_of(te__from_tokens(plan) ? 0 : x.data)));
-    if (saved) saved->plan = plan, saved->rows = rows, saved->x = r.x, saved->y = r.y;
+    if (saved) saved->plan = plan, saved->rows = rows, saved->x = r.x, saved->y = r.y, saved->used = need;
     return TE_OK;
 }
 
@@ -340,7 +340,7 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
     te__begin(&r, plan, TE_BACKWARD, rows, ctx);
     r.batch = b, r.x = (void *)(uintptr_t)saved->x, r.y = saved->y, r.dx = te__from_tokens(plan) ? 0 : dx.data, r.dy = dy.data;
     te__take_params(&r, m);
-    te__lay_out(&r, (char *)saved->memory);
+    TE_REQUIRE(te__lay_out(&r, (char *)saved->memory) == saved->used, ctx, TE_ERROR_STATE, "%s: the dims have been set anew since the forward", plan->name);
     return te__walk_twice(&r, te_value_of(dy.data));
 }
 

@@ -26,7 +26,7 @@ static te_status load(const int64_t dims[2], te_context *ctx) { /* {hidden, ffn}
 
 static te_status run(const int64_t dims[2], te_context *ctx) {
     enum { ROWS = 64 };
-    te_batch batch = {0};
+    static te_batch batch;
     void *x, *y;
     const size_t bytes = (size_t)ROWS * (size_t)dims[0] * sizeof(float);
     TE_TRY(load(dims, ctx));
