@@ -99,7 +99,7 @@ export -f sanitize
 section_sanitizer() { # all at once: they keep the CPU busier than the GPU
     local train="--steps 2 --log 1 --validate 0 --sample 0 --batch 2 te" tool status name
     for tool in memcheck racecheck; do
-        printf "$tool %s\n" hot_path_test attention_test graph_test recompute_test rows_forward_f16_test rows_backward_f16_test ops_bf16_test \
+        printf "$tool %s\n" hot_path_test attention_test graph_test recompute_test recompute_long_test rows_forward_f16_test rows_backward_f16_test ops_bf16_test \
             "train_bf16 --out $out/$tool $train"
     done >"$out/sanitizer.list"
     # initcheck does not see what cuBLASLt's 16-bit kernels store through the copy engine: f32 there.
