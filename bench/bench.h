@@ -8,7 +8,8 @@
 // A step is captured many times into one CUDA graph, so that the host does not count, over enough copies of its tensors
 // that the L2 does not help; so is the copy, the driver's and a kernel, of which the faster counts. The graphs run in turns,
 // and the medians are taken. Bytes are those of
-// te_step_row_bytes: each tensor read once and written once. Data is random.
+// te_step_row_bytes: each tensor read once and written once. Data is random. What has something else than a copy to be
+// compared with (bench_time's `others`) takes turns with that, too.
 #ifndef BENCH_BENCH_H
 #define BENCH_BENCH_H
 
@@ -112,34 +113,73 @@ static void bench_copy(size_t bytes, int i, bool kernel) {
     }
 }
 
-struct bench_result { double us, bytes, flops, copy_us, spread; };
+// A plain kernel of another mix: `reads` arrays of n vectors of 16 bytes, one behind the other, are read once and `writes`
+// written once; each thread has `ahead` loads of each array in flight. No write: `to` is one vector that stays as it is.
+template <int reads, int writes, int ahead> static __global__ void __launch_bounds__(256) bench_stream_kernel(uint4 *to, const uint4 *from, size_t n) {
+    const size_t first = (size_t)blockIdx.x * (256 * ahead) + threadIdx.x;
+    uint4 v[ahead][reads];
+    uint32_t all = 0;
+#pragma unroll
+    for (int k = 0; k < ahead; k++)
+#pragma unroll
+        for (int i = 0; i < reads; i++) v[k][i] = first + 256 * k < n ? from[i * n + first + 256 * k] : make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int k = 0; k < ahead; k++) {
+        uint4 x = v[k][0];
+#pragma unroll
+        for (int i = 1; i < reads; i++) x.x ^= v[k][i].x, x.y ^= v[k][i].y, x.z ^= v[k][i].z, x.w ^= v[k][i].w;
+#pragma unroll
+        for (int i = 0; i < writes; i++) if (first + 256 * k < n) to[i * n + first + 256 * k] = x;
+        all ^= x.x ^ x.y ^ x.z ^ x.w;
+    }
+    if (writes == 0 && (uint64_t)all + n == 0) to[0].x = all; // never, but the compiler does not know
+}
+template <int reads, int writes, int ahead> static void bench_stream(uint4 *to, const uint4 *from, size_t n) {
+    bench_stream_kernel<reads, writes, ahead><<<(unsigned)((n + 256 * ahead - 1) / (256 * ahead)), 256, 0, (cudaStream_t)bench_ctx.stream>>>(to, from, n);
+}
+// The same by few loads in flight or many: the fastest is what the memory gives.
+template <int reads, int writes> static std::vector<std::function<void(int)>> bench_streams(uint4 *to, const uint4 *from, size_t n) {
+    return {[=](int) { bench_stream<reads, writes, 1>(to, from, n); }, [=](int) { bench_stream<reads, writes, 2>(to, from, n); },
+            [=](int) { bench_stream<reads, writes, 4>(to, from, n); }, [=](int) { bench_stream<reads, writes, 8>(to, from, n); }};
+}
 
-// `f(i)` enqueues the i-th run, on the i-th set of tensors.
-template <class F> static bench_result bench_time(F f, double bytes, double flops, int runs) {
+// copy_us, beside_us: 0 if there is none
+struct bench_result { double us, bytes, flops, copy_us, spread, beside_us; };
+
+// `f(i)` enqueues the i-th run, on the i-th set of tensors; each of `others` another way to do as much, the fastest counts.
+template <class F> static bench_result bench_time(F f, double bytes, double flops, int runs, const std::vector<std::function<void(int)>> &others = {}) {
     bench_result r;
     bench_graph work(f, runs);
-    if (flops > 0) {
-        for (int i = 0; i < BENCH_ROUNDS; i++) work.run();
-        r.copy_us = 0;
-    } else {
-        bench_graph copy([&](int i) { bench_copy((size_t)bytes, i, false); }, runs), kernel([&](int i) { bench_copy((size_t)bytes, i, true); }, runs);
-        for (int i = 0; i < BENCH_ROUNDS; i++) work.run(), copy.run(), kernel.run();
-        r.copy_us = std::min(copy.median(), kernel.median());
+    std::vector<std::unique_ptr<bench_graph>> copies, beside;
+    for (bool kernel : {false, true})
+        if (flops <= 0) copies.emplace_back(new bench_graph([&](int i) { bench_copy((size_t)bytes, i, kernel); }, runs));
+    for (const auto &other : others) beside.emplace_back(new bench_graph(other, runs));
+    for (int i = 0; i < BENCH_ROUNDS; i++) {
+        work.run();
+        for (auto &g : copies) g->run();
+        for (auto &g : beside) g->run();
     }
-    r.us = work.median(), r.spread = work.spread(), r.bytes = bytes, r.flops = flops;
+    const auto fastest = [](const std::vector<std::unique_ptr<bench_graph>> &graphs) {
+        double us = 0;
+        for (auto &g : graphs) us = us > 0 ? std::min(us, g->median()) : g->median();
+        return us;
+    };
+    r.us = work.median(), r.spread = work.spread(), r.bytes = bytes, r.flops = flops, r.copy_us = fastest(copies), r.beside_us = fastest(beside);
     return r;
 }
 
-static void bench_print(const std::string &group, const char *pass, const char *step, const std::string &shape, const bench_result &r) {
+// `beside`: what r.beside_us is the time of.
+static void bench_print(const std::string &group, const char *pass, const char *step, const std::string &shape, const bench_result &r, const char *beside = "") {
     const double tbs = r.bytes / r.us / 1e6, of_copy = r.copy_us > 0 ? r.copy_us / r.us : 0, tflops = r.flops / r.us / 1e6;
     printf("%-12s %-9s %-40s %-14s %9.2f us  ", group.c_str(), pass, step, shape.c_str(), r.us);
     if (r.flops > 0) printf("%7.0f TFLOP/s", tflops);
     else if (r.bytes > 0) printf("%8.1f MB %6.2f TB/s  %5.3f of copy", r.bytes / 1e6, tbs, of_copy);
+    if (r.beside_us > 0) printf("  %s: %.2f us, %.3f times that, %.3f of its rate", beside, r.beside_us, r.us / r.beside_us, r.beside_us / r.us);
     printf("  +-%.1f%%%s\n", 50 * r.spread, r.copy_us > 0 && r.bytes > 1e6 && of_copy < 0.5 ? "  SLOW" : "");
     bench_slow += r.copy_us > 0 && r.bytes > 1e6 && of_copy < 0.5;
     if (bench_tsv)
-        fprintf(bench_tsv, "%s\t%s\t%s\t%s\t%.3f\t%.0f\t%.3f\t%.3f\t%.1f\t%.3f\n", group.c_str(), pass, step, shape.c_str(), r.us, r.flops > 0 ? 0 : r.bytes,
-                r.flops > 0 ? 0 : tbs, r.flops > 0 ? 0 : of_copy, tflops, r.spread);
+        fprintf(bench_tsv, "%s\t%s\t%s\t%s\t%.3f\t%.0f\t%.3f\t%.3f\t%.1f\t%.3f\t%s\t%.3f\n", group.c_str(), pass, step, shape.c_str(), r.us, r.flops > 0 ? 0 : r.bytes,
+                r.flops > 0 ? 0 : tbs, r.flops > 0 ? 0 : of_copy, tflops, r.spread, beside, r.beside_us);
     fflush(stdout);
 }
 
@@ -270,7 +310,7 @@ static void bench_steps(const te_plan *plan, int batch, int seq, int only_pass, 
             total += r.us;
         }
         if (totals) printf("%-12s %-9s %-40s %-14s %9.2f us\n", plan->name, titles[pass], "all", "", total);
-        if (totals && bench_tsv) fprintf(bench_tsv, "%s\t%s\tall\t%lld\t%.3f\t0\t0\t0\t0\t0\n", plan->name, titles[pass], (long long)rows, total);
+        if (totals && bench_tsv) fprintf(bench_tsv, "%s\t%s\tall\t%lld\t%.3f\t0\t0\t0\t0\t0\t\t0\n", plan->name, titles[pass], (long long)rows, total);
     }
 }
 
@@ -282,7 +322,7 @@ static void bench_whole(const te_plan *plan, int batch, int seq, int vocabulary 
     c.make((int)sets);
     const std::string shape = std::to_string(c.rows) + "x" + std::to_string(plan->in);
     bench_result r;
-    r.bytes = r.flops = r.copy_us = 0;
+    r.bytes = r.flops = r.copy_us = r.beside_us = 0;
     const auto time = [&](const char *pass, const std::function<void(size_t)> &f) {
         bench_graph g([&](int i) { f((size_t)i % sets); }, 4);
         for (int i = 0; i < BENCH_ROUNDS; i++) g.run();
@@ -316,10 +356,9 @@ static void bench_against(const te_plan *plan, const std::vector<const te_plan *
     for (const te_plan *p : others) o.emplace_back(new bench_case(p, batch, seq, 256)), o.back()->make(1);
     bench_graph a([&](int) { c.forward(0), c.backward(0); }, 2), b([&](int) { for (auto &p : o) p->forward(0), p->backward(0); }, 2);
     for (int i = 0; i < 2 * BENCH_ROUNDS; i++) a.run(), b.run();
-    printf("%-12s forward and backward %.1f us, its bare products %.1f us: %.3f\n", plan->name, a.median(), b.median(), a.median() / b.median());
-    if (bench_tsv)
-        fprintf(bench_tsv, "%s\ttraining\tover its bare products\t%lldx%d\t%.3f\t0\t0\t%.3f\t0\t%.3f\n", plan->name, (long long)c.rows, plan->in, a.median(),
-                a.median() / b.median(), a.spread());
+    bench_result r;
+    r.bytes = r.flops = r.copy_us = 0, r.us = a.median(), r.spread = a.spread(), r.beside_us = b.median();
+    bench_print(plan->name, "training", "whole", std::to_string(c.rows) + "x" + std::to_string(plan->in), r, "its bare products");
     while (!o.empty()) o.pop_back(); // memory goes in the order of a stack
 }
 static inline void bench_plan(const te_plan *plan, int batch, int seq, int vocabulary = 256) { bench_steps(plan, batch, seq, -1, nullptr, vocabulary, true); }
@@ -339,7 +378,7 @@ static void bench_open(int argc, char **argv) {
     cudaGetDeviceProperties(&device, 0);
     printf("%s\n", device.name);
     if (path) bench_tsv = fopen(path, "w");
-    if (bench_tsv) fprintf(bench_tsv, "# %s, commit %s\nmodel\tpass\tstep\tshape\tmicroseconds\tbytes\tTB/s\tof_copy\tTFLOP/s\tspread\n", device.name, commit ? commit : "unknown");
+    if (bench_tsv) fprintf(bench_tsv, "# %s, commit %s\nmodel\tpass\tstep\tshape\tmicroseconds\tbytes\tTB/s\tof_copy\tTFLOP/s\tspread\tbeside\tbeside_us\n", device.name, commit ? commit : "unknown");
 }
 static int bench_close() {
     printf("%d memory-bound steps below half the copy rate\n", bench_slow);

@@ -1,5 +1,6 @@
 // block.cu -- what each step of a plan takes on this GPU: GPT blocks at two sizes, a Llama block, the LayerNorm + MLP part by
-// itself, embedding and head; bare matrix products of the same shapes. Products are tuned; what that gained is printed last.
+// itself, embedding and head; bare matrix products of the same shapes; gradients of weights that are added to those of the
+// micro-batch before beside those that are not. Products are tuned; what that gained is printed last.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. bench/block.cu -o block -lcublasLt && ./block block.tsv COMMIT
 #include "bench.h"
@@ -26,6 +27,23 @@ TE_SEQUENTIAL(bare_proj, bf16, (linear, l, 4096, 4096))
 TE_SEQUENTIAL(bare_fc1, bf16, (linear, l, 4096, 16384))
 TE_SEQUENTIAL(bare_fc2, bf16, (linear, l, 16384, 4096))
 
+// dweight[out, in] += dy[rows, out]^T x[rows, in] in f32, beside the same without the sum.
+static void accumulating(const char *name, int rows, int in, int out) {
+    if (bench_only && !strstr(name, bench_only)) return;
+    te_gemm g = te_gemm_of(out, in, rows);
+    void *dy = bench_allocate((size_t)rows * out * 2), *x = bench_allocate((size_t)rows * in * 2), *dweight = bench_allocate((size_t)out * in * 4);
+    bench_check(te_fill_normal(dy, TE_bf16, (int64_t)rows * out, 0, 1e-2f, 3, 0, &bench_ctx), "dy");
+    bench_check(te_fill_normal(x, TE_bf16, (int64_t)rows * in, 0, 1, 3, 1, &bench_ctx), "x");
+    bench_check(te_fill_normal(dweight, TE_f32, (int64_t)out * in, 0, 1, 3, 2, &bench_ctx), "dweight");
+    g.a = dy, g.trans_a = 1, g.b = x, g.c = g.d = dweight, g.dtype = TE_bf16, g.out = TE_f32;
+    te_gemm sum = g;
+    sum.beta = 1.0f;
+    const bench_result r = bench_time([&](int) { bench_check(te_gemm_run(&sum, &bench_ctx), "wgrad"); }, 0, 2.0 * rows * in * out, 10,
+                                      {[&](int) { bench_check(te_gemm_run(&g, &bench_ctx), "wgrad"); }});
+    bench_print(name, "wgrad", "linear, accumulating", std::to_string(rows) + "x" + std::to_string(in) + (in == out ? "" : "x" + std::to_string(out)), r, "not accumulating");
+    bench_release();
+}
+
 int main(int argc, char **argv) {
     bench_open(argc, argv);
     bench_ctx.gemm_tune = 1;
@@ -33,6 +51,10 @@ int main(int argc, char **argv) {
     bench_plan(bare_proj_plan(), 4, 2048);
     bench_plan(bare_fc1_plan(), 4, 2048);
     bench_plan(bare_fc2_plan(), 4, 2048);
+    accumulating("bare_qkv", 8192, 4096, 12288);
+    accumulating("bare_proj", 8192, 4096, 4096);
+    accumulating("bare_fc1", 8192, 4096, 16384);
+    accumulating("bare_fc2", 8192, 16384, 4096);
     bench_plan(mlp4096_plan(), 4, 2048);
     bench_against(mlp4096_plan(), {bare_fc1_plan(), bare_fc2_plan()}, 4, 2048);
     bench_plan(gpt4096_plan(), 4, 2048);

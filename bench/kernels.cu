@@ -1,4 +1,6 @@
-// kernels.cu -- every op and every row of the fusion lists that is not a matrix product, beside a copy of as many bytes.
+// kernels.cu -- every op and every row of the fusion lists that is not a matrix product, beside a copy of as many bytes; the
+// gradient norm beside a kernel that only reads; and plain kernels of other mixes of reads and writes beside a copy, for a
+// step is bounded by what the memory gives for its mix.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. bench/kernels.cu -o kernels -lcublasLt && ./kernels kernels.tsv COMMIT
 #include "bench.h"
@@ -74,6 +76,13 @@ static void optimizer() {
     bench_check(te_model_bind(&m, plan, params.data(), count, bench_allocate(te_plan_param_bytes(plan)), grads, ctx), "bind");
     bench_check(te_model_randomize(&m, 0.02f, 1, 0, ctx), "weights");
     bench_check(te_fill_normal(grads, TE_f32, n, 0, 1e-3f, 5, 0, ctx), "gradients");
+    uint4 *nothing = (uint4 *)bench_allocate(sizeof(uint4));
+    te_grad_norm norm;
+    const size_t norm_bytes = te_grad_norm_bytes(models, 1);
+    bench_check(te_grad_norm_init(&norm, bench_allocate(norm_bytes), norm_bytes, models, 1, ctx), "gradient norm");
+    const bench_result read = bench_time([&](int) { bench_check(te_grad_norm_run(&norm, ctx), "gradient norm"); }, (double)n * 4, 0, 4,
+                                         bench_streams<1, 0>(nothing, (const uint4 *)grads, (size_t)n / 4));
+    bench_print("weights", "step", "grad_norm", std::to_string(n), read, "a plain kernel that reads");
     for (int clip = 0; clip < 2; clip++) {
         te_adamw opt;
         te_adamw_config config = te_adamw_defaults(1e-4f);
@@ -83,6 +92,22 @@ static void optimizer() {
         const bench_result r = bench_time([&](int) { bench_check(te_adamw_step(&opt, ctx), "optimizer"); }, (double)n * (4 + 4 * 3 + 4 * 3 + 2 + (clip ? 4 : 0)), 0, 4);
         bench_print("weights", "step", clip ? "grad_norm_adamw" : "adamw", std::to_string(n), r);
     }
+    bench_release();
+}
+
+// Arrays of 8192 x 16384 elements of 16 bits, as many of them as there are reads and writes.
+template <int reads, int writes> static void mix() {
+    const size_t n = (size_t)8192 * 16384 / 8;
+    uint4 *memory = (uint4 *)bench_allocate((reads + writes) * n * sizeof(uint4));
+    bench_check(te_fill_normal(memory, TE_bf16, (int64_t)((reads + writes) * n * 8), 0, 1, 7, 0, &bench_ctx), "numbers");
+    bench_result best;
+    best.us = 0;
+    for (const auto &stream : bench_streams<reads, writes>(memory + reads * n, memory, n)) {
+        const bench_result r = bench_time(stream, 16.0 * (double)((reads + writes) * n), 0, 4);
+        if (best.us <= 0 || r.us < best.us) best = r;
+    }
+    const std::string name = std::to_string(reads) + (reads == 1 ? " read" : " reads") + (writes ? " + " + std::to_string(writes) + (writes == 1 ? " write" : " writes") : "");
+    bench_print("memory", "plain", name.c_str(), "8192x16384", best);
     bench_release();
 }
 
@@ -106,6 +131,7 @@ int main(int argc, char **argv) {
     whole(cross_entropy_131072_plan(), 4096, 128000);
     whole(embedding_4096_plan(), 8192, 50257);
     if (!bench_only) optimizer();
+    if (!bench_only) mix<1, 0>(), mix<1, 1>(), mix<1, 2>(), mix<2, 1>(), mix<3, 1>();
     for (const row_case &c : row_cases()) bench_step(c.plan(), 4, 2048, c.pass, c.step);
     return bench_close();
 }

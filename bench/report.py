@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Tables and pictures of what kernels.cu, block.cu and peers.py measured.
+"""Tables and pictures of what kernels.cu, block.cu, gaps.cu and peers.py measured.
 
     python3 bench/report.py FOLDER DATE
 
-reads kernels.tsv, block.tsv and peers.tsv in FOLDER (what is missing is left out) and writes results.md, ops.svg and
+reads kernels.tsv, block.tsv, gaps.tsv and peers.tsv in FOLDER (what is missing is left out) and writes results.md, ops.svg and
 roofline.svg beside them.
 """
 import html
@@ -26,7 +26,7 @@ def read(path):
         title, head, *lines = [line.rstrip("\n") for line in f]
     rows = [dict(zip(head.split("\t"), line.split("\t"))) for line in lines if line]
     for row in rows:
-        row.update({k: float(row[k]) for k in row if k in ("microseconds", "bytes", "TB/s", "of_copy", "TFLOP/s", "spread")})
+        row.update({k: float(row[k]) for k in row if k in ("microseconds", "bytes", "TB/s", "of_copy", "TFLOP/s", "spread", "beside_us", "of_replay", "asked")})
     return title.lstrip("# "), rows
 
 def ops(step):
@@ -66,6 +66,23 @@ def steps_table(rows, peers):
         out.append([r["model"], r["pass"], r["step"], r["shape"], us(r["microseconds"]), rate, f"{r['of_copy']:.2f}" if r["bytes"] else "",
                     us(p.get("eager")), us(p.get("compile")), times(min(p.values(), default=0), r["microseconds"]), f"{50 * r['spread']:.1f}%"])
     return table(["<model", "<pass", "<step", "<shape", "us", "rate", "of copy", "PyTorch eager, us", "compile, us", "PyTorch's best / ours", "+-"], out)
+
+def beside_table(rows):
+    """What was compared with something else than a copy, and what the memory gives for other mixes than a copy's."""
+    out = []
+    for r in rows:
+        other = r.get("beside_us", 0)
+        rate = f"{r['TFLOP/s']:.0f} TFLOP/s" if r["TFLOP/s"] else f"{r['TB/s']:.2f} TB/s" if r["bytes"] else ""
+        if other or r["pass"] == "plain":
+            name, its = (r["beside"], other) if other else ("a copy of as many bytes", r["of_copy"] * r["microseconds"])
+            out.append([r["model"], r["step"], r["shape"], us(r["microseconds"]), rate, name, us(its),
+                        f"{r['microseconds'] / its:.3f}", f"{its / r['microseconds']:.3f}"])
+    return out and table(["<model", "<step", "<shape", "us", "rate", "<beside", "its us", "times its time", "of its rate"], out)
+
+def gaps_table(rows):
+    return table(["<what", "us", "of the replay", "asked, us", "of what is asked"],
+                 [[r["what"], f"{r['microseconds']:.2f}", f"{r['of_replay']:.5f}", f"{r['asked']:g}" if r["asked"] else "",
+                   times(r["microseconds"], r["asked"])] for r in rows])
 
 def wholes(block, peers):
     """The parts of block.cu that peers.py has, too: sums of our steps beside PyTorch's whole."""
@@ -164,7 +181,7 @@ def point(r):
             return flops / (2 * rows * (width + shape[-1]) * back), r["TFLOP/s"], "attention"
         other = flops / (2 * back * rows * width)  # the width at the other side of the product
         return flops / (2 * back * (rows * width + rows * other + width * other)), r["TFLOP/s"], "product"
-    if not r["bytes"] or not 0 < r["of_copy"] < 2:
+    if not r["bytes"] or not 0 < r["of_copy"] < 2 or r["pass"] == "plain":
         return None
     elements = math.prod(shape[:1]) * max(shape[1:], default=1)
     flops = back * elements * sum(FLOPS.get(w, 1) for w in words if w not in ("fork", "embedding"))
@@ -227,11 +244,16 @@ def main():
     (kernels_title, kernels), (block_title, block), (peers_title, measured) = (read(os.path.join(folder, f + ".tsv")) for f in ("kernels", "block", "peers"))
     if not kernels and not block:
         sys.exit(f"report.py: no kernels.tsv and no block.tsv in {folder}")
+    gaps_title, gaps = read(os.path.join(folder, "gaps.tsv"))
     peers = peers_by_key(measured)
     title = f"{kernels_title or block_title}, {date}" + (f"; PyTorch: {peers_title.split(', ')[-1]}" if peers_title else "")
     text = f"# {title}\n\nMedians. \"of copy\": the time that a copy of as many bytes takes in the same run, over the step's.\n"
     if block:
         text += "\n## Whole parts\n\nOurs: the sum of the steps, each by itself. PyTorch: the whole.\n\n" + wholes(block, peers)
+    if beside := beside_table(kernels + block):
+        text += "\n## Beside something else than a copy\n\n" + beside
+    if gaps:
+        text += f"\n## Gaps between the kernels of a training step, replayed as one graph\n\n{gaps_title}.\n\n" + gaps_table(gaps)
     if kernels:
         text += "\n## Ops and rows\n\n![rate of each step over a copy's](ops.svg)\n\n" + steps_table(kernels, peers)
     if block:

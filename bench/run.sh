@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole bench on a GPU machine: builds kernels.cu and block.cu with nvcc, runs them and, where there is PyTorch, peers.py
+# The whole bench on a GPU machine: builds kernels.cu, block.cu and gaps.cu with nvcc, runs them and, where there is PyTorch, peers.py
 # beside them, and makes tables and pictures of it all. On the host: host.c.
 #
 #     bench/run.sh [FOLDER]         default build/bench; results.md, ops.svg, roofline.svg and the .tsv files come to lie there
@@ -27,15 +27,16 @@ if [[ $host == 1 ]]; then
 fi
 
 export LD_LIBRARY_PATH=/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}
-echo "building kernels and block"
+echo "building kernels, block and gaps"
 building=()
-for name in kernels block; do
+for name in kernels block gaps; do
     nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -I. "bench/$name.cu" -o "$out/$name" -lcublasLt &
     building+=($!)
 done
 for one in "${building[@]}"; do wait "$one"; done
 status=0
-for name in kernels block; do
+rm -f "$out/gaps.tsv" # it writes none where there is no CUPTI
+for name in kernels block gaps; do
     "$out/$name" "$out/$name.tsv" "$commit" | tee "$out/$name.log" || status=1
 done
 rm -f "$out/peers.tsv"

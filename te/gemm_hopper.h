@@ -327,8 +327,9 @@ TE_API int te__hopper_ready(te_hopper_kernel *k, int device) {
     struct cudaFuncAttributes is;
     if (!k || !k->kernel || k->fails & bit) return 0;
     if (k->runs & bit) return 1;
-    /* compiled for another architecture it is empty, and has no barriers in shared memory */
-    const int runs = cudaFuncGetAttributes(&is, k->kernel) == cudaSuccess && is.sharedSizeBytes &&
+    /* compiled for another architecture it is empty, and has no barriers in shared memory; compiled without inlining (-G, -Ofc)
+     * its sums are not in registers, where wgmma leaves them after the call, but in local memory */
+    const int runs = cudaFuncGetAttributes(&is, k->kernel) == cudaSuccess && is.sharedSizeBytes && !is.localSizeBytes &&
                      cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, TE_HOPPER_SHARED) == cudaSuccess;
     if (!runs) (void)cudaGetLastError();
     *(runs ? &k->runs : &k->fails) |= bit;

@@ -1,19 +1,6 @@
-// rows_forward_bf16_test.cc -- every row of the forward fusion list against the reference, in bf16: every kind at aligned widths; one of each family at odd widths, and unfused.
+// rows_forward_bf16_test.cc -- every row of the forward fusion list against the reference, in bf16: one kind of each family at odd widths, and unfused.
+// rows_forward_kinds_bf16_test.cc has every kind, at aligned widths.
 #include "rows.h"
-
-// On a GPU wide enough for the kernels that are product and chain in one (te/fuse/product.h).
-#define WIDE_IN (TE_CUDA ? 264 : 64)
-#define WIDE_OUT (TE_CUDA ? 328 : 96)
-#define ROW_SPACE all_wide
-#define ROW_DTYPE bf16
-#define ROW_IN WIDE_IN
-#define ROW_OUT WIDE_OUT
-#define ROW_MODEL MODEL
-#define ROW_FUSED true
-#define ROW_ALL 1
-#include "rows_forward.h"
-#undef ROW_MODEL
-#undef ROW_FUSED
 
 #define ROW_SPACE one_37
 #define ROW_DTYPE bf16

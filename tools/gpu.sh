@@ -33,7 +33,7 @@ section_build() {
     {
         for test in tests/*_test.cc; do echo "$(basename "$test" .cc) catch_main $test"; done
         printf '%s\n' "train_bf16 - examples/train_gpt/train_gpt.c" "train_f32 - -DGPT_DTYPE=f32 examples/train_gpt/train_gpt.c" \
-            "custom_op - examples/custom_op/custom_op.c" "readme - examples/readme/readme.c" "block - bench/block.cu" "kernels - bench/kernels.cu"
+            "custom_op - examples/custom_op/custom_op.c" "readme - examples/readme/readme.c" "block - bench/block.cu" "kernels - bench/kernels.cu" "gaps - bench/gaps.cu"
     } | xargs -P "$jobs" -L 1 bash -c 'build_one "$0" "$1" "${*:2}"'
     gcc -std=c11 -O2 -I. -c examples/embed/main.c -o "$bin/embed_main.o" &&
         nvcc -std=c++17 -O3 -gencode "arch=compute_$arch,code=sm_$arch" -I. examples/embed/model.cu "$bin/embed_main.o" -o "$bin/embed" -lcublasLt
@@ -99,7 +99,7 @@ export -f sanitize
 section_sanitizer() { # all at once: they keep the CPU busier than the GPU
     local train="--steps 2 --log 1 --validate 0 --sample 0 --batch 2 te" tool status name
     for tool in memcheck racecheck; do
-        printf "$tool %s\n" hot_path_test attention_test graph_test recompute_test rows_forward_f16_test rows_backward_f16_test ops_bf16_test \
+        printf "$tool %s\n" hot_path_test attention_test graph_test recompute_test recompute_long_test rows_forward_f16_test rows_backward_f16_test ops_bf16_test \
             "train_bf16 --out $out/$tool $train"
     done >"$out/sanitizer.list"
     # initcheck does not see what cuBLASLt's 16-bit kernels store through the copy engine: f32 there.
@@ -109,7 +109,7 @@ section_sanitizer() { # all at once: they keep the CPU busier than the GPU
 
 section_bench() {
     local name
-    for name in kernels block; do
+    for name in kernels block gaps; do
         "$bin/$name" "$out/$name.tsv" "${COMMIT:-$(git rev-parse --short HEAD 2>/dev/null)}" >"$out/$name.txt"
         result $? "$name: $(tail -n 1 "$out/$name.txt")"
     done

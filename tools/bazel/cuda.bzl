@@ -19,7 +19,7 @@ def _objects(ctx):
     for src in ctx.files.srcs:
         out = ctx.actions.declare_file("%s/%s.o" % (ctx.label.name, src.basename))
         args = ctx.actions.args()
-        args.add_all(["-std=c++17", "-O3", "-lineinfo"])
+        args.add_all(["-std=c++17"] + ctx.attr.level)
         for arch in ctx.attr.archs:
             args.add("-gencode=arch=%s,code=%s" % (arch.replace("sm_", "compute_"), arch))
         for c in contexts:
@@ -47,6 +47,7 @@ _cuda_objects = rule(
         "hdrs": attr.label_list(allow_files = True),
         "deps": attr.label_list(providers = [CcInfo]),
         "archs": attr.string_list(),
+        "level": attr.string_list(),
         "copts": attr.string_list(),
     },
 )
@@ -59,6 +60,7 @@ def te_cuda_binary(
         archs = ["sm_90a"],
         cuda_srcs = None,
         cuda_copts = [],
+        cuda_level = ["-O3", "-lineinfo"],
         tags = [],
         testonly = False,
         binary = cc_binary,
@@ -73,6 +75,7 @@ def te_cuda_binary(
       archs: GPU architectures; code for each is in the binary.
       cuda_srcs: sources that nvcc is to compile as CUDA though their name does not end in .cu.
       cuda_copts: further options of nvcc.
+      cuda_level: its options that say how hard to try.
       tags: as everywhere in Bazel; "cuda" is added.
       testonly: as everywhere in Bazel.
       binary: cc_binary or cc_test.
@@ -85,6 +88,7 @@ def te_cuda_binary(
         hdrs = hdrs,
         deps = deps,
         archs = archs,
+        level = cuda_level,
         copts = cuda_copts,
         tags = ["cuda"],
         target_compatible_with = _NEEDS_NVCC,

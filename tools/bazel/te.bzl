@@ -13,6 +13,11 @@ _COPTS = ["-fopenmp"] + select({
 # Tests that make many models: calls in place of inlining, or one file takes minutes. The others run what users run.
 _MANY_MODELS = ["-O1", "-DTE_KEEP_CALLS"]
 
+# The same for nvcc, whose -O is for host code alone. With -Ofc=max every kernel calls what it otherwise has inlined, and ptxas
+# goes through all functions of the file for each kernel: 470 kernels take it 10 s and 2.5 GB, 820 a minute and 12 GB. So a
+# test has some 500 kernels at most.
+_MANY_MODELS_CUDA = ["-O0", "-Ofc=max"]
+
 def _host(rule, name, srcs, deps, copts = [], **kwargs):
     std = "-std=c++17" if srcs[0].endswith(".cc") else "-std=c11"
     rule(
@@ -33,7 +38,8 @@ def te_test(src, hdrs = []):
         return
     many = [prefix for prefix in ["ops_", "rows_", "plan_", "errors_", "recompute_", "widths_"] if name.startswith(prefix)]
     _host(cc_test, name, [src] + hdrs, [":catch_main"], _MANY_MODELS if many else [])
-    te_cuda_test(name + "_cuda", cuda_srcs = [src], cuda_copts = ["-Ofc=max"] if many else [], hdrs = hdrs, deps = [":catch_main", "//:te"], linkstatic = True)
+    level = {"cuda_level": _MANY_MODELS_CUDA} if many else {}
+    te_cuda_test(name + "_cuda", cuda_srcs = [src], hdrs = hdrs, deps = [":catch_main", "//:te"], linkstatic = True, **level)
 
 def te_binary(name, srcs, hdrs = [], cuda = True):
     """An example or a bench. With a .cu among its sources: one mixed binary. Else: <name> on the host and, if `cuda`, <name>_cuda."""

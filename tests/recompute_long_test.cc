@@ -1,0 +1,41 @@
+// recompute_long_test.cc -- spans and edges through one another, and as many spans and as long a span as a list holds: recompute.h.
+// In a file of its own: _MANY_MODELS_CUDA in tools/bazel/te.bzl says why.
+#include "harness.h"
+#include "te/ops/activation.h"
+#include "te/ops/bias.h"
+#include "te/ops/dropout.h"
+#include "te/ops/linear.h"
+#include "te/ops/norm.h"
+#include "te/ops/recompute.h"
+#include "te/ops/residual.h"
+#include "te/ops/scale.h"
+
+#define V 61
+#define BEGIN(r) (recompute, r),
+#define END(r) , (end_recompute, r)
+
+// X(name, how, dtype, ops...)
+#define LISTS(X)                                                                                                   \
+    /* edges: begun before the span, inside it, at its head and added behind it, in the next span, never added */  \
+    X(edges, MODEL, bf16, (fork, a), (linear, l, 40, 40), BEGIN(r) (fork, b), (fork, c), (gelu, g), (fork, d), (linear, m, 40, 40), (add, d), (add, a) END(r), \
+      (add, c), BEGIN(s) (fork, never), (silu, h), (linear, n, 40, 40), (add, b) END(s), (bias, e, 40))            \
+    X(inputs, MODEL, f32, (input, i, 37), BEGIN(r) (input, j, 53), (linear, l, 37, 53), (gelu, g), (linear, m, 53, 37), (add, i), (input, k, 37), (silu, h), (linear, n, 37, 53) END(r), \
+      (add, j), (output, o), (linear, p, 53, 37), (add, k))                                                        \
+    /* as many ops, and as many spans, as a list holds */                                                          \
+    X(list_of_96, MODEL, f32, EIGHT_SPANS(1), EIGHT_SPANS(2), EIGHT_SPANS(3), EIGHT_SPANS(4))                      \
+    X(long_span, MODEL, bf16, BEGIN(r) TWENTY(1), TWENTY(2), TWENTY(3), TWENTY(4), (bias, b, 40) END(r))
+#define SPAN(i, ...) BEGIN(r##i) __VA_ARGS__ END(r##i)
+#define EIGHT_SPANS(i)                                                                                             \
+    SPAN(i##0, (bias, b##i, 24)), SPAN(i##1, (gelu, g##i)), SPAN(i##2, (linear, l##i, 24, 40)), SPAN(i##3, (silu, s##i)), SPAN(i##4, (dropout, d##i, 0.1f)), \
+        SPAN(i##5, (linear, m##i, 40, 24)), SPAN(i##6, (rmsnorm, n##i, 24)), SPAN(i##7, (scale, t##i, 1.1f))
+#define TEN(i)                                                                                                     \
+    (fork, x##i), (rmsnorm, n##i, 40), (linear, l##i, 40, 24), (silu, a##i), (linear, m##i, 24, 40), (bias, c##i, 40), (dropout, d##i, 0.1f), (add, x##i), \
+        (scale, s##i, 0.9f), (layernorm, o##i, 40)
+#define TWENTY(i) TEN(i##0), TEN(i##1)
+#define MODELS(name, how, dtype, ...) how(name, dtype, __VA_ARGS__)
+LISTS(MODELS)
+static_assert((int)list_of_96_op_count == 32 && (int)TE_MAX_SPANS == 32, "with 64 marks");
+
+#define REF(name, ...) &name##_subject,
+static const subject *const lists[] = {LISTS(REF)};
+#include "recompute.h"
