@@ -71,6 +71,14 @@ MODEL(eight, f32, (fork, x), (cube, c), (scale, s, 0.5f), (bias, b, 40), (silu, 
 static_assert((int)eight_forward_steps == 2, "fork, and eight ops");
 static_assert((int)eight_infer_steps == 6, "fork cube_scale bias_silu scale scale add");
 
+// in backward a chain of any kind behind a product
+#define BEHIND_linear_norm_fork_add_dropout_bias TE_FUSED
+#define BEHIND_linear_fork TE_FUSED
+#define BEHIND_linear_gated_bias TE_FUSED
+MODEL_WITH(TE_FORWARD_, BEHIND_, behind_linear, f16, (fork, x), (linear, p, 40, 40), (bias, b, 40), (dropout, d, 0.2f), (add, x), (fork, z), (layernorm, n, 40),
+           (linear, q, 40, 96), (bias, c, 96), (swiglu, g), (linear, r, 48, 40), (add, z))
+static_assert((int)behind_linear_backward_steps == 4, "add linear_swiglu_bias linear_layernorm_fork_add_dropout_bias linear_fork");
+
 MODEL(eight_of_linear, bf16, (fork, x), (linear, l, 64, 64), (bias, b, 64), (gelu, a), (scale, t, 2.0f), (dropout, d, 0.3f), (add, x), (fork, z), (rmsnorm, n, 64), (add, z))
 static_assert((int)eight_of_linear_forward_steps == 3, "fork, eight ops, add");
 MODEL(long_mirror, f32, (fork, x), (linear, l, 37, 37), (bias, b, 37), (relu, a), (scale, s, 2.0f), (dropout, d, 0.3f), (scale, t, 0.3f), (add, x), (fork, z), (rmsnorm, n, 37), (scale, u, 3.0f), (add, z))
@@ -104,7 +112,7 @@ TE_DECLARE(declared, bf16, DECLARED)
 static const subject declared_subject = SUBJECT(declared, TE_STRING(DECLARED));
 
 #define ALL(X)                                                                                                                \
-    X(gpt) X(gpt_unfused) X(own) X(eight) X(eight_of_linear) X(long_mirror) X(dropped) \
+    X(gpt) X(gpt_unfused) X(own) X(behind_linear) X(eight) X(eight_of_linear) X(long_mirror) X(dropped) \
     X(fork_behind_dropout) X(nested) X(crossed) X(doubled) X(many_edges) X(with_edges) X(to_loss) X(declared)
 #define REF(name) &name##_subject,
 static const subject *const lists[] = {ALL(REF)};
