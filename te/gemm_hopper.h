@@ -21,10 +21,8 @@
 #ifndef TE_GEMM_HOPPER_H
 #define TE_GEMM_HOPPER_H
 
-#include <cuda.h> /* CUtensorMap; no function of libcuda is linked */
-
 #include "gemm.h"
-#include "target.h" /* te__cuda_status */
+#include "hopper_cuda.h" /* te__wgmma, te__tma_load */
 
 enum {
     TE_TILE_M = 128, TE_TILE_N = 256, TE_TILE_K = 64,
@@ -59,89 +57,6 @@ typedef struct te_hopper_barriers {
 } te_hopper_barriers;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
-
-/* ---- instructions ---------------------------------------------------------------------------------------------------- */
-
-TE_FN uint32_t te__shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
-TE_FN void te__barrier_init(uint32_t bar, int count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count)); }
-TE_FN void te__barrier_expect(uint32_t bar, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
-}
-TE_FN void te__barrier_arrive(uint32_t bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
-/* Arrive at the same barrier of block `cta` of the cluster. */
-TE_FN void te__barrier_arrive_at(uint32_t bar, int cta) {
-    asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [at];\n}" ::"r"(bar), "r"(cta)
-                 : "memory");
-}
-TE_FN void te__barrier_wait(uint32_t bar, int phase) {
-    asm volatile("{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra wait;\n}" ::"r"(bar), "r"(phase)
-                 : "memory");
-}
-TE_FN void te__cluster_sync(void) {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-/* A box of the tensor to shared memory, of all blocks in `mask` if that is not 0. */
-TE_FN void te__tma_load(uint32_t to, const CUtensorMap *from, int x, int y, uint32_t bar, int mask) {
-    if (mask)
-        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-                     "l"(from), "r"(x), "r"(y), "r"(bar), "h"((uint16_t)mask)
-                     : "memory");
-    else
-        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(from), "r"(x), "r"(y),
-                     "r"(bar)
-                     : "memory");
-}
-/* Four 8 x 8 matrices of 16-bit numbers to shared memory; each lane gives the address of a row. */
-TE_FN void te__store_matrix(uint32_t to, const uint32_t w[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
-}
-
-TE_FN void te__load_piece(uint32_t w[4], uint32_t from) {
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
-}
-
-#define TE__D4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
-#define TE__D16(i) TE__D4(i), TE__D4((i) + 4), TE__D4((i) + 8), TE__D4((i) + 12)
-#define TE__D64(i) TE__D16(i), TE__D16((i) + 16), TE__D16((i) + 32), TE__D16((i) + 48)
-#define TE__WGMMA(type, tb)                                                                                   \
-    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"                                                \
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " "                                 \
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                        \
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "               \
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "               \
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "               \
-                 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "               \
-                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "               \
-                 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "   \
-                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, " \
-                 "%128, %129, add, 1, 1, 0, " #tb ";\n}"                                                    \
-                 : TE__D64(0), TE__D64(64)                                                                        \
-                 : "l"(a), "l"(b), "r"(add))
-/* D[64, 256] (+)= A[64, 16] B[16, 256], by a warpgroup; a and b say where A and B lie. */
-TE_FN void te__wgmma(float d[128], uint64_t a, uint64_t b, int add, const te_hopper_kind k) {
-    if (k.dtype == TE_bf16 && k.trans_b) TE__WGMMA("bf16", 0);
-    else if (k.dtype == TE_bf16) TE__WGMMA("bf16", 1);
-    else if (k.trans_b) TE__WGMMA("f16", 0);
-    else TE__WGMMA("f16", 1);
-}
-TE_FN void te__wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-TE_FN void te__wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/* All groups are done but the last one, or all. */
-TE_FN void te__wgmma_wait_1(void) { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
-TE_FN void te__wgmma_wait_0(void) { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
-
-/* Rows of 128 bytes in shared memory, their 16-byte pieces permuted (128-byte swizzle). Along k: eight rows of m or n take
- * 1024 bytes. Across: 64 of m or n by eight of k take 1024 bytes, the next 64 are 8192 bytes on. */
-TE_FN uint64_t te__matrix_at(uint32_t address, const int across) {
-    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(across ? 8192 >> 4 : 1) << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
-}
-
-TE_FN uint32_t te__pack(float low, float high, const te_dtype dtype) {
-    uint32_t w;
-    if (dtype == TE_bf16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
-    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
-    return w;
-}
 
 /* ---- the end of a tile -------------------------------------------------------------------------------------------------- */
 
@@ -218,7 +133,7 @@ TE_FN void te__hopper_step(float d[128], te_hopper_group *g, int step, const te_
     const uint64_t a = te__matrix_at(base + warpgroup * 8192, 0), b = te__matrix_at(base + TE_HOPPER_A, !k.trans_b);
     te__barrier_wait(g->full + 8 * g->at.stage, g->at.phase);
     te__wgmma_fence();
-    TE_UNROLL for (int q = 0; q < TE_TILE_K / 16; q++) te__wgmma(d, a + 2 * q, b + q * (k.trans_b ? 2 : 128), step || q, k);
+    TE_UNROLL for (int q = 0; q < TE_TILE_K / 16; q++) te__wgmma(d, a + 2 * q, b + q * (k.trans_b ? 2 : 128), step || q, k.dtype, !k.trans_b);
     te__wgmma_commit();
     te__wgmma_wait_1();
     if (step) te__hopper_free(g);
@@ -314,9 +229,6 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_hoppe
     }
 /* ---- the host's side ------------------------------------------------------------------------------------------------------ */
 
-typedef CUresult (*te__encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                                  const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
 /* A kernel, and on which devices (bit d: device d) it was found to run, or not to: the file was compiled for sm_90, say. */
 typedef struct te_hopper_kernel {
     const void *kernel; /* null: there is none */
@@ -336,36 +248,11 @@ TE_API int te__hopper_ready(te_hopper_kernel *k, int device) {
     *(runs ? &k->runs : &k->fails) |= bit;
     return runs;
 }
-/* cuTensorMapEncodeTiled of the driver; null on a device that has no use for it. */
-TE_API te__encode_fn te__hopper_encode(int device) {
-    void *f = 0;
-    int major = 0, minor = 0;
-    cudaDriverEntryPointQueryResult found;
-    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess || major != 9 ||
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess || minor != 0 ||
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found) != cudaSuccess) {
-        (void)cudaGetLastError();
-        return 0;
-    }
-    return (te__encode_fn)f;
-}
-
 /* The same, asked for once a context. */
 TE_API te__encode_fn te__gemm_encode(te_context *ctx) {
     te__gemm_state *s = (te__gemm_state *)ctx->gemm;
     if (!s->encode_known) s->encode = (void (*)(void))te__hopper_encode(ctx->device), s->encode_known = 1;
     return (te__encode_fn)s->encode;
-}
-
-/* How the copy engine sees a row-major [rows, cols], 16 bits each, in boxes of [box_rows, 64]. */
-TE_API te_status te__hopper_map(CUtensorMap *map, te__encode_fn encode, const void *data, int64_t rows, int64_t cols, int box_rows, te_dtype dtype, te_context *ctx) {
-    const cuuint64_t size[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, pitch[1] = {(cuuint64_t)cols * 2};
-    const cuuint32_t box[2] = {64, (cuuint32_t)box_rows}, step[2] = {1, 1};
-    const CUresult e = encode(map, dtype == TE_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, (void *)(uintptr_t)data, size, pitch,
-                              box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    TE_REQUIRE(e == CUDA_SUCCESS, ctx, TE_ERROR_CUDA, "cuTensorMapEncodeTiled: error %d", (int)e);
-    return TE_OK;
 }
 
 /* Whether the kernel takes such a product: 16 bits, rows of A, B and D that are multiples of 16 bytes, k of more than three steps. */

@@ -2,7 +2,7 @@
 #ifndef TE_FUSE_CHAIN_RUN_H
 #define TE_FUSE_CHAIN_RUN_H
 
-#include "chain.h" /* te_chain, te_chain_shape */
+#include "chain_body.h" /* te_chain_body, for the macros that make kernels */
 
 typedef te_status (*te_chain_launch_fn)(te_context *ctx, te_grid grid, const te_chain *c);
 
