@@ -187,13 +187,27 @@ TE_FN void te_forget_floats(te_eight *e, te_dtype t) {
 TE_FN void te_eight_of_floats(te_eight *e, const float v[8], te_dtype t) {
     TE_UNROLL for (int k = 0; k < 8; k++) {
         if (t == TE_f32) e->w[k] = te_bits_of_float(v[k]);
-        else if (k % 2 == 0) {
+        else if (k % 2 == 0) { /* not as a pair: with that ptxas spills where a row is kept so and drawn for */
             const uint32_t low = t == TE_bf16 ? te_bf16_of_float(v[k]) : te_f16_of_float(v[k]);
             const uint32_t high = t == TE_bf16 ? te_bf16_of_float(v[k + 1]) : te_f16_of_float(v[k + 1]);
             e->w[k / 2] = low | high << 16;
         }
     }
 }
+#if TE_CUDA
+/* Two elements of 16 bits, the first in the low half. */
+TE_FN uint32_t te_pair_of_floats(float low, float high, te_dtype t) {
+    uint32_t w;
+    if (t == TE_bf16) {
+        const __nv_bfloat162 h = __floats2bfloat162_rn(low, high);
+        memcpy(&w, &h, 4);
+    } else {
+        const __half2 h = __floats2half2_rn(low, high);
+        memcpy(&w, &h, 4);
+    }
+    return w;
+}
+#endif
 TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, te_dtype t) {
     if (!aligned) {
         TE_UNROLL for (int k = 0; k < 8; k++) if (k < n) te_store(p, i + k, v[k], t);
@@ -205,17 +219,8 @@ TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, t
         *(float4 *)((float *)p + i + 4) = make_float4(v[4], v[5], v[6], v[7]);
         return;
     }
-    uint32_t w[4];
-    TE_UNROLL for (int k = 0; k < 4; k++) {
-        if (t == TE_bf16) {
-            const __nv_bfloat162 h = __floats2bfloat162_rn(v[2 * k], v[2 * k + 1]);
-            memcpy(&w[k], &h, 4);
-        } else {
-            const __half2 h = __floats2half2_rn(v[2 * k], v[2 * k + 1]);
-            memcpy(&w[k], &h, 4);
-        }
-    }
-    *(uint4 *)((uint16_t *)p + i) = make_uint4(w[0], w[1], w[2], w[3]);
+    *(uint4 *)((uint16_t *)p + i) = make_uint4(te_pair_of_floats(v[0], v[1], t), te_pair_of_floats(v[2], v[3], t), te_pair_of_floats(v[4], v[5], t),
+                                               te_pair_of_floats(v[6], v[7], t));
 #else
     for (int k = 0; k < 8; k++) te_store(p, i + k, v[k], t);
 #endif

@@ -66,7 +66,7 @@ TE_FN uint32_t te__hopper_piece(uint32_t box, int row, int piece) { return box +
 /* A lane's d[4 j + 2 h + e] is row lane / 4 + 8 h, column 8 j + 2 (lane % 4) + e, of its warp's 16 x 256. */
 TE_FN void te__hopper_pack(const te_hopper *p, uint32_t held[64], float d[128], const te_dtype dtype) {
     if (p->alpha != 1.0f) TE_UNROLL for (int i = 0; i < 128; i++) d[i] *= p->alpha;
-    TE_UNROLL for (int i = 0; i < 64; i++) held[i] = te__pack(d[2 * i], d[2 * i + 1], dtype);
+    TE_UNROLL for (int i = 0; i < 64; i++) held[i] = te_pair_of_floats(d[2 * i], d[2 * i + 1], dtype);
 }
 /* A quarter of what a warp holds, 64 columns, goes to the warps that end it. boxes: of this warp, two. */
 TE_FN void te__hopper_leave(const uint32_t held[64], const int quarter, uint32_t boxes, te_hopper_barriers *bars) {

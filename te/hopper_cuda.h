@@ -83,13 +83,6 @@ TE_FN void te__wgmma_wait_0(void) { asm volatile("wgmma.wait_group.sync.aligned 
 TE_FN uint64_t te__matrix_at(uint32_t address, const int across) {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(across ? 8192 >> 4 : 1) << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
-
-TE_FN uint32_t te__pack(float low, float high, const te_dtype dtype) {
-    uint32_t w;
-    if (dtype == TE_bf16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
-    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
-    return w;
-}
 #endif
 
 /* ---- tensor maps ------------------------------------------------------------------------------------------------------- */
