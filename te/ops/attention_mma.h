@@ -15,6 +15,7 @@
 #ifndef TE_ATTENTION_MMA_H
 #define TE_ATTENTION_MMA_H
 
+#include "../math.h"        /* te_exp2 */
 #include "attention_args.h" /* te_attention_args */
 
 /* Shared memory that a block may have: 163 KB on sm_80; 99 KB on sm_86 and sm_89, define it so for them. */
@@ -59,22 +60,6 @@ template <te_dtype T> TE_FN void te__attn_mma(float (&c)[4], const uint32_t (&a)
         asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-TE_FN float te__attn_exp2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-template <te_dtype T> TE_FN uint32_t te__attn_pack(float low, float high) {
-    uint32_t u;
-    if (T == TE_bf16) {
-        const __nv_bfloat162 h = __floats2bfloat162_rn(low, high);
-        memcpy(&u, &h, 4);
-    } else {
-        const __half2 h = __floats2half2_rn(low, high);
-        memcpy(&u, &h, 4);
-    }
-    return u;
 }
 template <te_dtype T> TE_FN float2 te__attn_unpack(uint32_t u) {
     if (T == TE_bf16) return make_float2(te_float_of_bits(u << 16), te_float_of_bits(u & 0xffff0000u));
@@ -164,10 +149,10 @@ template <int M, int N> TE_FN void te__attn_start(float (&s)[M][N][4], const flo
 template <te_dtype T, int M, int N> TE_FN void te__attn_pack_all(uint32_t (&p)[M][N / 2][4], const float (&s)[M][N][4]) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int k = 0; k < N / 2; k++) {
-            p[m][k][0] = te__attn_pack<T>(s[m][2 * k][0], s[m][2 * k][1]);
-            p[m][k][1] = te__attn_pack<T>(s[m][2 * k][2], s[m][2 * k][3]);
-            p[m][k][2] = te__attn_pack<T>(s[m][2 * k + 1][0], s[m][2 * k + 1][1]);
-            p[m][k][3] = te__attn_pack<T>(s[m][2 * k + 1][2], s[m][2 * k + 1][3]);
+            p[m][k][0] = te_pair_of_floats(s[m][2 * k][0], s[m][2 * k][1], T);
+            p[m][k][1] = te_pair_of_floats(s[m][2 * k][2], s[m][2 * k][3], T);
+            p[m][k][2] = te_pair_of_floats(s[m][2 * k + 1][0], s[m][2 * k + 1][1], T);
+            p[m][k][3] = te_pair_of_floats(s[m][2 * k + 1][2], s[m][2 * k + 1][3], T);
         }
 }
 
@@ -200,7 +185,7 @@ TE_FN void te__attn_rows_store(uint16_t *to, int64_t width, int valid, const flo
         TE_UNROLL for (int n = 0; n < D / 8; n++)
             TE_UNROLL for (int h = 0; h < 2; h++)
                 *(uint32_t *)(tile + ((m * 16 + g + h * 8) * (D + TE__ATTN_PAD) + n * 8 + t * 2) * 2) =
-                    te__attn_pack<T>(o[m][n][2 * h] * factor[m][h], o[m][n][2 * h + 1] * factor[m][h]);
+                    te_pair_of_floats(o[m][n][2 * h] * factor[m][h], o[m][n][2 * h + 1] * factor[m][h], T);
     __syncwarp();
     for (int c = lane; c < M * 16 * (D / 8); c += 32) {
         const int row = c / (D / 8), chunk = c % (D / 8);

@@ -80,7 +80,7 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
         if (k0 + TILE > seq || (CAUSAL && k0 + TILE - 1 > row0)) te__attn_mask<M, N, CAUSAL>(s, row0 + g, k0 + t * 2, seq);
         TE_UNROLL for (int m = 0; m < M; m++)
             TE_UNROLL for (int n = 0; n < N; n++)
-                TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te__attn_exp2(s[m][n][e] * c - lse[m][e / 2]) * dp[m][n][e];
+                TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te_exp2(s[m][n][e] * c - lse[m][e / 2]) * dp[m][n][e];
         uint32_t ds[M][N / 2][4];
         te__attn_pack_all<T, M, N>(ds, s);
         te__attn_product_nn<T, M, N / 2, D>(dq, ds, k_tile + te__attn_lane_a<D>(lane));
@@ -175,7 +175,7 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
                 te__attn_mask_transposed<M, N, CAUSAL>(s, key0 + g, q0 + t * 2, seq);
             TE_UNROLL for (int m = 0; m < M; m++)
                 TE_UNROLL for (int n = 0; n < N; n++)
-                    TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te__attn_exp2(s[m][n][e] * c);
+                    TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te_exp2(s[m][n][e] * c);
             te__attn_pack_all<T, M, N>(p, s);
             TE_UNROLL for (int m = 0; m < M; m++)
                 TE_UNROLL for (int k = 0; k < N / 2; k++)

@@ -96,13 +96,13 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
                 v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
                 v = fmaxf(v, __shfl_xor_sync(~0u, v, 2));
                 moved |= v != top[m][e];
-                shrink[m][e] = te__attn_exp2((top[m][e] - v) * c);
+                shrink[m][e] = te_exp2((top[m][e] - v) * c);
                 top[m][e] = v;
                 const float vc = v * c;
                 float add = 0;
                 TE_UNROLL for (int n = 0; n < N; n++) {
-                    s[m][n][2 * e] = te__attn_exp2(s[m][n][2 * e] * c - vc);
-                    s[m][n][2 * e + 1] = te__attn_exp2(s[m][n][2 * e + 1] * c - vc);
+                    s[m][n][2 * e] = te_exp2(s[m][n][2 * e] * c - vc);
+                    s[m][n][2 * e + 1] = te_exp2(s[m][n][2 * e + 1] * c - vc);
                     add += s[m][n][2 * e] + s[m][n][2 * e + 1];
                 }
                 sum[m][e] = sum[m][e] * shrink[m][e] + add;
