@@ -11,7 +11,10 @@ _COPTS = ["-fopenmp"] + select({
 })
 
 # Tests that make many models: calls in place of inlining, or one file takes minutes. The others run what users run.
-_MANY_MODELS = ["-O1", "-DTE_KEEP_CALLS"]
+_MANY_MODELS = ["-DTE_KEEP_CALLS"] + select({
+    "//tools/bazel:asan": ["-O0"], # a third of the time to compile, and hardly slower
+    "//conditions:default": ["-O1"],
+})
 
 # The same for nvcc, whose -O is for host code alone. With -Ofc=max every kernel calls what it otherwise has inlined, and ptxas
 # goes through all functions of the file for each kernel: 470 kernels take it 10 s and 2.5 GB, 820 a minute and 12 GB. So a
