@@ -8,7 +8,7 @@
 #include "chain_run.h" /* te__chain_forward */
 #include "../gemm.h"   /* te_gemm */
 
-#if TE_CUDA
+#if TE_CUDA && !defined(TE_KEEP_CALLS) /* its sums stay in registers only where all is inlined */
 #include "../gemm_hopper.h"
 
 typedef struct te_product {
@@ -63,7 +63,7 @@ TE_API te_status te_product_step(te_run *r, const te_step *s, te_hopper_kernel *
     return TE_OK;
 }
 
-#else /* the host has its own ways */
+#else /* a product, and a kernel or a loop for the rest */
 typedef struct te_hopper_kernel te_hopper_kernel;
 #define TE_PRODUCT(name, dtype) \
     TE_API te_hopper_kernel *name##_kernel(void) { return 0; }

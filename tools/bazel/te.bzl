@@ -16,10 +16,10 @@ _MANY_MODELS = ["-DTE_KEEP_CALLS"] + select({
     "//conditions:default": ["-O1"],
 })
 
-# The same for nvcc, whose -O is for host code alone. With -Ofc=max every kernel calls what it otherwise has inlined, and ptxas
+# The same for nvcc, whose -O is for host code alone; without the kernels of te/fuse/product.h, which must be inlined. With -Ofc=max every kernel calls what it otherwise has inlined, and ptxas
 # goes through all functions of the file for each kernel: 470 kernels take it 10 s and 2.5 GB, 820 a minute and 12 GB. So a
 # test has some 500 kernels at most.
-_MANY_MODELS_CUDA = ["-O0", "-Ofc=max"]
+_MANY_MODELS_CUDA = ["-O0", "-Ofc=max", "-DTE_KEEP_CALLS"]
 
 def _host(rule, name, srcs, deps, copts = [], **kwargs):
     std = "-std=c++17" if srcs[0].endswith(".cc") else "-std=c11"
