@@ -227,6 +227,7 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_hoppe
         const te_hopper_kind kind = {dtype, trans_b};                                                                 \
         if (exists) te_hopper_body((const te_hopper *)&p, &bars, end, &p, kind);                                      \
     }
+
 /* ---- the host's side ------------------------------------------------------------------------------------------------------ */
 
 /* A kernel, and on which devices (bit d: device d) it was found to run, or not to: the file was compiled for sm_90, say. */
@@ -248,7 +249,7 @@ TE_API int te__hopper_ready(te_hopper_kernel *k, int device) {
     *(runs ? &k->runs : &k->fails) |= bit;
     return runs;
 }
-/* The same, asked for once a context. */
+/* te__hopper_encode, asked once a context. */
 TE_API te__encode_fn te__gemm_encode(te_context *ctx) {
     te__gemm_state *s = (te__gemm_state *)ctx->gemm;
     if (!s->encode_known) s->encode = (void (*)(void))te__hopper_encode(ctx->device), s->encode_known = 1;

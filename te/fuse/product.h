@@ -65,8 +65,7 @@ TE_API te_status te_product_step(te_run *r, const te_step *s, te_hopper_kernel *
 
 #else /* a product, and a kernel or a loop for the rest */
 typedef struct te_hopper_kernel te_hopper_kernel;
-#define TE_PRODUCT(name, dtype) \
-    TE_API te_hopper_kernel *name##_kernel(void) { return 0; }
+#define TE_PRODUCT TE_NO_PRODUCT
 TE_API int te_product_can(te_hopper_kernel *kernel, const te_gemm *g, te_context *ctx) { return (void)kernel, (void)g, (void)ctx, 0; }
 TE_API int te_product_pays(const te_gemm *g, const te_context *ctx) { return (void)g, (void)ctx, 0; }
 TE_API te_status te_product_step(te_run *r, const te_step *s, te_hopper_kernel *kernel, const te_gemm *g, const te_chain_shape k) {

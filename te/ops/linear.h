@@ -86,11 +86,11 @@ TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_
         else if (!y.p) TE_TRY(te_acquire(r, &y, te_value_bytes(r, op->out)));
     }
     g->d = y.p;
-    if (own) { /* its product needs no room but where backward reads it */
+    if (own) { /* its product is stored only where backward reads it; the room is taken all the same: see te__linear_backward_row */
         const int kept = r->pass == TE_FORWARD && te_in_memory(r->plan, last);
-        if (!kept) te_drop(r, y);
         te_set_now(r, kept ? y : te_value_of(0));
         TE_TRY(te_product_step(r, s, kernels->whole, g, kernels->shape));
+        if (!kept) te_drop(r, y);
         te_drop(r, middle), te_drop(r, x);
         return TE_OK;
     }
@@ -238,16 +238,15 @@ TE_API te_status te__linear_backward_row(te_run *r, const te_step *s, const te__
     te_value dx;
     TE_TRY(te_acquire(r, &dx, te_value_bytes(r, (int)x->n)));
     x->d = dx.p;
-    if (own) { /* dx goes nowhere; the room was taken because a smaller batch, which takes two kernels, may need it */
-        te_drop(r, dx), te_set_now(r, te_value_of(0));
+    if (own) { /* dx goes nowhere; its room is held, for a smaller batch takes two kernels in the memory reserved for this one */
+        te_set_now(r, te_value_of(0));
         TE_TRY(te_product_step(r, s, kernels->whole, x, kernels->shape));
-    } else {
-        TE_TRY(te__linear_gemm(r, x));
-        te_set_now(r, dx);
-        TE_TRY(te_chain_step(r, s, 1, 0, kernels->launch, kernels->shape));
+        te_drop(r, dx), te_drop(r, dy);
+        return TE_OK;
     }
-    te_drop(r, dy);
-    return TE_OK;
+    TE_TRY(te__linear_gemm(r, x));
+    te_set_now(r, dx), te_drop(r, dy);
+    return te_chain_step(r, s, 1, 0, kernels->launch, kernels->shape);
 }
 
 /* dweight[out, in] (+)= dy^T x, in f32;  dx[rows, in] = dy weight (+ the gradient that the fork before it kept). */
