@@ -528,6 +528,8 @@ TE_SEQUENTIAL(mlp, bf16, (fork, x1), (layernorm, ln, IN), (linear, fc1, IN, HIDD
                                   IN), (bias, down_b, IN),
               (dropout, drop, 0.1f), (add, x2))
 
+TE_SEQUENTIAL(wide, bf16, (fork, x1), (linear, up, 1024, 2048), (bias, up_b, 2048), (silu, act), (linear, down, 2048, 1024), (bias, down_b, 1024), (add, x1))
+
 namespace {
 
 struct trained {
@@ -663,5 +665,26 @@ TEST_CASE("each split that a file asks for is right", "[gemm_tune]") {
         check_close("y", t.y->read(TE_bf16), y, 3 * tolerance_of(TE_bf16));
         check_close("dx", t.dx->read(TE_bf16), dx, 3 * tolerance_of(TE_bf16));
         check_close("inference", t.inferred(), inferred, 3 * tolerance_of(TE_bf16));
+    }
+}
+
+TEST_CASE("room for many rows is room for fewer, whichever kernels their number picks", "[gemm_tune]") {
+    std::vector<int64_t> rows = {1, 7, 128, 1000, 4224};
+    for (int64_t tile = 60; tile < 72; tile++) // where rows of `wide` begin to be one kernel on 132 processors
+        for (int64_t more : {0, 1, 127}) rows.push_back(tile * 128 + more);
+    rows.push_back(20000), rows.push_back(100000);
+    for (int own = 0; own < 3; own++) {
+        context c;
+        wide m;
+        c.c.gemm_own = own;
+        buffer params(&c.c, wide_param_bytes()), grads(&c.c, wide_grad_bytes());
+        REQUIRE(wide_bind(&m, params.data(), (float *)grads.data(), &c.c) == TE_OK);
+        size_t before = 0;
+        for (int64_t r : rows) {
+            const size_t bytes = wide_workspace_bytes(&m, r, &c.c);
+            CAPTURE(own, r);
+            CHECK(bytes >= before);
+            before = bytes;
+        }
     }
 }
