@@ -5,7 +5,8 @@
 
 As bench.h does it: a case is captured many times into one CUDA graph, over enough copies of its tensors (outputs too, but
 not weights) that the L2 does not help; the variants of a case run in turns; the median of the rounds is taken. What takes
-milliseconds, and what cannot be captured, runs without a graph behind a kernel that waits until the host is far ahead.
+milliseconds runs without a graph, behind a run that is not timed: a pause there would let the chip cool, and its clock rise.
+What cannot be captured runs behind a kernel that waits until the host is far ahead.
 A case that fails says why, and the next one runs. Once SECONDS have passed nothing more is compiled, later nothing run.
 """
 import statistics
@@ -43,7 +44,7 @@ class Racer:
 
     def __init__(self, what, step, variant, shape, f, sets, runs, graph=True):
         self.row = (what, step, variant, shape)
-        self.f, self.sets, self.runs, self.graph, self.us = f, sets, runs, None, []
+        self.f, self.sets, self.runs, self.long, self.graph, self.us = f, sets, runs, not graph, None, []
         self.kept = [None] * sets
         for i in range(max(3, min(sets, 4))):
             self.one(i)  # compiles, loads, and allocates
@@ -69,7 +70,10 @@ class Racer:
             a.record()
             self.graph.replay()
         else:
-            torch.cuda._sleep(10_000_000)  # some 5 ms
+            if self.long:
+                self.one(self.runs)
+            else:
+                torch.cuda._sleep(10_000_000)  # some 5 ms
             a.record()
             for i in range(self.runs):
                 self.one(i)

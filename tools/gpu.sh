@@ -3,10 +3,10 @@
 # GPU's losses with the CPU's, and runs the sanitizers. Ends with `N passed, N failed`.
 #
 #     tools/gpu.sh [section...]      one or more of: build tests losses sanitizer bench
-#     CATCH2=folder that holds catch2/catch.hpp (default /usr/include)    OUT=folder for logs (default build/gpu)
+#     CATCH2=folder that holds catch2/catch.hpp, if it is not installed    OUT=folder for logs (default build/gpu)
 set -uo pipefail
 cd "$(dirname "$0")/.."
-out=${OUT:-build/gpu} bin=${BIN:-build/gpu/bin} catch2=${CATCH2:-/usr/include}
+out=${OUT:-build/gpu} bin=${BIN:-build/gpu/bin} catch2=${CATCH2:+-isystem $CATCH2}
 arch=${ARCH:-90a} jobs=${JOBS:-$(nproc)}
 mkdir -p "$out" "$bin"
 export LD_LIBRARY_PATH=/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}
@@ -18,7 +18,8 @@ result() { # STATUS NAME
 compile() { # NAME OBJECT OPTION... SOURCE
     local name=$1 object=$2
     shift 2
-    nvcc -std=c++17 -O3 -lineinfo -gencode "arch=compute_$arch,code=sm_$arch" -I. -isystem "$catch2" -x cu -c "$@" -o "$bin/$name.o" &&
+    # shellcheck disable=SC2086
+    nvcc -std=c++17 -O3 -lineinfo -gencode "arch=compute_$arch,code=sm_$arch" -I. $catch2 -x cu -c "$@" -o "$bin/$name.o" &&
         nvcc "$bin/$name.o" ${object:+"$bin/$object.o"} -o "$bin/$name" -lcublasLt
 } # options and source have no spaces in them
 build_one() {
@@ -28,7 +29,8 @@ build_one() {
 
 section_build() {
     local test
-    g++ -O0 -std=c++17 -isystem "$catch2" -c tests/catch_main.cc -o "$bin/catch_main.o"
+    # shellcheck disable=SC2086
+    g++ -O0 -std=c++17 $catch2 -c tests/catch_main.cc -o "$bin/catch_main.o"
     gcc -std=c11 -O3 -march=native -fopenmp -I. examples/train_gpt/train_gpt.c -o "$bin/train_host" -lm &
     {
         for test in tests/*_test.cc; do echo "$(basename "$test" .cc) catch_main $test"; done
