@@ -59,11 +59,13 @@ TE_API te_status te_context_create(te_context *ctx, int device, uint64_t seed) {
                                    te__cuda_synchronize, te__cuda_close};
     if (!ctx) return TE_ERROR_NULL;
     memset(ctx, 0, sizeof *ctx);
-    ctx->target = &cuda, ctx->device = device, ctx->gemm_own = 1;
+    ctx->target = &cuda, ctx->device = device, ctx->gemm_own = 1, ctx->overlap = 1;
     TE_TRY(te__cuda_status(ctx, cudaSetDevice(device), "cudaSetDevice"));
-    int major = 0;
+    int major = 0, minor = 0;
     TE_TRY(te__cuda_status(ctx, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device"));
-    TE_REQUIRE(major >= 8, ctx, TE_ERROR_DEVICE, "device %d has compute capability %d; 8.0 or higher is needed", device, major);
+    TE_TRY(te__cuda_status(ctx, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "device"));
+    TE_REQUIRE(major >= 8, ctx, TE_ERROR_DEVICE, "device %d has compute capability %d.%d; 8.0 or higher is needed", device, major, minor);
+    ctx->capability = 100 * major + 10 * minor;
     TE_TRY(te__cuda_status(ctx, cudaDeviceGetAttribute(&ctx->processors, cudaDevAttrMultiProcessorCount, device), "device"));
     te__gemm_state *s = (te__gemm_state *)calloc(1, sizeof *s);
     TE_REQUIRE(s, ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes", sizeof *s);

@@ -203,6 +203,7 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_hoppe
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     te__cluster_sync();
+    te_kernel_begin();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
         if (threadIdx.x == 0) te__hopper_load(p, ring, te__shared_address(bars->full), te__shared_address(bars->empty), tiles, rank, k);
@@ -270,16 +271,11 @@ TE_API int te__hopper_pays(const te_gemm *g, const te_context *ctx) {
 /* Fill in p for the product, and launch `kernel` on `args`, of which p is the first member. */
 TE_API te_status te__hopper_run(const void *kernel, void *args, te_hopper *p, const te_gemm *g, te__encode_fn encode, te_context *ctx) {
     const int64_t tiles = te_ceil_div(g->m, TE_CLUSTER * TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);
-    cudaLaunchConfig_t launch = {};
-    cudaLaunchAttribute cluster = {};
     p->alpha = g->alpha, p->m = (int)g->m, p->n = (int)g->n, p->k = (int)g->k;
     TE_TRY(te__hopper_map(&p->a, encode, g->a, g->m, g->k, TE_TILE_M, g->dtype, ctx));
     TE_TRY(te__hopper_map(&p->b, encode, g->b, g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n, 64, g->dtype, ctx));
-    cluster.id = cudaLaunchAttributeClusterDimension, cluster.val.clusterDim.x = TE_CLUSTER, cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    launch.gridDim = dim3((unsigned)(te_min(ctx->processors / TE_CLUSTER, tiles) * TE_CLUSTER)), launch.blockDim = dim3(TE_HOPPER_THREADS);
-    launch.dynamicSmemBytes = TE_HOPPER_SHARED, launch.stream = (cudaStream_t)ctx->stream, launch.attrs = &cluster, launch.numAttrs = 1;
-    void *arg[1] = {args};
-    return te__cuda_status(ctx, cudaLaunchKernelExC(&launch, kernel, arg), "matrix product");
+    const te_grid grid = te_grid_of(te_min(ctx->processors / TE_CLUSTER, tiles) * TE_CLUSTER, 1);
+    return te__cuda_launch(ctx, kernel, grid, TE_HOPPER_THREADS, TE_HOPPER_SHARED, TE_CLUSTER, args, "matrix product");
 }
 
 #endif

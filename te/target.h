@@ -33,15 +33,53 @@ TE_API te_grid te_grid_of(int64_t x, int64_t y) {
     TE_UNUSED static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) { \
         const type *te_args = &te_arg_;                                                                       \
         const te_block te_at = te_block_here();                                                               \
+        te_kernel_begin();                                                                                    \
         __VA_ARGS__;                                                                                          \
     }                                                                                                         \
     TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {                         \
-        name<<<dim3((unsigned)grid.x, (unsigned)grid.y), threads, 0, (cudaStream_t)ctx->stream>>>(*args);     \
-        return te__cuda_status(ctx, cudaGetLastError(), #name);                                               \
+        return te__cuda_launch(ctx, (const void *)name, grid, threads, 0, 1, args, #name);                    \
     }
+
+/* Kernels run in the order of the stream, but from compute capability 9.0 on one may be set up while the one before it ends
+ * (programmatic dependent launch, CUDA C++ Programming Guide). Every kernel calls this before it touches memory: it waits until
+ * that one is done and what it wrote is there, and lets the next one be set up. */
+TE_FN void te_kernel_begin(void) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 TE_API te_status te__cuda_status(te_context *ctx, cudaError_t e, const char *what) {
     return e == cudaSuccess ? TE_OK : te_fail(ctx, TE_ERROR_CUDA, "%s: %s", what, cudaGetErrorString(e));
+}
+/* Whether the kernels of this file, as they run on the context's device, wait in te_kernel_begin. */
+TE_API int te__cuda_overlaps(const te_context *ctx) {
+#ifdef __CUDA_ARCH_LIST__
+    static const int compiled[] = {__CUDA_ARCH_LIST__};
+    int runs = 0;
+    for (size_t i = 0; i < sizeof compiled / sizeof compiled[0]; i++)
+        if (compiled[i] <= ctx->capability && compiled[i] > runs) runs = compiled[i];
+    return ctx->overlap && runs >= 900;
+#else
+    return (void)ctx, 0;
+#endif
+}
+/* `args`: the kernel's one parameter. cluster: blocks along x that go together, 1: each by itself. */
+TE_API te_status te__cuda_launch(te_context *ctx, const void *kernel, te_grid grid, int threads, size_t shared, int cluster, const void *args, const char *name) {
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t launch = {};
+    void *arg[1] = {(void *)(uintptr_t)args};
+    launch.gridDim = dim3((unsigned)grid.x, (unsigned)grid.y), launch.blockDim = dim3((unsigned)threads), launch.dynamicSmemBytes = shared;
+    launch.stream = (cudaStream_t)ctx->stream, launch.attrs = attributes;
+    if (te__cuda_overlaps(ctx)) {
+        cudaLaunchAttribute *a = &attributes[launch.numAttrs++];
+        a->id = cudaLaunchAttributeProgrammaticStreamSerialization, a->val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+        cudaLaunchAttribute *a = &attributes[launch.numAttrs++];
+        a->id = cudaLaunchAttributeClusterDimension, a->val.clusterDim.x = (unsigned)cluster, a->val.clusterDim.y = a->val.clusterDim.z = 1;
+    }
+    return te__cuda_status(ctx, cudaLaunchKernelExC(&launch, kernel, arg), name);
 }
 TE_API te_status te__cuda_allocate(te_context *ctx, void **p, size_t bytes) {
     const cudaError_t e = cudaMalloc(p, bytes ? bytes : 1);

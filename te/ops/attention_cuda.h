@@ -37,15 +37,16 @@ TE_API te_status te__attention_enqueue(te_context *ctx, void (*kernel)(te_attent
         TE_TRY(te__cuda_status(ctx, e, name));
         (void)__atomic_fetch_or(asked, bit, __ATOMIC_RELEASE);
     }
-    const dim3 grid((unsigned)batch_heads, (unsigned)te_ceil_div(a->seq, K::ROWS));
-    kernel<<<grid, K::THREADS, K::BYTES, (cudaStream_t)ctx->stream>>>(*a);
-    return te__cuda_status(ctx, cudaGetLastError(), name);
+    return te__cuda_launch(ctx, (const void *)kernel, te_grid_of(batch_heads, te_ceil_div(a->seq, K::ROWS)), K::THREADS, K::BYTES, 1, a, name);
 }
 
 /* The shell `name` of kernel type K, and name##_enqueue. */
 #define TE__ATTENTION_SHELL(name, K)                                                                         \
     TE_UNUSED static __global__ void __launch_bounds__(K::THREADS, K::BLOCKS)                                \
-        name(const __grid_constant__ te_attention_args te_arg_) { K::body(&te_arg_); }                       \
+        name(const __grid_constant__ te_attention_args te_arg_) {                                            \
+        te_kernel_begin();                                                                                   \
+        K::body(&te_arg_);                                                                                   \
+    }                                                                                                        \
     TE_API te_status name##_enqueue(te_context *ctx, int batch_heads, const te_attention_args *a) {          \
         static uint64_t asked;                                                                               \
         return te__attention_enqueue<K>(ctx, name, &asked, batch_heads, a, #name);                           \
