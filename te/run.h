@@ -1,8 +1,4 @@
-/* run.h -- one walk over a plan: where each value lies, and the memory that lives only during a call.
- *
- * A walk runs twice. The first, dry, launches nothing: it checks, and finds how much workspace the second one takes. So a
- * call that is refused has changed nothing, and <model>_workspace_bytes() cannot disagree with what a call needs.
- */
+/* run.h -- one walk over a plan (walk.h): where each value lies, and the memory that lives only during a call. */
 #ifndef TE_RUN_H
 #define TE_RUN_H
 
@@ -204,53 +200,7 @@ TE_API void te__span_leave(te_run *r, const te_step *step) {
             if (step->op[j] == (r->pass == TE_FORWARD ? r->plan->span[k].last : r->plan->span[k].first)) te__span_close(r, k);
 }
 
-/* ---- the walk ------------------------------------------------------------------------------------------------------- */
-
-TE_API te_status te__walk(te_run *r, const te_step *step, int count) {
-    for (int i = 0; i < count; i++) {
-        TE_TRY(te__span_enter(r, &step[i]));
-        TE_TRY(step[i].run(r, &step[i]));
-        te__span_leave(r, &step[i]);
-    }
-    return TE_OK;
-}
-TE_API te_status te__walk_pass(te_run *r) {
-    const te_plan *p = r->plan;
-    if (r->pass == TE_BACKWARD) return te__walk(r, p->backward, p->backward_count);
-    return r->pass == TE_INFER ? te__walk(r, p->infer, p->infer_count) : te__walk(r, p->forward, p->forward_count);
-}
-
-TE_API int te__draws(const te_plan *p) {
-    int draws = 0;
-    for (int i = 0; i < p->op_count; i++) draws |= p->op[i].flags & TE_DRAWS;
-    return draws;
-}
-
-/* Dry, then for real. A forward that draws takes the random state in between: a refused call does not move it on. */
-TE_API te_status te__walk_twice(te_run *r, te_value now) {
-    te_context *ctx = r->ctx;
-    r->now = now;
-    TE_TRY(te__walk_pass(r));
-    TE_REQUIRE(r->pool.high <= ctx->workspace_bytes, ctx, TE_ERROR_MEMORY,
-               "%s: %lld rows need %zu bytes of workspace, the context has %zu; te_context_reserve() makes it larger", r->plan->name,
-               (long long)r->rows, r->pool.high, ctx->workspace_bytes);
-    TE_REQUIRE((uintptr_t)ctx->workspace % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT, "%s: the workspace must be aligned to %d bytes", r->plan->name, (int)TE_ALIGN);
-    if (r->saved) r->saved->plan = 0; /* not valid until the walk is through */
-    if (r->pass == TE_FORWARD && te__draws(r->plan)) {
-        te_rng_args a;
-        a.taken = r->rng, a.state = ctx->rng;
-        TE_TRY(te_rng_take_launch(ctx, te_grid_of(1, 1), &a));
-    }
-    r->dry = 0, r->now = now, r->pool.base = (char *)ctx->workspace, r->pool.count = 0;
-    for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te_value_of(0);
-    TE_TRY(te__walk_pass(r));
-    /* A list whose last op changes nothing (a fork; in backward a positions) leaves its value where it was. */
-    void *end = r->pass == TE_BACKWARD ? r->dx : r->y;
-    if (!end || !r->now.p || r->now.p == end) return TE_OK;
-    return te_copy(ctx, end, r->now.p, (size_t)r->rows * (size_t)(r->pass == TE_BACKWARD ? r->plan->in : r->plan->out) * te_dtype_bytes(r->plan->dtype));
-}
-
-/* ---- the checks that every call makes -------------------------------------------------------------------------- */
+/* ---- the caller's tensors --------------------------------------------------------------------------------------- */
 
 TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor t, te_dtype dtype, int64_t rows, int64_t cols, te_context *ctx) {
     TE_REQUIRE(t.data, ctx, TE_ERROR_NULL, "%s: %s is null", model, name);
@@ -264,32 +214,6 @@ TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor
     return TE_OK;
 }
 
-/* What the list begins and ends with: an embedding takes tokens and no x; the output of cross_entropy is one f32 a row. */
-TE_API int te__from_tokens(const te_plan *p) { return !strcmp(p->op[0].kind, "embedding"); }
-TE_API int te__to_loss(const te_plan *p) { return !strcmp(p->op[p->op_count - 1].kind, "cross_entropy"); }
-TE_API te_dtype te__out_dtype(const te_plan *p) { return te__to_loss(p) ? TE_f32 : p->dtype; }
-
-TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const te_batch *b, te_context *ctx) {
-    const char *name = plan->name;
-    if (!ctx) return TE_ERROR_NULL;
-    TE_REQUIRE(m && b, ctx, TE_ERROR_NULL, "%s: the instance or the batch is null", name);
-    TE_TRY(te_check_target(ctx, name));
-    TE_TRY(te__check_dims(plan, ctx));
-    TE_REQUIRE(m->plan == plan, ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first", name, name);
-    TE_REQUIRE(b->batch > 0 && b->seq > 0, ctx, TE_ERROR_SHAPE, "%s: batch %d and seq %d must be positive", name, b->batch, b->seq);
-    TE_REQUIRE((int64_t)b->batch * b->seq <= INT32_MAX / 2, ctx, TE_ERROR_OVERFLOW, "%s: batch %d times seq %d is too large", name, b->batch, b->seq);
-    TE_REQUIRE(b->position >= 0 && b->position <= INT32_MAX - b->seq, ctx, TE_ERROR_VALUE, "%s: position %d must not be negative or overflow", name, b->position);
-    TE_REQUIRE(b->edge_count >= 0 && (b->edges || !b->edge_count), ctx, TE_ERROR_NULL, "%s: edges is null", name);
-    for (int i = 0; i < m->param_count; i++)
-        TE_REQUIRE(m->param[i].data, ctx, TE_ERROR_STATE, "%s: %s.%s has no memory; te_tie it to another parameter", name, m->param[i].op,
-                   m->param[i].field);
-    return TE_OK;
-}
-TE_API void te__take_params(te_run *r, const te_model *m) {
-    te_param *p = m->param;
-    for (int i = 0; i < r->plan->op_count; i++) r->param[i] = p, p += r->plan->op[i].params;
-}
-
 /* The caller's tensor for `(input, name)` or `(output, name)`. */
 TE_API te_status te_find_edge(const te_edge **found, const te_run *r, const te_op *op) {
     *found = 0;
@@ -298,74 +222,6 @@ TE_API te_status te_find_edge(const te_edge **found, const te_run *r, const te_o
     if (!r->batch) return TE_OK; /* sizing only */
     TE_REQUIRE(*found, r->ctx, TE_ERROR_NULL, "%s: the batch brings no edge named %s", r->plan->name, op->name);
     return TE_OK;
-}
-
-/* ---- the three passes ------------------------------------------------------------------------------------------ */
-
-/* y[rows, out], and what backward needs, of x[rows, in]. `saved` null: inference. */
-TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, const te_plan *plan, const te_model *m, const te_batch *b, te_context *ctx) {
-    te_run r;
-    TE_TRY(te__check_batch(plan, m, b, ctx));
-    const int64_t rows = (int64_t)b->batch * b->seq;
-    if (!te__from_tokens(plan)) TE_TRY(te__check_tensor(plan->name, "x", x, plan->dtype, rows, plan->in, ctx));
-    TE_TRY(te__check_tensor(plan->name, "y", y, te__out_dtype(plan), rows, plan->out, ctx));
-    te__begin(&r, plan, saved ? TE_FORWARD : TE_INFER, rows, ctx);
-    r.batch = b, r.x = x.data, r.y = y.data, r.saved = saved;
-    te__take_params(&r, m);
-    if (saved) {
-        TE_REQUIRE(saved->memory, ctx, TE_ERROR_NULL, "%s: saved.memory is null", plan->name);
-        TE_REQUIRE((uintptr_t)saved->memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT, "%s: saved.memory must be aligned to %d bytes", plan->name, (int)TE_ALIGN);
-    }
-    const size_t need = te__lay_out(&r, saved ? (char *)saved->memory : 0);
-    TE_REQUIRE(!saved || need <= saved->bytes, ctx, TE_ERROR_MEMORY, "%s: %lld rows need %zu bytes of saved.memory, there are %zu", plan->name,
-               (long long)rows, need, saved ? saved->bytes : 0);
-    TE_TRY(te__walk_twice(&r, te_value_of(te__from_tokens(plan) ? 0 : x.data)));
-    if (saved) saved->plan = plan, saved->rows = rows, saved->x = r.x, saved->y = r.y, saved->used = need;
-    return TE_OK;
-}
-
-/* dx[rows, in] (te_none(): not wanted) and the parameters' gradients, of dy[rows, out]. A list that ends in cross_entropy
- * takes dy[rows, 1] in f32, or te_none() for batch.loss_scale in every row. */
-TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *saved, const te_plan *plan, const te_model *m, const te_batch *b, te_context *ctx) {
-    te_run r;
-    TE_TRY(te__check_batch(plan, m, b, ctx));
-    const int64_t rows = (int64_t)b->batch * b->seq;
-    TE_REQUIRE(saved, ctx, TE_ERROR_NULL, "%s: saved is null", plan->name);
-    TE_REQUIRE(saved->plan == plan, ctx, TE_ERROR_STATE, "%s: no forward has filled this te_saved", plan->name);
-    TE_REQUIRE(saved->rows == rows, ctx, TE_ERROR_SHAPE, "%s: the forward had %lld rows, this batch has %lld", plan->name, (long long)saved->rows, (long long)rows);
-    if (!te__to_loss(plan) || dy.data) TE_TRY(te__check_tensor(plan->name, "dy", dy, te__out_dtype(plan), rows, plan->out, ctx));
-    if (dx.data && !te__from_tokens(plan)) TE_TRY(te__check_tensor(plan->name, "dx", dx, plan->dtype, rows, plan->in, ctx));
-    for (int i = 0; i < m->param_count; i++)
-        TE_REQUIRE(m->param[i].grad, ctx, TE_ERROR_STATE, "%s: the instance was bound without gradients", plan->name);
-    te__begin(&r, plan, TE_BACKWARD, rows, ctx);
-    r.batch = b, r.x = (void *)(uintptr_t)saved->x, r.y = saved->y, r.dx = te__from_tokens(plan) ? 0 : dx.data, r.dy = dy.data;
-    te__take_params(&r, m);
-    TE_REQUIRE(te__lay_out(&r, (char *)saved->memory) == saved->used, ctx, TE_ERROR_STATE, "%s: the dims have been set anew since the forward", plan->name);
-    return te__walk_twice(&r, te_value_of(dy.data));
-}
-
-/* Bytes that te_saved.memory must have for this many rows; 0 where widths are not known yet. */
-TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
-    te_run r;
-    if (plan->takes_dims) return 0;
-    te__begin(&r, plan, TE_FORWARD, rows, 0);
-    return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
-}
-/* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most; 0 if m is not bound. */
-TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, int64_t rows, te_context *ctx) {
-    size_t most = 0;
-    if (te__check_dims(plan, ctx) != TE_OK) return 0;
-    if (!m || m->plan != plan) return te_fail(ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first", plan->name, plan->name), 0;
-    for (int pass = 0; pass < 3; pass++) {
-        te_run r;
-        te__begin(&r, plan, (te_pass)pass, rows, ctx);
-        r.x = r.y = r.dx = (void *)(uintptr_t)TE_ALIGN, r.dy = r.x;
-        te__take_params(&r, m);
-        te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
-        r.now = te_value_of(r.x);
-        if (te__walk_pass(&r) == TE_OK && r.pool.high > most) most = r.pool.high;
-    }
-    return most;
 }
 
 #endif
