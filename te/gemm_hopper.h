@@ -42,9 +42,6 @@ typedef struct te_hopper {
     int m, n, k;
 } te_hopper;
 
-/* Eight elements of row `row` from column `col` on, as 16 bits each; what it adds to `sum` is summed over the rows. */
-typedef void (*te_hopper_end_fn)(const void *arg, const uint32_t w[4], int row, int col, float sum[8]);
-
 /* All constants. trans_b: B is stored [n, k]. */
 typedef struct te_hopper_kind {
     te_dtype dtype;
@@ -164,7 +161,7 @@ TE_FN void te__hopper_multiply(const te_hopper *p, uint32_t ring, te_hopper_barr
 }
 
 /* Three warps: the end, eight elements a lane at a time. */
-TE_FN void te__hopper_end(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, int tiles, int rank, te_hopper_end_fn end, const void *arg) {
+TE_FN void te__hopper_end(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, int tiles, int rank, te_gemm_end_fn end, const void *arg) {
     const int warp = (int)threadIdx.x / 32 - 1, lane = (int)threadIdx.x % 32;
     for (int i = (int)blockIdx.x / TE_CLUSTER; i < tiles; i += (int)gridDim.x / TE_CLUSTER) {
         int x, y;
@@ -191,7 +188,7 @@ TE_FN void te__hopper_end(const te_hopper *p, uint32_t ring, te_hopper_barriers 
     }
 }
 
-TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_hopper_end_fn end, const void *arg, const te_hopper_kind k) {
+TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_gemm_end_fn end, const void *arg, const te_hopper_kind k) {
     extern __shared__ char te_dynamic[];
     const uint32_t ring = (te__shared_address(te_dynamic) + 1023) & ~1023u;
     const int rank = (int)blockIdx.x % TE_CLUSTER;
@@ -216,12 +213,12 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_hoppe
     te__cluster_sync(); /* nobody leaves while the other may still write into this block's shared memory */
 }
 #else
-TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_hopper_end_fn end, const void *arg, const te_hopper_kind k) {
+TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_gemm_end_fn end, const void *arg, const te_hopper_kind k) {
     (void)p, (void)bars, (void)end, (void)arg, (void)k;
 }
 #endif
 
-/* `type` begins with a te_hopper; end: a te_hopper_end_fn that is called with the `type`. exists: 0 leaves the kernel empty. */
+/* `type` begins with a te_hopper; end: a te_gemm_end_fn that is called with the `type`. exists: 0 leaves the kernel empty. */
 #define TE_HOPPER_KERNEL(name, type, dtype, trans_b, end, exists)                                                     \
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) {    \
         __shared__ te_hopper_barriers bars;                                                                           \
@@ -231,25 +228,6 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_hoppe
 
 /* ---- the host's side ------------------------------------------------------------------------------------------------------ */
 
-/* A kernel, and on which devices (bit d: device d) it was found to run, or not to: the file was compiled for sm_90, say. */
-typedef struct te_hopper_kernel {
-    const void *kernel; /* null: there is none */
-    uint64_t runs, fails;
-} te_hopper_kernel;
-
-TE_API int te__hopper_ready(te_hopper_kernel *k, int device) {
-    const uint64_t bit = 1ull << (device & 63);
-    struct cudaFuncAttributes is;
-    if (!k || !k->kernel || k->fails & bit) return 0;
-    if (k->runs & bit) return 1;
-    /* compiled for another architecture it is empty, and has no barriers in shared memory; compiled without inlining (-G, -Ofc)
-     * its sums are not in registers, where wgmma leaves them after the call, but in local memory */
-    const int runs = cudaFuncGetAttributes(&is, k->kernel) == cudaSuccess && is.sharedSizeBytes && !is.localSizeBytes &&
-                     cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, TE_HOPPER_SHARED) == cudaSuccess;
-    if (!runs) (void)cudaGetLastError();
-    *(runs ? &k->runs : &k->fails) |= bit;
-    return runs;
-}
 /* te__hopper_encode, asked once a context. */
 TE_API te__encode_fn te__gemm_encode(te_context *ctx) {
     te__gemm_state *s = (te__gemm_state *)ctx->gemm;
@@ -261,7 +239,7 @@ TE_API te__encode_fn te__gemm_encode(te_context *ctx) {
 TE_API int te__hopper_can(const te_gemm *g) {
     const int64_t most = 1 << 30;
     return g->dtype != TE_f32 && g->out == g->dtype && !g->trans_a && g->k > 3 * TE_TILE_K && g->k % 8 == 0 && g->n % 8 == 0 && g->m < most && g->n < most &&
-           g->k < most && g->epilogue == TE_EPILOGUE_NONE && g->beta == 0;
+           g->k < most && g->epilogue == TE_EPILOGUE_NONE;
 }
 /* Whether it should be the fastest: tiles for four rounds of all multiprocessors, and a k that is worth the start. */
 TE_API int te__hopper_pays(const te_gemm *g, const te_context *ctx) {

@@ -44,10 +44,6 @@ TE_FN void te__store_matrix(uint32_t to, const uint32_t w[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
 }
 
-TE_FN void te__load_piece(uint32_t w[4], uint32_t from) {
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
-}
-
 #define TE__D4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define TE__D16(i) TE__D4(i), TE__D4((i) + 4), TE__D4((i) + 8), TE__D4((i) + 12)
 #define TE__D64(i) TE__D16(i), TE__D16((i) + 16), TE__D16((i) + 32), TE__D16((i) + 48)
@@ -113,6 +109,29 @@ TE_API te_status te__hopper_map(CUtensorMap *map, te__encode_fn encode, const vo
                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     TE_REQUIRE(e == CUDA_SUCCESS, ctx, TE_ERROR_CUDA, "cuTensorMapEncodeTiled: error %d", (int)e);
     return TE_OK;
+}
+
+/* ---- kernels ------------------------------------------------------------------------------------------------------------ */
+
+/* A kernel, and on which devices (bit d: device d) it was found to run, or not to: the file was compiled for sm_90, say. */
+typedef struct te_hopper_kernel {
+    const void *kernel; /* null: there is none */
+    uint64_t runs, fails;
+} te_hopper_kernel;
+
+/* shared: bytes of dynamic shared memory that it is to have. */
+TE_API int te__hopper_ready(te_hopper_kernel *k, int shared, int device) {
+    const uint64_t bit = 1ull << (device & 63);
+    struct cudaFuncAttributes is;
+    if (!k->kernel || k->fails & bit) return 0;
+    if (k->runs & bit) return 1;
+    /* compiled for another architecture it is empty, and has no barriers in shared memory; compiled without inlining (-G, -Ofc)
+     * its sums are not in registers, where wgmma leaves them after the call, but in local memory */
+    const int runs = cudaFuncGetAttributes(&is, k->kernel) == cudaSuccess && is.sharedSizeBytes && !is.localSizeBytes &&
+                     cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) == cudaSuccess;
+    if (!runs) (void)cudaGetLastError();
+    *(runs ? &k->runs : &k->fails) |= bit;
+    return runs;
 }
 
 #endif

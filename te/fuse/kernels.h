@@ -29,13 +29,13 @@
     TE_ROW_PICK(__VA_ARGS__, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ALONE, ~) \
     (name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__GEMM_ALONE(name, widths, model, dtype, pass, ...) \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te_linear_step(r, s, 0, te_no_shape(), 0); }
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te_linear_step(r, s, 0, te_no_shape(), 0, TE_BARE(dtype, pass)); }
 #define TE__GEMM_ROW(name, widths, model, dtype, pass, first, ...) TE_JOIN1(TE__GEMM_ROW_, pass)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__GEMM_ROW_forward(name, widths, model, dtype, pass, ...) \
     TE_CHAIN(name, widths, model, dtype, pass, __VA_ARGS__)          \
     TE__PRODUCT_##widths(name, dtype)                                \
     TE_API te_status name##_run(te_run *r, const te_step *s) {       \
-        return te_linear_step(r, s, name##_launch, name##_shape(te_chain_half(r, s, 1)), name##_kernel()); \
+        return te_linear_step(r, s, name##_launch, name##_shape(te_chain_half(r, s, 1)), name##_kernels(), TE_BARE(dtype, pass)); \
     }
 #define TE__PRODUCT_fixed TE_PRODUCT
 #define TE__PRODUCT_dims TE_NO_PRODUCT

@@ -20,10 +20,18 @@
 #define TE_FIELDS_linear(op) struct { te_param weight; } TE_NAME(op);
 #define TE_DECLARE_linear(model, op)
 
-/* Run it, on the host with scratch from the workspace. */
-TE_API te_status te__linear_gemm(te_run *r, te_gemm *g) {
+/* The kernels of a step: the chain behind the product, product and chain in one, and the product by itself; null: none. */
+typedef struct te__linear_kernels {
+    te_chain_launch_fn launch;
+    te_chain_shape shape;
+    te_product_kernels *whole, *bare;
+} te__linear_kernels;
+
+/* Run it, on the host with scratch from the workspace. bare: for products that are not a weight's gradient. */
+TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_product_kernels *bare) {
     const size_t scratch = te_gemm_scratch(g) * sizeof(float);
     te_value v = te_value_of(0);
+    if (te_product_can(bare, g, r->ctx) && te_product_pays(g, r->ctx)) return r->dry ? TE_OK : te_bare_run(bare, g, r->ctx);
     if (scratch) TE_TRY(te_acquire(r, &v, scratch));
     g->scratch = (float *)v.p;
     if (!r->dry) TE_TRY(te_gemm_run(g, r->ctx));
@@ -61,13 +69,6 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split spl
     return j > rest && te_gemm_supports(g, r->ctx) ? rest : -1;
 }
 
-/* The kernels of a step: the chain behind the product, and, if there is one, product and chain in one. */
-typedef struct te__linear_kernels {
-    te_chain_launch_fn launch;
-    te_chain_shape shape;
-    te_hopper_kernel *whole;
-} te__linear_kernels;
-
 /* The product, which takes the first `taken` ops of the row along, and one chain kernel for the rest; or, `own`, one for all. */
 TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g, int taken, int own) {
     const int last = s->op[taken], whole = taken == s->count - 1;
@@ -94,7 +95,7 @@ TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_
         te_drop(r, middle), te_drop(r, x);
         return TE_OK;
     }
-    TE_TRY(te__linear_gemm(r, g));
+    TE_TRY(te__linear_gemm(r, g, kernels->bare));
     if (g->beta != 0) {
         const int edge = r->plan->op[last].edge;
         te_drop(r, r->edge[edge]), r->edge[edge] = te_value_of(0);
@@ -235,7 +236,7 @@ TE_API te_status te__linear_forward(te_run *r, const te_step *s, const te__linea
 TE_API te_status te__linear_backward_row(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const int own = te_product_can(kernels->whole, x, r->ctx) && te_product_pays(x, r->ctx);
     const te_value dy = te_hold(r, r->now);
-    te_value dx;
+    te_value dx = te_value_of(0);
     TE_TRY(te_acquire(r, &dx, te_value_bytes(r, (int)x->n)));
     x->d = dx.p;
     if (own) { /* dx goes nowhere; its room is held, for a smaller batch takes two kernels in the memory reserved for this one */
@@ -244,7 +245,7 @@ TE_API te_status te__linear_backward_row(te_run *r, const te_step *s, const te__
         te_drop(r, dx), te_drop(r, dy);
         return TE_OK;
     }
-    TE_TRY(te__linear_gemm(r, x));
+    TE_TRY(te__linear_gemm(r, x, kernels->bare));
     te_set_now(r, dx), te_drop(r, dy);
     return te_chain_step(r, s, 1, 0, kernels->launch, kernels->shape);
 }
@@ -258,7 +259,7 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
     te_gemm w = te_gemm_of(op->out, op->in, r->rows);
     w.a = r->now.p, w.trans_a = 1, w.b = i ? r->act[i - 1] : r->x, w.dtype = dtype, w.out = TE_f32;
     w.c = w.d = p->grad, w.beta = te_accumulates(r, p) ? 1.0f : 0.0f;
-    TE_TRY(te__linear_gemm(r, &w));
+    TE_TRY(te__linear_gemm(r, &w, 0));
 
     te_gemm x = te_gemm_of(r->rows, op->in, op->out);
     x.a = r->now.p, x.b = p->data, x.dtype = x.out = dtype;
@@ -268,15 +269,15 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
     if (dx.p) {
         x.d = dx.p;
         if (s->count > 1 && r->edge[last].p) x.c = r->edge[last].p, x.beta = 1.0f;
-        TE_TRY(te__linear_gemm(r, &x));
+        TE_TRY(te__linear_gemm(r, &x, kernels->bare));
     }
     if (s->count > 1) te_drop(r, r->edge[last]), r->edge[last] = te_value_of(0);
     te_set_now(r, dx);
     return TE_OK;
 }
 
-TE_API te_status te_linear_step(te_run *r, const te_step *s, te_chain_launch_fn launch, te_chain_shape k, te_hopper_kernel *whole) {
-    const te__linear_kernels kernels = {launch, k, whole};
+TE_API te_status te_linear_step(te_run *r, const te_step *s, te_chain_launch_fn launch, te_chain_shape k, te_product_kernels *whole, te_product_kernels *bare) {
+    const te__linear_kernels kernels = {launch, k, whole, bare};
     return r->pass == TE_BACKWARD ? te__linear_backward(r, s, &kernels) : te__linear_forward(r, s, &kernels);
 }
 

@@ -1,0 +1,157 @@
+/* gemm_few.h -- a matrix product of at most eight rows, y[m, n] = x[m, k] W[n, k]^T: what decoding does, token by token. Its time is
+ * that of reading W once.
+ *
+ * A block takes 16 columns of y at a time, so 16 rows of W; its eight warps share out k. Each warp has a ring in shared memory that
+ * it fills (cp.async) and empties by itself, and takes what is in it to the tensor cores (mma.sync; the rows of W as A, those of x
+ * as B; which k is which does not matter as long as both agree). The warps' sums are added in a fixed order, rounded to 16 bits, and
+ * go through the end of the row (product.h), eight elements at a time, while the rings fill again. Before the kernel ahead is done,
+ * the first rows of W are brought into the L2.
+ */
+/* target: cuda */
+#ifndef TE_GEMM_FEW_H
+#define TE_GEMM_FEW_H
+
+#include "gemm.h" /* te_gemm_end_fn */
+
+enum {
+    TE_FEW_ROWS = 8, TE_FEW_COLUMNS = 16,
+    TE_FEW_WARPS = 8, TE_FEW_THREADS = 32 * TE_FEW_WARPS, TE_FEW_RESIDENT = 2, /* blocks on a multiprocessor */
+    TE_FEW_PART = 128, TE_FEW_STEP = TE_FEW_PART * TE_FEW_WARPS,               /* elements of k that a warp, a block takes at a time */
+    TE_FEW_STAGE = TE_FEW_COLUMNS * TE_FEW_PART * 2, TE_FEW_STAGES = 3,        /* bytes; of a warp's ring */
+    TE_FEW_SHARED = TE_FEW_WARPS * TE_FEW_STAGES * TE_FEW_STAGE
+};
+
+typedef struct te_few {
+    const uint16_t *x, *w; /* [m, k], [n, k] */
+    float alpha;
+    int m, n, k;
+} te_few;
+
+/* c[16, 8] += a[16, 16] b[16, 8]; fragments: PTX ISA, mma.m16n8k16 */
+TE_FN void te__few_mma(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, const te_dtype dtype) {
+    if (dtype == TE_bf16)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* ---- W into a warp's ring ------------------------------------------------------------------------------------------------- */
+
+/* Where a warp is: columns from col, elements of k from k, a stage of its ring. */
+typedef struct te_few_at { int col, k, stage; } te_few_at;
+TE_FN void te__few_advance(te_few_at *at, const te_few *p) {
+    if (++at->stage == TE_FEW_STAGES) at->stage = 0;
+    at->k += TE_FEW_STEP;
+    if (at->k < p->k) return;
+    at->col += (int)gridDim.x * TE_FEW_COLUMNS, at->k = (int)threadIdx.x / 32 * TE_FEW_PART;
+}
+/* Of row `row` of a stage the 16 bytes `piece`: rows beside each other lie in different banks. */
+TE_FN uint32_t te__few_piece(uint32_t stage, int row, int piece) { return stage + (uint32_t)(row * (TE_FEW_PART * 2) + ((piece ^ (row & 1) << 2) << 4)); }
+/* A lane brings 16 bytes at a time; zeros from beyond the end. */
+TE_FN void te__few_bring(const te_few *p, uint32_t ring, const te_few_at *at, int prefetch) {
+    enum { PIECES = TE_FEW_PART / 8, ROWS = 32 / PIECES };
+    const int lane = (int)threadIdx.x % 32, piece = lane % PIECES, k = at->k + piece * 8;
+    TE_UNROLL for (int i = 0; i < TE_FEW_COLUMNS / ROWS; i++) {
+        const int row = ROWS * i + lane / PIECES, ok = at->col + row < p->n && k < p->k;
+        const uint16_t *from = p->w + (int64_t)(ok ? at->col + row : 0) * p->k + (ok ? k : 0);
+        if (prefetch) te_prefetch(from, 0, TE_bf16);
+        else asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(te__few_piece(ring + (uint32_t)(at->stage * TE_FEW_STAGE), row, piece)), "l"(from), "r"(ok ? 16 : 0) : "memory");
+    }
+}
+
+/* ---- the product ---------------------------------------------------------------------------------------------------------- */
+
+/* Of row lane / 4 of x: part i of a step begins 32 * i elements on, a lane takes eight. */
+TE_FN void te__few_x(uint32_t x[TE_FEW_PART / 32][4], const te_few *p, int k) {
+    const int row = (int)threadIdx.x % 32 / 4;
+    k += (int)threadIdx.x % 4 * 8;
+    TE_UNROLL for (int i = 0; i < TE_FEW_PART / 32; i++) {
+        x[i][0] = x[i][1] = x[i][2] = x[i][3] = 0;
+        if (row < p->m && k + 32 * i < p->k) te__load_now(x[i], p->x + (int64_t)row * p->k + k + 32 * i);
+    }
+}
+/* Of rows lane / 4 and lane / 4 + 8 of W. */
+TE_FN void te__few_multiply(float c[4], uint32_t stage, uint32_t x[TE_FEW_PART / 32][4], const te_dtype dtype) {
+    const int row = (int)threadIdx.x % 32 / 4, piece = (int)threadIdx.x % 4;
+    TE_UNROLL for (int i = 0; i < TE_FEW_PART / 32; i++) {
+        uint32_t a[4], b[4];
+        te__load_piece(a, te__few_piece(stage, row, piece + 4 * i)), te__load_piece(b, te__few_piece(stage, row + 8, piece + 4 * i));
+        te__few_mma(c, a[0], b[0], a[1], b[1], x[i][0], x[i][1], dtype);
+        te__few_mma(c, a[2], b[2], a[3], b[3], x[i][2], x[i][3], dtype);
+    }
+}
+/* The block's partial sums become 16 columns of y. */
+TE_FN void te__few_end(const te_few *p, int col, const float c[4], te_gemm_end_fn end, const void *arg, const te_dtype dtype) {
+    __shared__ float sums[TE_FEW_WARPS][TE_FEW_ROWS][TE_FEW_COLUMNS + 1]; /* + 1: a warp's stores fall on different banks */
+    __shared__ uint4 y[TE_FEW_ROWS][TE_FEW_COLUMNS / 8];
+    const int thread = (int)threadIdx.x, lane = thread % 32, row = thread / 2, at = col + thread % 2 * 8;
+    TE_UNROLL for (int i = 0; i < 4; i++) sums[thread / 32][2 * (lane % 4) + i % 2][lane / 4 + 8 * (i / 2)] = c[i];
+    __syncthreads();
+    if (thread < TE_FEW_ROWS * TE_FEW_COLUMNS) {
+        float sum = 0;
+        TE_UNROLL for (int i = 0; i < TE_FEW_WARPS; i++) sum += sums[i][thread / TE_FEW_COLUMNS][thread % TE_FEW_COLUMNS];
+        te_store(y, thread, p->alpha * sum, dtype);
+    }
+    __syncthreads();
+    if (row < p->m && at < p->n) {
+        uint32_t w[4];
+        float none[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        memcpy(w, &y[row][thread % 2], sizeof w);
+        end(arg, w, row, at, none);
+    }
+}
+
+TE_FN void te_few_body(const te_few *p, te_gemm_end_fn end, const void *arg, const te_dtype dtype) {
+    extern __shared__ uint4 te_few_rings[];
+    const int warp = (int)threadIdx.x / 32;
+    const uint32_t ring = (uint32_t)__cvta_generic_to_shared(te_few_rings) + (uint32_t)(warp * TE_FEW_STAGES * TE_FEW_STAGE);
+    te_few_at at = {(int)blockIdx.x * TE_FEW_COLUMNS, warp * TE_FEW_PART, 0}, ahead = at;
+    float c[4] = {0, 0, 0, 0};
+    uint32_t x[TE_FEW_PART / 32][4], next[TE_FEW_PART / 32][4];
+    te__few_bring(p, ring, &at, 1);
+    te_kernel_begin();
+    TE_UNROLL for (int i = 0; i < TE_FEW_STAGES - 1; i++) {
+        if (ahead.col < p->n) te__few_bring(p, ring, &ahead, 0);
+        te__few_advance(&ahead, p);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+    te__few_x(next, p, at.k);
+    while (at.col < p->n) {
+        const te_few_at here = at;
+        asm volatile("cp.async.wait_group %0;" ::"n"(TE_FEW_STAGES - 2) : "memory");
+        __syncwarp(); /* the stage is there, and all lanes have done with the one before it */
+        if (ahead.col < p->n) te__few_bring(p, ring, &ahead, 0);
+        te__few_advance(&ahead, p);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        memcpy(x, next, sizeof x);
+        te__few_advance(&at, p);
+        if (at.col < p->n) te__few_x(next, p, at.k);
+        te__few_multiply(c, ring + (uint32_t)(here.stage * TE_FEW_STAGE), x, dtype);
+        if (at.col == here.col) continue;
+        te__few_end(p, here.col, c, end, arg, dtype);
+        c[0] = c[1] = c[2] = c[3] = 0;
+    }
+}
+
+/* `type` begins with a te_few; end: a te_gemm_end_fn that is called with the `type`. exists: 0 leaves the kernel empty. */
+#define TE_FEW_KERNEL(name, type, dtype, end, exists)                                                                          \
+    TE_UNUSED static __global__ void __launch_bounds__(TE_FEW_THREADS, TE_FEW_RESIDENT) name(const __grid_constant__ type p) { \
+        if (exists) te_few_body((const te_few *)&p, end, &p, dtype);                                                           \
+    }
+
+/* Whether the kernel takes such a product. */
+TE_API int te__few_can(const te_gemm *g) {
+    const int64_t most = 1 << 30;
+    return g->dtype != TE_f32 && g->out == g->dtype && !g->trans_a && g->trans_b && g->m <= TE_FEW_ROWS && g->n % 8 == 0 && g->k % 8 == 0 && g->n < most && g->k < most &&
+           g->epilogue == TE_EPILOGUE_NONE;
+}
+/* Fill in p for the product, and launch `kernel` on `args`, of which p is the first member. */
+TE_API te_status te__few_run(const void *kernel, const void *args, te_few *p, const te_gemm *g, te_context *ctx) {
+    p->x = (const uint16_t *)g->a, p->w = (const uint16_t *)g->b, p->alpha = g->alpha, p->m = (int)g->m, p->n = (int)g->n, p->k = (int)g->k;
+    const te_grid grid = te_grid_of(te_min(ctx->processors * TE_FEW_RESIDENT, te_ceil_div(g->n, TE_FEW_COLUMNS)), 1);
+    return te__cuda_launch(ctx, kernel, grid, TE_FEW_THREADS, TE_FEW_SHARED, 1, args, "matrix product of few rows");
+}
+
+#endif
