@@ -41,8 +41,8 @@ typedef struct te_context {
     te_rng *rng;               /* target memory */
     void *gemm;                /* the GEMM back end's own state */
     int gemm_tune;             /* time the back end's candidates once for each product (te/gemm_tune.h); off: 0 */
-    int gemm_own;              /* CUDA: a row that begins with a matrix product as one kernel of our own (te/fuse/product.h): 0 never,
-                                * 1 where it should pay (the default), 2 wherever it can */
+    int gemm_own;              /* CUDA: matrix products, and rows that begin with one, as kernels of our own (te/fuse/product.h):
+                                * 0 never, 1 where they should pay (the default), 2 wherever they can */
     int overlap;               /* CUDA: a kernel is set up while the one before it ends (te_kernel_begin): 0 never, 1 from compute
                                 * capability 9.0 on (the default) */
     int device, processors;    /* CUDA: the device's number and its multiprocessors; host: 0 and 1 */

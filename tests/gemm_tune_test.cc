@@ -688,3 +688,43 @@ TEST_CASE("room for many rows is room for fewer, whichever kernels their number 
         }
     }
 }
+
+#if TE_CUDA && !defined(TE_KEEP_CALLS)
+namespace {
+// A product by a kernel of our own against doubles, with C added or not; what lies around D stays as it was.
+template <te_dtype T, int FORWARD> void check_bare(int64_t m, int64_t n, int64_t k) {
+    for (int added = 0; added < 2; added++) {
+        context own;
+        const product p = {m, n, k, 0, FORWARD, T, T, TE_EPILOGUE_NONE, added};
+        const unsigned seed = fresh_seed();
+        operands o(&own.c, p, seed);
+        te_gemm g = o.gemm();
+        reference::vec before;
+        INFO(name_of(p) << ", TE_SEED=" << seed);
+        own.c.gemm_own = 2, own.c.processors = 2;
+        if (!te_product_can(te_bare_kernels<T, FORWARD>(), &g, &own.c)) {
+            CHECK((n % 8 || k % 8 || (m > TE_FEW_ROWS && k <= 3 * TE_TILE_K) || own.c.capability != 900)); // said no for a reason
+            continue;
+        }
+        const te_status status = te_bare_run(te_bare_kernels<T, FORWARD>(), &g, &own.c);
+        INFO(te_last_error(&own.c));
+        REQUIRE(status == TE_OK);
+        check_close("bare", o.d.read(T), o.should_be(&before), tolerance_of(T));
+        const std::vector<uint8_t> bits = o.d.raw();
+        o.d.poison();
+        REQUIRE(te_bare_run(te_bare_kernels<T, FORWARD>(), &g, &own.c) == TE_OK);
+        CHECK(o.d.raw() == bits);
+    }
+}
+} // namespace
+TEST_CASE("products by kernels of our own, few rows and many", "[gemm_tune]") {
+    for (int64_t m : {1, 2, 5, 7, 8})
+        for (int64_t n : {8, 40, 264})
+            for (int64_t k : {8, 72, 264, 1000, 1024, 2056}) check_bare<TE_bf16, 1>(m, n, k), check_bare<TE_f16, 1>(m, n, k);
+    for (int64_t m : {3, 9, 131, 300})
+        for (int64_t n : {8, 264, 520})
+            for (int64_t k : {200, 264, 1000})
+                check_bare<TE_bf16, 1>(m, n, k), check_bare<TE_bf16, 0>(m, n, k), check_bare<TE_f16, 1>(m, n, k), check_bare<TE_f16, 0>(m, n, k);
+    check_bare<TE_bf16, 1>(8, 8192, 4096); // more columns than the blocks take at once
+}
+#endif

@@ -52,7 +52,7 @@ TE_API int te_product_can(te_product_kernels *kernels, const te_gemm *g, te_cont
     if (!ctx->gemm_own || !kernels) return 0;
     return te__product_is_few(kernels, g, ctx) || (te__hopper_can(g) && te__gemm_encode(ctx) && te__hopper_ready(&kernels->many, TE_HOPPER_SHARED, ctx->device));
 }
-TE_API int te_product_pays(const te_gemm *g, const te_context *ctx) { return ctx->gemm_own > 1 || te__few_can(g) || te__hopper_pays(g, ctx); }
+TE_API int te_product_pays(const te_gemm *g, const te_context *ctx) { return ctx->gemm_own > 1 || te__few_pays(g) || te__hopper_pays(g, ctx); }
 
 /* Launch it; `args` begin with `few` or `many`. */
 TE_API te_status te__product_run(te_product_kernels *kernels, void *args, te_few *few, te_hopper *many, const te_gemm *g, te_context *ctx) {
