@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Kernels are set up while the one before them still runs (te_kernel_begin in te/target.h): each must wait before it touches
+# memory. Looks for loads, stores and copies ahead of the wait in what nvcc makes of a small GPT and its optimizer.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
+[[ -x $nvcc ]] || nvcc=$(command -v nvcc || true)
+[[ -x $nvcc ]] || { echo "no nvcc: skipped" && exit; }
+ptx=$(mktemp)
+trap 'rm -f "$ptx"' EXIT
+"$nvcc" -std=c++17 -O3 -arch=compute_90a -ptx -I. -x cu tests/hot_path_test.cc -o "$ptx"
+awk '
+    function close_kernel() {
+        if (kernel == "") return
+        kernels++
+        if (early || (touches && !waits)) { bad++; print "FAIL " kernel ": " (waits ? early " accesses ahead of the wait" : "never waits") }
+        kernel = ""
+    }
+    /\.entry / { close_kernel(); kernel = $0; sub(/.*\.entry /, "", kernel); sub(/\(.*/, "", kernel); waits = early = touches = 0 }
+    /^\}/ { close_kernel() }
+    /griddepcontrol\.wait/ { waits = 1 }
+    /(ld|st|atom|red|cp\.async[a-z.]*)\.(volatile\.|relaxed\.|acquire\.|release\.)*(global|shared::cluster\.global)|cp\.async\.(cg|ca)\.shared\.global|cp\.async\.bulk\.tensor/ && !/prefetch/ { touches = 1; early += !waits }
+    END { close_kernel(); print kernels + 0 " kernels, " bad + 0 " that do not wait first"; exit bad > 0 || kernels < 40 }' "$ptx"
