@@ -251,7 +251,7 @@ def main():
     title = f"{kernels_title or block_title}, {date}" + (f"; PyTorch: {peers_title.split(', ')[-1]}" if peers_title else "")
     text = f"# {title}\n\nMedians. \"of copy\": the time that a copy of as many bytes takes in the same run, over the step's.\n"
     if block:
-        text += "\n## Whole parts\n\nOurs: the sum of the steps, each by itself. PyTorch: the whole.\n\n" + wholes(block, peers)
+        text += "\n## Whole parts\n\nForward: the sum of our steps, each by itself. Forward + backward: ours as one CUDA graph. PyTorch: the whole.\n\n" + wholes(block, peers)
     if beside := beside_table(kernels + block):
         text += "\n## Beside something else than a copy\n\n" + beside
     if gaps:
