@@ -114,6 +114,8 @@ TEST_CASE("symbols: embedding, positions and cross-entropy", "[widths]") {
             check(s, at);
         }
     }
+    if (!brief())
+        for (const subject &s : {lm_f32_at({8, 262144, 38}), lm_bf16_at({8, 262144, 38})}) check(s, shape(1, 3));
 }
 TEST_CASE("symbols: the reference's gradients", "[widths]") {
     check_gradients_of_reference(mlp_f32_at({37, 53}), shape(1, 3));
