@@ -31,7 +31,6 @@ struct add_row_case {
 #define ROW_SPACE backward_rows
 #undef ROW_PASS
 #define ROW_PASS TE_BACKWARD
-#define ROW_DTYPE bf16
 #define ROW_IN 4096
 #define ROW_OUT 4096
 #define ROW_ALL 0

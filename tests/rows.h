@@ -32,10 +32,12 @@ struct add_row_case {
 
 } // namespace
 
-// ROW_MODEL, ROW_FUSED: MODEL and true, or UNFUSED and false.
-#define ROW_CASE(name, row, step, ...)                        \
-    ROW_MODEL(name, ROW_DTYPE, __VA_ARGS__)                   \
-    const add_row_case name##_added(name##_subject, row, step, ROW_FUSED);
+// ROW_HOW: MODEL or UNFUSED (harness.h).
+#define ROW_CASE(name, row, step, ...)    \
+    ROW_HOW(name, ROW_DTYPE, __VA_ARGS__) \
+    const add_row_case name##_added(name##_subject, row, step, TE_JOIN1(ROW_FUSED_, ROW_HOW));
+#define ROW_FUSED_MODEL true
+#define ROW_FUSED_UNFUSED false
 
 namespace {
 

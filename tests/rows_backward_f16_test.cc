@@ -1,38 +1,27 @@
 // rows_backward_f16_test.cc -- every row of the backward fusion list against the reference, in f16: one kind of each family at aligned and odd widths, and unfused.
 #include "rows.h"
 
-#define ROW_SPACE one_64
 #define ROW_DTYPE f16
+#define ROW_SPACE one_64
 #define ROW_IN 64
 #define ROW_OUT 96
-#define ROW_MODEL MODEL
-#define ROW_FUSED true
+#define ROW_HOW MODEL
 #define ROW_ALL 0
 #include "rows_backward.h"
-#undef ROW_MODEL
-#undef ROW_FUSED
 
 #define ROW_SPACE one_37
-#define ROW_DTYPE f16
 #define ROW_IN 37
 #define ROW_OUT 53
-#define ROW_MODEL MODEL
-#define ROW_FUSED true
+#define ROW_HOW MODEL
 #define ROW_ALL 0
 #include "rows_backward.h"
-#undef ROW_MODEL
-#undef ROW_FUSED
 
 #define ROW_SPACE plain_37
-#define ROW_DTYPE f16
 #define ROW_IN 37
 #define ROW_OUT 53
-#define ROW_MODEL UNFUSED
-#define ROW_FUSED false
+#define ROW_HOW UNFUSED
 #define ROW_ALL 0
 #include "rows_backward.h"
-#undef ROW_MODEL
-#undef ROW_FUSED
 
 TEST_CASE("every row of the backward fusion list, f16", "[rows]") {
     check_rows(&te_plan::backward, &te_plan::backward_count);

@@ -1,38 +1,27 @@
 // rows_backward_test.cc -- every row of the backward fusion list against the reference, in f32: every kind at odd widths; one of each family at aligned widths, and unfused.
 #include "rows.h"
 
-#define ROW_SPACE all_37
 #define ROW_DTYPE f32
+#define ROW_SPACE all_37
 #define ROW_IN 37
 #define ROW_OUT 53
-#define ROW_MODEL MODEL
-#define ROW_FUSED true
+#define ROW_HOW MODEL
 #define ROW_ALL 1
 #include "rows_backward.h"
-#undef ROW_MODEL
-#undef ROW_FUSED
 
 #define ROW_SPACE one_64
-#define ROW_DTYPE f32
 #define ROW_IN 64
 #define ROW_OUT 96
-#define ROW_MODEL MODEL
-#define ROW_FUSED true
+#define ROW_HOW MODEL
 #define ROW_ALL 0
 #include "rows_backward.h"
-#undef ROW_MODEL
-#undef ROW_FUSED
 
 #define ROW_SPACE plain_37
-#define ROW_DTYPE f32
 #define ROW_IN 37
 #define ROW_OUT 53
-#define ROW_MODEL UNFUSED
-#define ROW_FUSED false
+#define ROW_HOW UNFUSED
 #define ROW_ALL 0
 #include "rows_backward.h"
-#undef ROW_MODEL
-#undef ROW_FUSED
 
 // Each row of the X-list is a row of the fusion list; the case behind this says the same the other way round.
 #define IS_FUSED(row) static_assert(TE_IF_MARKED(TE_BACKWARD_##row, 1, 0), "TE_BACKWARD_ROWS lists " #row ", which is no row");

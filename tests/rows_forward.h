@@ -2,7 +2,7 @@
 // inputs:
 //     ROW_CASE(name, row, step, ops...)    what becomes of a list
 //     ROW_SPACE              the namespace that the models go into
-//     ROW_DTYPE              f32, bf16, f16
+//     ROW_DTYPE              f32, bf16, f16; stays defined
 //     ROW_IN, ROW_OUT        widths
 //     ROW_ALL                1: every activation and norm; 0: one of each
 // A row of TE_FORWARD_ROWS that has no ROW_OF_<row> here does not compile.
@@ -107,7 +107,7 @@ TE_FORWARD_ROWS(ROW_OF)
 }
 
 #undef ROW_SPACE
-#undef ROW_DTYPE
+#undef ROW_HOW
 #undef ROW_IN
 #undef ROW_OUT
 #undef ROW_ALL

@@ -2,27 +2,20 @@
 // rows_forward_kinds_bf16_test.cc has every kind, at aligned widths.
 #include "rows.h"
 
-#define ROW_SPACE one_37
 #define ROW_DTYPE bf16
+#define ROW_SPACE one_37
 #define ROW_IN 37
 #define ROW_OUT 53
-#define ROW_MODEL MODEL
-#define ROW_FUSED true
+#define ROW_HOW MODEL
 #define ROW_ALL 0
 #include "rows_forward.h"
-#undef ROW_MODEL
-#undef ROW_FUSED
 
 #define ROW_SPACE plain_64
-#define ROW_DTYPE bf16
 #define ROW_IN 64
 #define ROW_OUT 96
-#define ROW_MODEL UNFUSED
-#define ROW_FUSED false
+#define ROW_HOW UNFUSED
 #define ROW_ALL 0
 #include "rows_forward.h"
-#undef ROW_MODEL
-#undef ROW_FUSED
 
 TEST_CASE("every row of the forward fusion list, bf16", "[rows]") {
     check_rows(&te_plan::forward, &te_plan::forward_count);

@@ -1,41 +1,31 @@
 // rows_forward_f16_test.cc -- every row of the forward fusion list against the reference, in f16: one kind of each family at aligned and odd widths, and unfused.
 #include "rows.h"
 
+#define ROW_DTYPE f16
+
 // On a GPU wide enough for the kernels that are product and chain in one (te/fuse/product.h).
 #define WIDE_IN (TE_CUDA ? 264 : 64)
 #define WIDE_OUT (TE_CUDA ? 328 : 96)
 #define ROW_SPACE one_wide
-#define ROW_DTYPE f16
 #define ROW_IN WIDE_IN
 #define ROW_OUT WIDE_OUT
-#define ROW_MODEL MODEL
-#define ROW_FUSED true
+#define ROW_HOW MODEL
 #define ROW_ALL 0
 #include "rows_forward.h"
-#undef ROW_MODEL
-#undef ROW_FUSED
 
 #define ROW_SPACE one_37
-#define ROW_DTYPE f16
 #define ROW_IN 37
 #define ROW_OUT 53
-#define ROW_MODEL MODEL
-#define ROW_FUSED true
+#define ROW_HOW MODEL
 #define ROW_ALL 0
 #include "rows_forward.h"
-#undef ROW_MODEL
-#undef ROW_FUSED
 
 #define ROW_SPACE plain_37
-#define ROW_DTYPE f16
 #define ROW_IN 37
 #define ROW_OUT 53
-#define ROW_MODEL UNFUSED
-#define ROW_FUSED false
+#define ROW_HOW UNFUSED
 #define ROW_ALL 0
 #include "rows_forward.h"
-#undef ROW_MODEL
-#undef ROW_FUSED
 
 TEST_CASE("every row of the forward fusion list, f16", "[rows]") {
     check_rows(&te_plan::forward, &te_plan::forward_count);

@@ -2,16 +2,13 @@
 // In a file of its own: _MANY_MODELS_CUDA in tools/bazel/te.bzl says why.
 #include "rows.h"
 
-#define ROW_SPACE all_37
 #define ROW_DTYPE f32
+#define ROW_SPACE all_37
 #define ROW_IN 37
 #define ROW_OUT 53
-#define ROW_MODEL MODEL
-#define ROW_FUSED true
+#define ROW_HOW MODEL
 #define ROW_ALL 1
 #include "rows_forward.h"
-#undef ROW_MODEL
-#undef ROW_FUSED
 
 TEST_CASE("every row of the forward fusion list with every kind, f32", "[rows]") {
     check_rows(&te_plan::forward, &te_plan::forward_count);

@@ -2,27 +2,20 @@
 // rows_forward_kinds_test.cc has every kind, at odd widths.
 #include "rows.h"
 
-#define ROW_SPACE one_64
 #define ROW_DTYPE f32
+#define ROW_SPACE one_64
 #define ROW_IN 64
 #define ROW_OUT 96
-#define ROW_MODEL MODEL
-#define ROW_FUSED true
+#define ROW_HOW MODEL
 #define ROW_ALL 0
 #include "rows_forward.h"
-#undef ROW_MODEL
-#undef ROW_FUSED
 
 #define ROW_SPACE plain_37
-#define ROW_DTYPE f32
 #define ROW_IN 37
 #define ROW_OUT 53
-#define ROW_MODEL UNFUSED
-#define ROW_FUSED false
+#define ROW_HOW UNFUSED
 #define ROW_ALL 0
 #include "rows_forward.h"
-#undef ROW_MODEL
-#undef ROW_FUSED
 
 // Each row of the X-list is a row of the fusion list; the case behind this says the same the other way round.
 #define IS_FUSED(row) static_assert(TE_IF_MARKED(TE_FORWARD_##row, 1, 0), "TE_FORWARD_ROWS lists " #row ", which is no row");
