@@ -152,10 +152,6 @@ TE_FN void te__load_now(uint32_t w[4], const void *p) {
 TE_FN void te__load_shared_now(uint32_t w[4], const void *p) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"((uint32_t)__cvta_generic_to_shared(p)));
 }
-/* The same, of an address in shared memory, and behind what the copy engine brought there. */
-TE_FN void te__load_piece(uint32_t w[4], uint32_t from) {
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
-}
 #endif
 TE_FN void te_load_eight(te_eight *e, const void *p, int64_t i, int n, int aligned, te_dtype t) {
 #if TE_CUDA

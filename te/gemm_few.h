@@ -15,7 +15,8 @@
 #ifndef TE_GEMM_FEW_H
 #define TE_GEMM_FEW_H
 
-#include "gemm.h" /* te_gemm_end_fn */
+#include "gemm.h"     /* te_gemm_end_fn */
+#include "mma_cuda.h" /* te__mma */
 
 enum {
     TE_FEW_ROWS = 8, TE_FEW_COLUMNS = 16,
@@ -30,16 +31,6 @@ typedef struct te_few {
     float alpha;
     int m, n, k;
 } te_few;
-
-/* c[16, 8] += a[16, 16] b[16, 8]; fragments: PTX ISA, mma.m16n8k16 */
-TE_FN void te__few_mma(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, const te_dtype dtype) {
-    if (dtype == TE_bf16)
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-    else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 
 /* ---- W into a warp's ring ------------------------------------------------------------------------------------------------- */
 
@@ -80,10 +71,11 @@ TE_FN void te__few_x(uint32_t x[TE_FEW_PART / 32][4], const te_few *p, int k) {
 TE_FN void te__few_multiply(float c[4], uint32_t stage, uint32_t x[TE_FEW_PART / 32][4], const te_dtype dtype) {
     const int row = (int)threadIdx.x % 32 / 4, piece = (int)threadIdx.x % 4;
     TE_UNROLL for (int i = 0; i < TE_FEW_PART / 32; i++) {
-        uint32_t a[4], b[4];
-        te__load_piece(a, te__few_piece(stage, row, piece + 4 * i)), te__load_piece(b, te__few_piece(stage, row + 8, piece + 4 * i));
-        te__few_mma(c, a[0], b[0], a[1], b[1], x[i][0], x[i][1], dtype);
-        te__few_mma(c, a[2], b[2], a[3], b[3], x[i][2], x[i][3], dtype);
+        uint32_t u[4], v[4];
+        te__load_piece(u, te__few_piece(stage, row, piece + 4 * i)), te__load_piece(v, te__few_piece(stage, row + 8, piece + 4 * i));
+        const uint32_t first[4] = {u[0], v[0], u[1], v[1]}, second[4] = {u[2], v[2], u[3], v[3]};
+        te__mma(c, first, x[i][0], x[i][1], dtype);
+        te__mma(c, second, x[i][2], x[i][3], dtype);
     }
 }
 /* The block's partial sums become 16 columns of y. */
@@ -110,7 +102,7 @@ TE_FN void te__few_end(const te_few *p, int col, const float c[4], te_gemm_end_f
 TE_FN void te_few_body(const te_few *p, te_gemm_end_fn end, const void *arg, const te_dtype dtype) {
     extern __shared__ uint4 te_few_rings[];
     const int warp = (int)threadIdx.x / 32;
-    const uint32_t ring = (uint32_t)__cvta_generic_to_shared(te_few_rings) + (uint32_t)(warp * TE_FEW_STAGES * TE_FEW_STAGE);
+    const uint32_t ring = te__shared_address(te_few_rings) + (uint32_t)(warp * TE_FEW_STAGES * TE_FEW_STAGE);
     te_few_at at = {(int)blockIdx.x * TE_FEW_COLUMNS, warp * TE_FEW_PART, 0}, ahead = at;
     float c[4] = {0, 0, 0, 0};
     uint32_t x[TE_FEW_PART / 32][4], next[TE_FEW_PART / 32][4];

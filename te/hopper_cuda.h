@@ -6,11 +6,11 @@
 
 #include <cuda.h> /* CUtensorMap; no function of libcuda is linked */
 
-#include "target.h" /* te__cuda_status */
+#include "mma_cuda.h" /* te__shared_address */
+#include "target.h"   /* te__cuda_status */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-TE_FN uint32_t te__shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 TE_FN void te__barrier_init(uint32_t bar, int count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count)); }
 TE_FN void te__barrier_expect(uint32_t bar, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");

@@ -1,5 +1,5 @@
 /* product.h -- a row that begins with a matrix product as one kernel: the chain of the ops behind it is the product's end. For
- * maps with constant widths, in 16 bits, on compute capability 9.0: gemm_few.h up to eight rows of a tensor, gemm_hopper.h beyond.
+ * maps with constant widths, in 16 bits: gemm_few.h up to eight rows of a tensor, gemm_hopper.h beyond, on compute capability 9.0.
  * All others are a product and a kernel for the rest, or a product with an epilogue of cuBLASLt's; where it should pay that
  * product, too, is one of ours.
  */

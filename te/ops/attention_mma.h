@@ -16,6 +16,7 @@
 #define TE_ATTENTION_MMA_H
 
 #include "../math.h"        /* te_exp2 */
+#include "../mma_cuda.h"    /* te__mma, te__shared_address */
 #include "attention_args.h" /* te_attention_args */
 
 /* Shared memory that a block may have: 163 KB on sm_80; 99 KB on sm_86 and sm_89, define it so for them. */
@@ -27,8 +28,6 @@ enum { TE__ATTN_PAD = 8 }; /* elements */
 #define TE__ATTN_LN2 0.6931471805599453f
 
 extern __shared__ __align__(128) unsigned char te__attention_shared[];
-
-TE_FN uint32_t te__attn_shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 /* 16 bytes, or 4, from global to shared memory without passing through registers; zeros where ok is 0. */
 TE_FN void te__attn_copy16(uint32_t to, const void *from) {
@@ -49,17 +48,6 @@ TE_FN void te__attn_ldmatrix(uint32_t (&r)[4], uint32_t address) {
 TE_FN void te__attn_ldmatrix_transposed(uint32_t (&r)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
-}
-/* c += a b for a 16x16 and b 16x8 */
-template <te_dtype T> TE_FN void te__attn_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    if (T == TE_bf16)
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 template <te_dtype T> TE_FN float2 te__attn_unpack(uint32_t u) {
     if (T == TE_bf16) return make_float2(te_float_of_bits(u << 16), te_float_of_bits(u & 0xffff0000u));
@@ -118,8 +106,8 @@ TE_FN void te__attn_product_nt(float (&s)[M][N][4], const uint32_t (&held)[M][HE
         TE_UNROLL for (int n = 0; n < N; n += 2) {
             te__attn_ldmatrix(fb, b + (uint32_t)((n * 8 * (D + TE__ATTN_PAD) + k * 16) * 2));
             TE_UNROLL for (int m = 0; m < M; m++) {
-                te__attn_mma<T>(s[m][n], fa[m], fb[0], fb[1]);
-                te__attn_mma<T>(s[m][n + 1], fa[m], fb[2], fb[3]);
+                te__mma(s[m][n], fa[m], fb[0], fb[1], T);
+                te__mma(s[m][n + 1], fa[m], fb[2], fb[3], T);
             }
         }
     }
@@ -133,8 +121,8 @@ TE_FN void te__attn_product_nn(float (&o)[M][D / 8][4], const uint32_t (&p)[M][K
             uint32_t fb[4];
             te__attn_ldmatrix_transposed(fb, b + (uint32_t)((k * 16 * (D + TE__ATTN_PAD) + n * 8) * 2));
             TE_UNROLL for (int m = 0; m < M; m++) {
-                te__attn_mma<T>(o[m][n], p[m][k], fb[0], fb[1]);
-                te__attn_mma<T>(o[m][n + 1], p[m][k], fb[2], fb[3]);
+                te__mma(o[m][n], p[m][k], fb[0], fb[1], T);
+                te__mma(o[m][n + 1], p[m][k], fb[2], fb[3], T);
             }
         }
 }

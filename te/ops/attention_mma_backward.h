@@ -34,7 +34,7 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
     const int end = CAUSAL && q0 + C::ROWS < seq ? q0 + C::ROWS : seq, tiles = (end + TILE - 1) / TILE;
     const uint16_t *qkv = (const uint16_t *)a->qkv, *dout = (const uint16_t *)a->dout + h.out;
     const uint16_t *out = (const uint16_t *)a->out + h.out;
-    const uint32_t q_tile = te__attn_shared_address(te__attention_shared), do_tile = q_tile + C::ROWS * ROW;
+    const uint32_t q_tile = te__shared_address(te__attention_shared), do_tile = q_tile + C::ROWS * ROW;
     const uint32_t kv_tile = do_tile + C::ROWS * ROW, a_lane = (uint32_t)warp * M * 16 * ROW + te__attn_lane_a<D>(lane);
     const float c = a->scale * TE__ATTN_LOG2E;
 
@@ -131,7 +131,7 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
     const int k0 = (int)blockIdx.y * C::ROWS, key0 = k0 + pair * M * 16;
     const int first = CAUSAL ? k0 / TILE : 0, tiles = (seq + TILE - 1) / TILE, steps = (tiles - first) * GROUP;
     const uint16_t *qkv = (const uint16_t *)a->qkv;
-    const uint32_t k_tile = te__attn_shared_address(te__attention_shared), q_tile = k_tile + 2 * C::ROWS * ROW;
+    const uint32_t k_tile = te__shared_address(te__attention_shared), q_tile = k_tile + 2 * C::ROWS * ROW;
     const uint32_t own = (uint32_t)(second * C::ROWS + pair * M * 16) * ROW; /* this warp's rows of K, or of V */
     uint4 *handed = (uint4 *)(te__attention_shared + C::TILES_BYTES) + pair * M * N / 2 * 32 + lane;
     float *rows = (float *)(te__attention_shared + C::TILES_BYTES + C::ROWS * TILE * 2); /* lse, delta; of stage 1 */
@@ -140,7 +140,7 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
 
     te__attn_tile_load<C::ROWS, D, QKV, C::THREADS>(k_tile, qkv + h.k + k0 * QKV, seq - k0);
     te__attn_tile_load<C::ROWS, D, QKV, C::THREADS>(k_tile + C::ROWS * ROW, qkv + h.v + k0 * QKV, seq - k0);
-    te__attn_queries_load<D, QKV, OUT, C>(q_tile, te__attn_shared_address(rows), a, h, 0, first * TILE);
+    te__attn_queries_load<D, QKV, OUT, C>(q_tile, te__shared_address(rows), a, h, 0, first * TILE);
 
     uint32_t held[M][HELD ? D / 16 : 1][4];
     float sum[M][D / 8][4] = {}; /* dV, or dK */
@@ -151,7 +151,7 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
         if (i + 1 < steps) {
             if (++tile == tiles) tile = first, member++;
             te__attn_queries_load<D, QKV, OUT, C>(q_tile + ((i + 1) & 1) * 2 * Q_BYTES,
-                                             te__attn_shared_address(rows + ((i + 1) & 1) * 2 * TILE), a, h, member, tile * TILE);
+                                             te__shared_address(rows + ((i + 1) & 1) * 2 * TILE), a, h, member, tile * TILE);
         }
         if constexpr (HELD != 0) if (i == 0) te__attn_hold<M, D>(held, k_tile + own + te__attn_lane_a<D>(lane));
         if (CAUSAL && q0 + TILE - 1 < key0) { /* all masked, for both warps of the pair; the others wait for P^T */

@@ -58,7 +58,7 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
     const int q0 = (int)(CAUSAL ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS, row0 = q0 + warp * M * 16;
     const int end = CAUSAL && q0 + C::ROWS < seq ? q0 + C::ROWS : seq, tiles = (end + TILE - 1) / TILE;
     const uint16_t *qkv = (const uint16_t *)a->qkv;
-    const uint32_t q_tile = te__attn_shared_address(te__attention_shared), kv_tile = q_tile + C::ROWS * ROW;
+    const uint32_t q_tile = te__shared_address(te__attention_shared), kv_tile = q_tile + C::ROWS * ROW;
     const uint32_t q_lane = q_tile + (uint32_t)warp * M * 16 * ROW + te__attn_lane_a<D>(lane);
     const float c = a->scale * TE__ATTN_LOG2E;
 
