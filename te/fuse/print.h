@@ -33,7 +33,8 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
             if (op->flags & TE_IS_FORK) n += op->out * size;
             if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += op->out * size;
         } else {
-            if ((op->flags & TE_IS_ADD) && op->edge + 1 != s->op[0]) n += op->in * size; /* else it adds what the step begins with */
+            /* an add reads what was kept, unless the step begins with that */
+            if ((op->flags & TE_IS_ADD) && (op->edge + 1 != s->op[0] || (p->op[op->edge].flags & TE_IS_INPUT))) n += op->in * size;
             if (pass == TE_FORWARD && j + 1 < s->count && te_in_memory(p, i) && !(op->flags & TE_IS_FORK)) n += op->out * size;
         }
     }

@@ -61,12 +61,11 @@ TE_FN float te_act(float *slope, float x, int code) {
         return x * t;
     }
     if (code == TE_ACT_gelu_erf) {
-        /* erfc to 1.5e-7 (Abramowitz & Stegun 7.1.26), from the exponential that the slope needs anyway */
-        const float z = fabsf(x) * 0.7071067811865476f, t = te_reciprocal(1.0f + 0.3275911f * z), e = te_exp(-z * z);
-        const float tail = 0.5f * e * t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
-        const float phi = x < 0 ? tail : 1.0f - tail;
-        *slope = phi + x * 0.3989422804014327f * e; /* 1 / sqrt(2 pi) */
-        return x * phi;
+        /* erfc(|x| / sqrt 2) / 2 to 1.5e-7 (Abramowitz & Stegun 7.1.26), from the exponential that the slope needs anyway */
+        const float t = te_reciprocal(1.0f + 0.23164189f * fabsf(x)), e = te_exp2(-0.7213475204f * x * x);
+        const float tail = e * t * (0.127414796f + t * (-0.142248368f + t * (0.7107068705f + t * (-0.7265760135f + t * 0.5307027145f))));
+        *slope = (x < 0 ? tail : 1.0f - tail) + x * 0.3989422804014327f * e; /* 1 / sqrt(2 pi) */
+        return (x > 0 ? x : 0.0f) - fabsf(x) * tail;
     }
     if (code == TE_ACT_relu) {
         *slope = x > 0 ? 1.0f : 0.0f;

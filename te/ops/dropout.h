@@ -26,20 +26,31 @@ TE_BOTH int te_dropped(const uint32_t word[4], int e, uint32_t limit) {
     return (e % 2 ? u : u << 16) < limit << 16; /* the half in question is on top; what lies below it decides nothing */
 }
 TE_BOTH uint32_t te_dropout_limit(float p) { return (uint32_t)te_min((int64_t)(p * 65536.0f + 0.5f), 65535); }
+/* Nothing writes it while a kernel that draws runs: the compiler may load it once for all rows. */
+TE_FN te_rng te_rng_of(const te_rng *rng) {
+#if TE_CUDA
+    te_rng now;
+    now.seed = __ldg((const unsigned long long *)&rng->seed), now.offset = __ldg((const unsigned long long *)&rng->offset);
+    return now;
+#else
+    return *rng;
+#endif
+}
 /* v of elements e .. e + 7 of the tensor. */
-TE_FN void te_dropout8(float v[8], const te_rng *rng, const te_stage *s, int64_t e, int aligned) {
+TE_FN void te_dropout8(float v[8], const te_stage *s, int64_t e, int aligned) {
+    const te_rng rng = te_rng_of(s->rng);
     const uint32_t limit = te_dropout_limit(s->value[0]);
     uint32_t word[4];
-    te_philox(word, rng->seed, (uint64_t)e / 8, s->id, rng->offset);
+    te_philox(word, rng.seed, (uint64_t)e / 8, s->id, rng.offset);
     TE_UNROLL for (int i = 0; i < 8; i++) {
         const int at = aligned ? i : (int)((e + i) % 8);
-        if (!aligned && i > 0 && at == 0) te_philox(word, rng->seed, (uint64_t)(e + i) / 8, s->id, rng->offset);
+        if (!aligned && i > 0 && at == 0) te_philox(word, rng.seed, (uint64_t)(e + i) / 8, s->id, rng.offset);
         v[i] = te_dropped(word, at, limit) ? 0.0f : v[i] * s->value[1];
     }
 }
 TE_FN void te_dropout_forward(float v[8], const te_stage *s, te_at at, int code) {
     (void)code;
-    te_dropout8(v, s->rng, s, te_index(at), at.aligned);
+    te_dropout8(v, s, te_index(at), at.aligned);
 }
 TE_FN void te_dropout_backward(float v[8], float sum[8], const te_stage *s, te_at at, int code) {
     (void)sum;
