@@ -212,6 +212,7 @@ struct bench_case {
     te_model m;
     te_batch batch;
     std::vector<te_saved> saved;
+    std::vector<std::vector<te_edge>> edges; // of each set: the list's extra inputs, their gradients wanted by nobody
     std::vector<void *> x, y, dx, dy, workspace;
 
     bench_case(const te_plan *p, int b, int seq, int vocabulary) : plan(p), rows((int64_t)b * seq), kept(bench_memory.size()), params(TE_MAX_OPS * 2) {
@@ -241,7 +242,10 @@ struct bench_case {
     size_t out() const { return (size_t)rows * (size_t)plan->out * std::max<size_t>(te_dtype_bytes(plan->dtype), 4); }
     te_tensor tensor(void *p) const { return from_tokens() ? te_none() : te_matrix(p, plan->dtype, rows, plan->in); }
     te_tensor out_tensor(void *p) const { return te_matrix(p, te__out_dtype(plan), rows, plan->out); }
-    void use(size_t set) { ctx->workspace = workspace[set], ctx->workspace_bytes = work; }
+    void use(size_t set) {
+        ctx->workspace = workspace[set], ctx->workspace_bytes = work;
+        batch.edges = edges[set].data(), batch.edge_count = (int)edges[set].size();
+    }
     void forward(size_t set) {
         use(set);
         bench_check(te_plan_forward(out_tensor(y[set]), &saved[set], tensor(x[set]), plan, &m, &batch, ctx), "forward");
@@ -263,6 +267,14 @@ struct bench_case {
             workspace.push_back(bench_allocate(work));
             s.memory = bench_allocate(saved_bytes), s.bytes = saved_bytes;
             saved.push_back(s);
+            edges.emplace_back();
+            for (int k = 0; k < plan->op_count; k++) {
+                const te_op *op = &plan->op[k];
+                if (!(op->flags & TE_IS_INPUT)) continue;
+                void *value = bench_allocate((size_t)rows * (size_t)op->out * te_dtype_bytes(plan->dtype));
+                bench_check(te_fill_normal(value, plan->dtype, rows * op->out, 0, 1, 2, 200 + (uint32_t)i, ctx), op->name);
+                edges.back().push_back({op->name, te_matrix(value, plan->dtype, rows, op->out), te_none()});
+            }
             bench_check(te_fill_normal(x.back(), plan->dtype, rows * plan->in, 0, 1, 2, (uint32_t)i, ctx), "x");
             if (te__to_loss(plan)) bench_check(te_fill_normal(dy.back(), TE_f32, rows, 1e-4f, 0, 2, 100, ctx), "dy");
             else bench_check(te_fill_normal(dy.back(), plan->dtype, rows * plan->out, 0, 1, 2, 100 + (uint32_t)i, ctx), "dy");
@@ -280,7 +292,13 @@ static void bench_steps(const te_plan *plan, int batch, int seq, int only_pass, 
     const int sets = (int)std::min<size_t>(12, 2 + ((size_t)256 << 20) / (2 * c.in() + 2 * c.out() + c.saved_bytes + 1));
     c.make(sets);
     std::vector<te_run> run((size_t)sets), before((size_t)sets);
+    std::vector<te_batch> batches;
+    for (size_t i = 0; i < (size_t)sets; i++) c.use(i), batches.push_back(c.batch);
     const char *const titles[] = {"forward", "inference", "backward"};
+    const auto one = [](te_run *r, const te_step *s) { // with its column sums, which a whole backward adds up at its end
+        bench_check(s->run(r, s), s->kernels);
+        bench_check(te_sum_now(r), "sums");
+    };
     for (int pass = 0; pass < 3; pass++) {
         if (only_pass >= 0 && pass != only_pass) continue;
         const te_step *step = pass == TE_FORWARD ? plan->forward : pass == TE_INFER ? plan->infer : plan->backward;
@@ -289,20 +307,20 @@ static void bench_steps(const te_plan *plan, int batch, int seq, int only_pass, 
         for (size_t i = 0; i < (size_t)sets; i++) {
             te_run *r = &run[i];
             te__begin(r, plan, (te_pass)pass, rows, ctx);
-            r->batch = &c.batch, r->x = c.tensor(c.x[i]).data, r->y = c.y[i], r->dx = c.tensor(c.dx[i]).data, r->dy = c.dy[i];
+            r->batch = &batches[i], r->x = c.tensor(c.x[i]).data, r->y = c.y[i], r->dx = c.tensor(c.dx[i]).data, r->dy = c.dy[i];
             te__take_params(r, &c.m);
             te__lay_out(r, (char *)c.saved[i].memory);
             r->dry = 0, r->now = te_value_of(pass == TE_BACKWARD ? c.dy[i] : r->x), r->pool.count = 0, r->pool.base = (char *)c.workspace[i];
         }
         for (int k = 0; k < steps; k++) {
             before = run;
-            for (te_run &r : run) bench_check(step[k].run(&r, &step[k]), step[k].kernels);
+            for (te_run &r : run) one(&r, &step[k]);
             if (only_step && strcmp(step[k].row, only_step)) continue;
             const double bytes = bench_bytes(plan, &step[k], (te_pass)pass, rows, &c.m), flops = bench_flops(plan, &step[k], (te_pass)pass, &c.batch);
             if (bytes == 0) continue; // hands its value on
             static te_run scratch;
             const bench_result r = bench_time(
-                [&](int i) { scratch = before[(size_t)(i % sets)], bench_check(step[k].run(&scratch, &step[k]), step[k].kernels); }, bytes, flops, std::max(2 * sets, 10));
+                [&](int i) { scratch = before[(size_t)(i % sets)], one(&scratch, &step[k]); }, bytes, flops, std::max(2 * sets, 10));
             const te_op *first = &plan->op[step[k].op[0]], *last = &plan->op[step[k].op[step[k].count - 1]];
             const int from = pass == TE_BACKWARD ? last->in : first->in, to = pass == TE_BACKWARD ? first->out : last->out;
             const std::string shape = std::to_string(rows) + "x" + std::to_string(from) + (from == to ? "" : "x" + std::to_string(to));
@@ -365,18 +383,26 @@ static void bench_whole(const te_plan *plan, int batch, int seq, int vocabulary 
     time("training", [&](size_t i) { c.forward(i), c.backward(i); });
 }
 
-// Forward and backward of a list beside those of others, for instance of its bare products: in turns, in one run.
-static void bench_against(const te_plan *plan, const std::vector<const te_plan *> &others, int batch, int seq) {
+// A list beside others, for instance its bare products: inference, forward, or forward and backward; in turns, in one run, on a warm chip.
+static void bench_against(const te_plan *plan, const std::vector<const te_plan *> &others, int batch, int seq, te_pass pass, const char *beside) {
     if (bench_only && !strstr(plan->name, bench_only)) return;
     bench_case c(plan, batch, seq, 256);
     std::vector<std::unique_ptr<bench_case>> o;
+    const auto run = [=](bench_case *p) {
+        if (pass == TE_INFER) p->infer(0);
+        else p->forward(0);
+        if (pass == TE_BACKWARD) p->backward(0);
+    };
     c.make(1);
     for (const te_plan *p : others) o.emplace_back(new bench_case(p, batch, seq, 256)), o.back()->make(1);
-    bench_graph a([&](int) { c.forward(0), c.backward(0); }, 2), b([&](int) { for (auto &p : o) p->forward(0), p->backward(0); }, 2);
+    bench_graph a([&](int) { run(&c); }, 2), b([&](int) { for (auto &p : o) run(p.get()); }, 2);
+    for (double us = 0; us < 3e5; us += 2 * ((double)a.us.back() + (double)b.us.back())) a.run(), b.run();
+    a.us.clear(), b.us.clear();
     for (int i = 0; i < 2 * BENCH_ROUNDS; i++) a.run(), b.run();
     bench_result r;
     r.bytes = r.flops = r.copy_us = 0, r.us = a.median(), r.spread = a.spread(), r.beside_us = b.median();
-    bench_print(plan->name, "training", "whole", std::to_string(c.rows) + "x" + std::to_string(plan->in), r, "its bare products");
+    const char *const titles[] = {"forward", "inference", "training"};
+    bench_print(plan->name, titles[pass], "whole", std::to_string(c.rows) + "x" + std::to_string(plan->in), r, beside);
     while (!o.empty()) o.pop_back(); // memory goes in the order of a stack
 }
 static inline void bench_plan(const te_plan *plan, int batch, int seq, int vocabulary = 256) { bench_steps(plan, batch, seq, -1, nullptr, vocabulary, true); }

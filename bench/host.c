@@ -154,11 +154,16 @@ static void bind(te_model *m, const te_plan *plan) {
     check(te_model_randomize(m, 0.02f, 1, 0, &ctx), "weights");
 }
 
+/* A step with its column sums, which a whole backward adds up at its end. */
+static void one(te_run *r, const te_step *step) {
+    check(step->run(r, step), step->kernels);
+    check(te_sum_now(r), "sums");
+}
 typedef struct stepping { te_run scratch, *before; const te_step *step; int sets; } stepping;
 static void step_run(void *arg, int i) {
     stepping *s = (stepping *)arg;
     s->scratch = s->before[i % s->sets];
-    check(s->step->run(&s->scratch, s->step), s->step->kernels);
+    one(&s->scratch, s->step);
 }
 
 static void steps(const te_plan *plan, int batch, int seq) {
@@ -200,7 +205,7 @@ static void steps(const te_plan *plan, int batch, int seq) {
         }
         for (int k = 0; k < count; k++) {
             memcpy(before, run, sizeof run);
-            for (int i = 0; i < sets; i++) check(step[k].run(&run[i], &step[k]), step[k].kernels);
+            for (int i = 0; i < sets; i++) one(&run[i], &step[k]);
             const double bytes = bytes_of(plan, &step[k], (te_pass)pass, rows), flops = flops_of(plan, &step[k], (te_pass)pass, &b);
             if (bytes <= 0) continue; /* hands its value on */
             const te_op *first = &plan->op[step[k].op[0]], *last = &plan->op[step[k].op[step[k].count - 1]];

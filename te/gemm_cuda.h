@@ -175,6 +175,13 @@ TE_API te__gemm_plan *te__gemm_find_plan(const te_gemm *g, te_context *ctx) {
     return p;
 }
 
+/* Whether cuBLASLt's candidates for this product were timed, or are to be. */
+TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) {
+    te__gemm_state *s = (te__gemm_state *)ctx->gemm;
+    const te__gemm_key key = te__gemm_key_of(g->m, g->n, g->k, g->trans_a, g->trans_b, g->dtype, g->out, g->epilogue, g->beta != 0);
+    const uint16_t slot = *te__gemm_slot(&key, s);
+    return ctx->gemm_tune || (slot && s->plan[slot - 1].timed > 0);
+}
 /* Whether cuBLASLt has this product with this epilogue. The gelu epilogues are left to our own kernels in f32, where
  * theirs approximates tanh too coarsely for 1e-5. */
 TE_API int te_gemm_supports(const te_gemm *g, te_context *ctx) {

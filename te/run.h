@@ -3,9 +3,10 @@
 #define TE_RUN_H
 
 #include "model.h"  /* te_plan, te_model, te_saved */
+#include "sums.h"   /* te_sum_args */
 #include "target.h" /* te_rng_take_launch */
 
-enum { TE_MAX_LIVE = 32 }; /* pieces of workspace in use at a time */
+enum { TE_MAX_LIVE = 32 + TE_SUM_JOBS }; /* pieces of workspace in use at a time */
 
 /* A tensor of the walk: memory of the caller, of te_saved, or (block >= 0) a piece of the workspace. */
 typedef struct te_value { void *p; int block; } te_value;
@@ -32,6 +33,7 @@ typedef struct te_run {
     void *x, *y, *dx;         /* the caller's */
     const void *dy;
     te_rng *rng;              /* the random state of this forward */
+    te_rng_args take;         /* it is still to be taken: by the first kernel of a chain that draws nothing, or a kernel of its own */
     te_saved *saved;          /* forward: what it fills */
     te_pool pool;
     te_value edge[TE_MAX_OPS];  /* by fork: its value in inference, its gradient in backward */
@@ -39,6 +41,9 @@ typedef struct te_run {
     void *act[TE_MAX_OPS];      /* by op: its output, where it stays until backward; in a span null while that is not worked on */
     float *stats[TE_MAX_OPS];   /* by op: [rows, stats] */
     te_param *param[TE_MAX_OPS]; /* by op: its first parameter */
+    te_sum_args sums;           /* column sums that wait to be added up */
+    te_value partial[TE_SUM_JOBS];
+    int sum_count;
 } te_run;
 
 TE_API te_value te_value_of(void *p) {
@@ -138,10 +143,40 @@ TE_API size_t te__lay_out(te_run *r, char *base) {
 
 TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t rows, te_context *ctx) {
     r->plan = plan, r->pass = pass, r->rows = rows, r->padded = te_round_up(rows, TE_ROW_PAD), r->ctx = ctx;
-    r->batch = 0, r->dry = 1, r->now = te_value_of(0), r->x = r->y = r->dx = 0, r->dy = 0, r->rng = 0, r->saved = 0;
-    r->pool.base = 0, r->pool.high = 0, r->pool.count = 0, r->pool.next_id = 0;
+    r->batch = 0, r->dry = 1, r->now = te_value_of(0), r->x = r->y = r->dx = 0, r->dy = 0, r->rng = 0, r->saved = 0, r->take.taken = 0;
+    r->pool.base = 0, r->pool.high = 0, r->pool.count = 0, r->pool.next_id = 0, r->sum_count = 0;
     for (int i = 0; i < plan->op_count; i++) r->edge[i] = te_value_of(0), r->param[i] = 0;
     for (int k = 0; k < plan->span_count; k++) r->span[k] = te_value_of(0);
+}
+
+/* ---- column sums (sums.h) ----------------------------------------------------------------------------------------- */
+
+/* Whether backward adds to the parameter's gradient. */
+TE_API int te_accumulates(const te_run *r, const te_param *p) { return p->shared || (r->batch && r->batch->accumulate); }
+
+/* Add up all that wait. */
+TE_API te_status te_sum_now(te_run *r) {
+    int widest = 0, odd = 0;
+    for (int i = 0; i < r->sum_count; i++) widest = (int)te_max(widest, r->sums.job[i].width), odd |= r->sums.job[i].width % 2;
+    if (r->sum_count && !r->dry) {
+        const int columns = widest >= TE_SUM_WIDE && !odd ? 2 : 1;
+        const te_grid grid = te_grid_of(te_ceil_div(widest, columns * TE_SUM_LANES), r->sum_count);
+        TE_TRY((columns == 2 ? te_sum_wide_rows_launch : te_sum_rows_launch)(r->ctx, grid, &r->sums));
+    }
+    for (int i = 0; i < r->sum_count; i++) te_drop(r, r->partial[i]);
+    r->sum_count = 0;
+    return TE_OK;
+}
+/* Room for `blocks` partial sums of p's gradient, which will be added up before this backward ends. most: blocks that the largest
+ * batch has; so much is taken always, so that what is reserved for that one serves a smaller one. */
+TE_API te_status te_sum_later(te_run *r, float **partial, const te_param *p, int width, int blocks, int most) {
+    TE_REQUIRE(r->sum_count < TE_SUM_JOBS, r->ctx, TE_ERROR_STATE, "%s: a row sums more than %d gradients", r->plan->name, (int)TE_SUM_ROW);
+    te_value *v = &r->partial[r->sum_count];
+    te_sum_job *j = &r->sums.job[r->sum_count];
+    TE_TRY(te_acquire(r, v, (size_t)most * (size_t)width * sizeof(float)));
+    r->sum_count++;
+    j->partial = *partial = (float *)v->p, j->total = p->grad, j->width = width, j->count = blocks, j->accumulate = te_accumulates(r, p);
+    return TE_OK;
 }
 
 /* ---- spans that backward runs again (ops/recompute.h) ------------------------------------------------------------- */

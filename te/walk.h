@@ -10,13 +10,26 @@
 
 /* ---- the walk ------------------------------------------------------------------------------------------------------- */
 
+/* Take the random state, if no kernel has taken it along: before step `next` if that draws, and at the end (null). */
+TE_API te_status te__take(te_run *r, const te_step *next) {
+    int draws = !next;
+    for (int j = 0; next && j < next->count; j++) draws |= r->plan->op[next->op[j]].flags & TE_DRAWS;
+    if (!draws || !r->take.taken) return TE_OK;
+    TE_TRY(te_rng_take_launch(r->ctx, te_grid_of(1, 1), &r->take));
+    r->take.taken = 0;
+    return TE_OK;
+}
+
 TE_API te_status te__walk(te_run *r, const te_step *step, int count) {
     for (int i = 0; i < count; i++) {
         TE_TRY(te__span_enter(r, &step[i]));
+        if (r->sum_count > TE_SUM_JOBS - TE_SUM_ROW) TE_TRY(te_sum_now(r)); /* room for what this step sums */
+        TE_TRY(te__take(r, &step[i]));
         TE_TRY(step[i].run(r, &step[i]));
         te__span_leave(r, &step[i]);
     }
-    return TE_OK;
+    TE_TRY(te__take(r, 0));
+    return te_sum_now(r);
 }
 TE_API te_status te__walk_pass(te_run *r) {
     const te_plan *p = r->plan;
@@ -40,11 +53,7 @@ TE_API te_status te__walk_twice(te_run *r, te_value now) {
                (long long)r->rows, r->pool.high, ctx->workspace_bytes);
     TE_REQUIRE((uintptr_t)ctx->workspace % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT, "%s: the workspace must be aligned to %d bytes", r->plan->name, (int)TE_ALIGN);
     if (r->saved) r->saved->plan = 0; /* not valid until the walk is through */
-    if (r->pass == TE_FORWARD && te__draws(r->plan)) {
-        te_rng_args a;
-        a.taken = r->rng, a.state = ctx->rng;
-        TE_TRY(te_rng_take_launch(ctx, te_grid_of(1, 1), &a));
-    }
+    if (r->pass == TE_FORWARD && te__draws(r->plan)) r->take.taken = r->rng, r->take.state = ctx->rng;
     r->dry = 0, r->now = now, r->pool.base = (char *)ctx->workspace, r->pool.count = 0;
     for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te_value_of(0);
     TE_TRY(te__walk_pass(r));

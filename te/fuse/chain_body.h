@@ -186,7 +186,9 @@ TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, con
     te_lanes g = te_lanes_here(k.lanes, &group);
     const int size = 8 * k.chunks, summing = k.sums >= 0 || (k.backward && k.norm >= 0);
     const int tiles = te_chain_tiles(k), tile = b.x % tiles * k.chunks * k.lanes, block = b.x / tiles; /* neighbours share a row */
-    const int64_t first = (int64_t)block * k.groups + group, step = (int64_t)(b.nx / tiles) * k.groups;
+    const int beside = TE_CUDA && k.norm < 0 && !summing; /* this block's rows lie beside each other, and it takes no more */
+    const int64_t first = (int64_t)block * k.groups * (beside ? te_map_batch(k) : 1) + group, step = beside ? k.groups : (int64_t)(b.nx / tiles) * k.groups;
+    if (!k.backward && c->take.taken && b.x == 0 && group == 0 && g.id == 0) te_rng_take_body(&c->take);
     if (summing) TE_UNROLL for (int i = 0; i < 4 * size; i++) sums[i] = 0;
     if (k.norm >= 0 && k.backward) {
         te_norm_row n = {0, 0};
@@ -210,11 +212,14 @@ TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, con
     } else {
         TE_UNROLL for (int i = 0; i < k.chunks; i++) {
             const int vector = tile + g.id + i * g.count;
+            const int batch = te_map_batch(k);
             int64_t row = first;
             if (vector * 8 >= k.half) continue;
-            for (; row + (te_map_batch(k) - 1) * step < c->rows; row += te_map_batch(k) * step)
-                te_map_rows(c, stages, k, row, step, te_map_batch(k), vector, sums + 8 * i);
-            for (; row < c->rows; row += step) te_map_rows(c, stages, k, row, step, 1, vector, sums + 8 * i);
+            if (!beside) {
+                for (; row + (batch - 1) * step < c->rows; row += batch * step) te_map_rows(c, stages, k, row, step, te_map_batch(k), vector, sums + 8 * i);
+                for (; row < c->rows; row += step) te_map_rows(c, stages, k, row, step, 1, vector, sums + 8 * i);
+            } else if (row + (batch - 1) * step < c->rows) te_map_rows(c, stages, k, row, step, te_map_batch(k), vector, sums + 8 * i);
+            else for (int r = 0; r < batch && row < c->rows; r++, row += step) te_map_rows(c, stages, k, row, step, 1, vector, sums + 8 * i);
         }
     }
     if (!summing) return;

@@ -1,49 +1,10 @@
-/* chain_run.h -- one step of a plan that is a chain: fill in the pointers, launch the kernel, add up the partial sums. */
+/* chain_run.h -- one step of a plan that is a chain: fill in the pointers, launch the kernel. */
 #ifndef TE_FUSE_CHAIN_RUN_H
 #define TE_FUSE_CHAIN_RUN_H
 
 #include "chain_body.h" /* te_chain_body, for the macros that make kernels */
 
 typedef te_status (*te_chain_launch_fn)(te_context *ctx, te_grid grid, const te_chain *c);
-
-/* ---- the second stage of a column sum -------------------------------------------------------------------------- */
-
-/* TE_SUM_AHEAD: loads of a thread in flight; two blocks on each of 132 multiprocessors leave 264 partial sums, 17 a group.
- * From TE_SUM_WIDE columns on a thread has two of them: 12288 columns of 132 partial sums take 2.8 us so, 4.2 us one by one. */
-enum { TE_SUM_JOBS = 3, TE_SUM_GROUPS = TE_CUDA ? 16 : 1, TE_SUM_LANES = TE_CUDA ? 32 : 1, TE_SUM_AHEAD = 18, TE_SUM_WIDE = 2048 };
-typedef struct te_sum_job {
-    const float *partial; /* [count, width] */
-    float *total;         /* [width] */
-    int width, count, accumulate;
-} te_sum_job;
-typedef struct te_sum_args { te_sum_job job[TE_SUM_JOBS]; } te_sum_args;
-typedef struct te_two_floats { float v[2]; } __attribute__((aligned(8))) te_two_floats;
-
-/* total[col] (+)= sum of partial[.][col], in an order that only the counts decide. `columns` of a thread, 1 or 2, a constant:
- * with two, widths are even. */
-TE_FN void te_sum_body(const te_sum_args *a, te_block b, const int columns) {
-    int group;
-    const te_lanes g = te_lanes_here(TE_SUM_LANES, &group);
-    const te_sum_job *j = &a->job[b.y];
-    const int col = (b.x * TE_SUM_LANES + g.id) * columns;
-    float sum[2] = {0, 0};
-    for (int first = group; col < j->width && first < j->count; first += TE_SUM_AHEAD / columns * TE_SUM_GROUPS) {
-        te_two_floats part[TE_SUM_AHEAD];
-        TE_UNROLL for (int i = 0; i < TE_SUM_AHEAD / columns; i++) {
-            const int p = first + i * TE_SUM_GROUPS;
-            const float *from = j->partial + (int64_t)p * j->width + col;
-            part[i].v[0] = part[i].v[1] = 0;
-            if (p < j->count && columns == 2) part[i] = *(const te_two_floats *)(const void *)from;
-            else if (p < j->count) part[i].v[0] = *from;
-        }
-        TE_UNROLL for (int i = 0; i < TE_SUM_AHEAD / columns; i++) TE_UNROLL for (int e = 0; e < columns; e++) sum[e] += part[i].v[e];
-    }
-    te_groups_sum(sum, columns, g, TE_SUM_GROUPS);
-    if (group == 0 && col < j->width)
-        TE_UNROLL for (int e = 0; e < columns; e++) j->total[col + e] = (j->accumulate ? j->total[col + e] : 0.0f) + sum[e];
-}
-TE_KERNEL(te_sum_rows, TE_SUM_LANES * TE_SUM_GROUPS, te_sum_args, te_sum_body(te_args, te_at, 1))
-TE_KERNEL(te_sum_wide_rows, TE_SUM_LANES * TE_SUM_GROUPS, te_sum_args, te_sum_body(te_args, te_at, 2))
 
 /* ---- where a step's result goes --------------------------------------------------------------------------------- */
 
@@ -62,7 +23,6 @@ TE_API te_status te_gradient(te_value *v, te_run *r, const te_step *s, int i) {
     *v = te_value_of(te_last_step(r, s) ? r->dx : 0);
     return v->p || te_last_step(r, s) ? TE_OK : te_acquire(r, v, te_value_bytes(r, r->plan->op[i].in));
 }
-TE_API int te_accumulates(const te_run *r, const te_param *p) { return p->shared || (r->batch && r->batch->accumulate); }
 
 /* What the fork (or input) of an add kept in forward. */
 TE_API te_status te_kept(const void **p, te_run *r, const te_op *add) {
@@ -139,23 +99,8 @@ TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int ap
 
 /* ---- backward --------------------------------------------------------------------------------------------------- */
 
-/* most: blocks that the largest batch has. */
-typedef struct te__sums { te_sum_args args; te_value held[TE_SUM_JOBS]; int count, most; } te__sums;
-
-/* Room for `blocks` partial sums of parameter k's gradient. */
-TE_API te_status te__add_sum(te__sums *sums, float **partial, te_run *r, te_param *p, int width, int blocks) {
-    te_sum_job *j = &sums->args.job[sums->count];
-    te_value *v = &sums->held[sums->count];
-    TE_REQUIRE(sums->count < TE_SUM_JOBS, r->ctx, TE_ERROR_STATE, "%s: a row sums more than %d gradients", r->plan->name, (int)TE_SUM_JOBS);
-    /* room for as many as a larger batch would have, so that what is reserved for that one serves a smaller one */
-    TE_TRY(te_acquire(r, v, (size_t)sums->most * (size_t)width * sizeof(float)));
-    sums->count++;
-    j->partial = *partial = (float *)v->p, j->total = p->grad, j->width = width, j->count = blocks, j->accumulate = te_accumulates(r, p);
-    return TE_OK;
-}
-
-/* The ops of `s` from `skip` on. */
-TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int blocks, te_chain *c, te__sums *sums, int *work) {
+/* The ops of `s` from `skip` on. blocks: that sum, each the rows it sees; most: those of the largest batch. */
+TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int blocks, int most, te_chain *c, int *work) {
     const te_plan *plan = r->plan;
     int changed = 0; /* the value differs from what lies in `mem` */
     te_value mem = te_hold(r, r->now);
@@ -196,7 +141,7 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int b
         } else if (!(op->flags & TE_KEEPS_GRAD)) changed = 1;
         TE_REQUIRE(!op->params || op->op_class == TE_CLASS_norm || (op->params == 1 && (op->flags & TE_SUMS)), r->ctx, TE_ERROR_STATE,
                    "%s: (%s, %s): a map has one parameter at most, and sums its gradient (TE_SUMS)", plan->name, op->kind, op->name);
-        for (int k = 0; k < op->params; k++) TE_TRY(te__add_sum(sums, &st->sum[k], r, &r->param[i][k], op->out, blocks));
+        for (int k = 0; k < op->params; k++) TE_TRY(te_sum_later(r, &st->sum[k], &r->param[i][k], op->out, blocks, most));
         *work |= op->params > 0;
     }
     const int to_dx = te_last_step(r, s) && r->dx && mem.p != r->dx;
@@ -225,32 +170,19 @@ TE_API int te_chain_half(const te_run *r, const te_step *s, int skip) {
     const te_op *first = &r->plan->op[s->op[skip]], *last = &r->plan->op[s->op[s->count - 1]];
     return r->pass == TE_BACKWARD ? (int)te_min(first->out, last->in) : (int)te_min(first->in, last->out);
 }
-/* The second stage of the column sums, behind the kernel that left the partial ones. */
-TE_API te_status te__add_up(te__sums *sums, te_run *r) {
-    int widest = 0, odd = 0;
-    for (int i = 0; i < sums->count; i++) widest = (int)te_max(widest, sums->args.job[i].width), odd |= sums->args.job[i].width % 2;
-    if (sums->count && !r->dry) {
-        const int columns = widest >= TE_SUM_WIDE && !odd ? 2 : 1;
-        const te_grid grid = te_grid_of(te_ceil_div(widest, columns * TE_SUM_LANES), sums->count);
-        TE_TRY((columns == 2 ? te_sum_wide_rows_launch : te_sum_rows_launch)(r->ctx, grid, &sums->args));
-    }
-    for (int i = 0; i < sums->count; i++) te_drop(r, sums->held[i]);
-    return TE_OK;
-}
 /* Ops [skip, count) of the step as one kernel; `applied`: see te__chain_forward. */
 TE_API te_status te_chain_step(te_run *r, const te_step *s, int skip, int applied, te_chain_launch_fn launch, const te_chain_shape k) {
     te_chain c;
-    te__sums sums;
     int work = 0;
     const int tiles = te_chain_tiles(k), batch = TE_CUDA && k.norm < 0 && !te__sums_rows(k) ? te_map_batch(k) : 1;
     const int most = te__most_blocks(r, k, tiles), blocks = (int)te_min(te_ceil_div(r->rows, k.groups * batch), most);
     memset(&c, 0, sizeof c); /* what no op fills in is null */
-    c.x = r->now.p, c.rows = r->rows, c.half = k.half, sums.count = 0, sums.most = most;
+    c.x = r->now.p, c.rows = r->rows, c.half = k.half;
     const te_value x = te_hold(r, r->now);
-    if (k.backward) TE_TRY(te__chain_backward(r, s, skip, blocks, &c, &sums, &work));
+    if (k.backward) TE_TRY(te__chain_backward(r, s, skip, blocks, most, &c, &work));
     else TE_TRY(te__chain_forward(r, s, skip, applied, &c, &work));
+    if (work && !k.backward) c.take = r->take, r->take.taken = 0;
     if (work && !r->dry) TE_TRY(launch(r->ctx, te_grid_of((int64_t)blocks * tiles, 1), &c));
-    TE_TRY(te__add_up(&sums, r));
     te_drop(r, x);
     return TE_OK;
 }

@@ -8,7 +8,7 @@
 #ifndef TE_OPS_EMBEDDING_H
 #define TE_OPS_EMBEDDING_H
 
-#include "../fuse/chain_run.h" /* te_output, te_sum_rows */
+#include "../fuse/chain_run.h" /* te_output, te_gradient */
 
 #define TE_OP_embedding (embedding, 0, own)
 #define TE_IN_embedding(op) 1

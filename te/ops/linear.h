@@ -31,7 +31,7 @@ typedef struct te__linear_kernels {
 TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_product_kernels *bare) {
     const size_t scratch = te_gemm_scratch(g) * sizeof(float);
     te_value v = te_value_of(0);
-    if (te_product_can(bare, g, r->ctx) && te_product_pays(g, r->ctx)) return r->dry ? TE_OK : te_bare_run(bare, g, r->ctx);
+    if (te_bare_pays(bare, g, r->ctx)) return r->dry ? TE_OK : te_bare_run(bare, g, r->ctx);
     if (scratch) TE_TRY(te_acquire(r, &v, scratch));
     g->scratch = (float *)v.p;
     if (!r->dry) TE_TRY(te_gemm_run(g, r->ctx));
