@@ -27,6 +27,8 @@ TE_SEQUENTIAL(bare_proj, bf16, (linear, l, 4096, 4096))
 TE_SEQUENTIAL(bare_fc1, bf16, (linear, l, 4096, 16384))
 TE_SEQUENTIAL(bare_fc2, bf16, (linear, l, 16384, 4096))
 
+TE_SEQUENTIAL(linear_bias_gelu, bf16, (linear, l, 4096, 16384), (bias, b, 16384), (gelu, a))
+
 // dweight[out, in] += dy[rows, out]^T x[rows, in] in f32, beside the same without the sum.
 static void accumulating(const char *name, int rows, int in, int out) {
     if (bench_only && !strstr(name, bench_only)) return;
@@ -56,7 +58,8 @@ int main(int argc, char **argv) {
     accumulating("bare_fc1", 8192, 4096, 16384);
     accumulating("bare_fc2", 8192, 16384, 4096);
     bench_plan(mlp4096_plan(), 4, 2048);
-    bench_against(mlp4096_plan(), {bare_fc1_plan(), bare_fc2_plan()}, 4, 2048);
+    bench_against(mlp4096_plan(), {bare_fc1_plan(), bare_fc2_plan()}, 4, 2048, TE_BACKWARD, "its bare products");
+    for (te_pass pass : {TE_INFER, TE_FORWARD}) bench_against(linear_bias_gelu_plan(), {bare_fc1_plan()}, 4, 2048, pass, "its bare product");
     bench_plan(gpt4096_plan(), 4, 2048);
     bench_whole(gpt4096_plan(), 4, 2048);
     for (int rows : {1, 8, 16, 64}) bench_whole(gpt4096_plan(), 1, rows);

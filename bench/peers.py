@@ -3,12 +3,15 @@
 
     python3 bench/peers.py OUT.tsv [part of a name]
 
+Where libproducts.so (products.cu) lies beside OUT.tsv, its products take turns with PyTorch's, on a warm chip.
 As bench.h does it: a case is captured many times into one CUDA graph, over enough copies of its tensors (outputs too, but
 not weights) that the L2 does not help; the variants of a case run in turns; the median of the rounds is taken. What takes
 milliseconds runs without a graph, behind a run that is not timed: a pause there would let the chip cool, and its clock rise.
 What cannot be captured runs behind a kernel that waits until the host is far ahead.
 A case that fails says why, and the next one runs. Once SECONDS have passed nothing more is compiled, later nothing run.
 """
+import ctypes
+import os
 import statistics
 import sys
 import time
@@ -88,7 +91,14 @@ def emit(row, us, spread):
     TSV.flush()
 
 
-def race(racers):
+def race(racers, warm=0.0):
+    """In turns; `warm` seconds of it before what counts."""
+    start = time.monotonic()
+    while time.monotonic() - start < warm:
+        for r in racers:
+            r.round()
+    for r in racers:
+        r.us.clear()
     for _ in range(ROUNDS):
         for r in racers:
             r.round()
@@ -101,7 +111,7 @@ def tensors_of(x):
     return [x] if isinstance(x, torch.Tensor) else [t for part in x or [] for t in tensors_of(part)]
 
 
-def case(what, shape, fn, make, passes=("forward", "backward"), compiled=True, variants=None, graph=True, shared=(), sets=0, runs=0):
+def case(what, shape, fn, make, passes=("forward", "backward"), compiled=True, variants=None, graph=True, shared=(), sets=0, runs=0, warm=0.0):
     """Time fn(*make()) and its backward. Gradients are those of the tensors that want one, of make() and of `shared`."""
     if ONLY not in what:
         return
@@ -128,7 +138,7 @@ def case(what, shape, fn, make, passes=("forward", "backward"), compiled=True, v
             except Exception as e:
                 note(f"{what} {step} {variant} {shape}: {reason(e)}")
     try:
-        race(racers)
+        race(racers, warm)
     except Exception as e:
         note(f"{what} {shape}: {reason(e)}")
     del racers, copies
@@ -235,18 +245,52 @@ def host_time(block, x, rounds=30):
 
 # ---- products
 
+class Ours:
+    """libproducts.so: y = x W^T, dx = dy W, dW = dy^T x in f32 and in bf16."""
+
+    WHICH = {"forward": 0, "dgrad": 1, "wgrad_f32": 2, "wgrad": 3}
+
+    def __init__(self, path):
+        self.library = ctypes.CDLL(path)
+        self.library.products_open.argtypes, self.library.products_open.restype = [ctypes.c_void_p], ctypes.c_char_p
+        self.library.products_run.argtypes, self.library.products_run.restype = [ctypes.c_int] * 4 + [ctypes.c_void_p] * 3, ctypes.c_char_p
+        self.library.products_gain.argtypes, self.library.products_gain.restype = [ctypes.c_int] * 4, ctypes.c_double
+        self.check(self.library.products_open(torch.cuda.current_stream().cuda_stream))
+
+    def check(self, error):
+        if error:
+            raise RuntimeError(error.decode())
+
+    def run(self, step, m, n, k, a, b):
+        shape = {"forward": (m, n), "dgrad": (m, k)}.get(step, (n, k))
+        out = torch.empty(shape, dtype=torch.float32 if step == "wgrad_f32" else BF16, device=DEVICE)
+        self.check(self.library.products_run(self.WHICH[step], m, n, k, out.data_ptr(), a.data_ptr(), b.data_ptr()))
+        return out
+
+    def gain(self, step, m, n, k):
+        return self.library.products_gain(self.WHICH[step], m, n, k)
+
+
 def products(m=8192):
     """y = x W^T, dx = dy W, dW = dy^T x of a linear k -> n; dW in bf16 and summed in f32."""
+    path = os.path.join(os.path.dirname(os.path.abspath(sys.argv[1])), "libproducts.so")
+    ours = Ours(path) if os.path.exists(path) else None
     for n, k in ((12288, 4096), (4096, 4096), (16384, 4096), (4096, 16384)):
         shape = f"{m}x{k}" + (f"x{n}" if n != k else "")
         w, b = normal(n, k, std=0.02), normal(n)
-        for step, f, make in (
-            ("forward", lambda x: torch.mm(x, w.t()), lambda: [normal(m, k)]),
-            ("dgrad", lambda dy: torch.mm(dy, w), lambda: [normal(m, n)]),
-            ("wgrad", lambda dy, x: torch.mm(dy.t(), x), lambda: [normal(m, n), normal(m, k)]),
-            ("wgrad_f32", lambda dy, x: torch.mm(dy.t(), x, out_dtype=torch.float32), lambda: [normal(m, n), normal(m, k)]),
+        for step, f, mine, make in (
+            ("forward", lambda x: torch.mm(x, w.t()), lambda x: (x, w), lambda: [normal(m, k)]),
+            ("dgrad", lambda dy: torch.mm(dy, w), lambda dy: (dy, w), lambda: [normal(m, n)]),
+            ("wgrad", lambda dy, x: torch.mm(dy.t(), x), lambda dy, x: (dy, x), lambda: [normal(m, n), normal(m, k)]),
+            ("wgrad_f32", lambda dy, x: torch.mm(dy.t(), x, out_dtype=torch.float32), lambda dy, x: (dy, x), lambda: [normal(m, n), normal(m, k)]),
         ):
-            case("linear" if step == "forward" else "linear_" + step, shape, f, make, ("forward",), compiled=False)
+            variants = {"eager": f}
+            if ours:
+                variants["ours"] = lambda *t: ours.run(step, m, n, k, *mine(*t))
+            what = "linear" if step == "forward" else "linear_" + step
+            case(what, shape, f, make, ("forward",), compiled=False, variants=variants, warm=0.3)
+            if ours:
+                emit((what, "forward", "tuning", shape), ours.gain(step, m, n, k), 0.0)  # a ratio, no time
         if n == 16384:
             case("linear_bias_gelu", shape, lambda x: F.gelu(F.linear(x, w, b), approximate="tanh"), lambda: [normal(m, k)], ("forward",))
 

@@ -38,17 +38,34 @@ def key(row):
     return "_".join(words[::-1] if row["pass"] == "backward" else words), "forward" if row["pass"] == "step" else row["pass"], row["shape"]
 
 def peers_by_key(rows):
-    """{key: {variant: microseconds}}; a linear's backward is its two products, dW in f32 if there is such a row."""
+    """{key: {variant: microseconds}} of PyTorch's; a linear's backward is its two products, dW in f32 if there is such a row."""
     peers = defaultdict(dict)
     for r in rows:
         words = ops(r["what"])
-        peers["_".join(words), r["pass"], r["shape"]][r["variant"]] = r["microseconds"]
+        if r["variant"] not in ("ours", "tuning"):
+            peers["_".join(words), r["pass"], r["shape"]][r["variant"]] = r["microseconds"]
     for (what, _, shape), t in list(peers.items()):
         if what == "linear_dgrad":
             wgrad = peers.get(("linear_wgrad_f32", "forward", shape)) or peers.get(("linear_wgrad", "forward", shape))
             if wgrad:
                 peers["linear", "backward", shape] = {"eager": t["eager"] + wgrad["eager"]}
     return peers
+
+def products_table(rows):
+    """Products that took turns with PyTorch's; a gradient of the weights counts in f32."""
+    t = {(r["what"], r["shape"], r["variant"]): r["microseconds"] for r in rows}
+    out, ratios = [], []
+    for (what, shape, variant), ours in t.items():
+        theirs = t.get((what, shape, "eager"))
+        if variant == "ours" and theirs:
+            gain = t.get((what, shape, "tuning"), 0)
+            ratios += [theirs / ours] if what != "linear_wgrad" else []
+            out.append([what, shape, us(ours), us(theirs), f"{theirs / ours:.3f}", f"{gain:.3f}" if gain else ""])
+    if not out:
+        return ""
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return table(["<product", "<shape", "ours, us", "PyTorch eager", "PyTorch / ours", "first candidate / fastest"], out) + \
+        f"\nOf the {len(ratios)} products of forward and backward, gradients of weights in f32: geometric mean {mean:.3f}, least {min(ratios):.3f}.\n"
 
 def table(head, rows):
     left = sum(1 for h in head if h.startswith("<"))
@@ -252,6 +269,8 @@ def main():
     text = f"# {title}\n\nMedians. \"of copy\": the time that a copy of as many bytes takes in the same run, over the step's.\n"
     if block:
         text += "\n## Whole parts\n\nForward: the sum of our steps, each by itself. Forward + backward: ours as one CUDA graph. PyTorch: the whole.\n\n" + wholes(block, peers)
+    if products := products_table(measured):
+        text += "\n## Products in turns with PyTorch's\n\n" + products
     if beside := beside_table(kernels + block):
         text += "\n## Beside something else than a copy\n\n" + beside
     if gaps:
@@ -262,7 +281,7 @@ def main():
         text += "\n## Steps of the plans\n\n" + steps_table(block, peers)
     if measured:
         used = {key(r) for r in kernels + block}
-        rest = [r for r in measured if ("_".join(ops(r["what"])), r["pass"], r["shape"]) not in used]
+        rest = [r for r in measured if r["variant"] not in ("ours", "tuning") and ("_".join(ops(r["what"])), r["pass"], r["shape"]) not in used]
         text += "\n## PyTorch alone\n\n" + table(["<what", "<pass", "<variant", "<shape", "us"], [[r["what"], r["pass"], r["variant"], r["shape"], us(r["microseconds"])] for r in rest])
     with open(os.path.join(folder, "results.md"), "w") as f:
         f.write(text + "\n![roofline](roofline.svg)\n")

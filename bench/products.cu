@@ -1,0 +1,55 @@
+// products.cu -- the products of a linear as a library, which peers.py lets take turns with PyTorch's: a chip at its power limit
+// is some percent faster after a pause, so times from two programs cannot be compared that closely. As a program: what tuning
+// gains at the block's shapes.
+//
+//     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fPIC -shared -I. bench/products.cu -o libproducts.so -lcublasLt
+#include "te/te.h"
+
+static te_context context;
+
+// y[m, n] = x[m, k] w[n, k]^T;  dx[m, k] = dy[m, n] w;  dw[n, k] = dy^T x in f32, in bf16
+enum { FORWARD, DGRAD, WGRAD_F32, WGRAD };
+
+static te_gemm product_of(int which, int m, int n, int k, void *out, const void *a, const void *b) {
+    te_gemm g = which == FORWARD ? te_gemm_of(m, n, k) : which == DGRAD ? te_gemm_of(m, k, n) : te_gemm_of(n, k, m);
+    g.a = a, g.b = b, g.d = out, g.trans_b = which == FORWARD, g.trans_a = which >= WGRAD_F32, g.dtype = TE_bf16, g.out = which == WGRAD_F32 ? TE_f32 : TE_bf16;
+    return g;
+}
+
+extern "C" {
+// On this stream. Candidates are timed at a product's first run. null: it went well.
+const char *products_open(void *stream) {
+    const te_status status = te_context_create(&context, 0, 1);
+    context.stream = stream, context.gemm_tune = 1;
+    return status == TE_OK ? nullptr : te_last_error(&context);
+}
+// As te_linear_step runs it.
+const char *products_run(int which, int m, int n, int k, void *out, const void *a, const void *b) {
+    const te_gemm g = product_of(which, m, n, k, out, a, b);
+    te_product_kernels *kernels = which == FORWARD ? TE_BARE(bf16, forward) : which == DGRAD ? TE_BARE(bf16, backward) : nullptr;
+    const te_status status = te_bare_pays(kernels, &g, &context) ? te_bare_run(kernels, &g, &context) : te_gemm_run(&g, &context);
+    return status == TE_OK ? nullptr : te_last_error(&context);
+}
+// The time of cuBLASLt's first candidate over that of its fastest; 1 where a kernel of our own runs.
+double products_gain(int which, int m, int n, int k) {
+    const te_gemm g = product_of(which, m, n, k, nullptr, nullptr, nullptr);
+    const te__gemm_plan *p = te__gemm_find_plan(&g, &context);
+    return p && p->timed > 0 ? (double)p->product.first_ns / (double)p->product.best_ns : 1.0;
+}
+}
+
+int main() {
+    const int m = 8192, shapes[][2] = {{12288, 4096}, {4096, 4096}, {16384, 4096}, {4096, 16384}};
+    const size_t most = (size_t)16384 * 16384 * 4;
+    void *a = nullptr, *b = nullptr, *out = nullptr;
+    const char *error = products_open(nullptr);
+    if (!error && (te_allocate(&context, &a, most) || te_allocate(&context, &b, most) || te_allocate(&context, &out, most) ||
+                   te_fill_normal(a, TE_bf16, most / 2, 0, 1, 1, 0, &context) || te_fill_normal(b, TE_bf16, most / 2, 0, 1, 1, 1, &context)))
+        error = te_last_error(&context);
+    context.gemm_own = 0; // cuBLASLt's alone
+    for (const auto &shape : shapes)
+        for (int which = FORWARD; which <= WGRAD && !error; which++) error = products_run(which, m, shape[0], shape[1], out, a, b);
+    if (!error) te_gemm_print(stdout, &context);
+    else fprintf(stderr, "%s\n", error);
+    return error != nullptr;
+}
