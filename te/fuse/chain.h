@@ -110,8 +110,8 @@ TE_BOTH int te_chain_tiles(te_chain_shape k) { return k.norm >= 0 ? 1 : ((k.half
 #define TE_RESIDENT_forward(threads, chunks) (TE_NORM_THREADS(chunks) > (threads) ? TE_NORM_THREADS(chunks) / (threads) : 1)
 #define TE_NORM_SUMMING_THREADS(chunks) ((chunks) <= 1 ? 1024 : (chunks) <= 2 ? 512 : (chunks) <= 3 ? 384 : 256)
 #define TE_RESIDENT_backward(threads, chunks) (TE_NORM_SUMMING_THREADS(chunks) > (threads) ? TE_NORM_SUMMING_THREADS(chunks) / (threads) : 1)
-#define TE_CHAIN_RESIDENT(norm, threads, chunks, sums, gated, draws, pass) \
-    ((norm) >= 0 ? TE_RESIDENT_##pass(threads, chunks) : (sums) < 0 ? 6 : (gated) ? 3 : (draws) ? 5 : 4)
+#define TE_CHAIN_RESIDENT(norm, threads, chunks, sums, gated, pass) \
+    ((norm) >= 0 ? TE_RESIDENT_##pass(threads, chunks) : (sums) < 0 ? 6 : (gated) ? 3 : 4)
 #define TE_CHAIN_STASH(norm, lanes, chunks, size, backward) \
     ((norm) >= 0 && (backward) && (lanes) > 32 && (lanes) * (chunks) * 8 * (size) <= 32768 ? (lanes) * (chunks) * 8 * (size) : 0)
 #else
@@ -119,7 +119,7 @@ TE_BOTH int te_chain_tiles(te_chain_shape k) { return k.norm >= 0 ? 1 : ((k.half
 #define TE_CHAIN_LANES(norm, w, sums, pass) 1
 #define TE_CHAIN_GROUPS(norm, lanes) 1
 #define TE_CHAIN_CHUNKS(norm, w, lanes) TE_VECTORS(w)
-#define TE_CHAIN_RESIDENT(norm, threads, chunks, sums, gated, draws, pass) 1
+#define TE_CHAIN_RESIDENT(norm, threads, chunks, sums, gated, pass) 1
 #endif
 
 /* The kernels of a chain whose width is known only at run time: X(.., suffix, columns, aligned). A norm's row has that many

@@ -110,7 +110,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
         kernel##_chunks = TE_CHAIN_CHUNKS(name##_norm, columns, kernel##_lanes),                                       \
         kernel##_threads = kernel##_lanes * kernel##_groups,                                                           \
         kernel##_stash = TE_CHAIN_STASH(name##_norm, kernel##_lanes, kernel##_chunks, TE_##dtype == TE_f32 ? 4 : 2, name##_is_backward), \
-        kernel##_resident = TE_CHAIN_RESIDENT(name##_norm, kernel##_threads, kernel##_chunks, name##_sums, name##_in_halves != name##_out_halves, name##_draws, pass) \
+        kernel##_resident = TE_CHAIN_RESIDENT(name##_norm, kernel##_threads, kernel##_chunks, name##_sums, name##_in_halves != name##_out_halves, pass) \
     };                                                                                                                 \
     TE_BOTH te_chain_shape kernel##_shape(int half) {                                                                  \
         const te_chain_shape k = {TE_##dtype, width, name##_in_halves, name##_out_halves, even, name##_norm, name##_norm_code, name##_sums, name##_is_backward, \

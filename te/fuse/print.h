@@ -30,7 +30,7 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
         if (pass != TE_INFER) n += op->stats * (long)sizeof(float);
         if (pass == TE_BACKWARD) {
             if (op->flags & TE_SAVES_INPUT) n += op->in * size;
-            if (op->flags & TE_IS_FORK) n += op->out * size;
+            if ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT)) n += op->out * size; /* an input's gradient went to its caller */
             if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += op->out * size;
         } else {
             /* an add reads what was kept, unless the step begins with that */

@@ -26,11 +26,12 @@ TE_BOTH int te_dropped(const uint32_t word[4], int e, uint32_t limit) {
     return (e % 2 ? u : u << 16) < limit << 16; /* the half in question is on top; what lies below it decides nothing */
 }
 TE_BOTH uint32_t te_dropout_limit(float p) { return (uint32_t)te_min((int64_t)(p * 65536.0f + 0.5f), 65535); }
-/* Nothing writes it while a kernel that draws runs: the compiler may load it once for all rows. */
+/* One load that need not wait for stores. volatile: made again for each eight elements; kept for all rows, state and keys would push
+ * a backward's sums out of the registers. */
 TE_FN te_rng te_rng_of(const te_rng *rng) {
 #if TE_CUDA
     te_rng now;
-    now.seed = __ldg((const unsigned long long *)&rng->seed), now.offset = __ldg((const unsigned long long *)&rng->offset);
+    asm volatile("ld.global.nc.v2.u64 {%0, %1}, [%2];" : "=l"(now.seed), "=l"(now.offset) : "l"(rng));
     return now;
 #else
     return *rng;
