@@ -12,6 +12,7 @@
 
 enum {
     TE_GEMM_WORKSPACE = 32 << 20, /* bytes; what cuBLASLt asks for on Hopper */
+    TE_GEMM_LEFT = 256,           /* tiles that gemm_hopper.h shares out, at most; behind the workspace are 16 counts for each, 0 */
     TE__GEMM_SLOTS = 2 * TE_GEMM_PLANS
 };
 
@@ -73,7 +74,8 @@ TE_API te_status te_context_create(te_context *ctx, int device, uint64_t seed) {
     te_rng rng;
     rng.seed = seed, rng.offset = 0;
     te_status status = te__blas_status(ctx, cublasLtCreate(&s->handle), "cublasLtCreate");
-    if (status == TE_OK) status = te_allocate(ctx, &s->workspace, TE_GEMM_WORKSPACE);
+    if (status == TE_OK) status = te_allocate(ctx, &s->workspace, TE_GEMM_WORKSPACE + TE_GEMM_LEFT * 64);
+    if (status == TE_OK) status = te_fill(ctx, (char *)s->workspace + TE_GEMM_WORKSPACE, 0, TE_GEMM_LEFT * 64);
     if (status == TE_OK) status = te_allocate(ctx, (void **)&ctx->rng, sizeof rng);
     if (status == TE_OK) status = te_rng_set(&rng, ctx);
     if (status != TE_OK) {

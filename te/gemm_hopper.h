@@ -7,8 +7,12 @@
  * where three more warps run the end on them, eight elements at a time: any function of an element and its place. The end
  * stores what is to be kept.
  *
- * D = alpha A op(B), rounded to 16 bits, then the end: the numbers of the ops one by one. Every sum over k runs in one order, so
- * the same inputs give the same bits.
+ * Tiles rarely come out even: 2048 pairs of them on 66 clusters are 31 rounds and two. Clusters that would have none in the last
+ * round take a part of k of those that are left (Stream-K, Osama et al. 2023): they leave their sums in memory, and who has the
+ * tile adds them, in a fixed order. At 8192 x 16384 x 4096 that is 0.99 of the time, not 0.97: the chip's power limit takes the rest.
+ *
+ * D = alpha A op(B), rounded to 16 bits, then the end: the numbers of the ops one by one. Sums over k run in an order that only
+ * sizes and multiprocessors decide, so the same inputs give the same bits.
  *
  * Measured on an H200, which its power limits at about 690 TFLOP/s: with a bare store for an end 0.98 to 1.03 of the time of
  * cuBLASLt's fastest candidate. With bias and gelu, 8192 x 16384 x 4096, 1.04 of that bare product, with the pre-activation stored
@@ -39,7 +43,12 @@ typedef struct te_hopper {
     CUtensorMap a, b;
     float *sums; /* [3 * rows of tiles, n], sums over the rows of what the end says; null: none */
     float alpha;
-    int m, n, k;
+    int m, n, k, tiles; /* tiles: of clusters */
+    /* After `rounds` each cluster has had as many tiles; then the first `helpers` clusters take `each` parts of `parts` of k of each of
+     * the `left` tiles. No helpers: rounds without end. */
+    int rounds, left, helpers, each, parts;
+    float *given;   /* [tiles left * each, TE_CLUSTER, TE_TILE_M * TE_TILE_N]: their sums */
+    uint32_t *ready; /* [tiles left, TE_CLUSTER, 8]: parts that have come, by warp; 0 before and after */
 } te_hopper;
 
 /* All constants. trans_b: B is stored [n, k]. */
@@ -77,12 +86,34 @@ TE_FN void te__hopper_leave(const uint32_t held[64], const int quarter, uint32_t
 
 /* ---- the kernel ---------------------------------------------------------------------------------------------------------- */
 
-/* Where tile `i` of this cluster's lies: rows from y, columns from x. Tiles go down a band of rows, then to the next column. */
-TE_FN void te__hopper_tile(int *x, int *y, const te_hopper *p, int i, int rank) {
+/* What a cluster works on: a tile at x, y (of this block), the steps [first, last) of k. part: -1: by itself; 0: the tile is its own,
+ * with sums of others; else a part for `left`, the number of a tile of the last round. */
+typedef struct te_hopper_work { int x, y, first, last, part, left; } te_hopper_work;
+
+/* Where tile `i` lies: rows from y, columns from x. Tiles go down a band of rows, then to the next column. */
+TE_FN void te__hopper_tile(te_hopper_work *w, const te_hopper *p, int i) {
     const int rows = (p->m + TE_CLUSTER * TE_TILE_M - 1) / (TE_CLUSTER * TE_TILE_M), columns = (p->n + TE_TILE_N - 1) / TE_TILE_N;
     const int band = i / (TE_HOPPER_BAND * columns), first = band * TE_HOPPER_BAND, high = rows - first < TE_HOPPER_BAND ? rows - first : TE_HOPPER_BAND;
     const int at = i - first * columns;
-    *y = ((first + at % high) * TE_CLUSTER + rank) * TE_TILE_M, *x = at / high * TE_TILE_N;
+    w->y = ((first + at % high) * TE_CLUSTER + (int)blockIdx.x % TE_CLUSTER) * TE_TILE_M, w->x = at / high * TE_TILE_N;
+}
+/* The j-th work of this cluster; 0: there is none. Who has a tile waits for clusters of lower numbers alone. */
+TE_FN int te__hopper_work(te_hopper_work *w, const te_hopper *p, int j) {
+    const int cluster = (int)blockIdx.x / TE_CLUSTER, clusters = (int)gridDim.x / TE_CLUSTER, steps = (p->k + TE_TILE_K - 1) / TE_TILE_K;
+    int tile = cluster + j * clusters;
+    w->first = 0, w->last = steps, w->part = -1, w->left = 0;
+    if (j >= p->rounds) {
+        const int helps = cluster < p->helpers, own = p->parts - p->each;
+        w->left = helps ? cluster / p->each + (j - p->rounds) * p->helpers : cluster - p->helpers;
+        if (w->left >= p->left || (!helps && j > p->rounds)) return 0;
+        w->part = helps ? 1 + cluster % p->each : 0;
+        if (helps) w->first = steps * (own + w->part - 1) / p->parts;
+        w->last = steps * (own + w->part) / p->parts;
+        tile = p->rounds * clusters + w->left;
+    }
+    if (tile >= p->tiles) return 0;
+    te__hopper_tile(w, p, tile);
+    return 1;
 }
 
 typedef struct te_hopper_ring { int stage, phase; } te_hopper_ring;
@@ -91,12 +122,13 @@ TE_FN void te__hopper_advance(te_hopper_ring *r) {
 }
 
 /* One thread brings all tiles, in the order in which they are used. */
-TE_FN void te__hopper_load(const te_hopper *p, uint32_t ring, uint32_t full, uint32_t empty, int tiles, int rank, const te_hopper_kind kind) {
+TE_FN void te__hopper_load(const te_hopper *p, uint32_t ring, uint32_t full, uint32_t empty, const te_hopper_kind kind) {
+    const int rank = (int)blockIdx.x % TE_CLUSTER;
     te_hopper_ring r = {0, 0};
-    for (int i = (int)blockIdx.x / TE_CLUSTER; i < tiles; i += (int)gridDim.x / TE_CLUSTER) {
-        int x, y;
-        te__hopper_tile(&x, &y, p, i, rank);
-        for (int k = 0; k < p->k; k += TE_TILE_K, te__hopper_advance(&r)) {
+    te_hopper_work w;
+    for (int j = 0; te__hopper_work(&w, p, j); j++) {
+        const int x = w.x, y = w.y;
+        for (int k = w.first * TE_TILE_K; k < w.last * TE_TILE_K; k += TE_TILE_K, te__hopper_advance(&r)) {
             const uint32_t bar = full + 8 * r.stage, a = ring + r.stage * TE_HOPPER_STAGE, b = a + TE_HOPPER_A;
             const int mask = (1 << TE_CLUSTER) - 1;
             te__barrier_wait(empty + 8 * r.stage, r.phase ^ 1);
@@ -136,15 +168,42 @@ TE_FN void te__hopper_step(float d[128], te_hopper_group *g, int step, const te_
     if (step) te__hopper_free(g);
     te__hopper_advance(&g->at);
 }
+/* A lane's sums of a part of k, and whoever has the tile adds them. */
+TE_FN void te__hopper_give(const te_hopper *p, const float d[128], const te_hopper_work *w) {
+    const int rank = (int)blockIdx.x % TE_CLUSTER, thread = (int)threadIdx.x - 128, slot = (w->left * p->each + w->part - 1) * TE_CLUSTER + rank;
+    float4 *to = (float4 *)p->given + (int64_t)slot * (TE_TILE_M * TE_TILE_N / 4) + thread;
+    TE_UNROLL for (int i = 0; i < 32; i++) to[i * 256] = make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]);
+    __threadfence();
+    __syncwarp();
+    if (thread % 32 == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&p->ready[(w->left * TE_CLUSTER + rank) * 8 + thread / 32]) : "memory");
+}
+TE_FN void te__hopper_collect(const te_hopper *p, float d[128], const te_hopper_work *w) {
+    const int rank = (int)blockIdx.x % TE_CLUSTER, thread = (int)threadIdx.x - 128;
+    uint32_t *ready = &p->ready[(w->left * TE_CLUSTER + rank) * 8 + thread / 32], come = 0;
+    while (come < (uint32_t)p->each) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(come) : "l"(ready) : "memory");
+    __syncwarp();
+    if (thread % 32 == 0) *ready = 0; /* for the next product */
+#pragma unroll 1
+    for (int part = 0; part < p->each; part++) {
+        const float4 *from = (const float4 *)p->given + (int64_t)((w->left * p->each + part) * TE_CLUSTER + rank) * (TE_TILE_M * TE_TILE_N / 4) + thread;
+        TE_UNROLL for (int i = 0; i < 32; i++) {
+            const float4 v = __ldcg(from + i * 256);
+            d[4 * i] += v.x, d[4 * i + 1] += v.y, d[4 * i + 2] += v.z, d[4 * i + 3] += v.w;
+        }
+    }
+}
+
 /* A warpgroup's tiles. */
-TE_FN void te__hopper_multiply(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, int tiles, const te_hopper_kind k) {
-    const int steps = (p->k + TE_TILE_K - 1) / TE_TILE_K, warp = (int)threadIdx.x / 32 - 4;
+TE_FN void te__hopper_multiply(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, const te_hopper_kind k) {
+    const int warp = (int)threadIdx.x / 32 - 4;
     const uint32_t boxes = ring + TE_STAGES * TE_HOPPER_STAGE + warp * 2 * TE_HOPPER_BOX;
     te_hopper_group g = {ring, te__shared_address(bars->full), te__shared_address(bars->empty), {0, 0}};
+    te_hopper_work w;
     uint32_t held[64]; /* of the tile before, if there is one */
     float d[128];
     int have = 0;
-    for (int i = (int)blockIdx.x / TE_CLUSTER; i < tiles; i += (int)gridDim.x / TE_CLUSTER) {
+    for (int j = 0; te__hopper_work(&w, p, j); j++) {
+        const int steps = w.last - w.first;
         TE_UNROLL for (int quarter = 0; quarter < 4; quarter++) {
             const int first = steps * quarter / 4, last = steps * (quarter + 1) / 4;
             te__hopper_step(d, &g, quarter, k);
@@ -154,18 +213,27 @@ TE_FN void te__hopper_multiply(const te_hopper *p, uint32_t ring, te_hopper_barr
         }
         te__wgmma_wait_0();
         te__hopper_free(&g);
+        asm volatile("" : "+r"(j)); /* found again rather than kept: there are no registers for it */
+        (void)te__hopper_work(&w, p, j);
+        have = w.part <= 0;
+        if (!have) {
+            te__hopper_give(p, d, &w);
+            TE_UNROLL for (int i = 0; i < 64; i++) held[i] = 0; /* nothing: so that the compiler need not keep it */
+            continue;
+        }
+        if (w.part == 0) te__hopper_collect(p, d, &w);
         te__hopper_pack(p, held, d, k.dtype);
-        have = 1;
     }
     TE_UNROLL for (int quarter = 0; have && quarter < 4; quarter++) te__hopper_leave(held, quarter, boxes, bars);
 }
 
 /* Three warps: the end, eight elements a lane at a time. */
-TE_FN void te__hopper_end(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, int tiles, int rank, te_gemm_end_fn end, const void *arg) {
+TE_FN void te__hopper_end(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, te_gemm_end_fn end, const void *arg) {
     const int warp = (int)threadIdx.x / 32 - 1, lane = (int)threadIdx.x % 32;
-    for (int i = (int)blockIdx.x / TE_CLUSTER; i < tiles; i += (int)gridDim.x / TE_CLUSTER) {
-        int x, y;
-        te__hopper_tile(&x, &y, p, i, rank);
+    te_hopper_work w;
+    for (int j = 0; te__hopper_work(&w, p, j); j++) {
+        const int x = w.x, y = w.y;
+        if (w.part > 0) continue;
 #pragma unroll 1
         for (int quarter = 0; quarter < 4; quarter++) {
             const int box = quarter % 2, col = x + quarter * 64 + lane % 8 * 8;
@@ -191,8 +259,6 @@ TE_FN void te__hopper_end(const te_hopper *p, uint32_t ring, te_hopper_barriers 
 TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_gemm_end_fn end, const void *arg, const te_hopper_kind k) {
     extern __shared__ char te_dynamic[];
     const uint32_t ring = (te__shared_address(te_dynamic) + 1023) & ~1023u;
-    const int rank = (int)blockIdx.x % TE_CLUSTER;
-    const int tiles = ((p->m + TE_CLUSTER * TE_TILE_M - 1) / (TE_CLUSTER * TE_TILE_M)) * ((p->n + TE_TILE_N - 1) / TE_TILE_N);
     if (threadIdx.x == 0) {
         TE_UNROLL for (int s = 0; s < TE_STAGES; s++)
             te__barrier_init(te__shared_address(&bars->full[s]), 1), te__barrier_init(te__shared_address(&bars->empty[s]), 8 * TE_CLUSTER);
@@ -203,11 +269,11 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_gemm_
     te_kernel_begin();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
-        if (threadIdx.x == 0) te__hopper_load(p, ring, te__shared_address(bars->full), te__shared_address(bars->empty), tiles, rank, k);
-        else if (threadIdx.x >= 32) te__hopper_end(p, ring, bars, tiles, rank, end, arg);
+        if (threadIdx.x == 0) te__hopper_load(p, ring, te__shared_address(bars->full), te__shared_address(bars->empty), k);
+        else if (threadIdx.x >= 32) te__hopper_end(p, ring, bars, end, arg);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 216;"); /* with 72 just what the block was launched with, 168 each */
-        te__hopper_multiply(p, ring, bars, tiles, k);
+        te__hopper_multiply(p, ring, bars, k);
     }
     __syncwarp();
     te__cluster_sync(); /* nobody leaves while the other may still write into this block's shared memory */
@@ -246,13 +312,25 @@ TE_API int te__hopper_pays(const te_gemm *g, const te_context *ctx) {
     return g->k >= 1024 && te_ceil_div(g->m, TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N) >= 4 * ctx->processors;
 }
 
+/* Parts of the last round's tiles for the clusters that have none in it: up to three for a tile, or one cluster for several tiles.
+ * Not where a part is so short that handing it over, some 4 us, takes longer. */
+TE_API void te__hopper_share(te_hopper *p, int64_t tiles, int clusters, te__gemm_state *s) {
+    const int left = (int)(tiles % clusters), helpers = clusters - left, steps = (p->k + TE_TILE_K - 1) / TE_TILE_K;
+    const int each = left ? (int)te_max(1, te_min(3, helpers / left)) : 1, parts = each + (left ? (int)te_ceil_div(left, helpers) : 1);
+    const size_t bytes = (size_t)(left * each) * TE_CLUSTER * TE_TILE_M * TE_TILE_N * sizeof(float);
+    p->left = left, p->each = each, p->parts = parts, p->rounds = (int)(tiles / clusters), p->helpers = helpers;
+    p->given = (float *)s->workspace, p->ready = (uint32_t *)(void *)((char *)s->workspace + TE_GEMM_WORKSPACE);
+    if (!left || left > TE_GEMM_LEFT || bytes > TE_GEMM_WORKSPACE || parts > 6 || steps < (left > helpers ? 32 : 8) * parts) p->helpers = 0, p->rounds = INT32_MAX;
+}
 /* Fill in p for the product, and launch `kernel` on `args`, of which p is the first member. */
 TE_API te_status te__hopper_run(const void *kernel, void *args, te_hopper *p, const te_gemm *g, te__encode_fn encode, te_context *ctx) {
     const int64_t tiles = te_ceil_div(g->m, TE_CLUSTER * TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);
-    p->alpha = g->alpha, p->m = (int)g->m, p->n = (int)g->n, p->k = (int)g->k;
+    const int clusters = ctx->processors / TE_CLUSTER;
+    p->alpha = g->alpha, p->m = (int)g->m, p->n = (int)g->n, p->k = (int)g->k, p->tiles = (int)tiles;
+    te__hopper_share(p, tiles, clusters, (te__gemm_state *)ctx->gemm);
     TE_TRY(te__hopper_map(&p->a, encode, g->a, g->m, g->k, TE_TILE_M, g->dtype, ctx));
     TE_TRY(te__hopper_map(&p->b, encode, g->b, g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n, 64, g->dtype, ctx));
-    const te_grid grid = te_grid_of(te_min(ctx->processors / TE_CLUSTER, tiles) * TE_CLUSTER, 1);
+    const te_grid grid = te_grid_of((p->helpers ? clusters : te_min(clusters, tiles)) * TE_CLUSTER, 1);
     return te__cuda_launch(ctx, kernel, grid, TE_HOPPER_THREADS, TE_HOPPER_SHARED, TE_CLUSTER, args, "matrix product");
 }
 

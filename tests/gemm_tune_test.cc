@@ -692,7 +692,7 @@ TEST_CASE("room for many rows is room for fewer, whichever kernels their number 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 namespace {
 // A product by a kernel of our own against doubles, with C added or not; what lies around D stays as it was.
-template <te_dtype T, int FORWARD> void check_bare(int64_t m, int64_t n, int64_t k) {
+template <te_dtype T, int FORWARD> void check_bare(int64_t m, int64_t n, int64_t k, int processors = 2) {
     for (int added = 0; added < 2; added++) {
         context own;
         const product p = {m, n, k, 0, FORWARD, T, T, TE_EPILOGUE_NONE, added};
@@ -701,7 +701,7 @@ template <te_dtype T, int FORWARD> void check_bare(int64_t m, int64_t n, int64_t
         te_gemm g = o.gemm();
         reference::vec before;
         INFO(name_of(p) << ", TE_SEED=" << seed);
-        own.c.gemm_own = 2, own.c.processors = 2;
+        own.c.gemm_own = 2, own.c.processors = processors;
         if (!te_product_can(te_bare_kernels<T, FORWARD>(), &g, &own.c)) {
             CHECK((n % 8 || k % 8 || (m > TE_FEW_ROWS && k <= 3 * TE_TILE_K) || own.c.capability != 900)); // said no for a reason
             continue;
@@ -726,5 +726,11 @@ TEST_CASE("products by kernels of our own, few rows and many", "[gemm_tune]") {
             for (int64_t k : {200, 264, 1000})
                 check_bare<TE_bf16, 1>(m, n, k), check_bare<TE_bf16, 0>(m, n, k), check_bare<TE_f16, 1>(m, n, k), check_bare<TE_f16, 0>(m, n, k);
     check_bare<TE_bf16, 1>(8, 8192, 4096); // more columns than the blocks take at once
+    // tiles that do not come out even: clusters without one take a part of k, one to three for a tile, or one for several tiles
+    const int64_t uneven[][3] = {{12, 520, 1032}, {18, 520, 1600}, {26, 520, 2056}, {132, 520, 2056}, {8, 1288, 1032}, {10, 1288, 2056}, {10, 520, 6200}, {20, 1288, 6200}};
+    for (const auto &u : uneven) {
+        const int processors = (int)u[0];
+        check_bare<TE_bf16, 1>(200, u[1], u[2], processors), check_bare<TE_bf16, 0>(300, u[1], u[2], processors), check_bare<TE_f16, 1>(131, u[1], u[2], processors);
+    }
 }
 #endif
