@@ -726,8 +726,10 @@ TEST_CASE("products by kernels of our own, few rows and many", "[gemm_tune]") {
             for (int64_t k : {200, 264, 1000})
                 check_bare<TE_bf16, 1>(m, n, k), check_bare<TE_bf16, 0>(m, n, k), check_bare<TE_f16, 1>(m, n, k), check_bare<TE_f16, 0>(m, n, k);
     check_bare<TE_bf16, 1>(8, 8192, 4096); // more columns than the blocks take at once
-    // tiles that do not come out even: clusters without one take a part of k, one to three for a tile, or one for several tiles
-    const int64_t uneven[][3] = {{12, 520, 1032}, {18, 520, 1600}, {26, 520, 2056}, {132, 520, 2056}, {8, 1288, 1032}, {10, 1288, 2056}, {10, 520, 6200}, {20, 1288, 6200}};
+}
+TEST_CASE("clusters without a tile take a part of those that are left", "[gemm_tune]") {
+    // processors, columns, k: one to three parts for a tile, without and with rounds before; one cluster for several tiles
+    const int64_t uneven[][3] = {{12, 520, 1032}, {18, 520, 1600}, {26, 520, 2056}, {132, 520, 2056}, {8, 1288, 1032}, {10, 1288, 2056}, {10, 520, 6200}};
     for (const auto &u : uneven) {
         const int processors = (int)u[0];
         check_bare<TE_bf16, 1>(200, u[1], u[2], processors), check_bare<TE_bf16, 0>(300, u[1], u[2], processors), check_bare<TE_f16, 1>(131, u[1], u[2], processors);

@@ -53,17 +53,19 @@ int main(void) { return !(block_plan()->op_count && block_forward_steps && block
 export -f compile build_one
 export arch bin catch2 out
 
-section_tests() {
-    local test name
-    for test in tests/*_test.cc; do
-        name=$(basename "$test" .cc)
-        timeout 120 "$bin/$name" >"$out/$name.log" 2>&1
-        result $? "$name: $(tail -n 3 "$out/$name.log" | tr -s '\n=' ' ')"
-    done
-    for name in custom_op readme embed; do
-        timeout 60 "$bin/$name" >"$out/$name.log" 2>&1
-        result $? "$name: $(tail -n 1 "$out/$name.log")"
-    done
+run_one() { # NAME SECONDS
+    local status
+    timeout "$2" "$bin/$1" >"$out/$1.log" 2>&1
+    status=$?
+    echo "$status $1: $(tail -n 3 "$out/$1.log" | tr -s '\n=' ' ')"
+}
+export -f run_one
+section_tests() { # several at once: most of a test's time goes into its reference
+    local test status name
+    while read -r status name; do result "$status" "$name"; done < <({
+        for test in tests/*_test.cc; do echo "$(basename "$test" .cc) 180"; done
+        printf '%s 60\n' custom_op readme embed
+    } | xargs -P "$(((jobs + 1) / 2))" -L 1 bash -c 'run_one "$@"' run_one)
 }
 
 # The first 50 losses of the small f32 model, GPU against CPU; twice the same bits; the 124M shape.
@@ -105,6 +107,7 @@ section_sanitizer() { # all at once: they keep the CPU busier than the GPU
     for tool in memcheck racecheck; do
         printf "$tool %s\n" hot_path_test attention_test recompute_long_test rows_forward_f16_test rows_backward_f16_test ops_bf16_test "train_bf16 --out $out/$tool $train"
     done >"$out/sanitizer.list"
+    for tool in memcheck racecheck; do echo "$tool gemm_tune_test 'clusters without a tile*'"; done >>"$out/sanitizer.list"
     for name in graph_test recompute_test; do # under racecheck each case by itself: together they take ten minutes
         echo "memcheck $name"
         "$bin/$name" --list-test-names-only | sed -n "s/[,[].*//; s/..*/racecheck $name '&*'/p"
