@@ -35,7 +35,8 @@ typedef struct te_target {
 
 typedef struct te_context {
     const te_target *target;
-    void *stream; /* cudaStream_t; null is the default stream. On the host unused. May be set by the caller. */
+    void *stream; /* cudaStream_t; null is the default stream. On the host unused. May be set by the caller; what a context has enqueued,
+                   * graphs too, shares its memory, and must not run on two streams at once */
     void *workspace;
     size_t workspace_bytes;
     te_rng *rng;               /* target memory */
