@@ -92,9 +92,9 @@ def beside_table(rows):
         rate = f"{r['TFLOP/s']:.0f} TFLOP/s" if r["TFLOP/s"] else f"{r['TB/s']:.2f} TB/s" if r["bytes"] else ""
         if other or r["pass"] == "plain":
             name, its = (r["beside"], other) if other else ("a copy of as many bytes", r["of_copy"] * r["microseconds"])
-            out.append([r["model"], r["step"], r["shape"], us(r["microseconds"]), rate, name, us(its),
+            out.append([r["model"], r["pass"], r["step"], r["shape"], us(r["microseconds"]), rate, name, us(its),
                         f"{r['microseconds'] / its:.3f}", f"{its / r['microseconds']:.3f}"])
-    return out and table(["<model", "<step", "<shape", "us", "rate", "<beside", "its us", "times its time", "of its rate"], out)
+    return out and table(["<model", "<pass", "<step", "<shape", "us", "rate", "<beside", "its us", "times its time", "of its rate"], out)
 
 def gaps_table(rows):
     return table(["<what", "us", "of the replay", "asked, us", "of what is asked"],
