@@ -4,20 +4,14 @@
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. bench/block.cu -o block -lcublasLt && ./block block.tsv COMMIT
 #include "bench.h"
+#include "models.h" // gpt4096
 
-#define ATTENTION_PART(H, HEADS, P)                                                                                    \
-    (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * (H)), (bias, qkv_b, 3 * (H)),                                \
-    (attention, attn, HEADS, HEADS, (H) / (HEADS)), (linear, proj, H, H), (bias, proj_b, H), (dropout, drop1, P), (add, x1)
-#define MLP_PART(H, F, P)                                                                                              \
-    (fork, x2), (layernorm, ln2, H), (linear, fc1, H, F), (bias, fc1_b, F), (gelu, act), (linear, fc2, F, H),          \
-    (bias, fc2_b, H), (dropout, drop2, P), (add, x2)
 #define LLAMA(H, F, HEADS, KV, D)                                                                                      \
     (fork, x1), (rmsnorm, ln1, H), (linear, qkv, H, ((HEADS) + 2 * (KV)) * (D)), (rope, turn, HEADS, KV, D),           \
     (attention, attn, HEADS, KV, D), (linear, proj, (HEADS) * (D), H), (add, x1), (fork, x2), (rmsnorm, ln2, H),       \
     (linear, up, H, 2 * (F)), (swiglu, act), (linear, down, F, H), (add, x2)
 
 TE_SEQUENTIAL(gpt768, bf16, ATTENTION_PART(768, 12, 0.1f), MLP_PART(768, 3072, 0.1f))
-TE_SEQUENTIAL(gpt4096, bf16, ATTENTION_PART(4096, 32, 0.1f), MLP_PART(4096, 16384, 0.1f))
 TE_SEQUENTIAL(mlp4096, bf16, MLP_PART(4096, 16384, 0.1f))
 TE_SEQUENTIAL(llama4096, bf16, LLAMA(4096, 14336, 32, 8, 128))
 TE_SEQUENTIAL(embed768, bf16, (embedding, wte, 50304, 768), (positions, wpe, 1024, 768))

@@ -3,7 +3,7 @@
 
     python3 bench/peers.py OUT.tsv [part of a name]
 
-Where libproducts.so (products.cu) lies beside OUT.tsv, its products take turns with PyTorch's, on a warm chip.
+Where libturns.so (turns.cu) lies beside OUT.tsv, its GPT block, attention and products take turns with PyTorch's, on a warm chip.
 As bench.h does it: a case is captured many times into one CUDA graph, over enough copies of its tensors (outputs too, but
 not weights) that the L2 does not help; the variants of a case run in turns; the median of the rounds is taken. What takes
 milliseconds runs without a graph, behind a run that is not timed: a pause there would let the chip cool, and its clock rise.
@@ -91,17 +91,20 @@ def emit(row, us, spread):
     TSV.flush()
 
 
-def race(racers, warm=0.0):
+def race(name, racers, warm=0.0):
     """In turns; `warm` seconds of it before what counts."""
     start = time.monotonic()
-    while time.monotonic() - start < warm:
+    try:
+        while racers and time.monotonic() - start < warm:
+            for r in racers:
+                r.round()
         for r in racers:
-            r.round()
-    for r in racers:
-        r.us.clear()
-    for _ in range(ROUNDS):
-        for r in racers:
-            r.round()
+            r.us.clear()
+        for _ in range(ROUNDS):
+            for r in racers:
+                r.round()
+    except Exception as e:
+        return note(f"{name}: {reason(e)}")
     for r in racers:
         t = r.us[WARM:]
         emit(r.row, statistics.median(t), (max(t) - min(t)) / statistics.median(t))
@@ -111,20 +114,22 @@ def tensors_of(x):
     return [x] if isinstance(x, torch.Tensor) else [t for part in x or [] for t in tensors_of(part)]
 
 
-def case(what, shape, fn, make, passes=("forward", "backward"), compiled=True, variants=None, graph=True, shared=(), sets=0, runs=0, warm=0.0):
-    """Time fn(*make()) and its backward. Gradients are those of the tensors that want one, of make() and of `shared`."""
+def racers_of(what, shape, fn, make, passes=("forward", "backward"), compiled=True, variants=None, graph=True, shared=(), sets=0, runs=0):
+    """fn(*make()) and its backward. Gradients are those of the tensors that want one, of make() and of `shared`."""
+    racers = []
     if ONLY not in what:
-        return
+        return racers
     if time.monotonic() - START > LONGEST:
-        return note(f"{what} {shape}: left out, it is late")
+        note(f"{what} {shape}: left out, it is late")
+        return racers
     try:
         copies = [make()]
         size = sum(t.nbytes for t in tensors_of(copies[0]))
         sets = sets or min(12, 2 + (256 << 20) // (2 * size + 1))
         copies += [make() for _ in range(sets - 1)]
     except Exception as e:
-        return note(f"{what} {shape}: {reason(e)}")
-    racers = []
+        note(f"{what} {shape}: {reason(e)}")
+        return racers
     todo = dict(variants or {"eager": fn})
     if compiled and time.monotonic() - START > SECONDS:
         note(f"{what} {shape}: not compiled, it is late")
@@ -137,11 +142,12 @@ def case(what, shape, fn, make, passes=("forward", "backward"), compiled=True, v
                 racers.append(Racer(what, step, variant, shape, runner(f, step, copies, shared), sets, runs or max(2 * sets, 10), graph))
             except Exception as e:
                 note(f"{what} {step} {variant} {shape}: {reason(e)}")
-    try:
-        race(racers, warm)
-    except Exception as e:
-        note(f"{what} {shape}: {reason(e)}")
-    del racers, copies
+    return racers
+
+
+def case(what, shape, *args, warm=0.0, **options):
+    """Time racers_of(what, shape, ...)."""
+    race(f"{what} {shape}", racers_of(what, shape, *args, **options), warm)
     torch.cuda.empty_cache()
 
 
@@ -217,12 +223,20 @@ def blocks():
     hidden, ffn, batch, seq = 4096, 16384, 4, 2048
     mlp, block = on_gpu(MLP(hidden, ffn)), on_gpu(Block(hidden, ffn, 32))
     x = lambda: [normal(batch, seq, hidden, grad=True)]
-    both, rows = ("forward", "forward+backward"), f"{batch * seq}"
-    case("mlp4096", rows, mlp, x, both, graph=False, shared=list(mlp.parameters()), sets=2, runs=5)
-    case("gpt4096", rows, block, x, both, graph=False, shared=list(block.parameters()), sets=2, runs=4)
-    backends = {"eager": attention, "cudnn": with_backend(SDPBackend.CUDNN_ATTENTION), "flash": with_backend(SDPBackend.FLASH_ATTENTION)}
     qkv = lambda: [normal(batch, seq, 32, HEAD_DIM, grad=True) for _ in range(3)]
-    case("attention", f"{rows}x{3 * hidden}x{hidden}", attention, qkv, compiled=False, variants=backends, graph=False, sets=3, runs=9)
+    both, rows, attention_shape = ("forward", "forward+backward"), f"{batch * seq}", f"{batch * seq}x{3 * hidden}x{hidden}"
+    # Each side's attention by itself runs behind its block, at the clock that the block leaves.
+    racers = racers_of("gpt4096", rows, block, x, both, graph=False, shared=list(block.parameters()), sets=2, runs=4)
+    racers += racers_of("attention", attention_shape, attention, qkv, both[1:], compiled=False, graph=False, sets=3, runs=8)
+    racers += ours_of("gpt4096", rows, batch, seq, runs=4) + ours_of("attention", attention_shape, batch, seq, runs=8)
+    race("gpt4096 and attention", racers, warm=1.0)
+    del racers
+    if OURS:
+        OURS.library.lists_close()
+    torch.cuda.empty_cache()
+    case("mlp4096", rows, mlp, x, both, graph=False, shared=list(mlp.parameters()), sets=2, runs=5)
+    backends = {"eager": attention, "cudnn": with_backend(SDPBackend.CUDNN_ATTENTION), "flash": with_backend(SDPBackend.FLASH_ATTENTION)}
+    case("attention", attention_shape, attention, qkv, compiled=False, variants=backends, graph=False, sets=3, runs=9)
     block.eval()
     for n in (1, 8, 64):
         case("gpt4096", f"{n}", block, lambda: [normal(1, n, hidden)], ("inference",), sets=4, runs=12)
@@ -243,19 +257,22 @@ def host_time(block, x, rounds=30):
     emit(("host_time", "forward+backward", "eager", "16"), statistics.median(t), (t[len(t) * 3 // 4] - t[len(t) // 4]) / statistics.median(t))
 
 
-# ---- products
+# ---- ours
 
 class Ours:
-    """libproducts.so: y = x W^T, dx = dy W, dW = dy^T x in f32 and in bf16."""
+    """libturns.so: y = x W^T, dx = dy W, dW = dy^T x in f32 and in bf16; lists, forward and backward."""
 
     WHICH = {"forward": 0, "dgrad": 1, "wgrad_f32": 2, "wgrad": 3}
+    LISTS = {"gpt4096": 0, "attention": 1}
 
     def __init__(self, path):
         self.library = ctypes.CDLL(path)
-        self.library.products_open.argtypes, self.library.products_open.restype = [ctypes.c_void_p], ctypes.c_char_p
+        self.library.turns_open.argtypes, self.library.turns_open.restype = [ctypes.c_void_p], ctypes.c_char_p
         self.library.products_run.argtypes, self.library.products_run.restype = [ctypes.c_int] * 4 + [ctypes.c_void_p] * 3, ctypes.c_char_p
         self.library.products_gain.argtypes, self.library.products_gain.restype = [ctypes.c_int] * 4, ctypes.c_double
-        self.check(self.library.products_open(torch.cuda.current_stream().cuda_stream))
+        self.library.lists_open.argtypes, self.library.lists_open.restype = [ctypes.c_int] * 3, ctypes.c_char_p
+        self.library.lists_run.argtypes, self.library.lists_run.restype = [ctypes.c_int], ctypes.c_char_p
+        self.check(self.library.turns_open(torch.cuda.current_stream().cuda_stream))
 
     def check(self, error):
         if error:
@@ -271,10 +288,23 @@ class Ours:
         return self.library.products_gain(self.WHICH[step], m, n, k)
 
 
+def ours_of(what, shape, batch, seq, runs):
+    """The racer of our list, where there is one."""
+    if not OURS or ONLY not in what:
+        return []
+    which = Ours.LISTS[what]
+    try:
+        OURS.check(OURS.library.lists_open(which, batch, seq))
+        return [Racer(what, "forward+backward", "ours", shape, lambda i: OURS.check(OURS.library.lists_run(which)), 1, runs, graph=False)]
+    except Exception as e:
+        note(f"{what} ours {shape}: {reason(e)}")
+        return []
+
+
+# ---- products
+
 def products(m=8192):
     """y = x W^T, dx = dy W, dW = dy^T x of a linear k -> n; dW in bf16 and summed in f32."""
-    path = os.path.join(os.path.dirname(os.path.abspath(sys.argv[1])), "libproducts.so")
-    ours = Ours(path) if os.path.exists(path) else None
     for n, k in ((12288, 4096), (4096, 4096), (16384, 4096), (4096, 16384)):
         shape = f"{m}x{k}" + (f"x{n}" if n != k else "")
         w, b = normal(n, k, std=0.02), normal(n)
@@ -285,12 +315,12 @@ def products(m=8192):
             ("wgrad_f32", lambda dy, x: torch.mm(dy.t(), x, out_dtype=torch.float32), lambda dy, x: (dy, x), lambda: [normal(m, n), normal(m, k)]),
         ):
             variants = {"eager": f}
-            if ours:
-                variants["ours"] = lambda *t: ours.run(step, m, n, k, *mine(*t))
+            if OURS:
+                variants["ours"] = lambda *t: OURS.run(step, m, n, k, *mine(*t))
             what = "linear" if step == "forward" else "linear_" + step
             case(what, shape, f, make, ("forward",), compiled=False, variants=variants, warm=0.3)
-            if ours:
-                emit((what, "forward", "tuning", shape), ours.gain(step, m, n, k), 0.0)  # a ratio, no time
+            if OURS:
+                emit((what, "forward", "tuning", shape), OURS.gain(step, m, n, k), 0.0)  # a ratio, no time
         if n == 16384:
             case("linear_bias_gelu", shape, lambda x: F.gelu(F.linear(x, w, b), approximate="tanh"), lambda: [normal(m, k)], ("forward",))
 
@@ -371,7 +401,7 @@ def optimizer():
 
 
 def main():
-    global TSV, ONLY
+    global TSV, ONLY, OURS
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     ONLY = sys.argv[2] if len(sys.argv) > 2 else ""
@@ -382,6 +412,11 @@ def main():
     torch._functorch.config.donated_buffer = False  # a backward runs more than once
     title = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     print(title)
+    OURS, library = None, os.path.join(os.path.dirname(os.path.abspath(sys.argv[1])), "libturns.so")
+    try:
+        OURS = Ours(library) if os.path.exists(library) else None
+    except Exception as e:
+        note(f"{library}: {reason(e)}")
     with open(sys.argv[1], "w") as TSV:
         TSV.write(f"# {title}\nwhat\tpass\tvariant\tshape\tmicroseconds\tspread\n")
         for group in (blocks, products, norms, optimizer, cross_entropy, embedding, add_norm, activations, rope, bias_dropout_add):

@@ -57,7 +57,7 @@ def products_table(rows):
     out, ratios = [], []
     for (what, shape, variant), ours in t.items():
         theirs = t.get((what, shape, "eager"))
-        if variant == "ours" and theirs:
+        if variant == "ours" and theirs and what.startswith("linear"):
             gain = t.get((what, shape, "tuning"), 0)
             ratios += [theirs / ours] if what != "linear_wgrad" else []
             out.append([what, shape, us(ours), us(theirs), f"{theirs / ours:.3f}", f"{gain:.3f}" if gain else ""])
@@ -73,7 +73,7 @@ def table(head, rows):
     return "\n".join(lines + ["| " + " | ".join(r) + " |" for r in rows]) + "\n"
 
 us = lambda t: "" if not t else f"{t:.1f}" if t < 1000 else f"{t:.0f}"
-times = lambda a, b: f"{a / b:.2f}" if a and b else ""
+times = lambda a, b, digits=2: f"{a / b:.{digits}f}" if a and b else ""
 
 def steps_table(rows, peers):
     out = []
@@ -101,8 +101,17 @@ def gaps_table(rows):
                  [[r["what"], f"{r['microseconds']:.2f}", f"{r['of_replay']:.5f}", f"{r['asked']:g}" if r["asked"] else "",
                    times(r["microseconds"], r["asked"])] for r in rows])
 
-def wholes(block, peers):
-    """The parts of block.cu that peers.py has, too: ours as one graph, forward alone as the sum of its steps, beside PyTorch's."""
+def in_turns(rows):
+    """{what: {variant: microseconds}} of forward + backward, if our GPT block and its attention took turns with PyTorch's; else nothing."""
+    t = defaultdict(dict)
+    for r in rows:
+        if r["pass"] == "forward+backward":
+            t[r["what"]][r["variant"]] = r["microseconds"]
+    return t if "ours" in t["gpt4096"] and {"ours", "eager"} <= t["attention"].keys() else {}
+
+def wholes(block, peers, turns):
+    """The parts of block.cu that peers.py has, too: ours as one graph, forward alone as the sum of its steps, beside PyTorch's. What is
+    in `turns` is of that race alone."""
     total, attention, whole = defaultdict(float), defaultdict(float), {}
     for r in block:
         if (r["pass"], r["step"]) == ("training", "whole") and r["shape"].startswith("8192x"):
@@ -114,14 +123,17 @@ def wholes(block, peers):
     out = []
     def line(name, ours, p):
         if ours:
-            out.append([name, us(ours), us(p.get("eager")), us(p.get("compile")), times(ours, p.get("eager", 0)), times(ours, p.get("compile", 0))])
+            out.append([name, us(ours), us(p.get("eager")), us(p.get("compile")), times(ours, p.get("eager", 0), 3), times(ours, p.get("compile", 0), 3)])
 
     for model in ("mlp4096", "gpt4096"):
         forward, both = (next((t for k, t in peers.items() if k[:2] == (model, p)), {}) for p in ("forward", "forward+backward"))
         line(f"{model} forward", total[model, "forward"], forward)
-        line(f"{model} forward + backward", ours := whole.get(model, total[model, "forward"] + total[model, "backward"]), both)
+        ours = whole.get(model, total[model, "forward"] + total[model, "backward"])
         mine = sum(t for k, t in attention.items() if k[0] == model and k[1] != "inference")
-        theirs = sum(t.get("eager", 0) for k, t in peers.items() if k[0] == "attention")
+        theirs = sum(t.get("eager", 0) for k, t in peers.items() if k[0] == "attention" and k[1] in ("forward", "backward"))
+        if turns and model == "gpt4096":
+            ours, mine, theirs = turns[model]["ours"], turns["attention"]["ours"], turns["attention"]["eager"]
+        line(f"{model} forward + backward", ours, both)
         if mine and theirs:
             line(f"{model} forward + backward, all but attention", ours - mine, {v: t - theirs for v, t in both.items()})
     text = table(["<what", "ours, us", "PyTorch eager", "compile", "ours / eager", "ours / compile"], out)
@@ -268,7 +280,9 @@ def main():
     title = f"{kernels_title or block_title}, {date}" + (f"; PyTorch: {peers_title.split(', ')[-1]}" if peers_title else "")
     text = f"# {title}\n\nMedians. \"of copy\": the time that a copy of as many bytes takes in the same run, over the step's.\n"
     if block:
-        text += "\n## Whole parts\n\nForward: the sum of our steps, each by itself. Forward + backward: ours as one CUDA graph. PyTorch: the whole.\n\n" + wholes(block, peers)
+        turns = in_turns(measured)
+        how = "mlp4096 as one CUDA graph, gpt4096 and its attention in turns with PyTorch's" if turns else "ours as one CUDA graph"
+        text += f"\n## Whole parts\n\nForward: the sum of our steps, each by itself. Forward + backward: {how}. PyTorch: the whole.\n\n" + wholes(block, peers, turns)
     if products := products_table(measured):
         text += "\n## Products in turns with PyTorch's\n\n" + products
     if beside := beside_table(kernels + block):

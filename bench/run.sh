@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole bench on a GPU machine: builds kernels.cu, block.cu, gaps.cu and products.cu with nvcc, runs them and, where there is PyTorch,
+# The whole bench on a GPU machine: builds kernels.cu, block.cu, gaps.cu and turns.cu with nvcc, runs them and, where there is PyTorch,
 # peers.py beside them, and makes tables and pictures of it all. On the host: host.c.
 #
 #     bench/run.sh [FOLDER]         default build/bench; results.md, ops.svg, roofline.svg and the .tsv files come to lie there
@@ -27,8 +27,8 @@ if [[ $host == 1 ]]; then
 fi
 
 export LD_LIBRARY_PATH=/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}
-echo "building kernels, block, gaps and products"
-nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -Xcompiler -fPIC -shared -I. bench/products.cu -o "$out/libproducts.so" -lcublasLt &
+echo "building kernels, block, gaps and turns"
+nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -Xcompiler -fPIC -shared -I. bench/turns.cu -o "$out/libturns.so" -lcublasLt &
 building=($!)
 for name in kernels block gaps; do
     nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -I. "bench/$name.cu" -o "$out/$name" -lcublasLt &

@@ -52,6 +52,7 @@ TE_API void te__cuda_close(te_context *ctx) {
     if (s->handle) (void)cublasLtDestroy(s->handle);
     te_release(ctx, s->workspace);
     free(s);
+    te__launches_close(ctx);
 }
 
 /* Create a context on a CUDA device (compute capability 8.0 or higher). Makes it the thread's current device. */
@@ -60,7 +61,7 @@ TE_API te_status te_context_create(te_context *ctx, int device, uint64_t seed) {
                                    te__cuda_synchronize, te__cuda_close};
     if (!ctx) return TE_ERROR_NULL;
     memset(ctx, 0, sizeof *ctx);
-    ctx->target = &cuda, ctx->device = device, ctx->gemm_own = 1, ctx->overlap = 1;
+    ctx->target = &cuda, ctx->device = device, ctx->gemm_own = 1, ctx->overlap = 1, ctx->replay = TE_LAUNCH_GRAPHS;
     TE_TRY(te__cuda_status(ctx, cudaSetDevice(device), "cudaSetDevice"));
     int major = 0, minor = 0;
     TE_TRY(te__cuda_status(ctx, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device"));
@@ -70,7 +71,7 @@ TE_API te_status te_context_create(te_context *ctx, int device, uint64_t seed) {
     TE_TRY(te__cuda_status(ctx, cudaDeviceGetAttribute(&ctx->processors, cudaDevAttrMultiProcessorCount, device), "device"));
     te__gemm_state *s = (te__gemm_state *)calloc(1, sizeof *s);
     TE_REQUIRE(s, ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes", sizeof *s);
-    ctx->gemm = s;
+    ctx->gemm = s, ctx->launches = calloc(1, sizeof(te_launches)); /* without it, kernel by kernel */
     te_rng rng;
     rng.seed = seed, rng.offset = 0;
     te_status status = te__blas_status(ctx, cublasLtCreate(&s->handle), "cublasLtCreate");
@@ -198,19 +199,34 @@ TE_API size_t te_gemm_scratch(const te_gemm *g) {
 
 TE_API te_status te__gemm_tune(te__gemm_plan *p, te_context *ctx); /* gemm_tune_cuda.h */
 
-TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
+typedef struct te__gemm_args { te_gemm g; cublasLtMatmulAlgo_t algo; } te__gemm_args;
+TE_API te_status te__gemm_call(const void *args, te_context *ctx) {
+    const te__gemm_args *a = (const te__gemm_args *)args;
+    const te_gemm *g = &a->g;
     te__gemm_state *s = (te__gemm_state *)ctx->gemm;
+    te__gemm_plan *p = te__gemm_find_plan(g, ctx);
+    te__gemm_point(p, g->bias, g->aux);
+    return te__blas_status(ctx,
+                           cublasLtMatmul(s->handle, &p->operation, &g->alpha, g->b, &p->a, g->a, &p->b, &g->beta,
+                                          g->beta != 0 ? g->c : g->d, &p->d, g->d, &p->d, &a->algo, s->workspace, TE_GEMM_WORKSPACE,
+                                          (cudaStream_t)ctx->stream),
+                           "cublasLtMatmul");
+}
+TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
     te__gemm_plan *p = te__gemm_find_plan(g, ctx);
     TE_REQUIRE(p, ctx, TE_ERROR_BLAS, "more than %d different matrix products in one context", (int)TE_GEMM_PLANS);
     TE_REQUIRE(p->found, ctx, TE_ERROR_BLAS, "cuBLASLt has no algorithm for the %s product %lld x %lld x %lld", te_dtype_name(g->dtype),
                (long long)g->m, (long long)g->n, (long long)g->k);
-    if (ctx->gemm_tune && !p->timed) TE_TRY(te__gemm_tune(p, ctx));
-    te__gemm_point(p, g->bias, g->aux);
-    return te__blas_status(ctx,
-                           cublasLtMatmul(s->handle, &p->operation, &g->alpha, g->b, &p->a, g->a, &p->b, &g->beta,
-                                          g->beta != 0 ? g->c : g->d, &p->d, g->d, &p->d, &p->algo, s->workspace, TE_GEMM_WORKSPACE,
-                                          (cudaStream_t)ctx->stream),
-                           "cublasLtMatmul");
+    if (ctx->gemm_tune && !p->timed) {
+        const int open = te_enqueue_is_open(ctx);
+        TE_TRY(te_enqueue_close(ctx, TE_OK));
+        TE_TRY(te__gemm_tune(p, ctx));
+        if (open) te_enqueue_open(ctx);
+    }
+    te__gemm_args a;
+    memset(&a, 0, sizeof a);
+    a.g = *g, a.algo = p->algo;
+    return te__cuda_call(ctx, te__gemm_call, &a, sizeof a);
 }
 
 /* ---- for gemm_tune.h ------------------------------------------------------------------------------------------------ */

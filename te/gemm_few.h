@@ -147,11 +147,11 @@ TE_API int te__few_can(const te_gemm *g) {
 TE_API int te__few_pays(const te_gemm *g) {
     return te__few_can(g) && (8 * g->k >= 7 * te_round_up(g->k, TE_FEW_STEP) || g->n * g->k <= 1 << 22);
 }
-/* Fill in p for the product, and launch `kernel` on `args`, of which p is the first member. */
-TE_API te_status te__few_run(const void *kernel, const void *args, te_few *p, const te_gemm *g, te_context *ctx) {
+/* Fill in p for the product, and launch `kernel` on the `bytes` of `args`, of which p is the first member. */
+TE_API te_status te__few_run(const void *kernel, const void *args, size_t bytes, te_few *p, const te_gemm *g, te_context *ctx) {
     p->x = (const uint16_t *)g->a, p->w = (const uint16_t *)g->b, p->alpha = g->alpha, p->m = (int)g->m, p->n = (int)g->n, p->k = (int)g->k;
     const te_grid grid = te_grid_of(te_min(ctx->processors * TE_FEW_RESIDENT, te_ceil_div(g->n, TE_FEW_COLUMNS)), 1);
-    return te__cuda_launch(ctx, kernel, grid, TE_FEW_THREADS, TE_FEW_SHARED, 1, args, "matrix product of few rows");
+    return te__cuda_launch(ctx, kernel, grid, TE_FEW_THREADS, TE_FEW_SHARED, 1, args, bytes, "matrix product of few rows");
 }
 
 #endif

@@ -322,8 +322,8 @@ TE_API void te__hopper_share(te_hopper *p, int64_t tiles, int clusters, te__gemm
     p->given = (float *)s->workspace, p->ready = (uint32_t *)(void *)((char *)s->workspace + TE_GEMM_WORKSPACE);
     if (!left || left > TE_GEMM_LEFT || bytes > TE_GEMM_WORKSPACE || parts > 6 || steps < (left > helpers ? 32 : 8) * parts) p->helpers = 0, p->rounds = INT32_MAX;
 }
-/* Fill in p for the product, and launch `kernel` on `args`, of which p is the first member. */
-TE_API te_status te__hopper_run(const void *kernel, void *args, te_hopper *p, const te_gemm *g, te__encode_fn encode, te_context *ctx) {
+/* Fill in p for the product, and launch `kernel` on the `bytes` of `args`, of which p is the first member. */
+TE_API te_status te__hopper_run(const void *kernel, const void *args, size_t bytes, te_hopper *p, const te_gemm *g, te__encode_fn encode, te_context *ctx) {
     const int64_t tiles = te_ceil_div(g->m, TE_CLUSTER * TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);
     const int clusters = ctx->processors / TE_CLUSTER;
     p->alpha = g->alpha, p->m = (int)g->m, p->n = (int)g->n, p->k = (int)g->k, p->tiles = (int)tiles;
@@ -331,7 +331,7 @@ TE_API te_status te__hopper_run(const void *kernel, void *args, te_hopper *p, co
     TE_TRY(te__hopper_map(&p->a, encode, g->a, g->m, g->k, TE_TILE_M, g->dtype, ctx));
     TE_TRY(te__hopper_map(&p->b, encode, g->b, g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n, 64, g->dtype, ctx));
     const te_grid grid = te_grid_of((p->helpers ? clusters : te_min(clusters, tiles)) * TE_CLUSTER, 1);
-    return te__cuda_launch(ctx, kernel, grid, TE_HOPPER_THREADS, TE_HOPPER_SHARED, TE_CLUSTER, args, "matrix product");
+    return te__cuda_launch(ctx, kernel, grid, TE_HOPPER_THREADS, TE_HOPPER_SHARED, TE_CLUSTER, args, bytes, "matrix product");
 }
 
 #endif

@@ -73,14 +73,6 @@ TE_API te_status te__race(int64_t *ns, int *winner, int count, int laps, int rou
     return status;
 }
 
-/* Whether work on this stream is being recorded. An error means that another one is, which forbids the default stream. */
-TE_API int te__cuda_capturing(te_context *ctx) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    if (cudaStreamIsCapturing((cudaStream_t)ctx->stream, &status) == cudaSuccess) return status != cudaStreamCaptureStatusNone;
-    (void)cudaGetLastError();
-    return 1;
-}
-
 /* One product's race. A set of operands for each lap, so that one lap does not warm the L2 for the next. */
 typedef struct te__gemm_trial {
     te__gemm_plan *plan;

@@ -145,6 +145,7 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t rows
     r->plan = plan, r->pass = pass, r->rows = rows, r->padded = te_round_up(rows, TE_ROW_PAD), r->ctx = ctx;
     r->batch = 0, r->dry = 1, r->now = te_value_of(0), r->x = r->y = r->dx = 0, r->dy = 0, r->rng = 0, r->saved = 0, r->take.taken = 0;
     r->pool.base = 0, r->pool.high = 0, r->pool.count = 0, r->pool.next_id = 0, r->sum_count = 0;
+    memset(&r->sums, 0, sizeof r->sums); /* jobs that are none are arguments, too, and compared (launch_cuda.h) */
     for (int i = 0; i < plan->op_count; i++) r->edge[i] = te_value_of(0), r->param[i] = 0;
     for (int k = 0; k < plan->span_count; k++) r->span[k] = te_value_of(0);
 }

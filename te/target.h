@@ -17,7 +17,11 @@
 #include "context.h" /* te_context, te_target */
 #include "lanes.h"   /* te_block */
 
+#if TE_CUDA
+#include "launch_cuda.h" /* te__cuda_launch */
+#else
 typedef struct te_grid { int x, y; } te_grid;
+#endif
 
 TE_API te_grid te_grid_of(int64_t x, int64_t y) {
     te_grid g;
@@ -37,7 +41,7 @@ TE_API te_grid te_grid_of(int64_t x, int64_t y) {
         __VA_ARGS__;                                                                                          \
     }                                                                                                         \
     TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {                         \
-        return te__cuda_launch(ctx, (const void *)name, grid, threads, 0, 1, args, #name);                    \
+        return te__cuda_launch(ctx, (const void *)name, grid, threads, 0, 1, args, sizeof *args, #name);                    \
     }
 
 /* Kernels run in the order of the stream, but from compute capability 9.0 on one may be set up while the one before it ends
@@ -49,38 +53,6 @@ TE_FN void te_kernel_begin(void) {
 #endif
 }
 
-TE_API te_status te__cuda_status(te_context *ctx, cudaError_t e, const char *what) {
-    return e == cudaSuccess ? TE_OK : te_fail(ctx, TE_ERROR_CUDA, "%s: %s", what, cudaGetErrorString(e));
-}
-/* Whether the kernels of this file, as they run on the context's device, wait in te_kernel_begin. */
-TE_API int te__cuda_overlaps(const te_context *ctx) {
-#ifdef __CUDA_ARCH_LIST__
-    static const int compiled[] = {__CUDA_ARCH_LIST__};
-    int runs = 0;
-    for (size_t i = 0; i < sizeof compiled / sizeof compiled[0]; i++)
-        if (compiled[i] <= ctx->capability && compiled[i] > runs) runs = compiled[i];
-    return ctx->overlap && runs >= 900;
-#else
-    return (void)ctx, 0;
-#endif
-}
-/* `args`: the kernel's one parameter. cluster: blocks along x that go together, 1: each by itself. */
-TE_API te_status te__cuda_launch(te_context *ctx, const void *kernel, te_grid grid, int threads, size_t shared, int cluster, const void *args, const char *name) {
-    cudaLaunchAttribute attributes[2] = {};
-    cudaLaunchConfig_t launch = {};
-    void *arg[1] = {(void *)(uintptr_t)args};
-    launch.gridDim = dim3((unsigned)grid.x, (unsigned)grid.y), launch.blockDim = dim3((unsigned)threads), launch.dynamicSmemBytes = shared;
-    launch.stream = (cudaStream_t)ctx->stream, launch.attrs = attributes;
-    if (te__cuda_overlaps(ctx)) {
-        cudaLaunchAttribute *a = &attributes[launch.numAttrs++];
-        a->id = cudaLaunchAttributeProgrammaticStreamSerialization, a->val.programmaticStreamSerializationAllowed = 1;
-    }
-    if (cluster > 1) {
-        cudaLaunchAttribute *a = &attributes[launch.numAttrs++];
-        a->id = cudaLaunchAttributeClusterDimension, a->val.clusterDim.x = (unsigned)cluster, a->val.clusterDim.y = a->val.clusterDim.z = 1;
-    }
-    return te__cuda_status(ctx, cudaLaunchKernelExC(&launch, kernel, arg), name);
-}
 TE_API te_status te__cuda_allocate(te_context *ctx, void **p, size_t bytes) {
     const cudaError_t e = cudaMalloc(p, bytes ? bytes : 1);
     if (e == cudaSuccess) return TE_OK;
@@ -90,12 +62,20 @@ TE_API te_status te__cuda_allocate(te_context *ctx, void **p, size_t bytes) {
 }
 TE_API void te__cuda_release(te_context *ctx, void *p) { (void)ctx, (void)cudaFree(p); }
 TE_API te_status te__cuda_copy(te_context *ctx, void *dst, const void *src, size_t bytes) {
+    TE_TRY(te_enqueue_now(ctx));
     return te__cuda_status(ctx, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, (cudaStream_t)ctx->stream), "copy");
 }
+typedef struct te__fill_args { void *dst; size_t bytes; int64_t byte; } te__fill_args;
+TE_API te_status te__cuda_fill_call(const void *args, te_context *ctx) {
+    const te__fill_args *a = (const te__fill_args *)args;
+    return te__cuda_status(ctx, cudaMemsetAsync(a->dst, (int)a->byte, a->bytes, (cudaStream_t)ctx->stream), "fill");
+}
 TE_API te_status te__cuda_fill(te_context *ctx, void *dst, int byte, size_t bytes) {
-    return te__cuda_status(ctx, cudaMemsetAsync(dst, byte, bytes, (cudaStream_t)ctx->stream), "fill");
+    const te__fill_args a = {dst, bytes, byte};
+    return te__cuda_call(ctx, te__cuda_fill_call, &a, sizeof a);
 }
 TE_API te_status te__cuda_synchronize(te_context *ctx) {
+    TE_TRY(te_enqueue_now(ctx));
     return te__cuda_status(ctx, cudaStreamSynchronize((cudaStream_t)ctx->stream), "synchronize");
 }
 
@@ -144,6 +124,11 @@ TE_API te_status te__host_synchronize(te_context *ctx) {
     return TE_OK;
 }
 TE_API void te__host_close(te_context *ctx) { (void)ctx; }
+
+/* launch_cuda.h; here all is done at once */
+TE_API te_status te_enqueue_now(te_context *ctx) { return (void)ctx, TE_OK; }
+TE_API void te_enqueue_open(te_context *ctx) { (void)ctx; }
+TE_API te_status te_enqueue_close(te_context *ctx, te_status status) { return (void)ctx, status; }
 #endif
 
 /* Functions that launch kernels run on the target they were compiled for: a context of the other one is refused. */

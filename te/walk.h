@@ -56,7 +56,8 @@ TE_API te_status te__walk_twice(te_run *r, te_value now) {
     if (r->pass == TE_FORWARD && te__draws(r->plan)) r->take.taken = r->rng, r->take.state = ctx->rng;
     r->dry = 0, r->now = now, r->pool.base = (char *)ctx->workspace, r->pool.count = 0;
     for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te_value_of(0);
-    TE_TRY(te__walk_pass(r));
+    te_enqueue_open(ctx);
+    TE_TRY(te_enqueue_close(ctx, te__walk_pass(r)));
     /* A list whose last op changes nothing (a fork; in backward a positions) leaves its value where it was. */
     void *end = r->pass == TE_BACKWARD ? r->dx : r->y;
     if (!end || !r->now.p || r->now.p == end) return TE_OK;

@@ -161,4 +161,65 @@ TEST_CASE("a captured step replays to the bits of the eager run, with fresh drop
     REQUIRE(cudaGraphExecDestroy(exec) == cudaSuccess);
     REQUIRE(cudaGraphDestroy(graph) == cudaSuccess);
 }
+
+// Six steps, no product: a list whose launches differ in nothing but addresses.
+enum { WIDTH = 72 };
+TE_SEQUENTIAL(maps, f32, (rmsnorm, n1, WIDTH), (gelu, a1), (rmsnorm, n2, WIDTH), (silu, a2), (rmsnorm, n3, WIDTH), (relu, a3))
+static_assert((int)maps_infer_steps == 6, "no row fuses them");
+
+TEST_CASE("a pass launched as one graph gives the bits of one launched kernel by kernel") {
+    trainer graphs(31), kernels(31);
+    kernels.ctx.replay = 0;
+    for (int i = 0; i < 4; i++) {
+        REQUIRE(graphs.step() == TE_OK);
+        REQUIRE(kernels.step() == TE_OK);
+    }
+    CHECK(graphs.losses() == kernels.losses());
+    CHECK(graphs.weights() == kernels.weights());
+    const te_launches *g = (const te_launches *)graphs.ctx.launches, *k = (const te_launches *)kernels.ctx.launches;
+    CHECK(g->made == 2); // a forward and a backward, made by the first step
+    CHECK(g->replayed == 8);
+    CHECK(g->set == 0);
+    CHECK(k->made + k->set + k->replayed == 0);
+}
+
+TEST_CASE("a graph of a pass gets the addresses and rows of another call") {
+    trainer t(32);
+    te_context *ctx = &t.ctx;
+    const te_launches *s = (const te_launches *)ctx->launches;
+    const int most = 40;
+    const size_t bytes = most * WIDTH * sizeof(float);
+    maps m;
+    REQUIRE(maps_bind(&m, t.memory(maps_param_bytes()), nullptr, ctx) == TE_OK);
+    REQUIRE(te_model_randomize(&m.model, 0.5f, 1, 0, ctx) == TE_OK);
+    REQUIRE(te_context_reserve(ctx, maps_workspace_bytes(&m, most, ctx)) == TE_OK);
+    std::vector<void *> x, y;
+    for (int i = 0; i < 4; i++) {
+        x.push_back(t.memory(bytes)), y.push_back(t.memory(bytes));
+        REQUIRE(te_fill_normal(x[i], TE_f32, most * WIDTH, 0, 1, 5, (uint32_t)i, ctx) == TE_OK);
+    }
+    const auto run = [&](int i, int rows, int replay) {
+        te_batch batch;
+        memset(&batch, 0, sizeof batch);
+        batch.batch = 1, batch.seq = rows, ctx->replay = replay;
+        std::vector<float> out((size_t)most * WIDTH);
+        REQUIRE(te_fill(ctx, y[i], 0xff, bytes) == TE_OK);
+        REQUIRE(maps_infer(te_matrix(y[i], TE_f32, rows, WIDTH), te_matrix(x[i], TE_f32, rows, WIDTH), &m, &batch, ctx) == TE_OK);
+        REQUIRE(te_copy(ctx, out.data(), y[i], bytes) == TE_OK);
+        REQUIRE(te_synchronize(ctx) == TE_OK);
+        std::vector<uint32_t> bits(out.size());
+        memcpy(bits.data(), out.data(), bytes);
+        return bits;
+    };
+    const auto wanted = [&](int i, int rows) { return run(i, rows, 0); };
+    for (int i = 0; i < 4; i++) CHECK(run(i, most, 2) == wanted(i, most)); // two are made, then twice the older one is set
+    CHECK(s->made == 2);
+    CHECK(s->set == 2);
+    for (int rows : {(int)most, 1, 7}) CHECK(run(3, rows, 2) == wanted(3, rows));
+    CHECK(s->made == 2);
+    CHECK(s->set == 4); // the first of these was there still
+    const int64_t replayed = s->replayed;
+    CHECK(run(0, 3, 1) == wanted(0, 3));
+    CHECK(s->replayed == replayed + 1);
+}
 #endif

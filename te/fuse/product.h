@@ -55,9 +55,9 @@ TE_API int te_product_can(te_product_kernels *kernels, const te_gemm *g, te_cont
 TE_API int te_product_pays(const te_gemm *g, const te_context *ctx) { return ctx->gemm_own > 1 || te__few_pays(g) || te__hopper_pays(g, ctx); }
 
 /* Launch it; `args` begin with `few` or `many`. */
-TE_API te_status te__product_run(te_product_kernels *kernels, void *args, te_few *few, te_hopper *many, const te_gemm *g, te_context *ctx) {
-    if (te__product_is_few(kernels, g, ctx)) return te__few_run(kernels->few.kernel, args, few, g, ctx);
-    return te__hopper_run(kernels->many.kernel, args, many, g, te__gemm_encode(ctx), ctx);
+TE_API te_status te__product_run(te_product_kernels *kernels, const void *args, size_t bytes, te_few *few, te_hopper *many, const te_gemm *g, te_context *ctx) {
+    if (te__product_is_few(kernels, g, ctx)) return te__few_run(kernels->few.kernel, args, bytes, few, g, ctx);
+    return te__hopper_run(kernels->many.kernel, args, bytes, many, g, te__gemm_encode(ctx), ctx);
 }
 /* Run the step so. r->now: where the product itself goes, if backward reads it. */
 TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g, const te_chain_shape k) {
@@ -70,7 +70,7 @@ TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels
     if (k.backward) TE_TRY(te__chain_backward(r, s, 1, blocks, most, &p.chain, &work));
     else TE_TRY(te__chain_forward(r, s, 1, 0, &p.chain, &work));
     if (k.sums >= 0) p.many.sums = p.chain.op[k.sums].sum[0];
-    if (!r->dry) TE_TRY(te__product_run(kernels, &p, &p.few, &p.many, g, r->ctx));
+    if (!r->dry) TE_TRY(te__product_run(kernels, &p, sizeof p, &p.few, &p.many, g, r->ctx));
     te_drop(r, x);
     return TE_OK;
 }
@@ -117,7 +117,7 @@ TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_c
     te_bare p;
     memset(&p, 0, sizeof p);
     p.d = g->d, p.c = g->beta != 0 ? g->c : 0, p.n = (int)g->n;
-    return te__product_run(kernels, &p, &p.few, &p.many, g, ctx);
+    return te__product_run(kernels, &p, sizeof p, &p.few, &p.many, g, ctx);
 }
 
 #else /* a product, and a kernel or a loop for the rest */

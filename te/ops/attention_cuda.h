@@ -37,7 +37,7 @@ TE_API te_status te__attention_enqueue(te_context *ctx, void (*kernel)(te_attent
         TE_TRY(te__cuda_status(ctx, e, name));
         (void)__atomic_fetch_or(asked, bit, __ATOMIC_RELEASE);
     }
-    return te__cuda_launch(ctx, (const void *)kernel, te_grid_of(batch_heads, te_ceil_div(a->seq, K::ROWS)), K::THREADS, K::BYTES, 1, a, name);
+    return te__cuda_launch(ctx, (const void *)kernel, te_grid_of(batch_heads, te_ceil_div(a->seq, K::ROWS)), K::THREADS, K::BYTES, 1, a, sizeof *a, name);
 }
 
 /* The shell `name` of kernel type K, and name##_enqueue. */

@@ -1,0 +1,16 @@
+// models.h -- the parts of a GPT block, and the block that block.cu times by itself and turns.cu in turns with PyTorch's.
+#ifndef BENCH_MODELS_H
+#define BENCH_MODELS_H
+
+#include "te/te.h"
+
+#define ATTENTION_PART(H, HEADS, P)                                                                                    \
+    (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * (H)), (bias, qkv_b, 3 * (H)),                                \
+    (attention, attn, HEADS, HEADS, (H) / (HEADS)), (linear, proj, H, H), (bias, proj_b, H), (dropout, drop1, P), (add, x1)
+#define MLP_PART(H, F, P)                                                                                              \
+    (fork, x2), (layernorm, ln2, H), (linear, fc1, H, F), (bias, fc1_b, F), (gelu, act), (linear, fc2, F, H),          \
+    (bias, fc2_b, H), (dropout, drop2, P), (add, x2)
+
+TE_SEQUENTIAL(gpt4096, bf16, ATTENTION_PART(4096, 32, 0.1f), MLP_PART(4096, 16384, 0.1f))
+
+#endif
