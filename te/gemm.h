@@ -52,8 +52,9 @@ TE_API te_gemm te_gemm_of(int64_t m, int64_t n, int64_t k) {
 }
 
 /* Kernels of our own (gemm_hopper.h, gemm_few.h) hand what they have done to a function: eight elements of row `row` from
- * column `col` on, as 16 bits each. What it adds to `sum` is summed over the rows. */
-typedef void (*te_gemm_end_fn)(const void *arg, const uint32_t w[4], int row, int col, float sum[8]);
+ * column `col` on, as 16 bits each. What it adds to `sum` is summed over the rows. ahead: the same eight of the tensor that the kernel
+ * was asked to load ahead; null: none. */
+typedef void (*te_gemm_end_fn)(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col, float sum[8]);
 
 /* ---- what tuning found, kept in the context -------------------------------------------------------------------------- */
 

@@ -95,7 +95,7 @@ TE_FN void te__few_end(const te_few *p, int col, const float c[4], te_gemm_end_f
         uint32_t w[4];
         float none[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         memcpy(w, &y[row][thread % 2], sizeof w);
-        end(arg, w, row, at, none);
+        end(arg, w, 0, row, at, none);
     }
 }
 

@@ -42,6 +42,7 @@ enum {
 typedef struct te_hopper {
     CUtensorMap a, b;
     float *sums; /* [3 * rows of tiles, n], sums over the rows of what the end says; null: none */
+    const void *ahead; /* [m, n], 16 bits: what the end will read is loaded ahead of it; null: nothing */
     float alpha;
     int m, n, k, tiles; /* tiles: of clusters */
     /* After `rounds` each cluster has had as many tiles; then the first `helpers` clusters take `each` parts of `parts` of k of each of
@@ -227,6 +228,20 @@ TE_FN void te__hopper_multiply(const te_hopper *p, uint32_t ring, te_hopper_barr
     TE_UNROLL for (int quarter = 0; have && quarter < 4; quarter++) te__hopper_leave(held, quarter, boxes, bars);
 }
 
+/* A part of a tile's 64 columns is four rows: the row of this lane. */
+TE_FN int te__hopper_row(int part, int lane) { return part * 4 + lane / 8; }
+/* What the end reads comes to the L2 while the 64 columns before are worked on, and to registers while the eight elements before are: if
+ * they waited for memory each time, three warps would fall behind the tensor cores. */
+TE_FN void te__hopper_fetch(const te_hopper *p, int x, int y) {
+#pragma unroll 1
+    for (int i = (int)threadIdx.x - 32; p->ahead && i < TE_TILE_M * 4; i += 96) { /* 32 bytes each */
+        const int row = y + i / 4, col = x + i % 4 * 16;
+        if (row < p->m && col < p->n) te_prefetch(p->ahead, (int64_t)row * p->n + col, TE_bf16);
+    }
+}
+TE_FN void te__hopper_ahead(const te_hopper *p, uint32_t ahead[4], int row, int col) {
+    if (p->ahead && row < p->m && col < p->n) te__load_now(ahead, (const uint16_t *)p->ahead + (int64_t)row * p->n + col);
+}
 /* Three warps: the end, eight elements a lane at a time. */
 TE_FN void te__hopper_end(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, te_gemm_end_fn end, const void *arg) {
     const int warp = (int)threadIdx.x / 32 - 1, lane = (int)threadIdx.x % 32;
@@ -234,18 +249,24 @@ TE_FN void te__hopper_end(const te_hopper *p, uint32_t ring, te_hopper_barriers 
     for (int j = 0; te__hopper_work(&w, p, j); j++) {
         const int x = w.x, y = w.y;
         if (w.part > 0) continue;
+        te__hopper_fetch(p, x, y);
 #pragma unroll 1
         for (int quarter = 0; quarter < 4; quarter++) {
             const int box = quarter % 2, col = x + quarter * 64 + lane % 8 * 8;
             const uint32_t boxes = ring + TE_STAGES * TE_HOPPER_STAGE + box * TE_HOPPER_BOX;
+            uint32_t next[4] = {0, 0, 0, 0};
+            te__hopper_ahead(p, next, y + te__hopper_row(warp, lane), col);
             te__barrier_wait(te__shared_address(&bars->done[box]), quarter / 2);
+            if (quarter < 3) te__hopper_fetch(p, x + 64 * (quarter + 1), y);
             float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-#pragma unroll 2
-            for (int part = warp; part < 32; part += 3) { /* four rows */
-                const int row = part % 4 * 4 + lane / 8;
+#pragma unroll 1
+            for (int part = warp; part < 32; part += 3) {
+                const int row = te__hopper_row(part, lane);
+                const uint32_t ahead[4] = {next[0], next[1], next[2], next[3]};
                 uint32_t w[4];
-                te__load_piece(w, te__hopper_piece(boxes + part / 4 * 2 * TE_HOPPER_BOX, row, lane % 8));
-                if (y + part / 4 * 16 + row < p->m && col < p->n) end(arg, w, y + part / 4 * 16 + row, col, sum);
+                if (part + 3 < 32) te__hopper_ahead(p, next, y + te__hopper_row(part + 3, lane), col);
+                te__load_piece(w, te__hopper_piece(boxes + part / 4 * 2 * TE_HOPPER_BOX, row % 16, lane % 8));
+                if (y + row < p->m && col < p->n) end(arg, w, ahead, y + row, col, sum);
             }
             __syncwarp();
             if (lane == 0) te__barrier_arrive(te__shared_address(&bars->taken[box]));

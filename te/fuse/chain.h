@@ -20,6 +20,8 @@ typedef struct te_at {
     int width, halves; /* a row has width * halves elements: two halves beside a gated op */
     int aligned;
     te_dtype dtype;
+    const struct te_stage *ahead_of; /* the op whose tensor of the row's shape has been loaded ahead, null: none */
+    te_eight ahead;
 } te_at;
 /* Index of the first element in a tensor that has the row's shape. */
 TE_FN int64_t te_index(te_at at) { return at.row * ((int64_t)at.width * at.halves) + at.col; }
@@ -71,6 +73,7 @@ typedef struct te_chain_shape {
     int norm, norm_code;             /* which op is the norm, -1: none */
     int sums;                        /* which op sums the gradient (bias), -1: none */
     int backward, draws;
+    int reads;                       /* which op is the first that reads a tensor of the row's shape (te_read8), -1: none */
     int lanes, chunks, groups; /* lanes a row, 8-vectors a lane, rows a block at a time */
     int resident;              /* blocks on a multiprocessor */
     int stash;                 /* bytes of shared memory for gamma, 0: none */
@@ -145,6 +148,11 @@ TE_BOTH te_chain_shape te_shape_at(te_chain_shape k) {
 
 /* ---- maps ------------------------------------------------------------------------------------------------------ */
 
+/* Eight elements of s->saved or s->edge, which have the row's shape. */
+TE_FN void te_read8(float v[8], const void *p, const te_stage *s, te_at at) {
+    if (s == at.ahead_of) te_floats_of_eight(v, &at.ahead, at.dtype);
+    else te_load8(v, p, te_index(at), at.n, at.aligned, at.dtype);
+}
 typedef void (*te_map_forward_fn)(float v[8], const te_stage *s, te_at at, int code);
 typedef void (*te_map_backward_fn)(float v[8], float sum[8], const te_stage *s, te_at at, int code);
 typedef void (*te_gated_forward_fn)(float v[8], const float g[8], const te_stage *s, te_at at, int code);
@@ -156,6 +164,15 @@ TE_FN te_at te_second_half(te_at at) {
 }
 /* Store, and go on with what was stored: backward will read it so. */
 TE_FN void te_keep8(float v[8], void *out, te_at at) {
+#if TE_CUDA
+    if (at.aligned && at.dtype != TE_f32) { /* in pairs: floats one by one go through a unit that takes eight times as long */
+        te_eight e;
+        TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = te_pair_of_floats(v[2 * i], v[2 * i + 1], at.dtype);
+        *(uint4 *)((uint16_t *)out + te_index(at)) = make_uint4(e.w[0], e.w[1], e.w[2], e.w[3]);
+        te_floats_of_eight(v, &e, at.dtype);
+        return;
+    }
+#endif
     te_store8(out, te_index(at), v, at.n, at.aligned, at.dtype);
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] = te_round_to(v[i], at.dtype);
 }
@@ -187,7 +204,7 @@ TE_FN void te_gated_backward(te_lane *l, const te_stage *s, te_gated_backward_fn
 
 TE_FN te_at te_at_of(const te_chain_shape k, int64_t row, int vector, int halves) {
     te_at at;
-    at.row = row, at.col = vector * 8, at.width = k.half, at.halves = halves, at.dtype = k.dtype;
+    at.row = row, at.col = vector * 8, at.width = k.half, at.halves = halves, at.dtype = k.dtype, at.ahead_of = 0;
     at.aligned = k.aligned, at.n = at.aligned ? 8 : (int)te_min(8, k.half - at.col);
     return at;
 }

@@ -74,7 +74,9 @@ TE_BOTH te_chain_shape te_no_shape(void) {
         name##_norm_code = 0 TE_ROW(TE__NORM_CODE, ~, __VA_ARGS__),                                                    \
         name##_is_backward = TE_PASS_backward_##pass,                                                                     \
         name##_sums = (name##_is_backward ? 0 TE_ROW(TE__SUM_AT, ~, __VA_ARGS__) : 0) - 1,                                \
-        name##_draws = (0 TE_ROW(TE__DRAWS, ~, __VA_ARGS__)) > 0                                                       \
+        name##_draws = (0 TE_ROW(TE__DRAWS, ~, __VA_ARGS__)) > 0,                                                      \
+        name##_readers = 0 TE_ROW(TE__READS, pass, __VA_ARGS__),                                                        \
+        name##_reads = TE__FIRST_OF(name##_readers)                                                                     \
     };                                                                                                                 \
     static_assert(!name##_is_backward || name##_norm <= 0, "te: " #name ": in a backward row the norm comes first");      \
     static_assert((0 TE_ROW(TE__ONE_NORM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one norm at most");          \
@@ -114,7 +116,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
     };                                                                                                                 \
     TE_BOTH te_chain_shape kernel##_shape(int half) {                                                                  \
         const te_chain_shape k = {TE_##dtype, width, name##_in_halves, name##_out_halves, even, name##_norm, name##_norm_code, name##_sums, name##_is_backward, \
-                                  name##_draws, kernel##_lanes, kernel##_chunks, kernel##_groups, kernel##_resident, kernel##_stash}; \
+                                  name##_draws, name##_reads, kernel##_lanes, kernel##_chunks, kernel##_groups, kernel##_resident, kernel##_stash}; \
         (void)half;                                                                                                    \
         return at(k);                                                                                                  \
     }                                                                                                                  \
@@ -134,6 +136,10 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #define TE__SUMS(op) (((TE_JOIN1(TE_FLAGS_, TE_FAMILY(op))(op)) & TE_SUMS) != 0)
 #define TE__SUM_AT(x, i, op) + (TE__SUMS(op) ? i + 1 : 0)
 #define TE__ONE_SUM(x, i, op) + TE__SUMS(op)
+#define TE__FIRST_OF(bits) \
+    ((bits) & 1 ? 0 : (bits) & 2 ? 1 : (bits) & 4 ? 2 : (bits) & 8 ? 3 : (bits) & 16 ? 4 : (bits) & 32 ? 5 : (bits) & 64 ? 6 : (bits) & 128 ? 7 : -1)
+#define TE__READS(pass, i, op) | ((TE_JOIN1(TE_FLAGS_, TE_FAMILY(op))(op)) & TE_READS_##pass ? 1 << i : 0)
+enum { TE_READS_forward = TE_IS_ADD, TE_READS_backward = TE_SAVES_INPUT | TE_IS_FORK };
 #define TE__DRAWS(x, i, op) + (((TE_JOIN1(TE_FLAGS_, TE_FAMILY(op))(op)) & TE_DRAWS) != 0)
 
 #define TE__STAGE(pass, i, op) TE__STAGE2(TE_CLASS(op), pass, i, TE_FAMILY(op), TE_CODE(op))

@@ -20,11 +20,15 @@ typedef struct te_product {
     te_chain chain; /* x: where the product itself is stored, null: not */
 } te_product;
 
-TE_FN void te_product_end(const te_product *p, const uint32_t w[4], int row, int col, float sum[8], te_stages_fn stages, const te_chain_shape k) {
+TE_FN void te_product_end(const te_product *p, const uint32_t w[4], const uint32_t *ahead, int row, int col, float sum[8], te_stages_fn stages, const te_chain_shape k) {
     te_lane l;
     te_eight e;
     TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = w[i];
     l.at = te_at_of(k, row, col / 8, 1);
+    if (ahead && k.reads >= 0) {
+        l.at.ahead_of = &p->chain.op[k.reads];
+        TE_UNROLL for (int i = 0; i < 4; i++) l.at.ahead.w[i] = ahead[i];
+    }
     te_floats_of_eight(l.v, &e, k.dtype);
     if (p->chain.x) te_store8((void *)p->chain.x, te_index(l.at), l.v, 8, 1, k.dtype);
     TE_UNROLL for (int i = 0; i < 8; i++) l.sum[i] = sum[i];
@@ -36,7 +40,7 @@ TE_FN void te_product_end(const te_product *p, const uint32_t w[4], int row, int
 #define TE_PRODUCT(name, dtype)                                                                                                \
     enum { name##_is_product = TE_##dtype != TE_f32 && name##_norm < 0 && name##_in_halves == 1 && name##_out_halves == 1 && name##_half % 8 == 0, \
            name##_is_few = name##_is_product && !name##_is_backward };                                                         \
-    TE_FN void name##_end(const void *p, const uint32_t w[4], int row, int col, float sum[8]) { te_product_end((const te_product *)p, w, row, col, sum, name##_stages, name##_shape(0)); } \
+    TE_FN void name##_end(const void *p, const uint32_t w[4], const uint32_t *ahead, int row, int col, float sum[8]) { te_product_end((const te_product *)p, w, ahead, row, col, sum, name##_stages, name##_shape(0)); } \
     TE_HOPPER_KERNEL(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_end, name##_is_product)              \
     TE_FEW_KERNEL(name##_few, te_product, TE_##dtype, name##_end, name##_is_few)                                               \
     TE_API te_product_kernels *name##_kernels(void) {                                                                          \
@@ -70,6 +74,7 @@ TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels
     if (k.backward) TE_TRY(te__chain_backward(r, s, 1, blocks, most, &p.chain, &work));
     else TE_TRY(te__chain_forward(r, s, 1, 0, &p.chain, &work));
     if (k.sums >= 0) p.many.sums = p.chain.op[k.sums].sum[0];
+    if (k.reads >= 0 && !te__product_is_few(kernels, g, r->ctx)) p.many.ahead = k.backward && p.chain.op[k.reads].saved ? p.chain.op[k.reads].saved : p.chain.op[k.reads].edge;
     if (!r->dry) TE_TRY(te__product_run(kernels, &p, sizeof p, &p.few, &p.many, g, r->ctx));
     te_drop(r, x);
     return TE_OK;
@@ -84,7 +89,7 @@ typedef struct te_bare {
     int n;
 } te_bare;
 
-template <te_dtype T> TE_FN void te_bare_end(const void *arg, const uint32_t w[4], int row, int col, float sum[8]) {
+template <te_dtype T> TE_FN void te_bare_end(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col, float sum[8]) {
     const te_bare *p = (const te_bare *)arg;
     const int64_t at = (int64_t)row * p->n + col;
     float v[8], c[8];
@@ -92,7 +97,9 @@ template <te_dtype T> TE_FN void te_bare_end(const void *arg, const uint32_t w[4
     TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = w[i];
     te_floats_of_eight(v, &e, T);
     if (p->c) {
-        te_load8(c, p->c, at, 8, 1, T);
+        TE_UNROLL for (int i = 0; ahead && i < 4; i++) e.w[i] = ahead[i];
+        if (ahead) te_floats_of_eight(c, &e, T);
+        else te_load8(c, p->c, at, 8, 1, T);
         TE_UNROLL for (int i = 0; i < 8; i++) v[i] += c[i];
     }
     te_store8(p->d, at, v, 8, 1, T);
@@ -117,6 +124,7 @@ TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_c
     te_bare p;
     memset(&p, 0, sizeof p);
     p.d = g->d, p.c = g->beta != 0 ? g->c : 0, p.n = (int)g->n;
+    if (!te__product_is_few(kernels, g, ctx)) p.many.ahead = p.c;
     return te__product_run(kernels, &p, sizeof p, &p.few, &p.many, g, ctx);
 }
 

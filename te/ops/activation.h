@@ -92,7 +92,7 @@ TE_FN void te_act_forward(float v[8], const te_stage *s, te_at at, int code) {
 TE_FN void te_act_backward(float v[8], float sum[8], const te_stage *s, te_at at, int code) {
     float x[8], slope;
     (void)sum;
-    te_load8(x, s->saved, te_index(at), at.n, at.aligned, at.dtype);
+    te_read8(x, s->saved, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) (void)te_act(&slope, x[i], code), v[i] *= slope; /* y = f(x) */
 }
 TE_FN void te_gated_forward_8(float v[8], const float g[8], const te_stage *s, te_at at, int code) {

@@ -48,7 +48,7 @@
 TE_FN void te_plus_edge8(float v[8], const te_stage *s, te_at at) {
     float e[8];
     if (!s->edge) return;
-    te_load8(e, s->edge, te_index(at), at.n, at.aligned, at.dtype);
+    te_read8(e, s->edge, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] += e[i];
 }
 TE_FN void te_fork_forward(float v[8], const te_stage *s, te_at at, int code) { (void)v, (void)s, (void)at, (void)code; }
