@@ -118,7 +118,7 @@ def wholes(block, peers, turns):
             whole[r["model"]] = r["microseconds"]
         if r["step"] == "all":
             total[r["model"], r["pass"]] += r["microseconds"]
-        if r["step"] == "attention":
+        if ops(r["step"])[0] == "attention":
             attention[r["model"], r["pass"], r["shape"]] = r["microseconds"]
     out = []
     def line(name, ours, p):

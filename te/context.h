@@ -46,8 +46,8 @@ typedef struct te_context {
                                 * 0 never, 1 where they should pay (the default), 2 wherever they can */
     int overlap;               /* CUDA: a kernel is set up while the one before it ends (te_kernel_begin): 0 never, 1 from compute
                                 * capability 9.0 on (the default) */
-    void *launches;            /* CUDA: what a pass has written down (te/launch_cuda.h) */
-    int replay;                /* CUDA: a pass is launched as one graph, of which so many are kept; 0: kernel by kernel */
+    void *launches;            /* CUDA: what a pass writes down, and its graphs (te/launch_cuda.h) */
+    int replay;                /* CUDA: a pass is launched as one graph, of which so many are kept at most; 0: kernel by kernel */
     int device, processors;    /* CUDA: the device's number and its multiprocessors; host: 0 and 1 */
     int capability;            /* CUDA: compute capability, 900 for 9.0 */
     int owns_workspace;

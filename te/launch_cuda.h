@@ -205,6 +205,7 @@ TE_API te_replay *te__replay_of(te_launches *s, te_context *ctx) {
     if (s->replays < te_min(ctx->replay, TE_LAUNCH_GRAPHS)) {
         te_replay *r = te__replay_make(s, ctx);
         if (r) s->replay[s->replays++] = r, s->next = s->replays, s->made++;
+        else ctx->replay = 0; /* it would cost as much the next time */
         return r;
     }
     for (int i = 0; i < s->replays; i++)

@@ -34,11 +34,12 @@ typedef te_status (*launch)(te_context *, const te_attention_args *);
 struct shape {
     launch forward, backward;
     te_dtype dtype;
-    int heads, kv_heads, dim, causal;
+    int heads, kv_heads, dim, causal, sum_rows;
 };
 #define SHAPE(dtype, h, kv, d, causal)                                                          \
     {attention_##dtype##_##h##_##kv##_##d##_##causal##_launch,                                  \
-     attention_backward_##dtype##_##h##_##kv##_##d##_##causal##_launch, TE_##dtype, h, kv, d, causal},
+     attention_backward_##dtype##_##h##_##kv##_##d##_##causal##_launch, TE_##dtype, h, kv, d, causal,         \
+     attention_backward_##dtype##_##h##_##kv##_##d##_##causal##_sum_rows},
 const shape shapes[] = {SHAPES(SHAPE)};
 
 const size_t guard = 256; // bytes behind each buffer that nobody may write
@@ -160,6 +161,7 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
     buffer dqkv(&ctx.c, s.dtype, qkv.n), lse(&ctx.c, TE_f32, rows * (size_t)s.heads), delta(&ctx.c, TE_f32, lse.n);
     const std::vector<double> x = qkv.draw(random), dy = dout.draw(random);
     te_attention_args a;
+    memset(&a, 0, sizeof a);
     a.out = out.data, a.lse = (float *)lse.data, a.qkv = qkv.data, a.dqkv = dqkv.data, a.dout = dout.data;
     a.delta = (float *)delta.data, a.batch = batch, a.seq = seq, a.scale = 1.0f / std::sqrt((float)s.dim);
     REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
@@ -186,6 +188,26 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
     CHECK(out.raw() == first);
     CHECK(dqkv.raw() == gradient);
     CHECK(lse.raw() == sums);
+    if (!s.sum_rows) return;
+    // with the sums of dqkv over so many rows of each sequence; dqkv is the same
+    const size_t width = h + 2 * kv, parts = (size_t)te_ceil_div(seq, s.sum_rows);
+    buffer sum(&ctx.c, TE_f32, (size_t)batch * parts * width);
+    a.sum = (float *)sum.data;
+    dqkv.poison();
+    REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
+    CHECK(dqkv.raw() == gradient);
+    std::vector<double> wanted(sum.n), magnitude(sum.n);
+    for (size_t b = 0; b < (size_t)batch; b++)
+        for (size_t i = 0; i < (size_t)seq; i++)
+            for (size_t c = 0; c < width; c++) {
+                const size_t to = (b * parts + i / (size_t)s.sum_rows) * width + c;
+                wanted[to] += dx[(b * (size_t)seq + i) * width + c], magnitude[to] += std::fabs(dx[(b * (size_t)seq + i) * width + c]);
+            }
+    const std::vector<double> got = sum.read();
+    double off = 0;
+    for (size_t i = 0; i < sum.n; i++)
+        if (!(std::fabs(got[i] - wanted[i]) <= 1e-5 * magnitude[i])) off++;
+    CHECK(off == 0);
 }
 
 } // namespace
@@ -243,6 +265,7 @@ TEST_CASE("attention can be captured in a graph", "[attention]") {
     buffer dqkv(&ctx.c, TE_bf16, qkv.n), lse(&ctx.c, TE_f32, rows * 4), delta(&ctx.c, TE_f32, lse.n);
     qkv.draw(random), dout.draw(random);
     te_attention_args a;
+    memset(&a, 0, sizeof a);
     a.out = out.data, a.lse = (float *)lse.data, a.qkv = qkv.data, a.dqkv = dqkv.data, a.dout = dout.data;
     a.delta = (float *)delta.data, a.batch = 2, a.seq = 150, a.scale = 0.1f;
     cudaStream_t stream;

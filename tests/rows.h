@@ -4,6 +4,7 @@
 
 #include "harness.h"
 #include "te/ops/activation.h"
+#include "te/ops/attention.h"
 #include "te/ops/bias.h"
 #include "te/ops/dropout.h"
 #include "te/ops/linear.h"

@@ -61,6 +61,9 @@
 #define ROW_linear_act_bias(kind) \
     ROW_CASE(linear_##kind##_bias, "linear_act_bias", "linear_" #kind "_bias", (linear, p, ROW_OUT, ROW_IN), (bias, b, ROW_IN), (kind, a), (linear, q, ROW_IN, ROW_OUT))
 
+#define ROW_OF_attention_bias \
+    ROW_CASE(attention_bias, "attention_bias", "attention_bias", (linear, p, ROW_IN, 8 * 16), (bias, b, 8 * 16), (attention, a, 4, 2, 16), (linear, q, 4 * 16, ROW_OUT))
+
 #define ROW_OF(row) ROW_OF_##row
 
 #endif

@@ -30,7 +30,7 @@ TE_FN void te_softcap_backward(float v[8], float sum[8], const te_stage *s, te_a
     const float cap = s->value[0];
     float x[8];
     (void)sum, (void)code;
-    te_load8(x, s->saved, te_index(at), at.n, at.aligned, at.dtype);
+    te_read8(x, s->saved, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) {
         const float t = tanhf(x[i] / cap);
         v[i] *= 1.0f - t * t; /* y = cap tanh(x / cap) */

@@ -2,7 +2,7 @@
  *
  * A row names families (te/ops: every activation is an `act`, every gated one `gated`, every norm `norm`), in the order
  * of the pass; the backward list reads the model from its end. Any row of the shape [linear] maps [norm] maps (backward:
- * [linear] [norm] maps, or linear fork) works: write the name, and the kernel follows from its ops. Add your own the same way,
+ * [linear] [norm] maps, linear fork, or attention bias) works: write the name, and the kernel follows from its ops. Add your own the same way,
  * before TE_SEQUENTIAL, or take one out with #undef.
  *
  * The X-lists below are the same rows for the tests and benches, which try each on every kind that it matches.
@@ -45,6 +45,7 @@
 #define TE_BACKWARD_norm_fork_add_dropout_bias TE_FUSED
 #define TE_BACKWARD_linear_fork TE_FUSED
 #define TE_BACKWARD_linear_act_bias TE_FUSED
+#define TE_BACKWARD_attention_bias TE_FUSED
 
 /* X(row): the same rows; tests/rows_forward_test.cc fails where one is missing. */
 #define TE_FORWARD_ROWS(X)                                                                                  \
@@ -55,6 +56,7 @@
     X(bias_dropout_add_fork_norm)
 #define TE_BACKWARD_ROWS(X)                                                                                      \
     X(act_bias) X(gated_bias) X(dropout_bias) X(add_bias) X(add_dropout_bias) X(norm_fork) X(norm_fork_add_bias) \
-    X(norm_fork_add_dropout) X(norm_fork_add_dropout_bias) X(linear_fork) X(linear_act_bias)
+    X(norm_fork_add_dropout) X(norm_fork_add_dropout_bias) X(linear_fork) X(linear_act_bias) \
+    X(attention_bias)
 
 #endif

@@ -47,9 +47,16 @@
                   "te: " #model ": in backward nothing may follow a linear and a fork in a row");                                      \
     TE__GEMM_ALONE(name, widths, model, dtype, pass, ~)
 #define TE__FLAGS(op) (TE_JOIN1(TE_FLAGS_, TE_FAMILY(op))(op))
-#define TE__KERNELS_OF_own(name, widths, model, dtype, pass, ...) TE__OWN(TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__)), pass, name, model, dtype, TE_ROW_FIRST(__VA_ARGS__))
+/* An op with kernels of its own, which may take a chain along (TE_OWN_ROW_<family>_<pass>). */
+#define TE__KERNELS_OF_own(name, widths, model, dtype, pass, ...) \
+    TE_ROW_PICK(__VA_ARGS__, TE__OWN_ROW, TE__OWN_ROW, TE__OWN_ROW, TE__OWN_ROW, TE__OWN_ROW, TE__OWN_ROW, TE__OWN_ROW, TE__OWN_ALONE, ~) \
+    (name, widths, model, dtype, pass, __VA_ARGS__)
+#define TE__OWN_ALONE(name, widths, model, dtype, pass, op) TE__OWN(TE_JOIN1(TE_OWN_, TE_FAMILY(op)), pass, name, model, dtype, op)
+#define TE__OWN_ROW(name, widths, model, dtype, pass, first, ...) \
+    TE_CHAIN(name, widths, model, dtype, pass, __VA_ARGS__)         \
+    TE__OWN(TE_JOIN1(TE_OWN_ROW_, TE_FAMILY(first)), pass, name, model, dtype, first)
 #define TE__OWN(family, pass, ...) TE__OWN2(family, pass, __VA_ARGS__)
-#define TE__OWN2(family, pass, name, model, dtype, op) TE_OWN_##family##_##pass(name, dtype, op, TE_WIDTH_IN(model, op), TE_WIDTH_OUT(model, op))
+#define TE__OWN2(family, pass, name, model, dtype, op) family##_##pass(name, dtype, op, TE_WIDTH_IN(model, op), TE_WIDTH_OUT(model, op))
 
 /* ---- a chain ------------------------------------------------------------------------------------------------------ */
 

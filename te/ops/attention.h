@@ -28,7 +28,13 @@ enum { TE_FULL = 0, TE_CAUSAL = 1 };
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__attention_forward(r, s, name##_launch); }
 #define TE_OWN_attention_backward(name, dtype, op, in, out)                                                        \
     TE_ATTENTION_BACKWARD(name, dtype, TE_ARG1(op, 0), TE_ARG2(op, 0), TE_ARG3(op, 0), TE_ARG4(op, TE_CAUSAL))     \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__attention_backward(r, s, name##_launch); }
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__attention_backward(r, s, name##_launch, 0); }
+/* With the gradient of the bias before it; name: that of the bias's chain. */
+#define TE_OWN_ROW_attention_backward(name, dtype, op, in, out)                                                    \
+    TE_ATTENTION_BACKWARD(name##_own, dtype, TE_ARG1(op, 0), TE_ARG2(op, 0), TE_ARG3(op, 0), TE_ARG4(op, TE_CAUSAL)) \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
+        return te__attention_bias_backward(r, s, name##_own_launch, name##_own_sum_rows, name##_launch, name##_shape(te_chain_half(r, s, 1))); \
+    }
 
 typedef te_status (*te_attention_launch_fn)(te_context *ctx, const te_attention_args *a);
 
@@ -50,21 +56,36 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     te_set_now(r, y);
     return TE_OK;
 }
-TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attention_launch_fn launch) {
+/* sum: see te_attention_args. */
+TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attention_launch_fn launch, float *sum) {
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
     te_attention_args a = te__attention_args(r, op);
     te_value dx, delta = te_value_of(0);
     TE_TRY(te_gradient(&dx, r, s, i));
+    if (!dx.p && s->count > 1) TE_TRY(te_acquire(r, &dx, te_value_bytes(r, op->in))); /* the bias alone wants it */
     if (dx.p) {
         TE_TRY(te_acquire(r, &delta, (size_t)(r->padded * op->stats) * sizeof(float)));
         a.out = r->act[i], a.lse = r->stats[i], a.qkv = i ? r->act[i - 1] : r->x;
-        a.dqkv = dx.p, a.dout = r->now.p, a.delta = (float *)delta.p;
+        a.dqkv = dx.p, a.dout = r->now.p, a.delta = (float *)delta.p, a.sum = sum;
         if (!r->dry) TE_TRY(launch(r->ctx, &a));
         te_drop(r, delta);
     }
     te_set_now(r, dx);
     return TE_OK;
+}
+/* And of the bias that its input comes from: the kernels leave partial sums where they can, in sequences that are no shorter than what one
+ * of them sums; else the bias's own kernel follows. */
+TE_API te_status te__attention_bias_backward(te_run *r, const te_step *s, te_attention_launch_fn attention, int sum_rows, te_chain_launch_fn launch, te_chain_shape k) {
+    const int sums = sum_rows && (!r->batch || r->batch->seq >= sum_rows);
+    float *sum = 0;
+    if (sums) { /* at most two for as many rows; room for what the other way takes, too, for all batches take the same */
+        const int most = (int)te_max(2 * r->rows / sum_rows + 1, te__most_blocks(r, k, te_chain_tiles(k)));
+        const int blocks = r->batch ? (int)(r->batch->batch * te_ceil_div(r->batch->seq, sum_rows)) : most;
+        TE_TRY(te_sum_later(r, &sum, r->param[s->op[1]], r->plan->op[s->op[0]].in, blocks, most));
+    }
+    TE_TRY(te__attention_backward(r, s, attention, sum));
+    return sums ? TE_OK : te_chain_step(r, s, 1, 0, launch, k);
 }
 
 #endif

@@ -12,6 +12,7 @@ typedef struct te_attention_args {
     void *dqkv;      /* backward: out, every element written */
     const void *dout; /* backward: in, like out */
     float *delta;    /* backward: scratch, [batch, heads, seq]: the row sums of dout * out */
+    float *sum;      /* backward: out, [batch * ceil(seq / <name>_sum_rows), width of qkv]: the sums of so many rows of dqkv; or null */
     int batch, seq;
     float scale; /* of the scores, often 1 / sqrt(head_dim) */
 } te_attention_args;

@@ -69,6 +69,7 @@ TE_API te_status te__attention_enqueue(te_context *ctx, void (*kernel)(te_attent
     TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim, causal)                                      \
     typedef te__attn_dq<TE_##dtype, (heads), (kv_heads), (head_dim), (causal)> name##_dq_kernel;                  \
     typedef te__attn_dkdv<TE_##dtype, (heads), (kv_heads), (head_dim), (causal)> name##_dkdv_kernel;              \
+    enum { name##_sum_rows = TE_##dtype == TE_f32 ? 0 : (head_dim) <= 128 ? 32 : 16 }; /* a warp's */            \
     TE__ATTENTION_SHELL(name##_dq, name##_dq_kernel)                                                         \
     TE__ATTENTION_SHELL(name##_dkdv, name##_dkdv_kernel)                                                     \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                            \

@@ -292,6 +292,7 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
     TE__ATTENTION_ASSERT(heads, kv_heads, head_dim, causal)                                                         \
     TE__ATTENTION_SHELL(name##_dq, dq, dtype, heads, kv_heads, head_dim, causal)                                    \
     TE__ATTENTION_SHELL(name##_dkdv, dkdv, dtype, heads, kv_heads, head_dim, causal)                                \
+    enum { name##_sum_rows = 0 }; /* te_attention_args.sum must be null */                                         \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                   \
         const int64_t tiles = te_ceil_div(a->seq, TE__ATTN_TILE);                                                        \
         TE_TRY(te__attention_check(ctx, a, heads, #name));                                                          \

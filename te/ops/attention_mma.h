@@ -166,7 +166,7 @@ template <int M, int N, int CAUSAL> TE_FN void te__attn_mask_transposed(float (&
 /* Write this warp's M * 16 rows, times factor[row], through its own rows of shared memory: 16 bytes a store. */
 template <te_dtype T, int M, int D>
 TE_FN void te__attn_rows_store(uint16_t *to, int64_t width, int valid, const float (&o)[M][D / 8][4], const float (&factor)[M][2],
-                          unsigned char *tile) {
+                          unsigned char *tile, float *sum = nullptr) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     __syncwarp();
     TE_UNROLL for (int m = 0; m < M; m++)
@@ -175,6 +175,14 @@ TE_FN void te__attn_rows_store(uint16_t *to, int64_t width, int valid, const flo
                 *(uint32_t *)(tile + ((m * 16 + g + h * 8) * (D + TE__ATTN_PAD) + n * 8 + t * 2) * 2) =
                     te_pair_of_floats(o[m][n][2 * h] * factor[m][h], o[m][n][2 * h + 1] * factor[m][h], T);
     __syncwarp();
+    for (int col = 2 * lane; sum && valid > 0 && col < D; col += 64) {
+        float2 s = make_float2(0, 0);
+        for (int row = 0; row < M * 16 && row < valid; row++) {
+            const float2 x = te__attn_unpack<T>(*(const uint32_t *)(tile + (row * (D + TE__ATTN_PAD) + col) * 2));
+            s.x += x.x, s.y += x.y;
+        }
+        *(float2 *)(sum + col) = s;
+    }
     for (int c = lane; c < M * 16 * (D / 8); c += 32) {
         const int row = c / (D / 8), chunk = c % (D / 8);
         if (row < valid)

@@ -22,6 +22,10 @@ template <int D> struct te__attn_dq_shape {
     static constexpr int TILE = bytes(32) <= TE_SHARED_BYTES ? 32 : 16, BYTES = bytes(TILE);
 };
 
+/* Where the sums of a warp's ROWS rows from `row` on go, from this column on. */
+template <int64_t WIDTH, int ROWS> TE_FN float *te__attn_sum(const te_attention_args *a, int batch, int row, int column) {
+    return a->sum ? a->sum + ((int64_t)batch * ((a->seq + ROWS - 1) / ROWS) + row / ROWS) * WIDTH + column : nullptr;
+}
 /* Grid: (batch * heads, query tiles). Shared memory: Q, dO, then K and V of stage 0, K and V of stage 1. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL, class C = te__attn_dq_shape<D>>
 TE_FN void te__attention_dq_mma(const te_attention_args *a) {
@@ -88,7 +92,7 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
     float factor[M][2];
     TE_UNROLL for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = a->scale;
     te__attn_rows_store<T, M, D>((uint16_t *)a->dqkv + h.q + row0 * h.width, h.width, seq - row0, dq, factor,
-                            te__attention_shared + warp * M * 16 * ROW);
+                            te__attention_shared + warp * M * 16 * ROW, te__attn_sum<QKV, M * 16>(a, (int)blockIdx.x / HEADS, row0, (int)blockIdx.x % HEADS * D));
 }
 
 /* Two warps share M * 16 keys. One makes S^T and P^T = exp(S^T - lse), and from it dV; it hands P^T over in fragments, and
@@ -198,8 +202,9 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
     }
     float factor[M][2];
     TE_UNROLL for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = second ? a->scale : 1.0f;
+    const int column = (HEADS + (int)blockIdx.x % KV_HEADS + (second ? 0 : KV_HEADS)) * D;
     te__attn_rows_store<T, M, D>((uint16_t *)a->dqkv + (second ? h.k : h.v) + key0 * h.width, h.width, seq - key0, sum, factor,
-                            te__attention_shared + own);
+                            te__attention_shared + own, te__attn_sum<QKV, M * 16>(a, batch, key0, column));
 }
 
 #endif
