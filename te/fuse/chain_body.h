@@ -101,7 +101,8 @@ TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, const te_chai
     }
 }
 
-/* dy, x and the statistics of a row, loaded while the row before is worked on. */
+/* dy, x and the statistics of a row, loaded while the row before is worked on. To registers: through a ring in shared memory, three rows
+ * ahead (cp.async), 8192 x 4096 took 92 us, not 72. */
 typedef struct te_norm_row { float mean, rstd; } te_norm_row;
 TE_FN te_norm_row te_norm_load(const te_chain *c, const te_chain_shape k, int64_t row, te_lanes g, te_eight *dy, te_eight *x) {
     const te_stage *s = &c->op[0];
