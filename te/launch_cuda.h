@@ -3,9 +3,11 @@
  *
  * To launch a kernel takes the host some 3 us, to launch a graph of thirty 2 us. So a pass of a model writes down what it would launch:
  * kernels with the bytes of their arguments, products of cuBLASLt, fills. If an earlier one wrote down the very same, its graph is
- * launched. If not, a graph is made (10 us a kernel, once); where ctx->replay of them are there already, the one of the same kernels
- * that was launched the longest ago gets the new arguments (1 us a kernel); and if there is none, all is launched one by one, as it is
- * while the stream is being captured. The order is that of the plan each time, and so are the bits.
+ * launched. If not, a graph is made (10 us a kernel, and 0.1 MB of the device for a pass; once); where ctx->replay of them are there
+ * already, the one of the same kernels that was launched the longest ago gets the new arguments (1 us a kernel); and if there is none,
+ * all is launched one by one, as it is while the stream is being captured. The order is that of the plan each time, and so are the bits.
+ *
+ * Forward and backward of a GPT block, hidden 4096, on an H200's host: 20 us, kernel by kernel 96 to 103; with other addresses each time 37.
  */
 /* target: cuda */
 #ifndef TE_LAUNCH_CUDA_H
