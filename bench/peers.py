@@ -91,7 +91,7 @@ def emit(row, us, spread):
     TSV.flush()
 
 
-def race(name, racers, warm=0.0):
+def race(name, racers, warm=0.0, rounds=ROUNDS):
     """In turns; `warm` seconds of it before what counts."""
     start = time.monotonic()
     try:
@@ -100,7 +100,7 @@ def race(name, racers, warm=0.0):
                 r.round()
         for r in racers:
             r.us.clear()
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             for r in racers:
                 r.round()
     except Exception as e:
@@ -229,7 +229,7 @@ def blocks():
     racers = racers_of("gpt4096", rows, block, x, both, graph=False, shared=list(block.parameters()), sets=2, runs=4)
     racers += racers_of("attention", attention_shape, attention, qkv, both[1:], compiled=False, graph=False, sets=3, runs=8)
     racers += ours_of("gpt4096", rows, batch, seq, runs=4) + ours_of("attention", attention_shape, batch, seq, runs=8)
-    race("gpt4096 and attention", racers, warm=1.0)
+    race("gpt4096 and attention", racers, warm=1.0, rounds=21)
     del racers
     if OURS:
         OURS.library.lists_close()
