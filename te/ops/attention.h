@@ -75,17 +75,18 @@ TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attentio
     return TE_OK;
 }
 /* And of the bias that its input comes from: the kernels leave partial sums where they can, in sequences that are no shorter than what one
- * of them sums; else the bias's own kernel follows. */
+ * of them sums; else the bias's own kernel does. Both take the same pieces of the workspace, for it is sized without the sequences. */
 TE_API te_status te__attention_bias_backward(te_run *r, const te_step *s, te_attention_launch_fn attention, int sum_rows, te_chain_launch_fn launch, te_chain_shape k) {
-    const int sums = sum_rows && (!r->batch || r->batch->seq >= sum_rows);
+    const int tiles = te_chain_tiles(k), most = te__most_blocks(r, k, tiles), sums = sum_rows && r->batch && r->batch->seq >= sum_rows;
+    const int blocks = sums ? (int)(r->batch->batch * te_ceil_div(r->batch->seq, sum_rows)) : (int)te_min(te_ceil_div(r->rows, k.groups), most);
     float *sum = 0;
-    if (sums) { /* at most two for as many rows; room for what the other way takes, too, for all batches take the same */
-        const int most = (int)te_max(2 * r->rows / sum_rows + 1, te__most_blocks(r, k, te_chain_tiles(k)));
-        const int blocks = r->batch ? (int)(r->batch->batch * te_ceil_div(r->batch->seq, sum_rows)) : most;
-        TE_TRY(te_sum_later(r, &sum, r->param[s->op[1]], r->plan->op[s->op[0]].in, blocks, most));
-    }
-    TE_TRY(te__attention_backward(r, s, attention, sum));
-    return sums ? TE_OK : te_chain_step(r, s, 1, 0, launch, k);
+    te_chain c; /* at most two sums for as many rows */
+    TE_TRY(te_sum_later(r, &sum, r->param[s->op[1]], r->plan->op[s->op[0]].in, blocks, (int)te_max(most, sum_rows ? 2 * r->rows / sum_rows + 1 : 0)));
+    TE_TRY(te__attention_backward(r, s, attention, sums ? sum : 0));
+    if (sums || r->dry) return TE_OK;
+    memset(&c, 0, sizeof c);
+    c.x = r->now.p, c.rows = r->rows, c.half = k.half, c.op[0].sum[0] = sum;
+    return launch(r->ctx, te_grid_of((int64_t)blocks * tiles, 1), &c);
 }
 
 #endif
