@@ -130,7 +130,7 @@ TEST_CASE("the longest row wins", "[plan]") {
           "fork_layernorm linear_bias attention linear_bias_dropout_add_fork_layernorm linear_bias_gelu linear_bias_dropout_add");
     CHECK(rows_of(p->infer, p->infer_count) == "fork_layernorm linear_bias attention linear_bias_add_fork_layernorm linear_bias_gelu linear_bias_add");
     CHECK(rows_of(p->backward, p->backward_count) ==
-          "add_dropout_bias linear_gelu_bias linear layernorm_fork_add_dropout_bias linear attention bias linear layernorm_fork");
+          "add_dropout_bias linear_gelu_bias linear layernorm_fork_add_dropout_bias linear attention_bias linear layernorm_fork");
     p = own_plan();
     CHECK(rows_of(p->forward, p->forward_count) == "linear_cube linear_bias cube");
     CHECK(rows_of(p->backward, p->backward_count) == "cube_bias linear cube linear");
