@@ -344,9 +344,17 @@ TE_API void te__hopper_share(te_hopper *p, int64_t tiles, int clusters, te__gemm
     p->given = (float *)s->workspace, p->ready = (uint32_t *)(void *)((char *)s->workspace + TE_GEMM_WORKSPACE);
     if (!left || left > TE_GEMM_LEFT || bytes > TE_GEMM_WORKSPACE || parts > 6 || steps < (left > helpers ? 32 : 8) * parts) p->helpers = 0, p->rounds = INT32_MAX;
 }
+TE_API int64_t te__hopper_tiles(const te_gemm *g) { return te_ceil_div(g->m, TE_CLUSTER * TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N); }
+/* Whether the last round of this product is full, or shared out. */
+TE_API int te__hopper_is_even(const te_gemm *g, te_context *ctx) {
+    te_hopper p;
+    p.k = (int)g->k;
+    te__hopper_share(&p, te__hopper_tiles(g), ctx->processors / TE_CLUSTER, (te__gemm_state *)ctx->gemm);
+    return !p.left || p.helpers > 0;
+}
 /* Fill in p for the product, and launch `kernel` on the `bytes` of `args`, of which p is the first member. */
 TE_API te_status te__hopper_run(const void *kernel, const void *args, size_t bytes, te_hopper *p, const te_gemm *g, te__encode_fn encode, te_context *ctx) {
-    const int64_t tiles = te_ceil_div(g->m, TE_CLUSTER * TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);
+    const int64_t tiles = te__hopper_tiles(g);
     const int clusters = ctx->processors / TE_CLUSTER;
     p->alpha = g->alpha, p->m = (int)g->m, p->n = (int)g->n, p->k = (int)g->k, p->tiles = (int)tiles;
     te__hopper_share(p, tiles, clusters, (te__gemm_state *)ctx->gemm);

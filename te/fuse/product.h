@@ -113,11 +113,12 @@ template <te_dtype T, int FORWARD> TE_API te_product_kernels *te_bare_kernels(vo
 }
 #define TE_BARE(dtype, pass) te_bare_kernels<TE_##dtype, !TE_PASS_backward_##pass>()
 
-/* Whether such a product is run so. Of many rows with B across, in turns with PyTorch's, 0.92 to 1.00 of its time, and 0.99 to 1.02 of
- * cuBLASLt's fastest candidate's; with B as it lies the same as the first candidate, but 1.00 to 1.05 of the fastest. */
+/* Whether such a product is run so. Of many rows with B across and an even last round, in turns with PyTorch's, 0.92 to 0.99 of its
+ * time, and 0.99 to 1.02 of cuBLASLt's fastest candidate's (1.00 of both where it is not even: 8192 x 4096 x 4096); with B as it lies
+ * the same as the first candidate, but 1.00 to 1.05 of the fastest. */
 TE_API int te_bare_pays(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te_product_can(kernels, g, ctx)) return 0;
-    return ctx->gemm_own > 1 || te__few_pays(g) || (te__hopper_pays(g, ctx) && (!g->trans_b || !te__gemm_is_timed(g, ctx)));
+    return ctx->gemm_own > 1 || te__few_pays(g) || (te__hopper_pays(g, ctx) && ((!g->trans_b && te__hopper_is_even(g, ctx)) || !te__gemm_is_timed(g, ctx)));
 }
 /* D = alpha A op(B), rounded, (+ C where beta is 1). */
 TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
