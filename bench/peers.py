@@ -145,9 +145,9 @@ def racers_of(what, shape, fn, make, passes=("forward", "backward"), compiled=Tr
     return racers
 
 
-def case(what, shape, *args, warm=0.0, **options):
+def case(what, shape, *args, warm=0.0, rounds=ROUNDS, **options):
     """Time racers_of(what, shape, ...)."""
-    race(f"{what} {shape}", racers_of(what, shape, *args, **options), warm)
+    race(f"{what} {shape}", racers_of(what, shape, *args, **options), warm, rounds)
     torch.cuda.empty_cache()
 
 
@@ -318,7 +318,7 @@ def products(m=8192):
             if OURS:
                 variants["ours"] = lambda *t: OURS.run(step, m, n, k, *mine(*t))
             what = "linear" if step == "forward" else "linear_" + step
-            case(what, shape, f, make, ("forward",), compiled=False, variants=variants, warm=0.3)
+            case(what, shape, f, make, ("forward",), compiled=False, variants=variants, warm=0.3, rounds=21)
             if OURS:
                 emit((what, "forward", "tuning", shape), OURS.gain(step, m, n, k), 0.0)  # a ratio, no time
         if n == 16384:
