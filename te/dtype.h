@@ -226,4 +226,19 @@ TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, t
 #endif
 }
 
+/* The same, and v becomes what was stored. */
+TE_FN void te_store8_rounded(void *p, int64_t i, float v[8], int n, int aligned, te_dtype t) {
+#if TE_CUDA
+    if (aligned && t != TE_f32) { /* in pairs: floats one by one go through a unit that takes eight times as long */
+        te_eight e;
+        TE_UNROLL for (int k = 0; k < 4; k++) e.w[k] = te_pair_of_floats(v[2 * k], v[2 * k + 1], t);
+        *(uint4 *)((uint16_t *)p + i) = make_uint4(e.w[0], e.w[1], e.w[2], e.w[3]);
+        te_floats_of_eight(v, &e, t);
+        return;
+    }
+#endif
+    te_store8(p, i, v, n, aligned, t);
+    TE_UNROLL for (int k = 0; k < 8; k++) v[k] = te_round_to(v[k], t);
+}
+
 #endif

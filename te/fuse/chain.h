@@ -163,19 +163,7 @@ TE_FN te_at te_second_half(te_at at) {
     return at;
 }
 /* Store, and go on with what was stored: backward will read it so. */
-TE_FN void te_keep8(float v[8], void *out, te_at at) {
-#if TE_CUDA
-    if (at.aligned && at.dtype != TE_f32) { /* in pairs: floats one by one go through a unit that takes eight times as long */
-        te_eight e;
-        TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = te_pair_of_floats(v[2 * i], v[2 * i + 1], at.dtype);
-        *(uint4 *)((uint16_t *)out + te_index(at)) = make_uint4(e.w[0], e.w[1], e.w[2], e.w[3]);
-        te_floats_of_eight(v, &e, at.dtype);
-        return;
-    }
-#endif
-    te_store8(out, te_index(at), v, at.n, at.aligned, at.dtype);
-    TE_UNROLL for (int i = 0; i < 8; i++) v[i] = te_round_to(v[i], at.dtype);
-}
+TE_FN void te_keep8(float v[8], void *out, te_at at) { te_store8_rounded(out, te_index(at), v, at.n, at.aligned, at.dtype); }
 TE_FN void te_keep(te_lane *l, const te_stage *s) {
     if (!s->out) return;
     te_keep8(l->v, s->out, l->at);
