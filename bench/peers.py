@@ -239,7 +239,11 @@ def blocks():
     case("attention", attention_shape, attention, qkv, compiled=False, variants=backends, graph=False, sets=3, runs=9)
     block.eval()
     for n in (1, 8, 64):
-        case("gpt4096", f"{n}", block, lambda: [normal(1, n, hidden)], ("inference",), sets=4, runs=12)
+        race(f"gpt4096 {n}", racers_of("gpt4096", f"{n}", block, lambda: [normal(1, n, hidden)], ("inference",), sets=4, runs=12)
+             + ours_of("gpt4096", f"{n}", 1, n, runs=12, step="inference"), rounds=41)
+        if OURS:
+            OURS.library.lists_close()
+        torch.cuda.empty_cache()
     block.train()
     if ONLY in "host_time":
         host_time(block, normal(1, 16, hidden, grad=True))
@@ -272,6 +276,7 @@ class Ours:
         self.library.products_gain.argtypes, self.library.products_gain.restype = [ctypes.c_int] * 4, ctypes.c_double
         self.library.lists_open.argtypes, self.library.lists_open.restype = [ctypes.c_int] * 3, ctypes.c_char_p
         self.library.lists_run.argtypes, self.library.lists_run.restype = [ctypes.c_int], ctypes.c_char_p
+        self.library.lists_infer.argtypes, self.library.lists_infer.restype = [ctypes.c_int], ctypes.c_char_p
         self.check(self.library.turns_open(torch.cuda.current_stream().cuda_stream))
 
     def check(self, error):
@@ -288,14 +293,15 @@ class Ours:
         return self.library.products_gain(self.WHICH[step], m, n, k)
 
 
-def ours_of(what, shape, batch, seq, runs):
-    """The racer of our list, where there is one."""
+def ours_of(what, shape, batch, seq, runs, step="forward+backward"):
+    """The racer of our list, where there is one; inference in a graph."""
     if not OURS or ONLY not in what:
         return []
     which = Ours.LISTS[what]
     try:
         OURS.check(OURS.library.lists_open(which, batch, seq))
-        return [Racer(what, "forward+backward", "ours", shape, lambda i: OURS.check(OURS.library.lists_run(which)), 1, runs, graph=False)]
+        f = OURS.library.lists_infer if step == "inference" else OURS.library.lists_run
+        return [Racer(what, step, "ours", shape, lambda i: OURS.check(f(which)), 1, runs, graph=step == "inference")]
     except Exception as e:
         note(f"{what} ours {shape}: {reason(e)}")
         return []

@@ -1,5 +1,5 @@
 // turns.cu -- what peers.py lets take turns with PyTorch's, as a library: the products of a linear; the GPT block and its attention,
-// forward and backward. A chip at its power limit is some percent faster after a pause, so times from two programs cannot be
+// forward and backward, and inference of a few rows. A chip at its power limit is some percent faster after a pause, so times from two programs cannot be
 // compared that closely. As a program: what tuning gains at the block's shapes.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fPIC -shared -I. bench/turns.cu -o libturns.so -lcublasLt
@@ -81,6 +81,10 @@ double products_gain(int which, int m, int n, int k) {
 // which: 0 the block, 1 its attention
 const char *lists_open(int which, int batch, int seq) { return text_of(list_open(&lists[which], batch, seq)); }
 const char *lists_run(int which) { return text_of(list_run(&lists[which])); }
+const char *lists_infer(int which) {
+    const list &l = lists[which];
+    return text_of(te_plan_forward(l.tensor(Y), nullptr, l.tensor(X), l.plan, &l.model, &l.batch, &context));
+}
 void lists_close() {
     for (list &l : lists)
         for (void *&p : l.memory) te_release(&context, p), p = nullptr;

@@ -4,8 +4,8 @@
  * A block takes 16 columns of y at a time, so 16 rows of W; its eight warps share out k. Each warp has a ring in shared memory that
  * it fills (cp.async) and empties by itself, and takes what is in it to the tensor cores (mma.sync; the rows of W as A, those of x
  * as B; which k is which does not matter as long as both agree). The warps' sums are added in a fixed order, rounded to 16 bits, and
- * go through the end of the row (product.h), eight elements at a time, while the rings fill again. Before the kernel ahead is done,
- * the first rows of W are brought into the L2.
+ * go through the end of the row (product.h), eight elements at a time, while the rings fill again. In a pass the rings fill while the
+ * kernel ahead still runs, for a pass does not write its weights; else what they begin with is brought into the L2 meanwhile.
  *
  * Measured on an H200 beside a kernel that only reads W and cuBLASLt's fastest candidate, one row: n 16384, k 4096 33.3 us, 30.0,
  * 34.1; n 4096, k 16384 32.8, 30.0, 36.1; n = k = 4096 9.7, 9.6, 12.7. What did not pay: loads straight into registers (a lane's 16
@@ -29,7 +29,7 @@ enum {
 typedef struct te_few {
     const uint16_t *x, *w; /* [m, k], [n, k] */
     float alpha;
-    int m, n, k;
+    int m, n, k, ahead; /* ahead: the kernel before this one does not write W */
 } te_few;
 
 /* ---- W into a warp's ring ------------------------------------------------------------------------------------------------- */
@@ -52,7 +52,7 @@ TE_FN void te__few_bring(const te_few *p, uint32_t ring, const te_few_at *at, in
         const int row = ROWS * i + lane / PIECES, ok = at->col + row < p->n && k < p->k;
         const uint16_t *from = p->w + (int64_t)(ok ? at->col + row : 0) * p->k + (ok ? k : 0);
         if (prefetch) te_prefetch(from, 0, TE_bf16);
-        else asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(te__few_piece(ring + (uint32_t)(at->stage * TE_FEW_STAGE), row, piece)), "l"(from), "r"(ok ? 16 : 0) : "memory");
+        else asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2; // a weight" ::"r"(te__few_piece(ring + (uint32_t)(at->stage * TE_FEW_STAGE), row, piece)), "l"(from), "r"(ok ? 16 : 0) : "memory");
     }
 }
 
@@ -106,13 +106,16 @@ TE_FN void te_few_body(const te_few *p, te_gemm_end_fn end, const void *arg, con
     te_few_at at = {(int)blockIdx.x * TE_FEW_COLUMNS, warp * TE_FEW_PART, 0}, ahead = at;
     float c[4] = {0, 0, 0, 0};
     uint32_t x[TE_FEW_PART / 32][4], next[TE_FEW_PART / 32][4];
-    te__few_bring(p, ring, &at, 1);
-    te_kernel_begin();
+    if (!p->ahead) {
+        te__few_bring(p, ring, &at, 1);
+        te_kernel_wait();
+    }
     TE_UNROLL for (int i = 0; i < TE_FEW_STAGES - 1; i++) {
         if (ahead.col < p->n) te__few_bring(p, ring, &ahead, 0);
         te__few_advance(&ahead, p);
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
+    te_kernel_begin();
     te__few_x(next, p, at.k);
     while (at.col < p->n) {
         const te_few_at here = at;
@@ -150,6 +153,7 @@ TE_API int te__few_pays(const te_gemm *g) {
 /* Fill in p for the product, and launch `kernel` on the `bytes` of `args`, of which p is the first member. */
 TE_API te_status te__few_run(const void *kernel, const void *args, size_t bytes, te_few *p, const te_gemm *g, te_context *ctx) {
     p->x = (const uint16_t *)g->a, p->w = (const uint16_t *)g->b, p->alpha = g->alpha, p->m = (int)g->m, p->n = (int)g->n, p->k = (int)g->k;
+    p->ahead = te_enqueue_follows(ctx);
     const te_grid grid = te_grid_of(te_min(ctx->processors * TE_FEW_RESIDENT, te_ceil_div(g->n, TE_FEW_COLUMNS)), 1);
     return te__cuda_launch(ctx, kernel, grid, TE_FEW_THREADS, TE_FEW_SHARED, 1, args, bytes, "matrix product of few rows");
 }

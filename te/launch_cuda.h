@@ -236,6 +236,12 @@ TE_API void te_enqueue_open(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     if (s) s->open = ctx->replay > 0;
 }
+/* Whether what is launched next comes behind something of the same pass. Then all that was enqueued before that pass is done when its
+ * kernel is set up, and what the pass does not write, its weights, may be read ahead of te_kernel_wait. */
+TE_API int te_enqueue_follows(const te_context *ctx) {
+    const te_launches *s = (const te_launches *)ctx->launches;
+    return s && s->open && s->count;
+}
 TE_API int te_enqueue_is_open(const te_context *ctx) { return ctx->launches && ((const te_launches *)ctx->launches)->open; }
 /* No longer: what has been is enqueued, or thrown away if the pass has failed. Returns `status`, or what went wrong. */
 TE_API te_status te_enqueue_close(te_context *ctx, te_status status) {

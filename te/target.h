@@ -46,12 +46,19 @@ TE_API te_grid te_grid_of(int64_t x, int64_t y) {
 
 /* Kernels run in the order of the stream, but from compute capability 9.0 on one may be set up while the one before it ends
  * (programmatic dependent launch, CUDA C++ Programming Guide). Every kernel calls this before it touches memory: it waits until
- * that one is done and what it wrote is there, and lets the next one be set up. */
-TE_FN void te_kernel_begin(void) {
+ * that one is done and what it wrote is there, and lets the next one be set up. In this order: when a kernel is set up, all before
+ * the one ahead of it are done. */
+TE_FN void te_kernel_wait(void) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+TE_FN void te_kernel_next(void) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+TE_FN void te_kernel_begin(void) { te_kernel_wait(), te_kernel_next(); }
 
 TE_API te_status te__cuda_allocate(te_context *ctx, void **p, size_t bytes) {
     const cudaError_t e = cudaMalloc(p, bytes ? bytes : 1);
