@@ -93,7 +93,23 @@ TE_BOTH te_chain_shape te_no_shape(void) {
     TE_FN void name##_stages(te_lane *l, const te_chain *c, int from, int to) { TE_ROW(TE__STAGE, pass, __VA_ARGS__) } \
     TE__CHAIN_OF_##widths(name, dtype, pass, __VA_ARGS__)
 /* One kernel, of the list's own width; or one of several, of which the width of a call takes the first that it fits. */
-#define TE__CHAIN_OF_fixed(name, dtype, pass, ...) TE__CHAIN_KERNEL(name, name, dtype, pass, name##_half, name##_half % 8 == 0, name##_half, )
+#define TE__CHAIN_OF_fixed(name, dtype, pass, ...) \
+    TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__CHAIN_NORM_, pass), TE__CHAIN_MAP)(name, name, dtype, pass, TE_CHAIN_LANES)
+#define TE__CHAIN_MAP(kernel, name, dtype, pass, lanes) TE__CHAIN_KERNEL(kernel, name, dtype, pass, name##_half, name##_half % 8 == 0, name##_half, , lanes)
+#define TE__CHAIN_NORM_backward TE__CHAIN_MAP
+/* A norm of few rows has a kernel of its own on CUDA. */
+#if TE_CUDA
+#define TE__CHAIN_NORM_forward(kernel, name, dtype, pass, lanes)                                                        \
+    TE__CHAIN_MAP(kernel##_many, name, dtype, pass, lanes)                                                             \
+    TE__CHAIN_MAP(kernel##_quick, name, dtype, pass, TE_QUICK_LANES)                                                   \
+    TE_BOTH te_chain_shape name##_shape(int half) { return kernel##_many_shape(half); }                                \
+    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_chain *c) {                                 \
+        if (c->rows > ctx->processors) return kernel##_many_launch(ctx, grid, c);                                      \
+        return kernel##_quick_launch(ctx, te_grid_of(te_ceil_div(c->rows, kernel##_quick_groups), 1), c);              \
+    }
+#else
+#define TE__CHAIN_NORM_forward TE__CHAIN_MAP
+#endif
 #define TE__CHAIN_OF_dims(name, dtype, pass, ...) \
     TE__CHAIN_KERNELS(TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_NORM_KERNELS, TE_MAP_KERNELS), name, dtype, pass)
 #define TE__CHAIN_KERNELS(list, name, dtype, pass)                                                                     \
@@ -107,14 +123,14 @@ TE_BOTH te_chain_shape te_no_shape(void) {
         list(TE__CHAIN_LAUNCH_IF, name)                                                                                \
         return te_fail(ctx, TE_ERROR_SHAPE, #name ": no kernel for %d columns", half);                                 \
     }
-#define TE__CHAIN_ONE(name, dtype, pass, suffix, columns, even) TE__CHAIN_KERNEL(name##_##suffix, name, dtype, pass, columns, even, half, te_shape_at)
+#define TE__CHAIN_ONE(name, dtype, pass, suffix, columns, even) TE__CHAIN_KERNEL(name##_##suffix, name, dtype, pass, columns, even, half, te_shape_at, TE_CHAIN_LANES)
 #define TE__CHAIN_FITS(name, columns, even) ((half <= columns || name##_norm < 0) && (even) == (half % 8 == 0))
 #define TE__CHAIN_SHAPE_IF(name, suffix, columns, even) if (TE__CHAIN_FITS(name, columns, even)) return name##_##suffix##_shape(half);
 #define TE__CHAIN_LAUNCH_IF(name, suffix, columns, even) if (TE__CHAIN_FITS(name, columns, even)) return name##_##suffix##_launch(ctx, grid, c);
 /* A kernel for rows of `columns`, at most where the width is known only at run time: then `at` finishes the shape. */
-#define TE__CHAIN_KERNEL(kernel, name, dtype, pass, columns, even, width, at)                                              \
+#define TE__CHAIN_KERNEL(kernel, name, dtype, pass, columns, even, width, at, lanes_of)                                    \
     enum {                                                                                                             \
-        kernel##_lanes = TE_CHAIN_LANES(name##_norm, columns, name##_sums, pass),                                      \
+        kernel##_lanes = lanes_of(name##_norm, columns, name##_sums, pass),                                            \
         kernel##_groups = TE_CHAIN_GROUPS(name##_norm, kernel##_lanes),                                                \
         kernel##_chunks = TE_CHAIN_CHUNKS(name##_norm, columns, kernel##_lanes),                                       \
         kernel##_threads = kernel##_lanes * kernel##_groups,                                                           \
