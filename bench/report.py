@@ -102,11 +102,15 @@ def gaps_table(rows):
                    times(r["microseconds"], r["asked"])] for r in rows])
 
 def in_turns(rows):
-    """{what: {variant: microseconds}} of forward + backward, if our GPT block and its attention took turns with PyTorch's; else nothing."""
+    """{what: {variant: microseconds}} of forward + backward, and of inference by rows, if our GPT block and its attention took turns with
+    PyTorch's; else nothing."""
     t = defaultdict(dict)
     for r in rows:
         if r["pass"] == "forward+backward":
             t[r["what"]][r["variant"]] = r["microseconds"]
+        elif r["pass"] == "inference":
+            n = r["shape"]
+            t[f"{r['what']} inference, {n} row" + ("s" if n != "1" else "")][r["variant"]] = r["microseconds"]
     return t if "ours" in t["gpt4096"] and {"ours", "eager"} <= t["attention"].keys() else {}
 
 def wholes(block, peers, turns):
@@ -136,6 +140,9 @@ def wholes(block, peers, turns):
         line(f"{model} forward + backward", ours, both)
         if mine and theirs:
             line(f"{model} forward + backward, all but attention", ours - mine, {v: t - theirs for v, t in both.items()})
+    for what, t in turns.items():
+        if "inference" in what and "ours" in t:
+            line(what, t["ours"], t)
     text = table(["<what", "ours, us", "PyTorch eager", "compile", "ours / eager", "ours / compile"], out)
     bare = sum(total[m, p] for m in ("bare_fc1", "bare_fc2") for p in ("forward", "backward"))
     if bare and total["mlp4096", "forward"]:
@@ -282,7 +289,7 @@ def main():
     if block:
         turns = in_turns(measured)
         how = "mlp4096 as one CUDA graph, gpt4096 and its attention in turns with PyTorch's" if turns else "ours as one CUDA graph"
-        text += f"\n## Whole parts\n\nForward: the sum of our steps, each by itself. Forward + backward: {how}. PyTorch: the whole.\n\n" + wholes(block, peers, turns)
+        text += f"\n## Whole parts\n\nForward: the sum of our steps, each by itself. Forward + backward: {how}. Inference: CUDA graphs, in turns. PyTorch: the whole.\n\n" + wholes(block, peers, turns)
     if products := products_table(measured):
         text += "\n## Products in turns with PyTorch's\n\n" + products
     if beside := beside_table(kernels + block):
