@@ -41,7 +41,7 @@ TE_FN void te_lanes_sum(float *x, int n, te_lanes *g) {
         __syncthreads();
         TE_UNROLL for (int i = 0; i < n; i++) {
             x[i] = even || lane < warps ? te_shared[g->turn][i][even ? lane % warps : lane] : 0.0f;
-            TE_UNROLL for (int o = 16; o > 0; o >>= 1) if (o < warps) x[i] += __shfl_xor_sync(~0u, x[i], o);
+            TE_UNROLL for (int o = 16; o > 0; o >>= 1) if (!even || o < warps) x[i] += __shfl_xor_sync(~0u, x[i], o);
         }
         g->turn ^= 1;
     }
