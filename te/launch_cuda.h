@@ -50,6 +50,7 @@ typedef struct te_replay {
 
 typedef struct te_launches {
     int open, count, bytes, replays, next; /* next: the graph that is looked at first */
+    int behind_kernel;                     /* what was written down last is a kernel */
     uint64_t clock;
     int64_t made, set, replayed; /* graphs that were made, that got new arguments, that were launched */
     cudaStream_t stream;         /* where they are captured */
@@ -236,11 +237,12 @@ TE_API void te_enqueue_open(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     if (s) s->open = ctx->replay > 0;
 }
-/* Whether what is launched next comes behind something of the same pass. Then all that was enqueued before that pass is done when its
- * kernel is set up, and what the pass does not write, its weights, may be read ahead of te_kernel_wait. */
+/* Whether what is launched next comes behind a kernel of the same pass (one with te_kernel_begin; a call may let others begin before it
+ * waits itself). Then all that was enqueued before that pass is done when its kernel is set up, and what the pass does not write, its
+ * weights, may be read ahead of te_kernel_wait. */
 TE_API int te_enqueue_follows(const te_context *ctx) {
     const te_launches *s = (const te_launches *)ctx->launches;
-    return s && s->open && s->count;
+    return s && s->open && s->count && s->behind_kernel;
 }
 TE_API int te_enqueue_is_open(const te_context *ctx) { return ctx->launches && ((const te_launches *)ctx->launches)->open; }
 /* No longer: what has been is enqueued, or thrown away if the pass has failed. Returns `status`, or what went wrong. */
@@ -260,7 +262,7 @@ TE_API te_status te__launch(te_launch *l, const void *args, int bytes, te_contex
     char *to = s->record + s->bytes;
     memset(to + l->size - 16, 0, 16); /* the bytes behind the arguments */
     memcpy(to, l, sizeof *l), memcpy(to + sizeof *l, args, (size_t)bytes);
-    s->count++, s->bytes += l->size;
+    s->count++, s->bytes += l->size, s->behind_kernel = l->kernel != 0;
     return TE_OK;
 }
 /* `args`: the kernel's one parameter, of `bytes` bytes. */
