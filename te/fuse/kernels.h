@@ -94,17 +94,18 @@ TE_BOTH te_chain_shape te_no_shape(void) {
     TE__CHAIN_OF_##widths(name, dtype, pass, __VA_ARGS__)
 /* One kernel, of the list's own width; or one of several, of which the width of a call takes the first that it fits. */
 #define TE__CHAIN_OF_fixed(name, dtype, pass, ...) \
-    TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__CHAIN_NORM_, pass), TE__CHAIN_MAP)(name, name, dtype, pass, TE_CHAIN_LANES)
-#define TE__CHAIN_MAP(kernel, name, dtype, pass, lanes) TE__CHAIN_KERNEL(kernel, name, dtype, pass, name##_half, name##_half % 8 == 0, name##_half, , lanes)
+    TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__CHAIN_NORM_, pass), TE__CHAIN_MAP)(name, name, dtype, pass, TE_CHAIN_LANES, 1)
+#define TE__CHAIN_MAP(kernel, name, dtype, pass, lanes, exists) \
+    TE__CHAIN_KERNEL(kernel, name, dtype, pass, name##_half, name##_half % 8 == 0, name##_half, , lanes, exists)
 #define TE__CHAIN_NORM_backward TE__CHAIN_MAP
-/* A norm of few rows has a kernel of its own on CUDA. */
+/* A norm of few rows has a kernel of its own on CUDA, if it would be another one. */
 #if TE_CUDA
-#define TE__CHAIN_NORM_forward(kernel, name, dtype, pass, lanes)                                                        \
-    TE__CHAIN_MAP(kernel##_many, name, dtype, pass, lanes)                                                             \
-    TE__CHAIN_MAP(kernel##_quick, name, dtype, pass, TE_QUICK_LANES)                                                   \
+#define TE__CHAIN_NORM_forward(kernel, name, dtype, pass, lanes, exists)                                               \
+    TE__CHAIN_MAP(kernel##_many, name, dtype, pass, lanes, exists)                                                     \
+    TE__CHAIN_MAP(kernel##_quick, name, dtype, pass, TE_QUICK_LANES, kernel##_quick_lanes != kernel##_many_lanes)      \
     TE_BOTH te_chain_shape name##_shape(int half) { return kernel##_many_shape(half); }                                \
     TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_chain *c) {                                 \
-        if (c->rows > ctx->processors) return kernel##_many_launch(ctx, grid, c);                                      \
+        if (c->rows > ctx->processors || kernel##_quick_lanes == kernel##_many_lanes) return kernel##_many_launch(ctx, grid, c); \
         return kernel##_quick_launch(ctx, te_grid_of(te_ceil_div(c->rows, kernel##_quick_groups), 1), c);              \
     }
 #else
@@ -123,12 +124,12 @@ TE_BOTH te_chain_shape te_no_shape(void) {
         list(TE__CHAIN_LAUNCH_IF, name)                                                                                \
         return te_fail(ctx, TE_ERROR_SHAPE, #name ": no kernel for %d columns", half);                                 \
     }
-#define TE__CHAIN_ONE(name, dtype, pass, suffix, columns, even) TE__CHAIN_KERNEL(name##_##suffix, name, dtype, pass, columns, even, half, te_shape_at, TE_CHAIN_LANES)
+#define TE__CHAIN_ONE(name, dtype, pass, suffix, columns, even) TE__CHAIN_KERNEL(name##_##suffix, name, dtype, pass, columns, even, half, te_shape_at, TE_CHAIN_LANES, 1)
 #define TE__CHAIN_FITS(name, columns, even) ((half <= columns || name##_norm < 0) && (even) == (half % 8 == 0))
 #define TE__CHAIN_SHAPE_IF(name, suffix, columns, even) if (TE__CHAIN_FITS(name, columns, even)) return name##_##suffix##_shape(half);
 #define TE__CHAIN_LAUNCH_IF(name, suffix, columns, even) if (TE__CHAIN_FITS(name, columns, even)) return name##_##suffix##_launch(ctx, grid, c);
-/* A kernel for rows of `columns`, at most where the width is known only at run time: then `at` finishes the shape. */
-#define TE__CHAIN_KERNEL(kernel, name, dtype, pass, columns, even, width, at, lanes_of)                                    \
+/* A kernel for rows of `columns`, at most where the width is known only at run time: then `at` finishes the shape. exists: 0 leaves it empty. */
+#define TE__CHAIN_KERNEL(kernel, name, dtype, pass, columns, even, width, at, lanes_of, exists)                            \
     enum {                                                                                                             \
         kernel##_lanes = lanes_of(name##_norm, columns, name##_sums, pass),                                            \
         kernel##_groups = TE_CHAIN_GROUPS(name##_norm, kernel##_lanes),                                                \
@@ -145,7 +146,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
     }                                                                                                                  \
     TE_KERNEL_RESIDENT(kernel, kernel##_threads, kernel##_resident, te_chain,                                          \
               float te_sums[32 * kernel##_chunks]; te_eight te_rows[5 * kernel##_chunks]; TE_SHARED te_sixteen te_stash[kernel##_stash / 16 + 1]; \
-              te_chain_body(te_args, te_at, name##_stages, kernel##_shape(te_args->half), te_sums, te_rows, te_stash))
+              if (exists) te_chain_body(te_args, te_at, name##_stages, kernel##_shape(te_args->half), te_sums, te_rows, te_stash))
 #define TE__NORM_MARK(x, i, op) TE_JOIN1(TE__NORM_MARK_, TE_CLASS(op))
 #define TE__NORM_MARK_norm ,
 #define TE_PASS_backward_forward 0
