@@ -288,8 +288,8 @@ def main():
     text = f"# {title}\n\nMedians. \"of copy\": the time that a copy of as many bytes takes in the same run, over the step's.\n"
     if block:
         turns = in_turns(measured)
-        how = "mlp4096 as one CUDA graph, gpt4096 and its attention in turns with PyTorch's" if turns else "ours as one CUDA graph"
-        text += f"\n## Whole parts\n\nForward: the sum of our steps, each by itself. Forward + backward: {how}. Inference: CUDA graphs, in turns. PyTorch: the whole.\n\n" + wholes(block, peers, turns)
+        how = "mlp4096 as one CUDA graph, gpt4096 and its attention in turns with PyTorch's. Inference: CUDA graphs, in turns" if turns else "ours as one CUDA graph"
+        text += f"\n## Whole parts\n\nForward: the sum of our steps, each by itself. Forward + backward: {how}. PyTorch: the whole.\n\n" + wholes(block, peers, turns)
     if products := products_table(measured):
         text += "\n## Products in turns with PyTorch's\n\n" + products
     if beside := beside_table(kernels + block):

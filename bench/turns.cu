@@ -1,6 +1,6 @@
 // turns.cu -- what peers.py lets take turns with PyTorch's, as a library: the products of a linear; the GPT block and its attention,
-// forward and backward, and inference of a few rows. A chip at its power limit is some percent faster after a pause, so times from two programs cannot be
-// compared that closely. As a program: what tuning gains at the block's shapes.
+// forward and backward, and inference of a few rows. A chip at its power limit is some percent faster after a pause, so times from two
+// programs cannot be compared that closely. As a program: what tuning gains at the block's shapes.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fPIC -shared -I. bench/turns.cu -o libturns.so -lcublasLt
 #include "models.h" // gpt4096

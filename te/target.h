@@ -53,12 +53,12 @@ TE_FN void te_kernel_wait(void) {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-TE_FN void te_kernel_next(void) {
+TE_FN void te_kernel_begin(void) {
+    te_kernel_wait();
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-TE_FN void te_kernel_begin(void) { te_kernel_wait(), te_kernel_next(); }
 
 TE_API te_status te__cuda_allocate(te_context *ctx, void **p, size_t bytes) {
     const cudaError_t e = cudaMalloc(p, bytes ? bytes : 1);

@@ -102,10 +102,10 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #if TE_CUDA
 #define TE__CHAIN_NORM_forward(kernel, name, dtype, pass, lanes, exists)                                               \
     TE__CHAIN_MAP(kernel##_many, name, dtype, pass, lanes, exists)                                                     \
-    TE__CHAIN_MAP(kernel##_quick, name, dtype, pass, TE_QUICK_LANES, kernel##_quick_lanes != kernel##_many_lanes)      \
+    TE__CHAIN_MAP(kernel##_quick, name, dtype, pass, TE_QUICK_LANES, (int)kernel##_quick_lanes != (int)kernel##_many_lanes) \
     TE_BOTH te_chain_shape name##_shape(int half) { return kernel##_many_shape(half); }                                \
     TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_chain *c) {                                 \
-        if (c->rows > ctx->processors || kernel##_quick_lanes == kernel##_many_lanes) return kernel##_many_launch(ctx, grid, c); \
+        if (c->rows > ctx->processors || (int)kernel##_quick_lanes == (int)kernel##_many_lanes) return kernel##_many_launch(ctx, grid, c); \
         return kernel##_quick_launch(ctx, te_grid_of(te_ceil_div(c->rows, kernel##_quick_groups), 1), c);              \
     }
 #else
