@@ -4,6 +4,7 @@
 #
 #     tools/gpu.sh [section...]      one or more of: build tests losses sanitizer bench
 #     CATCH2=folder that holds catch2/catch.hpp, if it is not installed    OUT=folder for logs (default build/gpu)
+#     SANITIZER=a regular expression: only those runs of the sanitizers    SANITIZER_SECONDS=for each of them (default 300)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-build/gpu} bin=${BIN:-build/gpu/bin} catch2=${CATCH2:+-isystem $CATCH2}
@@ -102,19 +103,20 @@ sanitize() { # TOOL BINARY [OPTION...]
     fi
 }
 export -f sanitize
+cases() { # TOOL BINARY: each case by itself; together those of one test take ten minutes
+    "$bin/$2" --list-test-names-only | sed -n "s/[,['].*//; s/..*/$1 $2 '&*'/p"
+}
 section_sanitizer() { # all at once: they keep the CPU busier than the GPU
     local train="--steps 2 --log 1 --validate 0 --sample 0 --batch 2 te" tool status name
     for tool in memcheck racecheck; do
-        printf "$tool %s\n" hot_path_test attention_test recompute_long_test rows_forward_f16_test rows_backward_f16_test ops_bf16_test "train_bf16 --out $out/$tool $train"
+        for name in rows_forward_f16 rows_backward_f16 ops_bf16 recompute_long graph recompute attention hot_path; do cases $tool ${name}_test; done
+        echo "$tool train_bf16 --out $out/$tool $train"
+        echo "$tool gemm_tune_test 'clusters without a tile*'"
     done >"$out/sanitizer.list"
-    for tool in memcheck racecheck; do echo "$tool gemm_tune_test 'clusters without a tile*'"; done >>"$out/sanitizer.list"
-    for name in graph_test recompute_test; do # under racecheck each case by itself: together they take ten minutes
-        echo "memcheck $name"
-        "$bin/$name" --list-test-names-only | sed -n "s/[,[].*//; s/..*/racecheck $name '&*'/p"
-    done >>"$out/sanitizer.list"
+    cases memcheck widths_test >>"$out/sanitizer.list"
     # initcheck does not see what cuBLASLt's 16-bit kernels store through the copy engine: f32 there.
     printf 'initcheck %s\n' attention_test rows_forward_test rows_backward_test ops_test "train_f32 --out $out/initcheck $train" >>"$out/sanitizer.list"
-    while read -r status name; do result "$status" "$name"; done < <(xargs -P "$jobs" -L 1 bash -c 'sanitize "$@"' sanitize <"$out/sanitizer.list")
+    while read -r status name; do result "$status" "$name"; done < <(grep -E "${SANITIZER:-.}" "$out/sanitizer.list" | xargs -P "$jobs" -L 1 bash -c 'sanitize "$@"' sanitize)
 }
 
 section_bench() {
