@@ -36,7 +36,7 @@
     X(bias_37, MODEL, OPS_DTYPE, (bias, b, 37))                                                             \
     X(bias_520, MODEL, OPS_DTYPE, (bias, b, 520))                                                           \
     X(bias_4, MODEL, OPS_DTYPE, (bias, b, 4))                                                               \
-    X(layernorm_3, MODEL, OPS_DTYPE, (layernorm, n, 3))                                                     \
+    X(layernorm_5, MODEL, OPS_DTYPE, (layernorm, n, 5))                                                     \
     X(layernorm_96, MODEL, OPS_DTYPE, (layernorm, n, 96, 1e-3f))                                            \
     X(rmsnorm_37, MODEL, OPS_DTYPE, (rmsnorm, n, 37, 1e-2f))                                                \
     X(rmsnorm_96, MODEL, OPS_DTYPE, (rmsnorm, n, 96))                                                       \
