@@ -181,6 +181,9 @@ inline reference::rounding stored_forward(const te_plan *p, bool training) {
     for (int i = 0; i < (training ? p->forward_count : p->infer_count); i++)
         for (int j = 0; j < s[i].count; j++) {
             const int o = s[i].op[j];
+            // On the host a product that does not end its step is rounded, but one that takes an add along; on CUDA it may be.
+            const bool adds = (p->op[s[i].op[s[i].count - 1]].flags & TE_IS_ADD) && (s[i].count == 2 || (s[i].count == 3 && !strcmp(p->op[s[i].op[1]].kind, "scale")));
+            if (!TE_CUDA && p->op[o].op_class == TE_CLASS_gemm && !adds) r.at[(size_t)o] = 1;
             const bool forked = j + 1 < s[i].count && (p->op[s[i].op[j + 1]].flags & TE_IS_FORK);
             if (j + 1 == s[i].count || forked || (training && te_in_memory(p, o)) || (p->op[o].flags & TE_IS_OUTPUT)) r.at[(size_t)o] = 1;
         }
