@@ -146,6 +146,11 @@ inline double rms(const reference::vec &x) {
     for (double e : x) sum += e * e;
     return x.empty() ? 0 : std::sqrt(sum / (double)x.size());
 }
+inline double distance(const reference::vec &a, const reference::vec &b) {
+    double sum = 0;
+    for (size_t i = 0; i < a.size(); i++) sum += (a[i] - b[i]) * (a[i] - b[i]);
+    return std::sqrt(sum);
+}
 
 // ||out - ref|| / ||ref|| <= tolerance, and no element further off than 16 times that of the RMS (and of itself, where it
 // stands out). `floor` is the RMS below which `ref` counts as cancelled out: the error is then taken relative to it.
@@ -174,16 +179,16 @@ inline void check_close(const std::string &name, const reference::vec &out, cons
 
 // ---- where the library rounds ------------------------------------------------------------------------------------
 
-inline reference::rounding stored_forward(const te_plan *p, bool training) {
+// A product on its way to the rest of its row is rounded on the host, unless it takes an add along; on CUDA it may be: `products`.
+inline reference::rounding stored_forward(const te_plan *p, bool training, bool products = false) {
     reference::rounding r;
     r.dtype = p->dtype, r.at.assign((size_t)p->op_count, 0);
     const te_step *s = training ? p->forward : p->infer;
     for (int i = 0; i < (training ? p->forward_count : p->infer_count); i++)
         for (int j = 0; j < s[i].count; j++) {
             const int o = s[i].op[j];
-            // On the host a product that does not end its step is rounded, but one that takes an add along; on CUDA it may be.
             const bool adds = (p->op[s[i].op[s[i].count - 1]].flags & TE_IS_ADD) && (s[i].count == 2 || (s[i].count == 3 && !strcmp(p->op[s[i].op[1]].kind, "scale")));
-            if (!TE_CUDA && p->op[o].op_class == TE_CLASS_gemm && !adds) r.at[(size_t)o] = 1;
+            if (p->op[o].op_class == TE_CLASS_gemm && (products || (!TE_CUDA && !adds))) r.at[(size_t)o] = 1;
             const bool forked = j + 1 < s[i].count && (p->op[s[i].op[j + 1]].flags & TE_IS_FORK);
             if (j + 1 == s[i].count || forked || (training && te_in_memory(p, o)) || (p->op[o].flags & TE_IS_OUTPUT)) r.at[(size_t)o] = 1;
         }
@@ -217,6 +222,13 @@ struct shape {
     shape(int b, int s) : batch(b), seq(s) {}
 };
 
+// Parameter k of an op, of the size that training has: weights 1 / sqrt(in), gammas around 1 (or 0), biases around 0.
+inline reference::vec draw_param(source &random, const reference::op &o, int k, size_t n, te_dtype t) {
+    const bool weight = o.kind == "linear" || o.kind == "tied_linear";
+    const bool gamma = reference::is_norm(o.kind) && k == 0;
+    return random.draw(n, t, gamma && o.kind.find("1p") == std::string::npos ? 1 : 0, weight ? 1 / std::sqrt((double)o.in) : gamma ? 0.3 : 0.7);
+}
+
 struct instance {
     const subject &s;
     const te_plan *plan;
@@ -247,17 +259,13 @@ struct instance {
     te_model *model() { return (te_model *)memory.data(); }
     size_t elements(int i) { return (size_t)(model()->param[i].rows * model()->param[i].cols); }
 
-    // Numbers of the size that training has: weights 1 / sqrt(in), gammas around 1 (or 0), biases around 0.
     void draw(source &random) {
         param.assign((size_t)ops.params, reference::vec());
         for (const reference::op &o : ops.ops)
             for (int k = 0; k < o.params; k++) {
                 const int i = o.first_param + k;
                 if (owner[(size_t)i] != i) continue;
-                const bool weight = o.kind == "linear" || o.kind == "tied_linear";
-                const bool gamma = reference::is_norm(o.kind) && k == 0;
-                param[(size_t)i] = random.draw(elements(i), plan->dtype, gamma && o.kind.find("1p") == std::string::npos ? 1 : 0,
-                                               weight ? 1 / std::sqrt((double)o.in) : gamma ? 0.3 : 0.7);
+                param[(size_t)i] = draw_param(random, o, k, elements(i), plan->dtype);
                 const size_t from = (size_t)((char *)model()->param[i].data - (char *)params.data()) / te_dtype_bytes(plan->dtype);
                 params.write(param[(size_t)i], plan->dtype, from);
             }
@@ -446,18 +454,9 @@ inline void check(const subject &s, const shape &at, unsigned seed = fresh_seed(
     {
         reference::call infer = call;
         infer.training = false;
-        const auto distance = [](const reference::vec &a, const reference::vec &b) {
-            double sum = 0;
-            for (size_t i = 0; i < a.size(); i++) sum += (a[i] - b[i]) * (a[i] - b[i]);
-            return sum;
-        };
-        // A product on its way to the rest of its row may be rounded, or not: the nearer of the two.
-        const reference::rounding stored = stored_forward(plan, false);
-        reference::rounding rounded = stored;
-        for (int i = 0; i < plan->op_count; i++) rounded.at[(size_t)i] |= plan->op[i].op_class == TE_CLASS_gemm;
-        reference::edges outs, other_outs;
-        reference::values v = reference::forward(m.ops, m.param, ref.x, in_edges, infer, stored, &outs);
-        const reference::values other = reference::forward(m.ops, m.param, ref.x, in_edges, infer, rounded, &other_outs);
+        reference::edges outs, rounded_outs;
+        reference::values v = reference::forward(m.ops, m.param, ref.x, in_edges, infer, stored_forward(plan, false), &outs), rounded;
+        if (TE_CUDA) rounded = reference::forward(m.ops, m.param, ref.x, in_edges, infer, stored_forward(plan, false, true), &rounded_outs);
         for (size_t i = 0; i < e.names.size(); i++)
             if (!e.is_input[i]) e.value[i]->poison();
         const te_rng before = get_rng(ctx);
@@ -467,7 +466,7 @@ inline void check(const subject &s, const shape &at, unsigned seed = fresh_seed(
             if (again) CHECK(y2.raw() == first.back());
             else {
                 const reference::vec got = y2.read(out_dtype);
-                if (distance(got, other.out.back()) < distance(got, v.out.back())) v = other, outs = other_outs;
+                if (TE_CUDA && distance(got, rounded.out.back()) < distance(got, v.out.back())) v = rounded, outs = rounded_outs;
                 check_close("y of inference", got, v.out.back(), tolerance, cancelled);
                 for (size_t i = 0; i < e.names.size(); i++)
                     if (!e.is_input[i]) check_close("inference: output " + e.names[i], e.value[i]->read(dtype), outs[e.names[i]], tolerance, cancelled);
@@ -551,7 +550,7 @@ inline void check_gradients_of_reference(const subject &s, const shape &at, unsi
         const reference::op &o = l.ops[i];
         for (int k = 0; k < o.params; k++) {
             const te_param_info &p = plan->op[i].param[k];
-            params[(size_t)(o.first_param + k)] = random.draw((size_t)(p.rows * p.cols), TE_f32, 0, p.rows > 1 ? 1 / std::sqrt((double)p.cols) : 1);
+            params[(size_t)(o.first_param + k)] = draw_param(random, o, k, (size_t)(p.rows * p.cols), TE_f32);
         }
         if (o.kind == "embedding")
             for (int32_t &t : tokens) t = random.below((int)o.number(0, 1));

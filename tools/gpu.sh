@@ -58,7 +58,7 @@ run_one() { # NAME SECONDS
     local status
     timeout "$2" "$bin/$1" >"$out/$1.log" 2>&1
     status=$?
-    echo "$status $1: $(tail -n 3 "$out/$1.log" | tr -s '\n=' ' ')"
+    echo "$status $1: $(tail -n 3 "$out/$1.log" | tr -s '\n=' ' ')$([[ $status == 0 ]] || grep -m 3 -A 20 FAILED "$out/$1.log" | tr -s '\n=' ' ')"
 }
 export -f run_one
 section_tests() { # several at once: most of a test's time goes into its reference
