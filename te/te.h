@@ -11,8 +11,8 @@
 #define TE_H
 
 #include "fuse/sequential.h"   /* TE_SEQUENTIAL, TE_DECLARE, TE_DEFINE */
-#include "graph.h"             /* te_graph_capture, te_graph_replay */
-#include "gemm_tune.h"         /* te_gemm_load, te_gemm_save, te_gemm_print */
+#include "graph/graph.h"       /* te_graph_capture, te_graph_replay */
+#include "gemm/gemm_tune.h"    /* te_gemm_load, te_gemm_save, te_gemm_print */
 #include "io/checkpoint.h"     /* te_checkpoint_save, te_checkpoint_load */
 #include "ops/activation.h"    /* gelu, gelu_erf, qgelu, relu, srelu, silu, and the gated ones */
 #include "ops/attention.h"     /* attention */

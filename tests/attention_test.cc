@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "draw.h"
-#include "te/gemm.h"                  // te_context_create
-#include "te/ops/attention_kernels.h" // what is tested
+#include "te/gemm/gemm.h"                  // te_context_create
+#include "te/attention/attention_kernels.h" // what is tested
 
 // X(dtype, heads, kv_heads, head_dim, causal): every shape that is tested
 #define SHAPES_OF(X, dtype)                                                                            \

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "te/gemm.h" // te_context_create
-#include "te/math.h"
+#include "te/gemm/gemm.h" // te_context_create
+#include "te/core/math.h"
 #include "te/ops/dropout.h"
 
 namespace {

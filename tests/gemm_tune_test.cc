@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "harness.h"
-#include "te/gemm_tune.h"
+#include "te/gemm/gemm_tune.h"
 #include "te/te.h"
 
 namespace {

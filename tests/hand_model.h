@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "te/gemm.h" // te_context_create
-#include "te/model.h"
+#include "te/gemm/gemm.h" // te_context_create
+#include "te/plan/model.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Kernels are set up while the one before them still runs (te_kernel_begin in te/target.h): each must wait before it touches
+# Kernels are set up while the one before them still runs (te_kernel_begin in te/core/target.h): each must wait before it touches
 # memory. Looks for loads, stores and copies ahead of the wait in what nvcc makes of a small GPT and its optimizer. Copies of weights
 # are marked: gemm_few.h decides at run time whether they may be ahead (te_enqueue_follows).
 set -euo pipefail

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "te/model.h" // te_plan
+#include "te/plan/model.h" // te_plan
 
 namespace reference {
 

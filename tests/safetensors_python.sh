@@ -19,7 +19,7 @@ trap 'rm -rf "$work"' EXIT
 
 # write PATH: a file of every dtype. show PATH: its metadata and tensors, one a line, the bytes in hex.
 cat >"$work/tool.c" <<'C'
-#include "te/gemm.h" /* te_context_create */
+#include "te/gemm/gemm.h" /* te_context_create */
 #include "te/io/safetensors.h"
 
 static int write_file(const char *path, te_context *ctx) {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "te/gemm.h" // te_context_create
+#include "te/gemm/gemm.h" // te_context_create
 #include "te/io/safetensors.h"
 
 namespace {

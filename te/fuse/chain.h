@@ -11,7 +11,7 @@
 #ifndef TE_FUSE_CHAIN_H
 #define TE_FUSE_CHAIN_H
 
-#include "../run.h" /* te_run, te_step, TE_KERNEL */
+#include "../plan/run.h" /* te_run, te_step, TE_KERNEL */
 
 /* Where eight elements lie. */
 typedef struct te_at {

@@ -5,10 +5,10 @@
 #ifndef TE_FUSE_KERNELS_H
 #define TE_FUSE_KERNELS_H
 
-#include "chain_run.h" /* te_chain_step */
-#include "dims.h"      /* TE_MAP_KERNELS, TE_NORM_KERNELS */
-#include "plan.h"      /* TE_ROW */
-#include "product.h"   /* TE_PRODUCT */
+#include "chain_run.h"    /* te_chain_step */
+#include "../plan/dims.h" /* TE_MAP_KERNELS, TE_NORM_KERNELS */
+#include "plan.h"         /* TE_ROW */
+#include "product.h"      /* TE_PRODUCT */
 
 /* The kernels of one step, and its function <kernels>_run: by the class of its first op. x is (widths, model, dtype, pass, suffix). */
 #define TE__KERNELS(x, ...) TE__KERNELS2(TE_CLASS(TE_ROW_FIRST(__VA_ARGS__)), TE__STEP_NAME(x, __VA_ARGS__), TE_UNWRAP(x), __VA_ARGS__)

@@ -6,12 +6,12 @@
 #ifndef TE_FUSE_PRODUCT_H
 #define TE_FUSE_PRODUCT_H
 
-#include "chain_run.h" /* te__chain_forward */
-#include "../gemm.h"   /* te_gemm */
+#include "chain_run.h"    /* te__chain_forward */
+#include "../gemm/gemm.h" /* te_gemm */
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS) /* its sums stay in registers only where all is inlined */
-#include "../gemm_few.h"
-#include "../gemm_hopper.h"
+#include "../gemm/gemm_few.h"
+#include "../gemm/gemm_hopper.h"
 
 typedef struct te_product_kernels { te_hopper_kernel many, few; } te_product_kernels; /* for many rows, and for few */
 

@@ -25,14 +25,14 @@
 #ifndef TE_FUSE_SEQUENTIAL_H
 #define TE_FUSE_SEQUENTIAL_H
 
-#include "dims.h"      /* TE_DIM, te_plan_set_dims */
-#include "fusions.h"   /* TE_FORWARD_<row>, TE_BACKWARD_<row> */
-#include "plan.h"      /* TE_PLAN, TE_LINKS */
-#include "print.h"     /* te_plan_print */
-#include "spans.h"     /* TE_SPAN_CHECKS, TE_SPAN_TABLE */
-#include "kernels.h"   /* TE__KERNELS */
-#include "../gemm.h"   /* te_context_create */
-#include "../walk.h"   /* te_plan_forward, te_plan_backward */
+#include "../plan/dims.h"  /* TE_DIM, te_plan_set_dims */
+#include "fusions.h"       /* TE_FORWARD_<row>, TE_BACKWARD_<row> */
+#include "plan.h"          /* TE_PLAN, TE_LINKS */
+#include "../plan/print.h" /* te_plan_print */
+#include "spans.h"         /* TE_SPAN_CHECKS, TE_SPAN_TABLE */
+#include "kernels.h"       /* TE__KERNELS */
+#include "../gemm/gemm.h"  /* te_context_create */
+#include "../plan/walk.h"  /* te_plan_forward, te_plan_backward */
 
 #define TE_NO_PARAM {0, 0, 0, TE_INIT_zero, 0}
 #define TE_NO_PARAMS 0, {TE_NO_PARAM, TE_NO_PARAM}

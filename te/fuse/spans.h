@@ -6,8 +6,8 @@
 #ifndef TE_FUSE_SPANS_H
 #define TE_FUSE_SPANS_H
 
-#include "../model.h" /* te_span, TE_IS_FORK */
-#include "plan.h"     /* TE_FOR, TE_JOIN4 */
+#include "../plan/model.h" /* te_span, TE_IS_FORK */
+#include "plan.h"          /* TE_FOR, TE_JOIN4 */
 
 /* TE_SPAN_TABLE(links): {"r1", first, last}, for each span. */
 #define TE_SPAN_TABLE(links) TE_FOR(TE__SPAN_ENTRY, links)

@@ -14,7 +14,7 @@
 #ifndef TE_JSON_H
 #define TE_JSON_H
 
-#include "../context.h" /* te_fail */
+#include "../core/context.h" /* te_fail */
 
 typedef struct te__json {
     char *text;

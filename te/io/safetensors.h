@@ -18,8 +18,8 @@
 #ifndef TE_SAFETENSORS_H
 #define TE_SAFETENSORS_H
 
-#include "file.h" /* te__file_read, te__new_file */
-#include "json.h" /* te__json, te__text */
+#include "../core/file.h" /* te__file_read, te__new_file */
+#include "json.h"         /* te__json, te__text */
 
 /* X(name, bytes) */
 #define TE_SAFETENSORS_DTYPES(X) \

@@ -15,7 +15,7 @@
 #define TE_OPS_ACTIVATION_H
 
 #include "../fuse/chain.h" /* te_stage, te_at */
-#include "../math.h"       /* te_sigmoid, te_exp */
+#include "../core/math.h"  /* te_sigmoid, te_exp */
 
 /* X(kind); X(kind, the activation of its first half). The tests and benches expand these. */
 #define TE_ACTIVATIONS(X) X(gelu) X(gelu_erf) X(qgelu) X(relu) X(srelu) X(silu)

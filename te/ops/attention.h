@@ -8,9 +8,9 @@
 #ifndef TE_OPS_ATTENTION_H
 #define TE_OPS_ATTENTION_H
 
-#include "../run.h"            /* te_run, te_step */
-#include "../fuse/chain_run.h" /* te_output, te_gradient */
-#include "attention_kernels.h" /* TE_ATTENTION_FORWARD, TE_ATTENTION_BACKWARD */
+#include "../plan/run.h"                    /* te_run, te_step */
+#include "../fuse/chain_run.h"              /* te_output, te_gradient */
+#include "../attention/attention_kernels.h" /* TE_ATTENTION_FORWARD, TE_ATTENTION_BACKWARD */
 
 enum { TE_FULL = 0, TE_CAUSAL = 1 };
 

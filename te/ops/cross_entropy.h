@@ -8,7 +8,7 @@
 #define TE_OPS_CROSS_ENTROPY_H
 
 #include "../fuse/chain_run.h" /* te_output, te_gradient */
-#include "../math.h"           /* te_exp2 */
+#include "../core/math.h"      /* te_exp2 */
 
 #define TE_OP_cross_entropy (cross_entropy, 0, own)
 #define TE_IN_cross_entropy(op) TE_ARG1(op, 0)

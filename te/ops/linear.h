@@ -7,9 +7,9 @@
 #ifndef TE_OPS_LINEAR_H
 #define TE_OPS_LINEAR_H
 
-#include "../fuse/product.h"   /* te_product_step, te_chain_step */
-#include "../gemm.h"           /* te_gemm_run, te__race */
-#include "../optim/init.h"     /* te_fill_normal, for what splits are timed on */
+#include "../fuse/product.h" /* te_product_step, te_chain_step */
+#include "../gemm/gemm.h"    /* te_gemm_run, te__race */
+#include "../optim/init.h"   /* te_fill_normal, for what splits are timed on */
 
 #define TE_OP_linear (linear, 0, gemm)
 #define TE_OP_tied_linear (linear, 1, gemm)

@@ -14,8 +14,8 @@
 #ifndef TE_GRAD_NORM_H
 #define TE_GRAD_NORM_H
 
-#include "../model.h"  /* te_model, te_param */
-#include "../target.h" /* TE_KERNEL */
+#include "../plan/model.h"  /* te_model, te_param */
+#include "../core/target.h" /* TE_KERNEL */
 
 /* ---- a walk over the parameters of several models, tied ones left out ---------------------------------------- */
 

@@ -9,7 +9,7 @@
 #ifndef TE_SCHEDULE_H
 #define TE_SCHEDULE_H
 
-#include "../base.h" /* TE_BOTH */
+#include "../core/base.h" /* TE_BOTH */
 
 /* X(name, what is left of the peak at t: from 1 at t = 0 to 0 at t = 1). `constant` stays at 1. */
 #define TE_SCHEDULES(X)                                  \

@@ -6,7 +6,7 @@
  * The eight bytes of the header's length would keep nearly every mutation from the parser: a first byte that is odd
  * asks for a length that fits.
  */
-#include "te/gemm.h" /* te_context_create */
+#include "te/gemm/gemm.h" /* te_context_create */
 #include "te/io/safetensors.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n);

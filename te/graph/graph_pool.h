@@ -10,7 +10,7 @@
 #ifndef TE_GRAPH_POOL_H
 #define TE_GRAPH_POOL_H
 
-#include "context.h" /* te_context, te_status */
+#include "../core/context.h" /* te_context, te_status */
 
 enum { TE_GRAPH_BLOCKS = 1024 }; /* pieces of a pool in use at a time; 16 micro-batches of 8 blocks take some 700 */
 

@@ -6,7 +6,7 @@
 #define TE_GEMM_HOST_H
 
 #include "gemm.h"
-#include "target.h" /* TE_KERNEL */
+#include "../core/target.h" /* TE_KERNEL */
 
 #ifdef TE_CBLAS
 #include <cblas.h> /* cblas_sgemm */

@@ -2,7 +2,7 @@
 #ifndef TE_ATTENTION_ARGS_H
 #define TE_ATTENTION_ARGS_H
 
-#include "../target.h" /* te_context, TE_KERNEL */
+#include "../core/target.h" /* te_context, TE_KERNEL */
 
 typedef struct te_attention_args {
     void *out;       /* forward: out, backward: in. [batch * seq, heads * head_dim] */

@@ -32,9 +32,9 @@
 #ifndef TE_GEMM_TUNE_H
 #define TE_GEMM_TUNE_H
 
-#include "gemm.h"    /* te_gemm_tuned, te_gemm_choice */
-#include "io/file.h" /* te__new_file, te__file_read */
-#include "target.h"  /* te_check_target */
+#include "gemm.h"           /* te_gemm_tuned, te_gemm_choice */
+#include "../core/file.h"   /* te__new_file, te__file_read */
+#include "../core/target.h" /* te_check_target */
 
 enum {
     TE__TUNE_FORMAT = 2,

@@ -27,7 +27,7 @@
 #define TE_GEMM_HOPPER_H
 
 #include "gemm.h"
-#include "hopper_cuda.h" /* te__wgmma, te__tma_load */
+#include "../core/hopper_cuda.h" /* te__wgmma, te__tma_load */
 
 enum {
     TE_TILE_M = 128, TE_TILE_N = 256, TE_TILE_K = 64,

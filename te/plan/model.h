@@ -4,8 +4,8 @@
 #ifndef TE_MODEL_H
 #define TE_MODEL_H
 
-#include "context.h" /* te_context, te_status */
-#include "tensor.h"  /* te_tensor, te_batch */
+#include "../core/context.h" /* te_context, te_status */
+#include "../core/tensor.h"  /* te_tensor, te_batch */
 
 /* How an op takes part in a kernel.
  *   map    eight elements at a time, each on its own        bias, gelu, dropout, add, ...
@@ -83,7 +83,7 @@ typedef struct te_plan {
     const te_step *forward, *infer, *backward;
     int span_count; /* 0: everything is saved, with the same steps and so the same bits */
     const te_span *span;
-    int takes_dims; /* 1: widths are symbols (fuse/dims.h), and nothing runs by it */
+    int takes_dims; /* 1: widths are symbols (plan/dims.h), and nothing runs by it */
 } te_plan;
 
 /* One parameter of one instance. */
@@ -114,7 +114,7 @@ typedef struct te_saved {
     int64_t rows;
     const void *x;
     void *y;
-    size_t used; /* of bytes; other dims (fuse/dims.h) use others */
+    size_t used; /* of bytes; other dims (plan/dims.h) use others */
 } te_saved;
 
 /* ---- parameters ---------------------------------------------------------------------------------------------- */

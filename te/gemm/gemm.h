@@ -12,7 +12,7 @@
 #ifndef TE_GEMM_H
 #define TE_GEMM_H
 
-#include "context.h" /* te_context */
+#include "../core/context.h" /* te_context */
 
 /* X(name, text): what a product can do at its end. */
 #define TE_EPILOGUES(X)                                                                  \

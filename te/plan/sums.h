@@ -5,7 +5,7 @@
 #ifndef TE_SUMS_H
 #define TE_SUMS_H
 
-#include "target.h" /* TE_KERNEL */
+#include "../core/target.h" /* TE_KERNEL */
 
 /* TE_SUM_ROW: gradients that a row sums, at most: dgamma, dbeta, dbias. TE_SUM_AHEAD: loads of a thread in flight; two blocks on
  * each of 132 multiprocessors leave 264 partial sums, 17 a group. From TE_SUM_WIDE columns on a thread has two of them: 12288

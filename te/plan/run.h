@@ -2,9 +2,9 @@
 #ifndef TE_RUN_H
 #define TE_RUN_H
 
-#include "model.h"  /* te_plan, te_model, te_saved */
-#include "sums.h"   /* te_sum_args */
-#include "target.h" /* te_rng_take_launch */
+#include "model.h"          /* te_plan, te_model, te_saved */
+#include "sums.h"           /* te_sum_args */
+#include "../core/target.h" /* te_rng_take_launch */
 
 enum { TE_MAX_LIVE = 32 + TE_SUM_JOBS }; /* pieces of workspace in use at a time */
 

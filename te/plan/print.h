@@ -4,7 +4,7 @@
 
 #include <stdio.h> /* FILE */
 
-#include "../walk.h" /* te_plan, te_plan_saved_bytes */
+#include "walk.h" /* te_plan, te_plan_saved_bytes */
 
 TE_API int te__step_sums(const te_plan *p, const te_step *s) {
     int sums = 0;

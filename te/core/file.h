@@ -15,7 +15,7 @@
 #include <sys/types.h> /* off_t, ssize_t */
 #include <unistd.h>    /* read, write, lseek, close */
 
-#include "../context.h" /* te_fail */
+#include "context.h" /* te_fail */
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "safetensors files are little-endian, and so must the machine be"

@@ -7,8 +7,8 @@
 #ifndef TE_GEMM_TUNE_CUDA_H
 #define TE_GEMM_TUNE_CUDA_H
 
-#include "gemm.h"       /* te__gemm_plan */
-#include "optim/init.h" /* te_fill_normal */
+#include "../core/fill.h" /* te_fill_normal */
+#include "gemm.h"         /* te__gemm_plan */
 
 enum {
     TE__RACERS = 48,

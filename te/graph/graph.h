@@ -39,8 +39,8 @@
 #ifndef TE_GRAPH_H
 #define TE_GRAPH_H
 
-#include "graph_pool.h" /* te_graph_pool */
-#include "target.h"     /* te_context, te_check_target, calloc */
+#include "graph_pool.h"     /* te_graph_pool */
+#include "../core/target.h" /* te_context, te_check_target, calloc */
 
 /* ---- named tensors ---------------------------------------------------------------------------------------------- */
 

@@ -16,7 +16,7 @@
 #ifndef TE_FUSE_DIMS_H
 #define TE_FUSE_DIMS_H
 
-#include "../model.h" /* te_plan, te_op */
+#include "model.h" /* te_plan, te_op */
 
 enum {
     TE_DIMS = 8,                 /* symbols: TE_DIM(0) to TE_DIM(7), each times 1 to 2047 */

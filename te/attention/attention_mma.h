@@ -15,9 +15,9 @@
 #ifndef TE_ATTENTION_MMA_H
 #define TE_ATTENTION_MMA_H
 
-#include "../math.h"        /* te_exp2 */
-#include "../mma_cuda.h"    /* te__mma, te__shared_address */
-#include "attention_args.h" /* te_attention_args */
+#include "../core/math.h"     /* te_exp2 */
+#include "../core/mma_cuda.h" /* te__mma, te__shared_address */
+#include "attention_args.h"   /* te_attention_args */
 
 /* Shared memory that a block may have: 163 KB on sm_80; 99 KB on sm_86 and sm_89, define it so for them. */
 #ifndef TE_SHARED_BYTES

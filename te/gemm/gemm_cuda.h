@@ -8,7 +8,7 @@
 #include <cublasLt.h> /* cublasLtMatmul */
 
 #include "gemm.h"
-#include "target.h" /* te__cuda_* */
+#include "../core/target.h" /* te__cuda_* */
 
 enum {
     TE_GEMM_WORKSPACE = 32 << 20, /* bytes; what cuBLASLt asks for on Hopper */

@@ -21,8 +21,8 @@
 #ifndef TE_GEMM_FEW_H
 #define TE_GEMM_FEW_H
 
-#include "gemm.h"     /* te_gemm_end_fn */
-#include "mma_cuda.h" /* te__mma */
+#include "gemm.h"             /* te_gemm_end_fn */
+#include "../core/mma_cuda.h" /* te__mma */
 
 enum {
     TE_FEW_ROWS = 8, TE_FEW_COLUMNS = 16,
