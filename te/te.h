@@ -20,6 +20,7 @@
 #include "ops/cross_entropy.h" /* cross_entropy */
 #include "ops/dropout.h"       /* dropout */
 #include "ops/embedding.h"     /* embedding */
+#include "ops/last_token.h"    /* last_token */
 #include "ops/linear.h"        /* linear, tied_linear */
 #include "ops/norm.h"          /* layernorm, rmsnorm, l2norm, layernorm1p, rmsnorm1p */
 #include "ops/recompute.h"     /* recompute, end_recompute */

@@ -37,12 +37,12 @@
     X(bias_520, MODEL, OPS_DTYPE, (bias, b, 520))                                                           \
     X(bias_4, MODEL, OPS_DTYPE, (bias, b, 4))                                                               \
     X(layernorm_5, MODEL, OPS_DTYPE, (layernorm, n, 5))                                                     \
-    X(layernorm_96, MODEL, OPS_DTYPE, (layernorm, n, 96, 1e-3f))                                            \
-    X(rmsnorm_37, MODEL, OPS_DTYPE, (rmsnorm, n, 37, 1e-2f))                                                \
+    X(layernorm_96, MODEL, OPS_DTYPE, (layernorm, n, 96, (eps, 1e-3f)))                                            \
+    X(rmsnorm_37, MODEL, OPS_DTYPE, (rmsnorm, n, 37, (eps, 1e-2f)))                                                \
     X(rmsnorm_96, MODEL, OPS_DTYPE, (rmsnorm, n, 96))                                                       \
-    X(l2norm_53, MODEL, OPS_DTYPE, (l2norm, n, 53, 0.1f))                                                   \
+    X(l2norm_53, MODEL, OPS_DTYPE, (l2norm, n, 53, (eps, 0.1f)))                                                   \
     X(l2norm_64, MODEL, OPS_DTYPE, (l2norm, n, 64))                                                         \
-    X(layernorm1p_64, MODEL, OPS_DTYPE, (layernorm1p, n, 64, 1e-6f))                                        \
+    X(layernorm1p_64, MODEL, OPS_DTYPE, (layernorm1p, n, 64, (eps, 1e-6f)))                                        \
     X(rmsnorm1p_53, MODEL, OPS_DTYPE, (rmsnorm1p, n, 53))                                                   \
     X(layernorm_1100, MODEL, OPS_DTYPE, (layernorm, n, 1100))                                               \
     X(rmsnorm_2051, MODEL, OPS_DTYPE, (rmsnorm, n, 2051))                                                   \
@@ -63,14 +63,14 @@
 // With a sequence: shape(1, 1), shape(2, 7), shape(3, 33), and positions that do not begin at 0
 #define OPS_BY_SEQUENCE(X)                                                                                  \
     X(rope_16, MODEL, OPS_DTYPE, (rope, r, 4, 2, 16))                                                       \
-    X(rope_partial, MODEL, OPS_DTYPE, (rope, r, 2, 2, 64, 32, TE_ROPE_half))                                \
-    X(rope_interleaved, MODEL, OPS_DTYPE, (rope, r, 2, 1, 32, 32, TE_ROPE_interleaved, 500000.0f))          \
-    X(rope_interleaved_partial, MODEL, OPS_DTYPE, (rope, r, 3, 1, 64, 24, TE_ROPE_interleaved))             \
-    X(rope_odd, MODEL, OPS_DTYPE, (linear, l, 37, 30), (rope, r, 3, 1, 6, 4))                               \
-    X(rope_odd_interleaved, MODEL, OPS_DTYPE, (linear, l, 37, 30), (rope, r, 3, 1, 6, 4, TE_ROPE_interleaved), (bias, b, 30)) \
+    X(rope_partial, MODEL, OPS_DTYPE, (rope, r, 2, 2, 64, (rotary_dim, 32), (interleaved, 0)))                                \
+    X(rope_interleaved, MODEL, OPS_DTYPE, (rope, r, 2, 1, 32, (interleaved, 1), (base, 500000.0f)))          \
+    X(rope_interleaved_partial, MODEL, OPS_DTYPE, (rope, r, 3, 1, 64, (interleaved, 1), (rotary_dim, 24)))             \
+    X(rope_odd, MODEL, OPS_DTYPE, (linear, l, 37, 30), (rope, r, 3, 1, 6, (rotary_dim, 4)))                               \
+    X(rope_odd_interleaved, MODEL, OPS_DTYPE, (linear, l, 37, 30), (rope, r, 3, 1, 6, (rotary_dim, 4), (interleaved, 1)), (bias, b, 30)) \
     X(attention_64, MODEL, OPS_DTYPE, (attention, a, 2, 2, 64))                                             \
-    X(attention_full, MODEL, OPS_DTYPE, (attention, a, 4, 2, 64, TE_FULL))                                  \
-    X(attention_128, MODEL, OPS_DTYPE, (linear, l, 64, 5 * 128), (attention, a, 3, 1, 128, TE_CAUSAL, 0.05f), (linear, p, 384, 40)) \
+    X(attention_full, MODEL, OPS_DTYPE, (attention, a, 4, 2, 64, (causal, 0)))                                  \
+    X(attention_128, MODEL, OPS_DTYPE, (linear, l, 64, 5 * 128), (attention, a, 3, 1, 128, (scale, 0.05f), (causal, 1)), (linear, p, 384, 40)) \
     X(rope_attention, MODEL, OPS_DTYPE, (linear, l, 64, 4 * 64), (rope, r, 2, 1, 64), (attention, a, 2, 1, 64)) \
     X(positions_53, MODEL, OPS_DTYPE, (bias, b, 53), (positions, p, 40, 53), (gelu, a))                     \
     X(positions_first, MODEL, OPS_DTYPE, (positions, p, 38, 64), (bias, b, 64))                             \

@@ -24,7 +24,7 @@ namespace reference {
 
 typedef std::vector<double> vec;
 
-// The value of "128 / 2", "(4 + 2) * 64", "0.1f", "TE_CAUSAL".
+// The value of "128 / 2", "(4 + 2) * 64", "0.1f".
 struct expression {
     const char *p;
     double sum() {
@@ -44,9 +44,6 @@ struct expression {
             p++;
             return v;
         }
-        const std::string names[] = {"TE_FULL", "TE_CAUSAL", "TE_ROPE_half", "TE_ROPE_interleaved"};
-        for (int i = 0; i < 4; i++)
-            if (names[i] == p) return i % 2;
         char *end;
         const double v = std::strtod(p, &end);
         p = end + (*end == 'f' && end != p);
@@ -66,6 +63,15 @@ struct op {
     }
     // A factor is a float in the library, whatever the list's text says.
     double factor(size_t i, double otherwise) const { return (double)(float)number(i, otherwise); }
+    // The value of the option "(name,value)".
+    double option(const std::string &of, double otherwise) const {
+        for (const std::string &a : args)
+            if (a.compare(0, of.size() + 2, "(" + of + ",") == 0) {
+                expression e = {a.c_str() + of.size() + 2};
+                return e.sum();
+            }
+        return otherwise;
+    }
 };
 
 struct list {
@@ -186,12 +192,12 @@ inline double dropout_factor(const op &o, size_t id, size_t e, const te_rng &rng
     return bits < (uint32_t)std::lround(p * 65536) ? 0 : (double)(1.0f / (1.0f - p));
 }
 
-// (rope, name, heads, kv_heads, head_dim, rotary, pairing, base): turn q and k; direction -1 turns back.
+// (rope, name, heads, kv_heads, head_dim, (rotary_dim, ..), (interleaved, ..), (base, ..)): turn q and k; direction -1 turns back.
 inline vec rope(const op &o, const vec &x, const call &c, int direction) {
     const size_t heads = (size_t)o.number(0, 0), kv = (size_t)o.number(1, 0), dim = (size_t)o.number(2, 0);
-    const size_t rotary = (size_t)o.number(3, (double)dim);
-    const bool interleaved = o.number(4, 0) == 1;
-    const double base = o.factor(5, 10000);
+    const size_t rotary = (size_t)o.option("rotary_dim", (double)dim);
+    const bool interleaved = o.option("interleaved", 0) == 1;
+    const double base = (double)(float)o.option("base", 10000);
     vec y = x;
     for (size_t r = 0; r < c.rows(); r++)
         for (size_t h = 0; h < heads + kv; h++)
@@ -208,8 +214,8 @@ inline vec rope(const op &o, const vec &x, const call &c, int direction) {
 // (attention, name, heads, kv_heads, head_dim, causal, scale). dy and stored output given: fills dx, too.
 inline vec attention(const op &o, const vec &x, const call &c, const vec *dy, const vec *stored, vec *dx) {
     const size_t heads = (size_t)o.number(0, 0), kv = (size_t)o.number(1, 0), dim = (size_t)o.number(2, 0);
-    const bool causal = o.number(3, 1) == 1;
-    const double scale = o.args.size() > 4 ? o.factor(4, 0) : 1 / std::sqrt((double)dim);
+    const bool causal = o.option("causal", 1) == 1;
+    const double scale = (double)(float)o.option("scale", 1 / std::sqrt((double)dim));
     const size_t seq = (size_t)c.seq, width = o.in, out = o.out;
     vec y(c.rows() * out, 0.0), p(seq);
     if (dx) dx->assign(c.rows() * width, 0.0);
@@ -249,7 +255,7 @@ inline vec attention(const op &o, const vec &x, const call &c, const vec *dy, co
 
 struct norm_row { double mean, rstd; };
 inline norm_row norm_of(const op &o, const double *x) {
-    const double n = (double)o.in, eps = o.factor(1, 1e-5);
+    const double n = (double)o.in, eps = (double)(float)o.option("eps", 1e-5);
     norm_row r = {0, 0};
     double squares = 0;
     if (o.kind.compare(0, 9, "layernorm") == 0)

@@ -40,7 +40,10 @@ typedef struct te_context {
     void *workspace;
     size_t workspace_bytes;
     te_rng *rng;               /* target memory */
-    void *gemm;                /* the GEMM back end's own state */
+    void *gemm;                /* the GEMM back end's own state, made on first use; null: not yet */
+    void (*gemm_close)(struct te_context *ctx);
+    void (*encode)(void);      /* CUDA: the driver's function that makes tensor maps (te/core/hopper_cuda.h); null: not on this device */
+    int encode_known;
     int gemm_tune;             /* time the back end's candidates once for each product (te/gemm/gemm_tune.h); off: 0 */
     int gemm_own;              /* CUDA: matrix products, and rows that begin with one, as kernels of our own (te/fuse/product.h):
                                 * 0 never, 1 where they should pay (the default), 2 wherever they can */

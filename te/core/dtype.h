@@ -143,7 +143,7 @@ TE_FN void te_prefetch(const void *p, int64_t i, te_dtype t) {
 }
 
 /* Eight elements as they lie in memory: for loads that run ahead of their use. n of them exist, the rest become 0. */
-typedef struct te_eight { uint32_t w[8]; } te_eight;
+typedef struct te_vec8 { uint32_t w[8]; } te_vec8;
 #if TE_CUDA
 /* 16 bytes. volatile: the compiler leaves the load where it stands, far ahead of its use. */
 TE_FN void te__load_now(uint32_t w[4], const void *p) {
@@ -153,7 +153,7 @@ TE_FN void te__load_shared_now(uint32_t w[4], const void *p) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"((uint32_t)__cvta_generic_to_shared(p)));
 }
 #endif
-TE_FN void te_load_eight(te_eight *e, const void *p, int64_t i, int n, int aligned, te_dtype t) {
+TE_FN void te_vec8_load(te_vec8 *e, const void *p, int64_t i, int n, int aligned, te_dtype t) {
 #if TE_CUDA
     if (aligned) {
         const char *q = (const char *)p + i * (int64_t)te_dtype_bytes(t);
@@ -169,7 +169,7 @@ TE_FN void te_load_eight(te_eight *e, const void *p, int64_t i, int n, int align
             e->w[k / 2] = (k < n ? ((const uint16_t *)p)[i + k] : 0u) | (uint32_t)(k + 1 < n ? ((const uint16_t *)p)[i + k + 1] : 0u) << 16;
     }
 }
-TE_FN void te_floats_of_eight(float v[8], const te_eight *e, te_dtype t) {
+TE_FN void te_vec8_floats(float v[8], const te_vec8 *e, te_dtype t) {
     TE_UNROLL for (int k = 0; k < 8; k++) {
         if (t == TE_f32) v[k] = te_float_of_bits(e->w[k]);
         else if (t == TE_bf16) v[k] = te_float_of_bits(k % 2 ? e->w[k / 2] & 0xffff0000u : e->w[k / 2] << 16);
@@ -177,14 +177,14 @@ TE_FN void te_floats_of_eight(float v[8], const te_eight *e, te_dtype t) {
     }
 }
 /* Makes the compiler unpack `e` again behind this, instead of keeping the floats in registers. */
-TE_FN void te_forget_floats(te_eight *e, te_dtype t) {
+TE_FN void te_vec8_forget(te_vec8 *e, te_dtype t) {
 #if TE_CUDA
     TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) asm volatile("" : "+r"(e->w[k]));
 #else
     (void)e, (void)t;
 #endif
 }
-TE_FN void te_eight_of_floats(te_eight *e, const float v[8], te_dtype t) {
+TE_FN void te_vec8_of(te_vec8 *e, const float v[8], te_dtype t) {
     TE_UNROLL for (int k = 0; k < 8; k++) {
         if (t == TE_f32) e->w[k] = te_bits_of_float(v[k]);
         else if (k % 2 == 0) { /* not as a pair: with that ptxas spills where a row is kept so and drawn for */
@@ -230,10 +230,10 @@ TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, t
 TE_FN void te_store8_rounded(void *p, int64_t i, float v[8], int n, int aligned, te_dtype t) {
 #if TE_CUDA
     if (aligned && t != TE_f32) { /* in pairs: floats one by one go through a unit that takes eight times as long */
-        te_eight e;
+        te_vec8 e;
         TE_UNROLL for (int k = 0; k < 4; k++) e.w[k] = te_pair_of_floats(v[2 * k], v[2 * k + 1], t);
         *(uint4 *)((uint16_t *)p + i) = make_uint4(e.w[0], e.w[1], e.w[2], e.w[3]);
-        te_floats_of_eight(v, &e, t);
+        te_vec8_floats(v, &e, t);
         return;
     }
 #endif

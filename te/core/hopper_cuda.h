@@ -100,6 +100,12 @@ TE_API te__encode_fn te__hopper_encode(int device) {
     return (te__encode_fn)f;
 }
 
+/* The same, asked once a context. */
+TE_API te__encode_fn te__encode_of(te_context *ctx) {
+    if (!ctx->encode_known) ctx->encode = (void (*)(void))te__hopper_encode(ctx->device), ctx->encode_known = 1;
+    return (te__encode_fn)ctx->encode;
+}
+
 /* How the copy engine sees a row-major [rows, cols], 16 bits each, in boxes of [box_rows, 64]. */
 TE_API te_status te__hopper_map(CUtensorMap *map, te__encode_fn encode, const void *data, int64_t rows, int64_t cols, int box_rows, te_dtype dtype, te_context *ctx) {
     const cuuint64_t size[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, pitch[1] = {(cuuint64_t)cols * 2};
@@ -123,14 +129,14 @@ typedef struct te_hopper_kernel {
 TE_API int te__hopper_ready(te_hopper_kernel *k, int shared, int device) {
     const uint64_t bit = 1ull << (device & 63);
     struct cudaFuncAttributes is;
-    if (!k->kernel || k->fails & bit) return 0;
-    if (k->runs & bit) return 1;
+    if (!k->kernel || __atomic_load_n(&k->fails, __ATOMIC_ACQUIRE) & bit) return 0;
+    if (__atomic_load_n(&k->runs, __ATOMIC_ACQUIRE) & bit) return 1;
     /* compiled for another architecture it is empty, and has no barriers in shared memory; compiled without inlining (-G, -Ofc)
      * its sums are not in registers, where wgmma leaves them after the call, but in local memory */
     const int runs = cudaFuncGetAttributes(&is, k->kernel) == cudaSuccess && is.sharedSizeBytes && !is.localSizeBytes &&
                      cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) == cudaSuccess;
     if (!runs) (void)cudaGetLastError();
-    *(runs ? &k->runs : &k->fails) |= bit;
+    (void)__atomic_fetch_or(runs ? &k->runs : &k->fails, bit, __ATOMIC_RELEASE);
     return runs;
 }
 

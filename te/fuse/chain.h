@@ -5,42 +5,18 @@
  * columns, sums them over the rows it sees (dbias, dgamma, dbeta) and leaves one partial sum a block: a second kernel
  * adds those up in a fixed order. No atomics, so the same inputs give the same bits.
  *
- * A map is a function of eight elements, `te_<family>_forward(v, stage, at, code)` and `te_<family>_backward(v, sum,
- * stage, at, code)`: CONTRIBUTING.md shows how to add one.
+ * chain_map.h, chain_norm.h and chain_norm_backward.h have the three bodies, chain_body.h picks one, chain_run.h launches it.
  */
 #ifndef TE_FUSE_CHAIN_H
 #define TE_FUSE_CHAIN_H
 
-#include "../plan/run.h" /* te_run, te_step, TE_KERNEL */
+#include "../core/target.h" /* te_rng_args, te_block */
+#include "../ops/map.h"     /* te_stage, te_at */
+#include "../ops/norm.h"    /* te_norm_options */
 
-/* Where eight elements lie. */
-typedef struct te_at {
-    int64_t row;
-    int col, n;        /* column of the first; how many exist (8 but at the end of an odd row) */
-    int width, halves; /* a row has width * halves elements: two halves beside a gated op */
-    int aligned;
-    te_dtype dtype;
-    const struct te_stage *ahead_of; /* the op whose tensor of the row's shape has been loaded ahead, null: none */
-    te_eight ahead;
-} te_at;
-/* Index of the first element in a tensor that has the row's shape. */
-TE_FN int64_t te_index(te_at at) { return at.row * ((int64_t)at.width * at.halves) + at.col; }
+typedef struct te_smem16 { uint32_t w[4]; } __attribute__((aligned(16))) te_smem16; /* 16 bytes of shared memory */
 
-typedef struct te_sixteen { uint32_t w[4]; } __attribute__((aligned(16))) te_sixteen;
-
-/* What one op of the chain works with. */
-typedef struct te_stage {
-    const void *w[TE_MAX_PARAMS]; /* its parameters; null: already applied by the matrix product before */
-    const void *edge;             /* add: what is added; fork in backward: the gradient that comes in. null: nothing */
-    const void *saved;            /* backward: its input in forward, [rows, in] */
-    void *out;                    /* the value behind it is stored here, null: not */
-    float *stats;                 /* [rows, stats] */
-    float *sum[TE_MAX_PARAMS];    /* backward: partial sums for its parameters' gradients, [blocks, width] */
-    float value[2];               /* te_op.value */
-    const te_rng *rng;            /* the random state of this forward */
-    uint32_t id;                  /* its place in the list: the random stream */
-} te_stage;
-
+/* The arguments of a kernel. */
 typedef struct te_chain {
     const void *x; /* [rows, in] */
     void *y;       /* [rows, out]; null: not stored */
@@ -59,21 +35,17 @@ typedef struct te_lane {
 /* The ops [from, to) of the chain on one te_lane; made by macro, one call an op. */
 typedef void (*te_stages_fn)(te_lane *l, const te_chain *c, int from, int to);
 
-/* y = (x - mean) rstd gamma + beta       layernorm: Ba et al. 2016
- * y = x rstd gamma, rstd = (mean(x^2) + eps)^-1/2        rmsnorm: Zhang & Sennrich 2019
- * y = x rnorm, rnorm = (sum(x^2) + eps)^-1/2             l2norm
- * zero-centred: 1 + gamma takes the place of gamma. */
-enum { TE_NORM_layernorm = 0, TE_NORM_rmsnorm = 1, TE_NORM_l2norm = 2, TE_NORM_zero_centred = 4 };
-
 /* All constants; where the list's widths are known only at run time, all but half and what te_shape_at changes. */
 typedef struct te_chain_shape {
-    te_dtype dtype;
+    te_dtype in, out, weight;  /* number formats of x, y and the parameters */
     int half, in_halves, out_halves; /* a row of x is half * in_halves wide */
-    int aligned;                     /* half is a multiple of eight */
-    int norm, norm_code;             /* which op is the norm, -1: none */
-    int sums;                        /* which op sums the gradient (bias), -1: none */
+    int aligned;               /* half is a multiple of eight */
+    int norm;                  /* which op is the norm, -1: none */
+    te_norm_options norm_options;
+    te_dtype norm_in, norm_out; /* formats of its input and output in forward */
+    int sums;                  /* which op sums the gradient (bias), -1: none */
     int backward, draws;
-    int reads;                       /* which op is the first that reads a tensor of the row's shape (te_read8), -1: none */
+    int reads;                 /* which op is the first that reads a 16-bit tensor of the row's shape (te_read8), -1: none */
     int lanes, chunks, groups; /* lanes a row, 8-vectors a lane, rows a block at a time */
     int resident;              /* blocks on a multiprocessor */
     int stash;                 /* bytes of shared memory for gamma, 0: none */
@@ -99,9 +71,10 @@ TE_BOTH int te_chain_tiles(te_chain_shape k) { return k.norm >= 0 ? 1 : ((k.half
 #define TE_NORM_LANES_forward(w, sums) ((w) <= 1024 ? 32 : (w) <= 2048 ? 64 : (w) <= 4096 ? 128 : (w) <= 12288 ? 256 : (w) <= 32768 ? 512 : 1024)
 #define TE_NORM_LANES_backward(w, sums) \
     ((w) <= 1024 ? 32 : (w) <= 2048 ? 256 : (w) <= 4096 ? ((sums) < 0 ? 512 : 256) : (w) <= 12288 ? 512 : 1024)
-/* Forward, no more rows than multiprocessors: as many threads as the row has vectors. Less is done one after the other, and it is half
- * the code, which few rows wait for as well: products that stream their weights through the L2 leave no code in it. A GPT block of 4096
- * columns takes 127.5 us at 64 rows, with the other kernel 130.2; but 8192 rows, one LayerNorm, 58 and not 35. */
+/* Forward, no more rows than multiprocessors: as many threads as the row has vectors. Latency dominates: a thread has one vector, and
+ * the kernel half the instructions, which matters because instruction cache misses dominate: the product before this kernel evicted
+ * its code from the L2. A GPT block of 4096 columns takes 127.5 us at 64 rows, with the kernel for many rows 130.2. With many rows
+ * this kernel is the slower one: LayerNorm of 8192 rows takes 58 us, not 35. */
 #define TE_QUICK_LANES(norm, w, sums, pass) (TE_VECTORS(w) >= 1024 ? 1024 : (TE_VECTORS(w) + 31) / 32 * 32)
 /* A map that sums nothing: a block takes a few rows beside each other, as much of each as it can. Rows that lie far apart, or little
  * of many, cost up to a tenth more (8192 x 16384: bias_gelu 200 us and 210, bias_dropout_add 195 and 210). */
@@ -150,64 +123,21 @@ TE_BOTH te_chain_shape te_shape_at(te_chain_shape k) {
     return k;
 }
 
-/* ---- maps ------------------------------------------------------------------------------------------------------ */
-
-/* Eight elements of s->saved or s->edge, which have the row's shape. */
-TE_FN void te_read8(float v[8], const void *p, const te_stage *s, te_at at) {
-    if (s == at.ahead_of) te_floats_of_eight(v, &at.ahead, at.dtype);
-    else te_load8(v, p, te_index(at), at.n, at.aligned, at.dtype);
-}
-typedef void (*te_map_forward_fn)(float v[8], const te_stage *s, te_at at, int code);
-typedef void (*te_map_backward_fn)(float v[8], float sum[8], const te_stage *s, te_at at, int code);
-typedef void (*te_gated_forward_fn)(float v[8], const float g[8], const te_stage *s, te_at at, int code);
-typedef void (*te_gated_backward_fn)(float v[8], float g[8], const te_stage *s, te_at at, int code);
-
-TE_FN te_at te_second_half(te_at at) {
-    at.col += at.width;
-    return at;
-}
-/* Store, and go on with what was stored: backward will read it so. */
-TE_FN void te_keep8(float v[8], void *out, te_at at) { te_store8_rounded(out, te_index(at), v, at.n, at.aligned, at.dtype); }
-TE_FN void te_keep(te_lane *l, const te_stage *s) {
-    if (!s->out) return;
-    te_keep8(l->v, s->out, l->at);
-    if (l->at.halves == 2) te_keep8(l->g, s->out, te_second_half(l->at));
-}
-TE_FN void te_map_forward(te_lane *l, const te_stage *s, te_map_forward_fn f, int code) {
-    f(l->v, s, l->at, code);
-    if (l->at.halves == 2) f(l->g, s, te_second_half(l->at), code);
-    te_keep(l, s);
-}
-TE_FN void te_map_backward(te_lane *l, const te_stage *s, te_map_backward_fn f, int code) {
-    f(l->v, l->sum, s, l->at, code);
-    if (l->at.halves == 2) f(l->g, l->gsum, s, te_second_half(l->at), code);
-    te_keep(l, s);
-}
-TE_FN void te_gated_forward(te_lane *l, const te_stage *s, te_gated_forward_fn f, int code) {
-    f(l->v, l->g, s, l->at, code);
-    l->at.halves = 1;
-    te_keep(l, s);
-}
-TE_FN void te_gated_backward(te_lane *l, const te_stage *s, te_gated_backward_fn f, int code) {
-    l->at.halves = 2;
-    f(l->v, l->g, s, l->at, code);
-    te_keep(l, s);
-}
-
 TE_FN te_at te_at_of(const te_chain_shape k, int64_t row, int vector, int halves) {
     te_at at;
-    at.row = row, at.col = vector * 8, at.width = k.half, at.halves = halves, at.dtype = k.dtype, at.ahead_of = 0;
+    at.row = row, at.col = vector * 8, at.width = k.half, at.halves = halves, at.ahead_of = 0;
+    at.format.in = k.in, at.format.out = k.out, at.format.edge = k.out, at.format.weight = k.weight;
     at.aligned = k.aligned, at.n = at.aligned ? 8 : (int)te_min(8, k.half - at.col);
     return at;
 }
 TE_FN void te_load_lane(te_lane *l, const void *x, const te_chain_shape k, int64_t row, int vector) {
     l->at = te_at_of(k, row, vector, k.in_halves);
-    te_load8(l->v, x, te_index(l->at), l->at.n, l->at.aligned, k.dtype);
-    if (k.in_halves == 2) te_load8(l->g, x, te_index(te_second_half(l->at)), l->at.n, l->at.aligned, k.dtype);
+    te_load8(l->v, x, te_index(l->at), l->at.n, l->at.aligned, k.in);
+    if (k.in_halves == 2) te_load8(l->g, x, te_index(te_second_half(l->at)), l->at.n, l->at.aligned, k.in);
 }
 TE_FN void te_store_lane(const te_lane *l, void *y, const te_chain_shape k) {
-    te_store8(y, te_index(l->at), l->v, l->at.n, l->at.aligned, k.dtype);
-    if (k.out_halves == 2) te_store8(y, te_index(te_second_half(l->at)), l->g, l->at.n, l->at.aligned, k.dtype);
+    te_store8(y, te_index(l->at), l->v, l->at.n, l->at.aligned, k.out);
+    if (k.out_halves == 2) te_store8(y, te_index(te_second_half(l->at)), l->g, l->at.n, l->at.aligned, k.out);
 }
 
 #endif

@@ -1,64 +1,72 @@
 /* kernels.h -- which kernels a step of a plan has: a chain, a matrix product and a chain, both in one, or those of the op itself.
  *
- * Everything that a kernel depends on is a constant by then: the ops of the row, dtype, widths, lanes a row.
+ * Everything that a kernel depends on is a constant by then: the ops of the row and their options, number formats, widths, lanes a row.
  */
 #ifndef TE_FUSE_KERNELS_H
 #define TE_FUSE_KERNELS_H
 
-#include "chain_run.h"    /* te_chain_step */
 #include "../plan/dims.h" /* TE_MAP_KERNELS, TE_NORM_KERNELS */
+#include "chain_run.h"    /* te_chain_step */
+#include "linear_step.h"  /* te_linear_step */
+#include "own_rows.h"     /* te__attention_bias_backward */
 #include "plan.h"         /* TE_ROW */
 #include "product.h"      /* TE_PRODUCT */
 
 /* The kernels of one step, and its function <kernels>_run: by the class of its first op. x is (widths, model, dtype, pass, suffix). */
-#define TE__KERNELS(x, ...) TE__KERNELS2(TE_CLASS(TE_ROW_FIRST(__VA_ARGS__)), TE__STEP_NAME(x, __VA_ARGS__), TE_UNWRAP(x), __VA_ARGS__)
+#define TE__KERNELS(x, ...) \
+    TE__KERNELS2(TE_CLASS(TE_ROW_FIRST(__VA_ARGS__)), TE__STEP_NAME(x, __VA_ARGS__), TE_UNWRAP(x), __VA_ARGS__)
 #define TE__KERNELS2(...) TE__KERNELS3(__VA_ARGS__)
-#define TE__KERNELS3(op_class, name, widths, model, dtype, pass, suffix, ...) TE_JOIN1(TE__KERNELS_OF_, op_class)(name, widths, model, dtype, pass, __VA_ARGS__)
+#define TE__KERNELS3(op_class, name, widths, model, dtype, pass, suffix, ...) \
+    TE_JOIN1(TE__KERNELS_OF_, op_class)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__KERNELS_A(...) TE__KERNELS(__VA_ARGS__) TE__KERNELS_B
 #define TE__KERNELS_B(...) TE__KERNELS(__VA_ARGS__) TE__KERNELS_A
 #define TE__KERNELS_A_END
 #define TE__KERNELS_B_END
+/* `alone` if the step has one op, else `row`. */
+#define TE__IF_ALONE(alone, row, ...) TE_ROW_PICK(__VA_ARGS__, row, row, row, row, row, row, row, alone, ~)
 
 #define TE__KERNELS_OF_map(name, widths, model, dtype, pass, ...) \
     TE_CHAIN(name, widths, model, dtype, pass, __VA_ARGS__)        \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te_chain_step(r, s, 0, 0, name##_launch, name##_shape(te_chain_half(r, s, 0))); }
+    TE_API te_status name##_run(te_run *r, const te_step *s) {    \
+        return te_chain_step(r, s, 0, 0, r->now, name##_launch, name##_shape(te_chain_half(r, s, 0))); \
+    }
 #define TE__KERNELS_OF_gated TE__KERNELS_OF_map
 #define TE__KERNELS_OF_norm TE__KERNELS_OF_map
 /* A row that begins with a matrix product: a chain for the ops behind it, if there are any. */
 #define TE__KERNELS_OF_gemm(name, widths, model, dtype, pass, ...) \
-    TE_ROW_PICK(__VA_ARGS__, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ROW, TE__GEMM_ALONE, ~) \
-    (name, widths, model, dtype, pass, __VA_ARGS__)
+    TE__IF_ALONE(TE__GEMM_ALONE, TE__GEMM_ROW, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__GEMM_ALONE(name, widths, model, dtype, pass, ...) \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te_linear_step(r, s, 0, te_no_shape(), 0, TE_BARE(dtype, pass)); }
-#define TE__GEMM_ROW(name, widths, model, dtype, pass, first, ...) TE_JOIN1(TE__GEMM_ROW_, pass)(name, widths, model, dtype, pass, __VA_ARGS__)
+#define TE__GEMM_ROW(name, widths, model, dtype, pass, first, ...) \
+    TE_JOIN1(TE__GEMM_ROW_, pass)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__GEMM_ROW_forward(name, widths, model, dtype, pass, ...) \
     TE_CHAIN(name, widths, model, dtype, pass, __VA_ARGS__)          \
     TE__PRODUCT_##widths(name, dtype)                                \
     TE_API te_status name##_run(te_run *r, const te_step *s) {       \
-        return te_linear_step(r, s, name##_launch, name##_shape(te_chain_half(r, s, 1)), name##_kernels(), TE_BARE(dtype, pass)); \
+        const te_chain_shape k = name##_shape(te_chain_half(r, s, 1)); \
+        return te_linear_step(r, s, name##_launch, k, name##_kernels(), TE_BARE(dtype, pass)); \
     }
 #define TE__PRODUCT_fixed TE_PRODUCT
 #define TE__PRODUCT_dims TE_NO_PRODUCT
-#define TE__GEMM_ROW_backward(name, widths, model, dtype, pass, ...) \
-    TE_IF_MARKED(TE_JOIN1(TE__FORK_MARK_, TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__))), TE__GEMM_FORK, TE__GEMM_ROW_forward)(name, widths, model, dtype, pass, __VA_ARGS__)
-#define TE__FORK_MARK_fork ,
-#define TE__GEMM_FORK(name, widths, model, dtype, pass, ...)                                                                    \
-    static_assert(TE_ROW_COUNT(__VA_ARGS__) == 1 && (TE__FLAGS(TE_ROW_FIRST(__VA_ARGS__)) & TE_IS_FORK),                          \
-                  "te: " #model ": in backward nothing may follow a linear and a fork in a row");                                      \
-    TE__GEMM_ALONE(name, widths, model, dtype, pass, ~)
-#define TE__FLAGS(op) (TE_JOIN1(TE_FLAGS_, TE_FAMILY(op))(op))
-/* An op with kernels of its own, which may take a chain along (TE_OWN_ROW_<family>_<pass>). */
-#define TE__KERNELS_OF_own(name, widths, model, dtype, pass, ...) \
-    TE_ROW_PICK(__VA_ARGS__, TE__OWN_ROW, TE__OWN_ROW, TE__OWN_ROW, TE__OWN_ROW, TE__OWN_ROW, TE__OWN_ROW, TE__OWN_ROW, TE__OWN_ALONE, ~) \
+#define TE__GEMM_ROW_backward(name, widths, model, dtype, pass, ...)                                         \
+    TE_IF_MARKED(TE_JOIN1(TE__FORK_MARK_, TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__))), TE__GEMM_FORK, TE__GEMM_ROW_forward) \
     (name, widths, model, dtype, pass, __VA_ARGS__)
+#define TE__FORK_MARK_fork ,
+#define TE__GEMM_FORK(name, widths, model, dtype, pass, ...)                                                 \
+    static_assert(TE_ROW_COUNT(__VA_ARGS__) == 1 && (TE_FLAGS(TE_ROW_FIRST(__VA_ARGS__)) & TE_IS_FORK),      \
+                  "te: " #model ": in backward nothing may follow a linear and a fork in a row");            \
+    TE__GEMM_ALONE(name, widths, model, dtype, pass, ~)
+/* An op with kernels of its own, which may take a chain along (own_rows.h). */
+#define TE__KERNELS_OF_own(name, widths, model, dtype, pass, ...) \
+    TE__IF_ALONE(TE__OWN_ALONE, TE__OWN_ROW, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__OWN_ALONE(name, widths, model, dtype, pass, op) TE__OWN(TE_JOIN1(TE_OWN_, TE_FAMILY(op)), pass, name, model, dtype, op)
 #define TE__OWN_ROW(name, widths, model, dtype, pass, first, ...) \
     TE_CHAIN(name, widths, model, dtype, pass, __VA_ARGS__)         \
     TE__OWN(TE_JOIN1(TE_OWN_ROW_, TE_FAMILY(first)), pass, name, model, dtype, first)
 #define TE__OWN(family, pass, ...) TE__OWN2(family, pass, __VA_ARGS__)
-#define TE__OWN2(family, pass, name, model, dtype, op) family##_##pass(name, dtype, op, TE_WIDTH_IN(model, op), TE_WIDTH_OUT(model, op))
+#define TE__OWN2(family, pass, ...) family##_##pass(__VA_ARGS__)
 
-/* ---- a chain ------------------------------------------------------------------------------------------------------ */
+/* ---- a chain: facts of its row ---------------------------------------------------------------------------------------- */
 
 TE_BOTH te_chain_shape te_no_shape(void) {
     te_chain_shape k;
@@ -66,55 +74,111 @@ TE_BOTH te_chain_shape te_no_shape(void) {
     return k;
 }
 #define TE_CHAIN(name, widths, model, dtype, pass, ...)                                                                \
-    TE__CHAIN(name, widths, dtype, pass, TE_JOIN1(TE__CHAIN_IN_, pass)(model, TE_ROW_FIRST(__VA_ARGS__)),              \
-              TE_JOIN1(TE__CHAIN_OUT_, pass)(model, TE_ROW_LAST(__VA_ARGS__)), __VA_ARGS__)
-#define TE__CHAIN_IN_forward TE_WIDTH_IN
-#define TE__CHAIN_OUT_forward TE_WIDTH_OUT
-#define TE__CHAIN_IN_backward TE_WIDTH_OUT
-#define TE__CHAIN_OUT_backward TE_WIDTH_IN
-#define TE__CHAIN(name, widths, dtype, pass, in, out, ...)                                                             \
+    TE__CHAIN(name, widths, model, dtype, pass, TE_JOIN1(TE__CHAIN_IN_, pass)(TE_WIDTH_, model, TE_ROW_FIRST(__VA_ARGS__)), \
+              TE_JOIN1(TE__CHAIN_OUT_, pass)(TE_WIDTH_, model, TE_ROW_LAST(__VA_ARGS__)),                              \
+              TE_JOIN1(TE__CHAIN_IN_, pass)(TE_DTYPE_, model, TE_ROW_FIRST(__VA_ARGS__)),                              \
+              TE_JOIN1(TE__CHAIN_OUT_, pass)(TE_DTYPE_, model, TE_ROW_LAST(__VA_ARGS__)), __VA_ARGS__)
+#define TE__CHAIN_IN_forward(what, model, op) what##IN(model, op)
+#define TE__CHAIN_OUT_forward(what, model, op) what##OUT(model, op)
+#define TE__CHAIN_IN_backward(what, model, op) what##OUT(model, op)
+#define TE__CHAIN_OUT_backward(what, model, op) what##IN(model, op)
+#define TE__CHAIN(name, widths, model, dtype, pass, in, out, gets, gives, ...)                                            \
     enum {                                                                                                             \
         name##_half = ((int)in < (int)out) == ((int)in > 0) ? (int)in : (int)out, /* the smaller; symbols are negative */ \
         name##_in_halves = (int)in / name##_half,                                                                      \
         name##_out_halves = (int)out / name##_half,                                                                    \
+        name##_in_dtype = (int)gets,                                                                                   \
+        name##_out_dtype = (int)gives,                                                                                    \
         name##_norm = TE_ROW(TE__NORM_AT, ~, __VA_ARGS__) - 1,                                                         \
         name##_norm_code = 0 TE_ROW(TE__NORM_CODE, ~, __VA_ARGS__),                                                    \
-        name##_is_backward = TE_PASS_backward_##pass,                                                                     \
-        name##_sums = (name##_is_backward ? 0 TE_ROW(TE__SUM_AT, ~, __VA_ARGS__) : 0) - 1,                                \
+        name##_norm_in = 0 TE_ROW(TE__NORM_IN, model, __VA_ARGS__),                                                    \
+        name##_norm_out = 0 TE_ROW(TE__NORM_OUT, model, __VA_ARGS__),                                                  \
+        name##_is_backward = TE_PASS_backward_##pass,                                                                  \
+        name##_sums = (name##_is_backward ? 0 TE_ROW(TE__SUM_AT, ~, __VA_ARGS__) : 0) - 1,                             \
         name##_draws = (0 TE_ROW(TE__DRAWS, ~, __VA_ARGS__)) > 0,                                                      \
-        name##_readers = 0 TE_ROW(TE__READS, pass, __VA_ARGS__),                                                        \
-        name##_reads = TE__FIRST_OF(name##_readers)                                                                     \
+        name##_readers = 0 TE_ROW(TE__READS, (model, dtype, pass), __VA_ARGS__),                                       \
+        name##_reads = TE__FIRST_OF(name##_readers)                                                                    \
     };                                                                                                                 \
-    static_assert(!name##_is_backward || name##_norm <= 0, "te: " #name ": in a backward row the norm comes first");      \
-    static_assert((0 TE_ROW(TE__ONE_NORM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one norm at most");          \
-    static_assert((0 TE_ROW(TE__ONE_GATED, ~, __VA_ARGS__)) <= ((int)in == (int)out || name##_norm >= 0 ? 0 : 1), "te: " #name ": a row has one gated op at most, and none beside a norm"); \
-    static_assert((0 TE_ROW(TE__ONE_SUM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one bias at most");           \
-    static_assert((0 TE_ROW(TE__ONE_GEMM, ~, __VA_ARGS__)) == 0, "te: " #name ": a linear or an op with kernels of its own can only begin a row"); \
-    TE_FN void name##_stages(te_lane *l, const te_chain *c, int from, int to) { TE_ROW(TE__STAGE, pass, __VA_ARGS__) } \
-    TE__CHAIN_OF_##widths(name, dtype, pass, __VA_ARGS__)
+    static_assert(!name##_is_backward || name##_norm <= 0, "te: " #name ": in a backward row the norm comes first");   \
+    static_assert((0 TE_ROW(TE__ONE_NORM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one norm at most");         \
+    static_assert((0 TE_ROW(TE__ONE_GATED, ~, __VA_ARGS__)) <= ((int)in == (int)out || name##_norm >= 0 ? 0 : 1),      \
+                  "te: " #name ": a row has one gated op at most, and none beside a norm");                            \
+    static_assert((0 TE_ROW(TE__ONE_SUM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one bias at most");          \
+    static_assert((0 TE_ROW(TE__ONE_GEMM, ~, __VA_ARGS__)) == 0,                                                       \
+                  "te: " #name ": a linear or an op with kernels of its own can only begin a row");                    \
+    TE_FN void name##_stages(te_lane *l, const te_chain *c, int from, int to) {                                        \
+        TE_ROW(TE__STAGE_OPTIONS, ~, __VA_ARGS__)                                                                      \
+        TE_ROW(TE__STAGE, (model, dtype, pass), __VA_ARGS__)                                                           \
+    }                                                                                                                  \
+    TE__CHAIN_OF_##widths(name, dtype, pass, (0.0f TE_ROW(TE__NORM_EPS, ~, __VA_ARGS__)), __VA_ARGS__)
+#define TE_PASS_backward_forward 0
+#define TE_PASS_backward_backward 1
+#define TE__IS_CLASS(op, c) ((int)TE_JOIN1(TE_CLASS_, TE_CLASS(op)) == (int)TE_CLASS_##c)
+#define TE__NORM_AT(x, i, op) + (TE__IS_CLASS(op, norm) ? i + 1 : 0)
+#define TE__NORM_CODE(x, i, op) TE__IF_NORM(op, +TE_NORM_CODE(op))
+#define TE__NORM_EPS(x, i, op) TE__IF_NORM(op, +(float)(TE_OPTION(op, eps, 1e-5f)))
+#define TE__NORM_IN(model, i, op) TE__IF_NORM(op, +(int)TE_DTYPE_IN(model, op))
+#define TE__NORM_OUT(model, i, op) TE__IF_NORM(op, +(int)TE_DTYPE_OUT(model, op))
+#define TE__IF_NORM(op, yes) TE_IF_MARKED(TE_JOIN1(TE__NORM_MARK_, TE_CLASS(op)), yes, )
+#define TE__NORM_MARK(x, i, op) TE_JOIN1(TE__NORM_MARK_, TE_CLASS(op))
+#define TE__NORM_MARK_norm ,
+#define TE__ONE_NORM(x, i, op) + TE__IS_CLASS(op, norm)
+#define TE__ONE_GATED(x, i, op) + TE__IS_CLASS(op, gated)
+#define TE__ONE_GEMM(x, i, op) + (TE__IS_CLASS(op, gemm) || TE__IS_CLASS(op, own))
+#define TE__SUMS(op) ((TE_FLAGS(op) & TE_SUMS) != 0)
+#define TE__SUM_AT(x, i, op) + (TE__SUMS(op) ? i + 1 : 0)
+#define TE__ONE_SUM(x, i, op) + TE__SUMS(op)
+#define TE__DRAWS(x, i, op) + ((TE_FLAGS(op) & TE_DRAWS) != 0)
+#define TE__FIRST_OF(bits) \
+    ((bits) & 1 ? 0 : (bits) & 2 ? 1 : (bits) & 4 ? 2 : (bits) & 8 ? 3 : (bits) & 16 ? 4 : (bits) & 32 ? 5 : (bits) & 64 ? 6 : (bits) & 128 ? 7 : -1)
+/* Ops that read a tensor of the row's shape in the model's format: what a matrix product may load ahead of its epilogue. */
+#define TE__READS(x, i, op) TE__READS2(TE_UNWRAP(x), i, op)
+#define TE__READS2(...) TE__READS3(__VA_ARGS__)
+#define TE__READS3(model, dtype, pass, i, op) | (TE__READS_##pass(model, op, (int)TE_##dtype) ? 1 << i : 0)
+#define TE__READS_forward(model, op, dtype) ((TE_FLAGS(op) & TE_IS_ADD) && (int)TE_EDGE_DTYPE(model, op) == dtype)
+#define TE__READS_backward(model, op, dtype)                                           \
+    (((TE_FLAGS(op) & TE_SAVES_INPUT) && (int)TE_DTYPE_IN(model, op) == dtype) ||      \
+     ((TE_FLAGS(op) & TE_IS_FORK) && (int)TE_EDGE_DTYPE(model, op) == dtype))
+
+/* The calls of the row's ops, each with its options. */
+#define TE__STAGE_OPTIONS(x, i, op) const TE_OPTIONS_TYPE(op) o##i = TE_OPTIONS_VALUES(op);
+#define TE__STAGE(x, i, op) TE__STAGE2(TE_CLASS(op), TE_UNWRAP(x), i, TE_FAMILY(op), op)
+#define TE__STAGE2(...) TE__STAGE3(__VA_ARGS__)
+#define TE__STAGE3(op_class, model, dtype, pass, i, family, op) \
+    TE__STAGE_##op_class(pass, i, family, te_formats_of(TE_DTYPE_IN(model, op), TE_DTYPE_OUT(model, op), TE_EDGE_DTYPE(model, op), TE_##dtype))
+#define TE__STAGE_map(pass, i, family, formats) \
+    if (from <= i && i < to) te_map_##pass(l, &c->op[i], te_##family##_##pass, &o##i, formats);
+#define TE__STAGE_gated(pass, i, family, formats) \
+    if (from <= i && i < to) te_gate_##pass(l, &c->op[i], te_##family##_##pass, &o##i, formats);
+#define TE__STAGE_norm(pass, i, family, formats) (void)l, (void)c, (void)from, (void)to, (void)o##i;
+
+/* ---- a chain: its kernels ---------------------------------------------------------------------------------------------- */
+
 /* One kernel, of the list's own width; or one of several, of which the width of a call takes the first that it fits. */
-#define TE__CHAIN_OF_fixed(name, dtype, pass, ...) \
-    TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__CHAIN_NORM_, pass), TE__CHAIN_MAP)(name, name, dtype, pass, TE_CHAIN_LANES, 1)
-#define TE__CHAIN_MAP(kernel, name, dtype, pass, lanes, exists) \
-    TE__CHAIN_KERNEL(kernel, name, dtype, pass, name##_half, name##_half % 8 == 0, name##_half, , lanes, exists)
+#define TE__CHAIN_OF_fixed(name, dtype, pass, eps, ...)                                                        \
+    TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__CHAIN_NORM_, pass), TE__CHAIN_MAP)        \
+    (name, name, dtype, pass, eps, TE_CHAIN_LANES, 1)
+#define TE__CHAIN_MAP(kernel, name, dtype, pass, eps, lanes, exists) \
+    TE__CHAIN_KERNEL(kernel, name, dtype, pass, eps, name##_half, name##_half % 8 == 0, name##_half, , lanes, exists)
 #define TE__CHAIN_NORM_backward TE__CHAIN_MAP
 /* A norm of few rows has a kernel of its own on CUDA, if it would be another one. */
 #if TE_CUDA
-#define TE__CHAIN_NORM_forward(kernel, name, dtype, pass, lanes, exists)                                               \
-    TE__CHAIN_MAP(kernel##_many, name, dtype, pass, lanes, exists)                                                     \
-    TE__CHAIN_MAP(kernel##_quick, name, dtype, pass, TE_QUICK_LANES, (int)kernel##_quick_lanes != (int)kernel##_many_lanes) \
+#define TE__CHAIN_NORM_forward(kernel, name, dtype, pass, eps, lanes, exists)                                          \
+    TE__CHAIN_MAP(kernel##_many, name, dtype, pass, eps, lanes, exists)                                                \
+    TE__CHAIN_MAP(kernel##_quick, name, dtype, pass, eps, TE_QUICK_LANES, (int)kernel##_quick_lanes != (int)kernel##_many_lanes) \
     TE_BOTH te_chain_shape name##_shape(int half) { return kernel##_many_shape(half); }                                \
     TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_chain *c) {                                 \
-        if (c->rows > ctx->processors || (int)kernel##_quick_lanes == (int)kernel##_many_lanes) return kernel##_many_launch(ctx, grid, c); \
+        const int one = (int)kernel##_quick_lanes == (int)kernel##_many_lanes;                                         \
+        if (one || c->rows > ctx->processors) return kernel##_many_launch(ctx, grid, c);                               \
         return kernel##_quick_launch(ctx, te_grid_of(te_ceil_div(c->rows, kernel##_quick_groups), 1), c);              \
     }
 #else
 #define TE__CHAIN_NORM_forward TE__CHAIN_MAP
 #endif
-#define TE__CHAIN_OF_dims(name, dtype, pass, ...) \
-    TE__CHAIN_KERNELS(TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_NORM_KERNELS, TE_MAP_KERNELS), name, dtype, pass)
-#define TE__CHAIN_KERNELS(list, name, dtype, pass)                                                                     \
-    list(TE__CHAIN_ONE, name, dtype, pass)                                                                             \
+#define TE__CHAIN_OF_dims(name, dtype, pass, eps, ...) \
+    TE__CHAIN_KERNELS(TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_NORM_KERNELS, TE_MAP_KERNELS), name, dtype, pass, eps)
+#define TE__CHAIN_KERNELS(list, name, dtype, pass, eps)                                                                \
+    list(TE__CHAIN_ONE, name, dtype, pass, eps)                                                                        \
     TE_API te_chain_shape name##_shape(int half) {                                                                     \
         list(TE__CHAIN_SHAPE_IF, name)                                                                                 \
         return te_no_shape();                                                                                          \
@@ -124,53 +188,36 @@ TE_BOTH te_chain_shape te_no_shape(void) {
         list(TE__CHAIN_LAUNCH_IF, name)                                                                                \
         return te_fail(ctx, TE_ERROR_SHAPE, #name ": no kernel for %d columns", half);                                 \
     }
-#define TE__CHAIN_ONE(name, dtype, pass, suffix, columns, even) TE__CHAIN_KERNEL(name##_##suffix, name, dtype, pass, columns, even, half, te_shape_at, TE_CHAIN_LANES, 1)
+#define TE__CHAIN_ONE(name, dtype, pass, eps, suffix, columns, even) \
+    TE__CHAIN_KERNEL(name##_##suffix, name, dtype, pass, eps, columns, even, half, te_shape_at, TE_CHAIN_LANES, 1)
 #define TE__CHAIN_FITS(name, columns, even) ((half <= columns || name##_norm < 0) && (even) == (half % 8 == 0))
 #define TE__CHAIN_SHAPE_IF(name, suffix, columns, even) if (TE__CHAIN_FITS(name, columns, even)) return name##_##suffix##_shape(half);
-#define TE__CHAIN_LAUNCH_IF(name, suffix, columns, even) if (TE__CHAIN_FITS(name, columns, even)) return name##_##suffix##_launch(ctx, grid, c);
-/* A kernel for rows of `columns`, at most where the width is known only at run time: then `at` finishes the shape. exists: 0 leaves it empty. */
-#define TE__CHAIN_KERNEL(kernel, name, dtype, pass, columns, even, width, at, lanes_of, exists)                            \
+#define TE__CHAIN_LAUNCH_IF(name, suffix, columns, even) \
+    if (TE__CHAIN_FITS(name, columns, even)) return name##_##suffix##_launch(ctx, grid, c);
+/* A kernel for rows of `columns`, at most where the width is known only at run time: then `at` finishes the shape. exists: 0 leaves
+ * it empty. kernel##_registers is what a thread keeps of the rows that it works on. */
+#define TE__CHAIN_KERNEL(kernel, name, dtype, pass, eps, columns, even, width, at, lanes_of, exists)                       \
     enum {                                                                                                             \
         kernel##_lanes = lanes_of(name##_norm, columns, name##_sums, pass),                                            \
         kernel##_groups = TE_CHAIN_GROUPS(name##_norm, kernel##_lanes),                                                \
         kernel##_chunks = TE_CHAIN_CHUNKS(name##_norm, columns, kernel##_lanes),                                       \
         kernel##_threads = kernel##_lanes * kernel##_groups,                                                           \
-        kernel##_stash = TE_CHAIN_STASH(name##_norm, kernel##_lanes, kernel##_chunks, TE_##dtype == TE_f32 ? 4 : 2, name##_is_backward), \
+        kernel##_stash = TE_CHAIN_STASH(name##_norm, kernel##_lanes, kernel##_chunks, (int)TE_##dtype == (int)TE_f32 ? 4 : 2, name##_is_backward), \
         kernel##_resident = TE_CHAIN_RESIDENT(name##_norm, kernel##_threads, kernel##_chunks, name##_sums, name##_in_halves != name##_out_halves, pass) \
     };                                                                                                                 \
+    typedef struct kernel##_registers { float sums[TE_SUM_SLOTS * 8 * kernel##_chunks]; te_vec8 rows[5 * kernel##_chunks]; } kernel##_registers; \
+    typedef struct kernel##_shared { te_smem16 stash[kernel##_stash / 16 + 1]; } kernel##_shared;                      \
     TE_BOTH te_chain_shape kernel##_shape(int half) {                                                                  \
-        const te_chain_shape k = {TE_##dtype, width, name##_in_halves, name##_out_halves, even, name##_norm, name##_norm_code, name##_sums, name##_is_backward, \
-                                  name##_draws, name##_reads, kernel##_lanes, kernel##_chunks, kernel##_groups, kernel##_resident, kernel##_stash}; \
+        const te_chain_shape k = {(te_dtype)name##_in_dtype, (te_dtype)name##_out_dtype, TE_##dtype, width, name##_in_halves, name##_out_halves, \
+                                  even, name##_norm, {name##_norm_code, eps}, (te_dtype)name##_norm_in, (te_dtype)name##_norm_out, \
+                                  name##_sums, name##_is_backward, name##_draws, name##_reads, kernel##_lanes, kernel##_chunks, \
+                                  kernel##_groups, kernel##_resident, kernel##_stash};                                 \
         (void)half;                                                                                                    \
         return at(k);                                                                                                  \
     }                                                                                                                  \
-    TE_KERNEL_RESIDENT(kernel, kernel##_threads, kernel##_resident, te_chain,                                          \
-              float te_sums[32 * kernel##_chunks]; te_eight te_rows[5 * kernel##_chunks]; TE_SHARED te_sixteen te_stash[kernel##_stash / 16 + 1]; \
-              if (exists) te_chain_body(te_args, te_at, name##_stages, kernel##_shape(te_args->half), te_sums, te_rows, te_stash))
-#define TE__NORM_MARK(x, i, op) TE_JOIN1(TE__NORM_MARK_, TE_CLASS(op))
-#define TE__NORM_MARK_norm ,
-#define TE_PASS_backward_forward 0
-#define TE_PASS_backward_backward 1
-#define TE__IS_CLASS(op, c) (TE_JOIN1(TE_CLASS_, TE_CLASS(op)) == TE_CLASS_##c)
-#define TE__NORM_AT(x, i, op) + (TE__IS_CLASS(op, norm) ? i + 1 : 0)
-#define TE__NORM_CODE(x, i, op) + (TE__IS_CLASS(op, norm) ? TE_CODE(op) : 0)
-#define TE__ONE_NORM(x, i, op) + TE__IS_CLASS(op, norm)
-#define TE__ONE_GATED(x, i, op) + TE__IS_CLASS(op, gated)
-#define TE__ONE_GEMM(x, i, op) + (TE__IS_CLASS(op, gemm) || TE__IS_CLASS(op, own))
-#define TE__SUMS(op) (((TE_JOIN1(TE_FLAGS_, TE_FAMILY(op))(op)) & TE_SUMS) != 0)
-#define TE__SUM_AT(x, i, op) + (TE__SUMS(op) ? i + 1 : 0)
-#define TE__ONE_SUM(x, i, op) + TE__SUMS(op)
-#define TE__FIRST_OF(bits) \
-    ((bits) & 1 ? 0 : (bits) & 2 ? 1 : (bits) & 4 ? 2 : (bits) & 8 ? 3 : (bits) & 16 ? 4 : (bits) & 32 ? 5 : (bits) & 64 ? 6 : (bits) & 128 ? 7 : -1)
-#define TE__READS(pass, i, op) | ((TE_JOIN1(TE_FLAGS_, TE_FAMILY(op))(op)) & TE_READS_##pass ? 1 << i : 0)
-enum { TE_READS_forward = TE_IS_ADD, TE_READS_backward = TE_SAVES_INPUT | TE_IS_FORK };
-#define TE__DRAWS(x, i, op) + (((TE_JOIN1(TE_FLAGS_, TE_FAMILY(op))(op)) & TE_DRAWS) != 0)
-
-#define TE__STAGE(pass, i, op) TE__STAGE2(TE_CLASS(op), pass, i, TE_FAMILY(op), TE_CODE(op))
-#define TE__STAGE2(...) TE__STAGE3(__VA_ARGS__)
-#define TE__STAGE3(op_class, pass, i, family, code) TE__STAGE_##op_class(pass, i, family, code)
-#define TE__STAGE_map(pass, i, family, code) if (from <= i && i < to) te_map_##pass(l, &c->op[i], te_##family##_##pass, code);
-#define TE__STAGE_gated(pass, i, family, code) if (from <= i && i < to) te_gated_##pass(l, &c->op[i], te_##family##_##pass##_8, code);
-#define TE__STAGE_norm(pass, i, family, code) (void)l, (void)c, (void)from, (void)to;
+    TE_FN void kernel##_body(const te_chain *c, te_block b, kernel##_registers *r, kernel##_shared *s) {               \
+        if (exists) te_chain_body(c, b, name##_stages, kernel##_shape(c->half), r->sums, r->rows, s->stash);           \
+    }                                                                                                                  \
+    TE_KERNEL_WITH(kernel, kernel##_threads, kernel##_resident, te_chain, kernel##_registers, kernel##_shared, kernel##_body)
 
 #endif

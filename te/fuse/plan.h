@@ -1,7 +1,7 @@
 /* plan.h -- op list x fusion list -> plan, in the preprocessor. Knows only names.
  *
  * Do this:
- *     #define TE_OP_linear (linear, 0, gemm)                  // a kind: (family, code, class)
+ *     #define TE_OP_linear (linear, gemm)                     // a kind: (family, class)
  *     #define TE_FORWARD_linear_bias_act TE_FUSED             // a row of the fusion list: families
  *     TE_PLAN(TE_FORWARD_, (ctx), (linear, fc1, 8, 32), (bias, b1, 32), (gelu, act), (linear, fc2, 32, 8))
  * and get the steps as a sequence that TE_FOR walks:
@@ -13,8 +13,10 @@
 #ifndef TE_FUSE_PLAN_H
 #define TE_FUSE_PLAN_H
 
+#include "../plan/list.h" /* TE_KIND, TE_FAMILY, TE_IF_MARKED, TE_JOIN8 */
+
 #define TE_FUSED ,             /* what a row of the fusion list expands to */
-#define TE_OP_end (end, 0, end) /* the sentinel that closes every list */
+#define TE_OP_end (end, end)   /* the sentinel that closes every list */
 #define TE_IS_END_end ,
 
 /* ---- lists ---------------------------------------------------------------------------------------------------- */
@@ -25,70 +27,6 @@
 #define TE_EVAL2(...) TE_EVAL1(TE_EVAL1(TE_EVAL1(TE_EVAL1(__VA_ARGS__))))
 #define TE_EVAL1(...) __VA_ARGS__
 #define TE_PARENS ()
-
-#define TE_STRIP(...)  __VA_ARGS__
-#define TE_UNWRAP(t)   TE_STRIP t
-#define TE_FIRST(...)  TE_FIRST_(__VA_ARGS__)
-#define TE_FIRST_(a, ...) a
-#define TE_SECOND(...) TE_SECOND_(__VA_ARGS__)
-#define TE_SECOND_(a, b, ...) b
-#define TE_THIRD(...)  TE_THIRD_(__VA_ARGS__)
-#define TE_THIRD_(a, b, c, ...) c
-#define TE_FOURTH(...) TE_FOURTH_(__VA_ARGS__)
-#define TE_FOURTH_(a, b, c, d, ...) d
-#define TE_REST(...)   TE_REST_(__VA_ARGS__)
-#define TE_REST_(a, ...) __VA_ARGS__
-#define TE_STRING(...)  TE_STRING_(__VA_ARGS__)
-#define TE_STRING_(...) #__VA_ARGS__
-#define TE_NOTHING(...)
-
-/* `mark` is a name that may be defined as a comma: `yes` if it is. */
-#define TE_IF_MARKED(mark, yes, no) TE_THIRD(mark, yes, no, ~)
-/* `yes` if x is in parentheses. */
-#define TE_IF_TUPLE(x, yes, no) TE_IF_MARKED(TE_COMMA x, TE_SECOND_X(yes), TE_SECOND_X(no))
-#define TE_COMMA(...) ,
-#define TE_SECOND_X(x) x
-
-/* An op is a tuple: (kind, name, arguments...). TE_ARG1(op, d) is its first argument, d if it has none; and so on. */
-#define TE_KIND(op)    TE_FIRST(TE_STRIP op, ~)
-#define TE_NAME(op)    TE_SECOND(TE_STRIP op, ~, ~)
-#define TE_ARG1(op, d) TE_THIRD(TE_STRIP op, d, ~)
-#define TE_ARG2(op, d) TE_FOURTH(TE_STRIP op, d, d, ~)
-#define TE_ARG3(op, d) TE_ARG3_(TE_STRIP op, d, d, d, ~)
-#define TE_ARG3_(...)  TE_ARG3__(__VA_ARGS__)
-#define TE_ARG3__(a, b, c, d, e, ...) e
-#define TE_ARG4(op, d) TE_ARG4_(TE_STRIP op, d, d, d, d, ~)
-#define TE_ARG4_(...)  TE_ARG4__(__VA_ARGS__)
-#define TE_ARG4__(a, b, c, d, e, f, ...) f
-#define TE_ARG5(op, d) TE_ARG5_(TE_STRIP op, d, d, d, d, d, ~)
-#define TE_ARG5_(...)  TE_ARG5__(__VA_ARGS__)
-#define TE_ARG5__(a, b, c, d, e, f, g, ...) g
-#define TE_ARG6(op, d) TE_ARG6_(TE_STRIP op, d, d, d, d, d, d, ~)
-#define TE_ARG6_(...)  TE_ARG6__(__VA_ARGS__)
-#define TE_ARG6__(a, b, c, d, e, f, g, h, ...) h
-
-/* What TE_OP_<kind> says. */
-#define TE_KIND_INFO(op) TE_JOIN1(TE_OP_, TE_KIND(op))
-#define TE_FAMILY(op)    TE_FIRST(TE_UNWRAP(TE_KIND_INFO(op)), ~)
-#define TE_CODE(op)      TE_SECOND(TE_UNWRAP(TE_KIND_INFO(op)), ~)
-#define TE_CLASS(op)     TE_THIRD(TE_UNWRAP(TE_KIND_INFO(op)), ~)
-
-#define TE_JOIN1(l, a)                         TE_JOIN1_(l, a)
-#define TE_JOIN1_(l, a)                        l##a
-#define TE_JOIN2(l, a, b)                      TE_JOIN2_(l, a, b)
-#define TE_JOIN2_(l, a, b)                     l##a##_##b
-#define TE_JOIN3(l, a, b, c)                   TE_JOIN3_(l, a, b, c)
-#define TE_JOIN3_(l, a, b, c)                  l##a##_##b##_##c
-#define TE_JOIN4(l, a, b, c, d)                TE_JOIN4_(l, a, b, c, d)
-#define TE_JOIN4_(l, a, b, c, d)               l##a##_##b##_##c##_##d
-#define TE_JOIN5(l, a, b, c, d, e)             TE_JOIN5_(l, a, b, c, d, e)
-#define TE_JOIN5_(l, a, b, c, d, e)            l##a##_##b##_##c##_##d##_##e
-#define TE_JOIN6(l, a, b, c, d, e, f)          TE_JOIN6_(l, a, b, c, d, e, f)
-#define TE_JOIN6_(l, a, b, c, d, e, f)         l##a##_##b##_##c##_##d##_##e##_##f
-#define TE_JOIN7(l, a, b, c, d, e, f, g)       TE_JOIN7_(l, a, b, c, d, e, f, g)
-#define TE_JOIN7_(l, a, b, c, d, e, f, g)      l##a##_##b##_##c##_##d##_##e##_##f##_##g
-#define TE_JOIN8(l, a, b, c, d, e, f, g, h)    TE_JOIN8_(l, a, b, c, d, e, f, g, h)
-#define TE_JOIN8_(l, a, b, c, d, e, f, g, h)   l##a##_##b##_##c##_##d##_##e##_##f##_##g##_##h
 
 /* ---- walks over a list: each yields a sequence of tuples, or a list ------------------------------------------- */
 
@@ -125,11 +63,13 @@
 #define TE_AGAIN(...) TE_WALK_ TE_PARENS (__VA_ARGS__)
 #define TE_WALK_() TE_WALK
 
-/* TE_LINKS(ctx, ops...): a sequence of (ctx, op before, op, op after), with (begin, begin) before the first. */
+/* TE_LINKS(ctx, ops...): a sequence of (ctx, op before, op, op after, the next op that inference has, too), with (begin, begin)
+ * before the first. */
 #define TE_LINKS(ctx, ...)            TE_LINKS_(ctx, (begin, begin), __VA_ARGS__, TE_ENDS)
 #define TE_LINKS_(...)                TE_EVAL(TE_LINK(__VA_ARGS__))
 #define TE_LINK(ctx, p, a, b, ...)    TE_IF_END(a, TE_STOP, TE_LINK1)(ctx, p, a, b, __VA_ARGS__)
-#define TE_LINK1(ctx, p, a, b, ...)   (ctx, p, a, b) TE_LINK_ TE_PARENS (ctx, a, b, __VA_ARGS__)
+#define TE_LINK1(ctx, p, a, b, ...)   (ctx, p, a, b, TE_LIVE(b, __VA_ARGS__)) TE_LINK_ TE_PARENS (ctx, a, b, __VA_ARGS__)
+#define TE_LIVE(b, c, ...)            TE_IF_MARKED(TE_JOIN1(TE_TRAINING_, TE_KIND(b)), c, b)
 #define TE_LINK_() TE_LINK
 
 /* TE_REVERSE(ops...): last op first; the backward pass plans this list. */

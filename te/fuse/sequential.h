@@ -26,16 +26,12 @@
 #define TE_FUSE_SEQUENTIAL_H
 
 #include "../plan/dims.h"  /* TE_DIM, te_plan_set_dims */
-#include "fusions.h"       /* TE_FORWARD_<row>, TE_BACKWARD_<row> */
-#include "plan.h"          /* TE_PLAN, TE_LINKS */
 #include "../plan/print.h" /* te_plan_print */
-#include "spans.h"         /* TE_SPAN_CHECKS, TE_SPAN_TABLE */
-#include "kernels.h"       /* TE__KERNELS */
-#include "../gemm/gemm.h"  /* te_context_create */
 #include "../plan/walk.h"  /* te_plan_forward, te_plan_backward */
-
-#define TE_NO_PARAM {0, 0, 0, TE_INIT_zero, 0}
-#define TE_NO_PARAMS 0, {TE_NO_PARAM, TE_NO_PARAM}
+#include "fusions.h"       /* TE_FORWARD_<row>, TE_BACKWARD_<row> */
+#include "kernels.h"       /* TE__KERNELS */
+#include "plan.h"          /* TE_PLAN, TE_LINKS */
+#include "spans.h"         /* TE_SPAN_CHECKS, TE_SPAN_TABLE */
 
 #define TE_SEQUENTIAL(name, dtype, ...) TE_SEQUENTIAL_WITH(TE_FORWARD_, TE_BACKWARD_, name, dtype, __VA_ARGS__)
 /* The same with fusion lists of one's own: the prefixes of the rows. TE_UNFUSED_ has none, so each op is a step. */
@@ -80,11 +76,25 @@
 
 /* ---- names: model_family_name_.. -------------------------------------------------------------------------------- */
 
-#define TE_OP_begin (begin, 0, begin)
+#define TE_OP_begin (begin, begin)
 #define TE_ID(model, op)        TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), index)
 #define TE_WIDTH_IN(model, op)  TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), in)
 #define TE_WIDTH_OUT(model, op) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), out)
-#define TE_PASS_NAME(model, pass) TE_JOIN2(, model, pass)
+#define TE_DTYPE_OUT(model, op) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), dtype)
+#define TE_DTYPE_IN(model, op)  TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), in_dtype)
+#define TE_ROWS_OUT(model, op)  TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), rows)
+#define TE_ROWS_IN(model, op)   TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), in_rows)
+#define TE_EDGE_INDEX(model, op) TE_FIRST(TE_UNWRAP(TE_EDGE(model, op)), ~)
+#define TE_EDGE_DTYPE(model, op) TE_SECOND(TE_UNWRAP(TE_EDGE(model, op)), ~)
+
+/* What stands where a list's dtype does, (bf16, (residual, f32), ..) or bf16 alone, as a tuple with options. */
+#define TE_LIST_OF(dtype) TE_IF_TUPLE(dtype, TE_LIST_OF_TUPLE, TE_LIST_OF_TOKEN)(dtype)
+#define TE_LIST_OF_TUPLE(dtype) (list, TE_STRIP dtype)
+#define TE_LIST_OF_TOKEN(dtype) (list, dtype)
+#define TE_OP_list (list, list)
+#define TE_TAKES_list_in TE_TOKEN
+#define TE_TAKES_list_out TE_TOKEN
+#define TE_TAKES_list_residual TE_TOKEN
 
 /* ---- declarations ----------------------------------------------------------------------------------------------- */
 
@@ -106,10 +116,27 @@
 
 #define TE__DECLARE(...)      TE__DECLARE1(fixed, __VA_ARGS__)
 #define TE__DECLARE_DIMS(...) TE__DECLARE1(dims, __VA_ARGS__)
-#define TE__DECLARE1(widths, link, rows, rows_b, name, dtype, cut, marks, ...) TE__DECLARE2(widths, link, name, TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__))
-#define TE__DECLARE2(widths, link, name, marks, links)                                                                      \
-    enum { name##_takes_dims = TE__TAKES_DIMS_##widths,                                                              \
-           name##_begin_begin_out = TE_FOR(TE__FIRST_WIDTH, links) 0, name##_before_op_0 = -1, TE_FOR(TE__WIDTHS, links) name##_op_count }; \
+#define TE__DECLARE1(widths, link, rows, rows_b, name, dtype, cut, marks, ...) \
+    TE__DECLARE2(widths, link, name, TE_LIST_OF(dtype), TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__))
+#define TE__DECLARE2(widths, link, name, of, marks, links)                                                           \
+    TE_CHECK_OPTIONS(name, list, of)                                                                                 \
+    enum {                                                                                                           \
+        name##_takes_dims = TE__TAKES_DIMS_##widths,                                                                 \
+        name##_begin_begin_out = TE_FOR(TE__FIRST_WIDTH, links) 0,                                                   \
+        name##_before_op_0 = -1,                                                                                     \
+        TE_FOR(TE__WIDTHS, links) name##_op_count                                                                    \
+    };                                                                                                               \
+    enum {                                                                                                           \
+        name##_dtype = (int)TE_DTYPE_OF(TE_NAME(of)),                                                                \
+        name##_residual_dtype = (int)TE_DTYPE_OPTION(of, residual, (int)name##_dtype),                               \
+        name##_out_option = (int)TE_DTYPE_OPTION(of, out, -1),                                                       \
+        name##_first_wants = TE_FOR(TE__FIRST_WANTS, links) 0,                                                       \
+        name##_begin_begin_dtype = (int)TE_DTYPE_OPTION(of, in, (int)name##_first_wants),                            \
+        name##_begin_begin_rows = TE_ROWS_tokens,                                                                    \
+        TE_FOR(TE__FORMATS, links)                                                                                   \
+        name##_last_dtype = TE_FOR(TE__LAST_DTYPE, links) 0,                                                         \
+        name##_out_dtype = (int)name##_out_option >= 0 ? (int)name##_out_option : (int)name##_last_dtype             \
+    };                                                                                                               \
     TE_FOR(TE__CHECKS, links)                                                                                        \
     TE_SPAN_CHECKS(name, marks)                                                                                      \
     typedef struct name {                                                                                            \
@@ -133,40 +160,74 @@
     link void name##_print_plan(FILE *file TE__BEHIND_##widths(name));
 
 /* The width at the list's begin is what its first op that knows one declares. */
-#define TE__FIRST_WIDTH(model, before, op, after) (TE_JOIN1(TE_IN_, TE_FAMILY(op))(op)) != 0 ? (TE_JOIN1(TE_IN_, TE_FAMILY(op))(op)) :
+#define TE__FIRST_WIDTH(model, before, op, after, live) (TE_IN(op)) != 0 ? (TE_IN(op)) :
 #define TE__FIRST_WIDTH_A(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_B
 #define TE__FIRST_WIDTH_B(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_A
 #define TE__FIRST_WIDTH_A_END
 #define TE__FIRST_WIDTH_B_END
 
-#define TE__WIDTHS(model, before, op, after)                                                     \
+#define TE__WIDTHS(model, before, op, after, live)                                               \
     TE_ID(model, op), TE_WIDTH_IN(model, op) = TE_WIDTH_OUT(model, before),                      \
-    TE_WIDTH_OUT(model, op) = TE_JOIN1(TE_OUT_, TE_FAMILY(op))(op, TE_WIDTH_IN(model, op)),      \
+    TE_WIDTH_OUT(model, op) = TE_OUT(op, TE_WIDTH_IN(model, op)),                                \
     TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), behind) = TE_ID(model, op),
 #define TE__WIDTHS_A(...) TE__WIDTHS(__VA_ARGS__) TE__WIDTHS_B
 #define TE__WIDTHS_B(...) TE__WIDTHS(__VA_ARGS__) TE__WIDTHS_A
 #define TE__WIDTHS_A_END
 #define TE__WIDTHS_B_END
 
-#define TE__CHECKS(model, before, op, after)                                                                                        \
-    static_assert((TE_JOIN1(TE_IN_, TE_FAMILY(op))(op)) == 0 || (TE_JOIN1(TE_IN_, TE_FAMILY(op))(op)) == (int)TE_WIDTH_OUT(model, before), \
-                  "te: " #model ": (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ") does not take the width that (" TE_STRING(        \
-                      TE_KIND(before)) ", " TE_STRING(TE_NAME(before)) ") gives");                                                   \
-    static_assert(TE_IS_WIDTH(model, (int)TE_WIDTH_OUT(model, op)), "te: " #model ": (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ") has no width"); \
-    static_assert(!TE_IS_DIM((int)TE_WIDTH_OUT(model, op)) || (int)model##_takes_dims, "te: " #model ": (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) \
-                  ") has a width that is known only at run time, which takes TE_SEQUENTIAL_DIMS");                                    \
-    static_assert(!TE__IS_CLASS(op, own) || TE_IF_MARKED(TE_JOIN1(TE_TAKES_DIMS_, TE_FAMILY(op)), 1, 0) ||                           \
-                      ((int)TE_WIDTH_IN(model, op) > 0 && (int)TE_WIDTH_OUT(model, op) > 0),                                         \
-                  "te: " #model ": (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ") takes no width that is known only at run time"); \
-    static_assert(!(TE_IF_END(after, 1, 0) && (TE__FLAGS(op) & TE_IS_FORK)),                                                         \
-                  "te: " #model ": (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ") must not end the list");                  \
-    TE_JOIN1(TE_DECLARE_, TE_FAMILY(op))(model, op)
+/* The number format and the rows of each edge. An op stores what the next one reads best, if it says that it matters. */
+#define TE__FORMATS(model, before, op, after, live)                                                                  \
+    TE_DTYPE_IN(model, op) = TE_DTYPE_OUT(model, before),                                                            \
+    TE_ROWS_IN(model, op) = TE_ROWS_OUT(model, before),                                                              \
+    TE_DTYPE_OUT(model, op) = TE__FORMAT(model, (int)TE_GIVES(op), (int)TE_WANTS(live), TE_DTYPE_IN(model, op)),     \
+    TE_ROWS_OUT(model, op) = TE_ROWS(op, TE_ROWS_IN(model, op)),
+#define TE__FORMAT(model, gives, wants, in)                                                                          \
+    ((gives) == (int)TE_GIVES_same ? (int)in : (gives) == (int)TE_GIVES_f32 ? (int)TE_f32                            \
+     : (wants) == (int)TE_GIVES_same && (int)model##_out_option >= 0 ? (int)model##_out_option                       \
+     : (gives) == (int)TE_GIVES_residual || (wants) == (int)TE_GIVES_residual ? (int)model##_residual_dtype          \
+     : (int)model##_dtype)
+#define TE_WANTS_end(op) (TE_GIVES_same) /* what the list gives */
+#define TE__FORMATS_A(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_B
+#define TE__FORMATS_B(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_A
+#define TE__FORMATS_A_END
+#define TE__FORMATS_B_END
+/* x has the format that the first op wants. */
+#define TE__FIRST_WANTS(model, before, op, after, live) \
+    TE_IF_MARKED(TE_JOIN1(TE__IS_BEGIN_, TE_KIND(before)), TE_STRIP, TE_NOTHING)(TE__FORMAT(model, (int)TE_GIVES_list, (int)TE_WANTS(op), 0) +)
+#define TE__IS_BEGIN_begin ,
+#define TE__FIRST_WANTS_A(...) TE__FIRST_WANTS(__VA_ARGS__) TE__FIRST_WANTS_B
+#define TE__FIRST_WANTS_B(...) TE__FIRST_WANTS(__VA_ARGS__) TE__FIRST_WANTS_A
+#define TE__FIRST_WANTS_A_END
+#define TE__FIRST_WANTS_B_END
+#define TE__LAST_DTYPE(model, before, op, after, live) TE_IF_END(after, TE_STRIP, TE_NOTHING)(TE_DTYPE_OUT(model, op) +)
+#define TE__LAST_DTYPE_A(...) TE__LAST_DTYPE(__VA_ARGS__) TE__LAST_DTYPE_B
+#define TE__LAST_DTYPE_B(...) TE__LAST_DTYPE(__VA_ARGS__) TE__LAST_DTYPE_A
+#define TE__LAST_DTYPE_A_END
+#define TE__LAST_DTYPE_B_END
+
+#define TE__CHECKS(model, before, op, after, live)                                                                    \
+    static_assert(TE_IN(op) == 0 || TE_IN(op) == (int)TE_WIDTH_OUT(model, before),                                    \
+                  "te: " #model ": " TE_CALLED(op) " does not take the width that " TE_CALLED(before) " gives");      \
+    static_assert(TE_IS_WIDTH(model, (int)TE_WIDTH_OUT(model, op)), "te: " #model ": " TE_CALLED(op) " has no width"); \
+    static_assert(!TE_IS_DIM((int)TE_WIDTH_OUT(model, op)) || (int)model##_takes_dims,                                \
+                  "te: " #model ": " TE_CALLED(op) " has a width that is known only at run time, which takes TE_SEQUENTIAL_DIMS"); \
+    static_assert(!TE__IS_CLASS(op, own) || TE_IF_MARKED(TE_JOIN1(TE_TAKES_DIMS_, TE_FAMILY(op)), 1, 0) ||            \
+                      ((int)TE_WIDTH_IN(model, op) > 0 && (int)TE_WIDTH_OUT(model, op) > 0),                          \
+                  "te: " #model ": " TE_CALLED(op) " takes no width that is known only at run time");                 \
+    static_assert(!(TE_IF_END(after, 1, 0) && (TE_FLAGS(op) & TE_IS_FORK)), "te: " #model ": " TE_CALLED(op) " must not end the list"); \
+    TE_CHECK_OPTIONS(model, TE_FAMILY(op), op)                                                                        \
+    TE_CHECK(model, op)
 #define TE__CHECKS_A(...) TE__CHECKS(__VA_ARGS__) TE__CHECKS_B
 #define TE__CHECKS_B(...) TE__CHECKS(__VA_ARGS__) TE__CHECKS_A
 #define TE__CHECKS_A_END
 #define TE__CHECKS_B_END
 
-#define TE__FIELDS(model, before, op, after) TE_JOIN1(TE_FIELDS_, TE_FAMILY(op))(op)
+/* struct { te_param weight, ...; } fc1; nothing if the op has no parameters. */
+#define TE__FIELDS(model, before, op, after, live) TE__FIELDS2(op, TE_UNWRAP(TE_PARAMS(op, 0, 0)))
+#define TE__FIELDS2(...) TE__FIELDS3(__VA_ARGS__)
+#define TE__FIELDS3(op, ...) TE_IF_END(TE_FIRST(__VA_ARGS__, ~), TE_NOTHING, TE__FIELDS_OF)(op, __VA_ARGS__)
+#define TE__FIELDS_OF(op, ...) struct { TE_ROW(TE__FIELD, ~, __VA_ARGS__) } TE_NAME(op);
+#define TE__FIELD(x, i, param) te_param TE_KIND(param);
 #define TE__FIELDS_A(...) TE__FIELDS(__VA_ARGS__) TE__FIELDS_B
 #define TE__FIELDS_B(...) TE__FIELDS(__VA_ARGS__) TE__FIELDS_A
 #define TE__FIELDS_A_END
@@ -178,16 +239,21 @@
 #define TE__DECLARE_AND_DEFINE_DIMS(...) TE__DECLARE1(dims, __VA_ARGS__) TE__DEFINE1(dims, __VA_ARGS__)
 #define TE__DEFINE(...)      TE__DEFINE1(fixed, __VA_ARGS__)
 #define TE__DEFINE_DIMS(...) TE__DEFINE1(dims, __VA_ARGS__)
-#define TE__DEFINE1(widths, link, rows, rows_b, name, dtype, cut, marks, ...)                                        \
-    TE__DEFINE2(widths, link, name, dtype, TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__), TE_PLAN(rows, (widths, name, dtype, forward, forward), TE_UNWRAP(cut)), \
+#define TE__DEFINE1(widths, link, rows, rows_b, name, dtype, ...) \
+    TE__DEFINE2(widths, link, rows, rows_b, name, TE_NAME(TE_LIST_OF(dtype)), __VA_ARGS__)
+#define TE__DEFINE2(...) TE__DEFINE3(__VA_ARGS__)
+#define TE__DEFINE3(widths, link, rows, rows_b, name, dtype, cut, marks, ...)                                        \
+    TE__DEFINE4(widths, link, name, dtype, TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__),                            \
+                TE_PLAN(rows, (widths, name, dtype, forward, forward), TE_UNWRAP(cut)),                              \
                 TE_PLAN(rows, (widths, name, dtype, forward, infer), TE_INFERENCE(__VA_ARGS__)),                     \
                 TE_PLAN(rows_b, (widths, name, dtype, backward, backward), TE_REVERSE(__VA_ARGS__)))
-#define TE__DEFINE2(widths, link, name, dtype, marks, links, forward, infer, backward)                                              \
+#define TE__DEFINE4(widths, link, name, dtype, marks, links, forward, infer, backward)                               \
     enum {                                                                                                           \
         name##_forward_steps = 0 TE_FOR(TE__COUNT, forward),                                                         \
         name##_infer_steps = 0 TE_FOR(TE__COUNT, infer),                                                             \
         name##_backward_steps = 0 TE_FOR(TE__COUNT, backward)                                                        \
     };                                                                                                               \
+    TE_FOR(TE__OPTIONS_ENTRY, links)                                                                                 \
     TE_FOR(TE__KERNELS, forward) TE_FOR(TE__KERNELS, infer) TE_FOR(TE__KERNELS, backward)                            \
     link const te_plan *name##_plan(void) {                                                                          \
         static const te_op ops[] = {TE_FOR(TE__OP_ENTRY, links)};                                                    \
@@ -195,9 +261,10 @@
         static const te_step infer_[] = {TE_FOR(TE__STEP_ENTRY, infer)};                                             \
         static const te_step backward_[] = {TE_FOR(TE__STEP_ENTRY, backward)};                                       \
         static const te_span spans[] = {TE_SPAN_TABLE(marks) {0, 0, 0}};                                             \
-        static const te_plan plan = {#name, TE_##dtype, name##_begin_begin_out, TE_FOR(TE__LAST_WIDTH, links) 0, sizeof ops / sizeof ops[0], \
-                                     name##_forward_steps, name##_infer_steps, name##_backward_steps, ops, forward_, infer_, backward_, \
-                                     (int)(sizeof spans / sizeof spans[0]) - 1, spans, name##_takes_dims};           \
+        static const te_plan plan = {#name, TE_##dtype, (te_dtype)name##_begin_begin_dtype, (te_dtype)name##_out_dtype, \
+                                     name##_begin_begin_out, TE_FOR(TE__LAST_WIDTH, links) 0, name##_op_count,       \
+                                     name##_forward_steps, name##_infer_steps, name##_backward_steps, ops, forward_, \
+                                     infer_, backward_, (int)(sizeof spans / sizeof spans[0]) - 1, spans, name##_takes_dims}; \
         return &plan;                                                                                                \
     }                                                                                                                \
     link te_status name##_context_create(te_context *ctx, int device, uint64_t seed) { return te_context_create(ctx, device, seed); } \
@@ -228,20 +295,38 @@
     }                                                                                                                \
     link void name##_print_plan(FILE *file TE__BEHIND_##widths(name)) { te_plan_print(file, TE__PLAN_OF_##widths(name)); }
 
-#define TE__LAST_WIDTH(model, before, op, after) TE_IF_END(after, TE_STRIP, TE_NOTHING)(TE_WIDTH_OUT(model, op) +)
+#define TE__LAST_WIDTH(model, before, op, after, live) TE_IF_END(after, TE_STRIP, TE_NOTHING)(TE_WIDTH_OUT(model, op) +)
 #define TE__LAST_WIDTH_A(...) TE__LAST_WIDTH(__VA_ARGS__) TE__LAST_WIDTH_B
 #define TE__LAST_WIDTH_B(...) TE__LAST_WIDTH(__VA_ARGS__) TE__LAST_WIDTH_A
 #define TE__LAST_WIDTH_A_END
 #define TE__LAST_WIDTH_B_END
 
-#define TE__OP_ENTRY(model, before, op, after)                                                                        \
-    {TE_STRING(TE_KIND(op)), TE_STRING(TE_NAME(op)), TE_JOIN1(TE_CLASS_, TE_CLASS(op)), TE_CODE(op), TE_WIDTH_IN(model, op), \
-     TE_WIDTH_OUT(model, op), TE_JOIN1(TE_FLAGS_, TE_FAMILY(op))(op),                                                 \
-     TE_JOIN1(TE_TRAITS_, TE_FAMILY(op))(model, op, TE_WIDTH_IN(model, op), TE_WIDTH_OUT(model, op))},
+#define TE__OP_ENTRY(model, before, op, after, live)                                                                 \
+    {TE_STRING(TE_KIND(op)), TE_STRING(TE_NAME(op)), TE_JOIN1(TE_CLASS_, TE_CLASS(op)), TE_WIDTH_IN(model, op),      \
+     TE_WIDTH_OUT(model, op), (te_dtype)TE_DTYPE_IN(model, op), (te_dtype)TE_DTYPE_OUT(model, op),                   \
+     (te_rows)TE_ROWS_IN(model, op), (te_rows)TE_ROWS_OUT(model, op), (te_dtype)TE_EDGE_DTYPE(model, op), TE_FLAGS(op), \
+     TE_STATS(op), TE_EDGE_INDEX(model, op), &TE__OPTIONS_NAME(model, op),                                           \
+     0 TE__PARAMS(TE__PLUS_ONE, TE_PARAMS(op, TE_WIDTH_IN(model, op), TE_WIDTH_OUT(model, op))),                     \
+     {TE__PARAMS(TE__PARAM_INFO, TE_PARAMS(op, TE_WIDTH_IN(model, op), TE_WIDTH_OUT(model, op))) {0, 0, 0, TE_INIT_zero, 0}}},
+#define TE__PARAMS(M, params) TE__PARAMS2(M, TE_UNWRAP(params))
+#define TE__PARAMS2(...) TE__PARAMS3(__VA_ARGS__)
+#define TE__PARAMS3(M, ...) TE_IF_END(TE_FIRST(__VA_ARGS__, ~), TE_NOTHING, TE_ROW)(M, ~, __VA_ARGS__)
+#define TE__PLUS_ONE(x, i, param) +1
+#define TE__PARAM_INFO(x, i, param) TE__PARAM_INFO2(TE_STRIP param)
+#define TE__PARAM_INFO2(...) TE__PARAM_INFO3(__VA_ARGS__)
+#define TE__PARAM_INFO3(field, rows, cols, init) {#field, rows, cols, TE_INIT_##init, (int)TE_INIT_##init == (int)TE_INIT_tied},
 #define TE__OP_ENTRY_A(...) TE__OP_ENTRY(__VA_ARGS__) TE__OP_ENTRY_B
 #define TE__OP_ENTRY_B(...) TE__OP_ENTRY(__VA_ARGS__) TE__OP_ENTRY_A
 #define TE__OP_ENTRY_A_END
 #define TE__OP_ENTRY_B_END
+
+#define TE__OPTIONS_NAME(model, op) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), options)
+#define TE__OPTIONS_ENTRY(model, before, op, after, live) \
+    static const TE_OPTIONS_TYPE(op) TE__OPTIONS_NAME(model, op) = TE_OPTIONS_VALUES(op);
+#define TE__OPTIONS_ENTRY_A(...) TE__OPTIONS_ENTRY(__VA_ARGS__) TE__OPTIONS_ENTRY_B
+#define TE__OPTIONS_ENTRY_B(...) TE__OPTIONS_ENTRY(__VA_ARGS__) TE__OPTIONS_ENTRY_A
+#define TE__OPTIONS_ENTRY_A_END
+#define TE__OPTIONS_ENTRY_B_END
 
 /* Steps: x is (widths, model, dtype, pass, suffix). A step's kernels are called model_firstop_row[_infer|_backward]. */
 #define TE__COUNT(x, ...) +1

@@ -11,7 +11,7 @@
 
 /* TE_SPAN_TABLE(links): {"r1", first, last}, for each span. */
 #define TE_SPAN_TABLE(links) TE_FOR(TE__SPAN_ENTRY, links)
-#define TE__SPAN_ENTRY(model, before, op, after) TE_IF_MARKED(TE_JOIN1(TE_BEGINS_SPAN_, TE_KIND(op)), TE__SPAN_ENTRY2, TE_NOTHING)(model, op)
+#define TE__SPAN_ENTRY(model, before, op, after, live) TE_IF_MARKED(TE_JOIN1(TE_BEGINS_SPAN_, TE_KIND(op)), TE__SPAN_ENTRY2, TE_NOTHING)(model, op)
 #define TE__SPAN_ENTRY2(model, op)                                                                    \
     {TE_STRING(TE_NAME(op)), (int)TE__SPAN_OF(model, op, at),                                         \
      (int)TE_JOIN4(te_error_recompute_, TE_NAME(op), of, model, has_no_end_recompute_behind_it)},
@@ -29,7 +29,7 @@
     enum { TE_JOIN4(, model, begin, begin, at), TE_JOIN4(, model, begin, begin, inside) = 0, TE_JOIN4(, model, begin, begin, head) = 0 }; \
     TE_FOR(TE__SPAN_CHECK, links)
 #define TE__SPAN_OF(model, op, what) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), what)
-#define TE__SPAN_CHECK(model, before, op, after)                                                              \
+#define TE__SPAN_CHECK(model, before, op, after, live)                                                              \
     TE_IF_MARKED(TE_JOIN1(TE_IS_MARK_, TE_KIND(op)), TE_JOIN1(TE__SPAN_, TE_KIND(op)), TE__SPAN_OP)(model, before, op) \
     static_assert(!TE_IF_END(after, TE__SPAN_OF(model, op, inside), 0), "te: " #model ": the list ends inside a (recompute, ..)");
 #define TE__SPAN_CHECK_A(...) TE__SPAN_CHECK(__VA_ARGS__) TE__SPAN_CHECK_B
@@ -57,15 +57,15 @@
                   "te: " TE_STRING(model) ": (end_recompute, " TE_STRING(TE_NAME(op)) ") does not close the (recompute, ..) that is open"); \
     static_assert((int)TE__SPAN_OF(model, before, inside) <= (int)TE__SPAN_OF(model, before, at),             \
                   "te: " TE_STRING(model) ": (recompute, " TE_STRING(TE_NAME(op)) ") holds no op");           \
-    static_assert(!((TE_JOIN1(TE_FLAGS_, TE_FAMILY(before))(before)) & TE_IS_FORK),                           \
+    static_assert(!(TE_FLAGS(before) & TE_IS_FORK),                           \
                   "te: " TE_STRING(model) ": (" TE_STRING(TE_KIND(before)) ", " TE_STRING(TE_NAME(before)) ") must not end (recompute, " TE_STRING(TE_NAME(op)) "); it goes behind the mark");
 #define TE__SPAN_OP(model, before, op)                                                                        \
     enum {                                                                                                    \
         TE__SPAN_OF(model, op, at) = TE__SPAN_OF(model, before, at) + 1,                                      \
         TE__SPAN_OF(model, op, inside) = TE__SPAN_OF(model, before, inside),                                  \
-        TE__SPAN_OF(model, op, head) = !((TE_JOIN1(TE_FLAGS_, TE_FAMILY(op))(op)) & TE_IS_FORK) ? 0           \
+        TE__SPAN_OF(model, op, head) = !(TE_FLAGS(op) & TE_IS_FORK) ? 0           \
                                        : (int)TE__SPAN_OF(model, before, head) == 1 ? 1                       \
-                                       : (TE_JOIN1(TE_FLAGS_, TE_FAMILY(op))(op)) & TE_IS_INPUT ? 2 : 0       \
+                                       : TE_FLAGS(op) & TE_IS_INPUT ? 2 : 0       \
     };                                                                                                        \
     TE_IF_MARKED(TE_JOIN1(TE_SPAN_CHECKED_, TE_FAMILY(op)), TE_JOIN1(TE__SPAN_CHECK_, TE_FAMILY(op)), TE_NOTHING)(model, op)
 

@@ -1,14 +1,11 @@
-/* gemm_cuda.h -- te_gemm_run through cuBLASLt, its plans cached per shape in the context. Included by gemm.h.
- *
- * A call whose plan is cached looks it up, points the descriptor at this call's bias and aux, and enqueues.
- */
+/* gemm_cuda.h -- cuBLASLt's plans for products, cached per shape in the context. */
 #ifndef TE_GEMM_CUDA_H
 #define TE_GEMM_CUDA_H
 
 #include <cublasLt.h> /* cublasLtMatmul */
 
-#include "gemm.h"
 #include "../core/target.h" /* te__cuda_* */
+#include "gemm_types.h"     /* te_gemm */
 
 enum {
     TE_GEMM_WORKSPACE = 32 << 20, /* bytes; what cuBLASLt asks for on Hopper */
@@ -36,8 +33,6 @@ typedef struct te__gemm_state {
     void *workspace;
     uint16_t slot[TE__GEMM_SLOTS]; /* open addressing; 1 + the index of a plan, or 0 */
     int plans, choices;
-    int encode_known;
-    void (*encode)(void); /* gemm_hopper.h: te__encode_fn; null: not on this device */
     te__gemm_plan plan[TE_GEMM_PLANS]; /* in the order of their first use */
     te_gemm_choice choice[TE_GEMM_CHOICES];
 } te__gemm_state;
@@ -46,44 +41,42 @@ TE_API te_status te__blas_status(te_context *ctx, cublasStatus_t s, const char *
     return s == CUBLAS_STATUS_SUCCESS ? TE_OK : te_fail(ctx, TE_ERROR_BLAS, "%s: %s", what, cublasLtGetStatusString(s));
 }
 
-TE_API void te__cuda_close(te_context *ctx) {
+TE_API void te__gemm_close(te_context *ctx) {
     te__gemm_state *s = (te__gemm_state *)ctx->gemm;
-    if (!s) return;
-    if (s->handle) (void)cublasLtDestroy(s->handle);
-    te_release(ctx, s->workspace);
+    if (s && s->handle) (void)cublasLtDestroy(s->handle);
+    if (s) te_release(ctx, s->workspace);
     free(s);
-    te__launches_close(ctx);
+    ctx->gemm = 0;
 }
-
-/* Create a context on a CUDA device (compute capability 8.0 or higher). Makes it the thread's current device. */
-TE_API te_status te_context_create(te_context *ctx, int device, uint64_t seed) {
-    static const te_target cuda = {"cuda", te__cuda_allocate, te__cuda_release, te__cuda_copy, te__cuda_fill,
-                                   te__cuda_synchronize, te__cuda_close};
-    if (!ctx) return TE_ERROR_NULL;
-    memset(ctx, 0, sizeof *ctx);
-    ctx->target = &cuda, ctx->device = device, ctx->gemm_own = 1, ctx->overlap = 1, ctx->replay = TE_LAUNCH_GRAPHS;
-    TE_TRY(te__cuda_status(ctx, cudaSetDevice(device), "cudaSetDevice"));
-    int major = 0, minor = 0;
-    TE_TRY(te__cuda_status(ctx, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device"));
-    TE_TRY(te__cuda_status(ctx, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "device"));
-    TE_REQUIRE(major >= 8, ctx, TE_ERROR_DEVICE, "device %d has compute capability %d.%d; 8.0 or higher is needed", device, major, minor);
-    ctx->capability = 100 * major + 10 * minor;
-    TE_TRY(te__cuda_status(ctx, cudaDeviceGetAttribute(&ctx->processors, cudaDevAttrMultiProcessorCount, device), "device"));
-    te__gemm_state *s = (te__gemm_state *)calloc(1, sizeof *s);
-    TE_REQUIRE(s, ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes", sizeof *s);
-    ctx->gemm = s, ctx->launches = calloc(1, sizeof(te_launches)); /* without it, kernel by kernel */
-    te_rng rng;
-    rng.seed = seed, rng.offset = 0;
+/* Memory for te__gemm_open: legal while a stream is being captured, of which nothing here becomes a part. */
+TE_API te_status te__gemm_make(te__gemm_state *s, te_context *ctx) {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaStream_t stream = 0;
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
     te_status status = te__blas_status(ctx, cublasLtCreate(&s->handle), "cublasLtCreate");
     if (status == TE_OK) status = te_allocate(ctx, &s->workspace, TE_GEMM_WORKSPACE + TE_GEMM_LEFT * 64);
-    if (status == TE_OK) status = te_fill(ctx, (char *)s->workspace + TE_GEMM_WORKSPACE, 0, TE_GEMM_LEFT * 64);
-    if (status == TE_OK) status = te_allocate(ctx, (void **)&ctx->rng, sizeof rng);
-    if (status == TE_OK) status = te_rng_set(&rng, ctx);
-    if (status != TE_OK) {
-        te__cuda_close(ctx);
-        ctx->gemm = 0;
+    if (status == TE_OK) status = te__cuda_status(ctx, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    if (status == TE_OK) {
+        const cudaError_t e = cudaMemsetAsync((char *)s->workspace + TE_GEMM_WORKSPACE, 0, TE_GEMM_LEFT * 64, stream);
+        status = te__cuda_status(ctx, e == cudaSuccess ? cudaStreamSynchronize(stream) : e, "fill");
     }
+    if (stream) (void)cudaStreamDestroy(stream);
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
     return status;
+}
+/* The state of the products of this context, made on first use: when a workspace is sized, that is before the first step. */
+TE_API te_status te__gemm_open(te_context *ctx) {
+    if (ctx->gemm) return TE_OK;
+    te__gemm_state *s = (te__gemm_state *)calloc(1, sizeof *s);
+    TE_REQUIRE(s, ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes", sizeof *s);
+    ctx->gemm = s, ctx->gemm_close = te__gemm_close;
+    const te_status status = te__gemm_make(s, ctx);
+    if (status != TE_OK) te__gemm_close(ctx);
+    return status;
+}
+/* Null: there was no memory for it. */
+TE_API te__gemm_state *te__gemm_state_of(te_context *ctx) {
+    return te__gemm_open(ctx) == TE_OK ? (te__gemm_state *)ctx->gemm : 0;
 }
 
 TE_API cudaDataType te__cuda_type(te_dtype t) { return t == TE_f32 ? CUDA_R_32F : t == TE_bf16 ? CUDA_R_16BF : CUDA_R_16F; }
@@ -164,7 +157,8 @@ TE_API te__gemm_plan *te__gemm_new_plan(uint16_t *slot, const te__gemm_key *key,
 }
 /* The plan for this product, made on first sight; null if the cache is full. */
 TE_API te__gemm_plan *te__gemm_find_plan(const te_gemm *g, te_context *ctx) {
-    te__gemm_state *s = (te__gemm_state *)ctx->gemm;
+    te__gemm_state *s = te__gemm_state_of(ctx);
+    if (!s) return 0;
     const te__gemm_key key = te__gemm_key_of(g->m, g->n, g->k, g->trans_a, g->trans_b, g->dtype, g->out, g->epilogue, g->beta != 0);
     uint16_t *slot = te__gemm_slot(&key, s);
     if (*slot) return &s->plan[*slot - 1];
@@ -180,7 +174,8 @@ TE_API te__gemm_plan *te__gemm_find_plan(const te_gemm *g, te_context *ctx) {
 
 /* Whether cuBLASLt's candidates for this product were timed, or are to be. */
 TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) {
-    te__gemm_state *s = (te__gemm_state *)ctx->gemm;
+    te__gemm_state *s = te__gemm_state_of(ctx);
+    if (!s) return 0;
     const te__gemm_key key = te__gemm_key_of(g->m, g->n, g->k, g->trans_a, g->trans_b, g->dtype, g->out, g->epilogue, g->beta != 0);
     const uint16_t slot = *te__gemm_slot(&key, s);
     return ctx->gemm_tune || (slot && s->plan[slot - 1].timed > 0);
@@ -197,38 +192,6 @@ TE_API size_t te_gemm_scratch(const te_gemm *g) {
     return 0;
 }
 
-TE_API te_status te__gemm_tune(te__gemm_plan *p, te_context *ctx); /* gemm_tune_cuda.h */
-
-typedef struct te__gemm_args { te_gemm g; cublasLtMatmulAlgo_t algo; } te__gemm_args;
-TE_API te_status te__gemm_call(const void *args, te_context *ctx) {
-    const te__gemm_args *a = (const te__gemm_args *)args;
-    const te_gemm *g = &a->g;
-    te__gemm_state *s = (te__gemm_state *)ctx->gemm;
-    te__gemm_plan *p = te__gemm_find_plan(g, ctx);
-    te__gemm_point(p, g->bias, g->aux);
-    return te__blas_status(ctx,
-                           cublasLtMatmul(s->handle, &p->operation, &g->alpha, g->b, &p->a, g->a, &p->b, &g->beta,
-                                          g->beta != 0 ? g->c : g->d, &p->d, g->d, &p->d, &a->algo, s->workspace, TE_GEMM_WORKSPACE,
-                                          (cudaStream_t)ctx->stream),
-                           "cublasLtMatmul");
-}
-TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
-    te__gemm_plan *p = te__gemm_find_plan(g, ctx);
-    TE_REQUIRE(p, ctx, TE_ERROR_BLAS, "more than %d different matrix products in one context", (int)TE_GEMM_PLANS);
-    TE_REQUIRE(p->found, ctx, TE_ERROR_BLAS, "cuBLASLt has no algorithm for the %s product %lld x %lld x %lld", te_dtype_name(g->dtype),
-               (long long)g->m, (long long)g->n, (long long)g->k);
-    if (ctx->gemm_tune && !p->timed) {
-        const int open = te_enqueue_is_open(ctx);
-        TE_TRY(te_enqueue_close(ctx, TE_OK));
-        TE_TRY(te__gemm_tune(p, ctx));
-        if (open) te_enqueue_open(ctx);
-    }
-    te__gemm_args a;
-    memset(&a, 0, sizeof a);
-    a.g = *g, a.algo = p->algo;
-    return te__cuda_call(ctx, te__gemm_call, &a, sizeof a);
-}
-
 /* ---- for gemm_tune.h ------------------------------------------------------------------------------------------------ */
 
 /* What a tuning file is for. `name` in printable characters. */
@@ -241,8 +204,8 @@ TE_API te_status te__gemm_identify(char *name, size_t bytes, size_t *version, te
 }
 /* The first timed plan from index *at on, which moves behind it; null: no more. */
 TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) {
-    te__gemm_state *s = (te__gemm_state *)ctx->gemm;
-    while (*at < s->plans) {
+    te__gemm_state *s = te__gemm_state_of(ctx);
+    while (s && *at < s->plans) {
         te__gemm_plan *p = &s->plan[(*at)++];
         if (p->timed > 0) return memcpy(p->product.algo, &p->algo, sizeof p->algo), &p->product;
     }
@@ -255,8 +218,9 @@ TE_API uint16_t *te__gemm_slot_of(const te_gemm_tuned *t, te__gemm_key *key, te_
 /* Whether cuBLASLt itself proposes this algorithm here: its words are opaque, and what is none of its own it may not
  * survive. *added: 1 if the cache does not have the product yet. */
 TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx) {
-    te__gemm_state *s = (te__gemm_state *)ctx->gemm;
+    te__gemm_state *s = te__gemm_state_of(ctx);
     te__gemm_plan p;
+    if (!s) return 0;
     memset(&p, 0, sizeof p);
     p.product = *t;
     *added = !*te__gemm_slot_of(t, &p.key, s);
@@ -279,14 +243,15 @@ TE_API void te__gemm_keep(const te_gemm_tuned *t, te_context *ctx) {
     p->product = *t, p->found = p->timed = 1;
     memcpy(&p->algo, t->algo, sizeof p->algo);
 }
-TE_API int te__gemm_room(te_context *ctx) { return TE_GEMM_PLANS - ((te__gemm_state *)ctx->gemm)->plans; }
+TE_API int te__gemm_room(te_context *ctx) {
+    const te__gemm_state *s = te__gemm_state_of(ctx);
+    return s ? TE_GEMM_PLANS - s->plans : 0;
+}
 /* The splits that were timed, and how many. */
 TE_API te_gemm_choice *te__gemm_choices(int **count, te_context *ctx) {
-    te__gemm_state *s = (te__gemm_state *)ctx->gemm;
-    *count = &s->choices;
-    return s->choice;
+    te__gemm_state *s = te__gemm_state_of(ctx);
+    *count = s ? &s->choices : 0;
+    return s ? s->choice : 0;
 }
-
-#include "gemm_tune_cuda.h" /* te__gemm_tune: how it is found */
 
 #endif

@@ -4,7 +4,7 @@
  * A block takes 16 columns of y at a time, so 16 rows of W; its eight warps share out k. Each warp has a ring in shared memory that
  * it fills (cp.async) and empties by itself, and takes what is in it to the tensor cores (mma.sync; the rows of W as A, those of x
  * as B; which k is which does not matter as long as both agree). The warps' sums are added in a fixed order, rounded to 16 bits, and
- * go through the end of the row (product.h), eight elements at a time, while the rings fill again. In a pass the rings fill while the
+ * go through the epilogue of the row (product.h), eight elements at a time, while the rings fill again. In a pass the rings fill while the
  * kernel ahead still runs, for a pass does not write its weights; else what they begin with is brought into the L2 meanwhile.
  *
  * Measured on an H200 beside a kernel that only reads W and cuBLASLt's fastest candidate, one row: n 16384, k 4096 33.3 us, 30.0,
@@ -14,15 +14,17 @@
  *
  * From nine rows on cuBLASLt has the products. For up to 64 rows, 128 columns a block, 64 rows of x beside them (wgmma, tiles by the copy
  * engine, a ring of 208 KB, k shared out to two blocks of a cluster) did not pay: n 16384, k 4096 36.6 us, cuBLASLt 35.7; n 4096,
- * k 16384 38.8 and 38.7. To bring W and x alone takes 33.0 so (34.8 with a 256-byte L2 promotion of the map); the rest is the end of
+ * k 16384 38.8 and 38.7. To bring W and x alone takes 33.0 so (34.8 with a 256-byte L2 promotion of the map); the rest is the epilogue of
  * a tile, which nothing overlaps. To share k out to more blocks costs more than it brings: of clusters of four 30 fit at a time, not 33.
  */
 /* target: cuda */
 #ifndef TE_GEMM_FEW_H
 #define TE_GEMM_FEW_H
 
-#include "gemm.h"             /* te_gemm_end_fn */
-#include "../core/mma_cuda.h" /* te__mma */
+#include "../core/launch_cuda.h" /* te_enqueue_follows */
+#include "../core/mma_cuda.h"    /* te__mma */
+#include "../core/target.h"      /* te_kernel_begin */
+#include "gemm_types.h"          /* te_epilogue_fn */
 
 enum {
     TE_FEW_ROWS = 8, TE_FEW_COLUMNS = 16,
@@ -85,7 +87,7 @@ TE_FN void te__few_multiply(float c[4], uint32_t stage, uint32_t x[TE_FEW_PART /
     }
 }
 /* The block's partial sums become 16 columns of y. */
-TE_FN void te__few_end(const te_few *p, int col, const float c[4], te_gemm_end_fn end, const void *arg, const te_dtype dtype) {
+TE_FN void te__few_epilogue(const te_few *p, int col, const float c[4], te_epilogue_fn epilogue, const void *arg, const te_dtype dtype) {
     __shared__ float sums[TE_FEW_WARPS][TE_FEW_ROWS][TE_FEW_COLUMNS + 1]; /* + 1: a warp's stores fall on different banks */
     __shared__ uint4 y[TE_FEW_ROWS][TE_FEW_COLUMNS / 8];
     const int thread = (int)threadIdx.x, lane = thread % 32, row = thread / 2, at = col + thread % 2 * 8;
@@ -101,11 +103,11 @@ TE_FN void te__few_end(const te_few *p, int col, const float c[4], te_gemm_end_f
         uint32_t w[4];
         float none[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         memcpy(w, &y[row][thread % 2], sizeof w);
-        end(arg, w, 0, row, at, none);
+        epilogue(arg, w, 0, row, at, none);
     }
 }
 
-TE_FN void te_few_body(const te_few *p, te_gemm_end_fn end, const void *arg, const te_dtype dtype) {
+TE_FN void te_few_body(const te_few *p, te_epilogue_fn epilogue, const void *arg, const te_dtype dtype) {
     extern __shared__ uint4 te_few_rings[];
     const int warp = (int)threadIdx.x / 32;
     const uint32_t ring = te__shared_address(te_few_rings) + (uint32_t)(warp * TE_FEW_STAGES * TE_FEW_STAGE);
@@ -135,15 +137,15 @@ TE_FN void te_few_body(const te_few *p, te_gemm_end_fn end, const void *arg, con
         if (at.col < p->n) te__few_x(next, p, at.k);
         te__few_multiply(c, ring + (uint32_t)(here.stage * TE_FEW_STAGE), x, dtype);
         if (at.col == here.col) continue;
-        te__few_end(p, here.col, c, end, arg, dtype);
+        te__few_epilogue(p, here.col, c, epilogue, arg, dtype);
         c[0] = c[1] = c[2] = c[3] = 0;
     }
 }
 
-/* `type` begins with a te_few; end: a te_gemm_end_fn that is called with the `type`. exists: 0 leaves the kernel empty. */
-#define TE_FEW_KERNEL(name, type, dtype, end, exists)                                                                          \
+/* `type` begins with a te_few; epilogue: a te_epilogue_fn that is called with the `type`. exists: 0 leaves the kernel empty. */
+#define TE_FEW_KERNEL(name, type, dtype, epilogue, exists)                                                                          \
     TE_UNUSED static __global__ void __launch_bounds__(TE_FEW_THREADS, TE_FEW_RESIDENT) name(const __grid_constant__ type p) { \
-        if (exists) te_few_body((const te_few *)&p, end, &p, dtype);                                                           \
+        if (exists) te_few_body((const te_few *)&p, epilogue, &p, dtype);                                                           \
     }
 
 /* Whether the kernel takes such a product. */
@@ -151,10 +153,6 @@ TE_API int te__few_can(const te_gemm *g) {
     const int64_t most = 1 << 30;
     return g->dtype != TE_f32 && g->out == g->dtype && !g->trans_a && g->trans_b && g->m <= TE_FEW_ROWS && g->n % 8 == 0 && g->k % 8 == 0 && g->n < most && g->k < most &&
            g->epilogue == TE_EPILOGUE_NONE;
-}
-/* Whether it should be the fastest: no steps that are half empty, or so little to read that the launch is what counts. */
-TE_API int te__few_pays(const te_gemm *g) {
-    return te__few_can(g) && (8 * g->k >= 7 * te_round_up(g->k, TE_FEW_STEP) || g->n * g->k <= 1 << 22);
 }
 /* Fill in p for the product, and launch `kernel` on the `bytes` of `args`, of which p is the first member. */
 TE_API te_status te__few_run(const void *kernel, const void *args, size_t bytes, te_few *p, const te_gemm *g, te_context *ctx) {

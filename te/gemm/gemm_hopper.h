@@ -1,23 +1,23 @@
-/* gemm_hopper.h -- a matrix product of our own for compute capability 9.0, whose end costs next to nothing.
+/* gemm_hopper.h -- a matrix product of our own for compute capability 9.0, whose epilogue costs next to nothing.
  *
  * A block owns a tile of 128 x 256 of D. One warp brings tiles of A and B by the copy engine (TMA) into a ring of four
  * stages; two warpgroups multiply them (wgmma), 64 x 256 floats each in registers. Two blocks of a cluster lie above
  * each other and share what they load of B. A block takes tile after tile: when one is done its floats are packed to 16
  * bits, and while the tensor cores work on the next they leave the registers, a quarter at a time, by way of shared memory,
- * where three more warps run the end on them, eight elements at a time: any function of an element and its place. The end
+ * where three more warps run the epilogue on them, eight elements at a time: any function of an element and its place. It
  * stores what is to be kept. What it reads, a saved input or a residual, is on its way before it asks.
  *
  * Tiles rarely come out even: 2048 pairs of them on 66 clusters are 31 rounds and two. Clusters that would have none in the last
  * round take a part of k of those that are left (Stream-K, Osama et al. 2023): they leave their sums in memory, and who has the
  * tile adds them, in a fixed order. At 8192 x 16384 x 4096 that is 0.99 of the time, not 0.97: the chip's power limit takes the rest.
  *
- * D = alpha A op(B), rounded to 16 bits, then the end: the numbers of the ops one by one. Sums over k run in an order that only
+ * D = alpha A op(B), rounded to 16 bits, then the epilogue: the numbers of the ops one by one. Sums over k run in an order that only
  * sizes and multiprocessors decide, so the same inputs give the same bits.
  *
- * Measured on an H200, which its power limits at about 690 TFLOP/s: with a bare store for an end 0.98 to 1.03 of the time of
+ * Measured on an H200, which its power limits at about 690 TFLOP/s: with a bare store for an epilogue 0.98 to 1.03 of the time of
  * cuBLASLt's fastest candidate. With bias and gelu, 8192 x 16384 x 4096, 1.04 of that bare product, with the pre-activation stored
  * as well 1.06; cuBLASLt's own epilogues, which overlap with nothing, 1.07 to 1.11 and 1.12. The gradient through gelu, with the bias's, at
- * that shape 1671 us; 1795 where the end loaded what it reads itself. What did not pay: the end in the
+ * that shape 1671 us; 1795 where the epilogue loaded what it reads itself. What did not pay: the epilogue in the
  * warpgroups that multiply (1.05 to 1.10: whatever they do between two steps the tensor cores wait for); a whole tile left in
  * shared memory at once, beside a ring of three stages (2 us a tile); for the gradient of a weight the same kernel with both
  * operands across and sums in f32 (1.00 to 1.06, accumulating 1.02 to 1.08).
@@ -26,8 +26,8 @@
 #ifndef TE_GEMM_HOPPER_H
 #define TE_GEMM_HOPPER_H
 
-#include "gemm.h"
 #include "../core/hopper_cuda.h" /* te__wgmma, te__tma_load */
+#include "gemm_types.h"          /* te_epilogue_fn */
 
 enum {
     TE_TILE_M = 128, TE_TILE_N = 256, TE_TILE_K = 64,
@@ -42,8 +42,8 @@ enum {
 
 typedef struct te_hopper {
     CUtensorMap a, b;
-    float *sums; /* [3 * rows of tiles, n], sums over the rows of what the end says; null: none */
-    const void *ahead; /* [m, n], 16 bits: what the end will read is loaded ahead of it; null: nothing */
+    float *sums; /* [3 * rows of tiles, n], sums over the rows of what the epilogue says; null: none */
+    const void *ahead; /* [m, n], 16 bits: what the epilogue will read is loaded ahead of it; null: nothing */
     float alpha;
     int m, n, k, tiles; /* tiles: of clusters */
     /* After `rounds` each cluster has had as many tiles; then the first `helpers` clusters take `each` parts of `parts` of k of each of
@@ -61,12 +61,12 @@ typedef struct te_hopper_kind {
 
 typedef struct te_hopper_barriers {
     uint64_t full[TE_STAGES], empty[TE_STAGES]; /* the ring */
-    uint64_t done[2], taken[2];                 /* 64 columns of a tile that wait for their end */
+    uint64_t done[2], taken[2];                 /* 64 columns of a tile that wait for their epilogue */
 } te_hopper_barriers;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* ---- the end of a tile -------------------------------------------------------------------------------------------------- */
+/* ---- the epilogue of a tile -------------------------------------------------------------------------------------------------- */
 
 /* Of 16 rows of 128 bytes, at a multiple of 1024, the 16 bytes `piece` of row `row`: permuted as the copy engine has them. */
 TE_FN uint32_t te__hopper_piece(uint32_t box, int row, int piece) { return box + (uint32_t)(row * 128 + ((piece ^ (row & 7)) << 4)); }
@@ -76,7 +76,7 @@ TE_FN void te__hopper_pack(const te_hopper *p, uint32_t held[64], float d[128], 
     if (p->alpha != 1.0f) TE_UNROLL for (int i = 0; i < 128; i++) d[i] *= p->alpha;
     TE_UNROLL for (int i = 0; i < 64; i++) held[i] = te_pair_of_floats(d[2 * i], d[2 * i + 1], dtype);
 }
-/* A quarter of what a warp holds, 64 columns, goes to the warps that end it. boxes: of this warp, two. */
+/* A quarter of what a warp holds, 64 columns, goes to the warps of the epilogue. boxes: of this warp, two. */
 TE_FN void te__hopper_leave(const uint32_t held[64], const int quarter, uint32_t boxes, te_hopper_barriers *bars) {
     const int lane = (int)threadIdx.x % 32, box = quarter % 2;
     const uint32_t to = boxes + box * TE_HOPPER_BOX;
@@ -231,7 +231,7 @@ TE_FN void te__hopper_multiply(const te_hopper *p, uint32_t ring, te_hopper_barr
 
 /* A part of a tile's 64 columns is four rows: the row of this lane. */
 TE_FN int te__hopper_row(int part, int lane) { return part * 4 + lane / 8; }
-/* What the end reads comes to the L2 while the 64 columns before are worked on, and to registers while the eight elements before are: if
+/* What the epilogue reads comes to the L2 while the 64 columns before are worked on, and to registers while the eight elements before are: if
  * they waited for memory each time, three warps would fall behind the tensor cores. */
 TE_FN void te__hopper_fetch(const te_hopper *p, int x, int y) {
 #pragma unroll 1
@@ -243,8 +243,8 @@ TE_FN void te__hopper_fetch(const te_hopper *p, int x, int y) {
 TE_FN void te__hopper_ahead(const te_hopper *p, uint32_t ahead[4], int row, int col) {
     if (p->ahead && row < p->m && col < p->n) te__load_now(ahead, (const uint16_t *)p->ahead + (int64_t)row * p->n + col);
 }
-/* Three warps: the end, eight elements a lane at a time. */
-TE_FN void te__hopper_end(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, te_gemm_end_fn end, const void *arg) {
+/* Three warps: the epilogue, eight elements a lane at a time. */
+TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, te_epilogue_fn epilogue, const void *arg) {
     const int warp = (int)threadIdx.x / 32 - 1, lane = (int)threadIdx.x % 32;
     te_hopper_work w;
     for (int j = 0; te__hopper_work(&w, p, j); j++) {
@@ -267,7 +267,7 @@ TE_FN void te__hopper_end(const te_hopper *p, uint32_t ring, te_hopper_barriers 
                 uint32_t w[4];
                 if (part + 3 < 32) te__hopper_ahead(p, next, y + te__hopper_row(part + 3, lane), col);
                 te__load_piece(w, te__hopper_piece(boxes + part / 4 * 2 * TE_HOPPER_BOX, row % 16, lane % 8));
-                if (y + row < p->m && col < p->n) end(arg, w, ahead, y + row, col, sum);
+                if (y + row < p->m && col < p->n) epilogue(arg, w, ahead, y + row, col, sum);
             }
             __syncwarp();
             if (lane == 0) te__barrier_arrive(te__shared_address(&bars->taken[box]));
@@ -278,7 +278,7 @@ TE_FN void te__hopper_end(const te_hopper *p, uint32_t ring, te_hopper_barriers 
     }
 }
 
-TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_gemm_end_fn end, const void *arg, const te_hopper_kind k) {
+TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilogue_fn epilogue, const void *arg, const te_hopper_kind k) {
     extern __shared__ char te_dynamic[];
     const uint32_t ring = (te__shared_address(te_dynamic) + 1023) & ~1023u;
     if (threadIdx.x == 0) {
@@ -292,7 +292,7 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_gemm_
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
         if (threadIdx.x == 0) te__hopper_load(p, ring, te__shared_address(bars->full), te__shared_address(bars->empty), k);
-        else if (threadIdx.x >= 32) te__hopper_end(p, ring, bars, end, arg);
+        else if (threadIdx.x >= 32) te__hopper_epilogue(p, ring, bars, epilogue, arg);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 216;"); /* with 72 just what the block was launched with, 168 each */
         te__hopper_multiply(p, ring, bars, k);
@@ -301,67 +301,17 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_gemm_
     te__cluster_sync(); /* nobody leaves while the other may still write into this block's shared memory */
 }
 #else
-TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_gemm_end_fn end, const void *arg, const te_hopper_kind k) {
-    (void)p, (void)bars, (void)end, (void)arg, (void)k;
+TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilogue_fn epilogue, const void *arg, const te_hopper_kind k) {
+    (void)p, (void)bars, (void)epilogue, (void)arg, (void)k;
 }
 #endif
 
-/* `type` begins with a te_hopper; end: a te_gemm_end_fn that is called with the `type`. exists: 0 leaves the kernel empty. */
-#define TE_HOPPER_KERNEL(name, type, dtype, trans_b, end, exists)                                                     \
+/* `type` begins with a te_hopper; epilogue: a te_epilogue_fn that is called with the `type`. exists: 0 leaves the kernel empty. */
+#define TE_HOPPER_KERNEL(name, type, dtype, trans_b, epilogue, exists)                                                     \
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) {    \
         __shared__ te_hopper_barriers bars;                                                                           \
         const te_hopper_kind kind = {dtype, trans_b};                                                                 \
-        if (exists) te_hopper_body((const te_hopper *)&p, &bars, end, &p, kind);                                      \
+        if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, &p, kind);                                      \
     }
-
-/* ---- the host's side ------------------------------------------------------------------------------------------------------ */
-
-/* te__hopper_encode, asked once a context. */
-TE_API te__encode_fn te__gemm_encode(te_context *ctx) {
-    te__gemm_state *s = (te__gemm_state *)ctx->gemm;
-    if (!s->encode_known) s->encode = (void (*)(void))te__hopper_encode(ctx->device), s->encode_known = 1;
-    return (te__encode_fn)s->encode;
-}
-
-/* Whether the kernel takes such a product: 16 bits, rows of A, B and D that are multiples of 16 bytes, k of more than three steps. */
-TE_API int te__hopper_can(const te_gemm *g) {
-    const int64_t most = 1 << 30;
-    return g->dtype != TE_f32 && g->out == g->dtype && !g->trans_a && g->k > 3 * TE_TILE_K && g->k % 8 == 0 && g->n % 8 == 0 && g->m < most && g->n < most &&
-           g->k < most && g->epilogue == TE_EPILOGUE_NONE;
-}
-/* Whether it should be the fastest: tiles for four rounds of all multiprocessors, and a k that is worth the start. */
-TE_API int te__hopper_pays(const te_gemm *g, const te_context *ctx) {
-    return g->k >= 1024 && te_ceil_div(g->m, TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N) >= 4 * ctx->processors;
-}
-
-/* Parts of the last round's tiles for the clusters that have none in it: up to three for a tile, or one cluster for several tiles.
- * Not where a part is so short that handing it over, some 4 us, takes longer. */
-TE_API void te__hopper_share(te_hopper *p, int64_t tiles, int clusters, te__gemm_state *s) {
-    const int left = (int)(tiles % clusters), helpers = clusters - left, steps = (p->k + TE_TILE_K - 1) / TE_TILE_K;
-    const int each = left ? (int)te_max(1, te_min(3, helpers / left)) : 1, parts = each + (left ? (int)te_ceil_div(left, helpers) : 1);
-    const size_t bytes = (size_t)(left * each) * TE_CLUSTER * TE_TILE_M * TE_TILE_N * sizeof(float);
-    p->left = left, p->each = each, p->parts = parts, p->rounds = (int)(tiles / clusters), p->helpers = helpers;
-    p->given = (float *)s->workspace, p->ready = (uint32_t *)(void *)((char *)s->workspace + TE_GEMM_WORKSPACE);
-    if (!left || left > TE_GEMM_LEFT || bytes > TE_GEMM_WORKSPACE || parts > 6 || steps < (left > helpers ? 32 : 8) * parts) p->helpers = 0, p->rounds = INT32_MAX;
-}
-TE_API int64_t te__hopper_tiles(const te_gemm *g) { return te_ceil_div(g->m, TE_CLUSTER * TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N); }
-/* Whether the last round of this product is full, or shared out. */
-TE_API int te__hopper_is_even(const te_gemm *g, te_context *ctx) {
-    te_hopper p;
-    p.k = (int)g->k;
-    te__hopper_share(&p, te__hopper_tiles(g), ctx->processors / TE_CLUSTER, (te__gemm_state *)ctx->gemm);
-    return !p.left || p.helpers > 0;
-}
-/* Fill in p for the product, and launch `kernel` on the `bytes` of `args`, of which p is the first member. */
-TE_API te_status te__hopper_run(const void *kernel, const void *args, size_t bytes, te_hopper *p, const te_gemm *g, te__encode_fn encode, te_context *ctx) {
-    const int64_t tiles = te__hopper_tiles(g);
-    const int clusters = ctx->processors / TE_CLUSTER;
-    p->alpha = g->alpha, p->m = (int)g->m, p->n = (int)g->n, p->k = (int)g->k, p->tiles = (int)tiles;
-    te__hopper_share(p, tiles, clusters, (te__gemm_state *)ctx->gemm);
-    TE_TRY(te__hopper_map(&p->a, encode, g->a, g->m, g->k, TE_TILE_M, g->dtype, ctx));
-    TE_TRY(te__hopper_map(&p->b, encode, g->b, g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n, 64, g->dtype, ctx));
-    const te_grid grid = te_grid_of((p->helpers ? clusters : te_min(clusters, tiles)) * TE_CLUSTER, 1);
-    return te__cuda_launch(ctx, kernel, grid, TE_HOPPER_THREADS, TE_HOPPER_SHARED, TE_CLUSTER, args, bytes, "matrix product");
-}
 
 #endif

@@ -5,24 +5,12 @@
 #ifndef TE_GEMM_HOST_H
 #define TE_GEMM_HOST_H
 
-#include "gemm.h"
 #include "../core/target.h" /* TE_KERNEL */
+#include "gemm_types.h"     /* te_gemm */
 
 #ifdef TE_CBLAS
 #include <cblas.h> /* cblas_sgemm */
 #endif
-
-TE_API te_status te_context_create(te_context *ctx, int device, uint64_t seed) {
-    static const te_target host = {"host", te__host_allocate, te__host_release, te__host_copy, te__host_fill,
-                                   te__host_synchronize, te__host_close};
-    if (!ctx) return TE_ERROR_NULL;
-    memset(ctx, 0, sizeof *ctx);
-    ctx->target = &host, ctx->processors = 1;
-    TE_REQUIRE(device == 0, ctx, TE_ERROR_DEVICE, "the host target has one device, 0; %d was asked for", device);
-    TE_TRY(te_allocate(ctx, (void **)&ctx->rng, sizeof *ctx->rng));
-    ctx->rng->seed = seed, ctx->rng->offset = 0;
-    return TE_OK;
-}
 
 TE_API int te_gemm_supports(const te_gemm *g, te_context *ctx) {
     (void)ctx;

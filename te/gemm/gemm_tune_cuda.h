@@ -1,5 +1,5 @@
 /* gemm_tune_cuda.h -- the race between cuBLASLt's candidates for a product, and between the splits of a step; where
- * ctx->gemm_tune asks for it (gemm_tune.h). Included by gemm_cuda.h.
+ * ctx->gemm_tune asks for it (gemm_tune.h). 
  *
  * A race allocates scratch memory, fills it with normal numbers, waits for the stream and frees it: nothing of the caller's is
  * read or written.
@@ -8,7 +8,7 @@
 #define TE_GEMM_TUNE_CUDA_H
 
 #include "../core/fill.h" /* te_fill_normal */
-#include "gemm.h"         /* te__gemm_plan */
+#include "gemm_cuda.h"    /* te__gemm_plan */
 
 enum {
     TE__RACERS = 48,
@@ -170,11 +170,12 @@ TE_API te_status te__gemm_tune(te__gemm_plan *p, te_context *ctx) {
 
 /* Whether splits are taken by choice: there are choices, or there may be. */
 TE_API int te__gemm_chooses(const te_context *ctx) {
-    return ctx && ctx->gemm && (ctx->gemm_tune || ((const te__gemm_state *)ctx->gemm)->choices);
+    return ctx && (ctx->gemm_tune || (ctx->gemm && ((const te__gemm_state *)ctx->gemm)->choices));
 }
-/* Whether a step may be timed now. */
+/* Whether a step may be timed now: that waits for the stream, which a capture forbids. */
 TE_API int te__gemm_may_time(te_context *ctx) {
-    return ctx->gemm_tune && ((const te__gemm_state *)ctx->gemm)->choices < TE_GEMM_CHOICES && !te__cuda_capturing(ctx);
+    const te__gemm_state *s = ctx->gemm_tune ? te__gemm_state_of(ctx) : 0;
+    return s && s->choices < TE_GEMM_CHOICES && !te__cuda_capturing(ctx);
 }
 
 #endif

@@ -1,8 +1,8 @@
-/* gemm_tune_read.h -- te_gemm_load: a file of te_gemm_save, checked line by line before anything of it is used. Included by gemm_tune.h. */
+/* gemm_tune_read.h -- te_gemm_load: a file of te_gemm_save, checked line by line before anything of it is used. */
 #ifndef TE_GEMM_TUNE_READ_H
 #define TE_GEMM_TUNE_READ_H
 
-#include "gemm_tune.h" /* the format */
+#include "gemm_tune_file.h" /* the format */
 
 /* One file while it is read. Nothing reaches the context before its last line was found to be right. */
 typedef struct te__tune_reader {

@@ -14,42 +14,41 @@
 #ifndef TE_OPS_ACTIVATION_H
 #define TE_OPS_ACTIVATION_H
 
-#include "../fuse/chain.h" /* te_stage, te_at */
-#include "../core/math.h"  /* te_sigmoid, te_exp */
+#include "../core/math.h" /* te_sigmoid, te_exp */
+#include "map.h"          /* te_stage, te_at */
 
 /* X(kind); X(kind, the activation of its first half). The tests and benches expand these. */
 #define TE_ACTIVATIONS(X) X(gelu) X(gelu_erf) X(qgelu) X(relu) X(srelu) X(silu)
 #define TE_GATED_ACTIVATIONS(X) X(glu, sigmoid) X(geglu, gelu) X(qgeglu, qgelu) X(reglu, relu) X(sreglu, srelu) X(swiglu, silu)
 
 #define TE_ACT_ENUM(kind) TE_ACT_##kind,
+#define TE_GATE_ENUM(kind, of) TE_GATE_##kind = TE_ACT_##of,
 enum { TE_ACTIVATIONS(TE_ACT_ENUM) TE_ACT_sigmoid };
+enum { TE_GATED_ACTIVATIONS(TE_GATE_ENUM) TE_GATE_end };
 #undef TE_ACT_ENUM
+#undef TE_GATE_ENUM
 
-#define TE_OP_gelu (act, TE_ACT_gelu, map)
-#define TE_OP_gelu_erf (act, TE_ACT_gelu_erf, map)
-#define TE_OP_qgelu (act, TE_ACT_qgelu, map)
-#define TE_OP_relu (act, TE_ACT_relu, map)
-#define TE_OP_srelu (act, TE_ACT_srelu, map)
-#define TE_OP_silu (act, TE_ACT_silu, map)
-#define TE_IN_act(op) 0
-#define TE_OUT_act(op, in) in
-#define TE_FLAGS_act(op) TE_SAVES_INPUT
-#define TE_TRAITS_act(model, op, in, out) 0, -1, {0, 0}, TE_NO_PARAMS
-#define TE_FIELDS_act(op)
-#define TE_DECLARE_act(model, op)
+#define TE_OP_gelu (act, map)
+#define TE_OP_gelu_erf (act, map)
+#define TE_OP_qgelu (act, map)
+#define TE_OP_relu (act, map)
+#define TE_OP_srelu (act, map)
+#define TE_OP_silu (act, map)
+#define TE__ACT_OF(op) (int)TE_JOIN1(TE_ACT_, TE_KIND(op))
+#define TE_FLAGS_act(op) (TE_SAVES_INPUT | (TE__ACT_OF(op) == (int)TE_ACT_gelu ? TE_EPILOGUE_OF_GELU : 0))
+#define TE_OPTIONS_act(op) (te_act_options, TE__ACT_OF(op))
 
-#define TE_OP_glu (gated, TE_ACT_sigmoid, gated)
-#define TE_OP_geglu (gated, TE_ACT_gelu, gated)
-#define TE_OP_qgeglu (gated, TE_ACT_qgelu, gated)
-#define TE_OP_reglu (gated, TE_ACT_relu, gated)
-#define TE_OP_sreglu (gated, TE_ACT_srelu, gated)
-#define TE_OP_swiglu (gated, TE_ACT_silu, gated)
-#define TE_IN_gated(op) 0
+#define TE_OP_glu (gated, gated)
+#define TE_OP_geglu (gated, gated)
+#define TE_OP_qgeglu (gated, gated)
+#define TE_OP_reglu (gated, gated)
+#define TE_OP_sreglu (gated, gated)
+#define TE_OP_swiglu (gated, gated)
 #define TE_OUT_gated(op, in) ((in) % 2 ? 0 : (in) / 2)
-#define TE_FLAGS_gated(op) TE_SAVES_INPUT
-#define TE_TRAITS_gated(model, op, in, out) 0, -1, {0, 0}, TE_NO_PARAMS
-#define TE_FIELDS_gated(op)
-#define TE_DECLARE_gated(model, op)
+#define TE_FLAGS_gated(op) (TE_SAVES_INPUT)
+#define TE_OPTIONS_gated(op) (te_act_options, (int)TE_JOIN1(TE_GATE_, TE_KIND(op)))
+
+typedef struct te_act_options { int code; } te_act_options; /* TE_ACT_gelu; of a gated op, that of its first half */
 
 /* f(x) and f'(x). `code` is meant to be a constant. */
 TE_FN float te_act(float *slope, float x, int code) {
@@ -84,27 +83,31 @@ TE_FN float te_act(float *slope, float x, int code) {
     return x * s;
 }
 
-TE_FN void te_act_forward(float v[8], const te_stage *s, te_at at, int code) {
+TE_FN void te_act_forward(float v[8], const te_stage *s, te_at at, const void *options) {
+    const int code = ((const te_act_options *)options)->code;
     float slope;
     (void)s, (void)at;
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] = te_act(&slope, v[i], code);
 }
-TE_FN void te_act_backward(float v[8], float sum[8], const te_stage *s, te_at at, int code) {
+TE_FN void te_act_backward(float v[8], float sum[8], const te_stage *s, te_at at, const void *options) {
+    const int code = ((const te_act_options *)options)->code;
     float x[8], slope;
     (void)sum;
-    te_read8(x, s->saved, s, at);
+    te_read8(x, s->saved, at.format.in, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) (void)te_act(&slope, x[i], code), v[i] *= slope; /* y = f(x) */
 }
-TE_FN void te_gated_forward_8(float v[8], const float g[8], const te_stage *s, te_at at, int code) {
+TE_FN void te_gated_forward(float v[8], const float g[8], const te_stage *s, te_at at, const void *options) {
+    const int code = ((const te_act_options *)options)->code;
     float slope;
     (void)s, (void)at;
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] = te_act(&slope, v[i], code) * g[i];
 }
 /* In: v = dy. Out: v = da, g = db. */
-TE_FN void te_gated_backward_8(float v[8], float g[8], const te_stage *s, te_at at, int code) {
+TE_FN void te_gated_backward(float v[8], float g[8], const te_stage *s, te_at at, const void *options) {
+    const int code = ((const te_act_options *)options)->code;
     float a[8], b[8], slope;
-    te_load8(a, s->saved, te_index(at), at.n, at.aligned, at.dtype);
-    te_load8(b, s->saved, te_index(te_second_half(at)), at.n, at.aligned, at.dtype);
+    te_load8(a, s->saved, te_index(at), at.n, at.aligned, at.format.in);
+    te_load8(b, s->saved, te_index(te_second_half(at)), at.n, at.aligned, at.format.in);
     TE_UNROLL for (int i = 0; i < 8; i++) {
         const float f = te_act(&slope, a[i], code); /* y = f(a) b */
         g[i] = v[i] * f;

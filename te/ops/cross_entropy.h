@@ -7,16 +7,16 @@
 #ifndef TE_OPS_CROSS_ENTROPY_H
 #define TE_OPS_CROSS_ENTROPY_H
 
-#include "../fuse/chain_run.h" /* te_output, te_gradient */
-#include "../core/math.h"      /* te_exp2 */
+#include "../core/math.h" /* te_exp2 */
+#include "../plan/dims.h" /* TE_WIDTH_AT */
+#include "../plan/run.h"  /* te_output, te_gradient */
 
-#define TE_OP_cross_entropy (cross_entropy, 0, own)
-#define TE_IN_cross_entropy(op) TE_ARG1(op, 0)
-#define TE_OUT_cross_entropy(op, in) 1
-#define TE_FLAGS_cross_entropy(op) TE_SAVES_INPUT
-#define TE_TRAITS_cross_entropy(model, op, in, out) 1, -1, {0, 0}, TE_NO_PARAMS
-#define TE_FIELDS_cross_entropy(op)
-#define TE_DECLARE_cross_entropy(model, op)
+#define TE_OP_cross_entropy (cross_entropy, own)
+#define TE_IN_cross_entropy(op) (TE_ARG1(op, 0))
+#define TE_OUT_cross_entropy(op, in) (1)
+#define TE_GIVES_cross_entropy(op) (TE_GIVES_f32)
+#define TE_FLAGS_cross_entropy(op) (TE_SAVES_INPUT | TE_TO_LOSS)
+#define TE_STATS_cross_entropy(op) (1) /* log-sum-exp */
 #define TE_TAKES_DIMS_cross_entropy ,
 
 typedef struct te_cross_entropy_args {
@@ -32,13 +32,14 @@ typedef struct te_cross_entropy_args {
 } te_cross_entropy_args;
 
 #define TE_CROSS_ENTROPY_THREADS(width) (!TE_CUDA ? 1 : (width) > 2048 || (width) < 0 ? 256 : 64)
-#define TE_OWN_cross_entropy_forward(name, dtype, op, in, out)                                                        \
-    TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(in), te_cross_entropy_args,                                              \
-              te_cross_entropy_row(te_args, te_at, TE_CROSS_ENTROPY_THREADS(in), TE_WIDTH_AT(in, te_args->width), TE_##dtype))                     \
+#define TE__CROSS_ENTROPY_KERNEL(name, body, in, dtype)                                      \
+    TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(in), te_cross_entropy_args,                     \
+              body(te_args, te_at, TE_CROSS_ENTROPY_THREADS(in), TE_WIDTH_AT(in, te_args->width), dtype))
+#define TE_OWN_cross_entropy_forward(name, model, dtype, op)                                                              \
+    TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_row, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op))        \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__cross_entropy_forward(r, s, name##_launch); }
-#define TE_OWN_cross_entropy_backward(name, dtype, op, in, out)                                                       \
-    TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(in), te_cross_entropy_args,                                              \
-              te_cross_entropy_gradient(te_args, te_at, TE_CROSS_ENTROPY_THREADS(in), TE_WIDTH_AT(in, te_args->width), TE_##dtype))                \
+#define TE_OWN_cross_entropy_backward(name, model, dtype, op)                                                             \
+    TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_gradient, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op))   \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__cross_entropy_backward(r, s, name##_launch); }
 
 /* Eight columns of a row, from `c` on, that can be loaded at once: where the width is no multiple of eight a row begins
@@ -98,37 +99,42 @@ TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b,
 
 typedef te_status (*te_cross_entropy_launch_fn)(te_context *, te_grid, const te_cross_entropy_args *);
 
-TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, const te_op *op) {
+TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, const te_op *op, int64_t rows) {
     const te_batch *b = r->batch;
     memset(a, 0, sizeof *a);
     a->width = op->in;
     if (!b) return TE_OK;
     TE_REQUIRE(b->labels, r->ctx, TE_ERROR_NULL, "%s: the batch brings no labels", r->plan->name);
     a->labels = b->labels, a->ignore_index = b->ignore_index, a->dloss = b->loss_scale;
-    for (int64_t i = 0; !TE_CUDA && r->dry && i < r->rows; i++)
+    for (int64_t i = 0; !TE_CUDA && r->dry && i < rows; i++)
         TE_REQUIRE((b->labels[i] >= 0 && b->labels[i] < op->in) || b->labels[i] == b->ignore_index, r->ctx, TE_ERROR_VALUE,
-                   "%s: label %d of row %lld is outside the vocabulary of %s, %d", r->plan->name, b->labels[i], (long long)i, op->name, op->in);
+                   "%s: label %d of row %lld is outside the vocabulary of %s, %d", r->plan->name, b->labels[i], (long long)i, op->name,
+                   op->in);
     return TE_OK;
 }
 TE_API te_status te__cross_entropy_forward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch) {
     const int i = s->op[0];
     te_cross_entropy_args a;
-    TE_TRY(te__cross_entropy_args_of(&a, r, &r->plan->op[i]));
+    te_value y;
+    TE_TRY(te__cross_entropy_args_of(&a, r, &r->plan->op[i], r->now.rows));
     TE_REQUIRE(te_last_step(r, s), r->ctx, TE_ERROR_STATE, "%s: cross_entropy must end the list", r->plan->name);
-    a.loss = (float *)r->y, a.lse = r->stats[i], a.x = r->now.p;
-    if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(r->rows, 1), &a));
-    te_set_now(r, te_value_of(r->y));
+    TE_TRY(te_output(&y, r, s, i));
+    a.loss = (float *)y.p, a.lse = r->stats[i], a.x = r->now.p;
+    if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(r->now.rows, 1), &a));
+    te_set_now(r, y);
     return TE_OK;
 }
 TE_API te_status te__cross_entropy_backward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch) {
     const int i = s->op[0];
     te_cross_entropy_args a;
-    te_value dx;
-    TE_TRY(te__cross_entropy_args_of(&a, r, &r->plan->op[i]));
-    TE_REQUIRE(r->dy || !r->batch || r->batch->loss_scale != 0, r->ctx, TE_ERROR_VALUE, "%s: there is no dy, and batch.loss_scale is 0", r->plan->name);
+    te_value dx, dy = r->dy;
+    TE_TRY(te__cross_entropy_args_of(&a, r, &r->plan->op[i], dy.rows));
+    TE_REQUIRE(r->dy.p || !r->batch || r->batch->loss_scale != 0, r->ctx, TE_ERROR_VALUE,
+               "%s: there is no dy, and batch.loss_scale is 0", r->plan->name);
+    TE_TRY(te_as(&dy, r, TE_f32));
     TE_TRY(te_gradient(&dx, r, s, i));
-    a.lse = r->stats[i], a.x = i ? r->act[i - 1] : r->x, a.dx = dx.p, a.dy = (const float *)r->dy;
-    if (dx.p && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(r->rows, 1), &a));
+    a.lse = r->stats[i], a.x = te_input_of(r, i).p, a.dx = dx.p, a.dy = (const float *)dy.p;
+    if (dx.p && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(dx.rows, 1), &a));
     te_set_now(r, dx);
     return TE_OK;
 }

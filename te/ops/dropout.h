@@ -6,17 +6,17 @@
 #ifndef TE_OPS_DROPOUT_H
 #define TE_OPS_DROPOUT_H
 
-#include "../fuse/chain.h" /* te_stage, te_at */
+#include "map.h" /* te_stage, te_at */
 
-#define TE_OP_dropout (dropout, 0, map)
-#define TE_IN_dropout(op) 0
-#define TE_OUT_dropout(op, in) in
-#define TE_FLAGS_dropout(op) TE_DRAWS
-#define TE_TRAITS_dropout(model, op, in, out) 0, -1, {(float)(TE_ARG1(op, 0.5f)), 1.0f / (1.0f - (float)(TE_ARG1(op, 0.5f)))}, TE_NO_PARAMS
-#define TE_FIELDS_dropout(op)
+#define TE_OP_dropout (dropout, map)
+#define TE_GIVES_dropout(op) (TE_GIVES_same)
+#define TE_FLAGS_dropout(op) (TE_DRAWS)
+#define TE_OPTIONS_dropout(op) (te_dropout_options, (float)(TE_ARG1(op, 0.5f)), 1.0f / (1.0f - (float)(TE_ARG1(op, 0.5f))))
 /* An integer constant expression may cast a floating constant, but not compare it. */
-#define TE_DECLARE_dropout(model, op)                                                                              \
-    static_assert((int)(TE_ARG1(op, 0.5f)) == 0, "te: " TE_STRING(model) ": (dropout, " TE_STRING(TE_NAME(op)) "): the probability must be at least 0 and less than 1");
+#define TE_CHECK_dropout(model, op) \
+    (static_assert((int)(TE_ARG1(op, 0.5f)) == 0, "te: " TE_STRING(model) ": " TE_CALLED(op) ": the probability must be at least 0 and less than 1");)
+
+typedef struct te_dropout_options { float p, factor; } te_dropout_options; /* factor: 1 / (1 - p) */
 
 /* Element e is dropped if its 16 bits of the random words, half e % 2 of word e % 8 / 2 of counter e / 8, are below
  * 65536 p: one Philox for eight elements, of which the arithmetic would otherwise cost more than the memory. */
@@ -41,25 +41,24 @@ TE_FN te_rng te_rng_of(const te_rng *rng, const int width) {
 #endif
 }
 /* v of elements e .. e + 7 of the tensor. */
-TE_FN void te_dropout8(float v[8], const te_stage *s, te_at at) {
+TE_FN void te_dropout8(float v[8], const te_stage *s, te_at at, const te_dropout_options *o) {
     const int64_t e = te_index(at);
     const te_rng rng = te_rng_of(s->rng, at.width);
-    const uint32_t limit = te_dropout_limit(s->value[0]);
+    const uint32_t limit = te_dropout_limit(o->p);
     uint32_t word[4];
     te_philox(word, rng.seed, (uint64_t)e / 8, s->id, rng.offset);
     TE_UNROLL for (int i = 0; i < 8; i++) {
         const int of = at.aligned ? i : (int)((e + i) % 8);
         if (!at.aligned && i > 0 && of == 0) te_philox(word, rng.seed, (uint64_t)(e + i) / 8, s->id, rng.offset);
-        v[i] = te_dropped(word, of, limit) ? 0.0f : v[i] * s->value[1];
+        v[i] = te_dropped(word, of, limit) ? 0.0f : v[i] * o->factor;
     }
 }
-TE_FN void te_dropout_forward(float v[8], const te_stage *s, te_at at, int code) {
-    (void)code;
-    te_dropout8(v, s, at);
+TE_FN void te_dropout_forward(float v[8], const te_stage *s, te_at at, const void *options) {
+    te_dropout8(v, s, at, (const te_dropout_options *)options);
 }
-TE_FN void te_dropout_backward(float v[8], float sum[8], const te_stage *s, te_at at, int code) {
+TE_FN void te_dropout_backward(float v[8], float sum[8], const te_stage *s, te_at at, const void *options) {
     (void)sum;
-    te_dropout_forward(v, s, at, code); /* y = mask x / (1 - p) */
+    te_dropout_forward(v, s, at, options); /* y = mask x / (1 - p) */
 }
 
 #endif

@@ -8,26 +8,28 @@
 #ifndef TE_OPS_EMBEDDING_H
 #define TE_OPS_EMBEDDING_H
 
-#include "../fuse/chain_run.h" /* te_output, te_gradient */
+#include "../core/fill.h"      /* te_lanes_here, TE_KERNEL */
+#include "../plan/dims.h"      /* TE_IS_WIDTH, TE_WIDTH_AT */
+#include "../plan/gradients.h" /* te_accumulates */
+#include "map.h"               /* te_formats */
 
-#define TE_OP_embedding (embedding, 0, own)
-#define TE_IN_embedding(op) 1
-#define TE_OUT_embedding(op, in) TE_ARG2(op, 0)
-#define TE_FLAGS_embedding(op) 0
-#define TE_TRAITS_embedding(model, op, in, out) 0, -1, {0, 0}, 1, {{"weight", TE_ARG1(op, 0), out, TE_INIT_normal, 0}, TE_NO_PARAM}
-#define TE_FIELDS_embedding(op) struct { te_param weight; } TE_NAME(op);
-#define TE_DECLARE_embedding(model, op) TE__HAS_ROWS(model, op, "vocabulary")
-#define TE__HAS_ROWS(model, op, what) \
-    static_assert(TE_IS_WIDTH(model, TE_ARG1(op, 0)), "te: " TE_STRING(model) ": (" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) "): the " what " must be positive");
+#define TE_OP_embedding (embedding, own)
+#define TE_IN_embedding(op) (1)
+#define TE_OUT_embedding(op, in) (TE_ARG2(op, 0))
+#define TE_FLAGS_embedding(op) (TE_FROM_TOKENS)
+#define TE_PARAMS_embedding(op, in, out) ((weight, TE_ARG1(op, 0), out, normal))
+#define TE_CHECK_embedding(model, op) (TE__HAS_ROWS(model, op, "vocabulary"))
+#define TE__HAS_ROWS(model, op, what)               \
+    static_assert(TE_IS_WIDTH(model, TE_ARG1(op, 0)), "te: " TE_STRING(model) ": " TE_CALLED(op) ": the " what " must be positive");
 #define TE_TAKES_DIMS_embedding ,
 
-#define TE_OP_positions (positions, 0, own)
-#define TE_IN_positions(op) TE_ARG2(op, 0)
-#define TE_OUT_positions(op, in) in
-#define TE_FLAGS_positions(op) 0
-#define TE_TRAITS_positions(model, op, in, out) 0, -1, {0, 0}, 1, {{"weight", TE_ARG1(op, 0), out, TE_INIT_normal, 0}, TE_NO_PARAM}
-#define TE_FIELDS_positions(op) struct { te_param weight; } TE_NAME(op);
-#define TE_DECLARE_positions(model, op) TE__HAS_ROWS(model, op, "length")
+#define TE_OP_positions (positions, own)
+#define TE_IN_positions(op) (TE_ARG2(op, 0))
+#define TE_PARAMS_positions(op, in, out) ((weight, TE_ARG1(op, 0), out, normal))
+#define TE_CHECK_positions(model, op)                                                         \
+    (TE__HAS_ROWS(model, op, "length")                                                        \
+     static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                        \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
 #define TE_TAKES_DIMS_positions ,
 
 typedef struct te_embedding_args {
@@ -45,22 +47,26 @@ enum { TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1, TE_EMBEDDING_GROUPS = TE_CUDA ? 8 
 
 #define TE__EMBEDDING_KERNEL(name, body, ...) \
     TE_KERNEL(name, TE_EMBEDDING_LANES * TE_EMBEDDING_GROUPS, te_embedding_args, body(te_args, te_at, __VA_ARGS__))
-#define TE_OWN_embedding_forward(name, dtype, op, in, out)                      \
-    TE__EMBEDDING_KERNEL(name, te_embedding_rows, TE_WIDTH_AT(out, te_args->width), 0, TE_##dtype)           \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__embedding_forward(r, s, name##_launch); }
-#define TE_OWN_positions_forward(name, dtype, op, in, out)                      \
-    TE__EMBEDDING_KERNEL(name, te_embedding_rows, TE_WIDTH_AT(out, te_args->width), 1, TE_##dtype)           \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__embedding_forward(r, s, name##_launch); }
-#define TE_OWN_embedding_backward(name, dtype, op, in, out)                     \
-    TE__EMBEDDING_KERNEL(name, te_embedding_gradient, TE_WIDTH_AT(out, te_args->width), TE_##dtype)          \
-    TE__EMBEDDING_KERNEL(name##_merge, te_embedding_merge, TE_WIDTH_AT(out, te_args->width))                 \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__embedding_backward(r, s, name##_launch, name##_merge_launch); }
-#define TE_OWN_positions_backward(name, dtype, op, in, out)                     \
-    TE__EMBEDDING_KERNEL(name, te_positions_gradient, TE_WIDTH_AT(out, te_args->width), TE_##dtype)          \
+#define TE__EMBEDDING_WIDTH(model, op) TE_WIDTH_AT(TE_WIDTH_OUT(model, op), te_args->width)
+#define TE__EMBEDDING_FORMATS(model, dtype, op) \
+    te_formats_of(TE_DTYPE_IN(model, op), TE_DTYPE_OUT(model, op), TE_##dtype, TE_##dtype)
+#define TE__EMBEDDING_FORWARD(name, model, dtype, op, positions)                                                          \
+    TE__EMBEDDING_KERNEL(name, te_embedding_rows, TE__EMBEDDING_WIDTH(model, op), positions, TE__EMBEDDING_FORMATS(model, dtype, op)) \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__embedding_forward(r, s, name##_launch, positions); }
+#define TE_OWN_embedding_forward(name, model, dtype, op) TE__EMBEDDING_FORWARD(name, model, dtype, op, 0)
+#define TE_OWN_positions_forward(name, model, dtype, op) TE__EMBEDDING_FORWARD(name, model, dtype, op, 1)
+#define TE_OWN_embedding_backward(name, model, dtype, op)                                                                 \
+    TE__EMBEDDING_KERNEL(name, te_embedding_gradient, TE__EMBEDDING_WIDTH(model, op), (te_dtype)TE_DTYPE_OUT(model, op))   \
+    TE__EMBEDDING_KERNEL(name##_merge, te_embedding_merge, TE__EMBEDDING_WIDTH(model, op))                                 \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                             \
+        return te__embedding_backward(r, s, name##_launch, name##_merge_launch);                                           \
+    }
+#define TE_OWN_positions_backward(name, model, dtype, op)                                                                 \
+    TE__EMBEDDING_KERNEL(name, te_positions_gradient, TE__EMBEDDING_WIDTH(model, op), (te_dtype)TE_DTYPE_OUT(model, op))   \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__positions_backward(r, s, name##_launch); }
 
 /* y[row] = w[token] or x[row] + w[position]. A group of lanes takes a row. */
-TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, int positions, te_dtype dtype) {
+TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, int positions, te_formats format) {
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
     const int64_t row = (int64_t)b.x * TE_EMBEDDING_GROUPS + group;
@@ -71,12 +77,12 @@ TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, 
         const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
         float v[8], x[8];
         TE_UNROLL for (int i = 0; i < 8; i++) v[i] = NAN;
-        if (known) te_load8(v, a->w, index * width + c, n, aligned, dtype);
+        if (known) te_load8(v, a->w, index * width + c, n, aligned, format.weight);
         if (positions) {
-            te_load8(x, a->x, row * width + c, n, aligned, dtype);
+            te_load8(x, a->x, row * width + c, n, aligned, format.in);
             TE_UNROLL for (int i = 0; i < 8; i++) v[i] += x[i];
         }
-        te_store8(a->y, row * width + c, v, n, aligned, dtype);
+        te_store8(a->y, row * width + c, v, n, aligned, format.out);
     }
 }
 
@@ -199,31 +205,31 @@ typedef te_status (*te_embedding_launch_fn)(te_context *, te_grid, const te_embe
 TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
     te_embedding_args a;
     memset(&a, 0, sizeof a);
-    a.x = r->now.p, a.w = r->param[i]->data, a.rows = r->rows, a.size = (int)r->param[i]->rows, a.width = (int)r->param[i]->cols;
-    a.seq = 1, a.batch = 1;
+    a.x = r->now.p, a.w = r->param[i]->data, a.rows = te_rows_in(r, r->plan->op[i].out_rows);
+    a.size = (int)r->param[i]->rows, a.width = (int)r->param[i]->cols, a.seq = 1, a.batch = 1;
     if (r->batch) a.tokens = r->batch->tokens, a.batch = r->batch->batch, a.seq = r->batch->seq, a.position = r->batch->position;
     return a;
 }
 TE_API te_status te__embedding_check(const te_run *r, const te_embedding_args *a, const te_op *op, int positions) {
+    const char *name = r->plan->name;
     if (!r->dry || !r->batch) return TE_OK;
-    TE_REQUIRE(!positions || a->seq <= a->size - a->position, r->ctx, TE_ERROR_SHAPE, "%s: positions %s holds %d, the batch goes to %lld",
-               r->plan->name, op->name, a->size, (long long)a->position + a->seq);
-    TE_REQUIRE(positions || a->tokens, r->ctx, TE_ERROR_NULL, "%s: the batch brings no tokens", r->plan->name);
-    TE_REQUIRE(positions || a->rows < (1 << 24), r->ctx, TE_ERROR_OVERFLOW, "%s: more than 2^24 rows", r->plan->name);
+    TE_REQUIRE(!positions || a->seq <= a->size - a->position, r->ctx, TE_ERROR_SHAPE,
+               "%s: positions %s holds %d, the batch goes to %lld", name, op->name, a->size, (long long)a->position + a->seq);
+    TE_REQUIRE(positions || a->tokens, r->ctx, TE_ERROR_NULL, "%s: the batch brings no tokens", name);
+    TE_REQUIRE(positions || a->rows < (1 << 24), r->ctx, TE_ERROR_OVERFLOW, "%s: more than 2^24 rows", name);
     for (int64_t i = 0; !TE_CUDA && !positions && i < a->rows; i++)
-        TE_REQUIRE(a->tokens[i] >= 0 && a->tokens[i] < a->size, r->ctx, TE_ERROR_VALUE, "%s: token %d of row %lld is outside the vocabulary of %s, %d",
-                   r->plan->name, a->tokens[i], (long long)i, op->name, a->size);
+        TE_REQUIRE(a->tokens[i] >= 0 && a->tokens[i] < a->size, r->ctx, TE_ERROR_VALUE,
+                   "%s: token %d of row %lld is outside the vocabulary of %s, %d", name, a->tokens[i], (long long)i, op->name, a->size);
     return TE_OK;
 }
-TE_API te_status te__embedding_forward(te_run *r, const te_step *s, te_embedding_launch_fn launch) {
+TE_API te_status te__embedding_forward(te_run *r, const te_step *s, te_embedding_launch_fn launch, int positions) {
     const int i = s->op[0];
-    const te_op *op = &r->plan->op[i];
     te_embedding_args a = te__embedding_args(r, i);
     te_value y;
-    TE_TRY(te__embedding_check(r, &a, op, !strcmp(op->kind, "positions")));
+    TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], positions));
     TE_TRY(te_output(&y, r, s, i));
     a.y = y.p;
-    if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(r->rows, TE_EMBEDDING_GROUPS), 1), &a));
+    if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_EMBEDDING_GROUPS), 1), &a));
     te_set_now(r, y);
     return TE_OK;
 }
@@ -231,34 +237,34 @@ TE_API te_status te__embedding_backward(te_run *r, const te_step *s, te_embeddin
     const int i = s->op[0];
     te_param *p = r->param[i];
     te_embedding_args a = te__embedding_args(r, i);
-    te_value order = te_value_of(0), pieces = te_value_of(0);
-    const int64_t segments = te_ceil_div(r->rows, TE_EMBEDDING_SEGMENT);
+    const int64_t padded = te_padded_rows(r, r->plan->op[i].out_rows);
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 0));
-    if (TE_CUDA) TE_TRY(te_acquire(r, &order, (size_t)r->padded * sizeof(int32_t)));
-    if (TE_CUDA) TE_TRY(te_acquire(r, &pieces, (size_t)(r->padded / TE_EMBEDDING_SEGMENT * 2 * p->cols) * sizeof(float)));
-    a.y = p->grad, a.order = (int32_t *)order.p, a.pieces = (float *)pieces.p;
+    if (TE_CUDA) TE_TRY(te_scratch(r, (void **)&a.order, (size_t)padded * sizeof(int32_t)));
+    if (TE_CUDA) TE_TRY(te_scratch(r, (void **)&a.pieces, (size_t)(padded / TE_EMBEDDING_SEGMENT * 2 * p->cols) * sizeof(float)));
+    a.y = p->grad;
     if (!r->dry) {
         const int tiles = (int)te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES);
+        const int64_t segments = te_ceil_div(a.rows, TE_EMBEDDING_SEGMENT);
         const te_grid grid = te_grid_of(TE_CUDA ? te_ceil_div(segments, TE_EMBEDDING_GROUPS) : 1, tiles);
         if (!te_accumulates(r, p)) TE_TRY(te_fill(r->ctx, p->grad, 0, (size_t)(p->rows * p->cols) * sizeof(float)));
-        if (TE_CUDA) TE_TRY(te_sort_by_token_launch(r->ctx, te_grid_of(te_ceil_div(r->rows, TE_EMBEDDING_GROUPS), 1), &a));
+        if (TE_CUDA) TE_TRY(te_sort_by_token_launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_EMBEDDING_GROUPS), 1), &a));
         TE_TRY(launch(r->ctx, grid, &a));
         if (TE_CUDA) TE_TRY(merge(r->ctx, grid, &a));
     }
-    te_drop(r, pieces);
-    te_drop(r, order);
-    te_set_now(r, te_value_of(0));
+    te_set_now(r, te_no_value());
     return TE_OK;
 }
 TE_API te_status te__positions_backward(te_run *r, const te_step *s, te_embedding_launch_fn launch) {
     const int i = s->op[0];
     te_param *p = r->param[i];
     te_embedding_args a = te__embedding_args(r, i);
+    const te_grid grid = te_grid_of(te_ceil_div(a.size, TE_EMBEDDING_GROUPS), te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES));
+    te_value dx = r->now;
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 1));
     a.y = p->grad, a.accumulate = te_accumulates(r, p);
-    if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.size, TE_EMBEDDING_GROUPS), te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES)), &a));
-    /* y = x + weight: the gradient goes on as it is */
-    if (te_last_step(r, s) && r->dx && !r->dry) TE_TRY(te_copy(r->ctx, r->dx, r->now.p, (size_t)(r->rows * p->cols) * te_dtype_bytes(r->plan->dtype)));
+    if (!r->dry) TE_TRY(launch(r->ctx, grid, &a));
+    TE_TRY(te_as(&dx, r, r->plan->op[i].in_dtype)); /* y = x + weight: the gradient goes on as it is */
+    te_set_now(r, dx);
     return TE_OK;
 }
 

@@ -1,32 +1,63 @@
-/* norm.h -- (layernorm, name, width[, eps]), (rmsnorm, name, width[, eps]), (l2norm, name, width[, eps]) and, with a gamma
- * that is stored less 1, (layernorm1p, ...), (rmsnorm1p, ...). eps is 1e-5 unless given. Formulas: fuse/chain.h, where the
- * rows are worked on.
+/* norm.h -- (layernorm, name, width), (rmsnorm, name, width), (l2norm, name, width) and, with a gamma that is stored less 1,
+ * (layernorm1p, name, width), (rmsnorm1p, name, width); option (eps, 1e-5f).
+ *
+ *   layernorm    y = (x - mean) rstd gamma + beta, rstd = (mean((x - mean)^2) + eps)^-1/2    Ba et al. 2016
+ *   rmsnorm      y = x rstd gamma,                 rstd = (mean(x^2) + eps)^-1/2             Zhang & Sennrich 2019
+ *   l2norm       y = x rnorm,                      rnorm = (sum(x^2) + eps)^-1/2
+ *   1p           1 + gamma takes the place of gamma (zero-centred gamma)
  */
 #ifndef TE_OPS_NORM_H
 #define TE_OPS_NORM_H
 
-#include "../fuse/chain.h" /* TE_NORM_* */
+#include "map.h" /* te_stage, te_at */
 
 /* X(kind, parameters): the tests and benches expand this. */
 #define TE_NORMS(X) X(layernorm, 2) X(rmsnorm, 1) X(l2norm, 0) X(layernorm1p, 2) X(rmsnorm1p, 1)
 
-#define TE_OP_layernorm (norm, TE_NORM_layernorm, norm)
-#define TE_OP_rmsnorm (norm, TE_NORM_rmsnorm, norm)
-#define TE_OP_l2norm (norm, TE_NORM_l2norm, norm)
-#define TE_OP_layernorm1p (norm, (TE_NORM_layernorm | TE_NORM_zero_centred), norm)
-#define TE_OP_rmsnorm1p (norm, (TE_NORM_rmsnorm | TE_NORM_zero_centred), norm)
-#define TE_IN_norm(op) TE_ARG1(op, 0)
-#define TE_OUT_norm(op, in) in
-#define TE_FLAGS_norm(op) TE_SAVES_INPUT
-#define TE_TRAITS_norm(model, op, in, out)                                                                             \
-    (TE_CODE(op) % 4 == TE_NORM_layernorm ? 2 : 1), -1, {(float)(TE_ARG2(op, 1e-5f)), 0}, 2 - TE_CODE(op) % 4, {          \
-        {"weight", 1, out, TE_CODE(op) & TE_NORM_zero_centred ? TE_INIT_zero : TE_INIT_one, 0}, {"bias", 1, out, TE_INIT_zero, 0} }
-#define TE_FIELDS_norm(op) TE_JOIN1(TE_FIELDS_OF_, TE_KIND(op))(op)
-#define TE_FIELDS_OF_layernorm(op) struct { te_param weight, bias; } TE_NAME(op);
-#define TE_FIELDS_OF_layernorm1p(op) struct { te_param weight, bias; } TE_NAME(op);
-#define TE_FIELDS_OF_rmsnorm(op) struct { te_param weight; } TE_NAME(op);
-#define TE_FIELDS_OF_rmsnorm1p(op) struct { te_param weight; } TE_NAME(op);
-#define TE_FIELDS_OF_l2norm(op)
-#define TE_DECLARE_norm(model, op)
+/* A code: the formula, code & 3, and whether gamma is stored less 1. */
+enum {
+    TE_NORM_layernorm = 0,
+    TE_NORM_rmsnorm = 1,
+    TE_NORM_l2norm = 2,
+    TE_NORM_zero_centred = 4,
+    TE_NORM_layernorm1p = TE_NORM_layernorm | TE_NORM_zero_centred,
+    TE_NORM_rmsnorm1p = TE_NORM_rmsnorm | TE_NORM_zero_centred
+};
+
+#define TE_OP_layernorm (norm, norm)
+#define TE_OP_rmsnorm (norm, norm)
+#define TE_OP_l2norm (norm, norm)
+#define TE_OP_layernorm1p (norm, norm)
+#define TE_OP_rmsnorm1p (norm, norm)
+#define TE_NORM_CODE(op) (int)TE_JOIN1(TE_NORM_, TE_KIND(op))
+#define TE_IN_norm(op) (TE_ARG1(op, 0))
+#define TE_FLAGS_norm(op) (TE_SAVES_INPUT)
+#define TE_STATS_norm(op) ((TE_NORM_CODE(op) & 3) == (int)TE_NORM_layernorm ? 2 : 1) /* mean, rstd; rstd alone */
+#define TE_PARAMS_norm(op, in, out) TE_JOIN1(TE_PARAMS_OF_, TE_KIND(op))(out)
+#define TE_PARAMS_OF_layernorm(out) ((weight, 1, out, one), (bias, 1, out, zero))
+#define TE_PARAMS_OF_layernorm1p(out) ((weight, 1, out, zero), (bias, 1, out, zero))
+#define TE_PARAMS_OF_rmsnorm(out) ((weight, 1, out, one))
+#define TE_PARAMS_OF_rmsnorm1p(out) ((weight, 1, out, zero))
+#define TE_TAKES_norm_eps TE_NUMBER
+#define TE_OPTIONS_norm(op) (te_norm_options, TE_NORM_CODE(op), (float)(TE_OPTION(op, eps, 1e-5f)))
+
+typedef struct te_norm_options { int code; float eps; } te_norm_options;
+
+/* 1 / sqrt(the mean, or for l2norm the sum, of squares + eps). */
+TE_FN float te_norm_rstd(float squares, float count, te_norm_options o) {
+    return 1.0f / sqrtf(((o.code & 3) == TE_NORM_l2norm ? squares : squares / count) + o.eps);
+}
+/* gamma for eight columns, from what te_load_gamma left in `gamma`. */
+TE_FN void te_gamma8(float w[8], const te_vec8 *gamma, te_dtype dtype, int code) {
+    if ((code & 3) == TE_NORM_l2norm) {
+        TE_UNROLL for (int i = 0; i < 8; i++) w[i] = 1.0f;
+        return;
+    }
+    te_vec8_floats(w, gamma, dtype);
+    if (code & TE_NORM_zero_centred) TE_UNROLL for (int i = 0; i < 8; i++) w[i] += 1.0f;
+}
+TE_FN void te_load_gamma(te_vec8 *gamma, const te_stage *s, te_at at, te_dtype dtype, int code) {
+    if ((code & 3) != TE_NORM_l2norm) te_vec8_load(gamma, s->w[0], at.col, at.n, at.aligned, dtype);
+}
 
 #endif

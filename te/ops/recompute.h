@@ -19,14 +19,10 @@
 #ifndef TE_OPS_RECOMPUTE_H
 #define TE_OPS_RECOMPUTE_H
 
-#include "../fuse/spans.h" /* TE__SPAN_recompute, TE__SPAN_end_recompute */
-
-#define TE_OP_recompute (recompute, 0, mark)
-#define TE_OP_end_recompute (end_recompute, 0, mark)
+#define TE_OP_recompute (recompute, mark)
+#define TE_OP_end_recompute (end_recompute, mark)
 #define TE_IS_MARK_recompute ,
 #define TE_IS_MARK_end_recompute ,
 #define TE_BEGINS_SPAN_recompute ,
-#define TE_FLAGS_recompute(op) 0
-#define TE_FLAGS_end_recompute(op) 0
 
 #endif

@@ -1,34 +1,41 @@
-/* rope.h -- (rope, name, heads, kv_heads, head_dim[, rotary_dim[, TE_ROPE_half or TE_ROPE_interleaved[, base]]])
+/* rope.h -- (rope, name, heads, kv_heads, head_dim); options (rotary_dim, head_dim), (interleaved, 0), (base, 10000.0f)
  *
  * Rotary positions (Su et al. 2021) on packed rows [q of all heads, k of all kv_heads, v of all kv_heads]; v and the
  * dimensions from rotary_dim on pass through. The pair (a, b) of index p at position t turns by t * base^(-2p / rotary_dim):
  *     a' = a cos - b sin,  b' = a sin + b cos
- * TE_ROPE_half pairs dimension p with p + rotary_dim / 2 (GPT-NeoX, Llama), TE_ROPE_interleaved 2p with 2p + 1 (GPT-J).
- * Defaults: the whole head, half-split, base 10000. The position of a row is te_batch.position + row % seq.
+ * Pairs are dimension p with p + rotary_dim / 2 (GPT-NeoX, Llama) or, interleaved, 2p with 2p + 1 (GPT-J).
+ * The position of a row is te_batch.position + row % seq.
  */
 #ifndef TE_OPS_ROPE_H
 #define TE_OPS_ROPE_H
 
-#include "../fuse/chain_run.h" /* te_output, te_gradient */
+#include "../core/lanes.h" /* te_lanes_here */
+#include "../plan/run.h"   /* te_output, te_gradient */
 
-enum { TE_ROPE_half = 0, TE_ROPE_interleaved = 1 };
-
-#define TE_OP_rope (rope, 0, own)
+#define TE_OP_rope (rope, own)
 #define TE_IN_rope(op) ((TE_ARG1(op, 0) + 2 * (TE_ARG2(op, 0))) * (TE_ARG3(op, 0)))
-#define TE_OUT_rope(op, in) in
-#define TE_FLAGS_rope(op) 0
-#define TE_TRAITS_rope(model, op, in, out) 0, -1, {(float)(TE_ARG6(op, 10000.0f)), 0}, TE_NO_PARAMS
-#define TE_FIELDS_rope(op)
-#define TE_DECLARE_rope(model, op)                                                                                      \
-    static_assert((TE_ARG4(op, TE_ARG3(op, 0))) % 2 == 0 && (TE_ARG4(op, TE_ARG3(op, 0))) <= (TE_ARG3(op, 0)),           \
-                  "te: " TE_STRING(model) ": (rope, " TE_STRING(TE_NAME(op)) "): rotary_dim must be even and no larger than head_dim");
+#define TE_TAKES_rope_rotary_dim TE_INTEGER
+#define TE_TAKES_rope_interleaved TE_INTEGER
+#define TE_TAKES_rope_base TE_NUMBER
+#define TE_OPTIONS_rope(op) (te_rope_options, TE__ROTARY(op), TE_OPTION(op, interleaved, 0), (float)(TE_OPTION(op, base, 10000.0f)))
+#define TE__ROTARY(op) (TE_OPTION(op, rotary_dim, TE_ARG3(op, 0)))
+#define TE_CHECK_rope(model, op)                                                                                         \
+    (static_assert(TE__ROTARY(op) % 2 == 0 && TE__ROTARY(op) <= (TE_ARG3(op, 0)),                                        \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) ": rotary_dim must be even and no larger than head_dim");    \
+     static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                                                   \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
 
-#define TE_OWN_rope_forward(name, dtype, op, in, out) TE__ROPE(name, dtype, op, in, 1)
-#define TE_OWN_rope_backward(name, dtype, op, in, out) TE__ROPE(name, dtype, op, in, -1)
-#define TE__ROPE(name, dtype, op, width, direction)                                                                     \
-    TE_KERNEL(name, TE_ROPE_THREADS, te_rope_args, TE_SHARED float te_turns[TE_ROPE_ROWS * (TE_ARG4(op, TE_ARG3(op, 0)))]; \
-              te_rope_rows(te_args, te_at, te_turns, width, (TE_ARG1(op, 0) + TE_ARG2(op, 0)) * (TE_ARG3(op, 0)), TE_ARG3(op, 0), \
-                           TE_ARG4(op, TE_ARG3(op, 0)), TE_ARG5(op, TE_ROPE_half), direction, TE_##dtype))              \
+typedef struct te_rope_options {
+    int rotary_dim, interleaved;
+    float base;
+} te_rope_options;
+
+#define TE_OWN_rope_forward(name, model, dtype, op) TE__ROPE(name, op, TE_WIDTH_IN(model, op), TE_DTYPE_OUT(model, op), TE_DTYPE_IN(model, op), 1)
+#define TE_OWN_rope_backward(name, model, dtype, op) TE__ROPE(name, op, TE_WIDTH_IN(model, op), TE_DTYPE_IN(model, op), TE_DTYPE_OUT(model, op), -1)
+#define TE__ROPE(name, op, width, to, from, direction)                                                                  \
+    TE_KERNEL(name, TE_ROPE_THREADS, te_rope_args, TE_SHARED float te_turns[TE_ROPE_ROWS * TE__ROTARY(op)];              \
+              te_rope_rows(te_args, te_at, te_turns, width, (TE_ARG1(op, 0) + TE_ARG2(op, 0)) * (TE_ARG3(op, 0)),        \
+                           TE_ARG3(op, 0), TE__ROTARY(op), TE_OPTION(op, interleaved, 0), direction, (te_dtype)(to), (te_dtype)(from))) \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__rope_run(r, s, name##_launch); }
 
 typedef struct te_rope_args {
@@ -50,7 +57,7 @@ TE_FN void te_turn8(float x[8], float mate[8], const float *cosine, const float 
 
 /* TE_ROPE_ROWS rows. turns: by row, the cosines of the pairs, then the sines. turned: width of q and k together. */
 TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *turns, int width, int turned, int head_dim, int rotary, int interleaved,
-                        int direction, te_dtype dtype) {
+                        int direction, te_dtype to, te_dtype from) {
     int group;
     const te_lanes g = te_lanes_here(TE_ROPE_THREADS, &group);
     const int pairs = rotary / 2, aligned = width % 8 == 0 && head_dim % 8 == 0 && rotary % (interleaved ? 8 : 16) == 0;
@@ -69,13 +76,13 @@ TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *turns, int wid
             for (int c = g.id; c < width; c += g.count) {
                 const int64_t at = (first + r) * width + c;
                 const int d = c % head_dim, low = interleaved ? d % 2 == 0 : d < pairs, p = interleaved ? d / 2 : low ? d : d - pairs;
-                float v = te_load(a->x, at, dtype);
+                float v = te_load(a->x, at, from);
                 if (c < turned && d < rotary) {
-                    const float mate = te_load(a->x, at + (low ? 1 : -1) * (interleaved ? 1 : pairs), dtype);
+                    const float mate = te_load(a->x, at + (low ? 1 : -1) * (interleaved ? 1 : pairs), from);
                     const float cosine = turns[r * rotary + p], sine = turns[r * rotary + pairs + p];
                     v = low ? v * cosine - mate * sine : v * cosine + mate * sine;
                 }
-                te_store(a->y, at, v, dtype);
+                te_store(a->y, at, v, to);
             }
         return;
     }
@@ -85,29 +92,29 @@ TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *turns, int wid
         const int head = u / near, in_head = u % near * 8, turns_here = head < heads && in_head < (interleaved ? rotary : pairs);
         const int d = head < heads && !turns_here && !interleaved ? in_head + pairs : in_head; /* behind the pairs: not turned */
         const int c = head < heads ? head * head_dim + d : turned + (u - heads * near) * 8;
-        te_eight x[TE_ROPE_ROWS], mate[TE_ROPE_ROWS];
+        te_vec8 x[TE_ROPE_ROWS], mate[TE_ROPE_ROWS];
         TE_UNROLL for (int r = 0; r < TE_ROPE_ROWS; r++) {
             if (r >= rows) continue;
-            te_load_eight(&x[r], a->x, (first + r) * width + c, 8, 1, dtype);
+            te_vec8_load(&x[r], a->x, (first + r) * width + c, 8, 1, from);
             mate[r] = x[r];
-            if (turns_here && far) te_load_eight(&mate[r], a->x, (first + r) * width + c + far, 8, 1, dtype);
+            if (turns_here && far) te_vec8_load(&mate[r], a->x, (first + r) * width + c + far, 8, 1, from);
         }
         TE_UNROLL for (int r = 0; r < TE_ROPE_ROWS; r++) {
             if (r >= rows) continue;
             const float *cosine = turns + r * rotary, *sine = cosine + pairs;
             float v[8], w[8];
-            te_floats_of_eight(v, &x[r], dtype);
+            te_vec8_floats(v, &x[r], from);
             if (turns_here && far) {
-                te_floats_of_eight(w, &mate[r], dtype);
+                te_vec8_floats(w, &mate[r], from);
                 te_turn8(v, w, cosine + d, sine + d);
-                te_store8(a->y, (first + r) * width + c + far, w, 8, 1, dtype);
+                te_store8(a->y, (first + r) * width + c + far, w, 8, 1, to);
             } else if (turns_here) {
                 TE_UNROLL for (int i = 0; i < 8; i += 2) {
                     const float even = v[i], odd = v[i + 1], co = cosine[(d + i) / 2], si = sine[(d + i) / 2];
                     v[i] = even * co - odd * si, v[i + 1] = odd * co + even * si;
                 }
             }
-            te_store8(a->y, (first + r) * width + c, v, 8, 1, dtype);
+            te_store8(a->y, (first + r) * width + c, v, 8, 1, to);
         }
     }
 }
@@ -118,8 +125,8 @@ TE_API te_status te__rope_run(te_run *r, const te_step *s, te_status (*launch)(t
     te_value y;
     TE_TRY(r->pass == TE_BACKWARD ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
     a.y = y.p, a.x = r->now.p, a.seq = r->batch ? r->batch->seq : 1, a.position = r->batch ? r->batch->position : 0;
-    a.rows = r->rows, a.log2_base = log2((double)r->plan->op[i].value[0]);
-    if (y.p && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(r->rows, TE_ROPE_ROWS), 1), &a));
+    a.rows = y.rows, a.log2_base = log2((double)((const te_rope_options *)r->plan->op[i].options)->base);
+    if (y.p && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_ROPE_ROWS), 1), &a));
     te_set_now(r, y);
     return TE_OK;
 }

@@ -2,23 +2,22 @@
 #ifndef TE_OPS_SCALE_H
 #define TE_OPS_SCALE_H
 
-#include "../fuse/chain.h" /* te_stage, te_at */
+#include "map.h" /* te_stage, te_at */
 
-#define TE_OP_scale (scale, 0, map)
-#define TE_IN_scale(op) 0
-#define TE_OUT_scale(op, in) in
-#define TE_FLAGS_scale(op) 0
-#define TE_TRAITS_scale(model, op, in, out) 0, -1, {(float)(TE_ARG1(op, 1.0f)), 0}, TE_NO_PARAMS
-#define TE_FIELDS_scale(op)
-#define TE_DECLARE_scale(model, op)
+#define TE_OP_scale (scale, map)
+#define TE_FLAGS_scale(op) (TE_EPILOGUE_OF_SCALE)
+#define TE_OPTIONS_scale(op) (te_scale_options, (float)(TE_ARG1(op, 1.0f)))
 
-TE_FN void te_scale_forward(float v[8], const te_stage *s, te_at at, int code) {
-    (void)at, (void)code;
-    TE_UNROLL for (int i = 0; i < 8; i++) v[i] *= s->value[0];
+typedef struct te_scale_options { float factor; } te_scale_options;
+
+TE_FN void te_scale_forward(float v[8], const te_stage *s, te_at at, const void *options) {
+    const float factor = ((const te_scale_options *)options)->factor;
+    (void)s, (void)at;
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] *= factor;
 }
-TE_FN void te_scale_backward(float v[8], float sum[8], const te_stage *s, te_at at, int code) {
+TE_FN void te_scale_backward(float v[8], float sum[8], const te_stage *s, te_at at, const void *options) {
     (void)sum;
-    te_scale_forward(v, s, at, code); /* y = factor x */
+    te_scale_forward(v, s, at, options); /* y = factor x */
 }
 
 #endif

@@ -17,7 +17,7 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
     const long size = (long)te_dtype_bytes(p->dtype);
     const te_op *first = &p->op[s->op[0]], *last = &p->op[s->op[s->count - 1]];
     long n = (pass == TE_BACKWARD ? first->out + last->in : first->in + last->out) * size;
-    if (!strcmp(first->kind, "embedding")) n = first->out * (pass == TE_BACKWARD ? size + 8 : 2 * size); /* weight read; gradient read and written */
+    if (first->flags & TE_FROM_TOKENS) n = first->out * (pass == TE_BACKWARD ? size + 8 : 2 * size); /* weight read; gradient read and written */
     int hands_on = pass != TE_BACKWARD; /* a fork by itself moves nothing */
     for (int j = 0; j < s->count; j++) hands_on = hands_on && (p->op[s->op[j]].flags & TE_IS_FORK);
     if (hands_on) return 0;

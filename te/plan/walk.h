@@ -6,7 +6,9 @@
 #ifndef TE_WALK_H
 #define TE_WALK_H
 
-#include "run.h" /* te_run */
+#include "check.h"     /* te__check_batch, te__check_tensor */
+#include "gradients.h" /* te_sum_now */
+#include "rerun.h"     /* te__span_enter */
 
 /* ---- the walk ------------------------------------------------------------------------------------------------------- */
 
@@ -27,6 +29,7 @@ TE_API te_status te__walk(te_run *r, const te_step *step, int count) {
         TE_TRY(te__take(r, &step[i]));
         TE_TRY(step[i].run(r, &step[i]));
         te__span_leave(r, &step[i]);
+        te__pool_sweep(&r->pool);
     }
     TE_TRY(te__take(r, 0));
     return te_sum_now(r);
@@ -43,6 +46,14 @@ TE_API int te__draws(const te_plan *p) {
     return draws;
 }
 
+/* The walk leaves its last value where it was if the list's last op changes nothing (a fork; in backward a positions), and in
+ * another format where the last op has none of its own. */
+TE_API te_status te__deliver(te_run *r) {
+    const te_value to = r->pass == TE_BACKWARD ? r->dx : r->y;
+    if (!to.p || !r->now.p || r->now.p == to.p) return TE_OK;
+    return te_convert(to.p, to.dtype, r->now.p, r->now.dtype, to.rows * to.cols, r->ctx);
+}
+
 /* Dry, then for real. A forward that draws takes the random state in between: a refused call does not move it on. */
 TE_API te_status te__walk_twice(te_run *r, te_value now) {
     te_context *ctx = r->ctx;
@@ -50,111 +61,108 @@ TE_API te_status te__walk_twice(te_run *r, te_value now) {
     TE_TRY(te__walk_pass(r));
     TE_REQUIRE(r->pool.high <= ctx->workspace_bytes, ctx, TE_ERROR_MEMORY,
                "%s: %lld rows need %zu bytes of workspace, the context has %zu; te_context_reserve() makes it larger", r->plan->name,
-               (long long)r->rows, r->pool.high, ctx->workspace_bytes);
-    TE_REQUIRE((uintptr_t)ctx->workspace % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT, "%s: the workspace must be aligned to %d bytes", r->plan->name, (int)TE_ALIGN);
+               (long long)r->tokens, r->pool.high, ctx->workspace_bytes);
+    TE_REQUIRE((uintptr_t)ctx->workspace % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT, "%s: the workspace must be aligned to %d bytes",
+               r->plan->name, (int)TE_ALIGN);
     if (r->saved) r->saved->plan = 0; /* not valid until the walk is through */
     if (r->pass == TE_FORWARD && te__draws(r->plan)) r->take.taken = r->rng, r->take.state = ctx->rng;
     r->dry = 0, r->now = now, r->pool.base = (char *)ctx->workspace, r->pool.count = 0;
-    for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te_value_of(0);
+    for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te_no_value();
     te_enqueue_open(ctx);
-    TE_TRY(te_enqueue_close(ctx, te__walk_pass(r)));
-    /* A list whose last op changes nothing (a fork; in backward a positions) leaves its value where it was. */
-    void *end = r->pass == TE_BACKWARD ? r->dx : r->y;
-    if (!end || !r->now.p || r->now.p == end) return TE_OK;
-    return te_copy(ctx, end, r->now.p, (size_t)r->rows * (size_t)(r->pass == TE_BACKWARD ? r->plan->in : r->plan->out) * te_dtype_bytes(r->plan->dtype));
-}
-
-/* ---- the checks that every call makes -------------------------------------------------------------------------- */
-
-/* What the list begins and ends with: an embedding takes tokens and no x; the output of cross_entropy is one f32 a row. */
-TE_API int te__from_tokens(const te_plan *p) { return !strcmp(p->op[0].kind, "embedding"); }
-TE_API int te__to_loss(const te_plan *p) { return !strcmp(p->op[p->op_count - 1].kind, "cross_entropy"); }
-TE_API te_dtype te__out_dtype(const te_plan *p) { return te__to_loss(p) ? TE_f32 : p->dtype; }
-
-TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const te_batch *b, te_context *ctx) {
-    const char *name = plan->name;
-    if (!ctx) return TE_ERROR_NULL;
-    TE_REQUIRE(m && b, ctx, TE_ERROR_NULL, "%s: the instance or the batch is null", name);
-    TE_TRY(te_check_target(ctx, name));
-    TE_TRY(te__check_dims(plan, ctx));
-    TE_REQUIRE(m->plan == plan, ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first", name, name);
-    TE_REQUIRE(b->batch > 0 && b->seq > 0, ctx, TE_ERROR_SHAPE, "%s: batch %d and seq %d must be positive", name, b->batch, b->seq);
-    TE_REQUIRE((int64_t)b->batch * b->seq <= INT32_MAX / 2, ctx, TE_ERROR_OVERFLOW, "%s: batch %d times seq %d is too large", name, b->batch, b->seq);
-    TE_REQUIRE(b->position >= 0 && b->position <= INT32_MAX - b->seq, ctx, TE_ERROR_VALUE, "%s: position %d must not be negative or overflow", name, b->position);
-    TE_REQUIRE(b->edge_count >= 0 && (b->edges || !b->edge_count), ctx, TE_ERROR_NULL, "%s: edges is null", name);
-    for (int i = 0; i < m->param_count; i++)
-        TE_REQUIRE(m->param[i].data, ctx, TE_ERROR_STATE, "%s: %s.%s has no memory; te_tie it to another parameter", name, m->param[i].op,
-                   m->param[i].field);
-    return TE_OK;
-}
-TE_API void te__take_params(te_run *r, const te_model *m) {
-    te_param *p = m->param;
-    for (int i = 0; i < r->plan->op_count; i++) r->param[i] = p, p += r->plan->op[i].params;
+    te_status status = te__walk_pass(r);
+    if (status == TE_OK) status = te__deliver(r);
+    return te_enqueue_close(ctx, status);
 }
 
 /* ---- the three passes ------------------------------------------------------------------------------------------ */
 
+TE_API void te__take_params(te_run *r, const te_model *m) {
+    te_param *p = m->param;
+    for (int i = 0; i < r->plan->op_count; i++) r->param[i] = p, p += r->plan->op[i].params;
+}
+TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const te_model *m, const te_batch *b, te_context *ctx) {
+    te__begin(r, plan, pass, (int64_t)b->batch * b->seq, b->batch, ctx);
+    r->batch = b;
+    te__take_params(r, m);
+}
+
 /* y[rows, out], and what backward needs, of x[rows, in]. `saved` null: inference. */
-TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, const te_plan *plan, const te_model *m, const te_batch *b, te_context *ctx) {
+TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, const te_plan *plan, const te_model *m,
+                                 const te_batch *b, te_context *ctx) {
     te_run r;
     TE_TRY(te__check_batch(plan, m, b, ctx));
-    const int64_t rows = (int64_t)b->batch * b->seq;
-    if (!te__from_tokens(plan)) TE_TRY(te__check_tensor(plan->name, "x", x, plan->dtype, rows, plan->in, ctx));
-    TE_TRY(te__check_tensor(plan->name, "y", y, te__out_dtype(plan), rows, plan->out, ctx));
-    te__begin(&r, plan, saved ? TE_FORWARD : TE_INFER, rows, ctx);
-    r.batch = b, r.x = x.data, r.y = y.data, r.saved = saved;
-    te__take_params(&r, m);
+    te__begin_batch(&r, plan, saved ? TE_FORWARD : TE_INFER, m, b, ctx);
+    if (!te__from_tokens(plan)) TE_TRY(te__check_tensor(plan->name, "x", x, r.x, ctx));
+    TE_TRY(te__check_tensor(plan->name, "y", y, r.y, ctx));
+    r.x.p = te__from_tokens(plan) ? 0 : x.data, r.y.p = y.data, r.saved = saved;
     if (saved) {
         TE_REQUIRE(saved->memory, ctx, TE_ERROR_NULL, "%s: saved.memory is null", plan->name);
-        TE_REQUIRE((uintptr_t)saved->memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT, "%s: saved.memory must be aligned to %d bytes", plan->name, (int)TE_ALIGN);
+        TE_REQUIRE((uintptr_t)saved->memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT, "%s: saved.memory must be aligned to %d bytes",
+                   plan->name, (int)TE_ALIGN);
     }
     const size_t need = te__lay_out(&r, saved ? (char *)saved->memory : 0);
-    TE_REQUIRE(!saved || need <= saved->bytes, ctx, TE_ERROR_MEMORY, "%s: %lld rows need %zu bytes of saved.memory, there are %zu", plan->name,
-               (long long)rows, need, saved ? saved->bytes : 0);
-    TE_TRY(te__walk_twice(&r, te_value_of(te__from_tokens(plan) ? 0 : x.data)));
-    if (saved) saved->plan = plan, saved->rows = rows, saved->x = r.x, saved->y = r.y, saved->used = need;
+    TE_REQUIRE(!saved || need <= saved->bytes, ctx, TE_ERROR_MEMORY, "%s: %lld rows need %zu bytes of saved.memory, there are %zu",
+               plan->name, (long long)r.tokens, need, saved ? saved->bytes : 0);
+    TE_TRY(te__walk_twice(&r, r.x));
+    if (!saved) return TE_OK;
+    saved->plan = plan, saved->batch = b->batch, saved->seq = b->seq, saved->position = b->position;
+    saved->x = r.x.p, saved->y = r.y.p, saved->used = need;
     return TE_OK;
 }
 
-/* dx[rows, in] (te_none(): not wanted) and the parameters' gradients, of dy[rows, out]. A list that ends in cross_entropy
- * takes dy[rows, 1] in f32, or te_none() for batch.loss_scale in every row. */
-TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *saved, const te_plan *plan, const te_model *m, const te_batch *b, te_context *ctx) {
-    te_run r;
-    TE_TRY(te__check_batch(plan, m, b, ctx));
-    const int64_t rows = (int64_t)b->batch * b->seq;
+/* The forward that `saved` is of had this batch and these dims. */
+TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *ctx) {
+    const te_plan *plan = r->plan;
+    const te_batch *b = r->batch;
     TE_REQUIRE(saved, ctx, TE_ERROR_NULL, "%s: saved is null", plan->name);
     TE_REQUIRE(saved->plan == plan, ctx, TE_ERROR_STATE, "%s: no forward has filled this te_saved", plan->name);
-    TE_REQUIRE(saved->rows == rows, ctx, TE_ERROR_SHAPE, "%s: the forward had %lld rows, this batch has %lld", plan->name, (long long)saved->rows, (long long)rows);
-    if (!te__to_loss(plan) || dy.data) TE_TRY(te__check_tensor(plan->name, "dy", dy, te__out_dtype(plan), rows, plan->out, ctx));
-    if (dx.data && !te__from_tokens(plan)) TE_TRY(te__check_tensor(plan->name, "dx", dx, plan->dtype, rows, plan->in, ctx));
+    TE_REQUIRE(saved->batch == b->batch && saved->seq == b->seq && saved->position == b->position, ctx, TE_ERROR_SHAPE,
+               "%s: the forward had batch %d, seq %d and position %d, this batch has %d, %d and %d", plan->name, saved->batch,
+               saved->seq, saved->position, b->batch, b->seq, b->position);
+    r->x.p = (void *)(uintptr_t)saved->x, r->y.p = saved->y;
+    TE_REQUIRE(te__lay_out(r, (char *)saved->memory) == saved->used, ctx, TE_ERROR_STATE,
+               "%s: the dims have been set anew since the forward", plan->name);
+    return TE_OK;
+}
+/* dx[rows, in] (te_none(): not wanted) and the parameters' gradients, of dy[rows, out]. A list that ends in cross_entropy
+ * takes dy[rows, 1] in f32, or te_none() for batch.loss_scale in every row. */
+TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *saved, const te_plan *plan, const te_model *m,
+                                  const te_batch *b, te_context *ctx) {
+    te_run r;
+    TE_TRY(te__check_batch(plan, m, b, ctx));
+    te__begin_batch(&r, plan, TE_BACKWARD, m, b, ctx);
+    TE_TRY(te__check_saved(&r, saved, ctx));
+    if (!te__to_loss(plan) || dy.data) TE_TRY(te__check_tensor(plan->name, "dy", dy, r.y, ctx));
+    if (dx.data && !te__from_tokens(plan)) TE_TRY(te__check_tensor(plan->name, "dx", dx, r.x, ctx));
     for (int i = 0; i < m->param_count; i++)
         TE_REQUIRE(m->param[i].grad, ctx, TE_ERROR_STATE, "%s: the instance was bound without gradients", plan->name);
-    te__begin(&r, plan, TE_BACKWARD, rows, ctx);
-    r.batch = b, r.x = (void *)(uintptr_t)saved->x, r.y = saved->y, r.dx = te__from_tokens(plan) ? 0 : dx.data, r.dy = dy.data;
-    te__take_params(&r, m);
-    TE_REQUIRE(te__lay_out(&r, (char *)saved->memory) == saved->used, ctx, TE_ERROR_STATE, "%s: the dims have been set anew since the forward", plan->name);
-    return te__walk_twice(&r, te_value_of(dy.data));
+    r.dx = r.x, r.dx.p = te__from_tokens(plan) ? 0 : dx.data;
+    r.dy = r.y, r.dy.p = dy.data;
+    return te__walk_twice(&r, r.dy);
 }
+
+/* ---- sizes --------------------------------------------------------------------------------------------------------- */
 
 /* Bytes that te_saved.memory must have for this many rows; 0 where widths are not known yet. */
 TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
     te_run r;
     if (plan->takes_dims) return 0;
-    te__begin(&r, plan, TE_FORWARD, rows, 0);
+    te__begin(&r, plan, TE_FORWARD, rows, rows, 0);
     return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
 }
 /* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most; 0 if m is not bound. */
 TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, int64_t rows, te_context *ctx) {
     size_t most = 0;
     if (te__check_dims(plan, ctx) != TE_OK) return 0;
-    if (!m || m->plan != plan) return te_fail(ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first", plan->name, plan->name), 0;
+    if (!m || m->plan != plan)
+        return te_fail(ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first", plan->name, plan->name), 0;
     for (int pass = 0; pass < 3; pass++) {
         te_run r;
-        te__begin(&r, plan, (te_pass)pass, rows, ctx);
-        r.x = r.y = r.dx = (void *)(uintptr_t)TE_ALIGN, r.dy = r.x;
+        te__begin(&r, plan, (te_pass)pass, rows, rows, ctx);
+        r.x.p = r.y.p = (void *)(uintptr_t)TE_ALIGN, r.dx = r.x, r.dy = r.y;
         te__take_params(&r, m);
         te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
-        r.now = te_value_of(r.x);
+        r.now = pass == TE_BACKWARD ? r.dy : r.x;
         if (te__walk_pass(&r) == TE_OK && r.pool.high > most) most = r.pool.high;
     }
     return most;

@@ -3,7 +3,7 @@
 #include "te/ops/rope.h"
 
 #ifdef TE_FIXED
-TE_SEQUENTIAL(m, f32, (rope, turn, 4, 2, 16, 8))
+TE_SEQUENTIAL(m, f32, (rope, turn, 4, 2, 16, (rotary_dim, 8)))
 #else
-TE_SEQUENTIAL(m, f32, (rope, turn, 4, 2, 16, 7))
+TE_SEQUENTIAL(m, f32, (rope, turn, 4, 2, 16, (rotary_dim, 7)))
 #endif

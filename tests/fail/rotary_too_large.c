@@ -5,7 +5,7 @@
 #ifdef TE_FIXED
 TE_SEQUENTIAL(block, bf16, (rope, rot, 4, 4, 64))
 #else
-TE_SEQUENTIAL(block, bf16, (rope, rot, 4, 4, 64, 66))
+TE_SEQUENTIAL(block, bf16, (rope, rot, 4, 4, 64, (rotary_dim, 66)))
 #endif
 
 int main(void) { return block_forward_steps == 0; }

@@ -1,0 +1,70 @@
+/* chain_norm.h -- the body of a forward chain with a norm: a group of lanes takes a row. */
+#ifndef TE_FUSE_CHAIN_NORM_H
+#define TE_FUSE_CHAIN_NORM_H
+
+#include "chain_map.h" /* te_keep */
+
+/* row_x: the row in registers, as it is stored (16 bits an element where the format has 16: with half the registers twice
+ * the rows are in flight). So the norm sees the same numbers whether its input is stored or not. */
+TE_FN void te_norm_row_load(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes g, te_vec8 *row_x) {
+    TE_UNROLL for (int i = 0; i < k.chunks; i++) {
+        const te_at at = te_at_of(k, row, g.id + i * g.count, 1);
+        te_lane l;
+        if (at.col >= k.half) continue;
+        if (k.norm == 0) {
+            te_vec8_load(&row_x[i], c->x, te_index(at), at.n, at.aligned, k.norm_in);
+        } else {
+            te_load_lane(&l, c->x, k, row, g.id + i * g.count);
+            stages(&l, c, 0, k.norm);
+            te_vec8_of(&row_x[i], l.v, k.norm_in);
+        }
+    }
+}
+TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes *g, te_vec8 *row_x) {
+    const te_stage *s = &c->op[k.norm];
+    const int code = k.norm_options.code & 3;
+    const float n = (float)k.half;
+    float sum = 0, squares = 0, v[8];
+    te_lane l;
+    te_norm_row_load(c, stages, k, row, *g, row_x);
+    if (code == TE_NORM_layernorm) {
+        TE_UNROLL for (int i = 0; i < k.chunks; i++) {
+            const int left = k.half - (g->id + i * g->count) * 8;
+            if (left <= 0) continue;
+            te_vec8_floats(v, &row_x[i], k.norm_in);
+            TE_UNROLL for (int j = 0; j < 8; j++) if (k.aligned || j < left) sum += v[j];
+        }
+        te_lanes_sum(&sum, 1, g);
+    }
+    const float mean = sum / n;
+    TE_UNROLL for (int i = 0; i < k.chunks; i++) {
+        const int left = k.half - (g->id + i * g->count) * 8;
+        if (left <= 0) continue;
+        te_vec8_forget(&row_x[i], k.norm_in);
+        te_vec8_floats(v, &row_x[i], k.norm_in);
+        TE_UNROLL for (int j = 0; j < 8; j++) if (k.aligned || j < left) squares += (v[j] - mean) * (v[j] - mean);
+    }
+    te_lanes_sum(&squares, 1, g);
+    const float rstd = te_norm_rstd(squares, n, k.norm_options);
+    if (s->stats && g->id == 0) {
+        if (code == TE_NORM_layernorm) s->stats[2 * row] = mean, s->stats[2 * row + 1] = rstd;
+        else s->stats[row] = rstd;
+    }
+    TE_UNROLL for (int i = 0; i < k.chunks; i++) {
+        float w[8], b[8];
+        te_vec8 gamma;
+        l.at = te_at_of(k, row, g->id + i * g->count, 1);
+        if (l.at.col >= k.half) continue;
+        te_load_gamma(&gamma, s, l.at, k.weight, k.norm_options.code);
+        te_gamma8(w, &gamma, k.weight, k.norm_options.code);
+        if (code == TE_NORM_layernorm) te_load8(b, s->w[1], l.at.col, l.at.n, l.at.aligned, k.weight);
+        te_vec8_forget(&row_x[i], k.norm_in);
+        te_vec8_floats(v, &row_x[i], k.norm_in);
+        TE_UNROLL for (int j = 0; j < 8; j++) l.v[j] = (v[j] - mean) * rstd * w[j] + (code == TE_NORM_layernorm ? b[j] : 0.0f);
+        te_keep(&l, s, k.norm_out);
+        stages(&l, c, k.norm + 1, TE_MAX_ROW);
+        if (c->y) te_store_lane(&l, c->y, k);
+    }
+}
+
+#endif

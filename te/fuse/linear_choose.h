@@ -1,0 +1,143 @@
+/* linear_choose.h -- which of the ways to run a forward row (linear_split.h): by rule or, where the context tunes, the fastest of
+ * those that were timed.
+ */
+#ifndef TE_FUSE_LINEAR_CHOOSE_H
+#define TE_FUSE_LINEAR_CHOOSE_H
+
+#include "../core/fill.h"  /* te_fill_normal, for what splits are timed on */
+#include "linear_split.h"  /* te__linear_split */
+
+/* A step to time: a walk with scratch memory in all places. */
+typedef struct te__linear_trial {
+    te_run run;
+    const te_step *step;
+    const te__linear_kernels *kernels;
+    te_gemm gemm;
+    int count;
+    te_split split[TE_SPLIT_COUNT];
+    te_param param[TE_MAX_ROW][TE_MAX_PARAMS];
+} te__linear_trial;
+
+TE_API te_status te__linear_trial_run(void *arg, int racer, int lap, te_context *ctx) {
+    te__linear_trial *t = (te__linear_trial *)arg;
+    te_run r = t->run;
+    te_gemm g = t->gemm;
+    (void)lap;
+    const int taken = te__linear_take(&g, &r, t->step, t->split[racer]);
+    TE_REQUIRE(taken >= 0, ctx, TE_ERROR_STATE, "%s cannot be split so", t->step->row);
+    return te__linear_split(&r, t->step, t->kernels, &g, t->split[racer], taken);
+}
+/* Bytes of the widest value that op i reads or writes. */
+TE_API size_t te__linear_widest(const te_run *r, int i) {
+    const te_op *op = &r->plan->op[i];
+    return (size_t)te_padded_rows(r, op->in_rows) * (size_t)te_max(op->in, op->out) * sizeof(float);
+}
+/* Give the trial its memory at `base`. Returns the bytes it takes. */
+TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *base) {
+    te_run *r = &t->run;
+    const te_step *s = t->step;
+    size_t at = TE_ALIGN, widest = 0;
+    r->rng = (te_rng *)(void *)base;
+    for (int j = 0; j < s->count; j++) {
+        const int i = s->op[j];
+        const te_op *op = &r->plan->op[i];
+        const size_t bytes = te__linear_widest(r, i);
+        const int64_t padded = te_padded_rows(r, op->out_rows);
+        widest = bytes > widest ? bytes : widest;
+        r->act[i] = base + at, at += bytes;
+        r->stats[i] = (float *)(void *)(base + at), at += (size_t)te_round_up(padded * op->stats * (int64_t)sizeof(float), TE_ALIGN);
+        if (op->flags & TE_IS_ADD) {
+            r->act[op->edge] = base + at;
+            r->edge[op->edge] = te_value_of(base + at, op->edge_dtype, te_rows_in(r, op->in_rows), op->out), at += bytes;
+        }
+        r->param[i] = t->param[j];
+        for (int k = 0; k < op->params; k++) {
+            te_param *p = &t->param[j][k];
+            *p = of->param[i][k], p->data = base + at;
+            at += (size_t)te_round_up(p->rows * p->cols * (int64_t)te_dtype_bytes(p->dtype), TE_ALIGN);
+        }
+    }
+    r->x.p = base + at, at += widest; /* stands for an input or output of the list */
+    r->y.p = base + at, at += widest;
+    r->now = te_value_of(base + at, r->plan->dtype, te_rows_in(r, r->plan->op[s->op[0]].in_rows), r->plan->op[s->op[0]].in), at += widest;
+    r->pool.base = base + at; /* a split acquires up to four pieces, and one for each fork */
+    return at + (size_t)(s->count + 4) * widest;
+}
+/* Time the splits of this step, and remember the fastest; the first, without times, where there was no memory to time it. */
+TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const te_run *r) {
+    te_context *ctx = r->ctx;
+    char error[sizeof ctx->error];
+    int64_t ns[TE_SPLIT_COUNT] = {0};
+    int winner = -1;
+    size_t bytes = 0;
+    void *memory = 0;
+    memcpy(error, ctx->error, sizeof error);
+    te__begin(&t->run, r->plan, r->pass, r->tokens, r->sequences, ctx);
+    t->run.dry = 0;
+    bytes = te__linear_lay_out(t, r, (char *)(uintptr_t)TE_ALIGN);
+    te_status status = te_allocate(ctx, &memory, bytes);
+    /* normal numbers of the size of weights: sums over k stay small */
+    const te_dtype dtype = r->plan->dtype;
+    if (status == TE_OK) status = te_fill_normal(memory, dtype, (int64_t)(bytes / te_dtype_bytes(dtype)), 0.0f, 0.05f, 1, 0, ctx);
+    if (status == TE_OK) {
+        (void)te__linear_lay_out(t, r, (char *)memory);
+        t->gemm.a = t->run.now.p, t->gemm.b = t->run.param[t->step->op[0]]->data;
+        status = te__race(ns, &winner, t->count, 1, TE__ROUNDS, te__linear_trial_run, t, ctx);
+    }
+    te_release(ctx, memory);
+    if (status != TE_OK && status != TE_ERROR_MEMORY) return status;
+    memcpy(ctx->error, error, sizeof error);
+    c->split = t->split[winner < 0 ? 0 : winner];
+    for (int i = 0; winner >= 0 && i < t->count; i++) c->ns[t->split[i]] = ns[i];
+    te__gemm_keep_choice(c, ctx);
+    return TE_OK;
+}
+
+/* What a tuning file calls this step. Returns 0 if its row has too long a name. */
+TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_step *s, const te_gemm *g) {
+    memset(c, 0, sizeof *c);
+    if (strlen(s->row) >= sizeof c->row) return 0;
+    memcpy(c->row, s->row, strlen(s->row));
+    c->m = g->m, c->n = g->n, c->k = g->k, c->dtype = g->dtype, c->training = r->pass == TE_FORWARD;
+    for (int j = 1; j < s->count; j++) c->kept |= (unsigned)(te_in_memory(r->plan, s->op[j]) != 0) << j;
+    return 1;
+}
+/* Time what can be done of the step beside its default. */
+TE_API te_status te__linear_race(te_gemm_choice *c, te_split otherwise, int can_own, const te_gemm *bare, te_run *r, const te_step *s,
+                                 const te__linear_kernels *kernels) {
+    te__linear_trial t;
+    memset(&t, 0, sizeof t);
+    t.step = s, t.kernels = kernels, t.gemm = *bare;
+    t.split[t.count++] = otherwise;
+    for (int i = TE_SPLIT_COUNT - 1; i >= 0; i--) {
+        te_gemm tried = *bare;
+        const int can = i != TE_SPLIT_OWN || can_own;
+        if (i != (int)otherwise && can && te__linear_take(&tried, r, s, (te_split)i) >= 0) t.split[t.count++] = (te_split)i;
+    }
+    return t.count < 2 ? TE_OK : te__linear_time(c, &t, r);
+}
+/* Set up the product, and say how the step is split and how many ops the product takes along. By default one kernel does all where
+ * it should pay (te/gemm/gemm_choose.h); else the product takes all of the row, and if that cannot be, a bias whose result backward
+ * needs. Where steps are tuned, the fastest. */
+TE_API te_status te__linear_choose(te_gemm *g, te_split *split, int *taken, te_run *r, const te_step *s,
+                                   const te__linear_kernels *kernels) {
+    const te_gemm bare = *g;
+    const int can_own = s->count > 1 && te_gemm_can_row(kernels->whole, g, r->ctx);
+    int way = can_own && te_gemm_is_own_row(kernels->whole, g, r->ctx) ? TE_SPLIT_OWN : TE_SPLIT_WHOLE;
+    te_gemm_choice c;
+    while ((*taken = te__linear_take(g, r, s, (te_split)way)) < 0) way--;
+    *split = (te_split)way;
+    if (s->count < 2 || !te__gemm_chooses(r->ctx) || !te__linear_choice_of(&c, r, s, &bare)) return TE_OK;
+    const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);
+    if (!found && r->dry && te__gemm_may_time(r->ctx)) { /* in the dry walk: both walks then do the same */
+        TE_TRY(te__linear_race(&c, *split, can_own, &bare, r, s, kernels));
+        found = te__gemm_find_choice(&c, r->ctx);
+    }
+    if (!found || found->split == *split || (found->split == TE_SPLIT_OWN && !can_own)) return TE_OK;
+    te_gemm tried = bare;
+    const int takes = te__linear_take(&tried, r, s, found->split);
+    if (takes >= 0) *g = tried, *taken = takes, *split = found->split;
+    return TE_OK;
+}
+
+#endif

@@ -1,0 +1,113 @@
+/* linear_split.h -- the ways to run a forward row that begins with a linear: one matrix product, which takes along what its back end
+ * can do at its end (a bias, a gelu, a scale, a residual), and one chain kernel for the rest; or one kernel in all (product.h).
+ */
+#ifndef TE_FUSE_LINEAR_SPLIT_H
+#define TE_FUSE_LINEAR_SPLIT_H
+
+#include "../ops/scale.h" /* te_scale_options */
+#include "product.h"      /* te_product_step, te_chain_step, te_gemm_run */
+
+/* The kernels of a step: the chain behind the product, product and chain in one, and the product by itself; null: none. */
+typedef struct te__linear_kernels {
+    te_chain_launch_fn launch;
+    te_chain_shape shape;
+    te_product_kernels *whole, *bare;
+} te__linear_kernels;
+
+/* Run the product, on the host with scratch from the workspace. bare: for products that are not a weight's gradient. */
+TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_product_kernels *bare) {
+    const size_t bytes = te_gemm_scratch(g) * sizeof(float);
+    void *scratch = 0;
+    if (te_gemm_is_bare(bare, g, r->ctx)) return r->dry ? TE_OK : te_bare_run(bare, g, r->ctx);
+    if (bytes) TE_TRY(te_scratch(r, &scratch, bytes));
+    g->scratch = (float *)scratch;
+    return r->dry ? TE_OK : te_gemm_run(g, r->ctx);
+}
+
+/* ---- how a row is split into the product and the kernel behind it ---------------------------------------------------- */
+
+TE_API int te__linear_has(const te_run *r, const te_step *s, int j, int flag) {
+    return j < s->count && (r->plan->op[s->op[j]].flags & flag);
+}
+/* Values of the row that the product writes or adds have the format that it gives. */
+TE_API int te__linear_is_uniform(const te_run *r, const te_step *s) {
+    int same = 1;
+    for (int j = 0; j < s->count; j++) {
+        const te_op *op = &r->plan->op[s->op[j]];
+        same = same && op->out_dtype == r->plan->dtype && (!(op->flags & TE_IS_ADD) || op->edge_dtype == r->plan->dtype);
+    }
+    return same;
+}
+
+/* Let the product take along what `split` says. Returns how many ops of the row that is, or -1 if it cannot be. */
+TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split split) {
+    const int rest = s->count - 1;
+    int j = 1;
+    g->alpha = 1.0f, g->beta = 0, g->epilogue = TE_EPILOGUE_NONE, g->bias = 0, g->aux = 0;
+    if (split == TE_SPLIT_BARE || split == TE_SPLIT_OWN) return 0;
+    if (rest && !te__linear_is_uniform(r, s)) return -1;
+    if (split == TE_SPLIT_BIAS) {
+        /* worth it only for a bias whose result backward needs: the product writes it, and the kernel after it reads it */
+        const int kept = rest >= 2 && r->pass == TE_FORWARD && te_in_memory(r->plan, s->op[1]);
+        if (!kept || !te__linear_has(r, s, 1, TE_EPILOGUE_OF_BIAS)) return -1;
+        g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[1]]->data;
+        return te_gemm_supports(g, r->ctx) ? 1 : -1;
+    }
+    if (te__linear_has(r, s, j, TE_EPILOGUE_OF_SCALE)) g->alpha = ((const te_scale_options *)r->plan->op[s->op[j++]].options)->factor;
+    if (te__linear_has(r, s, j, TE_EPILOGUE_OF_BIAS)) {
+        g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[j]]->data;
+        if (te__linear_has(r, s, j + 1, TE_EPILOGUE_OF_GELU) && j + 1 == rest) {
+            g->epilogue = r->pass == TE_FORWARD ? TE_EPILOGUE_GELU_AUX_BIAS : TE_EPILOGUE_GELU_BIAS;
+            if (r->pass == TE_FORWARD) g->aux = r->act[s->op[j]];
+            j++;
+        }
+        j++;
+    }
+    if (te__linear_has(r, s, j, TE_IS_ADD) && j == rest) g->beta = 1.0f, j++;
+    return j > rest && te_gemm_supports(g, r->ctx) ? rest : -1;
+}
+/* One kernel for product and rest. The product itself is stored only where backward reads it. */
+TE_API te_status te__linear_own(te_run *r, const te_step *s, const te__linear_kernels *kernels, const te_gemm *g) {
+    const int i = s->op[0];
+    te_value product = te_output_of(r, i);
+    if (r->pass != TE_FORWARD || !te_in_memory(r->plan, i)) product.p = 0;
+    return te_product_step(r, s, kernels->whole, g, kernels->shape, product);
+}
+/* The product takes all of the row along. */
+TE_API te_status te__linear_whole(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g) {
+    const int last = s->op[s->count - 1];
+    const te_op *op = &r->plan->op[last];
+    te_value y, c, made;
+    TE_TRY(te_output(&y, r, s, last));
+    TE_TRY(te_before_as(&made, &y, r, g->out));
+    g->d = made.p;
+    if (g->beta != 0) {
+        TE_TRY(te_kept(&c, r, op));
+        g->c = c.p;
+        te_set_edge(r, op->edge, te_no_value());
+    }
+    TE_TRY(te__linear_gemm(r, g, kernels->bare));
+    TE_TRY(te_after_as(&y, &made, r));
+    te_set_now(r, y);
+    return TE_OK;
+}
+/* The product takes the first `taken` ops behind it along, a kernel does the rest. */
+TE_API te_status te__linear_part(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g, int taken, te_value product) {
+    g->d = product.p;
+    TE_TRY(te__linear_gemm(r, g, kernels->bare));
+    return te_chain_step(r, s, 1, taken, product, kernels->launch, kernels->shape);
+}
+/* Run the forward step as it was chosen to be split. */
+TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g, te_split split, int taken) {
+    const int last = s->op[taken];
+    te_value product = te_output_of(r, last);
+    const int kept = r->pass == TE_FORWARD && te_in_memory(r->plan, last) && product.p;
+    const int part = split != TE_SPLIT_OWN && taken < s->count - 1;
+    /* The workspace is sized for any split, since the number of rows and what is timed decide which one it is. */
+    if (!kept && s->count > 1 && (part || !r->batch))
+        TE_TRY(te_acquire(r, &product, r->plan->op[last].out_rows, r->plan->op[last].out, r->plan->op[last].out_dtype));
+    if (split == TE_SPLIT_OWN) return te__linear_own(r, s, kernels, g);
+    return part ? te__linear_part(r, s, kernels, g, taken, product) : te__linear_whole(r, s, kernels, g);
+}
+
+#endif

@@ -1,0 +1,88 @@
+/* linear_step.h -- a step that begins with a linear, forward and backward. */
+#ifndef TE_FUSE_LINEAR_STEP_H
+#define TE_FUSE_LINEAR_STEP_H
+
+#include "linear_choose.h" /* te__linear_choose, te__linear_split */
+
+/* ---- forward ------------------------------------------------------------------------------------------------------- */
+
+TE_API te_status te__linear_forward(te_run *r, const te_step *s, const te__linear_kernels *kernels) {
+    const te_op *op = &r->plan->op[s->op[0]];
+    te_split split = TE_SPLIT_BARE;
+    int taken = 0;
+    te_value x = r->now;
+    te_gemm g = te_gemm_of(x.rows, op->out, op->in);
+    TE_TRY(te_as(&x, r, r->plan->dtype));
+    g.a = x.p, g.b = r->param[s->op[0]]->data, g.trans_b = 1, g.dtype = r->plan->dtype;
+    g.out = op->out_dtype == TE_f32 ? TE_f32 : g.dtype;
+    TE_TRY(te__linear_choose(&g, &split, &taken, r, s, kernels));
+    return te__linear_split(r, s, kernels, &g, split, taken);
+}
+
+/* ---- backward ------------------------------------------------------------------------------------------------------ */
+
+/* dweight[out, in] (+)= dy^T x, in f32. dy has the model's format. */
+TE_API te_status te__linear_wgrad(te_run *r, const te_step *s, te_value dy) {
+    const int i = s->op[0];
+    const te_op *op = &r->plan->op[i];
+    te_param *p = r->param[i];
+    te_value x = te_input_of(r, i);
+    te_gemm w = te_gemm_of(op->out, op->in, dy.rows);
+    TE_TRY(te_as(&x, r, r->plan->dtype));
+    w.a = dy.p, w.trans_a = 1, w.b = x.p, w.dtype = r->plan->dtype, w.out = TE_f32;
+    w.c = w.d = p->grad, w.beta = te_accumulates(r, p) ? 1.0f : 0.0f;
+    return te__linear_gemm(r, &w, 0);
+}
+/* dx = dy weight, and the chain of the ops before. */
+TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
+    const te_op *op = &r->plan->op[s->op[0]];
+    const int own = te_gemm_is_own_row(kernels->whole, x, r->ctx) && op->in_dtype == r->plan->dtype;
+    te_value dx = te_value_of(0, op->in_dtype, x->m, op->in);
+    /* one kernel for both stores no dx; the workspace is sized for two, which a smaller batch may take */
+    if (!own || !r->batch) TE_TRY(te_acquire(r, &dx, op->in_rows, op->in, op->in_dtype));
+    if (own) return te_product_step(r, s, kernels->whole, x, kernels->shape, te_value_of(0, op->in_dtype, x->m, op->in));
+    te_value made;
+    TE_TRY(te_before_as(&made, &dx, r, x->out));
+    x->d = made.p;
+    TE_TRY(te__linear_gemm(r, x, kernels->bare));
+    TE_TRY(te_after_as(&dx, &made, r));
+    return te_chain_step(r, s, 1, 0, dx, kernels->launch, kernels->shape);
+}
+/* dx[rows, in] = dy weight (+ the gradient that the fork before it kept). */
+TE_API te_status te__linear_dgrad(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
+    const int last = s->op[s->count - 1];
+    te_value dx, made;
+    TE_TRY(te_gradient(&dx, r, s, last));
+    if (dx.p) {
+        TE_TRY(te_before_as(&made, &dx, r, x->out));
+        x->d = made.p;
+        if (s->count > 1 && r->edge[last].p) {
+            te_value edge = r->edge[last];
+            TE_TRY(te_as(&edge, r, x->out));
+            x->c = edge.p, x->beta = 1.0f;
+        }
+        TE_TRY(te__linear_gemm(r, x, kernels->bare));
+        TE_TRY(te_after_as(&dx, &made, r));
+    }
+    if (s->count > 1) te_set_edge(r, last, te_no_value());
+    te_set_now(r, dx);
+    return TE_OK;
+}
+TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__linear_kernels *kernels) {
+    const te_op *op = &r->plan->op[s->op[0]];
+    te_value dy = r->now;
+    te_gemm x = te_gemm_of(dy.rows, op->in, op->out);
+    TE_TRY(te_as(&dy, r, r->plan->dtype));
+    TE_TRY(te__linear_wgrad(r, s, dy));
+    x.a = dy.p, x.b = r->param[s->op[0]]->data, x.dtype = r->plan->dtype;
+    x.out = op->in_dtype == TE_f32 ? TE_f32 : x.dtype;
+    return kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x);
+}
+
+TE_API te_status te_linear_step(te_run *r, const te_step *s, te_chain_launch_fn launch, te_chain_shape k, te_product_kernels *whole,
+                                te_product_kernels *bare) {
+    const te__linear_kernels kernels = {launch, k, whole, bare};
+    return r->pass == TE_BACKWARD ? te__linear_backward(r, s, &kernels) : te__linear_forward(r, s, &kernels);
+}
+
+#endif

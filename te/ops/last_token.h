@@ -1,0 +1,79 @@
+/* last_token.h -- (last_token, name): y[sequence] = x[the sequence's last row]; from here on a value has a row for each sequence.
+ *
+ * So that inference does not compute logits for a whole prompt, and for a classifier on top of a causal model. Behind it
+ * te_batch.labels has one label for each sequence. Backward: dx is 0 but in those rows.
+ */
+#ifndef TE_OPS_LAST_TOKEN_H
+#define TE_OPS_LAST_TOKEN_H
+
+#include "../core/target.h" /* TE_KERNEL */
+#include "../plan/dims.h"   /* TE_WIDTH_AT */
+#include "../plan/run.h"    /* te_output, te_gradient */
+
+#define TE_OP_last_token (last_token, own)
+#define TE_GIVES_last_token(op) (TE_GIVES_same)
+#define TE_ROWS_last_token(op, in) (TE_ROWS_sequences)
+#define TE_TAKES_DIMS_last_token ,
+#define TE_CHECK_last_token(model, op)                                                                                  \
+    (static_assert((int)TE_ROWS_IN(model, op) == (int)TE_ROWS_tokens,                                                   \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
+
+typedef struct te_last_token_args {
+    void *y;       /* forward: [sequences, width]; backward: dx, [rows, width] */
+    const void *x; /* forward: [rows, width]; backward: dy, [sequences, width] */
+    int64_t rows;
+    int seq;
+    int width; /* where it is known only at run time */
+} te_last_token_args;
+enum { TE_LAST_TOKEN_LANES = TE_CUDA ? 32 : 1, TE_LAST_TOKEN_GROUPS = TE_CUDA ? 8 : 1 };
+
+#define TE__LAST_TOKEN_KERNEL(name, body, model, op)                                                                    \
+    TE_KERNEL(name, TE_LAST_TOKEN_LANES * TE_LAST_TOKEN_GROUPS, te_last_token_args,                                     \
+              body(te_args, te_at, TE_WIDTH_AT(TE_WIDTH_IN(model, op), te_args->width), (te_dtype)TE_DTYPE_IN(model, op)))
+#define TE_OWN_last_token_forward(name, model, dtype, op)     \
+    TE__LAST_TOKEN_KERNEL(name, te_last_token_rows, model, op) \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__last_token_run(r, s, name##_launch); }
+#define TE_OWN_last_token_backward(name, model, dtype, op)        \
+    TE__LAST_TOKEN_KERNEL(name, te_last_token_gradient, model, op) \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__last_token_run(r, s, name##_launch); }
+
+/* A group of lanes takes a row of y. Bytes: the last rows read and written. */
+TE_FN void te_last_token_rows(const te_last_token_args *a, te_block b, int width, te_dtype dtype) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_LAST_TOKEN_LANES, &group);
+    const int64_t row = (int64_t)b.x * TE_LAST_TOKEN_GROUPS + group, from = row * a->seq + a->seq - 1;
+    for (int c = g.id * 8; row < a->rows && c < width; c += g.count * 8) {
+        const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
+        float v[8];
+        te_load8(v, a->x, from * width + c, n, aligned, dtype);
+        te_store8(a->y, row * width + c, v, n, aligned, dtype);
+    }
+}
+/* A group of lanes takes a row of dx. Bytes: dy read, dx written. */
+TE_FN void te_last_token_gradient(const te_last_token_args *a, te_block b, int width, te_dtype dtype) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_LAST_TOKEN_LANES, &group);
+    const int64_t row = (int64_t)b.x * TE_LAST_TOKEN_GROUPS + group, sequence = row / a->seq;
+    const int last = row % a->seq == a->seq - 1;
+    for (int c = g.id * 8; row < a->rows && c < width; c += g.count * 8) {
+        const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
+        float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        if (last) te_load8(v, a->x, sequence * width + c, n, aligned, dtype);
+        te_store8(a->y, row * width + c, v, n, aligned, dtype);
+    }
+}
+
+TE_API te_status te__last_token_run(te_run *r, const te_step *s,
+                                    te_status (*launch)(te_context *, te_grid, const te_last_token_args *)) {
+    const int i = s->op[0];
+    te_last_token_args a;
+    te_value y;
+    TE_TRY(r->pass == TE_BACKWARD ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
+    memset(&a, 0, sizeof a);
+    a.y = y.p, a.x = r->now.p, a.rows = y.rows, a.seq = r->batch ? r->batch->seq : 1, a.width = y.cols;
+    if (y.p && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_LAST_TOKEN_GROUPS), 1), &a));
+    te_set_now(r, y);
+    return TE_OK;
+}
+
+#endif

@@ -1,0 +1,43 @@
+/* gradients.h -- column sums of a backward (dbias, dgamma, dbeta): kernels leave partial sums, one launch adds up those of all
+ * steps at the end (sums.h).
+ */
+#ifndef TE_GRADIENTS_H
+#define TE_GRADIENTS_H
+
+#include "run.h" /* te_run */
+
+/* Whether backward adds to the parameter's gradient. */
+TE_API int te_accumulates(const te_run *r, const te_param *p) { return p->shared || (r->batch && r->batch->accumulate); }
+
+/* Add up all that wait. */
+TE_API te_status te_sum_now(te_run *r) {
+    int widest = 0, odd = 0;
+    for (int i = 0; i < r->sum_count; i++)
+        widest = (int)te_max(widest, r->sums.job[i].width), odd |= r->sums.job[i].width % 2;
+    if (r->sum_count && !r->dry) {
+        const int columns = widest >= TE_SUM_WIDE && !odd ? 2 : 1;
+        const te_grid grid = te_grid_of(te_ceil_div(widest, columns * TE_SUM_LANES), r->sum_count);
+        TE_TRY((columns == 2 ? te_sum_wide_rows_launch : te_sum_rows_launch)(r->ctx, grid, &r->sums));
+    }
+    for (int i = 0; i < r->sum_count; i++) te__pool_root(&r->pool, r->partial[i], -1);
+    r->sum_count = 0;
+    te__pool_sweep(&r->pool);
+    return TE_OK;
+}
+/* Room for `blocks` partial sums of p's gradient, which will be added up before this backward ends. most: blocks that the largest
+ * batch has; so much is taken always, so that what is reserved for that one serves a smaller one. */
+TE_API te_status te_sum_later(te_run *r, float **partial, const te_param *p, int width, int blocks, int most) {
+    TE_REQUIRE(r->sum_count < TE_SUM_JOBS, r->ctx, TE_ERROR_STATE, "%s: a row sums more than %d gradients", r->plan->name,
+               (int)TE_SUM_ROW);
+    void *memory = 0;
+    const int block = te__pool_take(&r->pool, &memory, (size_t)most * (size_t)width * sizeof(float));
+    TE_REQUIRE(block >= 0, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once", r->plan->name, (int)TE_MAX_LIVE);
+    te__pool_root(&r->pool, block, 1);
+    te_sum_job *j = &r->sums.job[r->sum_count];
+    r->partial[r->sum_count++] = block;
+    *partial = (float *)memory;
+    j->partial = *partial, j->total = p->grad, j->width = width, j->count = blocks, j->accumulate = te_accumulates(r, p);
+    return TE_OK;
+}
+
+#endif
