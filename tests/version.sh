@@ -19,7 +19,7 @@ C
 version=$("$work/version")
 [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || { echo "FAIL te/core/version.h: TE_VERSION_STRING is '$version'" && exit 1; }
 
-module=$(sed -n '/^module(/,/^)/s/^ *version = "\(.*\)",$/\1/p' MODULE.bazel)
+module=$(sed -n '/^module(/,/^)/s/^ *version = "\([^"]*\)",.*/\1/p' MODULE.bazel)
 [[ $module == "$version" ]] || { echo "FAIL MODULE.bazel has version '$module', te/core/version.h $version" && exit 1; }
 
 if grep -nE '^ *(register_toolchains|register_execution_platforms|.*_override)\(' MODULE.bazel; then
