@@ -52,7 +52,7 @@ runs "$work/found/embed"
 ! grep -rlF "$tree/te" "$work/found" || { echo "FAIL find_package: the files above use the headers of this tree" && exit 1; }
 echo "find_package: built and run"
 
-quiet configure "$work/embed" "$work/fetched" "${host[@]}" -DTE_SOURCE="$tree"
+quiet configure "$work/embed" "$work/fetched" "${host[@]}" -DTE_SOURCE=.
 quiet cmake --build "$work/fetched"
 runs "$work/fetched/embed"
 quiet cmake --install "$work/fetched" --prefix "$work/nothing"
