@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "flops.h" // bench_step_flops
 #include "te/te.h"
 
 static te_context bench_ctx;
@@ -185,13 +186,6 @@ static void bench_print(const std::string &group, const char *pass, const char *
 
 // ---- a plan ------------------------------------------------------------------------------------------------------------
 
-static double bench_flops(const te_plan *p, const te_step *s, te_pass pass, const te_batch *b) {
-    const te_op *op = &p->op[s->op[0]];
-    const double rows = (double)b->batch * b->seq;
-    if (op->op_class == TE_CLASS_gemm) return (pass == TE_BACKWARD ? 4.0 : 2.0) * rows * op->in * op->out;
-    if (!strcmp(op->kind, "attention")) return (pass == TE_BACKWARD ? 2.5 : 1.0) * 4.0 * rows * b->seq * op->out / (op->value[1] == TE_CAUSAL ? 2 : 1);
-    return 0;
-}
 static double bench_bytes(const te_plan *p, const te_step *s, te_pass pass, int64_t rows, const te_model *m) {
     double bytes = (double)te_step_row_bytes(p, s, pass) * (double)rows;
     const te_op *last = &p->op[s->op[s->count - 1]];
@@ -316,7 +310,7 @@ static void bench_steps(const te_plan *plan, int batch, int seq, int only_pass, 
             before = run;
             for (te_run &r : run) one(&r, &step[k]);
             if (only_step && strcmp(step[k].row, only_step)) continue;
-            const double bytes = bench_bytes(plan, &step[k], (te_pass)pass, rows, &c.m), flops = bench_flops(plan, &step[k], (te_pass)pass, &c.batch);
+            const double bytes = bench_bytes(plan, &step[k], (te_pass)pass, rows, &c.m), flops = bench_step_flops(plan, &step[k], (te_pass)pass, &c.batch);
             if (bytes == 0) continue; // hands its value on
             static te_run scratch;
             const bench_result r = bench_time(

@@ -16,6 +16,8 @@
 int main(void) { return puts("for the host; on a GPU: kernels.cu and block.cu") < 0; }
 #else
 
+#include "flops.h" /* bench_step_flops */
+
 #define GPT_BLOCK(H, F, HEADS)                                                                                            \
     (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * (H)), (bias, qkv_b, 3 * (H)),                                   \
     (attention, attn, HEADS, HEADS, (H) / (HEADS)), (linear, proj, H, H), (bias, proj_b, H), (dropout, drop1, 0.1f),      \
@@ -123,12 +125,6 @@ static double measure(const char *model, const char *pass, const char *step, con
     return r[0].median;
 }
 
-static double flops_of(const te_plan *p, const te_step *s, te_pass pass, const te_batch *b) {
-    const te_op *op = &p->op[s->op[0]];
-    const double one = 2.0 * b->batch * b->seq * op->out * (op->op_class == TE_CLASS_gemm ? op->in : b->seq); /* product */
-    if (op->op_class == TE_CLASS_gemm) return pass == TE_BACKWARD ? 2 * one : one;
-    return strcmp(op->kind, "attention") ? 0 : (pass == TE_BACKWARD ? 5 : 2) * one / (op->value[1] == TE_CAUSAL ? 2 : 1);
-}
 static double bytes_of(const te_plan *p, const te_step *s, te_pass pass, int64_t rows) {
     int keeps = pass == TE_BACKWARD && s == &p->backward[p->backward_count - 1];
     for (int i = 0; i < s->count; i++) keeps = keeps && (p->op[s->op[i]].flags & TE_KEEPS_GRAD);
@@ -206,7 +202,7 @@ static void steps(const te_plan *plan, int batch, int seq) {
         for (int k = 0; k < count; k++) {
             memcpy(before, run, sizeof run);
             for (int i = 0; i < sets; i++) one(&run[i], &step[k]);
-            const double bytes = bytes_of(plan, &step[k], (te_pass)pass, rows), flops = flops_of(plan, &step[k], (te_pass)pass, &b);
+            const double bytes = bytes_of(plan, &step[k], (te_pass)pass, rows), flops = bench_step_flops(plan, &step[k], (te_pass)pass, &b);
             if (bytes <= 0) continue; /* hands its value on */
             const te_op *first = &plan->op[step[k].op[0]], *last = &plan->op[step[k].op[step[k].count - 1]];
             const int from = pass == TE_BACKWARD ? last->in : first->in, to = pass == TE_BACKWARD ? first->out : last->out;

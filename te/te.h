@@ -10,6 +10,7 @@
 #ifndef TE_H
 #define TE_H
 
+#include "core/version.h"      /* TE_VERSION_MAJOR, TE_VERSION_STRING */
 #include "fuse/sequential.h"   /* TE_SEQUENTIAL, TE_DECLARE, TE_DEFINE */
 #include "graph/graph.h"       /* te_graph_capture, te_graph_replay */
 #include "gemm/gemm_tune.h"    /* te_gemm_load, te_gemm_save, te_gemm_print */

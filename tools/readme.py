@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fills in the parts of README.md and CONTRIBUTING.md that are made from the sources, between markers:
 
-    <!-- cut: FILE NAME -->   the text of FILE between its two lines /* [NAME] */
+    <!-- cut: FILE NAME -->   the text of FILE between its two lines /* [NAME] */, or # [NAME] in a file for CMake
     <!-- output: FILE -->     what the C program FILE prints, compiled by $CC or cc for the host
     <!-- rows -->             the fusion list
     <!-- ops -->              not filled in: its first column must name every op of te/ops, and no other
@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCUMENTS = ["README.md", "CONTRIBUTING.md"]
@@ -33,11 +34,12 @@ def fenced(text, language=""):
 
 
 def cut(_, file, name):
-    mark = f"/* [{name}] */\n"
-    parts = (ROOT / file).read_text().split(mark)
+    cmake = pathlib.Path(file).name == "CMakeLists.txt"
+    mark = f"# [{name}]" if cmake else f"/* [{name}] */"
+    parts = re.split(rf"^[ ]*{re.escape(mark)}\n", (ROOT / file).read_text(), flags=re.M)
     if len(parts) != 3:
-        raise Mistake(f"{file}: {mark.strip()} must stand on two lines, not {len(parts) - 1}")
-    return fenced(parts[1], "c")
+        raise Mistake(f"{file}: {mark} must stand on two lines, not {len(parts) - 1}")
+    return fenced(textwrap.dedent(parts[1]), "cmake" if cmake else "c")
 
 
 def output(_, file):

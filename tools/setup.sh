@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what building and testing need on a bare Debian machine: compilers, OpenMP, OpenBLAS, Bazel, Catch2, numpy.
-# Does nothing where all is there. The CUDA toolkit is optional: install it yourself, nvcc is found in /usr/local/cuda,
+# Installs what building and testing need on a bare Debian machine: compilers, OpenMP, OpenBLAS, Bazel, Catch2, CMake, pkg-config,
+# numpy. Does nothing where all is there. The CUDA toolkit is optional: install it yourself, nvcc is found in /usr/local/cuda,
 # $CUDA_HOME or the PATH.
 set -euo pipefail
 
@@ -21,6 +21,9 @@ need libomp-dev links clang omp.h -fopenmp
 need libopenblas-openmp-dev links gcc cblas.h -lopenblas
 need catch2 test -f /usr/include/catch2/catch.hpp
 need bazel-bootstrap command -v bazel
+need cmake command -v cmake
+need make command -v make # cmake only recommends it
+need pkgconf command -v pkg-config
 need python3-numpy /usr/bin/python3 -c 'import numpy'
 # The safetensors package, which one test reads a checkpoint with, is not in Debian. Without it that test says SKIP.
 has_safetensors() { /usr/bin/python3 -c 'import safetensors'; }

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# What the benches publish. bench/flops.h counts what a loop over queries, keys and columns counts, scores that the mask hides not at all;
+# bench/report.py makes its tables and pictures of what is in bench/results, attention among the points of the roofline.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+cat >"$work/flops.c" <<'C'
+#include "bench/flops.h"
+
+enum { BATCH = 3, SEQ = 37, OUT = 24 };
+#define HEADS 4
+#define KV 2
+#define D 8
+TE_SEQUENTIAL(m, f32, (bias, b, (HEADS + 2 * KV) * D), (attention, a, HEADS, KV, D), (linear, l, HEADS * D, OUT), (layernorm, n, OUT))
+
+/* q k^T and p v, multiply and add, one by one. */
+static double attention(int causal) {
+    double count = 0;
+    for (int row = 0; row < BATCH * HEADS; row++)
+        for (int query = 0; query < SEQ; query++)
+            for (int key = 0; key < SEQ; key++)
+                for (int column = 0; column < D && (!causal || key <= query); column++) count += 2 /* score */ + 2 /* output */;
+    return count;
+}
+static int wrong;
+static void same(const char *what, double got, double expected) {
+    if (fabs(got - expected) > 1e-9 * expected) printf("FAIL %s: %.1f, not %.1f\n", what, got, expected), wrong++;
+}
+int main(void) {
+    const te_plan *p = m_plan();
+    te_batch batch;
+    int attentions = 0;
+    memset(&batch, 0, sizeof batch);
+    batch.batch = BATCH, batch.seq = SEQ;
+    same("full", bench_attention_flops(BATCH, SEQ, HEADS, D, 0), attention(0));
+    same("causal", bench_attention_flops(BATCH, SEQ, HEADS, D, 1), attention(1));
+    for (int pass = 0; pass < 3; pass++) {
+        const te_step *step = pass == TE_FORWARD ? p->forward : pass == TE_INFER ? p->infer : p->backward;
+        const int count = pass == TE_FORWARD ? p->forward_count : pass == TE_INFER ? p->infer_count : p->backward_count;
+        const int back = pass == TE_BACKWARD;
+        for (int k = 0; k < count; k++) {
+            const int begins_with_attention = !strncmp(step[k].row, "attention", 9), product = !strncmp(step[k].row, "linear", 6);
+            const double expected = begins_with_attention ? (back ? 2.5 : 1) * attention(1)
+                                    : product ? (back ? 2 : 1) * 2.0 * BATCH * SEQ * HEADS * D * OUT : 0;
+            same(step[k].row, bench_step_flops(p, &step[k], (te_pass)pass, &batch), expected);
+            attentions += begins_with_attention;
+        }
+    }
+    same("steps with attention", attentions, 3);
+    return wrong;
+}
+C
+"${CC:-cc}" -std=c11 -Wall -Wextra -pedantic -Werror -I. "$work/flops.c" -o "$work/flops" -lm
+"$work/flops"
+echo "flops of products and attention: as counted one by one"
+
+calls=$(grep -rnE '\bbench_attention_flops\(' bench --include='*.[ch]' --include='*.cu' | grep -vc 'static double')
+[[ $calls == 1 ]] || { echo "FAIL bench_attention_flops has $calls callers: who tells them the mask?" && exit 1; }
+
+cp bench/results/*.tsv "$work"
+python3 bench/report.py "$work" 2026-01-01 >/dev/null
+for pass in forward inference backward; do
+    grep -q "<title>[^<]* $pass attention[^<]*TFLOP/s</title>" "$work/roofline.svg" || { echo "FAIL roofline.svg: no attention, $pass" && exit 1; }
+done
+echo "report.py: $(grep -c '<title>' "$work/roofline.svg") points in the roofline, $(grep -c '<title>[^<]*attention' "$work/roofline.svg") of attention"

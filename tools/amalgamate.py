@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Writes the library as one header: te/te.h with every te/ header that it includes in place of the line that includes it.
+
+    tools/amalgamate.py [FILE]       default: standard output
+
+Copy the file into a project as te/te.h, or under any name. It serves C11 and nvcc as the folder does: branches by target stay,
+includes of system headers stay where they are, and so do include guards, so that the folder may be included beside it.
+
+A header goes where it is first included. It goes in a second time only where the first place is inside an #if that the second
+is not inside of: its guard then decides. A file without a guard (a template by inclusion, .inc) goes in each time.
+"""
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"')
+COMPUTED = re.compile(r'\s*#\s*include\s+[^"<\s]')
+CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b")
+DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w+)[ \t]*(\w*)", re.M)
+TOKEN = re.compile(r"""/\*|//|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'""")  # what a comment begins with, or cannot begin in
+
+
+def name(file):
+    return file.relative_to(ROOT).as_posix()
+
+
+class Amalgam:
+    def __init__(self):
+        self.lines = []
+        self.branches = []  # of the #ifs that the current line is inside of, less those of guards; each a number of its own
+        self.count = 0
+        self.places = {}  # header: the branches that it went into
+        self.open = []  # headers that the current line is inside of
+
+    def new_branch(self):
+        self.count += 1
+        return self.count
+
+    def add(self, file, where):
+        if not file.is_file():
+            sys.exit(f"{where}: there is no {file}")
+        text = file.read_text()
+        guard = guard_of(text)
+        here = tuple(self.branches)
+        if file in self.open:
+            if not guard:
+                sys.exit(f"{where}: {name(file)} includes itself and has no guard")
+            return False
+        if guard and any(here[: len(place)] == place for place in self.places.get(file, [])):
+            return False
+        self.places.setdefault(file, []).append(here)
+        self.open.append(file)
+        self.lines.append(f"/* ---- {name(file)} ---- */")
+        self.add_lines(file, text.splitlines(), guard)
+        self.open.pop()
+        return True
+
+    def add_lines(self, file, lines, guard):
+        comment = False
+        conditions = []  # of this file: whether each opened #if is its guard
+        for number, line in enumerate(lines, 1):
+            where = f"{name(file)}:{number}"
+            code = not comment
+            comment = in_comment(line, comment)
+            if not code:
+                self.lines.append(line)
+            elif COMPUTED.match(line):
+                sys.exit(f"{where}: cannot follow an #include of a macro")
+            elif include := INCLUDE.match(line):
+                target = (file.parent / include[1]).resolve()
+                if not target.is_file():
+                    target = (ROOT / include[1]).resolve()
+                if not self.add(target, where):
+                    continue
+                self.lines.append(f"/* ---- {name(file)}, on ---- */")
+            else:
+                if condition := CONDITION.match(line):
+                    self.follow(condition[1], line, guard, conditions, where)
+                self.lines.append(line)
+        if conditions or comment:
+            sys.exit(f"{name(file)}: ends inside an #if or a comment")
+
+    def follow(self, word, line, guard, conditions, where):
+        if word in ("if", "ifdef", "ifndef"):
+            is_guard = guard is not None and not conditions and line.split()[-1] == guard
+            conditions.append(is_guard)
+            if not is_guard:
+                self.branches.append(self.new_branch())
+            return
+        if not conditions:
+            sys.exit(f"{where}: #{word} without an #if in the same file")
+        if word == "endif":
+            if not conditions.pop():
+                self.branches.pop()
+        elif not conditions[-1]:
+            self.branches[-1] = self.new_branch()  # the other branch of the same #if
+
+
+def in_comment(line, comment):
+    """Whether the line after this one begins inside a comment, if this one does or does not."""
+    at = 0
+    while at < len(line):
+        if comment:
+            at = line.find("*/", at)
+            if at < 0:
+                return True
+            at, comment = at + 2, False
+        else:
+            token = TOKEN.search(line, at)
+            if not token or token[0] == "//":
+                return False
+            at, comment = token.end(), token[0] == "/*"
+    return comment
+
+
+def guard_of(text):
+    """The macro of #ifndef M, #define M ... #endif around the whole file (includes may stand before it); None if there is none."""
+    directives = [(d[1], d[2]) for d in DIRECTIVE.finditer(text)]
+    rest = [d for d in directives if d[0] != "include"]
+    if len(rest) < 3 or rest[0][0] != "ifndef" or rest[1] != ("define", rest[0][1]) or directives[-1][0] != "endif":
+        return None
+    return rest[0][1]
+
+
+def version():
+    text = (ROOT / "te/core/version.h").read_text()
+    return ".".join(re.findall(r"^#define TE_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)$", text, re.M))
+
+
+def main():
+    if len(sys.argv) > 2 or sys.argv[1:2] in (["-h"], ["--help"]):
+        sys.exit(__doc__)
+    amalgam = Amalgam()
+    amalgam.add(ROOT / "te/te.h", "amalgamate.py")
+    title = f"/* te {version()} as one header, made of te/te.h by tools/amalgamate.py. License: Apache-2.0. */"
+    text = "\n".join([title, *amalgam.lines]) + "\n"
+    if len(sys.argv) > 1:
+        pathlib.Path(sys.argv[1]).write_text(text)
+    else:
+        sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    main()
