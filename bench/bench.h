@@ -235,7 +235,7 @@ struct bench_case {
     size_t in() const { return (size_t)rows * (size_t)plan->in * te_dtype_bytes(plan->dtype); }
     size_t out() const { return (size_t)rows * (size_t)plan->out * std::max<size_t>(te_dtype_bytes(plan->dtype), 4); }
     te_tensor tensor(void *p) const { return from_tokens() ? te_none() : te_matrix(p, plan->dtype, rows, plan->in); }
-    te_tensor out_tensor(void *p) const { return te_matrix(p, te__out_dtype(plan), rows, plan->out); }
+    te_tensor out_tensor(void *p) const { return te_matrix(p, plan->out_dtype, rows, plan->out); }
     void use(size_t set) {
         ctx->workspace = workspace[set], ctx->workspace_bytes = work;
         batch.edges = edges[set].data(), batch.edge_count = (int)edges[set].size();
@@ -300,11 +300,12 @@ static void bench_steps(const te_plan *plan, int batch, int seq, int only_pass, 
         double total = 0;
         for (size_t i = 0; i < (size_t)sets; i++) {
             te_run *r = &run[i];
-            te__begin(r, plan, (te_pass)pass, rows, ctx);
-            r->batch = &batches[i], r->x = c.tensor(c.x[i]).data, r->y = c.y[i], r->dx = c.tensor(c.dx[i]).data, r->dy = c.dy[i];
+            te__begin(r, plan, (te_pass)pass, rows, batch, ctx);
+            r->batch = &batches[i], r->x.p = c.tensor(c.x[i]).data, r->y.p = c.y[i];
+            r->dx = r->x, r->dx.p = c.tensor(c.dx[i]).data, r->dy = r->y, r->dy.p = c.dy[i];
             te__take_params(r, &c.m);
             te__lay_out(r, (char *)c.saved[i].memory);
-            r->dry = 0, r->now = te_value_of(pass == TE_BACKWARD ? c.dy[i] : r->x), r->pool.count = 0, r->pool.base = (char *)c.workspace[i];
+            r->dry = 0, r->now = pass == TE_BACKWARD ? r->dy : r->x, r->pool.count = 0, r->pool.base = (char *)c.workspace[i];
         }
         for (int k = 0; k < steps; k++) {
             before = run;

@@ -20,10 +20,9 @@ static double bench_step_flops(const te_plan *plan, const te_step *step, te_pass
     if (op->op_class == TE_CLASS_gemm) /* y = x w^T; backward dx = dy w and dw = dy^T x */
         return (pass == TE_BACKWARD ? 2 : 1) * 2.0 * batch->batch * batch->seq * op->in * op->out;
     if (!strcmp(op->kind, "attention")) {
-        const int heads = op->stats; /* a log-sum-exp for each */
-        const int causal = 1;        /* te_op does not say which mask: every list of the benches is causal */
+        const te_attention_options *o = (const te_attention_options *)op->options;
         /* Backward: q k^T again, for p is not kept, and dp = do v^T, dq = ds k, dk = ds^T q, dv = p^T do: five products for two. */
-        return (pass == TE_BACKWARD ? 2.5 : 1) * bench_attention_flops(batch->batch, batch->seq, heads, op->out / heads, causal);
+        return (pass == TE_BACKWARD ? 2.5 : 1) * bench_attention_flops(batch->batch, batch->seq, o->heads, o->head_dim, o->causal);
     }
     return 0;
 }

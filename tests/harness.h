@@ -320,7 +320,7 @@ inline void check(const subject &s, const shape &at, unsigned seed = fresh_seed(
     context own;
     te_context *ctx = &own.c;
     instance m(s, ctx);
-    const te_dtype dtype = plan->dtype, out_dtype = te__out_dtype(plan);
+    const te_dtype dtype = plan->dtype, out_dtype = plan->out_dtype;
     const double tolerance = at.tolerance > 0 ? at.tolerance : tolerance_of(dtype);
     const double cancelled = 0.05; // a sum to a twentieth of its size: numbers are near 1
     const bool from_tokens = te__from_tokens(plan) != 0, to_loss = te__to_loss(plan) != 0;
@@ -421,8 +421,8 @@ inline void check(const subject &s, const shape &at, unsigned seed = fresh_seed(
     }
     const buffer &stored_memory = plan->span_count ? all_memory : saved_memory;
     te_run layout;
-    te__begin(&layout, &all, TE_FORWARD, (int64_t)rows, ctx);
-    layout.x = x.data(), layout.y = y.data();
+    te__begin(&layout, &all, TE_FORWARD, (int64_t)rows, call.batch, ctx);
+    layout.x.p = x.data(), layout.y.p = y.data();
     (void)te__lay_out(&layout, (char *)stored_memory.data());
     ref_out_edges.clear();
     ref = reference::forward(m.ops, m.param, ref.x, in_edges, call, stored_forward(plan, true), &ref_out_edges, [&](size_t i, reference::vec &v) {

@@ -17,21 +17,16 @@
 
 // ---- an op and rows of one's own: y = x^3 ---------------------------------------------------------------------------
 
-#define TE_OP_cube (cube, 0, map)
-#define TE_IN_cube(op) 0
-#define TE_OUT_cube(op, in) in
-#define TE_FLAGS_cube(op) TE_SAVES_INPUT
-#define TE_TRAITS_cube(model, op, in, out) 0, -1, {0, 0}, TE_NO_PARAMS
-#define TE_FIELDS_cube(op)
-#define TE_DECLARE_cube(model, op)
-TE_FN void te_cube_forward(float v[8], const te_stage *s, te_at at, int code) {
-    (void)s, (void)at, (void)code;
+#define TE_OP_cube (cube, map)
+#define TE_FLAGS_cube(op) (TE_SAVES_INPUT)
+TE_FN void te_cube_forward(float v[8], const te_stage *s, te_at at, const void *options) {
+    (void)s, (void)at, (void)options;
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] = v[i] * v[i] * v[i];
 }
-TE_FN void te_cube_backward(float v[8], float sum[8], const te_stage *s, te_at at, int code) {
+TE_FN void te_cube_backward(float v[8], float sum[8], const te_stage *s, te_at at, const void *options) {
     float x[8];
-    (void)sum, (void)code;
-    te_load8(x, s->saved, te_index(at), at.n, at.aligned, at.dtype);
+    (void)sum, (void)options;
+    te_read8(x, s->saved, at.format.in, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] *= 3 * x[i] * x[i]; // y = x^3
 }
 static const bool cube_known = [] {

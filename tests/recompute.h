@@ -23,10 +23,10 @@ results run(const subject &s, int batch, int seq, unsigned seed, bool save_all, 
     const bool tokens = te__from_tokens(&plan), loss = te__to_loss(&plan);
     const int64_t rows = (int64_t)batch * seq;
     const size_t size = te_dtype_bytes(plan.dtype), in = tokens ? 0 : (size_t)(rows * plan.in), out = (size_t)(rows * plan.out);
-    const size_t out_size = te_dtype_bytes(te__out_dtype(&plan));
+    const size_t out_size = te_dtype_bytes(plan.out_dtype);
     buffer x(ctx, in * size), y(ctx, out * out_size), dx(ctx, in * size), dy(ctx, out * out_size), ids(ctx, (size_t)rows * 4);
     buffer saved_memory(ctx, te_plan_saved_bytes(&plan, rows)), workspace(ctx, te_plan_workspace_bytes(&plan, m.model(), rows, ctx));
-    x.write(random.draw(in, plan.dtype), plan.dtype), dy.write(random.draw(out, te__out_dtype(&plan)), te__out_dtype(&plan));
+    x.write(random.draw(in, plan.dtype), plan.dtype), dy.write(random.draw(out, plan.out_dtype), plan.out_dtype);
     std::vector<int32_t> labels((size_t)rows);
     for (int32_t &l : labels) l = random.below(V);
     ids.write_ints(labels);
@@ -57,8 +57,8 @@ results run(const subject &s, int batch, int seq, unsigned seed, bool save_all, 
     saved.memory = saved_memory.data(), saved.bytes = saved_memory.bytes;
     set_rng(ctx, seed, 9);
     const te_tensor tx = tokens ? te_none() : te_matrix(x.data(), plan.dtype, rows, plan.in), tdx = tokens ? te_none() : te_matrix(dx.data(), plan.dtype, rows, plan.in);
-    const te_tensor ty = te_matrix(y.data(), te__out_dtype(&plan), rows, plan.out);
-    const te_tensor tdy = loss ? te_none() : te_matrix(dy.data(), te__out_dtype(&plan), rows, plan.out);
+    const te_tensor ty = te_matrix(y.data(), plan.out_dtype, rows, plan.out);
+    const te_tensor tdy = loss ? te_none() : te_matrix(dy.data(), plan.out_dtype, rows, plan.out);
     REQUIRE(te_plan_forward(ty, &saved, tx, &plan, m.model(), &b, ctx) == TE_OK);
     results r;
     r.y = y.raw();

@@ -143,7 +143,7 @@ std::vector<std::vector<uint8_t>> run(const subject &s, int rows, unsigned seed)
     instance m(s, ctx);
     m.draw(random);
     const te_plan *p = m.plan;
-    const te_dtype out_dtype = te__out_dtype(p);
+    const te_dtype out_dtype = p->out_dtype;
     const bool tokens = te__from_tokens(p) != 0;
     const size_t size = te_dtype_bytes(p->dtype), out_size = te_dtype_bytes(out_dtype), n = (size_t)rows;
     buffer x(ctx, n * (size_t)p->in * size), y(ctx, n * (size_t)p->out * out_size), z(ctx, y.bytes), dx(ctx, x.bytes), dy(ctx, y.bytes);

@@ -13,24 +13,21 @@
 
 /* [op] */
 /* (softcap, name, cap): y = cap tanh(x / cap). */
-#define TE_OP_softcap (softcap, 0, map)     /* a family of its own; the code is 0; works on each element alone */
-#define TE_IN_softcap(op) 0                 /* the width it must get: any */
-#define TE_OUT_softcap(op, in) in           /* the width it gives: the same */
-#define TE_FLAGS_softcap(op) TE_SAVES_INPUT /* backward reads x */
-#define TE_TRAITS_softcap(model, op, in, out) 0, -1, {(float)(TE_ARG1(op, 1.0f)), 0}, TE_NO_PARAMS /* value[0] is the cap */
-#define TE_FIELDS_softcap(op)               /* no parameters in the model's struct */
-#define TE_DECLARE_softcap(model, op)       /* nothing to check at compile time */
+#define TE_OP_softcap (softcap, map)          /* a family of its own; works on each element alone */
+#define TE_FLAGS_softcap(op) (TE_SAVES_INPUT) /* backward reads x */
+#define TE_OPTIONS_softcap(op) (te_softcap_options, (float)(TE_ARG1(op, 1.0f)))
+typedef struct te_softcap_options { float cap; } te_softcap_options;
 
-TE_FN void te_softcap_forward(float v[8], const te_stage *s, te_at at, int code) {
-    const float cap = s->value[0];
-    (void)at, (void)code;
+TE_FN void te_softcap_forward(float v[8], const te_stage *s, te_at at, const void *options) {
+    const float cap = ((const te_softcap_options *)options)->cap;
+    (void)s, (void)at;
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] = cap * tanhf(v[i] / cap);
 }
-TE_FN void te_softcap_backward(float v[8], float sum[8], const te_stage *s, te_at at, int code) {
-    const float cap = s->value[0];
+TE_FN void te_softcap_backward(float v[8], float sum[8], const te_stage *s, te_at at, const void *options) {
+    const float cap = ((const te_softcap_options *)options)->cap;
     float x[8];
-    (void)sum, (void)code;
-    te_read8(x, s->saved, s, at);
+    (void)sum;
+    te_read8(x, s->saved, at.format.in, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) {
         const float t = tanhf(x[i] / cap);
         v[i] *= 1.0f - t * t; /* y = cap tanh(x / cap) */

@@ -12,6 +12,7 @@
 #ifndef TE_TARGET_H
 #define TE_TARGET_H
 
+#include "context.h" /* te_context, te_target, TE_CUDA */
 #if TE_CUDA
 #include "target_cuda.h" /* TE_KERNEL, te_context_create */
 #else

@@ -2,6 +2,8 @@
 #ifndef TE_TARGET_CUDA_H
 #define TE_TARGET_CUDA_H
 
+#include <stdlib.h> /* calloc */
+
 #include "lanes.h"       /* te_block */
 #include "launch_cuda.h" /* te__cuda_launch */
 
