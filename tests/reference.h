@@ -273,12 +273,12 @@ inline double gamma_of(const op &o, const std::vector<vec> &params, size_t c) {
 // `stored(i, y)` sees the output of each op as it comes, and may put in its place what a kernel stored.
 inline values forward(const list &l, const std::vector<vec> &params, const vec &x, const edges &in_edges, const call &c, const rounding &round,
                       edges *out_edges = nullptr, const std::function<void(size_t, vec &)> &stored = nullptr) {
-    const size_t rows = c.rows();
     values v;
     v.x = x, v.out.resize(l.ops.size());
     for (size_t i = 0; i < l.ops.size(); i++) {
         const op &o = l.ops[i];
         const vec &in = v.in(i), *w = o.params ? &params[(size_t)o.first_param] : nullptr;
+        const size_t rows = o.kind == "embedding" ? c.rows() : o.kind == "last_token" ? (size_t)c.batch : in.size() / o.in;
         vec y(rows * o.out);
         const std::string gated = gate(o.kind);
         if (o.kind == "linear" || o.kind == "tied_linear") {
@@ -322,6 +322,9 @@ inline values forward(const list &l, const std::vector<vec> &params, const vec &
             for (size_t e = 0; e < y.size(); e++) y[e] = (*w)[(size_t)c.tokens[e / o.out] * o.out + e % o.out];
         } else if (o.kind == "positions") {
             for (size_t e = 0; e < y.size(); e++) y[e] = in[e] + (*w)[((size_t)c.position + e / o.out % (size_t)c.seq) * o.out + e % o.out];
+        } else if (o.kind == "last_token") {
+            const size_t seq = (size_t)c.seq;
+            for (size_t e = 0; e < y.size(); e++) y[e] = in[((e / o.out + 1) * seq - 1) * o.out + e % o.out];
         } else if (o.kind == "cross_entropy") {
             for (size_t r = 0; r < rows; r++) {
                 double top = -INFINITY, sum = 0;
@@ -345,13 +348,13 @@ inline values forward(const list &l, const std::vector<vec> &params, const vec &
 // name) receives. `held` rounds the gradient that an add hands over.
 inline gradients backward(const list &l, const std::vector<vec> &params, const values &v, const vec &dy, const edges &out_grads, const call &c,
                           const rounding &round, const rounding &held) {
-    const size_t rows = c.rows();
     gradients g;
     for (const vec &p : params) g.params.push_back(vec(p.size(), 0.0));
     std::map<int, vec> kept; // by fork: the gradient of what it kept
-    vec d = dy.empty() ? vec(rows, c.loss_scale) : dy;
+    vec d = dy.empty() ? vec(v.out.back().size(), c.loss_scale) : dy;
     for (size_t i = l.ops.size(); i-- > 0;) {
         const op &o = l.ops[i];
+        const size_t rows = d.size() / o.out;
         const vec &x = v.in(i);
         const std::string gated = gate(o.kind);
         vec dx = d;
@@ -419,6 +422,10 @@ inline gradients backward(const list &l, const std::vector<vec> &params, const v
             for (size_t e = 0; e < d.size(); e++) (*dw)[(size_t)c.tokens[e / o.out] * o.out + e % o.out] += d[e];
         } else if (o.kind == "positions") { // y[row] = x[row] + w[position]
             for (size_t e = 0; e < d.size(); e++) (*dw)[((size_t)c.position + e / o.out % (size_t)c.seq) * o.out + e % o.out] += d[e];
+        } else if (o.kind == "last_token") { // y[sequence] = x[its last row]
+            const size_t seq = (size_t)c.seq;
+            dx.assign(c.rows() * o.in, 0.0);
+            for (size_t e = 0; e < d.size(); e++) dx[((e / o.in + 1) * seq - 1) * o.in + e % o.in] = d[e];
         } else if (o.kind == "cross_entropy") { // y = log sum exp x - x[label]
             dx.assign(rows * o.in, 0.0);
             for (size_t r = 0; r < rows; r++) {
