@@ -3,8 +3,8 @@
  * Do this:
  *     TE_TRY(te_convert(y, TE_bf16, x, TE_f32, count, &ctx));     // rounds to nearest even
  *
- * For the ends of a list and for ops that read one format alone; wherever it can, the kernel that makes a value stores it in the
- * format that the next one reads.
+ * For the ends of a list and for ops that read one format alone; wherever it can, the kernel that makes a value stores
+ * it in the format that the next one reads.
  */
 #ifndef TE_CONVERT_H
 #define TE_CONVERT_H

@@ -117,9 +117,11 @@ TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te
         return;
     }
 #if TE_CUDA
-    /* __ldg: what is loaded here nobody else writes meanwhile, so loads of later rows may pass stores of earlier ones */
+    /* __ldg: what is loaded here nobody else writes meanwhile, so loads of later rows may pass stores of earlier ones
+     * */
     if (t == TE_f32) {
-        const float4 a = __ldg((const float4 *)((const float *)p + i)), b = __ldg((const float4 *)((const float *)p + i + 4));
+        const float4 a = __ldg((const float4 *)((const float *)p + i)),
+                     b = __ldg((const float4 *)((const float *)p + i + 4));
         v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
         return;
     }
@@ -147,10 +149,14 @@ typedef struct te_vec8 { uint32_t w[8]; } te_vec8;
 #if TE_CUDA
 /* 16 bytes. volatile: the compiler leaves the load where it stands, far ahead of its use. */
 TE_FN void te__load_now(uint32_t w[4], const void *p) {
-    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p));
+    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "l"(p));
 }
 TE_FN void te__load_shared_now(uint32_t w[4], const void *p) {
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"((uint32_t)__cvta_generic_to_shared(p)));
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(p)));
 }
 #endif
 TE_FN void te_vec8_load(te_vec8 *e, const void *p, int64_t i, int n, int aligned, te_dtype t) {
@@ -166,7 +172,8 @@ TE_FN void te_vec8_load(te_vec8 *e, const void *p, int64_t i, int n, int aligned
     TE_UNROLL for (int k = 0; k < 8; k++) {
         if (t == TE_f32) e->w[k] = k < n ? ((const uint32_t *)p)[i + k] : 0;
         else if (k % 2 == 0)
-            e->w[k / 2] = (k < n ? ((const uint16_t *)p)[i + k] : 0u) | (uint32_t)(k + 1 < n ? ((const uint16_t *)p)[i + k + 1] : 0u) << 16;
+            e->w[k / 2] = (k < n ? ((const uint16_t *)p)[i + k] : 0u) |
+                          (uint32_t)(k + 1 < n ? ((const uint16_t *)p)[i + k + 1] : 0u) << 16;
     }
 }
 TE_FN void te_vec8_floats(float v[8], const te_vec8 *e, te_dtype t) {
@@ -219,7 +226,8 @@ TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, t
         *(float4 *)((float *)p + i + 4) = make_float4(v[4], v[5], v[6], v[7]);
         return;
     }
-    *(uint4 *)((uint16_t *)p + i) = make_uint4(te_pair_of_floats(v[0], v[1], t), te_pair_of_floats(v[2], v[3], t), te_pair_of_floats(v[4], v[5], t),
+    *(uint4 *)((uint16_t *)p + i) = make_uint4(te_pair_of_floats(v[0], v[1], t), te_pair_of_floats(v[2], v[3], t),
+        te_pair_of_floats(v[4], v[5], t),
                                                te_pair_of_floats(v[6], v[7], t));
 #else
     for (int k = 0; k < 8; k++) te_store(p, i + k, v[k], t);

@@ -1,5 +1,5 @@
-/* hopper_cuda.h -- what compute capability 9.0 (sm_90a) has and CUDA C++ does not say: barriers in shared memory, the copy engine
- * (TMA), clusters, matrix products by a warpgroup (wgmma). PTX ISA 8.0, the chapters of these names.
+/* hopper_cuda.h -- what compute capability 9.0 (sm_90a) has and CUDA C++ does not say: barriers in shared memory, the
+ * copy engine (TMA), clusters, matrix products by a warpgroup (wgmma). PTX ISA 8.0, the chapters of these names.
  */
 #ifndef TE_HOPPER_CUDA_H
 #define TE_HOPPER_CUDA_H
@@ -11,19 +11,29 @@
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-TE_FN void te__barrier_init(uint32_t bar, int count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count)); }
+TE_FN void te__barrier_init(uint32_t bar, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count));
+}
 TE_FN void te__barrier_expect(uint32_t bar, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
-TE_FN void te__barrier_arrive(uint32_t bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
+TE_FN void te__barrier_arrive(uint32_t bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
 /* Arrive at the same barrier of block `cta` of the cluster. */
 TE_FN void te__barrier_arrive_at(uint32_t bar, int cta) {
-    asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [at];\n}" ::"r"(bar), "r"(cta)
-                 : "memory");
+    asm volatile(
+        "{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [at];\n}" ::"r"(
+            bar),
+        "r"(cta)
+        : "memory");
 }
 TE_FN void te__barrier_wait(uint32_t bar, int phase) {
-    asm volatile("{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra wait;\n}" ::"r"(bar), "r"(phase)
-                 : "memory");
+    asm volatile(
+        "{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra wait;\n}" ::
+            "r"(bar),
+        "r"(phase)
+        : "memory");
 }
 TE_FN void te__cluster_sync(void) {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
@@ -31,17 +41,22 @@ TE_FN void te__cluster_sync(void) {
 /* A box of the tensor to shared memory, of all blocks in `mask` if that is not 0. */
 TE_FN void te__tma_load(uint32_t to, const CUtensorMap *from, int x, int y, uint32_t bar, int mask) {
     if (mask)
-        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                     "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
                      "l"(from), "r"(x), "r"(y), "r"(bar), "h"((uint16_t)mask)
                      : "memory");
     else
-        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(from), "r"(x), "r"(y),
-                     "r"(bar)
-                     : "memory");
+        asm volatile(
+            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+                "r"(to),
+            "l"(from), "r"(x), "r"(y), "r"(bar)
+            : "memory");
 }
 /* Four 8 x 8 matrices of 16-bit numbers to shared memory; each lane gives the address of a row. */
 TE_FN void te__store_matrix(uint32_t to, const uint32_t w[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]), "r"(w[1]),
+                 "r"(w[2]), "r"(w[3])
+                 : "memory");
 }
 
 #define TE__D4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
@@ -74,17 +89,19 @@ TE_FN void te__wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligne
 TE_FN void te__wgmma_wait_1(void) { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
 TE_FN void te__wgmma_wait_0(void) { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
-/* Rows of 128 bytes in shared memory, their 16-byte pieces permuted (128-byte swizzle). Along k: eight rows of m or n take
- * 1024 bytes. Across: 64 of m or n by eight of k take 1024 bytes, the next 64 are 8192 bytes on. */
+/* Rows of 128 bytes in shared memory, their 16-byte pieces permuted (128-byte swizzle). Along k: eight rows of m or n
+ * take 1024 bytes. Across: 64 of m or n by eight of k take 1024 bytes, the next 64 are 8192 bytes on. */
 TE_FN uint64_t te__matrix_at(uint32_t address, const int across) {
-    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(across ? 8192 >> 4 : 1) << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
+    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(across ? 8192 >> 4 : 1) << 16 |
+           (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
 #endif
 
-/* ---- tensor maps ------------------------------------------------------------------------------------------------------- */
+/* ---- tensor maps ------------------------------------------------------------------------------------------------- */
 
-typedef CUresult (*te__encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                                  const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+typedef CUresult (*te__encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                                  const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
+                                  CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
 /* cuTensorMapEncodeTiled of the driver; null on a device that has no use for it. */
 TE_API te__encode_fn te__hopper_encode(int device) {
@@ -93,7 +110,8 @@ TE_API te__encode_fn te__hopper_encode(int device) {
     cudaDriverEntryPointQueryResult found;
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess || major != 9 ||
         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess || minor != 0 ||
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found) != cudaSuccess) {
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found) !=
+            cudaSuccess) {
         (void)cudaGetLastError();
         return 0;
     }
@@ -107,19 +125,22 @@ TE_API te__encode_fn te__encode_of(te_context *ctx) {
 }
 
 /* How the copy engine sees a row-major [rows, cols], 16 bits each, in boxes of [box_rows, 64]. */
-TE_API te_status te__hopper_map(CUtensorMap *map, te__encode_fn encode, const void *data, int64_t rows, int64_t cols, int box_rows, te_dtype dtype, te_context *ctx) {
+TE_API te_status te__hopper_map(CUtensorMap *map, te__encode_fn encode, const void *data, int64_t rows, int64_t cols,
+                                int box_rows, te_dtype dtype, te_context *ctx) {
     const cuuint64_t size[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, pitch[1] = {(cuuint64_t)cols * 2};
     const cuuint32_t box[2] = {64, (cuuint32_t)box_rows}, step[2] = {1, 1};
-    const CUresult e = encode(map, dtype == TE_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, (void *)(uintptr_t)data, size, pitch,
-                              box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult e =
+        encode(map, dtype == TE_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
+               (void *)(uintptr_t)data, size, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     TE_REQUIRE(e == CUDA_SUCCESS, ctx, TE_ERROR_CUDA, "cuTensorMapEncodeTiled: error %d", (int)e);
     return TE_OK;
 }
 
-/* ---- kernels ------------------------------------------------------------------------------------------------------------ */
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* A kernel, and on which devices (bit d: device d) it was found to run, or not to: the file was compiled for sm_90, say. */
+/* A kernel, and on which devices (bit d: device d) it was found to run, or not to: the file was compiled for sm_90,
+ * say. */
 typedef struct te_hopper_kernel {
     const void *kernel; /* null: there is none */
     uint64_t runs, fails;
@@ -131,10 +152,11 @@ TE_API int te__hopper_ready(te_hopper_kernel *k, int shared, int device) {
     struct cudaFuncAttributes is;
     if (!k->kernel || __atomic_load_n(&k->fails, __ATOMIC_ACQUIRE) & bit) return 0;
     if (__atomic_load_n(&k->runs, __ATOMIC_ACQUIRE) & bit) return 1;
-    /* compiled for another architecture it is empty, and has no barriers in shared memory; compiled without inlining (-G, -Ofc)
-     * its sums are not in registers, where wgmma leaves them after the call, but in local memory */
-    const int runs = cudaFuncGetAttributes(&is, k->kernel) == cudaSuccess && is.sharedSizeBytes && !is.localSizeBytes &&
-                     cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) == cudaSuccess;
+    /* compiled for another architecture it is empty, and has no barriers in shared memory; compiled without inlining
+     * (-G, -Ofc) its sums are not in registers, where wgmma leaves them after the call, but in local memory */
+    const int runs =
+        cudaFuncGetAttributes(&is, k->kernel) == cudaSuccess && is.sharedSizeBytes && !is.localSizeBytes &&
+        cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) == cudaSuccess;
     if (!runs) (void)cudaGetLastError();
     (void)__atomic_fetch_or(runs ? &k->runs : &k->fails, bit, __ATOMIC_RELEASE);
     return runs;

@@ -36,7 +36,8 @@ TE_FN void te_lanes_sum(float *x, int n, te_lanes *g) {
         TE_UNROLL for (int o = 16; o > 0; o >>= 1) if (o < g->count) x[i] += __shfl_xor_sync(~0u, x[i], o);
     if (g->count > 32) {
         __shared__ float te_shared[2][4][32];
-        const int lane = (int)threadIdx.x % 32, warps = g->count / 32, even = (warps & (warps - 1)) == 0; /* a power of two */
+        const int lane = (int)threadIdx.x % 32, warps = g->count / 32,
+                  even = (warps & (warps - 1)) == 0; /* a power of two */
         if (lane == 0) TE_UNROLL for (int i = 0; i < n; i++) te_shared[g->turn][i][threadIdx.x / 32] = x[i];
         __syncthreads();
         TE_UNROLL for (int i = 0; i < n; i++) {

@@ -1,4 +1,5 @@
-/* math.h -- exp, sigmoid and tanh that cost little on both targets, to about 2e-7 relative (exp grows with |x|: 1e-7 |x|).
+/* math.h -- exp, sigmoid and tanh that cost little on both targets, to about 2e-7 relative (exp grows with |x|: 1e-7
+ * |x|).
  *
  * On CUDA one ex2.approx and at most one reciprocal; on the host straight-line arithmetic, so that a loop over them
  * becomes vector instructions. NaN stays NaN.

@@ -1,4 +1,5 @@
-/* mma_cuda.h -- the tensor cores' product of a warp, and addresses in shared memory. sm_80 and up; PTX ISA, mma.sync. */
+/* mma_cuda.h -- the tensor cores' product of a warp, and addresses in shared memory. sm_80 and up; PTX ISA, mma.sync.
+ * */
 #ifndef TE_MMA_CUDA_H
 #define TE_MMA_CUDA_H
 
@@ -8,7 +9,10 @@ TE_FN uint32_t te__shared_address(const void *p) { return (uint32_t)__cvta_gener
 
 /* 16 bytes of shared memory, behind what was copied there before. */
 TE_FN void te__load_piece(uint32_t w[4], uint32_t from) {
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "r"(from)
+                 : "memory");
 }
 
 /* c += a b for a 16 x 16 and b 16 x 8 of bf16 or f16; "Matrix fragments for mma.m16n8k16" says which lane has what. */

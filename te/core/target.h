@@ -7,7 +7,8 @@
  *     ... TE_TRY(my_kernel_launch(ctx, te_grid_of(blocks, 1), &args));
  *
  * A shell is a __global__ function on CUDA, and on the host a loop over the blocks of the grid, shared out to threads
- * (OpenMP, where the compiler has it switched on). Inside the call `te_args` points to the arguments and `te_at` is the block.
+ * (OpenMP, where the compiler has it switched on). Inside the call `te_args` points to the arguments and `te_at` is the
+ * block.
  */
 #ifndef TE_TARGET_H
 #define TE_TARGET_H
@@ -23,7 +24,8 @@
 TE_API te_status te_check_target(te_context *ctx, const char *who) {
     const char *here = TE_CUDA ? "cuda" : "host";
     if (!ctx || !ctx->target) return TE_ERROR_NULL;
-    TE_REQUIRE(ctx->target->name[0] == here[0], ctx, TE_ERROR_DEVICE, "%s: this file was compiled for the %s target, the context is of the %s target", who, here,
+    TE_REQUIRE(ctx->target->name[0] == here[0], ctx, TE_ERROR_DEVICE,
+               "%s: this file was compiled for the %s target, the context is of the %s target", who, here,
                ctx->target->name);
     return TE_OK;
 }

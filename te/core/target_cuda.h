@@ -15,34 +15,34 @@ TE_API te_grid te_grid_of(int64_t x, int64_t y) {
 
 #define TE_KERNEL(name, threads, type, ...) TE_KERNEL_RESIDENT(name, threads, 1, type, __VA_ARGS__)
 /* `blocks` of them are to be resident on a multiprocessor: the compiler limits the registers so. */
-#define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...)                                                  \
+#define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...)                                                         \
     TE_UNUSED static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) { \
-        const type *te_args = &te_arg_;                                                                       \
-        const te_block te_at = te_block_here();                                                               \
-        te_kernel_begin();                                                                                    \
-        __VA_ARGS__;                                                                                          \
-    }                                                                                                         \
-    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {                         \
-        return te__cuda_launch(ctx, (const void *)name, grid, threads, 0, 1, args, sizeof *args, #name);                    \
+        const type *te_args = &te_arg_;                                                                              \
+        const te_block te_at = te_block_here();                                                                      \
+        te_kernel_begin();                                                                                           \
+        __VA_ARGS__;                                                                                                 \
+    }                                                                                                                \
+    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {                                \
+        return te__cuda_launch(ctx, (const void *)name, grid, threads, 0, 1, args, sizeof *args, #name);             \
     }
 
 /* The same with body(args, at, registers, shared): a struct of this thread's, and one that the block shares. */
-#define TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)                                  \
-    TE_UNUSED static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) {    \
-        registers_type te_registers_;                                                                                   \
-        __shared__ shared_type te_shared_;                                                                              \
-        const te_block te_at_ = te_block_here();                                                                        \
-        te_kernel_begin();                                                                                              \
-        body(&te_arg_, te_at_, &te_registers_, &te_shared_);                                                            \
-    }                                                                                                                   \
-    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {                                   \
-        return te__cuda_launch(ctx, (const void *)name, grid, threads, 0, 1, args, sizeof *args, #name);                \
+#define TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)                               \
+    TE_UNUSED static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) { \
+        registers_type te_registers_;                                                                                \
+        __shared__ shared_type te_shared_;                                                                           \
+        const te_block te_at_ = te_block_here();                                                                     \
+        te_kernel_begin();                                                                                           \
+        body(&te_arg_, te_at_, &te_registers_, &te_shared_);                                                         \
+    }                                                                                                                \
+    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {                                \
+        return te__cuda_launch(ctx, (const void *)name, grid, threads, 0, 1, args, sizeof *args, #name);             \
     }
 
-/* Kernels run in the order of the stream, but from compute capability 9.0 on one may be set up while the one before it ends
- * (programmatic dependent launch, CUDA C++ Programming Guide). Every kernel calls this before it touches memory: it waits until
- * that one is done and what it wrote is there, and lets the next one be set up. In this order: when a kernel is set up, all before
- * the one ahead of it are done. */
+/* Kernels run in the order of the stream, but from compute capability 9.0 on one may be set up while the one before it
+ * ends (programmatic dependent launch, CUDA C++ Programming Guide). Every kernel calls this before it touches memory:
+ * it waits until that one is done and what it wrote is there, and lets the next one be set up. In this order: when a
+ * kernel is set up, all before the one ahead of it are done. */
 TE_FN void te_kernel_wait(void) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -91,20 +91,25 @@ TE_API void te__cuda_close(te_context *ctx) {
 TE_API te_status te__cuda_open(te_context *ctx, const te_rng *rng) {
     int major = 0, minor = 0;
     TE_TRY(te__cuda_status(ctx, cudaSetDevice(ctx->device), "cudaSetDevice"));
-    TE_TRY(te__cuda_status(ctx, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ctx->device), "device"));
-    TE_TRY(te__cuda_status(ctx, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ctx->device), "device"));
-    TE_REQUIRE(major >= 8, ctx, TE_ERROR_DEVICE, "device %d has compute capability %d.%d; 8.0 or higher is needed", ctx->device, major, minor);
+    TE_TRY(
+        te__cuda_status(ctx, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ctx->device), "device"));
+    TE_TRY(
+        te__cuda_status(ctx, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ctx->device), "device"));
+    TE_REQUIRE(major >= 8, ctx, TE_ERROR_DEVICE, "device %d has compute capability %d.%d; 8.0 or higher is needed",
+               ctx->device, major, minor);
     ctx->capability = 100 * major + 10 * minor;
-    TE_TRY(te__cuda_status(ctx, cudaDeviceGetAttribute(&ctx->processors, cudaDevAttrMultiProcessorCount, ctx->device), "device"));
+    TE_TRY(te__cuda_status(ctx, cudaDeviceGetAttribute(&ctx->processors, cudaDevAttrMultiProcessorCount, ctx->device),
+                           "device"));
     TE_TRY(te_allocate(ctx, (void **)&ctx->rng, sizeof *rng));
     TE_TRY(te_rng_set(rng, ctx));
     ctx->launches = calloc(1, sizeof(te_launches)); /* without it, kernel by kernel */
     return TE_OK;
 }
-/* Create a context on a CUDA device (compute capability 8.0 or higher). Makes it the thread's current device. One that could not be
- * created holds nothing but the text of the error. */
+/* Create a context on a CUDA device (compute capability 8.0 or higher). Makes it the thread's current device. One that
+ * could not be created holds nothing but the text of the error. */
 TE_API te_status te_context_create(te_context *ctx, int device, uint64_t seed) {
-    static const te_target cuda = {"cuda", te__cuda_allocate, te__cuda_release, te__cuda_copy, te__cuda_fill, te__cuda_synchronize, te__cuda_close};
+    static const te_target cuda = {"cuda",        te__cuda_allocate,    te__cuda_release, te__cuda_copy,
+                                   te__cuda_fill, te__cuda_synchronize, te__cuda_close};
     const te_rng rng = {seed, 0};
     if (!ctx) return TE_ERROR_NULL;
     memset(ctx, 0, sizeof *ctx);

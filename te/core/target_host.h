@@ -77,7 +77,8 @@ TE_API te_status te_enqueue_close(te_context *ctx, te_status status) { return (v
 
 /* Create a context; the host target has one device, 0. */
 TE_API te_status te_context_create(te_context *ctx, int device, uint64_t seed) {
-    static const te_target host = {"host", te__host_allocate, te__host_release, te__host_copy, te__host_fill, te__host_synchronize, te__host_close};
+    static const te_target host = {"host",        te__host_allocate,    te__host_release, te__host_copy,
+                                   te__host_fill, te__host_synchronize, te__host_close};
     if (!ctx) return TE_ERROR_NULL;
     memset(ctx, 0, sizeof *ctx);
     TE_REQUIRE(device == 0, ctx, TE_ERROR_DEVICE, "the host target has one device, 0; %d was asked for", device);

@@ -5,7 +5,8 @@
  * columns, sums them over the rows it sees (dbias, dgamma, dbeta) and leaves one partial sum a block: a second kernel
  * adds those up in a fixed order. No atomics, so the same inputs give the same bits.
  *
- * chain_map.h, chain_norm.h and chain_norm_backward.h have the three bodies, chain_body.h picks one, chain_run.h launches it.
+ * chain_map.h, chain_norm.h and chain_norm_backward.h have the three bodies, chain_body.h picks one, chain_run.h
+ * launches it.
  */
 #ifndef TE_FUSE_CHAIN_H
 #define TE_FUSE_CHAIN_H
@@ -45,7 +46,7 @@ typedef struct te_chain_shape {
     te_dtype norm_in, norm_out; /* formats of its input and output in forward */
     int sums;                  /* which op sums the gradient (bias), -1: none */
     int backward, draws;
-    int reads;                 /* which op is the first that reads a 16-bit tensor of the row's shape (te_read8), -1: none */
+    int reads; /* which op is the first that reads a 16-bit tensor of the row's shape (te_read8), -1: none */
     int lanes, chunks, groups; /* lanes a row, 8-vectors a lane, rows a block at a time */
     int resident;              /* blocks on a multiprocessor */
     int stash;                 /* bytes of shared memory for gamma, 0: none */
@@ -58,28 +59,34 @@ TE_BOTH int te_map_batch(te_chain_shape k) {
     if (!TE_CUDA) return 1;
     return k.sums < 0 ? (gated ? 1 : 2) : gated || k.draws ? 2 : 4;
 }
-TE_BOTH int te_chain_tiles(te_chain_shape k) { return k.norm >= 0 ? 1 : ((k.half + 7) / 8 + k.lanes * k.chunks - 1) / (k.lanes * k.chunks); }
+TE_BOTH int te_chain_tiles(te_chain_shape k) {
+    return k.norm >= 0 ? 1 : ((k.half + 7) / 8 + k.lanes * k.chunks - 1) / (k.lanes * k.chunks);
+}
 
 /* ---- the shape of the launch ----------------------------------------------------------------------------------- */
 
-/* Macros of constants: sequential.h makes enumerators of them. `norm`: which op is the norm, -1 none; w: the row's width;
- * `sums`: which op sums a bias's gradient, -1 none. */
+/* Macros of constants: sequential.h makes enumerators of them. `norm`: which op is the norm, -1 none; w: the row's
+ * width; `sums`: which op sums a bias's gradient, -1 none. */
 #define TE_VECTORS(w) (((w) + 7) / 8)
 #if TE_CUDA
-/* Forward: a warp takes a narrow row, 64 to 512 threads a wide one. Backward: one vector a lane up to 4096 columns, for the
- * sums over rows take most of the registers; two where a bias is summed as well. */
-#define TE_NORM_LANES_forward(w, sums) ((w) <= 1024 ? 32 : (w) <= 2048 ? 64 : (w) <= 4096 ? 128 : (w) <= 12288 ? 256 : (w) <= 32768 ? 512 : 1024)
+/* Forward: a warp takes a narrow row, 64 to 512 threads a wide one. Backward: one vector a lane up to 4096 columns, for
+ * the sums over rows take most of the registers; two where a bias is summed as well. */
+#define TE_NORM_LANES_forward(w, sums) ((w) <= 1024 ? 32 : (w) <= 2048 ? 64 : (w) <= 4096 ? 128 : (w) <= 12288 ? 256 \
+    : (w) <= 32768 ? 512 : 1024)
 #define TE_NORM_LANES_backward(w, sums) \
     ((w) <= 1024 ? 32 : (w) <= 2048 ? 256 : (w) <= 4096 ? ((sums) < 0 ? 512 : 256) : (w) <= 12288 ? 512 : 1024)
-/* Forward, no more rows than multiprocessors: as many threads as the row has vectors. Latency dominates: a thread has one vector, and
- * the kernel half the instructions, which matters because instruction cache misses dominate: the product before this kernel evicted
- * its code from the L2. A GPT block of 4096 columns takes 127.5 us at 64 rows, with the kernel for many rows 130.2. With many rows
- * this kernel is the slower one: LayerNorm of 8192 rows takes 58 us, not 35. */
+/* Forward, no more rows than multiprocessors: as many threads as the row has vectors. Latency dominates: a thread has
+ * one vector, and the kernel half the instructions, which matters because instruction cache misses dominate: the
+ * product before this kernel evicted its code from the L2. A GPT block of 4096 columns takes 127.5 us at 64 rows, with
+ * the kernel for many rows 130.2. With many rows this kernel is the slower one: LayerNorm of 8192 rows takes 58 us, not
+ * 35. */
 #define TE_QUICK_LANES(norm, w, sums, pass) (TE_VECTORS(w) >= 1024 ? 1024 : (TE_VECTORS(w) + 31) / 32 * 32)
-/* A map that sums nothing: a block takes a few rows beside each other, as much of each as it can. Rows that lie far apart, or little
- * of many, cost up to a tenth more (8192 x 16384: bias_gelu 200 us and 210, bias_dropout_add 195 and 210). */
-#define TE_MAP_LANES(w, sums)                                                                                                  \
-    ((sums) < 0 && TE_VECTORS(w) % 256 == 0 ? 256 : (sums) < 0 && TE_VECTORS(w) % 128 == 0 ? 128 : (sums) < 0 && TE_VECTORS(w) % 64 == 0 ? 64 \
+/* A map that sums nothing: a block takes a few rows beside each other, as much of each as it can. Rows that lie far
+ * apart, or little of many, cost up to a tenth more (8192 x 16384: bias_gelu 200 us and 210, bias_dropout_add 195 and
+ * 210). */
+#define TE_MAP_LANES(w, sums)                                                                                 \
+    ((sums) < 0 && TE_VECTORS(w) % 256 == 0 ? 256 : (sums) < 0 && TE_VECTORS(w) % 128 == 0 ? 128 : (sums) < 0 \
+        && TE_VECTORS(w) % 64 == 0 ? 64                                                                       \
      : TE_VECTORS(w) >= 32 ? 32 : TE_VECTORS(w) >= 16 ? 16 : TE_VECTORS(w) >= 8 ? 8 : 4)
 #define TE_CHAIN_LANES(norm, w, sums, pass) ((norm) < 0 ? TE_MAP_LANES(w, sums) : TE_NORM_LANES_##pass(w, sums))
 #define TE_CHAIN_GROUPS(norm, lanes) ((norm) < 0 ? 256 / (lanes) : (lanes) > 32 ? 1 : 4)
@@ -87,13 +94,16 @@ TE_BOTH int te_chain_tiles(te_chain_shape k) { return k.norm >= 0 ? 1 : ((k.half
 /* Blocks on a multiprocessor that a kernel is made for, which bounds its registers: as many threads as keep the memory
  * busy, fewer where a lane holds more of the row. Where gradients are summed te__most_blocks allows no more. */
 #define TE_NORM_THREADS(chunks) ((chunks) <= 2 ? 1536 : (chunks) <= 4 ? 1024 : (chunks) <= 8 ? 640 : 256)
-#define TE_RESIDENT_forward(threads, chunks) (TE_NORM_THREADS(chunks) > (threads) ? TE_NORM_THREADS(chunks) / (threads) : 1)
+#define TE_RESIDENT_forward(threads, chunks) (TE_NORM_THREADS(chunks) > (threads) \
+    ? TE_NORM_THREADS(chunks) / (threads) : 1)
 #define TE_NORM_SUMMING_THREADS(chunks) ((chunks) <= 1 ? 1024 : (chunks) <= 2 ? 512 : (chunks) <= 3 ? 384 : 256)
-#define TE_RESIDENT_backward(threads, chunks) (TE_NORM_SUMMING_THREADS(chunks) > (threads) ? TE_NORM_SUMMING_THREADS(chunks) / (threads) : 1)
+#define TE_RESIDENT_backward(threads, chunks) (TE_NORM_SUMMING_THREADS(chunks) > (threads) \
+    ? TE_NORM_SUMMING_THREADS(chunks) / (threads) : 1)
 #define TE_CHAIN_RESIDENT(norm, threads, chunks, sums, gated, pass) \
     ((norm) >= 0 ? TE_RESIDENT_##pass(threads, chunks) : (sums) < 0 ? 6 : (gated) ? 3 : 4)
-#define TE_CHAIN_STASH(norm, lanes, chunks, size, backward) \
-    ((norm) >= 0 && (backward) && (lanes) > 32 && (lanes) * (chunks) * 8 * (size) <= 32768 ? (lanes) * (chunks) * 8 * (size) : 0)
+#define TE_CHAIN_STASH(norm, lanes, chunks, size, backward)                                \
+    ((norm) >= 0 && (backward) && (lanes) > 32 && (lanes) * (chunks) * 8 * (size) <= 32768 \
+        ? (lanes) * (chunks) * 8 * (size) : 0)
 #else
 #define TE_CHAIN_STASH(norm, lanes, chunks, size, backward) 0
 #define TE_CHAIN_LANES(norm, w, sums, pass) 1
@@ -102,8 +112,8 @@ TE_BOTH int te_chain_tiles(te_chain_shape k) { return k.norm >= 0 ? 1 : ((k.half
 #define TE_CHAIN_RESIDENT(norm, threads, chunks, sums, gated, pass) 1
 #endif
 
-/* The kernels of a chain whose width is known only at run time: X(.., suffix, columns, aligned). A norm's row has that many
- * columns at most; a map takes any. One narrow and one wide kernel serve rows that are no multiple of eight. */
+/* The kernels of a chain whose width is known only at run time: X(.., suffix, columns, aligned). A norm's row has that
+ * many columns at most; a map takes any. One narrow and one wide kernel serve rows that are no multiple of eight. */
 #if TE_CUDA
 #define TE_MAP_KERNELS(X, ...) X(__VA_ARGS__, aligned, 1024, 1) X(__VA_ARGS__, any, 1024, 0)
 #define TE_NORM_KERNELS(X, ...)                                                                                 \
@@ -111,7 +121,8 @@ TE_BOTH int te_chain_tiles(te_chain_shape k) { return k.norm >= 0 ? 1 : ((k.half
     X(__VA_ARGS__, aligned_64k, 65536, 1) X(__VA_ARGS__, any_1k, 1024, 0) X(__VA_ARGS__, any_64k, 65536, 0)
 #else
 #define TE_MAP_KERNELS(X, ...) X(__VA_ARGS__, any, 1024, half % 8 == 0)
-#define TE_NORM_KERNELS(X, ...) X(__VA_ARGS__, any_4k, 4096, half % 8 == 0) X(__VA_ARGS__, any_64k, 65536, half % 8 == 0)
+#define TE_NORM_KERNELS(X, ...) X(__VA_ARGS__, any_4k, 4096, half % 8 == 0) X(__VA_ARGS__, any_64k, 65536, \
+    half % 8 == 0)
 #endif
 /* What of a shape follows its width at run time: on CUDA a map's lanes, on the host the one lane's vectors. */
 TE_BOTH te_chain_shape te_shape_at(te_chain_shape k) {

@@ -1,4 +1,5 @@
-/* chain_body.h -- the kernel of a chain: which rows a group of lanes takes, which of the three bodies, and the partial sums. */
+/* chain_body.h -- the kernel of a chain: which rows a group of lanes takes, which of the three bodies, and the partial
+ * sums. */
 #ifndef TE_FUSE_CHAIN_BODY_H
 #define TE_FUSE_CHAIN_BODY_H
 
@@ -6,7 +7,8 @@
 #include "chain_norm_backward.h" /* te_norm_backward_rows */
 
 /* A block leaves its sums over rows: those of its groups, added up. */
-TE_FN void te_chain_leave_sums(const te_chain *c, const te_chain_shape k, te_lanes g, int group, int tile, int block, float *sums) {
+TE_FN void te_chain_leave_sums(const te_chain *c, const te_chain_shape k, te_lanes g, int group, int tile, int block,
+                               float *sums) {
     const int size = 8 * k.chunks, formula = k.norm_options.code % 4;
     TE_UNROLL for (int slot = 0; slot < TE_SUM_SLOTS; slot++) {
         const int of_norm = slot >= TE_SUM_GAMMA, halves = of_norm ? 1 : k.out_halves;
@@ -24,20 +26,23 @@ TE_FN void te_chain_leave_sums(const te_chain *c, const te_chain_shape k, te_lan
 }
 
 /* sums: [TE_SUM_SLOTS][chunks][8]; rows: [5][chunks], what te_norm_registers points to; stash: k.stash bytes. */
-TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, const te_chain_shape k, float *sums, te_vec8 *rows,
-                         te_smem16 *stash) {
+TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, const te_chain_shape k, float *sums,
+                         te_vec8 *rows, te_smem16 *stash) {
     int group;
     te_lanes g = te_lanes_here(k.lanes, &group);
     const int summing = k.sums >= 0 || (k.backward && k.norm >= 0), beside = te_map_is_beside(k);
-    const int tiles = te_chain_tiles(k), tile = b.x % tiles * k.chunks * k.lanes, block = b.x / tiles; /* neighbours share a row */
+    const int tiles = te_chain_tiles(k), tile = b.x % tiles * k.chunks * k.lanes,
+              block = b.x / tiles; /* neighbours share a row */
     const int64_t first = (int64_t)block * k.groups * (beside ? te_map_batch(k) : 1) + group;
     const int64_t step = beside ? k.groups : (int64_t)(b.nx / tiles) * k.groups;
     if (!k.backward && c->take.taken && b.x == 0 && group == 0 && g.id == 0) te_rng_take_body(&c->take);
     if (summing) TE_UNROLL for (int i = 0; i < TE_SUM_SLOTS * 8 * k.chunks; i++) sums[i] = 0;
     if (k.norm < 0) te_map_body(c, stages, k, g, tile, first, step, sums);
-    else if (!k.backward) for (int64_t row = first; row < c->rows; row += step) te_norm_forward(c, stages, k, row, &g, rows);
+    else if (!k.backward)
+        for (int64_t row = first; row < c->rows; row += step) te_norm_forward(c, stages, k, row, &g, rows);
     else {
-        const te_norm_registers m = {rows + 2 * k.chunks, rows + 3 * k.chunks, rows, rows + k.chunks, rows + 4 * k.chunks, stash};
+        const te_norm_registers m = {rows + 2 * k.chunks, rows + 3 * k.chunks, rows,
+                                     rows + k.chunks,     rows + 4 * k.chunks, stash};
         te_norm_backward_rows(c, stages, k, &g, first, step, &m, sums);
     }
     if (summing) te_chain_leave_sums(c, k, g, group, tile, block, sums);

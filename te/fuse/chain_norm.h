@@ -4,9 +4,10 @@
 
 #include "chain_map.h" /* te_keep */
 
-/* row_x: the row in registers, as it is stored (16 bits an element where the format has 16: with half the registers twice
- * the rows are in flight). So the norm sees the same numbers whether its input is stored or not. */
-TE_FN void te_norm_row_load(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes g, te_vec8 *row_x) {
+/* row_x: the row in registers, as it is stored (16 bits an element where the format has 16: with half the registers
+ * twice the rows are in flight). So the norm sees the same numbers whether its input is stored or not. */
+TE_FN void te_norm_row_load(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes g,
+                            te_vec8 *row_x) {
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const te_at at = te_at_of(k, row, g.id + i * g.count, 1);
         te_lane l;
@@ -20,7 +21,8 @@ TE_FN void te_norm_row_load(const te_chain *c, te_stages_fn stages, const te_cha
         }
     }
 }
-TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes *g, te_vec8 *row_x) {
+TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes *g,
+                           te_vec8 *row_x) {
     const te_stage *s = &c->op[k.norm];
     const int code = k.norm_options.code & 3;
     const float n = (float)k.half;
@@ -60,7 +62,8 @@ TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, const te_chai
         if (code == TE_NORM_layernorm) te_load8(b, s->w[1], l.at.col, l.at.n, l.at.aligned, k.weight);
         te_vec8_forget(&row_x[i], k.norm_in);
         te_vec8_floats(v, &row_x[i], k.norm_in);
-        TE_UNROLL for (int j = 0; j < 8; j++) l.v[j] = (v[j] - mean) * rstd * w[j] + (code == TE_NORM_layernorm ? b[j] : 0.0f);
+        TE_UNROLL
+        for (int j = 0; j < 8; j++) l.v[j] = (v[j] - mean) * rstd * w[j] + (code == TE_NORM_layernorm ? b[j] : 0.0f);
         te_keep(&l, s, k.norm_out);
         stages(&l, c, k.norm + 1, TE_MAX_ROW);
         if (c->y) te_store_lane(&l, c->y, k);

@@ -1,12 +1,13 @@
-/* chain_norm_backward.h -- the body of a backward chain that begins with a norm: a group of lanes takes row after row, and a lane
- * sums its columns over them.
+/* chain_norm_backward.h -- the body of a backward chain that begins with a norm: a group of lanes takes row after row,
+ * and a lane sums its columns over them.
  */
 #ifndef TE_FUSE_CHAIN_NORM_BACKWARD_H
 #define TE_FUSE_CHAIN_NORM_BACKWARD_H
 
 #include "chain_map.h" /* te_lane, TE_SUM_GAMMA */
 
-/* A lane's part of the rows that it works on, in registers as it is stored; a struct with room for a chain's chunks has it. */
+/* A lane's part of the rows that it works on, in registers as it is stored; a struct with room for a chain's chunks has
+ * it. */
 typedef struct te_norm_registers {
     te_vec8 *dy, *x;           /* [chunks] of the row at hand */
     te_vec8 *next_dy, *next_x; /* of the one that is being loaded */
@@ -14,7 +15,8 @@ typedef struct te_norm_registers {
     te_smem16 *stash;          /* gamma in shared memory, where k.stash says so: the sums need the registers */
 } te_norm_registers;
 
-TE_FN void te_norm_keep_gamma(const te_vec8 *gamma, const te_norm_registers *m, const te_chain_shape k, te_lanes g, int i) {
+TE_FN void te_norm_keep_gamma(const te_vec8 *gamma, const te_norm_registers *m, const te_chain_shape k, te_lanes g,
+                              int i) {
 #if TE_CUDA
     uint4 *slot = (uint4 *)m->stash + (k.weight == TE_f32 ? 2 : 1) * (g.id + i * g.count);
     if (k.stash) slot[0] = make_uint4(gamma->w[0], gamma->w[1], gamma->w[2], gamma->w[3]);
@@ -37,9 +39,10 @@ TE_FN void te_norm_kept_gamma(te_vec8 *gamma, const te_norm_registers *m, const 
 
 typedef struct te_norm_stats { float mean, rstd; } te_norm_stats;
 
-/* dy, x and the statistics of a row, loaded while the row before is worked on. To registers: through a ring in shared memory, three
- * rows ahead (cp.async), 8192 x 4096 took 92 us, not 72. */
-TE_FN te_norm_stats te_norm_load(const te_chain *c, const te_chain_shape k, int64_t row, te_lanes g, te_vec8 *dy, te_vec8 *x) {
+/* dy, x and the statistics of a row, loaded while the row before is worked on. To registers: through a ring in shared
+ * memory, three rows ahead (cp.async), 8192 x 4096 took 92 us, not 72. */
+TE_FN te_norm_stats te_norm_load(const te_chain *c, const te_chain_shape k, int64_t row, te_lanes g, te_vec8 *dy,
+                                 te_vec8 *x) {
     const te_stage *s = &c->op[0];
     const int has_mean = k.norm_options.code % 4 == TE_NORM_layernorm;
     te_norm_stats n;
@@ -57,8 +60,8 @@ TE_FN te_norm_stats te_norm_load(const te_chain *c, const te_chain_shape k, int6
 
 /* With xhat = (x - mean) rstd and d = dy gamma:  dx = rstd (d - mean(d) - xhat mean(d xhat)); rmsnorm has no mean(d),
  * l2norm has sums for means. dgamma = sum over rows of dy xhat, dbeta = sum of dy. sums: see chain_map.h. */
-TE_FN void te_norm_backward(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes *g, te_norm_stats n,
-                            const te_norm_registers *m, float *sums) {
+TE_FN void te_norm_backward(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes *g,
+                            te_norm_stats n, const te_norm_registers *m, float *sums) {
     const int norm_code = k.norm_options.code, code = norm_code & 3, size = 8 * k.chunks;
     const float count = code == TE_NORM_l2norm ? 1.0f : (float)k.half;
     te_vec8 *dy = m->dy, *x = m->x;
@@ -102,8 +105,8 @@ TE_FN void te_norm_backward(const te_chain *c, te_stages_fn stages, const te_cha
 }
 
 /* Rows from `first` on, `step` apart. */
-TE_FN void te_norm_backward_rows(const te_chain *c, te_stages_fn stages, const te_chain_shape k, te_lanes *g, int64_t first,
-                                 int64_t step, const te_norm_registers *m, float *sums) {
+TE_FN void te_norm_backward_rows(const te_chain *c, te_stages_fn stages, const te_chain_shape k, te_lanes *g,
+                                 int64_t first, int64_t step, const te_norm_registers *m, float *sums) {
     te_norm_stats n = {0, 0};
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const te_at at = te_at_of(k, 0, g->id + i * g->count, 1);

@@ -17,9 +17,10 @@ TE_API void te__stage_of(te_stage *st, te_run *r, int i) {
 
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
 
-/* The ops of `s` from `skip` on, of x; `applied` of them were done by the matrix product before (a bias). The walk's value is then
- * what the step gives. *work: whether there is anything to launch. */
-TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int applied, te_value x, te_chain *c, int *work) {
+/* The ops of `s` from `skip` on, of x; `applied` of them were done by the matrix product before (a bias). The walk's
+ * value is then what the step gives. *work: whether there is anything to launch. */
+TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int applied, te_value x, te_chain *c,
+                                   int *work) {
     const te_plan *plan = r->plan;
     int last = -1;
     for (int j = skip; j < s->count; j++)
@@ -56,8 +57,8 @@ TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int ap
         } else if (r->pass == TE_FORWARD ? te_in_memory(plan, i) : forked) {
             v = te_output_of(r, i);
             if (r->pass != TE_FORWARD || !v.p) TE_TRY(te_acquire(r, &v, op->out_rows, op->out, op->out_dtype));
-            TE_REQUIRE(!(op->flags & TE_IS_OUTPUT), r->ctx, TE_ERROR_STATE, "%s: (output, %s) stands before a fork in one row",
-                       plan->name, op->name);
+            TE_REQUIRE(!(op->flags & TE_IS_OUTPUT), r->ctx, TE_ERROR_STATE,
+                       "%s: (output, %s) stands before a fork in one row", plan->name, op->name);
             st->out = v.p;
         } else continue;
         stored = v;
@@ -68,8 +69,8 @@ TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int ap
 
 /* ---- backward --------------------------------------------------------------------------------------------------- */
 
-/* The gradient as it passes an op that has no kernel of its own: `stored` is where it last was in memory, *changed whether it
- * differs from that. */
+/* The gradient as it passes an op that has no kernel of its own: `stored` is where it last was in memory, *changed
+ * whether it differs from that. */
 TE_API te_status te__chain_edges(te_run *r, int i, te_stage *st, te_value *stored, int *changed, int *work) {
     const te_op *op = &r->plan->op[i];
     const int64_t rows = te_rows_in(r, op->out_rows);
@@ -95,8 +96,10 @@ TE_API te_status te__chain_edges(te_run *r, int i, te_stage *st, te_value *store
     } else if (!(op->flags & TE_KEEPS_GRAD)) *changed = 1;
     return TE_OK;
 }
-/* The ops of `s` from `skip` on, of the gradient dy. blocks: that sum, each the rows it sees; most: those of the largest batch. */
-TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int blocks, int most, te_value dy, te_chain *c, int *work) {
+/* The ops of `s` from `skip` on, of the gradient dy. blocks: that sum, each the rows it sees; most: those of the
+ * largest batch. */
+TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int blocks, int most, te_value dy,
+                                    te_chain *c, int *work) {
     const te_plan *plan = r->plan;
     const int end = s->op[s->count - 1];
     int changed = 0;
@@ -109,9 +112,11 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int b
         te__stage_of(st, r, i);
         if (op->flags & TE_SAVES_INPUT) st->saved = te_input_of(r, i).p;
         TE_TRY(te__chain_edges(r, i, st, &stored, &changed, work));
-        TE_REQUIRE(!op->params || op->op_class == TE_CLASS_norm || (op->params == 1 && (op->flags & TE_SUMS)), r->ctx, TE_ERROR_STATE,
-                   "%s: (%s, %s): a map has one parameter at most, and sums its gradient (TE_SUMS)", plan->name, op->kind, op->name);
-        for (int k = 0; k < op->params; k++) TE_TRY(te_sum_later(r, &st->sum[k], &r->param[i][k], op->out, blocks, most));
+        TE_REQUIRE(!op->params || op->op_class == TE_CLASS_norm || (op->params == 1 && (op->flags & TE_SUMS)), r->ctx,
+                   TE_ERROR_STATE, "%s: (%s, %s): a map has one parameter at most, and sums its gradient (TE_SUMS)",
+                   plan->name, op->kind, op->name);
+        for (int k = 0; k < op->params; k++)
+            TE_TRY(te_sum_later(r, &st->sum[k], &r->param[i][k], op->out, blocks, most));
         *work |= op->params > 0;
     }
     const int to_dx = te_last_step(r, s) && r->dx.p && stored.p != r->dx.p;
@@ -139,8 +144,8 @@ TE_API int te_chain_half(const te_run *r, const te_step *s, int skip) {
     return r->pass == TE_BACKWARD ? (int)te_min(first->out, last->in) : (int)te_min(first->in, last->out);
 }
 /* Ops [skip, count) of the step as one kernel, of x; `applied`: see te__chain_forward. */
-TE_API te_status te_chain_step(te_run *r, const te_step *s, int skip, int applied, te_value x, te_chain_launch_fn launch,
-                               const te_chain_shape k) {
+TE_API te_status te_chain_step(te_run *r, const te_step *s, int skip, int applied, te_value x,
+                               te_chain_launch_fn launch, const te_chain_shape k) {
     te_chain c;
     int work = 0;
     const int tiles = te_chain_tiles(k), batch = TE_CUDA && k.norm < 0 && !te__sums_rows(k) ? te_map_batch(k) : 1;

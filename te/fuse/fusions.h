@@ -1,9 +1,9 @@
 /* fusions.h -- the fusion list: which sequences of ops become one step. Nothing else.
  *
  * A row names families (te/ops: every activation is an `act`, every gated one `gated`, every norm `norm`), in the order
- * of the pass; the backward list reads the model from its end. Any row of the shape [linear] maps [norm] maps (backward:
- * [linear] [norm] maps, linear fork, or attention bias) works: write the name, and the kernel follows from its ops. Add your own the same way,
- * before TE_SEQUENTIAL, or take one out with #undef.
+ * of the pass; the backward list reads the model from its end. Any row of the shape [linear] maps [norm] maps
+ * (backward: [linear] [norm] maps, linear fork, or attention bias) works: write the name, and the kernel follows from
+ * its ops. Add your own the same way, before TE_SEQUENTIAL, or take one out with #undef.
  *
  * The X-lists below are the same rows for the tests and benches, which try each on every kind that it matches.
  */

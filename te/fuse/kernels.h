@@ -1,6 +1,8 @@
-/* kernels.h -- which kernels a step of a plan has: a chain, a matrix product and a chain, both in one, or those of the op itself.
+/* kernels.h -- which kernels a step of a plan has: a chain, a matrix product and a chain, both in one, or those of the
+ * op itself.
  *
- * Everything that a kernel depends on is a constant by then: the ops of the row and their options, number formats, widths, lanes a row.
+ * Everything that a kernel depends on is a constant by then: the ops of the row and their options, number formats,
+ * widths, lanes a row.
  */
 #ifndef TE_FUSE_KERNELS_H
 #define TE_FUSE_KERNELS_H
@@ -12,7 +14,8 @@
 #include "plan.h"         /* TE_ROW */
 #include "product.h"      /* TE_PRODUCT */
 
-/* The kernels of one step, and its function <kernels>_run: by the class of its first op. x is (widths, model, dtype, pass, suffix). */
+/* The kernels of one step, and its function <kernels>_run: by the class of its first op. x is (widths, model, dtype,
+ * pass, suffix). */
 #define TE__KERNELS(x, ...) \
     TE__KERNELS2(TE_CLASS(TE_ROW_FIRST(__VA_ARGS__)), TE__STEP_NAME(x, __VA_ARGS__), TE_UNWRAP(x), __VA_ARGS__)
 #define TE__KERNELS2(...) TE__KERNELS3(__VA_ARGS__)
@@ -36,7 +39,8 @@
 #define TE__KERNELS_OF_gemm(name, widths, model, dtype, pass, ...) \
     TE__IF_ALONE(TE__GEMM_ALONE, TE__GEMM_ROW, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__GEMM_ALONE(name, widths, model, dtype, pass, ...) \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te_linear_step(r, s, 0, te_no_shape(), 0, TE_BARE(dtype, pass)); }
+    TE_API te_status name##_run(te_run *r, const te_step *s)  \
+        { return te_linear_step(r, s, 0, te_no_shape(), 0, TE_BARE(dtype, pass)); }
 #define TE__GEMM_ROW(name, widths, model, dtype, pass, first, ...) \
     TE_JOIN1(TE__GEMM_ROW_, pass)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__GEMM_ROW_forward(name, widths, model, dtype, pass, ...) \
@@ -59,57 +63,60 @@
 /* An op with kernels of its own, which may take a chain along (own_rows.h). */
 #define TE__KERNELS_OF_own(name, widths, model, dtype, pass, ...) \
     TE__IF_ALONE(TE__OWN_ALONE, TE__OWN_ROW, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
-#define TE__OWN_ALONE(name, widths, model, dtype, pass, op) TE__OWN(TE_JOIN1(TE_OWN_, TE_FAMILY(op)), pass, name, model, dtype, op)
+#define TE__OWN_ALONE(name, widths, model, dtype, pass, op) TE__OWN(TE_JOIN1(TE_OWN_, TE_FAMILY(op)), pass, name, \
+    model, dtype, op)
 #define TE__OWN_ROW(name, widths, model, dtype, pass, first, ...) \
     TE_CHAIN(name, widths, model, dtype, pass, __VA_ARGS__)         \
     TE__OWN(TE_JOIN1(TE_OWN_ROW_, TE_FAMILY(first)), pass, name, model, dtype, first)
 #define TE__OWN(family, pass, ...) TE__OWN2(family, pass, __VA_ARGS__)
 #define TE__OWN2(family, pass, ...) family##_##pass(__VA_ARGS__)
 
-/* ---- a chain: facts of its row ---------------------------------------------------------------------------------------- */
+/* ---- a chain: facts of its row ----------------------------------------------------------------------------------- */
 
 TE_BOTH te_chain_shape te_no_shape(void) {
     te_chain_shape k;
     memset(&k, 0, sizeof k);
     return k;
 }
-#define TE_CHAIN(name, widths, model, dtype, pass, ...)                                                                \
-    TE__CHAIN(name, widths, model, dtype, pass, TE_JOIN1(TE__CHAIN_IN_, pass)(TE_WIDTH_, model, TE_ROW_FIRST(__VA_ARGS__)), \
-              TE_JOIN1(TE__CHAIN_OUT_, pass)(TE_WIDTH_, model, TE_ROW_LAST(__VA_ARGS__)),                              \
-              TE_JOIN1(TE__CHAIN_IN_, pass)(TE_DTYPE_, model, TE_ROW_FIRST(__VA_ARGS__)),                              \
+#define TE_CHAIN(name, widths, model, dtype, pass, ...)                                         \
+    TE__CHAIN(name, widths, model, dtype, pass, TE_JOIN1(TE__CHAIN_IN_, pass)(TE_WIDTH_, model, \
+        TE_ROW_FIRST(__VA_ARGS__)),                                                             \
+              TE_JOIN1(TE__CHAIN_OUT_, pass)(TE_WIDTH_, model, TE_ROW_LAST(__VA_ARGS__)),       \
+              TE_JOIN1(TE__CHAIN_IN_, pass)(TE_DTYPE_, model, TE_ROW_FIRST(__VA_ARGS__)),       \
               TE_JOIN1(TE__CHAIN_OUT_, pass)(TE_DTYPE_, model, TE_ROW_LAST(__VA_ARGS__)), __VA_ARGS__)
 #define TE__CHAIN_IN_forward(what, model, op) what##IN(model, op)
 #define TE__CHAIN_OUT_forward(what, model, op) what##OUT(model, op)
 #define TE__CHAIN_IN_backward(what, model, op) what##OUT(model, op)
 #define TE__CHAIN_OUT_backward(what, model, op) what##IN(model, op)
-#define TE__CHAIN(name, widths, model, dtype, pass, in, out, gets, gives, ...)                                            \
-    enum {                                                                                                             \
-        name##_half = ((int)in < (int)out) == ((int)in > 0) ? (int)in : (int)out, /* the smaller; symbols are negative */ \
-        name##_in_halves = (int)in / name##_half,                                                                      \
-        name##_out_halves = (int)out / name##_half,                                                                    \
-        name##_in_dtype = (int)gets,                                                                                   \
-        name##_out_dtype = (int)gives,                                                                                    \
-        name##_norm = TE_ROW(TE__NORM_AT, ~, __VA_ARGS__) - 1,                                                         \
-        name##_norm_code = 0 TE_ROW(TE__NORM_CODE, ~, __VA_ARGS__),                                                    \
-        name##_norm_in = 0 TE_ROW(TE__NORM_IN, model, __VA_ARGS__),                                                    \
-        name##_norm_out = 0 TE_ROW(TE__NORM_OUT, model, __VA_ARGS__),                                                  \
-        name##_is_backward = TE_PASS_backward_##pass,                                                                  \
-        name##_sums = (name##_is_backward ? 0 TE_ROW(TE__SUM_AT, ~, __VA_ARGS__) : 0) - 1,                             \
-        name##_draws = (0 TE_ROW(TE__DRAWS, ~, __VA_ARGS__)) > 0,                                                      \
-        name##_readers = 0 TE_ROW(TE__READS, (model, dtype, pass), __VA_ARGS__),                                       \
-        name##_reads = TE__FIRST_OF(name##_readers)                                                                    \
-    };                                                                                                                 \
-    static_assert(!name##_is_backward || name##_norm <= 0, "te: " #name ": in a backward row the norm comes first");   \
-    static_assert((0 TE_ROW(TE__ONE_NORM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one norm at most");         \
-    static_assert((0 TE_ROW(TE__ONE_GATED, ~, __VA_ARGS__)) <= ((int)in == (int)out || name##_norm >= 0 ? 0 : 1),      \
-                  "te: " #name ": a row has one gated op at most, and none beside a norm");                            \
-    static_assert((0 TE_ROW(TE__ONE_SUM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one bias at most");          \
-    static_assert((0 TE_ROW(TE__ONE_GEMM, ~, __VA_ARGS__)) == 0,                                                       \
-                  "te: " #name ": a linear or an op with kernels of its own can only begin a row");                    \
-    TE_FN void name##_stages(te_lane *l, const te_chain *c, int from, int to) {                                        \
-        TE_ROW(TE__STAGE_OPTIONS, ~, __VA_ARGS__)                                                                      \
-        TE_ROW(TE__STAGE, (model, dtype, pass), __VA_ARGS__)                                                           \
-    }                                                                                                                  \
+#define TE__CHAIN(name, widths, model, dtype, pass, in, out, gets, gives, ...)                                       \
+    enum {                                                                                                           \
+        name##_half = ((int)in < (int)out) == ((int)in > 0) ? (int)in : (int)out, /* the smaller;                    \
+            symbols are negative */                                                                                  \
+        name##_in_halves = (int)in / name##_half,                                                                    \
+        name##_out_halves = (int)out / name##_half,                                                                  \
+        name##_in_dtype = (int)gets,                                                                                 \
+        name##_out_dtype = (int)gives,                                                                               \
+        name##_norm = TE_ROW(TE__NORM_AT, ~, __VA_ARGS__) - 1,                                                       \
+        name##_norm_code = 0 TE_ROW(TE__NORM_CODE, ~, __VA_ARGS__),                                                  \
+        name##_norm_in = 0 TE_ROW(TE__NORM_IN, model, __VA_ARGS__),                                                  \
+        name##_norm_out = 0 TE_ROW(TE__NORM_OUT, model, __VA_ARGS__),                                                \
+        name##_is_backward = TE_PASS_backward_##pass,                                                                \
+        name##_sums = (name##_is_backward ? 0 TE_ROW(TE__SUM_AT, ~, __VA_ARGS__) : 0) - 1,                           \
+        name##_draws = (0 TE_ROW(TE__DRAWS, ~, __VA_ARGS__)) > 0,                                                    \
+        name##_readers = 0 TE_ROW(TE__READS, (model, dtype, pass), __VA_ARGS__),                                     \
+        name##_reads = TE__FIRST_OF(name##_readers)                                                                  \
+    };                                                                                                               \
+    static_assert(!name##_is_backward || name##_norm <= 0, "te: " #name ": in a backward row the norm comes first"); \
+    static_assert((0 TE_ROW(TE__ONE_NORM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one norm at most");       \
+    static_assert((0 TE_ROW(TE__ONE_GATED, ~, __VA_ARGS__)) <= ((int)in == (int)out || name##_norm >= 0 ? 0 : 1),    \
+                  "te: " #name ": a row has one gated op at most, and none beside a norm");                          \
+    static_assert((0 TE_ROW(TE__ONE_SUM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one bias at most");        \
+    static_assert((0 TE_ROW(TE__ONE_GEMM, ~, __VA_ARGS__)) == 0,                                                     \
+                  "te: " #name ": a linear or an op with kernels of its own can only begin a row");                  \
+    TE_FN void name##_stages(te_lane *l, const te_chain *c, int from, int to) {                                      \
+        TE_ROW(TE__STAGE_OPTIONS, ~, __VA_ARGS__)                                                                    \
+        TE_ROW(TE__STAGE, (model, dtype, pass), __VA_ARGS__)                                                         \
+    }                                                                                                                \
     TE__CHAIN_OF_##widths(name, dtype, pass, (0.0f TE_ROW(TE__NORM_EPS, ~, __VA_ARGS__)), __VA_ARGS__)
 #define TE_PASS_backward_forward 0
 #define TE_PASS_backward_backward 1
@@ -129,9 +136,11 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #define TE__SUM_AT(x, i, op) + (TE__SUMS(op) ? i + 1 : 0)
 #define TE__ONE_SUM(x, i, op) + TE__SUMS(op)
 #define TE__DRAWS(x, i, op) + ((TE_FLAGS(op) & TE_DRAWS) != 0)
-#define TE__FIRST_OF(bits) \
-    ((bits) & 1 ? 0 : (bits) & 2 ? 1 : (bits) & 4 ? 2 : (bits) & 8 ? 3 : (bits) & 16 ? 4 : (bits) & 32 ? 5 : (bits) & 64 ? 6 : (bits) & 128 ? 7 : -1)
-/* Ops that read a tensor of the row's shape in the model's format: what a matrix product may load ahead of its epilogue. */
+#define TE__FIRST_OF(bits)                                                                                 \
+    ((bits) & 1 ? 0 : (bits) & 2 ? 1 : (bits) & 4 ? 2 : (bits) & 8 ? 3 : (bits) & 16 ? 4 : (bits) & 32 ? 5 \
+        : (bits) & 64 ? 6 : (bits) & 128 ? 7 : -1)
+/* Ops that read a tensor of the row's shape in the model's format: what a matrix product may load ahead of its
+ * epilogue. */
 #define TE__READS(x, i, op) TE__READS2(TE_UNWRAP(x), i, op)
 #define TE__READS2(...) TE__READS3(__VA_ARGS__)
 #define TE__READS3(model, dtype, pass, i, op) | (TE__READS_##pass(model, op, (int)TE_##dtype) ? 1 << i : 0)
@@ -144,15 +153,16 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #define TE__STAGE_OPTIONS(x, i, op) const TE_OPTIONS_TYPE(op) o##i = TE_OPTIONS_VALUES(op);
 #define TE__STAGE(x, i, op) TE__STAGE2(TE_CLASS(op), TE_UNWRAP(x), i, TE_FAMILY(op), op)
 #define TE__STAGE2(...) TE__STAGE3(__VA_ARGS__)
-#define TE__STAGE3(op_class, model, dtype, pass, i, family, op) \
-    TE__STAGE_##op_class(pass, i, family, te_formats_of(TE_DTYPE_IN(model, op), TE_DTYPE_OUT(model, op), TE_EDGE_DTYPE(model, op), TE_##dtype))
+#define TE__STAGE3(op_class, model, dtype, pass, i, family, op)                                          \
+    TE__STAGE_##op_class(pass, i, family, te_formats_of(TE_DTYPE_IN(model, op), TE_DTYPE_OUT(model, op), \
+        TE_EDGE_DTYPE(model, op), TE_##dtype))
 #define TE__STAGE_map(pass, i, family, formats) \
     if (from <= i && i < to) te_map_##pass(l, &c->op[i], te_##family##_##pass, &o##i, formats);
 #define TE__STAGE_gated(pass, i, family, formats) \
     if (from <= i && i < to) te_gate_##pass(l, &c->op[i], te_##family##_##pass, &o##i, formats);
 #define TE__STAGE_norm(pass, i, family, formats) (void)l, (void)c, (void)from, (void)to, (void)o##i;
 
-/* ---- a chain: its kernels ---------------------------------------------------------------------------------------------- */
+/* ---- a chain: its kernels ---------------------------------------------------------------------------------------- */
 
 /* One kernel, of the list's own width; or one of several, of which the width of a call takes the first that it fits. */
 #define TE__CHAIN_OF_fixed(name, dtype, pass, eps, ...)                                                        \
@@ -163,20 +173,22 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #define TE__CHAIN_NORM_backward TE__CHAIN_MAP
 /* A norm of few rows has a kernel of its own on CUDA, if it would be another one. */
 #if TE_CUDA
-#define TE__CHAIN_NORM_forward(kernel, name, dtype, pass, eps, lanes, exists)                                          \
-    TE__CHAIN_MAP(kernel##_many, name, dtype, pass, eps, lanes, exists)                                                \
-    TE__CHAIN_MAP(kernel##_quick, name, dtype, pass, eps, TE_QUICK_LANES, (int)kernel##_quick_lanes != (int)kernel##_many_lanes) \
-    TE_BOTH te_chain_shape name##_shape(int half) { return kernel##_many_shape(half); }                                \
-    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_chain *c) {                                 \
-        const int one = (int)kernel##_quick_lanes == (int)kernel##_many_lanes;                                         \
-        if (one || c->rows > ctx->processors) return kernel##_many_launch(ctx, grid, c);                               \
-        return kernel##_quick_launch(ctx, te_grid_of(te_ceil_div(c->rows, kernel##_quick_groups), 1), c);              \
+#define TE__CHAIN_NORM_forward(kernel, name, dtype, pass, eps, lanes, exists)                             \
+    TE__CHAIN_MAP(kernel##_many, name, dtype, pass, eps, lanes, exists)                                   \
+    TE__CHAIN_MAP(kernel##_quick, name, dtype, pass, eps, TE_QUICK_LANES,                                 \
+        (int)kernel##_quick_lanes != (int)kernel##_many_lanes)                                            \
+    TE_BOTH te_chain_shape name##_shape(int half) { return kernel##_many_shape(half); }                   \
+    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_chain *c) {                    \
+        const int one = (int)kernel##_quick_lanes == (int)kernel##_many_lanes;                            \
+        if (one || c->rows > ctx->processors) return kernel##_many_launch(ctx, grid, c);                  \
+        return kernel##_quick_launch(ctx, te_grid_of(te_ceil_div(c->rows, kernel##_quick_groups), 1), c); \
     }
 #else
 #define TE__CHAIN_NORM_forward TE__CHAIN_MAP
 #endif
-#define TE__CHAIN_OF_dims(name, dtype, pass, eps, ...) \
-    TE__CHAIN_KERNELS(TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_NORM_KERNELS, TE_MAP_KERNELS), name, dtype, pass, eps)
+#define TE__CHAIN_OF_dims(name, dtype, pass, eps, ...)                                                            \
+    TE__CHAIN_KERNELS(TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_NORM_KERNELS, TE_MAP_KERNELS), name, \
+        dtype, pass, eps)
 #define TE__CHAIN_KERNELS(list, name, dtype, pass, eps)                                                                \
     list(TE__CHAIN_ONE, name, dtype, pass, eps)                                                                        \
     TE_API te_chain_shape name##_shape(int half) {                                                                     \
@@ -191,33 +203,41 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #define TE__CHAIN_ONE(name, dtype, pass, eps, suffix, columns, even) \
     TE__CHAIN_KERNEL(name##_##suffix, name, dtype, pass, eps, columns, even, half, te_shape_at, TE_CHAIN_LANES, 1)
 #define TE__CHAIN_FITS(name, columns, even) ((half <= columns || name##_norm < 0) && (even) == (half % 8 == 0))
-#define TE__CHAIN_SHAPE_IF(name, suffix, columns, even) if (TE__CHAIN_FITS(name, columns, even)) return name##_##suffix##_shape(half);
+#define TE__CHAIN_SHAPE_IF(name, suffix, columns, even) if (TE__CHAIN_FITS(name, columns, even)) return \
+    name##_##suffix##_shape(half);
 #define TE__CHAIN_LAUNCH_IF(name, suffix, columns, even) \
     if (TE__CHAIN_FITS(name, columns, even)) return name##_##suffix##_launch(ctx, grid, c);
-/* A kernel for rows of `columns`, at most where the width is known only at run time: then `at` finishes the shape. exists: 0 leaves
- * it empty. kernel##_registers is what a thread keeps of the rows that it works on. */
-#define TE__CHAIN_KERNEL(kernel, name, dtype, pass, eps, columns, even, width, at, lanes_of, exists)                       \
-    enum {                                                                                                             \
-        kernel##_lanes = lanes_of(name##_norm, columns, name##_sums, pass),                                            \
-        kernel##_groups = TE_CHAIN_GROUPS(name##_norm, kernel##_lanes),                                                \
-        kernel##_chunks = TE_CHAIN_CHUNKS(name##_norm, columns, kernel##_lanes),                                       \
-        kernel##_threads = kernel##_lanes * kernel##_groups,                                                           \
-        kernel##_stash = TE_CHAIN_STASH(name##_norm, kernel##_lanes, kernel##_chunks, (int)TE_##dtype == (int)TE_f32 ? 4 : 2, name##_is_backward), \
-        kernel##_resident = TE_CHAIN_RESIDENT(name##_norm, kernel##_threads, kernel##_chunks, name##_sums, name##_in_halves != name##_out_halves, pass) \
-    };                                                                                                                 \
-    typedef struct kernel##_registers { float sums[TE_SUM_SLOTS * 8 * kernel##_chunks]; te_vec8 rows[5 * kernel##_chunks]; } kernel##_registers; \
-    typedef struct kernel##_shared { te_smem16 stash[kernel##_stash / 16 + 1]; } kernel##_shared;                      \
-    TE_BOTH te_chain_shape kernel##_shape(int half) {                                                                  \
-        const te_chain_shape k = {(te_dtype)name##_in_dtype, (te_dtype)name##_out_dtype, TE_##dtype, width, name##_in_halves, name##_out_halves, \
-                                  even, name##_norm, {name##_norm_code, eps}, (te_dtype)name##_norm_in, (te_dtype)name##_norm_out, \
-                                  name##_sums, name##_is_backward, name##_draws, name##_reads, kernel##_lanes, kernel##_chunks, \
-                                  kernel##_groups, kernel##_resident, kernel##_stash};                                 \
-        (void)half;                                                                                                    \
-        return at(k);                                                                                                  \
-    }                                                                                                                  \
-    TE_FN void kernel##_body(const te_chain *c, te_block b, kernel##_registers *r, kernel##_shared *s) {               \
-        if (exists) te_chain_body(c, b, name##_stages, kernel##_shape(c->half), r->sums, r->rows, s->stash);           \
-    }                                                                                                                  \
-    TE_KERNEL_WITH(kernel, kernel##_threads, kernel##_resident, te_chain, kernel##_registers, kernel##_shared, kernel##_body)
+/* A kernel for rows of `columns`, at most where the width is known only at run time: then `at` finishes the shape.
+ * exists: 0 leaves it empty. kernel##_registers is what a thread keeps of the rows that it works on. */
+#define TE__CHAIN_KERNEL(kernel, name, dtype, pass, eps, columns, even, width, at, lanes_of, exists)                 \
+    enum {                                                                                                           \
+        kernel##_lanes = lanes_of(name##_norm, columns, name##_sums, pass),                                          \
+        kernel##_groups = TE_CHAIN_GROUPS(name##_norm, kernel##_lanes),                                              \
+        kernel##_chunks = TE_CHAIN_CHUNKS(name##_norm, columns, kernel##_lanes),                                     \
+        kernel##_threads = kernel##_lanes * kernel##_groups,                                                         \
+        kernel##_stash = TE_CHAIN_STASH(name##_norm, kernel##_lanes, kernel##_chunks, (int)TE_##dtype == (int)TE_f32 \
+            ? 4 : 2, name##_is_backward),                                                                            \
+        kernel##_resident = TE_CHAIN_RESIDENT(name##_norm, kernel##_threads, kernel##_chunks, name##_sums,           \
+            name##_in_halves != name##_out_halves, pass)                                                             \
+    };                                                                                                               \
+    typedef struct kernel##_registers { float sums[TE_SUM_SLOTS * 8 * kernel##_chunks];                              \
+        te_vec8 rows[5 * kernel##_chunks]; } kernel##_registers;                                                     \
+    typedef struct kernel##_shared { te_smem16 stash[kernel##_stash / 16 + 1]; } kernel##_shared;                    \
+    TE_BOTH te_chain_shape kernel##_shape(int half) {                                                                \
+        const te_chain_shape k = {(te_dtype)name##_in_dtype, (te_dtype)name##_out_dtype, TE_##dtype, width,          \
+            name##_in_halves, name##_out_halves,                                                                     \
+                                  even, name##_norm, {name##_norm_code, eps}, (te_dtype)name##_norm_in,              \
+                                      (te_dtype)name##_norm_out,                                                     \
+                                  name##_sums, name##_is_backward, name##_draws, name##_reads, kernel##_lanes,       \
+                                      kernel##_chunks,                                                               \
+                                  kernel##_groups, kernel##_resident, kernel##_stash};                               \
+        (void)half;                                                                                                  \
+        return at(k);                                                                                                \
+    }                                                                                                                \
+    TE_FN void kernel##_body(const te_chain *c, te_block b, kernel##_registers *r, kernel##_shared *s) {             \
+        if (exists) te_chain_body(c, b, name##_stages, kernel##_shape(c->half), r->sums, r->rows, s->stash);         \
+    }                                                                                                                \
+    TE_KERNEL_WITH(kernel, kernel##_threads, kernel##_resident, te_chain, kernel##_registers, kernel##_shared,       \
+        kernel##_body)
 
 #endif

@@ -1,5 +1,5 @@
-/* linear_choose.h -- which of the ways to run a forward row (linear_split.h): by rule or, where the context tunes, the fastest of
- * those that were timed.
+/* linear_choose.h -- which of the ways to run a forward row (linear_split.h): by rule or, where the context tunes, the
+ * fastest of those that were timed.
  */
 #ifndef TE_FUSE_LINEAR_CHOOSE_H
 #define TE_FUSE_LINEAR_CHOOSE_H
@@ -45,10 +45,12 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
         const int64_t padded = te_padded_rows(r, op->out_rows);
         widest = bytes > widest ? bytes : widest;
         r->act[i] = base + at, at += bytes;
-        r->stats[i] = (float *)(void *)(base + at), at += (size_t)te_round_up(padded * op->stats * (int64_t)sizeof(float), TE_ALIGN);
+        r->stats[i] = (float *)(void *)(base + at),
+        at += (size_t)te_round_up(padded * op->stats * (int64_t)sizeof(float), TE_ALIGN);
         if (op->flags & TE_IS_ADD) {
             r->act[op->edge] = base + at;
-            r->edge[op->edge] = te_value_of(base + at, op->edge_dtype, te_rows_in(r, op->in_rows), op->out), at += bytes;
+            r->edge[op->edge] = te_value_of(base + at, op->edge_dtype, te_rows_in(r, op->in_rows), op->out),
+            at += bytes;
         }
         r->param[i] = t->param[j];
         for (int k = 0; k < op->params; k++) {
@@ -59,11 +61,14 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
     }
     r->x.p = base + at, at += widest; /* stands for an input or output of the list */
     r->y.p = base + at, at += widest;
-    r->now = te_value_of(base + at, r->plan->dtype, te_rows_in(r, r->plan->op[s->op[0]].in_rows), r->plan->op[s->op[0]].in), at += widest;
+    r->now =
+        te_value_of(base + at, r->plan->dtype, te_rows_in(r, r->plan->op[s->op[0]].in_rows), r->plan->op[s->op[0]].in),
+    at += widest;
     r->pool.base = base + at; /* a split acquires up to four pieces, and one for each fork */
     return at + (size_t)(s->count + 4) * widest;
 }
-/* Time the splits of this step, and remember the fastest; the first, without times, where there was no memory to time it. */
+/* Time the splits of this step, and remember the fastest; the first, without times, where there was no memory to time
+ * it. */
 TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const te_run *r) {
     te_context *ctx = r->ctx;
     char error[sizeof ctx->error];
@@ -78,7 +83,8 @@ TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const t
     te_status status = te_allocate(ctx, &memory, bytes);
     /* normal numbers of the size of weights: sums over k stay small */
     const te_dtype dtype = r->plan->dtype;
-    if (status == TE_OK) status = te_fill_normal(memory, dtype, (int64_t)(bytes / te_dtype_bytes(dtype)), 0.0f, 0.05f, 1, 0, ctx);
+    if (status == TE_OK)
+        status = te_fill_normal(memory, dtype, (int64_t)(bytes / te_dtype_bytes(dtype)), 0.0f, 0.05f, 1, 0, ctx);
     if (status == TE_OK) {
         (void)te__linear_lay_out(t, r, (char *)memory);
         t->gemm.a = t->run.now.p, t->gemm.b = t->run.param[t->step->op[0]]->data;
@@ -103,8 +109,8 @@ TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_ste
     return 1;
 }
 /* Time what can be done of the step beside its default. */
-TE_API te_status te__linear_race(te_gemm_choice *c, te_split otherwise, int can_own, const te_gemm *bare, te_run *r, const te_step *s,
-                                 const te__linear_kernels *kernels) {
+TE_API te_status te__linear_race(te_gemm_choice *c, te_split otherwise, int can_own, const te_gemm *bare, te_run *r,
+                                 const te_step *s, const te__linear_kernels *kernels) {
     te__linear_trial t;
     memset(&t, 0, sizeof t);
     t.step = s, t.kernels = kernels, t.gemm = *bare;
@@ -112,13 +118,14 @@ TE_API te_status te__linear_race(te_gemm_choice *c, te_split otherwise, int can_
     for (int i = TE_SPLIT_COUNT - 1; i >= 0; i--) {
         te_gemm tried = *bare;
         const int can = i != TE_SPLIT_OWN || can_own;
-        if (i != (int)otherwise && can && te__linear_take(&tried, r, s, (te_split)i) >= 0) t.split[t.count++] = (te_split)i;
+        if (i != (int)otherwise && can && te__linear_take(&tried, r, s, (te_split)i) >= 0)
+            t.split[t.count++] = (te_split)i;
     }
     return t.count < 2 ? TE_OK : te__linear_time(c, &t, r);
 }
-/* Set up the product, and say how the step is split and how many ops the product takes along. By default one kernel does all where
- * it should pay (te/gemm/gemm_choose.h); else the product takes all of the row, and if that cannot be, a bias whose result backward
- * needs. Where steps are tuned, the fastest. */
+/* Set up the product, and say how the step is split and how many ops the product takes along. By default one kernel
+ * does all where it should pay (te/gemm/gemm_choose.h); else the product takes all of the row, and if that cannot be, a
+ * bias whose result backward needs. Where steps are tuned, the fastest. */
 TE_API te_status te__linear_choose(te_gemm *g, te_split *split, int *taken, te_run *r, const te_step *s,
                                    const te__linear_kernels *kernels) {
     const te_gemm bare = *g;

@@ -1,5 +1,6 @@
-/* linear_split.h -- the ways to run a forward row that begins with a linear: one matrix product, which takes along what its back end
- * can do at its end (a bias, a gelu, a scale, a residual), and one chain kernel for the rest; or one kernel in all (product.h).
+/* linear_split.h -- the ways to run a forward row that begins with a linear: one matrix product, which takes along what
+ * its back end can do at its end (a bias, a gelu, a scale, a residual), and one chain kernel for the rest; or one
+ * kernel in all (product.h).
  */
 #ifndef TE_FUSE_LINEAR_SPLIT_H
 #define TE_FUSE_LINEAR_SPLIT_H
@@ -7,7 +8,8 @@
 #include "../ops/scale.h" /* te_scale_options */
 #include "product.h"      /* te_product_step, te_chain_step, te_gemm_run */
 
-/* The kernels of a step: the chain behind the product, product and chain in one, and the product by itself; null: none. */
+/* The kernels of a step: the chain behind the product, product and chain in one, and the product by itself; null: none.
+ * */
 typedef struct te__linear_kernels {
     te_chain_launch_fn launch;
     te_chain_shape shape;
@@ -24,7 +26,7 @@ TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_product_kernels *bare
     return r->dry ? TE_OK : te_gemm_run(g, r->ctx);
 }
 
-/* ---- how a row is split into the product and the kernel behind it ---------------------------------------------------- */
+/* ---- how a row is split into the product and the kernel behind it ------------------------------------------------ */
 
 TE_API int te__linear_has(const te_run *r, const te_step *s, int j, int flag) {
     return j < s->count && (r->plan->op[s->op[j]].flags & flag);
@@ -34,7 +36,8 @@ TE_API int te__linear_is_uniform(const te_run *r, const te_step *s) {
     int same = 1;
     for (int j = 0; j < s->count; j++) {
         const te_op *op = &r->plan->op[s->op[j]];
-        same = same && op->out_dtype == r->plan->dtype && (!(op->flags & TE_IS_ADD) || op->edge_dtype == r->plan->dtype);
+        same =
+            same && op->out_dtype == r->plan->dtype && (!(op->flags & TE_IS_ADD) || op->edge_dtype == r->plan->dtype);
     }
     return same;
 }
@@ -47,13 +50,15 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split spl
     if (split == TE_SPLIT_BARE || split == TE_SPLIT_OWN) return 0;
     if (rest && !te__linear_is_uniform(r, s)) return -1;
     if (split == TE_SPLIT_BIAS) {
-        /* worth it only for a bias whose result backward needs: the product writes it, and the kernel after it reads it */
+        /* worth it only for a bias whose result backward needs: the product writes it, and the kernel after it reads it
+         * */
         const int kept = rest >= 2 && r->pass == TE_FORWARD && te_in_memory(r->plan, s->op[1]);
         if (!kept || !te__linear_has(r, s, 1, TE_EPILOGUE_OF_BIAS)) return -1;
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[1]]->data;
         return te_gemm_supports(g, r->ctx) ? 1 : -1;
     }
-    if (te__linear_has(r, s, j, TE_EPILOGUE_OF_SCALE)) g->alpha = ((const te_scale_options *)r->plan->op[s->op[j++]].options)->factor;
+    if (te__linear_has(r, s, j, TE_EPILOGUE_OF_SCALE))
+        g->alpha = ((const te_scale_options *)r->plan->op[s->op[j++]].options)->factor;
     if (te__linear_has(r, s, j, TE_EPILOGUE_OF_BIAS)) {
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[j]]->data;
         if (te__linear_has(r, s, j + 1, TE_EPILOGUE_OF_GELU) && j + 1 == rest) {
@@ -92,13 +97,15 @@ TE_API te_status te__linear_whole(te_run *r, const te_step *s, const te__linear_
     return TE_OK;
 }
 /* The product takes the first `taken` ops behind it along, a kernel does the rest. */
-TE_API te_status te__linear_part(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g, int taken, te_value product) {
+TE_API te_status te__linear_part(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g, int taken,
+                                 te_value product) {
     g->d = product.p;
     TE_TRY(te__linear_gemm(r, g, kernels->bare));
     return te_chain_step(r, s, 1, taken, product, kernels->launch, kernels->shape);
 }
 /* Run the forward step as it was chosen to be split. */
-TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g, te_split split, int taken) {
+TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g,
+                                  te_split split, int taken) {
     const int last = s->op[taken];
     te_value product = te_output_of(r, last);
     const int kept = r->pass == TE_FORWARD && te_in_memory(r->plan, last) && product.p;

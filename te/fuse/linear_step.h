@@ -4,7 +4,7 @@
 
 #include "linear_choose.h" /* te__linear_choose, te__linear_split */
 
-/* ---- forward ------------------------------------------------------------------------------------------------------- */
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 TE_API te_status te__linear_forward(te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     const te_op *op = &r->plan->op[s->op[0]];
@@ -19,7 +19,7 @@ TE_API te_status te__linear_forward(te_run *r, const te_step *s, const te__linea
     return te__linear_split(r, s, kernels, &g, split, taken);
 }
 
-/* ---- backward ------------------------------------------------------------------------------------------------------ */
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
 
 /* dweight[out, in] (+)= dy^T x, in f32. dy has the model's format. */
 TE_API te_status te__linear_wgrad(te_run *r, const te_step *s, te_value dy) {
@@ -40,7 +40,8 @@ TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__lin
     te_value dx = te_value_of(0, op->in_dtype, x->m, op->in);
     /* one kernel for both stores no dx; the workspace is sized for two, which a smaller batch may take */
     if (!own || !r->batch) TE_TRY(te_acquire(r, &dx, op->in_rows, op->in, op->in_dtype));
-    if (own) return te_product_step(r, s, kernels->whole, x, kernels->shape, te_value_of(0, op->in_dtype, x->m, op->in));
+    if (own)
+        return te_product_step(r, s, kernels->whole, x, kernels->shape, te_value_of(0, op->in_dtype, x->m, op->in));
     te_value made;
     TE_TRY(te_before_as(&made, &dx, r, x->out));
     x->d = made.p;
@@ -79,8 +80,8 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
     return kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x);
 }
 
-TE_API te_status te_linear_step(te_run *r, const te_step *s, te_chain_launch_fn launch, te_chain_shape k, te_product_kernels *whole,
-                                te_product_kernels *bare) {
+TE_API te_status te_linear_step(te_run *r, const te_step *s, te_chain_launch_fn launch, te_chain_shape k,
+                                te_product_kernels *whole, te_product_kernels *bare) {
     const te__linear_kernels kernels = {launch, k, whole, bare};
     return r->pass == TE_BACKWARD ? te__linear_backward(r, s, &kernels) : te__linear_forward(r, s, &kernels);
 }

@@ -1,5 +1,5 @@
-/* own_rows.h -- rows that begin with an op that has its own kernels: TE_OWN_ROW_<family>_<pass>(name, model, dtype, op) makes the
- * op's kernels and name##_run; `name` is also the chain of the ops behind it (TE_CHAIN).
+/* own_rows.h -- rows that begin with an op that has its own kernels: TE_OWN_ROW_<family>_<pass>(name, model, dtype, op)
+ * makes the op's kernels and name##_run; `name` is also the chain of the ops behind it (TE_CHAIN).
  */
 #ifndef TE_FUSE_OWN_ROWS_H
 #define TE_FUSE_OWN_ROWS_H
@@ -15,15 +15,17 @@
         return te__attention_bias_backward(r, s, name##_own_launch, name##_own_sum_rows, name##_launch, k);            \
     }
 
-/* The attention kernels leave partial sums of the columns that they write (of sum_rows rows each), in sequences that are no shorter
- * than that; else the bias's own kernel does. Both take the same pieces of the workspace, for it is sized without the sequences. */
-TE_API te_status te__attention_bias_backward(te_run *r, const te_step *s, te_attention_launch_fn attention, int sum_rows,
-                                             te_chain_launch_fn launch, te_chain_shape k) {
+/* The attention kernels leave partial sums of the columns that they write (of sum_rows rows each), in sequences that
+ * are no shorter than that; else the bias's own kernel does. Both take the same pieces of the workspace, for it is
+ * sized without the sequences. */
+TE_API te_status te__attention_bias_backward(te_run *r, const te_step *s, te_attention_launch_fn attention,
+                                             int sum_rows, te_chain_launch_fn launch, te_chain_shape k) {
     const int tiles = te_chain_tiles(k), most = te__most_blocks(r, k, tiles);
     const int sums = sum_rows && r->batch && r->batch->seq >= sum_rows;
     const int blocks = sums ? (int)(r->batch->batch * te_ceil_div(r->batch->seq, sum_rows))
                             : (int)te_min(te_ceil_div(r->tokens, k.groups), most);
-    const int room = (int)te_max(most, sum_rows ? 2 * r->tokens / sum_rows + 1 : 0); /* at most two sums for as many rows */
+    const int room =
+        (int)te_max(most, sum_rows ? 2 * r->tokens / sum_rows + 1 : 0); /* at most two sums for as many rows */
     float *sum = 0;
     te_chain c;
     TE_TRY(te_sum_later(r, &sum, r->param[s->op[1]], r->plan->op[s->op[0]].in, blocks, room));

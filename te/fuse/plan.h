@@ -63,12 +63,13 @@
 #define TE_AGAIN(...) TE_WALK_ TE_PARENS (__VA_ARGS__)
 #define TE_WALK_() TE_WALK
 
-/* TE_LINKS(ctx, ops...): a sequence of (ctx, op before, op, op after, the next op that inference has, too), with (begin, begin)
- * before the first. */
+/* TE_LINKS(ctx, ops...): a sequence of (ctx, op before, op, op after, the next op that inference has, too), with
+ * (begin, begin) before the first. */
 #define TE_LINKS(ctx, ...)            TE_LINKS_(ctx, (begin, begin), __VA_ARGS__, TE_ENDS)
 #define TE_LINKS_(...)                TE_EVAL(TE_LINK(__VA_ARGS__))
 #define TE_LINK(ctx, p, a, b, ...)    TE_IF_END(a, TE_STOP, TE_LINK1)(ctx, p, a, b, __VA_ARGS__)
-#define TE_LINK1(ctx, p, a, b, ...)   (ctx, p, a, b, TE_LIVE(b, __VA_ARGS__)) TE_LINK_ TE_PARENS (ctx, a, b, __VA_ARGS__)
+#define TE_LINK1(ctx, p, a, b, ...)   (ctx, p, a, b, TE_LIVE(b, __VA_ARGS__)) TE_LINK_ TE_PARENS \
+    (ctx, a, b, __VA_ARGS__)
 #define TE_LIVE(b, c, ...)            TE_IF_MARKED(TE_JOIN1(TE_TRAINING_, TE_KIND(b)), c, b)
 #define TE_LINK_() TE_LINK
 
@@ -86,11 +87,13 @@
 #define TE_UNMARKED(...)        TE_WITHOUT(TE_IS_MARK_, __VA_ARGS__, TE_ENDS)
 #define TE_WITHOUT(...)         TE_REST(TE_EVAL(TE_KEEP(__VA_ARGS__)), (end, ~))
 #define TE_KEEP(l, a, ...)      TE_IF_END(a, TE_STOP, TE_KEEP1)(l, a, __VA_ARGS__)
-#define TE_KEEP1(l, a, ...)     TE_IF_MARKED(TE_JOIN1(l, TE_KIND(a)), TE_NOTHING, TE_KEEP_COMMA)(a) TE_KEEP_ TE_PARENS (l, __VA_ARGS__)
+#define TE_KEEP1(l, a, ...)     TE_IF_MARKED(TE_JOIN1(l, TE_KIND(a)), TE_NOTHING, TE_KEEP_COMMA)(a) TE_KEEP_ \
+    TE_PARENS (l, __VA_ARGS__)
 #define TE_KEEP_COMMA(a) , a
 #define TE_KEEP_() TE_KEEP
 
-/* TE_SPECIAL(ops...): a sequence of the ops whose kind nobody has registered, and of the marks; nothing if there are none. */
+/* TE_SPECIAL(ops...): a sequence of the ops whose kind nobody has registered, and of the marks; nothing if there are
+ * none. */
 #define TE_SPECIAL(...)        TE_SPECIAL_(__VA_ARGS__, TE_ENDS)
 #define TE_SPECIAL_(...)       TE_EVAL(TE_KNOW(__VA_ARGS__))
 #define TE_KNOW(a, ...)        TE_IF_END(a, TE_STOP, TE_KNOW1)(a, __VA_ARGS__)
@@ -104,9 +107,12 @@
 #define TE_EXCESS_(...) TE_ARG97(__VA_ARGS__)
 #define TE_ENDS8  (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~)
 #define TE_ENDS64 TE_ENDS8, TE_ENDS8, TE_ENDS8, TE_ENDS8, TE_ENDS8, TE_ENDS8, TE_ENDS8, TE_ENDS8
-#define TE_ARG97(a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7, c0, c1, c2, c3, c4, c5, c6, c7, d0, d1,  \
-                 d2, d3, d4, d5, d6, d7, e0, e1, e2, e3, e4, e5, e6, e7, f0, f1, f2, f3, f4, f5, f6, f7, g0, g1, g2, g3, \
-                 g4, g5, g6, g7, h0, h1, h2, h3, h4, h5, h6, h7, i0, i1, i2, i3, i4, i5, i6, i7, j0, j1, j2, j3, j4, j5, \
+#define TE_ARG97(a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7, c0, c1, c2, c3, c4, c5, c6, c7, d0, \
+    d1,                                                                                                              \
+                 d2, d3, d4, d5, d6, d7, e0, e1, e2, e3, e4, e5, e6, e7, f0, f1, f2, f3, f4, f5, f6, f7, g0, g1, g2, \
+                     g3,                                                                                             \
+                 g4, g5, g6, g7, h0, h1, h2, h3, h4, h5, h6, h7, i0, i1, i2, i3, i4, i5, i6, i7, j0, j1, j2, j3, j4, \
+                     j5,                                                                                             \
                  j6, j7, k0, k1, k2, k3, k4, k5, k6, k7, l0, l1, l2, l3, l4, l5, l6, l7, m, ...) m
 
 /* ---- using a sequence, or the ops of one step ------------------------------------------------------------------ */
@@ -117,7 +123,8 @@
 #define TE_FOR_END_(...) __VA_ARGS__##_END
 
 /* TE_ROW(M, x, ops...): M(x, 0, op) M(x, 1, op) ... for the ops of one step, eight at most. */
-#define TE_ROW(M, x, ...) TE_ROW_(M, x, __VA_ARGS__, (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~))
+#define TE_ROW(M, x, ...) TE_ROW_(M, x, __VA_ARGS__, (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), \
+    (end, ~), (end, ~))
 #define TE_ROW_(M, x, a, b, c, d, e, f, g, h, ...)                                                            \
     M(x, 0, a) TE_ROW1(M, x, 1, b) TE_ROW1(M, x, 2, c) TE_ROW1(M, x, 3, d)                                      \
     TE_ROW1(M, x, 4, e) TE_ROW1(M, x, 5, f) TE_ROW1(M, x, 6, g) TE_ROW1(M, x, 7, h)
@@ -125,8 +132,10 @@
 
 /* The first and last op of a step; the step's name: its kinds joined by _. */
 #define TE_ROW_FIRST(...) TE_FIRST(__VA_ARGS__, ~)
-#define TE_ROW_LAST(...) TE_ROW_PICK(__VA_ARGS__, TE_LAST8, TE_LAST7, TE_LAST6, TE_LAST5, TE_LAST4, TE_LAST3, TE_LAST2, TE_LAST1, ~)(__VA_ARGS__, ~)
-#define TE_ROW_NAME(...) TE_ROW_PICK(__VA_ARGS__, TE_NAME8, TE_NAME7, TE_NAME6, TE_NAME5, TE_NAME4, TE_NAME3, TE_NAME2, TE_NAME1, ~)(__VA_ARGS__)
+#define TE_ROW_LAST(...) TE_ROW_PICK(__VA_ARGS__, TE_LAST8, TE_LAST7, TE_LAST6, TE_LAST5, TE_LAST4, TE_LAST3, \
+    TE_LAST2, TE_LAST1, ~)(__VA_ARGS__, ~)
+#define TE_ROW_NAME(...) TE_ROW_PICK(__VA_ARGS__, TE_NAME8, TE_NAME7, TE_NAME6, TE_NAME5, TE_NAME4, TE_NAME3, \
+    TE_NAME2, TE_NAME1, ~)(__VA_ARGS__)
 #define TE_ROW_COUNT(...) TE_ROW_PICK(__VA_ARGS__, 8, 7, 6, 5, 4, 3, 2, 1, ~)
 #define TE_ROW_PICK(...) TE_ROW_PICK_(__VA_ARGS__)
 #define TE_ROW_PICK_(a, b, c, d, e, f, g, h, n, ...) n
@@ -144,7 +153,9 @@
 #define TE_NAME4(a, b, c, d) TE_JOIN4(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d))
 #define TE_NAME5(a, b, c, d, e) TE_JOIN5(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d), TE_KIND(e))
 #define TE_NAME6(a, b, c, d, e, f) TE_JOIN6(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d), TE_KIND(e), TE_KIND(f))
-#define TE_NAME7(a, b, c, d, e, f, g) TE_JOIN7(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d), TE_KIND(e), TE_KIND(f), TE_KIND(g))
-#define TE_NAME8(a, b, c, d, e, f, g, h) TE_JOIN8(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d), TE_KIND(e), TE_KIND(f), TE_KIND(g), TE_KIND(h))
+#define TE_NAME7(a, b, c, d, e, f, g) TE_JOIN7(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d), TE_KIND(e), \
+    TE_KIND(f), TE_KIND(g))
+#define TE_NAME8(a, b, c, d, e, f, g, h) TE_JOIN8(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d), TE_KIND(e), \
+    TE_KIND(f), TE_KIND(g), TE_KIND(h))
 
 #endif

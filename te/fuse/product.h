@@ -1,6 +1,6 @@
-/* product.h -- a row that begins with a matrix product as one kernel: the chain of the ops behind it is the product's epilogue. For
- * maps with constant widths, in 16 bits; which rows run so te/gemm/gemm_choose.h decides. All others are a product and a kernel for
- * the rest, or a product with an epilogue of cuBLASLt's.
+/* product.h -- a row that begins with a matrix product as one kernel: the chain of the ops behind it is the product's
+ * epilogue. For maps with constant widths, in 16 bits; which rows run so te/gemm/gemm_choose.h decides. All others are
+ * a product and a kernel for the rest, or a product with an epilogue of cuBLASLt's.
  */
 #ifndef TE_FUSE_PRODUCT_H
 #define TE_FUSE_PRODUCT_H
@@ -18,8 +18,8 @@ typedef struct te_product {
     te_chain chain; /* x: where the product itself is stored, null: not */
 } te_product;
 
-TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const uint32_t *ahead, int row, int col, float sum[8],
-                               te_stages_fn stages, const te_chain_shape k) {
+TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const uint32_t *ahead, int row, int col,
+                               float sum[8], te_stages_fn stages, const te_chain_shape k) {
     te_lane l;
     te_vec8 e;
     TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = w[i];
@@ -35,29 +35,32 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     TE_UNROLL for (int i = 0; i < 8; i++) sum[i] = l.sum[i];
     if (p->chain.y) te_store_lane(&l, p->chain.y, k);
 }
-/* The kernels of a row whose chain is `name` (TE_CHAIN); in backward the weight lies as it does, in forward transposed. */
-#define TE_PRODUCT(name, dtype)                                                                                        \
-    enum {                                                                                                             \
-        name##_is_plain = name##_norm < 0 && name##_in_halves == 1 && name##_out_halves == 1 && name##_half % 8 == 0,  \
-        name##_is_product = (int)TE_##dtype != (int)TE_f32 && (int)name##_in_dtype == (int)TE_##dtype && name##_is_plain, \
-        name##_is_few = name##_is_product && !name##_is_backward                                                       \
-    };                                                                                                                 \
-    TE_FN void name##_epilogue(const void *p, const uint32_t w[4], const uint32_t *ahead, int row, int col, float sum[8]) { \
-        te_product_epilogue((const te_product *)p, w, ahead, row, col, sum, name##_stages, name##_shape(0));           \
-    }                                                                                                                  \
-    TE_HOPPER_KERNEL(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, name##_is_product)  \
-    TE_FEW_KERNEL(name##_few, te_product, TE_##dtype, name##_epilogue, name##_is_few)                                  \
-    TE_API te_product_kernels *name##_kernels(void) {                                                                  \
-        static te_product_kernels kernels = {{name##_is_product ? (const void *)name##_product : 0, 0, 0},             \
-                                             {name##_is_few ? (const void *)name##_few : 0, 0, 0}};                    \
-        return &kernels;                                                                                               \
+/* The kernels of a row whose chain is `name` (TE_CHAIN); in backward the weight lies as it does, in forward transposed.
+ * */
+#define TE_PRODUCT(name, dtype)                                                                                       \
+    enum {                                                                                                            \
+        name##_is_plain = name##_norm < 0 && name##_in_halves == 1 && name##_out_halves == 1 && name##_half % 8 == 0, \
+        name##_is_product = (int)TE_##dtype != (int)TE_f32 && (int)name##_in_dtype == (int)TE_##dtype                 \
+            && name##_is_plain,                                                                                       \
+        name##_is_few = name##_is_product && !name##_is_backward                                                      \
+    };                                                                                                                \
+    TE_FN void name##_epilogue(const void *p, const uint32_t w[4], const uint32_t *ahead, int row, int col,           \
+        float sum[8]) {                                                                                               \
+        te_product_epilogue((const te_product *)p, w, ahead, row, col, sum, name##_stages, name##_shape(0));          \
+    }                                                                                                                 \
+    TE_HOPPER_KERNEL(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, name##_is_product) \
+    TE_FEW_KERNEL(name##_few, te_product, TE_##dtype, name##_epilogue, name##_is_few)                                 \
+    TE_API te_product_kernels *name##_kernels(void) {                                                                 \
+        static te_product_kernels kernels = {{name##_is_product ? (const void *)name##_product : 0, 0, 0},            \
+                                             {name##_is_few ? (const void *)name##_few : 0, 0, 0}};                   \
+        return &kernels;                                                                                              \
     }
 
 enum { TE_PRODUCT_SUMS = 3 }; /* partial sums over the rows of a tile: one for each warp of the epilogue */
 
 /* Run the step so. product: where the product itself goes, if backward reads it; its rows in any case. */
-TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g, const te_chain_shape k,
-                                 te_value product) {
+TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
+                                 const te_chain_shape k, te_value product) {
     te_product p;
     int work = 0;
     const int blocks = TE_PRODUCT_SUMS * (int)te_ceil_div(g->m, TE_TILE_M);
@@ -73,7 +76,7 @@ TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels
     return r->dry ? TE_OK : te__gemm_run_own(kernels, &p, sizeof p, &p.few, &p.many, g, r->ctx);
 }
 
-/* ---- a product by itself --------------------------------------------------------------------------------------------- */
+/* ---- a product by itself ----------------------------------------------------------------------------------------- */
 
 typedef struct te_bare {
     union { te_hopper many; te_few few; };
@@ -82,7 +85,9 @@ typedef struct te_bare {
     int n;
 } te_bare;
 
-template <te_dtype T> TE_FN void te_bare_epilogue(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col, float sum[8]) {
+template <te_dtype T>
+TE_FN void te_bare_epilogue(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
+                            float sum[8]) {
     const te_bare *p = (const te_bare *)arg;
     const int64_t at = (int64_t)row * p->n + col;
     float v[8], c[8];
@@ -101,7 +106,8 @@ template <te_dtype T> TE_FN void te_bare_epilogue(const void *arg, const uint32_
 template <te_dtype T, int FORWARD> TE_HOPPER_KERNEL(te_bare_many, te_bare, T, FORWARD, te_bare_epilogue<T>, T != TE_f32)
 template <te_dtype T> TE_FEW_KERNEL(te_bare_few, te_bare, T, te_bare_epilogue<T>, T != TE_f32)
 template <te_dtype T, int FORWARD> TE_API te_product_kernels *te_bare_kernels(void) {
-    static te_product_kernels kernels = {{T != TE_f32 ? (const void *)te_bare_many<T, FORWARD> : 0, 0, 0}, {T != TE_f32 && FORWARD ? (const void *)te_bare_few<T> : 0, 0, 0}};
+    static te_product_kernels kernels = {{T != TE_f32 ? (const void *)te_bare_many<T, FORWARD> : 0, 0, 0},
+                                         {T != TE_f32 && FORWARD ? (const void *)te_bare_few<T> : 0, 0, 0}};
     return &kernels;
 }
 #define TE_BARE(dtype, pass) te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass>()
@@ -118,8 +124,8 @@ TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_c
 #else /* a product, and a kernel or a loop for the rest */
 #define TE_PRODUCT TE_NO_PRODUCT
 #define TE_BARE(dtype, pass) 0
-TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g, const te_chain_shape k,
-                                 te_value product) {
+TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
+                                 const te_chain_shape k, te_value product) {
     return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, TE_OK;
 }
 TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {

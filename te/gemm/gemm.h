@@ -19,10 +19,11 @@
 #include "gemm_host.h" /* the same through CBLAS or a loop */
 #endif
 
-/* ---- the splits that were chosen; none on the host ----------------------------------------------------------------- */
+/* ---- the splits that were chosen; none on the host --------------------------------------------------------------- */
 
 TE_API int te__gemm_same_choice(const te_gemm_choice *a, const te_gemm_choice *b) {
-    return a->m == b->m && a->n == b->n && a->k == b->k && a->dtype == b->dtype && a->training == b->training && a->kept == b->kept && !strcmp(a->row, b->row);
+    return a->m == b->m && a->n == b->n && a->k == b->k && a->dtype == b->dtype && a->training == b->training &&
+           a->kept == b->kept && !strcmp(a->row, b->row);
 }
 /* The choice for this step; null if there is none. */
 TE_API te_gemm_choice *te__gemm_find_choice(const te_gemm_choice *step, te_context *ctx) {

@@ -1,9 +1,9 @@
 /* gemm_choose.h -- who runs a matrix product: the one place where that is decided.
  *
- * There are cuBLASLt (gemm_cuda.h; what of its candidates is fastest is gemm_tune.h's), and on compute capability 9.0 two kernels of
- * our own, for 16 bits: gemm_few.h up to eight rows of a tensor, gemm_hopper.h beyond. Both run a chain of maps as their epilogue.
- * What cuBLASLt and a kernel behind it may share of a row (te_split) is fuse/linear_split.h's.
- * ctx->gemm_own: 0 never ours, 1 where the rules below say that it pays, 2 wherever it can be.
+ * There are cuBLASLt (gemm_cuda.h; what of its candidates is fastest is gemm_tune.h's), and on compute capability 9.0
+ * two kernels of our own, for 16 bits: gemm_few.h up to eight rows of a tensor, gemm_hopper.h beyond. Both run a chain
+ * of maps as their epilogue. What cuBLASLt and a kernel behind it may share of a row (te_split) is
+ * fuse/linear_split.h's. ctx->gemm_own: 0 never ours, 1 where the rules below say that it pays, 2 wherever it can be.
  */
 #ifndef TE_GEMM_CHOOSE_H
 #define TE_GEMM_CHOOSE_H
@@ -23,7 +23,7 @@ enum {
     TE_HOPPER_LEAST_ROUNDS = 4    /* of tiles on all multiprocessors */
 };
 
-/* ---- what pays ------------------------------------------------------------------------------------------------------- */
+/* ---- what pays --------------------------------------------------------------------------------------------------- */
 
 /* Few rows: no steps of k that are half empty, or so little to read that the launch is what counts. */
 TE_API int te__few_pays(const te_gemm *g) {
@@ -35,7 +35,7 @@ TE_API int te__hopper_pays(const te_gemm *g, const te_context *ctx) {
     return g->k >= TE_HOPPER_LEAST_K && tiles >= TE_HOPPER_LEAST_ROUNDS * ctx->processors;
 }
 
-/* ---- what can be, and is ---------------------------------------------------------------------------------------------- */
+/* ---- what can be, and is ----------------------------------------------------------------------------------------- */
 
 TE_API int te__gemm_is_few(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__few_can(g) && te__hopper_ready(&kernels->few, TE_FEW_SHARED, ctx->device);
@@ -44,16 +44,17 @@ TE_API int te__gemm_is_few(te_product_kernels *kernels, const te_gemm *g, te_con
 TE_API int te_gemm_can_row(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!ctx->gemm_own || !kernels) return 0;
     if (te__gemm_is_few(kernels, g, ctx)) return 1;
-    return te__hopper_can(g) && te__encode_of(ctx) && te__gemm_state_of(ctx) && te__hopper_ready(&kernels->many, TE_HOPPER_SHARED, ctx->device);
+    return te__hopper_can(g) && te__encode_of(ctx) && te__gemm_state_of(ctx) &&
+           te__hopper_ready(&kernels->many, TE_HOPPER_SHARED, ctx->device);
 }
 /* Whether a product and the maps behind it are one kernel of ours. */
 TE_API int te_gemm_is_own_row(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te_gemm_can_row(kernels, g, ctx)) return 0;
     return ctx->gemm_own > 1 || te__few_pays(g) || te__hopper_pays(g, ctx);
 }
-/* Whether a product by itself is a kernel of ours. Of many rows with B across and an even last round, in turns with PyTorch's, 0.92 to
- * 0.99 of its time, and 0.99 to 1.02 of cuBLASLt's fastest candidate's (1.00 of both where it is not even: 8192 x 4096 x 4096); with B
- * as it lies the same as the first candidate, but 1.00 to 1.05 of the fastest. */
+/* Whether a product by itself is a kernel of ours. Of many rows with B across and an even last round, in turns with
+ * PyTorch's, 0.92 to 0.99 of its time, and 0.99 to 1.02 of cuBLASLt's fastest candidate's (1.00 of both where it is not
+ * even: 8192 x 4096 x 4096); with B as it lies the same as the first candidate, but 1.00 to 1.05 of the fastest. */
 TE_API int te_gemm_is_bare(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te_gemm_can_row(kernels, g, ctx)) return 0;
     if (ctx->gemm_own > 1 || te__few_pays(g)) return 1;
@@ -61,8 +62,8 @@ TE_API int te_gemm_is_bare(te_product_kernels *kernels, const te_gemm *g, te_con
     return (!g->trans_b && te__hopper_is_even(g, ctx)) || !te__gemm_is_timed(g, ctx);
 }
 /* Launch it; `args` begin with `few` or `many`. */
-TE_API te_status te__gemm_run_own(te_product_kernels *kernels, const void *args, size_t bytes, te_few *few, te_hopper *many,
-                                  const te_gemm *g, te_context *ctx) {
+TE_API te_status te__gemm_run_own(te_product_kernels *kernels, const void *args, size_t bytes, te_few *few,
+                                  te_hopper *many, const te_gemm *g, te_context *ctx) {
     if (te__gemm_is_few(kernels, g, ctx)) return te__few_run(kernels->few.kernel, args, bytes, few, g, ctx);
     return te__hopper_run(kernels->many.kernel, args, bytes, many, g, ctx);
 }

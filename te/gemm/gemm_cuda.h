@@ -9,7 +9,8 @@
 
 enum {
     TE_GEMM_WORKSPACE = 32 << 20, /* bytes; what cuBLASLt asks for on Hopper */
-    TE_GEMM_LEFT = 256,           /* tiles that gemm_hopper.h shares out, at most; behind the workspace are 16 counts for each, 0 */
+    TE_GEMM_LEFT =
+        256, /* tiles that gemm_hopper.h shares out, at most; behind the workspace are 16 counts for each, 0 */
     TE__GEMM_SLOTS = 2 * TE_GEMM_PLANS
 };
 
@@ -55,7 +56,8 @@ TE_API te_status te__gemm_make(te__gemm_state *s, te_context *ctx) {
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
     te_status status = te__blas_status(ctx, cublasLtCreate(&s->handle), "cublasLtCreate");
     if (status == TE_OK) status = te_allocate(ctx, &s->workspace, TE_GEMM_WORKSPACE + TE_GEMM_LEFT * 64);
-    if (status == TE_OK) status = te__cuda_status(ctx, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    if (status == TE_OK)
+        status = te__cuda_status(ctx, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
     if (status == TE_OK) {
         const cudaError_t e = cudaMemsetAsync((char *)s->workspace + TE_GEMM_WORKSPACE, 0, TE_GEMM_LEFT * 64, stream);
         status = te__cuda_status(ctx, e == cudaSuccess ? cudaStreamSynchronize(stream) : e, "fill");
@@ -64,7 +66,8 @@ TE_API te_status te__gemm_make(te__gemm_state *s, te_context *ctx) {
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
     return status;
 }
-/* The state of the products of this context, made on first use: when a workspace is sized, that is before the first step. */
+/* The state of the products of this context, made on first use: when a workspace is sized, that is before the first
+ * step. */
 TE_API te_status te__gemm_open(te_context *ctx) {
     if (ctx->gemm) return TE_OK;
     te__gemm_state *s = (te__gemm_state *)calloc(1, sizeof *s);
@@ -79,7 +82,9 @@ TE_API te__gemm_state *te__gemm_state_of(te_context *ctx) {
     return te__gemm_open(ctx) == TE_OK ? (te__gemm_state *)ctx->gemm : 0;
 }
 
-TE_API cudaDataType te__cuda_type(te_dtype t) { return t == TE_f32 ? CUDA_R_32F : t == TE_bf16 ? CUDA_R_16BF : CUDA_R_16F; }
+TE_API cudaDataType te__cuda_type(te_dtype t) {
+    return t == TE_f32 ? CUDA_R_32F : t == TE_bf16 ? CUDA_R_16BF : CUDA_R_16F;
+}
 
 /* ---- the plans --------------------------------------------------------------------------------------------------- */
 
@@ -96,8 +101,8 @@ TE_API void te__gemm_point(te__gemm_plan *p, const void *bias, const void *aux) 
 
 /* Row-major D = A B is column-major D^T = B^T A^T, so A and B change places. */
 TE_API void te__gemm_describe(te__gemm_plan *p) {
-    static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_BIAS,
-                                                   CUBLASLT_EPILOGUE_GELU_AUX_BIAS};
+    static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
+                                                   CUBLASLT_EPILOGUE_GELU_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS};
     const te_gemm_tuned *g = &p->product;
     const cudaDataType in = te__cuda_type(g->dtype), out = te__cuda_type(g->out);
     const cublasOperation_t ta = g->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, tb = g->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -106,48 +111,63 @@ TE_API void te__gemm_describe(te__gemm_plan *p) {
     te__gemm_set(p, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb);
     te__gemm_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogues[g->epilogue], sizeof epilogues[0]);
     if (g->epilogue != TE_EPILOGUE_NONE) te__gemm_set(p, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &in, sizeof in);
-    if (g->epilogue == TE_EPILOGUE_GELU_AUX_BIAS) te__gemm_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &g->n, sizeof g->n);
-    (void)cublasLtMatrixLayoutInit(&p->a, in, (uint64_t)(g->trans_b ? g->k : g->n), (uint64_t)(g->trans_b ? g->n : g->k), g->trans_b ? g->k : g->n);
-    (void)cublasLtMatrixLayoutInit(&p->b, in, (uint64_t)(g->trans_a ? g->m : g->k), (uint64_t)(g->trans_a ? g->k : g->m), g->trans_a ? g->m : g->k);
+    if (g->epilogue == TE_EPILOGUE_GELU_AUX_BIAS)
+        te__gemm_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &g->n, sizeof g->n);
+    (void)cublasLtMatrixLayoutInit(&p->a, in, (uint64_t)(g->trans_b ? g->k : g->n),
+                                   (uint64_t)(g->trans_b ? g->n : g->k), g->trans_b ? g->k : g->n);
+    (void)cublasLtMatrixLayoutInit(&p->b, in, (uint64_t)(g->trans_a ? g->m : g->k),
+                                   (uint64_t)(g->trans_a ? g->k : g->m), g->trans_a ? g->m : g->k);
     (void)cublasLtMatrixLayoutInit(&p->d, out, (uint64_t)g->n, (uint64_t)g->m, g->n);
 }
 
-/* Up to `count` candidates of the heuristic. Partial sums of a split k are added up in float and in a fixed order, so that the
- * same inputs give the same bits: reductions in the output's place or dtype are left out. */
+/* Up to `count` candidates of the heuristic. Partial sums of a split k are added up in float and in a fixed order, so
+ * that the same inputs give the same bits: reductions in the output's place or dtype are left out. */
 enum { TE__GEMM_ASKED = 32 }; /* candidates of a race */
 TE_API int te__gemm_ask(cublasLtMatmulHeuristicResult_t *result, int count, te__gemm_plan *p, te__gemm_state *s) {
     cublasLtMatmulPreferenceOpaque_t preference;
     const size_t workspace = TE_GEMM_WORKSPACE;
     const uint32_t alignment = TE_ACCESS, reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     (void)cublasLtMatmulPreferenceInit(&preference);
-    (void)cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
-    (void)cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction, sizeof reduction);
-    (void)cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &alignment, sizeof alignment);
-    (void)cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &alignment, sizeof alignment);
-    (void)cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &alignment, sizeof alignment);
-    (void)cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &alignment, sizeof alignment);
+    (void)cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                               sizeof workspace);
+    (void)cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
+                                               sizeof reduction);
+    (void)cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &alignment,
+                                               sizeof alignment);
+    (void)cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &alignment,
+                                               sizeof alignment);
+    (void)cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &alignment,
+                                               sizeof alignment);
+    (void)cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &alignment,
+                                               sizeof alignment);
     int n = 0;
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(s->handle, &p->operation, &p->a, &p->b, &p->d, &p->d, &preference, count, result, &n);
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(s->handle, &p->operation, &p->a, &p->b, &p->d, &p->d,
+                                                                 &preference, count, result, &n);
     return status == CUBLAS_STATUS_SUCCESS ? n : 0;
 }
 
-TE_API te__gemm_key te__gemm_key_of(int64_t m, int64_t n, int64_t k, int trans_a, int trans_b, te_dtype dtype, te_dtype out, te_epilogue e, int beta) {
+TE_API te__gemm_key te__gemm_key_of(int64_t m, int64_t n, int64_t k, int trans_a, int trans_b, te_dtype dtype,
+                                    te_dtype out, te_epilogue e, int beta) {
     te__gemm_key key;
     key.word[0] = (uint64_t)m, key.word[1] = (uint64_t)n, key.word[2] = (uint64_t)k;
-    key.word[3] = (uint64_t)(trans_a != 0) | (uint64_t)(trans_b != 0) << 1 | (uint64_t)(beta != 0) << 2 | (uint64_t)dtype << 8 | (uint64_t)out << 16 | (uint64_t)e << 24;
+    key.word[3] = (uint64_t)(trans_a != 0) | (uint64_t)(trans_b != 0) << 1 | (uint64_t)(beta != 0) << 2 |
+                  (uint64_t)dtype << 8 | (uint64_t)out << 16 | (uint64_t)e << 24;
     return key;
 }
 /* Where the plan with this key is, or would be. */
 TE_API uint16_t *te__gemm_slot(const te__gemm_key *key, te__gemm_state *s) {
     const uint64_t *w = key->word;
-    uint64_t hash = (((w[0] * 0x9E3779B97F4A7C15ull ^ w[1]) * 0x9E3779B97F4A7C15ull ^ w[2]) * 0x9E3779B97F4A7C15ull ^ w[3]) * 0x9E3779B97F4A7C15ull;
+    uint64_t hash =
+        (((w[0] * 0x9E3779B97F4A7C15ull ^ w[1]) * 0x9E3779B97F4A7C15ull ^ w[2]) * 0x9E3779B97F4A7C15ull ^ w[3]) *
+        0x9E3779B97F4A7C15ull;
     for (hash >>= 32;; hash++) {
         uint16_t *at = &s->slot[hash % TE__GEMM_SLOTS];
         if (!*at || !memcmp(&s->plan[*at - 1].key, key, sizeof *key)) return at;
     }
 }
 /* The next plan, described; null if the cache is full. */
-TE_API te__gemm_plan *te__gemm_new_plan(uint16_t *slot, const te__gemm_key *key, const te_gemm_tuned *product, te__gemm_state *s) {
+TE_API te__gemm_plan *te__gemm_new_plan(uint16_t *slot, const te__gemm_key *key, const te_gemm_tuned *product,
+                                        te__gemm_state *s) {
     if (s->plans == TE_GEMM_PLANS) return 0;
     te__gemm_plan *p = &s->plan[s->plans++];
     *slot = (uint16_t)s->plans;
@@ -159,12 +179,14 @@ TE_API te__gemm_plan *te__gemm_new_plan(uint16_t *slot, const te__gemm_key *key,
 TE_API te__gemm_plan *te__gemm_find_plan(const te_gemm *g, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     if (!s) return 0;
-    const te__gemm_key key = te__gemm_key_of(g->m, g->n, g->k, g->trans_a, g->trans_b, g->dtype, g->out, g->epilogue, g->beta != 0);
+    const te__gemm_key key =
+        te__gemm_key_of(g->m, g->n, g->k, g->trans_a, g->trans_b, g->dtype, g->out, g->epilogue, g->beta != 0);
     uint16_t *slot = te__gemm_slot(&key, s);
     if (*slot) return &s->plan[*slot - 1];
     te_gemm_tuned t;
     memset(&t, 0, sizeof t);
-    t.m = g->m, t.n = g->n, t.k = g->k, t.trans_a = g->trans_a != 0, t.trans_b = g->trans_b != 0, t.dtype = g->dtype, t.out = g->out;
+    t.m = g->m, t.n = g->n, t.k = g->k, t.trans_a = g->trans_a != 0, t.trans_b = g->trans_b != 0, t.dtype = g->dtype,
+    t.out = g->out;
     t.epilogue = g->epilogue, t.beta = g->beta != 0;
     te__gemm_plan *p = te__gemm_new_plan(slot, &key, &t, s);
     cublasLtMatmulHeuristicResult_t result;
@@ -176,7 +198,8 @@ TE_API te__gemm_plan *te__gemm_find_plan(const te_gemm *g, te_context *ctx) {
 TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     if (!s) return 0;
-    const te__gemm_key key = te__gemm_key_of(g->m, g->n, g->k, g->trans_a, g->trans_b, g->dtype, g->out, g->epilogue, g->beta != 0);
+    const te__gemm_key key =
+        te__gemm_key_of(g->m, g->n, g->k, g->trans_a, g->trans_b, g->dtype, g->out, g->epilogue, g->beta != 0);
     const uint16_t slot = *te__gemm_slot(&key, s);
     return ctx->gemm_tune || (slot && s->plan[slot - 1].timed > 0);
 }
@@ -192,7 +215,7 @@ TE_API size_t te_gemm_scratch(const te_gemm *g) {
     return 0;
 }
 
-/* ---- for gemm_tune.h ------------------------------------------------------------------------------------------------ */
+/* ---- for gemm_tune.h --------------------------------------------------------------------------------------------- */
 
 /* What a tuning file is for. `name` in printable characters. */
 TE_API te_status te__gemm_identify(char *name, size_t bytes, size_t *version, te_context *ctx) {

@@ -1,21 +1,24 @@
-/* gemm_few.h -- a matrix product of at most eight rows, y[m, n] = x[m, k] W[n, k]^T: what decoding does, token by token. Its time is
- * that of reading W once.
+/* gemm_few.h -- a matrix product of at most eight rows, y[m, n] = x[m, k] W[n, k]^T: what decoding does, token by
+ * token. Its time is that of reading W once.
  *
- * A block takes 16 columns of y at a time, so 16 rows of W; its eight warps share out k. Each warp has a ring in shared memory that
- * it fills (cp.async) and empties by itself, and takes what is in it to the tensor cores (mma.sync; the rows of W as A, those of x
- * as B; which k is which does not matter as long as both agree). The warps' sums are added in a fixed order, rounded to 16 bits, and
- * go through the epilogue of the row (product.h), eight elements at a time, while the rings fill again. In a pass the rings fill while the
- * kernel ahead still runs, for a pass does not write its weights; else what they begin with is brought into the L2 meanwhile.
+ * A block takes 16 columns of y at a time, so 16 rows of W; its eight warps share out k. Each warp has a ring in shared
+ * memory that it fills (cp.async) and empties by itself, and takes what is in it to the tensor cores (mma.sync; the
+ * rows of W as A, those of x as B; which k is which does not matter as long as both agree). The warps' sums are added
+ * in a fixed order, rounded to 16 bits, and go through the epilogue of the row (product.h), eight elements at a time,
+ * while the rings fill again. In a pass the rings fill while the kernel ahead still runs, for a pass does not write its
+ * weights; else what they begin with is brought into the L2 meanwhile.
  *
- * Measured on an H200 beside a kernel that only reads W and cuBLASLt's fastest candidate, one row: n 16384, k 4096 33.3 us, 30.0,
- * 34.1; n 4096, k 16384 32.8, 30.0, 36.1; n = k = 4096 9.7, 9.6, 12.7. What did not pay: loads straight into registers (a lane's 16
- * bytes beside each other's, 64 bytes of a row at a time); the copy engine, which starts a copy of 2 KB only every 80 ns. Filling the
- * rings ahead: a GPT block of 4096 columns 116 us -> 112 at one row, 121 -> 116 at eight.
+ * Measured on an H200 beside a kernel that only reads W and cuBLASLt's fastest candidate, one row: n 16384, k 4096 33.3
+ * us, 30.0, 34.1; n 4096, k 16384 32.8, 30.0, 36.1; n = k = 4096 9.7, 9.6, 12.7. What did not pay: loads straight into
+ * registers (a lane's 16 bytes beside each other's, 64 bytes of a row at a time); the copy engine, which starts a copy
+ * of 2 KB only every 80 ns. Filling the rings ahead: a GPT block of 4096 columns 116 us -> 112 at one row, 121 -> 116
+ * at eight.
  *
- * From nine rows on cuBLASLt has the products. For up to 64 rows, 128 columns a block, 64 rows of x beside them (wgmma, tiles by the copy
- * engine, a ring of 208 KB, k shared out to two blocks of a cluster) did not pay: n 16384, k 4096 36.6 us, cuBLASLt 35.7; n 4096,
- * k 16384 38.8 and 38.7. To bring W and x alone takes 33.0 so (34.8 with a 256-byte L2 promotion of the map); the rest is the epilogue of
- * a tile, which nothing overlaps. To share k out to more blocks costs more than it brings: of clusters of four 30 fit at a time, not 33.
+ * From nine rows on cuBLASLt has the products. For up to 64 rows, 128 columns a block, 64 rows of x beside them (wgmma,
+ * tiles by the copy engine, a ring of 208 KB, k shared out to two blocks of a cluster) did not pay: n 16384, k 4096
+ * 36.6 us, cuBLASLt 35.7; n 4096, k 16384 38.8 and 38.7. To bring W and x alone takes 33.0 so (34.8 with a 256-byte L2
+ * promotion of the map); the rest is the epilogue of a tile, which nothing overlaps. To share k out to more blocks
+ * costs more than it brings: of clusters of four 30 fit at a time, not 33.
  */
 /* target: cuda */
 #ifndef TE_GEMM_FEW_H
@@ -27,10 +30,15 @@
 #include "gemm_types.h"          /* te_epilogue_fn */
 
 enum {
-    TE_FEW_ROWS = 8, TE_FEW_COLUMNS = 16,
-    TE_FEW_WARPS = 8, TE_FEW_THREADS = 32 * TE_FEW_WARPS, TE_FEW_RESIDENT = 2, /* blocks on a multiprocessor */
-    TE_FEW_PART = 128, TE_FEW_STEP = TE_FEW_PART * TE_FEW_WARPS,               /* elements of k that a warp, a block takes at a time */
-    TE_FEW_STAGE = TE_FEW_COLUMNS * TE_FEW_PART * 2, TE_FEW_STAGES = 3,        /* bytes; of a warp's ring */
+    TE_FEW_ROWS = 8,
+    TE_FEW_COLUMNS = 16,
+    TE_FEW_WARPS = 8,
+    TE_FEW_THREADS = 32 * TE_FEW_WARPS,
+    TE_FEW_RESIDENT = 2, /* blocks on a multiprocessor */
+    TE_FEW_PART = 128,
+    TE_FEW_STEP = TE_FEW_PART * TE_FEW_WARPS, /* elements of k that a warp, a block takes at a time */
+    TE_FEW_STAGE = TE_FEW_COLUMNS * TE_FEW_PART * 2,
+    TE_FEW_STAGES = 3, /* bytes; of a warp's ring */
     TE_FEW_SHARED = TE_FEW_WARPS * TE_FEW_STAGES * TE_FEW_STAGE
 };
 
@@ -40,7 +48,7 @@ typedef struct te_few {
     int m, n, k, ahead; /* ahead: the kernel before this one does not write W */
 } te_few;
 
-/* ---- W into a warp's ring ------------------------------------------------------------------------------------------------- */
+/* ---- W into a warp's ring ---------------------------------------------------------------------------------------- */
 
 /* Where a warp is: columns from col, elements of k from k, a stage of its ring. */
 typedef struct te_few_at { int col, k, stage; } te_few_at;
@@ -51,7 +59,9 @@ TE_FN void te__few_advance(te_few_at *at, const te_few *p) {
     at->col += (int)gridDim.x * TE_FEW_COLUMNS, at->k = (int)threadIdx.x / 32 * TE_FEW_PART;
 }
 /* Of row `row` of a stage the 16 bytes `piece`: rows beside each other lie in different banks. */
-TE_FN uint32_t te__few_piece(uint32_t stage, int row, int piece) { return stage + (uint32_t)(row * (TE_FEW_PART * 2) + ((piece ^ (row & 1) << 2) << 4)); }
+TE_FN uint32_t te__few_piece(uint32_t stage, int row, int piece) {
+    return stage + (uint32_t)(row * (TE_FEW_PART * 2) + ((piece ^ (row & 1) << 2) << 4));
+}
 /* A lane brings 16 bytes at a time; zeros from beyond the end. */
 TE_FN void te__few_bring(const te_few *p, uint32_t ring, const te_few_at *at, int prefetch) {
     enum { PIECES = TE_FEW_PART / 8, ROWS = 32 / PIECES };
@@ -60,11 +70,15 @@ TE_FN void te__few_bring(const te_few *p, uint32_t ring, const te_few_at *at, in
         const int row = ROWS * i + lane / PIECES, ok = at->col + row < p->n && k < p->k;
         const uint16_t *from = p->w + (int64_t)(ok ? at->col + row : 0) * p->k + (ok ? k : 0);
         if (prefetch) te_prefetch(from, 0, TE_bf16);
-        else asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2; // a weight" ::"r"(te__few_piece(ring + (uint32_t)(at->stage * TE_FEW_STAGE), row, piece)), "l"(from), "r"(ok ? 16 : 0) : "memory");
+        else
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2; // a weight" ::"r"(
+                             te__few_piece(ring + (uint32_t)(at->stage * TE_FEW_STAGE), row, piece)),
+                         "l"(from), "r"(ok ? 16 : 0)
+                         : "memory");
     }
 }
 
-/* ---- the product ---------------------------------------------------------------------------------------------------------- */
+/* ---- the product ------------------------------------------------------------------------------------------------- */
 
 /* Of row lane / 4 of x: part i of a step begins 32 * i elements on, a lane takes eight. */
 TE_FN void te__few_x(uint32_t x[TE_FEW_PART / 32][4], const te_few *p, int k) {
@@ -80,22 +94,26 @@ TE_FN void te__few_multiply(float c[4], uint32_t stage, uint32_t x[TE_FEW_PART /
     const int row = (int)threadIdx.x % 32 / 4, piece = (int)threadIdx.x % 4;
     TE_UNROLL for (int i = 0; i < TE_FEW_PART / 32; i++) {
         uint32_t u[4], v[4];
-        te__load_piece(u, te__few_piece(stage, row, piece + 4 * i)), te__load_piece(v, te__few_piece(stage, row + 8, piece + 4 * i));
+        te__load_piece(u, te__few_piece(stage, row, piece + 4 * i)),
+            te__load_piece(v, te__few_piece(stage, row + 8, piece + 4 * i));
         const uint32_t first[4] = {u[0], v[0], u[1], v[1]}, second[4] = {u[2], v[2], u[3], v[3]};
         te__mma(c, first, x[i][0], x[i][1], dtype);
         te__mma(c, second, x[i][2], x[i][3], dtype);
     }
 }
 /* The block's partial sums become 16 columns of y. */
-TE_FN void te__few_epilogue(const te_few *p, int col, const float c[4], te_epilogue_fn epilogue, const void *arg, const te_dtype dtype) {
-    __shared__ float sums[TE_FEW_WARPS][TE_FEW_ROWS][TE_FEW_COLUMNS + 1]; /* + 1: a warp's stores fall on different banks */
+TE_FN void te__few_epilogue(const te_few *p, int col, const float c[4], te_epilogue_fn epilogue, const void *arg,
+                            const te_dtype dtype) {
+    __shared__ float sums[TE_FEW_WARPS][TE_FEW_ROWS]
+                         [TE_FEW_COLUMNS + 1]; /* + 1: a warp's stores fall on different banks */
     __shared__ uint4 y[TE_FEW_ROWS][TE_FEW_COLUMNS / 8];
     const int thread = (int)threadIdx.x, lane = thread % 32, row = thread / 2, at = col + thread % 2 * 8;
     TE_UNROLL for (int i = 0; i < 4; i++) sums[thread / 32][2 * (lane % 4) + i % 2][lane / 4 + 8 * (i / 2)] = c[i];
     __syncthreads();
     if (thread < TE_FEW_ROWS * TE_FEW_COLUMNS) {
         float sum = 0;
-        TE_UNROLL for (int i = 0; i < TE_FEW_WARPS; i++) sum += sums[i][thread / TE_FEW_COLUMNS][thread % TE_FEW_COLUMNS];
+        TE_UNROLL
+        for (int i = 0; i < TE_FEW_WARPS; i++) sum += sums[i][thread / TE_FEW_COLUMNS][thread % TE_FEW_COLUMNS];
         te_store(y, thread, p->alpha * sum, dtype);
     }
     __syncthreads();
@@ -142,24 +160,29 @@ TE_FN void te_few_body(const te_few *p, te_epilogue_fn epilogue, const void *arg
     }
 }
 
-/* `type` begins with a te_few; epilogue: a te_epilogue_fn that is called with the `type`. exists: 0 leaves the kernel empty. */
-#define TE_FEW_KERNEL(name, type, dtype, epilogue, exists)                                                                          \
-    TE_UNUSED static __global__ void __launch_bounds__(TE_FEW_THREADS, TE_FEW_RESIDENT) name(const __grid_constant__ type p) { \
-        if (exists) te_few_body((const te_few *)&p, epilogue, &p, dtype);                                                           \
+/* `type` begins with a te_few; epilogue: a te_epilogue_fn that is called with the `type`. exists: 0 leaves the kernel
+ * empty. */
+#define TE_FEW_KERNEL(name, type, dtype, epilogue, exists)                              \
+    TE_UNUSED static __global__ void __launch_bounds__(TE_FEW_THREADS, TE_FEW_RESIDENT) \
+        name(const __grid_constant__ type p) {                                          \
+        if (exists) te_few_body((const te_few *)&p, epilogue, &p, dtype);               \
     }
 
 /* Whether the kernel takes such a product. */
 TE_API int te__few_can(const te_gemm *g) {
     const int64_t most = 1 << 30;
-    return g->dtype != TE_f32 && g->out == g->dtype && !g->trans_a && g->trans_b && g->m <= TE_FEW_ROWS && g->n % 8 == 0 && g->k % 8 == 0 && g->n < most && g->k < most &&
-           g->epilogue == TE_EPILOGUE_NONE;
+    return g->dtype != TE_f32 && g->out == g->dtype && !g->trans_a && g->trans_b && g->m <= TE_FEW_ROWS &&
+           g->n % 8 == 0 && g->k % 8 == 0 && g->n < most && g->k < most && g->epilogue == TE_EPILOGUE_NONE;
 }
 /* Fill in p for the product, and launch `kernel` on the `bytes` of `args`, of which p is the first member. */
-TE_API te_status te__few_run(const void *kernel, const void *args, size_t bytes, te_few *p, const te_gemm *g, te_context *ctx) {
-    p->x = (const uint16_t *)g->a, p->w = (const uint16_t *)g->b, p->alpha = g->alpha, p->m = (int)g->m, p->n = (int)g->n, p->k = (int)g->k;
+TE_API te_status te__few_run(const void *kernel, const void *args, size_t bytes, te_few *p, const te_gemm *g,
+                             te_context *ctx) {
+    p->x = (const uint16_t *)g->a, p->w = (const uint16_t *)g->b, p->alpha = g->alpha, p->m = (int)g->m,
+    p->n = (int)g->n, p->k = (int)g->k;
     p->ahead = te_enqueue_follows(ctx);
     const te_grid grid = te_grid_of(te_min(ctx->processors * TE_FEW_RESIDENT, te_ceil_div(g->n, TE_FEW_COLUMNS)), 1);
-    return te__cuda_launch(ctx, kernel, grid, TE_FEW_THREADS, TE_FEW_SHARED, 1, args, bytes, "matrix product of few rows");
+    return te__cuda_launch(ctx, kernel, grid, TE_FEW_THREADS, TE_FEW_SHARED, 1, args, bytes,
+                           "matrix product of few rows");
 }
 
 #endif

@@ -3,73 +3,42 @@
  * A block owns a tile of 128 x 256 of D. One warp brings tiles of A and B by the copy engine (TMA) into a ring of four
  * stages; two warpgroups multiply them (wgmma), 64 x 256 floats each in registers. Two blocks of a cluster lie above
  * each other and share what they load of B. A block takes tile after tile: when one is done its floats are packed to 16
- * bits, and while the tensor cores work on the next they leave the registers, a quarter at a time, by way of shared memory,
- * where three more warps run the epilogue on them, eight elements at a time: any function of an element and its place. It
- * stores what is to be kept. What it reads, a saved input or a residual, is on its way before it asks.
+ * bits, and while the tensor cores work on the next they leave the registers, a quarter at a time, by way of shared
+ * memory, where three more warps run the epilogue on them, eight elements at a time: any function of an element and its
+ * place. It stores what is to be kept. What it reads, a saved input or a residual, is on its way before it asks.
  *
- * Tiles rarely come out even: 2048 pairs of them on 66 clusters are 31 rounds and two. Clusters that would have none in the last
- * round take a part of k of those that are left (Stream-K, Osama et al. 2023): they leave their sums in memory, and who has the
- * tile adds them, in a fixed order. At 8192 x 16384 x 4096 that is 0.99 of the time, not 0.97: the chip's power limit takes the rest.
+ * Tiles rarely come out even: 2048 pairs of them on 66 clusters are 31 rounds and two. Clusters that would have none in
+ * the last round take a part of k of those that are left (Stream-K, Osama et al. 2023): they leave their sums in
+ * memory, and who has the tile adds them, in a fixed order. At 8192 x 16384 x 4096 that is 0.99 of the time, not 0.97:
+ * the chip's power limit takes the rest.
  *
- * D = alpha A op(B), rounded to 16 bits, then the epilogue: the numbers of the ops one by one. Sums over k run in an order that only
- * sizes and multiprocessors decide, so the same inputs give the same bits.
+ * D = alpha A op(B), rounded to 16 bits, then the epilogue: the numbers of the ops one by one. Sums over k run in an
+ * order that only sizes and multiprocessors decide, so the same inputs give the same bits.
  *
- * Measured on an H200, which its power limits at about 690 TFLOP/s: with a bare store for an epilogue 0.98 to 1.03 of the time of
- * cuBLASLt's fastest candidate. With bias and gelu, 8192 x 16384 x 4096, 1.04 of that bare product, with the pre-activation stored
- * as well 1.06; cuBLASLt's own epilogues, which overlap with nothing, 1.07 to 1.11 and 1.12. The gradient through gelu, with the bias's, at
- * that shape 1671 us; 1795 where the epilogue loaded what it reads itself. What did not pay: the epilogue in the
- * warpgroups that multiply (1.05 to 1.10: whatever they do between two steps the tensor cores wait for); a whole tile left in
- * shared memory at once, beside a ring of three stages (2 us a tile); for the gradient of a weight the same kernel with both
- * operands across and sums in f32 (1.00 to 1.06, accumulating 1.02 to 1.08).
+ * Measured on an H200, which its power limits at about 690 TFLOP/s: with a bare store for an epilogue 0.98 to 1.03 of
+ * the time of cuBLASLt's fastest candidate. With bias and gelu, 8192 x 16384 x 4096, 1.04 of that bare product, with
+ * the pre-activation stored as well 1.06; cuBLASLt's own epilogues, which overlap with nothing, 1.07 to 1.11 and 1.12.
+ * The gradient through gelu, with the bias's, at that shape 1671 us; 1795 where the epilogue loaded what it reads
+ * itself. What did not pay: the epilogue in the warpgroups that multiply (1.05 to 1.10: whatever they do between two
+ * steps the tensor cores wait for); a whole tile left in shared memory at once, beside a ring of three stages (2 us a
+ * tile); for the gradient of a weight the same kernel with both operands across and sums in f32 (1.00 to 1.06,
+ * accumulating 1.02 to 1.08).
  */
 /* target: cuda */
 #ifndef TE_GEMM_HOPPER_H
 #define TE_GEMM_HOPPER_H
 
-#include "../core/hopper_cuda.h" /* te__wgmma, te__tma_load */
-#include "gemm_types.h"          /* te_epilogue_fn */
-
-enum {
-    TE_TILE_M = 128, TE_TILE_N = 256, TE_TILE_K = 64,
-    TE_STAGES = 4,
-    TE_CLUSTER = 2,     /* blocks that share their tiles of B */
-    TE_HOPPER_BAND = 8, /* clusters above each other before the next column of tiles: what they read stays in the L2 */
-    TE_HOPPER_A = TE_TILE_M * TE_TILE_K * 2, TE_HOPPER_STAGE = (TE_TILE_M + TE_TILE_N) * TE_TILE_K * 2,
-    TE_HOPPER_BOX = 2048, /* bytes of a warp's 16 rows of 64 columns */
-    TE_HOPPER_SHARED = TE_STAGES * TE_HOPPER_STAGE + 8 * 2 * TE_HOPPER_BOX + 1024,
-    TE_HOPPER_THREADS = 384
-};
-
-typedef struct te_hopper {
-    CUtensorMap a, b;
-    float *sums; /* [3 * rows of tiles, n], sums over the rows of what the epilogue says; null: none */
-    const void *ahead; /* [m, n], 16 bits: what the epilogue will read is loaded ahead of it; null: nothing */
-    float alpha;
-    int m, n, k, tiles; /* tiles: of clusters */
-    /* After `rounds` each cluster has had as many tiles; then the first `helpers` clusters take `each` parts of `parts` of k of each of
-     * the `left` tiles. No helpers: rounds without end. */
-    int rounds, left, helpers, each, parts;
-    float *given;   /* [tiles left * each, TE_CLUSTER, TE_TILE_M * TE_TILE_N]: their sums */
-    uint32_t *ready; /* [tiles left, TE_CLUSTER, 8]: parts that have come, by warp; 0 before and after */
-} te_hopper;
-
-/* All constants. trans_b: B is stored [n, k]. */
-typedef struct te_hopper_kind {
-    te_dtype dtype;
-    int trans_b;
-} te_hopper_kind;
-
-typedef struct te_hopper_barriers {
-    uint64_t full[TE_STAGES], empty[TE_STAGES]; /* the ring */
-    uint64_t done[2], taken[2];                 /* 64 columns of a tile that wait for their epilogue */
-} te_hopper_barriers;
+#include "gemm_hopper_tiles.h" /* te_hopper, te__hopper_load */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* ---- the epilogue of a tile -------------------------------------------------------------------------------------------------- */
+/* ---- the epilogue of a tile -------------------------------------------------------------------------------------- */
 
-/* Of 16 rows of 128 bytes, at a multiple of 1024, the 16 bytes `piece` of row `row`: permuted as the copy engine has them. */
-TE_FN uint32_t te__hopper_piece(uint32_t box, int row, int piece) { return box + (uint32_t)(row * 128 + ((piece ^ (row & 7)) << 4)); }
+/* Of 16 rows of 128 bytes, at a multiple of 1024, the 16 bytes `piece` of row `row`: permuted as the copy engine has
+ * them. */
+TE_FN uint32_t te__hopper_piece(uint32_t box, int row, int piece) {
+    return box + (uint32_t)(row * 128 + ((piece ^ (row & 7)) << 4));
+}
 
 /* A lane's d[4 j + 2 h + e] is row lane / 4 + 8 h, column 8 j + 2 (lane % 4) + e, of its warp's 16 x 256. */
 TE_FN void te__hopper_pack(const te_hopper *p, uint32_t held[64], float d[128], const te_dtype dtype) {
@@ -81,70 +50,14 @@ TE_FN void te__hopper_leave(const uint32_t held[64], const int quarter, uint32_t
     const int lane = (int)threadIdx.x % 32, box = quarter % 2;
     const uint32_t to = boxes + box * TE_HOPPER_BOX;
     te__barrier_wait(te__shared_address(&bars->taken[box]), (quarter / 2) ^ 1);
-    TE_UNROLL for (int i = 0; i < 4; i++) te__store_matrix(te__hopper_piece(to, lane % 16, 2 * i + lane / 16), held + 16 * quarter + 4 * i);
+    TE_UNROLL
+    for (int i = 0; i < 4; i++)
+        te__store_matrix(te__hopper_piece(to, lane % 16, 2 * i + lane / 16), held + 16 * quarter + 4 * i);
     __syncwarp();
     if (lane == 0) te__barrier_arrive(te__shared_address(&bars->done[box]));
 }
 
-/* ---- the kernel ---------------------------------------------------------------------------------------------------------- */
-
-/* What a cluster works on: a tile at x, y (of this block), the steps [first, last) of k. part: -1: by itself; 0: the tile is its own,
- * with sums of others; else a part for `left`, the number of a tile of the last round. */
-typedef struct te_hopper_work { int x, y, first, last, part, left; } te_hopper_work;
-
-/* Where tile `i` lies: rows from y, columns from x. Tiles go down a band of rows, then to the next column. */
-TE_FN void te__hopper_tile(te_hopper_work *w, const te_hopper *p, int i) {
-    const int rows = (p->m + TE_CLUSTER * TE_TILE_M - 1) / (TE_CLUSTER * TE_TILE_M), columns = (p->n + TE_TILE_N - 1) / TE_TILE_N;
-    const int band = i / (TE_HOPPER_BAND * columns), first = band * TE_HOPPER_BAND, high = rows - first < TE_HOPPER_BAND ? rows - first : TE_HOPPER_BAND;
-    const int at = i - first * columns;
-    w->y = ((first + at % high) * TE_CLUSTER + (int)blockIdx.x % TE_CLUSTER) * TE_TILE_M, w->x = at / high * TE_TILE_N;
-}
-/* The j-th work of this cluster; 0: there is none. Who has a tile waits for clusters of lower numbers alone. */
-TE_FN int te__hopper_work(te_hopper_work *w, const te_hopper *p, int j) {
-    const int cluster = (int)blockIdx.x / TE_CLUSTER, clusters = (int)gridDim.x / TE_CLUSTER, steps = (p->k + TE_TILE_K - 1) / TE_TILE_K;
-    int tile = cluster + j * clusters;
-    w->first = 0, w->last = steps, w->part = -1, w->left = 0;
-    if (j >= p->rounds) {
-        const int helps = cluster < p->helpers, own = p->parts - p->each;
-        w->left = helps ? cluster / p->each + (j - p->rounds) * p->helpers : cluster - p->helpers;
-        if (w->left >= p->left || (!helps && j > p->rounds)) return 0;
-        w->part = helps ? 1 + cluster % p->each : 0;
-        if (helps) w->first = steps * (own + w->part - 1) / p->parts;
-        w->last = steps * (own + w->part) / p->parts;
-        tile = p->rounds * clusters + w->left;
-    }
-    if (tile >= p->tiles) return 0;
-    te__hopper_tile(w, p, tile);
-    return 1;
-}
-
-typedef struct te_hopper_ring { int stage, phase; } te_hopper_ring;
-TE_FN void te__hopper_advance(te_hopper_ring *r) {
-    if (++r->stage == TE_STAGES) r->stage = 0, r->phase ^= 1;
-}
-
-/* One thread brings all tiles, in the order in which they are used. */
-TE_FN void te__hopper_load(const te_hopper *p, uint32_t ring, uint32_t full, uint32_t empty, const te_hopper_kind kind) {
-    const int rank = (int)blockIdx.x % TE_CLUSTER;
-    te_hopper_ring r = {0, 0};
-    te_hopper_work w;
-    for (int j = 0; te__hopper_work(&w, p, j); j++) {
-        const int x = w.x, y = w.y;
-        for (int k = w.first * TE_TILE_K; k < w.last * TE_TILE_K; k += TE_TILE_K, te__hopper_advance(&r)) {
-            const uint32_t bar = full + 8 * r.stage, a = ring + r.stage * TE_HOPPER_STAGE, b = a + TE_HOPPER_A;
-            const int mask = (1 << TE_CLUSTER) - 1;
-            te__barrier_wait(empty + 8 * r.stage, r.phase ^ 1);
-            te__barrier_expect(bar, TE_HOPPER_STAGE);
-            te__tma_load(a, &p->a, k, y, bar, 0);
-            /* of B this block brings its share, for the whole cluster */
-            TE_UNROLL for (int q = 0; q < 4 / TE_CLUSTER; q++) {
-                const int piece = rank * (4 / TE_CLUSTER) + q;
-                if (kind.trans_b) te__tma_load(b + piece * 8192, &p->b, k, x + 64 * piece, bar, mask);
-                else te__tma_load(b + piece * 8192, &p->b, x + 64 * piece, k, bar, mask);
-            }
-        }
-    }
-}
+/* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
 /* What a warpgroup works with. */
 typedef struct te_hopper_group {
@@ -159,12 +72,15 @@ TE_FN void te__hopper_free(const te_hopper_group *g) {
 }
 /* One step in k of a warpgroup's tile. The step before it is then done. */
 TE_FN void te__hopper_step(float d[128], te_hopper_group *g, int step, const te_hopper_kind k) {
-    const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0); /* so that the compiler sees that all lanes have the same */
+    const int warpgroup =
+        __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0); /* so that the compiler sees that all lanes have the same */
     const uint32_t base = g->ring + g->at.stage * TE_HOPPER_STAGE;
     const uint64_t a = te__matrix_at(base + warpgroup * 8192, 0), b = te__matrix_at(base + TE_HOPPER_A, !k.trans_b);
     te__barrier_wait(g->full + 8 * g->at.stage, g->at.phase);
     te__wgmma_fence();
-    TE_UNROLL for (int q = 0; q < TE_TILE_K / 16; q++) te__wgmma(d, a + 2 * q, b + q * (k.trans_b ? 2 : 128), step || q, k.dtype, !k.trans_b);
+    TE_UNROLL
+    for (int q = 0; q < TE_TILE_K / 16; q++)
+        te__wgmma(d, a + 2 * q, b + q * (k.trans_b ? 2 : 128), step || q, k.dtype, !k.trans_b);
     te__wgmma_commit();
     te__wgmma_wait_1();
     if (step) te__hopper_free(g);
@@ -172,22 +88,30 @@ TE_FN void te__hopper_step(float d[128], te_hopper_group *g, int step, const te_
 }
 /* A lane's sums of a part of k, and whoever has the tile adds them. */
 TE_FN void te__hopper_give(const te_hopper *p, const float d[128], const te_hopper_work *w) {
-    const int rank = (int)blockIdx.x % TE_CLUSTER, thread = (int)threadIdx.x - 128, slot = (w->left * p->each + w->part - 1) * TE_CLUSTER + rank;
+    const int rank = (int)blockIdx.x % TE_CLUSTER, thread = (int)threadIdx.x - 128,
+              slot = (w->left * p->each + w->part - 1) * TE_CLUSTER + rank;
     float4 *to = (float4 *)p->given + (int64_t)slot * (TE_TILE_M * TE_TILE_N / 4) + thread;
-    TE_UNROLL for (int i = 0; i < 32; i++) to[i * 256] = make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]);
+    TE_UNROLL
+    for (int i = 0; i < 32; i++) to[i * 256] = make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]);
     __threadfence();
     __syncwarp();
-    if (thread % 32 == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&p->ready[(w->left * TE_CLUSTER + rank) * 8 + thread / 32]) : "memory");
+    if (thread % 32 == 0)
+        asm volatile(
+            "red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&p->ready[(w->left * TE_CLUSTER + rank) * 8 + thread / 32])
+            : "memory");
 }
 TE_FN void te__hopper_collect(const te_hopper *p, float d[128], const te_hopper_work *w) {
     const int rank = (int)blockIdx.x % TE_CLUSTER, thread = (int)threadIdx.x - 128;
     uint32_t *ready = &p->ready[(w->left * TE_CLUSTER + rank) * 8 + thread / 32], come = 0;
-    while (come < (uint32_t)p->each) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(come) : "l"(ready) : "memory");
+    while (come < (uint32_t)p->each)
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(come) : "l"(ready) : "memory");
     __syncwarp();
     if (thread % 32 == 0) *ready = 0; /* for the next product */
 #pragma unroll 1
     for (int part = 0; part < p->each; part++) {
-        const float4 *from = (const float4 *)p->given + (int64_t)((w->left * p->each + part) * TE_CLUSTER + rank) * (TE_TILE_M * TE_TILE_N / 4) + thread;
+        const float4 *from = (const float4 *)p->given +
+                             (int64_t)((w->left * p->each + part) * TE_CLUSTER + rank) * (TE_TILE_M * TE_TILE_N / 4) +
+                             thread;
         TE_UNROLL for (int i = 0; i < 32; i++) {
             const float4 v = __ldcg(from + i * 256);
             d[4 * i] += v.x, d[4 * i + 1] += v.y, d[4 * i + 2] += v.z, d[4 * i + 3] += v.w;
@@ -231,8 +155,8 @@ TE_FN void te__hopper_multiply(const te_hopper *p, uint32_t ring, te_hopper_barr
 
 /* A part of a tile's 64 columns is four rows: the row of this lane. */
 TE_FN int te__hopper_row(int part, int lane) { return part * 4 + lane / 8; }
-/* What the epilogue reads comes to the L2 while the 64 columns before are worked on, and to registers while the eight elements before are: if
- * they waited for memory each time, three warps would fall behind the tensor cores. */
+/* What the epilogue reads comes to the L2 while the 64 columns before are worked on, and to registers while the eight
+ * elements before are: if they waited for memory each time, three warps would fall behind the tensor cores. */
 TE_FN void te__hopper_fetch(const te_hopper *p, int x, int y) {
 #pragma unroll 1
     for (int i = (int)threadIdx.x - 32; p->ahead && i < TE_TILE_M * 4; i += 96) { /* 32 bytes each */
@@ -241,10 +165,12 @@ TE_FN void te__hopper_fetch(const te_hopper *p, int x, int y) {
     }
 }
 TE_FN void te__hopper_ahead(const te_hopper *p, uint32_t ahead[4], int row, int col) {
-    if (p->ahead && row < p->m && col < p->n) te__load_now(ahead, (const uint16_t *)p->ahead + (int64_t)row * p->n + col);
+    if (p->ahead && row < p->m && col < p->n)
+        te__load_now(ahead, (const uint16_t *)p->ahead + (int64_t)row * p->n + col);
 }
 /* Three warps: the epilogue, eight elements a lane at a time. */
-TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, te_epilogue_fn epilogue, const void *arg) {
+TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, te_epilogue_fn epilogue,
+                               const void *arg) {
     const int warp = (int)threadIdx.x / 32 - 1, lane = (int)threadIdx.x % 32;
     te_hopper_work w;
     for (int j = 0; te__hopper_work(&w, p, j); j++) {
@@ -272,46 +198,58 @@ TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barr
             __syncwarp();
             if (lane == 0) te__barrier_arrive(te__shared_address(&bars->taken[box]));
             if (!p->sums) continue;
-            TE_UNROLL for (int e = 0; e < 8; e++) sum[e] += __shfl_xor_sync(~0u, sum[e], 8), sum[e] += __shfl_xor_sync(~0u, sum[e], 16);
-            if (lane < 8 && y < p->m && col < p->n) te_store8(p->sums, ((int64_t)y / TE_TILE_M * 3 + warp) * p->n + col, sum, 8, 1, TE_f32);
+            TE_UNROLL
+            for (int e = 0; e < 8; e++)
+                sum[e] += __shfl_xor_sync(~0u, sum[e], 8), sum[e] += __shfl_xor_sync(~0u, sum[e], 16);
+            if (lane < 8 && y < p->m && col < p->n)
+                te_store8(p->sums, ((int64_t)y / TE_TILE_M * 3 + warp) * p->n + col, sum, 8, 1, TE_f32);
         }
     }
 }
 
-TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilogue_fn epilogue, const void *arg, const te_hopper_kind k) {
+TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilogue_fn epilogue, const void *arg,
+                          const te_hopper_kind k) {
     extern __shared__ char te_dynamic[];
     const uint32_t ring = (te__shared_address(te_dynamic) + 1023) & ~1023u;
     if (threadIdx.x == 0) {
         TE_UNROLL for (int s = 0; s < TE_STAGES; s++)
-            te__barrier_init(te__shared_address(&bars->full[s]), 1), te__barrier_init(te__shared_address(&bars->empty[s]), 8 * TE_CLUSTER);
-        TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_init(te__shared_address(&bars->done[b]), 8), te__barrier_init(te__shared_address(&bars->taken[b]), 3);
+            te__barrier_init(te__shared_address(&bars->full[s]), 1),
+                te__barrier_init(te__shared_address(&bars->empty[s]), 8 * TE_CLUSTER);
+        TE_UNROLL
+        for (int b = 0; b < 2; b++)
+            te__barrier_init(te__shared_address(&bars->done[b]), 8),
+                te__barrier_init(te__shared_address(&bars->taken[b]), 3);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     te__cluster_sync();
     te_kernel_begin();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
-        if (threadIdx.x == 0) te__hopper_load(p, ring, te__shared_address(bars->full), te__shared_address(bars->empty), k);
+        if (threadIdx.x == 0)
+            te__hopper_load(p, ring, te__shared_address(bars->full), te__shared_address(bars->empty), k);
         else if (threadIdx.x >= 32) te__hopper_epilogue(p, ring, bars, epilogue, arg);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 216;"); /* with 72 just what the block was launched with, 168 each */
+        asm volatile(
+            "setmaxnreg.inc.sync.aligned.u32 216;"); /* with 72 just what the block was launched with, 168 each */
         te__hopper_multiply(p, ring, bars, k);
     }
     __syncwarp();
     te__cluster_sync(); /* nobody leaves while the other may still write into this block's shared memory */
 }
 #else
-TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilogue_fn epilogue, const void *arg, const te_hopper_kind k) {
+TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilogue_fn epilogue, const void *arg,
+                          const te_hopper_kind k) {
     (void)p, (void)bars, (void)epilogue, (void)arg, (void)k;
 }
 #endif
 
-/* `type` begins with a te_hopper; epilogue: a te_epilogue_fn that is called with the `type`. exists: 0 leaves the kernel empty. */
-#define TE_HOPPER_KERNEL(name, type, dtype, trans_b, epilogue, exists)                                                     \
-    TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) {    \
-        __shared__ te_hopper_barriers bars;                                                                           \
-        const te_hopper_kind kind = {dtype, trans_b};                                                                 \
-        if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, &p, kind);                                      \
+/* `type` begins with a te_hopper; epilogue: a te_epilogue_fn that is called with the `type`. exists: 0 leaves the
+ * kernel empty. */
+#define TE_HOPPER_KERNEL(name, type, dtype, trans_b, epilogue, exists)                                              \
+    TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
+        __shared__ te_hopper_barriers bars;                                                                         \
+        const te_hopper_kind kind = {dtype, trans_b};                                                               \
+        if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, &p, kind);                               \
     }
 
 #endif

@@ -51,8 +51,8 @@ TE_FN void te__narrow_body(const te__narrow_args *a, te_block b) {
 TE_KERNEL(te__narrow, 1, te__narrow_args, te__narrow_body(te_args, te_at))
 
 #ifndef TE_CBLAS
-/* The plain loop: tiles of D go to threads; a tile packs its slices of A and B and keeps 12 x 16 sums in registers (6 x 16
- * where there are fewer of them). Vectors of 16 are the compiler's own: it makes what the machine has of them. */
+/* The plain loop: tiles of D go to threads; a tile packs its slices of A and B and keeps 12 x 16 sums in registers (6 x
+ * 16 where there are fewer of them). Vectors of 16 are the compiler's own: it makes what the machine has of them. */
 #ifdef __AVX512F__
 enum { TE__REG_M = 12 };
 #else
@@ -85,11 +85,15 @@ TE_API void te__sgemm_tile(const te__sgemm_args *g, te_block b) {
         for (int i = 0; i < TE__TILE_M; i++)
             for (int p = 0; p < kk; p++)
                 pa[(i / TE__REG_M) * TE__REG_M * kk + p * TE__REG_M + i % TE__REG_M] =
-                    m0 + i >= g->m ? 0.0f : g->trans_a ? g->a[(k0 + p) * g->m + m0 + i] : g->a[(m0 + i) * g->k + k0 + p];
+                    m0 + i >= g->m ? 0.0f
+                    : g->trans_a   ? g->a[(k0 + p) * g->m + m0 + i]
+                                   : g->a[(m0 + i) * g->k + k0 + p];
         for (int j = 0; j < TE__TILE_N; j++)
             for (int p = 0; p < kk; p++)
                 pb[(j / TE__REG_N) * TE__REG_N * kk + p * TE__REG_N + j % TE__REG_N] =
-                    n0 + j >= g->n ? 0.0f : g->trans_b ? g->b[(n0 + j) * g->k + k0 + p] : g->b[(k0 + p) * g->n + n0 + j];
+                    n0 + j >= g->n ? 0.0f
+                    : g->trans_b   ? g->b[(n0 + j) * g->k + k0 + p]
+                                   : g->b[(k0 + p) * g->n + n0 + j];
         for (int i = 0; i < TE__TILE_M && m0 + i < g->m; i += TE__REG_M)
             for (int j = 0; j < TE__TILE_N && n0 + j < g->n; j += TE__REG_N) {
                 te__v16 sum[TE__REG_M];
@@ -106,12 +110,13 @@ TE_API void te__sgemm_tile(const te__sgemm_args *g, te_block b) {
 TE_KERNEL(te__sgemm, 1, te__sgemm_args, te__sgemm_tile(te_args, te_at))
 #endif
 
-TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b, float beta, float *c, te_context *ctx) {
+TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b, float beta, float *c,
+                               te_context *ctx) {
 #ifdef TE_CBLAS
     (void)ctx;
-    cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans, g->trans_b ? CblasTrans : CblasNoTrans, (int)g->m,
-                (int)g->n, (int)g->k, g->alpha, a, (int)(g->trans_a ? g->m : g->k), b, (int)(g->trans_b ? g->k : g->n),
-                beta, c, (int)g->n);
+    cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans, g->trans_b ? CblasTrans : CblasNoTrans,
+                (int)g->m, (int)g->n, (int)g->k, g->alpha, a, (int)(g->trans_a ? g->m : g->k), b,
+                (int)(g->trans_b ? g->k : g->n), beta, c, (int)g->n);
     return TE_OK;
 #else
     te__sgemm_args s;
@@ -138,11 +143,12 @@ TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
     return te__narrow_launch(ctx, te_grid_of(g->m, 1), &n);
 }
 
-/* ---- for gemm_tune.h: there is nothing to tune --------------------------------------------------------------------- */
+/* ---- for gemm_tune.h: there is nothing to tune ------------------------------------------------------------------- */
 
 typedef te_status (*te__race_fn)(void *arg, int racer, int lap, te_context *ctx);
 enum { TE__ROUNDS = 1 };
-TE_API te_status te__race(int64_t *ns, int *winner, int count, int laps, int rounds, te__race_fn run, void *arg, te_context *ctx) {
+TE_API te_status te__race(int64_t *ns, int *winner, int count, int laps, int rounds, te__race_fn run, void *arg,
+                          te_context *ctx) {
     (void)ns, (void)count, (void)laps, (void)rounds, (void)run, (void)arg, (void)ctx;
     *winner = -1;
     return TE_OK;
@@ -155,10 +161,16 @@ TE_API te_status te__gemm_identify(char *name, size_t bytes, size_t *version, te
     *version = 0;
     return TE_OK;
 }
-TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) { return (void)at, (void)ctx, (const te_gemm_tuned *)0; }
-TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx) { return (void)t, (void)ctx, *added = 1; }
+TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) {
+    return (void)at, (void)ctx, (const te_gemm_tuned *)0;
+}
+TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx) {
+    return (void)t, (void)ctx, *added = 1;
+}
 TE_API void te__gemm_keep(const te_gemm_tuned *t, te_context *ctx) { (void)t, (void)ctx; }
 TE_API int te__gemm_room(te_context *ctx) { return (void)ctx, (int)TE_GEMM_PLANS; }
-TE_API te_gemm_choice *te__gemm_choices(int **count, te_context *ctx) { return (void)ctx, *count = 0, (te_gemm_choice *)0; }
+TE_API te_gemm_choice *te__gemm_choices(int **count, te_context *ctx) {
+    return (void)ctx, *count = 0, (te_gemm_choice *)0;
+}
 
 #endif

@@ -1,5 +1,5 @@
-/* gemm_run_cuda.h -- te_gemm_run through cuBLASLt. A call whose plan is cached looks it up, points the descriptor at this call's bias
- * and aux, and enqueues.
+/* gemm_run_cuda.h -- te_gemm_run through cuBLASLt. A call whose plan is cached looks it up, points the descriptor at
+ * this call's bias and aux, and enqueues.
  */
 /* target: cuda */
 #ifndef TE_GEMM_RUN_CUDA_H
@@ -16,16 +16,16 @@ TE_API te_status te__gemm_call(const void *args, te_context *ctx) {
     te__gemm_point(p, g->bias, g->aux);
     return te__blas_status(ctx,
                            cublasLtMatmul(s->handle, &p->operation, &g->alpha, g->b, &p->a, g->a, &p->b, &g->beta,
-                                          g->beta != 0 ? g->c : g->d, &p->d, g->d, &p->d, &a->algo, s->workspace, TE_GEMM_WORKSPACE,
-                                          (cudaStream_t)ctx->stream),
+                                          g->beta != 0 ? g->c : g->d, &p->d, g->d, &p->d, &a->algo, s->workspace,
+                                          TE_GEMM_WORKSPACE, (cudaStream_t)ctx->stream),
                            "cublasLtMatmul");
 }
 TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_open(ctx));
     te__gemm_plan *p = te__gemm_find_plan(g, ctx);
     TE_REQUIRE(p, ctx, TE_ERROR_BLAS, "more than %d different matrix products in one context", (int)TE_GEMM_PLANS);
-    TE_REQUIRE(p->found, ctx, TE_ERROR_BLAS, "cuBLASLt has no algorithm for the %s product %lld x %lld x %lld", te_dtype_name(g->dtype),
-               (long long)g->m, (long long)g->n, (long long)g->k);
+    TE_REQUIRE(p->found, ctx, TE_ERROR_BLAS, "cuBLASLt has no algorithm for the %s product %lld x %lld x %lld",
+               te_dtype_name(g->dtype), (long long)g->m, (long long)g->n, (long long)g->k);
     if (ctx->gemm_tune && !p->timed) {
         const int open = te_enqueue_is_open(ctx);
         TE_TRY(te_enqueue_close(ctx, TE_OK));

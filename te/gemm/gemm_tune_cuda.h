@@ -1,8 +1,8 @@
 /* gemm_tune_cuda.h -- the race between cuBLASLt's candidates for a product, and between the splits of a step; where
  * ctx->gemm_tune asks for it (gemm_tune.h). 
  *
- * A race allocates scratch memory, fills it with normal numbers, waits for the stream and frees it: nothing of the caller's is
- * read or written.
+ * A race allocates scratch memory, fills it with normal numbers, waits for the stream and frees it: nothing of the
+ * caller's is read or written.
  */
 #ifndef TE_GEMM_TUNE_CUDA_H
 #define TE_GEMM_TUNE_CUDA_H
@@ -28,11 +28,13 @@ TE_API int64_t te__median(const int64_t *v, int n) {
     return n ? sorted[n / 2] : 0;
 }
 
-/* Median nanoseconds of each racer, and which one wins (-1: none ran): the fastest, but racer 0, the default, where none is a percent
- * faster, for so far medians differ from race to race. They run in turns. Before each turn twice the L2 is overwritten,
- * which also gives the host time to enqueue the `laps` runs between the two events. Round 0 loads the kernels and does not
- * count. Those clearly slower fall out early, but never racer 0; one that cannot run falls out with 0 ns. */
-TE_API te_status te__race(int64_t *ns, int *winner, int count, int laps, int rounds, te__race_fn run, void *arg, te_context *ctx) {
+/* Median nanoseconds of each racer, and which one wins (-1: none ran): the fastest, but racer 0, the default, where
+ * none is a percent faster, for so far medians differ from race to race. They run in turns. Before each turn twice the
+ * L2 is overwritten, which also gives the host time to enqueue the `laps` runs between the two events. Round 0 loads
+ * the kernels and does not count. Those clearly slower fall out early, but never racer 0; one that cannot run falls out
+ * with 0 ns. */
+TE_API te_status te__race(int64_t *ns, int *winner, int count, int laps, int rounds, te__race_fn run, void *arg,
+                          te_context *ctx) {
     cudaEvent_t event[2 * TE__RACERS];
     int64_t sample[TE__RACERS][TE__ROUNDS];
     int in[TE__RACERS], events = 0, l2 = 0;
@@ -67,7 +69,8 @@ TE_API te_status te__race(int64_t *ns, int *winner, int count, int laps, int rou
             ns[i] = te__median(sample[i], round);
             if (!best || ns[i] < best) best = ns[i], *winner = i;
         }
-        for (int i = 1; round > 1 && i < count; i++) in[i] = in[i] && (double)ns[i] <= (double)best * (1.0 + 0.4 / round);
+        for (int i = 1; round > 1 && i < count; i++)
+            in[i] = in[i] && (double)ns[i] <= (double)best * (1.0 + 0.4 / round);
     }
     if (*winner > 0 && ns[0] && ns[0] - ns[*winner] <= ns[*winner] / 100) *winner = 0;
     while (events) (void)cudaEventDestroy(event[--events]);
@@ -91,9 +94,12 @@ TE_API te_status te__gemm_trial_run(void *arg, int racer, int lap, te_context *c
     char *set = t->memory + (size_t)lap * t->set;
     const float alpha = 1.0f, beta = p->product.beta ? 1.0f : 0.0f;
     te__gemm_point(p, set + t->bias, set + t->aux);
-    return te__blas_status(ctx, cublasLtMatmul(t->state->handle, &p->operation, &alpha, set + t->b, &p->a, set, &p->b, &beta,
-                        set + (p->product.beta ? t->c : t->d), &p->d, set + t->d,
-                                               &p->d, &t->algo[racer], t->state->workspace, TE_GEMM_WORKSPACE, (cudaStream_t)ctx->stream), "cublasLtMatmul");
+    return te__blas_status(ctx,
+                           cublasLtMatmul(t->state->handle, &p->operation, &alpha, set + t->b, &p->a, set, &p->b, &beta,
+                                          set + (p->product.beta ? t->c : t->d), &p->d, set + t->d, &p->d,
+                                          &t->algo[racer], t->state->workspace, TE_GEMM_WORKSPACE,
+                                          (cudaStream_t)ctx->stream),
+                           "cublasLtMatmul");
 }
 TE_API void te__gemm_enter(te__gemm_trial *t, const cublasLtMatmulAlgo_t *algo) {
     for (int i = 0; i < t->count; i++)
@@ -126,10 +132,14 @@ TE_API te_status te__gemm_race(te__gemm_trial *t, int laps, te_context *ctx) {
     return TE_OK;
 }
 
-/* Time the candidates for this plan and keep the fastest. Allocates scratch memory, waits for the stream and frees it. A plan that cannot
- * be timed for want of memory stays with the first candidate; one met during a capture is timed at a later call. */
+/* Time the candidates for this plan and keep the fastest. Allocates scratch memory, waits for the stream and frees it.
+ * A plan that cannot be timed for want of memory stays with the first candidate; one met during a capture is timed at a
+ * later call. */
 TE_API te_status te__gemm_tune(te__gemm_plan *p, te_context *ctx) {
-    enum { LAPS = 8, SMALL = 16 << 20 }; /* products of up to SMALL bytes run several laps: events are no finer than about a microsecond */
+    enum {
+        LAPS = 8,
+        SMALL = 16 << 20
+    }; /* products of up to SMALL bytes run several laps: events are no finer than about a microsecond */
     const te_gemm_tuned *g = &p->product;
     if (te__cuda_capturing(ctx)) return TE_OK;
     char error[sizeof ctx->error];
@@ -143,7 +153,8 @@ TE_API te_status te__gemm_tune(te__gemm_plan *p, te_context *ctx) {
     t->b = at, at += (size_t)te_round_up((int64_t)((size_t)g->k * (size_t)g->n * in), TE_ALIGN);
     t->d = at, at += (size_t)te_round_up((int64_t)(mn * out), TE_ALIGN);
     t->c = at, at += g->beta ? (size_t)te_round_up((int64_t)(mn * out), TE_ALIGN) : 0;
-    t->bias = at, at += g->epilogue != TE_EPILOGUE_NONE ? (size_t)te_round_up((int64_t)((size_t)g->n * in), TE_ALIGN) : 0;
+    t->bias = at,
+    at += g->epilogue != TE_EPILOGUE_NONE ? (size_t)te_round_up((int64_t)((size_t)g->n * in), TE_ALIGN) : 0;
     t->aux = at, at += g->epilogue == TE_EPILOGUE_GELU_AUX_BIAS ? (size_t)te_round_up((int64_t)(mn * in), TE_ALIGN) : 0;
     t->set = at;
     const int laps = (int)te_max(1, te_min(LAPS, (int64_t)((size_t)SMALL / t->set)));
@@ -151,7 +162,8 @@ TE_API te_status te__gemm_tune(te__gemm_plan *p, te_context *ctx) {
     te_status status = te_allocate(ctx, &memory, (size_t)laps * t->set);
     t->memory = (char *)memory;
     /* C in f32 gets pairs of 16-bit numbers: of its own size, and none is a NaN */
-    if (status == TE_OK) status = te_fill_normal(memory, g->dtype, (int64_t)((size_t)laps * t->set / in), 0.0f, 1.0f, 1, 0, ctx);
+    if (status == TE_OK)
+        status = te_fill_normal(memory, g->dtype, (int64_t)((size_t)laps * t->set / in), 0.0f, 1.0f, 1, 0, ctx);
     if (status == TE_OK) {
         cublasLtMatmulHeuristicResult_t result[TE__GEMM_ASKED];
         te__gemm_enter(t, &p->algo);
@@ -166,7 +178,7 @@ TE_API te_status te__gemm_tune(te__gemm_plan *p, te_context *ctx) {
     return TE_OK;
 }
 
-/* ---- the splits of a step ----------------------------------------------------------------------------------------------- */
+/* ---- the splits of a step ---------------------------------------------------------------------------------------- */
 
 /* Whether splits are taken by choice: there are choices, or there may be. */
 TE_API int te__gemm_chooses(const te_context *ctx) {

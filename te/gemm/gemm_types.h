@@ -41,12 +41,13 @@ TE_API te_gemm te_gemm_of(int64_t m, int64_t n, int64_t k) {
     return g;
 }
 
-/* Kernels of our own (gemm_hopper.h, gemm_few.h) hand what they have done to a function: eight elements of row `row` from
- * column `col` on, as 16 bits each. What it adds to `sum` is summed over the rows. ahead: the same eight of the tensor that the kernel
- * was asked to load ahead; null: none. */
-typedef void (*te_epilogue_fn)(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col, float sum[8]);
+/* Kernels of our own (gemm_hopper.h, gemm_few.h) hand what they have done to a function: eight elements of row `row`
+ * from column `col` on, as 16 bits each. What it adds to `sum` is summed over the rows. ahead: the same eight of the
+ * tensor that the kernel was asked to load ahead; null: none. */
+typedef void (*te_epilogue_fn)(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
+                               float sum[8]);
 
-/* ---- what tuning found, kept in the context -------------------------------------------------------------------------- */
+/* ---- what tuning found, kept in the context ---------------------------------------------------------------------- */
 
 enum {
     TE_GEMM_PLANS = 512,  /* distinct products a context can remember; a power of two */

@@ -1,11 +1,13 @@
-/* graph_pool.h -- one block of memory that several graphs share: static inputs, outputs, what forwards keep. Included by graph.h.
+/* graph_pool.h -- one block of memory that several graphs share: static inputs, outputs, what forwards keep. Included
+ * by graph.h.
  *
  * Do this:
  *     TE_TRY(te_graph_pool_init(&pool, 0, 0, &ctx));                     // measure: walk the schedule once,
  *     ... te_graph_capture(&g, &spec, &pool, &ctx), te_graph_pool_acquire, te_graph_pool_release, te_graph_retire ...
  *     TE_TRY(te_allocate(&ctx, &memory, bytes = pool.high));             // after destroying those graphs
  *     TE_TRY(te_graph_pool_init(&pool, memory, bytes, &ctx));            // and walk it again
- *     TE_TRY(te_graph_pool_acquire(&pool, &saved.memory, saved.bytes = block_saved_bytes(rows), "saved of micro-batch 1", &ctx));
+ *     TE_TRY(te_graph_pool_acquire(&pool, &saved.memory, saved.bytes = block_saved_bytes(rows), "saved of micro-batch
+ *     1", &ctx));
  */
 #ifndef TE_GRAPH_POOL_H
 #define TE_GRAPH_POOL_H
@@ -26,13 +28,16 @@ typedef struct te_graph_pool {
 /* memory: target memory, aligned to TE_ALIGN; the caller's, for longer than the graphs. Null: a pool that measures. */
 TE_API te_status te_graph_pool_init(te_graph_pool *p, void *memory, size_t bytes, te_context *ctx) {
     TE_REQUIRE(p, ctx, TE_ERROR_NULL, "graph pool: the struct is null");
-    TE_REQUIRE((uintptr_t)memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT, "graph pool: memory must be aligned to %d bytes", (int)TE_ALIGN);
+    TE_REQUIRE((uintptr_t)memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
+               "graph pool: memory must be aligned to %d bytes", (int)TE_ALIGN);
     memset(p, 0, sizeof *p);
-    p->measures = !memory, p->base = memory ? (uintptr_t)memory : (uintptr_t)TE_ALIGN, p->bytes = memory ? bytes : SIZE_MAX / 4;
+    p->measures = !memory, p->base = memory ? (uintptr_t)memory : (uintptr_t)TE_ALIGN,
+    p->bytes = memory ? bytes : SIZE_MAX / 4;
     return TE_OK;
 }
 
-TE_API te_status te__graph_pool_take(te_graph_pool *p, void **memory, int *id, size_t bytes, const char *who, const char *what, te_context *ctx) {
+TE_API te_status te__graph_pool_take(te_graph_pool *p, void **memory, int *id, size_t bytes, const char *who,
+                                     const char *what, te_context *ctx) {
     const size_t need = bytes > SIZE_MAX / 4 ? bytes : (bytes / TE_ALIGN + (bytes % TE_ALIGN != 0)) * TE_ALIGN;
     size_t at = 0, gap, largest = 0;
     int i = 0;
@@ -41,10 +46,11 @@ TE_API te_status te__graph_pool_take(te_graph_pool *p, void **memory, int *id, s
         if (gap > largest) largest = gap;
         if (gap >= need || i == p->count) break;
     }
-    TE_REQUIRE(gap >= need, ctx, TE_ERROR_MEMORY, "graph pool: %s%s needs %zu bytes; of %zu bytes %zu are available, at most %zu in one piece",
-               who, what, need, p->bytes, p->bytes - p->used, largest);
-    TE_REQUIRE(p->count < TE_GRAPH_BLOCKS, ctx, TE_ERROR_MEMORY, "graph pool: %s%s would be piece %d, it holds %d", who, what, p->count + 1,
-               (int)TE_GRAPH_BLOCKS);
+    TE_REQUIRE(gap >= need, ctx, TE_ERROR_MEMORY,
+               "graph pool: %s%s needs %zu bytes; of %zu bytes %zu are available, at most %zu in one piece", who, what,
+               need, p->bytes, p->bytes - p->used, largest);
+    TE_REQUIRE(p->count < TE_GRAPH_BLOCKS, ctx, TE_ERROR_MEMORY, "graph pool: %s%s would be piece %d, it holds %d", who,
+               what, p->count + 1, (int)TE_GRAPH_BLOCKS);
     memmove(&p->block[i + 1], &p->block[i], (size_t)(p->count - i) * sizeof p->block[0]);
     p->block[i].at = at, p->block[i].bytes = need, p->block[i].id = *id = ++p->next_id, p->count++;
     p->used += need;
@@ -58,9 +64,11 @@ TE_API void te__graph_pool_drop(te_graph_pool *p, int i) {
 }
 
 /* A piece of the pool, aligned to TE_ALIGN. `what` is for the text: "saved of micro-batch 1". */
-TE_API te_status te_graph_pool_acquire(te_graph_pool *p, void **memory, size_t bytes, const char *what, te_context *ctx) {
+TE_API te_status te_graph_pool_acquire(te_graph_pool *p, void **memory, size_t bytes, const char *what,
+                                       te_context *ctx) {
     int id;
-    TE_REQUIRE(p && p->base && memory, ctx, TE_ERROR_NULL, "graph pool: not initialised, or there is no place for the address");
+    TE_REQUIRE(p && p->base && memory, ctx, TE_ERROR_NULL,
+               "graph pool: not initialised, or there is no place for the address");
     TE_REQUIRE(bytes, ctx, TE_ERROR_SHAPE, "graph pool: 0 bytes are wanted for %s", what ? what : "a piece");
     return te__graph_pool_take(p, memory, &id, bytes, "", what ? what : "a piece", ctx);
 }

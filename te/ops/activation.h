@@ -19,7 +19,8 @@
 
 /* X(kind); X(kind, the activation of its first half). The tests and benches expand these. */
 #define TE_ACTIVATIONS(X) X(gelu) X(gelu_erf) X(qgelu) X(relu) X(srelu) X(silu)
-#define TE_GATED_ACTIVATIONS(X) X(glu, sigmoid) X(geglu, gelu) X(qgeglu, qgelu) X(reglu, relu) X(sreglu, srelu) X(swiglu, silu)
+#define TE_GATED_ACTIVATIONS(X) X(glu, sigmoid) X(geglu, gelu) X(qgeglu, qgelu) X(reglu, relu) X(sreglu, srelu) \
+    X(swiglu, silu)
 
 #define TE_ACT_ENUM(kind) TE_ACT_##kind,
 #define TE_GATE_ENUM(kind, of) TE_GATE_##kind = TE_ACT_##of,
@@ -60,9 +61,12 @@ TE_FN float te_act(float *slope, float x, int code) {
         return x * t;
     }
     if (code == TE_ACT_gelu_erf) {
-        /* erfc(|x| / sqrt 2) / 2 to 1.5e-7 (Abramowitz & Stegun 7.1.26), from the exponential that the slope needs anyway */
+        /* erfc(|x| / sqrt 2) / 2 to 1.5e-7 (Abramowitz & Stegun 7.1.26), from the exponential that the slope needs
+         * anyway */
         const float t = te_reciprocal(1.0f + 0.23164189f * fabsf(x)), e = te_exp2(-0.7213475204f * x * x);
-        const float tail = e * t * (0.127414796f + t * (-0.142248368f + t * (0.7107068705f + t * (-0.7265760135f + t * 0.5307027145f))));
+        const float tail =
+            e * t *
+            (0.127414796f + t * (-0.142248368f + t * (0.7107068705f + t * (-0.7265760135f + t * 0.5307027145f))));
         *slope = (x < 0 ? tail : 1.0f - tail) + x * 0.3989422804014327f * e; /* 1 / sqrt(2 pi) */
         return (x > 0 ? x : 0.0f) - fabsf(x) * tail;
     }

@@ -2,8 +2,8 @@
  *
  * softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads]: in width
  * (heads + 2 kv_heads) head_dim, out width heads * head_dim. Grouped-query where kv_heads < heads: kv_heads must divide
- * heads. Sequences are te_batch's batch and seq. Online softmax (Milakov & Gimelshein 2018; Dao 2023): memory grows with the
- * rows, the score matrix never exists.
+ * heads. Sequences are te_batch's batch and seq. Online softmax (Milakov & Gimelshein 2018; Dao 2023): memory grows
+ * with the rows, the score matrix never exists.
  */
 #ifndef TE_OPS_ATTENTION_H
 #define TE_OPS_ATTENTION_H
@@ -19,12 +19,13 @@
 #define TE_TAKES_attention_causal TE_INTEGER
 #define TE_TAKES_attention_scale TE_NUMBER
 #define TE__CAUSAL(op) TE_OPTION(op, causal, 1)
-#define TE_OPTIONS_attention(op) \
-    (te_attention_options, TE_ARG1(op, 0), TE_ARG2(op, 0), TE_ARG3(op, 0), TE__CAUSAL(op), (float)(TE_OPTION(op, scale, 0)))
-#define TE_CHECK_attention(model, op)                                                                                    \
-    (static_assert((TE_ARG1(op, 0)) % (TE_ARG2(op, 0)) == 0,                                                             \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": kv_heads does not divide heads");                       \
-     static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                                                   \
+#define TE_OPTIONS_attention(op)                                                           \
+    (te_attention_options, TE_ARG1(op, 0), TE_ARG2(op, 0), TE_ARG3(op, 0), TE__CAUSAL(op), \
+        (float)(TE_OPTION(op, scale, 0)))
+#define TE_CHECK_attention(model, op)                                                              \
+    (static_assert((TE_ARG1(op, 0)) % (TE_ARG2(op, 0)) == 0,                                       \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": kv_heads does not divide heads"); \
+     static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                             \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
 
 typedef struct te_attention_options {
@@ -74,7 +75,8 @@ TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attentio
     te_attention_args a = te__attention_args(r, op);
     te_value y, qkv = te_input_of(r, i), out = te_output_of(r, i), dout = r->now, dqkv;
     TE_TRY(te_gradient(&y, r, s, i));
-    if (!y.p && s->count > 1) TE_TRY(te_acquire(r, &y, op->in_rows, op->in, op->in_dtype)); /* the bias alone wants it */
+    if (!y.p && s->count > 1)
+        TE_TRY(te_acquire(r, &y, op->in_rows, op->in, op->in_dtype)); /* the bias alone wants it */
     if (y.p) {
         void *delta;
         TE_TRY(te_as(&qkv, r, r->plan->dtype));

@@ -1,8 +1,9 @@
-/* cross_entropy.h -- (cross_entropy, name, vocabulary): loss[row] = log(sum exp(x[row])) - x[row, label], in f32; ends a list.
+/* cross_entropy.h -- (cross_entropy, name, vocabulary): loss[row] = log(sum exp(x[row])) - x[row, label], in f32; ends
+ * a list.
  *
- * Softmax and loss in one pass over the logits (online, so a vocabulary of any size); backward reads the logits once and
- * writes (softmax - onehot) * dloss. te_batch brings labels and ignore_index; a row with that label has loss 0 and gradient
- * 0. A label outside the vocabulary is an error on the host; on CUDA its loss and gradient are NaN.
+ * Softmax and loss in one pass over the logits (online, so a vocabulary of any size); backward reads the logits once
+ * and writes (softmax - onehot) * dloss. te_batch brings labels and ignore_index; a row with that label has loss 0 and
+ * gradient 0. A label outside the vocabulary is an error on the host; on CUDA its loss and gradient are NaN.
  */
 #ifndef TE_OPS_CROSS_ENTROPY_H
 #define TE_OPS_CROSS_ENTROPY_H
@@ -35,12 +36,15 @@ typedef struct te_cross_entropy_args {
 #define TE__CROSS_ENTROPY_KERNEL(name, body, in, dtype)                                      \
     TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(in), te_cross_entropy_args,                     \
               body(te_args, te_at, TE_CROSS_ENTROPY_THREADS(in), TE_WIDTH_AT(in, te_args->width), dtype))
-#define TE_OWN_cross_entropy_forward(name, model, dtype, op)                                                              \
-    TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_row, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op))        \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__cross_entropy_forward(r, s, name##_launch); }
-#define TE_OWN_cross_entropy_backward(name, model, dtype, op)                                                             \
-    TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_gradient, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op))   \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__cross_entropy_backward(r, s, name##_launch); }
+#define TE_OWN_cross_entropy_forward(name, model, dtype, op)                                                          \
+    TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_row, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op))    \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__cross_entropy_forward(r, s, name##_launch); \
+        }
+#define TE_OWN_cross_entropy_backward(name, model, dtype, op)                         \
+    TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_gradient, TE_WIDTH_IN(model, op), \
+        (te_dtype)TE_DTYPE_IN(model, op))                                             \
+    TE_API te_status name##_run(te_run *r, const te_step *s)                          \
+        { return te__cross_entropy_backward(r, s, name##_launch); }
 
 /* Eight columns of a row, from `c` on, that can be loaded at once: where the width is no multiple of eight a row begins
  * anywhere, so the vectors begin before it (c < 0), and the first and the last are cut off. */
@@ -77,10 +81,13 @@ TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int 
     const float lse = all / k + logf(sum);
     const int32_t label = a->labels[b.x];
     if (a->lse) a->lse[b.x] = lse;
-    a->loss[b.x] = label == a->ignore_index ? 0.0f : label >= 0 && label < width ? lse - te_load(a->x, row + label, dtype) : NAN;
+    a->loss[b.x] = label == a->ignore_index      ? 0.0f
+                   : label >= 0 && label < width ? lse - te_load(a->x, row + label, dtype)
+                                                 : NAN;
 }
 /* Bytes: the logits read, the gradient written. */
-TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b, int threads, int width, te_dtype dtype) {
+TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b, int threads, int width,
+                                     te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(threads, &group);
     const int64_t row = (int64_t)b.x * width;
@@ -92,7 +99,8 @@ TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b,
         float v[8];
         te_load8(v, a->x, row + at.from, at.n, at.whole, dtype);
         TE_UNROLL for (int i = 0; i < 8; i++)
-            v[i] = label == a->ignore_index ? 0.0f : (te_exp2(v[i] * k - lse) - (at.from + i == label ? 1.0f : 0.0f)) * dloss;
+            v[i] = label == a->ignore_index ? 0.0f
+                                            : (te_exp2(v[i] * k - lse) - (at.from + i == label ? 1.0f : 0.0f)) * dloss;
         te_store8(a->dx, row + at.from, v, at.n, at.whole, dtype);
     }
 }
@@ -107,9 +115,9 @@ TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, 
     TE_REQUIRE(b->labels, r->ctx, TE_ERROR_NULL, "%s: the batch brings no labels", r->plan->name);
     a->labels = b->labels, a->ignore_index = b->ignore_index, a->dloss = b->loss_scale;
     for (int64_t i = 0; !TE_CUDA && r->dry && i < rows; i++)
-        TE_REQUIRE((b->labels[i] >= 0 && b->labels[i] < op->in) || b->labels[i] == b->ignore_index, r->ctx, TE_ERROR_VALUE,
-                   "%s: label %d of row %lld is outside the vocabulary of %s, %d", r->plan->name, b->labels[i], (long long)i, op->name,
-                   op->in);
+        TE_REQUIRE((b->labels[i] >= 0 && b->labels[i] < op->in) || b->labels[i] == b->ignore_index, r->ctx,
+                   TE_ERROR_VALUE, "%s: label %d of row %lld is outside the vocabulary of %s, %d", r->plan->name,
+                   b->labels[i], (long long)i, op->name, op->in);
     return TE_OK;
 }
 TE_API te_status te__cross_entropy_forward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch) {

@@ -1,7 +1,7 @@
 /* dropout.h -- (dropout, name, p): each element is 0 with probability p, else x / (1 - p). Srivastava et al. 2014.
  *
- * The mask is Philox of (seed, draw, op, element), so backward computes it again and nothing is stored; the same bits on
- * every target. Inference leaves the op out of the plan.
+ * The mask is Philox of (seed, draw, op, element), so backward computes it again and nothing is stored; the same bits
+ * on every target. Inference leaves the op out of the plan.
  */
 #ifndef TE_OPS_DROPOUT_H
 #define TE_OPS_DROPOUT_H
@@ -11,10 +11,12 @@
 #define TE_OP_dropout (dropout, map)
 #define TE_GIVES_dropout(op) (TE_GIVES_same)
 #define TE_FLAGS_dropout(op) (TE_DRAWS)
-#define TE_OPTIONS_dropout(op) (te_dropout_options, (float)(TE_ARG1(op, 0.5f)), 1.0f / (1.0f - (float)(TE_ARG1(op, 0.5f))))
+#define TE_OPTIONS_dropout(op) (te_dropout_options, (float)(TE_ARG1(op, 0.5f)), \
+    1.0f / (1.0f - (float)(TE_ARG1(op, 0.5f))))
 /* An integer constant expression may cast a floating constant, but not compare it. */
-#define TE_CHECK_dropout(model, op) \
-    (static_assert((int)(TE_ARG1(op, 0.5f)) == 0, "te: " TE_STRING(model) ": " TE_CALLED(op) ": the probability must be at least 0 and less than 1");)
+#define TE_CHECK_dropout(model, op)                                                          \
+    (static_assert((int)(TE_ARG1(op, 0.5f)) == 0, "te: " TE_STRING(model) ": " TE_CALLED(op) \
+        ": the probability must be at least 0 and less than 1");)
 
 typedef struct te_dropout_options { float p, factor; } te_dropout_options; /* factor: 1 / (1 - p) */
 
@@ -26,9 +28,10 @@ TE_BOTH int te_dropped(const uint32_t word[4], int e, uint32_t limit) {
     return (e % 2 ? u : u << 16) < limit << 16; /* the half in question is on top; what lies below it decides nothing */
 }
 TE_BOTH uint32_t te_dropout_limit(float p) { return (uint32_t)te_min((int64_t)(p * 65536.0f + 0.5f), 65535); }
-/* In wide rows one load that need not wait for stores: 8192 x 16384, add_dropout_bias 141 us so, 145 with a plain load; 8192 x 768,
- * layernorm_fork_add_dropout_bias, which has no register to spare, 32.4 us so, 31.9 with a plain one. volatile: made again for each
- * eight elements; kept for all rows, state and keys would push a backward's sums out of the registers. */
+/* In wide rows one load that need not wait for stores: 8192 x 16384, add_dropout_bias 141 us so, 145 with a plain load;
+ * 8192 x 768, layernorm_fork_add_dropout_bias, which has no register to spare, 32.4 us so, 31.9 with a plain one.
+ * volatile: made again for each eight elements; kept for all rows, state and keys would push a backward's sums out of
+ * the registers. */
 TE_FN te_rng te_rng_of(const te_rng *rng, const int width) {
 #if TE_CUDA
     te_rng now;

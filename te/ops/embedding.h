@@ -1,4 +1,5 @@
-/* embedding.h -- (embedding, name, vocabulary, width): y[row] = weight[tokens[row]]; begins a list, which then takes no x.
+/* embedding.h -- (embedding, name, vocabulary, width): y[row] = weight[tokens[row]]; begins a list, which then takes no
+ * x.
  *                (positions, name, length, width): y[row] = x[row] + weight[position of the row], learnt positions.
  *
  * te_batch.tokens brings the tokens. A token outside the vocabulary is an error on the host; on CUDA, where the host
@@ -19,8 +20,9 @@
 #define TE_FLAGS_embedding(op) (TE_FROM_TOKENS)
 #define TE_PARAMS_embedding(op, in, out) ((weight, TE_ARG1(op, 0), out, normal))
 #define TE_CHECK_embedding(model, op) (TE__HAS_ROWS(model, op, "vocabulary"))
-#define TE__HAS_ROWS(model, op, what)               \
-    static_assert(TE_IS_WIDTH(model, TE_ARG1(op, 0)), "te: " TE_STRING(model) ": " TE_CALLED(op) ": the " what " must be positive");
+#define TE__HAS_ROWS(model, op, what)                                                                          \
+    static_assert(TE_IS_WIDTH(model, TE_ARG1(op, 0)), "te: " TE_STRING(model) ": " TE_CALLED(op) ": the " what \
+        " must be positive");
 #define TE_TAKES_DIMS_embedding ,
 
 #define TE_OP_positions (positions, own)
@@ -33,7 +35,7 @@
 #define TE_TAKES_DIMS_positions ,
 
 typedef struct te_embedding_args {
-    void *y;         /* [rows, width] of the model's dtype; backward: the gradient, [vocabulary or length, width] of f32 */
+    void *y; /* [rows, width] of the model's dtype; backward: the gradient, [vocabulary or length, width] of f32 */
     const void *x;   /* forward, positions: [rows, width]; backward: dy */
     const void *w;   /* [vocabulary or length, width] */
     const int32_t *tokens;
@@ -43,26 +45,35 @@ typedef struct te_embedding_args {
     int size, batch, seq, position, accumulate;
     int width; /* where it is known only at run time */
 } te_embedding_args;
-enum { TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1, TE_EMBEDDING_GROUPS = TE_CUDA ? 8 : 1, TE_EMBEDDING_SEGMENT = 32, TE_EMBEDDING_UNROLL = 8 };
+enum {
+    TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1,
+    TE_EMBEDDING_GROUPS = TE_CUDA ? 8 : 1,
+    TE_EMBEDDING_SEGMENT = 32,
+    TE_EMBEDDING_UNROLL = 8
+};
 
 #define TE__EMBEDDING_KERNEL(name, body, ...) \
     TE_KERNEL(name, TE_EMBEDDING_LANES * TE_EMBEDDING_GROUPS, te_embedding_args, body(te_args, te_at, __VA_ARGS__))
 #define TE__EMBEDDING_WIDTH(model, op) TE_WIDTH_AT(TE_WIDTH_OUT(model, op), te_args->width)
 #define TE__EMBEDDING_FORMATS(model, dtype, op) \
     te_formats_of(TE_DTYPE_IN(model, op), TE_DTYPE_OUT(model, op), TE_##dtype, TE_##dtype)
-#define TE__EMBEDDING_FORWARD(name, model, dtype, op, positions)                                                          \
-    TE__EMBEDDING_KERNEL(name, te_embedding_rows, TE__EMBEDDING_WIDTH(model, op), positions, TE__EMBEDDING_FORMATS(model, dtype, op)) \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__embedding_forward(r, s, name##_launch, positions); }
+#define TE__EMBEDDING_FORWARD(name, model, dtype, op, positions)                             \
+    TE__EMBEDDING_KERNEL(name, te_embedding_rows, TE__EMBEDDING_WIDTH(model, op), positions, \
+        TE__EMBEDDING_FORMATS(model, dtype, op))                                             \
+    TE_API te_status name##_run(te_run *r, const te_step *s)                                 \
+        { return te__embedding_forward(r, s, name##_launch, positions); }
 #define TE_OWN_embedding_forward(name, model, dtype, op) TE__EMBEDDING_FORWARD(name, model, dtype, op, 0)
 #define TE_OWN_positions_forward(name, model, dtype, op) TE__EMBEDDING_FORWARD(name, model, dtype, op, 1)
-#define TE_OWN_embedding_backward(name, model, dtype, op)                                                                 \
-    TE__EMBEDDING_KERNEL(name, te_embedding_gradient, TE__EMBEDDING_WIDTH(model, op), (te_dtype)TE_DTYPE_OUT(model, op))   \
-    TE__EMBEDDING_KERNEL(name##_merge, te_embedding_merge, TE__EMBEDDING_WIDTH(model, op))                                 \
-    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                             \
-        return te__embedding_backward(r, s, name##_launch, name##_merge_launch);                                           \
+#define TE_OWN_embedding_backward(name, model, dtype, op)                                  \
+    TE__EMBEDDING_KERNEL(name, te_embedding_gradient, TE__EMBEDDING_WIDTH(model, op),      \
+        (te_dtype)TE_DTYPE_OUT(model, op))                                                 \
+    TE__EMBEDDING_KERNEL(name##_merge, te_embedding_merge, TE__EMBEDDING_WIDTH(model, op)) \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                             \
+        return te__embedding_backward(r, s, name##_launch, name##_merge_launch);           \
     }
-#define TE_OWN_positions_backward(name, model, dtype, op)                                                                 \
-    TE__EMBEDDING_KERNEL(name, te_positions_gradient, TE__EMBEDDING_WIDTH(model, op), (te_dtype)TE_DTYPE_OUT(model, op))   \
+#define TE_OWN_positions_backward(name, model, dtype, op)                             \
+    TE__EMBEDDING_KERNEL(name, te_positions_gradient, TE__EMBEDDING_WIDTH(model, op), \
+        (te_dtype)TE_DTYPE_OUT(model, op))                                            \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__positions_backward(r, s, name##_launch); }
 
 /* y[row] = w[token] or x[row] + w[position]. A group of lanes takes a row. */
@@ -105,14 +116,16 @@ TE_FN void te_sort_body(const te_embedding_args *a, te_block b) {
 TE_KERNEL(te_sort_by_token, TE_EMBEDDING_LANES * TE_EMBEDDING_GROUPS, te_embedding_args, te_sort_body(te_args, te_at))
 
 /* The token at place p of the sorted rows; -1 outside. */
-TE_FN int32_t te_token_at(const te_embedding_args *a, int64_t p) { return p < 0 || p >= a->rows ? -1 : a->tokens[a->order[p]]; }
+TE_FN int32_t te_token_at(const te_embedding_args *a, int64_t p) {
+    return p < 0 || p >= a->rows ? -1 : a->tokens[a->order[p]];
+}
 
 /* dweight[token] += dy[row], 8 columns a lane.
  *
- * On CUDA a group takes a segment of the sorted rows, whatever the tokens are, so that a frequent token is no longer than
- * a rare one. A token whose rows all lie in the segment goes straight to its gradient. A piece of a longer run is left in
- * `pieces`: slot 0 if the run began in an earlier segment, else slot 1; te_embedding_merge adds those up in order.
- * On the host a block takes columns and goes through all rows.
+ * On CUDA a group takes a segment of the sorted rows, whatever the tokens are, so that a frequent token is no longer
+ * than a rare one. A token whose rows all lie in the segment goes straight to its gradient. A piece of a longer run is
+ * left in `pieces`: slot 0 if the run began in an earlier segment, else slot 1; te_embedding_merge adds those up in
+ * order. On the host a block takes columns and goes through all rows.
  * Bytes: dy once, the gradients of the tokens that occur read and written. */
 TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int width, te_dtype dtype) {
     int group;
@@ -165,7 +178,8 @@ TE_FN void te_embedding_merge(const te_embedding_args *a, te_block b, int width)
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
     const int c = (b.y * TE_EMBEDDING_LANES + g.id) * 8, n = (int)te_min(8, width - c), aligned = width % 8 == 0;
-    const int64_t first = (int64_t)b.x * TE_EMBEDDING_GROUPS + group, from = first * TE_EMBEDDING_SEGMENT, to = from + TE_EMBEDDING_SEGMENT;
+    const int64_t first = (int64_t)b.x * TE_EMBEDDING_GROUPS + group, from = first * TE_EMBEDDING_SEGMENT,
+                  to = from + TE_EMBEDDING_SEGMENT;
     if (c >= width || to >= a->rows) return;
     const int32_t token = te_token_at(a, to - 1);
     if (te_token_at(a, to) != token || te_token_at(a, from - 1) == token || token < 0 || token >= a->size) return;
@@ -207,19 +221,22 @@ TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
     memset(&a, 0, sizeof a);
     a.x = r->now.p, a.w = r->param[i]->data, a.rows = te_rows_in(r, r->plan->op[i].out_rows);
     a.size = (int)r->param[i]->rows, a.width = (int)r->param[i]->cols, a.seq = 1, a.batch = 1;
-    if (r->batch) a.tokens = r->batch->tokens, a.batch = r->batch->batch, a.seq = r->batch->seq, a.position = r->batch->position;
+    if (r->batch)
+        a.tokens = r->batch->tokens, a.batch = r->batch->batch, a.seq = r->batch->seq, a.position = r->batch->position;
     return a;
 }
 TE_API te_status te__embedding_check(const te_run *r, const te_embedding_args *a, const te_op *op, int positions) {
     const char *name = r->plan->name;
     if (!r->dry || !r->batch) return TE_OK;
     TE_REQUIRE(!positions || a->seq <= a->size - a->position, r->ctx, TE_ERROR_SHAPE,
-               "%s: positions %s holds %d, the batch goes to %lld", name, op->name, a->size, (long long)a->position + a->seq);
+               "%s: positions %s holds %d, the batch goes to %lld", name, op->name, a->size,
+               (long long)a->position + a->seq);
     TE_REQUIRE(positions || a->tokens, r->ctx, TE_ERROR_NULL, "%s: the batch brings no tokens", name);
     TE_REQUIRE(positions || a->rows < (1 << 24), r->ctx, TE_ERROR_OVERFLOW, "%s: more than 2^24 rows", name);
     for (int64_t i = 0; !TE_CUDA && !positions && i < a->rows; i++)
         TE_REQUIRE(a->tokens[i] >= 0 && a->tokens[i] < a->size, r->ctx, TE_ERROR_VALUE,
-                   "%s: token %d of row %lld is outside the vocabulary of %s, %d", name, a->tokens[i], (long long)i, op->name, a->size);
+                   "%s: token %d of row %lld is outside the vocabulary of %s, %d", name, a->tokens[i], (long long)i,
+                   op->name, a->size);
     return TE_OK;
 }
 TE_API te_status te__embedding_forward(te_run *r, const te_step *s, te_embedding_launch_fn launch, int positions) {
@@ -233,21 +250,25 @@ TE_API te_status te__embedding_forward(te_run *r, const te_step *s, te_embedding
     te_set_now(r, y);
     return TE_OK;
 }
-TE_API te_status te__embedding_backward(te_run *r, const te_step *s, te_embedding_launch_fn launch, te_embedding_launch_fn merge) {
+TE_API te_status te__embedding_backward(te_run *r, const te_step *s, te_embedding_launch_fn launch,
+                                        te_embedding_launch_fn merge) {
     const int i = s->op[0];
     te_param *p = r->param[i];
     te_embedding_args a = te__embedding_args(r, i);
     const int64_t padded = te_padded_rows(r, r->plan->op[i].out_rows);
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 0));
     if (TE_CUDA) TE_TRY(te_scratch(r, (void **)&a.order, (size_t)padded * sizeof(int32_t)));
-    if (TE_CUDA) TE_TRY(te_scratch(r, (void **)&a.pieces, (size_t)(padded / TE_EMBEDDING_SEGMENT * 2 * p->cols) * sizeof(float)));
+    if (TE_CUDA)
+        TE_TRY(
+            te_scratch(r, (void **)&a.pieces, (size_t)(padded / TE_EMBEDDING_SEGMENT * 2 * p->cols) * sizeof(float)));
     a.y = p->grad;
     if (!r->dry) {
         const int tiles = (int)te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES);
         const int64_t segments = te_ceil_div(a.rows, TE_EMBEDDING_SEGMENT);
         const te_grid grid = te_grid_of(TE_CUDA ? te_ceil_div(segments, TE_EMBEDDING_GROUPS) : 1, tiles);
         if (!te_accumulates(r, p)) TE_TRY(te_fill(r->ctx, p->grad, 0, (size_t)(p->rows * p->cols) * sizeof(float)));
-        if (TE_CUDA) TE_TRY(te_sort_by_token_launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_EMBEDDING_GROUPS), 1), &a));
+        if (TE_CUDA)
+            TE_TRY(te_sort_by_token_launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_EMBEDDING_GROUPS), 1), &a));
         TE_TRY(launch(r->ctx, grid, &a));
         if (TE_CUDA) TE_TRY(merge(r->ctx, grid, &a));
     }
@@ -258,7 +279,8 @@ TE_API te_status te__positions_backward(te_run *r, const te_step *s, te_embeddin
     const int i = s->op[0];
     te_param *p = r->param[i];
     te_embedding_args a = te__embedding_args(r, i);
-    const te_grid grid = te_grid_of(te_ceil_div(a.size, TE_EMBEDDING_GROUPS), te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES));
+    const te_grid grid =
+        te_grid_of(te_ceil_div(a.size, TE_EMBEDDING_GROUPS), te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES));
     te_value dx = r->now;
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 1));
     a.y = p->grad, a.accumulate = te_accumulates(r, p);

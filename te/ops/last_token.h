@@ -1,7 +1,8 @@
-/* last_token.h -- (last_token, name): y[sequence] = x[the sequence's last row]; from here on a value has a row for each sequence.
+/* last_token.h -- (last_token, name): y[sequence] = x[the sequence's last row]; from here on a value has a row for each
+ * sequence.
  *
- * So that inference does not compute logits for a whole prompt, and for a classifier on top of a causal model. Behind it
- * te_batch.labels has one label for each sequence. Backward: dx is 0 but in those rows.
+ * So that inference does not compute logits for a whole prompt, and for a classifier on top of a causal model. Behind
+ * it te_batch.labels has one label for each sequence. Backward: dx is 0 but in those rows.
  */
 #ifndef TE_OPS_LAST_TOKEN_H
 #define TE_OPS_LAST_TOKEN_H
@@ -14,8 +15,8 @@
 #define TE_GIVES_last_token(op) (TE_GIVES_same)
 #define TE_ROWS_last_token(op, in) (TE_ROWS_sequences)
 #define TE_TAKES_DIMS_last_token ,
-#define TE_CHECK_last_token(model, op)                                                                                  \
-    (static_assert((int)TE_ROWS_IN(model, op) == (int)TE_ROWS_tokens,                                                   \
+#define TE_CHECK_last_token(model, op)                                \
+    (static_assert((int)TE_ROWS_IN(model, op) == (int)TE_ROWS_tokens, \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
 
 typedef struct te_last_token_args {
@@ -27,9 +28,10 @@ typedef struct te_last_token_args {
 } te_last_token_args;
 enum { TE_LAST_TOKEN_LANES = TE_CUDA ? 32 : 1, TE_LAST_TOKEN_GROUPS = TE_CUDA ? 8 : 1 };
 
-#define TE__LAST_TOKEN_KERNEL(name, body, model, op)                                                                    \
-    TE_KERNEL(name, TE_LAST_TOKEN_LANES * TE_LAST_TOKEN_GROUPS, te_last_token_args,                                     \
-              body(te_args, te_at, TE_WIDTH_AT(TE_WIDTH_IN(model, op), te_args->width), (te_dtype)TE_DTYPE_IN(model, op)))
+#define TE__LAST_TOKEN_KERNEL(name, body, model, op)                                    \
+    TE_KERNEL(name, TE_LAST_TOKEN_LANES * TE_LAST_TOKEN_GROUPS, te_last_token_args,     \
+              body(te_args, te_at, TE_WIDTH_AT(TE_WIDTH_IN(model, op), te_args->width), \
+                  (te_dtype)TE_DTYPE_IN(model, op)))
 #define TE_OWN_last_token_forward(name, model, dtype, op)     \
     TE__LAST_TOKEN_KERNEL(name, te_last_token_rows, model, op) \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__last_token_run(r, s, name##_launch); }

@@ -1,10 +1,12 @@
-/* map.h -- what a map is given: an op that works on eight elements of a row at a time, alone or in a row of the fusion list.
+/* map.h -- what a map is given: an op that works on eight elements of a row at a time, alone or in a row of the fusion
+ * list.
  *
  *     te_<family>_forward(float v[8], const te_stage *s, te_at at, const void *options)
  *     te_<family>_backward(float v[8], float sum[8], const te_stage *s, te_at at, const void *options)
  *
- * v is x and becomes y; in backward it is dy and becomes dx. Elements from at.n on do not exist: what is computed for them is not
- * stored, and must only not trap. `options` points to the op's te_<family>_options, constants all. CONTRIBUTING.md shows how to add one.
+ * v is x and becomes y; in backward it is dy and becomes dx. Elements from at.n on do not exist: what is computed for
+ * them is not stored, and must only not trap. `options` points to the op's te_<family>_options, constants all.
+ * CONTRIBUTING.md shows how to add one.
  */
 #ifndef TE_OPS_MAP_H
 #define TE_OPS_MAP_H

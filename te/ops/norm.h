@@ -1,5 +1,5 @@
-/* norm.h -- (layernorm, name, width), (rmsnorm, name, width), (l2norm, name, width) and, with a gamma that is stored less 1,
- * (layernorm1p, name, width), (rmsnorm1p, name, width); option (eps, 1e-5f).
+/* norm.h -- (layernorm, name, width), (rmsnorm, name, width), (l2norm, name, width) and, with a gamma that is stored
+ * less 1, (layernorm1p, name, width), (rmsnorm1p, name, width); option (eps, 1e-5f).
  *
  *   layernorm    y = (x - mean) rstd gamma + beta, rstd = (mean((x - mean)^2) + eps)^-1/2    Ba et al. 2016
  *   rmsnorm      y = x rstd gamma,                 rstd = (mean(x^2) + eps)^-1/2             Zhang & Sennrich 2019

@@ -26,24 +26,25 @@
 #define TE__EDGE_WIDTH(model, op) TE_JOIN4(te_width_of_, TE_NAME(op), of, model, fork)
 #define TE__EDGE_ROWS(model, op) TE_JOIN4(te_rows_of_, TE_NAME(op), of, model, fork)
 #define TE__EDGE_DTYPE(model, op) TE_JOIN4(te_dtype_of_, TE_NAME(op), of, model, fork)
-#define TE_CHECK_fork(model, op)                                                                                          \
-    (enum {                                                                                                               \
-        TE__EDGE_INDEX(model, op) = TE_ID(model, op),                                                                     \
-        TE__EDGE_WIDTH(model, op) = TE__IF_INPUT(op, TE_ARG1(op, 0), TE_WIDTH_OUT(model, op)),                            \
-        TE__EDGE_ROWS(model, op) = TE__IF_INPUT(op, -1, TE_ROWS_OUT(model, op)),                                          \
-        TE__EDGE_DTYPE(model, op) =                                                                                       \
-            TE__IF_INPUT(op, (int)TE_DTYPE_OPTION(op, dtype, TE_JOIN2(, model, residual_dtype)), TE_DTYPE_OUT(model, op)) \
+#define TE_CHECK_fork(model, op)                                                                 \
+    (enum {                                                                                      \
+        TE__EDGE_INDEX(model, op) = TE_ID(model, op),                                            \
+        TE__EDGE_WIDTH(model, op) = TE__IF_INPUT(op, TE_ARG1(op, 0), TE_WIDTH_OUT(model, op)),   \
+        TE__EDGE_ROWS(model, op) = TE__IF_INPUT(op, -1, TE_ROWS_OUT(model, op)),                 \
+        TE__EDGE_DTYPE(model, op) =                                                              \
+            TE__IF_INPUT(op, (int)TE_DTYPE_OPTION(op, dtype, TE_JOIN2(, model, residual_dtype)), \
+                TE_DTYPE_OUT(model, op))                                                         \
     };)
 
 #define TE_OP_add (add, map)
 #define TE_GIVES_add(op) (TE_GIVES_residual)
 #define TE_FLAGS_add(op) (TE_IS_ADD | TE_KEEPS_GRAD)
 #define TE_EDGE_add(model, op) (TE__EDGE_INDEX(model, op), TE__EDGE_DTYPE(model, op))
-#define TE_CHECK_add(model, op)                                                                                           \
-    (enum { TE_JOIN4(te_error_fork_, TE_NAME(op), of, model, is_added_twice) = TE__EDGE_INDEX(model, op) };               \
-    static_assert((int)TE__EDGE_WIDTH(model, op) == (int)TE_WIDTH_OUT(model, op),                                         \
-                  "te: " TE_STRING(model) ": " TE_CALLED(op) " has another width than its fork");                         \
-    static_assert((int)TE__EDGE_ROWS(model, op) < 0 || (int)TE__EDGE_ROWS(model, op) == (int)TE_ROWS_OUT(model, op),      \
+#define TE_CHECK_add(model, op)                                                                                      \
+    (enum { TE_JOIN4(te_error_fork_, TE_NAME(op), of, model, is_added_twice) = TE__EDGE_INDEX(model, op) };          \
+    static_assert((int)TE__EDGE_WIDTH(model, op) == (int)TE_WIDTH_OUT(model, op),                                    \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) " has another width than its fork");                    \
+    static_assert((int)TE__EDGE_ROWS(model, op) < 0 || (int)TE__EDGE_ROWS(model, op) == (int)TE_ROWS_OUT(model, op), \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " has other rows than its fork");)
 
 #define TE_OP_output (output, map)
@@ -56,7 +57,9 @@ TE_FN void te_plus_edge8(float v[8], const te_stage *s, te_dtype dtype, te_at at
     te_read8(e, s->edge, dtype, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] += e[i];
 }
-TE_FN void te_fork_forward(float v[8], const te_stage *s, te_at at, const void *options) { (void)v, (void)s, (void)at, (void)options; }
+TE_FN void te_fork_forward(float v[8], const te_stage *s, te_at at, const void *options) {
+    (void)v, (void)s, (void)at, (void)options;
+}
 TE_FN void te_fork_backward(float v[8], float sum[8], const te_stage *s, te_at at, const void *options) {
     (void)sum, (void)options;
     te_plus_edge8(v, s, at.format.edge, at); /* both of the fork's ends see x */
@@ -68,7 +71,9 @@ TE_FN void te_add_forward(float v[8], const te_stage *s, te_at at, const void *o
 TE_FN void te_add_backward(float v[8], float sum[8], const te_stage *s, te_at at, const void *options) {
     (void)v, (void)sum, (void)s, (void)at, (void)options; /* y = x + kept: the gradient is the same for both */
 }
-TE_FN void te_output_forward(float v[8], const te_stage *s, te_at at, const void *options) { (void)v, (void)s, (void)at, (void)options; }
+TE_FN void te_output_forward(float v[8], const te_stage *s, te_at at, const void *options) {
+    (void)v, (void)s, (void)at, (void)options;
+}
 TE_FN void te_output_backward(float v[8], float sum[8], const te_stage *s, te_at at, const void *options) {
     (void)sum, (void)options;
     te_plus_edge8(v, s, at.format.out, at); /* the value goes out and goes on */

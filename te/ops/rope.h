@@ -1,7 +1,8 @@
 /* rope.h -- (rope, name, heads, kv_heads, head_dim); options (rotary_dim, head_dim), (interleaved, 0), (base, 10000.0f)
  *
  * Rotary positions (Su et al. 2021) on packed rows [q of all heads, k of all kv_heads, v of all kv_heads]; v and the
- * dimensions from rotary_dim on pass through. The pair (a, b) of index p at position t turns by t * base^(-2p / rotary_dim):
+ * dimensions from rotary_dim on pass through. The pair (a, b) of index p at position t turns by t * base^(-2p /
+ * rotary_dim):
  *     a' = a cos - b sin,  b' = a sin + b cos
  * Pairs are dimension p with p + rotary_dim / 2 (GPT-NeoX, Llama) or, interleaved, 2p with 2p + 1 (GPT-J).
  * The position of a row is te_batch.position + row % seq.
@@ -17,12 +18,13 @@
 #define TE_TAKES_rope_rotary_dim TE_INTEGER
 #define TE_TAKES_rope_interleaved TE_INTEGER
 #define TE_TAKES_rope_base TE_NUMBER
-#define TE_OPTIONS_rope(op) (te_rope_options, TE__ROTARY(op), TE_OPTION(op, interleaved, 0), (float)(TE_OPTION(op, base, 10000.0f)))
+#define TE_OPTIONS_rope(op) (te_rope_options, TE__ROTARY(op), TE_OPTION(op, interleaved, 0), \
+    (float)(TE_OPTION(op, base, 10000.0f)))
 #define TE__ROTARY(op) (TE_OPTION(op, rotary_dim, TE_ARG3(op, 0)))
-#define TE_CHECK_rope(model, op)                                                                                         \
-    (static_assert(TE__ROTARY(op) % 2 == 0 && TE__ROTARY(op) <= (TE_ARG3(op, 0)),                                        \
-                  "te: " TE_STRING(model) ": " TE_CALLED(op) ": rotary_dim must be even and no larger than head_dim");    \
-     static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                                                   \
+#define TE_CHECK_rope(model, op)                                                                                       \
+    (static_assert(TE__ROTARY(op) % 2 == 0 && TE__ROTARY(op) <= (TE_ARG3(op, 0)),                                      \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) ": rotary_dim must be even and no larger than head_dim"); \
+     static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                                                 \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
 
 typedef struct te_rope_options {
@@ -30,12 +32,15 @@ typedef struct te_rope_options {
     float base;
 } te_rope_options;
 
-#define TE_OWN_rope_forward(name, model, dtype, op) TE__ROPE(name, op, TE_WIDTH_IN(model, op), TE_DTYPE_OUT(model, op), TE_DTYPE_IN(model, op), 1)
-#define TE_OWN_rope_backward(name, model, dtype, op) TE__ROPE(name, op, TE_WIDTH_IN(model, op), TE_DTYPE_IN(model, op), TE_DTYPE_OUT(model, op), -1)
-#define TE__ROPE(name, op, width, to, from, direction)                                                                  \
-    TE_KERNEL(name, TE_ROPE_THREADS, te_rope_args, TE_SHARED float te_turns[TE_ROPE_ROWS * TE__ROTARY(op)];              \
-              te_rope_rows(te_args, te_at, te_turns, width, (TE_ARG1(op, 0) + TE_ARG2(op, 0)) * (TE_ARG3(op, 0)),        \
-                           TE_ARG3(op, 0), TE__ROTARY(op), TE_OPTION(op, interleaved, 0), direction, (te_dtype)(to), (te_dtype)(from))) \
+#define TE_OWN_rope_forward(name, model, dtype, op) TE__ROPE(name, op, TE_WIDTH_IN(model, op), \
+    TE_DTYPE_OUT(model, op), TE_DTYPE_IN(model, op), 1)
+#define TE_OWN_rope_backward(name, model, dtype, op) TE__ROPE(name, op, TE_WIDTH_IN(model, op), \
+    TE_DTYPE_IN(model, op), TE_DTYPE_OUT(model, op), -1)
+#define TE__ROPE(name, op, width, to, from, direction)                                                               \
+    TE_KERNEL(name, TE_ROPE_THREADS, te_rope_args, TE_SHARED float te_turns[TE_ROPE_ROWS * TE__ROTARY(op)];          \
+              te_rope_rows(te_args, te_at, te_turns, width, (TE_ARG1(op, 0) + TE_ARG2(op, 0)) * (TE_ARG3(op, 0)),    \
+                           TE_ARG3(op, 0), TE__ROTARY(op), TE_OPTION(op, interleaved, 0), direction, (te_dtype)(to), \
+                               (te_dtype)(from)))                                                                    \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__rope_run(r, s, name##_launch); }
 
 typedef struct te_rope_args {
@@ -56,8 +61,8 @@ TE_FN void te_turn8(float x[8], float mate[8], const float *cosine, const float 
 }
 
 /* TE_ROPE_ROWS rows. turns: by row, the cosines of the pairs, then the sines. turned: width of q and k together. */
-TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *turns, int width, int turned, int head_dim, int rotary, int interleaved,
-                        int direction, te_dtype to, te_dtype from) {
+TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *turns, int width, int turned, int head_dim,
+                        int rotary, int interleaved, int direction, te_dtype to, te_dtype from) {
     int group;
     const te_lanes g = te_lanes_here(TE_ROPE_THREADS, &group);
     const int pairs = rotary / 2, aligned = width % 8 == 0 && head_dim % 8 == 0 && rotary % (interleaved ? 8 : 16) == 0;
@@ -75,7 +80,10 @@ TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *turns, int wid
         for (int r = 0; r < rows; r++)
             for (int c = g.id; c < width; c += g.count) {
                 const int64_t at = (first + r) * width + c;
-                const int d = c % head_dim, low = interleaved ? d % 2 == 0 : d < pairs, p = interleaved ? d / 2 : low ? d : d - pairs;
+                const int d = c % head_dim, low = interleaved ? d % 2 == 0 : d < pairs,
+                          p = interleaved ? d / 2
+                              : low       ? d
+                                          : d - pairs;
                 float v = te_load(a->x, at, from);
                 if (c < turned && d < rotary) {
                     const float mate = te_load(a->x, at + (low ? 1 : -1) * (interleaved ? 1 : pairs), from);
@@ -89,8 +97,10 @@ TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *turns, int wid
     /* A lane takes eight columns, and with half-split pairs the eight that turn with them: `near` units a head. */
     const int far = interleaved ? 0 : pairs, near = (head_dim - far) / 8, heads = turned / head_dim;
     for (int u = g.id; u < heads * near + (width - turned) / 8; u += g.count) {
-        const int head = u / near, in_head = u % near * 8, turns_here = head < heads && in_head < (interleaved ? rotary : pairs);
-        const int d = head < heads && !turns_here && !interleaved ? in_head + pairs : in_head; /* behind the pairs: not turned */
+        const int head = u / near, in_head = u % near * 8,
+                  turns_here = head < heads && in_head < (interleaved ? rotary : pairs);
+        const int d =
+            head < heads && !turns_here && !interleaved ? in_head + pairs : in_head; /* behind the pairs: not turned */
         const int c = head < heads ? head * head_dim + d : turned + (u - heads * near) * 8;
         te_vec8 x[TE_ROPE_ROWS], mate[TE_ROPE_ROWS];
         TE_UNROLL for (int r = 0; r < TE_ROPE_ROWS; r++) {
@@ -119,7 +129,8 @@ TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *turns, int wid
     }
 }
 
-TE_API te_status te__rope_run(te_run *r, const te_step *s, te_status (*launch)(te_context *, te_grid, const te_rope_args *)) {
+TE_API te_status te__rope_run(te_run *r, const te_step *s,
+                              te_status (*launch)(te_context *, te_grid, const te_rope_args *)) {
     const int i = s->op[0];
     te_rope_args a;
     te_value y;

@@ -11,16 +11,18 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
     TE_REQUIRE(m && b, ctx, TE_ERROR_NULL, "%s: the instance or the batch is null", name);
     TE_TRY(te_check_target(ctx, name));
     TE_TRY(te__check_dims(plan, ctx));
-    TE_REQUIRE(m->plan == plan, ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first", name, name);
-    TE_REQUIRE(b->batch > 0 && b->seq > 0, ctx, TE_ERROR_SHAPE, "%s: batch %d and seq %d must be positive", name, b->batch, b->seq);
-    TE_REQUIRE((int64_t)b->batch * b->seq <= INT32_MAX / 2, ctx, TE_ERROR_OVERFLOW, "%s: batch %d times seq %d is too large", name,
+    TE_REQUIRE(m->plan == plan, ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first", name,
+               name);
+    TE_REQUIRE(b->batch > 0 && b->seq > 0, ctx, TE_ERROR_SHAPE, "%s: batch %d and seq %d must be positive", name,
                b->batch, b->seq);
+    TE_REQUIRE((int64_t)b->batch * b->seq <= INT32_MAX / 2, ctx, TE_ERROR_OVERFLOW,
+               "%s: batch %d times seq %d is too large", name, b->batch, b->seq);
     TE_REQUIRE(b->position >= 0 && b->position <= INT32_MAX - b->seq, ctx, TE_ERROR_VALUE,
                "%s: position %d must not be negative or overflow", name, b->position);
     TE_REQUIRE(b->edge_count >= 0 && (b->edges || !b->edge_count), ctx, TE_ERROR_NULL, "%s: edges is null", name);
     for (int i = 0; i < m->param_count; i++)
-        TE_REQUIRE(m->param[i].data, ctx, TE_ERROR_STATE, "%s: %s.%s has no memory; te_tie it to another parameter", name,
-                   m->param[i].op, m->param[i].field);
+        TE_REQUIRE(m->param[i].data, ctx, TE_ERROR_STATE, "%s: %s.%s has no memory; te_tie it to another parameter",
+                   name, m->param[i].op, m->param[i].field);
     return TE_OK;
 }
 
@@ -29,12 +31,12 @@ TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor
     TE_REQUIRE(t.data, ctx, TE_ERROR_NULL, "%s: %s is null", model, name);
     TE_REQUIRE(t.dtype == want.dtype, ctx, TE_ERROR_DTYPE, "%s: %s is %s, the list was declared with %s", model, name,
                te_dtype_name(t.dtype), te_dtype_name(want.dtype));
-    TE_REQUIRE(t.rows == want.rows, ctx, TE_ERROR_SHAPE, "%s: %s has %lld rows, the batch has %lld", model, name, (long long)t.rows,
-               (long long)want.rows);
-    TE_REQUIRE(t.cols == want.cols, ctx, TE_ERROR_SHAPE, "%s: %s has %lld columns, the list was declared with %lld", model, name,
-               (long long)t.cols, (long long)want.cols);
-    TE_REQUIRE((uintptr_t)t.data % TE_ACCESS == 0, ctx, TE_ERROR_ALIGNMENT, "%s: %s lies at %p, which is no multiple of %d", model,
-               name, t.data, (int)TE_ACCESS);
+    TE_REQUIRE(t.rows == want.rows, ctx, TE_ERROR_SHAPE, "%s: %s has %lld rows, the batch has %lld", model, name,
+               (long long)t.rows, (long long)want.rows);
+    TE_REQUIRE(t.cols == want.cols, ctx, TE_ERROR_SHAPE, "%s: %s has %lld columns, the list was declared with %lld",
+               model, name, (long long)t.cols, (long long)want.cols);
+    TE_REQUIRE((uintptr_t)t.data % TE_ACCESS == 0, ctx, TE_ERROR_ALIGNMENT,
+               "%s: %s lies at %p, which is no multiple of %d", model, name, t.data, (int)TE_ACCESS);
     return TE_OK;
 }
 
@@ -47,8 +49,8 @@ TE_API te_status te_find_edge(const te_edge **found, const te_run *r, const te_o
     TE_REQUIRE(*found, r->ctx, TE_ERROR_NULL, "%s: the batch brings no edge named %s", r->plan->name, op->name);
     return TE_OK;
 }
-/* The caller's value (grad: its gradient) for an input or output of the list that looks like `like`; p null: a gradient that is not
- * given, or not wanted. While sizes are measured it is as if it were there, at x's place. */
+/* The caller's value (grad: its gradient) for an input or output of the list that looks like `like`; p null: a gradient
+ * that is not given, or not wanted. While sizes are measured it is as if it were there, at x's place. */
 TE_API te_status te_edge_tensor(te_value *v, const te_run *r, const te_op *op, te_value like, int grad) {
     const te_edge *e;
     *v = like, v->block = -1, v->p = r->x.p;

@@ -3,15 +3,17 @@
  * Do this:
  *     #define HIDDEN TE_DIM(0)
  *     #define FFN TE_DIM(1)
- *     TE_SEQUENTIAL_DIMS(mlp, bf16, (layernorm, ln, HIDDEN), (linear, fc1, HIDDEN, 2 * FFN), (swiglu, act), (linear, fc2, FFN, HIDDEN))
+ *     TE_SEQUENTIAL_DIMS(mlp, bf16, (layernorm, ln, HIDDEN), (linear, fc1, HIDDEN, 2 * FFN), (swiglu, act), (linear,
+ *     fc2, FFN, HIDDEN))
  *     static mlp m;
  *     const int64_t dims[2] = {hidden, ffn};
- *     TE_TRY(mlp_set_dims(&m, dims, 2, &ctx));      // and from here on as ever; what takes only rows elsewhere takes &m, too
+ *     TE_TRY(mlp_set_dims(&m, dims, 2, &ctx));      // and from here on as ever; what takes only rows elsewhere takes
+ *     &m, too
  *     TE_TRY(te_allocate(&ctx, &params, mlp_param_bytes(&m)));
  *
- * A symbol is a negative number of which no other symbol is a multiple, so that m * TE_DIM(k) says what it is, widths are
- * compared at compile time as numbers are, and a sum of two symbols is refused. A width is 1 to TE_MAX_WIDTH, of a norm 1 to
- * TE_MAX_NORM_WIDTH.
+ * A symbol is a negative number of which no other symbol is a multiple, so that m * TE_DIM(k) says what it is, widths
+ * are compared at compile time as numbers are, and a sum of two symbols is refused. A width is 1 to TE_MAX_WIDTH, of a
+ * norm 1 to TE_MAX_NORM_WIDTH.
  */
 #ifndef TE_FUSE_DIMS_H
 #define TE_FUSE_DIMS_H
@@ -56,9 +58,11 @@ TE_API te_status te__op_at(te_op *op, const te_plan *plan, const te_op *of, cons
         p->rows = te__width_at(p->rows, dims), p->cols = te__width_at(p->cols, dims);
         fits &= p->rows && p->cols;
     }
-    TE_REQUIRE(fits, ctx, TE_ERROR_OVERFLOW, "%s_set_dims: (%s, %s) becomes wider than %d", plan->name, of->kind, of->name, (int)TE_MAX_WIDTH);
+    TE_REQUIRE(fits, ctx, TE_ERROR_OVERFLOW, "%s_set_dims: (%s, %s) becomes wider than %d", plan->name, of->kind,
+               of->name, (int)TE_MAX_WIDTH);
     TE_REQUIRE(op->op_class != TE_CLASS_norm || op->in <= TE_MAX_NORM_WIDTH, ctx, TE_ERROR_OVERFLOW,
-               "%s_set_dims: (%s, %s) gets %d columns, a norm takes %d at most", plan->name, of->kind, of->name, op->in, (int)TE_MAX_NORM_WIDTH);
+               "%s_set_dims: (%s, %s) gets %d columns, a norm takes %d at most", plan->name, of->kind, of->name, op->in,
+               (int)TE_MAX_NORM_WIDTH);
     return TE_OK;
 }
 /* How many dims a list takes: one more than its last symbol. */
@@ -67,22 +71,29 @@ TE_API int te__dims_of(const te_plan *plan) {
     for (int i = 0; i < plan->op_count; i++) {
         const te_op *op = &plan->op[i];
         last = (int)te_max(last, te_max(te__dim_of(op->in), te__dim_of(op->out)));
-        for (int k = 0; k < op->params; k++) last = (int)te_max(last, te_max(te__dim_of(op->param[k].rows), te__dim_of(op->param[k].cols)));
+        for (int k = 0; k < op->params; k++)
+            last = (int)te_max(last, te_max(te__dim_of(op->param[k].rows), te__dim_of(op->param[k].cols)));
     }
     return last + 1;
 }
-/* `sized`, with ops[plan->op_count], becomes the plan with dims[k] columns in the place of TE_DIM(k). TE_ERROR_SHAPE: another
- * count than the list takes; TE_ERROR_VALUE: one that is not positive; TE_ERROR_OVERFLOW: a width beyond the limits above.
- * <model>_set_dims does this; the instance is to be bound again then, and a te_saved of before is void. */
-TE_API te_status te_plan_set_dims(te_plan *sized, te_op *ops, const te_plan *plan, const int64_t *dims, int count, te_context *ctx) {
+/* `sized`, with ops[plan->op_count], becomes the plan with dims[k] columns in the place of TE_DIM(k). TE_ERROR_SHAPE:
+ * another count than the list takes; TE_ERROR_VALUE: one that is not positive; TE_ERROR_OVERFLOW: a width beyond the
+ * limits above. <model>_set_dims does this; the instance is to be bound again then, and a te_saved of before is void.
+ * */
+TE_API te_status te_plan_set_dims(te_plan *sized, te_op *ops, const te_plan *plan, const int64_t *dims, int count,
+                                  te_context *ctx) {
     const int takes = te__dims_of(plan);
     te_op op;
-    TE_REQUIRE(sized && ops && dims && ctx, ctx, TE_ERROR_NULL, "%s_set_dims: the instance, the dims or the context is null", plan->name);
-    TE_REQUIRE(count == takes, ctx, TE_ERROR_SHAPE, "%s_set_dims: %d dims were given, the list takes %d", plan->name, count, takes);
+    TE_REQUIRE(sized && ops && dims && ctx, ctx, TE_ERROR_NULL,
+               "%s_set_dims: the instance, the dims or the context is null", plan->name);
+    TE_REQUIRE(count == takes, ctx, TE_ERROR_SHAPE, "%s_set_dims: %d dims were given, the list takes %d", plan->name,
+               count, takes);
     for (int k = 0; k < count; k++) {
-        TE_REQUIRE(dims[k] > 0, ctx, TE_ERROR_VALUE, "%s_set_dims: TE_DIM(%d) is %lld, it must be positive", plan->name, k, (long long)dims[k]);
-        TE_REQUIRE(dims[k] <= TE_MAX_WIDTH, ctx, TE_ERROR_OVERFLOW, "%s_set_dims: TE_DIM(%d) is %lld, a width is %d at most", plan->name, k,
-                   (long long)dims[k], (int)TE_MAX_WIDTH);
+        TE_REQUIRE(dims[k] > 0, ctx, TE_ERROR_VALUE, "%s_set_dims: TE_DIM(%d) is %lld, it must be positive", plan->name,
+                   k, (long long)dims[k]);
+        TE_REQUIRE(dims[k] <= TE_MAX_WIDTH, ctx, TE_ERROR_OVERFLOW,
+                   "%s_set_dims: TE_DIM(%d) is %lld, a width is %d at most", plan->name, k, (long long)dims[k],
+                   (int)TE_MAX_WIDTH);
     }
     for (int i = 0; i < plan->op_count; i++) TE_TRY(te__op_at(&op, plan, &plan->op[i], dims, ctx));
     for (int i = 0; i < plan->op_count; i++) TE_TRY(te__op_at(&ops[i], plan, &plan->op[i], dims, ctx));

@@ -1,5 +1,5 @@
-/* gradients.h -- column sums of a backward (dbias, dgamma, dbeta): kernels leave partial sums, one launch adds up those of all
- * steps at the end (sums.h).
+/* gradients.h -- column sums of a backward (dbias, dgamma, dbeta): kernels leave partial sums, one launch adds up those
+ * of all steps at the end (sums.h).
  */
 #ifndef TE_GRADIENTS_H
 #define TE_GRADIENTS_H
@@ -7,7 +7,9 @@
 #include "run.h" /* te_run */
 
 /* Whether backward adds to the parameter's gradient. */
-TE_API int te_accumulates(const te_run *r, const te_param *p) { return p->shared || (r->batch && r->batch->accumulate); }
+TE_API int te_accumulates(const te_run *r, const te_param *p) {
+    return p->shared || (r->batch && r->batch->accumulate);
+}
 
 /* Add up all that wait. */
 TE_API te_status te_sum_now(te_run *r) {
@@ -24,19 +26,21 @@ TE_API te_status te_sum_now(te_run *r) {
     te__pool_sweep(&r->pool);
     return TE_OK;
 }
-/* Room for `blocks` partial sums of p's gradient, which will be added up before this backward ends. most: blocks that the largest
- * batch has; so much is taken always, so that what is reserved for that one serves a smaller one. */
+/* Room for `blocks` partial sums of p's gradient, which will be added up before this backward ends. most: blocks that
+ * the largest batch has; so much is taken always, so that what is reserved for that one serves a smaller one. */
 TE_API te_status te_sum_later(te_run *r, float **partial, const te_param *p, int width, int blocks, int most) {
-    TE_REQUIRE(r->sum_count < TE_SUM_JOBS, r->ctx, TE_ERROR_STATE, "%s: a row sums more than %d gradients", r->plan->name,
-               (int)TE_SUM_ROW);
+    TE_REQUIRE(r->sum_count < TE_SUM_JOBS, r->ctx, TE_ERROR_STATE, "%s: a row sums more than %d gradients",
+               r->plan->name, (int)TE_SUM_ROW);
     void *memory = 0;
     const int block = te__pool_take(&r->pool, &memory, (size_t)most * (size_t)width * sizeof(float));
-    TE_REQUIRE(block >= 0, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once", r->plan->name, (int)TE_MAX_LIVE);
+    TE_REQUIRE(block >= 0, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once", r->plan->name,
+               (int)TE_MAX_LIVE);
     te__pool_root(&r->pool, block, 1);
     te_sum_job *j = &r->sums.job[r->sum_count];
     r->partial[r->sum_count++] = block;
     *partial = (float *)memory;
-    j->partial = *partial, j->total = p->grad, j->width = width, j->count = blocks, j->accumulate = te_accumulates(r, p);
+    j->partial = *partial, j->total = p->grad, j->width = width, j->count = blocks,
+    j->accumulate = te_accumulates(r, p);
     return TE_OK;
 }
 

@@ -1,7 +1,8 @@
 /* list.h -- an op of a list is a tuple, and its family states facts about it: how the preprocessor reads both.
  *
  * Do this:
- *     (attention, attn, 32, 8, 128, (scale, 0.1f), (causal, 0))    // kind, name, shapes by position, options by name in any order
+ *     (attention, attn, 32, 8, 128, (scale, 0.1f), (causal, 0))    // kind, name, shapes by position, options by name
+ *     in any order
  *     TE_ARG1(op, 0)               32: the first shape; 0 if the op has none
  *     TE_OPTION(op, causal, 1)     0; 1 if the op does not say it. A constant
  *     TE_IN(op)                    what TE_IN_<family>(op) says, or the default below
@@ -105,31 +106,36 @@
 
 #define TE_OPTION(op, name, otherwise) TE_OPTION_(name, otherwise, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~)
 #define TE_OPTION_(...) TE_OPTION__(__VA_ARGS__)
-#define TE_OPTION__(name, otherwise, kind, own, a, b, c, d, e, f, g, h, i, j, k, l, ...)                                \
-    TE_SECOND(~ TE_VALUE_IF(name, a) TE_VALUE_IF(name, b) TE_VALUE_IF(name, c) TE_VALUE_IF(name, d) TE_VALUE_IF(name, e) \
-              TE_VALUE_IF(name, f) TE_VALUE_IF(name, g) TE_VALUE_IF(name, h) TE_VALUE_IF(name, i) TE_VALUE_IF(name, j)   \
+#define TE_OPTION__(name, otherwise, kind, own, a, b, c, d, e, f, g, h, i, j, k, l, ...)                               \
+    TE_SECOND(~ TE_VALUE_IF(name, a) TE_VALUE_IF(name, b) TE_VALUE_IF(name, c) TE_VALUE_IF(name, d) TE_VALUE_IF(name,  \
+        e)                                                                                                             \
+              TE_VALUE_IF(name, f) TE_VALUE_IF(name, g) TE_VALUE_IF(name, h) TE_VALUE_IF(name, i) TE_VALUE_IF(name, j) \
               TE_VALUE_IF(name, k) TE_VALUE_IF(name, l), otherwise, ~)
 #define TE_VALUE_IF(name, a) TE_IF_OPTION(a, TE_VALUE_IF_, TE_NOTHING)(name, a)
-#define TE_VALUE_IF_(name, a) TE_IF_MARKED(TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~)), TE_TAKE_VALUE, TE_NOTHING)(a)
+#define TE_VALUE_IF_(name, a) TE_IF_MARKED(TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~)), TE_TAKE_VALUE, \
+    TE_NOTHING)(a)
 #define TE_TAKE_VALUE(a) , TE_SECOND(TE_STRIP a, ~)
 
-/* static_asserts that name model, op and option, for each option that the op's family does not take, or not with such a value.
- * as: the family. */
-#define TE_CHECK_OPTIONS(model, as, op) TE_CHECK_OPTIONS_(model, as, op, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~)
+/* static_asserts that name model, op and option, for each option that the op's family does not take, or not with such a
+ * value. as: the family. */
+#define TE_CHECK_OPTIONS(model, as, op) TE_CHECK_OPTIONS_(model, as, op, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, \
+    ~, ~, ~)
 #define TE_CHECK_OPTIONS_(...) TE_CHECK_OPTIONS__(__VA_ARGS__)
-#define TE_CHECK_OPTIONS__(m, as, op, kind, own, a, b, c, d, e, f, g, h, i, j, k, l, ...)                               \
-    TE_KNOWN(m, as, op, a) TE_KNOWN(m, as, op, b) TE_KNOWN(m, as, op, c) TE_KNOWN(m, as, op, d) TE_KNOWN(m, as, op, e)   \
-    TE_KNOWN(m, as, op, f) TE_KNOWN(m, as, op, g) TE_KNOWN(m, as, op, h) TE_KNOWN(m, as, op, i) TE_KNOWN(m, as, op, j)   \
+#define TE_CHECK_OPTIONS__(m, as, op, kind, own, a, b, c, d, e, f, g, h, i, j, k, l, ...)                              \
+    TE_KNOWN(m, as, op, a) TE_KNOWN(m, as, op, b) TE_KNOWN(m, as, op, c) TE_KNOWN(m, as, op, d) TE_KNOWN(m, as, op, e) \
+    TE_KNOWN(m, as, op, f) TE_KNOWN(m, as, op, g) TE_KNOWN(m, as, op, h) TE_KNOWN(m, as, op, i) TE_KNOWN(m, as, op, j) \
     TE_KNOWN(m, as, op, k) TE_KNOWN(m, as, op, l)
 #define TE_KNOWN(m, as, op, a) TE_IF_OPTION(a, TE_KNOWN_, TE_NOTHING)(m, as, op, a)
-#define TE_KNOWN_(m, as, op, a) \
-    TE_IF_TUPLE(TE_JOIN2(TE_TAKES_, as, TE_FIRST(TE_STRIP a, ~)), TE_TYPED, TE_UNKNOWN_OPTION)(m, as, op, TE_FIRST(TE_STRIP a, ~), TE_SECOND(TE_STRIP a, ~, ~))
+#define TE_KNOWN_(m, as, op, a)                                                                           \
+    TE_IF_TUPLE(TE_JOIN2(TE_TAKES_, as, TE_FIRST(TE_STRIP a, ~)), TE_TYPED, TE_UNKNOWN_OPTION)(m, as, op, \
+        TE_FIRST(TE_STRIP a, ~), TE_SECOND(TE_STRIP a, ~, ~))
 #define TE_UNKNOWN_OPTION(m, as, op, option, value) \
     static_assert(0, "te: " TE_STRING(m) ": " TE_CALLED(op) " takes no option " TE_STRING(option));
 #define TE_TYPED(m, as, op, option, value) TE_TYPED_(TE_UNWRAP(TE_JOIN2(TE_TAKES_, as, option)), m, op, option, value)
 #define TE_TYPED_(...) TE_TYPED__(__VA_ARGS__)
-#define TE_TYPED__(type, m, op, option, value) \
-    static_assert(TE_IS_##type(value), "te: " TE_STRING(m) ": " TE_CALLED(op) ": the option " TE_STRING(option) " takes a " #type);
+#define TE_TYPED__(type, m, op, option, value)                                                                  \
+    static_assert(TE_IS_##type(value), "te: " TE_STRING(m) ": " TE_CALLED(op) ": the option " TE_STRING(option) \
+        " takes a " #type);
 #define TE_INTEGER (integer) /* of a constant expression */
 #define TE_NUMBER (number)   /* an integer or a float */
 #define TE_TOKEN (name)      /* f32, bf16, f16: where it is none of them the compiler names it */
@@ -148,7 +154,7 @@ template <> struct te__type_of<double> { enum { is_integer = 0, is_number = 1 };
 #define TE_IS_number(value) (TE_IS_A(int, value) || TE_IS_A(float, value) || TE_IS_A(double, value))
 #endif
 
-/* ---- facts, or their defaults -------------------------------------------------------------------------------------- */
+/* ---- facts, or their defaults ------------------------------------------------------------------------------------ */
 
 typedef enum te_gives {
     TE_GIVES_list,     /* the list's own format */

@@ -34,7 +34,12 @@ enum {
     TE_EPILOGUE_OF_SCALE = 8192  /* or a factor; te_op.options is a te_scale_options */
 };
 
-typedef enum te_init { TE_INIT_normal, TE_INIT_zero, TE_INIT_one, TE_INIT_tied /* belongs to another: te_tie() */ } te_init;
+typedef enum te_init {
+    TE_INIT_normal,
+    TE_INIT_zero,
+    TE_INIT_one,
+    TE_INIT_tied /* belongs to another: te_tie() */
+} te_init;
 
 /* Which rows a value has, known when a list is compiled; how many they are, a call says. */
 typedef enum te_rows {
@@ -80,8 +85,8 @@ typedef struct te_step {
     te_step_fn run;
 } te_step;
 
-/* Ops [first, last] of a list between (recompute, name) and (end_recompute, name): what the ops before the last one keep
- * for backward is not saved, backward computes it again. Marks are not in the table of ops. */
+/* Ops [first, last] of a list between (recompute, name) and (end_recompute, name): what the ops before the last one
+ * keep for backward is not saved, backward computes it again. Marks are not in the table of ops. */
 typedef struct te_span {
     const char *name;
     int first, last;
@@ -112,7 +117,8 @@ typedef struct te_param {
     int shared;              /* another is tied to it, and writes the gradient first: always add */
 } te_param;
 
-/* One instance: the first member of the struct that TE_SEQUENTIAL declares. `param` points to its parameters, in list order. */
+/* One instance: the first member of the struct that TE_SEQUENTIAL declares. `param` points to its parameters, in list
+ * order. */
 typedef struct te_model {
     const te_plan *plan;
     te_param *param;
@@ -120,8 +126,8 @@ typedef struct te_model {
 } te_model;
 
 /* What one forward keeps for its backward. Several may be in flight on the same parameters. The caller sets `memory`
- * (target memory, at least <model>_saved_bytes(rows), aligned to TE_ALIGN) and `bytes`; forward fills in the rest. x and
- * y of the forward must stay as they are until backward has run. */
+ * (target memory, at least <model>_saved_bytes(rows), aligned to TE_ALIGN) and `bytes`; forward fills in the rest. x
+ * and y of the forward must stay as they are until backward has run. */
 typedef struct te_saved {
     void *memory;
     size_t bytes;

@@ -1,16 +1,19 @@
-/* params.h -- an instance's parameters and gradients: how large their two buffers are, and where each tensor lies in them. */
+/* params.h -- an instance's parameters and gradients: how large their two buffers are, and where each tensor lies in
+ * them. */
 #ifndef TE_PARAMS_H
 #define TE_PARAMS_H
 
 #include "model.h" /* te_plan, te_model, te_param */
 
-/* Parameters lie in one buffer in list order, gradients in another; a tensor starts at a multiple of this many elements,
- * at the same element of both. So the optimizer, the gradient norm, a checkpoint and an all-reduce walk flat memory. */
+/* Parameters lie in one buffer in list order, gradients in another; a tensor starts at a multiple of this many
+ * elements, at the same element of both. So the optimizer, the gradient norm, a checkpoint and an all-reduce walk flat
+ * memory. */
 enum { TE_PARAM_ALIGN = 128 };
 
 /* A plan whose widths are still symbols is refused. */
 TE_API te_status te__check_dims(const te_plan *plan, te_context *ctx) {
-    TE_REQUIRE(!plan->takes_dims, ctx, TE_ERROR_STATE, "%s: its widths are known only at run time; call %s_set_dims first", plan->name, plan->name);
+    TE_REQUIRE(!plan->takes_dims, ctx, TE_ERROR_STATE,
+               "%s: its widths are known only at run time; call %s_set_dims first", plan->name, plan->name);
     return TE_OK;
 }
 
@@ -31,8 +34,8 @@ TE_API size_t te_plan_grad_bytes(const te_plan *plan) { return (size_t)te_plan_p
 
 /* Bind an instance to its memory: params (te_plan_param_bytes), grads (te_plan_grad_bytes; null for inference only).
  * Contents are left as they are. */
-TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param, int param_count, void *params, float *grads,
-                               te_context *ctx) {
+TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param, int param_count, void *params,
+                               float *grads, te_context *ctx) {
     TE_REQUIRE(m && ctx, ctx, TE_ERROR_NULL, "%s: the instance or the context is null", plan->name);
     TE_TRY(te__check_dims(plan, ctx));
     TE_REQUIRE(params || !te_plan_param_elements(plan), ctx, TE_ERROR_NULL, "%s: params is null", plan->name);
@@ -43,7 +46,8 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
     for (int i = 0; i < plan->op_count; i++)
         for (int k = 0; k < plan->op[i].params; k++, param++) {
             const te_param_info *info = &plan->op[i].param[k];
-            param->op = plan->op[i].name, param->field = info->field, param->rows = info->rows, param->cols = info->cols;
+            param->op = plan->op[i].name, param->field = info->field, param->rows = info->rows,
+            param->cols = info->cols;
             param->dtype = plan->dtype;
             param->init = info->init, param->tied = info->tied, param->shared = 0;
             param->data = 0, param->grad = 0;
@@ -59,12 +63,13 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
  * when the owner is the embedding of the same network: the user writes the gradient and the owner adds to it. */
 TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     TE_REQUIRE(user && owner && owner->data, ctx, TE_ERROR_NULL, "te_tie: a parameter is null or not bound");
-    TE_REQUIRE(user->tied, ctx, TE_ERROR_VALUE, "te_tie: %s.%s has memory of its own; declare it as tied_linear", user->op, user->field);
+    TE_REQUIRE(user->tied, ctx, TE_ERROR_VALUE, "te_tie: %s.%s has memory of its own; declare it as tied_linear",
+               user->op, user->field);
     TE_REQUIRE(user->rows == owner->rows && user->cols == owner->cols, ctx, TE_ERROR_SHAPE,
                "te_tie: %s.%s is %lld x %lld, %s.%s is %lld x %lld", user->op, user->field, (long long)user->rows,
                (long long)user->cols, owner->op, owner->field, (long long)owner->rows, (long long)owner->cols);
-    TE_REQUIRE(user->dtype == owner->dtype, ctx, TE_ERROR_DTYPE, "te_tie: %s.%s is %s, %s.%s is %s", user->op, user->field,
-               te_dtype_name(user->dtype), owner->op, owner->field, te_dtype_name(owner->dtype));
+    TE_REQUIRE(user->dtype == owner->dtype, ctx, TE_ERROR_DTYPE, "te_tie: %s.%s is %s, %s.%s is %s", user->op,
+               user->field, te_dtype_name(user->dtype), owner->op, owner->field, te_dtype_name(owner->dtype));
     user->data = owner->data, user->grad = owner->grad, owner->shared = 1;
     return TE_OK;
 }

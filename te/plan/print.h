@@ -11,13 +11,14 @@ TE_API int te__step_sums(const te_plan *p, const te_step *s) {
     for (int j = 0; j < s->count; j++) sums |= p->op[s->op[j]].flags & TE_SUMS;
     return sums;
 }
-/* Bytes a row that a step has to move at least: its input, its output, what it keeps for backward or reads of it, and the
- * residual edges. Weights are left out: they do not grow with the rows. */
+/* Bytes a row that a step has to move at least: its input, its output, what it keeps for backward or reads of it, and
+ * the residual edges. Weights are left out: they do not grow with the rows. */
 TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) {
     const long size = (long)te_dtype_bytes(p->dtype);
     const te_op *first = &p->op[s->op[0]], *last = &p->op[s->op[s->count - 1]];
     long n = (pass == TE_BACKWARD ? first->out + last->in : first->in + last->out) * size;
-    if (first->flags & TE_FROM_TOKENS) n = first->out * (pass == TE_BACKWARD ? size + 8 : 2 * size); /* weight read; gradient read and written */
+    if (first->flags & TE_FROM_TOKENS)
+        n = first->out * (pass == TE_BACKWARD ? size + 8 : 2 * size); /* weight read; gradient read and written */
     int hands_on = pass != TE_BACKWARD; /* a fork by itself moves nothing */
     for (int j = 0; j < s->count; j++) hands_on = hands_on && (p->op[s->op[j]].flags & TE_IS_FORK);
     if (hands_on) return 0;
@@ -30,12 +31,15 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
         if (pass != TE_INFER) n += op->stats * (long)sizeof(float);
         if (pass == TE_BACKWARD) {
             if (op->flags & TE_SAVES_INPUT) n += op->in * size;
-            if ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT)) n += op->out * size; /* an input's gradient went to its caller */
+            if ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT))
+                n += op->out * size; /* an input's gradient went to its caller */
             if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += op->out * size;
         } else {
             /* an add reads what was kept, unless the step begins with that */
-            if ((op->flags & TE_IS_ADD) && (op->edge + 1 != s->op[0] || (p->op[op->edge].flags & TE_IS_INPUT))) n += op->in * size;
-            if (pass == TE_FORWARD && j + 1 < s->count && te_in_memory(p, i) && !(op->flags & TE_IS_FORK)) n += op->out * size;
+            if ((op->flags & TE_IS_ADD) && (op->edge + 1 != s->op[0] || (p->op[op->edge].flags & TE_IS_INPUT)))
+                n += op->in * size;
+            if (pass == TE_FORWARD && j + 1 < s->count && te_in_memory(p, i) && !(op->flags & TE_IS_FORK))
+                n += op->out * size;
         }
     }
     return n;
@@ -72,16 +76,19 @@ TE_API void te__print_pass(FILE *f, const te_plan *p, const char *title, const t
     }
     fprintf(f, "      %-42s %6s    %-6s %-5s %8ld\n", "", "", "", "", total);
 }
-TE_API size_t te__saved_row_bytes(const te_plan *p) { return (te_plan_saved_bytes(p, TE_ROW_PAD) - TE_ALIGN) / TE_ROW_PAD; }
+TE_API size_t te__saved_row_bytes(const te_plan *p) {
+    return (te_plan_saved_bytes(p, TE_ROW_PAD) - TE_ALIGN) / TE_ROW_PAD;
+}
 TE_API void te_plan_print(FILE *f, const te_plan *p) {
     te_plan all = *p; /* the same, with nothing run again */
     if (p->takes_dims) {
-        fprintf(f, "%s: %d ops, %s, of widths that %s_set_dims sets\n", p->name, p->op_count, te_dtype_name(p->dtype), p->name);
+        fprintf(f, "%s: %d ops, %s, of widths that %s_set_dims sets\n", p->name, p->op_count, te_dtype_name(p->dtype),
+                p->name);
         return;
     }
     all.span_count = 0;
-    fprintf(f, "%s: %d ops, %s, %lld parameters, %zu bytes a row saved for backward", p->name, p->op_count, te_dtype_name(p->dtype),
-            (long long)te_plan_param_elements(p), te__saved_row_bytes(p));
+    fprintf(f, "%s: %d ops, %s, %lld parameters, %zu bytes a row saved for backward", p->name, p->op_count,
+            te_dtype_name(p->dtype), (long long)te_plan_param_elements(p), te__saved_row_bytes(p));
     if (p->span_count) fprintf(f, " (%zu without recompute)", te__saved_row_bytes(&all));
     fprintf(f, "\n");
     fprintf(f, "      %-42s %6s    %-6s %-5s %8s  %s\n", "ops", "in", "out", "dtype", "bytes/row", "kernels");

@@ -10,13 +10,15 @@ TE_API te_status te__span_open(te_run *r, int k) {
     const size_t bytes = te__place(r, (char *)(uintptr_t)TE_ALIGN, 0, s->first, s->last, k);
     te_value v = te_no_value();
     v.block = te__pool_take(&r->pool, &v.p, bytes);
-    TE_REQUIRE(v.block >= 0, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once", r->plan->name, (int)TE_MAX_LIVE);
+    TE_REQUIRE(v.block >= 0, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once", r->plan->name,
+               (int)TE_MAX_LIVE);
     te__set_root(r, &r->span[k], v);
     (void)te__place(r, (char *)v.p, 0, s->first, s->last, k);
     return TE_OK;
 }
 TE_API void te__span_close(te_run *r, int k) {
-    (void)te__place(r, 0, 0, r->plan->span[k].first, r->plan->span[k].last, -1); /* nowhere, but for the forks it begins with */
+    (void)te__place(r, 0, 0, r->plan->span[k].first, r->plan->span[k].last,
+                    -1); /* nowhere, but for the forks it begins with */
     te__set_root(r, &r->span[k], te_no_value());
 }
 
@@ -29,8 +31,9 @@ TE_API void te__span_steps(const te_plan *plan, int k, int *from, int *to) {
             if (te__is_lost(plan, k, plan->forward[i].op[j])) *to = i + 1;
 }
 
-/* In backward: fill the memory of span k again, by a forward of its own that knows where this walk keeps everything. What the
- * span's last op gives is saved already: there its output goes to the workspace, and its row statistics nowhere. */
+/* In backward: fill the memory of span k again, by a forward of its own that knows where this walk keeps everything.
+ * What the span's last op gives is saved already: there its output goes to the workspace, and its row statistics
+ * nowhere. */
 TE_API te_status te__span_recompute(te_run *r, int k) {
     const te_span *s = &r->plan->span[k];
     int from, to;
@@ -60,7 +63,8 @@ TE_API te_status te__span_enter(te_run *r, const te_step *step) {
 TE_API void te__span_leave(te_run *r, const te_step *step) {
     for (int k = 0; r->pass != TE_INFER && k < r->plan->span_count; k++)
         for (int j = 0; j < step->count && r->span[k].p; j++)
-            if (step->op[j] == (r->pass == TE_FORWARD ? r->plan->span[k].last : r->plan->span[k].first)) te__span_close(r, k);
+            if (step->op[j] == (r->pass == TE_FORWARD ? r->plan->span[k].last : r->plan->span[k].first))
+                te__span_close(r, k);
 }
 
 #endif

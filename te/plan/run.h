@@ -18,12 +18,13 @@ typedef struct te_run {
     te_value now;                /* forward: the activation; backward: its gradient, p null if nobody wants it */
     te_value x, y, dx, dy;       /* the caller's */
     te_rng *rng;                 /* the random state of this forward */
-    te_rng_args take;            /* it is still to be taken: by the first kernel of a chain, or by a kernel of its own */
+    te_rng_args take; /* it is still to be taken: by the first kernel of a chain, or by a kernel of its own */
     te_saved *saved;             /* forward: what it fills */
     te_pool pool;
     te_value edge[TE_MAX_OPS];   /* by fork: its value in inference, its gradient in backward */
     te_value span[TE_MAX_SPANS]; /* by span: the block of what its ops keep, p null while it is not worked on */
-    void *act[TE_MAX_OPS];       /* by op: its output, where it stays until backward; in a span null while that is not worked on */
+    void *act[TE_MAX_OPS]; /* by op: its output, where it stays until backward; in a span null while that is not worked
+                              on */
     float *stats[TE_MAX_OPS];    /* by op: [rows, stats] */
     te_param *param[TE_MAX_OPS]; /* by op: its first parameter */
     te_sum_args sums;            /* column sums that wait to be added up */
@@ -35,19 +36,20 @@ TE_API int64_t te_rows_in(const te_run *r, te_rows rows) { return te_rows_of(row
 /* Rows that memory is sized for. */
 TE_API int64_t te_padded_rows(const te_run *r, te_rows rows) { return te_round_up(te_rows_in(r, rows), TE_ROW_PAD); }
 
-/* ---- values ------------------------------------------------------------------------------------------------------- */
+/* ---- values ------------------------------------------------------------------------------------------------------ */
 
 /* Memory for this step. */
 TE_API te_status te_scratch(te_run *r, void **p, size_t bytes) {
-    TE_REQUIRE(te__pool_take(&r->pool, p, bytes) >= 0, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once",
-               r->plan->name, (int)TE_MAX_LIVE);
+    TE_REQUIRE(te__pool_take(&r->pool, p, bytes) >= 0, r->ctx, TE_ERROR_MEMORY,
+               "%s: more than %d values are alive at once", r->plan->name, (int)TE_MAX_LIVE);
     return TE_OK;
 }
 /* A value in the workspace; it stays if it becomes one of the walk's (te_set_now, te_set_edge). */
 TE_API te_status te_acquire(te_run *r, te_value *v, te_rows rows, int cols, te_dtype dtype) {
     *v = te_value_of(0, dtype, te_rows_in(r, rows), cols);
     v->block = te__pool_take(&r->pool, &v->p, (size_t)(te_padded_rows(r, rows) * cols) * te_dtype_bytes(dtype));
-    TE_REQUIRE(v->block >= 0, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once", r->plan->name, (int)TE_MAX_LIVE);
+    TE_REQUIRE(v->block >= 0, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once", r->plan->name,
+               (int)TE_MAX_LIVE);
     return TE_OK;
 }
 TE_API void te__set_root(te_run *r, te_value *root, te_value v) {
@@ -71,14 +73,17 @@ TE_API te_value te_input_of(const te_run *r, int i) { return i ? te_output_of(r,
 TE_API te_status te_as(te_value *v, te_run *r, te_dtype dtype) {
     te_value to = te_value_of(0, dtype, v->rows, v->cols);
     if (v->dtype == dtype || !v->p) return TE_OK;
-    to.block = te__pool_take(&r->pool, &to.p, (size_t)(te_round_up(v->rows, TE_ROW_PAD) * v->cols) * te_dtype_bytes(dtype));
-    TE_REQUIRE(to.block >= 0, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once", r->plan->name, (int)TE_MAX_LIVE);
+    to.block =
+        te__pool_take(&r->pool, &to.p, (size_t)(te_round_up(v->rows, TE_ROW_PAD) * v->cols) * te_dtype_bytes(dtype));
+    TE_REQUIRE(to.block >= 0, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once", r->plan->name,
+               (int)TE_MAX_LIVE);
     if (!r->dry) TE_TRY(te_convert(to.p, dtype, v->p, v->dtype, v->rows * v->cols, r->ctx));
     *v = to;
     return TE_OK;
 }
 
-/* Where a kernel that writes `dtype` alone puts what is to become `v`, and how it gets there: v itself if it has that format. */
+/* Where a kernel that writes `dtype` alone puts what is to become `v`, and how it gets there: v itself if it has that
+ * format. */
 TE_API te_status te_before_as(te_value *made, const te_value *v, te_run *r, te_dtype dtype) {
     *made = *v;
     if (v->dtype == dtype || !v->p) return TE_OK;
@@ -90,7 +95,7 @@ TE_API te_status te_after_as(const te_value *v, const te_value *made, te_run *r)
     return te_convert(v->p, v->dtype, made->p, made->dtype, v->rows * v->cols, r->ctx);
 }
 
-/* ---- what forward keeps ------------------------------------------------------------------------------------------- */
+/* ---- what forward keeps ------------------------------------------------------------------------------------------ */
 
 /* Whether the output of op i has to lie in memory after its step: backward reads it, or a fork keeps it. */
 TE_API int te__is_read(const te_plan *plan, int i) {
@@ -106,7 +111,8 @@ TE_API int te__is_lost(const te_plan *plan, int k, int i) {
 TE_API int te_in_memory(const te_plan *plan, int i) {
     int begins = 0;
     for (int k = 0; k < plan->span_count; k++)
-        for (int j = i + 1; plan->span[k].first == i + 1 && j < plan->span[k].last; j++) begins |= te__is_lost(plan, k, j);
+        for (int j = i + 1; plan->span[k].first == i + 1 && j < plan->span[k].last; j++)
+            begins |= te__is_lost(plan, k, j);
     return begins || te__is_read(plan, i);
 }
 /* The span that what op i keeps belongs to; -1: it is saved. What the last op of a span gives is for the ops behind. */
@@ -116,7 +122,8 @@ TE_API int te__span_of(const te_plan *plan, int i) {
     return -1;
 }
 
-/* Where the ops [from, to) keep output and row statistics, those of `span` alone: from base + at on. Returns where it ends. */
+/* Where the ops [from, to) keep output and row statistics, those of `span` alone: from base + at on. Returns where it
+ * ends. */
 TE_API size_t te__place(te_run *r, char *base, size_t at, int from, int to, int span) {
     const te_plan *plan = r->plan;
     for (int i = from; i < to; i++) {
@@ -166,7 +173,8 @@ TE_API te_status te_gradient(te_value *v, te_run *r, const te_step *s, int i) {
     return te_last_step(r, s) ? TE_OK : te_acquire(r, v, op->in_rows, op->in, op->in_dtype);
 }
 
-TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t tokens, int64_t sequences, te_context *ctx) {
+TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t tokens, int64_t sequences,
+                      te_context *ctx) {
     r->plan = plan, r->pass = pass, r->tokens = tokens, r->sequences = sequences, r->ctx = ctx;
     r->batch = 0, r->dry = 1, r->rng = 0, r->saved = 0, r->take.taken = 0, r->sum_count = 0;
     r->now = r->dx = r->dy = te_no_value();

@@ -4,7 +4,8 @@
 
 #include "model.h" /* te_dtype, te_rows */
 
-/* A tensor of a walk, [rows, cols] of dtype. It lies in the caller's memory, in te_saved, or in a block of the workspace. */
+/* A tensor of a walk, [rows, cols] of dtype. It lies in the caller's memory, in te_saved, or in a block of the
+ * workspace. */
 typedef struct te_value {
     void *p; /* null: there is none, or nobody wants it */
     int64_t rows;
@@ -21,7 +22,7 @@ TE_API te_value te_value_of(void *p, te_dtype dtype, int64_t rows, int cols) {
 TE_API te_value te_no_value(void) { return te_value_of(0, TE_f32, 0, 0); }
 TE_API te_value te_value_of_tensor(te_tensor t) { return te_value_of(t.data, t.dtype, t.rows, (int)t.cols); }
 
-/* ---- the workspace ---------------------------------------------------------------------------------------------------- */
+/* ---- the workspace ----------------------------------------------------------------------------------------------- */
 
 enum { TE_MAX_LIVE = 48 }; /* blocks in use at a time */
 
@@ -31,8 +32,9 @@ typedef struct te_block_info {
     int roots; /* values of the walk that lie in it; 0: scratch of the step at hand, which goes when the step is over */
 } te_block_info;
 
-/* First fit; blocks are sorted by address. A step acquires what it needs and releases nothing: what becomes a value of the walk
- * (te_set_now, te_set_edge, te_sum_later) is kept as long as it is one, all else goes at the end of the step. */
+/* First fit; blocks are sorted by address. A step acquires what it needs and releases nothing: what becomes a value of
+ * the walk (te_set_now, te_set_edge, te_sum_later) is kept as long as it is one, all else goes at the end of the step.
+ * */
 typedef struct te_pool {
     char *base;  /* null while the walk only measures; addresses then are offsets that are not 0 */
     size_t high; /* the most that was ever in use */

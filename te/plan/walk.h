@@ -1,7 +1,7 @@
 /* walk.h -- a call of a model: its arguments are checked, and its plan is walked twice.
  *
- * The first walk, dry, launches nothing: it checks, and finds how much workspace the second one takes. So a call that is
- * refused has changed nothing, and <model>_workspace_bytes() cannot disagree with what a call needs.
+ * The first walk, dry, launches nothing: it checks, and finds how much workspace the second one takes. So a call that
+ * is refused has changed nothing, and <model>_workspace_bytes() cannot disagree with what a call needs.
  */
 #ifndef TE_WALK_H
 #define TE_WALK_H
@@ -10,7 +10,7 @@
 #include "gradients.h" /* te_sum_now */
 #include "rerun.h"     /* te__span_enter */
 
-/* ---- the walk ------------------------------------------------------------------------------------------------------- */
+/* ---- the walk ---------------------------------------------------------------------------------------------------- */
 
 /* Take the random state, if no kernel has taken it along: before step `next` if that draws, and at the end (null). */
 TE_API te_status te__take(te_run *r, const te_step *next) {
@@ -46,8 +46,8 @@ TE_API int te__draws(const te_plan *p) {
     return draws;
 }
 
-/* The walk leaves its last value where it was if the list's last op changes nothing (a fork; in backward a positions), and in
- * another format where the last op has none of its own. */
+/* The walk leaves its last value where it was if the list's last op changes nothing (a fork; in backward a positions),
+ * and in another format where the last op has none of its own. */
 TE_API te_status te__deliver(te_run *r) {
     const te_value to = r->pass == TE_BACKWARD ? r->dx : r->y;
     if (!to.p || !r->now.p || r->now.p == to.p) return TE_OK;
@@ -60,10 +60,10 @@ TE_API te_status te__walk_twice(te_run *r, te_value now) {
     r->now = now;
     TE_TRY(te__walk_pass(r));
     TE_REQUIRE(r->pool.high <= ctx->workspace_bytes, ctx, TE_ERROR_MEMORY,
-               "%s: %lld rows need %zu bytes of workspace, the context has %zu; te_context_reserve() makes it larger", r->plan->name,
-               (long long)r->tokens, r->pool.high, ctx->workspace_bytes);
-    TE_REQUIRE((uintptr_t)ctx->workspace % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT, "%s: the workspace must be aligned to %d bytes",
-               r->plan->name, (int)TE_ALIGN);
+               "%s: %lld rows need %zu bytes of workspace, the context has %zu; te_context_reserve() makes it larger",
+               r->plan->name, (long long)r->tokens, r->pool.high, ctx->workspace_bytes);
+    TE_REQUIRE((uintptr_t)ctx->workspace % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
+               "%s: the workspace must be aligned to %d bytes", r->plan->name, (int)TE_ALIGN);
     if (r->saved) r->saved->plan = 0; /* not valid until the walk is through */
     if (r->pass == TE_FORWARD && te__draws(r->plan)) r->take.taken = r->rng, r->take.state = ctx->rng;
     r->dry = 0, r->now = now, r->pool.base = (char *)ctx->workspace, r->pool.count = 0;
@@ -80,7 +80,8 @@ TE_API void te__take_params(te_run *r, const te_model *m) {
     te_param *p = m->param;
     for (int i = 0; i < r->plan->op_count; i++) r->param[i] = p, p += r->plan->op[i].params;
 }
-TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const te_model *m, const te_batch *b, te_context *ctx) {
+TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const te_model *m, const te_batch *b,
+                            te_context *ctx) {
     te__begin(r, plan, pass, (int64_t)b->batch * b->seq, b->batch, ctx);
     r->batch = b;
     te__take_params(r, m);
@@ -97,12 +98,13 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     r.x.p = te__from_tokens(plan) ? 0 : x.data, r.y.p = y.data, r.saved = saved;
     if (saved) {
         TE_REQUIRE(saved->memory, ctx, TE_ERROR_NULL, "%s: saved.memory is null", plan->name);
-        TE_REQUIRE((uintptr_t)saved->memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT, "%s: saved.memory must be aligned to %d bytes",
-                   plan->name, (int)TE_ALIGN);
+        TE_REQUIRE((uintptr_t)saved->memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
+                   "%s: saved.memory must be aligned to %d bytes", plan->name, (int)TE_ALIGN);
     }
     const size_t need = te__lay_out(&r, saved ? (char *)saved->memory : 0);
-    TE_REQUIRE(!saved || need <= saved->bytes, ctx, TE_ERROR_MEMORY, "%s: %lld rows need %zu bytes of saved.memory, there are %zu",
-               plan->name, (long long)r.tokens, need, saved ? saved->bytes : 0);
+    TE_REQUIRE(!saved || need <= saved->bytes, ctx, TE_ERROR_MEMORY,
+               "%s: %lld rows need %zu bytes of saved.memory, there are %zu", plan->name, (long long)r.tokens, need,
+               saved ? saved->bytes : 0);
     TE_TRY(te__walk_twice(&r, r.x));
     if (!saved) return TE_OK;
     saved->plan = plan, saved->batch = b->batch, saved->seq = b->seq, saved->position = b->position;
@@ -117,17 +119,17 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
     TE_REQUIRE(saved, ctx, TE_ERROR_NULL, "%s: saved is null", plan->name);
     TE_REQUIRE(saved->plan == plan, ctx, TE_ERROR_STATE, "%s: no forward has filled this te_saved", plan->name);
     TE_REQUIRE(saved->batch == b->batch && saved->seq == b->seq && saved->position == b->position, ctx, TE_ERROR_SHAPE,
-               "%s: the forward had batch %d, seq %d and position %d, this batch has %d, %d and %d", plan->name, saved->batch,
-               saved->seq, saved->position, b->batch, b->seq, b->position);
+               "%s: the forward had batch %d, seq %d and position %d, this batch has %d, %d and %d", plan->name,
+               saved->batch, saved->seq, saved->position, b->batch, b->seq, b->position);
     r->x.p = (void *)(uintptr_t)saved->x, r->y.p = saved->y;
     TE_REQUIRE(te__lay_out(r, (char *)saved->memory) == saved->used, ctx, TE_ERROR_STATE,
                "%s: the dims have been set anew since the forward", plan->name);
     return TE_OK;
 }
-/* dx[rows, in] (te_none(): not wanted) and the parameters' gradients, of dy[rows, out]. A list that ends in cross_entropy
- * takes dy[rows, 1] in f32, or te_none() for batch.loss_scale in every row. */
-TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *saved, const te_plan *plan, const te_model *m,
-                                  const te_batch *b, te_context *ctx) {
+/* dx[rows, in] (te_none(): not wanted) and the parameters' gradients, of dy[rows, out]. A list that ends in
+ * cross_entropy takes dy[rows, 1] in f32, or te_none() for batch.loss_scale in every row. */
+TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *saved, const te_plan *plan,
+                                  const te_model *m, const te_batch *b, te_context *ctx) {
     te_run r;
     TE_TRY(te__check_batch(plan, m, b, ctx));
     te__begin_batch(&r, plan, TE_BACKWARD, m, b, ctx);
@@ -141,7 +143,7 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
     return te__walk_twice(&r, r.dy);
 }
 
-/* ---- sizes --------------------------------------------------------------------------------------------------------- */
+/* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
 /* Bytes that te_saved.memory must have for this many rows; 0 where widths are not known yet. */
 TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
@@ -150,12 +152,15 @@ TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
     te__begin(&r, plan, TE_FORWARD, rows, rows, 0);
     return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
 }
-/* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most; 0 if m is not bound. */
+/* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most; 0 if m is not bound.
+ * */
 TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, int64_t rows, te_context *ctx) {
     size_t most = 0;
     if (te__check_dims(plan, ctx) != TE_OK) return 0;
     if (!m || m->plan != plan)
-        return te_fail(ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first", plan->name, plan->name), 0;
+        return te_fail(ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first", plan->name,
+                       plan->name),
+               0;
     for (int pass = 0; pass < 3; pass++) {
         te_run r;
         te__begin(&r, plan, (te_pass)pass, rows, rows, ctx);

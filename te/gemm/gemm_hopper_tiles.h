@@ -1,0 +1,109 @@
+/* gemm_hopper_tiles.h -- the tiles of gemm_hopper.h: their sizes, which one a cluster works on, how the copy engine brings it. */
+/* target: cuda */
+#ifndef TE_GEMM_HOPPER_TILES_H
+#define TE_GEMM_HOPPER_TILES_H
+
+#include "../core/hopper_cuda.h" /* te__wgmma, te__tma_load */
+#include "gemm_types.h"          /* te_epilogue_fn */
+
+enum {
+    TE_TILE_M = 128, TE_TILE_N = 256, TE_TILE_K = 64,
+    TE_STAGES = 4,
+    TE_CLUSTER = 2,     /* blocks that share their tiles of B */
+    TE_HOPPER_BAND = 8, /* clusters above each other before the next column of tiles: what they read stays in the L2 */
+    TE_HOPPER_A = TE_TILE_M * TE_TILE_K * 2, TE_HOPPER_STAGE = (TE_TILE_M + TE_TILE_N) * TE_TILE_K * 2,
+    TE_HOPPER_BOX = 2048, /* bytes of a warp's 16 rows of 64 columns */
+    TE_HOPPER_SHARED = TE_STAGES * TE_HOPPER_STAGE + 8 * 2 * TE_HOPPER_BOX + 1024,
+    TE_HOPPER_THREADS = 384
+};
+
+typedef struct te_hopper {
+    CUtensorMap a, b;
+    float *sums; /* [3 * rows of tiles, n], sums over the rows of what the epilogue says; null: none */
+    const void *ahead; /* [m, n], 16 bits: what the epilogue will read is loaded ahead of it; null: nothing */
+    float alpha;
+    int m, n, k, tiles; /* tiles: of clusters */
+    /* After `rounds` each cluster has had as many tiles; then the first `helpers` clusters take `each` parts of `parts`
+     * of k of each of the `left` tiles. No helpers: rounds without end. */
+    int rounds, left, helpers, each, parts;
+    float *given;   /* [tiles left * each, TE_CLUSTER, TE_TILE_M * TE_TILE_N]: their sums */
+    uint32_t *ready; /* [tiles left, TE_CLUSTER, 8]: parts that have come, by warp; 0 before and after */
+} te_hopper;
+
+/* All constants. trans_b: B is stored [n, k]. */
+typedef struct te_hopper_kind {
+    te_dtype dtype;
+    int trans_b;
+} te_hopper_kind;
+
+typedef struct te_hopper_barriers {
+    uint64_t full[TE_STAGES], empty[TE_STAGES]; /* the ring */
+    uint64_t done[2], taken[2];                 /* 64 columns of a tile that wait for their epilogue */
+} te_hopper_barriers;
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* What a cluster works on: a tile at x, y (of this block), the steps [first, last) of k. part: -1: by itself; 0: the
+ * tile is its own, with sums of others; else a part for `left`, the number of a tile of the last round. */
+typedef struct te_hopper_work { int x, y, first, last, part, left; } te_hopper_work;
+
+/* Where tile `i` lies: rows from y, columns from x. Tiles go down a band of rows, then to the next column. */
+TE_FN void te__hopper_tile(te_hopper_work *w, const te_hopper *p, int i) {
+    const int rows = (p->m + TE_CLUSTER * TE_TILE_M - 1) / (TE_CLUSTER * TE_TILE_M),
+              columns = (p->n + TE_TILE_N - 1) / TE_TILE_N;
+    const int band = i / (TE_HOPPER_BAND * columns), first = band * TE_HOPPER_BAND,
+              high = rows - first < TE_HOPPER_BAND ? rows - first : TE_HOPPER_BAND;
+    const int at = i - first * columns;
+    w->y = ((first + at % high) * TE_CLUSTER + (int)blockIdx.x % TE_CLUSTER) * TE_TILE_M, w->x = at / high * TE_TILE_N;
+}
+/* The j-th work of this cluster; 0: there is none. Who has a tile waits for clusters of lower numbers alone. */
+TE_FN int te__hopper_work(te_hopper_work *w, const te_hopper *p, int j) {
+    const int cluster = (int)blockIdx.x / TE_CLUSTER, clusters = (int)gridDim.x / TE_CLUSTER,
+              steps = (p->k + TE_TILE_K - 1) / TE_TILE_K;
+    int tile = cluster + j * clusters;
+    w->first = 0, w->last = steps, w->part = -1, w->left = 0;
+    if (j >= p->rounds) {
+        const int helps = cluster < p->helpers, own = p->parts - p->each;
+        w->left = helps ? cluster / p->each + (j - p->rounds) * p->helpers : cluster - p->helpers;
+        if (w->left >= p->left || (!helps && j > p->rounds)) return 0;
+        w->part = helps ? 1 + cluster % p->each : 0;
+        if (helps) w->first = steps * (own + w->part - 1) / p->parts;
+        w->last = steps * (own + w->part) / p->parts;
+        tile = p->rounds * clusters + w->left;
+    }
+    if (tile >= p->tiles) return 0;
+    te__hopper_tile(w, p, tile);
+    return 1;
+}
+
+typedef struct te_hopper_ring { int stage, phase; } te_hopper_ring;
+TE_FN void te__hopper_advance(te_hopper_ring *r) {
+    if (++r->stage == TE_STAGES) r->stage = 0, r->phase ^= 1;
+}
+
+/* One thread brings all tiles, in the order in which they are used. */
+TE_FN void te__hopper_load(const te_hopper *p, uint32_t ring, uint32_t full, uint32_t empty,
+                           const te_hopper_kind kind) {
+    const int rank = (int)blockIdx.x % TE_CLUSTER;
+    te_hopper_ring r = {0, 0};
+    te_hopper_work w;
+    for (int j = 0; te__hopper_work(&w, p, j); j++) {
+        const int x = w.x, y = w.y;
+        for (int k = w.first * TE_TILE_K; k < w.last * TE_TILE_K; k += TE_TILE_K, te__hopper_advance(&r)) {
+            const uint32_t bar = full + 8 * r.stage, a = ring + r.stage * TE_HOPPER_STAGE, b = a + TE_HOPPER_A;
+            const int mask = (1 << TE_CLUSTER) - 1;
+            te__barrier_wait(empty + 8 * r.stage, r.phase ^ 1);
+            te__barrier_expect(bar, TE_HOPPER_STAGE);
+            te__tma_load(a, &p->a, k, y, bar, 0);
+            /* of B this block brings its share, for the whole cluster */
+            TE_UNROLL for (int q = 0; q < 4 / TE_CLUSTER; q++) {
+                const int piece = rank * (4 / TE_CLUSTER) + q;
+                if (kind.trans_b) te__tma_load(b + piece * 8192, &p->b, k, x + 64 * piece, bar, mask);
+                else te__tma_load(b + piece * 8192, &p->b, x + 64 * piece, k, bar, mask);
+            }
+        }
+    }
+}
+#endif
+
+#endif
