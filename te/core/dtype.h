@@ -11,7 +11,7 @@
 #ifndef TE_DTYPE_H
 #define TE_DTYPE_H
 
-#include "base.h"
+#include "base.h" /* TE_FN, TE_BOTH */
 #if TE_CUDA
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -10,7 +10,7 @@
 #ifndef TE_LANES_H
 #define TE_LANES_H
 
-#include "base.h"
+#include "base.h" /* TE_FN, TE_UNROLL */
 
 /* turn: which of two buffers the next sum or maximum goes through, so that one barrier each is enough. */
 typedef struct te_lanes { int id, count, turn; } te_lanes;

@@ -8,7 +8,7 @@
 #ifndef TE_PHILOX_H
 #define TE_PHILOX_H
 
-#include "base.h"
+#include "base.h" /* TE_BOTH */
 
 /* Lives in target memory. Each forward that draws takes the offset and moves it on by one. */
 typedef struct te_rng {

@@ -10,7 +10,7 @@
 #ifndef TE_STATUS_H
 #define TE_STATUS_H
 
-#include "base.h"
+#include "base.h" /* TE_API */
 
 /* X(name, text): the one list of statuses. */
 #define TE_STATUSES(X)                                                                         \

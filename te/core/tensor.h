@@ -6,7 +6,7 @@
 #ifndef TE_TENSOR_H
 #define TE_TENSOR_H
 
-#include "dtype.h"
+#include "dtype.h" /* te_dtype */
 
 /* Row-major, contiguous: element (r, c) lies at data[r * cols + c]. */
 typedef struct te_tensor {

@@ -1,4 +1,4 @@
-/* gemm_hopper_tiles.h -- the tiles of gemm_hopper.h: their sizes, which one a cluster works on, how the copy engine brings it. */
+/* gemm_hopper_tiles.h -- the tiles of gemm_hopper.h: their sizes, which one a cluster works on, how it is brought. */
 /* target: cuda */
 #ifndef TE_GEMM_HOPPER_TILES_H
 #define TE_GEMM_HOPPER_TILES_H
