@@ -135,7 +135,10 @@
 #define TE_TYPED_(...) TE_TYPED__(__VA_ARGS__)
 #define TE_TYPED__(type, m, op, option, value)                                                                  \
     static_assert(TE_IS_##type(value), "te: " TE_STRING(m) ": " TE_CALLED(op) ": the option " TE_STRING(option) \
-        " takes a " #type);
+        " takes " TE__ARTICLE_##type);
+#define TE__ARTICLE_integer "an integer"
+#define TE__ARTICLE_number "a number"
+#define TE__ARTICLE_name "a name"
 #define TE_INTEGER (integer) /* of a constant expression */
 #define TE_NUMBER (number)   /* an integer or a float */
 #define TE_TOKEN (name)      /* f32, bf16, f16: where it is none of them the compiler names it */

@@ -1,0 +1,8 @@
+// expect: te: m: (add, x) has other rows than its fork
+// What the fork kept has a row for each token.
+#include "te/te.h"
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (linear, l, 16, 16), (last_token, t), (fork, x), (gelu, a), (add, x))
+#else
+TE_SEQUENTIAL(m, f32, (linear, l, 16, 16), (fork, x), (last_token, t), (gelu, a), (add, x))
+#endif
