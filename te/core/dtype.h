@@ -117,8 +117,8 @@ TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te
         return;
     }
 #if TE_CUDA
-    /* __ldg: what is loaded here nobody else writes meanwhile, so loads of later rows may pass stores of earlier ones
-     * */
+    /* __ldg: what is loaded here nobody else writes meanwhile, so loads of later rows may pass stores of earlier
+     * ones */
     if (t == TE_f32) {
         const float4 a = __ldg((const float4 *)((const float *)p + i)),
                      b = __ldg((const float4 *)((const float *)p + i + 4));

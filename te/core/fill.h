@@ -36,8 +36,8 @@ TE_FN void te_normal_body(const te_normal_args *a, te_block b) {
 }
 TE_KERNEL(te_normal, TE_NORMAL_LANES, te_normal_args, te_normal_body(te_args, te_at))
 
-/* Fill `count` elements with normal numbers; std 0 fills with the mean. The same seed and stream give the same numbers.
- * */
+/* Fill `count` elements with normal numbers; std 0 fills with the mean. The same seed and stream give the same
+ * numbers. */
 TE_API te_status te_fill_normal(void *w, te_dtype dtype, int64_t count, float mean, float std, uint64_t seed,
                                 uint32_t stream, te_context *ctx) {
     te_normal_args a;

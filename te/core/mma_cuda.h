@@ -1,5 +1,5 @@
-/* mma_cuda.h -- the tensor cores' product of a warp, and addresses in shared memory. sm_80 and up; PTX ISA, mma.sync.
- * */
+/* mma_cuda.h -- the tensor cores' product of a warp, and addresses in shared memory. sm_80 and up; PTX ISA,
+ * mma.sync. */
 #ifndef TE_MMA_CUDA_H
 #define TE_MMA_CUDA_H
 

@@ -52,8 +52,8 @@ typedef struct te_launches {
 TE_API te_status te__cuda_status(te_context *ctx, cudaError_t e, const char *what) {
     return e == cudaSuccess ? TE_OK : te_fail(ctx, TE_ERROR_CUDA, "%s: %s", what, cudaGetErrorString(e));
 }
-/* Whether work on this stream is being recorded. An error means that another one is, which forbids the default stream.
- * */
+/* Whether work on this stream is being recorded. An error means that another one is, which forbids the default
+ * stream. */
 TE_API int te__cuda_capturing(te_context *ctx) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     if (cudaStreamIsCapturing((cudaStream_t)ctx->stream, &status) == cudaSuccess)

@@ -48,8 +48,8 @@ TE_API const char *te_status_string(te_status status) {
         if (te_try_ != TE_OK) return te_try_;           \
     } while (0)
 
-/* Return `status` with a text in the context unless `cond` holds. The text says what was wrong and with which values.
- * */
+/* Return `status` with a text in the context unless `cond` holds. The text says what was wrong and with which
+ * values. */
 #define TE_REQUIRE(cond, ctx, status, ...)                               \
     do {                                                                 \
         if (!(cond)) return te_fail((ctx), (status), __VA_ARGS__);       \

@@ -72,6 +72,8 @@
         name##_last_dtype = TE_FOR(TE__LAST_DTYPE, links) 0,                                                       \
         name##_out_dtype = (int)name##_out_option >= 0 ? (int)name##_out_option : (int)name##_last_dtype           \
     };                                                                                                             \
+    static_assert((int)name##_residual_dtype == (int)name##_dtype || (int)name##_residual_dtype == (int)TE_f32,        \
+                  "te: " #name ": the residual stream has the list's dtype or f32");                                   \
     TE_FOR(TE__CHECKS, links)                                                                                      \
     TE_SPAN_CHECKS(name, marks)                                                                                    \
     typedef struct name {                                                                                          \
@@ -112,8 +114,8 @@
 #define TE__WIDTHS_A_END
 #define TE__WIDTHS_B_END
 
-/* The number format and the rows of each edge. An op stores what the next one reads best, if it says that it matters.
- * */
+/* The number format and the rows of each edge. An op stores what the next one reads best, if it says that it
+ * matters. */
 #define TE__FORMATS(model, before, op, after, live)                                                                  \
     TE_DTYPE_IN(model, op) = TE_DTYPE_OUT(model, before),                                                            \
     TE_ROWS_IN(model, op) = TE_ROWS_OUT(model, before),                                                              \

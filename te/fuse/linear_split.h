@@ -8,8 +8,8 @@
 #include "../ops/scale.h" /* te_scale_options */
 #include "product.h"      /* te_product_step, te_chain_step, te_gemm_run */
 
-/* The kernels of a step: the chain behind the product, product and chain in one, and the product by itself; null: none.
- * */
+/* The kernels of a step: the chain behind the product, product and chain in one, and the product by itself; null:
+ * none. */
 typedef struct te__linear_kernels {
     te_chain_launch_fn launch;
     te_chain_shape shape;
@@ -50,8 +50,8 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split spl
     if (split == TE_SPLIT_BARE || split == TE_SPLIT_OWN) return 0;
     if (rest && !te__linear_is_uniform(r, s)) return -1;
     if (split == TE_SPLIT_BIAS) {
-        /* worth it only for a bias whose result backward needs: the product writes it, and the kernel after it reads it
-         * */
+        /* worth it only for a bias whose result backward needs: the product writes it, and the kernel after it reads
+         * it */
         const int kept = rest >= 2 && r->pass == TE_FORWARD && te_in_memory(r->plan, s->op[1]);
         if (!kept || !te__linear_has(r, s, 1, TE_EPILOGUE_OF_BIAS)) return -1;
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[1]]->data;

@@ -35,8 +35,8 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     TE_UNROLL for (int i = 0; i < 8; i++) sum[i] = l.sum[i];
     if (p->chain.y) te_store_lane(&l, p->chain.y, k);
 }
-/* The kernels of a row whose chain is `name` (TE_CHAIN); in backward the weight lies as it does, in forward transposed.
- * */
+/* The kernels of a row whose chain is `name` (TE_CHAIN); in backward the weight lies as it does, in forward
+ * transposed. */
 #define TE_PRODUCT(name, dtype)                                                                                       \
     enum {                                                                                                            \
         name##_is_plain = name##_norm < 0 && name##_in_halves == 1 && name##_out_halves == 1 && name##_half % 8 == 0, \

@@ -131,8 +131,8 @@ TE_API te_status te__graph_give(te_graph *g, const te_named *in, int i, te_conte
 
 /* Copy the inputs to where the graph reads them and enqueue it on ctx->stream. in[count]: each of the graph's inputs,
  * once, in any order, in target or host memory; one that is the static tensor itself is not copied. A replay that is
- * refused has copied and enqueued nothing. Errors: of the inputs; on the host also the function's own, see at the top.
- * */
+ * refused has copied and enqueued nothing. Errors: of the inputs; on the host also the function's own, see at the
+ * top. */
 TE_API te_status te_graph_replay(te_graph *g, const te_named *in, int count, te_context *ctx) {
     TE_TRY(te_check_target(ctx, "graph"));
     TE_REQUIRE(g && g->run, ctx, TE_ERROR_STATE, "graph: nothing has been captured");

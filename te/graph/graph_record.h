@@ -86,8 +86,8 @@ TE_API te_tensor te_graph_output(const te_graph *g, const char *name) {
 }
 TE_API size_t te__tensor_bytes(te_tensor t) { return (size_t)t.rows * (size_t)t.cols * te_dtype_bytes(t.dtype); }
 
-/* Give the pool back what this graph's own inputs and outputs took. Captures that follow may lie there; see at the top.
- * */
+/* Give the pool back what this graph's own inputs and outputs took. Captures that follow may lie there; see at the
+ * top. */
 TE_API void te_graph_retire(te_graph *g) {
     for (int i = 0; g && i < g->in_count + g->out_count; i++)
         for (int k = 0; g->tensor[i].id && k < g->pool->count; k++)
@@ -159,8 +159,8 @@ TE_API te_status te__graph_call(const te_graph *g, te_context *ctx) {
 }
 
 /* On a stream of its own, so that the context's never is in capture mode and may be the default one. Not a non-blocking
- * stream: work that the function puts on the default stream by mistake is then an error, instead of done once and lost.
- * */
+ * stream: work that the function puts on the default stream by mistake is then an error, instead of done once and
+ * lost. */
 TE_API te_status te__graph_record(te_graph *g, te_context *ctx) {
     te_status status = TE_OK;
 #if TE_CUDA

@@ -78,8 +78,8 @@ TE_API int te__dims_of(const te_plan *plan) {
 }
 /* `sized`, with ops[plan->op_count], becomes the plan with dims[k] columns in the place of TE_DIM(k). TE_ERROR_SHAPE:
  * another count than the list takes; TE_ERROR_VALUE: one that is not positive; TE_ERROR_OVERFLOW: a width beyond the
- * limits above. <model>_set_dims does this; the instance is to be bound again then, and a te_saved of before is void.
- * */
+ * limits above. <model>_set_dims does this; the instance is to be bound again then, and a te_saved of before is
+ * void. */
 TE_API te_status te_plan_set_dims(te_plan *sized, te_op *ops, const te_plan *plan, const int64_t *dims, int count,
                                   te_context *ctx) {
     const int takes = te__dims_of(plan);

@@ -152,8 +152,8 @@ TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
     te__begin(&r, plan, TE_FORWARD, rows, rows, 0);
     return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
 }
-/* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most; 0 if m is not bound.
- * */
+/* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most; 0 if m is not
+ * bound. */
 TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, int64_t rows, te_context *ctx) {
     size_t most = 0;
     if (te__check_dims(plan, ctx) != TE_OK) return 0;

@@ -39,7 +39,7 @@ def te_test(src, hdrs = []):
     if extension == "c":
         _host(cc_test, name, [src] + hdrs, [])
         return
-    many = [prefix for prefix in ["ops_", "rows_", "plan_", "errors_", "recompute_", "widths_"] if name.startswith(prefix)]
+    many = [prefix for prefix in ["ops_", "rows_", "plan_", "errors_", "recompute_", "widths_", "formats_"] if name.startswith(prefix)]
     _host(cc_test, name, [src] + hdrs, [":catch_main"], _MANY_MODELS if many else [])
     level = {"cuda_level": _MANY_MODELS_CUDA} if many else {}
     te_cuda_test(name + "_cuda", cuda_srcs = [src], hdrs = hdrs, deps = [":catch_main", "//:te"], linkstatic = True, **level)
