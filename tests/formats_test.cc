@@ -64,8 +64,10 @@ OTHERS(FORMATS_MODEL, ROWS)
 
 // Forward, inference and backward against the reference, which rounds nothing. Roundings of 16 bits are independent, so they add up
 // with the root of the number of ops; 8: forward and backward round, and a product has two rounded operands. f32: 2e-5 for its sums.
-// Where values are kept in f32 is checked exactly, further below.
+// Where values are kept in f32 is checked exactly, further below. With one key attention's dq and dk are nothing but the rounding of
+// its output, so lists with attention have two tokens at least.
 static void check_formats(const subject &s, int batch_count, int seq) {
+    if (strstr(s.text, "attention") && seq == 1) seq = 2;
     const unsigned seed = fresh_seed();
     const te_plan *plan = s.plan();
     const std::string text = s.text;
