@@ -18,10 +18,12 @@ typedef struct te__linear_kernels {
 
 /* Run the product, on the host with scratch from the workspace. bare: for products that are not a weight's gradient. */
 TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_product_kernels *bare) {
-    const size_t bytes = te_gemm_scratch(g) * sizeof(float);
+    te_gemm room = *g; /* a product of as many rows as the workspace is sized for */
+    *(g->trans_a ? &room.k : &room.m) = te_room_rows(r);
+    const size_t bytes = te_gemm_scratch(&room) * sizeof(float);
     void *scratch = 0;
-    if (te_gemm_is_bare(bare, g, r->ctx)) return r->dry ? TE_OK : te_bare_run(bare, g, r->ctx);
     if (bytes) TE_TRY(te_scratch(r, &scratch, bytes));
+    if (te_gemm_is_bare(bare, g, r->ctx)) return r->dry ? TE_OK : te_bare_run(bare, g, r->ctx);
     g->scratch = (float *)scratch;
     return r->dry ? TE_OK : te_gemm_run(g, r->ctx);
 }
@@ -106,13 +108,15 @@ TE_API te_status te__linear_part(te_run *r, const te_step *s, const te__linear_k
 /* Run the forward step as it was chosen to be split. */
 TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g,
                                   te_split split, int taken) {
-    const int last = s->op[taken];
-    te_value product = te_output_of(r, last);
-    const int kept = r->pass == TE_FORWARD && te_in_memory(r->plan, last) && product.p;
+    const te_op *linear = &r->plan->op[s->op[0]];
     const int part = split != TE_SPLIT_OWN && taken < s->count - 1;
-    /* The workspace is sized for any split, since the number of rows and what is timed decide which one it is. */
-    if (!kept && s->count > 1 && (part || !r->batch))
-        TE_TRY(te_acquire(r, &product, r->plan->op[last].out_rows, r->plan->op[last].out, r->plan->op[last].out_dtype));
+    te_value product = te_output_of(r, s->op[taken]), middle;
+    /* Room for the product by itself, whatever the split: the number of rows and what is timed decide which one it is. */
+    if (s->count > 1 && (r->pass != TE_FORWARD || !te_in_memory(r->plan, s->op[0])))
+        TE_TRY(te_acquire(r, &middle, linear->out_rows, linear->out, linear->out_dtype));
+    else middle = te_no_value();
+    if (r->pass != TE_FORWARD || !te_in_memory(r->plan, s->op[taken]) || !product.p)
+        product.p = middle.p, product.block = middle.block;
     if (split == TE_SPLIT_OWN) return te__linear_own(r, s, kernels, g);
     return part ? te__linear_part(r, s, kernels, g, taken, product) : te__linear_whole(r, s, kernels, g);
 }

@@ -25,7 +25,7 @@ TE_API te_status te__attention_bias_backward(te_run *r, const te_step *s, te_att
     const int blocks = sums ? (int)(r->batch->batch * te_ceil_div(r->batch->seq, sum_rows))
                             : (int)te_min(te_ceil_div(r->tokens, k.groups), most);
     const int room =
-        (int)te_max(most, sum_rows ? 2 * r->tokens / sum_rows + 1 : 0); /* at most two sums for as many rows */
+        (int)te_max(most, sum_rows ? 2 * te_room_rows(r) / sum_rows + 1 : 0); /* at most two sums for as many rows */
     float *sum = 0;
     te_chain c;
     TE_TRY(te_sum_later(r, &sum, r->param[s->op[1]], r->plan->op[s->op[0]].in, blocks, room));

@@ -64,7 +64,8 @@ TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels
     te_product p;
     int work = 0;
     const int blocks = TE_PRODUCT_SUMS * (int)te_ceil_div(g->m, TE_TILE_M);
-    const int most = (int)te_max(blocks, te__most_blocks(r, k, te_chain_tiles(k)));
+    const int room = TE_PRODUCT_SUMS * (int)te_ceil_div(te_room_rows(r), TE_TILE_M);
+    const int most = (int)te_max(room, te__most_blocks(r, k, te_chain_tiles(k)));
     memset(&p, 0, sizeof p);
     if (k.backward) TE_TRY(te__chain_backward(r, s, 1, blocks, most, product, &p.chain, &work));
     else TE_TRY(te__chain_forward(r, s, 1, 0, product, &p.chain, &work));

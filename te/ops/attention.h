@@ -75,15 +75,18 @@ TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attentio
     te_attention_args a = te__attention_args(r, op);
     te_value y, qkv = te_input_of(r, i), out = te_output_of(r, i), dout = r->now, dqkv;
     TE_TRY(te_gradient(&y, r, s, i));
-    if (!y.p && s->count > 1)
-        TE_TRY(te_acquire(r, &y, op->in_rows, op->in, op->in_dtype)); /* the bias alone wants it */
+    if (s->count > 1 && te_last_step(r, s)) { /* the bias wants it, too */
+        te_value own;
+        TE_TRY(te_acquire(r, &own, op->in_rows, op->in, op->in_dtype));
+        if (!y.p) y = own;
+    }
     if (y.p) {
         void *delta;
         TE_TRY(te_as(&qkv, r, r->plan->dtype));
         TE_TRY(te_as(&out, r, r->plan->dtype));
         TE_TRY(te_as(&dout, r, r->plan->dtype));
         TE_TRY(te_before_as(&dqkv, &y, r, r->plan->dtype));
-        TE_TRY(te_scratch(r, &delta, (size_t)(te_padded_rows(r, op->out_rows) * op->stats) * sizeof(float)));
+        TE_TRY(te_scratch(r, &delta, (size_t)(te_room_rows(r) * op->stats) * sizeof(float)));
         a.out = out.p, a.lse = r->stats[i], a.qkv = qkv.p;
         a.dqkv = dqkv.p, a.dout = dout.p, a.delta = (float *)delta, a.sum = sum;
         if (!r->dry) TE_TRY(launch(r->ctx, &a));

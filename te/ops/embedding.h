@@ -255,7 +255,7 @@ TE_API te_status te__embedding_backward(te_run *r, const te_step *s, te_embeddin
     const int i = s->op[0];
     te_param *p = r->param[i];
     te_embedding_args a = te__embedding_args(r, i);
-    const int64_t padded = te_padded_rows(r, r->plan->op[i].out_rows);
+    const int64_t padded = te_room_rows(r);
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 0));
     if (TE_CUDA) TE_TRY(te_scratch(r, (void **)&a.order, (size_t)padded * sizeof(int32_t)));
     if (TE_CUDA)

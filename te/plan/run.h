@@ -33,8 +33,11 @@ typedef struct te_run {
 } te_run;
 
 TE_API int64_t te_rows_in(const te_run *r, te_rows rows) { return te_rows_of(rows, r->tokens, r->sequences); }
-/* Rows that memory is sized for. */
+/* Rows that saved memory is sized for. */
 TE_API int64_t te_padded_rows(const te_run *r, te_rows rows) { return te_round_up(te_rows_in(r, rows), TE_ROW_PAD); }
+/* Rows that pieces of the workspace are sized for, whatever rows a value has: so a call places them where the walk that
+ * measured the workspace did, which did not know how many sequences there would be. */
+TE_API int64_t te_room_rows(const te_run *r) { return te_padded_rows(r, TE_ROWS_tokens); }
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */
 
@@ -47,7 +50,7 @@ TE_API te_status te_scratch(te_run *r, void **p, size_t bytes) {
 /* A value in the workspace; it stays if it becomes one of the walk's (te_set_now, te_set_edge). */
 TE_API te_status te_acquire(te_run *r, te_value *v, te_rows rows, int cols, te_dtype dtype) {
     *v = te_value_of(0, dtype, te_rows_in(r, rows), cols);
-    v->block = te__pool_take(&r->pool, &v->p, (size_t)(te_padded_rows(r, rows) * cols) * te_dtype_bytes(dtype));
+    v->block = te__pool_take(&r->pool, &v->p, (size_t)(te_room_rows(r) * cols) * te_dtype_bytes(dtype));
     TE_REQUIRE(v->block >= 0, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once", r->plan->name,
                (int)TE_MAX_LIVE);
     return TE_OK;
@@ -74,7 +77,7 @@ TE_API te_status te_as(te_value *v, te_run *r, te_dtype dtype) {
     te_value to = te_value_of(0, dtype, v->rows, v->cols);
     if (v->dtype == dtype || !v->p) return TE_OK;
     to.block =
-        te__pool_take(&r->pool, &to.p, (size_t)(te_round_up(v->rows, TE_ROW_PAD) * v->cols) * te_dtype_bytes(dtype));
+        te__pool_take(&r->pool, &to.p, (size_t)(te_room_rows(r) * v->cols) * te_dtype_bytes(dtype));
     TE_REQUIRE(to.block >= 0, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once", r->plan->name,
                (int)TE_MAX_LIVE);
     if (!r->dry) TE_TRY(te_convert(to.p, dtype, v->p, v->dtype, v->rows * v->cols, r->ctx));
@@ -88,7 +91,7 @@ TE_API te_status te_before_as(te_value *made, const te_value *v, te_run *r, te_d
     *made = *v;
     if (v->dtype == dtype || !v->p) return TE_OK;
     made->dtype = dtype;
-    return te_scratch(r, &made->p, (size_t)(te_round_up(v->rows, TE_ROW_PAD) * v->cols) * te_dtype_bytes(dtype));
+    return te_scratch(r, &made->p, (size_t)(te_room_rows(r) * v->cols) * te_dtype_bytes(dtype));
 }
 TE_API te_status te_after_as(const te_value *v, const te_value *made, te_run *r) {
     if (v->p == made->p || r->dry) return TE_OK;
