@@ -158,9 +158,7 @@ TE_API te_status te__checkpoint_notes_of(te__checkpoint_notes *n, const te_check
     memset(n, 0, sizeof *n), t.p = 0, t.n = 0;
     TE_REQUIRE(c->metadata_count >= 0 && (c->metadata || !c->metadata_count), ctx, TE_ERROR_NULL,
                "checkpoint: the metadata are null, or their count is %d", c->metadata_count);
-    for (int i = 0; i < c->metadata_count; i++)
-        TE_REQUIRE(!c->metadata[i].key || strncmp(c->metadata[i].key, "te.", 3), ctx, TE_ERROR_VALUE,
-                   "checkpoint: the metadata key %.60s: what begins with te. is the library's", c->metadata[i].key);
+    TE_TRY(te__safetensors_keys(c->metadata, c->metadata_count, ctx));
     te__checkpoint_notes_walk(n, &t, c);
     te_safetensors_pair *pair = (te_safetensors_pair *)calloc((size_t)n->count + 1, sizeof *pair);
     char *text = (char *)malloc(t.n + 1);

@@ -30,7 +30,7 @@ TE_API void te__safetensors_header(te__text *t, const te_safetensor *tensor, int
                                    int pairs, int sealed) {
     uint64_t at = 0;
     int any = 0;
-    if (sealed) te__text_put(t, TE__SAFETENSORS_SEAL "0000000000000000\"");
+    if (sealed) te__text_put(t, TE__SAFETENSORS_SEAL "0000000000000000\",\"te.version\":\"1\"");
     else te__text_put(t, pairs ? "{\"__metadata__\":{" : "{");
     for (int i = 0; i < pairs; i++) {
         if (i || sealed) te__text_char(t, ',');
@@ -81,9 +81,14 @@ TE_API te_status te__safetensors_check(const te_safetensor *tensor, int n, const
         const te_safetensors_pair *p = &metadata[i];
         TE_REQUIRE(p->key && p->value && te__utf8_valid(p->key) && te__utf8_valid(p->value), ctx, TE_ERROR_VALUE,
                    "safetensors: metadata %d is null or not UTF-8", i);
-        TE_REQUIRE(strcmp(p->key, TE_SAFETENSORS_SUM), ctx, TE_ERROR_VALUE,
-                   "safetensors: the metadata key %s is te_safetensors_write_sealed's", TE_SAFETENSORS_SUM);
     }
+    return TE_OK;
+}
+/* What begins with "te." is the library's: te_safetensors_verify takes a file that has such a key for a sealed one. */
+TE_API te_status te__safetensors_keys(const te_safetensors_pair *metadata, int pairs, te_context *ctx) {
+    for (int i = 0; metadata && i < pairs; i++)
+        TE_REQUIRE(!metadata[i].key || strncmp(metadata[i].key, "te.", 3), ctx, TE_ERROR_VALUE,
+                   "safetensors: the metadata key %.60s: what begins with te. is the library's", metadata[i].key);
     return TE_OK;
 }
 TE_API te_status te__safetensors_unique(const char **name, int n, const char *what, te_context *ctx) {
@@ -210,6 +215,7 @@ TE_API te_status te_safetensors_write(const char *path, const te_safetensor *ten
                                       const te_safetensors_pair *metadata,
                                       int pairs, te_context *ctx) {
     te__safetensors_extra extra;
+    TE_TRY(te__safetensors_keys(metadata, pairs, ctx));
     extra.sealed = 0, extra.finite = 0;
     return te__safetensors_write(path, tensor, n, metadata, pairs, extra, ctx);
 }
@@ -218,6 +224,7 @@ TE_API te_status te_safetensors_write(const char *path, const te_safetensor *ten
 TE_API te_status te_safetensors_write_sealed(const char *path, const te_safetensor *tensor, int n,
                                              const te_safetensors_pair *metadata, int pairs, te_context *ctx) {
     te__safetensors_extra extra;
+    TE_TRY(te__safetensors_keys(metadata, pairs, ctx));
     extra.sealed = 1, extra.finite = 0;
     return te__safetensors_write(path, tensor, n, metadata, pairs, extra, ctx);
 }
