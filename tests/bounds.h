@@ -229,8 +229,11 @@ struct forward {
         for (size_t k = 0; k < e.size() && (rounded || may); k++) e[k] += ulp(std::fabs(y[k]) + e[k], dtype) * (rounded + may);
         value.push_back(y), error.push_back(e), given.push_back(e);
     }
-    // Go on from what a kernel stored.
-    void stored(const vec &y) { value.back() = y, std::fill(error.back().begin(), error.back().end(), 0.0); }
+    // Go on from what a kernel stored; `before`: or from what it had before that was rounded.
+    void stored(const vec &y, bool before) {
+        value.back() = y;
+        for (size_t k = 0; k < y.size(); k++) error.back()[k] = before ? ulp(std::fabs(y[k]), dtype) : 0;
+    }
 };
 
 // ---- backward ------------------------------------------------------------------------------------------------------
