@@ -1,17 +1,17 @@
-// bounds.h -- how far off a value of the reference's a kernel may be: for each op the sum of the |terms| that it adds up, times
-// the format's epsilon, and what the errors of its inputs become. No floor, and nothing fitted: a value that cancels to
-// nothing may be off by the epsilon of what cancelled.
+// bounds.h -- how far off a value of the reference's a kernel may be: for each op the sum of the |terms| that it adds
+// up, times the format's epsilon, and what the errors of its inputs become. No floor, and nothing fitted: a value that
+// cancels to nothing may be off by the epsilon of what cancelled.
 //
 // Do this:
 //     bounds::forward b(list, params, call, dtype);
 //     reference::forward(list, params, x, edges, call, rounding, &outs, [&](size_t i, vec &y) { b.step(i, y, ...); });
 //     check_within("y", got, v.out.back(), b.error.back());
 //
-// Units. Arithmetic is f32, whatever the dtype: a rounding is u = 2^-24 of its result, and the roundings of a sum are a random
-// walk whose steps are u times its partial sums. Where the terms have either sign the partial sums are a random walk, too:
-// one standard deviation is 0.9 u times the sum of |terms|. Where all have one sign they grow with the terms, and it is
-// u sqrt(n / 3) times the sum. Eight, or four, of them are the bound. te/core/math.h gives exp to 2e-7 (1 + |x|). A stored
-// 16-bit value is one unit in the last place off where two roundings fall apart.
+// Units. Arithmetic is f32, whatever the dtype: a rounding is u = 2^-24 of its result, and the roundings of a sum are a
+// random walk whose steps are u times its partial sums. Where the terms have either sign the partial sums are a random
+// walk, too: one standard deviation is 0.9 u times the sum of |terms|. Where all have one sign they grow with the
+// terms, and it is u sqrt(n / 3) times the sum. Eight, or four, of them are the bound. te/core/math.h gives exp to 2e-7
+// (1 + |x|). A stored 16-bit value is one unit in the last place off where two roundings fall apart.
 #ifndef TESTS_BOUNDS_H
 #define TESTS_BOUNDS_H
 
@@ -37,7 +37,8 @@ inline double ulp(double size, te_dtype t) {
 // The steepest slope that an input which may be off by e can have.
 inline double slope(const std::string &kind, double x, double e) {
     return std::max(std::fabs(reference::activation_slope(kind, x)),
-                    std::max(std::fabs(reference::activation_slope(kind, x + e)), std::fabs(reference::activation_slope(kind, x - e))));
+                    std::max(std::fabs(reference::activation_slope(kind, x + e)),
+                             std::fabs(reference::activation_slope(kind, x - e))));
 }
 
 // ---- norms ---------------------------------------------------------------------------------------------------------
@@ -47,7 +48,8 @@ struct norm_errors {
     reference::norm_row row;
     double n;
     vec xhat, error;
-    norm_errors(const op &o, const double *x, const double *e) : row(reference::norm_of(o, x)), n(o.kind == "l2norm" ? 1 : (double)o.in) {
+    norm_errors(const op &o, const double *x, const double *e)
+        : row(reference::norm_of(o, x)), n(o.kind == "l2norm" ? 1 : (double)o.in) {
         const bool centred = o.kind.compare(0, 9, "layernorm") == 0;
         double size = 0, off = 0, spread = 0;
         for (size_t k = 0; centred && k < o.in; k++) size += std::fabs(x[k]) / n, off += (e ? e[k] : 0) / n;
@@ -56,7 +58,8 @@ struct norm_errors {
             xhat.push_back((x[k] - row.mean) * row.rstd);
             spread += std::fabs(xhat[k]) * error[k] * row.rstd / n;
         }
-        for (size_t k = 0; k < o.in; k++) error[k] = row.rstd * error[k] + std::fabs(xhat[k]) * (spread + same_sign(o.in));
+        for (size_t k = 0; k < o.in; k++)
+            error[k] = row.rstd * error[k] + std::fabs(xhat[k]) * (spread + same_sign(o.in));
     }
 };
 
@@ -65,7 +68,8 @@ struct norm_errors {
 // One query: probabilities, and how far off each is. In 16 bits they are rounded on their way into a product.
 struct attention_row {
     vec p, error;
-    attention_row(const vec &x, const vec *ex, size_t q0, size_t k0, size_t width, size_t dim, size_t keys, double scale, te_dtype t)
+    attention_row(const vec &x, const vec *ex, size_t q0, size_t k0, size_t width, size_t dim, size_t keys,
+                  double scale, te_dtype t)
         : p(keys), error(keys) {
         double top = -INFINITY, sum = 0, mean = 0;
         for (size_t j = 0; j < keys; j++) {
@@ -73,7 +77,9 @@ struct attention_row {
                 const double q = x[q0 + d], k = x[k0 + j * width + d];
                 p[j] += scale * q * k;
                 error[j] += std::fabs(scale) * sums * std::fabs(q * k);
-                if (ex) error[j] += std::fabs(scale) * (std::fabs(q) * (*ex)[k0 + j * width + d] + std::fabs(k) * (*ex)[q0 + d]);
+                if (ex)
+                    error[j] +=
+                        std::fabs(scale) * (std::fabs(q) * (*ex)[k0 + j * width + d] + std::fabs(k) * (*ex)[q0 + d]);
             }
             top = std::max(top, p[j]);
         }
@@ -90,10 +96,12 @@ struct attention_shape {
     bool causal;
     double scale;
     attention_shape(const op &o, const call &c)
-        : heads((size_t)o.number(0, 0)), kv((size_t)o.number(1, 0)), dim((size_t)o.number(2, 0)), seq((size_t)c.seq), width(o.in), out(o.out),
-          causal(o.number(3, 1) == 1), scale(o.args.size() > 4 ? o.factor(4, 0) : 1 / std::sqrt((double)dim)) {}
+        : heads((size_t)o.number(0, 0)), kv((size_t)o.number(1, 0)), dim((size_t)o.number(2, 0)), seq((size_t)c.seq),
+          width(o.in), out(o.out), causal(o.number(3, 1) == 1),
+          scale(o.args.size() > 4 ? o.factor(4, 0) : 1 / std::sqrt((double)dim)) {}
     // f(first of q, of k, of v, of y, keys) for each query of each head
-    template <class F> void each(const call &c, F f) const {
+    template <class F>
+    void each(const call &c, F f) const {
         for (size_t b = 0; b < (size_t)c.batch; b++)
             for (size_t h = 0; h < heads; h++)
                 for (size_t i = 0; i < seq; i++) {
@@ -115,7 +123,8 @@ inline vec attention(const op &o, const vec &x, const vec &ex, const call &c, te
     });
     return e;
 }
-inline vec attention_backward(const op &o, const vec &x, const vec &y, const vec &dy, const vec &ey, const call &c, te_dtype t) {
+inline vec attention_backward(const op &o, const vec &x, const vec &y, const vec &dy, const vec &ey, const call &c,
+                              te_dtype t) {
     const attention_shape s(o, c);
     vec e(c.rows() * o.in, 0.0);
     s.each(c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys) {
@@ -132,9 +141,11 @@ inline vec attention_backward(const op &o, const vec &x, const vec &y, const vec
                 dp += dy[y0 + d] * v, edp += std::fabs(v) * (ey[y0 + d] + sums * std::fabs(dy[y0 + d]));
             }
             const double ds = std::fabs(r.p[j] * (dp - delta) * s.scale);
-            const double eds = std::fabs(s.scale) * (r.error[j] * std::fabs(dp - delta) + r.p[j] * (edp + off)) + ulp(ds, t);
+            const double eds =
+                std::fabs(s.scale) * (r.error[j] * std::fabs(dp - delta) + r.p[j] * (edp + off)) + ulp(ds, t);
             for (size_t d = 0; d < s.dim; d++) {
-                const double k = std::fabs(x[k0 + j * s.width + d]), q = std::fabs(x[q0 + d]), g = std::fabs(dy[y0 + d]);
+                const double k = std::fabs(x[k0 + j * s.width + d]), q = std::fabs(x[q0 + d]),
+                             g = std::fabs(dy[y0 + d]);
                 e[v0 + j * s.width + d] += r.error[j] * g + r.p[j] * (ey[y0 + d] + sums * g);
                 e[q0 + d] += (eds + sums * ds) * k;
                 e[k0 + j * s.width + d] += (eds + sums * ds) * q;
@@ -146,13 +157,15 @@ inline vec attention_backward(const op &o, const vec &x, const vec &y, const vec
 
 // Turning by an angle: its sine and cosine are off by the angle's own error.
 inline vec rope(const op &o, const vec &x, const vec &ex, const call &c) {
-    const size_t heads = (size_t)(o.number(0, 0) + o.number(1, 0)), dim = (size_t)o.number(2, 0), rotary = (size_t)o.number(3, (double)dim);
+    const size_t heads = (size_t)(o.number(0, 0) + o.number(1, 0)), dim = (size_t)o.number(2, 0),
+                 rotary = (size_t)o.number(3, (double)dim);
     const bool interleaved = o.number(4, 0) == 1;
     vec e = ex;
     for (size_t r = 0; r < c.rows(); r++)
         for (size_t h = 0; h < heads; h++)
             for (size_t p = 0; p < rotary / 2; p++) {
-                const size_t at = r * o.in + h * dim, i = at + (interleaved ? 2 * p : p), j = at + (interleaved ? 2 * p + 1 : p + rotary / 2);
+                const size_t at = r * o.in + h * dim, i = at + (interleaved ? 2 * p : p),
+                             j = at + (interleaved ? 2 * p + 1 : p + rotary / 2);
                 const double angle = (double)(c.position + (int)(r % (size_t)c.seq));
                 e[i] = e[j] = ex[i] + ex[j] + (functions * (1 + angle) + sums) * (std::fabs(x[i]) + std::fabs(x[j]));
             }
@@ -169,7 +182,8 @@ struct forward {
     vec x;
     std::vector<vec> value, error; // by op; what a kernel stored is right by itself
     std::vector<vec> given;        // by op: the error before that
-    forward(const list &ops, const std::vector<vec> &p, const vec &first, const call &what, te_dtype t) : l(ops), params(p), c(what), dtype(t), x(first) {}
+    forward(const list &ops, const std::vector<vec> &p, const vec &first, const call &what, te_dtype t)
+        : l(ops), params(p), c(what), dtype(t), x(first) {}
 
     // The error of op i, whose output is y: `rounded` if it is stored, `may` if a kernel may round it or not.
     void step(size_t i, const vec &y, bool rounded, bool may) {
@@ -184,28 +198,33 @@ struct forward {
                 for (size_t n = 0; n < o.out; n++) {
                     double sum = 0;
                     for (size_t k = 0; k < o.in; k++)
-                        sum += std::fabs((*w)[n * o.in + k]) * (before[r * o.in + k] + sums * std::fabs(in[r * o.in + k]));
+                        sum +=
+                            std::fabs((*w)[n * o.in + k]) * (before[r * o.in + k] + sums * std::fabs(in[r * o.in + k]));
                     e[r * o.out + n] = sum;
                 }
         } else if (reference::is_norm(o.kind)) {
             for (size_t r = 0; r < c.rows(); r++) {
                 const norm_errors n(o, &in[r * o.in], &before[r * o.in]);
                 for (size_t k = 0; k < o.in; k++) {
-                    const double gamma = std::fabs(reference::gamma_of(o, params, k)), beta = o.params == 2 ? std::fabs(params[(size_t)o.first_param + 1][k]) : 0;
+                    const double gamma = std::fabs(reference::gamma_of(o, params, k)),
+                                 beta = o.params == 2 ? std::fabs(params[(size_t)o.first_param + 1][k]) : 0;
                     const double stored = o.params ? std::fabs((*w)[k]) + 1 : 1; // gamma, from what is stored less 1
                     e[r * o.in + k] = gamma * n.error[k] + sums * (std::fabs(n.xhat[k]) * stored + beta);
                 }
             }
         } else if (reference::is_activation(o.kind)) {
             for (size_t k = 0; k < e.size(); k++)
-                e[k] = before[k] * slope(o.kind, in[k], before[k]) + functions * (std::fabs(in[k]) + std::fabs(y[k]) * (1 + std::fabs(in[k])));
+                e[k] = before[k] * slope(o.kind, in[k], before[k]) +
+                       functions * (std::fabs(in[k]) + std::fabs(y[k]) * (1 + std::fabs(in[k])));
         } else if (!gated.empty()) {
             for (size_t r = 0; r < c.rows(); r++)
                 for (size_t k = 0; k < o.out; k++) {
                     const size_t at = r * o.in + k;
                     const double a = in[at], b = std::fabs(in[at + o.out]), f = reference::activation(gated, a);
-                    const double ef = before[at] * slope(gated, a, before[at]) + functions * (1 + std::fabs(a) + std::fabs(f) * (1 + std::fabs(a)));
-                    e[r * o.out + k] = ef * (b + before[at + o.out]) + std::fabs(f) * before[at + o.out] + sums * std::fabs(f) * b;
+                    const double ef = before[at] * slope(gated, a, before[at]) +
+                                      functions * (1 + std::fabs(a) + std::fabs(f) * (1 + std::fabs(a)));
+                    e[r * o.out + k] =
+                        ef * (b + before[at + o.out]) + std::fabs(f) * before[at + o.out] + sums * std::fabs(f) * b;
                 }
         } else if (o.kind == "attention") {
             e = attention(o, in, before, c, dtype);
@@ -216,17 +235,26 @@ struct forward {
         } else if (o.kind == "cross_entropy") { // y = top + log sum - x[label]
             for (size_t r = 0; r < c.rows(); r++) {
                 double size = 0, off = 0;
-                for (size_t k = 0; k < o.in; k++) size = std::max(size, std::fabs(in[r * o.in + k])), off = std::max(off, before[r * o.in + k]);
-                e[r] = c.labels[r] == c.ignore_index ? 0 : 2 * off + same_sign(o.in) + (functions + sums) * (1 + std::log((double)o.in) + 2 * size);
+                for (size_t k = 0; k < o.in; k++)
+                    size = std::max(size, std::fabs(in[r * o.in + k])), off = std::max(off, before[r * o.in + k]);
+                e[r] = c.labels[r] == c.ignore_index
+                           ? 0
+                           : 2 * off + same_sign(o.in) + (functions + sums) * (1 + std::log((double)o.in) + 2 * size);
             }
-        } else { // a sum of what came in and of what an op has: bias, positions, add; or a multiple: dropout, scale; or itself
+        } else { // a sum of what came in and of what an op has: bias, positions, add; or a multiple: dropout, scale; or
+                 // itself
             const bool same = o.kind == "fork" || o.kind == "input" || o.kind == "output";
-            const double factor = o.kind == "scale" ? std::fabs(o.factor(0, 1)) : o.kind == "dropout" && c.training ? 1 / (1 - o.factor(0, 0.5)) : 1;
-            const vec *kept = o.kind == "add" && l.ops[(size_t)o.edge].kind != "input" ? &error[(size_t)o.edge] : nullptr;
+            const double factor = o.kind == "scale"                   ? std::fabs(o.factor(0, 1))
+                                  : o.kind == "dropout" && c.training ? 1 / (1 - o.factor(0, 0.5))
+                                                                      : 1;
+            const vec *kept =
+                o.kind == "add" && l.ops[(size_t)o.edge].kind != "input" ? &error[(size_t)o.edge] : nullptr;
             for (size_t k = 0; k < e.size() && !same; k++)
-                e[k] = factor * before[k] + (kept ? (*kept)[k] : 0) + sums * (2 * std::fabs(in[k]) * factor + std::fabs(y[k]));
+                e[k] = factor * before[k] + (kept ? (*kept)[k] : 0) +
+                       sums * (2 * std::fabs(in[k]) * factor + std::fabs(y[k]));
         }
-        for (size_t k = 0; k < e.size() && (rounded || may); k++) e[k] += ulp(std::fabs(y[k]) + e[k], dtype) * (rounded + may);
+        for (size_t k = 0; k < e.size() && (rounded || may); k++)
+            e[k] += ulp(std::fabs(y[k]) + e[k], dtype) * (rounded + may);
         value.push_back(y), error.push_back(e), given.push_back(e);
     }
     // Go on from what a kernel stored; `before`: or from what it had before that was rounded.
@@ -244,9 +272,9 @@ struct backward {
     const reference::values &v;
     const call &c;
     te_dtype dtype;
-    vec d;                       // of the gradient that came last
-    std::vector<vec> param;      // of the parameters' gradients
-    std::map<int, vec> kept;     // by fork
+    vec d;                   // of the gradient that came last
+    std::vector<vec> param;  // of the parameters' gradients
+    std::map<int, vec> kept; // by fork
     std::map<std::string, vec> inputs;
     backward(const list &ops, const std::vector<vec> &p, const reference::values &values, const call &what, te_dtype t)
         : l(ops), params(p), v(values), c(what), dtype(t) {
@@ -280,28 +308,36 @@ struct backward {
                 double off_along = 0, off_mean = 0, along = 0;
                 for (size_t k = 0; k < o.in; k++) {
                     const size_t at = r * o.in + k;
-                    const double gamma = reference::gamma_of(o, params, k), g = std::fabs(dy[at] * gamma), eg = d[at] * std::fabs(gamma) + sums * g;
+                    const double gamma = reference::gamma_of(o, params, k), g = std::fabs(dy[at] * gamma),
+                                 eg = d[at] * std::fabs(gamma) + sums * g;
                     along += dy[at] * gamma * s.xhat[k] / s.n;
                     off_along += (eg * std::fabs(s.xhat[k]) + g * s.error[k] + sums * g * std::fabs(s.xhat[k])) / s.n;
                     off_mean += (eg + sums * g) / s.n;
-                    if (o.params > 0) (*ew)[k] += d[at] * std::fabs(s.xhat[k]) + std::fabs(dy[at]) * (s.error[k] + sums * std::fabs(s.xhat[k]));
+                    if (o.params > 0)
+                        (*ew)[k] += d[at] * std::fabs(s.xhat[k]) +
+                                    std::fabs(dy[at]) * (s.error[k] + sums * std::fabs(s.xhat[k]));
                     if (o.params > 1) param[(size_t)o.first_param + 1][k] += d[at] + sums * std::fabs(dy[at]);
                 }
                 if (o.kind.compare(0, 9, "layernorm") != 0) off_mean = 0;
                 for (size_t k = 0; k < o.in; k++) {
                     const size_t at = r * o.in + k;
-                    const double gamma = std::fabs(reference::gamma_of(o, params, k)), g = std::fabs(dy[at]) * (gamma + 1);
-                    e[at] = s.row.rstd * (d[at] * gamma + 2 * sums * g + off_mean + std::fabs(s.xhat[k]) * off_along + s.error[k] * std::fabs(along)) +
+                    const double gamma = std::fabs(reference::gamma_of(o, params, k)),
+                                 g = std::fabs(dy[at]) * (gamma + 1);
+                    e[at] = s.row.rstd * (d[at] * gamma + 2 * sums * g + off_mean + std::fabs(s.xhat[k]) * off_along +
+                                          s.error[k] * std::fabs(along)) +
                             std::fabs(dx[at]) * same_sign(o.in); // of rstd
                 }
             }
         } else if (reference::is_activation(o.kind)) {
-            for (size_t k = 0; k < e.size(); k++) e[k] = d[k] * std::fabs(reference::activation_slope(o.kind, x[k])) + std::fabs(dy[k]) * slope_error(x[k]);
+            for (size_t k = 0; k < e.size(); k++)
+                e[k] =
+                    d[k] * std::fabs(reference::activation_slope(o.kind, x[k])) + std::fabs(dy[k]) * slope_error(x[k]);
         } else if (!gated.empty()) {
             for (size_t r = 0; r < c.rows(); r++)
                 for (size_t k = 0; k < o.out; k++) {
                     const size_t at = r * o.in + k, from = r * o.out + k;
-                    const double a = x[at], b = std::fabs(x[at + o.out]), f = std::fabs(reference::activation(gated, a)), g = std::fabs(dy[from]);
+                    const double a = x[at], b = std::fabs(x[at + o.out]),
+                                 f = std::fabs(reference::activation(gated, a)), g = std::fabs(dy[from]);
                     e[at] = (d[from] * std::fabs(reference::activation_slope(gated, a)) + g * slope_error(a)) * b;
                     e[at + o.out] = d[from] * f + g * functions * (1 + std::fabs(a) + f * (1 + std::fabs(a)));
                 }
@@ -311,7 +347,8 @@ struct backward {
             e = rope(o, dy, d, c);
         } else if (o.kind == "embedding" || o.kind == "positions") {
             for (size_t k = 0; k < d.size(); k++) {
-                const size_t row = o.kind == "embedding" ? (size_t)c.tokens[k / o.out] : (size_t)c.position + k / o.out % (size_t)c.seq;
+                const size_t row = o.kind == "embedding" ? (size_t)c.tokens[k / o.out]
+                                                         : (size_t)c.position + k / o.out % (size_t)c.seq;
                 (*ew)[row * o.out + k % o.out] += d[k] + sums * std::fabs(dy[k]);
             }
         } else if (o.kind == "cross_entropy") { // dx = dy (p - 1 at the label)
@@ -320,13 +357,17 @@ struct backward {
                 for (size_t k = 0; k < o.in; k++) top = std::max(top, x[r * o.in + k]);
                 for (size_t k = 0; k < o.in; k++) sum += std::exp(x[r * o.in + k] - top);
                 for (size_t k = 0; k < o.in; k++) {
-                    const double z = x[r * o.in + k] - top, p = std::exp(z) / sum, label = k == (size_t)c.labels[r] ? 1 : 0;
-                    const double off = p * (functions * (2 + std::fabs(z) + std::fabs(top)) + same_sign(o.in)) + sums * (p + label);
+                    const double z = x[r * o.in + k] - top, p = std::exp(z) / sum,
+                                 label = k == (size_t)c.labels[r] ? 1 : 0;
+                    const double off =
+                        p * (functions * (2 + std::fabs(z) + std::fabs(top)) + same_sign(o.in)) + sums * (p + label);
                     e[r * o.in + k] = c.labels[r] == c.ignore_index ? 0 : d[r] * (p + label) + std::fabs(dy[r]) * off;
                 }
             }
         } else {
-            const double factor = o.kind == "scale" ? std::fabs(o.factor(0, 1)) : o.kind == "dropout" ? 1 / (1 - o.factor(0, 0.5)) : 1;
+            const double factor = o.kind == "scale"     ? std::fabs(o.factor(0, 1))
+                                  : o.kind == "dropout" ? 1 / (1 - o.factor(0, 0.5))
+                                                        : 1;
             const auto found = kept.find((int)i);
             for (size_t k = 0; k < e.size(); k++) {
                 e[k] = factor * d[k] + sums * (2 * std::fabs(dy[k]) * factor + std::fabs(dx[k]));
@@ -335,10 +376,13 @@ struct backward {
         }
         if (o.kind == "add") {
             for (size_t k = 0; k < e.size(); k++) e[k] = d[k] + (held ? ulp(std::fabs(dy[k]) + d[k], dtype) : 0);
-            if (l.ops[(size_t)o.edge].kind == "input") inputs[l.ops[(size_t)o.edge].name] = e;
-            else kept[o.edge] = e;
+            if (l.ops[(size_t)o.edge].kind == "input")
+                inputs[l.ops[(size_t)o.edge].name] = e;
+            else
+                kept[o.edge] = e;
         }
-        for (size_t k = 0; k < e.size() && (rounded || may); k++) e[k] += ulp(std::fabs(dx[k]) + e[k], dtype) * (rounded + may);
+        for (size_t k = 0; k < e.size() && (rounded || may); k++)
+            e[k] += ulp(std::fabs(dx[k]) + e[k], dtype) * (rounded + may);
         d = e;
     }
     // Of an activation's slope: x times a derivative of exp in x^3, at most.

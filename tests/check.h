@@ -1,5 +1,5 @@
-// check.h -- one list against the reference: forward, the same again, inference, backward in its four ways, and nothing else
-// touched. Included by harness.h, which has what this needs.
+// check.h -- one list against the reference: forward, the same again, inference, backward in its four ways, and nothing
+// else touched. Included by harness.h, which has what this needs.
 #ifndef TESTS_CHECK_H
 #define TESTS_CHECK_H
 
@@ -8,7 +8,8 @@
 namespace {
 
 // Every element within what its own sum of |terms| allows (bounds.h), and the whole within half of it.
-inline void check_within(const std::string &name, const reference::vec &out, const reference::vec &ref, const reference::vec &bound) {
+inline void check_within(const std::string &name, const reference::vec &out, const reference::vec &ref,
+                         const reference::vec &bound) {
     REQUIRE(out.size() == ref.size());
     REQUIRE(bound.size() == ref.size());
     double worst = 0, errors = 0, bounds = 0;
@@ -23,8 +24,8 @@ inline void check_within(const std::string &name, const reference::vec &out, con
         CHECK(worst <= 1);
         return;
     }
-    INFO(name << ": worst at " << at << " of " << ref.size() << ": " << out[at] << ", should be " << ref[at] << " to " << bound[at]
-              << "; all of it " << whole << " of what is allowed, half is the most");
+    INFO(name << ": worst at " << at << " of " << ref.size() << ": " << out[at] << ", should be " << ref[at] << " to "
+              << bound[at] << "; all of it " << whole << " of what is allowed, half is the most");
     CHECK(worst <= 1);
     CHECK(whole <= 0.5);
 }
@@ -48,18 +49,21 @@ struct trial {
     edge_buffers e;
     reference::edges in_edges, out_grads;
     te_saved saved;
-    reference::values ref;  // as it goes on from what the kernels stored
-    reference::vec dy_ref;  // empty: batch.loss_scale
+    reference::values ref; // as it goes on from what the kernels stored
+    reference::vec dy_ref; // empty: batch.loss_scale
     std::vector<uint8_t> x_before, params_before, kept;
     std::vector<std::vector<uint8_t>> first; // what the first forward gave: y, then the edges
 
     trial(const subject &sub, const shape &what, unsigned seed)
-        : s(sub), at(what), plan(sub.plan()), dtype(plan->dtype), out_dtype(te__out_dtype(plan)), from_tokens(te__from_tokens(plan) != 0),
-          to_loss(te__to_loss(plan) != 0), rows((size_t)at.batch * (size_t)at.seq), in((size_t)plan->in), out((size_t)plan->out),
-          size(te_dtype_bytes(dtype)), out_size(te_dtype_bytes(out_dtype)), random(seed), ctx(&own.c), m(sub, ctx), tokens(rows), labels(rows),
-          tokens_there(ctx, rows * 4), labels_there(ctx, rows * 4), x(ctx, from_tokens ? 0 : rows * in * size, 16), y(ctx, rows * out * out_size, 16),
-          y2(ctx, rows * out * out_size, 16), dx(ctx, from_tokens ? 0 : rows * in * size, 16), dx2(ctx, from_tokens ? 0 : rows * in * size, 16),
-          dy(ctx, rows * out * out_size, 16), workspace(ctx, sub.workspace_bytes(m.memory.data(), (int64_t)rows, ctx)),
+        : s(sub), at(what), plan(sub.plan()), dtype(plan->dtype), out_dtype(te__out_dtype(plan)),
+          from_tokens(te__from_tokens(plan) != 0), to_loss(te__to_loss(plan) != 0),
+          rows((size_t)at.batch * (size_t)at.seq), in((size_t)plan->in), out((size_t)plan->out),
+          size(te_dtype_bytes(dtype)), out_size(te_dtype_bytes(out_dtype)), random(seed), ctx(&own.c), m(sub, ctx),
+          tokens(rows), labels(rows), tokens_there(ctx, rows * 4), labels_there(ctx, rows * 4),
+          x(ctx, from_tokens ? 0 : rows * in * size, 16), y(ctx, rows * out * out_size, 16),
+          y2(ctx, rows * out * out_size, 16), dx(ctx, from_tokens ? 0 : rows * in * size, 16),
+          dx2(ctx, from_tokens ? 0 : rows * in * size, 16), dy(ctx, rows * out * out_size, 16),
+          workspace(ctx, sub.workspace_bytes(m.memory.data(), (int64_t)rows, ctx)),
           saved_memory(ctx, sub.saved_bytes((int64_t)rows)) { // exactly the memory that was asked for
         ctx->workspace = workspace.data(), ctx->workspace_bytes = workspace.bytes;
         memset(&saved, 0, sizeof saved);
@@ -69,15 +73,17 @@ struct trial {
     trial &operator=(const trial &) = delete;
     ~trial() { ctx->workspace = nullptr, ctx->workspace_bytes = 0; }
 
-    te_tensor of(const buffer &b) const { return from_tokens ? te_none() : te_matrix(b.data(), dtype, (int64_t)rows, (int64_t)in); }
+    te_tensor of(const buffer &b) const {
+        return from_tokens ? te_none() : te_matrix(b.data(), dtype, (int64_t)rows, (int64_t)in);
+    }
     te_tensor out_of(const buffer &b) const { return te_matrix(b.data(), out_dtype, (int64_t)rows, (int64_t)out); }
     te_tensor given() const { return dy_ref.empty() ? te_none() : out_of(dy); }
     bool product(size_t i) const { return plan->op[i].op_class == TE_CLASS_gemm; }
     // Whether a product is rounded on its way into the rest of its row depends, on CUDA, on the kernel that runs. The
     // reference does not round it there, and allows for it.
     bool may_round(size_t i) const { return TE_CUDA && dtype != TE_f32 && product(i); }
-    // The same of a value that a row which begins with a product stores and goes on with: cuBLASLt's epilogue for a bias and
-    // a gelu works on what it has before the rounding.
+    // The same of a value that a row which begins with a product stores and goes on with: cuBLASLt's epilogue for a
+    // bias and a gelu works on what it has before the rounding.
     bool goes_on(size_t i) const {
         for (int k = 0; k < plan->forward_count; k++) {
             const te_step &step = plan->forward[k];
@@ -106,8 +112,10 @@ struct trial {
     }
     void bring_along() {
         memset(&batch, 0, sizeof batch);
-        batch.batch = at.batch, batch.seq = at.seq, batch.position = at.position, batch.ignore_index = -7, batch.loss_scale = 1.0f / (float)rows;
-        call.batch = at.batch, call.seq = at.seq, call.position = at.position, call.ignore_index = -7, call.loss_scale = (double)batch.loss_scale;
+        batch.batch = at.batch, batch.seq = at.seq, batch.position = at.position, batch.ignore_index = -7,
+        batch.loss_scale = 1.0f / (float)rows;
+        call.batch = at.batch, call.seq = at.seq, call.position = at.position, call.ignore_index = -7,
+        call.loss_scale = (double)batch.loss_scale;
         for (const reference::op &o : m.ops.ops) {
             if (o.kind == "embedding") {
                 for (int32_t &t : tokens) t = random.below((int)o.number(0, 1));
@@ -130,19 +138,25 @@ struct trial {
     void draw() {
         int tries = 0;
         do {
-            if (tries++ == 100) FAIL("a hundred draws all stand on a step of " << s.text << ": this case shows nothing");
+            if (tries++ == 100)
+                FAIL("a hundred draws all stand on a step of " << s.text << ": this case shows nothing");
             m.draw(random);
             for (size_t i = 0; i < e.names.size(); i++)
                 (e.is_input[i] ? in_edges : out_grads)[e.names[i]] = random.draw(e.value[i]->bytes / size, dtype);
-            ref = reference::forward(m.ops, m.param, random.draw(x.bytes / size, dtype), in_edges, call, stored_forward(plan, true));
+            ref = reference::forward(m.ops, m.param, random.draw(x.bytes / size, dtype), in_edges, call,
+                                     stored_forward(plan, true));
         } while (near_a_step(m.ops, ref));
         x.write(ref.x, dtype);
         for (size_t i = 0; i < e.names.size(); i++)
-            if (e.is_input[i]) e.value[i]->write(in_edges[e.names[i]], dtype);
-            else e.grad[i]->write(out_grads[e.names[i]], dtype);
+            if (e.is_input[i])
+                e.value[i]->write(in_edges[e.names[i]], dtype);
+            else
+                e.grad[i]->write(out_grads[e.names[i]], dtype);
         dy_ref = random.draw(rows * out, out_dtype);
-        if (to_loss && !at.loss_from_dy) dy_ref.clear();
-        else dy.write(dy_ref, out_dtype);
+        if (to_loss && !at.loss_from_dy)
+            dy_ref.clear();
+        else
+            dy.write(dy_ref, out_dtype);
         x_before = x.raw(), params_before = m.params.raw();
     }
 
@@ -158,8 +172,8 @@ struct trial {
         kept = saved_memory.raw(), first.assign(1, y.raw());
         for (auto &b : e.value) first.push_back(b->raw());
     }
-    // Each step is judged by what it read: the reference goes on from what the kernels stored in `memory`, where `all` has
-    // laid it out.
+    // Each step is judged by what it read: the reference goes on from what the kernels stored in `memory`, where `all`
+    // has laid it out.
     void compare_forward(const te_plan &all, const buffer &memory) {
         te_run layout;
         te__begin(&layout, &all, TE_FORWARD, (int64_t)rows, ctx);
@@ -173,7 +187,9 @@ struct trial {
             const bool last = i + 1 == m.ops.ops.size();
             bound.step(i, v, round.at[i], may_round(i));
             if (!last && (p < base || p >= base + memory.bytes)) return;
-            const reference::vec got = last ? y.read(out_dtype) : memory.read(dtype, (size_t)(p - base) / size, rows * (size_t)plan->op[i].out);
+            const reference::vec got =
+                last ? y.read(out_dtype)
+                     : memory.read(dtype, (size_t)(p - base) / size, rows * (size_t)plan->op[i].out);
             check_within(std::string("output of ") + plan->op[i].name, got, v, bound.error.back());
             v = got, bound.stored(v, goes_on(i));
         });
@@ -184,7 +200,8 @@ struct trial {
             for (size_t k = 0; !e.is_input[i] && k < m.ops.ops.size(); k++)
                 if (m.ops.ops[k].kind == "output" && m.ops.ops[k].name == e.names[i]) {
                     reference::vec allowed = bound.given[k];
-                    for (size_t j = 0; j < allowed.size(); j++) allowed[j] += bounds::ulp(std::fabs(outs.at(e.names[i])[j]), dtype);
+                    for (size_t j = 0; j < allowed.size(); j++)
+                        allowed[j] += bounds::ulp(std::fabs(outs.at(e.names[i])[j]), dtype);
                     check_within(pass + "output " + e.names[i], e.value[i]->read(dtype), outs.at(e.names[i]), allowed);
                 }
     }
@@ -221,8 +238,9 @@ struct trial {
         const reference::rounding round = stored_forward(plan, false);
         bounds::forward bound(m.ops, m.param, ref.x, infer, dtype);
         reference::edges outs;
-        const reference::values v = reference::forward(m.ops, m.param, ref.x, in_edges, infer, round, &outs,
-                                                       [&](size_t i, reference::vec &o) { bound.step(i, o, round.at[i], may_round(i)); });
+        const reference::values v =
+            reference::forward(m.ops, m.param, ref.x, in_edges, infer, round, &outs,
+                               [&](size_t i, reference::vec &o) { bound.step(i, o, round.at[i], may_round(i)); });
         const te_rng before = get_rng(ctx);
         std::vector<uint8_t> once;
         for (int again = 0; again < 2; again++) {
@@ -278,14 +296,18 @@ struct trial {
         for (int i = 0; i < m.ops.params; i++) {
             if (m.owner[(size_t)i] != i) continue;
             reference::vec g = want.g.params[(size_t)i], bound = want.param[(size_t)i];
-            for (size_t k = 0; k < g.size(); k++) g[k] += before[(size_t)i][k], bound[k] += bounds::sums * std::fabs(before[(size_t)i][k]);
-            check_within(std::string(w == add ? "added to the gradient of " : "gradient of ") + m.model()->param[i].op + "." + m.model()->param[i].field,
+            for (size_t k = 0; k < g.size(); k++)
+                g[k] += before[(size_t)i][k], bound[k] += bounds::sums * std::fabs(before[(size_t)i][k]);
+            check_within(std::string(w == add ? "added to the gradient of " : "gradient of ") + m.model()->param[i].op +
+                             "." + m.model()->param[i].field,
                          m.grads.read(TE_f32, m.grad_at(i), m.elements(i)), g, bound);
         }
         if (w != overwrite) return;
         if (!from_tokens) check_within("dx", dx.read(dtype), want.g.dx, want.dx);
         for (size_t i = 0; i < e.names.size(); i++)
-            if (e.is_input[i]) check_within("gradient of input " + e.names[i], e.grad[i]->read(dtype), want.g.inputs.at(e.names[i]), want.inputs.at(e.names[i]));
+            if (e.is_input[i])
+                check_within("gradient of input " + e.names[i], e.grad[i]->read(dtype), want.g.inputs.at(e.names[i]),
+                             want.inputs.at(e.names[i]));
     }
     // The gaps between gradients, as they were before.
     void check_gaps(const std::vector<uint8_t> &now) {
@@ -312,8 +334,10 @@ struct trial {
             const std::vector<uint8_t> now = m.grads.raw();
             check_gaps(now);
             if (w == overwrite || w == add) compare_gradients(w, want, before);
-            if (w == overwrite) grads_first = now, dx_first = dx.raw();
-            else if (w != add) CHECK(now == grads_first);
+            if (w == overwrite)
+                grads_first = now, dx_first = dx.raw();
+            else if (w != add)
+                CHECK(now == grads_first);
             if (w == again || w == add) CHECK(dx2.raw() == dx_first);
         }
     }

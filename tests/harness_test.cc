@@ -32,7 +32,8 @@ subject with_wrong_forward() {
 }
 subject with_wrong_backward() {
     subject s = normed_subject;
-    s.backward = [](te_tensor dx, te_tensor dy, const te_saved *saved, const void *m, const te_batch *b, te_context *c) {
+    s.backward = [](te_tensor dx, te_tensor dy, const te_saved *saved, const void *m, const te_batch *b,
+                    te_context *c) {
         const te_status status = normed_backward(dx, dy, saved, (const normed *)m, b, c);
         if (dx.data) change(dx, c);
         return status;
@@ -57,7 +58,9 @@ TEST_CASE("a gradient near 1 that is off by 3e-5 is found", "[!shouldfail]") {
     check(with_wrong_backward(), shape(1, 5));
 }
 
-TEST_CASE("a list that stands on a step whatever is drawn fails, and says so", "[!shouldfail]") { check(at_a_step_subject, shape(1, 64)); }
+TEST_CASE("a list that stands on a step whatever is drawn fails, and says so", "[!shouldfail]") {
+    check(at_a_step_subject, shape(1, 64));
+}
 
 TEST_CASE("own products are off again when a check throws") {
     CHECK(own_products::count() == 0);
@@ -65,8 +68,7 @@ TEST_CASE("own products are off again when a check throws") {
         const own_products on;
         CHECK(own_products::count() == 1);
         throw 1;
-    } catch (int) {
-    }
+    } catch (int) {}
     CHECK(own_products::count() == 0);
 }
 

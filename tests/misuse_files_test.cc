@@ -1,5 +1,5 @@
-// Files that are in the way, or are no files: links, FIFOs, devices, folders, permissions, a full disk, two writers at once.
-// Nothing hangs, nothing but the file asked for is touched, and what was there is whole at every moment.
+// Files that are in the way, or are no files: links, FIFOs, devices, folders, permissions, a full disk, two writers at
+// once. Nothing hangs, nothing but the file asked for is touched, and what was there is whole at every moment.
 #include <catch2/catch.hpp>
 
 #include <dirent.h>
@@ -41,7 +41,8 @@ struct folder {
         path = name;
     }
     ~folder() {
-        if (std::system(("chmod -R u+rwx '" + path + "'; rm -rf '" + path + "'").c_str())) std::puts("cannot remove the test's folder");
+        if (std::system(("chmod -R u+rwx '" + path + "'; rm -rf '" + path + "'").c_str()))
+            std::puts("cannot remove the test's folder");
     }
     std::string operator/(const char *name) const { return path + "/" + name; }
 };
@@ -51,7 +52,9 @@ std::string content(const std::string &path) {
     s << std::ifstream(path, std::ios::binary).rdbuf();
     return s.str();
 }
-void put(const std::string &path, const std::string &text) { std::ofstream(path, std::ios::binary | std::ios::trunc) << text; }
+void put(const std::string &path, const std::string &text) {
+    std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
+}
 int permissions(const std::string &path) {
     struct stat s;
     return lstat(path.c_str(), &s) ? -1 : (int)(s.st_mode & 07777);
@@ -234,7 +237,8 @@ TEST_CASE("two writers of one path, and a reader: whole at every moment") {
                     for (int b = 0; b < 8; b++) length[b] = (unsigned char)((uint64_t)text.n >> (8 * b));
                     s = te__safetensors_put(&w, length, 8, &ctx);
                     if (s == TE_OK) s = te__safetensors_put(&w, text.p, text.n, &ctx);
-                    for (size_t at = 0; at < data.size() && s == TE_OK; at += 100000) s = te__safetensors_put(&w, data.data() + at, 100000, &ctx);
+                    for (size_t at = 0; at < data.size() && s == TE_OK; at += 100000)
+                        s = te__safetensors_put(&w, data.data() + at, 100000, &ctx);
                     char digits[17];
                     std::snprintf(digits, sizeof digits, "%016llx", (unsigned long long)te_checksum_end(&w.sum));
                     if (s == TE_OK) s = te__new_file_amend(&w.file, digits, 16, 8 + strlen(TE__SAFETENSORS_SEAL), &ctx);
@@ -331,7 +335,8 @@ TEST_CASE("a checksum does not see how its text was cut") {
     te_checksum_add(&whole, text.data(), text.size());
     for (size_t part : {1, 3, 7, 8, 31, 32, 33, 64, 999}) {
         te_checksum s = te_checksum_begin();
-        for (size_t at = 0; at < text.size(); at += part) te_checksum_add(&s, &text[at], std::min(part, text.size() - at));
+        for (size_t at = 0; at < text.size(); at += part)
+            te_checksum_add(&s, &text[at], std::min(part, text.size() - at));
         CHECK(te_checksum_end(&s) == te_checksum_end(&whole));
     }
     for (size_t n : {0, 1, 31, 32, 33}) { // nor is one of another length the same for its zeros

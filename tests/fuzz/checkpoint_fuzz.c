@@ -1,6 +1,6 @@
-/* A libFuzzer entry for checkpoints: the input is a list of edits of a good one. Whatever they are, nothing crashes; a file
- * that is refused has changed no weight; and one that is taken, unless by force, is the good one, or has no mark of ours.
- * tests/fuzz.sh builds and runs it.
+/* A libFuzzer entry for checkpoints: the input is a list of edits of a good one. Whatever they are, nothing crashes; a
+ * file that is refused has changed no weight; and one that is taken, unless by force, is the good one, or has no mark
+ * of ours. tests/fuzz.sh builds and runs it.
  */
 #include <stdio.h>
 
@@ -34,7 +34,8 @@ static void make(void) {
     params_bytes = fuzzed_param_bytes();
     need(te_allocate(&ctx, &p, params_bytes) == TE_OK && te_allocate(&ctx, &g, fuzzed_grad_bytes()) == TE_OK, "memory");
     need(te_fill(&ctx, p, 0, params_bytes) == TE_OK && te_fill(&ctx, g, 0, fuzzed_grad_bytes()) == TE_OK, "memory");
-    need(fuzzed_bind(&m, p, (float *)g, &ctx) == TE_OK && te_model_randomize(&m.model, 0.1f, 1, 0, &ctx) == TE_OK, "model");
+    need(fuzzed_bind(&m, p, (float *)g, &ctx) == TE_OK && te_model_randomize(&m.model, 0.1f, 1, 0, &ctx) == TE_OK,
+         "model");
     need(te_allocate(&ctx, &o, te_adamw_bytes(models, 1)) == TE_OK, "memory");
     need(te_adamw_init(&opt, o, te_adamw_bytes(models, 1), models, 1, &config, &ctx) == TE_OK, "optimizer");
     names[0].name = "h0", names[0].model = &m.model;
@@ -53,8 +54,16 @@ static void make(void) {
 }
 /* Bytes changed, taken out, put in, or moved; and the length in front made to fit now and then. */
 static size_t edit(const uint8_t *bytes, size_t n) {
-    static const char *const pieces[] = {"\"", "\\", "{", "}", "[", "]", ",", ":", "0", "18446744073709551615", "\\ud800", "te.", "F64",
-                                         "9223372036854775807", "null", "\"shape\":[", "\xff", "__metadata__", " ", "-1"};
+    static const char *const pieces[] = {"\"",      "\\",
+                                         "{",       "}",
+                                         "[",       "]",
+                                         ",",       ":",
+                                         "0",       "18446744073709551615",
+                                         "\\ud800", "te.",
+                                         "F64",     "9223372036854775807",
+                                         "null",    "\"shape\":[",
+                                         "\xff",    "__metadata__",
+                                         " ",       "-1"};
     size_t size = good_bytes;
     memcpy(file, good, good_bytes);
     for (; n >= EDIT && size > 16 && size < MOST + 4096; bytes += EDIT, n -= EDIT) {
@@ -87,8 +96,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n) {
         for (int i = 0; i < f.metadata_count; i++) ours |= !strncmp(f.metadata[i].key, "te.", 3);
         all.force = 0;
         const te_status status = te_checkpoint_load(&all, &f, &ctx);
-        if (status == TE_OK && ours && (size != good_bytes || memcmp(file, good, size))) need(0, "a file that was changed was taken");
-        if (status != TE_OK && memcmp(params, before, params_bytes)) need(0, "a file that was refused changed a weight");
+        if (status == TE_OK && ours && (size != good_bytes || memcmp(file, good, size)))
+            need(0, "a file that was changed was taken");
+        if (status != TE_OK && memcmp(params, before, params_bytes))
+            need(0, "a file that was refused changed a weight");
         all.force = 1;
         (void)te_checkpoint_load(&all, &f, &ctx);
         memcpy(params, before, params_bytes);

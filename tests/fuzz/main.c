@@ -1,6 +1,6 @@
 /* A main function for a libFuzzer entry where there is no libFuzzer: inputs by chance, for as long as it is told.
- *     gcc -g -O1 -fsanitize=address,undefined -I. tests/fuzz/checkpoint_fuzz.c tests/fuzz/main.c -o fuzz -lm && ./fuzz 20
- * Every other one is text in the shape of a safetensors header, with a few bytes of it changed.
+ *     gcc -g -O1 -fsanitize=address,undefined -I. tests/fuzz/checkpoint_fuzz.c tests/fuzz/main.c -o fuzz -lm && ./fuzz
+ * 20 Every other one is text in the shape of a safetensors header, with a few bytes of it changed.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -17,12 +17,33 @@ static unsigned below(unsigned n) {
 }
 
 int main(int argc, char **argv) {
-    static const char text[] = "\1\46{\"__metadata__\":{\"format\":\"te\",\"k\\u00e9y\\n\":\"v\\\"\\ud83d\\ude00\"},"
-                               "\"a.weight\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[8,32]},"
-                               "\"step\":{\"dtype\":\"I64\",\"shape\":[],\"data_offsets\":[0,8]},"
-                               "\"b\":{\"shape\":[3],\"data_offsets\":[32,38],\"dtype\":\"BF16\"}}xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx";
-    static const char *const pieces[] = {"\"", "\\", "{", "}", "[", "]", ",", ":", "0", "-1", "18446744073709551615", "\\u", "\\ud800",
-                                         "\"dtype\"", "\"shape\"", "__metadata__", "F64", "\xff", "\xf0\x9f", "[[[[", "null", " "};
+    static const char text[] =
+        "\1\46{\"__metadata__\":{\"format\":\"te\",\"k\\u00e9y\\n\":\"v\\\"\\ud83d\\ude00\"},"
+        "\"a.weight\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[8,32]},"
+        "\"step\":{\"dtype\":\"I64\",\"shape\":[],\"data_offsets\":[0,8]},"
+        "\"b\":{\"shape\":[3],\"data_offsets\":[32,38],\"dtype\":\"BF16\"}}xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx";
+    static const char *const pieces[] = {"\"",
+                                         "\\",
+                                         "{",
+                                         "}",
+                                         "[",
+                                         "]",
+                                         ",",
+                                         ":",
+                                         "0",
+                                         "-1",
+                                         "18446744073709551615",
+                                         "\\u",
+                                         "\\ud800",
+                                         "\"dtype\"",
+                                         "\"shape\"",
+                                         "__metadata__",
+                                         "F64",
+                                         "\xff",
+                                         "\xf0\x9f",
+                                         "[[[[",
+                                         "null",
+                                         " "};
     const long seconds = argc > 1 ? strtol(argv[1], NULL, 10) : 20;
     state = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t)time(NULL);
     printf("seed %llu\n", (unsigned long long)state);
@@ -41,8 +62,10 @@ int main(int argc, char **argv) {
             const size_t at = below((unsigned)n);
             const char *piece = pieces[below(sizeof pieces / sizeof *pieces)];
             const size_t length = strlen(piece);
-            if (below(2)) input[at] = (uint8_t)below(256);
-            else memmove(input + at + length, input + at, n - at), memcpy(input + at, piece, length), n += length;
+            if (below(2))
+                input[at] = (uint8_t)below(256);
+            else
+                memmove(input + at + length, input + at, n - at), memcpy(input + at, piece, length), n += length;
         }
         (void)LLVMFuzzerTestOneInput(input, n);
     }
