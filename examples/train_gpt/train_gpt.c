@@ -458,8 +458,8 @@ static void curve_read(curve *c, const char *path, long until) {
     while (f && fgets(line, sizeof line, f)) {
         long step;
         double loss, validation = NAN;
-        if (sscanf(line, "%ld\t%lf\t%lf", &step, &loss, &validation) >= 2 && step <= until) curve_add(c, step, loss,
-                                                                                                      validation);
+        const int numbers = sscanf(line, "%ld\t%lf\t%lf", &step, &loss, &validation);
+        if (numbers >= 2 && step <= until) curve_add(c, step, loss, validation);
     }
     if (f) fclose(f);
 }
@@ -558,8 +558,8 @@ static void check_options(const options *o) {
     if (o->batch < 1 || o->seq < 2 || o->accumulate < 1 || o->steps < 0 || o->log < 1 || o->validate < 0 ||
         o->save < 0 || o->sample < 0)
         die("batch, seq, accumulate and log must be positive, the other counts not negative", NULL);
-    if (o->batch > MOST_SIDE || o->seq > MOST_SIDE || o->batch * o->seq > MOST_TOKENS) die("that batch is too large",
-                                                                                           NULL);
+    if (o->batch > MOST_SIDE || o->seq > MOST_SIDE || o->batch * o->seq > MOST_TOKENS)
+        die("that batch is too large", NULL);
     if (o->accumulate > MOST_ACCUMULATE) die("--accumulate: 1048576 micro-batches a step are the most", NULL);
     if ((double)o->steps * (double)o->accumulate * (double)o->batch > 9e18) /* sequences are counted in 64 bits */
         die("steps x accumulate x batch is too large", NULL);
@@ -601,8 +601,8 @@ static options parse(int argc, char **argv, int *first_path) {
         if (table[k].number) *table[k].number = strtol(argv[i], &end, 10);
         if (table[k].real) *table[k].real = strtod(argv[i], &end);
         if (end && (*end || end == argv[i])) die("not a number", argv[i]);
-        if (errno == ERANGE || (table[k].real && !isfinite(*table[k].real))) die("too large a number, or too small",
-                                                                                 argv[i]);
+        if (errno == ERANGE || (table[k].real && !isfinite(*table[k].real)))
+            die("too large a number, or too small", argv[i]);
     }
     *first_path = i;
     check_options(&o);

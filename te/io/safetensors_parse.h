@@ -77,10 +77,10 @@ TE_API te_status te__safetensors_parse_metadata(te_safetensors *f, te__json *j) 
     for (int more = 0;; f->metadata_count++) {
         TE_TRY(te__json_next(&more, j, '}'));
         if (!more) return TE_OK;
-        te_safetensors_pair *more_pairs = (te_safetensors_pair *)te__room(f->metadata, f->metadata_count,
-                                                                          sizeof *f->metadata), *pair;
+        void *more_pairs = te__room(f->metadata, f->metadata_count, sizeof *f->metadata);
         TE_REQUIRE(more_pairs, j->ctx, TE_ERROR_MEMORY, "%.120s: cannot allocate", j->path);
-        f->metadata = more_pairs, pair = &f->metadata[f->metadata_count];
+        f->metadata = (te_safetensors_pair *)more_pairs;
+        te_safetensors_pair *pair = &f->metadata[f->metadata_count];
         TE_TRY(te__json_string(&pair->key, j));
         TE_TRY(te__json_expect(j, ':'));
         TE_TRY(te__json_string(&pair->value, j));

@@ -120,10 +120,10 @@ TE_API int64_t te__safetensors_nonfinite(const char *bytes, size_t n, te_safeten
     if (dtype != TE_SAFETENSORS_F32 && dtype != TE_SAFETENSORS_BF16 && dtype != TE_SAFETENSORS_F16) return -1;
     const uint16_t exponent = dtype == TE_SAFETENSORS_BF16 ? 0x7f80 : 0x7c00;
     if (!(size == 4 ? te__safetensors_any32(bytes, n) : te__safetensors_any16(bytes, n, exponent))) return -1;
-    size_t i = 0;
-    while (!(size == 4 ? te__safetensors_any32(bytes + i, 4) : te__safetensors_any16(bytes + i, 2,
-                                                                                     exponent))) i += size;
-    return (int64_t)(i / size);
+    for (size_t i = 0; i < n; i += size)
+        if (size == 4 ? te__safetensors_any32(bytes + i, 4) : te__safetensors_any16(bytes + i, 2, exponent))
+            return (int64_t)(i / size);
+    return -1;
 }
 
 typedef struct te__safetensors_writer {
@@ -161,8 +161,8 @@ TE_API te_status te__safetensors_put_all(te__safetensors_writer *w, const te_saf
     TE_TRY(te__safetensors_put(w, header->p, header->n, ctx));
     for (size_t size = 8; size; size /= 2)
         for (int i = 0; i < n; i++)
-            if (te_safetensors_dtype_bytes(tensor[i].dtype) == size) TE_TRY(te__safetensors_put_tensor(w, &tensor[i],
-                                                                                                       ctx));
+            if (te_safetensors_dtype_bytes(tensor[i].dtype) == size)
+                TE_TRY(te__safetensors_put_tensor(w, &tensor[i], ctx));
     if (!w->extra.sealed) return TE_OK;
     snprintf(digits, sizeof digits, "%016llx", (unsigned long long)te_checksum_end(&w->sum));
     return te__new_file_amend(&w->file, digits, TE_SAFETENSORS_DIGITS, 8 + strlen(TE__SAFETENSORS_SEAL), ctx);

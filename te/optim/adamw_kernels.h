@@ -144,8 +144,8 @@ TE_FN void te__adamw_start_body(const te__adamw_args *a, te_block b) {
     const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
     const int n = te__chunk_tensor(a->first, a->count, b.x);
     const te__adamw_tensor t = a->tensor[n];
-    const int64_t from = (int64_t)(b.x - a->first[n]) * TE__ADAMW_CHUNK, to = te_min(t.elements,
-                                                                                     from + TE__ADAMW_CHUNK);
+    const int64_t from = (int64_t)(b.x - a->first[n]) * TE__ADAMW_CHUNK;
+    const int64_t to = te_min(t.elements, from + TE__ADAMW_CHUNK);
     if (t.dtype == TE_f32) return;
     for (int64_t i = from + lanes.id; i < to; i += lanes.count) t.master[i] = te_load(t.weight, i, t.dtype);
 }
