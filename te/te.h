@@ -29,6 +29,6 @@
 #include "ops/rope.h"          /* rope */
 #include "ops/scale.h"         /* scale */
 #include "optim/adamw.h"       /* te_adamw */
-#include "optim/init.h"        /* te_param_fill */
+#include "optim/init.h"        /* te_model_randomize, te_param_normal */
 
 #endif

@@ -252,6 +252,33 @@ TEST_CASE("a step that is not finite can be left out") {
     CHECK(m.params->raw() != before);
 }
 
+TEST_CASE("large gradients are finite") {
+    target t;
+    std::mt19937 random(7);
+    for (float size : {1e20f, 1e30f, 3e38f})
+        for (float max_norm : {0.0f, 1.0f, INFINITY, 1e30f}) {
+            hand_model m(t, "m", TE_bf16, {{"fc", "weight", 20, 30}});
+            m.draw_data(random, 1);
+            const std::vector<float> before = m.data(0);
+            te_adamw_config c = te_adamw_defaults(0.25f);
+            c.skip_nonfinite = 1, c.max_norm = max_norm, c.weight_decay = 0;
+            optimizer o(t, {&m.model}, c);
+            m.set_grad(0, std::vector<float>(600, size));
+            o.step();
+            const te_adamw_state s = o.state();
+            CAPTURE(size, max_norm);
+            CHECK(s.step == 1);
+            CHECK(s.skipped == 0);
+            // the first step of equal gradients moves every weight by lr, however large they are
+            const std::vector<float> after = read_floats(t, o.opt.master, 600);
+            for (size_t i = 0; i < after.size(); i++)
+                if (!(std::fabs(before[i] - after[i] - 0.25f) < 1e-4f)) FAIL("weight " << i << " moved by " << before[i] - after[i]);
+            for (int step = 0; step < 3; step++) m.draw_grad(random, 1), o.step(); // and none stands still after it
+            for (float v : read_floats(t, o.opt.v, 600)) REQUIRE(std::isfinite(v));
+            for (size_t i = 0; i < 600; i++) REQUIRE(std::isfinite(m.data(0)[i]));
+        }
+}
+
 TEST_CASE("reset, get and set; memory") {
     target t;
     std::mt19937 random(6);
@@ -270,6 +297,17 @@ TEST_CASE("reset, get and set; memory") {
     CHECK(o.state().step == 8);
     s.step = -1;
     CHECK(te_adamw_set(&s, &o.opt, t) == TE_ERROR_VALUE);
+    for (int64_t far : {TE_ADAMW_STEPS + 1, INT64_MAX - 1, INT64_MAX, INT64_MIN}) {
+        s.step = far, s.skipped = 0;
+        CHECK(te_adamw_set(&s, &o.opt, t) == TE_ERROR_VALUE);
+        s.step = 0, s.skipped = far;
+        CHECK(te_adamw_set(&s, &o.opt, t) == TE_ERROR_VALUE);
+    }
+    CHECK(o.state().step == 8);
+    s.step = TE_ADAMW_STEPS, s.skipped = 0;
+    REQUIRE(te_adamw_set(&s, &o.opt, t) == TE_OK);
+    o.step();
+    CHECK(o.state().step == TE_ADAMW_STEPS + 1);
     m.draw_data(random, 2);
     REQUIRE(te_adamw_reset(&o.opt, t) == TE_OK);
     CHECK(o.state().step == 0);
@@ -309,6 +347,23 @@ TEST_CASE("what is refused") {
     c = good, c.max_norm = NAN;
     CHECK(init(c) == TE_ERROR_VALUE);
     c = good, c.grad_scale = 0;
+    CHECK(init(c) == TE_ERROR_VALUE);
+    for (float bad : {INFINITY, -INFINITY, NAN}) {
+        c = good, c.eps = bad;
+        CHECK(init(c) == TE_ERROR_VALUE);
+        CHECK(std::string(te_last_error(t)).find("eps") != std::string::npos);
+        c = good, c.weight_decay = bad;
+        CHECK(init(c) == TE_ERROR_VALUE);
+        CHECK(std::string(te_last_error(t)).find("weight_decay") != std::string::npos);
+        c = good, c.grad_scale = bad;
+        CHECK(init(c) == TE_ERROR_VALUE);
+        CHECK(std::string(te_last_error(t)).find("grad_scale") != std::string::npos);
+        c = good, c.schedule.peak = bad;
+        CHECK(init(c) == TE_ERROR_VALUE);
+        c = good, c.beta1 = bad;
+        CHECK(init(c) == TE_ERROR_VALUE);
+    }
+    c = good, c.schedule.total = INT64_MIN;
     CHECK(init(c) == TE_ERROR_VALUE);
     c = good, c.schedule.kind = TE_SCHEDULE_cosine;
     CHECK(init(c) == TE_ERROR_VALUE);

@@ -1,7 +1,9 @@
 // Checkpoints: a run that was stopped and resumed goes on to the same bits; a file that does not fit changes nothing.
 #include "hand_model.h"
 
+#include <fstream>
 #include <memory>
+#include <sstream>
 
 #include "te/io/checkpoint.h"
 
@@ -63,6 +65,7 @@ struct network {
     te_checkpoint checkpoint(const std::vector<te_safetensors_pair> *metadata = nullptr) {
         te_checkpoint c;
         c.models = names.data(), c.count = (int)names.size(), c.optimizer = &opt, c.random = 1;
+        c.force = 0;
         c.metadata = metadata ? metadata->data() : nullptr, c.metadata_count = metadata ? (int)metadata->size() : 0;
         return c;
     }
@@ -210,12 +213,168 @@ TEST_CASE("a file that does not fit changes nothing") {
     REQUIRE(te_copy(saved.t, saved.opt.state, &s, sizeof s) == TE_OK);
     save(saved.checkpoint());
     refused(n, n.checkpoint(), TE_ERROR_FORMAT, "adamw.step is -5");
+    for (int64_t far : {TE_ADAMW_STEPS + 1, INT64_MAX}) { // the next step would count over the end
+        s.step = far;
+        REQUIRE(te_copy(saved.t, saved.opt.state, &s, sizeof s) == TE_OK);
+        save(saved.checkpoint());
+        refused(n, n.checkpoint(), TE_ERROR_FORMAT, "adamw.step is ");
+    }
 
     // truncated, or of some other kind
     REQUIRE(truncate(file.path.c_str(), 20000) == 0);
     refused(n, n.checkpoint(), TE_ERROR_FORMAT, "the file has");
     REQUIRE(truncate(file.path.c_str(), 0) == 0);
     refused(n, n.checkpoint(), TE_ERROR_FORMAT, "no safetensors file");
+}
+
+// The whole file, and the same with other bytes.
+std::string content(const std::string &path) {
+    std::ostringstream s;
+    s << std::ifstream(path, std::ios::binary).rdbuf();
+    return s.str();
+}
+void put(const std::string &path, const std::string &text) { std::ofstream(path, std::ios::binary | std::ios::trunc) << text; }
+
+TEST_CASE("any bit that changes is found, in data and header") {
+    file_name file;
+    network saved(1, 8), n(2, 8);
+    saved.train(0, 2);
+    const std::vector<te_safetensors_pair> metadata = {{"position", "4096"}, {"lr", "0.002"}};
+    const te_checkpoint c = saved.checkpoint(&metadata);
+    REQUIRE(te_checkpoint_save(file.path.c_str(), &c, saved.t) == TE_OK);
+    const std::string whole = content(file.path);
+    uint64_t header = 0;
+    for (int i = 7; i >= 0; i--) header = header << 8 | (unsigned char)whole[(size_t)i];
+    const std::vector<uint8_t> before = n.bits();
+    const te_checkpoint into = n.checkpoint();
+    std::mt19937 random(11);
+    size_t passed = 0, tried = 0;
+    for (size_t byte = 0; byte < whole.size(); byte += byte < header + 8 ? 1 + random() % 3 : 1 + random() % 400) {
+        std::string s = whole;
+        s[byte] = (char)(s[byte] ^ (1 << random() % 8));
+        te_safetensors f;
+        te_status status = te_safetensors_open_memory(&f, s.data(), s.size(), n.t);
+        if (status == TE_OK) {
+            status = te_checkpoint_load(&into, &f, n.t);
+            te_safetensors_close(&f);
+        }
+        passed += status != TE_ERROR_FORMAT, tried++;
+    }
+    CHECK(tried > 1000);
+    CHECK(passed == 0);
+    CHECK(n.bits() == before);
+    REQUIRE(load(n, into, file.path) == TE_OK);
+    CHECK(n.bits() == saved.bits());
+}
+
+TEST_CASE("force loads a file whose checksum is wrong") {
+    file_name file;
+    network saved(1), n(2);
+    const te_checkpoint c = saved.checkpoint();
+    REQUIRE(te_checkpoint_save(file.path.c_str(), &c, saved.t) == TE_OK);
+    std::string s = content(file.path);
+    s.back() = (char)(s.back() ^ 1);
+    put(file.path, s);
+    te_checkpoint into = n.checkpoint();
+    CHECK(load(n, into, file.path) == TE_ERROR_FORMAT);
+    CHECK(std::string(te_last_error(n.t)).find("it was changed after it was saved") != std::string::npos);
+    into.force = 1;
+    CHECK(load(n, into, file.path) == TE_OK);
+}
+
+TEST_CASE("a model of another list is refused where the shapes agree") {
+    file_name file;
+    network saved(1);
+    const te_checkpoint c = saved.checkpoint();
+    REQUIRE(te_checkpoint_save(file.path.c_str(), &c, saved.t) == TE_OK);
+    const auto refused = [&](network &n, const char *says) {
+        const std::vector<uint8_t> before = n.bits();
+        te_checkpoint into = n.checkpoint();
+        CHECK(load(n, into, file.path) == TE_ERROR_VALUE);
+        INFO(te_last_error(n.t));
+        CHECK(std::string(te_last_error(n.t)).find(says) != std::string::npos);
+        CHECK(n.bits() == before);
+        into.force = 1;
+        CHECK(load(n, into, file.path) == TE_OK);
+    };
+    network heads(2), eps(2), kind(2), longer(2);
+    const int four = 4;
+    const float small = 1e-6f;
+    heads.h1.op[1].options = &four, heads.h1.op[1].options_bytes = sizeof four;
+    refused(heads, "of model \"h1\" it has (linear fc1_b 0>0), where this one has (linear fc1_b 0>0 00000004)");
+    eps.h0.op[2].options = &small, eps.h0.op[2].options_bytes = sizeof small;
+    refused(eps, "where this one has (linear ln 0>0 358637bd)");
+    kind.embed.op[0].kind = "positions";
+    refused(kind, "it has (linear tokens 0>0), where this one has (positions tokens 0>0)");
+    te_op more[5];
+    for (int i = 0; i < 4; i++) more[i] = longer.h0.op[(size_t)i];
+    memset(&more[4], 0, sizeof more[4]);
+    more[4].kind = "gelu", more[4].name = "act";
+    longer.h0.plan.op = more, longer.h0.plan.op_count = 5;
+    refused(longer, "it has (), where this one has (gelu act 0>0)");
+}
+
+TEST_CASE("a file without checksum and lists, as older versions wrote it, loads") {
+    file_name file;
+    network saved(1), n(2);
+    saved.train(0, 2);
+    const te_checkpoint c = saved.checkpoint();
+    REQUIRE(te_checkpoint_save(file.path.c_str(), &c, saved.t) == TE_OK);
+    te_safetensors f;
+    REQUIRE(te_safetensors_open(&f, file.path.c_str(), saved.t) == TE_OK);
+    CHECK(te_safetensors_metadata(&f, TE_SAFETENSORS_SUM) != nullptr);
+    std::vector<te_safetensor> list(f.tensor, f.tensor + f.count);
+    std::vector<std::vector<char>> data;
+    for (te_safetensor &t : list) {
+        data.emplace_back((size_t)t.bytes + 1);
+        REQUIRE(te_safetensors_read(&f, &t, data.back().data(), saved.t) == TE_OK);
+        t.data = data.back().data();
+    }
+    REQUIRE(te_safetensors_write(file.path.c_str(), list.data(), (int)list.size(), nullptr, 0, saved.t) == TE_OK);
+    te_safetensors_close(&f);
+    CHECK(load(n, n.checkpoint(), file.path) == TE_OK);
+    CHECK(n.bits() == saved.bits());
+    REQUIRE(te_safetensors_open(&f, file.path.c_str(), saved.t) == TE_OK); // and a program can tell
+    CHECK(te_safetensors_metadata(&f, TE_SAFETENSORS_SUM) == nullptr);
+    te_safetensors_close(&f);
+}
+
+TEST_CASE("numbers that are not finite do not take the place of a good file") {
+    file_name file;
+    for (float bad : {INFINITY, -INFINITY, NAN})
+        for (int which = 0; which < 4; which++) {
+            network n(1);
+            n.train(0, 1);
+            te_checkpoint c = n.checkpoint();
+            REQUIRE(te_checkpoint_save(file.path.c_str(), &c, n.t) == TE_OK);
+            const std::string good = content(file.path);
+            if (which == 0) write_floats(n.t, (float *)n.embed.param[0].data + 1199, {bad});                  // the last of f32
+            else if (which == 1) write_floats(n.t, (uint16_t *)n.h1.param[1].data + 95, {bad}, TE_bf16);       // of bf16
+            else write_floats(n.t, (which == 2 ? n.opt.m : n.opt.v) + 3, {bad});                               // of the moments
+            CAPTURE(bad, which);
+            CHECK(te_checkpoint_save(file.path.c_str(), &c, n.t) == TE_ERROR_VALUE);
+            INFO(te_last_error(n.t));
+            const char *says = which == 0 ? "embed.tokens.weight: element 1199 is not finite" : which == 1 ? "h1.fc1_b.bias: element 95 is not finite"
+                               : which == 2 ? "adamw.m.embed.tokens.weight: element 3 is not finite" : "adamw.v.embed.tokens.weight: element 3";
+            CHECK(std::string(te_last_error(n.t)).find(says) != std::string::npos);
+            CHECK(content(file.path) == good);
+            c.force = 1;
+            CHECK(te_checkpoint_save(file.path.c_str(), &c, n.t) == TE_OK);
+        }
+}
+
+TEST_CASE("whether a checkpoint could be saved, before there is one") {
+    file_name file;
+    target t;
+    put(file.path, "old");
+    CHECK(te_checkpoint_probe(file.path.c_str(), t) == TE_OK);
+    CHECK(content(file.path) == "old");
+    CHECK(te_checkpoint_probe((file.path + ".new").c_str(), t) == TE_OK);
+    CHECK(access((file.path + ".new").c_str(), F_OK) != 0);
+    CHECK(te_checkpoint_probe("/no/such/folder/x", t) == TE_ERROR_IO);
+    CHECK(te_checkpoint_probe("/dev/null", t) == TE_ERROR_IO);
+    CHECK(te_checkpoint_probe("/tmp", t) == TE_ERROR_IO);
+    CHECK(te_checkpoint_probe(nullptr, t) == TE_ERROR_NULL);
 }
 
 TEST_CASE("what cannot be saved") {
@@ -237,7 +396,9 @@ TEST_CASE("what cannot be saved") {
     n.names[2].name = nullptr;
     refused(TE_ERROR_NULL, "model 2 has no name");
     n.names[2].name = "h1";
-    const std::vector<te_safetensors_pair> twice = {{"k", "1"}, {"k", "2"}};
+    const std::vector<te_safetensors_pair> twice = {{"k", "1"}, {"k", "2"}}, ours = {{"te.list.h0", "x"}};
+    c = n.checkpoint(&ours);
+    refused(TE_ERROR_VALUE, "what begins with te. is the library's");
     c = n.checkpoint(&twice);
     refused(TE_ERROR_VALUE, "two metadata keys are called \"k\"");
     CHECK(te_checkpoint_save("/no/such/folder/x", &(c = n.checkpoint()), n.t) == TE_ERROR_IO);

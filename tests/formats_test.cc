@@ -62,6 +62,16 @@ ROWS(FORMATS_MODEL, bf16)
 OTHERS(FORMATS_MODEL, FORMATS)
 OTHERS(FORMATS_MODEL, ROWS)
 
+// ||out - ref|| / ||ref|| <= tolerance; where numbers cancel to less than `floor`, relative to that.
+static void check_near(const std::string &name, const reference::vec &out, const reference::vec &ref, double tolerance, double floor) {
+    REQUIRE(out.size() == ref.size());
+    double squares = 0;
+    for (size_t i = 0; i < ref.size(); i++) squares += (out[i] - ref[i]) * (out[i] - ref[i]);
+    const double error = ref.empty() ? 0 : std::sqrt(squares / (double)ref.size()) / std::max(rms(ref), floor);
+    INFO(name << ": relative error " << error);
+    CHECK(error <= tolerance); // false for a NaN
+}
+
 // Forward, inference and backward against the reference, which rounds nothing. Roundings of 16 bits are independent, so they add up
 // with the root of the number of ops; 8: forward and backward round, and a product has two rounded operands. f32: 2e-5 for its sums.
 // Where values are kept in f32 is checked exactly, further below. With one key attention's dq and dk are nothing but the rounding of
@@ -142,19 +152,19 @@ static void check_formats(const subject &s, int batch_count, int seq) {
     const reference::rounding exact;
     reference::edges outs;
     const reference::values v = reference::forward(m.ops, m.param, rx, ins, call, exact, &outs);
-    check_close("y", y.read(plan->out_dtype), v.out.back(), tolerance, y_floor);
+    check_near("y", y.read(plan->out_dtype), v.out.back(), tolerance, y_floor);
     for (size_t i = 0; i < edges.size(); i++)
-        if (outs.count(edges[i].name)) check_close(edges[i].name, memory[2 * i]->read(edges[i].value.dtype), outs[edges[i].name], tolerance, floor);
+        if (outs.count(edges[i].name)) check_near(edges[i].name, memory[2 * i]->read(edges[i].value.dtype), outs[edges[i].name], tolerance, floor);
     reference::gradients g = reference::backward(m.ops, m.param, v, rdy, grads_of_outs, call, exact, exact);
     m.merge(g);
-    if (!tokens) check_close("dx", dx.read(plan->in_dtype), g.dx, tolerance, floor);
+    if (!tokens) check_near("dx", dx.read(plan->in_dtype), g.dx, tolerance, floor);
     for (size_t i = 0; i < edges.size(); i++)
-        if (g.inputs.count(edges[i].name)) check_close(edges[i].name, memory[2 * i + 1]->read(edges[i].grad.dtype), g.inputs[edges[i].name], tolerance, floor);
+        if (g.inputs.count(edges[i].name)) check_near(edges[i].name, memory[2 * i + 1]->read(edges[i].grad.dtype), g.inputs[edges[i].name], tolerance, floor);
     for (int i = 0; i < m.ops.params; i++)
         if (m.owner[(size_t)i] == i)
-            check_close("a parameter's gradient", m.grads.read(TE_f32, m.grad_at(i), m.elements(i)), g.params[(size_t)i], tolerance, std::sqrt((double)rows) * floor);
+            check_near("a parameter's gradient", m.grads.read(TE_f32, m.grad_at(i), m.elements(i)), g.params[(size_t)i], tolerance, std::sqrt((double)rows) * floor);
     call.training = false;
-    check_close("inference", yi.read(plan->out_dtype), reference::forward(m.ops, m.param, rx, ins, call, exact).out.back(), tolerance, y_floor);
+    check_near("inference", yi.read(plan->out_dtype), reference::forward(m.ops, m.param, rx, ins, call, exact).out.back(), tolerance, y_floor);
 }
 
 TEST_CASE("formats of their own against the reference", "[formats]") {

@@ -90,11 +90,47 @@ TEST_CASE("infinities and NaN arrive, and no models have the norm 0") {
     CHECK(std::isinf(norm.run()[1]));
     g[3] = NAN, m.set_grad(0, g);
     CHECK(std::isnan(norm.run()[1]));
-    g.assign(9000, 1e30f), m.set_grad(0, g); // the sum of squares does not fit
-    CHECK(std::isinf(norm.run()[1]));
     hand_model nothing(t, "nothing", TE_f32, {{"x", "weight", 3, 3, 1}});
     norm_of none(t, {&nothing.model});
     CHECK(none.run() == std::vector<float>{0, 0});
+}
+
+TEST_CASE("squares that do not fit f32") {
+    target t;
+    std::mt19937 random(10);
+    for (int64_t n : {1, 5, 8191, 8192, 40000})
+        for (double size : {1e19, 1e20, 1e30, 1e38}) { // of the largest; most are near 1
+            hand_model m(t, "m", TE_f32, {{"x", "bias", 1, n}, {"y", "bias", 1, 20000}});
+            m.draw_grad(random, 1);
+            std::vector<float> g = read_floats(t, m.param[0].grad, (size_t)n);
+            g[(size_t)(n / 2)] = (float)size, g[0] = (float)-size;
+            m.set_grad(0, g);
+            norm_of norm(t, {&m.model});
+            const std::vector<float> got = norm.run();
+            double exact;
+            REQUIRE(te_copy(t, &exact, norm.norm.norm, sizeof exact) == TE_OK);
+            REQUIRE(te_synchronize(t) == TE_OK);
+            CAPTURE(n, size);
+            CHECK(exact == Approx(std::sqrt(sum_of_squares(m))).epsilon(2e-6));
+            CHECK(got[1] == (float)exact);
+            CHECK(norm.run() == got);
+            for (float bad : {INFINITY, -INFINITY, NAN}) {
+                g[(size_t)n - 1] = bad, m.set_grad(0, g);
+                (void)norm.run();
+                REQUIRE(te_copy(t, &exact, norm.norm.norm, sizeof exact) == TE_OK);
+                REQUIRE(te_synchronize(t) == TE_OK);
+                CHECK(!std::isfinite(exact));
+            }
+        }
+    // the largest floats: finite, though neither the sum nor the root fits f32
+    hand_model m(t, "m", TE_f32, {{"x", "bias", 1, 20000}});
+    m.set_grad(0, std::vector<float>(20000, 3.4e38f));
+    norm_of norm(t, {&m.model});
+    CHECK(std::isinf(norm.run()[1]));
+    double exact;
+    REQUIRE(te_copy(t, &exact, norm.norm.norm, sizeof exact) == TE_OK);
+    REQUIRE(te_synchronize(t) == TE_OK);
+    CHECK(exact == Approx(3.4e38 * std::sqrt(20000.0)).epsilon(1e-6));
 }
 
 TEST_CASE("what is refused") {

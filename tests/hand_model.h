@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "te/gemm/gemm.h" // te_context_create
-#include "te/plan/model.h"
+#include "te/plan/bind.h"
 
 namespace {
 

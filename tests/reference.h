@@ -345,9 +345,10 @@ inline values forward(const list &l, const std::vector<vec> &params, const vec &
 // ---- backward ------------------------------------------------------------------------------------------------------
 
 // `dy` for a list that ends in cross_entropy: [rows], or empty for call.loss_scale in every row. `out_grads`: what (output,
-// name) receives. `held` rounds the gradient that an add hands over.
+// name) receives. `held` rounds the gradient that an add hands over. `seen(i, d, dx)`: what each op got, and what it gives.
 inline gradients backward(const list &l, const std::vector<vec> &params, const values &v, const vec &dy, const edges &out_grads, const call &c,
-                          const rounding &round, const rounding &held) {
+                          const rounding &round, const rounding &held,
+                          const std::function<void(size_t, const vec &, const vec &)> &seen = nullptr) {
     gradients g;
     for (const vec &p : params) g.params.push_back(vec(p.size(), 0.0));
     std::map<int, vec> kept; // by fork: the gradient of what it kept
@@ -438,6 +439,7 @@ inline gradients backward(const list &l, const std::vector<vec> &params, const v
             }
         }
         round.apply(dx, i);
+        if (seen) seen(i, d, dx);
         d = dx;
     }
     g.dx = d;

@@ -17,12 +17,12 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# write PATH: a file of every dtype. show PATH: its metadata and tensors, one a line, the bytes in hex.
+# write PATH: a file of every dtype; seal PATH: the same with a checksum. show PATH: its metadata and tensors, one a line, the bytes in hex.
 cat >"$work/tool.c" <<'C'
 #include "te/gemm/gemm.h" /* te_context_create */
 #include "te/io/safetensors.h"
 
-static int write_file(const char *path, te_context *ctx) {
+static int write_file(const char *path, int sealed, te_context *ctx) {
     static unsigned char bytes[TE_SAFETENSORS_DTYPE_COUNT][2 * 3 * 8];
     static const int64_t shape[] = {2, 3}, none[] = {0, 5};
     te_safetensor t[TE_SAFETENSORS_DTYPE_COUNT + 2];
@@ -35,11 +35,12 @@ static int write_file(const char *path, te_context *ctx) {
     t[n++] = te_safetensor_of("scalar \"\xc3\xa9\"\n", TE_SAFETENSORS_F32, 0, 0, bytes[TE_SAFETENSORS_F32]);
     t[n++] = te_safetensor_of("none", TE_SAFETENSORS_F32, 2, none, 0);
     const te_safetensors_pair metadata[] = {{"position", "81920"}, {"text", "a \"b\"\\\n\x01"}};
-    return te_safetensors_write(path, t, n, metadata, 2, ctx);
+    return sealed ? te_safetensors_write_sealed(path, t, n, metadata, 2, ctx) : te_safetensors_write(path, t, n, metadata, 2, ctx);
 }
 static int show_file(const char *path, te_context *ctx) {
     te_safetensors f;
     TE_TRY(te_safetensors_open(&f, path, ctx));
+    TE_TRY(te_safetensors_verify(&f, ctx));
     for (int i = 0; i < f.metadata_count; i++) printf("metadata %s=%s\n", f.metadata[i].key, f.metadata[i].value);
     for (int i = 0; i < f.count; i++) {
         unsigned char data[4096];
@@ -55,7 +56,7 @@ static int show_file(const char *path, te_context *ctx) {
 int main(int argc, char **argv) {
     te_context ctx;
     if (argc != 3 || te_context_create(&ctx, 0, 1) != TE_OK) return 1;
-    const int status = *argv[1] == 'w' ? write_file(argv[2], &ctx) : show_file(argv[2], &ctx);
+    const int status = strcmp(argv[1], "show") ? write_file(argv[2], *argv[1] == 's', &ctx) : show_file(argv[2], &ctx);
     if (status != TE_OK) fprintf(stderr, "%s\n", te_last_error(&ctx));
     te_context_destroy(&ctx);
     return status != TE_OK;
@@ -90,6 +91,20 @@ with safetensors.safe_open(path, framework="np") as f:
         got = f.get_tensor(name)
         assert got.dtype == np.dtype(t) and got.shape == (2, 3) and got.tobytes() == expected(name, 6 * sizes[name]), name
     assert f.get_tensor('scalar "\u00e9"\n').shape == () and f.get_tensor("none").shape == (0, 5)
+
+# ours with a checksum: the same tensors, and two more metadata
+sealed = work + "/sealed.safetensors"
+subprocess.run([work + "/tool", "seal", sealed], check=True)
+again = dict(safetensors.deserialize(open(sealed, "rb").read()))
+assert {n: bytes(t["data"]) for n, t in again.items()} == {n: bytes(t["data"]) for n, t in raw.items()}
+with safetensors.safe_open(sealed, framework="np") as f:
+    metadata = f.metadata()
+assert sorted(metadata) == ["position", "te.checksum", "te.version", "text"] and len(metadata["te.checksum"]) == 16, metadata
+subprocess.run([work + "/tool", "show", sealed], check=True, capture_output=True)
+damaged = bytearray(open(sealed, "rb").read())
+damaged[-1] ^= 1
+open(sealed, "wb").write(damaged)
+assert subprocess.run([work + "/tool", "show", sealed], capture_output=True).returncode != 0
 
 # theirs, read by us
 path = work + "/theirs.safetensors"

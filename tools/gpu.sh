@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What only a GPU can show, without Bazel: builds every CUDA test, example and bench with plain nvcc, runs them, compares the
-# GPU's losses with the CPU's, and runs the sanitizers. Ends with `N passed, N failed`.
+# GPU's losses with the CPU's, and runs the sanitizers. Ends with `N passed, N failed, N skipped`: what the clock stopped, or what
+# found no GPU, has shown nothing, and is not passed.
 #
 #     tools/gpu.sh [section...]      one or more of: build tests losses sanitizer bench
 #     CATCH2=folder that holds catch2/catch.hpp, if it is not installed    OUT=folder for logs (default build/gpu)
@@ -11,10 +12,13 @@ out=${OUT:-build/gpu} bin=${BIN:-build/gpu/bin} catch2=${CATCH2:+-isystem $CATCH
 arch=${ARCH:-90a} jobs=${JOBS:-$(nproc)}
 mkdir -p "$out" "$bin"
 export LD_LIBRARY_PATH=/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}
-passed=0 failed=0
-result() { # STATUS NAME
-    if [[ $1 == 0 ]]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
-    printf '%-6s %s\n' "$([[ $1 == 0 ]] && echo ok || echo "FAIL $1")" "$2"
+passed=0 failed=0 skipped=0
+result() { # STATUS NAME: 0 passed, 77 skipped, any other failed
+    case $1 in
+        0) passed=$((passed + 1)) && printf 'ok     %s\n' "$2" ;;
+        77) skipped=$((skipped + 1)) && printf 'SKIP   %s\n' "$2" ;;
+        *) failed=$((failed + 1)) && printf 'FAIL %s %s\n' "$1" "$2" ;;
+    esac
 }
 compile() { # NAME OBJECT OPTION... SOURCE
     local name=$1 object=$2
@@ -97,7 +101,7 @@ sanitize() { # TOOL BINARY [OPTION...]
     TE_BRIEF=1 timeout "${SANITIZER_SECONDS:-300}" compute-sanitizer --tool "$1" "${quiet[@]}" --error-exitcode 9 "$bin/$2" "${@:3}" >"$log" 2>&1
     status=$?
     if [[ $status == 124 ]] && ! grep -qE "Invalid|hazard detected|Uninitialized" "$log"; then
-        echo "0 $1 $name: stopped by the clock, clean so far"
+        echo "77 $1 $name: stopped by the clock after ${SANITIZER_SECONDS:-300} s; clean so far"
     else
         echo "$status $1 $name: $([[ $status == 0 ]] && grep SUMMARY "$log" | tail -n 1 || tail -n 12 "$log" | tr '\n' ' ')"
     fi
@@ -135,5 +139,5 @@ for section in "${sections[@]}"; do
     "section_$section"
     echo "($((SECONDS - start)) s)"
 done
-echo "$passed passed, $failed failed"
+echo "$passed passed, $failed failed, $skipped skipped"
 [[ $failed == 0 ]]

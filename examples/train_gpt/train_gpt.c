@@ -5,12 +5,16 @@
  *     ./train_gpt                          two minutes on the C headers of this machine, then a sample
  *     ./train_gpt --size gpt2 --batch 8 --seq 1024 --steps 1000 ~/texts
  *     ./train_gpt --resume                 goes on where Ctrl-C stopped it, to the same bits
+ *
+ * SIGINT, SIGTERM and SIGHUP stop it after a step, with a checkpoint. A step whose gradients are not finite is left
+ * out, and weights that are not finite never take the place of a checkpoint.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
 #include <dirent.h>
 #include <errno.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,7 +53,8 @@
 #define GPT_LOGITS(V, H) (layernorm, lnf, H), (tied_linear, lm, H, V)
 #define GPT_HEAD(V, H) GPT_LOGITS(V, H), (cross_entropy, loss, V)
 
-/* X(size, layers, hidden, heads, longest sequence, vocabulary). Text is bytes: a vocabulary above 256 is there for the shape. */
+/* X(size, layers, hidden, heads, longest sequence, vocabulary). Text is bytes: a vocabulary above 256 is there for the
+ * shape. */
 #define GPT_SIZES(X)                        \
     X(tiny, 4, 128, 2, 256, 256)            \
     X(small, 6, 384, 6, 512, 256)           \
@@ -67,7 +72,8 @@ typedef struct gpt_size {
     int layers, hidden, heads, longest, vocabulary;
     const te_plan *(*embed)(void), *(*block)(void), *(*head)(void), *(*logits)(void);
 } gpt_size;
-#define GPT_ROW(size, L, H, HEADS, T, V) {#size, L, H, HEADS, T, V, embed_##size##_plan, block_##size##_plan, head_##size##_plan, logits_##size##_plan},
+#define GPT_ROW(size, L, H, HEADS, T, V) \
+    {#size, L, H, HEADS, T, V, embed_##size##_plan, block_##size##_plan, head_##size##_plan, logits_##size##_plan},
 static const gpt_size gpt_sizes[] = {GPT_SIZES(GPT_ROW)};
 
 /* ---------------------------------------------------------------------------------------------------------------- */
@@ -108,41 +114,99 @@ static void on_interrupt(int number) {
 /* ---------------------------------------------------------------------------------------------------------------- */
 /* text: every file given, and every file of every folder given, one after the other                                  */
 
-typedef struct text { unsigned char *bytes; size_t size, room; int files; } text;
-enum { MOST_TEXT = 256 << 20, MOST_FILE = 4 << 20 };
+enum { MOST_TEXT = 256 << 20, MOST_FILE = 4 << 20, MOST_NOTES = 5 };
+typedef struct place { dev_t device; ino_t number; } place;
+typedef struct text {
+    unsigned char *bytes;
+    size_t size, room;
+    int files, left_out;
+    place *folder; /* that were read */
+    int folders;
+} text;
 
+/* What is not read is said, the first few by name. */
+static void leave_out(text *t, const char *path, const char *why) {
+    if (t->left_out++ < MOST_NOTES) fprintf(stderr, "train_gpt: left out %s: %s\n", path, why);
+}
 static void read_file(text *t, const char *path, size_t size) {
     FILE *f = fopen(path, "rb");
-    if (!f) return;
+    if (!f) {
+        leave_out(t, path, strerror(errno));
+        return;
+    }
     if (t->size + size > t->room) {
         t->room = 2 * (t->size + size);
         t->bytes = (unsigned char *)realloc(t->bytes, t->room);
         if (!t->bytes) die("out of memory", NULL);
     }
     const size_t got = fread(t->bytes + t->size, 1, size, f);
+    const int failed = ferror(f);
     fclose(f);
-    if (memchr(t->bytes + t->size, 0, got)) return; /* not text */
-    t->size += got, t->files += got > 0;
+    if (failed) leave_out(t, path, "cannot read it");
+    else if (memchr(t->bytes + t->size, 0, got)) leave_out(t, path, "has a NUL byte, so it is no text");
+    else t->size += got, t->files += got > 0;
 }
 static int keep_entry(const struct dirent *e) { return e->d_name[0] != '.'; }
-static void read_path(text *t, const char *path, const char *ending, int depth) {
-    struct stat s;
-    if (t->size >= MOST_TEXT || depth > 16 || stat(path, &s)) return;
-    if (S_ISREG(s.st_mode)) {
-        const size_t n = strlen(path), k = ending ? strlen(ending) : 0;
-        if (s.st_size <= MOST_FILE && n >= k && !memcmp(path + n - k, ending ? ending : "", k)) read_file(t, path, (size_t)s.st_size);
-        else if (!ending && depth == 0) read_file(t, path, (size_t)te_min(s.st_size, MOST_TEXT));
-    } else if (S_ISDIR(s.st_mode)) {
-        struct dirent **entry;
-        const int n = scandir(path, &entry, keep_entry, alphasort); /* sorted: the same text on every run */
-        for (int i = 0; i < n; i++) {
-            char below[4096];
-            const int length = snprintf(below, sizeof below, "%s/%s", path, entry[i]->d_name);
-            if (length > 0 && length < (int)sizeof below) read_path(t, below, ending, depth + 1);
-            free(entry[i]);
-        }
-        if (n >= 0) free(entry);
+/* A folder that a symbolic link leads to once more would put the same text into training and validation. */
+static int new_folder(text *t, const struct stat *s) {
+    for (int i = 0; i < t->folders; i++)
+        if (t->folder[i].device == s->st_dev && t->folder[i].number == s->st_ino) return 0;
+    t->folder = (place *)realloc(t->folder, (size_t)(t->folders + 1) * sizeof(place));
+    if (!t->folder) die("out of memory", NULL);
+    t->folder[t->folders].device = s->st_dev, t->folder[t->folders++].number = s->st_ino;
+    return 1;
+}
+static void read_path(text *t, const char *path, const char *ending, int given);
+static void read_folder(text *t, const char *path, const char *ending) {
+    struct dirent **entry;
+    const int n = scandir(path, &entry, keep_entry, alphasort); /* sorted: the same text on every run */
+    if (n < 0) {
+        leave_out(t, path, strerror(errno));
+        return;
     }
+    for (int i = 0; i < n; i++) {
+        char below[4096];
+        const int length = snprintf(below, sizeof below, "%s/%s", path, entry[i]->d_name);
+        if (length > 0 && length < (int)sizeof below) read_path(t, below, ending, 0);
+        else leave_out(t, path, "a path below it is too long");
+        free(entry[i]);
+    }
+    free(entry);
+}
+/* `given`: on the command line, where a mistake ends the program. */
+static void read_path(text *t, const char *path, const char *ending, int given) {
+    struct stat s;
+    if (stat(path, &s)) {
+        if (given) die(strerror(errno), path);
+        leave_out(t, path, strerror(errno));
+    } else if (S_ISREG(s.st_mode)) {
+        const size_t n = strlen(path), k = ending ? strlen(ending) : 0, room = MOST_TEXT - t->size;
+        if (ending && (n < k || memcmp(path + n - k, ending, k))) return;
+        if (!given && s.st_size > MOST_FILE) leave_out(t, path, "larger than 4 MB; name it on the command line");
+        else if ((uint64_t)s.st_size <= room) read_file(t, path, (size_t)s.st_size);
+        else if (!given || !room) leave_out(t, path, "there are 256 MB of text already");
+        else {
+            fprintf(stderr, "train_gpt: of %s only the first %zu bytes are read: 256 MB of text are the most\n", path,
+                    room);
+            read_file(t, path, room);
+        }
+    } else if (S_ISDIR(s.st_mode)) {
+        if (new_folder(t, &s)) read_folder(t, path, ending);
+        else leave_out(t, path, "the same folder was read before, by another path");
+    } else {
+        if (given) die("neither a file nor a folder", path);
+        leave_out(t, path, "neither a file nor a folder");
+    }
+}
+static text read_texts(char **path, int paths) {
+    text t;
+    memset(&t, 0, sizeof t);
+    if (!paths) read_path(&t, "/usr/include", ".h", 1);
+    for (int i = 0; i < paths; i++) read_path(&t, path[i], NULL, 1);
+    if (t.left_out > MOST_NOTES) fprintf(stderr, "train_gpt: left out %d more\n", t.left_out - MOST_NOTES);
+    if (!t.size) die("no text found", paths ? path[0] : "/usr/include");
+    free(t.folder);
+    return t;
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- */
@@ -170,7 +234,8 @@ static te_param *find_param(te_model *m, const char *op) {
 static void bind(te_model *m, const te_plan *plan, void *weights, float *grads) {
     int count = 0;
     for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
-    check(te_model_bind(m, plan, (te_param *)host_memory((size_t)count * sizeof(te_param)), count, weights, grads, &ctx), "bind");
+    check(te_model_bind(m, plan, (te_param *)host_memory((size_t)count * sizeof(te_param)), count, weights, grads,
+                        &ctx), "bind");
 }
 static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, uint64_t seed) {
     const int layers = size->layers;
@@ -201,8 +266,10 @@ static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, uint64_t 
     }
     for (int i = 1; i <= layers; i++) { /* GPT-2: what goes into the residual starts smaller in a deeper network */
         const float std = 0.02f / sqrtf(2.0f * (float)layers);
-        check(te_param_normal(find_param(&g->model[i], "proj"), TE_JOIN1(TE_, GPT_DTYPE), std, seed, (uint32_t)i * 64 + 40, &ctx), "initial weights");
-        check(te_param_normal(find_param(&g->model[i], "fc2"), TE_JOIN1(TE_, GPT_DTYPE), std, seed, (uint32_t)i * 64 + 41, &ctx), "initial weights");
+        check(te_param_normal(find_param(&g->model[i], "proj"), TE_JOIN1(TE_, GPT_DTYPE), std, seed,
+                              (uint32_t)i * 64 + 40, &ctx), "initial weights");
+        check(te_param_normal(find_param(&g->model[i], "fc2"), TE_JOIN1(TE_, GPT_DTYPE), std, seed,
+                              (uint32_t)i * 64 + 41, &ctx), "initial weights");
     }
     check(te_tie(find_param(&g->logits, "lm"), find_param(&g->model[0], "wte"), &ctx), "tie");
     check(te_tie(find_param(&g->model[g->models - 1], "lm"), find_param(&g->model[0], "wte"), &ctx), "tie");
@@ -234,7 +301,8 @@ static te_tensor hidden_of(const gpt *g, void *data, const te_batch *b) {
 static void gpt_forward(gpt *g, const te_batch *b, int train) {
     const int last = g->models - 1;
     for (int i = 0; i < last; i++)
-        check(te_plan_forward(hidden_of(g, g->x[i], b), train ? &g->saved[i] : NULL, i ? hidden_of(g, g->x[i - 1], b) : te_none(),
+        check(te_plan_forward(hidden_of(g, g->x[i], b), train ? &g->saved[i] : NULL,
+                              i ? hidden_of(g, g->x[i - 1], b) : te_none(),
                               g->model[i].plan, &g->model[i], b, &ctx), "forward");
     check(te_plan_forward(te_matrix(g->loss, TE_f32, (int64_t)b->batch * b->seq, 1), train ? &g->saved[last] : NULL,
                           hidden_of(g, g->x[last - 1], b), g->model[last].plan, &g->model[last], b, &ctx), "forward");
@@ -260,13 +328,24 @@ static double gpt_loss(const gpt *g, const te_batch *b) {
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- */
-/* batches: windows at places that only the seed and the number of the batch decide, so that a resumed run sees the same */
+/* batches: windows at places that only the seed and the number of the batch decide, so that a resumed run sees the
+ * same */
 
-typedef struct corpus { int32_t *tokens; int64_t train, total; } corpus; /* target memory; [train, total) validates */
+typedef struct corpus {
+    int32_t *tokens;      /* target memory */
+    int64_t train, total; /* [train, total) validates */
+    uint64_t fingerprint; /* of the text */
+} corpus;
+
+static uint64_t fingerprint(const text *t) {
+    te_checksum sum = te_checksum_begin();
+    te_checksum_add(&sum, t->bytes, t->size);
+    return te_checksum_end(&sum);
+}
 
 static corpus corpus_of(const text *t, int seq) {
     corpus c;
-    c.total = (int64_t)t->size, c.train = c.total - c.total / 20;
+    c.total = (int64_t)t->size, c.train = c.total - c.total / 20, c.fingerprint = fingerprint(t);
     if (c.total / 20 <= seq + 1) die("too little text; give more files", NULL);
     int32_t *wide = (int32_t *)host_memory(t->size * sizeof(int32_t));
     for (size_t i = 0; i < t->size; i++) wide[i] = t->bytes[i];
@@ -299,15 +378,32 @@ static double validation_loss(gpt *g, const corpus *c, int batches, uint64_t see
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- */
-/* a sample: one byte after the other, each from the distribution that the text so far gives                           */
+/* a sample: one byte after the other, each from the distribution that the text so far gives                         
+ *  */
 
-static void print_sample(gpt *g, const char *prompt, int length, float temperature, uint64_t seed) {
+/* Byte number i, from logits: by chance, or at temperature 0 the likeliest, the first of several. */
+static int pick(const char *logits, te_dtype dtype, double temperature, uint64_t seed, uint64_t i) {
+    double p[256], most = -INFINITY, sum = 0;
+    int best = 0, next = 0;
+    for (int k = 0; k < 256; k++) {
+        p[k] = (double)te_load(logits, k, dtype);
+        if (!isfinite(p[k])) die("a logit is not finite", NULL);
+        if (p[k] > most) most = p[k], best = k;
+    }
+    if (temperature == 0) return best;
+    for (int k = 0; k < 256; k++) sum += p[k] = exp((p[k] - most) / temperature);
+    uint32_t r[4];
+    te_philox(r, seed, i, 3, 0);
+    double u = te_uniform(r[0]) * sum;
+    while (next < 255 && (u -= p[next]) > 0) next++;
+    return next;
+}
+static void print_sample(gpt *g, const char *prompt, int length, double temperature, uint64_t seed) {
     const int longest = g->seq, vocabulary = g->size->vocabulary;
     const te_dtype dtype = TE_JOIN1(TE_, GPT_DTYPE);
     int32_t *window = (int32_t *)host_memory((size_t)longest * sizeof(int32_t));
     const size_t row_bytes = (size_t)vocabulary * te_dtype_bytes(dtype);
     char *logits = (char *)target_memory((size_t)longest * row_bytes), *row = (char *)host_memory(row_bytes);
-    double *p = (double *)host_memory(256 * sizeof(double));
     int n = 0;
     for (const char *c = prompt; *c && n < longest / 2; c++) window[n++] = (unsigned char)*c;
     if (!n) window[n++] = '\n';
@@ -316,20 +412,15 @@ static void print_sample(gpt *g, const char *prompt, int length, float temperatu
         const te_batch b = gpt_batch(g, 1, n);
         check(te_copy(&ctx, g->tokens, window, (size_t)n * sizeof(int32_t)), "sample");
         for (int k = 0; k < g->models - 1; k++)
-            check(te_plan_forward(hidden_of(g, g->x[k], &b), NULL, k ? hidden_of(g, g->x[k - 1], &b) : te_none(), g->model[k].plan,
+            check(te_plan_forward(hidden_of(g, g->x[k], &b), NULL, k ? hidden_of(g, g->x[k - 1], &b) : te_none(),
+                                  g->model[k].plan,
                                   &g->model[k], &b, &ctx), "sample");
-        check(te_plan_forward(te_matrix(logits, dtype, n, vocabulary), NULL, hidden_of(g, g->x[g->models - 2], &b), g->logits.plan, &g->logits,
+        check(te_plan_forward(te_matrix(logits, dtype, n, vocabulary), NULL, hidden_of(g, g->x[g->models - 2], &b),
+                              g->logits.plan, &g->logits,
                               &b, &ctx), "sample");
         check(te_copy(&ctx, row, logits + (size_t)(n - 1) * row_bytes, row_bytes), "sample");
         check(te_synchronize(&ctx), "sample");
-        double most = -1e30, sum = 0;
-        for (int k = 0; k < 256; k++) p[k] = te_load(row, k, dtype) / temperature, most = p[k] > most ? p[k] : most;
-        for (int k = 0; k < 256; k++) sum += p[k] = exp(p[k] - most);
-        uint32_t r[4];
-        te_philox(r, seed, (uint64_t)i, 3, 0);
-        double u = te_uniform(r[0]) * sum;
-        int next = 0;
-        while (next < 255 && (u -= p[next]) > 0) next++;
+        const int next = pick(row, dtype, temperature, seed, (uint64_t)i);
         putchar(next);
         fflush(stdout);
         if (n == longest) { /* the window is full: keep its later half */
@@ -340,14 +431,18 @@ static void print_sample(gpt *g, const char *prompt, int length, float temperatu
     }
     putchar('\n');
     te_release(&ctx, logits);
-    free(window), free(row), free(p);
+    free(window), free(row);
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- */
 /* the loss curve, as numbers (TSV) and as a picture (SVG)                                                            */
 
 typedef struct point { long step; double loss, validation; } point; /* validation: NAN where it was not measured */
-typedef struct curve { point *p; int count, room; } curve;
+typedef struct curve {
+    point *p;
+    int count, room;
+    FILE *tsv; /* grows with every report */
+} curve;
 
 static void curve_add(curve *c, long step, double loss, double validation) {
     if (c->count == c->room) {
@@ -363,49 +458,68 @@ static void curve_read(curve *c, const char *path, long until) {
     while (f && fgets(line, sizeof line, f)) {
         long step;
         double loss, validation = NAN;
-        if (sscanf(line, "%ld\t%lf\t%lf", &step, &loss, &validation) >= 2 && step <= until) curve_add(c, step, loss, validation);
+        const int numbers = sscanf(line, "%ld\t%lf\t%lf", &step, &loss, &validation);
+        if (numbers >= 2 && step <= until) curve_add(c, step, loss, validation);
     }
     if (f) fclose(f);
 }
-static void curve_write(const curve *c, const char *tsv, const char *svg) {
+static void curve_line(FILE *f, const point *p) {
+    fprintf(f, "%ld\t%.6f\t", p->step, p->loss);
+    if (p->validation == p->validation) fprintf(f, "%.6f", p->validation);
+    fprintf(f, "\n");
+}
+static void curve_flush(const curve *c, const char *path) {
+    if (fflush(c->tsv) || ferror(c->tsv)) die(strerror(errno), path);
+}
+/* Write what there is so far beside the old file, and take its place: a run that is killed meanwhile loses nothing. */
+static void curve_open(curve *c, const char *path) {
+    char beside[4096 + 8];
+    snprintf(beside, sizeof beside, "%s.tmp", path);
+    c->tsv = fopen(beside, "w");
+    if (!c->tsv) die(strerror(errno), beside);
+    fprintf(c->tsv, "step\tloss\tvalidation_loss\n");
+    for (int i = 0; i < c->count; i++) curve_line(c->tsv, &c->p[i]);
+    curve_flush(c, beside);
+    if (rename(beside, path)) die(strerror(errno), path);
+}
+static void curve_draw(const curve *c, const char *svg) {
     double low = 1e30, high = 0, last = 1;
-    FILE *f = fopen(tsv, "w");
-    if (f) fprintf(f, "step\tloss\tvalidation_loss\n");
     for (int i = 0; i < c->count; i++) {
         const point *p = &c->p[i];
-        if (f) {
-            fprintf(f, "%ld\t%.6f\t", p->step, p->loss);
-            if (p->validation == p->validation) fprintf(f, "%.6f", p->validation);
-            fprintf(f, "\n");
-        }
         low = fmin(low, p->loss), high = fmax(high, p->loss), last = (double)p->step;
         if (p->validation == p->validation) low = fmin(low, p->validation);
     }
-    if (f) fclose(f);
-    f = fopen(svg, "w");
+    FILE *f = fopen(svg, "w");
     if (!f) return;
     const double left = 56, top = 24, width = 680, height = 340;
     low = floor(low * 2) / 2, high = ceil(high * 2) / 2;
     if (high <= low) high = low + 0.5;
-    fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 760 420\" font-family=\"sans-serif\" font-size=\"12\">\n"
+    fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 760 420\" font-family=\"sans-serif\" "
+               "font-size=\"12\">\n"
                "<rect width=\"760\" height=\"420\" fill=\"white\"/>\n");
     for (int i = 0; i <= 5; i++) {
         const double y = top + height * i / 5, x = left + width * i / 5;
-        fprintf(f, "<path d=\"M%.0f %.1fh%.0f\" stroke=\"#ddd\"/><text x=\"%.0f\" y=\"%.1f\" text-anchor=\"end\">%.2f</text>\n", left, y, width,
-                left - 6, y + 4, high - (high - low) * i / 5);
-        fprintf(f, "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\">%.0f</text>\n", x, top + height + 18, last * i / 5);
+        fprintf(f, "<path d=\"M%.0f %.1fh%.0f\" stroke=\"#ddd\"/>", left, y, width);
+        fprintf(f, "<text x=\"%.0f\" y=\"%.1f\" text-anchor=\"end\">%.2f</text>\n", left - 6, y + 4,
+                high - (high - low) * i / 5);
+        fprintf(f, "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\">%.0f</text>\n", x, top + height + 18,
+                last * i / 5);
     }
     for (int which = 0; which < 2; which++) {
-        fprintf(f, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"%s\" points=\"", which ? "#d62728" : "#1f77b4", which ? "2" : "1");
+        fprintf(f, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"%s\" points=\"", which ? "#d62728" : "#1f77b4",
+                which ? "2" : "1");
         for (int i = 0; i < c->count; i++) {
             const double v = which ? c->p[i].validation : c->p[i].loss;
-            if (v == v) fprintf(f, "%.1f,%.1f ", left + width * (double)c->p[i].step / last, top + height * (high - v) / (high - low));
+            if (v == v) fprintf(f, "%.1f,%.1f ", left + width * (double)c->p[i].step / last,
+                                top + height * (high - v) / (high - low));
         }
-        fprintf(f, "\"/>\n<text x=\"%.0f\" y=\"40\" fill=\"%s\">%s</text>\n", left + width - 150, which ? "#d62728" : "#1f77b4",
+        fprintf(f, "\"/>\n<text x=\"%.0f\" y=\"40\" fill=\"%s\">%s</text>\n", left + width - 150,
+                which ? "#d62728" : "#1f77b4",
                 which ? "" : "training loss");
     }
     fprintf(f, "<text x=\"%.0f\" y=\"56\" fill=\"#d62728\">validation loss</text>\n"
-               "<text x=\"%.0f\" y=\"408\" text-anchor=\"middle\">step</text>\n</svg>\n", left + width - 150, left + width / 2);
+               "<text x=\"%.0f\" y=\"408\" text-anchor=\"middle\">step</text>\n</svg>\n",
+            left + width - 150, left + width / 2);
     fclose(f);
 }
 
@@ -415,7 +529,7 @@ typedef struct options {
     const char *size, *out, *prompt, *tune;
     long steps, batch, seq, accumulate, log, validate, sample, save;
     double lr, temperature;
-    long seed, resume, plan;
+    long seed, resume, force, plan;
 } options;
 
 static const char usage[] =
@@ -431,19 +545,36 @@ static const char usage[] =
     "  --save N          checkpoint every N steps, 0: at the end   0\n"
     "  --out FOLDER      checkpoint, curve.tsv, curve.svg          gpt_out\n"
     "  --resume          go on from the checkpoint in FOLDER\n"
+    "  --force           whatever its checksum says, and the options, text and model that it was made with\n"
     "  --sample N        bytes of sample at the end                600\n"
     "  --prompt TEXT     what the sample begins with               \"#ifndef \"\n"
-    "  --temperature X   of the sample                             0.8\n"
+    "  --temperature X   of the sample; 0: always the likeliest    0.8\n"
     "  --seed N          of everything random                      1\n"
     "  --tune FILE       matrix products as timed in FILE; made if there is none (GPU)\n"
     "  --plan            print the plan of a block and stop\n";
 
+enum { MOST_ACCUMULATE = 1 << 20, MOST_SIDE = 65536, MOST_TOKENS = 1 << 26 };
+static void check_options(const options *o) {
+    if (o->batch < 1 || o->seq < 2 || o->accumulate < 1 || o->steps < 0 || o->log < 1 || o->validate < 0 ||
+        o->save < 0 || o->sample < 0)
+        die("batch, seq, accumulate and log must be positive, the other counts not negative", NULL);
+    if (o->batch > MOST_SIDE || o->seq > MOST_SIDE || o->batch * o->seq > MOST_TOKENS)
+        die("that batch is too large", NULL);
+    if (o->accumulate > MOST_ACCUMULATE) die("--accumulate: 1048576 micro-batches a step are the most", NULL);
+    if ((double)o->steps * (double)o->accumulate * (double)o->batch > 9e18) /* sequences are counted in 64 bits */
+        die("steps x accumulate x batch is too large", NULL);
+    if (o->sample > INT_MAX) die("--sample is too large", NULL);
+    if (o->lr < 0 || o->lr > 1e30) die("--lr must be from 0 to 1e30", NULL);
+    if (o->temperature < 0) die("--temperature must not be negative; 0 takes the likeliest byte", NULL);
+    if (strlen(o->out) > 4000) die("--out: the path is too long", NULL);
+}
 static options parse(int argc, char **argv, int *first_path) {
     options o;
     memset(&o, 0, sizeof o);
     o.size = "tiny", o.out = "gpt_out", o.prompt = "#ifndef ";
-    o.batch = 8, o.seq = 128, o.accumulate = 1, o.steps = 1500, o.log = 50, o.validate = 250, o.sample = 600, o.seed = 1;
-    o.temperature = 0.8;
+    o.batch = 8, o.seq = 128, o.accumulate = 1, o.steps = 1500, o.log = 50, o.validate = 250, o.sample = 600;
+    o.seed = 1;
+    o.temperature = 0.8, o.lr = NAN; /* not given */
     struct { const char *name; const char **text; long *number; double *real; long *flag; } table[] = {
         {"--size", &o.size, 0, 0, 0},       {"--out", &o.out, 0, 0, 0},           {"--prompt", &o.prompt, 0, 0, 0},
         {"--tune", &o.tune, 0, 0, 0},
@@ -451,7 +582,7 @@ static options parse(int argc, char **argv, int *first_path) {
         {"--accumulate", 0, &o.accumulate, 0, 0}, {"--log", 0, &o.log, 0, 0},     {"--validate", 0, &o.validate, 0, 0},
         {"--sample", 0, &o.sample, 0, 0},   {"--save", 0, &o.save, 0, 0},         {"--seed", 0, &o.seed, 0, 0},
         {"--lr", 0, 0, &o.lr, 0},           {"--temperature", 0, 0, &o.temperature, 0},
-        {"--resume", 0, 0, 0, &o.resume},   {"--plan", 0, 0, 0, &o.plan}};
+        {"--resume", 0, 0, 0, &o.resume},   {"--force", 0, 0, 0, &o.force},       {"--plan", 0, 0, 0, &o.plan}};
     const int rows = (int)(sizeof table / sizeof table[0]);
     int i = 1;
     for (; i < argc && !strncmp(argv[i], "--", 2); i++) {
@@ -466,31 +597,33 @@ static options parse(int argc, char **argv, int *first_path) {
         }
         if (++i == argc) die("a value is missing after", table[k].name);
         if (table[k].text) *table[k].text = argv[i];
+        errno = 0;
         if (table[k].number) *table[k].number = strtol(argv[i], &end, 10);
         if (table[k].real) *table[k].real = strtod(argv[i], &end);
-        if (end && *end) die("not a number", argv[i]);
+        if (end && (*end || end == argv[i])) die("not a number", argv[i]);
+        if (errno == ERANGE || (table[k].real && !isfinite(*table[k].real)))
+            die("too large a number, or too small", argv[i]);
     }
     *first_path = i;
-    if (o.batch < 1 || o.seq < 2 || o.accumulate < 1 || o.steps < 0 || o.log < 1 || o.validate < 0 || o.save < 0 || o.sample < 0)
-        die("batch, seq, accumulate and log must be positive, the other counts not negative", NULL);
-    if (o.batch > 65536 || o.seq > 65536 || o.batch * o.seq * (long)sizeof(int32_t) > 1 << 28) die("that batch is too large", NULL);
+    check_options(&o);
     return o;
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- */
-/* the checkpoint: weights, optimizer, random state, and the options that decide what the next step sees               */
+/* the checkpoint: weights, optimizer, random state, and the options that decide what the next step sees. The optimizer
+ * has the one count of steps: updates made and left out.                                                             */
 
 enum { MOST_MODELS = 64, SETTINGS = 8 };
 typedef struct state {
     te_named_model models[MOST_MODELS];
-    char name[MOST_MODELS][16], value[SETTINGS][32];
+    char name[MOST_MODELS][16], value[SETTINGS][64];
     te_safetensors_pair pairs[SETTINGS];
     te_checkpoint all;
 } state;
 
-static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, long step) {
-    const char *keys[SETTINGS] = {"size", "batch", "seq", "accumulate", "steps", "seed", "lr", "step"};
-    const long numbers[SETTINGS] = {0, o->batch, o->seq, o->accumulate, o->steps, o->seed, 0, step};
+static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, const corpus *c) {
+    const char *keys[SETTINGS] = {"size", "batch", "seq", "accumulate", "steps", "seed", "lr", "text"};
+    const long numbers[SETTINGS] = {0, o->batch, o->seq, o->accumulate, o->steps, o->seed, 0, 0};
     memset(s, 0, sizeof *s);
     for (int i = 0; i < g->models; i++) {
         if (i == 0) snprintf(s->name[i], sizeof s->name[i], "embed");
@@ -504,39 +637,63 @@ static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, long ste
     }
     snprintf(s->value[0], sizeof s->value[0], "%s", g->size->name);
     snprintf(s->value[6], sizeof s->value[6], "%g", o->lr);
+    snprintf(s->value[7], sizeof s->value[7], "%lld bytes, %016llx", (long long)c->total,
+             (unsigned long long)c->fingerprint);
     s->all.models = s->models, s->all.count = g->models, s->all.optimizer = opt, s->all.random = 1;
-    s->all.metadata = s->pairs, s->all.metadata_count = SETTINGS;
+    s->all.metadata = s->pairs, s->all.metadata_count = SETTINGS, s->all.force = (int)o->force;
 }
-static void save(const char *path, gpt *g, te_adamw *opt, const options *o, long step) {
+/* Weights that are not finite are refused, and the last checkpoint stays. */
+static void save(const char *path, gpt *g, te_adamw *opt, const options *o, const corpus *c) {
     state s;
-    state_of(&s, g, opt, o, step);
-    check(te_checkpoint_save(path, &s.all, &ctx), path);
+    state_of(&s, g, opt, o, c);
+    s.all.force = 0;
+    check(te_checkpoint_save(path, &s.all, &ctx), "no checkpoint");
+}
+/* What the run in the file was told otherwise. */
+static int differences(const state *s, const te_safetensors *file, const char *path) {
+    int n = 0;
+    for (int i = 0; i < SETTINGS; i++) {
+        const char *was = te_safetensors_metadata(file, s->pairs[i].key);
+        if (!was || !strcmp(was, s->pairs[i].value)) continue;
+        fprintf(stderr, "train_gpt: %s: the run had %s %s, this one has %s\n", path, s->pairs[i].key, was,
+                s->pairs[i].value);
+        n++;
+    }
+    return n;
+}
+static long steps_of(te_adamw *opt) {
+    te_adamw_state now;
+    check(te_adamw_get(&now, opt, &ctx), "optimizer");
+    return (long)(now.step + now.skipped);
 }
 /* The step that the file goes on from. */
-static long resume(const char *path, gpt *g, te_adamw *opt, const options *o) {
+static long resume(const char *path, gpt *g, te_adamw *opt, const options *o, const corpus *c) {
     state s;
     te_safetensors file;
-    state_of(&s, g, opt, o, 0);
+    state_of(&s, g, opt, o, c);
     check(te_safetensors_open(&file, path, &ctx), path);
-    for (int i = 0; i + 1 < SETTINGS; i++) {
-        const char *was = te_safetensors_metadata(&file, s.pairs[i].key);
-        if (was && strcmp(was, s.pairs[i].value)) {
-            fprintf(stderr, "train_gpt: %s: the run had --%s %s, this one has %s\n", path, s.pairs[i].key, was, s.pairs[i].value);
-            exit(1);
-        }
-    }
+    if (!o->force) check(te_safetensors_verify(&file, &ctx), path);
+    if (!te_safetensors_metadata(&file, TE_SAFETENSORS_SUM))
+        fprintf(stderr, "train_gpt: %s: has no checksum, an older version wrote it: damage would not show\n", path);
+    if (differences(&s, &file, path) && !o->force) die("--force goes on all the same", NULL);
     check(te_checkpoint_load(&s.all, &file, &ctx), path);
-    const char *step = te_safetensors_metadata(&file, "step");
-    const long at = step ? strtol(step, NULL, 10) : 0;
+    const char *written = te_safetensors_metadata(&file, "step"); /* by older versions */
+    const long at = steps_of(opt);
+    if (written && strtol(written, NULL, 10) != at && !o->force) die("its two counts of steps differ", path);
     te_safetensors_close(&file);
     return at;
+}
+
+/* A network that has diverged is not saved, even while its weights are finite. */
+static void check_loss(double loss, const char *checkpoint) {
+    if (!isfinite(loss)) die("the loss is not a number any more; a lower --lr may help. As it was", checkpoint);
 }
 
 int main(int argc, char **argv) {
     int path;
 #if defined(TE_CBLAS) && defined(__AVX512F__)
-    /* OpenBLAS up to 0.3.21 does not know newer processors and takes its AVX2 kernels on them, at half the speed. It reads
-     * the name when it is loaded, so begin again with the name set. */
+    /* OpenBLAS up to 0.3.21 does not know newer processors and takes its AVX2 kernels on them, at half the speed. It
+     * reads the name when it is loaded, so begin again with the name set. */
     if (!getenv("OPENBLAS_CORETYPE") && !setenv("OPENBLAS_CORETYPE", "SkylakeX", 1)) execv("/proc/self/exe", argv);
 #endif
     options o = parse(argc, argv, &path);
@@ -549,13 +706,9 @@ int main(int argc, char **argv) {
         return 0;
     }
     if (o.seq > size->longest) die("that size takes no sequence so long", o.size);
-    if (o.lr <= 0) o.lr = !strcmp(o.size, "gpt2") ? 6e-4 : 2e-3;
+    if (o.lr != o.lr) o.lr = !strcmp(o.size, "gpt2") ? 6e-4 : 2e-3;
 
-    text t;
-    memset(&t, 0, sizeof t);
-    if (path == argc) read_path(&t, "/usr/include", ".h", 0);
-    for (int i = path; i < argc; i++) read_path(&t, argv[i], NULL, 0);
-    if (!t.size) die("no text found", path < argc ? argv[path] : "/usr/include");
+    const text t = read_texts(argv + path, argc - path);
     if (mkdir(o.out, 0777) && errno != EEXIST) die(strerror(errno), o.out);
     char checkpoint[4096], tsv[4096], svg[4096];
     snprintf(checkpoint, sizeof checkpoint, "%s/checkpoint.safetensors", o.out);
@@ -564,6 +717,7 @@ int main(int argc, char **argv) {
     const uint64_t seed = (uint64_t)o.seed;
     gpt g;
     check(te_context_create(&ctx, 0, seed), "context");
+    check(te_checkpoint_probe(checkpoint, &ctx), "--out"); /* now, not after hours of training */
     if (o.tune && te_gemm_load(o.tune, &ctx) != TE_OK) {
         printf("%s; timing the matrix products\n", te_last_error(&ctx));
         ctx.gemm_tune = 1;
@@ -572,8 +726,10 @@ int main(int argc, char **argv) {
     const corpus c = corpus_of(&t, (int)o.seq);
     te_adamw opt;
     te_adamw_config config = te_adamw_defaults((float)o.lr);
-    config.schedule = te_schedule_of(TE_SCHEDULE_cosine, (float)o.lr, te_min(100, o.steps / 10), te_max(o.steps, 1), 0.1f);
+    config.schedule = te_schedule_of(TE_SCHEDULE_cosine, (float)o.lr, te_min(100, o.steps / 10), te_max(o.steps, 1),
+                                     0.1f);
     config.beta2 = 0.95f, config.weight_decay = 0.1f, config.max_norm = 1.0f;
+    config.skip_nonfinite = 1;
     const size_t opt_bytes = te_adamw_bytes(g.all, g.models);
     check(te_adamw_init(&opt, target_memory(opt_bytes), opt_bytes, g.all, g.models, &config, &ctx), "optimizer");
 
@@ -581,17 +737,20 @@ int main(int argc, char **argv) {
     for (int i = 0; i < g.models; i++) parameters += (long)te_plan_param_elements(g.model[i].plan);
     printf("text: %d files, %.1f MB; validation on the last twentieth\n", t.files, (double)t.size / 1e6);
     printf("model: %s, %ld parameters, %s on %s; %ld x %ld tokens, %ld micro-batch%s a step\n", size->name, parameters,
-           te_dtype_name(TE_JOIN1(TE_, GPT_DTYPE)), ctx.target->name, o.batch, o.seq, o.accumulate, o.accumulate > 1 ? "es" : "");
+           te_dtype_name(TE_JOIN1(TE_, GPT_DTYPE)), ctx.target->name, o.batch, o.seq, o.accumulate,
+           o.accumulate > 1 ? "es" : "");
 
     curve curve_;
     memset(&curve_, 0, sizeof curve_);
     long step = 0;
     if (o.resume) {
-        step = resume(checkpoint, &g, &opt, &o);
+        step = resume(checkpoint, &g, &opt, &o, &c);
         curve_read(&curve_, tsv, step);
         printf("resumed at step %ld\n", step);
     }
+    curve_open(&curve_, tsv);
     signal(SIGINT, on_interrupt), signal(SIGTERM, on_interrupt);
+    if (signal(SIGHUP, on_interrupt) == SIG_IGN) signal(SIGHUP, SIG_IGN); /* under nohup */
 
     te_batch b = gpt_batch(&g, g.batch, g.seq);
     b.loss_scale = 1.0f / (float)(o.batch * o.seq * o.accumulate);
@@ -623,16 +782,22 @@ int main(int argc, char **argv) {
         const double left = (t1 - began) / (double)(step - begun_at) * (double)(o.steps - step);
         printf("step %5ld/%ld  loss %.4f", step, o.steps, loss);
         if (validation == validation) printf("  validation %.4f", validation);
-        printf("  %.0f tokens/s  %d:%02d left\n", rate, (int)(left / 60), (int)left % 60);
+        printf("  %.0f tokens/s  %d:%02d left", rate, (int)(left / 60), (int)left % 60);
+        te_adamw_state done;
+        check(te_adamw_get(&done, &opt, &ctx), "optimizer");
+        if (done.skipped) printf("  %lld steps left out", (long long)done.skipped);
+        printf("\n");
         fflush(stdout);
-        if (loss != loss) die("the loss is not a number any more; a lower --lr may help", NULL);
+        check_loss(loss, checkpoint);
         curve_add(&curve_, step, loss, validation);
-        if (o.save && step % o.save == 0) save(checkpoint, &g, &opt, &o, step);
+        curve_line(curve_.tsv, &curve_.p[curve_.count - 1]), curve_flush(&curve_, tsv);
+        if (o.save && step % o.save == 0) save(checkpoint, &g, &opt, &o, &c);
         since = now(), counted = step;
     }
     check(te_synchronize(&ctx), "training");
-    save(checkpoint, &g, &opt, &o, step);
-    curve_write(&curve_, tsv, svg);
+    curve_draw(&curve_, svg);
+    if (step > begun_at) check_loss(gpt_loss(&g, &b), checkpoint); /* of the last micro-batch, reported or not */
+    save(checkpoint, &g, &opt, &o, &c);
     printf("%s after %ld steps; wrote %s, %s and %s\n", interrupted ? "stopped" : "done", step, checkpoint, tsv, svg);
     if (interrupted && step < o.steps) {
         printf("./train_gpt --resume and the same options go on from here\n");
@@ -640,7 +805,7 @@ int main(int argc, char **argv) {
     }
     if (o.sample) {
         printf("\n--- sample ---\n");
-        print_sample(&g, o.prompt, (int)o.sample, (float)o.temperature, seed);
+        print_sample(&g, o.prompt, (int)o.sample, o.temperature, seed);
     }
     te_context_destroy(&ctx);
     return 0;

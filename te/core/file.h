@@ -1,10 +1,24 @@
 /* file.h -- whole reads at an offset, and a file that replaces another only once it is complete on the disk.
  *
  * Do this:
- *     TE_TRY(te__new_file_open(&f, path, ctx));               // writes to path.tmp
+ *     TE_TRY(te__file_open(&fd, &bytes, path, ctx));          // a regular file; a FIFO is refused, and not waited for
+ *     te_status status = te__file_read(fd, text, bytes, 0, path, ctx);
+ *     (void)close(fd);
+ *
+ *     te__new_file f;
+ *     TE_TRY(te__new_file_open(&f, path, ctx));               // writes to path.tmp.<process>.<number>
  *     te_status status = te__new_file_write(&f, bytes, n, ctx);
- *     status = te__new_file_close(&f, status, ctx);           // fsync and rename if all went well; else removes
- *     path.tmp
+ *     status = te__new_file_close(&f, status, ctx);           // takes path's place, or leaves no trace
+ *
+ * What a new file promises:
+ * - The temporary is this writer's alone: its name is new (O_EXCL), and no symbolic link is followed to make it. So of
+ *   two writers of one path the last to finish wins, and the file is whole at every moment. A process that is killed
+ *   while it writes leaves its temporary behind.
+ * - The file's content, and then the folder's, are on the disk (fsync) before the close returns TE_OK.
+ * - Where a file was, its permissions stay, and its owner where the system allows that. One that may not be written is
+ *   refused.
+ * - A symbolic link stays: the file that it leads to is replaced, in its own folder. One that leads nowhere is refused,
+ *   as are devices, FIFOs, sockets and folders.
  */
 #ifndef TE_FILE_H
 #define TE_FILE_H
@@ -14,7 +28,7 @@
 #include <stdlib.h>    /* malloc */
 #include <sys/stat.h>  /* fstat */
 #include <sys/types.h> /* off_t, ssize_t */
-#include <unistd.h>    /* read, write, lseek, close */
+#include <unistd.h>    /* read, write, lseek, close, access, getpid */
 
 #include "context.h" /* te_fail */
 
@@ -22,7 +36,27 @@
 #error "safetensors files are little-endian, and so must the machine be"
 #endif
 
-TE_EXTERN_C int fsync(int fd); /* unistd.h hides it from -std=c11 */
+/* The system's headers hide these from -std=c11. */
+TE_EXTERN_C int fsync(int fd);
+#ifndef __cplusplus
+extern int lstat(const char *path, struct stat *info);
+extern int fchmod(int fd, mode_t mode);
+extern int fchown(int fd, uid_t owner, gid_t group);
+extern char *realpath(const char *path, char *resolved);
+#endif
+
+/* Open a regular file to read. Without O_NONBLOCK a FIFO would wait here for somebody to write into it. */
+TE_API te_status te__file_open(int *fd, uint64_t *bytes, const char *path, te_context *ctx) {
+    struct stat info;
+    *fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    TE_REQUIRE(*fd >= 0, ctx, TE_ERROR_IO, "%.120s: cannot open it: %s", path, strerror(errno));
+    te_status status = TE_OK;
+    if (fstat(*fd, &info)) status = te_fail(ctx, TE_ERROR_IO, "%.120s: %s", path, strerror(errno));
+    else if (!S_ISREG(info.st_mode)) status = te_fail(ctx, TE_ERROR_IO, "%.120s: is no regular file", path);
+    else *bytes = (uint64_t)info.st_size;
+    if (status != TE_OK) (void)close(*fd);
+    return status;
+}
 
 /* Exactly n bytes at an offset. */
 TE_API te_status te__file_read(int fd, void *dst, size_t n, uint64_t at, const char *path, te_context *ctx) {
@@ -39,48 +73,121 @@ TE_API te_status te__file_read(int fd, void *dst, size_t n, uint64_t at, const c
     return TE_OK;
 }
 
+/* ---- a new file in the place of an old one ----------------------------------------------------------------------- */
+
 typedef struct te__new_file {
     int fd;
-    const char *path;
-    char *temporary;
+    const char *path; /* as the caller has it */
+    char *target;     /* where it goes: path, or what the symbolic link `path` leads to */
+    char *temporary;  /* beside the target */
 } te__new_file;
 
+enum { TE__FILE_TRIES = 10000 }; /* numbers behind the process's; each that is taken was left by one that was killed */
+
+/* Find f->target, and what is there now: *was is 1 if a file is. Refuses whatever a rename should not replace. */
+TE_API te_status te__new_file_target(te__new_file *f, struct stat *info, int *was, te_context *ctx) {
+    const size_t n = strlen(f->path) + 1;
+    *was = lstat(f->path, info) == 0;
+    TE_REQUIRE(*was || errno == ENOENT, ctx, TE_ERROR_IO, "%.120s: cannot create it: %s", f->path, strerror(errno));
+    if (*was && S_ISLNK(info->st_mode)) {
+        f->target = realpath(f->path, 0);
+        TE_REQUIRE(f->target, ctx, TE_ERROR_IO, "%.120s: the symbolic link leads nowhere: %s", f->path,
+                   strerror(errno));
+        TE_REQUIRE(!lstat(f->target, info), ctx, TE_ERROR_IO, "%.120s: %s", f->target, strerror(errno));
+    } else {
+        f->target = (char *)malloc(n);
+        TE_REQUIRE(f->target, ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes", n);
+        memcpy(f->target, f->path, n);
+    }
+    TE_REQUIRE(!*was || S_ISREG(info->st_mode), ctx, TE_ERROR_IO,
+               "%.120s: is no regular file; a %s is not written to, and stays as it was", f->target,
+               S_ISDIR(info->st_mode) ? "folder" : "device, FIFO or socket");
+    TE_REQUIRE(!*was || !access(f->target, W_OK), ctx, TE_ERROR_IO, "%.120s: cannot write: %s", f->target,
+               strerror(errno));
+    return TE_OK;
+}
+/* Make the temporary: nobody else's, readable by nobody else until it has the permissions of the file it replaces. */
+TE_API te_status te__new_file_create(te__new_file *f, const struct stat *was, te_context *ctx) {
+    const size_t room = strlen(f->target) + 48;
+    struct stat is;
+    f->temporary = (char *)malloc(room);
+    TE_REQUIRE(f->temporary, ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes", room);
+    for (int k = 0; f->fd < 0 && k < TE__FILE_TRIES; k++) {
+        snprintf(f->temporary, room, "%s.tmp.%ld.%d", f->target, (long)getpid(), k);
+        f->fd = open(f->temporary, O_WRONLY | O_CREAT | O_EXCL, was ? 0600 : 0666);
+        if (f->fd < 0 && errno != EEXIST && errno != EINTR) break;
+    }
+    TE_REQUIRE(f->fd >= 0, ctx, TE_ERROR_IO, "%.120s: cannot create it: %s", f->temporary, strerror(errno));
+    if (!was) return TE_OK;
+    int status = fstat(f->fd, &is);
+    const int other = !status && (is.st_uid != was->st_uid || is.st_gid != was->st_gid);
+    if (other && fchown(f->fd, was->st_uid, was->st_gid) && errno != EPERM) status = -1;
+    if (!status && (is.st_mode & 0777) != (was->st_mode & 0777)) status = fchmod(f->fd, was->st_mode & 0777);
+    TE_REQUIRE(!status, ctx, TE_ERROR_IO, "%.120s: cannot have the permissions of %.120s: %s", f->temporary, f->target,
+               strerror(errno));
+    return TE_OK;
+}
+TE_API void te__new_file_drop(te__new_file *f) {
+    if (f->fd >= 0) (void)close(f->fd), (void)remove(f->temporary);
+    free(f->temporary), free(f->target);
+    f->fd = -1, f->temporary = 0, f->target = 0;
+}
 TE_API te_status te__new_file_open(te__new_file *f, const char *path, te_context *ctx) {
-    const size_t n = strlen(path);
-    f->path = path, f->temporary = (char *)malloc(n + 5);
-    TE_REQUIRE(f->temporary, ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes", n + 5);
-    memcpy(f->temporary, path, n), memcpy(f->temporary + n, ".tmp", 5);
-    f->fd = open(f->temporary, O_WRONLY | O_CREAT | O_TRUNC, 0666);
-    if (f->fd >= 0) return TE_OK;
-    const te_status status = te_fail(ctx, TE_ERROR_IO, "%.120s: cannot create it: %s", f->temporary, strerror(errno));
-    free(f->temporary);
+    struct stat info;
+    int was = 0;
+    f->fd = -1, f->path = path, f->target = 0, f->temporary = 0;
+    te_status status = te__new_file_target(f, &info, &was, ctx);
+    if (status == TE_OK) status = te__new_file_create(f, was ? &info : 0, ctx);
+    if (status != TE_OK) te__new_file_drop(f);
     return status;
+}
+TE_API te_status te__new_file_fail(const te__new_file *f, const char *what, te_context *ctx) {
+    return te_fail(ctx, TE_ERROR_IO, "%.120s: cannot %s: %s; %.120s is as it was", f->temporary, what, strerror(errno),
+                   f->path);
 }
 TE_API te_status te__new_file_write(te__new_file *f, const void *src, size_t n, te_context *ctx) {
     const char *from = (const char *)src;
     while (n) {
         const ssize_t put = write(f->fd, from, n < ((size_t)1 << 30) ? n : (size_t)1 << 30);
         if (put < 0 && errno == EINTR) continue;
-        TE_REQUIRE(put > 0, ctx, TE_ERROR_IO, "%.120s: cannot write: %s; %.120s is as it was", f->temporary,
-                   strerror(errno), f->path);
+        if (put <= 0) return te__new_file_fail(f, "write", ctx);
         from += put, n -= (size_t)put;
     }
     return TE_OK;
 }
+/* Write over n bytes that were written before. */
+TE_API te_status te__new_file_amend(te__new_file *f, const void *src, size_t n, uint64_t at, te_context *ctx) {
+    if (lseek(f->fd, (off_t)at, SEEK_SET) != (off_t)at) return te__new_file_fail(f, "write", ctx);
+    return te__new_file_write(f, src, n, ctx);
+}
+/* Without this a crash soon after may bring the old name back. Cuts the target's path to its folder. */
+TE_API te_status te__new_file_sync_folder(te__new_file *f, te_context *ctx) {
+    char *slash = strrchr(f->target, '/');
+    const char *folder = !slash ? "." : slash == f->target ? "/" : f->target;
+    if (slash) *slash = 0;
+    const int fd = open(folder, O_RDONLY);
+    if (fd < 0) return TE_OK; /* a folder that one may write into and not read */
+    const int failed = fsync(fd) && errno != EINVAL && errno != ENOTSUP; /* these: its file system has no such thing */
+    te_status status = TE_OK;
+    if (failed)
+        status = te_fail(ctx, TE_ERROR_IO, "%.120s: is written, but its folder is not synced: %s", f->path,
+                         strerror(errno));
+    (void)close(fd);
+    return status;
+}
 /* `status`: of the writes. The new file takes the old one's place, or leaves no trace. */
 TE_API te_status te__new_file_close(te__new_file *f, te_status status, te_context *ctx) {
-    if (status == TE_OK && fsync(f->fd))
-        status = te_fail(ctx, TE_ERROR_IO, "%.120s: cannot write: %s; %.120s is as it was", f->temporary,
-                         strerror(errno), f->path);
-    if (close(f->fd) && status == TE_OK)
-        status = te_fail(ctx, TE_ERROR_IO, "%.120s: cannot close: %s; %.120s is as it was", f->temporary,
-                         strerror(errno), f->path);
-    if (status == TE_OK && rename(f->temporary, f->path))
-        status = te_fail(ctx, TE_ERROR_IO, "%.120s: cannot take the place of %.120s: %s", f->temporary, f->path,
+    if (status == TE_OK && fsync(f->fd)) status = te__new_file_fail(f, "write", ctx);
+    const int closed = close(f->fd);
+    f->fd = -1;
+    if (closed && status == TE_OK) status = te__new_file_fail(f, "close", ctx);
+    const int moved = status == TE_OK && !rename(f->temporary, f->target);
+    if (status == TE_OK && !moved)
+        status = te_fail(ctx, TE_ERROR_IO, "%.120s: cannot take the place of %.120s: %s", f->temporary, f->target,
                          strerror(errno));
-    if (status != TE_OK) (void)remove(f->temporary);
-    free(f->temporary);
-    f->temporary = 0;
+    if (moved) status = te__new_file_sync_folder(f, ctx);
+    else (void)remove(f->temporary);
+    te__new_file_drop(f);
     return status;
 }
 

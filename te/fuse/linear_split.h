@@ -111,7 +111,7 @@ TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_
     const te_op *linear = &r->plan->op[s->op[0]];
     const int part = split != TE_SPLIT_OWN && taken < s->count - 1;
     te_value product = te_output_of(r, s->op[taken]), middle;
-    /* Room for the product by itself, whatever the split: the number of rows and what is timed decide which one it is. */
+    /* Room for the product by itself, whatever the split: the number of rows and what is timed decide which it is. */
     if (s->count > 1 && (r->pass != TE_FORWARD || !te_in_memory(r->plan, s->op[0])))
         TE_TRY(te_acquire(r, &middle, linear->out_rows, linear->out, linear->out_dtype));
     else middle = te_no_value();

@@ -36,7 +36,8 @@ TE_API te_status te__json_expect(te__json *j, char c) {
     j->at++;
     return TE_OK;
 }
-/* Go to the next element of an object or array that `close` ends. *more: 0 before the first; whether there is one, after. */
+/* Go to the next element of an object or array that `close` ends. *more: 0 before the first; whether there is one,
+ * after. */
 TE_API te_status te__json_next(int *more, te__json *j, char close) {
     if (te__json_peek(j) == close) {
         j->at++, *more = 0;
@@ -62,13 +63,15 @@ TE_API te_status te__json_number(int64_t *out, te__json *j) {
     return TE_OK;
 }
 
-/* Bytes of the UTF-8 character at s, which ends in NUL; 0 if it is none (cut short, overlong, a surrogate, too large). */
+/* Bytes of the UTF-8 character at s, which ends in NUL; 0 if it is none (cut short, overlong, a surrogate, too
+ * large). */
 TE_API int te__utf8_length(const char *s) {
     const unsigned char *p = (const unsigned char *)s;
     const int n = p[0] < 0x80 ? 1 : p[0] < 0xc2 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : p[0] < 0xf5 ? 4 : 0;
     for (int i = 1; i < n; i++)
         if ((p[i] & 0xc0) != 0x80) return 0;
-    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f) || (p[0] == 0xf0 && p[1] < 0x90) || (p[0] == 0xf4 && p[1] > 0x8f)) return 0;
+    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f) || (p[0] == 0xf0 && p[1] < 0x90) ||
+        (p[0] == 0xf4 && p[1] > 0x8f)) return 0;
     return n;
 }
 TE_API int te__utf8_valid(const char *s) {
@@ -91,7 +94,8 @@ TE_API te_status te__json_hex(uint32_t *out, te__json *j) {
     *out = 0;
     for (int i = 0; i < 4; i++, j->at++) {
         const char c = j->text[j->at];
-        const int v = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        const char small = (char)(c | 0x20); /* of a letter */
+        const int v = c >= '0' && c <= '9' ? c - '0' : small >= 'a' && small <= 'f' ? small - 'a' + 10 : -1;
         if (v < 0) return te__json_fail(j, "\\u needs four hex digits");
         *out = *out << 4 | (uint32_t)v;
     }
@@ -110,7 +114,8 @@ TE_API te_status te__json_escape(char **to, te__json *j) {
     j->at += 2;
     TE_TRY(te__json_hex(&code, j));
     if (code >= 0xd800 && code < 0xe000) {
-        if (code >= 0xdc00 || j->text[j->at] != '\\' || j->text[j->at + 1] != 'u') return te__json_fail(j, "half of a surrogate pair");
+        const int low_follows = j->text[j->at] == '\\' && j->text[j->at + 1] == 'u';
+        if (code >= 0xdc00 || !low_follows) return te__json_fail(j, "half of a surrogate pair");
         j->at += 2;
         TE_TRY(te__json_hex(&low, j));
         if (low < 0xdc00 || low > 0xdfff) return te__json_fail(j, "half of a surrogate pair");

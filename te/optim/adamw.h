@@ -17,45 +17,8 @@
 #ifndef TE_ADAMW_H
 #define TE_ADAMW_H
 
-#include "grad_norm.h" /* te_grad_norm, te_param_walk, the chunk table */
-#include "schedule.h"  /* te_schedule */
-
-typedef struct te_adamw_config {
-    te_schedule schedule;
-    float beta1, beta2, eps;
-    float weight_decay;  /* of tensors with more than one row: matrices, not biases or gains */
-    int decay_all;       /* 1: of every tensor */
-    float max_norm;      /* gradients are scaled so that their global norm is no more; 0: no clipping, no norm.
-                            INFINITY: the norm is computed, and nothing clipped. */
-    float grad_scale;    /* what every gradient is multiplied by before anything else: 1 / loss scale */
-    int skip_nonfinite;  /* 1: a step whose gradients have an infinity or a NaN changes nothing (computes the norm) */
-} te_adamw_config;
-
-TE_API te_adamw_config te_adamw_defaults(float lr) {
-    te_adamw_config c;
-    c.schedule = te_schedule_constant(lr), c.beta1 = 0.9f, c.beta2 = 0.999f, c.eps = 1e-8f, c.weight_decay = 0.01f;
-    c.decay_all = 0, c.max_norm = 0.0f, c.grad_scale = 1.0f, c.skip_nonfinite = 0;
-    return c;
-}
-
-/* Lives in target memory. A checkpoint needs step and skipped; the rest is what the last step worked with. */
-typedef struct te_adamw_state {
-    int64_t step, skipped;    /* updates made; steps left out because of skip_nonfinite */
-    float norm, lr;           /* the gradients' norm after grad_scale, before clipping; the learning rate */
-    float scale;              /* grad_scale times clipping */
-    float correct_m, correct_v; /* 1 / (1 - beta^step) */
-    int32_t apply;            /* 0: this step is left out */
-} te_adamw_state;
-
-/* One tensor, as the kernel reads it. */
-typedef struct te__adamw_tensor {
-    float *master, *m, *v;
-    const float *grad;
-    void *weight; /* master itself if the dtype is f32 */
-    int64_t elements;
-    float decay;
-    te_dtype dtype;
-} te__adamw_tensor;
+#include "adamw_kernels.h" /* te_adamw_update, te__adamw_begin, te__adamw_start; te_adamw_config */
+#include "grad_norm.h"     /* te_grad_norm */
 
 typedef struct te_adamw {
     te_adamw_config config; /* all but weight_decay and decay_all may be changed between steps */
@@ -96,15 +59,15 @@ TE_API int te_adamw_next(te_adamw_walk *w) {
     const int64_t slot = te_round_up(w->param->rows * w->param->cols, TE_PARAM_ALIGN);
     w->m = w->opt->m + w->at, w->v = w->opt->v + w->at, w->at += slot;
     w->master = (float *)w->param->data;
-    if (w->opt->models[w->model]->plan->dtype != TE_f32) w->master = w->opt->master + w->master_at, w->master_at += slot;
+    if (w->opt->models[w->model]->plan->dtype == TE_f32) return 1;
+    w->master = w->opt->master + w->master_at, w->master_at += slot;
     return 1;
 }
 
-#include "adamw_kernels.h" /* te_adamw_update, te__adamw_begin, te__adamw_start */
-
 /* ---- calls ------------------------------------------------------------------------------------------------------ */
 
-typedef struct te__adamw_layout { size_t norm, table, m, v, master, bytes; int count; int64_t chunks, elements; } te__adamw_layout;
+typedef struct te__adamw_layout { size_t norm, table, m, v, master, bytes; int count; int64_t chunks,
+                                 elements; } te__adamw_layout;
 
 TE_API te__adamw_layout te__adamw_layout_of(te_model *const *models, int count) {
     te__adamw_layout l;
@@ -127,23 +90,11 @@ TE_API te__adamw_layout te__adamw_layout_of(te_model *const *models, int count) 
 /* Bytes of target memory that te_adamw_init wants: 12 an element, 8 for an f32 model, and some for the tables. */
 TE_API size_t te_adamw_bytes(te_model *const *models, int count) { return te__adamw_layout_of(models, count).bytes; }
 
-TE_API te_status te__adamw_config_check(const te_adamw_config *c, te_context *ctx) {
-    const char *problem = te_schedule_problem(&c->schedule);
-    TE_REQUIRE(!problem, ctx, TE_ERROR_VALUE, "adamw: schedule %s (peak %g, warmup %lld, total %lld, final %g): %s",
-               te_schedule_name(c->schedule.kind), (double)c->schedule.peak, (long long)c->schedule.warmup,
-               (long long)c->schedule.total, (double)c->schedule.final_fraction, problem);
-    TE_REQUIRE(c->beta1 >= 0.0f && c->beta1 < 1.0f && c->beta2 >= 0.0f && c->beta2 < 1.0f, ctx, TE_ERROR_VALUE,
-               "adamw: beta1 %g and beta2 %g must be in [0, 1)", (double)c->beta1, (double)c->beta2);
-    TE_REQUIRE(c->eps > 0.0f && c->weight_decay >= 0.0f && c->max_norm >= 0.0f, ctx, TE_ERROR_VALUE,
-               "adamw: eps %g must be > 0, weight_decay %g and max_norm %g >= 0", (double)c->eps, (double)c->weight_decay, (double)c->max_norm);
-    TE_REQUIRE(fabsf(c->grad_scale) > 0.0f && fabsf(c->grad_scale) <= 3.402823466e38f, ctx, TE_ERROR_VALUE,
-               "adamw: grad_scale is %g", (double)c->grad_scale);
-    return TE_OK;
-}
 TE_API te__adamw_args te__adamw_args_of(const te_adamw *opt) {
     te__adamw_args a;
-    a.tensor = opt->tensor, a.first = opt->first, a.count = opt->count, a.state = opt->state, a.config = opt->config, a.norm = 0;
-    if (opt->config.max_norm > 0.0f || opt->config.skip_nonfinite) a.norm = opt->norm.result;
+    a.tensor = opt->tensor, a.first = opt->first, a.count = opt->count;
+    a.state = opt->state, a.config = opt->config, a.norm = 0;
+    if (opt->config.max_norm > 0.0f || opt->config.skip_nonfinite) a.norm = opt->norm.norm;
     return a;
 }
 
@@ -170,9 +121,10 @@ TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_mod
 
     char *base = (char *)memory;
     memset(opt, 0, sizeof *opt);
-    opt->config = *config, opt->models = models, opt->model_count = count, opt->count = l.count, opt->chunks = (int)l.chunks;
+    opt->config = *config, opt->models = models, opt->model_count = count;
+    opt->count = l.count, opt->chunks = (int)l.chunks, opt->elements = l.elements;
     opt->tensor = (const te__adamw_tensor *)(base + l.table), opt->first = (const int32_t *)(opt->tensor + l.count);
-    opt->m = (float *)(base + l.m), opt->v = (float *)(base + l.v), opt->master = (float *)(base + l.master), opt->elements = l.elements;
+    opt->m = (float *)(base + l.m), opt->v = (float *)(base + l.v), opt->master = (float *)(base + l.master);
     TE_TRY(te_grad_norm_init(&opt->norm, base + l.norm, l.table - l.norm, models, count, ctx));
 
     const size_t table_bytes = (size_t)l.count * sizeof(te__adamw_tensor) + ((size_t)l.count + 1) * sizeof(int32_t);
@@ -210,11 +162,11 @@ TE_API te_status te_adamw_get(te_adamw_state *state, const te_adamw *opt, te_con
     TE_TRY(te_copy(ctx, state, opt->state, sizeof *state));
     return te_synchronize(ctx);
 }
-/* Set it: step and skipped count. Waits for the stream. */
+/* Set it: step and skipped count, each from 0 to TE_ADAMW_STEPS. Waits for the stream. */
 TE_API te_status te_adamw_set(const te_adamw_state *state, te_adamw *opt, te_context *ctx) {
     TE_REQUIRE(state && opt && ctx && opt->state, ctx, TE_ERROR_NULL, "adamw: not initialised, or the context is null");
-    TE_REQUIRE(state->step >= 0 && state->skipped >= 0, ctx, TE_ERROR_VALUE, "adamw: step %lld, skipped %lld", (long long)state->step,
-               (long long)state->skipped);
+    TE_REQUIRE(te__adamw_counts(state->step, state->skipped), ctx, TE_ERROR_VALUE, "adamw: step %lld, skipped %lld",
+               (long long)state->step, (long long)state->skipped);
     TE_TRY(te_copy(ctx, opt->state, state, sizeof *state));
     return te_synchronize(ctx);
 }

@@ -1,14 +1,24 @@
-/* adamw_kernels.h -- what te_adamw_step enqueues: one thread that begins the step, and one launch for all tensors.
- * Included by adamw.h.
- */
-#include "adamw.h" /* te_adamw_config, te_adamw_state, te__adamw_tensor; before the guard, for it includes this file in its middle */
-
+/* adamw_kernels.h -- what te_adamw_step enqueues: one thread that begins the step, and one launch for all tensors. */
 #ifndef TE_ADAMW_KERNELS_H
 #define TE_ADAMW_KERNELS_H
 
-/* A chunk is what 256 lanes take at once: twice four 16-byte loads a lane. A CPU takes 32 elements at a time, in arrays of
- * its own that the compiler knows to be apart. */
-enum { TE__ADAMW_CHUNK = 2048, TE__ADAMW_THREADS = 256, TE__ADAMW_LANES = TE_CUDA ? 256 : 1, TE__ADAMW_WIDTH = TE_CUDA ? 4 : 32 };
+#include "adamw_config.h" /* te_adamw_config, te_adamw_state */
+#include "params.h"       /* te__chunk_tensor, TE_KERNEL */
+
+/* One tensor, as the kernel reads it. */
+typedef struct te__adamw_tensor {
+    float *master, *m, *v;
+    const float *grad;
+    void *weight; /* master itself if the dtype is f32 */
+    int64_t elements;
+    float decay;
+    te_dtype dtype;
+} te__adamw_tensor;
+
+/* A chunk is what 256 lanes take at once: twice four 16-byte loads a lane. A CPU takes 32 elements at a time, in arrays
+ * of its own that the compiler knows to be apart. */
+enum { TE__ADAMW_CHUNK = 2048, TE__ADAMW_THREADS = 256, TE__ADAMW_LANES = TE_CUDA ? 256 : 1,
+      TE__ADAMW_WIDTH = TE_CUDA ? 4 : 32 };
 
 typedef struct __attribute__((aligned(16))) te__adamw_floats { float v[TE__ADAMW_WIDTH]; } te__adamw_floats;
 typedef struct __attribute__((aligned(8))) te__adamw_halves { uint16_t v[TE__ADAMW_WIDTH]; } te__adamw_halves;
@@ -17,7 +27,8 @@ typedef struct __attribute__((aligned(8))) te__adamw_halves { uint16_t v[TE__ADA
 typedef struct te__adamw_part { te__adamw_floats g, p, m, v; } te__adamw_part;
 
 /* m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,  p -= lr (m' / (sqrt(v') + eps) + decay p),
- * with m' and v' corrected for having begun at 0. The root stands alone, so that errno keeps no other line from vectors. */
+ * with m' and v' corrected for having begun at 0. The root stands alone, so that errno keeps no other line from
+ * vectors. */
 TE_FN void te__adamw_math(te__adamw_part *r, const te_adamw_state *s, const te_adamw_config *c, float decay, int n) {
     float root[TE__ADAMW_WIDTH];
     const float one1 = 1.0f - c->beta1, one2 = 1.0f - c->beta2;
@@ -38,7 +49,8 @@ TE_FN void te__adamw_load(te__adamw_part *r, const te__adamw_tensor *t, int64_t 
     r->m = *(const te__adamw_floats *)(t->m + i), r->v = *(const te__adamw_floats *)(t->v + i);
 }
 TE_FN void te__adamw_store(const te__adamw_part *r, const te__adamw_tensor *t, int64_t i, te_dtype dtype) {
-    *(te__adamw_floats *)(t->master + i) = r->p, *(te__adamw_floats *)(t->m + i) = r->m, *(te__adamw_floats *)(t->v + i) = r->v;
+    *(te__adamw_floats *)(t->master + i) = r->p;
+    *(te__adamw_floats *)(t->m + i) = r->m, *(te__adamw_floats *)(t->v + i) = r->v;
     if (dtype == TE_f32) return;
     te__adamw_halves h;
     TE_UNROLL for (int k = 0; k < TE__ADAMW_WIDTH; k++)
@@ -46,7 +58,8 @@ TE_FN void te__adamw_store(const te__adamw_part *r, const te__adamw_tensor *t, i
     *(te__adamw_halves *)((uint16_t *)t->weight + i) = h;
 }
 /* The elements from i to `to`, fewer than a lane's width. */
-TE_FN void te__adamw_rest(const te__adamw_tensor *t, int64_t i, int64_t to, const te_adamw_state *s, const te_adamw_config *c, te_dtype dtype) {
+TE_FN void te__adamw_rest(const te__adamw_tensor *t, int64_t i, int64_t to, const te_adamw_state *s,
+                          const te_adamw_config *c, te_dtype dtype) {
     for (; i < to; i++) {
         te__adamw_part r;
         r.g.v[0] = t->grad[i], r.p.v[0] = t->master[i], r.m.v[0] = t->m[i], r.v.v[0] = t->v[i];
@@ -55,7 +68,8 @@ TE_FN void te__adamw_rest(const te__adamw_tensor *t, int64_t i, int64_t to, cons
         if (dtype != TE_f32) te_store(t->weight, i, r.p.v[0], dtype);
     }
 }
-TE_FN void te__adamw_chunk(const te__adamw_tensor *t, int64_t from, const te_adamw_state *s, const te_adamw_config *c, te_dtype dtype) {
+TE_FN void te__adamw_chunk(const te__adamw_tensor *t, int64_t from, const te_adamw_state *s, const te_adamw_config *c,
+                           te_dtype dtype) {
     int group;
     const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
     const int64_t to = te_min(t->elements, from + TE__ADAMW_CHUNK), step = (int64_t)TE__ADAMW_WIDTH * lanes.count;
@@ -87,7 +101,7 @@ typedef struct te__adamw_args {
     const int32_t *first;
     int count;
     te_adamw_state *state;
-    const float *norm; /* of te_grad_norm; null: none */
+    const double *norm; /* of te_grad_norm; null: none */
     te_adamw_config config;
 } te__adamw_args;
 
@@ -106,15 +120,17 @@ TE_KERNEL(te_adamw_update, TE__ADAMW_THREADS, te__adamw_args, te__adamw_body(te_
 /* One thread before the update: count the step and work out its numbers. */
 TE_FN void te__adamw_begin_body(const te__adamw_args *a) {
     te_adamw_state s = *a->state;
-    s.norm = a->norm ? a->norm[1] * fabsf(a->config.grad_scale) : 0.0f;
-    s.apply = !a->config.skip_nonfinite || s.norm <= 3.402823466e38f;
+    const double norm = a->norm ? *a->norm * fabs((double)a->config.grad_scale) : 0.0; /* fits f64 if all are finite */
+    const float most = a->config.max_norm > 0.0f ? fminf(a->config.max_norm, TE_ADAMW_LARGEST) : TE_ADAMW_LARGEST;
+    s.norm = (float)norm;
+    s.apply = !a->config.skip_nonfinite || norm <= 1e300;
     if (s.apply) {
         s.lr = te_lr(&a->config.schedule, s.step);
         s.step++;
         s.correct_m = (float)(1.0 / (1.0 - pow((double)a->config.beta1, (double)s.step)));
         s.correct_v = (float)(1.0 / (1.0 - pow((double)a->config.beta2, (double)s.step)));
         s.scale = a->config.grad_scale;
-        if (a->config.max_norm > 0.0f && s.norm > a->config.max_norm) s.scale *= a->config.max_norm / s.norm;
+        if (norm > (double)most) s.scale *= (float)((double)most / norm);
     } else {
         s.skipped++;
     }
@@ -128,7 +144,8 @@ TE_FN void te__adamw_start_body(const te__adamw_args *a, te_block b) {
     const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
     const int n = te__chunk_tensor(a->first, a->count, b.x);
     const te__adamw_tensor t = a->tensor[n];
-    const int64_t from = (int64_t)(b.x - a->first[n]) * TE__ADAMW_CHUNK, to = te_min(t.elements, from + TE__ADAMW_CHUNK);
+    const int64_t from = (int64_t)(b.x - a->first[n]) * TE__ADAMW_CHUNK;
+    const int64_t to = te_min(t.elements, from + TE__ADAMW_CHUNK);
     if (t.dtype == TE_f32) return;
     for (int64_t i = from + lanes.id; i < to; i += lanes.count) t.master[i] = te_load(t.weight, i, t.dtype);
 }

@@ -2,7 +2,7 @@
  *
  * Do this:
  *     TE_TRY(te_model_randomize(&block.model, 0.02f, seed, 100, &ctx));      // weights normal, gammas 1, biases 0
- *     TE_TRY(te_param_normal(&block.proj.weight, 0.02f / sqrtf(2.0f * layers), seed, 7, &ctx));
+ *     TE_TRY(te_param_normal(&block.proj.weight, TE_bf16, 0.02f / sqrtf(2.0f * layers), seed, 7, &ctx));
  */
 #ifndef TE_OPTIM_INIT_H
 #define TE_OPTIM_INIT_H
@@ -11,18 +11,20 @@
 #include "../plan/model.h" /* te_param */
 
 /* The dtype of a parameter is its model's. */
-TE_API te_status te_param_normal(const te_param *p, te_dtype dtype, float std, uint64_t seed, uint32_t stream, te_context *ctx) {
+TE_API te_status te_param_normal(const te_param *p, te_dtype dtype, float std, uint64_t seed, uint32_t stream,
+                                 te_context *ctx) {
     return te_fill_normal(p->data, dtype, p->rows * p->cols, 0, std, seed, stream, ctx);
 }
-/* Every parameter of the model as its op declares it: weights normal(0, std), gammas 1 (0 if zero-centred), biases 0. Uses one
- * stream a parameter, from `stream` on. */
+/* Every parameter of the model as its op declares it: weights normal(0, std), gammas 1 (0 if zero-centred), biases 0.
+ * Uses one stream a parameter, from `stream` on. */
 TE_API te_status te_model_randomize(const te_model *m, float std, uint64_t seed, uint32_t stream, te_context *ctx) {
     TE_REQUIRE(m && m->plan, ctx, TE_ERROR_STATE, "te_model_randomize: the instance has not been bound");
     for (int i = 0; i < m->param_count; i++) {
         const te_param *p = &m->param[i];
         const float mean = p->init == TE_INIT_one ? 1.0f : 0.0f;
         if (p->tied) continue;
-        TE_TRY(te_fill_normal(p->data, m->plan->dtype, p->rows * p->cols, mean, p->init == TE_INIT_normal ? std : 0.0f, seed, stream + (uint32_t)i, ctx));
+        TE_TRY(te_fill_normal(p->data, m->plan->dtype, p->rows * p->cols, mean, p->init == TE_INIT_normal ? std : 0.0f,
+                              seed, stream + (uint32_t)i, ctx));
     }
     return TE_OK;
 }

@@ -29,7 +29,8 @@ typedef struct te_schedule {
     int64_t warmup, total; /* steps; total counts the warm-up in */
 } te_schedule;
 
-TE_API te_schedule te_schedule_of(te_schedule_kind kind, float peak, int64_t warmup, int64_t total, float final_fraction) {
+TE_API te_schedule te_schedule_of(te_schedule_kind kind, float peak, int64_t warmup, int64_t total,
+                                  float final_fraction) {
     te_schedule s;
     s.kind = kind, s.peak = peak, s.final_fraction = final_fraction, s.warmup = warmup, s.total = total;
     return s;
@@ -50,11 +51,14 @@ TE_API const char *te_schedule_problem(const te_schedule *s) {
     if (!(s->peak >= 0.0f && s->peak <= 3.4e38f)) return "the peak must be a number >= 0";
     if (!(s->final_fraction >= 0.0f && s->final_fraction <= 3.4e38f)) return "the final fraction must be a number >= 0";
     if (s->warmup < 0) return "the warm-up must be >= 0 steps";
-    if (s->kind != TE_SCHEDULE_constant && s->total <= s->warmup) return "the total must be more steps than the warm-up";
+    if (s->total < 0) return "the total must be >= 0 steps";
+    if (s->kind != TE_SCHEDULE_constant &&
+        s->total <= s->warmup) return "the total must be more steps than the warm-up";
     return 0;
 }
 
-/* The learning rate of a step; the first step is 0. Warm-up: peak * (step + 1) / warmup, so that no step is wasted on 0. */
+/* The learning rate of a step; the first step is 0. Warm-up: peak * (step + 1) / warmup, so that no step is wasted on
+ * 0. */
 TE_BOTH float te_lr(const te_schedule *s, int64_t step) {
     float left = 1.0f;
     if (step < s->warmup) return (float)((double)s->peak * (double)(step + 1) / (double)s->warmup);

@@ -2,8 +2,8 @@
 #ifndef TE_CHECK_H
 #define TE_CHECK_H
 
-#include "params.h" /* te__check_dims */
-#include "run.h"    /* te_run */
+#include "bind.h" /* te__check_dims */
+#include "run.h"  /* te_run */
 
 TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const te_batch *b, te_context *ctx) {
     const char *name = plan->name;

@@ -67,7 +67,8 @@ typedef struct te_op {
     int flags;                    /* TE_SAVES_INPUT, ... */
     int stats;                    /* f32 numbers a row that backward needs beside: mean and rstd, log-sum-exp */
     int edge;                     /* add: the index of its fork or input; others: -1 */
-    const void *options;          /* a te_<family>_options */
+    const void *options;          /* a te_<family>_options, of ints and floats */
+    int options_bytes;
     int params;
     te_param_info param[TE_MAX_PARAMS + 1]; /* the last: none */
 } te_op;

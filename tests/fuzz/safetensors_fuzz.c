@@ -1,7 +1,4 @@
-/* A libFuzzer entry for files that come from anybody. Not run by default:
- *
- *     clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -I. tests/fuzz/safetensors_fuzz.c -o safetensors_fuzz -lm
- *     ./safetensors_fuzz -max_len=4096 corpus
+/* A libFuzzer entry for files that come from anybody. tests/fuzz.sh builds and runs it.
  *
  * The eight bytes of the header's length would keep nearly every mutation from the parser: a first byte that is odd
  * asks for a length that fits.
@@ -37,6 +34,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n) {
             total += t->bytes;
         }
         if (f.data_at + total != size) abort();
+        const te_status verified = te_safetensors_verify(&f, &ctx);
+        if (verified == TE_OK && f.verified && !te_safetensors_metadata(&f, TE_SAFETENSORS_SUM)) abort();
         for (int i = 0; i < f.metadata_count; i++)
             if (te_safetensors_metadata(&f, f.metadata[i].key) != f.metadata[i].value) abort();
         te_safetensors_close(&f);

@@ -1,7 +1,7 @@
-/* params.h -- an instance's parameters and gradients: how large their two buffers are, and where each tensor lies in
+/* bind.h -- an instance's parameters and gradients: how large their two buffers are, and where each tensor lies in
  * them. */
-#ifndef TE_PARAMS_H
-#define TE_PARAMS_H
+#ifndef TE_BIND_H
+#define TE_BIND_H
 
 #include "model.h" /* te_plan, te_model, te_param */
 

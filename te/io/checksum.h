@@ -1,0 +1,68 @@
+/* checksum.h -- a 64-bit checksum of bytes that come in parts: of a checkpoint, of the text that a run is trained on.
+ *
+ * Do this:
+ *     te_checksum sum = te_checksum_begin();
+ *     te_checksum_add(&sum, text, bytes);              // as often as there are parts; how they are cut makes no
+ * difference
+ *     uint64_t result = te_checksum_end(&sum);
+ *
+ * Four lanes take eight bytes each in turn, x = rotate((x ^ word) * odd). Each step has an inverse, and so has what
+ * folds the lanes at the end: two texts of one length that differ within one word (one bit, say) always have different
+ * sums. Any others have the same by chance, 1 in 2^64. It is no defence against somebody who wants two files of one
+ * sum.
+ */
+#ifndef TE_CHECKSUM_H
+#define TE_CHECKSUM_H
+
+#include "../core/base.h" /* TE_API, memcpy */
+
+enum { TE_CHECKSUM_PART = 32 }; /* bytes that the lanes take at once */
+
+typedef struct te_checksum {
+    uint64_t lane[4], bytes;
+    unsigned char rest[TE_CHECKSUM_PART]; /* bytes % 32 of them wait for more */
+} te_checksum;
+
+/* The odd factors are of xxHash64 (Collet): no bit pattern that repeats. */
+TE_API uint64_t te__checksum_step(uint64_t x, uint64_t word) {
+    x = (x ^ word) * UINT64_C(0x9E3779B185EBCA87);
+    return x << 31 | x >> 33;
+}
+TE_API te_checksum te_checksum_begin(void) {
+    te_checksum s;
+    memset(&s, 0, sizeof s);
+    for (int i = 0; i < 4; i++) s.lane[i] = (uint64_t)(i + 1) * UINT64_C(0xC2B2AE3D27D4EB4F);
+    return s;
+}
+TE_API void te__checksum_parts(te_checksum *s, const unsigned char *p, size_t parts) {
+    uint64_t a = s->lane[0], b = s->lane[1], c = s->lane[2], d = s->lane[3], w[4];
+    for (; parts; parts--, p += TE_CHECKSUM_PART) {
+        memcpy(w, p, sizeof w);
+        a = te__checksum_step(a, w[0]), b = te__checksum_step(b, w[1]);
+        c = te__checksum_step(c, w[2]), d = te__checksum_step(d, w[3]);
+    }
+    s->lane[0] = a, s->lane[1] = b, s->lane[2] = c, s->lane[3] = d;
+}
+TE_API void te_checksum_add(te_checksum *s, const void *bytes, size_t n) {
+    const unsigned char *p = (const unsigned char *)bytes;
+    const size_t had = (size_t)(s->bytes % TE_CHECKSUM_PART);
+    s->bytes += n;
+    if (had) {
+        const size_t take = n < TE_CHECKSUM_PART - had ? n : TE_CHECKSUM_PART - had;
+        memcpy(s->rest + had, p, take), p += take, n -= take;
+        if (had + take < TE_CHECKSUM_PART) return;
+        te__checksum_parts(s, s->rest, 1);
+    }
+    te__checksum_parts(s, p, n / TE_CHECKSUM_PART);
+    if (n % TE_CHECKSUM_PART) memcpy(s->rest, p + n / TE_CHECKSUM_PART * TE_CHECKSUM_PART, n % TE_CHECKSUM_PART);
+}
+TE_API uint64_t te_checksum_end(const te_checksum *s) {
+    te_checksum t = *s;
+    const size_t had = (size_t)(t.bytes % TE_CHECKSUM_PART);
+    uint64_t sum = t.bytes;
+    if (had) memset(t.rest + had, 0, TE_CHECKSUM_PART - had), te__checksum_parts(&t, t.rest, 1);
+    for (int i = 0; i < 4; i++) sum = te__checksum_step(sum, t.lane[i]);
+    return sum ^ sum >> 29;
+}
+
+#endif

@@ -1,0 +1,55 @@
+/* plan_text.h -- the list of a plan as a text, for a checkpoint: what a model's numbers mean, and where two lists
+ * differ.
+ *
+ * Do this:
+ *     te__text t = {buffer, 0};                        // {0, 0} measures
+ *     te__plan_text(&t, plan);                 // "bf16; fork x1 768>768; layernorm ln1 768>768 00000000 3727c5ac; .."
+ *     te__plan_difference(&d, was, buffer);    // "layernorm ln1 768>768 00000000 358637bd", ".. 00000000 3727c5ac"
+ *
+ * An op is its kind, name, widths, and the words of its options as they lie in memory (little-endian machines all). So
+ * what the shapes of the parameters do not show is in it: heads, an eps, a probability, a causal mask.
+ */
+#ifndef TE_PLAN_TEXT_H
+#define TE_PLAN_TEXT_H
+
+#include "../plan/model.h" /* te_plan, te_op */
+#include "json.h"          /* te__text */
+
+TE_API void te__plan_text_op(te__text *t, const te_op *op) {
+    char words[40];
+    te__text_put(t, "; "), te__text_put(t, op->kind), te__text_char(t, ' '), te__text_put(t, op->name);
+    snprintf(words, sizeof words, " %d>%d", op->in, op->out), te__text_put(t, words);
+    for (int at = 0; at + 4 <= op->options_bytes; at += 4) {
+        uint32_t word;
+        memcpy(&word, (const char *)op->options + at, 4);
+        snprintf(words, sizeof words, " %08x", (unsigned)word), te__text_put(t, words);
+    }
+}
+TE_API void te__plan_text(te__text *t, const te_plan *plan) {
+    te__text_put(t, te_dtype_name(plan->dtype));
+    for (int i = 0; i < plan->op_count; i++) te__plan_text_op(t, &plan->op[i]);
+}
+
+/* Where two texts differ: the op of each, "" where one has come to its end. */
+typedef struct te__plan_pair { char was[80], is[80]; } te__plan_pair;
+
+TE_API size_t te__plan_op_length(const char *s) {
+    const char *end = strchr(s, ';');
+    return end ? (size_t)(end - s) : strlen(s);
+}
+/* 0: they are the same. */
+TE_API int te__plan_difference(te__plan_pair *d, const char *was, const char *is) {
+    size_t a = te__plan_op_length(was), b = te__plan_op_length(is);
+    while (a == b && !memcmp(was, is, a)) {
+        if (!was[a] && !is[b]) return 0;
+        was += a + (was[a] ? 1 : 0), is += b + (is[b] ? 1 : 0);
+        a = te__plan_op_length(was), b = te__plan_op_length(is);
+    }
+    while (a && *was == ' ') was++, a--;
+    while (b && *is == ' ') is++, b--;
+    snprintf(d->was, sizeof d->was, "%.*s", (int)te_min((int64_t)a, 79), was);
+    snprintf(d->is, sizeof d->is, "%.*s", (int)te_min((int64_t)b, 79), is);
+    return 1;
+}
+
+#endif

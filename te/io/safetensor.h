@@ -1,0 +1,115 @@
+/* safetensor.h -- what a safetensors file is made of: a tensor with a name, its dtypes and sizes, and an open file.
+ *
+ * Do this:
+ *     te_safetensor t = te_safetensor_matrix("fc.weight", TE_bf16, 3072, 768, weight);      // host or target memory
+ */
+#ifndef TE_SAFETENSOR_H
+#define TE_SAFETENSOR_H
+
+#include <stdio.h> /* snprintf */
+
+#include "../core/dtype.h" /* te_dtype */
+
+/* X(name, bytes) */
+#define TE_SAFETENSORS_DTYPES(X) \
+    X(F64, 8) X(I64, 8) X(U64, 8) \
+    X(F32, 4) X(I32, 4) X(U32, 4) \
+    X(BF16, 2) X(F16, 2) X(I16, 2) X(U16, 2) \
+    X(F8_E4M3, 1) X(F8_E5M2, 1) X(I8, 1) X(U8, 1) X(BOOL, 1)
+
+#define TE_SAFETENSORS_ENUM(name, bytes) TE_SAFETENSORS_##name,
+typedef enum te_safetensors_dtype {
+    TE_SAFETENSORS_DTYPES(TE_SAFETENSORS_ENUM) TE_SAFETENSORS_DTYPE_COUNT
+} te_safetensors_dtype;
+#undef TE_SAFETENSORS_ENUM
+
+#define TE_SAFETENSORS_SUM "te.checksum" /* the metadata key of a sealed file's checksum */
+
+enum {
+    TE_SAFETENSORS_DIGITS = 16, /* of the checksum */
+    TE_SAFETENSORS_RANK = 4,
+    TE_SAFETENSORS_HEADER = 100000000, /* bytes; the limit of the reference implementation */
+    TE_SAFETENSORS_STAGING = 4 << 20   /* bytes of host memory that data passes through */
+};
+
+typedef struct te_safetensor {
+    const char *name;
+    te_safetensors_dtype dtype;
+    int rank; /* 0: one number */
+    int64_t shape[TE_SAFETENSORS_RANK];
+    void *data;      /* host or target memory; null in a tensor of a file */
+    uint64_t bytes;  /* the product of the shape times the dtype's bytes */
+    uint64_t offset; /* of a tensor of a file: where in its data */
+} te_safetensor;
+
+typedef struct te_safetensors_pair { const char *key, *value; } te_safetensors_pair;
+
+/* An open file. */
+typedef struct te_safetensors {
+    te_safetensor *tensor; /* [count], by name */
+    te_safetensors_pair *metadata; /* [metadata_count], by key */
+    int count, metadata_count;
+    uint64_t data_at;      /* bytes in front of the data */
+    char *header, *path;   /* the header's strings are decoded in place */
+    const char *memory;    /* the file itself, if it was opened in memory; else it is fd */
+    int fd, open;
+    int verified;          /* 1: te_safetensors_verify has found its checksum right */
+} te_safetensors;
+
+TE_API size_t te_safetensors_dtype_bytes(te_safetensors_dtype t) {
+#define TE_SAFETENSORS_BYTES(name, bytes) bytes,
+    static const unsigned char sizes[] = {TE_SAFETENSORS_DTYPES(TE_SAFETENSORS_BYTES)};
+#undef TE_SAFETENSORS_BYTES
+    return (unsigned)t < (unsigned)TE_SAFETENSORS_DTYPE_COUNT ? sizes[t] : 0;
+}
+TE_API const char *te_safetensors_dtype_name(te_safetensors_dtype t) {
+#define TE_SAFETENSORS_NAME(name, bytes) #name,
+    static const char *const names[] = {TE_SAFETENSORS_DTYPES(TE_SAFETENSORS_NAME)};
+#undef TE_SAFETENSORS_NAME
+    return (unsigned)t < (unsigned)TE_SAFETENSORS_DTYPE_COUNT ? names[t] : "unknown";
+}
+TE_API te_safetensors_dtype te_safetensors_dtype_of(te_dtype t) {
+    return t == TE_f32 ? TE_SAFETENSORS_F32 : t == TE_bf16 ? TE_SAFETENSORS_BF16 : TE_SAFETENSORS_F16;
+}
+
+/* Bytes of a tensor; 0 if the shape is not one or the size does not fit. */
+TE_API int te__safetensor_size(uint64_t *bytes, const te_safetensor *t) {
+    const uint64_t limit = (uint64_t)(INT64_MAX < SIZE_MAX ? INT64_MAX : SIZE_MAX);
+    *bytes = te_safetensors_dtype_bytes(t->dtype);
+    if (!*bytes || t->rank < 0 || t->rank > TE_SAFETENSORS_RANK) return 0;
+    for (int i = 0; i < t->rank; i++) {
+        if (t->shape[i] < 0 || (t->shape[i] && *bytes > limit / (uint64_t)t->shape[i])) return 0;
+        *bytes *= (uint64_t)t->shape[i];
+    }
+    return 1;
+}
+/* An entry for writing or loading. */
+TE_API te_safetensor te_safetensor_of(const char *name, te_safetensors_dtype dtype, int rank, const int64_t *shape,
+                                      void *data) {
+    te_safetensor t;
+    memset(&t, 0, sizeof t);
+    t.name = name, t.dtype = dtype, t.rank = rank, t.data = data;
+    for (int i = 0; i < rank && i < TE_SAFETENSORS_RANK; i++) t.shape[i] = shape[i];
+    (void)te__safetensor_size(&t.bytes, &t);
+    return t;
+}
+/* [rows, cols]; with one row [cols]. */
+TE_API te_safetensor te_safetensor_matrix(const char *name, te_dtype dtype, int64_t rows, int64_t cols, void *data) {
+    int64_t shape[2];
+    shape[0] = rows, shape[1] = cols;
+    return te_safetensor_of(name, te_safetensors_dtype_of(dtype), rows == 1 ? 1 : 2, rows == 1 ? shape + 1 : shape,
+                            data);
+}
+
+/* "BF16 [3072, 768]", for a message. */
+typedef struct te__shape_text { char text[112]; } te__shape_text;
+TE_API te__shape_text te__shape_text_of(const te_safetensor *t) {
+    te__shape_text s;
+    size_t n = (size_t)snprintf(s.text, sizeof s.text, "%s [", te_safetensors_dtype_name(t->dtype));
+    for (int i = 0; i < t->rank && i < TE_SAFETENSORS_RANK; i++)
+        n += (size_t)snprintf(s.text + n, sizeof s.text - n, "%s%lld", i ? ", " : "", (long long)t->shape[i]);
+    snprintf(s.text + n, sizeof s.text - n, "]");
+    return s;
+}
+
+#endif

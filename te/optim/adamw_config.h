@@ -1,0 +1,70 @@
+/* adamw_config.h -- what AdamW is told, and what it has counted.
+ *
+ * Do this:
+ *     te_adamw_config config = te_adamw_defaults(3e-4f);
+ *     config.schedule = te_schedule_of(TE_SCHEDULE_cosine, 3e-4f, 100, 10000, 0.1f), config.max_norm = 1.0f;
+ */
+#ifndef TE_ADAMW_CONFIG_H
+#define TE_ADAMW_CONFIG_H
+
+#include "../core/context.h" /* te_status, te_fail */
+#include "schedule.h"        /* te_schedule */
+
+typedef struct te_adamw_config {
+    te_schedule schedule;
+    float beta1, beta2, eps;
+    float weight_decay;  /* of tensors with more than one row: matrices, not biases or gains */
+    int decay_all;       /* 1: of every tensor */
+    float max_norm;      /* gradients are scaled so that their global norm is no more; 0: no clipping, no norm.
+                            INFINITY: the norm is computed, and nothing clipped below TE_ADAMW_LARGEST. */
+    float grad_scale;    /* what every gradient is multiplied by before anything else: 1 / loss scale */
+    int skip_nonfinite;  /* 1: a step whose gradients have an infinity or a NaN changes nothing (computes the norm) */
+} te_adamw_config;
+
+/* 2^56. Where the norm is computed, gradients are scaled to a norm of at most this, so that their squares, corrected
+ * for having begun at 0, fit f32. Where it is not, an element above 1e18 makes its second moment infinite, and stands
+ * still. */
+#define TE_ADAMW_LARGEST 72057594037927936.0f
+#define TE_ADAMW_STEPS (INT64_C(1) << 53) /* most steps to begin from: a double counts them exactly */
+
+TE_API te_adamw_config te_adamw_defaults(float lr) {
+    te_adamw_config c;
+    c.schedule = te_schedule_constant(lr), c.beta1 = 0.9f, c.beta2 = 0.999f, c.eps = 1e-8f, c.weight_decay = 0.01f;
+    c.decay_all = 0, c.max_norm = 0.0f, c.grad_scale = 1.0f, c.skip_nonfinite = 0;
+    return c;
+}
+
+/* Lives in target memory. A checkpoint needs step and skipped; the rest is what the last step worked with. */
+typedef struct te_adamw_state {
+    int64_t step, skipped;    /* updates made; steps left out because of skip_nonfinite */
+    float norm;               /* of the gradients after grad_scale, before clipping; infinity where it does not fit (the
+                                 step counts as finite all the same) */
+    float lr;                 /* the learning rate */
+    float scale;              /* grad_scale times clipping */
+    float correct_m, correct_v; /* 1 / (1 - beta^step) */
+    int32_t apply;            /* 0: this step is left out */
+} te_adamw_state;
+
+TE_API int te__adamw_finite(float x) { return fabsf(x) <= 3.402823466e38f; } /* no NaN either */
+TE_API te_status te__adamw_config_check(const te_adamw_config *c, te_context *ctx) {
+    const char *problem = te_schedule_problem(&c->schedule);
+    TE_REQUIRE(!problem, ctx, TE_ERROR_VALUE, "adamw: schedule %s (peak %g, warmup %lld, total %lld, final %g): %s",
+               te_schedule_name(c->schedule.kind), (double)c->schedule.peak, (long long)c->schedule.warmup,
+               (long long)c->schedule.total, (double)c->schedule.final_fraction, problem);
+    TE_REQUIRE(c->beta1 >= 0.0f && c->beta1 < 1.0f && c->beta2 >= 0.0f && c->beta2 < 1.0f, ctx, TE_ERROR_VALUE,
+               "adamw: beta1 %g and beta2 %g must be in [0, 1)", (double)c->beta1, (double)c->beta2);
+    TE_REQUIRE(c->eps > 0.0f && te__adamw_finite(c->eps), ctx, TE_ERROR_VALUE, "adamw: eps %g must be finite and > 0",
+               (double)c->eps);
+    TE_REQUIRE(c->weight_decay >= 0.0f && te__adamw_finite(c->weight_decay), ctx, TE_ERROR_VALUE,
+               "adamw: weight_decay %g must be finite and >= 0", (double)c->weight_decay);
+    TE_REQUIRE(c->max_norm >= 0.0f, ctx, TE_ERROR_VALUE, "adamw: max_norm %g must be >= 0", (double)c->max_norm);
+    TE_REQUIRE(fabsf(c->grad_scale) > 0.0f && te__adamw_finite(c->grad_scale), ctx, TE_ERROR_VALUE,
+               "adamw: grad_scale %g must be finite and not 0", (double)c->grad_scale);
+    return TE_OK;
+}
+/* Counts that a run can go on from. */
+TE_API int te__adamw_counts(int64_t step, int64_t skipped) {
+    return step >= 0 && step <= TE_ADAMW_STEPS && skipped >= 0 && skipped <= TE_ADAMW_STEPS;
+}
+
+#endif

@@ -1,0 +1,100 @@
+/* params.h -- the parameters of several models as one list of tensors, cut into chunks: what the gradient norm and the
+ * optimizer launch one block each for.
+ *
+ * Do this:
+ *     te_param_walk w = te_params_of(models, 2);
+ *     while (te_params_next(&w)) use(w.param, w.model);         // tied ones are left out: their memory is another's
+ */
+#ifndef TE_PARAMS_H
+#define TE_PARAMS_H
+
+#include "../core/target.h" /* TE_KERNEL, for those who include this */
+#include "../plan/bind.h"   /* te_model, te_param */
+
+/* ---- a walk over the parameters of several models, tied ones left out ---------------------------------------- */
+
+typedef struct te_param_walk {
+    te_model *const *models;
+    int count, model, index; /* models; where the walk is */
+    te_param *param;         /* the parameter of the last te_params_next */
+} te_param_walk;
+
+TE_API te_param_walk te_params_of(te_model *const *models, int count) {
+    te_param_walk w;
+    w.models = models, w.count = models ? count : 0, w.model = 0, w.index = -1, w.param = 0;
+    return w;
+}
+/* Go to the next parameter; 0 if there is none. */
+TE_API int te_params_next(te_param_walk *w) {
+    for (; w->model < w->count; w->model++, w->index = -1)
+        while (w->models[w->model] && ++w->index < w->models[w->model]->param_count) {
+            w->param = &w->models[w->model]->param[w->index];
+            if (!w->param->tied) return 1;
+        }
+    return 0;
+}
+
+/* ---- a table of tensors, cut into chunks ---------------------------------------------------------------------- */
+
+/* Which tensor a chunk lies in: the last t with first[t] <= chunk. first[0] is 0, first[count] the number of chunks. */
+TE_BOTH int te__chunk_tensor(const int32_t *first, int count, int32_t chunk) {
+    int low = 0, high = count;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (first[middle] <= chunk) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+/* A part of a buffer: where it starts; *at moves behind it. */
+TE_API size_t te__part(size_t *at, size_t bytes) {
+    const size_t start = *at;
+    *at += (bytes + TE_ALIGN - 1) / TE_ALIGN * TE_ALIGN;
+    return start;
+}
+/* Everything an optimizer asks of its models: bound, with gradients, aligned, each once, not too large. */
+TE_API te_status te__models_check(te_model *const *models, int count, const char *who, te_context *ctx) {
+    TE_REQUIRE(ctx && ctx->target, ctx, TE_ERROR_NULL, "%s: the context is null", who);
+    TE_REQUIRE(!strcmp(ctx->target->name, TE_CUDA ? "cuda" : "host"), ctx, TE_ERROR_DEVICE,
+               "%s: compiled for the %s target, but the context is of the %s target", who, TE_CUDA ? "cuda" : "host",
+               ctx->target->name);
+    TE_REQUIRE(count >= 0, ctx, TE_ERROR_SHAPE, "%s: %d models", who, count);
+    TE_REQUIRE(models || !count, ctx, TE_ERROR_NULL, "%s: the list of models is null", who);
+    for (int i = 0; i < count; i++) {
+        TE_REQUIRE(models[i] && models[i]->plan && (models[i]->param || !models[i]->param_count), ctx, TE_ERROR_NULL,
+                   "%s: model %d is null or not bound to memory", who, i);
+        for (int k = 0; k < i; k++)
+            TE_REQUIRE(models[i] != models[k], ctx, TE_ERROR_VALUE, "%s: model %d (%s) is model %d again", who, i,
+                       models[i]->plan->name, k);
+    }
+    int64_t total = 0;
+    te_param_walk w = te_params_of(models, count);
+    while (te_params_next(&w)) {
+        const te_param *p = w.param;
+        const char *model = models[w.model]->plan->name;
+        TE_REQUIRE(p->rows > 0 && p->cols > 0, ctx, TE_ERROR_SHAPE, "%s: model %d (%s) %s.%s is %lld x %lld", who,
+                   w.model, model, p->op,
+                   p->field, (long long)p->rows, (long long)p->cols);
+        const int fits = p->rows <= (INT64_C(1) << 41) / p->cols && (total += p->rows * p->cols) <= INT64_C(1) << 41;
+        TE_REQUIRE(fits, ctx, TE_ERROR_OVERFLOW, "%s: more than 2^41 elements with model %d (%s) %s.%s, %lld x %lld",
+                   who,
+                   w.model, model, p->op, p->field, (long long)p->rows, (long long)p->cols);
+        TE_REQUIRE(p->data && p->grad, ctx, TE_ERROR_NULL, "%s: model %d (%s) %s.%s has no %s", who, w.model, model,
+                   p->op, p->field,
+                   p->data ? "gradient; bind the model with a gradient buffer" : "memory");
+        TE_REQUIRE((uintptr_t)p->data % TE_ACCESS == 0 && (uintptr_t)p->grad % TE_ACCESS == 0, ctx, TE_ERROR_ALIGNMENT,
+                   "%s: model %d (%s) %s.%s is not aligned to %d bytes", who, w.model, model, p->op, p->field,
+                   (int)TE_ACCESS);
+    }
+    return TE_OK;
+}
+/* A buffer that a caller hands over. */
+TE_API te_status te__memory_check(const void *memory, size_t bytes, size_t needed, const char *who, te_context *ctx) {
+    TE_REQUIRE(memory, ctx, TE_ERROR_NULL, "%s: memory is null", who);
+    TE_REQUIRE((uintptr_t)memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT, "%s: memory must be aligned to %d bytes",
+               who, (int)TE_ALIGN);
+    TE_REQUIRE(bytes >= needed, ctx, TE_ERROR_MEMORY, "%s: memory has %zu bytes, %zu are needed", who, bytes, needed);
+    return TE_OK;
+}
+
+#endif

@@ -1,0 +1,394 @@
+// bounds.h -- how far off a value of the reference's a kernel may be: for each op the sum of the |terms| that it adds
+// up, times the format's epsilon, and what the errors of its inputs become. No floor, and nothing fitted: a value that
+// cancels to nothing may be off by the epsilon of what cancelled.
+//
+// Do this:
+//     bounds::forward b(list, params, call, dtype);
+//     reference::forward(list, params, x, edges, call, rounding, &outs, [&](size_t i, vec &y) { b.step(i, y, ...); });
+//     check_within("y", got, v.out.back(), b.error.back());
+//
+// Units. Arithmetic is f32, whatever the dtype: a rounding is u = 2^-24 of its result, and the roundings of a sum are a
+// random walk whose steps are u times its partial sums. Where the terms have either sign the partial sums are a random
+// walk, too: one standard deviation is 0.9 u times the sum of |terms|. Where all have one sign they grow with the
+// terms, and it is u sqrt(n / 3) times the sum. Eight, or four, of them are the bound. te/core/math.h gives exp to 2e-7
+// (1 + |x|). A stored 16-bit value is one unit in the last place off where two roundings fall apart.
+#ifndef TESTS_BOUNDS_H
+#define TESTS_BOUNDS_H
+
+#include <algorithm>
+
+#include "reference.h"
+
+namespace bounds {
+
+using reference::call;
+using reference::list;
+using reference::op;
+using reference::vec;
+
+const double sums = 1.0 / (1 << 21); // of the sum of |terms|
+inline double same_sign(size_t n) { return sums * std::max(1.0, std::sqrt((double)n / 12)); }
+const double functions = 1.0 / (1 << 21); // of exp and what is made of it; 2e-7 twice over, for it stands in a quotient
+
+// One unit in the last place of a number of this size, at most.
+inline double ulp(double size, te_dtype t) {
+    return t == TE_f32 ? 0 : t == TE_bf16 ? size / (1 << 7) : std::max(size / (1 << 10), 1.0 / (1 << 24));
+}
+// The steepest slope that an input which may be off by e can have.
+inline double slope(const std::string &kind, double x, double e) {
+    return std::max(std::fabs(reference::activation_slope(kind, x)),
+                    std::max(std::fabs(reference::activation_slope(kind, x + e)),
+                             std::fabs(reference::activation_slope(kind, x - e))));
+}
+
+// ---- norms ---------------------------------------------------------------------------------------------------------
+
+// Of one row: the normalised values, and how far off they are for inputs off by e.
+struct norm_errors {
+    reference::norm_row row;
+    double n;
+    vec xhat, error;
+    norm_errors(const op &o, const double *x, const double *e)
+        : row(reference::norm_of(o, x)), n(o.kind == "l2norm" ? 1 : (double)o.in) {
+        const bool centred = o.kind.compare(0, 9, "layernorm") == 0;
+        double size = 0, off = 0, spread = 0;
+        for (size_t k = 0; centred && k < o.in; k++) size += std::fabs(x[k]) / n, off += (e ? e[k] : 0) / n;
+        for (size_t k = 0; k < o.in; k++) {
+            error.push_back((e ? e[k] : 0) + off + sums * (std::fabs(x[k]) + size));
+            xhat.push_back((x[k] - row.mean) * row.rstd);
+            spread += std::fabs(xhat[k]) * error[k] * row.rstd / n;
+        }
+        for (size_t k = 0; k < o.in; k++)
+            error[k] = row.rstd * error[k] + std::fabs(xhat[k]) * (spread + same_sign(o.in));
+    }
+};
+
+// ---- attention -----------------------------------------------------------------------------------------------------
+
+// One query: probabilities, and how far off each is. In 16 bits they are rounded on their way into a product.
+struct attention_row {
+    vec p, error;
+    attention_row(const vec &x, const vec *ex, size_t q0, size_t k0, size_t width, size_t dim, size_t keys,
+                  double scale, te_dtype t)
+        : p(keys), error(keys) {
+        double top = -INFINITY, sum = 0, mean = 0;
+        for (size_t j = 0; j < keys; j++) {
+            for (size_t d = 0; d < dim; d++) {
+                const double q = x[q0 + d], k = x[k0 + j * width + d];
+                p[j] += scale * q * k;
+                error[j] += std::fabs(scale) * sums * std::fabs(q * k);
+                if (ex)
+                    error[j] +=
+                        std::fabs(scale) * (std::fabs(q) * (*ex)[k0 + j * width + d] + std::fabs(k) * (*ex)[q0 + d]);
+            }
+            top = std::max(top, p[j]);
+        }
+        for (size_t j = 0; j < keys; j++) {
+            error[j] += functions * (1 + std::fabs(p[j] - top) + std::fabs(top));
+            p[j] = std::exp(p[j] - top), sum += p[j];
+        }
+        for (size_t j = 0; j < keys; j++) p[j] /= sum, mean += p[j] * error[j];
+        for (size_t j = 0; j < keys; j++) error[j] = p[j] * (error[j] + mean + same_sign(keys)) + ulp(p[j], t);
+    }
+};
+struct attention_shape {
+    size_t heads, kv, dim, seq, width, out;
+    bool causal;
+    double scale;
+    attention_shape(const op &o, const call &c)
+        : heads((size_t)o.number(0, 0)), kv((size_t)o.number(1, 0)), dim((size_t)o.number(2, 0)), seq((size_t)c.seq),
+          width(o.in), out(o.out), causal(o.option("causal", 1) == 1),
+          scale((double)(float)o.option("scale", 1 / std::sqrt((double)dim))) {}
+    // f(first of q, of k, of v, of y, keys) for each query of each head
+    template <class F>
+    void each(const call &c, F f) const {
+        for (size_t b = 0; b < (size_t)c.batch; b++)
+            for (size_t h = 0; h < heads; h++)
+                for (size_t i = 0; i < seq; i++) {
+                    const size_t row = b * seq + i, k0 = b * seq * width + (heads + h / (heads / kv)) * dim;
+                    f(row * width + h * dim, k0, k0 + kv * dim, row * out + h * dim, causal ? i + 1 : seq);
+                }
+    }
+};
+inline vec attention(const op &o, const vec &x, const vec &ex, const call &c, te_dtype t) {
+    const attention_shape s(o, c);
+    vec e(c.rows() * o.out, 0.0);
+    s.each(c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys) {
+        const attention_row r(x, &ex, q0, k0, s.width, s.dim, keys, s.scale, t);
+        for (size_t j = 0; j < keys; j++)
+            for (size_t d = 0; d < s.dim; d++) {
+                const double v = std::fabs(x[v0 + j * s.width + d]);
+                e[y0 + d] += r.error[j] * v + r.p[j] * (ex[v0 + j * s.width + d] + sums * v);
+            }
+    });
+    return e;
+}
+inline vec attention_backward(const op &o, const vec &x, const vec &y, const vec &dy, const vec &ey, const call &c,
+                              te_dtype t) {
+    const attention_shape s(o, c);
+    vec e(c.rows() * o.in, 0.0);
+    s.each(c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys) {
+        const attention_row r(x, nullptr, q0, k0, s.width, s.dim, keys, s.scale, t);
+        double delta = 0, off = 0;
+        for (size_t d = 0; d < s.dim; d++) {
+            delta += dy[y0 + d] * y[y0 + d];
+            off += std::fabs(y[y0 + d]) * (ey[y0 + d] + sums * std::fabs(dy[y0 + d]));
+        }
+        for (size_t j = 0; j < keys; j++) {
+            double dp = 0, edp = 0;
+            for (size_t d = 0; d < s.dim; d++) {
+                const double v = x[v0 + j * s.width + d];
+                dp += dy[y0 + d] * v, edp += std::fabs(v) * (ey[y0 + d] + sums * std::fabs(dy[y0 + d]));
+            }
+            const double ds = std::fabs(r.p[j] * (dp - delta) * s.scale);
+            const double eds =
+                std::fabs(s.scale) * (r.error[j] * std::fabs(dp - delta) + r.p[j] * (edp + off)) + ulp(ds, t);
+            for (size_t d = 0; d < s.dim; d++) {
+                const double k = std::fabs(x[k0 + j * s.width + d]), q = std::fabs(x[q0 + d]),
+                             g = std::fabs(dy[y0 + d]);
+                e[v0 + j * s.width + d] += r.error[j] * g + r.p[j] * (ey[y0 + d] + sums * g);
+                e[q0 + d] += (eds + sums * ds) * k;
+                e[k0 + j * s.width + d] += (eds + sums * ds) * q;
+            }
+        }
+    });
+    return e;
+}
+
+// Turning by an angle: its sine and cosine are off by the angle's own error.
+inline vec rope(const op &o, const vec &x, const vec &ex, const call &c) {
+    const size_t heads = (size_t)(o.number(0, 0) + o.number(1, 0)), dim = (size_t)o.number(2, 0),
+                 rotary = (size_t)o.option("rotary_dim", (double)dim);
+    const bool interleaved = o.option("interleaved", 0) == 1;
+    vec e = ex;
+    for (size_t r = 0; r < c.rows(); r++)
+        for (size_t h = 0; h < heads; h++)
+            for (size_t p = 0; p < rotary / 2; p++) {
+                const size_t at = r * o.in + h * dim, i = at + (interleaved ? 2 * p : p),
+                             j = at + (interleaved ? 2 * p + 1 : p + rotary / 2);
+                const double angle = (double)(c.position + (int)(r % (size_t)c.seq));
+                e[i] = e[j] = ex[i] + ex[j] + (functions * (1 + angle) + sums) * (std::fabs(x[i]) + std::fabs(x[j]));
+            }
+    return e;
+}
+
+// ---- forward -------------------------------------------------------------------------------------------------------
+
+struct forward {
+    const list &l;
+    const std::vector<vec> &params;
+    const call &c;
+    te_dtype dtype;
+    vec x;
+    std::vector<vec> value, error; // by op; what a kernel stored is right by itself
+    std::vector<vec> given;        // by op: the error before that
+    forward(const list &ops, const std::vector<vec> &p, const vec &first, const call &what, te_dtype t)
+        : l(ops), params(p), c(what), dtype(t), x(first) {}
+
+    // The error of op i, whose output is y: `rounded` if it is stored, `may` if a kernel may round it or not.
+    void step(size_t i, const vec &y, bool rounded, bool may) {
+        const op &o = l.ops[i];
+        const vec &in = i ? value[i - 1] : x, before = i ? error[i - 1] : vec(x.size(), 0.0);
+        const vec *w = o.params ? &params[(size_t)o.first_param] : nullptr;
+        vec e = before;
+        const std::string gated = reference::gate(o.kind);
+        e.resize(y.size(), 0.0);
+        if (o.kind == "linear" || o.kind == "tied_linear") {
+            for (size_t r = 0; r < c.rows(); r++)
+                for (size_t n = 0; n < o.out; n++) {
+                    double sum = 0;
+                    for (size_t k = 0; k < o.in; k++)
+                        sum +=
+                            std::fabs((*w)[n * o.in + k]) * (before[r * o.in + k] + sums * std::fabs(in[r * o.in + k]));
+                    e[r * o.out + n] = sum;
+                }
+        } else if (reference::is_norm(o.kind)) {
+            for (size_t r = 0; r < c.rows(); r++) {
+                const norm_errors n(o, &in[r * o.in], &before[r * o.in]);
+                for (size_t k = 0; k < o.in; k++) {
+                    const double gamma = std::fabs(reference::gamma_of(o, params, k)),
+                                 beta = o.params == 2 ? std::fabs(params[(size_t)o.first_param + 1][k]) : 0;
+                    const double stored = o.params ? std::fabs((*w)[k]) + 1 : 1; // gamma, from what is stored less 1
+                    e[r * o.in + k] = gamma * n.error[k] + sums * (std::fabs(n.xhat[k]) * stored + beta);
+                }
+            }
+        } else if (reference::is_activation(o.kind)) {
+            for (size_t k = 0; k < e.size(); k++)
+                e[k] = before[k] * slope(o.kind, in[k], before[k]) +
+                       functions * (std::fabs(in[k]) + std::fabs(y[k]) * (1 + std::fabs(in[k])));
+        } else if (!gated.empty()) {
+            for (size_t r = 0; r < c.rows(); r++)
+                for (size_t k = 0; k < o.out; k++) {
+                    const size_t at = r * o.in + k;
+                    const double a = in[at], b = std::fabs(in[at + o.out]), f = reference::activation(gated, a);
+                    const double ef = before[at] * slope(gated, a, before[at]) +
+                                      functions * (1 + std::fabs(a) + std::fabs(f) * (1 + std::fabs(a)));
+                    e[r * o.out + k] =
+                        ef * (b + before[at + o.out]) + std::fabs(f) * before[at + o.out] + sums * std::fabs(f) * b;
+                }
+        } else if (o.kind == "attention") {
+            e = attention(o, in, before, c, dtype);
+        } else if (o.kind == "rope") {
+            e = rope(o, in, before, c);
+        } else if (o.kind == "embedding") {
+            std::fill(e.begin(), e.end(), 0.0);
+        } else if (o.kind == "cross_entropy") { // y = top + log sum - x[label]
+            for (size_t r = 0; r < c.rows(); r++) {
+                double size = 0, off = 0;
+                for (size_t k = 0; k < o.in; k++)
+                    size = std::max(size, std::fabs(in[r * o.in + k])), off = std::max(off, before[r * o.in + k]);
+                e[r] = c.labels[r] == c.ignore_index
+                           ? 0
+                           : 2 * off + same_sign(o.in) + (functions + sums) * (1 + std::log((double)o.in) + 2 * size);
+            }
+        } else { // a sum of what came in and of what an op has: bias, positions, add; or a multiple: dropout, scale; or
+                 // itself
+            const bool same = o.kind == "fork" || o.kind == "input" || o.kind == "output";
+            const double factor = o.kind == "scale"                   ? std::fabs(o.factor(0, 1))
+                                  : o.kind == "dropout" && c.training ? 1 / (1 - o.factor(0, 0.5))
+                                                                      : 1;
+            const vec *kept =
+                o.kind == "add" && l.ops[(size_t)o.edge].kind != "input" ? &error[(size_t)o.edge] : nullptr;
+            for (size_t k = 0; k < e.size() && !same; k++)
+                e[k] = factor * before[k] + (kept ? (*kept)[k] : 0) +
+                       sums * (2 * std::fabs(in[k]) * factor + std::fabs(y[k]));
+        }
+        for (size_t k = 0; k < e.size() && (rounded || may); k++)
+            e[k] += ulp(std::fabs(y[k]) + e[k], dtype) * (rounded + may);
+        value.push_back(y), error.push_back(e), given.push_back(e);
+    }
+    // Go on from what a kernel stored; `before`: or from what it had before that was rounded.
+    void stored(const vec &y, bool before) {
+        value.back() = y;
+        for (size_t k = 0; k < y.size(); k++) error.back()[k] = before ? ulp(std::fabs(y[k]), dtype) : 0;
+    }
+};
+
+// ---- backward ------------------------------------------------------------------------------------------------------
+
+struct backward {
+    const list &l;
+    const std::vector<vec> &params;
+    const reference::values &v;
+    const call &c;
+    te_dtype dtype;
+    vec d;                   // of the gradient that came last
+    std::vector<vec> param;  // of the parameters' gradients
+    std::map<int, vec> kept; // by fork
+    std::map<std::string, vec> inputs;
+    backward(const list &ops, const std::vector<vec> &p, const reference::values &values, const call &what, te_dtype t)
+        : l(ops), params(p), v(values), c(what), dtype(t) {
+        for (const vec &e : p) param.push_back(vec(e.size(), 0.0));
+    }
+    // Op i got the gradient dy and gives dx, rounded or not; `held`: so is what an add hands over.
+    void step(size_t i, const vec &dy, const vec &dx, bool rounded, bool may, bool held) {
+        const op &o = l.ops[i];
+        const vec &x = v.in(i);
+        const std::string gated = reference::gate(o.kind);
+        const vec *w = o.params ? &params[(size_t)o.first_param] : nullptr;
+        vec *ew = o.params ? &param[(size_t)o.first_param] : nullptr;
+        if (d.empty()) d.assign(dy.size(), 0.0);
+        vec e = d;
+        e.resize(dx.size(), 0.0);
+        if (o.kind == "linear" || o.kind == "tied_linear") { // y = x w^T
+            std::fill(e.begin(), e.end(), 0.0);
+            for (size_t r = 0; r < c.rows(); r++)
+                for (size_t n = 0; n < o.out; n++) {
+                    const double off = d[r * o.out + n] + sums * std::fabs(dy[r * o.out + n]);
+                    for (size_t k = 0; k < o.in; k++) {
+                        e[r * o.in + k] += off * std::fabs((*w)[n * o.in + k]);
+                        (*ew)[n * o.in + k] += off * std::fabs(x[r * o.in + k]);
+                    }
+                }
+        } else if (o.kind == "bias") {
+            for (size_t k = 0; k < d.size(); k++) (*ew)[k % o.out] += d[k] + sums * std::fabs(dy[k]);
+        } else if (reference::is_norm(o.kind)) {
+            for (size_t r = 0; r < c.rows(); r++) {
+                const norm_errors s(o, &x[r * o.in], nullptr);
+                double off_along = 0, off_mean = 0, along = 0;
+                for (size_t k = 0; k < o.in; k++) {
+                    const size_t at = r * o.in + k;
+                    const double gamma = reference::gamma_of(o, params, k), g = std::fabs(dy[at] * gamma),
+                                 eg = d[at] * std::fabs(gamma) + sums * g;
+                    along += dy[at] * gamma * s.xhat[k] / s.n;
+                    off_along += (eg * std::fabs(s.xhat[k]) + g * s.error[k] + sums * g * std::fabs(s.xhat[k])) / s.n;
+                    off_mean += (eg + sums * g) / s.n;
+                    if (o.params > 0)
+                        (*ew)[k] += d[at] * std::fabs(s.xhat[k]) +
+                                    std::fabs(dy[at]) * (s.error[k] + sums * std::fabs(s.xhat[k]));
+                    if (o.params > 1) param[(size_t)o.first_param + 1][k] += d[at] + sums * std::fabs(dy[at]);
+                }
+                if (o.kind.compare(0, 9, "layernorm") != 0) off_mean = 0;
+                for (size_t k = 0; k < o.in; k++) {
+                    const size_t at = r * o.in + k;
+                    const double gamma = std::fabs(reference::gamma_of(o, params, k)),
+                                 g = std::fabs(dy[at]) * (gamma + 1);
+                    e[at] = s.row.rstd * (d[at] * gamma + 2 * sums * g + off_mean + std::fabs(s.xhat[k]) * off_along +
+                                          s.error[k] * std::fabs(along)) +
+                            std::fabs(dx[at]) * same_sign(o.in); // of rstd
+                }
+            }
+        } else if (reference::is_activation(o.kind)) {
+            for (size_t k = 0; k < e.size(); k++)
+                e[k] =
+                    d[k] * std::fabs(reference::activation_slope(o.kind, x[k])) + std::fabs(dy[k]) * slope_error(x[k]);
+        } else if (!gated.empty()) {
+            for (size_t r = 0; r < c.rows(); r++)
+                for (size_t k = 0; k < o.out; k++) {
+                    const size_t at = r * o.in + k, from = r * o.out + k;
+                    const double a = x[at], b = std::fabs(x[at + o.out]),
+                                 f = std::fabs(reference::activation(gated, a)), g = std::fabs(dy[from]);
+                    e[at] = (d[from] * std::fabs(reference::activation_slope(gated, a)) + g * slope_error(a)) * b;
+                    e[at + o.out] = d[from] * f + g * functions * (1 + std::fabs(a) + f * (1 + std::fabs(a)));
+                }
+        } else if (o.kind == "attention") {
+            e = attention_backward(o, x, v.out[i], dy, d, c, dtype);
+        } else if (o.kind == "rope") {
+            e = rope(o, dy, d, c);
+        } else if (o.kind == "embedding" || o.kind == "positions") {
+            for (size_t k = 0; k < d.size(); k++) {
+                const size_t row = o.kind == "embedding" ? (size_t)c.tokens[k / o.out]
+                                                         : (size_t)c.position + k / o.out % (size_t)c.seq;
+                (*ew)[row * o.out + k % o.out] += d[k] + sums * std::fabs(dy[k]);
+            }
+        } else if (o.kind == "cross_entropy") { // dx = dy (p - 1 at the label)
+            for (size_t r = 0; r < c.rows(); r++) {
+                double top = -INFINITY, sum = 0;
+                for (size_t k = 0; k < o.in; k++) top = std::max(top, x[r * o.in + k]);
+                for (size_t k = 0; k < o.in; k++) sum += std::exp(x[r * o.in + k] - top);
+                for (size_t k = 0; k < o.in; k++) {
+                    const double z = x[r * o.in + k] - top, p = std::exp(z) / sum,
+                                 label = k == (size_t)c.labels[r] ? 1 : 0;
+                    const double off =
+                        p * (functions * (2 + std::fabs(z) + std::fabs(top)) + same_sign(o.in)) + sums * (p + label);
+                    e[r * o.in + k] = c.labels[r] == c.ignore_index ? 0 : d[r] * (p + label) + std::fabs(dy[r]) * off;
+                }
+            }
+        } else {
+            const double factor = o.kind == "scale"     ? std::fabs(o.factor(0, 1))
+                                  : o.kind == "dropout" ? 1 / (1 - o.factor(0, 0.5))
+                                                        : 1;
+            const auto found = kept.find((int)i);
+            for (size_t k = 0; k < e.size(); k++) {
+                e[k] = factor * d[k] + sums * (2 * std::fabs(dy[k]) * factor + std::fabs(dx[k]));
+                if (o.kind == "fork" && found != kept.end()) e[k] += found->second[k];
+            }
+        }
+        if (o.kind == "add") {
+            for (size_t k = 0; k < e.size(); k++) e[k] = d[k] + (held ? ulp(std::fabs(dy[k]) + d[k], dtype) : 0);
+            if (l.ops[(size_t)o.edge].kind == "input")
+                inputs[l.ops[(size_t)o.edge].name] = e;
+            else
+                kept[o.edge] = e;
+        }
+        for (size_t k = 0; k < e.size() && (rounded || may); k++)
+            e[k] += ulp(std::fabs(dx[k]) + e[k], dtype) * (rounded + may);
+        d = e;
+    }
+    // Of an activation's slope: x times a derivative of exp in x^3, at most.
+    static double slope_error(double x) { return functions * (2 + 2 * std::fabs(x) + 0.2 * std::fabs(x * x * x)); }
+};
+
+} // namespace bounds
+
+#endif

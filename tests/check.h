@@ -1,0 +1,371 @@
+// check.h -- one list against the reference: forward, the same again, inference, backward in its four ways, and nothing
+// else touched. Included by harness.h, which has what this needs.
+#ifndef TESTS_CHECK_H
+#define TESTS_CHECK_H
+
+#include "bounds.h"
+
+namespace {
+
+// Every element within what its own sum of |terms| allows (bounds.h), and the whole within half of it.
+inline void check_within(const std::string &name, const reference::vec &out, const reference::vec &ref,
+                         const reference::vec &bound) {
+    REQUIRE(out.size() == ref.size());
+    REQUIRE(bound.size() == ref.size());
+    double worst = 0, errors = 0, bounds = 0;
+    size_t at = 0;
+    for (size_t i = 0; i < ref.size(); i++) {
+        const double e = std::fabs(out[i] - ref[i]), most = bound[i] + 1e-37; // below it f32 has no more bits
+        if (!(e / most <= worst) && !std::isnan(worst)) worst = e / most, at = i;
+        errors += e * e, bounds += most * most;
+    }
+    const double whole = ref.empty() ? 0 : std::sqrt(errors / bounds);
+    if (worst <= 1 && whole <= 0.5) {
+        CHECK(worst <= 1);
+        return;
+    }
+    INFO(name << ": worst at " << at << " of " << ref.size() << ": " << out[at] << ", should be " << ref[at] << " to "
+              << bound[at] << "; all of it " << whole << " of what is allowed, half is the most");
+    CHECK(worst <= 1);
+    CHECK(whole <= 0.5);
+}
+
+// One model in memory, with all that a pass reads and writes, and what it should give.
+struct trial {
+    const subject &s;
+    const shape &at;
+    const te_plan *plan;
+    const te_dtype dtype, out_dtype;
+    const bool from_tokens, to_loss;
+    const size_t rows, in, out, size, out_size;
+    source random;
+    context own;
+    te_context *ctx;
+    instance m;
+    te_batch batch;
+    reference::call call;
+    std::vector<int32_t> tokens, labels;
+    buffer tokens_there, labels_there, x, y, y2, dx, dx2, dy, workspace, saved_memory;
+    edge_buffers e;
+    reference::edges in_edges, out_grads;
+    te_saved saved;
+    reference::values ref; // as it goes on from what the kernels stored
+    reference::vec dy_ref; // empty: batch.loss_scale
+    std::vector<uint8_t> x_before, params_before, kept;
+    std::vector<std::vector<uint8_t>> first; // what the first forward gave: y, then the edges
+
+    trial(const subject &sub, const shape &what, unsigned seed)
+        : s(sub), at(what), plan(sub.plan()), dtype(plan->dtype), out_dtype(plan->out_dtype),
+          from_tokens(te__from_tokens(plan) != 0), to_loss(te__to_loss(plan) != 0),
+          rows((size_t)at.batch * (size_t)at.seq), in((size_t)plan->in), out((size_t)plan->out),
+          size(te_dtype_bytes(dtype)), out_size(te_dtype_bytes(out_dtype)), random(seed), ctx(&own.c), m(sub, ctx),
+          tokens(rows), labels(rows), tokens_there(ctx, rows * 4), labels_there(ctx, rows * 4),
+          x(ctx, from_tokens ? 0 : rows * in * size, 16), y(ctx, rows * out * out_size, 16),
+          y2(ctx, rows * out * out_size, 16), dx(ctx, from_tokens ? 0 : rows * in * size, 16),
+          dx2(ctx, from_tokens ? 0 : rows * in * size, 16), dy(ctx, rows * out * out_size, 16),
+          workspace(ctx, sub.workspace_bytes(m.memory.data(), (int64_t)rows, ctx)),
+          saved_memory(ctx, sub.saved_bytes((int64_t)rows)) { // exactly the memory that was asked for
+        ctx->workspace = workspace.data(), ctx->workspace_bytes = workspace.bytes;
+        memset(&saved, 0, sizeof saved);
+        saved.memory = saved_memory.data(), saved.bytes = saved_memory.bytes;
+    }
+    trial(const trial &) = delete;
+    trial &operator=(const trial &) = delete;
+    ~trial() { ctx->workspace = nullptr, ctx->workspace_bytes = 0; }
+
+    te_tensor of(const buffer &b) const {
+        return from_tokens ? te_none() : te_matrix(b.data(), dtype, (int64_t)rows, (int64_t)in);
+    }
+    te_tensor out_of(const buffer &b) const { return te_matrix(b.data(), out_dtype, (int64_t)rows, (int64_t)out); }
+    te_tensor given() const { return dy_ref.empty() ? te_none() : out_of(dy); }
+    bool product(size_t i) const { return plan->op[i].op_class == TE_CLASS_gemm; }
+    // Whether a product is rounded on its way into the rest of its row depends, on CUDA, on the kernel that runs. The
+    // reference does not round it there, and allows for it.
+    bool may_round(size_t i) const { return TE_CUDA && dtype != TE_f32 && product(i); }
+    // The same of a value that a row which begins with a product stores and goes on with: cuBLASLt's epilogue for a
+    // bias and a gelu works on what it has before the rounding.
+    bool goes_on(size_t i) const {
+        for (int k = 0; k < plan->forward_count; k++) {
+            const te_step &step = plan->forward[k];
+            for (int j = 0; j + 1 < step.count; j++)
+                if (step.op[j] == (int)i) return may_round((size_t)step.op[0]);
+        }
+        return false;
+    }
+    void poison_outputs() {
+        for (size_t i = 0; i < e.names.size(); i++)
+            if (!e.is_input[i]) e.value[i]->poison();
+    }
+
+    // ---- what comes along: tokens, labels, edges
+    void add_edge(const reference::op &o) {
+        const size_t n = rows * (o.kind == "input" ? (size_t)o.number(0, 0) : o.in);
+        e.names.push_back(o.name), e.is_input.push_back(o.kind == "input");
+        e.value.emplace_back(new buffer(ctx, n * size, 16));
+        e.grad.emplace_back(new buffer(ctx, n * size, 16));
+        te_edge edge;
+        memset(&edge, 0, sizeof edge);
+        edge.name = plan->op[&o - &m.ops.ops[0]].name;
+        edge.value = te_matrix(e.value.back()->data(), dtype, (int64_t)rows, (int64_t)(n / rows));
+        edge.grad = te_matrix(e.grad.back()->data(), dtype, (int64_t)rows, (int64_t)(n / rows));
+        e.table.push_back(edge);
+    }
+    void bring_along() {
+        memset(&batch, 0, sizeof batch);
+        batch.batch = at.batch, batch.seq = at.seq, batch.position = at.position, batch.ignore_index = -7,
+        batch.loss_scale = 1.0f / (float)rows;
+        call.batch = at.batch, call.seq = at.seq, call.position = at.position, call.ignore_index = -7,
+        call.loss_scale = (double)batch.loss_scale;
+        for (const reference::op &o : m.ops.ops) {
+            if (o.kind == "embedding") {
+                for (int32_t &t : tokens) t = random.below((int)o.number(0, 1));
+                tokens_there.write_ints(tokens);
+                batch.tokens = (const int32_t *)tokens_there.data(), call.tokens = tokens.data();
+            }
+            if (o.kind == "cross_entropy") {
+                for (int32_t &t : labels) t = random.below(5) ? random.below((int)o.in) : -7;
+                labels[0] = random.below((int)o.in);
+                labels_there.write_ints(labels);
+                batch.labels = (const int32_t *)labels_there.data(), call.labels = labels.data();
+            }
+            if (o.kind == "input" || o.kind == "output") add_edge(o);
+        }
+        batch.edges = e.table.data(), batch.edge_count = (int)e.table.size();
+        call.rng.seed = (uint64_t)random.random() << 32 | random.random(), call.rng.offset = random.random();
+    }
+
+    // ---- numbers, drawn again while a relu stands on its step
+    void draw() {
+        int tries = 0;
+        do {
+            if (tries++ == 100)
+                FAIL("a hundred draws all stand on a step of " << s.text << ": this case shows nothing");
+            m.draw(random);
+            for (size_t i = 0; i < e.names.size(); i++)
+                (e.is_input[i] ? in_edges : out_grads)[e.names[i]] = random.draw(e.value[i]->bytes / size, dtype);
+            ref = reference::forward(m.ops, m.param, random.draw(x.bytes / size, dtype), in_edges, call,
+                                     stored_forward(plan, true));
+        } while (near_a_step(m.ops, ref));
+        x.write(ref.x, dtype);
+        for (size_t i = 0; i < e.names.size(); i++)
+            if (e.is_input[i])
+                e.value[i]->write(in_edges[e.names[i]], dtype);
+            else
+                e.grad[i]->write(out_grads[e.names[i]], dtype);
+        dy_ref = random.draw(rows * out, out_dtype);
+        if (to_loss && !at.loss_from_dy)
+            dy_ref.clear();
+        else
+            dy.write(dy_ref, out_dtype);
+        x_before = x.raw(), params_before = m.params.raw();
+    }
+
+    // ---- forward
+    void run_forward() {
+        set_rng(ctx, call.rng.seed, call.rng.offset);
+        const te_status status = s.forward(out_of(y), &saved, of(x), m.memory.data(), &batch, ctx);
+        INFO(te_last_error(ctx));
+        REQUIRE(status == TE_OK);
+        const te_rng after = get_rng(ctx);
+        CHECK(after.seed == call.rng.seed);
+        CHECK(after.offset == call.rng.offset + (te__draws(plan) ? 1 : 0));
+        kept = saved_memory.raw(), first.assign(1, y.raw());
+        for (auto &b : e.value) first.push_back(b->raw());
+    }
+    // Each step is judged by what it read: the reference goes on from what the kernels stored in `memory`, where `all`
+    // has laid it out.
+    void compare_forward(const te_plan &all, const buffer &memory) {
+        te_run layout;
+        te__begin(&layout, &all, TE_FORWARD, (int64_t)rows, call.batch, ctx);
+        layout.x.p = x.data(), layout.y.p = y.data();
+        (void)te__lay_out(&layout, (char *)memory.data());
+        const reference::rounding round = stored_forward(plan, true);
+        bounds::forward bound(m.ops, m.param, ref.x, call, dtype);
+        reference::edges outs;
+        ref = reference::forward(m.ops, m.param, ref.x, in_edges, call, round, &outs, [&](size_t i, reference::vec &v) {
+            const char *p = (const char *)layout.act[i], *base = (const char *)memory.data();
+            const bool last = i + 1 == m.ops.ops.size();
+            bound.step(i, v, round.at[i], may_round(i));
+            if (!last && (p < base || p >= base + memory.bytes)) return;
+            const reference::vec got =
+                last ? y.read(out_dtype)
+                     : memory.read(dtype, (size_t)(p - base) / size, rows * (size_t)plan->op[i].out);
+            check_within(std::string("output of ") + plan->op[i].name, got, v, bound.error.back());
+            v = got, bound.stored(v, goes_on(i));
+        });
+        compare_outputs("", outs, bound);
+    }
+    void compare_outputs(const std::string &pass, const reference::edges &outs, const bounds::forward &bound) {
+        for (size_t i = 0; i < e.names.size(); i++)
+            for (size_t k = 0; !e.is_input[i] && k < m.ops.ops.size(); k++)
+                if (m.ops.ops[k].kind == "output" && m.ops.ops[k].name == e.names[i]) {
+                    reference::vec allowed = bound.given[k];
+                    for (size_t j = 0; j < allowed.size(); j++)
+                        allowed[j] += bounds::ulp(std::fabs(outs.at(e.names[i])[j]), dtype);
+                    check_within(pass + "output " + e.names[i], e.value[i]->read(dtype), outs.at(e.names[i]), allowed);
+                }
+    }
+    void forward() {
+        run_forward();
+        if (!plan->span_count) return compare_forward(*plan, saved_memory);
+        te_plan all = *plan; // saves what a (recompute, ..) leaves out, too; its steps are the same
+        all.span_count = 0;
+        buffer memory(ctx, te_plan_saved_bytes(&all, (int64_t)rows));
+        te_saved everything = saved;
+        everything.memory = memory.data(), everything.bytes = memory.bytes;
+        set_rng(ctx, call.rng.seed, call.rng.offset);
+        const te_plan *bound = m.model()->plan;
+        m.model()->plan = &all;
+        REQUIRE(te_plan_forward(out_of(y2), &everything, of(x), &all, m.model(), &batch, ctx) == TE_OK);
+        m.model()->plan = bound;
+        CHECK(y2.raw() == y.raw());
+        compare_forward(all, memory);
+    }
+    void forward_again() {
+        poison_outputs();
+        y.poison(), workspace.poison(), saved_memory.poison();
+        set_rng(ctx, call.rng.seed, call.rng.offset);
+        REQUIRE(s.forward(out_of(y), &saved, of(x), m.memory.data(), &batch, ctx) == TE_OK);
+        CHECK(y.raw() == first[0]);
+        for (size_t i = 0; i < e.value.size(); i++) CHECK(e.value[i]->raw() == first[i + 1]);
+        CHECK(saved_memory.raw() == kept);
+    }
+
+    // ---- inference, twice
+    void inference() {
+        reference::call infer = call;
+        infer.training = false;
+        const reference::rounding round = stored_forward(plan, false);
+        bounds::forward bound(m.ops, m.param, ref.x, infer, dtype);
+        reference::edges outs;
+        const reference::values v =
+            reference::forward(m.ops, m.param, ref.x, in_edges, infer, round, &outs,
+                               [&](size_t i, reference::vec &o) { bound.step(i, o, round.at[i], may_round(i)); });
+        const te_rng before = get_rng(ctx);
+        std::vector<uint8_t> once;
+        for (int again = 0; again < 2; again++) {
+            workspace.poison(), y2.poison(), poison_outputs();
+            REQUIRE(s.infer(out_of(y2), of(x), m.memory.data(), &batch, ctx) == TE_OK);
+            if (again) {
+                CHECK(y2.raw() == once);
+                continue;
+            }
+            once = y2.raw();
+            check_within("y of inference", y2.read(out_dtype), v.out.back(), bound.error.back());
+            compare_outputs("inference: ", outs, bound);
+        }
+        CHECK(get_rng(ctx).offset == before.offset);
+    }
+
+    // ---- backward: overwrite; the same again; add; without dx
+    enum way { overwrite, again, add, without_dx };
+    struct expected {
+        reference::gradients g;
+        std::vector<reference::vec> param; // how far off each may be
+        reference::vec dx;
+        std::map<std::string, reference::vec> inputs;
+    };
+    expected gradients() {
+        const reference::rounding round = stored_backward(plan), held = at_adds(plan);
+        bounds::backward bound(m.ops, m.param, ref, call, dtype);
+        expected want;
+        want.g = reference::backward(m.ops, m.param, ref, dy_ref, out_grads, call, round, held,
+                                     [&](size_t i, const reference::vec &d, const reference::vec &given) {
+                                         bound.step(i, d, given, round.at[i], dtype != TE_f32 && product(i), true);
+                                     });
+        m.merge(want.g);
+        reference::gradients errors;
+        errors.params = bound.param;
+        m.merge(errors);
+        want.param = errors.params, want.dx = bound.d, want.inputs = bound.inputs;
+        return want;
+    }
+    // Numbers that a gradient is added to, of its own size; zeros where it is overwritten.
+    std::vector<reference::vec> numbers_before(way w, const expected &want) {
+        std::vector<reference::vec> before((size_t)m.ops.params);
+        for (int i = 0; i < m.ops.params; i++) {
+            if (m.owner[(size_t)i] != i) continue;
+            before[(size_t)i].assign(m.elements(i), 0);
+            if (w != add) continue;
+            before[(size_t)i] = random.draw(m.elements(i), TE_f32, 0, std::max(rms(want.g.params[(size_t)i]), 1e-30));
+            m.grads.write(before[(size_t)i], TE_f32, m.grad_at(i));
+        }
+        return before;
+    }
+    void compare_gradients(way w, const expected &want, const std::vector<reference::vec> &before) {
+        for (int i = 0; i < m.ops.params; i++) {
+            if (m.owner[(size_t)i] != i) continue;
+            reference::vec g = want.g.params[(size_t)i], bound = want.param[(size_t)i];
+            for (size_t k = 0; k < g.size(); k++)
+                g[k] += before[(size_t)i][k], bound[k] += bounds::sums * std::fabs(before[(size_t)i][k]);
+            check_within(std::string(w == add ? "added to the gradient of " : "gradient of ") + m.model()->param[i].op +
+                             "." + m.model()->param[i].field,
+                         m.grads.read(TE_f32, m.grad_at(i), m.elements(i)), g, bound);
+        }
+        if (w != overwrite) return;
+        if (!from_tokens) check_within("dx", dx.read(dtype), want.g.dx, want.dx);
+        for (size_t i = 0; i < e.names.size(); i++)
+            if (e.is_input[i])
+                check_within("gradient of input " + e.names[i], e.grad[i]->read(dtype), want.g.inputs.at(e.names[i]),
+                             want.inputs.at(e.names[i]));
+    }
+    // The gaps between gradients, as they were before.
+    void check_gaps(const std::vector<uint8_t> &now) {
+        std::vector<uint8_t> gaps = now;
+        for (int i = 0; i < m.ops.params; i++)
+            if (m.owner[(size_t)i] == i) memset(&gaps[m.grad_at(i) * 4], 0xff, m.elements(i) * 4);
+        size_t touched = 0;
+        for (uint8_t b : gaps) touched += b != 0xff;
+        CHECK(touched == 0);
+    }
+    void backward() {
+        const expected want = gradients();
+        std::vector<uint8_t> grads_first, dx_first;
+        for (way w : {overwrite, again, add, without_dx}) {
+            batch.accumulate = w == add;
+            m.grads.poison(), dx.poison(), dx2.poison(), workspace.poison();
+            for (size_t i = 0; i < e.names.size(); i++)
+                if (e.is_input[i]) e.grad[i]->poison();
+            const std::vector<reference::vec> before = numbers_before(w, want);
+            const te_tensor to = w == overwrite ? of(dx) : w == without_dx ? te_none() : of(dx2);
+            const te_status status = s.backward(to, given(), &saved, m.memory.data(), &batch, ctx);
+            INFO("backward, accumulate " << (w == add) << ": " << te_last_error(ctx));
+            REQUIRE(status == TE_OK);
+            const std::vector<uint8_t> now = m.grads.raw();
+            check_gaps(now);
+            if (w == overwrite || w == add) compare_gradients(w, want, before);
+            if (w == overwrite)
+                grads_first = now, dx_first = dx.raw();
+            else if (w != add)
+                CHECK(now == grads_first);
+            if (w == again || w == add) CHECK(dx2.raw() == dx_first);
+        }
+    }
+
+    void nothing_else_touched() {
+        CHECK(x.raw() == x_before);
+        CHECK(m.params.raw() == params_before);
+        CHECK(y.raw() == first[0]);
+        CHECK(saved_memory.raw() == kept);
+        if (!dy_ref.empty()) CHECK(dy.read(out_dtype) == dy_ref);
+        (void)workspace.raw();
+    }
+};
+
+inline void check(const subject &s, const shape &at, unsigned seed = fresh_seed()) {
+    const te_plan *plan = s.plan();
+    const std::string text = s.text;
+    CAPTURE(plan->name, text, te_dtype_name(plan->dtype), at.batch, at.seq, at.position, seed);
+    trial t(s, at, seed);
+    t.bring_along();
+    t.draw();
+    t.forward();
+    t.forward_again();
+    t.inference();
+    t.backward();
+    t.nothing_else_touched();
+}
+
+} // namespace
+
+#endif
