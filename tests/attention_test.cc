@@ -20,7 +20,8 @@
     X(dtype, 4, 2, 128, 0) X(dtype, 4, 4, 128, 1) X(dtype, 3, 1, 128, 1) X(dtype, 4, 2, 32, 1)
 #define SHAPES(X)                                                                                      \
     SHAPES_OF(X, f32) SHAPES_OF(X, bf16) SHAPES_OF(X, f16)                                             \
-    X(f32, 3, 1, 20, 1) X(f32, 2, 1, 7, 0) X(f32, 1, 1, 256, 1) X(bf16, 2, 1, 256, 1) X(bf16, 2, 2, 80, 0)
+    X(f32, 3, 1, 20, 1) X(f32, 2, 1, 7, 0) X(f32, 1, 1, 256, 1) X(bf16, 2, 1, 256, 1) X(bf16, 2, 2, 80, 0) \
+    X(f16, 2, 1, 96, 1) X(bf16, 2, 2, 96, 0) X(bf16, 2, 1, 192, 1) X(f16, 2, 2, 192, 0) X(f16, 2, 2, 256, 0)
 
 #define KERNELS(dtype, h, kv, d, causal)                                            \
     TE_ATTENTION_FORWARD(attention_##dtype##_##h##_##kv##_##d##_##causal, dtype, h, kv, d, causal) \
@@ -218,7 +219,7 @@ TEST_CASE("attention agrees with a reference in double", "[attention]") {
     std::mt19937 random(seed);
     for (const shape &s : shapes) {
         double worst[2] = {0, 0};
-        const int seqs[] = {1, 2, 17, 63, 64, 65, 129, 200}, only = (int)(random() % 8);
+        const int seqs[] = {1, 2, 7, 17, 63, 64, 65, 127, 129, 200}, only = (int)(random() % 10);
         for (const int seq : seqs) {
             if (brief() && seq != seqs[only]) continue;
             CAPTURE(seed, dtype_of(s), s.heads, s.kv_heads, s.dim, s.causal, seq);
@@ -237,7 +238,8 @@ TEST_CASE("attention at a longer sequence", "[attention]") {
     for (const shape &s : shapes)
         if (s.heads == 4 && s.kv_heads == 2 && s.dim >= 64) {
             CAPTURE(seed, dtype_of(s), s.dim, s.causal);
-            check(s, 1, 577, random, worst);
+            check(s, 2, 577, random, worst);
+            check(s, 1, 1000, random, worst);
         }
 }
 
@@ -254,6 +256,32 @@ TEST_CASE("attention refuses sizes that make no sense", "[attention]") {
 }
 
 #if TE_CUDA
+#define READY(dtype, h, kv, d, causal) {attention_##dtype##_##h##_##kv##_##d##_##causal##_hopper_ready, TE_##dtype, d},
+static const struct { te__encode_fn (*ready)(const te_context *); te_dtype dtype; int dim; } hopper[] = {SHAPES(READY)};
+static __global__ void compiled_for_90a(int *yes) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    *yes = 1;
+#else
+    *yes = 0;
+#endif
+}
+
+TEST_CASE("attention forward runs on wgmma where it can", "[attention]") {
+    context ctx;
+    int yes = 0, *there = nullptr, kernels = 0;
+    REQUIRE(cudaMalloc(&there, sizeof yes) == cudaSuccess);
+    compiled_for_90a<<<1, 1>>>(there);
+    REQUIRE(cudaMemcpy(&yes, there, sizeof yes, cudaMemcpyDefault) == cudaSuccess);
+    REQUIRE(cudaFree(there) == cudaSuccess);
+    for (const auto &k : hopper) {
+        const int d = k.dim, exists = k.dtype != TE_f32 && (d == 64 || d == 96 || d == 128 || d == 192 || d == 256);
+        CAPTURE(te_dtype_name(k.dtype), d);
+        CHECK((k.ready(&ctx.c) != nullptr) == (yes && ctx.c.capability == 900 && exists));
+        kernels += k.ready(&ctx.c) != nullptr;
+    }
+    std::printf("%d of %d attention kernels on wgmma\n", kernels, (int)(sizeof hopper / sizeof hopper[0]));
+}
+
 TE_ATTENTION_FORWARD(captured, bf16, 4, 2, 128, 1) // launched for the first time while the stream is being captured
 TE_ATTENTION_BACKWARD(captured_backward, bf16, 4, 2, 128, 1)
 

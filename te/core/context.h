@@ -46,6 +46,7 @@ typedef struct te_context {
                                 * 0 never, 1 where they should pay (the default), 2 wherever they can */
     int overlap;               /* CUDA: a kernel is set up while the one before it ends (te_kernel_begin): 0 never, 1 from compute
                                 * capability 9.0 on (the default) */
+    uint32_t *tickets;         /* CUDA: a count by which the blocks of a kernel share out its work; 0 before and after each. Null: none */
     void *launches;            /* CUDA: what a pass writes down, and its graphs (te/core/launch_cuda.h) */
     int replay;                /* CUDA: a pass is launched as one graph, of which so many are kept at most; 0: kernel by kernel */
     int device, processors;    /* CUDA: the device's number and its multiprocessors; host: 0 and 1 */

@@ -75,8 +75,9 @@ TE_API te_status te_context_create(te_context *ctx, int device, uint64_t seed) {
     te_rng rng;
     rng.seed = seed, rng.offset = 0;
     te_status status = te__blas_status(ctx, cublasLtCreate(&s->handle), "cublasLtCreate");
-    if (status == TE_OK) status = te_allocate(ctx, &s->workspace, TE_GEMM_WORKSPACE + TE_GEMM_LEFT * 64);
-    if (status == TE_OK) status = te_fill(ctx, (char *)s->workspace + TE_GEMM_WORKSPACE, 0, TE_GEMM_LEFT * 64);
+    if (status == TE_OK) status = te_allocate(ctx, &s->workspace, TE_GEMM_WORKSPACE + TE_GEMM_LEFT * 64 + TE_ALIGN);
+    if (status == TE_OK) status = te_fill(ctx, (char *)s->workspace + TE_GEMM_WORKSPACE, 0, TE_GEMM_LEFT * 64 + TE_ALIGN);
+    if (status == TE_OK) ctx->tickets = (uint32_t *)(void *)((char *)s->workspace + TE_GEMM_WORKSPACE + TE_GEMM_LEFT * 64);
     if (status == TE_OK) status = te_allocate(ctx, (void **)&ctx->rng, sizeof rng);
     if (status == TE_OK) status = te_rng_set(&rng, ctx);
     if (status != TE_OK) {
