@@ -72,18 +72,21 @@ struct buffer {
         for (size_t i = 0; i < n; i++) x[i] = te_load(v.data(), (int64_t)i, dtype);
         return x;
     }
-    // Fresh normal numbers; returns them as stored.
-    std::vector<double> draw(std::mt19937 &random) {
+    // Fresh normal numbers, number i times factor(i); returns them as stored.
+    template <class F> std::vector<double> draw(std::mt19937 &random, F factor) {
         std::normal_distribution<float> normal;
         std::vector<uint8_t> v(bytes());
         std::vector<double> x(n);
         for (size_t i = 0; i < n; i++) {
-            te_store(v.data(), (int64_t)i, normal(random), dtype);
+            te_store(v.data(), (int64_t)i, normal(random) * factor(i), dtype);
             x[i] = te_load(v.data(), (int64_t)i, dtype);
         }
         REQUIRE(te_copy(ctx, data, v.data(), v.size()) == TE_OK);
         REQUIRE(te_synchronize(ctx) == TE_OK);
         return x;
+    }
+    std::vector<double> draw(std::mt19937 &random) {
+        return draw(random, [](size_t) { return 1.0f; });
     }
 };
 
@@ -240,6 +243,39 @@ TEST_CASE("attention at a longer sequence", "[attention]") {
             CAPTURE(seed, dtype_of(s), s.dim, s.causal);
             check(s, 2, 577, random, worst);
             check(s, 1, 1000, random, worst);
+        }
+}
+
+// Kernels that keep a maximum from tile to tile have to notice when it is outgrown. Keys grow towards the first or the last.
+TEST_CASE("attention forward where the maxima grow", "[attention]") {
+    const unsigned seed = fresh_seed();
+    std::printf("attention: seed %u\n", seed);
+    std::mt19937 random(seed);
+    for (const shape &s : shapes)
+        for (const int to_first : {0, 1}) {
+            const int batch = 2, seq = 400;
+            if (brief() && to_first != (int)(random() % 2)) continue;
+            CAPTURE(seed, dtype_of(s), s.heads, s.kv_heads, s.dim, s.causal, to_first);
+            context ctx;
+            const size_t rows = (size_t)batch * seq, d = (size_t)s.dim, h = (size_t)s.heads * d, kv = (size_t)s.kv_heads * d;
+            buffer qkv(&ctx.c, s.dtype, rows * (h + 2 * kv)), out(&ctx.c, s.dtype, rows * h), lse(&ctx.c, TE_f32, rows * (size_t)s.heads);
+            const std::vector<double> x = qkv.draw(random, [&](size_t i) {
+                const size_t column = i % (h + 2 * kv), key = i / (h + 2 * kv) % seq;
+                return column < h || column >= h + kv ? 1.0f : 0.1f + 12.0f * (float)(to_first ? seq - key : key) / seq;
+            });
+            te_attention_args a;
+            memset(&a, 0, sizeof a);
+            a.out = out.data, a.lse = (float *)lse.data, a.qkv = qkv.data, a.batch = batch, a.seq = seq, a.scale = 1.0f / std::sqrt((float)s.dim);
+            REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
+            const reference ref = attention(s, batch, seq, a.scale, x, std::vector<double>(rows * h, 0.0));
+            // scores are twelve times as large as elsewhere, and so is what f32 rounds off them
+            const double forward = s.dtype == TE_f32 ? 12e-5 : s.dtype == TE_f16 ? 1e-3 : 1.6e-2;
+            CHECK(error(out.read(), ref.out, h, 0, h, forward) <= forward);
+            CHECK(error(lse.read(), ref.lse, 1, 0, 1, 1e-5) <= 1e-5);
+            const std::vector<uint8_t> first = out.raw();
+            out.poison();
+            REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
+            CHECK(out.raw() == first);
         }
 }
 
