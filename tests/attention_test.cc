@@ -261,15 +261,15 @@ TEST_CASE("attention forward where the maxima grow", "[attention]") {
             buffer qkv(&ctx.c, s.dtype, rows * (h + 2 * kv)), out(&ctx.c, s.dtype, rows * h), lse(&ctx.c, TE_f32, rows * (size_t)s.heads);
             const std::vector<double> x = qkv.draw(random, [&](size_t i) {
                 const size_t column = i % (h + 2 * kv), key = i / (h + 2 * kv) % seq;
-                return column < h || column >= h + kv ? 1.0f : 0.1f + 12.0f * (float)(to_first ? seq - key : key) / seq;
+                return column < h || column >= h + kv ? 1.0f : 0.1f + 40.0f * (float)(to_first ? seq - key : key) / seq;
             });
             te_attention_args a;
             memset(&a, 0, sizeof a);
             a.out = out.data, a.lse = (float *)lse.data, a.qkv = qkv.data, a.batch = batch, a.seq = seq, a.scale = 1.0f / std::sqrt((float)s.dim);
             REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
             const reference ref = attention(s, batch, seq, a.scale, x, std::vector<double>(rows * h, 0.0));
-            // scores are twelve times as large as elsewhere, and so is what f32 rounds off them
-            const double forward = s.dtype == TE_f32 ? 12e-5 : s.dtype == TE_f16 ? 1e-3 : 1.6e-2;
+            // scores are forty times as large as elsewhere, and so is what f32 rounds off them
+            const double forward = s.dtype == TE_f32 ? 40e-5 : s.dtype == TE_f16 ? 1e-3 : 1.6e-2;
             CHECK(error(out.read(), ref.out, h, 0, h, forward) <= forward);
             CHECK(error(lse.read(), ref.lse, 1, 0, 1, 1e-5) <= 1e-5);
             const std::vector<uint8_t> first = out.raw();

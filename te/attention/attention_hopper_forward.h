@@ -168,13 +168,16 @@ TE_FN void te__attn_products(te__attn_rows<C> &r, const te__attn_place<C> &a, in
     te__wgmma_wait_1();
     te__wgmma_touch(r.s);
 }
-/* O is there, and V no longer read. */
+/* V is no longer read. */
+template <class C> TE_FN void te__attn_values_free(te__attn_place<C> &a) {
+    if (a.lane == 0) te__barrier_arrive(a.v_empty + 8 * a.v.stage);
+    te__attn_advance(a.v);
+}
+/* O is there. */
 template <class C> TE_FN void te__attn_products_wait(te__attn_rows<C> &r, te__attn_place<C> &a, int v_there) {
     te__wgmma_wait_0();
     te__wgmma_touch(r.o), te__wgmma_touch(r.p);
-    if (!v_there) return;
-    if (a.lane == 0) te__barrier_arrive(a.v_empty + 8 * a.v.stage);
-    te__attn_advance(a.v);
+    if (v_there) te__attn_values_free(a);
 }
 /* K is no longer read; nor is Q, if this was its last tile of keys. */
 template <class C> TE_FN void te__attn_keys_free(te__attn_place<C> &a, int last) {
@@ -184,6 +187,16 @@ template <class C> TE_FN void te__attn_keys_free(te__attn_place<C> &a, int last)
     te__attn_advance(a.k);
 }
 
+/* The tile of keys at hand: none of these queries sees any of it. Its turn is over, and its V comes up later. */
+template <class C> TE_FN void te__attn_keys_skip(te__attn_place<C> &a) {
+    te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
+    if (C::TURNS) te__named_wait(TE__ATTN_TURN + a.group, 256), te__named_arrive(TE__ATTN_TURN + (a.group + 1) % C::GROUPS, 256);
+    te__attn_keys_free(a, 0);
+}
+template <class C> TE_FN void te__attn_values_skip(te__attn_place<C> &a) {
+    te__barrier_wait(a.v_full + 8 * a.v.stage, a.v.phase);
+    te__attn_values_free(a);
+}
 /* A tile of keys, from `key` on, that is not the first of these queries. HIDES: some of them may not see all of it. */
 template <te_dtype T, class C, int CAUSAL, int HIDES>
 TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, int add, int key, int last) {
@@ -193,7 +206,7 @@ TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, int add, int
     TE_UNROLL for (int e = 0; e < 2; e++) sum[e] = te__attn_exp(r, e, r.top[e], a.c);
     te__attn_products_wait(r, a, 1);
     te__attn_pack<T>(r);
-    if (te__attn_outgrown(sum)) {
+    if (te__attn_outgrown<T>(sum)) {
         te__attn_scores_again<T>(r, a.q, a.k_tiles + a.k.stage * C::KV_BYTES);
         if (HIDES) te__attn_hide<C, CAUSAL>(r, a.query, key + a.column, a.seq);
         te__attn_raise<T>(r, a.c, sum);
@@ -204,7 +217,8 @@ TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, int add, int
 
 template <te_dtype T, class C, int HEADS, int CAUSAL>
 TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *bars, uint32_t q_tiles, uint32_t k_tiles, uint32_t v_tiles) {
-    constexpr int HIDES = CAUSAL && (C::ROWS > C::KEYS || C::KEYS % C::ROWS); /* more than a row's first tile of keys */
+    /* whether a warpgroup's first tile of keys may not be the block's; whether tiles after it may be seen in part */
+    constexpr int SKIPS = CAUSAL && (C::ROWS > C::KEYS || C::KEYS % C::ROWS), HIDES = CAUSAL && C::KEYS % 64;
     const int group = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0); /* so that the compiler sees that all lanes agree */
     const int lane = (int)threadIdx.x % 32, row = group * 64 + (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
     te__attn_rows<C> r;
@@ -219,18 +233,22 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te_attn_work next = bars->work[q.stage];
         const int more = next.head >= 0, have = w.head >= 0;
-        const te__attn_tiles t = te__attn_tiles_of<CAUSAL, C::KEYS>(next.query, C::ROWS, p->seq);
-        const int clear = te__attn_tiles_of<CAUSAL, C::KEYS>(next.query + group * 64, 64, p->seq).clear;
+        const te__attn_tiles t = te__attn_tiles_of<CAUSAL, C::KEYS>(next.query + group * 64, 64, p->seq);
+        const int skip = SKIPS && more ? te__attn_tiles_of<CAUSAL, C::KEYS>(next.query, C::ROWS, p->seq).end - t.end : 0;
         a.q = q_tiles + q.stage * C::Q_BYTES + group * C::Q_PART, a.q_empty = te__shared_address(&bars->q_empty[q.stage]);
         a.query = next.query + row;
 
         /* the first tile of keys, together with the last product of the queries before */
         float top[2], sum[2];
+        if (SKIPS)
+            for (int i = 0; i < skip; i++) te__attn_keys_skip(a);
         te__attn_products<T>(r, a, more, have, add);
         if (more) te__attn_keys_free(a, t.end - 1 == t.first);
-        if (t.end > clear) te__attn_hide<C, CAUSAL>(r, a.query, (t.end - 1) * C::KEYS + a.column, p->seq);
+        if (t.end > t.clear) te__attn_hide<C, CAUSAL>(r, a.query, (t.end - 1) * C::KEYS + a.column, p->seq);
         TE_UNROLL for (int e = 0; e < 2; e++) top[e] = te__attn_top(r, e), sum[e] = te__attn_exp_or_none(r, e, top[e], a.c);
         te__attn_products_wait(r, a, have);
+        if (SKIPS)
+            for (int i = 0; i < skip; i++) te__attn_values_skip(a);
         if (have) {
             uint16_t *out = (uint16_t *)p->out + ((int64_t)(w.head / HEADS) * p->seq * HEADS + w.head % HEADS) * C::D;
             te__attn_finish<T>(r, out, HEADS * C::D, p->lse ? p->lse + (int64_t)w.head * p->seq : 0, w.query + row, p->seq, p->scale);
@@ -243,7 +261,7 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         w = next, add = 0;
         if (HIDES)
 #pragma unroll 1
-            for (; j >= te_max(clear, t.first); j--, add = 1) te__attn_step<T, C, CAUSAL, 1>(r, a, add, j * C::KEYS, j == t.first);
+            for (; j >= te_max(t.clear, t.first); j--, add = 1) te__attn_step<T, C, CAUSAL, 1>(r, a, add, j * C::KEYS, j == t.first);
 #pragma unroll 1
         for (; j >= t.first; j--, add = 1) te__attn_step<T, C, CAUSAL, 0>(r, a, add, j * C::KEYS, j == t.first);
         te__attn_advance(q);

@@ -3,7 +3,7 @@
  *
  * Softmax takes some number off the scores of a row before it exponentiates, the same for the whole row; that it be the
  * maximum is only needed so that P neither overflows nor vanishes. So the maximum of the first tile of keys is kept
- * until a lane's sum of P over a tile exceeds TE__ATTN_SUMS: tile after tile costs no maximum, no shuffle, and no
+ * until a lane's sum of P over a tile exceeds te__attn_most: tile after tile costs no maximum, no shuffle, and no
  * rescaling of O, and P = exp2(scale * S - kept) begins when S is there. When a sum does exceed it, P is thrown away: the
  * warp computes S of this tile once more from Q and K, which are still in shared memory, takes the maximum and rescales
  * what it has summed up.
@@ -15,10 +15,6 @@
 #include "../core/math.h"     /* te_exp2 */
 #include "attention_hopper.h" /* which keys a query sees */
 #include "attention_mma.h"    /* te__attn_ldmatrix */
-
-/* Of P over the columns of a tile that a lane has in a row. Each P is below it too, so f16 can hold it; and what lies
- * 2^-12 of the maximum further down than it would otherwise has lost nothing: the formats are floating-point. */
-#define TE__ATTN_SUMS 4096.0f
 
 /* What a thread holds of two rows, e = 0 and 1, the second eight below the first. Four lanes share a row. */
 template <class C> struct te__attn_rows {
@@ -60,9 +56,12 @@ template <class C> TE_FN float te__attn_exp_or_none(te__attn_rows<C> &r, int e, 
 template <te_dtype T, class C> TE_FN void te__attn_pack(te__attn_rows<C> &r) {
     TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = te_pair_of_floats(r.s[2 * i], r.s[2 * i + 1], T);
 }
+/* The sum of P over the columns of a tile that a lane has in a row, at most. Each P is below it too: f16 ends at 65504.
+ * bf16 ends where float does, and the products of P and V are to stay far from there. */
+template <te_dtype T> TE_FN float te__attn_most(void) { return T == TE_bf16 ? 1024.0f * 1024 * 1024 * 1024 : 16384.0f; }
 /* Whether a row of this warp has outgrown its maximum. Not-a-number counts: inf - inf where no key was visible before. */
-TE_FN int te__attn_outgrown(const float sum[2]) {
-    return __any_sync(~0u, !(sum[0] <= TE__ATTN_SUMS && sum[1] <= TE__ATTN_SUMS));
+template <te_dtype T> TE_FN int te__attn_outgrown(const float sum[2]) {
+    return __any_sync(~0u, !(sum[0] <= te__attn_most<T>() && sum[1] <= te__attn_most<T>()));
 }
 
 /* S of a warp's 16 rows once more, by mma.sync. q: the tile of Q of its warpgroup; k: the tile of K. */
