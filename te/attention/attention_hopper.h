@@ -98,13 +98,16 @@ TE_FN uint32_t te__attn_piece_at(uint32_t box, int row, int piece) {
 }
 /* s[64, N] = A B^T for A [64, D] and B [N, D], tiles. */
 template <te_dtype T, int N, int D> TE_FN void te__attn_product_ss(float (&s)[N / 2], uint64_t a, uint64_t b) {
-    TE_UNROLL for (int k = 0; k < D / 16; k++)
-        te__wgmma_of<N>::template ss<T, 0>(s, a + k / 4 * (64 * 8) + k % 4 * 2, b + k / 4 * (N * 8) + k % 4 * 2, k != 0);
+    TE_UNROLL for (int k = 0; k < D / 16; k++) {
+        const int box = k / 4, in = k % 4 * 2; /* in units of 16 bytes: 16 columns of a box take 2, a box 8 a row */
+        te__wgmma_of<N>::template ss<T, 0>(s, a + box * (64 * 8) + in, b + box * (N * 8) + in, k != 0);
+    }
 }
 /* o[64, D] (+)= P V for P [64, KEYS], packed, and V [KEYS, D], a tile. */
 template <te_dtype T, int KEYS, int D>
 TE_FN void te__attn_product_rs(float (&o)[D / 2], const uint32_t (&p)[KEYS / 4], uint64_t v, int add) {
-    TE_UNROLL for (int k = 0; k < KEYS / 16; k++) te__wgmma_of<D>::template rs<T, 1>(o, p + 4 * k, v + k * 128, add || k);
+    TE_UNROLL for (int k = 0; k < KEYS / 16; k++)
+        te__wgmma_of<D>::template rs<T, 1>(o, p + 4 * k, v + k * 128, add || k);
 }
 
 /* ---- between warpgroups ---------------------------------------------------------------------------------------- */
@@ -130,23 +133,39 @@ template <int STAGES> TE_FN void te__attn_advance(te__attn_ring<STAGES> &r) {
  * sequence, and dimensions past the head's, become zeros. */
 TE_FN void te__attn_load(uint32_t to, const CUtensorMap *from, int x, int head, int y, int batch, uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to), "l"(from), "r"(x), "r"(head), "r"(y), "r"(batch), "r"(bar)
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+                 "l"(from), "r"(x), "r"(head), "r"(y), "r"(batch), "r"(bar)
                  : "memory");
+}
+/* A ring of tiles of [rows, D]: its barriers, where it begins, and where who loads it stands. One thread calls this. */
+template <int STAGES> struct te__attn_loader {
+    uint32_t full, empty, tiles;
+    te__attn_ring<STAGES> at;
+};
+template <int D, int ROWS, int STAGES>
+TE_FN void te__attn_bring(te__attn_loader<STAGES> &l, const CUtensorMap *from, int head, int y, int batch) {
+    constexpr int BOXES = (D + 63) / 64, BOX = ROWS * 128;
+    const uint32_t bar = l.full + 8 * l.at.stage, to = l.tiles + l.at.stage * (BOXES * BOX);
+    te__barrier_wait(l.empty + 8 * l.at.stage, l.at.phase ^ 1);
+    te__barrier_expect(bar, BOXES * BOX);
+    TE_UNROLL for (int b = 0; b < BOXES; b++) te__attn_load(to + b * BOX, from, 64 * b, head, y, batch, bar);
+    te__attn_advance(l.at);
 }
 
 /* ---- which keys a query sees ----------------------------------------------------------------------------------- */
 
-/* This function and the next are all that knows. Queries past the end of the sequence may see anything: they are not
+/* This function and the next are all that knows. Queries before or past the sequence may see anything: they are not
  * stored. */
 template <int CAUSAL> TE_FN int te__attn_sees(int query, int key, int seq) { return CAUSAL ? key <= query : key < seq; }
 /* Tiles of KEYS keys, for `queries` queries from `query` on: those from `first` up to `end` have keys that some of them
- * see, those from `clear` on keys that some do not. */
+ * see, those from `clear` on keys that some do not. One tile at least. */
 struct te__attn_tiles { int first, clear, end; };
 template <int CAUSAL, int KEYS> TE_FN te__attn_tiles te__attn_tiles_of(int query, int queries, int seq) {
     te__attn_tiles t;
     t.first = 0;
     t.clear = (CAUSAL && query + 1 < seq ? query + 1 : seq) / KEYS;
     t.end = ((CAUSAL && query + queries < seq ? query + queries : seq) + KEYS - 1) / KEYS;
+    if (t.end < 1) t.end = 1;
     return t;
 }
 #endif
@@ -154,14 +173,16 @@ template <int CAUSAL, int KEYS> TE_FN te__attn_tiles te__attn_tiles_of(int query
 /* ---- the host's side ------------------------------------------------------------------------------------------- */
 
 /* How the copy engine sees [batch, seq, heads, dim], 16 bits each, in boxes of [box_rows, 64] of a head. */
-TE_API te_status te__attn_map(CUtensorMap *map, te__encode_fn encode, const void *data, int dim, int heads, int seq, int batch,
-                              int box_rows, te_dtype dtype, te_context *ctx) {
-    const cuuint64_t head = (cuuint64_t)dim * 2, row = head * (cuuint64_t)heads, pitch[3] = {head, row, row * (cuuint64_t)seq};
+TE_API te_status te__attn_map(CUtensorMap *map, te__encode_fn encode, const void *data, int dim, int heads, int seq,
+                              int batch, int box_rows, te_dtype dtype, te_context *ctx) {
+    const cuuint64_t head = (cuuint64_t)dim * 2, row = head * (cuuint64_t)heads;
+    const cuuint64_t pitch[3] = {head, row, row * (cuuint64_t)seq};
     const cuuint64_t size[4] = {(cuuint64_t)dim, (cuuint64_t)heads, (cuuint64_t)seq, (cuuint64_t)batch};
     const cuuint32_t box[4] = {64, 1, (cuuint32_t)box_rows, 1}, step[4] = {1, 1, 1, 1};
-    const CUtensorMapDataType type = dtype == TE_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    const CUresult e = encode(map, type, 4, (void *)(uintptr_t)data, size, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUtensorMapDataType bf16 = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, f16 = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    const CUresult e = encode(map, dtype == TE_bf16 ? bf16 : f16, 4, (void *)(uintptr_t)data, size, pitch, box, step,
+                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     TE_REQUIRE(e == CUDA_SUCCESS, ctx, TE_ERROR_CUDA, "cuTensorMapEncodeTiled: error %d", (int)e);
     return TE_OK;
 }
@@ -172,8 +193,9 @@ typedef struct te__attn_hopper_kernel {
     te__encode_fn encode;
 } te__attn_hopper_kernel;
 
-/* `encode` if the kernel runs on the context's device, else null. shared: bytes of dynamic shared memory that it needs. */
-TE_API te__encode_fn te__attn_hopper_ready(te__attn_hopper_kernel *k, const void *kernel, int shared, const te_context *ctx) {
+/* `encode` if the kernel runs on the context's device, else null. shared: bytes of dynamic shared memory. */
+TE_API te__encode_fn te__attn_hopper_ready(te__attn_hopper_kernel *k, const void *kernel, int shared,
+                                           const te_context *ctx) {
     k->is.kernel = kernel;
     if (ctx->capability != 900 || !te__hopper_ready(&k->is, shared, ctx->device)) return 0;
     if (!k->encode) k->encode = te__hopper_encode(ctx->device);

@@ -1,12 +1,12 @@
-/* attention_hopper_rows.h -- what a warpgroup does with its 64 rows of scores and outputs in attention_hopper_forward.h:
- * softmax, and the way out.
+/* attention_hopper_rows.h -- what a warpgroup of attention_hopper_forward.h does with its 64 rows of scores and of
+ * outputs: softmax, and the way out.
  *
- * Softmax takes some number off the scores of a row before it exponentiates, the same for the whole row; that it be the
+ * Softmax takes some number off the scores of a row before it exponentiates, the same for the whole row. That it be the
  * maximum is only needed so that P neither overflows nor vanishes. So the maximum of the first tile of keys is kept
- * until a lane's sum of P over a tile exceeds te__attn_most: tile after tile costs no maximum, no shuffle, and no
- * rescaling of O, and P = exp2(scale * S - kept) begins when S is there. When a sum does exceed it, P is thrown away: the
- * warp computes S of this tile once more from Q and K, which are still in shared memory, takes the maximum and rescales
- * what it has summed up.
+ * until a lane's sum of P over a tile exceeds te__attn_most: a tile costs no maximum, no shuffle and no rescaling of O,
+ * and P = exp2(scale * S - kept) begins as soon as S is there. When a sum does exceed it, P is thrown away: the warp
+ * computes S of this tile once more from Q and K, which are still in shared memory, takes the maximum and rescales what
+ * it has summed up.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_HOPPER_ROWS_H
@@ -49,17 +49,13 @@ template <class C> TE_FN float te__attn_exp(te__attn_rows<C> &r, int e, float to
             sum[i] += r.s[4 * j + 2 * e + i] = te_exp2(r.s[4 * j + 2 * e + i] * c - off);
     return sum[0] + sum[1];
 }
-/* The same where no score of the row may be visible yet. */
-template <class C> TE_FN float te__attn_exp_or_none(te__attn_rows<C> &r, int e, float top, float c) {
-    return te__attn_exp(r, e, top == -INFINITY ? 0.0f : top, c);
-}
 template <te_dtype T, class C> TE_FN void te__attn_pack(te__attn_rows<C> &r) {
     TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = te_pair_of_floats(r.s[2 * i], r.s[2 * i + 1], T);
 }
 /* The sum of P over the columns of a tile that a lane has in a row, at most. Each P is below it too: f16 ends at 65504.
  * bf16 ends where float does, and the products of P and V are to stay far from there. */
 template <te_dtype T> TE_FN float te__attn_most(void) { return T == TE_bf16 ? 1024.0f * 1024 * 1024 * 1024 : 16384.0f; }
-/* Whether a row of this warp has outgrown its maximum. Not-a-number counts: inf - inf where no key was visible before. */
+/* Whether a row of this warp has outgrown its maximum. */
 template <te_dtype T> TE_FN int te__attn_outgrown(const float sum[2]) {
     return __any_sync(~0u, !(sum[0] <= te__attn_most<T>() && sum[1] <= te__attn_most<T>()));
 }
@@ -87,7 +83,7 @@ template <te_dtype T, class C> TE_FN void te__attn_raise(te__attn_rows<C> &r, fl
     TE_UNROLL for (int e = 0; e < 2; e++) {
         const float old = r.top[e], top = fmaxf(old, te__attn_top(r, e));
         shrink[e] = top == old ? 1.0f : te_exp2((old - top) * c);
-        sum[e] = te__attn_exp_or_none(r, e, top, c), r.top[e] = top, r.sum[e] *= shrink[e];
+        sum[e] = te__attn_exp(r, e, top, c), r.top[e] = top, r.sum[e] *= shrink[e];
     }
     TE_UNROLL for (int i = 0; i < C::D / 2; i++) r.o[i] *= shrink[i / 2 % 2];
     te__attn_pack<T>(r);
@@ -108,14 +104,15 @@ TE_FN void te__attn_transpose(uint32_t w[4], int lane) {
 /* Divide O by the sums and store it, a lane 16 bytes and four lanes 64 of a row at a time; and lse. out: row 0 of this
  * head and sequence, `width` numbers from row to row; lse: likewise, or null; query: of this thread's first row. */
 template <te_dtype T, class C>
-TE_FN void te__attn_finish(const te__attn_rows<C> &r, uint16_t *out, int64_t width, float *lse, int query, int seq, float scale) {
+TE_FN void te__attn_finish(const te__attn_rows<C> &r, uint16_t *out, int64_t width, float *lse, int query, int seq,
+                           float scale) {
     const int lane = (int)threadIdx.x % 32;
     TE_UNROLL for (int e = 0; e < 2; e++) {
         const int row = query + 8 * e;
         float sum = r.sum[e] + __shfl_xor_sync(~0u, r.sum[e], 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
         const float inverse = te_reciprocal(sum); /* the row's maximum alone is 1, or more */
-        uint16_t *to = out + row * width + lane % 4 * 8;
+        uint16_t *to = out + (int64_t)row * width + lane % 4 * 8;
         TE_UNROLL for (int j = 0; j < C::D / 8; j += 4) {
             uint32_t w[4];
             TE_UNROLL for (int i = 0; i < 4; i++) {
@@ -123,9 +120,9 @@ TE_FN void te__attn_finish(const te__attn_rows<C> &r, uint16_t *out, int64_t wid
                 w[i] = te_pair_of_floats(o[0] * inverse, o[1] * inverse, T);
             }
             te__attn_transpose(w, lane);
-            if (row < seq) *(uint4 *)(to + 8 * j) = make_uint4(w[0], w[1], w[2], w[3]);
+            if (row >= 0 && row < seq) *(uint4 *)(to + 8 * j) = make_uint4(w[0], w[1], w[2], w[3]);
         }
-        if (lse && lane % 4 == 0 && row < seq) lse[row] = r.top[e] * scale + logf(sum);
+        if (lse && lane % 4 == 0 && row >= 0 && row < seq) lse[row] = r.top[e] * scale + logf(sum);
     }
 }
 #endif

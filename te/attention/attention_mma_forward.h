@@ -1,4 +1,5 @@
-/* attention_mma_forward.h -- attention forward on tensor cores, bf16 and f16. Dao 2023, FlashAttention-2, algorithm 1.
+/* attention_mma_forward.h -- attention forward on tensor cores, bf16 and f16, where attention_hopper_forward.h is not for:
+ * other devices than sm_90a, other sizes of heads. Dao 2023, FlashAttention-2, algorithm 1.
  *
  * A block has WARPS * M * 16 queries of one head, a warp M * 16 of them; keys and values come in tiles of TILE, two
  * stages deep. A warp of 32 rows uses each B fragment for two products: at 16 rows shared memory, not the tensor
