@@ -159,9 +159,9 @@ TE_FN void te__attn_bring(te__attn_loader<STAGES> &l, const CUtensorMap *from, i
 template <int CAUSAL> TE_FN int te__attn_sees(int query, int key, int seq) { return CAUSAL ? key <= query : key < seq; }
 /* Tiles of KEYS keys, for `queries` queries from `query` on: those from `first` up to `end` have keys that some of them
  * see, those from `clear` on keys that some do not. One tile at least. */
-struct te__attn_tiles { int first, clear, end; };
-template <int CAUSAL, int KEYS> TE_FN te__attn_tiles te__attn_tiles_of(int query, int queries, int seq) {
-    te__attn_tiles t;
+struct te__attn_seen { int first, clear, end; };
+template <int CAUSAL, int KEYS> TE_FN te__attn_seen te__attn_seen_by(int query, int queries, int seq) {
+    te__attn_seen t;
     t.first = 0;
     t.clear = (CAUSAL && query + 1 < seq ? query + 1 : seq) / KEYS;
     t.end = ((CAUSAL && query + queries < seq ? query + queries : seq) + KEYS - 1) / KEYS;
@@ -173,8 +173,8 @@ template <int CAUSAL, int KEYS> TE_FN te__attn_tiles te__attn_tiles_of(int query
 /* ---- the host's side ------------------------------------------------------------------------------------------- */
 
 /* How the copy engine sees [batch, seq, heads, dim], 16 bits each, in boxes of [box_rows, 64] of a head. */
-TE_API te_status te__attn_map(CUtensorMap *map, te__encode_fn encode, const void *data, int dim, int heads, int seq,
-                              int batch, int box_rows, te_dtype dtype, te_context *ctx) {
+TE_API te_status te__attn_heads_map(CUtensorMap *map, te__encode_fn encode, const void *data, int dim, int heads,
+                                    int seq, int batch, int box_rows, te_dtype dtype, te_context *ctx) {
     const cuuint64_t head = (cuuint64_t)dim * 2, row = head * (cuuint64_t)heads;
     const cuuint64_t pitch[3] = {head, row, row * (cuuint64_t)seq};
     const cuuint64_t size[4] = {(cuuint64_t)dim, (cuuint64_t)heads, (cuuint64_t)seq, (cuuint64_t)batch};

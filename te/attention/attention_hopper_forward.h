@@ -107,7 +107,7 @@ TE_FN void te__attn_forward_load(const te_attn_hopper *p, te_attn_barriers *bars
 #pragma unroll 1
     for (int tile = (int)blockIdx.x;;) {
         const te_attn_work w = te__attn_work_of<C::ROWS, CAUSAL>(p, tile);
-        const te__attn_tiles t = te__attn_tiles_of<CAUSAL, C::KEYS>(w.query, C::ROWS, p->seq);
+        const te__attn_seen t = te__attn_seen_by<CAUSAL, C::KEYS>(w.query, C::ROWS, p->seq);
         const uint32_t bar = te__shared_address(&bars->q_full[q.stage]), to = tiles[0] + q.stage * C::Q_BYTES;
         const int batch = w.head / HEADS, head = w.head % HEADS;
         const int k_head = HEADS + head / (HEADS / KV_HEADS), v_head = k_head + KV_HEADS;
@@ -228,8 +228,8 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te_attn_work next = bars->work[q.stage];
         const int more = next.head >= 0, have = w.head >= 0;
-        const te__attn_tiles t = te__attn_tiles_of<CAUSAL, C::KEYS>(next.query + group * 64, 64, p->seq);
-        const int skip = more ? te__attn_tiles_of<CAUSAL, C::KEYS>(next.query, C::ROWS, p->seq).end - t.end : 0;
+        const te__attn_seen t = te__attn_seen_by<CAUSAL, C::KEYS>(next.query + group * 64, 64, p->seq);
+        const int skip = more ? te__attn_seen_by<CAUSAL, C::KEYS>(next.query, C::ROWS, p->seq).end - t.end : 0;
         a.q = tiles[0] + q.stage * C::Q_BYTES + group * C::Q_PART;
         a.q_empty = te__shared_address(&bars->q_empty[q.stage]);
 
@@ -300,8 +300,8 @@ TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te
     const int64_t head_bytes = (int64_t)a->seq * C::D * 4, l2 = 8 << 20;
     te_attn_hopper p;
     memset(&p, 0, sizeof p);
-    TE_TRY(te__attn_map(&p.q, encode, a->qkv, C::D, HEADS + 2 * KV_HEADS, a->seq, a->batch, 64, T, ctx));
-    TE_TRY(te__attn_map(&p.kv, encode, a->qkv, C::D, HEADS + 2 * KV_HEADS, a->seq, a->batch, C::KEYS, T, ctx));
+    TE_TRY(te__attn_heads_map(&p.q, encode, a->qkv, C::D, HEADS + 2 * KV_HEADS, a->seq, a->batch, 64, T, ctx));
+    TE_TRY(te__attn_heads_map(&p.kv, encode, a->qkv, C::D, HEADS + 2 * KV_HEADS, a->seq, a->batch, C::KEYS, T, ctx));
     p.out = a->out, p.lse = a->lse, p.tickets = ctx->tickets;
     p.heads = a->batch * HEADS, p.seq = a->seq, p.scale = a->scale;
     p.rows = (int)te_ceil_div(a->seq, C::ROWS), p.tiles = p.heads * p.rows;
