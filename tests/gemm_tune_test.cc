@@ -624,7 +624,7 @@ TEST_CASE("a tuned model is right, in all passes; its splits go through a file",
     CHECK(te_gemm_report_choices(list.data(), choices, tuned.ctx) == choices);
     int own = 0;
     for (const te_gemm_choice &c : list) own += c.ns[TE_SPLIT_OWN] > 0;
-    CHECK((own > 0) == (te__gemm_encode(tuned.ctx) != nullptr)); // the kernels of product.h took part
+    CHECK((own > 0) == (te__encode_of(tuned.ctx) != nullptr)); // the kernels of product.h took part
 #endif
     for (int tune = 0; tune < 2; tune++) {
         trained again(tune, text);

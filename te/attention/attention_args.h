@@ -12,7 +12,8 @@ typedef struct te_attention_args {
     void *dqkv;      /* backward: out, every element written */
     const void *dout; /* backward: in, like out */
     float *delta;    /* backward: scratch, [batch, heads, seq]: the row sums of dout * out */
-    float *sum;      /* backward: out, [batch * ceil(seq / <name>_sum_rows), width of qkv]: the sums of so many rows of dqkv; or null */
+    float *sum; /* backward: out, [batch * ceil(seq / <name>_sum_rows), width of qkv]: the sums of so many rows of dqkv;
+                   or null */
     int batch, seq;
     float scale; /* of the scores, often 1 / sqrt(head_dim) */
 } te_attention_args;
@@ -20,15 +21,17 @@ typedef struct te_attention_args {
 enum { TE_ATTENTION_MAX_HEAD_DIM = 256 };
 
 /* What can be wrong with the constants, for both targets. */
-#define TE__ATTENTION_ASSERT(heads, kv_heads, head_dim, causal)                                                        \
-    static_assert((heads) >= 1 && (kv_heads) >= 1 && (heads) % (kv_heads) == 0, "te: attention: kv_heads must divide heads"); \
-    static_assert((head_dim) >= 1 && (head_dim) <= TE_ATTENTION_MAX_HEAD_DIM, "te: attention: head_dim must be 1 to 256"); \
+#define TE__ATTENTION_ASSERT(heads, kv_heads, head_dim, causal)                 \
+    static_assert((heads) >= 1 && (kv_heads) >= 1 && (heads) % (kv_heads) == 0, \
+        "te: attention: kv_heads must divide heads");                           \
+    static_assert((head_dim) >= 1 && (head_dim) <= TE_ATTENTION_MAX_HEAD_DIM,   \
+        "te: attention: head_dim must be 1 to 256");                            \
     static_assert((causal) == 0 || (causal) == 1, "te: attention: causal must be 0 or 1");
 
 /* What can be wrong with the sizes of a call. */
 TE_API te_status te__attention_check(te_context *ctx, const te_attention_args *a, int heads, const char *name) {
-    TE_REQUIRE(a->batch >= 1 && a->seq >= 1, ctx, TE_ERROR_SHAPE, "%s: batch %d and seq %d must be 1 or more", name, a->batch,
-               a->seq);
+    TE_REQUIRE(a->batch >= 1 && a->seq >= 1, ctx, TE_ERROR_SHAPE, "%s: batch %d and seq %d must be 1 or more", name,
+               a->batch, a->seq);
     TE_REQUIRE((int64_t)a->batch * heads <= INT32_MAX / te_ceil_div(a->seq, 32), ctx, TE_ERROR_OVERFLOW,
                "%s: batch %d of %d heads and %d tokens is too much for one launch", name, a->batch, heads, a->seq);
     TE_REQUIRE(a->seq <= 1 << 20, ctx, TE_ERROR_OVERFLOW, "%s: seq %d is above %d", name, a->seq, 1 << 20);

@@ -18,8 +18,10 @@ template <int D, int SIZE, int TILES> struct te__attn_f32_shape {
     static constexpr int COLS = (PAD / 4 + 15) / 16;
     static constexpr int ROWS = T, THREADS = 256, BLOCKS = 1, BYTES = (TILES * T * LD + T * LP) * 4;
 };
-template <int D> struct te__attn_f32_forward_shape : te__attn_f32_shape<D, D <= 128 ? 64 : 32, 2> {}; /* Q; K or V; and P */
-template <int D> struct te__attn_f32_dq_shape : te__attn_f32_shape<D, D <= 64 ? 64 : 32, 4> {};       /* Q, dO, K, V; and dS */
+template <int D>
+struct te__attn_f32_forward_shape : te__attn_f32_shape<D, D <= 128 ? 64 : 32, 2> {}; /* Q; K or V; and P */
+template <int D>
+struct te__attn_f32_dq_shape : te__attn_f32_shape<D, D <= 64 ? 64 : 32, 4> {}; /* Q, dO, K, V; and dS */
 template <int D> struct te__attn_f32_dkdv_shape : te__attn_f32_dq_shape<D> {};
 
 /* T rows of D from `from`, `width` apart; rows from `valid` on and the padding become zeros. */

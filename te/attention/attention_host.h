@@ -11,103 +11,17 @@
 #ifndef TE_ATTENTION_HOST_H
 #define TE_ATTENTION_HOST_H
 
-#include "attention_args.h" /* te_attention_args */
-#if defined(__FMA__)
-#include <immintrin.h> /* fused multiply-add, which -std=c11 does not contract to by itself */
-#endif
-
-/* A vector register, as GCC and Clang spell it. */
-#if defined(__AVX512F__)
-#define TE__ATTN_LANES 16
-#define TE__ATTN_MULTIPLY_ADD(c, a, b) c = (te__attn_vector)_mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)(b), (__m512)(c))
-#elif defined(__FMA__)
-#define TE__ATTN_LANES 8
-#define TE__ATTN_MULTIPLY_ADD(c, a, b) c = (te__attn_vector)_mm256_fmadd_ps(_mm256_set1_ps(a), (__m256)(b), (__m256)(c))
-#else
-#define TE__ATTN_LANES 4
-#define TE__ATTN_MULTIPLY_ADD(c, a, b) c += (a) * (b)
-#endif
-typedef float te__attn_vector __attribute__((vector_size(TE__ATTN_LANES * 4)));
-typedef int32_t te__attn_vector_bits __attribute__((vector_size(TE__ATTN_LANES * 4)));
-typedef uint32_t te__attn_vector_words __attribute__((vector_size(TE__ATTN_LANES * 4)));
-
-enum { TE__ATTN_TILE = 64 }; /* queries, and keys; the row length of every [.][TE__ATTN_TILE] below */
-#define TE__ATTN_LOG2E 1.4426950408889634f
-#define TE__ATTN_LN2 0.6931471805599453f
-/* Tile rows are padded to 32 numbers. Scratch in floats: of all kernels dkdv takes the most. */
-#define TE__ATTN_PADDED(head_dim) (((head_dim) + 31) / 32 * 32)
-#define TE__ATTENTION_FLOATS(head_dim) (TE__ATTN_TILE * (6 * TE__ATTN_PADDED(head_dim) + 2 * TE__ATTN_TILE + 5))
-
-/* Vectors are loaded, stored and passed through pointers: by value their calling convention would depend on flags. */
-TE_FN void te__attn_get(te__attn_vector *v, const float *p) { memcpy(v, p, sizeof *v); }
-TE_FN void te__attn_put(float *p, const te__attn_vector *v) { memcpy(p, v, sizeof *v); }
-
-/* x = 2^x to 2 units in the last place; 0 below 2^-126. No branch, no table. */
-TE_FN void te__attn_exp2(te__attn_vector *x) {
-    const te__attn_vector shifted = *x + 12582912.0f; /* 1.5 * 2^23: the nearest integer is in the last bits */
-    const te__attn_vector f = *x - (shifted - 12582912.0f);
-    te__attn_vector y = f * 1.546144469646172e-4f + 1.3400428177419153e-3f; /* 2^f at the Chebyshev points of [-1/2, 1/2] */
-    y = y * f + 9.61805667852609e-3f, y = y * f + 5.550327226670944e-2f, y = y * f + 2.4022650922288827e-1f;
-    y = y * f + 6.931472067028321e-1f, y = y * f + 1.0f;
-    const te__attn_vector_bits scaled = (te__attn_vector_bits)((te__attn_vector_words)y + ((te__attn_vector_words)shifted << 23));
-    *x = (te__attn_vector)(scaled & (*x > -126.0f));
-}
-TE_FN void te__attn_raise(te__attn_vector *top, const te__attn_vector *x) { /* top = max(top, x) */
-    const te__attn_vector_bits above = *x > *top;
-    *top = (te__attn_vector)(((te__attn_vector_bits)*x & above) | ((te__attn_vector_bits)*top & ~above));
-}
-
-TE_FN int te__attn_least(int a, int b) { return a < b ? a : b; }
-
-/* Which part of a product is wanted, in the tile that a causal mask cuts along its diagonal; more may be done. */
-enum te__attn_part {
-    TE__ATTN_ALL,
-    TE__ATTN_COLUMNS_FROM_ROW,
-    TE__ATTN_COLUMNS_TO_ROW,
-    TE__ATTN_DEPTH_FROM_ROW,
-    TE__ATTN_DEPTH_TO_ROW
-};
-
-/* c[m][n] = a b, or += if `add`. a's element (i, k) lies at a[i * row + k * step]. m is rounded up to 4 (what
- * lies there is read and written), n is a multiple of 32. */
-TE_FN void te__attn_product(float *c, int ldc, const float *a, int row, int step, const float *b, int ldb, int m, int n,
-                            int depth, int add, enum te__attn_part part) {
-    enum { V = TE__ATTN_LANES, W = sizeof(te__attn_vector) };
-    for (int j = 0; j < n; j += 2 * V)
-        for (int i = 0; i < m; i += 4) {
-            const int first = part == TE__ATTN_DEPTH_FROM_ROW ? i : 0;
-            const int last = part == TE__ATTN_DEPTH_TO_ROW ? te__attn_least(depth, i + 4) : depth;
-            const float *pa = a + (int64_t)i * row + (int64_t)first * step, *pb = b + (int64_t)first * ldb + j;
-            float *pc = c + (int64_t)i * ldc + j;
-            if (part == TE__ATTN_COLUMNS_FROM_ROW && j + 2 * V <= i) continue;
-            if (part == TE__ATTN_COLUMNS_TO_ROW && j >= i + 4) continue;
-            te__attn_vector c00 = {0}, c01 = {0}, c10 = {0}, c11 = {0}, c20 = {0}, c21 = {0}, c30 = {0}, c31 = {0};
-            if (add) {
-                memcpy(&c00, pc, W), memcpy(&c01, pc + V, W), memcpy(&c10, pc + ldc, W), memcpy(&c11, pc + ldc + V, W);
-                memcpy(&c20, pc + 2 * ldc, W), memcpy(&c21, pc + 2 * ldc + V, W);
-                memcpy(&c30, pc + 3 * ldc, W), memcpy(&c31, pc + 3 * ldc + V, W);
-            }
-            for (int k = first; k < last; k++, pa += step, pb += ldb) {
-                te__attn_vector b0, b1;
-                memcpy(&b0, pb, W), memcpy(&b1, pb + V, W);
-                TE__ATTN_MULTIPLY_ADD(c00, pa[0], b0), TE__ATTN_MULTIPLY_ADD(c01, pa[0], b1);
-                TE__ATTN_MULTIPLY_ADD(c10, pa[row], b0), TE__ATTN_MULTIPLY_ADD(c11, pa[row], b1);
-                TE__ATTN_MULTIPLY_ADD(c20, pa[2 * row], b0), TE__ATTN_MULTIPLY_ADD(c21, pa[2 * row], b1);
-                TE__ATTN_MULTIPLY_ADD(c30, pa[3 * row], b0), TE__ATTN_MULTIPLY_ADD(c31, pa[3 * row], b1);
-            }
-            memcpy(pc, &c00, W), memcpy(pc + V, &c01, W), memcpy(pc + ldc, &c10, W), memcpy(pc + ldc + V, &c11, W);
-            memcpy(pc + 2 * ldc, &c20, W), memcpy(pc + 2 * ldc + V, &c21, W);
-            memcpy(pc + 3 * ldc, &c30, W), memcpy(pc + 3 * ldc + V, &c31, W);
-        }
-}
+#include "attention_product_host.h" /* te__attn_product */
 
 /* to[0..n) = n numbers from index `at` */
 TE_FN void te__attn_row_read(float *__restrict to, const void *__restrict from, int64_t at, int n, te_dtype t) {
     if (t == TE_f32) memcpy(to, (const float *)from + at, (size_t)n * sizeof(float));
     else for (int c = 0; c < n; c++) to[c] = te_load(from, at + c, t);
 }
-/* to[TE__ATTN_TILE][ld] = the rows x d numbers from index `at`, `width` apart; zeros up to ld and to a multiple of 4 rows. */
-TE_FN void te__attn_tile_read(float *to, int ld, const void *from, int64_t at, int64_t width, int rows, int d, te_dtype t) {
+/* to[TE__ATTN_TILE][ld] = the rows x d numbers from index `at`, `width` apart; zeros up to ld and to a multiple of 4
+ * rows. */
+TE_FN void te__attn_tile_read(float *to, int ld, const void *from, int64_t at, int64_t width, int rows, int d,
+                              te_dtype t) {
     for (int r = 0; r < rows; r++) {
         te__attn_row_read(to + r * ld, from, at + r * width, d, t);
         for (int c = d; c < ld; c++) to[r * ld + c] = 0;
@@ -136,7 +50,8 @@ TE_FN te__attn_head te__attn_head_of(int batch, int head, int heads, int kv_head
     const int64_t first = (int64_t)batch * seq, kv = head / (heads / kv_heads);
     te__attn_head h;
     h.width = (int64_t)(heads + 2 * kv_heads) * d, h.out_width = (int64_t)heads * d;
-    h.q = first * h.width + (int64_t)head * d, h.k = first * h.width + (heads + kv) * d, h.v = h.k + (int64_t)kv_heads * d;
+    h.q = first * h.width + (int64_t)head * d, h.k = first * h.width + (heads + kv) * d,
+    h.v = h.k + (int64_t)kv_heads * d;
     h.out = first * h.out_width + (int64_t)head * d, h.row = ((int64_t)batch * heads + head) * seq;
     return h;
 }
@@ -151,10 +66,11 @@ TE_FN void te__attn_mask_after(float *s, int queries) { /* s[query][key] */
 }
 
 /* Grid: (batch * heads, query tiles). */
-TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads, int kv_heads,
-                                      int d, int causal) {
+TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads,
+                                      int kv_heads, int d, int causal) {
     const te__attn_head h = te__attn_head_of(at.x / heads, at.x % heads, heads, kv_heads, d, a->seq);
-    const int q0 = (causal ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE, queries = te__attn_least(TE__ATTN_TILE, a->seq - q0);
+    const int q0 = (causal ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE,
+              queries = te__attn_least(TE__ATTN_TILE, a->seq - q0);
     const int end = causal ? q0 + queries : a->seq, ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(queries);
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
     float *k = s, *v = k + tile, *o = v + tile, *qt = o + tile, *p = qt + tile;
@@ -198,7 +114,8 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
 TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads, int kv_heads,
                                       int d, int causal) {
     const te__attn_head h = te__attn_head_of(at.x / heads, at.x % heads, heads, kv_heads, d, a->seq);
-    const int q0 = (causal ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE, queries = te__attn_least(TE__ATTN_TILE, a->seq - q0);
+    const int q0 = (causal ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE,
+              queries = te__attn_least(TE__ATTN_TILE, a->seq - q0);
     const int end = causal ? q0 + queries : a->seq, ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(queries);
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
     float *k = s, *v = k + tile, *dq = v + tile, *qt = dq + tile, *dot = qt + tile, *p = dot + tile;
@@ -230,17 +147,19 @@ TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float 
         }
         te__attn_product(dq, ld, p, 1, TE__ATTN_TILE, k, ld, queries, ld, keys, 1, cut ? TE__ATTN_DEPTH_TO_ROW : part);
     }
-    for (int q = 0; q < queries; q++) te__attn_row_write(a->dqkv, h.q + (q0 + q) * h.width, dq + q * ld, d, a->scale, t);
+    for (int q = 0; q < queries; q++)
+        te__attn_row_write(a->dqkv, h.q + (q0 + q) * h.width, dq + q * ld, d, a->scale, t);
 }
 
 /* Grid: (batch * kv_heads, key tiles). dV = P^T dO, dK = scale * dS^T Q, over all query heads of the group. */
-TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads, int kv_heads,
-                                      int d, int causal) {
+TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads,
+                                   int kv_heads, int d, int causal) {
     const int group = heads / kv_heads, batch = at.x / kv_heads, head0 = at.x % kv_heads * group;
     const te__attn_head h0 = te__attn_head_of(batch, head0, heads, kv_heads, d, a->seq);
     const int k0 = at.y * TE__ATTN_TILE, keys = te__attn_least(TE__ATTN_TILE, a->seq - k0);
     const int ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(keys), tile = TE__ATTN_TILE * ld;
-    float *q = s, *dout = q + tile, *dk = dout + tile, *dv = dk + tile, *kt = dv + tile, *vt = kt + tile, *p = vt + tile;
+    float *q = s, *dout = q + tile, *dk = dout + tile, *dv = dk + tile, *kt = dv + tile, *vt = kt + tile,
+          *p = vt + tile;
     float *dp = p + TE__ATTN_TILE * TE__ATTN_TILE;
     memset(dk, 0, (size_t)(2 * tile) * sizeof(float));
     te__attn_tile_read_transposed(kt, a->qkv, h0.k + k0 * h0.width, h0.width, keys, d, a->scale * TE__ATTN_LOG2E, t);
@@ -264,8 +183,10 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
                     te__attn_put(p + j, &e), te__attn_put(dp + j, &x);
                 }
             }
-            te__attn_product(dv, ld, p, 1, TE__ATTN_TILE, dout, ld, keys, ld, queries, 1, cut ? TE__ATTN_DEPTH_FROM_ROW : part);
-            te__attn_product(dk, ld, dp, 1, TE__ATTN_TILE, q, ld, keys, ld, queries, 1, cut ? TE__ATTN_DEPTH_FROM_ROW : part);
+            te__attn_product(dv, ld, p, 1, TE__ATTN_TILE, dout, ld, keys, ld, queries, 1,
+                             cut ? TE__ATTN_DEPTH_FROM_ROW : part);
+            te__attn_product(dk, ld, dp, 1, TE__ATTN_TILE, q, ld, keys, ld, queries, 1,
+                             cut ? TE__ATTN_DEPTH_FROM_ROW : part);
         }
     }
     for (int k = 0; k < keys; k++) {
@@ -285,19 +206,20 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
     TE__ATTENTION_SHELL(name##_tile, forward, dtype, heads, kv_heads, head_dim, causal)                             \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                   \
         TE_TRY(te__attention_check(ctx, a, heads, #name));                                                          \
-        return name##_tile_launch(ctx, te_grid_of((int64_t)a->batch * (heads), te_ceil_div(a->seq, TE__ATTN_TILE)), a);  \
+        return name##_tile_launch(ctx, te_grid_of((int64_t)a->batch * (heads), te_ceil_div(a->seq, TE__ATTN_TILE)), \
+            a);                                                                                                     \
     }
 
-#define TE_ATTENTION_BACKWARD(name, dtype, heads, kv_heads, head_dim, causal)                                       \
-    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim, causal)                                                         \
-    TE__ATTENTION_SHELL(name##_dq, dq, dtype, heads, kv_heads, head_dim, causal)                                    \
-    TE__ATTENTION_SHELL(name##_dkdv, dkdv, dtype, heads, kv_heads, head_dim, causal)                                \
-    enum { name##_sum_rows = 0 }; /* te_attention_args.sum must be null */                                         \
-    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                   \
-        const int64_t tiles = te_ceil_div(a->seq, TE__ATTN_TILE);                                                        \
-        TE_TRY(te__attention_check(ctx, a, heads, #name));                                                          \
-        TE_TRY(name##_dq_launch(ctx, te_grid_of((int64_t)a->batch * (heads), tiles), a)); /* delta, for dkdv */     \
-        return name##_dkdv_launch(ctx, te_grid_of((int64_t)a->batch * (kv_heads), tiles), a);                       \
+#define TE_ATTENTION_BACKWARD(name, dtype, heads, kv_heads, head_dim, causal)                                   \
+    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim, causal)                                                     \
+    TE__ATTENTION_SHELL(name##_dq, dq, dtype, heads, kv_heads, head_dim, causal)                                \
+    TE__ATTENTION_SHELL(name##_dkdv, dkdv, dtype, heads, kv_heads, head_dim, causal)                            \
+    enum { name##_sum_rows = 0 }; /* te_attention_args.sum must be null */                                      \
+    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                               \
+        const int64_t tiles = te_ceil_div(a->seq, TE__ATTN_TILE);                                               \
+        TE_TRY(te__attention_check(ctx, a, heads, #name));                                                      \
+        TE_TRY(name##_dq_launch(ctx, te_grid_of((int64_t)a->batch * (heads), tiles), a)); /* delta, for dkdv */ \
+        return name##_dkdv_launch(ctx, te_grid_of((int64_t)a->batch * (kv_heads), tiles), a);                   \
     }
 
 #endif

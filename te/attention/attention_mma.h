@@ -9,7 +9,8 @@
  * A tile's row is padded by 16 bytes. D is a multiple of 16, so a row is an odd number of 16-byte units and the 8 rows
  * that an ldmatrix reads lie in different banks; unlike a swizzle, every address is one register plus a constant.
  *
- * In an accumulator, lane l has rows g = l / 4 (elements 0, 1) and g + 8 (elements 2, 3), columns 2 * (l % 4) and the next.
+ * In an accumulator, lane l has rows g = l / 4 (elements 0, 1) and g + 8 (elements 2, 3), columns 2 * (l % 4) and the
+ * next.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_MMA_H
@@ -56,7 +57,8 @@ template <te_dtype T> TE_FN float2 te__attn_unpack(uint32_t u) {
     return __half22float2(h);
 }
 
-/* Where lane's row begins in ldmatrix.x4, from the first element of a 16x16 square: for A, and for B in product_nn ... */
+/* Where lane's row begins in ldmatrix.x4, from the first element of a 16x16 square: for A, and for B in product_nn ...
+ * */
 template <int D> TE_FN uint32_t te__attn_lane_a(int lane) {
     return (uint32_t)(((lane & 15) * (D + TE__ATTN_PAD) + (lane >> 4) * 8) * 2);
 }
@@ -94,9 +96,11 @@ template <int M, int D> TE_FN void te__attn_hold(uint32_t (&f)[M][D / 16][4], ui
             te__attn_ldmatrix(f[m][k], a + (uint32_t)((m * 16 * (D + TE__ATTN_PAD) + k * 16) * 2));
 }
 
-/* s += A B^T over D columns. a and b: addresses of this lane. HELD: the fragments of A are in registers, a is not used. */
+/* s += A B^T over D columns. a and b: addresses of this lane. HELD: the fragments of A are in registers, a is not used.
+ * */
 template <te_dtype T, int M, int N, int D, int HELD>
-TE_FN void te__attn_product_nt(float (&s)[M][N][4], const uint32_t (&held)[M][HELD ? D / 16 : 1][4], uint32_t a, uint32_t b) {
+TE_FN void te__attn_product_nt(float (&s)[M][N][4], const uint32_t (&held)[M][HELD ? D / 16 : 1][4], uint32_t a,
+                               uint32_t b) {
     TE_UNROLL for (int k = 0; k < D / 16; k++) {
         uint32_t fa[M][4], fb[4];
         TE_UNROLL for (int m = 0; m < M; m++) {
@@ -134,7 +138,8 @@ template <int M, int N> TE_FN void te__attn_start(float (&s)[M][N][4], const flo
 }
 
 /* Accumulators as the A fragments of the next product: the two layouts agree (FlashAttention-2, section 3.3). */
-template <te_dtype T, int M, int N> TE_FN void te__attn_pack_all(uint32_t (&p)[M][N / 2][4], const float (&s)[M][N][4]) {
+template <te_dtype T, int M, int N>
+TE_FN void te__attn_pack_all(uint32_t (&p)[M][N / 2][4], const float (&s)[M][N][4]) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int k = 0; k < N / 2; k++) {
             p[m][k][0] = te_pair_of_floats(s[m][2 * k][0], s[m][2 * k][1], T);
@@ -154,7 +159,8 @@ template <int M, int N, int CAUSAL> TE_FN void te__attn_mask(float (&s)[M][N][4]
             }
 }
 /* The same for scores by keys, where rows from seq on do not count. */
-template <int M, int N, int CAUSAL> TE_FN void te__attn_mask_transposed(float (&s)[M][N][4], int key, int row, int seq) {
+template <int M, int N, int CAUSAL>
+TE_FN void te__attn_mask_transposed(float (&s)[M][N][4], int key, int row, int seq) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int n = 0; n < N; n++)
             TE_UNROLL for (int e = 0; e < 4; e++) {
@@ -165,8 +171,8 @@ template <int M, int N, int CAUSAL> TE_FN void te__attn_mask_transposed(float (&
 
 /* Write this warp's M * 16 rows, times factor[row], through its own rows of shared memory: 16 bytes a store. */
 template <te_dtype T, int M, int D>
-TE_FN void te__attn_rows_store(uint16_t *to, int64_t width, int valid, const float (&o)[M][D / 8][4], const float (&factor)[M][2],
-                          unsigned char *tile, float *sum = nullptr) {
+TE_FN void te__attn_rows_store(uint16_t *to, int64_t width, int valid, const float (&o)[M][D / 8][4],
+                               const float (&factor)[M][2], unsigned char *tile, float *sum = nullptr) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     __syncwarp();
     TE_UNROLL for (int m = 0; m < M; m++)
@@ -186,7 +192,8 @@ TE_FN void te__attn_rows_store(uint16_t *to, int64_t width, int valid, const flo
     for (int c = lane; c < M * 16 * (D / 8); c += 32) {
         const int row = c / (D / 8), chunk = c % (D / 8);
         if (row < valid)
-            *(uint4 *)(to + row * width + chunk * 8) = *(const uint4 *)(tile + (row * (D + TE__ATTN_PAD) + chunk * 8) * 2);
+            *(uint4 *)(to + row * width + chunk * 8) = *(const uint4 *)(tile + (row * (D + TE__ATTN_PAD) + chunk * 8) *
+                2);
     }
 }
 

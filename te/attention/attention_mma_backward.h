@@ -1,13 +1,14 @@
-/* attention_mma_backward.h -- attention backward on tensor cores, bf16 and f16. Dao 2023, FlashAttention-2, algorithm 2,
- * in two kernels that each own what they write, so that nothing is added atomically:
+/* attention_mma_backward.h -- attention backward on tensor cores, bf16 and f16. Dao 2023, FlashAttention-2, algorithm
+ * 2, in two kernels that each own what they write, so that nothing is added atomically:
  *
  *     forward: S = Q K^T * scale, P = exp(S - lse), O = P V
  *     dq kernel, by queries:    delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta), dQ = scale * dS K
  *     dkdv kernel, by keys:     dV = P^T dO, dK = scale * dS^T Q, both over all query heads of the group
  *
- * Floor: the products S, dP, dQ (6 * n flops) and S, dP, dV, dK (8 * n), n = batch * heads * seq^2 * head_dim, half of it
- * if causal; the 5 products that are needed at least take 10 * n. P and dS are rounded to the dtype for their products.
- * Measured on an H200, bf16, causal: of the 10 * n flops 174 TFLOP/s at seq 1024 and head_dim 64, 225 at 2048 and 128.
+ * Floor: the products S, dP, dQ (6 * n flops) and S, dP, dV, dK (8 * n), n = batch * heads * seq^2 * head_dim, half of
+ * it if causal; the 5 products that are needed at least take 10 * n. P and dS are rounded to the dtype for their
+ * products. Measured on an H200, bf16, causal: of the 10 * n flops 174 TFLOP/s at seq 1024 and head_dim 64, 225 at 2048
+ * and 128.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_MMA_BACKWARD_H
@@ -23,7 +24,8 @@ template <int D> struct te__attn_dq_shape {
 };
 
 /* Where the sums of a warp's ROWS rows from `row` on go, from this column on. */
-template <int64_t WIDTH, int ROWS> TE_FN float *te__attn_sum(const te_attention_args *a, int batch, int row, int column) {
+template <int64_t WIDTH, int ROWS>
+TE_FN float *te__attn_sum(const te_attention_args *a, int batch, int row, int column) {
     return a->sum ? a->sum + ((int64_t)batch * ((a->seq + ROWS - 1) / ROWS) + row / ROWS) * WIDTH + column : nullptr;
 }
 /* Grid: (batch * heads, query tiles). Shared memory: Q, dO, then K and V of stage 0, K and V of stage 1. */
@@ -81,27 +83,32 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
         te__attn_start<M, N>(dp, minus_delta);
         te__attn_product_nt<T, M, N, D, 0>(s, none, q_tile + a_lane, k_tile + te__attn_lane_b<D>(lane));
         te__attn_product_nt<T, M, N, D, 0>(dp, none, do_tile + a_lane, k_tile + KV_BYTES + te__attn_lane_b<D>(lane));
-        if (k0 + TILE > seq || (CAUSAL && k0 + TILE - 1 > row0)) te__attn_mask<M, N, CAUSAL>(s, row0 + g, k0 + t * 2, seq);
+        if (k0 + TILE > seq || (CAUSAL && k0 + TILE - 1 > row0))
+            te__attn_mask<M, N, CAUSAL>(s, row0 + g, k0 + t * 2, seq);
         TE_UNROLL for (int m = 0; m < M; m++)
-            TE_UNROLL for (int n = 0; n < N; n++)
-                TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te_exp2(s[m][n][e] * c - lse[m][e / 2]) * dp[m][n][e];
+            TE_UNROLL
+        for (int n = 0; n < N; n++) TE_UNROLL
+        for (int e = 0; e < 4; e++) s[m][n][e] = te_exp2(s[m][n][e] * c - lse[m][e / 2]) * dp[m][n][e];
         uint32_t ds[M][N / 2][4];
         te__attn_pack_all<T, M, N>(ds, s);
         te__attn_product_nn<T, M, N / 2, D>(dq, ds, k_tile + te__attn_lane_a<D>(lane));
     }
     float factor[M][2];
     TE_UNROLL for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = a->scale;
-    te__attn_rows_store<T, M, D>((uint16_t *)a->dqkv + h.q + row0 * h.width, h.width, seq - row0, dq, factor,
-                            te__attention_shared + warp * M * 16 * ROW, te__attn_sum<QKV, M * 16>(a, (int)blockIdx.x / HEADS, row0, (int)blockIdx.x % HEADS * D));
+    te__attn_rows_store<T, M, D>(
+        (uint16_t *)a->dqkv + h.q + row0 * h.width, h.width, seq - row0, dq, factor,
+        te__attention_shared + warp * M * 16 * ROW,
+        te__attn_sum<QKV, M * 16>(a, (int)blockIdx.x / HEADS, row0, (int)blockIdx.x % HEADS * D));
 }
 
-/* Two warps share M * 16 keys. One makes S^T and P^T = exp(S^T - lse), and from it dV; it hands P^T over in fragments, and
- * the other, which has made dP^T meanwhile, makes dS^T and from it dK. So each has one accumulator of M * 16 rows: with both
- * in one warp, registers would allow 16 rows at head_dim 128, and shared memory would be the limit. */
+/* Two warps share M * 16 keys. One makes S^T and P^T = exp(S^T - lse), and from it dV; it hands P^T over in fragments,
+ * and the other, which has made dP^T meanwhile, makes dS^T and from it dK. So each has one accumulator of M * 16 rows:
+ * with both in one warp, registers would allow 16 rows at head_dim 128, and shared memory would be the limit. */
 template <int D> struct te__attn_dkdv_shape {
     /* WIDE: 128 keys by 64 queries in a block; else half of each, so that three blocks share a multiprocessor. */
     static constexpr int wide_bytes = te__attn_tile_bytes<D>(2 * 128 + 4 * 64) + 128 * 64 * 2 + 4 * 64 * 4;
-    static constexpr int WIDE = D > 64 && D <= 128 && wide_bytes <= TE_SHARED_BYTES, TILE = WIDE ? 64 : 32; /* queries */
+    static constexpr int WIDE = D > 64 && D <= 128 && wide_bytes <= TE_SHARED_BYTES,
+                         TILE = WIDE ? 64 : 32; /* queries */
     static constexpr int PAIRS = WIDE || D > 128 ? 4 : 2, M = D <= 128 ? 2 : 1, HELD = D <= 64;
     static constexpr int BLOCKS = D <= 64 ? 3 : PAIRS == 2 ? 2 : 1;
     static constexpr int ROWS = PAIRS * M * 16, THREADS = PAIRS * 64; /* keys */
@@ -114,7 +121,8 @@ template <int D, int64_t QKV, int64_t OUT, class C>
 TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attention_args *a, const te__attn_head &h,
                                 int member, int q0) {
     const int valid = a->seq - q0, r = (int)threadIdx.x % C::TILE;
-    te__attn_tile_load<C::TILE, D, QKV, C::THREADS>(q_tile, (const uint16_t *)a->qkv + (h.q + member * D + q0 * QKV), valid);
+    te__attn_tile_load<C::TILE, D, QKV, C::THREADS>(q_tile, (const uint16_t *)a->qkv + (h.q + member * D + q0 * QKV),
+                                                    valid);
     te__attn_tile_load<C::TILE, D, OUT, C::THREADS>(q_tile + C::TILE * (D + TE__ATTN_PAD) * 2,
                                                (const uint16_t *)a->dout + (h.out + member * D + q0 * OUT), valid);
     const float *p = (threadIdx.x < C::TILE ? a->lse : a->delta) + (h.row + (int64_t)member * a->seq + q0);
@@ -155,7 +163,8 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
         if (i + 1 < steps) {
             if (++tile == tiles) tile = first, member++;
             te__attn_queries_load<D, QKV, OUT, C>(q_tile + ((i + 1) & 1) * 2 * Q_BYTES,
-                                             te__shared_address(rows + ((i + 1) & 1) * 2 * TILE), a, h, member, tile * TILE);
+                                                  te__shared_address(rows + ((i + 1) & 1) * 2 * TILE), a, h, member,
+                                                  tile * TILE);
         }
         if constexpr (HELD != 0) if (i == 0) te__attn_hold<M, D>(held, k_tile + own + te__attn_lane_a<D>(lane));
         if (CAUSAL && q0 + TILE - 1 < key0) { /* all masked, for both warps of the pair; the others wait for P^T */
@@ -173,7 +182,8 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
             TE_UNROLL for (int m = 0; m < M; m++)
                 TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = (e % 2 ? x.y : x.x) * start;
         }
-        te__attn_product_nt<T, M, N, D, HELD>(s, held, k_tile + own + te__attn_lane_a<D>(lane), b_nt + te__attn_lane_b<D>(lane));
+        te__attn_product_nt<T, M, N, D, HELD>(s, held, k_tile + own + te__attn_lane_a<D>(lane),
+                                              b_nt + te__attn_lane_b<D>(lane));
         if (!second) {
             if (q0 + TILE > seq || (CAUSAL && key0 + M * 16 - 1 > q0))
                 te__attn_mask_transposed<M, N, CAUSAL>(s, key0 + g, q0 + t * 2, seq);
@@ -184,7 +194,8 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
             TE_UNROLL for (int m = 0; m < M; m++)
                 TE_UNROLL for (int k = 0; k < N / 2; k++)
                     handed[(m * N / 2 + k) * 32] = make_uint4(p[m][k][0], p[m][k][1], p[m][k][2], p[m][k][3]);
-            __syncthreads(); /* P^T is there; whole warps meet here from three places. A barrier of two warps was no faster */
+            __syncthreads(); /* P^T is there; whole warps meet here from three places. A barrier of two warps was no
+                                faster */
         } else {
             __syncthreads();
             TE_UNROLL for (int m = 0; m < M; m++)
@@ -203,8 +214,8 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
     float factor[M][2];
     TE_UNROLL for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = second ? a->scale : 1.0f;
     const int column = (HEADS + (int)blockIdx.x % KV_HEADS + (second ? 0 : KV_HEADS)) * D;
-    te__attn_rows_store<T, M, D>((uint16_t *)a->dqkv + (second ? h.k : h.v) + key0 * h.width, h.width, seq - key0, sum, factor,
-                            te__attention_shared + own, te__attn_sum<QKV, M * 16>(a, batch, key0, column));
+    te__attn_rows_store<T, M, D>((uint16_t *)a->dqkv + (second ? h.k : h.v) + key0 * h.width, h.width, seq - key0, sum,
+                                 factor, te__attention_shared + own, te__attn_sum<QKV, M * 16>(a, batch, key0, column));
 }
 
 #endif

@@ -1,4 +1,5 @@
-/* attention_mma_forward.h -- attention forward on tensor cores, bf16 and f16. Dao 2023, FlashAttention-2, algorithm 1.
+/* attention_mma_forward.h -- attention forward on tensor cores, bf16 and f16, where attention_hopper_forward.h is not
+ * for: other devices than sm_90a, other sizes of heads. Dao 2023, FlashAttention-2, algorithm 1.
  *
  * A block has WARPS * M * 16 queries of one head, a warp M * 16 of them; keys and values come in tiles of TILE, two
  * stages deep. A warp of 32 rows uses each B fragment for two products: at 16 rows shared memory, not the tensor
@@ -7,8 +8,8 @@
  * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal), and 2 * batch * seq * (2 * heads +
  * 2 * kv_heads) * head_dim bytes. At seq 1024, head_dim 64, that is 500 flops a byte: arithmetic is the limit.
  * Beside the products, seq^2 exponentials at 16 a clock: at head_dim 64 two thirds of the time of the products.
- * Measured on an H200, bf16, causal: 221 TFLOP/s at seq 1024 and head_dim 64, 302 at seq 2048 and head_dim 128; issuing the
- * next tile's Q K^T before this tile's softmax was slower.
+ * Measured on an H200, bf16, causal: 221 TFLOP/s at seq 1024 and head_dim 64, 302 at seq 2048 and head_dim 128; issuing
+ * the next tile's Q K^T before this tile's softmax was slower.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_MMA_FORWARD_H
@@ -24,7 +25,8 @@ struct te__attn_head {
     int64_t row;            /* of lse and delta */
 };
 template <int HEADS, int KV_HEADS, int D> struct te__attn_widths {
-    static constexpr int64_t QKV = (HEADS + 2 * KV_HEADS) * D, OUT = HEADS * D; /* row lengths of qkv, and of out and dout */
+    static constexpr int64_t QKV = (HEADS + 2 * KV_HEADS) * D,
+                             OUT = HEADS * D; /* row lengths of qkv, and of out and dout */
 };
 template <int HEADS, int KV_HEADS, int D> TE_FN te__attn_head te__attn_head_of(int batch, int head, int seq) {
     te__attn_head h;
@@ -67,7 +69,8 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
     te__attn_tile_load<TILE, D, QKV, C::THREADS>(kv_tile + KV_BYTES, qkv + h.v, seq);
 
     uint32_t held[M][HELD ? D / 16 : 1][4];
-    float o[M][D / 8][4] = {}, top[M][2], sum[M][2] = {}; /* o: not yet divided; top: largest score; sum: this lane's share */
+    float o[M][D / 8][4] = {}, top[M][2],
+                   sum[M][2] = {}; /* o: not yet divided; top: largest score; sum: this lane's share */
     TE_UNROLL for (int m = 0; m < M; m++) top[m][0] = top[m][1] = -INFINITY;
     for (int i = 0; i < tiles; i++) {
         const int k0 = i * TILE;
@@ -85,7 +88,8 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
 
         float s[M][N][4] = {};
         te__attn_product_nt<T, M, N, D, HELD>(s, held, q_lane, k_tile + te__attn_lane_b<D>(lane));
-        if (k0 + TILE > seq || (CAUSAL && k0 + TILE - 1 > row0)) te__attn_mask<M, N, CAUSAL>(s, row0 + g, k0 + t * 2, seq);
+        if (k0 + TILE > seq || (CAUSAL && k0 + TILE - 1 > row0))
+            te__attn_mask<M, N, CAUSAL>(s, row0 + g, k0 + t * 2, seq);
         /* key 0 is in the first tile and never masked: top is finite from there on */
         float shrink[M][2];
         int moved = 0;

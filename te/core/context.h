@@ -39,21 +39,22 @@ typedef struct te_context {
                    * context has enqueued, graphs too, shares its memory, and must not run on two streams at once */
     void *workspace;
     size_t workspace_bytes;
-    te_rng *rng;               /* target memory */
-    void *gemm;                /* the GEMM back end's own state, made on first use; null: not yet */
+    te_rng *rng;         /* target memory */
+    uint32_t *tickets;   /* CUDA: a count by which the blocks of a kernel share out its work; 0 before and after each */
+    void *gemm;          /* the GEMM back end's own state, made on first use; null: not yet */
     void (*gemm_close)(struct te_context *ctx);
-    void (*encode)(void); /* CUDA: the driver's function that makes tensor maps (te/core/hopper_cuda.h); null: not on
-                             this device */
-    int encode_known;
-    int gemm_tune;             /* time the back end's candidates once for each product (te/gemm/gemm_tune.h); off: 0 */
-    int gemm_own; /* CUDA: matrix products, and rows that begin with one, as kernels of our own (te/fuse/product.h):
-                   * 0 never, 1 where they should pay (the default), 2 wherever they can */
-    int overlap;  /* CUDA: a kernel is set up while the one before it ends (te_kernel_begin): 0 never, 1 from compute
-                   * capability 9.0 on (the default) */
-    void *launches;            /* CUDA: what a pass writes down, and its graphs (te/core/launch_cuda.h) */
+    int gemm_tune;       /* time the back end's candidates once for each product (te/gemm/gemm_tune.h); off: 0 */
+    int gemm_own;        /* CUDA: matrix products, and rows that begin with one, as kernels of our own: 0 never, 1 where
+                          * they should pay (the default), 2 wherever they can (te/gemm/gemm_choose.h) */
+    int overlap;         /* CUDA: a kernel is set up while the one before it ends (te_kernel_begin): 0 never, 1 from
+                          * compute capability 9.0 on (the default) */
+    void *launches;      /* CUDA: what a pass writes down, and its graphs (te/core/launch_cuda.h) */
     int replay; /* CUDA: a pass is launched as one graph, of which so many are kept at most; 0: kernel by kernel */
-    int device, processors;    /* CUDA: the device's number and its multiprocessors; host: 0 and 1 */
-    int capability;            /* CUDA: compute capability, 900 for 9.0 */
+    void (*encode)(
+        void); /* CUDA: the driver's function that makes tensor maps (te/core/hopper_cuda.h); null: none here */
+    int encode_known;
+    int device, processors; /* CUDA: the device's number and its multiprocessors; host: 0 and 1 */
+    int capability;         /* CUDA: compute capability, 900 for 9.0 */
     int owns_workspace;
     char error[320];
 } te_context;

@@ -1,0 +1,105 @@
+/* attention_hopper_load.h -- attention_hopper_forward.h's shapes, the order of its tiles, and the warp that loads them. */
+/* target: cuda */
+#ifndef TE_ATTENTION_HOPPER_LOAD_H
+#define TE_ATTENTION_HOPPER_LOAD_H
+
+#include "attention_hopper_rows.h" /* softmax and the way out; attention_hopper.h: products, tiles */
+
+/* KEYS: of a tile. GROUPS: warpgroups of 64 queries. TURNS: they take turns to issue their products. K has a stage more
+ * than V: it is kept until P is found to be good. */
+template <int D_, int KEYS_, int GROUPS_, int Q_STAGES_, int K_STAGES_, int V_STAGES_, int TURNS_>
+struct te__attn_hopper_shape {
+    static constexpr int D = D_, KEYS = KEYS_, GROUPS = GROUPS_, TURNS = TURNS_;
+    static constexpr int Q_STAGES = Q_STAGES_, K_STAGES = K_STAGES_, V_STAGES = V_STAGES_;
+    static constexpr int ROWS = 64 * GROUPS, THREADS = 128 * (GROUPS + 1), BOXES = (D + 63) / 64;
+    /* registers of a thread that loads, and of one that multiplies: no more than the block was launched with */
+    static constexpr int LOADS = GROUPS == 2 ? 40 : 32, MULTIPLIES = GROUPS == 2 ? 232 : 160;
+    static constexpr int Q_PART = BOXES * 64 * 128; /* bytes of a warpgroup's tile of Q */
+    static constexpr int Q_BYTES = GROUPS * Q_PART, KV_BYTES = BOXES * KEYS * 128;
+    static constexpr int SHARED = Q_STAGES * Q_BYTES + (K_STAGES + V_STAGES) * KV_BYTES + 1024;
+    static_assert(SHARED <= 227 * 1024 - 512, "te: attention: the tiles exceed shared memory");
+    static_assert(KEYS % 64 == 0 && ROWS - 64 <= KEYS, "te: attention: te__attn_step, te__attn_keys_skip expect it");
+};
+template <int D> struct te__attn_hopper_forward_shape;
+template <> struct te__attn_hopper_forward_shape<64> : te__attn_hopper_shape<64, 128, 3, 2, 4, 3, 1> {};
+template <> struct te__attn_hopper_forward_shape<96> : te__attn_hopper_shape<96, 128, 2, 2, 3, 2, 1> {};
+template <> struct te__attn_hopper_forward_shape<128> : te__attn_hopper_shape<128, 128, 2, 2, 3, 2, 0> {};
+template <> struct te__attn_hopper_forward_shape<192> : te__attn_hopper_shape<192, 64, 2, 2, 3, 2, 0> {};
+template <> struct te__attn_hopper_forward_shape<256> : te__attn_hopper_shape<256, 64, 2, 1, 3, 2, 0> {};
+
+typedef struct te_attn_hopper {
+    CUtensorMap q, kv;
+    void *out;                   /* [batch * seq, heads * D] */
+    float *lse;                  /* [batch, heads, seq], or null */
+    uint32_t *tickets;           /* tiles that were taken after each block's first; 0 before and after. Null: none */
+    int heads, seq;              /* heads: of all sequences */
+    int tiles, rows, last;       /* tiles of queries: in all, in a sequence, and those of these that come last */
+    int together, together_last; /* heads that are worked on at a time, so that their K and V stay in the L2 */
+    float scale;
+} te_attn_hopper;
+
+/* A tile of queries: the first of them and their head, counted over all sequences; -1: there are no more. */
+typedef struct te_attn_work { int query, head; } te_attn_work;
+
+typedef struct te_attn_barriers {
+    uint64_t q_full[2], q_empty[2], k_full[4], k_empty[4], v_full[4], v_empty[4];
+    te_attn_work work[2]; /* what the Q of a stage is */
+} te_attn_barriers;
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* ---- the warp that loads --------------------------------------------------------------------------------------- */
+
+/* Tiles in the order in which blocks take them: some heads at a time. Causal: of these the longest rows first, and the
+ * short rows of all heads last, so that all blocks end at about the same time. Causal tiles count from the end of the
+ * sequence: the one that is not full is the one with the fewest keys, its first queries lie before the sequence. */
+template <int ROWS, int CAUSAL> TE_FN te_attn_work te__attn_work_of(const te_attn_hopper *p, int tile) {
+    te_attn_work w = {0, -1};
+    if (tile >= p->tiles) return w;
+    const int early = p->heads * (p->rows - p->last), is_last = tile >= early, at = is_last ? tile - early : tile;
+    const int rows = is_last ? p->last : p->rows - p->last, together = is_last ? p->together_last : p->together;
+    const int first = at / (together * rows) * together, in = at - first * rows;
+    const int heads = p->heads - first < together ? p->heads - first : together, row = in / heads;
+    w.query = row * ROWS, w.head = first + in - row * heads;
+    if (CAUSAL) w.query = (p->seq + 63) / 64 * 64 - ROWS - (is_last ? row + p->rows - p->last : row) * ROWS;
+    return w;
+}
+
+/* One thread brings all tiles, in the order in which they are used: keys from the last that a query sees to the first.
+ * tiles: where those of Q, K and V begin in shared memory. */
+template <class C, int HEADS, int KV_HEADS, int CAUSAL>
+TE_FN void te__attn_forward_load(const te_attn_hopper *p, te_attn_barriers *bars, const uint32_t tiles[3]) {
+    const uint32_t k_full = te__shared_address(bars->k_full), k_empty = te__shared_address(bars->k_empty);
+    const uint32_t v_full = te__shared_address(bars->v_full), v_empty = te__shared_address(bars->v_empty);
+    te__attn_loader<C::K_STAGES> k = {k_full, k_empty, tiles[1], {0, 0}};
+    te__attn_loader<C::V_STAGES> v = {v_full, v_empty, tiles[2], {0, 0}};
+    te__attn_ring<C::Q_STAGES> q = {0, 0};
+#pragma unroll 1
+    for (int tile = (int)blockIdx.x;;) {
+        const te_attn_work w = te__attn_work_of<C::ROWS, CAUSAL>(p, tile);
+        const te__attn_seen t = te__attn_seen_by<CAUSAL, C::KEYS>(w.query, C::ROWS, p->seq);
+        const uint32_t bar = te__shared_address(&bars->q_full[q.stage]), to = tiles[0] + q.stage * C::Q_BYTES;
+        const int batch = w.head / HEADS, head = w.head % HEADS;
+        const int k_head = HEADS + head / (HEADS / KV_HEADS), v_head = k_head + KV_HEADS;
+        if (w.head >= 0) te__attn_bring<C::D, C::KEYS>(k, &p->kv, k_head, (t.end - 1) * C::KEYS, batch);
+        te__barrier_wait(te__shared_address(&bars->q_empty[q.stage]), q.phase ^ 1);
+        bars->work[q.stage] = w;
+        if (w.head < 0) return te__barrier_arrive(bar);
+        te__barrier_expect(bar, C::Q_BYTES);
+        TE_UNROLL for (int g = 0; g < C::GROUPS; g++)
+            TE_UNROLL for (int b = 0; b < C::BOXES; b++)
+                te__attn_load(to + g * C::Q_PART + b * 8192, &p->q, 64 * b, head, w.query + 64 * g, batch, bar);
+        te__attn_advance(q);
+#pragma unroll 1
+        for (int j = t.end - 2; j >= t.first; j--) {
+            te__attn_bring<C::D, C::KEYS>(k, &p->kv, k_head, j * C::KEYS, batch);
+            te__attn_bring<C::D, C::KEYS>(v, &p->kv, v_head, (j + 1) * C::KEYS, batch);
+        }
+        te__attn_bring<C::D, C::KEYS>(v, &p->kv, v_head, t.first * C::KEYS, batch);
+        /* a ticket is taken now, not ahead, so that blocks end together; the count wraps to 0 with the last of them */
+        tile = (int)gridDim.x + (p->tickets ? (int)atomicInc(p->tickets, (uint32_t)p->tiles - 1) : tile);
+    }
+}
+#endif
+
+#endif

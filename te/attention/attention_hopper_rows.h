@@ -1,0 +1,130 @@
+/* attention_hopper_rows.h -- what a warpgroup of attention_hopper_forward.h does with its 64 rows of scores and of
+ * outputs: softmax, and the way out.
+ *
+ * Softmax takes some number off the scores of a row before it exponentiates, the same for the whole row. That it be the
+ * maximum is only needed so that P neither overflows nor vanishes. So the maximum of the first tile of keys is kept
+ * until a lane's sum of P over a tile exceeds te__attn_most: a tile costs no maximum, no shuffle and no rescaling of O,
+ * and P = exp2(scale * S - kept) begins as soon as S is there. When a sum does exceed it, P is thrown away: the warp
+ * computes S of this tile once more from Q and K, which are still in shared memory, takes the maximum and rescales what
+ * it has summed up.
+ */
+/* target: cuda */
+#ifndef TE_ATTENTION_HOPPER_ROWS_H
+#define TE_ATTENTION_HOPPER_ROWS_H
+
+#include "../core/math.h"     /* te_exp2 */
+#include "attention_hopper.h" /* which keys a query sees */
+#include "attention_mma.h"    /* te__attn_ldmatrix */
+
+/* What a thread holds of two rows, e = 0 and 1, the second eight below the first. Four lanes share a row. */
+template <class C> struct te__attn_rows {
+    float s[C::KEYS / 2];    /* scores, then P */
+    uint32_t p[C::KEYS / 4]; /* P packed, the A operand of P V */
+    float o[C::D / 2];       /* sums of P V */
+    float top[2], sum[2];    /* what is taken off the scores; this lane's share of the sums of P */
+};
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* Scores of keys that a query does not see become -inf. query: of this thread's first row; key: of its first column. */
+template <class C, int CAUSAL> TE_FN void te__attn_hide(te__attn_rows<C> &r, int query, int key, int seq) {
+    TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++)
+        if (!te__attn_sees<CAUSAL>(query + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2, seq)) r.s[i] = -INFINITY;
+}
+/* The largest score of row e. */
+template <class C> TE_FN float te__attn_top(const te__attn_rows<C> &r, int e) {
+    float v[2] = {r.s[2 * e], r.s[2 * e + 1]};
+    TE_UNROLL for (int j = 1; j < C::KEYS / 8; j++)
+        TE_UNROLL for (int i = 0; i < 2; i++) v[i] = fmaxf(v[i], r.s[4 * j + 2 * e + i]);
+    v[0] = fmaxf(v[0], v[1]);
+    v[0] = fmaxf(v[0], __shfl_xor_sync(~0u, v[0], 1));
+    return fmaxf(v[0], __shfl_xor_sync(~0u, v[0], 2));
+}
+/* s becomes P in row e; returns its sum. c: the scale, in powers of two. */
+template <class C> TE_FN float te__attn_exp(te__attn_rows<C> &r, int e, float top, float c) {
+    const float off = top * c;
+    float sum[2] = {0, 0};
+    TE_UNROLL for (int j = 0; j < C::KEYS / 8; j++)
+        TE_UNROLL for (int i = 0; i < 2; i++)
+            sum[i] += r.s[4 * j + 2 * e + i] = te_exp2(r.s[4 * j + 2 * e + i] * c - off);
+    return sum[0] + sum[1];
+}
+template <te_dtype T, class C> TE_FN void te__attn_pack(te__attn_rows<C> &r) {
+    TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = te_pair_of_floats(r.s[2 * i], r.s[2 * i + 1], T);
+}
+/* The sum of P over the columns of a tile that a lane has in a row, at most. Each P is below it too: f16 ends at 65504.
+ * bf16 ends where float does, and the products of P and V are to stay far from there. */
+template <te_dtype T> TE_FN float te__attn_most(void) { return T == TE_bf16 ? 1024.0f * 1024 * 1024 * 1024 : 16384.0f; }
+/* Whether a row of this warp has outgrown its maximum. */
+template <te_dtype T> TE_FN int te__attn_outgrown(const float sum[2]) {
+    return __any_sync(~0u, !(sum[0] <= te__attn_most<T>() && sum[1] <= te__attn_most<T>()));
+}
+
+/* S of a warp's 16 rows once more, by mma.sync. q: the tile of Q of its warpgroup; k: the tile of K. */
+template <te_dtype T, class C> TE_FN void te__attn_scores_again(te__attn_rows<C> &r, uint32_t q, uint32_t k) {
+    int lane = (int)threadIdx.x % 32;
+    asm volatile("" : "+r"(lane)); /* addresses are found again rather than kept: there are no registers for them */
+    const int q_row = (int)threadIdx.x / 32 % 4 * 16 + lane % 16, k_row = lane / 16 * 8 + lane % 8;
+    TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++) r.s[i] = 0;
+#pragma unroll 1
+    for (int d = 0; d < C::D; d += 16) {
+        const int piece = d % 64 / 8, box = d / 64;
+        uint32_t x[4], y[4];
+        te__attn_ldmatrix(x, te__attn_piece_at(q + box * 8192, q_row, piece + lane / 16));
+        TE_UNROLL for (int j = 0; j < C::KEYS / 16; j++) {
+            te__attn_ldmatrix(y, te__attn_piece_at(k + box * (C::KEYS * 128), 16 * j + k_row, piece + lane / 8 % 2));
+            te__mma(r.s + 8 * j, x, y[0], y[1], T), te__mma(r.s + 8 * j + 4, x, y[2], y[3], T);
+        }
+    }
+}
+/* Scores are there again: take the new maxima, and rescale what was summed up. sum: of P over this tile. */
+template <te_dtype T, class C> TE_FN void te__attn_raise(te__attn_rows<C> &r, float c, float sum[2]) {
+    float shrink[2];
+    TE_UNROLL for (int e = 0; e < 2; e++) {
+        const float old = r.top[e], top = fmaxf(old, te__attn_top(r, e));
+        shrink[e] = top == old ? 1.0f : te_exp2((old - top) * c);
+        sum[e] = te__attn_exp(r, e, top, c), r.top[e] = top, r.sum[e] *= shrink[e];
+    }
+    TE_UNROLL for (int i = 0; i < C::D / 2; i++) r.o[i] *= shrink[i / 2 % 2];
+    te__attn_pack<T>(r);
+}
+
+/* ---- the way out ----------------------------------------------------------------------------------------------- */
+
+/* Of a 4 x 4 matrix each of four lanes has a row; then each has a column. */
+TE_FN void te__attn_transpose(uint32_t w[4], int lane) {
+    TE_UNROLL for (int step = 1; step < 4; step *= 2)
+        TE_UNROLL for (int i = 0; i < 4; i++) {
+            if (i & step) continue;
+            const uint32_t give = lane & step ? w[i] : w[i + step], got = __shfl_xor_sync(~0u, give, step);
+            if (lane & step) w[i] = got;
+            else w[i + step] = got;
+        }
+}
+/* Divide O by the sums and store it, a lane 16 bytes and four lanes 64 of a row at a time; and lse. out: row 0 of this
+ * head and sequence, `width` numbers from row to row; lse: likewise, or null; query: of this thread's first row. */
+template <te_dtype T, class C>
+TE_FN void te__attn_finish(const te__attn_rows<C> &r, uint16_t *out, int64_t width, float *lse, int query, int seq,
+                           float scale) {
+    const int lane = (int)threadIdx.x % 32;
+    TE_UNROLL for (int e = 0; e < 2; e++) {
+        const int row = query + 8 * e;
+        float sum = r.sum[e] + __shfl_xor_sync(~0u, r.sum[e], 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        const float inverse = te_reciprocal(sum); /* the row's maximum alone is 1, or more */
+        uint16_t *to = out + (int64_t)row * width + lane % 4 * 8;
+        TE_UNROLL for (int j = 0; j < C::D / 8; j += 4) {
+            uint32_t w[4];
+            TE_UNROLL for (int i = 0; i < 4; i++) {
+                const float *o = r.o + 4 * (j + i) + 2 * e;
+                w[i] = te_pair_of_floats(o[0] * inverse, o[1] * inverse, T);
+            }
+            te__attn_transpose(w, lane);
+            if (row >= 0 && row < seq) *(uint4 *)(to + 8 * j) = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+        if (lse && lane % 4 == 0 && row >= 0 && row < seq) lse[row] = r.top[e] * scale + logf(sum);
+    }
+}
+#endif
+
+#endif
