@@ -1,4 +1,4 @@
-/* attention_hopper_load.h -- attention_hopper_forward.h's shapes, the order of its tiles, and the warp that loads them. */
+/* attention_hopper_load.h -- the forward's shapes on Hopper, the order of its tiles, and the warp that loads them. */
 /* target: cuda */
 #ifndef TE_ATTENTION_HOPPER_LOAD_H
 #define TE_ATTENTION_HOPPER_LOAD_H
