@@ -81,7 +81,7 @@ TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attentio
         if (!y.p) y = own;
     }
     if (y.p) {
-        void *delta;
+        void *delta = 0;
         TE_TRY(te_as(&qkv, r, r->plan->dtype));
         TE_TRY(te_as(&out, r, r->plan->dtype));
         TE_TRY(te_as(&dout, r, r->plan->dtype));
