@@ -1,6 +1,7 @@
 // AdamW: against double over many steps and odd sizes, clipping, schedules, decay, skipped steps, the same bits again.
 #include "hand_model.h"
 #include "te/optim/adamw.h"
+#include "te/optim/init.h"
 
 namespace {
 
@@ -314,6 +315,22 @@ TEST_CASE("reset, get and set; memory") {
     CHECK(read_floats(t, o.opt.master, 60000) == m.data(0));
     CHECK(read_floats(t, o.opt.m, 120064) == std::vector<float>(120064, 0));
     CHECK(read_floats(t, o.opt.v, 60000) == std::vector<float>(60000, 0));
+}
+
+TEST_CASE("starting values that are refused") {
+    target t;
+    hand_model m(t, "m", TE_f32, {{"fc", "weight", 20, 30}});
+    te_model unbound;
+    memset(&unbound, 0, sizeof unbound);
+    CHECK(te_param_normal(nullptr, TE_f32, 1, 1, 0, t) == TE_ERROR_NULL);
+    CHECK(te_model_randomize(nullptr, 1, 1, 0, t) == TE_ERROR_STATE);
+    CHECK(te_model_randomize(&unbound, 1, 1, 0, t) == TE_ERROR_STATE);
+    for (float bad : {INFINITY, NAN}) {
+        CHECK(te_param_normal(&m.param[0], TE_f32, bad, 1, 0, t) == TE_ERROR_VALUE);
+        CHECK(te_model_randomize(&m.model, bad, 1, 0, t) == TE_ERROR_VALUE);
+    }
+    for (uint8_t b : m.params->raw()) REQUIRE(b == 0xff);
+    CHECK(te_model_randomize(&m.model, 1, 1, 0, t) == TE_OK);
 }
 
 TEST_CASE("what is refused") {

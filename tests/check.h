@@ -3,7 +3,7 @@
 #ifndef TESTS_CHECK_H
 #define TESTS_CHECK_H
 
-#include "bounds.h"
+#include "bounds_backward.h"
 
 namespace {
 

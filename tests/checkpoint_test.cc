@@ -403,4 +403,9 @@ TEST_CASE("what cannot be saved") {
     refused(TE_ERROR_VALUE, "two metadata keys are called \"k\"");
     CHECK(te_checkpoint_save("/no/such/folder/x", &(c = n.checkpoint()), n.t) == TE_ERROR_IO);
     CHECK(te_checkpoint_save(file.path.c_str(), nullptr, n.t) == TE_ERROR_NULL);
+    CHECK(te_checkpoint_save(nullptr, &c, n.t) == TE_ERROR_NULL);
+    CHECK(te_checkpoint_load(&c, nullptr, n.t) == TE_ERROR_NULL);
+    te_safetensors closed;
+    memset(&closed, 0, sizeof closed);
+    CHECK(te_checkpoint_load(&c, &closed, n.t) == TE_ERROR_NULL);
 }

@@ -20,7 +20,9 @@ for name in rows_forward_f16 rows_backward_f16 ops_bf16 recompute_long graph rec
 done
 says() { # PATTERN of the runs, closing line
     local got
-    got=$(PATH="$work/tools:$PATH" BIN="$work/bin" OUT="$work/out" SANITIZER=$1 SANITIZER_SECONDS=1 tools/gpu.sh sanitizer | tail -n 1)
+    PATH="$work/tools:$PATH" BIN="$work/bin" OUT="$work/out" SANITIZER=$1 SANITIZER_SECONDS=1 \
+        tools/gpu.sh sanitizer >"$work/log" || true # it fails where a run has failed
+    got=$(tail -n 1 "$work/log")
     [[ $got == "$2" ]] || { echo "FAIL $1: '$got', should be '$2'" && exit 1; }
     echo "ok: $1: $got"
 }

@@ -230,8 +230,12 @@ TEST_CASE("a load is all or nothing") {
     te_safetensor nameless = wa;
     nameless.name = nullptr;
     CHECK(load({nameless}) == TE_ERROR_VALUE);
+    te_safetensor far = wa; // of somebody's own: its offset means nothing here
+    far.offset = 1 << 20;
+    CHECK(te_safetensors_read(&f, &far, a, t) == TE_ERROR_VALUE);
     te_safetensors_close(&f);
     CHECK(te_safetensors_load(&f, &wa, 1, 0, t) == TE_ERROR_NULL); // closed
+    CHECK(te_safetensors_read(&f, &wa, a, t) == TE_ERROR_VALUE);
 }
 
 TEST_CASE("headers that are not right") {

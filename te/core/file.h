@@ -7,7 +7,7 @@
  *
  *     te__new_file f;
  *     TE_TRY(te__new_file_open(&f, path, ctx));               // writes to path.tmp.<process>.<number>
- *     te_status status = te__new_file_write(&f, bytes, n, ctx);
+ *     status = te__new_file_write(&f, text, bytes, ctx);
  *     status = te__new_file_close(&f, status, ctx);           // takes path's place, or leaves no trace
  *
  * What a new file promises:

@@ -243,6 +243,7 @@ TE_API te_status te__checkpoint_apply(te__checkpoint_list *l, const te_checkpoin
  * file twice, for its checksum first, unless te_safetensors_verify has found that right. Waits for the stream. */
 TE_API te_status te_checkpoint_load(const te_checkpoint *c, const te_safetensors *f, te_context *ctx) {
     te__checkpoint_list l;
+    TE_REQUIRE(f && f->path, ctx, TE_ERROR_NULL, "checkpoint: the file is null or not open");
     TE_TRY(te__checkpoint_begin(&l, c, ctx));
     const te_status status = te__checkpoint_apply(&l, c, f, ctx);
     te__checkpoint_free(&l);

@@ -141,6 +141,9 @@ TE_API te_status te_safetensors_verify(te_safetensors *f, te_context *ctx) {
 TE_API te_status te_safetensors_read(const te_safetensors *f, const te_safetensor *t, void *dst, te_context *ctx) {
     TE_REQUIRE(f && t && ctx && (dst || !t->bytes), ctx, TE_ERROR_NULL,
                "safetensors: the file, the tensor or its destination is null");
+    const te_safetensor *own = te_safetensors_find(f, t->name);
+    TE_REQUIRE(own && own->offset == t->offset && own->bytes == t->bytes, ctx, TE_ERROR_VALUE,
+               "safetensors: the tensor is not one of this file's; te_safetensors_find gives them");
     if (!t->bytes) return TE_OK;
     const size_t room = t->bytes < TE_SAFETENSORS_STAGING ? (size_t)t->bytes : (size_t)TE_SAFETENSORS_STAGING;
     char *staging = (char *)malloc(room);

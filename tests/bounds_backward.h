@@ -1,0 +1,174 @@
+// bounds_backward.h -- how far off a gradient may be: bounds.h, for the way back.
+//
+// Do this:
+//     bounds::backward b(list, params, values, call, dtype);
+//     reference::backward(list, params, values, dy, out_grads, call, round, held,
+//                         [&](size_t i, const vec &d, const vec &dx) { b.step(i, d, dx, ...); });
+//     check_within("dx", got, g.dx, b.d);          // and b.param, b.inputs
+#ifndef TESTS_BOUNDS_BACKWARD_H
+#define TESTS_BOUNDS_BACKWARD_H
+
+#include "bounds.h"
+
+namespace bounds {
+
+inline vec attention_backward(const op &o, const vec &x, const vec &y, const vec &dy, const vec &ey, const call &c,
+                              te_dtype t) {
+    const attention_shape s(o, c);
+    vec e(c.rows() * o.in, 0.0);
+    s.each(c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys) {
+        const attention_row r(x, nullptr, q0, k0, s.width, s.dim, keys, s.scale, t);
+        double delta = 0, off = 0;
+        for (size_t d = 0; d < s.dim; d++) {
+            delta += dy[y0 + d] * y[y0 + d];
+            off += std::fabs(y[y0 + d]) * (ey[y0 + d] + sums * std::fabs(dy[y0 + d]));
+        }
+        for (size_t j = 0; j < keys; j++) {
+            double dp = 0, edp = 0;
+            for (size_t d = 0; d < s.dim; d++) {
+                const double v = x[v0 + j * s.width + d];
+                dp += dy[y0 + d] * v, edp += std::fabs(v) * (ey[y0 + d] + sums * std::fabs(dy[y0 + d]));
+            }
+            const double ds = std::fabs(r.p[j] * (dp - delta) * s.scale);
+            const double eds =
+                std::fabs(s.scale) * (r.error[j] * std::fabs(dp - delta) + r.p[j] * (edp + off)) + ulp(ds, t);
+            for (size_t d = 0; d < s.dim; d++) {
+                const double k = std::fabs(x[k0 + j * s.width + d]), q = std::fabs(x[q0 + d]),
+                             g = std::fabs(dy[y0 + d]);
+                e[v0 + j * s.width + d] += r.error[j] * g + r.p[j] * (ey[y0 + d] + sums * g);
+                e[q0 + d] += (eds + sums * ds) * k;
+                e[k0 + j * s.width + d] += (eds + sums * ds) * q;
+            }
+        }
+    });
+    return e;
+}
+
+// ---- backward ------------------------------------------------------------------------------------------------------
+
+struct backward {
+    const list &l;
+    const std::vector<vec> &params;
+    const reference::values &v;
+    const call &c;
+    te_dtype dtype;
+    vec d;                   // of the gradient that came last
+    std::vector<vec> param;  // of the parameters' gradients
+    std::map<int, vec> kept; // by fork
+    std::map<std::string, vec> inputs;
+    backward(const list &ops, const std::vector<vec> &p, const reference::values &values, const call &what, te_dtype t)
+        : l(ops), params(p), v(values), c(what), dtype(t) {
+        for (const vec &e : p) param.push_back(vec(e.size(), 0.0));
+    }
+    // Op i got the gradient dy and gives dx, rounded or not; `held`: so is what an add hands over.
+    void step(size_t i, const vec &dy, const vec &dx, bool rounded, bool may, bool held) {
+        const op &o = l.ops[i];
+        const vec &x = v.in(i);
+        const std::string gated = reference::gate(o.kind);
+        const vec *w = o.params ? &params[(size_t)o.first_param] : nullptr;
+        vec *ew = o.params ? &param[(size_t)o.first_param] : nullptr;
+        if (d.empty()) d.assign(dy.size(), 0.0);
+        vec e = d;
+        e.resize(dx.size(), 0.0);
+        if (o.kind == "linear" || o.kind == "tied_linear") { // y = x w^T
+            std::fill(e.begin(), e.end(), 0.0);
+            for (size_t r = 0; r < c.rows(); r++)
+                for (size_t n = 0; n < o.out; n++) {
+                    const double off = d[r * o.out + n] + sums * std::fabs(dy[r * o.out + n]);
+                    for (size_t k = 0; k < o.in; k++) {
+                        e[r * o.in + k] += off * std::fabs((*w)[n * o.in + k]);
+                        (*ew)[n * o.in + k] += off * std::fabs(x[r * o.in + k]);
+                    }
+                }
+        } else if (o.kind == "bias") {
+            for (size_t k = 0; k < d.size(); k++) (*ew)[k % o.out] += d[k] + sums * std::fabs(dy[k]);
+        } else if (reference::is_norm(o.kind)) {
+            for (size_t r = 0; r < c.rows(); r++) {
+                const norm_errors s(o, &x[r * o.in], nullptr);
+                double off_along = 0, off_mean = 0, along = 0;
+                for (size_t k = 0; k < o.in; k++) {
+                    const size_t at = r * o.in + k;
+                    const double gamma = reference::gamma_of(o, params, k), g = std::fabs(dy[at] * gamma),
+                                 eg = d[at] * std::fabs(gamma) + sums * g;
+                    along += dy[at] * gamma * s.xhat[k] / s.n;
+                    off_along += (eg * std::fabs(s.xhat[k]) + g * s.error[k] + sums * g * std::fabs(s.xhat[k])) / s.n;
+                    off_mean += (eg + sums * g) / s.n;
+                    if (o.params > 0)
+                        (*ew)[k] += d[at] * std::fabs(s.xhat[k]) +
+                                    std::fabs(dy[at]) * (s.error[k] + sums * std::fabs(s.xhat[k]));
+                    if (o.params > 1) param[(size_t)o.first_param + 1][k] += d[at] + sums * std::fabs(dy[at]);
+                }
+                if (o.kind.compare(0, 9, "layernorm") != 0) off_mean = 0;
+                for (size_t k = 0; k < o.in; k++) {
+                    const size_t at = r * o.in + k;
+                    const double gamma = std::fabs(reference::gamma_of(o, params, k)),
+                                 g = std::fabs(dy[at]) * (gamma + 1);
+                    e[at] = s.row.rstd * (d[at] * gamma + 2 * sums * g + off_mean + std::fabs(s.xhat[k]) * off_along +
+                                          s.error[k] * std::fabs(along)) +
+                            std::fabs(dx[at]) * same_sign(o.in); // of rstd
+                }
+            }
+        } else if (reference::is_activation(o.kind)) {
+            for (size_t k = 0; k < e.size(); k++)
+                e[k] =
+                    d[k] * std::fabs(reference::activation_slope(o.kind, x[k])) + std::fabs(dy[k]) * slope_error(x[k]);
+        } else if (!gated.empty()) {
+            for (size_t r = 0; r < c.rows(); r++)
+                for (size_t k = 0; k < o.out; k++) {
+                    const size_t at = r * o.in + k, from = r * o.out + k;
+                    const double a = x[at], b = std::fabs(x[at + o.out]),
+                                 f = std::fabs(reference::activation(gated, a)), g = std::fabs(dy[from]);
+                    e[at] = (d[from] * std::fabs(reference::activation_slope(gated, a)) + g * slope_error(a)) * b;
+                    e[at + o.out] = d[from] * f + g * functions * (1 + std::fabs(a) + f * (1 + std::fabs(a)));
+                }
+        } else if (o.kind == "attention") {
+            e = attention_backward(o, x, v.out[i], dy, d, c, dtype);
+        } else if (o.kind == "rope") {
+            e = rope(o, dy, d, c);
+        } else if (o.kind == "embedding" || o.kind == "positions") {
+            for (size_t k = 0; k < d.size(); k++) {
+                const size_t row = o.kind == "embedding" ? (size_t)c.tokens[k / o.out]
+                                                         : (size_t)c.position + k / o.out % (size_t)c.seq;
+                (*ew)[row * o.out + k % o.out] += d[k] + sums * std::fabs(dy[k]);
+            }
+        } else if (o.kind == "cross_entropy") { // dx = dy (p - 1 at the label)
+            for (size_t r = 0; r < c.rows(); r++) {
+                double top = -INFINITY, sum = 0;
+                for (size_t k = 0; k < o.in; k++) top = std::max(top, x[r * o.in + k]);
+                for (size_t k = 0; k < o.in; k++) sum += std::exp(x[r * o.in + k] - top);
+                for (size_t k = 0; k < o.in; k++) {
+                    const double z = x[r * o.in + k] - top, p = std::exp(z) / sum,
+                                 label = k == (size_t)c.labels[r] ? 1 : 0;
+                    const double off =
+                        p * (functions * (2 + std::fabs(z) + std::fabs(top)) + same_sign(o.in)) + sums * (p + label);
+                    e[r * o.in + k] = c.labels[r] == c.ignore_index ? 0 : d[r] * (p + label) + std::fabs(dy[r]) * off;
+                }
+            }
+        } else {
+            const double factor = o.kind == "scale"     ? std::fabs(o.factor(0, 1))
+                                  : o.kind == "dropout" ? 1 / (1 - o.factor(0, 0.5))
+                                                        : 1;
+            const auto found = kept.find((int)i);
+            for (size_t k = 0; k < e.size(); k++) {
+                e[k] = factor * d[k] + sums * (2 * std::fabs(dy[k]) * factor + std::fabs(dx[k]));
+                if (o.kind == "fork" && found != kept.end()) e[k] += found->second[k];
+            }
+        }
+        if (o.kind == "add") {
+            for (size_t k = 0; k < e.size(); k++) e[k] = d[k] + (held ? ulp(std::fabs(dy[k]) + d[k], dtype) : 0);
+            if (l.ops[(size_t)o.edge].kind == "input")
+                inputs[l.ops[(size_t)o.edge].name] = e;
+            else
+                kept[o.edge] = e;
+        }
+        for (size_t k = 0; k < e.size() && (rounded || may); k++)
+            e[k] += ulp(std::fabs(dx[k]) + e[k], dtype) * (rounded + may);
+        d = e;
+    }
+    // Of an activation's slope: x times a derivative of exp in x^3, at most.
+    static double slope_error(double x) { return functions * (2 + 2 * std::fabs(x) + 0.2 * std::fabs(x * x * x)); }
+};
+
+} // namespace bounds
+
+#endif
