@@ -193,11 +193,11 @@ static void steps(const te_plan *plan, int batch, int seq) {
         racer total = {0, 0, 0, {0}, 0, 0};
         for (int i = 0; i < sets; i++) {
             te_run *r = &run[i];
-            te__begin(r, plan, (te_pass)pass, rows, &ctx);
-            r->batch = &b, r->x = x[i], r->y = y[i], r->dx = dx[i], r->dy = dy[i];
+            te__begin(r, plan, (te_pass)pass, rows, batch, &ctx);
+            r->batch = &b, r->x.p = x[i], r->y.p = y[i], r->dx = r->x, r->dx.p = dx[i], r->dy = r->y, r->dy.p = dy[i];
             te__take_params(r, &m);
             te__lay_out(r, (char *)saved[i].memory);
-            r->dry = 0, r->now = te_value_of(pass == TE_BACKWARD ? dy[i] : x[i]), r->pool.base = (char *)workspace[i];
+            r->dry = 0, r->now = pass == TE_BACKWARD ? r->dy : r->x, r->pool.base = (char *)workspace[i];
         }
         for (int k = 0; k < count; k++) {
             memcpy(before, run, sizeof run);

@@ -196,7 +196,9 @@ TEST_CASE("backward", "[errors]") {
     refuse_backward(TE_ERROR_NULL, {}, [](scene &s) { s.ctx_given = nullptr; });
     refuse_backward(TE_ERROR_STATE, {"block", "no forward"}, [](scene &s) { s.saved.plan = nullptr; });
     refuse_backward(TE_ERROR_STATE, {"block", "no forward"}, [](scene &s) { s.saved.plan = plain_plan(); });
-    refuse_backward(TE_ERROR_SHAPE, {"block", "8 rows", "12"}, [](scene &s) { s.batch.batch = 3; });
+    refuse_backward(TE_ERROR_SHAPE, {"block", "batch 2, seq 4", "has 3, 4"}, [](scene &s) { s.batch.batch = 3; });
+    refuse_backward(TE_ERROR_SHAPE, {"block", "batch 2, seq 4", "has 4, 2"}, [](scene &s) { s.batch.batch = 4, s.batch.seq = 2; });
+    refuse_backward(TE_ERROR_SHAPE, {"block", "position 0", "4 and 7"}, [](scene &s) { s.batch.position = 7; });
     refuse_backward(TE_ERROR_DTYPE, {"block", "dy is f32"}, [](scene &s) { s.tdy.dtype = TE_f32; });
     refuse_backward(TE_ERROR_DTYPE, {"block", "dx is f16"}, [](scene &s) { s.tdx.dtype = TE_f16; });
     refuse_backward(TE_ERROR_SHAPE, {"block", "dy has 64 columns", "40"}, [](scene &s) { s.tdy.cols = 64; });
