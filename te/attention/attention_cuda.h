@@ -2,11 +2,12 @@
 #ifndef TE_ATTENTION_CUDA_H
 #define TE_ATTENTION_CUDA_H
 
-#include "attention_args.h"         /* te_attention_args */
-#include "attention_f32.h"            /* f32 */
-#include "attention_hopper_forward.h" /* bf16 and f16 on compute capability 9.0, forward */
-#include "attention_mma_backward.h"   /* bf16 and f16 elsewhere, backward */
-#include "attention_mma_forward.h"    /* and forward */
+#include "attention_args.h"            /* te_attention_args */
+#include "attention_f32.h"             /* f32 */
+#include "attention_hopper_backward.h" /* bf16 and f16 on compute capability 9.0, backward, where there is scratch */
+#include "attention_hopper_forward.h"  /* and forward */
+#include "attention_mma_backward.h"    /* bf16 and f16 elsewhere, backward */
+#include "attention_mma_forward.h"     /* and forward */
 
 /* A kernel's shape (THREADS, BLOCKS, BYTES of shared memory, ROWS of a block) and its body, by dtype. */
 #define TE__ATTENTION_KIND(kind)                                                                  \
@@ -83,17 +84,24 @@ TE_API te_status te__attention_enqueue(te_context *ctx, void (*kernel)(te_attent
                       : name##_enqueue(ctx, a->batch * (heads), a);                                          \
     }
 
-#define TE_ATTENTION_BACKWARD(name, dtype, heads, kv_heads, head_dim, causal)                                \
-    TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim, causal)                                      \
+#define TE_ATTENTION_BACKWARD(name, dtype, heads, kv_heads, head_dim, causal)                                     \
+    TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim, causal)                                           \
     typedef te__attn_dq<TE_##dtype, (heads), (kv_heads), (head_dim), (causal)> name##_dq_kernel;                  \
     typedef te__attn_dkdv<TE_##dtype, (heads), (kv_heads), (head_dim), (causal)> name##_dkdv_kernel;              \
-    enum { name##_sum_rows = TE_##dtype == TE_f32 ? 0 : (head_dim) <= 128 ? 32 : 16 }; /* a warp's */            \
-    TE__ATTENTION_SHELL(name##_dq, name##_dq_kernel)                                                         \
-    TE__ATTENTION_SHELL(name##_dkdv, name##_dkdv_kernel)                                                     \
-    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                            \
-        TE_TRY(te__attention_check(ctx, a, heads, #name));                                                   \
-        TE_TRY(name##_dq_enqueue(ctx, a->batch * (heads), a)); /* writes delta, which dkdv reads */          \
-        return name##_dkdv_enqueue(ctx, a->batch * (kv_heads), a);                                           \
+    enum { name##_sum_rows = TE_##dtype == TE_f32 ? 0 : (head_dim) <= 128 ? 32 : 16 }; /* a warp's */             \
+    TE__ATTENTION_HOPPER_BACKWARD(name##_hopper, TE_##dtype, (heads), (kv_heads), (head_dim), (causal))           \
+    TE__ATTENTION_SHELL(name##_dq, name##_dq_kernel)                                                              \
+    TE__ATTENTION_SHELL(name##_dkdv, name##_dkdv_kernel)                                                          \
+    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                 \
+        int done = 0;                                                                                             \
+        TE_TRY(te__attention_check(ctx, a, heads, #name));                                                        \
+        TE_TRY(name##_hopper_run(&done, a, ctx));                                                                 \
+        if (done) return TE_OK;                                                                                   \
+        TE_TRY(name##_dq_enqueue(ctx, a->batch * (heads), a)); /* writes delta, which dkdv reads */               \
+        return name##_dkdv_enqueue(ctx, a->batch * (kv_heads), a);                                                \
+    }                                                                                                             \
+    TE_API size_t name##_scratch_bytes(const te_context *ctx, int64_t rows) {                                     \
+        return name##_hopper_bytes(ctx, rows);                                                                    \
     }
 
 #endif

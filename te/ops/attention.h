@@ -40,9 +40,12 @@ typedef struct te_attention_options {
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__attention_forward(r, s, name##_launch); }
 #define TE_OWN_attention_backward(name, model, dtype, op)                                                          \
     TE__ATTENTION(BACKWARD, name, dtype, op)                                                                       \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__attention_backward(r, s, name##_launch, 0); }
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
+        return te__attention_backward(r, s, name##_launch, name##_scratch_bytes, 0);                               \
+    }
 
 typedef te_status (*te_attention_launch_fn)(te_context *ctx, const te_attention_args *a);
+typedef size_t (*te_attention_scratch_fn)(const te_context *ctx, int64_t rows);
 
 TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;
@@ -69,11 +72,14 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     return TE_OK;
 }
 /* sum: see te_attention_args. */
-TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attention_launch_fn launch, float *sum) {
+TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attention_launch_fn launch,
+                                        te_attention_scratch_fn scratch_bytes, float *sum) {
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
+    const size_t bytes = r->ctx && r->ctx->attention_hopper ? scratch_bytes(r->ctx, te_room_rows(r)) : 0;
     te_attention_args a = te__attention_args(r, op);
     te_value y, qkv = te_input_of(r, i), out = te_output_of(r, i), dout = r->now, dqkv;
+    void *delta = 0;
     TE_TRY(te_gradient(&y, r, s, i));
     if (s->count > 1 && te_last_step(r, s)) { /* the bias wants it, too */
         te_value own;
@@ -81,12 +87,12 @@ TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attentio
         if (!y.p) y = own;
     }
     if (y.p) {
-        void *delta = 0;
         TE_TRY(te_as(&qkv, r, r->plan->dtype));
         TE_TRY(te_as(&out, r, r->plan->dtype));
         TE_TRY(te_as(&dout, r, r->plan->dtype));
         TE_TRY(te_before_as(&dqkv, &y, r, r->plan->dtype));
         TE_TRY(te_scratch(r, &delta, (size_t)(te_room_rows(r) * op->stats) * sizeof(float)));
+        if (bytes) TE_TRY(te_scratch(r, &a.scratch, bytes));
         a.out = out.p, a.lse = r->stats[i], a.qkv = qkv.p;
         a.dqkv = dqkv.p, a.dout = dout.p, a.delta = (float *)delta, a.sum = sum;
         if (!r->dry) TE_TRY(launch(r->ctx, &a));

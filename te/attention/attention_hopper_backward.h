@@ -1,0 +1,297 @@
+/* attention_hopper_backward.h -- attention backward for compute capability 9.0, bf16 and f16, head_dim 64 and 128.
+ *
+ *     forward: S = Q K^T * scale, P = exp(S - lse), O = P V
+ *     delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta)
+ *     dV = P^T dO, dK = scale * dS^T Q, dQ = scale * dS K
+ *
+ * Three kernels. The first makes delta. In the second a block keeps 128 keys and their values in shared memory, walks
+ * the tiles of queries that see them, and has dK and dV in registers; of a group of query heads it takes all. One warp
+ * brings tiles by the copy engine (TMA), one brings lse and delta, and two warpgroups have 64 keys each. They multiply
+ * K by Q^T, so that P^T and dS^T come out as keys by queries and are, in registers, the A of the products for dV and
+ * dK. dS goes to shared memory too, where both warpgroups find all 128 keys of it for dQ. They make dQ one step later:
+ * then neither has to wait for the other's dS, and what one does between its products is covered by products of the
+ * other. dQ leaves through shared memory, and two warps have the copy engine add it up in f32 in global memory. The
+ * third kernel scales and rounds it. attention_hopper_order_backward.h says in which order dQ is added.
+ *
+ * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim, half of it if causal. A step of 128 keys by 64 queries at
+ * head_dim 128 is 2560 cycles of the tensor cores, and 2940 of shared memory's 128 bytes: 512 each for S, dP and dQ,
+ * whose both operands lie there, 512 for dV and dK, 512 for dQ on its way out, 384 for Q, dO and dS on their way in.
+ *
+ * Measured on an H200, bf16, TFLOP/s in turns with cuDNN 9.19, fixed order / free order / cuDNN: batch 4, 32 heads, seq
+ * 2048, head_dim 128, causal 431 / 431 / 378; batch 2, 16 heads, seq 8192, causal 561 / 558 / 464; 64 heads of 8 kv
+ * heads, seq 16384, causal 542 / 541 / 512; batch 2, 32 heads, seq 8192, head_dim 64, causal 527 / 529 / 373. Full, in
+ * free order: 522 and 579 where cuDNN has 485 and 517, at the first two sizes. What did not pay at head_dim 128: dQ
+ * added from registers (red.global.add.v4.f32), 0.45 us a step, by way of shared memory 0.33; dS stored across (as
+ * fast); dQ in the step itself (0.92 of the speed); a key tile taken from the counter ahead of time, so that others
+ * wait for a tile that has not begun (0.6).
+ */
+/* target: cuda */
+#ifndef TE_ATTENTION_HOPPER_BACKWARD_H
+#define TE_ATTENTION_HOPPER_BACKWARD_H
+
+#include "attention_hopper_ends_backward.h" /* te__attn_back_delta, te__attn_back_round */
+#include "attention_hopper_step_backward.h" /* te__attn_back_step */
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* The rest of a step, S of which is on its way. Leaves the products for dK on their way. staged: dQ of two steps before
+ * lies in shared memory. */
+template <te_dtype T, int D, int CAUSAL, class C>
+TE_FN void te__attn_back_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[C::QUERIES / 2],
+                              float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 1], const te_attn_back *p,
+                              te__attn_back_group<C> *g, int q0, int k0, int staged, const int first) {
+    const int st = g->i & 1, phase = g->i >> 1 & 1;
+    const uint32_t q = g->base + C::Q_AT + st * 2 * C::Q_BYTES;
+    float dp[C::QUERIES / 2];
+    uint32_t frag[C::QUERIES / 16][4], ds[C::QUERIES / 16][4];
+    te__barrier_wait(TE__AT(g, do_full, st), phase);
+    te__wgmma_fence();
+    te__attn_back_scores<T, D, C>(dp, g->base + C::KV_BYTES + g->group * 8192, q + C::Q_BYTES);
+    te__wgmma_commit();
+    if (C::IN_TURNS) te__attn_turn_give(g->group);
+    te__attn_wgmma_wait<1>();
+    te__attn_hold_back(s);
+    te__attn_back_exp<T, CAUSAL, C>(frag, s, rows, p, g, q0, k0);
+    te__wgmma_fence();
+    te__attn_back_gradient<T, D, C>(dv, frag, q + C::Q_BYTES, first);
+    te__wgmma_commit();
+    te__attn_back_ahead<C>(rows, TE__AT(g, delta, 0) + st * C::QUERIES * 4, g);
+    te__attn_wgmma_wait<1>();
+    te__attn_hold_back(dp);
+    te__attn_back_ds<T, C>(ds, frag, dp, rows, g);
+    te__barrier_wait(TE__AT(g, ds_empty, st), phase ^ 1);
+    te__attn_back_ds_store<C>(ds, g);
+    te__attn_publish();
+    __syncwarp();
+    te__attn_back_arrive(g, TE__AT(g, ds_full, st));
+    if (staged) te__attn_back_arrive(g, TE__AT(g, dq_full, st));
+    if (C::IN_TURNS) te__attn_turn_take(g->group);
+    te__wgmma_fence();
+    te__attn_back_gradient<T, D, C>(dk, ds, q, first);
+    te__wgmma_commit();
+    te__attn_wgmma_wait<1>();
+    te__attn_back_arrive(g, TE__AT(g, do_empty, st));
+    g->i++;
+}
+
+template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL, class C>
+TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh, uint32_t base) {
+    constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D>::QKV;
+    te__attn_back_group<C> all, *const g = &all;
+    g->base = base, g->at = __shfl_sync(~0u, te__shared_address(sh), 0), g->i = 0, g->lane = (int)threadIdx.x % 32;
+    g->group = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
+    g->warp = __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0);
+    int4 item;
+    if (C::IN_TURNS && g->group) te__attn_turn_give(1); /* the first group begins */
+    for (int r = 0; te__attn_item_take(&item, sh, r); r++) {
+        const int k0 = item.y * TE_ATTN_KEYS, seq = p->a.seq;
+        const int own = D > 64 ? 0 : g->group * 64; /* the first query of a tile whose dQ is this group's */
+        float dk[D / 2], dv[D / 2], s[C::QUERIES / 2];
+        float2 rows[C::AHEAD ? C::QUERIES / 8 : 1];
+        te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, CAUSAL>(p, item);
+        te__barrier_wait(TE__AT(g, v_full, 0), r & 1);
+        te__barrier_wait(TE__AT(g, k_full, 0), r & 1);
+        if (C::IN_TURNS) te__attn_turn_take(g->group);
+        te__attn_back_begin<T, D, C>(s, g);
+        te__attn_back_ahead<C>(rows, TE__AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 4, g);
+        int n = 0;                 /* steps before, of this item */
+        int left = 0, left_before; /* queries from this group's first on: of the last step, and of the one before */
+#pragma unroll 1
+        for (;; n++) {
+            te__attn_back_step<T, D, CAUSAL, C>(dk, dv, s, rows, p, g, w.tile * C::QUERIES, k0, n > 1, n == 0);
+            left_before = left, left = seq - w.tile * C::QUERIES - own;
+            if (!te__attn_walk_on<HEADS, KV_HEADS, CAUSAL>(&w)) break;
+            /* dQ of the step before the last one; there is none behind the first, and what comes out is not used */
+            const int st = g->i & 1; /* of that one, and of the step to come */
+            float dq[32];
+            te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 2);
+            te__attn_wgmma_wait<1>(); /* dK */
+            te__attn_back_arrive(g, TE__AT(g, q_empty, st ^ 1));
+            te__attn_back_begin<T, D, C>(s, g);
+            te__attn_wgmma_wait<1>(); /* dQ */
+            te__attn_hold_back(dq);
+            te__attn_back_ahead<C>(rows, TE__AT(g, lse, 0) + st * C::QUERIES * 4, g);
+            if (n) {
+                te__attn_back_arrive(g, TE__AT(g, ds_empty, st));
+                te__attn_back_leave<C>(dq, g, g->i - 2, left_before);
+            }
+        }
+        {
+            float dq[32];
+            te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 2);
+            te__attn_wgmma_wait<0>();
+            te__attn_hold_back(dq);
+            if (n) {
+                te__attn_back_arrive(g, TE__AT(g, ds_empty, g->i & 1));
+                te__attn_back_leave<C>(dq, g, g->i - 2, left_before);
+                te__attn_publish();
+                __syncwarp();
+                te__attn_back_arrive(g, TE__AT(g, dq_full, g->i & 1));
+            }
+        }
+        const int pr = (g->i - 1) & 1;
+        float dq[32];
+        if (C::IN_TURNS) te__attn_turn_give(g->group);
+        te__attn_back_arrive(g, TE__AT(g, v_empty, 0));
+        te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 1);
+        te__attn_wgmma_wait<0>();
+        te__attn_hold_back(dq), te__attn_hold_back(dk), te__attn_hold_back(dv);
+        te__attn_back_arrive(g, TE__AT(g, q_empty, pr));
+        te__attn_back_arrive(g, TE__AT(g, ds_empty, pr));
+        te__attn_back_arrive(g, TE__AT(g, k_empty, 0));
+        te__attn_back_leave<C>(dq, g, g->i - 1, left);
+        te__attn_publish();
+        __syncwarp();
+        te__attn_back_arrive(g, TE__AT(g, dq_full, pr));
+
+        const int batch = item.x / KV_HEADS, x = (HEADS + item.x % KV_HEADS) * D, key = k0 + g->group * 64;
+        uint16_t *to = (uint16_t *)p->a.dqkv + ((int64_t)batch * seq + key) * QKV + x;
+        const int64_t sums = (seq + TE_ATTN_SUM_ROWS - 1) / TE_ATTN_SUM_ROWS;
+        float *sum = p->a.sum ? p->a.sum + (batch * sums + key / TE_ATTN_SUM_ROWS) * QKV + x : nullptr;
+        te__attn_group_store<T, D>(to + KV_HEADS * D, QKV, seq - key, dv, 1.0f, sum ? sum + KV_HEADS * D : sum,
+                                   sh->part[g->group], g->group);
+        te__attn_group_store<T, D>(to, QKV, seq - key, dk, p->a.scale, sum, sh->part[g->group], g->group);
+    }
+}
+
+template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL>
+TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_shape<D>::shared *sh) {
+    typedef te__attn_back_shape<D> C;
+    extern __shared__ __align__(1024) unsigned char te__attn_tiles[];
+    /* shuffled, so that it is kept and not found again each time */
+    const uint32_t base = __shfl_sync(~0u, te__shared_address(te__attn_tiles), 0);
+    if (threadIdx.x == 0) {
+        TE_UNROLL for (int s = 0; s < TE_ATTN_STAGES; s++) {
+            uint64_t *const twice[] = {&sh->q_full[s], &sh->do_full[s]}; /* the copy engine's, and lse or delta */
+            uint64_t *const by_warp[] = {&sh->q_empty[s], &sh->do_empty[s], &sh->ds_full[s], &sh->ds_empty[s]};
+            TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_init(te__shared_address(twice[b]), 2);
+            TE_UNROLL for (int b = 0; b < 4; b++) te__barrier_init(te__shared_address(by_warp[b]), 8);
+            te__barrier_init(te__shared_address(&sh->item_full[s]), 1);
+            te__barrier_init(te__shared_address(&sh->item_empty[s]), 11); /* of all warps that do not hand items out */
+            te__barrier_init(te__shared_address(&sh->dq_full[s]), 8);
+            te__barrier_init(te__shared_address(&sh->dq_empty[s]), 1);
+        }
+        te__barrier_init(te__shared_address(&sh->v_full), 1), te__barrier_init(te__shared_address(&sh->v_empty), 8);
+        te__barrier_init(te__shared_address(&sh->k_full), 1), te__barrier_init(te__shared_address(&sh->k_empty), 8);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    te_kernel_begin();
+    if (threadIdx.x < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == 0) te__attn_back_load<HEADS, KV_HEADS, D, CAUSAL, C>(p, sh, base);
+        else if (threadIdx.x / 32 == 1) te__attn_back_rows<HEADS, KV_HEADS, CAUSAL, C>(p, sh);
+        else if (threadIdx.x >= 64)
+            te__attn_back_turns<HEADS, KV_HEADS, D, CAUSAL, C>(p, sh, base, (int)threadIdx.x / 32 - 2);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        te__attn_back_multiply<T, HEADS, KV_HEADS, D, CAUSAL, C>(p, sh, base);
+    }
+}
+#else
+template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL>
+TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_shape<D>::shared *sh) {
+    (void)p, (void)sh;
+}
+#endif
+
+/* ---- the host's side --------------------------------------------------------------------------------------------- */
+
+/* Whether there are such kernels. */
+template <te_dtype T, int D>
+struct te__attn_back_takes {
+    static constexpr int value = T != TE_f32 && (D == 64 || D == 128);
+};
+
+/* Scratch for so many tokens, in any number of sequences: dq, then ticket and turns. None on a device that does not
+ * have the kernels. */
+TE_API size_t te__attn_back_bytes(int64_t rows, int heads, int head_dim) {
+    return (size_t)(rows * heads * head_dim) * sizeof(float) + (size_t)(rows * heads + 1) * sizeof(uint32_t);
+}
+typedef struct te_attn_back_kernels {
+    const void *delta, *round;
+    te_hopper_kernel back;
+} te_attn_back_kernels;
+
+/* The bodies of the three kernels, and how they are launched. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL, int TAKES = te__attn_back_takes<T, D>::value>
+struct te__attn_back {
+    typedef te__attn_back_shape<D> C;
+    typedef typename C::shared shared;
+    static __device__ __forceinline__ void delta(const te_attn_back *p) { te__attn_back_delta<T, HEADS, D>(p); }
+    static __device__ __forceinline__ void back(const te_attn_back *p, shared *sh) {
+        te__attn_back_body<T, HEADS, KV_HEADS, D, CAUSAL>(p, sh);
+    }
+    static __device__ __forceinline__ void round(const te_attn_back *p) {
+        te__attn_back_round<T, HEADS, KV_HEADS, D>(p);
+    }
+    /* If this device has the second of them, and there is scratch; *done says so. */
+    static te_status run(int *done, te_attn_back_kernels *k, const te_attention_args *a, te_context *ctx,
+                         const char *name) {
+        const int64_t rows = (int64_t)a->batch * a->seq;
+        const te__encode_fn encode = te__encode_of(ctx);
+        te_attn_back p;
+        *done = 0;
+        if (!a->scratch || !encode || !te__hopper_ready(&k->back, C::BYTES, ctx->device)) return TE_OK;
+        memset(&p, 0, sizeof p);
+        p.a = *a, p.dq = (float *)a->scratch;
+        p.ticket = (uint32_t *)(void *)(p.dq + rows * HEADS * D), p.turn = p.ticket + 1;
+        p.key_tiles = (int)te_ceil_div(a->seq, TE_ATTN_KEYS), p.query_tiles = (int)te_ceil_div(a->seq, C::QUERIES);
+        p.items = p.key_tiles * a->batch * KV_HEADS;
+        /* One band of all heads is enough for all multiprocessors: then no band waits for the one before it. No more
+         * than that run at once: a key tile may wait for those of its band that begin later. */
+        p.band = (int)te_min(te_min(p.key_tiles, ctx->processors),
+                             te_max(TE_ATTN_BAND, te_ceil_div(ctx->processors, a->batch * KV_HEADS)));
+        TE_TRY(te__attn_map(&p.qkv, encode, a->qkv, a->batch, a->seq, (HEADS + 2 * KV_HEADS) * D, T, ctx));
+        TE_TRY(te__attn_map(&p.dout, encode, a->dout, a->batch, a->seq, HEADS * D, T, ctx));
+        const te_grid rows_of_heads =
+            te_grid_of(te_ceil_div(rows * HEADS * te__attn_back_lanes(D), TE_ATTN_DELTA_THREADS), 1);
+        const te_grid blocks = te_grid_of(te_min(p.items, ctx->processors), 1),
+                      tiles = te_grid_of(a->batch * HEADS * te_ceil_div(a->seq, 64), 1);
+        TE_TRY(te__cuda_launch(ctx, k->delta, rows_of_heads, TE_ATTN_DELTA_THREADS, 0, 1, &p, sizeof p, name));
+        TE_TRY(te__cuda_launch(ctx, k->back.kernel, blocks, TE_ATTN_BACK_THREADS, C::BYTES, 1, &p, sizeof p, name));
+        TE_TRY(te__cuda_launch(ctx, k->round, tiles, TE_ATTN_ROUND_THREADS, 0, 1, &p, sizeof p, name));
+        *done = 1;
+        return TE_OK;
+    }
+};
+template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL>
+struct te__attn_back<T, HEADS, KV_HEADS, D, CAUSAL, 0> {
+    typedef int shared;
+    static __device__ __forceinline__ void delta(const te_attn_back *) {}
+    static __device__ __forceinline__ void back(const te_attn_back *, shared *) {}
+    static __device__ __forceinline__ void round(const te_attn_back *) {}
+    static te_status run(int *done, te_attn_back_kernels *, const te_attention_args *, te_context *, const char *) {
+        return *done = 0, TE_OK;
+    }
+};
+
+/* The three kernels of `name`, name##_run, and name##_bytes of scratch for so many tokens. */
+#define TE__ATTENTION_HOPPER_BACKWARD(name, dtype, heads, kv_heads, head_dim, causal)                                 \
+    typedef te__attn_back<dtype, heads, kv_heads, head_dim, causal> name##_kind;                                      \
+    TE_UNUSED static __global__ void __launch_bounds__(TE_ATTN_DELTA_THREADS)                                         \
+        name##_delta(const __grid_constant__ te_attn_back p) {                                                        \
+        te_kernel_begin();                                                                                            \
+        name##_kind::delta(&p);                                                                                       \
+    }                                                                                                                 \
+    TE_UNUSED static __global__ void __launch_bounds__(TE_ATTN_BACK_THREADS, 1)                                       \
+        name##_back(const __grid_constant__ te_attn_back p) {                                                         \
+        __shared__ name##_kind::shared shared;                                                                        \
+        name##_kind::back(&p, &shared);                                                                               \
+    }                                                                                                                 \
+    TE_UNUSED static __global__ void __launch_bounds__(TE_ATTN_ROUND_THREADS)                                         \
+        name##_round(const __grid_constant__ te_attn_back p) {                                                        \
+        te_kernel_begin();                                                                                            \
+        name##_kind::round(&p);                                                                                       \
+    }                                                                                                                 \
+    TE_API te_status name##_run(int *done, const te_attention_args *a, te_context *ctx) {                             \
+        static te_attn_back_kernels k = {(const void *)name##_delta, (const void *)name##_round,                      \
+                                         {(const void *)name##_back, 0, 0}};                                          \
+        return name##_kind::run(done, &k, a, ctx, #name);                                                             \
+    }                                                                                                                 \
+    TE_API size_t name##_bytes(const te_context *ctx, int64_t rows) {                                                 \
+        const int takes = te__attn_back_takes<dtype, head_dim>::value && ctx && ctx->capability == 900;               \
+        return takes ? te__attn_back_bytes(rows, heads, head_dim) : 0;                                                \
+    }
+
+#endif

@@ -1,0 +1,153 @@
+/* attention_hopper_step_backward.h -- one step of attention_hopper_backward.h's warpgroups: 128 keys by a tile of
+ * queries. */
+/* target: cuda */
+#ifndef TE_ATTENTION_HOPPER_STEP_BACKWARD_H
+#define TE_ATTENTION_HOPPER_STEP_BACKWARD_H
+
+#include "attention_hopper_order_backward.h" /* te_attn_back, te__attn_walk, the warps beside the warpgroups */
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* ---- the warpgroups ---------------------------------------------------------------------------------------------- */
+
+/* What a warpgroup works with. */
+template <class C> struct te__attn_back_group {
+    uint32_t base, at;     /* of the tiles, of the rest */
+    int group, warp, lane; /* warp: of the group */
+    int i;                 /* steps so far, of all items */
+};
+
+/* What follows from it is computed again rather than kept: there are no registers for it. */
+TE_FN int te__attn_found_again(int lane) {
+    asm volatile("" : "+r"(lane));
+    return lane;
+}
+/* The address of what a block shares; index: of a barrier. */
+#define TE__AT(g, name, index) ((g)->at + (uint32_t)(offsetof(typename C::shared, name) + 8 * (index)))
+template <class C> TE_FN void te__attn_back_arrive(const te__attn_back_group<C> *g, uint32_t bar) {
+    if (g->lane == 0) te__barrier_arrive(bar);
+}
+/* s = A B^T, this group's 64 keys by the queries: rows of K or V at `keys`, of Q or dO at `queries`. */
+template <te_dtype T, int D, class C>
+TE_FN void te__attn_back_scores(float (&s)[C::QUERIES / 2], uint32_t keys, uint32_t queries) {
+    TE_UNROLL for (int x = 0; x < D / 16; x++)
+        te__attn_wgmma_ss<T, C::QUERIES, 0, 0>(s, te__matrix_at(keys + x / 4 * TE_ATTN_KEYS * 128, 0) + 2 * (x % 4),
+                                               te__matrix_at(queries + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4),
+                                               x > 0);
+}
+/* d += A B, A in registers: this group's 64 keys by the queries; B: rows of dO or Q. */
+template <te_dtype T, int D, class C>
+TE_FN void te__attn_back_gradient(float (&d)[D / 2], const uint32_t (&a)[C::QUERIES / 16][4], uint32_t queries,
+                                  const int first) {
+    TE_UNROLL for (int x = 0; x < C::QUERIES / 16; x++)
+        te__attn_wgmma_rs<T, D, 1>(d, a[x], te__matrix_at(queries, 1) + 128 * x, !first || x > 0);
+}
+/* dQ of a step, 64 queries by 64 columns: of all queries half of the columns, or half of the queries. */
+template <te_dtype T, int D, class C>
+TE_FN void te__attn_back_dq(float (&dq)[32], const te__attn_back_group<C> *g, int stage) {
+    const uint32_t ds = g->base + C::DS_AT + stage * C::DS_BYTES + (D > 64 ? 0 : g->group * 8192);
+    const uint32_t k = g->base + (D > 64 ? g->group * TE_ATTN_KEYS * 128 : 0);
+    TE_UNROLL for (int x = 0; x < TE_ATTN_KEYS / 16; x++)
+        te__attn_wgmma_ss<T, 64, 0, 1>(dq, te__matrix_at(ds + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4),
+                                       te__matrix_at(k, 1) + 128 * x, x > 0);
+}
+/* The dQ of step j goes to shared memory, from where it is added up once it is published. left: queries from this
+ * group's first on. */
+template <class C>
+TE_FN void te__attn_back_leave(const float (&dq)[32], const te__attn_back_group<C> *g, int j, int left) {
+    const int lane = te__attn_found_again(g->lane), stage = j & 1, phase = j >> 1 & 1;
+    const uint32_t to = g->base + C::DQ_AT + (stage * 2 + g->group) * TE_ATTN_DQ_BYTES;
+    te__barrier_wait(TE__AT(g, dq_empty, stage), phase ^ 1);
+    if (left >= 64) {
+        TE_UNROLL for (int n = 0; n < 8; n++)
+            te__attn_store4(to + (g->warp * 32 + lane) * 16 + n * 2048, dq + 4 * n);
+    } else {
+        const uint32_t row = to + (g->warp * 16 + lane / 4) * 256 + lane % 4 * 8;
+        TE_UNROLL for (int n = 0; n < 8; n++)
+            te__attn_store2(row + n * 32, dq + 4 * n), te__attn_store2(row + 8 * 256 + n * 32, dq + 4 * n + 2);
+    }
+}
+/* lse or delta of this lane's columns. */
+template <class C>
+TE_FN void te__attn_back_ahead(float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 1], uint32_t from,
+                               const te__attn_back_group<C> *g) {
+    if (C::AHEAD) {
+        TE_UNROLL for (int n = 0; n < C::QUERIES / 8; n++) rows[n] = te__attn_load2(from + 32 * n + g->lane % 4 * 8);
+    }
+}
+template <class C>
+TE_FN float2 te__attn_back_row(const float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 1], uint32_t from, int n,
+                               const te__attn_back_group<C> *g) {
+    return C::AHEAD ? rows[C::AHEAD ? n : 0] : te__attn_load2(from + 32 * n + g->lane % 4 * 8);
+}
+/* S becomes P, and in 16 bits the A of the product for dV. */
+template <te_dtype T, int CAUSAL, class C>
+TE_FN void te__attn_back_exp(uint32_t (&frag)[C::QUERIES / 16][4], float (&s)[C::QUERIES / 2],
+                             const float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 1], const te_attn_back *p,
+                             const te__attn_back_group<C> *g, int q0, int k0) {
+    constexpr int N = C::QUERIES / 8;
+    const int lane = te__attn_found_again(g->lane), seq = p->a.seq;
+    const uint32_t lse = TE__AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 4;
+    const float c = p->a.scale * TE__ATTN_LOG2E;
+    if (te__attn_partly_visible(q0, k0 + g->group * 64, 64, seq, CAUSAL)) {
+        const int key = k0 + g->group * 64 + g->warp * 16 + lane / 4;
+        TE_UNROLL for (int n = 0; n < N; n++)
+            TE_UNROLL for (int e = 0; e < 4; e++) {
+                const int query = q0 + 8 * n + lane % 4 * 2 + e % 2;
+                if (!te__attn_visible(query, key + e / 2 * 8, seq, CAUSAL)) s[4 * n + e] = -INFINITY;
+            }
+    }
+    TE_UNROLL for (int n = 0; n < N; n++) {
+        const float2 l = te__attn_back_row<C>(rows, lse, n, g);
+        TE_UNROLL for (int e = 0; e < 4; e++) s[4 * n + e] = te_exp2(s[4 * n + e] * c - (e % 2 ? l.y : l.x));
+        TE_UNROLL for (int h = 0; h < 2; h++)
+            frag[n / 2][n % 2 * 2 + h] = te_pair_of_floats(s[4 * n + 2 * h], s[4 * n + 2 * h + 1], T);
+    }
+}
+/* dS = P (dP - delta), in 16 bits. P is the rounded one: there are no registers for both. */
+template <te_dtype T, class C>
+TE_FN void te__attn_back_ds(uint32_t (&ds)[C::QUERIES / 16][4], const uint32_t (&frag)[C::QUERIES / 16][4],
+                            const float (&dp)[C::QUERIES / 2], const float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 1],
+                            const te__attn_back_group<C> *g) {
+    const uint32_t delta = TE__AT(g, delta, 0) + (g->i & 1) * C::QUERIES * 4;
+    TE_UNROLL for (int n = 0; n < C::QUERIES / 8; n++) {
+        const float2 l = te__attn_back_row<C>(rows, delta, n, g);
+        TE_UNROLL for (int h = 0; h < 2; h++) {
+            const float2 x = te__attn_unpack<T>(frag[n / 2][n % 2 * 2 + h]);
+            const float low = x.x * (dp[4 * n + 2 * h] - l.x), high = x.y * (dp[4 * n + 2 * h + 1] - l.y);
+            ds[n / 2][n % 2 * 2 + h] = te_pair_of_floats(low, high, T);
+        }
+    }
+}
+/* It goes to shared memory as queries by keys. */
+template <class C>
+TE_FN void te__attn_back_ds_store(const uint32_t (&ds)[C::QUERIES / 16][4], const te__attn_back_group<C> *g) {
+    const int lane = te__attn_found_again(g->lane);
+    const uint32_t to = g->base + C::DS_AT + (g->i & 1) * C::DS_BYTES + g->group * C::QUERIES * 128;
+    TE_UNROLL for (int x = 0; x < C::QUERIES / 16; x++) {
+        /* a piece is 16 bytes; the copy engine's permutation */
+        const int row = 16 * x + lane / 16 * 8 + lane % 8, piece = 2 * g->warp + lane / 8 % 2;
+        te__attn_store_transposed(to + row * 128 + ((piece ^ (row & 7)) << 4), ds[x]);
+    }
+}
+
+/* S of the step at hand. */
+template <te_dtype T, int D, class C>
+TE_FN void te__attn_back_begin(float (&s)[C::QUERIES / 2], const te__attn_back_group<C> *g) {
+    const int st = g->i & 1;
+    te__barrier_wait(TE__AT(g, q_full, st), g->i >> 1 & 1);
+    te__wgmma_fence();
+    te__attn_back_scores<T, D, C>(s, g->base + g->group * 8192, g->base + C::Q_AT + st * 2 * C::Q_BYTES);
+    te__wgmma_commit();
+}
+/* dQ of step j, whose dS both groups have published. */
+template <te_dtype T, int D, class C>
+TE_FN void te__attn_back_dq_begin(float (&dq)[32], const te__attn_back_group<C> *g, int j) {
+    te__barrier_wait(TE__AT(g, ds_full, j & 1), j >> 1 & 1);
+    te__wgmma_fence();
+    te__attn_back_dq<T, D, C>(dq, g, j & 1);
+    te__wgmma_commit();
+}
+#endif
+
+#endif

@@ -1,0 +1,222 @@
+/* attention_hopper_tools_backward.h -- what attention_hopper_backward.h is made of: products of a warpgroup (wgmma) of
+ * several widths, boxes of a sequence brought by the copy engine (TMA), f32 added to global memory, and gradients
+ * stored from accumulators.
+ *
+ * Do this, in each of the four warps of a warpgroup, for 64 rows of A by N columns of B and 16 of k:
+ *     te__attn_wgmma_ss<T, 64, 0, 0>(d, a, b, add);    // A and B in shared memory, both stored along k
+ *     te__attn_wgmma_rs<T, 128, 1>(d, fragment, b, 1); // A in registers, B stored across, [k, n]
+ *
+ * In an accumulator d[N / 2], lane l of warp w has rows 16 w + l / 4 (elements 4 j, 4 j + 1) and eight further down (4
+ * j + 2, 4 j + 3), columns 8 j + 2 (l % 4) and the next. Packed in pairs that is the layout of A in registers (PTX ISA,
+ * "Register fragments for wgmma.mma_async.m64k16"), so a product's result is the next product's A as it is.
+ */
+/* target: cuda */
+#ifndef TE_ATTENTION_HOPPER_TOOLS_BACKWARD_H
+#define TE_ATTENTION_HOPPER_TOOLS_BACKWARD_H
+
+#include "../core/hopper_cuda.h" /* te__barrier_wait, te__matrix_at */
+#include "attention_mma.h"       /* te__attn_unpack */
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* ---- products ---------------------------------------------------------------------------------------------------- */
+
+#define TE__LIST_32 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define TE__LIST_64 TE__LIST_32 ", " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define TE__ATTN_D32(i) TE__D16(i), TE__D16((i) + 16)
+/* A by its address: operand numbers of a, b, add and of the two transpositions follow the accumulators. */
+#define TE__ATTN_WGMMA_SS(n, regs, type, a_at, b_at, add_at, ta_at, tb_at, ...) \
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #add_at ", 0;\n" \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" TE__LIST_##regs \
+                 "}, %" #a_at ", %" #b_at \
+                 ", add, 1, 1, %" #ta_at ", %" #tb_at ";\n}" \
+                 : __VA_ARGS__ \
+                 : "l"(a), "l"(b), "r"(add), "n"(TA), "n"(TB))
+#define TE__ATTN_WGMMA_RS(n, regs, type, a0, a1, a2, a3, b_at, add_at, tb_at, ...) \
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #add_at ", 0;\n" \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" TE__LIST_##regs \
+                 "}, {%" #a0 ", %" #a1 \
+                 ", %" #a2 ", %" #a3 "}, %" #b_at ", add, 1, 1, %" #tb_at ";\n}" \
+                 : __VA_ARGS__ \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TB))
+
+/* d[64, N] (+)= A[64, 16] B[16, N]. TA: A is stored [k, m]; TB: B is stored [k, n]. */
+template <te_dtype T, int N, int TA, int TB>
+TE_FN void te__attn_wgmma_ss(float (&d)[N / 2], uint64_t a, uint64_t b, int add) {
+    static_assert(N == 64 || N == 128, "te: attention: no such product");
+    if constexpr (N == 64 && T == TE_bf16) TE__ATTN_WGMMA_SS(64, 32, "bf16", 32, 33, 34, 35, 36, TE__ATTN_D32(0));
+    else if constexpr (N == 64) TE__ATTN_WGMMA_SS(64, 32, "f16", 32, 33, 34, 35, 36, TE__ATTN_D32(0));
+    else if constexpr (T == TE_bf16) TE__ATTN_WGMMA_SS(128, 64, "bf16", 64, 65, 66, 67, 68, TE__D64(0));
+    else TE__ATTN_WGMMA_SS(128, 64, "f16", 64, 65, 66, 67, 68, TE__D64(0));
+}
+/* The same, A in registers. */
+template <te_dtype T, int N, int TB>
+TE_FN void te__attn_wgmma_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) {
+    static_assert(N == 64 || N == 128, "te: attention: no such product");
+    if constexpr (N == 64 && T == TE_bf16)
+        TE__ATTN_WGMMA_RS(64, 32, "bf16", 32, 33, 34, 35, 36, 37, 38, TE__ATTN_D32(0));
+    else if constexpr (N == 64) TE__ATTN_WGMMA_RS(64, 32, "f16", 32, 33, 34, 35, 36, 37, 38, TE__ATTN_D32(0));
+    else if constexpr (T == TE_bf16) TE__ATTN_WGMMA_RS(128, 64, "bf16", 64, 65, 66, 67, 68, 69, 70, TE__D64(0));
+    else TE__ATTN_WGMMA_RS(128, 64, "f16", 64, 65, 66, 67, 68, 69, 70, TE__D64(0));
+}
+
+/* All groups of products are done but the last K. */
+template <int K> TE_FN void te__attn_wgmma_wait(void) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(K) : "memory");
+}
+/* What reads d stays behind this point. Behind a wait the compiler would not know it otherwise. */
+template <int N> TE_FN void te__attn_hold_back(float (&d)[N]) {
+    TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+/* A box of [batch, seq, width]: 64 columns from x on, of the sequence z from token y on; zeros beyond its end. */
+TE_FN void te__attn_box_load(uint32_t to, const CUtensorMap *from, int x, int y, int z, uint32_t bar) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+                 "l"(from), "r"(x), "r"(y), "r"(z), "r"(bar)
+                 : "memory");
+}
+/* Four 8 x 8 matrices of 16-bit numbers to shared memory, transposed; each lane gives the address of a row there. */
+TE_FN void te__attn_store_transposed(uint32_t to, const uint32_t (&w)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]),
+                 "r"(w[1]), "r"(w[2]), "r"(w[3])
+                 : "memory");
+}
+TE_FN float2 te__attn_load2(uint32_t from) {
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(from) : "memory");
+    return v;
+}
+TE_FN void te__attn_store4(uint32_t to, const float *v) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
+                 : "memory");
+}
+TE_FN void te__attn_store2(uint32_t to, const float *v) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v[0]), "f"(v[1]) : "memory");
+}
+/* What this thread stored to shared memory is seen by products and by the copy engine, once it is told that it is
+ * there. */
+TE_FN void te__attn_publish(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+/* The copy engine stores, or adds, `bytes` bytes of f32 from shared memory; a thread's copies are done with what they
+ * read, or done. */
+TE_FN void te__attn_bulk_store(float *to, uint32_t from, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
+                 "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+TE_FN void te__attn_bulk_add(float *to, uint32_t from, int bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
+                 "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+TE_FN void te__attn_bulk_read(void) { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+TE_FN void te__attn_bulk_done(void) { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+TE_FN uint32_t te__attn_acquire(const uint32_t *p) {
+    uint32_t v;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+/* What was done before, by the copy engine too, is seen by whoever acquires the number. */
+TE_FN void te__attn_release_add(uint32_t *p) {
+    asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
+}
+/* The four warps of a warpgroup meet. */
+TE_FN void te__attn_group_sync(int group) {
+    if (group) asm volatile("bar.sync 2, 128;" ::: "memory");
+    else asm volatile("bar.sync 1, 128;" ::: "memory");
+}
+
+/* Two warpgroups take turns: a group waits until the other has given it the turn. */
+TE_FN void te__attn_turn_take(int group) {
+    if (group) asm volatile("bar.sync 4, 256;" ::: "memory");
+    else asm volatile("bar.sync 3, 256;" ::: "memory");
+}
+TE_FN void te__attn_turn_give(int group) {
+    if (group) asm volatile("bar.arrive 3, 256;" ::: "memory");
+    else asm volatile("bar.arrive 4, 256;" ::: "memory");
+}
+
+/* ---- a gradient leaves its accumulator --------------------------------------------------------------------------- */
+
+/* v[s] of lane t of a quad becomes v[t] of lane s: then each lane has 16 bytes in a row. */
+TE_FN void te__attn_quad_transpose(uint32_t (&v)[4], int t) {
+    const uint32_t a = __shfl_xor_sync(~0u, t & 2 ? v[0] : v[2], 2), b = __shfl_xor_sync(~0u, t & 2 ? v[1] : v[3], 2);
+    if (t & 2) v[0] = a, v[1] = b;
+    else v[2] = a, v[3] = b;
+    const uint32_t c = __shfl_xor_sync(~0u, t & 1 ? v[0] : v[1], 1), d = __shfl_xor_sync(~0u, t & 1 ? v[2] : v[3], 1);
+    if (t & 1) v[0] = c, v[2] = d;
+    else v[1] = c, v[3] = d;
+}
+/* The sums of 64 columns over 32 rows at a time, of a warpgroup's 64 of which `valid` exist, to rows of `width`. part:
+ * [2, 16] floats of shared memory of this warpgroup. */
+template <te_dtype T>
+TE_FN void te__attn_group_sum(float *sum, int64_t width, const uint32_t (&u)[8][2], int valid, float (*part)[16],
+                              int group) {
+    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int warp = (int)threadIdx.x / 32 % 4, row = warp * 16 + g;
+    TE_UNROLL for (int x = 0; x < 4; x++) {
+        float2 s[2];
+        TE_UNROLL for (int j = 0; j < 2; j++) {
+            s[j] = make_float2(0, 0);
+            TE_UNROLL for (int h = 0; h < 2; h++) {
+                const float2 v = te__attn_unpack<T>(u[2 * x + j][h]);
+                if (row + 8 * h < valid) s[j].x += v.x, s[j].y += v.y;
+            }
+            TE_UNROLL for (int l = 4; l < 32; l *= 2)
+                s[j].x += __shfl_xor_sync(~0u, s[j].x, l), s[j].y += __shfl_xor_sync(~0u, s[j].y, l);
+            if (warp % 2 && g == 0) *(float2 *)&part[warp / 2][8 * j + 2 * t] = s[j];
+        }
+        te__attn_group_sync(group);
+        if (warp % 2 == 0 && g == 0 && warp * 16 < valid) TE_UNROLL for (int j = 0; j < 2; j++) {
+            const float2 v = *(const float2 *)&part[warp / 2][8 * j + 2 * t];
+            *(float2 *)(sum + warp / 2 * width + 16 * x + 8 * j + 2 * t) = make_float2(s[j].x + v.x, s[j].y + v.y);
+        }
+        te__attn_group_sync(group);
+    }
+}
+/* A warpgroup's 64 rows of d, times factor, to `to` (row 0, column 0), of which `valid` exist; and the sums of what was
+ * stored to sum, if that is not null. part: as above. */
+template <te_dtype T, int D>
+TE_FN void te__attn_group_store(uint16_t *to, int64_t width, int valid, const float (&d)[D / 2], float factor,
+                                float *sum, float (*part)[16], int group) {
+    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int warp = (int)threadIdx.x / 32 % 4, row = warp * 16 + g;
+    TE_UNROLL for (int x = 0; x < D; x += 64) { /* 64 columns at a time, for there are few registers left */
+        uint32_t u[8][2];
+        TE_UNROLL for (int j = 0; j < 8; j++)
+            TE_UNROLL for (int h = 0; h < 2; h++) {
+                const float *pair = d + x / 2 + 4 * j + 2 * h;
+                u[j][h] = te_pair_of_floats(pair[0] * factor, pair[1] * factor, T);
+            }
+        if (sum) te__attn_group_sum<T>(sum + x, width, u, valid, part, group);
+        TE_UNROLL for (int j = 0; j < 8; j += 4)
+            TE_UNROLL for (int h = 0; h < 2; h++) {
+                uint32_t v[4] = {u[j][h], u[j + 1][h], u[j + 2][h], u[j + 3][h]};
+                te__attn_quad_transpose(v, t);
+                if (row + 8 * h < valid)
+                    *(uint4 *)(to + (row + 8 * h) * width + x + 8 * (j + t)) = make_uint4(v[0], v[1], v[2], v[3]);
+            }
+    }
+}
+#endif
+
+/* How the copy engine sees [batch, seq, width], 16 bits each, in boxes of 64 tokens by 64 columns: it stays within a
+ * sequence. */
+TE_API te_status te__attn_map(CUtensorMap *map, te__encode_fn encode, const void *data, int batch, int seq, int width,
+                              te_dtype dtype, te_context *ctx) {
+    const cuuint64_t size[3] = {(cuuint64_t)width, (cuuint64_t)seq, (cuuint64_t)batch};
+    const cuuint64_t pitch[2] = {(cuuint64_t)width * 2, (cuuint64_t)width * 2 * (cuuint64_t)seq};
+    const cuuint32_t box[3] = {64, 64, 1}, step[3] = {1, 1, 1};
+    const CUresult e =
+        encode(map, dtype == TE_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3,
+               (void *)(uintptr_t)data, size, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    TE_REQUIRE(e == CUDA_SUCCESS, ctx, TE_ERROR_CUDA, "cuTensorMapEncodeTiled: error %d", (int)e);
+    return TE_OK;
+}
+
+#endif
