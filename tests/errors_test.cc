@@ -308,6 +308,11 @@ TEST_CASE("tokens, positions and labels", "[errors]") {
     batch.loss_scale = 0;
     CHECK(loss_backward(te_none(), te_none(), &saved, i, &batch, ctx) == TE_ERROR_VALUE);
     check_text(ctx, {"loss", "loss_scale"});
+    for (const float scale : {NAN, INFINITY, -INFINITY}) {
+        batch.loss_scale = scale;
+        CHECK(loss_backward(te_none(), te_none(), &saved, i, &batch, ctx) == TE_ERROR_VALUE);
+        check_text(ctx, {"loss", "loss_scale"});
+    }
     CHECK(loss_backward(te_none(), te_matrix(y.data(), TE_bf16, ROWS, 1), &saved, i, &batch, ctx) == TE_ERROR_DTYPE);
     CHECK(m.grads.poisoned());
     batch.loss_scale = 1;

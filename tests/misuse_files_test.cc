@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "te/gemm/gemm.h" // te_context_create
+#include "te/gemm/gemm_tune.h" // te_gemm_load
 #include "te/io/safetensors.h"
 
 namespace {
@@ -119,6 +120,8 @@ TEST_CASE("a FIFO, a device, a folder: refused, not waited for") {
         int fd;
         uint64_t bytes;
         CHECK(te__file_open(&fd, &bytes, path.c_str(), t) == TE_ERROR_IO);
+        CHECK(te_gemm_load(path.c_str(), t) == TE_ERROR_IO);
+        CHECK(text().find("is no regular file") != std::string::npos);
     }
     struct stat s;
     REQUIRE((lstat("/dev/null", &s) == 0 && S_ISCHR(s.st_mode)));

@@ -54,9 +54,9 @@ stop INT
 cmp "$work/out/checkpoint.safetensors" "$work/good/checkpoint.safetensors" && ok "nor after Ctrl-C between reports"
 
 # ---- signals, and the curve while it grows
-for signal in INT TERM HUP; do
+for signal in INT TERM HUP; do # HUP has its default again, for the case that all of this runs under nohup
     rm -rf "$work/stopped"
-    "$train" --out "$work/stopped" --steps 100000000 "${small[@]}" "$work/text" >"$work/log" 2>&1 &
+    env --default-signal=HUP "$train" --out "$work/stopped" --steps 100000000 "${small[@]}" "$work/text" >"$work/log" 2>&1 &
     child=$!
     for _ in {1..400}; do
         lines=$(wc -l 2>/dev/null <"$work/stopped/curve.tsv" || echo 0)

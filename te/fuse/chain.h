@@ -12,7 +12,7 @@
 #define TE_FUSE_CHAIN_H
 
 #include "../core/target.h" /* te_rng_args, te_block */
-#include "../ops/map.h"     /* te_stage, te_at */
+#include "../ops/map.h"     /* te_stage, te_place */
 #include "../ops/norm.h"    /* te_norm_options */
 
 typedef struct te_smem16 { uint32_t w[4]; } __attribute__((aligned(16))) te_smem16; /* 16 bytes of shared memory */
@@ -30,7 +30,7 @@ typedef struct te_chain {
 /* Eight elements in registers. `g`, `gsum`: the second half of a gated op's row. */
 typedef struct te_lane {
     float v[8], g[8], sum[8], gsum[8];
-    te_at at;
+    te_place at;
 } te_lane;
 
 /* The ops [from, to) of the chain on one te_lane; made by macro, one call an op. */
@@ -134,15 +134,15 @@ TE_BOTH te_chain_shape te_shape_at(te_chain_shape k) {
     return k;
 }
 
-TE_FN te_at te_at_of(const te_chain_shape k, int64_t row, int vector, int halves) {
-    te_at at;
+TE_FN te_place te_place_of(const te_chain_shape k, int64_t row, int vector, int halves) {
+    te_place at;
     at.row = row, at.col = vector * 8, at.width = k.half, at.halves = halves, at.ahead_of = 0;
     at.format.in = k.in, at.format.out = k.out, at.format.edge = k.out, at.format.weight = k.weight;
     at.aligned = k.aligned, at.n = at.aligned ? 8 : (int)te_min(8, k.half - at.col);
     return at;
 }
 TE_FN void te_load_lane(te_lane *l, const void *x, const te_chain_shape k, int64_t row, int vector) {
-    l->at = te_at_of(k, row, vector, k.in_halves);
+    l->at = te_place_of(k, row, vector, k.in_halves);
     te_load8(l->v, x, te_index(l->at), l->at.n, l->at.aligned, k.in);
     if (k.in_halves == 2) te_load8(l->g, x, te_index(te_second_half(l->at)), l->at.n, l->at.aligned, k.in);
 }

@@ -18,7 +18,7 @@ TE_FN void te_chain_leave_sums(const te_chain *c, const te_chain_shape k, te_lan
         te_groups_sum(sums + slot * size, size, g, k.groups);
         if (group || !out) continue;
         TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-            const te_at at = te_at_of(k, block, tile + g.id + i * g.count, halves);
+            const te_place at = te_place_of(k, block, tile + g.id + i * g.count, halves);
             const int64_t to = te_index(at) + (slot == TE_SUM_SECOND_HALF ? k.half : 0);
             if (at.col < k.half) te_store8(out, to, sums + slot * size + 8 * i, at.n, at.aligned, TE_f32);
         }

@@ -4,10 +4,10 @@
 
 #include "chain.h" /* te_chain, te_lane, te_chain_shape */
 
-typedef void (*te_map_forward_fn)(float v[8], const te_stage *s, te_at at, const void *options);
-typedef void (*te_map_backward_fn)(float v[8], float sum[8], const te_stage *s, te_at at, const void *options);
-typedef void (*te_gated_forward_fn)(float v[8], const float g[8], const te_stage *s, te_at at, const void *options);
-typedef void (*te_gated_backward_fn)(float v[8], float g[8], const te_stage *s, te_at at, const void *options);
+typedef void (*te_map_forward_fn)(float v[8], const te_stage *s, te_place at, const void *options);
+typedef void (*te_map_backward_fn)(float v[8], float sum[8], const te_stage *s, te_place at, const void *options);
+typedef void (*te_gated_forward_fn)(float v[8], const float g[8], const te_stage *s, te_place at, const void *options);
+typedef void (*te_gated_backward_fn)(float v[8], float g[8], const te_stage *s, te_place at, const void *options);
 
 /* Store what the op gave, if it is to be stored, and go on with what was stored: backward will read it so. */
 TE_FN void te_keep(te_lane *l, const te_stage *s, te_dtype dtype) {

@@ -9,7 +9,7 @@
 TE_FN void te_norm_row_load(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes g,
                             te_vec8 *row_x) {
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-        const te_at at = te_at_of(k, row, g.id + i * g.count, 1);
+        const te_place at = te_place_of(k, row, g.id + i * g.count, 1);
         te_lane l;
         if (at.col >= k.half) continue;
         if (k.norm == 0) {
@@ -55,7 +55,7 @@ TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, const te_chai
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         float w[8], b[8];
         te_vec8 gamma;
-        l.at = te_at_of(k, row, g->id + i * g->count, 1);
+        l.at = te_place_of(k, row, g->id + i * g->count, 1);
         if (l.at.col >= k.half) continue;
         te_load_gamma(&gamma, s, l.at, k.weight, k.norm_options.code);
         te_gamma8(w, &gamma, k.weight, k.norm_options.code);

@@ -49,7 +49,7 @@ TE_FN te_norm_stats te_norm_load(const te_chain *c, const te_chain_shape k, int6
     n.mean = has_mean ? s->stats[2 * row] : 0.0f;
     n.rstd = has_mean ? s->stats[2 * row + 1] : s->stats[row];
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-        const te_at at = te_at_of(k, row, g.id + i * g.count, 1);
+        const te_place at = te_place_of(k, row, g.id + i * g.count, 1);
         if (at.col >= k.half) continue;
         te_vec8_load(&dy[i], c->x, te_index(at), at.n, at.aligned, k.in);
         te_vec8_load(&x[i], s->saved, te_index(at), at.n, at.aligned, k.norm_in);
@@ -69,7 +69,7 @@ TE_FN void te_norm_backward(const te_chain *c, te_stages_fn stages, const te_cha
     te_lane l;
     te_vec8 gamma;
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-        const te_at at = te_at_of(k, row, g->id + i * g->count, 1);
+        const te_place at = te_place_of(k, row, g->id + i * g->count, 1);
         if (at.col >= k.half) continue;
         te_vec8_floats(v, &dy[i], k.in);
         te_vec8_floats(xhat, &x[i], k.norm_in);
@@ -87,7 +87,7 @@ TE_FN void te_norm_backward(const te_chain *c, te_stages_fn stages, const te_cha
     const float a = n.rstd * n.rstd * (total[0] / count);
     const float shift = n.mean * a - (code == TE_NORM_layernorm ? n.rstd * (total[1] / count) : 0.0f);
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-        l.at = te_at_of(k, row, g->id + i * g->count, 1);
+        l.at = te_place_of(k, row, g->id + i * g->count, 1);
         if (l.at.col >= k.half) continue;
         te_vec8_forget(&dy[i], k.in), te_vec8_forget(&x[i], k.norm_in);
         te_vec8_floats(v, &dy[i], k.in);
@@ -109,7 +109,7 @@ TE_FN void te_norm_backward_rows(const te_chain *c, te_stages_fn stages, const t
                                  int64_t first, int64_t step, const te_norm_registers *m, float *sums) {
     te_norm_stats n = {0, 0};
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-        const te_at at = te_at_of(k, 0, g->id + i * g->count, 1);
+        const te_place at = te_place_of(k, 0, g->id + i * g->count, 1);
         te_vec8 gamma;
         if (at.col >= k.half || k.norm_options.code % 4 == TE_NORM_l2norm) continue;
         te_load_gamma(&gamma, &c->op[0], at, k.weight, k.norm_options.code);

@@ -107,17 +107,17 @@
 #define TE_EXCESS_(...) TE_ARG97(__VA_ARGS__)
 #define TE_ENDS8  (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~)
 #define TE_ENDS64 TE_ENDS8, TE_ENDS8, TE_ENDS8, TE_ENDS8, TE_ENDS8, TE_ENDS8, TE_ENDS8, TE_ENDS8
-#define TE_ARG97(a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7, c0, c1, c2, c3, c4, c5, c6, c7, d0, \
-    d1,                                                                                                              \
-                 d2, d3, d4, d5, d6, d7, e0, e1, e2, e3, e4, e5, e6, e7, f0, f1, f2, f3, f4, f5, f6, f7, g0, g1, g2, \
-                     g3,                                                                                             \
-                 g4, g5, g6, g7, h0, h1, h2, h3, h4, h5, h6, h7, i0, i1, i2, i3, i4, i5, i6, i7, j0, j1, j2, j3, j4, \
-                     j5,                                                                                             \
-                 j6, j7, k0, k1, k2, k3, k4, k5, k6, k7, l0, l1, l2, l3, l4, l5, l6, l7, m, ...) m
+#define TE_ARG97(                                                                                    \
+    a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7, c0, c1, c2, c3, c4, c5, c6, c7,  \
+    d0, d1, d2, d3, d4, d5, d6, d7, e0, e1, e2, e3, e4, e5, e6, e7, f0, f1, f2, f3, f4, f5, f6, f7,  \
+    g0, g1, g2, g3, g4, g5, g6, g7, h0, h1, h2, h3, h4, h5, h6, h7, i0, i1, i2, i3, i4, i5, i6, i7,  \
+    j0, j1, j2, j3, j4, j5, j6, j7, k0, k1, k2, k3, k4, k5, k6, k7, l0, l1, l2, l3, l4, l5, l6, l7,  \
+    m, ...) m
 
 /* ---- using a sequence, or the ops of one step ------------------------------------------------------------------ */
 
-/* TE_FOR(M, (..)(..)..): M(..) M(..) .. . Needs M_A, M_B and their _END, which take turns: TE_FOR_TURNS shows how. */
+/* TE_FOR(M, (..)(..)..): M(..) M(..) .. . Needs M_A(..), which ends with M_B, and M_B(..), which ends with M_A: the one
+ * that stands last meets no parenthesis, and M_A_END and M_B_END, both empty, remove it. */
 #define TE_FOR(M, seq) TE_FOR_END(M##_A seq)
 #define TE_FOR_END(...) TE_FOR_END_(__VA_ARGS__)
 #define TE_FOR_END_(...) __VA_ARGS__##_END

@@ -23,7 +23,7 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     te_lane l;
     te_vec8 e;
     TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = w[i];
-    l.at = te_at_of(k, row, col / 8, 1);
+    l.at = te_place_of(k, row, col / 8, 1);
     if (ahead && k.reads >= 0) {
         l.at.ahead_of = &p->chain.op[k.reads];
         TE_UNROLL for (int i = 0; i < 4; i++) l.at.ahead.w[i] = ahead[i];

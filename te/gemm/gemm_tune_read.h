@@ -220,14 +220,10 @@ TE_API te_status te__tune_read_all(te__tune_reader *r) {
     }
     return te__tune_read_end(r);
 }
-TE_API te_status te__tune_open(te__tune_reader *r, int fd) {
-    struct stat info;
-    TE_REQUIRE(fstat(fd, &info) == 0 && S_ISREG(info.st_mode), r->ctx, TE_ERROR_IO, "%.120s: is no regular file",
-               r->path);
-    TE_REQUIRE(info.st_size <= TE__TUNE_FILE, r->ctx, TE_ERROR_FORMAT,
-               "%.120s: has %lld bytes, a tuning file has at most %d", r->path, (long long)info.st_size,
-               (int)TE__TUNE_FILE);
-    r->bytes = (size_t)info.st_size;
+TE_API te_status te__tune_read(te__tune_reader *r, int fd, uint64_t bytes) {
+    TE_REQUIRE(bytes <= TE__TUNE_FILE, r->ctx, TE_ERROR_FORMAT, "%.120s: has %llu bytes, a tuning file has at most %d",
+               r->path, (unsigned long long)bytes, (int)TE__TUNE_FILE);
+    r->bytes = (size_t)bytes;
     r->text = (char *)malloc(r->bytes + 1);
     TE_REQUIRE(r->text, r->ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes", r->bytes + 1);
     r->text[r->bytes] = 0;
@@ -243,10 +239,13 @@ TE_API te_status te_gemm_load(const char *path, te_context *ctx) {
     te__tune_reader *r = (te__tune_reader *)calloc(1, sizeof *r);
     TE_REQUIRE(r, ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes", sizeof *r);
     r->path = path, r->ctx = ctx, r->sum = te__tune_sum_start;
-    const int fd = open(path, O_RDONLY);
-    te_status status =
-        fd < 0 ? te_fail(ctx, TE_ERROR_IO, "%.120s: cannot open it: %s", path, strerror(errno)) : te__tune_open(r, fd);
-    if (fd >= 0) (void)close(fd);
+    int fd;
+    uint64_t bytes;
+    te_status status = te__file_open(&fd, &bytes, path, ctx);
+    if (status == TE_OK) {
+        status = te__tune_read(r, fd, bytes);
+        (void)close(fd);
+    }
     for (int i = 0; status == TE_OK && i < r->products; i++) te__gemm_keep(&r->product[i], ctx);
     for (int i = 0; status == TE_OK && i < r->choices; i++) te__gemm_keep_choice(&r->choice[i], ctx);
     free(r->text);

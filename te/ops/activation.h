@@ -15,7 +15,7 @@
 #define TE_OPS_ACTIVATION_H
 
 #include "../core/math.h" /* te_sigmoid, te_exp */
-#include "map.h"          /* te_stage, te_at */
+#include "map.h"          /* te_stage, te_place */
 
 /* X(kind); X(kind, the activation of its first half). The tests and benches expand these. */
 #define TE_ACTIVATIONS(X) X(gelu) X(gelu_erf) X(qgelu) X(relu) X(srelu) X(silu)
@@ -87,27 +87,27 @@ TE_FN float te_act(float *slope, float x, int code) {
     return x * s;
 }
 
-TE_FN void te_act_forward(float v[8], const te_stage *s, te_at at, const void *options) {
+TE_FN void te_act_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     const int code = ((const te_act_options *)options)->code;
     float slope;
     (void)s, (void)at;
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] = te_act(&slope, v[i], code);
 }
-TE_FN void te_act_backward(float v[8], float sum[8], const te_stage *s, te_at at, const void *options) {
+TE_FN void te_act_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     const int code = ((const te_act_options *)options)->code;
     float x[8], slope;
     (void)sum;
     te_read8(x, s->saved, at.format.in, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) (void)te_act(&slope, x[i], code), v[i] *= slope; /* y = f(x) */
 }
-TE_FN void te_gated_forward(float v[8], const float g[8], const te_stage *s, te_at at, const void *options) {
+TE_FN void te_gated_forward(float v[8], const float g[8], const te_stage *s, te_place at, const void *options) {
     const int code = ((const te_act_options *)options)->code;
     float slope;
     (void)s, (void)at;
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] = te_act(&slope, v[i], code) * g[i];
 }
 /* In: v = dy. Out: v = da, g = db. */
-TE_FN void te_gated_backward(float v[8], float g[8], const te_stage *s, te_at at, const void *options) {
+TE_FN void te_gated_backward(float v[8], float g[8], const te_stage *s, te_place at, const void *options) {
     const int code = ((const te_act_options *)options)->code;
     float a[8], b[8], slope;
     te_load8(a, s->saved, te_index(at), at.n, at.aligned, at.format.in);

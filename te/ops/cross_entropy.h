@@ -139,6 +139,8 @@ TE_API te_status te__cross_entropy_backward(te_run *r, const te_step *s, te_cros
     TE_TRY(te__cross_entropy_args_of(&a, r, &r->plan->op[i], dy.rows));
     TE_REQUIRE(r->dy.p || !r->batch || r->batch->loss_scale != 0, r->ctx, TE_ERROR_VALUE,
                "%s: there is no dy, and batch.loss_scale is 0", r->plan->name);
+    TE_REQUIRE(r->dy.p || !r->batch || fabsf(r->batch->loss_scale) <= 3.402823466e38f, r->ctx, TE_ERROR_VALUE,
+               "%s: batch.loss_scale is %g", r->plan->name, (double)r->batch->loss_scale);
     TE_TRY(te_as(&dy, r, TE_f32));
     TE_TRY(te_gradient(&dx, r, s, i));
     a.lse = r->stats[i], a.x = te_input_of(r, i).p, a.dx = dx.p, a.dy = (const float *)dy.p;

@@ -6,7 +6,7 @@
 #ifndef TE_OPS_DROPOUT_H
 #define TE_OPS_DROPOUT_H
 
-#include "map.h" /* te_stage, te_at */
+#include "map.h" /* te_stage, te_place */
 
 #define TE_OP_dropout (dropout, map)
 #define TE_GIVES_dropout(op) (TE_GIVES_same)
@@ -44,7 +44,7 @@ TE_FN te_rng te_rng_of(const te_rng *rng, const int width) {
 #endif
 }
 /* v of elements e .. e + 7 of the tensor. */
-TE_FN void te_dropout8(float v[8], const te_stage *s, te_at at, const te_dropout_options *o) {
+TE_FN void te_dropout8(float v[8], const te_stage *s, te_place at, const te_dropout_options *o) {
     const int64_t e = te_index(at);
     const te_rng rng = te_rng_of(s->rng, at.width);
     const uint32_t limit = te_dropout_limit(o->p);
@@ -56,10 +56,10 @@ TE_FN void te_dropout8(float v[8], const te_stage *s, te_at at, const te_dropout
         v[i] = te_dropped(word, of, limit) ? 0.0f : v[i] * o->factor;
     }
 }
-TE_FN void te_dropout_forward(float v[8], const te_stage *s, te_at at, const void *options) {
+TE_FN void te_dropout_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     te_dropout8(v, s, at, (const te_dropout_options *)options);
 }
-TE_FN void te_dropout_backward(float v[8], float sum[8], const te_stage *s, te_at at, const void *options) {
+TE_FN void te_dropout_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum;
     te_dropout_forward(v, s, at, options); /* y = mask x / (1 - p) */
 }

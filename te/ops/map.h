@@ -1,8 +1,8 @@
 /* map.h -- what a map is given: an op that works on eight elements of a row at a time, alone or in a row of the fusion
  * list.
  *
- *     te_<family>_forward(float v[8], const te_stage *s, te_at at, const void *options)
- *     te_<family>_backward(float v[8], float sum[8], const te_stage *s, te_at at, const void *options)
+ *     te_<family>_forward(float v[8], const te_stage *s, te_place at, const void *options)
+ *     te_<family>_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options)
  *
  * v is x and becomes y; in backward it is dy and becomes dx. Elements from at.n on do not exist: what is computed for
  * them is not stored, and must only not trap. `options` points to the op's te_<family>_options, constants all.
@@ -29,7 +29,7 @@ TE_BOTH te_formats te_formats_of(int in, int out, int edge, int weight) {
 }
 
 /* Where eight elements lie. */
-typedef struct te_at {
+typedef struct te_place {
     int64_t row;
     int col, n;        /* column of the first; how many exist (8 but at the end of an odd row) */
     int width, halves; /* a row has width * halves elements: two halves beside a gated op */
@@ -37,9 +37,9 @@ typedef struct te_at {
     te_formats format;
     const struct te_stage *ahead_of; /* the op whose tensor of the row's shape has been loaded ahead, null: none */
     te_vec8 ahead;                   /* of 16 bits */
-} te_at;
+} te_place;
 /* Index of the first element in a tensor that has the row's shape. */
-TE_FN int64_t te_index(te_at at) { return at.row * ((int64_t)at.width * at.halves) + at.col; }
+TE_FN int64_t te_index(te_place at) { return at.row * ((int64_t)at.width * at.halves) + at.col; }
 
 /* What one op of a kernel works with. */
 typedef struct te_stage {
@@ -54,11 +54,11 @@ typedef struct te_stage {
 } te_stage;
 
 /* Eight elements of s->saved (of format at.format.in) or s->edge (at.format.edge), which have the row's shape. */
-TE_FN void te_read8(float v[8], const void *p, te_dtype dtype, const te_stage *s, te_at at) {
+TE_FN void te_read8(float v[8], const void *p, te_dtype dtype, const te_stage *s, te_place at) {
     if (s == at.ahead_of) te_vec8_floats(v, &at.ahead, dtype);
     else te_load8(v, p, te_index(at), at.n, at.aligned, dtype);
 }
-TE_FN te_at te_second_half(te_at at) {
+TE_FN te_place te_second_half(te_place at) {
     at.col += at.width;
     return at;
 }

@@ -9,7 +9,7 @@
 #ifndef TE_OPS_NORM_H
 #define TE_OPS_NORM_H
 
-#include "map.h" /* te_stage, te_at */
+#include "map.h" /* te_stage, te_place */
 
 /* X(kind, parameters): the tests and benches expand this. */
 #define TE_NORMS(X) X(layernorm, 2) X(rmsnorm, 1) X(l2norm, 0) X(layernorm1p, 2) X(rmsnorm1p, 1)
@@ -56,7 +56,7 @@ TE_FN void te_gamma8(float w[8], const te_vec8 *gamma, te_dtype dtype, int code)
     te_vec8_floats(w, gamma, dtype);
     if (code & TE_NORM_zero_centred) TE_UNROLL for (int i = 0; i < 8; i++) w[i] += 1.0f;
 }
-TE_FN void te_load_gamma(te_vec8 *gamma, const te_stage *s, te_at at, te_dtype dtype, int code) {
+TE_FN void te_load_gamma(te_vec8 *gamma, const te_stage *s, te_place at, te_dtype dtype, int code) {
     if ((code & 3) != TE_NORM_l2norm) te_vec8_load(gamma, s->w[0], at.col, at.n, at.aligned, dtype);
 }
 

@@ -10,7 +10,7 @@
 #ifndef TE_OPS_RESIDUAL_H
 #define TE_OPS_RESIDUAL_H
 
-#include "map.h" /* te_stage, te_at */
+#include "map.h" /* te_stage, te_place */
 
 #define TE_OP_fork (fork, map)
 #define TE_OP_input (fork, map)
@@ -51,30 +51,30 @@
 #define TE_GIVES_output(op) (TE_GIVES_same)
 #define TE_FLAGS_output(op) (TE_IS_OUTPUT | TE_KEEPS_GRAD)
 
-TE_FN void te_plus_edge8(float v[8], const te_stage *s, te_dtype dtype, te_at at) {
+TE_FN void te_plus_edge8(float v[8], const te_stage *s, te_dtype dtype, te_place at) {
     float e[8];
     if (!s->edge) return;
     te_read8(e, s->edge, dtype, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] += e[i];
 }
-TE_FN void te_fork_forward(float v[8], const te_stage *s, te_at at, const void *options) {
+TE_FN void te_fork_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     (void)v, (void)s, (void)at, (void)options;
 }
-TE_FN void te_fork_backward(float v[8], float sum[8], const te_stage *s, te_at at, const void *options) {
+TE_FN void te_fork_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum, (void)options;
     te_plus_edge8(v, s, at.format.edge, at); /* both of the fork's ends see x */
 }
-TE_FN void te_add_forward(float v[8], const te_stage *s, te_at at, const void *options) {
+TE_FN void te_add_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     (void)options;
     te_plus_edge8(v, s, at.format.edge, at);
 }
-TE_FN void te_add_backward(float v[8], float sum[8], const te_stage *s, te_at at, const void *options) {
+TE_FN void te_add_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)v, (void)sum, (void)s, (void)at, (void)options; /* y = x + kept: the gradient is the same for both */
 }
-TE_FN void te_output_forward(float v[8], const te_stage *s, te_at at, const void *options) {
+TE_FN void te_output_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     (void)v, (void)s, (void)at, (void)options;
 }
-TE_FN void te_output_backward(float v[8], float sum[8], const te_stage *s, te_at at, const void *options) {
+TE_FN void te_output_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum, (void)options;
     te_plus_edge8(v, s, at.format.out, at); /* the value goes out and goes on */
 }

@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-WARNINGS=(-Wall -Wextra -pedantic -Werror)
+WARNINGS=(-Wall -Wextra -Wshadow -pedantic -Werror)
 
 compile() { # COMPILER SOURCE
     case $1 in
