@@ -702,7 +702,7 @@ template <te_dtype T, int FORWARD> void check_bare(int64_t m, int64_t n, int64_t
         reference::vec before;
         INFO(name_of(p) << ", TE_SEED=" << seed);
         own.c.gemm_own = 2, own.c.processors = processors;
-        if (!te_product_can(te_bare_kernels<T, FORWARD>(), &g, &own.c)) {
+        if (!te_gemm_can_row(te_bare_kernels<T, FORWARD>(), &g, &own.c)) {
             CHECK((n % 8 || k % 8 || (m > TE_FEW_ROWS && k <= 3 * TE_TILE_K) || own.c.capability != 900)); // said no for a reason
             continue;
         }

@@ -123,7 +123,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #define TE__IS_CLASS(op, c) ((int)TE_JOIN1(TE_CLASS_, TE_CLASS(op)) == (int)TE_CLASS_##c)
 #define TE__NORM_AT(x, i, op) + (TE__IS_CLASS(op, norm) ? i + 1 : 0)
 #define TE__NORM_CODE(x, i, op) TE__IF_NORM(op, +TE_NORM_CODE(op))
-#define TE__NORM_EPS(x, i, op) TE__IF_NORM(op, +(float)(TE_OPTION(op, eps, 1e-5f)))
+#define TE__NORM_EPS(x, i, op) TE__IF_NORM(op, +TE_NORM_EPS(op))
 #define TE__NORM_IN(model, i, op) TE__IF_NORM(op, +(int)TE_DTYPE_IN(model, op))
 #define TE__NORM_OUT(model, i, op) TE__IF_NORM(op, +(int)TE_DTYPE_OUT(model, op))
 #define TE__IF_NORM(op, yes) TE_IF_MARKED(TE_JOIN1(TE__NORM_MARK_, TE_CLASS(op)), yes, )

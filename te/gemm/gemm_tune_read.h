@@ -239,8 +239,8 @@ TE_API te_status te_gemm_load(const char *path, te_context *ctx) {
     te__tune_reader *r = (te__tune_reader *)calloc(1, sizeof *r);
     TE_REQUIRE(r, ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes", sizeof *r);
     r->path = path, r->ctx = ctx, r->sum = te__tune_sum_start;
-    int fd;
-    uint64_t bytes;
+    int fd = -1;
+    uint64_t bytes = 0;
     te_status status = te__file_open(&fd, &bytes, path, ctx);
     if (status == TE_OK) {
         status = te__tune_read(r, fd, bytes);

@@ -39,7 +39,8 @@ enum {
 #define TE_PARAMS_OF_rmsnorm(out) ((weight, 1, out, one))
 #define TE_PARAMS_OF_rmsnorm1p(out) ((weight, 1, out, zero))
 #define TE_TAKES_norm_eps TE_NUMBER
-#define TE_OPTIONS_norm(op) (te_norm_options, TE_NORM_CODE(op), (float)(TE_OPTION(op, eps, 1e-5f)))
+#define TE_NORM_EPS(op) (float)(TE_OPTION(op, eps, 1e-5f))
+#define TE_OPTIONS_norm(op) (te_norm_options, TE_NORM_CODE(op), TE_NORM_EPS(op))
 
 typedef struct te_norm_options { int code; float eps; } te_norm_options;
 

@@ -18,8 +18,9 @@
 #define TE_TAKES_rope_rotary_dim TE_INTEGER
 #define TE_TAKES_rope_interleaved TE_INTEGER
 #define TE_TAKES_rope_base TE_NUMBER
-#define TE_OPTIONS_rope(op) (te_rope_options, TE__ROTARY(op), TE_OPTION(op, interleaved, 0), \
+#define TE_OPTIONS_rope(op) (te_rope_options, TE__ROTARY(op), TE__INTERLEAVED(op), \
     (float)(TE_OPTION(op, base, 10000.0f)))
+#define TE__INTERLEAVED(op) TE_OPTION(op, interleaved, 0)
 #define TE__ROTARY(op) (TE_OPTION(op, rotary_dim, TE_ARG3(op, 0)))
 #define TE_CHECK_rope(model, op)                                                                                       \
     (static_assert(TE__ROTARY(op) % 2 == 0 && TE__ROTARY(op) <= (TE_ARG3(op, 0)),                                      \
@@ -39,8 +40,8 @@ typedef struct te_rope_options {
 #define TE__ROPE(name, op, width, to, from, direction)                                                               \
     TE_KERNEL(name, TE_ROPE_THREADS, te_rope_args, TE_SHARED float te_turns[TE_ROPE_ROWS * TE__ROTARY(op)];          \
               te_rope_rows(te_args, te_at, te_turns, width, (TE_ARG1(op, 0) + TE_ARG2(op, 0)) * (TE_ARG3(op, 0)),    \
-                           TE_ARG3(op, 0), TE__ROTARY(op), TE_OPTION(op, interleaved, 0), direction, (te_dtype)(to), \
-                               (te_dtype)(from)))                                                                    \
+                           TE_ARG3(op, 0), TE__ROTARY(op), TE__INTERLEAVED(op), direction, (te_dtype)(to),           \
+                           (te_dtype)(from)))                                                                        \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__rope_run(r, s, name##_launch); }
 
 typedef struct te_rope_args {

@@ -26,7 +26,7 @@ def _objects(ctx):
             args.add_all(c.defines, format_each = "-D%s")
             args.add_all(depset(transitive = [c.quote_includes, c.includes, c.system_includes]), before_each = "-I")
         args.add_all(ctx.attr.copts)
-        args.add_all(["-x", "cu", "-c", src, "-o", out])
+        args.add_all(["-x", "cu", "--objdir-as-tempdir", "-c", src, "-o", out])
         ctx.actions.run(
             executable = CUDA_HOME + "/bin/nvcc",
             arguments = [args],

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Whether this tree computes the same bits as another commit: every list of the tests that both have, forward, inference and backward.
+# For a change that moves things and means to change no result. Prints what differs; ends with 1 if anything does.
+#
+#     tools/bits.sh COMMIT [DTYPE...]      f32 bf16 f16 if none is given
+#     CUDA=1                               on the GPU (half an hour of nvcc on one core for each dtype and tree)
+#     BITS_LISTS=...                       some of the lists only: see tools/bits.cc
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[[ $# -gt 0 ]] || { sed -n '2,7s/^# \{0,1\}//p' "$0" && exit 2; }
+commit=$1
+shift
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/tree"
+git archive "$commit" te tests | tar -x -C "$work/tree"
+compile=(g++ -std=c++17 -O1 -march=native -x c++)
+library=-lm
+[[ ${CUDA:-0} == 0 ]] || compile=(nvcc -std=c++17 -O3 "-arch=sm_${ARCH:-90a}" -x cu) library=-lcublasLt
+
+prints() { # TREE DTYPE: the hashes
+    mkdir -p "$work/lists"
+    sed -e '/#include/d' -e '/^#define OPS_MODEL/,$d' "$1/tests/ops.h" >"$work/lists/bits_ops.h"
+    "${compile[@]}" -DTE_KEEP_CALLS "-DBITS_DTYPE=$2" "-DBITS_LISTS=${BITS_LISTS:-15}" "-I$1" "-I$1/tests" "-I$work/lists" \
+        tools/bits.cc -o "$work/bits" "$library"
+    "$work/bits" | sort
+}
+status=0
+for dtype in "${@:-f32}" $([[ $# -gt 0 ]] || echo bf16 f16); do
+    prints "$work/tree" "$dtype" >"$work/before"
+    prints . "$dtype" >"$work/after"
+    common=$(join -t $'\t' -j 1 "$work/before" "$work/after" | tee "$work/both" | wc -l)
+    different=$(awk -F'\t' '$2 != $3 { print $1; n++ }' "$work/both")
+    [[ $common -gt 0 ]] || { echo "$dtype: no list is in both" && status=1; }
+    [[ -z $different ]] || { printf '%s\n' "$different" && status=1; }
+    echo "$dtype: $common lists and shapes, $(grep -c . <<<"$different" || true) differ, $(grep -c refused "$work/after" || true) refused"
+done
+exit $status
