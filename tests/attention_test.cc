@@ -293,7 +293,7 @@ TEST_CASE("attention refuses sizes that make no sense", "[attention]") {
 
 #if TE_CUDA
 #define READY(dtype, h, kv, d, causal) {attention_##dtype##_##h##_##kv##_##d##_##causal##_hopper_ready, TE_##dtype, d},
-static const struct { te__encode_fn (*ready)(const te_context *); te_dtype dtype; int dim; } hopper[] = {SHAPES(READY)};
+static const struct { te__encode_fn (*ready)(te_context *); te_dtype dtype; int dim; } hopper[] = {SHAPES(READY)};
 static __global__ void compiled_for_90a(int *yes) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     *yes = 1;

@@ -13,34 +13,10 @@
 #include <string>
 #include <vector>
 
-#include "te/gemm/gemm.h" // te_context_create
+#include "folder.h"
 #include "te/io/safetensors.h"
 
 namespace {
-
-struct target {
-    te_context ctx;
-    target() { REQUIRE(te_context_create(&ctx, 0, 1) == TE_OK); }
-    target(const target &) = delete;
-    target &operator=(const target &) = delete;
-    ~target() { te_context_destroy(&ctx); }
-    operator te_context *() { return &ctx; }
-};
-
-// A folder of this test's own, gone at its end.
-struct folder {
-    std::string path;
-    folder() {
-        const char *base = std::getenv("TEST_TMPDIR") ? std::getenv("TEST_TMPDIR") : std::getenv("TMPDIR");
-        std::string name = std::string(base ? base : "/tmp") + "/te_safetensors_XXXXXX";
-        REQUIRE(mkdtemp(&name[0]) != nullptr);
-        path = name;
-    }
-    ~folder() {
-        if (std::system(("rm -rf '" + path + "'").c_str())) std::puts("cannot remove the test's folder");
-    }
-    std::string operator/(const char *name) const { return path + "/" + name; }
-};
 
 std::string read_file(const std::string &path) {
     std::string s;

@@ -72,10 +72,11 @@ TE_API te_status te__attention_enqueue(te_context *ctx, void (*kernel)(te_attent
         name##_hopper(const __grid_constant__ te_attn_hopper te_arg_) {                                      \
         name##_hopper_kernel::body(&te_arg_);                                                                \
     }                                                                                                        \
-    TE_API te__encode_fn name##_hopper_ready(const te_context *ctx) {                                        \
-        static te__attn_hopper_kernel known;                                                                 \
+    TE_API te__encode_fn name##_hopper_ready(te_context *ctx) {                                              \
+        static te_hopper_kernel kernel = {(const void *)name##_hopper, 0, 0};                                \
         typedef name##_hopper_kernel K;                                                                      \
-        return K::EXISTS ? te__attn_hopper_ready(&known, (const void *)name##_hopper, K::SHARED, ctx) : 0;   \
+        const te__encode_fn encode = K::EXISTS ? te__encode_of(ctx) : 0;                                     \
+        return encode && te__hopper_ready(&kernel, K::SHARED, ctx->device) ? encode : 0;                     \
     }                                                                                                        \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                            \
         TE_TRY(te__attention_check(ctx, a, heads, #name));                                                   \

@@ -16,7 +16,7 @@
 #ifndef TE_ATTENTION_HOPPER_H
 #define TE_ATTENTION_HOPPER_H
 
-#include "../core/hopper_cuda.h" /* barriers, te__wgmma_fence, te__hopper_encode */
+#include "../core/hopper_cuda.h" /* barriers, te__wgmma_fence, te__hopper_tensor */
 #include "attention_args.h"      /* te_context */
 
 extern __shared__ __align__(128) unsigned char te__attention_shared[];
@@ -178,28 +178,8 @@ TE_API te_status te__attn_heads_map(CUtensorMap *map, te__encode_fn encode, cons
     const cuuint64_t head = (cuuint64_t)dim * 2, row = head * (cuuint64_t)heads;
     const cuuint64_t pitch[3] = {head, row, row * (cuuint64_t)seq};
     const cuuint64_t size[4] = {(cuuint64_t)dim, (cuuint64_t)heads, (cuuint64_t)seq, (cuuint64_t)batch};
-    const cuuint32_t box[4] = {64, 1, (cuuint32_t)box_rows, 1}, step[4] = {1, 1, 1, 1};
-    const CUtensorMapDataType bf16 = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, f16 = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    const CUresult e = encode(map, dtype == TE_bf16 ? bf16 : f16, 4, (void *)(uintptr_t)data, size, pitch, box, step,
-                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    TE_REQUIRE(e == CUDA_SUCCESS, ctx, TE_ERROR_CUDA, "cuTensorMapEncodeTiled: error %d", (int)e);
-    return TE_OK;
-}
-
-/* A kernel that takes such maps: on which devices it runs, and the driver's function that makes them. */
-typedef struct te__attn_hopper_kernel {
-    te_hopper_kernel is;
-    te__encode_fn encode;
-} te__attn_hopper_kernel;
-
-/* `encode` if the kernel runs on the context's device, else null. shared: bytes of dynamic shared memory. */
-TE_API te__encode_fn te__attn_hopper_ready(te__attn_hopper_kernel *k, const void *kernel, int shared,
-                                           const te_context *ctx) {
-    k->is.kernel = kernel;
-    if (ctx->capability != 900 || !te__hopper_ready(&k->is, shared, ctx->device)) return 0;
-    if (!k->encode) k->encode = te__hopper_encode(ctx->device);
-    return k->encode;
+    const cuuint32_t box[4] = {64, 1, (cuuint32_t)box_rows, 1};
+    return te__hopper_tensor(map, encode, data, 4, size, pitch, box, dtype, ctx);
 }
 
 #endif

@@ -210,13 +210,8 @@ TE_API te_status te__attn_map(CUtensorMap *map, te__encode_fn encode, const void
                               te_dtype dtype, te_context *ctx) {
     const cuuint64_t size[3] = {(cuuint64_t)width, (cuuint64_t)seq, (cuuint64_t)batch};
     const cuuint64_t pitch[2] = {(cuuint64_t)width * 2, (cuuint64_t)width * 2 * (cuuint64_t)seq};
-    const cuuint32_t box[3] = {64, 64, 1}, step[3] = {1, 1, 1};
-    const CUresult e =
-        encode(map, dtype == TE_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3,
-               (void *)(uintptr_t)data, size, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    TE_REQUIRE(e == CUDA_SUCCESS, ctx, TE_ERROR_CUDA, "cuTensorMapEncodeTiled: error %d", (int)e);
-    return TE_OK;
+    const cuuint32_t box[3] = {64, 64, 1};
+    return te__hopper_tensor(map, encode, data, 3, size, pitch, box, dtype, ctx);
 }
 
 #endif

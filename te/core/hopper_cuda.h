@@ -124,17 +124,25 @@ TE_API te__encode_fn te__encode_of(te_context *ctx) {
     return (te__encode_fn)ctx->encode;
 }
 
-/* How the copy engine sees a row-major [rows, cols], 16 bits each, in boxes of [box_rows, 64]. */
-TE_API te_status te__hopper_map(CUtensorMap *map, te__encode_fn encode, const void *data, int64_t rows, int64_t cols,
-                                int box_rows, te_dtype dtype, te_context *ctx) {
-    const cuuint64_t size[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, pitch[1] = {(cuuint64_t)cols * 2};
-    const cuuint32_t box[2] = {64, (cuuint32_t)box_rows}, step[2] = {1, 1};
+/* How the copy engine sees a tensor of `rank` sizes, 16 bits each, the innermost first, in boxes that are 64 wide and
+ * lie in the 128-byte swizzle. pitch: bytes from one index to the next, of all sizes but the innermost. */
+TE_API te_status te__hopper_tensor(CUtensorMap *map, te__encode_fn encode, const void *data, int rank,
+                                   const cuuint64_t *size, const cuuint64_t *pitch, const cuuint32_t *box,
+                                   te_dtype dtype, te_context *ctx) {
+    const cuuint32_t step[5] = {1, 1, 1, 1, 1};
     const CUresult e =
-        encode(map, dtype == TE_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-               (void *)(uintptr_t)data, size, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        encode(map, dtype == TE_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+               (cuuint32_t)rank, (void *)(uintptr_t)data, size, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     TE_REQUIRE(e == CUDA_SUCCESS, ctx, TE_ERROR_CUDA, "cuTensorMapEncodeTiled: error %d", (int)e);
     return TE_OK;
+}
+/* The same for a row-major [rows, cols], in boxes of [box_rows, 64]. */
+TE_API te_status te__hopper_map(CUtensorMap *map, te__encode_fn encode, const void *data, int64_t rows, int64_t cols,
+                                int box_rows, te_dtype dtype, te_context *ctx) {
+    const cuuint64_t size[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, pitch[1] = {(cuuint64_t)cols * 2};
+    const cuuint32_t box[2] = {64, (cuuint32_t)box_rows};
+    return te__hopper_tensor(map, encode, data, 2, size, pitch, box, dtype, ctx);
 }
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
