@@ -1,7 +1,9 @@
 // bits.cc -- a hash of everything that each list of the tests computes; a line for a list and a shape. tools/bits.sh compiles this
 // against two commits and compares what they print. Uses of te only what is seldom changed.
 //
-//     -DBITS_DTYPE=f32, bf16 or f16; -DBITS_LISTS=1 rows of the fusion list, 2 lists by row, 4 by sequence, 8 wide ones; or sums of them
+//     -DBITS_DTYPE=f32, bf16 or f16
+//     -DBITS_LISTS=1, 16, 32 rows of the fusion list (forward in two widths, backward), 2 lists by row, 4 by sequence, 8 wide ones;
+//                  or sums of them
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -45,19 +47,25 @@ OPS_WIDE(BITS_LIST)
 
 #undef ROW_SPACE
 
-#if BITS_LISTS & 1
+#if BITS_LISTS & (1 | 16 | 32)
 #define ROW_DTYPE BITS_DTYPE
 #define ROW_CASE(name, row, step, ...) MODEL(name, ROW_DTYPE, __VA_ARGS__)
+#endif
+#if BITS_LISTS & 1
 #define ROW_ALL 0
 #define ROW_SPACE forward_64
 #define ROW_IN 64
 #define ROW_OUT 96
 #include "rows_forward.h"
+#endif
+#if BITS_LISTS & 16
 #define ROW_ALL 0
 #define ROW_SPACE forward_37
 #define ROW_IN 37
 #define ROW_OUT 53
 #include "rows_forward.h"
+#endif
+#if BITS_LISTS & 32
 #define ROW_ALL 0
 #define ROW_SPACE backward_64
 #define ROW_IN 64

@@ -21,7 +21,7 @@ library=-lm
 prints() { # TREE DTYPE: the hashes
     mkdir -p "$work/lists"
     sed -e '/#include/d' -e '/^#define OPS_MODEL/,$d' "$1/tests/ops.h" >"$work/lists/bits_ops.h"
-    "${compile[@]}" -DTE_KEEP_CALLS "-DBITS_DTYPE=$2" "-DBITS_LISTS=${BITS_LISTS:-15}" "-I$1" "-I$1/tests" "-I$work/lists" \
+    "${compile[@]}" -DTE_KEEP_CALLS "-DBITS_DTYPE=$2" "-DBITS_LISTS=${BITS_LISTS:-63}" "-I$1" "-I$1/tests" "-I$work/lists" \
         tools/bits.cc -o "$work/bits" "$library"
     "$work/bits" | sort
 }

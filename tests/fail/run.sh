@@ -1,33 +1,40 @@
 #!/usr/bin/env bash
 # Misuse that must not compile, and must say why. Each tests/fail/*.c opens with `// expect: <text>`: gcc, clang and g++
 # must refuse it with that text, and must accept it with -DTE_FIXED, which shows what should have been written.
+#
+#     tests/fail/run.sh [file...]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 COMPILERS=("gcc -std=c11" "clang -std=c11" "g++ -std=c++17 -x c++")
-passed=0 failed=0
 
-fail() { # TEXT OUTPUT
-    printf 'FAIL %s\n%s\n' "$1" "$(head -n 20 <<<"$2")"
-    failed=$((failed + 1))
-}
-
-shopt -s nullglob
-for file in tests/fail/*.c; do
+# One file by one compiler, a word for each: called by xargs, below.
+if [[ ${1-} == --one ]]; then
+    file=$2
     expect=$(sed -n '1s|^// expect: ||p' "$file")
-    [[ -n $expect ]] || { fail "$file: its first line must be // expect: <text>" ""; continue; }
-    for compiler in "${COMPILERS[@]}"; do
-        read -ra command <<<"$compiler -I. -fsyntax-only"
-        if output=$("${command[@]}" "$file" 2>&1); then
-            fail "$file: ${compiler%% *} accepts it" ""
-        elif [[ $output != *"$expect"* ]]; then
-            fail "$file: ${compiler%% *} refuses it without the text '$expect'" "$output"
-        elif ! output=$("${command[@]}" -DTE_FIXED "$file" 2>&1); then
-            fail "$file: ${compiler%% *} refuses it even when fixed (-DTE_FIXED)" "$output"
-        else
-            passed=$((passed + 1))
-        fi
-    done
+    command=("${@:3}" -I. -fsyntax-only)
+    why='' output=''
+    if [[ -z $expect ]]; then
+        why="its first line must be // expect: <text>"
+    elif output=$("${command[@]}" "$file" 2>&1); then
+        why="$3 accepts it" output=''
+    elif [[ $output != *"$expect"* ]]; then
+        why="$3 refuses it without the text '$expect'"
+    elif ! output=$("${command[@]}" -DTE_FIXED "$file" 2>&1); then
+        why="$3 refuses it even when fixed (-DTE_FIXED)"
+    fi
+    [[ -z $why ]] || printf 'FAIL %s: %s\n%s\n' "$file" "$why" "$(head -n 20 <<<"$output")"
+    exit 0
+fi
+
+[[ $# -gt 0 ]] || set -- tests/fail/*.c
+jobs=()
+for file; do
+    for compiler in "${COMPILERS[@]}"; do jobs+=("$file $compiler"); done
 done
-echo "$passed passed, $failed failed"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+printf '%s\n' "${jobs[@]}" | xargs -P "${JOBS:-$(nproc)}" -L 1 "$0" --one 2>&1 | tee "$log"
+failed=$(grep -c '^FAIL ' "$log" || true)
+echo "$((${#jobs[@]} - failed)) passed, $failed failed"
 [[ $failed == 0 ]]
