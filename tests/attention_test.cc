@@ -246,6 +246,41 @@ TEST_CASE("attention at a longer sequence", "[attention]") {
         }
 }
 
+// Every range that a kernel asks the mask for, against one pair after the other.
+TEST_CASE("the attention mask's ranges are those of its pairs", "[attention]") {
+    for (const int causal : {0, 1})
+        for (int seq = 1; seq <= 9; seq++) {
+            const te__attn_mask m = te__attn_mask_of(seq, causal);
+            const auto sees = [&](int query, int key) { return !causal || key <= query; };
+            CAPTURE(causal, seq);
+            for (int at = 0; at < seq; at++)
+                for (int count = 1; at + count <= seq; count++) {
+                    const te__attn_span span[2] = {te__attn_keys_of(m, at, count), te__attn_queries_of(m, at, count)};
+                    for (int side = 0; side < 2; side++) // the run is of queries, of keys
+                        for (int other = 0; other < seq; other++) {
+                            int some = 0, all = 1;
+                            for (int i = at; i < at + count; i++) {
+                                const int yes = side ? sees(other, i) : sees(i, other);
+                                some |= yes, all &= yes;
+                                CHECK((side ? te__attn_sees(m, other, i) : te__attn_sees(m, i, other)) == yes);
+                                CHECK((side ? te__attn_seen(m, i, other) : te__attn_seen(m, other, i)) == yes);
+                            }
+                            CAPTURE(side, at, count, other);
+                            CHECK((other >= span[side].first && other < span[side].end) == some);
+                            CHECK((other >= span[side].all_first && other < span[side].all_end) == all);
+                            CHECK(te__attn_meets(span[side], other, 1) == some);
+                            CHECK(te__attn_cuts(span[side], other, 1) == !all);
+                            if (other + 3 > seq) continue;
+                            const te__attn_span tiles = te__attn_in_tiles(span[side], 3);
+                            if (other % 3 == 0) CHECK(te__attn_meets(tiles, other / 3, 1) == te__attn_meets(span[side], other, 3));
+                            if (other % 3 == 0) CHECK(te__attn_cuts(tiles, other / 3, 1) == te__attn_cuts(span[side], other, 3));
+                        }
+                }
+            for (int query = 0; query < seq + 3; query++) // past the sequence
+                for (int key = seq; key < seq + 3; key++) CHECK(!te__attn_sees(m, query, key));
+        }
+}
+
 // Kernels that keep a maximum from tile to tile have to notice when it is outgrown. Keys grow towards the first or the last.
 TEST_CASE("attention forward where the maxima grow", "[attention]") {
     const unsigned seed = fresh_seed();

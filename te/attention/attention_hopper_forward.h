@@ -134,8 +134,9 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te_attn_work next = bars->work[q.stage];
         const int more = next.head >= 0, have = w.head >= 0;
-        const te__attn_seen t = te__attn_seen_by<CAUSAL, C::KEYS>(next.query + group * 64, 64, p->seq);
-        const int skip = more ? te__attn_seen_by<CAUSAL, C::KEYS>(next.query, C::ROWS, p->seq).end - t.end : 0;
+        const te__attn_mask m = te__attn_mask_of(p->seq, CAUSAL);
+        const te__attn_span t = te__attn_tiles_of<C>(m, next.query + group * 64, 64);
+        const int skip = more ? te__attn_tiles_of<C>(m, next.query, C::ROWS).end - t.end : 0;
         a.q = tiles[0] + q.stage * C::Q_BYTES + group * C::Q_PART;
         a.q_empty = te__shared_address(&bars->q_empty[q.stage]);
 
@@ -145,7 +146,7 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         te__attn_products<T>(r, a, more, have, add);
         if (more) te__attn_keys_free(a, t.end - 1 == t.first);
         const int key = (t.end - 1) * C::KEYS + lane % 4 * 2;
-        if (t.end > t.clear) te__attn_hide<C, CAUSAL>(r, next.query + row, key, p->seq);
+        if (t.end > t.all_end) te__attn_hide(r, m, next.query + row, key);
         TE_UNROLL for (int e = 0; e < 2; e++) top[e] = te__attn_top(r, e), sum[e] = te__attn_exp(r, e, top[e], a.c);
         te__attn_products_wait(r, a, have);
         if (skip) te__attn_values_skip(a);
