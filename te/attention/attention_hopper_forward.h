@@ -219,13 +219,14 @@ TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te
     return te__cuda_launch(ctx, kernel, grid, C::THREADS, C::SHARED, 1, &p, sizeof p, name);
 }
 
-/* What TE_ATTENTION_FORWARD makes a kernel of. EXISTS: 0: there is none for this dtype and head_dim. */
+/* What attention_cuda.h makes a kernel of. EXISTS: 0: there is none for this dtype and head_dim. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL,
           bool = T != TE_f32 && (D == 64 || D == 96 || D == 128 || D == 192 || D == 256)>
 struct te__attn_hopper_forward : te__attn_hopper_forward_shape<D> {
     typedef te__attn_hopper_forward_shape<D> shape;
-    static constexpr int EXISTS = 1;
-    static __device__ __forceinline__ void body(const te_attn_hopper *p) {
+    typedef te_attn_hopper args;
+    static constexpr int EXISTS = 1, BLOCKS = 1;
+    static __device__ __forceinline__ void body(const args *p) {
         __shared__ te_attn_barriers bars;
         te__attn_forward_body<T, shape, HEADS, KV_HEADS, CAUSAL>(p, &bars);
     }
@@ -236,8 +237,9 @@ struct te__attn_hopper_forward : te__attn_hopper_forward_shape<D> {
 };
 template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL>
 struct te__attn_hopper_forward<T, HEADS, KV_HEADS, D, CAUSAL, false> {
-    static constexpr int EXISTS = 0, THREADS = 32, SHARED = 0;
-    static __device__ __forceinline__ void body(const te_attn_hopper *) {}
+    typedef te_attn_hopper args;
+    static constexpr int EXISTS = 0, THREADS = 32, BLOCKS = 1, SHARED = 0;
+    static __device__ __forceinline__ void body(const args *) {}
     static te_status launch(te_context *, const void *, te__encode_fn, const te_attention_args *, const char *) {
         return TE_OK;
     }

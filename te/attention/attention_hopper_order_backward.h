@@ -4,7 +4,7 @@
  * The sums are in a fixed order. Each tile of queries of a head has a number: how many key tiles have added their dQ of
  * it. A block adds when the number says that it is its turn, waits until what it added is in memory, not only read from
  * shared memory, and counts on. The first one stores instead of adding, so that nothing has to be zeroed. With
- * free_order a block waits for the first one alone; then the same inputs need not give the same bits.
+ * any_order a block waits for the first one alone; then the same inputs need not give the same bits.
  *
  * Key tiles are handed out in bands of neighbours, one band of each head after the other, the longest first. Who comes
  * to a tile of queries sooner has its turn sooner (as in DASH, arXiv 2601.21824):
@@ -43,6 +43,7 @@ typedef struct te_attn_back {
     uint32_t *turn; /* [batch, heads, query_tiles]: key tiles that have added their dQ; 0 before the second kernel */
     int key_tiles, query_tiles;
     int items, band; /* key tiles of all heads; so many of a head are handed out together */
+    int any_order;   /* te_context.attention_unrepeatable */
 } te_attn_back;
 
 template <int QUERIES> struct te__attn_back_shared {
@@ -236,7 +237,7 @@ TE_FN void te__attn_back_turns(const te_attn_back *p, typename C::shared *sh, ui
             uint32_t *turn = p->turn + (batch * HEADS + w.head) * p->query_tiles + w.tile;
             int wanted = te__attn_turn<C, HEADS, KV_HEADS, CAUSAL>(item, w.tile, seq);
             const int first = !wanted;
-            if (p->a.free_order && wanted > 1) wanted = 1;
+            if (p->any_order && wanted > 1) wanted = 1;
             while (wanted && (int)te__attn_acquire(turn) < wanted) {}
             te__barrier_wait(full, (n - 1) >> 1 & 1);
             TE_UNROLL for (int group = 0; group < 2 && lane == 0; group++) {

@@ -240,6 +240,6 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
         TE_TRY(name##_dq_launch(ctx, te_grid_of((int64_t)a->batch * (heads), tiles), a)); /* delta, for dkdv */ \
         return name##_dkdv_launch(ctx, te_grid_of((int64_t)a->batch * (kv_heads), tiles), a);                   \
     }                                                                                                           \
-    TE_API size_t name##_scratch_bytes(const te_context *ctx, int64_t rows) { return (void)ctx, (void)rows, 0; }
+    TE_API size_t name##_scratch_bytes(te_context *ctx, int64_t rows) { return (void)ctx, (void)rows, 0; }
 
 #endif

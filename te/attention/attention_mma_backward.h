@@ -173,7 +173,7 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
                                                   tile * TILE);
         }
         if constexpr (HELD != 0) if (i == 0) te__attn_hold<M, D>(held, k_tile + kept + te__attn_lane_a<D>(lane));
-        if (te__attn_differs(mask) && !te__attn_meets(own, at, 1)) { /* for both warps of the pair; the others wait for P^T */
+        if (te__attn_differs(mask) && !te__attn_meets(own, at, 1)) { /* both warps of the pair; others wait for P^T */
             __syncthreads();
             continue;
         }
