@@ -32,14 +32,17 @@ namespace {
 
 
 typedef te_status (*launch)(te_context *, const te_attention_args *);
+typedef size_t (*scratch_bytes)(te_context *, int64_t);
 struct shape {
     launch forward, backward;
+    scratch_bytes scratch;
     te_dtype dtype;
     int heads, kv_heads, dim, causal, sum_rows;
 };
 #define SHAPE(dtype, h, kv, d, causal)                                                          \
     {attention_##dtype##_##h##_##kv##_##d##_##causal##_launch,                                  \
-     attention_backward_##dtype##_##h##_##kv##_##d##_##causal##_launch, TE_##dtype, h, kv, d, causal,         \
+     attention_backward_##dtype##_##h##_##kv##_##d##_##causal##_launch,                                      \
+     attention_backward_##dtype##_##h##_##kv##_##d##_##causal##_scratch_bytes, TE_##dtype, h, kv, d, causal, \
      attention_backward_##dtype##_##h##_##kv##_##d##_##causal##_sum_rows},
 const shape shapes[] = {SHAPES(SHAPE)};
 
@@ -158,16 +161,20 @@ double error(const std::vector<double> &x, const std::vector<double> &ref, size_
 
 const char *dtype_of(const shape &s) { return te_dtype_name(s.dtype); }
 
-void check(const shape &s, int batch, int seq, std::mt19937 &random, double worst[2]) {
+// with_scratch: else the kernels of backward that need none run.
+void check(const shape &s, int batch, int seq, std::mt19937 &random, double worst[2], bool with_scratch = true) {
     context ctx;
     const size_t rows = (size_t)batch * (size_t)seq, d = (size_t)s.dim, h = (size_t)s.heads * d, kv = (size_t)s.kv_heads * d;
     buffer qkv(&ctx.c, s.dtype, rows * (h + 2 * kv)), out(&ctx.c, s.dtype, rows * h), dout(&ctx.c, s.dtype, rows * h);
     buffer dqkv(&ctx.c, s.dtype, qkv.n), lse(&ctx.c, TE_f32, rows * (size_t)s.heads), delta(&ctx.c, TE_f32, lse.n);
     const std::vector<double> x = qkv.draw(random), dy = dout.draw(random);
+    const size_t scratch_size = with_scratch ? s.scratch(&ctx.c, (int64_t)rows) : 0;
+    buffer scratch(&ctx.c, TE_f32, scratch_size / 4);
     te_attention_args a;
     memset(&a, 0, sizeof a);
     a.out = out.data, a.lse = (float *)lse.data, a.qkv = qkv.data, a.dqkv = dqkv.data, a.dout = dout.data;
-    a.delta = (float *)delta.data, a.batch = batch, a.seq = seq, a.scale = 1.0f / std::sqrt((float)s.dim);
+    a.delta = (float *)delta.data, a.scratch = scratch_size ? scratch.data : nullptr;
+    a.batch = batch, a.seq = seq, a.scale = 1.0f / std::sqrt((float)s.dim);
     REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
     REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
     const reference ref = attention(s, batch, seq, a.scale, x, dy);
@@ -182,9 +189,19 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
     CHECK(e[1] <= 1e-5);
     for (int i = 2; i < 5; i++) CHECK(e[i] <= backward);
     worst[0] = std::max(worst[0], e[0]), worst[1] = std::max(worst[1], std::max(e[2], std::max(e[3], e[4])));
-    // the same bits again; and lse is not needed in inference
     const std::vector<uint8_t> first = out.raw(), gradient = dqkv.raw(), sums = lse.raw();
-    out.poison(), dqkv.poison(), delta.poison();
+    if (scratch_size) { // in whatever order: as near, and the next one is repeatable again
+        dqkv.poison(), scratch.poison(), delta.poison();
+        ctx.c.attention_unrepeatable = 1;
+        REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
+        ctx.c.attention_unrepeatable = 0;
+        const std::vector<double> dz = dqkv.read();
+        CHECK(error(dz, ref.dqkv, h + 2 * kv, 0, h, backward) <= backward);
+        CHECK(error(dz, ref.dqkv, h + 2 * kv, h, h + kv, backward) <= backward);
+        CHECK(error(dz, ref.dqkv, h + 2 * kv, h + kv, h + 2 * kv, backward) <= backward);
+    }
+    // the same bits again; and lse is not needed in inference
+    out.poison(), dqkv.poison(), delta.poison(), scratch.poison();
     a.lse = nullptr;
     REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
     a.lse = (float *)lse.data;
@@ -227,6 +244,7 @@ TEST_CASE("attention agrees with a reference in double", "[attention]") {
             if (brief() && seq != seqs[only]) continue;
             CAPTURE(seed, dtype_of(s), s.heads, s.kv_heads, s.dim, s.causal, seq);
             check(s, seq < 100 ? 3 : 1, seq, random, worst);
+            if (TE_CUDA && seq == 65) check(s, 2, seq, random, worst, false);
         }
         std::printf("%-4s heads %d/%d head_dim %3d causal %d: forward %.1e, backward %.1e\n", dtype_of(s), s.heads, s.kv_heads, s.dim,
                     s.causal, worst[0], worst[1]);
@@ -243,6 +261,41 @@ TEST_CASE("attention at a longer sequence", "[attention]") {
             CAPTURE(seed, dtype_of(s), s.dim, s.causal);
             check(s, 2, 577, random, worst);
             if (TE_CUDA) check(s, 1, 1000, random, worst);
+        }
+}
+
+// Every range that a kernel asks the mask for, against one pair after the other.
+TEST_CASE("the attention mask's ranges are those of its pairs", "[attention]") {
+    for (const int causal : {0, 1})
+        for (int seq = 1; seq <= 9; seq++) {
+            const te__attn_mask m = te__attn_mask_of(seq, causal);
+            const auto sees = [&](int query, int key) { return !causal || key <= query; };
+            CAPTURE(causal, seq);
+            for (int at = 0; at < seq; at++)
+                for (int count = 1; at + count <= seq; count++) {
+                    const te__attn_span span[2] = {te__attn_keys_of(m, at, count), te__attn_queries_of(m, at, count)};
+                    for (int side = 0; side < 2; side++) // the run is of queries, of keys
+                        for (int other = 0; other < seq; other++) {
+                            int some = 0, all = 1;
+                            for (int i = at; i < at + count; i++) {
+                                const int yes = side ? sees(other, i) : sees(i, other);
+                                some |= yes, all &= yes;
+                                CHECK((side ? te__attn_sees(m, other, i) : te__attn_sees(m, i, other)) == yes);
+                                CHECK((side ? te__attn_seen(m, i, other) : te__attn_seen(m, other, i)) == yes);
+                            }
+                            CAPTURE(side, at, count, other);
+                            CHECK((other >= span[side].first && other < span[side].end) == some);
+                            CHECK((other >= span[side].all_first && other < span[side].all_end) == all);
+                            CHECK(te__attn_meets(span[side], other, 1) == some);
+                            CHECK(te__attn_cuts(span[side], other, 1) == !all);
+                            if (other + 3 > seq) continue;
+                            const te__attn_span tiles = te__attn_in_tiles(span[side], 3);
+                            if (other % 3 == 0) CHECK(te__attn_meets(tiles, other / 3, 1) == te__attn_meets(span[side], other, 3));
+                            if (other % 3 == 0) CHECK(te__attn_cuts(tiles, other / 3, 1) == te__attn_cuts(span[side], other, 3));
+                        }
+                }
+            for (int query = 0; query < seq + 3; query++) // past the sequence
+                for (int key = seq; key < seq + 3; key++) CHECK(!te__attn_sees(m, query, key));
         }
 }
 
@@ -292,8 +345,12 @@ TEST_CASE("attention refuses sizes that make no sense", "[attention]") {
 }
 
 #if TE_CUDA
-#define READY(dtype, h, kv, d, causal) {attention_##dtype##_##h##_##kv##_##d##_##causal##_hopper_ready, TE_##dtype, d},
-static const struct { te__encode_fn (*ready)(te_context *); te_dtype dtype; int dim; } hopper[] = {SHAPES(READY)};
+#define READY(dtype, h, kv, d, causal)                                                                                 \
+    {[](te_context *c) { return attention_##dtype##_##h##_##kv##_##d##_##causal##_of::ready(                              \
+         c, &attention_##dtype##_##h##_##kv##_##d##_##causal##_kernels) != nullptr; },                                    \
+     [](te_context *c) { return attention_backward_##dtype##_##h##_##kv##_##d##_##causal##_of::ready(                     \
+         c, &attention_backward_##dtype##_##h##_##kv##_##d##_##causal##_kernels) != nullptr; }, TE_##dtype, d},
+static const struct { bool (*forward)(te_context *), (*backward)(te_context *); te_dtype dtype; int dim; } hopper[] = {SHAPES(READY)};
 static __global__ void compiled_for_90a(int *yes) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     *yes = 1;
@@ -302,20 +359,89 @@ static __global__ void compiled_for_90a(int *yes) {
 #endif
 }
 
-TEST_CASE("attention forward runs on wgmma where it can", "[attention]") {
+TEST_CASE("attention runs on wgmma where it can", "[attention]") {
     context ctx;
-    int yes = 0, *there = nullptr, kernels = 0;
+    int yes = 0, *there = nullptr, forward = 0, backward = 0;
     REQUIRE(cudaMalloc(&there, sizeof yes) == cudaSuccess);
     compiled_for_90a<<<1, 1>>>(there);
     REQUIRE(cudaMemcpy(&yes, there, sizeof yes, cudaMemcpyDefault) == cudaSuccess);
     REQUIRE(cudaFree(there) == cudaSuccess);
     for (const auto &k : hopper) {
-        const int d = k.dim, exists = k.dtype != TE_f32 && (d == 64 || d == 96 || d == 128 || d == 192 || d == 256);
+        const int d = k.dim, can = yes && ctx.c.capability == 900 && k.dtype != TE_f32;
         CAPTURE(te_dtype_name(k.dtype), d);
-        CHECK((k.ready(&ctx.c) != nullptr) == (yes && ctx.c.capability == 900 && exists));
-        kernels += k.ready(&ctx.c) != nullptr;
+        CHECK(k.forward(&ctx.c) == (can && (d == 64 || d == 96 || d == 128 || d == 192 || d == 256)));
+        CHECK(k.backward(&ctx.c) == (can && (d == 64 || d == 128)));
+        forward += k.forward(&ctx.c), backward += k.backward(&ctx.c);
     }
-    std::printf("%d of %d attention kernels on wgmma\n", kernels, (int)(sizeof hopper / sizeof hopper[0]));
+    std::printf("of %d attention kernels %d on wgmma forward, %d backward\n", (int)(sizeof hopper / sizeof hopper[0]), forward, backward);
+}
+
+// What a backward reads and writes, for any batch and seq up to so many rows.
+struct backward_buffers {
+    buffer qkv, out, dout, dqkv, lse, delta, scratch;
+    te_attention_args a;
+    backward_buffers(te_context *c, const shape &s, size_t rows)
+        : qkv(c, s.dtype, rows * (size_t)((s.heads + 2 * s.kv_heads) * s.dim)), out(c, s.dtype, rows * (size_t)(s.heads * s.dim)),
+          dout(c, s.dtype, out.n), dqkv(c, s.dtype, qkv.n), lse(c, TE_f32, rows * (size_t)s.heads), delta(c, TE_f32, lse.n),
+          scratch(c, TE_f32, s.scratch(c, (int64_t)rows) / 4) {
+        memset(&a, 0, sizeof a);
+        a.out = out.data, a.lse = (float *)lse.data, a.qkv = qkv.data, a.dqkv = dqkv.data, a.dout = dout.data;
+        a.delta = (float *)delta.data, a.scratch = scratch.n ? scratch.data : nullptr, a.scale = 0.1f;
+    }
+};
+
+TEST_CASE("attention backward: the same bits a hundred times, on a device that is otherwise busy", "[attention]") {
+    std::mt19937 random(fresh_seed());
+    cudaStream_t stream;
+    REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    {
+        context ctx, other;
+        other.c.stream = stream;
+        for (const shape &s : shapes) {
+            if (s.dtype == TE_f32 || s.dim < 64 || s.dim > 128) continue;
+            const int batch = 1 + (int)(random() % 3), seq = 1 + (int)(random() % (brief() ? 200 : 1500));
+            backward_buffers b(&ctx.c, s, (size_t)(batch * seq));
+            b.qkv.draw(random), b.dout.draw(random);
+            b.a.batch = batch, b.a.seq = seq;
+            REQUIRE(s.forward(&ctx.c, &b.a) == TE_OK);
+            REQUIRE(te_synchronize(&ctx.c) == TE_OK);
+            buffer elsewhere(&ctx.c, s.dtype, b.out.n);
+            REQUIRE(te_synchronize(&ctx.c) == TE_OK);
+            te_attention_args load = b.a;
+            load.out = elsewhere.data, load.lse = nullptr;
+            CAPTURE(dtype_of(s), s.heads, s.kv_heads, s.dim, s.causal, batch, seq);
+            std::vector<uint8_t> first;
+            for (int i = 0; i < (brief() ? 5 : 100); i++) {
+                for (int j = 0; j < i % 4; j++) REQUIRE(s.forward(&other.c, &load) == TE_OK);
+                b.dqkv.poison();
+                REQUIRE(s.backward(&ctx.c, &b.a) == TE_OK);
+                const std::vector<uint8_t> now = b.dqkv.raw();
+                if (i == 0) first = now;
+                CHECK((now == first));
+            }
+            REQUIRE(te_synchronize(&other.c) == TE_OK);
+        }
+    }
+    REQUIRE(cudaStreamDestroy(stream) == cudaSuccess);
+}
+
+// Blocks wait for each other: whatever the sizes, one of them can go on.
+TEST_CASE("attention backward: ten thousand launches of odd sizes", "[attention]") {
+    std::mt19937 random(fresh_seed());
+    const int rows = brief() ? 300 : 3000;
+    for (const shape &s : shapes) {
+        context ctx;
+        if (s.dtype == TE_f32 || !s.scratch(&ctx.c, 1)) continue;
+        backward_buffers b(&ctx.c, s, (size_t)rows);
+        b.qkv.draw(random), b.dout.draw(random);
+        CAPTURE(dtype_of(s), s.heads, s.kv_heads, s.dim, s.causal);
+        for (int i = 0; i < (brief() ? 2 : 800); i++) {
+            b.a.seq = 1 + (int)(random() % (i % 8 ? 400 : (unsigned)rows)), b.a.batch = 1 + (int)(random() % (unsigned)(rows / b.a.seq));
+            if (i % 16 == 0) REQUIRE(s.forward(&ctx.c, &b.a) == TE_OK);
+            REQUIRE(s.backward(&ctx.c, &b.a) == TE_OK);
+        }
+        REQUIRE(te_synchronize(&ctx.c) == TE_OK);
+    }
 }
 
 TE_ATTENTION_FORWARD(captured, bf16, 4, 2, 128, 1) // launched for the first time while the stream is being captured
@@ -332,6 +458,8 @@ TEST_CASE("attention can be captured in a graph", "[attention]") {
     memset(&a, 0, sizeof a);
     a.out = out.data, a.lse = (float *)lse.data, a.qkv = qkv.data, a.dqkv = dqkv.data, a.dout = dout.data;
     a.delta = (float *)delta.data, a.batch = 2, a.seq = 150, a.scale = 0.1f;
+    buffer scratch(&ctx.c, TE_f32, captured_backward_scratch_bytes(&ctx.c, (int64_t)rows) / 4);
+    if (scratch.n) a.scratch = scratch.data;
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
@@ -344,6 +472,7 @@ TEST_CASE("attention can be captured in a graph", "[attention]") {
     REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
     REQUIRE(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
     REQUIRE(cudaGraphLaunch(exec, stream) == cudaSuccess);
+    REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
     const std::vector<uint8_t> y = out.raw(), dx = dqkv.raw();
     out.poison(), dqkv.poison();
     REQUIRE(captured_launch(&ctx.c, &a) == TE_OK);

@@ -17,7 +17,6 @@ typedef struct te_attention_args {
     /* backward: <name>_scratch_bytes(ctx, batch * seq) bytes, or null: then slower kernels run that need none */
     void *scratch;
     int batch, seq;
-    int free_order; /* backward: sums may run in any order: the same inputs need not give the same bits */
     float scale; /* of the scores, often 1 / sqrt(head_dim) */
 } te_attention_args;
 

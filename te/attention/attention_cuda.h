@@ -1,4 +1,6 @@
-/* attention_cuda.h -- the kernels of attention_kernels.h on CUDA: tensor cores for bf16 and f16, CUDA cores for f32. */
+/* attention_cuda.h -- the kernels of attention_kernels.h on CUDA, and which of them runs where: wgmma for bf16 and f16
+ * on compute capability 9.0, mma.sync elsewhere, CUDA cores for f32.
+ */
 #ifndef TE_ATTENTION_CUDA_H
 #define TE_ATTENTION_CUDA_H
 
@@ -9,100 +11,161 @@
 #include "attention_mma_backward.h"    /* bf16 and f16 elsewhere, backward */
 #include "attention_mma_forward.h"     /* and forward */
 
-/* A kernel's shape (THREADS, BLOCKS, BYTES of shared memory, ROWS of a block) and its body, by dtype. */
-#define TE__ATTENTION_KIND(kind)                                                                  \
-    template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL> struct te__attn_##kind      \
-        : te__attn_##kind##_shape<D> {                                                            \
-        static __device__ __forceinline__ void body(const te_attention_args *a) {                 \
-            te__attention_##kind##_mma<T, HEADS, KV_HEADS, D, CAUSAL>(a);                         \
-        }                                                                                         \
-    };                                                                                            \
-    template <int HEADS, int KV_HEADS, int D, int CAUSAL>                                         \
-    struct te__attn_##kind<TE_f32, HEADS, KV_HEADS, D, CAUSAL> : te__attn_f32_##kind##_shape<D> { \
-        static __device__ __forceinline__ void body(const te_attention_args *a) {                 \
-            te__attention_##kind##_f32<HEADS, KV_HEADS, D, CAUSAL>(a);                            \
-        }                                                                                         \
-    };
-TE__ATTENTION_KIND(forward)
-TE__ATTENTION_KIND(dq)
-TE__ATTENTION_KIND(dkdv)
+/* ---- kernels ------------------------------------------------------------------------------------------------------
+ * A type says all of a kernel but its name: THREADS, BLOCKS on a multiprocessor at least, args, and body. These three
+ * have ROWS of a sequence in a block and BYTES of shared memory, too. */
 
-/* Put a kernel on the stream. More than 48 KB of shared memory has to be asked for, once on each device: `asked` has a
- * bit for each (and from the 64th on it is asked again each time, which does no harm). Not a stream operation, so it is
- * legal while the stream is being captured. */
+template <te_dtype T, class MMA, class F32> struct te__attn_shape_of : MMA {};
+template <class MMA, class F32> struct te__attn_shape_of<TE_f32, MMA, F32> : F32 {};
+
+template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL>
+struct te__attn_forward : te__attn_shape_of<T, te__attn_forward_shape<D>, te__attn_f32_forward_shape<D>> {
+    typedef te_attention_args args;
+    static __device__ __forceinline__ void body(const args *a) {
+        te_kernel_begin();
+        if constexpr (T == TE_f32) te__attention_forward_f32<HEADS, KV_HEADS, D, CAUSAL>(a);
+        else te__attention_forward_mma<T, HEADS, KV_HEADS, D, CAUSAL>(a);
+    }
+};
+template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL>
+struct te__attn_dq : te__attn_shape_of<T, te__attn_dq_shape<D>, te__attn_f32_dq_shape<D>> {
+    typedef te_attention_args args;
+    static __device__ __forceinline__ void body(const args *a) {
+        te_kernel_begin();
+        if constexpr (T == TE_f32) te__attention_dq_f32<HEADS, KV_HEADS, D, CAUSAL>(a);
+        else te__attention_dq_mma<T, HEADS, KV_HEADS, D, CAUSAL>(a);
+    }
+};
+template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL>
+struct te__attn_dkdv : te__attn_shape_of<T, te__attn_dkdv_shape<D>, te__attn_f32_dkdv_shape<D>> {
+    typedef te_attention_args args;
+    static __device__ __forceinline__ void body(const args *a) {
+        te_kernel_begin();
+        if constexpr (T == TE_f32) te__attention_dkdv_f32<HEADS, KV_HEADS, D, CAUSAL>(a);
+        else te__attention_dkdv_mma<T, HEADS, KV_HEADS, D, CAUSAL>(a);
+    }
+};
+
+/* A kernel, and the devices (bit d: device d) on which its shared memory was asked for. */
+typedef struct te__attn_plain { const void *kernel; uint64_t asked; } te__attn_plain;
+
+/* Put a kernel made of K on the stream. More than 48 KB of shared memory has to be asked for, once on each device (from
+ * the 64th on it is asked again each time, which does no harm). Not a stream operation, so it is legal while the stream
+ * is being captured. */
 template <class K>
-TE_API te_status te__attention_enqueue(te_context *ctx, void (*kernel)(te_attention_args), uint64_t *asked,
-                                       int batch_heads, const te_attention_args *a, const char *name) {
+TE_API te_status te__attn_enqueue(te_context *ctx, te__attn_plain *k, int batch_heads, const te_attention_args *a,
+                                  const char *name) {
     static_assert(K::BYTES <= TE_SHARED_BYTES, "te: attention: the tiles of this head_dim exceed TE_SHARED_BYTES");
     const uint64_t bit = ctx->device < 64 ? (uint64_t)1 << ctx->device : 0;
-    if (K::BYTES > 48 * 1024 && !(__atomic_load_n(asked, __ATOMIC_ACQUIRE) & bit)) {
-        const cudaError_t e =
-            cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, K::BYTES);
+    if (K::BYTES > 48 * 1024 && !(__atomic_load_n(&k->asked, __ATOMIC_ACQUIRE) & bit)) {
+        const cudaError_t e = cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, K::BYTES);
         TE_TRY(te__cuda_status(ctx, e, name));
-        (void)__atomic_fetch_or(asked, bit, __ATOMIC_RELEASE);
+        (void)__atomic_fetch_or(&k->asked, bit, __ATOMIC_RELEASE);
     }
-    return te__cuda_launch(ctx, (const void *)kernel, te_grid_of(batch_heads, te_ceil_div(a->seq, K::ROWS)), K::THREADS,
-                           K::BYTES, 1, a, sizeof *a, name);
+    return te__cuda_launch(ctx, k->kernel, te_grid_of(batch_heads, te_ceil_div(a->seq, K::ROWS)), K::THREADS, K::BYTES,
+                           1, a, sizeof *a, name);
 }
 
-/* The shell `name` of kernel type K, and name##_enqueue. */
-#define TE__ATTENTION_SHELL(name, K)                                                                         \
-    TE_UNUSED static __global__ void __launch_bounds__(K::THREADS, K::BLOCKS)                                \
-        name(const __grid_constant__ te_attention_args te_arg_) {                                            \
-        te_kernel_begin();                                                                                   \
-        K::body(&te_arg_);                                                                                   \
-    }                                                                                                        \
-    TE_API te_status name##_enqueue(te_context *ctx, int batch_heads, const te_attention_args *a) {          \
-        static uint64_t asked;                                                                               \
-        return te__attention_enqueue<K>(ctx, name, &asked, batch_heads, a, #name);                           \
+/* ---- which of them runs ------------------------------------------------------------------------------------------ */
+
+typedef struct te__attn_forward_kernels {
+    te__attn_plain plain;
+    te_hopper_kernel hopper;
+} te__attn_forward_kernels;
+
+template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL> struct te__attn_forward_of {
+    typedef te__attn_forward<T, HEADS, KV_HEADS, D, CAUSAL> plain;
+    typedef te__attn_hopper_forward<T, HEADS, KV_HEADS, D, CAUSAL> hopper;
+
+    /* Non-null where the kernel for compute capability 9.0 exists for these constants and runs on the context's device:
+     * it was compiled for sm_90a. */
+    static te__encode_fn ready(te_context *ctx, te__attn_forward_kernels *k) {
+        const te__encode_fn encode = hopper::EXISTS ? te__encode_of(ctx) : 0;
+        return encode && te__hopper_ready(&k->hopper, hopper::SHARED, ctx->device) ? encode : 0;
     }
-#define TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim, causal)                                  \
-    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim, causal)                                                  \
-    static_assert(TE_##dtype == TE_f32 || (head_dim) % 16 == 0,                                              \
+    static te_status launch(te_context *ctx, te__attn_forward_kernels *k, const te_attention_args *a,
+                            const char *name) {
+        TE_TRY(te__attention_check(ctx, a, HEADS, name));
+        const te__encode_fn encode = ready(ctx, k);
+        return encode ? hopper::launch(ctx, k->hopper.kernel, encode, a, name)
+                      : te__attn_enqueue<plain>(ctx, &k->plain, a->batch * HEADS, a, name);
+    }
+};
+
+typedef struct te__attn_backward_kernels {
+    te__attn_plain dq, dkdv;
+    te_hopper_kernel main;
+    const void *delta, *round; /* before and after `main` */
+} te__attn_backward_kernels;
+
+template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL> struct te__attn_backward_of {
+    typedef te__attn_dq<T, HEADS, KV_HEADS, D, CAUSAL> dq;
+    typedef te__attn_dkdv<T, HEADS, KV_HEADS, D, CAUSAL> dkdv;
+    typedef te__attn_hopper_backward<T, HEADS, KV_HEADS, D, CAUSAL> hopper;
+    typedef typename hopper::delta delta;
+    typedef typename hopper::main main;
+    typedef typename hopper::round round;
+    static constexpr int SUM_ROWS = T == TE_f32 ? 0 : D <= 128 ? 32 : 16; /* a warp's, in the kernels of mma.sync */
+
+    /* As above. */
+    static te__encode_fn ready(te_context *ctx, te__attn_backward_kernels *k) {
+        const te__encode_fn encode = hopper::EXISTS && ctx ? te__encode_of(ctx) : 0;
+        return encode && te__hopper_ready(&k->main, main::SHARED, ctx->device) ? encode : 0;
+    }
+    static size_t scratch_bytes(te_context *ctx, te__attn_backward_kernels *k, int64_t rows) {
+        return ready(ctx, k) ? hopper::scratch_bytes(rows) : 0;
+    }
+    static te_status launch(te_context *ctx, te__attn_backward_kernels *k, const te_attention_args *a,
+                            const char *name) {
+        TE_TRY(te__attention_check(ctx, a, HEADS, name));
+        const te__encode_fn encode = a->scratch ? ready(ctx, k) : 0;
+        if (encode) return hopper::launch(ctx, k->delta, k->main.kernel, k->round, encode, a, name);
+        TE_TRY(te__attn_enqueue<dq>(ctx, &k->dq, a->batch * HEADS, a, name)); /* writes delta, which dkdv reads */
+        return te__attn_enqueue<dkdv>(ctx, &k->dkdv, a->batch * KV_HEADS, a, name);
+    }
+};
+
+/* ---- names ------------------------------------------------------------------------------------------------------- */
+
+#define TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim, causal)     \
+    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim, causal)                     \
+    static_assert(TE_##dtype == TE_f32 || (head_dim) % 16 == 0,                 \
                   "te: attention: head_dim must be a multiple of 16 in bf16 and f16 on CUDA");
 
-/* name##_hopper_ready: non-null where the kernel of attention_hopper_forward.h exists for these constants and runs on
- * the context's device: compiled for sm_90a. Elsewhere it is empty, and mma.sync does the work. */
-#define TE_ATTENTION_FORWARD(name, dtype, heads, kv_heads, head_dim, causal)                                 \
-    TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim, causal)                                      \
-    typedef te__attn_forward<TE_##dtype, (heads), (kv_heads), (head_dim), (causal)> name##_kernel;                \
-    TE__ATTENTION_SHELL(name, name##_kernel)                                                                 \
-    typedef te__attn_hopper_forward<TE_##dtype, (heads), (kv_heads), (head_dim), (causal)> name##_hopper_kernel;  \
-    TE_UNUSED static __global__ void __launch_bounds__(name##_hopper_kernel::THREADS, 1)                     \
-        name##_hopper(const __grid_constant__ te_attn_hopper te_arg_) {                                      \
-        name##_hopper_kernel::body(&te_arg_);                                                                \
-    }                                                                                                        \
-    TE_API te__encode_fn name##_hopper_ready(te_context *ctx) {                                              \
-        static te_hopper_kernel kernel = {(const void *)name##_hopper, 0, 0};                                \
-        typedef name##_hopper_kernel K;                                                                      \
-        const te__encode_fn encode = K::EXISTS ? te__encode_of(ctx) : 0;                                     \
-        return encode && te__hopper_ready(&kernel, K::SHARED, ctx->device) ? encode : 0;                     \
-    }                                                                                                        \
-    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                            \
-        TE_TRY(te__attention_check(ctx, a, heads, #name));                                                   \
-        const te__encode_fn encode = name##_hopper_ready(ctx);                                               \
-        return encode ? name##_hopper_kernel::launch(ctx, (const void *)name##_hopper, encode, a, #name)     \
-                      : name##_enqueue(ctx, a->batch * (heads), a);                                          \
+#define TE__ATTENTION_SHELL(name, K)                                         \
+    TE_UNUSED static __global__ void __launch_bounds__(K::THREADS, K::BLOCKS) \
+        name(const __grid_constant__ K::args te_arg_) {                      \
+        K::body(&te_arg_);                                                   \
     }
 
-#define TE_ATTENTION_BACKWARD(name, dtype, heads, kv_heads, head_dim, causal)                                     \
-    TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim, causal)                                           \
-    typedef te__attn_dq<TE_##dtype, (heads), (kv_heads), (head_dim), (causal)> name##_dq_kernel;                  \
-    typedef te__attn_dkdv<TE_##dtype, (heads), (kv_heads), (head_dim), (causal)> name##_dkdv_kernel;              \
-    enum { name##_sum_rows = TE_##dtype == TE_f32 ? 0 : (head_dim) <= 128 ? 32 : 16 }; /* a warp's */             \
-    TE__ATTENTION_HOPPER_BACKWARD(name##_hopper, TE_##dtype, (heads), (kv_heads), (head_dim), (causal))           \
-    TE__ATTENTION_SHELL(name##_dq, name##_dq_kernel)                                                              \
-    TE__ATTENTION_SHELL(name##_dkdv, name##_dkdv_kernel)                                                          \
-    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                 \
-        int done = 0;                                                                                             \
-        TE_TRY(te__attention_check(ctx, a, heads, #name));                                                        \
-        TE_TRY(name##_hopper_run(&done, a, ctx));                                                                 \
-        if (done) return TE_OK;                                                                                   \
-        TE_TRY(name##_dq_enqueue(ctx, a->batch * (heads), a)); /* writes delta, which dkdv reads */               \
-        return name##_dkdv_enqueue(ctx, a->batch * (kv_heads), a);                                                \
-    }                                                                                                             \
-    TE_API size_t name##_scratch_bytes(const te_context *ctx, int64_t rows) {                                     \
-        return name##_hopper_bytes(ctx, rows);                                                                    \
+#define TE_ATTENTION_FORWARD(name, dtype, heads, kv_heads, head_dim, causal)                                   \
+    TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim, causal)                                        \
+    typedef te__attn_forward_of<TE_##dtype, (heads), (kv_heads), (head_dim), (causal)> name##_of;              \
+    TE__ATTENTION_SHELL(name, name##_of::plain)                                                                \
+    TE__ATTENTION_SHELL(name##_hopper, name##_of::hopper)                                                      \
+    TE_UNUSED static te__attn_forward_kernels name##_kernels = {{(const void *)name, 0},                       \
+                                                                {(const void *)name##_hopper, 0, 0}};          \
+    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                              \
+        return name##_of::launch(ctx, &name##_kernels, a, #name);                                              \
+    }
+
+#define TE_ATTENTION_BACKWARD(name, dtype, heads, kv_heads, head_dim, causal)                                  \
+    TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim, causal)                                        \
+    typedef te__attn_backward_of<TE_##dtype, (heads), (kv_heads), (head_dim), (causal)> name##_of;             \
+    enum { name##_sum_rows = name##_of::SUM_ROWS };                                                            \
+    TE__ATTENTION_SHELL(name##_dq, name##_of::dq)                                                              \
+    TE__ATTENTION_SHELL(name##_dkdv, name##_of::dkdv)                                                          \
+    TE__ATTENTION_SHELL(name##_delta, name##_of::delta)                                                        \
+    TE__ATTENTION_SHELL(name##_main, name##_of::main)                                                          \
+    TE__ATTENTION_SHELL(name##_round, name##_of::round)                                                        \
+    TE_UNUSED static te__attn_backward_kernels name##_kernels = {                                              \
+        {(const void *)name##_dq, 0}, {(const void *)name##_dkdv, 0}, {(const void *)name##_main, 0, 0},       \
+        (const void *)name##_delta, (const void *)name##_round};                                               \
+    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                              \
+        return name##_of::launch(ctx, &name##_kernels, a, #name);                                              \
+    }                                                                                                          \
+    TE_API size_t name##_scratch_bytes(te_context *ctx, int64_t rows) {                                        \
+        return name##_of::scratch_bytes(ctx, &name##_kernels, rows);                                           \
     }
 
 #endif

@@ -106,15 +106,16 @@ template <int HEADS, int KV_HEADS, int D, int CAUSAL> TE_FN void te__attention_f
     typedef te__attn_f32_forward_shape<D> C;
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16, seq = a->seq;
     const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D>((int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS, seq);
-    const int q0 = (int)(CAUSAL ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::T;
-    const int end = CAUSAL && q0 + C::T < seq ? q0 + C::T : seq;
+    const te__attn_mask m = te__attn_mask_of(seq, CAUSAL);
+    const int q0 = (int)(te__attn_grows(m) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::T;
+    const te__attn_span keys = te__attn_keys_of(m, q0, C::T);
     float *q = (float *)te__attention_shared, *kv = q + C::T * C::LD, *p = kv + C::T * C::LD;
     const float *qkv = (const float *)a->qkv, c = a->scale * TE__ATTN_LOG2E;
     float o[C::R][C::COLS][4], top[C::R], sum[C::R];
     te__attn_f32_clear<C>(o);
     TE_UNROLL for (int i = 0; i < C::R; i++) top[i] = -INFINITY, sum[i] = 0;
     te__attn_f32_load<C, D>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
-    for (int k0 = 0; k0 < end; k0 += C::T) {
+    for (int k0 = keys.first / C::T * C::T; k0 < keys.end; k0 += C::T) {
         float s[C::R][C::R];
         __syncthreads();
         te__attn_f32_load<C, D>(kv, qkv + h.k + k0 * h.width, h.width, seq - k0);
@@ -124,7 +125,7 @@ template <int HEADS, int KV_HEADS, int D, int CAUSAL> TE_FN void te__attention_f
             float v = top[i], add = 0;
             TE_UNROLL for (int j = 0; j < C::R; j++) {
                 const int row = q0 + y + 16 * i, key = k0 + x + 16 * j;
-                if (key >= seq || (CAUSAL && key > row)) s[i][j] = -INFINITY;
+                if (!te__attn_sees(m, row, key)) s[i][j] = -INFINITY;
                 v = fmaxf(v, s[i][j]);
             }
             v = te__attn_f32_row_max(v);
@@ -154,8 +155,9 @@ template <int HEADS, int KV_HEADS, int D, int CAUSAL> TE_FN void te__attention_d
     typedef te__attn_f32_dq_shape<D> C;
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16, seq = a->seq;
     const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D>((int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS, seq);
-    const int q0 = (int)(CAUSAL ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::T;
-    const int end = CAUSAL && q0 + C::T < seq ? q0 + C::T : seq;
+    const te__attn_mask m = te__attn_mask_of(seq, CAUSAL);
+    const int q0 = (int)(te__attn_grows(m) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::T;
+    const te__attn_span keys = te__attn_keys_of(m, q0, C::T);
     float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * C::LD, *v = k + C::T * C::LD;
     float *ds = v + C::T * C::LD;
     const float *qkv = (const float *)a->qkv, *out = (const float *)a->out + h.out, c = a->scale * TE__ATTN_LOG2E;
@@ -173,7 +175,7 @@ template <int HEADS, int KV_HEADS, int D, int CAUSAL> TE_FN void te__attention_d
         if (x == 0 && row < seq) a->delta[h.row + row] = delta[i];
         factor[i] = a->scale;
     }
-    for (int k0 = 0; k0 < end; k0 += C::T) {
+    for (int k0 = keys.first / C::T * C::T; k0 < keys.end; k0 += C::T) {
         float s[C::R][C::R], dp[C::R][C::R];
         __syncthreads();
         te__attn_f32_load<C, D>(k, qkv + h.k + k0 * h.width, h.width, seq - k0);
@@ -184,7 +186,7 @@ template <int HEADS, int KV_HEADS, int D, int CAUSAL> TE_FN void te__attention_d
         TE_UNROLL for (int i = 0; i < C::R; i++)
             TE_UNROLL for (int j = 0; j < C::R; j++) {
                 const int row = q0 + y + 16 * i, key = k0 + x + 16 * j;
-                const float p = key >= seq || (CAUSAL && key > row) ? 0 : exp2f(s[i][j] * c - lse[i]);
+                const float p = te__attn_sees(m, row, key) ? exp2f(s[i][j] * c - lse[i]) : 0;
                 s[i][j] = p * (dp[i][j] - delta[i]);
             }
         te__attn_f32_put<C>(ds, s);
@@ -200,6 +202,8 @@ template <int HEADS, int KV_HEADS, int D, int CAUSAL> TE_FN void te__attention_d
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16, seq = a->seq, k0 = (int)blockIdx.y * C::T;
     const int batch = (int)blockIdx.x / KV_HEADS, head0 = (int)blockIdx.x % KV_HEADS * (HEADS / KV_HEADS);
     const te__attn_head h0 = te__attn_head_of<HEADS, KV_HEADS, D>(batch, head0, seq);
+    const te__attn_mask m = te__attn_mask_of(seq, CAUSAL);
+    const te__attn_span queries = te__attn_queries_of(m, k0, C::T);
     float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * C::LD, *v = k + C::T * C::LD;
     float *p = v + C::T * C::LD;
     const float *qkv = (const float *)a->qkv, c = a->scale * TE__ATTN_LOG2E;
@@ -210,7 +214,7 @@ template <int HEADS, int KV_HEADS, int D, int CAUSAL> TE_FN void te__attention_d
     te__attn_f32_load<C, D>(v, qkv + h0.v + k0 * h0.width, h0.width, seq - k0);
     for (int head = head0; head < head0 + HEADS / KV_HEADS; head++) {
         const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D>(batch, head, seq);
-        for (int q0 = CAUSAL ? k0 : 0; q0 < seq; q0 += C::T) {
+        for (int q0 = queries.first / C::T * C::T; q0 < queries.end; q0 += C::T) {
             float s[C::R][C::R], dp[C::R][C::R];
             __syncthreads();
             te__attn_f32_load<C, D>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
@@ -223,7 +227,7 @@ template <int HEADS, int KV_HEADS, int D, int CAUSAL> TE_FN void te__attention_d
                 const float lse = ok ? a->lse[h.row + row] * TE__ATTN_LOG2E : 0, delta = ok ? a->delta[h.row + row] : 0;
                 TE_UNROLL for (int i = 0; i < C::R; i++) {
                     const int key = k0 + y + 16 * i;
-                    s[i][j] = !ok || (CAUSAL && key > row) ? 0 : exp2f(s[i][j] * c - lse);
+                    s[i][j] = ok && te__attn_seen(m, key, row) ? exp2f(s[i][j] * c - lse) : 0;
                     dp[i][j] = s[i][j] * (dp[i][j] - delta);
                 }
             }

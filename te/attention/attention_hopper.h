@@ -1,6 +1,5 @@
 /* attention_hopper.h -- what attention kernels for compute capability 9.0 (sm_90a) share: matrix products by a
- * warpgroup in the sizes that attention needs, tiles of the packed qkv brought by the copy engine (TMA), and which
- * keys a query sees.
+ * warpgroup in the sizes that attention needs, and tiles of the packed qkv brought by the copy engine (TMA).
  *
  * Do this, in each warpgroup, for its 64 rows of Q [64, D] and a tile of K [KEYS, D], both in shared memory:
  *     te__wgmma_touch(s), te__wgmma_fence();
@@ -152,22 +151,6 @@ TE_FN void te__attn_bring(te__attn_loader<STAGES> &l, const CUtensorMap *from, i
     te__attn_advance(l.at);
 }
 
-/* ---- which keys a query sees ----------------------------------------------------------------------------------- */
-
-/* This function and the next are all that knows. Queries before or past the sequence may see anything: they are not
- * stored. */
-template <int CAUSAL> TE_FN int te__attn_sees(int query, int key, int seq) { return CAUSAL ? key <= query : key < seq; }
-/* Tiles of KEYS keys, for `queries` queries from `query` on: those from `first` up to `end` have keys that some of them
- * see, those from `clear` on keys that some do not. One tile at least. */
-struct te__attn_seen { int first, clear, end; };
-template <int CAUSAL, int KEYS> TE_FN te__attn_seen te__attn_seen_by(int query, int queries, int seq) {
-    te__attn_seen t;
-    t.first = 0;
-    t.clear = (CAUSAL && query + 1 < seq ? query + 1 : seq) / KEYS;
-    t.end = ((CAUSAL && query + queries < seq ? query + queries : seq) + KEYS - 1) / KEYS;
-    if (t.end < 1) t.end = 1;
-    return t;
-}
 #endif
 
 /* ---- the host's side ------------------------------------------------------------------------------------------- */

@@ -197,46 +197,49 @@ TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_shap
 
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
 
-/* Whether there are such kernels. */
-template <te_dtype T, int D>
-struct te__attn_back_takes {
-    static constexpr int value = T != TE_f32 && (D == 64 || D == 128);
-};
+/* What attention_cuda.h makes three kernels of. EXISTS: 0: there are none for this dtype and head_dim. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL, bool = T != TE_f32 && (D == 64 || D == 128)>
+struct te__attn_hopper_backward {
+    typedef te__attn_back_shape<D> shape;
+    static constexpr int EXISTS = 1;
+    struct delta {
+        typedef te_attn_back args;
+        static constexpr int THREADS = TE_ATTN_DELTA_THREADS, BLOCKS = 1;
+        static __device__ __forceinline__ void body(const args *p) {
+            te_kernel_begin();
+            te__attn_back_delta<T, HEADS, D>(p);
+        }
+    };
+    struct main {
+        typedef te_attn_back args;
+        static constexpr int THREADS = TE_ATTN_BACK_THREADS, BLOCKS = 1, SHARED = shape::BYTES;
+        static __device__ __forceinline__ void body(const args *p) {
+            __shared__ typename shape::shared shared;
+            te__attn_back_body<T, HEADS, KV_HEADS, D, CAUSAL>(p, &shared);
+        }
+    };
+    struct round {
+        typedef te_attn_back args;
+        static constexpr int THREADS = TE_ATTN_ROUND_THREADS, BLOCKS = 1;
+        static __device__ __forceinline__ void body(const args *p) {
+            te_kernel_begin();
+            te__attn_back_round<T, HEADS, KV_HEADS, D>(p);
+        }
+    };
 
-/* Scratch for so many tokens, in any number of sequences: dq, then ticket and turns. None on a device that does not
- * have the kernels. */
-TE_API size_t te__attn_back_bytes(int64_t rows, int heads, int head_dim) {
-    return (size_t)(rows * heads * head_dim) * sizeof(float) + (size_t)(rows * heads + 1) * sizeof(uint32_t);
-}
-typedef struct te_attn_back_kernels {
-    const void *delta, *round;
-    te_hopper_kernel back;
-} te_attn_back_kernels;
-
-/* The bodies of the three kernels, and how they are launched. */
-template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL, int TAKES = te__attn_back_takes<T, D>::value>
-struct te__attn_back {
-    typedef te__attn_back_shape<D> C;
-    typedef typename C::shared shared;
-    static __device__ __forceinline__ void delta(const te_attn_back *p) { te__attn_back_delta<T, HEADS, D>(p); }
-    static __device__ __forceinline__ void back(const te_attn_back *p, shared *sh) {
-        te__attn_back_body<T, HEADS, KV_HEADS, D, CAUSAL>(p, sh);
+    /* For so many tokens, in any number of sequences: dq, then ticket and turns. */
+    static size_t scratch_bytes(int64_t rows) {
+        return (size_t)(rows * HEADS * D) * sizeof(float) + (size_t)(rows * HEADS + 1) * sizeof(uint32_t);
     }
-    static __device__ __forceinline__ void round(const te_attn_back *p) {
-        te__attn_back_round<T, HEADS, KV_HEADS, D>(p);
-    }
-    /* If this device has the second of them, and there is scratch; *done says so. */
-    static te_status run(int *done, te_attn_back_kernels *k, const te_attention_args *a, te_context *ctx,
-                         const char *name) {
+    static te_status launch(te_context *ctx, const void *delta_kernel, const void *main_kernel,
+                            const void *round_kernel, te__encode_fn encode, const te_attention_args *a,
+                            const char *name) {
         const int64_t rows = (int64_t)a->batch * a->seq;
-        const te__encode_fn encode = te__encode_of(ctx);
         te_attn_back p;
-        *done = 0;
-        if (!a->scratch || !encode || !te__hopper_ready(&k->back, C::BYTES, ctx->device)) return TE_OK;
         memset(&p, 0, sizeof p);
-        p.a = *a, p.dq = (float *)a->scratch;
+        p.a = *a, p.dq = (float *)a->scratch, p.any_order = ctx->attention_unrepeatable;
         p.ticket = (uint32_t *)(void *)(p.dq + rows * HEADS * D), p.turn = p.ticket + 1;
-        p.key_tiles = (int)te_ceil_div(a->seq, TE_ATTN_KEYS), p.query_tiles = (int)te_ceil_div(a->seq, C::QUERIES);
+        p.key_tiles = (int)te_ceil_div(a->seq, TE_ATTN_KEYS), p.query_tiles = (int)te_ceil_div(a->seq, shape::QUERIES);
         p.items = p.key_tiles * a->batch * KV_HEADS;
         /* One band of all heads is enough for all multiprocessors: then no band waits for the one before it. No more
          * than that run at once: a key tile may wait for those of its band that begin later. */
@@ -244,54 +247,28 @@ struct te__attn_back {
                              te_max(TE_ATTN_BAND, te_ceil_div(ctx->processors, a->batch * KV_HEADS)));
         TE_TRY(te__attn_map(&p.qkv, encode, a->qkv, a->batch, a->seq, (HEADS + 2 * KV_HEADS) * D, T, ctx));
         TE_TRY(te__attn_map(&p.dout, encode, a->dout, a->batch, a->seq, HEADS * D, T, ctx));
-        const te_grid rows_of_heads =
-            te_grid_of(te_ceil_div(rows * HEADS * te__attn_back_lanes(D), TE_ATTN_DELTA_THREADS), 1);
-        const te_grid blocks = te_grid_of(te_min(p.items, ctx->processors), 1),
-                      tiles = te_grid_of(a->batch * HEADS * te_ceil_div(a->seq, 64), 1);
-        TE_TRY(te__cuda_launch(ctx, k->delta, rows_of_heads, TE_ATTN_DELTA_THREADS, 0, 1, &p, sizeof p, name));
-        TE_TRY(te__cuda_launch(ctx, k->back.kernel, blocks, TE_ATTN_BACK_THREADS, C::BYTES, 1, &p, sizeof p, name));
-        TE_TRY(te__cuda_launch(ctx, k->round, tiles, TE_ATTN_ROUND_THREADS, 0, 1, &p, sizeof p, name));
-        *done = 1;
-        return TE_OK;
+        const te_grid rows_of_heads = te_grid_of(te_ceil_div(rows * HEADS * te__attn_back_lanes(D), delta::THREADS), 1);
+        const te_grid blocks = te_grid_of(te_min(p.items, ctx->processors), 1);
+        const te_grid tiles = te_grid_of(a->batch * HEADS * te_ceil_div(a->seq, 64), 1);
+        TE_TRY(te__cuda_launch(ctx, delta_kernel, rows_of_heads, delta::THREADS, 0, 1, &p, sizeof p, name));
+        TE_TRY(te__cuda_launch(ctx, main_kernel, blocks, main::THREADS, main::SHARED, 1, &p, sizeof p, name));
+        return te__cuda_launch(ctx, round_kernel, tiles, round::THREADS, 0, 1, &p, sizeof p, name);
     }
 };
 template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL>
-struct te__attn_back<T, HEADS, KV_HEADS, D, CAUSAL, 0> {
-    typedef int shared;
-    static __device__ __forceinline__ void delta(const te_attn_back *) {}
-    static __device__ __forceinline__ void back(const te_attn_back *, shared *) {}
-    static __device__ __forceinline__ void round(const te_attn_back *) {}
-    static te_status run(int *done, te_attn_back_kernels *, const te_attention_args *, te_context *, const char *) {
-        return *done = 0, TE_OK;
+struct te__attn_hopper_backward<T, HEADS, KV_HEADS, D, CAUSAL, false> {
+    static constexpr int EXISTS = 0;
+    struct main {
+        typedef te_attn_back args;
+        static constexpr int THREADS = 32, BLOCKS = 1, SHARED = 0;
+        static __device__ __forceinline__ void body(const args *) {}
+    };
+    typedef main delta, round;
+    static size_t scratch_bytes(int64_t) { return 0; }
+    static te_status launch(te_context *, const void *, const void *, const void *, te__encode_fn,
+                            const te_attention_args *, const char *) {
+        return TE_OK;
     }
 };
-
-/* The three kernels of `name`, name##_run, and name##_bytes of scratch for so many tokens. */
-#define TE__ATTENTION_HOPPER_BACKWARD(name, dtype, heads, kv_heads, head_dim, causal)                                 \
-    typedef te__attn_back<dtype, heads, kv_heads, head_dim, causal> name##_kind;                                      \
-    TE_UNUSED static __global__ void __launch_bounds__(TE_ATTN_DELTA_THREADS)                                         \
-        name##_delta(const __grid_constant__ te_attn_back p) {                                                        \
-        te_kernel_begin();                                                                                            \
-        name##_kind::delta(&p);                                                                                       \
-    }                                                                                                                 \
-    TE_UNUSED static __global__ void __launch_bounds__(TE_ATTN_BACK_THREADS, 1)                                       \
-        name##_back(const __grid_constant__ te_attn_back p) {                                                         \
-        __shared__ name##_kind::shared shared;                                                                        \
-        name##_kind::back(&p, &shared);                                                                               \
-    }                                                                                                                 \
-    TE_UNUSED static __global__ void __launch_bounds__(TE_ATTN_ROUND_THREADS)                                         \
-        name##_round(const __grid_constant__ te_attn_back p) {                                                        \
-        te_kernel_begin();                                                                                            \
-        name##_kind::round(&p);                                                                                       \
-    }                                                                                                                 \
-    TE_API te_status name##_run(int *done, const te_attention_args *a, te_context *ctx) {                             \
-        static te_attn_back_kernels k = {(const void *)name##_delta, (const void *)name##_round,                      \
-                                         {(const void *)name##_back, 0, 0}};                                          \
-        return name##_kind::run(done, &k, a, ctx, #name);                                                             \
-    }                                                                                                                 \
-    TE_API size_t name##_bytes(const te_context *ctx, int64_t rows) {                                                 \
-        const int takes = te__attn_back_takes<dtype, head_dim>::value && ctx && ctx->capability == 900;               \
-        return takes ? te__attn_back_bytes(rows, heads, head_dim) : 0;                                                \
-    }
 
 #endif

@@ -134,8 +134,9 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te_attn_work next = bars->work[q.stage];
         const int more = next.head >= 0, have = w.head >= 0;
-        const te__attn_seen t = te__attn_seen_by<CAUSAL, C::KEYS>(next.query + group * 64, 64, p->seq);
-        const int skip = more ? te__attn_seen_by<CAUSAL, C::KEYS>(next.query, C::ROWS, p->seq).end - t.end : 0;
+        const te__attn_mask m = te__attn_mask_of(p->seq, CAUSAL);
+        const te__attn_span t = te__attn_tiles_of<C>(m, next.query + group * 64, 64);
+        const int skip = more ? te__attn_tiles_of<C>(m, next.query, C::ROWS).end - t.end : 0;
         a.q = tiles[0] + q.stage * C::Q_BYTES + group * C::Q_PART;
         a.q_empty = te__shared_address(&bars->q_empty[q.stage]);
 
@@ -145,7 +146,7 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         te__attn_products<T>(r, a, more, have, add);
         if (more) te__attn_keys_free(a, t.end - 1 == t.first);
         const int key = (t.end - 1) * C::KEYS + lane % 4 * 2;
-        if (t.end > t.clear) te__attn_hide<C, CAUSAL>(r, next.query + row, key, p->seq);
+        if (t.end > t.all_end) te__attn_hide(r, m, next.query + row, key);
         TE_UNROLL for (int e = 0; e < 2; e++) top[e] = te__attn_top(r, e), sum[e] = te__attn_exp(r, e, top[e], a.c);
         te__attn_products_wait(r, a, have);
         if (skip) te__attn_values_skip(a);
@@ -218,13 +219,14 @@ TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te
     return te__cuda_launch(ctx, kernel, grid, C::THREADS, C::SHARED, 1, &p, sizeof p, name);
 }
 
-/* What TE_ATTENTION_FORWARD makes a kernel of. EXISTS: 0: there is none for this dtype and head_dim. */
+/* What attention_cuda.h makes a kernel of. EXISTS: 0: there is none for this dtype and head_dim. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL,
           bool = T != TE_f32 && (D == 64 || D == 96 || D == 128 || D == 192 || D == 256)>
 struct te__attn_hopper_forward : te__attn_hopper_forward_shape<D> {
     typedef te__attn_hopper_forward_shape<D> shape;
-    static constexpr int EXISTS = 1;
-    static __device__ __forceinline__ void body(const te_attn_hopper *p) {
+    typedef te_attn_hopper args;
+    static constexpr int EXISTS = 1, BLOCKS = 1;
+    static __device__ __forceinline__ void body(const args *p) {
         __shared__ te_attn_barriers bars;
         te__attn_forward_body<T, shape, HEADS, KV_HEADS, CAUSAL>(p, &bars);
     }
@@ -235,8 +237,9 @@ struct te__attn_hopper_forward : te__attn_hopper_forward_shape<D> {
 };
 template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL>
 struct te__attn_hopper_forward<T, HEADS, KV_HEADS, D, CAUSAL, false> {
-    static constexpr int EXISTS = 0, THREADS = 32, SHARED = 0;
-    static __device__ __forceinline__ void body(const te_attn_hopper *) {}
+    typedef te_attn_hopper args;
+    static constexpr int EXISTS = 0, THREADS = 32, BLOCKS = 1, SHARED = 0;
+    static __device__ __forceinline__ void body(const args *) {}
     static te_status launch(te_context *, const void *, te__encode_fn, const te_attention_args *, const char *) {
         return TE_OK;
     }

@@ -65,6 +65,12 @@ template <int ROWS, int CAUSAL> TE_FN te_attn_work te__attn_work_of(const te_att
     return w;
 }
 
+/* The tiles of keys that go with `count` queries from `query` on; one at least, for queries before the sequence. */
+template <class C> TE_FN te__attn_span te__attn_tiles_of(te__attn_mask m, int query, int count) {
+    te__attn_span t = te__attn_in_tiles(te__attn_keys_of(m, query, count), C::KEYS);
+    if (t.end < 1) t.end = 1;
+    return t;
+}
 /* One thread brings all tiles, in the order in which they are used: keys from the last that a query sees to the first.
  * tiles: where those of Q, K and V begin in shared memory. */
 template <class C, int HEADS, int KV_HEADS, int CAUSAL>
@@ -77,7 +83,7 @@ TE_FN void te__attn_forward_load(const te_attn_hopper *p, te_attn_barriers *bars
 #pragma unroll 1
     for (int tile = (int)blockIdx.x;;) {
         const te_attn_work w = te__attn_work_of<C::ROWS, CAUSAL>(p, tile);
-        const te__attn_seen t = te__attn_seen_by<CAUSAL, C::KEYS>(w.query, C::ROWS, p->seq);
+        const te__attn_span t = te__attn_tiles_of<C>(te__attn_mask_of(p->seq, CAUSAL), w.query, C::ROWS);
         const uint32_t bar = te__shared_address(&bars->q_full[q.stage]), to = tiles[0] + q.stage * C::Q_BYTES;
         const int batch = w.head / HEADS, head = w.head % HEADS;
         const int k_head = HEADS + head / (HEADS / KV_HEADS), v_head = k_head + KV_HEADS;

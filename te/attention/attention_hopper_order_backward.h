@@ -4,7 +4,7 @@
  * The sums are in a fixed order. Each tile of queries of a head has a number: how many key tiles have added their dQ of
  * it. A block adds when the number says that it is its turn, waits until what it added is in memory, not only read from
  * shared memory, and counts on. The first one stores instead of adding, so that nothing has to be zeroed. With
- * free_order a block waits for the first one alone; then the same inputs need not give the same bits.
+ * any_order a block waits for the first one alone; then the same inputs need not give the same bits.
  *
  * Key tiles are handed out in bands of neighbours, one band of each head after the other, the longest first. Who comes
  * to a tile of queries sooner has its turn sooner (as in DASH, arXiv 2601.21824):
@@ -22,6 +22,7 @@
 #define TE_ATTENTION_HOPPER_ORDER_BACKWARD_H
 
 #include "attention_args.h"                  /* te_attention_args */
+#include "attention_mask.h"                  /* which queries see which keys */
 #include "attention_hopper_tools_backward.h" /* te__attn_box_load, te__attn_bulk_add */
 #include "attention_mma_forward.h"           /* te__attn_widths */
 
@@ -42,6 +43,7 @@ typedef struct te_attn_back {
     uint32_t *turn; /* [batch, heads, query_tiles]: key tiles that have added their dQ; 0 before the second kernel */
     int key_tiles, query_tiles;
     int items, band; /* key tiles of all heads; so many of a head are handed out together */
+    int any_order;   /* te_context.attention_unrepeatable */
 } te_attn_back;
 
 template <int QUERIES> struct te__attn_back_shared {
@@ -70,26 +72,6 @@ template <int D> struct te__attn_back_shape {
     typedef te__attn_back_shared<QUERIES> shared;
 };
 
-/* ---- which queries see which keys -------------------------------------------------------------------------------- */
-
-TE_FN int te__attn_visible(int query, int key, int seq, const int causal) {
-    return key < seq && (!causal || key <= query);
-}
-/* Whether some of `keys` keys from `key` on are not visible to some query from `query` on. */
-TE_FN int te__attn_partly_visible(int query, int key, int keys, int seq, const int causal) {
-    return key + keys > seq || (causal && key + keys - 1 > query);
-}
-/* The first tile of queries that sees a tile of keys; all after it do. */
-template <class C>
-TE_FN int te__attn_first_tile(int key_tile, const int causal) {
-    return causal ? key_tile * TE_ATTN_KEYS / C::QUERIES : 0;
-}
-/* The last tile of keys that a tile of queries sees. */
-template <class C> TE_FN int te__attn_last_key_tile(int tile, int key_tiles, const int causal) {
-    const int last = ((tile + 1) * C::QUERIES - 1) / TE_ATTN_KEYS;
-    return causal && last < key_tiles ? last : key_tiles - 1;
-}
-
 /* ---- the order --------------------------------------------------------------------------------------------------- */
 
 /* Whether key tiles walk from the last tile of queries to the first. */
@@ -106,10 +88,11 @@ template <int HEADS, int KV_HEADS, int CAUSAL> TE_FN int4 te__attn_item(const te
  * causal, the last of a band is the first to be handed out, begins the furthest on, and goes on at the first tile of
  * queries when it has done the last. */
 template <class C, int HEADS, int KV_HEADS, int CAUSAL>
-TE_FN int te__attn_turn(const int4 &item, int tile, int key_tiles) {
+TE_FN int te__attn_turn(const int4 &item, int tile, int seq) {
     if (te__attn_downwards(HEADS, KV_HEADS, CAUSAL)) return item.y;
     if (CAUSAL) {
-        const int last = te__attn_last_key_tile<C>(tile, key_tiles, CAUSAL);
+        const te__attn_span keys = te__attn_keys_of(te__attn_mask_of(seq, CAUSAL), tile * C::QUERIES, C::QUERIES);
+        const int last = te__attn_in_tiles(keys, TE_ATTN_KEYS).end - 1;
         return item.z + (last < item.w ? last : item.w) - item.y;
     }
     const int last = item.z + tile * C::QUERIES / TE_ATTN_KEYS;
@@ -129,11 +112,13 @@ typedef struct te__attn_walk { int head, tile, left, tiles; } te__attn_walk;
 template <class C, int HEADS, int KV_HEADS, int CAUSAL>
 TE_FN te__attn_walk te__attn_walk_of(const te_attn_back *p, const int4 &item) {
     te__attn_walk w;
-    const int first = te__attn_first_tile<C>(item.y, CAUSAL);
-    w.head = item.x % KV_HEADS * (HEADS / KV_HEADS), w.left = (p->query_tiles - first) * (HEADS / KV_HEADS);
-    w.tile = CAUSAL ? first : (item.y - item.z) * TE_ATTN_KEYS / C::QUERIES;
-    if (te__attn_downwards(HEADS, KV_HEADS, CAUSAL)) w.tile = p->query_tiles - 1;
-    w.tiles = p->query_tiles;
+    const te__attn_mask m = te__attn_mask_of(p->a.seq, CAUSAL);
+    const te__attn_span tiles =
+        te__attn_in_tiles(te__attn_queries_of(m, item.y * TE_ATTN_KEYS, TE_ATTN_KEYS), C::QUERIES);
+    w.head = item.x % KV_HEADS * (HEADS / KV_HEADS), w.left = (tiles.end - tiles.first) * (HEADS / KV_HEADS);
+    w.tile = CAUSAL ? tiles.first : (item.y - item.z) * TE_ATTN_KEYS / C::QUERIES;
+    if (te__attn_downwards(HEADS, KV_HEADS, CAUSAL)) w.tile = tiles.end - 1;
+    w.tiles = tiles.end;
     return w;
 }
 /* On to the next one; 0: there is none. */
@@ -250,9 +235,9 @@ TE_FN void te__attn_back_turns(const te_attn_back *p, typename C::shared *sh, ui
             if ((n++ & 1) != stage) continue;
             const int q = w.tile * C::QUERIES;
             uint32_t *turn = p->turn + (batch * HEADS + w.head) * p->query_tiles + w.tile;
-            int wanted = te__attn_turn<C, HEADS, KV_HEADS, CAUSAL>(item, w.tile, p->key_tiles);
+            int wanted = te__attn_turn<C, HEADS, KV_HEADS, CAUSAL>(item, w.tile, seq);
             const int first = !wanted;
-            if (p->a.free_order && wanted > 1) wanted = 1;
+            if (p->any_order && wanted > 1) wanted = 1;
             while (wanted && (int)te__attn_acquire(turn) < wanted) {}
             te__barrier_wait(full, (n - 1) >> 1 & 1);
             TE_UNROLL for (int group = 0; group < 2 && lane == 0; group++) {

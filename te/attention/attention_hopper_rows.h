@@ -13,7 +13,8 @@
 #define TE_ATTENTION_HOPPER_ROWS_H
 
 #include "../core/math.h"     /* te_exp2 */
-#include "attention_hopper.h" /* which keys a query sees */
+#include "attention_hopper.h" /* tiles and products of a warpgroup */
+#include "attention_mask.h"   /* which keys a query sees */
 #include "attention_mma.h"    /* te__attn_ldmatrix */
 
 /* What a thread holds of two rows, e = 0 and 1, the second eight below the first. Four lanes share a row. */
@@ -27,9 +28,9 @@ template <class C> struct te__attn_rows {
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 /* Scores of keys that a query does not see become -inf. query: of this thread's first row; key: of its first column. */
-template <class C, int CAUSAL> TE_FN void te__attn_hide(te__attn_rows<C> &r, int query, int key, int seq) {
+template <class C> TE_FN void te__attn_hide(te__attn_rows<C> &r, te__attn_mask m, int query, int key) {
     TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++)
-        if (!te__attn_sees<CAUSAL>(query + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2, seq)) r.s[i] = -INFINITY;
+        if (!te__attn_sees(m, query + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2)) r.s[i] = -INFINITY;
 }
 /* The largest score of row e. */
 template <class C> TE_FN float te__attn_top(const te__attn_rows<C> &r, int e) {

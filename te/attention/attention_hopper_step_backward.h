@@ -86,15 +86,17 @@ TE_FN void te__attn_back_exp(uint32_t (&frag)[C::QUERIES / 16][4], float (&s)[C:
                              const float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 1], const te_attn_back *p,
                              const te__attn_back_group<C> *g, int q0, int k0) {
     constexpr int N = C::QUERIES / 8;
-    const int lane = te__attn_found_again(g->lane), seq = p->a.seq;
+    const int lane = te__attn_found_again(g->lane), key0 = k0 + g->group * 64;
+    const te__attn_mask m = te__attn_mask_of(p->a.seq, CAUSAL);
     const uint32_t lse = TE__AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 4;
     const float c = p->a.scale * TE__ATTN_LOG2E;
-    if (te__attn_partly_visible(q0, k0 + g->group * 64, 64, seq, CAUSAL)) {
-        const int key = k0 + g->group * 64 + g->warp * 16 + lane / 4;
+    if (te__attn_cuts(te__attn_keys_of(m, q0, C::QUERIES), key0, 64)) { /* queries past the end have a P of 0 */
+        const int key = key0 + g->warp * 16 + lane / 4;
         TE_UNROLL for (int n = 0; n < N; n++)
             TE_UNROLL for (int e = 0; e < 4; e++) {
                 const int query = q0 + 8 * n + lane % 4 * 2 + e % 2;
-                if (!te__attn_visible(query, key + e / 2 * 8, seq, CAUSAL)) s[4 * n + e] = -INFINITY;
+                const int at = key + e / 2 * 8;
+                if (at >= m.seq || !te__attn_seen(m, at, query)) s[4 * n + e] = -INFINITY;
             }
     }
     TE_UNROLL for (int n = 0; n < N; n++) {

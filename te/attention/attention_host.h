@@ -55,36 +55,49 @@ TE_FN te__attn_head te__attn_head_of(int batch, int head, int heads, int kv_head
     h.out = first * h.out_width + (int64_t)head * d, h.row = ((int64_t)batch * heads + head) * seq;
     return h;
 }
-/* The causal mask in the tile on the diagonal, where query and key tiles begin at the same token. */
-TE_FN void te__attn_mask_before(float *s, int keys) { /* s[key][query] */
-    for (int k = 0; k < keys; k++)
-        for (int q = 0; q < k; q++) s[k * TE__ATTN_TILE + q] = -INFINITY;
+/* In a row of a tile's scores, what does not go with the row becomes -inf. at: the token of column 0. */
+TE_FN void te__attn_row_hide(float *row, te__attn_span seen, int at) {
+    for (int c = 0; c < te__attn_least(TE__ATTN_TILE, seen.first - at); c++) row[c] = -INFINITY;
+    for (int c = seen.end > at ? seen.end - at : 0; c < TE__ATTN_TILE; c++) row[c] = -INFINITY;
 }
-TE_FN void te__attn_mask_after(float *s, int queries) { /* s[query][key] */
-    for (int q = 0; q < queries; q++)
-        for (int k = q + 1; k < TE__ATTN_TILE; k++) s[q * TE__ATTN_TILE + k] = -INFINITY;
+/* What is not seen in a tile of scores, s[key][query] or s[query][key]. */
+TE_FN void te__attn_hide_by_key(float *s, te__attn_mask m, int q0, int k0, int keys) {
+    for (int k = 0; k < keys; k++) te__attn_row_hide(s + k * TE__ATTN_TILE, te__attn_queries_of(m, k0 + k, 1), q0);
+}
+TE_FN void te__attn_hide_by_query(float *s, te__attn_mask m, int q0, int k0, int queries) {
+    for (int q = 0; q < queries; q++) te__attn_row_hide(s + q * TE__ATTN_TILE, te__attn_keys_of(m, q0 + q, 1), k0);
+}
+/* Whether nothing is seen on one side of a tile's diagonal, so that products may leave that side out: key k0 + i by no
+ * query before q0 + i. It is enough to look at the last key: as keys move on by one, their first query does not move on
+ * by more than one. */
+TE_FN int te__attn_is_triangle(te__attn_mask m, int q0, int k0, int keys) {
+    return te__attn_queries_of(m, k0 + keys - 1, 1).first >= q0 + keys - 1;
 }
 
 /* Grid: (batch * heads, query tiles). */
 TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads,
                                       int kv_heads, int d, int causal) {
     const te__attn_head h = te__attn_head_of(at.x / heads, at.x % heads, heads, kv_heads, d, a->seq);
-    const int q0 = (causal ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE,
+    const te__attn_mask m = te__attn_mask_of(a->seq, causal);
+    const int q0 = (te__attn_grows(m) ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE,
               queries = te__attn_least(TE__ATTN_TILE, a->seq - q0);
-    const int end = causal ? q0 + queries : a->seq, ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(queries);
+    const te__attn_span seen = te__attn_keys_of(m, q0, queries);
+    const int ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(queries);
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
     float *k = s, *v = k + tile, *o = v + tile, *qt = o + tile, *p = qt + tile;
     float *top = p + square, *sum = top + TE__ATTN_TILE, *shrink = sum + TE__ATTN_TILE;
     memset(o, 0, (size_t)(TE__ATTN_TILE * ld) * sizeof(float));
     for (int q = 0; q < TE__ATTN_TILE; q++) top[q] = -1e30f, sum[q] = 0;
     te__attn_tile_read_transposed(qt, a->qkv, h.q + q0 * h.width, h.width, queries, d, a->scale * TE__ATTN_LOG2E, t);
-    for (int k0 = 0; k0 < end; k0 += TE__ATTN_TILE) {
-        const int keys = te__attn_least(TE__ATTN_TILE, end - k0), cut = causal && k0 == q0;
-        const enum te__attn_part part = cut ? TE__ATTN_COLUMNS_FROM_ROW : TE__ATTN_ALL;
+    for (int k0 = seen.first / TE__ATTN_TILE * TE__ATTN_TILE; k0 < seen.end; k0 += TE__ATTN_TILE) {
+        const int keys = te__attn_least(TE__ATTN_TILE, seen.end - k0), cut = te__attn_cuts(seen, k0, keys);
+        const int triangle = cut && te__attn_is_triangle(m, q0, k0, keys);
+        const enum te__attn_part part = triangle ? TE__ATTN_COLUMNS_FROM_ROW : TE__ATTN_ALL;
+        const enum te__attn_part depth = triangle ? TE__ATTN_DEPTH_TO_ROW : TE__ATTN_ALL;
         te__attn_tile_read(k, ld, a->qkv, h.k + k0 * h.width, h.width, keys, d, t);
         te__attn_tile_read(v, ld, a->qkv, h.v + k0 * h.width, h.width, keys, d, t);
         te__attn_product(p, TE__ATTN_TILE, k, ld, 1, qt, TE__ATTN_TILE, keys, n, d, 0, part);
-        if (cut) te__attn_mask_before(p, keys);
+        if (cut) te__attn_hide_by_key(p, m, q0, k0, keys);
         for (int q = 0; q < n; q += TE__ATTN_LANES) {
             te__attn_vector old, now, add, e;
             te__attn_get(&old, top + q), te__attn_get(&add, sum + q), now = old;
@@ -102,7 +115,7 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
                     te__attn_vector e;
                     te__attn_get(&e, o + q * ld + c), e *= shrink[q], te__attn_put(o + q * ld + c, &e);
                 }
-        te__attn_product(o, ld, p, 1, TE__ATTN_TILE, v, ld, queries, ld, keys, 1, cut ? TE__ATTN_DEPTH_TO_ROW : part);
+        te__attn_product(o, ld, p, 1, TE__ATTN_TILE, v, ld, queries, ld, keys, 1, depth);
     }
     for (int q = 0; q < queries; q++) {
         te__attn_row_write(a->out, h.out + (q0 + q) * h.out_width, o + q * ld, d, 1.0f / sum[q], t);
@@ -114,9 +127,11 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
 TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads, int kv_heads,
                                       int d, int causal) {
     const te__attn_head h = te__attn_head_of(at.x / heads, at.x % heads, heads, kv_heads, d, a->seq);
-    const int q0 = (causal ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE,
+    const te__attn_mask m = te__attn_mask_of(a->seq, causal);
+    const int q0 = (te__attn_grows(m) ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE,
               queries = te__attn_least(TE__ATTN_TILE, a->seq - q0);
-    const int end = causal ? q0 + queries : a->seq, ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(queries);
+    const te__attn_span seen = te__attn_keys_of(m, q0, queries);
+    const int ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(queries);
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
     float *k = s, *v = k + tile, *dq = v + tile, *qt = dq + tile, *dot = qt + tile, *p = dot + tile;
     float *dp = p + square, *lse = dp + square, *delta = lse + TE__ATTN_TILE;
@@ -128,14 +143,16 @@ TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float 
         for (int c = 0; c < d; c++) delta[q] += dot[c * TE__ATTN_TILE + q] * te_load(a->out, row + c, t);
         lse[q] = a->lse[h.row + q0 + q] * TE__ATTN_LOG2E, a->delta[h.row + q0 + q] = delta[q];
     }
-    for (int k0 = 0; k0 < end; k0 += TE__ATTN_TILE) {
-        const int keys = te__attn_least(TE__ATTN_TILE, end - k0), cut = causal && k0 == q0;
-        const enum te__attn_part part = cut ? TE__ATTN_COLUMNS_FROM_ROW : TE__ATTN_ALL;
+    for (int k0 = seen.first / TE__ATTN_TILE * TE__ATTN_TILE; k0 < seen.end; k0 += TE__ATTN_TILE) {
+        const int keys = te__attn_least(TE__ATTN_TILE, seen.end - k0), cut = te__attn_cuts(seen, k0, keys);
+        const int triangle = cut && te__attn_is_triangle(m, q0, k0, keys);
+        const enum te__attn_part part = triangle ? TE__ATTN_COLUMNS_FROM_ROW : TE__ATTN_ALL;
+        const enum te__attn_part depth = triangle ? TE__ATTN_DEPTH_TO_ROW : TE__ATTN_ALL;
         te__attn_tile_read(k, ld, a->qkv, h.k + k0 * h.width, h.width, keys, d, t);
         te__attn_tile_read(v, ld, a->qkv, h.v + k0 * h.width, h.width, keys, d, t);
         te__attn_product(p, TE__ATTN_TILE, k, ld, 1, qt, TE__ATTN_TILE, keys, n, d, 0, part);
         te__attn_product(dp, TE__ATTN_TILE, v, ld, 1, dot, TE__ATTN_TILE, keys, n, d, 0, part);
-        if (cut) te__attn_mask_before(p, keys);
+        if (cut) te__attn_hide_by_key(p, m, q0, k0, keys);
         for (int q = 0; q < n; q += TE__ATTN_LANES) {
             te__attn_vector l, mean, e, x;
             te__attn_get(&l, lse + q), te__attn_get(&mean, delta + q);
@@ -145,7 +162,7 @@ TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float 
                 te__attn_put(p + i, &e);
             }
         }
-        te__attn_product(dq, ld, p, 1, TE__ATTN_TILE, k, ld, queries, ld, keys, 1, cut ? TE__ATTN_DEPTH_TO_ROW : part);
+        te__attn_product(dq, ld, p, 1, TE__ATTN_TILE, k, ld, queries, ld, keys, 1, depth);
     }
     for (int q = 0; q < queries; q++)
         te__attn_row_write(a->dqkv, h.q + (q0 + q) * h.width, dq + q * ld, d, a->scale, t);
@@ -157,6 +174,8 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
     const int group = heads / kv_heads, batch = at.x / kv_heads, head0 = at.x % kv_heads * group;
     const te__attn_head h0 = te__attn_head_of(batch, head0, heads, kv_heads, d, a->seq);
     const int k0 = at.y * TE__ATTN_TILE, keys = te__attn_least(TE__ATTN_TILE, a->seq - k0);
+    const te__attn_mask m = te__attn_mask_of(a->seq, causal);
+    const te__attn_span seen = te__attn_queries_of(m, k0, keys);
     const int ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(keys), tile = TE__ATTN_TILE * ld;
     float *q = s, *dout = q + tile, *dk = dout + tile, *dv = dk + tile, *kt = dv + tile, *vt = kt + tile,
           *p = vt + tile;
@@ -166,14 +185,16 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
     te__attn_tile_read_transposed(vt, a->qkv, h0.v + k0 * h0.width, h0.width, keys, d, 1, t);
     for (int head = head0; head < head0 + group; head++) {
         const te__attn_head h = te__attn_head_of(batch, head, heads, kv_heads, d, a->seq);
-        for (int q0 = causal ? k0 : 0; q0 < a->seq; q0 += TE__ATTN_TILE) {
-            const int queries = te__attn_least(TE__ATTN_TILE, a->seq - q0), cut = causal && k0 == q0;
-            const enum te__attn_part part = cut ? TE__ATTN_COLUMNS_TO_ROW : TE__ATTN_ALL;
+        for (int q0 = seen.first / TE__ATTN_TILE * TE__ATTN_TILE; q0 < seen.end; q0 += TE__ATTN_TILE) {
+            const int queries = te__attn_least(TE__ATTN_TILE, seen.end - q0), cut = te__attn_cuts(seen, q0, queries);
+            const int triangle = cut && te__attn_is_triangle(m, q0, k0, keys);
+            const enum te__attn_part part = triangle ? TE__ATTN_COLUMNS_TO_ROW : TE__ATTN_ALL;
+            const enum te__attn_part depth = triangle ? TE__ATTN_DEPTH_FROM_ROW : TE__ATTN_ALL;
             te__attn_tile_read(q, ld, a->qkv, h.q + q0 * h.width, h.width, queries, d, t);
             te__attn_tile_read(dout, ld, a->dout, h.out + q0 * h.out_width, h.out_width, queries, d, t);
             te__attn_product(p, TE__ATTN_TILE, q, ld, 1, kt, TE__ATTN_TILE, queries, n, d, 0, part);
             te__attn_product(dp, TE__ATTN_TILE, dout, ld, 1, vt, TE__ATTN_TILE, queries, n, d, 0, part);
-            if (cut) te__attn_mask_after(p, queries);
+            if (cut) te__attn_hide_by_query(p, m, q0, k0, queries);
             for (int i = 0; i < queries; i++) {
                 const float lse = a->lse[h.row + q0 + i] * TE__ATTN_LOG2E, delta = a->delta[h.row + q0 + i];
                 for (int j = i * TE__ATTN_TILE; j < i * TE__ATTN_TILE + n; j += TE__ATTN_LANES) {
@@ -183,10 +204,8 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
                     te__attn_put(p + j, &e), te__attn_put(dp + j, &x);
                 }
             }
-            te__attn_product(dv, ld, p, 1, TE__ATTN_TILE, dout, ld, keys, ld, queries, 1,
-                             cut ? TE__ATTN_DEPTH_FROM_ROW : part);
-            te__attn_product(dk, ld, dp, 1, TE__ATTN_TILE, q, ld, keys, ld, queries, 1,
-                             cut ? TE__ATTN_DEPTH_FROM_ROW : part);
+            te__attn_product(dv, ld, p, 1, TE__ATTN_TILE, dout, ld, keys, ld, queries, 1, depth);
+            te__attn_product(dk, ld, dp, 1, TE__ATTN_TILE, q, ld, keys, ld, queries, 1, depth);
         }
     }
     for (int k = 0; k < keys; k++) {
@@ -221,6 +240,6 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
         TE_TRY(name##_dq_launch(ctx, te_grid_of((int64_t)a->batch * (heads), tiles), a)); /* delta, for dkdv */ \
         return name##_dkdv_launch(ctx, te_grid_of((int64_t)a->batch * (kv_heads), tiles), a);                   \
     }                                                                                                           \
-    TE_API size_t name##_scratch_bytes(const te_context *ctx, int64_t rows) { return (void)ctx, (void)rows, 0; }
+    TE_API size_t name##_scratch_bytes(te_context *ctx, int64_t rows) { return (void)ctx, (void)rows, 0; }
 
 #endif

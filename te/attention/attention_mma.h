@@ -19,6 +19,7 @@
 #include "../core/math.h"     /* te_exp2 */
 #include "../core/mma_cuda.h" /* te__mma, te__shared_address */
 #include "attention_args.h"   /* te_attention_args */
+#include "attention_mask.h"   /* te__attn_sees, te__attn_seen */
 
 /* Shared memory that a block may have: 163 KB on sm_80; 99 KB on sm_86 and sm_89, define it so for them. */
 #ifndef TE_SHARED_BYTES
@@ -149,23 +150,23 @@ TE_FN void te__attn_pack_all(uint32_t (&p)[M][N / 2][4], const float (&s)[M][N][
         }
 }
 
-/* Scores that do not count become -inf: keys from seq on, and causal: keys after the row. row, key: of s[0][0][0]. */
-template <int M, int N, int CAUSAL> TE_FN void te__attn_mask(float (&s)[M][N][4], int row, int key, int seq) {
+/* Scores of keys that a query does not see become -inf. query, key: of s[0][0][0]. */
+template <int M, int N> TE_FN void te__attn_hide(float (&s)[M][N][4], te__attn_mask mask, int query, int key) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int n = 0; n < N; n++)
             TE_UNROLL for (int e = 0; e < 4; e++) {
-                const int r = row + m * 16 + e / 2 * 8, k = key + n * 8 + e % 2;
-                if (k >= seq || (CAUSAL && k > r)) s[m][n][e] = -INFINITY;
+                const int q = query + m * 16 + e / 2 * 8, k = key + n * 8 + e % 2;
+                if (!te__attn_sees(mask, q, k)) s[m][n][e] = -INFINITY;
             }
 }
-/* The same for scores by keys, where rows from seq on do not count. */
-template <int M, int N, int CAUSAL>
-TE_FN void te__attn_mask_transposed(float (&s)[M][N][4], int key, int row, int seq) {
+/* The same for scores by keys, and those of queries past the sequence. */
+template <int M, int N>
+TE_FN void te__attn_hide_transposed(float (&s)[M][N][4], te__attn_mask mask, int key, int query) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int n = 0; n < N; n++)
             TE_UNROLL for (int e = 0; e < 4; e++) {
-                const int k = key + m * 16 + e / 2 * 8, r = row + n * 8 + e % 2;
-                if (r >= seq || (CAUSAL && k > r)) s[m][n][e] = -INFINITY;
+                const int k = key + m * 16 + e / 2 * 8, q = query + n * 8 + e % 2;
+                if (q >= mask.seq || !te__attn_seen(mask, k, q)) s[m][n][e] = -INFINITY;
             }
 }
 

@@ -36,8 +36,12 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
     constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D>::QKV, OUT = te__attn_widths<HEADS, KV_HEADS, D>::OUT;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4, seq = a->seq;
     const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D>((int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS, seq);
-    const int q0 = (int)(CAUSAL ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS, row0 = q0 + warp * M * 16;
-    const int end = CAUSAL && q0 + C::ROWS < seq ? q0 + C::ROWS : seq, tiles = (end + TILE - 1) / TILE;
+    const te__attn_mask mask = te__attn_mask_of(seq, CAUSAL);
+    const int q0 = (int)(te__attn_grows(mask) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS;
+    const int row0 = q0 + warp * M * 16;
+    const te__attn_span tiles = te__attn_in_tiles(te__attn_keys_of(mask, q0, C::ROWS), TILE);
+    const te__attn_span own = te__attn_in_tiles(te__attn_keys_of(mask, row0, M * 16), TILE); /* this warp's */
+    const int64_t begin = tiles.first * TILE * QKV;
     const uint16_t *qkv = (const uint16_t *)a->qkv, *dout = (const uint16_t *)a->dout + h.out;
     const uint16_t *out = (const uint16_t *)a->out + h.out;
     const uint32_t q_tile = te__shared_address(te__attention_shared), do_tile = q_tile + C::ROWS * ROW;
@@ -46,8 +50,8 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
 
     te__attn_tile_load<C::ROWS, D, QKV, C::THREADS>(q_tile, qkv + h.q + q0 * QKV, seq - q0);
     te__attn_tile_load<C::ROWS, D, OUT, C::THREADS>(do_tile, dout + q0 * OUT, seq - q0);
-    te__attn_tile_load<TILE, D, QKV, C::THREADS>(kv_tile, qkv + h.k, seq);
-    te__attn_tile_load<TILE, D, QKV, C::THREADS>(kv_tile + KV_BYTES, qkv + h.v, seq);
+    te__attn_tile_load<TILE, D, QKV, C::THREADS>(kv_tile, qkv + h.k + begin, seq - tiles.first * TILE);
+    te__attn_tile_load<TILE, D, QKV, C::THREADS>(kv_tile + KV_BYTES, qkv + h.v + begin, seq - tiles.first * TILE);
 
     float dq[M][D / 8][4] = {}, lse[M][2], minus_delta[M][2]; /* lse in powers of 2 */
     TE_UNROLL for (int m = 0; m < M; m++)
@@ -65,26 +69,25 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
             minus_delta[m][e] = -v, lse[m][e] = row < seq ? a->lse[h.row + row] * TE__ATTN_LOG2E : INFINITY;
             if (t == 0 && row < seq) a->delta[h.row + row] = v;
         }
-    for (int i = 0; i < tiles; i++) {
-        const int k0 = i * TILE;
-        const uint32_t k_tile = kv_tile + (i & 1) * 2 * KV_BYTES;
+    for (int i = tiles.first; i < tiles.end; i++) {
+        const int k0 = i * TILE, stage = (i - tiles.first) & 1;
+        const uint32_t k_tile = kv_tile + stage * 2 * KV_BYTES;
         te__attn_copies_done();
         __syncthreads();
-        if (i + 1 < tiles) {
-            const uint32_t next = kv_tile + ((i + 1) & 1) * 2 * KV_BYTES;
+        if (i + 1 < tiles.end) {
+            const uint32_t next = kv_tile + (stage ^ 1) * 2 * KV_BYTES;
             const int64_t at = (k0 + TILE) * QKV;
             te__attn_tile_load<TILE, D, QKV, C::THREADS>(next, qkv + h.k + at, seq - k0 - TILE);
             te__attn_tile_load<TILE, D, QKV, C::THREADS>(next + KV_BYTES, qkv + h.v + at, seq - k0 - TILE);
         }
-        if (CAUSAL && k0 > row0 + M * 16 - 1) continue;
+        if (te__attn_differs(mask) && !te__attn_meets(own, i, 1)) continue;
 
         const uint32_t none[M][1][4] = {};
         float s[M][N][4] = {}, dp[M][N][4];
         te__attn_start<M, N>(dp, minus_delta);
         te__attn_product_nt<T, M, N, D, 0>(s, none, q_tile + a_lane, k_tile + te__attn_lane_b<D>(lane));
         te__attn_product_nt<T, M, N, D, 0>(dp, none, do_tile + a_lane, k_tile + KV_BYTES + te__attn_lane_b<D>(lane));
-        if (k0 + TILE > seq || (CAUSAL && k0 + TILE - 1 > row0))
-            te__attn_mask<M, N, CAUSAL>(s, row0 + g, k0 + t * 2, seq);
+        if (te__attn_cuts(own, i, 1)) te__attn_hide<M, N>(s, mask, row0 + g, k0 + t * 2);
         TE_UNROLL for (int m = 0; m < M; m++)
             TE_UNROLL
         for (int n = 0; n < N; n++) TE_UNROLL
@@ -141,10 +144,13 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
     const int batch = (int)blockIdx.x / KV_HEADS, head0 = (int)blockIdx.x % KV_HEADS * GROUP;
     const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D>(batch, head0, seq);
     const int k0 = (int)blockIdx.y * C::ROWS, key0 = k0 + pair * M * 16;
-    const int first = CAUSAL ? k0 / TILE : 0, tiles = (seq + TILE - 1) / TILE, steps = (tiles - first) * GROUP;
+    const te__attn_mask mask = te__attn_mask_of(seq, CAUSAL);
+    const te__attn_span tiles = te__attn_in_tiles(te__attn_queries_of(mask, k0, C::ROWS), TILE);
+    const te__attn_span own = te__attn_in_tiles(te__attn_queries_of(mask, key0, M * 16), TILE); /* this warp's */
+    const int steps = (tiles.end - tiles.first) * GROUP;
     const uint16_t *qkv = (const uint16_t *)a->qkv;
     const uint32_t k_tile = te__shared_address(te__attention_shared), q_tile = k_tile + 2 * C::ROWS * ROW;
-    const uint32_t own = (uint32_t)(second * C::ROWS + pair * M * 16) * ROW; /* this warp's rows of K, or of V */
+    const uint32_t kept = (uint32_t)(second * C::ROWS + pair * M * 16) * ROW; /* this warp's rows of K, or of V */
     uint4 *handed = (uint4 *)(te__attention_shared + C::TILES_BYTES) + pair * M * N / 2 * 32 + lane;
     float *rows = (float *)(te__attention_shared + C::TILES_BYTES + C::ROWS * TILE * 2); /* lse, delta; of stage 1 */
     const float c = a->scale * TE__ATTN_LOG2E, start = second ? -1.0f : -1.0f / a->scale;
@@ -152,22 +158,22 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
 
     te__attn_tile_load<C::ROWS, D, QKV, C::THREADS>(k_tile, qkv + h.k + k0 * QKV, seq - k0);
     te__attn_tile_load<C::ROWS, D, QKV, C::THREADS>(k_tile + C::ROWS * ROW, qkv + h.v + k0 * QKV, seq - k0);
-    te__attn_queries_load<D, QKV, OUT, C>(q_tile, te__shared_address(rows), a, h, 0, first * TILE);
+    te__attn_queries_load<D, QKV, OUT, C>(q_tile, te__shared_address(rows), a, h, 0, tiles.first * TILE);
 
     uint32_t held[M][HELD ? D / 16 : 1][4];
     float sum[M][D / 8][4] = {}; /* dV, or dK */
-    for (int i = 0, tile = first, member = 0; i < steps; i++) {
-        const int q0 = tile * TILE;
+    for (int i = 0, tile = tiles.first, member = 0; i < steps; i++) {
+        const int at = tile, q0 = at * TILE;
         te__attn_copies_done();
         __syncthreads(); /* the tile is there; nobody reads the other stage or P^T of the last step any more */
         if (i + 1 < steps) {
-            if (++tile == tiles) tile = first, member++;
+            if (++tile == tiles.end) tile = tiles.first, member++;
             te__attn_queries_load<D, QKV, OUT, C>(q_tile + ((i + 1) & 1) * 2 * Q_BYTES,
                                                   te__shared_address(rows + ((i + 1) & 1) * 2 * TILE), a, h, member,
                                                   tile * TILE);
         }
-        if constexpr (HELD != 0) if (i == 0) te__attn_hold<M, D>(held, k_tile + own + te__attn_lane_a<D>(lane));
-        if (CAUSAL && q0 + TILE - 1 < key0) { /* all masked, for both warps of the pair; the others wait for P^T */
+        if constexpr (HELD != 0) if (i == 0) te__attn_hold<M, D>(held, k_tile + kept + te__attn_lane_a<D>(lane));
+        if (te__attn_differs(mask) && !te__attn_meets(own, at, 1)) { /* both warps of the pair; others wait for P^T */
             __syncthreads();
             continue;
         }
@@ -182,11 +188,11 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
             TE_UNROLL for (int m = 0; m < M; m++)
                 TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = (e % 2 ? x.y : x.x) * start;
         }
-        te__attn_product_nt<T, M, N, D, HELD>(s, held, k_tile + own + te__attn_lane_a<D>(lane),
+        te__attn_product_nt<T, M, N, D, HELD>(s, held, k_tile + kept + te__attn_lane_a<D>(lane),
                                               b_nt + te__attn_lane_b<D>(lane));
         if (!second) {
-            if (q0 + TILE > seq || (CAUSAL && key0 + M * 16 - 1 > q0))
-                te__attn_mask_transposed<M, N, CAUSAL>(s, key0 + g, q0 + t * 2, seq);
+            if (te__attn_cuts(own, at, 1))
+                te__attn_hide_transposed<M, N>(s, mask, key0 + g, q0 + t * 2);
             TE_UNROLL for (int m = 0; m < M; m++)
                 TE_UNROLL for (int n = 0; n < N; n++)
                     TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te_exp2(s[m][n][e] * c);
@@ -215,7 +221,8 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
     TE_UNROLL for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = second ? a->scale : 1.0f;
     const int column = (HEADS + (int)blockIdx.x % KV_HEADS + (second ? 0 : KV_HEADS)) * D;
     te__attn_rows_store<T, M, D>((uint16_t *)a->dqkv + (second ? h.k : h.v) + key0 * h.width, h.width, seq - key0, sum,
-                                 factor, te__attention_shared + own, te__attn_sum<QKV, M * 16>(a, batch, key0, column));
+                                 factor, te__attention_shared + kept,
+                                 te__attn_sum<QKV, M * 16>(a, batch, key0, column));
 }
 
 #endif

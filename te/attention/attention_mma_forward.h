@@ -57,39 +57,42 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4, seq = a->seq;
     const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D>((int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS, seq);
     /* causal: the longest rows first, so that the short ones fill the end */
-    const int q0 = (int)(CAUSAL ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS, row0 = q0 + warp * M * 16;
-    const int end = CAUSAL && q0 + C::ROWS < seq ? q0 + C::ROWS : seq, tiles = (end + TILE - 1) / TILE;
+    const te__attn_mask mask = te__attn_mask_of(seq, CAUSAL);
+    const int q0 = (int)(te__attn_grows(mask) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS;
+    const int row0 = q0 + warp * M * 16;
+    const te__attn_span tiles = te__attn_in_tiles(te__attn_keys_of(mask, q0, C::ROWS), TILE);
+    const te__attn_span own = te__attn_in_tiles(te__attn_keys_of(mask, row0, M * 16), TILE); /* this warp's */
+    const int64_t begin = tiles.first * TILE * QKV;
     const uint16_t *qkv = (const uint16_t *)a->qkv;
     const uint32_t q_tile = te__shared_address(te__attention_shared), kv_tile = q_tile + C::ROWS * ROW;
     const uint32_t q_lane = q_tile + (uint32_t)warp * M * 16 * ROW + te__attn_lane_a<D>(lane);
     const float c = a->scale * TE__ATTN_LOG2E;
 
     te__attn_tile_load<C::ROWS, D, QKV, C::THREADS>(q_tile, qkv + h.q + q0 * QKV, seq - q0);
-    te__attn_tile_load<TILE, D, QKV, C::THREADS>(kv_tile, qkv + h.k, seq);
-    te__attn_tile_load<TILE, D, QKV, C::THREADS>(kv_tile + KV_BYTES, qkv + h.v, seq);
+    te__attn_tile_load<TILE, D, QKV, C::THREADS>(kv_tile, qkv + h.k + begin, seq - tiles.first * TILE);
+    te__attn_tile_load<TILE, D, QKV, C::THREADS>(kv_tile + KV_BYTES, qkv + h.v + begin, seq - tiles.first * TILE);
 
     uint32_t held[M][HELD ? D / 16 : 1][4];
     float o[M][D / 8][4] = {}, top[M][2],
                    sum[M][2] = {}; /* o: not yet divided; top: largest score; sum: this lane's share */
     TE_UNROLL for (int m = 0; m < M; m++) top[m][0] = top[m][1] = -INFINITY;
-    for (int i = 0; i < tiles; i++) {
-        const int k0 = i * TILE;
-        const uint32_t k_tile = kv_tile + (i & 1) * 2 * KV_BYTES;
+    for (int i = tiles.first; i < tiles.end; i++) {
+        const int k0 = i * TILE, stage = (i - tiles.first) & 1;
+        const uint32_t k_tile = kv_tile + stage * 2 * KV_BYTES;
         te__attn_copies_done();
         __syncthreads(); /* the tile is there, and nobody reads the other stage any more */
-        if (i + 1 < tiles) {
-            const uint32_t next = kv_tile + ((i + 1) & 1) * 2 * KV_BYTES;
+        if (i + 1 < tiles.end) {
+            const uint32_t next = kv_tile + (stage ^ 1) * 2 * KV_BYTES;
             const int64_t at = (k0 + TILE) * QKV;
             te__attn_tile_load<TILE, D, QKV, C::THREADS>(next, qkv + h.k + at, seq - k0 - TILE);
             te__attn_tile_load<TILE, D, QKV, C::THREADS>(next + KV_BYTES, qkv + h.v + at, seq - k0 - TILE);
         }
-        if constexpr (HELD != 0) if (i == 0) te__attn_hold<M, D>(held, q_lane);
-        if (CAUSAL && k0 > row0 + M * 16 - 1) continue; /* all masked for this warp */
+        if constexpr (HELD != 0) if (i == tiles.first) te__attn_hold<M, D>(held, q_lane);
+        if (te__attn_differs(mask) && !te__attn_meets(own, i, 1)) continue; /* all masked for this warp */
 
         float s[M][N][4] = {};
         te__attn_product_nt<T, M, N, D, HELD>(s, held, q_lane, k_tile + te__attn_lane_b<D>(lane));
-        if (k0 + TILE > seq || (CAUSAL && k0 + TILE - 1 > row0))
-            te__attn_mask<M, N, CAUSAL>(s, row0 + g, k0 + t * 2, seq);
+        if (te__attn_cuts(own, i, 1)) te__attn_hide<M, N>(s, mask, row0 + g, k0 + t * 2);
         /* key 0 is in the first tile and never masked: top is finite from there on */
         float shrink[M][2];
         int moved = 0;

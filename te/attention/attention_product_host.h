@@ -3,6 +3,7 @@
 #define TE_ATTENTION_PRODUCT_HOST_H
 
 #include "attention_args.h" /* te_attention_args */
+#include "attention_mask.h" /* te__attn_mask */
 #if defined(__FMA__)
 #include <immintrin.h> /* fused multiply-add, which -std=c11 does not contract to by itself */
 #endif

@@ -46,8 +46,9 @@ typedef struct te_context {
     int gemm_tune;       /* time the back end's candidates once for each product (te/gemm/gemm_tune.h); off: 0 */
     int gemm_own;        /* CUDA: matrix products, and rows that begin with one, as kernels of our own: 0 never, 1 where
                           * they should pay (the default), 2 wherever they can (te/gemm/gemm_choose.h) */
-    int attention_hopper; /* CUDA: attention's backward by wgmma, head sizes 64 and 128: 0 no (the default, until the
-                           * present form of it has run on a device), 1 yes */
+    int attention_unrepeatable; /* CUDA, compute capability 9.0: attention's backward adds dQ in whatever order blocks
+                                 * come to it. The same inputs then need not give the same bits. 0 (the default): in one
+                                 * order, always the same */
     int overlap;         /* CUDA: a kernel is set up while the one before it ends (te_kernel_begin): 0 never, 1 from
                           * compute capability 9.0 on (the default) */
     void *launches;      /* CUDA: what a pass writes down, and its graphs (te/core/launch_cuda.h) */

@@ -45,7 +45,7 @@ typedef struct te_attention_options {
     }
 
 typedef te_status (*te_attention_launch_fn)(te_context *ctx, const te_attention_args *a);
-typedef size_t (*te_attention_scratch_fn)(const te_context *ctx, int64_t rows);
+typedef size_t (*te_attention_scratch_fn)(te_context *ctx, int64_t rows);
 
 TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;
@@ -76,7 +76,7 @@ TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attentio
                                         te_attention_scratch_fn scratch_bytes, float *sum) {
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
-    const size_t bytes = r->ctx && r->ctx->attention_hopper ? scratch_bytes(r->ctx, te_room_rows(r)) : 0;
+    const size_t bytes = r->ctx ? scratch_bytes(r->ctx, te_room_rows(r)) : 0;
     te_attention_args a = te__attention_args(r, op);
     te_value y, qkv = te_input_of(r, i), out = te_output_of(r, i), dout = r->now, dqkv;
     void *delta = 0;
