@@ -45,12 +45,13 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
     int64_t at = 0;
     for (int i = 0; i < plan->op_count; i++)
         for (int k = 0; k < plan->op[i].params; k++, param++) {
-            const te_param_info *info = &plan->op[i].param[k];
-            param->op = plan->op[i].name, param->field = info->field, param->rows = info->rows,
-            param->cols = info->cols;
-            param->dtype = plan->dtype;
-            param->init = info->init, param->tied = info->tied, param->shared = 0;
-            param->data = 0, param->grad = 0;
+            const te_op *op = &plan->op[i];
+            const te_param_info *info = &op->param[k];
+            memset(param, 0, sizeof *param);
+            param->op = op->name, param->field = info->field, param->rows = info->rows, param->cols = info->cols;
+            param->dtype = plan->dtype, param->init = info->init, param->tied = info->tied;
+            param->trains = grads != 0, param->index = (int)(param - m->param);
+            param->last = op->op_class == TE_CLASS_norm || (op->flags & TE_SUMS);
             if (info->tied) continue;
             param->data = (char *)params + (size_t)at * te_dtype_bytes(plan->dtype);
             if (grads) param->grad = grads + at;
@@ -59,18 +60,39 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
     return TE_OK;
 }
 
-/* Let `user` (of a tied_linear) be `owner`'s memory. The backward of the user must run before the owner's, as it does
- * when the owner is the embedding of the same network: the user writes the gradient and the owner adds to it. */
+/* Whether a's gradient is written before b's, of two that share the memory of `owner`. In one list the backward begins
+ * at the end. Of two lists that do not have the owner, b was tied first. */
+TE_API int te__writes_before(const te_param *a, const te_param *b, const te_param *owner) {
+    if (a - a->index == b - b->index) return a->last != b->last ? b->last : a->index > b->index;
+    return b - b->index == owner - owner->index;
+}
+/* Let `user` (of a tied_linear) be `owner`'s memory. Of all that share a gradient the first of a backward writes it and
+ * the others add to it. Within a list the library sees which that is; the backward of another list must run before the
+ * owner's, and if there are several, in the order in which they were tied. An instance that was bound without gradients
+ * does not count. Both instances stay where they are; when one of them is bound again it is tied again. */
 TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     TE_REQUIRE(user && owner && owner->data, ctx, TE_ERROR_NULL, "te_tie: a parameter is null or not bound");
     TE_REQUIRE(user->tied, ctx, TE_ERROR_VALUE, "te_tie: %s.%s has memory of its own; declare it as tied_linear",
                user->op, user->field);
+    TE_REQUIRE(!owner->tied, ctx, TE_ERROR_VALUE, "te_tie: %s.%s is tied itself; tie %s.%s to the one that owns it",
+               owner->op, owner->field, user->op, user->field);
+    TE_REQUIRE(!user->with || user->with == owner, ctx, TE_ERROR_STATE,
+               "te_tie: %s.%s is tied to another parameter; bind both of their instances again", user->op, user->field);
     TE_REQUIRE(user->rows == owner->rows && user->cols == owner->cols, ctx, TE_ERROR_SHAPE,
                "te_tie: %s.%s is %lld x %lld, %s.%s is %lld x %lld", user->op, user->field, (long long)user->rows,
                (long long)user->cols, owner->op, owner->field, (long long)owner->rows, (long long)owner->cols);
     TE_REQUIRE(user->dtype == owner->dtype, ctx, TE_ERROR_DTYPE, "te_tie: %s.%s is %s, %s.%s is %s", user->op,
                user->field, te_dtype_name(user->dtype), owner->op, owner->field, te_dtype_name(owner->dtype));
-    user->data = owner->data, user->grad = owner->grad, owner->shared = 1;
+    TE_REQUIRE(user->trains || owner->with != user, ctx, TE_ERROR_STATE,
+               "te_tie: %s.%s has lost its gradients; bind the instance of %s.%s again, too", user->op, user->field,
+               owner->op, owner->field);
+    user->data = owner->data, user->with = owner;
+    if (!user->trains || !owner->grad) return TE_OK;
+    te_param *const first = owner->with ? owner->with : owner;
+    const int writes = user == first || te__writes_before(user, first, owner);
+    user->grad = owner->grad, user->shared = !writes;
+    if (writes && user != first) first->shared = 1;
+    owner->with = writes ? user : first;
     return TE_OK;
 }
 

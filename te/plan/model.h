@@ -115,7 +115,11 @@ typedef struct te_param {
     te_dtype dtype;          /* the model's */
     te_init init;
     int tied;                /* its memory belongs to another parameter */
-    int shared;              /* another is tied to it, and writes the gradient first: always add */
+    int shared;              /* another that shares its gradient has written it by then: always add */
+    int trains;              /* its instance was bound with gradients */
+    int last;                /* its gradient is written when a backward ends, whatever its place in the list */
+    int index;               /* which of its instance's parameters */
+    struct te_param *with;   /* tied: the owner; an owner: the one whose backward writes the gradient; null: not tied */
 } te_param;
 
 /* One instance: the first member of the struct that TE_SEQUENTIAL declares. `param` points to its parameters, in list
