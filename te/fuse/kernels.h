@@ -104,8 +104,12 @@ TE_BOTH te_chain_shape te_no_shape(void) {
         name##_sums = (name##_is_backward ? 0 TE_ROW(TE__SUM_AT, ~, __VA_ARGS__) : 0) - 1,                           \
         name##_draws = (0 TE_ROW(TE__DRAWS, ~, __VA_ARGS__)) > 0,                                                    \
         name##_readers = 0 TE_ROW(TE__READS, (model, dtype, pass), __VA_ARGS__),                                     \
-        name##_reads = TE__FIRST_OF(name##_readers)                                                                  \
+        name##_reads = TE__FIRST_OF(name##_readers),                                                                 \
+        name##_kept = 0 TE_ROW(TE__KEPT_AT, ~, __VA_ARGS__),                                                         \
+        name##_outputs = 0 TE_ROW(TE__OUTPUT_AT, ~, __VA_ARGS__)                                                     \
     };                                                                                                               \
+    static_assert(name##_is_backward || !(name##_outputs * 2 & name##_kept),                                         \
+                  "te: " #name ": an (output, ..) in a row comes before an op that keeps what it reads");            \
     static_assert(!name##_is_backward || name##_norm <= 0, "te: " #name ": in a backward row the norm comes first"); \
     static_assert((0 TE_ROW(TE__ONE_NORM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one norm at most");       \
     static_assert((0 TE_ROW(TE__ONE_GATED, ~, __VA_ARGS__)) <= ((int)in == (int)out || name##_norm >= 0 ? 0 : 1),    \
@@ -135,6 +139,9 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #define TE__SUMS(op) ((TE_FLAGS(op) & TE_SUMS) != 0)
 #define TE__SUM_AT(x, i, op) + (TE__SUMS(op) ? i + 1 : 0)
 #define TE__ONE_SUM(x, i, op) + TE__SUMS(op)
+/* Bits, by place in the row: ops whose input lies in memory, and those that write to a tensor of the caller's. */
+#define TE__KEPT_AT(x, i, op) | (TE_FLAGS(op) & (TE_SAVES_INPUT | TE_IS_FORK) ? 1 << i : 0)
+#define TE__OUTPUT_AT(x, i, op) | (TE_FLAGS(op) & TE_IS_OUTPUT ? 1 << i : 0)
 #define TE__DRAWS(x, i, op) + ((TE_FLAGS(op) & TE_DRAWS) != 0)
 #define TE__FIRST_OF(bits)                                                                                 \
     ((bits) & 1 ? 0 : (bits) & 2 ? 1 : (bits) & 4 ? 2 : (bits) & 8 ? 3 : (bits) & 16 ? 4 : (bits) & 32 ? 5 \

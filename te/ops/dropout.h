@@ -9,6 +9,7 @@
 #include "map.h" /* te_stage, te_place */
 
 #define TE_OP_dropout (dropout, map)
+#define TE_SHAPES_dropout(op) (1)
 #define TE_GIVES_dropout(op) (TE_GIVES_same)
 #define TE_FLAGS_dropout(op) (TE_DRAWS)
 #define TE_OPTIONS_dropout(op) (te_dropout_options, (float)(TE_ARG1(op, 0.5f)), \

@@ -29,6 +29,7 @@ enum {
 #define TE_OP_l2norm (norm, norm)
 #define TE_OP_layernorm1p (norm, norm)
 #define TE_OP_rmsnorm1p (norm, norm)
+#define TE_SHAPES_norm(op) (1)
 #define TE_NORM_CODE(op) (int)TE_JOIN1(TE_NORM_, TE_KIND(op))
 #define TE_IN_norm(op) (TE_ARG1(op, 0))
 #define TE_FLAGS_norm(op) (TE_SAVES_INPUT)

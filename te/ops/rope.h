@@ -14,6 +14,7 @@
 #include "../plan/run.h"   /* te_output, te_gradient */
 
 #define TE_OP_rope (rope, own)
+#define TE_SHAPES_rope(op) (3)
 #define TE_IN_rope(op) ((TE_ARG1(op, 0) + 2 * (TE_ARG2(op, 0))) * (TE_ARG3(op, 0)))
 #define TE_TAKES_rope_rotary_dim TE_INTEGER
 #define TE_TAKES_rope_interleaved TE_INTEGER
