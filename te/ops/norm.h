@@ -41,6 +41,9 @@ enum {
 #define TE_PARAMS_OF_rmsnorm1p(out) ((weight, 1, out, zero))
 #define TE_TAKES_norm_eps TE_NUMBER
 #define TE_NORM_EPS(op) (float)(TE_OPTION(op, eps, 1e-5f))
+#define TE_CHECK_norm(model, op)                                                                           \
+    (TE_ASSERT_NUMBER(TE_NORM_EPS(op) >= 0 && TE_NORM_EPS(op) < 3e38f, "te: " TE_STRING(model) ": "        \
+        TE_CALLED(op) ": eps must be a finite number of at least 0");)
 #define TE_OPTIONS_norm(op) (te_norm_options, TE_NORM_CODE(op), TE_NORM_EPS(op))
 
 typedef struct te_norm_options { int code; float eps; } te_norm_options;

@@ -152,6 +152,9 @@
 #define TE_NUMBER (number)   /* an integer or a float */
 #define TE_TOKEN (name)      /* f32, bf16, f16: where it is none of them the compiler names it */
 #define TE_IS_name(value) 1
+/* static_assert of constants that need not be integers, which C alone does not take. */
+#define TE_ASSERT_NUMBER(cond, text) \
+    __extension__ static_assert(__builtin_constant_p(cond) ? (cond) : 0, text)
 #ifdef __cplusplus
 template <class T> struct te__type_of { enum { is_integer = 0, is_number = 0 }; };
 template <> struct te__type_of<bool> { enum { is_integer = 1, is_number = 1 }; };
