@@ -19,7 +19,8 @@ TE_API te_status te_param_normal(const te_param *p, float std, uint64_t seed, ui
 /* Every parameter of the model as its op declares it: weights normal(0, std), gammas 1 (0 if zero-centred), biases 0.
  * Uses one stream a parameter, from `stream` on. */
 TE_API te_status te_model_randomize(const te_model *m, float std, uint64_t seed, uint32_t stream, te_context *ctx) {
-    TE_REQUIRE(m && m->plan, ctx, TE_ERROR_STATE, "te_model_randomize: the instance has not been bound");
+    TE_REQUIRE(m && m->plan && (!m->at || m->at == m), ctx, TE_ERROR_STATE,
+               "te_model_randomize: the instance has not been bound, or copied since");
     TE_REQUIRE(fabsf(std) <= 3.402823466e38f, ctx, TE_ERROR_VALUE, "te_model_randomize: std is %g", (double)std);
     for (int i = 0; i < m->param_count; i++) {
         const te_param *p = &m->param[i];

@@ -17,10 +17,32 @@ TE_API te_status te__check_dims(const te_plan *plan, te_context *ctx) {
     return TE_OK;
 }
 
+/* An instance of this plan, where it was bound. */
+TE_API te_status te__check_bound(const te_plan *plan, const te_model *m, te_context *ctx) {
+    TE_REQUIRE(m && m->plan == plan, ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first",
+               plan->name, plan->name);
+    TE_REQUIRE(!m->at || m->at == m, ctx, TE_ERROR_STATE,
+               "%s: the instance was copied since it was bound; bind it where it lies", plan->name);
+    return TE_OK;
+}
+/* And each of its parameters has memory. */
+TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_context *ctx) {
+    TE_TRY(te__check_bound(plan, m, ctx));
+    for (int i = 0; i < m->param_count; i++) {
+        const te_param *p = &m->param[i], *owner = p->with;
+        TE_REQUIRE(p->data, ctx, TE_ERROR_STATE, "%s: %s.%s has no memory; te_tie it to another parameter", plan->name,
+                   p->op, p->field);
+        if (!p->tied || !owner) continue;
+        TE_REQUIRE(owner->data == p->data && (!p->grad || (owner->grad == p->grad && owner->with)), ctx, TE_ERROR_STATE,
+                   "%s: the owner of %s.%s was bound again since; te_tie them again", plan->name, p->op, p->field);
+    }
+    return TE_OK;
+}
+
 /* Elements of the parameter buffer, the gaps between tensors included; 0 where widths are not known yet. */
 TE_API int64_t te_plan_param_elements(const te_plan *plan) {
     int64_t n = 0;
-    for (int i = 0; !plan->takes_dims && i < plan->op_count; i++)
+    for (int i = 0; plan && !plan->takes_dims && i < plan->op_count; i++)
         for (int k = 0; k < plan->op[i].params; k++) {
             const te_param_info *p = &plan->op[i].param[k];
             if (!p->tied) n += te_round_up(p->rows * p->cols, TE_PARAM_ALIGN);
@@ -28,7 +50,7 @@ TE_API int64_t te_plan_param_elements(const te_plan *plan) {
     return n;
 }
 TE_API size_t te_plan_param_bytes(const te_plan *plan) {
-    return (size_t)te_plan_param_elements(plan) * te_dtype_bytes(plan->dtype);
+    return plan ? (size_t)te_plan_param_elements(plan) * te_dtype_bytes(plan->dtype) : 0;
 }
 TE_API size_t te_plan_grad_bytes(const te_plan *plan) { return (size_t)te_plan_param_elements(plan) * sizeof(float); }
 
@@ -36,12 +58,18 @@ TE_API size_t te_plan_grad_bytes(const te_plan *plan) { return (size_t)te_plan_p
  * Contents are left as they are. */
 TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param, int param_count, void *params,
                                float *grads, te_context *ctx) {
+    int count = 0;
+    TE_REQUIRE(plan, ctx, TE_ERROR_NULL, "te_model_bind: the plan is null");
     TE_REQUIRE(m && ctx, ctx, TE_ERROR_NULL, "%s: the instance or the context is null", plan->name);
     TE_TRY(te__check_dims(plan, ctx));
+    for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
+    TE_REQUIRE(param_count == count && (param || !count), ctx, TE_ERROR_SHAPE,
+               "%s: room for %d parameters, the list has %d", plan->name, param ? param_count : 0, count);
     TE_REQUIRE(params || !te_plan_param_elements(plan), ctx, TE_ERROR_NULL, "%s: params is null", plan->name);
     TE_REQUIRE((uintptr_t)params % TE_ALIGN == 0 && (uintptr_t)grads % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
                "%s: params and grads must be aligned to %d bytes", plan->name, (int)TE_ALIGN);
     m->plan = plan, m->param = param, m->param_count = param_count;
+    m->at = (const void *)param == (const void *)(m + 1) ? m : 0;
     int64_t at = 0;
     for (int i = 0; i < plan->op_count; i++)
         for (int k = 0; k < plan->op[i].params; k++, param++) {

@@ -123,11 +123,12 @@ typedef struct te_param {
 } te_param;
 
 /* One instance: the first member of the struct that TE_SEQUENTIAL declares. `param` points to its parameters, in list
- * order. */
+ * order. They lie in the same struct, so an instance stays where it was bound: a copy is refused. */
 typedef struct te_model {
     const te_plan *plan;
     te_param *param;
     int param_count;
+    const struct te_model *at; /* where it was bound, if its parameters lie behind it; else null */
 } te_model;
 
 /* What one forward keeps for its backward. Several may be in flight on the same parameters. The caller sets `memory`
@@ -140,7 +141,8 @@ typedef struct te_saved {
     int batch, seq, position; /* of the forward's te_batch; backward's must be the same */
     const void *x;
     void *y;
-    size_t used; /* of bytes; other dims (dims.h) use others */
+    size_t used;        /* of bytes; other dims (dims.h) use others */
+    const void *filled; /* `memory` of then */
 } te_saved;
 
 /* What the first and the last op of a list make of its ends. */
