@@ -27,7 +27,7 @@ struct scene {
     }
     te_tensor as(const buffer &b) const { return te_matrix(b.data(), TE_f32, 4, 8); }
     te_status forward(const net &n) { return net_forward(as(y), &saved, as(x), &n, &batch, ctx); }
-    te_status backward(const net &n) { return net_backward(as(y), as(x), &saved, &n, &batch, ctx); }
+    te_status backward(const net &n) { return net_backward(as(y), as(y), &saved, &n, &batch, ctx); }
     bool says(const char *text) const { return std::string(te_last_error(ctx)).find(text) != std::string::npos; }
 };
 } // namespace

@@ -65,10 +65,16 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
     for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
     TE_REQUIRE(param_count == count && (param || !count), ctx, TE_ERROR_SHAPE,
                "%s: room for %d parameters, the list has %d", plan->name, param ? param_count : 0, count);
-    TE_REQUIRE(params || !te_plan_param_elements(plan), ctx, TE_ERROR_NULL, "%s: params is null", plan->name);
+    const int64_t elements = te_plan_param_elements(plan);
+    TE_REQUIRE(params || !elements, ctx, TE_ERROR_NULL, "%s: params is null", plan->name);
     TE_REQUIRE((uintptr_t)params % TE_ALIGN == 0 && (uintptr_t)grads % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
                "%s: params and grads must be aligned to %d bytes", plan->name, (int)TE_ALIGN);
+    const uintptr_t first = (uintptr_t)params, second = (uintptr_t)grads;
+    TE_REQUIRE(!grads || !elements || first + te_plan_param_bytes(plan) <= second ||
+                   second + te_plan_grad_bytes(plan) <= first, ctx, TE_ERROR_VALUE, "%s: params overlaps grads",
+               plan->name);
     m->plan = plan, m->param = param, m->param_count = param_count;
+    m->params = params, m->grads = grads, m->elements = elements;
     m->at = (const void *)param == (const void *)(m + 1) ? m : 0;
     int64_t at = 0;
     for (int i = 0; i < plan->op_count; i++)

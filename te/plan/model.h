@@ -129,11 +129,14 @@ typedef struct te_model {
     te_param *param;
     int param_count;
     const struct te_model *at; /* where it was bound, if its parameters lie behind it; else null */
+    const void *params; /* the two buffers, of so many elements */
+    const float *grads;
+    int64_t elements;
 } te_model;
 
 /* What one forward keeps for its backward. Several may be in flight on the same parameters. The caller sets `memory`
  * (target memory, at least <model>_saved_bytes(rows), aligned to TE_ALIGN) and `bytes`; forward fills in the rest. x
- * and y of the forward must stay as they are until backward has run. */
+ * and y of the forward must stay as they are until backward has run, where it reads them (overlap.h). */
 typedef struct te_saved {
     void *memory;
     size_t bytes;

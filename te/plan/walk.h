@@ -8,6 +8,7 @@
 
 #include "check.h"     /* te__check_batch, te__check_tensor */
 #include "gradients.h" /* te_sum_now */
+#include "overlap.h"   /* te__check_overlap */
 #include "rerun.h"     /* te__span_enter */
 
 /* ---- the walk ---------------------------------------------------------------------------------------------------- */
@@ -55,7 +56,7 @@ TE_API te_status te__deliver(te_run *r) {
 }
 
 /* Dry, then for real. A forward that draws takes the random state in between: a refused call does not move it on. */
-TE_API te_status te__walk_twice(te_run *r, te_value now) {
+TE_API te_status te__walk_twice(te_run *r, te_value now, const te_model *m, const te_saved *saved) {
     te_context *ctx = r->ctx;
     r->now = now;
     TE_TRY(te__walk_pass(r));
@@ -64,6 +65,7 @@ TE_API te_status te__walk_twice(te_run *r, te_value now) {
                r->plan->name, (long long)r->tokens, r->pool.high, ctx->workspace_bytes);
     TE_REQUIRE((uintptr_t)ctx->workspace % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
                "%s: the workspace must be aligned to %d bytes", r->plan->name, (int)TE_ALIGN);
+    TE_TRY(te__check_overlap(r, m, saved, r->pool.high));
     if (r->saved) r->saved->plan = 0; /* not valid until the walk is through */
     if (r->pass == TE_FORWARD && te__draws(r->plan)) r->take.taken = r->rng, r->take.state = ctx->rng;
     r->dry = 0, r->now = now, r->pool.base = (char *)ctx->workspace, r->pool.count = 0;
@@ -87,7 +89,7 @@ TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const 
     te__take_params(r, m);
 }
 
-/* y[rows, out], and what backward needs, of x[rows, in]. `saved` null: inference. */
+/* y[rows, out], and what backward needs, of x[rows, in]. `saved` null: inference. What may overlap what: overlap.h. */
 TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, const te_plan *plan, const te_model *m,
                                  const te_batch *b, te_context *ctx) {
     te_run r;
@@ -105,7 +107,8 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     TE_REQUIRE(!saved || need <= saved->bytes, ctx, TE_ERROR_MEMORY,
                "%s: %lld rows need %zu bytes of saved.memory, there are %zu", plan->name, (long long)r.tokens, need,
                saved ? saved->bytes : 0);
-    TE_TRY(te__walk_twice(&r, r.x));
+    r.saved_bytes = need;
+    TE_TRY(te__walk_twice(&r, r.x, m, saved));
     if (!saved) return TE_OK;
     saved->plan = plan, saved->batch = b->batch, saved->seq = b->seq, saved->position = b->position;
     saved->x = r.x.p, saved->y = r.y.p, saved->used = need, saved->filled = saved->memory;
@@ -142,7 +145,8 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
         TE_REQUIRE(m->param[i].grad, ctx, TE_ERROR_STATE, "%s: the instance was bound without gradients", plan->name);
     r.dx = r.x, r.dx.p = te__from_tokens(plan) ? 0 : dx.data;
     r.dy = r.y, r.dy.p = dy.data;
-    return te__walk_twice(&r, r.dy);
+    r.saved_bytes = saved->used;
+    return te__walk_twice(&r, r.dy, m, saved);
 }
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
