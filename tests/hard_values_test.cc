@@ -131,6 +131,19 @@ TEST_CASE("cross-entropy does not depend on what all logits have in common", "[h
     CHECK(h.dx[7] == 1);
 }
 
+TEST_CASE("a batch that is zero but for its labels leaves none of them out, and -100 is no label", "[hard_values]") {
+    const int rows = 4, width = 1003;
+    const reference::vec x(rows * width, 0);
+    const std::vector<int32_t> labels = {0, -100, 1, 0};
+    te_batch batch;
+    memset(&batch, 0, sizeof batch);
+    batch.labels = labels.data();
+    const outcome o = run(loss_subject, rows, x, reference::vec(rows, 1), 0, batch);
+    for (int r = 0; r < rows; r++) CHECK(o.y[(size_t)r] == Approx(r == 1 ? 0 : std::log(1003.0)).epsilon(1e-6));
+    CHECK(o.dx[0] == Approx(1 / 1003.0 - 1).epsilon(1e-6));
+    CHECK(o.dx[1003] == 0);
+}
+
 TEST_CASE("layernorm of many columns far from zero", "[hard_values]") {
     const size_t width = 65536;
     source random(5);

@@ -3,7 +3,8 @@
  *
  * Softmax and loss in one pass over the logits (online, so a vocabulary of any size); backward reads the logits once
  * and writes (softmax - onehot) * dloss. te_batch brings labels and ignore_index; a row with that label has loss 0 and
- * gradient 0. A label outside the vocabulary is an error on the host; on CUDA its loss and gradient are NaN.
+ * gradient 0 (0 stands for the default, -100). A label outside the vocabulary is an error on the host; on CUDA its loss
+ * and gradient are NaN.
  */
 #ifndef TE_OPS_CROSS_ENTROPY_H
 #define TE_OPS_CROSS_ENTROPY_H
@@ -114,9 +115,9 @@ TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, 
     a->width = op->in;
     if (!b) return TE_OK;
     TE_REQUIRE(b->labels, r->ctx, TE_ERROR_NULL, "%s: the batch brings no labels", r->plan->name);
-    a->labels = b->labels, a->ignore_index = b->ignore_index, a->dloss = b->loss_scale;
+    a->labels = b->labels, a->ignore_index = b->ignore_index ? b->ignore_index : -100, a->dloss = b->loss_scale;
     for (int64_t i = 0; !TE_CUDA && r->dry && i < rows; i++)
-        TE_REQUIRE((b->labels[i] >= 0 && b->labels[i] < op->in) || b->labels[i] == b->ignore_index, r->ctx,
+        TE_REQUIRE((b->labels[i] >= 0 && b->labels[i] < op->in) || b->labels[i] == a->ignore_index, r->ctx,
                    TE_ERROR_VALUE, "%s: label %d of row %lld is outside the vocabulary of %s, %d", r->plan->name,
                    b->labels[i], (long long)i, op->name, op->in);
     return TE_OK;
