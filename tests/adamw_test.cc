@@ -322,11 +322,11 @@ TEST_CASE("starting values that are refused") {
     hand_model m(t, "m", TE_f32, {{"fc", "weight", 20, 30}});
     te_model unbound;
     memset(&unbound, 0, sizeof unbound);
-    CHECK(te_param_normal(nullptr, TE_f32, 1, 1, 0, t) == TE_ERROR_NULL);
+    CHECK(te_param_normal(nullptr, 1, 1, 0, t) == TE_ERROR_NULL);
     CHECK(te_model_randomize(nullptr, 1, 1, 0, t) == TE_ERROR_STATE);
     CHECK(te_model_randomize(&unbound, 1, 1, 0, t) == TE_ERROR_STATE);
     for (float bad : {INFINITY, NAN}) {
-        CHECK(te_param_normal(&m.param[0], TE_f32, bad, 1, 0, t) == TE_ERROR_VALUE);
+        CHECK(te_param_normal(&m.param[0], bad, 1, 0, t) == TE_ERROR_VALUE);
         CHECK(te_model_randomize(&m.model, bad, 1, 0, t) == TE_ERROR_VALUE);
     }
     for (uint8_t b : m.params->raw()) REQUIRE(b == 0xff);

@@ -209,7 +209,7 @@ TEST_CASE("dropout drops the share that it is asked to", "[dtype]") {
         for (int i = 0; i < n; i += 8) {
             uint32_t word[4];
             te_philox(word, 7, (uint64_t)i / 8, 3, 11);
-            for (int e = 0; e < 8; e++) dropped += te_dropped(word, e, te_dropout_limit(p));
+            for (int e = 0; e < 8; e++) dropped += te_dropped(word, e, TE_DROPOUT_LIMIT(p));
         }
         const double expected = (double)p * n, deviation = std::sqrt((double)p * (1 - (double)p) * n);
         CAPTURE(p, dropped);

@@ -191,7 +191,8 @@ inline reference::rounding stored_forward(const te_plan *p, bool training) {
             const bool adds = (p->op[s[i].op[s[i].count - 1]].flags & TE_IS_ADD) && (s[i].count == 2 || (s[i].count == 3 && !strcmp(p->op[s[i].op[1]].kind, "scale")));
             if (p->op[o].op_class == TE_CLASS_gemm && !TE_CUDA && !adds) r.at[(size_t)o] = 1;
             const bool forked = j + 1 < s[i].count && (p->op[s[i].op[j + 1]].flags & TE_IS_FORK);
-            if (j + 1 == s[i].count || forked || (training && te_in_memory(p, o)) || (p->op[o].flags & TE_IS_OUTPUT)) r.at[(size_t)o] = 1;
+            const bool normed = j + 1 < s[i].count && p->op[s[i].op[j + 1]].op_class == TE_CLASS_norm; // it reads a rounded row
+            if (j + 1 == s[i].count || forked || normed || (training && te_in_memory(p, o)) || (p->op[o].flags & TE_IS_OUTPUT)) r.at[(size_t)o] = 1;
         }
     if (te__to_loss(p)) r.at.back() = 0;
     return r;

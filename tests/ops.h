@@ -57,7 +57,6 @@
     X(forked, MODEL, OPS_DTYPE, (fork, a), (fork, b), (scale, s, 0.5f), (add, a), (gelu, g), (add, b), (layernorm, n, 37)) \
     X(crossed, MODEL, OPS_DTYPE, (fork, a), (linear, l, 64, 64), (fork, b), (add, a), (fork, c), (rmsnorm, n, 64), (add, b), (add, c)) \
     X(nested, UNFUSED, OPS_DTYPE, (fork, a), (linear, l, 40, 40), (fork, b), (silu, f), (fork, c), (bias, d, 40), (add, c), (add, b), (add, a)) \
-    X(never_added, MODEL, OPS_DTYPE, (fork, a), (layernorm, n, 37), (linear, l, 37, 37), (fork, b), (rmsnorm, m, 37)) \
     X(gated_in_gated, MODEL, OPS_DTYPE, (bias, b, 4 * 24), (swiglu, g), (glu, h), (bias, c, 24))
 
 // With a sequence: shape(1, 1), shape(2, 7), shape(3, 33), and positions that do not begin at 0

@@ -16,9 +16,9 @@
 
 // X(name, how, dtype, ops...)
 #define LISTS(X)                                                                                                   \
-    /* edges: begun before the span, inside it, at its head and added behind it, in the next span, never added */  \
+    /* edges: begun before the span, inside it, at its head and added behind it, in the next span */                \
     X(edges, MODEL, bf16, (fork, a), (linear, l, 40, 40), BEGIN(r) (fork, b), (fork, c), (gelu, g), (fork, d), (linear, m, 40, 40), (add, d), (add, a) END(r), \
-      (add, c), BEGIN(s) (fork, never), (silu, h), (linear, n, 40, 40), (add, b) END(s), (bias, e, 40))            \
+      (add, c), BEGIN(s) (fork, late), (silu, h), (linear, n, 40, 40), (add, b), (add, late) END(s), (bias, e, 40))            \
     X(inputs, MODEL, f32, (input, i, 37), BEGIN(r) (input, j, 53), (linear, l, 37, 53), (gelu, g), (linear, m, 53, 37), (add, i), (input, k, 37), (silu, h), (linear, n, 37, 53) END(r), \
       (add, j), (output, o), (linear, p, 53, 37), (add, k))                                                        \
     /* as many ops, and as many spans, as a list holds */                                                          \

@@ -189,7 +189,8 @@ inline double dropout_factor(const op &o, size_t id, size_t e, const te_rng &rng
     uint32_t word[4];
     te_philox(word, rng.seed, e / 8, (uint32_t)id, rng.offset);
     const uint32_t bits = (word[e % 8 / 2] >> (e % 2 * 16)) & 0xffff;
-    return bits < (uint32_t)std::lround(p * 65536) ? 0 : (double)(1.0f / (1.0f - p));
+    const uint32_t limit = std::min<uint32_t>((uint32_t)std::lround(p * 65536), 65535);
+    return bits < limit ? 0 : 65536.0 / (65536.0 - limit);
 }
 
 // (rope, name, heads, kv_heads, head_dim, (rotary_dim, ..), (interleaved, ..), (base, ..)): turn q and k; direction -1 turns back.

@@ -266,10 +266,10 @@ static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, uint64_t 
     }
     for (int i = 1; i <= layers; i++) { /* GPT-2: what goes into the residual starts smaller in a deeper network */
         const float std = 0.02f / sqrtf(2.0f * (float)layers);
-        check(te_param_normal(find_param(&g->model[i], "proj"), TE_JOIN1(TE_, GPT_DTYPE), std, seed,
-                              (uint32_t)i * 64 + 40, &ctx), "initial weights");
-        check(te_param_normal(find_param(&g->model[i], "fc2"), TE_JOIN1(TE_, GPT_DTYPE), std, seed,
-                              (uint32_t)i * 64 + 41, &ctx), "initial weights");
+        check(te_param_normal(find_param(&g->model[i], "proj"), std, seed, (uint32_t)i * 64 + 40, &ctx),
+              "initial weights");
+        check(te_param_normal(find_param(&g->model[i], "fc2"), std, seed, (uint32_t)i * 64 + 41, &ctx),
+              "initial weights");
     }
     check(te_tie(find_param(&g->logits, "lm"), find_param(&g->model[0], "wte"), &ctx), "tie");
     check(te_tie(find_param(&g->model[g->models - 1], "lm"), find_param(&g->model[0], "wte"), &ctx), "tie");

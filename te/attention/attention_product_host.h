@@ -34,7 +34,7 @@ enum { TE__ATTN_TILE = 64 }; /* queries, and keys; the row length of every [.][T
 TE_FN void te__attn_get(te__attn_vector *v, const float *p) { memcpy(v, p, sizeof *v); }
 TE_FN void te__attn_put(float *p, const te__attn_vector *v) { memcpy(p, v, sizeof *v); }
 
-/* x = 2^x to 2 units in the last place; 0 below 2^-126. No branch, no table. */
+/* x = 2^x to 2 units in the last place; 0 below 2^-126, NaN for NaN. No branch, no table. */
 TE_FN void te__attn_exp2(te__attn_vector *x) {
     const te__attn_vector shifted = *x + 12582912.0f; /* 1.5 * 2^23: the nearest integer is in the last bits */
     const te__attn_vector f = *x - (shifted - 12582912.0f);
@@ -44,7 +44,7 @@ TE_FN void te__attn_exp2(te__attn_vector *x) {
     y = y * f + 6.931472067028321e-1f, y = y * f + 1.0f;
     const te__attn_vector_bits scaled =
         (te__attn_vector_bits)((te__attn_vector_words)y + ((te__attn_vector_words)shifted << 23));
-    *x = (te__attn_vector)(scaled & (*x > -126.0f));
+    *x = (te__attn_vector)((scaled & (*x > -126.0f)) | ((te__attn_vector_bits)*x & (*x != *x)));
 }
 TE_FN void te__attn_raise(te__attn_vector *top, const te__attn_vector *x) { /* top = max(top, x) */
     const te__attn_vector_bits above = *x > *top;

@@ -64,6 +64,13 @@ enum {
     TE_VECTOR = 8     /* elements that a lane handles at a time: 16 bytes of bf16 */
 };
 
+/* What a lane adds up its part of a row in: on a CPU that is the whole row. */
+#if TE_CUDA
+typedef float te_row_sum;
+#else
+typedef double te_row_sum;
+#endif
+
 TE_BOTH int64_t te_min(int64_t a, int64_t b) { return a < b ? a : b; }
 TE_BOTH int64_t te_max(int64_t a, int64_t b) { return a > b ? a : b; }
 TE_BOTH int64_t te_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -78,28 +78,44 @@ TE_API te_status te_fail(te_context *ctx, te_status status, const char *text, ..
 /* The text of the last call that failed on this context; "" if none has. */
 TE_API const char *te_last_error(const te_context *ctx) { return ctx ? ctx->error : "the context is null"; }
 
+/* A context that te_context_create has made, and that has not been destroyed. */
+TE_API te_status te__check_context(te_context *ctx, const char *who) {
+    if (!ctx) return TE_ERROR_NULL;
+    TE_REQUIRE(ctx->target, ctx, TE_ERROR_NULL, "%s: the context has not been created; te_context_create does", who);
+    return TE_OK;
+}
+
 /* Memory of the context's target, aligned to TE_ALIGN bytes. */
 TE_API te_status te_allocate(te_context *ctx, void **p, size_t bytes) {
-    return ctx && p ? ctx->target->allocate(ctx, p, bytes) : TE_ERROR_NULL;
+    TE_TRY(te__check_context(ctx, "te_allocate"));
+    TE_REQUIRE(p, ctx, TE_ERROR_NULL, "te_allocate: there is no pointer to set");
+    return ctx->target->allocate(ctx, p, bytes);
 }
 TE_API void te_release(te_context *ctx, void *p) {
-    if (ctx && p) ctx->target->release(ctx, p);
+    if (ctx && ctx->target && p) ctx->target->release(ctx, p);
 }
 /* Copy between any two places, in stream order. A copy to or from host memory may return before it is done:
  * te_synchronize before the host reads or reuses it. */
 TE_API te_status te_copy(te_context *ctx, void *dst, const void *src, size_t bytes) {
+    TE_TRY(te__check_context(ctx, "te_copy"));
+    TE_REQUIRE((dst && src) || !bytes, ctx, TE_ERROR_NULL, "te_copy: a pointer is null");
     return bytes ? ctx->target->copy(ctx, dst, src, bytes) : TE_OK;
 }
 TE_API te_status te_fill(te_context *ctx, void *dst, int byte, size_t bytes) {
+    TE_TRY(te__check_context(ctx, "te_fill"));
+    TE_REQUIRE(dst || !bytes, ctx, TE_ERROR_NULL, "te_fill: the pointer is null");
     return bytes ? ctx->target->fill(ctx, dst, byte, bytes) : TE_OK;
 }
-TE_API te_status te_synchronize(te_context *ctx) { return ctx->target->synchronize(ctx); }
+TE_API te_status te_synchronize(te_context *ctx) {
+    TE_TRY(te__check_context(ctx, "te_synchronize"));
+    return ctx->target->synchronize(ctx);
+}
 
 /* Make the workspace at least this large. The one place beside creation where the library allocates: call it after
  * the models are bound and before the first step. Waits for the stream if it has to grow. */
 TE_API te_status te_context_reserve(te_context *ctx, size_t bytes) {
     void *p = 0;
-    if (!ctx) return TE_ERROR_NULL;
+    TE_TRY(te__check_context(ctx, "te_context_reserve"));
     if (bytes <= ctx->workspace_bytes) return TE_OK;
     TE_TRY(te_synchronize(ctx));
     TE_TRY(te_allocate(ctx, &p, bytes));
@@ -119,10 +135,12 @@ TE_API void te_context_destroy(te_context *ctx) {
 
 /* Random state, for a checkpoint. Waits for the stream. */
 TE_API te_status te_rng_get(te_rng *rng, te_context *ctx) {
+    TE_TRY(te__check_context(ctx, "te_rng_get"));
     TE_TRY(te_copy(ctx, rng, ctx->rng, sizeof *rng));
     return te_synchronize(ctx);
 }
 TE_API te_status te_rng_set(const te_rng *rng, te_context *ctx) {
+    TE_TRY(te__check_context(ctx, "te_rng_set"));
     TE_TRY(te_copy(ctx, ctx->rng, rng, sizeof *rng));
     return te_synchronize(ctx);
 }

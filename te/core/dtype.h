@@ -153,6 +153,13 @@ TE_FN void te__load_now(uint32_t w[4], const void *p) {
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
                  : "l"(p));
 }
+/* The same of what this thread may have stored before: the read-only cache need not see that. */
+TE_FN void te__load_own(uint32_t w[4], const void *p) {
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "l"(p)
+                 : "memory");
+}
 TE_FN void te__load_shared_now(uint32_t w[4], const void *p) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
@@ -182,6 +189,20 @@ TE_FN void te_vec8_floats(float v[8], const te_vec8 *e, te_dtype t) {
         else if (t == TE_bf16) v[k] = te_float_of_bits(k % 2 ? e->w[k / 2] & 0xffff0000u : e->w[k / 2] << 16);
         else v[k] = te_float_of_f16((uint16_t)(k % 2 ? e->w[k / 2] >> 16 : e->w[k / 2]));
     }
+}
+/* te_load8 of what this thread has stored in this kernel. */
+TE_FN void te_load8_own(float v[8], const void *p, int64_t i, int n, int aligned, te_dtype t) {
+#if TE_CUDA
+    if (aligned) {
+        const char *q = (const char *)p + i * (int64_t)te_dtype_bytes(t);
+        te_vec8 e;
+        te__load_own(e.w, q);
+        if (t == TE_f32) te__load_own(e.w + 4, q + 16);
+        te_vec8_floats(v, &e, t);
+        return;
+    }
+#endif
+    te_load8(v, p, i, n, aligned, t);
 }
 /* Makes the compiler unpack `e` again behind this, instead of keeping the floats in registers. */
 TE_FN void te_vec8_forget(te_vec8 *e, te_dtype t) {

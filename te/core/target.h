@@ -23,7 +23,7 @@
 /* Functions that launch kernels run on the target they were compiled for: a context of the other one is refused. */
 TE_API te_status te_check_target(te_context *ctx, const char *who) {
     const char *here = TE_CUDA ? "cuda" : "host";
-    if (!ctx || !ctx->target) return TE_ERROR_NULL;
+    TE_TRY(te__check_context(ctx, who));
     TE_REQUIRE(ctx->target->name[0] == here[0], ctx, TE_ERROR_DEVICE,
                "%s: this file was compiled for the %s target, the context is of the %s target", who, here,
                ctx->target->name);

@@ -36,7 +36,7 @@ typedef struct te_batch {
     int batch, seq;        /* rows = batch * seq */
     const int32_t *tokens; /* [rows], for an embedding; target memory */
     const int32_t *labels; /* [rows], for cross_entropy; a label equal to ignore_index has no loss */
-    int ignore_index;      /* often -1 */
+    int ignore_index;      /* 0: -100, so that a zeroed te_batch leaves no label of the vocabulary out */
     float loss_scale;      /* d(total)/d(loss of one row), where backward is given no dy: often 1 / rows */
     int accumulate;        /* backward adds to the gradients (1) or overwrites them (0) */
     int position;          /* position of the first token of each sequence, for rope and learnt positions */

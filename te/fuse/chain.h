@@ -44,7 +44,7 @@ typedef struct te_chain_shape {
     int norm;                  /* which op is the norm, -1: none */
     te_norm_options norm_options;
     te_dtype norm_in, norm_out; /* formats of its input and output in forward */
-    int sums;                  /* which op sums the gradient (bias), -1: none */
+    int sums, sum_halves;      /* which op sums the gradient (bias), -1: none; its width is half * sum_halves */
     int backward, draws;
     int reads; /* which op is the first that reads a 16-bit tensor of the row's shape (te_read8), -1: none */
     int lanes, chunks, groups; /* lanes a row, 8-vectors a lane, rows a block at a time */
@@ -137,7 +137,7 @@ TE_BOTH te_chain_shape te_shape_at(te_chain_shape k) {
 TE_FN te_place te_place_of(const te_chain_shape k, int64_t row, int vector, int halves) {
     te_place at;
     at.row = row, at.col = vector * 8, at.width = k.half, at.halves = halves, at.ahead_of = 0;
-    at.format.in = k.in, at.format.out = k.out, at.format.edge = k.out, at.format.weight = k.weight;
+    at.format.in = k.in, at.format.out = k.out, at.format.edge = k.out, at.format.weight = k.weight, at.format.own = 0;
     at.aligned = k.aligned, at.n = at.aligned ? 8 : (int)te_min(8, k.half - at.col);
     return at;
 }

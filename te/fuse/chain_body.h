@@ -11,7 +11,7 @@ TE_FN void te_chain_leave_sums(const te_chain *c, const te_chain_shape k, te_lan
                                float *sums) {
     const int size = 8 * k.chunks, formula = k.norm_options.code % 4;
     TE_UNROLL for (int slot = 0; slot < TE_SUM_SLOTS; slot++) {
-        const int of_norm = slot >= TE_SUM_GAMMA, halves = of_norm ? 1 : k.out_halves;
+        const int of_norm = slot >= TE_SUM_GAMMA, halves = of_norm ? 1 : k.sum_halves;
         if (of_norm && (k.norm < 0 || formula > (slot == TE_SUM_GAMMA ? TE_NORM_rmsnorm : TE_NORM_layernorm))) continue;
         if (!of_norm && (k.sums < 0 || slot >= halves)) continue;
         float *out = c->op[of_norm ? 0 : k.sums].sum[of_norm ? slot - TE_SUM_GAMMA : 0];

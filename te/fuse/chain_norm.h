@@ -26,7 +26,8 @@ TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, const te_chai
     const te_stage *s = &c->op[k.norm];
     const int code = k.norm_options.code & 3;
     const float n = (float)k.half;
-    float sum = 0, squares = 0, v[8];
+    te_row_sum lane_sum = 0, lane_squares = 0;
+    float sum, squares, v[8];
     te_lane l;
     te_norm_row_load(c, stages, k, row, *g, row_x);
     if (code == TE_NORM_layernorm) {
@@ -34,18 +35,20 @@ TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, const te_chai
             const int left = k.half - (g->id + i * g->count) * 8;
             if (left <= 0) continue;
             te_vec8_floats(v, &row_x[i], k.norm_in);
-            TE_UNROLL for (int j = 0; j < 8; j++) if (k.aligned || j < left) sum += v[j];
+            TE_UNROLL for (int j = 0; j < 8; j++) if (k.aligned || j < left) lane_sum += v[j];
         }
-        te_lanes_sum(&sum, 1, g);
     }
+    sum = (float)lane_sum;
+    if (code == TE_NORM_layernorm) te_lanes_sum(&sum, 1, g);
     const float mean = sum / n;
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const int left = k.half - (g->id + i * g->count) * 8;
         if (left <= 0) continue;
         te_vec8_forget(&row_x[i], k.norm_in);
         te_vec8_floats(v, &row_x[i], k.norm_in);
-        TE_UNROLL for (int j = 0; j < 8; j++) if (k.aligned || j < left) squares += (v[j] - mean) * (v[j] - mean);
+        TE_UNROLL for (int j = 0; j < 8; j++) if (k.aligned || j < left) lane_squares += (v[j] - mean) * (v[j] - mean);
     }
+    squares = (float)lane_squares;
     te_lanes_sum(&squares, 1, g);
     const float rstd = te_norm_rstd(squares, n, k.norm_options);
     if (s->stats && g->id == 0) {

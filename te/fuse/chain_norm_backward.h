@@ -65,7 +65,8 @@ TE_FN void te_norm_backward(const te_chain *c, te_stages_fn stages, const te_cha
     const int norm_code = k.norm_options.code, code = norm_code & 3, size = 8 * k.chunks;
     const float count = code == TE_NORM_l2norm ? 1.0f : (float)k.half;
     te_vec8 *dy = m->dy, *x = m->x;
-    float total[2] = {0, 0}, w[8], v[8], xhat[8];
+    te_row_sum lane_total[2] = {0, 0};
+    float total[2], w[8], v[8], xhat[8];
     te_lane l;
     te_vec8 gamma;
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
@@ -78,11 +79,12 @@ TE_FN void te_norm_backward(const te_chain *c, te_stages_fn stages, const te_cha
         TE_UNROLL for (int j = 0; j < 8; j++) {
             const int e = 8 * i + j;
             xhat[j] = j < at.n ? (xhat[j] - n.mean) * n.rstd : 0.0f;
-            total[0] += v[j] * w[j] * xhat[j], total[1] += v[j] * w[j];
+            lane_total[0] += v[j] * w[j] * xhat[j], lane_total[1] += v[j] * w[j];
             if (code != TE_NORM_l2norm) sums[TE_SUM_GAMMA * size + e] += v[j] * xhat[j];
             if (code == TE_NORM_layernorm) sums[TE_SUM_BETA * size + e] += v[j];
         }
     }
+    total[0] = (float)lane_total[0], total[1] = (float)lane_total[1];
     te_lanes_sum(total, code == TE_NORM_layernorm ? 2 : 1, g);
     const float a = n.rstd * n.rstd * (total[0] / count);
     const float shift = n.mean * a - (code == TE_NORM_layernorm ? n.rstd * (total[1] / count) : 0.0f);

@@ -26,6 +26,7 @@
 #define TE_LIST_OF_TUPLE(dtype) (list, TE_STRIP dtype)
 #define TE_LIST_OF_TOKEN(dtype) (list, dtype)
 #define TE_OP_list (list, list)
+#define TE_SHAPES_list(op) (0)
 #define TE_TAKES_list_in TE_TOKEN
 #define TE_TAKES_list_out TE_TOKEN
 #define TE_TAKES_list_residual TE_TOKEN
@@ -35,6 +36,8 @@
 /* `widths` is fixed or dims: what of a model depends on whether its widths are known at compile time. */
 #define TE__TAKES_DIMS_fixed 0
 #define TE__TAKES_DIMS_dims 1
+#define TE__OR_DIM_fixed "; TE_DIM takes TE_SEQUENTIAL_DIMS"
+#define TE__OR_DIM_dims ", or one TE_DIM times a constant"
 #define TE__FIELDS_OF_fixed(name)
 #define TE__FIELDS_OF_dims(name) te_plan te_sized; te_op te_ops[name##_op_count]; /* set by name_set_dims */
 #define TE__SET_DIMS_fixed(link, name, ...)
@@ -74,7 +77,10 @@
     };                                                                                                             \
     static_assert((int)name##_residual_dtype == (int)name##_dtype || (int)name##_residual_dtype == (int)TE_f32,        \
                   "te: " #name ": the residual stream has the list's dtype or f32");                                   \
-    TE_FOR(TE__CHECKS, links)                                                                                      \
+    static_assert(TE_IS_WIDTH(name, (int)name##_begin_begin_out),                                                      \
+                  "te: " #name ": the first width must be positive" TE__OR_DIM_##widths);                              \
+    TE_FOR(TE__CHECKS, links)                                                                                          \
+    TE_FOR(TE__CLOSED, links)                                                                                          \
     TE_SPAN_CHECKS(name, marks)                                                                                    \
     typedef struct name {                                                                                          \
         te_model model;                                                                                            \
@@ -158,12 +164,26 @@
                   "te: " #model ": " TE_CALLED(op) " takes no width that is known only at run time");                  \
     static_assert(!(TE_IF_END(after, 1, 0) && (TE_FLAGS(op) & TE_IS_FORK)),                                            \
         "te: " #model ": " TE_CALLED(op) " must not end the list");                                                    \
+    static_assert(TE_IF_END(after, 1, 0) || !(TE_FLAGS(op) & TE_TO_LOSS),                                              \
+        "te: " #model ": " TE_CALLED(op) " must end the list");                                                        \
+    static_assert((int)TE_ID(model, op) == 0 || !(TE_FLAGS(op) & TE_FROM_TOKENS),                                      \
+        "te: " #model ": " TE_CALLED(op) " must begin the list");                                                      \
     TE_CHECK_OPTIONS(model, TE_FAMILY(op), op)                                                                         \
     TE_CHECK(model, op)
 #define TE__CHECKS_A(...) TE__CHECKS(__VA_ARGS__) TE__CHECKS_B
 #define TE__CHECKS_B(...) TE__CHECKS(__VA_ARGS__) TE__CHECKS_A
 #define TE__CHECKS_A_END
 #define TE__CHECKS_B_END
+
+/* A fork or an input is added somewhere: the add makes the constant that is missed otherwise. */
+#define TE__CLOSED(model, before, op, after, live) \
+    TE_IF_MARKED(TE_JOIN1(TE__IS_FORK_, TE_FAMILY(op)), TE__CLOSED2, TE_NOTHING)(model, op)
+#define TE__CLOSED2(model, op) enum { TE_JOIN4(, model, fork, TE_NAME(op), is_closed) = (int)TE__ADD_OF(model, op) };
+#define TE__IS_FORK_fork ,
+#define TE__CLOSED_A(...) TE__CLOSED(__VA_ARGS__) TE__CLOSED_B
+#define TE__CLOSED_B(...) TE__CLOSED(__VA_ARGS__) TE__CLOSED_A
+#define TE__CLOSED_A_END
+#define TE__CLOSED_B_END
 
 /* struct { te_param weight, ...; } fc1; nothing if the op has no parameters. */
 #define TE__FIELDS(model, before, op, after, live) TE__FIELDS2(op, TE_UNWRAP(TE_PARAMS(op, 0, 0)))

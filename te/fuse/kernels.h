@@ -102,10 +102,16 @@ TE_BOTH te_chain_shape te_no_shape(void) {
         name##_norm_out = 0 TE_ROW(TE__NORM_OUT, model, __VA_ARGS__),                                                \
         name##_is_backward = TE_PASS_backward_##pass,                                                                \
         name##_sums = (name##_is_backward ? 0 TE_ROW(TE__SUM_AT, ~, __VA_ARGS__) : 0) - 1,                           \
+        name##_sum_halves = name##_is_backward ? (0 TE_ROW(TE__SUM_WIDTH, model, __VA_ARGS__)) / name##_half : 0,    \
         name##_draws = (0 TE_ROW(TE__DRAWS, ~, __VA_ARGS__)) > 0,                                                    \
-        name##_readers = 0 TE_ROW(TE__READS, (model, dtype, pass), __VA_ARGS__),                                     \
-        name##_reads = TE__FIRST_OF(name##_readers)                                                                  \
+        name##_first = TE_ID(model, TE_ROW_FIRST(__VA_ARGS__)),                                                      \
+        name##_readers = 0 TE_ROW(TE__READS, (name, model, dtype, pass), __VA_ARGS__),                               \
+        name##_reads = TE__FIRST_OF(name##_readers),                                                                 \
+        name##_kept = 0 TE_ROW(TE__KEPT_AT, ~, __VA_ARGS__),                                                         \
+        name##_outputs = 0 TE_ROW(TE__OUTPUT_AT, ~, __VA_ARGS__)                                                     \
     };                                                                                                               \
+    static_assert(name##_is_backward || !(name##_outputs * 2 & name##_kept),                                         \
+                  "te: " #name ": an (output, ..) in a row comes before an op that keeps what it reads");            \
     static_assert(!name##_is_backward || name##_norm <= 0, "te: " #name ": in a backward row the norm comes first"); \
     static_assert((0 TE_ROW(TE__ONE_NORM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one norm at most");       \
     static_assert((0 TE_ROW(TE__ONE_GATED, ~, __VA_ARGS__)) <= ((int)in == (int)out || name##_norm >= 0 ? 0 : 1),    \
@@ -115,7 +121,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
                   "te: " #name ": a linear or an op with kernels of its own can only begin a row");                  \
     TE_FN void name##_stages(te_lane *l, const te_chain *c, int from, int to) {                                      \
         TE_ROW(TE__STAGE_OPTIONS, ~, __VA_ARGS__)                                                                    \
-        TE_ROW(TE__STAGE, (model, dtype, pass), __VA_ARGS__)                                                         \
+        TE_ROW(TE__STAGE, (name, model, dtype, pass), __VA_ARGS__)                                                   \
     }                                                                                                                \
     TE__CHAIN_OF_##widths(name, dtype, pass, (0.0f TE_ROW(TE__NORM_EPS, ~, __VA_ARGS__)), __VA_ARGS__)
 #define TE_PASS_backward_forward 0
@@ -134,7 +140,11 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #define TE__ONE_GEMM(x, i, op) + (TE__IS_CLASS(op, gemm) || TE__IS_CLASS(op, own))
 #define TE__SUMS(op) ((TE_FLAGS(op) & TE_SUMS) != 0)
 #define TE__SUM_AT(x, i, op) + (TE__SUMS(op) ? i + 1 : 0)
+#define TE__SUM_WIDTH(model, i, op) + (TE__SUMS(op) ? (int)TE_WIDTH_OUT(model, op) : 0)
 #define TE__ONE_SUM(x, i, op) + TE__SUMS(op)
+/* Bits, by place in the row: ops whose input lies in memory, and those that write to a tensor of the caller's. */
+#define TE__KEPT_AT(x, i, op) | (TE_FLAGS(op) & (TE_SAVES_INPUT | TE_IS_FORK) ? 1 << i : 0)
+#define TE__OUTPUT_AT(x, i, op) | (TE_FLAGS(op) & TE_IS_OUTPUT ? 1 << i : 0)
 #define TE__DRAWS(x, i, op) + ((TE_FLAGS(op) & TE_DRAWS) != 0)
 #define TE__FIRST_OF(bits)                                                                                 \
     ((bits) & 1 ? 0 : (bits) & 2 ? 1 : (bits) & 4 ? 2 : (bits) & 8 ? 3 : (bits) & 16 ? 4 : (bits) & 32 ? 5 \
@@ -143,24 +153,33 @@ TE_BOTH te_chain_shape te_no_shape(void) {
  * epilogue. */
 #define TE__READS(x, i, op) TE__READS2(TE_UNWRAP(x), i, op)
 #define TE__READS2(...) TE__READS3(__VA_ARGS__)
-#define TE__READS3(model, dtype, pass, i, op) | (TE__READS_##pass(model, op, (int)TE_##dtype) ? 1 << i : 0)
+#define TE__READS3(name, model, dtype, pass, i, op) \
+    | (TE__READS_##pass(model, op, (int)TE_##dtype) && !TE__IS_OWN_##pass(name, model, op) ? 1 << i : 0)
 #define TE__READS_forward(model, op, dtype) ((TE_FLAGS(op) & TE_IS_ADD) && (int)TE_EDGE_DTYPE(model, op) == dtype)
 #define TE__READS_backward(model, op, dtype)                                           \
     (((TE_FLAGS(op) & TE_SAVES_INPUT) && (int)TE_DTYPE_IN(model, op) == dtype) ||      \
      ((TE_FLAGS(op) & TE_IS_FORK) && (int)TE_EDGE_DTYPE(model, op) == dtype))
 
+/* An add and its fork in one row: what the second one reads the kernel has stored. */
+#define TE__IS_OWN_forward(name, model, op) \
+    ((TE_FLAGS(op) & TE_IS_ADD) && (int)TE_EDGE_INDEX(model, op) >= (int)name##_first)
+#define TE__IS_OWN_backward(name, model, op) \
+    TE_IF_MARKED(TE_JOIN1(TE__FORK_MARK_, TE_FAMILY(op)), TE__IS_OWN_FORK, TE__IS_NOT_OWN)(name, model, op)
+#define TE__IS_OWN_FORK(name, model, op) ((int)TE__ADD_OF(model, op) <= (int)name##_first)
+#define TE__IS_NOT_OWN(name, model, op) 0
 /* The calls of the row's ops, each with its options. */
 #define TE__STAGE_OPTIONS(x, i, op) const TE_OPTIONS_TYPE(op) o##i = TE_OPTIONS_VALUES(op);
 #define TE__STAGE(x, i, op) TE__STAGE2(TE_CLASS(op), TE_UNWRAP(x), i, TE_FAMILY(op), op)
 #define TE__STAGE2(...) TE__STAGE3(__VA_ARGS__)
-#define TE__STAGE3(op_class, model, dtype, pass, i, family, op)                                          \
-    TE__STAGE_##op_class(pass, i, family, te_formats_of(TE_DTYPE_IN(model, op), TE_DTYPE_OUT(model, op), \
-        TE_EDGE_DTYPE(model, op), TE_##dtype))
-#define TE__STAGE_map(pass, i, family, formats) \
-    if (from <= i && i < to) te_map_##pass(l, &c->op[i], te_##family##_##pass, &o##i, formats);
-#define TE__STAGE_gated(pass, i, family, formats) \
-    if (from <= i && i < to) te_gate_##pass(l, &c->op[i], te_##family##_##pass, &o##i, formats);
-#define TE__STAGE_norm(pass, i, family, formats) (void)l, (void)c, (void)from, (void)to, (void)o##i;
+#define TE__STAGE3(op_class, name, model, dtype, pass, i, family, op)                                                  \
+    const te_formats f##i = {(te_dtype)TE_DTYPE_IN(model, op), (te_dtype)TE_DTYPE_OUT(model, op),                      \
+                             (te_dtype)TE_EDGE_DTYPE(model, op), TE_##dtype, TE__IS_OWN_##pass(name, model, op)};      \
+    TE__STAGE_##op_class(pass, i, family)
+#define TE__STAGE_map(pass, i, family) \
+    if (from <= i && i < to) te_map_##pass(l, &c->op[i], te_##family##_##pass, &o##i, f##i);
+#define TE__STAGE_gated(pass, i, family) \
+    if (from <= i && i < to) te_gate_##pass(l, &c->op[i], te_##family##_##pass, &o##i, f##i);
+#define TE__STAGE_norm(pass, i, family) (void)l, (void)c, (void)from, (void)to, (void)o##i, (void)f##i;
 
 /* ---- a chain: its kernels ---------------------------------------------------------------------------------------- */
 
@@ -228,7 +247,8 @@ TE_BOTH te_chain_shape te_no_shape(void) {
             name##_in_halves, name##_out_halves,                                                                     \
                                   even, name##_norm, {name##_norm_code, eps}, (te_dtype)name##_norm_in,              \
                                       (te_dtype)name##_norm_out,                                                     \
-                                  name##_sums, name##_is_backward, name##_draws, name##_reads, kernel##_lanes,       \
+                                  name##_sums, name##_sum_halves, name##_is_backward, name##_draws, name##_reads,    \
+                                      kernel##_lanes,                                                                \
                                       kernel##_chunks,                                                               \
                                   kernel##_groups, kernel##_resident, kernel##_stash};                               \
         (void)half;                                                                                                  \

@@ -136,7 +136,7 @@
     link size_t name##_saved_bytes(TE__BEFORE_##widths(name) int64_t rows)                                             \
         { return te_plan_saved_bytes(TE__PLAN_OF_##widths(name), rows); }                                              \
     link size_t name##_workspace_bytes(const name *m, int64_t rows, te_context *ctx) {                                 \
-        return te_plan_workspace_bytes(TE__PLAN_OF_##widths(name), &m->model, rows, ctx);                              \
+        return te_plan_workspace_bytes(TE__PLAN_OF_##widths(name), m ? &m->model : 0, rows, ctx);                      \
     }                                                                                                                  \
     link te_status name##_bind(name *m, void *params, float *grads, te_context *ctx) {                                 \
         te_param *first = (te_param *)(m ? (char *)m + sizeof(te_model) : 0);                                          \

@@ -34,6 +34,8 @@
 #define TE__SPAN_OF(model, op, what) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), what)
 #define TE__SPAN_CHECK(model, before, op, after, live)                                                                 \
     TE_IF_MARKED(TE_JOIN1(TE_IS_MARK_, TE_KIND(op)), TE_JOIN1(TE__SPAN_, TE_KIND(op)), TE__SPAN_OP)(model, before, op) \
+    static_assert(TE_IF_MARKED(TE_JOIN1(TE_IS_MARK_, TE_KIND(op)), TE_COUNT_ARGS(TE_STRIP op), 2) <= 2,                \
+        "te: " #model ": " TE_CALLED(op) " has more arguments than its kind takes");                                   \
     static_assert(!TE_IF_END(after, TE__SPAN_OF(model, op, inside), 0),                                                \
         "te: " #model ": the list ends inside a (recompute, ..)");
 #define TE__SPAN_CHECK_A(...) TE__SPAN_CHECK(__VA_ARGS__) TE__SPAN_CHECK_B

@@ -35,6 +35,7 @@ enum { TE_GATED_ACTIVATIONS(TE_GATE_ENUM) TE_GATE_end };
 #define TE_OP_relu (act, map)
 #define TE_OP_srelu (act, map)
 #define TE_OP_silu (act, map)
+#define TE_SHAPES_act(op) (0)
 #define TE__ACT_OF(op) (int)TE_JOIN1(TE_ACT_, TE_KIND(op))
 #define TE_FLAGS_act(op) (TE_SAVES_INPUT | (TE__ACT_OF(op) == (int)TE_ACT_gelu ? TE_EPILOGUE_OF_GELU : 0))
 #define TE_OPTIONS_act(op) (te_act_options, TE__ACT_OF(op))
@@ -45,6 +46,7 @@ enum { TE_GATED_ACTIVATIONS(TE_GATE_ENUM) TE_GATE_end };
 #define TE_OP_reglu (gated, gated)
 #define TE_OP_sreglu (gated, gated)
 #define TE_OP_swiglu (gated, gated)
+#define TE_SHAPES_gated(op) (0)
 #define TE_OUT_gated(op, in) ((in) % 2 ? 0 : (in) / 2)
 #define TE_FLAGS_gated(op) (TE_SAVES_INPUT)
 #define TE_OPTIONS_gated(op) (te_act_options, (int)TE_JOIN1(TE_GATE_, TE_KIND(op)))
@@ -57,7 +59,8 @@ TE_FN float te_act(float *slope, float x, int code) {
         /* 0.5 (1 + tanh u) is sigmoid(2 u): one exponential, and no cancellation where x is large and negative */
         const float k = 1.5957691216057308f, c = 0.044715f; /* 2 sqrt(2 / pi) */
         const float t = te_sigmoid(k * x * (1.0f + c * x * x));
-        *slope = t + x * t * (1.0f - t) * k * (1.0f + 3.0f * c * x * x);
+        const float square = x * x < 1e30f ? x * x : 1e30f; /* finite, for the 0 before it: x t (1 - t) */
+        *slope = t + x * t * (1.0f - t) * k * (1.0f + 3.0f * c * square);
         return x * t;
     }
     if (code == TE_ACT_gelu_erf) {
@@ -71,19 +74,19 @@ TE_FN float te_act(float *slope, float x, int code) {
         return (x > 0 ? x : 0.0f) - fabsf(x) * tail;
     }
     if (code == TE_ACT_relu) {
-        *slope = x > 0 ? 1.0f : 0.0f;
-        return x > 0 ? x : 0.0f;
+        *slope = x <= 0 ? 0.0f : 1.0f; /* so that NaN goes through */
+        return x <= 0 ? 0.0f : x;
     }
     if (code == TE_ACT_srelu) {
-        *slope = x > 0 ? 2.0f * x : 0.0f;
-        return x > 0 ? x * x : 0.0f;
+        *slope = x <= 0 ? 0.0f : 2.0f * x;
+        return x <= 0 ? 0.0f : x * x;
     }
     const float a = code == TE_ACT_qgelu ? 1.702f : 1.0f, s = te_sigmoid(a * x);
     if (code == TE_ACT_sigmoid) {
         *slope = s * (1.0f - s);
         return s;
     }
-    *slope = s + a * x * s * (1.0f - s); /* silu, qgelu: x sigmoid(a x) */
+    *slope = s + x * s * (1.0f - s) * a; /* silu, qgelu: x sigmoid(a x) */
     return x * s;
 }
 

@@ -12,6 +12,7 @@
 #include "../plan/gradients.h"              /* te_sum_later */
 
 #define TE_OP_attention (attention, own)
+#define TE_SHAPES_attention(op) (3)
 #define TE_IN_attention(op) ((TE_ARG1(op, 0) + 2 * (TE_ARG2(op, 0))) * (TE_ARG3(op, 0)))
 #define TE_OUT_attention(op, in) ((TE_ARG1(op, 0)) * (TE_ARG3(op, 0)))
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT)

@@ -5,6 +5,7 @@
 #include "map.h" /* te_stage, te_place */
 
 #define TE_OP_bias (bias, map)
+#define TE_SHAPES_bias(op) (1)
 #define TE_IN_bias(op) (TE_ARG1(op, 0))
 #define TE_FLAGS_bias(op) (TE_SUMS | TE_KEEPS_GRAD | TE_EPILOGUE_OF_BIAS)
 #define TE_PARAMS_bias(op, in, out) ((bias, 1, out, zero))

@@ -3,26 +3,28 @@
  *
  * Softmax and loss in one pass over the logits (online, so a vocabulary of any size); backward reads the logits once
  * and writes (softmax - onehot) * dloss. te_batch brings labels and ignore_index; a row with that label has loss 0 and
- * gradient 0. A label outside the vocabulary is an error on the host; on CUDA its loss and gradient are NaN.
+ * gradient 0 (0 stands for the default, -100). A label outside the vocabulary is an error on the host; on CUDA its loss
+ * and gradient are NaN.
  */
 #ifndef TE_OPS_CROSS_ENTROPY_H
 #define TE_OPS_CROSS_ENTROPY_H
 
-#include "../core/math.h" /* te_exp2 */
+#include "../core/math.h" /* te_exp, te_exp2 */
 #include "../plan/dims.h" /* TE_WIDTH_AT */
 #include "../plan/run.h"  /* te_output, te_gradient */
 
 #define TE_OP_cross_entropy (cross_entropy, own)
+#define TE_SHAPES_cross_entropy(op) (1)
 #define TE_IN_cross_entropy(op) (TE_ARG1(op, 0))
 #define TE_OUT_cross_entropy(op, in) (1)
 #define TE_GIVES_cross_entropy(op) (TE_GIVES_f32)
 #define TE_FLAGS_cross_entropy(op) (TE_SAVES_INPUT | TE_TO_LOSS)
-#define TE_STATS_cross_entropy(op) (1) /* log-sum-exp */
+#define TE_STATS_cross_entropy(op) (2) /* the largest logit; log2 of the sum of exp(x - that) */
 #define TE_TAKES_DIMS_cross_entropy ,
 
 typedef struct te_cross_entropy_args {
     float *loss;      /* [rows] */
-    float *lse;       /* [rows], null in inference */
+    float *stats;     /* [rows, 2], null in inference */
     void *dx;         /* [rows, width] */
     const void *x;    /* [rows, width] */
     const float *dy;  /* [rows], null: dloss in every row */
@@ -56,33 +58,31 @@ TE_FN te_columns te_columns_at(int c, int width) {
 }
 TE_FN int te_first_column(int64_t row, int width) { return TE_CUDA && width % 8 ? -(int)(row % 8) : 0; }
 
-/* Bytes: the logits once. In base 2: sum of 2^(k x - top) with k = log2 e. */
+/* Bytes: the logits once. The largest logit is subtracted before anything is rounded, so the loss does not depend on
+ * what all logits have in common. */
 TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int threads, int width, te_dtype dtype) {
     int group;
     te_lanes g = te_lanes_here(threads, &group);
     const int64_t row = (int64_t)b.x * width;
-    const float k = 1.4426950408889634f;
     float top = -INFINITY, sum = 0;
     TE_UNROLL_4 for (int c = te_first_column(row, width) + g.id * 8; c < width; c += g.count * 8) {
         const te_columns at = te_columns_at(c, width);
-        float v[8], most = -INFINITY, s = 0;
+        float v[8], most = top, s = 0;
         te_load8(v, a->x, row + at.from, at.n, at.whole, dtype);
         TE_UNROLL for (int i = 0; i < 8; i++) v[i] = i < at.n ? v[i] : -INFINITY, most = v[i] > most ? v[i] : most;
-        most = most * k > top ? most * k : top;
         const float base = most > -INFINITY ? most : 0.0f; /* a row may begin with -infinity */
-        TE_UNROLL for (int i = 0; i < 8; i++) s += te_exp2(v[i] * k - base);
-        sum = sum * te_exp2(top - base) + s, top = most;
+        TE_UNROLL for (int i = 0; i < 8; i++) s += te_exp(v[i] - base);
+        sum = sum * te_exp(top - base) + s, top = most;
     }
     float all = top;
     te_lanes_max(&all, &g);
-    sum = top > -INFINITY ? sum * te_exp2(top - all) : sum;
+    sum = top > -INFINITY ? sum * te_exp(top - all) : sum;
     te_lanes_sum(&sum, 1, &g);
     if (g.id) return;
-    const float lse = all / k + logf(sum);
     const int32_t label = a->labels[b.x];
-    if (a->lse) a->lse[b.x] = lse;
+    if (a->stats) a->stats[2 * b.x] = all, a->stats[2 * b.x + 1] = log2f(sum);
     a->loss[b.x] = label == a->ignore_index      ? 0.0f
-                   : label >= 0 && label < width ? lse - te_load(a->x, row + label, dtype)
+                   : label >= 0 && label < width ? logf(sum) + (all - te_load(a->x, row + label, dtype))
                                                  : NAN;
 }
 /* Bytes: the logits read, the gradient written. */
@@ -93,14 +93,16 @@ TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b,
     const int64_t row = (int64_t)b.x * width;
     const int32_t label = a->labels[b.x];
     const int known = label >= 0 && label < width;
-    const float k = 1.4426950408889634f, lse = a->lse[b.x] * k, dloss = !known ? NAN : a->dy ? a->dy[b.x] : a->dloss;
+    const float k = 1.4426950408889634f /* log2 e */, top = a->stats[2 * b.x], log_sum = a->stats[2 * b.x + 1];
+    const float dloss = !known ? NAN : a->dy ? a->dy[b.x] : a->dloss;
     for (int c = te_first_column(row, width) + g.id * 8; c < width; c += g.count * 8) {
         const te_columns at = te_columns_at(c, width);
         float v[8];
         te_load8(v, a->x, row + at.from, at.n, at.whole, dtype);
         TE_UNROLL for (int i = 0; i < 8; i++)
-            v[i] = label == a->ignore_index ? 0.0f
-                                            : (te_exp2(v[i] * k - lse) - (at.from + i == label ? 1.0f : 0.0f)) * dloss;
+            v[i] = label == a->ignore_index
+                       ? 0.0f
+                       : (te_exp2((v[i] - top) * k - log_sum) - (at.from + i == label ? 1.0f : 0.0f)) * dloss;
         te_store8(a->dx, row + at.from, v, at.n, at.whole, dtype);
     }
 }
@@ -113,9 +115,9 @@ TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, 
     a->width = op->in;
     if (!b) return TE_OK;
     TE_REQUIRE(b->labels, r->ctx, TE_ERROR_NULL, "%s: the batch brings no labels", r->plan->name);
-    a->labels = b->labels, a->ignore_index = b->ignore_index, a->dloss = b->loss_scale;
+    a->labels = b->labels, a->ignore_index = b->ignore_index ? b->ignore_index : -100, a->dloss = b->loss_scale;
     for (int64_t i = 0; !TE_CUDA && r->dry && i < rows; i++)
-        TE_REQUIRE((b->labels[i] >= 0 && b->labels[i] < op->in) || b->labels[i] == b->ignore_index, r->ctx,
+        TE_REQUIRE((b->labels[i] >= 0 && b->labels[i] < op->in) || b->labels[i] == a->ignore_index, r->ctx,
                    TE_ERROR_VALUE, "%s: label %d of row %lld is outside the vocabulary of %s, %d", r->plan->name,
                    b->labels[i], (long long)i, op->name, op->in);
     return TE_OK;
@@ -125,9 +127,8 @@ TE_API te_status te__cross_entropy_forward(te_run *r, const te_step *s, te_cross
     te_cross_entropy_args a;
     te_value y;
     TE_TRY(te__cross_entropy_args_of(&a, r, &r->plan->op[i], r->now.rows));
-    TE_REQUIRE(te_last_step(r, s), r->ctx, TE_ERROR_STATE, "%s: cross_entropy must end the list", r->plan->name);
     TE_TRY(te_output(&y, r, s, i));
-    a.loss = (float *)y.p, a.lse = r->stats[i], a.x = r->now.p;
+    a.loss = (float *)y.p, a.stats = r->stats[i], a.x = r->now.p;
     if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(r->now.rows, 1), &a));
     te_set_now(r, y);
     return TE_OK;
@@ -143,7 +144,7 @@ TE_API te_status te__cross_entropy_backward(te_run *r, const te_step *s, te_cros
                "%s: batch.loss_scale is %g", r->plan->name, (double)r->batch->loss_scale);
     TE_TRY(te_as(&dy, r, TE_f32));
     TE_TRY(te_gradient(&dx, r, s, i));
-    a.lse = r->stats[i], a.x = te_input_of(r, i).p, a.dx = dx.p, a.dy = (const float *)dy.p;
+    a.stats = r->stats[i], a.x = te_input_of(r, i).p, a.dx = dx.p, a.dy = (const float *)dy.p;
     if (dx.p && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(dx.rows, 1), &a));
     te_set_now(r, dx);
     return TE_OK;

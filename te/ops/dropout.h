@@ -9,25 +9,27 @@
 #include "map.h" /* te_stage, te_place */
 
 #define TE_OP_dropout (dropout, map)
+#define TE_SHAPES_dropout(op) (1)
 #define TE_GIVES_dropout(op) (TE_GIVES_same)
 #define TE_FLAGS_dropout(op) (TE_DRAWS)
-#define TE_OPTIONS_dropout(op) (te_dropout_options, (float)(TE_ARG1(op, 0.5f)), \
-    1.0f / (1.0f - (float)(TE_ARG1(op, 0.5f))))
-/* An integer constant expression may cast a floating constant, but not compare it. */
-#define TE_CHECK_dropout(model, op)                                                          \
-    (static_assert((int)(TE_ARG1(op, 0.5f)) == 0, "te: " TE_STRING(model) ": " TE_CALLED(op) \
-        ": the probability must be at least 0 and less than 1");)
-
-typedef struct te_dropout_options { float p, factor; } te_dropout_options; /* factor: 1 / (1 - p) */
+#define TE_OPTIONS_dropout(op) (te_dropout_options, TE_DROPOUT_LIMIT((float)(TE_ARG1(op, 0.5f))), \
+    TE_DROPOUT_FACTOR((float)(TE_ARG1(op, 0.5f))))
+#define TE_CHECK_dropout(model, op)                                                                           \
+    (TE_ASSERT_NUMBER((TE_ARG1(op, 0.5f)) >= 0 && (TE_ARG1(op, 0.5f)) < 1, "te: " TE_STRING(model) ": "       \
+        TE_CALLED(op) ": the probability must be at least 0 and less than 1");)
 
 /* Element e is dropped if its 16 bits of the random words, half e % 2 of word e % 8 / 2 of counter e / 8, are below
- * 65536 p: one Philox for eight elements, of which the arithmetic would otherwise cost more than the memory. */
+ * `limit`, 65536 p: one Philox for eight elements, of which the arithmetic would otherwise cost more than the memory.
+ * So p is rounded to a multiple of 1 / 65536, and the factor is that of the probability that is left. */
+typedef struct te_dropout_options { uint32_t limit; float factor; } te_dropout_options;
+#define TE_DROPOUT_LIMIT(p) ((p) * 65536.0f + 0.5f < 65535.0f ? (uint32_t)((p) * 65536.0f + 0.5f) : 65535u)
+#define TE_DROPOUT_FACTOR(p) (65536.0f / (65536.0f - (float)TE_DROPOUT_LIMIT(p)))
+
 TE_BOTH int te_dropped(const uint32_t word[4], int e, uint32_t limit) {
     const int w = e / 2 % 4;
     const uint32_t u = w == 0 ? word[0] : w == 1 ? word[1] : w == 2 ? word[2] : word[3];
     return (e % 2 ? u : u << 16) < limit << 16; /* the half in question is on top; what lies below it decides nothing */
 }
-TE_BOTH uint32_t te_dropout_limit(float p) { return (uint32_t)te_min((int64_t)(p * 65536.0f + 0.5f), 65535); }
 /* In wide rows one load that need not wait for stores: 8192 x 16384, add_dropout_bias 141 us so, 145 with a plain load;
  * 8192 x 768, layernorm_fork_add_dropout_bias, which has no register to spare, 32.4 us so, 31.9 with a plain one.
  * volatile: made again for each eight elements; kept for all rows, state and keys would push a backward's sums out of
@@ -47,13 +49,12 @@ TE_FN te_rng te_rng_of(const te_rng *rng, const int width) {
 TE_FN void te_dropout8(float v[8], const te_stage *s, te_place at, const te_dropout_options *o) {
     const int64_t e = te_index(at);
     const te_rng rng = te_rng_of(s->rng, at.width);
-    const uint32_t limit = te_dropout_limit(o->p);
     uint32_t word[4];
     te_philox(word, rng.seed, (uint64_t)e / 8, s->id, rng.offset);
     TE_UNROLL for (int i = 0; i < 8; i++) {
         const int of = at.aligned ? i : (int)((e + i) % 8);
         if (!at.aligned && i > 0 && of == 0) te_philox(word, rng.seed, (uint64_t)(e + i) / 8, s->id, rng.offset);
-        v[i] = te_dropped(word, of, limit) ? 0.0f : v[i] * o->factor;
+        v[i] = te_dropped(word, of, o->limit) ? 0.0f : v[i] * o->factor;
     }
 }
 TE_FN void te_dropout_forward(float v[8], const te_stage *s, te_place at, const void *options) {

@@ -15,6 +15,7 @@
 #include "map.h"               /* te_formats */
 
 #define TE_OP_embedding (embedding, own)
+#define TE_SHAPES_embedding(op) (2)
 #define TE_IN_embedding(op) (1)
 #define TE_OUT_embedding(op, in) (TE_ARG2(op, 0))
 #define TE_FLAGS_embedding(op) (TE_FROM_TOKENS)
@@ -26,6 +27,7 @@
 #define TE_TAKES_DIMS_embedding ,
 
 #define TE_OP_positions (positions, own)
+#define TE_SHAPES_positions(op) (2)
 #define TE_IN_positions(op) (TE_ARG2(op, 0))
 #define TE_PARAMS_positions(op, in, out) ((weight, TE_ARG1(op, 0), out, normal))
 #define TE_CHECK_positions(model, op)                                                         \

@@ -12,6 +12,7 @@
 #include "../plan/run.h"    /* te_output, te_gradient */
 
 #define TE_OP_last_token (last_token, own)
+#define TE_SHAPES_last_token(op) (0)
 #define TE_GIVES_last_token(op) (TE_GIVES_same)
 #define TE_ROWS_last_token(op, in) (TE_ROWS_sequences)
 #define TE_TAKES_DIMS_last_token ,

@@ -9,6 +9,7 @@
 
 #define TE_OP_linear (linear, gemm)
 #define TE_OP_tied_linear (linear, gemm)
+#define TE_SHAPES_linear(op) (2)
 #define TE_IN_linear(op) (TE_ARG1(op, 0))
 #define TE_OUT_linear(op, in) (TE_ARG2(op, 0))
 #define TE_FLAGS_linear(op) (TE_SAVES_INPUT)

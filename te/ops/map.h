@@ -20,11 +20,13 @@ typedef struct te_formats {
     te_dtype in, out; /* its input and output in forward */
     te_dtype edge;    /* what a fork keeps for its add */
     te_dtype weight;  /* its parameters */
+    int own;          /* what the add reads of its fork, and the fork of its add in backward, this kernel has stored */
 } te_formats;
 
 TE_BOTH te_formats te_formats_of(int in, int out, int edge, int weight) {
     te_formats f;
     f.in = (te_dtype)in, f.out = (te_dtype)out, f.edge = (te_dtype)edge, f.weight = (te_dtype)weight;
+    f.own = 0;
     return f;
 }
 
@@ -56,6 +58,7 @@ typedef struct te_stage {
 /* Eight elements of s->saved (of format at.format.in) or s->edge (at.format.edge), which have the row's shape. */
 TE_FN void te_read8(float v[8], const void *p, te_dtype dtype, const te_stage *s, te_place at) {
     if (s == at.ahead_of) te_vec8_floats(v, &at.ahead, dtype);
+    else if (at.format.own && p == s->edge) te_load8_own(v, p, te_index(at), at.n, at.aligned, dtype);
     else te_load8(v, p, te_index(at), at.n, at.aligned, dtype);
 }
 TE_FN te_place te_second_half(te_place at) {

@@ -29,6 +29,7 @@ enum {
 #define TE_OP_l2norm (norm, norm)
 #define TE_OP_layernorm1p (norm, norm)
 #define TE_OP_rmsnorm1p (norm, norm)
+#define TE_SHAPES_norm(op) (1)
 #define TE_NORM_CODE(op) (int)TE_JOIN1(TE_NORM_, TE_KIND(op))
 #define TE_IN_norm(op) (TE_ARG1(op, 0))
 #define TE_FLAGS_norm(op) (TE_SAVES_INPUT)
@@ -40,6 +41,9 @@ enum {
 #define TE_PARAMS_OF_rmsnorm1p(out) ((weight, 1, out, zero))
 #define TE_TAKES_norm_eps TE_NUMBER
 #define TE_NORM_EPS(op) (float)(TE_OPTION(op, eps, 1e-5f))
+#define TE_CHECK_norm(model, op)                                                                           \
+    (TE_ASSERT_NUMBER(TE_NORM_EPS(op) >= 0 && TE_NORM_EPS(op) < 3e38f, "te: " TE_STRING(model) ": "        \
+        TE_CALLED(op) ": eps must be a finite number of at least 0");)
 #define TE_OPTIONS_norm(op) (te_norm_options, TE_NORM_CODE(op), TE_NORM_EPS(op))
 
 typedef struct te_norm_options { int code; float eps; } te_norm_options;

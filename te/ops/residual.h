@@ -16,6 +16,7 @@
 #define TE_OP_input (fork, map)
 #define TE__KIND_IS_INPUT_input ,
 #define TE__IF_INPUT(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__KIND_IS_INPUT_, TE_KIND(op)), yes, no)
+#define TE_SHAPES_fork(op) (TE__IF_INPUT(op, 1, 0))
 #define TE_GIVES_fork(op) (TE_GIVES_same)
 #define TE_WANTS_fork(op) (TE__IF_INPUT(op, TE_GIVES_list, TE_GIVES_residual))
 #define TE_FLAGS_fork(op) (TE_IS_FORK | TE__IF_INPUT(op, TE_IS_INPUT, 0))
@@ -37,17 +38,21 @@
     };)
 
 #define TE_OP_add (add, map)
+#define TE_SHAPES_add(op) (0)
 #define TE_GIVES_add(op) (TE_GIVES_residual)
 #define TE_FLAGS_add(op) (TE_IS_ADD | TE_KEEPS_GRAD)
 #define TE_EDGE_add(model, op) (TE__EDGE_INDEX(model, op), TE__EDGE_DTYPE(model, op))
+#define TE__ADD_OF(model, op) TE_JOIN4(te_error_, TE_NAME(op), of, model, is_kept_and_never_added)
 #define TE_CHECK_add(model, op)                                                                                      \
-    (enum { TE_JOIN4(te_error_fork_, TE_NAME(op), of, model, is_added_twice) = TE__EDGE_INDEX(model, op) };          \
+    (enum { TE_JOIN4(te_error_fork_, TE_NAME(op), of, model, is_added_twice) = TE__EDGE_INDEX(model, op),            \
+        TE__ADD_OF(model, op) = TE_ID(model, op) };                                                                  \
     static_assert((int)TE__EDGE_WIDTH(model, op) == (int)TE_WIDTH_OUT(model, op),                                    \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " has another width than its fork");                    \
     static_assert((int)TE__EDGE_ROWS(model, op) < 0 || (int)TE__EDGE_ROWS(model, op) == (int)TE_ROWS_OUT(model, op), \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " has other rows than its fork");)
 
 #define TE_OP_output (output, map)
+#define TE_SHAPES_output(op) (0)
 #define TE_GIVES_output(op) (TE_GIVES_same)
 #define TE_FLAGS_output(op) (TE_IS_OUTPUT | TE_KEEPS_GRAD)
 

@@ -14,6 +14,7 @@
 #include "../plan/run.h"   /* te_output, te_gradient */
 
 #define TE_OP_rope (rope, own)
+#define TE_SHAPES_rope(op) (3)
 #define TE_IN_rope(op) ((TE_ARG1(op, 0) + 2 * (TE_ARG2(op, 0))) * (TE_ARG3(op, 0)))
 #define TE_TAKES_rope_rotary_dim TE_INTEGER
 #define TE_TAKES_rope_interleaved TE_INTEGER
@@ -26,7 +27,9 @@
     (static_assert(TE__ROTARY(op) % 2 == 0 && TE__ROTARY(op) <= (TE_ARG3(op, 0)),                                      \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": rotary_dim must be even and no larger than head_dim"); \
      static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                                                 \
-                  "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");                           \
+     TE_ASSERT_NUMBER((TE_OPTION(op, base, 10000.0f)) > 0 && (TE_OPTION(op, base, 10000.0f)) < 3e38f,                  \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) ": base must be a finite positive number");)
 
 typedef struct te_rope_options {
     int rotary_dim, interleaved;

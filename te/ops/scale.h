@@ -5,6 +5,7 @@
 #include "map.h" /* te_stage, te_place */
 
 #define TE_OP_scale (scale, map)
+#define TE_SHAPES_scale(op) (1)
 #define TE_FLAGS_scale(op) (TE_EPILOGUE_OF_SCALE)
 #define TE_OPTIONS_scale(op) (te_scale_options, (float)(TE_ARG1(op, 1.0f)))
 

@@ -30,6 +30,7 @@ typedef struct te_adamw {
     const int32_t *first;           /* [count + 1], the first chunk of each tensor */
     float *m, *v, *master;          /* tensors one after the other, each at a multiple of TE_PARAM_ALIGN elements */
     int64_t elements;               /* of m, gaps included */
+    uint64_t where;                 /* te__params_where: what the table was made for */
 } te_adamw;
 
 /* ---- what lies where -------------------------------------------------------------------------------------------- */
@@ -122,6 +123,7 @@ TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_mod
     char *base = (char *)memory;
     memset(opt, 0, sizeof *opt);
     opt->config = *config, opt->models = models, opt->model_count = count;
+    opt->where = te__params_where(models, count);
     opt->count = l.count, opt->chunks = (int)l.chunks, opt->elements = l.elements;
     opt->tensor = (const te__adamw_tensor *)(base + l.table), opt->first = (const int32_t *)(opt->tensor + l.count);
     opt->m = (float *)(base + l.m), opt->v = (float *)(base + l.v), opt->master = (float *)(base + l.master);
@@ -150,6 +152,8 @@ TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_mod
 TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
     TE_REQUIRE(opt && ctx && opt->state, ctx, TE_ERROR_NULL, "adamw: not initialised, or the context is null");
     TE_TRY(te__adamw_config_check(&opt->config, ctx));
+    TE_REQUIRE(opt->where == te__params_where(opt->models, opt->model_count), ctx, TE_ERROR_STATE,
+               "adamw: a model was bound again since te_adamw_init; initialise the optimizer again");
     const te__adamw_args a = te__adamw_args_of(opt);
     if (a.norm) TE_TRY(te_grad_norm_run(&opt->norm, ctx));
     TE_TRY(te__adamw_begin_launch(ctx, te_grid_of(1, 1), &a));

@@ -2,7 +2,7 @@
  *
  * Do this:
  *     TE_TRY(te_model_randomize(&block.model, 0.02f, seed, 100, &ctx));      // weights normal, gammas 1, biases 0
- *     TE_TRY(te_param_normal(&block.proj.weight, TE_bf16, 0.02f / sqrtf(2.0f * layers), seed, 7, &ctx));
+ *     TE_TRY(te_param_normal(&block.proj.weight, 0.02f / sqrtf(2.0f * layers), seed, 7, &ctx));
  */
 #ifndef TE_OPTIM_INIT_H
 #define TE_OPTIM_INIT_H
@@ -10,17 +10,17 @@
 #include "../core/fill.h"  /* te_fill_normal */
 #include "../plan/model.h" /* te_param */
 
-/* The dtype of a parameter is its model's. */
-TE_API te_status te_param_normal(const te_param *p, te_dtype dtype, float std, uint64_t seed, uint32_t stream,
-                                 te_context *ctx) {
+/* Normal numbers, of the parameter's own dtype. */
+TE_API te_status te_param_normal(const te_param *p, float std, uint64_t seed, uint32_t stream, te_context *ctx) {
     TE_REQUIRE(p && p->data, ctx, TE_ERROR_NULL, "te_param_normal: the parameter is null or not bound");
     TE_REQUIRE(fabsf(std) <= 3.402823466e38f, ctx, TE_ERROR_VALUE, "te_param_normal: std is %g", (double)std);
-    return te_fill_normal(p->data, dtype, p->rows * p->cols, 0, std, seed, stream, ctx);
+    return te_fill_normal(p->data, p->dtype, p->rows * p->cols, 0, std, seed, stream, ctx);
 }
 /* Every parameter of the model as its op declares it: weights normal(0, std), gammas 1 (0 if zero-centred), biases 0.
  * Uses one stream a parameter, from `stream` on. */
 TE_API te_status te_model_randomize(const te_model *m, float std, uint64_t seed, uint32_t stream, te_context *ctx) {
-    TE_REQUIRE(m && m->plan, ctx, TE_ERROR_STATE, "te_model_randomize: the instance has not been bound");
+    TE_REQUIRE(m && m->plan && (!m->at || m->at == m), ctx, TE_ERROR_STATE,
+               "te_model_randomize: the instance has not been bound, or copied since");
     TE_REQUIRE(fabsf(std) <= 3.402823466e38f, ctx, TE_ERROR_VALUE, "te_model_randomize: std is %g", (double)std);
     for (int i = 0; i < m->param_count; i++) {
         const te_param *p = &m->param[i];

@@ -34,6 +34,15 @@ TE_API int te_params_next(te_param_walk *w) {
     return 0;
 }
 
+/* A number that changes when one of the models is bound again, elsewhere. */
+TE_API uint64_t te__params_where(te_model *const *models, int count) {
+    uint64_t sum = 1;
+    te_param_walk w = te_params_of(models, count);
+    while (te_params_next(&w))
+        sum = (sum * 31 + (uint64_t)(uintptr_t)w.param->data) * 31 + (uint64_t)(uintptr_t)w.param->grad;
+    return sum;
+}
+
 /* ---- a table of tensors, cut into chunks ---------------------------------------------------------------------- */
 
 /* Which tensor a chunk lies in: the last t with first[t] <= chunk. first[0] is 0, first[count] the number of chunks. */
@@ -63,6 +72,9 @@ TE_API te_status te__models_check(te_model *const *models, int count, const char
     for (int i = 0; i < count; i++) {
         TE_REQUIRE(models[i] && models[i]->plan && (models[i]->param || !models[i]->param_count), ctx, TE_ERROR_NULL,
                    "%s: model %d is null or not bound to memory", who, i);
+        TE_REQUIRE(!models[i]->at || models[i]->at == models[i], ctx, TE_ERROR_STATE,
+                   "%s: model %d (%s) was copied since it was bound; bind it where it lies", who, i,
+                   models[i]->plan->name);
         for (int k = 0; k < i; k++)
             TE_REQUIRE(models[i] != models[k], ctx, TE_ERROR_VALUE, "%s: model %d (%s) is model %d again", who, i,
                        models[i]->plan->name, k);

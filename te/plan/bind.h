@@ -17,10 +17,32 @@ TE_API te_status te__check_dims(const te_plan *plan, te_context *ctx) {
     return TE_OK;
 }
 
+/* An instance of this plan, where it was bound. */
+TE_API te_status te__check_bound(const te_plan *plan, const te_model *m, te_context *ctx) {
+    TE_REQUIRE(m && m->plan == plan, ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first",
+               plan->name, plan->name);
+    TE_REQUIRE(!m->at || m->at == m, ctx, TE_ERROR_STATE,
+               "%s: the instance was copied since it was bound; bind it where it lies", plan->name);
+    return TE_OK;
+}
+/* And each of its parameters has memory. */
+TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_context *ctx) {
+    TE_TRY(te__check_bound(plan, m, ctx));
+    for (int i = 0; i < m->param_count; i++) {
+        const te_param *p = &m->param[i], *owner = p->with;
+        TE_REQUIRE(p->data, ctx, TE_ERROR_STATE, "%s: %s.%s has no memory; te_tie it to another parameter", plan->name,
+                   p->op, p->field);
+        if (!p->tied || !owner) continue;
+        TE_REQUIRE(owner->data == p->data && (!p->grad || (owner->grad == p->grad && owner->with)), ctx, TE_ERROR_STATE,
+                   "%s: the owner of %s.%s was bound again since; te_tie them again", plan->name, p->op, p->field);
+    }
+    return TE_OK;
+}
+
 /* Elements of the parameter buffer, the gaps between tensors included; 0 where widths are not known yet. */
 TE_API int64_t te_plan_param_elements(const te_plan *plan) {
     int64_t n = 0;
-    for (int i = 0; !plan->takes_dims && i < plan->op_count; i++)
+    for (int i = 0; plan && !plan->takes_dims && i < plan->op_count; i++)
         for (int k = 0; k < plan->op[i].params; k++) {
             const te_param_info *p = &plan->op[i].param[k];
             if (!p->tied) n += te_round_up(p->rows * p->cols, TE_PARAM_ALIGN);
@@ -28,7 +50,7 @@ TE_API int64_t te_plan_param_elements(const te_plan *plan) {
     return n;
 }
 TE_API size_t te_plan_param_bytes(const te_plan *plan) {
-    return (size_t)te_plan_param_elements(plan) * te_dtype_bytes(plan->dtype);
+    return plan ? (size_t)te_plan_param_elements(plan) * te_dtype_bytes(plan->dtype) : 0;
 }
 TE_API size_t te_plan_grad_bytes(const te_plan *plan) { return (size_t)te_plan_param_elements(plan) * sizeof(float); }
 
@@ -36,21 +58,34 @@ TE_API size_t te_plan_grad_bytes(const te_plan *plan) { return (size_t)te_plan_p
  * Contents are left as they are. */
 TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param, int param_count, void *params,
                                float *grads, te_context *ctx) {
+    int count = 0;
+    TE_REQUIRE(plan, ctx, TE_ERROR_NULL, "te_model_bind: the plan is null");
     TE_REQUIRE(m && ctx, ctx, TE_ERROR_NULL, "%s: the instance or the context is null", plan->name);
     TE_TRY(te__check_dims(plan, ctx));
-    TE_REQUIRE(params || !te_plan_param_elements(plan), ctx, TE_ERROR_NULL, "%s: params is null", plan->name);
+    for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
+    TE_REQUIRE(param_count == count && (param || !count), ctx, TE_ERROR_SHAPE,
+               "%s: room for %d parameters, the list has %d", plan->name, param ? param_count : 0, count);
+    const int64_t elements = te_plan_param_elements(plan);
+    TE_REQUIRE(params || !elements, ctx, TE_ERROR_NULL, "%s: params is null", plan->name);
     TE_REQUIRE((uintptr_t)params % TE_ALIGN == 0 && (uintptr_t)grads % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
                "%s: params and grads must be aligned to %d bytes", plan->name, (int)TE_ALIGN);
+    const uintptr_t first = (uintptr_t)params, second = (uintptr_t)grads;
+    TE_REQUIRE(!grads || !elements || first + te_plan_param_bytes(plan) <= second ||
+                   second + te_plan_grad_bytes(plan) <= first, ctx, TE_ERROR_VALUE, "%s: params overlaps grads",
+               plan->name);
     m->plan = plan, m->param = param, m->param_count = param_count;
+    m->params = params, m->grads = grads, m->elements = elements;
+    m->at = (const void *)param == (const void *)(m + 1) ? m : 0;
     int64_t at = 0;
     for (int i = 0; i < plan->op_count; i++)
         for (int k = 0; k < plan->op[i].params; k++, param++) {
-            const te_param_info *info = &plan->op[i].param[k];
-            param->op = plan->op[i].name, param->field = info->field, param->rows = info->rows,
-            param->cols = info->cols;
-            param->dtype = plan->dtype;
-            param->init = info->init, param->tied = info->tied, param->shared = 0;
-            param->data = 0, param->grad = 0;
+            const te_op *op = &plan->op[i];
+            const te_param_info *info = &op->param[k];
+            memset(param, 0, sizeof *param);
+            param->op = op->name, param->field = info->field, param->rows = info->rows, param->cols = info->cols;
+            param->dtype = plan->dtype, param->init = info->init, param->tied = info->tied;
+            param->trains = grads != 0, param->index = (int)(param - m->param);
+            param->last = op->op_class == TE_CLASS_norm || (op->flags & TE_SUMS);
             if (info->tied) continue;
             param->data = (char *)params + (size_t)at * te_dtype_bytes(plan->dtype);
             if (grads) param->grad = grads + at;
@@ -59,18 +94,39 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
     return TE_OK;
 }
 
-/* Let `user` (of a tied_linear) be `owner`'s memory. The backward of the user must run before the owner's, as it does
- * when the owner is the embedding of the same network: the user writes the gradient and the owner adds to it. */
+/* Whether a's gradient is written before b's, of two that share the memory of `owner`. In one list the backward begins
+ * at the end. Of two lists that do not have the owner, b was tied first. */
+TE_API int te__writes_before(const te_param *a, const te_param *b, const te_param *owner) {
+    if (a - a->index == b - b->index) return a->last != b->last ? b->last : a->index > b->index;
+    return b - b->index == owner - owner->index;
+}
+/* Let `user` (of a tied_linear) be `owner`'s memory. Of all that share a gradient the first of a backward writes it and
+ * the others add to it. Within a list the library sees which that is; the backward of another list must run before the
+ * owner's, and if there are several, in the order in which they were tied. An instance that was bound without gradients
+ * does not count. Both instances stay where they are; when one of them is bound again it is tied again. */
 TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     TE_REQUIRE(user && owner && owner->data, ctx, TE_ERROR_NULL, "te_tie: a parameter is null or not bound");
     TE_REQUIRE(user->tied, ctx, TE_ERROR_VALUE, "te_tie: %s.%s has memory of its own; declare it as tied_linear",
                user->op, user->field);
+    TE_REQUIRE(!owner->tied, ctx, TE_ERROR_VALUE, "te_tie: %s.%s is tied itself; tie %s.%s to the one that owns it",
+               owner->op, owner->field, user->op, user->field);
+    TE_REQUIRE(!user->with || user->with == owner, ctx, TE_ERROR_STATE,
+               "te_tie: %s.%s is tied to another parameter; bind both of their instances again", user->op, user->field);
     TE_REQUIRE(user->rows == owner->rows && user->cols == owner->cols, ctx, TE_ERROR_SHAPE,
                "te_tie: %s.%s is %lld x %lld, %s.%s is %lld x %lld", user->op, user->field, (long long)user->rows,
                (long long)user->cols, owner->op, owner->field, (long long)owner->rows, (long long)owner->cols);
     TE_REQUIRE(user->dtype == owner->dtype, ctx, TE_ERROR_DTYPE, "te_tie: %s.%s is %s, %s.%s is %s", user->op,
                user->field, te_dtype_name(user->dtype), owner->op, owner->field, te_dtype_name(owner->dtype));
-    user->data = owner->data, user->grad = owner->grad, owner->shared = 1;
+    TE_REQUIRE(user->trains || owner->with != user, ctx, TE_ERROR_STATE,
+               "te_tie: %s.%s has lost its gradients; bind the instance of %s.%s again, too", user->op, user->field,
+               owner->op, owner->field);
+    user->data = owner->data, user->with = owner;
+    if (!user->trains || !owner->grad) return TE_OK;
+    te_param *const first = owner->with ? owner->with : owner;
+    const int writes = user == first || te__writes_before(user, first, owner);
+    user->grad = owner->grad, user->shared = !writes;
+    if (writes && user != first) first->shared = 1;
+    owner->with = writes ? user : first;
     return TE_OK;
 }
 

@@ -2,17 +2,16 @@
 #ifndef TE_CHECK_H
 #define TE_CHECK_H
 
-#include "bind.h" /* te__check_dims */
+#include "bind.h" /* te__check_model */
 #include "run.h"  /* te_run */
 
 TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const te_batch *b, te_context *ctx) {
+    TE_REQUIRE(plan, ctx, TE_ERROR_NULL, "the plan is null");
     const char *name = plan->name;
-    if (!ctx) return TE_ERROR_NULL;
-    TE_REQUIRE(m && b, ctx, TE_ERROR_NULL, "%s: the instance or the batch is null", name);
     TE_TRY(te_check_target(ctx, name));
+    TE_REQUIRE(m && b, ctx, TE_ERROR_NULL, "%s: the instance or the batch is null", name);
     TE_TRY(te__check_dims(plan, ctx));
-    TE_REQUIRE(m->plan == plan, ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first", name,
-               name);
+    TE_TRY(te__check_model(plan, m, ctx));
     TE_REQUIRE(b->batch > 0 && b->seq > 0, ctx, TE_ERROR_SHAPE, "%s: batch %d and seq %d must be positive", name,
                b->batch, b->seq);
     TE_REQUIRE((int64_t)b->batch * b->seq <= INT32_MAX / 2, ctx, TE_ERROR_OVERFLOW,
@@ -20,9 +19,6 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
     TE_REQUIRE(b->position >= 0 && b->position <= INT32_MAX - b->seq, ctx, TE_ERROR_VALUE,
                "%s: position %d must not be negative or overflow", name, b->position);
     TE_REQUIRE(b->edge_count >= 0 && (b->edges || !b->edge_count), ctx, TE_ERROR_NULL, "%s: edges is null", name);
-    for (int i = 0; i < m->param_count; i++)
-        TE_REQUIRE(m->param[i].data, ctx, TE_ERROR_STATE, "%s: %s.%s has no memory; te_tie it to another parameter",
-                   name, m->param[i].op, m->param[i].field);
     return TE_OK;
 }
 

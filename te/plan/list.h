@@ -19,6 +19,7 @@
  *     TE_OPTIONS_<family>(op)            (te_<family>_options, values of its members...)      no options
  *     TE_CHECK_<family>(model, op)       (static_assert(..); ...)                             nothing to check
  *     TE_EDGE_<family>(model, op)        (index, format) of the fork that it belongs to            (-1, the list's)
+ *     TE_SHAPES_<family>(op)             how many shapes it has at most                       (12)
  *     TE_TAKES_<family>_<option>         TE_INTEGER, TE_NUMBER or TE_TOKEN, for each option that it has
  */
 #ifndef TE_LIST_H
@@ -122,9 +123,17 @@
     ~, ~, ~)
 #define TE_CHECK_OPTIONS_(...) TE_CHECK_OPTIONS__(__VA_ARGS__)
 #define TE_CHECK_OPTIONS__(m, as, op, kind, own, a, b, c, d, e, f, g, h, i, j, k, l, ...)                              \
+    static_assert(TE_COUNT_ARGS(TE_STRIP op) - 2 - (TE_IS_OPTION(a) + TE_IS_OPTION(b) + TE_IS_OPTION(c) +              \
+                      TE_IS_OPTION(d) + TE_IS_OPTION(e) + TE_IS_OPTION(f) + TE_IS_OPTION(g) + TE_IS_OPTION(h) +        \
+                      TE_IS_OPTION(i) + TE_IS_OPTION(j) + TE_IS_OPTION(k) + TE_IS_OPTION(l)) <= TE_SHAPES(as, op),     \
+                  "te: " TE_STRING(m) ": " TE_CALLED(op) " has more arguments than its kind takes");                  \
     TE_KNOWN(m, as, op, a) TE_KNOWN(m, as, op, b) TE_KNOWN(m, as, op, c) TE_KNOWN(m, as, op, d) TE_KNOWN(m, as, op, e) \
     TE_KNOWN(m, as, op, f) TE_KNOWN(m, as, op, g) TE_KNOWN(m, as, op, h) TE_KNOWN(m, as, op, i) TE_KNOWN(m, as, op, j) \
     TE_KNOWN(m, as, op, k) TE_KNOWN(m, as, op, l)
+#define TE_IS_OPTION(a) TE_IF_OPTION(a, 1, 0)
+#define TE_COUNT_ARGS(...) TE_COUNT_ARGS_(__VA_ARGS__, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, ~)
+#define TE_COUNT_ARGS_(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, count, ...) count
+#define TE_SHAPES(as, op) TE_TUPLE_OR(TE_JOIN1(TE_SHAPES_, as)(op), 12)
 #define TE_KNOWN(m, as, op, a) TE_IF_OPTION(a, TE_KNOWN_, TE_NOTHING)(m, as, op, a)
 #define TE_KNOWN_(m, as, op, a)                                                                           \
     TE_IF_TUPLE(TE_JOIN2(TE_TAKES_, as, TE_FIRST(TE_STRIP a, ~)), TE_TYPED, TE_UNKNOWN_OPTION)(m, as, op, \
@@ -143,6 +152,9 @@
 #define TE_NUMBER (number)   /* an integer or a float */
 #define TE_TOKEN (name)      /* f32, bf16, f16: where it is none of them the compiler names it */
 #define TE_IS_name(value) 1
+/* static_assert of constants that need not be integers, which C alone does not take. */
+#define TE_ASSERT_NUMBER(cond, text) \
+    __extension__ static_assert(__builtin_constant_p(cond) ? (cond) : 0, text)
 #ifdef __cplusplus
 template <class T> struct te__type_of { enum { is_integer = 0, is_number = 0 }; };
 template <> struct te__type_of<bool> { enum { is_integer = 1, is_number = 1 }; };

@@ -115,20 +115,28 @@ typedef struct te_param {
     te_dtype dtype;          /* the model's */
     te_init init;
     int tied;                /* its memory belongs to another parameter */
-    int shared;              /* another is tied to it, and writes the gradient first: always add */
+    int shared;              /* another that shares its gradient has written it by then: always add */
+    int trains;              /* its instance was bound with gradients */
+    int last;                /* its gradient is written when a backward ends, whatever its place in the list */
+    int index;               /* which of its instance's parameters */
+    struct te_param *with;   /* tied: the owner; an owner: the one whose backward writes the gradient; null: not tied */
 } te_param;
 
 /* One instance: the first member of the struct that TE_SEQUENTIAL declares. `param` points to its parameters, in list
- * order. */
+ * order. They lie in the same struct, so an instance stays where it was bound: a copy is refused. */
 typedef struct te_model {
     const te_plan *plan;
     te_param *param;
     int param_count;
+    const struct te_model *at; /* where it was bound, if its parameters lie behind it; else null */
+    const void *params; /* the two buffers, of so many elements */
+    const float *grads;
+    int64_t elements;
 } te_model;
 
 /* What one forward keeps for its backward. Several may be in flight on the same parameters. The caller sets `memory`
  * (target memory, at least <model>_saved_bytes(rows), aligned to TE_ALIGN) and `bytes`; forward fills in the rest. x
- * and y of the forward must stay as they are until backward has run. */
+ * and y of the forward must stay as they are until backward has run, where it reads them (overlap.h). */
 typedef struct te_saved {
     void *memory;
     size_t bytes;
@@ -136,7 +144,8 @@ typedef struct te_saved {
     int batch, seq, position; /* of the forward's te_batch; backward's must be the same */
     const void *x;
     void *y;
-    size_t used; /* of bytes; other dims (dims.h) use others */
+    size_t used;        /* of bytes; other dims (dims.h) use others */
+    const void *filled; /* `memory` of then */
 } te_saved;
 
 /* What the first and the last op of a list make of its ends. */

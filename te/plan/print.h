@@ -80,6 +80,7 @@ TE_API size_t te__saved_row_bytes(const te_plan *p) {
     return (te_plan_saved_bytes(p, TE_ROW_PAD) - TE_ALIGN) / TE_ROW_PAD;
 }
 TE_API void te_plan_print(FILE *f, const te_plan *p) {
+    if (!f || !p) return;
     te_plan all = *p; /* the same, with nothing run again */
     if (p->takes_dims) {
         fprintf(f, "%s: %d ops, %s, of widths that %s_set_dims sets\n", p->name, p->op_count, te_dtype_name(p->dtype),

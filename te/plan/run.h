@@ -20,6 +20,7 @@ typedef struct te_run {
     te_rng *rng;                 /* the random state of this forward */
     te_rng_args take; /* it is still to be taken: by the first kernel of a chain, or by a kernel of its own */
     te_saved *saved;             /* forward: what it fills */
+    size_t saved_bytes;          /* of te_saved.memory that this call uses */
     te_pool pool;
     te_value edge[TE_MAX_OPS];   /* by fork: its value in inference, its gradient in backward */
     te_value span[TE_MAX_SPANS]; /* by span: the block of what its ops keep, p null while it is not worked on */

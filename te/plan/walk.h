@@ -8,6 +8,7 @@
 
 #include "check.h"     /* te__check_batch, te__check_tensor */
 #include "gradients.h" /* te_sum_now */
+#include "overlap.h"   /* te__check_overlap */
 #include "rerun.h"     /* te__span_enter */
 
 /* ---- the walk ---------------------------------------------------------------------------------------------------- */
@@ -55,7 +56,7 @@ TE_API te_status te__deliver(te_run *r) {
 }
 
 /* Dry, then for real. A forward that draws takes the random state in between: a refused call does not move it on. */
-TE_API te_status te__walk_twice(te_run *r, te_value now) {
+TE_API te_status te__walk_twice(te_run *r, te_value now, const te_model *m, const te_saved *saved) {
     te_context *ctx = r->ctx;
     r->now = now;
     TE_TRY(te__walk_pass(r));
@@ -64,6 +65,7 @@ TE_API te_status te__walk_twice(te_run *r, te_value now) {
                r->plan->name, (long long)r->tokens, r->pool.high, ctx->workspace_bytes);
     TE_REQUIRE((uintptr_t)ctx->workspace % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
                "%s: the workspace must be aligned to %d bytes", r->plan->name, (int)TE_ALIGN);
+    TE_TRY(te__check_overlap(r, m, saved, r->pool.high));
     if (r->saved) r->saved->plan = 0; /* not valid until the walk is through */
     if (r->pass == TE_FORWARD && te__draws(r->plan)) r->take.taken = r->rng, r->take.state = ctx->rng;
     r->dry = 0, r->now = now, r->pool.base = (char *)ctx->workspace, r->pool.count = 0;
@@ -87,7 +89,7 @@ TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const 
     te__take_params(r, m);
 }
 
-/* y[rows, out], and what backward needs, of x[rows, in]. `saved` null: inference. */
+/* y[rows, out], and what backward needs, of x[rows, in]. `saved` null: inference. What may overlap what: overlap.h. */
 TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, const te_plan *plan, const te_model *m,
                                  const te_batch *b, te_context *ctx) {
     te_run r;
@@ -105,10 +107,11 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     TE_REQUIRE(!saved || need <= saved->bytes, ctx, TE_ERROR_MEMORY,
                "%s: %lld rows need %zu bytes of saved.memory, there are %zu", plan->name, (long long)r.tokens, need,
                saved ? saved->bytes : 0);
-    TE_TRY(te__walk_twice(&r, r.x));
+    r.saved_bytes = need;
+    TE_TRY(te__walk_twice(&r, r.x, m, saved));
     if (!saved) return TE_OK;
     saved->plan = plan, saved->batch = b->batch, saved->seq = b->seq, saved->position = b->position;
-    saved->x = r.x.p, saved->y = r.y.p, saved->used = need;
+    saved->x = r.x.p, saved->y = r.y.p, saved->used = need, saved->filled = saved->memory;
     return TE_OK;
 }
 
@@ -118,6 +121,8 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
     const te_batch *b = r->batch;
     TE_REQUIRE(saved, ctx, TE_ERROR_NULL, "%s: saved is null", plan->name);
     TE_REQUIRE(saved->plan == plan, ctx, TE_ERROR_STATE, "%s: no forward has filled this te_saved", plan->name);
+    TE_REQUIRE(saved->memory == saved->filled, ctx, TE_ERROR_STATE,
+               "%s: saved.memory is another one than that the forward has filled", plan->name);
     TE_REQUIRE(saved->batch == b->batch && saved->seq == b->seq && saved->position == b->position, ctx, TE_ERROR_SHAPE,
                "%s: the forward had batch %d, seq %d and position %d, this batch has %d, %d and %d", plan->name,
                saved->batch, saved->seq, saved->position, b->batch, b->seq, b->position);
@@ -140,27 +145,29 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
         TE_REQUIRE(m->param[i].grad, ctx, TE_ERROR_STATE, "%s: the instance was bound without gradients", plan->name);
     r.dx = r.x, r.dx.p = te__from_tokens(plan) ? 0 : dx.data;
     r.dy = r.y, r.dy.p = dy.data;
-    return te__walk_twice(&r, r.dy);
+    r.saved_bytes = saved->used;
+    return te__walk_twice(&r, r.dy, m, saved);
 }
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
-/* Bytes that te_saved.memory must have for this many rows; 0 where widths are not known yet. */
+/* Rows that a call takes: batch times seq. */
+TE_API int te__can_rows(int64_t rows) { return rows >= 0 && rows <= INT32_MAX / 2; }
+/* Bytes that te_saved.memory must have for this many rows; 0 where widths are not known yet, or no call takes so
+ * many. */
 TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
     te_run r;
-    if (plan->takes_dims) return 0;
+    if (!plan || plan->takes_dims || !te__can_rows(rows)) return 0;
     te__begin(&r, plan, TE_FORWARD, rows, rows, 0);
     return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
 }
-/* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most; 0 if m is not
- * bound. */
+/* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most; 0, and the text of
+ * an error, if m is not bound or no call takes so many. */
 TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, int64_t rows, te_context *ctx) {
     size_t most = 0;
-    if (te__check_dims(plan, ctx) != TE_OK) return 0;
-    if (!m || m->plan != plan)
-        return te_fail(ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first", plan->name,
-                       plan->name),
-               0;
+    if (!plan || te__check_dims(plan, ctx) != TE_OK || te__check_bound(plan, m, ctx) != TE_OK) return 0;
+    if (!te__can_rows(rows))
+        return te_fail(ctx, TE_ERROR_OVERFLOW, "%s: %lld rows", plan->name, (long long)rows), (size_t)0;
     for (int pass = 0; pass < 3; pass++) {
         te_run r;
         te__begin(&r, plan, (te_pass)pass, rows, rows, ctx);

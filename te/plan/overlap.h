@@ -1,0 +1,110 @@
+/* overlap.h -- memory that a call writes overlaps nothing else that the call reads or writes.
+ *
+ * That is: y, te_saved.memory, the workspace, the values of outputs; in backward dx, the gradients, the workspace, the
+ * gradients of inputs. A call is refused that gives one of them a byte of another tensor of that call, of the
+ * parameters, the tokens or the labels. One thing may be shared:
+ *   y may be x itself in inference, and dx may be dy itself in backward: the same address, shape and format. Then the
+ *   step that writes is not the one that reads, unless it goes element by element; a list that is one step of another
+ *   kind (a linear alone, attention, rope) is refused.
+ * Two tensors that are only read may overlap, but what backward reads of the forward's x and y must still be there:
+ * where it reads one of them, dy and dx are elsewhere.
+ */
+#ifndef TE_OVERLAP_H
+#define TE_OVERLAP_H
+
+#include "run.h" /* te_run */
+
+typedef struct te__region {
+    const char *name;
+    const char *begin;
+    size_t bytes;
+    int written, end; /* end: 1: x or dy, 2: y or dx, which may be in place */
+} te__region;
+enum { TE__MAX_REGIONS = 16 };
+typedef struct te__regions {
+    te__region region[TE__MAX_REGIONS];
+    int count, in_place;
+    const te_run *run;
+} te__regions;
+
+TE_API size_t te__value_bytes(te_value v) { return (size_t)(v.rows * v.cols) * te_dtype_bytes(v.dtype); }
+
+/* Whether the pass may write its end where it began. */
+TE_API int te__in_place(const te_run *r, te_value from, te_value to) {
+    const te_plan *p = r->plan;
+    const te_step *s = r->pass == TE_BACKWARD ? p->backward : p->infer;
+    const int count = r->pass == TE_BACKWARD ? p->backward_count : p->infer_count;
+    const te_class first = p->op[s->op[0]].op_class;
+    if (r->pass == TE_FORWARD || from.p != to.p || from.dtype != to.dtype) return 0;
+    if (from.rows != to.rows || from.cols != to.cols) return 0;
+    return count > 1 || first == TE_CLASS_map || first == TE_CLASS_norm;
+}
+/* Whether backward reads the forward's x (an op at the list's begin keeps it, or runs again), or its y. */
+TE_API int te__reads_x(const te_plan *p) {
+    int i = 0;
+    while (i + 1 < p->op_count && (p->op[i].flags & TE_IS_FORK)) i++;
+    return (p->op[i].flags & TE_SAVES_INPUT) || (p->span_count && p->span[0].first <= i);
+}
+TE_API int te__reads_y(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_SAVES_OUTPUT) != 0; }
+/* One more, that is compared with all before it. */
+TE_API te_status te__region_add(te__regions *all, const char *name, const void *begin, size_t bytes, int written,
+                                int end) {
+    te__region to;
+    to.name = name, to.begin = (const char *)begin, to.bytes = bytes, to.written = written, to.end = end;
+    if (!begin || !bytes) return TE_OK;
+    for (int i = 0; i < all->count; i++) {
+        const te__region *a = &all->region[i];
+        const int apart = (uintptr_t)a->begin + a->bytes <= (uintptr_t)to.begin ||
+                          (uintptr_t)to.begin + to.bytes <= (uintptr_t)a->begin;
+        if (apart || (!a->written && !written) || (a->end && end && all->in_place)) continue;
+        return te_fail(all->run->ctx, TE_ERROR_VALUE, "%s: %s overlaps %s%s", all->run->plan->name, name, a->name,
+                       !a->end || !end ? ""
+                       : all->run->pass == TE_FORWARD ? "; backward reads both"
+                       : a->begin == to.begin ? "; this list cannot run in place"
+                                              : "; they are to be the same or apart");
+    }
+    if (all->count < TE__MAX_REGIONS) all->region[all->count++] = to;
+    return TE_OK;
+}
+/* The tensors of (input, ..) and (output, ..), each against those before the edges and the edges before it. */
+TE_API te_status te__regions_edges(te__regions *all) {
+    const te_run *r = all->run;
+    const int before = all->count;
+    for (int i = 0; i < r->batch->edge_count; i++) {
+        const te_edge *e = &r->batch->edges[i];
+        int is_output = 0;
+        for (int k = 0; e->name && k < r->plan->op_count; k++)
+            is_output |= (r->plan->op[k].flags & TE_IS_OUTPUT) && !strcmp(r->plan->op[k].name, e->name);
+        const te_tensor t = r->pass == TE_BACKWARD ? e->grad : e->value;
+        const int written = (r->pass == TE_BACKWARD) != is_output;
+        if (all->count == TE__MAX_REGIONS) all->count = before; /* more edges than are compared with each other */
+        TE_TRY(te__region_add(all, e->name ? e->name : "an edge", t.data,
+                              (size_t)(t.rows * t.cols) * te_dtype_bytes(t.dtype), written, 0));
+    }
+    return TE_OK;
+}
+/* All that this call reads and writes; `used` bytes of the workspace. Behind the dry walk: the tensors are as the list
+ * wants them. */
+TE_API te_status te__check_overlap(const te_run *r, const te_model *m, const te_saved *saved, size_t used) {
+    const int back = r->pass == TE_BACKWARD;
+    const te_value from = back ? r->dy : r->x, to = back ? r->dx : r->y;
+    const size_t elements = (size_t)m->elements, rows = (size_t)r->tokens;
+    te__regions all;
+    all.count = 0, all.run = r, all.in_place = te__in_place(r, from, to);
+    TE_TRY(te__region_add(&all, "the parameters", m->params, elements * te_dtype_bytes(r->plan->dtype), 0, 0));
+    TE_TRY(te__region_add(&all, back ? "the gradients" : "", back ? m->grads : 0, elements * sizeof(float), 1, 0));
+    TE_TRY(te__region_add(&all, "batch.tokens", r->batch->tokens, rows * sizeof(int32_t), 0, 0));
+    TE_TRY(te__region_add(&all, "batch.labels", r->batch->labels,
+                          (size_t)te_rows_in(r, te_out_rows(r->plan)) * sizeof(int32_t), 0, 0));
+    TE_TRY(te__region_add(&all, "the workspace", r->ctx->workspace, used, 1, 0));
+    if (saved) TE_TRY(te__region_add(&all, "saved.memory", saved->memory, r->saved_bytes, !back, 0));
+    if (back && te__reads_x(r->plan))
+        TE_TRY(te__region_add(&all, "the forward's x, which backward reads", r->x.p, te__value_bytes(r->x), 1, 0));
+    if (back && te__reads_y(r->plan))
+        TE_TRY(te__region_add(&all, "the forward's y, which backward reads", r->y.p, te__value_bytes(r->y), 1, 0));
+    TE_TRY(te__region_add(&all, back ? "dy" : "x", from.p, te__value_bytes(from), 0, 1));
+    TE_TRY(te__region_add(&all, back ? "dx" : "y", to.p, te__value_bytes(to), 1, 2));
+    return r->batch->edge_count ? te__regions_edges(&all) : TE_OK;
+}
+
+#endif

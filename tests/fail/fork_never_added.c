@@ -1,0 +1,10 @@
+// expect: te_error_x_of_m_is_kept_and_never_added
+#include "te/fuse/sequential.h"
+#include "te/ops/linear.h"
+#include "te/ops/residual.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (fork, x), (linear, fc, 8, 8), (add, x))
+#else
+TE_SEQUENTIAL(m, f32, (fork, x), (linear, fc, 8, 8))
+#endif

@@ -1,0 +1,47 @@
+// rows_user_test.cc -- rows that a user may add, where the library's own list has none of the kind; by chance: rows_random.sh.
+#include "harness.h"
+#include "te/ops/activation.h"
+#include "te/ops/bias.h"
+#include "te/ops/dropout.h"
+#include "te/ops/linear.h"
+#include "te/ops/norm.h"
+#include "te/ops/residual.h"
+#include "te/ops/scale.h"
+
+#define USER_FORWARD_bias_fork_act_add TE_FUSED
+#define USER_FORWARD_scale_fork_dropout_add_norm TE_FUSED
+#define USER_FORWARD_linear_fork_act_add TE_FUSED
+#define USER_FORWARD_norm_bias_fork_scale_add TE_FUSED
+#define USER_BACKWARD_bias_gated TE_FUSED
+#define USER_BACKWARD_bias_dropout_gated TE_FUSED
+#define USER_BACKWARD_add_act_fork_bias TE_FUSED
+#define USER_BACKWARD_act_add_scale_fork TE_FUSED
+#define USER_BACKWARD_norm_add_dropout_fork TE_FUSED
+#define USER_BACKWARD_linear_act_add_scale_fork TE_FUSED
+#define USER(name, dtype, ...) MODEL_WITH(USER_FORWARD_, USER_BACKWARD_, name, dtype, __VA_ARGS__)
+
+// X(name, dtype, ops...)
+#define LISTS(X)                                                                                                       \
+    X(sum_of_half, f32, (linear, l, 40, 80), (swiglu, g), (bias, b, 40))                                               \
+    X(sum_of_half_bf16, bf16, (linear, l, 64, 128), (geglu, g), (dropout, d, 0.1f), (bias, b, 64))                     \
+    X(sum_of_half_odd, f16, (linear, l, 37, 74), (reglu, g), (bias, b, 37), (linear, m, 37, 24))                       \
+    X(own_edge, f32, (bias, b, 64), (fork, x), (gelu, a), (add, x))                                                    \
+    X(own_edge_bf16, bf16, (bias, b, 64), (fork, x), (gelu, a), (add, x), (linear, l, 64, 64))                         \
+    X(own_edge_norm, bf16, (linear, l, 64, 64), (scale, s, 0.5f), (fork, x), (dropout, d, 0.1f), (add, x), (rmsnorm, n, 64)) \
+    X(own_edge_behind_norm, f16, (layernorm, n, 64), (bias, b, 64), (fork, x), (scale, s, 0.5f), (add, x), (silu, a), (linear, m, 64, 64)) \
+    X(own_edge_of_product, bf16, (linear, l, 64, 256), (fork, x), (silu, a), (add, x), (linear, m, 256, 64))           \
+    X(own_edge_odd, bf16, (bias, b, 37), (fork, x), (gelu, a), (add, x))
+LISTS(USER)
+
+#define REF(name, ...) &name##_subject,
+static const subject *const lists[] = {LISTS(REF)};
+
+TEST_CASE("rows of a user's own", "[rows_user]") {
+    for (const subject *s : lists)
+        for (const shape &at : {shape(1, 1), shape(2, 33), shape(1, 300)}) check(*s, at);
+}
+TEST_CASE("the same with one kernel for product and rest", "[rows_user]") {
+    const own_products own;
+    check(own_edge_of_product_subject, shape(1, 5));
+    check(own_edge_of_product_subject, shape(2, 150));
+}
