@@ -415,6 +415,19 @@ TEST_CASE("a file of another kind, device or version", "[gemm_tune]") {
     check_usable(t.ctx);
 }
 
+#if !TE_CUDA // the host has no algorithms: it takes all
+TEST_CASE("products in FP8 are told apart by their operands", "[gemm_tune]") {
+    tuned_context t(0);
+    std::vector<std::string> l = lines_of(saved(t.ctx));
+    for (const char *what : {"bf16", "e4m3*e4m3.bf16", "e4m3*e4m3.bf16.fast", "e4m3*e5m2.f16", "e5m2*e4m3.f32.fast"}) {
+        const std::string out = std::string(what).find("f16") == std::string::npos || std::string(what).find("bf16") != std::string::npos ? "f32" : "f16";
+        l.push_back(changed(changed(good_gemm, 5, what), 6, out.c_str()));
+    }
+    CHECK(loaded(t.ctx, ended(l)) == TE_OK);
+    l.push_back(changed(good_gemm, 5, "e4m3*e4m3.bf16.fast"));
+    refused(ended(l), TE_ERROR_FORMAT, {"line 9", "was there before, as product 3"});
+}
+#endif
 TEST_CASE("a line that is not right is refused with its number and the reason", "[gemm_tune]") {
     tuned_context t(0);
     const std::vector<std::string> header = lines_of(saved(t.ctx));
@@ -425,6 +438,9 @@ TEST_CASE("a line that is not right is refused with its number and the reason", 
     };
     struct bad { size_t word; const char *to, *says; };
     const bad gemms[] = {
+        {5, "e5m2*e5m2.bf16", "the dtype is e5m2*e5m2.bf16"},
+        {5, "e4m3*e5m2", "the dtype is e4m3*e5m2"},
+        {5, "e4m3*e5m2.bf16.slow", "the dtype is e4m3*e5m2.bf16.slow"},
         {1, "0", "m is 0"},
         {1, "-64", "m is -64"},
         {1, "064", "m is 064"},

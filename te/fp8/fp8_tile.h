@@ -93,8 +93,8 @@ TE_FN uint32_t te__fp8_make(const te_fp8_out *o, te_fp8_shared *turned, int64_t 
     TE_UNROLL for (int i = 0; i < 8; i++) {
         float v[8];
         make(v, in[i], arg, row0 + row + i, at);
-        TE_UNROLL for (int k = 0; k < 8; k++) v[k] = i < rows && k < n ? v[k] : 0.0f;
-        most = te_amax_bits8(most, v);
+        if (!wide) TE_UNROLL for (int k = 0; k < 8; k++) v[k] = k < n ? v[k] : 0.0f;
+        if (i < rows) most = te_amax_bits8(most, v);
         TE_UNROLL for (int k = 0; k < 8; k++) v[k] *= scale;
         r[i][0] = te__fp8_word(v, to == TE_e4m3), r[i][1] = te__fp8_word(v + 4, to == TE_e4m3);
         if (o->y && i < rows) te__fp8_store_row(o->y, (row0 + row + i) * o->cols + at, r[i], n, wide);
