@@ -97,7 +97,7 @@ TE_FN void te__hopper_load(const te_hopper *p, uint32_t ring, te_hopper_barriers
             const uint32_t bar = full + 8 * r.stage, a = ring + r.stage * TE_HOPPER_STAGE, b = a + TE_HOPPER_A;
             const int mask = (1 << TE_CLUSTER) - 1;
             te__barrier_wait(empty + 8 * r.stage, r.phase ^ 1);
-            if (fp8 && j == 0 && r.stage == 2) bars->alpha = p->alpha * inverse_a * inverse_b; /* two are on their way */
+            if (fp8 && j == 0 && r.stage == 2) bars->alpha = p->alpha * inverse_a * inverse_b; /* two are coming */
             te__barrier_expect(bar, TE_HOPPER_STAGE);
             te__tma_load(a, &p->a, k, y, bar, 0);
             /* of B this block brings its share, for the whole cluster */
