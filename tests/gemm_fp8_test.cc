@@ -29,11 +29,11 @@ struct operands {
     float scale[2] = {0.37f, 5.1f};
     operands(te_context *x, const product &q, unsigned seed)
         : ctx(x), p(q), a(x, (size_t)(q.m * q.k), 16), b(x, (size_t)(q.k * q.n), 16), c(x, (size_t)(q.m * q.n) * te_dtype_bytes(q.out), 16),
-          d(x, (size_t)(q.m * q.n) * te_dtype_bytes(q.out), 16), bias(x, (size_t)q.n * te_dtype_bytes(q.dtype), 16), scratch(x, scratch_bytes(q)), inverse(x, 8) {
+          d(x, (size_t)(q.m * q.n) * te_dtype_bytes(q.out), 16), bias(x, (size_t)q.n * te_dtype_bytes(q.dtype), 16), scratch(x, scratch_bytes(q)), inverse(x, 32, 16) {
         source random(seed);
         ra = random.draw((size_t)(q.m * q.k), q.a), rb = random.draw((size_t)(q.k * q.n), q.b);
         rc = random.draw((size_t)(q.m * q.n), q.out), rbias = random.draw((size_t)q.n, q.dtype);
-        a.write(ra, q.a), b.write(rb, q.b), c.write(rc, q.out), bias.write(rbias, q.dtype), inverse.write({scale[0], scale[1]}, TE_f32);
+        a.write(ra, q.a), b.write(rb, q.b), c.write(rc, q.out), bias.write(rbias, q.dtype), inverse.write({scale[0], 0, 0, 0, scale[1], 0, 0, 0}, TE_f32);
     }
     static te_gemm shape_of(const product &q) {
         te_gemm g = te_gemm_of(q.m, q.n, q.k);
@@ -48,7 +48,7 @@ struct operands {
     te_gemm gemm() const {
         te_gemm g = shape_of(p);
         g.a = a.data(), g.b = b.data(), g.c = c.data(), g.d = d.data(), g.scratch = (float *)scratch.data(), g.alpha = 0.5f;
-        g.a_fp8.inverse = (const float *)inverse.data(), g.b_fp8.inverse = g.a_fp8.inverse + 1;
+        g.a_fp8.inverse = (const float *)inverse.data(), g.b_fp8.inverse = g.a_fp8.inverse + 4;
         if (p.bias) g.epilogue = TE_EPILOGUE_BIAS, g.bias = bias.data();
         return g;
     }
@@ -194,6 +194,7 @@ TEST_CASE("products in FP8 that nobody has are refused, with the sizes", "[gemm_
     g.b_fp8.scaling = TE_SCALING_NONE, refused(g, TE_ERROR_DTYPE, "e4m3 and bf16"), g = o.gemm();
     g.dtype = TE_e4m3, refused(g, TE_ERROR_DTYPE, "a product of e4m3 to bf16"), g = o.gemm();
     g.out = TE_f16, refused(g, TE_ERROR_DTYPE, "a product of bf16 to f16"), g = o.gemm();
+    g.b_fp8.inverse++, refused(g, TE_ERROR_ALIGNMENT, "a scale of an FP8 product"), g = o.gemm();
     if (!TE_CUDA) return;
     ctx->capability = 860, refused(g, TE_ERROR_DEVICE, "8.9; device 0 has 8.6");
 }

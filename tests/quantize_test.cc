@@ -170,7 +170,7 @@ void check_scales(int count, int length, const te_scale_rule &rule) {
     te_scales s;
     REQUIRE(te_scales_init(&s, memory.data(), memory.bytes, formats.data(), count, length, ctx) == TE_OK);
     std::vector<model> should((size_t)count);
-    std::vector<float> amax((size_t)count), scale((size_t)count), inverse((size_t)count);
+    std::vector<float> amax((size_t)count), scale((size_t)count), inverse((size_t)count * TE_SCALES_APART);
     INFO(count << " tensors, history " << length << ", " << (rule.amax == TE_AMAX_MAX ? "max" : "most recent") << ", margin " << rule.margin << ", TE_SEED=" << seed);
     for (int step = 0; step < 2 * length + 5 && step < 60; step++) {
         const int first = step % 5 == 4 ? count / 3 : 0, updated = step % 5 == 4 ? count / 2 : count; // sometimes a part of them
@@ -186,14 +186,15 @@ void check_scales(int count, int length, const te_scale_rule &rule) {
         REQUIRE(status == TE_OK);
         std::vector<float> left((size_t)count);
         REQUIRE(te_copy(ctx, scale.data(), s.scale, (size_t)count * 4) == TE_OK);
-        REQUIRE(te_copy(ctx, inverse.data(), s.inverse, (size_t)count * 4) == TE_OK);
+        REQUIRE(te_copy(ctx, inverse.data(), s.inverse, inverse.size() * 4) == TE_OK);
         REQUIRE(te_copy(ctx, left.data(), s.amax, (size_t)count * 4) == TE_OK);
         REQUIRE(te_synchronize(ctx) == TE_OK);
         for (size_t i = 0; i < (size_t)count; i++) {
             CAPTURE(step, i, amax[i]);
             const bool took = (int)i >= first && (int)i < first + updated;
             REQUIRE(scale[i] == should[i].scale); // bit for bit: one division, rounded to nearest
-            REQUIRE(inverse[i] == 1.0f / scale[i]);
+            REQUIRE(inverse[i * TE_SCALES_APART] == 1.0f / scale[i]);
+            REQUIRE((uintptr_t)te_scales_inverse(&s, (int)i) % 16 == 0);
             REQUIRE((took ? te_bits_of_float(left[i]) == 0 : te_bits_of_float(left[i]) == te_bits_of_float(amax[i])));
         }
     }

@@ -5,7 +5,7 @@
  *     const size_t bytes = te_scales_bytes(count, 1024);
  *     TE_TRY(te_allocate(ctx, &memory, bytes));
  *     TE_TRY(te_scales_init(&s, memory, bytes, formats, count, 1024, ctx));
- *     ... whoever stores tensor i reads s.scale[i] and raises s.amax[i]; products read s.inverse[i] ...
+ *     ... whoever stores tensor i reads s.scale[i] and raises s.amax[i]; products read te_scales_inverse(&s, i) ...
  *     TE_TRY(te_scales_update(&s, 0, count, &rule, ctx));        // once a step, behind its last pass
  *
  * Delayed scaling (Micikevicius et al. 2022): the scale comes from the amax of the steps before, so a tensor can be
@@ -25,7 +25,7 @@
 typedef struct te_scales {
     float *amax;    /* [count], raised during a step; an update takes it and leaves 0 */
     float *scale;   /* [count], what values are multiplied by before they are rounded; 1 at first */
-    float *inverse; /* [count], 1 / scale, what products multiply by */
+    float *inverse; /* [count, TE_SCALES_APART], 1 / scale, what products multiply by */
     float *most;    /* [count], the largest number of the tensor's format */
     float *history; /* [count, length], a ring of each tensor; 0 at first */
     int32_t *at;    /* [count], where in its ring the next amax goes */
@@ -43,12 +43,19 @@ typedef struct te_scale_rule {
     int power_of_two; /* the scale is rounded down to one */
 } te_scale_rule;
 
-enum { TE_SCALES_MOST_HISTORY = 1024, TE_SCALES_MOST_MARGIN = 64 };
+enum {
+    TE_SCALES_MOST_HISTORY = 1024,
+    TE_SCALES_MOST_MARGIN = 64,
+    TE_SCALES_APART = TE_ACCESS / 4 /* cuBLASLt reads a number that products multiply by from a multiple of 16 bytes */
+};
+
+TE_API const float *te_scales_inverse(const te_scales *s, int i) { return s->inverse + (int64_t)i * TE_SCALES_APART; }
 
 TE_API size_t te__scales_part(int64_t floats) { return (size_t)te_round_up(floats * 4, TE_ALIGN); }
 /* Of target memory. */
 TE_API size_t te_scales_bytes(int count, int length) {
-    return 5 * te__scales_part(count) + te__scales_part((int64_t)count * length);
+    return 4 * te__scales_part(count) + te__scales_part((int64_t)count * TE_SCALES_APART) +
+           te__scales_part((int64_t)count * length);
 }
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
@@ -89,7 +96,7 @@ TE_FN void te_scales_body(const te_scales_args *a, te_block b) {
     history[at] = kept, a->s.at[i] = at + 1 < length ? at + 1 : 0, a->s.amax[i] = 0.0f;
     if (!(now <= 3.402823466e38f) || !(largest > 0.0f || a->rule.epsilon > 0.0f)) return;
     a->s.scale[i] = te_scale_of_amax(largest, a->s.most[i], &a->rule);
-    a->s.inverse[i] = 1.0f / a->s.scale[i];
+    a->s.inverse[(int64_t)i * TE_SCALES_APART] = 1.0f / a->s.scale[i];
 }
 TE_KERNEL(te__scales_kernel, TE_SCALES_THREADS, te_scales_args, te_scales_body(te_args, te_at))
 
@@ -106,8 +113,9 @@ TE_API te_status te_scales_bind(te_scales *s, void *memory, size_t bytes, int co
     TE_REQUIRE(bytes >= te_scales_bytes(count, length), ctx, TE_ERROR_MEMORY, "te_scales_bind: %zu bytes of %zu", bytes,
                te_scales_bytes(count, length));
     const size_t part = te__scales_part(count) / 4;
-    s->amax = (float *)memory, s->scale = s->amax + part, s->inverse = s->scale + part, s->most = s->inverse + part;
-    s->at = (int32_t *)(void *)(s->most + part), s->history = s->most + 2 * part;
+    s->amax = (float *)memory, s->scale = s->amax + part, s->most = s->scale + part, s->inverse = s->most + 2 * part;
+    s->at = (int32_t *)(void *)(s->most + part);
+    s->history = s->inverse + te__scales_part((int64_t)count * TE_SCALES_APART) / 4;
     s->count = count, s->length = length, s->memory = memory, s->bytes = te_scales_bytes(count, length);
     return TE_OK;
 }
@@ -123,8 +131,8 @@ TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const 
     float *start = (float *)calloc(s->bytes ? s->bytes : 1, 1); /* on the host */
     TE_REQUIRE(start, ctx, TE_ERROR_MEMORY, "te_scales_init: cannot allocate %zu bytes", s->bytes);
     for (size_t i = 0; i < (size_t)count; i++) {
-        start[part + i] = start[2 * part + i] = 1.0f; /* scale, inverse */
-        start[3 * part + i] = te_fp8_most(formats[i]);
+        start[part + i] = start[4 * part + i * TE_SCALES_APART] = 1.0f; /* scale, inverse */
+        start[2 * part + i] = te_fp8_most(formats[i]);
     }
     te_status status = te_copy(ctx, memory, start, s->bytes);
     if (status == TE_OK) status = te_synchronize(ctx);

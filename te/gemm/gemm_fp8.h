@@ -4,7 +4,7 @@
  *     te_gemm g = te_gemm_of(rows, out, in);                  // y[rows, out] = x[rows, in] w[out, in]^T
  *     g.a = x, g.b = w, g.trans_b = 1, g.d = y, g.dtype = g.out = TE_bf16, g.fast = 1;
  *     g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_TENSOR, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3;
- *     g.a_fp8.inverse = scales.inverse + i, g.b_fp8.inverse = scales.inverse + j;
+ *     g.a_fp8.inverse = te_scales_inverse(&scales, i), g.b_fp8.inverse = te_scales_inverse(&scales, j);
  *     TE_TRY(te_gemm_fp8_run(&g, ctx));
  *
  * Flops: 2 m n k; the floor is that over the tensor cores' rate, some 1.3e15 a second of an H200 at its power limit.

@@ -30,7 +30,7 @@ typedef enum te_scaling {
 typedef struct te_gemm_fp8 {
     te_scaling scaling;
     te_dtype dtype;       /* e4m3 or e5m2 */
-    const float *inverse; /* 1 / scale; target memory; null: 1 */
+    const float *inverse; /* 1 / scale; target memory, at a multiple of TE_ACCESS bytes; null: 1 */
 } te_gemm_fp8;
 
 typedef struct te_gemm {
@@ -77,6 +77,9 @@ TE_API te_status te_gemm_check(const te_gemm *g, const char *who, te_context *ct
     TE_REQUIRE(g->n % 16 == 0 && g->k % 16 == 0, ctx, TE_ERROR_SHAPE,
                "%s: an FP8 product %lld x %lld x %lld; n and k, the last two, must be multiples of 16", who,
                (long long)g->m, (long long)g->n, (long long)g->k);
+    TE_REQUIRE((uintptr_t)g->a_fp8.inverse % TE_ACCESS == 0 && (uintptr_t)g->b_fp8.inverse % TE_ACCESS == 0, ctx,
+               TE_ERROR_ALIGNMENT, "%s: a scale of an FP8 product does not lie at a multiple of %d bytes", who,
+               (int)TE_ACCESS);
     TE_REQUIRE(!TE_CUDA || ctx->capability >= 890, ctx, TE_ERROR_DEVICE,
                "%s: FP8 products need compute capability 8.9; device %d has %d.%d", who, ctx->device,
                ctx->capability / 100, ctx->capability / 10 % 10);
