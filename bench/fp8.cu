@@ -89,6 +89,7 @@ const char *fp8_open(void *stream) {
     bench_ctx.stream = stream, bench_ctx.gemm_tune = 1;
     return status == TE_OK ? nullptr : te_last_error(&bench_ctx);
 }
+void fp8_print(void) { te_gemm_print(stdout, &bench_ctx), fflush(stdout); }
 // own: te_context.gemm_own. formats: 0 e4m3 by e4m3, 1 e5m2 by e4m3. to_f32: accumulated, as a weight's gradient.
 const char *fp8_run(int own, int formats, int to_f32, int fast, int m, int n, int k, void *d, const void *a, const void *b, const float *inverse) {
     const te_gemm g = product_of(m, n, k, formats ? TE_e5m2 : TE_e4m3, TE_e4m3, to_f32 ? TE_f32 : TE_bf16, fast, to_f32, d, a, b, inverse);

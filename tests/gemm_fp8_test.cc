@@ -171,6 +171,43 @@ TEST_CASE("a product in FP8 that was tuned gives the same, and its file is read 
     std::remove(path);
 }
 #endif
+#if TE_CUDA && !defined(TE_KEEP_CALLS)
+TEST_CASE("a kernel of our own and cuBLASLt are timed, and a tuning file says who is faster", "[gemm_fp8]") {
+    char path[] = "/tmp/te_gemm_fp8_XXXXXX";
+    const int fd = mkstemp(path);
+    REQUIRE(fd >= 0);
+    close(fd);
+    const product list[] = {{300, 528, 1040, TE_e4m3, TE_e4m3, TE_bf16, TE_bf16, 1, 0, 1}, {300, 528, 1040, TE_e5m2, TE_e4m3, TE_bf16, TE_bf16, 1, 1, 0}};
+    int own_runs[2];
+    for (int pass = 0; pass < 2; pass++) {
+        context own;
+        te_context *ctx = &own.c;
+        ctx->gemm_tune = pass == 0;
+        if (pass) REQUIRE(te_gemm_load(path, ctx) == TE_OK);
+        for (int i = 0; i < 2; i++) {
+            operands o(ctx, list[i], fresh_seed());
+            const te_gemm g = o.gemm();
+            INFO(name_of(list[i]));
+            REQUIRE(te_gemm_fp8_run(&g, ctx) == TE_OK);
+            reference::vec y, bound;
+            o.should_be(&y, &bound);
+            check_within("d", o.d.read(list[i].out), y, bound);
+            const int runs = te_gemm_fp8_is_own(&g, ctx);
+            if (pass) CHECK(runs == own_runs[i]);
+            own_runs[i] = runs;
+        }
+        te_gemm_choice found[4];
+        REQUIRE(te_gemm_report_choices(found, 4, ctx) == 2);
+        for (int i = 0; i < 2; i++) {
+            CHECK(found[i].ns[TE_SPLIT_BARE] > 0);
+            CHECK(found[i].ns[TE_SPLIT_OWN] > 0);
+            CHECK((found[i].split == TE_SPLIT_OWN) == (own_runs[i] == 1));
+        }
+        if (!pass) REQUIRE(te_gemm_save(path, ctx) == TE_OK);
+    }
+    std::remove(path);
+}
+#endif
 TEST_CASE("products in FP8 that nobody has are refused, with the sizes", "[gemm_fp8]") {
     context own;
     te_context *ctx = &own.c;

@@ -19,16 +19,6 @@ TE_API uint64_t te__tune_sum(uint64_t sum, const char *p, size_t n) {
 }
 static const uint64_t te__tune_sum_start TE_UNUSED = 14695981039346656037ull;
 
-/* What a product's operands are: "bf16", or in FP8 "e4m3*e5m2.bf16", with the dtype of bias and aux, and ".fast". */
-typedef struct te__operands_text { char text[32]; } te__operands_text;
-TE_API te__operands_text te__operands_text_of(const te_gemm_tuned *t) {
-    te__operands_text s;
-    const char *a = te_dtype_name(t->a), *b = te_dtype_name(t->b), *dtype = te_dtype_name(t->dtype);
-    if (te_is_fp8(t->a)) snprintf(s.text, sizeof s.text, "%s*%s.%s%s", a, b, dtype, t->fast ? ".fast" : "");
-    else snprintf(s.text, sizeof s.text, "%s", dtype);
-    return s;
-}
-
 TE_API te_status te__tune_header(char *text, size_t bytes, te_context *ctx) {
     char name[280];
     size_t version = 0;

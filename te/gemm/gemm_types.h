@@ -127,6 +127,16 @@ TE_API int te__gemm_same_product(const te_gemm_tuned *t, const te_gemm_tuned *u)
            u->epilogue == t->epilogue && u->beta == t->beta;
 }
 
+/* What a product's operands are: "bf16", or in FP8 "e4m3*e5m2.bf16", with the dtype of bias and aux, and ".fast". */
+typedef struct te__operands_text { char text[32]; } te__operands_text;
+TE_API te__operands_text te__operands_text_of(const te_gemm_tuned *t) {
+    te__operands_text s;
+    const char *a = te_dtype_name(t->a), *b = te_dtype_name(t->b), *dtype = te_dtype_name(t->dtype);
+    if (te_is_fp8(t->a)) snprintf(s.text, sizeof s.text, "%s*%s.%s%s", a, b, dtype, t->fast ? ".fast" : "");
+    else snprintf(s.text, sizeof s.text, "%s", dtype);
+    return s;
+}
+
 /* How a row that begins with a matrix product is split into the product and the kernel behind it. */
 typedef enum te_split {
     TE_SPLIT_BARE, /* the bare product; the kernel does all of the rest */
