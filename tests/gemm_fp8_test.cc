@@ -128,13 +128,17 @@ TEST_CASE("a product in FP8, by the back end", "[gemm_fp8]") {
 }
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 TEST_CASE("a product in FP8, by a kernel of our own", "[gemm_fp8]") {
-    int ran = 0;
+    int ran = 0, all = 0;
     for (const auto &pair : pairs)
         for (const te_dtype dtype : {TE_bf16, TE_f16})
             for (int added = 0; added < 2; added++)
                 for (const int64_t k : {400, 528, 2048})
-                    for (const int64_t m : {3, 131, 300}) ran += check({m, m == 131 ? 528 : 272, k, pair[0], pair[1], dtype, dtype, 1, added, !added}, OWN);
-    CHECK(ran == 3 * 2 * 2 * 3 * 3);
+                    for (const int64_t m : {3, 131, 300}) {
+                        if (brief() && (k != 528 || m == 3 || (dtype == TE_bf16) == (pair[0] == TE_e5m2))) continue;
+                        ran += check({m, m == 131 ? 528 : 272, k, pair[0], pair[1], dtype, dtype, 1, added, !added}, OWN), all++;
+                    }
+    CHECK(ran == all);
+    CHECK(all >= 12);
     CHECK(check({200, 272, 384, TE_e4m3, TE_e4m3, TE_bf16, TE_bf16, 1, 0, 0}, OWN) == 0); // too short a k
     CHECK(check({200, 272, 2048, TE_e4m3, TE_e4m3, TE_bf16, TE_bf16, 0, 0, 0}, OWN) == 0); // sums in float
     // processors, columns, k: parts of a tile's k go to clusters that have none
