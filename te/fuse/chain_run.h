@@ -54,7 +54,7 @@ TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int ap
         if (j == last) {
             TE_TRY(te_output(&v, r, s, i));
             c->y = v.p, *work = 1;
-        } else if (r->pass == TE_FORWARD ? te_in_memory(plan, i) : forked) {
+        } else if (r->pass == TE_FORWARD ? te_in_memory(r, i) : forked) {
             v = te_output_of(r, i);
             if (r->pass != TE_FORWARD || !v.p) TE_TRY(te_acquire(r, &v, op->out_rows, op->out, op->out_dtype));
             TE_REQUIRE(!(op->flags & TE_IS_OUTPUT), r->ctx, TE_ERROR_STATE,

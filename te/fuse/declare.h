@@ -29,6 +29,7 @@
 #define TE_TAKES_list_in TE_TOKEN
 #define TE_TAKES_list_out TE_TOKEN
 #define TE_TAKES_list_residual TE_TOKEN
+#define TE_TAKES_list_recipe TE_TOKEN
 
 /* ---- declarations ----------------------------------------------------------------------------------------------- */
 
@@ -64,6 +65,7 @@
     enum {                                                                                                         \
         name##_dtype = (int)TE_DTYPE_OF(TE_NAME(of)),                                                              \
         name##_residual_dtype = (int)TE_DTYPE_OPTION(of, residual, (int)name##_dtype),                             \
+        name##_recipe = (int)TE_RECIPE_OPTION(of, TE_RECIPE_none),                                                 \
         name##_out_option = (int)TE_DTYPE_OPTION(of, out, -1),                                                     \
         name##_first_wants = TE_FOR(TE__FIRST_WANTS, links) 0,                                                     \
         name##_begin_begin_dtype = (int)TE_DTYPE_OPTION(of, in, (int)name##_first_wants),                          \

@@ -105,7 +105,7 @@ TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_ste
     if (strlen(s->row) >= sizeof c->row) return 0;
     memcpy(c->row, s->row, strlen(s->row));
     c->m = g->m, c->n = g->n, c->k = g->k, c->dtype = g->dtype, c->training = r->pass == TE_FORWARD;
-    for (int j = 1; j < s->count; j++) c->kept |= (unsigned)(te_in_memory(r->plan, s->op[j]) != 0) << j;
+    for (int j = 1; j < s->count; j++) c->kept |= (unsigned)(te_in_memory(r, s->op[j]) != 0) << j;
     return 1;
 }
 /* Time what can be done of the step beside its default. */

@@ -54,7 +54,7 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split spl
     if (split == TE_SPLIT_BIAS) {
         /* worth it only for a bias whose result backward needs: the product writes it, and the kernel after it reads
          * it */
-        const int kept = rest >= 2 && r->pass == TE_FORWARD && te_in_memory(r->plan, s->op[1]);
+        const int kept = rest >= 2 && r->pass == TE_FORWARD && te_in_memory(r, s->op[1]);
         if (!kept || !te__linear_has(r, s, 1, TE_EPILOGUE_OF_BIAS)) return -1;
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[1]]->data;
         return te_gemm_supports(g, r->ctx) ? 1 : -1;
@@ -77,7 +77,7 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split spl
 TE_API te_status te__linear_own(te_run *r, const te_step *s, const te__linear_kernels *kernels, const te_gemm *g) {
     const int i = s->op[0];
     te_value product = te_output_of(r, i);
-    if (r->pass != TE_FORWARD || !te_in_memory(r->plan, i)) product.p = 0;
+    if (r->pass != TE_FORWARD || !te_in_memory(r, i)) product.p = 0;
     return te_product_step(r, s, kernels->whole, g, kernels->shape, product);
 }
 /* The product takes all of the row along. */
@@ -112,10 +112,10 @@ TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_
     const int part = split != TE_SPLIT_OWN && taken < s->count - 1;
     te_value product = te_output_of(r, s->op[taken]), middle;
     /* Room for the product by itself, whatever the split: the number of rows and what is timed decide which it is. */
-    if (s->count > 1 && (r->pass != TE_FORWARD || !te_in_memory(r->plan, s->op[0])))
+    if (s->count > 1 && (r->pass != TE_FORWARD || !te_in_memory(r, s->op[0])))
         TE_TRY(te_acquire(r, &middle, linear->out_rows, linear->out, linear->out_dtype));
     else middle = te_no_value();
-    if (r->pass != TE_FORWARD || !te_in_memory(r->plan, s->op[taken]) || !product.p)
+    if (r->pass != TE_FORWARD || !te_in_memory(r, s->op[taken]) || !product.p)
         product.p = middle.p, product.block = middle.block;
     if (split == TE_SPLIT_OWN) return te__linear_own(r, s, kernels, g);
     return part ? te__linear_part(r, s, kernels, g, taken, product) : te__linear_whole(r, s, kernels, g);

@@ -47,6 +47,16 @@ typedef enum te_rows {
     TE_ROWS_sequences /* one for each sequence, te_batch.batch */
 } te_rows;
 
+/* In which format a product reads its operands; the rest of a list stays in the list's own. Under FP8 x and the weight
+ * are e4m3 and the gradient dy is e5m2 (Micikevicius et al. 2022), each with one scale for the tensor: what is stored is
+ * the number times the scale. */
+typedef enum te_recipe {
+    TE_RECIPE_none,
+    TE_RECIPE_fp8_current, /* the scale is of the tensor's own largest magnitude */
+    TE_RECIPE_fp8_delayed, /* of the largest magnitudes of the steps before: one pass over the tensor, not two */
+    TE_RECIPE_COUNT
+} te_recipe;
+
 /* A parameter as the list declares it. */
 typedef struct te_param_info {
     const char *field; /* "weight", "bias" */
@@ -65,6 +75,7 @@ typedef struct te_op {
     te_rows in_rows, out_rows;    /* and their rows */
     te_dtype edge_dtype;          /* fork, input, add: the format of what is kept for the add */
     int flags;                    /* TE_SAVES_INPUT, ... */
+    te_recipe recipe;             /* of a matrix product */
     int stats;                    /* f32 numbers a row that backward needs beside: mean and rstd, log-sum-exp */
     int edge;                     /* add: the index of its fork or input; others: -1 */
     const void *options;          /* a te_<family>_options, of ints and floats */
@@ -106,6 +117,21 @@ typedef struct te_plan {
     int takes_dims; /* 1: widths are symbols (dims.h), and nothing runs by it */
 } te_plan;
 
+/* An operand of a product in FP8: its format and where its scale lies, in target memory. */
+typedef struct te_fp8_operand {
+    te_dtype dtype;
+    const float *scale;
+    float *amax; /* gets the largest magnitude, where that is larger than what is there */
+} te_fp8_operand;
+
+/* What the product of a weight works with under a recipe (te/fp8/state.h). */
+typedef struct te_fp8_product {
+    int on; /* 0: the product runs in the list's format */
+    te_recipe recipe;
+    te_fp8_operand x, weight, dy;
+    const void *data, *transposed; /* the weight in FP8, [rows, cols] and [cols, rows] */
+} te_fp8_product;
+
 /* One parameter of one instance. */
 typedef struct te_param {
     const char *op, *field;  /* "fc1", "weight" */
@@ -116,6 +142,7 @@ typedef struct te_param {
     te_init init;
     int tied;                /* its memory belongs to another parameter */
     int shared;              /* another is tied to it, and writes the gradient first: always add */
+    te_fp8_product fp8;      /* the weight of a product under a recipe */
 } te_param;
 
 /* One instance: the first member of the struct that TE_SEQUENTIAL declares. `param` points to its parameters, in list

@@ -145,15 +145,24 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
-/* Bytes that te_saved.memory must have for this many rows; 0 where widths are not known yet. */
-TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
+TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipes recipes) {
     te_run r;
     if (plan->takes_dims) return 0;
     te__begin(&r, plan, TE_FORWARD, rows, rows, 0);
+    r.recipes = recipes;
     return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
 }
-/* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most; 0 if m is not
- * bound. */
+/* Bytes that te_saved.memory must have for this many rows, under the list's recipe if it has one; 0 where widths are
+ * not known yet. */
+TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
+    return te__saved_bytes(plan, rows, TE_RECIPES_on);
+}
+/* The same for forwards with the recipe switched off, or not yet on: all in the list's own format. */
+TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t rows) {
+    return te__saved_bytes(plan, rows, TE_RECIPES_off);
+}
+/* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most, with the recipe on or
+ * off; 0 if m is not bound. */
 TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, int64_t rows, te_context *ctx) {
     size_t most = 0;
     if (te__check_dims(plan, ctx) != TE_OK) return 0;
@@ -161,9 +170,11 @@ TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, in
         return te_fail(ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first", plan->name,
                        plan->name),
                0;
-    for (int pass = 0; pass < 3; pass++) {
+    for (int i = 0; i < 6; i++) {
+        const te_pass pass = (te_pass)(i % 3);
         te_run r;
-        te__begin(&r, plan, (te_pass)pass, rows, rows, ctx);
+        te__begin(&r, plan, pass, rows, rows, ctx);
+        r.recipes = i < 3 ? TE_RECIPES_on : TE_RECIPES_off;
         r.x.p = r.y.p = (void *)(uintptr_t)TE_ALIGN, r.dx = r.x, r.dy = r.y;
         te__take_params(&r, m);
         te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
