@@ -28,10 +28,12 @@ enum {
 
 /* Where a tensor goes. */
 typedef struct te_fp8_out {
-    uint8_t *y, *yt;    /* [rows, cols], [cols, rows]; null: not wanted */
+    uint8_t *y, *yt;    /* [rows, cols], [cols, yt_cols]; null: not wanted */
     float *amax;        /* raised to the largest |v|, before the scale; null: not wanted */
     const float *scale; /* what v is multiplied by before it is rounded; null: 1 */
+    float *inverse;     /* gets 1 / scale, for who reads y when the scale is another; null: not wanted */
     int64_t rows, cols;
+    int64_t yt_cols;    /* rows, or up to 127 more: zeros, where a product over the rows needs a multiple of 16 */
     te_dtype to;
 } te_fp8_out;
 
@@ -109,12 +111,14 @@ TE_FN uint32_t te__fp8_make(const te_fp8_out *o, te_fp8_shared *turned, int64_t 
 TE_FN void te__fp8_store_turned(const te_fp8_out *o, const te_fp8_shared *turned, int64_t row, int64_t col, int piece,
                                 int column) {
     const te__bytes16 w = *(const te__bytes16 *)(const void *)(turned->word + te__fp8_word_at(column, 16 * piece));
-    uint8_t *to = o->yt + col * o->rows + row;
-    const int n = (int)te_min(16, o->rows - row);
+    uint8_t *to = o->yt + col * o->yt_cols + row;
+    const int n = (int)te_min(16, o->yt_cols - row), exist = (int)(o->rows - row);
     if (n <= 0 || col >= o->cols) return;
-    if (o->rows % 16 == 0) *(te__bytes16 *)(void *)to = w;
+    if (o->yt_cols % 16 == 0 && exist >= 16) *(te__bytes16 *)(void *)to = w;
     else
-        TE_UNROLL for (int k = 0; k < 16; k++) if (k < n) to[k] = (uint8_t)(w.w[k / 4] >> 8 * (k % 4));
+        TE_UNROLL for (int k = 0; k < 16; k++) {
+            if (k < n) to[k] = k < exist ? (uint8_t)(w.w[k / 4] >> 8 * (k % 4)) : 0;
+        }
 }
 TE_FN void te__fp8_tile(const te_fp8_out *o, te_block b, te_fp8_shared *turned, te_fp8_load_fn load,
                         te_fp8_make_fn make, const void *arg, const te_dtype to, const int inputs, const int wide) {
@@ -135,6 +139,7 @@ TE_FN void te__fp8_tile(const te_fp8_out *o, te_block b, te_fp8_shared *turned, 
             te__fp8_store_turned(o, turned, row + i % PIECES * 16, col + i / PIECES, i % PIECES, i / PIECES);
     }
     if (o->amax) te_amax_raise(o->amax, most, g);
+    if (o->inverse && b.x == 0 && g.id == 0) *o->inverse = 1.0f / (o->scale ? *o->scale : 1.0f);
 }
 TE_FN void te_fp8_body(const te_fp8_out *o, te_block b, te_fp8_shared *turned, te_fp8_load_fn load, te_fp8_make_fn make,
                        const void *arg, const int inputs, const int wide) {
@@ -150,6 +155,9 @@ TE_API te_status te_fp8_check(const te_fp8_out *o, const char *who, te_context *
     TE_REQUIRE(te_is_fp8(o->to), ctx, TE_ERROR_DTYPE, "%s: to %s; it must be e4m3 or e5m2", who, te_dtype_name(o->to));
     TE_REQUIRE(o->rows >= 0 && o->cols >= 0, ctx, TE_ERROR_SHAPE, "%s: a tensor of %lld x %lld", who,
                (long long)o->rows, (long long)o->cols);
+    TE_REQUIRE(!o->yt || (o->yt_cols >= o->rows && o->yt_cols < te_round_up(te_max(1, o->rows), TE_FP8_TILE) + 1), ctx,
+               TE_ERROR_SHAPE, "%s: rows of %lld of a transposed tensor that has %lld", who, (long long)o->yt_cols,
+               (long long)o->rows);
     TE_REQUIRE((uintptr_t)o->y % TE_ACCESS == 0 && (uintptr_t)o->yt % TE_ACCESS == 0, ctx, TE_ERROR_ALIGNMENT,
                "%s: y or yt does not start at a multiple of %d bytes", who, (int)TE_ACCESS);
     TE_REQUIRE(te_ceil_div(o->rows, TE_FP8_TILE) <= INT32_MAX / te_max(1, te_ceil_div(o->cols, TE_FP8_TILE)), ctx,

@@ -17,18 +17,20 @@
 #include "fp8_tile.h" /* TE_FP8_KERNELS */
 
 typedef struct te_quantize {
-    void *y, *yt;       /* [rows, cols], [cols, rows] of `to`; null: not wanted */
+    void *y, *yt;       /* [rows, cols], [cols, yt_cols] of `to`; null: not wanted */
     float *amax;        /* raised to the largest |x|; target memory; null: not wanted */
     const void *x;      /* [rows, cols] of `from` */
     const float *scale; /* target memory; null: 1 */
+    float *inverse;     /* gets 1 / scale; target memory; null: not wanted */
     int64_t rows, cols;
+    int64_t yt_cols;    /* rows, or up to the next multiple of 128: what is more is 0 */
     te_dtype from, to;
 } te_quantize;
 
 TE_API te_quantize te_quantize_of(int64_t rows, int64_t cols) {
     te_quantize q;
     memset(&q, 0, sizeof q);
-    q.rows = rows, q.cols = cols, q.to = TE_e4m3;
+    q.rows = q.yt_cols = rows, q.cols = cols, q.to = TE_e4m3;
     return q;
 }
 
@@ -61,6 +63,7 @@ TE_API te_status te_quantize_run(const te_quantize *q, te_context *ctx) {
     te_quantize_args a;
     memset(&a, 0, sizeof a);
     a.out.y = (uint8_t *)q->y, a.out.yt = (uint8_t *)q->yt, a.out.amax = q->amax, a.out.scale = q->scale;
+    a.out.inverse = q->inverse, a.out.yt_cols = q->yt_cols;
     a.out.rows = q->rows, a.out.cols = q->cols, a.out.to = q->to, a.x = q->x;
     TE_TRY(te_fp8_check(&a.out, "te_quantize_run", ctx));
     TE_REQUIRE(q->x || !q->rows || !q->cols, ctx, TE_ERROR_NULL, "te_quantize_run: x is null");

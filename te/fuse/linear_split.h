@@ -16,13 +16,17 @@ typedef struct te__linear_kernels {
     te_product_kernels *whole, *bare;
 } te__linear_kernels;
 
-/* Run the product, on the host with scratch from the workspace. bare: for products that are not a weight's gradient. */
-TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_product_kernels *bare) {
+/* Which of a product's sizes is the number of rows of the call. */
+typedef enum te_rows_of_product { TE_ROWS_OF_m, TE_ROWS_OF_k } te_rows_of_product;
+
+/* Run the product, on the host with scratch from the workspace. bare: the library's kernels for it; null: none. */
+TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows, te_product_kernels *bare) {
     te_gemm room = *g; /* a product of as many rows as the workspace is sized for */
-    *(g->trans_a ? &room.k : &room.m) = te_room_rows(r);
+    *(rows == TE_ROWS_OF_k ? &room.k : &room.m) = te_room_rows(r);
     const size_t bytes = te_gemm_scratch(&room) * sizeof(float);
     void *scratch = 0;
     if (bytes) TE_TRY(te_scratch(r, &scratch, bytes));
+    if (r->dry) TE_TRY(te_gemm_check(g, r->plan->name, r->ctx));
     if (te_gemm_is_bare(bare, g, r->ctx)) return r->dry ? TE_OK : te_bare_run(bare, g, r->ctx);
     g->scratch = (float *)scratch;
     return r->dry ? TE_OK : te_gemm_run(g, r->ctx);
@@ -93,7 +97,7 @@ TE_API te_status te__linear_whole(te_run *r, const te_step *s, const te__linear_
         g->c = c.p;
         te_set_edge(r, op->edge, te_no_value());
     }
-    TE_TRY(te__linear_gemm(r, g, kernels->bare));
+    TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->bare));
     TE_TRY(te_after_as(&y, &made, r));
     te_set_now(r, y);
     return TE_OK;
@@ -102,7 +106,7 @@ TE_API te_status te__linear_whole(te_run *r, const te_step *s, const te__linear_
 TE_API te_status te__linear_part(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g, int taken,
                                  te_value product) {
     g->d = product.p;
-    TE_TRY(te__linear_gemm(r, g, kernels->bare));
+    TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->bare));
     return te_chain_step(r, s, 1, taken, product, kernels->launch, kernels->shape);
 }
 /* Run the forward step as it was chosen to be split. */

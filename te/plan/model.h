@@ -6,6 +6,7 @@
 
 #include "../core/context.h" /* te_context, te_status */
 #include "../core/tensor.h"  /* te_tensor, te_batch */
+#include "../fp8/scales.h"   /* te_scales */
 
 /* How an op takes part in a kernel.
  *   map    eight elements at a time, each on its own        bias, gelu, dropout, add, ...
@@ -117,18 +118,12 @@ typedef struct te_plan {
     int takes_dims; /* 1: widths are symbols (dims.h), and nothing runs by it */
 } te_plan;
 
-/* An operand of a product in FP8: its format and where its scale lies, in target memory. */
-typedef struct te_fp8_operand {
-    te_dtype dtype;
-    const float *scale;
-    float *amax; /* gets the largest magnitude, where that is larger than what is there */
-} te_fp8_operand;
-
-/* What the product of a weight works with under a recipe (te/fp8/state.h). */
+/* What the product of a weight works with under a recipe (te/optim/recipes.h). */
 typedef struct te_fp8_product {
-    int on; /* 0: the product runs in the list's format */
-    te_recipe recipe;
-    te_fp8_operand x, weight, dy;
+    int on;      /* 0: the product runs in the list's format */
+    int current; /* a scale is of the tensor that it is for; 0: of steps before */
+    const te_scales *scales;
+    int x, weight, dy;             /* indices into them */
     const void *data, *transposed; /* the weight in FP8, [rows, cols] and [cols, rows] */
 } te_fp8_product;
 

@@ -31,7 +31,7 @@ typedef struct te_run {
     void *act[TE_MAX_OPS]; /* by op: its output, where it stays until backward; in a span null while that is not worked
                               on */
     float *stats[TE_MAX_OPS];    /* by op: [rows, stats] */
-    void *kept[TE_MAX_OPS];      /* by product in FP8: its input as backward reads it, transposed [in, rows] */
+    char *kept[TE_MAX_OPS];      /* by product in FP8: its te_kept_fp8 */
     te_param *param[TE_MAX_OPS]; /* by op: its first parameter */
     te_sum_args sums;            /* column sums that wait to be added up */
     int partial[TE_SUM_JOBS];    /* the blocks that they lie in */
@@ -75,6 +75,18 @@ TE_API void te_set_edge(te_run *r, int fork, te_value v) { te__set_root(r, &r->e
 TE_API int te_is_in_fp8(const te_run *r, int i) {
     if (i >= r->plan->op_count || r->plan->op[i].recipe == TE_RECIPE_none) return 0;
     return r->recipes == TE_RECIPES_as_bound ? r->param[i]->fp8.on : r->recipes == TE_RECIPES_on;
+}
+
+/* What a product in FP8 keeps for its backward; null in inference. */
+typedef struct te_kept_fp8 {
+    float *inverse;   /* 1 / the scale of its input */
+    void *transposed; /* its input, e4m3 [in, rows] */
+} te_kept_fp8;
+
+TE_API te_kept_fp8 te_kept_of(const te_run *r, int i) {
+    te_kept_fp8 k;
+    k.inverse = (float *)(void *)r->kept[i], k.transposed = r->kept[i] ? r->kept[i] + TE_ALIGN : 0;
+    return k;
 }
 
 /* What op i gave in forward, and what it got. */
@@ -159,7 +171,7 @@ TE_API size_t te__place(te_run *r, char *base, size_t at, int from, int to, int 
         }
         if (here && te_is_in_fp8(r, i)) {
             r->kept[i] = base + at;
-            at += (size_t)te_round_up(te_padded_rows(r, op->in_rows) * op->in, TE_ALIGN);
+            at += TE_ALIGN + (size_t)te_round_up(te_padded_rows(r, op->in_rows) * op->in, TE_ALIGN);
         }
         if (here && op->stats) {
             r->stats[i] = (float *)(void *)(base + at);
