@@ -44,7 +44,7 @@ TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
     void *y;
     TE_TRY(te_scratch(r, &y, (size_t)(te_room_rows(r) * x.cols)));
     TE_TRY(te__fp8_cast(r, x, f, f->x, TE_e4m3, y, kept.transposed, kept.inverse));
-    g->a = y, g->b = f->data, g->trans_b = 1;
+    g->a = y, g->b = f->data, g->trans_b = 1, g->fast = 1;
     g->a_fp8 = te__fp8_operand(TE_e4m3, f->scales ? f->scales->inverse + f->x : 0);
     g->b_fp8 = te__fp8_operand(TE_e4m3, f->scales ? f->scales->inverse + f->weight : 0);
     return TE_OK;

@@ -51,6 +51,7 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
             param->dtype = plan->dtype;
             param->init = info->init, param->tied = info->tied, param->shared = 0;
             param->data = 0, param->grad = 0;
+            memset(&param->fp8, 0, sizeof param->fp8);
             if (info->tied) continue;
             param->data = (char *)params + (size_t)at * te_dtype_bytes(plan->dtype);
             if (grads) param->grad = grads + at;

@@ -10,14 +10,14 @@ typedef enum te_pass { TE_FORWARD, TE_INFER, TE_BACKWARD } te_pass;
 
 /* Whether products run in FP8 whose ops have a recipe: as each parameter says or, where sizes are asked for, all or
  * none. */
-typedef enum te_recipes { TE_RECIPES_as_bound, TE_RECIPES_on, TE_RECIPES_off } te_recipes;
+typedef enum te_recipe_use { TE_USE_as_bound, TE_USE_on, TE_USE_off } te_recipe_use;
 
 typedef struct te_run {
     const te_plan *plan;
     const te_batch *batch;
     te_context *ctx;
     te_pass pass;
-    te_recipes recipes;
+    te_recipe_use use;
     int dry;                     /* this walk checks and measures; nothing is launched */
     int64_t tokens, sequences;   /* rows of values, by te_rows; where only tokens are known, as many sequences */
     te_value now;                /* forward: the activation; backward: its gradient, p null if nobody wants it */
@@ -74,7 +74,7 @@ TE_API void te_set_edge(te_run *r, int fork, te_value v) { te__set_root(r, &r->e
 /* Whether the product of op i runs in FP8. */
 TE_API int te_is_in_fp8(const te_run *r, int i) {
     if (i >= r->plan->op_count || r->plan->op[i].recipe == TE_RECIPE_none) return 0;
-    return r->recipes == TE_RECIPES_as_bound ? r->param[i]->fp8.on : r->recipes == TE_RECIPES_on;
+    return r->use == TE_USE_as_bound ? r->param[i]->fp8.on : r->use == TE_USE_on;
 }
 
 /* What a product in FP8 keeps for its backward; null in inference. */
@@ -211,7 +211,7 @@ TE_API te_status te_gradient(te_value *v, te_run *r, const te_step *s, int i) {
 TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t tokens, int64_t sequences,
                       te_context *ctx) {
     r->plan = plan, r->pass = pass, r->tokens = tokens, r->sequences = sequences, r->ctx = ctx;
-    r->recipes = TE_RECIPES_as_bound;
+    r->use = TE_USE_as_bound;
     r->batch = 0, r->dry = 1, r->rng = 0, r->saved = 0, r->take.taken = 0, r->sum_count = 0;
     r->now = r->dx = r->dy = te_no_value();
     r->x = te_value_of(0, plan->in_dtype, tokens, plan->in);

@@ -145,21 +145,21 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
-TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipes recipes) {
+TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use use) {
     te_run r;
     if (plan->takes_dims) return 0;
     te__begin(&r, plan, TE_FORWARD, rows, rows, 0);
-    r.recipes = recipes;
+    r.use = use;
     return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
 }
 /* Bytes that te_saved.memory must have for this many rows, under the list's recipe if it has one; 0 where widths are
  * not known yet. */
 TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
-    return te__saved_bytes(plan, rows, TE_RECIPES_on);
+    return te__saved_bytes(plan, rows, TE_USE_on);
 }
 /* The same for forwards with the recipe switched off, or not yet on: all in the list's own format. */
 TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t rows) {
-    return te__saved_bytes(plan, rows, TE_RECIPES_off);
+    return te__saved_bytes(plan, rows, TE_USE_off);
 }
 /* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most, with the recipe on or
  * off; 0 if m is not bound. */
@@ -174,7 +174,7 @@ TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, in
         const te_pass pass = (te_pass)(i % 3);
         te_run r;
         te__begin(&r, plan, pass, rows, rows, ctx);
-        r.recipes = i < 3 ? TE_RECIPES_on : TE_RECIPES_off;
+        r.use = i < 3 ? TE_USE_on : TE_USE_off;
         r.x.p = r.y.p = (void *)(uintptr_t)TE_ALIGN, r.dx = r.x, r.dy = r.y;
         te__take_params(&r, m);
         te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
