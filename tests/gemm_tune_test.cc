@@ -662,13 +662,14 @@ TEST_CASE("each split that a file asks for is right", "[gemm_tune]") {
     for (int split = 0; split < TE_SPLIT_COUNT; split++) {
         std::vector<std::string> lines = header;
         const te_plan *plan = mlp_plan();
+        const te_run sizes = te_run_to_size(plan, TE_FORWARD, 1, TE_USE_off, nullptr);
         for (int training = 0; training < 2; training++)
             for (int i = 0; i < (training ? plan->forward_count : plan->infer_count); i++) {
                 const te_step &s = training ? plan->forward[i] : plan->infer[i];
                 const te_op &op = plan->op[s.op[0]];
                 unsigned kept = 0;
                 if (op.op_class != TE_CLASS_gemm || s.count < 2) continue;
-                for (int j = 1; j < s.count; j++) kept |= te_in_memory(plan, s.op[j]) ? 1u << j : 0u;
+                for (int j = 1; j < s.count; j++) kept |= te_in_memory(&sizes, s.op[j]) ? 1u << j : 0u;
                 std::ostringstream line;
                 line << "step " << s.row << (training ? " forward " : " infer ") << (int)ROWS << " " << op.out << " " << op.in << " bf16 " << kept << " " << split << " 1 1 1 1";
                 bool there = false;

@@ -41,7 +41,7 @@ TE_API te_gemm_fp8 te__fp8_operand(te_dtype dtype, const float *inverse) {
 TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_kept_fp8 kept = te_kept_of(r, i);
-    void *y;
+    void *y = 0;
     TE_TRY(te_scratch(r, &y, (size_t)(te_room_rows(r) * x.cols)));
     TE_TRY(te__fp8_cast(r, x, f, f->x, TE_e4m3, y, kept.transposed, kept.inverse));
     g->a = y, g->b = f->data, g->trans_b = 1, g->fast = 1;
@@ -54,7 +54,7 @@ TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_v
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_kept_fp8 kept = te_kept_of(r, i);
     const size_t bytes = (size_t)(te_room_rows(r) * dy.cols);
-    void *y, *yt;
+    void *y = 0, *yt = 0;
     TE_TRY(te_scratch(r, &y, bytes));
     TE_TRY(te_scratch(r, &yt, bytes));
     TE_TRY(te__fp8_cast(r, dy, f, f->dy, TE_e5m2, y, yt, 0));

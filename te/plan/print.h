@@ -14,9 +14,7 @@ TE_API int te__step_sums(const te_plan *p, const te_step *s) {
 /* Bytes a row that a step has to move at least: its input, its output, what it keeps for backward or reads of it, and
  * the residual edges. Weights are left out: they do not grow with the rows. */
 TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) {
-    te_run r;
-    te__begin(&r, p, pass, 1, 1, 0);
-    r.use = TE_USE_on;
+    const te_run r = te_run_to_size(p, pass, 1, TE_USE_on, 0);
     const long size = (long)te_dtype_bytes(p->dtype);
     const te_op *first = &p->op[s->op[0]], *last = &p->op[s->op[s->count - 1]];
     long n = (pass == TE_BACKWARD ? first->out + last->in : first->in + last->out) * size;
@@ -58,9 +56,7 @@ TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const 
 /* The forward steps that backward runs again before step s: of the spans that s is the first to reach. */
 TE_API long te__print_recompute(FILE *f, const te_plan *p, const te_step *s) {
     long total = 0;
-    te_run r;
-    te__begin(&r, p, TE_BACKWARD, 1, 1, 0);
-    r.use = TE_USE_on;
+    const te_run r = te_run_to_size(p, TE_BACKWARD, 1, TE_USE_on, 0);
     for (int k = 0; k < p->span_count; k++) {
         int from, to, reached = 0;
         for (int j = 0; j < s->count; j++) reached |= s->op[j] == p->span[k].last;

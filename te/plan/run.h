@@ -221,5 +221,12 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t toke
     for (int i = 0; i < plan->op_count; i++) r->edge[i] = te_no_value(), r->param[i] = 0;
     for (int k = 0; k < plan->span_count; k++) r->span[k] = te_no_value();
 }
+/* A walk that only asks how large things are. */
+TE_API te_run te_run_to_size(const te_plan *plan, te_pass pass, int64_t rows, te_recipe_use use, te_context *ctx) {
+    te_run r;
+    te__begin(&r, plan, pass, rows, rows, ctx);
+    r.use = use;
+    return r;
+}
 
 #endif

@@ -123,7 +123,7 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
                saved->batch, saved->seq, saved->position, b->batch, b->seq, b->position);
     r->x.p = (void *)(uintptr_t)saved->x, r->y.p = saved->y;
     TE_REQUIRE(te__lay_out(r, (char *)saved->memory) == saved->used, ctx, TE_ERROR_STATE,
-               "%s: the dims have been set anew since the forward", plan->name);
+               "%s: the dims have been set anew, or the recipe switched, since the forward", plan->name);
     return TE_OK;
 }
 /* dx[rows, in] (te_none(): not wanted) and the parameters' gradients, of dy[rows, out]. A list that ends in
@@ -146,10 +146,8 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
 TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use use) {
-    te_run r;
     if (plan->takes_dims) return 0;
-    te__begin(&r, plan, TE_FORWARD, rows, rows, 0);
-    r.use = use;
+    te_run r = te_run_to_size(plan, TE_FORWARD, rows, use, 0);
     return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
 }
 /* Bytes that te_saved.memory must have for this many rows, under the list's recipe if it has one; 0 where widths are
@@ -172,9 +170,7 @@ TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, in
                0;
     for (int i = 0; i < 6; i++) {
         const te_pass pass = (te_pass)(i % 3);
-        te_run r;
-        te__begin(&r, plan, pass, rows, rows, ctx);
-        r.use = i < 3 ? TE_USE_on : TE_USE_off;
+        te_run r = te_run_to_size(plan, pass, rows, i < 3 ? TE_USE_on : TE_USE_off, ctx);
         r.x.p = r.y.p = (void *)(uintptr_t)TE_ALIGN, r.dx = r.x, r.dy = r.y;
         te__take_params(&r, m);
         te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
