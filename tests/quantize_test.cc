@@ -5,7 +5,15 @@
 #include "te/fp8/quantize.h"
 #include "te/fp8/scales.h"
 
+TE_QUANTIZE(of_f32, f32)
+TE_QUANTIZE(of_bf16, bf16)
+TE_QUANTIZE(of_f16, f16)
+
 namespace {
+
+te_status quantize(te_dtype from, const te_quantize *q, te_context *ctx) {
+    return (from == TE_f32 ? of_f32_run : from == TE_bf16 ? of_bf16_run : of_f16_run)(q, ctx);
+}
 
 // Numbers of all sizes, and what is none: zeros, denormals, infinities, NaNs.
 std::vector<float> odd_numbers(size_t n, unsigned seed, bool finite) {
@@ -61,13 +69,13 @@ void check(int64_t rows, int64_t cols, te_dtype from, te_dtype to, int wanted, b
     buffer bx(ctx, x.bytes.size(), 16), y(ctx, n, 16), yt(ctx, n, 16), amax(ctx, 4), scale(ctx, 4);
     put(ctx, bx, x.bytes), put<float>(ctx, amax, {before}), put<float>(ctx, scale, {factor});
     te_quantize q = te_quantize_of(rows, cols);
-    q.x = bx.data(), q.from = from, q.to = to;
+    q.x = bx.data(), q.to = to;
     if (wanted & Y) q.y = y.data();
     if (wanted & YT) q.yt = yt.data();
     if (wanted & AMAX) q.amax = (float *)amax.data();
     if (wanted & SCALE) q.scale = (const float *)scale.data();
     INFO(rows << " x " << cols << " " << te_dtype_name(from) << " -> " << te_dtype_name(to) << ", wanted " << wanted << ", TE_SEED=" << seed);
-    const te_status status = te_quantize_run(&q, ctx);
+    const te_status status = quantize(from, &q, ctx);
     INFO(te_last_error(ctx));
     REQUIRE(status == TE_OK);
     const std::vector<uint8_t> gave = y.raw(), turned = yt.raw();
@@ -109,26 +117,46 @@ TEST_CASE("many rows", "[quantize]") {
     check(brief() ? 2000 : 100000, 24, TE_bf16, TE_e4m3, Y | YT | AMAX | SCALE);
     check(brief() ? 2001 : 100001, 3, TE_bf16, TE_e5m2, Y | YT | AMAX | SCALE);
 }
+TEST_CASE("longer rows of the transposed tensor end in zeros, and the inverse of the scale is left", "[quantize]") {
+    const int64_t sizes[][3] = {{1, 16, 16}, {37, 48, 48}, {130, 24, 144}, {128, 40, 128}, {200, 33, 256}};
+    for (const auto &s : sizes) {
+        context own;
+        te_context *ctx = &own.c;
+        const size_t rows = (size_t)s[0], cols = (size_t)s[1], longer = (size_t)s[2];
+        const tensor x(odd_numbers(rows * cols, fresh_seed(), true), TE_bf16);
+        buffer bx(ctx, x.bytes.size()), yt(ctx, cols * longer), scale(ctx, 4), inverse(ctx, 4);
+        put(ctx, bx, x.bytes), put<float>(ctx, scale, {3.0f});
+        te_quantize q = te_quantize_of(s[0], s[1]);
+        q.x = bx.data(), q.yt = yt.data(), q.yt_cols = s[2], q.scale = (const float *)scale.data(), q.inverse = (float *)inverse.data();
+        REQUIRE(of_bf16_run(&q, ctx) == TE_OK);
+        const std::vector<uint8_t> turned = yt.raw();
+        size_t wrong = 0;
+        for (size_t c = 0; c < cols; c++)
+            for (size_t r = 0; r < longer; r++) wrong += turned[c * longer + r] != (r < rows ? te_e4m3_of_float(x.value[r * cols + c] * 3.0f) : 0);
+        CHECK(wrong == 0);
+        CHECK(get<float>(inverse)[0] == 1.0f / 3.0f);
+    }
+}
 TEST_CASE("what cannot be quantized is refused, with nothing written", "[quantize]") {
     context own;
     te_context *ctx = &own.c;
     buffer x(ctx, 64 * 2, 16), y(ctx, 64, 16);
     te_quantize q = te_quantize_of(8, 8);
-    q.x = x.data(), q.from = TE_bf16, q.y = y.data();
+    q.x = x.data(), q.y = y.data();
     const auto refused = [&](te_status status, const char *text) {
         INFO(te_last_error(ctx));
-        CHECK(te_quantize_run(&q, ctx) == status);
+        CHECK(of_bf16_run(&q, ctx) == status);
         CHECK(std::string(te_last_error(ctx)).find(text) != std::string::npos);
         CHECK(y.poisoned());
     };
     q.to = TE_bf16, refused(TE_ERROR_DTYPE, "bf16; it must be e4m3 or e5m2"), q.to = TE_e4m3;
-    q.from = TE_e4m3, refused(TE_ERROR_DTYPE, "from e4m3"), q.from = TE_bf16;
     q.x = nullptr, refused(TE_ERROR_NULL, "x is null"), q.x = (char *)x.data() + 2, refused(TE_ERROR_ALIGNMENT, "x does not start");
     q.x = x.data(), q.y = (char *)y.data() + 8, refused(TE_ERROR_ALIGNMENT, "y or yt"), q.y = y.data();
-    q.rows = -1, refused(TE_ERROR_SHAPE, "-1 x 8");
+    q.rows = -1, refused(TE_ERROR_SHAPE, "-1 x 8"), q.rows = 8;
+    q.yt = q.y, q.yt_cols = 7, refused(TE_ERROR_SHAPE, "rows of 7"), q.yt_cols = 129, refused(TE_ERROR_SHAPE, "rows of 129"), q.yt = nullptr;
     q.rows = (int64_t)1 << 40, q.cols = 1 << 20, refused(TE_ERROR_OVERFLOW, "more tiles");
     q.rows = 0, q.cols = 8, q.x = nullptr;
-    CHECK(te_quantize_run(&q, ctx) == TE_OK);
+    CHECK(of_bf16_run(&q, ctx) == TE_OK);
     CHECK(te_convert(y.data(), TE_e4m3, x.data(), TE_bf16, 8, ctx) == TE_ERROR_DTYPE);
     CHECK(te_convert(y.data(), TE_f32, x.data(), TE_e5m2, 8, ctx) == TE_ERROR_DTYPE);
     CHECK(y.poisoned());

@@ -16,7 +16,7 @@
     X(current_##D, (D, (recipe, fp8_current)), (linear, l, 48, 80))                  \
     X(delayed_##D, (D, (recipe, fp8_delayed)), (linear, l, 144, 64))                 \
     X(smallest_##D, (D, (recipe, fp8_current)), (linear, l, 16, 16))                 \
-    X(by_op_##D, D, (linear, l, 256, 32, (recipe, fp8_delayed)))
+    X(by_op_##D, (D, (recipe, none)), (linear, l, 256, 32, (recipe, fp8_delayed)))
 #define LINEAR_MODEL(name, dtype, ...) MODEL(name, dtype, __VA_ARGS__)
 LINEARS(LINEAR_MODEL, bf16)
 LINEARS(LINEAR_MODEL, f16)

@@ -26,6 +26,8 @@
 #define TE_LIST_OF_TUPLE(dtype) (list, TE_STRIP dtype)
 #define TE_LIST_OF_TOKEN(dtype) (list, dtype)
 #define TE_OP_list (list, list)
+/* `yes` if it names a recipe. */
+#define TE__IF_RECIPE(of, yes, no) TE_IF_TUPLE(TE_OPTION(of, recipe, ()), no, yes)
 #define TE_TAKES_list_in TE_TOKEN
 #define TE_TAKES_list_out TE_TOKEN
 #define TE_TAKES_list_residual TE_TOKEN
@@ -65,6 +67,7 @@
     enum {                                                                                                         \
         name##_dtype = (int)TE_DTYPE_OF(TE_NAME(of)),                                                              \
         name##_residual_dtype = (int)TE_DTYPE_OPTION(of, residual, (int)name##_dtype),                             \
+        name##_names_recipe = TE__IF_RECIPE(of, 1, 0),                                                             \
         name##_recipe = (int)TE_RECIPE_OPTION(of, TE_RECIPE_none),                                                 \
         name##_out_option = (int)TE_DTYPE_OPTION(of, out, -1),                                                     \
         name##_first_wants = TE_FOR(TE__FIRST_WANTS, links) 0,                                                     \
@@ -74,6 +77,8 @@
         name##_last_dtype = TE_FOR(TE__LAST_DTYPE, links) 0,                                                       \
         name##_out_dtype = (int)name##_out_option >= 0 ? (int)name##_out_option : (int)name##_last_dtype           \
     };                                                                                                             \
+    static_assert((int)name##_dtype < (int)TE_e4m3,                                                                \
+                  "te: " #name ": a list is f32, bf16 or f16; FP8 is a recipe, (bf16, (recipe, fp8_delayed))");    \
     static_assert((int)name##_residual_dtype == (int)name##_dtype || (int)name##_residual_dtype == (int)TE_f32,        \
                   "te: " #name ": the residual stream has the list's dtype or f32");                                   \
     TE_FOR(TE__CHECKS, links)                                                                                      \

@@ -20,16 +20,17 @@ TE_API int64_t te__fp8_rows(int64_t rows) { return te_round_up(rows, 16); }
 TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_product *f, int index, te_dtype to, void *y, void *yt,
                               float *inverse) {
     static const te_scale_rule own = {TE_AMAX_MOST_RECENT, 0, 0.0f, 0};
+    TE_TRY(te_as(&v, r, r->plan->dtype));
     te_quantize q = te_quantize_of(v.rows, v.cols);
     if (r->dry) return TE_OK;
-    q.x = v.p, q.from = v.dtype, q.to = to, q.amax = f->scales->amax + index;
+    q.x = v.p, q.to = to, q.amax = f->scales->amax + index;
     if (f->current) {
-        TE_TRY(te_quantize_run(&q, r->ctx));
+        TE_TRY(r->plan->fp8->quantize(&q, r->ctx));
         TE_TRY(te_scales_update(f->scales, index, 1, &own, r->ctx));
         q.amax = 0;
     }
     q.y = y, q.yt = yt, q.yt_cols = te__fp8_rows(v.rows), q.scale = f->scales->scale + index, q.inverse = inverse;
-    return te_quantize_run(&q, r->ctx);
+    return r->plan->fp8->quantize(&q, r->ctx);
 }
 TE_API te_gemm_fp8 te__fp8_operand(te_dtype dtype, const float *inverse) {
     te_gemm_fp8 o;
@@ -45,8 +46,8 @@ TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
     TE_TRY(te_scratch(r, &y, (size_t)(te_room_rows(r) * x.cols)));
     TE_TRY(te__fp8_cast(r, x, f, f->x, TE_e4m3, y, kept.transposed, kept.inverse));
     g->a = y, g->b = f->data, g->trans_b = 1, g->fast = 1;
-    g->a_fp8 = te__fp8_operand(TE_e4m3, f->scales ? f->scales->inverse + f->x : 0);
-    g->b_fp8 = te__fp8_operand(TE_e4m3, f->scales ? f->scales->inverse + f->weight : 0);
+    g->a_fp8 = te__fp8_operand(TE_e4m3, f->scales ? te_scales_inverse(f->scales, f->x) : 0);
+    g->b_fp8 = te__fp8_operand(TE_e4m3, f->scales ? te_scales_inverse(f->scales, f->weight) : 0);
     return TE_OK;
 }
 /* Those of both products of backward: w is dweight's, x dx's. */
@@ -59,11 +60,16 @@ TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_v
     TE_TRY(te_scratch(r, &yt, bytes));
     TE_TRY(te__fp8_cast(r, dy, f, f->dy, TE_e5m2, y, yt, 0));
     x->a = y, x->b = f->transposed, x->trans_b = 1;
-    x->a_fp8 = te__fp8_operand(TE_e5m2, f->scales ? f->scales->inverse + f->dy : 0);
-    x->b_fp8 = te__fp8_operand(TE_e4m3, f->scales ? f->scales->inverse + f->weight : 0);
+    x->a_fp8 = te__fp8_operand(TE_e5m2, f->scales ? te_scales_inverse(f->scales, f->dy) : 0);
+    x->b_fp8 = te__fp8_operand(TE_e4m3, f->scales ? te_scales_inverse(f->scales, f->weight) : 0);
     w->a = yt, w->b = kept.transposed, w->trans_a = 0, w->trans_b = 1, w->k = te__fp8_rows(dy.rows);
     w->a_fp8 = x->a_fp8, w->b_fp8 = te__fp8_operand(TE_e4m3, kept.inverse);
     return TE_OK;
 }
+
+/* The kernels of a list under a recipe: `name`##_fp8. */
+#define TE_FP8_OPS(name, dtype)                        \
+    TE_QUANTIZE(name##_quantize, dtype)                \
+    static const te_fp8_ops name##_fp8 = {name##_quantize_run, te_gemm_run};
 
 #endif

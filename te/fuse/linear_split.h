@@ -29,7 +29,8 @@ TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows,
     if (r->dry) TE_TRY(te_gemm_check(g, r->plan->name, r->ctx));
     if (!te_gemm_is_fp8(g) && te_gemm_is_bare(bare, g, r->ctx)) return r->dry ? TE_OK : te_bare_run(bare, g, r->ctx);
     g->scratch = (float *)scratch;
-    return r->dry ? TE_OK : te_gemm_run(g, r->ctx);
+    if (r->dry) return TE_OK;
+    return te_gemm_is_fp8(g) ? r->plan->fp8->product(g, r->ctx) : te_gemm_run(g, r->ctx);
 }
 
 /* ---- how a row is split into the product and the kernel behind it ------------------------------------------------ */

@@ -101,10 +101,12 @@ TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *ctx) {
         while (te__recipes_next(&w)) {
             const te_param *p = w.param;
             te_quantize q = te_quantize_of(p->rows, p->cols);
-            q.x = p->data, q.from = p->dtype;
-            if (cast) q.scale = s->scales.scale + p->fp8.weight, q.y = (void *)(uintptr_t)p->fp8.data, q.yt = (void *)(uintptr_t)p->fp8.transposed;
-            else q.amax = s->scales.amax + p->fp8.weight;
-            TE_TRY(te_quantize_run(&q, ctx));
+            q.x = p->data;
+            if (cast) {
+                q.scale = s->scales.scale + p->fp8.weight;
+                q.y = p->fp8.data, q.yt = p->fp8.transposed;
+            } else q.amax = s->scales.amax + p->fp8.weight;
+            TE_TRY(s->models[w.model]->plan->fp8->quantize(&q, ctx));
         }
         if (!cast) TE_TRY(te_scales_update(&s->scales, 0, s->count, &own, ctx));
     }

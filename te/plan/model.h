@@ -49,8 +49,8 @@ typedef enum te_rows {
 } te_rows;
 
 /* In which format a product reads its operands; the rest of a list stays in the list's own. Under FP8 x and the weight
- * are e4m3 and the gradient dy is e5m2 (Micikevicius et al. 2022), each with one scale for the tensor: what is stored is
- * the number times the scale. */
+ * are e4m3 and the gradient dy is e5m2 (Micikevicius et al. 2022), each with one scale for the tensor: what is stored
+ * is the number times the scale. */
 typedef enum te_recipe {
     TE_RECIPE_none,
     TE_RECIPE_fp8_current, /* the scale is of the tensor's own largest magnitude */
@@ -85,6 +85,14 @@ typedef struct te_op {
     te_param_info param[TE_MAX_PARAMS + 1]; /* the last: none */
 } te_op;
 
+/* What a list under a recipe brings beside its steps; te/fuse/linear_fp8.h makes it. */
+struct te_quantize;
+struct te_gemm;
+typedef struct te_fp8_ops {
+    te_status (*quantize)(const struct te_quantize *q, te_context *ctx); /* of tensors in the list's dtype */
+    te_status (*product)(const struct te_gemm *g, te_context *ctx);
+} te_fp8_ops;
+
 struct te_run;
 struct te_step;
 typedef te_status (*te_step_fn)(struct te_run *run, const struct te_step *step);
@@ -116,6 +124,7 @@ typedef struct te_plan {
     int span_count; /* 0: everything is saved, with the same steps and so the same bits */
     const te_span *span;
     int takes_dims; /* 1: widths are symbols (dims.h), and nothing runs by it */
+    const te_fp8_ops *fp8; /* null: the list names no recipe */
 } te_plan;
 
 /* What the product of a weight works with under a recipe (te/optim/recipes.h). */
@@ -124,7 +133,7 @@ typedef struct te_fp8_product {
     int current; /* a scale is of the tensor that it is for; 0: of steps before */
     const te_scales *scales;
     int x, weight, dy;             /* indices into them */
-    const void *data, *transposed; /* the weight in FP8, [rows, cols] and [cols, rows] */
+    void *data, *transposed;       /* the weight in FP8, [rows, cols] and [cols, rows] */
 } te_fp8_product;
 
 /* One parameter of one instance. */

@@ -128,7 +128,7 @@ TE_API te_status te_after_as(const te_value *v, const te_value *made, te_run *r)
 TE_API int te__is_read(const te_run *r, int i) {
     const te_plan *plan = r->plan;
     if (plan->op[i].flags & TE_SAVES_OUTPUT) return 1;
-    if (i + 1 == plan->op_count || te_is_in_fp8(r, i + 1)) return 0; /* a product in FP8 keeps its input as it reads it */
+    if (i + 1 == plan->op_count || te_is_in_fp8(r, i + 1)) return 0; /* a product in FP8 keeps its input so */
     return (plan->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0;
 }
 /* Whether op i, in span k, leaves something that has to be computed again. */
