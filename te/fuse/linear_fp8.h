@@ -27,8 +27,8 @@ TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_product *f, in
     if (f->current) {
         TE_TRY(r->plan->fp8->quantize(&q, r->ctx));
         TE_TRY(te_scales_update(f->scales, index, 1, &own, r->ctx));
-        q.amax = 0;
     }
+    if (f->current || r->pass == TE_INFER) q.amax = 0; /* inference leaves no trace in the scales of training */
     q.y = y, q.yt = yt, q.yt_cols = te__fp8_rows(v.rows), q.scale = f->scales->scale + index, q.inverse = inverse;
     return r->plan->fp8->quantize(&q, r->ctx);
 }

@@ -25,6 +25,7 @@
 typedef struct te_recipes_config {
     int history;        /* fp8_delayed: steps whose largest magnitudes are remembered, 1 to 1024 */
     te_scale_rule rule; /* fp8_delayed: the scale for them */
+    int current;        /* 1: lists of fp8_delayed run as if they were of fp8_current */
 } te_recipes_config;
 
 /* The largest magnitude of 1024 steps, no margin. */
@@ -39,7 +40,8 @@ TE_API te_recipes_config te_recipes_defaults(void) {
 typedef struct te_recipes {
     te_recipes_config config; /* the rule may be changed between steps */
     te_model *const *models;
-    int model_count, count, on; /* products under a recipe */
+    int model_count, count; /* products under a recipe */
+    int on, begun;          /* begun: a step lies behind them */
     te_scales scales;           /* [3 count]: of the weights, of the inputs x, of the gradients dy */
 } te_recipes;
 
@@ -92,25 +94,34 @@ TE_API size_t te_recipes_bytes(te_model *const *models, int count, const te_reci
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-/* The weights in FP8 anew: for after weights were loaded, or changed by other means than steps. */
+/* One pass over the weights: their largest magnitudes, or the cast with the scales that they have. */
+TE_API te_status te__recipes_over_weights(te_recipes *s, int cast, te_context *ctx) {
+    te__recipe_walk w = te__recipes_of(s->models, s->model_count);
+    while (te__recipes_next(&w)) {
+        const te_param *p = w.param;
+        te_quantize q = te_quantize_of(p->rows, p->cols);
+        q.x = p->data;
+        if (cast) q.scale = s->scales.scale + p->fp8.weight, q.y = p->fp8.data, q.yt = p->fp8.transposed;
+        else q.amax = s->scales.amax + p->fp8.weight;
+        TE_TRY(s->models[w.model]->plan->fp8->quantize(&q, ctx));
+    }
+    return TE_OK;
+}
+/* The weights in FP8 anew: for after weights were loaded by themselves, or changed by other means than steps. */
 TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *ctx) {
     static const te_scale_rule own = {TE_AMAX_MOST_RECENT, 0, 0.0f, 0};
     TE_REQUIRE(s && ctx && s->scales.memory, ctx, TE_ERROR_NULL, "recipes: not initialised, or the context is null");
-    for (int cast = 0; cast < 2; cast++) {
-        te__recipe_walk w = te__recipes_of(s->models, s->model_count);
-        while (te__recipes_next(&w)) {
-            const te_param *p = w.param;
-            te_quantize q = te_quantize_of(p->rows, p->cols);
-            q.x = p->data;
-            if (cast) {
-                q.scale = s->scales.scale + p->fp8.weight;
-                q.y = p->fp8.data, q.yt = p->fp8.transposed;
-            } else q.amax = s->scales.amax + p->fp8.weight;
-            TE_TRY(s->models[w.model]->plan->fp8->quantize(&q, ctx));
-        }
-        if (!cast) TE_TRY(te_scales_update(&s->scales, 0, s->count, &own, ctx));
-    }
-    return TE_OK;
+    TE_TRY(te__recipes_over_weights(s, 0, ctx));
+    TE_TRY(te_scales_update(&s->scales, 0, s->count, &own, ctx));
+    return te__recipes_over_weights(s, 1, ctx);
+}
+
+/* Scales are of steps before from now on (begun 1), or of the tensors themselves, where there is no step before. */
+TE_API void te__recipes_begin(te_recipes *s, int begun) {
+    te__recipe_walk w = te__recipes_of(s->models, s->model_count);
+    s->begun = begun;
+    while (te__recipes_next(&w))
+        w.param->fp8.current = !begun || s->config.current || w.recipe == TE_RECIPE_fp8_current;
 }
 
 /* Run the products of all models in FP8 (1), or in their lists' own formats (0). */
@@ -150,23 +161,28 @@ TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t bytes, te_m
     for (int i = 0; te__recipes_next(&w); i++) {
         te_fp8_product *f = &w.param->fp8;
         const size_t size = (size_t)te_round_up(w.param->rows * w.param->cols, TE_ALIGN);
-        f->scales = &s->scales, f->current = 1;
+        f->scales = &s->scales;
         f->weight = i, f->x = l.count + i, f->dy = 2 * l.count + i;
         f->data = at, f->transposed = at + size, at += 2 * size; /* written by the cast */
     }
+    te__recipes_begin(s, 0);
     TE_TRY(te_recipes_cast_weights(s, ctx));
     return te_recipes_switch(s, 1, ctx);
+}
+
+/* For a checkpoint, behind its load: weights, and the scales for them, are other ones. */
+TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
+    te__recipes_begin(s, begun);
+    return te__recipes_over_weights(s, 1, ctx);
 }
 
 /* Enqueue what comes behind a step of the optimizer: the scales of fp8_delayed for the next one, in one kernel for all
  * tensors, and the weights in FP8. */
 TE_API te_status te_recipes_step(te_recipes *s, te_context *ctx) {
     TE_REQUIRE(s && ctx && s->scales.memory, ctx, TE_ERROR_NULL, "recipes: not initialised, or the context is null");
-    int delayed = 0;
-    te__recipe_walk w = te__recipes_of(s->models, s->model_count);
-    while (te__recipes_next(&w))
-        if (w.recipe == TE_RECIPE_fp8_delayed && s->on) w.param->fp8.current = 0, delayed = 1;
-    if (delayed) TE_TRY(te_scales_update(&s->scales, s->count, 2 * s->count, &s->config.rule, ctx));
+    if (!s->begun && s->on) te__recipes_begin(s, 1);
+    if (s->begun && !s->config.current)
+        TE_TRY(te_scales_update(&s->scales, s->count, 2 * s->count, &s->config.rule, ctx));
     return te_recipes_cast_weights(s, ctx);
 }
 
