@@ -39,6 +39,15 @@ UNFUSED(again, (bf16, (recipe, fp8_current)), AGAIN(64))
 MODEL(wide, (bf16, (residual, f32), (recipe, fp8_current)), BLOCK(64))
 MODEL(mixed, (bf16, (recipe, fp8_delayed)), (layernorm, n, 64), (linear, fc1, 64, 128), (gelu, act), (linear, head, 128, 24, (recipe, none)))
 
+// Chains of every kind in front of a product, forward and backward.
+#define CHAINS(X)                                                                                                                \
+    X(after_norm, (layernorm, n, 48), (linear, a, 48, 64), (rmsnorm, m, 64), (linear, b, 64, 32), (l2norm, l, 32), (linear, c, 32, 16)) \
+    X(after_maps, (linear, a, 32, 64), (bias, ab, 64), (gelu, g), (linear, b, 64, 96), (bias, bb, 96), (swiglu, s), (linear, c, 48, 16), (silu, u)) \
+    X(after_residual, (fork, x), (linear, a, 80, 80), (bias, ab, 80), (add, x), (fork, y), (layernorm, n, 80), (linear, b, 80, 144), (relu, r), (linear, c, 144, 80), (bias, cb, 80), (add, y)) \
+    X(after_wide, (rmsnorm, n, 2064), (linear, a, 2064, 16), (geglu, g), (scale, h, 0.5f), (layernorm, m, 8))
+#define CHAIN_MODEL(name, ...) MODEL(name, (f32, (recipe, fp8_delayed)), __VA_ARGS__) UNFUSED(name##_unfused, (f32, (recipe, fp8_delayed)), __VA_ARGS__)
+CHAINS(CHAIN_MODEL)
+
 namespace {
 
 typedef std::vector<uint8_t> bytes;
@@ -248,6 +257,39 @@ TEST_CASE("recomputation under a recipe gives the same bits", "[recipe]") {
     CHECK(bool(left.dx == right.dx));
     CHECK(bool(left.grads == right.grads));
     CHECK(b.memory.bytes < a.memory.bytes);
+}
+
+// In f32 nothing is rounded between a chain and the cast of what it gives. The first step casts, with the tensors' own scales; the
+// second has the same numbers, so the same scales, and its chains store FP8.
+namespace {
+void check_chain(const subject &s, int rows) {
+    const unsigned seed = fresh_seed();
+    under_recipe u(s, 1, rows, seed, 1);
+    CAPTURE(u.plan->name, rows, seed);
+    micro_batch b(u, s.saved_bytes(rows));
+    const results cast = run_plain(u, b);
+    REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
+    const results stored = run_plain(u, b);
+    CHECK((stored.y == cast.y));
+    CHECK((stored.dx == cast.dx));
+    CHECK((stored.grads == cast.grads));
+    buffer inferred(u.ctx, u.y_bytes());
+    REQUIRE(s.infer(u.y_of(inferred), u.x_of(b.x), u.m.memory.data(), &u.batch, u.ctx) == TE_OK);
+    CHECK((inferred.raw() == b.y.raw()));
+    const te_scales &scales = u.state.scales; // and the largest magnitudes that chains found are those that the casts found
+    std::vector<float> before((size_t)scales.count), after(before);
+    REQUIRE(te_copy(u.ctx, before.data(), scales.scale, before.size() * 4) == TE_OK);
+    REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
+    REQUIRE(te_copy(u.ctx, after.data(), scales.scale, after.size() * 4) == TE_OK);
+    REQUIRE(te_synchronize(u.ctx) == TE_OK);
+    CHECK(before == after);
+}
+} // namespace
+#define CHAIN_CHECK(name, ...) check_chain(name##_subject, rows), check_chain(name##_unfused_subject, rows);
+TEST_CASE("a chain stores for a product what a cast of its result would", "[recipe]") {
+    for (int rows : {1, 37, 130}) {
+        CHAINS(CHAIN_CHECK)
+    }
 }
 
 TEST_CASE("micro-batches in flight keep their own scales", "[recipe]") {

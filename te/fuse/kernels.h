@@ -104,7 +104,8 @@ TE_BOTH te_chain_shape te_no_shape(void) {
         name##_sums = (name##_is_backward ? 0 TE_ROW(TE__SUM_AT, ~, __VA_ARGS__) : 0) - 1,                           \
         name##_draws = (0 TE_ROW(TE__DRAWS, ~, __VA_ARGS__)) > 0,                                                    \
         name##_readers = 0 TE_ROW(TE__READS, (model, dtype, pass), __VA_ARGS__),                                     \
-        name##_reads = TE__FIRST_OF(name##_readers)                                                                  \
+        name##_reads = TE__FIRST_OF(name##_readers),                                                                 \
+        name##_fp8_wanted = (int)model##_names_recipe                                                                \
     };                                                                                                               \
     static_assert(!name##_is_backward || name##_norm <= 0, "te: " #name ": in a backward row the norm comes first"); \
     static_assert((0 TE_ROW(TE__ONE_NORM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one norm at most");       \
@@ -230,7 +231,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
                                       (te_dtype)name##_norm_out,                                                     \
                                   name##_sums, name##_is_backward, name##_draws, name##_reads, kernel##_lanes,       \
                                       kernel##_chunks,                                                               \
-                                  kernel##_groups, kernel##_resident, kernel##_stash};                               \
+                                  kernel##_groups, kernel##_resident, kernel##_stash, name##_fp8_wanted};            \
         (void)half;                                                                                                  \
         return at(k);                                                                                                \
     }                                                                                                                \

@@ -5,7 +5,8 @@
  *     dx[rows, in]   = dy[rows, out]  weight_t[in, out]^T
  *     dw[out, in]    = dy_t[out, rows]  x_t[in, rows]^T      rows up to a multiple of 16, with zeros
  *
- * The cast of a tensor stores both forms in one pass. Forward keeps x_t, and 1 / its scale, for backward.
+ * Where scales are known before (fp8_delayed), x and dy come in FP8 from the kernel that makes them, if that is a chain
+ * (te_chain_fp8); else a cast makes them. Forward keeps x so, and 1 / its scale; backward transposes it.
  */
 #ifndef TE_FUSE_LINEAR_FP8_H
 #define TE_FUSE_LINEAR_FP8_H
@@ -38,13 +39,24 @@ TE_API te_gemm_fp8 te__fp8_operand(te_dtype dtype, const float *inverse) {
     return o;
 }
 
+/* The transpose of v, which is in FP8, [cols, rows] with rows up to a multiple of 16. */
+TE_API te_status te__fp8_turn(te_run *r, void **turned, te_value v) {
+    te_quantize q = te_quantize_of(v.rows, v.cols);
+    TE_TRY(te_scratch(r, turned, (size_t)(te_room_rows(r) * v.cols)));
+    q.x = v.p, q.yt = *turned, q.yt_cols = te__fp8_rows(v.rows);
+    return r->dry ? TE_OK : r->plan->fp8->turn(&q, r->ctx);
+}
+
 /* The operands of y = x weight^T. */
 TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_kept_fp8 kept = te_kept_of(r, i);
-    void *y = 0;
-    TE_TRY(te_scratch(r, &y, (size_t)(te_room_rows(r) * x.cols)));
-    TE_TRY(te__fp8_cast(r, x, f, f->x, TE_e4m3, y, kept.transposed, kept.inverse));
+    void *y = kept.x;
+    if (te_is_fp8(x.dtype)) y = x.p;
+    else {
+        if (!y) TE_TRY(te_scratch(r, &y, (size_t)(te_room_rows(r) * x.cols)));
+        TE_TRY(te__fp8_cast(r, x, f, f->x, TE_e4m3, y, 0, kept.inverse));
+    }
     g->a = y, g->b = f->data, g->trans_b = 1, g->fast = 1;
     g->a_fp8 = te__fp8_operand(TE_e4m3, f->scales ? te_scales_inverse(f->scales, f->x) : 0);
     g->b_fp8 = te__fp8_operand(TE_e4m3, f->scales ? te_scales_inverse(f->scales, f->weight) : 0);
@@ -55,14 +67,18 @@ TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_v
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_kept_fp8 kept = te_kept_of(r, i);
     const size_t bytes = (size_t)(te_room_rows(r) * dy.cols);
-    void *y = 0, *yt = 0;
-    TE_TRY(te_scratch(r, &y, bytes));
-    TE_TRY(te_scratch(r, &yt, bytes));
-    TE_TRY(te__fp8_cast(r, dy, f, f->dy, TE_e5m2, y, yt, 0));
+    void *y = dy.p, *yt = 0, *xt = 0;
+    if (te_is_fp8(dy.dtype)) TE_TRY(te__fp8_turn(r, &yt, dy));
+    else {
+        TE_TRY(te_scratch(r, &y, bytes));
+        TE_TRY(te_scratch(r, &yt, bytes));
+        TE_TRY(te__fp8_cast(r, dy, f, f->dy, TE_e5m2, y, yt, 0));
+    }
+    TE_TRY(te__fp8_turn(r, &xt, te_value_of(kept.x, TE_e4m3, dy.rows, r->plan->op[i].in)));
     x->a = y, x->b = f->transposed, x->trans_b = 1;
     x->a_fp8 = te__fp8_operand(TE_e5m2, f->scales ? te_scales_inverse(f->scales, f->dy) : 0);
     x->b_fp8 = te__fp8_operand(TE_e4m3, f->scales ? te_scales_inverse(f->scales, f->weight) : 0);
-    w->a = yt, w->b = kept.transposed, w->trans_a = 0, w->trans_b = 1, w->k = te__fp8_rows(dy.rows);
+    w->a = yt, w->b = xt, w->trans_a = 0, w->trans_b = 1, w->k = te__fp8_rows(dy.rows);
     w->a_fp8 = x->a_fp8, w->b_fp8 = te__fp8_operand(TE_e4m3, kept.inverse);
     return TE_OK;
 }
@@ -70,6 +86,7 @@ TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_v
 /* The kernels of a list under a recipe: `name`##_fp8. */
 #define TE_FP8_OPS(name, dtype)                        \
     TE_QUANTIZE(name##_quantize, dtype)                \
-    static const te_fp8_ops name##_fp8 = {name##_quantize_run, te_gemm_run};
+    TE_QUANTIZE(name##_turn, e4m3) /* e5m2 too: bytes stay what they are */ \
+    static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_turn_run, te_gemm_run};
 
 #endif

@@ -90,6 +90,7 @@ struct te_quantize;
 struct te_gemm;
 typedef struct te_fp8_ops {
     te_status (*quantize)(const struct te_quantize *q, te_context *ctx); /* of tensors in the list's dtype */
+    te_status (*turn)(const struct te_quantize *q, te_context *ctx);     /* transposes what is in FP8 */
     te_status (*product)(const struct te_gemm *g, te_context *ctx);
 } te_fp8_ops;
 

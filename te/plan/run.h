@@ -8,9 +8,9 @@
 
 typedef enum te_pass { TE_FORWARD, TE_INFER, TE_BACKWARD } te_pass;
 
-/* Whether products run in FP8 whose ops have a recipe: as each parameter says or, where sizes are asked for, all or
- * none. */
-typedef enum te_recipe_use { TE_USE_as_bound, TE_USE_on, TE_USE_off } te_recipe_use;
+/* Whether products run in FP8 whose ops have a recipe: as each parameter says or, where sizes are asked for, none, all
+ * by casts, or all with operands that come in FP8. */
+typedef enum te_recipe_use { TE_USE_as_bound, TE_USE_off, TE_USE_on, TE_USE_stored } te_recipe_use;
 
 typedef struct te_run {
     const te_plan *plan;
@@ -74,19 +74,25 @@ TE_API void te_set_edge(te_run *r, int fork, te_value v) { te__set_root(r, &r->e
 /* Whether the product of op i runs in FP8. */
 TE_API int te_is_in_fp8(const te_run *r, int i) {
     if (i >= r->plan->op_count || r->plan->op[i].recipe == TE_RECIPE_none) return 0;
-    return r->use == TE_USE_as_bound ? r->param[i]->fp8.on : r->use == TE_USE_on;
+    return r->use == TE_USE_as_bound ? r->param[i]->fp8.on : r->use != TE_USE_off;
 }
 
 /* What a product in FP8 keeps for its backward; null in inference. */
 typedef struct te_kept_fp8 {
-    float *inverse;   /* 1 / the scale of its input */
-    void *transposed; /* its input, e4m3 [in, rows] */
+    float *inverse; /* 1 / the scale of its input */
+    void *x;        /* its input, e4m3 [rows, in] */
 } te_kept_fp8;
 
 TE_API te_kept_fp8 te_kept_of(const te_run *r, int i) {
     te_kept_fp8 k;
-    k.inverse = (float *)(void *)r->kept[i], k.transposed = r->kept[i] ? r->kept[i] + TE_ALIGN : 0;
+    k.inverse = (float *)(void *)r->kept[i], k.x = r->kept[i] ? r->kept[i] + TE_ALIGN : 0;
     return k;
+}
+
+/* Whether the kernel that makes the operand of product i, x in forward and dy in backward, stores it in FP8 itself:
+ * where its scale is known by then. */
+TE_API int te_is_stored_in_fp8(const te_run *r, int i) {
+    return te_is_in_fp8(r, i) && (r->use == TE_USE_as_bound ? !r->param[i]->fp8.current : r->use == TE_USE_stored);
 }
 
 /* What op i gave in forward, and what it got. */

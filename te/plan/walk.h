@@ -168,9 +168,9 @@ TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, in
         return te_fail(ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first", plan->name,
                        plan->name),
                0;
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < (plan->fp8 ? 9 : 3); i++) {
         const te_pass pass = (te_pass)(i % 3);
-        te_run r = te_run_to_size(plan, pass, rows, i < 3 ? TE_USE_on : TE_USE_off, ctx);
+        te_run r = te_run_to_size(plan, pass, rows, (te_recipe_use)(TE_USE_off + i / 3), ctx);
         r.x.p = r.y.p = (void *)(uintptr_t)TE_ALIGN, r.dx = r.x, r.dy = r.y;
         te__take_params(&r, m);
         te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
