@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole bench on a GPU machine: builds kernels.cu, block.cu, gaps.cu and turns.cu with nvcc, runs them and, where there is PyTorch,
+# The whole bench on a GPU machine: builds kernels.cu, block.cu, gaps.cu, fp8.cu and turns.cu with nvcc, runs them and, where there is PyTorch,
 # peers.py beside them, and makes tables and pictures of it all. On the host: host.c.
 #
 #     bench/run.sh [FOLDER]         default build/bench; results.md, ops.svg, roofline.svg and the .tsv files come to lie there
@@ -27,22 +27,25 @@ if [[ $host == 1 ]]; then
 fi
 
 export LD_LIBRARY_PATH=/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}
-echo "building kernels, block, gaps and turns"
+echo "building kernels, block, gaps, fp8 and turns"
 nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -Xcompiler -fPIC -shared -I. bench/turns.cu -o "$out/libturns.so" -lcublasLt &
 building=($!)
-for name in kernels block gaps; do
+nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -Xcompiler -fPIC -shared -I. bench/fp8.cu -o "$out/libfp8.so" -lcublasLt &
+building+=($!)
+for name in kernels block gaps fp8; do
     nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -I. "bench/$name.cu" -o "$out/$name" -lcublasLt &
     building+=($!)
 done
 for one in "${building[@]}"; do wait "$one"; done
 status=0
 rm -f "$out/gaps.tsv" # it writes none where there is no CUPTI
-for name in kernels block gaps; do
+for name in kernels block gaps fp8; do
     "$out/$name" "$out/$name.tsv" "$commit" | tee "$out/$name.log" || status=1
 done
 rm -f "$out/peers.tsv"
 if "$python" -c 'import torch' 2>/dev/null; then
     "$python" bench/peers.py "$out/peers.tsv" 2>&1 | tee "$out/peers.log" || echo "peers.py did not get through; the tables have what it measured"
+    "$python" bench/fp8_peers.py "$out/libfp8.so" "$out/fp8_peers.tsv" 2>&1 | tee "$out/fp8_peers.log" || status=1
 else
     echo "no PyTorch: nothing to compare with"
 fi

@@ -30,5 +30,6 @@
 #include "ops/scale.h"         /* scale */
 #include "optim/adamw.h"       /* te_adamw */
 #include "optim/init.h"        /* te_model_randomize, te_param_normal */
+#include "optim/recipes.h"     /* te_recipes: FP8 */
 
 #endif

@@ -415,6 +415,19 @@ TEST_CASE("a file of another kind, device or version", "[gemm_tune]") {
     check_usable(t.ctx);
 }
 
+#if !TE_CUDA // the host has no algorithms: it takes all
+TEST_CASE("products in FP8 are told apart by their operands", "[gemm_tune]") {
+    tuned_context t(0);
+    std::vector<std::string> l = lines_of(saved(t.ctx));
+    for (const char *what : {"bf16", "e4m3*e4m3.bf16", "e4m3*e4m3.bf16.fast", "e4m3*e5m2.f16", "e5m2*e4m3.f32.fast"}) {
+        const std::string out = std::string(what).find("f16") == std::string::npos || std::string(what).find("bf16") != std::string::npos ? "f32" : "f16";
+        l.push_back(changed(changed(good_gemm, 5, what), 6, out.c_str()));
+    }
+    CHECK(loaded(t.ctx, ended(l)) == TE_OK);
+    l.push_back(changed(good_gemm, 5, "e4m3*e4m3.bf16.fast"));
+    refused(ended(l), TE_ERROR_FORMAT, {"line 9", "was there before, as product 3"});
+}
+#endif
 TEST_CASE("a line that is not right is refused with its number and the reason", "[gemm_tune]") {
     tuned_context t(0);
     const std::vector<std::string> header = lines_of(saved(t.ctx));
@@ -425,6 +438,9 @@ TEST_CASE("a line that is not right is refused with its number and the reason", 
     };
     struct bad { size_t word; const char *to, *says; };
     const bad gemms[] = {
+        {5, "e5m2*e5m2.bf16", "the dtype is e5m2*e5m2.bf16"},
+        {5, "e4m3*e5m2", "the dtype is e4m3*e5m2"},
+        {5, "e4m3*e5m2.bf16.slow", "the dtype is e4m3*e5m2.bf16.slow"},
         {1, "0", "m is 0"},
         {1, "-64", "m is -64"},
         {1, "064", "m is 064"},
@@ -646,13 +662,14 @@ TEST_CASE("each split that a file asks for is right", "[gemm_tune]") {
     for (int split = 0; split < TE_SPLIT_COUNT; split++) {
         std::vector<std::string> lines = header;
         const te_plan *plan = mlp_plan();
+        const te_run sizes = te_run_to_size(plan, TE_FORWARD, 1, TE_USE_off, nullptr);
         for (int training = 0; training < 2; training++)
             for (int i = 0; i < (training ? plan->forward_count : plan->infer_count); i++) {
                 const te_step &s = training ? plan->forward[i] : plan->infer[i];
                 const te_op &op = plan->op[s.op[0]];
                 unsigned kept = 0;
                 if (op.op_class != TE_CLASS_gemm || s.count < 2) continue;
-                for (int j = 1; j < s.count; j++) kept |= te_in_memory(plan, s.op[j]) ? 1u << j : 0u;
+                for (int j = 1; j < s.count; j++) kept |= te_in_memory(&sizes, s.op[j]) ? 1u << j : 0u;
                 std::ostringstream line;
                 line << "step " << s.row << (training ? " forward " : " infer ") << (int)ROWS << " " << op.out << " " << op.in << " bf16 " << kept << " " << split << " 1 1 1 1";
                 bool there = false;

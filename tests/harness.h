@@ -184,6 +184,7 @@ inline void check_close(const std::string &name, const reference::vec &out, cons
 inline reference::rounding stored_forward(const te_plan *p, bool training) {
     reference::rounding r;
     r.dtype = p->dtype, r.at.assign((size_t)p->op_count, 0);
+    const te_run sizes = te_run_to_size(p, TE_FORWARD, 1, TE_USE_off, nullptr);
     const te_step *s = training ? p->forward : p->infer;
     for (int i = 0; i < (training ? p->forward_count : p->infer_count); i++)
         for (int j = 0; j < s[i].count; j++) {
@@ -192,7 +193,7 @@ inline reference::rounding stored_forward(const te_plan *p, bool training) {
             if (p->op[o].op_class == TE_CLASS_gemm && !TE_CUDA && !adds) r.at[(size_t)o] = 1;
             const bool forked = j + 1 < s[i].count && (p->op[s[i].op[j + 1]].flags & TE_IS_FORK);
             const bool normed = j + 1 < s[i].count && p->op[s[i].op[j + 1]].op_class == TE_CLASS_norm; // it reads a rounded row
-            if (j + 1 == s[i].count || forked || normed || (training && te_in_memory(p, o)) || (p->op[o].flags & TE_IS_OUTPUT)) r.at[(size_t)o] = 1;
+            if (j + 1 == s[i].count || forked || normed || (training && te_in_memory(&sizes, o)) || (p->op[o].flags & TE_IS_OUTPUT)) r.at[(size_t)o] = 1;
         }
     if (te__to_loss(p)) r.at.back() = 0;
     return r;

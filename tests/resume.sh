@@ -11,17 +11,24 @@ train=${1:-$work/train_gpt}
 [[ $# -gt 0 ]] || "${CC:-gcc}" -std=c11 -O2 -I. examples/train_gpt/train_gpt.c -o "$train" -lm
 options=(--steps 24 --log 4 --validate 12 --sample 0 --batch 2 --seq 32 te)
 
-"$train" --out "$work/whole" "${options[@]}" >"$work/log"
-: >"$work/log.parts"
-"$train" --out "$work/parts" "${options[@]}" >"$work/log.parts" &
-child=$!
-until grep -q "^step  *4/" "$work/log.parts" || ! kill -0 $child 2>/dev/null; do sleep 0.05; done
-kill -INT $child 2>/dev/null || true
-wait $child && echo "it was not stopped in time" || [[ $? == 130 ]]
-"$train" --out "$work/parts" --resume "${options[@]}" | grep '^resumed'
-cmp "$work/whole/checkpoint.safetensors" "$work/parts/checkpoint.safetensors"
-cmp "$work/whole/curve.tsv" "$work/parts/curve.tsv"
-echo "resumed to the same bits"
+# same OPTION...: a whole run and one in two parts
+same() {
+    rm -rf "$work/whole" "$work/parts"
+    "$train" --out "$work/whole" "$@" "${options[@]}" >"$work/log"
+    : >"$work/log.parts"
+    "$train" --out "$work/parts" "$@" "${options[@]}" >"$work/log.parts" &
+    local child=$!
+    until grep -q "^step  *4/" "$work/log.parts" || ! kill -0 $child 2>/dev/null; do sleep 0.05; done
+    kill -INT $child 2>/dev/null || true
+    wait $child && echo "it was not stopped in time" || [[ $? == 130 ]]
+    "$train" --out "$work/parts" --resume "$@" "${options[@]}" | grep '^resumed'
+    cmp "$work/whole/checkpoint.safetensors" "$work/parts/checkpoint.safetensors"
+    cmp "$work/whole/curve.tsv" "$work/parts/curve.tsv"
+    echo "resumed to the same bits${*:+, $*}"
+}
+same --recipe fp8_delayed
+same --recipe fp8_current
+same
 
 refuse() { # WHAT: the checkpoint in $work/parts is not taken, and the message says why
     if "$train" --out "$work/parts" --resume "${@:2}" "${options[@]}" >"$work/log" 2>&1; then
@@ -32,5 +39,6 @@ refuse() { # WHAT: the checkpoint in $work/parts is not taken, and the message s
 options[1]=48
 refuse "another number of steps"
 options[1]=24
+refuse "another recipe" --recipe fp8_current
 head -c 100000 "$work/whole/checkpoint.safetensors" >"$work/parts/checkpoint.safetensors"
 refuse "a truncated checkpoint"

@@ -40,7 +40,7 @@ section_build() {
     {
         for test in tests/*_test.cc; do echo "$(basename "$test" .cc) catch_main $test"; done
         printf '%s\n' "train_bf16 - examples/train_gpt/train_gpt.c" "train_f32 - -DGPT_DTYPE=f32 examples/train_gpt/train_gpt.c" \
-            "custom_op - examples/custom_op/custom_op.c" "readme - examples/readme/readme.c" "block - bench/block.cu" "kernels - bench/kernels.cu" "gaps - bench/gaps.cu"
+            "custom_op - examples/custom_op/custom_op.c" "readme - examples/readme/readme.c" "block - bench/block.cu" "fp8 - bench/fp8.cu" "kernels - bench/kernels.cu" "gaps - bench/gaps.cu"
     } | xargs -P "$jobs" -L 1 bash -c 'build_one "$0" "$1" "${*:2}"'
     gcc -std=c11 -O2 -I. -c examples/embed/main.c -o "$bin/embed_main.o" &&
         nvcc -std=c++17 -O3 -gencode "arch=compute_$arch,code=sm_$arch" -I. examples/embed/model.cu "$bin/embed_main.o" -o "$bin/embed" -lcublasLt
@@ -113,9 +113,10 @@ cases() { # TOOL BINARY: each case by itself; together those of one test take te
 section_sanitizer() { # all at once: they keep the CPU busier than the GPU
     local train="--steps 2 --log 1 --validate 0 --sample 0 --batch 2 te" tool status name
     for tool in memcheck racecheck; do
-        for name in rows_forward_f16 rows_backward_f16 ops_bf16 recompute_long graph recompute attention hot_path; do cases $tool ${name}_test; done
+        for name in quantize rows_forward_f16 rows_backward_f16 ops_bf16 recompute_long graph recompute attention hot_path; do cases $tool ${name}_test; done
         echo "$tool train_bf16 --out $out/$tool $train"
         echo "$tool gemm_tune_test 'clusters without a tile*'"
+        echo "$tool gemm_fp8_test '*by a kernel of our own'"
     done >"$out/sanitizer.list"
     cases memcheck widths_test >>"$out/sanitizer.list"
     # initcheck does not see what cuBLASLt's 16-bit kernels store through the copy engine: f32 there.
@@ -125,7 +126,7 @@ section_sanitizer() { # all at once: they keep the CPU busier than the GPU
 
 section_bench() {
     local name
-    for name in kernels block gaps; do
+    for name in kernels block gaps fp8; do
         "$bin/$name" "$out/$name.tsv" "${COMMIT:-$(git rev-parse --short HEAD 2>/dev/null)}" >"$out/$name.txt"
         result $? "$name: $(tail -n 1 "$out/$name.txt")"
     done

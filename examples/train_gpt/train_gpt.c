@@ -5,6 +5,7 @@
  *     ./train_gpt                          two minutes on the C headers of this machine, then a sample
  *     ./train_gpt --size gpt2 --batch 8 --seq 1024 --steps 1000 ~/texts
  *     ./train_gpt --resume                 goes on where Ctrl-C stopped it, to the same bits
+ *     ./train_gpt --recipe fp8_delayed     the products of the blocks in FP8
  *
  * SIGINT, SIGTERM and SIGHUP stop it after a step, with a checkpoint. A step whose gradients are not finite is left
  * out, and weights that are not finite never take the place of a checkpoint.
@@ -62,7 +63,7 @@
 
 #define GPT_DEFINE(size, L, H, HEADS, T, V)                               \
     TE_SEQUENTIAL(embed_##size, GPT_DTYPE, GPT_EMBED(V, T, H))            \
-    TE_SEQUENTIAL(block_##size, GPT_DTYPE, GPT_BLOCK(H, HEADS))           \
+    TE_SEQUENTIAL(block_##size, (GPT_DTYPE, (recipe, fp8_delayed)), GPT_BLOCK(H, HEADS)) \
     TE_SEQUENTIAL(head_##size, GPT_DTYPE, GPT_HEAD(V, H))                 \
     TE_SEQUENTIAL(logits_##size, GPT_DTYPE, GPT_LOGITS(V, H))
 GPT_SIZES(GPT_DEFINE)
@@ -215,6 +216,8 @@ static text read_texts(char **path, int paths) {
 typedef struct gpt {
     const gpt_size *size;
     int batch, seq, models; /* models: embed, layers blocks, head */
+    int in_fp8;
+    te_recipes recipes;
     te_model *model, logits, **all;
     char *weights;
     float *grads;
@@ -237,10 +240,11 @@ static void bind(te_model *m, const te_plan *plan, void *weights, float *grads) 
     check(te_model_bind(m, plan, (te_param *)host_memory((size_t)count * sizeof(te_param)), count, weights, grads,
                         &ctx), "bind");
 }
-static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, uint64_t seed) {
+static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, const char *recipe, uint64_t seed) {
     const int layers = size->layers;
     const int64_t rows = (int64_t)batch * seq;
     memset(g, 0, sizeof *g);
+    g->in_fp8 = strcmp(recipe, "none") != 0;
     g->size = size, g->batch = batch, g->seq = seq, g->models = layers + 2;
     g->model = (te_model *)host_memory((size_t)g->models * sizeof(te_model));
     g->all = (te_model **)host_memory((size_t)g->models * sizeof(te_model *));
@@ -275,13 +279,20 @@ static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, uint64_t 
     check(te_tie(find_param(&g->model[g->models - 1], "lm"), find_param(&g->model[0], "wte"), &ctx), "tie");
     const size_t width = (size_t)size->hidden * te_dtype_bytes(TE_JOIN1(TE_, GPT_DTYPE));
     for (int i = 0; i < g->models; i++) {
-        g->saved[i].bytes = te_plan_saved_bytes(g->model[i].plan, rows);
+        g->saved[i].bytes = g->in_fp8 ? te_plan_saved_bytes(g->model[i].plan, rows)
+                                      : te_plan_saved_bytes_without_recipe(g->model[i].plan, rows);
         g->saved[i].memory = target_memory(g->saved[i].bytes);
         if (i + 1 < g->models) g->x[i] = target_memory((size_t)rows * width);
         const size_t need = te_plan_workspace_bytes(g->model[i].plan, &g->model[i], rows, &ctx);
         workspace = need > workspace ? need : workspace;
     }
     check(te_context_reserve(&ctx, workspace), "workspace");
+    if (g->in_fp8) {
+        te_recipes_config config = te_recipes_defaults();
+        config.current = !strcmp(recipe, "fp8_current");
+        const size_t bytes = te_recipes_bytes(g->all, g->models, &config);
+        check(te_recipes_init(&g->recipes, target_memory(bytes), bytes, g->all, g->models, &config, &ctx), "recipe");
+    }
     for (int i = 0; i < 2; i++) g->dx[i] = target_memory((size_t)rows * width);
     g->loss = (float *)target_memory((size_t)rows * sizeof(float));
     g->tokens = (int32_t *)target_memory((size_t)rows * sizeof(int32_t));
@@ -526,7 +537,7 @@ static void curve_draw(const curve *c, const char *svg) {
 /* ---------------------------------------------------------------------------------------------------------------- */
 
 typedef struct options {
-    const char *size, *out, *prompt, *tune;
+    const char *size, *out, *prompt, *tune, *recipe;
     long steps, batch, seq, accumulate, log, validate, sample, save;
     double lr, temperature;
     long seed, resume, force, plan;
@@ -537,6 +548,7 @@ static const char usage[] =
     "  --size NAME       tiny, small or gpt2 (the 124M shape)      tiny\n"
     "  --batch N         sequences a micro-batch                   8\n"
     "  --seq N           tokens a sequence                         128\n"
+    "  --recipe NAME     products of the blocks: none (as all else), fp8_current, fp8_delayed\n"
     "  --accumulate N    micro-batches a step                      1\n"
     "  --steps N         optimizer steps                           1500\n"
     "  --lr X            peak learning rate                        2e-3 (gpt2: 6e-4)\n"
@@ -566,18 +578,20 @@ static void check_options(const options *o) {
     if (o->sample > INT_MAX) die("--sample is too large", NULL);
     if (o->lr < 0 || o->lr > 1e30) die("--lr must be from 0 to 1e30", NULL);
     if (o->temperature < 0) die("--temperature must not be negative; 0 takes the likeliest byte", NULL);
+    if (strcmp(o->recipe, "none") && strcmp(o->recipe, "fp8_current") && strcmp(o->recipe, "fp8_delayed"))
+        die("--recipe must be none, fp8_current or fp8_delayed, and not", o->recipe);
     if (strlen(o->out) > 4000) die("--out: the path is too long", NULL);
 }
 static options parse(int argc, char **argv, int *first_path) {
     options o;
     memset(&o, 0, sizeof o);
-    o.size = "tiny", o.out = "gpt_out", o.prompt = "#ifndef ";
+    o.size = "tiny", o.out = "gpt_out", o.prompt = "#ifndef ", o.recipe = "none";
     o.batch = 8, o.seq = 128, o.accumulate = 1, o.steps = 1500, o.log = 50, o.validate = 250, o.sample = 600;
     o.seed = 1;
     o.temperature = 0.8, o.lr = NAN; /* not given */
     struct { const char *name; const char **text; long *number; double *real; long *flag; } table[] = {
         {"--size", &o.size, 0, 0, 0},       {"--out", &o.out, 0, 0, 0},           {"--prompt", &o.prompt, 0, 0, 0},
-        {"--tune", &o.tune, 0, 0, 0},
+        {"--tune", &o.tune, 0, 0, 0},       {"--recipe", &o.recipe, 0, 0, 0},
         {"--steps", 0, &o.steps, 0, 0},     {"--batch", 0, &o.batch, 0, 0},       {"--seq", 0, &o.seq, 0, 0},
         {"--accumulate", 0, &o.accumulate, 0, 0}, {"--log", 0, &o.log, 0, 0},     {"--validate", 0, &o.validate, 0, 0},
         {"--sample", 0, &o.sample, 0, 0},   {"--save", 0, &o.save, 0, 0},         {"--seed", 0, &o.seed, 0, 0},
@@ -613,7 +627,7 @@ static options parse(int argc, char **argv, int *first_path) {
 /* the checkpoint: weights, optimizer, random state, and the options that decide what the next step sees. The optimizer
  * has the one count of steps: updates made and left out.                                                             */
 
-enum { MOST_MODELS = 64, SETTINGS = 8 };
+enum { MOST_MODELS = 64, SETTINGS = 9 };
 typedef struct state {
     te_named_model models[MOST_MODELS];
     char name[MOST_MODELS][16], value[SETTINGS][64];
@@ -622,8 +636,8 @@ typedef struct state {
 } state;
 
 static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, const corpus *c) {
-    const char *keys[SETTINGS] = {"size", "batch", "seq", "accumulate", "steps", "seed", "lr", "text"};
-    const long numbers[SETTINGS] = {0, o->batch, o->seq, o->accumulate, o->steps, o->seed, 0, 0};
+    const char *keys[SETTINGS] = {"size", "batch", "seq", "accumulate", "steps", "seed", "lr", "text", "recipe"};
+    const long numbers[SETTINGS] = {0, o->batch, o->seq, o->accumulate, o->steps, o->seed, 0, 0, 0};
     memset(s, 0, sizeof *s);
     for (int i = 0; i < g->models; i++) {
         if (i == 0) snprintf(s->name[i], sizeof s->name[i], "embed");
@@ -639,6 +653,8 @@ static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, const co
     snprintf(s->value[6], sizeof s->value[6], "%g", o->lr);
     snprintf(s->value[7], sizeof s->value[7], "%lld bytes, %016llx", (long long)c->total,
              (unsigned long long)c->fingerprint);
+    snprintf(s->value[8], sizeof s->value[8], "%s", o->recipe);
+    s->all.recipes = g->in_fp8 ? &g->recipes : NULL;
     s->all.models = s->models, s->all.count = g->models, s->all.optimizer = opt, s->all.random = 1;
     s->all.metadata = s->pairs, s->all.metadata_count = SETTINGS, s->all.force = (int)o->force;
 }
@@ -722,7 +738,7 @@ int main(int argc, char **argv) {
         printf("%s; timing the matrix products\n", te_last_error(&ctx));
         ctx.gemm_tune = 1;
     }
-    gpt_make(&g, size, (int)o.batch, (int)o.seq, seed);
+    gpt_make(&g, size, (int)o.batch, (int)o.seq, o.recipe, seed);
     const corpus c = corpus_of(&t, (int)o.seq);
     te_adamw opt;
     te_adamw_config config = te_adamw_defaults((float)o.lr);
@@ -768,6 +784,7 @@ int main(int argc, char **argv) {
             gpt_backward(&g, &b);
         }
         check(te_adamw_step(&opt, &ctx), "optimizer");
+        if (g.in_fp8) check(te_recipes_step(&g.recipes, &ctx), "recipe");
         step++;
         if (ctx.gemm_tune) {
             ctx.gemm_tune = 0;

@@ -48,6 +48,9 @@ TE_KERNEL(te_convert_kernel, TE_CONVERT_THREADS, te_convert_args, te_convert_bod
 /* y and x are aligned to TE_ACCESS bytes and do not overlap. */
 TE_API te_status te_convert(void *y, te_dtype to, const void *x, te_dtype from, int64_t count, te_context *ctx) {
     te_convert_args a;
+    TE_REQUIRE(!te_is_fp8(to) && !te_is_fp8(from), ctx, TE_ERROR_DTYPE,
+               "te_convert: %s to %s; FP8 has a scale, which te_quantize takes", te_dtype_name(from),
+               te_dtype_name(to));
     if (to == from) return te_copy(ctx, y, x, (size_t)count * te_dtype_bytes(to));
     memset(&a, 0, sizeof a);
     a.y = y, a.x = x, a.count = count, a.to = to, a.from = from;

@@ -5,13 +5,13 @@
  *     te_load8(v, x, index, 8, 1, TE_bf16);    // 16 bytes at once
  *     te_store8(y, index, v, 3, 0, TE_bf16);   // the first three only
  *
- * `bf16`, `f16` and `f32` are tokens: TE_##dtype is the enumerator, te_##dtype the storage type, the same bits
- * on both targets. Conversions to 16 bits round to nearest even.
+ * `f32`, `bf16`, `f16`, `e4m3` and `e5m2` are tokens: TE_##dtype is the enumerator, te_##dtype the storage type, the
+ * same bits on both targets. Conversions round to nearest even; those to FP8 saturate (fp8.h) and apply no scale.
  */
 #ifndef TE_DTYPE_H
 #define TE_DTYPE_H
 
-#include "base.h" /* TE_FN, TE_BOTH */
+#include "fp8.h" /* te_e4m3_of_float, te_float_of_bits */
 #if TE_CUDA
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -21,9 +21,11 @@
 
 /* X(token, bytes, safetensors name) */
 #define TE_DTYPES(X) \
-    X(f32, 4, "F32") \
-    X(bf16, 2, "BF16") \
-    X(f16, 2, "F16")
+    X(f32, 4, F32) \
+    X(bf16, 2, BF16) \
+    X(f16, 2, F16) \
+    X(e4m3, 1, F8_E4M3) \
+    X(e5m2, 1, F8_E5M2)
 
 #define TE_DTYPE_ENUM(token, bytes, name) TE_##token,
 typedef enum te_dtype { TE_DTYPES(TE_DTYPE_ENUM) TE_DTYPE_COUNT } te_dtype;
@@ -33,24 +35,14 @@ typedef float te_f32;
 typedef struct te_bf16_bits { uint16_t bits; } te_bf16_bits;
 typedef struct te_f16_bits { uint16_t bits; } te_f16_bits;
 
-TE_BOTH size_t te_dtype_bytes(te_dtype t) { return t == TE_f32 ? 4 : 2; }
+TE_BOTH int te_is_fp8(te_dtype t) { return t == TE_e4m3 || t == TE_e5m2; }
+TE_BOTH size_t te_dtype_bytes(te_dtype t) { return t == TE_f32 ? 4 : te_is_fp8(t) ? 1 : 2; }
 
 TE_API const char *te_dtype_name(te_dtype t) {
 #define TE_DTYPE_NAME(token, bytes, name) #token,
     static const char *const names[] = {TE_DTYPES(TE_DTYPE_NAME)};
 #undef TE_DTYPE_NAME
     return (unsigned)t < (unsigned)TE_DTYPE_COUNT ? names[t] : "unknown";
-}
-
-TE_BOTH float te_float_of_bits(uint32_t u) {
-    float f;
-    memcpy(&f, &u, 4);
-    return f;
-}
-TE_BOTH uint32_t te_bits_of_float(float f) {
-    uint32_t u;
-    memcpy(&u, &f, 4);
-    return u;
 }
 
 TE_BOTH float te_float_of_bf16(uint16_t h) { return te_float_of_bits((uint32_t)h << 16); }
@@ -94,23 +86,36 @@ TE_BOTH uint16_t te_f16_of_float(float f) {
 #endif
 }
 
+/* Either FP8 format. */
+TE_BOTH float te_float_of_fp8(uint8_t h, te_dtype t) {
+    return t == TE_e4m3 ? te_float_of_e4m3(h) : te_float_of_e5m2(h);
+}
+TE_BOTH uint8_t te_fp8_of_float(float f, te_dtype t) {
+    return t == TE_e4m3 ? te_e4m3_of_float(f) : te_e5m2_of_float(f);
+}
+/* The largest number of an FP8 format. */
+TE_BOTH float te_fp8_most(te_dtype t) { return t == TE_e4m3 ? TE_E4M3_MOST : TE_E5M2_MOST; }
+
 /* One element at index i. */
 TE_BOTH float te_load(const void *p, int64_t i, te_dtype t) {
     if (t == TE_f32) return ((const float *)p)[i];
+    if (te_is_fp8(t)) return te_float_of_fp8(((const uint8_t *)p)[i], t);
     return t == TE_bf16 ? te_float_of_bf16(((const uint16_t *)p)[i]) : te_float_of_f16(((const uint16_t *)p)[i]);
 }
 TE_BOTH void te_store(void *p, int64_t i, float v, te_dtype t) {
     if (t == TE_f32) ((float *)p)[i] = v;
+    else if (te_is_fp8(t)) ((uint8_t *)p)[i] = te_fp8_of_float(v, t);
     else ((uint16_t *)p)[i] = t == TE_bf16 ? te_bf16_of_float(v) : te_f16_of_float(v);
 }
 /* What v becomes when it is stored as t and read again. */
 TE_BOTH float te_round_to(float v, te_dtype t) {
     if (t == TE_f32) return v;
+    if (te_is_fp8(t)) return te_float_of_fp8(te_fp8_of_float(v, t), t);
     return t == TE_bf16 ? te_float_of_bf16(te_bf16_of_float(v)) : te_float_of_f16(te_f16_of_float(v));
 }
 
-/* Eight elements from index i; n of them exist, the rest read as 0. `aligned`: n is 8 and the address a multiple of 16.
- * `aligned` and `t` are meant to be constants. */
+/* Eight elements from index i; n of them exist, the rest read as 0. `aligned`: n is 8 and the address a multiple of 16,
+ * of 8 for FP8. `aligned` and `t` are meant to be constants. */
 TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te_dtype t) {
     if (!aligned) {
         TE_UNROLL for (int k = 0; k < 8; k++) v[k] = k < n ? te_load(p, i + k, t) : 0.0f;
@@ -123,6 +128,11 @@ TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te
         const float4 a = __ldg((const float4 *)((const float *)p + i)),
                      b = __ldg((const float4 *)((const float *)p + i + 4));
         v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+        return;
+    }
+    if (te_is_fp8(t)) {
+        const uint2 u = __ldg((const uint2 *)((const uint8_t *)p + i));
+        te__floats_of_fp8(v, u.x, t == TE_e4m3), te__floats_of_fp8(v + 4, u.y, t == TE_e4m3);
         return;
     }
     const uint4 u = __ldg((const uint4 *)((const uint16_t *)p + i));
@@ -160,6 +170,9 @@ TE_FN void te__load_own(uint32_t w[4], const void *p) {
                  : "l"(p)
                  : "memory");
 }
+TE_FN void te__load_8_now(uint32_t w[2], const void *p) {
+    asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p));
+}
 TE_FN void te__load_shared_now(uint32_t w[4], const void *p) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
@@ -170,7 +183,8 @@ TE_FN void te_vec8_load(te_vec8 *e, const void *p, int64_t i, int n, int aligned
 #if TE_CUDA
     if (aligned) {
         const char *q = (const char *)p + i * (int64_t)te_dtype_bytes(t);
-        te__load_now(e->w, q);
+        if (te_is_fp8(t)) te__load_8_now(e->w, q);
+        else te__load_now(e->w, q);
         if (t == TE_f32) te__load_now(e->w + 4, q + 16);
         return;
     }
@@ -178,12 +192,19 @@ TE_FN void te_vec8_load(te_vec8 *e, const void *p, int64_t i, int n, int aligned
     (void)aligned;
     TE_UNROLL for (int k = 0; k < 8; k++) {
         if (t == TE_f32) e->w[k] = k < n ? ((const uint32_t *)p)[i + k] : 0;
+        else if (te_is_fp8(t))
+            e->w[k / 4] = (k % 4 ? e->w[k / 4] : 0u) |
+                          (uint32_t)(k < n ? ((const uint8_t *)p)[i + k] : 0) << 8 * (k % 4);
         else if (k % 2 == 0)
             e->w[k / 2] = (k < n ? ((const uint16_t *)p)[i + k] : 0u) |
                           (uint32_t)(k + 1 < n ? ((const uint16_t *)p)[i + k + 1] : 0u) << 16;
     }
 }
 TE_FN void te_vec8_floats(float v[8], const te_vec8 *e, te_dtype t) {
+    if (te_is_fp8(t)) {
+        te__floats_of_fp8(v, e->w[0], t == TE_e4m3), te__floats_of_fp8(v + 4, e->w[1], t == TE_e4m3);
+        return;
+    }
     TE_UNROLL for (int k = 0; k < 8; k++) {
         if (t == TE_f32) v[k] = te_float_of_bits(e->w[k]);
         else if (t == TE_bf16) v[k] = te_float_of_bits(k % 2 ? e->w[k / 2] & 0xffff0000u : e->w[k / 2] << 16);
@@ -207,12 +228,16 @@ TE_FN void te_load8_own(float v[8], const void *p, int64_t i, int n, int aligned
 /* Makes the compiler unpack `e` again behind this, instead of keeping the floats in registers. */
 TE_FN void te_vec8_forget(te_vec8 *e, te_dtype t) {
 #if TE_CUDA
-    TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) asm volatile("" : "+r"(e->w[k]));
+    TE_UNROLL for (int k = 0; k < 2 * (int)te_dtype_bytes(t); k++) asm volatile("" : "+r"(e->w[k]));
 #else
     (void)e, (void)t;
 #endif
 }
 TE_FN void te_vec8_of(te_vec8 *e, const float v[8], te_dtype t) {
+    if (te_is_fp8(t)) {
+        e->w[0] = te__fp8_word(v, t == TE_e4m3), e->w[1] = te__fp8_word(v + 4, t == TE_e4m3);
+        return;
+    }
     TE_UNROLL for (int k = 0; k < 8; k++) {
         if (t == TE_f32) e->w[k] = te_bits_of_float(v[k]);
         else if (k % 2 == 0) { /* not as a pair: with that ptxas spills where a row is kept so and drawn for */
@@ -247,9 +272,12 @@ TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, t
         *(float4 *)((float *)p + i + 4) = make_float4(v[4], v[5], v[6], v[7]);
         return;
     }
+    if (te_is_fp8(t)) {
+        *(uint2 *)((uint8_t *)p + i) = make_uint2(te__fp8_word(v, t == TE_e4m3), te__fp8_word(v + 4, t == TE_e4m3));
+        return;
+    }
     *(uint4 *)((uint16_t *)p + i) = make_uint4(te_pair_of_floats(v[0], v[1], t), te_pair_of_floats(v[2], v[3], t),
-        te_pair_of_floats(v[4], v[5], t),
-                                               te_pair_of_floats(v[6], v[7], t));
+                                               te_pair_of_floats(v[4], v[5], t), te_pair_of_floats(v[6], v[7], t));
 #else
     for (int k = 0; k < 8; k++) te_store(p, i + k, v[k], t);
 #endif
@@ -258,7 +286,8 @@ TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, t
 /* The same, and v becomes what was stored. */
 TE_FN void te_store8_rounded(void *p, int64_t i, float v[8], int n, int aligned, te_dtype t) {
 #if TE_CUDA
-    if (aligned && t != TE_f32) { /* in pairs: floats one by one go through a unit that takes eight times as long */
+    /* in pairs: floats one by one go through a unit that takes eight times as long */
+    if (aligned && te_dtype_bytes(t) == 2) {
         te_vec8 e;
         TE_UNROLL for (int k = 0; k < 4; k++) e.w[k] = te_pair_of_floats(v[2 * k], v[2 * k + 1], t);
         *(uint4 *)((uint16_t *)p + i) = make_uint4(e.w[0], e.w[1], e.w[2], e.w[3]);

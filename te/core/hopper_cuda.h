@@ -62,9 +62,9 @@ TE_FN void te__store_matrix(uint32_t to, const uint32_t w[4]) {
 #define TE__D4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define TE__D16(i) TE__D4(i), TE__D4((i) + 4), TE__D4((i) + 8), TE__D4((i) + 12)
 #define TE__D64(i) TE__D16(i), TE__D16((i) + 16), TE__D16((i) + 32), TE__D16((i) + 48)
-#define TE__WGMMA(type, tb)                                                                                   \
+#define TE__WGMMA(shape, turned)                                                                                   \
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"                                                \
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " "                                 \
+                 "wgmma.mma_async.sync.aligned.m64n256" shape " "                                                 \
                  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                        \
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "               \
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "               \
@@ -73,15 +73,22 @@ TE_FN void te__store_matrix(uint32_t to, const uint32_t w[4]) {
                  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "               \
                  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "   \
                  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, " \
-                 "%128, %129, add, 1, 1, 0, " #tb ";\n}"                                                    \
+                 "%128, %129, add, 1, 1" turned ";\n}"                                                           \
                  : TE__D64(0), TE__D64(64)                                                                        \
                  : "l"(a), "l"(b), "r"(add))
 /* D[64, 256] (+)= A[64, 16] B[16, 256], by a warpgroup; a and b say where A and B lie. across: B is stored [k, n]. */
 TE_FN void te__wgmma(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype, const int across) {
-    if (dtype == TE_bf16 && !across) TE__WGMMA("bf16", 0);
-    else if (dtype == TE_bf16) TE__WGMMA("bf16", 1);
-    else if (!across) TE__WGMMA("f16", 0);
-    else TE__WGMMA("f16", 1);
+    if (dtype == TE_bf16 && !across) TE__WGMMA("k16.f32.bf16.bf16", ", 0, 0");
+    else if (dtype == TE_bf16) TE__WGMMA("k16.f32.bf16.bf16", ", 0, 1");
+    else if (!across) TE__WGMMA("k16.f32.f16.f16", ", 0, 0");
+    else TE__WGMMA("k16.f32.f16.f16", ", 0, 1");
+}
+/* D[64, 256] (+)= A[64, 32] B[256, 32]^T of FP8. */
+TE_FN void te__wgmma_fp8(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype_a,
+                         const te_dtype dtype_b) {
+    if (dtype_a == TE_e4m3 && dtype_b == TE_e4m3) TE__WGMMA("k32.f32.e4m3.e4m3", "");
+    else if (dtype_a == TE_e4m3) TE__WGMMA("k32.f32.e4m3.e5m2", "");
+    else TE__WGMMA("k32.f32.e5m2.e4m3", "");
 }
 TE_FN void te__wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TE_FN void te__wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

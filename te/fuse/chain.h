@@ -11,16 +11,26 @@
 #ifndef TE_FUSE_CHAIN_H
 #define TE_FUSE_CHAIN_H
 
+#include "../core/amax.h"   /* te_amax_bits */
 #include "../core/target.h" /* te_rng_args, te_block */
 #include "../ops/map.h"     /* te_stage, te_place */
 #include "../ops/norm.h"    /* te_norm_options */
 
 typedef struct te_smem16 { uint32_t w[4]; } __attribute__((aligned(16))) te_smem16; /* 16 bytes of shared memory */
 
+/* y in FP8 for a product that reads it so; y null: not stored. All of it target memory. */
+typedef struct te_chain_fp8 {
+    void *y;            /* [rows, out], e4m3, in backward e5m2 */
+    const float *scale; /* what it is multiplied by */
+    float *amax;        /* raised to the largest |y|; null: not wanted */
+    float *inverse;     /* gets 1 / scale; null: not wanted */
+} te_chain_fp8;
+
 /* The arguments of a kernel. */
 typedef struct te_chain {
     const void *x; /* [rows, in] */
     void *y;       /* [rows, out]; null: not stored */
+    te_chain_fp8 fp8;
     int64_t rows;
     te_stage op[TE_MAX_ROW];
     int half; /* te_chain_shape.half, for kernels that do not have it as a constant */
@@ -50,6 +60,7 @@ typedef struct te_chain_shape {
     int lanes, chunks, groups; /* lanes a row, 8-vectors a lane, rows a block at a time */
     int resident;              /* blocks on a multiprocessor */
     int stash;                 /* bytes of shared memory for gamma, 0: none */
+    int fp8;                   /* the list names a recipe: y may be stored in FP8 */
 } te_chain_shape;
 
 /* Rows that a lane of a map loads at once: so many at most, and here; and blocks beside each other that share a row. */
@@ -149,6 +160,30 @@ TE_FN void te_load_lane(te_lane *l, const void *x, const te_chain_shape k, int64
 TE_FN void te_store_lane(const te_lane *l, void *y, const te_chain_shape k) {
     te_store8(y, te_index(l->at), l->v, l->at.n, l->at.aligned, k.out);
     if (k.out_halves == 2) te_store8(y, te_index(te_second_half(l->at)), l->g, l->at.n, l->at.aligned, k.out);
+}
+/* Eight elements of y in FP8. *most: the bits of the largest |y| so far. */
+TE_FN void te__chain_store_fp8(const te_chain *c, const float v[8], te_place at, const te_chain_shape k,
+                               uint32_t *most) {
+    const float scale = *c->fp8.scale;
+    float w[8];
+    TE_UNROLL for (int i = 0; i < 8; i++) {
+        w[i] = v[i] * scale;
+        if (i < at.n) *most = te_amax_bits(v[i]) > *most ? te_amax_bits(v[i]) : *most;
+    }
+    te_store8(c->fp8.y, te_index(at), w, at.n, at.aligned, k.backward ? TE_e5m2 : TE_e4m3);
+}
+/* What the chain gives, in whichever formats it is wanted. */
+TE_FN void te_chain_store(const te_chain *c, const te_lane *l, const te_chain_shape k, uint32_t *most) {
+    if (c->y) te_store_lane(l, c->y, k);
+    if (!k.fp8 || !c->fp8.y) return;
+    te__chain_store_fp8(c, l->v, l->at, k, most);
+    if (k.out_halves == 2) te__chain_store_fp8(c, l->g, te_second_half(l->at), k, most);
+}
+/* At the end of a kernel: its largest |y|. `whole`: all lanes of the block. */
+TE_FN void te_chain_leave_amax(const te_chain *c, const te_chain_shape k, te_block b, te_lanes whole, uint32_t most) {
+    if (!k.fp8 || !c->fp8.y) return;
+    if (c->fp8.amax) te_amax_raise(c->fp8.amax, most, whole);
+    if (c->fp8.inverse && b.x == 0 && whole.id == 0) *c->fp8.inverse = 1.0f / *c->fp8.scale;
 }
 
 #endif

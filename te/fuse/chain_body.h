@@ -28,7 +28,8 @@ TE_FN void te_chain_leave_sums(const te_chain *c, const te_chain_shape k, te_lan
 /* sums: [TE_SUM_SLOTS][chunks][8]; rows: [5][chunks], what te_norm_registers points to; stash: k.stash bytes. */
 TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, const te_chain_shape k, float *sums,
                          te_vec8 *rows, te_smem16 *stash) {
-    int group;
+    int group, one;
+    uint32_t most = 0;
     te_lanes g = te_lanes_here(k.lanes, &group);
     const int summing = k.sums >= 0 || (k.backward && k.norm >= 0), beside = te_map_is_beside(k);
     const int tiles = te_chain_tiles(k), tile = b.x % tiles * k.chunks * k.lanes,
@@ -37,15 +38,16 @@ TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, con
     const int64_t step = beside ? k.groups : (int64_t)(b.nx / tiles) * k.groups;
     if (!k.backward && c->take.taken && b.x == 0 && group == 0 && g.id == 0) te_rng_take_body(&c->take);
     if (summing) TE_UNROLL for (int i = 0; i < TE_SUM_SLOTS * 8 * k.chunks; i++) sums[i] = 0;
-    if (k.norm < 0) te_map_body(c, stages, k, g, tile, first, step, sums);
+    if (k.norm < 0) te_map_body(c, stages, k, g, tile, first, step, sums, &most);
     else if (!k.backward)
-        for (int64_t row = first; row < c->rows; row += step) te_norm_forward(c, stages, k, row, &g, rows);
+        for (int64_t row = first; row < c->rows; row += step) te_norm_forward(c, stages, k, row, &g, rows, &most);
     else {
-        const te_norm_registers m = {rows + 2 * k.chunks, rows + 3 * k.chunks, rows,
-                                     rows + k.chunks,     rows + 4 * k.chunks, stash};
+        const te_norm_registers m = {rows + 2 * k.chunks, rows + 3 * k.chunks, rows, rows + k.chunks,
+                                     rows + 4 * k.chunks, &most, stash};
         te_norm_backward_rows(c, stages, k, &g, first, step, &m, sums);
     }
     if (summing) te_chain_leave_sums(c, k, g, group, tile, block, sums);
+    te_chain_leave_amax(c, k, b, te_lanes_here(k.lanes * k.groups, &one), most);
 }
 
 #endif

@@ -12,6 +12,7 @@ typedef struct te_norm_registers {
     te_vec8 *dy, *x;           /* [chunks] of the row at hand */
     te_vec8 *next_dy, *next_x; /* of the one that is being loaded */
     te_vec8 *gamma;            /* where there is no shared memory for it */
+    uint32_t *most;            /* see te_chain_store */
     te_smem16 *stash;          /* gamma in shared memory, where k.stash says so: the sums need the registers */
 } te_norm_registers;
 
@@ -102,7 +103,7 @@ TE_FN void te_norm_backward(const te_chain *c, te_stages_fn stages, const te_cha
         }
         stages(&l, c, 1, TE_MAX_ROW);
         TE_UNROLL for (int j = 0; j < 8; j++) sums[8 * i + j] = l.sum[j];
-        if (c->y) te_store_lane(&l, c->y, k);
+        te_chain_store(c, &l, k, m->most);
     }
 }
 

@@ -15,6 +15,22 @@ TE_API void te__stage_of(te_stage *st, te_run *r, int i) {
     st->stats = r->stats[i], st->rng = r->rng, st->id = (uint32_t)i;
 }
 
+/* ---- results in FP8 ---------------------------------------------------------------------------------------------- */
+
+/* Let the kernel store v, the operand of product i, in FP8: at `at`, or in the workspace. v becomes that. */
+TE_API te_status te__chain_in_fp8(te_value *v, te_run *r, te_chain *c, int i, void *at) {
+    const te_fp8_product *f = &r->param[i]->fp8;
+    const int backward = r->pass == TE_BACKWARD, index = backward ? f->dy : f->x;
+    const te_rows rows = backward ? r->plan->op[i].out_rows : r->plan->op[i].in_rows;
+    if (at) *v = te_value_of(at, TE_e4m3, te_rows_in(r, rows), v->cols);
+    else TE_TRY(te_acquire(r, v, rows, v->cols, backward ? TE_e5m2 : TE_e4m3));
+    c->fp8.y = v->p;
+    if (!f->scales) return TE_OK; /* sizing only */
+    c->fp8.scale = f->scales->scale + index, c->fp8.amax = r->pass == TE_INFER ? 0 : f->scales->amax + index;
+    c->fp8.inverse = r->pass == TE_FORWARD ? te_kept_of(r, i).inverse : 0;
+    return TE_OK;
+}
+
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
 
 /* The ops of `s` from `skip` on, of x; `applied` of them were done by the matrix product before (a bias). The walk's
@@ -51,10 +67,15 @@ TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int ap
             continue;
         }
         const int forked = j + 1 < s->count && (plan->op[s->op[j + 1]].flags & TE_IS_FORK);
-        if (j == last) {
+        const int for_product = j == s->count - 1 && !te_last_step(r, s) && te_is_stored_in_fp8(r, i + 1);
+        if (j == last && for_product && !(r->pass == TE_FORWARD && te_in_memory(r, i))) {
+            v = te_value_of(0, op->out_dtype, te_rows_in(r, op->out_rows), op->out);
+            TE_TRY(te__chain_in_fp8(&v, r, c, i + 1, te_kept_of(r, i + 1).x));
+            *work = 1;
+        } else if (j == last) {
             TE_TRY(te_output(&v, r, s, i));
             c->y = v.p, *work = 1;
-        } else if (r->pass == TE_FORWARD ? te_in_memory(plan, i) : forked) {
+        } else if (r->pass == TE_FORWARD ? te_in_memory(r, i) : forked) {
             v = te_output_of(r, i);
             if (r->pass != TE_FORWARD || !v.p) TE_TRY(te_acquire(r, &v, op->out_rows, op->out, op->out_dtype));
             st->out = v.p;
@@ -118,7 +139,11 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int b
         *work |= op->params > 0;
     }
     const int to_dx = te_last_step(r, s) && r->dx.p && stored.p != r->dx.p;
-    if (changed || to_dx || stored.dtype != plan->op[end].in_dtype) {
+    if (changed && !te_last_step(r, s) && end > 0 && te_is_stored_in_fp8(r, end - 1)) {
+        stored.cols = plan->op[end].in;
+        TE_TRY(te__chain_in_fp8(&stored, r, c, end - 1, 0));
+        *work = 1;
+    } else if (changed || to_dx || stored.dtype != plan->op[end].in_dtype) {
         TE_TRY(te_gradient(&stored, r, s, end));
         c->y = stored.p, *work |= c->y != 0;
     }

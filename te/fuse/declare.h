@@ -27,9 +27,12 @@
 #define TE_LIST_OF_TOKEN(dtype) (list, dtype)
 #define TE_OP_list (list, list)
 #define TE_SHAPES_list(op) (0)
+/* `yes` if it names a recipe. */
+#define TE__IF_RECIPE(of, yes, no) TE_IF_TUPLE(TE_OPTION(of, recipe, ()), no, yes)
 #define TE_TAKES_list_in TE_TOKEN
 #define TE_TAKES_list_out TE_TOKEN
 #define TE_TAKES_list_residual TE_TOKEN
+#define TE_TAKES_list_recipe TE_TOKEN
 
 /* ---- declarations ----------------------------------------------------------------------------------------------- */
 
@@ -67,6 +70,8 @@
     enum {                                                                                                         \
         name##_dtype = (int)TE_DTYPE_OF(TE_NAME(of)),                                                              \
         name##_residual_dtype = (int)TE_DTYPE_OPTION(of, residual, (int)name##_dtype),                             \
+        name##_names_recipe = TE__IF_RECIPE(of, 1, 0),                                                             \
+        name##_recipe = (int)TE_RECIPE_OPTION(of, TE_RECIPE_none),                                                 \
         name##_out_option = (int)TE_DTYPE_OPTION(of, out, -1),                                                     \
         name##_first_wants = TE_FOR(TE__FIRST_WANTS, links) 0,                                                     \
         name##_begin_begin_dtype = (int)TE_DTYPE_OPTION(of, in, (int)name##_first_wants),                          \
@@ -75,6 +80,8 @@
         name##_last_dtype = TE_FOR(TE__LAST_DTYPE, links) 0,                                                       \
         name##_out_dtype = (int)name##_out_option >= 0 ? (int)name##_out_option : (int)name##_last_dtype           \
     };                                                                                                             \
+    static_assert((int)name##_dtype < (int)TE_e4m3,                                                                \
+                  "te: " #name ": a list is f32, bf16 or f16; FP8 is a recipe, (bf16, (recipe, fp8_delayed))");    \
     static_assert((int)name##_residual_dtype == (int)name##_dtype || (int)name##_residual_dtype == (int)TE_f32,        \
                   "te: " #name ": the residual stream has the list's dtype or f32");                                   \
     static_assert(TE_IS_WIDTH(name, (int)name##_begin_begin_out),                                                      \

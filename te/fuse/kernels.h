@@ -108,7 +108,8 @@ TE_BOTH te_chain_shape te_no_shape(void) {
         name##_readers = 0 TE_ROW(TE__READS, (name, model, dtype, pass), __VA_ARGS__),                               \
         name##_reads = TE__FIRST_OF(name##_readers),                                                                 \
         name##_kept = 0 TE_ROW(TE__KEPT_AT, ~, __VA_ARGS__),                                                         \
-        name##_outputs = 0 TE_ROW(TE__OUTPUT_AT, ~, __VA_ARGS__)                                                     \
+        name##_outputs = 0 TE_ROW(TE__OUTPUT_AT, ~, __VA_ARGS__),                                                    \
+        name##_fp8_wanted = (int)model##_names_recipe                                                                \
     };                                                                                                               \
     static_assert(name##_is_backward || !(name##_outputs * 2 & name##_kept),                                         \
                   "te: " #name ": an (output, ..) in a row comes before an op that keeps what it reads");            \
@@ -250,7 +251,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
                                   name##_sums, name##_sum_halves, name##_is_backward, name##_draws, name##_reads,    \
                                       kernel##_lanes,                                                                \
                                       kernel##_chunks,                                                               \
-                                  kernel##_groups, kernel##_resident, kernel##_stash};                               \
+                                  kernel##_groups, kernel##_resident, kernel##_stash, name##_fp8_wanted};            \
         (void)half;                                                                                                  \
         return at(k);                                                                                                \
     }                                                                                                                \

@@ -105,7 +105,7 @@ TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_ste
     if (strlen(s->row) >= sizeof c->row) return 0;
     memcpy(c->row, s->row, strlen(s->row));
     c->m = g->m, c->n = g->n, c->k = g->k, c->dtype = g->dtype, c->training = r->pass == TE_FORWARD;
-    for (int j = 1; j < s->count; j++) c->kept |= (unsigned)(te_in_memory(r->plan, s->op[j]) != 0) << j;
+    for (int j = 1; j < s->count; j++) c->kept |= (unsigned)(te_in_memory(r, s->op[j]) != 0) << j;
     return 1;
 }
 /* Time what can be done of the step beside its default. */
@@ -129,11 +129,12 @@ TE_API te_status te__linear_race(te_gemm_choice *c, te_split otherwise, int can_
 TE_API te_status te__linear_choose(te_gemm *g, te_split *split, int *taken, te_run *r, const te_step *s,
                                    const te__linear_kernels *kernels) {
     const te_gemm bare = *g;
-    const int can_own = s->count > 1 && te_gemm_can_row(kernels->whole, g, r->ctx);
+    const int can_own = s->count > 1 && !te_gemm_is_fp8(g) && te_gemm_can_row(kernels->whole, g, r->ctx);
     int way = can_own && te_gemm_is_own_row(kernels->whole, g, r->ctx) ? TE_SPLIT_OWN : TE_SPLIT_WHOLE;
     te_gemm_choice c;
     while ((*taken = te__linear_take(g, r, s, (te_split)way)) < 0) way--;
     *split = (te_split)way;
+    if (te_gemm_is_fp8(g)) return TE_OK; /* its operands are made by this step: nothing to race on */
     if (s->count < 2 || !te__gemm_chooses(r->ctx) || !te__linear_choice_of(&c, r, s, &bare)) return TE_OK;
     const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);
     if (!found && r->dry && te__gemm_may_time(r->ctx)) { /* in the dry walk: both walks then do the same */

@@ -16,16 +16,21 @@ typedef struct te__linear_kernels {
     te_product_kernels *whole, *bare;
 } te__linear_kernels;
 
-/* Run the product, on the host with scratch from the workspace. bare: for products that are not a weight's gradient. */
-TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_product_kernels *bare) {
+/* Which of a product's sizes is the number of rows of the call. */
+typedef enum te_rows_of_product { TE_ROWS_OF_m, TE_ROWS_OF_k } te_rows_of_product;
+
+/* Run the product, on the host with scratch from the workspace. bare: the library's kernels for it; null: none. */
+TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows, te_product_kernels *bare) {
     te_gemm room = *g; /* a product of as many rows as the workspace is sized for */
-    *(g->trans_a ? &room.k : &room.m) = te_room_rows(r);
+    *(rows == TE_ROWS_OF_k ? &room.k : &room.m) = te_room_rows(r);
     const size_t bytes = te_gemm_scratch(&room) * sizeof(float);
     void *scratch = 0;
     if (bytes) TE_TRY(te_scratch(r, &scratch, bytes));
-    if (te_gemm_is_bare(bare, g, r->ctx)) return r->dry ? TE_OK : te_bare_run(bare, g, r->ctx);
+    if (r->dry) TE_TRY(te_gemm_check(g, r->plan->name, r->ctx));
+    if (!te_gemm_is_fp8(g) && te_gemm_is_bare(bare, g, r->ctx)) return r->dry ? TE_OK : te_bare_run(bare, g, r->ctx);
     g->scratch = (float *)scratch;
-    return r->dry ? TE_OK : te_gemm_run(g, r->ctx);
+    if (r->dry) return TE_OK;
+    return te_gemm_is_fp8(g) ? r->plan->fp8->product(g, r->ctx) : te_gemm_run(g, r->ctx);
 }
 
 /* ---- how a row is split into the product and the kernel behind it ------------------------------------------------ */
@@ -54,7 +59,7 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split spl
     if (split == TE_SPLIT_BIAS) {
         /* worth it only for a bias whose result backward needs: the product writes it, and the kernel after it reads
          * it */
-        const int kept = rest >= 2 && r->pass == TE_FORWARD && te_in_memory(r->plan, s->op[1]);
+        const int kept = rest >= 2 && r->pass == TE_FORWARD && te_in_memory(r, s->op[1]);
         if (!kept || !te__linear_has(r, s, 1, TE_EPILOGUE_OF_BIAS)) return -1;
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[1]]->data;
         return te_gemm_supports(g, r->ctx) ? 1 : -1;
@@ -77,7 +82,7 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split spl
 TE_API te_status te__linear_own(te_run *r, const te_step *s, const te__linear_kernels *kernels, const te_gemm *g) {
     const int i = s->op[0];
     te_value product = te_output_of(r, i);
-    if (r->pass != TE_FORWARD || !te_in_memory(r->plan, i)) product.p = 0;
+    if (r->pass != TE_FORWARD || !te_in_memory(r, i)) product.p = 0;
     return te_product_step(r, s, kernels->whole, g, kernels->shape, product);
 }
 /* The product takes all of the row along. */
@@ -93,7 +98,7 @@ TE_API te_status te__linear_whole(te_run *r, const te_step *s, const te__linear_
         g->c = c.p;
         te_set_edge(r, op->edge, te_no_value());
     }
-    TE_TRY(te__linear_gemm(r, g, kernels->bare));
+    TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->bare));
     TE_TRY(te_after_as(&y, &made, r));
     te_set_now(r, y);
     return TE_OK;
@@ -102,7 +107,7 @@ TE_API te_status te__linear_whole(te_run *r, const te_step *s, const te__linear_
 TE_API te_status te__linear_part(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g, int taken,
                                  te_value product) {
     g->d = product.p;
-    TE_TRY(te__linear_gemm(r, g, kernels->bare));
+    TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->bare));
     return te_chain_step(r, s, 1, taken, product, kernels->launch, kernels->shape);
 }
 /* Run the forward step as it was chosen to be split. */
@@ -112,10 +117,10 @@ TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_
     const int part = split != TE_SPLIT_OWN && taken < s->count - 1;
     te_value product = te_output_of(r, s->op[taken]), middle;
     /* Room for the product by itself, whatever the split: the number of rows and what is timed decide which it is. */
-    if (s->count > 1 && (r->pass != TE_FORWARD || !te_in_memory(r->plan, s->op[0])))
+    if (s->count > 1 && (r->pass != TE_FORWARD || !te_in_memory(r, s->op[0])))
         TE_TRY(te_acquire(r, &middle, linear->out_rows, linear->out, linear->out_dtype));
     else middle = te_no_value();
-    if (r->pass != TE_FORWARD || !te_in_memory(r->plan, s->op[taken]) || !product.p)
+    if (r->pass != TE_FORWARD || !te_in_memory(r, s->op[taken]) || !product.p)
         product.p = middle.p, product.block = middle.block;
     if (split == TE_SPLIT_OWN) return te__linear_own(r, s, kernels, g);
     return part ? te__linear_part(r, s, kernels, g, taken, product) : te__linear_whole(r, s, kernels, g);

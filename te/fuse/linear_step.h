@@ -3,6 +3,7 @@
 #define TE_FUSE_LINEAR_STEP_H
 
 #include "linear_choose.h" /* te__linear_choose, te__linear_split */
+#include "linear_fp8.h"    /* te__fp8_forward */
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
@@ -12,31 +13,30 @@ TE_API te_status te__linear_forward(te_run *r, const te_step *s, const te__linea
     int taken = 0;
     te_value x = r->now;
     te_gemm g = te_gemm_of(x.rows, op->out, op->in);
-    TE_TRY(te_as(&x, r, r->plan->dtype));
-    g.a = x.p, g.b = r->param[s->op[0]]->data, g.trans_b = 1, g.dtype = r->plan->dtype;
-    g.out = op->out_dtype == TE_f32 ? TE_f32 : g.dtype;
+    g.dtype = r->plan->dtype, g.out = op->out_dtype == TE_f32 ? TE_f32 : g.dtype;
+    if (te_is_in_fp8(r, s->op[0])) TE_TRY(te__fp8_forward(&g, r, s->op[0], x));
+    else {
+        TE_TRY(te_as(&x, r, r->plan->dtype));
+        g.a = x.p, g.b = r->param[s->op[0]]->data, g.trans_b = 1;
+    }
     TE_TRY(te__linear_choose(&g, &split, &taken, r, s, kernels));
     return te__linear_split(r, s, kernels, &g, split, taken);
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* dweight[out, in] (+)= dy^T x, in f32. dy has the model's format. */
-TE_API te_status te__linear_wgrad(te_run *r, const te_step *s, te_value dy) {
-    const int i = s->op[0];
-    const te_op *op = &r->plan->op[i];
-    te_param *p = r->param[i];
+/* dweight[out, in] (+)= dy^T x, in f32; dy and x have the list's format. */
+TE_API te_status te__linear_wgrad_of(te_gemm *w, te_run *r, int i, te_value dy) {
     te_value x = te_input_of(r, i);
-    te_gemm w = te_gemm_of(op->out, op->in, dy.rows);
     TE_TRY(te_as(&x, r, r->plan->dtype));
-    w.a = dy.p, w.trans_a = 1, w.b = x.p, w.dtype = r->plan->dtype, w.out = TE_f32;
-    w.c = w.d = p->grad, w.beta = te_accumulates(r, p) ? 1.0f : 0.0f;
-    return te__linear_gemm(r, &w, 0);
+    w->a = dy.p, w->trans_a = 1, w->b = x.p;
+    return TE_OK;
 }
 /* dx = dy weight, and the chain of the ops before. */
 TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const te_op *op = &r->plan->op[s->op[0]];
-    const int own = te_gemm_is_own_row(kernels->whole, x, r->ctx) && op->in_dtype == r->plan->dtype;
+    const int own = !te_gemm_is_fp8(x) && te_gemm_is_own_row(kernels->whole, x, r->ctx) &&
+                    op->in_dtype == r->plan->dtype;
     te_value dx = te_value_of(0, op->in_dtype, x->m, op->in);
     /* one kernel for both stores no dx; there is room for two, which a smaller batch may take */
     TE_TRY(te_acquire(r, &dx, op->in_rows, op->in, op->in_dtype));
@@ -45,7 +45,7 @@ TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__lin
     te_value made;
     TE_TRY(te_before_as(&made, &dx, r, x->out));
     x->d = made.p;
-    TE_TRY(te__linear_gemm(r, x, kernels->bare));
+    TE_TRY(te__linear_gemm(r, x, TE_ROWS_OF_m, kernels->bare));
     TE_TRY(te_after_as(&dx, &made, r));
     return te_chain_step(r, s, 1, 0, dx, kernels->launch, kernels->shape);
 }
@@ -62,7 +62,7 @@ TE_API te_status te__linear_dgrad(te_run *r, const te_step *s, const te__linear_
             TE_TRY(te_as(&edge, r, x->out));
             x->c = edge.p, x->beta = 1.0f;
         }
-        TE_TRY(te__linear_gemm(r, x, kernels->bare));
+        TE_TRY(te__linear_gemm(r, x, TE_ROWS_OF_m, kernels->bare));
         TE_TRY(te_after_as(&dx, &made, r));
     }
     if (s->count > 1) te_set_edge(r, last, te_no_value());
@@ -70,13 +70,20 @@ TE_API te_status te__linear_dgrad(te_run *r, const te_step *s, const te__linear_
     return TE_OK;
 }
 TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__linear_kernels *kernels) {
-    const te_op *op = &r->plan->op[s->op[0]];
+    const int i = s->op[0];
+    const te_op *op = &r->plan->op[i];
+    te_param *p = r->param[i];
     te_value dy = r->now;
-    te_gemm x = te_gemm_of(dy.rows, op->in, op->out);
-    TE_TRY(te_as(&dy, r, r->plan->dtype));
-    TE_TRY(te__linear_wgrad(r, s, dy));
-    x.a = dy.p, x.b = r->param[s->op[0]]->data, x.dtype = r->plan->dtype;
-    x.out = op->in_dtype == TE_f32 ? TE_f32 : x.dtype;
+    te_gemm w = te_gemm_of(op->out, op->in, dy.rows), x = te_gemm_of(dy.rows, op->in, op->out);
+    w.dtype = x.dtype = r->plan->dtype, w.out = TE_f32, x.out = op->in_dtype == TE_f32 ? TE_f32 : x.dtype;
+    w.c = w.d = p->grad, w.beta = te_accumulates(r, p) ? 1.0f : 0.0f;
+    if (te_is_in_fp8(r, i)) TE_TRY(te__fp8_backward(&w, &x, r, i, dy));
+    else {
+        TE_TRY(te_as(&dy, r, r->plan->dtype));
+        TE_TRY(te__linear_wgrad_of(&w, r, i, dy));
+        x.a = dy.p, x.b = p->data;
+    }
+    TE_TRY(te__linear_gemm(r, &w, TE_ROWS_OF_k, 0));
     return kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x);
 }
 

@@ -94,14 +94,18 @@
 #define TE__DEFINE(...)      TE__DEFINE1(fixed, __VA_ARGS__)
 #define TE__DEFINE_DIMS(...) TE__DEFINE1(dims, __VA_ARGS__)
 #define TE__DEFINE1(widths, link, rows, rows_b, name, dtype, ...) \
-    TE__DEFINE2(widths, link, rows, rows_b, name, TE_NAME(TE_LIST_OF(dtype)), __VA_ARGS__)
+    TE__DEFINE2(widths, link, rows, rows_b, name, TE_LIST_OF(dtype), TE_NAME(TE_LIST_OF(dtype)), __VA_ARGS__)
 #define TE__DEFINE2(...) TE__DEFINE3(__VA_ARGS__)
-#define TE__DEFINE3(widths, link, rows, rows_b, name, dtype, cut, marks, ...)                                        \
-    TE__DEFINE4(widths, link, name, dtype, TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__),                            \
+#define TE__DEFINE3(widths, link, rows, rows_b, name, of, dtype, cut, marks, ...)                                    \
+    TE__IF_RECIPE(of, TE_FP8_OPS, TE_NOTHING)(name, dtype)                                                           \
+    TE__DEFINE4(widths, TE__IF_RECIPE(of, TE__FP8_OPS_OF, TE__NO_FP8_OPS)(name), link, name, dtype,                  \
+                TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__),                                                       \
                 TE_PLAN(rows, (widths, name, dtype, forward, forward), TE_UNWRAP(cut)),                              \
                 TE_PLAN(rows, (widths, name, dtype, forward, infer), TE_INFERENCE(__VA_ARGS__)),                     \
                 TE_PLAN(rows_b, (widths, name, dtype, backward, backward), TE_REVERSE(__VA_ARGS__)))
-#define TE__DEFINE4(widths, link, name, dtype, marks, links, forward, infer, backward)                                 \
+#define TE__FP8_OPS_OF(name) &name##_fp8
+#define TE__NO_FP8_OPS(name) 0
+#define TE__DEFINE4(widths, fp8, link, name, dtype, marks, links, forward, infer, backward)                            \
     enum {                                                                                                             \
         name##_forward_steps = 0 TE_FOR(TE__COUNT, forward),                                                           \
         name##_infer_steps = 0 TE_FOR(TE__COUNT, infer),                                                               \
@@ -120,7 +124,7 @@
                                      name##_begin_begin_out, TE_FOR(TE__LAST_WIDTH, links) 0, name##_op_count,         \
                                      name##_forward_steps, name##_infer_steps, name##_backward_steps, ops, forward_,   \
                                      infer_, backward_, (int)(sizeof spans / sizeof spans[0]) - 1, spans,              \
-                                         name##_takes_dims};                                                           \
+                                         name##_takes_dims, fp8};                                                      \
         return &plan;                                                                                                  \
     }                                                                                                                  \
     link te_status name##_context_create(te_context *ctx, int device, uint64_t seed)                                   \
@@ -168,7 +172,8 @@
     {TE_STRING(TE_KIND(op)), TE_STRING(TE_NAME(op)), TE_JOIN1(TE_CLASS_, TE_CLASS(op)), TE_WIDTH_IN(model, op), \
      TE_WIDTH_OUT(model, op), (te_dtype)TE_DTYPE_IN(model, op), (te_dtype)TE_DTYPE_OUT(model, op),              \
      (te_rows)TE_ROWS_IN(model, op), (te_rows)TE_ROWS_OUT(model, op), (te_dtype)TE_EDGE_DTYPE(model, op),       \
-     TE_FLAGS(op), TE_STATS(op), TE_EDGE_INDEX(model, op), &TE__OPTIONS_NAME(model, op),                        \
+     TE_FLAGS(op), (te_recipe)TE_RECIPE(model, op), TE_STATS(op), TE_EDGE_INDEX(model, op),                     \
+     &TE__OPTIONS_NAME(model, op),                                                                              \
      (int)sizeof TE__OPTIONS_NAME(model, op),                                                                   \
      0 TE__PARAMS(TE__PLUS_ONE, TE_PARAMS(op, TE_WIDTH_IN(model, op), TE_WIDTH_OUT(model, op))),                \
      {TE__PARAMS(TE__PARAM_INFO, TE_PARAMS(op, TE_WIDTH_IN(model, op), TE_WIDTH_OUT(model, op)))                \

@@ -21,6 +21,7 @@ typedef struct te__gemm_plan {
     te__gemm_key key;
     int found, timed; /* timed: 1, or -1 if it could not be */
     const void *bias, *aux; /* that the descriptor points to */
+    const float *a_inverse, *b_inverse;
     cublasLtMatmulAlgo_t algo;
     cublasLtMatmulDescOpaque_t operation;
     cublasLtMatrixLayoutOpaque_t a, b, d;
@@ -83,7 +84,8 @@ TE_API te__gemm_state *te__gemm_state_of(te_context *ctx) {
 }
 
 TE_API cudaDataType te__cuda_type(te_dtype t) {
-    return t == TE_f32 ? CUDA_R_32F : t == TE_bf16 ? CUDA_R_16BF : CUDA_R_16F;
+    static const cudaDataType types[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_16F, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2};
+    return types[t];
 }
 
 /* ---- the plans --------------------------------------------------------------------------------------------------- */
@@ -91,7 +93,11 @@ TE_API cudaDataType te__cuda_type(te_dtype t) {
 TE_API void te__gemm_set(te__gemm_plan *p, cublasLtMatmulDescAttributes_t attribute, const void *value, size_t bytes) {
     (void)cublasLtMatmulDescSetAttribute(&p->operation, attribute, value, bytes);
 }
-/* The one thing in a descriptor that changes from call to call. */
+/* What changes in a descriptor from call to call. A is cuBLASLt's B, and B its A. */
+TE_API void te__gemm_scale(te__gemm_plan *p, const float *a, const float *b) {
+    if (a != p->a_inverse) te__gemm_set(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a, sizeof a), p->a_inverse = a;
+    if (b != p->b_inverse) te__gemm_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b, sizeof b), p->b_inverse = b;
+}
 TE_API void te__gemm_point(te__gemm_plan *p, const void *bias, const void *aux) {
     if (p->product.epilogue == TE_EPILOGUE_NONE) return;
     if (bias != p->bias) te__gemm_set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias), p->bias = bias;
@@ -105,6 +111,7 @@ TE_API void te__gemm_describe(te__gemm_plan *p) {
                                                    CUBLASLT_EPILOGUE_GELU_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS};
     const te_gemm_tuned *g = &p->product;
     const cudaDataType in = te__cuda_type(g->dtype), out = te__cuda_type(g->out);
+    const int8_t fast = (int8_t)g->fast;
     const cublasOperation_t ta = g->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, tb = g->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     (void)cublasLtMatmulDescInit(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     te__gemm_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta);
@@ -113,9 +120,10 @@ TE_API void te__gemm_describe(te__gemm_plan *p) {
     if (g->epilogue != TE_EPILOGUE_NONE) te__gemm_set(p, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &in, sizeof in);
     if (g->epilogue == TE_EPILOGUE_GELU_AUX_BIAS)
         te__gemm_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &g->n, sizeof g->n);
-    (void)cublasLtMatrixLayoutInit(&p->a, in, (uint64_t)(g->trans_b ? g->k : g->n),
+    if (fast) te__gemm_set(p, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
+    (void)cublasLtMatrixLayoutInit(&p->a, te__cuda_type(g->b), (uint64_t)(g->trans_b ? g->k : g->n),
                                    (uint64_t)(g->trans_b ? g->n : g->k), g->trans_b ? g->k : g->n);
-    (void)cublasLtMatrixLayoutInit(&p->b, in, (uint64_t)(g->trans_a ? g->m : g->k),
+    (void)cublasLtMatrixLayoutInit(&p->b, te__cuda_type(g->a), (uint64_t)(g->trans_a ? g->m : g->k),
                                    (uint64_t)(g->trans_a ? g->k : g->m), g->trans_a ? g->m : g->k);
     (void)cublasLtMatrixLayoutInit(&p->d, out, (uint64_t)g->n, (uint64_t)g->m, g->n);
 }
@@ -146,12 +154,12 @@ TE_API int te__gemm_ask(cublasLtMatmulHeuristicResult_t *result, int count, te__
     return status == CUBLAS_STATUS_SUCCESS ? n : 0;
 }
 
-TE_API te__gemm_key te__gemm_key_of(int64_t m, int64_t n, int64_t k, int trans_a, int trans_b, te_dtype dtype,
-                                    te_dtype out, te_epilogue e, int beta) {
+TE_API te__gemm_key te__gemm_key_of(const te_gemm_tuned *t) {
     te__gemm_key key;
-    key.word[0] = (uint64_t)m, key.word[1] = (uint64_t)n, key.word[2] = (uint64_t)k;
-    key.word[3] = (uint64_t)(trans_a != 0) | (uint64_t)(trans_b != 0) << 1 | (uint64_t)(beta != 0) << 2 |
-                  (uint64_t)dtype << 8 | (uint64_t)out << 16 | (uint64_t)e << 24;
+    key.word[0] = (uint64_t)t->m, key.word[1] = (uint64_t)t->n, key.word[2] = (uint64_t)t->k;
+    key.word[3] = (uint64_t)t->trans_a | (uint64_t)t->trans_b << 1 | (uint64_t)t->beta << 2 | (uint64_t)t->fast << 3 |
+                  (uint64_t)t->dtype << 8 | (uint64_t)t->out << 16 | (uint64_t)t->epilogue << 24 |
+                  (uint64_t)t->a << 32 | (uint64_t)t->b << 40;
     return key;
 }
 /* Where the plan with this key is, or would be. */
@@ -179,15 +187,10 @@ TE_API te__gemm_plan *te__gemm_new_plan(uint16_t *slot, const te__gemm_key *key,
 TE_API te__gemm_plan *te__gemm_find_plan(const te_gemm *g, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     if (!s) return 0;
-    const te__gemm_key key =
-        te__gemm_key_of(g->m, g->n, g->k, g->trans_a, g->trans_b, g->dtype, g->out, g->epilogue, g->beta != 0);
+    const te_gemm_tuned t = te__gemm_tuned_of(g);
+    const te__gemm_key key = te__gemm_key_of(&t);
     uint16_t *slot = te__gemm_slot(&key, s);
     if (*slot) return &s->plan[*slot - 1];
-    te_gemm_tuned t;
-    memset(&t, 0, sizeof t);
-    t.m = g->m, t.n = g->n, t.k = g->k, t.trans_a = g->trans_a != 0, t.trans_b = g->trans_b != 0, t.dtype = g->dtype,
-    t.out = g->out;
-    t.epilogue = g->epilogue, t.beta = g->beta != 0;
     te__gemm_plan *p = te__gemm_new_plan(slot, &key, &t, s);
     cublasLtMatmulHeuristicResult_t result;
     if (p && te__gemm_ask(&result, 1, p, s)) p->found = 1, p->algo = result.algo;
@@ -198,8 +201,8 @@ TE_API te__gemm_plan *te__gemm_find_plan(const te_gemm *g, te_context *ctx) {
 TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     if (!s) return 0;
-    const te__gemm_key key =
-        te__gemm_key_of(g->m, g->n, g->k, g->trans_a, g->trans_b, g->dtype, g->out, g->epilogue, g->beta != 0);
+    const te_gemm_tuned t = te__gemm_tuned_of(g);
+    const te__gemm_key key = te__gemm_key_of(&t);
     const uint16_t slot = *te__gemm_slot(&key, s);
     return ctx->gemm_tune || (slot && s->plan[slot - 1].timed > 0);
 }
@@ -235,7 +238,7 @@ TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) {
     return 0;
 }
 TE_API uint16_t *te__gemm_slot_of(const te_gemm_tuned *t, te__gemm_key *key, te__gemm_state *s) {
-    *key = te__gemm_key_of(t->m, t->n, t->k, t->trans_a, t->trans_b, t->dtype, t->out, t->epilogue, t->beta);
+    *key = te__gemm_key_of(t);
     return te__gemm_slot(key, s);
 }
 /* Whether cuBLASLt itself proposes this algorithm here: its words are opaque, and what is none of its own it may not

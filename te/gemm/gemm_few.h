@@ -171,8 +171,9 @@ TE_FN void te_few_body(const te_few *p, te_epilogue_fn epilogue, const void *arg
 /* Whether the kernel takes such a product. */
 TE_API int te__few_can(const te_gemm *g) {
     const int64_t most = 1 << 30;
-    return g->dtype != TE_f32 && g->out == g->dtype && !g->trans_a && g->trans_b && g->m <= TE_FEW_ROWS &&
-           g->n % 8 == 0 && g->k % 8 == 0 && g->n < most && g->k < most && g->epilogue == TE_EPILOGUE_NONE;
+    const int sixteen = g->dtype != TE_f32 && !te_gemm_is_fp8(g) && g->out == g->dtype;
+    return sixteen && !g->trans_a && g->trans_b && g->m <= TE_FEW_ROWS && g->n % 8 == 0 && g->k % 8 == 0 &&
+           g->n < most && g->k < most && g->epilogue == TE_EPILOGUE_NONE;
 }
 /* Fill in p for the product, and launch `kernel` on the `bytes` of `args`, of which p is the first member. */
 TE_API te_status te__few_run(const void *kernel, const void *args, size_t bytes, te_few *p, const te_gemm *g,

@@ -41,8 +41,8 @@ TE_FN uint32_t te__hopper_piece(uint32_t box, int row, int piece) {
 }
 
 /* A lane's d[4 j + 2 h + e] is row lane / 4 + 8 h, column 8 j + 2 (lane % 4) + e, of its warp's 16 x 256. */
-TE_FN void te__hopper_pack(const te_hopper *p, uint32_t held[64], float d[128], const te_dtype dtype) {
-    if (p->alpha != 1.0f) TE_UNROLL for (int i = 0; i < 128; i++) d[i] *= p->alpha;
+TE_FN void te__hopper_pack(float alpha, uint32_t held[64], float d[128], const te_dtype dtype) {
+    if (alpha != 1.0f) TE_UNROLL for (int i = 0; i < 128; i++) d[i] *= alpha;
     TE_UNROLL for (int i = 0; i < 64; i++) held[i] = te_pair_of_floats(d[2 * i], d[2 * i + 1], dtype);
 }
 /* A quarter of what a warp holds, 64 columns, goes to the warps of the epilogue. boxes: of this warp, two. */
@@ -80,7 +80,8 @@ TE_FN void te__hopper_step(float d[128], te_hopper_group *g, int step, const te_
     te__wgmma_fence();
     TE_UNROLL
     for (int q = 0; q < TE_TILE_K / 16; q++)
-        te__wgmma(d, a + 2 * q, b + q * (k.trans_b ? 2 : 128), step || q, k.dtype, !k.trans_b);
+        if (te_is_fp8(k.a)) te__wgmma_fp8(d, a + 2 * q, b + 2 * q, step || q, k.a, k.b);
+        else te__wgmma(d, a + 2 * q, b + q * (k.trans_b ? 2 : 128), step || q, k.dtype, !k.trans_b);
     te__wgmma_commit();
     te__wgmma_wait_1();
     if (step) te__hopper_free(g);
@@ -148,7 +149,7 @@ TE_FN void te__hopper_multiply(const te_hopper *p, uint32_t ring, te_hopper_barr
             continue;
         }
         if (w.part == 0) te__hopper_collect(p, d, &w);
-        te__hopper_pack(p, held, d, k.dtype);
+        te__hopper_pack(te_is_fp8(k.a) ? bars->alpha : p->alpha, held, d, k.dtype);
     }
     TE_UNROLL for (int quarter = 0; have && quarter < 4; quarter++) te__hopper_leave(held, quarter, boxes, bars);
 }
@@ -226,7 +227,7 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
         if (threadIdx.x == 0)
-            te__hopper_load(p, ring, te__shared_address(bars->full), te__shared_address(bars->empty), k);
+            te__hopper_load(p, ring, bars, k);
         else if (threadIdx.x >= 32) te__hopper_epilogue(p, ring, bars, epilogue, arg);
     } else {
         asm volatile(
@@ -246,9 +247,12 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
 /* `type` begins with a te_hopper; epilogue: a te_epilogue_fn that is called with the `type`. exists: 0 leaves the
  * kernel empty. */
 #define TE_HOPPER_KERNEL(name, type, dtype, trans_b, epilogue, exists)                                              \
+    TE_HOPPER_KERNEL_OF(name, type, dtype, dtype, dtype, trans_b, epilogue, exists)
+/* The same with formats for A and B, each e4m3 or e5m2; trans_b is then 1. */
+#define TE_HOPPER_KERNEL_OF(name, type, dtype, dtype_a, dtype_b, trans_b, epilogue, exists)                         \
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te_hopper_barriers bars;                                                                         \
-        const te_hopper_kind kind = {dtype, trans_b};                                                               \
+        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b};                                             \
         if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, &p, kind);                               \
     }
 

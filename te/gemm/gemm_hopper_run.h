@@ -7,12 +7,15 @@
 #include "gemm_cuda.h"   /* te__gemm_state */
 #include "gemm_hopper.h" /* te_hopper */
 
-/* Whether the kernel takes such a product: 16 bits, rows of A, B and D that are multiples of 16 bytes, k of more than
- * three steps. */
+/* k in 16 bits: the copy engine and the ring take FP8 in pairs. */
+TE_API int64_t te__hopper_k(const te_gemm *g) { return te_gemm_is_fp8(g) ? g->k / 2 : g->k; }
+/* Whether a kernel takes such a product: 16 bits, or FP8 with fast accumulation to 16 bits; rows of A, B and D that are
+ * multiples of 16 bytes, k of more than three steps. */
 TE_API int te__hopper_can(const te_gemm *g) {
-    const int64_t most = 1 << 30;
-    return g->dtype != TE_f32 && g->out == g->dtype && !g->trans_a && g->k > 3 * TE_TILE_K && g->k % 8 == 0 &&
-           g->n % 8 == 0 && g->m < most && g->n < most && g->k < most && g->epilogue == TE_EPILOGUE_NONE;
+    const int64_t most = 1 << 30, k = te__hopper_k(g);
+    return g->dtype != TE_f32 && g->out == g->dtype && !g->trans_a && k > 3 * TE_TILE_K && k % 8 == 0 &&
+           g->n % 8 == 0 && g->m < most && g->n < most && g->k < most && g->epilogue == TE_EPILOGUE_NONE &&
+           (!te_gemm_is_fp8(g) || (g->fast && g->trans_b && g->k % 16 == 0));
 }
 enum {
     TE_HOPPER_MOST_PARTS = 6,   /* of a tile's k, each of which is handed over in 4 us */
@@ -39,7 +42,7 @@ TE_API int64_t te__hopper_tiles(const te_gemm *g) {
 /* Whether the last round of this product is full, or shared out. */
 TE_API int te__hopper_is_even(const te_gemm *g, te_context *ctx) {
     te_hopper p;
-    p.k = (int)g->k;
+    p.k = (int)te__hopper_k(g);
     te__hopper_share(&p, te__hopper_tiles(g), ctx->processors / TE_CLUSTER, te__gemm_state_of(ctx));
     return !p.left || p.helpers > 0;
 }
@@ -47,12 +50,13 @@ TE_API int te__hopper_is_even(const te_gemm *g, te_context *ctx) {
 TE_API te_status te__hopper_run(const void *kernel, const void *args, size_t bytes, te_hopper *p, const te_gemm *g,
                                 te_context *ctx) {
     const te__encode_fn encode = te__encode_of(ctx);
-    const int64_t tiles = te__hopper_tiles(g);
+    const int64_t tiles = te__hopper_tiles(g), k = te__hopper_k(g);
     const int clusters = ctx->processors / TE_CLUSTER;
-    p->alpha = g->alpha, p->m = (int)g->m, p->n = (int)g->n, p->k = (int)g->k, p->tiles = (int)tiles;
+    p->alpha = g->alpha, p->m = (int)g->m, p->n = (int)g->n, p->k = (int)k, p->tiles = (int)tiles;
+    p->inverse_a = g->a_fp8.inverse, p->inverse_b = g->b_fp8.inverse;
     te__hopper_share(p, tiles, clusters, te__gemm_state_of(ctx));
-    TE_TRY(te__hopper_map(&p->a, encode, g->a, g->m, g->k, TE_TILE_M, g->dtype, ctx));
-    TE_TRY(te__hopper_map(&p->b, encode, g->b, g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n, 64, g->dtype, ctx));
+    TE_TRY(te__hopper_map(&p->a, encode, g->a, g->m, k, TE_TILE_M, g->dtype, ctx));
+    TE_TRY(te__hopper_map(&p->b, encode, g->b, g->trans_b ? g->n : k, g->trans_b ? k : g->n, 64, g->dtype, ctx));
     const te_grid grid = te_grid_of((p->helpers ? clusters : te_min(clusters, tiles)) * TE_CLUSTER, 1);
     return te__cuda_launch(ctx, kernel, grid, TE_HOPPER_THREADS, TE_HOPPER_SHARED, TE_CLUSTER, args, bytes,
                            "matrix product");

@@ -21,8 +21,9 @@ typedef struct te_hopper {
     CUtensorMap a, b;
     float *sums; /* [3 * rows of tiles, n], sums over the rows of what the epilogue says; null: none */
     const void *ahead; /* [m, n], 16 bits: what the epilogue will read is loaded ahead of it; null: nothing */
+    const float *inverse_a, *inverse_b; /* FP8: what alpha is multiplied by; null: 1 */
     float alpha;
-    int m, n, k, tiles; /* tiles: of clusters */
+    int m, n, k, tiles; /* k: in 16 bits, two numbers of FP8; tiles: of clusters */
     /* After `rounds` each cluster has had as many tiles; then the first `helpers` clusters take `each` parts of `parts`
      * of k of each of the `left` tiles. No helpers: rounds without end. */
     int rounds, left, helpers, each, parts;
@@ -32,13 +33,14 @@ typedef struct te_hopper {
 
 /* All constants. trans_b: B is stored [n, k]. */
 typedef struct te_hopper_kind {
-    te_dtype dtype;
+    te_dtype dtype, a, b; /* of D; of A and B: dtype, or both FP8 */
     int trans_b;
 } te_hopper_kind;
 
 typedef struct te_hopper_barriers {
     uint64_t full[TE_STAGES], empty[TE_STAGES]; /* the ring */
     uint64_t done[2], taken[2];                 /* 64 columns of a tile that wait for their epilogue */
+    float alpha;                                /* FP8: with both scales; there before the third stage is full */
 } te_hopper_barriers;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -82,9 +84,11 @@ TE_FN void te__hopper_advance(te_hopper_ring *r) {
 }
 
 /* One thread brings all tiles, in the order in which they are used. */
-TE_FN void te__hopper_load(const te_hopper *p, uint32_t ring, uint32_t full, uint32_t empty,
-                           const te_hopper_kind kind) {
-    const int rank = (int)blockIdx.x % TE_CLUSTER;
+TE_FN void te__hopper_load(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, const te_hopper_kind kind) {
+    const int rank = (int)blockIdx.x % TE_CLUSTER, fp8 = te_is_fp8(kind.a);
+    const uint32_t full = te__shared_address(bars->full), empty = te__shared_address(bars->empty);
+    const float inverse_a = fp8 && p->inverse_a ? *p->inverse_a : 1.0f;
+    const float inverse_b = fp8 && p->inverse_b ? *p->inverse_b : 1.0f;
     te_hopper_ring r = {0, 0};
     te_hopper_work w;
     for (int j = 0; te__hopper_work(&w, p, j); j++) {
@@ -93,6 +97,7 @@ TE_FN void te__hopper_load(const te_hopper *p, uint32_t ring, uint32_t full, uin
             const uint32_t bar = full + 8 * r.stage, a = ring + r.stage * TE_HOPPER_STAGE, b = a + TE_HOPPER_A;
             const int mask = (1 << TE_CLUSTER) - 1;
             te__barrier_wait(empty + 8 * r.stage, r.phase ^ 1);
+            if (fp8 && j == 0 && r.stage == 2) bars->alpha = p->alpha * inverse_a * inverse_b; /* two are coming */
             te__barrier_expect(bar, TE_HOPPER_STAGE);
             te__tma_load(a, &p->a, k, y, bar, 0);
             /* of B this block brings its share, for the whole cluster */

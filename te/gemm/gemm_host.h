@@ -16,10 +16,10 @@ TE_API int te_gemm_supports(const te_gemm *g, te_context *ctx) {
     (void)ctx;
     return g->epilogue == TE_EPILOGUE_NONE;
 }
-/* Floats of scratch that te_gemm_run wants: none for f32. */
+/* Floats of scratch that te_gemm_run wants: none where A, B and D are f32. */
 TE_API size_t te_gemm_scratch(const te_gemm *g) {
     size_t n = 0;
-    if (g->dtype != TE_f32) n += (size_t)g->m * (size_t)g->k + (size_t)g->k * (size_t)g->n;
+    if (te__gemm_a(g) != TE_f32) n += (size_t)g->m * (size_t)g->k + (size_t)g->k * (size_t)g->n;
     if (g->out != TE_f32) n += (size_t)g->m * (size_t)g->n;
     return n;
 }
@@ -30,6 +30,10 @@ TE_FN void te__widen_body(const te__widen_args *a, te_block b) {
     const int64_t from = (int64_t)b.x * TE__WIDEN_BLOCK, to = te_min(a->n, from + TE__WIDEN_BLOCK);
     if (a->dtype == TE_bf16)
         for (int64_t i = from; i < to; i++) a->y[i] = te_load(a->x, i, TE_bf16);
+    else if (a->dtype == TE_e4m3)
+        for (int64_t i = from; i < to; i++) a->y[i] = te_load(a->x, i, TE_e4m3);
+    else if (a->dtype == TE_e5m2)
+        for (int64_t i = from; i < to; i++) a->y[i] = te_load(a->x, i, TE_e5m2);
     else
         for (int64_t i = from; i < to; i++) a->y[i] = te_load(a->x, i, TE_f16);
 }
@@ -126,12 +130,16 @@ TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b,
 #endif
 }
 
-TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
+TE_API te_status te_gemm_run(const te_gemm *product, te_context *ctx) {
+    te_gemm scaled = *product, *g = &scaled;
     float *scratch = g->scratch;
     const float *a = (const float *)g->a, *b = (const float *)g->b;
-    if (g->dtype != TE_f32) {
-        a = te__widened(ctx, &scratch, g->a, g->m * g->k, g->dtype);
-        b = te__widened(ctx, &scratch, g->b, g->k * g->n, g->dtype);
+    TE_TRY(te_gemm_check(g, "te_gemm_run", ctx));
+    if (g->a_fp8.inverse && te_gemm_is_fp8(g)) g->alpha *= *g->a_fp8.inverse;
+    if (g->b_fp8.inverse && te_gemm_is_fp8(g)) g->alpha *= *g->b_fp8.inverse;
+    if (te__gemm_a(g) != TE_f32) {
+        a = te__widened(ctx, &scratch, g->a, g->m * g->k, te__gemm_a(g));
+        b = te__widened(ctx, &scratch, g->b, g->k * g->n, te__gemm_b(g));
     }
     if (g->out == TE_f32) {
         if (g->beta != 0 && g->c != g->d) memcpy(g->d, g->c, (size_t)(g->m * g->n) * sizeof(float));

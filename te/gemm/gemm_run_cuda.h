@@ -14,6 +14,7 @@ TE_API te_status te__gemm_call(const void *args, te_context *ctx) {
     te__gemm_state *s = (te__gemm_state *)ctx->gemm;
     te__gemm_plan *p = te__gemm_find_plan(g, ctx);
     te__gemm_point(p, g->bias, g->aux);
+    if (te_gemm_is_fp8(g)) te__gemm_scale(p, g->a_fp8.inverse, g->b_fp8.inverse);
     return te__blas_status(ctx,
                            cublasLtMatmul(s->handle, &p->operation, &g->alpha, g->b, &p->a, g->a, &p->b, &g->beta,
                                           g->beta != 0 ? g->c : g->d, &p->d, g->d, &p->d, &a->algo, s->workspace,
@@ -21,11 +22,12 @@ TE_API te_status te__gemm_call(const void *args, te_context *ctx) {
                            "cublasLtMatmul");
 }
 TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
+    TE_TRY(te_gemm_check(g, "te_gemm_run", ctx));
     TE_TRY(te__gemm_open(ctx));
     te__gemm_plan *p = te__gemm_find_plan(g, ctx);
     TE_REQUIRE(p, ctx, TE_ERROR_BLAS, "more than %d different matrix products in one context", (int)TE_GEMM_PLANS);
     TE_REQUIRE(p->found, ctx, TE_ERROR_BLAS, "cuBLASLt has no algorithm for the %s product %lld x %lld x %lld",
-               te_dtype_name(g->dtype), (long long)g->m, (long long)g->n, (long long)g->k);
+               te_dtype_name(te__gemm_a(g)), (long long)g->m, (long long)g->n, (long long)g->k);
     if (ctx->gemm_tune && !p->timed) {
         const int open = te_enqueue_is_open(ctx);
         TE_TRY(te_enqueue_close(ctx, TE_OK));

@@ -25,11 +25,11 @@
  *     device <multiprocessors> <name>
  *     cublaslt <version>
  *     gemm <m> <n> <k> <a: n|t><b: n|t> <dtype> <out> <epilogue> <beta: 0|1> <leading dimensions of A, B, D>
- *     <alignment>
- *          <candidates> <ns of the first> <ns of the best> <8 words of the algorithm>
+ *          <alignment> <candidates> <ns of the first> <ns of the best> <8 words of the algorithm>
  *     step <row> <forward|infer> <m> <n> <k> <dtype> <kept> <split: 0|1|2|3> <ns bare> <ns with bias> <ns whole> <ns
  *     own>
  *     end <lines before> <checksum>
+ * The dtype of a product in FP8 is written e4m3*e5m2.bf16.fast: A, B, bias, and fast accumulation.
  *
  * On the host there is nothing to tune: a file has its header alone, and is checked all the same.
  */
@@ -68,7 +68,8 @@ TE_API void te_gemm_print(FILE *f, te_context *ctx) {
     for (const te_gemm_tuned *t; (t = te__gemm_next_tuned(&at, ctx)) != 0;)
         fprintf(f, "%8lld %8lld %8lld  %c%c  %-5s %-5s %-13s %4d  %5d %9.2f %9.2f  %.3f\n", (long long)t->m,
                 (long long)t->n, (long long)t->k, t->trans_a ? 't' : 'n', t->trans_b ? 't' : 'n',
-                te_dtype_name(t->dtype), te_dtype_name(t->out), te_epilogue_name(t->epilogue), t->beta, t->candidates,
+                te__operands_text_of(t).text, te_dtype_name(t->out), te_epilogue_name(t->epilogue), t->beta,
+                t->candidates,
                 (double)t->first_ns / 1e3, (double)t->best_ns / 1e3, (double)t->best_ns / (double)t->first_ns);
     const te_gemm_choice *c = te__gemm_choices(&count, ctx);
     if (count && *count)
@@ -100,7 +101,7 @@ TE_API te_status te__tune_write_all(te__tune_writer *w, te_context *ctx) {
         int n =
             snprintf(line, sizeof line, "gemm %lld %lld %lld %c%c %s %s %s %d %lld %lld %lld %d %d %lld %lld",
                      (long long)t->m, (long long)t->n, (long long)t->k, t->trans_a ? 't' : 'n', t->trans_b ? 't' : 'n',
-                     te_dtype_name(t->dtype), te_dtype_name(t->out), te_epilogue_name(t->epilogue), t->beta,
+                     te__operands_text_of(t).text, te_dtype_name(t->out), te_epilogue_name(t->epilogue), t->beta,
                      (long long)(t->trans_a ? t->m : t->k), (long long)(t->trans_b ? t->k : t->n), (long long)t->n,
                      (int)TE_ACCESS, t->candidates, (long long)t->first_ns, (long long)t->best_ns);
         for (int i = 0; i < 8; i++)

@@ -94,6 +94,7 @@ TE_API te_status te__gemm_trial_run(void *arg, int racer, int lap, te_context *c
     char *set = t->memory + (size_t)lap * t->set;
     const float alpha = 1.0f, beta = p->product.beta ? 1.0f : 0.0f;
     te__gemm_point(p, set + t->bias, set + t->aux);
+    te__gemm_scale(p, 0, 0);
     return te__blas_status(ctx,
                            cublasLtMatmul(t->state->handle, &p->operation, &alpha, set + t->b, &p->a, set, &p->b, &beta,
                                           set + (p->product.beta ? t->c : t->d), &p->d, set + t->d, &p->d,
@@ -147,10 +148,11 @@ TE_API te_status te__gemm_tune(te__gemm_plan *p, te_context *ctx) {
     p->timed = -1;
     te__gemm_trial trial, *t = &trial;
     memset(t, 0, sizeof *t);
-    const size_t in = te_dtype_bytes(g->dtype), out = te_dtype_bytes(g->out), mn = (size_t)g->m * (size_t)g->n;
-    size_t at = (size_t)te_round_up((int64_t)((size_t)g->m * (size_t)g->k * in), TE_ALIGN);
+    const size_t in = te_dtype_bytes(g->dtype), a = te_dtype_bytes(g->a), out = te_dtype_bytes(g->out);
+    const size_t mn = (size_t)g->m * (size_t)g->n;
+    size_t at = (size_t)te_round_up((int64_t)((size_t)g->m * (size_t)g->k * a), TE_ALIGN);
     t->plan = p, t->state = (te__gemm_state *)ctx->gemm;
-    t->b = at, at += (size_t)te_round_up((int64_t)((size_t)g->k * (size_t)g->n * in), TE_ALIGN);
+    t->b = at, at += (size_t)te_round_up((int64_t)((size_t)g->k * (size_t)g->n * a), TE_ALIGN);
     t->d = at, at += (size_t)te_round_up((int64_t)(mn * out), TE_ALIGN);
     t->c = at, at += g->beta ? (size_t)te_round_up((int64_t)(mn * out), TE_ALIGN) : 0;
     t->bias = at,
@@ -164,6 +166,11 @@ TE_API te_status te__gemm_tune(te__gemm_plan *p, te_context *ctx) {
     /* C in f32 gets pairs of 16-bit numbers: of its own size, and none is a NaN */
     if (status == TE_OK)
         status = te_fill_normal(memory, g->dtype, (int64_t)((size_t)laps * t->set / in), 0.0f, 1.0f, 1, 0, ctx);
+    for (int lap = 0; te_is_fp8(g->a) && status == TE_OK && lap < laps; lap++) { /* nor is one of FP8 */
+        char *set = t->memory + (size_t)lap * t->set;
+        status = te_fill_normal(set, g->a, g->m * g->k, 0.0f, 1.0f, 2, (uint32_t)lap, ctx);
+        if (status == TE_OK) status = te_fill_normal(set + t->b, g->b, g->k * g->n, 0.0f, 1.0f, 3, (uint32_t)lap, ctx);
+    }
     if (status == TE_OK) {
         cublasLtMatmulHeuristicResult_t result[TE__GEMM_ASKED];
         te__gemm_enter(t, &p->algo);

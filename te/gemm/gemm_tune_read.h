@@ -81,6 +81,19 @@ TE_API te_status te__tune_dtype(te_dtype *t, te__tune_reader *r, int i) {
     TE__TUNE_REQUIRE(0, r, TE_ERROR_FORMAT, "the dtype is %.32s, it must be f32, bf16 or f16", r->word[i]);
     return TE_OK;
 }
+/* The operands of a product. */
+TE_API te_status te__tune_operands(te_gemm_tuned *t, te__tune_reader *r, int i) {
+    static const te_dtype dtypes[] = {TE_f32, TE_bf16, TE_f16},
+                          pairs[][2] = {{TE_e4m3, TE_e4m3}, {TE_e4m3, TE_e5m2}, {TE_e5m2, TE_e4m3}};
+    for (int k = 0; k < 18; k++) { /* dtype of the bias, pair, fast */
+        t->dtype = dtypes[k % 3], t->a = pairs[k / 3 % 3][0], t->b = pairs[k / 3 % 3][1], t->fast = k / 9;
+        if (!strcmp(r->word[i], te__operands_text_of(t).text)) return TE_OK;
+    }
+    t->fast = 0;
+    TE_TRY(te__tune_dtype(&t->dtype, r, i));
+    t->a = t->b = t->dtype;
+    return TE_OK;
+}
 TE_API te_status te__tune_sizes(int64_t *m, int64_t *n, int64_t *k, te__tune_reader *r, int i) {
     TE_TRY(te__tune_number(m, r, i, "m", 1, INT32_MAX));
     TE_TRY(te__tune_number(n, r, i + 1, "n", 1, INT32_MAX));
@@ -100,7 +113,7 @@ TE_API te_status te__tune_product(te__tune_reader *r) {
     TE__TUNE_REQUIRE((ab[0] == 'n' || ab[0] == 't') && (ab[1] == 'n' || ab[1] == 't') && !ab[2], r, TE_ERROR_FORMAT,
                         "the transposes are %.32s, they must be nn, nt, tn or tt", ab);
     t->trans_a = ab[0] == 't', t->trans_b = ab[1] == 't';
-    TE_TRY(te__tune_dtype(&t->dtype, r, 5));
+    TE_TRY(te__tune_operands(t, r, 5));
     TE_TRY(te__tune_dtype(&t->out, r, 6));
     TE__TUNE_REQUIRE(t->out == t->dtype || t->out == TE_f32, r, TE_ERROR_FORMAT, "a product of %s in %s",
                      te_dtype_name(t->dtype), te_dtype_name(t->out));
@@ -206,10 +219,8 @@ TE_API te_status te__tune_read_all(te__tune_reader *r) {
         int added = 0;
         for (int i = 0; i < r->products; i++) {
             const te_gemm_tuned *u = &r->product[i];
-            TE__TUNE_REQUIRE(u->m != t->m || u->n != t->n || u->k != t->k || u->trans_a != t->trans_a ||
-                                 u->trans_b != t->trans_b || u->dtype != t->dtype || u->out != t->out ||
-                                 u->epilogue != t->epilogue || u->beta != t->beta,
-                             r, TE_ERROR_FORMAT, "the product was there before, as product %d of the file", i + 1);
+            TE__TUNE_REQUIRE(!te__gemm_same_product(u, t), r, TE_ERROR_FORMAT,
+                             "the product was there before, as product %d of the file", i + 1);
         }
         TE__TUNE_REQUIRE(te__gemm_accepts(t, &added, r->ctx), r, TE_ERROR_FORMAT,
                          "cuBLASLt refuses the algorithm for %lld x %lld x %lld", (long long)t->m, (long long)t->n,

@@ -21,10 +21,24 @@ TE_API const char *te_epilogue_name(te_epilogue e) {
     return (unsigned)e < (unsigned)TE_EPILOGUE_COUNT ? names[e] : "unknown epilogue";
 }
 
+/* How an operand in FP8 is scaled. */
+typedef enum te_scaling {
+    TE_SCALING_NONE,  /* it is not in FP8 */
+    TE_SCALING_TENSOR /* by one number */
+} te_scaling;
+/* An operand's own format. */
+typedef struct te_gemm_fp8 {
+    te_scaling scaling;
+    te_dtype dtype;       /* e4m3 or e5m2 */
+    const float *inverse; /* 1 / scale; target memory, at a multiple of TE_ACCESS bytes; null: 1 */
+} te_gemm_fp8;
+
 typedef struct te_gemm {
     int64_t m, n, k;      /* D is [m, n] */
     int trans_a, trans_b; /* A is stored [m, k], or [k, m] if trans_a; B [k, n], or [n, k] if trans_b */
-    te_dtype dtype, out;  /* of A and B (and bias, aux); of C and D: dtype, or f32 */
+    te_dtype dtype, out;  /* of A and B if they are not in FP8, of bias and aux; of C and D: dtype, or f32 */
+    te_gemm_fp8 a_fp8, b_fp8; /* both or neither: A is then [m, k], B [n, k], and D = alpha inverse_a inverse_b A B^T */
+    int fast; /* FP8: sums stay in the tensor cores, which keep 14 bits of them (fast accumulation), else in float */
     const void *a, *b, *c;
     void *d;
     float alpha, beta; /* C may be D; C is not read if beta is 0 */
@@ -39,6 +53,37 @@ TE_API te_gemm te_gemm_of(int64_t m, int64_t n, int64_t k) {
     memset(&g, 0, sizeof g);
     g.m = m, g.n = n, g.k = k, g.alpha = 1.0f;
     return g;
+}
+
+TE_API int te_gemm_is_fp8(const te_gemm *g) {
+    return g->a_fp8.scaling != TE_SCALING_NONE || g->b_fp8.scaling != TE_SCALING_NONE;
+}
+TE_API te_dtype te__gemm_a(const te_gemm *g) { return g->a_fp8.scaling != TE_SCALING_NONE ? g->a_fp8.dtype : g->dtype; }
+TE_API te_dtype te__gemm_b(const te_gemm *g) { return g->b_fp8.scaling != TE_SCALING_NONE ? g->b_fp8.dtype : g->dtype; }
+
+/* Refuses products in FP8 that no back end has; the others pass. For the dry walk; te_gemm_run calls it, too. who: the
+ * op or the call, for the text. */
+TE_API te_status te_gemm_check(const te_gemm *g, const char *who, te_context *ctx) {
+    const te_dtype a = te__gemm_a(g), b = te__gemm_b(g);
+    TE_REQUIRE(!te_is_fp8(g->dtype) && (g->out == g->dtype || g->out == TE_f32), ctx, TE_ERROR_DTYPE,
+               "%s: a product of %s to %s; an operand in FP8 says so in a_fp8 or b_fp8", who, te_dtype_name(g->dtype),
+               te_dtype_name(g->out));
+    if (!te_gemm_is_fp8(g)) return TE_OK;
+    TE_REQUIRE(te_is_fp8(a) && te_is_fp8(b) && !(a == TE_e5m2 && b == TE_e5m2), ctx, TE_ERROR_DTYPE,
+               "%s: a product of %s and %s; both must be in FP8, and one of them e4m3", who, te_dtype_name(a),
+               te_dtype_name(b));
+    TE_REQUIRE(!g->trans_a && g->trans_b, ctx, TE_ERROR_SHAPE,
+               "%s: a product in FP8 takes A as [m, k] and B as [n, k]; store the transposed operand", who);
+    TE_REQUIRE(g->n % 16 == 0 && g->k % 16 == 0, ctx, TE_ERROR_SHAPE,
+               "%s: an FP8 product %lld x %lld x %lld; n and k, the last two, must be multiples of 16", who,
+               (long long)g->m, (long long)g->n, (long long)g->k);
+    TE_REQUIRE((uintptr_t)g->a_fp8.inverse % TE_ACCESS == 0 && (uintptr_t)g->b_fp8.inverse % TE_ACCESS == 0, ctx,
+               TE_ERROR_ALIGNMENT, "%s: a scale of an FP8 product does not lie at a multiple of %d bytes", who,
+               (int)TE_ACCESS);
+    TE_REQUIRE(!TE_CUDA || ctx->capability >= 890, ctx, TE_ERROR_DEVICE,
+               "%s: FP8 products need compute capability 8.9; device %d has %d.%d", who, ctx->device,
+               ctx->capability / 100, ctx->capability / 10 % 10);
+    return TE_OK;
 }
 
 /* Kernels of our own (gemm_hopper.h, gemm_few.h) hand what they have done to a function: eight elements of row `row`
@@ -58,13 +103,39 @@ enum {
 typedef struct te_gemm_tuned {
     int64_t m, n, k;
     int trans_a, trans_b;
-    te_dtype dtype, out;
+    te_dtype a, b, dtype, out; /* of A, of B, of bias and aux, of D */
+    int fast;
     te_epilogue epilogue;
     int beta;                  /* whether C is added */
     int candidates;            /* that were timed */
     int64_t first_ns, best_ns; /* medians: of the heuristic's first candidate, and of the one that is used */
     uint64_t algo[8];          /* cublasLtMatmulAlgo_t */
 } te_gemm_tuned;
+
+/* The product, not yet timed. */
+TE_API te_gemm_tuned te__gemm_tuned_of(const te_gemm *g) {
+    te_gemm_tuned t;
+    memset(&t, 0, sizeof t);
+    t.m = g->m, t.n = g->n, t.k = g->k, t.trans_a = g->trans_a != 0, t.trans_b = g->trans_b != 0;
+    t.a = te__gemm_a(g), t.b = te__gemm_b(g), t.dtype = g->dtype, t.out = g->out, t.fast = g->fast && te_is_fp8(t.a);
+    t.epilogue = g->epilogue, t.beta = g->beta != 0;
+    return t;
+}
+TE_API int te__gemm_same_product(const te_gemm_tuned *t, const te_gemm_tuned *u) {
+    return u->m == t->m && u->n == t->n && u->k == t->k && u->trans_a == t->trans_a && u->trans_b == t->trans_b &&
+           u->a == t->a && u->b == t->b && u->dtype == t->dtype && u->out == t->out && u->fast == t->fast &&
+           u->epilogue == t->epilogue && u->beta == t->beta;
+}
+
+/* What a product's operands are: "bf16", or in FP8 "e4m3*e5m2.bf16", with the dtype of bias and aux, and ".fast". */
+typedef struct te__operands_text { char text[32]; } te__operands_text;
+TE_API te__operands_text te__operands_text_of(const te_gemm_tuned *t) {
+    te__operands_text s;
+    const char *a = te_dtype_name(t->a), *b = te_dtype_name(t->b), *dtype = te_dtype_name(t->dtype);
+    if (te_is_fp8(t->a)) snprintf(s.text, sizeof s.text, "%s*%s.%s%s", a, b, dtype, t->fast ? ".fast" : "");
+    else snprintf(s.text, sizeof s.text, "%s", dtype);
+    return s;
+}
 
 /* How a row that begins with a matrix product is split into the product and the kernel behind it. */
 typedef enum te_split {

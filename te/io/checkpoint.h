@@ -16,7 +16,8 @@
  * Tensors are called "h0.fc1.weight", of the model's dtype, [rows, cols] or, with one row, [cols]. The optimizer adds
  * "adamw.master.h0.fc1.weight" (only where the model is not f32), "adamw.m. ...", "adamw.v. ...", and "adamw.step",
  * I64 [2]: updates made and left out; their sum is the run's one count of steps. "random" is U64 [2]: seed and offset.
- * A tied parameter is saved with its owner.
+ * A tied parameter is saved with its owner. The state of recipes is "recipes.scales", U8, and "recipes.begun", I64 [2]:
+ * whether a step lies behind them, and how many products there are.
  *
  * The metadata say what the file belongs to. "te.checksum" is over all of the file: a bit that changed is found.
  * "te.list.h0" is the list of the model h0 (plan_text.h): loading into a model of another list is an error that says
@@ -26,7 +27,8 @@
 #ifndef TE_CHECKPOINT_H
 #define TE_CHECKPOINT_H
 
-#include "../optim/adamw.h" /* te_adamw */
+#include "../optim/adamw.h"   /* te_adamw */
+#include "../optim/recipes.h" /* te_recipes */
 #include "plan_text.h"      /* te__plan_text, te__plan_difference */
 #include "safetensors.h"    /* te_safetensor */
 
@@ -43,6 +45,7 @@ typedef struct te_checkpoint {
     const te_safetensors_pair *metadata; /* saved; te_checkpoint_load leaves them alone */
     int metadata_count;
     int force; /* 1: saves numbers that are not finite, and loads whatever the checksum and the lists say */
+    te_recipes *recipes; /* null: none in the file */
 } te_checkpoint;
 
 /* The tensors of a checkpoint, their names, and what is not in target memory. */
@@ -53,7 +56,7 @@ typedef struct te__checkpoint_list {
     size_t used, name_room;
     te_adamw_state state;
     te_rng rng;
-    int64_t step[2];
+    int64_t step[2], recipes[2];
     uint64_t random[2];
 } te__checkpoint_list;
 
@@ -67,9 +70,8 @@ TE_API void te__checkpoint_add(te__checkpoint_list *l, const char *kind, const t
     l->used += (size_t)n + 1, l->count++;
 }
 TE_API void te__checkpoint_add_numbers(te__checkpoint_list *l, const char *name, te_safetensors_dtype dtype,
-                                       void *data) {
-    const int64_t two = 2;
-    if (l->tensor) l->tensor[l->count] = te_safetensor_of(name, dtype, 1, &two, data);
+                                       int64_t count, void *data) {
+    if (l->tensor) l->tensor[l->count] = te_safetensor_of(name, dtype, 1, &count, data);
     l->count++;
 }
 TE_API const te_named_model *te__checkpoint_model(const te_checkpoint *c, const te_model *m) {
@@ -79,8 +81,13 @@ TE_API const te_named_model *te__checkpoint_model(const te_checkpoint *c, const 
 }
 TE_API te_status te__checkpoint_walk(te__checkpoint_list *l, const te_checkpoint *c, te_context *ctx) {
     l->count = 0, l->used = 0;
-    if (c->optimizer) te__checkpoint_add_numbers(l, "adamw.step", TE_SAFETENSORS_I64, l->step);
-    if (c->random) te__checkpoint_add_numbers(l, "random", TE_SAFETENSORS_U64, l->random);
+    if (c->optimizer) te__checkpoint_add_numbers(l, "adamw.step", TE_SAFETENSORS_I64, 2, l->step);
+    if (c->random) te__checkpoint_add_numbers(l, "random", TE_SAFETENSORS_U64, 2, l->random);
+    if (c->recipes) {
+        te_scales *s = &c->recipes->scales;
+        te__checkpoint_add_numbers(l, "recipes.begun", TE_SAFETENSORS_I64, 2, l->recipes);
+        te__checkpoint_add_numbers(l, "recipes.scales", TE_SAFETENSORS_U8, (int64_t)s->bytes, s->memory);
+    }
     for (int i = 0; i < c->count; i++)
         for (int k = 0; k < c->models[i].model->param_count; k++) {
             const te_param *p = &c->models[i].model->param[k];
@@ -107,6 +114,8 @@ TE_API te_status te__checkpoint_begin(te__checkpoint_list *l, const te_checkpoin
                "checkpoint: the struct, its models or the context are null");
     TE_REQUIRE(!c->optimizer || c->optimizer->state, ctx, TE_ERROR_STATE,
                "checkpoint: the optimizer is not initialised");
+    TE_REQUIRE(!c->recipes || c->recipes->scales.memory, ctx, TE_ERROR_STATE,
+               "checkpoint: the recipes are not initialised");
     TE_REQUIRE(!c->random || ctx->rng, ctx, TE_ERROR_STATE, "checkpoint: the context has no random state");
     for (int i = 0; i < c->count; i++)
         TE_REQUIRE(c->models[i].name && c->models[i].model && c->models[i].model->plan, ctx, TE_ERROR_NULL,
@@ -125,6 +134,7 @@ TE_API te_status te__checkpoint_gather(te__checkpoint_list *l, const te_checkpoi
     if (c->random) TE_TRY(te_rng_get(&l->rng, ctx));
     l->step[0] = l->state.step, l->step[1] = l->state.skipped;
     l->random[0] = l->rng.seed, l->random[1] = l->rng.offset;
+    if (c->recipes) l->recipes[0] = c->recipes->begun, l->recipes[1] = c->recipes->count;
     return TE_OK;
 }
 
@@ -222,7 +232,7 @@ TE_API te_status te_checkpoint_save(const char *path, const te_checkpoint *c, te
 
 TE_API te_status te__checkpoint_apply(te__checkpoint_list *l, const te_checkpoint *c, const te_safetensors *f,
                                       te_context *ctx) {
-    const int numbers = (c->optimizer ? 1 : 0) + (c->random ? 1 : 0); /* they come first in the list */
+    const int numbers = (c->optimizer != 0) + (c->random != 0) + (c->recipes != 0); /* they come first in the list */
     te_safetensors file = *f;
     if (!c->force && !f->verified) TE_TRY(te_safetensors_verify(&file, ctx));
     TE_TRY(te_safetensors_check(f, l->tensor, l->count, 1, ctx));
@@ -231,10 +241,14 @@ TE_API te_status te__checkpoint_apply(te__checkpoint_list *l, const te_checkpoin
     TE_REQUIRE(te__adamw_counts(l->step[0], l->step[1]), ctx, TE_ERROR_FORMAT, "%.120s: adamw.step is %lld, %lld",
                f->path,
                (long long)l->step[0], (long long)l->step[1]);
+    TE_REQUIRE(!c->recipes || ((l->recipes[0] | 1) == 1 && l->recipes[1] == c->recipes->count), ctx, TE_ERROR_FORMAT,
+               "%.120s: recipes.begun is %lld of %lld products, here are %d", f->path, (long long)l->recipes[0],
+               (long long)l->recipes[1], c->recipes ? c->recipes->count : 0);
     TE_TRY(te_safetensors_load(f, l->tensor + numbers, l->count - numbers, 0, ctx));
     l->state.step = l->step[0], l->state.skipped = l->step[1];
     l->rng.seed = l->random[0], l->rng.offset = l->random[1];
     if (c->optimizer) TE_TRY(te_adamw_set(&l->state, c->optimizer, ctx));
+    if (c->recipes) TE_TRY(te_recipes_loaded(c->recipes, (int)l->recipes[0], ctx));
     return c->random ? te_rng_set(&l->rng, ctx) : TE_OK;
 }
 /* Load from an open file, which must have exactly these models' tensors (and the optimizer's, and the random state, if

@@ -69,7 +69,10 @@ TE_API const char *te_safetensors_dtype_name(te_safetensors_dtype t) {
     return (unsigned)t < (unsigned)TE_SAFETENSORS_DTYPE_COUNT ? names[t] : "unknown";
 }
 TE_API te_safetensors_dtype te_safetensors_dtype_of(te_dtype t) {
-    return t == TE_f32 ? TE_SAFETENSORS_F32 : t == TE_bf16 ? TE_SAFETENSORS_BF16 : TE_SAFETENSORS_F16;
+#define TE_SAFETENSORS_OF(token, bytes, name) TE_SAFETENSORS_##name,
+    static const te_safetensors_dtype all[] = {TE_DTYPES(TE_SAFETENSORS_OF)};
+#undef TE_SAFETENSORS_OF
+    return all[t];
 }
 
 /* Bytes of a tensor; 0 if the shape is not one or the size does not fit. */

@@ -13,6 +13,17 @@
 #define TE_IN_linear(op) (TE_ARG1(op, 0))
 #define TE_OUT_linear(op, in) (TE_ARG2(op, 0))
 #define TE_FLAGS_linear(op) (TE_SAVES_INPUT)
+#define TE_RECIPE_linear(model, op) ((int)TE_RECIPE_OPTION(op, (int)model##_recipe))
+#define TE_TAKES_linear_recipe TE_TOKEN
+#define TE_CHECK_linear(model, op)                                                                             \
+    (static_assert(TE_RECIPE_linear(model, op) == (int)TE_RECIPE_none || (int)model##_names_recipe,            \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                  \
+                       ": an op with a recipe stands in a list that names one: (bf16, (recipe, none))");       \
+    static_assert(TE_RECIPE_linear(model, op) == (int)TE_RECIPE_none ||                                        \
+                       (TE__FITS_FP8(TE_ARG1(op, 0)) && TE__FITS_FP8(TE_ARG2(op, 0))),                         \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                  \
+                       ": a product in FP8 takes and gives multiples of 16 columns");)
+#define TE__FITS_FP8(width) ((width) < 0 || (width) % 16 == 0) /* symbols are checked when they are set */
 #define TE_PARAMS_linear(op, in, out) ((weight, out, in, TE_JOIN1(TE_WEIGHT_OF_, TE_KIND(op))))
 #define TE_WEIGHT_OF_linear normal
 #define TE_WEIGHT_OF_tied_linear tied

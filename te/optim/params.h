@@ -61,8 +61,8 @@ TE_API size_t te__part(size_t *at, size_t bytes) {
     *at += (bytes + TE_ALIGN - 1) / TE_ALIGN * TE_ALIGN;
     return start;
 }
-/* Everything an optimizer asks of its models: bound, with gradients, aligned, each once, not too large. */
-TE_API te_status te__models_check(te_model *const *models, int count, const char *who, te_context *ctx) {
+/* The context is of this target, and the models are bound, each once. */
+TE_API te_status te__models_bound(te_model *const *models, int count, const char *who, te_context *ctx) {
     TE_REQUIRE(ctx && ctx->target, ctx, TE_ERROR_NULL, "%s: the context is null", who);
     TE_REQUIRE(!strcmp(ctx->target->name, TE_CUDA ? "cuda" : "host"), ctx, TE_ERROR_DEVICE,
                "%s: compiled for the %s target, but the context is of the %s target", who, TE_CUDA ? "cuda" : "host",
@@ -79,6 +79,11 @@ TE_API te_status te__models_check(te_model *const *models, int count, const char
             TE_REQUIRE(models[i] != models[k], ctx, TE_ERROR_VALUE, "%s: model %d (%s) is model %d again", who, i,
                        models[i]->plan->name, k);
     }
+    return TE_OK;
+}
+/* Everything an optimizer asks of its models: bound, with gradients, aligned, each once, not too large. */
+TE_API te_status te__models_check(te_model *const *models, int count, const char *who, te_context *ctx) {
+    TE_TRY(te__models_bound(models, count, who, ctx));
     int64_t total = 0;
     te_param_walk w = te_params_of(models, count);
     while (te_params_next(&w)) {

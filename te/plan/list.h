@@ -14,6 +14,7 @@
  *     TE_GIVES_<family>(op)              the number format that it gives, a te_gives          (TE_GIVES_list)
  *     TE_WANTS_<family>(op)              the one that it would read best, a te_gives          (TE_GIVES_list)
  *     TE_FLAGS_<family>(op)              what backward needs of it and what the walk knows    (0)
+ *     TE_RECIPE_<family>(model, op)      the recipe of its product, a te_recipe               (TE_RECIPE_none)
  *     TE_STATS_<family>(op)              f32 numbers a row that forward keeps for backward    (0)
  *     TE_PARAMS_<family>(op, in, out)    ((weight, rows, cols, init), ...)                    no parameters
  *     TE_OPTIONS_<family>(op)            (te_<family>_options, values of its members...)      no options
@@ -97,6 +98,7 @@
 #define TE_SAME_in_in ,
 #define TE_SAME_out_out ,
 #define TE_SAME_residual_residual ,
+#define TE_SAME_recipe_recipe ,
 
 /* Whether an argument is an option: a tuple of two, and nothing behind it; not 8, (H) or (A + B) * C. */
 #define TE_IF_OPTION(a, yes, no) TE_IF_MARKED(TE_LATE(TE_COMMA TE_EAT a ()), TE_IF_PAIR, TE_TAKE_NO)(a, yes, no)
@@ -190,12 +192,16 @@ typedef enum te_gives {
 #define TE_CHECK(model, op)    TE_UNWRAP(TE_TUPLE_OR(TE_FACT(CHECK, op)(model, op), ()))
 #define TE_OPTIONS(op)         TE_TUPLE_OR(TE_FACT(OPTIONS, op)(op), (te_no_options, 0))
 
+#define TE_RECIPE(model, op)   TE_TUPLE_OR(TE_FACT(RECIPE, op)(model, op), TE_RECIPE_none)
 #define TE_EDGE(model, op)     TE_TUPLE_OR(TE_FACT(EDGE, op)(model, op), (-1, TE_JOIN2(, model, dtype)))
 
-/* A format that an option may name; `otherwise` is a constant. */
+/* A format or a recipe that an option may name; `otherwise` is a constant. */
 #define TE_DTYPE_OPTION(op, name, otherwise) TE_DTYPE_OPTION_(TE_OPTION(op, name, (otherwise)))
 #define TE_DTYPE_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_DTYPE_OF)(value)
 #define TE_DTYPE_OF(token) TE_JOIN1(TE_, token)
+#define TE_RECIPE_OPTION(op, otherwise) TE_RECIPE_OPTION_(TE_OPTION(op, recipe, (otherwise)))
+#define TE_RECIPE_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_RECIPE_NAMED)(value)
+#define TE_RECIPE_NAMED(token) TE_JOIN1(TE_RECIPE_, token)
 
 typedef struct te_no_options { int none; } te_no_options;
 /* The struct of an op's options, and the constants in it. */

@@ -6,6 +6,7 @@
 
 #include "../core/context.h" /* te_context, te_status */
 #include "../core/tensor.h"  /* te_tensor, te_batch */
+#include "../fp8/scales.h"   /* te_scales */
 
 /* How an op takes part in a kernel.
  *   map    eight elements at a time, each on its own        bias, gelu, dropout, add, ...
@@ -47,6 +48,16 @@ typedef enum te_rows {
     TE_ROWS_sequences /* one for each sequence, te_batch.batch */
 } te_rows;
 
+/* In which format a product reads its operands; the rest of a list stays in the list's own. Under FP8 x and the weight
+ * are e4m3 and the gradient dy is e5m2 (Micikevicius et al. 2022), each with one scale for the tensor: what is stored
+ * is the number times the scale. */
+typedef enum te_recipe {
+    TE_RECIPE_none,
+    TE_RECIPE_fp8_current, /* the scale is of the tensor's own largest magnitude */
+    TE_RECIPE_fp8_delayed, /* of the largest magnitudes of the steps before: one pass over the tensor, not two */
+    TE_RECIPE_COUNT
+} te_recipe;
+
 /* A parameter as the list declares it. */
 typedef struct te_param_info {
     const char *field; /* "weight", "bias" */
@@ -65,6 +76,7 @@ typedef struct te_op {
     te_rows in_rows, out_rows;    /* and their rows */
     te_dtype edge_dtype;          /* fork, input, add: the format of what is kept for the add */
     int flags;                    /* TE_SAVES_INPUT, ... */
+    te_recipe recipe;             /* of a matrix product */
     int stats;                    /* f32 numbers a row that backward needs beside: mean and rstd, log-sum-exp */
     int edge;                     /* add: the index of its fork or input; others: -1 */
     const void *options;          /* a te_<family>_options, of ints and floats */
@@ -72,6 +84,15 @@ typedef struct te_op {
     int params;
     te_param_info param[TE_MAX_PARAMS + 1]; /* the last: none */
 } te_op;
+
+/* What a list under a recipe brings beside its steps; te/fuse/linear_fp8.h makes it. */
+struct te_quantize;
+struct te_gemm;
+typedef struct te_fp8_ops {
+    te_status (*quantize)(const struct te_quantize *q, te_context *ctx); /* of tensors in the list's dtype */
+    te_status (*turn)(const struct te_quantize *q, te_context *ctx);     /* transposes what is in FP8 */
+    te_status (*product)(const struct te_gemm *g, te_context *ctx);
+} te_fp8_ops;
 
 struct te_run;
 struct te_step;
@@ -104,7 +125,17 @@ typedef struct te_plan {
     int span_count; /* 0: everything is saved, with the same steps and so the same bits */
     const te_span *span;
     int takes_dims; /* 1: widths are symbols (dims.h), and nothing runs by it */
+    const te_fp8_ops *fp8; /* null: the list names no recipe */
 } te_plan;
+
+/* What the product of a weight works with under a recipe (te/optim/recipes.h). */
+typedef struct te_fp8_product {
+    int on;      /* 0: the product runs in the list's format */
+    int current; /* a scale is of the tensor that it is for; 0: of steps before */
+    const te_scales *scales;
+    int x, weight, dy;             /* indices into them */
+    void *data, *transposed;       /* the weight in FP8, [rows, cols] and [cols, rows] */
+} te_fp8_product;
 
 /* One parameter of one instance. */
 typedef struct te_param {
@@ -120,6 +151,7 @@ typedef struct te_param {
     int last;                /* its gradient is written when a backward ends, whatever its place in the list */
     int index;               /* which of its instance's parameters */
     struct te_param *with;   /* tied: the owner; an owner: the one whose backward writes the gradient; null: not tied */
+    te_fp8_product fp8;      /* the weight of a product under a recipe */
 } te_param;
 
 /* One instance: the first member of the struct that TE_SEQUENTIAL declares. `param` points to its parameters, in list

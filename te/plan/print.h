@@ -14,6 +14,7 @@ TE_API int te__step_sums(const te_plan *p, const te_step *s) {
 /* Bytes a row that a step has to move at least: its input, its output, what it keeps for backward or reads of it, and
  * the residual edges. Weights are left out: they do not grow with the rows. */
 TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) {
+    const te_run r = te_run_to_size(p, pass, 1, TE_USE_on, 0);
     const long size = (long)te_dtype_bytes(p->dtype);
     const te_op *first = &p->op[s->op[0]], *last = &p->op[s->op[s->count - 1]];
     long n = (pass == TE_BACKWARD ? first->out + last->in : first->in + last->out) * size;
@@ -38,7 +39,7 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
             /* an add reads what was kept, unless the step begins with that */
             if ((op->flags & TE_IS_ADD) && (op->edge + 1 != s->op[0] || (p->op[op->edge].flags & TE_IS_INPUT)))
                 n += op->in * size;
-            if (pass == TE_FORWARD && j + 1 < s->count && te_in_memory(p, i) && !(op->flags & TE_IS_FORK))
+            if (pass == TE_FORWARD && j + 1 < s->count && te_in_memory(&r, i) && !(op->flags & TE_IS_FORK))
                 n += op->out * size;
         }
     }
@@ -55,10 +56,11 @@ TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const 
 /* The forward steps that backward runs again before step s: of the spans that s is the first to reach. */
 TE_API long te__print_recompute(FILE *f, const te_plan *p, const te_step *s) {
     long total = 0;
+    const te_run r = te_run_to_size(p, TE_BACKWARD, 1, TE_USE_on, 0);
     for (int k = 0; k < p->span_count; k++) {
         int from, to, reached = 0;
         for (int j = 0; j < s->count; j++) reached |= s->op[j] == p->span[k].last;
-        te__span_steps(p, k, &from, &to);
+        te__span_steps(&r, k, &from, &to);
         for (int i = from; reached && i < to; i++) total += te__print_step(f, p, "+", &p->forward[i], TE_FORWARD);
     }
     return total;

@@ -23,12 +23,13 @@ TE_API void te__span_close(te_run *r, int k) {
 }
 
 /* The steps [*from, *to) of the forward that span k runs again: as far as the last one that leaves something in it. */
-TE_API void te__span_steps(const te_plan *plan, int k, int *from, int *to) {
+TE_API void te__span_steps(const te_run *r, int k, int *from, int *to) {
+    const te_plan *plan = r->plan;
     int i = 0;
     while (i < plan->forward_count && plan->forward[i].op[0] < plan->span[k].first) i++;
     for (*from = *to = i; i < plan->forward_count && plan->forward[i].op[0] < plan->span[k].last; i++)
         for (int j = 0; j < plan->forward[i].count; j++)
-            if (te__is_lost(plan, k, plan->forward[i].op[j])) *to = i + 1;
+            if (te__is_lost(r, k, plan->forward[i].op[j])) *to = i + 1;
 }
 
 /* In backward: fill the memory of span k again, by a forward of its own that knows where this walk keeps everything.
@@ -38,7 +39,7 @@ TE_API te_status te__span_recompute(te_run *r, int k) {
     const te_span *s = &r->plan->span[k];
     int from, to;
     TE_TRY(te__span_open(r, k));
-    te__span_steps(r->plan, k, &from, &to);
+    te__span_steps(r, k, &from, &to);
     te_run forward = *r;
     forward.pass = TE_FORWARD, forward.now = te_input_of(r, s->first);
     forward.y.p = 0, forward.act[s->last] = 0, forward.stats[s->last] = 0;

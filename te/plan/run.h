@@ -8,11 +8,16 @@
 
 typedef enum te_pass { TE_FORWARD, TE_INFER, TE_BACKWARD } te_pass;
 
+/* Whether products run in FP8 whose ops have a recipe: as each parameter says or, where sizes are asked for, none, all
+ * by casts, or all with operands that come in FP8. */
+typedef enum te_recipe_use { TE_USE_as_bound, TE_USE_off, TE_USE_on, TE_USE_stored } te_recipe_use;
+
 typedef struct te_run {
     const te_plan *plan;
     const te_batch *batch;
     te_context *ctx;
     te_pass pass;
+    te_recipe_use use;
     int dry;                     /* this walk checks and measures; nothing is launched */
     int64_t tokens, sequences;   /* rows of values, by te_rows; where only tokens are known, as many sequences */
     te_value now;                /* forward: the activation; backward: its gradient, p null if nobody wants it */
@@ -27,6 +32,7 @@ typedef struct te_run {
     void *act[TE_MAX_OPS]; /* by op: its output, where it stays until backward; in a span null while that is not worked
                               on */
     float *stats[TE_MAX_OPS];    /* by op: [rows, stats] */
+    char *kept[TE_MAX_OPS];      /* by product in FP8: its te_kept_fp8 */
     te_param *param[TE_MAX_OPS]; /* by op: its first parameter */
     te_sum_args sums;            /* column sums that wait to be added up */
     int partial[TE_SUM_JOBS];    /* the blocks that they lie in */
@@ -66,6 +72,30 @@ TE_API void te_set_now(te_run *r, te_value v) { te__set_root(r, &r->now, v); }
 /* Keep `v` for the other end of fork i; te_no_value(): it is no longer needed. */
 TE_API void te_set_edge(te_run *r, int fork, te_value v) { te__set_root(r, &r->edge[fork], v); }
 
+/* Whether the product of op i runs in FP8. */
+TE_API int te_is_in_fp8(const te_run *r, int i) {
+    if (i >= r->plan->op_count || r->plan->op[i].recipe == TE_RECIPE_none) return 0;
+    return r->use == TE_USE_as_bound ? r->param[i]->fp8.on : r->use != TE_USE_off;
+}
+
+/* What a product in FP8 keeps for its backward; null in inference. */
+typedef struct te_kept_fp8 {
+    float *inverse; /* 1 / the scale of its input */
+    void *x;        /* its input, e4m3 [rows, in] */
+} te_kept_fp8;
+
+TE_API te_kept_fp8 te_kept_of(const te_run *r, int i) {
+    te_kept_fp8 k;
+    k.inverse = (float *)(void *)r->kept[i], k.x = r->kept[i] ? r->kept[i] + TE_ALIGN : 0;
+    return k;
+}
+
+/* Whether the kernel that makes the operand of product i, x in forward and dy in backward, stores it in FP8 itself:
+ * where its scale is known by then. */
+TE_API int te_is_stored_in_fp8(const te_run *r, int i) {
+    return te_is_in_fp8(r, i) && (r->use == TE_USE_as_bound ? !r->param[i]->fp8.current : r->use == TE_USE_stored);
+}
+
 /* What op i gave in forward, and what it got. */
 TE_API te_value te_output_of(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
@@ -102,22 +132,26 @@ TE_API te_status te_after_as(const te_value *v, const te_value *made, te_run *r)
 /* ---- what forward keeps ------------------------------------------------------------------------------------------ */
 
 /* Whether the output of op i has to lie in memory after its step: backward reads it, or a fork keeps it. */
-TE_API int te__is_read(const te_plan *plan, int i) {
+TE_API int te__is_read(const te_run *r, int i) {
+    const te_plan *plan = r->plan;
     if (plan->op[i].flags & TE_SAVES_OUTPUT) return 1;
-    return i + 1 < plan->op_count && (plan->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK));
+    if (i + 1 == plan->op_count || te_is_in_fp8(r, i + 1)) return 0; /* a product in FP8 keeps its input so */
+    return (plan->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0;
 }
 /* Whether op i, in span k, leaves something that has to be computed again. */
-TE_API int te__is_lost(const te_plan *plan, int k, int i) {
-    const te_op *op = &plan->op[i];
-    return i < plan->span[k].last && (op->stats || (te__is_read(plan, i) && !(op->flags & TE_IS_FORK)));
+TE_API int te__is_lost(const te_run *r, int k, int i) {
+    const te_op *op = &r->plan->op[i];
+    if (i >= r->plan->span[k].last) return 0;
+    return op->stats || te_is_in_fp8(r, i) || (te__is_read(r, i) && !(op->flags & TE_IS_FORK));
 }
 /* The same as te__is_read, or a span that runs again begins with it. */
-TE_API int te_in_memory(const te_plan *plan, int i) {
+TE_API int te_in_memory(const te_run *r, int i) {
+    const te_plan *plan = r->plan;
     int begins = 0;
     for (int k = 0; k < plan->span_count; k++)
         for (int j = i + 1; plan->span[k].first == i + 1 && j < plan->span[k].last; j++)
-            begins |= te__is_lost(plan, k, j);
-    return begins || te__is_read(plan, i);
+            begins |= te__is_lost(r, k, j);
+    return begins || te__is_read(r, i);
 }
 /* The span that what op i keeps belongs to; -1: it is saved. What the last op of a span gives is for the ops behind. */
 TE_API int te__span_of(const te_plan *plan, int i) {
@@ -135,12 +169,16 @@ TE_API size_t te__place(te_run *r, char *base, size_t at, int from, int to, int 
         const int here = r->pass != TE_INFER && te__span_of(plan, i) == span;
         const int is_y = i == plan->op_count - 1 && op->out_dtype == plan->out_dtype;
         const int64_t padded = te_padded_rows(r, op->out_rows);
-        r->act[i] = 0, r->stats[i] = 0;
+        r->act[i] = 0, r->stats[i] = 0, r->kept[i] = 0;
         if (op->flags & TE_IS_FORK) r->act[i] = i ? r->act[i - 1] : r->x.p;
         else if (is_y) r->act[i] = r->y.p;
-        else if (here && te_in_memory(plan, i)) {
+        else if (here && te_in_memory(r, i)) {
             r->act[i] = base + at;
             at += (size_t)te_round_up(padded * op->out * (int64_t)te_dtype_bytes(op->out_dtype), TE_ALIGN);
+        }
+        if (here && te_is_in_fp8(r, i)) {
+            r->kept[i] = base + at;
+            at += TE_ALIGN + (size_t)te_round_up(te_padded_rows(r, op->in_rows) * op->in, TE_ALIGN);
         }
         if (here && op->stats) {
             r->stats[i] = (float *)(void *)(base + at);
@@ -167,7 +205,7 @@ TE_API te_status te_output(te_value *v, te_run *r, const te_step *s, int i) {
     const te_op *op = &r->plan->op[i];
     *v = te_output_of(r, i);
     if (te_last_step(r, s) && r->y.dtype == op->out_dtype) *v = r->y;
-    else if (r->pass != TE_FORWARD || !te_in_memory(r->plan, i)) v->p = 0;
+    else if (r->pass != TE_FORWARD || !te_in_memory(r, i)) v->p = 0;
     return v->p ? TE_OK : te_acquire(r, v, op->out_rows, op->out, op->out_dtype);
 }
 /* Backward: the gradient of op i's input, i the last of step s. p is null if nobody wants it. */
@@ -180,6 +218,7 @@ TE_API te_status te_gradient(te_value *v, te_run *r, const te_step *s, int i) {
 TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t tokens, int64_t sequences,
                       te_context *ctx) {
     r->plan = plan, r->pass = pass, r->tokens = tokens, r->sequences = sequences, r->ctx = ctx;
+    r->use = TE_USE_as_bound;
     r->batch = 0, r->dry = 1, r->rng = 0, r->saved = 0, r->take.taken = 0, r->sum_count = 0;
     r->now = r->dx = r->dy = te_no_value();
     r->x = te_value_of(0, plan->in_dtype, tokens, plan->in);
@@ -188,6 +227,13 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t toke
     memset(&r->sums, 0, sizeof r->sums); /* jobs that are none are arguments, too, and compared (core/launch_cuda.h) */
     for (int i = 0; i < plan->op_count; i++) r->edge[i] = te_no_value(), r->param[i] = 0;
     for (int k = 0; k < plan->span_count; k++) r->span[k] = te_no_value();
+}
+/* A walk that only asks how large things are. */
+TE_API te_run te_run_to_size(const te_plan *plan, te_pass pass, int64_t rows, te_recipe_use use, te_context *ctx) {
+    te_run r;
+    te__begin(&r, plan, pass, rows, rows, ctx);
+    r.use = use;
+    return r;
 }
 
 #endif

@@ -128,7 +128,7 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
                saved->batch, saved->seq, saved->position, b->batch, b->seq, b->position);
     r->x.p = (void *)(uintptr_t)saved->x, r->y.p = saved->y;
     TE_REQUIRE(te__lay_out(r, (char *)saved->memory) == saved->used, ctx, TE_ERROR_STATE,
-               "%s: the dims have been set anew since the forward", plan->name);
+               "%s: the dims have been set anew, or the recipe switched, since the forward", plan->name);
     return TE_OK;
 }
 /* dx[rows, in] (te_none(): not wanted) and the parameters' gradients, of dy[rows, out]. A list that ends in
@@ -153,24 +153,30 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
 
 /* Rows that a call takes: batch times seq. */
 TE_API int te__can_rows(int64_t rows) { return rows >= 0 && rows <= INT32_MAX / 2; }
-/* Bytes that te_saved.memory must have for this many rows; 0 where widths are not known yet, or no call takes so
- * many. */
-TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
-    te_run r;
+TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use use) {
     if (!plan || plan->takes_dims || !te__can_rows(rows)) return 0;
-    te__begin(&r, plan, TE_FORWARD, rows, rows, 0);
+    te_run r = te_run_to_size(plan, TE_FORWARD, rows, use, 0);
     return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
 }
-/* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most; 0, and the text of
- * an error, if m is not bound or no call takes so many. */
+/* Bytes that te_saved.memory must have for this many rows, under the list's recipe if it has one; 0 where widths are
+ * not known yet, or no call takes so many. */
+TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
+    return te__saved_bytes(plan, rows, TE_USE_on);
+}
+/* The same for forwards with the recipe switched off, or not yet on: all in the list's own format. */
+TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t rows) {
+    return te__saved_bytes(plan, rows, TE_USE_off);
+}
+/* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most, with the recipe on or
+ * off; 0, and the text of an error, if m is not bound or no call takes so many. */
 TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, int64_t rows, te_context *ctx) {
     size_t most = 0;
     if (!plan || te__check_dims(plan, ctx) != TE_OK || te__check_bound(plan, m, ctx) != TE_OK) return 0;
     if (!te__can_rows(rows))
         return te_fail(ctx, TE_ERROR_OVERFLOW, "%s: %lld rows", plan->name, (long long)rows), (size_t)0;
-    for (int pass = 0; pass < 3; pass++) {
-        te_run r;
-        te__begin(&r, plan, (te_pass)pass, rows, rows, ctx);
+    for (int i = 0; i < (plan->fp8 ? 9 : 3); i++) {
+        const te_pass pass = (te_pass)(i % 3);
+        te_run r = te_run_to_size(plan, pass, rows, (te_recipe_use)(TE_USE_off + i / 3), ctx);
         r.x.p = r.y.p = (void *)(uintptr_t)TE_ALIGN, r.dx = r.x, r.dy = r.y;
         te__take_params(&r, m);
         te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);

@@ -1,0 +1,43 @@
+/* amax.h -- the largest |x| of a tensor in target memory: exact, whatever the order in which it is raised, so the same
+ * bits on both targets. An infinity gives infinity, a NaN gives NaN.
+ */
+#ifndef TE_AMAX_H
+#define TE_AMAX_H
+
+#include "bits.h"  /* te_bits_of_float */
+#include "lanes.h" /* te_lanes */
+
+/* The bits of |x|; those of larger numbers are larger, those of NaNs the largest. */
+TE_FN uint32_t te_amax_bits(float x) { return te_bits_of_float(x) & 0x7fffffffu; }
+/* The larger of m and the bits of eight |v|. */
+TE_FN uint32_t te_amax_bits8(uint32_t m, const float v[8]) {
+    TE_UNROLL for (int k = 0; k < 8; k++) m = te_amax_bits(v[k]) > m ? te_amax_bits(v[k]) : m;
+    return m;
+}
+
+/* Raise *amax, which is at least 0, to the largest of the lanes' bits. A read comes first: in a large tensor few blocks
+ * find it too small. */
+#if TE_CUDA
+TE_FN void te_amax_raise(float *amax, uint32_t bits, te_lanes g) {
+    bits = __reduce_max_sync(~0u, bits);
+    if (g.count > 32) {
+        __shared__ uint32_t te_shared[32];
+        const int lane = (int)threadIdx.x % 32;
+        __syncthreads(); /* an earlier raise of this block has read them */
+        if (lane == 0) te_shared[threadIdx.x / 32] = bits;
+        __syncthreads();
+        bits = __reduce_max_sync(~0u, lane < g.count / 32 ? te_shared[lane] : 0u);
+    }
+    if (bits > 0x7f800000u) bits = 0x7fffffffu; /* one NaN for all */
+    if (g.id == 0 && bits > *(const volatile uint32_t *)amax) (void)atomicMax((uint32_t *)amax, bits);
+}
+#else
+TE_FN void te_amax_raise(float *amax, uint32_t bits, te_lanes g) {
+    uint32_t *to = (uint32_t *)(void *)amax, now = __atomic_load_n(to, __ATOMIC_RELAXED);
+    (void)g;
+    if (bits > 0x7f800000u) bits = 0x7fffffffu;
+    while (bits > now && !__atomic_compare_exchange_n(to, &now, bits, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+}
+#endif
+
+#endif

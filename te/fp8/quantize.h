@@ -1,0 +1,78 @@
+/* quantize.h -- a tensor as FP8: row-wise, transposed, and its amax, in one pass.
+ *
+ * Do this:
+ *     TE_QUANTIZE(of_bf16, bf16)                     // the kernels, and of_bf16_run
+ *     te_quantize q = te_quantize_of(rows, cols);
+ *     q.x = x, q.to = TE_e4m3, q.scale = scales.scale + i;
+ *     q.y = y, q.yt = yt, q.amax = scales.amax + i;      // any of the three may stay null
+ *     TE_TRY(of_bf16_run(&q, ctx));
+ *
+ * y = x * scale, rounded to the nearest number of the format, ties to even, beyond its largest number to that (fp8.h);
+ * yt[cols, rows] has the same bytes. With amax alone it is the first pass of current scaling.
+ *
+ * Bytes: x read once, y and yt written once; 4 an element of bf16, 3 without yt, 2 for amax alone.
+ */
+#ifndef TE_QUANTIZE_H
+#define TE_QUANTIZE_H
+
+#include "fp8_tile.h" /* TE_FP8_KERNELS */
+
+typedef struct te_quantize {
+    void *y, *yt;       /* [rows, cols], [cols, yt_cols] of `to`; null: not wanted */
+    float *amax;        /* raised to the largest |x|; target memory; null: not wanted */
+    const void *x;      /* [rows, cols] of the dtype that the kernels are made for */
+    const float *scale; /* target memory; null: 1 */
+    float *inverse;     /* gets 1 / scale; target memory; null: not wanted */
+    int64_t rows, cols;
+    int64_t yt_cols;    /* rows, or up to the next multiple of 128: what is more is 0 */
+    te_dtype to;
+} te_quantize;
+
+TE_API te_quantize te_quantize_of(int64_t rows, int64_t cols) {
+    te_quantize q;
+    memset(&q, 0, sizeof q);
+    q.rows = q.yt_cols = rows, q.cols = cols, q.to = TE_e4m3;
+    return q;
+}
+
+typedef struct te_quantize_args { te_fp8_out out; const void *x; } te_quantize_args;
+
+/* What is not transposed may be cut into rows anywhere: into the longest that are no wider than a tile. */
+TE_API void te__quantize_flatten(te_fp8_out *o) {
+    int64_t cols = TE_FP8_TILE;
+    if (o->yt) return;
+    while (cols > 1 && o->rows * o->cols % cols) cols /= 2;
+    if (cols % 8 && o->cols > cols) return;
+    o->rows = o->rows * o->cols / cols, o->cols = cols;
+}
+TE_API te_status te__quantize_args_of(te_quantize_args *a, const te_quantize *q, const char *who, te_context *ctx) {
+    memset(a, 0, sizeof *a);
+    a->out.y = (uint8_t *)q->y, a->out.yt = (uint8_t *)q->yt, a->out.amax = q->amax, a->out.scale = q->scale;
+    a->out.inverse = q->inverse, a->out.yt_cols = q->yt_cols;
+    a->out.rows = q->rows, a->out.cols = q->cols, a->out.to = q->to, a->x = q->x;
+    TE_TRY(te_fp8_check(&a->out, who, ctx));
+    TE_REQUIRE(q->x || !q->rows || !q->cols, ctx, TE_ERROR_NULL, "%s: x is null", who);
+    TE_REQUIRE((uintptr_t)q->x % TE_ACCESS == 0, ctx, TE_ERROR_ALIGNMENT,
+               "%s: x does not start at a multiple of %d bytes", who, (int)TE_ACCESS);
+    te__quantize_flatten(&a->out);
+    return TE_OK;
+}
+
+/* Kernels for tensors of `from`, and te_status name_run(const te_quantize *q, te_context *ctx). */
+#define TE_QUANTIZE(name, from)                                                                                       \
+    TE_FN void name##_load(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int wide) {                 \
+        const te_quantize_args *a = (const te_quantize_args *)arg;                                                    \
+        te_vec8_load(in, a->x, row * a->out.cols + col, n, wide, TE_##from);                                          \
+    }                                                                                                                 \
+    TE_FN void name##_make(float v[8], const te_vec8 *in, const void *arg, int64_t row, int64_t col) {                \
+        (void)arg, (void)row, (void)col;                                                                              \
+        te_vec8_floats(v, in, TE_##from);                                                                             \
+    }                                                                                                                 \
+    TE_FP8_KERNELS(name##_of, TE_##from == TE_f32 ? 2 : 4, te_quantize_args, name##_load, name##_make, 1)             \
+    TE_API te_status name##_run(const te_quantize *q, te_context *ctx) {                                              \
+        te_quantize_args a;                                                                                           \
+        TE_TRY(te__quantize_args_of(&a, q, #name, ctx));                                                              \
+        return name##_of_run(&a, ctx);                                                                                \
+    }
+
+#endif

@@ -1,0 +1,160 @@
+/* scales.h -- the scales of FP8 tensors, all of a model's in one place in target memory, and the kernel that updates
+ * them all.
+ *
+ * Do this:
+ *     const size_t bytes = te_scales_bytes(count, 1024);
+ *     TE_TRY(te_allocate(ctx, &memory, bytes));
+ *     TE_TRY(te_scales_init(&s, memory, bytes, formats, count, 1024, ctx));
+ *     ... whoever stores tensor i reads s.scale[i] and raises s.amax[i]; products read te_scales_inverse(&s, i) ...
+ *     TE_TRY(te_scales_update(&s, 0, count, &rule, ctx));        // once a step, behind its last pass
+ *
+ * Delayed scaling (Micikevicius et al. 2022): the scale comes from the amax of the steps before, so a tensor can be
+ * stored as it is made. scale = most / amax / 2^margin, most the largest number of the format, amax the largest of the
+ * history or the most recent one. An amax of 0, infinity or NaN keeps the old scale; the last two enter the history as
+ * 0, so that one bad step is not remembered for the whole of its length.
+ *
+ * Current scaling: a length of 1, and an update of that one tensor between the pass that takes its amax and the cast.
+ *
+ * Several ranks: reduce s.amax[0, count) to its largest before the update.
+ */
+#ifndef TE_SCALES_H
+#define TE_SCALES_H
+
+#include "../core/target.h" /* TE_KERNEL */
+
+typedef struct te_scales {
+    float *amax;    /* [count], raised during a step; an update takes it and leaves 0 */
+    float *scale;   /* [count], what values are multiplied by before they are rounded; 1 at first */
+    float *inverse; /* [count, TE_SCALES_APART], 1 / scale, what products multiply by */
+    float *most;    /* [count], the largest number of the tensor's format */
+    float *history; /* [count, length], a ring of each tensor; 0 at first */
+    int32_t *at;    /* [count], where in its ring the next amax goes */
+    int count, length;
+    void *memory; /* all of it in one piece, for a checkpoint */
+    size_t bytes;
+} te_scales;
+
+typedef enum te_amax_of { TE_AMAX_MAX, TE_AMAX_MOST_RECENT } te_amax_of;
+
+typedef struct te_scale_rule {
+    te_amax_of amax;
+    int margin;       /* powers of two left free above amax */
+    float epsilon;    /* an amax below it counts as it */
+    int power_of_two; /* the scale is rounded down to one */
+} te_scale_rule;
+
+enum {
+    TE_SCALES_MOST_HISTORY = 1024,
+    TE_SCALES_MOST_MARGIN = 64,
+    TE_SCALES_APART = TE_ACCESS / 4 /* cuBLASLt reads a number that products multiply by from a multiple of 16 bytes */
+};
+
+TE_API const float *te_scales_inverse(const te_scales *s, int i) { return s->inverse + (int64_t)i * TE_SCALES_APART; }
+
+TE_API size_t te__scales_part(int64_t floats) { return (size_t)te_round_up(floats * 4, TE_ALIGN); }
+/* Of target memory. */
+TE_API size_t te_scales_bytes(int count, int length) {
+    return 4 * te__scales_part(count) + te__scales_part((int64_t)count * TE_SCALES_APART) +
+           te__scales_part((int64_t)count * length);
+}
+
+/* ---- the kernel -------------------------------------------------------------------------------------------------- */
+
+/* Scales and their inverses stay normal numbers. */
+#define TE__SCALE_LARGE 8.507059173023462e37f /* 2^126 */
+#define TE__SCALE_SMALL 1.1754943508222875e-38f
+
+/* The scale for this amax, which is above 0. */
+TE_BOTH float te_scale_of_amax(float amax, float most, const te_scale_rule *rule) {
+    const float a = amax < rule->epsilon ? rule->epsilon : amax;
+    float s = most / a * te_float_of_bits((uint32_t)(127 - rule->margin) << 23);
+    s = s > TE__SCALE_LARGE ? TE__SCALE_LARGE : s < TE__SCALE_SMALL ? TE__SCALE_SMALL : s;
+    return rule->power_of_two ? te_float_of_bits(te_bits_of_float(s) & 0xff800000u) : s;
+}
+
+typedef struct te_scales_args {
+    te_scales s;
+    te_scale_rule rule;
+    int first, count;
+} te_scales_args;
+enum { TE_SCALES_LANES = TE_CUDA ? 32 : 1, TE_SCALES_THREADS = TE_CUDA ? 256 : 1,
+       TE_SCALES_GROUPS = TE_SCALES_THREADS / TE_SCALES_LANES };
+
+/* A group of lanes has a tensor. Bytes: four for each number of its history. */
+TE_FN void te_scales_body(const te_scales_args *a, te_block b) {
+    int group;
+    te_lanes g = te_lanes_here(TE_SCALES_LANES, &group);
+    const int j = b.x * TE_SCALES_GROUPS + group, i = a->first + j, length = a->s.length;
+    if (j >= a->count) return;
+    const float now = a->s.amax[i], kept = now <= 3.402823466e38f ? now : 0.0f; /* false for a NaN */
+    const int at = a->s.at[i];
+    float *history = a->s.history + (int64_t)i * length, largest = kept;
+    for (int h = g.id; a->rule.amax == TE_AMAX_MAX && h < length; h += g.count)
+        if (h != at) largest = history[h] > largest ? history[h] : largest;
+    te_lanes_max(&largest, &g);
+    if (g.id != 0) return;
+    history[at] = kept, a->s.at[i] = at + 1 < length ? at + 1 : 0, a->s.amax[i] = 0.0f;
+    if (!(now <= 3.402823466e38f) || !(largest > 0.0f || a->rule.epsilon > 0.0f)) return;
+    a->s.scale[i] = te_scale_of_amax(largest, a->s.most[i], &a->rule);
+    a->s.inverse[(int64_t)i * TE_SCALES_APART] = 1.0f / a->s.scale[i];
+}
+TE_KERNEL(te__scales_kernel, TE_SCALES_THREADS, te_scales_args, te_scales_body(te_args, te_at))
+
+/* ---- calls ------------------------------------------------------------------------------------------------------- */
+
+/* Where the parts lie in memory that holds such a state. */
+TE_API te_status te_scales_bind(te_scales *s, void *memory, size_t bytes, int count, int length, te_context *ctx) {
+    TE_REQUIRE(s && memory, ctx, TE_ERROR_NULL, "te_scales_bind: a pointer is null");
+    TE_REQUIRE(count >= 0 && length >= 1 && length <= TE_SCALES_MOST_HISTORY, ctx, TE_ERROR_SHAPE,
+               "te_scales_bind: %d tensors with a history of %d; it must be 1 to %d", count, length,
+               (int)TE_SCALES_MOST_HISTORY);
+    TE_REQUIRE((uintptr_t)memory % TE_ACCESS == 0, ctx, TE_ERROR_ALIGNMENT,
+               "te_scales_bind: the memory does not start at a multiple of %d bytes", (int)TE_ACCESS);
+    TE_REQUIRE(bytes >= te_scales_bytes(count, length), ctx, TE_ERROR_MEMORY, "te_scales_bind: %zu bytes of %zu", bytes,
+               te_scales_bytes(count, length));
+    const size_t part = te__scales_part(count) / 4;
+    s->amax = (float *)memory, s->scale = s->amax + part, s->most = s->scale + part, s->inverse = s->most + 2 * part;
+    s->at = (int32_t *)(void *)(s->most + part);
+    s->history = s->inverse + te__scales_part((int64_t)count * TE_SCALES_APART) / 4;
+    s->count = count, s->length = length, s->memory = memory, s->bytes = te_scales_bytes(count, length);
+    return TE_OK;
+}
+/* The same, and its start: scales of 1, an empty history. formats: [count], host memory, each e4m3 or e5m2. */
+TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const te_dtype *formats, int count,
+                                int length, te_context *ctx) {
+    TE_TRY(te_check_target(ctx, "te_scales_init"));
+    TE_TRY(te_scales_bind(s, memory, bytes, count, length, ctx));
+    TE_REQUIRE(formats || !count, ctx, TE_ERROR_NULL, "te_scales_init: the formats are null");
+    for (int i = 0; i < count; i++) TE_REQUIRE(te_is_fp8(formats[i]), ctx, TE_ERROR_DTYPE,
+        "te_scales_init: tensor %d is %s; it must be e4m3 or e5m2", i, te_dtype_name(formats[i]));
+    const size_t part = te__scales_part(count) / 4;
+    float *start = (float *)calloc(s->bytes ? s->bytes : 1, 1); /* on the host */
+    TE_REQUIRE(start, ctx, TE_ERROR_MEMORY, "te_scales_init: cannot allocate %zu bytes", s->bytes);
+    for (size_t i = 0; i < (size_t)count; i++) {
+        start[part + i] = start[4 * part + i * TE_SCALES_APART] = 1.0f; /* scale, inverse */
+        start[2 * part + i] = te_fp8_most(formats[i]);
+    }
+    te_status status = te_copy(ctx, memory, start, s->bytes);
+    if (status == TE_OK) status = te_synchronize(ctx);
+    free(start);
+    return status;
+}
+/* Tensors [first, first + count): take their amax, roll their history, set their scale. One launch. */
+TE_API te_status te_scales_update(const te_scales *s, int first, int count, const te_scale_rule *rule,
+                                  te_context *ctx) {
+    te_scales_args a;
+    TE_TRY(te_check_target(ctx, "te_scales_update"));
+    TE_REQUIRE(s && rule && s->memory, ctx, TE_ERROR_NULL, "te_scales_update: a pointer is null");
+    TE_REQUIRE(first >= 0 && count >= 0 && first <= s->count - count, ctx, TE_ERROR_SHAPE,
+               "te_scales_update: tensors %d to %d of %d", first, first + count, s->count);
+    TE_REQUIRE(rule->margin >= -TE_SCALES_MOST_MARGIN && rule->margin <= TE_SCALES_MOST_MARGIN, ctx, TE_ERROR_VALUE,
+               "te_scales_update: a margin of %d; it must be %d to %d", rule->margin, -(int)TE_SCALES_MOST_MARGIN,
+               (int)TE_SCALES_MOST_MARGIN);
+    TE_REQUIRE(rule->epsilon >= 0.0f && rule->epsilon <= 3.402823466e38f, ctx, TE_ERROR_VALUE,
+               "te_scales_update: an epsilon of %g", (double)rule->epsilon);
+    memset(&a, 0, sizeof a);
+    a.s = *s, a.rule = *rule, a.first = first, a.count = count;
+    return count ? te__scales_kernel_launch(ctx, te_grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a) : TE_OK;
+}
+
+#endif

@@ -1,0 +1,92 @@
+/* linear_fp8.h -- a linear whose product runs in FP8: what its operands are made of. x and the weight are e4m3, dy is
+ * e5m2 (te_recipe). FP8 products read both operands along k, so that three of them are wanted transposed as well:
+ *
+ *     y[rows, out]   = x[rows, in]  weight[out, in]^T
+ *     dx[rows, in]   = dy[rows, out]  weight_t[in, out]^T
+ *     dw[out, in]    = dy_t[out, rows]  x_t[in, rows]^T      rows up to a multiple of 16, with zeros
+ *
+ * Where scales are known before (fp8_delayed), x and dy come in FP8 from the kernel that makes them, if that is a chain
+ * (te_chain_fp8); else a cast makes them. Forward keeps x so, and 1 / its scale; backward transposes it.
+ */
+#ifndef TE_FUSE_LINEAR_FP8_H
+#define TE_FUSE_LINEAR_FP8_H
+
+#include "../fp8/quantize.h"  /* te_quantize */
+#include "../gemm/gemm.h"     /* te_gemm */
+#include "../plan/run.h"      /* te_run */
+
+TE_API int64_t te__fp8_rows(int64_t rows) { return te_round_up(rows, 16); }
+
+/* v as FP8, with the scale at `index`: row-wise at y, transposed at yt, 1 / scale at `inverse`; null: not wanted. */
+TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_product *f, int index, te_dtype to, void *y, void *yt,
+                              float *inverse) {
+    static const te_scale_rule own = {TE_AMAX_MOST_RECENT, 0, 0.0f, 0};
+    TE_TRY(te_as(&v, r, r->plan->dtype));
+    te_quantize q = te_quantize_of(v.rows, v.cols);
+    if (r->dry) return TE_OK;
+    q.x = v.p, q.to = to, q.amax = f->scales->amax + index;
+    if (f->current) {
+        TE_TRY(r->plan->fp8->quantize(&q, r->ctx));
+        TE_TRY(te_scales_update(f->scales, index, 1, &own, r->ctx));
+    }
+    if (f->current || r->pass == TE_INFER) q.amax = 0; /* inference leaves no trace in the scales of training */
+    q.y = y, q.yt = yt, q.yt_cols = te__fp8_rows(v.rows), q.scale = f->scales->scale + index, q.inverse = inverse;
+    return r->plan->fp8->quantize(&q, r->ctx);
+}
+TE_API te_gemm_fp8 te__fp8_operand(te_dtype dtype, const float *inverse) {
+    te_gemm_fp8 o;
+    o.scaling = TE_SCALING_TENSOR, o.dtype = dtype, o.inverse = inverse;
+    return o;
+}
+
+/* The transpose of v, which is in FP8, [cols, rows] with rows up to a multiple of 16. */
+TE_API te_status te__fp8_turn(te_run *r, void **turned, te_value v) {
+    te_quantize q = te_quantize_of(v.rows, v.cols);
+    TE_TRY(te_scratch(r, turned, (size_t)(te_room_rows(r) * v.cols)));
+    q.x = v.p, q.yt = *turned, q.yt_cols = te__fp8_rows(v.rows);
+    return r->dry ? TE_OK : r->plan->fp8->turn(&q, r->ctx);
+}
+
+/* The operands of y = x weight^T. */
+TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
+    const te_fp8_product *f = &r->param[i]->fp8;
+    const te_kept_fp8 kept = te_kept_of(r, i);
+    void *y = kept.x;
+    if (te_is_fp8(x.dtype)) y = x.p;
+    else {
+        if (!y) TE_TRY(te_scratch(r, &y, (size_t)(te_room_rows(r) * x.cols)));
+        TE_TRY(te__fp8_cast(r, x, f, f->x, TE_e4m3, y, 0, kept.inverse));
+    }
+    g->a = y, g->b = f->data, g->trans_b = 1, g->fast = 1;
+    g->a_fp8 = te__fp8_operand(TE_e4m3, f->scales ? te_scales_inverse(f->scales, f->x) : 0);
+    g->b_fp8 = te__fp8_operand(TE_e4m3, f->scales ? te_scales_inverse(f->scales, f->weight) : 0);
+    return TE_OK;
+}
+/* Those of both products of backward: w is dweight's, x dx's. */
+TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
+    const te_fp8_product *f = &r->param[i]->fp8;
+    const te_kept_fp8 kept = te_kept_of(r, i);
+    const size_t bytes = (size_t)(te_room_rows(r) * dy.cols);
+    void *y = dy.p, *yt = 0, *xt = 0;
+    if (te_is_fp8(dy.dtype)) TE_TRY(te__fp8_turn(r, &yt, dy));
+    else {
+        TE_TRY(te_scratch(r, &y, bytes));
+        TE_TRY(te_scratch(r, &yt, bytes));
+        TE_TRY(te__fp8_cast(r, dy, f, f->dy, TE_e5m2, y, yt, 0));
+    }
+    TE_TRY(te__fp8_turn(r, &xt, te_value_of(kept.x, TE_e4m3, dy.rows, r->plan->op[i].in)));
+    x->a = y, x->b = f->transposed, x->trans_b = 1;
+    x->a_fp8 = te__fp8_operand(TE_e5m2, f->scales ? te_scales_inverse(f->scales, f->dy) : 0);
+    x->b_fp8 = te__fp8_operand(TE_e4m3, f->scales ? te_scales_inverse(f->scales, f->weight) : 0);
+    w->a = yt, w->b = xt, w->trans_a = 0, w->trans_b = 1, w->k = te__fp8_rows(dy.rows);
+    w->a_fp8 = x->a_fp8, w->b_fp8 = te__fp8_operand(TE_e4m3, kept.inverse);
+    return TE_OK;
+}
+
+/* The kernels of a list under a recipe: `name`##_fp8. */
+#define TE_FP8_OPS(name, dtype)                        \
+    TE_QUANTIZE(name##_quantize, dtype)                \
+    TE_QUANTIZE(name##_turn, e4m3) /* e5m2 too: bytes stay what they are */ \
+    static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_turn_run, te_gemm_run};
+
+#endif

@@ -1,0 +1,189 @@
+/* recipes.h -- what lists under an FP8 recipe keep from step to step: the scales of their tensors, and their weights in
+ * FP8.
+ *
+ * Do this:
+ *     TE_SEQUENTIAL(block, (bf16, (recipe, fp8_delayed)), ...)
+ *     te_model *models[] = {&embed.model, &block.model};        // must outlive the state
+ *     te_recipes_config config = te_recipes_defaults();
+ *     TE_TRY(te_allocate(&ctx, &memory, te_recipes_bytes(models, 2, &config)));
+ *     TE_TRY(te_recipes_init(&recipes, memory, te_recipes_bytes(models, 2, &config), models, 2, &config, &ctx));
+ *     ... forward, backward, as many micro-batches as one likes ...
+ *     TE_TRY(te_adamw_step(&opt, &ctx));
+ *     TE_TRY(te_recipes_step(&recipes, &ctx));                  // the weights have changed: scales, weights in FP8
+ *
+ * Until te_recipes_init and behind te_recipes_switch(&recipes, 0) the same lists run in their own format.
+ *
+ * fp8_delayed scales x and dy by what was largest in the steps before; in the first step, which has none before it, as
+ * fp8_current does. Weights are scaled by what is largest in them, cast and transposed once a step.
+ */
+#ifndef TE_RECIPES_H
+#define TE_RECIPES_H
+
+#include "../fp8/quantize.h" /* te_quantize */
+#include "params.h"          /* te__part, te__memory_check */
+
+typedef struct te_recipes_config {
+    int history;        /* fp8_delayed: steps whose largest magnitudes are remembered, 1 to 1024 */
+    te_scale_rule rule; /* fp8_delayed: the scale for them */
+    int current;        /* 1: lists of fp8_delayed run as if they were of fp8_current */
+} te_recipes_config;
+
+/* The largest magnitude of 1024 steps, no margin. */
+TE_API te_recipes_config te_recipes_defaults(void) {
+    te_recipes_config c;
+    memset(&c, 0, sizeof c);
+    c.history = TE_SCALES_MOST_HISTORY, c.rule.amax = TE_AMAX_MAX;
+    return c;
+}
+
+/* Must stay where it is: the models point to it. */
+typedef struct te_recipes {
+    te_recipes_config config; /* the rule may be changed between steps */
+    te_model *const *models;
+    int model_count, count; /* products under a recipe */
+    int on, begun;          /* begun: a step lies behind them */
+    te_scales scales;           /* [3 count]: of the weights, of the inputs x, of the gradients dy */
+} te_recipes;
+
+/* ---- the products of several models ------------------------------------------------------------------------------ */
+
+typedef struct te__recipe_walk {
+    te_model *const *models;
+    int count, model, op, next; /* next: the parameter of the next op */
+    te_param *param;            /* the weight of the last product */
+    te_recipe recipe;
+} te__recipe_walk;
+
+TE_API te__recipe_walk te__recipes_of(te_model *const *models, int count) {
+    te__recipe_walk w;
+    memset(&w, 0, sizeof w);
+    w.models = models, w.count = count;
+    return w;
+}
+/* Go to the next product; 0 if there is none. */
+TE_API int te__recipes_next(te__recipe_walk *w) {
+    for (; w->model < w->count; w->model++, w->op = w->next = 0) {
+        const te_model *m = w->models[w->model];
+        while (w->op < m->plan->op_count) {
+            const te_op *op = &m->plan->op[w->op++];
+            w->param = &m->param[w->next], w->recipe = op->recipe, w->next += op->params;
+            if (op->recipe != TE_RECIPE_none) return 1;
+        }
+    }
+    return 0;
+}
+
+/* ---- what lies where --------------------------------------------------------------------------------------------- */
+
+typedef struct te__recipes_layout { size_t weights, bytes; int count; } te__recipes_layout;
+
+TE_API te__recipes_layout te__recipes_layout_of(te_model *const *models, int count, const te_recipes_config *c) {
+    te__recipes_layout l;
+    size_t weights = 0;
+    te__recipe_walk w = te__recipes_of(models, count);
+    memset(&l, 0, sizeof l);
+    for (; te__recipes_next(&w); l.count++) weights += 2 * (size_t)te_round_up(w.param->rows * w.param->cols, TE_ALIGN);
+    (void)te__part(&l.bytes, te_scales_bytes(3 * l.count, c->history));
+    l.weights = te__part(&l.bytes, weights);
+    return l;
+}
+/* Bytes of target memory that te_recipes_init wants: two for each element of a product's weight, and the scales. */
+TE_API size_t te_recipes_bytes(te_model *const *models, int count, const te_recipes_config *config) {
+    return te__recipes_layout_of(models, count, config).bytes;
+}
+
+/* ---- calls ------------------------------------------------------------------------------------------------------- */
+
+/* One pass over the weights: their largest magnitudes, or the cast with the scales that they have. */
+TE_API te_status te__recipes_over_weights(te_recipes *s, int cast, te_context *ctx) {
+    te__recipe_walk w = te__recipes_of(s->models, s->model_count);
+    while (te__recipes_next(&w)) {
+        const te_param *p = w.param;
+        te_quantize q = te_quantize_of(p->rows, p->cols);
+        q.x = p->data;
+        if (cast) q.scale = s->scales.scale + p->fp8.weight, q.y = p->fp8.data, q.yt = p->fp8.transposed;
+        else q.amax = s->scales.amax + p->fp8.weight;
+        TE_TRY(s->models[w.model]->plan->fp8->quantize(&q, ctx));
+    }
+    return TE_OK;
+}
+/* The weights in FP8 anew: for after weights were loaded by themselves, or changed by other means than steps. */
+TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *ctx) {
+    static const te_scale_rule own = {TE_AMAX_MOST_RECENT, 0, 0.0f, 0};
+    TE_REQUIRE(s && ctx && s->scales.memory, ctx, TE_ERROR_NULL, "recipes: not initialised, or the context is null");
+    TE_TRY(te__recipes_over_weights(s, 0, ctx));
+    TE_TRY(te_scales_update(&s->scales, 0, s->count, &own, ctx));
+    return te__recipes_over_weights(s, 1, ctx);
+}
+
+/* Scales are of steps before from now on (begun 1), or of the tensors themselves, where there is no step before. */
+TE_API void te__recipes_begin(te_recipes *s, int begun) {
+    te__recipe_walk w = te__recipes_of(s->models, s->model_count);
+    s->begun = begun;
+    while (te__recipes_next(&w))
+        w.param->fp8.current = !begun || s->config.current || w.recipe == TE_RECIPE_fp8_current;
+}
+
+/* Run the products of all models in FP8 (1), or in their lists' own formats (0). */
+TE_API te_status te_recipes_switch(te_recipes *s, int on, te_context *ctx) {
+    TE_REQUIRE(s && ctx && s->scales.memory, ctx, TE_ERROR_NULL, "recipes: not initialised, or the context is null");
+    te__recipe_walk w = te__recipes_of(s->models, s->model_count);
+    while (te__recipes_next(&w)) w.param->fp8.on = on != 0;
+    s->on = on != 0;
+    return TE_OK;
+}
+
+/* Bind to memory (target memory, te_recipes_bytes, aligned to TE_ALIGN) and to the models as they are bound now, cast
+ * the weights, and switch the recipes on. Waits for the stream. Errors: null pointers, a model that is not bound or
+ * listed twice, a history that is not allowed, memory too small or misaligned. */
+TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t bytes, te_model *const *models, int count,
+                                 const te_recipes_config *config, te_context *ctx) {
+    TE_TRY(te__models_bound(models, count, "recipes", ctx));
+    TE_REQUIRE(s && config, ctx, TE_ERROR_NULL, "recipes: the struct or the config is null");
+    TE_REQUIRE(config->history >= 1 && config->history <= TE_SCALES_MOST_HISTORY, ctx, TE_ERROR_VALUE,
+               "recipes: a history of %d steps; it must be 1 to %d", config->history, (int)TE_SCALES_MOST_HISTORY);
+    te__recipe_walk w = te__recipes_of(models, count);
+    while (te__recipes_next(&w))
+        TE_REQUIRE(w.param->data, ctx, TE_ERROR_STATE, "recipes: %s.%s has no memory; te_tie it to another parameter",
+                   w.param->op, w.param->field);
+    const te__recipes_layout l = te__recipes_layout_of(models, count, config);
+    TE_TRY(te__memory_check(memory, bytes, l.bytes, "recipes", ctx));
+    memset(s, 0, sizeof *s);
+    s->config = *config, s->models = models, s->model_count = count, s->count = l.count;
+    te_dtype *formats = (te_dtype *)calloc((size_t)l.count * 3 + 1, sizeof *formats);
+    TE_REQUIRE(formats, ctx, TE_ERROR_MEMORY, "recipes: cannot allocate %zu bytes", (size_t)l.count * 3);
+    for (int i = 0; i < 3 * l.count; i++) formats[i] = i < 2 * l.count ? TE_e4m3 : TE_e5m2;
+    const te_status status = te_scales_init(&s->scales, memory, l.weights, formats, 3 * l.count, config->history, ctx);
+    free(formats);
+    TE_TRY(status);
+    char *at = (char *)memory + l.weights;
+    w = te__recipes_of(models, count);
+    for (int i = 0; te__recipes_next(&w); i++) {
+        te_fp8_product *f = &w.param->fp8;
+        const size_t size = (size_t)te_round_up(w.param->rows * w.param->cols, TE_ALIGN);
+        f->scales = &s->scales;
+        f->weight = i, f->x = l.count + i, f->dy = 2 * l.count + i;
+        f->data = at, f->transposed = at + size, at += 2 * size; /* written by the cast */
+    }
+    te__recipes_begin(s, 0);
+    TE_TRY(te_recipes_cast_weights(s, ctx));
+    return te_recipes_switch(s, 1, ctx);
+}
+
+/* For a checkpoint, behind its load: weights, and the scales for them, are other ones. */
+TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
+    te__recipes_begin(s, begun);
+    return te__recipes_over_weights(s, 1, ctx);
+}
+
+/* Enqueue what comes behind a step of the optimizer: the scales of fp8_delayed for the next one, in one kernel for all
+ * tensors, and the weights in FP8. */
+TE_API te_status te_recipes_step(te_recipes *s, te_context *ctx) {
+    TE_REQUIRE(s && ctx && s->scales.memory, ctx, TE_ERROR_NULL, "recipes: not initialised, or the context is null");
+    if (!s->begun && s->on) te__recipes_begin(s, 1);
+    if (s->begun && !s->config.current)
+        TE_TRY(te_scales_update(&s->scales, s->count, 2 * s->count, &s->config.rule, ctx));
+    return te_recipes_cast_weights(s, ctx);
+}
+
+#endif

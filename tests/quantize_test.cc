@@ -1,0 +1,275 @@
+// quantize_test.cc -- tensors as FP8: row-wise, transposed, amax; scales and their update. The bytes are those of the conversion one
+// by one (fp8_test.cc), so the target's are the host's bit for bit.
+#include "harness.h"
+#include "te/core/convert.h"
+#include "te/fp8/quantize.h"
+#include "te/fp8/scales.h"
+
+TE_QUANTIZE(of_f32, f32)
+TE_QUANTIZE(of_bf16, bf16)
+TE_QUANTIZE(of_f16, f16)
+
+namespace {
+
+te_status quantize(te_dtype from, const te_quantize *q, te_context *ctx) {
+    return (from == TE_f32 ? of_f32_run : from == TE_bf16 ? of_bf16_run : of_f16_run)(q, ctx);
+}
+
+// Numbers of all sizes, and what is none: zeros, denormals, infinities, NaNs.
+std::vector<float> odd_numbers(size_t n, unsigned seed, bool finite) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal(0, 1);
+    std::vector<float> x(n);
+    for (float &v : x) {
+        v = normal(random) * std::ldexp(1.0f, (int)(random() % 24) - 16);
+        const unsigned kind = random() % 64;
+        if (kind == 0) v = 0;
+        if (kind == 1) v = -0.0f;
+        if (kind == 2) v = 1e-41f;
+        if (!finite && kind == 3) v = INFINITY;
+        if (!finite && kind == 4) v = -NAN;
+    }
+    return x;
+}
+
+struct tensor {
+    te_dtype from;
+    std::vector<uint8_t> bytes;
+    std::vector<float> value; // as stored
+    tensor(const std::vector<float> &x, te_dtype t) : from(t), bytes(x.size() * te_dtype_bytes(t)), value(x.size()) {
+        for (size_t i = 0; i < x.size(); i++) te_store(bytes.data(), (int64_t)i, x[i], t), value[i] = te_load(bytes.data(), (int64_t)i, t);
+    }
+};
+uint32_t amax_of(const std::vector<float> &x, float before) {
+    uint32_t most = te_bits_of_float(before);
+    for (const float v : x) most = std::max(most, std::isnan(v) ? 0x7fffffffu : te_bits_of_float(std::fabs(v)));
+    return most;
+}
+
+template <class T> void put(te_context *ctx, const buffer &b, const std::vector<T> &v) {
+    REQUIRE(b.bytes == v.size() * sizeof(T));
+    REQUIRE(te_copy(ctx, b.data(), v.data(), b.bytes) == TE_OK);
+    REQUIRE(te_synchronize(ctx) == TE_OK);
+}
+template <class T> std::vector<T> get(const buffer &b) {
+    const std::vector<uint8_t> raw = b.raw();
+    std::vector<T> v(raw.size() / sizeof(T));
+    memcpy(v.data(), raw.data(), v.size() * sizeof(T));
+    return v;
+}
+
+enum { Y = 1, YT = 2, AMAX = 4, SCALE = 8 };
+void check(int64_t rows, int64_t cols, te_dtype from, te_dtype to, int wanted, bool finite = true) {
+    const unsigned seed = fresh_seed();
+    const size_t n = (size_t)(rows * cols);
+    context own;
+    te_context *ctx = &own.c;
+    const tensor x(odd_numbers(n, seed, finite), from);
+    const float factor = 37.3f, before = 0.25f;
+    buffer bx(ctx, x.bytes.size(), 16), y(ctx, n, 16), yt(ctx, n, 16), amax(ctx, 4), scale(ctx, 4);
+    put(ctx, bx, x.bytes), put<float>(ctx, amax, {before}), put<float>(ctx, scale, {factor});
+    te_quantize q = te_quantize_of(rows, cols);
+    q.x = bx.data(), q.to = to;
+    if (wanted & Y) q.y = y.data();
+    if (wanted & YT) q.yt = yt.data();
+    if (wanted & AMAX) q.amax = (float *)amax.data();
+    if (wanted & SCALE) q.scale = (const float *)scale.data();
+    INFO(rows << " x " << cols << " " << te_dtype_name(from) << " -> " << te_dtype_name(to) << ", wanted " << wanted << ", TE_SEED=" << seed);
+    const te_status status = quantize(from, &q, ctx);
+    INFO(te_last_error(ctx));
+    REQUIRE(status == TE_OK);
+    const std::vector<uint8_t> gave = y.raw(), turned = yt.raw();
+    size_t wrong = 0, wrong_turned = 0;
+    for (size_t i = 0; i < n; i++) {
+        const float v = x.value[i] * (wanted & SCALE ? factor : 1.0f);
+        const uint8_t should = to == TE_e4m3 ? te_e4m3_of_float(v) : te_e5m2_of_float(v);
+        wrong += wanted & Y ? gave[i] != should : gave[i] != 0xff;
+        const size_t t = i % (size_t)cols * (size_t)rows + i / (size_t)cols;
+        wrong_turned += wanted & YT ? turned[t] != should : turned[t] != 0xff;
+    }
+    CHECK(wrong == 0);
+    CHECK(wrong_turned == 0);
+    CHECK(get<uint32_t>(amax)[0] == (wanted & AMAX ? amax_of(x.value, before) : te_bits_of_float(before)));
+    CHECK(bx.raw() == x.bytes);
+}
+
+} // namespace
+
+TEST_CASE("a tensor as FP8, row-wise, transposed and its amax", "[quantize]") {
+    const int64_t sizes[][2] = {{1, 1}, {1, 8}, {1, 1000}, {16, 16}, {16, 24}, {7, 129}, {129, 7}, {128, 128}, {144, 272}, {300, 200}, {130, 264}, {1040, 8}};
+    const te_dtype formats[] = {TE_f32, TE_bf16, TE_f16};
+    for (const auto &s : sizes)
+        for (const te_dtype from : formats)
+            for (const te_dtype to : {TE_e4m3, TE_e5m2}) check(s[0], s[1], from, to, Y | YT | AMAX | SCALE);
+}
+TEST_CASE("each output alone, and none of the others touched", "[quantize]") {
+    for (const te_dtype from : {TE_f32, TE_bf16})
+        for (int wanted = 1; wanted < 16; wanted++) {
+            if (wanted == SCALE) continue;
+            check(200, 144, from, TE_e4m3, wanted), check(33, 70, from, TE_e5m2, wanted);
+        }
+}
+TEST_CASE("what is no number: infinities saturate, a NaN stays one, and the amax says so", "[quantize]") {
+    for (const te_dtype from : {TE_f32, TE_bf16, TE_f16})
+        for (const te_dtype to : {TE_e4m3, TE_e5m2}) check(65, 80, from, to, Y | YT | AMAX | SCALE, false), check(1, 4000, from, to, AMAX, false);
+}
+TEST_CASE("many rows", "[quantize]") {
+    check(brief() ? 2000 : 100000, 24, TE_bf16, TE_e4m3, Y | YT | AMAX | SCALE);
+    check(brief() ? 2001 : 100001, 3, TE_bf16, TE_e5m2, Y | YT | AMAX | SCALE);
+}
+TEST_CASE("longer rows of the transposed tensor end in zeros, and the inverse of the scale is left", "[quantize]") {
+    const int64_t sizes[][3] = {{1, 16, 16}, {37, 48, 48}, {130, 24, 144}, {128, 40, 128}, {200, 33, 256}};
+    for (const auto &s : sizes) {
+        context own;
+        te_context *ctx = &own.c;
+        const size_t rows = (size_t)s[0], cols = (size_t)s[1], longer = (size_t)s[2];
+        const tensor x(odd_numbers(rows * cols, fresh_seed(), true), TE_bf16);
+        buffer bx(ctx, x.bytes.size()), yt(ctx, cols * longer), scale(ctx, 4), inverse(ctx, 4);
+        put(ctx, bx, x.bytes), put<float>(ctx, scale, {3.0f});
+        te_quantize q = te_quantize_of(s[0], s[1]);
+        q.x = bx.data(), q.yt = yt.data(), q.yt_cols = s[2], q.scale = (const float *)scale.data(), q.inverse = (float *)inverse.data();
+        REQUIRE(of_bf16_run(&q, ctx) == TE_OK);
+        const std::vector<uint8_t> turned = yt.raw();
+        size_t wrong = 0;
+        for (size_t c = 0; c < cols; c++)
+            for (size_t r = 0; r < longer; r++) wrong += turned[c * longer + r] != (r < rows ? te_e4m3_of_float(x.value[r * cols + c] * 3.0f) : 0);
+        CHECK(wrong == 0);
+        CHECK(get<float>(inverse)[0] == 1.0f / 3.0f);
+    }
+}
+TEST_CASE("what cannot be quantized is refused, with nothing written", "[quantize]") {
+    context own;
+    te_context *ctx = &own.c;
+    buffer x(ctx, 64 * 2, 16), y(ctx, 64, 16);
+    te_quantize q = te_quantize_of(8, 8);
+    q.x = x.data(), q.y = y.data();
+    const auto refused = [&](te_status status, const char *text) {
+        INFO(te_last_error(ctx));
+        CHECK(of_bf16_run(&q, ctx) == status);
+        CHECK(std::string(te_last_error(ctx)).find(text) != std::string::npos);
+        CHECK(y.poisoned());
+    };
+    q.to = TE_bf16, refused(TE_ERROR_DTYPE, "bf16; it must be e4m3 or e5m2"), q.to = TE_e4m3;
+    q.x = nullptr, refused(TE_ERROR_NULL, "x is null"), q.x = (char *)x.data() + 2, refused(TE_ERROR_ALIGNMENT, "x does not start");
+    q.x = x.data(), q.y = (char *)y.data() + 8, refused(TE_ERROR_ALIGNMENT, "y or yt"), q.y = y.data();
+    q.rows = -1, refused(TE_ERROR_SHAPE, "-1 x 8"), q.rows = 8;
+    q.yt = q.y, q.yt_cols = 7, refused(TE_ERROR_SHAPE, "rows of 7"), q.yt_cols = 129, refused(TE_ERROR_SHAPE, "rows of 129"), q.yt = nullptr;
+    q.rows = (int64_t)1 << 40, q.cols = 1 << 20, refused(TE_ERROR_OVERFLOW, "more tiles");
+    q.rows = 0, q.cols = 8, q.x = nullptr;
+    CHECK(of_bf16_run(&q, ctx) == TE_OK);
+    CHECK(te_convert(y.data(), TE_e4m3, x.data(), TE_bf16, 8, ctx) == TE_ERROR_DTYPE);
+    CHECK(te_convert(y.data(), TE_f32, x.data(), TE_e5m2, 8, ctx) == TE_ERROR_DTYPE);
+    CHECK(y.poisoned());
+}
+
+// ---- scales ---------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// The rule in doubles, over the whole history, the newest first: what the ring must amount to.
+struct model {
+    std::vector<double> history;
+    float scale = 1;
+    void step(float amax, const te_scale_rule &rule, float most, int length) {
+        const bool good = std::isfinite(amax);
+        history.insert(history.begin(), good ? (double)amax : 0.0);
+        history.resize(std::min<size_t>(history.size(), (size_t)length));
+        double a = history[0];
+        if (rule.amax == TE_AMAX_MAX) for (const double h : history) a = std::max(a, h);
+        a = std::max(a, (double)rule.epsilon);
+        if (!good || a == 0) return;
+        const float quotient = (float)((double)most / a); // one rounding, as f32's division has
+        double s = (double)quotient * std::ldexp(1.0, -rule.margin);
+        s = std::min(std::max(s, std::ldexp(1.0, -126)), std::ldexp(1.0, 126));
+        if (std::isinf(quotient)) s = std::ldexp(1.0, 126);
+        if (rule.power_of_two) s = std::exp2(std::floor(std::log2(s)));
+        scale = (float)s;
+    }
+};
+
+void check_scales(int count, int length, const te_scale_rule &rule) {
+    const unsigned seed = fresh_seed();
+    std::mt19937 random(seed);
+    context own;
+    te_context *ctx = &own.c;
+    std::vector<te_dtype> formats;
+    for (int i = 0; i < count; i++) formats.push_back(random() % 2 ? TE_e4m3 : TE_e5m2);
+    buffer memory(ctx, te_scales_bytes(count, length), 16);
+    te_scales s;
+    REQUIRE(te_scales_init(&s, memory.data(), memory.bytes, formats.data(), count, length, ctx) == TE_OK);
+    std::vector<model> should((size_t)count);
+    std::vector<float> amax((size_t)count), scale((size_t)count), inverse((size_t)count * TE_SCALES_APART);
+    INFO(count << " tensors, history " << length << ", " << (rule.amax == TE_AMAX_MAX ? "max" : "most recent") << ", margin " << rule.margin << ", TE_SEED=" << seed);
+    for (int step = 0; step < 2 * length + 5 && step < 60; step++) {
+        const int first = step % 5 == 4 ? count / 3 : 0, updated = step % 5 == 4 ? count / 2 : count; // sometimes a part of them
+        for (int i = 0; i < count; i++) {
+            const float v = std::ldexp(1.0f + (float)(random() % 1024) / 1024, (int)(random() % 40) - 20);
+            const unsigned kind = random() % 12;
+            amax[(size_t)i] = kind == 0 ? 0 : kind == 1 ? INFINITY : kind == 2 ? NAN : kind == 3 ? 1e-43f : v;
+            if (i >= first && i < first + updated) should[(size_t)i].step(amax[(size_t)i], rule, te_fp8_most(formats[(size_t)i]), length);
+        }
+        REQUIRE(te_copy(ctx, s.amax, amax.data(), (size_t)count * 4) == TE_OK);
+        const te_status status = te_scales_update(&s, first, updated, &rule, ctx);
+        INFO(te_last_error(ctx));
+        REQUIRE(status == TE_OK);
+        std::vector<float> left((size_t)count);
+        REQUIRE(te_copy(ctx, scale.data(), s.scale, (size_t)count * 4) == TE_OK);
+        REQUIRE(te_copy(ctx, inverse.data(), s.inverse, inverse.size() * 4) == TE_OK);
+        REQUIRE(te_copy(ctx, left.data(), s.amax, (size_t)count * 4) == TE_OK);
+        REQUIRE(te_synchronize(ctx) == TE_OK);
+        for (size_t i = 0; i < (size_t)count; i++) {
+            CAPTURE(step, i, amax[i]);
+            const bool took = (int)i >= first && (int)i < first + updated;
+            REQUIRE(scale[i] == should[i].scale); // bit for bit: one division, rounded to nearest
+            REQUIRE(inverse[i * TE_SCALES_APART] == 1.0f / scale[i]);
+            REQUIRE((uintptr_t)te_scales_inverse(&s, (int)i) % 16 == 0);
+            REQUIRE((took ? te_bits_of_float(left[i]) == 0 : te_bits_of_float(left[i]) == te_bits_of_float(amax[i])));
+        }
+    }
+    memory.raw(); // nothing beyond its end
+}
+
+} // namespace
+
+TEST_CASE("scales follow the history of amax", "[scales]") {
+    for (const int length : {1, 2, 16, 33, 1024})
+        for (const int count : {1, 7, 40}) {
+            const te_scale_rule plain = {TE_AMAX_MAX, 0, 0.0f, 0}, recent = {TE_AMAX_MOST_RECENT, 2, 0.0f, 0};
+            const te_scale_rule current = {TE_AMAX_MOST_RECENT, 0, 1e-6f, 1}, negative = {TE_AMAX_MAX, -3, 0.0f, 1};
+            for (const te_scale_rule &rule : {plain, recent, current, negative}) check_scales(count, length, rule);
+        }
+}
+TEST_CASE("a state is bound again, from its bytes alone", "[scales]") {
+    context own;
+    te_context *ctx = &own.c;
+    const te_dtype formats[] = {TE_e4m3, TE_e5m2, TE_e4m3};
+    const te_scale_rule rule = {TE_AMAX_MAX, 0, 0.0f, 0};
+    const size_t bytes = te_scales_bytes(3, 4);
+    buffer first(ctx, bytes, 16), second(ctx, bytes, 16);
+    te_scales a, b;
+    REQUIRE(te_scales_init(&a, first.data(), bytes, formats, 3, 4, ctx) == TE_OK);
+    const auto step = [&](te_scales *s, float v) {
+        const float amax[] = {v, 2 * v, 3 * v};
+        REQUIRE(te_copy(ctx, s->amax, amax, sizeof amax) == TE_OK);
+        REQUIRE(te_scales_update(s, 0, 3, &rule, ctx) == TE_OK);
+    };
+    for (const float v : {1.0f, 9.0f, 2.0f}) step(&a, v);
+    REQUIRE(te_copy(ctx, second.data(), a.memory, a.bytes) == TE_OK);
+    REQUIRE(te_scales_bind(&b, second.data(), bytes, 3, 4, ctx) == TE_OK);
+    for (const float v : {3.0f, 4.0f, 5.0f}) step(&a, v), step(&b, v); // 9 falls out of the ring
+    CHECK(first.raw() == second.raw());
+    float scale[3];
+    REQUIRE(te_copy(ctx, scale, b.scale, sizeof scale) == TE_OK);
+    REQUIRE(te_synchronize(ctx) == TE_OK);
+    CHECK(scale[0] == 448.0f / 5.0f);
+    CHECK(scale[1] == 57344.0f / 10.0f);
+    CHECK(te_scales_bind(&b, second.data(), bytes - 1, 3, 4, ctx) == TE_ERROR_MEMORY);
+    CHECK(te_scales_bind(&b, second.data(), bytes, 3, 1025, ctx) == TE_ERROR_SHAPE);
+    CHECK(te_scales_bind(&b, (char *)second.data() + 4, bytes, 3, 4, ctx) == TE_ERROR_ALIGNMENT);
+    const te_dtype wrong[] = {TE_e4m3, TE_bf16, TE_e4m3};
+    CHECK(te_scales_init(&b, second.data(), bytes, wrong, 3, 4, ctx) == TE_ERROR_DTYPE);
+    CHECK(te_scales_update(&a, 1, 3, &rule, ctx) == TE_ERROR_SHAPE);
+    const te_scale_rule far = {TE_AMAX_MAX, 65, 0.0f, 0}, negative = {TE_AMAX_MAX, 0, -1.0f, 0};
+    CHECK(te_scales_update(&a, 0, 3, &far, ctx) == TE_ERROR_VALUE);
+    CHECK(te_scales_update(&a, 0, 3, &negative, ctx) == TE_ERROR_VALUE);
+}

@@ -1,0 +1,419 @@
+// recipe_test.cc -- lists under an FP8 recipe: products against doubles of their quantised operands, scales of steps before, recipes
+// switched on and off, micro-batches in flight, recomputation, graphs, and what is refused.
+#include "harness.h"
+#include "te/graph/graph.h"
+#include "te/ops/activation.h"
+#include "te/ops/attention.h"
+#include "te/ops/bias.h"
+#include "te/ops/dropout.h"
+#include "te/ops/linear.h"
+#include "te/ops/norm.h"
+#include "te/ops/recompute.h"
+#include "te/ops/residual.h"
+#include "te/optim/recipes.h"
+
+#define LINEARS(X, D)                                                                \
+    X(current_##D, (D, (recipe, fp8_current)), (linear, l, 48, 80))                  \
+    X(delayed_##D, (D, (recipe, fp8_delayed)), (linear, l, 144, 64))                 \
+    X(smallest_##D, (D, (recipe, fp8_current)), (linear, l, 16, 16))                 \
+    X(by_op_##D, (D, (recipe, none)), (linear, l, 256, 32, (recipe, fp8_delayed)))
+#define LINEAR_MODEL(name, dtype, ...) MODEL(name, dtype, __VA_ARGS__)
+LINEARS(LINEAR_MODEL, bf16)
+LINEARS(LINEAR_MODEL, f16)
+LINEARS(LINEAR_MODEL, f32)
+
+#define BLOCK(H)                                                                                                                 \
+    (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * H), (bias, qkv_b, 3 * H), (attention, attn, 2, 2, H / 2),             \
+        (linear, proj, H, H), (bias, proj_b, H), (dropout, drop1, 0.1f), (add, x1), (fork, x2), (rmsnorm, ln2, H),              \
+        (linear, fc1, H, 4 * H), (bias, fc1_b, 4 * H), (gelu, act), (linear, fc2, 4 * H, H), (bias, fc2_b, H), (add, x2)
+#define AGAIN(H)                                                                                                                 \
+    (fork, x1), (recompute, r1), (layernorm, ln1, H), (linear, qkv, H, 3 * H), (bias, qkv_b, 3 * H),                             \
+        (attention, attn, 2, 2, H / 2), (linear, proj, H, H), (bias, proj_b, H), (dropout, drop1, 0.1f), (end_recompute, r1),   \
+        (add, x1), (fork, x2), (recompute, r2), (rmsnorm, ln2, H), (linear, fc1, H, 4 * H), (bias, fc1_b, 4 * H), (gelu, act),  \
+        (linear, fc2, 4 * H, H), (bias, fc2_b, H), (end_recompute, r2), (add, x2)
+MODEL(plain, bf16, BLOCK(64))
+MODEL(current, (bf16, (recipe, fp8_current)), BLOCK(64))
+MODEL(delayed, (bf16, (recipe, fp8_delayed)), BLOCK(64))
+UNFUSED(apart, (bf16, (recipe, fp8_current)), BLOCK(64)) // marks cut rows
+UNFUSED(again, (bf16, (recipe, fp8_current)), AGAIN(64))
+MODEL(wide, (bf16, (residual, f32), (recipe, fp8_current)), BLOCK(64))
+MODEL(mixed, (bf16, (recipe, fp8_delayed)), (layernorm, n, 64), (linear, fc1, 64, 128), (gelu, act), (linear, head, 128, 24, (recipe, none)))
+
+// Chains of every kind in front of a product, forward and backward.
+#define CHAINS(X)                                                                                                                \
+    X(after_norm, (layernorm, n, 48), (linear, a, 48, 64), (rmsnorm, m, 64), (linear, b, 64, 32), (l2norm, l, 32), (linear, c, 32, 16)) \
+    X(after_maps, (linear, a, 32, 64), (bias, ab, 64), (gelu, g), (linear, b, 64, 96), (bias, bb, 96), (swiglu, s), (linear, c, 48, 16), (silu, u)) \
+    X(after_residual, (fork, x), (linear, a, 80, 80), (bias, ab, 80), (add, x), (fork, y), (layernorm, n, 80), (linear, b, 80, 144), (relu, r), (linear, c, 144, 80), (bias, cb, 80), (add, y)) \
+    X(after_wide, (rmsnorm, n, 2064), (linear, a, 2064, 16), (geglu, g), (scale, h, 0.5f), (layernorm, m, 8))
+#define CHAIN_MODEL(name, ...) MODEL(name, (f32, (recipe, fp8_delayed)), __VA_ARGS__) UNFUSED(name##_unfused, (f32, (recipe, fp8_delayed)), __VA_ARGS__)
+CHAINS(CHAIN_MODEL)
+
+namespace {
+
+typedef std::vector<uint8_t> bytes;
+
+// A model under a recipe, with its memory.
+struct under_recipe {
+    context own;
+    te_context *ctx;
+    source random;
+    instance m;
+    te_model *models[1];
+    te_recipes_config config;
+    std::unique_ptr<buffer> memory, workspace;
+    te_recipes state;
+    te_batch batch;
+    const te_plan *plan;
+    size_t rows;
+
+    under_recipe(const subject &s, int batches, int seq, unsigned seed, int history = 3)
+        : ctx(&own.c), random(seed), m(s, ctx), models{m.model()}, config(te_recipes_defaults()), plan(m.plan), rows((size_t)(batches * seq)) {
+        m.draw(random);
+        config.history = history;
+        const size_t n = te_recipes_bytes(models, 1, &config);
+        memory.reset(new buffer(ctx, n));
+        REQUIRE(te_recipes_init(&state, memory->data(), n, models, 1, &config, ctx) == TE_OK);
+        workspace.reset(new buffer(ctx, s.workspace_bytes(m.memory.data(), (int64_t)rows, ctx)));
+        ctx->workspace = workspace->data(), ctx->workspace_bytes = workspace->bytes;
+        memset(&batch, 0, sizeof batch);
+        batch.batch = batches, batch.seq = seq;
+        m.grads.write(reference::vec(m.grads.bytes / 4, 0), TE_f32);
+        set_rng(ctx, 5, 0);
+    }
+    ~under_recipe() { ctx->workspace = nullptr, ctx->workspace_bytes = 0; }
+    te_tensor x_of(const buffer &b) const { return te_matrix(b.data(), plan->in_dtype, (int64_t)rows, plan->in); }
+    te_tensor y_of(const buffer &b) const { return te_matrix(b.data(), plan->out_dtype, (int64_t)rows, plan->out); }
+    size_t x_bytes() const { return rows * (size_t)plan->in * te_dtype_bytes(plan->in_dtype); }
+    size_t y_bytes() const { return rows * (size_t)plan->out * te_dtype_bytes(plan->out_dtype); }
+};
+// What one forward reads and keeps.
+struct micro_batch {
+    buffer x, y, dx, dy, memory;
+    te_saved saved;
+    micro_batch(under_recipe &u, size_t saved_bytes, double size = 1)
+        : x(u.ctx, u.x_bytes()), y(u.ctx, u.y_bytes()), dx(u.ctx, u.x_bytes()), dy(u.ctx, u.y_bytes()), memory(u.ctx, saved_bytes) {
+        memset(&saved, 0, sizeof saved);
+        saved.memory = memory.data(), saved.bytes = memory.bytes;
+        x.write(u.random.draw(u.rows * (size_t)u.plan->in, u.plan->in_dtype, 0, size), u.plan->in_dtype);
+        dy.write(u.random.draw(u.rows * (size_t)u.plan->out, u.plan->out_dtype, 0, 1e-3 * size), u.plan->out_dtype);
+    }
+    void forward(under_recipe &u) {
+        y.poison();
+        REQUIRE(u.m.s.forward(u.y_of(y), &saved, u.x_of(x), u.m.memory.data(), &u.batch, u.ctx) == TE_OK);
+    }
+    void backward(under_recipe &u) {
+        dx.poison();
+        REQUIRE(u.m.s.backward(u.x_of(dx), u.y_of(dy), &saved, u.m.memory.data(), &u.batch, u.ctx) == TE_OK);
+    }
+};
+
+// ---- against doubles -----------------------------------------------------------------------------------------------------
+
+// v as an operand: rounded to FP8 with this scale, and divided by it again.
+reference::vec quantised(const reference::vec &v, double scale, te_dtype to) {
+    reference::vec q(v.size());
+    for (size_t i = 0; i < v.size(); i++) q[i] = (double)te_float_of_fp8(te_fp8_of_float((float)v[i] * (float)scale, to), to) / scale;
+    return q;
+}
+double largest(const reference::vec &v) {
+    double most = 0;
+    for (double e : v) most = std::max(most, std::fabs(e));
+    return most;
+}
+double scale_of(double amax, te_dtype to) { return (double)(te_fp8_most(to) / (float)amax); }
+
+// out[m, n] = sum over k of a(m, k) b(n, k), within the rounding of the result (which f16 does in steps of 2^-24 below 2^-14) and
+// `lost` of the sum of all magnitudes.
+template <class A, class B>
+void check_product(const char *what, const reference::vec &out, size_t m, size_t n, size_t k, A a, B b, te_dtype d, double lost) {
+    const double rounding = d == TE_f32 ? 1e-6 : d == TE_f16 ? std::ldexp(1, -11) : std::ldexp(1, -8), least = d == TE_f16 ? std::ldexp(1, -14) : 0;
+    double worst = 0;
+    REQUIRE(out.size() == m * n);
+    for (size_t i = 0; i < m; i++)
+        for (size_t j = 0; j < n; j++) {
+            double sum = 0, all = 0;
+            for (size_t l = 0; l < k; l++) sum += a(i, l) * b(j, l), all += std::fabs(a(i, l) * b(j, l));
+            const double e = std::fabs(out[i * n + j] - sum) / (rounding * std::max(std::fabs(sum), least) + lost * all + 1e-30);
+            worst = e <= worst ? worst : e;
+        }
+    INFO(what << ": " << worst << " of what is allowed");
+    CHECK(worst <= 1);
+}
+
+// Three steps of one linear, each with inputs of another size.
+void check_linear(const subject &s, int rows) {
+    const unsigned seed = fresh_seed();
+    const std::string name = s.plan()->name;
+    CAPTURE(name, rows, seed);
+    under_recipe u(s, 1, rows, seed);
+    const te_dtype d = u.plan->dtype;
+    const size_t in = (size_t)u.plan->in, out = (size_t)u.plan->out, m = (size_t)rows;
+    const double sums = 1e-6 * std::sqrt((double)std::max(in, std::max(out, m)));
+    const double fast = TE_CUDA ? std::ldexp(1, -11) : sums; // the tensor cores keep 14 bits of a sum (te_gemm.fast)
+    const bool delayed = u.plan->op[0].recipe == TE_RECIPE_fp8_delayed;
+    const reference::vec weight = u.m.param[0];
+    const reference::vec w = quantised(weight, scale_of(largest(weight), TE_e4m3), TE_e4m3);
+    const double sizes[] = {1, 6, 0.2};
+    double x_most = 0, dy_most = 0;
+    for (int step = 0; step < 3; step++) {
+        micro_batch b(u, s.saved_bytes(rows), sizes[step]);
+        const reference::vec x_given = b.x.read(u.plan->in_dtype), dy_given = b.dy.read(u.plan->out_dtype);
+        const bool own = !delayed || !step; // the first step has none before it
+        const double x_scale = scale_of(own ? largest(x_given) : x_most, TE_e4m3), dy_scale = scale_of(own ? largest(dy_given) : dy_most, TE_e5m2);
+        const reference::vec x = quantised(x_given, x_scale, TE_e4m3), dy = quantised(dy_given, dy_scale, TE_e5m2);
+        x_most = std::max(x_most, largest(x_given)), dy_most = std::max(dy_most, largest(dy_given));
+        CAPTURE(step, x_scale, dy_scale);
+        b.forward(u);
+        b.backward(u);
+        const auto at = [](const reference::vec &v, size_t cols) { return [&v, cols](size_t i, size_t j) { return v[i * cols + j]; }; };
+        const auto across = [](const reference::vec &v, size_t cols) { return [&v, cols](size_t i, size_t j) { return v[j * cols + i]; }; };
+        check_product("y", b.y.read(u.plan->out_dtype), m, out, in, at(x, in), at(w, in), d, fast);
+        check_product("dx", b.dx.read(u.plan->in_dtype), m, in, out, at(dy, out), across(w, in), d, sums);
+        check_product("dweight", u.m.grads.read(TE_f32, 0, out * in), out, in, m, across(dy, out), across(x, in), TE_f32, sums);
+        buffer inferred(u.ctx, u.y_bytes());
+        REQUIRE(s.infer(u.y_of(inferred), u.x_of(b.x), u.m.memory.data(), &u.batch, u.ctx) == TE_OK);
+        CHECK(bool(inferred.raw() == b.y.raw()));
+        REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
+    }
+    CHECK(u.memory->raw().size() == u.memory->bytes); // its guard
+    CHECK(u.workspace->raw().size() == u.workspace->bytes);
+}
+
+} // namespace
+
+#define LINEAR_CHECK(name, ...) check_linear(name##_subject, rows);
+TEST_CASE("products under a recipe are those of their quantised operands", "[recipe]") {
+    for (int rows : {1, 16, 37, 200}) {
+        LINEARS(LINEAR_CHECK, bf16)
+        LINEARS(LINEAR_CHECK, f16)
+        LINEARS(LINEAR_CHECK, f32)
+    }
+}
+
+// ---- whole lists ---------------------------------------------------------------------------------------------------------
+
+namespace {
+double distance(const reference::vec &a, const reference::vec &b) {
+    double d = 0, s = 0;
+    REQUIRE(a.size() == b.size());
+    for (size_t i = 0; i < a.size(); i++) d += (a[i] - b[i]) * (a[i] - b[i]), s += b[i] * b[i];
+    return std::sqrt(d / s);
+}
+struct results {
+    reference::vec y, dx, grads;
+};
+results run_plain(under_recipe &u, micro_batch &b) {
+    b.forward(u);
+    b.backward(u);
+    return {b.y.read(u.plan->out_dtype), b.dx.read(u.plan->in_dtype), u.m.grads.read(TE_f32)};
+}
+size_t without(under_recipe &u) { return te_plan_saved_bytes_without_recipe(u.plan, (int64_t)u.rows); }
+} // namespace
+
+TEST_CASE("a block under a recipe is near the same block without, and saves less", "[recipe]") {
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
+    for (const subject *s : {&current_subject, &delayed_subject, &again_subject, &wide_subject}) {
+        under_recipe u(*s, 2, 21, seed);
+        CAPTURE(u.plan->name);
+        micro_batch b(u, without(u));
+        const results fp8 = run_plain(u, b);
+        REQUIRE(te_recipes_switch(&u.state, 0, u.ctx) == TE_OK);
+        set_rng(u.ctx, 5, 0);
+        const results list = run_plain(u, b);
+        CHECK(distance(fp8.y, list.y) < 0.05); // of 3 and 2 bits of fraction
+        CHECK(distance(fp8.dx, list.dx) < 0.12);
+        CHECK(distance(fp8.grads, list.grads) < 0.15);
+        CHECK(distance(fp8.y, list.y) > 1e-3);
+        REQUIRE(te_recipes_switch(&u.state, 1, u.ctx) == TE_OK);
+        set_rng(u.ctx, 5, 0);
+        const results back = run_plain(u, b);
+        CHECK(back.y == fp8.y);
+        CHECK(back.grads == fp8.grads);
+    }
+    CHECK((double)te_plan_saved_bytes(current_plan(), 128) < 0.9 * (double)te_plan_saved_bytes(plain_plan(), 128));
+    CHECK(te_plan_saved_bytes_without_recipe(current_plan(), 128) == te_plan_saved_bytes(plain_plan(), 128));
+}
+
+TEST_CASE("switched off, a list has the bits of the same list without a recipe", "[recipe]") {
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
+    under_recipe u(current_subject, 2, 19, seed), p(plain_subject, 2, 19, seed);
+    REQUIRE(te_recipes_switch(&u.state, 0, u.ctx) == TE_OK);
+    micro_batch a(u, without(u)), b(p, without(p));
+    const results left = run_plain(u, a), right = run_plain(p, b);
+    CHECK(bool(left.y == right.y));
+    CHECK(bool(left.dx == right.dx));
+    CHECK(bool(left.grads == right.grads));
+}
+
+TEST_CASE("recomputation under a recipe gives the same bits", "[recipe]") {
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
+    under_recipe u(apart_subject, 2, 33, seed), v(again_subject, 2, 33, seed);
+    micro_batch a(u, u.m.s.saved_bytes(66)), b(v, v.m.s.saved_bytes(66));
+    const results left = run_plain(u, a), right = run_plain(v, b);
+    CHECK(bool(left.y == right.y));
+    CHECK(bool(left.dx == right.dx));
+    CHECK(bool(left.grads == right.grads));
+    CHECK(b.memory.bytes < a.memory.bytes);
+}
+
+// In f32 nothing is rounded between a chain and the cast of what it gives. The first step casts, with the tensors' own scales; the
+// second has the same numbers, so the same scales, and its chains store FP8.
+namespace {
+void check_chain(const subject &s, int rows) {
+    const unsigned seed = fresh_seed();
+    under_recipe u(s, 1, rows, seed, 1);
+    CAPTURE(u.plan->name, rows, seed);
+    micro_batch b(u, s.saved_bytes(rows));
+    const results cast = run_plain(u, b);
+    REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
+    const results stored = run_plain(u, b);
+    CHECK((stored.y == cast.y));
+    CHECK((stored.dx == cast.dx));
+    CHECK((stored.grads == cast.grads));
+    buffer inferred(u.ctx, u.y_bytes());
+    REQUIRE(s.infer(u.y_of(inferred), u.x_of(b.x), u.m.memory.data(), &u.batch, u.ctx) == TE_OK);
+    CHECK((inferred.raw() == b.y.raw()));
+    const te_scales &scales = u.state.scales; // and the largest magnitudes that chains found are those that the casts found
+    std::vector<float> before((size_t)scales.count), after(before);
+    REQUIRE(te_copy(u.ctx, before.data(), scales.scale, before.size() * 4) == TE_OK);
+    REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
+    REQUIRE(te_copy(u.ctx, after.data(), scales.scale, after.size() * 4) == TE_OK);
+    REQUIRE(te_synchronize(u.ctx) == TE_OK);
+    CHECK(before == after);
+}
+} // namespace
+#define CHAIN_CHECK(name, ...) check_chain(name##_subject, rows), check_chain(name##_unfused_subject, rows);
+TEST_CASE("a chain stores for a product what a cast of its result would", "[recipe]") {
+    for (int rows : {1, 37, 130}) {
+        CHAINS(CHAIN_CHECK)
+    }
+}
+
+TEST_CASE("micro-batches in flight keep their own scales", "[recipe]") {
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
+    for (const subject *s : {&current_subject, &delayed_subject}) {
+        under_recipe u(*s, 1, 40, seed);
+        micro_batch a(u, u.m.s.saved_bytes(40)), b(u, u.m.s.saved_bytes(40), 20);
+        a.forward(u);
+        a.backward(u);
+        const bytes a_dx = a.dx.raw();
+        u.batch.accumulate = 1;
+        set_rng(u.ctx, 9, 0);
+        b.forward(u);
+        b.backward(u);
+        const bytes b_dx = b.dx.raw(), both = u.m.grads.raw();
+        u.batch.accumulate = 0;
+        set_rng(u.ctx, 5, 0);
+        a.forward(u);
+        set_rng(u.ctx, 9, 0);
+        b.forward(u);
+        a.backward(u);
+        CHECK(bool(a.dx.raw() == a_dx));
+        u.batch.accumulate = 1;
+        b.backward(u);
+        CHECK(bool(b.dx.raw() == b_dx));
+        CHECK(bool(u.m.grads.raw() == both));
+    }
+}
+
+namespace {
+struct step { under_recipe *u; micro_batch *b; };
+te_status whole_step(const te_graph *, const void *arg, te_context *ctx) {
+    const step *s = (const step *)arg;
+    under_recipe &u = *s->u;
+    TE_TRY(u.m.s.forward(u.y_of(s->b->y), &s->b->saved, u.x_of(s->b->x), u.m.memory.data(), &u.batch, ctx));
+    TE_TRY(u.m.s.backward(u.x_of(s->b->dx), u.y_of(s->b->dy), &s->b->saved, u.m.memory.data(), &u.batch, ctx));
+    return te_recipes_step(&u.state, ctx);
+}
+} // namespace
+
+TEST_CASE("a step with its update of scales replays as a graph", "[recipe]") {
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
+    for (const subject *s : {&current_subject, &delayed_subject}) {
+        under_recipe u(*s, 1, 24, seed), v(*s, 1, 24, seed);
+#if TE_CUDA
+        cudaStream_t streams[2];
+        for (cudaStream_t &one : streams) REQUIRE(cudaStreamCreate(&one) == cudaSuccess);
+        u.ctx->stream = streams[0], v.ctx->stream = streams[1];
+#endif
+        micro_batch a(u, u.m.s.saved_bytes(24)), b(v, v.m.s.saved_bytes(24));
+        const step eager = {&u, &a}, captured = {&v, &b};
+        REQUIRE(whole_step(nullptr, &eager, u.ctx) == TE_OK);
+        REQUIRE(whole_step(nullptr, &captured, v.ctx) == TE_OK);
+        te_graph g;
+        const te_graph_spec spec = te_graph_spec_of("step", whole_step, &captured, 0, nullptr, 0, nullptr, 0);
+        REQUIRE(te_graph_capture(&g, &spec, nullptr, v.ctx) == TE_OK);
+        for (int i = 0; i < 4; i++) { // the third has a history of other sizes
+            const double size = i == 2 ? 8 : 1;
+            const reference::vec x = u.random.draw(u.rows * 64, TE_bf16, 0, size);
+            a.x.write(x, TE_bf16), b.x.write(x, TE_bf16);
+            REQUIRE(whole_step(nullptr, &eager, u.ctx) == TE_OK);
+            REQUIRE(te_graph_replay(&g, nullptr, 0, v.ctx) == TE_OK);
+            CHECK(bool(a.y.raw() == b.y.raw()));
+            CHECK(bool(a.dx.raw() == b.dx.raw()));
+            CHECK(bool(u.m.grads.raw() == v.m.grads.raw()));
+            CHECK(u.memory->raw() == v.memory->raw());
+        }
+        te_graph_destroy(&g);
+#if TE_CUDA
+        REQUIRE(te_synchronize(u.ctx) == TE_OK);
+        u.ctx->stream = v.ctx->stream = nullptr;
+        for (cudaStream_t one : streams) cudaStreamDestroy(one);
+#endif
+    }
+}
+
+TEST_CASE("products whose op says recipe none stay in the list's format", "[recipe]") {
+    const te_plan *p = mixed_plan();
+    CHECK(p->op[1].recipe == TE_RECIPE_fp8_delayed);
+    CHECK(p->op[3].recipe == TE_RECIPE_none);
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
+    under_recipe u(mixed_subject, 1, 9, seed);
+    CHECK(u.state.count == 1);
+    micro_batch b(u, u.m.s.saved_bytes(9));
+    b.forward(u);
+    b.backward(u);
+}
+
+TEST_CASE("what a recipe cannot run on is refused, and nothing is written", "[recipe]") {
+    const unsigned seed = fresh_seed();
+    under_recipe u(delayed_subject, 1, 8, seed);
+    micro_batch b(u, u.m.s.saved_bytes(8));
+    te_recipes fresh;
+    te_recipes_config c = te_recipes_defaults();
+    const size_t n = te_recipes_bytes(u.models, 1, &c);
+    buffer memory(u.ctx, n);
+    const auto refused = [&](te_status status, te_status as, const char *text) {
+        CHECK(status == as);
+        CHECK_THAT(te_last_error(u.ctx), Catch::Contains(text));
+    };
+    refused(te_recipes_init(&fresh, nullptr, n, u.models, 1, &c, u.ctx), TE_ERROR_NULL, "memory is null");
+    refused(te_recipes_init(&fresh, memory.data(), n - 1, u.models, 1, &c, u.ctx), TE_ERROR_MEMORY, "are needed");
+    te_model unbound;
+    memset(&unbound, 0, sizeof unbound);
+    te_model *none[] = {&unbound}, *twice[] = {u.models[0], u.models[0]};
+    refused(te_recipes_init(&fresh, memory.data(), n, none, 1, &c, u.ctx), TE_ERROR_NULL, "not bound");
+    refused(te_recipes_init(&fresh, memory.data(), n, twice, 2, &c, u.ctx), TE_ERROR_VALUE, "again");
+    c.history = 0;
+    refused(te_recipes_init(&fresh, memory.data(), n, u.models, 1, &c, u.ctx), TE_ERROR_VALUE, "a history of 0 steps");
+    c.history = 1025;
+    refused(te_recipes_init(&fresh, memory.data(), n, u.models, 1, &c, u.ctx), TE_ERROR_VALUE, "a history of 1025 steps");
+    CHECK(memory.poisoned());
+    memset(&fresh, 0, sizeof fresh);
+    refused(te_recipes_step(&fresh, u.ctx), TE_ERROR_NULL, "not initialised");
+    refused(te_recipes_switch(&fresh, 1, u.ctx), TE_ERROR_NULL, "not initialised");
+    REQUIRE(te_recipes_switch(&u.state, 0, u.ctx) == TE_OK); // what the recipe saves is too little without it
+    refused(u.m.s.forward(u.y_of(b.y), &b.saved, u.x_of(b.x), u.m.memory.data(), &u.batch, u.ctx), TE_ERROR_MEMORY, "saved.memory");
+    CHECK(b.y.poisoned());
+    REQUIRE(te_recipes_switch(&u.state, 1, u.ctx) == TE_OK);
+    b.forward(u);
+    REQUIRE(te_recipes_switch(&u.state, 0, u.ctx) == TE_OK);
+    refused(u.m.s.backward(u.x_of(b.dx), u.y_of(b.dy), &b.saved, u.m.memory.data(), &u.batch, u.ctx), TE_ERROR_STATE, "since the forward");
+    CHECK(b.dx.poisoned());
+}
