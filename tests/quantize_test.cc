@@ -113,6 +113,55 @@ TEST_CASE("what is no number: infinities saturate, a NaN stays one, and the amax
     for (const te_dtype from : {TE_f32, TE_bf16, TE_f16})
         for (const te_dtype to : {TE_e4m3, TE_e5m2}) check(65, 80, from, to, Y | YT | AMAX | SCALE, false), check(1, 4000, from, to, AMAX, false);
 }
+
+namespace {
+// A producer with two inputs, which knows where it is, and makes something of nothing: what lies beyond the end must not count.
+struct pair_args { te_fp8_out out; const void *x, *y; };
+TE_FN void pair_load(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int wide) {
+    const pair_args *a = (const pair_args *)arg;
+    te_vec8_load(&in[0], a->x, row * a->out.cols + col, n, wide, TE_bf16);
+    te_vec8_load(&in[1], a->y, row * a->out.cols + col, n, wide, TE_f16);
+}
+TE_BOTH float pair_of(float x, float y, int64_t row, int64_t col) { return x == 0 && y == 0 ? 1e9f : (row + 3 * col) % 5 ? x * y : -y; }
+TE_FN void pair_make(float v[8], const te_vec8 *in, const void *arg, int64_t row, int64_t col) {
+    float x[8], y[8];
+    (void)arg;
+    te_vec8_floats(x, &in[0], TE_bf16), te_vec8_floats(y, &in[1], TE_f16);
+    TE_UNROLL for (int k = 0; k < 8; k++) v[k] = pair_of(x[k], y[k], row, col + k);
+}
+TE_FP8_KERNELS(pair_kernel, 2, pair_args, pair_load, pair_make, 2)
+} // namespace
+TEST_CASE("another producer: two inputs, by row and column", "[quantize]") {
+    const int64_t sizes[][2] = {{1, 8}, {130, 264}, {144, 16}, {77, 131}};
+    for (const auto &s : sizes) {
+        const size_t n = (size_t)(s[0] * s[1]);
+        context own;
+        te_context *ctx = &own.c;
+        const unsigned seed = fresh_seed();
+        source random(seed);
+        const reference::vec rx = random.draw(n, TE_bf16), ry = random.draw(n, TE_f16, 1);
+        buffer x(ctx, 2 * n, 16), y(ctx, 2 * n, 16), to(ctx, n, 16), turned(ctx, n, 16), amax(ctx, 4);
+        x.write(rx, TE_bf16), y.write(ry, TE_f16), put<float>(ctx, amax, {0.0f});
+        pair_args a;
+        memset(&a, 0, sizeof a);
+        a.out.y = (uint8_t *)to.data(), a.out.yt = (uint8_t *)turned.data(), a.out.amax = (float *)amax.data(), a.out.rows = s[0], a.out.cols = s[1], a.out.to = TE_e5m2;
+        a.x = x.data(), a.y = y.data();
+        INFO(s[0] << " x " << s[1] << ", TE_SEED=" << seed);
+        REQUIRE(te_fp8_check(&a.out, "pair", ctx) == TE_OK);
+        REQUIRE(pair_kernel_run(&a, ctx) == TE_OK);
+        const std::vector<uint8_t> gave = to.raw(), gave_turned = turned.raw();
+        size_t wrong = 0;
+        float most = 0;
+        for (size_t i = 0; i < n; i++) {
+            const size_t row = i / (size_t)s[1], col = i % (size_t)s[1];
+            const float v = pair_of((float)rx[i], (float)ry[i], (int64_t)row, (int64_t)col);
+            most = std::max(most, std::fabs(v));
+            wrong += gave[i] != te_e5m2_of_float(v) || gave_turned[col * (size_t)s[0] + row] != gave[i];
+        }
+        CHECK(wrong == 0);
+        CHECK(get<float>(amax)[0] == most);
+    }
+}
 TEST_CASE("many rows", "[quantize]") {
     check(brief() ? 2000 : 100000, 24, TE_bf16, TE_e4m3, Y | YT | AMAX | SCALE);
     check(brief() ? 2001 : 100001, 3, TE_bf16, TE_e5m2, Y | YT | AMAX | SCALE);
