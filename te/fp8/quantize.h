@@ -10,8 +10,8 @@
  * y = x * scale, rounded to the nearest number of the format, ties to even, beyond its largest number to that (fp8.h);
  * yt[cols, rows] has the same bytes. With amax alone it is the first pass of current scaling.
  *
- * Bytes: x read once, y and yt written once; 4 an element of bf16, 3 without yt, 2 for amax alone; the floor is a copy of
- * as many. Of such a copy's rate on an H200, medians of 7, at 8192 x 4096, 32768 x 4096, 32768 x 8192: row-wise,
+ * Bytes: x read once, y and yt written once; 4 an element of bf16, 3 without yt, 2 for amax alone. The floor is a copy
+ * of as many. Of such a copy's rate on an H200, medians of 7, at 8192 x 4096, 32768 x 4096, 32768 x 8192: row-wise,
  * transposed and amax 0.89, 0.91, 0.96; row-wise and amax 0.94, 1.00, 1.01; amax alone 0.87, 0.95, 0.97; all three from
  * f32 0.92, 0.95, 0.96.
  */
