@@ -61,6 +61,7 @@
     TE__DECLARE2(widths, link, name, TE_LIST_OF(dtype), TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__))
 #define TE__DECLARE2(widths, link, name, of, marks, links)                                                         \
     TE_CHECK_OPTIONS(name, list, of)                                                                               \
+    enum { TE_FOR(TE__ONCE, links) te_names_of_##name };                                                           \
     enum {                                                                                                         \
         name##_takes_dims = TE__TAKES_DIMS_##widths,                                                               \
         name##_begin_begin_out = TE_FOR(TE__FIRST_WIDTH, links) 0,                                                 \
@@ -84,9 +85,9 @@
                   "te: " #name ": a list is f32, bf16 or f16; FP8 is a recipe, (bf16, (recipe, fp8_delayed))");    \
     static_assert((int)name##_residual_dtype == (int)name##_dtype || (int)name##_residual_dtype == (int)TE_f32,        \
                   "te: " #name ": the residual stream has the list's dtype or f32");                                   \
+    TE_FOR(TE__CHECKS, links)                                                                                          \
     static_assert(TE_IS_WIDTH(name, (int)name##_begin_begin_out),                                                      \
                   "te: " #name ": the first width must be positive" TE__OR_DIM_##widths);                              \
-    TE_FOR(TE__CHECKS, links)                                                                                          \
     TE_FOR(TE__CLOSED, links)                                                                                          \
     TE_SPAN_CHECKS(name, marks)                                                                                    \
     typedef struct name {                                                                                          \
@@ -110,6 +111,14 @@
     link te_status name##_backward(te_tensor dx, te_tensor dy, const name##_saved *saved, const name *m,           \
         const te_batch *b, te_context *ctx);                                                                       \
     link void name##_print_plan(FILE *file TE__BEHIND_##widths(name));
+
+/* Two ops of a family have different names: the compiler's first message is the name of this constant. */
+#define TE__ONCE(model, before, op, after, live) \
+    TE_JOIN5(te_error_, TE_FAMILY(op), TE_NAME(op), of, model, is_there_twice),
+#define TE__ONCE_A(...) TE__ONCE(__VA_ARGS__) TE__ONCE_B
+#define TE__ONCE_B(...) TE__ONCE(__VA_ARGS__) TE__ONCE_A
+#define TE__ONCE_A_END
+#define TE__ONCE_B_END
 
 /* The width at the list's begin is what its first op that knows one declares. */
 #define TE__FIRST_WIDTH(model, before, op, after, live) (TE_IN(op)) != 0 ? (TE_IN(op)) :
@@ -162,10 +171,10 @@
 #define TE__CHECKS(model, before, op, after, live)                                                                     \
     static_assert(TE_IN(op) == 0 || TE_IN(op) == (int)TE_WIDTH_OUT(model, before),                                     \
                   "te: " #model ": " TE_CALLED(op) " does not take the width that " TE_CALLED(before) " gives");       \
-    static_assert(TE_IS_WIDTH(model, (int)TE_WIDTH_OUT(model, op)), "te: " #model ": " TE_CALLED(op) " has no width"); \
     static_assert(!TE_IS_DIM((int)TE_WIDTH_OUT(model, op)) || (int)model##_takes_dims,                                 \
                   "te: " #model ": " TE_CALLED(op)                                                                     \
                       " has a width that is known only at run time, which takes TE_SEQUENTIAL_DIMS");                  \
+    static_assert(TE_IS_WIDTH(model, (int)TE_WIDTH_OUT(model, op)), "te: " #model ": " TE_CALLED(op) " has no width"); \
     static_assert(!TE__IS_CLASS(op, own) || TE_IF_MARKED(TE_JOIN1(TE_TAKES_DIMS_, TE_FAMILY(op)), 1, 0) ||             \
                       ((int)TE_WIDTH_IN(model, op) > 0 && (int)TE_WIDTH_OUT(model, op) > 0),                           \
                   "te: " #model ": " TE_CALLED(op) " takes no width that is known only at run time");                  \

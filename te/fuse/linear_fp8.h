@@ -40,7 +40,7 @@ TE_API te_gemm_fp8 te__fp8_operand(te_dtype dtype, const float *inverse) {
 }
 
 /* The transpose of v, which is in FP8, [cols, rows] with rows up to a multiple of 16. */
-TE_API te_status te__fp8_turn(te_run *r, void **turned, te_value v) {
+TE_API te_status te__fp8_transpose(te_run *r, void **turned, te_value v) {
     te_quantize q = te_quantize_of(v.rows, v.cols);
     TE_TRY(te_scratch(r, turned, (size_t)(te_room_rows(r) * v.cols)));
     q.x = v.p, q.yt = *turned, q.yt_cols = te__fp8_rows(v.rows);
@@ -68,13 +68,13 @@ TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_v
     const te_kept_fp8 kept = te_kept_of(r, i);
     const size_t bytes = (size_t)(te_room_rows(r) * dy.cols);
     void *y = dy.p, *yt = 0, *xt = 0;
-    if (te_is_fp8(dy.dtype)) TE_TRY(te__fp8_turn(r, &yt, dy));
+    if (te_is_fp8(dy.dtype)) TE_TRY(te__fp8_transpose(r, &yt, dy));
     else {
         TE_TRY(te_scratch(r, &y, bytes));
         TE_TRY(te_scratch(r, &yt, bytes));
         TE_TRY(te__fp8_cast(r, dy, f, f->dy, TE_e5m2, y, yt, 0));
     }
-    TE_TRY(te__fp8_turn(r, &xt, te_value_of(kept.x, TE_e4m3, dy.rows, r->plan->op[i].in)));
+    TE_TRY(te__fp8_transpose(r, &xt, te_value_of(kept.x, TE_e4m3, dy.rows, r->plan->op[i].in)));
     x->a = y, x->b = f->transposed, x->trans_b = 1;
     x->a_fp8 = te__fp8_operand(TE_e5m2, f->scales ? te_scales_inverse(f->scales, f->dy) : 0);
     x->b_fp8 = te__fp8_operand(TE_e4m3, f->scales ? te_scales_inverse(f->scales, f->weight) : 0);

@@ -92,11 +92,19 @@
 #define TE_KEEP_COMMA(a) , a
 #define TE_KEEP_() TE_KEEP
 
-/* TE_SPECIAL(ops...): a sequence of the ops whose kind nobody has registered, and of the marks; nothing if there are
- * none. */
+/* Whether a is an op to look at: a tuple whose second member, the name, is there. */
+#define TE_IF_OP(a, yes, no) TE_IF_TUPLE(a, TE_IF_NAMED, TE_IF_TAKE_NO)(a, yes, no)
+#define TE_IF_NAMED(a, yes, no) TE_IF_EMPTY(TE_SECOND(TE_STRIP a, , ~), no, yes)
+#define TE_IF_TAKE_NO(a, yes, no) no
+#define TE_IF_EMPTY(x, yes, no) TE_IF_MARKED(TE_COMMA x (), yes, no)
+
+/* TE_SPECIAL(ops...): a sequence of what is no op, or has a kind that nobody has registered, and of the marks; nothing
+ * if there are none. */
 #define TE_SPECIAL(...)        TE_SPECIAL_(__VA_ARGS__, TE_ENDS)
 #define TE_SPECIAL_(...)       TE_EVAL(TE_KNOW(__VA_ARGS__))
-#define TE_KNOW(a, ...)        TE_IF_END(a, TE_STOP, TE_KNOW1)(a, __VA_ARGS__)
+#define TE_KNOW(a, ...)        TE_IF_OP(a, TE_KNOW_OP, TE_KNOW_NONE)(a, __VA_ARGS__)
+#define TE_KNOW_NONE(a, ...)   (none, ~) TE_KNOW_ TE_PARENS (__VA_ARGS__)
+#define TE_KNOW_OP(a, ...)     TE_IF_END(a, TE_STOP, TE_KNOW1)(a, __VA_ARGS__)
 #define TE_KNOW1(a, ...)                                                                                            \
     TE_IF_TUPLE(TE_KIND_INFO(a), TE_IF_MARKED(TE_JOIN1(TE_IS_MARK_, TE_KIND(a)), TE_STRIP, TE_NOTHING), TE_STRIP)(a) \
     TE_KNOW_ TE_PARENS (__VA_ARGS__)

@@ -54,7 +54,12 @@
 
 /* ---- mistakes that names can show come first, and alone --------------------------------------------------------- */
 
-#define TE__CHECKED(make, link, rows, rows_b, name, dtype, ...)                                                  \
+/* What a list becomes has parameters called m, x, y, ..: a caller may have globals of these names, and -Wshadow. */
+#define TE__CHECKED(...)                                                                                         \
+    _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wshadow\"")                                \
+    TE__CHECKED1(__VA_ARGS__)                                                                                    \
+    _Pragma("GCC diagnostic pop")
+#define TE__CHECKED1(make, link, rows, rows_b, name, dtype, ...)                                                 \
     TE_IF_END(TE_EXCESS(__VA_ARGS__), TE__CHECKED2, TE__TOO_LONG)(make, link, rows, rows_b, name, dtype, __VA_ARGS__)
 #define TE__TOO_LONG(make, link, rows, rows_b, name, ...) \
     static_assert(0, "te: " #name ": the list is too long; it holds 96 ops at most");
@@ -76,12 +81,23 @@
 #define TE__UNKNOWN_OPS(make, link, rows, rows_b, name, dtype, unknown, ...) TE_FOR(TE__UNKNOWN, TE_UNWRAP(unknown))
 #define TE_UNKNOWN_IN(name, ...) TE_UNKNOWN_IN_(name, __VA_ARGS__, TE_ENDS)
 #define TE_UNKNOWN_IN_(...) TE_EVAL(TE_KNOW_IN(__VA_ARGS__))
-#define TE_KNOW_IN(name, a, ...) TE_IF_END(a, TE_STOP, TE_KNOW_IN1)(name, a, __VA_ARGS__)
+#define TE_KNOW_IN(name, a, ...) TE_IF_OP(a, TE_KNOW_IN_OP, TE_KNOW_IN_NONE)(name, a, __VA_ARGS__)
+#define TE_KNOW_IN_NONE(name, a, ...) (name, a) TE_KNOW_IN_ TE_PARENS (name, __VA_ARGS__)
+#define TE_KNOW_IN_OP(name, a, ...) TE_IF_END(a, TE_STOP, TE_KNOW_IN1)(name, a, __VA_ARGS__)
 #define TE_KNOW_IN1(name, a, ...) TE_IF_TUPLE(TE_KIND_INFO(a), TE_NOTHING, TE_STRIP)((name, a)) TE_KNOW_IN_ TE_PARENS \
     (name, __VA_ARGS__)
 #define TE_KNOW_IN_() TE_KNOW_IN
-#define TE__UNKNOWN(name, op) static_assert(0, "te: " #name ": unknown op (" TE_STRING(TE_KIND(op)) ", " \
+#define TE__UNKNOWN(name, op) TE_IF_OP(op, TE__UNKNOWN_KIND, TE__UNKNOWN_SHAPE)(name, op)
+#define TE__UNKNOWN_KIND(name, op) static_assert(0, "te: " #name ": unknown op (" TE_STRING(TE_KIND(op)) ", " \
     TE_STRING(TE_NAME(op)) ")");
+#define TE__UNKNOWN_SHAPE(name, op) \
+    TE_IF_TUPLE(op, TE__NO_NAME, TE_IF_EMPTY(op, TE__NO_OP, TE__NO_TUPLE))(name, op)
+#define TE__NO_NAME(name, op) \
+    static_assert(0, "te: " #name ": " TE_STRING(op) " has no name; an op is (kind, name, shapes..., options...)");
+#define TE__NO_TUPLE(name, op) \
+    static_assert(0, "te: " #name ": " TE_STRING(op) " is no op; an op is (kind, name, shapes..., options...)");
+#define TE__NO_OP(name, op) \
+    static_assert(0, "te: " #name ": a comma with no op behind it, or a list with no op");
 #define TE__UNKNOWN_A(...) TE__UNKNOWN(__VA_ARGS__) TE__UNKNOWN_B
 #define TE__UNKNOWN_B(...) TE__UNKNOWN(__VA_ARGS__) TE__UNKNOWN_A
 #define TE__UNKNOWN_A_END

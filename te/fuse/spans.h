@@ -28,9 +28,17 @@
  *     is
  *             kept; 2: an (input, ..), of which the caller keeps the value */
 #define TE_SPAN_CHECKS(model, links)                                                         \
+    enum { TE_FOR(TE__SPAN_ONCE, links) te_marks_of_##model };                               \
     enum { TE_JOIN4(, model, begin, begin, at), TE_JOIN4(, model, begin, begin, inside) = 0, \
         TE_JOIN4(, model, begin, begin, head) = 0 };                                         \
     TE_FOR(TE__SPAN_CHECK, links)
+#define TE__SPAN_ONCE(model, before, op, after, live) \
+    TE_IF_MARKED(TE_JOIN1(TE_IS_MARK_, TE_KIND(op)), TE__SPAN_ONCE2, TE_NOTHING)(model, op)
+#define TE__SPAN_ONCE2(model, op) TE_JOIN5(te_error_, TE_KIND(op), TE_NAME(op), of, model, is_there_twice),
+#define TE__SPAN_ONCE_A(...) TE__SPAN_ONCE(__VA_ARGS__) TE__SPAN_ONCE_B
+#define TE__SPAN_ONCE_B(...) TE__SPAN_ONCE(__VA_ARGS__) TE__SPAN_ONCE_A
+#define TE__SPAN_ONCE_A_END
+#define TE__SPAN_ONCE_B_END
 #define TE__SPAN_OF(model, op, what) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), what)
 #define TE__SPAN_CHECK(model, before, op, after, live)                                                                 \
     TE_IF_MARKED(TE_JOIN1(TE_IS_MARK_, TE_KIND(op)), TE_JOIN1(TE__SPAN_, TE_KIND(op)), TE__SPAN_OP)(model, before, op) \

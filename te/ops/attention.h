@@ -35,7 +35,8 @@ typedef struct te_attention_options {
 } te_attention_options;
 
 #define TE__ATTENTION(direction, name, dtype, op) \
-    TE_ATTENTION_##direction(name, dtype, TE_ARG1(op, 0), TE_ARG2(op, 0), TE_ARG3(op, 0), TE__CAUSAL(op))
+    TE_ATTENTION_##direction(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
+        (int)(TE__CAUSAL(op)))
 #define TE_OWN_attention_forward(name, model, dtype, op)                                                           \
     TE__ATTENTION(FORWARD, name, dtype, op)                                                                        \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__attention_forward(r, s, name##_launch); }

@@ -1,4 +1,4 @@
-// expect: te_error_fork_x_of_m_is_added_twice
+// expect: te_error_add_x_of_m_is_there_twice
 #include "te/fuse/sequential.h"
 #include "te/ops/linear.h"
 #include "te/ops/residual.h"

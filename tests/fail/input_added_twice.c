@@ -1,4 +1,4 @@
-// expect: te_error_fork_side_of_block_is_added_twice
+// expect: te_error_add_side_of_block_is_there_twice
 // Each input is added once.
 #include "te/te.h"
 

@@ -1,4 +1,4 @@
-// expect: te: m: (end_recompute, r) does not close the (recompute, ..) that is open
+// expect: te_error_end_recompute_r_of_m_is_there_twice
 // The open span is s.
 #include "te/te.h"
 

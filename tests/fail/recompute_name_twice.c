@@ -1,4 +1,4 @@
-// expect: m_recompute_r_at
+// expect: te_error_recompute_r_of_m_is_there_twice
 // Two spans of one name.
 #include "te/te.h"
 

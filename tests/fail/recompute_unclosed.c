@@ -1,4 +1,4 @@
-// expect: te_error_recompute_r_of_m_has_no_end_recompute_behind_it
+// expect: te: m: the list ends inside a (recompute, ..)
 // A span that nothing closes.
 #include "te/te.h"
 

@@ -1,4 +1,4 @@
-// expect: block_linear_fc1_index
+// expect: te_error_linear_fc1_of_block_is_there_twice
 // Two ops of one kind and one name.
 #include "te/te.h"
 

@@ -1,0 +1,10 @@
+// expect: te: m: a comma with no op behind it, or a list with no op
+#include "te/fuse/sequential.h"
+#include "te/ops/activation.h"
+#include "te/ops/linear.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (linear, fc, 8, 8), (gelu, a))
+#else
+TE_SEQUENTIAL(m, f32, (linear, fc, 8, 8), (gelu, a), )
+#endif

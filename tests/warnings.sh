@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# A program with strict warnings and globals of all kinds of names stays clean: what a list becomes warns of nothing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source=$(mktemp --suffix=.c)
+trap 'rm -f "$source"' EXIT
+{
+    echo '#include "te/te.h"'
+    for name in {a..z} dx dy ctx saved rows dims count file batch from to half plan ops spans args grid bytes device seed params grads first o0 o1 f0 width; do
+        echo "int $name;"
+    done
+    cat <<'C'
+enum { LAYERS = 2 };
+enum heads { HEADS = 4, KV = 2 };
+enum sizes { SIZE = 16, WIDTH = 64, VOCABULARY = 61 };
+TE_SEQUENTIAL(block, bf16, (fork, x1), (layernorm, ln1, WIDTH), (linear, qkv, WIDTH, (HEADS + 2 * KV) * 16), (rope, turn, HEADS, KV, SIZE),
+              (attention, attn, HEADS, KV, SIZE, (causal, 1)), (linear, proj, WIDTH, WIDTH), (bias, proj_b, WIDTH), (dropout, drop, 0.1f), (add, x1))
+TE_SEQUENTIAL(head, f32, (embedding, e, VOCABULARY, WIDTH), (positions, p, 8, WIDTH), (recompute, r), (gelu, g), (linear, l, WIDTH, 128),
+              (end_recompute, r), (swiglu, s), (output, o), (input, i, WIDTH), (add, i), (last_token, t), (tied_linear, h, WIDTH, VOCABULARY), (cross_entropy, c, VOCABULARY))
+TE_SEQUENTIAL_DIMS(wide, f32, (rmsnorm, n, TE_DIM(0)), (linear, l, TE_DIM(0), 2 * TE_DIM(1)), (bias, b, 2 * TE_DIM(1)), (glu, g))
+TE_DECLARE(other, f16, (l2norm, n, WIDTH), (scale, s, 2.0f))
+TE_DEFINE(other, f16, (l2norm, n, WIDTH), (scale, s, 2.0f))
+C
+} >"$source"
+for compiler in "gcc -std=c11" "clang -std=c11" "g++ -std=c++17 -x c++" "clang++ -std=c++17 -x c++"; do
+    read -ra command <<<"$compiler -Wall -Wextra -Wshadow -Wenum-compare -pedantic -Werror -O1 -DTE_KEEP_CALLS -I."
+    "${command[@]}" -c "$source" -o /dev/null
+    echo "${compiler%% *}: clean"
+done
