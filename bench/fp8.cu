@@ -53,7 +53,7 @@ static void casts(int64_t rows, int64_t cols) {
     bench_print("cast", "e4m3", "gelu -> row-wise, transposed, amax", shape, bench_time([&](int i) {
         gelu_args a;
         memset(&a, 0, sizeof a);
-        a.out.y = (uint8_t *)y[i % sets], a.out.yt = (uint8_t *)yt[i % sets], a.out.scale = numbers, a.out.amax = numbers + 16, a.out.rows = rows, a.out.cols = cols;
+        a.out.y = (uint8_t *)y[i % sets], a.out.yt = (uint8_t *)yt[i % sets], a.out.scale = numbers, a.out.amax = numbers + 16, a.out.rows = a.out.yt_cols = rows, a.out.cols = cols;
         a.out.to = TE_e4m3, a.x = x[i % sets];
         bench_check(gelu_fp8_run(&a, &bench_ctx), "gelu");
     }, (double)n * 4, 0, runs));

@@ -144,7 +144,7 @@ TEST_CASE("another producer: two inputs, by row and column", "[quantize]") {
         x.write(rx, TE_bf16), y.write(ry, TE_f16), put<float>(ctx, amax, {0.0f});
         pair_args a;
         memset(&a, 0, sizeof a);
-        a.out.y = (uint8_t *)to.data(), a.out.yt = (uint8_t *)turned.data(), a.out.amax = (float *)amax.data(), a.out.rows = s[0], a.out.cols = s[1], a.out.to = TE_e5m2;
+        a.out.y = (uint8_t *)to.data(), a.out.yt = (uint8_t *)turned.data(), a.out.amax = (float *)amax.data(), a.out.rows = a.out.yt_cols = s[0], a.out.cols = s[1], a.out.to = TE_e5m2;
         a.x = x.data(), a.y = y.data();
         INFO(s[0] << " x " << s[1] << ", TE_SEED=" << seed);
         REQUIRE(te_fp8_check(&a.out, "pair", ctx) == TE_OK);
