@@ -10,6 +10,9 @@
 
 // ---- casts
 
+TE_QUANTIZE(of_f32, f32)
+TE_QUANTIZE(of_bf16, bf16)
+
 // gelu, by the tanh, as a producer of the tile skeleton.
 struct gelu_args { te_fp8_out out; const void *x; };
 TE_FN void gelu_load(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int wide) {
@@ -38,11 +41,11 @@ static void casts(int64_t rows, int64_t cols) {
         const double bytes = (double)n * ((double)te_dtype_bytes(from) + with_y + with_yt);
         bench_print("cast", te_dtype_name(to), what, shape, bench_time([&](int i) {
             te_quantize q = te_quantize_of(rows, cols);
-            q.x = x[i % sets], q.from = from, q.to = to, q.scale = numbers;
+            q.x = x[i % sets], q.to = to, q.scale = numbers;
             if (with_y) q.y = y[i % sets];
             if (with_yt) q.yt = yt[i % sets];
             if (with_amax) q.amax = numbers + 16;
-            bench_check(te_quantize_run(&q, &bench_ctx), what);
+            bench_check(from == TE_f32 ? of_f32_run(&q, &bench_ctx) : of_bf16_run(&q, &bench_ctx), what);
         }, bytes, 0, runs));
     };
     run("bf16 -> row-wise, transposed, amax", TE_bf16, 1, 1, 1, TE_e4m3);
@@ -105,8 +108,8 @@ int fp8_is_own(int own, int m, int n, int k) {
 // A tensor as FP8.
 const char *fp8_cast(void *y, void *yt, float *amax, const void *x, const float *scale, int64_t rows, int64_t cols, int e5m2) {
     te_quantize q = te_quantize_of(rows, cols);
-    q.y = y, q.yt = yt, q.amax = amax, q.x = x, q.from = TE_bf16, q.scale = scale, q.to = e5m2 ? TE_e5m2 : TE_e4m3;
-    return te_quantize_run(&q, &bench_ctx) == TE_OK ? nullptr : te_last_error(&bench_ctx);
+    q.y = y, q.yt = yt, q.amax = amax, q.x = x, q.scale = scale, q.to = e5m2 ? TE_e5m2 : TE_e4m3;
+    return of_bf16_run(&q, &bench_ctx) == TE_OK ? nullptr : te_last_error(&bench_ctx);
 }
 }
 
