@@ -90,7 +90,8 @@ std::string rows_of(const te_step *s, int count) {
 // The steps of forward that span k runs again.
 std::string again(const te_plan *p, int k) {
     int from, to;
-    te__span_steps(p, k, &from, &to);
+    const te_run sizes = te_run_to_size(p, TE_BACKWARD, 1, TE_USE_off, nullptr);
+    te__span_steps(&sizes, k, &from, &to);
     return rows_of(p->forward + from, to - from);
 }
 std::string printed(const te_plan *p) {
