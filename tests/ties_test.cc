@@ -32,14 +32,14 @@ struct lists {
     owner o;
     user u, v;
     logits l;
-    buffer params, grads, norm, x, y, dx, memory;
+    buffer params, grads, norm, x, y, dy, dx, memory;
     te_batch batch;
-    lists() : params(ctx, owner_param_bytes()), grads(ctx, owner_grad_bytes()), norm(ctx, logits_param_bytes()), x(ctx, 4 * 8 * 4), y(ctx, 4 * 8 * 4), dx(ctx, 4 * 8 * 4),
+    lists() : params(ctx, owner_param_bytes()), grads(ctx, owner_grad_bytes()), norm(ctx, logits_param_bytes()), x(ctx, 4 * 8 * 4), y(ctx, 4 * 8 * 4), dy(ctx, 4 * 8 * 4), dx(ctx, 4 * 8 * 4),
               memory(ctx, user_saved_bytes(4) + owner_saved_bytes(4)) {
         memset(&batch, 0, sizeof batch);
         batch.batch = 1, batch.seq = 4;
         source random(7);
-        params.write(random.draw(64, TE_f32), TE_f32), x.write(random.draw(32, TE_f32), TE_f32);
+        params.write(random.draw(64, TE_f32), TE_f32), x.write(random.draw(32, TE_f32), TE_f32), dy.write(random.draw(32, TE_f32), TE_f32);
         REQUIRE(te_context_reserve(ctx, 1 << 20) == TE_OK);
         REQUIRE(owner_bind(&o, params.data(), (float *)grads.data(), ctx) == TE_OK);
         REQUIRE(user_bind(&u, params.data(), (float *)grads.data(), ctx) == TE_OK);
@@ -59,7 +59,7 @@ struct lists {
         memset(&saved, 0, sizeof saved);
         saved.memory = memory.data(), saved.bytes = memory.bytes, batch.accumulate = add;
         REQUIRE(forward(as(y), &saved, as(x), &m, &batch, ctx) == TE_OK);
-        REQUIRE(backward(as(dx), as(x), &saved, &m, &batch, ctx) == TE_OK);
+        REQUIRE(backward(as(dx), as(dy), &saved, &m, &batch, ctx) == TE_OK);
         return 0;
     }
     int run(const owner &m, bool add = false) { return pass(owner_forward, owner_backward, m, add); }
