@@ -63,7 +63,7 @@ struct network {
         }
     }
     te_checkpoint checkpoint(const std::vector<te_safetensors_pair> *metadata = nullptr) {
-        te_checkpoint c;
+        te_checkpoint c = {};
         c.models = names.data(), c.count = (int)names.size(), c.optimizer = &opt, c.random = 1;
         c.force = 0;
         c.metadata = metadata ? metadata->data() : nullptr, c.metadata_count = metadata ? (int)metadata->size() : 0;
@@ -163,7 +163,7 @@ TEST_CASE("weights alone, without a prefix") {
     file_name file;
     network a(1), b(2);
     const te_named_model one = {"", &a.h0.model}, other = {"", &b.h0.model};
-    te_checkpoint c;
+    te_checkpoint c = {};
     memset(&c, 0, sizeof c);
     c.models = &one, c.count = 1;
     REQUIRE(te_checkpoint_save(file.path.c_str(), &c, a.t) == TE_OK);
