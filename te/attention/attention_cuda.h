@@ -94,8 +94,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL> struct te__att
 
 typedef struct te__attn_backward_kernels {
     te__attn_plain dq, dkdv;
-    te_hopper_kernel main;
-    const void *delta, *round; /* before and after `main` */
+    te_hopper_kernel wgmma;
+    const void *delta, *round; /* before it, and after */
 } te__attn_backward_kernels;
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL> struct te__attn_backward_of {
@@ -103,14 +103,14 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL> struct te__att
     typedef te__attn_dkdv<T, HEADS, KV_HEADS, D, CAUSAL> dkdv;
     typedef te__attn_hopper_backward<T, HEADS, KV_HEADS, D, CAUSAL> hopper;
     typedef typename hopper::delta delta;
-    typedef typename hopper::main main;
+    typedef typename hopper::wgmma wgmma;
     typedef typename hopper::round round;
     static constexpr int SUM_ROWS = T == TE_f32 ? 0 : D <= 128 ? 32 : 16; /* a warp's, in the kernels of mma.sync */
 
     /* As above. */
     static te__encode_fn ready(te_context *ctx, te__attn_backward_kernels *k) {
         const te__encode_fn encode = hopper::EXISTS && ctx ? te__encode_of(ctx) : 0;
-        return encode && te__hopper_ready(&k->main, main::SHARED, ctx->device) ? encode : 0;
+        return encode && te__hopper_ready(&k->wgmma, wgmma::SHARED, ctx->device) ? encode : 0;
     }
     static size_t scratch_bytes(te_context *ctx, te__attn_backward_kernels *k, int64_t rows) {
         return ready(ctx, k) ? hopper::scratch_bytes(rows) : 0;
@@ -119,7 +119,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL> struct te__att
                             const char *name) {
         TE_TRY(te__attention_check(ctx, a, HEADS, name));
         const te__encode_fn encode = a->scratch ? ready(ctx, k) : 0;
-        if (encode) return hopper::launch(ctx, k->delta, k->main.kernel, k->round, encode, a, name);
+        if (encode) return hopper::launch(ctx, k->delta, k->wgmma.kernel, k->round, encode, a, name);
         TE_TRY(te__attn_enqueue<dq>(ctx, &k->dq, a->batch * HEADS, a, name)); /* writes delta, which dkdv reads */
         return te__attn_enqueue<dkdv>(ctx, &k->dkdv, a->batch * KV_HEADS, a, name);
     }
@@ -156,10 +156,10 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL> struct te__att
     TE__ATTENTION_SHELL(name##_dq, name##_of::dq)                                                              \
     TE__ATTENTION_SHELL(name##_dkdv, name##_of::dkdv)                                                          \
     TE__ATTENTION_SHELL(name##_delta, name##_of::delta)                                                        \
-    TE__ATTENTION_SHELL(name##_main, name##_of::main)                                                          \
+    TE__ATTENTION_SHELL(name##_wgmma, name##_of::wgmma)                                                        \
     TE__ATTENTION_SHELL(name##_round, name##_of::round)                                                        \
     TE_UNUSED static te__attn_backward_kernels name##_kernels = {                                              \
-        {(const void *)name##_dq, 0}, {(const void *)name##_dkdv, 0}, {(const void *)name##_main, 0, 0},       \
+        {(const void *)name##_dq, 0}, {(const void *)name##_dkdv, 0}, {(const void *)name##_wgmma, 0, 0},      \
         (const void *)name##_delta, (const void *)name##_round};                                               \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                              \
         return name##_of::launch(ctx, &name##_kernels, a, #name);                                              \

@@ -20,7 +20,7 @@
  * Measured on an H200, bf16, TFLOP/s in turns with cuDNN 9.19, fixed order / free order / cuDNN: batch 4, 32 heads, seq
  * 2048, head_dim 128, causal 431 / 431 / 378; batch 2, 16 heads, seq 8192, causal 561 / 558 / 464; 64 heads of 8 kv
  * heads, seq 16384, causal 542 / 541 / 512; batch 2, 32 heads, seq 8192, head_dim 64, causal 527 / 529 / 373. Full, in
- * free order: 522 and 579 where cuDNN has 485 and 517, at the first two sizes. What did not pay at head_dim 128: dQ
+ * any order: 522 and 579 where cuDNN has 485 and 517, at the first two sizes. What did not pay at head_dim 128: dQ
  * added from registers (red.global.add.v4.f32), 0.45 us a step, by way of shared memory 0.33; dS stored across (as
  * fast); dQ in the step itself (0.92 of the speed); a key tile taken from the counter ahead of time, so that others
  * wait for a tile that has not begun (0.6).
@@ -161,18 +161,20 @@ TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_shap
     /* shuffled, so that it is kept and not found again each time */
     const uint32_t base = __shfl_sync(~0u, te__shared_address(te__attn_tiles), 0);
     if (threadIdx.x == 0) {
+        enum { WARP = TE_ATTN_ARRIVING, GROUPS = 8 * WARP }; /* of both warpgroups */
         TE_UNROLL for (int s = 0; s < TE_ATTN_STAGES; s++) {
             uint64_t *const twice[] = {&sh->q_full[s], &sh->do_full[s]}; /* the copy engine's, and lse or delta */
             uint64_t *const by_warp[] = {&sh->q_empty[s], &sh->do_empty[s], &sh->ds_full[s], &sh->ds_empty[s]};
-            TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_init(te__shared_address(twice[b]), 2);
-            TE_UNROLL for (int b = 0; b < 4; b++) te__barrier_init(te__shared_address(by_warp[b]), 8);
+            TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_init(te__shared_address(twice[b]), 1 + WARP);
+            TE_UNROLL for (int b = 0; b < 4; b++) te__barrier_init(te__shared_address(by_warp[b]), GROUPS);
             te__barrier_init(te__shared_address(&sh->item_full[s]), 1);
-            te__barrier_init(te__shared_address(&sh->item_empty[s]), 11); /* of all warps that do not hand items out */
-            te__barrier_init(te__shared_address(&sh->dq_full[s]), 8);
+            te__barrier_init(te__shared_address(&sh->item_empty[s]), GROUPS + 3 * WARP); /* who hands out no items */
+            te__barrier_init(te__shared_address(&sh->dq_full[s]), GROUPS);
             te__barrier_init(te__shared_address(&sh->dq_empty[s]), 1);
         }
-        te__barrier_init(te__shared_address(&sh->v_full), 1), te__barrier_init(te__shared_address(&sh->v_empty), 8);
-        te__barrier_init(te__shared_address(&sh->k_full), 1), te__barrier_init(te__shared_address(&sh->k_empty), 8);
+        te__barrier_init(te__shared_address(&sh->v_full), 1), te__barrier_init(te__shared_address(&sh->k_full), 1);
+        te__barrier_init(te__shared_address(&sh->v_empty), GROUPS);
+        te__barrier_init(te__shared_address(&sh->k_empty), GROUPS);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
@@ -210,7 +212,7 @@ struct te__attn_hopper_backward {
             te__attn_back_delta<T, HEADS, D>(p);
         }
     };
-    struct main {
+    struct wgmma {
         typedef te_attn_back args;
         static constexpr int THREADS = TE_ATTN_BACK_THREADS, BLOCKS = 1, SHARED = shape::BYTES;
         static __device__ __forceinline__ void body(const args *p) {
@@ -231,7 +233,7 @@ struct te__attn_hopper_backward {
     static size_t scratch_bytes(int64_t rows) {
         return (size_t)(rows * HEADS * D) * sizeof(float) + (size_t)(rows * HEADS + 1) * sizeof(uint32_t);
     }
-    static te_status launch(te_context *ctx, const void *delta_kernel, const void *main_kernel,
+    static te_status launch(te_context *ctx, const void *delta_kernel, const void *wgmma_kernel,
                             const void *round_kernel, te__encode_fn encode, const te_attention_args *a,
                             const char *name) {
         const int64_t rows = (int64_t)a->batch * a->seq;
@@ -251,19 +253,19 @@ struct te__attn_hopper_backward {
         const te_grid blocks = te_grid_of(te_min(p.items, ctx->processors), 1);
         const te_grid tiles = te_grid_of(a->batch * HEADS * te_ceil_div(a->seq, 64), 1);
         TE_TRY(te__cuda_launch(ctx, delta_kernel, rows_of_heads, delta::THREADS, 0, 1, &p, sizeof p, name));
-        TE_TRY(te__cuda_launch(ctx, main_kernel, blocks, main::THREADS, main::SHARED, 1, &p, sizeof p, name));
+        TE_TRY(te__cuda_launch(ctx, wgmma_kernel, blocks, wgmma::THREADS, wgmma::SHARED, 1, &p, sizeof p, name));
         return te__cuda_launch(ctx, round_kernel, tiles, round::THREADS, 0, 1, &p, sizeof p, name);
     }
 };
 template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL>
 struct te__attn_hopper_backward<T, HEADS, KV_HEADS, D, CAUSAL, false> {
     static constexpr int EXISTS = 0;
-    struct main {
+    struct wgmma {
         typedef te_attn_back args;
         static constexpr int THREADS = 32, BLOCKS = 1, SHARED = 0;
         static __device__ __forceinline__ void body(const args *) {}
     };
-    typedef main delta, round;
+    typedef wgmma delta, round;
     static size_t scratch_bytes(int64_t) { return 0; }
     static te_status launch(te_context *, const void *, const void *, const void *, te__encode_fn,
                             const te_attention_args *, const char *) {

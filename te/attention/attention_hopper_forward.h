@@ -84,11 +84,11 @@ template <class C> TE_FN void te__attn_products_wait(te__attn_rows<C> &r, te__at
     te__wgmma_touch(r.o), te__wgmma_touch(r.p);
     if (v_there) te__attn_values_free(a);
 }
-/* K is no longer read; nor is Q, if this was its last tile of keys. */
+/* K is no longer read; nor is Q, if this was its last tile of keys, nor what it is: each lane has read that. */
 template <class C> TE_FN void te__attn_keys_free(te__attn_place<C> &a, int last) {
     __syncwarp();
     if (a.lane == 0) te__barrier_arrive(a.k_empty + 8 * a.k.stage);
-    if (a.lane == 0 && last) te__barrier_arrive(a.q_empty);
+    if (last) te__barrier_arrive(a.q_empty);
     te__attn_advance(a.k);
 }
 
@@ -178,7 +178,7 @@ TE_FN void te__attn_forward_body(const te_attn_hopper *p, te_attn_barriers *bars
         TE_UNROLL for (int ring = 0; ring < 3; ring++)
             TE_UNROLL for (int s = 0; s < stages[ring]; s++) {
                 te__barrier_init(te__shared_address(full[ring] + s), 1);
-                te__barrier_init(te__shared_address(empty[ring] + s), 4 * C::GROUPS); /* warps */
+                te__barrier_init(te__shared_address(empty[ring] + s), (ring ? 4 : 128) * C::GROUPS); /* warps; lanes */
             }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }

@@ -25,7 +25,7 @@ TE_FN int te__attn_found_again(int lane) {
 /* The address of what a block shares; index: of a barrier. */
 #define TE__AT(g, name, index) ((g)->at + (uint32_t)(offsetof(typename C::shared, name) + 8 * (index)))
 template <class C> TE_FN void te__attn_back_arrive(const te__attn_back_group<C> *g, uint32_t bar) {
-    if (g->lane == 0) te__barrier_arrive(bar);
+    if (g->lane < TE_ATTN_ARRIVING) te__barrier_arrive(bar);
 }
 /* s = A B^T, this group's 64 keys by the queries: rows of K or V at `keys`, of Q or dO at `queries`. */
 template <te_dtype T, int D, class C>

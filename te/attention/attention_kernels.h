@@ -11,8 +11,8 @@
  * <name>_scratch_bytes(ctx, rows) of a backward: scratch memory with which faster kernels run on compute capability
  * 9.0. <name>_sum_rows of a backward: rows that it sums up for te_attention_args.sum; 0: it does not (on the host, and
  * in f32). Any batch, seq >= 1 and head_dim <= 256; on CUDA in bf16 and f16 head_dim is a multiple of 16. Sums are
- * float and in a fixed order: the same inputs give the same bits. Pointers are aligned to TE_ACCESS bytes, scale is
- * positive.
+ * float and in a fixed order, so the same inputs give the same bits (unless te_context.attention_unrepeatable says
+ * otherwise). Pointers are aligned to TE_ACCESS bytes, scale is positive.
  */
 #ifndef TE_ATTENTION_KERNELS_H
 #define TE_ATTENTION_KERNELS_H
