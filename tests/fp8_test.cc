@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "te/core/fp8_vec.h"
 #include "te/core/target.h" // TE_KERNEL
 
 namespace {
@@ -42,11 +43,11 @@ TE_FN void body(const arrays *a, te_block b) {
         const int n = a->n - i < 8 ? a->n - i : 8;
         te_load8(v, a->in, i, n, n == 8, TE_f32);
         for (int k = 0; k < n; k++) te_store(a->bytes[0], i + k, v[k], a->t), a->back[0][i + k] = te_load(a->bytes[0], i + k, a->t);
-        te_store8(a->bytes[1], i, v, n, n == 8, a->t);
-        te_vec8_of(&e, v, a->t);
+        te_store8_fp8(a->bytes[1], i, v, n, n == 8, a->t);
+        te_vec8_of_fp8(&e, v, a->t);
         for (int k = 0; k < n; k++) a->bytes[2][i + k] = (uint8_t)(e.w[k / 4] >> 8 * (k % 4));
-        te_vec8_load(&e, a->bytes[1], i, n, 0, a->t);
-        te_vec8_floats(v, &e, a->t);
+        te_vec8_load_fp8(&e, a->bytes[1], i, n, 0);
+        te_vec8_floats_fp8(v, &e, a->t);
         te_store8(a->back[2], i, v, n, n == 8, TE_f32);
         for (int k = 0; k < n; k++) v[k] = te_round_to(a->in[i + k], a->t);
         te_store8(a->back[1], i, v, n, n == 8, TE_f32);
@@ -144,16 +145,16 @@ TEST_CASE("eight FP8 numbers: a short end is read as 0 and not written past", "[
             alignas(16) uint8_t memory[32];
             memset(memory, 0xff, sizeof memory);
             const float v[8] = {1, -2, 3, -4, 5, -6, 7, -8};
-            te_store8(memory, 8, v, n, n == 8, t);
+            te_store8_fp8(memory, 8, v, n, n == 8, t);
             int written = 0;
             for (uint8_t b : memory) written += b != 0xff;
             CHECK(written == n);
             float back[8];
             te_vec8 e;
-            te_vec8_load(&e, memory, 8, n, 0, t);
-            te_vec8_floats(back, &e, t);
+            te_vec8_load_fp8(&e, memory, 8, n, 0);
+            te_vec8_floats_fp8(back, &e, t);
             for (int i = 0; i < 8; i++) CHECK(back[i] == (i < n ? v[i] : 0.0f));
-            te_load8(back, memory, 8, n, n == 8, t);
+            te_load8_fp8(back, memory, 8, n, n == 8, t);
             for (int i = 0; i < 8; i++) CHECK(back[i] == (i < n ? v[i] : 0.0f));
         }
 }

@@ -114,11 +114,25 @@ TE_BOTH float te_round_to(float v, te_dtype t) {
     return t == TE_bf16 ? te_float_of_bf16(te_bf16_of_float(v)) : te_float_of_f16(te_f16_of_float(v));
 }
 
-/* Eight elements from index i; n of them exist, the rest read as 0. `aligned`: n is 8 and the address a multiple of 16,
- * of 8 for FP8. `aligned` and `t` are meant to be constants. */
+/* The same of 32 and 16 bits alone: where many are compiled, what is not there costs no time (fp8_vec.h has FP8). */
+TE_FN float te__load_wide(const void *p, int64_t i, te_dtype t) {
+    if (t == TE_f32) return ((const float *)p)[i];
+    return t == TE_bf16 ? te_float_of_bf16(((const uint16_t *)p)[i]) : te_float_of_f16(((const uint16_t *)p)[i]);
+}
+TE_FN void te__store_wide(void *p, int64_t i, float v, te_dtype t) {
+    if (t == TE_f32) ((float *)p)[i] = v;
+    else ((uint16_t *)p)[i] = t == TE_bf16 ? te_bf16_of_float(v) : te_f16_of_float(v);
+}
+TE_FN float te__round_wide(float v, te_dtype t) {
+    if (t == TE_f32) return v;
+    return t == TE_bf16 ? te_float_of_bf16(te_bf16_of_float(v)) : te_float_of_f16(te_f16_of_float(v));
+}
+
+/* Eight elements from index i; n of them exist, the rest read as 0. `aligned`: n is 8 and the address a multiple of 16.
+ * `aligned` and `t` are meant to be constants. */
 TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te_dtype t) {
     if (!aligned) {
-        TE_UNROLL for (int k = 0; k < 8; k++) v[k] = k < n ? te_load(p, i + k, t) : 0.0f;
+        TE_UNROLL for (int k = 0; k < 8; k++) v[k] = k < n ? te__load_wide(p, i + k, t) : 0.0f;
         return;
     }
 #if TE_CUDA
@@ -130,11 +144,6 @@ TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te
         v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
         return;
     }
-    if (te_is_fp8(t)) {
-        const uint2 u = __ldg((const uint2 *)((const uint8_t *)p + i));
-        te__floats_of_fp8(v, u.x, t == TE_e4m3), te__floats_of_fp8(v + 4, u.y, t == TE_e4m3);
-        return;
-    }
     const uint4 u = __ldg((const uint4 *)((const uint16_t *)p + i));
     const uint32_t w[4] = {u.x, u.y, u.z, u.w};
     TE_UNROLL for (int k = 0; k < 4; k++) {
@@ -142,7 +151,7 @@ TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te
         v[2 * k + 1] = t == TE_bf16 ? te_float_of_bits(w[k] & 0xffff0000u) : te_float_of_f16((uint16_t)(w[k] >> 16));
     }
 #else
-    for (int k = 0; k < 8; k++) v[k] = te_load(p, i + k, t);
+    for (int k = 0; k < 8; k++) v[k] = te__load_wide(p, i + k, t);
 #endif
 }
 /* Bring what lies there into the cache. A hint; nothing on the host. */
@@ -169,9 +178,6 @@ TE_FN void te__load_own(uint32_t w[4], const void *p) {
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
                  : "l"(p) : "memory");
 }
-TE_FN void te__load_8_now(uint32_t w[2], const void *p) {
-    asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p));
-}
 TE_FN void te__load_shared_now(uint32_t w[4], const void *p) {
     const uint32_t at = (uint32_t)__cvta_generic_to_shared(p);
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(at));
@@ -181,8 +187,7 @@ TE_FN void te_vec8_load(te_vec8 *e, const void *p, int64_t i, int n, int aligned
 #if TE_CUDA
     if (aligned) {
         const char *q = (const char *)p + i * (int64_t)te_dtype_bytes(t);
-        if (te_is_fp8(t)) te__load_8_now(e->w, q);
-        else te__load_now(e->w, q);
+        te__load_now(e->w, q);
         if (t == TE_f32) te__load_now(e->w + 4, q + 16);
         return;
     }
@@ -190,19 +195,12 @@ TE_FN void te_vec8_load(te_vec8 *e, const void *p, int64_t i, int n, int aligned
     (void)aligned;
     TE_UNROLL for (int k = 0; k < 8; k++) {
         if (t == TE_f32) e->w[k] = k < n ? ((const uint32_t *)p)[i + k] : 0;
-        else if (te_is_fp8(t))
-            e->w[k / 4] = (k % 4 ? e->w[k / 4] : 0u) |
-                          (uint32_t)(k < n ? ((const uint8_t *)p)[i + k] : 0) << 8 * (k % 4);
         else if (k % 2 == 0)
             e->w[k / 2] = (k < n ? ((const uint16_t *)p)[i + k] : 0u) |
                           (uint32_t)(k + 1 < n ? ((const uint16_t *)p)[i + k + 1] : 0u) << 16;
     }
 }
 TE_FN void te_vec8_floats(float v[8], const te_vec8 *e, te_dtype t) {
-    if (te_is_fp8(t)) {
-        te__floats_of_fp8(v, e->w[0], t == TE_e4m3), te__floats_of_fp8(v + 4, e->w[1], t == TE_e4m3);
-        return;
-    }
     TE_UNROLL for (int k = 0; k < 8; k++) {
         if (t == TE_f32) v[k] = te_float_of_bits(e->w[k]);
         else if (t == TE_bf16) v[k] = te_float_of_bits(k % 2 ? e->w[k / 2] & 0xffff0000u : e->w[k / 2] << 16);
@@ -226,16 +224,12 @@ TE_FN void te_load8_own(float v[8], const void *p, int64_t i, int n, int aligned
 /* Makes the compiler unpack `e` again behind this, instead of keeping the floats in registers. */
 TE_FN void te_vec8_forget(te_vec8 *e, te_dtype t) {
 #if TE_CUDA
-    TE_UNROLL for (int k = 0; k < 2 * (int)te_dtype_bytes(t); k++) asm volatile("" : "+r"(e->w[k]));
+    TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) asm volatile("" : "+r"(e->w[k]));
 #else
     (void)e, (void)t;
 #endif
 }
 TE_FN void te_vec8_of(te_vec8 *e, const float v[8], te_dtype t) {
-    if (te_is_fp8(t)) {
-        e->w[0] = te__fp8_word(v, t == TE_e4m3), e->w[1] = te__fp8_word(v + 4, t == TE_e4m3);
-        return;
-    }
     TE_UNROLL for (int k = 0; k < 8; k++) {
         if (t == TE_f32) e->w[k] = te_bits_of_float(v[k]);
         else if (k % 2 == 0) { /* not as a pair: with that ptxas spills where a row is kept so and drawn for */
@@ -261,7 +255,7 @@ TE_FN uint32_t te_pair_of_floats(float low, float high, te_dtype t) {
 #endif
 TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, te_dtype t) {
     if (!aligned) {
-        TE_UNROLL for (int k = 0; k < 8; k++) if (k < n) te_store(p, i + k, v[k], t);
+        TE_UNROLL for (int k = 0; k < 8; k++) if (k < n) te__store_wide(p, i + k, v[k], t);
         return;
     }
 #if TE_CUDA
@@ -270,14 +264,10 @@ TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, t
         *(float4 *)((float *)p + i + 4) = make_float4(v[4], v[5], v[6], v[7]);
         return;
     }
-    if (te_is_fp8(t)) {
-        *(uint2 *)((uint8_t *)p + i) = make_uint2(te__fp8_word(v, t == TE_e4m3), te__fp8_word(v + 4, t == TE_e4m3));
-        return;
-    }
     *(uint4 *)((uint16_t *)p + i) = make_uint4(te_pair_of_floats(v[0], v[1], t), te_pair_of_floats(v[2], v[3], t),
                                                te_pair_of_floats(v[4], v[5], t), te_pair_of_floats(v[6], v[7], t));
 #else
-    for (int k = 0; k < 8; k++) te_store(p, i + k, v[k], t);
+    for (int k = 0; k < 8; k++) te__store_wide(p, i + k, v[k], t);
 #endif
 }
 
@@ -285,7 +275,7 @@ TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, t
 TE_FN void te_store8_rounded(void *p, int64_t i, float v[8], int n, int aligned, te_dtype t) {
 #if TE_CUDA
     /* in pairs: floats one by one go through a unit that takes eight times as long */
-    if (aligned && te_dtype_bytes(t) == 2) {
+    if (aligned && t != TE_f32) {
         te_vec8 e;
         TE_UNROLL for (int k = 0; k < 4; k++) e.w[k] = te_pair_of_floats(v[2 * k], v[2 * k + 1], t);
         *(uint4 *)((uint16_t *)p + i) = make_uint4(e.w[0], e.w[1], e.w[2], e.w[3]);
@@ -294,7 +284,7 @@ TE_FN void te_store8_rounded(void *p, int64_t i, float v[8], int n, int aligned,
     }
 #endif
     te_store8(p, i, v, n, aligned, t);
-    TE_UNROLL for (int k = 0; k < 8; k++) v[k] = te_round_to(v[k], t);
+    TE_UNROLL for (int k = 0; k < 8; k++) v[k] = te__round_wide(v[k], t);
 }
 
 #endif

@@ -18,7 +18,8 @@
 #ifndef TE_QUANTIZE_H
 #define TE_QUANTIZE_H
 
-#include "fp8_tile.h" /* TE_FP8_KERNELS */
+#include "../core/fp8_vec.h" /* te_vec8_load_fp8 */
+#include "fp8_tile.h"        /* TE_FP8_KERNELS */
 
 typedef struct te_quantize {
     void *y, *yt;       /* [rows, cols], [cols, yt_cols] of `to`; null: not wanted */
@@ -65,11 +66,13 @@ TE_API te_status te__quantize_args_of(te_quantize_args *a, const te_quantize *q,
 #define TE_QUANTIZE(name, from)                                                                                       \
     TE_FN void name##_load(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int wide) {                 \
         const te_quantize_args *a = (const te_quantize_args *)arg;                                                    \
-        te_vec8_load(in, a->x, row * a->out.cols + col, n, wide, TE_##from);                                          \
+        if (te_is_fp8(TE_##from)) te_vec8_load_fp8(in, a->x, row * a->out.cols + col, n, wide);                       \
+        else te_vec8_load(in, a->x, row * a->out.cols + col, n, wide, TE_##from);                                     \
     }                                                                                                                 \
     TE_FN void name##_make(float v[8], const te_vec8 *in, const void *arg, int64_t row, int64_t col) {                \
         (void)arg, (void)row, (void)col;                                                                              \
-        te_vec8_floats(v, in, TE_##from);                                                                             \
+        if (te_is_fp8(TE_##from)) te_vec8_floats_fp8(v, in, TE_##from);                                               \
+        else te_vec8_floats(v, in, TE_##from);                                                                        \
     }                                                                                                                 \
     TE_FP8_KERNELS(name##_of, TE_##from == TE_f32 ? 2 : 4, te_quantize_args, name##_load, name##_make, 1)             \
     TE_API te_status name##_run(const te_quantize *q, te_context *ctx) {                                              \

@@ -11,7 +11,8 @@
 #ifndef TE_FUSE_CHAIN_H
 #define TE_FUSE_CHAIN_H
 
-#include "../core/amax.h"   /* te_amax_bits */
+#include "../core/amax.h"    /* te_amax_bits */
+#include "../core/fp8_vec.h" /* te_store8_fp8 */
 #include "../core/target.h" /* te_rng_args, te_block */
 #include "../ops/map.h"     /* te_stage, te_place */
 #include "../ops/norm.h"    /* te_norm_options */
@@ -170,12 +171,17 @@ TE_FN void te__chain_store_fp8(const te_chain *c, const float v[8], te_place at,
         w[i] = v[i] * scale;
         if (i < at.n) *most = te_amax_bits(v[i]) > *most ? te_amax_bits(v[i]) : *most;
     }
-    te_store8(c->fp8.y, te_index(at), w, at.n, at.aligned, k.backward ? TE_e5m2 : TE_e4m3);
+    te_store8_fp8(c->fp8.y, te_index(at), w, at.n, at.aligned, k.backward ? TE_e5m2 : TE_e4m3);
 }
-/* What the chain gives, in whichever formats it is wanted. */
+/* Store what the chain gives: in the format that the list says or, under a recipe, in whichever are wanted. */
+typedef void (*te_store_fn)(const te_chain *c, const te_lane *l, const te_chain_shape k, uint32_t *most);
 TE_FN void te_chain_store(const te_chain *c, const te_lane *l, const te_chain_shape k, uint32_t *most) {
+    (void)most;
     if (c->y) te_store_lane(l, c->y, k);
-    if (!k.fp8 || !c->fp8.y) return;
+}
+TE_FN void te_chain_store_fp8(const te_chain *c, const te_lane *l, const te_chain_shape k, uint32_t *most) {
+    if (c->y) te_store_lane(l, c->y, k);
+    if (!c->fp8.y) return;
     te__chain_store_fp8(c, l->v, l->at, k, most);
     if (k.out_halves == 2) te__chain_store_fp8(c, l->g, te_second_half(l->at), k, most);
 }

@@ -26,8 +26,8 @@ TE_FN void te_chain_leave_sums(const te_chain *c, const te_chain_shape k, te_lan
 }
 
 /* sums: [TE_SUM_SLOTS][chunks][8]; rows: [5][chunks], what te_norm_registers points to; stash: k.stash bytes. */
-TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, const te_chain_shape k, float *sums,
-                         te_vec8 *rows, te_smem16 *stash) {
+TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                         float *sums, te_vec8 *rows, te_smem16 *stash) {
     int group, one;
     uint32_t most = 0;
     te_lanes g = te_lanes_here(k.lanes, &group);
@@ -38,13 +38,14 @@ TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, con
     const int64_t step = beside ? k.groups : (int64_t)(b.nx / tiles) * k.groups;
     if (!k.backward && c->take.taken && b.x == 0 && group == 0 && g.id == 0) te_rng_take_body(&c->take);
     if (summing) TE_UNROLL for (int i = 0; i < TE_SUM_SLOTS * 8 * k.chunks; i++) sums[i] = 0;
-    if (k.norm < 0) te_map_body(c, stages, k, g, tile, first, step, sums, &most);
+    if (k.norm < 0) te_map_body(c, stages, store, k, g, tile, first, step, sums, &most);
     else if (!k.backward)
-        for (int64_t row = first; row < c->rows; row += step) te_norm_forward(c, stages, k, row, &g, rows, &most);
+        for (int64_t row = first; row < c->rows; row += step)
+            te_norm_forward(c, stages, store, k, row, &g, rows, &most);
     else {
         const te_norm_registers m = {rows + 2 * k.chunks, rows + 3 * k.chunks, rows, rows + k.chunks,
                                      rows + 4 * k.chunks, &most, stash};
-        te_norm_backward_rows(c, stages, k, &g, first, step, &m, sums);
+        te_norm_backward_rows(c, stages, store, k, &g, first, step, &m, sums);
     }
     if (summing) te_chain_leave_sums(c, k, g, group, tile, block, sums);
     te_chain_leave_amax(c, k, b, te_lanes_here(k.lanes * k.groups, &one), most);

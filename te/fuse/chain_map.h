@@ -50,8 +50,8 @@ enum { TE_SUM_GRADIENT, TE_SUM_SECOND_HALF, TE_SUM_GAMMA, TE_SUM_BETA, TE_SUM_SL
 
 /* `count` rows from `row` on, `step` apart, eight columns of each: all are loaded before the first is worked on. sums:
  * of these columns, the second half's `second` floats on. most: see te_chain_store. */
-TE_FN void te_map_rows(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, int64_t step,
-                       const int count, int vector, float *sums, uint32_t *most) {
+TE_FN void te_map_rows(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                       int64_t row, int64_t step, const int count, int vector, float *sums, uint32_t *most) {
     const int second = 8 * k.chunks;
     te_lane l[TE_MAP_ROWS];
     TE_UNROLL for (int r = 0; r < count; r++) te_load_lane(&l[r], c->x, k, row + r * step, vector);
@@ -59,7 +59,7 @@ TE_FN void te_map_rows(const te_chain *c, te_stages_fn stages, const te_chain_sh
         if (k.sums >= 0) TE_UNROLL for (int j = 0; j < 8; j++) l[r].sum[j] = sums[j], l[r].gsum[j] = sums[second + j];
         stages(&l[r], c, 0, TE_MAX_ROW);
         if (k.sums >= 0) TE_UNROLL for (int j = 0; j < 8; j++) sums[j] = l[r].sum[j], sums[second + j] = l[r].gsum[j];
-        te_chain_store(c, &l[r], k, most);
+        store(c, &l[r], k, most);
     }
 }
 
@@ -67,8 +67,8 @@ TE_FN void te_map_rows(const te_chain *c, te_stages_fn stages, const te_chain_sh
 TE_FN int te_map_is_beside(const te_chain_shape k) { return TE_CUDA && k.norm < 0 && k.sums < 0; }
 
 /* The body of a chain of maps: a block takes a tile of rows. */
-TE_FN void te_map_body(const te_chain *c, te_stages_fn stages, const te_chain_shape k, te_lanes g, int tile,
-                       int64_t first, int64_t step, float *sums, uint32_t *most) {
+TE_FN void te_map_body(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                       te_lanes g, int tile, int64_t first, int64_t step, float *sums, uint32_t *most) {
     const int batch = te_map_batch(k);
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const int vector = tile + g.id + i * g.count;
@@ -76,15 +76,15 @@ TE_FN void te_map_body(const te_chain *c, te_stages_fn stages, const te_chain_sh
         if (vector * 8 >= k.half) continue;
         if (te_map_is_beside(k)) {
             if (row + (batch - 1) * step < c->rows)
-                te_map_rows(c, stages, k, row, step, te_map_batch(k), vector, sums + 8 * i, most);
+                te_map_rows(c, stages, store, k, row, step, te_map_batch(k), vector, sums + 8 * i, most);
             else
                 for (int r = 0; r < batch && row < c->rows; r++, row += step)
-                    te_map_rows(c, stages, k, row, step, 1, vector, sums + 8 * i, most);
+                    te_map_rows(c, stages, store, k, row, step, 1, vector, sums + 8 * i, most);
             continue;
         }
         for (; row + (batch - 1) * step < c->rows; row += batch * step)
-            te_map_rows(c, stages, k, row, step, te_map_batch(k), vector, sums + 8 * i, most);
-        for (; row < c->rows; row += step) te_map_rows(c, stages, k, row, step, 1, vector, sums + 8 * i, most);
+            te_map_rows(c, stages, store, k, row, step, te_map_batch(k), vector, sums + 8 * i, most);
+        for (; row < c->rows; row += step) te_map_rows(c, stages, store, k, row, step, 1, vector, sums + 8 * i, most);
     }
 }
 

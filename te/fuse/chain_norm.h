@@ -21,8 +21,8 @@ TE_FN void te_norm_row_load(const te_chain *c, te_stages_fn stages, const te_cha
         }
     }
 }
-TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes *g,
-                           te_vec8 *row_x, uint32_t *most) {
+TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                           int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most) {
     const te_stage *s = &c->op[k.norm];
     const int code = k.norm_options.code & 3;
     const float n = (float)k.half;
@@ -69,7 +69,7 @@ TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, const te_chai
         for (int j = 0; j < 8; j++) l.v[j] = (v[j] - mean) * rstd * w[j] + (code == TE_NORM_layernorm ? b[j] : 0.0f);
         te_keep(&l, s, k.norm_out);
         stages(&l, c, k.norm + 1, TE_MAX_ROW);
-        te_chain_store(c, &l, k, most);
+        store(c, &l, k, most);
     }
 }
 

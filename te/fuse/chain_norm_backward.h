@@ -61,8 +61,8 @@ TE_FN te_norm_stats te_norm_load(const te_chain *c, const te_chain_shape k, int6
 
 /* With xhat = (x - mean) rstd and d = dy gamma:  dx = rstd (d - mean(d) - xhat mean(d xhat)); rmsnorm has no mean(d),
  * l2norm has sums for means. dgamma = sum over rows of dy xhat, dbeta = sum of dy. sums: see chain_map.h. */
-TE_FN void te_norm_backward(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes *g,
-                            te_norm_stats n, const te_norm_registers *m, float *sums) {
+TE_FN void te_norm_backward(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                            int64_t row, te_lanes *g, te_norm_stats n, const te_norm_registers *m, float *sums) {
     const int norm_code = k.norm_options.code, code = norm_code & 3, size = 8 * k.chunks;
     const float count = code == TE_NORM_l2norm ? 1.0f : (float)k.half;
     te_vec8 *dy = m->dy, *x = m->x;
@@ -103,13 +103,13 @@ TE_FN void te_norm_backward(const te_chain *c, te_stages_fn stages, const te_cha
         }
         stages(&l, c, 1, TE_MAX_ROW);
         TE_UNROLL for (int j = 0; j < 8; j++) sums[8 * i + j] = l.sum[j];
-        te_chain_store(c, &l, k, m->most);
+        store(c, &l, k, m->most);
     }
 }
 
 /* Rows from `first` on, `step` apart. */
-TE_FN void te_norm_backward_rows(const te_chain *c, te_stages_fn stages, const te_chain_shape k, te_lanes *g,
-                                 int64_t first, int64_t step, const te_norm_registers *m, float *sums) {
+TE_FN void te_norm_backward_rows(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                                 te_lanes *g, int64_t first, int64_t step, const te_norm_registers *m, float *sums) {
     te_norm_stats n = {0, 0};
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const te_place at = te_place_of(k, 0, g->id + i * g->count, 1);
@@ -123,7 +123,7 @@ TE_FN void te_norm_backward_rows(const te_chain *c, te_stages_fn stages, const t
         const te_norm_stats now = n;
         TE_UNROLL for (int i = 0; i < k.chunks; i++) m->dy[i] = m->next_dy[i], m->x[i] = m->next_x[i];
         if (row + step < c->rows) n = te_norm_load(c, k, row + step, *g, m->next_dy, m->next_x);
-        te_norm_backward(c, stages, k, row, g, now, m, sums);
+        te_norm_backward(c, stages, store, k, row, g, now, m, sums);
     }
 }
 
