@@ -17,13 +17,16 @@
  * head_dim 128 is 2560 cycles of the tensor cores, and 2940 of shared memory's 128 bytes: 512 each for S, dP and dQ,
  * whose both operands lie there, 512 for dV and dK, 512 for dQ on its way out, 384 for Q, dO and dS on their way in.
  *
- * Measured on an H200, bf16, TFLOP/s in turns with cuDNN 9.19, fixed order / free order / cuDNN: batch 4, 32 heads, seq
- * 2048, head_dim 128, causal 431 / 431 / 378; batch 2, 16 heads, seq 8192, causal 561 / 558 / 464; 64 heads of 8 kv
- * heads, seq 16384, causal 542 / 541 / 512; batch 2, 32 heads, seq 8192, head_dim 64, causal 527 / 529 / 373. Full, in
- * any order: 522 and 579 where cuDNN has 485 and 517, at the first two sizes. What did not pay at head_dim 128: dQ
- * added from registers (red.global.add.v4.f32), 0.45 us a step, by way of shared memory 0.33; dS stored across (as
- * fast); dQ in the step itself (0.92 of the speed); a key tile taken from the counter ahead of time, so that others
- * wait for a tile that has not begun (0.6).
+ * Measured on an H200, bf16, TFLOP/s in turns with cuDNN's (PyTorch 2.11), in a fixed order / any order / cuDNN:
+ *     batch 4, seq  2048, 32 heads of 128, causal   436 437 392      full   524 519 475
+ *     batch 2, seq  8192, 16 heads of 128, causal   557 556 467      full   573 569 509
+ *     batch 1, seq 16384, 64 of 128, 8 of K, causal 569 549 505
+ *     batch 2, seq  8192, 32 heads of  64, causal   517 521 376
+ *     batch 4, seq  2048, 32 heads of  64                            full   472 496 396
+ * The kernels of mma.sync: 223 at the first, 212 at the last but one. What did not pay at head_dim 128: dQ added from
+ * registers (red.global.add.v4.f32), 0.45 us a step, by way of shared memory 0.33; dS stored across (as fast); dQ in
+ * the step itself (0.92 of the speed); a key tile taken from the counter ahead of time, so that others wait for a tile
+ * that has not begun (0.6).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_HOPPER_BACKWARD_H

@@ -86,7 +86,7 @@ TE_BOTH int te__attn_cuts(te__attn_span s, int at, int count) {
 TE_BOTH int te__attn_sees(te__attn_mask m, int query, int key) { return key < te__attn_keys_end(m, query); }
 /* The same for a key of the sequence, where one thread has few keys and many queries. */
 TE_BOTH int te__attn_seen(te__attn_mask m, int key, int query) {
-    return te__attn_is_from(te__attn_queries_first(m, key), query);
+    return !te__attn_differs(m) || query >= te__attn_queries_first(m, key);
 }
 
 #endif
