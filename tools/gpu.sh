@@ -3,7 +3,9 @@
 # GPU's losses with the CPU's, and runs the sanitizers. Ends with `N passed, N failed, N skipped`: what the clock stopped, or what
 # found no GPU, has shown nothing, and is not passed.
 #
-#     tools/gpu.sh [section...]      one or more of: build tests losses sanitizer bench
+#     tools/gpu.sh [section...]      one or more of: build tests losses sanitizer bench; or
+#     tools/gpu.sh each              each test is run as soon as it is built, largest first: what a clock cuts off has shown something
+#     ONLY=a regular expression: only those tests, of sections tests and each
 #     CATCH2=folder that holds catch2/catch.hpp, if it is not installed    OUT=folder for logs (default build/gpu)
 #     QUICK=1 to build tests of many lists as Bazel does (TE_KEEP_CALLS): in a third of the time, without the fused products
 #     SANITIZER=a regular expression: only those runs of the sanitizers    SANITIZER_SECONDS=for each of them (default 300)
@@ -68,11 +70,23 @@ run_one() { # NAME SECONDS
     echo "$status $1: $(tail -n 3 "$out/$1.log" | tr -s '\n=' ' ')$([[ $status == 0 ]] || grep -m 3 -A 20 FAILED "$out/$1.log" | tr -s '\n=' ' ')"
 }
 export -f run_one
+chosen_tests() { ls -S tests/*_test.cc | xargs -n 1 basename -s .cc | grep -E "${ONLY:-.}"; }
+each_one() { # NAME
+    build_one "$1" catch_main "tests/$1.cc"
+    [[ -x $bin/$1 ]] && run_one "$1" 180 || echo "1 $1: not built, see $out/$1.build"
+}
+export -f each_one
+section_each() {
+    local status name
+    # shellcheck disable=SC2086
+    g++ -O0 -std=c++17 $catch2 -c tests/catch_main.cc -o "$bin/catch_main.o"
+    while read -r status name; do result "$status" "$name"; done < <(chosen_tests | xargs -P "$jobs" -n 1 bash -c 'each_one "$@"' each_one)
+}
 section_tests() { # several at once: most of a test's time goes into its reference
     local test status name
     while read -r status name; do result "$status" "$name"; done < <({
-        for test in tests/*_test.cc; do echo "$(basename "$test" .cc) 180"; done
-        printf '%s 60\n' custom_op readme embed
+        for test in $(chosen_tests); do echo "$test 180"; done
+        [[ -n ${ONLY:-} ]] || printf '%s 60\n' custom_op readme embed
     } | xargs -P "$(((jobs + 1) / 2))" -L 1 bash -c 'run_one "$@"' run_one)
 }
 

@@ -63,6 +63,9 @@ TE_API te_status te__op_at(te_op *op, const te_plan *plan, const te_op *of, cons
     TE_REQUIRE(op->op_class != TE_CLASS_norm || op->in <= TE_MAX_NORM_WIDTH, ctx, TE_ERROR_OVERFLOW,
                "%s_set_dims: (%s, %s) gets %d columns, a norm takes %d at most", plan->name, of->kind, of->name, op->in,
                (int)TE_MAX_NORM_WIDTH);
+    TE_REQUIRE(op->recipe == TE_RECIPE_none || (op->in % 16 == 0 && op->out % 16 == 0), ctx, TE_ERROR_SHAPE,
+               "%s_set_dims: (%s, %s) takes %d columns and gives %d; a product in FP8 has multiples of 16", plan->name,
+               of->kind, of->name, op->in, op->out);
     return TE_OK;
 }
 /* How many dims a list takes: one more than its last symbol. */

@@ -50,7 +50,8 @@ TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const 
     const long bytes = te_step_row_bytes(p, s, pass);
     const te_op *a = &p->op[s->op[0]], *b = &p->op[s->op[s->count - 1]];
     fprintf(f, "%4s  %-42s %6d -> %-6d %-5s %8ld  %s\n", number, s->row, pass == TE_BACKWARD ? a->out : a->in,
-            pass == TE_BACKWARD ? b->in : b->out, te_dtype_name(p->dtype), bytes, s->kernels);
+            pass == TE_BACKWARD ? b->in : b->out, a->recipe == TE_RECIPE_none ? te_dtype_name(p->dtype) : "fp8", bytes,
+            s->kernels);
     return bytes;
 }
 /* The forward steps that backward runs again before step s: of the spans that s is the first to reach. */
@@ -93,6 +94,9 @@ TE_API void te_plan_print(FILE *f, const te_plan *p) {
     fprintf(f, "%s: %d ops, %s, %lld parameters, %zu bytes a row saved for backward", p->name, p->op_count,
             te_dtype_name(p->dtype), (long long)te_plan_param_elements(p), te__saved_row_bytes(p));
     if (p->span_count) fprintf(f, " (%zu without recompute)", te__saved_row_bytes(&all));
+    if (p->fp8)
+        fprintf(f, " (%zu without the recipe)",
+                (te_plan_saved_bytes_without_recipe(p, TE_ROW_PAD) - TE_ALIGN) / TE_ROW_PAD);
     fprintf(f, "\n");
     fprintf(f, "      %-42s %6s    %-6s %-5s %8s  %s\n", "ops", "in", "out", "dtype", "bytes/row", "kernels");
     te__print_pass(f, p, "forward", p->forward, p->forward_count, TE_FORWARD);
