@@ -4,7 +4,7 @@
  * Do this:
  *     te_named_model models[] = {{"embed", &embed.model}, {"h0", &h0.model}};
  *     te_safetensors_pair metadata[] = {{"position", "81920"}};
- *     te_checkpoint all = {models, 2, &opt, 1, metadata, 1, 0};
+ *     te_checkpoint all = {models, 2, &opt, 1, metadata, 1, 0, 0};
  *     TE_TRY(te_checkpoint_save("run.safetensors", &all, &ctx));
  *
  *     te_safetensors file;

@@ -2,9 +2,10 @@
  * FP8.
  *
  * Do this:
- *     TE_SEQUENTIAL(block, (bf16, (recipe, fp8_delayed)), ...)
+ *     ... TE_SEQUENTIAL(mlp, (bf16, (recipe, fp8_delayed)), (linear, fc1, 64, 256), (gelu, a), (linear, fc2, 256, 64))
  *     te_model *models[] = {&embed.model, &block.model};        // must outlive the state
  *     te_recipes_config config = te_recipes_defaults();
+ *     static te_recipes recipes;                                // the models point to it
  *     TE_TRY(te_allocate(&ctx, &memory, te_recipes_bytes(models, 2, &config)));
  *     TE_TRY(te_recipes_init(&recipes, memory, te_recipes_bytes(models, 2, &config), models, 2, &config, &ctx));
  *     ... forward, backward, as many micro-batches as one likes ...
