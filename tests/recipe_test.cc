@@ -475,6 +475,8 @@ TEST_CASE("what a recipe cannot run on is refused, and nothing is written", "[re
     memset(&fresh, 0, sizeof fresh);
     refused(te_recipes_step(&fresh, u.ctx), TE_ERROR_NULL, "not initialised");
     refused(te_recipes_switch(&fresh, 1, u.ctx), TE_ERROR_NULL, "not initialised");
+    te_recipes moved = u.state;
+    refused(te_recipes_step(&moved, u.ctx), TE_ERROR_STATE, "since te_recipes_init");
     REQUIRE(te_recipes_switch(&u.state, 0, u.ctx) == TE_OK); // what the recipe saves is too little without it
     refused(u.m.s.forward(u.y_of(b.y), &b.saved, u.x_of(b.x), u.m.memory.data(), &u.batch, u.ctx), TE_ERROR_MEMORY, "saved.memory");
     CHECK(b.y.poisoned());

@@ -95,6 +95,17 @@ TE_API size_t te_recipes_bytes(te_model *const *models, int count, const te_reci
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
+/* Initialised, and no model was bound again behind its back. */
+TE_API te_status te__recipes_check(const te_recipes *s, te_context *ctx) {
+    TE_REQUIRE(s && ctx && s->scales.memory, ctx, TE_ERROR_NULL, "recipes: not initialised, or the context is null");
+    te__recipe_walk w = te__recipes_of(s->models, s->model_count);
+    while (te__recipes_next(&w))
+        TE_REQUIRE(w.param->fp8.scales == &s->scales, ctx, TE_ERROR_STATE,
+                   "recipes: %s.%s was bound, or put under other recipes, since te_recipes_init", w.param->op,
+                   w.param->field);
+    return TE_OK;
+}
+
 /* One pass over the weights: their largest magnitudes, or the cast with the scales that they have. */
 TE_API te_status te__recipes_over_weights(te_recipes *s, int cast, te_context *ctx) {
     te__recipe_walk w = te__recipes_of(s->models, s->model_count);
@@ -111,7 +122,7 @@ TE_API te_status te__recipes_over_weights(te_recipes *s, int cast, te_context *c
 /* The weights in FP8 anew: for after weights were loaded by themselves, or changed by other means than steps. */
 TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *ctx) {
     static const te_scale_rule own = {TE_AMAX_MOST_RECENT, 0, 0.0f, 0};
-    TE_REQUIRE(s && ctx && s->scales.memory, ctx, TE_ERROR_NULL, "recipes: not initialised, or the context is null");
+    TE_TRY(te__recipes_check(s, ctx));
     TE_TRY(te__recipes_over_weights(s, 0, ctx));
     TE_TRY(te_scales_update(&s->scales, 0, s->count, &own, ctx));
     return te__recipes_over_weights(s, 1, ctx);
@@ -127,7 +138,7 @@ TE_API void te__recipes_begin(te_recipes *s, int begun) {
 
 /* Run the products of all models in FP8 (1), or in their lists' own formats (0). */
 TE_API te_status te_recipes_switch(te_recipes *s, int on, te_context *ctx) {
-    TE_REQUIRE(s && ctx && s->scales.memory, ctx, TE_ERROR_NULL, "recipes: not initialised, or the context is null");
+    TE_TRY(te__recipes_check(s, ctx));
     te__recipe_walk w = te__recipes_of(s->models, s->model_count);
     while (te__recipes_next(&w)) w.param->fp8.on = on != 0;
     s->on = on != 0;
@@ -173,6 +184,7 @@ TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t bytes, te_m
 
 /* For a checkpoint, behind its load: weights, and the scales for them, are other ones. */
 TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
+    TE_TRY(te__recipes_check(s, ctx));
     te__recipes_begin(s, begun);
     return te__recipes_over_weights(s, 1, ctx);
 }
@@ -180,7 +192,7 @@ TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
 /* Enqueue what comes behind a step of the optimizer: the scales of fp8_delayed for the next one, in one kernel for all
  * tensors, and the weights in FP8. */
 TE_API te_status te_recipes_step(te_recipes *s, te_context *ctx) {
-    TE_REQUIRE(s && ctx && s->scales.memory, ctx, TE_ERROR_NULL, "recipes: not initialised, or the context is null");
+    TE_TRY(te__recipes_check(s, ctx));
     if (!s->begun && s->on) te__recipes_begin(s, 1);
     if (s->begun && !s->config.current)
         TE_TRY(te_scales_update(&s->scales, s->count, 2 * s->count, &s->config.rule, ctx));
