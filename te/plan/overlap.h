@@ -90,7 +90,8 @@ TE_API te_status te__check_overlap(const te_run *r, const te_model *m, const te_
     const te_value from = back ? r->dy : r->x, to = back ? r->dx : r->y;
     const size_t elements = (size_t)m->elements, rows = (size_t)r->tokens;
     te__regions all;
-    all.count = 0, all.run = r, all.in_place = te__in_place(r, from, to);
+    memset(&all, 0, sizeof all);
+    all.run = r, all.in_place = te__in_place(r, from, to);
     TE_TRY(te__region_add(&all, "the parameters", m->params, elements * te_dtype_bytes(r->plan->dtype), 0, 0));
     TE_TRY(te__region_add(&all, back ? "the gradients" : "", back ? m->grads : 0, elements * sizeof(float), 1, 0));
     TE_TRY(te__region_add(&all, "batch.tokens", r->batch->tokens, rows * sizeof(int32_t), 0, 0));
