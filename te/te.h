@@ -13,6 +13,7 @@
 #include "core/version.h"      /* TE_VERSION_MAJOR, TE_VERSION_STRING */
 #include "fuse/sequential.h"   /* TE_SEQUENTIAL, TE_DECLARE, TE_DEFINE */
 #include "graph/graph.h"       /* te_graph_capture, te_graph_replay */
+#include "gemm/gemm_fp8.h"     /* te_gemm_fp8_run */
 #include "gemm/gemm_tune.h"    /* te_gemm_load, te_gemm_save, te_gemm_print */
 #include "io/checkpoint.h"     /* te_checkpoint_save, te_checkpoint_load */
 #include "ops/activation.h"    /* gelu, gelu_erf, qgelu, relu, srelu, silu, and the gated ones */

@@ -61,7 +61,8 @@ template <te_dtype T> TE_API te_product_kernels *te__fp8_kernels_to(const te_gem
     if (g->a_fp8.dtype == TE_e5m2) return te__fp8_kernels<T, TE_e5m2, TE_e4m3>();
     return g->b_fp8.dtype == TE_e5m2 ? te__fp8_kernels<T, TE_e4m3, TE_e5m2>() : te__fp8_kernels<T, TE_e4m3, TE_e4m3>();
 }
-TE_API te_product_kernels *te_gemm_fp8_kernels(const te_gemm *g) {
+/* Templates, so that who does not call them has no kernels of them. */
+template <int = 0> TE_API te_product_kernels *te_gemm_fp8_kernels(const te_gemm *g) {
     return g->dtype == TE_bf16 ? te__fp8_kernels_to<TE_bf16>(g) : te__fp8_kernels_to<TE_f16>(g);
 }
 
@@ -71,7 +72,7 @@ TE_API te_gemm te__fp8_bare_of(const te_gemm *g) {
     if (g->epilogue == TE_EPILOGUE_BIAS) bare.epilogue = TE_EPILOGUE_NONE;
     return bare;
 }
-TE_API te_status te__fp8_run_own(const te_gemm *g, te_context *ctx) {
+template <int = 0> TE_API te_status te__fp8_run_own(const te_gemm *g, te_context *ctx) {
     const te_gemm bare = te__fp8_bare_of(g);
     te_fp8_bare p;
     memset(&p, 0, sizeof p);
@@ -83,7 +84,7 @@ TE_API te_status te__fp8_run_own(const te_gemm *g, te_context *ctx) {
 /* ---- who runs it ------------------------------------------------------------------------------------------------- */
 
 /* Whether a kernel of our own could. */
-TE_API int te__fp8_can(const te_gemm *g, te_context *ctx) {
+template <int = 0> TE_API int te__fp8_can(const te_gemm *g, te_context *ctx) {
     const te_gemm bare = te__fp8_bare_of(g);
     return te_gemm_is_fp8(g) && te__hopper_can(&bare) && (g->beta == 0 || g->beta == 1) &&
            te_gemm_can_row(te_gemm_fp8_kernels(g), &bare, ctx);
@@ -108,20 +109,20 @@ TE_API te_gemm_choice te__fp8_choice_of(const te_gemm *g) {
     return c;
 }
 /* Whether a kernel of our own takes the product here. */
-TE_API int te_gemm_fp8_is_own(const te_gemm *g, te_context *ctx) {
+template <int = 0> TE_API int te_gemm_fp8_is_own(const te_gemm *g, te_context *ctx) {
     if (!te__fp8_can(g, ctx)) return 0;
     if (ctx->gemm_own > 1) return 1;
     const te_gemm_choice c = te__fp8_choice_of(g), *found = te__gemm_find_choice(&c, ctx);
     return found ? found->split == TE_SPLIT_OWN : te__fp8_pays(g, ctx);
 }
 
-TE_API te_status te__fp8_trial_run(void *arg, int racer, int lap, te_context *ctx) {
+template <int = 0> TE_API te_status te__fp8_trial_run(void *arg, int racer, int lap, te_context *ctx) {
     const te_gemm *g = (const te_gemm *)arg;
     (void)lap;
     return racer ? te__fp8_run_own(g, ctx) : te_gemm_run(g, ctx);
 }
 /* Time both on memory of their own, cuBLASLt with its fastest candidate, and remember the faster. */
-TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, te_context *ctx) {
+template <int = 0> TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, te_context *ctx) {
     const size_t a = (size_t)(of->m * of->k), b = (size_t)(of->n * of->k), d = (size_t)(of->m * of->n) * 2;
     const size_t bias = (size_t)of->n * 2, at_b = (size_t)te_round_up((int64_t)a, TE_ALIGN),
                  at_d = at_b + (size_t)te_round_up((int64_t)b, TE_ALIGN),
@@ -141,7 +142,7 @@ TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, te_context *
     if (status == TE_OK) status = te_fill_normal(base + at_d, g.dtype, of->m * of->n, 0.0f, 1.0f, 1, 2, ctx);
     if (status == TE_OK) status = te_fill_normal(base + at_bias, g.dtype, of->n, 0.0f, 1.0f, 1, 3, ctx);
     if (status == TE_OK) status = te_gemm_run(&g, ctx); /* is tuned here */
-    if (status == TE_OK) status = te__race(ns, &winner, 2, 1, TE__ROUNDS, te__fp8_trial_run, &g, ctx);
+    if (status == TE_OK) status = te__race(ns, &winner, 2, 1, TE__ROUNDS, te__fp8_trial_run<>, &g, ctx);
     te_release(ctx, memory);
     if (status != TE_OK && status != TE_ERROR_MEMORY) return status;
     memcpy(ctx->error, error, sizeof error);
@@ -150,7 +151,7 @@ TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, te_context *
     te__gemm_keep_choice(c, ctx);
     return TE_OK;
 }
-TE_API te_status te_gemm_fp8_run(const te_gemm *g, te_context *ctx) {
+template <int = 0> TE_API te_status te_gemm_fp8_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te_gemm_check(g, "te_gemm_fp8_run", ctx));
     te_gemm_choice c = te__fp8_choice_of(g);
     if (ctx->gemm_own == 1 && te__gemm_may_time(ctx) && te__fp8_can(g, ctx) && !te__gemm_find_choice(&c, ctx)) {
