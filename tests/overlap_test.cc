@@ -6,7 +6,7 @@
 MODEL(bare, f32, (linear, fc, 64, 64))
 MODEL(turn, f32, (rope, r, 2, 1, 16))
 MODEL(map, f32, (bias, b, 64), (gelu, a))
-MODEL(norm, bf16, (layernorm, n, 64))
+MODEL(normed, bf16, (layernorm, n, 64))
 MODEL(two, f32, (linear, fc, 64, 64), (bias, b, 64), (gelu, a), (linear, out, 64, 64))
 MODEL(residual, f32, (fork, x), (rmsnorm, n, 64), (linear, fc, 64, 128), (silu, a), (linear, out, 128, 64), (add, x))
 MODEL(attends, f32, (linear, qkv, 64, 192), (attention, a, 4, 4, 16), (linear, out, 64, 64))
@@ -76,7 +76,7 @@ template <class Spoil> void refuse(const subject &of, const std::string &pass, c
 } // namespace
 
 TEST_CASE("in place: inference and backward of lists that can", "[overlap]") {
-    for (const subject *of : {&map_subject, &norm_subject, &two_subject, &residual_subject, &attends_subject}) {
+    for (const subject *of : {&map_subject, &normed_subject, &two_subject, &residual_subject, &attends_subject}) {
         scene apart(*of), same(*of);
         CAPTURE(apart.plan->name);
         REQUIRE(apart.infer() == TE_OK);
