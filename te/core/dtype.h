@@ -96,36 +96,31 @@ TE_BOTH uint8_t te_fp8_of_float(float f, te_dtype t) {
 /* The largest number of an FP8 format. */
 TE_BOTH float te_fp8_most(te_dtype t) { return t == TE_e4m3 ? TE_E4M3_MOST : TE_E5M2_MOST; }
 
-/* One element at index i. */
-TE_BOTH float te_load(const void *p, int64_t i, te_dtype t) {
+/* One element at index i, of 32 or 16 bits: what te_load8 and the like are made of, for where many are compiled a
+ * branch for FP8 costs time (fp8_vec.h has FP8). */
+TE_BOTH float te__load_wide(const void *p, int64_t i, te_dtype t) {
     if (t == TE_f32) return ((const float *)p)[i];
-    if (te_is_fp8(t)) return te_float_of_fp8(((const uint8_t *)p)[i], t);
     return t == TE_bf16 ? te_float_of_bf16(((const uint16_t *)p)[i]) : te_float_of_f16(((const uint16_t *)p)[i]);
 }
-TE_BOTH void te_store(void *p, int64_t i, float v, te_dtype t) {
+TE_BOTH void te__store_wide(void *p, int64_t i, float v, te_dtype t) {
     if (t == TE_f32) ((float *)p)[i] = v;
-    else if (te_is_fp8(t)) ((uint8_t *)p)[i] = te_fp8_of_float(v, t);
     else ((uint16_t *)p)[i] = t == TE_bf16 ? te_bf16_of_float(v) : te_f16_of_float(v);
+}
+TE_BOTH float te__round_wide(float v, te_dtype t) {
+    if (t == TE_f32) return v;
+    return t == TE_bf16 ? te_float_of_bf16(te_bf16_of_float(v)) : te_float_of_f16(te_f16_of_float(v));
+}
+/* One element at index i, of any format. */
+TE_BOTH float te_load(const void *p, int64_t i, te_dtype t) {
+    return te_is_fp8(t) ? te_float_of_fp8(((const uint8_t *)p)[i], t) : te__load_wide(p, i, t);
+}
+TE_BOTH void te_store(void *p, int64_t i, float v, te_dtype t) {
+    if (te_is_fp8(t)) ((uint8_t *)p)[i] = te_fp8_of_float(v, t);
+    else te__store_wide(p, i, v, t);
 }
 /* What v becomes when it is stored as t and read again. */
 TE_BOTH float te_round_to(float v, te_dtype t) {
-    if (t == TE_f32) return v;
-    if (te_is_fp8(t)) return te_float_of_fp8(te_fp8_of_float(v, t), t);
-    return t == TE_bf16 ? te_float_of_bf16(te_bf16_of_float(v)) : te_float_of_f16(te_f16_of_float(v));
-}
-
-/* The same of 32 and 16 bits alone: where many are compiled, what is not there costs no time (fp8_vec.h has FP8). */
-TE_FN float te__load_wide(const void *p, int64_t i, te_dtype t) {
-    if (t == TE_f32) return ((const float *)p)[i];
-    return t == TE_bf16 ? te_float_of_bf16(((const uint16_t *)p)[i]) : te_float_of_f16(((const uint16_t *)p)[i]);
-}
-TE_FN void te__store_wide(void *p, int64_t i, float v, te_dtype t) {
-    if (t == TE_f32) ((float *)p)[i] = v;
-    else ((uint16_t *)p)[i] = t == TE_bf16 ? te_bf16_of_float(v) : te_f16_of_float(v);
-}
-TE_FN float te__round_wide(float v, te_dtype t) {
-    if (t == TE_f32) return v;
-    return t == TE_bf16 ? te_float_of_bf16(te_bf16_of_float(v)) : te_float_of_f16(te_f16_of_float(v));
+    return te_is_fp8(t) ? te_float_of_fp8(te_fp8_of_float(v, t), t) : te__round_wide(v, t);
 }
 
 /* Eight elements from index i; n of them exist, the rest read as 0. `aligned`: n is 8 and the address a multiple of 16.

@@ -62,23 +62,33 @@ TE_API te_status te__quantize_args_of(te_quantize_args *a, const te_quantize *q,
     return TE_OK;
 }
 
+/* The producer, of tensors of `from`, a constant. */
+TE_FN void te__quantize_load(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int wide, te_dtype from) {
+    const te_quantize_args *a = (const te_quantize_args *)arg;
+    if (te_is_fp8(from)) te_vec8_load_fp8(in, a->x, row * a->out.cols + col, n, wide);
+    else te_vec8_load(in, a->x, row * a->out.cols + col, n, wide, from);
+}
+TE_FN void te__quantize_make(float v[8], const te_vec8 *in, te_dtype from) {
+    if (te_is_fp8(from)) te_vec8_floats_fp8(v, in, from);
+    else te_vec8_floats(v, in, from);
+}
+typedef te_status (*te__quantize_fn)(const te_quantize_args *a, te_context *ctx);
+TE_API te_status te__quantize_by(te__quantize_fn run, const te_quantize *q, const char *who, te_context *ctx) {
+    te_quantize_args a;
+    TE_TRY(te__quantize_args_of(&a, q, who, ctx));
+    return run(&a, ctx);
+}
+
 /* Kernels for tensors of `from`, and te_status name_run(const te_quantize *q, te_context *ctx). */
 #define TE_QUANTIZE(name, from)                                                                                       \
     TE_FN void name##_load(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int wide) {                 \
-        const te_quantize_args *a = (const te_quantize_args *)arg;                                                    \
-        if (te_is_fp8(TE_##from)) te_vec8_load_fp8(in, a->x, row * a->out.cols + col, n, wide);                       \
-        else te_vec8_load(in, a->x, row * a->out.cols + col, n, wide, TE_##from);                                     \
+        te__quantize_load(in, arg, row, col, n, wide, TE_##from);                                                     \
     }                                                                                                                 \
     TE_FN void name##_make(float v[8], const te_vec8 *in, const void *arg, int64_t row, int64_t col) {                \
-        (void)arg, (void)row, (void)col;                                                                              \
-        if (te_is_fp8(TE_##from)) te_vec8_floats_fp8(v, in, TE_##from);                                               \
-        else te_vec8_floats(v, in, TE_##from);                                                                        \
+        (void)arg, (void)row, (void)col, te__quantize_make(v, in, TE_##from);                                         \
     }                                                                                                                 \
     TE_FP8_KERNELS(name##_of, TE_##from == TE_f32 ? 2 : 4, te_quantize_args, name##_load, name##_make, 1)             \
-    TE_API te_status name##_run(const te_quantize *q, te_context *ctx) {                                              \
-        te_quantize_args a;                                                                                           \
-        TE_TRY(te__quantize_args_of(&a, q, #name, ctx));                                                              \
-        return name##_of_run(&a, ctx);                                                                                \
-    }
+    TE_API te_status name##_run(const te_quantize *q, te_context *ctx)                                                \
+        { return te__quantize_by(name##_of_run, q, #name, ctx); }
 
 #endif

@@ -43,6 +43,12 @@ typedef struct te_scale_rule {
     int power_of_two; /* the scale is rounded down to one */
 } te_scale_rule;
 
+/* The scale of a tensor's own amax, for an update right behind the pass that takes it. */
+TE_API te_scale_rule te_scale_rule_current(void) {
+    const te_scale_rule r = {TE_AMAX_MOST_RECENT, 0, 0.0f, 0};
+    return r;
+}
+
 enum {
     TE_SCALES_MOST_HISTORY = 1024,
     TE_SCALES_MOST_MARGIN = 64,

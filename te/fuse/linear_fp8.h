@@ -20,7 +20,7 @@ TE_API int64_t te__fp8_rows(int64_t rows) { return te_round_up(rows, 16); }
 /* v as FP8, with the scale at `index`: row-wise at y, transposed at yt, 1 / scale at `inverse`; null: not wanted. */
 TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_product *f, int index, te_dtype to, void *y, void *yt,
                               float *inverse) {
-    static const te_scale_rule own = {TE_AMAX_MOST_RECENT, 0, 0.0f, 0};
+    const te_scale_rule own = te_scale_rule_current();
     TE_TRY(te_as(&v, r, r->plan->dtype));
     te_quantize q = te_quantize_of(v.rows, v.cols);
     if (r->dry) return TE_OK;
@@ -29,7 +29,7 @@ TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_product *f, in
         TE_TRY(r->plan->fp8->quantize(&q, r->ctx));
         TE_TRY(te_scales_update(f->scales, index, 1, &own, r->ctx));
     }
-    if (f->current || r->pass == TE_INFER) q.amax = 0; /* inference leaves no trace in the scales of training */
+    if (f->current || r->pass == TE_INFER) q.amax = 0; /* fp8_delayed: inference leaves no trace in the history */
     q.y = y, q.yt = yt, q.yt_cols = te__fp8_rows(v.rows), q.scale = f->scales->scale + index, q.inverse = inverse;
     return r->plan->fp8->quantize(&q, r->ctx);
 }

@@ -121,7 +121,7 @@ TE_API te_status te__recipes_over_weights(te_recipes *s, int cast, te_context *c
 }
 /* The weights in FP8 anew: for after weights were loaded by themselves, or changed by other means than steps. */
 TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *ctx) {
-    static const te_scale_rule own = {TE_AMAX_MOST_RECENT, 0, 0.0f, 0};
+    const te_scale_rule own = te_scale_rule_current();
     TE_TRY(te__recipes_check(s, ctx));
     TE_TRY(te__recipes_over_weights(s, 0, ctx));
     TE_TRY(te_scales_update(&s->scales, 0, s->count, &own, ctx));
@@ -194,7 +194,7 @@ TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
 TE_API te_status te_recipes_step(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     if (!s->begun && s->on) te__recipes_begin(s, 1);
-    if (s->begun && !s->config.current)
+    if (s->begun && s->on && !s->config.current)
         TE_TRY(te_scales_update(&s->scales, s->count, 2 * s->count, &s->config.rule, ctx));
     return te_recipes_cast_weights(s, ctx);
 }
