@@ -153,8 +153,8 @@ void check_linear(const subject &s, int rows) {
     under_recipe u(s, 1, rows, seed);
     const te_dtype d = u.plan->dtype;
     const size_t in = (size_t)u.plan->in, out = (size_t)u.plan->out, m = (size_t)rows;
-    const double sums = 1e-6 * std::sqrt((double)std::max(in, std::max(out, m)));
-    const double fast = TE_CUDA ? std::ldexp(1, -11) : sums; // the tensor cores keep 14 bits of a sum (te_gemm.fast)
+    // the tensor cores keep 14 bits of a sum, in backward only as far as 128 elements
+    const double lost = TE_CUDA ? std::ldexp(1, -11) : 1e-6 * std::sqrt((double)std::max(in, std::max(out, m)));
     const bool delayed = u.plan->op[0].recipe == TE_RECIPE_fp8_delayed;
     const reference::vec weight = u.m.param[0];
     const reference::vec w = quantised(weight, scale_of(largest(weight), TE_e4m3), TE_e4m3);
@@ -172,9 +172,9 @@ void check_linear(const subject &s, int rows) {
         b.backward(u);
         const auto at = [](const reference::vec &v, size_t cols) { return [&v, cols](size_t i, size_t j) { return v[i * cols + j]; }; };
         const auto across = [](const reference::vec &v, size_t cols) { return [&v, cols](size_t i, size_t j) { return v[j * cols + i]; }; };
-        check_product("y", b.y.read(u.plan->out_dtype), m, out, in, at(x, in), at(w, in), d, fast);
-        check_product("dx", b.dx.read(u.plan->in_dtype), m, in, out, at(dy, out), across(w, in), d, sums);
-        check_product("dweight", u.m.grads.read(TE_f32, 0, out * in), out, in, m, across(dy, out), across(x, in), TE_f32, sums);
+        check_product("y", b.y.read(u.plan->out_dtype), m, out, in, at(x, in), at(w, in), d, lost);
+        check_product("dx", b.dx.read(u.plan->in_dtype), m, in, out, at(dy, out), across(w, in), d, lost);
+        check_product("dweight", u.m.grads.read(TE_f32, 0, out * in), out, in, m, across(dy, out), across(x, in), TE_f32, lost);
         buffer inferred(u.ctx, u.y_bytes());
         REQUIRE(s.infer(u.y_of(inferred), u.x_of(b.x), u.m.memory.data(), &u.batch, u.ctx) == TE_OK);
         CHECK(bool(inferred.raw() == b.y.raw()));

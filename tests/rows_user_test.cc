@@ -11,6 +11,8 @@
 #define USER_FORWARD_bias_fork_act_add TE_FUSED
 #define USER_FORWARD_scale_fork_dropout_add_norm TE_FUSED
 #define USER_FORWARD_linear_fork_act_add TE_FUSED
+#define USER_FORWARD_linear_fork_act TE_FUSED
+#define USER_FORWARD_linear_fork TE_FUSED
 #define USER_FORWARD_norm_bias_fork_scale_add TE_FUSED
 #define USER_BACKWARD_bias_gated TE_FUSED
 #define USER_BACKWARD_bias_dropout_gated TE_FUSED
@@ -18,6 +20,9 @@
 #define USER_BACKWARD_act_add_scale_fork TE_FUSED
 #define USER_BACKWARD_norm_add_dropout_fork TE_FUSED
 #define USER_BACKWARD_linear_act_add_scale_fork TE_FUSED
+#define USER_BACKWARD_linear_add_act_fork TE_FUSED
+#define USER_BACKWARD_linear_add TE_FUSED
+#define USER_BACKWARD_linear_bias TE_FUSED
 #define USER(name, dtype, ...) MODEL_WITH(USER_FORWARD_, USER_BACKWARD_, name, dtype, __VA_ARGS__)
 
 // X(name, dtype, ops...)
@@ -28,8 +33,11 @@
     X(own_edge, f32, (bias, b, 64), (fork, x), (gelu, a), (add, x))                                                    \
     X(own_edge_bf16, bf16, (bias, b, 64), (fork, x), (gelu, a), (add, x), (linear, l, 64, 64))                         \
     X(own_edge_norm, bf16, (linear, l, 64, 64), (scale, s, 0.5f), (fork, x), (dropout, d, 0.1f), (add, x), (rmsnorm, n, 64)) \
-    X(own_edge_behind_norm, f16, (layernorm, n, 64), (bias, b, 64), (fork, x), (scale, s, 0.5f), (add, x), (silu, a), (linear, m, 64, 64)) \
-    X(own_edge_of_product, bf16, (linear, l, 64, 256), (fork, x), (silu, a), (add, x), (linear, m, 256, 64))           \
+    X(own_edge_behind_norm, f16, (layernorm, n, 64), (bias, b, 64), (fork, x), (scale, s, 0.5f), (add, x), (silu, a), (linear, m, 64, 256)) \
+    X(own_edge_of_product, bf16, (linear, l, 256, 264), (fork, x), (silu, a), (add, x), (linear, m, 264, 256))         \
+    X(edge_of_product, bf16, (linear, l, 200, 208), (fork, x), (silu, a), (linear, m, 208, 208), (add, x), (linear, n, 208, 200)) \
+    X(edge_of_product_alone, f16, (linear, l, 264, 208), (fork, x), (linear, m, 208, 208), (add, x))                   \
+    X(nothing_but_sums, bf16, (linear, l, 264, 256), (bias, b, 256), (linear, m, 256, 200))                            \
     X(own_edge_odd, bf16, (bias, b, 37), (fork, x), (gelu, a), (add, x))
 LISTS(USER)
 
@@ -42,6 +50,7 @@ TEST_CASE("rows of a user's own", "[rows_user]") {
 }
 TEST_CASE("the same with one kernel for product and rest", "[rows_user]") {
     const own_products own;
-    check(own_edge_of_product_subject, shape(1, 5));
-    check(own_edge_of_product_subject, shape(2, 150));
+    for (const subject *s : {&own_edge_of_product_subject, &edge_of_product_subject, &edge_of_product_alone_subject, &nothing_but_sums_subject,
+                             &own_edge_behind_norm_subject})
+        for (const shape &at : {shape(1, 5), shape(2, 150)}) check(*s, at);
 }

@@ -78,13 +78,6 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split spl
     if (te__linear_has(r, s, j, TE_IS_ADD) && j == rest) g->beta = 1.0f, j++;
     return j > rest && te_gemm_supports(g, r->ctx) ? rest : -1;
 }
-/* One kernel for product and rest. The product itself is stored only where backward reads it. */
-TE_API te_status te__linear_own(te_run *r, const te_step *s, const te__linear_kernels *kernels, const te_gemm *g) {
-    const int i = s->op[0];
-    te_value product = te_output_of(r, i);
-    if (r->pass != TE_FORWARD || !te_in_memory(r, i)) product.p = 0;
-    return te_product_step(r, s, kernels->whole, g, kernels->shape, product);
-}
 /* The product takes all of the row along. */
 TE_API te_status te__linear_whole(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g) {
     const int last = s->op[s->count - 1];
@@ -122,7 +115,9 @@ TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_
     else middle = te_no_value();
     if (r->pass != TE_FORWARD || !te_in_memory(r, s->op[taken]) || !product.p)
         product.p = middle.p, product.block = middle.block;
-    if (split == TE_SPLIT_OWN) return te__linear_own(r, s, kernels, g);
+    if (split == TE_SPLIT_OWN)
+        return te_product_step(r, s, kernels->whole, g, kernels->shape, product,
+                               r->pass == TE_FORWARD && te_in_memory(r, s->op[0]));
     return part ? te__linear_part(r, s, kernels, g, taken, product) : te__linear_whole(r, s, kernels, g);
 }
 

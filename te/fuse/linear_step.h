@@ -37,11 +37,9 @@ TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__lin
     const te_op *op = &r->plan->op[s->op[0]];
     const int own = !te_gemm_is_fp8(x) && te_gemm_is_own_row(kernels->whole, x, r->ctx) &&
                     op->in_dtype == r->plan->dtype;
-    te_value dx = te_value_of(0, op->in_dtype, x->m, op->in);
-    /* one kernel for both stores no dx; there is room for two, which a smaller batch may take */
+    te_value dx;
     TE_TRY(te_acquire(r, &dx, op->in_rows, op->in, op->in_dtype));
-    if (own)
-        return te_product_step(r, s, kernels->whole, x, kernels->shape, te_value_of(0, op->in_dtype, x->m, op->in));
+    if (own) return te_product_step(r, s, kernels->whole, x, kernels->shape, dx, 0);
     te_value made;
     TE_TRY(te_before_as(&made, &dx, r, x->out));
     x->d = made.p;

@@ -58,9 +58,21 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
 
 enum { TE_PRODUCT_SUMS = 3 }; /* partial sums over the rows of a tile: one for each warp of the epilogue */
 
-/* Run the step so. product: where the product itself goes, if backward reads it; its rows in any case. */
+/* Whether what lies at `p` is read once the chain is set up: by an add or a fork of the row itself, at the other end of
+ * an edge, or as what the step gives. */
+TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_chain *c, const void *p) {
+    int read = r->now.p == p;
+    for (int j = 1; j < s->count; j++) {
+        const te_op *op = &r->plan->op[s->op[j]];
+        if (op->flags & (TE_IS_FORK | TE_IS_ADD))
+            read |= c->op[j - 1].edge == p || r->edge[op->flags & TE_IS_ADD ? op->edge : s->op[j]].p == p;
+    }
+    return read;
+}
+/* Run the step so. product: memory for the product itself, which is stored if the walk reads it, or `keep` says so:
+ * backward does. */
 TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
-                                 const te_chain_shape k, te_value product) {
+                                 const te_chain_shape k, te_value product, int keep) {
     te_product p;
     int work = 0;
     const int blocks = TE_PRODUCT_SUMS * (int)te_ceil_div(g->m, TE_TILE_M);
@@ -69,6 +81,7 @@ TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels
     memset(&p, 0, sizeof p);
     if (k.backward) TE_TRY(te__chain_backward(r, s, 1, blocks, most, product, &p.chain, &work));
     else TE_TRY(te__chain_forward(r, s, 1, 0, product, &p.chain, &work));
+    if (!keep && !te__product_is_read(r, s, &p.chain, product.p)) p.chain.x = 0;
     if (k.sums >= 0) p.many.sums = p.chain.op[k.sums].sum[0];
     if (k.reads >= 0 && !te__gemm_is_few(kernels, g, r->ctx)) {
         const te_stage *reads = &p.chain.op[k.reads];
@@ -126,8 +139,8 @@ TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_c
 #define TE_PRODUCT TE_NO_PRODUCT
 #define TE_BARE(dtype, pass) 0
 TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
-                                 const te_chain_shape k, te_value product) {
-    return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, TE_OK;
+                                 const te_chain_shape k, te_value product, int keep) {
+    return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, (void)keep, TE_OK;
 }
 TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return (void)kernels, (void)g, (void)ctx, TE_OK;

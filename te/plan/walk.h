@@ -168,10 +168,12 @@ TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t ro
     return te__saved_bytes(plan, rows, TE_USE_off);
 }
 /* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most, with the recipe on or
- * off; 0, and the text of an error, if m is not bound or no call takes so many. */
+ * off, on the context's device; 0, and the text of an error, if ctx was not created, m is not bound or no call takes so
+ * many. */
 TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, int64_t rows, te_context *ctx) {
     size_t most = 0;
-    if (!plan || te__check_dims(plan, ctx) != TE_OK || te__check_bound(plan, m, ctx) != TE_OK) return 0;
+    if (!plan || te_check_target(ctx, plan->name) != TE_OK) return 0;
+    if (te__check_dims(plan, ctx) != TE_OK || te__check_bound(plan, m, ctx) != TE_OK) return 0;
     if (!te__can_rows(rows))
         return te_fail(ctx, TE_ERROR_OVERFLOW, "%s: %lld rows", plan->name, (long long)rows), (size_t)0;
     for (int i = 0; i < (plan->fp8 ? 9 : 3); i++) {
