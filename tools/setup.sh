@@ -16,6 +16,7 @@ language() { [[ $1 == *++ ]] && echo c++ || echo c; }
 need gcc command -v gcc
 need g++ command -v g++
 need clang command -v clang
+need libclang-rt-dev links clang stdio.h -fsanitize=address,undefined
 need libc6-dev links gcc stdio.h
 need libomp-dev links clang omp.h -fopenmp
 need libopenblas-openmp-dev links gcc cblas.h -lopenblas

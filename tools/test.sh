@@ -50,7 +50,7 @@ count() { # PATTERN of a pass, PATTERN of a failure: lines of the log; what else
 tools/setup.sh
 sections=("$@")
 if [[ $# == 0 ]]; then
-    sections=(fail headers asan clang gcc scripts cuda)
+    sections=(fail headers asan gcc scripts cuda) # asan is compiled by clang
     nvidia-smi -L >/dev/null 2>&1 && sections+=(gpu)
 fi
 
