@@ -43,6 +43,7 @@ struct part {
 };
 struct trainer {
     std::vector<part> parts; // embed, blocks, head
+    std::vector<te_model *> models; // for as long as the optimizer lives
     void *dx[2];
     te_batch batch;
     te_adamw optimizer;
@@ -58,7 +59,6 @@ static void make(trainer *t) {
     te_context *ctx = &bench_ctx;
     const int64_t rows = (int64_t)BATCH * SEQ;
     size_t workspace = 0;
-    std::vector<te_model *> models;
     t->parts.resize(LAYERS + 2);
     for (size_t i = 0; i < t->parts.size(); i++) {
         part *p = &t->parts[i];
@@ -72,7 +72,7 @@ static void make(trainer *t) {
         memset(&p->saved, 0, sizeof p->saved);
         p->saved.bytes = te_plan_saved_bytes(p->plan, rows), p->saved.memory = bench_allocate(p->saved.bytes);
         p->y = bench_allocate((size_t)rows * HIDDEN * 2); // the head's: a float a row
-        models.push_back(&p->model);
+        t->models.push_back(&p->model);
     }
     bench_check(te_tie(param_of(&t->parts.back(), "lm"), param_of(&t->parts[0], "wte"), ctx), "tie");
     for (part &p : t->parts) workspace = std::max(workspace, te_plan_workspace_bytes(p.plan, &p.model, rows, ctx));
@@ -93,8 +93,8 @@ static void make(trainer *t) {
     t->batch.loss_scale = 1.0f / (float)rows;
     te_adamw_config config = te_adamw_defaults(1e-4f);
     config.max_norm = 1.0f;
-    const size_t bytes = te_adamw_bytes(models.data(), (int)models.size());
-    bench_check(te_adamw_init(&t->optimizer, bench_allocate(bytes), bytes, models.data(), (int)models.size(), &config, ctx), "optimizer");
+    const size_t bytes = te_adamw_bytes(t->models.data(), (int)t->models.size());
+    bench_check(te_adamw_init(&t->optimizer, bench_allocate(bytes), bytes, t->models.data(), (int)t->models.size(), &config, ctx), "optimizer");
 }
 static te_status train(const te_graph *, const void *arg, te_context *ctx) {
     trainer *t = (trainer *)(uintptr_t)arg;
