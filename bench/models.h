@@ -11,6 +11,8 @@
     (fork, x2), (layernorm, ln2, H), (linear, fc1, H, F), (bias, fc1_b, F), (gelu, act), (linear, fc2, F, H),          \
     (bias, fc2_b, H), (dropout, drop2, P), (add, x2)
 
-TE_SEQUENTIAL(gpt4096, bf16, ATTENTION_PART(4096, 32, 0.1f), MLP_PART(4096, 16384, 0.1f))
+#define GPT_4096 ATTENTION_PART(4096, 32, 0.1f), MLP_PART(4096, 16384, 0.1f)
+
+TE_SEQUENTIAL(gpt4096, bf16, GPT_4096)
 
 #endif

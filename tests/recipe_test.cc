@@ -71,9 +71,10 @@ struct under_recipe {
     const te_plan *plan;
     size_t rows;
 
-    under_recipe(const subject &s, int batches, int seq, unsigned seed, int history = 3)
+    under_recipe(const subject &s, int batches, int seq, unsigned seed, int history = 3, int tune = 0)
         : ctx(&own.c), random(seed), m(s, ctx), models{m.model()}, config(te_recipes_defaults()), plan(m.plan), rows((size_t)(batches * seq)) {
         m.draw(random);
+        ctx->gemm_tune = tune;
         config.history = history;
         const size_t n = te_recipes_bytes(models, 1, &config);
         memory.reset(new buffer(ctx, n));
@@ -438,6 +439,24 @@ TEST_CASE("a list with widths known only at run time runs under a recipe", "[rec
         CHECK(largest(in) > 0);
     }
     ctx->workspace = nullptr, ctx->workspace_bytes = 0;
+}
+
+TEST_CASE("products are timed in a list under a recipe, too", "[recipe]") {
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
+    for (const subject *s : {&current_subject, &delayed_subject, &mixed_subject}) {
+        under_recipe tuned(*s, 2, 24, seed, 3, 1), untuned(*s, 2, 24, seed);
+        CAPTURE(tuned.plan->name);
+        for (int on : {1, 0}) {
+            REQUIRE(te_recipes_switch(&tuned.state, on, tuned.ctx) == TE_OK);
+            REQUIRE(te_recipes_switch(&untuned.state, on, untuned.ctx) == TE_OK);
+            micro_batch a(tuned, without(tuned)), b(untuned, without(untuned));
+            const results left = run_plain(tuned, a), right = run_plain(untuned, b);
+            CHECK(distance(left.y, right.y) < 0.02); // other kernels sum in another order
+            CHECK(distance(left.dx, right.dx) < 0.05);
+            CHECK(distance(left.grads, right.grads) < 0.05);
+        }
+    }
 }
 
 TEST_CASE("the printed plan names the products in FP8, and what the recipe saves", "[recipe]") {

@@ -78,7 +78,7 @@ TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const t
     void *memory = 0;
     memcpy(error, ctx->error, sizeof error);
     te__begin(&t->run, r->plan, r->pass, r->tokens, r->sequences, ctx);
-    t->run.dry = 0;
+    t->run.dry = 0, t->run.use = TE_USE_off; /* only the step's own parameters are there to say */
     bytes = te__linear_lay_out(t, r, (char *)(uintptr_t)TE_ALIGN);
     te_status status = te_allocate(ctx, &memory, bytes);
     /* normal numbers of the size of weights: sums over k stay small */
