@@ -8,9 +8,13 @@
 
 #include "te/te.h" /* te_plan, te_step, te_batch */
 
-/* Forward: q k^T and p v, both for each pair of a query and a key that it sees. Causal: query i sees the i + 1 keys up to its own. */
-static double bench_attention_flops(double batch, double seq, double heads, double head_dim, int causal) {
-    const double pairs = causal ? seq * (seq + 1) / 2 : seq * seq;
+/* Forward: q k^T and p v, both for each pair of a query and a key that it sees: from `left` before it to `right` behind it, -1: all. */
+static double bench_attention_flops(double batch, int seq, double heads, double head_dim, int left, int right) {
+    double pairs = 0;
+    for (int i = 0; i < seq; i++) {
+        const int before = left < 0 || left > i ? i : left, behind = right < 0 || right > seq - 1 - i ? seq - 1 - i : right;
+        pairs += before + 1 + behind;
+    }
     return 2 * (2 * batch * heads * pairs * head_dim);
 }
 
@@ -22,7 +26,7 @@ static double bench_step_flops(const te_plan *plan, const te_step *step, te_pass
     if (!strcmp(op->kind, "attention")) {
         const te_attention_options *o = (const te_attention_options *)op->options;
         /* Backward: q k^T again, for p is not kept, and dp = do v^T, dq = ds k, dk = ds^T q, dv = p^T do: five products for two. */
-        return (pass == TE_BACKWARD ? 2.5 : 1) * bench_attention_flops(batch->batch, batch->seq, o->heads, o->head_dim, o->causal);
+        return (pass == TE_BACKWARD ? 2.5 : 1) * bench_attention_flops(batch->batch, batch->seq, o->heads, o->head_dim, o->window_left, o->window_right);
     }
     return 0;
 }

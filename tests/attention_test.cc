@@ -1,18 +1,6 @@
 // attention_test.cc -- attention forward and backward against a reference in double, on either target.
-// Errors are ||out - ref|| / ||ref||. Inputs are rounded to the dtype before the reference sees them. What is inherent to
-// 16 bits: P and dS are rounded for their products, and so is the `out` that backward reads for delta = rowsum(dout * out);
-// hence backward in f16 may be off by 4e-3 where forward may by 1e-3.
-#include <cstdlib>
-#include <catch2/catch.hpp>
-
-#include <cmath>
-#include <cstdio>
-#include <random>
-#include <vector>
-
-#include "draw.h"
-#include "te/gemm/gemm.h"                  // te_context_create
-#include "te/attention/attention_kernels.h" // what is tested
+// What options an attention may have, attention_options_test.cc tests.
+#include "attention.h"
 
 // X(dtype, heads, kv_heads, head_dim, causal): every shape that is tested
 #define SHAPES_OF(X, dtype)                                                                            \
@@ -30,206 +18,12 @@ SHAPES(KERNELS)
 
 namespace {
 
-
-typedef te_status (*launch)(te_context *, const te_attention_args *);
-typedef size_t (*scratch_bytes)(te_context *, int64_t);
-struct shape {
-    launch forward, backward;
-    scratch_bytes scratch;
-    te_dtype dtype;
-    int heads, kv_heads, dim, causal, sum_rows;
-};
 #define SHAPE(dtype, h, kv, d, causal)                                                          \
     {attention_##dtype##_##h##_##kv##_##d##_##causal##_launch,                                  \
      attention_backward_##dtype##_##h##_##kv##_##d##_##causal##_launch,                                      \
      attention_backward_##dtype##_##h##_##kv##_##d##_##causal##_scratch_bytes, TE_##dtype, h, kv, d, causal, \
-     attention_backward_##dtype##_##h##_##kv##_##d##_##causal##_sum_rows},
+     attention_backward_##dtype##_##h##_##kv##_##d##_##causal##_sum_rows, {-1, causal ? 0 : -1}},
 const shape shapes[] = {SHAPES(SHAPE)};
-
-const size_t guard = 256; // bytes behind each buffer that nobody may write
-
-// Numbers of a dtype in target memory.
-struct buffer {
-    te_context *ctx;
-    te_dtype dtype;
-    size_t n;
-    void *data = nullptr;
-    buffer(te_context *c, te_dtype t, size_t count) : ctx(c), dtype(t), n(count) {
-        REQUIRE(te_allocate(ctx, &data, bytes() + guard) == TE_OK);
-        poison();
-    }
-    buffer(const buffer &) = delete;
-    ~buffer() { te_release(ctx, data); }
-    size_t bytes() const { return n * te_dtype_bytes(dtype); }
-    void poison() { REQUIRE(te_fill(ctx, data, 0xff, bytes() + guard) == TE_OK); } // NaN in every format
-    std::vector<uint8_t> raw() const {
-        std::vector<uint8_t> v(bytes() + guard);
-        REQUIRE(te_copy(ctx, v.data(), data, v.size()) == TE_OK);
-        REQUIRE(te_synchronize(ctx) == TE_OK);
-        for (size_t i = bytes(); i < v.size(); i++) REQUIRE(v[i] == 0xff);
-        return v;
-    }
-    std::vector<double> read() const {
-        const std::vector<uint8_t> v = raw();
-        std::vector<double> x(n);
-        for (size_t i = 0; i < n; i++) x[i] = te_load(v.data(), (int64_t)i, dtype);
-        return x;
-    }
-    // Fresh normal numbers, number i times factor(i); returns them as stored.
-    template <class F> std::vector<double> draw(std::mt19937 &random, F factor) {
-        std::normal_distribution<float> normal;
-        std::vector<uint8_t> v(bytes());
-        std::vector<double> x(n);
-        for (size_t i = 0; i < n; i++) {
-            te_store(v.data(), (int64_t)i, normal(random) * factor(i), dtype);
-            x[i] = te_load(v.data(), (int64_t)i, dtype);
-        }
-        REQUIRE(te_copy(ctx, data, v.data(), v.size()) == TE_OK);
-        REQUIRE(te_synchronize(ctx) == TE_OK);
-        return x;
-    }
-    std::vector<double> draw(std::mt19937 &random) {
-        return draw(random, [](size_t) { return 1.0f; });
-    }
-};
-
-struct context {
-    te_context c;
-    context() { REQUIRE(te_context_create(&c, 0, 1) == TE_OK); }
-    ~context() { te_context_destroy(&c); }
-};
-
-struct reference {
-    std::vector<double> out, lse, dqkv;
-};
-
-reference attention(const shape &s, int batch, int seq, double scale, const std::vector<double> &qkv, const std::vector<double> &dout) {
-    const size_t h = (size_t)s.heads, kv = (size_t)s.kv_heads, d = (size_t)s.dim, n = (size_t)seq, width = (h + 2 * kv) * d;
-    reference r;
-    r.out.assign((size_t)batch * n * h * d, 0), r.lse.assign((size_t)batch * h * n, 0), r.dqkv.assign(qkv.size(), 0);
-    std::vector<double> p(n);
-    for (size_t b = 0; b < (size_t)batch; b++)
-        for (size_t head = 0; head < h; head++)
-            for (size_t i = 0; i < n; i++) {
-                const size_t group = head / (h / kv), first = b * n * width, keys = s.causal ? i + 1 : n;
-                const double *q = &qkv[first + i * width + head * d], *dy = &dout[(b * n + i) * h * d + head * d];
-                double *dq = &r.dqkv[first + i * width + head * d], *y = &r.out[(b * n + i) * h * d + head * d];
-                const size_t k0 = first + (h + group) * d, v0 = k0 + kv * d;
-                double top = -INFINITY, sum = 0, delta = 0;
-                for (size_t j = 0; j < keys; j++) {
-                    double dot = 0;
-                    for (size_t c = 0; c < d; c++) dot += q[c] * qkv[k0 + j * width + c];
-                    p[j] = dot * scale, top = std::max(top, p[j]);
-                }
-                for (size_t j = 0; j < keys; j++) sum += std::exp(p[j] - top);
-                r.lse[(b * h + head) * n + i] = top + std::log(sum);
-                for (size_t j = 0; j < keys; j++) {
-                    p[j] = std::exp(p[j] - top) / sum;
-                    for (size_t c = 0; c < d; c++) y[c] += p[j] * qkv[v0 + j * width + c];
-                }
-                for (size_t c = 0; c < d; c++) delta += dy[c] * y[c];
-                for (size_t j = 0; j < keys; j++) {
-                    double dp = 0;
-                    for (size_t c = 0; c < d; c++) dp += dy[c] * qkv[v0 + j * width + c];
-                    const double ds = p[j] * (dp - delta) * scale;
-                    for (size_t c = 0; c < d; c++) {
-                        r.dqkv[v0 + j * width + c] += p[j] * dy[c];
-                        dq[c] += ds * qkv[k0 + j * width + c];
-                        r.dqkv[k0 + j * width + c] += ds * q[c];
-                    }
-                }
-            }
-    return r;
-}
-
-// Columns [from, to) of rows of `width`. Where all gradients cancel (seq 1), ||ref|| is 0: the error is then taken
-// relative to numbers of 0.05, the size that such gradients have elsewhere.
-double error(const std::vector<double> &x, const std::vector<double> &ref, size_t width, size_t from, size_t to, double tolerance) {
-    double norm = 0, difference = 0, worst = 0;
-    size_t n = 0;
-    for (size_t i = 0; i < ref.size(); i++)
-        if (i % width >= from && i % width < to) norm += ref[i] * ref[i], difference += (x[i] - ref[i]) * (x[i] - ref[i]), n++;
-    const double rms = std::max(std::sqrt(norm / (double)n), 0.05);
-    for (size_t i = 0; i < ref.size(); i++)
-        if (i % width >= from && i % width < to) {
-            const double e = std::fabs(x[i] - ref[i]) / (rms + std::fabs(ref[i]));
-            if (!(e <= worst)) worst = e; // a NaN stays
-        }
-    CHECK(worst <= 12 * tolerance); // no single element far outside
-    return std::sqrt(difference / (double)n) / rms;
-}
-
-const char *dtype_of(const shape &s) { return te_dtype_name(s.dtype); }
-
-// with_scratch: else the kernels of backward that need none run.
-void check(const shape &s, int batch, int seq, std::mt19937 &random, double worst[2], bool with_scratch = true) {
-    context ctx;
-    const size_t rows = (size_t)batch * (size_t)seq, d = (size_t)s.dim, h = (size_t)s.heads * d, kv = (size_t)s.kv_heads * d;
-    buffer qkv(&ctx.c, s.dtype, rows * (h + 2 * kv)), out(&ctx.c, s.dtype, rows * h), dout(&ctx.c, s.dtype, rows * h);
-    buffer dqkv(&ctx.c, s.dtype, qkv.n), lse(&ctx.c, TE_f32, rows * (size_t)s.heads), delta(&ctx.c, TE_f32, lse.n);
-    const std::vector<double> x = qkv.draw(random), dy = dout.draw(random);
-    const size_t scratch_size = with_scratch ? s.scratch(&ctx.c, (int64_t)rows) : 0;
-    buffer scratch(&ctx.c, TE_f32, scratch_size / 4);
-    te_attention_args a;
-    memset(&a, 0, sizeof a);
-    a.out = out.data, a.lse = (float *)lse.data, a.qkv = qkv.data, a.dqkv = dqkv.data, a.dout = dout.data;
-    a.delta = (float *)delta.data, a.scratch = scratch_size ? scratch.data : nullptr;
-    a.batch = batch, a.seq = seq, a.scale = 1.0f / std::sqrt((float)s.dim);
-    REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
-    REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
-    const reference ref = attention(s, batch, seq, a.scale, x, dy);
-    const double forward = s.dtype == TE_f32 ? 1e-5 : s.dtype == TE_f16 ? 1e-3 : 1.6e-2;
-    const double backward = s.dtype == TE_f16 ? 4e-3 : forward;
-    const std::vector<double> dx = dqkv.read();
-    const double e[5] = {error(out.read(), ref.out, h, 0, h, forward), error(lse.read(), ref.lse, 1, 0, 1, 1e-5),
-                         error(dx, ref.dqkv, h + 2 * kv, 0, h, backward), error(dx, ref.dqkv, h + 2 * kv, h, h + kv, backward),
-                         error(dx, ref.dqkv, h + 2 * kv, h + kv, h + 2 * kv, backward)};
-    INFO("out " << e[0] << " lse " << e[1] << " dq " << e[2] << " dk " << e[3] << " dv " << e[4]);
-    CHECK(e[0] <= forward);
-    CHECK(e[1] <= 1e-5);
-    for (int i = 2; i < 5; i++) CHECK(e[i] <= backward);
-    worst[0] = std::max(worst[0], e[0]), worst[1] = std::max(worst[1], std::max(e[2], std::max(e[3], e[4])));
-    const std::vector<uint8_t> first = out.raw(), gradient = dqkv.raw(), sums = lse.raw();
-    if (scratch_size) { // in whatever order: as near, and the next one is repeatable again
-        dqkv.poison(), scratch.poison(), delta.poison();
-        ctx.c.attention_unrepeatable = 1;
-        REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
-        ctx.c.attention_unrepeatable = 0;
-        const std::vector<double> dz = dqkv.read();
-        CHECK(error(dz, ref.dqkv, h + 2 * kv, 0, h, backward) <= backward);
-        CHECK(error(dz, ref.dqkv, h + 2 * kv, h, h + kv, backward) <= backward);
-        CHECK(error(dz, ref.dqkv, h + 2 * kv, h + kv, h + 2 * kv, backward) <= backward);
-    }
-    // the same bits again; and lse is not needed in inference
-    out.poison(), dqkv.poison(), delta.poison(), scratch.poison();
-    a.lse = nullptr;
-    REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
-    a.lse = (float *)lse.data;
-    REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
-    CHECK(out.raw() == first);
-    CHECK(dqkv.raw() == gradient);
-    CHECK(lse.raw() == sums);
-    if (!s.sum_rows) return;
-    // with the sums of dqkv over so many rows of each sequence; dqkv is the same
-    const size_t width = h + 2 * kv, parts = (size_t)te_ceil_div(seq, s.sum_rows);
-    buffer sum(&ctx.c, TE_f32, (size_t)batch * parts * width);
-    a.sum = (float *)sum.data;
-    dqkv.poison();
-    REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
-    CHECK(dqkv.raw() == gradient);
-    std::vector<double> wanted(sum.n), magnitude(sum.n);
-    for (size_t b = 0; b < (size_t)batch; b++)
-        for (size_t i = 0; i < (size_t)seq; i++)
-            for (size_t c = 0; c < width; c++) {
-                const size_t to = (b * parts + i / (size_t)s.sum_rows) * width + c;
-                wanted[to] += dx[(b * (size_t)seq + i) * width + c], magnitude[to] += std::fabs(dx[(b * (size_t)seq + i) * width + c]);
-            }
-    const std::vector<double> got = sum.read();
-    double off = 0;
-    for (size_t i = 0; i < sum.n; i++)
-        if (!(std::fabs(got[i] - wanted[i]) <= 1e-5 * magnitude[i])) off++;
-    CHECK(off == 0);
-}
 
 } // namespace
 
@@ -266,11 +60,15 @@ TEST_CASE("attention at a longer sequence", "[attention]") {
 
 // Every range that a kernel asks the mask for, against one pair after the other.
 TEST_CASE("the attention mask's ranges are those of its pairs", "[attention]") {
-    for (const int causal : {0, 1})
+    const int windows[][2] = {{-1, -1}, {-1, 0}, {0, 0}, {2, 0}, {1, 3}, {3, 1}, {-1, 2}, {2, -1}, {20, 20}};
+    for (const auto &w : windows)
         for (int seq = 1; seq <= 9; seq++) {
-            const te__attn_mask m = te__attn_mask_of(seq, causal);
-            const auto sees = [&](int query, int key) { return !causal || key <= query; };
-            CAPTURE(causal, seq);
+            const int left = w[0], right = w[1];
+            const te__attn_mask m = te__attn_mask_of(seq, left, right);
+            const auto sees = [&](int query, int key) {
+                return (left < 0 || key >= query - left) && (right < 0 || key <= query + right);
+            };
+            CAPTURE(left, right, seq);
             for (int at = 0; at < seq; at++)
                 for (int count = 1; at + count <= seq; count++) {
                     const te__attn_span span[2] = {te__attn_keys_of(m, at, count), te__attn_queries_of(m, at, count)};

@@ -93,20 +93,20 @@ struct attention_row {
 };
 struct attention_shape {
     size_t heads, kv, dim, seq, width, out;
-    bool causal;
+    reference::attention_options with;
     double scale;
     attention_shape(const op &o, const call &c)
         : heads((size_t)o.number(0, 0)), kv((size_t)o.number(1, 0)), dim((size_t)o.number(2, 0)), seq((size_t)c.seq),
-          width(o.in), out(o.out), causal(o.option("causal", 1) == 1),
-          scale((double)(float)o.option("scale", 1 / std::sqrt((double)dim))) {}
+          width(o.in), out(o.out), with(o), scale(with.scale) {}
     // f(first of q, of k, of v, of y, keys) for each query of each head
     template <class F>
     void each(const call &c, F f) const {
         for (size_t b = 0; b < (size_t)c.batch; b++)
             for (size_t h = 0; h < heads; h++)
                 for (size_t i = 0; i < seq; i++) {
-                    const size_t row = b * seq + i, k0 = b * seq * width + (heads + h / (heads / kv)) * dim;
-                    f(row * width + h * dim, k0, k0 + kv * dim, row * out + h * dim, causal ? i + 1 : seq);
+                    const size_t row = b * seq + i, from = with.first(i);
+                    const size_t k0 = (b * seq + from) * width + (heads + h / (heads / kv)) * dim; // of the first that it sees
+                    f(row * width + h * dim, k0, k0 + kv * dim, row * out + h * dim, with.end(i, seq) - from);
                 }
     }
 };

@@ -212,33 +212,43 @@ inline vec rope(const op &o, const vec &x, const call &c, int direction) {
     return y;
 }
 
-// (attention, name, heads, kv_heads, head_dim, causal, scale). dy and stored output given: fills dx, too.
+// The options of an attention. The keys that a query sees are a run.
+struct attention_options {
+    int left, right; // -1: no bound
+    double scale;
+    explicit attention_options(const op &o)
+        : left((int)o.option("window_left", -1)), right(o.option("causal", 1) == 1 ? 0 : (int)o.option("window_right", -1)),
+          scale((double)(float)o.option("scale", 1 / std::sqrt(o.number(2, 1)))) {}
+    size_t first(size_t query) const { return left < 0 || query < (size_t)left ? 0 : query - (size_t)left; }
+    size_t end(size_t query, size_t seq) const { return right < 0 || query + (size_t)right + 1 > seq ? seq : query + (size_t)right + 1; }
+};
+// (attention, name, heads, kv_heads, head_dim, options). dy and stored output given: fills dx, too.
 inline vec attention(const op &o, const vec &x, const call &c, const vec *dy, const vec *stored, vec *dx) {
     const size_t heads = (size_t)o.number(0, 0), kv = (size_t)o.number(1, 0), dim = (size_t)o.number(2, 0);
-    const bool causal = o.option("causal", 1) == 1;
-    const double scale = (double)(float)o.option("scale", 1 / std::sqrt((double)dim));
+    const attention_options with(o);
+    const double scale = with.scale;
     const size_t seq = (size_t)c.seq, width = o.in, out = o.out;
     vec y(c.rows() * out, 0.0), p(seq);
     if (dx) dx->assign(c.rows() * width, 0.0);
     for (size_t b = 0; b < (size_t)c.batch; b++)
         for (size_t h = 0; h < heads; h++)
             for (size_t i = 0; i < seq; i++) {
-                const size_t g = h / (heads / kv), keys = causal ? i + 1 : seq, row = b * seq + i;
+                const size_t g = h / (heads / kv), from = with.first(i), end = with.end(i, seq), row = b * seq + i;
                 const size_t q0 = row * width + h * dim, k0 = b * seq * width + (heads + g) * dim, v0 = k0 + kv * dim, y0 = row * out + h * dim;
                 double top = -INFINITY, sum = 0, delta = 0;
-                for (size_t j = 0; j < keys; j++) {
+                for (size_t j = from; j < end; j++) {
                     p[j] = 0;
                     for (size_t d = 0; d < dim; d++) p[j] += scale * x[q0 + d] * x[k0 + j * width + d];
                     top = p[j] > top ? p[j] : top;
                 }
-                for (size_t j = 0; j < keys; j++) p[j] = std::exp(p[j] - top), sum += p[j];
-                for (size_t j = 0; j < keys; j++) {
+                for (size_t j = from; j < end; j++) p[j] = std::exp(p[j] - top), sum += p[j];
+                for (size_t j = from; j < end; j++) {
                     p[j] /= sum;
                     for (size_t d = 0; d < dim; d++) y[y0 + d] += p[j] * x[v0 + j * width + d];
                 }
                 if (!dx) continue;
                 for (size_t d = 0; d < dim; d++) delta += (*dy)[y0 + d] * (*stored)[y0 + d];
-                for (size_t j = 0; j < keys; j++) {
+                for (size_t j = from; j < end; j++) {
                     double dp = 0;
                     for (size_t d = 0; d < dim; d++) dp += (*dy)[y0 + d] * x[v0 + j * width + d];
                     const double ds = p[j] * (dp - delta) * scale;

@@ -2,7 +2,8 @@
 #ifndef TE_ATTENTION_ARGS_H
 #define TE_ATTENTION_ARGS_H
 
-#include "../core/target.h" /* te_context, TE_KERNEL */
+#include "../core/target.h"  /* te_context, TE_KERNEL */
+#include "attention_form.h" /* TE_ATTENTION_MAX_SEQ, TE__ATTENTION_FORM */
 
 typedef struct te_attention_args {
     void *out;       /* forward: out, backward: in. [batch * seq, heads * head_dim] */
@@ -23,12 +24,11 @@ typedef struct te_attention_args {
 enum { TE_ATTENTION_MAX_HEAD_DIM = 256 };
 
 /* What can be wrong with the constants, for both targets. */
-#define TE__ATTENTION_ASSERT(heads, kv_heads, head_dim, causal)                 \
+#define TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                         \
     static_assert((heads) >= 1 && (kv_heads) >= 1 && (heads) % (kv_heads) == 0, \
         "te: attention: kv_heads must divide heads");                           \
     static_assert((head_dim) >= 1 && (head_dim) <= TE_ATTENTION_MAX_HEAD_DIM,   \
-        "te: attention: head_dim must be 1 to 256");                            \
-    static_assert((causal) == 0 || (causal) == 1, "te: attention: causal must be 0 or 1");
+        "te: attention: head_dim must be 1 to 256");
 
 /* What can be wrong with the sizes of a call. */
 TE_API te_status te__attention_check(te_context *ctx, const te_attention_args *a, int heads, const char *name) {
@@ -36,7 +36,8 @@ TE_API te_status te__attention_check(te_context *ctx, const te_attention_args *a
                a->batch, a->seq);
     TE_REQUIRE((int64_t)a->batch * heads <= INT32_MAX / te_ceil_div(a->seq, 32), ctx, TE_ERROR_OVERFLOW,
                "%s: batch %d of %d heads and %d tokens is too much for one launch", name, a->batch, heads, a->seq);
-    TE_REQUIRE(a->seq <= 1 << 20, ctx, TE_ERROR_OVERFLOW, "%s: seq %d is above %d", name, a->seq, 1 << 20);
+    TE_REQUIRE(a->seq <= TE_ATTENTION_MAX_SEQ, ctx, TE_ERROR_OVERFLOW, "%s: seq %d is above %d", name, a->seq,
+               (int)TE_ATTENTION_MAX_SEQ);
     TE_REQUIRE(a->scale > 0, ctx, TE_ERROR_VALUE, "%s: scale is %g, it must be positive", name, (double)a->scale);
     return TE_OK;
 }

@@ -18,31 +18,31 @@
 template <te_dtype T, class MMA, class F32> struct te__attn_shape_of : MMA {};
 template <class MMA, class F32> struct te__attn_shape_of<TE_f32, MMA, F32> : F32 {};
 
-template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL>
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 struct te__attn_forward : te__attn_shape_of<T, te__attn_forward_shape<D>, te__attn_f32_forward_shape<D>> {
     typedef te_attention_args args;
     static __device__ __forceinline__ void body(const args *a) {
         te_kernel_begin();
-        if constexpr (T == TE_f32) te__attention_forward_f32<HEADS, KV_HEADS, D, CAUSAL>(a);
-        else te__attention_forward_mma<T, HEADS, KV_HEADS, D, CAUSAL>(a);
+        if constexpr (T == TE_f32) te__attention_forward_f32<HEADS, KV_HEADS, D, F>(a);
+        else te__attention_forward_mma<T, HEADS, KV_HEADS, D, F>(a);
     }
 };
-template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL>
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 struct te__attn_dq : te__attn_shape_of<T, te__attn_dq_shape<D>, te__attn_f32_dq_shape<D>> {
     typedef te_attention_args args;
     static __device__ __forceinline__ void body(const args *a) {
         te_kernel_begin();
-        if constexpr (T == TE_f32) te__attention_dq_f32<HEADS, KV_HEADS, D, CAUSAL>(a);
-        else te__attention_dq_mma<T, HEADS, KV_HEADS, D, CAUSAL>(a);
+        if constexpr (T == TE_f32) te__attention_dq_f32<HEADS, KV_HEADS, D, F>(a);
+        else te__attention_dq_mma<T, HEADS, KV_HEADS, D, F>(a);
     }
 };
-template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL>
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 struct te__attn_dkdv : te__attn_shape_of<T, te__attn_dkdv_shape<D>, te__attn_f32_dkdv_shape<D>> {
     typedef te_attention_args args;
     static __device__ __forceinline__ void body(const args *a) {
         te_kernel_begin();
-        if constexpr (T == TE_f32) te__attention_dkdv_f32<HEADS, KV_HEADS, D, CAUSAL>(a);
-        else te__attention_dkdv_mma<T, HEADS, KV_HEADS, D, CAUSAL>(a);
+        if constexpr (T == TE_f32) te__attention_dkdv_f32<HEADS, KV_HEADS, D, F>(a);
+        else te__attention_dkdv_mma<T, HEADS, KV_HEADS, D, F>(a);
     }
 };
 
@@ -73,9 +73,9 @@ typedef struct te__attn_forward_kernels {
     te_hopper_kernel hopper;
 } te__attn_forward_kernels;
 
-template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL> struct te__attn_forward_of {
-    typedef te__attn_forward<T, HEADS, KV_HEADS, D, CAUSAL> plain;
-    typedef te__attn_hopper_forward<T, HEADS, KV_HEADS, D, CAUSAL> hopper;
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_forward_of {
+    typedef te__attn_forward<T, HEADS, KV_HEADS, D, F> plain;
+    typedef te__attn_hopper_forward<T, HEADS, KV_HEADS, D, F> hopper;
 
     /* Non-null where the kernel for compute capability 9.0 exists for these constants and runs on the context's device:
      * it was compiled for sm_90a. */
@@ -98,10 +98,10 @@ typedef struct te__attn_backward_kernels {
     const void *delta, *round; /* before it, and after */
 } te__attn_backward_kernels;
 
-template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL> struct te__attn_backward_of {
-    typedef te__attn_dq<T, HEADS, KV_HEADS, D, CAUSAL> dq;
-    typedef te__attn_dkdv<T, HEADS, KV_HEADS, D, CAUSAL> dkdv;
-    typedef te__attn_hopper_backward<T, HEADS, KV_HEADS, D, CAUSAL> hopper;
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_backward_of {
+    typedef te__attn_dq<T, HEADS, KV_HEADS, D, F> dq;
+    typedef te__attn_dkdv<T, HEADS, KV_HEADS, D, F> dkdv;
+    typedef te__attn_hopper_backward<T, HEADS, KV_HEADS, D, F> hopper;
     typedef typename hopper::delta delta;
     typedef typename hopper::wgmma wgmma;
     typedef typename hopper::round round;
@@ -127,45 +127,47 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL> struct te__att
 
 /* ---- names ------------------------------------------------------------------------------------------------------- */
 
-#define TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim, causal)     \
-    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim, causal)                     \
-    static_assert(TE_##dtype == TE_f32 || (head_dim) % 16 == 0,                 \
+#define TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim) \
+    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                 \
+    static_assert(TE_##dtype == TE_f32 || (head_dim) % 16 == 0,     \
                   "te: attention: head_dim must be a multiple of 16 in bf16 and f16 on CUDA");
 
-#define TE__ATTENTION_SHELL(name, K)                                         \
+#define TE__ATTENTION_SHELL(name, K)                                          \
     TE_UNUSED static __global__ void __launch_bounds__(K::THREADS, K::BLOCKS) \
-        name(const __grid_constant__ K::args te_arg_) {                      \
-        K::body(&te_arg_);                                                   \
+        name(const __grid_constant__ K::args te_arg_) {                       \
+        K::body(&te_arg_);                                                    \
     }
 
-#define TE_ATTENTION_FORWARD(name, dtype, heads, kv_heads, head_dim, causal)                                   \
-    TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim, causal)                                        \
-    typedef te__attn_forward_of<TE_##dtype, (heads), (kv_heads), (head_dim), (causal)> name##_of;              \
-    TE__ATTENTION_SHELL(name, name##_of::plain)                                                                \
-    TE__ATTENTION_SHELL(name##_hopper, name##_of::hopper)                                                      \
-    TE_UNUSED static te__attn_forward_kernels name##_kernels = {{(const void *)name, 0},                       \
-                                                                {(const void *)name##_hopper, 0, 0}};          \
-    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                              \
-        return name##_of::launch(ctx, &name##_kernels, a, #name);                                              \
+#define TE_ATTENTION_FORWARD_OF(name, dtype, heads, kv_heads, head_dim, options)                      \
+    TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim)                                       \
+    TE__ATTENTION_FORM(name, options)                                                                 \
+    typedef te__attn_forward_of<TE_##dtype, (heads), (kv_heads), (head_dim), name##_form> name##_of;  \
+    TE__ATTENTION_SHELL(name, name##_of::plain)                                                       \
+    TE__ATTENTION_SHELL(name##_hopper, name##_of::hopper)                                             \
+    TE_UNUSED static te__attn_forward_kernels name##_kernels = {{(const void *)name, 0},              \
+                                                                {(const void *)name##_hopper, 0, 0}}; \
+    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                     \
+        return name##_of::launch(ctx, &name##_kernels, a, #name);                                     \
     }
 
-#define TE_ATTENTION_BACKWARD(name, dtype, heads, kv_heads, head_dim, causal)                                  \
-    TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim, causal)                                        \
-    typedef te__attn_backward_of<TE_##dtype, (heads), (kv_heads), (head_dim), (causal)> name##_of;             \
-    enum { name##_sum_rows = name##_of::SUM_ROWS };                                                            \
-    TE__ATTENTION_SHELL(name##_dq, name##_of::dq)                                                              \
-    TE__ATTENTION_SHELL(name##_dkdv, name##_of::dkdv)                                                          \
-    TE__ATTENTION_SHELL(name##_delta, name##_of::delta)                                                        \
-    TE__ATTENTION_SHELL(name##_wgmma, name##_of::wgmma)                                                        \
-    TE__ATTENTION_SHELL(name##_round, name##_of::round)                                                        \
-    TE_UNUSED static te__attn_backward_kernels name##_kernels = {                                              \
-        {(const void *)name##_dq, 0}, {(const void *)name##_dkdv, 0}, {(const void *)name##_wgmma, 0, 0},      \
-        (const void *)name##_delta, (const void *)name##_round};                                               \
-    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                              \
-        return name##_of::launch(ctx, &name##_kernels, a, #name);                                              \
-    }                                                                                                          \
-    TE_API size_t name##_scratch_bytes(te_context *ctx, int64_t rows) {                                        \
-        return name##_of::scratch_bytes(ctx, &name##_kernels, rows);                                           \
+#define TE_ATTENTION_BACKWARD_OF(name, dtype, heads, kv_heads, head_dim, options)                         \
+    TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim)                                           \
+    TE__ATTENTION_FORM(name, options)                                                                     \
+    typedef te__attn_backward_of<TE_##dtype, (heads), (kv_heads), (head_dim), name##_form> name##_of;     \
+    enum { name##_sum_rows = name##_of::SUM_ROWS };                                                       \
+    TE__ATTENTION_SHELL(name##_dq, name##_of::dq)                                                         \
+    TE__ATTENTION_SHELL(name##_dkdv, name##_of::dkdv)                                                     \
+    TE__ATTENTION_SHELL(name##_delta, name##_of::delta)                                                   \
+    TE__ATTENTION_SHELL(name##_wgmma, name##_of::wgmma)                                                   \
+    TE__ATTENTION_SHELL(name##_round, name##_of::round)                                                   \
+    TE_UNUSED static te__attn_backward_kernels name##_kernels = {                                         \
+        {(const void *)name##_dq, 0}, {(const void *)name##_dkdv, 0}, {(const void *)name##_wgmma, 0, 0}, \
+        (const void *)name##_delta, (const void *)name##_round};                                          \
+    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                         \
+        return name##_of::launch(ctx, &name##_kernels, a, #name);                                         \
+    }                                                                                                     \
+    TE_API size_t name##_scratch_bytes(te_context *ctx, int64_t rows) {                                   \
+        return name##_of::scratch_bytes(ctx, &name##_kernels, rows);                                      \
     }
 
 #endif

@@ -102,11 +102,11 @@ TE_FN float te__attn_f32_row_sum(float v) {
 }
 
 /* Grid: (batch * heads, query tiles). */
-template <int HEADS, int KV_HEADS, int D, int CAUSAL> TE_FN void te__attention_forward_f32(const te_attention_args *a) {
+template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forward_f32(const te_attention_args *a) {
     typedef te__attn_f32_forward_shape<D> C;
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16, seq = a->seq;
     const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D>((int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS, seq);
-    const te__attn_mask m = te__attn_mask_of(seq, CAUSAL);
+    const te__attn_mask m = te__attn_mask_of(seq, F::LEFT, F::RIGHT);
     const int q0 = (int)(te__attn_grows(m) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::T;
     const te__attn_span keys = te__attn_keys_of(m, q0, C::T);
     float *q = (float *)te__attention_shared, *kv = q + C::T * C::LD, *p = kv + C::T * C::LD;
@@ -129,9 +129,9 @@ template <int HEADS, int KV_HEADS, int D, int CAUSAL> TE_FN void te__attention_f
                 v = fmaxf(v, s[i][j]);
             }
             v = te__attn_f32_row_max(v);
-            const float shrink = exp2f((top[i] - v) * c);
+            const float off = te__attn_off<F>(v), shrink = exp2f((top[i] - off) * c);
             top[i] = v;
-            TE_UNROLL for (int j = 0; j < C::R; j++) s[i][j] = exp2f((s[i][j] - v) * c), add += s[i][j];
+            TE_UNROLL for (int j = 0; j < C::R; j++) s[i][j] = exp2f((s[i][j] - off) * c), add += s[i][j];
             sum[i] = sum[i] * shrink + add;
             TE_UNROLL for (int j = 0; j < C::COLS; j++) TE_UNROLL for (int n = 0; n < 4; n++) o[i][j][n] *= shrink;
         }
@@ -151,11 +151,11 @@ template <int HEADS, int KV_HEADS, int D, int CAUSAL> TE_FN void te__attention_f
 }
 
 /* Grid: (batch * heads, query tiles). dQ = scale * dS K; delta = rowsum(dO * O) on the way. */
-template <int HEADS, int KV_HEADS, int D, int CAUSAL> TE_FN void te__attention_dq_f32(const te_attention_args *a) {
+template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f32(const te_attention_args *a) {
     typedef te__attn_f32_dq_shape<D> C;
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16, seq = a->seq;
     const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D>((int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS, seq);
-    const te__attn_mask m = te__attn_mask_of(seq, CAUSAL);
+    const te__attn_mask m = te__attn_mask_of(seq, F::LEFT, F::RIGHT);
     const int q0 = (int)(te__attn_grows(m) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::T;
     const te__attn_span keys = te__attn_keys_of(m, q0, C::T);
     float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * C::LD, *v = k + C::T * C::LD;
@@ -197,12 +197,12 @@ template <int HEADS, int KV_HEADS, int D, int CAUSAL> TE_FN void te__attention_d
 }
 
 /* Grid: (batch * kv_heads, key tiles). dV = P^T dO, dK = scale * dS^T Q. */
-template <int HEADS, int KV_HEADS, int D, int CAUSAL> TE_FN void te__attention_dkdv_f32(const te_attention_args *a) {
+template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv_f32(const te_attention_args *a) {
     typedef te__attn_f32_dq_shape<D> C;
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16, seq = a->seq, k0 = (int)blockIdx.y * C::T;
     const int batch = (int)blockIdx.x / KV_HEADS, head0 = (int)blockIdx.x % KV_HEADS * (HEADS / KV_HEADS);
     const te__attn_head h0 = te__attn_head_of<HEADS, KV_HEADS, D>(batch, head0, seq);
-    const te__attn_mask m = te__attn_mask_of(seq, CAUSAL);
+    const te__attn_mask m = te__attn_mask_of(seq, F::LEFT, F::RIGHT);
     const te__attn_span queries = te__attn_queries_of(m, k0, C::T);
     float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * C::LD, *v = k + C::T * C::LD;
     float *p = v + C::T * C::LD;

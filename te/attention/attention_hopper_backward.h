@@ -39,7 +39,7 @@
 
 /* The rest of a step, S of which is on its way. Leaves the products for dK on their way. staged: dQ of two steps before
  * lies in shared memory. */
-template <te_dtype T, int D, int CAUSAL, class C>
+template <te_dtype T, int D, class F, class C>
 TE_FN void te__attn_back_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[C::QUERIES / 2],
                               float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 1], const te_attn_back *p,
                               te__attn_back_group<C> *g, int q0, int k0, int staged, const int first) {
@@ -54,7 +54,7 @@ TE_FN void te__attn_back_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)
     if (C::IN_TURNS) te__attn_turn_give(g->group);
     te__attn_wgmma_wait<1>();
     te__attn_hold_back(s);
-    te__attn_back_exp<T, CAUSAL, C>(frag, s, rows, p, g, q0, k0);
+    te__attn_back_exp<T, F, C>(frag, s, rows, p, g, q0, k0);
     te__wgmma_fence();
     te__attn_back_gradient<T, D, C>(dv, frag, q + C::Q_BYTES, first);
     te__wgmma_commit();
@@ -77,7 +77,7 @@ TE_FN void te__attn_back_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)
     g->i++;
 }
 
-template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL, class C>
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh, uint32_t base) {
     constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D>::QKV;
     te__attn_back_group<C> all, *const g = &all;
@@ -91,7 +91,7 @@ TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh,
         const int own = D > 64 ? 0 : g->group * 64; /* the first query of a tile whose dQ is this group's */
         float dk[D / 2], dv[D / 2], s[C::QUERIES / 2];
         float2 rows[C::AHEAD ? C::QUERIES / 8 : 1];
-        te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, CAUSAL>(p, item);
+        te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, F>(p, item);
         te__barrier_wait(TE__AT(g, v_full, 0), r & 1);
         te__barrier_wait(TE__AT(g, k_full, 0), r & 1);
         if (C::IN_TURNS) te__attn_turn_take(g->group);
@@ -101,9 +101,9 @@ TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh,
         int left = 0, left_before; /* queries from this group's first on: of the last step, and of the one before */
 #pragma unroll 1
         for (;; n++) {
-            te__attn_back_step<T, D, CAUSAL, C>(dk, dv, s, rows, p, g, w.tile * C::QUERIES, k0, n > 1, n == 0);
+            te__attn_back_step<T, D, F, C>(dk, dv, s, rows, p, g, w.tile * C::QUERIES, k0, n > 1, n == 0);
             left_before = left, left = seq - w.tile * C::QUERIES - own;
-            if (!te__attn_walk_on<HEADS, KV_HEADS, CAUSAL>(&w)) break;
+            if (!te__attn_walk_on<HEADS, KV_HEADS, F>(&w)) break;
             /* dQ of the step before the last one; there is none behind the first, and what comes out is not used */
             const int st = g->i & 1; /* of that one, and of the step to come */
             float dq[32];
@@ -157,7 +157,7 @@ TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh,
     }
 }
 
-template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL>
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_shape<D>::shared *sh) {
     typedef te__attn_back_shape<D> C;
     extern __shared__ __align__(1024) unsigned char te__attn_tiles[];
@@ -184,17 +184,17 @@ TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_shap
     te_kernel_begin();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (threadIdx.x == 0) te__attn_back_load<HEADS, KV_HEADS, D, CAUSAL, C>(p, sh, base);
-        else if (threadIdx.x / 32 == 1) te__attn_back_rows<HEADS, KV_HEADS, CAUSAL, C>(p, sh);
+        if (threadIdx.x == 0) te__attn_back_load<HEADS, KV_HEADS, D, F, C>(p, sh, base);
+        else if (threadIdx.x / 32 == 1) te__attn_back_rows<HEADS, KV_HEADS, F, C>(p, sh);
         else if (threadIdx.x >= 64)
-            te__attn_back_turns<HEADS, KV_HEADS, D, CAUSAL, C>(p, sh, base, (int)threadIdx.x / 32 - 2);
+            te__attn_back_turns<HEADS, KV_HEADS, D, F, C>(p, sh, base, (int)threadIdx.x / 32 - 2);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        te__attn_back_multiply<T, HEADS, KV_HEADS, D, CAUSAL, C>(p, sh, base);
+        te__attn_back_multiply<T, HEADS, KV_HEADS, D, F, C>(p, sh, base);
     }
 }
 #else
-template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL>
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_shape<D>::shared *sh) {
     (void)p, (void)sh;
 }
@@ -203,7 +203,7 @@ TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_shap
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
 
 /* What attention_cuda.h makes three kernels of. EXISTS: 0: there are none for this dtype and head_dim. */
-template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL, bool = T != TE_f32 && (D == 64 || D == 128)>
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, bool = T != TE_f32 && (D == 64 || D == 128)>
 struct te__attn_hopper_backward {
     typedef te__attn_back_shape<D> shape;
     static constexpr int EXISTS = 1;
@@ -220,7 +220,7 @@ struct te__attn_hopper_backward {
         static constexpr int THREADS = TE_ATTN_BACK_THREADS, BLOCKS = 1, SHARED = shape::BYTES;
         static __device__ __forceinline__ void body(const args *p) {
             __shared__ typename shape::shared shared;
-            te__attn_back_body<T, HEADS, KV_HEADS, D, CAUSAL>(p, &shared);
+            te__attn_back_body<T, HEADS, KV_HEADS, D, F>(p, &shared);
         }
     };
     struct round {
@@ -260,8 +260,8 @@ struct te__attn_hopper_backward {
         return te__cuda_launch(ctx, round_kernel, tiles, round::THREADS, 0, 1, &p, sizeof p, name);
     }
 };
-template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL>
-struct te__attn_hopper_backward<T, HEADS, KV_HEADS, D, CAUSAL, false> {
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
+struct te__attn_hopper_backward<T, HEADS, KV_HEADS, D, F, false> {
     static constexpr int EXISTS = 0;
     struct wgmma {
         typedef te_attn_back args;

@@ -102,23 +102,28 @@ template <class C> TE_FN void te__attn_values_skip(te__attn_place<C> &a) {
     te__barrier_wait(a.v_full + 8 * a.v.stage, a.v.phase);
     te__attn_values_free(a);
 }
-/* A tile of keys that is not the first of these queries. All of them see all of it: queries and tiles of keys begin at
- * multiples of 64. last: it is the last one. */
-template <te_dtype T, class C> TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, int add, int last) {
+/* A tile of keys that is not the first of these queries. Causal, all of them see all of it: queries and tiles of keys
+ * begin at multiples of 64. CUT: some of its keys are hidden from some of them; m, and the
+ * query and the key of this thread's first score, are for that. last: it is the last one. */
+template <te_dtype T, class F, int CUT, class C>
+TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, te__attn_mask m, int query, int key, int add,
+                         int last) {
     float sum[2];
     te__attn_products<T>(r, a, 1, 1, add);
+    if (CUT) te__attn_hide(r, m, query, key);
     TE_UNROLL for (int e = 0; e < 2; e++) sum[e] = te__attn_exp(r, e, r.top[e], a.c);
     te__attn_products_wait(r, a, 1);
     te__attn_pack<T>(r);
     if (te__attn_outgrown<T>(sum)) {
         te__attn_scores_again<T>(r, a.q, a.k_tiles + a.k.stage * C::KV_BYTES);
-        te__attn_raise<T>(r, a.c, sum);
+        if (CUT) te__attn_hide(r, m, query, key);
+        te__attn_raise<T, F>(r, a.c, sum);
     }
     te__attn_keys_free(a, last);
     r.sum[0] += sum[0], r.sum[1] += sum[1];
 }
 
-template <te_dtype T, class C, int HEADS, int CAUSAL>
+template <te_dtype T, class C, int HEADS, class F>
 TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *bars, const uint32_t tiles[3]) {
     const int group = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0); /* so the compiler sees that all lanes agree */
     const int lane = (int)threadIdx.x % 32, row = group * 64 + (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
@@ -130,11 +135,11 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
     te_attn_work w = {0, -1};
     TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = 0;
     if (C::TURNS && group == C::GROUPS - 1) te__attn_turn_pass(a);
-    for (int add = 0;;) {
+    for (int add = 0, behind = 0;;) { /* behind: a tile of keys of the queries before was skipped at their end */
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te_attn_work next = bars->work[q.stage];
         const int more = next.head >= 0, have = w.head >= 0;
-        const te__attn_mask m = te__attn_mask_of(p->seq, CAUSAL);
+        const te__attn_mask m = te__attn_mask_of(p->seq, F::LEFT, F::RIGHT);
         const te__attn_span t = te__attn_tiles_of<C>(m, next.query + group * 64, 64);
         const int skip = more ? te__attn_tiles_of<C>(m, next.query, C::ROWS).end - t.end : 0;
         a.q = tiles[0] + q.stage * C::Q_BYTES + group * C::Q_PART;
@@ -146,9 +151,11 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         te__attn_products<T>(r, a, more, have, add);
         if (more) te__attn_keys_free(a, t.end - 1 == t.first);
         const int key = (t.end - 1) * C::KEYS + lane % 4 * 2;
-        if (t.end > t.all_end) te__attn_hide(r, m, next.query + row, key);
-        TE_UNROLL for (int e = 0; e < 2; e++) top[e] = te__attn_top(r, e), sum[e] = te__attn_exp(r, e, top[e], a.c);
+        if (te__attn_cuts(t, t.end - 1, 1)) te__attn_hide(r, m, next.query + row, key);
+        TE_UNROLL for (int e = 0; e < 2; e++)
+            top[e] = te__attn_top(r, e), sum[e] = te__attn_exp(r, e, te__attn_kept<F>(top[e]), a.c);
         te__attn_products_wait(r, a, have);
+        if (behind) te__attn_values_skip(a);
         if (skip) te__attn_values_skip(a);
         if (have) {
             uint16_t *out = (uint16_t *)p->out + ((int64_t)(w.head / HEADS) * p->seq * HEADS + w.head % HEADS) * C::D;
@@ -160,13 +167,25 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         te__attn_pack<T>(r);
 
         w = next, add = 0;
+        int j = t.end - 2; /* tiles cut by a bound on the right, then whole ones, then those cut by one on the left */
+        if constexpr (F::RIGHT > 0)
 #pragma unroll 1
-        for (int j = t.end - 2; j >= t.first; j--, add = 1) te__attn_step<T>(r, a, add, j == t.first);
+            for (; j >= t.first && j >= t.all_end; j--, add = 1)
+                te__attn_step<T, F, 1>(r, a, m, w.query + row, j * C::KEYS + lane % 4 * 2, add, j == t.first);
+#pragma unroll 1
+        for (; j >= t.first && te__attn_is_from(t.all_first, j); j--, add = 1)
+            te__attn_step<T, F, 0>(r, a, m, 0, 0, add, j == t.first);
+        if constexpr (F::LEFT >= 0)
+#pragma unroll 1
+            for (; j >= t.first; j--, add = 1)
+                te__attn_step<T, F, 1>(r, a, m, w.query + row, j * C::KEYS + lane % 4 * 2, add, j == t.first);
+        behind = F::LEFT >= 0 && t.first > te__attn_tiles_of<C>(m, w.query, C::ROWS).first;
+        if (behind) te__attn_keys_skip(a);
         te__attn_advance(q);
     }
 }
 
-template <te_dtype T, class C, int HEADS, int KV_HEADS, int CAUSAL>
+template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_forward_body(const te_attn_hopper *p, te_attn_barriers *bars) {
     const uint32_t q_tiles = (te__shared_address(te__attention_shared) + 1023) & ~1023u; /* where the swizzle begins */
     const uint32_t k_tiles = q_tiles + C::Q_STAGES * C::Q_BYTES, v_tiles = k_tiles + C::K_STAGES * C::KV_BYTES;
@@ -186,14 +205,14 @@ TE_FN void te__attn_forward_body(const te_attn_hopper *p, te_attn_barriers *bars
     te_kernel_begin();
     if (threadIdx.x < 128) {
         te__registers_less<C::LOADS>();
-        if (threadIdx.x == 0) te__attn_forward_load<C, HEADS, KV_HEADS, CAUSAL>(p, bars, tiles);
+        if (threadIdx.x == 0) te__attn_forward_load<C, HEADS, KV_HEADS, F>(p, bars, tiles);
     } else {
         te__registers_more<C::MULTIPLIES>();
-        te__attn_forward_multiply<T, C, HEADS, CAUSAL>(p, bars, tiles);
+        te__attn_forward_multiply<T, C, HEADS, F>(p, bars, tiles);
     }
 }
 #else
-template <te_dtype T, class C, int HEADS, int KV_HEADS, int CAUSAL>
+template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_forward_body(const te_attn_hopper *, te_attn_barriers *) {}
 #endif
 
@@ -201,7 +220,7 @@ TE_FN void te__attn_forward_body(const te_attn_hopper *, te_attn_barriers *) {}
 
 /* Launch `kernel`, made of C. K and V of the heads that are worked on together take 8 MB of the L2, or are those of one
  * head; 4 to 30 MB were within 2% of each other. */
-template <te_dtype T, class C, int HEADS, int KV_HEADS, int CAUSAL>
+template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te__encode_fn encode,
                                          const te_attention_args *a, const char *name) {
     const int64_t head_bytes = (int64_t)a->seq * C::D * 4, l2 = 8 << 20;
@@ -212,15 +231,16 @@ TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te
     p.out = a->out, p.lse = a->lse, p.tickets = ctx->tickets;
     p.heads = a->batch * HEADS, p.seq = a->seq, p.scale = a->scale;
     p.rows = (int)te_ceil_div(a->seq, C::ROWS), p.tiles = p.heads * p.rows;
-    p.together = (CAUSAL ? (int)te_max(1, te_min(l2 / head_bytes, a->batch * KV_HEADS)) : 1) * (HEADS / KV_HEADS);
+    p.together = F::RIGHT == 0 ? (int)te_max(1, te_min(l2 / head_bytes, a->batch * KV_HEADS)) : 1;
+    p.together *= HEADS / KV_HEADS;
     /* a quarter of the rows: they read a quarter of the keys, so more heads fit */
-    p.last = CAUSAL ? p.rows / 4 : 0, p.together_last = (int)te_min(16 * (int64_t)p.together, p.heads);
+    p.last = F::RIGHT == 0 ? p.rows / 4 : 0, p.together_last = (int)te_min(16 * (int64_t)p.together, p.heads);
     const te_grid grid = te_grid_of(te_min(ctx->processors, p.tiles), 1);
     return te__cuda_launch(ctx, kernel, grid, C::THREADS, C::SHARED, 1, &p, sizeof p, name);
 }
 
 /* What attention_cuda.h makes a kernel of. EXISTS: 0: there is none for this dtype and head_dim. */
-template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL,
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           bool = T != TE_f32 && (D == 64 || D == 96 || D == 128 || D == 192 || D == 256)>
 struct te__attn_hopper_forward : te__attn_hopper_forward_shape<D> {
     typedef te__attn_hopper_forward_shape<D> shape;
@@ -228,15 +248,15 @@ struct te__attn_hopper_forward : te__attn_hopper_forward_shape<D> {
     static constexpr int EXISTS = 1, BLOCKS = 1;
     static __device__ __forceinline__ void body(const args *p) {
         __shared__ te_attn_barriers bars;
-        te__attn_forward_body<T, shape, HEADS, KV_HEADS, CAUSAL>(p, &bars);
+        te__attn_forward_body<T, shape, HEADS, KV_HEADS, F>(p, &bars);
     }
     static te_status launch(te_context *ctx, const void *kernel, te__encode_fn encode, const te_attention_args *a,
                             const char *name) {
-        return te__attn_forward_launch<T, shape, HEADS, KV_HEADS, CAUSAL>(ctx, kernel, encode, a, name);
+        return te__attn_forward_launch<T, shape, HEADS, KV_HEADS, F>(ctx, kernel, encode, a, name);
     }
 };
-template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL>
-struct te__attn_hopper_forward<T, HEADS, KV_HEADS, D, CAUSAL, false> {
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
+struct te__attn_hopper_forward<T, HEADS, KV_HEADS, D, F, false> {
     typedef te_attn_hopper args;
     static constexpr int EXISTS = 0, THREADS = 32, BLOCKS = 1, SHARED = 0;
     static __device__ __forceinline__ void body(const args *) {}

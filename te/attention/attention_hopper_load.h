@@ -53,7 +53,7 @@ typedef struct te_attn_barriers {
 /* Tiles in the order in which blocks take them: some heads at a time. Causal: of these the longest rows first, and the
  * short rows of all heads last, so that all blocks end at about the same time. Causal tiles count from the end of the
  * sequence: the one that is not full is the one with the fewest keys, its first queries lie before the sequence. */
-template <int ROWS, int CAUSAL> TE_FN te_attn_work te__attn_work_of(const te_attn_hopper *p, int tile) {
+template <int ROWS, class F> TE_FN te_attn_work te__attn_work_of(const te_attn_hopper *p, int tile) {
     te_attn_work w = {0, -1};
     if (tile >= p->tiles) return w;
     const int early = p->heads * (p->rows - p->last), is_last = tile >= early, at = is_last ? tile - early : tile;
@@ -61,19 +61,21 @@ template <int ROWS, int CAUSAL> TE_FN te_attn_work te__attn_work_of(const te_att
     const int first = at / (together * rows) * together, in = at - first * rows;
     const int heads = p->heads - first < together ? p->heads - first : together, row = in / heads;
     w.query = row * ROWS, w.head = first + in - row * heads;
-    if (CAUSAL) w.query = (p->seq + 63) / 64 * 64 - ROWS - (is_last ? row + p->rows - p->last : row) * ROWS;
+    if (F::RIGHT == 0) w.query = (p->seq + 63) / 64 * 64 - ROWS - (is_last ? row + p->rows - p->last : row) * ROWS;
     return w;
 }
 
-/* The tiles of keys that go with `count` queries from `query` on; one at least, for queries before the sequence. */
+/* The tiles of keys that go with `count` queries from `query` on; one at least, for queries before the sequence or
+ * behind it. */
 template <class C> TE_FN te__attn_span te__attn_tiles_of(te__attn_mask m, int query, int count) {
     te__attn_span t = te__attn_in_tiles(te__attn_keys_of(m, query, count), C::KEYS);
     if (t.end < 1) t.end = 1;
+    if (m.left >= 0 && t.first >= t.end) t.first = t.end - 1;
     return t;
 }
 /* One thread brings all tiles, in the order in which they are used: keys from the last that a query sees to the first.
  * tiles: where those of Q, K and V begin in shared memory. */
-template <class C, int HEADS, int KV_HEADS, int CAUSAL>
+template <class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_forward_load(const te_attn_hopper *p, te_attn_barriers *bars, const uint32_t tiles[3]) {
     const uint32_t k_full = te__shared_address(bars->k_full), k_empty = te__shared_address(bars->k_empty);
     const uint32_t v_full = te__shared_address(bars->v_full), v_empty = te__shared_address(bars->v_empty);
@@ -82,8 +84,8 @@ TE_FN void te__attn_forward_load(const te_attn_hopper *p, te_attn_barriers *bars
     te__attn_ring<C::Q_STAGES> q = {0, 0};
 #pragma unroll 1
     for (int tile = (int)blockIdx.x;;) {
-        const te_attn_work w = te__attn_work_of<C::ROWS, CAUSAL>(p, tile);
-        const te__attn_span t = te__attn_tiles_of<C>(te__attn_mask_of(p->seq, CAUSAL), w.query, C::ROWS);
+        const te_attn_work w = te__attn_work_of<C::ROWS, F>(p, tile);
+        const te__attn_span t = te__attn_tiles_of<C>(te__attn_mask_of(p->seq, F::LEFT, F::RIGHT), w.query, C::ROWS);
         const uint32_t bar = te__shared_address(&bars->q_full[q.stage]), to = tiles[0] + q.stage * C::Q_BYTES;
         const int batch = w.head / HEADS, head = w.head % HEADS;
         const int k_head = HEADS + head / (HEADS / KV_HEADS), v_head = k_head + KV_HEADS;

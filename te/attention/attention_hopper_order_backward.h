@@ -11,6 +11,7 @@
  *     causal: the last of a band is handed out first. It begins the furthest on, and the others follow two tiles of
  *     queries or one behind each other.
  *     full: the same, and who has come to the end goes on at the first tile of queries.
+ *     windows: as causal, from the first tile of queries that sees the key tile.
  *     causal, grouped: from the last tile of queries down, the first of a band first. So all of a head begin at the
  *     same tile and stay together, and what they read, eight heads at a time, stays in the L2.
  * A causal block waits only for key tiles that were handed out before its own. In full attention it may wait for a
@@ -84,25 +85,30 @@ template <int D> struct te__attn_back_shape {
 /* ---- the order --------------------------------------------------------------------------------------------------- */
 
 /* Whether key tiles walk from the last tile of queries to the first. */
-TE_FN constexpr int te__attn_downwards(int heads, int kv_heads, int causal) { return causal && kv_heads < heads; }
+template <class F> TE_FN constexpr int te__attn_downwards(int heads, int kv_heads) {
+    return F::RIGHT == 0 && kv_heads < heads;
+}
+/* Whether they go on at the first tile of queries when they have done the last: all of them walk all tiles. */
+template <class F> TE_FN constexpr int te__attn_wraps(void) { return F::LEFT < 0 && F::RIGHT < 0; }
 /* Item i: x: batch * kv_heads + kv_head, y: its key tile, z and w: the first and the last one of its band. */
-template <int HEADS, int KV_HEADS, int CAUSAL> TE_FN int4 te__attn_item(const te_attn_back *p, int i) {
+template <int HEADS, int KV_HEADS, class F> TE_FN int4 te__attn_item(const te_attn_back *p, int i) {
     const int heads = p->a.batch * KV_HEADS, whole = p->key_tiles / p->band * p->band; /* whole: in whole bands */
     const int first = i / (p->band * heads) * p->band;
     const int high = first < whole ? p->band : p->key_tiles - whole, at = i - first * heads, n = at % high;
-    return make_int4(at / high, te__attn_downwards(HEADS, KV_HEADS, CAUSAL) ? first + n : first + high - 1 - n, first,
+    return make_int4(at / high, te__attn_downwards<F>(HEADS, KV_HEADS) ? first + n : first + high - 1 - n, first,
                      first + high - 1);
 }
-/* How many key tiles add their dQ of this tile of queries before this one does: those that come to it sooner. Not
- * causal, the last of a band is the first to be handed out, begins the furthest on, and goes on at the first tile of
+/* How many key tiles add their dQ of this tile of queries before this one does: those that come to it sooner. In full
+ * attention the last of a band is the first to be handed out, begins the furthest on, and goes on at the first tile of
  * queries when it has done the last. */
-template <class C, int HEADS, int KV_HEADS, int CAUSAL>
+template <class C, int HEADS, int KV_HEADS, class F>
 TE_FN int te__attn_turn(const int4 &item, int tile, int seq) {
-    if (te__attn_downwards(HEADS, KV_HEADS, CAUSAL)) return item.y;
-    if (CAUSAL) {
-        const te__attn_span keys = te__attn_keys_of(te__attn_mask_of(seq, CAUSAL), tile * C::QUERIES, C::QUERIES);
-        const int last = te__attn_in_tiles(keys, TE_ATTN_KEYS).end - 1;
-        return item.z + (last < item.w ? last : item.w) - item.y;
+    if (!te__attn_wraps<F>()) {
+        const te__attn_mask m = te__attn_mask_of(seq, F::LEFT, F::RIGHT);
+        const te__attn_span t = te__attn_in_tiles(te__attn_keys_of(m, tile * C::QUERIES, C::QUERIES), TE_ATTN_KEYS);
+        if (te__attn_downwards<F>(HEADS, KV_HEADS)) return item.y - t.first;
+        const int last = t.end - 1, before = item.z > t.first ? item.z - t.first : 0; /* of the bands before */
+        return before + (last < item.w ? last : item.w) - item.y;
     }
     const int last = item.z + tile * C::QUERIES / TE_ATTN_KEYS;
     const int begun = last < item.w ? last : item.w; /* the last that begins at this tile, or before it */
@@ -118,25 +124,25 @@ template <int D> TE_FN float *te__attn_back_dq_at(const te_attn_back *p, int hea
 /* The tiles of queries that an item walks, each for all query heads of the group. Towards lower ones if causal and
  * grouped: then all key tiles of a head begin at the same tile, and stay together. */
 typedef struct te__attn_walk { int head, tile, left, tiles; } te__attn_walk;
-template <class C, int HEADS, int KV_HEADS, int CAUSAL>
+template <class C, int HEADS, int KV_HEADS, class F>
 TE_FN te__attn_walk te__attn_walk_of(const te_attn_back *p, const int4 &item) {
     te__attn_walk w;
-    const te__attn_mask m = te__attn_mask_of(p->a.seq, CAUSAL);
+    const te__attn_mask m = te__attn_mask_of(p->a.seq, F::LEFT, F::RIGHT);
     const te__attn_span tiles =
         te__attn_in_tiles(te__attn_queries_of(m, item.y * TE_ATTN_KEYS, TE_ATTN_KEYS), C::QUERIES);
     w.head = item.x % KV_HEADS * (HEADS / KV_HEADS), w.left = (tiles.end - tiles.first) * (HEADS / KV_HEADS);
-    w.tile = CAUSAL ? tiles.first : (item.y - item.z) * TE_ATTN_KEYS / C::QUERIES;
-    if (te__attn_downwards(HEADS, KV_HEADS, CAUSAL)) w.tile = tiles.end - 1;
+    w.tile = te__attn_wraps<F>() ? (item.y - item.z) * TE_ATTN_KEYS / C::QUERIES : tiles.first;
+    if (te__attn_downwards<F>(HEADS, KV_HEADS)) w.tile = tiles.end - 1;
     w.tiles = p->query_tiles;
     return w;
 }
 /* On to the next one; 0: there is none. */
-template <int HEADS, int KV_HEADS, int CAUSAL> TE_FN int te__attn_walk_on(te__attn_walk *w) {
+template <int HEADS, int KV_HEADS, class F> TE_FN int te__attn_walk_on(te__attn_walk *w) {
     constexpr int GROUP = HEADS / KV_HEADS;
     if (GROUP == 1 || ++w->head % GROUP == 0) {
         if (GROUP > 1) w->head -= GROUP;
-        w->tile += te__attn_downwards(HEADS, KV_HEADS, CAUSAL) ? -1 : 1;
-        if (!CAUSAL && w->tile == w->tiles) w->tile = 0;
+        w->tile += te__attn_downwards<F>(HEADS, KV_HEADS) ? -1 : 1;
+        if (te__attn_wraps<F>() && w->tile == w->tiles) w->tile = 0;
     }
     return --w->left;
 }
@@ -156,13 +162,13 @@ template <class S> TE_FN int te__attn_item_take(int4 *item, S *sh, int r) {
 }
 
 /* One thread hands out items and brings K, V, Q and dO. */
-template <int HEADS, int KV_HEADS, int D, int CAUSAL, class C>
+template <int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_back_load(const te_attn_back *p, typename C::shared *sh, uint32_t base) {
     int i = 0;
     for (int r = 0;; r++) {
         const int s = r & 1, now = (int)atomicAdd(p->ticket, 1u); /* not sooner: others wait for who has it */
         int4 item = make_int4(0, -1, 0, 0);
-        if (now < p->items) item = te__attn_item<HEADS, KV_HEADS, CAUSAL>(p, now);
+        if (now < p->items) item = te__attn_item<HEADS, KV_HEADS, F>(p, now);
         te__barrier_wait(te__shared_address(&sh->item_empty[s]), (r >> 1 & 1) ^ 1);
         sh->item[s] = item;
         te__barrier_arrive(te__shared_address(&sh->item_full[s]));
@@ -178,7 +184,7 @@ TE_FN void te__attn_back_load(const te_attn_back *p, typename C::shared *sh, uin
                 te__attn_box_load(base + k * C::KV_BYTES + b * 8192, &p->qkv, x + b / 2 * 64,
                                   item.y * TE_ATTN_KEYS + b % 2 * 64, batch, full);
         }
-        te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, CAUSAL>(p, item);
+        te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, F>(p, item);
         do {
             const int st = i & 1, again = (i >> 1 & 1) ^ 1;
             const uint32_t q = base + C::Q_AT + st * 2 * C::Q_BYTES, qf = te__shared_address(&sh->q_full[st]),
@@ -194,19 +200,19 @@ TE_FN void te__attn_back_load(const te_attn_back *p, typename C::shared *sh, uin
                 te__attn_box_load(q + C::Q_BYTES + b * 8192, &p->dout, w.head * D + (D > 64 ? b * 64 : 0),
                                   w.tile * C::QUERIES + (D > 64 ? 0 : b * 64), batch, of);
             i++;
-        } while (te__attn_walk_on<HEADS, KV_HEADS, CAUSAL>(&w));
+        } while (te__attn_walk_on<HEADS, KV_HEADS, F>(&w));
     }
 }
 
 /* A warp brings lse and delta. Queries that do not exist get an lse that makes P zero. */
-template <int HEADS, int KV_HEADS, int CAUSAL, class C>
+template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_back_rows(const te_attn_back *p, typename C::shared *sh) {
     constexpr int EACH = C::QUERIES / 32;
     const int lane = (int)threadIdx.x % 32, seq = p->a.seq;
     int i = 0;
     int4 item;
     for (int r = 0; te__attn_item_take(&item, sh, r); r++) {
-        te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, CAUSAL>(p, item);
+        te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, F>(p, item);
         do {
             const int st = i & 1, again = (i >> 1 & 1) ^ 1, q = w.tile * C::QUERIES + lane;
             const int64_t at = ((int64_t)(item.x / KV_HEADS) * HEADS + w.head) * seq + q;
@@ -225,12 +231,12 @@ TE_FN void te__attn_back_rows(const te_attn_back *p, typename C::shared *sh) {
             __syncwarp();
             if (lane < TE_ATTN_ARRIVING) te__barrier_arrive(te__shared_address(&sh->do_full[st]));
             i++;
-        } while (te__attn_walk_on<HEADS, KV_HEADS, CAUSAL>(&w));
+        } while (te__attn_walk_on<HEADS, KV_HEADS, F>(&w));
     }
 }
 
 /* A warp adds the dQ of every other step when it is this block's turn; then it is the next one's. */
-template <int HEADS, int KV_HEADS, int D, int CAUSAL, class C>
+template <int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_back_turns(const te_attn_back *p, typename C::shared *sh, uint32_t base, int stage) {
     const int lane = (int)threadIdx.x % 32, seq = p->a.seq;
     const uint32_t from = base + C::DQ_AT + stage * 2 * TE_ATTN_DQ_BYTES,
@@ -239,12 +245,12 @@ TE_FN void te__attn_back_turns(const te_attn_back *p, typename C::shared *sh, ui
     int4 item;
     for (int r = 0; te__attn_item_take(&item, sh, r); r++) {
         const int batch = item.x / KV_HEADS;
-        te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, CAUSAL>(p, item);
+        te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, F>(p, item);
         do {
             if ((n++ & 1) != stage) continue;
             const int q = w.tile * C::QUERIES;
             uint32_t *turn = p->turn + (batch * HEADS + w.head) * p->query_tiles + w.tile;
-            int wanted = te__attn_turn<C, HEADS, KV_HEADS, CAUSAL>(item, w.tile, seq);
+            int wanted = te__attn_turn<C, HEADS, KV_HEADS, F>(item, w.tile, seq);
             const int first = !wanted;
             if (p->any_order && wanted > 1) wanted = 1;
             while (wanted && (int)te__attn_acquire(turn) < wanted) {}
@@ -263,7 +269,7 @@ TE_FN void te__attn_back_turns(const te_attn_back *p, typename C::shared *sh, ui
                 te__attn_release_add(turn);
             }
             __syncwarp(); /* the lanes stay together: some that wait by themselves would hold up the one that works */
-        } while (te__attn_walk_on<HEADS, KV_HEADS, CAUSAL>(&w));
+        } while (te__attn_walk_on<HEADS, KV_HEADS, F>(&w));
     }
 }
 #endif

@@ -78,13 +78,17 @@ template <te_dtype T, class C> TE_FN void te__attn_scores_again(te__attn_rows<C>
         }
     }
 }
+/* A row whose keys all lie before the first tile that is taken has a maximum of -inf until it sees one: P of it is 0
+ * then, and the first key that it sees outgrows that maximum. It takes a bound on the right; of causal rows the first
+ * tile has the query's own key. */
+template <class F> TE_FN float te__attn_kept(float top) { return F::RIGHT > 0 && top == -INFINITY ? 0.0f : top; }
 /* Scores are there again: take the new maxima, and rescale what was summed up. sum: of P over this tile. */
-template <te_dtype T, class C> TE_FN void te__attn_raise(te__attn_rows<C> &r, float c, float sum[2]) {
+template <te_dtype T, class F, class C> TE_FN void te__attn_raise(te__attn_rows<C> &r, float c, float sum[2]) {
     float shrink[2];
     TE_UNROLL for (int e = 0; e < 2; e++) {
         const float old = r.top[e], top = fmaxf(old, te__attn_top(r, e));
         shrink[e] = top == old ? 1.0f : te_exp2((old - top) * c);
-        sum[e] = te__attn_exp(r, e, top, c), r.top[e] = top, r.sum[e] *= shrink[e];
+        sum[e] = te__attn_exp(r, e, te__attn_kept<F>(top), c), r.top[e] = top, r.sum[e] *= shrink[e];
     }
     TE_UNROLL for (int i = 0; i < C::D / 2; i++) r.o[i] *= shrink[i / 2 % 2];
     te__attn_pack<T>(r);

@@ -81,13 +81,13 @@ TE_FN float2 te__attn_back_row(const float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 
     return C::AHEAD ? rows[C::AHEAD ? n : 0] : te__attn_load2(from + 32 * n + g->lane % 4 * 8);
 }
 /* S becomes P, and in 16 bits the A of the product for dV. */
-template <te_dtype T, int CAUSAL, class C>
+template <te_dtype T, class F, class C>
 TE_FN void te__attn_back_exp(uint32_t (&frag)[C::QUERIES / 16][4], float (&s)[C::QUERIES / 2],
                              const float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 1], const te_attn_back *p,
                              const te__attn_back_group<C> *g, int q0, int k0) {
     constexpr int N = C::QUERIES / 8;
     const int lane = te__attn_found_again(g->lane), key0 = k0 + g->group * 64;
-    const te__attn_mask m = te__attn_mask_of(p->a.seq, CAUSAL);
+    const te__attn_mask m = te__attn_mask_of(p->a.seq, F::LEFT, F::RIGHT);
     const uint32_t lse = TE__AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 4;
     const float c = p->a.scale * TE__ATTN_LOG2E;
     if (te__attn_cuts(te__attn_keys_of(m, q0, C::QUERIES), key0, 64)) { /* queries past the end have a P of 0 */

@@ -76,9 +76,9 @@ TE_FN int te__attn_is_triangle(te__attn_mask m, int q0, int k0, int keys) {
 
 /* Grid: (batch * heads, query tiles). */
 TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads,
-                                      int kv_heads, int d, int causal) {
+                                      int kv_heads, int d, te__attn_form f) {
     const te__attn_head h = te__attn_head_of(at.x / heads, at.x % heads, heads, kv_heads, d, a->seq);
-    const te__attn_mask m = te__attn_mask_of(a->seq, causal);
+    const te__attn_mask m = te__attn_mask_of(a->seq, f.left, f.right);
     const int q0 = (te__attn_grows(m) ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE,
               queries = te__attn_least(TE__ATTN_TILE, a->seq - q0);
     const te__attn_span seen = te__attn_keys_of(m, q0, queries);
@@ -125,9 +125,9 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
 
 /* Grid: (batch * heads, query tiles). dS = P * (dP - delta), dQ = scale * dS K; delta = rowsum(dO * O) on the way. */
 TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads, int kv_heads,
-                                      int d, int causal) {
+                                      int d, te__attn_form f) {
     const te__attn_head h = te__attn_head_of(at.x / heads, at.x % heads, heads, kv_heads, d, a->seq);
-    const te__attn_mask m = te__attn_mask_of(a->seq, causal);
+    const te__attn_mask m = te__attn_mask_of(a->seq, f.left, f.right);
     const int q0 = (te__attn_grows(m) ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE,
               queries = te__attn_least(TE__ATTN_TILE, a->seq - q0);
     const te__attn_span seen = te__attn_keys_of(m, q0, queries);
@@ -170,11 +170,11 @@ TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float 
 
 /* Grid: (batch * kv_heads, key tiles). dV = P^T dO, dK = scale * dS^T Q, over all query heads of the group. */
 TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads,
-                                   int kv_heads, int d, int causal) {
+                                   int kv_heads, int d, te__attn_form f) {
     const int group = heads / kv_heads, batch = at.x / kv_heads, head0 = at.x % kv_heads * group;
     const te__attn_head h0 = te__attn_head_of(batch, head0, heads, kv_heads, d, a->seq);
     const int k0 = at.y * TE__ATTN_TILE, keys = te__attn_least(TE__ATTN_TILE, a->seq - k0);
-    const te__attn_mask m = te__attn_mask_of(a->seq, causal);
+    const te__attn_mask m = te__attn_mask_of(a->seq, f.left, f.right);
     const te__attn_span seen = te__attn_queries_of(m, k0, keys);
     const int ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(keys), tile = TE__ATTN_TILE * ld;
     float *q = s, *dout = q + tile, *dk = dout + tile, *dv = dk + tile, *kt = dv + tile, *vt = kt + tile,
@@ -215,24 +215,26 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
 }
 
 /* The shell of one of the three bodies, with its scratch. */
-#define TE__ATTENTION_SHELL(name, body, dtype, heads, kv_heads, head_dim, causal)                                   \
-    TE_KERNEL(name, 1, te_attention_args,                                                                           \
-              float te_scratch_[TE__ATTENTION_FLOATS(head_dim)] __attribute__((aligned(64)));                       \
-              te__attention_##body##_host(te_args, te_at, te_scratch_, TE_##dtype, heads, kv_heads, head_dim, causal))
+#define TE__ATTENTION_SHELL(name, body, dtype, heads, kv_heads, head_dim, form)               \
+    TE_KERNEL(name, 1, te_attention_args,                                                     \
+              float te_scratch_[TE__ATTENTION_FLOATS(head_dim)] __attribute__((aligned(64))); \
+              te__attention_##body##_host(te_args, te_at, te_scratch_, TE_##dtype, heads, kv_heads, head_dim, form()))
 
-#define TE_ATTENTION_FORWARD(name, dtype, heads, kv_heads, head_dim, causal)                                        \
-    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim, causal)                                                         \
-    TE__ATTENTION_SHELL(name##_tile, forward, dtype, heads, kv_heads, head_dim, causal)                             \
+#define TE_ATTENTION_FORWARD_OF(name, dtype, heads, kv_heads, head_dim, options)                                    \
+    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                                                                 \
+    TE__ATTENTION_FORM(name, options)                                                                               \
+    TE__ATTENTION_SHELL(name##_tile, forward, dtype, heads, kv_heads, head_dim, name##_form)                        \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                   \
         TE_TRY(te__attention_check(ctx, a, heads, #name));                                                          \
         return name##_tile_launch(ctx, te_grid_of((int64_t)a->batch * (heads), te_ceil_div(a->seq, TE__ATTN_TILE)), \
             a);                                                                                                     \
     }
 
-#define TE_ATTENTION_BACKWARD(name, dtype, heads, kv_heads, head_dim, causal)                                   \
-    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim, causal)                                                     \
-    TE__ATTENTION_SHELL(name##_dq, dq, dtype, heads, kv_heads, head_dim, causal)                                \
-    TE__ATTENTION_SHELL(name##_dkdv, dkdv, dtype, heads, kv_heads, head_dim, causal)                            \
+#define TE_ATTENTION_BACKWARD_OF(name, dtype, heads, kv_heads, head_dim, options)                               \
+    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                                                             \
+    TE__ATTENTION_FORM(name, options)                                                                           \
+    TE__ATTENTION_SHELL(name##_dq, dq, dtype, heads, kv_heads, head_dim, name##_form)                           \
+    TE__ATTENTION_SHELL(name##_dkdv, dkdv, dtype, heads, kv_heads, head_dim, name##_form)                       \
     enum { name##_sum_rows = 0 }; /* te_attention_args.sum must be null */                                      \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                               \
         const int64_t tiles = te_ceil_div(a->seq, TE__ATTN_TILE);                                               \

@@ -4,9 +4,11 @@
  *
  * Do this, at file scope, then call name##_launch:
  *     TE_ATTENTION_FORWARD(block_attn, bf16, 12, 12, 64, 1)             // name, dtype, heads, kv_heads, head_dim,
- *     causal
+ *                                                                         causal
  *     TE_ATTENTION_BACKWARD(block_attn_backward, bf16, 12, 12, 64, 1)
  *     ... TE_TRY(block_attn_launch(ctx, &args));
+ *
+ * TE_ATTENTION_FORWARD_OF and TE_ATTENTION_BACKWARD_OF take the options of attention_form.h in the place of causal.
  *
  * <name>_scratch_bytes(ctx, rows) of a backward: scratch memory with which faster kernels run on compute capability
  * 9.0. <name>_sum_rows of a backward: rows that it sums up for te_attention_args.sum; 0: it does not (on the host, and
@@ -20,9 +22,16 @@
 #include "attention_args.h" /* te_attention_args */
 
 #if TE_CUDA
-#include "attention_cuda.h" /* TE_ATTENTION_FORWARD, TE_ATTENTION_BACKWARD: tensor cores, or float on CUDA cores */
+#include "attention_cuda.h" /* TE_ATTENTION_FORWARD_OF, _BACKWARD_OF: tensor cores, or float on CUDA cores */
 #else
 #include "attention_host.h" /* the same in plain C */
 #endif
+
+#define TE_ATTENTION_FORWARD(name, dtype, heads, kv_heads, head_dim, causal)                              \
+    static_assert((causal) == 0 || (causal) == 1, "te: attention: causal must be 0 or 1");                \
+    TE_ATTENTION_FORWARD_OF(name, dtype, heads, kv_heads, head_dim, TE__ATTENTION_PLAIN(causal))
+#define TE_ATTENTION_BACKWARD(name, dtype, heads, kv_heads, head_dim, causal)                             \
+    static_assert((causal) == 0 || (causal) == 1, "te: attention: causal must be 0 or 1");                \
+    TE_ATTENTION_BACKWARD_OF(name, dtype, heads, kv_heads, head_dim, TE__ATTENTION_PLAIN(causal))
 
 #endif

@@ -2,13 +2,13 @@
  * and nowhere else.
  *
  * The keys that a query sees are a run without gaps, and as the query moves on neither end of that run moves back. So
- * the queries that see a key are such a run too. te__attn_keys_end and te__attn_queries_first say what the mask is; all
- * else follows from them. A mask that also hides what lies far back adds where a query's keys begin and where a key's
- * queries end; the kernels read all four ends of a te__attn_span as it is.
+ * the queries that see a key are such a run too. Query i sees key j if i - left <= j <= i + right, which
+ * is the sliding window of Beltagy et al. 2020 (Longformer) and Jiang et al. 2023 (Mistral); causal is right = 0. Where
+ * a query's keys and a key's queries begin and end is all that says what the mask is.
  *
  * Do this, in a kernel that keeps `rows` queries and walks their keys in tiles (with te__attn_queries_of and
  * te__attn_seen the other way round):
- *     const te__attn_mask m = te__attn_mask_of(seq, CAUSAL); // a constant causal folds
+ *     const te__attn_mask m = te__attn_mask_of(seq, LEFT, RIGHT); // constants fold
  *     const te__attn_span keys = te__attn_keys_of(m, query, rows), tiles = te__attn_in_tiles(keys, TILE);
  *     for (int i = tiles.first; i < tiles.end; i++)
  *         if (te__attn_cuts(keys, i * TILE, TILE)) ... score = te__attn_sees(m, query, key) ? score : -INFINITY
@@ -21,9 +21,13 @@
 
 #include "../core/base.h" /* TE_BOTH */
 
+enum {
+    TE_ATTENTION_ALL = -1, /* of left or right: no bound on this side */
+    TE_ATTENTION_MAX_SEQ = 1 << 20
+};
 typedef struct te__attn_mask {
-    int seq;    /* queries, and keys */
-    int causal; /* a query sees the keys up to its own position */
+    int seq;         /* queries, and keys */
+    int left, right; /* a query sees so many keys before its own position, and behind it; or TE_ATTENTION_ALL */
 } te__attn_mask;
 
 /* The tokens that go with a run of tokens of the other side. */
@@ -32,28 +36,37 @@ typedef struct te__attn_span {
     int all_first, all_end; /* with all of the run; empty if all_end <= all_first */
 } te__attn_span;
 
-TE_BOTH te__attn_mask te__attn_mask_of(int seq, int causal) {
+TE_BOTH te__attn_mask te__attn_mask_of(int seq, int left, int right) {
     te__attn_mask m;
-    m.seq = seq, m.causal = causal;
+    m.seq = seq, m.left = left, m.right = right;
     return m;
 }
-/* Whether later queries see more keys. Then kernels take the last queries first, and the short rows fill the end. */
-TE_BOTH int te__attn_grows(te__attn_mask m) { return m.causal; }
+/* Whether later queries see more keys: no longer so once a window is full, but the first queries remain the shortest.
+ * Then kernels take the last queries first, and the short rows fill the end. */
+TE_BOTH int te__attn_grows(te__attn_mask m) { return m.right >= 0; }
 
 /* Whether queries differ in the keys that they see. If not, all tiles of keys go with all queries. */
-TE_BOTH int te__attn_differs(te__attn_mask m) { return m.causal; }
+TE_BOTH int te__attn_differs(te__attn_mask m) { return m.left >= 0 || m.right >= 0; }
 
-/* Where the keys of a query end. */
-TE_BOTH int te__attn_keys_end(te__attn_mask m, int query) {
-    return m.causal && query + 1 < m.seq ? query + 1 : m.seq;
+/* From a token so many back, but not before the first; and so many on, as the end of a run. Neither if it is all. */
+TE_BOTH int te__attn_back(int token, int count) {
+    return count < 0 || token - count < 0 ? 0 : token - count;
 }
-/* The first query that sees a key. */
-TE_BOTH int te__attn_queries_first(te__attn_mask m, int key) { return m.causal ? key : 0; }
+TE_BOTH int te__attn_on(int token, int count, int seq) {
+    return count >= 0 && token + count + 1 < seq ? token + count + 1 : seq;
+}
+/* The first key that a query sees, and where its keys end. */
+TE_BOTH int te__attn_keys_first(te__attn_mask m, int query) { return te__attn_back(query, m.left); }
+TE_BOTH int te__attn_keys_end(te__attn_mask m, int query) { return te__attn_on(query, m.right, m.seq); }
+/* The first query that sees a key, and where its queries end. A token is not negative, so nothing is left of the first
+ * where right is 0. */
+TE_BOTH int te__attn_queries_first(te__attn_mask m, int key) { return m.right ? te__attn_back(key, m.right) : key; }
+TE_BOTH int te__attn_queries_end(te__attn_mask m, int key) { return te__attn_on(key, m.left, m.seq); }
 
 /* The keys that go with `count` queries from `query` on. */
 TE_BOTH te__attn_span te__attn_keys_of(te__attn_mask m, int query, int count) {
     te__attn_span s;
-    s.first = s.all_first = 0;
+    s.first = te__attn_keys_first(m, query), s.all_first = te__attn_keys_first(m, query + count - 1);
     s.end = te__attn_keys_end(m, query + count - 1), s.all_end = te__attn_keys_end(m, query);
     return s;
 }
@@ -61,7 +74,7 @@ TE_BOTH te__attn_span te__attn_keys_of(te__attn_mask m, int query, int count) {
 TE_BOTH te__attn_span te__attn_queries_of(te__attn_mask m, int key, int count) {
     te__attn_span s;
     s.first = te__attn_queries_first(m, key), s.all_first = te__attn_queries_first(m, key + count - 1);
-    s.end = s.all_end = m.seq;
+    s.end = te__attn_queries_end(m, key + count - 1), s.all_end = te__attn_queries_end(m, key);
     return s;
 }
 /* Tiles of `size` tokens: those with a token of the span, and those that lie in it as a whole. */
@@ -83,10 +96,13 @@ TE_BOTH int te__attn_cuts(te__attn_span s, int at, int count) {
 }
 
 /* Whether a query sees a key, where one thread has few queries and many keys. */
-TE_BOTH int te__attn_sees(te__attn_mask m, int query, int key) { return key < te__attn_keys_end(m, query); }
+TE_BOTH int te__attn_sees(te__attn_mask m, int query, int key) {
+    return key < te__attn_keys_end(m, query) && te__attn_is_from(te__attn_keys_first(m, query), key);
+}
 /* The same for a key of the sequence, where one thread has few keys and many queries. */
 TE_BOTH int te__attn_seen(te__attn_mask m, int key, int query) {
-    return !te__attn_differs(m) || query >= te__attn_queries_first(m, key);
+    return (m.right < 0 || query >= te__attn_queries_first(m, key)) &&
+           (m.left < 0 || query < te__attn_queries_end(m, key));
 }
 
 #endif

@@ -29,14 +29,14 @@ TE_FN float *te__attn_sum(const te_attention_args *a, int batch, int row, int co
     return a->sum ? a->sum + ((int64_t)batch * ((a->seq + ROWS - 1) / ROWS) + row / ROWS) * WIDTH + column : nullptr;
 }
 /* Grid: (batch * heads, query tiles). Shared memory: Q, dO, then K and V of stage 0, K and V of stage 1. */
-template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL, class C = te__attn_dq_shape<D>>
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C = te__attn_dq_shape<D>>
 TE_FN void te__attention_dq_mma(const te_attention_args *a) {
     constexpr int M = C::M, TILE = C::TILE, N = TILE / 8;
     constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, KV_BYTES = TILE * ROW;
     constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D>::QKV, OUT = te__attn_widths<HEADS, KV_HEADS, D>::OUT;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4, seq = a->seq;
     const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D>((int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS, seq);
-    const te__attn_mask mask = te__attn_mask_of(seq, CAUSAL);
+    const te__attn_mask mask = te__attn_mask_of(seq, F::LEFT, F::RIGHT);
     const int q0 = (int)(te__attn_grows(mask) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS;
     const int row0 = q0 + warp * M * 16;
     const te__attn_span tiles = te__attn_in_tiles(te__attn_keys_of(mask, q0, C::ROWS), TILE);
@@ -134,7 +134,7 @@ TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attenti
 
 /* Grid: (batch * kv_heads, key tiles). Shared memory: K, V, then Q and dO of stage 0, Q and dO of stage 1, P^T of each
  * pair, and lse and delta of both stages. Causal: the first keys, which most queries see, go first as they are. */
-template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL, class C = te__attn_dkdv_shape<D>>
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C = te__attn_dkdv_shape<D>>
 TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
     constexpr int M = C::M, TILE = C::TILE, N = TILE / 8, GROUP = HEADS / KV_HEADS, HELD = C::HELD;
     constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, Q_BYTES = TILE * ROW;
@@ -144,7 +144,7 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
     const int batch = (int)blockIdx.x / KV_HEADS, head0 = (int)blockIdx.x % KV_HEADS * GROUP;
     const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D>(batch, head0, seq);
     const int k0 = (int)blockIdx.y * C::ROWS, key0 = k0 + pair * M * 16;
-    const te__attn_mask mask = te__attn_mask_of(seq, CAUSAL);
+    const te__attn_mask mask = te__attn_mask_of(seq, F::LEFT, F::RIGHT);
     const te__attn_span tiles = te__attn_in_tiles(te__attn_queries_of(mask, k0, C::ROWS), TILE);
     const te__attn_span own = te__attn_in_tiles(te__attn_queries_of(mask, key0, M * 16), TILE); /* this warp's */
     const int steps = (tiles.end - tiles.first) * GROUP;

@@ -39,6 +39,10 @@ template <int HEADS, int KV_HEADS, int D> TE_FN te__attn_head te__attn_head_of(i
     return h;
 }
 
+/* What softmax takes off the scores of a row: the largest so far, or 0 while the row has seen no key. Where keys come
+ * in their order only a bound on the left brings that about. */
+template <class F> TE_FN float te__attn_off(float top) { return F::LEFT >= 0 && top == -INFINITY ? 0.0f : top; }
+
 /* Measured on an H200: at head_dim 64 more warps beat wider ones, at 128 32 rows a warp beat 16. */
 template <int D> struct te__attn_forward_shape {
     static constexpr int WARPS = 4, M = D > 64 && D <= 128 ? 2 : 1, HELD = D <= 64; /* HELD: Q stays in registers */
@@ -49,7 +53,7 @@ template <int D> struct te__attn_forward_shape {
 };
 
 /* Grid: (batch * heads, query tiles). Shared memory: Q, then K and V of stage 0, K and V of stage 1. */
-template <te_dtype T, int HEADS, int KV_HEADS, int D, int CAUSAL, class C = te__attn_forward_shape<D>>
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C = te__attn_forward_shape<D>>
 TE_FN void te__attention_forward_mma(const te_attention_args *a) {
     constexpr int M = C::M, TILE = C::TILE, N = TILE / 8, HELD = C::HELD;
     constexpr uint32_t KV_BYTES = TILE * (D + TE__ATTN_PAD) * 2, ROW = (D + TE__ATTN_PAD) * 2;
@@ -57,7 +61,7 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4, seq = a->seq;
     const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D>((int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS, seq);
     /* causal: the longest rows first, so that the short ones fill the end */
-    const te__attn_mask mask = te__attn_mask_of(seq, CAUSAL);
+    const te__attn_mask mask = te__attn_mask_of(seq, F::LEFT, F::RIGHT);
     const int q0 = (int)(te__attn_grows(mask) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS;
     const int row0 = q0 + warp * M * 16;
     const te__attn_span tiles = te__attn_in_tiles(te__attn_keys_of(mask, q0, C::ROWS), TILE);
@@ -93,7 +97,7 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
         float s[M][N][4] = {};
         te__attn_product_nt<T, M, N, D, HELD>(s, held, q_lane, k_tile + te__attn_lane_b<D>(lane));
         if (te__attn_cuts(own, i, 1)) te__attn_hide<M, N>(s, mask, row0 + g, k0 + t * 2);
-        /* key 0 is in the first tile and never masked: top is finite from there on */
+        /* without a bound on the left key 0 is in the first tile and never masked: top is finite from there on */
         float shrink[M][2];
         int moved = 0;
         TE_UNROLL for (int m = 0; m < M; m++)
@@ -103,9 +107,10 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
                 v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
                 v = fmaxf(v, __shfl_xor_sync(~0u, v, 2));
                 moved |= v != top[m][e];
-                shrink[m][e] = te_exp2((top[m][e] - v) * c);
+                const float off = te__attn_off<F>(v);
+                shrink[m][e] = te_exp2((top[m][e] - off) * c);
                 top[m][e] = v;
-                const float vc = v * c;
+                const float vc = off * c;
                 float add = 0;
                 TE_UNROLL for (int n = 0; n < N; n++) {
                     s[m][n][2 * e] = te_exp2(s[m][n][2 * e] * c - vc);

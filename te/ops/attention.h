@@ -1,9 +1,15 @@
-/* attention.h -- (attention, name, heads, kv_heads, head_dim); options (causal, 1), (scale, 1 / sqrt(head_dim))
+/* attention.h -- (attention, name, heads, kv_heads, head_dim); options (causal, 1), (scale, 1 / sqrt(head_dim)),
+ * (window_left, -1), (window_right, -1)
  *
  * softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads]: in width
  * (heads + 2 kv_heads) head_dim, out width heads * head_dim. Grouped-query where kv_heads < heads: kv_heads must divide
  * heads. Sequences are te_batch's batch and seq. Online softmax (Milakov & Gimelshein 2018; Dao 2023): memory grows
  * with the rows, the score matrix never exists.
+ *
+ * window_left, window_right: query i sees keys i - window_left to i + window_right; -1: no bound on this side, and
+ * causal is a window_right of 0. A sliding window of W tokens (Beltagy et al. 2020; Jiang et al. 2023, Mistral) is
+ * (window_left, W - 1). Tiles of keys that no query of a tile sees are left out, forward and backward: time falls with
+ * the window.
  */
 #ifndef TE_OPS_ATTENTION_H
 #define TE_OPS_ATTENTION_H
@@ -19,24 +25,36 @@
 #define TE_STATS_attention(op) (TE_ARG1(op, 0)) /* the log-sum-exp of each head */
 #define TE_TAKES_attention_causal TE_INTEGER
 #define TE_TAKES_attention_scale TE_NUMBER
+#define TE_TAKES_attention_window_left TE_INTEGER
+#define TE_TAKES_attention_window_right TE_INTEGER
 #define TE__CAUSAL(op) TE_OPTION(op, causal, 1)
+#define TE__WINDOW_LEFT(op) TE_OPTION(op, window_left, TE_ATTENTION_ALL)
+#define TE__WINDOW_RIGHT(op) ((TE__CAUSAL(op)) ? 0 : (TE_OPTION(op, window_right, TE_ATTENTION_ALL)))
+#define TE__IS_WINDOW(op, side) ((TE_OPTION(op, side, -1)) >= -1 && (TE_OPTION(op, side, -1)) <= TE_ATTENTION_MAX_SEQ)
 #define TE_OPTIONS_attention(op)                                                           \
     (te_attention_options, TE_ARG1(op, 0), TE_ARG2(op, 0), TE_ARG3(op, 0), TE__CAUSAL(op), \
-        (float)(TE_OPTION(op, scale, 0)))
-#define TE_CHECK_attention(model, op)                                                              \
-    (static_assert((TE_ARG1(op, 0)) % (TE_ARG2(op, 0)) == 0,                                       \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": kv_heads does not divide heads"); \
-     static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                             \
+        (float)(TE_OPTION(op, scale, 0)), TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op))
+#define TE_CHECK_attention(model, op)                                                                              \
+    (static_assert((TE_ARG1(op, 0)) % (TE_ARG2(op, 0)) == 0,                                                       \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": kv_heads does not divide heads");                 \
+     static_assert((TE__CAUSAL(op)) == 0 || (TE__CAUSAL(op)) == 1,                                                 \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": causal must be 0 or 1");                          \
+     static_assert(TE__IS_WINDOW(op, window_left) && TE__IS_WINDOW(op, window_right),                              \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": a window is 0 to 1048576 tokens, or -1 for all"); \
+     static_assert(!(TE__CAUSAL(op)) || (TE_OPTION(op, window_right, -1)) <= 0,                                    \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": a window to the right needs (causal, 0)");        \
+     static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                                             \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
 
 typedef struct te_attention_options {
     int heads, kv_heads, head_dim, causal;
     float scale; /* 0: 1 / sqrt(head_dim) */
+    int window_left, window_right; /* -1: no bound; causal: right is 0 */
 } te_attention_options;
 
-#define TE__ATTENTION(direction, name, dtype, op) \
-    TE_ATTENTION_##direction(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
-        (int)(TE__CAUSAL(op)))
+#define TE__ATTENTION(direction, name, dtype, op)                                                                   \
+    TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
+        (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op)))
 #define TE_OWN_attention_forward(name, model, dtype, op)                                                           \
     TE__ATTENTION(FORWARD, name, dtype, op)                                                                        \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__attention_forward(r, s, name##_launch); }

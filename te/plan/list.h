@@ -91,6 +91,8 @@
 #define TE_SAME_eps_eps ,
 #define TE_SAME_causal_causal ,
 #define TE_SAME_scale_scale ,
+#define TE_SAME_window_left_window_left ,
+#define TE_SAME_window_right_window_right ,
 #define TE_SAME_base_base ,
 #define TE_SAME_interleaved_interleaved ,
 #define TE_SAME_rotary_dim_rotary_dim ,

@@ -1,0 +1,42 @@
+/* attention_form.h -- what the options of an attention say to its kernels. They are constants of a list: what a list
+ * does not ask for leaves no instruction in its kernels.
+ *
+ * Do this, with TE_ATTENTION_FORWARD_OF and TE_ATTENTION_BACKWARD_OF of attention_kernels.h:
+ *     (left, right)    query i sees keys i - left to i + right; TE_ATTENTION_ALL: no bound on this side
+ */
+#ifndef TE_ATTENTION_FORM_H
+#define TE_ATTENTION_FORM_H
+
+#include "attention_mask.h" /* TE_ATTENTION_ALL */
+
+/* The form of an attention that has no options but whether it is causal. */
+#define TE__ATTENTION_PLAIN(causal) (TE_ATTENTION_ALL, (causal) ? 0 : TE_ATTENTION_ALL)
+#define TE__ATTENTION_STRIP(...) __VA_ARGS__
+#define TE__ATTENTION_FORM(name, options) TE__ATTENTION_FORM_(name, TE__ATTENTION_STRIP options)
+#define TE__ATTENTION_FORM_(...) TE__ATTENTION_FORM__(__VA_ARGS__)
+
+#if TE_CUDA
+/* A type, for kernels are templates. */
+#define TE__ATTENTION_FORM__(name, left, right)                                        \
+    struct name##_form {                                                               \
+        static constexpr int LEFT = left, RIGHT = right;                               \
+        TE__ATTENTION_FORM_ASSERT(LEFT, RIGHT)                                         \
+    };
+#else
+typedef struct te__attn_form { int left, right; } te__attn_form;
+
+#define TE__ATTENTION_FORM__(name, left_, right_)                                      \
+    TE__ATTENTION_FORM_ASSERT(left_, right_)                                           \
+    TE_FN te__attn_form name##_form(void) {                                            \
+        te__attn_form f;                                                               \
+        f.left = left_, f.right = right_;                                              \
+        return f;                                                                      \
+    }
+#endif
+#define TE__ATTENTION_FORM_ASSERT(left, right)                                                         \
+    static_assert((left) >= TE_ATTENTION_ALL && (left) <= TE_ATTENTION_MAX_SEQ,                        \
+                  "te: attention: left must be 0 to 2^20, or TE_ATTENTION_ALL");                       \
+    static_assert((right) >= TE_ATTENTION_ALL && (right) <= TE_ATTENTION_MAX_SEQ,                      \
+                  "te: attention: right must be 0 to 2^20, or TE_ATTENTION_ALL");
+
+#endif

@@ -1,0 +1,64 @@
+// attention_options_test.cc -- the options of attention, on every kernel of either target, against a reference in double.
+#include "attention.h"
+
+// X(name, dtype, heads, kv_heads, head_dim, options): head sizes of every kernel of CUDA, options in parentheses
+#define WINDOWS(X)                                                                                                     \
+    X(w_f32_a, f32, 3, 1, 20, (3, 0)) X(w_f32_b, f32, 2, 2, 64, (0, 0)) X(w_f32_c, f32, 2, 1, 64, (5, 90))             \
+    X(w_f32_d, f32, 2, 1, 128, (-1, 4)) X(w_f32_e, f32, 1, 1, 256, (70, -1)) X(w_f32_f, f32, 1, 1, 7, (100000, 0))     \
+    X(w_bf16_a, bf16, 4, 2, 32, (40, 0)) X(w_bf16_b, bf16, 4, 4, 64, (37, 0)) X(w_bf16_c, bf16, 4, 2, 64, (100, 0))    \
+    X(w_bf16_d, bf16, 2, 2, 64, (0, 0)) X(w_bf16_e, bf16, 3, 1, 64, (30, 170)) X(w_bf16_f, bf16, 2, 2, 64, (-1, 20))   \
+    X(w_bf16_g, bf16, 2, 1, 64, (190, -1)) X(w_bf16_h, bf16, 3, 3, 128, (63, 0)) X(w_bf16_i, bf16, 4, 2, 128, (64, 0)) \
+    X(w_bf16_j, bf16, 2, 2, 128, (0, 0)) X(w_bf16_k, bf16, 4, 1, 128, (50, 65)) X(w_bf16_l, bf16, 2, 2, 128, (-1, 0))  \
+    X(w_bf16_m, bf16, 2, 2, 128, (90, -1)) X(w_f16_a, f16, 2, 1, 96, (65, 0)) X(w_f16_b, f16, 2, 2, 128, (3, 200))     \
+    X(w_f16_c, f16, 2, 1, 192, (20, 30)) X(w_f16_d, f16, 2, 2, 256, (70, 0)) X(w_f16_e, f16, 2, 1, 80, (33, 1))
+
+#define KERNELS(name, dtype, h, kv, d, options)                   \
+    TE_ATTENTION_FORWARD_OF(name, dtype, h, kv, d, options)       \
+    TE_ATTENTION_BACKWARD_OF(name##_back, dtype, h, kv, d, options)
+#define STRIP(...) __VA_ARGS__
+#define SHAPE(name, dtype, h, kv, d, options) \
+    {name##_launch, name##_back_launch, name##_back_scratch_bytes, TE_##dtype, h, kv, d, 0, name##_back_sum_rows, {STRIP options}},
+WINDOWS(KERNELS)
+
+namespace {
+
+const shape windows[] = {WINDOWS(SHAPE)};
+
+void check_all(const shape *shapes, size_t count, const std::vector<int> &seqs) {
+    const unsigned seed = fresh_seed();
+    std::printf("attention's options: seed %u\n", seed);
+    std::mt19937 random(seed);
+    for (size_t i = 0; i < count; i++) {
+        const shape &s = shapes[i];
+        double worst[2] = {0, 0};
+        const size_t only = random() % seqs.size();
+        for (size_t j = 0; j < seqs.size(); j++) {
+            if (brief() && j != only) continue;
+            CAPTURE(seed, dtype_of(s), s.heads, s.kv_heads, s.dim, s.f.left, s.f.right, seqs[j]);
+            check(s, seqs[j] < 100 ? 3 : 1, seqs[j], random, worst);
+            if (TE_CUDA && (seqs[j] == 65 || seqs[j] == 333)) check(s, 2, seqs[j], random, worst, false);
+        }
+        std::printf("%-4s heads %d/%d head_dim %3d window %d, %d: forward %.1e, backward %.1e\n", dtype_of(s), s.heads, s.kv_heads,
+                    s.dim, s.f.left, s.f.right, worst[0], worst[1]);
+    }
+}
+
+} // namespace
+
+TEST_CASE("attention with a window agrees with a reference in double", "[attention]") {
+    check_all(windows, sizeof windows / sizeof windows[0], {1, 2, 17, 64, 65, 129, 200, 333});
+}
+
+// Several bands of key tiles in backward, and more tiles than stages in forward.
+TEST_CASE("attention with a window at a longer sequence", "[attention]") {
+    const unsigned seed = fresh_seed();
+    std::printf("attention's options: seed %u\n", seed);
+    std::mt19937 random(seed);
+    double worst[2] = {0, 0};
+    for (const shape &s : windows)
+        if (s.f.left >= 0 && s.f.right >= 0 && s.f.left < 1000 && (s.dim == 64 || s.dim == 128)) {
+            CAPTURE(seed, dtype_of(s), s.heads, s.kv_heads, s.dim, s.f.left, s.f.right);
+            check(s, 1, TE_CUDA ? 2500 : 700, random, worst);
+            if (TE_CUDA) check(s, 5, 2177, random, worst);
+        }
+}

@@ -1,0 +1,8 @@
+// expect: te: m: (attention, attn): a window is 0 to 1048576 tokens, or -1 for all
+// A window has a size, or there is none.
+#include "te/te.h"
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 16, (window_left, 0)))
+#else
+TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 16, (window_left, -2)))
+#endif
