@@ -102,21 +102,21 @@ template <class C> TE_FN void te__attn_values_skip(te__attn_place<C> &a) {
     te__barrier_wait(a.v_full + 8 * a.v.stage, a.v.phase);
     te__attn_values_free(a);
 }
-/* A tile of keys that is not the first of these queries. Causal, all of them see all of it: queries and tiles of keys
- * begin at multiples of 64. CUT: some of its keys are hidden from some of them; m, and the
- * query and the key of this thread's first score, are for that. last: it is the last one. */
-template <te_dtype T, class F, int CUT, class C>
-TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, te__attn_mask m, int query, int key, int add,
-                         int last) {
+/* A tile of keys that is not the first of these queries. cut: some of its keys, `key` the first, are hidden from some
+ * of them, `query` the first. Without a window none are: queries and tiles of keys begin at multiples of 64. last: it
+ * is the last one. */
+template <te_dtype T, class F, class C>
+TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, te__attn_mask m, int cut, int query, int key,
+                         int add, int last) {
     float sum[2];
     te__attn_products<T>(r, a, 1, 1, add);
-    if (CUT) te__attn_hide(r, m, query, key);
+    if (cut) te__attn_hide_outside(r, m, query, key);
     TE_UNROLL for (int e = 0; e < 2; e++) sum[e] = te__attn_exp(r, e, r.top[e], a.c);
     te__attn_products_wait(r, a, 1);
     te__attn_pack<T>(r);
     if (te__attn_outgrown<T>(sum)) {
         te__attn_scores_again<T>(r, a.q, a.k_tiles + a.k.stage * C::KV_BYTES);
-        if (CUT) te__attn_hide(r, m, query, key);
+        if (cut) te__attn_hide_outside(r, m, query, key);
         te__attn_raise<T, F>(r, a.c, sum);
     }
     te__attn_keys_free(a, last);
@@ -151,7 +151,10 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         te__attn_products<T>(r, a, more, have, add);
         if (more) te__attn_keys_free(a, t.end - 1 == t.first);
         const int key = (t.end - 1) * C::KEYS + lane % 4 * 2;
-        if (te__attn_cuts(t, t.end - 1, 1)) te__attn_hide(r, m, next.query + row, key);
+        if (te__attn_cuts(t, t.end - 1, 1)) {
+            if (te__attn_is_window<F>()) te__attn_hide_outside(r, m, next.query + group * 64, (t.end - 1) * C::KEYS);
+            else te__attn_hide(r, m, next.query + row, key);
+        }
         TE_UNROLL for (int e = 0; e < 2; e++)
             top[e] = te__attn_top(r, e), sum[e] = te__attn_exp(r, e, te__attn_kept<F>(top[e]), a.c);
         te__attn_products_wait(r, a, have);
@@ -167,18 +170,11 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         te__attn_pack<T>(r);
 
         w = next, add = 0;
-        int j = t.end - 2; /* tiles cut by a bound on the right, then whole ones, then those cut by one on the left */
-        if constexpr (F::RIGHT > 0)
 #pragma unroll 1
-            for (; j >= t.first && j >= t.all_end; j--, add = 1)
-                te__attn_step<T, F, 1>(r, a, m, w.query + row, j * C::KEYS + lane % 4 * 2, add, j == t.first);
-#pragma unroll 1
-        for (; j >= t.first && te__attn_is_from(t.all_first, j); j--, add = 1)
-            te__attn_step<T, F, 0>(r, a, m, 0, 0, add, j == t.first);
-        if constexpr (F::LEFT >= 0)
-#pragma unroll 1
-            for (; j >= t.first; j--, add = 1)
-                te__attn_step<T, F, 1>(r, a, m, w.query + row, j * C::KEYS + lane % 4 * 2, add, j == t.first);
+        for (int j = t.end - 2; j >= t.first; j--, add = 1) {
+            const int cut = te__attn_is_window<F>() && te__attn_cuts(t, j, 1);
+            te__attn_step<T, F>(r, a, m, cut, w.query + group * 64, j * C::KEYS, add, j == t.first);
+        }
         behind = F::LEFT >= 0 && t.first > te__attn_tiles_of<C>(m, w.query, C::ROWS).first;
         if (behind) te__attn_keys_skip(a);
         te__attn_advance(q);

@@ -32,6 +32,21 @@ template <class C> TE_FN void te__attn_hide(te__attn_rows<C> &r, te__attn_mask m
     TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++)
         if (!te__attn_sees(m, query + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2)) r.s[i] = -INFINITY;
 }
+/* Whether tiles of keys other than the first may be cut. */
+template <class F> TE_FN constexpr int te__attn_is_window(void) { return F::LEFT >= 0 || F::RIGHT > 0; }
+/* For a window, by one comparison a score. query, key: the first of the warpgroup's. Rows that do not exist are
+ * not hidden. What it needs is found again each time, for there are no registers to keep it in. */
+template <class C> TE_FN void te__attn_hide_outside(te__attn_rows<C> &r, te__attn_mask m, int query, int key) {
+    int thread = (int)threadIdx.x;
+    asm volatile("" : "+r"(thread), "+r"(query), "+r"(key));
+    key += thread % 4 * 2, query += thread / 32 % 4 * 16 + thread % 32 / 4;
+    TE_UNROLL for (int e = 0; e < 2; e++) {
+        const int first = te__attn_keys_first(m, query + 8 * e), count = te__attn_keys_end(m, query + 8 * e) - first;
+        TE_UNROLL for (int j = 0; j < C::KEYS / 8; j++)
+            TE_UNROLL for (int i = 0; i < 2; i++)
+                if ((uint32_t)(key - first + j * 8 + i) >= (uint32_t)count) r.s[4 * j + 2 * e + i] = -INFINITY;
+    }
+}
 /* The largest score of row e. */
 template <class C> TE_FN float te__attn_top(const te__attn_rows<C> &r, int e) {
     float v[2] = {r.s[2 * e], r.s[2 * e + 1]};
