@@ -24,6 +24,7 @@ typedef size_t (*scratch_bytes)(te_context *, int64_t);
 // The options of te/attention/attention_form.h.
 struct form {
     int left, right;
+    double softcap = 0;
     bool sees(int query, int key) const {
         return (left < 0 || key >= query - left) && (right < 0 || key <= query + right);
     }
@@ -104,7 +105,7 @@ reference attention(const shape &s, int batch, int seq, double scale, const std:
     const size_t h = (size_t)s.heads, kv = (size_t)s.kv_heads, d = (size_t)s.dim, n = (size_t)seq, width = (h + 2 * kv) * d;
     reference r;
     r.out.assign((size_t)batch * n * h * d, 0), r.lse.assign((size_t)batch * h * n, 0), r.dqkv.assign(qkv.size(), 0);
-    std::vector<double> p(n);
+    std::vector<double> p(n), t(n); // t: the tanh of softcap
     for (size_t b = 0; b < (size_t)batch; b++)
         for (size_t head = 0; head < h; head++)
             for (size_t i = 0; i < n; i++) {
@@ -117,7 +118,9 @@ reference attention(const shape &s, int batch, int seq, double scale, const std:
                 for (const size_t j : keys) {
                     double dot = 0;
                     for (size_t c = 0; c < d; c++) dot += q[c] * qkv[k0 + j * width + c];
-                    p[j] = dot * scale, top = std::max(top, p[j]);
+                    p[j] = dot * scale;
+                    if (s.f.softcap > 0) t[j] = std::tanh(p[j] / s.f.softcap), p[j] = s.f.softcap * t[j];
+                    top = std::max(top, p[j]);
                 }
                 for (const size_t j : keys) sum += std::exp(p[j] - top);
                 r.lse[(b * h + head) * n + i] = top + std::log(sum);
@@ -129,7 +132,7 @@ reference attention(const shape &s, int batch, int seq, double scale, const std:
                 for (const size_t j : keys) {
                     double dp = 0;
                     for (size_t c = 0; c < d; c++) dp += dy[c] * qkv[v0 + j * width + c];
-                    const double ds = p[j] * (dp - delta) * scale;
+                    const double ds = p[j] * (dp - delta) * scale * (1 - t[j] * t[j]);
                     for (size_t c = 0; c < d; c++) {
                         r.dqkv[v0 + j * width + c] += p[j] * dy[c];
                         dq[c] += ds * qkv[k0 + j * width + c];

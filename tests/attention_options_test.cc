@@ -12,6 +12,13 @@
     X(w_bf16_m, bf16, 2, 2, 128, (90, -1)) X(w_f16_a, f16, 2, 1, 96, (65, 0)) X(w_f16_b, f16, 2, 2, 128, (3, 200))     \
     X(w_f16_c, f16, 2, 1, 192, (20, 30)) X(w_f16_d, f16, 2, 2, 256, (70, 0)) X(w_f16_e, f16, 2, 1, 80, (33, 1))
 
+#define SOFTCAPS(X)                                                                                                                       \
+    X(s_f32_a, f32, 3, 1, 20, (-1, 0, 1.5f)) X(s_f32_b, f32, 2, 2, 64, (-1, -1, 50.0f)) X(s_f32_c, f32, 2, 1, 128, (40, 3, 0.5f))         \
+    X(s_bf16_a, bf16, 4, 2, 32, (-1, 0, 1.0f)) X(s_bf16_b, bf16, 4, 4, 64, (-1, 0, 50.0f)) X(s_bf16_c, bf16, 4, 2, 64, (100, 0, 0.7f))    \
+    X(s_bf16_d, bf16, 2, 2, 64, (-1, -1, 2.0f)) X(s_bf16_e, bf16, 3, 3, 128, (-1, 0, 1.0f)) X(s_bf16_f, bf16, 4, 2, 128, (-1, -1, 30.0f)) \
+    X(s_bf16_g, bf16, 4, 1, 128, (33, 100, 0.9f)) X(s_f16_a, f16, 2, 1, 96, (-1, 0, 1.5f)) X(s_f16_b, f16, 2, 2, 128, (64, 0, 0.8f))      \
+    X(s_f16_c, f16, 2, 1, 192, (-1, 7, 1.2f)) X(s_f16_d, f16, 2, 2, 256, (70, 0, 2.0f))
+
 #define KERNELS(name, dtype, h, kv, d, options)                   \
     TE_ATTENTION_FORWARD_OF(name, dtype, h, kv, d, options)       \
     TE_ATTENTION_BACKWARD_OF(name##_back, dtype, h, kv, d, options)
@@ -19,10 +26,11 @@
 #define SHAPE(name, dtype, h, kv, d, options) \
     {name##_launch, name##_back_launch, name##_back_scratch_bytes, TE_##dtype, h, kv, d, 0, name##_back_sum_rows, {STRIP options}},
 WINDOWS(KERNELS)
+SOFTCAPS(KERNELS)
 
 namespace {
 
-const shape windows[] = {WINDOWS(SHAPE)};
+const shape windows[] = {WINDOWS(SHAPE)}, softcaps[] = {SOFTCAPS(SHAPE)};
 
 void check_all(const shape *shapes, size_t count, const std::vector<int> &seqs) {
     const unsigned seed = fresh_seed();
@@ -34,12 +42,12 @@ void check_all(const shape *shapes, size_t count, const std::vector<int> &seqs) 
         const size_t only = random() % seqs.size();
         for (size_t j = 0; j < seqs.size(); j++) {
             if (brief() && j != only) continue;
-            CAPTURE(seed, dtype_of(s), s.heads, s.kv_heads, s.dim, s.f.left, s.f.right, seqs[j]);
+            CAPTURE(seed, dtype_of(s), s.heads, s.kv_heads, s.dim, s.f.left, s.f.right, s.f.softcap, seqs[j]);
             check(s, seqs[j] < 100 ? 3 : 1, seqs[j], random, worst);
             if (TE_CUDA && (seqs[j] == 65 || seqs[j] == 333)) check(s, 2, seqs[j], random, worst, false);
         }
-        std::printf("%-4s heads %d/%d head_dim %3d window %d, %d: forward %.1e, backward %.1e\n", dtype_of(s), s.heads, s.kv_heads,
-                    s.dim, s.f.left, s.f.right, worst[0], worst[1]);
+        std::printf("%-4s heads %d/%d head_dim %3d window %d, %d softcap %g: forward %.1e, backward %.1e\n", dtype_of(s), s.heads, s.kv_heads,
+                    s.dim, s.f.left, s.f.right, s.f.softcap, worst[0], worst[1]);
     }
 }
 
@@ -47,6 +55,10 @@ void check_all(const shape *shapes, size_t count, const std::vector<int> &seqs) 
 
 TEST_CASE("attention with a window agrees with a reference in double", "[attention]") {
     check_all(windows, sizeof windows / sizeof windows[0], {1, 2, 17, 64, 65, 129, 200, 333});
+}
+
+TEST_CASE("attention with softcap agrees with a reference in double", "[attention]") {
+    check_all(softcaps, sizeof softcaps / sizeof softcaps[0], {1, 2, 17, 65, 129, 333});
 }
 
 // Several bands of key tiles in backward, and more tiles than stages in forward.

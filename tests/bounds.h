@@ -67,10 +67,11 @@ struct norm_errors {
 
 // One query: probabilities, and how far off each is. In 16 bits they are rounded on their way into a product.
 struct attention_row {
-    vec p, error;
+    vec p, error, slope, slope_error; // slope: the derivative of softcap
     attention_row(const vec &x, const vec *ex, size_t q0, size_t k0, size_t width, size_t dim, size_t keys,
-                  double scale, te_dtype t)
-        : p(keys), error(keys) {
+                  const reference::attention_options &with, te_dtype t)
+        : p(keys), error(keys), slope(keys), slope_error(keys) {
+        const double scale = with.scale;
         double top = -INFINITY, sum = 0, mean = 0;
         for (size_t j = 0; j < keys; j++) {
             for (size_t d = 0; d < dim; d++) {
@@ -80,6 +81,11 @@ struct attention_row {
                 if (ex)
                     error[j] +=
                         std::fabs(scale) * (std::fabs(q) * (*ex)[k0 + j * width + d] + std::fabs(k) * (*ex)[q0 + d]);
+            }
+            p[j] = with.capped(p[j]), slope[j] = with.slope(p[j]);
+            if (with.softcap > 0) {
+                error[j] += functions * with.softcap;
+                slope_error[j] = 2 * std::fabs(p[j]) / with.softcap * (error[j] / with.softcap) + functions;
             }
             top = std::max(top, p[j]);
         }
@@ -114,7 +120,7 @@ inline vec attention(const op &o, const vec &x, const vec &ex, const call &c, te
     const attention_shape s(o, c);
     vec e(c.rows() * o.out, 0.0);
     s.each(c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys) {
-        const attention_row r(x, &ex, q0, k0, s.width, s.dim, keys, s.scale, t);
+        const attention_row r(x, &ex, q0, k0, s.width, s.dim, keys, s.with, t);
         for (size_t j = 0; j < keys; j++)
             for (size_t d = 0; d < s.dim; d++) {
                 const double v = std::fabs(x[v0 + j * s.width + d]);

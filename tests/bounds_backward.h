@@ -17,7 +17,7 @@ inline vec attention_backward(const op &o, const vec &x, const vec &y, const vec
     const attention_shape s(o, c);
     vec e(c.rows() * o.in, 0.0);
     s.each(c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys) {
-        const attention_row r(x, nullptr, q0, k0, s.width, s.dim, keys, s.scale, t);
+        const attention_row r(x, nullptr, q0, k0, s.width, s.dim, keys, s.with, t);
         double delta = 0, off = 0;
         for (size_t d = 0; d < s.dim; d++) {
             delta += dy[y0 + d] * y[y0 + d];
@@ -29,9 +29,10 @@ inline vec attention_backward(const op &o, const vec &x, const vec &y, const vec
                 const double v = x[v0 + j * s.width + d];
                 dp += dy[y0 + d] * v, edp += std::fabs(v) * (ey[y0 + d] + sums * std::fabs(dy[y0 + d]));
             }
-            const double ds = std::fabs(r.p[j] * (dp - delta) * s.scale);
-            const double eds =
-                std::fabs(s.scale) * (r.error[j] * std::fabs(dp - delta) + r.p[j] * (edp + off)) + ulp(ds, t);
+            const double ds = std::fabs(r.p[j] * r.slope[j] * (dp - delta) * s.scale);
+            double eds = std::fabs(s.scale) * r.slope[j] * (r.error[j] * std::fabs(dp - delta) + r.p[j] * (edp + off)) + ulp(ds, t);
+            if (s.with.softcap > 0) // P times the derivative is what is rounded, too
+                eds += std::fabs(s.scale * (dp - delta)) * (r.p[j] * r.slope_error[j] + ulp(r.p[j] * r.slope[j], t));
             for (size_t d = 0; d < s.dim; d++) {
                 const double k = std::fabs(x[k0 + j * s.width + d]), q = std::fabs(x[q0 + d]),
                              g = std::fabs(dy[y0 + d]);

@@ -215,10 +215,12 @@ inline vec rope(const op &o, const vec &x, const call &c, int direction) {
 // The options of an attention. The keys that a query sees are a run.
 struct attention_options {
     int left, right; // -1: no bound
-    double scale;
+    double scale, softcap; // softcap 0: none
     explicit attention_options(const op &o)
         : left((int)o.option("window_left", -1)), right(o.option("causal", 1) == 1 ? 0 : (int)o.option("window_right", -1)),
-          scale((double)(float)o.option("scale", 1 / std::sqrt(o.number(2, 1)))) {}
+          scale((double)(float)o.option("scale", 1 / std::sqrt(o.number(2, 1)))), softcap((double)(float)o.option("softcap", 0)) {}
+    double capped(double score) const { return softcap > 0 ? softcap * std::tanh(score / softcap) : score; }
+    double slope(double of_capped) const { return softcap > 0 ? 1 - of_capped / softcap * (of_capped / softcap) : 1; }
     size_t first(size_t query) const { return left < 0 || query < (size_t)left ? 0 : query - (size_t)left; }
     size_t end(size_t query, size_t seq) const { return right < 0 || query + (size_t)right + 1 > seq ? seq : query + (size_t)right + 1; }
 };
@@ -228,7 +230,7 @@ inline vec attention(const op &o, const vec &x, const call &c, const vec *dy, co
     const attention_options with(o);
     const double scale = with.scale;
     const size_t seq = (size_t)c.seq, width = o.in, out = o.out;
-    vec y(c.rows() * out, 0.0), p(seq);
+    vec y(c.rows() * out, 0.0), p(seq), slope(seq);
     if (dx) dx->assign(c.rows() * width, 0.0);
     for (size_t b = 0; b < (size_t)c.batch; b++)
         for (size_t h = 0; h < heads; h++)
@@ -239,6 +241,7 @@ inline vec attention(const op &o, const vec &x, const call &c, const vec *dy, co
                 for (size_t j = from; j < end; j++) {
                     p[j] = 0;
                     for (size_t d = 0; d < dim; d++) p[j] += scale * x[q0 + d] * x[k0 + j * width + d];
+                    p[j] = with.capped(p[j]), slope[j] = with.slope(p[j]);
                     top = p[j] > top ? p[j] : top;
                 }
                 for (size_t j = from; j < end; j++) p[j] = std::exp(p[j] - top), sum += p[j];
@@ -251,7 +254,7 @@ inline vec attention(const op &o, const vec &x, const call &c, const vec *dy, co
                 for (size_t j = from; j < end; j++) {
                     double dp = 0;
                     for (size_t d = 0; d < dim; d++) dp += (*dy)[y0 + d] * x[v0 + j * width + d];
-                    const double ds = p[j] * (dp - delta) * scale;
+                    const double ds = p[j] * (dp - delta) * scale * slope[j];
                     for (size_t d = 0; d < dim; d++) {
                         (*dx)[v0 + j * width + d] += p[j] * (*dy)[y0 + d];
                         (*dx)[q0 + d] += ds * x[k0 + j * width + d];

@@ -110,7 +110,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
     const int q0 = (int)(te__attn_grows(m) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::T;
     const te__attn_span keys = te__attn_keys_of(m, q0, C::T);
     float *q = (float *)te__attention_shared, *kv = q + C::T * C::LD, *p = kv + C::T * C::LD;
-    const float *qkv = (const float *)a->qkv, c = a->scale * TE__ATTN_LOG2E;
+    const float *qkv = (const float *)a->qkv, c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
     float o[C::R][C::COLS][4], top[C::R], sum[C::R];
     te__attn_f32_clear<C>(o);
     TE_UNROLL for (int i = 0; i < C::R; i++) top[i] = -INFINITY, sum[i] = 0;
@@ -125,6 +125,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
             float v = top[i], add = 0;
             TE_UNROLL for (int j = 0; j < C::R; j++) {
                 const int row = q0 + y + 16 * i, key = k0 + x + 16 * j;
+                s[i][j] = te__attn_capped<F>(s[i][j], a->scale);
                 if (!te__attn_sees(m, row, key)) s[i][j] = -INFINITY;
                 v = fmaxf(v, s[i][j]);
             }
@@ -144,7 +145,8 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
     TE_UNROLL for (int i = 0; i < C::R; i++) {
         const int row = q0 + y + 16 * i;
         sum[i] = te__attn_f32_row_sum(sum[i]);
-        if (a->lse && x == 0 && row < seq) a->lse[h.row + row] = top[i] * a->scale + logf(sum[i]);
+        if (a->lse && x == 0 && row < seq)
+            a->lse[h.row + row] = top[i] * te__attn_unit<F>(a->scale) + logf(sum[i]);
         sum[i] = 1.0f / sum[i];
     }
     te__attn_f32_store<C, D>((float *)a->out + h.out + q0 * h.out_width, h.out_width, seq - q0, o, sum);
@@ -160,7 +162,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
     const te__attn_span keys = te__attn_keys_of(m, q0, C::T);
     float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * C::LD, *v = k + C::T * C::LD;
     float *ds = v + C::T * C::LD;
-    const float *qkv = (const float *)a->qkv, *out = (const float *)a->out + h.out, c = a->scale * TE__ATTN_LOG2E;
+    const float *qkv = (const float *)a->qkv, *out = (const float *)a->out + h.out, c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
     float dq[C::R][C::COLS][4], lse[C::R], delta[C::R], factor[C::R];
     te__attn_f32_clear<C>(dq);
     te__attn_f32_load<C, D>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
@@ -186,8 +188,9 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
         TE_UNROLL for (int i = 0; i < C::R; i++)
             TE_UNROLL for (int j = 0; j < C::R; j++) {
                 const int row = q0 + y + 16 * i, key = k0 + x + 16 * j;
+                s[i][j] = te__attn_capped<F>(s[i][j], a->scale);
                 const float p = te__attn_sees(m, row, key) ? exp2f(s[i][j] * c - lse[i]) : 0;
-                s[i][j] = p * (dp[i][j] - delta[i]);
+                s[i][j] = p * te__attn_slope<F>(s[i][j]) * (dp[i][j] - delta[i]);
             }
         te__attn_f32_put<C>(ds, s);
         __syncthreads();
@@ -206,7 +209,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv
     const te__attn_span queries = te__attn_queries_of(m, k0, C::T);
     float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * C::LD, *v = k + C::T * C::LD;
     float *p = v + C::T * C::LD;
-    const float *qkv = (const float *)a->qkv, c = a->scale * TE__ATTN_LOG2E;
+    const float *qkv = (const float *)a->qkv, c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
     float dk[C::R][C::COLS][4], dv[C::R][C::COLS][4], one[C::R], scale[C::R];
     te__attn_f32_clear<C>(dk), te__attn_f32_clear<C>(dv);
     TE_UNROLL for (int i = 0; i < C::R; i++) one[i] = 1, scale[i] = a->scale;
@@ -227,8 +230,9 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv
                 const float lse = ok ? a->lse[h.row + row] * TE__ATTN_LOG2E : 0, delta = ok ? a->delta[h.row + row] : 0;
                 TE_UNROLL for (int i = 0; i < C::R; i++) {
                     const int key = k0 + y + 16 * i;
-                    s[i][j] = ok && te__attn_seen(m, key, row) ? exp2f(s[i][j] * c - lse) : 0;
-                    dp[i][j] = s[i][j] * (dp[i][j] - delta);
+                    const float t = te__attn_capped<F>(s[i][j], a->scale);
+                    s[i][j] = ok && te__attn_seen(m, key, row) ? exp2f(t * c - lse) : 0;
+                    dp[i][j] = s[i][j] * te__attn_slope<F>(t) * (dp[i][j] - delta);
                 }
             }
             te__attn_f32_put<C>(p, s);

@@ -54,14 +54,14 @@ TE_FN void te__attn_back_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)
     if (C::IN_TURNS) te__attn_turn_give(g->group);
     te__attn_wgmma_wait<1>();
     te__attn_hold_back(s);
-    te__attn_back_exp<T, F, C>(frag, s, rows, p, g, q0, k0);
+    te__attn_back_exp<T, F, C>(frag, ds, s, rows, p, g, q0, k0);
     te__wgmma_fence();
     te__attn_back_gradient<T, D, C>(dv, frag, q + C::Q_BYTES, first);
     te__wgmma_commit();
     te__attn_back_ahead<C>(rows, TE__AT(g, delta, 0) + st * C::QUERIES * 4, g);
     te__attn_wgmma_wait<1>();
     te__attn_hold_back(dp);
-    te__attn_back_ds<T, C>(ds, frag, dp, rows, g);
+    te__attn_back_ds<T, C>(ds, F::APART ? ds : frag, dp, rows, g);
     te__barrier_wait(TE__AT(g, ds_empty, st), phase ^ 1);
     te__attn_back_ds_store<C>(ds, g);
     te__attn_publish();

@@ -39,7 +39,8 @@
 
 /* ---- a warpgroup that multiplies ------------------------------------------------------------------------------- */
 
-/* Where it stands. q: its tile of Q, and the barrier that says it is no longer read; c: the scale, in powers of two. */
+/* Where it stands. q: its tile of Q, and the barrier that says it is no longer read; c: what a score counts, in powers
+ * of two. */
 template <class C> struct te__attn_place {
     uint32_t k_full, k_empty, v_full, v_empty, k_tiles, v_tiles, q, q_empty;
     te__attn_ring<C::K_STAGES> k;
@@ -106,16 +107,18 @@ template <class C> TE_FN void te__attn_values_skip(te__attn_place<C> &a) {
  * of them, `query` the first. Without a window none are: queries and tiles of keys begin at multiples of 64. last: it
  * is the last one. */
 template <te_dtype T, class F, class C>
-TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, te__attn_mask m, int cut, int query, int key,
-                         int add, int last) {
+TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, const te_attn_hopper *p, te__attn_mask m, int cut,
+                         int query, int key, int add, int last) {
     float sum[2];
     te__attn_products<T>(r, a, 1, 1, add);
+    te__attn_cap<F>(r, p->scale);
     if (cut) te__attn_hide_outside(r, m, query, key);
     TE_UNROLL for (int e = 0; e < 2; e++) sum[e] = te__attn_exp(r, e, r.top[e], a.c);
     te__attn_products_wait(r, a, 1);
     te__attn_pack<T>(r);
     if (te__attn_outgrown<T>(sum)) {
         te__attn_scores_again<T>(r, a.q, a.k_tiles + a.k.stage * C::KV_BYTES);
+        te__attn_cap<F>(r, p->scale);
         if (cut) te__attn_hide_outside(r, m, query, key);
         te__attn_raise<T, F>(r, a.c, sum);
     }
@@ -130,7 +133,8 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
     te__attn_rows<C> r;
     te__attn_place<C> a = {te__shared_address(bars->k_full), te__shared_address(bars->k_empty),
                            te__shared_address(bars->v_full), te__shared_address(bars->v_empty),
-                           tiles[1], tiles[2], 0, 0, {0, 0}, {0, 0}, group, lane, p->scale * TE__ATTN_LOG2E};
+                           tiles[1], tiles[2], 0, 0, {0, 0}, {0, 0}, group, lane,
+                           te__attn_unit<F>(p->scale) * TE__ATTN_LOG2E};
     te__attn_ring<C::Q_STAGES> q = {0, 0};
     te_attn_work w = {0, -1};
     TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = 0;
@@ -151,6 +155,7 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         te__attn_products<T>(r, a, more, have, add);
         if (more) te__attn_keys_free(a, t.end - 1 == t.first);
         const int key = (t.end - 1) * C::KEYS + lane % 4 * 2;
+        te__attn_cap<F>(r, p->scale);
         if (te__attn_cuts(t, t.end - 1, 1)) {
             if (te__attn_is_window<F>()) te__attn_hide_outside(r, m, next.query + group * 64, (t.end - 1) * C::KEYS);
             else te__attn_hide(r, m, next.query + row, key);
@@ -163,7 +168,8 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         if (have) {
             uint16_t *out = (uint16_t *)p->out + ((int64_t)(w.head / HEADS) * p->seq * HEADS + w.head % HEADS) * C::D;
             float *lse = p->lse ? p->lse + (int64_t)w.head * p->seq : 0;
-            te__attn_finish<T>(r, out, HEADS * C::D, lse, w.query + row, p->seq, p->scale);
+            te__attn_finish<T>(r, out, HEADS * C::D, lse, w.query + row, p->seq,
+                               te__attn_unit<F>(p->scale));
         }
         if (!more) break;
         TE_UNROLL for (int e = 0; e < 2; e++) r.top[e] = top[e], r.sum[e] = sum[e];
@@ -173,7 +179,7 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
 #pragma unroll 1
         for (int j = t.end - 2; j >= t.first; j--, add = 1) {
             const int cut = te__attn_is_window<F>() && te__attn_cuts(t, j, 1);
-            te__attn_step<T, F>(r, a, m, cut, w.query + group * 64, j * C::KEYS, add, j == t.first);
+            te__attn_step<T, F>(r, a, p, m, cut, w.query + group * 64, j * C::KEYS, add, j == t.first);
         }
         behind = F::LEFT >= 0 && t.first > te__attn_tiles_of<C>(m, w.query, C::ROWS).first;
         if (behind) te__attn_keys_skip(a);

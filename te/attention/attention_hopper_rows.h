@@ -32,6 +32,10 @@ template <class C> TE_FN void te__attn_hide(te__attn_rows<C> &r, te__attn_mask m
     TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++)
         if (!te__attn_sees(m, query + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2)) r.s[i] = -INFINITY;
 }
+template <class F, class C> TE_FN void te__attn_cap(te__attn_rows<C> &r, float scale) {
+    if constexpr (F::SOFTCAP > 0)
+        TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++) r.s[i] = te__attn_capped<F>(r.s[i], scale);
+}
 /* Whether tiles of keys other than the first may be cut. */
 template <class F> TE_FN constexpr int te__attn_is_window(void) { return F::LEFT >= 0 || F::RIGHT > 0; }
 /* For a window, by one comparison a score. query, key: the first of the warpgroup's. Rows that do not exist are

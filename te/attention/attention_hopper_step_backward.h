@@ -80,16 +80,19 @@ TE_FN float2 te__attn_back_row(const float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 
                                const te__attn_back_group<C> *g) {
     return C::AHEAD ? rows[C::AHEAD ? n : 0] : te__attn_load2(from + 32 * n + g->lane % 4 * 8);
 }
-/* S becomes P, and in 16 bits the A of the product for dV. */
+/* S becomes P, and in 16 bits the A of the product for dV. other: what dS has in the place of P, if that is not P. */
 template <te_dtype T, class F, class C>
-TE_FN void te__attn_back_exp(uint32_t (&frag)[C::QUERIES / 16][4], float (&s)[C::QUERIES / 2],
+TE_FN void te__attn_back_exp(uint32_t (&frag)[C::QUERIES / 16][4], uint32_t (&other)[C::QUERIES / 16][4],
+                             float (&s)[C::QUERIES / 2],
                              const float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 1], const te_attn_back *p,
                              const te__attn_back_group<C> *g, int q0, int k0) {
     constexpr int N = C::QUERIES / 8;
     const int lane = te__attn_found_again(g->lane), key0 = k0 + g->group * 64;
     const te__attn_mask m = te__attn_mask_of(p->a.seq, F::LEFT, F::RIGHT);
     const uint32_t lse = TE__AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 4;
-    const float c = p->a.scale * TE__ATTN_LOG2E;
+    const float c = te__attn_unit<F>(p->a.scale) * TE__ATTN_LOG2E;
+    if constexpr (F::SOFTCAP > 0)
+        TE_UNROLL for (int i = 0; i < C::QUERIES / 2; i++) s[i] = te__attn_capped<F>(s[i], p->a.scale);
     if (te__attn_cuts(te__attn_keys_of(m, q0, C::QUERIES), key0, 64)) { /* queries past the end have a P of 0 */
         const int key = key0 + g->warp * 16 + lane / 4;
         TE_UNROLL for (int n = 0; n < N; n++)
@@ -101,12 +104,19 @@ TE_FN void te__attn_back_exp(uint32_t (&frag)[C::QUERIES / 16][4], float (&s)[C:
     }
     TE_UNROLL for (int n = 0; n < N; n++) {
         const float2 l = te__attn_back_row<C>(rows, lse, n, g);
+        float slope[4];
+        TE_UNROLL for (int e = 0; e < 4; e++) slope[e] = te__attn_slope<F>(s[4 * n + e]);
         TE_UNROLL for (int e = 0; e < 4; e++) s[4 * n + e] = te_exp2(s[4 * n + e] * c - (e % 2 ? l.y : l.x));
+        if constexpr (F::APART)
+            TE_UNROLL for (int h = 0; h < 2; h++)
+                other[n / 2][n % 2 * 2 + h] = te_pair_of_floats(s[4 * n + 2 * h] * slope[2 * h],
+                                                                s[4 * n + 2 * h + 1] * slope[2 * h + 1], T);
         TE_UNROLL for (int h = 0; h < 2; h++)
             frag[n / 2][n % 2 * 2 + h] = te_pair_of_floats(s[4 * n + 2 * h], s[4 * n + 2 * h + 1], T);
     }
 }
-/* dS = P (dP - delta), in 16 bits. P is the rounded one: there are no registers for both. */
+/* dS = P (dP - delta), in 16 bits. P is the rounded one: there are no registers for both. frag: P, or what dS has in
+ * its place; that may be ds. */
 template <te_dtype T, class C>
 TE_FN void te__attn_back_ds(uint32_t (&ds)[C::QUERIES / 16][4], const uint32_t (&frag)[C::QUERIES / 16][4],
                             const float (&dp)[C::QUERIES / 2], const float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 1],

@@ -74,6 +74,27 @@ TE_FN int te__attn_is_triangle(te__attn_mask m, int q0, int k0, int keys) {
     return te__attn_queries_of(m, k0 + keys - 1, 1).first >= q0 + keys - 1;
 }
 
+/* What q (or k) is multiplied by, so that products are scores in powers of 2, with softcap what te__attn_tanh takes. */
+TE_FN float te__attn_factor(float scale, te__attn_form f) {
+    return scale * TE__ATTN_LOG2E * (f.softcap > 0 ? 2 / f.softcap : 1);
+}
+/* softcap tanh(score / softcap) of a tile of scores, in powers of 2. */
+TE_FN void te__attn_cap(float *s, int rows, int n, te__attn_form f) {
+    for (int i = 0; f.softcap > 0 && i < rows; i++)
+        for (int j = i * TE__ATTN_TILE; j < i * TE__ATTN_TILE + n; j += TE__ATTN_LANES) {
+            te__attn_vector e;
+            te__attn_get(&e, s + j), te__attn_tanh(&e), e *= f.softcap * TE__ATTN_LOG2E, te__attn_put(s + j, &e);
+        }
+}
+/* x times the derivative of that at the score e, 0 where it is hidden. */
+TE_FN void te__attn_uncap(te__attn_vector *x, const te__attn_vector *e, te__attn_form f) {
+    if (f.softcap > 0) {
+        const te__attn_vector t = *e * (1 / (f.softcap * TE__ATTN_LOG2E)), slope = 1 - t * t;
+        te__attn_vector least = *x - *x;
+        te__attn_raise(&least, &slope), *x *= least;
+    }
+}
+
 /* Grid: (batch * heads, query tiles). */
 TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads,
                                       int kv_heads, int d, te__attn_form f) {
@@ -88,7 +109,7 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
     float *top = p + square, *sum = top + TE__ATTN_TILE, *shrink = sum + TE__ATTN_TILE;
     memset(o, 0, (size_t)(TE__ATTN_TILE * ld) * sizeof(float));
     for (int q = 0; q < TE__ATTN_TILE; q++) top[q] = -3.402823466e38f, sum[q] = 0;
-    te__attn_tile_read_transposed(qt, a->qkv, h.q + q0 * h.width, h.width, queries, d, a->scale * TE__ATTN_LOG2E, t);
+    te__attn_tile_read_transposed(qt, a->qkv, h.q + q0 * h.width, h.width, queries, d, te__attn_factor(a->scale, f), t);
     for (int k0 = seen.first / TE__ATTN_TILE * TE__ATTN_TILE; k0 < seen.end; k0 += TE__ATTN_TILE) {
         const int keys = te__attn_least(TE__ATTN_TILE, seen.end - k0), cut = te__attn_cuts(seen, k0, keys);
         const int triangle = cut && te__attn_is_triangle(m, q0, k0, keys);
@@ -97,6 +118,7 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
         te__attn_tile_read(k, ld, a->qkv, h.k + k0 * h.width, h.width, keys, d, t);
         te__attn_tile_read(v, ld, a->qkv, h.v + k0 * h.width, h.width, keys, d, t);
         te__attn_product(p, TE__ATTN_TILE, k, ld, 1, qt, TE__ATTN_TILE, keys, n, d, 0, part);
+        te__attn_cap(p, keys, n, f);
         if (cut) te__attn_hide_by_key(p, m, q0, k0, keys);
         for (int q = 0; q < n; q += TE__ATTN_LANES) {
             te__attn_vector old, now, add, e;
@@ -136,7 +158,7 @@ TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float 
     float *k = s, *v = k + tile, *dq = v + tile, *qt = dq + tile, *dot = qt + tile, *p = dot + tile;
     float *dp = p + square, *lse = dp + square, *delta = lse + TE__ATTN_TILE;
     memset(dq, 0, (size_t)(TE__ATTN_TILE * ld) * sizeof(float)), memset(lse, 0, 2 * TE__ATTN_TILE * sizeof(float));
-    te__attn_tile_read_transposed(qt, a->qkv, h.q + q0 * h.width, h.width, queries, d, a->scale * TE__ATTN_LOG2E, t);
+    te__attn_tile_read_transposed(qt, a->qkv, h.q + q0 * h.width, h.width, queries, d, te__attn_factor(a->scale, f), t);
     te__attn_tile_read_transposed(dot, a->dout, h.out + q0 * h.out_width, h.out_width, queries, d, 1, t);
     for (int q = 0; q < queries; q++) {
         const int64_t row = h.out + (q0 + q) * h.out_width;
@@ -152,13 +174,14 @@ TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float 
         te__attn_tile_read(v, ld, a->qkv, h.v + k0 * h.width, h.width, keys, d, t);
         te__attn_product(p, TE__ATTN_TILE, k, ld, 1, qt, TE__ATTN_TILE, keys, n, d, 0, part);
         te__attn_product(dp, TE__ATTN_TILE, v, ld, 1, dot, TE__ATTN_TILE, keys, n, d, 0, part);
+        te__attn_cap(p, keys, n, f);
         if (cut) te__attn_hide_by_key(p, m, q0, k0, keys);
         for (int q = 0; q < n; q += TE__ATTN_LANES) {
-            te__attn_vector l, mean, e, x;
+            te__attn_vector l, mean, e, x, score;
             te__attn_get(&l, lse + q), te__attn_get(&mean, delta + q);
             for (int i = q; i < keys * TE__ATTN_TILE; i += TE__ATTN_TILE) {
                 te__attn_get(&e, p + i), te__attn_get(&x, dp + i);
-                e -= l, te__attn_exp2(&e), e *= x - mean;
+                score = e, e -= l, te__attn_exp2(&e), e *= x - mean, te__attn_uncap(&e, &score, f);
                 te__attn_put(p + i, &e);
             }
         }
@@ -181,7 +204,7 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
           *p = vt + tile;
     float *dp = p + TE__ATTN_TILE * TE__ATTN_TILE;
     memset(dk, 0, (size_t)(2 * tile) * sizeof(float));
-    te__attn_tile_read_transposed(kt, a->qkv, h0.k + k0 * h0.width, h0.width, keys, d, a->scale * TE__ATTN_LOG2E, t);
+    te__attn_tile_read_transposed(kt, a->qkv, h0.k + k0 * h0.width, h0.width, keys, d, te__attn_factor(a->scale, f), t);
     te__attn_tile_read_transposed(vt, a->qkv, h0.v + k0 * h0.width, h0.width, keys, d, 1, t);
     for (int head = head0; head < head0 + group; head++) {
         const te__attn_head h = te__attn_head_of(batch, head, heads, kv_heads, d, a->seq);
@@ -194,13 +217,14 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
             te__attn_tile_read(dout, ld, a->dout, h.out + q0 * h.out_width, h.out_width, queries, d, t);
             te__attn_product(p, TE__ATTN_TILE, q, ld, 1, kt, TE__ATTN_TILE, queries, n, d, 0, part);
             te__attn_product(dp, TE__ATTN_TILE, dout, ld, 1, vt, TE__ATTN_TILE, queries, n, d, 0, part);
+            te__attn_cap(p, queries, n, f);
             if (cut) te__attn_hide_by_query(p, m, q0, k0, queries);
             for (int i = 0; i < queries; i++) {
                 const float lse = a->lse[h.row + q0 + i] * TE__ATTN_LOG2E, delta = a->delta[h.row + q0 + i];
                 for (int j = i * TE__ATTN_TILE; j < i * TE__ATTN_TILE + n; j += TE__ATTN_LANES) {
-                    te__attn_vector e, x;
+                    te__attn_vector e, x, score;
                     te__attn_get(&e, p + j), te__attn_get(&x, dp + j);
-                    e -= lse, te__attn_exp2(&e), x = e * (x - delta);
+                    score = e, e -= lse, te__attn_exp2(&e), x = e * (x - delta), te__attn_uncap(&x, &score, f);
                     te__attn_put(p + j, &e), te__attn_put(dp + j, &x);
                 }
             }

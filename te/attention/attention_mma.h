@@ -150,6 +150,23 @@ TE_FN void te__attn_pack_all(uint32_t (&p)[M][N / 2][4], const float (&s)[M][N][
         }
 }
 
+/* What a score of a kernel counts. */
+template <class F> TE_FN float te__attn_unit(float scale) { return F::SOFTCAP > 0 ? F::SOFTCAP : scale; }
+/* tanh(scale / softcap s), off by 2e-7, which softcap times is what scores may be off. The hardware's tanh is off by
+ * 2^-11 of its value: at a softcap of 50 that is 1% of a probability, three times what bf16 rounds off. */
+template <class F> TE_FN float te__attn_capped(float s, float scale) {
+    if constexpr (!(F::SOFTCAP > 0)) return s;
+    else return 1.0f - 2.0f * te_reciprocal(1.0f + te_exp2(s * (scale * (2 * TE__ATTN_LOG2E / F::SOFTCAP))));
+}
+/* The derivative of a tanh, 0 where the score is hidden. */
+template <class F> TE_FN float te__attn_slope(float t) { return F::SOFTCAP > 0 ? fmaxf(1.0f - t * t, 0.0f) : 1.0f; }
+template <class F, int M, int N> TE_FN void te__attn_cap(float (&s)[M][N][4], float scale) {
+    if constexpr (F::SOFTCAP > 0)
+        TE_UNROLL for (int m = 0; m < M; m++)
+            TE_UNROLL for (int n = 0; n < N; n++)
+                TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te__attn_capped<F>(s[m][n][e], scale);
+}
+
 /* Scores of keys that a query does not see become -inf. query, key: of s[0][0][0]. */
 template <int M, int N> TE_FN void te__attn_hide(float (&s)[M][N][4], te__attn_mask mask, int query, int key) {
     TE_UNROLL for (int m = 0; m < M; m++)

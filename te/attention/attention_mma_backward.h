@@ -46,7 +46,7 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
     const uint16_t *out = (const uint16_t *)a->out + h.out;
     const uint32_t q_tile = te__shared_address(te__attention_shared), do_tile = q_tile + C::ROWS * ROW;
     const uint32_t kv_tile = do_tile + C::ROWS * ROW, a_lane = (uint32_t)warp * M * 16 * ROW + te__attn_lane_a<D>(lane);
-    const float c = a->scale * TE__ATTN_LOG2E;
+    const float c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
 
     te__attn_tile_load<C::ROWS, D, QKV, C::THREADS>(q_tile, qkv + h.q + q0 * QKV, seq - q0);
     te__attn_tile_load<C::ROWS, D, OUT, C::THREADS>(do_tile, dout + q0 * OUT, seq - q0);
@@ -87,11 +87,13 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
         te__attn_start<M, N>(dp, minus_delta);
         te__attn_product_nt<T, M, N, D, 0>(s, none, q_tile + a_lane, k_tile + te__attn_lane_b<D>(lane));
         te__attn_product_nt<T, M, N, D, 0>(dp, none, do_tile + a_lane, k_tile + KV_BYTES + te__attn_lane_b<D>(lane));
+        te__attn_cap<F, M, N>(s, a->scale);
         if (te__attn_cuts(own, i, 1)) te__attn_hide<M, N>(s, mask, row0 + g, k0 + t * 2);
         TE_UNROLL for (int m = 0; m < M; m++)
             TE_UNROLL
         for (int n = 0; n < N; n++) TE_UNROLL
-        for (int e = 0; e < 4; e++) s[m][n][e] = te_exp2(s[m][n][e] * c - lse[m][e / 2]) * dp[m][n][e];
+        for (int e = 0; e < 4; e++)
+            s[m][n][e] = te_exp2(s[m][n][e] * c - lse[m][e / 2]) * te__attn_slope<F>(s[m][n][e]) * dp[m][n][e];
         uint32_t ds[M][N / 2][4];
         te__attn_pack_all<T, M, N>(ds, s);
         te__attn_product_nn<T, M, N / 2, D>(dq, ds, k_tile + te__attn_lane_a<D>(lane));
@@ -132,6 +134,25 @@ TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attenti
     if (threadIdx.x < 2 * C::TILE) te__attn_copy4(lse + threadIdx.x * 4, r < valid ? p + r : p, r < valid);
 }
 
+/* Scores by keys become probabilities, and `other` what their gradient takes in the place of them. column: lse of this
+ * lane's first columns. */
+template <te_dtype T, class F, int M, int N>
+TE_FN void te__attn_probabilities(uint32_t (&other)[M][N / 2][4], float (&s)[M][N][4], const float2 *column, float c,
+                                  float unit) {
+    TE_UNROLL for (int n = 0; n < N; n++) {
+        const float2 x = column[n * 4];
+        TE_UNROLL for (int m = 0; m < M; m++)
+            TE_UNROLL for (int h = 0; h < 2; h++) {
+                float *v = &s[m][n][2 * h], slope[2];
+                TE_UNROLL for (int e = 0; e < 2; e++) {
+                    slope[e] = te__attn_slope<F>(v[e]);
+                    v[e] = te_exp2((F::SOFTCAP > 0 ? v[e] - (e ? x.y : x.x) / unit : v[e]) * c);
+                }
+                other[m][n / 2][n % 2 * 2 + h] = te_pair_of_floats(v[0] * slope[0], v[1] * slope[1], T);
+            }
+    }
+}
+
 /* Grid: (batch * kv_heads, key tiles). Shared memory: K, V, then Q and dO of stage 0, Q and dO of stage 1, P^T of each
  * pair, and lse and delta of both stages. Causal: the first keys, which most queries see, go first as they are. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C = te__attn_dkdv_shape<D>>
@@ -153,7 +174,7 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
     const uint32_t kept = (uint32_t)(second * C::ROWS + pair * M * 16) * ROW; /* this warp's rows of K, or of V */
     uint4 *handed = (uint4 *)(te__attention_shared + C::TILES_BYTES) + pair * M * N / 2 * 32 + lane;
     float *rows = (float *)(te__attention_shared + C::TILES_BYTES + C::ROWS * TILE * 2); /* lse, delta; of stage 1 */
-    const float c = a->scale * TE__ATTN_LOG2E, start = second ? -1.0f : -1.0f / a->scale;
+    const float unit = te__attn_unit<F>(a->scale), c = unit * TE__ATTN_LOG2E, start = second ? -1.0f : -1.0f / unit;
     static_assert(2 * TILE <= C::THREADS, "te: attention: one thread copies one lse or delta");
 
     te__attn_tile_load<C::ROWS, D, QKV, C::THREADS>(k_tile, qkv + h.k + k0 * QKV, seq - k0);
@@ -181,25 +202,32 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
         const uint32_t stage = q_tile + (i & 1) * 2 * Q_BYTES;
         const uint32_t b_nt = stage + second * Q_BYTES, b_nn = stage + (1 - second) * Q_BYTES;
         const float2 *column = (const float2 *)(rows + (i & 1) * 2 * TILE + second * TILE) + t; /* lse, or delta */
-        float s[M][N][4]; /* ends as S - lse / scale, or as dP - delta */
+        float s[M][N][4]; /* ends as S - lse / scale, with softcap as S, or as dP - delta */
         uint32_t p[M][N / 2][4];
         TE_UNROLL for (int n = 0; n < N; n++) {
             const float2 x = column[n * 4];
             TE_UNROLL for (int m = 0; m < M; m++)
-                TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = (e % 2 ? x.y : x.x) * start;
+                TE_UNROLL for (int e = 0; e < 4; e++)
+                    s[m][n][e] = F::SOFTCAP > 0 && !second ? 0.0f : (e % 2 ? x.y : x.x) * start;
         }
         te__attn_product_nt<T, M, N, D, HELD>(s, held, k_tile + kept + te__attn_lane_a<D>(lane),
                                               b_nt + te__attn_lane_b<D>(lane));
         if (!second) {
+            uint32_t other[M][N / 2][4]; /* what the second warp gets, where that is not P itself */
+            te__attn_cap<F, M, N>(s, a->scale);
             if (te__attn_cuts(own, at, 1))
                 te__attn_hide_transposed<M, N>(s, mask, key0 + g, q0 + t * 2);
-            TE_UNROLL for (int m = 0; m < M; m++)
-                TE_UNROLL for (int n = 0; n < N; n++)
-                    TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te_exp2(s[m][n][e] * c);
+            if constexpr (F::APART) te__attn_probabilities<T, F, M, N>(other, s, column, c, unit);
+            else
+                TE_UNROLL for (int m = 0; m < M; m++)
+                    TE_UNROLL for (int n = 0; n < N; n++)
+                        TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te_exp2(s[m][n][e] * c);
             te__attn_pack_all<T, M, N>(p, s);
             TE_UNROLL for (int m = 0; m < M; m++)
-                TE_UNROLL for (int k = 0; k < N / 2; k++)
-                    handed[(m * N / 2 + k) * 32] = make_uint4(p[m][k][0], p[m][k][1], p[m][k][2], p[m][k][3]);
+                TE_UNROLL for (int k = 0; k < N / 2; k++) {
+                    const uint32_t *u = F::APART ? other[m][k] : p[m][k];
+                    handed[(m * N / 2 + k) * 32] = make_uint4(u[0], u[1], u[2], u[3]);
+                }
             __syncthreads(); /* P^T is there; whole warps meet here from three places. A barrier of two warps was no
                                 faster */
         } else {

@@ -70,7 +70,7 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
     const uint16_t *qkv = (const uint16_t *)a->qkv;
     const uint32_t q_tile = te__shared_address(te__attention_shared), kv_tile = q_tile + C::ROWS * ROW;
     const uint32_t q_lane = q_tile + (uint32_t)warp * M * 16 * ROW + te__attn_lane_a<D>(lane);
-    const float c = a->scale * TE__ATTN_LOG2E;
+    const float c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
 
     te__attn_tile_load<C::ROWS, D, QKV, C::THREADS>(q_tile, qkv + h.q + q0 * QKV, seq - q0);
     te__attn_tile_load<TILE, D, QKV, C::THREADS>(kv_tile, qkv + h.k + begin, seq - tiles.first * TILE);
@@ -96,6 +96,7 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
 
         float s[M][N][4] = {};
         te__attn_product_nt<T, M, N, D, HELD>(s, held, q_lane, k_tile + te__attn_lane_b<D>(lane));
+        te__attn_cap<F, M, N>(s, a->scale);
         if (te__attn_cuts(own, i, 1)) te__attn_hide<M, N>(s, mask, row0 + g, k0 + t * 2);
         /* without a bound on the left key 0 is in the first tile and never masked: top is finite from there on */
         float shrink[M][2];
@@ -134,7 +135,8 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
             sum[m][e] += __shfl_xor_sync(~0u, sum[m][e], 2);
             inverse[m][e] = 1.0f / sum[m][e];
             const int row = row0 + m * 16 + g + e * 8;
-            if (a->lse && t == 0 && row < seq) a->lse[h.row + row] = top[m][e] * a->scale + logf(sum[m][e]);
+            if (a->lse && t == 0 && row < seq)
+                a->lse[h.row + row] = top[m][e] * te__attn_unit<F>(a->scale) + logf(sum[m][e]);
         }
     te__attn_rows_store<T, M, D>((uint16_t *)a->out + h.out + row0 * h.out_width, h.out_width, seq - row0, o, inverse,
                             te__attention_shared + warp * M * 16 * ROW);

@@ -46,6 +46,15 @@ TE_FN void te__attn_exp2(te__attn_vector *x) {
         (te__attn_vector_bits)((te__attn_vector_words)y + ((te__attn_vector_words)shifted << 23));
     *x = (te__attn_vector)((scaled & (*x > -126.0f)) | ((te__attn_vector_bits)*x & (*x != *x)));
 }
+/* x = tanh(x / 2 ln 2) = 1 - 2 / (1 + 2^x), off by 2e-7. From 60 on either side it is 1 in float. */
+TE_FN void te__attn_tanh(te__attn_vector *x) {
+    const te__attn_vector_bits high = *x > 60.0f, low = *x < -60.0f, between = ~(high | low);
+    const te__attn_vector zero = *x - *x, bound = zero + 60.0f;
+    *x = (te__attn_vector)(((te__attn_vector_bits)*x & between) | ((te__attn_vector_bits)bound & high) |
+                           ((te__attn_vector_bits)(-bound) & low));
+    te__attn_exp2(x);
+    *x = 1.0f - 2.0f / (1.0f + *x);
+}
 TE_FN void te__attn_raise(te__attn_vector *top, const te__attn_vector *x) { /* top = max(top, x) */
     const te__attn_vector_bits above = *x > *top;
     *top = (te__attn_vector)(((te__attn_vector_bits)*x & above) | ((te__attn_vector_bits)*top & ~above));

@@ -1,5 +1,5 @@
 /* attention.h -- (attention, name, heads, kv_heads, head_dim); options (causal, 1), (scale, 1 / sqrt(head_dim)),
- * (window_left, -1), (window_right, -1)
+ * (window_left, -1), (window_right, -1), (softcap, 0)
  *
  * softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads]: in width
  * (heads + 2 kv_heads) head_dim, out width heads * head_dim. Grouped-query where kv_heads < heads: kv_heads must divide
@@ -10,6 +10,9 @@
  * causal is a window_right of 0. A sliding window of W tokens (Beltagy et al. 2020; Jiang et al. 2023, Mistral) is
  * (window_left, W - 1). Tiles of keys that no query of a tile sees are left out, forward and backward: time falls with
  * the window.
+ *
+ * softcap: a score s, which is scale q k^T, becomes softcap tanh(s / softcap), in front of the mask (Gemma 2, Gemma
+ * Team 2024); 0: none. It costs two more of the instructions that exponentials are made of for each score.
  */
 #ifndef TE_OPS_ATTENTION_H
 #define TE_OPS_ATTENTION_H
@@ -25,36 +28,41 @@
 #define TE_STATS_attention(op) (TE_ARG1(op, 0)) /* the log-sum-exp of each head */
 #define TE_TAKES_attention_causal TE_INTEGER
 #define TE_TAKES_attention_scale TE_NUMBER
+#define TE_TAKES_attention_softcap TE_NUMBER
 #define TE_TAKES_attention_window_left TE_INTEGER
 #define TE_TAKES_attention_window_right TE_INTEGER
 #define TE__CAUSAL(op) TE_OPTION(op, causal, 1)
 #define TE__WINDOW_LEFT(op) TE_OPTION(op, window_left, TE_ATTENTION_ALL)
 #define TE__WINDOW_RIGHT(op) ((TE__CAUSAL(op)) ? 0 : (TE_OPTION(op, window_right, TE_ATTENTION_ALL)))
+#define TE__SOFTCAP(op) ((float)(TE_OPTION(op, softcap, 0)))
 #define TE__IS_WINDOW(op, side) ((TE_OPTION(op, side, -1)) >= -1 && (TE_OPTION(op, side, -1)) <= TE_ATTENTION_MAX_SEQ)
 #define TE_OPTIONS_attention(op)                                                           \
     (te_attention_options, TE_ARG1(op, 0), TE_ARG2(op, 0), TE_ARG3(op, 0), TE__CAUSAL(op), \
-        (float)(TE_OPTION(op, scale, 0)), TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op))
-#define TE_CHECK_attention(model, op)                                                                              \
-    (static_assert((TE_ARG1(op, 0)) % (TE_ARG2(op, 0)) == 0,                                                       \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": kv_heads does not divide heads");                 \
-     static_assert((TE__CAUSAL(op)) == 0 || (TE__CAUSAL(op)) == 1,                                                 \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": causal must be 0 or 1");                          \
-     static_assert(TE__IS_WINDOW(op, window_left) && TE__IS_WINDOW(op, window_right),                              \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": a window is 0 to 1048576 tokens, or -1 for all"); \
-     static_assert(!(TE__CAUSAL(op)) || (TE_OPTION(op, window_right, -1)) <= 0,                                    \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": a window to the right needs (causal, 0)");        \
-     static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                                             \
+        (float)(TE_OPTION(op, scale, 0)), TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op))
+#define TE_CHECK_attention(model, op)                                                                                \
+    (static_assert((TE_ARG1(op, 0)) % (TE_ARG2(op, 0)) == 0,                                                         \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": kv_heads does not divide heads");                   \
+     static_assert((TE__CAUSAL(op)) == 0 || (TE__CAUSAL(op)) == 1,                                                   \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": causal must be 0 or 1");                            \
+     static_assert(TE__IS_WINDOW(op, window_left) && TE__IS_WINDOW(op, window_right),                                \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": a window is 0 to 1048576 tokens, or -1 for all");   \
+     static_assert(!(TE__CAUSAL(op)) || (TE_OPTION(op, window_right, -1)) <= 0,                                      \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": a window to the right needs (causal, 0)");          \
+     TE_ASSERT_NUMBER(TE__SOFTCAP(op) >= 0 && TE__SOFTCAP(op) < 3e38f,                                               \
+                      "te: " TE_STRING(model) ": " TE_CALLED(op) ": softcap must be a finite number of at least 0"); \
+     static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                                               \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
 
 typedef struct te_attention_options {
     int heads, kv_heads, head_dim, causal;
     float scale; /* 0: 1 / sqrt(head_dim) */
     int window_left, window_right; /* -1: no bound; causal: right is 0 */
+    float softcap;                 /* 0: none */
 } te_attention_options;
 
 #define TE__ATTENTION(direction, name, dtype, op)                                                                   \
     TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
-        (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op)))
+        (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op)))
 #define TE_OWN_attention_forward(name, model, dtype, op)                                                           \
     TE__ATTENTION(FORWARD, name, dtype, op)                                                                        \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__attention_forward(r, s, name##_launch); }

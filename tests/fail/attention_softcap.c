@@ -1,0 +1,8 @@
+// expect: te: m: (attention, attn): softcap must be a finite number of at least 0
+// A bound on the size of a score is not negative.
+#include "te/te.h"
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 16, (softcap, 30)))
+#else
+TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 16, (softcap, -1.0f)))
+#endif
