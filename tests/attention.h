@@ -1,7 +1,8 @@
 // attention.h -- what the tests of the attention kernels share: a reference in double, and a check of forward, backward and inference
 // against it. Errors are ||out - ref|| / ||ref||. Inputs are rounded to the dtype before the reference sees them. What is inherent to
-// 16 bits: P and dS are rounded for their products, and so is the `out` that backward reads for delta = rowsum(dout * out);
-// hence backward in f16 may be off by 4e-3 where forward may by 1e-3.
+// 16 bits: P and dS are rounded for their products, and dS is a difference of
+// two numbers; hence backward in f16 may be off by 4e-3 where forward may by 1e-3. The `out` that backward reads for
+// delta = rowsum(dout * out) is rounded, too; the reference takes what forward stored.
 #ifndef TESTS_ATTENTION_H
 #define TESTS_ATTENTION_H
 
@@ -21,10 +22,18 @@ namespace {
 
 typedef te_status (*launch)(te_context *, const te_attention_args *);
 typedef size_t (*scratch_bytes)(te_context *, int64_t);
+// SHAPE(name, dtype, heads, kv_heads, head_dim, options): a shape of KERNELS(the same).
+#define KERNELS(name, dtype, h, kv, d, options)                   \
+    TE_ATTENTION_FORWARD_OF(name, dtype, h, kv, d, options)       \
+    TE_ATTENTION_BACKWARD_OF(name##_back, dtype, h, kv, d, options)
+#define STRIP(...) __VA_ARGS__
+#define SHAPE(name, dtype, h, kv, d, options) \
+    {name##_launch, name##_back_launch, name##_back_scratch_bytes, TE_##dtype, h, kv, d, 0, name##_back_sum_rows, {STRIP options}},
+
 // The options of te/attention/attention_form.h.
 struct form {
     int left, right;
-    double softcap = 0;
+    double softcap = 0, dropout = 0;
     bool sees(int query, int key) const {
         return (left < 0 || key >= query - left) && (right < 0 || key <= query + right);
     }
@@ -101,11 +110,26 @@ std::vector<size_t> keys_of(const form &f, size_t query, size_t seq) {
         if (f.sees((int)query, (int)j)) keys.push_back(j);
     return keys;
 }
-reference attention(const shape &s, int batch, int seq, double scale, const std::vector<double> &qkv, const std::vector<double> &dout) {
+// What dropout multiplies a probability by: the words of a counter are for queries q, q + 8 of 16 and keys k, k + 8, k + 16, k + 24 of 32.
+// te/attention/attention_drop.h says it for the kernels. head: of all sequences.
+struct drawn {
+    te_rng rng = {0, 0};
+    uint32_t id = 0;
+};
+double dropout_factor(const form &f, const drawn &from, size_t head, size_t query, size_t key, size_t seq) {
+    uint32_t word[4];
+    const double limit = std::floor(65536 * (double)(float)f.dropout + 0.5);
+    te_philox(word, from.rng.seed, (uint64_t)(head * ((seq + 15) / 16) + query / 16) << 32 | (key / 32 * 64 + query % 8 * 8 + key % 8), from.id,
+              from.rng.offset);
+    return (word[key / 8 % 4] >> (query / 8 % 2 ? 16 : 0) & 0xffff) < limit ? 0 : 65536 / (65536 - limit);
+}
+// stored: the `out` that a backward reads for delta, if that is not exact. Where a row sees one key, nothing but its rounding is left of dS.
+reference attention(const shape &s, int batch, int seq, double scale, const std::vector<double> &qkv, const std::vector<double> &dout,
+                    const drawn &from = drawn(), const std::vector<double> *stored = nullptr) {
     const size_t h = (size_t)s.heads, kv = (size_t)s.kv_heads, d = (size_t)s.dim, n = (size_t)seq, width = (h + 2 * kv) * d;
     reference r;
     r.out.assign((size_t)batch * n * h * d, 0), r.lse.assign((size_t)batch * h * n, 0), r.dqkv.assign(qkv.size(), 0);
-    std::vector<double> p(n), t(n); // t: the tanh of softcap
+    std::vector<double> p(n), t(n), kept(n, 1.0); // t: the tanh of softcap; kept: what dropout multiplies by
     for (size_t b = 0; b < (size_t)batch; b++)
         for (size_t head = 0; head < h; head++)
             for (size_t i = 0; i < n; i++) {
@@ -126,15 +150,17 @@ reference attention(const shape &s, int batch, int seq, double scale, const std:
                 r.lse[(b * h + head) * n + i] = top + std::log(sum);
                 for (const size_t j : keys) {
                     p[j] = std::exp(p[j] - top) / sum;
-                    for (size_t c = 0; c < d; c++) y[c] += p[j] * qkv[v0 + j * width + c];
+                    if (s.f.dropout > 0) kept[j] = dropout_factor(s.f, from, b * h + head, i, j, n);
+                    for (size_t c = 0; c < d; c++) y[c] += p[j] * kept[j] * qkv[v0 + j * width + c];
                 }
-                for (size_t c = 0; c < d; c++) delta += dy[c] * y[c];
+                const double *had = stored ? &(*stored)[(b * n + i) * h * d + head * d] : y;
+                for (size_t c = 0; c < d; c++) delta += dy[c] * had[c];
                 for (const size_t j : keys) {
                     double dp = 0;
                     for (size_t c = 0; c < d; c++) dp += dy[c] * qkv[v0 + j * width + c];
-                    const double ds = p[j] * (dp - delta) * scale * (1 - t[j] * t[j]);
+                    const double ds = p[j] * (dp * kept[j] - delta) * scale * (1 - t[j] * t[j]);
                     for (size_t c = 0; c < d; c++) {
-                        r.dqkv[v0 + j * width + c] += p[j] * dy[c];
+                        r.dqkv[v0 + j * width + c] += p[j] * kept[j] * dy[c];
                         dq[c] += ds * qkv[k0 + j * width + c];
                         r.dqkv[k0 + j * width + c] += ds * q[c];
                     }
@@ -176,9 +202,16 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
     a.out = out.data, a.lse = (float *)lse.data, a.qkv = qkv.data, a.dqkv = dqkv.data, a.dout = dout.data;
     a.delta = (float *)delta.data, a.scratch = scratch_size ? scratch.data : nullptr;
     a.batch = batch, a.seq = seq, a.scale = 1.0f / std::sqrt((float)s.dim);
+    drawn from;
+    from.id = (uint32_t)(random() % 60), from.rng.seed = random() * 4294967296u + random(), from.rng.offset = random() * 4294967296u + random();
+    buffer rng(&ctx.c, TE_f32, sizeof from.rng / 4);
+    REQUIRE(te_copy(&ctx.c, rng.data, &from.rng, sizeof from.rng) == TE_OK);
+    REQUIRE(te_synchronize(&ctx.c) == TE_OK);
+    if (s.f.dropout > 0) a.rng = (const te_rng *)rng.data, a.id = from.id;
     REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
     REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
-    const reference ref = attention(s, batch, seq, a.scale, x, dy);
+    const std::vector<double> stored = out.read();
+    const reference ref = attention(s, batch, seq, a.scale, x, dy, from, &stored);
     const double forward = s.dtype == TE_f32 ? 1e-5 : s.dtype == TE_f16 ? 1e-3 : 1.6e-2;
     const double backward = s.dtype == TE_f16 ? 4e-3 : forward;
     const std::vector<double> dx = dqkv.read();
@@ -210,6 +243,16 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
     CHECK(out.raw() == first);
     CHECK(dqkv.raw() == gradient);
     CHECK(lse.raw() == sums);
+    if (s.f.dropout > 0) { // in inference nothing is dropped
+        shape whole = s;
+        whole.f.dropout = 0;
+        out.poison();
+        te_attention_args infer = a;
+        infer.rng = nullptr, infer.lse = nullptr;
+        REQUIRE(s.forward(&ctx.c, &infer) == TE_OK);
+        CHECK(error(out.read(), attention(whole, batch, seq, a.scale, x, dy).out, h, 0, h, forward) <= forward);
+        REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
+    }
     if (!s.sum_rows) return;
     // with the sums of dqkv over so many rows of each sequence; dqkv is the same
     const size_t width = h + 2 * kv, parts = (size_t)te_ceil_div(seq, s.sum_rows);
@@ -230,6 +273,26 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
     for (size_t i = 0; i < sum.n; i++)
         if (!(std::fabs(got[i] - wanted[i]) <= 1e-5 * magnitude[i])) off++;
     CHECK(off == 0);
+}
+
+// Each shape at each length.
+TE_UNUSED void check_all(const shape *shapes, size_t count, const std::vector<int> &seqs) {
+    const unsigned seed = fresh_seed();
+    std::printf("attention's options: seed %u\n", seed);
+    std::mt19937 random(seed);
+    for (size_t i = 0; i < count; i++) {
+        const shape &s = shapes[i];
+        double worst[2] = {0, 0};
+        const size_t only = random() % seqs.size();
+        for (size_t j = 0; j < seqs.size(); j++) {
+            if (brief() && j != only) continue;
+            CAPTURE(seed, dtype_of(s), s.heads, s.kv_heads, s.dim, s.f.left, s.f.right, s.f.softcap, s.f.dropout, seqs[j]);
+            check(s, seqs[j] < 100 ? 3 : 1, seqs[j], random, worst);
+            if (TE_CUDA && (seqs[j] == 65 || seqs[j] == 333)) check(s, 2, seqs[j], random, worst, false);
+        }
+        std::printf("%-4s heads %d/%d head_dim %3d window %d, %d softcap %g dropout %g: forward %.1e, backward %.1e\n", dtype_of(s), s.heads, s.kv_heads,
+                    s.dim, s.f.left, s.f.right, s.f.softcap, s.f.dropout, worst[0], worst[1]);
+    }
 }
 
 } // namespace

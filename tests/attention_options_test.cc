@@ -19,37 +19,12 @@
     X(s_bf16_g, bf16, 4, 1, 128, (33, 100, 0.9f)) X(s_f16_a, f16, 2, 1, 96, (-1, 0, 1.5f)) X(s_f16_b, f16, 2, 2, 128, (64, 0, 0.8f))      \
     X(s_f16_c, f16, 2, 1, 192, (-1, 7, 1.2f)) X(s_f16_d, f16, 2, 2, 256, (70, 0, 2.0f))
 
-#define KERNELS(name, dtype, h, kv, d, options)                   \
-    TE_ATTENTION_FORWARD_OF(name, dtype, h, kv, d, options)       \
-    TE_ATTENTION_BACKWARD_OF(name##_back, dtype, h, kv, d, options)
-#define STRIP(...) __VA_ARGS__
-#define SHAPE(name, dtype, h, kv, d, options) \
-    {name##_launch, name##_back_launch, name##_back_scratch_bytes, TE_##dtype, h, kv, d, 0, name##_back_sum_rows, {STRIP options}},
 WINDOWS(KERNELS)
 SOFTCAPS(KERNELS)
 
 namespace {
 
 const shape windows[] = {WINDOWS(SHAPE)}, softcaps[] = {SOFTCAPS(SHAPE)};
-
-void check_all(const shape *shapes, size_t count, const std::vector<int> &seqs) {
-    const unsigned seed = fresh_seed();
-    std::printf("attention's options: seed %u\n", seed);
-    std::mt19937 random(seed);
-    for (size_t i = 0; i < count; i++) {
-        const shape &s = shapes[i];
-        double worst[2] = {0, 0};
-        const size_t only = random() % seqs.size();
-        for (size_t j = 0; j < seqs.size(); j++) {
-            if (brief() && j != only) continue;
-            CAPTURE(seed, dtype_of(s), s.heads, s.kv_heads, s.dim, s.f.left, s.f.right, s.f.softcap, seqs[j]);
-            check(s, seqs[j] < 100 ? 3 : 1, seqs[j], random, worst);
-            if (TE_CUDA && (seqs[j] == 65 || seqs[j] == 333)) check(s, 2, seqs[j], random, worst, false);
-        }
-        std::printf("%-4s heads %d/%d head_dim %3d window %d, %d softcap %g: forward %.1e, backward %.1e\n", dtype_of(s), s.heads, s.kv_heads,
-                    s.dim, s.f.left, s.f.right, s.f.softcap, worst[0], worst[1]);
-    }
-}
 
 } // namespace
 

@@ -11,19 +11,19 @@
     X(f32, 3, 1, 20, 1) X(f32, 2, 1, 7, 0) X(f32, 1, 1, 256, 1) X(bf16, 2, 1, 256, 1) X(bf16, 2, 2, 80, 0) \
     X(f16, 2, 1, 96, 1) X(bf16, 2, 2, 96, 0) X(bf16, 2, 1, 192, 1) X(f16, 2, 2, 192, 0) X(f16, 2, 2, 256, 0)
 
-#define KERNELS(dtype, h, kv, d, causal)                                            \
+#define BY_NAME(dtype, h, kv, d, causal)                                            \
     TE_ATTENTION_FORWARD(attention_##dtype##_##h##_##kv##_##d##_##causal, dtype, h, kv, d, causal) \
     TE_ATTENTION_BACKWARD(attention_backward_##dtype##_##h##_##kv##_##d##_##causal, dtype, h, kv, d, causal)
-SHAPES(KERNELS)
+SHAPES(BY_NAME)
 
 namespace {
 
-#define SHAPE(dtype, h, kv, d, causal)                                                          \
+#define BY_NAME_SHAPE(dtype, h, kv, d, causal)                                                          \
     {attention_##dtype##_##h##_##kv##_##d##_##causal##_launch,                                  \
      attention_backward_##dtype##_##h##_##kv##_##d##_##causal##_launch,                                      \
      attention_backward_##dtype##_##h##_##kv##_##d##_##causal##_scratch_bytes, TE_##dtype, h, kv, d, causal, \
      attention_backward_##dtype##_##h##_##kv##_##d##_##causal##_sum_rows, {-1, causal ? 0 : -1}},
-const shape shapes[] = {SHAPES(SHAPE)};
+const shape shapes[] = {SHAPES(BY_NAME_SHAPE)};
 
 } // namespace
 

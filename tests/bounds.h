@@ -104,27 +104,30 @@ struct attention_shape {
     attention_shape(const op &o, const call &c)
         : heads((size_t)o.number(0, 0)), kv((size_t)o.number(1, 0)), dim((size_t)o.number(2, 0)), seq((size_t)c.seq),
           width(o.in), out(o.out), with(o), scale(with.scale) {}
-    // f(first of q, of k, of v, of y, keys) for each query of each head
+    // f(first of q, of k, of v, of y, keys, what dropout multiplies by) for each query of each head
     template <class F>
-    void each(const call &c, F f) const {
+    void each(size_t id, const call &c, F f) const {
+        vec kept(seq);
         for (size_t b = 0; b < (size_t)c.batch; b++)
             for (size_t h = 0; h < heads; h++)
                 for (size_t i = 0; i < seq; i++) {
                     const size_t row = b * seq + i, from = with.first(i);
                     const size_t k0 = (b * seq + from) * width + (heads + h / (heads / kv)) * dim; // of the first that it sees
-                    f(row * width + h * dim, k0, k0 + kv * dim, row * out + h * dim, with.end(i, seq) - from);
+                    const size_t keys = with.end(i, seq) - from;
+                    for (size_t j = 0; j < keys; j++) kept[j] = with.kept(id, b * heads + h, i, from + j, c);
+                    f(row * width + h * dim, k0, k0 + kv * dim, row * out + h * dim, keys, kept);
                 }
     }
 };
-inline vec attention(const op &o, const vec &x, const vec &ex, const call &c, te_dtype t) {
+inline vec attention(const op &o, size_t id, const vec &x, const vec &ex, const call &c, te_dtype t) {
     const attention_shape s(o, c);
     vec e(c.rows() * o.out, 0.0);
-    s.each(c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys) {
+    s.each(id, c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept) {
         const attention_row r(x, &ex, q0, k0, s.width, s.dim, keys, s.with, t);
         for (size_t j = 0; j < keys; j++)
             for (size_t d = 0; d < s.dim; d++) {
                 const double v = std::fabs(x[v0 + j * s.width + d]);
-                e[y0 + d] += r.error[j] * v + r.p[j] * (ex[v0 + j * s.width + d] + sums * v);
+                e[y0 + d] += kept[j] * (r.error[j] * v + r.p[j] * (ex[v0 + j * s.width + d] + sums * v));
             }
     });
     return e;
@@ -201,7 +204,7 @@ struct forward {
                         ef * (b + before[at + o.out]) + std::fabs(f) * before[at + o.out] + sums * std::fabs(f) * b;
                 }
         } else if (o.kind == "attention") {
-            e = attention(o, in, before, c, dtype);
+            e = attention(o, i, in, before, c, dtype);
         } else if (o.kind == "rope") {
             e = rope(o, in, before, c);
         } else if (o.kind == "embedding") {

@@ -12,11 +12,11 @@
 
 namespace bounds {
 
-inline vec attention_backward(const op &o, const vec &x, const vec &y, const vec &dy, const vec &ey, const call &c,
+inline vec attention_backward(const op &o, size_t id, const vec &x, const vec &y, const vec &dy, const vec &ey, const call &c,
                               te_dtype t) {
     const attention_shape s(o, c);
     vec e(c.rows() * o.in, 0.0);
-    s.each(c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys) {
+    s.each(id, c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept) {
         const attention_row r(x, nullptr, q0, k0, s.width, s.dim, keys, s.with, t);
         double delta = 0, off = 0;
         for (size_t d = 0; d < s.dim; d++) {
@@ -29,6 +29,7 @@ inline vec attention_backward(const op &o, const vec &x, const vec &y, const vec
                 const double v = x[v0 + j * s.width + d];
                 dp += dy[y0 + d] * v, edp += std::fabs(v) * (ey[y0 + d] + sums * std::fabs(dy[y0 + d]));
             }
+            dp *= kept[j], edp *= kept[j];
             const double ds = std::fabs(r.p[j] * r.slope[j] * (dp - delta) * s.scale);
             double eds = std::fabs(s.scale) * r.slope[j] * (r.error[j] * std::fabs(dp - delta) + r.p[j] * (edp + off)) + ulp(ds, t);
             if (s.with.softcap > 0) // P times the derivative is what is rounded, too
@@ -36,7 +37,7 @@ inline vec attention_backward(const op &o, const vec &x, const vec &y, const vec
             for (size_t d = 0; d < s.dim; d++) {
                 const double k = std::fabs(x[k0 + j * s.width + d]), q = std::fabs(x[q0 + d]),
                              g = std::fabs(dy[y0 + d]);
-                e[v0 + j * s.width + d] += r.error[j] * g + r.p[j] * (ey[y0 + d] + sums * g);
+                e[v0 + j * s.width + d] += kept[j] * (r.error[j] * g + r.p[j] * (ey[y0 + d] + sums * g));
                 e[q0 + d] += (eds + sums * ds) * k;
                 e[k0 + j * s.width + d] += (eds + sums * ds) * q;
             }
@@ -123,7 +124,7 @@ struct backward {
                     e[at + o.out] = d[from] * f + g * functions * (1 + std::fabs(a) + f * (1 + std::fabs(a)));
                 }
         } else if (o.kind == "attention") {
-            e = attention_backward(o, x, v.out[i], dy, d, c, dtype);
+            e = attention_backward(o, i, x, v.out[i], dy, d, c, dtype);
         } else if (o.kind == "rope") {
             e = rope(o, dy, d, c);
         } else if (o.kind == "embedding" || o.kind == "positions") {

@@ -215,22 +215,32 @@ inline vec rope(const op &o, const vec &x, const call &c, int direction) {
 // The options of an attention. The keys that a query sees are a run.
 struct attention_options {
     int left, right; // -1: no bound
-    double scale, softcap; // softcap 0: none
+    double scale, softcap, dropout; // 0: none
     explicit attention_options(const op &o)
         : left((int)o.option("window_left", -1)), right(o.option("causal", 1) == 1 ? 0 : (int)o.option("window_right", -1)),
-          scale((double)(float)o.option("scale", 1 / std::sqrt(o.number(2, 1)))), softcap((double)(float)o.option("softcap", 0)) {}
+          scale((double)(float)o.option("scale", 1 / std::sqrt(o.number(2, 1)))), softcap((double)(float)o.option("softcap", 0)),
+          dropout((double)(float)o.option("dropout", 0)) {}
     double capped(double score) const { return softcap > 0 ? softcap * std::tanh(score / softcap) : score; }
     double slope(double of_capped) const { return softcap > 0 ? 1 - of_capped / softcap * (of_capped / softcap) : 1; }
+    // What dropout multiplies a probability by. The words of a counter are for queries q, q + 8 of 16 and keys k, k + 8, k + 16, k + 24 of 32.
+    double kept(size_t id, size_t head, size_t query, size_t key, const call &c) const {
+        uint32_t word[4];
+        const double limit = std::floor(65536 * dropout + 0.5);
+        if (dropout == 0 || !c.training) return 1;
+        te_philox(word, c.rng.seed, (uint64_t)(head * (((size_t)c.seq + 15) / 16) + query / 16) << 32 | (key / 32 * 64 + query % 8 * 8 + key % 8),
+                  (uint32_t)id, c.rng.offset);
+        return (word[key / 8 % 4] >> (query / 8 % 2 ? 16 : 0) & 0xffff) < limit ? 0 : 65536 / (65536 - limit);
+    }
     size_t first(size_t query) const { return left < 0 || query < (size_t)left ? 0 : query - (size_t)left; }
     size_t end(size_t query, size_t seq) const { return right < 0 || query + (size_t)right + 1 > seq ? seq : query + (size_t)right + 1; }
 };
 // (attention, name, heads, kv_heads, head_dim, options). dy and stored output given: fills dx, too.
-inline vec attention(const op &o, const vec &x, const call &c, const vec *dy, const vec *stored, vec *dx) {
+inline vec attention(const op &o, size_t id, const vec &x, const call &c, const vec *dy, const vec *stored, vec *dx) {
     const size_t heads = (size_t)o.number(0, 0), kv = (size_t)o.number(1, 0), dim = (size_t)o.number(2, 0);
     const attention_options with(o);
     const double scale = with.scale;
     const size_t seq = (size_t)c.seq, width = o.in, out = o.out;
-    vec y(c.rows() * out, 0.0), p(seq), slope(seq);
+    vec y(c.rows() * out, 0.0), p(seq), slope(seq), kept(seq);
     if (dx) dx->assign(c.rows() * width, 0.0);
     for (size_t b = 0; b < (size_t)c.batch; b++)
         for (size_t h = 0; h < heads; h++)
@@ -246,17 +256,17 @@ inline vec attention(const op &o, const vec &x, const call &c, const vec *dy, co
                 }
                 for (size_t j = from; j < end; j++) p[j] = std::exp(p[j] - top), sum += p[j];
                 for (size_t j = from; j < end; j++) {
-                    p[j] /= sum;
-                    for (size_t d = 0; d < dim; d++) y[y0 + d] += p[j] * x[v0 + j * width + d];
+                    p[j] /= sum, kept[j] = with.kept(id, b * heads + h, i, j, c);
+                    for (size_t d = 0; d < dim; d++) y[y0 + d] += p[j] * kept[j] * x[v0 + j * width + d];
                 }
                 if (!dx) continue;
                 for (size_t d = 0; d < dim; d++) delta += (*dy)[y0 + d] * (*stored)[y0 + d];
                 for (size_t j = from; j < end; j++) {
                     double dp = 0;
                     for (size_t d = 0; d < dim; d++) dp += (*dy)[y0 + d] * x[v0 + j * width + d];
-                    const double ds = p[j] * (dp - delta) * scale * slope[j];
+                    const double ds = p[j] * (dp * kept[j] - delta) * scale * slope[j];
                     for (size_t d = 0; d < dim; d++) {
-                        (*dx)[v0 + j * width + d] += p[j] * (*dy)[y0 + d];
+                        (*dx)[v0 + j * width + d] += p[j] * kept[j] * (*dy)[y0 + d];
                         (*dx)[q0 + d] += ds * x[k0 + j * width + d];
                         (*dx)[k0 + j * width + d] += ds * x[q0 + d];
                     }
@@ -331,7 +341,7 @@ inline values forward(const list &l, const std::vector<vec> &params, const vec &
         } else if (o.kind == "rope") {
             y = rope(o, in, c, 1);
         } else if (o.kind == "attention") {
-            y = attention(o, in, c, nullptr, nullptr, nullptr);
+            y = attention(o, i, in, c, nullptr, nullptr, nullptr);
         } else if (o.kind == "embedding") {
             for (size_t e = 0; e < y.size(); e++) y[e] = (*w)[(size_t)c.tokens[e / o.out] * o.out + e % o.out];
         } else if (o.kind == "positions") {
@@ -432,7 +442,7 @@ inline gradients backward(const list &l, const std::vector<vec> &params, const v
         } else if (o.kind == "rope") {
             dx = rope(o, d, c, -1);
         } else if (o.kind == "attention") {
-            attention(o, x, c, &d, &v.out[i], &dx);
+            attention(o, i, x, c, &d, &v.out[i], &dx);
         } else if (o.kind == "embedding") { // y[row] = w[token]
             for (size_t e = 0; e < d.size(); e++) (*dw)[(size_t)c.tokens[e / o.out] * o.out + e % o.out] += d[e];
         } else if (o.kind == "positions") { // y[row] = x[row] + w[position]

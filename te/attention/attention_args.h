@@ -19,6 +19,10 @@ typedef struct te_attention_args {
     void *scratch;
     int batch, seq;
     float scale; /* of the scores, often 1 / sqrt(head_dim) */
+    /* With dropout: the random state of this forward, in target memory, or null for inference, which drops nothing; and
+     * the op that draws. */
+    const te_rng *rng;
+    uint32_t id;
 } te_attention_args;
 
 enum { TE_ATTENTION_MAX_HEAD_DIM = 256 };

@@ -91,6 +91,11 @@ TE_FN void te__attn_f32_store(float *to, int64_t width, int valid, const float (
                 if (y + 16 * i < valid && d < D) to[(y + 16 * i) * width + d] = o[i][j][n] * factor[i];
             }
 }
+/* Whether dropout drops a probability. */
+template <class F>
+TE_FN int te__attn_drops_pair(const te_attention_args *a, const te__attn_head &h, int query, int key) {
+    return te__attn_dropped(*a->rng, a->id, (int)(h.row / a->seq), query, key, a->seq, F::DROP);
+}
 /* Over the 16 threads of a row. */
 TE_FN float te__attn_f32_row_max(float v) {
     TE_UNROLL for (int o = 8; o > 0; o >>= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
@@ -133,6 +138,9 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
             const float off = te__attn_off<F>(v), shrink = exp2f((top[i] - off) * c);
             top[i] = v;
             TE_UNROLL for (int j = 0; j < C::R; j++) s[i][j] = exp2f((s[i][j] - off) * c), add += s[i][j];
+            if (F::DROP && a->rng)
+                TE_UNROLL for (int j = 0; j < C::R; j++)
+                    if (te__attn_drops_pair<F>(a, h, q0 + y + 16 * i, k0 + x + 16 * j)) s[i][j] = 0;
             sum[i] = sum[i] * shrink + add;
             TE_UNROLL for (int j = 0; j < C::COLS; j++) TE_UNROLL for (int n = 0; n < 4; n++) o[i][j][n] *= shrink;
         }
@@ -147,7 +155,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
         sum[i] = te__attn_f32_row_sum(sum[i]);
         if (a->lse && x == 0 && row < seq)
             a->lse[h.row + row] = top[i] * te__attn_unit<F>(a->scale) + logf(sum[i]);
-        sum[i] = 1.0f / sum[i];
+        sum[i] = (F::DROP && a->rng ? F::FACTOR : 1.0f) / sum[i];
     }
     te__attn_f32_store<C, D>((float *)a->out + h.out + q0 * h.out_width, h.out_width, seq - q0, o, sum);
 }
@@ -162,7 +170,8 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
     const te__attn_span keys = te__attn_keys_of(m, q0, C::T);
     float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * C::LD, *v = k + C::T * C::LD;
     float *ds = v + C::T * C::LD;
-    const float *qkv = (const float *)a->qkv, *out = (const float *)a->out + h.out, c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
+    const float *qkv = (const float *)a->qkv, *out = (const float *)a->out + h.out;
+    const float c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
     float dq[C::R][C::COLS][4], lse[C::R], delta[C::R], factor[C::R];
     te__attn_f32_clear<C>(dq);
     te__attn_f32_load<C, D>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
@@ -190,6 +199,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
                 const int row = q0 + y + 16 * i, key = k0 + x + 16 * j;
                 s[i][j] = te__attn_capped<F>(s[i][j], a->scale);
                 const float p = te__attn_sees(m, row, key) ? exp2f(s[i][j] * c - lse[i]) : 0;
+                if (F::DROP) dp[i][j] = te__attn_drops_pair<F>(a, h, row, key) ? 0 : dp[i][j] * F::FACTOR;
                 s[i][j] = p * te__attn_slope<F>(s[i][j]) * (dp[i][j] - delta[i]);
             }
         te__attn_f32_put<C>(ds, s);
@@ -212,7 +222,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv
     const float *qkv = (const float *)a->qkv, c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
     float dk[C::R][C::COLS][4], dv[C::R][C::COLS][4], one[C::R], scale[C::R];
     te__attn_f32_clear<C>(dk), te__attn_f32_clear<C>(dv);
-    TE_UNROLL for (int i = 0; i < C::R; i++) one[i] = 1, scale[i] = a->scale;
+    TE_UNROLL for (int i = 0; i < C::R; i++) one[i] = F::FACTOR, scale[i] = a->scale;
     te__attn_f32_load<C, D>(k, qkv + h0.k + k0 * h0.width, h0.width, seq - k0);
     te__attn_f32_load<C, D>(v, qkv + h0.v + k0 * h0.width, h0.width, seq - k0);
     for (int head = head0; head < head0 + HEADS / KV_HEADS; head++) {
@@ -232,7 +242,10 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv
                     const int key = k0 + y + 16 * i;
                     const float t = te__attn_capped<F>(s[i][j], a->scale);
                     s[i][j] = ok && te__attn_seen(m, key, row) ? exp2f(t * c - lse) : 0;
+                    const int drops = F::DROP && te__attn_drops_pair<F>(a, h, row, key);
+                    if (F::DROP) dp[i][j] = drops ? 0 : dp[i][j] * F::FACTOR;
                     dp[i][j] = s[i][j] * te__attn_slope<F>(t) * (dp[i][j] - delta);
+                    if (drops) s[i][j] = 0;
                 }
             }
             te__attn_f32_put<C>(p, s);

@@ -38,15 +38,17 @@
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 /* The rest of a step, S of which is on its way. Leaves the products for dK on their way. staged: dQ of two steps before
- * lies in shared memory. */
+ * lies in shared memory. head: of all sequences. */
 template <te_dtype T, int D, class F, class C>
 TE_FN void te__attn_back_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[C::QUERIES / 2],
                               float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 1], const te_attn_back *p,
-                              te__attn_back_group<C> *g, int q0, int k0, int staged, const int first) {
+                              te__attn_back_group<C> *g, int q0, int k0, int head, int staged, const int first) {
     const int st = g->i & 1, phase = g->i >> 1 & 1;
     const uint32_t q = g->base + C::Q_AT + st * 2 * C::Q_BYTES;
     float dp[C::QUERIES / 2];
     uint32_t frag[C::QUERIES / 16][4], ds[C::QUERIES / 16][4];
+    uint32_t dropped[C::QUERIES / 64];
+    if constexpr (F::DROP != 0) te__attn_back_draw<F, C>(dropped, p, g, q0, k0, head);
     te__barrier_wait(TE__AT(g, do_full, st), phase);
     te__wgmma_fence();
     te__attn_back_scores<T, D, C>(dp, g->base + C::KV_BYTES + g->group * 8192, q + C::Q_BYTES);
@@ -54,14 +56,14 @@ TE_FN void te__attn_back_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)
     if (C::IN_TURNS) te__attn_turn_give(g->group);
     te__attn_wgmma_wait<1>();
     te__attn_hold_back(s);
-    te__attn_back_exp<T, F, C>(frag, ds, s, rows, p, g, q0, k0);
+    te__attn_back_exp<T, F, C>(frag, ds, s, rows, p, g, q0, k0, dropped);
     te__wgmma_fence();
     te__attn_back_gradient<T, D, C>(dv, frag, q + C::Q_BYTES, first);
     te__wgmma_commit();
     te__attn_back_ahead<C>(rows, TE__AT(g, delta, 0) + st * C::QUERIES * 4, g);
     te__attn_wgmma_wait<1>();
     te__attn_hold_back(dp);
-    te__attn_back_ds<T, C>(ds, F::APART ? ds : frag, dp, rows, g);
+    te__attn_back_ds<T, F, C>(ds, F::APART ? ds : frag, dp, rows, g);
     te__barrier_wait(TE__AT(g, ds_empty, st), phase ^ 1);
     te__attn_back_ds_store<C>(ds, g);
     te__attn_publish();
@@ -101,7 +103,8 @@ TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh,
         int left = 0, left_before; /* queries from this group's first on: of the last step, and of the one before */
 #pragma unroll 1
         for (;; n++) {
-            te__attn_back_step<T, D, F, C>(dk, dv, s, rows, p, g, w.tile * C::QUERIES, k0, n > 1, n == 0);
+            te__attn_back_step<T, D, F, C>(dk, dv, s, rows, p, g, w.tile * C::QUERIES, k0,
+                                       item.x / KV_HEADS * HEADS + w.head, n > 1, n == 0);
             left_before = left, left = seq - w.tile * C::QUERIES - own;
             if (!te__attn_walk_on<HEADS, KV_HEADS, F>(&w)) break;
             /* dQ of the step before the last one; there is none behind the first, and what comes out is not used */
@@ -151,7 +154,7 @@ TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh,
         uint16_t *to = (uint16_t *)p->a.dqkv + ((int64_t)batch * seq + key) * QKV + x;
         const int64_t sums = (seq + TE_ATTN_SUM_ROWS - 1) / TE_ATTN_SUM_ROWS;
         float *sum = p->a.sum ? p->a.sum + (batch * sums + key / TE_ATTN_SUM_ROWS) * QKV + x : nullptr;
-        te__attn_group_store<T, D>(to + KV_HEADS * D, QKV, seq - key, dv, 1.0f, sum ? sum + KV_HEADS * D : sum,
+        te__attn_group_store<T, D>(to + KV_HEADS * D, QKV, seq - key, dv, F::FACTOR, sum ? sum + KV_HEADS * D : sum,
                                    sh->part[g->group], g->group);
         te__attn_group_store<T, D>(to, QKV, seq - key, dk, p->a.scale, sum, sh->part[g->group], g->group);
     }

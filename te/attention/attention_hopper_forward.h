@@ -108,12 +108,13 @@ template <class C> TE_FN void te__attn_values_skip(te__attn_place<C> &a) {
  * is the last one. */
 template <te_dtype T, class F, class C>
 TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, const te_attn_hopper *p, te__attn_mask m, int cut,
-                         int query, int key, int add, int last) {
+                         int head, int query, int key, int add, int last) {
     float sum[2];
     te__attn_products<T>(r, a, 1, 1, add);
     te__attn_cap<F>(r, p->scale);
     if (cut) te__attn_hide_outside(r, m, query, key);
     TE_UNROLL for (int e = 0; e < 2; e++) sum[e] = te__attn_exp(r, e, r.top[e], a.c);
+    if (F::DROP && p->rng) te__attn_drop_rows<F>(r, p->rng, p->id, head, query, key, m.seq);
     te__attn_products_wait(r, a, 1);
     te__attn_pack<T>(r);
     if (te__attn_outgrown<T>(sum)) {
@@ -121,6 +122,8 @@ TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, const te_att
         te__attn_cap<F>(r, p->scale);
         if (cut) te__attn_hide_outside(r, m, query, key);
         te__attn_raise<T, F>(r, a.c, sum);
+        if (F::DROP && p->rng) te__attn_drop_rows<F>(r, p->rng, p->id, head, query, key, m.seq);
+        te__attn_pack<T>(r);
     }
     te__attn_keys_free(a, last);
     r.sum[0] += sum[0], r.sum[1] += sum[1];
@@ -162,6 +165,8 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         }
         TE_UNROLL for (int e = 0; e < 2; e++)
             top[e] = te__attn_top(r, e), sum[e] = te__attn_exp(r, e, te__attn_kept<F>(top[e]), a.c);
+        if (F::DROP && p->rng)
+            te__attn_drop_rows<F>(r, p->rng, p->id, next.head, next.query + group * 64, (t.end - 1) * C::KEYS, m.seq);
         te__attn_products_wait(r, a, have);
         if (behind) te__attn_values_skip(a);
         if (skip) te__attn_values_skip(a);
@@ -169,7 +174,7 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
             uint16_t *out = (uint16_t *)p->out + ((int64_t)(w.head / HEADS) * p->seq * HEADS + w.head % HEADS) * C::D;
             float *lse = p->lse ? p->lse + (int64_t)w.head * p->seq : 0;
             te__attn_finish<T>(r, out, HEADS * C::D, lse, w.query + row, p->seq,
-                               te__attn_unit<F>(p->scale));
+                               te__attn_unit<F>(p->scale), F::DROP && p->rng ? F::FACTOR : 1.0f);
         }
         if (!more) break;
         TE_UNROLL for (int e = 0; e < 2; e++) r.top[e] = top[e], r.sum[e] = sum[e];
@@ -179,7 +184,7 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
 #pragma unroll 1
         for (int j = t.end - 2; j >= t.first; j--, add = 1) {
             const int cut = te__attn_is_window<F>() && te__attn_cuts(t, j, 1);
-            te__attn_step<T, F>(r, a, p, m, cut, w.query + group * 64, j * C::KEYS, add, j == t.first);
+            te__attn_step<T, F>(r, a, p, m, cut, w.head, w.query + group * 64, j * C::KEYS, add, j == t.first);
         }
         behind = F::LEFT >= 0 && t.first > te__attn_tiles_of<C>(m, w.query, C::ROWS).first;
         if (behind) te__attn_keys_skip(a);
@@ -232,6 +237,7 @@ TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te
     TE_TRY(te__attn_heads_map(&p.kv, encode, a->qkv, C::D, HEADS + 2 * KV_HEADS, a->seq, a->batch, C::KEYS, T, ctx));
     p.out = a->out, p.lse = a->lse, p.tickets = ctx->tickets;
     p.heads = a->batch * HEADS, p.seq = a->seq, p.scale = a->scale;
+    p.rng = a->rng, p.id = a->id;
     p.rows = (int)te_ceil_div(a->seq, C::ROWS), p.tiles = p.heads * p.rows;
     p.together = F::RIGHT == 0 ? (int)te_max(1, te_min(l2 / head_bytes, a->batch * KV_HEADS)) : 1;
     p.together *= HEADS / KV_HEADS;

@@ -36,6 +36,8 @@ typedef struct te_attn_hopper {
     int tiles, rows, last;       /* tiles of queries: in all, in a sequence, and those of these that come last */
     int together, together_last; /* heads that are worked on at a time, so that their K and V stay in the L2 */
     float scale;
+    const te_rng *rng; /* with dropout, or null */
+    uint32_t id;
 } te_attn_hopper;
 
 /* A tile of queries: the first of them and their head, counted over all sequences; -1: there are no more. */

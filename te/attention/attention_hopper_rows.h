@@ -36,6 +36,26 @@ template <class F, class C> TE_FN void te__attn_cap(te__attn_rows<C> &r, float s
     if constexpr (F::SOFTCAP > 0)
         TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++) r.s[i] = te__attn_capped<F>(r.s[i], scale);
 }
+/* P becomes 0 where dropout drops it. head: of all sequences; query, key: the first of the warpgroup's. The random
+ * state is read again each time, too. */
+template <class F, class C>
+TE_FN void te__attn_drop_rows(te__attn_rows<C> &r, const te_rng *from, uint32_t id, int head, int query, int key,
+                              int seq) {
+    int thread = (int)threadIdx.x;
+    asm volatile("" : "+r"(thread), "+r"(query), "+r"(key));
+    key += thread % 4 * 2, query += thread / 32 % 4 * 16 + thread % 32 / 4;
+    const uint32_t row = te__attn_draw_row(head, query, seq);
+    te_rng rng;
+    asm volatile("ld.global.nc.v2.u64 {%0, %1}, [%2];" : "=l"(rng.seed), "=l"(rng.offset) : "l"(from));
+    TE_UNROLL for (int j = 0; j < C::KEYS / 8; j += 4)
+        TE_UNROLL for (int i = 0; i < 2; i++) {
+            uint32_t word[4];
+            te__attn_draw(word, rng, id, row, query, key + j * 8 + i);
+            TE_UNROLL for (int k = 0; k < 4; k++)
+                TE_UNROLL for (int e = 0; e < 2; e++)
+                    if (te__attn_drops(word[k], e, F::DROP)) r.s[4 * (j + k) + 2 * e + i] = 0;
+        }
+}
 /* Whether tiles of keys other than the first may be cut. */
 template <class F> TE_FN constexpr int te__attn_is_window(void) { return F::LEFT >= 0 || F::RIGHT > 0; }
 /* For a window, by one comparison a score. query, key: the first of the warpgroup's. Rows that do not exist are
@@ -110,7 +130,6 @@ template <te_dtype T, class F, class C> TE_FN void te__attn_raise(te__attn_rows<
         sum[e] = te__attn_exp(r, e, te__attn_kept<F>(top), c), r.top[e] = top, r.sum[e] *= shrink[e];
     }
     TE_UNROLL for (int i = 0; i < C::D / 2; i++) r.o[i] *= shrink[i / 2 % 2];
-    te__attn_pack<T>(r);
 }
 
 /* ---- the way out ----------------------------------------------------------------------------------------------- */
@@ -126,16 +145,17 @@ TE_FN void te__attn_transpose(uint32_t w[4], int lane) {
         }
 }
 /* Divide O by the sums and store it, a lane 16 bytes and four lanes 64 of a row at a time; and lse. out: row 0 of this
- * head and sequence, `width` numbers from row to row; lse: likewise, or null; query: of this thread's first row. */
+ * head and sequence, `width` numbers from row to row; lse: likewise, or null; query: of this thread's first row;
+ * factor: of O, for dropout. */
 template <te_dtype T, class C>
 TE_FN void te__attn_finish(const te__attn_rows<C> &r, uint16_t *out, int64_t width, float *lse, int query, int seq,
-                           float scale) {
+                           float scale, float factor) {
     const int lane = (int)threadIdx.x % 32;
     TE_UNROLL for (int e = 0; e < 2; e++) {
         const int row = query + 8 * e;
         float sum = r.sum[e] + __shfl_xor_sync(~0u, r.sum[e], 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
-        const float inverse = te_reciprocal(sum); /* the row's maximum alone is 1, or more */
+        const float inverse = factor * te_reciprocal(sum); /* the row's maximum alone is 1, or more */
         uint16_t *to = out + (int64_t)row * width + lane % 4 * 8;
         TE_UNROLL for (int j = 0; j < C::D / 8; j += 4) {
             uint32_t w[4];

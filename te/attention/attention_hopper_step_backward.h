@@ -80,12 +80,35 @@ TE_FN float2 te__attn_back_row(const float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 
                                const te__attn_back_group<C> *g) {
     return C::AHEAD ? rows[C::AHEAD ? n : 0] : te__attn_load2(from + 32 * n + g->lane % 4 * 8);
 }
+/* What dropout drops of this lane's scores of a step: a bit each. head: of all sequences. It is drawn before they are
+ * there, when there are registers for it. */
+template <class F, class C>
+TE_FN void te__attn_back_draw(uint32_t (&dropped)[C::QUERIES / 64], const te_attn_back *p,
+                              const te__attn_back_group<C> *g, int q0, int k0, int head) {
+    const int lane = te__attn_found_again(g->lane), key = k0 + g->group * 64 + g->warp * 16 + lane / 4;
+    const uint32_t row = te__attn_draw_row(head, q0, p->a.seq);
+    te_rng rng;
+    asm volatile("ld.global.nc.v2.u64 {%0, %1}, [%2];" : "=l"(rng.seed), "=l"(rng.offset) : "l"(p->a.rng));
+    TE_UNROLL for (int n = 0; n < C::QUERIES / 8; n += 2) {
+        if (n % 8 == 0) dropped[n / 8] = 0;
+        TE_UNROLL for (int i = 0; i < 2; i++) {
+            uint32_t word[4];
+            te__attn_draw(word, rng, p->a.id, row + n / 2, lane % 4 * 2 + i, key);
+            TE_UNROLL for (int h = 0; h < 2; h++) /* of a counter's 32 keys a warp has 16 */
+                TE_UNROLL for (int x = 0; x < 2; x++)
+                    if (te__attn_drops(g->warp % 2 ? word[2 + h] : word[h], x, F::DROP))
+                        dropped[n / 8] |= 1u << (4 * (n % 8 + x) + 2 * h + i);
+        }
+    }
+    TE_UNROLL for (int i = 0; i < C::QUERIES / 64; i++) asm volatile("" : "+r"(dropped[i])::"memory");
+}
 /* S becomes P, and in 16 bits the A of the product for dV. other: what dS has in the place of P, if that is not P. */
 template <te_dtype T, class F, class C>
 TE_FN void te__attn_back_exp(uint32_t (&frag)[C::QUERIES / 16][4], uint32_t (&other)[C::QUERIES / 16][4],
                              float (&s)[C::QUERIES / 2],
                              const float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 1], const te_attn_back *p,
-                             const te__attn_back_group<C> *g, int q0, int k0) {
+                             const te__attn_back_group<C> *g, int q0, int k0,
+                             const uint32_t (&dropped)[C::QUERIES / 64]) {
     constexpr int N = C::QUERIES / 8;
     const int lane = te__attn_found_again(g->lane), key0 = k0 + g->group * 64;
     const te__attn_mask m = te__attn_mask_of(p->a.seq, F::LEFT, F::RIGHT);
@@ -107,17 +130,20 @@ TE_FN void te__attn_back_exp(uint32_t (&frag)[C::QUERIES / 16][4], uint32_t (&ot
         float slope[4];
         TE_UNROLL for (int e = 0; e < 4; e++) slope[e] = te__attn_slope<F>(s[4 * n + e]);
         TE_UNROLL for (int e = 0; e < 4; e++) s[4 * n + e] = te_exp2(s[4 * n + e] * c - (e % 2 ? l.y : l.x));
+        TE_UNROLL for (int e = 0; e < 4; e++) slope[e] *= s[4 * n + e];
+        if (F::DROP)
+            TE_UNROLL for (int e = 0; e < 4; e++)
+                if (dropped[n / 8] >> (4 * (n % 8) + e) & 1) slope[e] = -slope[e], s[4 * n + e] = 0;
         if constexpr (F::APART)
             TE_UNROLL for (int h = 0; h < 2; h++)
-                other[n / 2][n % 2 * 2 + h] = te_pair_of_floats(s[4 * n + 2 * h] * slope[2 * h],
-                                                                s[4 * n + 2 * h + 1] * slope[2 * h + 1], T);
+                other[n / 2][n % 2 * 2 + h] = te_pair_of_floats(slope[2 * h], slope[2 * h + 1], T);
         TE_UNROLL for (int h = 0; h < 2; h++)
             frag[n / 2][n % 2 * 2 + h] = te_pair_of_floats(s[4 * n + 2 * h], s[4 * n + 2 * h + 1], T);
     }
 }
 /* dS = P (dP - delta), in 16 bits. P is the rounded one: there are no registers for both. frag: P, or what dS has in
  * its place; that may be ds. */
-template <te_dtype T, class C>
+template <te_dtype T, class F, class C>
 TE_FN void te__attn_back_ds(uint32_t (&ds)[C::QUERIES / 16][4], const uint32_t (&frag)[C::QUERIES / 16][4],
                             const float (&dp)[C::QUERIES / 2], const float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 1],
                             const te__attn_back_group<C> *g) {
@@ -126,7 +152,9 @@ TE_FN void te__attn_back_ds(uint32_t (&ds)[C::QUERIES / 16][4], const uint32_t (
         const float2 l = te__attn_back_row<C>(rows, delta, n, g);
         TE_UNROLL for (int h = 0; h < 2; h++) {
             const float2 x = te__attn_unpack<T>(frag[n / 2][n % 2 * 2 + h]);
-            const float low = x.x * (dp[4 * n + 2 * h] - l.x), high = x.y * (dp[4 * n + 2 * h + 1] - l.y);
+            float low = dp[4 * n + 2 * h], high = dp[4 * n + 2 * h + 1];
+            if (F::DROP) low = x.x < 0 ? 0 : low * F::FACTOR, high = x.y < 0 ? 0 : high * F::FACTOR;
+            low = (F::DROP ? fabsf(x.x) : x.x) * (low - l.x), high = (F::DROP ? fabsf(x.y) : x.y) * (high - l.y);
             ds[n / 2][n % 2 * 2 + h] = te_pair_of_floats(low, high, T);
         }
     }

@@ -95,6 +95,23 @@ TE_FN void te__attn_uncap(te__attn_vector *x, const te__attn_vector *e, te__attn
     }
 }
 
+/* What dropout drops of a tile of numbers s[key][query], or s[query][key], becomes 0, the rest is multiplied. row: of
+ * lse. q0, k0: multiples of 64. */
+TE_FN void te__attn_drop(float *s, int by_key, const te_attention_args *a, int64_t row, int q0, int k0, float factor,
+                         te__attn_form f) {
+    const int head = (int)(row / a->seq);
+    for (int i = 0; f.drop && a->rng && i < 512; i++) { /* counters */
+        const int q = i / 128 * 16 + i / 8 % 8, k = i / 64 % 2 * 32 + i % 8;
+        uint32_t word[4];
+        te__attn_draw(word, *a->rng, a->id, te__attn_draw_row(head, q0 + q, a->seq), q0 + q, k0 + k);
+        for (int e = 0; e < 8; e++) {
+            const int query = q + e / 4 * 8, key = k + e % 4 * 8;
+            float *one = s + (by_key ? key * TE__ATTN_TILE + query : query * TE__ATTN_TILE + key);
+            *one = te__attn_drops(word[e % 4], e / 4, f.drop) ? 0 : *one * factor;
+        }
+    }
+}
+
 /* Grid: (batch * heads, query tiles). */
 TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads,
                                       int kv_heads, int d, te__attn_form f) {
@@ -131,6 +148,7 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
             }
             te__attn_put(shrink + q, &old), te__attn_put(top + q, &now), te__attn_put(sum + q, &add);
         }
+        te__attn_drop(p, 1, a, h.row, q0, k0, 1, f);
         for (int q = 0; q < queries; q++)
             if (shrink[q] != 1)
                 for (int c = 0; c < ld; c += TE__ATTN_LANES) {
@@ -140,7 +158,8 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
         te__attn_product(o, ld, p, 1, TE__ATTN_TILE, v, ld, queries, ld, keys, 1, depth);
     }
     for (int q = 0; q < queries; q++) {
-        te__attn_row_write(a->out, h.out + (q0 + q) * h.out_width, o + q * ld, d, 1.0f / sum[q], t);
+        te__attn_row_write(a->out, h.out + (q0 + q) * h.out_width, o + q * ld, d,
+                           (f.drop && a->rng ? f.factor : 1.0f) / sum[q], t);
         if (a->lse) a->lse[h.row + q0 + q] = top[q] * TE__ATTN_LN2 + logf(sum[q]);
     }
 }
@@ -176,6 +195,7 @@ TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float 
         te__attn_product(dp, TE__ATTN_TILE, v, ld, 1, dot, TE__ATTN_TILE, keys, n, d, 0, part);
         te__attn_cap(p, keys, n, f);
         if (cut) te__attn_hide_by_key(p, m, q0, k0, keys);
+        te__attn_drop(dp, 1, a, h.row, q0, k0, f.factor, f);
         for (int q = 0; q < n; q += TE__ATTN_LANES) {
             te__attn_vector l, mean, e, x, score;
             te__attn_get(&l, lse + q), te__attn_get(&mean, delta + q);
@@ -219,6 +239,7 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
             te__attn_product(dp, TE__ATTN_TILE, dout, ld, 1, vt, TE__ATTN_TILE, queries, n, d, 0, part);
             te__attn_cap(p, queries, n, f);
             if (cut) te__attn_hide_by_query(p, m, q0, k0, queries);
+            te__attn_drop(dp, 0, a, h.row, q0, k0, f.factor, f);
             for (int i = 0; i < queries; i++) {
                 const float lse = a->lse[h.row + q0 + i] * TE__ATTN_LOG2E, delta = a->delta[h.row + q0 + i];
                 for (int j = i * TE__ATTN_TILE; j < i * TE__ATTN_TILE + n; j += TE__ATTN_LANES) {
@@ -228,13 +249,14 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
                     te__attn_put(p + j, &e), te__attn_put(dp + j, &x);
                 }
             }
+            te__attn_drop(p, 0, a, h.row, q0, k0, 1, f);
             te__attn_product(dv, ld, p, 1, TE__ATTN_TILE, dout, ld, keys, ld, queries, 1, depth);
             te__attn_product(dk, ld, dp, 1, TE__ATTN_TILE, q, ld, keys, ld, queries, 1, depth);
         }
     }
     for (int k = 0; k < keys; k++) {
         te__attn_row_write(a->dqkv, h0.k + (k0 + k) * h0.width, dk + k * ld, d, a->scale, t);
-        te__attn_row_write(a->dqkv, h0.v + (k0 + k) * h0.width, dv + k * ld, d, 1, t);
+        te__attn_row_write(a->dqkv, h0.v + (k0 + k) * h0.width, dv + k * ld, d, f.factor, t);
     }
 }
 

@@ -167,6 +167,25 @@ template <class F, int M, int N> TE_FN void te__attn_cap(float (&s)[M][N][4], fl
                 TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te__attn_capped<F>(s[m][n][e], scale);
 }
 
+/* f(number of s, whether it is dropped), for all of s[M][N][4], which are queries by keys. row: of query (drop.h). */
+template <class F, int M, int N, class G>
+TE_FN void te__attn_drop(const te_attention_args *a, uint32_t row, int query, int key, G f) {
+    const te_rng rng = *a->rng;
+    TE_UNROLL for (int m = 0; m < M; m++) {
+        uint32_t word[2][4];
+        TE_UNROLL for (int n = 0; n < N; n++) {
+            if (n % 4 == 0)
+                TE_UNROLL for (int i = 0; i < 2; i++)
+                    te__attn_draw(word[i], rng, a->id, row + m, query, key + n * 8 + i);
+            const int w = N < 4 ? key / 8 % 4 + n : n % 4; /* tiles of 16 keys begin in the midst of a counter */
+            TE_UNROLL for (int e = 0; e < 4; e++) {
+                const uint32_t *u = word[e % 2];
+                f(m, n, e, te__attn_drops(w == 0 ? u[0] : w == 1 ? u[1] : w == 2 ? u[2] : u[3], e / 2, F::DROP));
+            }
+        }
+    }
+}
+
 /* Scores of keys that a query does not see become -inf. query, key: of s[0][0][0]. */
 template <int M, int N> TE_FN void te__attn_hide(float (&s)[M][N][4], te__attn_mask mask, int query, int key) {
     TE_UNROLL for (int m = 0; m < M; m++)

@@ -84,9 +84,15 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
 
         const uint32_t none[M][1][4] = {};
         float s[M][N][4] = {}, dp[M][N][4];
-        te__attn_start<M, N>(dp, minus_delta);
+        if constexpr (F::DROP != 0) memset(dp, 0, sizeof dp);
+        else te__attn_start<M, N>(dp, minus_delta);
         te__attn_product_nt<T, M, N, D, 0>(s, none, q_tile + a_lane, k_tile + te__attn_lane_b<D>(lane));
         te__attn_product_nt<T, M, N, D, 0>(dp, none, do_tile + a_lane, k_tile + KV_BYTES + te__attn_lane_b<D>(lane));
+        if constexpr (F::DROP != 0)
+            te__attn_drop<F, M, N>(a, te__attn_draw_row((int)blockIdx.x, row0, seq), g, k0 + t * 2,
+                                   [&](int m, int n, int e, int drops) {
+                                       dp[m][n][e] = (drops ? 0 : dp[m][n][e] * F::FACTOR) + minus_delta[m][e / 2];
+                                   });
         te__attn_cap<F, M, N>(s, a->scale);
         if (te__attn_cuts(own, i, 1)) te__attn_hide<M, N>(s, mask, row0 + g, k0 + t * 2);
         TE_UNROLL for (int m = 0; m < M; m++)
@@ -135,12 +141,18 @@ TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attenti
 }
 
 /* Scores by keys become probabilities, and `other` what their gradient takes in the place of them. column: lse of this
- * lane's first columns. */
+ * lane's first columns; key, query: of its first score. */
 template <te_dtype T, class F, int M, int N>
 TE_FN void te__attn_probabilities(uint32_t (&other)[M][N / 2][4], float (&s)[M][N][4], const float2 *column, float c,
-                                  float unit) {
+                                  float unit, const te_attention_args *a, int64_t head, int key, int query) {
+    te_rng rng = {0, 0};
+    uint32_t word[2][4];
+    if (F::DROP) rng = *a->rng;
     TE_UNROLL for (int n = 0; n < N; n++) {
         const float2 x = column[n * 4];
+        if (F::DROP && n % 2 == 0)
+            TE_UNROLL for (int i = 0; i < 2; i++)
+                te__attn_draw(word[i], rng, a->id, te__attn_draw_row((int)head, query + n * 8, a->seq), query + i, key);
         TE_UNROLL for (int m = 0; m < M; m++)
             TE_UNROLL for (int h = 0; h < 2; h++) {
                 float *v = &s[m][n][2 * h], slope[2];
@@ -148,7 +160,14 @@ TE_FN void te__attn_probabilities(uint32_t (&other)[M][N / 2][4], float (&s)[M][
                     slope[e] = te__attn_slope<F>(v[e]);
                     v[e] = te_exp2((F::SOFTCAP > 0 ? v[e] - (e ? x.y : x.x) / unit : v[e]) * c);
                 }
-                other[m][n / 2][n % 2 * 2 + h] = te_pair_of_floats(v[0] * slope[0], v[1] * slope[1], T);
+                if (F::DROP)
+                    TE_UNROLL for (int e = 0; e < 2; e++) {
+                        const uint32_t *u = word[e], one = M == 1 && key / 16 % 2 ? u[2 + h] : u[2 * m + h];
+                        if (te__attn_drops(one, n % 2, F::DROP)) slope[e] = -slope[e] * v[e], v[e] = 0;
+                        else slope[e] *= v[e];
+                    }
+                else slope[0] *= v[0], slope[1] *= v[1];
+                other[m][n / 2][n % 2 * 2 + h] = te_pair_of_floats(slope[0], slope[1], T);
             }
     }
 }
@@ -184,7 +203,7 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
     uint32_t held[M][HELD ? D / 16 : 1][4];
     float sum[M][D / 8][4] = {}; /* dV, or dK */
     for (int i = 0, tile = tiles.first, member = 0; i < steps; i++) {
-        const int at = tile, q0 = at * TILE;
+        const int at = tile, q0 = at * TILE, member_now = member;
         te__attn_copies_done();
         __syncthreads(); /* the tile is there; nobody reads the other stage or P^T of the last step any more */
         if (i + 1 < steps) {
@@ -202,13 +221,13 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
         const uint32_t stage = q_tile + (i & 1) * 2 * Q_BYTES;
         const uint32_t b_nt = stage + second * Q_BYTES, b_nn = stage + (1 - second) * Q_BYTES;
         const float2 *column = (const float2 *)(rows + (i & 1) * 2 * TILE + second * TILE) + t; /* lse, or delta */
-        float s[M][N][4]; /* ends as S - lse / scale, with softcap as S, or as dP - delta */
+        float s[M][N][4]; /* ends as S - lse / scale, with softcap as S, or as dP - delta, with dropout as dO V^T */
         uint32_t p[M][N / 2][4];
         TE_UNROLL for (int n = 0; n < N; n++) {
             const float2 x = column[n * 4];
             TE_UNROLL for (int m = 0; m < M; m++)
                 TE_UNROLL for (int e = 0; e < 4; e++)
-                    s[m][n][e] = F::SOFTCAP > 0 && !second ? 0.0f : (e % 2 ? x.y : x.x) * start;
+                    s[m][n][e] = (second ? F::DROP != 0 : F::SOFTCAP > 0) ? 0.0f : (e % 2 ? x.y : x.x) * start;
         }
         te__attn_product_nt<T, M, N, D, HELD>(s, held, k_tile + kept + te__attn_lane_a<D>(lane),
                                               b_nt + te__attn_lane_b<D>(lane));
@@ -217,7 +236,9 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
             te__attn_cap<F, M, N>(s, a->scale);
             if (te__attn_cuts(own, at, 1))
                 te__attn_hide_transposed<M, N>(s, mask, key0 + g, q0 + t * 2);
-            if constexpr (F::APART) te__attn_probabilities<T, F, M, N>(other, s, column, c, unit);
+            if constexpr (F::APART)
+                te__attn_probabilities<T, F, M, N>(other, s, column, c, unit, a, h.row / seq + member_now, key0 + g,
+                                                   q0 + t * 2);
             else
                 TE_UNROLL for (int m = 0; m < M; m++)
                     TE_UNROLL for (int n = 0; n < N; n++)
@@ -237,7 +258,13 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
                     const uint4 u = handed[(m * N / 2 + k) * 32];
                     const uint32_t w[4] = {u.x, u.y, u.z, u.w};
                     TE_UNROLL for (int j = 0; j < 4; j++) {
-                        const float2 x = te__attn_unpack<T>(w[j]);
+                        float2 x = te__attn_unpack<T>(w[j]);
+                        if (F::DROP) {
+                            float *v = &s[m][2 * k + j / 2][j % 2 * 2];
+                            const float2 delta = column[(2 * k + j / 2) * 4];
+                            v[0] = (x.x < 0 ? 0 : v[0] * F::FACTOR) - delta.x, x.x = fabsf(x.x);
+                            v[1] = (x.y < 0 ? 0 : v[1] * F::FACTOR) - delta.y, x.y = fabsf(x.y);
+                        }
                         s[m][2 * k + j / 2][j % 2 * 2] *= x.x, s[m][2 * k + j / 2][j % 2 * 2 + 1] *= x.y;
                     }
                 }
@@ -246,7 +273,7 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
         te__attn_product_nn<T, M, N / 2, D>(sum, p, b_nn + te__attn_lane_a<D>(lane));
     }
     float factor[M][2];
-    TE_UNROLL for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = second ? a->scale : 1.0f;
+    TE_UNROLL for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = second ? a->scale : F::FACTOR;
     const int column = (HEADS + (int)blockIdx.x % KV_HEADS + (second ? 0 : KV_HEADS)) * D;
     te__attn_rows_store<T, M, D>((uint16_t *)a->dqkv + (second ? h.k : h.v) + key0 * h.width, h.width, seq - key0, sum,
                                  factor, te__attention_shared + kept,

@@ -124,6 +124,9 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
             TE_UNROLL for (int m = 0; m < M; m++)
                 TE_UNROLL for (int n = 0; n < D / 8; n++)
                     TE_UNROLL for (int e = 0; e < 4; e++) o[m][n][e] *= shrink[m][e / 2];
+        if (F::DROP && a->rng)
+            te__attn_drop<F, M, N>(a, te__attn_draw_row((int)blockIdx.x, row0, seq), g, k0 + t * 2,
+                                   [&](int m, int n, int e, int drops) { if (drops) s[m][n][e] = 0; });
         uint32_t p[M][N / 2][4];
         te__attn_pack_all<T, M, N>(p, s);
         te__attn_product_nn<T, M, N / 2, D>(o, p, k_tile + KV_BYTES + te__attn_lane_a<D>(lane));
@@ -133,7 +136,7 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
         TE_UNROLL for (int e = 0; e < 2; e++) {
             sum[m][e] += __shfl_xor_sync(~0u, sum[m][e], 1);
             sum[m][e] += __shfl_xor_sync(~0u, sum[m][e], 2);
-            inverse[m][e] = 1.0f / sum[m][e];
+            inverse[m][e] = (F::DROP && a->rng ? F::FACTOR : 1.0f) / sum[m][e];
             const int row = row0 + m * 16 + g + e * 8;
             if (a->lse && t == 0 && row < seq)
                 a->lse[h.row + row] = top[m][e] * te__attn_unit<F>(a->scale) + logf(sum[m][e]);

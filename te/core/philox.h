@@ -27,6 +27,10 @@ TE_BOTH void te_philox(uint32_t out[4], uint64_t seed, uint64_t index, uint32_t 
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
+/* Dropout with probability p drops what 16 random bits below a limit belong to, and multiplies the rest by a factor. */
+#define TE_DROPOUT_LIMIT(p) ((p) * 65536.0f + 0.5f < 65535.0f ? (uint32_t)((p) * 65536.0f + 0.5f) : 65535u)
+#define TE_DROPOUT_FACTOR(p) (65536.0f / (65536.0f - (float)TE_DROPOUT_LIMIT(p)))
+
 /* Uniform in (0, 1), from the high 23 bits: with one more, adding a half would round the largest up to 1. */
 TE_BOTH float te_uniform(uint32_t u) { return ((float)(u >> 9) + 0.5f) * (1.0f / 8388608.0f); }
 

@@ -1,5 +1,5 @@
 /* attention.h -- (attention, name, heads, kv_heads, head_dim); options (causal, 1), (scale, 1 / sqrt(head_dim)),
- * (window_left, -1), (window_right, -1), (softcap, 0)
+ * (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0)
  *
  * softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads]: in width
  * (heads + 2 kv_heads) head_dim, out width heads * head_dim. Grouped-query where kv_heads < heads: kv_heads must divide
@@ -13,6 +13,10 @@
  *
  * softcap: a score s, which is scale q k^T, becomes softcap tanh(s / softcap), in front of the mask (Gemma 2, Gemma
  * Team 2024); 0: none. It costs two more of the instructions that exponentials are made of for each score.
+ *
+ * dropout: each probability is 0 with this probability, else divided by what is left of 1, behind the softmax
+ * (Srivastava et al. 2014; Vaswani et al. 2017), as te/ops/dropout.h does it. The mask is Philox of (seed, draw, op;
+ * sequence, head, query, key), made again in backward. Inference drops nothing.
  */
 #ifndef TE_OPS_ATTENTION_H
 #define TE_OPS_ATTENTION_H
@@ -24,10 +28,11 @@
 #define TE_SHAPES_attention(op) (3)
 #define TE_IN_attention(op) ((TE_ARG1(op, 0) + 2 * (TE_ARG2(op, 0))) * (TE_ARG3(op, 0)))
 #define TE_OUT_attention(op, in) ((TE_ARG1(op, 0)) * (TE_ARG3(op, 0)))
-#define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT)
+#define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0))
 #define TE_STATS_attention(op) (TE_ARG1(op, 0)) /* the log-sum-exp of each head */
 #define TE_TAKES_attention_causal TE_INTEGER
 #define TE_TAKES_attention_scale TE_NUMBER
+#define TE_TAKES_attention_dropout TE_NUMBER
 #define TE_TAKES_attention_softcap TE_NUMBER
 #define TE_TAKES_attention_window_left TE_INTEGER
 #define TE_TAKES_attention_window_right TE_INTEGER
@@ -35,6 +40,7 @@
 #define TE__WINDOW_LEFT(op) TE_OPTION(op, window_left, TE_ATTENTION_ALL)
 #define TE__WINDOW_RIGHT(op) ((TE__CAUSAL(op)) ? 0 : (TE_OPTION(op, window_right, TE_ATTENTION_ALL)))
 #define TE__SOFTCAP(op) ((float)(TE_OPTION(op, softcap, 0)))
+#define TE__ATTENTION_DROPOUT(op) ((float)(TE_OPTION(op, dropout, 0)))
 #define TE__IS_WINDOW(op, side) ((TE_OPTION(op, side, -1)) >= -1 && (TE_OPTION(op, side, -1)) <= TE_ATTENTION_MAX_SEQ)
 #define TE_OPTIONS_attention(op)                                                           \
     (te_attention_options, TE_ARG1(op, 0), TE_ARG2(op, 0), TE_ARG3(op, 0), TE__CAUSAL(op), \
@@ -50,6 +56,8 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": a window to the right needs (causal, 0)");          \
      TE_ASSERT_NUMBER(TE__SOFTCAP(op) >= 0 && TE__SOFTCAP(op) < 3e38f,                                               \
                       "te: " TE_STRING(model) ": " TE_CALLED(op) ": softcap must be a finite number of at least 0"); \
+     TE_ASSERT_NUMBER(TE__ATTENTION_DROPOUT(op) >= 0 && TE__ATTENTION_DROPOUT(op) < 1,                               \
+                      "te: " TE_STRING(model) ": " TE_CALLED(op) ": dropout must be at least 0 and less than 1");    \
      static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                                               \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
 
@@ -62,7 +70,7 @@ typedef struct te_attention_options {
 
 #define TE__ATTENTION(direction, name, dtype, op)                                                                   \
     TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
-        (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op)))
+        (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ATTENTION_DROPOUT(op)))
 #define TE_OWN_attention_forward(name, model, dtype, op)                                                           \
     TE__ATTENTION(FORWARD, name, dtype, op)                                                                        \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__attention_forward(r, s, name##_launch); }
@@ -80,6 +88,7 @@ TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     te_attention_args a;
     memset(&a, 0, sizeof a);
     a.scale = o->scale != 0 ? o->scale : 1.0f / sqrtf((float)o->head_dim);
+    if (op->flags & TE_DRAWS) a.rng = r->rng, a.id = (uint32_t)(op - r->plan->op);
     if (r->batch) a.batch = r->batch->batch, a.seq = r->batch->seq;
     return a;
 }

@@ -20,10 +20,8 @@
 
 /* Element e is dropped if its 16 bits of the random words, half e % 2 of word e % 8 / 2 of counter e / 8, are below
  * `limit`, 65536 p: one Philox for eight elements, of which the arithmetic would otherwise cost more than the memory.
- * So p is rounded to a multiple of 1 / 65536, and the factor is that of the probability that is left. */
+ * So p is rounded to a multiple of 1 / 65536, and the factor is that of the probability that is left (philox.h). */
 typedef struct te_dropout_options { uint32_t limit; float factor; } te_dropout_options;
-#define TE_DROPOUT_LIMIT(p) ((p) * 65536.0f + 0.5f < 65535.0f ? (uint32_t)((p) * 65536.0f + 0.5f) : 65535u)
-#define TE_DROPOUT_FACTOR(p) (65536.0f / (65536.0f - (float)TE_DROPOUT_LIMIT(p)))
 
 TE_BOTH int te_dropped(const uint32_t word[4], int e, uint32_t limit) {
     const int w = e / 2 % 4;

@@ -92,6 +92,7 @@
 #define TE_SAME_causal_causal ,
 #define TE_SAME_scale_scale ,
 #define TE_SAME_softcap_softcap ,
+#define TE_SAME_dropout_dropout ,
 #define TE_SAME_window_left_window_left ,
 #define TE_SAME_window_right_window_right ,
 #define TE_SAME_base_base ,
@@ -121,6 +122,16 @@
 #define TE_VALUE_IF_(name, a) TE_IF_MARKED(TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~)), TE_TAKE_VALUE, \
     TE_NOTHING)(a)
 #define TE_TAKE_VALUE(a) , TE_SECOND(TE_STRIP a, ~)
+
+/* 1 if the op says the option, else 0. */
+#define TE_HAS_OPTION(op, name) TE_HAS_OPTION_(name, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~)
+#define TE_HAS_OPTION_(...) TE_HAS_OPTION__(__VA_ARGS__)
+#define TE_HAS_OPTION__(name, kind, own, a, b, c, d, e, f, g, h, i, j, k, l, ...)                                      \
+    (0 TE_ONE_IF(name, a) TE_ONE_IF(name, b) TE_ONE_IF(name, c) TE_ONE_IF(name, d) TE_ONE_IF(name, e)                  \
+         TE_ONE_IF(name, f) TE_ONE_IF(name, g) TE_ONE_IF(name, h) TE_ONE_IF(name, i) TE_ONE_IF(name, j)                \
+             TE_ONE_IF(name, k) TE_ONE_IF(name, l))
+#define TE_ONE_IF(name, a) TE_IF_OPTION(a, TE_ONE_IF_, TE_NOTHING)(name, a)
+#define TE_ONE_IF_(name, a) TE_IF_MARKED(TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~)), +1, )
 
 /* static_asserts that name model, op and option, for each option that the op's family does not take, or not with such a
  * value. as: the family. */

@@ -1,0 +1,8 @@
+// expect: te: m: (attention, attn): dropout must be at least 0 and less than 1
+// Nothing would be left.
+#include "te/te.h"
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 16, (dropout, 0.1f)))
+#else
+TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 16, (dropout, 1)))
+#endif
