@@ -48,12 +48,12 @@ TE_FN void te__attn_back_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)
     float dp[C::QUERIES / 2];
     uint32_t frag[C::QUERIES / 16][4], ds[C::QUERIES / 16][4];
     uint32_t dropped[C::QUERIES / 64];
-    if constexpr (F::DROP != 0) te__attn_back_draw<F, C>(dropped, p, g, q0, k0, head);
     te__barrier_wait(TE__AT(g, do_full, st), phase);
     te__wgmma_fence();
     te__attn_back_scores<T, D, C>(dp, g->base + C::KV_BYTES + g->group * 8192, q + C::Q_BYTES);
     te__wgmma_commit();
     if (C::IN_TURNS) te__attn_turn_give(g->group);
+    if constexpr (F::DROP != 0) te__attn_back_draw<F, C>(dropped, p, g, q0, k0, head);
     te__attn_wgmma_wait<1>();
     te__attn_hold_back(s);
     te__attn_back_exp<T, F, C>(frag, ds, s, rows, p, g, q0, k0, dropped);

@@ -81,7 +81,7 @@ TE_FN float2 te__attn_back_row(const float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 
     return C::AHEAD ? rows[C::AHEAD ? n : 0] : te__attn_load2(from + 32 * n + g->lane % 4 * 8);
 }
 /* What dropout drops of this lane's scores of a step: a bit each. head: of all sequences. It is drawn before they are
- * there, when there are registers for it. */
+ * there, while the products of the other warpgroup run. */
 template <class F, class C>
 TE_FN void te__attn_back_draw(uint32_t (&dropped)[C::QUERIES / 64], const te_attn_back *p,
                               const te__attn_back_group<C> *g, int q0, int k0, int head) {
