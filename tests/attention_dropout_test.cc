@@ -51,3 +51,25 @@ TEST_CASE("attention's dropout draws each pair by itself", "[attention]") {
     const double n = (double)(heads * seq * seq), off = (double)dropped - n * p;
     CHECK(off * off <= 36 * n * p * (1 - p)); // six standard deviations
 }
+
+#if TE_CUDA
+#define READY(name, dtype, h, kv, d, options)                                                      \
+    {[](te_context *c) { return name##_of::ready(c, &name##_kernels) != nullptr; },                 \
+     [](te_context *c) { return name##_back_of::ready(c, &name##_back_kernels) != nullptr; }, TE_##dtype, d},
+static const struct { bool (*forward)(te_context *), (*backward)(te_context *); te_dtype dtype; int dim; } hopper[] = {DROPOUTS(READY)};
+
+// Whatever the options: where wgmma runs, it runs with them.
+TEST_CASE("attention with options runs on wgmma where it can", "[attention]") {
+    context ctx;
+    int wgmma = 0, forward = 0, backward = 0;
+    for (const auto &k : hopper) wgmma |= k.forward(&ctx.c); // compiled for sm_90a, on a device of it
+    for (const auto &k : hopper) {
+        const int d = k.dim, can = wgmma && k.dtype != TE_f32;
+        CAPTURE(te_dtype_name(k.dtype), d);
+        CHECK(k.forward(&ctx.c) == (can && (d == 64 || d == 96 || d == 128 || d == 192 || d == 256)));
+        CHECK(k.backward(&ctx.c) == (can && (d == 64 || d == 128)));
+        forward += k.forward(&ctx.c), backward += k.backward(&ctx.c);
+    }
+    std::printf("of %d attention kernels with options %d on wgmma forward, %d backward\n", (int)(sizeof hopper / sizeof hopper[0]), forward, backward);
+}
+#endif

@@ -12,6 +12,10 @@
  * its sums and stored, the tensor cores work for the other warpgroups. Issuing S ahead of P V in each warpgroup, and
  * turns between them, are from FlashAttention-3 (Shah et al. 2024).
  *
+ * With a window the tiles of keys are those of the window. A warpgroup walks those of its own 64 queries: of the
+ * block's it skips one at either end at most. Only where a window cuts a tile are scores hidden. Softcap and dropout
+ * change S and P while P V of the tile before runs.
+ *
  * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal) and 2 * batch * seq * (2 * heads +
  * 2 * kv_heads) * head_dim bytes: from some hundred tokens on arithmetic is the limit. Beside the products, seq^2
  * exponentials at 16 a clock and multiprocessor: at head_dim 64 they take as long as the products.
