@@ -161,6 +161,8 @@ typedef struct te_hopper_kernel {
     uint64_t runs, fails;
 } te_hopper_kernel;
 
+enum { TE_HOPPER_MOST_SPILLED = 128 }; /* bytes a thread */
+
 /* shared: bytes of dynamic shared memory that it is to have. */
 TE_API int te__hopper_ready(te_hopper_kernel *k, int shared, int device) {
     const uint64_t bit = 1ull << (device & 63);
@@ -168,9 +170,11 @@ TE_API int te__hopper_ready(te_hopper_kernel *k, int shared, int device) {
     if (!k->kernel || __atomic_load_n(&k->fails, __ATOMIC_ACQUIRE) & bit) return 0;
     if (__atomic_load_n(&k->runs, __ATOMIC_ACQUIRE) & bit) return 1;
     /* compiled for another architecture it is empty, and has no barriers in shared memory; compiled without inlining
-     * (-G, -Ofc) its sums are not in registers, where wgmma leaves them after the call, but in local memory */
+     * (-G, -Ofc) its sums are not in registers, where wgmma leaves them after the call, but in local memory, which is
+     * more than what a kernel spills of its addresses and constants */
     const int runs =
-        cudaFuncGetAttributes(&is, k->kernel) == cudaSuccess && is.sharedSizeBytes && !is.localSizeBytes &&
+        cudaFuncGetAttributes(&is, k->kernel) == cudaSuccess && is.sharedSizeBytes &&
+        is.localSizeBytes <= TE_HOPPER_MOST_SPILLED &&
         cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) == cudaSuccess;
     if (!runs) (void)cudaGetLastError();
     (void)__atomic_fetch_or(runs ? &k->runs : &k->fails, bit, __ATOMIC_RELEASE);
