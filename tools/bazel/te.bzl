@@ -39,7 +39,7 @@ def te_test(src, hdrs = []):
     if extension == "c":
         _host(cc_test, name, [src] + hdrs, [])
         return
-    many = [prefix for prefix in ["ops_", "rows_", "plan_", "errors_", "recompute_", "widths_", "formats_", "recipe_"] if name.startswith(prefix)]
+    many = [prefix for prefix in ["ops_", "rows_", "plan_", "errors_", "recompute_", "widths_", "formats_", "recipe_", "misuse_test"] if name.startswith(prefix)]
     tags = ["again"] if name.endswith("_f16_test") else [] # the bf16 test's code with another dtype: by gcc alone (.bazelrc)
     _host(cc_test, name, [src] + hdrs, [":catch_main"], _MANY_MODELS if many else [], tags = tags)
     level = {"cuda_level": _MANY_MODELS_CUDA} if many else {}
