@@ -237,7 +237,7 @@ inline void wrong_contexts(table &t) {
             target = *s.ctx->target, target.name = TE_CUDA ? "host" : "cuda", other = *s.ctx, other.target = &target, other.at = &other;
             return s.now.ctx = &other, says(s.pass(p), "the context is of the");
         });
-        refuse<model_scene>(t, pass + "a context that was copied", TE_ERROR_STATE, "", [=](model_scene &s) { return other = *s.ctx, s.now.ctx = &other, says(s.pass(p), "copied"); });
+        refuse<model_scene>(t, pass + "a context that was copied", TE_ERROR_STATE, "", [=](model_scene &s) { return other = *s.ctx, s.now.ctx = &other, says(s.pass(p), "copy"); });
     }
 }
 

@@ -7,8 +7,9 @@
  *     ...
  *     te_context_destroy(&ctx);
  *
- * Everything is ordered on ctx.stream. A context serves one thread at a time, and stays where it was created: a copy is refused. A file compiled as plain C can use a
- * context that a .cu created (<model>_context_create): all calls but the creation go through ctx.target.
+ * Everything is ordered on ctx.stream. A context serves one thread at a time, and stays where it was created: a copy is
+ * refused. A file compiled as plain C can use a context that a .cu created (<model>_context_create): all calls but the
+ * creation go through ctx.target.
  */
 #ifndef TE_CONTEXT_H
 #define TE_CONTEXT_H
@@ -84,7 +85,8 @@ TE_API const char *te_last_error(const te_context *ctx) { return ctx ? ctx->erro
 TE_API te_status te__check_context(te_context *ctx, const char *who) {
     if (!ctx) return TE_ERROR_NULL;
     TE_REQUIRE(ctx->target, ctx, TE_ERROR_NULL, "%s: the context has not been created; te_context_create does", who);
-    TE_REQUIRE(ctx->at == ctx, ctx, TE_ERROR_STATE, "%s: the context was copied since it was created; use that one", who);
+    TE_REQUIRE(ctx->at == ctx, ctx, TE_ERROR_STATE, "%s: the context is a copy; use it where it was created",
+               who);
     return TE_OK;
 }
 
