@@ -19,6 +19,8 @@
  * A tied parameter is saved with its owner. The state of recipes is "recipes.scales", U8, and "recipes.begun", I64 [2]:
  * whether a step lies behind them, and how many products there are.
  *
+ * Weights of others load, too, in F32, BF16 or F16 whatever the model's dtype is (te_safetensors_load).
+ *
  * The metadata say what the file belongs to. "te.checksum" is over all of the file: a bit that changed is found.
  * "te.list.h0" is the list of the model h0 (plan_text.h): loading into a model of another list is an error that says
  * which op differs, where shapes alone might agree. A file that older versions wrote has neither, and loads; then
