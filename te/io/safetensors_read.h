@@ -255,9 +255,9 @@ TE_API te_status te_safetensors_check(const te_safetensors *f, const te_safetens
     return status;
 }
 /* Check as te_safetensors_check does, and only then read all of them into their `data`. F32, BF16 and F16 become the
- * dtype that is wanted, rounded to nearest even; a number that would become infinite is TE_ERROR_VALUE. Integers and FP8
- * are never converted. An error of the checks has written nothing; TE_ERROR_IO, from a disk that fails meanwhile, may
- * come after a part. Waits for the stream. */
+ * dtype that is wanted, rounded to nearest even; a number that would become infinite is TE_ERROR_VALUE. Integers and
+ * FP8 are never converted. An error of the checks has written nothing; TE_ERROR_IO, from a disk that fails meanwhile,
+ * may come after a part. Waits for the stream. */
 TE_API te_status te_safetensors_load(const te_safetensors *f, const te_safetensor *want, int n, int exact,
                                      te_context *ctx) {
     TE_TRY(te_safetensors_check(f, want, n, exact, ctx));
