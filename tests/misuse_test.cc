@@ -2,11 +2,13 @@
 // None crashes, hangs, or computes something else in silence.
 #include <catch2/catch.hpp>
 
+#include "misuse_calls.h"
 #include "misuse_models.h"
 
 TEST_CASE("the table of misuse") {
     misuse::table t;
     misuse::models(t);
+    misuse::context_calls(t), misuse::number_calls(t), misuse::bind_calls(t);
     const std::vector<misuse::verdict> verdicts = misuse::run(t);
     int refused = 0, fine = 0, failed[misuse::OUTCOMES] = {0};
     for (size_t i = 0; i < t.size(); i++) {

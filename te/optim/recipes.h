@@ -58,14 +58,14 @@ typedef struct te__recipe_walk {
 TE_API te__recipe_walk te__recipes_of(te_model *const *models, int count) {
     te__recipe_walk w;
     memset(&w, 0, sizeof w);
-    w.models = models, w.count = count;
+    w.models = models, w.count = models ? count : 0;
     return w;
 }
 /* Go to the next product; 0 if there is none. */
 TE_API int te__recipes_next(te__recipe_walk *w) {
     for (; w->model < w->count; w->model++, w->op = w->next = 0) {
         const te_model *m = w->models[w->model];
-        while (w->op < m->plan->op_count) {
+        while (m && m->plan && w->op < m->plan->op_count) {
             const te_op *op = &m->plan->op[w->op++];
             w->param = &m->param[w->next], w->recipe = op->recipe, w->next += op->params;
             if (op->recipe != TE_RECIPE_none) return 1;
@@ -83,6 +83,7 @@ TE_API te__recipes_layout te__recipes_layout_of(te_model *const *models, int cou
     size_t weights = 0;
     te__recipe_walk w = te__recipes_of(models, count);
     memset(&l, 0, sizeof l);
+    if (!c) return l;
     for (; te__recipes_next(&w); l.count++) weights += 2 * (size_t)te_round_up(w.param->rows * w.param->cols, TE_ALIGN);
     (void)te__part(&l.bytes, te_scales_bytes(3 * l.count, c->history));
     l.weights = te__part(&l.bytes, weights);
