@@ -216,28 +216,28 @@ inline void wrong_saved(table &t) {
     for (int by : {1, 16, 128}) spoilt(t, 7, "a workspace " + std::to_string(by) + " off", TE_ERROR_ALIGNMENT, "the workspace must be aligned", [=](model_scene::given &g) { g.workspace = (char *)g.workspace + by; });
 }
 
-static te_context other;
+static te_context elsewhere;
 // The text is in the context that was given, if one was.
 inline void wrong_contexts(table &t) {
     const auto says = [](te_status status, const char *word) {
-        if (!strstr(other.error, word)) throw std::runtime_error(std::string("the text does not say '") + word + "': " + other.error);
+        if (!strstr(elsewhere.error, word)) throw std::runtime_error(std::string("the text does not say '") + word + "': " + elsewhere.error);
         return status;
     };
     for (int p = 0; p < 3; p++) {
         const std::string pass = std::string(pass_names[p]) + ": ";
         refuse<model_scene>(t, pass + "no context", TE_ERROR_NULL, "", [=](model_scene &s) { return s.now.ctx = nullptr, s.pass(p); });
-        refuse<model_scene>(t, pass + "a context of zeros", TE_ERROR_NULL, "", [=](model_scene &s) { return memset(&other, 0, sizeof other), s.now.ctx = &other, says(s.pass(p), "has not been created"); });
+        refuse<model_scene>(t, pass + "a context of zeros", TE_ERROR_NULL, "", [=](model_scene &s) { return memset(&elsewhere, 0, sizeof elsewhere), s.now.ctx = &elsewhere, says(s.pass(p), "has not been created"); });
         refuse<model_scene>(t, pass + "a context that was destroyed", TE_ERROR_NULL, "", [=](model_scene &s) {
-            NEED(te_context_create(&other, 0, 1), &other);
-            te_context_destroy(&other);
-            return s.now.ctx = &other, says(s.pass(p), "has not been created");
+            NEED(te_context_create(&elsewhere, 0, 1), &elsewhere);
+            te_context_destroy(&elsewhere);
+            return s.now.ctx = &elsewhere, says(s.pass(p), "has not been created");
         });
         refuse<model_scene>(t, pass + "a context of the other target", TE_ERROR_DEVICE, "", [=](model_scene &s) {
             static te_target target;
-            target = *s.ctx->target, target.name = TE_CUDA ? "host" : "cuda", other = *s.ctx, other.target = &target, other.at = &other;
-            return s.now.ctx = &other, says(s.pass(p), "the context is of the");
+            target = *s.ctx->target, target.name = TE_CUDA ? "host" : "cuda", elsewhere = *s.ctx, elsewhere.target = &target, elsewhere.at = &elsewhere;
+            return s.now.ctx = &elsewhere, says(s.pass(p), "the context is of the");
         });
-        refuse<model_scene>(t, pass + "a context that was copied", TE_ERROR_STATE, "", [=](model_scene &s) { return other = *s.ctx, s.now.ctx = &other, says(s.pass(p), "copy"); });
+        refuse<model_scene>(t, pass + "a context that was copied", TE_ERROR_STATE, "", [=](model_scene &s) { return elsewhere = *s.ctx, s.now.ctx = &elsewhere, says(s.pass(p), "copy"); });
     }
 }
 

@@ -2,13 +2,14 @@
 // None crashes, hangs, or computes something else in silence.
 #include <catch2/catch.hpp>
 
-#include "misuse_calls.h"
 #include "misuse_models.h"
+#include "misuse_state.h"
 
 TEST_CASE("the table of misuse") {
     misuse::table t;
     misuse::models(t);
     misuse::context_calls(t), misuse::number_calls(t), misuse::bind_calls(t);
+    misuse::optimizer_calls(t), misuse::recipe_calls(t), misuse::product_calls(t), misuse::graph_calls(t);
     const std::vector<misuse::verdict> verdicts = misuse::run(t);
     int refused = 0, fine = 0, failed[misuse::OUTCOMES] = {0};
     for (size_t i = 0; i < t.size(); i++) {

@@ -145,6 +145,16 @@ TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const 
     free(start);
     return status;
 }
+TE_API te_status te__scale_rule_check(const te_scale_rule *rule, const char *who, te_context *ctx) {
+    TE_REQUIRE(rule->amax == TE_AMAX_MAX || rule->amax == TE_AMAX_MOST_RECENT, ctx, TE_ERROR_VALUE,
+               "%s: a rule of amax %d", who, (int)rule->amax);
+    TE_REQUIRE(rule->margin >= -TE_SCALES_MOST_MARGIN && rule->margin <= TE_SCALES_MOST_MARGIN, ctx, TE_ERROR_VALUE,
+               "%s: a rule with a margin of %d; it must be %d to %d", who, rule->margin, -(int)TE_SCALES_MOST_MARGIN,
+               (int)TE_SCALES_MOST_MARGIN);
+    TE_REQUIRE(rule->epsilon >= 0.0f && rule->epsilon <= 3.402823466e38f, ctx, TE_ERROR_VALUE,
+               "%s: a rule with an epsilon of %g", who, (double)rule->epsilon);
+    return TE_OK;
+}
 /* Tensors [first, first + count): take their amax, roll their history, set their scale. One launch. */
 TE_API te_status te_scales_update(const te_scales *s, int first, int count, const te_scale_rule *rule,
                                   te_context *ctx) {
@@ -153,11 +163,7 @@ TE_API te_status te_scales_update(const te_scales *s, int first, int count, cons
     TE_REQUIRE(s && rule && s->memory, ctx, TE_ERROR_NULL, "te_scales_update: a pointer is null");
     TE_REQUIRE(first >= 0 && count >= 0 && first <= s->count - count, ctx, TE_ERROR_SHAPE,
                "te_scales_update: tensors %d to %d of %d", first, first + count, s->count);
-    TE_REQUIRE(rule->margin >= -TE_SCALES_MOST_MARGIN && rule->margin <= TE_SCALES_MOST_MARGIN, ctx, TE_ERROR_VALUE,
-               "te_scales_update: a margin of %d; it must be %d to %d", rule->margin, -(int)TE_SCALES_MOST_MARGIN,
-               (int)TE_SCALES_MOST_MARGIN);
-    TE_REQUIRE(rule->epsilon >= 0.0f && rule->epsilon <= 3.402823466e38f, ctx, TE_ERROR_VALUE,
-               "te_scales_update: an epsilon of %g", (double)rule->epsilon);
+    TE_TRY(te__scale_rule_check(rule, "te_scales_update", ctx));
     memset(&a, 0, sizeof a);
     a.s = *s, a.rule = *rule, a.first = first, a.count = count;
     return count ? te__scales_kernel_launch(ctx, te_grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a) : TE_OK;
