@@ -136,9 +136,10 @@ TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const 
     const size_t part = te__scales_part(count) / 4;
     float *start = (float *)calloc(s->bytes ? s->bytes : 1, 1); /* on the host */
     TE_REQUIRE(start, ctx, TE_ERROR_MEMORY, "te_scales_init: cannot allocate %zu bytes", s->bytes);
-    for (size_t i = 0; i < (size_t)count; i++) {
-        start[part + i] = start[4 * part + i * TE_SCALES_APART] = 1.0f; /* scale, inverse */
-        start[2 * part + i] = te_fp8_most(formats[i]);
+    for (int i = 0; i < count; i++) {
+        const size_t at = (size_t)i;
+        start[part + at] = start[4 * part + at * TE_SCALES_APART] = 1.0f; /* scale, inverse */
+        start[2 * part + at] = te_fp8_most(formats[i]);
     }
     te_status status = te_copy(ctx, memory, start, s->bytes);
     if (status == TE_OK) status = te_synchronize(ctx);

@@ -104,8 +104,6 @@ TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_contex
                (long long)g->m, (long long)g->n, (long long)g->k);
     TE_REQUIRE(g->m <= INT32_MAX && g->n <= INT32_MAX && g->k <= INT32_MAX, ctx, TE_ERROR_OVERFLOW,
                "%s: a product %lld x %lld x %lld", who, (long long)g->m, (long long)g->n, (long long)g->k);
-    TE_REQUIRE((unsigned)g->epilogue < (unsigned)TE_EPILOGUE_COUNT, ctx, TE_ERROR_VALUE, "%s: epilogue %d", who,
-               (int)g->epilogue);
     TE_TRY(te_gemm_check(g, who, ctx));
     TE_REQUIRE(((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->c | (uintptr_t)g->d) % TE_ACCESS == 0, ctx,
                TE_ERROR_ALIGNMENT, "%s: a matrix does not start at a multiple of %d bytes", who, (int)TE_ACCESS);

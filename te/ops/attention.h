@@ -27,7 +27,9 @@
     (static_assert((TE_ARG1(op, 0)) % (TE_ARG2(op, 0)) == 0,                                       \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": kv_heads does not divide heads"); \
      static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                             \
-                  "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");        \
+     TE_ASSERT_NUMBER((TE_OPTION(op, scale, 1.0f)) > 0 && (TE_OPTION(op, scale, 1.0f)) < 3e38f,    \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) ": scale must be a finite positive number");)
 
 typedef struct te_attention_options {
     int heads, kv_heads, head_dim, causal;
