@@ -78,8 +78,8 @@ inline void file_calls(table &t) {
     struct value { const char *name; te_status status; std::function<void(te_safetensor &)> set; };
     const std::vector<value> entries = {
         {"no name", TE_ERROR_NULL, [](te_safetensor &e) { e.name = nullptr; }}, {"no data", TE_ERROR_NULL, [](te_safetensor &e) { e.data = nullptr; }}, {"the name of the other", TE_ERROR_VALUE, [](te_safetensor &e) { e.name = "m.b.bias"; }},
-        {"the name __metadata__", TE_ERROR_VALUE, [](te_safetensor &e) { e.name = "__metadata__"; }}, {"a name that is no UTF-8", TE_ERROR_VALUE, [](te_safetensor &e) { e.name = "\xff"; }}, {"dtype 99", TE_ERROR_DTYPE, [](te_safetensor &e) { e.dtype = (te_safetensors_dtype)99; }},
-        {"dtype -1", TE_ERROR_DTYPE, [](te_safetensor &e) { e.dtype = (te_safetensors_dtype)-1; }}, {"rank -1", TE_ERROR_SHAPE, [](te_safetensor &e) { e.rank = -1; }}, {"rank 99", TE_ERROR_SHAPE, [](te_safetensor &e) { e.rank = 99; }},
+        {"the name __metadata__", TE_ERROR_VALUE, [](te_safetensor &e) { e.name = "__metadata__"; }}, {"a name that is no UTF-8", TE_ERROR_VALUE, [](te_safetensor &e) { e.name = "\xff"; }}, {"dtype 7", TE_ERROR_DTYPE, [](te_safetensor &e) { e.dtype = TE_SAFETENSORS_DTYPE_COUNT; }},
+        {"rank -1", TE_ERROR_SHAPE, [](te_safetensor &e) { e.rank = -1; }}, {"rank 99", TE_ERROR_SHAPE, [](te_safetensor &e) { e.rank = 99; }},
         {"a size of -1", TE_ERROR_SHAPE, [](te_safetensor &e) { e.shape[0] = -1; }}, {"a size of 2^62", TE_ERROR_SHAPE, [](te_safetensor &e) { e.shape[0] = INT64_C(1) << 62; }}, {"a byte more than its shape", TE_ERROR_SHAPE, [](te_safetensor &e) { e.bytes++; }}};
     for (const value &v : entries) {
         refuse<fs>(t, std::string("te_safetensors_write: ") + v.name, v.status, "", [=](fs &s) { return v.set(s.want[0]), write(s, s.want, 2, nullptr, 0); });
@@ -120,7 +120,7 @@ inline void file_calls(table &t) {
     });
     fine<fs>(t, "te_safetensor_of: no shape, a rank that is none: an entry that is refused", [](fs &s) {
         const int64_t shape[1] = {4};
-        const te_safetensor bad[] = {te_safetensor_of("x", TE_SAFETENSORS_F32, 2, nullptr, s.a), te_safetensor_of("x", (te_safetensors_dtype)99, 1, shape, s.a), te_safetensor_of(nullptr, TE_SAFETENSORS_F32, -1, shape, s.a), te_safetensor_matrix("x", (te_dtype)99, 2, 2, s.a)};
+        const te_safetensor bad[] = {te_safetensor_of("x", TE_SAFETENSORS_F32, 2, nullptr, s.a), te_safetensor_of("x", TE_SAFETENSORS_DTYPE_COUNT, 1, shape, s.a), te_safetensor_of(nullptr, TE_SAFETENSORS_F32, -1, shape, s.a), te_safetensor_matrix("x", (te_dtype)7, 2, 2, s.a)};
         for (const te_safetensor &e : bad)
             if (te_safetensors_write(s.path.c_str(), &e, 1, nullptr, 0, s.ctx) == TE_OK) return false;
         return true;

@@ -98,7 +98,7 @@ inline void wrong_tensor(table &t, int passes, const std::string &name, bool may
         spoilt(t, passes, name + " " + how, status, word, [=](model_scene::given &g) { change(of(g)); });
     };
     if (!may_be_null) each("is null", TE_ERROR_NULL, name + " is null", [](te_tensor &v) { v.data = nullptr; });
-    for (int dtype : {(int)TE_f32, (int)TE_f16, (int)TE_e4m3, (int)TE_e5m2, (int)TE_DTYPE_COUNT, -1})
+    for (int dtype : {(int)TE_f32, (int)TE_f16, (int)TE_e4m3, (int)TE_e5m2, (int)TE_DTYPE_COUNT, 7})
         each("has dtype " + std::to_string(dtype), TE_ERROR_DTYPE, name + " is " + te_dtype_name((te_dtype)dtype), [=](te_tensor &v) { v.dtype = (te_dtype)dtype; });
     for (int64_t rows : {INT64_C(0), INT64_C(-1), INT64_C(7), INT64_C(9), INT64_C(1) << 32 | 8, INT64_MAX, INT64_MIN})
         each(std::to_string(rows) + " rows", TE_ERROR_SHAPE, name + " has " + std::to_string(rows) + " rows", [=](te_tensor &v) { v.rows = rows; });

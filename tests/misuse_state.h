@@ -60,7 +60,7 @@ inline void optimizer_calls(table &t) {
         {"weight_decay -1", [](te_adamw_config &c) { c.weight_decay = -1; }}, {"weight_decay infinity", [](te_adamw_config &c) { c.weight_decay = INFINITY; }}, {"weight_decay NaN", [](te_adamw_config &c) { c.weight_decay = NAN; }},
         {"max_norm -1", [](te_adamw_config &c) { c.max_norm = -1; }}, {"max_norm NaN", [](te_adamw_config &c) { c.max_norm = NAN; }},
         {"grad_scale 0", [](te_adamw_config &c) { c.grad_scale = 0; }}, {"grad_scale infinity", [](te_adamw_config &c) { c.grad_scale = INFINITY; }}, {"grad_scale NaN", [](te_adamw_config &c) { c.grad_scale = NAN; }},
-        {"schedule 99", [](te_adamw_config &c) { c.schedule.kind = (te_schedule_kind)99; }}, {"schedule -1", [](te_adamw_config &c) { c.schedule.kind = (te_schedule_kind)-1; }},
+        {"schedule 7", [](te_adamw_config &c) { c.schedule.kind = (te_schedule_kind)7; }}, {"schedule 6", [](te_adamw_config &c) { c.schedule.kind = (te_schedule_kind)6; }},
         {"peak -1", [](te_adamw_config &c) { c.schedule.peak = -1; }}, {"peak NaN", [](te_adamw_config &c) { c.schedule.peak = NAN; }}, {"peak infinity", [](te_adamw_config &c) { c.schedule.peak = INFINITY; }},
         {"final fraction -1", [](te_adamw_config &c) { c.schedule.final_fraction = -1; }}, {"final fraction NaN", [](te_adamw_config &c) { c.schedule.final_fraction = NAN; }},
         {"warm-up -1", [](te_adamw_config &c) { c.schedule.warmup = -1; }}, {"total -1", [](te_adamw_config &c) { c.schedule.total = -1; }},
@@ -130,7 +130,10 @@ inline void recipe_calls(table &t) {
     struct value { const char *name; std::function<void(te_scale_rule &)> set; };
     const std::vector<value> values = {{"margin 65", [](te_scale_rule &k) { k.margin = 65; }}, {"margin -65", [](te_scale_rule &k) { k.margin = -65; }}, {"margin INT32_MIN", [](te_scale_rule &k) { k.margin = INT32_MIN; }},
                                        {"epsilon -1", [](te_scale_rule &k) { k.epsilon = -1; }}, {"epsilon NaN", [](te_scale_rule &k) { k.epsilon = NAN; }}, {"epsilon infinity", [](te_scale_rule &k) { k.epsilon = INFINITY; }},
-                                       {"amax 7", [](te_scale_rule &k) { k.amax = (te_amax_of)7; }}};
+#ifndef __SANITIZE_ADDRESS__ // no number but 0 and 1 is an enum's of two
+                                       {"amax 7", [](te_scale_rule &k) { k.amax = (te_amax_of)7; }},
+#endif
+    };
     for (const value &v : values) {
         refuse<cs>(t, std::string("te_scales_update: ") + v.name, TE_ERROR_VALUE, "te_scales_update", [=](cs &s) {
             te_scale_rule k = rule;
@@ -175,8 +178,8 @@ inline void product_calls(table &t) {
         {"beta, but no C", TE_ERROR_NULL, [](te_gemm &g) { g.beta = 1; }}, {"an epilogue without its bias", TE_ERROR_NULL, [](te_gemm &g) { g.epilogue = TE_EPILOGUE_BIAS; }},
         {"m -1", TE_ERROR_SHAPE, [](te_gemm &g) { g.m = -1; }}, {"n -1", TE_ERROR_SHAPE, [](te_gemm &g) { g.n = -1; }}, {"k -1", TE_ERROR_SHAPE, [](te_gemm &g) { g.k = -1; }},
         {"m INT64_MAX", TE_ERROR_OVERFLOW, [](te_gemm &g) { g.m = INT64_MAX; }}, {"n 2^31", TE_ERROR_OVERFLOW, [](te_gemm &g) { g.n = INT64_C(1) << 31; }}, {"k 2^31", TE_ERROR_OVERFLOW, [](te_gemm &g) { g.k = INT64_C(1) << 31; }},
-        {"dtype 99", TE_ERROR_DTYPE, [](te_gemm &g) { g.dtype = g.out = (te_dtype)99; }}, {"dtype -1", TE_ERROR_DTYPE, [](te_gemm &g) { g.dtype = g.out = (te_dtype)-1; }}, {"dtype e4m3", TE_ERROR_DTYPE, [](te_gemm &g) { g.dtype = g.out = TE_e4m3; }},
-        {"f32 to bf16", TE_ERROR_DTYPE, [](te_gemm &g) { g.out = TE_bf16; }}, {"epilogue 99", TE_ERROR_VALUE, [](te_gemm &g) { g.epilogue = (te_epilogue)99; }},
+        {"dtype 7", TE_ERROR_DTYPE, [](te_gemm &g) { g.dtype = g.out = (te_dtype)7; }}, {"dtype 6", TE_ERROR_DTYPE, [](te_gemm &g) { g.dtype = g.out = (te_dtype)6; }}, {"dtype e4m3", TE_ERROR_DTYPE, [](te_gemm &g) { g.dtype = g.out = TE_e4m3; }},
+        {"f32 to bf16", TE_ERROR_DTYPE, [](te_gemm &g) { g.out = TE_bf16; }}, {"epilogue 7", TE_ERROR_VALUE, [](te_gemm &g) { g.epilogue = (te_epilogue)7; }},
         {"FP8 of A alone", TE_ERROR_DTYPE, [](te_gemm &g) { g.a_fp8.scaling = TE_SCALING_TENSOR, g.a_fp8.dtype = TE_e4m3; }},
         {"FP8 of two e5m2", TE_ERROR_DTYPE, [](te_gemm &g) { g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_TENSOR, g.a_fp8.dtype = g.b_fp8.dtype = TE_e5m2; }},
         {"FP8 of 8 columns", TE_ERROR_SHAPE, [](te_gemm &g) { g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_TENSOR, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3, g.dtype = TE_bf16; }},
@@ -187,7 +190,7 @@ inline void product_calls(table &t) {
     refuse<cs>(t, "te_gemm_run: null", TE_ERROR_NULL, "te_gemm_run", [](cs &s) { return te_gemm_run(nullptr, s.ctx); });
     struct cast { const char *name; te_status status; std::function<void(te_quantize &)> set; };
     const std::vector<cast> casts = {
-        {"no x", TE_ERROR_NULL, [](te_quantize &q) { q.x = nullptr; }}, {"to bf16", TE_ERROR_DTYPE, [](te_quantize &q) { q.to = TE_bf16; }}, {"to dtype 99", TE_ERROR_DTYPE, [](te_quantize &q) { q.to = (te_dtype)99; }},
+        {"no x", TE_ERROR_NULL, [](te_quantize &q) { q.x = nullptr; }}, {"to bf16", TE_ERROR_DTYPE, [](te_quantize &q) { q.to = TE_bf16; }}, {"to dtype 7", TE_ERROR_DTYPE, [](te_quantize &q) { q.to = (te_dtype)7; }},
         {"rows -1", TE_ERROR_SHAPE, [](te_quantize &q) { q.rows = -1; }}, {"cols -1", TE_ERROR_SHAPE, [](te_quantize &q) { q.cols = -1; }}, {"rows 2^60", TE_ERROR_OVERFLOW, [](te_quantize &q) { q.rows = q.yt_cols = INT64_C(1) << 60; }},
         {"yt of 7 of 8 rows", TE_ERROR_SHAPE, [](te_quantize &q) { q.yt_cols = 7; }}, {"yt of 129 of 8 rows", TE_ERROR_SHAPE, [](te_quantize &q) { q.yt_cols = 129; }},
         {"x 4 off", TE_ERROR_ALIGNMENT, [](te_quantize &q) { q.x = (const char *)q.x + 4; }}, {"y 4 off", TE_ERROR_ALIGNMENT, [](te_quantize &q) { q.y = (char *)q.y + 4; }}, {"yt 8 off", TE_ERROR_ALIGNMENT, [](te_quantize &q) { q.yt = (char *)q.yt + 8; }}};
@@ -210,7 +213,7 @@ inline void graph_calls(table &t) {
     const std::vector<value> values = {
         {"no function", TE_ERROR_NULL, [](cs &s) { s.spec.run = nullptr; }}, {"no inputs, but a count", TE_ERROR_NULL, [](cs &s) { s.spec.in = nullptr; }}, {"no outputs, but a count", TE_ERROR_NULL, [](cs &s) { s.spec.out = nullptr; }},
         {"-1 inputs", TE_ERROR_SHAPE, [](cs &s) { s.spec.in_count = -1; }}, {"-1 outputs", TE_ERROR_SHAPE, [](cs &s) { s.spec.out_count = -1; }}, {"no argument, but its size", TE_ERROR_NULL, [](cs &s) { s.spec.arg_bytes = 8; }},
-        {"an input of dtype 99", TE_ERROR_DTYPE, [](cs &s) { s.in.tensor.dtype = (te_dtype)99; }}, {"an input of 0 rows", TE_ERROR_SHAPE, [](cs &s) { s.in.tensor.rows = 0; }}, {"an input of INT64_MAX rows", TE_ERROR_SHAPE, [](cs &s) { s.in.tensor.rows = INT64_MAX; }},
+        {"an input of dtype 7", TE_ERROR_DTYPE, [](cs &s) { s.in.tensor.dtype = (te_dtype)7; }}, {"an input of 0 rows", TE_ERROR_SHAPE, [](cs &s) { s.in.tensor.rows = 0; }}, {"an input of INT64_MAX rows", TE_ERROR_SHAPE, [](cs &s) { s.in.tensor.rows = INT64_MAX; }},
         {"an output of -1 columns", TE_ERROR_SHAPE, [](cs &s) { s.out.tensor.cols = -1; }}, {"an input 4 off", TE_ERROR_ALIGNMENT, [](cs &s) { s.in.tensor.data = s.a + 4; }},
         {"an output that the pool has no room for", TE_ERROR_MEMORY, [](cs &s) { s.out.tensor.rows = 1 << 20; }}};
     for (const value &v : values) refuse<cs>(t, std::string("te_graph_capture: ") + v.name, v.status, "graph", [=](cs &s) {

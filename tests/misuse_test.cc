@@ -10,6 +10,10 @@
 #include "misuse_models.h"
 #include "misuse_state.h"
 
+// A sanitizer lets an allocation that is too large fail, as it does without.
+extern "C" const char *__asan_default_options();
+extern "C" const char *__asan_default_options() { return "allocator_may_return_null=1"; }
+
 // Lists through each compiler that is here. Returns how many do not compile, each counted once.
 static int does_not_compile(int *fine) {
     const std::vector<misuse::list> lists = misuse::wrong_lists();

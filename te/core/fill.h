@@ -43,7 +43,7 @@ TE_API te_status te_fill_normal(void *w, te_dtype dtype, int64_t count, float me
     te_normal_args a;
     TE_REQUIRE(w && ctx, ctx, TE_ERROR_NULL, "te_fill_normal: a pointer is null");
     TE_TRY(te_check_target(ctx, "te_fill_normal"));
-    TE_REQUIRE(count >= 0 && te_ceil_div(count, TE_NORMAL_BLOCK) <= INT32_MAX, ctx, TE_ERROR_OVERFLOW,
+    TE_REQUIRE(count >= 0 && count / TE_NORMAL_BLOCK < INT32_MAX, ctx, TE_ERROR_OVERFLOW,
                "te_fill_normal: %lld elements", (long long)count);
     TE_REQUIRE((unsigned)dtype < (unsigned)TE_DTYPE_COUNT, ctx, TE_ERROR_DTYPE, "te_fill_normal: dtype %d", (int)dtype);
     TE_REQUIRE((uintptr_t)w % te_dtype_bytes(dtype) == 0, ctx, TE_ERROR_ALIGNMENT,

@@ -163,7 +163,7 @@ TE_API te_status te_scales_update(const te_scales *s, int first, int count, cons
     TE_TRY(te_check_target(ctx, "te_scales_update"));
     TE_REQUIRE(s && rule && s->memory, ctx, TE_ERROR_NULL, "te_scales_update: a pointer is null");
     TE_REQUIRE(first >= 0 && count >= 0 && first <= s->count - count, ctx, TE_ERROR_SHAPE,
-               "te_scales_update: tensors %d to %d of %d", first, first + count, s->count);
+               "te_scales_update: %d tensors from %d on, of %d", count, first, s->count);
     TE_TRY(te__scale_rule_check(rule, "te_scales_update", ctx));
     memset(&a, 0, sizeof a);
     a.s = *s, a.rule = *rule, a.first = first, a.count = count;
