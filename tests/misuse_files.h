@@ -68,7 +68,7 @@ inline void file_calls(table &t) {
         refuse<fs>(t, who + "no path", TE_ERROR_NULL, "path", [=](fs &s) { return call(nullptr, s.want, 2, nullptr, 0, s.ctx); });
         refuse<fs>(t, who + "no context", TE_ERROR_NULL, "", [=](fs &s) { return call(s.path.c_str(), s.want, 2, nullptr, 0, nullptr); });
         refuse<fs>(t, who + "an empty path", TE_ERROR_IO, "", [=](fs &s) { return call("", s.want, 2, nullptr, 0, s.ctx); });
-        refuse<fs>(t, who + "no such folder", TE_ERROR_IO, "nowhere", [=](fs &s) { return call((s.folder + "/nowhere/file").c_str(), s.want, 2, nullptr, 0, s.ctx); });
+        refuse<fs>(t, who + "no such folder", TE_ERROR_IO, "cannot", [=](fs &s) { return call((s.folder + "/nowhere/file").c_str(), s.want, 2, nullptr, 0, s.ctx); });
         refuse<fs>(t, who + "a folder", TE_ERROR_IO, "regular file", [=](fs &s) { return call(s.folder.c_str(), s.want, 2, nullptr, 0, s.ctx); });
         refuse<fs>(t, who + "no tensors, but a count", TE_ERROR_NULL, "null", [=](fs &s) { return call(s.path.c_str(), nullptr, 2, nullptr, 0, s.ctx); });
         refuse<fs>(t, who + "-1 tensors", TE_ERROR_SHAPE, "-1", [=](fs &s) { return call(s.path.c_str(), s.want, -1, nullptr, 0, s.ctx); });
@@ -95,7 +95,7 @@ inline void file_calls(table &t) {
     static te_safetensors f;
     refuse<fs>(t, "te_safetensors_open: no struct", TE_ERROR_NULL, "struct", [](fs &s) { return te_safetensors_open(nullptr, s.path.c_str(), s.ctx); });
     refuse<fs>(t, "te_safetensors_open: no path", TE_ERROR_NULL, "path", [](fs &s) { return te_safetensors_open(&f, nullptr, s.ctx); });
-    refuse<fs>(t, "te_safetensors_open: no file", TE_ERROR_IO, "nowhere", [](fs &s) { return te_safetensors_open(&f, (s.folder + "/nowhere").c_str(), s.ctx); });
+    refuse<fs>(t, "te_safetensors_open: no file", TE_ERROR_IO, "cannot", [](fs &s) { return te_safetensors_open(&f, (s.folder + "/nowhere").c_str(), s.ctx); });
     refuse<fs>(t, "te_safetensors_open: a folder", TE_ERROR_IO, "regular file", [](fs &s) { return te_safetensors_open(&f, s.folder.c_str(), s.ctx); });
     refuse<fs>(t, "te_safetensors_open_memory: no memory", TE_ERROR_NULL, "memory", [](fs &s) { return te_safetensors_open_memory(&f, nullptr, 100, s.ctx); });
     refuse<fs>(t, "te_safetensors_open_memory: no struct", TE_ERROR_NULL, "struct", [](fs &s) { return te_safetensors_open_memory(nullptr, "x", 1, s.ctx); });
@@ -156,10 +156,10 @@ inline void file_calls(table &t) {
     refuse<fs>(t, "te_checkpoint_load: without the random state", TE_ERROR_FORMAT, "random", [](fs &s) { return s.all.random = 0, te_checkpoint_load(&s.all, &s.file, s.ctx); });
     refuse<fs>(t, "te_checkpoint_load: another name", TE_ERROR_FORMAT, "n.fc.weight", [](fs &s) { return s.named.name = "n", te_checkpoint_load(&s.all, &s.file, s.ctx); });
     refuse<fs>(t, "te_checkpoint_probe: no path", TE_ERROR_NULL, "path", [](fs &s) { return te_checkpoint_probe(nullptr, s.ctx); });
-    refuse<fs>(t, "te_checkpoint_probe: no such folder", TE_ERROR_IO, "nowhere", [](fs &s) { return te_checkpoint_probe((s.folder + "/nowhere/file").c_str(), s.ctx); });
+    refuse<fs>(t, "te_checkpoint_probe: no such folder", TE_ERROR_IO, "cannot", [](fs &s) { return te_checkpoint_probe((s.folder + "/nowhere/file").c_str(), s.ctx); });
     refuse<fs>(t, "te_gemm_save: no path", TE_ERROR_NULL, "path", [](fs &s) { return te_gemm_save(nullptr, s.ctx); });
     refuse<fs>(t, "te_gemm_load: no path", TE_ERROR_NULL, "path", [](fs &s) { return te_gemm_load(nullptr, s.ctx); });
-    refuse<fs>(t, "te_gemm_load: no file", TE_ERROR_IO, "nowhere", [](fs &s) { return te_gemm_load((s.folder + "/nowhere").c_str(), s.ctx); });
+    refuse<fs>(t, "te_gemm_load: no file", TE_ERROR_IO, "cannot", [](fs &s) { return te_gemm_load((s.folder + "/nowhere").c_str(), s.ctx); });
     refuse<fs>(t, "te_gemm_load: another kind of file", TE_ERROR_FORMAT, "", [](fs &s) { return te_gemm_load(s.path.c_str(), s.ctx); });
     fine<fs>(t, "te_gemm_report: nowhere, no context; te_gemm_print: nowhere", [](fs &s) {
         const int none = te_gemm_report(nullptr, 4, s.ctx) | te_gemm_report(nullptr, -1, nullptr) | te_gemm_report_choices(nullptr, 4, s.ctx);
