@@ -28,6 +28,9 @@
     X(in_##D, MODEL, (D, (in, f32)), (linear, l, 64, 96), (bias, b, 96), (gelu, a))                                          \
     X(in_norm_##D, MODEL, (D, (in, f32)), (rmsnorm, n, 52), (linear, l, 52, 40))                                             \
     X(in_map_##D, MODEL, (D, (in, f32)), (gelu, a), (bias, b, 37), (scale, s, 0.5f))                                         \
+    X(width_##D, MODEL, (D, (width, 37)), (gelu, a), (scale, s, 0.5f))                                                       \
+    X(width_of_half_##D, MODEL, (D, (width, 2 * (24 + 8))), (swiglu, a))                                                     \
+    X(width_residual_##D, MODEL, (D, (residual, f32), (width, (40))), (fork, x), (dropout, d, 0.2f), (add, x), (bias, b, 40)) \
     X(out_##D, MODEL, (D, (out, f32)), (rmsnorm, n, 64), (linear, l, 64, 96))                                                \
     X(out_row_##D, MODEL, (D, (out, f32)), (linear, l, 64, 96), (bias, b, 96), (silu, a))                                    \
     X(out_dropout_##D, MODEL, (D, (out, f32)), (linear, l, 40, 56), (dropout, d, 0.2f))                                      \

@@ -75,11 +75,13 @@ def random_list(r):
 def legal(row, backward):
     """Whether the rules allow these ops, in the order of the pass, as one row."""
     f = [family(op) for op in row]
-    if len(f) > MOST or "linear" in f[1:] or f.count("norm") > 1 or f.count("bias") > 1 or f.count("gated") > 1:
+    if len(f) > MOST or "linear" in f[1:] or f.count("norm") > 1 or f.count("gated") > 1:
         return False
     if "gated" in f and "norm" in f:
         return False
     if backward:
+        if f.count("bias") > 1:
+            return False
         rest = f[1:] if f[0] == "linear" else f
         if "norm" in rest[1:]:
             return False

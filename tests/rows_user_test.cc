@@ -14,6 +14,11 @@
 #define USER_FORWARD_linear_fork_act TE_FUSED
 #define USER_FORWARD_linear_fork TE_FUSED
 #define USER_FORWARD_norm_bias_fork_scale_add TE_FUSED
+#define USER_FORWARD_bias_bias TE_FUSED
+#define USER_FORWARD_bias_bias_act_bias TE_FUSED
+#define USER_FORWARD_linear_bias_bias TE_FUSED
+#define USER_FORWARD_linear_bias_act_bias_add TE_FUSED
+#define USER_FORWARD_bias_norm_bias TE_FUSED
 #define USER_BACKWARD_bias_gated TE_FUSED
 #define USER_BACKWARD_bias_dropout_gated TE_FUSED
 #define USER_BACKWARD_add_act_fork_bias TE_FUSED
@@ -38,8 +43,19 @@
     X(edge_of_product, bf16, (linear, l, 200, 208), (fork, x), (silu, a), (linear, m, 208, 208), (add, x), (linear, n, 208, 200)) \
     X(edge_of_product_alone, f16, (linear, l, 264, 208), (fork, x), (linear, m, 208, 208), (add, x))                   \
     X(nothing_but_sums, bf16, (linear, l, 264, 256), (bias, b, 256), (linear, m, 256, 200))                            \
+    X(two_biases, f32, (bias, b, 37), (bias, c, 37))                                                                   \
+    X(three_biases, bf16, (bias, b, 64), (bias, c, 64), (gelu, a), (bias, d, 64))                                      \
+    X(two_biases_of_product, f32, (linear, l, 40, 56), (bias, b, 56), (bias, c, 56))                                   \
+    X(two_biases_of_product_bf16, bf16, (linear, l, 264, 256), (bias, b, 256), (bias, c, 256))                         \
+    X(biases_around_act, bf16, (fork, x), (linear, l, 264, 264), (bias, b, 264), (silu, a), (bias, c, 264), (add, x))  \
+    X(biases_around_norm, f16, (bias, b, 40), (layernorm, n, 40), (bias, c, 40))                                       \
     X(own_edge_odd, bf16, (bias, b, 37), (fork, x), (gelu, a), (add, x))
 LISTS(USER)
+
+static_assert((int)two_biases_forward_steps == 1, "bias_bias");
+static_assert((int)three_biases_forward_steps == 1, "bias_bias_act_bias");
+static_assert((int)two_biases_of_product_forward_steps == 1, "linear_bias_bias");
+static_assert((int)biases_around_norm_forward_steps == 1, "bias_norm_bias");
 
 #define REF(name, ...) &name##_subject,
 static const subject *const lists[] = {LISTS(REF)};
@@ -51,6 +67,6 @@ TEST_CASE("rows of a user's own", "[rows_user]") {
 TEST_CASE("the same with one kernel for product and rest", "[rows_user]") {
     const own_products own;
     for (const subject *s : {&own_edge_of_product_subject, &edge_of_product_subject, &edge_of_product_alone_subject, &nothing_but_sums_subject,
-                             &own_edge_behind_norm_subject})
+                             &own_edge_behind_norm_subject, &two_biases_of_product_bf16_subject, &biases_around_act_subject})
         for (const shape &at : {shape(1, 5), shape(2, 150)}) check(*s, at);
 }

@@ -167,6 +167,102 @@ TEST_CASE("a round trip, of every dtype, from target and host memory") {
     CHECK(open_bytes(once, t) == TE_OK);
 }
 
+// Bits of one format as those of another, by what rounding to nearest even says.
+struct conversion {
+    te_safetensors_dtype from, to;
+    std::vector<uint32_t> bits, want;
+};
+static const conversion conversions[] = {
+    // 1, ties to both sides of an even number, just above a tie, subnormal numbers, the largest, infinities, a NaN, -0
+    {TE_SAFETENSORS_F32, TE_SAFETENSORS_BF16,
+     {0x3f800000, 0x3f808000, 0x3f818000, 0x3f808001, 0xbf818000, 1, 0x8000, 0x18000, 0x7f7f7fff, 0x7f800000, 0xff800000, 0x7fc00000, 0x80000000},
+     {0x3f80, 0x3f80, 0x3f82, 0x3f81, 0xbf82, 0, 0, 2, 0x7f7f, 0x7f80, 0xff80, 0x7fc0, 0x8000}},
+    {TE_SAFETENSORS_F32, TE_SAFETENSORS_F16,
+     {0x3f800000, 0x3f801000, 0x3f803000, 0x3f801001, 0xbf803000, 0x33000000, 0x33000001, 0x33c00000, 0x38800000, 0x477fe000, 0x477fefff, 0x7f800000, 0xff800000, 0x7fc00000, 0x80000000},
+     {0x3c00, 0x3c00, 0x3c02, 0x3c01, 0xbc02, 0, 1, 2, 0x400, 0x7bff, 0x7bff, 0x7c00, 0xfc00, 0x7e00, 0x8000}},
+    {TE_SAFETENSORS_BF16, TE_SAFETENSORS_F16, {0x3f80, 0x477f, 0x3300, 0x33c0, 0xbf81, 0x7f80, 0x8000}, {0x3c00, 0x7bf8, 0, 2, 0xbc08, 0x7c00, 0x8000}},
+    {TE_SAFETENSORS_F16, TE_SAFETENSORS_BF16, {0x3c00, 0x3c04, 0x3c0c, 1, 0x7bff, 0x7c00, 0x8000}, {0x3f80, 0x3f80, 0x3f82, 0x3380, 0x4780, 0x7f80, 0x8000}},
+    {TE_SAFETENSORS_F16, TE_SAFETENSORS_F32, {0x3c00, 0x3c01, 1, 0x83ff, 0x7bff, 0xfc00}, {0x3f800000, 0x3f802000, 0x33800000, 0xb87fc000, 0x477fe000, 0xff800000}},
+    {TE_SAFETENSORS_BF16, TE_SAFETENSORS_F32, {0x3f80, 1, 0x7f7f, 0xff80}, {0x3f800000, 0x10000, 0x7f7f0000, 0xff800000}},
+};
+// The bits as a file's, or a tensor's, bytes.
+static std::vector<uint8_t> bytes_of(const std::vector<uint32_t> &bits, te_safetensors_dtype t) {
+    const size_t size = te_safetensors_dtype_bytes(t);
+    std::vector<uint8_t> v;
+    for (uint32_t b : bits) v.insert(v.end(), (const uint8_t *)&b, (const uint8_t *)&b + size); // little endian
+    return v;
+}
+
+TEST_CASE("F32, BF16 and F16 are loaded as what is wanted, rounded to nearest even") {
+    target t;
+    folder dir;
+    const std::string path = dir / "file";
+    for (const conversion &c : conversions)
+        for (size_t copies : {1, 100000}) { // more than passes through the host at a time
+            std::vector<uint32_t> bits, want;
+            for (size_t i = 0; i < copies; i++) bits.insert(bits.end(), c.bits.begin(), c.bits.end()), want.insert(want.end(), c.want.begin(), c.want.end());
+            const int64_t n = (int64_t)bits.size(), row[2] = {1, n}, column[2] = {n, 1}, cube[3] = {1, 1, n};
+            std::vector<uint8_t> data = bytes_of(bits, c.from);
+            CAPTURE(te_safetensors_dtype_name(c.from), te_safetensors_dtype_name(c.to), n);
+            for (int file_rank = 1; file_rank <= 2; file_rank++) { // [n] and [1, n]
+                const te_safetensor e = te_safetensor_of("x", c.from, file_rank, file_rank == 1 ? &n : row, data.data());
+                REQUIRE(te_safetensors_write(path.c_str(), &e, 1, nullptr, 0, t) == TE_OK);
+                te_safetensors f;
+                REQUIRE(te_safetensors_open(&f, path.c_str(), t) == TE_OK);
+                void *memory = nullptr;
+                const size_t size = te_safetensors_dtype_bytes(c.to) * (size_t)n;
+                REQUIRE(te_allocate(t, &memory, size) == TE_OK);
+                for (int rank = 1; rank <= 2; rank++) {
+                    REQUIRE(te_fill(t, memory, 0xee, size) == TE_OK);
+                    const te_safetensor want_e = te_safetensor_of("x", c.to, rank, rank == 1 ? &n : row, memory);
+                    REQUIRE(te_safetensors_load(&f, &want_e, 1, 1, t) == TE_OK);
+                    std::vector<uint8_t> got(size);
+                    REQUIRE(te_copy(t, got.data(), memory, size) == TE_OK);
+                    REQUIRE(te_synchronize(t) == TE_OK);
+                    CHECK((got == bytes_of(want, c.to)));
+                }
+                for (const te_safetensor &other : {te_safetensor_of("x", c.to, 2, column, memory), te_safetensor_of("x", c.to, 3, cube, memory)})
+                    CHECK(te_safetensors_load(&f, &other, 1, 1, t) == TE_ERROR_SHAPE);
+                te_release(t, memory);
+                te_safetensors_close(&f);
+            }
+        }
+}
+TEST_CASE("what cannot be converted is refused, and nothing is loaded") {
+    target t;
+    folder dir;
+    const std::string path = dir / "file";
+    struct { te_safetensors_dtype from, to; uint32_t bits; te_status status; const char *says; } all[] = {
+        {TE_SAFETENSORS_F32, TE_SAFETENSORS_F16, 0x477ff000, TE_ERROR_VALUE, "element 2 of x, 65520, does not fit f16"},
+        {TE_SAFETENSORS_F32, TE_SAFETENSORS_BF16, 0xff7fffff, TE_ERROR_VALUE, "element 2 of x, -3.40282e+38, does not fit bf16"},
+        {TE_SAFETENSORS_BF16, TE_SAFETENSORS_F16, 0x4780, TE_ERROR_VALUE, "element 2 of x, 65536, does not fit f16"},
+        {TE_SAFETENSORS_I32, TE_SAFETENSORS_F32, 1, TE_ERROR_DTYPE, "x is I32 [3], it should be F32 [3]"},
+        {TE_SAFETENSORS_F32, TE_SAFETENSORS_I32, 1, TE_ERROR_DTYPE, "x is F32 [3], it should be I32 [3]"},
+        {TE_SAFETENSORS_F64, TE_SAFETENSORS_F32, 1, TE_ERROR_DTYPE, "x is F64 [3]"},
+        {TE_SAFETENSORS_F8_E4M3, TE_SAFETENSORS_BF16, 1, TE_ERROR_DTYPE, "x is F8_E4M3 [3]"},
+        {TE_SAFETENSORS_BF16, TE_SAFETENSORS_F8_E4M3, 1, TE_ERROR_DTYPE, "x is BF16 [3]"},
+        {TE_SAFETENSORS_F8_E4M3, TE_SAFETENSORS_F8_E5M2, 1, TE_ERROR_DTYPE, "x is F8_E4M3 [3]"},
+        {TE_SAFETENSORS_F8_E4M3, TE_SAFETENSORS_F8_E4M3, 1, TE_OK, ""},
+    };
+    for (const auto &c : all) {
+        const int64_t n = 3;
+        uint64_t in[3] = {0}, out[3], first_out = 0;
+        float first = 1;
+        memcpy((char *)in + 2 * te_safetensors_dtype_bytes(c.from), &c.bits, te_safetensors_dtype_bytes(c.from) < 4 ? te_safetensors_dtype_bytes(c.from) : 4);
+        te_safetensor e[] = {te_safetensor_of("first", TE_SAFETENSORS_F32, 0, nullptr, &first), te_safetensor_of("x", c.from, 1, &n, in)};
+        REQUIRE(te_safetensors_write(path.c_str(), e, 2, nullptr, 0, t) == TE_OK);
+        te_safetensors f;
+        REQUIRE(te_safetensors_open(&f, path.c_str(), t) == TE_OK);
+        memset(out, 0xee, sizeof out);
+        e[0].data = &first_out, e[1] = te_safetensor_of("x", c.to, 1, &n, out);
+        CHECK(te_safetensors_load(&f, e, 2, 1, t) == c.status);
+        CAPTURE(te_last_error(t));
+        CHECK(std::string(te_last_error(t)).find(c.says) != std::string::npos);
+        if (c.status != TE_OK) CHECK(((first_out == 0) && out[0] == 0xeeeeeeeeeeeeeeee && out[1] == out[0] && out[2] == out[0]));
+        te_safetensors_close(&f);
+    }
+}
+
 TEST_CASE("a load is all or nothing") {
     target t;
     te_safetensors f;

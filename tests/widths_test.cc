@@ -58,6 +58,7 @@ static std::string with_numbers(std::string text, const std::vector<int64_t> &di
         (bias, b2, h), (dropout, d, 0.1f), (add, x2)
 
 SIZED(mlp_f32, f32, MLP(H, F))
+SIZED(alone_f32, (f32, (width, 2 * H)), (silu, s), (geglu, g), (scale, t, 0.5f)) // no op says a width
 SIZED(mlp_bf16, bf16, MLP(H, F))
 SIZED(mlp_f16, f16, MLP(H, F))
 SIZED(gated_f32, f32, GATED(H, F))
@@ -97,7 +98,7 @@ TEST_CASE("symbols: a row of a norm, by its width", "[widths]") {
 TEST_CASE("symbols: a row of maps, by its width", "[widths]") {
     for (const int64_t width : {1, 37, 1032, 8, 120, 520, 4097}) {
         if (brief() && width == 8) break;
-        for (const subject &s : {maps_f32_at({width}), maps_bf16_at({width}), maps_f16_at({width})}) {
+        for (const subject &s : {maps_f32_at({width}), maps_bf16_at({width}), maps_f16_at({width}), alone_f32_at({width})}) {
             check(s, shape(1, 1));
             check(s, shape(1, width < 100 ? 131 : 19));
         }

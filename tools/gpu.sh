@@ -32,7 +32,7 @@ compile() { # NAME OBJECT OPTION... SOURCE
 } # options and source have no spaces in them
 build_one() {
     local quick=
-    [[ ${QUICK:-0} == 1 && $1 =~ ^(ops|rows|plan|errors|recompute|widths|formats|recipe)_ ]] && quick=-DTE_KEEP_CALLS
+    [[ ${QUICK:-0} == 1 && $1 =~ ^(ops|rows|plan|errors|recompute|widths|formats|recipe|misuse)_ ]] && quick=-DTE_KEEP_CALLS
     # shellcheck disable=SC2086
     compile $1 "${2/-/}" $quick $3 >"$out/$1.build" 2>&1 || echo "FAIL build: $1, see $out/$1.build"
 }

@@ -7,8 +7,9 @@
  *     ...
  *     te_context_destroy(&ctx);
  *
- * Everything is ordered on ctx.stream. A context serves one thread at a time. A file compiled as plain C can use a
- * context that a .cu created (<model>_context_create): all calls but the creation go through ctx.target.
+ * Everything is ordered on ctx.stream. A context serves one thread at a time, and stays where it was created: a copy is
+ * refused. A file compiled as plain C can use a context that a .cu created (<model>_context_create): all calls but the
+ * creation go through ctx.target.
  */
 #ifndef TE_CONTEXT_H
 #define TE_CONTEXT_H
@@ -59,6 +60,7 @@ typedef struct te_context {
     int device, processors; /* CUDA: the device's number and its multiprocessors; host: 0 and 1 */
     int capability;         /* CUDA: compute capability, 900 for 9.0 */
     int owns_workspace;
+    const struct te_context *at; /* where it was created */
     char error[320];
 } te_context;
 
@@ -78,10 +80,13 @@ TE_API te_status te_fail(te_context *ctx, te_status status, const char *text, ..
 /* The text of the last call that failed on this context; "" if none has. */
 TE_API const char *te_last_error(const te_context *ctx) { return ctx ? ctx->error : "the context is null"; }
 
-/* A context that te_context_create has made, and that has not been destroyed. */
+/* A context that te_context_create has made, that has not been destroyed, and that lies where it did then: two copies
+ * would both own what is made on first use. */
 TE_API te_status te__check_context(te_context *ctx, const char *who) {
     if (!ctx) return TE_ERROR_NULL;
     TE_REQUIRE(ctx->target, ctx, TE_ERROR_NULL, "%s: the context has not been created; te_context_create does", who);
+    TE_REQUIRE(ctx->at == ctx, ctx, TE_ERROR_STATE, "%s: the context is a copy; use it where it was created",
+               who);
     return TE_OK;
 }
 
@@ -124,8 +129,9 @@ TE_API te_status te_context_reserve(te_context *ctx, size_t bytes) {
     return TE_OK;
 }
 
+/* Nothing happens to a copy. */
 TE_API void te_context_destroy(te_context *ctx) {
-    if (!ctx || !ctx->target) return;
+    if (!ctx || !ctx->target || ctx->at != ctx) return;
     (void)te_synchronize(ctx);
     if (ctx->owns_workspace) te_release(ctx, ctx->workspace);
     te_release(ctx, ctx->rng);

@@ -45,12 +45,26 @@ TE_FN void te_convert_body(const te_convert_args *a, te_block b) {
 }
 TE_KERNEL(te_convert_kernel, TE_CONVERT_THREADS, te_convert_args, te_convert_body(te_args, te_at))
 
+TE_API te_status te__convert_check(const void *y, te_dtype to, const void *x, te_dtype from, int64_t count,
+                                   te_context *ctx) {
+    TE_TRY(te_check_target(ctx, "te_convert"));
+    TE_REQUIRE((unsigned)to <= (unsigned)TE_f16 && (unsigned)from <= (unsigned)TE_f16, ctx, TE_ERROR_DTYPE,
+               "te_convert: %s to %s; FP8 has a scale, which te_quantize takes", te_dtype_name(from),
+               te_dtype_name(to));
+    TE_REQUIRE(count >= 0 && count / TE_CONVERT_BLOCK < INT32_MAX, ctx, TE_ERROR_OVERFLOW, "te_convert: %lld elements",
+               (long long)count);
+    TE_REQUIRE((y && x) || !count, ctx, TE_ERROR_NULL, "te_convert: a pointer is null");
+    TE_REQUIRE((uintptr_t)y % TE_ACCESS == 0 && (uintptr_t)x % TE_ACCESS == 0, ctx, TE_ERROR_ALIGNMENT,
+               "te_convert: a tensor does not start at a multiple of %d bytes", (int)TE_ACCESS);
+    const uintptr_t a = (uintptr_t)y, b = (uintptr_t)x;
+    TE_REQUIRE(a + (size_t)count * te_dtype_bytes(to) <= b || b + (size_t)count * te_dtype_bytes(from) <= a, ctx,
+               TE_ERROR_VALUE, "te_convert: y overlaps x");
+    return TE_OK;
+}
 /* y and x are aligned to TE_ACCESS bytes and do not overlap. */
 TE_API te_status te_convert(void *y, te_dtype to, const void *x, te_dtype from, int64_t count, te_context *ctx) {
     te_convert_args a;
-    TE_REQUIRE(!te_is_fp8(to) && !te_is_fp8(from), ctx, TE_ERROR_DTYPE,
-               "te_convert: %s to %s; FP8 has a scale, which te_quantize takes", te_dtype_name(from),
-               te_dtype_name(to));
+    TE_TRY(te__convert_check(y, to, x, from, count, ctx));
     if (to == from) return te_copy(ctx, y, x, (size_t)count * te_dtype_bytes(to));
     memset(&a, 0, sizeof a);
     a.y = y, a.x = x, a.count = count, a.to = to, a.from = from;

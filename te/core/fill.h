@@ -43,8 +43,13 @@ TE_API te_status te_fill_normal(void *w, te_dtype dtype, int64_t count, float me
     te_normal_args a;
     TE_REQUIRE(w && ctx, ctx, TE_ERROR_NULL, "te_fill_normal: a pointer is null");
     TE_TRY(te_check_target(ctx, "te_fill_normal"));
-    TE_REQUIRE(count >= 0 && te_ceil_div(count, TE_NORMAL_BLOCK) <= INT32_MAX, ctx, TE_ERROR_OVERFLOW,
+    TE_REQUIRE(count >= 0 && count / TE_NORMAL_BLOCK < INT32_MAX, ctx, TE_ERROR_OVERFLOW,
                "te_fill_normal: %lld elements", (long long)count);
+    TE_REQUIRE((unsigned)dtype < (unsigned)TE_DTYPE_COUNT, ctx, TE_ERROR_DTYPE, "te_fill_normal: dtype %d", (int)dtype);
+    TE_REQUIRE((uintptr_t)w % te_dtype_bytes(dtype) == 0, ctx, TE_ERROR_ALIGNMENT,
+               "te_fill_normal: %p is no multiple of an element's %d bytes", w, (int)te_dtype_bytes(dtype));
+    TE_REQUIRE(fabsf(mean) <= 3.402823466e38f && fabsf(std) <= 3.402823466e38f, ctx, TE_ERROR_VALUE,
+               "te_fill_normal: mean %g, std %g", (double)mean, (double)std);
     a.w = w, a.count = count, a.dtype = dtype, a.mean = mean, a.std = std, a.seed = seed, a.stream = stream;
     return count ? te_normal_launch(ctx, te_grid_of(te_ceil_div(count, TE_NORMAL_BLOCK), 1), &a) : TE_OK;
 }

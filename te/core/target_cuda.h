@@ -115,7 +115,8 @@ TE_API te_status te_context_create(te_context *ctx, int device, uint64_t seed) {
     const te_rng rng = {seed, 0};
     if (!ctx) return TE_ERROR_NULL;
     memset(ctx, 0, sizeof *ctx);
-    ctx->target = &cuda, ctx->device = device, ctx->gemm_own = 1, ctx->overlap = 1, ctx->replay = TE_LAUNCH_GRAPHS;
+    ctx->target = &cuda, ctx->at = ctx, ctx->device = device;
+    ctx->gemm_own = 1, ctx->overlap = 1, ctx->replay = TE_LAUNCH_GRAPHS;
     const te_status status = te__cuda_open(ctx, &rng);
     if (status == TE_OK) return TE_OK;
     te_release(ctx, ctx->rng);

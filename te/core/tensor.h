@@ -40,7 +40,7 @@ typedef struct te_batch {
     float loss_scale;      /* d(total)/d(loss of one row), where backward is given no dy: often 1 / rows */
     int accumulate;        /* backward adds to the gradients (1) or overwrites them (0) */
     int position;          /* position of the first token of each sequence, for rope and learnt positions */
-    const te_edge *edges;  /* extra inputs and outputs of the list, by name */
+    const te_edge *edges;  /* extra inputs and outputs of the list, by name; others' may stand among them */
     int edge_count;
 } te_batch;
 

@@ -51,6 +51,8 @@ TE_API void te__quantize_flatten(te_fp8_out *o) {
 }
 TE_API te_status te__quantize_args_of(te_quantize_args *a, const te_quantize *q, const char *who, te_context *ctx) {
     memset(a, 0, sizeof *a);
+    TE_TRY(te_check_target(ctx, who));
+    TE_REQUIRE(q, ctx, TE_ERROR_NULL, "%s: what is to be cast is null", who);
     a->out.y = (uint8_t *)q->y, a->out.yt = (uint8_t *)q->yt, a->out.amax = q->amax, a->out.scale = q->scale;
     a->out.inverse = q->inverse, a->out.yt_cols = q->yt_cols;
     a->out.rows = q->rows, a->out.cols = q->cols, a->out.to = q->to, a->x = q->x;

@@ -136,14 +136,25 @@ TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const 
     const size_t part = te__scales_part(count) / 4;
     float *start = (float *)calloc(s->bytes ? s->bytes : 1, 1); /* on the host */
     TE_REQUIRE(start, ctx, TE_ERROR_MEMORY, "te_scales_init: cannot allocate %zu bytes", s->bytes);
-    for (size_t i = 0; i < (size_t)count; i++) {
-        start[part + i] = start[4 * part + i * TE_SCALES_APART] = 1.0f; /* scale, inverse */
-        start[2 * part + i] = te_fp8_most(formats[i]);
+    for (int i = 0; i < count; i++) {
+        const size_t at = (size_t)i;
+        start[part + at] = start[4 * part + at * TE_SCALES_APART] = 1.0f; /* scale, inverse */
+        start[2 * part + at] = te_fp8_most(formats[i]);
     }
     te_status status = te_copy(ctx, memory, start, s->bytes);
     if (status == TE_OK) status = te_synchronize(ctx);
     free(start);
     return status;
+}
+TE_API te_status te__scale_rule_check(const te_scale_rule *rule, const char *who, te_context *ctx) {
+    TE_REQUIRE(rule->amax == TE_AMAX_MAX || rule->amax == TE_AMAX_MOST_RECENT, ctx, TE_ERROR_VALUE,
+               "%s: a rule of amax %d", who, (int)rule->amax);
+    TE_REQUIRE(rule->margin >= -TE_SCALES_MOST_MARGIN && rule->margin <= TE_SCALES_MOST_MARGIN, ctx, TE_ERROR_VALUE,
+               "%s: a rule with a margin of %d; it must be %d to %d", who, rule->margin, -(int)TE_SCALES_MOST_MARGIN,
+               (int)TE_SCALES_MOST_MARGIN);
+    TE_REQUIRE(rule->epsilon >= 0.0f && rule->epsilon <= 3.402823466e38f, ctx, TE_ERROR_VALUE,
+               "%s: a rule with an epsilon of %g", who, (double)rule->epsilon);
+    return TE_OK;
 }
 /* Tensors [first, first + count): take their amax, roll their history, set their scale. One launch. */
 TE_API te_status te_scales_update(const te_scales *s, int first, int count, const te_scale_rule *rule,
@@ -152,12 +163,8 @@ TE_API te_status te_scales_update(const te_scales *s, int first, int count, cons
     TE_TRY(te_check_target(ctx, "te_scales_update"));
     TE_REQUIRE(s && rule && s->memory, ctx, TE_ERROR_NULL, "te_scales_update: a pointer is null");
     TE_REQUIRE(first >= 0 && count >= 0 && first <= s->count - count, ctx, TE_ERROR_SHAPE,
-               "te_scales_update: tensors %d to %d of %d", first, first + count, s->count);
-    TE_REQUIRE(rule->margin >= -TE_SCALES_MOST_MARGIN && rule->margin <= TE_SCALES_MOST_MARGIN, ctx, TE_ERROR_VALUE,
-               "te_scales_update: a margin of %d; it must be %d to %d", rule->margin, -(int)TE_SCALES_MOST_MARGIN,
-               (int)TE_SCALES_MOST_MARGIN);
-    TE_REQUIRE(rule->epsilon >= 0.0f && rule->epsilon <= 3.402823466e38f, ctx, TE_ERROR_VALUE,
-               "te_scales_update: an epsilon of %g", (double)rule->epsilon);
+               "te_scales_update: %d tensors from %d on, of %d", count, first, s->count);
+    TE_TRY(te__scale_rule_check(rule, "te_scales_update", ctx));
     memset(&a, 0, sizeof a);
     a.s = *s, a.rule = *rule, a.first = first, a.count = count;
     return count ? te__scales_kernel_launch(ctx, te_grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a) : TE_OK;

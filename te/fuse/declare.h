@@ -29,10 +29,12 @@
 #define TE_SHAPES_list(op) (0)
 /* `yes` if it names a recipe. */
 #define TE__IF_RECIPE(of, yes, no) TE_IF_TUPLE(TE_OPTION(of, recipe, ()), no, yes)
+enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 #define TE_TAKES_list_in TE_TOKEN
 #define TE_TAKES_list_out TE_TOKEN
 #define TE_TAKES_list_residual TE_TOKEN
 #define TE_TAKES_list_recipe TE_TOKEN
+#define TE_TAKES_list_width TE_INTEGER
 
 /* ---- declarations ----------------------------------------------------------------------------------------------- */
 
@@ -64,7 +66,9 @@
     enum { TE_FOR(TE__ONCE, links) te_names_of_##name };                                                           \
     enum {                                                                                                         \
         name##_takes_dims = TE__TAKES_DIMS_##widths,                                                               \
-        name##_begin_begin_out = TE_FOR(TE__FIRST_WIDTH, links) 0,                                                 \
+        name##_width_option = TE_OPTION(of, width, TE__NO_WIDTH),                                                  \
+        name##_begin_begin_out = name##_width_option != TE__NO_WIDTH ? (int)name##_width_option                    \
+                                                                     : TE_FOR(TE__FIRST_WIDTH, links) 0,           \
         name##_before_op_0 = -1,                                                                                   \
         TE_FOR(TE__WIDTHS, links) name##_op_count                                                                  \
     };                                                                                                             \
@@ -120,7 +124,7 @@
 #define TE__ONCE_A_END
 #define TE__ONCE_B_END
 
-/* The width at the list's begin is what its first op that knows one declares. */
+/* The width at the list's begin is its option, or what its first op that knows one declares. */
 #define TE__FIRST_WIDTH(model, before, op, after, live) (TE_IN(op)) != 0 ? (TE_IN(op)) :
 #define TE__FIRST_WIDTH_A(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_B
 #define TE__FIRST_WIDTH_B(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_A
@@ -170,11 +174,12 @@
 
 #define TE__CHECKS(model, before, op, after, live)                                                                     \
     static_assert(TE_IN(op) == 0 || TE_IN(op) == (int)TE_WIDTH_OUT(model, before),                                     \
-                  "te: " #model ": " TE_CALLED(op) " does not take the width that " TE_CALLED(before) " gives");       \
+                  "te: " #model ": " TE_CALLED(op) " does not take the width that " TE__WHO_GIVES(before) " gives");   \
     static_assert(!TE_IS_DIM((int)TE_WIDTH_OUT(model, op)) || (int)model##_takes_dims,                                 \
                   "te: " #model ": " TE_CALLED(op)                                                                     \
                       " has a width that is known only at run time, which takes TE_SEQUENTIAL_DIMS");                  \
-    static_assert(TE_IS_WIDTH(model, (int)TE_WIDTH_OUT(model, op)), "te: " #model ": " TE_CALLED(op) " has no width"); \
+    static_assert(TE_IS_WIDTH(model, (int)TE_WIDTH_OUT(model, op)), "te: " #model ": " TE_CALLED(op) \
+        " has no width; a list may name its own, (f32, (width, 768))");                                                \
     static_assert(!TE__IS_CLASS(op, own) || TE_IF_MARKED(TE_JOIN1(TE_TAKES_DIMS_, TE_FAMILY(op)), 1, 0) ||             \
                       ((int)TE_WIDTH_IN(model, op) > 0 && (int)TE_WIDTH_OUT(model, op) > 0),                           \
                   "te: " #model ": " TE_CALLED(op) " takes no width that is known only at run time");                  \
@@ -186,6 +191,9 @@
         "te: " #model ": " TE_CALLED(op) " must begin the list");                                                      \
     TE_CHECK_OPTIONS(model, TE_FAMILY(op), op)                                                                         \
     TE_CHECK(model, op)
+#define TE__WHO_GIVES(before) \
+    TE_IF_MARKED(TE_JOIN1(TE__IS_BEGIN_, TE_KIND(before)), TE__THE_LIST, TE_CALLED)(before)
+#define TE__THE_LIST(before) "the option (width, ..) of the list"
 #define TE__CHECKS_A(...) TE__CHECKS(__VA_ARGS__) TE__CHECKS_B
 #define TE__CHECKS_B(...) TE__CHECKS(__VA_ARGS__) TE__CHECKS_A
 #define TE__CHECKS_A_END

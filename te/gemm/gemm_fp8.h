@@ -152,7 +152,7 @@ template <int = 0> TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gem
     return TE_OK;
 }
 template <int = 0> TE_API te_status te_gemm_fp8_run(const te_gemm *g, te_context *ctx) {
-    TE_TRY(te_gemm_check(g, "te_gemm_fp8_run", ctx));
+    TE_TRY(te__gemm_check_run(g, "te_gemm_fp8_run", ctx));
     te_gemm_choice c = te__fp8_choice_of(g);
     if (ctx->gemm_own == 1 && te__gemm_may_time(ctx) && te__fp8_can(g, ctx) && !te__gemm_find_choice(&c, ctx)) {
         const int open = te_enqueue_is_open(ctx);

@@ -131,10 +131,12 @@ TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b,
 }
 
 TE_API te_status te_gemm_run(const te_gemm *product, te_context *ctx) {
+    TE_TRY(te__gemm_check_run(product, "te_gemm_run", ctx));
+    TE_REQUIRE(product->scratch || !te_gemm_scratch(product), ctx, TE_ERROR_NULL,
+               "te_gemm_run: scratch is null, te_gemm_scratch says how many floats it has");
     te_gemm scaled = *product, *g = &scaled;
     float *scratch = g->scratch;
     const float *a = (const float *)g->a, *b = (const float *)g->b;
-    TE_TRY(te_gemm_check(g, "te_gemm_run", ctx));
     if (g->a_fp8.inverse && te_gemm_is_fp8(g)) g->alpha *= *g->a_fp8.inverse;
     if (g->b_fp8.inverse && te_gemm_is_fp8(g)) g->alpha *= *g->b_fp8.inverse;
     if (te__gemm_a(g) != TE_f32) {

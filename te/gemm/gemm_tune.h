@@ -45,7 +45,7 @@ TE_API int te_gemm_report(te_gemm_tuned *list, int room, te_context *ctx) {
     int n = 0, at = 0;
     if (!ctx || te_check_target(ctx, "te_gemm_report") != TE_OK) return 0;
     for (const te_gemm_tuned *t; (t = te__gemm_next_tuned(&at, ctx)) != 0; n++)
-        if (n < room) list[n] = *t;
+        if (list && n < room) list[n] = *t;
     return n;
 }
 TE_API int te__gemm_was_timed(const te_gemm_choice *c) { return c->ns[c->split] > 0; }
@@ -55,14 +55,14 @@ TE_API int te_gemm_report_choices(te_gemm_choice *list, int room, te_context *ct
     if (!ctx || te_check_target(ctx, "te_gemm_report_choices") != TE_OK) return 0;
     const te_gemm_choice *all = te__gemm_choices(&count, ctx);
     for (int i = 0; count && i < *count; i++)
-        if (te__gemm_was_timed(&all[i]) && n++ < room) list[n - 1] = all[i];
+        if (te__gemm_was_timed(&all[i]) && n++ < room && list) list[n - 1] = all[i];
     return n;
 }
 /* Both as tables; times in microseconds, ratio = best / first. */
 TE_API void te_gemm_print(FILE *f, te_context *ctx) {
     static const char *const splits[] = {"bare", "bias", "whole", "own"};
     int at = 0, *count = 0;
-    if (!ctx || te_check_target(ctx, "te_gemm_print") != TE_OK) return;
+    if (!f || !ctx || te_check_target(ctx, "te_gemm_print") != TE_OK) return;
     fprintf(f, "%8s %8s %8s  ab  dtype out   %-13s beta  tried  first us   best us  ratio\n", "m", "n", "k",
             "epilogue");
     for (const te_gemm_tuned *t; (t = te__gemm_next_tuned(&at, ctx)) != 0;)

@@ -2,7 +2,7 @@
 #ifndef TE_GEMM_TYPES_H
 #define TE_GEMM_TYPES_H
 
-#include "../core/context.h" /* te_context */
+#include "../core/target.h" /* te_context, te_check_target */
 
 /* X(name, text): what a product can do at its end. */
 #define TE_EPILOGUES(X)                                                                  \
@@ -65,7 +65,7 @@ TE_API te_dtype te__gemm_b(const te_gemm *g) { return g->b_fp8.scaling != TE_SCA
  * op or the call, for the text. */
 TE_API te_status te_gemm_check(const te_gemm *g, const char *who, te_context *ctx) {
     const te_dtype a = te__gemm_a(g), b = te__gemm_b(g);
-    TE_REQUIRE(!te_is_fp8(g->dtype) && (g->out == g->dtype || g->out == TE_f32), ctx, TE_ERROR_DTYPE,
+    TE_REQUIRE((unsigned)g->dtype <= (unsigned)TE_f16 && (g->out == g->dtype || g->out == TE_f32), ctx, TE_ERROR_DTYPE,
                "%s: a product of %s to %s; an operand in FP8 says so in a_fp8 or b_fp8", who, te_dtype_name(g->dtype),
                te_dtype_name(g->out));
     if (!te_gemm_is_fp8(g)) return TE_OK;
@@ -83,6 +83,33 @@ TE_API te_status te_gemm_check(const te_gemm *g, const char *who, te_context *ct
     TE_REQUIRE(!TE_CUDA || ctx->capability >= 890, ctx, TE_ERROR_DEVICE,
                "%s: FP8 products need compute capability 8.9; device %d has %d.%d", who, ctx->device,
                ctx->capability / 100, ctx->capability / 10 % 10);
+    return TE_OK;
+}
+
+TE_API int te__gemm_apart(const te_gemm *g, const void *operand, int64_t elements, te_dtype dtype) {
+    const uintptr_t d = (uintptr_t)g->d, p = (uintptr_t)operand;
+    return d + (size_t)(g->m * g->n) * te_dtype_bytes(g->out) <= p ||
+           p + (size_t)elements * te_dtype_bytes(dtype) <= d;
+}
+/* What a caller can have got wrong beside: te_gemm_run and te_gemm_fp8_run begin with it. */
+TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_context *ctx) {
+    TE_TRY(te_check_target(ctx, who));
+    TE_REQUIRE(g, ctx, TE_ERROR_NULL, "%s: the product is null", who);
+    TE_REQUIRE((unsigned)g->epilogue < (unsigned)TE_EPILOGUE_COUNT, ctx, TE_ERROR_VALUE, "%s: epilogue %d", who,
+               (int)g->epilogue);
+    TE_REQUIRE(g->a && g->b && g->d && (g->c || g->beta == 0) && (g->bias || g->epilogue == TE_EPILOGUE_NONE) &&
+                   (g->aux || g->epilogue != TE_EPILOGUE_GELU_AUX_BIAS), ctx, TE_ERROR_NULL,
+               "%s: an operand of the product is null", who);
+    TE_REQUIRE(g->m >= 0 && g->n >= 0 && g->k >= 0, ctx, TE_ERROR_SHAPE, "%s: a product %lld x %lld x %lld", who,
+               (long long)g->m, (long long)g->n, (long long)g->k);
+    TE_REQUIRE(g->m <= INT32_MAX && g->n <= INT32_MAX && g->k <= INT32_MAX, ctx, TE_ERROR_OVERFLOW,
+               "%s: a product %lld x %lld x %lld", who, (long long)g->m, (long long)g->n, (long long)g->k);
+    TE_TRY(te_gemm_check(g, who, ctx));
+    TE_REQUIRE(((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->c | (uintptr_t)g->d) % TE_ACCESS == 0, ctx,
+               TE_ERROR_ALIGNMENT, "%s: a matrix does not start at a multiple of %d bytes", who, (int)TE_ACCESS);
+    TE_REQUIRE(te__gemm_apart(g, g->a, g->m * g->k, te__gemm_a(g)) &&
+                   te__gemm_apart(g, g->b, g->k * g->n, te__gemm_b(g)), ctx, TE_ERROR_VALUE,
+               "%s: D overlaps A or B", who);
     return TE_OK;
 }
 

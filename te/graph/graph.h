@@ -94,6 +94,7 @@ TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_gra
     }
     char *memory = (char *)calloc(1, bytes);
     TE_REQUIRE(memory, ctx, TE_ERROR_MEMORY, "graph %s: cannot allocate %zu bytes", name, bytes);
+    g->at = g;
     g->tensor = (te__static *)(void *)memory, g->arg = spec->arg, g->run = spec->run, g->pool = pool, g->ctx = ctx;
     g->workspace = ctx->workspace, g->workspace_bytes = ctx->workspace_bytes, g->in_count = spec->in_count;
     if (spec->arg_bytes) g->arg = memcpy(memory + arg_at, spec->arg, spec->arg_bytes);
@@ -136,6 +137,7 @@ TE_API te_status te__graph_give(te_graph *g, const te_named *in, int i, te_conte
 TE_API te_status te_graph_replay(te_graph *g, const te_named *in, int count, te_context *ctx) {
     TE_TRY(te_check_target(ctx, "graph"));
     TE_REQUIRE(g && g->run, ctx, TE_ERROR_STATE, "graph: nothing has been captured");
+    TE_REQUIRE(g->at == g, ctx, TE_ERROR_STATE, "graph %s: it is a copy; replay it where it was captured", g->name);
     TE_REQUIRE(g->ctx == ctx, ctx, TE_ERROR_STATE, "graph %s: was captured with another context", g->name);
     TE_REQUIRE(ctx->target->synchronize != te__graph_synchronize, ctx, TE_ERROR_STATE,
                "graph %s: replayed within the function of a graph", g->name);

@@ -64,38 +64,40 @@ typedef struct te_graph {
     int in_count, out_count;
     void *exec, *workspace; /* cudaGraphExec_t; the context's at the capture */
     size_t workspace_bytes;
+    const struct te_graph *at; /* where it was captured: it stays there */
 } te_graph;
 
 /* A graph's static input or output by place or by name; te_none() if it has no such. */
 TE_API te_tensor te_graph_input_at(const te_graph *g, int i) {
-    return i >= 0 && i < g->in_count ? g->tensor[i].tensor : te_none();
+    return g && i >= 0 && i < g->in_count ? g->tensor[i].tensor : te_none();
 }
 TE_API te_tensor te_graph_output_at(const te_graph *g, int i) {
-    return i >= 0 && i < g->out_count ? g->tensor[g->in_count + i].tensor : te_none();
+    return g && i >= 0 && i < g->out_count ? g->tensor[g->in_count + i].tensor : te_none();
 }
 TE_API int te__static_find(const te__static *s, int from, int to, const char *name) {
-    for (int i = from; i < to; i++)
+    for (int i = from; name && i < to; i++)
         if (!strcmp(s[i].name, name)) return i - from;
     return -1;
 }
 TE_API te_tensor te_graph_input(const te_graph *g, const char *name) {
-    return te_graph_input_at(g, te__static_find(g->tensor, 0, g->in_count, name));
+    return te_graph_input_at(g, !g ? -1 : te__static_find(g->tensor, 0, g->in_count, name));
 }
 TE_API te_tensor te_graph_output(const te_graph *g, const char *name) {
-    return te_graph_output_at(g, te__static_find(g->tensor, g->in_count, g->in_count + g->out_count, name));
+    return te_graph_output_at(g, !g ? -1 : te__static_find(g->tensor, g->in_count, g->in_count + g->out_count, name));
 }
 TE_API size_t te__tensor_bytes(te_tensor t) { return (size_t)t.rows * (size_t)t.cols * te_dtype_bytes(t.dtype); }
 
 /* Give the pool back what this graph's own inputs and outputs took. Captures that follow may lie there; see at the
  * top. */
 TE_API void te_graph_retire(te_graph *g) {
-    for (int i = 0; g && i < g->in_count + g->out_count; i++)
+    for (int i = 0; g && g->at == g && i < g->in_count + g->out_count; i++)
         for (int k = 0; g->tensor[i].id && k < g->pool->count; k++)
             if (g->pool->block[k].id == g->tensor[i].id) te__graph_pool_drop(g->pool, k), g->tensor[i].id = 0;
 }
-/* Retire, and free the graph. One that a capture refused, or all zeros, may be destroyed too. */
+/* Retire, and free the graph. One that a capture refused, or all zeros, may be destroyed too; nothing happens to a
+ * copy. */
 TE_API void te_graph_destroy(te_graph *g) {
-    if (!g) return;
+    if (!g || (g->at && g->at != g)) return;
     te_graph_retire(g);
 #if TE_CUDA
     if (g->exec) (void)cudaGraphExecDestroy((cudaGraphExec_t)g->exec);

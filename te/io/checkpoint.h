@@ -19,6 +19,8 @@
  * A tied parameter is saved with its owner. The state of recipes is "recipes.scales", U8, and "recipes.begun", I64 [2]:
  * whether a step lies behind them, and how many products there are.
  *
+ * Weights of others load, too, in F32, BF16 or F16 whatever the model's dtype is (te_safetensors_load).
+ *
  * The metadata say what the file belongs to. "te.checksum" is over all of the file: a bit that changed is found.
  * "te.list.h0" is the list of the model h0 (plan_text.h): loading into a model of another list is an error that says
  * which op differs, where shapes alone might agree. A file that older versions wrote has neither, and loads; then
@@ -117,9 +119,14 @@ TE_API te_status te__checkpoint_begin(te__checkpoint_list *l, const te_checkpoin
     TE_REQUIRE(!c->recipes || c->recipes->scales.memory, ctx, TE_ERROR_STATE,
                "checkpoint: the recipes are not initialised");
     TE_REQUIRE(!c->random || ctx->rng, ctx, TE_ERROR_STATE, "checkpoint: the context has no random state");
-    for (int i = 0; i < c->count; i++)
-        TE_REQUIRE(c->models[i].name && c->models[i].model && c->models[i].model->plan, ctx, TE_ERROR_NULL,
+    TE_REQUIRE(c->count >= 0, ctx, TE_ERROR_SHAPE, "checkpoint: %d models", c->count);
+    for (int i = 0; i < c->count; i++) {
+        const te_model *m = c->models[i].model;
+        TE_REQUIRE(c->models[i].name && m && m->plan, ctx, TE_ERROR_NULL,
                    "checkpoint: model %d has no name or is not bound to memory", i);
+        TE_REQUIRE(!m->at || m->at == m, ctx, TE_ERROR_STATE,
+                   "checkpoint: model %d (%s) was copied since it was bound; bind it where it lies", i, m->plan->name);
+    }
     TE_TRY(te__checkpoint_walk(l, c, ctx));
     l->room = l->count, l->name_room = l->used;
     l->tensor = (te_safetensor *)calloc((size_t)l->room + 1,

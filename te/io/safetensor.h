@@ -72,7 +72,7 @@ TE_API te_safetensors_dtype te_safetensors_dtype_of(te_dtype t) {
 #define TE_SAFETENSORS_OF(token, bytes, name) TE_SAFETENSORS_##name,
     static const te_safetensors_dtype all[] = {TE_DTYPES(TE_SAFETENSORS_OF)};
 #undef TE_SAFETENSORS_OF
-    return all[t];
+    return (unsigned)t < (unsigned)TE_DTYPE_COUNT ? all[t] : TE_SAFETENSORS_DTYPE_COUNT;
 }
 
 /* Bytes of a tensor; 0 if the shape is not one or the size does not fit. */
@@ -91,8 +91,8 @@ TE_API te_safetensor te_safetensor_of(const char *name, te_safetensors_dtype dty
                                       void *data) {
     te_safetensor t;
     memset(&t, 0, sizeof t);
-    t.name = name, t.dtype = dtype, t.rank = rank, t.data = data;
-    for (int i = 0; i < rank && i < TE_SAFETENSORS_RANK; i++) t.shape[i] = shape[i];
+    t.name = name, t.dtype = dtype, t.rank = shape || !rank ? rank : -1, t.data = data;
+    for (int i = 0; i < t.rank && i < TE_SAFETENSORS_RANK; i++) t.shape[i] = shape[i];
     (void)te__safetensor_size(&t.bytes, &t);
     return t;
 }

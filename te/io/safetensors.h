@@ -12,6 +12,10 @@
  *     te_status status = te_safetensors_load(&file, t, 2, 1, &ctx);              // checks all, then reads
  *     te_safetensors_close(&file);
  *
+ * A load takes weights in the format of somebody else: F32, BF16 and F16 become the dtype that is asked for, rounded to
+ * nearest even, and [1, n] and [n] are the same. It is refused where a number would become infinite; integers and FP8
+ * are never converted.
+ *
  * A file may come from anybody: what is wrong with it is TE_ERROR_FORMAT with a text that names the tensor; nothing is
  * read out of bounds, and no size is believed before it was checked against the file's own.
  */

@@ -159,11 +159,73 @@ TE_API te_status te_safetensors_read(const te_safetensors *f, const te_safetenso
     return status;
 }
 
-/* Check that the file has these tensors, with these shapes and dtypes, and (exact) no others. */
+/* ---- loading ----------------------------------------------------------------------------------------------------- */
+
+/* F32, BF16 and F16 become each other. */
+TE_API int te__safetensors_converts(te_dtype *to, te_safetensors_dtype from) {
+    for (int t = TE_f32; t <= TE_f16; t++)
+        if (te_safetensors_dtype_of((te_dtype)t) == from) return *to = (te_dtype)t, 1;
+    return 0;
+}
+TE_API int te__safetensors_fits(const te_safetensor *t, const te_safetensor *want) {
+    te_dtype dtype;
+    return t->dtype == want->dtype ||
+           (te__safetensors_converts(&dtype, t->dtype) && te__safetensors_converts(&dtype, want->dtype));
+}
+/* One row is a vector: [1, n] and [n] are the same. */
+TE_API int te__safetensors_same_shape(const te_safetensor *a, const te_safetensor *b) {
+    const int skip_a = a->rank == 2 && b->rank == 1 && a->shape[0] == 1;
+    const int skip_b = b->rank == 2 && a->rank == 1 && b->shape[0] == 1;
+    return a->rank - skip_a == b->rank - skip_b &&
+           !memcmp(a->shape + skip_a, b->shape + skip_b, (size_t)(a->rank - skip_a) * sizeof a->shape[0]);
+}
+/* n numbers of a file as another format, rounded to nearest even. Returns the first that is finite and would be an
+ * infinity; -1: none. to null: only look. */
+TE_API int64_t te__safetensors_convert(void *to, te_dtype as, const void *from, te_dtype is, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        const float v = te_load(from, i, is);
+        if (to) te_store(to, i, v, as);
+        else if (fabsf(v) <= 3.402823466e38f && !(fabsf(te_round_to(v, as)) <= 3.402823466e38f)) return i;
+    }
+    return -1;
+}
+/* Read tensor t as what is wanted, or (look) only see whether all its numbers stay numbers. */
+TE_API te_status te__safetensors_read_as(const te_safetensors *f, const te_safetensor *t, const te_safetensor *want,
+                                         int look, te_context *ctx) {
+    te_dtype is = TE_f32, as = TE_f32;
+    if (t->dtype == want->dtype) return look ? TE_OK : te_safetensors_read(f, t, want->data, ctx);
+    (void)te__safetensors_converts(&is, t->dtype), (void)te__safetensors_converts(&as, want->dtype);
+    const int64_t count = (int64_t)(t->bytes / te_dtype_bytes(is)), part = TE_SAFETENSORS_STAGING / 8;
+    if (look && as == TE_f32) return TE_OK;
+    char *staging = (char *)malloc((size_t)te_min(count, part) * 8 + 1);
+    TE_REQUIRE(staging, ctx, TE_ERROR_MEMORY, "%.60s: cannot allocate %lld bytes", t->name, (long long)part * 8);
+    char *made = staging + te_min(count, part) * 4;
+    te_status status = TE_OK;
+    for (int64_t at = 0; at < count && status == TE_OK; at += part) {
+        const int64_t n = te_min(part, count - at);
+        const size_t bytes = (size_t)n * te_dtype_bytes(as);
+        status = te__safetensors_get(f, staging, (size_t)n * te_dtype_bytes(is),
+                                     f->data_at + t->offset + (uint64_t)at * te_dtype_bytes(is), ctx);
+        if (status != TE_OK) break;
+        const int64_t bad = te__safetensors_convert(look ? 0 : made, as, staging, is, n);
+        if (bad >= 0)
+            status = te_fail(ctx, TE_ERROR_VALUE, "%.120s: element %lld of %.60s, %g, does not fit %s", f->path,
+                             (long long)(at + bad), t->name, (double)te_load(staging, bad, is), te_dtype_name(as));
+        if (look || status != TE_OK) continue;
+        status = te_copy(ctx, (char *)want->data + (size_t)at * te_dtype_bytes(as), made, bytes);
+        if (status == TE_OK) status = te_synchronize(ctx);
+    }
+    free(staging);
+    return status;
+}
+
+/* Check that the file has these tensors and (exact) no others: of these shapes, where [1, n] and [n] are the same, and
+ * of these dtypes, where F32, BF16 and F16 pass for each other, as te_safetensors_load converts them. */
 TE_API te_status te_safetensors_check(const te_safetensors *f, const te_safetensor *want, int n, int exact,
                                       te_context *ctx) {
     TE_REQUIRE(f && f->path && (want || n <= 0), ctx, TE_ERROR_NULL,
                "safetensors: the file is not open, or the list is null");
+    TE_REQUIRE(n >= 0, ctx, TE_ERROR_SHAPE, "safetensors: a list of %d tensors", n);
     char *used = (char *)calloc(1, (size_t)f->count + 1);
     TE_REQUIRE(used, ctx, TE_ERROR_MEMORY, "safetensors: cannot allocate %d bytes", f->count + 1);
     te_status status = TE_OK;
@@ -179,9 +241,8 @@ TE_API te_status te_safetensors_check(const te_safetensors *f, const te_safetens
                              te__shape_text_of(w).text);
         else if (used[t - f->tensor]++)
             status = te_fail(ctx, TE_ERROR_VALUE, "safetensors: the list has %.60s twice", w->name);
-        else if (t->dtype != w->dtype || t->rank != w->rank ||
-                 memcmp(t->shape, w->shape, (size_t)t->rank * sizeof t->shape[0]))
-            status = te_fail(ctx, t->dtype != w->dtype ? TE_ERROR_DTYPE : TE_ERROR_SHAPE,
+        else if (!te__safetensors_fits(t, w) || !te__safetensors_same_shape(t, w))
+            status = te_fail(ctx, te__safetensors_fits(t, w) ? TE_ERROR_SHAPE : TE_ERROR_DTYPE,
                              "%.120s: tensor %.60s is %s, it should be %s", f->path, w->name,
                              te__shape_text_of(t).text, te__shape_text_of(w).text);
     }
@@ -193,12 +254,17 @@ TE_API te_status te_safetensors_check(const te_safetensors *f, const te_safetens
     free(used);
     return status;
 }
-/* Check as te_safetensors_check does, and only then read all of them into their `data`. An error of the checks has
- * written nothing; TE_ERROR_IO, from a disk that fails meanwhile, may come after a part. Waits for the stream. */
+/* Check as te_safetensors_check does, and only then read all of them into their `data`. F32, BF16 and F16 become the
+ * dtype that is wanted, rounded to nearest even; a number that would become infinite is TE_ERROR_VALUE. Integers and
+ * FP8 are never converted. An error of the checks has written nothing; TE_ERROR_IO, from a disk that fails meanwhile,
+ * may come after a part. Waits for the stream. */
 TE_API te_status te_safetensors_load(const te_safetensors *f, const te_safetensor *want, int n, int exact,
                                      te_context *ctx) {
     TE_TRY(te_safetensors_check(f, want, n, exact, ctx));
-    for (int i = 0; i < n; i++) TE_TRY(te_safetensors_read(f, te_safetensors_find(f, want[i].name), want[i].data, ctx));
+    for (int i = 0; i < 2 * n; i++) { /* all are looked at before one is read */
+        const te_safetensor *w = &want[i % n];
+        TE_TRY(te__safetensors_read_as(f, te_safetensors_find(f, w->name), w, i < n, ctx));
+    }
     return TE_OK;
 }
 

@@ -58,6 +58,8 @@
                       "te: " TE_STRING(model) ": " TE_CALLED(op) ": softcap must be a finite number of at least 0"); \
      TE_ASSERT_NUMBER(TE__ATTENTION_DROPOUT(op) >= 0 && TE__ATTENTION_DROPOUT(op) < 1,                               \
                       "te: " TE_STRING(model) ": " TE_CALLED(op) ": dropout must be at least 0 and less than 1");    \
+     TE_ASSERT_NUMBER((TE_OPTION(op, scale, 1.0f)) > 0 && (TE_OPTION(op, scale, 1.0f)) < 3e38f,                      \
+                      "te: " TE_STRING(model) ": " TE_CALLED(op) ": scale must be a finite positive number");        \
      static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                                               \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
 

@@ -234,6 +234,8 @@ TE_API te_status te__embedding_check(const te_run *r, const te_embedding_args *a
                "%s: positions %s holds %d, the batch goes to %lld", name, op->name, a->size,
                (long long)a->position + a->seq);
     TE_REQUIRE(positions || a->tokens, r->ctx, TE_ERROR_NULL, "%s: the batch brings no tokens", name);
+    TE_REQUIRE(positions || (uintptr_t)a->tokens % sizeof *a->tokens == 0, r->ctx, TE_ERROR_ALIGNMENT,
+               "%s: batch.tokens lie at %p, which is no multiple of 4", name, (const void *)a->tokens);
     TE_REQUIRE(positions || a->rows < (1 << 24), r->ctx, TE_ERROR_OVERFLOW, "%s: more than 2^24 rows", name);
     for (int64_t i = 0; !TE_CUDA && !positions && i < a->rows; i++)
         TE_REQUIRE(a->tokens[i] >= 0 && a->tokens[i] < a->size, r->ctx, TE_ERROR_VALUE,

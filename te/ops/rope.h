@@ -24,7 +24,11 @@
 #define TE__INTERLEAVED(op) TE_OPTION(op, interleaved, 0)
 #define TE__ROTARY(op) (TE_OPTION(op, rotary_dim, TE_ARG3(op, 0)))
 #define TE_CHECK_rope(model, op)                                                                                       \
-    (static_assert(TE__ROTARY(op) % 2 == 0 && TE__ROTARY(op) <= (TE_ARG3(op, 0)),                                      \
+    (static_assert((TE_ARG1(op, 0)) > 0 && (TE_ARG2(op, 0)) > 0 && (TE_ARG3(op, 0)) > 0,                               \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) ": heads, kv_heads and head_dim must be positive");       \
+     static_assert(TE__INTERLEAVED(op) == 0 || TE__INTERLEAVED(op) == 1,                                               \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) ": interleaved must be 0 or 1");                          \
+     static_assert(TE__ROTARY(op) >= 0 && TE__ROTARY(op) % 2 == 0 && TE__ROTARY(op) <= (TE_ARG3(op, 0)),               \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": rotary_dim must be even and no larger than head_dim"); \
      static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                                                 \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");                           \

@@ -51,7 +51,7 @@ typedef struct te_adamw_walk {
 TE_API te_adamw_walk te_adamw_tensors(const te_adamw *opt) {
     te_adamw_walk w;
     memset(&w, 0, sizeof w);
-    w.params = te_params_of(opt->models, opt->model_count), w.opt = opt;
+    w.params = te_params_of(opt ? opt->models : 0, opt ? opt->model_count : 0), w.opt = opt;
     return w;
 }
 TE_API int te_adamw_next(te_adamw_walk *w) {
@@ -99,9 +99,16 @@ TE_API te__adamw_args te__adamw_args_of(const te_adamw *opt) {
     return a;
 }
 
+TE_API te_status te__adamw_check(const te_adamw *opt, te_context *ctx) {
+    TE_TRY(te_check_target(ctx, "adamw"));
+    TE_REQUIRE(opt && opt->state, ctx, TE_ERROR_NULL, "adamw: not initialised");
+    TE_REQUIRE(opt->where == te__params_where(opt->models, opt->model_count), ctx, TE_ERROR_STATE,
+               "adamw: a model was bound again since te_adamw_init; initialise the optimizer again");
+    return TE_OK;
+}
 /* Begin anew from the models' weights: master = weight, m = v = 0, step 0. For after weights were loaded. */
 TE_API te_status te_adamw_reset(te_adamw *opt, te_context *ctx) {
-    TE_REQUIRE(opt && ctx && opt->state, ctx, TE_ERROR_NULL, "adamw: not initialised, or the context is null");
+    TE_TRY(te__adamw_check(opt, ctx));
     const te__adamw_args a = te__adamw_args_of(opt);
     TE_TRY(te_fill(ctx, opt->state, 0, sizeof *opt->state));
     TE_TRY(te_fill(ctx, opt->m, 0, (size_t)opt->elements * sizeof(float)));
@@ -118,7 +125,7 @@ TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_mod
     TE_REQUIRE(opt && config, ctx, TE_ERROR_NULL, "adamw: the struct or the config is null");
     TE_TRY(te__adamw_config_check(config, ctx));
     const te__adamw_layout l = te__adamw_layout_of(models, count);
-    TE_TRY(te__memory_check(memory, bytes, l.bytes, "adamw", ctx));
+    TE_TRY(te__memory_check(memory, bytes, l.bytes, models, count, "adamw", ctx));
 
     char *base = (char *)memory;
     memset(opt, 0, sizeof *opt);
@@ -150,10 +157,8 @@ TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_mod
 
 /* Enqueue one step: the norm if it is wanted, the step's numbers, the update. */
 TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
-    TE_REQUIRE(opt && ctx && opt->state, ctx, TE_ERROR_NULL, "adamw: not initialised, or the context is null");
+    TE_TRY(te__adamw_check(opt, ctx));
     TE_TRY(te__adamw_config_check(&opt->config, ctx));
-    TE_REQUIRE(opt->where == te__params_where(opt->models, opt->model_count), ctx, TE_ERROR_STATE,
-               "adamw: a model was bound again since te_adamw_init; initialise the optimizer again");
     const te__adamw_args a = te__adamw_args_of(opt);
     if (a.norm) TE_TRY(te_grad_norm_run(&opt->norm, ctx));
     TE_TRY(te__adamw_begin_launch(ctx, te_grid_of(1, 1), &a));

@@ -135,7 +135,7 @@ TE_API te_status te_grad_norm_init(te_grad_norm *norm, void *memory, size_t byte
     TE_TRY(te__models_check(models, count, "gradient norm", ctx));
     TE_REQUIRE(norm, ctx, TE_ERROR_NULL, "gradient norm: the struct is null");
     TE_TRY(te__memory_check(memory, bytes, te__grad_norm_layout(models, count, &table, &partial, &tensors, &chunks),
-                            "gradient norm", ctx));
+                            models, count, "gradient norm", ctx));
 
     const size_t table_bytes = (size_t)tensors * sizeof(te__grad_tensor) + ((size_t)tensors + 1) * sizeof(int32_t);
     te__grad_tensor *rows = (te__grad_tensor *)malloc(table_bytes);
@@ -162,8 +162,8 @@ TE_API te_status te_grad_norm_init(te_grad_norm *norm, void *memory, size_t byte
 
 /* Enqueue: norm->result[0] = sum of the squares of all gradients, norm->result[1] = its root, and *norm->norm. */
 TE_API te_status te_grad_norm_run(const te_grad_norm *norm, te_context *ctx) {
-    TE_REQUIRE(norm && ctx && norm->result, ctx, TE_ERROR_NULL,
-               "gradient norm: not initialised, or the context is null");
+    TE_TRY(te_check_target(ctx, "gradient norm"));
+    TE_REQUIRE(norm && norm->result, ctx, TE_ERROR_NULL, "gradient norm: not initialised");
     if (norm->chunks) TE_TRY(te__grad_norm_partial_launch(ctx, te_grid_of(norm->chunks, 1), norm));
     return te__grad_norm_sum_launch(ctx, te_grid_of(1, 1), norm);
 }

@@ -63,10 +63,7 @@ TE_API size_t te__part(size_t *at, size_t bytes) {
 }
 /* The context is of this target, and the models are bound, each once. */
 TE_API te_status te__models_bound(te_model *const *models, int count, const char *who, te_context *ctx) {
-    TE_REQUIRE(ctx && ctx->target, ctx, TE_ERROR_NULL, "%s: the context is null", who);
-    TE_REQUIRE(!strcmp(ctx->target->name, TE_CUDA ? "cuda" : "host"), ctx, TE_ERROR_DEVICE,
-               "%s: compiled for the %s target, but the context is of the %s target", who, TE_CUDA ? "cuda" : "host",
-               ctx->target->name);
+    TE_TRY(te_check_target(ctx, who));
     TE_REQUIRE(count >= 0, ctx, TE_ERROR_SHAPE, "%s: %d models", who, count);
     TE_REQUIRE(models || !count, ctx, TE_ERROR_NULL, "%s: the list of models is null", who);
     for (int i = 0; i < count; i++) {
@@ -105,12 +102,22 @@ TE_API te_status te__models_check(te_model *const *models, int count, const char
     }
     return TE_OK;
 }
-/* A buffer that a caller hands over. */
-TE_API te_status te__memory_check(const void *memory, size_t bytes, size_t needed, const char *who, te_context *ctx) {
+/* A buffer that a caller hands over, for what belongs to these models; it lies apart from theirs. */
+TE_API te_status te__memory_check(const void *memory, size_t bytes, size_t needed, te_model *const *models, int count,
+                                  const char *who, te_context *ctx) {
     TE_REQUIRE(memory, ctx, TE_ERROR_NULL, "%s: memory is null", who);
     TE_REQUIRE((uintptr_t)memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT, "%s: memory must be aligned to %d bytes",
                who, (int)TE_ALIGN);
     TE_REQUIRE(bytes >= needed, ctx, TE_ERROR_MEMORY, "%s: memory has %zu bytes, %zu are needed", who, bytes, needed);
+    for (int i = 0; i < count; i++) {
+        const size_t n = (size_t)models[i]->elements;
+        const size_t sizes[2] = {n * te_dtype_bytes(models[i]->plan->dtype), n * sizeof(float)};
+        const uintptr_t at = (uintptr_t)memory, own[2] = {(uintptr_t)models[i]->params, (uintptr_t)models[i]->grads};
+        for (int k = 0; k < 2; k++)
+            TE_REQUIRE(!own[k] || at + needed <= own[k] || own[k] + sizes[k] <= at, ctx, TE_ERROR_VALUE,
+                       "%s: memory overlaps the %s of model %d (%s)", who, k ? "gradients" : "parameters", i,
+                       models[i]->plan->name);
+    }
     return TE_OK;
 }
 

@@ -58,14 +58,14 @@ typedef struct te__recipe_walk {
 TE_API te__recipe_walk te__recipes_of(te_model *const *models, int count) {
     te__recipe_walk w;
     memset(&w, 0, sizeof w);
-    w.models = models, w.count = count;
+    w.models = models, w.count = models ? count : 0;
     return w;
 }
 /* Go to the next product; 0 if there is none. */
 TE_API int te__recipes_next(te__recipe_walk *w) {
     for (; w->model < w->count; w->model++, w->op = w->next = 0) {
         const te_model *m = w->models[w->model];
-        while (w->op < m->plan->op_count) {
+        while (m && m->plan && w->op < m->plan->op_count) {
             const te_op *op = &m->plan->op[w->op++];
             w->param = &m->param[w->next], w->recipe = op->recipe, w->next += op->params;
             if (op->recipe != TE_RECIPE_none) return 1;
@@ -83,6 +83,7 @@ TE_API te__recipes_layout te__recipes_layout_of(te_model *const *models, int cou
     size_t weights = 0;
     te__recipe_walk w = te__recipes_of(models, count);
     memset(&l, 0, sizeof l);
+    if (!c) return l;
     for (; te__recipes_next(&w); l.count++) weights += 2 * (size_t)te_round_up(w.param->rows * w.param->cols, TE_ALIGN);
     (void)te__part(&l.bytes, te_scales_bytes(3 * l.count, c->history));
     l.weights = te__part(&l.bytes, weights);
@@ -97,7 +98,8 @@ TE_API size_t te_recipes_bytes(te_model *const *models, int count, const te_reci
 
 /* Initialised, and no model was bound again behind its back. */
 TE_API te_status te__recipes_check(const te_recipes *s, te_context *ctx) {
-    TE_REQUIRE(s && ctx && s->scales.memory, ctx, TE_ERROR_NULL, "recipes: not initialised, or the context is null");
+    TE_TRY(te_check_target(ctx, "recipes"));
+    TE_REQUIRE(s && s->scales.memory, ctx, TE_ERROR_NULL, "recipes: not initialised");
     te__recipe_walk w = te__recipes_of(s->models, s->model_count);
     while (te__recipes_next(&w))
         TE_REQUIRE(w.param->fp8.scales == &s->scales, ctx, TE_ERROR_STATE,
@@ -154,12 +156,13 @@ TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t bytes, te_m
     TE_REQUIRE(s && config, ctx, TE_ERROR_NULL, "recipes: the struct or the config is null");
     TE_REQUIRE(config->history >= 1 && config->history <= TE_SCALES_MOST_HISTORY, ctx, TE_ERROR_VALUE,
                "recipes: a history of %d steps; it must be 1 to %d", config->history, (int)TE_SCALES_MOST_HISTORY);
+    TE_TRY(te__scale_rule_check(&config->rule, "recipes", ctx));
     te__recipe_walk w = te__recipes_of(models, count);
     while (te__recipes_next(&w))
         TE_REQUIRE(w.param->data, ctx, TE_ERROR_STATE, "recipes: %s.%s has no memory; te_tie it to another parameter",
                    w.param->op, w.param->field);
     const te__recipes_layout l = te__recipes_layout_of(models, count, config);
-    TE_TRY(te__memory_check(memory, bytes, l.bytes, "recipes", ctx));
+    TE_TRY(te__memory_check(memory, bytes, l.bytes, models, count, "recipes", ctx));
     memset(s, 0, sizeof *s);
     s->config = *config, s->models = models, s->model_count = count, s->count = l.count;
     te_dtype *formats = (te_dtype *)calloc((size_t)l.count * 3 + 1, sizeof *formats);
@@ -193,6 +196,7 @@ TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
  * tensors, and the weights in FP8. */
 TE_API te_status te_recipes_step(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
+    TE_TRY(te__scale_rule_check(&s->config.rule, "recipes", ctx));
     if (!s->begun && s->on) te__recipes_begin(s, 1);
     if (s->begun && s->on && !s->config.current)
         TE_TRY(te_scales_update(&s->scales, s->count, 2 * s->count, &s->config.rule, ctx));

@@ -47,6 +47,7 @@ TE_API const char *te_schedule_name(te_schedule_kind kind) {
 
 /* Null if the schedule makes sense, else what is wrong with it. */
 TE_API const char *te_schedule_problem(const te_schedule *s) {
+    if (!s) return "there is none";
     if ((unsigned)s->kind >= (unsigned)TE_SCHEDULE_COUNT) return "there is no such kind";
     if (!(s->peak >= 0.0f && s->peak <= 3.4e38f)) return "the peak must be a number >= 0";
     if (!(s->final_fraction >= 0.0f && s->final_fraction <= 3.4e38f)) return "the final fraction must be a number >= 0";

@@ -60,7 +60,8 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
                                float *grads, te_context *ctx) {
     int count = 0;
     TE_REQUIRE(plan, ctx, TE_ERROR_NULL, "te_model_bind: the plan is null");
-    TE_REQUIRE(m && ctx, ctx, TE_ERROR_NULL, "%s: the instance or the context is null", plan->name);
+    TE_TRY(te__check_context(ctx, plan->name));
+    TE_REQUIRE(m, ctx, TE_ERROR_NULL, "%s: the instance is null", plan->name);
     TE_TRY(te__check_dims(plan, ctx));
     for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
     TE_REQUIRE(param_count == count && (param || !count), ctx, TE_ERROR_SHAPE,
@@ -105,7 +106,9 @@ TE_API int te__writes_before(const te_param *a, const te_param *b, const te_para
  * owner's, and if there are several, in the order in which they were tied. An instance that was bound without gradients
  * does not count. Both instances stay where they are; when one of them is bound again it is tied again. */
 TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
-    TE_REQUIRE(user && owner && owner->data, ctx, TE_ERROR_NULL, "te_tie: a parameter is null or not bound");
+    TE_TRY(te__check_context(ctx, "te_tie"));
+    TE_REQUIRE(user && owner && user->op && owner->data, ctx, TE_ERROR_NULL,
+               "te_tie: a parameter is null or not bound");
     TE_REQUIRE(user->tied, ctx, TE_ERROR_VALUE, "te_tie: %s.%s has memory of its own; declare it as tied_linear",
                user->op, user->field);
     TE_REQUIRE(!owner->tied, ctx, TE_ERROR_VALUE, "te_tie: %s.%s is tied itself; tie %s.%s to the one that owns it",

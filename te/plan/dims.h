@@ -85,10 +85,11 @@ TE_API int te__dims_of(const te_plan *plan) {
  * void. */
 TE_API te_status te_plan_set_dims(te_plan *sized, te_op *ops, const te_plan *plan, const int64_t *dims, int count,
                                   te_context *ctx) {
-    const int takes = te__dims_of(plan);
     te_op op;
-    TE_REQUIRE(sized && ops && dims && ctx, ctx, TE_ERROR_NULL,
-               "%s_set_dims: the instance, the dims or the context is null", plan->name);
+    TE_REQUIRE(plan, ctx, TE_ERROR_NULL, "te_plan_set_dims: the plan is null");
+    TE_TRY(te__check_context(ctx, plan->name));
+    TE_REQUIRE(sized && ops && dims, ctx, TE_ERROR_NULL, "%s_set_dims: the instance or the dims are null", plan->name);
+    const int takes = te__dims_of(plan);
     TE_REQUIRE(count == takes, ctx, TE_ERROR_SHAPE, "%s_set_dims: %d dims were given, the list takes %d", plan->name,
                count, takes);
     for (int k = 0; k < count; k++) {

@@ -66,19 +66,28 @@ TE_API te_status te__region_add(te__regions *all, const char *name, const void *
     if (all->count < TE__MAX_REGIONS) all->region[all->count++] = to;
     return TE_OK;
 }
+/* TE_IS_INPUT or TE_IS_OUTPUT; 0: the list has no edge of this name. */
+TE_API int te__edge_kind(const te_plan *p, const char *name) {
+    for (int k = 0; name && k < p->op_count; k++)
+        if ((p->op[k].flags & (TE_IS_INPUT | TE_IS_OUTPUT)) && !strcmp(p->op[k].name, name))
+            return p->op[k].flags & (TE_IS_INPUT | TE_IS_OUTPUT);
+    return 0;
+}
 /* The tensors of (input, ..) and (output, ..), each against those before the edges and the edges before it. */
 TE_API te_status te__regions_edges(te__regions *all) {
     const te_run *r = all->run;
     const int before = all->count;
     for (int i = 0; i < r->batch->edge_count; i++) {
         const te_edge *e = &r->batch->edges[i];
-        int is_output = 0;
-        for (int k = 0; e->name && k < r->plan->op_count; k++)
-            is_output |= (r->plan->op[k].flags & TE_IS_OUTPUT) && !strcmp(r->plan->op[k].name, e->name);
+        const int kind = te__edge_kind(r->plan, e->name);
+        if (!kind) continue; /* of another list, which gets the same batch */
+        for (int k = 0; k < i; k++)
+            TE_REQUIRE(!r->batch->edges[k].name || strcmp(r->batch->edges[k].name, e->name), r->ctx, TE_ERROR_VALUE,
+                       "%s: the batch has the edge %s twice", r->plan->name, e->name);
         const te_tensor t = r->pass == TE_BACKWARD ? e->grad : e->value;
-        const int written = (r->pass == TE_BACKWARD) != is_output;
+        const int written = (r->pass == TE_BACKWARD) != (kind == TE_IS_OUTPUT);
         if (all->count == TE__MAX_REGIONS) all->count = before; /* more edges than are compared with each other */
-        TE_TRY(te__region_add(all, e->name ? e->name : "an edge", t.data,
+        TE_TRY(te__region_add(all, e->name, t.data,
                               (size_t)(t.rows * t.cols) * te_dtype_bytes(t.dtype), written, 0));
     }
     return TE_OK;

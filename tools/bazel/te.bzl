@@ -33,15 +33,15 @@ def _host(rule, name, srcs, deps, copts = [], **kwargs):
         **kwargs
     )
 
-def te_test(src, hdrs = []):
-    """<name>_test.cc: a Catch2 test, on the host and as <name>_test_cuda. <name>_test.c: plain C11, passes with exit code 0."""
+def te_test(src, hdrs = [], data = []):
+    """<name>_test.cc: a Catch2 test, on the host and as <name>_test_cuda. <name>_test.c: plain C11, passes with exit code 0. data: files that it reads, on the host."""
     name, extension = src.rsplit(".", 1)
     if extension == "c":
         _host(cc_test, name, [src] + hdrs, [])
         return
-    many = [prefix for prefix in ["ops_", "rows_", "plan_", "errors_", "recompute_", "widths_", "formats_", "recipe_"] if name.startswith(prefix)]
+    many = [prefix for prefix in ["ops_", "rows_", "plan_", "errors_", "recompute_", "widths_", "formats_", "recipe_", "misuse_test"] if name.startswith(prefix)]
     tags = ["again"] if name.endswith("_f16_test") else [] # the bf16 test's code with another dtype: by gcc alone (.bazelrc)
-    _host(cc_test, name, [src] + hdrs, [":catch_main"], _MANY_MODELS if many else [], tags = tags)
+    _host(cc_test, name, [src] + hdrs, [":catch_main"], _MANY_MODELS if many else [], tags = tags, data = data)
     level = {"cuda_level": _MANY_MODELS_CUDA} if many else {}
     te_cuda_test(name + "_cuda", cuda_srcs = [src], hdrs = hdrs, deps = [":catch_main", "//:te"], linkstatic = True, **level)
 

@@ -1,0 +1,176 @@
+// misuse.h -- the table of misuse: a row is a mistake, and what is expected of the library. It is refused, with a status and a
+// word of the text, and has written nothing; or it is documented as fine, and then the result is checked.
+//
+// Do this:
+//     refuse<scene>(t, "te_copy: no source", TE_ERROR_NULL, "te_copy", [](scene &s) { return te_copy(s.ctx, s.a, nullptr, 16); });
+//     fine<scene>(t, "te_copy: nothing from nowhere", [](scene &s) { return te_copy(s.ctx, nullptr, nullptr, 0) == TE_OK; });
+//
+// A scene has `te_context *ctx`, `bytes state()`, all that a refused call must leave as it is, and `bool works()`: the
+// calls that were not spoilt go through behind it. Rows run in a child process: one that crashes or hangs is a row that
+// failed, and the rows behind it run in the next child.
+#ifndef TESTS_MISUSE_H
+#define TESTS_MISUSE_H
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "te/te.h"
+
+namespace misuse {
+
+typedef std::vector<uint8_t> bytes;
+
+enum outcome { NOT_RUN, RUNNING, AS_EXPECTED, SILENTLY_WRONG, REFUSED_OTHERWISE, CRASHED, HUNG, OUTCOMES };
+
+struct verdict {
+    outcome what = AS_EXPECTED;
+    std::string why;
+};
+struct row {
+    std::string name;
+    bool is_fine;
+    std::function<verdict()> run;
+};
+typedef std::vector<row> table;
+
+// What the tests themselves need to go right.
+inline void need(te_status status, const te_context *ctx, const char *what) {
+    if (status != TE_OK) throw std::runtime_error(std::string(what) + ": " + te_status_string(status) + ", " + te_last_error(ctx));
+}
+#define NEED(call, ctx) need(call, ctx, #call)
+
+// Target memory, a piece behind the other with a guard between them, all of it 0xff at first.
+struct arena {
+    enum { GUARD = 256 };
+    te_context *ctx;
+    size_t size, used = GUARD;
+    char *base = nullptr;
+    arena(te_context *c, size_t n) : ctx(c), size(n) {
+        void *p = nullptr;
+        NEED(te_allocate(ctx, &p, size), ctx);
+        base = (char *)p;
+        NEED(te_fill(ctx, base, 0xff, size), ctx);
+    }
+    arena(const arena &) = delete;
+    arena &operator=(const arena &) = delete;
+    ~arena() { te_release(ctx, base); }
+    char *take(size_t n) {
+        char *p = base + used;
+        used += (size_t)te_round_up((int64_t)n, GUARD) + GUARD;
+        if (used > size) throw std::runtime_error("the arena is too small");
+        return p;
+    }
+    bytes content() const {
+        bytes all(size);
+        NEED(te_copy(ctx, all.data(), base, size), ctx);
+        NEED(te_synchronize(ctx), ctx);
+        return all;
+    }
+    void write(void *to, const void *from, size_t n) {
+        NEED(te_copy(ctx, to, from, n), ctx);
+        NEED(te_synchronize(ctx), ctx);
+    }
+};
+inline void append(bytes &to, const void *p, size_t n) { to.insert(to.end(), (const uint8_t *)p, (const uint8_t *)p + n); }
+inline void append(bytes &to, const bytes &from) { append(to, from.data(), from.size()); }
+inline void append_rng(bytes &to, te_context *ctx) {
+    te_rng rng;
+    NEED(te_rng_get(&rng, ctx), ctx);
+    append(to, &rng, sizeof rng);
+}
+
+// A mistake in a call of `Scene`: `status`, a text with `word` in it, nothing written, and the scene still works.
+template <class Scene> verdict refused(te_status status, const std::string &word, const std::function<te_status(Scene &)> &call) {
+    Scene s;
+    verdict v;
+    const bytes before = s.state();
+    s.ctx->error[0] = 0;
+    const te_status got = call(s);
+    const std::string text = te_last_error(s.ctx);
+    s.restore();
+    NEED(te_synchronize(s.ctx), s.ctx);
+    if (s.state() != before) v.what = SILENTLY_WRONG, v.why = "something was written";
+    else if (got == TE_OK) v.what = SILENTLY_WRONG, v.why = "it is not refused";
+    else if (got != status) v.what = REFUSED_OTHERWISE, v.why = std::string("refused as ") + te_status_string(got) + ": " + text;
+    else if (text.find(word) == std::string::npos) v.what = REFUSED_OTHERWISE, v.why = "the text does not say '" + word + "': " + text;
+    else if (!s.works()) v.what = SILENTLY_WRONG, v.why = std::string("what works without it does not work behind it: ") + te_last_error(s.ctx);
+    return v;
+}
+template <class Scene> void refuse(table &t, const std::string &name, te_status status, const std::string &word, std::function<te_status(Scene &)> call) {
+    t.push_back({name, false, [=] { return refused<Scene>(status, word, call); }});
+}
+template <class Scene> void fine(table &t, const std::string &name, std::function<bool(Scene &)> call) {
+    t.push_back({name, true, [=] {
+                     Scene s;
+                     verdict v;
+                     if (!call(s)) v.what = SILENTLY_WRONG, v.why = std::string("documented as fine: ") + te_last_error(s.ctx);
+                     s.restore();
+                     if (v.what == AS_EXPECTED && !s.works()) v.what = SILENTLY_WRONG, v.why = std::string("what works without it does not work behind it: ") + te_last_error(s.ctx);
+                     return v;
+                 }});
+}
+
+// ---- the rows in child processes ------------------------------------------------------------------------------------
+
+enum { SECONDS_A_ROW = 60, TEXT = 400 };
+struct report {
+    int what;
+    char why[TEXT];
+};
+
+inline void run_one(const row &r, report *to) {
+    verdict v;
+    to->what = RUNNING;
+    alarm(SECONDS_A_ROW);
+    try {
+        v = r.run();
+    } catch (const std::exception &e) {
+        v.what = SILENTLY_WRONG, v.why = e.what();
+    } catch (...) {
+        v.what = SILENTLY_WRONG, v.why = "an exception";
+    }
+    alarm(0);
+    snprintf(to->why, sizeof to->why, "%s", v.why.c_str());
+    to->what = v.what;
+}
+// Before this process has used CUDA or threads of its own, which do not come along into a child.
+inline std::vector<verdict> run(const table &t) {
+    const size_t room = (t.size() + 1) * sizeof(report);
+    report *reports = (report *)mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    std::vector<verdict> all(t.size());
+    if (reports == MAP_FAILED) throw std::runtime_error("no shared memory");
+    for (size_t next = 0; next < t.size();) {
+        fflush(nullptr);
+        const pid_t child = fork();
+        if (child < 0) throw std::runtime_error("no child process");
+        if (child == 0) {
+            for (int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGALRM, SIGTERM}) signal(s, SIG_DFL);
+            for (size_t i = next; i < t.size(); i++) run_one(t[i], &reports[i]);
+            _exit(0);
+        }
+        int status = 0;
+        waitpid(child, &status, 0);
+        while (next < t.size() && reports[next].what > RUNNING) next++;
+        if (next == t.size()) break;
+        const bool hung = WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM;
+        reports[next].what = hung ? HUNG : CRASHED;
+        snprintf(reports[next].why, TEXT, "the process ended with %s %d", WIFSIGNALED(status) ? "signal" : "exit code", WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+        next++;
+    }
+    for (size_t i = 0; i < t.size(); i++) all[i].what = (outcome)reports[i].what, all[i].why = reports[i].why;
+    munmap(reports, room);
+    return all;
+}
+
+} // namespace misuse
+
+#endif
