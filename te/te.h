@@ -24,9 +24,10 @@
 #include "ops/embedding.h"     /* embedding */
 #include "ops/last_token.h"    /* last_token */
 #include "ops/linear.h"        /* linear, tied_linear */
+#include "ops/load.h"          /* load */
 #include "ops/norm.h"          /* layernorm, rmsnorm, l2norm, layernorm1p, rmsnorm1p */
 #include "ops/recompute.h"     /* recompute, end_recompute */
-#include "ops/residual.h"      /* fork, add, input, output */
+#include "ops/residual.h"      /* fork, add, mul, input, output */
 #include "ops/rope.h"          /* rope */
 #include "ops/scale.h"         /* scale */
 #include "optim/adamw.h"       /* te_adamw */

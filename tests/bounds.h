@@ -153,6 +153,15 @@ struct forward {
     forward(const list &ops, const std::vector<vec> &p, const vec &first, const call &what, te_dtype t)
         : l(ops), params(p), c(what), dtype(t), x(first) {}
 
+    // How far off what the fork or input of op i kept is, and how large element k of it.
+    vec kept_error(size_t i, size_t n) const {
+        const size_t edge = (size_t)l.ops[i].edge;
+        return l.ops[edge].kind == "input" ? vec(n, 0.0) : error[edge];
+    }
+    double kept_size(size_t i, size_t k) const {
+        const size_t edge = (size_t)l.ops[i].edge;
+        return l.ops[edge].kind == "input" ? 0 : std::fabs(value[edge][k]);
+    }
     // The error of op i, whose output is y: `rounded` if it is stored, `may` if a kernel may round it or not.
     void step(size_t i, const vec &y, bool rounded, bool may) {
         const op &o = l.ops[i];
@@ -200,6 +209,14 @@ struct forward {
             e = rope(o, in, before, c);
         } else if (o.kind == "embedding") {
             std::fill(e.begin(), e.end(), 0.0);
+        } else if (o.kind == "load") {
+            e = kept_error(i, y.size());
+        } else if (o.kind == "mul") { // y = x kept
+            const vec off = kept_error(i, y.size());
+            for (size_t k = 0; k < e.size(); k++) {
+                const double by = in[k] != 0 ? std::fabs(y[k] / in[k]) : kept_size(i, k);
+                e[k] = before[k] * (by + off[k]) + std::fabs(in[k]) * off[k] + sums * std::fabs(y[k]);
+            }
         } else if (o.kind == "cross_entropy") { // y = top + log sum - x[label]
             for (size_t r = 0; r < c.rows(); r++) {
                 double size = 0, off = 0;

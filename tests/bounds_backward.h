@@ -54,7 +54,7 @@ struct backward {
     te_dtype dtype;
     vec d;                   // of the gradient that came last
     std::vector<vec> param;  // of the parameters' gradients
-    std::map<int, vec> kept; // by fork
+    std::map<int, vec> kept, handed; // by fork: of the gradient of what it kept, and the sum of |terms| of that
     std::map<std::string, vec> inputs;
     backward(const list &ops, const std::vector<vec> &p, const reference::values &values, const call &what, te_dtype t)
         : l(ops), params(p), v(values), c(what), dtype(t) {
@@ -156,14 +156,34 @@ struct backward {
         }
         if (o.kind == "add") {
             for (size_t k = 0; k < e.size(); k++) e[k] = d[k] + (held ? ulp(std::fabs(dy[k]) + d[k], dtype) : 0);
-            if (l.ops[(size_t)o.edge].kind == "input")
-                inputs[l.ops[(size_t)o.edge].name] = e;
-            else
-                kept[o.edge] = e;
+            hand_over(i, dy, e, held);
+        } else if (o.kind == "mul") { // y = x kept
+            const vec &by = reference::kept_of(l, i, v, v.from);
+            vec part(d.size()), off(d.size());
+            for (size_t k = 0; k < e.size(); k++) {
+                part[k] = dy[k] * x[k], off[k] = d[k] * std::fabs(x[k]) + sums * std::fabs(part[k]);
+                e[k] = d[k] * std::fabs(by[k]) + sums * std::fabs(dx[k]);
+            }
+            hand_over(i, part, off, held);
+        } else if (o.kind == "load") {
+            hand_over(i, dy, d, held);
+            e.assign(dx.size(), 0.0);
         }
         for (size_t k = 0; k < e.size() && (rounded || may); k++)
             e[k] += ulp(std::fabs(dx[k]) + e[k], dtype) * (rounded + may);
         d = e;
+    }
+    // Op i leaves `part`, off by `off`, of the gradient of what its fork kept, beside what those behind it left.
+    void hand_over(size_t i, const vec &part, const vec &off, bool held) {
+        const op &from = l.ops[(size_t)l.ops[i].edge];
+        vec &e = from.kind == "input" ? inputs[from.name] : kept[l.ops[i].edge], &size = handed[l.ops[i].edge];
+        const bool first = e.empty();
+        if (first) e.assign(part.size(), 0.0), size.assign(part.size(), 0.0);
+        for (size_t k = 0; k < part.size(); k++) {
+            size[k] += std::fabs(part[k]), e[k] += off[k];
+            if (!first) e[k] += sums * size[k];
+            if (held && (!first || l.ops[i].kind != "add")) e[k] += ulp(size[k] + e[k], dtype);
+        }
     }
     // Of an activation's slope: x times a derivative of exp in x^3, at most.
     static double slope_error(double x) { return functions * (2 + 2 * std::fabs(x) + 0.2 * std::fabs(x * x * x)); }

@@ -125,7 +125,8 @@ struct rounding {
 
 struct values {
     vec x;
-    std::vector<vec> out; // by op
+    std::vector<vec> out;            // by op
+    std::map<std::string, vec> from; // the inputs, by name
     const vec &in(size_t i) const { return i ? out[i - 1] : x; }
 };
 typedef std::map<std::string, vec> edges; // by name
@@ -270,12 +271,18 @@ inline double gamma_of(const op &o, const std::vector<vec> &params, size_t c) {
     return params[(size_t)o.first_param][c] + (o.kind.find("1p") != std::string::npos ? 1 : 0);
 }
 
+// What the fork or input that op i reads has kept.
+inline const vec &kept_of(const list &l, size_t i, const values &v, const edges &in_edges) {
+    const op &from = l.ops[(size_t)l.ops[i].edge];
+    return from.kind == "input" ? in_edges.at(from.name) : v.out[(size_t)l.ops[i].edge];
+}
+
 // `in_edges`: what (input, name) brings. `out_edges`, where given, receives what (output, name) writes.
 // `stored(i, y)` sees the output of each op as it comes, and may put in its place what a kernel stored.
 inline values forward(const list &l, const std::vector<vec> &params, const vec &x, const edges &in_edges, const call &c, const rounding &round,
                       edges *out_edges = nullptr, const std::function<void(size_t, vec &)> &stored = nullptr) {
     values v;
-    v.x = x, v.out.resize(l.ops.size());
+    v.x = x, v.from = in_edges, v.out.resize(l.ops.size());
     for (size_t i = 0; i < l.ops.size(); i++) {
         const op &o = l.ops[i];
         const vec &in = v.in(i), *w = o.params ? &params[(size_t)o.first_param] : nullptr;
@@ -312,9 +319,13 @@ inline values forward(const list &l, const std::vector<vec> &params, const vec &
             y = in;
             if (out_edges) (*out_edges)[o.name] = in;
         } else if (o.kind == "add") {
-            const op &from = l.ops[(size_t)o.edge];
-            const vec &kept = from.kind == "input" ? in_edges.at(from.name) : v.out[(size_t)o.edge];
+            const vec &kept = kept_of(l, i, v, in_edges);
             for (size_t e = 0; e < y.size(); e++) y[e] = in[e] + kept[e];
+        } else if (o.kind == "mul") {
+            const vec &kept = kept_of(l, i, v, in_edges);
+            for (size_t e = 0; e < y.size(); e++) y[e] = in[e] * kept[e];
+        } else if (o.kind == "load") {
+            y = kept_of(l, i, v, in_edges);
         } else if (o.kind == "rope") {
             y = rope(o, in, c, 1);
         } else if (o.kind == "attention") {
@@ -345,6 +356,13 @@ inline values forward(const list &l, const std::vector<vec> &params, const vec &
 
 // ---- backward ------------------------------------------------------------------------------------------------------
 
+// No op behind op i reads the same fork.
+inline bool last_reader(const list &l, size_t i) {
+    for (size_t k = i + 1; k < l.ops.size(); k++)
+        if (l.ops[k].edge == l.ops[i].edge) return false;
+    return true;
+}
+
 // `dy` for a list that ends in cross_entropy: [rows], or empty for call.loss_scale in every row. `out_grads`: what (output,
 // name) receives. `held` rounds the gradient that an add hands over. `seen(i, d, dx)`: what each op got, and what it gives.
 inline gradients backward(const list &l, const std::vector<vec> &params, const values &v, const vec &dy, const edges &out_grads, const call &c,
@@ -353,6 +371,14 @@ inline gradients backward(const list &l, const std::vector<vec> &params, const v
     gradients g;
     for (const vec &p : params) g.params.push_back(vec(p.size(), 0.0));
     std::map<int, vec> kept; // by fork: the gradient of what it kept
+    // Op i leaves `part` of the gradient of what its fork kept; those behind it in the list have left theirs.
+    const auto hand_over = [&](const vec &part, size_t i) {
+        const op &from = l.ops[(size_t)l.ops[i].edge];
+        vec &sum = from.kind == "input" ? g.inputs[from.name] : kept[l.ops[i].edge];
+        if (sum.empty()) sum.assign(part.size(), 0.0);
+        for (size_t e = 0; e < part.size(); e++) sum[e] += part[e];
+        held.apply(sum, i);
+    };
     vec d = dy.empty() ? vec(v.out.back().size(), c.loss_scale) : dy;
     for (size_t i = l.ops.size(); i-- > 0;) {
         const op &o = l.ops[i];
@@ -404,10 +430,16 @@ inline gradients backward(const list &l, const std::vector<vec> &params, const v
         } else if (o.kind == "scale") { // y = factor x
             for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * o.factor(0, 1);
         } else if (o.kind == "add") { // y = x + kept
-            held.apply(dx, i);
-            const op &from = l.ops[(size_t)o.edge];
-            if (from.kind == "input") g.inputs[from.name] = dx;
-            else kept[o.edge] = dx;
+            if (last_reader(l, i)) held.apply(dx, i);
+            hand_over(dx, i);
+        } else if (o.kind == "mul") { // y = x kept
+            const vec &by = kept_of(l, i, v, v.from);
+            for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * x[e];
+            hand_over(dx, i);
+            for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * by[e];
+        } else if (o.kind == "load") { // y = kept
+            hand_over(d, i);
+            dx.assign(x.size(), 0.0);
         } else if (o.kind == "fork") {
             const auto found = kept.find((int)i);
             if (found != kept.end())

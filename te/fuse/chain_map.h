@@ -22,13 +22,13 @@ TE_FN void te_map_forward(te_lane *l, const te_stage *s, te_map_forward_fn f, co
     if (l->at.halves == 2) f(l->g, s, te_second_half(l->at), options);
     te_keep(l, s, formats.out);
 }
-/* What is stored in backward is the gradient that an add hands to its fork. */
+/* What is stored in backward is the gradient that an add hands to its fork, unless the op does that itself. */
 TE_FN void te_map_backward(te_lane *l, const te_stage *s, te_map_backward_fn f, const void *options,
                            te_formats formats) {
     l->at.format = formats;
     f(l->v, l->sum, s, l->at, options);
     if (l->at.halves == 2) f(l->g, l->gsum, s, te_second_half(l->at), options);
-    te_keep(l, s, formats.edge);
+    if (!formats.joins) te_keep(l, s, formats.edge);
 }
 TE_FN void te_gate_forward(te_lane *l, const te_stage *s, te_gated_forward_fn f, const void *options,
                            te_formats formats) {

@@ -105,6 +105,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
         name##_sum_halves = name##_is_backward ? (0 TE_ROW(TE__SUM_WIDTH, model, __VA_ARGS__)) / name##_half : 0,    \
         name##_draws = (0 TE_ROW(TE__DRAWS, ~, __VA_ARGS__)) > 0,                                                    \
         name##_first = TE_ID(model, TE_ROW_FIRST(__VA_ARGS__)),                                                      \
+        name##_handed = 0 TE_ROW(TE__HANDED, (name, model), __VA_ARGS__),                                            \
         name##_readers = 0 TE_ROW(TE__READS, (name, model, dtype, pass), __VA_ARGS__),                               \
         name##_reads = TE__FIRST_OF(name##_readers),                                                                 \
         name##_kept = 0 TE_ROW(TE__KEPT_AT, ~, __VA_ARGS__),                                                         \
@@ -156,17 +157,33 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #define TE__READS2(...) TE__READS3(__VA_ARGS__)
 #define TE__READS3(name, model, dtype, pass, i, op) \
     | (TE__READS_##pass(model, op, (int)TE_##dtype) && !TE__IS_OWN_##pass(name, model, op) ? 1 << i : 0)
-#define TE__READS_forward(model, op, dtype) ((TE_FLAGS(op) & TE_IS_ADD) && (int)TE_EDGE_DTYPE(model, op) == dtype)
+#define TE__READS_forward(model, op, dtype) \
+    ((TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL)) && (int)TE_EDGE_DTYPE(model, op) == dtype)
 #define TE__READS_backward(model, op, dtype)                                           \
     (((TE_FLAGS(op) & TE_SAVES_INPUT) && (int)TE_DTYPE_IN(model, op) == dtype) ||      \
      ((TE_FLAGS(op) & TE_IS_FORK) && (int)TE_EDGE_DTYPE(model, op) == dtype))
 
-/* An add and its fork in one row: what the second one reads the kernel has stored. */
+/* A fork and who reads it in one row: what the second one reads the kernel has stored. */
 #define TE__IS_OWN_forward(name, model, op) \
-    ((TE_FLAGS(op) & TE_IS_ADD) && (int)TE_EDGE_INDEX(model, op) >= (int)name##_first)
+    ((TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL)) && (int)TE_EDGE_INDEX(model, op) >= (int)name##_first)
 #define TE__IS_OWN_backward(name, model, op) \
     TE_IF_MARKED(TE_JOIN1(TE__FORK_MARK_, TE_FAMILY(op)), TE__IS_OWN_FORK, TE__IS_NOT_OWN)(name, model, op)
-#define TE__IS_OWN_FORK(name, model, op) ((int)TE__ADD_OF(model, op) <= (int)name##_first)
+#define TE__IS_OWN_FORK(name, model, op) ((int)name##_handed >> ((int)name##_first - (int)TE_ID(model, op)) & 1)
+/* Bits, by place in a row of backward: the forks whose readers stand in it. */
+#define TE__HANDED(x, i, op) TE__HANDED2(TE_UNWRAP(x), op)
+#define TE__HANDED2(...) TE__HANDED3(__VA_ARGS__)
+#define TE__HANDED3(name, model, op)                                      \
+    | (TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL) ? TE__BIT((int)name##_first - (int)TE_EDGE_INDEX(model, op)) : 0)
+#define TE__BIT(at) ((at) >= 0 && (at) < (int)TE_MAX_ROW ? 1 << ((at) & (TE_MAX_ROW - 1)) : 0)
+/* In backward a mul stores the gradient of what its fork kept by itself, and an add where the fork has other readers. */
+#define TE__JOINS_forward(model, op) 0
+#define TE__JOINS_backward(model, op) \
+    TE_IF_MARKED(TE_JOIN1(TE__READER_MARK_, TE_FAMILY(op)), TE__JOINS_READER, TE__JOINS_NONE)(model, op)
+#define TE__READER_MARK_add ,
+#define TE__READER_MARK_mul ,
+#define TE__JOINS_NONE(model, op) 0
+#define TE__JOINS_READER(model, op) \
+    ((TE_FLAGS(op) & TE_IS_MUL) || model##_fork_readers((int)TE_EDGE_INDEX(model, op)) > 1)
 #define TE__IS_NOT_OWN(name, model, op) 0
 /* The calls of the row's ops, each with its options. */
 #define TE__STAGE_OPTIONS(x, i, op) const TE_OPTIONS_TYPE(op) o##i = TE_OPTIONS_VALUES(op);
@@ -174,7 +191,8 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #define TE__STAGE2(...) TE__STAGE3(__VA_ARGS__)
 #define TE__STAGE3(op_class, name, model, dtype, pass, i, family, op)                                                  \
     const te_formats f##i = {(te_dtype)TE_DTYPE_IN(model, op), (te_dtype)TE_DTYPE_OUT(model, op),                      \
-                             (te_dtype)TE_EDGE_DTYPE(model, op), TE_##dtype, TE__IS_OWN_##pass(name, model, op)};      \
+                             (te_dtype)TE_EDGE_DTYPE(model, op), TE_##dtype, TE__IS_OWN_##pass(name, model, op),       \
+                             TE__JOINS_##pass(model, op)};                                                             \
     TE__STAGE_##op_class(pass, i, family)
 #define TE__STAGE_map(pass, i, family) \
     if (from <= i && i < to) te_map_##pass(l, &c->op[i], te_##family##_##pass, &o##i, f##i);
