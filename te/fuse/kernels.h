@@ -175,7 +175,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #define TE__HANDED3(name, model, op)                                      \
     | (TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL) ? TE__BIT((int)name##_first - (int)TE_EDGE_INDEX(model, op)) : 0)
 #define TE__BIT(at) ((at) >= 0 && (at) < (int)TE_MAX_ROW ? 1 << ((at) & (TE_MAX_ROW - 1)) : 0)
-/* In backward a mul stores the gradient of what its fork kept by itself, and an add where the fork has other readers. */
+/* In backward a mul stores the gradient of what its fork kept, and an add where the fork has other readers. */
 #define TE__JOINS_forward(model, op) 0
 #define TE__JOINS_backward(model, op) \
     TE_IF_MARKED(TE_JOIN1(TE__READER_MARK_, TE_FAMILY(op)), TE__JOINS_READER, TE__JOINS_NONE)(model, op)
