@@ -25,6 +25,7 @@
 #include "ops/last_token.h"    /* last_token */
 #include "ops/linear.h"        /* linear, tied_linear */
 #include "ops/load.h"          /* load */
+#include "ops/mul_param.h"     /* mul_param */
 #include "ops/norm.h"          /* layernorm, rmsnorm, l2norm, layernorm1p, rmsnorm1p */
 #include "ops/recompute.h"     /* recompute, end_recompute */
 #include "ops/residual.h"      /* fork, add, mul, input, output */

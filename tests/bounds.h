@@ -209,6 +209,9 @@ struct forward {
             e = rope(o, in, before, c);
         } else if (o.kind == "embedding") {
             std::fill(e.begin(), e.end(), 0.0);
+        } else if (o.kind == "mul_param") {
+            for (size_t k = 0; k < e.size(); k++)
+                e[k] = before[k] * std::fabs((*w)[k % w->size()]) + sums * std::fabs(y[k]);
         } else if (o.kind == "load") {
             e = kept_error(i, y.size());
         } else if (o.kind == "mul") { // y = x kept

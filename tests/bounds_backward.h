@@ -82,6 +82,12 @@ struct backward {
                 }
         } else if (o.kind == "bias") {
             for (size_t k = 0; k < d.size(); k++) (*ew)[k % o.out] += d[k] + sums * std::fabs(dy[k]);
+        } else if (o.kind == "mul_param") { // y = x w
+            for (size_t k = 0; k < d.size(); k++) {
+                const size_t at = k % w->size();
+                (*ew)[at] += std::fabs(x[k]) * (d[k] + sums * std::fabs(dy[k]));
+                e[k] = d[k] * std::fabs((*w)[at]) + sums * std::fabs(dx[k]);
+            }
         } else if (reference::is_norm(o.kind)) {
             for (size_t r = 0; r < c.rows(); r++) {
                 const norm_errors s(o, &x[r * o.in], nullptr);

@@ -12,6 +12,7 @@
 #include "te/ops/dropout.h"
 #include "te/ops/embedding.h"
 #include "te/ops/linear.h"
+#include "te/ops/mul_param.h"
 #include "te/ops/norm.h"
 #include "te/ops/residual.h"
 #include "te/ops/rope.h"
@@ -36,6 +37,11 @@
     X(bias_37, MODEL, OPS_DTYPE, (bias, b, 37))                                                             \
     X(bias_520, MODEL, OPS_DTYPE, (bias, b, 520))                                                           \
     X(bias_4, MODEL, OPS_DTYPE, (bias, b, 4))                                                               \
+    X(mul_param_37, MODEL, OPS_DTYPE, (mul_param, m, 37))                                                   \
+    X(mul_param_520, MODEL, OPS_DTYPE, (gelu, g), (mul_param, m, 520), (bias, b, 520))                      \
+    X(mul_param_one, MODEL, OPS_DTYPE, (bias, b, 53), (mul_param, m, 1), (mul_param, k, 1))                 \
+    X(mul_param_of_one, MODEL, OPS_DTYPE, (linear, l, 3, 1), (mul_param, m, 1), (linear, k, 1, 5))          \
+    X(mul_param_gated, MODEL, OPS_DTYPE, (linear, l, 40, 64), (mul_param, m, 64), (swiglu, g), (mul_param, k, 1)) \
     X(layernorm_5, MODEL, OPS_DTYPE, (layernorm, n, 5))                                                     \
     X(layernorm_96, MODEL, OPS_DTYPE, (layernorm, n, 96, (eps, 1e-3f)))                                            \
     X(rmsnorm_37, MODEL, OPS_DTYPE, (rmsnorm, n, 37, (eps, 1e-2f)))                                                \

@@ -298,6 +298,8 @@ inline values forward(const list &l, const std::vector<vec> &params, const vec &
                 }
         } else if (o.kind == "bias") {
             for (size_t e = 0; e < y.size(); e++) y[e] = in[e] + (*w)[e % o.out];
+        } else if (o.kind == "mul_param") {
+            for (size_t e = 0; e < y.size(); e++) y[e] = in[e] * (*w)[e % w->size()];
         } else if (is_norm(o.kind)) {
             for (size_t r = 0; r < rows; r++) {
                 const norm_row s = norm_of(o, &in[r * o.in]);
@@ -398,6 +400,8 @@ inline gradients backward(const list &l, const std::vector<vec> &params, const v
                     }
         } else if (o.kind == "bias") { // y = x + b
             for (size_t e = 0; e < d.size(); e++) (*dw)[e % o.out] += d[e];
+        } else if (o.kind == "mul_param") { // y = x w
+            for (size_t e = 0; e < d.size(); e++) (*dw)[e % w->size()] += d[e] * x[e], dx[e] = d[e] * (*w)[e % w->size()];
         } else if (is_norm(o.kind)) { // y = xhat gamma + beta, xhat = (x - mean) rstd
             for (size_t r = 0; r < rows; r++) {
                 const norm_row s = norm_of(o, &x[r * o.in]);

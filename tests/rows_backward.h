@@ -73,6 +73,11 @@
 #define ROW_OF_mul_bias \
     ROW_CASE(mul_bias, "mul_bias", "mul_bias", (fork, x), (linear, p, ROW_IN, ROW_IN), (bias, b, ROW_IN), (mul, x), (scale, s, 0.75f))
 
+#define ROW_OF_norm_fork_add_mul_param ROW_NORMS(ROW_norm_fork_add_mul_param)
+#define ROW_norm_fork_add_mul_param(kind, etc)                                                    \
+    ROW_CASE(kind##_fork_add_mul_param, "norm_fork_add_mul_param", #kind "_fork_add_mul_param", \
+             (fork, x), (linear, p, ROW_IN, ROW_IN), (mul_param, m, ROW_IN), (add, x), (fork, z), (kind, n, ROW_IN), (scale, s, 0.75f), (add, z))
+
 #define ROW_OF(row) ROW_OF_##row
 
 #endif

@@ -115,6 +115,19 @@
              (fork, x), (bias, b, ROW_IN), (fork, a), (linear, l, ROW_IN, ROW_IN), (bias, c, ROW_IN), (add, a), (add, x), (fork, z), (kind, n, ROW_IN), \
              (add, z))
 
+#define ROW_OF_linear_mul_param_add                                                \
+    ROW_CASE(linear_mul_param_add, "linear_mul_param_add", "linear_mul_param_add", \
+             (fork, x), (linear, l, ROW_IN, ROW_IN), (mul_param, s, ROW_IN), (add, x))
+
+#define ROW_OF_linear_bias_mul_param_add                                                          \
+    ROW_CASE(linear_bias_mul_param_add, "linear_bias_mul_param_add", "linear_bias_mul_param_add", \
+             (fork, x), (linear, l, ROW_IN, ROW_IN), (bias, b, ROW_IN), (mul_param, s, 1), (add, x))
+
+#define ROW_OF_linear_bias_mul_param_add_fork_norm ROW_NORMS(ROW_linear_bias_mul_param_add_fork_norm)
+#define ROW_linear_bias_mul_param_add_fork_norm(kind, etc)                                                                           \
+    ROW_CASE(linear_bias_mul_param_add_fork_##kind, "linear_bias_mul_param_add_fork_norm", "linear_bias_mul_param_add_fork_" #kind, \
+             (fork, x), (linear, l, ROW_IN, ROW_IN), (bias, b, ROW_IN), (mul_param, s, ROW_IN), (add, x), (fork, z), (kind, n, ROW_IN), (add, z))
+
 #define ROW_OF(row) ROW_OF_##row
 
 #endif

@@ -8,7 +8,7 @@ list is checked with its rows and with none.
 import random
 import sys
 
-MAPS = ["act", "bias", "dropout", "scale", "fork", "input", "add", "mul", "output"]
+MAPS = ["act", "bias", "mul_param", "dropout", "scale", "fork", "input", "add", "mul", "output"]
 ACTS = ["gelu", "relu", "silu", "srelu", "gelu_erf", "qgelu"]
 GATES = ["swiglu", "geglu", "reglu", "glu"]
 NORMS = ["layernorm", "rmsnorm", "l2norm", "rmsnorm1p"]
@@ -42,9 +42,12 @@ def random_list(r):
     for _ in range(r.randrange(4, 14)):
         kind = r.choice(MAPS + ["fork", "add", "load", "gated", "norm", "linear"])
         if kind == "act":
-            put(r.choice(ACTS))
+            small = any(op[0] == "mul" for op in ops)  # products are often near the step of a relu
+            put(r.choice([a for a in ACTS if not (small and a == "relu")]))
         elif kind == "bias":
             put("bias", width)
+        elif kind == "mul_param":
+            put("mul_param", r.choice([width, 1]))
         elif kind == "dropout":
             put("dropout", r.choice(["0.1f", "0.5f"]))
         elif kind == "scale":
@@ -73,7 +76,7 @@ def random_list(r):
             put("linear", width, 2 * width)
             if r.random() < 0.5:
                 put("bias", 2 * width)
-            put(r.choice(GATES))
+            put(r.choice([g for g in GATES if not (g == "reglu" and any(op[0] == "mul" for op in ops))]))
     while kept:
         read(r.choice(["add", "add", "mul"]))
     if family(ops[-1]) == "fork":
@@ -86,7 +89,7 @@ def legal(row, backward):
     f = [family(op) for op in row]
     if len(f) > 1 and "load" in f:
         return False
-    if len(f) > MOST or "linear" in f[1:] or f.count("norm") > 1 or f.count("bias") > 1 or f.count("gated") > 1:
+    if len(f) > MOST or "linear" in f[1:] or f.count("norm") > 1 or f.count("bias") + f.count("mul_param") > 1 or f.count("gated") > 1:
         return False
     if "gated" in f and "norm" in f:
         return False
@@ -95,7 +98,7 @@ def legal(row, backward):
         if "norm" in rest[1:]:
             return False
         return not (f[0] == "linear" and len(f) > 1 and f[1] == "fork" and len(f) > 2)
-    keeps = {"act", "mul", "gated", "norm", "fork", "linear"}
+    keeps = {"act", "mul", "mul_param", "gated", "norm", "fork", "linear"}
     return not any(a == "output" and b in keeps for a, b in zip(f, f[1:]))
 
 
@@ -116,7 +119,7 @@ def main():
     seed, count = int(sys.argv[1]), int(sys.argv[2])
     r = random.Random(seed)
     print(f'// {sys.argv[0]} {seed} {count}\n#include "harness.h"')
-    for op in ["activation", "bias", "dropout", "linear", "load", "norm", "residual", "scale"]:
+    for op in ["activation", "bias", "dropout", "linear", "load", "mul_param", "norm", "residual", "scale"]:
         print(f'#include "te/ops/{op}.h"')
     for i in range(count):
         dtype, ops = random_list(r)

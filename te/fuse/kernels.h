@@ -118,7 +118,8 @@ TE_BOTH te_chain_shape te_no_shape(void) {
     static_assert((0 TE_ROW(TE__ONE_NORM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one norm at most");       \
     static_assert((0 TE_ROW(TE__ONE_GATED, ~, __VA_ARGS__)) <= ((int)in == (int)out || name##_norm >= 0 ? 0 : 1),    \
                   "te: " #name ": a row has one gated op at most, and none beside a norm");                          \
-    static_assert((0 TE_ROW(TE__ONE_SUM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one bias at most");        \
+    static_assert(!name##_is_backward || (0 TE_ROW(TE__ONE_SUM, ~, __VA_ARGS__)) <= 1,                               \
+                  "te: " #name ": a backward row has one bias or mul_param at most");                                \
     static_assert((0 TE_ROW(TE__ONE_GEMM, ~, __VA_ARGS__)) == 0,                                                     \
                   "te: " #name ": a linear or an op with kernels of its own can only begin a row");                  \
     TE_FN void name##_stages(te_lane *l, const te_chain *c, int from, int to) {                                      \

@@ -38,6 +38,8 @@ typedef struct te_run {
     te_sum_args sums;            /* column sums that wait to be added up */
     int partial[TE_SUM_JOBS];    /* the blocks that they lie in */
     int sum_count;
+    te_sum_args columns; /* of those that become one number: the sums of the columns, to be added up behind them */
+    int column_count;
 } te_run;
 
 TE_API int64_t te_rows_in(const te_run *r, te_rows rows) { return te_rows_of(rows, r->tokens, r->sequences); }
@@ -239,11 +241,12 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t toke
                       te_context *ctx) {
     r->plan = plan, r->pass = pass, r->tokens = tokens, r->sequences = sequences, r->ctx = ctx;
     r->use = TE_USE_as_bound;
-    r->batch = 0, r->dry = 1, r->rng = 0, r->saved = 0, r->take.taken = 0, r->sum_count = 0;
+    r->batch = 0, r->dry = 1, r->rng = 0, r->saved = 0, r->take.taken = 0, r->sum_count = r->column_count = 0;
     r->now = r->dx = r->dy = te_no_value(), r->ends[0] = r->ends[1] = 0;
     r->x = te_value_of(0, plan->in_dtype, tokens, plan->in);
     r->y = te_value_of(0, plan->out_dtype, te_rows_in(r, te_out_rows(plan)), plan->out);
     r->pool.base = 0, r->pool.high = 0, r->pool.count = 0, r->pool.next_id = 0;
+    memset(&r->columns, 0, sizeof r->columns);
     memset(&r->sums, 0, sizeof r->sums); /* jobs that are none are arguments, too, and compared (core/launch_cuda.h) */
     for (int i = 0; i < plan->op_count; i++) r->edge[i] = te_no_value(), r->param[i] = 0;
     for (int k = 0; k < plan->span_count; k++) r->span[k] = te_no_value();
