@@ -21,6 +21,7 @@
 #include "ops/bias.h"          /* bias */
 #include "ops/cross_entropy.h" /* cross_entropy */
 #include "ops/dropout.h"       /* dropout */
+#include "ops/dyt.h"           /* dyt */
 #include "ops/embedding.h"     /* embedding */
 #include "ops/last_token.h"    /* last_token */
 #include "ops/linear.h"        /* linear, tied_linear */
@@ -31,6 +32,7 @@
 #include "ops/residual.h"      /* fork, add, mul, input, output */
 #include "ops/rope.h"          /* rope */
 #include "ops/scale.h"         /* scale */
+#include "ops/softcap.h"       /* softcap */
 #include "optim/adamw.h"       /* te_adamw */
 #include "optim/init.h"        /* te_model_randomize, te_param_normal */
 #include "optim/recipes.h"     /* te_recipes: FP8 */

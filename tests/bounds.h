@@ -212,6 +212,24 @@ struct forward {
         } else if (o.kind == "mul_param") {
             for (size_t k = 0; k < e.size(); k++)
                 e[k] = before[k] * std::fabs((*w)[k % w->size()]) + sums * std::fabs(y[k]);
+        } else if (o.kind == "softcap") { // y = cap tanh(x / cap)
+            for (size_t k = 0; k < e.size(); k++) e[k] = before[k] + functions * std::fabs(y[k]);
+        } else if (o.kind == "dyt") { // y = weight tanh(alpha x) + bias
+            for (size_t k = 0; k < e.size(); k++) {
+                const double weight = std::fabs(params[(size_t)o.first_param + 1][k % o.in]);
+                const double bias = std::fabs(params[(size_t)o.first_param + 2][k % o.in]);
+                const double ax = std::fabs((*w)[0]), t = std::fabs(std::tanh((*w)[0] * in[k]));
+                e[k] = weight * (ax * before[k] + functions * (t + ax * std::fabs(in[k]) * (1 - t * t))) +
+                       sums * (weight * t + bias);
+            }
+        } else if (o.kind == "clamped_swiglu") { // y = f(a) (1 + b); no slope of x sigmoid(alpha x) is above 1.1
+            for (size_t r = 0; r < c.rows(); r++)
+                for (size_t k = 0; k < o.out; k++) {
+                    const size_t a = r * o.in + k, b = a + o.out;
+                    const double limit = o.option("limit", 7), f = std::fabs(std::fmin(in[a], limit));
+                    const double up = 1 + std::fmin(std::fabs(in[b]), limit);
+                    e[r * o.out + k] = (1.1 * before[a] + functions * (1 + f) * (1 + f)) * up + f * before[b];
+                }
         } else if (o.kind == "load") {
             e = kept_error(i, y.size());
         } else if (o.kind == "mul") { // y = x kept

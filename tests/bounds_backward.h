@@ -82,6 +82,32 @@ struct backward {
                 }
         } else if (o.kind == "bias") {
             for (size_t k = 0; k < d.size(); k++) (*ew)[k % o.out] += d[k] + sums * std::fabs(dy[k]);
+        } else if (o.kind == "softcap") { // y = cap tanh(x / cap)
+            for (size_t k = 0; k < e.size(); k++) {
+                const double t = std::tanh(x[k] / o.factor(0, 0));
+                e[k] = d[k] * (1 - t * t) + std::fabs(dy[k]) * (2 * functions * t * t + 2 * sums);
+            }
+        } else if (o.kind == "dyt") { // y = weight tanh(alpha x) + bias
+            vec &eweight = param[(size_t)o.first_param + 1], &ebias = param[(size_t)o.first_param + 2];
+            for (size_t k = 0; k < e.size(); k++) {
+                const double weight = std::fabs(params[(size_t)o.first_param + 1][k % o.in]), alpha = std::fabs((*w)[0]);
+                const double t = std::fabs(std::tanh(alpha * x[k])), g = std::fabs(dy[k]), ax = alpha * std::fabs(x[k]);
+                const double et = functions * (t + ax * (1 - t * t)); // of tanh(alpha x)
+                const double along = weight * (d[k] * (1 - t * t) + g * (2 * t * et + 3 * sums));
+                e[k] = alpha * along + sums * std::fabs(dx[k]);
+                (*ew)[0] += std::fabs(x[k]) * (along + sums * g * weight * (1 - t * t));
+                eweight[k % o.in] += d[k] * t + g * (et + sums * t), ebias[k % o.in] += d[k] + sums * g;
+            }
+        } else if (o.kind == "clamped_swiglu") {
+            for (size_t r = 0; r < c.rows(); r++)
+                for (size_t k = 0; k < o.out; k++) {
+                    const size_t a = r * o.in + k, b = a + o.out;
+                    const reference::clamped_slopes s = reference::clamped_swiglu(o, x[a], x[b]);
+                    const double limit = o.option("limit", 7), f = std::fabs(std::fmin(x[a], limit));
+                    const double up = 1 + std::fmin(std::fabs(x[b]), limit), g = std::fabs(dy[r * o.out + k]);
+                    e[a] = d[r * o.out + k] * std::fabs(s.da) + (s.da != 0 ? g * up * slope_error(f) : 0);
+                    e[b] = d[r * o.out + k] * std::fabs(s.db) + (s.db != 0 ? g * functions * (1 + f) * (1 + f) : 0);
+                }
         } else if (o.kind == "mul_param") { // y = x w
             for (size_t k = 0; k < d.size(); k++) {
                 const size_t at = k % w->size();

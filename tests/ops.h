@@ -17,6 +17,8 @@
 #include "te/ops/residual.h"
 #include "te/ops/rope.h"
 #include "te/ops/scale.h"
+#include "te/ops/dyt.h"
+#include "te/ops/softcap.h"
 
 #define OPS_GPT(H, F, HEADS)                                                                                                 \
     (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * H), (bias, qkv_b, 3 * H), (attention, attn, HEADS, HEADS, H / HEADS), \
@@ -56,6 +58,13 @@
     X(dropout_5, MODEL, OPS_DTYPE, (dropout, d), (bias, b, 53))                                             \
     X(dropout_9, MODEL, OPS_DTYPE, (dropout, d, 0.9f), (bias, b, 64), (dropout, e, 0.1f))                   \
     X(scale_1, MODEL, OPS_DTYPE, (bias, b, 37), (scale, s), (scale, t, -2.5f))                              \
+    X(softcap_53, MODEL, OPS_DTYPE, (bias, b, 53), (softcap, s, 0.7f))                                      \
+    X(softcap_64, MODEL, OPS_DTYPE, (linear, l, 37, 64), (bias, b, 64), (softcap, s, 30.0f), (gelu, g))     \
+    X(dyt_37, MODEL, OPS_DTYPE, (dyt, n, 37), (linear, l, 37, 53), (dyt, m, 53))                            \
+    X(dyt_520, MODEL, OPS_DTYPE, (bias, b, 520), (dyt, n, 520))                                             \
+    X(dyt_1, MODEL, OPS_DTYPE, (dyt, n, 1))                                                                 \
+    X(clamped_swiglu_37, MODEL, OPS_DTYPE, (bias, b, 2 * 37), (clamped_swiglu, g))                          \
+    X(clamped_swiglu_64, MODEL, OPS_DTYPE, (linear, l, 40, 2 * 64), (bias, b, 2 * 64), (clamped_swiglu, g, (alpha, 1.1f), (limit, 0.9f)), (scale, s, 2.0f)) \
     X(one_edge, MODEL, OPS_DTYPE, (input, i, 64), (linear, l, 64, 64), (add, i))                            \
     X(edges, MODEL, OPS_DTYPE, (input, i, 53), (linear, l, 37, 53), (output, o), (fork, f), (gelu, a), (add, f), (output, p), (add, i)) \
     X(edge_first, MODEL, OPS_DTYPE, (output, o), (bias, b, 37), (output, p))                                \

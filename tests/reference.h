@@ -184,6 +184,14 @@ inline bool is_norm(const std::string &kind) {
     return kind == "layernorm" || kind == "rmsnorm" || kind == "l2norm" || kind == "layernorm1p" || kind == "rmsnorm1p";
 }
 
+// (clamped_swiglu, name, (limit, 7), (alpha, 1.702)): y = f(min(a, limit)) (1 + b cut off at -limit and limit), f(x) = x sigmoid(alpha x).
+struct clamped_slopes { double y, da, db; };
+inline clamped_slopes clamped_swiglu(const op &o, double a, double b) {
+    const double limit = (double)(float)o.option("limit", 7), alpha = (double)(float)o.option("alpha", 1.702);
+    const double x = std::fmin(a, limit), up = 1 + std::fmax(-limit, std::fmin(b, limit)), s = sigmoid(alpha * x);
+    return {x * s * up, a <= limit ? up * (s + alpha * x * s * (1 - s)) : 0, std::fabs(b) <= limit ? x * s : 0};
+}
+
 // (dropout, name, p): element e of op number `id` goes where its 16 bits of the Philox words are below 65536 p.
 inline double dropout_factor(const op &o, size_t id, size_t e, const te_rng &rng) {
     const float p = (float)o.number(0, 0.5);
@@ -311,6 +319,14 @@ inline values forward(const list &l, const std::vector<vec> &params, const vec &
         } else if (!gated.empty()) {
             for (size_t r = 0; r < rows; r++)
                 for (size_t k = 0; k < o.out; k++) y[r * o.out + k] = activation(gated, in[r * o.in + k]) * in[r * o.in + o.out + k];
+        } else if (o.kind == "softcap") {
+            for (size_t e = 0; e < y.size(); e++) y[e] = o.factor(0, 0) * std::tanh(in[e] / o.factor(0, 0));
+        } else if (o.kind == "dyt") {
+            const vec &weight = params[(size_t)o.first_param + 1], &bias = params[(size_t)o.first_param + 2];
+            for (size_t e = 0; e < y.size(); e++) y[e] = weight[e % o.in] * std::tanh((*w)[0] * in[e]) + bias[e % o.in];
+        } else if (o.kind == "clamped_swiglu") {
+            for (size_t r = 0; r < rows; r++)
+                for (size_t k = 0; k < o.out; k++) y[r * o.out + k] = clamped_swiglu(o, in[r * o.in + k], in[r * o.in + o.out + k]).y;
         } else if (o.kind == "dropout") {
             for (size_t e = 0; e < y.size(); e++) y[e] = in[e] * (c.training ? dropout_factor(o, i, e, c.rng) : 1);
         } else if (o.kind == "scale") {
@@ -428,6 +444,25 @@ inline gradients backward(const list &l, const std::vector<vec> &params, const v
                     const double a = x[r * o.in + k], b = x[r * o.in + o.out + k], e = d[r * o.out + k];
                     dx[r * o.in + k] = e * activation_slope(gated, a) * b;
                     dx[r * o.in + o.out + k] = e * activation(gated, a);
+                }
+        } else if (o.kind == "softcap") { // y = cap tanh(x / cap)
+            for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * (1 - std::pow(std::tanh(x[e] / o.factor(0, 0)), 2));
+        } else if (o.kind == "dyt") { // y = weight tanh(alpha x) + bias
+            const vec &weight = params[(size_t)o.first_param + 1];
+            for (size_t e = 0; e < d.size(); e++) {
+                const double t = std::tanh((*w)[0] * x[e]), along = d[e] * weight[e % o.in] * (1 - t * t);
+                dx[e] = along * (*w)[0];
+                (*dw)[0] += along * x[e];
+                g.params[(size_t)o.first_param + 1][e % o.in] += d[e] * t;
+                g.params[(size_t)o.first_param + 2][e % o.in] += d[e];
+            }
+        } else if (o.kind == "clamped_swiglu") {
+            dx.assign(rows * o.in, 0.0);
+            for (size_t r = 0; r < rows; r++)
+                for (size_t k = 0; k < o.out; k++) {
+                    const size_t a = r * o.in + k, b = a + o.out;
+                    const clamped_slopes c8 = clamped_swiglu(o, x[a], x[b]);
+                    dx[a] = d[r * o.out + k] * c8.da, dx[b] = d[r * o.out + k] * c8.db;
                 }
         } else if (o.kind == "dropout") { // y = mask x / (1 - p)
             for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * dropout_factor(o, i, e, c.rng);

@@ -12,6 +12,8 @@
 #include "te/ops/norm.h"
 #include "te/ops/residual.h"
 #include "te/ops/scale.h"
+#include "te/ops/dyt.h"
+#include "te/ops/softcap.h"
 
 namespace {
 

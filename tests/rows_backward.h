@@ -78,6 +78,9 @@
     ROW_CASE(kind##_fork_add_mul_param, "norm_fork_add_mul_param", #kind "_fork_add_mul_param", \
              (fork, x), (linear, p, ROW_IN, ROW_IN), (mul_param, m, ROW_IN), (add, x), (fork, z), (kind, n, ROW_IN), (scale, s, 0.75f), (add, z))
 
+#define ROW_OF_dyt_fork \
+    ROW_CASE(dyt_fork, "dyt_fork", "dyt_fork", (linear, p, ROW_OUT, ROW_IN), (fork, x), (dyt, n, ROW_IN), (linear, q, ROW_IN, ROW_IN), (add, x))
+
 #define ROW_OF(row) ROW_OF_##row
 
 #endif

@@ -128,6 +128,16 @@
     ROW_CASE(linear_bias_mul_param_add_fork_##kind, "linear_bias_mul_param_add_fork_norm", "linear_bias_mul_param_add_fork_" #kind, \
              (fork, x), (linear, l, ROW_IN, ROW_IN), (bias, b, ROW_IN), (mul_param, s, ROW_IN), (add, x), (fork, z), (kind, n, ROW_IN), (add, z))
 
+#define ROW_OF_linear_softcap ROW_CASE(linear_softcap, "linear_softcap", "linear_softcap", (linear, l, ROW_IN, ROW_OUT), (softcap, c, 1.5f))
+
+#define ROW_OF_linear_add_fork_dyt                                              \
+    ROW_CASE(linear_add_fork_dyt, "linear_add_fork_dyt", "linear_add_fork_dyt", \
+             (fork, x), (linear, l, ROW_IN, ROW_IN), (add, x), (fork, z), (dyt, n, ROW_IN), (add, z))
+
+#define ROW_OF_linear_bias_add_fork_dyt                                                        \
+    ROW_CASE(linear_bias_add_fork_dyt, "linear_bias_add_fork_dyt", "linear_bias_add_fork_dyt", \
+             (fork, x), (linear, l, ROW_IN, ROW_IN), (bias, b, ROW_IN), (add, x), (fork, z), (dyt, n, ROW_IN), (add, z))
+
 #define ROW_OF(row) ROW_OF_##row
 
 #endif

@@ -150,8 +150,9 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int b
         te__stage_of(st, r, i);
         if (op->flags & TE_SAVES_INPUT) st->saved = te_input_of(r, i).p;
         TE_TRY(te__chain_edges(r, i, st, &stored, &changed, work));
-        TE_REQUIRE(!op->params || op->op_class == TE_CLASS_norm || (op->params == 1 && (op->flags & TE_SUMS)), r->ctx,
-                   TE_ERROR_STATE, "%s: (%s, %s): a map has one parameter at most, and sums its gradient (TE_SUMS)",
+        const int sums = op->flags & TE_SUMS_THREE ? 3 : op->flags & TE_SUMS ? 1 : 0;
+        TE_REQUIRE(op->op_class == TE_CLASS_norm || op->params == sums, r->ctx, TE_ERROR_STATE,
+                   "%s: (%s, %s): a map sums the gradients of its parameters, one (TE_SUMS) or three (TE_SUMS_THREE)",
                    plan->name, op->kind, op->name);
         for (int k = 0; k < op->params; k++)
             TE_TRY(te_sum_later(r, &st->sum[k], &r->param[i][k], op->out, blocks, most));

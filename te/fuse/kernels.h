@@ -103,6 +103,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
         name##_is_backward = TE_PASS_backward_##pass,                                                                \
         name##_sums = (name##_is_backward ? 0 TE_ROW(TE__SUM_AT, ~, __VA_ARGS__) : 0) - 1,                           \
         name##_sum_halves = name##_is_backward ? (0 TE_ROW(TE__SUM_WIDTH, model, __VA_ARGS__)) / name##_half : 0,    \
+        name##_sums_three = name##_is_backward && (0 TE_ROW(TE__SUMS_THREE, ~, __VA_ARGS__)) > 0,                    \
         name##_draws = (0 TE_ROW(TE__DRAWS, ~, __VA_ARGS__)) > 0,                                                    \
         name##_first = TE_ID(model, TE_ROW_FIRST(__VA_ARGS__)),                                                      \
         name##_handed = 0 TE_ROW(TE__HANDED, (name, model), __VA_ARGS__),                                            \
@@ -119,7 +120,9 @@ TE_BOTH te_chain_shape te_no_shape(void) {
     static_assert((0 TE_ROW(TE__ONE_GATED, ~, __VA_ARGS__)) <= ((int)in == (int)out || name##_norm >= 0 ? 0 : 1),    \
                   "te: " #name ": a row has one gated op at most, and none beside a norm");                          \
     static_assert(!name##_is_backward || (0 TE_ROW(TE__ONE_SUM, ~, __VA_ARGS__)) <= 1,                               \
-                  "te: " #name ": a backward row has one bias or mul_param at most");                                \
+                  "te: " #name ": a backward row has one bias, mul_param or dyt at most");                           \
+    static_assert(!name##_sums_three || (name##_norm < 0 && (0 TE_ROW(TE__ONE_GATED, ~, __VA_ARGS__)) == 0),         \
+                  "te: " #name ": a backward row with a dyt has no norm and no gated op");                           \
     static_assert((0 TE_ROW(TE__ONE_GEMM, ~, __VA_ARGS__)) == 0,                                                     \
                   "te: " #name ": a linear or an op with kernels of its own can only begin a row");                  \
     TE_FN void name##_stages(te_lane *l, const te_chain *c, int from, int to) {                                      \
@@ -143,6 +146,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #define TE__ONE_GEMM(x, i, op) + (TE__IS_CLASS(op, gemm) || TE__IS_CLASS(op, own))
 #define TE__SUMS(op) ((TE_FLAGS(op) & TE_SUMS) != 0)
 #define TE__SUM_AT(x, i, op) + (TE__SUMS(op) ? i + 1 : 0)
+#define TE__SUMS_THREE(x, i, op) + ((TE_FLAGS(op) & TE_SUMS_THREE) != 0)
 #define TE__SUM_WIDTH(model, i, op) + (TE__SUMS(op) ? (int)TE_WIDTH_OUT(model, op) : 0)
 #define TE__ONE_SUM(x, i, op) + TE__SUMS(op)
 /* Bits, by place in the row: ops whose input lies in memory, and those that write to a tensor of the caller's. */
@@ -267,7 +271,8 @@ TE_BOTH te_chain_shape te_no_shape(void) {
             name##_in_halves, name##_out_halves,                                                                     \
                                   even, name##_norm, {name##_norm_code, eps}, (te_dtype)name##_norm_in,              \
                                       (te_dtype)name##_norm_out,                                                     \
-                                  name##_sums, name##_sum_halves, name##_is_backward, name##_draws, name##_reads,    \
+                                  name##_sums, name##_sum_halves, name##_sums_three,                                 \
+                                  name##_is_backward, name##_draws, name##_reads,    \
                                       kernel##_lanes,                                                                \
                                       kernel##_chunks,                                                               \
                                   kernel##_groups, kernel##_resident, kernel##_stash, name##_fp8_wanted};            \

@@ -41,6 +41,7 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     enum {                                                                                                            \
         name##_is_plain = name##_norm < 0 && name##_in_halves == 1 && name##_out_halves == 1 && name##_half % 8 == 0, \
         name##_is_product = (int)TE_##dtype != (int)TE_f32 && (int)name##_in_dtype == (int)TE_##dtype                 \
+            && !name##_sums_three                                                                                     \
             && name##_is_plain,                                                                                       \
         name##_is_few = name##_is_product && !name##_is_backward                                                      \
     };                                                                                                                \

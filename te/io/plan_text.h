@@ -18,8 +18,9 @@
 
 TE_API void te__plan_text_op(te__text *t, const te_plan *plan, const te_op *op) {
     char words[40];
+    const int reads = (op->flags & (TE_IS_ADD | TE_IS_MUL | TE_IS_LOAD)) != 0;
     te__text_put(t, "; "), te__text_put(t, op->kind), te__text_char(t, ' '), te__text_put(t, op->name);
-    if (op->edge >= 0 && strcmp(op->name, plan->op[op->edge].name))
+    if (reads && strcmp(op->name, plan->op[op->edge].name))
         te__text_put(t, " of "), te__text_put(t, plan->op[op->edge].name);
     snprintf(words, sizeof words, " %d>%d", op->in, op->out), te__text_put(t, words);
     for (int at = 0; at + 4 <= op->options_bytes; at += 4) {

@@ -101,6 +101,8 @@
 #define TE_SAME_out_out ,
 #define TE_SAME_residual_residual ,
 #define TE_SAME_recipe_recipe ,
+#define TE_SAME_limit_limit ,
+#define TE_SAME_alpha_alpha ,
 
 /* Whether an argument is an option: a tuple of two, and nothing behind it; not 8, (H) or (A + B) * C. */
 #define TE_IF_OPTION(a, yes, no) TE_IF_MARKED(TE_LATE(TE_COMMA TE_EAT a ()), TE_IF_PAIR, TE_TAKE_NO)(a, yes, no)

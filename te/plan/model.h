@@ -28,6 +28,8 @@ enum {
     TE_IS_INPUT = 16,       /* an extra input of the list, kept by the caller */
     TE_IS_OUTPUT = 32,      /* an extra output of the list */
     TE_SUMS = 64,           /* backward sums the gradient over rows into the op's first parameter (a bias) */
+    TE_SUMS_THREE = 1 << 16, /* and what else its function says into the second and the third; no norm or gated op in
+                              * that row */
     TE_DRAWS = 128,         /* draws random numbers */
     TE_KEEPS_GRAD = 256,    /* backward passes the gradient on unchanged (bias) */
     TE_FROM_TOKENS = 512,   /* begins a list, which then takes tokens and no x (embedding) */
@@ -41,7 +43,8 @@ typedef enum te_init {
     TE_INIT_normal,
     TE_INIT_zero,
     TE_INIT_one,
-    TE_INIT_tied /* belongs to another: te_tie() */
+    TE_INIT_tied, /* belongs to another: te_tie() */
+    TE_INIT_half
 } te_init;
 
 /* Which rows a value has, known when a list is compiled; how many they are, a call says. */
@@ -68,7 +71,7 @@ typedef struct te_param_info {
     int tied; /* has no memory of its own: te_tie() it to another */
 } te_param_info;
 
-enum { TE_MAX_PARAMS = 2 /* of one op */, TE_MAX_SPANS = TE_MAX_OPS / 3 /* two marks and an op */ };
+enum { TE_MAX_PARAMS = 3 /* of one op */, TE_MAX_SPANS = TE_MAX_OPS / 3 /* two marks and an op */ };
 
 typedef struct te_op {
     const char *kind, *name; /* "gelu", "act": for messages */
