@@ -240,12 +240,17 @@ struct forward {
             }
         } else if (o.kind == "cross_entropy") { // y = top + log sum - x[label]
             for (size_t r = 0; r < c.rows(); r++) {
+                const double z = o.option("z_loss", 0), smooth = o.option("label_smoothing", 0);
                 double size = 0, off = 0;
                 for (size_t k = 0; k < o.in; k++)
                     size = std::max(size, std::fabs(in[r * o.in + k])), off = std::max(off, before[r * o.in + k]);
                 e[r] = c.labels[r] == c.ignore_index
                            ? 0
                            : 2 * off + same_sign(o.in) + (functions + sums) * (1 + std::log((double)o.in) + 2 * size);
+                const double log_sum = size + std::log((double)o.in); // at most
+                if (c.labels[r] == c.ignore_index) continue;
+                e[r] += smooth * (off + same_sign(o.in) * 2 * size) +
+                        2 * z * log_sum * (off + same_sign(o.in) + (functions + 2 * sums) * (1 + log_sum));
             }
         } else { // a sum of what came in and of what an op has: bias, positions, add; or a multiple: dropout, scale; or
                  // itself

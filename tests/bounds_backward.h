@@ -169,10 +169,12 @@ struct backward {
                 for (size_t k = 0; k < o.in; k++) top = std::max(top, x[r * o.in + k]);
                 for (size_t k = 0; k < o.in; k++) sum += std::exp(x[r * o.in + k] - top);
                 for (size_t k = 0; k < o.in; k++) {
-                    const double z = x[r * o.in + k] - top, p = std::exp(z) / sum,
-                                 label = k == (size_t)c.labels[r] ? 1 : 0;
-                    const double off =
-                        p * (functions * (2 + std::fabs(z) + std::fabs(top)) + same_sign(o.in)) + sums * (p + label);
+                    const double z = x[r * o.in + k] - top, smooth = o.option("label_smoothing", 0);
+                    const double log_sum = std::fabs(top) + std::log(sum), zl = o.option("z_loss", 0);
+                    const double along = 1 + 2 * zl * log_sum, p = std::exp(z) / sum * along;
+                    const double label = (k == (size_t)c.labels[r] ? 1 - smooth : 0) + smooth / (double)o.in;
+                    const double off = p * (functions * (2 + std::fabs(z) + std::fabs(top)) + same_sign(o.in)) +
+                                       p * 2 * zl * (functions * (2 + log_sum) + same_sign(o.in)) + sums * (p + label);
                     e[r * o.in + k] = c.labels[r] == c.ignore_index ? 0 : d[r] * (p + label) + std::fabs(dy[r]) * off;
                 }
             }

@@ -95,6 +95,10 @@
     X(cross_entropy_51, MODEL, OPS_DTYPE, (cross_entropy, c, 51))                                           \
     X(cross_entropy_64, MODEL, OPS_DTYPE, (linear, l, 37, 64), (cross_entropy, c, 64))                      \
     X(cross_entropy_2500, MODEL, OPS_DTYPE, (cross_entropy, c, 2500))                                       \
+    X(smoothed_51, MODEL, OPS_DTYPE, (cross_entropy, c, 51, (label_smoothing, 0.1f)))                       \
+    X(smoothed_2500, MODEL, OPS_DTYPE, (cross_entropy, c, 2500, (label_smoothing, 1)))                      \
+    X(z_loss_64, MODEL, OPS_DTYPE, (linear, l, 37, 64), (cross_entropy, c, 64, (z_loss, 0.01f)))            \
+    X(z_loss_smoothed_77, MODEL, OPS_DTYPE, (cross_entropy, c, 77, (z_loss, 1e-4f), (label_smoothing, 0.3f))) \
     X(tied, MODEL, OPS_DTYPE, (embedding, e, 61, 32), (positions, p, 48, 32), (layernorm, n, 32), (tied_linear, h, 32, 61), (cross_entropy, c, 61)) \
     X(gpt, MODEL, OPS_DTYPE, OPS_GPT(128, 512, 2))                                                          \
     X(gpt_unfused, UNFUSED, OPS_DTYPE, OPS_GPT(128, 512, 2))                                                \

@@ -360,7 +360,11 @@ inline values forward(const list &l, const std::vector<vec> &params, const vec &
                 double top = -INFINITY, sum = 0;
                 for (size_t k = 0; k < o.in; k++) top = std::fmax(top, in[r * o.in + k]);
                 for (size_t k = 0; k < o.in; k++) sum += std::exp(in[r * o.in + k] - top);
-                y[r] = c.labels[r] == c.ignore_index ? 0 : top + std::log(sum) - in[r * o.in + (size_t)c.labels[r]];
+                const double e = (double)(float)o.option("label_smoothing", 0), z = (double)(float)o.option("z_loss", 0);
+                const double log_sum = top + std::log(sum);
+                if (c.labels[r] == c.ignore_index) continue;
+                y[r] = (1 - e) * (log_sum - in[r * o.in + (size_t)c.labels[r]]) + z * log_sum * log_sum;
+                for (size_t k = 0; k < o.in; k++) y[r] += e / (double)o.in * (log_sum - in[r * o.in + k]);
             }
         } else {
             y.assign(y.size(), NAN); // a kind that nobody has written a reference for
@@ -506,8 +510,11 @@ inline gradients backward(const list &l, const std::vector<vec> &params, const v
                 double top = -INFINITY, sum = 0;
                 for (size_t k = 0; k < o.in; k++) top = std::fmax(top, x[r * o.in + k]);
                 for (size_t k = 0; k < o.in; k++) sum += std::exp(x[r * o.in + k] - top);
-                for (size_t k = 0; k < o.in; k++)
-                    dx[r * o.in + k] = d[r] * (std::exp(x[r * o.in + k] - top) / sum - (k == (size_t)c.labels[r] ? 1 : 0));
+                const double e = (double)(float)o.option("label_smoothing", 0), z = (double)(float)o.option("z_loss", 0);
+                for (size_t k = 0; k < o.in; k++) {
+                    const double p = std::exp(x[r * o.in + k] - top) / sum, share = e / (double)o.in + (k == (size_t)c.labels[r] ? 1 - e : 0);
+                    dx[r * o.in + k] = d[r] * (p * (1 + 2 * z * (top + std::log(sum))) - share);
+                }
             }
         }
         round.apply(dx, i);

@@ -102,6 +102,8 @@
 #define TE_SAME_residual_residual ,
 #define TE_SAME_recipe_recipe ,
 #define TE_SAME_limit_limit ,
+#define TE_SAME_label_smoothing_label_smoothing ,
+#define TE_SAME_z_loss_z_loss ,
 #define TE_SAME_alpha_alpha ,
 
 /* Whether an argument is an option: a tuple of two, and nothing behind it; not 8, (H) or (A + B) * C. */
