@@ -128,7 +128,7 @@
         name##_backward_steps = 0 TE_FOR(TE__COUNT, backward)                                                          \
     };                                                                                                                 \
     TE_FOR(TE__OPTIONS_ENTRY, links)                                                                                   \
-    TE_BOTH int name##_fork_readers(int fork) { return (void)fork, 0 TE_FOR(TE__READER, links); }                      \
+    TE_UNUSED TE_BOTH int name##_fork_readers(int fork) { return (void)fork, 0 TE_FOR(TE__READER, links); }            \
     TE_FOR(TE__KERNELS, forward) TE_FOR(TE__KERNELS, infer) TE_FOR(TE__KERNELS, backward)                              \
     link const te_plan *name##_plan(void) {                                                                            \
         static const te_op ops[] = {TE_FOR(TE__OP_ENTRY, links)};                                                      \
