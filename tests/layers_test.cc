@@ -56,3 +56,16 @@ TEST_CASE("their ops are called as their header says", "[layers]") {
     CHECK(names == std::vector<std::string>{"a_x1", "a_norm1", "a_qkv", "a_qkv_bias", "a_attention", "a_proj", "a_proj_bias", "a_drop1", "a_x1",
                                             "a_x2", "a_norm2", "a_fc1", "a_fc1_bias", "a_act", "a_fc2", "a_fc2_bias", "a_drop2", "a_x2"});
 }
+
+MODEL(fresh, f32, (dyt, n, 64), (mul_param, s, 1), (mul_param, w, 64))
+
+TEST_CASE("parameters begin where their ops say", "[layers]") {
+    context own;
+    instance m(fresh_subject, &own.c);
+    REQUIRE(te_model_randomize(m.model(), 0.02f, 1, 0, &own.c) == TE_OK);
+    const double begin[5] = {0.5, 1, 0, 1, 1}; // alpha, weight, bias; the factor; the vector
+    for (int i = 0; i < 5; i++) {
+        const size_t from = (size_t)((float *)m.model()->param[i].data - (float *)m.params.data());
+        CHECK(m.params.read(TE_f32, from, m.elements(i)) == reference::vec(m.elements(i), begin[i]));
+    }
+}
