@@ -16,19 +16,24 @@
 #include "gemm/gemm_fp8.h"     /* te_gemm_fp8_run */
 #include "gemm/gemm_tune.h"    /* te_gemm_load, te_gemm_save, te_gemm_print */
 #include "io/checkpoint.h"     /* te_checkpoint_save, te_checkpoint_load */
+#include "layers.h"            /* ready-made lists: TE_LLAMA_BLOCK, ... */
 #include "ops/activation.h"    /* gelu, gelu_erf, qgelu, relu, srelu, silu, and the gated ones */
 #include "ops/attention.h"     /* attention */
 #include "ops/bias.h"          /* bias */
 #include "ops/cross_entropy.h" /* cross_entropy */
 #include "ops/dropout.h"       /* dropout */
+#include "ops/dyt.h"           /* dyt */
 #include "ops/embedding.h"     /* embedding */
 #include "ops/last_token.h"    /* last_token */
 #include "ops/linear.h"        /* linear, tied_linear */
+#include "ops/load.h"          /* load */
+#include "ops/mul_param.h"     /* mul_param */
 #include "ops/norm.h"          /* layernorm, rmsnorm, l2norm, layernorm1p, rmsnorm1p */
 #include "ops/recompute.h"     /* recompute, end_recompute */
-#include "ops/residual.h"      /* fork, add, input, output */
+#include "ops/residual.h"      /* fork, add, mul, input, output */
 #include "ops/rope.h"          /* rope */
 #include "ops/scale.h"         /* scale */
+#include "ops/softcap.h"       /* softcap */
 #include "optim/adamw.h"       /* te_adamw */
 #include "optim/init.h"        /* te_model_randomize, te_param_normal */
 #include "optim/recipes.h"     /* te_recipes: FP8 */

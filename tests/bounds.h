@@ -162,6 +162,15 @@ struct forward {
     forward(const list &ops, const std::vector<vec> &p, const vec &first, const call &what, te_dtype t)
         : l(ops), params(p), c(what), dtype(t), x(first) {}
 
+    // How far off what the fork or input of op i kept is, and how large element k of it.
+    vec kept_error(size_t i, size_t n) const {
+        const size_t edge = (size_t)l.ops[i].edge;
+        return l.ops[edge].kind == "input" ? vec(n, 0.0) : error[edge];
+    }
+    double kept_size(size_t i, size_t k) const {
+        const size_t edge = (size_t)l.ops[i].edge;
+        return l.ops[edge].kind == "input" ? 0 : std::fabs(value[edge][k]);
+    }
     // The error of op i, whose output is y: `rounded` if it is stored, `may` if a kernel may round it or not.
     void step(size_t i, const vec &y, bool rounded, bool may) {
         const op &o = l.ops[i];
@@ -209,14 +218,48 @@ struct forward {
             e = rope(o, in, before, c);
         } else if (o.kind == "embedding") {
             std::fill(e.begin(), e.end(), 0.0);
+        } else if (o.kind == "mul_param") {
+            for (size_t k = 0; k < e.size(); k++)
+                e[k] = before[k] * std::fabs((*w)[k % w->size()]) + sums * std::fabs(y[k]);
+        } else if (o.kind == "softcap") { // y = cap tanh(x / cap)
+            for (size_t k = 0; k < e.size(); k++) e[k] = before[k] + functions * std::fabs(y[k]);
+        } else if (o.kind == "dyt") { // y = weight tanh(alpha x) + bias
+            for (size_t k = 0; k < e.size(); k++) {
+                const double weight = std::fabs(params[(size_t)o.first_param + 1][k % o.in]);
+                const double bias = std::fabs(params[(size_t)o.first_param + 2][k % o.in]);
+                const double ax = std::fabs((*w)[0]), t = std::fabs(std::tanh((*w)[0] * in[k]));
+                e[k] = weight * (ax * before[k] + functions * (t + ax * std::fabs(in[k]) * (1 - t * t))) +
+                       sums * (weight * t + bias);
+            }
+        } else if (o.kind == "clamped_swiglu") { // y = f(a) (1 + b); no slope of x sigmoid(alpha x) is above 1.1
+            for (size_t r = 0; r < c.rows(); r++)
+                for (size_t k = 0; k < o.out; k++) {
+                    const size_t a = r * o.in + k, b = a + o.out;
+                    const double limit = o.option("limit", 7), f = std::fabs(std::fmin(in[a], limit));
+                    const double up = 1 + std::fmin(std::fabs(in[b]), limit);
+                    e[r * o.out + k] = (1.1 * before[a] + functions * (1 + f) * (1 + f)) * up + f * before[b];
+                }
+        } else if (o.kind == "load") {
+            e = kept_error(i, y.size());
+        } else if (o.kind == "mul") { // y = x kept
+            const vec off = kept_error(i, y.size());
+            for (size_t k = 0; k < e.size(); k++) {
+                const double by = in[k] != 0 ? std::fabs(y[k] / in[k]) : kept_size(i, k);
+                e[k] = before[k] * (by + off[k]) + std::fabs(in[k]) * off[k] + sums * std::fabs(y[k]);
+            }
         } else if (o.kind == "cross_entropy") { // y = top + log sum - x[label]
             for (size_t r = 0; r < c.rows(); r++) {
+                const double z = o.option("z_loss", 0), smooth = o.option("label_smoothing", 0);
                 double size = 0, off = 0;
                 for (size_t k = 0; k < o.in; k++)
                     size = std::max(size, std::fabs(in[r * o.in + k])), off = std::max(off, before[r * o.in + k]);
                 e[r] = c.labels[r] == c.ignore_index
                            ? 0
                            : 2 * off + same_sign(o.in) + (functions + sums) * (1 + std::log((double)o.in) + 2 * size);
+                const double log_sum = size + std::log((double)o.in); // at most
+                if (c.labels[r] == c.ignore_index) continue;
+                e[r] += smooth * (off + same_sign(o.in) * 2 * size) +
+                        2 * z * log_sum * (off + same_sign(o.in) + (functions + 2 * sums) * (1 + log_sum));
             }
         } else { // a sum of what came in and of what an op has: bias, positions, add; or a multiple: dropout, scale; or
                  // itself

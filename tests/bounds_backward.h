@@ -56,7 +56,7 @@ struct backward {
     te_dtype dtype;
     vec d;                   // of the gradient that came last
     std::vector<vec> param;  // of the parameters' gradients
-    std::map<int, vec> kept; // by fork
+    std::map<int, vec> kept, handed; // by fork: of the gradient of what it kept, and the sum of |terms| of that
     std::map<std::string, vec> inputs;
     backward(const list &ops, const std::vector<vec> &p, const reference::values &values, const call &what, te_dtype t)
         : l(ops), params(p), v(values), c(what), dtype(t) {
@@ -84,6 +84,38 @@ struct backward {
                 }
         } else if (o.kind == "bias") {
             for (size_t k = 0; k < d.size(); k++) (*ew)[k % o.out] += d[k] + sums * std::fabs(dy[k]);
+        } else if (o.kind == "softcap") { // y = cap tanh(x / cap)
+            for (size_t k = 0; k < e.size(); k++) {
+                const double t = std::tanh(x[k] / o.factor(0, 0));
+                e[k] = d[k] * (1 - t * t) + std::fabs(dy[k]) * (2 * functions * t * t + 2 * sums);
+            }
+        } else if (o.kind == "dyt") { // y = weight tanh(alpha x) + bias
+            vec &eweight = param[(size_t)o.first_param + 1], &ebias = param[(size_t)o.first_param + 2];
+            for (size_t k = 0; k < e.size(); k++) {
+                const double weight = std::fabs(params[(size_t)o.first_param + 1][k % o.in]), alpha = std::fabs((*w)[0]);
+                const double t = std::fabs(std::tanh(alpha * x[k])), g = std::fabs(dy[k]), ax = alpha * std::fabs(x[k]);
+                const double et = functions * (t + ax * (1 - t * t)); // of tanh(alpha x)
+                const double along = weight * (d[k] * (1 - t * t) + g * (2 * t * et + 3 * sums));
+                e[k] = alpha * along + sums * std::fabs(dx[k]);
+                (*ew)[0] += std::fabs(x[k]) * (along + sums * g * weight * (1 - t * t));
+                eweight[k % o.in] += d[k] * t + g * (et + sums * t), ebias[k % o.in] += d[k] + sums * g;
+            }
+        } else if (o.kind == "clamped_swiglu") {
+            for (size_t r = 0; r < c.rows(); r++)
+                for (size_t k = 0; k < o.out; k++) {
+                    const size_t a = r * o.in + k, b = a + o.out;
+                    const reference::clamped_slopes s = reference::clamped_swiglu(o, x[a], x[b]);
+                    const double limit = o.option("limit", 7), f = std::fabs(std::fmin(x[a], limit));
+                    const double up = 1 + std::fmin(std::fabs(x[b]), limit), g = std::fabs(dy[r * o.out + k]);
+                    e[a] = d[r * o.out + k] * std::fabs(s.da) + (s.da != 0 ? g * up * slope_error(f) : 0);
+                    e[b] = d[r * o.out + k] * std::fabs(s.db) + (s.db != 0 ? g * functions * (1 + f) * (1 + f) : 0);
+                }
+        } else if (o.kind == "mul_param") { // y = x w
+            for (size_t k = 0; k < d.size(); k++) {
+                const size_t at = k % w->size();
+                (*ew)[at] += std::fabs(x[k]) * (d[k] + sums * std::fabs(dy[k]));
+                e[k] = d[k] * std::fabs((*w)[at]) + sums * std::fabs(dx[k]);
+            }
         } else if (reference::is_norm(o.kind)) {
             for (size_t r = 0; r < c.rows(); r++) {
                 const norm_errors s(o, &x[r * o.in], nullptr);
@@ -139,10 +171,12 @@ struct backward {
                 for (size_t k = 0; k < o.in; k++) top = std::max(top, x[r * o.in + k]);
                 for (size_t k = 0; k < o.in; k++) sum += std::exp(x[r * o.in + k] - top);
                 for (size_t k = 0; k < o.in; k++) {
-                    const double z = x[r * o.in + k] - top, p = std::exp(z) / sum,
-                                 label = k == (size_t)c.labels[r] ? 1 : 0;
-                    const double off =
-                        p * (functions * (2 + std::fabs(z) + std::fabs(top)) + same_sign(o.in)) + sums * (p + label);
+                    const double z = x[r * o.in + k] - top, smooth = o.option("label_smoothing", 0);
+                    const double log_sum = std::fabs(top) + std::log(sum), zl = o.option("z_loss", 0);
+                    const double along = 1 + 2 * zl * log_sum, p = std::exp(z) / sum * along;
+                    const double label = (k == (size_t)c.labels[r] ? 1 - smooth : 0) + smooth / (double)o.in;
+                    const double off = p * (functions * (2 + std::fabs(z) + std::fabs(top)) + same_sign(o.in)) +
+                                       p * 2 * zl * (functions * (2 + log_sum) + same_sign(o.in)) + sums * (p + label);
                     e[r * o.in + k] = c.labels[r] == c.ignore_index ? 0 : d[r] * (p + label) + std::fabs(dy[r]) * off;
                 }
             }
@@ -158,14 +192,34 @@ struct backward {
         }
         if (o.kind == "add") {
             for (size_t k = 0; k < e.size(); k++) e[k] = d[k] + (held ? ulp(std::fabs(dy[k]) + d[k], dtype) : 0);
-            if (l.ops[(size_t)o.edge].kind == "input")
-                inputs[l.ops[(size_t)o.edge].name] = e;
-            else
-                kept[o.edge] = e;
+            hand_over(i, dy, e, held);
+        } else if (o.kind == "mul") { // y = x kept
+            const vec &by = reference::kept_of(l, i, v, v.from);
+            vec part(d.size()), off(d.size());
+            for (size_t k = 0; k < e.size(); k++) {
+                part[k] = dy[k] * x[k], off[k] = d[k] * std::fabs(x[k]) + sums * std::fabs(part[k]);
+                e[k] = d[k] * std::fabs(by[k]) + sums * std::fabs(dx[k]);
+            }
+            hand_over(i, part, off, held);
+        } else if (o.kind == "load") {
+            hand_over(i, dy, d, held);
+            e.assign(dx.size(), 0.0);
         }
         for (size_t k = 0; k < e.size() && (rounded || may); k++)
             e[k] += ulp(std::fabs(dx[k]) + e[k], dtype) * (rounded + may);
         d = e;
+    }
+    // Op i leaves `part`, off by `off`, of the gradient of what its fork kept, beside what those behind it left.
+    void hand_over(size_t i, const vec &part, const vec &off, bool held) {
+        const op &from = l.ops[(size_t)l.ops[i].edge];
+        vec &e = from.kind == "input" ? inputs[from.name] : kept[l.ops[i].edge], &size = handed[l.ops[i].edge];
+        const bool first = e.empty();
+        if (first) e.assign(part.size(), 0.0), size.assign(part.size(), 0.0);
+        for (size_t k = 0; k < part.size(); k++) {
+            size[k] += std::fabs(part[k]), e[k] += off[k];
+            if (!first) e[k] += sums * size[k];
+            if (held && (!first || l.ops[i].kind != "add")) e[k] += ulp(size[k] + e[k], dtype);
+        }
     }
     // Of an activation's slope: x times a derivative of exp in x^3, at most.
     static double slope_error(double x) { return functions * (2 + 2 * std::fabs(x) + 0.2 * std::fabs(x * x * x)); }

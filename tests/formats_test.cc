@@ -9,6 +9,7 @@
 #include "te/ops/embedding.h"
 #include "te/ops/last_token.h"
 #include "te/ops/linear.h"
+#include "te/ops/load.h"
 #include "te/ops/norm.h"
 #include "te/ops/recompute.h"
 #include "te/ops/residual.h"
@@ -42,6 +43,11 @@
     X(residual_out_##D, MODEL, (D, (residual, f32), (in, D), (out, D)), BLOCK(64, 96, 2))                                    \
     X(residual_odd_##D, MODEL, (D, (residual, f32)), (linear, l, 37, 53), (fork, x), (layernorm, n, 53), (linear, m, 53, 53), (scale, s, 0.5f), (add, x)) \
     X(residual_edges_##D, MODEL, (D, (residual, f32)), (input, i, 40), (linear, l, 24, 40), (fork, f), (silu, a), (add, f), (output, o), (add, i)) \
+    X(residual_parallel_##D, MODEL, (D, (residual, f32)), (fork, x), (layernorm, ln, 64), (fork, n), (linear, qkv, 64, 192), (attention, at, 2, 2, 32), \
+      (linear, proj, 64, 64), (fork, a), (load, n), (linear, fc1, 64, 96), (gelu, act), (linear, fc2, 96, 64), (add, a), (add, x)) \
+    X(residual_mul_##D, MODEL, (D, (residual, f32)), (fork, x), (linear, l, 40, 40), (silu, f), (fork, g), (load, x), (linear, m, 40, 40), (mul, g), \
+      (add, x), (gelu, h), (mul, x), (add, y, x))                                                                            \
+    X(input_f32_load_##D, MODEL, D, (input, i, 40, (dtype, f32)), (linear, l, 24, 40), (fork, a), (load, i), (linear, m, 40, 40), (add, a), (mul, i), (add, i)) \
     X(input_f32_##D, MODEL, D, (input, i, 40, (dtype, f32)), (linear, l, 24, 40), (bias, b, 40), (add, i), (gelu, a))        \
     X(residual_tokens_##D, MODEL, (D, (residual, f32)), TOKENS(64, 80, 61))                                                  \
     X(residual_again_##D, MODEL, (D, (residual, f32)), (fork, x), (recompute, r), (layernorm, n, 64), (linear, l, 64, 64), (gelu, a), (linear, m, 64, 64), (end_recompute, r), (add, x))
@@ -50,6 +56,7 @@
     X(last_head_##D, MODEL, D, (rmsnorm, n, 40), (last_token, t), (linear, head, 40, 56))                                    \
     X(last_map_##D, MODEL, D, (bias, b, 37), (last_token, t), (gelu, a), (bias, c, 37))                                      \
     X(last_fork_##D, MODEL, D, (linear, l, 40, 40), (last_token, t), (fork, x), (layernorm, n, 40), (linear, m, 40, 40), (add, x)) \
+    X(last_load_##D, MODEL, D, (fork, x), (bias, b, 40), (last_token, t), (fork, l), (load, x), (linear, m, 40, 40), (last_token, u), (add, l)) \
     X(last_loss_##D, MODEL, D, (embedding, e, 61, 32), (linear, qkv, 32, 96), (attention, a, 2, 2, 16), (last_token, t), (linear, head, 32, 61), (cross_entropy, loss, 61)) \
     X(last_residual_##D, MODEL, (D, (residual, f32)), BLOCK(32, 48, 2), (last_token, t), (layernorm, ln, 32), (linear, head, 32, 61))
 

@@ -12,10 +12,13 @@
 #include "te/ops/dropout.h"
 #include "te/ops/embedding.h"
 #include "te/ops/linear.h"
+#include "te/ops/mul_param.h"
 #include "te/ops/norm.h"
 #include "te/ops/residual.h"
 #include "te/ops/rope.h"
 #include "te/ops/scale.h"
+#include "te/ops/dyt.h"
+#include "te/ops/softcap.h"
 
 #define OPS_GPT(H, F, HEADS)                                                                                                 \
     (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * H), (bias, qkv_b, 3 * H), (attention, attn, HEADS, HEADS, H / HEADS), \
@@ -36,6 +39,11 @@
     X(bias_37, MODEL, OPS_DTYPE, (bias, b, 37))                                                             \
     X(bias_520, MODEL, OPS_DTYPE, (bias, b, 520))                                                           \
     X(bias_4, MODEL, OPS_DTYPE, (bias, b, 4))                                                               \
+    X(mul_param_37, MODEL, OPS_DTYPE, (mul_param, m, 37))                                                   \
+    X(mul_param_520, MODEL, OPS_DTYPE, (gelu, g), (mul_param, m, 520), (bias, b, 520))                      \
+    X(mul_param_one, MODEL, OPS_DTYPE, (bias, b, 53), (mul_param, m, 1), (mul_param, k, 1))                 \
+    X(mul_param_of_one, MODEL, OPS_DTYPE, (linear, l, 3, 1), (mul_param, m, 1), (linear, k, 1, 5))          \
+    X(mul_param_gated, MODEL, OPS_DTYPE, (linear, l, 40, 64), (mul_param, m, 64), (swiglu, g), (mul_param, k, 1)) \
     X(layernorm_5, MODEL, OPS_DTYPE, (layernorm, n, 5))                                                     \
     X(layernorm_96, MODEL, OPS_DTYPE, (layernorm, n, 96, (eps, 1e-3f)))                                            \
     X(rmsnorm_37, MODEL, OPS_DTYPE, (rmsnorm, n, 37, (eps, 1e-2f)))                                                \
@@ -50,6 +58,13 @@
     X(dropout_5, MODEL, OPS_DTYPE, (dropout, d), (bias, b, 53))                                             \
     X(dropout_9, MODEL, OPS_DTYPE, (dropout, d, 0.9f), (bias, b, 64), (dropout, e, 0.1f))                   \
     X(scale_1, MODEL, OPS_DTYPE, (bias, b, 37), (scale, s), (scale, t, -2.5f))                              \
+    X(softcap_53, MODEL, OPS_DTYPE, (bias, b, 53), (softcap, s, 0.7f))                                      \
+    X(softcap_64, MODEL, OPS_DTYPE, (linear, l, 37, 64), (bias, b, 64), (softcap, s, 30.0f), (gelu, g))     \
+    X(dyt_37, MODEL, OPS_DTYPE, (dyt, n, 37), (linear, l, 37, 53), (dyt, m, 53))                            \
+    X(dyt_520, MODEL, OPS_DTYPE, (bias, b, 520), (dyt, n, 520))                                             \
+    X(dyt_1, MODEL, OPS_DTYPE, (dyt, n, 1))                                                                 \
+    X(clamped_swiglu_37, MODEL, OPS_DTYPE, (bias, b, 2 * 37), (clamped_swiglu, g))                          \
+    X(clamped_swiglu_64, MODEL, OPS_DTYPE, (linear, l, 40, 2 * 64), (bias, b, 2 * 64), (clamped_swiglu, g, (alpha, 1.1f), (limit, 0.9f)), (scale, s, 2.0f)) \
     X(one_edge, MODEL, OPS_DTYPE, (input, i, 64), (linear, l, 64, 64), (add, i))                            \
     X(edges, MODEL, OPS_DTYPE, (input, i, 53), (linear, l, 37, 53), (output, o), (fork, f), (gelu, a), (add, f), (output, p), (add, i)) \
     X(edge_first, MODEL, OPS_DTYPE, (output, o), (bias, b, 37), (output, p))                                \
@@ -85,6 +100,10 @@
     X(cross_entropy_51, MODEL, OPS_DTYPE, (cross_entropy, c, 51))                                           \
     X(cross_entropy_64, MODEL, OPS_DTYPE, (linear, l, 37, 64), (cross_entropy, c, 64))                      \
     X(cross_entropy_2500, MODEL, OPS_DTYPE, (cross_entropy, c, 2500))                                       \
+    X(smoothed_51, MODEL, OPS_DTYPE, (cross_entropy, c, 51, (label_smoothing, 0.1f)))                       \
+    X(smoothed_2500, MODEL, OPS_DTYPE, (cross_entropy, c, 2500, (label_smoothing, 1)))                      \
+    X(z_loss_64, MODEL, OPS_DTYPE, (linear, l, 37, 64), (cross_entropy, c, 64, (z_loss, 0.01f)))            \
+    X(z_loss_smoothed_77, MODEL, OPS_DTYPE, (cross_entropy, c, 77, (z_loss, 1e-4f), (label_smoothing, 0.3f))) \
     X(tied, MODEL, OPS_DTYPE, (embedding, e, 61, 32), (positions, p, 48, 32), (layernorm, n, 32), (tied_linear, h, 32, 61), (cross_entropy, c, 61)) \
     X(gpt, MODEL, OPS_DTYPE, OPS_GPT(128, 512, 2))                                                          \
     X(gpt_unfused, UNFUSED, OPS_DTYPE, OPS_GPT(128, 512, 2))                                                \

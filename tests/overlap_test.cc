@@ -11,6 +11,11 @@ MODEL(two, f32, (linear, fc, 64, 64), (bias, b, 64), (gelu, a), (linear, out, 64
 MODEL(residual, f32, (fork, x), (rmsnorm, n, 64), (linear, fc, 64, 128), (silu, a), (linear, out, 128, 64), (add, x))
 MODEL(attends, f32, (linear, qkv, 64, 192), (attention, a, 4, 4, 16), (linear, out, 64, 64))
 MODEL(ends_in_attention, f32, (linear, qkv, 64, 192), (attention, a, 4, 4, 16))
+MODEL(one_product, f32, (fork, x), (linear, fc, 64, 64), (add, x))
+MODEL(branch, f32, (fork, x), (linear, up, 64, 64), (fork, a), (load, x), (linear, fc, 64, 64), (add, a))
+MODEL(branches, f32, (fork, x), (linear, up, 64, 64), (fork, a), (load, x), (linear, fc, 64, 64), (add, a), (gelu, g), (add, x))
+MODEL(gate, f32, (fork, x), (linear, fc, 64, 64), (mul, x))
+MODEL(joins, f32, (input, side, 64), (linear, fc, 64, 64), (output, mid), (mul, side))
 MODEL(edges, f32, (input, side, 64), (linear, fc, 64, 64), (output, mid), (linear, out, 64, 64), (add, side))
 MODEL(loss, f32, (embedding, e, 16, 64), (linear, fc, 64, 16), (cross_entropy, ce, 16))
 
@@ -76,7 +81,7 @@ template <class Spoil> void refuse(const subject &of, const std::string &pass, c
 } // namespace
 
 TEST_CASE("in place: inference and backward of lists that can", "[overlap]") {
-    for (const subject *of : {&map_subject, &normed_subject, &two_subject, &residual_subject, &attends_subject}) {
+    for (const subject *of : {&map_subject, &normed_subject, &two_subject, &residual_subject, &attends_subject, &branches_subject}) {
         scene apart(*of), same(*of);
         CAPTURE(apart.plan->name);
         REQUIRE(apart.infer() == TE_OK);
@@ -95,7 +100,8 @@ TEST_CASE("in place: inference and backward of lists that can", "[overlap]") {
 }
 
 TEST_CASE("in place: refused where the step that reads is the one that writes, and in training", "[overlap]") {
-    for (const subject *of : {&bare_subject, &turn_subject}) {
+    refuse(branch_subject, "infer", "branch: y overlaps x; this list cannot run in place", [](scene &s) { s.ty = s.tx; });
+    for (const subject *of : {&bare_subject, &turn_subject, &one_product_subject}) {
         const std::string name = of->plan()->name;
         refuse(*of, "infer", name + ": y overlaps x; this list cannot run in place", [](scene &s) { s.ty = s.tx; });
         refuse(*of, "backward", name + ": dx overlaps dy; this list cannot run in place", [](scene &s) { s.tdx = s.tdy; });
@@ -131,6 +137,11 @@ TEST_CASE("overlaps that are refused by name", "[overlap]") {
     refuse(two_subject, "backward", "two: dx overlaps the forward's x, which backward reads", [](scene &s) { s.tdx.data = s.tx.data; });
     refuse(two_subject, "backward", "two: dy overlaps the forward's x, which backward reads", [](scene &s) { s.tdy.data = s.tx.data; });
     refuse(ends_in_attention_subject, "backward", "ends_in_attention: dy overlaps the forward's y, which backward reads", [](scene &s) { s.tdy = s.ty; });
+    for (const subject *of : {&branch_subject, &gate_subject}) {
+        const std::string name = of->plan()->name;
+        refuse(*of, "backward", name + ": dx overlaps the forward's x, which backward reads", [](scene &s) { s.tdx.data = s.tx.data; });
+    }
+    refuse(joins_subject, "backward", "joins: side overlaps dx", [](scene &s) { s.edge[0].value.data = s.tdx.data; });
     refuse(edges_subject, "backward", "edges: side overlaps dy", [](scene &s) { s.edge[0].grad.data = s.tdy.data; });
     refuse(edges_subject, "backward", "edges: side overlaps dx", [](scene &s) { s.edge[0].grad.data = s.tdx.data; });
     scene s(two_subject); // the gradient of a loss, computed where y was; and x again as an input: both are only read

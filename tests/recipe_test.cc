@@ -7,6 +7,7 @@
 #include "te/ops/bias.h"
 #include "te/ops/dropout.h"
 #include "te/ops/linear.h"
+#include "te/ops/load.h"
 #include "te/ops/norm.h"
 #include "te/ops/recompute.h"
 #include "te/ops/residual.h"
@@ -47,6 +48,7 @@ MODEL(mixed, (bf16, (recipe, fp8_delayed)), (layernorm, n, 64), (linear, fc1, 64
     X(after_norm, (layernorm, n, 48), (linear, a, 48, 64), (rmsnorm, m, 64), (linear, b, 64, 32), (l2norm, l, 32), (linear, c, 32, 16)) \
     X(after_maps, (linear, a, 32, 64), (bias, ab, 64), (gelu, g), (linear, b, 64, 96), (bias, bb, 96), (swiglu, s), (linear, c, 48, 16), (silu, u)) \
     X(after_residual, (fork, x), (linear, a, 80, 80), (bias, ab, 80), (add, x), (fork, y), (layernorm, n, 80), (linear, b, 80, 144), (relu, r), (linear, c, 144, 80), (bias, cb, 80), (add, y)) \
+    X(after_branch, (fork, x), (rmsnorm, n, 48), (fork, m), (linear, a, 48, 64), (silu, s), (fork, g), (load, m), (linear, b, 48, 64), (mul, g), (linear, c, 64, 48), (add, x)) \
     X(after_wide, (rmsnorm, n, 2064), (linear, a, 2064, 16), (geglu, g), (scale, h, 0.5f), (layernorm, m, 8))
 #define CHAIN_MODEL(name, ...) MODEL(name, (f32, (recipe, fp8_delayed)), __VA_ARGS__) UNFUSED(name##_unfused, (f32, (recipe, fp8_delayed)), __VA_ARGS__)
 CHAINS(CHAIN_MODEL)

@@ -125,7 +125,8 @@ struct rounding {
 
 struct values {
     vec x;
-    std::vector<vec> out; // by op
+    std::vector<vec> out;            // by op
+    std::map<std::string, vec> from; // the inputs, by name
     const vec &in(size_t i) const { return i ? out[i - 1] : x; }
 };
 typedef std::map<std::string, vec> edges; // by name
@@ -181,6 +182,14 @@ inline std::string gate(const std::string &kind) {
 inline bool is_activation(const std::string &kind) { return kind != "sigmoid" && !std::isnan(activation(kind, 1)); }
 inline bool is_norm(const std::string &kind) {
     return kind == "layernorm" || kind == "rmsnorm" || kind == "l2norm" || kind == "layernorm1p" || kind == "rmsnorm1p";
+}
+
+// (clamped_swiglu, name, (limit, 7), (alpha, 1.702)): y = f(min(a, limit)) (1 + b cut off at -limit and limit), f(x) = x sigmoid(alpha x).
+struct clamped_slopes { double y, da, db; };
+inline clamped_slopes clamped_swiglu(const op &o, double a, double b) {
+    const double limit = (double)(float)o.option("limit", 7), alpha = (double)(float)o.option("alpha", 1.702);
+    const double x = std::fmin(a, limit), up = 1 + std::fmax(-limit, std::fmin(b, limit)), s = sigmoid(alpha * x);
+    return {x * s * up, a <= limit ? up * (s + alpha * x * s * (1 - s)) : 0, std::fabs(b) <= limit ? x * s : 0};
 }
 
 // (dropout, name, p): element e of op number `id` goes where its 16 bits of the Philox words are below 65536 p.
@@ -293,12 +302,18 @@ inline double gamma_of(const op &o, const std::vector<vec> &params, size_t c) {
     return params[(size_t)o.first_param][c] + (o.kind.find("1p") != std::string::npos ? 1 : 0);
 }
 
+// What the fork or input that op i reads has kept.
+inline const vec &kept_of(const list &l, size_t i, const values &v, const edges &in_edges) {
+    const op &from = l.ops[(size_t)l.ops[i].edge];
+    return from.kind == "input" ? in_edges.at(from.name) : v.out[(size_t)l.ops[i].edge];
+}
+
 // `in_edges`: what (input, name) brings. `out_edges`, where given, receives what (output, name) writes.
 // `stored(i, y)` sees the output of each op as it comes, and may put in its place what a kernel stored.
 inline values forward(const list &l, const std::vector<vec> &params, const vec &x, const edges &in_edges, const call &c, const rounding &round,
                       edges *out_edges = nullptr, const std::function<void(size_t, vec &)> &stored = nullptr) {
     values v;
-    v.x = x, v.out.resize(l.ops.size());
+    v.x = x, v.from = in_edges, v.out.resize(l.ops.size());
     for (size_t i = 0; i < l.ops.size(); i++) {
         const op &o = l.ops[i];
         const vec &in = v.in(i), *w = o.params ? &params[(size_t)o.first_param] : nullptr;
@@ -314,6 +329,8 @@ inline values forward(const list &l, const std::vector<vec> &params, const vec &
                 }
         } else if (o.kind == "bias") {
             for (size_t e = 0; e < y.size(); e++) y[e] = in[e] + (*w)[e % o.out];
+        } else if (o.kind == "mul_param") {
+            for (size_t e = 0; e < y.size(); e++) y[e] = in[e] * (*w)[e % w->size()];
         } else if (is_norm(o.kind)) {
             for (size_t r = 0; r < rows; r++) {
                 const norm_row s = norm_of(o, &in[r * o.in]);
@@ -325,6 +342,14 @@ inline values forward(const list &l, const std::vector<vec> &params, const vec &
         } else if (!gated.empty()) {
             for (size_t r = 0; r < rows; r++)
                 for (size_t k = 0; k < o.out; k++) y[r * o.out + k] = activation(gated, in[r * o.in + k]) * in[r * o.in + o.out + k];
+        } else if (o.kind == "softcap") {
+            for (size_t e = 0; e < y.size(); e++) y[e] = o.factor(0, 0) * std::tanh(in[e] / o.factor(0, 0));
+        } else if (o.kind == "dyt") {
+            const vec &weight = params[(size_t)o.first_param + 1], &bias = params[(size_t)o.first_param + 2];
+            for (size_t e = 0; e < y.size(); e++) y[e] = weight[e % o.in] * std::tanh((*w)[0] * in[e]) + bias[e % o.in];
+        } else if (o.kind == "clamped_swiglu") {
+            for (size_t r = 0; r < rows; r++)
+                for (size_t k = 0; k < o.out; k++) y[r * o.out + k] = clamped_swiglu(o, in[r * o.in + k], in[r * o.in + o.out + k]).y;
         } else if (o.kind == "dropout") {
             for (size_t e = 0; e < y.size(); e++) y[e] = in[e] * (c.training ? dropout_factor(o, i, e, c.rng) : 1);
         } else if (o.kind == "scale") {
@@ -335,9 +360,13 @@ inline values forward(const list &l, const std::vector<vec> &params, const vec &
             y = in;
             if (out_edges) (*out_edges)[o.name] = in;
         } else if (o.kind == "add") {
-            const op &from = l.ops[(size_t)o.edge];
-            const vec &kept = from.kind == "input" ? in_edges.at(from.name) : v.out[(size_t)o.edge];
+            const vec &kept = kept_of(l, i, v, in_edges);
             for (size_t e = 0; e < y.size(); e++) y[e] = in[e] + kept[e];
+        } else if (o.kind == "mul") {
+            const vec &kept = kept_of(l, i, v, in_edges);
+            for (size_t e = 0; e < y.size(); e++) y[e] = in[e] * kept[e];
+        } else if (o.kind == "load") {
+            y = kept_of(l, i, v, in_edges);
         } else if (o.kind == "rope") {
             y = rope(o, in, c, 1);
         } else if (o.kind == "attention") {
@@ -354,7 +383,11 @@ inline values forward(const list &l, const std::vector<vec> &params, const vec &
                 double top = -INFINITY, sum = 0;
                 for (size_t k = 0; k < o.in; k++) top = std::fmax(top, in[r * o.in + k]);
                 for (size_t k = 0; k < o.in; k++) sum += std::exp(in[r * o.in + k] - top);
-                y[r] = c.labels[r] == c.ignore_index ? 0 : top + std::log(sum) - in[r * o.in + (size_t)c.labels[r]];
+                const double e = (double)(float)o.option("label_smoothing", 0), z = (double)(float)o.option("z_loss", 0);
+                const double log_sum = top + std::log(sum);
+                if (c.labels[r] == c.ignore_index) continue;
+                y[r] = (1 - e) * (log_sum - in[r * o.in + (size_t)c.labels[r]]) + z * log_sum * log_sum;
+                for (size_t k = 0; k < o.in; k++) y[r] += e / (double)o.in * (log_sum - in[r * o.in + k]);
             }
         } else {
             y.assign(y.size(), NAN); // a kind that nobody has written a reference for
@@ -368,6 +401,13 @@ inline values forward(const list &l, const std::vector<vec> &params, const vec &
 
 // ---- backward ------------------------------------------------------------------------------------------------------
 
+// No op behind op i reads the same fork.
+inline bool last_reader(const list &l, size_t i) {
+    for (size_t k = i + 1; k < l.ops.size(); k++)
+        if (l.ops[k].edge == l.ops[i].edge) return false;
+    return true;
+}
+
 // `dy` for a list that ends in cross_entropy: [rows], or empty for call.loss_scale in every row. `out_grads`: what (output,
 // name) receives. `held` rounds the gradient that an add hands over. `seen(i, d, dx)`: what each op got, and what it gives.
 inline gradients backward(const list &l, const std::vector<vec> &params, const values &v, const vec &dy, const edges &out_grads, const call &c,
@@ -376,6 +416,14 @@ inline gradients backward(const list &l, const std::vector<vec> &params, const v
     gradients g;
     for (const vec &p : params) g.params.push_back(vec(p.size(), 0.0));
     std::map<int, vec> kept; // by fork: the gradient of what it kept
+    // Op i leaves `part` of the gradient of what its fork kept; those behind it in the list have left theirs.
+    const auto hand_over = [&](const vec &part, size_t i) {
+        const op &from = l.ops[(size_t)l.ops[i].edge];
+        vec &sum = from.kind == "input" ? g.inputs[from.name] : kept[l.ops[i].edge];
+        if (sum.empty()) sum.assign(part.size(), 0.0);
+        for (size_t e = 0; e < part.size(); e++) sum[e] += part[e];
+        held.apply(sum, i);
+    };
     vec d = dy.empty() ? vec(v.out.back().size(), c.loss_scale) : dy;
     for (size_t i = l.ops.size(); i-- > 0;) {
         const op &o = l.ops[i];
@@ -395,6 +443,8 @@ inline gradients backward(const list &l, const std::vector<vec> &params, const v
                     }
         } else if (o.kind == "bias") { // y = x + b
             for (size_t e = 0; e < d.size(); e++) (*dw)[e % o.out] += d[e];
+        } else if (o.kind == "mul_param") { // y = x w
+            for (size_t e = 0; e < d.size(); e++) (*dw)[e % w->size()] += d[e] * x[e], dx[e] = d[e] * (*w)[e % w->size()];
         } else if (is_norm(o.kind)) { // y = xhat gamma + beta, xhat = (x - mean) rstd
             for (size_t r = 0; r < rows; r++) {
                 const norm_row s = norm_of(o, &x[r * o.in]);
@@ -422,15 +472,40 @@ inline gradients backward(const list &l, const std::vector<vec> &params, const v
                     dx[r * o.in + k] = e * activation_slope(gated, a) * b;
                     dx[r * o.in + o.out + k] = e * activation(gated, a);
                 }
+        } else if (o.kind == "softcap") { // y = cap tanh(x / cap)
+            for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * (1 - std::pow(std::tanh(x[e] / o.factor(0, 0)), 2));
+        } else if (o.kind == "dyt") { // y = weight tanh(alpha x) + bias
+            const vec &weight = params[(size_t)o.first_param + 1];
+            for (size_t e = 0; e < d.size(); e++) {
+                const double t = std::tanh((*w)[0] * x[e]), along = d[e] * weight[e % o.in] * (1 - t * t);
+                dx[e] = along * (*w)[0];
+                (*dw)[0] += along * x[e];
+                g.params[(size_t)o.first_param + 1][e % o.in] += d[e] * t;
+                g.params[(size_t)o.first_param + 2][e % o.in] += d[e];
+            }
+        } else if (o.kind == "clamped_swiglu") {
+            dx.assign(rows * o.in, 0.0);
+            for (size_t r = 0; r < rows; r++)
+                for (size_t k = 0; k < o.out; k++) {
+                    const size_t a = r * o.in + k, b = a + o.out;
+                    const clamped_slopes c8 = clamped_swiglu(o, x[a], x[b]);
+                    dx[a] = d[r * o.out + k] * c8.da, dx[b] = d[r * o.out + k] * c8.db;
+                }
         } else if (o.kind == "dropout") { // y = mask x / (1 - p)
             for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * dropout_factor(o, i, e, c.rng);
         } else if (o.kind == "scale") { // y = factor x
             for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * o.factor(0, 1);
         } else if (o.kind == "add") { // y = x + kept
-            held.apply(dx, i);
-            const op &from = l.ops[(size_t)o.edge];
-            if (from.kind == "input") g.inputs[from.name] = dx;
-            else kept[o.edge] = dx;
+            if (last_reader(l, i)) held.apply(dx, i);
+            hand_over(dx, i);
+        } else if (o.kind == "mul") { // y = x kept
+            const vec &by = kept_of(l, i, v, v.from);
+            for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * x[e];
+            hand_over(dx, i);
+            for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * by[e];
+        } else if (o.kind == "load") { // y = kept
+            hand_over(d, i);
+            dx.assign(x.size(), 0.0);
         } else if (o.kind == "fork") {
             const auto found = kept.find((int)i);
             if (found != kept.end())
@@ -458,8 +533,11 @@ inline gradients backward(const list &l, const std::vector<vec> &params, const v
                 double top = -INFINITY, sum = 0;
                 for (size_t k = 0; k < o.in; k++) top = std::fmax(top, x[r * o.in + k]);
                 for (size_t k = 0; k < o.in; k++) sum += std::exp(x[r * o.in + k] - top);
-                for (size_t k = 0; k < o.in; k++)
-                    dx[r * o.in + k] = d[r] * (std::exp(x[r * o.in + k] - top) / sum - (k == (size_t)c.labels[r] ? 1 : 0));
+                const double e = (double)(float)o.option("label_smoothing", 0), z = (double)(float)o.option("z_loss", 0);
+                for (size_t k = 0; k < o.in; k++) {
+                    const double p = std::exp(x[r * o.in + k] - top) / sum, share = e / (double)o.in + (k == (size_t)c.labels[r] ? 1 - e : 0);
+                    dx[r * o.in + k] = d[r] * (p * (1 + 2 * z * (top + std::log(sum))) - share);
+                }
             }
         }
         round.apply(dx, i);

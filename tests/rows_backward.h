@@ -64,6 +64,23 @@
 #define ROW_OF_attention_bias \
     ROW_CASE(attention_bias, "attention_bias", "attention_bias", (linear, p, ROW_IN, 8 * 16), (bias, b, 8 * 16), (attention, a, 4, 2, 16), (linear, q, 4 * 16, ROW_OUT))
 
+#define ROW_OF_norm_fork_add_add_bias ROW_NORMS(ROW_norm_fork_add_add_bias)
+#define ROW_norm_fork_add_add_bias(kind, etc)                                                   \
+    ROW_CASE(kind##_fork_add_add_bias, "norm_fork_add_add_bias", #kind "_fork_add_add_bias",  \
+             (fork, x), (scale, r, 0.5f), (fork, a), (linear, p, ROW_IN, ROW_IN), (bias, b, ROW_IN), (add, a), (add, x), (fork, z), (kind, n, ROW_IN), \
+             (scale, s, 0.75f), (add, z))
+
+#define ROW_OF_mul_bias \
+    ROW_CASE(mul_bias, "mul_bias", "mul_bias", (fork, x), (linear, p, ROW_IN, ROW_IN), (bias, b, ROW_IN), (mul, x), (scale, s, 0.75f))
+
+#define ROW_OF_norm_fork_add_mul_param ROW_NORMS(ROW_norm_fork_add_mul_param)
+#define ROW_norm_fork_add_mul_param(kind, etc)                                                    \
+    ROW_CASE(kind##_fork_add_mul_param, "norm_fork_add_mul_param", #kind "_fork_add_mul_param", \
+             (fork, x), (linear, p, ROW_IN, ROW_IN), (mul_param, m, ROW_IN), (add, x), (fork, z), (kind, n, ROW_IN), (scale, s, 0.75f), (add, z))
+
+#define ROW_OF_dyt_fork \
+    ROW_CASE(dyt_fork, "dyt_fork", "dyt_fork", (linear, p, ROW_OUT, ROW_IN), (fork, x), (dyt, n, ROW_IN), (linear, q, ROW_IN, ROW_IN), (add, x))
+
 #define ROW_OF(row) ROW_OF_##row
 
 #endif

@@ -88,6 +88,56 @@
     ROW_CASE(bias_dropout_add_fork_##kind, "bias_dropout_add_fork_norm", "bias_dropout_add_fork_" #kind,    \
              (fork, x), (bias, b, ROW_IN), (dropout, d, 0.5f), (add, x), (fork, z), (kind, n, ROW_IN), (add, z))
 
+#define ROW_OF_linear_add_add \
+    ROW_CASE(linear_add_add, "linear_add_add", "linear_add_add", (fork, x), (bias, b, ROW_IN), (fork, a), (linear, l, ROW_IN, ROW_IN), (add, a), (add, x))
+
+#define ROW_OF_linear_bias_add_add                                              \
+    ROW_CASE(linear_bias_add_add, "linear_bias_add_add", "linear_bias_add_add", \
+             (fork, x), (bias, b, ROW_IN), (fork, a), (linear, l, ROW_IN, ROW_IN), (bias, c, ROW_IN), (add, a), (add, x))
+
+#define ROW_OF_linear_bias_dropout_add_add                                                              \
+    ROW_CASE(linear_bias_dropout_add_add, "linear_bias_dropout_add_add", "linear_bias_dropout_add_add", \
+             (fork, x), (bias, b, ROW_IN), (fork, a), (linear, l, ROW_IN, ROW_IN), (bias, c, ROW_IN), (dropout, d, 0.3f), (add, a), (add, x))
+
+#define ROW_OF_linear_mul ROW_CASE(linear_mul, "linear_mul", "linear_mul", (fork, x), (linear, l, ROW_IN, ROW_IN), (mul, x))
+
+#define ROW_OF_linear_bias_mul \
+    ROW_CASE(linear_bias_mul, "linear_bias_mul", "linear_bias_mul", (fork, x), (linear, l, ROW_IN, ROW_IN), (bias, b, ROW_IN), (mul, x))
+
+#define ROW_OF_linear_add_add_fork_norm ROW_NORMS(ROW_linear_add_add_fork_norm)
+#define ROW_linear_add_add_fork_norm(kind, etc)                                                      \
+    ROW_CASE(linear_add_add_fork_##kind, "linear_add_add_fork_norm", "linear_add_add_fork_" #kind, \
+             (fork, x), (bias, b, ROW_IN), (fork, a), (linear, l, ROW_IN, ROW_IN), (add, a), (add, x), (fork, z), (kind, n, ROW_IN), (add, z))
+
+#define ROW_OF_linear_bias_add_add_fork_norm ROW_NORMS(ROW_linear_bias_add_add_fork_norm)
+#define ROW_linear_bias_add_add_fork_norm(kind, etc)                                                                \
+    ROW_CASE(linear_bias_add_add_fork_##kind, "linear_bias_add_add_fork_norm", "linear_bias_add_add_fork_" #kind, \
+             (fork, x), (bias, b, ROW_IN), (fork, a), (linear, l, ROW_IN, ROW_IN), (bias, c, ROW_IN), (add, a), (add, x), (fork, z), (kind, n, ROW_IN), \
+             (add, z))
+
+#define ROW_OF_linear_mul_param_add                                                \
+    ROW_CASE(linear_mul_param_add, "linear_mul_param_add", "linear_mul_param_add", \
+             (fork, x), (linear, l, ROW_IN, ROW_IN), (mul_param, s, ROW_IN), (add, x))
+
+#define ROW_OF_linear_bias_mul_param_add                                                          \
+    ROW_CASE(linear_bias_mul_param_add, "linear_bias_mul_param_add", "linear_bias_mul_param_add", \
+             (fork, x), (linear, l, ROW_IN, ROW_IN), (bias, b, ROW_IN), (mul_param, s, 1), (add, x))
+
+#define ROW_OF_linear_bias_mul_param_add_fork_norm ROW_NORMS(ROW_linear_bias_mul_param_add_fork_norm)
+#define ROW_linear_bias_mul_param_add_fork_norm(kind, etc)                                                                           \
+    ROW_CASE(linear_bias_mul_param_add_fork_##kind, "linear_bias_mul_param_add_fork_norm", "linear_bias_mul_param_add_fork_" #kind, \
+             (fork, x), (linear, l, ROW_IN, ROW_IN), (bias, b, ROW_IN), (mul_param, s, ROW_IN), (add, x), (fork, z), (kind, n, ROW_IN), (add, z))
+
+#define ROW_OF_linear_softcap ROW_CASE(linear_softcap, "linear_softcap", "linear_softcap", (linear, l, ROW_IN, ROW_OUT), (softcap, c, 1.5f))
+
+#define ROW_OF_linear_add_fork_dyt                                              \
+    ROW_CASE(linear_add_fork_dyt, "linear_add_fork_dyt", "linear_add_fork_dyt", \
+             (fork, x), (linear, l, ROW_IN, ROW_IN), (add, x), (fork, z), (dyt, n, ROW_IN), (add, z))
+
+#define ROW_OF_linear_bias_add_fork_dyt                                                        \
+    ROW_CASE(linear_bias_add_fork_dyt, "linear_bias_add_fork_dyt", "linear_bias_add_fork_dyt", \
+             (fork, x), (linear, l, ROW_IN, ROW_IN), (bias, b, ROW_IN), (add, x), (fork, z), (dyt, n, ROW_IN), (add, z))
+
 #define ROW_OF(row) ROW_OF_##row
 
 #endif

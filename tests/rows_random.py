@@ -8,7 +8,7 @@ list is checked with its rows and with none.
 import random
 import sys
 
-MAPS = ["act", "bias", "dropout", "scale", "fork", "input", "add", "output"]
+MAPS = ["act", "bias", "mul_param", "dropout", "scale", "fork", "input", "add", "mul", "output"]
 ACTS = ["gelu", "relu", "silu", "srelu", "gelu_erf", "qgelu"]
 GATES = ["swiglu", "geglu", "reglu", "glu"]
 NORMS = ["layernorm", "rmsnorm", "l2norm", "rmsnorm1p"]
@@ -21,7 +21,7 @@ def family(op):
 
 
 def random_list(r):
-    """(dtype, ops): each op a tuple of strings; every fork and input is added once, widths fit."""
+    """(dtype, ops): each op a tuple of strings; every fork and input is read once or more, widths fit."""
     dtype = r.choice(["f32", "f32", "bf16", "f16"])
     width = r.choice([8, 24, 37, 40, 64])
     ops, kept, names = [], [], iter(range(1000))
@@ -32,17 +32,22 @@ def random_list(r):
     def put(kind, *shapes):
         ops.append((kind, name(kind[0]), *map(str, shapes)))
 
-    def add():
-        edge = kept.pop(r.randrange(len(kept)))
-        ops.append(("add", edge[0]))
+    def read(kind):
+        edge = kept[r.randrange(len(kept))]
+        ops.append((kind, name(kind[0]), edge[0]))
+        if r.random() < 0.7:
+            kept.remove(edge)
 
     put(*r.choice([("bias", width), ("rmsnorm", width), ("linear", width, width)]))
     for _ in range(r.randrange(4, 14)):
-        kind = r.choice(MAPS + ["fork", "add", "gated", "norm", "linear"])
+        kind = r.choice(MAPS + ["fork", "add", "load", "gated", "norm", "linear"])
         if kind == "act":
-            put(r.choice(ACTS))
+            small = any(op[0] == "mul" for op in ops)  # products are often near the step of a relu
+            put(r.choice([a for a in ACTS if not (small and a == "relu")]))
         elif kind == "bias":
             put("bias", width)
+        elif kind == "mul_param":
+            put("mul_param", r.choice([width, 1]))
         elif kind == "dropout":
             put("dropout", r.choice(["0.1f", "0.5f"]))
         elif kind == "scale":
@@ -52,8 +57,15 @@ def random_list(r):
         elif kind in ("fork", "input"):
             put(kind, *([width] if kind == "input" else []))
             kept.append((ops[-1][1], width))
-        elif kind == "add" and kept:
-            add()
+        elif kind in ("add", "mul") and kept:
+            read(kind)
+        elif kind == "load" and kept and family(ops[-1]) != "output":
+            edge = r.choice(kept)
+            put("fork")
+            kept.append((ops[-1][1], width))
+            ops.append(("load", name("l"), edge[0]))
+            if r.random() < 0.5:
+                kept.remove(edge)
         elif kind == "norm":
             put(r.choice(NORMS), width)
         elif kind == "linear" and not kept:
@@ -64,9 +76,9 @@ def random_list(r):
             put("linear", width, 2 * width)
             if r.random() < 0.5:
                 put("bias", 2 * width)
-            put(r.choice(GATES))
+            put(r.choice([g for g in GATES if not (g == "reglu" and any(op[0] == "mul" for op in ops))]))
     while kept:
-        add()
+        read(r.choice(["add", "add", "mul"]))
     if family(ops[-1]) == "fork":
         put("scale", "2.0f")
     return dtype, ops
@@ -75,18 +87,20 @@ def random_list(r):
 def legal(row, backward):
     """Whether the rules allow these ops, in the order of the pass, as one row."""
     f = [family(op) for op in row]
+    if len(f) > 1 and "load" in f:
+        return False
     if len(f) > MOST or "linear" in f[1:] or f.count("norm") > 1 or f.count("gated") > 1:
         return False
     if "gated" in f and "norm" in f:
         return False
     if backward:
-        if f.count("bias") > 1:
+        if f.count("bias") + f.count("mul_param") > 1:
             return False
         rest = f[1:] if f[0] == "linear" else f
         if "norm" in rest[1:]:
             return False
         return not (f[0] == "linear" and len(f) > 1 and f[1] == "fork" and len(f) > 2)
-    keeps = {"act", "gated", "norm", "fork", "linear"}
+    keeps = {"act", "mul", "mul_param", "gated", "norm", "fork", "linear"}
     return not any(a == "output" and b in keeps for a, b in zip(f, f[1:]))
 
 
@@ -107,7 +121,7 @@ def main():
     seed, count = int(sys.argv[1]), int(sys.argv[2])
     r = random.Random(seed)
     print(f'// {sys.argv[0]} {seed} {count}\n#include "harness.h"')
-    for op in ["activation", "bias", "dropout", "linear", "norm", "residual", "scale"]:
+    for op in ["activation", "bias", "dropout", "linear", "load", "mul_param", "norm", "residual", "scale"]:
         print(f'#include "te/ops/{op}.h"')
     for i in range(count):
         dtype, ops = random_list(r)

@@ -1,10 +1,10 @@
-/* custom_op.c -- an op and fusion rows of one's own, in one's own file: softcap, y = cap tanh(x / cap).
+/* custom_op.c -- an op and fusion rows of one's own, in one's own file: softsign, y = x / (1 + |x| / cap).
  *
  *     cc   -O2 -I. examples/custom_op/custom_op.c -o custom_op -lm
  *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a -I. -x cu examples/custom_op/custom_op.c -o custom_op -lcublasLt
  *     ./custom_op                          prints the plan, checks the gradients by finite differences
  *
- * Gemma 2 bounds its logits so (Gemma Team 2024).
+ * It bounds a value more gently than tanh does (Glorot & Bengio 2010, with a cap of 1).
  */
 #include <math.h>
 #include <stdio.h>
@@ -12,44 +12,44 @@
 #include "te/te.h"
 
 /* [op] */
-/* (softcap, name, cap): y = cap tanh(x / cap). */
-#define TE_OP_softcap (softcap, map)          /* a family of its own; works on each element alone */
-#define TE_FLAGS_softcap(op) (TE_SAVES_INPUT) /* backward reads x */
-#define TE_OPTIONS_softcap(op) (te_softcap_options, (float)(TE_ARG1(op, 1.0f)))
-typedef struct te_softcap_options { float cap; } te_softcap_options;
+/* (softsign, name, cap): y = x / (1 + |x| / cap). */
+#define TE_OP_softsign (softsign, map)          /* a family of its own; works on each element alone */
+#define TE_FLAGS_softsign(op) (TE_SAVES_INPUT) /* backward reads x */
+#define TE_OPTIONS_softsign(op) (te_softsign_options, (float)(TE_ARG1(op, 1.0f)))
+typedef struct te_softsign_options { float cap; } te_softsign_options;
 
-TE_FN void te_softcap_forward(float v[8], const te_stage *s, te_place at, const void *options) {
-    const float cap = ((const te_softcap_options *)options)->cap;
+TE_FN void te_softsign_forward(float v[8], const te_stage *s, te_place at, const void *options) {
+    const float cap = ((const te_softsign_options *)options)->cap;
     (void)s, (void)at;
-    TE_UNROLL for (int i = 0; i < 8; i++) v[i] = cap * tanhf(v[i] / cap);
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] /= 1.0f + fabsf(v[i]) / cap;
 }
-TE_FN void te_softcap_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
-    const float cap = ((const te_softcap_options *)options)->cap;
+TE_FN void te_softsign_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
+    const float cap = ((const te_softsign_options *)options)->cap;
     float x[8];
     (void)sum;
     te_read8(x, s->saved, at.format.in, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) {
-        const float t = tanhf(x[i] / cap);
-        v[i] *= 1.0f - t * t; /* y = cap tanh(x / cap) */
+        const float t = 1.0f + fabsf(x[i]) / cap;
+        v[i] /= t * t; /* y = x / (1 + |x| / cap) */
     }
 }
 /* [op] */
 
 /* [rows] */
-#define TE_FORWARD_linear_softcap TE_FUSED
-#define TE_FORWARD_linear_bias_softcap TE_FUSED
-#define TE_BACKWARD_softcap_bias TE_FUSED /* backward reads the list from its end: one pass for dx and dbias */
+#define TE_FORWARD_linear_softsign TE_FUSED
+#define TE_FORWARD_linear_bias_softsign TE_FUSED
+#define TE_BACKWARD_softsign_bias TE_FUSED /* backward reads the list from its end: one pass for dx and dbias */
 /* [rows] */
 
 enum { ROWS = 5, IN = 16, HIDDEN = 24, OUT = 10 };
 
 /* [model] */
 TE_SEQUENTIAL(capped, f32,
-    (rmsnorm, ln, IN), (linear, fc1, IN, HIDDEN), (bias, fc1_b, HIDDEN), (softcap, cap1, 2.0f),
-    (linear, fc2, HIDDEN, OUT), (softcap, cap2, 1.5f))
+    (rmsnorm, ln, IN), (linear, fc1, IN, HIDDEN), (bias, fc1_b, HIDDEN), (softsign, cap1, 2.0f),
+    (linear, fc2, HIDDEN, OUT), (softsign, cap2, 1.5f))
 
-static_assert((int)capped_forward_steps == 3, "rmsnorm, linear_bias_softcap, linear_softcap");
-static_assert((int)capped_backward_steps == 5, "softcap, linear, softcap_bias, linear, rmsnorm");
+static_assert((int)capped_forward_steps == 3, "rmsnorm, linear_bias_softsign, linear_softsign");
+static_assert((int)capped_backward_steps == 5, "softsign, linear, softsign_bias, linear, rmsnorm");
 /* [model] */
 
 typedef struct setup {

@@ -38,9 +38,10 @@ typedef struct te_chain {
     te_rng_args take; /* the random state, to be taken along; taken null: not */
 } te_chain;
 
-/* Eight elements in registers. `g`, `gsum`: the second half of a gated op's row. */
+/* Eight elements in registers. `g`: the second half of a gated op's row. sum: gradients of parameters, the second eight
+ * of that half; or those of an op with three parameters. */
 typedef struct te_lane {
-    float v[8], g[8], sum[8], gsum[8];
+    float v[8], g[8], sum[24];
     te_place at;
 } te_lane;
 
@@ -56,6 +57,7 @@ typedef struct te_chain_shape {
     te_norm_options norm_options;
     te_dtype norm_in, norm_out; /* formats of its input and output in forward */
     int sums, sum_halves;      /* which op sums the gradient (bias), -1: none; its width is half * sum_halves */
+    int sums_three;            /* it has three parameters */
     int backward, draws;
     int reads; /* which op is the first that reads a 16-bit tensor of the row's shape (te_read8), -1: none */
     int lanes, chunks, groups; /* lanes a row, 8-vectors a lane, rows a block at a time */

@@ -11,15 +11,15 @@ TE_FN void te_chain_leave_sums(const te_chain *c, const te_chain_shape k, te_lan
                                float *sums) {
     const int size = 8 * k.chunks, formula = k.norm_options.code % 4;
     TE_UNROLL for (int slot = 0; slot < TE_SUM_SLOTS; slot++) {
-        const int of_norm = slot >= TE_SUM_GAMMA, halves = of_norm ? 1 : k.sum_halves;
+        const int of_norm = slot >= TE_SUM_GAMMA && !k.sums_three, halves = of_norm ? 1 : k.sum_halves;
         if (of_norm && (k.norm < 0 || formula > (slot == TE_SUM_GAMMA ? TE_NORM_rmsnorm : TE_NORM_layernorm))) continue;
-        if (!of_norm && (k.sums < 0 || slot >= halves)) continue;
-        float *out = c->op[of_norm ? 0 : k.sums].sum[of_norm ? slot - TE_SUM_GAMMA : 0];
+        if (!of_norm && (k.sums < 0 || slot >= (k.sums_three ? 3 : halves))) continue;
+        float *out = c->op[of_norm ? 0 : k.sums].sum[of_norm ? slot - TE_SUM_GAMMA : k.sums_three ? slot : 0];
         te_groups_sum(sums + slot * size, size, g, k.groups);
         if (group || !out) continue;
         TE_UNROLL for (int i = 0; i < k.chunks; i++) {
             const te_place at = te_place_of(k, block, tile + g.id + i * g.count, halves);
-            const int64_t to = te_index(at) + (slot == TE_SUM_SECOND_HALF ? k.half : 0);
+            const int64_t to = te_index(at) + (slot == TE_SUM_SECOND_HALF && !k.sums_three ? k.half : 0);
             if (at.col < k.half) te_store8(out, to, sums + slot * size + 8 * i, at.n, at.aligned, TE_f32);
         }
     }

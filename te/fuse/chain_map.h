@@ -22,13 +22,13 @@ TE_FN void te_map_forward(te_lane *l, const te_stage *s, te_map_forward_fn f, co
     if (l->at.halves == 2) f(l->g, s, te_second_half(l->at), options);
     te_keep(l, s, formats.out);
 }
-/* What is stored in backward is the gradient that an add hands to its fork. */
+/* What is stored in backward is the gradient that an add hands to its fork, unless the op does that itself. */
 TE_FN void te_map_backward(te_lane *l, const te_stage *s, te_map_backward_fn f, const void *options,
                            te_formats formats) {
     l->at.format = formats;
     f(l->v, l->sum, s, l->at, options);
-    if (l->at.halves == 2) f(l->g, l->gsum, s, te_second_half(l->at), options);
-    te_keep(l, s, formats.edge);
+    if (l->at.halves == 2) f(l->g, l->sum + 8, s, te_second_half(l->at), options);
+    if (!formats.joins) te_keep(l, s, formats.edge);
 }
 TE_FN void te_gate_forward(te_lane *l, const te_stage *s, te_gated_forward_fn f, const void *options,
                            te_formats formats) {
@@ -44,8 +44,8 @@ TE_FN void te_gate_backward(te_lane *l, const te_stage *s, te_gated_backward_fn 
     f(l->v, l->g, s, l->at, options);
 }
 
-/* Sums of a lane over the rows that it sees, by slot: the gradient, its second half, dgamma, dbeta; [slot][chunk][8]
- * floats. A struct with room for a chain's chunks has them. */
+/* Sums of a lane over the rows that it sees, by slot: the gradient, its second half, dgamma, dbeta, or the gradients of
+ * an op with three parameters; [slot][chunk][8] floats. A struct with room for a chain's chunks has them. */
 enum { TE_SUM_GRADIENT, TE_SUM_SECOND_HALF, TE_SUM_GAMMA, TE_SUM_BETA, TE_SUM_SLOTS };
 
 /* `count` rows from `row` on, `step` apart, eight columns of each: all are loaded before the first is worked on. sums:
@@ -56,9 +56,11 @@ TE_FN void te_map_rows(const te_chain *c, te_stages_fn stages, te_store_fn store
     te_lane l[TE_MAP_ROWS];
     TE_UNROLL for (int r = 0; r < count; r++) te_load_lane(&l[r], c->x, k, row + r * step, vector);
     TE_UNROLL for (int r = 0; r < count; r++) {
-        if (k.sums >= 0) TE_UNROLL for (int j = 0; j < 8; j++) l[r].sum[j] = sums[j], l[r].gsum[j] = sums[second + j];
+        TE_UNROLL for (int slot = 0; k.sums >= 0 && slot < 2 + k.sums_three; slot++)
+            TE_UNROLL for (int j = 0; j < 8; j++) l[r].sum[8 * slot + j] = sums[slot * second + j];
         stages(&l[r], c, 0, TE_MAX_ROW);
-        if (k.sums >= 0) TE_UNROLL for (int j = 0; j < 8; j++) sums[j] = l[r].sum[j], sums[second + j] = l[r].gsum[j];
+        TE_UNROLL for (int slot = 0; k.sums >= 0 && slot < 2 + k.sums_three; slot++)
+            TE_UNROLL for (int j = 0; j < 8; j++) sums[slot * second + j] = l[r].sum[8 * slot + j];
         store(c, &l[r], k, most);
     }
 }

@@ -53,10 +53,10 @@ TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int ap
             st->w[0] = 0;
             if (j != last) continue;
         }
-        if (op->flags & TE_IS_ADD) {
+        if (op->flags & (TE_IS_ADD | TE_IS_MUL)) {
             TE_TRY(te_kept(&v, r, op));
             st->edge = v.p;
-            te_set_edge(r, op->edge, te_no_value()); /* what was kept nobody else needs */
+            te_leave_kept(r, i);
         }
         if (op->flags & TE_IS_OUTPUT) {
             TE_TRY(te_edge_tensor(&v, r, op, te_value_of(0, op->out_dtype, te_rows_in(r, op->out_rows), op->out), 0));
@@ -88,6 +88,25 @@ TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int ap
 
 /* ---- backward --------------------------------------------------------------------------------------------------- */
 
+/* Where op i, an add or a mul, leaves the gradient of what its fork kept: with that of the readers behind it, if there
+ * are any (te_hand_over8). */
+TE_API te_status te__chain_hands_over(te_run *r, int i, te_stage *st, int *work) {
+    const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
+    const int first = te_reads_last(r->plan, i);
+    te_value v;
+    if (fork->flags & TE_IS_INPUT) { /* its gradient is the caller's */
+        const te_value like = te_value_of(0, op->edge_dtype, te_rows_in(r, op->out_rows), op->out);
+        TE_TRY(te_edge_tensor(&v, r, fork, like, 1));
+        if (!v.p) return TE_OK;
+        st->edge = first ? 0 : v.p;
+    } else {
+        TE_TRY(te_acquire(r, &v, op->out_rows, op->out, op->edge_dtype));
+        st->edge = first ? 0 : r->edge[op->edge].p;
+        te_set_edge(r, op->edge, v);
+    }
+    st->out = v.p, *work = 1;
+    return TE_OK;
+}
 /* The gradient as it passes an op that has no kernel of its own: `stored` is where it last was in memory, *changed
  * whether it differs from that. */
 TE_API te_status te__chain_edges(te_run *r, int i, te_stage *st, te_value *stored, int *changed, int *work) {
@@ -95,17 +114,17 @@ TE_API te_status te__chain_edges(te_run *r, int i, te_stage *st, te_value *store
     const int64_t rows = te_rows_in(r, op->out_rows);
     te_value v;
     if (op->flags & TE_IS_ADD) {
-        const te_op *fork = &r->plan->op[op->edge];
-        if (fork->flags & TE_IS_INPUT) { /* its gradient is the caller's */
-            TE_TRY(te_edge_tensor(&v, r, fork, te_value_of(0, op->edge_dtype, rows, op->out), 1));
-            if (v.p) st->out = v.p, *work = 1;
-            return TE_OK;
-        }
+        if ((r->plan->op[op->edge].flags & TE_IS_INPUT) || !te_reads_last(r->plan, i))
+            return te__chain_hands_over(r, i, st, work);
         if (*changed || stored->dtype != op->edge_dtype) {
             TE_TRY(te_acquire(r, stored, op->out_rows, op->out, op->edge_dtype));
             st->out = stored->p, *changed = 0, *work = 1;
         }
         te_set_edge(r, op->edge, *stored);
+    } else if (op->flags & TE_IS_MUL) {
+        TE_TRY(te_kept(&v, r, op));
+        st->w[0] = v.p, *changed = 1;
+        TE_TRY(te__chain_hands_over(r, i, st, work));
     } else if (op->flags & TE_IS_OUTPUT) {
         TE_TRY(te_edge_tensor(&v, r, op, te_value_of(0, op->out_dtype, rows, op->out), 1));
         if (v.p) st->edge = v.p, *changed = 1;
@@ -131,8 +150,9 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int b
         te__stage_of(st, r, i);
         if (op->flags & TE_SAVES_INPUT) st->saved = te_input_of(r, i).p;
         TE_TRY(te__chain_edges(r, i, st, &stored, &changed, work));
-        TE_REQUIRE(!op->params || op->op_class == TE_CLASS_norm || (op->params == 1 && (op->flags & TE_SUMS)), r->ctx,
-                   TE_ERROR_STATE, "%s: (%s, %s): a map has one parameter at most, and sums its gradient (TE_SUMS)",
+        const int sums = op->flags & TE_SUMS_THREE ? 3 : op->flags & TE_SUMS ? 1 : 0;
+        TE_REQUIRE(op->op_class == TE_CLASS_norm || op->params == sums, r->ctx, TE_ERROR_STATE,
+                   "%s: (%s, %s): a map sums the gradients of its parameters, one (TE_SUMS) or three (TE_SUMS_THREE)",
                    plan->name, op->kind, op->name);
         for (int k = 0; k < op->params; k++)
             TE_TRY(te_sum_later(r, &st->sum[k], &r->param[i][k], op->out, blocks, most));

@@ -133,20 +133,46 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 
 #define TE__WIDTHS(model, before, op, after, live)                                               \
     TE_ID(model, op), TE_WIDTH_IN(model, op) = TE_WIDTH_OUT(model, before),                      \
-    TE_WIDTH_OUT(model, op) = TE_OUT(op, TE_WIDTH_IN(model, op)),                                \
+    TE_WIDTH_OUT(model, op) = TE__GIVEN(width, model, op),                                       \
+    TE__IF_FORK(op, TE__KEPT_WIDTH, TE_NOTHING)(model, op)                                       \
     TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), behind) = TE_ID(model, op),
 #define TE__WIDTHS_A(...) TE__WIDTHS(__VA_ARGS__) TE__WIDTHS_B
 #define TE__WIDTHS_B(...) TE__WIDTHS(__VA_ARGS__) TE__WIDTHS_A
 #define TE__WIDTHS_A_END
 #define TE__WIDTHS_B_END
 
+/* What an op gives: by its own facts or, of a load (TE_LOADS_<family> is a comma), what its fork keeps. */
+#define TE__GIVEN(what, model, op) \
+    TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_##what, TE__OWN_##what)(model, op)
+#define TE__OWN_width(model, op) TE_OUT(op, TE_WIDTH_IN(model, op))
+#define TE__OWN_rows(model, op) TE_ROWS(op, TE_ROWS_IN(model, op))
+#define TE__LOADED_width(model, op) TE_KEPT_WIDTH(model, TE_FORK_OF(op))
+#define TE__LOADED_dtype(model, op, live) TE_KEPT_DTYPE(model, TE_FORK_OF(op))
+#define TE__LOADED_rows(model, op)                                                    \
+    ((int)TE_KEPT_ROWS(model, TE_FORK_OF(op)) < 0 ? (int)TE_ROWS_IN(model, op)        \
+                                                  : (int)TE_KEPT_ROWS(model, TE_FORK_OF(op)))
+/* What a fork keeps, or an input brings: rows -1 are those of who reads it. */
+#define TE__IF_FORK(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__IS_FORK_, TE_FAMILY(op)), yes, no)
+#define TE__IS_FORK_fork ,
+#define TE__KEPT_WIDTH(model, op) \
+    TE_KEPT_WIDTH(model, TE_NAME(op)) = TE__IF_INPUT(op, TE_ARG1(op, 0), TE_WIDTH_OUT(model, op)),
+#define TE__KEPT_FORMAT(model, op)                                                           \
+    TE_KEPT_ROWS(model, TE_NAME(op)) = TE__IF_INPUT(op, -1, TE_ROWS_OUT(model, op)),         \
+    TE_KEPT_DTYPE(model, TE_NAME(op)) =                                                      \
+        TE__IF_INPUT(op, (int)TE_DTYPE_OPTION(op, dtype, TE_JOIN2(, model, residual_dtype)), \
+            TE_DTYPE_OUT(model, op)),
+
 /* The number format and the rows of each edge. An op stores what the next one reads best, if it says that it
  * matters. */
 #define TE__FORMATS(model, before, op, after, live)                                                                  \
     TE_DTYPE_IN(model, op) = TE_DTYPE_OUT(model, before),                                                            \
     TE_ROWS_IN(model, op) = TE_ROWS_OUT(model, before),                                                              \
-    TE_DTYPE_OUT(model, op) = TE__FORMAT(model, (int)TE_GIVES(op), (int)TE_WANTS(live), TE_DTYPE_IN(model, op)),     \
-    TE_ROWS_OUT(model, op) = TE_ROWS(op, TE_ROWS_IN(model, op)),
+    TE_DTYPE_OUT(model, op) =                                                                                        \
+        TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_dtype, TE__OWN_dtype)(model, op, live),          \
+    TE_ROWS_OUT(model, op) = TE__GIVEN(rows, model, op),                                                             \
+    TE__IF_FORK(op, TE__KEPT_FORMAT, TE_NOTHING)(model, op)
+#define TE__OWN_dtype(model, op, live) \
+    TE__FORMAT(model, (int)TE_GIVES(op), (int)TE_WANTS(live), TE_DTYPE_IN(model, op))
 #define TE__FORMAT(model, gives, wants, in)                                                                          \
     ((gives) == (int)TE_GIVES_same ? (int)in : (gives) == (int)TE_GIVES_f32 ? (int)TE_f32                            \
      : (wants) == (int)TE_GIVES_same && (int)model##_out_option >= 0 ? (int)model##_out_option                       \
@@ -189,6 +215,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
         "te: " #model ": " TE_CALLED(op) " must end the list");                                                        \
     static_assert((int)TE_ID(model, op) == 0 || !(TE_FLAGS(op) & TE_FROM_TOKENS),                                      \
         "te: " #model ": " TE_CALLED(op) " must begin the list");                                                      \
+    static_assert(!(TE_FLAGS(op) & TE_IS_LOAD) || (TE_FLAGS(before) & (TE_IS_FORK | TE_IS_INPUT)) == TE_IS_FORK,       \
+        "te: " #model ": " TE_CALLED(op) " drops what " TE_CALLED(before) " gives: a (fork, ..) goes between them");   \
     TE_CHECK_OPTIONS(model, TE_FAMILY(op), op)                                                                         \
     TE_CHECK(model, op)
 #define TE__WHO_GIVES(before) \
@@ -199,11 +227,11 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 #define TE__CHECKS_A_END
 #define TE__CHECKS_B_END
 
-/* A fork or an input is added somewhere: the add makes the constant that is missed otherwise. */
+/* A fork or an input is read somewhere: its reader makes the type that is missed otherwise. */
 #define TE__CLOSED(model, before, op, after, live) \
-    TE_IF_MARKED(TE_JOIN1(TE__IS_FORK_, TE_FAMILY(op)), TE__CLOSED2, TE_NOTHING)(model, op)
-#define TE__CLOSED2(model, op) enum { TE_JOIN4(, model, fork, TE_NAME(op), is_closed) = (int)TE__ADD_OF(model, op) };
-#define TE__IS_FORK_fork ,
+    TE__IF_FORK(op, TE__CLOSED2, TE_NOTHING)(model, op)
+#define TE__CLOSED2(model, op) \
+    enum { TE_JOIN4(, model, fork, TE_NAME(op), is_closed) = (int)sizeof(TE_KEPT_READ(model, TE_NAME(op))) };
 #define TE__CLOSED_A(...) TE__CLOSED(__VA_ARGS__) TE__CLOSED_B
 #define TE__CLOSED_B(...) TE__CLOSED(__VA_ARGS__) TE__CLOSED_A
 #define TE__CLOSED_A_END

@@ -21,9 +21,22 @@
 #define TE_FORWARD_linear_bias_add TE_FUSED
 #define TE_FORWARD_linear_scale_add TE_FUSED
 #define TE_FORWARD_linear_bias_dropout_add TE_FUSED
+#define TE_FORWARD_linear_add_add TE_FUSED
+#define TE_FORWARD_linear_bias_add_add TE_FUSED
+#define TE_FORWARD_linear_bias_dropout_add_add TE_FUSED
+#define TE_FORWARD_linear_mul_param_add TE_FUSED
+#define TE_FORWARD_linear_bias_mul_param_add TE_FUSED
+#define TE_FORWARD_linear_bias_mul_param_add_fork_norm TE_FUSED
+#define TE_FORWARD_linear_mul TE_FUSED
+#define TE_FORWARD_linear_bias_mul TE_FUSED
 #define TE_FORWARD_linear_add_fork_norm TE_FUSED
 #define TE_FORWARD_linear_bias_add_fork_norm TE_FUSED
 #define TE_FORWARD_linear_bias_dropout_add_fork_norm TE_FUSED
+#define TE_FORWARD_linear_add_add_fork_norm TE_FUSED
+#define TE_FORWARD_linear_bias_add_add_fork_norm TE_FUSED
+#define TE_FORWARD_linear_softcap TE_FUSED
+#define TE_FORWARD_linear_add_fork_dyt TE_FUSED
+#define TE_FORWARD_linear_bias_add_fork_dyt TE_FUSED
 #define TE_FORWARD_bias_act TE_FUSED
 #define TE_FORWARD_bias_gated TE_FUSED
 #define TE_FORWARD_bias_add TE_FUSED
@@ -43,6 +56,10 @@
 #define TE_BACKWARD_norm_fork_add_bias TE_FUSED
 #define TE_BACKWARD_norm_fork_add_dropout TE_FUSED
 #define TE_BACKWARD_norm_fork_add_dropout_bias TE_FUSED
+#define TE_BACKWARD_norm_fork_add_add_bias TE_FUSED
+#define TE_BACKWARD_mul_bias TE_FUSED
+#define TE_BACKWARD_dyt_fork TE_FUSED
+#define TE_BACKWARD_norm_fork_add_mul_param TE_FUSED
 #define TE_BACKWARD_linear_fork TE_FUSED
 #define TE_BACKWARD_linear_act_bias TE_FUSED
 #define TE_BACKWARD_attention_bias TE_FUSED
@@ -53,10 +70,13 @@
     X(linear_bias_add) X(linear_scale_add) X(linear_bias_dropout_add) X(linear_add_fork_norm)               \
     X(linear_bias_add_fork_norm) X(linear_bias_dropout_add_fork_norm) X(bias_act) X(bias_gated) X(bias_add) \
     X(dropout_add) X(bias_dropout_add) X(fork_norm) X(add_fork_norm) X(dropout_add_fork_norm)               \
-    X(bias_dropout_add_fork_norm)
+    X(bias_dropout_add_fork_norm) X(linear_add_add) X(linear_bias_add_add) X(linear_bias_dropout_add_add)   \
+    X(linear_mul) X(linear_bias_mul) X(linear_add_add_fork_norm) X(linear_bias_add_add_fork_norm)   \
+    X(linear_mul_param_add) X(linear_bias_mul_param_add) X(linear_bias_mul_param_add_fork_norm) \
+    X(linear_softcap) X(linear_add_fork_dyt) X(linear_bias_add_fork_dyt)
 #define TE_BACKWARD_ROWS(X)                                                                                      \
     X(act_bias) X(gated_bias) X(dropout_bias) X(add_bias) X(add_dropout_bias) X(norm_fork) X(norm_fork_add_bias) \
     X(norm_fork_add_dropout) X(norm_fork_add_dropout_bias) X(linear_fork) X(linear_act_bias) \
-    X(attention_bias)
+    X(attention_bias) X(norm_fork_add_add_bias) X(mul_bias) X(norm_fork_add_mul_param) X(dyt_fork)
 
 #endif

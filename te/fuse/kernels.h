@@ -103,8 +103,10 @@ TE_BOTH te_chain_shape te_no_shape(void) {
         name##_is_backward = TE_PASS_backward_##pass,                                                                \
         name##_sums = (name##_is_backward ? 0 TE_ROW(TE__SUM_AT, ~, __VA_ARGS__) : 0) - 1,                           \
         name##_sum_halves = name##_is_backward ? (0 TE_ROW(TE__SUM_WIDTH, model, __VA_ARGS__)) / name##_half : 0,    \
+        name##_sums_three = name##_is_backward && (0 TE_ROW(TE__SUMS_THREE, ~, __VA_ARGS__)) > 0,                    \
         name##_draws = (0 TE_ROW(TE__DRAWS, ~, __VA_ARGS__)) > 0,                                                    \
         name##_first = TE_ID(model, TE_ROW_FIRST(__VA_ARGS__)),                                                      \
+        name##_handed = 0 TE_ROW(TE__HANDED, (name, model), __VA_ARGS__),                                            \
         name##_readers = 0 TE_ROW(TE__READS, (name, model, dtype, pass), __VA_ARGS__),                               \
         name##_reads = TE__FIRST_OF(name##_readers),                                                                 \
         name##_kept = 0 TE_ROW(TE__KEPT_AT, ~, __VA_ARGS__),                                                         \
@@ -118,7 +120,9 @@ TE_BOTH te_chain_shape te_no_shape(void) {
     static_assert((0 TE_ROW(TE__ONE_GATED, ~, __VA_ARGS__)) <= ((int)in == (int)out || name##_norm >= 0 ? 0 : 1),    \
                   "te: " #name ": a row has one gated op at most, and none beside a norm");                          \
     static_assert(!name##_is_backward || (0 TE_ROW(TE__ONE_SUM, ~, __VA_ARGS__)) <= 1,                               \
-                  "te: " #name ": a backward row has one bias at most");                                             \
+                  "te: " #name ": a backward row has one bias, mul_param or dyt at most");                           \
+    static_assert(!name##_sums_three || (name##_norm < 0 && (0 TE_ROW(TE__ONE_GATED, ~, __VA_ARGS__)) == 0),         \
+                  "te: " #name ": a backward row with a dyt has no norm and no gated op");                           \
     static_assert((0 TE_ROW(TE__ONE_GEMM, ~, __VA_ARGS__)) == 0,                                                     \
                   "te: " #name ": a linear or an op with kernels of its own can only begin a row");                  \
     TE_FN void name##_stages(te_lane *l, const te_chain *c, int from, int to) {                                      \
@@ -142,6 +146,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #define TE__ONE_GEMM(x, i, op) + (TE__IS_CLASS(op, gemm) || TE__IS_CLASS(op, own))
 #define TE__SUMS(op) ((TE_FLAGS(op) & TE_SUMS) != 0)
 #define TE__SUM_AT(x, i, op) + (TE__SUMS(op) ? i + 1 : 0)
+#define TE__SUMS_THREE(x, i, op) + ((TE_FLAGS(op) & TE_SUMS_THREE) != 0)
 #define TE__SUM_WIDTH(model, i, op) + (TE__SUMS(op) ? (int)TE_WIDTH_OUT(model, op) : 0)
 #define TE__ONE_SUM(x, i, op) + TE__SUMS(op)
 /* Bits, by place in the row: ops whose input lies in memory, and those that write to a tensor of the caller's. */
@@ -157,17 +162,33 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #define TE__READS2(...) TE__READS3(__VA_ARGS__)
 #define TE__READS3(name, model, dtype, pass, i, op) \
     | (TE__READS_##pass(model, op, (int)TE_##dtype) && !TE__IS_OWN_##pass(name, model, op) ? 1 << i : 0)
-#define TE__READS_forward(model, op, dtype) ((TE_FLAGS(op) & TE_IS_ADD) && (int)TE_EDGE_DTYPE(model, op) == dtype)
+#define TE__READS_forward(model, op, dtype) \
+    ((TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL)) && (int)TE_EDGE_DTYPE(model, op) == dtype)
 #define TE__READS_backward(model, op, dtype)                                           \
     (((TE_FLAGS(op) & TE_SAVES_INPUT) && (int)TE_DTYPE_IN(model, op) == dtype) ||      \
      ((TE_FLAGS(op) & TE_IS_FORK) && (int)TE_EDGE_DTYPE(model, op) == dtype))
 
-/* An add and its fork in one row: what the second one reads the kernel has stored. */
+/* A fork and who reads it in one row: what the second one reads the kernel has stored. */
 #define TE__IS_OWN_forward(name, model, op) \
-    ((TE_FLAGS(op) & TE_IS_ADD) && (int)TE_EDGE_INDEX(model, op) >= (int)name##_first)
+    ((TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL)) && (int)TE_EDGE_INDEX(model, op) >= (int)name##_first)
 #define TE__IS_OWN_backward(name, model, op) \
     TE_IF_MARKED(TE_JOIN1(TE__FORK_MARK_, TE_FAMILY(op)), TE__IS_OWN_FORK, TE__IS_NOT_OWN)(name, model, op)
-#define TE__IS_OWN_FORK(name, model, op) ((int)TE__ADD_OF(model, op) <= (int)name##_first)
+#define TE__IS_OWN_FORK(name, model, op) ((int)name##_handed >> ((int)name##_first - (int)TE_ID(model, op)) & 1)
+/* Bits, by place in a row of backward: the forks whose readers stand in it. */
+#define TE__HANDED(x, i, op) TE__HANDED2(TE_UNWRAP(x), op)
+#define TE__HANDED2(...) TE__HANDED3(__VA_ARGS__)
+#define TE__HANDED3(name, model, op)                                      \
+    | (TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL) ? TE__BIT((int)name##_first - (int)TE_EDGE_INDEX(model, op)) : 0)
+#define TE__BIT(at) ((at) >= 0 && (at) < (int)TE_MAX_ROW ? 1 << ((at) & (TE_MAX_ROW - 1)) : 0)
+/* In backward a mul stores the gradient of what its fork kept, and an add where the fork has other readers. */
+#define TE__JOINS_forward(model, op) 0
+#define TE__JOINS_backward(model, op) \
+    TE_IF_MARKED(TE_JOIN1(TE__READER_MARK_, TE_FAMILY(op)), TE__JOINS_READER, TE__JOINS_NONE)(model, op)
+#define TE__READER_MARK_add ,
+#define TE__READER_MARK_mul ,
+#define TE__JOINS_NONE(model, op) 0
+#define TE__JOINS_READER(model, op) \
+    ((TE_FLAGS(op) & TE_IS_MUL) || model##_fork_readers((int)TE_EDGE_INDEX(model, op)) > 1)
 #define TE__IS_NOT_OWN(name, model, op) 0
 /* The calls of the row's ops, each with its options. */
 #define TE__STAGE_OPTIONS(x, i, op) const TE_OPTIONS_TYPE(op) o##i = TE_OPTIONS_VALUES(op);
@@ -175,7 +196,8 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #define TE__STAGE2(...) TE__STAGE3(__VA_ARGS__)
 #define TE__STAGE3(op_class, name, model, dtype, pass, i, family, op)                                                  \
     const te_formats f##i = {(te_dtype)TE_DTYPE_IN(model, op), (te_dtype)TE_DTYPE_OUT(model, op),                      \
-                             (te_dtype)TE_EDGE_DTYPE(model, op), TE_##dtype, TE__IS_OWN_##pass(name, model, op)};      \
+                             (te_dtype)TE_EDGE_DTYPE(model, op), TE_##dtype, TE__IS_OWN_##pass(name, model, op),       \
+                             TE__JOINS_##pass(model, op)};                                                             \
     TE__STAGE_##op_class(pass, i, family)
 #define TE__STAGE_map(pass, i, family) \
     if (from <= i && i < to) te_map_##pass(l, &c->op[i], te_##family##_##pass, &o##i, f##i);
@@ -249,7 +271,8 @@ TE_BOTH te_chain_shape te_no_shape(void) {
             name##_in_halves, name##_out_halves,                                                                     \
                                   even, name##_norm, {name##_norm_code, eps}, (te_dtype)name##_norm_in,              \
                                       (te_dtype)name##_norm_out,                                                     \
-                                  name##_sums, name##_sum_halves, name##_is_backward, name##_draws, name##_reads,    \
+                                  name##_sums, name##_sum_halves, name##_sums_three,                                 \
+                                  name##_is_backward, name##_draws, name##_reads,    \
                                       kernel##_lanes,                                                                \
                                       kernel##_chunks,                                                               \
                                   kernel##_groups, kernel##_resident, kernel##_stash, name##_fp8_wanted};            \

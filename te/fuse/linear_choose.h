@@ -47,7 +47,7 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
         r->act[i] = base + at, at += bytes;
         r->stats[i] = (float *)(void *)(base + at),
         at += (size_t)te_round_up(padded * op->stats * (int64_t)sizeof(float), TE_ALIGN);
-        if (op->flags & TE_IS_ADD) {
+        if (op->flags & (TE_IS_ADD | TE_IS_MUL)) {
             r->act[op->edge] = base + at;
             r->edge[op->edge] = te_value_of(base + at, op->edge_dtype, te_rows_in(r, op->in_rows), op->out),
             at += bytes;

@@ -89,7 +89,7 @@ TE_API te_status te__linear_whole(te_run *r, const te_step *s, const te__linear_
     if (g->beta != 0) {
         TE_TRY(te_kept(&c, r, op));
         g->c = c.p;
-        te_set_edge(r, op->edge, te_no_value());
+        te_leave_kept(r, last);
     }
     TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->bare));
     TE_TRY(te_after_as(&y, &made, r));

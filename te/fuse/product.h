@@ -41,6 +41,7 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     enum {                                                                                                            \
         name##_is_plain = name##_norm < 0 && name##_in_halves == 1 && name##_out_halves == 1 && name##_half % 8 == 0, \
         name##_is_product = (int)TE_##dtype != (int)TE_f32 && (int)name##_in_dtype == (int)TE_##dtype                 \
+            && !name##_sums_three                                                                                     \
             && name##_is_plain,                                                                                       \
         name##_is_few = name##_is_product && !name##_is_backward                                                      \
     };                                                                                                                \
@@ -58,14 +59,14 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
 
 enum { TE_PRODUCT_SUMS = 3 }; /* partial sums over the rows of a tile: one for each warp of the epilogue */
 
-/* Whether what lies at `p` is read once the chain is set up: by an add or a fork of the row itself, at the other end of
- * an edge, or as what the step gives. */
+/* Whether what lies at `p` is read once the chain is set up: by an op of the row itself, at the other end of an
+ * edge, or as what the step gives. */
 TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_chain *c, const void *p) {
     int read = r->now.p == p;
     for (int j = 1; j < s->count; j++) {
         const te_op *op = &r->plan->op[s->op[j]];
-        if (op->flags & (TE_IS_FORK | TE_IS_ADD))
-            read |= c->op[j - 1].edge == p || r->edge[op->flags & TE_IS_ADD ? op->edge : s->op[j]].p == p;
+        if (op->flags & (TE_IS_FORK | TE_IS_ADD | TE_IS_MUL))
+            read |= c->op[j - 1].edge == p || r->edge[op->flags & TE_IS_FORK ? s->op[j] : op->edge].p == p;
     }
     return read;
 }

@@ -128,6 +128,7 @@
         name##_backward_steps = 0 TE_FOR(TE__COUNT, backward)                                                          \
     };                                                                                                                 \
     TE_FOR(TE__OPTIONS_ENTRY, links)                                                                                   \
+    TE_UNUSED TE_BOTH int name##_fork_readers(int fork) { return (void)fork, 0 TE_FOR(TE__READER, links); }            \
     TE_FOR(TE__KERNELS, forward) TE_FOR(TE__KERNELS, infer) TE_FOR(TE__KERNELS, backward)                              \
     link const te_plan *name##_plan(void) {                                                                            \
         static const te_op ops[] = {TE_FOR(TE__OP_ENTRY, links)};                                                      \
@@ -214,6 +215,18 @@
 #define TE__OPTIONS_ENTRY_B(...) TE__OPTIONS_ENTRY(__VA_ARGS__) TE__OPTIONS_ENTRY_A
 #define TE__OPTIONS_ENTRY_A_END
 #define TE__OPTIONS_ENTRY_B_END
+
+/* Of what fork number `fork` kept. */
+#define TE__READER(model, before, op, after, live) \
+    TE_IF_MARKED(TE_JOIN1(TE__READS_FORK_, TE_FAMILY(op)), TE__READER2, TE_NOTHING)(model, op)
+#define TE__READER2(model, op) +(fork == (int)TE_EDGE_INDEX(model, op))
+#define TE__READS_FORK_add ,
+#define TE__READS_FORK_mul ,
+#define TE__READS_FORK_load ,
+#define TE__READER_A(...) TE__READER(__VA_ARGS__) TE__READER_B
+#define TE__READER_B(...) TE__READER(__VA_ARGS__) TE__READER_A
+#define TE__READER_A_END
+#define TE__READER_B_END
 
 /* Steps: x is (widths, model, dtype, pass, suffix). A step's kernels are called model_firstop_row[_infer|_backward]. */
 #define TE__COUNT(x, ...) +1

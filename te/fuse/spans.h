@@ -76,7 +76,7 @@
                       ") does not close the (recompute, ..) that is open");                                     \
     static_assert((int)TE__SPAN_OF(model, before, inside) <= (int)TE__SPAN_OF(model, before, at),               \
                   "te: " TE_STRING(model) ": (recompute, " TE_STRING(TE_NAME(op)) ") holds no op");             \
-    static_assert(!(TE_FLAGS(before) & TE_IS_FORK),                                                             \
+    static_assert(!(TE_FLAGS(before) & (TE_IS_FORK | TE_IS_LOAD)),                                              \
                   "te: " TE_STRING(model) ": (" TE_STRING(TE_KIND(before)) ", " TE_STRING(TE_NAME(before))      \
                       ") must not end (recompute, " TE_STRING(TE_NAME(op)) "); it goes behind the mark");
 #define TE__SPAN_OP(model, before, op)                                                                \
@@ -92,12 +92,16 @@
 
 /* Families that a span does not take as it takes the others: TE_SPAN_CHECKED_<family> is a comma. */
 #define TE_SPAN_CHECKED_add ,
-#define TE__SPAN_CHECK_add(model, op)                                                                                \
-    static_assert((int)TE_JOIN4(, model, fork, TE_NAME(op), inside) == 0                                             \
-        || (int)TE_JOIN4(, model, fork, TE_NAME(op), head) != 0 ||                                                   \
-                      (int)TE_JOIN4(, model, fork, TE_NAME(op), inside) == (int)TE__SPAN_OF(model, op, inside),      \
-                  "te: " TE_STRING(model) ": (fork, " TE_STRING(TE_NAME(op)) ") stands in a (recompute, ..), (add, " \
-                      TE_STRING(TE_NAME(op)) ") behind it; begin the span with the fork, or take both in");
+#define TE_SPAN_CHECKED_mul ,
+#define TE_SPAN_CHECKED_load ,
+#define TE__SPAN_CHECK_mul TE__SPAN_CHECK_add
+#define TE__SPAN_CHECK_load TE__SPAN_CHECK_add
+#define TE__SPAN_CHECK_add(model, op)                                                                                 \
+    static_assert((int)TE_JOIN4(, model, fork, TE_FORK_OF(op), inside) == 0                                           \
+        || (int)TE_JOIN4(, model, fork, TE_FORK_OF(op), head) != 0 ||                                                 \
+                      (int)TE_JOIN4(, model, fork, TE_FORK_OF(op), inside) == (int)TE__SPAN_OF(model, op, inside),    \
+                  "te: " TE_STRING(model) ": (fork, " TE_STRING(TE_FORK_OF(op)) ") stands in a (recompute, ..), "     \
+                      TE_CALLED(op) " behind it; begin the span with the fork, or take both in");
 #define TE_SPAN_CHECKED_output ,
 #define TE__SPAN_CHECK_output(model, op)                                       \
     static_assert((int)TE__SPAN_OF(model, op, inside) == 0,                    \

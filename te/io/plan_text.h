@@ -6,8 +6,9 @@
  *     te__plan_text(&t, plan);                 // "bf16; fork x1 768>768; layernorm ln1 768>768 00000000 3727c5ac; .."
  *     te__plan_difference(&d, was, buffer);    // "layernorm ln1 768>768 00000000 358637bd", ".. 00000000 3727c5ac"
  *
- * An op is its kind, name, widths, and the words of its options as they lie in memory (little-endian machines all). So
- * what the shapes of the parameters do not show is in it: heads, an eps, a probability, a causal mask.
+ * An op is its kind, name, the fork that it reads if that has another name, widths, and the words of its options as
+ * they lie in memory (little-endian machines all). So what the shapes of the parameters do not show is in it: heads, an
+ * eps, a probability, a causal mask.
  */
 #ifndef TE_PLAN_TEXT_H
 #define TE_PLAN_TEXT_H
@@ -15,9 +16,12 @@
 #include "../plan/model.h" /* te_plan, te_op */
 #include "json.h"          /* te__text */
 
-TE_API void te__plan_text_op(te__text *t, const te_op *op) {
+TE_API void te__plan_text_op(te__text *t, const te_plan *plan, const te_op *op) {
     char words[40];
+    const int reads = (op->flags & (TE_IS_ADD | TE_IS_MUL | TE_IS_LOAD)) != 0;
     te__text_put(t, "; "), te__text_put(t, op->kind), te__text_char(t, ' '), te__text_put(t, op->name);
+    if (reads && strcmp(op->name, plan->op[op->edge].name))
+        te__text_put(t, " of "), te__text_put(t, plan->op[op->edge].name);
     snprintf(words, sizeof words, " %d>%d", op->in, op->out), te__text_put(t, words);
     for (int at = 0; at + 4 <= op->options_bytes; at += 4) {
         uint32_t word;
@@ -27,7 +31,7 @@ TE_API void te__plan_text_op(te__text *t, const te_op *op) {
 }
 TE_API void te__plan_text(te__text *t, const te_plan *plan) {
     te__text_put(t, te_dtype_name(plan->dtype));
-    for (int i = 0; i < plan->op_count; i++) te__plan_text_op(t, &plan->op[i]);
+    for (int i = 0; i < plan->op_count; i++) te__plan_text_op(t, plan, &plan->op[i]);
 }
 
 /* Where two texts differ: the op of each, "" where one has come to its end. */

@@ -8,6 +8,9 @@
  *   silu      x sigmoid(x)
  *   glu       sigmoid(a) b;  geglu, qgeglu, reglu, sreglu, swiglu: gelu .. silu of a, times b    Shazeer 2020
  *
+ *   clamped_swiglu  c sigmoid(alpha c) (d + 1), c = min(a, limit), d = b within +-limit: gpt-oss (OpenAI 2025);
+ *             options (limit, 7.0f), (alpha, 1.702f). Its checkpoints interleave a and b; here each is a half
+ *
  * The gated ones take a row of 2 * width and give width: a is the first half (as in TransformerEngine; the other way
  * round than torch.nn.functional.glu).
  */
@@ -25,7 +28,7 @@
 #define TE_ACT_ENUM(kind) TE_ACT_##kind,
 #define TE_GATE_ENUM(kind, of) TE_GATE_##kind = TE_ACT_##of,
 enum { TE_ACTIVATIONS(TE_ACT_ENUM) TE_ACT_sigmoid };
-enum { TE_GATED_ACTIVATIONS(TE_GATE_ENUM) TE_GATE_end };
+enum { TE_GATED_ACTIVATIONS(TE_GATE_ENUM) TE_GATE_clamped_swiglu = TE_ACT_sigmoid + 1 };
 #undef TE_ACT_ENUM
 #undef TE_GATE_ENUM
 
@@ -46,12 +49,30 @@ enum { TE_GATED_ACTIVATIONS(TE_GATE_ENUM) TE_GATE_end };
 #define TE_OP_reglu (gated, gated)
 #define TE_OP_sreglu (gated, gated)
 #define TE_OP_swiglu (gated, gated)
+#define TE_OP_clamped_swiglu (gated, gated)
 #define TE_SHAPES_gated(op) (0)
+#define TE_TAKES_gated_limit TE_NUMBER
+#define TE_TAKES_gated_alpha TE_NUMBER
+#define TE__GATE_OF(op) (int)TE_JOIN1(TE_GATE_, TE_KIND(op))
+#define TE__KIND_IS_CLAMPED_clamped_swiglu ,
+#define TE__IF_CLAMPED(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__KIND_IS_CLAMPED_, TE_KIND(op)), yes, no)
+#define TE_CHECK_gated(model, op)                                                                                    \
+    (static_assert(TE__IF_CLAMPED(op, 1, 0) || TE_IF_TUPLE(TE_OPTION(op, limit, ()), 1, 0),                          \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) " takes no option limit");                             \
+     static_assert(TE__IF_CLAMPED(op, 1, 0) || TE_IF_TUPLE(TE_OPTION(op, alpha, ()), 1, 0),                          \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) " takes no option alpha");                             \
+     TE_ASSERT_NUMBER((TE_OPTION(op, limit, 7.0f)) > 0, "te: " TE_STRING(model) ": " TE_CALLED(op)                   \
+         ": the limit must be above 0");)
 #define TE_OUT_gated(op, in) ((in) % 2 ? 0 : (in) / 2)
 #define TE_FLAGS_gated(op) (TE_SAVES_INPUT)
-#define TE_OPTIONS_gated(op) (te_act_options, (int)TE_JOIN1(TE_GATE_, TE_KIND(op)))
+#define TE_OPTIONS_gated(op) TE__IF_CLAMPED(op, TE__CLAMPED_OPTIONS, TE__GATED_OPTIONS)(op)
+#define TE__GATED_OPTIONS(op) (te_act_options, TE__GATE_OF(op))
+#define TE__CLAMPED_OPTIONS(op) \
+    (te_clamped_options, TE__GATE_OF(op), (float)(TE_OPTION(op, limit, 7.0f)), (float)(TE_OPTION(op, alpha, 1.702f)))
 
 typedef struct te_act_options { int code; } te_act_options; /* TE_ACT_gelu; of a gated op, that of its first half */
+
+typedef struct te_clamped_options { int code; float limit, alpha; } te_clamped_options;
 
 /* f(x) and f'(x). `code` is meant to be a constant. */
 TE_FN float te_act(float *slope, float x, int code) {
@@ -103,11 +124,22 @@ TE_FN void te_act_backward(float v[8], float sum[8], const te_stage *s, te_place
     te_read8(x, s->saved, at.format.in, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) (void)te_act(&slope, x[i], code), v[i] *= slope; /* y = f(x) */
 }
+/* y = f(min(a, limit)) (1 + clamp(b)), f(x) = x sigmoid(alpha x), and its slopes in a and b; NaN goes through. */
+TE_FN float te_clamped_swiglu(float *da, float *db, float a, float b, const void *options) {
+    const te_clamped_options *o = (const te_clamped_options *)options;
+    const float x = a > o->limit ? o->limit : a, up = b > o->limit ? o->limit : b < -o->limit ? -o->limit : b;
+    const float s = te_sigmoid(o->alpha * x), f = x * s;
+    *da = a > o->limit ? 0.0f : (s + f * (1.0f - s) * o->alpha) * (up + 1.0f);
+    *db = b > o->limit || b < -o->limit ? 0.0f : f;
+    return f * (up + 1.0f);
+}
 TE_FN void te_gated_forward(float v[8], const float g[8], const te_stage *s, te_place at, const void *options) {
     const int code = ((const te_act_options *)options)->code;
-    float slope;
+    float slope, db;
     (void)s, (void)at;
-    TE_UNROLL for (int i = 0; i < 8; i++) v[i] = te_act(&slope, v[i], code) * g[i];
+    TE_UNROLL for (int i = 0; i < 8; i++)
+        v[i] = code == TE_GATE_clamped_swiglu ? te_clamped_swiglu(&slope, &db, v[i], g[i], options)
+                                              : te_act(&slope, v[i], code) * g[i];
 }
 /* In: v = dy. Out: v = da, g = db. */
 TE_FN void te_gated_backward(float v[8], float g[8], const te_stage *s, te_place at, const void *options) {
@@ -116,9 +148,11 @@ TE_FN void te_gated_backward(float v[8], float g[8], const te_stage *s, te_place
     te_load8(a, s->saved, te_index(at), at.n, at.aligned, at.format.in);
     te_load8(b, s->saved, te_index(te_second_half(at)), at.n, at.aligned, at.format.in);
     TE_UNROLL for (int i = 0; i < 8; i++) {
-        const float f = te_act(&slope, a[i], code); /* y = f(a) b */
+        float f; /* the slope of y = f(a) b in b */
+        if (code == TE_GATE_clamped_swiglu) (void)te_clamped_swiglu(&slope, &f, a[i], b[i], options);
+        else f = te_act(&slope, a[i], code), slope *= b[i];
         g[i] = v[i] * f;
-        v[i] *= slope * b[i];
+        v[i] *= slope;
     }
 }
 

@@ -1,10 +1,14 @@
 /* cross_entropy.h -- (cross_entropy, name, vocabulary): loss[row] = log(sum exp(x[row])) - x[row, label], in f32; ends
- * a list.
+ * a list. Options, both 0 if not given:
+ *
+ *   (label_smoothing, e)   the label has the share 1 - e, and each one e / vocabulary on top, the label too: loss =
+ *                          log sum exp - (1 - e) x[label] - e mean(x). Szegedy et al. 2016, as in PyTorch
+ *   (z_loss, z)            loss + z (log sum exp)^2. Chowdhery et al. 2022 (PaLM), with z = 1e-4
  *
  * Softmax and loss in one pass over the logits (online, so a vocabulary of any size); backward reads the logits once
- * and writes (softmax - onehot) * dloss. te_batch brings labels and ignore_index; a row with that label has loss 0 and
- * gradient 0 (0 stands for the default, -100). A label outside the vocabulary is an error on the host; on CUDA its loss
- * and gradient are NaN.
+ * and writes (softmax - onehot) * dloss, with options (softmax (1 + 2 z log sum exp) - shares) * dloss. te_batch brings
+ * labels and ignore_index; a row with that label has loss 0 and gradient 0 (0 stands for the default, -100). A label
+ * outside the vocabulary is an error on the host; on CUDA its loss and gradient are NaN.
  */
 #ifndef TE_OPS_CROSS_ENTROPY_H
 #define TE_OPS_CROSS_ENTROPY_H
@@ -21,6 +25,28 @@
 #define TE_FLAGS_cross_entropy(op) (TE_SAVES_INPUT | TE_TO_LOSS)
 #define TE_STATS_cross_entropy(op) (2) /* the largest logit; log2 of the sum of exp(x - that) */
 #define TE_TAKES_DIMS_cross_entropy ,
+#define TE_TAKES_cross_entropy_label_smoothing TE_NUMBER
+#define TE_TAKES_cross_entropy_z_loss TE_NUMBER
+#define TE__LABEL_SMOOTHING(op) (float)(TE_OPTION(op, label_smoothing, 0.0f))
+#define TE__Z_LOSS(op) (float)(TE_OPTION(op, z_loss, 0.0f))
+#define TE_CHECK_cross_entropy(model, op)                                                                             \
+    (TE_ASSERT_NUMBER(TE__LABEL_SMOOTHING(op) >= 0 && TE__LABEL_SMOOTHING(op) <= 1, "te: " TE_STRING(model) ": "      \
+        TE_CALLED(op) ": label_smoothing must be between 0 and 1");                                                   \
+     TE_ASSERT_NUMBER(TE__Z_LOSS(op) >= 0 && TE__Z_LOSS(op) < 3e38f, "te: " TE_STRING(model) ": "                     \
+        TE_CALLED(op) ": z_loss must be a finite number of at least 0");)
+/* They are part of the list's text in a checkpoint if the op says one of them. */
+#define TE_OPTIONS_cross_entropy(op)                                                                            \
+    TE_IF_TUPLE(TE_OPTION(op, label_smoothing, ()), TE_IF_TUPLE(TE_OPTION(op, z_loss, ()), TE__NO_LOSS_OPTIONS, \
+        TE__LOSS_OPTIONS), TE__LOSS_OPTIONS)(op)
+#define TE__NO_LOSS_OPTIONS(op) (te_no_options, 0)
+#define TE__LOSS_OPTIONS(op) (te_loss_options, TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op))
+
+typedef struct te_loss_options { float label_smoothing, z_loss; } te_loss_options; /* constants */
+TE_FN te_loss_options te_loss_options_of(float label_smoothing, float z_loss) {
+    te_loss_options o;
+    o.label_smoothing = label_smoothing, o.z_loss = z_loss;
+    return o;
+}
 
 typedef struct te_cross_entropy_args {
     float *loss;      /* [rows] */
@@ -35,16 +61,17 @@ typedef struct te_cross_entropy_args {
 } te_cross_entropy_args;
 
 #define TE_CROSS_ENTROPY_THREADS(width) (!TE_CUDA ? 1 : (width) > 2048 || (width) < 0 ? 256 : 64)
-#define TE__CROSS_ENTROPY_KERNEL(name, body, in, dtype)                                      \
+#define TE__CROSS_ENTROPY_KERNEL(name, body, in, dtype, op)                                  \
     TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(in), te_cross_entropy_args,                     \
-              body(te_args, te_at, TE_CROSS_ENTROPY_THREADS(in), TE_WIDTH_AT(in, te_args->width), dtype))
+              body(te_args, te_at, TE_CROSS_ENTROPY_THREADS(in), TE_WIDTH_AT(in, te_args->width), dtype, \
+                   te_loss_options_of(TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op))))
 #define TE_OWN_cross_entropy_forward(name, model, dtype, op)                                                          \
-    TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_row, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op))    \
+    TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_row, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op), op) \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__cross_entropy_forward(r, s, name##_launch); \
         }
 #define TE_OWN_cross_entropy_backward(name, model, dtype, op)                         \
     TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_gradient, TE_WIDTH_IN(model, op), \
-        (te_dtype)TE_DTYPE_IN(model, op))                                             \
+        (te_dtype)TE_DTYPE_IN(model, op), op)                                         \
     TE_API te_status name##_run(te_run *r, const te_step *s)                          \
         { return te__cross_entropy_backward(r, s, name##_launch); }
 
@@ -60,11 +87,15 @@ TE_FN int te_first_column(int64_t row, int width) { return TE_CUDA && width % 8 
 
 /* Bytes: the logits once. The largest logit is subtracted before anything is rounded, so the loss does not depend on
  * what all logits have in common. */
-TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int threads, int width, te_dtype dtype) {
+TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int threads, int width, te_dtype dtype,
+                                const te_loss_options o) {
     int group;
     te_lanes g = te_lanes_here(threads, &group);
     const int64_t row = (int64_t)b.x * width;
-    float top = -INFINITY, sum = 0;
+    const int32_t label = a->labels[b.x];
+    const int known = label >= 0 && label < width, smooth = o.label_smoothing != 0;
+    const float of_label = smooth && known ? te_load(a->x, row + label, dtype) : 0.0f;
+    float top = -INFINITY, sum = 0, above = 0; /* above: sum of x - x[label] */
     TE_UNROLL_4 for (int c = te_first_column(row, width) + g.id * 8; c < width; c += g.count * 8) {
         const te_columns at = te_columns_at(c, width);
         float v[8], most = top, s = 0;
@@ -73,21 +104,23 @@ TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int 
         const float base = most > -INFINITY ? most : 0.0f; /* a row may begin with -infinity */
         TE_UNROLL for (int i = 0; i < 8; i++) s += te_exp(v[i] - base);
         sum = sum * te_exp(top - base) + s, top = most;
+        TE_UNROLL for (int i = 0; smooth && i < 8; i++) above += i < at.n ? v[i] - of_label : 0.0f;
     }
     float all = top;
     te_lanes_max(&all, &g);
     sum = top > -INFINITY ? sum * te_exp(top - all) : sum;
     te_lanes_sum(&sum, 1, &g);
+    if (smooth) te_lanes_sum(&above, 1, &g);
     if (g.id) return;
-    const int32_t label = a->labels[b.x];
     if (a->stats) a->stats[2 * b.x] = all, a->stats[2 * b.x + 1] = log2f(sum);
-    a->loss[b.x] = label == a->ignore_index      ? 0.0f
-                   : label >= 0 && label < width ? logf(sum) + (all - te_load(a->x, row + label, dtype))
-                                                 : NAN;
+    float loss = known ? logf(sum) + (all - te_load(a->x, row + label, dtype)) : NAN;
+    if (smooth) loss -= o.label_smoothing / (float)width * above;
+    if (o.z_loss != 0) loss += o.z_loss * (logf(sum) + all) * (logf(sum) + all);
+    a->loss[b.x] = label == a->ignore_index ? 0.0f : loss;
 }
 /* Bytes: the logits read, the gradient written. */
 TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b, int threads, int width,
-                                     te_dtype dtype) {
+                                     te_dtype dtype, const te_loss_options o) {
     int group;
     const te_lanes g = te_lanes_here(threads, &group);
     const int64_t row = (int64_t)b.x * width;
@@ -95,14 +128,17 @@ TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b,
     const int known = label >= 0 && label < width;
     const float k = 1.4426950408889634f /* log2 e */, top = a->stats[2 * b.x], log_sum = a->stats[2 * b.x + 1];
     const float dloss = !known ? NAN : a->dy ? a->dy[b.x] : a->dloss;
+    const float along = o.z_loss != 0 ? 1.0f + 2.0f * o.z_loss * (top + log_sum / k) : 1.0f;
+    const float share = o.label_smoothing / (float)width, of_label = 1.0f - o.label_smoothing;
     for (int c = te_first_column(row, width) + g.id * 8; c < width; c += g.count * 8) {
         const te_columns at = te_columns_at(c, width);
         float v[8];
         te_load8(v, a->x, row + at.from, at.n, at.whole, dtype);
-        TE_UNROLL for (int i = 0; i < 8; i++)
-            v[i] = label == a->ignore_index
-                       ? 0.0f
-                       : (te_exp2((v[i] - top) * k - log_sum) - (at.from + i == label ? 1.0f : 0.0f)) * dloss;
+        TE_UNROLL for (int i = 0; i < 8; i++) {
+            const float of_one = at.from + i == label ? of_label : 0.0f;
+            const float slope = te_exp2((v[i] - top) * k - log_sum) * along - of_one - share;
+            v[i] = label == a->ignore_index ? 0.0f : slope * dloss;
+        }
         te_store8(a->dx, row + at.from, v, at.n, at.whole, dtype);
     }
 }

@@ -18,15 +18,16 @@
 /* Number formats of what an op meets in memory. */
 typedef struct te_formats {
     te_dtype in, out; /* its input and output in forward */
-    te_dtype edge;    /* what a fork keeps for its add */
+    te_dtype edge;    /* what a fork keeps */
     te_dtype weight;  /* its parameters */
-    int own;          /* what the add reads of its fork, and the fork of its add in backward, this kernel has stored */
+    int own;          /* what an op reads of its fork, and a fork of its readers in backward, this kernel has stored */
+    int joins;        /* backward: the op stores the gradient of what its fork kept by itself (te_hand_over8) */
 } te_formats;
 
 TE_BOTH te_formats te_formats_of(int in, int out, int edge, int weight) {
     te_formats f;
     f.in = (te_dtype)in, f.out = (te_dtype)out, f.edge = (te_dtype)edge, f.weight = (te_dtype)weight;
-    f.own = 0;
+    f.own = f.joins = 0;
     return f;
 }
 
@@ -45,8 +46,10 @@ TE_FN int64_t te_index(te_place at) { return at.row * ((int64_t)at.width * at.ha
 
 /* What one op of a kernel works with. */
 typedef struct te_stage {
-    const void *w[TE_MAX_PARAMS]; /* its parameters; null: already applied by the matrix product before */
-    const void *edge;             /* add: what is added; fork in backward: the gradient that comes in. null: nothing */
+    const void *w[TE_MAX_PARAMS]; /* its parameters; null: already applied by the matrix product before. mul in
+                                     backward: what its fork kept */
+    const void *edge;             /* add, mul: what the fork kept; in backward, and there of a fork, the gradient that
+                                     its readers have left. null: nothing */
     const void *saved;            /* backward: its input in forward, [rows, in] */
     void *out;                    /* the value behind it is stored here, null: not */
     float *stats;                 /* [rows, stats] */

@@ -1,11 +1,15 @@
 /* residual.h -- edges beside the list's main road.
  *
- *   (fork, x)            passes its input on, and keeps it for
- *   (add, x)             y = what it gets + what (fork, x) or (input, x) kept; each is added once
+ *   (fork, x)            passes its input on, and keeps it
  *   (input, x, width)    declares an extra input of the list: te_batch.edges brings it by name; option (dtype, f32)
+ *   (add, x)             y = what it gets + what (fork, x) or (input, x) kept
+ *   (mul, x)             y = what it gets * that
+ *   (load, x)            y = that alone: the list goes on from there (te/ops/load.h)
  *   (output, x)          passes its input on, and writes it to the caller's tensor of that name
  *
- * In backward the add hands its gradient to the fork, which adds it to its own; that costs nothing but the sum.
+ * What is kept is read at least once. To read it twice with ops of one kind, give the second a name of its own and say
+ * which fork: (add, again, x). In backward each reader hands a gradient to the fork, which adds it to its own; with
+ * several readers the last in the list comes first, and each one before it adds to what is there.
  */
 #ifndef TE_OPS_RESIDUAL_H
 #define TE_OPS_RESIDUAL_H
@@ -21,35 +25,40 @@
 #define TE_WANTS_fork(op) (TE__IF_INPUT(op, TE_GIVES_list, TE_GIVES_residual))
 #define TE_FLAGS_fork(op) (TE_IS_FORK | TE__IF_INPUT(op, TE_IS_INPUT, 0))
 #define TE_TAKES_fork_dtype TE_TOKEN /* of an (input, ..) */
-#define TE_EDGE_fork(model, op) (-1, TE__EDGE_DTYPE(model, op))
-/* What the fork keeps, by its name. The names say what is wrong where the compiler misses one, or sees one twice. */
-#define TE__EDGE_INDEX(model, op) TE_JOIN4(te_error_add_, TE_NAME(op), of, model, has_no_fork_before_it)
-#define TE__EDGE_WIDTH(model, op) TE_JOIN4(te_width_of_, TE_NAME(op), of, model, fork)
-#define TE__EDGE_ROWS(model, op) TE_JOIN4(te_rows_of_, TE_NAME(op), of, model, fork)
-#define TE__EDGE_DTYPE(model, op) TE_JOIN4(te_dtype_of_, TE_NAME(op), of, model, fork)
-#define TE_CHECK_fork(model, op)                                                                 \
-    (enum {                                                                                      \
-        TE__EDGE_INDEX(model, op) = TE_ID(model, op),                                            \
-        TE__EDGE_WIDTH(model, op) = TE__IF_INPUT(op, TE_ARG1(op, 0), TE_WIDTH_OUT(model, op)),   \
-        TE__EDGE_ROWS(model, op) = TE__IF_INPUT(op, -1, TE_ROWS_OUT(model, op)),                 \
-        TE__EDGE_DTYPE(model, op) =                                                              \
-            TE__IF_INPUT(op, (int)TE_DTYPE_OPTION(op, dtype, TE_JOIN2(, model, residual_dtype)), \
-                TE_DTYPE_OUT(model, op))                                                         \
+#define TE_EDGE_fork(model, op) (-1, TE_KEPT_DTYPE(model, TE_NAME(op)))
+/* What a fork keeps, by its name x; te/fuse/declare.h makes the width, the rows and the format. The names say what is
+ * wrong where the compiler misses one. */
+#define TE_KEPT_INDEX(model, reader, x) TE_JOIN5(te_error_, reader, x, of, model, has_no_fork_before_it)
+#define TE_KEPT_WIDTH(model, x) TE_JOIN4(te_error_load_, x, of, model, has_no_fork_before_it)
+#define TE_KEPT_ROWS(model, x) TE_JOIN4(te_rows_of_, x, of, model, fork)
+#define TE_KEPT_DTYPE(model, x) TE_JOIN4(te_dtype_of_, x, of, model, fork)
+#define TE_CHECK_fork(model, op)                                      \
+    (enum {                                                           \
+        TE_KEPT_INDEX(model, add, TE_NAME(op)) = TE_ID(model, op),    \
+        TE_KEPT_INDEX(model, mul, TE_NAME(op)) = TE_ID(model, op)     \
     };)
+/* Made by each reader: the compiler misses it where there is none. A typedef may be made again. */
+#define TE_KEPT_READ(model, x) TE_JOIN4(te_error_, x, of, model, is_kept_and_never_read)
 
 #define TE_OP_add (add, map)
-#define TE_SHAPES_add(op) (0)
+#define TE_SHAPES_add(op) (1)
 #define TE_GIVES_add(op) (TE_GIVES_residual)
 #define TE_FLAGS_add(op) (TE_IS_ADD | TE_KEEPS_GRAD)
-#define TE_EDGE_add(model, op) (TE__EDGE_INDEX(model, op), TE__EDGE_DTYPE(model, op))
-#define TE__ADD_OF(model, op) TE_JOIN4(te_error_, TE_NAME(op), of, model, is_kept_and_never_added)
-#define TE_CHECK_add(model, op)                                                                                      \
-    (enum { TE_JOIN4(te_error_fork_, TE_NAME(op), of, model, is_added_twice) = TE__EDGE_INDEX(model, op),            \
-        TE__ADD_OF(model, op) = TE_ID(model, op) };                                                                  \
-    static_assert((int)TE__EDGE_WIDTH(model, op) == (int)TE_WIDTH_OUT(model, op),                                    \
-                  "te: " TE_STRING(model) ": " TE_CALLED(op) " has another width than its fork");                    \
-    static_assert((int)TE__EDGE_ROWS(model, op) < 0 || (int)TE__EDGE_ROWS(model, op) == (int)TE_ROWS_OUT(model, op), \
-                  "te: " TE_STRING(model) ": " TE_CALLED(op) " has other rows than its fork");)
+#define TE_EDGE_add(model, op) (TE_KEPT_INDEX(model, add, TE_FORK_OF(op)), TE_KEPT_DTYPE(model, TE_FORK_OF(op)))
+#define TE_CHECK_add(model, op) (TE__CHECK_READER(model, op, TE_FORK_OF(op)))
+#define TE__CHECK_READER(model, op, x)                                                                           \
+    enum { TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), reads) = TE_KEPT_INDEX(model, TE_FAMILY(op), x) };      \
+    typedef int TE_KEPT_READ(model, x);                                                                          \
+    static_assert((int)TE_KEPT_WIDTH(model, x) == (int)TE_WIDTH_OUT(model, op),                                  \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) " has another width than its fork");                \
+    static_assert((int)TE_KEPT_ROWS(model, x) < 0 || (int)TE_KEPT_ROWS(model, x) == (int)TE_ROWS_OUT(model, op), \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) " has other rows than its fork");
+
+#define TE_OP_mul (mul, map)
+#define TE_SHAPES_mul(op) (1)
+#define TE_FLAGS_mul(op) (TE_IS_MUL | TE_SAVES_INPUT)
+#define TE_EDGE_mul(model, op) (TE_KEPT_INDEX(model, mul, TE_FORK_OF(op)), TE_KEPT_DTYPE(model, TE_FORK_OF(op)))
+#define TE_CHECK_mul(model, op) (TE__CHECK_READER(model, op, TE_FORK_OF(op)))
 
 #define TE_OP_output (output, map)
 #define TE_SHAPES_output(op) (0)
@@ -62,19 +71,47 @@ TE_FN void te_plus_edge8(float v[8], const te_stage *s, te_dtype dtype, te_place
     te_read8(e, s->edge, dtype, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] += e[i];
 }
+/* Backward: store v, a gradient of what the fork kept. The first reader goes on with what is stored; the others add to
+ * what those before them left, perhaps in this kernel. */
+TE_FN void te_hand_over8(float v[8], const te_stage *s, te_place at) {
+    float e[8];
+    if (!s->out) return;
+    if (!s->edge) {
+        te_store8_rounded(s->out, te_index(at), v, at.n, at.aligned, at.format.edge);
+        return;
+    }
+    te_load8_own(e, s->edge, te_index(at), at.n, at.aligned, at.format.edge);
+    TE_UNROLL for (int i = 0; i < 8; i++) e[i] += v[i];
+    te_store8(s->out, te_index(at), e, at.n, at.aligned, at.format.edge);
+}
 TE_FN void te_fork_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     (void)v, (void)s, (void)at, (void)options;
 }
 TE_FN void te_fork_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum, (void)options;
-    te_plus_edge8(v, s, at.format.edge, at); /* both of the fork's ends see x */
+    te_plus_edge8(v, s, at.format.edge, at); /* all of the fork's ends see x */
 }
 TE_FN void te_add_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     (void)options;
     te_plus_edge8(v, s, at.format.edge, at);
 }
 TE_FN void te_add_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
-    (void)v, (void)sum, (void)s, (void)at, (void)options; /* y = x + kept: the gradient is the same for both */
+    (void)sum, (void)options;
+    if (at.format.joins) te_hand_over8(v, s, at); /* y = x + kept: the gradient is the same for both */
+}
+TE_FN void te_mul_forward(float v[8], const te_stage *s, te_place at, const void *options) {
+    float e[8];
+    (void)options;
+    te_read8(e, s->edge, at.format.edge, s, at);
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] *= e[i];
+}
+TE_FN void te_mul_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
+    float x[8], kept[8];
+    (void)sum, (void)options;
+    te_read8(x, s->saved, at.format.in, s, at);
+    te_load8(kept, s->w[0], te_index(at), at.n, at.aligned, at.format.edge);
+    TE_UNROLL for (int i = 0; i < 8; i++) x[i] *= v[i], v[i] *= kept[i]; /* y = x kept */
+    te_hand_over8(x, s, at);
 }
 TE_FN void te_output_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     (void)v, (void)s, (void)at, (void)options;

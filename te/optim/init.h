@@ -24,7 +24,7 @@ TE_API te_status te_model_randomize(const te_model *m, float std, uint64_t seed,
     TE_REQUIRE(fabsf(std) <= 3.402823466e38f, ctx, TE_ERROR_VALUE, "te_model_randomize: std is %g", (double)std);
     for (int i = 0; i < m->param_count; i++) {
         const te_param *p = &m->param[i];
-        const float mean = p->init == TE_INIT_one ? 1.0f : 0.0f;
+        const float mean = p->init == TE_INIT_one ? 1.0f : p->init == TE_INIT_half ? 0.5f : 0.0f;
         if (p->tied) continue;
         TE_TRY(te_fill_normal(p->data, m->plan->dtype, p->rows * p->cols, mean, p->init == TE_INIT_normal ? std : 0.0f,
                               seed, stream + (uint32_t)i, ctx));

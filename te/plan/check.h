@@ -38,9 +38,7 @@ TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor
 
 /* The caller's tensor for `(input, name)` or `(output, name)`. */
 TE_API te_status te_find_edge(const te_edge **found, const te_run *r, const te_op *op) {
-    *found = 0;
-    for (int i = 0; r->batch && i < r->batch->edge_count; i++)
-        if (r->batch->edges[i].name && !strcmp(r->batch->edges[i].name, op->name)) *found = &r->batch->edges[i];
+    *found = te__edge_named(r, op->name);
     if (!r->batch) return TE_OK; /* sizing only */
     TE_REQUIRE(*found, r->ctx, TE_ERROR_NULL, "%s: the batch brings no edge named %s", r->plan->name, op->name);
     return TE_OK;
@@ -57,12 +55,12 @@ TE_API te_status te_edge_tensor(te_value *v, const te_run *r, const te_op *op, t
     if (t.data || !grad) TE_TRY(te__check_tensor(r->plan->name, e->name, t, like, r->ctx));
     return TE_OK;
 }
-/* What the fork or input of an add kept in forward. */
-TE_API te_status te_kept(te_value *v, const te_run *r, const te_op *add) {
-    const te_op *fork = &r->plan->op[add->edge];
+/* What the fork or input that an op reads kept in forward. */
+TE_API te_status te_kept(te_value *v, const te_run *r, const te_op *op) {
+    const te_op *fork = &r->plan->op[op->edge];
     if (fork->flags & TE_IS_INPUT)
-        return te_edge_tensor(v, r, fork, te_value_of(0, add->edge_dtype, te_rows_in(r, add->in_rows), add->out), 0);
-    *v = r->pass == TE_FORWARD ? te_output_of(r, add->edge) : r->edge[add->edge];
+        return te_edge_tensor(v, r, fork, te_value_of(0, op->edge_dtype, te_rows_in(r, op->out_rows), op->out), 0);
+    *v = r->pass == TE_INFER ? r->edge[op->edge] : te_output_of(r, op->edge);
     return TE_OK;
 }
 

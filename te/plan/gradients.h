@@ -1,5 +1,5 @@
-/* gradients.h -- column sums of a backward (dbias, dgamma, dbeta): kernels leave partial sums, one launch adds up those
- * of all steps at the end (sums.h).
+/* gradients.h -- column sums of a backward (dbias, dgamma, ..): kernels leave partial sums, one launch adds those
+ * of all steps up at the end (sums.h).
  */
 #ifndef TE_GRADIENTS_H
 #define TE_GRADIENTS_H
@@ -21,10 +21,19 @@ TE_API te_status te_sum_now(te_run *r) {
         const te_grid grid = te_grid_of(te_ceil_div(widest, columns * TE_SUM_LANES), r->sum_count);
         TE_TRY((columns == 2 ? te_sum_wide_rows_launch : te_sum_rows_launch)(r->ctx, grid, &r->sums));
     }
+    if (r->column_count && !r->dry)
+        TE_TRY(te_sum_rows_launch(r->ctx, te_grid_of(1, r->column_count), &r->columns));
     for (int i = 0; i < r->sum_count; i++) te__pool_root(&r->pool, r->partial[i], -1);
-    r->sum_count = 0;
+    r->sum_count = r->column_count = 0;
     te__pool_sweep(&r->pool);
     return TE_OK;
+}
+/* The sum j of a gradient that is one number: of its columns first, at `columns`, then of those. */
+TE_API void te__sum_columns(te_run *r, te_sum_job *j, float *columns) {
+    te_sum_job *c = &r->columns.job[r->column_count++];
+    *c = *j;
+    c->partial = columns, c->width = 1, c->count = j->width;
+    j->total = columns, j->accumulate = 0;
 }
 /* Room for `blocks` partial sums of p's gradient, which will be added up before this backward ends. most: blocks that
  * the largest batch has; so much is taken always, so that what is reserved for that one serves a smaller one. */
@@ -32,7 +41,9 @@ TE_API te_status te_sum_later(te_run *r, float **partial, const te_param *p, int
     TE_REQUIRE(r->sum_count < TE_SUM_JOBS, r->ctx, TE_ERROR_STATE, "%s: a row sums more than %d gradients",
                r->plan->name, (int)TE_SUM_ROW);
     void *memory = 0;
-    const int block = te__pool_take(&r->pool, &memory, (size_t)most * (size_t)width * sizeof(float));
+    const int is_one = width > 1 && p->rows * p->cols == 1;
+    const size_t rows = (size_t)most + (is_one ? 1 : 0);
+    const int block = te__pool_take(&r->pool, &memory, rows * (size_t)width * sizeof(float));
     TE_REQUIRE(block >= 0, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once", r->plan->name,
                (int)TE_MAX_LIVE);
     te__pool_root(&r->pool, block, 1);
@@ -41,6 +52,7 @@ TE_API te_status te_sum_later(te_run *r, float **partial, const te_param *p, int
     *partial = (float *)memory;
     j->partial = *partial, j->total = p->grad, j->width = width, j->count = blocks,
     j->accumulate = te_accumulates(r, p);
+    if (is_one) te__sum_columns(r, j, *partial + (size_t)most * (size_t)width);
     return TE_OK;
 }
 

@@ -82,6 +82,8 @@
 #define TE_KIND_INFO(op) TE_JOIN1(TE_OP_, TE_KIND(op))
 #define TE_FAMILY(op)    TE_FIRST(TE_UNWRAP(TE_KIND_INFO(op)), ~)
 #define TE_CLASS(op)     TE_SECOND(TE_UNWRAP(TE_KIND_INFO(op)), ~, ~)
+/* The fork that (add, x) or (add, name, x) reads. */
+#define TE_FORK_OF(op)   TE_ARG1(op, TE_NAME(op))
 /* How a message calls it. */
 #define TE_CALLED(op) "(" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ")"
 
@@ -104,6 +106,10 @@
 #define TE_SAME_residual_residual ,
 #define TE_SAME_recipe_recipe ,
 #define TE_SAME_width_width ,
+#define TE_SAME_limit_limit ,
+#define TE_SAME_label_smoothing_label_smoothing ,
+#define TE_SAME_z_loss_z_loss ,
+#define TE_SAME_alpha_alpha ,
 
 /* Whether an argument is an option: a tuple of two, and nothing behind it; not 8, (H) or (A + B) * C. */
 #define TE_IF_OPTION(a, yes, no) TE_IF_MARKED(TE_LATE(TE_COMMA TE_EAT a ()), TE_IF_PAIR, TE_TAKE_NO)(a, yes, no)

@@ -21,11 +21,15 @@ typedef enum te_class { TE_CLASS_map, TE_CLASS_gated, TE_CLASS_norm, TE_CLASS_ge
 enum {
     TE_SAVES_INPUT = 1,     /* the op's input stays in memory until its backward */
     TE_SAVES_OUTPUT = 2,    /* so does its output */
-    TE_IS_FORK = 4,         /* passes its input on and keeps it for a later add */
-    TE_IS_ADD = 8,          /* adds what its fork (or input) kept; backward hands the gradient over */
-    TE_IS_INPUT = 16,       /* an extra input of the list, for a later add */
+    TE_IS_FORK = 4,         /* passes its input on and keeps it for those that read it: */
+    TE_IS_ADD = 8,          /* adds what its fork (or input) kept; backward hands the gradient over, */
+    TE_IS_MUL = 1 << 14,    /* multiplies by it, */
+    TE_IS_LOAD = 1 << 15,   /* or goes on from it */
+    TE_IS_INPUT = 16,       /* an extra input of the list, kept by the caller */
     TE_IS_OUTPUT = 32,      /* an extra output of the list */
     TE_SUMS = 64,           /* backward sums the gradient over rows into the op's first parameter (a bias) */
+    TE_SUMS_THREE = 1 << 16, /* and what else its function says into the second and the third; no norm or gated op in
+                              * that row */
     TE_DRAWS = 128,         /* draws random numbers */
     TE_KEEPS_GRAD = 256,    /* backward passes the gradient on unchanged (bias) */
     TE_FROM_TOKENS = 512,   /* begins a list, which then takes tokens and no x (embedding) */
@@ -39,7 +43,8 @@ typedef enum te_init {
     TE_INIT_normal,
     TE_INIT_zero,
     TE_INIT_one,
-    TE_INIT_tied /* belongs to another: te_tie() */
+    TE_INIT_tied, /* belongs to another: te_tie() */
+    TE_INIT_half
 } te_init;
 
 /* Which rows a value has, known when a list is compiled; how many they are, a call says. */
@@ -66,7 +71,7 @@ typedef struct te_param_info {
     int tied; /* has no memory of its own: te_tie() it to another */
 } te_param_info;
 
-enum { TE_MAX_PARAMS = 2 /* of one op */, TE_MAX_SPANS = TE_MAX_OPS / 3 /* two marks and an op */ };
+enum { TE_MAX_PARAMS = 3 /* of one op */, TE_MAX_SPANS = TE_MAX_OPS / 3 /* two marks and an op */ };
 
 typedef struct te_op {
     const char *kind, *name; /* "gelu", "act": for messages */
@@ -74,11 +79,11 @@ typedef struct te_op {
     int in, out;                  /* widths of a row */
     te_dtype in_dtype, out_dtype; /* number formats of what goes in and out */
     te_rows in_rows, out_rows;    /* and their rows */
-    te_dtype edge_dtype;          /* fork, input, add: the format of what is kept for the add */
+    te_dtype edge_dtype;          /* fork, input, and who reads it: the format of what is kept */
     int flags;                    /* TE_SAVES_INPUT, ... */
     te_recipe recipe;             /* of a matrix product */
     int stats;                    /* f32 numbers a row that backward needs beside: mean and rstd, log-sum-exp */
-    int edge;                     /* add: the index of its fork or input; others: -1 */
+    int edge;                     /* add, mul, load: the index of the fork or input that it reads; others: -1 */
     const void *options;          /* a te_<family>_options, of ints and floats */
     int options_bytes;
     int params;
@@ -186,6 +191,12 @@ TE_API int te__to_loss(const te_plan *p) { return (p->op[p->op_count - 1].flags 
 /* Rows of a value in a call of this many tokens and sequences. */
 TE_API int64_t te_rows_of(te_rows rows, int64_t tokens, int64_t sequences) {
     return rows == TE_ROWS_tokens ? tokens : sequences;
+}
+/* Whether no op behind op i reads what that fork kept: in backward it is the first to hand a gradient over. */
+TE_API int te_reads_last(const te_plan *p, int i) {
+    for (int j = i + 1; j < p->op_count; j++)
+        if (p->op[j].edge == p->op[i].edge) return 0;
+    return 1;
 }
 TE_API te_rows te_out_rows(const te_plan *p) { return p->op[p->op_count - 1].out_rows; }
 

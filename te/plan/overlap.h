@@ -29,20 +29,25 @@ typedef struct te__regions {
 
 TE_API size_t te__value_bytes(te_value v) { return (size_t)(v.rows * v.cols) * te_dtype_bytes(v.dtype); }
 
-/* Whether the pass may write its end where it began. */
+/* Whether the pass may write its end where it began: its last step goes element by element, or reads something else. */
 TE_API int te__in_place(const te_run *r, te_value from, te_value to) {
     const te_plan *p = r->plan;
     const te_step *s = r->pass == TE_BACKWARD ? p->backward : p->infer;
     const int count = r->pass == TE_BACKWARD ? p->backward_count : p->infer_count;
-    const te_class first = p->op[s->op[0]].op_class;
+    const te_class last = p->op[s[count - 1].op[0]].op_class;
     if (r->pass == TE_FORWARD || from.p != to.p || from.dtype != to.dtype) return 0;
     if (from.rows != to.rows || from.cols != to.cols) return 0;
-    return count > 1 || first == TE_CLASS_map || first == TE_CLASS_norm;
+    return last == TE_CLASS_map || last == TE_CLASS_norm || (count > 1 && r->ends[0] != r->ends[1]);
 }
-/* Whether backward reads the forward's x (an op at the list's begin keeps it, or runs again), or its y. */
+/* Whether backward reads the forward's x (an op at the list's begin keeps it, or runs again; or a branch begins with
+ * it), or its y. */
 TE_API int te__reads_x(const te_plan *p) {
     int i = 0;
     while (i + 1 < p->op_count && (p->op[i].flags & TE_IS_FORK)) i++;
+    for (int j = i; j < p->op_count; j++)
+        if ((p->op[j].flags & (TE_IS_MUL | TE_IS_LOAD)) && p->op[j].edge < i &&
+            !(p->op[p->op[j].edge].flags & TE_IS_INPUT))
+            return 1;
     return (p->op[i].flags & TE_SAVES_INPUT) || (p->span_count && p->span[0].first <= i);
 }
 TE_API int te__reads_y(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_SAVES_OUTPUT) != 0; }
@@ -84,11 +89,21 @@ TE_API te_status te__regions_edges(te__regions *all) {
         for (int k = 0; k < i; k++)
             TE_REQUIRE(!r->batch->edges[k].name || strcmp(r->batch->edges[k].name, e->name), r->ctx, TE_ERROR_VALUE,
                        "%s: the batch has the edge %s twice", r->plan->name, e->name);
+        int is_read = 0; /* backward reads the value of an input, too */
+        for (int k = 0; k < r->plan->op_count; k++) {
+            const te_op *op = &r->plan->op[k];
+            is_read |= (op->flags & (TE_IS_MUL | TE_IS_LOAD)) && (r->plan->op[op->edge].flags & TE_IS_INPUT) &&
+                       !strcmp(r->plan->op[op->edge].name, e->name);
+        }
         const te_tensor t = r->pass == TE_BACKWARD ? e->grad : e->value;
         const int written = (r->pass == TE_BACKWARD) != (kind == TE_IS_OUTPUT);
         if (all->count == TE__MAX_REGIONS) all->count = before; /* more edges than are compared with each other */
         TE_TRY(te__region_add(all, e->name, t.data,
                               (size_t)(t.rows * t.cols) * te_dtype_bytes(t.dtype), written, 0));
+        if (r->pass != TE_BACKWARD || !is_read) continue;
+        if (all->count == TE__MAX_REGIONS) all->count = before;
+        TE_TRY(te__region_add(all, e->name, e->value.data,
+                              (size_t)(e->value.rows * e->value.cols) * te_dtype_bytes(e->value.dtype), 0, 0));
     }
     return TE_OK;
 }

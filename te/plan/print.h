@@ -20,8 +20,12 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
     long n = (pass == TE_BACKWARD ? first->out + last->in : first->in + last->out) * size;
     if (first->flags & TE_FROM_TOKENS)
         n = first->out * (pass == TE_BACKWARD ? size + 8 : 2 * size); /* weight read; gradient read and written */
-    int hands_on = pass != TE_BACKWARD; /* a fork by itself moves nothing */
-    for (int j = 0; j < s->count; j++) hands_on = hands_on && (p->op[s->op[j]].flags & TE_IS_FORK);
+    if (first->flags & TE_IS_LOAD) return pass != TE_BACKWARD || te_reads_last(p, s->op[0]) ? 0 : 3 * first->out * size;
+    int hands_on = 1; /* a fork by itself moves nothing; in backward one before a load does */
+    for (int j = 0; j < s->count; j++) {
+        const int i = s->op[j], loads = i + 1 < p->op_count && (p->op[i + 1].flags & TE_IS_LOAD);
+        hands_on = hands_on && (p->op[i].flags & TE_IS_FORK) && (pass != TE_BACKWARD || (loads && s->count == 1));
+    }
     if (hands_on) return 0;
     int passes_on = pass == TE_BACKWARD; /* the gradient stays where it is: an add, a bias */
     for (int j = 0; j < s->count; j++) passes_on = passes_on && (p->op[s->op[j]].flags & TE_KEEPS_GRAD);
@@ -34,10 +38,14 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
             if (op->flags & TE_SAVES_INPUT) n += op->in * size;
             if ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT))
                 n += op->out * size; /* an input's gradient went to its caller */
-            if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += op->out * size;
+            const int joins = op->edge >= 0 && !te_reads_last(p, i); /* the gradient so far is read, the sum written */
+            if ((op->flags & TE_IS_ADD) && joins) n += (passes_on && s->count == 1 ? 3 : 2) * op->out * size;
+            else if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += op->out * size;
+            if (op->flags & TE_IS_MUL) n += (joins ? 3 : 2) * op->out * size; /* what was kept, and its gradient */
         } else {
-            /* an add reads what was kept, unless the step begins with that */
-            if ((op->flags & TE_IS_ADD) && (op->edge + 1 != s->op[0] || (p->op[op->edge].flags & TE_IS_INPUT)))
+            /* an add or mul reads what was kept, unless the step begins with that */
+            if ((op->flags & (TE_IS_ADD | TE_IS_MUL)) &&
+                (op->edge + 1 != s->op[0] || (p->op[op->edge].flags & TE_IS_INPUT)))
                 n += op->in * size;
             if (pass == TE_FORWARD && j + 1 < s->count && te_in_memory(&r, i) && !(op->flags & TE_IS_FORK))
                 n += op->out * size;

@@ -27,7 +27,8 @@ typedef struct te_run {
     te_saved *saved;             /* forward: what it fills */
     size_t saved_bytes;          /* of te_saved.memory that this call uses */
     te_pool pool;
-    te_value edge[TE_MAX_OPS];   /* by fork: its value in inference, its gradient in backward */
+    te_value edge[TE_MAX_OPS];   /* by fork: its value in inference; in backward the gradient that its readers left */
+    const void *ends[2];         /* what the pass begins with, and what its last step reads on the main road */
     te_value span[TE_MAX_SPANS]; /* by span: the block of what its ops keep, p null while it is not worked on */
     void *act[TE_MAX_OPS]; /* by op: its output, where it stays until backward; in a span null while that is not worked
                               on */
@@ -37,6 +38,8 @@ typedef struct te_run {
     te_sum_args sums;            /* column sums that wait to be added up */
     int partial[TE_SUM_JOBS];    /* the blocks that they lie in */
     int sum_count;
+    te_sum_args columns; /* of those that become one number: the sums of the columns, to be added up behind them */
+    int column_count;
 } te_run;
 
 TE_API int64_t te_rows_in(const te_run *r, te_rows rows) { return te_rows_of(rows, r->tokens, r->sequences); }
@@ -71,6 +74,16 @@ TE_API void te__set_root(te_run *r, te_value *root, te_value v) {
 TE_API void te_set_now(te_run *r, te_value v) { te__set_root(r, &r->now, v); }
 /* Keep `v` for the other end of fork i; te_no_value(): it is no longer needed. */
 TE_API void te_set_edge(te_run *r, int fork, te_value v) { te__set_root(r, &r->edge[fork], v); }
+/* Forward: op i has read what its fork kept. Behind the last one that does nobody needs it. */
+TE_API void te_leave_kept(te_run *r, int i) {
+    if (te_reads_last(r->plan, i)) te_set_edge(r, r->plan->op[i].edge, te_no_value());
+}
+/* The caller's tensors for (input, name) or (output, name); null: the batch brings none. */
+TE_API const te_edge *te__edge_named(const te_run *r, const char *name) {
+    for (int i = r->batch ? r->batch->edge_count - 1 : -1; i >= 0; i--)
+        if (r->batch->edges[i].name && !strcmp(r->batch->edges[i].name, name)) return &r->batch->edges[i];
+    return 0;
+}
 
 /* Whether the product of op i runs in FP8. */
 TE_API int te_is_in_fp8(const te_run *r, int i) {
@@ -142,7 +155,7 @@ TE_API int te__is_read(const te_run *r, int i) {
 TE_API int te__is_lost(const te_run *r, int k, int i) {
     const te_op *op = &r->plan->op[i];
     if (i >= r->plan->span[k].last) return 0;
-    return op->stats || te_is_in_fp8(r, i) || (te__is_read(r, i) && !(op->flags & TE_IS_FORK));
+    return op->stats || te_is_in_fp8(r, i) || (te__is_read(r, i) && !(op->flags & (TE_IS_FORK | TE_IS_LOAD)));
 }
 /* The same as te__is_read, or a span that runs again begins with it. */
 TE_API int te_in_memory(const te_run *r, int i) {
@@ -160,6 +173,14 @@ TE_API int te__span_of(const te_plan *plan, int i) {
     return -1;
 }
 
+/* Where what a load gives lies: where its fork has it or, of an input, the caller. While sizes are measured at x's
+ * place. */
+TE_API void *te__loaded(const te_run *r, const te_op *load) {
+    const te_op *fork = &r->plan->op[load->edge];
+    const te_edge *e = te__edge_named(r, fork->name);
+    if (!(fork->flags & TE_IS_INPUT)) return r->act[load->edge];
+    return e ? e->value.data : r->batch ? 0 : r->x.p;
+}
 /* Where the ops [from, to) keep output and row statistics, those of `span` alone: from base + at on. Returns where it
  * ends. */
 TE_API size_t te__place(te_run *r, char *base, size_t at, int from, int to, int span) {
@@ -171,6 +192,7 @@ TE_API size_t te__place(te_run *r, char *base, size_t at, int from, int to, int 
         const int64_t padded = te_padded_rows(r, op->out_rows);
         r->act[i] = 0, r->stats[i] = 0, r->kept[i] = 0;
         if (op->flags & TE_IS_FORK) r->act[i] = i ? r->act[i - 1] : r->x.p;
+        else if (op->flags & TE_IS_LOAD) r->act[i] = te__loaded(r, op);
         else if (is_y) r->act[i] = r->y.p;
         else if (here && te_in_memory(r, i)) {
             r->act[i] = base + at;
@@ -219,11 +241,12 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t toke
                       te_context *ctx) {
     r->plan = plan, r->pass = pass, r->tokens = tokens, r->sequences = sequences, r->ctx = ctx;
     r->use = TE_USE_as_bound;
-    r->batch = 0, r->dry = 1, r->rng = 0, r->saved = 0, r->take.taken = 0, r->sum_count = 0;
-    r->now = r->dx = r->dy = te_no_value();
+    r->batch = 0, r->dry = 1, r->rng = 0, r->saved = 0, r->take.taken = 0, r->sum_count = r->column_count = 0;
+    r->now = r->dx = r->dy = te_no_value(), r->ends[0] = r->ends[1] = 0;
     r->x = te_value_of(0, plan->in_dtype, tokens, plan->in);
     r->y = te_value_of(0, plan->out_dtype, te_rows_in(r, te_out_rows(plan)), plan->out);
     r->pool.base = 0, r->pool.high = 0, r->pool.count = 0, r->pool.next_id = 0;
+    memset(&r->columns, 0, sizeof r->columns);
     memset(&r->sums, 0, sizeof r->sums); /* jobs that are none are arguments, too, and compared (core/launch_cuda.h) */
     for (int i = 0; i < plan->op_count; i++) r->edge[i] = te_no_value(), r->param[i] = 0;
     for (int k = 0; k < plan->span_count; k++) r->span[k] = te_no_value();

@@ -28,6 +28,7 @@ TE_API te_status te__walk(te_run *r, const te_step *step, int count) {
         TE_TRY(te__span_enter(r, &step[i]));
         if (r->sum_count > TE_SUM_JOBS - TE_SUM_ROW) TE_TRY(te_sum_now(r)); /* room for what this step sums */
         TE_TRY(te__take(r, &step[i]));
+        r->ends[1] = r->now.p;
         TE_TRY(step[i].run(r, &step[i]));
         te__span_leave(r, &step[i]);
         te__pool_sweep(&r->pool);
@@ -58,7 +59,7 @@ TE_API te_status te__deliver(te_run *r) {
 /* Dry, then for real. A forward that draws takes the random state in between: a refused call does not move it on. */
 TE_API te_status te__walk_twice(te_run *r, te_value now, const te_model *m, const te_saved *saved) {
     te_context *ctx = r->ctx;
-    r->now = now;
+    r->now = now, r->ends[0] = now.p;
     TE_TRY(te__walk_pass(r));
     TE_REQUIRE(r->pool.high <= ctx->workspace_bytes, ctx, TE_ERROR_MEMORY,
                "%s: %lld rows need %zu bytes of workspace, the context has %zu; te_context_reserve() makes it larger",

@@ -1,4 +1,4 @@
-// expect: te_error_x_of_m_is_kept_and_never_added
+// expect: te_error_x_of_m_is_kept_and_never_read
 #include "te/fuse/sequential.h"
 #include "te/ops/linear.h"
 #include "te/ops/residual.h"

@@ -1,0 +1,106 @@
+/* layers.h -- ready-made lists: blocks of known models, and the modules that other libraries have.
+ *
+ * Do this:
+ *     #include "te/te.h"
+ *     TE_SEQUENTIAL(block, bf16, TE_LLAMA_BLOCK(b0, 4096, 14336, 32, 8, 128, 500000.0f))
+ *     ... block.b0_qkv.weight ...
+ *     TE_SEQUENTIAL(gpt, bf16, (embedding, tokens, V, H), (positions, at, T, H),
+ *                   TE_GPT_BLOCK(b0, H, 4 * H, 12, 0.1f), TE_GPT_BLOCK(b1, H, 4 * H, 12, 0.1f),
+ *                   TE_LAYERNORM_LINEAR_NO_BIAS(head, H, V), (cross_entropy, loss, V))
+ *
+ * Each is a list of ops and nothing else, to be looked at here and copied where another one is wanted. `b` begins the
+ * names of its ops, so that a list takes several blocks. H: hidden, F: ffn, D: head_dim, KV: heads of k and v, P: the
+ * probability of dropout. NORM, ACT and GATED are kinds: layernorm, gelu, swiglu, ...
+ *
+ * Ops of a block, those that it has: b_x1, b_norm1, b_qkv, b_qkv_bias, b_rope, b_attention, b_proj, b_proj_bias,
+ * b_drop1, b_x2, b_norm2, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias, b_drop2.
+ */
+#ifndef TE_LAYERS_H
+#define TE_LAYERS_H
+
+/* ---- parts ------------------------------------------------------------------------------------------------------- */
+
+/* b_norm, b_linear, b_bias: a norm and a product. */
+#define TE_LAYERNORM_LINEAR(b, IN, OUT) TE_LAYERNORM_LINEAR_NO_BIAS(b, IN, OUT), (bias, b##_bias, OUT)
+#define TE_LAYERNORM_LINEAR_NO_BIAS(b, IN, OUT) (layernorm, b##_norm, IN), (linear, b##_linear, IN, OUT)
+#define TE_RMSNORM_LINEAR(b, IN, OUT) (rmsnorm, b##_norm, IN), (linear, b##_linear, IN, OUT)
+
+/* b_norm, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias: a norm and an MLP. The gated ones have 2 F columns inside. */
+#define TE_LAYERNORM_MLP(b, ACT, H, F) \
+    (layernorm, b##_norm, H), (linear, b##_fc1, H, F), (bias, b##_fc1_bias, F), (ACT, b##_act), TE__LAYERS_OUT(b, H, F)
+#define TE_LAYERNORM_MLP_NO_BIAS(b, ACT, H, F) \
+    (layernorm, b##_norm, H), (linear, b##_fc1, H, F), (ACT, b##_act), (linear, b##_fc2, F, H)
+#define TE_LAYERNORM_GATED_MLP(b, GATED, H, F)                                                        \
+    (layernorm, b##_norm, H), (linear, b##_fc1, H, 2 * (F)), (bias, b##_fc1_bias, 2 * (F)), (GATED, b##_act), \
+    TE__LAYERS_OUT(b, H, F)
+#define TE_RMSNORM_GATED_MLP(b, GATED, H, F) \
+    (rmsnorm, b##_norm, H), (linear, b##_fc1, H, 2 * (F)), (GATED, b##_act), (linear, b##_fc2, F, H)
+#define TE__LAYERS_OUT(b, H, F) (linear, b##_fc2, F, H), (bias, b##_fc2_bias, H)
+
+/* ---- pre-norm layers: x + attention(norm(x)), and that + mlp(norm(that)) ----------------------------------------- */
+
+/* Causal, KV heads of k and v (grouped-query attention; KV = HEADS: each its own), dropout behind both. Names that say
+ * what is different: ROPE (q and k turned, base 10000), GATED (an MLP of 2 F columns inside), NO_BIAS. */
+#define TE_TRANSFORMER_LAYER(b, NORM, ACT, H, F, HEADS, KV, D, P) \
+    TE__LAYERS_LAYER(b, NORM, ACT, H, F, F, HEADS, KV, D, P, TE__LAYERS_NONE, TE__LAYERS_BIAS)
+#define TE_TRANSFORMER_LAYER_NO_BIAS(b, NORM, ACT, H, F, HEADS, KV, D, P) \
+    TE__LAYERS_LAYER(b, NORM, ACT, H, F, F, HEADS, KV, D, P, TE__LAYERS_NONE, TE__LAYERS_NONE)
+#define TE_TRANSFORMER_LAYER_GATED(b, NORM, GATED, H, F, HEADS, KV, D, P) \
+    TE__LAYERS_LAYER(b, NORM, GATED, H, F, 2 * (F), HEADS, KV, D, P, TE__LAYERS_NONE, TE__LAYERS_BIAS)
+#define TE_TRANSFORMER_LAYER_GATED_NO_BIAS(b, NORM, GATED, H, F, HEADS, KV, D, P) \
+    TE__LAYERS_LAYER(b, NORM, GATED, H, F, 2 * (F), HEADS, KV, D, P, TE__LAYERS_NONE, TE__LAYERS_NONE)
+#define TE_TRANSFORMER_LAYER_ROPE(b, NORM, ACT, H, F, HEADS, KV, D, P) \
+    TE__LAYERS_LAYER(b, NORM, ACT, H, F, F, HEADS, KV, D, P, TE__LAYERS_ROPE, TE__LAYERS_BIAS)
+#define TE_TRANSFORMER_LAYER_ROPE_NO_BIAS(b, NORM, ACT, H, F, HEADS, KV, D, P) \
+    TE__LAYERS_LAYER(b, NORM, ACT, H, F, F, HEADS, KV, D, P, TE__LAYERS_ROPE, TE__LAYERS_NONE)
+#define TE_TRANSFORMER_LAYER_ROPE_GATED(b, NORM, GATED, H, F, HEADS, KV, D, P) \
+    TE__LAYERS_LAYER(b, NORM, GATED, H, F, 2 * (F), HEADS, KV, D, P, TE__LAYERS_ROPE, TE__LAYERS_BIAS)
+#define TE_TRANSFORMER_LAYER_ROPE_GATED_NO_BIAS(b, NORM, GATED, H, F, HEADS, KV, D, P) \
+    TE__LAYERS_LAYER(b, NORM, GATED, H, F, 2 * (F), HEADS, KV, D, P, TE__LAYERS_ROPE, TE__LAYERS_NONE)
+
+/* ---- blocks of known models -------------------------------------------------------------------------------------- */
+
+/* GPT-2 (Radford et al. 2019). */
+#define TE_GPT_BLOCK(b, H, F, HEADS, P) \
+    TE_TRANSFORMER_LAYER(b, layernorm, gelu, H, F, HEADS, HEADS, (H) / (HEADS), P)
+
+/* Llama 2 and 3 (Touvron et al. 2023, Grattafiori et al. 2024): BASE of the rotation 10000.0f, 500000.0f. */
+#define TE_LLAMA_BLOCK(b, H, F, HEADS, KV, D, BASE)                                                                  \
+    (fork, b##_x1), (rmsnorm, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),                       \
+    (rope, b##_rope, HEADS, KV, D, (base, BASE)), (attention, b##_attention, HEADS, KV, D),                          \
+    (linear, b##_proj, (HEADS) * (D), H), (add, b##_x1),                                                             \
+    (fork, b##_x2), (rmsnorm, b##_norm2, H), TE__LAYERS_MLP(b, swiglu, H, F, 2 * (F), TE__LAYERS_NONE, (add, b##_x2))
+
+/* GPT-J (Wang & Komatsuzaki 2021): attention and MLP beside each other, of one norm; ROTARY of a head's columns turn,
+ * in pairs side by side. Ops b_x, b_norm, b_n, ..., and b_a: what attention gives. */
+#define TE_GPTJ_BLOCK(b, H, F, HEADS, ROTARY)                                                                        \
+    (fork, b##_x), (layernorm, b##_norm, H), (fork, b##_n), (linear, b##_qkv, H, 3 * (H)),                           \
+    (rope, b##_rope, HEADS, HEADS, (H) / (HEADS), (rotary_dim, ROTARY), (interleaved, 1)),                           \
+    (attention, b##_attention, HEADS, HEADS, (H) / (HEADS)), (linear, b##_proj, H, H),                               \
+    (fork, b##_a), (load, b##_n), TE__LAYERS_MLP(b, gelu, H, F, F, TE__LAYERS_BIAS, (add, b##_a)), (add, b##_x)
+
+/* ViT (Dosovitskiy et al. 2021): each token sees all. */
+#define TE_VIT_BLOCK(b, H, F, HEADS)                                                                                 \
+    (fork, b##_x1), (layernorm, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, 3 * (H)),                          \
+    (bias, b##_qkv_bias, 3 * (H)), (attention, b##_attention, HEADS, HEADS, (H) / (HEADS), (causal, 0)),             \
+    (linear, b##_proj, H, H), (bias, b##_proj_bias, H), (add, b##_x1),                                               \
+    (fork, b##_x2), (layernorm, b##_norm2, H, (eps, 1e-6f)),                                                         \
+    TE__LAYERS_MLP(b, gelu_erf, H, F, F, TE__LAYERS_BIAS, (add, b##_x2))
+
+/* ---- what they are made of: parts that end in a comma, or are nothing -------------------------------------------- */
+
+#define TE__LAYERS_NONE(...)
+#define TE__LAYERS_BIAS(name, width) (bias, name, width),
+#define TE__LAYERS_ROPE(name, HEADS, KV, D) (rope, name, HEADS, KV, D),
+/* BETWEEN: the columns that the first product gives. LAST: what ends the part, with no comma. */
+#define TE__LAYERS_MLP(b, ACT, H, F, BETWEEN, BIAS, LAST)                                               \
+    (linear, b##_fc1, H, BETWEEN), BIAS(b##_fc1_bias, BETWEEN) (ACT, b##_act), (linear, b##_fc2, F, H), \
+    BIAS(b##_fc2_bias, H) LAST
+#define TE__LAYERS_LAYER(b, NORM, ACT, H, F, BETWEEN, HEADS, KV, D, P, ROPE, BIAS)                  \
+    (fork, b##_x1), (NORM, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),         \
+    BIAS(b##_qkv_bias, ((HEADS) + 2 * (KV)) * (D)) ROPE(b##_rope, HEADS, KV, D)                     \
+    (attention, b##_attention, HEADS, KV, D), (linear, b##_proj, (HEADS) * (D), H),                 \
+    BIAS(b##_proj_bias, H) (dropout, b##_drop1, P), (add, b##_x1), (fork, b##_x2),                  \
+    (NORM, b##_norm2, H), TE__LAYERS_MLP(b, ACT, H, F, BETWEEN, BIAS, (dropout, b##_drop2, P)), (add, b##_x2)
+
+#endif

@@ -1,0 +1,40 @@
+/* dyt.h -- (dyt, name, width): y = weight tanh(alpha x) + bias, alpha one number: dynamic tanh, in the place of a norm.
+ * Zhu et al. 2025 (arXiv 2503.10622).
+ *
+ * Each element is on its own, so unlike a norm it is a map, and an epilogue of a matrix product. Backward, with
+ * t = tanh(alpha x): dx = dy weight (1 - t^2) alpha; dalpha = sum of dy weight (1 - t^2) x, dweight = column sums of
+ * dy t, dbias = column sums of dy. te_model_randomize gives alpha 0.5, weight 1, bias 0.
+ */
+#ifndef TE_OPS_DYT_H
+#define TE_OPS_DYT_H
+
+#include "map.h" /* te_stage, te_place */
+
+#define TE_OP_dyt (dyt, map)
+#define TE_SHAPES_dyt(op) (1)
+#define TE_IN_dyt(op) (TE_ARG1(op, 0))
+#define TE_FLAGS_dyt(op) (TE_SUMS | TE_SUMS_THREE | TE_SAVES_INPUT)
+#define TE_PARAMS_dyt(op, in, out) ((alpha, 1, 1, half), (weight, 1, out, one), (bias, 1, out, zero))
+
+TE_FN void te_dyt_forward(float v[8], const te_stage *s, te_place at, const void *options) {
+    const float alpha = te_load(s->w[0], 0, at.format.weight);
+    float w[8], b[8];
+    (void)options;
+    te_load8(w, s->w[1], at.col, at.n, at.aligned, at.format.weight);
+    te_load8(b, s->w[2], at.col, at.n, at.aligned, at.format.weight);
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] = w[i] * tanhf(alpha * v[i]) + b[i];
+}
+TE_FN void te_dyt_backward(float v[8], float sum[24], const te_stage *s, te_place at, const void *options) {
+    const float alpha = te_load(s->w[0], 0, at.format.weight);
+    float w[8], x[8];
+    (void)options;
+    te_load8(w, s->w[1], at.col, at.n, at.aligned, at.format.weight);
+    te_read8(x, s->saved, at.format.in, s, at);
+    TE_UNROLL for (int i = 0; i < 8; i++) {
+        const float t = tanhf(alpha * x[i]), d = v[i] * w[i] * (1.0f - t * t);
+        sum[i] += d * x[i], sum[8 + i] += v[i] * t, sum[16 + i] += v[i]; /* y = weight tanh(alpha x) + bias */
+        v[i] = d * alpha;
+    }
+}
+
+#endif

@@ -1,0 +1,9 @@
+// expect: te_error_add_z_of_m_has_no_fork_before_it
+// It is the third word that names the fork.
+#include "te/te.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (fork, x), (linear, fc, 8, 8), (add, z, x))
+#else
+TE_SEQUENTIAL(m, f32, (fork, x), (linear, fc, 8, 8), (add, x, z))
+#endif

@@ -1,0 +1,9 @@
+// expect: te_error_fork_b0_x1_of_m_is_there_twice
+// Two blocks of a list have two names.
+#include "te/te.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, TE_LLAMA_BLOCK(b0, 64, 96, 4, 2, 16, 10000.0f), TE_LLAMA_BLOCK(b1, 64, 96, 4, 2, 16, 10000.0f))
+#else
+TE_SEQUENTIAL(m, f32, TE_LLAMA_BLOCK(b0, 64, 96, 4, 2, 16, 10000.0f), TE_LLAMA_BLOCK(b0, 64, 96, 4, 2, 16, 10000.0f))
+#endif

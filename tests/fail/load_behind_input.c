@@ -1,0 +1,9 @@
+// expect: te: m: (load, x) drops what (input, x) gives
+// The value on the main road is dropped, whoever brings the other.
+#include "te/te.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (fork, z), (input, x, 8), (fork, y), (load, x), (linear, fc, 8, 8), (add, y), (add, z))
+#else
+TE_SEQUENTIAL(m, f32, (fork, z), (input, x, 8), (load, x), (linear, fc, 8, 8), (add, z))
+#endif

@@ -1,0 +1,9 @@
+// expect: te_error_y_of_m_is_kept_and_never_read
+// What the branch before gave nobody reads.
+#include "te/te.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (fork, x), (linear, fc, 8, 8), (fork, y), (load, x), (gelu, a), (add, y))
+#else
+TE_SEQUENTIAL(m, f32, (fork, x), (linear, fc, 8, 8), (fork, y), (load, x))
+#endif

@@ -1,0 +1,8 @@
+// expect: te: m: (mul, x) has another width than its fork
+#include "te/te.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (fork, x), (linear, fc, 8, 8), (mul, x))
+#else
+TE_SEQUENTIAL(m, f32, (fork, x), (linear, fc, 8, 16), (mul, x))
+#endif

@@ -1,0 +1,8 @@
+// expect: te_error_mul_x_of_m_has_no_fork_before_it
+#include "te/te.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (fork, x), (linear, fc, 8, 8), (mul, x))
+#else
+TE_SEQUENTIAL(m, f32, (linear, fc, 8, 8), (mul, x))
+#endif

@@ -1,0 +1,2 @@
+#define JOINS_DTYPE bf16
+#include "joins.h"

@@ -1,0 +1,2 @@
+#define JOINS_DTYPE f16
+#include "joins.h"

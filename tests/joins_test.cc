@@ -1,0 +1,27 @@
+// joins_test.cc -- branches and joins in f32; and lists of several residual formats.
+#define JOINS_DTYPE f32
+#include "joins.h"
+
+TEST_CASE("a branch moves nothing but what is summed", "[joins]") {
+    const te_plan *p = parallel_plan();
+    for (int k = 0; k < p->forward_count; k++)
+        if (!strcmp(p->forward[k].row, "load")) CHECK(te_step_row_bytes(p, &p->forward[k], TE_FORWARD) == 0);
+    for (int k = 0; k < p->backward_count; k++) // attention's norm reads the fork later, so its gradient comes later, too
+        if (!strcmp(p->backward[k].row, "load")) CHECK(te_step_row_bytes(p, &p->backward[k], TE_BACKWARD) == 0);
+}
+
+MODEL(reads_x, f32, (fork, x), (fork, z), (bias, b, 64), (add, x), (add, z), (add, again, x))
+MODEL(reads_z, f32, (fork, x), (fork, z), (bias, b, 64), (add, x), (add, z), (add, again, z))
+
+TEST_CASE("the text of a list says which fork is read", "[joins]") {
+    const std::string expect[2] = {"; add again of x 64>64 00000000", "; add again of z 64>64 00000000"};
+    for (const te_plan *p : {reads_x_plan(), reads_z_plan()}) {
+        char text[512];
+        te__text t = {text, 0};
+        te__plan_text(&t, p);
+        text[t.n] = 0;
+        const std::string list = text;
+        CHECK(list.substr(list.rfind(";")) == expect[p == reads_z_plan()]);
+        CHECK(list.find("; add x 64>64 00000000;") != std::string::npos);
+    }
+}
