@@ -1,4 +1,4 @@
-// expect: a backward row has one bias at most
+// expect: a backward row has one bias, mul_param or dyt at most
 // The gradient of a second bias would have nowhere to be summed; in forward a row may have as many as it likes.
 #include "te/te.h"
 
