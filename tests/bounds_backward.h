@@ -74,12 +74,14 @@ struct backward {
         e.resize(dx.size(), 0.0);
         if (o.kind == "linear" || o.kind == "tied_linear") { // y = x w^T
             std::fill(e.begin(), e.end(), 0.0);
+            double muls = 0; // whose factors' errors x has beside its own
+            for (size_t k = 0; k < i; k++) muls += l.ops[k].kind == "mul";
             for (size_t r = 0; r < c.rows(); r++)
                 for (size_t n = 0; n < o.out; n++) {
                     const double off = d[r * o.out + n] + sums * std::fabs(dy[r * o.out + n]);
                     for (size_t k = 0; k < o.in; k++) {
                         e[r * o.in + k] += off * std::fabs((*w)[n * o.in + k]);
-                        (*ew)[n * o.in + k] += off * std::fabs(x[r * o.in + k]);
+                        (*ew)[n * o.in + k] += (off + muls * sums * std::fabs(dy[r * o.out + n])) * std::fabs(x[r * o.in + k]);
                     }
                 }
         } else if (o.kind == "bias") {
