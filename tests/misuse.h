@@ -121,10 +121,14 @@ template <class Scene> void fine(table &t, const std::string &name, std::functio
 
 // ---- the rows in child processes ------------------------------------------------------------------------------------
 
-enum { SECONDS_A_ROW = 60, TEXT = 400 };
+enum { SECONDS_A_ROW = 60, TEXT = 400, MOST_ROWS = 4096 };
 struct report {
     int what;
     char why[TEXT];
+};
+struct reports {
+    int count; // rows of the table, as soon as a child has made it
+    report row[MOST_ROWS];
 };
 
 inline void run_one(const row &r, report *to) {
@@ -142,33 +146,38 @@ inline void run_one(const row &r, report *to) {
     snprintf(to->why, sizeof to->why, "%s", v.why.c_str());
     to->what = v.what;
 }
-// Before this process has used CUDA or threads of its own, which do not come along into a child.
-inline std::vector<verdict> run(const table &t) {
-    const size_t room = (t.size() + 1) * sizeof(report);
-    report *reports = (report *)mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    std::vector<verdict> all(t.size());
-    if (reports == MAP_FAILED) throw std::runtime_error("no shared memory");
-    for (size_t next = 0; next < t.size();) {
+// The table that `make` fills. Each child makes its own: CUDA, once used, does not come along into a child, and neither do
+// threads; so this process makes it last.
+inline std::vector<verdict> run(table &t, void (*make)(table &)) {
+    reports *all = (reports *)mmap(nullptr, sizeof(reports), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (all == MAP_FAILED) throw std::runtime_error("no shared memory");
+    for (int next = 0; next < MOST_ROWS;) {
         fflush(nullptr);
         const pid_t child = fork();
         if (child < 0) throw std::runtime_error("no child process");
         if (child == 0) {
             for (int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGALRM, SIGTERM}) signal(s, SIG_DFL);
-            for (size_t i = next; i < t.size(); i++) run_one(t[i], &reports[i]);
+            make(t);
+            all->count = (int)t.size();
+            for (int i = next; i < all->count && i < MOST_ROWS; i++) run_one(t[(size_t)i], &all->row[i]);
             _exit(0);
         }
         int status = 0;
         waitpid(child, &status, 0);
-        while (next < t.size() && reports[next].what > RUNNING) next++;
-        if (next == t.size()) break;
+        while (next < all->count && next < MOST_ROWS && all->row[next].what > RUNNING) next++;
+        if (next == all->count && next > 0) break;
+        if (next == MOST_ROWS) throw std::runtime_error("more than MOST_ROWS rows");
         const bool hung = WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM;
-        reports[next].what = hung ? HUNG : CRASHED;
-        snprintf(reports[next].why, TEXT, "the process ended with %s %d", WIFSIGNALED(status) ? "signal" : "exit code", WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
-        next++;
+        report *r = &all->row[next++];
+        r->what = hung ? HUNG : CRASHED;
+        snprintf(r->why, TEXT, "the process ended with %s %d", WIFSIGNALED(status) ? "signal" : "exit code", WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+        if (!all->count) throw std::runtime_error("making the table: " + std::string(r->why));
     }
-    for (size_t i = 0; i < t.size(); i++) all[i].what = (outcome)reports[i].what, all[i].why = reports[i].why;
-    munmap(reports, room);
-    return all;
+    make(t);
+    std::vector<verdict> verdicts(t.size());
+    for (size_t i = 0; i < t.size(); i++) verdicts[i].what = (outcome)all->row[i].what, verdicts[i].why = all->row[i].why;
+    munmap(all, sizeof(reports));
+    return verdicts;
 }
 
 } // namespace misuse

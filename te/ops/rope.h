@@ -1,7 +1,7 @@
 /* rope.h -- (rope, name, heads, kv_heads, head_dim); options (rotary_dim, head_dim), (interleaved, 0), (base, 10000.0f)
  *
- * Rotary positions (Su et al. 2021) on packed rows [q of all heads, k of all kv_heads, v of all kv_heads]; v and the
- * dimensions from rotary_dim on pass through. The pair (a, b) of index p at position t turns by t * base^(-2p /
+ * Rotary positions (Su et al. 2021) on packed rows [q of all heads, k of all kv_heads, v of all kv_heads], of q alone
+ * if kv_heads is 0; v and the dimensions from rotary_dim on pass through. The pair (a, b) of index p at position t turns by t * base^(-2p /
  * rotary_dim):
  *     a' = a cos - b sin,  b' = a sin + b cos
  * Pairs are dimension p with p + rotary_dim / 2 (GPT-NeoX, Llama) or, interleaved, 2p with 2p + 1 (GPT-J).
@@ -24,8 +24,9 @@
 #define TE__INTERLEAVED(op) TE_OPTION(op, interleaved, 0)
 #define TE__ROTARY(op) (TE_OPTION(op, rotary_dim, TE_ARG3(op, 0)))
 #define TE_CHECK_rope(model, op)                                                                                       \
-    (static_assert((TE_ARG1(op, 0)) > 0 && (TE_ARG2(op, 0)) > 0 && (TE_ARG3(op, 0)) > 0,                               \
-                  "te: " TE_STRING(model) ": " TE_CALLED(op) ": heads, kv_heads and head_dim must be positive");       \
+    (static_assert((TE_ARG1(op, 0)) > 0 && (TE_ARG2(op, 0)) >= 0 && (TE_ARG3(op, 0)) > 0,                              \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op)                                                           \
+                      ": heads and head_dim must be positive, kv_heads at least 0");                                   \
      static_assert(TE__INTERLEAVED(op) == 0 || TE__INTERLEAVED(op) == 1,                                               \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": interleaved must be 0 or 1");                          \
      static_assert(TE__ROTARY(op) >= 0 && TE__ROTARY(op) % 2 == 0 && TE__ROTARY(op) <= (TE_ARG3(op, 0)),               \
