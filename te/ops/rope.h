@@ -1,8 +1,8 @@
 /* rope.h -- (rope, name, heads, kv_heads, head_dim); options (rotary_dim, head_dim), (interleaved, 0), (base, 10000.0f)
  *
  * Rotary positions (Su et al. 2021) on packed rows [q of all heads, k of all kv_heads, v of all kv_heads], of q alone
- * if kv_heads is 0; v and the dimensions from rotary_dim on pass through. The pair (a, b) of index p at position t turns by t * base^(-2p /
- * rotary_dim):
+ * if kv_heads is 0; v and the dimensions from rotary_dim on pass through. The pair (a, b) of index p at position t
+ * turns by t * base^(-2p / rotary_dim):
  *     a' = a cos - b sin,  b' = a sin + b cos
  * Pairs are dimension p with p + rotary_dim / 2 (GPT-NeoX, Llama) or, interleaved, 2p with 2p + 1 (GPT-J).
  * The position of a row is te_batch.position + row % seq.
