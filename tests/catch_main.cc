@@ -13,3 +13,7 @@ int main(int argc, char **argv) {
     }
     return Catch::Session().run(argc, argv);
 }
+
+// What clang's OpenMP keeps until the process ends is no leak of ours.
+extern "C" const char *__lsan_default_suppressions();
+extern "C" const char *__lsan_default_suppressions() { return "leak:libomp"; }
