@@ -164,10 +164,9 @@ TE_FN void te_store_lane(const te_lane *l, void *y, const te_chain_shape k) {
     te_store8(y, te_index(l->at), l->v, l->at.n, l->at.aligned, k.out);
     if (k.out_halves == 2) te_store8(y, te_index(te_second_half(l->at)), l->g, l->at.n, l->at.aligned, k.out);
 }
-/* Eight elements of y in FP8. *most: the bits of the largest |y| so far. */
-TE_FN void te__chain_store_fp8(const te_chain *c, const float v[8], te_place at, const te_chain_shape k,
+/* Eight elements of y in FP8, times `scale`. *most: the bits of the largest |y| so far. */
+TE_FN void te__chain_store_fp8(const te_chain *c, const float v[8], float scale, te_place at, const te_chain_shape k,
                                uint32_t *most) {
-    const float scale = *c->fp8.scale;
     float w[8];
     TE_UNROLL for (int i = 0; i < 8; i++) {
         w[i] = v[i] * scale;
@@ -184,8 +183,9 @@ TE_FN void te_chain_store(const te_chain *c, const te_lane *l, const te_chain_sh
 TE_FN void te_chain_store_fp8(const te_chain *c, const te_lane *l, const te_chain_shape k, uint32_t *most) {
     if (c->y) te_store_lane(l, c->y, k);
     if (!c->fp8.y) return;
-    te__chain_store_fp8(c, l->v, l->at, k, most);
-    if (k.out_halves == 2) te__chain_store_fp8(c, l->g, te_second_half(l->at), k, most);
+    const float scale = *c->fp8.scale;
+    te__chain_store_fp8(c, l->v, scale, l->at, k, most);
+    if (k.out_halves == 2) te__chain_store_fp8(c, l->g, scale, te_second_half(l->at), k, most);
 }
 /* At the end of a kernel: its largest |y|. `whole`: all lanes of the block. */
 TE_FN void te_chain_leave_amax(const te_chain *c, const te_chain_shape k, te_block b, te_lanes whole, uint32_t most) {

@@ -41,7 +41,8 @@
 #define TE__GEMM_ALONE(name, widths, model, dtype, pass, ...) \
     TE_API te_status name##_run(te_run *r, const te_step *s)  \
         { return te_linear_step(r, s, 0, te_no_shape(), 0, TE_BARE(dtype, pass)); }
-#define TE__GEMM_ROW(name, widths, model, dtype, pass, first, ...) \
+#define TE__GEMM_ROW(name, widths, model, dtype, pass, first, ...)                              \
+    enum { name##_in_fp8 = (int)TE_RECIPE(model, first) != (int)TE_RECIPE_none };              \
     TE_JOIN1(TE__GEMM_ROW_, pass)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__GEMM_ROW_forward(name, widths, model, dtype, pass, ...) \
     TE_CHAIN(name, widths, model, dtype, pass, __VA_ARGS__)          \
@@ -50,8 +51,11 @@
         const te_chain_shape k = name##_shape(te_chain_half(r, s, 1)); \
         return te_linear_step(r, s, name##_launch, k, name##_kernels(), TE_BARE(dtype, pass)); \
     }
+/* widths: `fixed` or `dims`, with _fp8 where the list names a recipe. */
 #define TE__PRODUCT_fixed TE_PRODUCT
+#define TE__PRODUCT_fixed_fp8 TE_PRODUCT_FP8
 #define TE__PRODUCT_dims TE_NO_PRODUCT
+#define TE__PRODUCT_dims_fp8 TE_NO_PRODUCT
 #define TE__GEMM_ROW_backward(name, widths, model, dtype, pass, ...)                                         \
     TE_IF_MARKED(TE_JOIN1(TE__FORK_MARK_, TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__))), TE__GEMM_FORK, TE__GEMM_ROW_forward) \
     (name, widths, model, dtype, pass, __VA_ARGS__)
@@ -229,6 +233,8 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #else
 #define TE__CHAIN_NORM_forward TE__CHAIN_MAP
 #endif
+#define TE__CHAIN_OF_fixed_fp8 TE__CHAIN_OF_fixed
+#define TE__CHAIN_OF_dims_fp8 TE__CHAIN_OF_dims
 #define TE__CHAIN_OF_dims(name, dtype, pass, eps, ...)                                                            \
     TE__CHAIN_KERNELS(TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_NORM_KERNELS, TE_MAP_KERNELS), name, \
         dtype, pass, eps)

@@ -5,6 +5,7 @@
 #define TE_FUSE_LINEAR_CHOOSE_H
 
 #include "../core/fill.h"  /* te_fill_normal, for what splits are timed on */
+#include "linear_fp8.h"     /* te__fp8_cast */
 #include "linear_split.h"  /* te__linear_split */
 
 /* A step to time: a walk with scratch memory in all places. */
@@ -16,7 +17,15 @@ typedef struct te__linear_trial {
     int count;
     te_split split[TE_SPLIT_COUNT];
     te_param param[TE_MAX_ROW][TE_MAX_PARAMS];
+    te_param next; /* of the product behind the step, where that reads FP8 */
+    te_scales scales;
 } te__linear_trial;
+
+/* The product behind the step, for which the step stores FP8; -1: it does not. */
+TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
+    const int next = s->op[s->count - 1] + 1;
+    return !te_last_step(r, s) && te_is_stored_in_fp8(r, next) ? next : -1;
+}
 
 TE_API te_status te__linear_trial_run(void *arg, int racer, int lap, te_context *ctx) {
     te__linear_trial *t = (te__linear_trial *)arg;
@@ -25,7 +34,12 @@ TE_API te_status te__linear_trial_run(void *arg, int racer, int lap, te_context 
     (void)lap;
     const int taken = te__linear_take(&g, &r, t->step, t->split[racer]);
     TE_REQUIRE(taken >= 0, ctx, TE_ERROR_STATE, "%s cannot be split so", t->step->row);
-    return te__linear_split(&r, t->step, t->kernels, &g, t->split[racer], taken);
+    TE_TRY(te__linear_split(&r, t->step, t->kernels, &g, t->split[racer], taken));
+    const int next = te__linear_next_in_fp8(&r, t->step);
+    if (next < 0 || te_is_fp8(r.now.dtype)) return TE_OK;
+    void *y; /* a split that leaves FP8 to a cast takes that, too */
+    TE_TRY(te_scratch(&r, &y, (size_t)(te_room_rows(&r) * r.now.cols)));
+    return te__fp8_cast(&r, r.now, &r.param[next]->fp8, 0, TE_e4m3, y, 0, 0);
 }
 /* Bytes of the widest value that op i reads or writes. */
 TE_API size_t te__linear_widest(const te_run *r, int i) {
@@ -38,6 +52,7 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
     const te_step *s = t->step;
     size_t at = TE_ALIGN, widest = 0;
     r->rng = (te_rng *)(void *)base;
+    t->scales.scale = (float *)(void *)(base + TE_ALIGN / 2), t->scales.amax = t->scales.scale + 1;
     for (int j = 0; j < s->count; j++) {
         const int i = s->op[j];
         const te_op *op = &r->plan->op[i];
@@ -67,6 +82,18 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
     r->pool.base = base + at; /* a split acquires up to four pieces, and one for each fork */
     return at + (size_t)(s->count + 4) * widest;
 }
+/* Let the trial's product read FP8 where the step's does, and its last kernel store it where the step's does. */
+TE_API void te__linear_trial_fp8(te__linear_trial *t, const te_run *r) {
+    const int next = te__linear_next_in_fp8(r, t->step);
+    t->gemm.a_fp8.inverse = t->gemm.b_fp8.inverse = 0;
+    t->run.use = next >= 0 ? TE_USE_stored : te_gemm_is_fp8(&t->gemm) ? TE_USE_on : TE_USE_off;
+    if (next >= 0) t->next.fp8.scales = &t->scales, t->run.param[next] = &t->next;
+}
+TE_API te_status te__linear_fill_fp8(const te_gemm *g, te_context *ctx) {
+    if (!te_gemm_is_fp8(g)) return TE_OK;
+    TE_TRY(te_fill_normal((void *)(uintptr_t)g->a, g->a_fp8.dtype, g->m * g->k, 0.0f, 0.25f, 1, 1, ctx));
+    return te_fill_normal((void *)(uintptr_t)g->b, g->b_fp8.dtype, g->n * g->k, 0.0f, 0.25f, 1, 2, ctx);
+}
 /* Time the splits of this step, and remember the fastest; the first, without times, where there was no memory to time
  * it. */
 TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const te_run *r) {
@@ -78,7 +105,8 @@ TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const t
     void *memory = 0;
     memcpy(error, ctx->error, sizeof error);
     te__begin(&t->run, r->plan, r->pass, r->tokens, r->sequences, ctx);
-    t->run.dry = 0, t->run.use = TE_USE_off; /* only the step's own parameters are there to say */
+    t->run.dry = 0;
+    te__linear_trial_fp8(t, r); /* and only the step's own parameters are there to say whether products run in FP8 */
     bytes = te__linear_lay_out(t, r, (char *)(uintptr_t)TE_ALIGN);
     te_status status = te_allocate(ctx, &memory, bytes);
     /* normal numbers of the size of weights: sums over k stay small */
@@ -88,7 +116,8 @@ TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const t
     if (status == TE_OK) {
         (void)te__linear_lay_out(t, r, (char *)memory);
         t->gemm.a = t->run.now.p, t->gemm.b = t->run.param[t->step->op[0]]->data;
-        status = te__race(ns, &winner, t->count, 1, TE__ROUNDS, te__linear_trial_run, t, ctx);
+        status = te__linear_fill_fp8(&t->gemm, ctx);
+        if (status == TE_OK) status = te__race(ns, &winner, t->count, 1, TE__ROUNDS, te__linear_trial_run, t, ctx);
     }
     te_release(ctx, memory);
     if (status != TE_OK && status != TE_ERROR_MEMORY) return status;
@@ -99,13 +128,17 @@ TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const t
     return TE_OK;
 }
 
-/* What a tuning file calls this step. Returns 0 if its row has too long a name. */
+/* What a tuning file calls this step: its row and, in FP8, its operands. Returns 0 if that is too long a name. */
 TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_step *s, const te_gemm *g) {
+    const te_gemm_tuned t = te__gemm_tuned_of(g);
+    const int fp8 = te_gemm_is_fp8(g);
     memset(c, 0, sizeof *c);
-    if (strlen(s->row) >= sizeof c->row) return 0;
-    memcpy(c->row, s->row, strlen(s->row));
+    const int n = snprintf(c->row, sizeof c->row, "%s%s%s", s->row, fp8 ? ":" : "",
+                           fp8 ? te__operands_text_of(&t).text : "");
+    if (n >= (int)sizeof c->row) return 0;
     c->m = g->m, c->n = g->n, c->k = g->k, c->dtype = g->dtype, c->training = r->pass == TE_FORWARD;
     for (int j = 1; j < s->count; j++) c->kept |= (unsigned)(te_in_memory(r, s->op[j]) != 0) << j;
+    c->kept |= te__linear_next_in_fp8(r, s) >= 0; /* the product's own output is no chain's */
     return 1;
 }
 /* Time what can be done of the step beside its default. */
@@ -129,12 +162,11 @@ TE_API te_status te__linear_race(te_gemm_choice *c, te_split otherwise, int can_
 TE_API te_status te__linear_choose(te_gemm *g, te_split *split, int *taken, te_run *r, const te_step *s,
                                    const te__linear_kernels *kernels) {
     const te_gemm bare = *g;
-    const int can_own = s->count > 1 && !te_gemm_is_fp8(g) && te_gemm_can_row(kernels->whole, g, r->ctx);
+    const int can_own = s->count > 1 && te_gemm_can_row(kernels->whole, g, r->ctx);
     int way = can_own && te_gemm_is_own_row(kernels->whole, g, r->ctx) ? TE_SPLIT_OWN : TE_SPLIT_WHOLE;
     te_gemm_choice c;
     while ((*taken = te__linear_take(g, r, s, (te_split)way)) < 0) way--;
     *split = (te_split)way;
-    if (te_gemm_is_fp8(g)) return TE_OK; /* its operands are made by this step: nothing to race on */
     if (s->count < 2 || !te__gemm_chooses(r->ctx) || !te__linear_choice_of(&c, r, s, &bare)) return TE_OK;
     const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);
     if (!found && r->dry && te__gemm_may_time(r->ctx)) { /* in the dry walk: both walks then do the same */

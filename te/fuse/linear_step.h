@@ -35,12 +35,12 @@ TE_API te_status te__linear_wgrad_of(te_gemm *w, te_run *r, int i, te_value dy) 
 /* dx = dy weight, and the chain of the ops before. */
 TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const te_op *op = &r->plan->op[s->op[0]];
-    const int own = !te_gemm_is_fp8(x) && te_gemm_is_own_row(kernels->whole, x, r->ctx) &&
-                    op->in_dtype == r->plan->dtype;
-    te_value dx;
+    te_gemm whole = *x;
+    te_value dx, made;
+    whole.fast = 1; /* in FP8 the kernel of our own has no other sums */
+    const int own = te_gemm_is_own_row(kernels->whole, &whole, r->ctx) && op->in_dtype == r->plan->dtype;
     TE_TRY(te_acquire(r, &dx, op->in_rows, op->in, op->in_dtype));
-    if (own) return te_product_step(r, s, kernels->whole, x, kernels->shape, dx, 0);
-    te_value made;
+    if (own) return te_product_step(r, s, kernels->whole, &whole, kernels->shape, dx, 0);
     TE_TRY(te_before_as(&made, &dx, r, x->out));
     x->d = made.p;
     TE_TRY(te__linear_gemm(r, x, TE_ROWS_OF_m, kernels->bare));

@@ -116,9 +116,12 @@
     TE__IF_RECIPE(of, TE_FP8_OPS, TE_NOTHING)(name, dtype)                                                           \
     TE__DEFINE4(widths, TE__IF_RECIPE(of, TE__FP8_OPS_OF, TE__NO_FP8_OPS)(name), link, name, dtype,                  \
                 TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__),                                                       \
-                TE_PLAN(rows, (widths, name, dtype, forward, forward), TE_UNWRAP(cut)),                              \
-                TE_PLAN(rows, (widths, name, dtype, forward, infer), TE_INFERENCE(__VA_ARGS__)),                     \
-                TE_PLAN(rows_b, (widths, name, dtype, backward, backward), TE_REVERSE(__VA_ARGS__)))
+                TE_PLAN(rows, (TE__IF_RECIPE(of, widths##_fp8, widths), name, dtype, forward, forward),              \
+                        TE_UNWRAP(cut)),                                                                             \
+                TE_PLAN(rows, (TE__IF_RECIPE(of, widths##_fp8, widths), name, dtype, forward, infer),                \
+                        TE_INFERENCE(__VA_ARGS__)),                                                                  \
+                TE_PLAN(rows_b, (TE__IF_RECIPE(of, widths##_fp8, widths), name, dtype, backward, backward),          \
+                        TE_REVERSE(__VA_ARGS__)))
 #define TE__FP8_OPS_OF(name) &name##_fp8
 #define TE__NO_FP8_OPS(name) 0
 #define TE__DEFINE4(widths, fp8, link, name, dtype, marks, links, forward, infer, backward)                            \

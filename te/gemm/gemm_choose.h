@@ -1,9 +1,10 @@
 /* gemm_choose.h -- who runs a matrix product: the one place where that is decided.
  *
  * There are cuBLASLt (gemm_cuda.h; what of its candidates is fastest is gemm_tune.h's), and on compute capability 9.0
- * two kernels of our own, for 16 bits: gemm_few.h up to eight rows of a tensor, gemm_hopper.h beyond. Both run a chain
- * of maps as their epilogue. What cuBLASLt and a kernel behind it may share of a row (te_split) is
- * fuse/linear_split.h's. ctx->gemm_own: 0 never ours, 1 where the rules below say that it pays, 2 wherever it can be.
+ * two kernels of our own: gemm_few.h up to eight rows of a tensor, for 16 bits, and gemm_hopper.h beyond, for 16 bits
+ * and for FP8 with fast accumulation. Both run a chain of maps as their epilogue. What cuBLASLt and a kernel behind it
+ * may share of a row (te_split) is fuse/linear_split.h's. ctx->gemm_own: 0 never ours, 1 where the rules below say that
+ * it pays, 2 wherever it can be.
  */
 #ifndef TE_GEMM_CHOOSE_H
 #define TE_GEMM_CHOOSE_H
@@ -14,8 +15,8 @@
 #include "gemm_few.h"        /* te__few_can */
 #include "gemm_hopper_run.h" /* te__hopper_can */
 
-/* The two kernels of a row, or of a product by itself. */
-typedef struct te_product_kernels { te_hopper_kernel many, few; } te_product_kernels;
+/* The kernels of a row, or of a product by itself. fp8: many rows, operands in FP8. */
+typedef struct te_product_kernels { te_hopper_kernel many, few, fp8; } te_product_kernels;
 
 enum {
     TE_FEW_SMALL = 1 << 22,       /* elements of a weight that is so small that the launch is what counts */
@@ -29,14 +30,18 @@ enum {
 TE_API int te__few_pays(const te_gemm *g) {
     return te__few_can(g) && (8 * g->k >= 7 * te_round_up(g->k, TE_FEW_STEP) || g->n * g->k <= TE_FEW_SMALL);
 }
-/* Many rows: tiles for four rounds of all multiprocessors, and a k that is worth the start. */
+/* Many rows: tiles for four rounds of all multiprocessors, and a k that is worth the start; in FP8, which takes half
+ * the time, twice that k. */
 TE_API int te__hopper_pays(const te_gemm *g, const te_context *ctx) {
     const int64_t tiles = te_ceil_div(g->m, TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);
-    return g->k >= TE_HOPPER_LEAST_K && tiles >= TE_HOPPER_LEAST_ROUNDS * ctx->processors;
+    return te__hopper_k(g) >= TE_HOPPER_LEAST_K && tiles >= TE_HOPPER_LEAST_ROUNDS * ctx->processors;
 }
 
 /* ---- what can be, and is ----------------------------------------------------------------------------------------- */
 
+TE_API te_hopper_kernel *te__gemm_many(te_product_kernels *kernels, const te_gemm *g) {
+    return te_gemm_is_fp8(g) ? &kernels->fp8 : &kernels->many;
+}
 TE_API int te__gemm_is_few(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__few_can(g) && te__hopper_ready(&kernels->few, TE_FEW_SHARED, ctx->device);
 }
@@ -45,7 +50,7 @@ TE_API int te_gemm_can_row(te_product_kernels *kernels, const te_gemm *g, te_con
     if (!ctx->gemm_own || !kernels) return 0;
     if (te__gemm_is_few(kernels, g, ctx)) return 1;
     return te__hopper_can(g) && te__encode_of(ctx) && te__gemm_state_of(ctx) &&
-           te__hopper_ready(&kernels->many, TE_HOPPER_SHARED, ctx->device);
+           te__hopper_ready(te__gemm_many(kernels, g), TE_HOPPER_SHARED, ctx->device);
 }
 /* Whether a product and the maps behind it are one kernel of ours. */
 TE_API int te_gemm_is_own_row(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
@@ -65,7 +70,7 @@ TE_API int te_gemm_is_bare(te_product_kernels *kernels, const te_gemm *g, te_con
 TE_API te_status te__gemm_run_own(te_product_kernels *kernels, const void *args, size_t bytes, te_few *few,
                                   te_hopper *many, const te_gemm *g, te_context *ctx) {
     if (te__gemm_is_few(kernels, g, ctx)) return te__few_run(kernels->few.kernel, args, bytes, few, g, ctx);
-    return te__hopper_run(kernels->many.kernel, args, bytes, many, g, ctx);
+    return te__hopper_run(te__gemm_many(kernels, g)->kernel, args, bytes, many, g, ctx);
 }
 
 #else /* there are none of our own */

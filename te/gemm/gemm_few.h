@@ -119,9 +119,9 @@ TE_FN void te__few_epilogue(const te_few *p, int col, const float c[4], te_epilo
     __syncthreads();
     if (row < p->m && at < p->n) {
         uint32_t w[4];
-        float none[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        te_epilogue_lane none = {{0, 0, 0, 0, 0, 0, 0, 0}, 0};
         memcpy(w, &y[row][thread % 2], sizeof w);
-        epilogue(arg, w, 0, row, at, none);
+        epilogue(arg, w, 0, row, at, &none);
     }
 }
 

@@ -32,7 +32,7 @@ typedef struct te_fp8_bare {
 
 template <te_dtype T>
 TE_FN void te_fp8_bare_epilogue(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
-                                float sum[8]) {
+                                te_epilogue_lane *lane) {
     const te_fp8_bare *p = (const te_fp8_bare *)arg;
     const int64_t at = (int64_t)row * p->n + col;
     float v[8], more[8];
@@ -49,12 +49,12 @@ TE_FN void te_fp8_bare_epilogue(const void *arg, const uint32_t w[4], const uint
         TE_UNROLL for (int i = 0; i < 8; i++) v[i] += more[i];
     }
     te_store8(p->d, at, v, 8, 1, T);
-    (void)sum;
+    (void)lane;
 }
 template <te_dtype T, te_dtype A, te_dtype B>
 TE_HOPPER_KERNEL_OF(te_fp8_bare_many, te_fp8_bare, T, A, B, 1, te_fp8_bare_epilogue<T>, 1)
 template <te_dtype T, te_dtype A, te_dtype B> TE_API te_product_kernels *te__fp8_kernels(void) {
-    static te_product_kernels kernels = {{(const void *)te_fp8_bare_many<T, A, B>, 0, 0}, {0, 0, 0}};
+    static te_product_kernels kernels = {{0, 0, 0}, {0, 0, 0}, {(const void *)te_fp8_bare_many<T, A, B>, 0, 0}};
     return &kernels;
 }
 template <te_dtype T> TE_API te_product_kernels *te__fp8_kernels_to(const te_gemm *g) {
@@ -78,7 +78,7 @@ template <int = 0> TE_API te_status te__fp8_run_own(const te_gemm *g, te_context
     memset(&p, 0, sizeof p);
     p.d = g->d, p.n = (int)g->n, p.c = p.many.ahead = g->beta != 0 ? g->c : 0;
     p.bias = g->epilogue == TE_EPILOGUE_BIAS ? g->bias : 0;
-    return te__hopper_run(te_gemm_fp8_kernels(g)->many.kernel, &p, sizeof p, &p.many, &bare, ctx);
+    return te__hopper_run(te_gemm_fp8_kernels(g)->fp8.kernel, &p, sizeof p, &p.many, &bare, ctx);
 }
 
 /* ---- who runs it ------------------------------------------------------------------------------------------------- */

@@ -28,6 +28,7 @@
 #ifndef TE_GEMM_HOPPER_H
 #define TE_GEMM_HOPPER_H
 
+#include "../core/amax.h"      /* te_amax_raise */
 #include "gemm_hopper_tiles.h" /* te_hopper, te__hopper_load */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -174,6 +175,8 @@ TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barr
                                const void *arg) {
     const int warp = (int)threadIdx.x / 32 - 1, lane = (int)threadIdx.x % 32;
     te_hopper_work w;
+    te_epilogue_lane own;
+    own.most = 0;
     for (int j = 0; te__hopper_work(&w, p, j); j++) {
         const int x = w.x, y = w.y;
         if (w.part > 0) continue;
@@ -186,7 +189,7 @@ TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barr
             te__hopper_ahead(p, next, y + te__hopper_row(warp, lane), col);
             te__barrier_wait(te__shared_address(&bars->done[box]), quarter / 2);
             if (quarter < 3) te__hopper_fetch(p, x + 64 * (quarter + 1), y);
-            float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+            TE_UNROLL for (int e = 0; e < 8; e++) own.sum[e] = 0;
 #pragma unroll 1
             for (int part = warp; part < 32; part += 3) {
                 const int row = te__hopper_row(part, lane);
@@ -194,17 +197,21 @@ TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barr
                 uint32_t w[4];
                 if (part + 3 < 32) te__hopper_ahead(p, next, y + te__hopper_row(part + 3, lane), col);
                 te__load_piece(w, te__hopper_piece(boxes + part / 4 * 2 * TE_HOPPER_BOX, row % 16, lane % 8));
-                if (y + row < p->m && col < p->n) epilogue(arg, w, ahead, y + row, col, sum);
+                if (y + row < p->m && col < p->n) epilogue(arg, w, ahead, y + row, col, &own);
             }
             __syncwarp();
             if (lane == 0) te__barrier_arrive(te__shared_address(&bars->taken[box]));
             if (!p->sums) continue;
             TE_UNROLL
             for (int e = 0; e < 8; e++)
-                sum[e] += __shfl_xor_sync(~0u, sum[e], 8), sum[e] += __shfl_xor_sync(~0u, sum[e], 16);
+                own.sum[e] += __shfl_xor_sync(~0u, own.sum[e], 8), own.sum[e] += __shfl_xor_sync(~0u, own.sum[e], 16);
             if (lane < 8 && y < p->m && col < p->n)
-                te_store8(p->sums, ((int64_t)y / TE_TILE_M * 3 + warp) * p->n + col, sum, 8, 1, TE_f32);
+                te_store8(p->sums, ((int64_t)y / TE_TILE_M * 3 + warp) * p->n + col, own.sum, 8, 1, TE_f32);
         }
+    }
+    if (p->amax) {
+        int group;
+        te_amax_raise(p->amax, own.most, te_lanes_here(32, &group));
     }
 }
 

@@ -20,6 +20,7 @@ enum {
 typedef struct te_hopper {
     CUtensorMap a, b;
     float *sums; /* [3 * rows of tiles, n], sums over the rows of what the epilogue says; null: none */
+    float *amax; /* raised to the largest magnitude that the epilogue has stored in FP8; null: not wanted */
     const void *ahead; /* [m, n], 16 bits: what the epilogue will read is loaded ahead of it; null: nothing */
     const float *inverse_a, *inverse_b; /* FP8: what alpha is multiplied by; null: 1 */
     float alpha;

@@ -113,11 +113,16 @@ TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_contex
     return TE_OK;
 }
 
+/* What a thread carries from one call of its epilogue to the next. */
+typedef struct te_epilogue_lane {
+    float sum[8];  /* what the epilogue adds to it is summed over the rows */
+    uint32_t most; /* the bits of the largest magnitude that it has stored in FP8; 0 at first (core/amax.h) */
+} te_epilogue_lane;
 /* Kernels of our own (gemm_hopper.h, gemm_few.h) hand what they have done to a function: eight elements of row `row`
- * from column `col` on, as 16 bits each. What it adds to `sum` is summed over the rows. ahead: the same eight of the
- * tensor that the kernel was asked to load ahead; null: none. */
+ * from column `col` on, as 16 bits each. ahead: the same eight of the tensor that the kernel was asked to load ahead;
+ * null: none. */
 typedef void (*te_epilogue_fn)(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
-                               float sum[8]);
+                               te_epilogue_lane *lane);
 
 /* ---- what tuning found, kept in the context ---------------------------------------------------------------------- */
 
