@@ -295,8 +295,17 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
         const te_kept_fp8 k = te_kept_of(&r, op);
         const double inverse = read_at(u.ctx, k.inverse, TE_f32, 1)[0];
         CHECK(std::fabs(inverse * scale_of(scale) - 1) < 1e-6);
-        return read_at(u.ctx, k.x, TE_e4m3, m * cols, inverse);
+        const size_t rows = (size_t)te__fp8_rows((int64_t)m);
+        if (!te_keeps_turned(b.saved.turned, op)) return read_at(u.ctx, k.x, TE_e4m3, m * cols, inverse);
+        const reference::vec turned = read_at(u.ctx, k.x, TE_e4m3, rows * cols, inverse);
+        reference::vec x(m * cols);
+        for (size_t j = 0; j < cols; j++)
+            for (size_t i = 0; i < rows; i++)
+                if (i < m) x[i * cols + j] = turned[j * rows + i];
+                else REQUIRE(turned[j * rows + i] == 0);
+        return x;
     };
+    if (u.ctx->capability == 900 && own) CHECK(te_keeps_turned(b.saved.turned, LINEAR_B) == stored); // the product leaves the transpose
     const reference::vec xa = kept(LINEAR_A, IN, a->x), xb = kept(LINEAR_B, MIDDLE, c->x), pre = read_at(u.ctx, r.act[BIAS_A], TE_bf16, m * MIDDLE);
     const reference::vec grads = u.m.grads.read(TE_f32);
     const auto grad = [&](int i) { return reference::vec(grads.begin() + (long)u.m.grad_at(i), grads.begin() + (long)(u.m.grad_at(i) + u.m.elements(i))); };

@@ -25,6 +25,7 @@ TE_API te_status te__chain_in_fp8(te_value *v, te_run *r, te_chain *c, int i, vo
     if (at) *v = te_value_of(at, TE_e4m3, te_rows_in(r, rows), v->cols);
     else TE_TRY(te_acquire(r, v, rows, v->cols, backward ? TE_e5m2 : TE_e4m3));
     c->fp8.y = v->p;
+    if (r->pass == TE_FORWARD) te_keep_turned(r, i, 0);
     if (!f->scales) return TE_OK; /* sizing only */
     c->fp8.scale = f->scales->scale + index, c->fp8.amax = r->pass == TE_INFER ? 0 : f->scales->amax + index;
     c->fp8.inverse = r->pass == TE_FORWARD ? te_kept_of(r, i).inverse : 0;

@@ -6,7 +6,8 @@
  *     dw[out, in]    = dy_t[out, rows]  x_t[in, rows]^T      rows up to a multiple of 16, with zeros
  *
  * Where scales are known before (fp8_delayed), x and dy come in FP8 from the kernel that makes them, if that is a chain
- * (te_chain_fp8); else a cast makes them. Forward keeps x so, and 1 / its scale; backward transposes it.
+ * (te_chain_fp8) or a product with a chain (product.h); else a cast makes them. Forward keeps x so, and 1 / its scale;
+ * backward transposes it. A product with a chain leaves the transposes as well: of dy beside it, of x in its place.
  */
 #ifndef TE_FUSE_LINEAR_FP8_H
 #define TE_FUSE_LINEAR_FP8_H
@@ -55,6 +56,7 @@ TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
     if (te_is_fp8(x.dtype)) y = x.p;
     else {
         if (!y) TE_TRY(te_scratch(r, &y, (size_t)(te_room_rows(r) * x.cols)));
+        if (r->pass == TE_FORWARD) te_keep_turned(r, i, 0);
         TE_TRY(te__fp8_cast(r, x, f, f->x, TE_e4m3, y, 0, kept.inverse));
     }
     g->a = y, g->b = f->data, g->trans_b = 1, g->fast = 1;
@@ -67,14 +69,15 @@ TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_v
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_kept_fp8 kept = te_kept_of(r, i);
     const size_t bytes = (size_t)(te_room_rows(r) * dy.cols);
-    void *y = dy.p, *yt = 0, *xt = 0;
-    if (te_is_fp8(dy.dtype)) TE_TRY(te__fp8_transpose(r, &yt, dy));
-    else {
+    void *y = dy.p, *yt = r->turned.p, *xt = kept.x;
+    if (te_is_fp8(dy.dtype) && !yt) TE_TRY(te__fp8_transpose(r, &yt, dy));
+    else if (!te_is_fp8(dy.dtype)) {
         TE_TRY(te_scratch(r, &y, bytes));
         TE_TRY(te_scratch(r, &yt, bytes));
         TE_TRY(te__fp8_cast(r, dy, f, f->dy, TE_e5m2, y, yt, 0));
     }
-    TE_TRY(te__fp8_transpose(r, &xt, te_value_of(kept.x, TE_e4m3, dy.rows, r->plan->op[i].in)));
+    if (!te_keeps_turned(r->turned_x, i))
+        TE_TRY(te__fp8_transpose(r, &xt, te_value_of(kept.x, TE_e4m3, dy.rows, r->plan->op[i].in)));
     x->a = y, x->b = f->transposed, x->trans_b = 1;
     x->a_fp8 = te__fp8_operand(TE_e5m2, f->scales ? te_scales_inverse(f->scales, f->dy) : 0);
     x->b_fp8 = te__fp8_operand(TE_e4m3, f->scales ? te_scales_inverse(f->scales, f->weight) : 0);

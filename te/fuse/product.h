@@ -4,17 +4,18 @@
  * cuBLASLt's.
  *
  * Under a recipe the epilogue stores what the chain's kernel would: y in 16 bits or in FP8 for the product behind it,
- * with its amax. Bytes of a row of gelu, 8192 x 16384 from k of 4096, forward with the pre-activation kept: 2 + 1 an
- * element, 0.40 GB, and as many backward (the pre-activation, dy in FP8), all while the tensor cores work: the floor is
- * the product's, 2 m n k over 1.35e15 a second, 0.81 ms. As a kernel behind the product the chain reads and writes 5
- * bytes an element, 0.67 GB: 0.15 ms at 4.4 TB/s, which one kernel is to save but for the 0.03 ms that the product with
- * an epilogue takes longer in 16 bits. To be measured.
+ * with its amax; and the transpose in FP8 that the weight's gradient reads, which behind a chain takes a kernel of its
+ * own. Bytes of a row of gelu, 8192 x 16384 from k of 4096: the pre-activation, stored forward and read backward, FP8
+ * and its transpose, 2 + 1 + 1 an element, 0.54 GB, all while the tensor cores work: the floor is the product's, 2 m n k
+ * over 1.35e15 a second, 0.81 ms. In three kernels the chain moves 5 bytes an element and the transpose 2, 0.94 GB, 0.21
+ * ms at 4.4 TB/s behind the product.
  */
 #ifndef TE_FUSE_PRODUCT_H
 #define TE_FUSE_PRODUCT_H
 
 #include "../gemm/gemm_choose.h" /* te_product_kernels, te__gemm_run_own */
 #include "chain_run.h"           /* te__chain_forward */
+#include "linear_fp8.h"          /* te__fp8_rows */
 
 #define TE__IS_BACKWARD_forward 0
 #define TE__IS_BACKWARD_backward 1
@@ -26,6 +27,17 @@ typedef struct te_product {
     te_chain chain; /* x: where the product itself is stored, null: not */
 } te_product;
 
+/* Eight elements of y in FP8, times `scale`. */
+TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float scale, const te_chain_shape k,
+                                 te_epilogue_lane *own) {
+    float v[8];
+    te_vec8 e;
+    own->most = te_amax_bits8(own->most, l->v);
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] = l->v[i] * scale;
+    te_vec8_of_fp8(&e, v, k.backward ? TE_e5m2 : TE_e4m3);
+    own->fp8[0] = e.w[0], own->fp8[1] = e.w[1];
+    *(uint2 *)((uint8_t *)p->chain.fp8.y + te_index(l->at)) = make_uint2(e.w[0], e.w[1]);
+}
 TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const uint32_t *ahead, int row, int col,
                                te_epilogue_lane *own, te_stages_fn stages, const te_chain_shape k) {
     te_lane l;
@@ -45,7 +57,7 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     TE_UNROLL for (int i = 0; i < 8; i++) own->sum[i] = l.sum[i];
     if (p->chain.y) te_store_lane(&l, p->chain.y, k);
     if (!fp8) return;
-    te__chain_store_fp8(&p->chain, l.v, scale, l.at, k, &own->most);
+    te__product_store_fp8(p, &l, scale, k, own);
     if (row == 0 && col == 0 && p->chain.fp8.inverse) *p->chain.fp8.inverse = 1.0f / scale;
 }
 /* The kernels of a row whose chain is `name` (TE_CHAIN); in backward the weight lies as it does, in forward
@@ -58,7 +70,7 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
 #define TE_PRODUCT_FP8(name, dtype)                                                                                   \
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                 \
     TE_HOPPER_KERNEL_OF(name##_product_fp8, te_product, TE_##dtype, name##_is_backward ? TE_e5m2 : TE_e4m3, TE_e4m3,  \
-                        1, name##_epilogue, name##_is_product && name##_in_fp8)                                       \
+                        1, 1, name##_epilogue, name##_is_product && name##_in_fp8)                                    \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product && name##_in_fp8 ? (const void *)name##_product_fp8 : 0)
 #define TE__PRODUCT_EPILOGUE(name, dtype)                                                                             \
     enum {                                                                                                            \
@@ -95,12 +107,33 @@ TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_chain
     }
     return read;
 }
+/* What a product in FP8 stores in FP8 is an operand of the next product, and its transpose one of that for the weight's
+ * gradient. Forward keeps the transpose alone. */
+TE_API te_status te__product_turn(te_run *r, const te_step *s, te_product *p) {
+    const int next = s->op[s->count - 1] + 1;
+    te_value v;
+    if (r->pass == TE_INFER) return TE_OK;
+    p->many.turned_rows = (int)te__fp8_rows(r->now.rows);
+    TE_TRY(te_acquire(r, &v, TE_ROWS_tokens, r->now.cols, r->now.dtype));
+    v.rows = r->now.rows;
+    if (r->pass == TE_BACKWARD) {
+        te_set_turned(r, v);
+        p->many.turned = (uint8_t *)v.p;
+    } else if (te_kept_of(r, next).x) {
+        p->many.turned = (uint8_t *)te_kept_of(r, next).x;
+        p->chain.fp8.y = v.p;
+        te_keep_turned(r, next, 1);
+        te_set_now(r, v);
+    }
+    return TE_OK;
+}
 /* Run the step so. product: memory for the product itself, which is stored if the walk reads it, or `keep` says so:
  * backward does. */
 TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                  const te_chain_shape k, te_value product, int keep) {
     te_product p;
     int work = 0;
+    const int few = te__gemm_is_few(kernels, g, r->ctx);
     const int blocks = TE_PRODUCT_SUMS * (int)te_ceil_div(g->m, TE_TILE_M);
     const int room = TE_PRODUCT_SUMS * (int)te_ceil_div(te_room_rows(r), TE_TILE_M);
     const int most = (int)te_max(room, te__most_blocks(r, k, te_chain_tiles(k)));
@@ -109,8 +142,9 @@ TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels
     else TE_TRY(te__chain_forward(r, s, 1, 0, product, &p.chain, &work));
     if (!keep && !te__product_is_read(r, s, &p.chain, product.p)) p.chain.x = 0;
     if (k.sums >= 0) p.many.sums = p.chain.op[k.sums].sum[0];
-    if (p.chain.fp8.y) p.many.amax = p.chain.fp8.amax;
-    if (k.reads >= 0 && !te__gemm_is_few(kernels, g, r->ctx)) {
+    if (p.chain.fp8.y) *(few ? &p.few.amax : &p.many.amax) = p.chain.fp8.amax;
+    if (p.chain.fp8.y && te_gemm_is_fp8(g)) TE_TRY(te__product_turn(r, s, &p));
+    if (k.reads >= 0 && !few) {
         const te_stage *reads = &p.chain.op[k.reads];
         p.many.ahead = k.backward && reads->saved ? reads->saved : reads->edge;
     }

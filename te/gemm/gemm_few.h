@@ -24,6 +24,7 @@
 #ifndef TE_GEMM_FEW_H
 #define TE_GEMM_FEW_H
 
+#include "../core/amax.h"        /* te_amax_raise */
 #include "../core/launch_cuda.h" /* te_enqueue_follows */
 #include "../core/mma_cuda.h"    /* te__mma */
 #include "../core/target.h"      /* te_kernel_begin */
@@ -44,6 +45,7 @@ enum {
 
 typedef struct te_few {
     const uint16_t *x, *w; /* [m, k], [n, k] */
+    float *amax; /* raised to the largest magnitude that the epilogue has stored in FP8; null: not wanted */
     float alpha;
     int m, n, k, ahead; /* ahead: the kernel before this one does not write W */
 } te_few;
@@ -117,11 +119,15 @@ TE_FN void te__few_epilogue(const te_few *p, int col, const float c[4], te_epilo
         te_store(y, thread, p->alpha * sum, dtype);
     }
     __syncthreads();
+    te_epilogue_lane own = {{0, 0, 0, 0, 0, 0, 0, 0}, 0, {0, 0}};
     if (row < p->m && at < p->n) {
         uint32_t w[4];
-        te_epilogue_lane none = {{0, 0, 0, 0, 0, 0, 0, 0}, 0};
         memcpy(w, &y[row][thread % 2], sizeof w);
-        epilogue(arg, w, 0, row, at, &none);
+        epilogue(arg, w, 0, row, at, &own);
+    }
+    if (p->amax && thread < 32) { /* of which 16 have had eight elements each, at most */
+        int group;
+        te_amax_raise(p->amax, own.most, te_lanes_here(32, &group));
     }
 }
 

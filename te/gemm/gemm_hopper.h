@@ -30,6 +30,7 @@
 
 #include "../core/amax.h"      /* te_amax_raise */
 #include "gemm_hopper_tiles.h" /* te_hopper, te__hopper_load */
+#include "gemm_hopper_turn.h"  /* te__hopper_turn */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
@@ -172,8 +173,8 @@ TE_FN void te__hopper_ahead(const te_hopper *p, uint32_t ahead[4], int row, int 
 }
 /* Three warps: the epilogue, eight elements a lane at a time. */
 TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, te_epilogue_fn epilogue,
-                               const void *arg) {
-    const int warp = (int)threadIdx.x / 32 - 1, lane = (int)threadIdx.x % 32;
+                               const void *arg, const te_hopper_kind k) {
+    const int warp = (int)threadIdx.x / 32 - 1, lane = (int)threadIdx.x % 32, turns = k.turns && p->turned;
     te_hopper_work w;
     te_epilogue_lane own;
     own.most = 0;
@@ -197,8 +198,11 @@ TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barr
                 uint32_t w[4];
                 if (part + 3 < 32) te__hopper_ahead(p, next, y + te__hopper_row(part + 3, lane), col);
                 te__load_piece(w, te__hopper_piece(boxes + part / 4 * 2 * TE_HOPPER_BOX, row % 16, lane % 8));
+                own.fp8[0] = own.fp8[1] = 0;
                 if (y + row < p->m && col < p->n) epilogue(arg, w, ahead, y + row, col, &own);
+                if (turns) te__hopper_turn_leave(boxes, row, lane, own.fp8);
             }
+            if (turns) te__hopper_turn(p, boxes, y, x + quarter * 64, warp, lane);
             __syncwarp();
             if (lane == 0) te__barrier_arrive(te__shared_address(&bars->taken[box]));
             if (!p->sums) continue;
@@ -235,7 +239,7 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
         asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
         if (threadIdx.x == 0)
             te__hopper_load(p, ring, bars, k);
-        else if (threadIdx.x >= 32) te__hopper_epilogue(p, ring, bars, epilogue, arg);
+        else if (threadIdx.x >= 32) te__hopper_epilogue(p, ring, bars, epilogue, arg, k);
     } else {
         asm volatile(
             "setmaxnreg.inc.sync.aligned.u32 216;"); /* with 72 just what the block was launched with, 168 each */
@@ -254,12 +258,12 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
 /* `type` begins with a te_hopper; epilogue: a te_epilogue_fn that is called with the `type`. exists: 0 leaves the
  * kernel empty. */
 #define TE_HOPPER_KERNEL(name, type, dtype, trans_b, epilogue, exists)                                              \
-    TE_HOPPER_KERNEL_OF(name, type, dtype, dtype, dtype, trans_b, epilogue, exists)
-/* The same with formats for A and B, each e4m3 or e5m2; trans_b is then 1. */
-#define TE_HOPPER_KERNEL_OF(name, type, dtype, dtype_a, dtype_b, trans_b, epilogue, exists)                         \
+    TE_HOPPER_KERNEL_OF(name, type, dtype, dtype, dtype, trans_b, 0, epilogue, exists)
+/* The same with formats for A and B, each e4m3 or e5m2; trans_b is then 1. turns: te_hopper.turned may be wanted. */
+#define TE_HOPPER_KERNEL_OF(name, type, dtype, dtype_a, dtype_b, trans_b, turns, epilogue, exists)                  \
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te_hopper_barriers bars;                                                                         \
-        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b};                                             \
+        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, turns};                                      \
         if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, &p, kind);                               \
     }
 

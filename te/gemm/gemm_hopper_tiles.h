@@ -21,6 +21,8 @@ typedef struct te_hopper {
     CUtensorMap a, b;
     float *sums; /* [3 * rows of tiles, n], sums over the rows of what the epilogue says; null: none */
     float *amax; /* raised to the largest magnitude that the epilogue has stored in FP8; null: not wanted */
+    uint8_t *turned; /* [n, turned_rows], the transpose of what the epilogue makes in FP8; null: not wanted */
+    int turned_rows; /* m up to a multiple of 16: zeros */
     const void *ahead; /* [m, n], 16 bits: what the epilogue will read is loaded ahead of it; null: nothing */
     const float *inverse_a, *inverse_b; /* FP8: what alpha is multiplied by; null: 1 */
     float alpha;
@@ -36,6 +38,7 @@ typedef struct te_hopper {
 typedef struct te_hopper_kind {
     te_dtype dtype, a, b; /* of D; of A and B: dtype, or both FP8 */
     int trans_b;
+    int turns; /* `turned` may be wanted */
 } te_hopper_kind;
 
 typedef struct te_hopper_barriers {

@@ -117,6 +117,7 @@ TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_contex
 typedef struct te_epilogue_lane {
     float sum[8];  /* what the epilogue adds to it is summed over the rows */
     uint32_t most; /* the bits of the largest magnitude that it has stored in FP8; 0 at first (core/amax.h) */
+    uint32_t fp8[2]; /* the eight elements of this call in FP8, for the transpose; 0 before */
 } te_epilogue_lane;
 /* Kernels of our own (gemm_hopper.h, gemm_few.h) hand what they have done to a function: eight elements of row `row`
  * from column `col` on, as 16 bits each. ahead: the same eight of the tensor that the kernel was asked to load ahead;

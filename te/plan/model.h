@@ -71,6 +71,7 @@ typedef struct te_param_info {
     int tied; /* has no memory of its own: te_tie() it to another */
 } te_param_info;
 
+enum { TE_TURNED_WORDS = (TE_MAX_OPS + 31) / 32 };
 enum { TE_MAX_PARAMS = 3 /* of one op */, TE_MAX_SPANS = TE_MAX_OPS / 3 /* two marks and an op */ };
 
 typedef struct te_op {
@@ -183,6 +184,7 @@ typedef struct te_saved {
     void *y;
     size_t used;        /* of bytes; other dims (dims.h) use others */
     const void *filled; /* `memory` of then */
+    uint32_t turned[TE_TURNED_WORDS]; /* te_run's */
 } te_saved;
 
 /* What the first and the last op of a list make of its ends. */

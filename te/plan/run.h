@@ -21,6 +21,7 @@ typedef struct te_run {
     int dry;                     /* this walk checks and measures; nothing is launched */
     int64_t tokens, sequences;   /* rows of values, by te_rows; where only tokens are known, as many sequences */
     te_value now;                /* forward: the activation; backward: its gradient, p null if nobody wants it */
+    te_value turned;             /* the transpose of now in FP8, where the kernel that made it has left one */
     te_value x, y, dx, dy;       /* the caller's */
     te_rng *rng;                 /* the random state of this forward */
     te_rng_args take; /* it is still to be taken: by the first kernel of a chain, or by a kernel of its own */
@@ -34,6 +35,7 @@ typedef struct te_run {
                               on */
     float *stats[TE_MAX_OPS];    /* by op: [rows, stats] */
     char *kept[TE_MAX_OPS];      /* by product in FP8: its te_kept_fp8 */
+    uint32_t turned_x[TE_TURNED_WORDS]; /* bits, by product in FP8: what it keeps is the transpose of its input */
     te_param *param[TE_MAX_OPS]; /* by op: its first parameter */
     te_sum_args sums;            /* column sums that wait to be added up */
     int partial[TE_SUM_JOBS];    /* the blocks that they lie in */
@@ -71,7 +73,12 @@ TE_API void te__set_root(te_run *r, te_value *root, te_value v) {
     *root = v;
 }
 /* Make `v` the current value. */
-TE_API void te_set_now(te_run *r, te_value v) { te__set_root(r, &r->now, v); }
+TE_API void te_set_now(te_run *r, te_value v) {
+    te__set_root(r, &r->now, v);
+    te__set_root(r, &r->turned, te_no_value());
+}
+/* And this its transpose. */
+TE_API void te_set_turned(te_run *r, te_value v) { te__set_root(r, &r->turned, v); }
 /* Keep `v` for the other end of fork i; te_no_value(): it is no longer needed. */
 TE_API void te_set_edge(te_run *r, int fork, te_value v) { te__set_root(r, &r->edge[fork], v); }
 /* Forward: op i has read what its fork kept. Behind the last one that does nobody needs it. */
@@ -94,8 +101,13 @@ TE_API int te_is_in_fp8(const te_run *r, int i) {
 /* What a product in FP8 keeps for its backward; null in inference. */
 typedef struct te_kept_fp8 {
     float *inverse; /* 1 / the scale of its input */
-    void *x;        /* its input, e4m3 [rows, in] */
+    void *x;        /* its input, e4m3 [rows, in], or transposed (te_keeps_turned) with rows up to a multiple of 16 */
 } te_kept_fp8;
+/* Whether what product i keeps is transposed; its forward says so. */
+TE_API int te_keeps_turned(const uint32_t *turned, int i) { return turned[i / 32] >> i % 32 & 1; }
+TE_API void te_keep_turned(te_run *r, int i, int turned) {
+    r->turned_x[i / 32] = (r->turned_x[i / 32] & ~(1u << i % 32)) | (uint32_t)turned << i % 32;
+}
 
 TE_API te_kept_fp8 te_kept_of(const te_run *r, int i) {
     te_kept_fp8 k;
@@ -242,10 +254,11 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t toke
     r->plan = plan, r->pass = pass, r->tokens = tokens, r->sequences = sequences, r->ctx = ctx;
     r->use = TE_USE_as_bound;
     r->batch = 0, r->dry = 1, r->rng = 0, r->saved = 0, r->take.taken = 0, r->sum_count = r->column_count = 0;
-    r->now = r->dx = r->dy = te_no_value(), r->ends[0] = r->ends[1] = 0;
+    r->now = r->turned = r->dx = r->dy = te_no_value(), r->ends[0] = r->ends[1] = 0;
     r->x = te_value_of(0, plan->in_dtype, tokens, plan->in);
     r->y = te_value_of(0, plan->out_dtype, te_rows_in(r, te_out_rows(plan)), plan->out);
     r->pool.base = 0, r->pool.high = 0, r->pool.count = 0, r->pool.next_id = 0;
+    memset(r->turned_x, 0, sizeof r->turned_x);
     memset(&r->columns, 0, sizeof r->columns);
     memset(&r->sums, 0, sizeof r->sums); /* jobs that are none are arguments, too, and compared (core/launch_cuda.h) */
     for (int i = 0; i < plan->op_count; i++) r->edge[i] = te_no_value(), r->param[i] = 0;

@@ -59,7 +59,7 @@ TE_API te_status te__deliver(te_run *r) {
 /* Dry, then for real. A forward that draws takes the random state in between: a refused call does not move it on. */
 TE_API te_status te__walk_twice(te_run *r, te_value now, const te_model *m, const te_saved *saved) {
     te_context *ctx = r->ctx;
-    r->now = now, r->ends[0] = now.p;
+    r->now = now, r->turned = te_no_value(), r->ends[0] = now.p;
     TE_TRY(te__walk_pass(r));
     TE_REQUIRE(r->pool.high <= ctx->workspace_bytes, ctx, TE_ERROR_MEMORY,
                "%s: %lld rows need %zu bytes of workspace, the context has %zu; te_context_reserve() makes it larger",
@@ -71,7 +71,8 @@ TE_API te_status te__walk_twice(te_run *r, te_value now, const te_model *m, cons
     TE_TRY(te__check_overlap(r, m, saved, r->pool.high));
     if (r->saved) r->saved->plan = 0; /* not valid until the walk is through */
     if (r->pass == TE_FORWARD && te__draws(r->plan)) r->take.taken = r->rng, r->take.state = ctx->rng;
-    r->dry = 0, r->now = now, r->pool.base = (char *)ctx->workspace, r->pool.count = 0;
+    r->dry = 0, r->now = now, r->turned = te_no_value();
+    r->pool.base = (char *)ctx->workspace, r->pool.count = 0;
     for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te_no_value();
     te_enqueue_open(ctx);
     te_status status = te__walk_pass(r);
@@ -115,6 +116,7 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     if (!saved) return TE_OK;
     saved->plan = plan, saved->batch = b->batch, saved->seq = b->seq, saved->position = b->position;
     saved->x = r.x.p, saved->y = r.y.p, saved->used = need, saved->filled = saved->memory;
+    memcpy(saved->turned, r.turned_x, sizeof saved->turned);
     return TE_OK;
 }
 
@@ -130,6 +132,7 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
                "%s: the forward had batch %d, seq %d and position %d, this batch has %d, %d and %d", plan->name,
                saved->batch, saved->seq, saved->position, b->batch, b->seq, b->position);
     r->x.p = (void *)(uintptr_t)saved->x, r->y.p = saved->y;
+    memcpy(r->turned_x, saved->turned, sizeof r->turned_x);
     TE_REQUIRE(te__lay_out(r, (char *)saved->memory) == saved->used, ctx, TE_ERROR_STATE,
                "%s: the dims have been set anew, or the recipe switched, since the forward", plan->name);
     return TE_OK;
