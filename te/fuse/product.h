@@ -6,9 +6,9 @@
  * Under a recipe the epilogue stores what the chain's kernel would: y in 16 bits or in FP8 for the product behind it,
  * with its amax; and the transpose in FP8 that the weight's gradient reads, which behind a chain takes a kernel of its
  * own. Bytes of a row of gelu, 8192 x 16384 from k of 4096: the pre-activation, stored forward and read backward, FP8
- * and its transpose, 2 + 1 + 1 an element, 0.54 GB, all while the tensor cores work: the floor is the product's, 2 m n k
- * over 1.35e15 a second, 0.81 ms. In three kernels the chain moves 5 bytes an element and the transpose 2, 0.94 GB, 0.21
- * ms at 4.4 TB/s behind the product.
+ * and its transpose, 2 + 1 + 1 an element, 0.54 GB, all while the tensor cores work: the floor is the product's, 2 m n
+ * k over 1.35e15 a second, 0.81 ms. In three kernels the chain moves 5 bytes an element and the transpose 2, 0.94 GB,
+ * 0.21 ms at 4.4 TB/s behind the product.
  */
 #ifndef TE_FUSE_PRODUCT_H
 #define TE_FUSE_PRODUCT_H
