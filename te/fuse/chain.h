@@ -19,7 +19,8 @@
 
 typedef struct te_smem16 { uint32_t w[4]; } __attribute__((aligned(16))) te_smem16; /* 16 bytes of shared memory */
 
-/* y in FP8 for a product that reads it so; y null: not stored. All of it target memory. */
+/* y in FP8 for a product that reads it so; y null: not stored, and amax is that of what is stored in its place, for the
+ * cast. All of it target memory. */
 typedef struct te_chain_fp8 {
     void *y;            /* [rows, out], e4m3, in backward e5m2 */
     const float *scale; /* what it is multiplied by */
@@ -182,15 +183,26 @@ TE_FN void te_chain_store(const te_chain *c, const te_lane *l, const te_chain_sh
 }
 TE_FN void te_chain_store_fp8(const te_chain *c, const te_lane *l, const te_chain_shape k, uint32_t *most) {
     if (c->y) te_store_lane(l, c->y, k);
-    if (!c->fp8.y) return;
+    if (!c->fp8.y) {
+        for (int half = 0; c->fp8.amax && half < k.out_halves; half++)
+            TE_UNROLL for (int i = 0; i < 8; i++) {
+                const uint32_t bits = te_amax_bits(half ? l->g[i] : l->v[i]);
+                if (i < l->at.n && bits > *most) *most = bits;
+            }
+        return;
+    }
     const float scale = *c->fp8.scale;
     te__chain_store_fp8(c, l->v, scale, l->at, k, most);
     if (k.out_halves == 2) te__chain_store_fp8(c, l->g, scale, te_second_half(l->at), k, most);
 }
+/* The bits of the largest |y| as it is stored: rounding keeps the order. */
+TE_FN uint32_t te_amax_rounded(uint32_t most, te_dtype to) {
+    return most > 0x7f800000u ? most : te_amax_bits(te_round_to(te_float_of_bits(most), to));
+}
 /* At the end of a kernel: its largest |y|. `whole`: all lanes of the block. */
 TE_FN void te_chain_leave_amax(const te_chain *c, const te_chain_shape k, te_block b, te_lanes whole, uint32_t most) {
-    if (!k.fp8 || !c->fp8.y) return;
-    if (c->fp8.amax) te_amax_raise(c->fp8.amax, most, whole);
+    if (!k.fp8 || !(c->fp8.y || c->fp8.amax)) return;
+    if (c->fp8.amax) te_amax_raise(c->fp8.amax, c->fp8.y ? most : te_amax_rounded(most, k.out), whole);
     if (c->fp8.inverse && b.x == 0 && whole.id == 0) *c->fp8.inverse = 1.0f / *c->fp8.scale;
 }
 

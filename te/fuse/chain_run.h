@@ -32,6 +32,13 @@ TE_API te_status te__chain_in_fp8(te_value *v, te_run *r, te_chain *c, int i, vo
     return TE_OK;
 }
 
+/* Let the kernel find the amax of what it stores for product i in the list's format. The walk's value is that. */
+TE_API void te__chain_measure(te_run *r, te_chain *c, int i) {
+    const te_fp8_product *f = &r->param[i]->fp8;
+    c->fp8.amax = f->scales->amax + (r->pass == TE_BACKWARD ? f->dy : f->x);
+    r->measured = 1;
+}
+
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
 
 /* The ops of `s` from `skip` on, of x; `applied` of them were done by the matrix product before (a bias). The walk's
@@ -42,6 +49,7 @@ TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int ap
     int last = -1;
     for (int j = skip; j < s->count; j++)
         if (!(plan->op[s->op[j]].flags & TE_IS_FORK)) last = j;
+    int measured = 0;
     te_value stored = x; /* the value so far, where it last was in memory */
     c->x = x.p, c->rows = x.rows;
     for (int j = skip; j < s->count; j++) {
@@ -76,6 +84,7 @@ TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int ap
         } else if (j == last) {
             TE_TRY(te_output(&v, r, s, i));
             c->y = v.p, *work = 1;
+            measured = j == s->count - 1 && !te_last_step(r, s) && te_is_measured(r, i + 1, v.dtype);
         } else if (r->pass == TE_FORWARD ? te_in_memory(r, i) : forked) {
             v = te_output_of(r, i);
             if (r->pass != TE_FORWARD || !v.p) TE_TRY(te_acquire(r, &v, op->out_rows, op->out, op->out_dtype));
@@ -84,6 +93,7 @@ TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int ap
         stored = v;
     }
     te_set_now(r, stored);
+    if (measured) te__chain_measure(r, c, s->op[s->count - 1] + 1);
     return TE_OK;
 }
 
@@ -141,7 +151,7 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int b
                                     te_chain *c, int *work) {
     const te_plan *plan = r->plan;
     const int end = s->op[s->count - 1];
-    int changed = 0;
+    int changed = 0, measured = 0;
     te_value stored = dy;
     c->x = dy.p, c->rows = dy.rows;
     for (int j = skip; j < s->count; j++) {
@@ -167,10 +177,12 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int b
     } else if (changed || to_dx || stored.dtype != plan->op[end].in_dtype) {
         TE_TRY(te_gradient(&stored, r, s, end));
         c->y = stored.p, *work |= c->y != 0;
+        measured = c->y && !te_last_step(r, s) && end > 0 && te_is_measured(r, end - 1, stored.dtype);
     }
     for (int j = skip; j < s->count; j++)
         if (plan->op[s->op[j]].flags & TE_IS_FORK) te_set_edge(r, s->op[j], te_no_value());
     te_set_now(r, stored);
+    if (measured) te__chain_measure(r, c, end - 1);
     return TE_OK;
 }
 

@@ -5,9 +5,11 @@
  *     dx[rows, in]   = dy[rows, out]  weight_t[in, out]^T
  *     dw[out, in]    = dy_t[out, rows]  x_t[in, rows]^T      rows up to a multiple of 16, with zeros
  *
- * Where scales are known before (fp8_delayed), x and dy come in FP8 from the kernel that makes them, if that is a chain
- * (te_chain_fp8) or a product with a chain (product.h); else a cast makes them. Forward keeps x so, and 1 / its scale;
- * backward transposes it. A product with a chain leaves the transposes as well: of dy beside it, of x in its place.
+ * Where a scale is of the tensor itself (fp8_current) its amax comes from the kernel that makes the tensor, if that is
+ * a chain or a product with a chain (product.h), else from a pass of its own; then a cast makes FP8 of it. Where
+ * scales are known before (fp8_delayed), x and dy come in FP8 from such a kernel, else from a cast. Forward keeps x so,
+ * and 1 / its scale; backward transposes it. A product with a chain leaves the transposes as well: of dy beside it, of
+ * x in its place.
  */
 #ifndef TE_FUSE_LINEAR_FP8_H
 #define TE_FUSE_LINEAR_FP8_H
@@ -27,7 +29,7 @@ TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_product *f, in
     if (r->dry) return TE_OK;
     q.x = v.p, q.to = to, q.amax = f->scales->amax + index;
     if (f->current) {
-        TE_TRY(r->plan->fp8->quantize(&q, r->ctx));
+        if (!r->measured) TE_TRY(r->plan->fp8->quantize(&q, r->ctx));
         TE_TRY(te_scales_update(f->scales, index, 1, &own, r->ctx));
     }
     if (f->current || r->pass == TE_INFER) q.amax = 0; /* fp8_delayed: inference leaves no trace in the history */

@@ -55,7 +55,10 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     TE_UNROLL for (int i = 0; i < 8; i++) l.sum[i] = own->sum[i];
     stages(&l, &p->chain, 0, TE_MAX_ROW);
     TE_UNROLL for (int i = 0; i < 8; i++) own->sum[i] = l.sum[i];
-    if (p->chain.y) te_store_lane(&l, p->chain.y, k);
+    if (k.fp8 && p->chain.y && p->chain.fp8.amax) { /* that of what is stored */
+        te_store8_rounded(p->chain.y, te_index(l.at), l.v, 8, 1, k.out);
+        own->most = te_amax_bits8(own->most, l.v);
+    } else if (p->chain.y) te_store_lane(&l, p->chain.y, k);
     if (!fp8) return;
     te__product_store_fp8(p, &l, scale, k, own);
     if (row == 0 && col == 0 && p->chain.fp8.inverse) *p->chain.fp8.inverse = 1.0f / scale;
@@ -142,7 +145,7 @@ TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels
     else TE_TRY(te__chain_forward(r, s, 1, 0, product, &p.chain, &work));
     if (!keep && !te__product_is_read(r, s, &p.chain, product.p)) p.chain.x = 0;
     if (k.sums >= 0) p.many.sums = p.chain.op[k.sums].sum[0];
-    if (p.chain.fp8.y) *(few ? &p.few.amax : &p.many.amax) = p.chain.fp8.amax;
+    *(few ? &p.few.amax : &p.many.amax) = p.chain.fp8.amax;
     if (p.chain.fp8.y && te_gemm_is_fp8(g)) TE_TRY(te__product_turn(r, s, &p));
     if (k.reads >= 0 && !few) {
         const te_stage *reads = &p.chain.op[k.reads];

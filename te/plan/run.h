@@ -22,6 +22,7 @@ typedef struct te_run {
     int64_t tokens, sequences;   /* rows of values, by te_rows; where only tokens are known, as many sequences */
     te_value now;                /* forward: the activation; backward: its gradient, p null if nobody wants it */
     te_value turned;             /* the transpose of now in FP8, where the kernel that made it has left one */
+    int measured;                /* the kernel that made now has found its amax, for the cast */
     te_value x, y, dx, dy;       /* the caller's */
     te_rng *rng;                 /* the random state of this forward */
     te_rng_args take; /* it is still to be taken: by the first kernel of a chain, or by a kernel of its own */
@@ -76,6 +77,7 @@ TE_API void te__set_root(te_run *r, te_value *root, te_value v) {
 TE_API void te_set_now(te_run *r, te_value v) {
     te__set_root(r, &r->now, v);
     te__set_root(r, &r->turned, te_no_value());
+    r->measured = 0;
 }
 /* And this its transpose. */
 TE_API void te_set_turned(te_run *r, te_value v) { te__set_root(r, &r->turned, v); }
@@ -119,6 +121,14 @@ TE_API te_kept_fp8 te_kept_of(const te_run *r, int i) {
  * where its scale is known by then. */
 TE_API int te_is_stored_in_fp8(const te_run *r, int i) {
     return te_is_in_fp8(r, i) && (r->use == TE_USE_as_bound ? !r->param[i]->fp8.current : r->use == TE_USE_stored);
+}
+
+/* Whether the kernel that makes that operand, in the list's format, finds its amax: where the scale is to be of that.
+ * Not in a forward that runs again, which may end before the product that would take it. */
+TE_API int te_is_measured(const te_run *r, int i, te_dtype dtype) {
+    const int taken = r->pass != TE_FORWARD || r->saved;
+    return te_is_in_fp8(r, i) && r->use == TE_USE_as_bound && r->param[i]->fp8.current && taken &&
+           dtype == r->plan->dtype;
 }
 
 /* What op i gave in forward, and what it got. */
@@ -253,6 +263,7 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t toke
                       te_context *ctx) {
     r->plan = plan, r->pass = pass, r->tokens = tokens, r->sequences = sequences, r->ctx = ctx;
     r->use = TE_USE_as_bound;
+    r->measured = 0;
     r->batch = 0, r->dry = 1, r->rng = 0, r->saved = 0, r->take.taken = 0, r->sum_count = r->column_count = 0;
     r->now = r->turned = r->dx = r->dy = te_no_value(), r->ends[0] = r->ends[1] = 0;
     r->x = te_value_of(0, plan->in_dtype, tokens, plan->in);

@@ -59,7 +59,7 @@ TE_API te_status te__deliver(te_run *r) {
 /* Dry, then for real. A forward that draws takes the random state in between: a refused call does not move it on. */
 TE_API te_status te__walk_twice(te_run *r, te_value now, const te_model *m, const te_saved *saved) {
     te_context *ctx = r->ctx;
-    r->now = now, r->turned = te_no_value(), r->ends[0] = now.p;
+    r->now = now, r->turned = te_no_value(), r->measured = 0, r->ends[0] = now.p;
     TE_TRY(te__walk_pass(r));
     TE_REQUIRE(r->pool.high <= ctx->workspace_bytes, ctx, TE_ERROR_MEMORY,
                "%s: %lld rows need %zu bytes of workspace, the context has %zu; te_context_reserve() makes it larger",
@@ -71,7 +71,7 @@ TE_API te_status te__walk_twice(te_run *r, te_value now, const te_model *m, cons
     TE_TRY(te__check_overlap(r, m, saved, r->pool.high));
     if (r->saved) r->saved->plan = 0; /* not valid until the walk is through */
     if (r->pass == TE_FORWARD && te__draws(r->plan)) r->take.taken = r->rng, r->take.state = ctx->rng;
-    r->dry = 0, r->now = now, r->turned = te_no_value();
+    r->dry = 0, r->now = now, r->turned = te_no_value(), r->measured = 0;
     r->pool.base = (char *)ctx->workspace, r->pool.count = 0;
     for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te_no_value();
     te_enqueue_open(ctx);
