@@ -137,6 +137,7 @@ section_sanitizer() { # all at once: they keep the CPU busier than the GPU
         echo "$tool train_bf16 --out $out/$tool $train"
         echo "$tool gemm_tune_test 'clusters without a tile*'"
         echo "$tool gemm_fp8_test '*by a kernel of our own'"
+        echo "$tool gemm_fp8_test '*as one kernel'"
     done >"$out/sanitizer.list"
     cases memcheck widths_test >>"$out/sanitizer.list"
     # initcheck does not see what cuBLASLt's 16-bit kernels store through the copy engine: f32 there.
