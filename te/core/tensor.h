@@ -42,6 +42,8 @@ typedef struct te_batch {
     int position;          /* position of the first token of each sequence, for rope and learnt positions */
     const te_edge *edges;  /* extra inputs and outputs of the list, by name; others' may stand among them */
     int edge_count;
+    int loss_in_backward; /* 1: a forward that saves may leave the loss to its backward, which then writes y: a list
+                           * that ends in linear, cross_entropy computes its logits once so (te/fuse/linear_loss.h) */
 } te_batch;
 
 #endif

@@ -182,6 +182,7 @@ typedef struct te_saved {
     const void *x;
     void *y;
     size_t used;        /* of bytes; other dims (dims.h) use others */
+    int loss_in_backward; /* backward writes y */
     const void *filled; /* `memory` of then */
 } te_saved;
 
@@ -197,6 +198,12 @@ TE_API int te_reads_last(const te_plan *p, int i) {
     for (int j = i + 1; j < p->op_count; j++)
         if (p->op[j].edge == p->op[i].edge) return 0;
     return 1;
+}
+/* Whether op i is a product whose result, the logits, nobody keeps: backward has it in one step with the loss, which
+ * makes them again, a piece at a time. */
+TE_API int te_remakes_logits(const te_plan *p, int i) {
+    const te_step *s = &p->backward[0];
+    return s->count > 1 && s->op[1] == i && (p->op[s->op[0]].flags & TE_TO_LOSS) && p->op[i].recipe == TE_RECIPE_none;
 }
 TE_API te_rows te_out_rows(const te_plan *p) { return p->op[p->op_count - 1].out_rows; }
 

@@ -7,7 +7,7 @@
  *   step that writes is not the one that reads, unless it goes element by element; a list that is one step of another
  *   kind (a linear alone, attention, rope) is refused.
  * Two tensors that are only read may overlap, but what backward reads of the forward's x and y must still be there:
- * where it reads one of them, dy and dx are elsewhere.
+ * where it reads one of them, or writes y (te_batch.loss_in_backward), dy and dx are elsewhere.
  */
 #ifndef TE_OVERLAP_H
 #define TE_OVERLAP_H
@@ -125,8 +125,10 @@ TE_API te_status te__check_overlap(const te_run *r, const te_model *m, const te_
     if (saved) TE_TRY(te__region_add(&all, "saved.memory", saved->memory, r->saved_bytes, !back, 0));
     if (back && te__reads_x(r->plan))
         TE_TRY(te__region_add(&all, "the forward's x, which backward reads", r->x.p, te__value_bytes(r->x), 1, 0));
-    if (back && te__reads_y(r->plan))
-        TE_TRY(te__region_add(&all, "the forward's y, which backward reads", r->y.p, te__value_bytes(r->y), 1, 0));
+    if (back && (te__reads_y(r->plan) || r->loss_in_backward))
+        TE_TRY(te__region_add(&all, r->loss_in_backward ? "the forward's y, which backward writes"
+                                                        : "the forward's y, which backward reads",
+                              r->y.p, te__value_bytes(r->y), 1, 0));
     TE_TRY(te__region_add(&all, back ? "dy" : "x", from.p, te__value_bytes(from), 0, 1));
     TE_TRY(te__region_add(&all, back ? "dx" : "y", to.p, te__value_bytes(to), 1, 2));
     return r->batch->edge_count ? te__regions_edges(&all) : TE_OK;

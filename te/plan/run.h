@@ -26,6 +26,7 @@ typedef struct te_run {
     te_rng_args take; /* it is still to be taken: by the first kernel of a chain, or by a kernel of its own */
     te_saved *saved;             /* forward: what it fills */
     size_t saved_bytes;          /* of te_saved.memory that this call uses */
+    int loss_in_backward;        /* forward leaves y to backward, which writes it */
     te_pool pool;
     te_value edge[TE_MAX_OPS];   /* by fork: its value in inference; in backward the gradient that its readers left */
     const void *ends[2];         /* what the pass begins with, and what its last step reads on the main road */
@@ -149,6 +150,7 @@ TE_API int te__is_read(const te_run *r, int i) {
     const te_plan *plan = r->plan;
     if (plan->op[i].flags & TE_SAVES_OUTPUT) return 1;
     if (i + 1 == plan->op_count || te_is_in_fp8(r, i + 1)) return 0; /* a product in FP8 keeps its input so */
+    if (te_remakes_logits(plan, i)) return 0;
     return (plan->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0;
 }
 /* Whether op i, in span k, leaves something that has to be computed again. */
@@ -242,7 +244,7 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t toke
     r->plan = plan, r->pass = pass, r->tokens = tokens, r->sequences = sequences, r->ctx = ctx;
     r->use = TE_USE_as_bound;
     r->batch = 0, r->dry = 1, r->rng = 0, r->saved = 0, r->take.taken = 0, r->sum_count = r->column_count = 0;
-    r->now = r->dx = r->dy = te_no_value(), r->ends[0] = r->ends[1] = 0;
+    r->now = r->dx = r->dy = te_no_value(), r->ends[0] = r->ends[1] = 0, r->loss_in_backward = 0;
     r->x = te_value_of(0, plan->in_dtype, tokens, plan->in);
     r->y = te_value_of(0, plan->out_dtype, te_rows_in(r, te_out_rows(plan)), plan->out);
     r->pool.base = 0, r->pool.high = 0, r->pool.count = 0, r->pool.next_id = 0;

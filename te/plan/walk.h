@@ -115,6 +115,7 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     if (!saved) return TE_OK;
     saved->plan = plan, saved->batch = b->batch, saved->seq = b->seq, saved->position = b->position;
     saved->x = r.x.p, saved->y = r.y.p, saved->used = need, saved->filled = saved->memory;
+    saved->loss_in_backward = r.loss_in_backward;
     return TE_OK;
 }
 
@@ -148,7 +149,7 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
         TE_REQUIRE(m->param[i].grad, ctx, TE_ERROR_STATE, "%s: the instance was bound without gradients", plan->name);
     r.dx = r.x, r.dx.p = te__from_tokens(plan) ? 0 : dx.data;
     r.dy = r.y, r.dy.p = dy.data;
-    r.saved_bytes = saved->used;
+    r.saved_bytes = saved->used, r.loss_in_backward = saved->loss_in_backward;
     return te__walk_twice(&r, r.dy, m, saved);
 }
 
