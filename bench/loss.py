@@ -2,7 +2,7 @@
 """A head, forward and backward in bf16: linear_cross_entropy of libloss.so (loss.cu) in turns with its three bare products and with PyTorch:
 eager, torch.compile, and a loss that goes through the rows in chunks. Time, and memory beside weights, gradients, x and dx.
 
-    python3 bench/loss.py LIBLOSS.so [part of a shape's name [seconds]]
+    python3 bench/loss.py LIBLOSS.so [part of a shape's name [seconds [what the names of the variants begin with]]]
 """
 import ctypes
 import statistics
@@ -16,6 +16,7 @@ SHAPES = [("gpt2", 8192, 50304, 768), ("qwen3", 4096, 151936, 4096)]
 LIBRARY = ctypes.CDLL(sys.argv[1])
 ONLY = sys.argv[2] if len(sys.argv) > 2 else ""
 SECONDS = float(sys.argv[3]) if len(sys.argv) > 3 else 120
+VARIANTS = sys.argv[4] if len(sys.argv) > 4 else ""
 START = time.monotonic()
 ROUNDS = 9
 P, I, L = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
@@ -140,7 +141,7 @@ def shape(which, name, rows, vocabulary, hidden):
              ("PyTorch compile", torch_of(compiled)),
              (f"PyTorch, chunks of {least}", torch_of(lambda x, w, l: Chunked.apply(x, w, l, least, chunk_step))),
              (f"PyTorch, compiled chunks of {least}", torch_of(lambda x, w, l: Chunked.apply(x, w, l, least, step)))]
-    for text, open_ in cases:
+    for text, open_ in cases[:1] + [case for case in cases[1:] if case[0].startswith(VARIANTS)]:
         if time.monotonic() - START > SECONDS:
             note(f"{text}: no time left")
             continue
