@@ -18,6 +18,7 @@
 #define TE_SHAPES_embedding(op) (2)
 #define TE_IN_embedding(op) (1)
 #define TE_OUT_embedding(op, in) (TE_ARG2(op, 0))
+#define TE_SHARE_embedding(op, in) (TE_SHARE_same)
 #define TE_FLAGS_embedding(op) (TE_FROM_TOKENS)
 #define TE_PARAMS_embedding(op, in, out) ((weight, TE_ARG1(op, 0), out, normal))
 #define TE_CHECK_embedding(model, op) (TE__HAS_ROWS(model, op, "vocabulary"))
@@ -32,7 +33,7 @@
 #define TE_PARAMS_positions(op, in, out) ((weight, TE_ARG1(op, 0), out, normal))
 #define TE_CHECK_positions(model, op)                                                         \
     (TE__HAS_ROWS(model, op, "length")                                                        \
-     static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                        \
+     static_assert((int)TE_ROWS_OUT(model, op) != (int)TE_ROWS_sequences,                     \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
 #define TE_TAKES_DIMS_positions ,
 
@@ -46,6 +47,7 @@ typedef struct te_embedding_args {
     int64_t rows;
     int size, batch, seq, position, accumulate;
     int width; /* where it is known only at run time */
+    int64_t first; /* positions: of the batch's rows this rank has those from here on */
 } te_embedding_args;
 enum {
     TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1,
@@ -84,7 +86,7 @@ TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, 
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
     const int64_t row = (int64_t)b.x * TE_EMBEDDING_GROUPS + group;
     if (row >= a->rows) return;
-    const int64_t index = positions ? a->position + row % a->seq : a->tokens[row];
+    const int64_t index = positions ? a->position + (a->first + row) % a->seq : a->tokens[row];
     const int known = index >= 0 && index < a->size;
     TE_UNROLL_4 for (int c = g.id * 8; c < width; c += g.count * 8) {
         const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
@@ -210,7 +212,9 @@ TE_FN void te_positions_gradient(const te_embedding_args *a, te_block b, int wid
     if (a->accumulate) te_load8(sum, a->y, t * width + c, n, aligned, TE_f32);
     if (row >= 0 && row < a->seq)
         for (int s = 0; s < a->batch; s++) {
-            te_load8(v, a->x, ((int64_t)s * a->seq + row) * width + c, n, aligned, dtype);
+            const int64_t at = (int64_t)s * a->seq + row - a->first;
+            if (at < 0 || at >= a->rows) continue;
+            te_load8(v, a->x, at * width + c, n, aligned, dtype);
             TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
         }
     te_store8(a->y, t * width + c, sum, n, aligned, TE_f32);
@@ -223,8 +227,9 @@ TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
     memset(&a, 0, sizeof a);
     a.x = r->now.p, a.w = r->param[i]->data, a.rows = te_rows_in(r, r->plan->op[i].out_rows);
     a.size = (int)r->param[i]->rows, a.width = (int)r->param[i]->cols, a.seq = 1, a.batch = 1;
+    a.first = te_first_row(r, r->plan->op[i].out_rows);
     if (r->batch)
-        a.tokens = r->batch->tokens, a.batch = r->batch->batch, a.seq = r->batch->seq, a.position = r->batch->position;
+        a.tokens = r->batch->tokens ? r->batch->tokens + a.first : 0, a.batch = r->batch->batch, a.seq = r->batch->seq, a.position = r->batch->position;
     return a;
 }
 TE_API te_status te__embedding_check(const te_run *r, const te_embedding_args *a, const te_op *op, int positions) {

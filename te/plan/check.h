@@ -16,9 +16,23 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
                b->batch, b->seq);
     TE_REQUIRE((int64_t)b->batch * b->seq <= INT32_MAX / 2, ctx, TE_ERROR_OVERFLOW,
                "%s: batch %d times seq %d is too large", name, b->batch, b->seq);
+    const te_group *g = te_tensor_group(ctx);
+    TE_REQUIRE(!te__shares_rows(plan) || (int64_t)b->batch * b->seq % g->size == 0, ctx, TE_ERROR_SHAPE,
+               "%s: batch %d times seq %d is not shared out evenly among %d ranks", name, b->batch, b->seq, g->size);
     TE_REQUIRE(b->position >= 0 && b->position <= INT32_MAX - b->seq, ctx, TE_ERROR_VALUE,
                "%s: position %d must not be negative or overflow", name, b->position);
     TE_REQUIRE(b->edge_count >= 0 && (b->edges || !b->edge_count), ctx, TE_ERROR_NULL, "%s: edges is null", name);
+    return TE_OK;
+}
+
+/* An op that draws in kernels of its own counts by sequences and heads of this rank. */
+TE_API te_status te__check_draws(const te_run *r) {
+    for (int i = 0; i < r->plan->op_count; i++) {
+        const te_op *op = &r->plan->op[i];
+        TE_REQUIRE(op->op_class != TE_CLASS_own || !(op->flags & TE_DRAWS) || r->tensor->size * r->data->size == 1,
+                   r->ctx, TE_ERROR_VALUE, "%s: (%s, %s): its dropout would be the same on several ranks",
+                   r->plan->name, op->kind, op->name);
+    }
     return TE_OK;
 }
 

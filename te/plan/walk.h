@@ -102,6 +102,7 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     TE_TRY(te__check_tensor(plan->name, "y", y, r.y, ctx));
     r.x.p = te__from_tokens(plan) ? 0 : x.data, r.y.p = y.data, r.saved = saved;
     if (saved) {
+        TE_TRY(te__check_draws(&r));
         TE_REQUIRE(saved->memory, ctx, TE_ERROR_NULL, "%s: saved.memory is null", plan->name);
         TE_REQUIRE((uintptr_t)saved->memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
                    "%s: saved.memory must be aligned to %d bytes", plan->name, (int)TE_ALIGN);
