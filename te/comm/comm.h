@@ -1,5 +1,5 @@
-/* comm.h -- communicators: which ranks there are, and the groups that they form (te/core/group.h), by NCCL on CUDA and by
- * MPI on the host. Compile with -DTE_COMM and link -lnccl, or what `mpicc -showme` says.
+/* comm.h -- communicators: which ranks there are, and the groups that they form (te/core/group.h), by NCCL on CUDA and
+ * by MPI on the host. Compile with -DTE_COMM and link -lnccl, or what `mpicc -showme` says.
  *
  * Do this, in each of the processes that `mpirun -n 4` starts:
  *     te_comm_config config = te_comm_defaults();     // rank and size: of the launcher's environment

@@ -5,12 +5,13 @@
  *     TE_TRY(te_reduce_gradients(models, 2, &ctx));        // then clip and step, the same on all ranks
  *
  * Over the tensor group: the gradients of parameters that all ranks hold and of which each saw its own rows alone
- * (TE_ROWS_shard: norms, biases and embeddings under sequence parallelism). Over the data group: all gradients. They are
- * sums, not means: a loss that is the mean over all tokens has batch.loss_scale 1 / (the tokens of all replicas).
+ * (TE_ROWS_shard: norms, biases and embeddings under sequence parallelism). Over the data group: all gradients. They
+ * are sums, not means: a loss that is the mean over all tokens has batch.loss_scale 1 / (the tokens of all replicas).
  */
 #ifndef TE_COMM_REDUCE_H
 #define TE_COMM_REDUCE_H
 
+#include "../core/group.h"  /* te_group_all_reduce */
 #include "../core/target.h" /* te_check_target */
 #include "../plan/bind.h"   /* te_model, te_param, TE_PARAM_ALIGN */
 

@@ -1,5 +1,5 @@
-/* shares.h -- what each rank of a tensor group has of the values of a list (te_share), and whether the ops can work with
- * that: tensor and sequence parallelism with a mistake in it does not compile.
+/* shares.h -- what each rank of a tensor group has of the values of a list (te_share), and whether the ops can work
+ * with that: tensor and sequence parallelism with a mistake in it does not compile.
  *
  *     (f32, (rows, shard)), (rmsnorm, ln, H), (all_gather, g),       // shard: a row a token that is this rank's
  *     (linear, fc1, H, F / N, (shard, columns)), (gelu, act), (linear, fc2, F / N, H, (shard, rows)),

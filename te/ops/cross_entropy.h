@@ -154,7 +154,8 @@ TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, 
     TE_REQUIRE(b->labels, r->ctx, TE_ERROR_NULL, "%s: the batch brings no labels", r->plan->name);
     TE_REQUIRE((uintptr_t)b->labels % sizeof *b->labels == 0, r->ctx, TE_ERROR_ALIGNMENT,
                "%s: batch.labels lie at %p, which is no multiple of 4", r->plan->name, (const void *)b->labels);
-    a->labels = b->labels + te_first_row(r, op->in_rows), a->ignore_index = b->ignore_index ? b->ignore_index : -100, a->dloss = b->loss_scale;
+    a->labels = b->labels + te_first_row(r, op->in_rows);
+    a->ignore_index = b->ignore_index ? b->ignore_index : -100, a->dloss = b->loss_scale;
     for (int64_t i = 0; !TE_CUDA && r->dry && i < rows; i++)
         TE_REQUIRE((a->labels[i] >= 0 && a->labels[i] < op->in) || a->labels[i] == a->ignore_index, r->ctx,
                    TE_ERROR_VALUE, "%s: label %d of row %lld is outside the vocabulary of %s, %d", r->plan->name,

@@ -46,8 +46,8 @@ typedef struct te_embedding_args {
     float *pieces;   /* [segments, 2, width]: see te_embedding_gradient */
     int64_t rows;
     int size, batch, seq, position, accumulate;
-    int width; /* where it is known only at run time */
-    int64_t first; /* positions: of the batch's rows this rank has those from here on */
+    int width;     /* where it is known only at run time */
+    int64_t first; /* this rank has the batch's rows from here on */
 } te_embedding_args;
 enum {
     TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1,
@@ -210,13 +210,11 @@ TE_FN void te_positions_gradient(const te_embedding_args *a, te_block b, int wid
     float v[8], sum[8];
     TE_UNROLL for (int i = 0; i < 8; i++) sum[i] = 0;
     if (a->accumulate) te_load8(sum, a->y, t * width + c, n, aligned, TE_f32);
-    if (row >= 0 && row < a->seq)
-        for (int s = 0; s < a->batch; s++) {
-            const int64_t at = (int64_t)s * a->seq + row - a->first;
-            if (at < 0 || at >= a->rows) continue;
-            te_load8(v, a->x, at * width + c, n, aligned, dtype);
-            TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
-        }
+    for (int64_t at = row - a->first; row >= 0 && row < a->seq && at < a->rows; at += a->seq) {
+        if (at < 0) continue; /* another rank's */
+        te_load8(v, a->x, at * width + c, n, aligned, dtype);
+        TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
+    }
     te_store8(a->y, t * width + c, sum, n, aligned, TE_f32);
 }
 
@@ -227,9 +225,9 @@ TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
     memset(&a, 0, sizeof a);
     a.x = r->now.p, a.w = r->param[i]->data, a.rows = te_rows_in(r, r->plan->op[i].out_rows);
     a.size = (int)r->param[i]->rows, a.width = (int)r->param[i]->cols, a.seq = 1, a.batch = 1;
-    a.first = te_first_row(r, r->plan->op[i].out_rows);
-    if (r->batch)
-        a.tokens = r->batch->tokens ? r->batch->tokens + a.first : 0, a.batch = r->batch->batch, a.seq = r->batch->seq, a.position = r->batch->position;
+    if (!r->batch) return a;
+    a.first = te_first_row(r, r->plan->op[i].out_rows), a.tokens = r->batch->tokens ? r->batch->tokens + a.first : 0;
+    a.batch = r->batch->batch, a.seq = r->batch->seq, a.position = r->batch->position;
     return a;
 }
 TE_API te_status te__embedding_check(const te_run *r, const te_embedding_args *a, const te_op *op, int positions) {

@@ -155,8 +155,8 @@ TE_API te_status te_grad_norm_init(te_grad_norm *norm, void *memory, size_t byte
                             models, count, "gradient norm", ctx));
 
     const te_group *group = te_tensor_group(ctx);
-    TE_REQUIRE(group->size <= TE_NORM_RANKS, ctx, TE_ERROR_SHAPE, "gradient norm: a tensor group of %d ranks, %d at most",
-               group->size, (int)TE_NORM_RANKS);
+    TE_REQUIRE(group->size <= TE_NORM_RANKS, ctx, TE_ERROR_SHAPE,
+               "gradient norm: a tensor group of %d ranks, %d at most", group->size, (int)TE_NORM_RANKS);
     const size_t table_bytes = (size_t)tensors * sizeof(te__grad_tensor) + ((size_t)tensors + 1) * sizeof(int32_t);
     te__grad_tensor *rows = (te__grad_tensor *)malloc(table_bytes);
     TE_REQUIRE(rows, ctx, TE_ERROR_MEMORY, "gradient norm: cannot allocate %zu bytes", table_bytes);

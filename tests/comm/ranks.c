@@ -230,6 +230,11 @@ static te_status losses_of(te_model *m, void *params, void *grads) {
     te_adamw_state done;
     TE_TRY(te_adamw_get(&done, &opt, &ctx));
     if (!comm.world.rank) printf("norm\t%.8g\n", (double)done.norm);
+#if TE_CUDA
+    const te_launches *launches = (const te_launches *)ctx.launches;
+    if (!comm.world.rank)
+        fprintf(stderr, "graphs: %lld made, %lld launched\n", (long long)launches->made, (long long)launches->replayed);
+#endif
     void *const all[6] = {memory, tokens, loss, state, params, grads};
     for (int i = 0; i < 6; i++) te_release(&ctx, all[i]);
     return TE_OK;
