@@ -157,19 +157,23 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
 
 /* Rows that a call takes: batch times seq. */
 TE_API int te__can_rows(int64_t rows) { return rows >= 0 && rows <= INT32_MAX / 2; }
-TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use use) {
+TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use use, te_context *ctx) {
     if (!plan || plan->takes_dims || !te__can_rows(rows)) return 0;
-    te_run r = te_run_to_size(plan, TE_FORWARD, rows, use, 0);
+    te_run r = te_run_to_size(plan, TE_FORWARD, rows, use, ctx);
     return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
 }
 /* Bytes that te_saved.memory must have for this many rows, under the list's recipe if it has one; 0 where widths are
  * not known yet, or no call takes so many. */
 TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
-    return te__saved_bytes(plan, rows, TE_USE_on);
+    return te__saved_bytes(plan, rows, TE_USE_on, 0);
+}
+/* The same for a rank of the context's tensor group, which keeps its own rows alone of what has no others. */
+TE_API size_t te_plan_saved_bytes_of_rank(const te_plan *plan, int64_t rows, te_context *ctx) {
+    return te__saved_bytes(plan, rows, TE_USE_on, ctx);
 }
 /* The same for forwards with the recipe switched off, or not yet on: all in the list's own format. */
 TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t rows) {
-    return te__saved_bytes(plan, rows, TE_USE_off);
+    return te__saved_bytes(plan, rows, TE_USE_off, 0);
 }
 /* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most, with the recipe on or
  * off, on the context's device; 0, and the text of an error, if ctx was not created, m is not bound or no call takes so

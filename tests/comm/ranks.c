@@ -164,6 +164,7 @@ static te_status run_ops(void) {
 
 enum { VOCABULARY = 61, HIDDEN = 32, FFN = 96, HEADS = 4, LENGTH = 16, SEQUENCES = 4, STEPS = 50 };
 
+/* [list] */
 #define BLOCK(b, H, F, N)                                                                                             \
     (fork, b##_x1), (layernorm, b##_n1, H), (all_gather, b##_g1),                                                     \
     (linear, b##_qkv, H, 3 * (H) / N, (shard, columns), (parts, 3)), (bias, b##_qkv_b, 3 * (H) / N),                  \
@@ -177,7 +178,8 @@ enum { VOCABULARY = 61, HIDDEN = 32, FFN = 96, HEADS = 4, LENGTH = 16, SEQUENCES
     BLOCK(b1, HIDDEN, FFN, N), (rmsnorm, last, HIDDEN), (linear, head, HIDDEN, VOCABULARY),                           \
     (cross_entropy, loss, VOCABULARY)
 TE_SEQUENTIAL(gpt1, (f32, (rows, shard)), GPT(1))
-TE_SEQUENTIAL(gpt2, (f32, (rows, shard)), GPT(2))
+TE_SEQUENTIAL(gpt2, (f32, (rows, shard)), GPT(2)) /* for tensor groups of 2 ranks */
+/* [list] */
 
 /* The rows of this rank, of this replica; all replicas together have SEQUENCES. */
 static te_status losses_of(te_model *m, void *params, void *grads) {
@@ -195,7 +197,8 @@ static te_status losses_of(te_model *m, void *params, void *grads) {
     memset(&saved, 0, sizeof saved), memset(&batch, 0, sizeof batch), memset(&opt, 0, sizeof opt);
     config.max_norm = 0.5f;
     TE_TRY(te_model_randomize(m, 0.1f, 5, 100, &ctx));
-    TE_TRY(te_allocate(&ctx, &memory, saved.bytes = te_plan_saved_bytes(plan, rows)));
+    TE_TRY(te_allocate(&ctx, &memory, saved.bytes = te_plan_saved_bytes_of_rank(plan, rows, &ctx)));
+    wrong += t->size > 1 && te_plan_saved_bytes_of_rank(plan, 4096, &ctx) > te_plan_saved_bytes(plan, 4096) * 3 / 4;
     saved.memory = memory;
     TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, m, rows, &ctx)));
     TE_TRY(te_allocate(&ctx, &tokens, sizeof text));
@@ -213,10 +216,12 @@ static te_status losses_of(te_model *m, void *params, void *grads) {
         }
         TE_TRY(te_copy(&ctx, tokens, text, sizeof text));
         TE_TRY(te_synchronize(&ctx));
+        /* [step] */
         TE_TRY(te_plan_forward(te_matrix(loss, TE_f32, own, 1), &saved, te_none(), plan, m, &batch, &ctx));
         TE_TRY(te_plan_backward(te_none(), te_none(), &saved, plan, m, &batch, &ctx));
         TE_TRY(te_reduce_gradients(models, 1, &ctx));
         TE_TRY(te_adamw_step(&opt, &ctx));
+        /* [step] */
         TE_TRY(te_copy(&ctx, one_loss, loss, (size_t)own * sizeof(float)));
         TE_TRY(te_comm_synchronize(&ctx));
         for (int i = 0; i < own; i++) mean += one_loss[i] / (SEQUENCES * LENGTH);
@@ -272,8 +277,8 @@ int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "ops", *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     const int number = argc > 2 ? atoi(argv[2]) : 1, fails = !strcmp(mode, "stall") || !strcmp(mode, "leave");
     int rank, size;
-    te_comm_config config = te_comm_defaults();
     te_comm_launched(&rank, &size);
+    te_comm_config config = te_comm_defaults();
     config.file = getenv("RANKS_FILE");
     config.tensor = !strcmp(mode, "gpt") ? number : fails ? 1 : size;
     if (fails) config.timeout = number;
