@@ -44,7 +44,8 @@ typedef struct te_embedding_args {
     int32_t *order;  /* [rows]: rows sorted by token */
     float *pieces;   /* [segments, 2, width]: see te_embedding_gradient */
     int64_t rows;
-    int size, batch, seq, position, accumulate;
+    te_sequences of;
+    int size, position, accumulate;
     int width; /* where it is known only at run time */
 } te_embedding_args;
 enum {
@@ -84,7 +85,7 @@ TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, 
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
     const int64_t row = (int64_t)b.x * TE_EMBEDDING_GROUPS + group;
     if (row >= a->rows) return;
-    const int64_t index = positions ? a->position + row % a->seq : a->tokens[row];
+    const int64_t index = positions ? a->position + te_sequence_position(&a->of, (int)row) : a->tokens[row];
     const int known = index >= 0 && index < a->size;
     TE_UNROLL_4 for (int c = g.id * 8; c < width; c += g.count * 8) {
         const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
@@ -208,9 +209,11 @@ TE_FN void te_positions_gradient(const te_embedding_args *a, te_block b, int wid
     float v[8], sum[8];
     TE_UNROLL for (int i = 0; i < 8; i++) sum[i] = 0;
     if (a->accumulate) te_load8(sum, a->y, t * width + c, n, aligned, TE_f32);
-    if (row >= 0 && row < a->seq)
-        for (int s = 0; s < a->batch; s++) {
-            te_load8(v, a->x, ((int64_t)s * a->seq + row) * width + c, n, aligned, dtype);
+    if (row >= 0 && row < a->of.longest)
+        for (int s = 0; s < a->of.count; s++) {
+            const te_sequence own = te_sequence_rows(&a->of, s);
+            if (row >= own.count) continue;
+            te_load8(v, a->x, (own.first + row) * width + c, n, aligned, dtype);
             TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
         }
     te_store8(a->y, t * width + c, sum, n, aligned, TE_f32);
@@ -222,17 +225,17 @@ TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
     te_embedding_args a;
     memset(&a, 0, sizeof a);
     a.x = r->now.p, a.w = r->param[i]->data, a.rows = te_rows_in(r, r->plan->op[i].out_rows);
-    a.size = (int)r->param[i]->rows, a.width = (int)r->param[i]->cols, a.seq = 1, a.batch = 1;
-    if (r->batch)
-        a.tokens = r->batch->tokens, a.batch = r->batch->batch, a.seq = r->batch->seq, a.position = r->batch->position;
+    a.size = (int)r->param[i]->rows, a.width = (int)r->param[i]->cols;
+    a.of = te_sequences_of(r);
+    if (r->batch) a.tokens = r->batch->tokens, a.position = r->batch->position;
     return a;
 }
 TE_API te_status te__embedding_check(const te_run *r, const te_embedding_args *a, const te_op *op, int positions) {
     const char *name = r->plan->name;
     if (!r->dry || !r->batch) return TE_OK;
-    TE_REQUIRE(!positions || a->seq <= a->size - a->position, r->ctx, TE_ERROR_SHAPE,
+    TE_REQUIRE(!positions || a->of.longest <= a->size - a->position, r->ctx, TE_ERROR_SHAPE,
                "%s: positions %s holds %d, the batch goes to %lld", name, op->name, a->size,
-               (long long)a->position + a->seq);
+               (long long)a->position + a->of.longest);
     TE_REQUIRE(positions || a->tokens, r->ctx, TE_ERROR_NULL, "%s: the batch brings no tokens", name);
     TE_REQUIRE(positions || (uintptr_t)a->tokens % sizeof *a->tokens == 0, r->ctx, TE_ERROR_ALIGNMENT,
                "%s: batch.tokens lie at %p, which is no multiple of 4", name, (const void *)a->tokens);
