@@ -1,10 +1,10 @@
 /* sequences.h -- which rows are of which sequence, where sequences differ in length and lie one behind the other.
  *
- * Sequence i has rows first[i] to first[i + 1]; first[0] is taken to be 0. The numbers lie in target memory, and on CUDA
- * the host never reads them: a captured graph runs with other lengths when they have changed. So kernels take none of
- * them on trust. Where they do not ascend, or leave the rows, or a sequence is longer than `longest`, a sequence is cut
- * to what exists: what is computed then has no meaning, but no other memory is touched and every kernel ends. Rows of
- * no sequence, behind the last number, may be left as they are.
+ * Sequence i has rows first[i] to first[i + 1]; first[0] is taken to be 0. The numbers lie in target memory, and on
+ * CUDA the host never reads them: a captured graph runs with other lengths when they have changed. So kernels take none
+ * of them on trust. Where they do not ascend, or leave the rows, or a sequence is longer than `longest`, a sequence is
+ * cut to what exists: what is computed then has no meaning, but no other memory is touched and every kernel ends. Rows
+ * of no sequence, behind the last number, may be left as they are.
  *
  * Do this, in a kernel:
  *     const te_sequence own = te_sequence_rows(&args->of, i);   // rows own.first to own.first + own.count
