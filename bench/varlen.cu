@@ -11,7 +11,7 @@
 
 #include "te/te.h"
 
-enum { HEADS = 16, D = 128, WIDTH = 3 * HEADS * D, SEQUENCES = 64, LONGEST = 4096, DRAWS = 5, TURNS = 15 };
+static constexpr int HEADS = 16, D = 128, WIDTH = 3 * HEADS * D, SEQUENCES = 64, LONGEST = 4096, DRAWS = 5, TURNS = 15;
 static const double most = 1.08;
 
 TE_ATTENTION_FORWARD(even, bf16, HEADS, HEADS, D, 1)

@@ -250,7 +250,7 @@ struct te__attn_hopper_backward {
         memset(&p, 0, sizeof p);
         p.of = te__attn_sequences(a);
         const int64_t rows = p.of.rows;
-        const int seq = F::VARLEN ? p.of.rows : a->seq, batch = F::VARLEN ? 1 : a->batch;
+        const int seq = F::VARLEN ? p.of.rows : a->seq, batch = F::VARLEN ? 0 : a->batch;
         p.a = *a, p.dq = (float *)a->scratch, p.any_order = ctx->attention_unrepeatable;
         p.ticket = (uint32_t *)(void *)(p.dq + rows * HEADS * D), p.turn = p.ticket + 1;
         p.key_tiles = (int)te_ceil_div(a->seq, TE_ATTN_KEYS), p.query_tiles = (int)te_ceil_div(a->seq, shape::QUERIES);

@@ -251,7 +251,8 @@ TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te
     p.of = te__attn_sequences(a), p.slots = te_sequence_tiles(&p.of, C::ROWS);
     const int seq = F::VARLEN ? p.of.rows : a->seq, batch = F::VARLEN ? 1 : a->batch;
     TE_TRY(te__attn_heads_map(&p.q, encode, a->qkv, C::D, HEADS + 2 * KV_HEADS, seq, batch, 64, T, ctx));
-    TE_TRY(te__attn_heads_map(&p.kv, encode, a->qkv, C::D, HEADS + 2 * KV_HEADS, seq, batch, C::KEYS, T, ctx));
+    TE_TRY(te__attn_heads_map(&p.kv, encode, a->qkv, C::D, HEADS + 2 * KV_HEADS, seq, F::VARLEN ? 0 : batch, C::KEYS, T,
+                              ctx));
     p.out = a->out, p.lse = a->lse, p.tickets = ctx->tickets;
     p.heads = a->batch * HEADS, p.seq = a->seq, p.scale = a->scale;
     p.rng = a->rng, p.id = a->id;

@@ -94,6 +94,12 @@ template <class C> TE_FN te__attn_span te__attn_tiles_of(te__attn_mask m, int qu
     if (m.left >= 0 && t.first >= t.end) t.first = t.end - 1;
     return t;
 }
+/* Which sequence K and V are of. Q is taken from all rows: those that are of another sequence come to nothing, and they
+ * lie on either side. */
+template <int HEADS, class F> TE_FN auto te__attn_whose(te_attn_work w, const te_sequence_walk &walk) {
+    if constexpr (F::VARLEN) return walk.at;
+    else return w.head / HEADS;
+}
 /* A ticket is taken when a tile is done, not ahead, so that blocks end together; the count wraps to 0 with the last. */
 TE_FN int te__attn_next(const te_attn_hopper *p, int tile) {
     return (int)gridDim.x + (p->tickets ? (int)atomicInc(p->tickets, (uint32_t)p->tiles - 1) : tile);
@@ -119,13 +125,13 @@ TE_FN void te__attn_forward_load(const te_attn_hopper *p, te_attn_barriers *bars
                 continue;
             }
         } else w = te__attn_work_of<C::ROWS, F>(p, tile);
-        /* where token 0 of the sequence is, for the copy engine: in a sequence, or in all rows */
-        const int seq = F::VARLEN ? walk.at.count : p->seq, from = F::VARLEN ? walk.at.first : 0;
+        const int seq = F::VARLEN ? walk.at.count : p->seq, from = F::VARLEN ? walk.at.first : 0; /* Q: of all rows */
         const te__attn_span t = te__attn_tiles_of<C>(te__attn_mask_of(seq, F::LEFT, F::RIGHT), w.query, C::ROWS);
         const uint32_t bar = te__shared_address(&bars->q_full[q.stage]), to = tiles[0] + q.stage * C::Q_BYTES;
-        const int batch = F::VARLEN ? 0 : w.head / HEADS, head = w.head % HEADS;
+        const auto batch = te__attn_whose<HEADS, F>(w, walk);
+        const int head = w.head % HEADS;
         const int k_head = HEADS + head / (HEADS / KV_HEADS), v_head = k_head + KV_HEADS;
-        if (w.head >= 0) te__attn_bring<C::D, C::KEYS>(k, &p->kv, k_head, from + (t.end - 1) * C::KEYS, batch);
+        if (w.head >= 0) te__attn_bring<C::D, C::KEYS>(k, &p->kv, k_head, (t.end - 1) * C::KEYS, batch);
         te__barrier_wait(te__shared_address(&bars->q_empty[q.stage]), q.phase ^ 1);
         bars->work[q.stage] = w;
         if constexpr (F::VARLEN) bars->rows[q.stage] = walk.at;
@@ -133,14 +139,15 @@ TE_FN void te__attn_forward_load(const te_attn_hopper *p, te_attn_barriers *bars
         te__barrier_expect(bar, C::Q_BYTES);
         TE_UNROLL for (int g = 0; g < C::GROUPS; g++)
             TE_UNROLL for (int b = 0; b < C::BOXES; b++)
-                te__attn_load(to + g * C::Q_PART + b * 8192, &p->q, 64 * b, head, from + w.query + 64 * g, batch, bar);
+                te__attn_load(to + g * C::Q_PART + b * 8192, &p->q, 64 * b, head, from + w.query + 64 * g,
+                              F::VARLEN ? 0 : w.head / HEADS, bar);
         te__attn_advance(q);
 #pragma unroll 1
         for (int j = t.end - 2; j >= t.first; j--) {
-            te__attn_bring<C::D, C::KEYS>(k, &p->kv, k_head, from + j * C::KEYS, batch);
-            te__attn_bring<C::D, C::KEYS>(v, &p->kv, v_head, from + (j + 1) * C::KEYS, batch);
+            te__attn_bring<C::D, C::KEYS>(k, &p->kv, k_head, j * C::KEYS, batch);
+            te__attn_bring<C::D, C::KEYS>(v, &p->kv, v_head, (j + 1) * C::KEYS, batch);
         }
-        te__attn_bring<C::D, C::KEYS>(v, &p->kv, v_head, from + t.first * C::KEYS, batch);
+        te__attn_bring<C::D, C::KEYS>(v, &p->kv, v_head, t.first * C::KEYS, batch);
         tile = te__attn_next(p, tile);
     }
 }

@@ -59,7 +59,7 @@ typedef struct te_attn_back {
     int key_tiles, query_tiles;
     int items, band; /* key tiles of all heads; so many of a head are handed out together */
     int any_order;   /* te_context.attention_unrepeatable */
-    te_sequences of; /* varlen: the sequences; dout and qkv are [1, rows, width] then, turn is [heads, query_tiles], */
+    te_sequences of; /* varlen: the sequences; dout and qkv are [rows, width] then, turn is [heads, query_tiles], */
 } te_attn_back;      /* and query_tiles and key_tiles count those of te_sequence_tiles */
 
 template <int QUERIES> struct te__attn_back_shared {
@@ -128,11 +128,10 @@ TE_FN int4 te__attn_item_of(const te_attn_back *p, int i, te_sequence_walk *walk
 template <class F> TE_FN int te__attn_seq(const te_attn_back *p, const te_sequence &rows) {
     return F::VARLEN ? rows.count : p->a.seq;
 }
-/* Its first row, counted over all sequences, and for the copy engine: which sequence, and which row of it. */
+/* Its first row, counted over all sequences. */
 template <class F> TE_FN int64_t te__attn_first(const te_attn_back *p, const te_sequence &rows, int batch) {
     return F::VARLEN ? rows.first : (int64_t)batch * p->a.seq;
 }
-template <class F> TE_FN int te__attn_box_from(const te_sequence &rows) { return F::VARLEN ? rows.first : 0; }
 /* Where lse and delta of a head's query 0 are. */
 template <int HEADS, class F>
 TE_FN int64_t te__attn_rows_at(const te_attn_back *p, const te_sequence &rows, int batch, int head) {

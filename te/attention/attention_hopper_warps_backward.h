@@ -22,6 +22,11 @@ template <class F, class S> TE_FN int te__attn_item_take(int4 *item, te_sequence
     return item->y >= 0;
 }
 
+/* Which sequence, for the copy engine. */
+template <int KV_HEADS, class F> TE_FN auto te__attn_box_of(const int4 &item, const te_sequence &rows) {
+    if constexpr (F::VARLEN) return rows;
+    else return item.x / KV_HEADS;
+}
 /* One thread hands out items and brings K, V, Q and dO. */
 template <int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_back_load(const te_attn_back *p, typename C::shared *sh, uint32_t base) {
@@ -40,7 +45,7 @@ TE_FN void te__attn_back_load(const te_attn_back *p, typename C::shared *sh, uin
         te__barrier_arrive(te__shared_address(&sh->item_full[s]));
         if (item.y < 0) return;
 
-        const int batch = F::VARLEN ? 0 : item.x / KV_HEADS, from = te__attn_box_from<F>(rows);
+        const auto batch = te__attn_box_of<KV_HEADS, F>(item, rows);
         TE_UNROLL for (int k = 1; k >= 0; k--) { /* V, which is free first, then K */
             const int x = (HEADS + (k ? KV_HEADS : 0) + item.x % KV_HEADS) * D;
             const uint32_t full = te__shared_address(k ? &sh->v_full : &sh->k_full);
@@ -48,7 +53,7 @@ TE_FN void te__attn_back_load(const te_attn_back *p, typename C::shared *sh, uin
             te__barrier_expect(full, C::KV_BYTES);
             TE_UNROLL for (int b = 0; b < D / 64 * 2; b++) /* 64 keys, 64 columns */
                 te__attn_box_load(base + k * C::KV_BYTES + b * 8192, &p->qkv, x + b / 2 * 64,
-                                  from + item.y * TE_ATTN_KEYS + b % 2 * 64, batch, full);
+                                  item.y * TE_ATTN_KEYS + b % 2 * 64, batch, full);
         }
         te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, F>(p, item, rows);
         do {
@@ -59,12 +64,12 @@ TE_FN void te__attn_back_load(const te_attn_back *p, typename C::shared *sh, uin
             te__barrier_expect(qf, C::Q_BYTES);
             TE_UNROLL for (int b = 0; b < 2; b++) /* two boxes of 64 queries, or of 64 columns */
                 te__attn_box_load(q + b * 8192, &p->qkv, w.head * D + (D > 64 ? b * 64 : 0),
-                                  from + w.tile * C::QUERIES + (D > 64 ? 0 : b * 64), batch, qf);
+                                  w.tile * C::QUERIES + (D > 64 ? 0 : b * 64), batch, qf);
             te__barrier_wait(te__shared_address(&sh->do_empty[st]), again);
             te__barrier_expect(of, C::Q_BYTES);
             TE_UNROLL for (int b = 0; b < 2; b++)
                 te__attn_box_load(q + C::Q_BYTES + b * 8192, &p->dout, w.head * D + (D > 64 ? b * 64 : 0),
-                                  from + w.tile * C::QUERIES + (D > 64 ? 0 : b * 64), batch, of);
+                                  w.tile * C::QUERIES + (D > 64 ? 0 : b * 64), batch, of);
             i++;
         } while (te__attn_walk_on<HEADS, KV_HEADS, F>(&w));
     }

@@ -19,8 +19,7 @@
  * sequence, head, query, key), made again in backward. Inference drops nothing.
  *
  * varlen: 1: te_batch.cu_seqlens may be given, and then no sequence sees another. It is a constant of the list because
- * kernels that know their sequences to be equal are smaller and a little faster. On compute capability 9.0 tiles reach
- * into the next sequence, whose values are multiplied by 0: a value there that is not finite spreads.
+ * kernels that know their sequences to be equal are smaller and a little faster.
  */
 #ifndef TE_OPS_ATTENTION_H
 #define TE_OPS_ATTENTION_H
