@@ -26,7 +26,8 @@ typedef struct te_attention_args {
     uint32_t id;
     /* Sequences that differ in length, for kernels with the option varlen: batch is how many they are, seq a bound of
      * their lengths, and instead of batch * seq there are `rows` rows, of which sequence i has cu_seqlens[i] to
-     * cu_seqlens[i + 1]. lse and delta are [heads, rows] then. Dropout draws as for batch sequences of seq tokens. */
+     * cu_seqlens[i + 1]. lse and delta are [heads, rows] then, on CUDA by all kernels with
+     * varlen. Dropout draws as for batch sequences of seq tokens. */
     const int32_t *cu_seqlens;
     int rows;
 } te_attention_args;
