@@ -31,6 +31,7 @@ enum {
     TE_SUMS_THREE = 1 << 16, /* and what else its function says into the second and the third; no norm or gated op in
                               * that row */
     TE_DRAWS = 128,         /* draws random numbers */
+    TE_VARIES = 1 << 17,    /* attention: its kernels take sequences that differ in length */
     TE_KEEPS_GRAD = 256,    /* backward passes the gradient on unchanged (bias) */
     TE_FROM_TOKENS = 512,   /* begins a list, which then takes tokens and no x (embedding) */
     TE_TO_LOSS = 1024,      /* ends a list, which then gives one f32 a row (cross_entropy) */
@@ -203,6 +204,8 @@ typedef struct te_saved {
     size_t bytes;
     const te_plan *plan;
     int batch, seq, position; /* of the forward's te_batch; backward's must be the same */
+    int sequences, longest;   /* and these; what cu_seqlens says must be what it was, too */
+    const int32_t *cu_seqlens;
     const void *x;
     void *y;
     size_t used;        /* of bytes; other dims (dims.h) use others */

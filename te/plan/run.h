@@ -2,10 +2,11 @@
 #ifndef TE_RUN_H
 #define TE_RUN_H
 
-#include "../core/convert.h" /* te_convert */
-#include "../core/group.h"   /* te_tensor_group */
-#include "sums.h"            /* te_sum_args */
-#include "value.h"           /* te_value, te_pool */
+#include "../core/convert.h"   /* te_convert */
+#include "../core/group.h"     /* te_tensor_group */
+#include "../core/sequences.h" /* te_sequences */
+#include "sums.h"              /* te_sum_args */
+#include "value.h"             /* te_value, te_pool */
 
 typedef enum te_pass { TE_FORWARD, TE_INFER, TE_BACKWARD } te_pass;
 
@@ -53,6 +54,14 @@ TE_API int64_t te_first_row(const te_run *r, te_rows rows) {
 }
 TE_API int64_t te_first_row_of_all(const te_run *r, te_rows rows) {
     return r->data->rank * (rows == TE_ROWS_sequences ? r->sequences : r->tokens) + te_first_row(r, rows);
+}
+/* Where the batch's sequences lie. */
+TE_API te_sequences te_sequences_of(const te_run *r) {
+    const te_batch *b = r->batch;
+    te_sequences s;
+    s.first = b ? b->cu_seqlens : 0, s.count = (int)r->sequences, s.rows = (int)r->tokens;
+    s.longest = !b ? 1 : b->sequences ? (int)te_min(b->longest, r->tokens) : b->seq;
+    return s;
 }
 /* Rows that saved memory is sized for. */
 TE_API int64_t te_padded_rows(const te_run *r, te_rows rows) { return te_round_up(te_rows_in(r, rows), TE_ROW_PAD); }

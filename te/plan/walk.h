@@ -87,7 +87,7 @@ TE_API void te__take_params(te_run *r, const te_model *m) {
 }
 TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const te_model *m, const te_batch *b,
                             te_context *ctx) {
-    te__begin(r, plan, pass, (int64_t)b->batch * b->seq, b->batch, ctx);
+    te__begin(r, plan, pass, (int64_t)b->batch * b->seq, b->sequences ? b->sequences : b->batch, ctx);
     r->batch = b;
     te__take_params(r, m);
 }
@@ -115,6 +115,7 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     TE_TRY(te__walk_twice(&r, r.x, m, saved));
     if (!saved) return TE_OK;
     saved->plan = plan, saved->batch = b->batch, saved->seq = b->seq, saved->position = b->position;
+    saved->sequences = b->sequences, saved->longest = b->longest, saved->cu_seqlens = b->cu_seqlens;
     saved->x = r.x.p, saved->y = r.y.p, saved->used = need, saved->filled = saved->memory;
     return TE_OK;
 }
@@ -130,6 +131,12 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
     TE_REQUIRE(saved->batch == b->batch && saved->seq == b->seq && saved->position == b->position, ctx, TE_ERROR_SHAPE,
                "%s: the forward had batch %d, seq %d and position %d, this batch has %d, %d and %d", plan->name,
                saved->batch, saved->seq, saved->position, b->batch, b->seq, b->position);
+    TE_REQUIRE(saved->sequences == b->sequences && saved->longest == b->longest, ctx, TE_ERROR_SHAPE,
+               "%s: the forward had %d sequences of at most %d rows in cu_seqlens, this batch has %d of %d", plan->name,
+               saved->sequences, saved->longest, b->sequences, b->longest);
+    TE_REQUIRE(saved->cu_seqlens == b->cu_seqlens, ctx, TE_ERROR_VALUE,
+               "%s: the forward had its cu_seqlens at %p, this batch has them at %p", plan->name,
+               (const void *)saved->cu_seqlens, (const void *)b->cu_seqlens);
     r->x.p = (void *)(uintptr_t)saved->x, r->y.p = saved->y;
     TE_REQUIRE(te__lay_out(r, (char *)saved->memory) == saved->used, ctx, TE_ERROR_STATE,
                "%s: the dims have been set anew, or the recipe switched, since the forward", plan->name);
