@@ -3,6 +3,9 @@
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fPIC -shared -I. bench/loss.cu -o libloss.so -lcublasLt
 #include "te/te.h"
 
+#define TE_FORWARD_linear_cross_entropy TE_FUSED
+#define TE_BACKWARD_cross_entropy_linear TE_FUSED
+
 TE_SEQUENTIAL(gpt2, bf16, (linear, lm, 768, 50304), (cross_entropy, loss, 50304))
 TE_SEQUENTIAL(qwen3, bf16, (linear, lm, 4096, 151936), (cross_entropy, loss, 151936))
 TE_SEQUENTIAL_WITH(TE_UNFUSED_, TE_UNFUSED_, gpt2_apart, bf16, (linear, lm, 768, 50304), (cross_entropy, loss, 50304))

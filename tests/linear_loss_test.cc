@@ -8,6 +8,8 @@
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"
 
+#define TE_FORWARD_linear_cross_entropy TE_FUSED
+#define TE_BACKWARD_cross_entropy_linear TE_FUSED
 MODEL(wide, f32, (rmsnorm, n, 37), (linear, l, 37, 2500), (cross_entropy, c, 2500))
 MODEL(tall, bf16, (linear, l, 192, 1900), (cross_entropy, c, 1900, (label_smoothing, 0.2f), (z_loss, 1e-3f)))
 MODEL(of_tokens, bf16, (embedding, e, 600, 24), (tied_linear, l, 24, 600), (cross_entropy, c, 600))

@@ -55,6 +55,8 @@ MODEL(mixed, (bf16, (recipe, fp8_delayed)), (layernorm, n, 64), (linear, fc1, 64
 CHAINS(CHAIN_MODEL)
 
 // A head in FP8 has all of its logits: the row is what its two ops are.
+#define TE_FORWARD_linear_cross_entropy TE_FUSED
+#define TE_BACKWARD_cross_entropy_linear TE_FUSED
 #define LOSS (rmsnorm, n, 48), (linear, l, 48, 64), (cross_entropy, c, 64, (label_smoothing, 0.1f))
 MODEL(loss, (bf16, (recipe, fp8_delayed)), LOSS)
 UNFUSED(loss_apart, (bf16, (recipe, fp8_delayed)), LOSS)

@@ -6,7 +6,6 @@
 #include "te/ops/activation.h"
 #include "te/ops/attention.h"
 #include "te/ops/bias.h"
-#include "te/ops/cross_entropy.h"
 #include "te/ops/dropout.h"
 #include "te/ops/linear.h"
 #include "te/ops/mul_param.h"

@@ -57,10 +57,6 @@
 #define ROW_OF_linear_fork \
     ROW_CASE(linear_fork, "linear_fork", "linear_fork", (scale, s, 0.75f), (fork, x), (linear, l, ROW_IN, ROW_IN), (add, x), (scale, t, 1.5f))
 
-#define ROW_OF_cross_entropy_linear                                        \
-    ROW_CASE(cross_entropy_linear, "cross_entropy_linear", "cross_entropy_linear", \
-             (scale, s, 0.75f), (linear, l, ROW_IN, ROW_OUT), (cross_entropy, c, ROW_OUT, (label_smoothing, 0.1f), (z_loss, 1e-3f)))
-
 #define ROW_OF_linear_act_bias ROW_ACTIVATIONS(ROW_linear_act_bias)
 #define ROW_linear_act_bias(kind) \
     ROW_CASE(linear_##kind##_bias, "linear_act_bias", "linear_" #kind "_bias", (linear, p, ROW_OUT, ROW_IN), (bias, b, ROW_IN), (kind, a), (linear, q, ROW_IN, ROW_OUT))

@@ -57,9 +57,6 @@
              (fork, x), (linear, l, ROW_IN, ROW_IN), (bias, b, ROW_IN), (dropout, d, 0.1f), (add, x), (fork, z), (kind, n, ROW_IN), \
              (linear, m, ROW_IN, ROW_IN), (add, z))
 
-#define ROW_OF_linear_cross_entropy \
-    ROW_CASE(linear_cross_entropy, "linear_cross_entropy", "linear_cross_entropy", (linear, l, ROW_IN, ROW_OUT), (cross_entropy, c, ROW_OUT))
-
 #define ROW_OF_bias_act ROW_ACTIVATIONS(ROW_bias_act)
 #define ROW_bias_act(kind) ROW_CASE(bias_##kind, "bias_act", "bias_" #kind, (bias, b, ROW_IN), (kind, a))
 

@@ -308,7 +308,7 @@ static te_tensor hidden_of(const gpt *g, void *data, const te_batch *b) {
     return te_matrix(data, TE_JOIN1(TE_, GPT_DTYPE), (int64_t)b->batch * b->seq, g->size->hidden);
 }
 
-/* Losses of every row into g->loss; `train`: with what backward needs, and the losses may be left to that. */
+/* Losses of every row into g->loss; `train`: with what backward needs. */
 static void gpt_forward(gpt *g, const te_batch *b, int train) {
     const int last = g->models - 1;
     for (int i = 0; i < last; i++)
@@ -770,7 +770,6 @@ int main(int argc, char **argv) {
 
     te_batch b = gpt_batch(&g, g.batch, g.seq);
     b.loss_scale = 1.0f / (float)(o.batch * o.seq * o.accumulate);
-    b.loss_in_backward = 1; /* logits are computed once: g.loss is there after gpt_backward */
     const double tokens_a_step = (double)(o.batch * o.seq * o.accumulate);
     double began = now(), since = began, loss = NAN;
     long counted = step, begun_at = step;
@@ -781,8 +780,8 @@ int main(int argc, char **argv) {
             take_batch(&g, &c, 0, (uint64_t)(step * o.accumulate + k), seed);
             b.accumulate = k > 0;
             gpt_forward(&g, &b, 1);
-            gpt_backward(&g, &b);
             if (report) sum += gpt_loss(&g, &b);
+            gpt_backward(&g, &b);
         }
         check(te_adamw_step(&opt, &ctx), "optimizer");
         if (g.in_fp8) check(te_recipes_step(&g.recipes, &ctx), "recipe");

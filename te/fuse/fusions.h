@@ -3,8 +3,8 @@
  * A row names families (te/ops: every activation is an `act`, every gated one `gated`, every norm `norm`), in the order
  * of the pass; the backward list reads the model from its end. Any row of the shape [linear] maps [norm] maps
  * (backward: [linear] [norm] maps, linear fork, or attention bias) works: write the name, and the kernel follows from
- * its ops. linear cross_entropy, in backward cross_entropy linear, has functions of its own (linear_loss.h). Add your
- * own the same way, before TE_SEQUENTIAL, or take one out with #undef.
+ * its ops. Add your own the same way, before TE_SEQUENTIAL, or take one out with #undef. Rows that take time to save
+ * memory are not here: linear_cross_entropy, in backward cross_entropy_linear (linear_loss.h).
  *
  * The X-lists below are the same rows for the tests and benches, which try each on every kind that it matches.
  */
@@ -38,7 +38,6 @@
 #define TE_FORWARD_linear_softcap TE_FUSED
 #define TE_FORWARD_linear_add_fork_dyt TE_FUSED
 #define TE_FORWARD_linear_bias_add_fork_dyt TE_FUSED
-#define TE_FORWARD_linear_cross_entropy TE_FUSED
 #define TE_FORWARD_bias_act TE_FUSED
 #define TE_FORWARD_bias_gated TE_FUSED
 #define TE_FORWARD_bias_add TE_FUSED
@@ -65,7 +64,6 @@
 #define TE_BACKWARD_linear_fork TE_FUSED
 #define TE_BACKWARD_linear_act_bias TE_FUSED
 #define TE_BACKWARD_attention_bias TE_FUSED
-#define TE_BACKWARD_cross_entropy_linear TE_FUSED
 
 /* X(row): the same rows; tests/rows_forward_test.cc fails where one is missing. */
 #define TE_FORWARD_ROWS(X)                                                                                  \
@@ -76,12 +74,10 @@
     X(bias_dropout_add_fork_norm) X(linear_add_add) X(linear_bias_add_add) X(linear_bias_dropout_add_add)   \
     X(linear_mul) X(linear_bias_mul) X(linear_add_add_fork_norm) X(linear_bias_add_add_fork_norm)   \
     X(linear_mul_param_add) X(linear_bias_mul_param_add) X(linear_bias_mul_param_add_fork_norm) \
-    X(linear_softcap) X(linear_add_fork_dyt) X(linear_bias_add_fork_dyt) \
-    X(linear_cross_entropy)
+    X(linear_softcap) X(linear_add_fork_dyt) X(linear_bias_add_fork_dyt)
 #define TE_BACKWARD_ROWS(X)                                                                                      \
     X(act_bias) X(gated_bias) X(dropout_bias) X(add_bias) X(add_dropout_bias) X(norm_fork) X(norm_fork_add_bias) \
     X(norm_fork_add_dropout) X(norm_fork_add_dropout_bias) X(linear_fork) X(linear_act_bias) \
-    X(attention_bias) X(norm_fork_add_add_bias) X(mul_bias) X(norm_fork_add_mul_param) X(dyt_fork) \
-    X(cross_entropy_linear)
+    X(attention_bias) X(norm_fork_add_add_bias) X(mul_bias) X(norm_fork_add_mul_param) X(dyt_fork)
 
 #endif

@@ -129,7 +129,10 @@ TE_API te_status te__linear_race(te_gemm_choice *c, te_split otherwise, int can_
 TE_API te_status te__linear_choose(te_gemm *g, te_split *split, int *taken, te_run *r, const te_step *s,
                                    const te__linear_kernels *kernels) {
     const te_gemm bare = *g;
-    const int can_own = s->count > 1 && !te_gemm_is_fp8(g) && te_gemm_can_row(kernels->whole, g, r->ctx);
+    const int in_fp8 = !te_last_step(r, s) && te_is_stored_in_fp8(r, s->op[s->count - 1] + 1);
+    /* a product's epilogue neither reads nor stores FP8 */
+    const int can_own =
+        s->count > 1 && !in_fp8 && !te_gemm_is_fp8(g) && te_gemm_can_row(kernels->whole, g, r->ctx);
     int way = can_own && te_gemm_is_own_row(kernels->whole, g, r->ctx) ? TE_SPLIT_OWN : TE_SPLIT_WHOLE;
     te_gemm_choice c;
     while ((*taken = te__linear_take(g, r, s, (te_split)way)) < 0) way--;

@@ -1,5 +1,8 @@
 /* linear_loss.h -- a linear and the cross_entropy behind it as one step: logits exist for a piece of the rows, or of
- * the vocabulary, at a time, in a part of the workspace that is 1 / TE_LOSS_SHARE of what all of them would take.
+ * the vocabulary, at a time, in a part of the workspace that is 1 / TE_LOSS_SHARE of what all of them would take. Both
+ * rows are memory for time, so they are not in fusions.h. Say, before TE_SEQUENTIAL:
+ *     #define TE_FORWARD_linear_cross_entropy TE_FUSED
+ *     #define TE_BACKWARD_cross_entropy_linear TE_FUSED
  *
  * Forward has pieces of rows with the whole vocabulary: the product, then the loss and the sums of each row, which are
  * saved. Backward makes the logits again, piece by piece, turns each into its gradient where it lies, and has both
@@ -18,6 +21,9 @@
  *
  * Sums over rows (dweight) and over the vocabulary (dx) are split by the pieces, whose sizes follow from the sizes of
  * the call alone: the same inputs give the same bits, which are not those of the two ops as steps of their own.
+ *
+ * One H200, bf16, time of forward and backward over that of three bare products, for shares of 1/16, 1/8, 1/4, and for
+ * the two ops with all logits: 8192 x 50304 x 768 1.90, 1.44, 1.32; 1.28. 4096 x 151936 x 4096 1.53, 1.37, 1.08; 1.07.
  */
 #ifndef TE_FUSE_LINEAR_LOSS_H
 #define TE_FUSE_LINEAR_LOSS_H
@@ -52,8 +58,10 @@ typedef struct te__loss_kernels {
 
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
+#ifndef TE_LOSS_SHARE
+#define TE_LOSS_SHARE 16 /* 4: a quarter of the logits, in hardly more time than all of them */
+#endif
 enum {
-    TE_LOSS_SHARE = 16,
     TE_LOSS_ROWS = 128,            /* a piece has a multiple of so many rows, */
     TE_LOSS_COLUMNS = 256,         /* or of so many columns: tiles of the products */
     TE_LOSS_LATE_ROWS = 384,       /* rows of a piece with which dweight's bytes take less than one more product, */

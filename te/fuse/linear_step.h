@@ -35,7 +35,8 @@ TE_API te_status te__linear_wgrad_of(te_gemm *w, te_run *r, int i, te_value dy) 
 /* dx = dy weight, and the chain of the ops before. */
 TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const te_op *op = &r->plan->op[s->op[0]];
-    const int own = !te_gemm_is_fp8(x) && te_gemm_is_own_row(kernels->whole, x, r->ctx) &&
+    const int end = s->op[s->count - 1], in_fp8 = !te_last_step(r, s) && end > 0 && te_is_stored_in_fp8(r, end - 1);
+    const int own = !in_fp8 && !te_gemm_is_fp8(x) && te_gemm_is_own_row(kernels->whole, x, r->ctx) &&
                     op->in_dtype == r->plan->dtype;
     te_value dx;
     TE_TRY(te_acquire(r, &dx, op->in_rows, op->in, op->in_dtype));

@@ -23,6 +23,7 @@
 #define TE_IN_cross_entropy(op) (TE_ARG1(op, 0))
 #define TE_OUT_cross_entropy(op, in) (1)
 #define TE_GIVES_cross_entropy(op) (TE_GIVES_f32)
+#define TE_SHARE_FITS_cross_entropy(op, in) ((int)(in) == (int)TE_SHARE_same)
 #define TE_FLAGS_cross_entropy(op) (TE_SAVES_INPUT | TE_TO_LOSS)
 #define TE_STATS_cross_entropy(op) (2) /* the largest logit; log2 of the sum of exp(x - that) */
 #define TE_TAKES_DIMS_cross_entropy ,
@@ -185,11 +186,12 @@ TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, 
     TE_REQUIRE(b->labels, r->ctx, TE_ERROR_NULL, "%s: the batch brings no labels", r->plan->name);
     TE_REQUIRE((uintptr_t)b->labels % sizeof *b->labels == 0, r->ctx, TE_ERROR_ALIGNMENT,
                "%s: batch.labels lie at %p, which is no multiple of 4", r->plan->name, (const void *)b->labels);
-    a->labels = b->labels, a->ignore_index = b->ignore_index ? b->ignore_index : -100, a->dloss = b->loss_scale;
+    a->labels = b->labels + te_first_row(r, op->in_rows);
+    a->ignore_index = b->ignore_index ? b->ignore_index : -100, a->dloss = b->loss_scale;
     for (int64_t i = 0; !TE_CUDA && r->dry && i < rows; i++)
-        TE_REQUIRE((b->labels[i] >= 0 && b->labels[i] < op->in) || b->labels[i] == a->ignore_index, r->ctx,
+        TE_REQUIRE((a->labels[i] >= 0 && a->labels[i] < op->in) || a->labels[i] == a->ignore_index, r->ctx,
                    TE_ERROR_VALUE, "%s: label %d of row %lld is outside the vocabulary of %s, %d", r->plan->name,
-                   b->labels[i], (long long)i, op->name, op->in);
+                   a->labels[i], (long long)i, op->name, op->in);
     return TE_OK;
 }
 TE_API te_status te__cross_entropy_forward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch) {

@@ -2,9 +2,11 @@
 #ifndef TE_RUN_H
 #define TE_RUN_H
 
-#include "../core/convert.h" /* te_convert */
-#include "sums.h"            /* te_sum_args */
-#include "value.h"           /* te_value, te_pool */
+#include "../core/convert.h"   /* te_convert */
+#include "../core/group.h"     /* te_tensor_group */
+#include "../core/sequences.h" /* te_sequences */
+#include "sums.h"              /* te_sum_args */
+#include "value.h"             /* te_value, te_pool */
 
 typedef enum te_pass { TE_FORWARD, TE_INFER, TE_BACKWARD } te_pass;
 
@@ -20,6 +22,7 @@ typedef struct te_run {
     te_recipe_use use;
     int dry;                     /* this walk checks and measures; nothing is launched */
     int64_t tokens, sequences;   /* rows of values, by te_rows; where only tokens are known, as many sequences */
+    const te_group *tensor, *data; /* the groups of this rank */
     te_value now;                /* forward: the activation; backward: its gradient, p null if nobody wants it */
     te_value x, y, dx, dy;       /* the caller's */
     te_rng *rng;                 /* the random state of this forward */
@@ -43,7 +46,24 @@ typedef struct te_run {
     int column_count;
 } te_run;
 
-TE_API int64_t te_rows_in(const te_run *r, te_rows rows) { return te_rows_of(rows, r->tokens, r->sequences); }
+TE_API int64_t te_rows_in(const te_run *r, te_rows rows) {
+    return te_rows_of(rows, r->tokens, r->sequences, r->tensor->size);
+}
+/* The first of these rows among those of the batch, and among those of all replicas. */
+TE_API int64_t te_first_row(const te_run *r, te_rows rows) {
+    return rows == TE_ROWS_shard ? r->tensor->rank * te_rows_in(r, rows) : 0;
+}
+TE_API int64_t te_first_row_of_all(const te_run *r, te_rows rows) {
+    return r->data->rank * (rows == TE_ROWS_sequences ? r->sequences : r->tokens) + te_first_row(r, rows);
+}
+/* Where the batch's sequences lie. */
+TE_API te_sequences te_sequences_of(const te_run *r) {
+    const te_batch *b = r->batch;
+    te_sequences s;
+    s.first = b ? b->cu_seqlens : 0, s.count = (int)r->sequences, s.rows = (int)r->tokens;
+    s.longest = !b ? 1 : b->sequences ? (int)te_min(b->longest, r->tokens) : b->seq;
+    return s;
+}
 /* Rows that saved memory is sized for. */
 TE_API int64_t te_padded_rows(const te_run *r, te_rows rows) { return te_round_up(te_rows_in(r, rows), TE_ROW_PAD); }
 /* Rows that pieces of the workspace are sized for, whatever rows a value has: so a call places them where the walk that
@@ -242,10 +262,10 @@ TE_API te_status te_gradient(te_value *v, te_run *r, const te_step *s, int i) {
 TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t tokens, int64_t sequences,
                       te_context *ctx) {
     r->plan = plan, r->pass = pass, r->tokens = tokens, r->sequences = sequences, r->ctx = ctx;
-    r->use = TE_USE_as_bound;
+    r->use = TE_USE_as_bound, r->tensor = te_tensor_group(ctx), r->data = te_data_group(ctx);
     r->batch = 0, r->dry = 1, r->rng = 0, r->saved = 0, r->take.taken = 0, r->sum_count = r->column_count = 0;
     r->now = r->dx = r->dy = te_no_value(), r->ends[0] = r->ends[1] = 0, r->loss_in_backward = 0;
-    r->x = te_value_of(0, plan->in_dtype, tokens, plan->in);
+    r->x = te_value_of(0, plan->in_dtype, te_rows_in(r, plan->op[0].in_rows), plan->in);
     r->y = te_value_of(0, plan->out_dtype, te_rows_in(r, te_out_rows(plan)), plan->out);
     r->pool.base = 0, r->pool.high = 0, r->pool.count = 0, r->pool.next_id = 0;
     memset(&r->columns, 0, sizeof r->columns);
