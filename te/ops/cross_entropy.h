@@ -91,13 +91,15 @@ TE_FN int te_first_column(int64_t row, int width) { return TE_CUDA && width % 8 
 /* The largest logit of a row, and the sum of exp(x - that). */
 typedef struct te_logit_sums { float top, sum; } te_logit_sums;
 /* The loss of a row, and what the gradient needs, in all lanes. The largest logit is subtracted before anything is
- * rounded, so the loss does not depend on what all logits have in common. */
+ * rounded, so the loss does not depend on what all logits have in common. in_place: a gradient takes the place of the
+ * label's logit as soon as this is done, so it is loaded first; else last: to wait for it takes a tenth of the time. */
 TE_FN te_logit_sums te_cross_entropy_loss(const te_cross_entropy_args *a, te_block b, te_lanes *g, int width,
-                                          te_dtype dtype, const te_loss_options o) {
+                                          te_dtype dtype, const te_loss_options o, int in_place) {
     const int64_t row = (int64_t)b.x * width;
     const int32_t label = a->labels[b.x];
     const int known = label >= 0 && label < width, smooth = o.label_smoothing != 0;
-    const float of_label = known ? te_load(a->x, row + label, dtype) : 0.0f; /* now: a gradient may take its place */
+    const int first = smooth || in_place;
+    float of_label = first && known ? te_load(a->x, row + label, dtype) : 0.0f;
     float top = -INFINITY, sum = 0, above = 0; /* above: sum of x - x[label] */
     TE_UNROLL_4 for (int c = te_first_column(row, width) + g->id * 8; c < width; c += g->count * 8) {
         const te_columns at = te_columns_at(c, width);
@@ -115,6 +117,7 @@ TE_FN te_logit_sums te_cross_entropy_loss(const te_cross_entropy_args *a, te_blo
     te_lanes_sum(&all.sum, 1, g);
     if (smooth) te_lanes_sum(&above, 1, g);
     if (g->id) return all;
+    if (!first && known) of_label = te_load(a->x, row + label, dtype);
     float loss = known ? logf(all.sum) + (all.top - of_label) : NAN;
     if (smooth) loss -= o.label_smoothing / (float)width * above;
     if (o.z_loss != 0) loss += o.z_loss * (logf(all.sum) + all.top) * (logf(all.sum) + all.top);
@@ -149,7 +152,7 @@ TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int 
                                 const te_loss_options o) {
     int group;
     te_lanes g = te_lanes_here(threads, &group);
-    const te_logit_sums all = te_cross_entropy_loss(a, b, &g, width, dtype, o);
+    const te_logit_sums all = te_cross_entropy_loss(a, b, &g, width, dtype, o, 0);
     if (!g.id && a->stats) a->stats[2 * b.x] = all.top, a->stats[2 * b.x + 1] = log2f(all.sum);
 }
 /* Bytes: the logits read, the gradient written. */
@@ -172,7 +175,7 @@ TE_FN void te_cross_entropy_at_once(const te_cross_entropy_args *a, te_block b, 
                                     const te_loss_options o) {
     int group;
     te_lanes g = te_lanes_here(threads, &group);
-    const te_logit_sums all = te_cross_entropy_loss(a, b, &g, width, dtype, o);
+    const te_logit_sums all = te_cross_entropy_loss(a, b, &g, width, dtype, o, 1);
     te_cross_entropy_slope(a, b, &g, 0, width, width, dtype, o, all.top, log2f(all.sum));
 }
 
