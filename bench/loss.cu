@@ -1,6 +1,8 @@
 // loss.cu -- for loss.py: a head (linear, cross_entropy), forward and backward, and its three products alone, as a library.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fPIC -shared -I. bench/loss.cu -o libloss.so -lcublasLt
+//
+// As a program it says what each head takes beside weights, gradients, x and dx, at the sizes that loss.py times.
 #include "te/te.h"
 
 #define TE_FORWARD_linear_cross_entropy TE_FUSED
@@ -74,4 +76,22 @@ const char *loss_products(int64_t rows, int64_t vocabulary, int64_t hidden, void
     }
     return nullptr;
 }
+}
+
+int main() {
+    const struct { const char *name; int64_t rows; } sizes[HEADS] = {
+        {"gpt2, a piece at a time", 8192}, {"qwen3, a piece at a time", 4096}, {"gpt2, all logits", 8192}, {"qwen3, all logits", 4096}};
+    const char *error = loss_open(nullptr);
+    for (int i = 0; i < HEADS && !error; i++) {
+        void *weight = nullptr, *grad = nullptr;
+        const size_t elements = (size_t)heads[i].plan->op[0].in * (size_t)heads[i].plan->op[0].out;
+        if (te_allocate(&context, &weight, elements * 2) || te_allocate(&context, &grad, elements * 4)) error = te_last_error(&context);
+        const size_t bytes = error ? 0 : loss_bytes(i, sizes[i].rows, weight, (float *)grad);
+        if (!error && !bytes) error = te_last_error(&context);
+        printf("%-24s %5lld rows: %8.1f MiB\n", sizes[i].name, (long long)sizes[i].rows, (double)bytes / 1048576);
+        te_release(&context, weight), te_release(&context, grad);
+    }
+    if (error) fprintf(stderr, "%s\n", error);
+    te_context_destroy(&context);
+    return error != nullptr;
 }
