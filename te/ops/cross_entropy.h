@@ -105,7 +105,9 @@ TE_FN te_logit_sums te_cross_entropy_loss(const te_cross_entropy_args *a, te_blo
         const te_columns at = te_columns_at(c, width);
         float v[8], most = top, s = 0;
         te_load8(v, a->x, row + at.from, at.n, at.whole, dtype);
-        TE_UNROLL for (int i = 0; i < 8; i++) v[i] = i < at.n ? v[i] : -INFINITY, most = v[i] > most ? v[i] : most;
+        if (at.n < 8) /* a branch: two instructions less for each logit of all other vectors */
+            TE_UNROLL for (int i = 0; i < 8; i++) v[i] = i < at.n ? v[i] : -INFINITY;
+        TE_UNROLL for (int i = 0; i < 8; i++) most = v[i] > most ? v[i] : most;
         const float base = most > -INFINITY ? most : 0.0f; /* a row may begin with -infinity */
         TE_UNROLL for (int i = 0; i < 8; i++) s += te_exp(v[i] - base);
         sum = sum * te_exp(top - base) + s, top = most;
