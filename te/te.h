@@ -10,6 +10,9 @@
 #ifndef TE_H
 #define TE_H
 
+#include "comm/collective.h"   /* all_gather, reduce_scatter, all_reduce, copy_to_group */
+#include "comm/comm.h"         /* te_comm_create */
+#include "comm/reduce.h"       /* te_reduce_gradients */
 #include "core/version.h"      /* TE_VERSION_MAJOR, TE_VERSION_STRING */
 #include "fuse/sequential.h"   /* TE_SEQUENTIAL, TE_DECLARE, TE_DEFINE */
 #include "graph/graph.h"       /* te_graph_capture, te_graph_replay */

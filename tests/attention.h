@@ -34,6 +34,7 @@ typedef size_t (*scratch_bytes)(te_context *, int64_t);
 struct form {
     int left, right;
     double softcap = 0, dropout = 0;
+    int varlen = 0;
     bool sees(int query, int key) const {
         return (left < 0 || key >= query - left) && (right < 0 || key <= query + right);
     }
@@ -115,10 +116,12 @@ std::vector<size_t> keys_of(const form &f, size_t query, size_t seq) {
 struct drawn {
     te_rng rng = {0, 0};
     uint32_t id = 0;
+    size_t first_head = 0, seq = 0; // of a sequence among others: what its heads are counted from, and the longest one; 0: there are no others
 };
 double dropout_factor(const form &f, const drawn &from, size_t head, size_t query, size_t key, size_t seq) {
     uint32_t word[4];
     const double limit = std::floor(65536 * (double)(float)f.dropout + 0.5);
+    head += from.first_head, seq = from.seq ? from.seq : seq;
     te_philox(word, from.rng.seed, (uint64_t)(head * ((seq + 15) / 16) + query / 16) << 32 | (key / 32 * 64 + query % 8 * 8 + key % 8), from.id,
               from.rng.offset);
     return (word[key / 8 % 4] >> (query / 8 % 2 ? 16 : 0) & 0xffff) < limit ? 0 : 65536 / (65536 - limit);
@@ -211,7 +214,14 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
     REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
     REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
     const std::vector<double> stored = out.read();
-    const reference ref = attention(s, batch, seq, a.scale, x, dy, from, &stored);
+    reference ref = attention(s, batch, seq, a.scale, x, dy, from, &stored);
+    if (TE_CUDA && s.f.varlen) { // lse is [heads, rows]
+        const std::vector<double> of = ref.lse;
+        for (size_t i = 0; i < of.size(); i++) {
+            const size_t n = (size_t)seq, head = i / n % (size_t)s.heads, b = i / n / (size_t)s.heads;
+            ref.lse[head * rows + b * n + i % n] = of[i];
+        }
+    }
     const double forward = s.dtype == TE_f32 ? 1e-5 : s.dtype == TE_f16 ? 1e-3 : 1.6e-2;
     const double backward = s.dtype == TE_f16 ? 4e-3 : forward;
     const std::vector<double> dx = dqkv.read();
@@ -273,6 +283,100 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
     for (size_t i = 0; i < sum.n; i++)
         if (!(std::fabs(got[i] - wanted[i]) <= 1e-5 * magnitude[i])) off++;
     CHECK(off == 0);
+}
+
+// Sequences of these lengths, one behind the other: each against the reference of it alone. spare: so much more the bound of lengths is than the
+// longest one. again: other lengths in the same memory, of as many rows.
+void check_varlen(const shape &s, const std::vector<int> &lengths, std::mt19937 &random, double worst[2], bool with_scratch = true, int spare = 0,
+                  const std::vector<int> &again = {}) {
+    context ctx;
+    std::vector<int32_t> cu(1, 0);
+    for (const int n : lengths) cu.push_back(cu.back() + n);
+    const size_t rows = (size_t)cu.back(), d = (size_t)s.dim, h = (size_t)s.heads * d, kv = (size_t)s.kv_heads * d, width = h + 2 * kv;
+    buffer qkv(&ctx.c, s.dtype, rows * width), out(&ctx.c, s.dtype, rows * h), dout(&ctx.c, s.dtype, rows * h);
+    buffer dqkv(&ctx.c, s.dtype, qkv.n), lse(&ctx.c, TE_f32, rows * (size_t)s.heads), delta(&ctx.c, TE_f32, lse.n);
+    buffer first(&ctx.c, TE_f32, cu.size());
+    const std::vector<double> x = qkv.draw(random), dy = dout.draw(random);
+    const size_t scratch_size = with_scratch ? s.scratch(&ctx.c, (int64_t)rows) : 0;
+    buffer scratch(&ctx.c, TE_f32, scratch_size / 4);
+    te_attention_args a;
+    memset(&a, 0, sizeof a);
+    a.out = out.data, a.lse = (float *)lse.data, a.qkv = qkv.data, a.dqkv = dqkv.data, a.dout = dout.data;
+    a.delta = (float *)delta.data, a.scratch = scratch_size ? scratch.data : nullptr;
+    a.batch = (int)lengths.size(), a.scale = 1.0f / std::sqrt((float)s.dim), a.rows = (int)rows, a.cu_seqlens = (const int32_t *)first.data;
+    for (const std::vector<int> *l : {&lengths, &again})
+        for (const int n : *l) a.seq = std::max(a.seq, n + spare);
+    drawn from;
+    from.id = 7, from.rng.seed = random(), from.rng.offset = random(), from.seq = (size_t)a.seq;
+    buffer rng(&ctx.c, TE_f32, sizeof from.rng / 4);
+    REQUIRE(te_copy(&ctx.c, rng.data, &from.rng, sizeof from.rng) == TE_OK);
+    REQUIRE(te_synchronize(&ctx.c) == TE_OK);
+    if (s.f.dropout > 0) a.rng = (const te_rng *)rng.data, a.id = from.id;
+    const double forward = s.dtype == TE_f32 ? 1e-5 : s.dtype == TE_f16 ? 1e-3 : 1.6e-2, backward = s.dtype == TE_f16 ? 4e-3 : forward;
+    for (int time = 0; time < (again.empty() ? 1 : 2); time++) {
+        for (size_t i = 0; time && i < again.size(); i++) cu[i + 1] = cu[i] + again[i];
+        REQUIRE((size_t)cu.back() == rows);
+        REQUIRE(te_copy(&ctx.c, first.data, cu.data(), cu.size() * sizeof cu[0]) == TE_OK);
+        out.poison(), dqkv.poison(), delta.poison(), lse.poison(), scratch.poison();
+        REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
+        REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
+        const std::vector<double> y = out.read(), dx = dqkv.read(), l = lse.read();
+        std::vector<double> want_y, want_dx, want_l(l.size());
+        for (size_t i = 0; i + 1 < cu.size(); i++) {
+            const size_t b = (size_t)cu[i], n = (size_t)cu[i + 1] - b;
+            const auto part = [&](const std::vector<double> &v, size_t w) {
+                return std::vector<double>(v.begin() + (std::ptrdiff_t)(b * w), v.begin() + (std::ptrdiff_t)((b + n) * w));
+            };
+            if (!n) continue;
+            from.first_head = i * (size_t)s.heads;
+            const std::vector<double> stored = part(y, h);
+            const reference ref = attention(s, 1, (int)n, a.scale, part(x, width), part(dy, h), from, &stored);
+            want_y.insert(want_y.end(), ref.out.begin(), ref.out.end()), want_dx.insert(want_dx.end(), ref.dqkv.begin(), ref.dqkv.end());
+            for (size_t k = 0; k < ref.lse.size(); k++) want_l[k / n * rows + b + k % n] = ref.lse[k];
+        }
+        const double e[5] = {error(y, want_y, h, 0, h, forward), error(l, want_l, 1, 0, 1, 1e-5), error(dx, want_dx, width, 0, h, backward),
+                             error(dx, want_dx, width, h, h + kv, backward), error(dx, want_dx, width, h + kv, width, backward)};
+        INFO("out " << e[0] << " lse " << e[1] << " dq " << e[2] << " dk " << e[3] << " dv " << e[4]);
+        CHECK(e[0] <= forward);
+        CHECK(e[1] <= 1e-5);
+        for (int i = 2; i < 5; i++) CHECK(e[i] <= backward);
+        worst[0] = std::max(worst[0], e[0]), worst[1] = std::max(worst[1], std::max(e[2], std::max(e[3], e[4])));
+        const std::vector<uint8_t> had = out.raw(), gradient = dqkv.raw(); // the same bits again
+        out.poison(), dqkv.poison(), delta.poison(), scratch.poison();
+        REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
+        REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
+        CHECK(out.raw() == had);
+        CHECK(dqkv.raw() == gradient);
+        // what is not finite in a sequence does not leave it
+        const size_t ill = random() % lengths.size(), from_row = (size_t)cu[ill], to_row = (size_t)cu[ill + 1];
+        if (from_row == to_row) continue;
+        const auto spoil = [&](buffer &b, size_t w) {
+            const size_t bytes = w * te_dtype_bytes(s.dtype);
+            REQUIRE(te_fill(&ctx.c, (char *)b.data + from_row * bytes, 0xff, (to_row - from_row) * bytes) == TE_OK);
+        };
+        const auto heal = [&](std::vector<double> v, const std::vector<double> &want, size_t w) {
+            for (size_t i = from_row * w; i < to_row * w; i++) v[i] = want[i];
+            return v;
+        };
+        const std::vector<uint8_t> qkv_was = qkv.raw(), dout_was = dout.raw();
+        spoil(qkv, width), spoil(dout, h);
+        REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
+        REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
+        CHECK(error(heal(out.read(), want_y, h), want_y, h, 0, h, forward) <= forward);
+        CHECK(error(heal(dqkv.read(), want_dx, width), want_dx, width, 0, width, backward) <= backward);
+        REQUIRE(te_copy(&ctx.c, qkv.data, qkv_was.data(), qkv.bytes()) == TE_OK);
+        REQUIRE(te_copy(&ctx.c, dout.data, dout_was.data(), dout.bytes()) == TE_OK);
+        REQUIRE(te_synchronize(&ctx.c) == TE_OK);
+    }
+    // numbers that make no sense: every kernel ends, and nothing else is written (reading: compute-sanitizer, the address sanitizer)
+    for (int time = 0; time < (brief() ? 1 : 4); time++) {
+        for (int32_t &n : cu) n = time == 0 ? (int32_t)rows - n : (int32_t)(random() % (2 * rows)) - (int32_t)rows / 2;
+        if (time == 3) cu[cu.size() / 2] = INT32_MIN, cu.back() = INT32_MAX;
+        REQUIRE(te_copy(&ctx.c, first.data, cu.data(), cu.size() * sizeof cu[0]) == TE_OK);
+        REQUIRE(s.forward(&ctx.c, &a) == TE_OK);
+        REQUIRE(s.backward(&ctx.c, &a) == TE_OK);
+        for (const buffer *b : {&out, &dqkv, &lse, &delta, &scratch}) (void)b->raw(); // the guards
+    }
 }
 
 // Each shape at each length.

@@ -58,6 +58,7 @@ struct backward {
     std::vector<vec> param;  // of the parameters' gradients
     std::map<int, vec> kept, handed; // by fork: of the gradient of what it kept, and the sum of |terms| of that
     std::map<std::string, vec> inputs;
+    vec logits; // how far off the loss's logits are, where no kernel has kept them; empty: they are as the kernels have them
     backward(const list &ops, const std::vector<vec> &p, const reference::values &values, const call &what, te_dtype t)
         : l(ops), params(p), v(values), c(what), dtype(t) {
         for (const vec &e : p) param.push_back(vec(e.size(), 0.0));
@@ -172,13 +173,16 @@ struct backward {
                 double top = -INFINITY, sum = 0;
                 for (size_t k = 0; k < o.in; k++) top = std::max(top, x[r * o.in + k]);
                 for (size_t k = 0; k < o.in; k++) sum += std::exp(x[r * o.in + k] - top);
+                double off_logits = 0; // of the log of the sum: no further off than the furthest logit
+                for (size_t k = 0; k < o.in && !logits.empty(); k++) off_logits = std::max(off_logits, logits[r * o.in + k]);
                 for (size_t k = 0; k < o.in; k++) {
                     const double z = x[r * o.in + k] - top, smooth = o.option("label_smoothing", 0);
                     const double log_sum = std::fabs(top) + std::log(sum), zl = o.option("z_loss", 0);
                     const double along = 1 + 2 * zl * log_sum, p = std::exp(z) / sum * along;
                     const double label = (k == (size_t)c.labels[r] ? 1 - smooth : 0) + smooth / (double)o.in;
                     const double off = p * (functions * (2 + std::fabs(z) + std::fabs(top)) + same_sign(o.in)) +
-                                       p * 2 * zl * (functions * (2 + log_sum) + same_sign(o.in)) + sums * (p + label);
+                                       p * 2 * zl * (functions * (2 + log_sum) + same_sign(o.in)) + sums * (p + label) +
+                                       (logits.empty() ? 0 : p * (std::expm1(logits[r * o.in + k] + off_logits) + 2 * zl * off_logits));
                     e[r * o.in + k] = c.labels[r] == c.ignore_index ? 0 : d[r] * (p + label) + std::fabs(dy[r]) * off;
                 }
             }

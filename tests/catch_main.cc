@@ -2,12 +2,22 @@
 #define CATCH_CONFIG_RUNNER
 #include <catch2/catch.hpp>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 // Linked in by CUDA tests alone; null in a host test.
 extern "C" __attribute__((weak)) int cudaGetDeviceCount(int *count);
 
+// A child process asks: one that has used CUDA cannot fork children that use it (tests/misuse.h does).
+static bool has_device() {
+    int devices = 0, status = 0;
+    const pid_t child = fork();
+    if (child == 0) _exit(cudaGetDeviceCount(&devices) == 0 && devices > 0);
+    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 1;
+}
+
 int main(int argc, char **argv) {
-    int devices = 0;
-    if (cudaGetDeviceCount && (cudaGetDeviceCount(&devices) != 0 || devices == 0)) {
+    if (cudaGetDeviceCount && !has_device()) {
         std::printf("SKIP: no CUDA device\n");
         return 77;
     }

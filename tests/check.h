@@ -51,6 +51,7 @@ struct trial {
     te_saved saved;
     reference::values ref; // as it goes on from what the kernels stored
     reference::vec dy_ref; // empty: batch.loss_scale
+    reference::vec logits_error; // of the loss's logits, where no kernel keeps them
     std::vector<uint8_t> x_before, params_before, kept;
     std::vector<std::vector<uint8_t>> first; // what the first forward gave: y, then the edges
 
@@ -78,6 +79,7 @@ struct trial {
     }
     te_tensor out_of(const buffer &b) const { return te_matrix(b.data(), out_dtype, (int64_t)rows, (int64_t)out); }
     te_tensor given() const { return dy_ref.empty() ? te_none() : out_of(dy); }
+    bool remakes_logits() const { return to_loss && plan->op_count > 1 && te_remakes_logits(plan, plan->op_count - 2); }
     bool product(size_t i) const { return plan->op[i].op_class == TE_CLASS_gemm; }
     // Whether a product is rounded on its way into the rest of its row depends, on CUDA, on the kernel that runs. The
     // reference does not round it there, and allows for it.
@@ -186,6 +188,7 @@ struct trial {
             const char *p = (const char *)layout.act[i], *base = (const char *)memory.data();
             const bool last = i + 1 == m.ops.ops.size();
             bound.step(i, v, round.at[i], may_round(i));
+            if (last && remakes_logits()) logits_error = bound.error[i - 1];
             if (!last && (p < base || p >= base + memory.bytes)) return;
             const reference::vec got =
                 last ? y.read(out_dtype)
@@ -268,6 +271,7 @@ struct trial {
     expected gradients() {
         const reference::rounding round = stored_backward(plan), held = at_adds(plan);
         bounds::backward bound(m.ops, m.param, ref, call, dtype);
+        bound.logits = logits_error;
         expected want;
         want.g = reference::backward(m.ops, m.param, ref, dy_ref, out_grads, call, round, held,
                                      [&](size_t i, const reference::vec &d, const reference::vec &given) {
@@ -342,6 +346,30 @@ struct trial {
         }
     }
 
+    // A forward that leaves the loss to its backward, and one that does not again: what it gives is what it was.
+    void loss_in_backward() {
+        const bool row = plan->forward[plan->forward_count - 1].count > 1;
+        if (!remakes_logits() || !row) return;
+        const expected want = gradients();
+        batch.loss_in_backward = 1, batch.accumulate = 0;
+        y.poison(), saved_memory.poison(), workspace.poison(), m.grads.poison(), dx.poison();
+        const std::vector<uint8_t> none = y.raw();
+        set_rng(ctx, call.rng.seed, call.rng.offset);
+        REQUIRE(s.forward(out_of(y), &saved, of(x), m.memory.data(), &batch, ctx) == TE_OK);
+        CHECK(saved.loss_in_backward == (out_dtype == TE_f32));
+        if (saved.loss_in_backward) CHECK(y.raw() == none);
+        workspace.poison();
+        const std::vector<reference::vec> before = numbers_before(overwrite, want);
+        const te_status status = s.backward(of(dx), given(), &saved, m.memory.data(), &batch, ctx);
+        INFO("backward with the loss: " << te_last_error(ctx));
+        REQUIRE(status == TE_OK);
+        CHECK(y.raw() == first[0]);
+        compare_gradients(overwrite, want, before);
+        check_gaps(m.grads.raw());
+        batch.loss_in_backward = 0;
+        forward_again();
+    }
+
     void nothing_else_touched() {
         CHECK(x.raw() == x_before);
         CHECK(m.params.raw() == params_before);
@@ -363,6 +391,7 @@ inline void check(const subject &s, const shape &at, unsigned seed = fresh_seed(
     t.forward_again();
     t.inference();
     t.backward();
+    t.loss_in_backward();
     t.nothing_else_touched();
 }
 

@@ -193,7 +193,8 @@ inline reference::rounding stored_forward(const te_plan *p, bool training) {
             if (p->op[o].op_class == TE_CLASS_gemm && !TE_CUDA && !adds) r.at[(size_t)o] = 1;
             const bool forked = j + 1 < s[i].count && (p->op[s[i].op[j + 1]].flags & TE_IS_FORK);
             const bool normed = j + 1 < s[i].count && p->op[s[i].op[j + 1]].op_class == TE_CLASS_norm; // it reads a rounded row
-            if (j + 1 == s[i].count || forked || normed || (training && te_in_memory(&sizes, o)) || (p->op[o].flags & TE_IS_OUTPUT)) r.at[(size_t)o] = 1;
+            const bool lossy = j + 1 < s[i].count && (p->op[s[i].op[j + 1]].flags & TE_TO_LOSS); // logits are stored, a piece at a time
+            if (j + 1 == s[i].count || lossy || forked || normed || (training && te_in_memory(&sizes, o)) || (p->op[o].flags & TE_IS_OUTPUT)) r.at[(size_t)o] = 1;
         }
     if (te__to_loss(p)) r.at.back() = 0;
     return r;
@@ -204,6 +205,7 @@ inline reference::rounding stored_backward(const te_plan *p) {
     for (int i = 0; i < p->backward_count; i++) {
         const te_step &s = p->backward[i];
         r.at[(size_t)s.op[s.count - 1]] = 1;
+        if (p->op[s.op[0]].flags & TE_TO_LOSS) r.at[(size_t)s.op[0]] = 1; // so is their gradient
         // a matrix product, but not one that adds to the gradient of a fork
         if (s.count > 1 && p->op[s.op[0]].op_class == TE_CLASS_gemm && !(p->op[s.op[1]].flags & TE_IS_FORK)) r.at[(size_t)s.op[0]] = 1;
     }

@@ -5,6 +5,7 @@
 #include "te/ops/activation.h"
 #include "te/ops/attention.h"
 #include "te/ops/bias.h"
+#include "te/ops/cross_entropy.h"
 #include "te/ops/dropout.h"
 #include "te/ops/linear.h"
 #include "te/ops/load.h"
@@ -51,6 +52,13 @@ MODEL(mixed, (bf16, (recipe, fp8_delayed)), (layernorm, n, 64), (linear, fc1, 64
     X(after_wide, (rmsnorm, n, 2064), (linear, a, 2064, 16), (geglu, g), (scale, h, 0.5f), (layernorm, m, 8))
 #define CHAIN_MODEL(name, ...) MODEL(name, (f32, (recipe, fp8_delayed)), __VA_ARGS__) UNFUSED(name##_unfused, (f32, (recipe, fp8_delayed)), __VA_ARGS__)
 CHAINS(CHAIN_MODEL)
+
+// A head in FP8 has all of its logits: the row is what its two ops are.
+#define TE_FORWARD_linear_cross_entropy TE_FUSED
+#define TE_BACKWARD_cross_entropy_linear TE_FUSED
+#define LOSS (rmsnorm, n, 48), (linear, l, 48, 64), (cross_entropy, c, 64, (label_smoothing, 0.1f))
+MODEL(loss, (bf16, (recipe, fp8_delayed)), LOSS)
+UNFUSED(loss_apart, (bf16, (recipe, fp8_delayed)), LOSS)
 
 TE_SEQUENTIAL_DIMS(sized, (bf16, (recipe, fp8_delayed)), (rmsnorm, n, TE_DIM(0)), (linear, a, TE_DIM(0), TE_DIM(1)), (silu, s), (linear, b, TE_DIM(1), 16))
 
@@ -459,4 +467,39 @@ TEST_CASE("what a recipe cannot run on is refused, and nothing is written", "[re
     REQUIRE(te_recipes_switch(&u.state, 0, u.ctx) == TE_OK);
     refused(u.m.s.backward(u.x_of(b.dx), u.y_of(b.dy), &b.saved, u.m.memory.data(), &u.batch, u.ctx), TE_ERROR_STATE, "since the forward");
     CHECK(b.dx.poisoned());
+}
+
+TEST_CASE("a head under a recipe is what its ops are by themselves", "[recipe]") {
+    static_assert((int)loss_forward_steps == 2 && (int)loss_backward_steps == 2 && (int)loss_apart_backward_steps == 3, "a row, or its ops");
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
+    const int rows = 150;
+    under_recipe u(loss_subject, 1, rows, seed), v(loss_apart_subject, 1, rows, seed);
+    under_recipe *const both[] = {&u, &v};
+    std::vector<std::unique_ptr<buffer>> labels;
+    for (under_recipe *r : both) {
+        std::vector<int32_t> label((size_t)rows);
+        for (int i = 0; i < rows; i++) label[(size_t)i] = i % 7 ? i % 64 : -100;
+        labels.emplace_back(new buffer(r->ctx, (size_t)rows * 4));
+        labels.back()->write_ints(label);
+        r->batch.labels = (const int32_t *)labels.back()->data();
+    }
+    for (const bool on : {true, false}) {
+        micro_batch a(u, std::max(loss_saved_bytes(rows), without(u))), b(v, std::max(loss_apart_saved_bytes(rows), without(v)));
+        micro_batch *const batches[] = {&a, &b};
+        for (int step = 0; step < 3; step++) {
+            for (int k = 0; k < 2; k++) {
+                if (!step) REQUIRE(te_recipes_switch(&both[k]->state, on, both[k]->ctx) == TE_OK);
+                both[k]->batch.loss_in_backward = step == 2; // is not wanted here
+                batches[k]->forward(*both[k]);
+                CHECK(batches[k]->saved.loss_in_backward == 0);
+                batches[k]->backward(*both[k]);
+                if (on) REQUIRE(te_recipes_step(&both[k]->state, both[k]->ctx) == TE_OK);
+            }
+            CHECK(a.y.raw() == b.y.raw());
+            CHECK(a.dx.raw() == b.dx.raw());
+            CHECK(u.m.grads.raw() == v.m.grads.raw());
+            CHECK(rms(a.dx.read(TE_bf16)) > 0);
+        }
+    }
 }

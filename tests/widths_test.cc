@@ -52,6 +52,7 @@ static std::string with_numbers(std::string text, const std::vector<int64_t> &di
 #define MAPS(h) (bias, b, 2 * h), (silu, s), (fork, f), (scale, t, 0.5f), (add, f), (geglu, g), (dropout, d), (bias, c, h)
 #define LM(h, v, n)                                                                                                  \
     (embedding, e, v, h), (positions, p, n, h), (rmsnorm1p, r, h), (tied_linear, l, h, v), (scale, s, 0.125f), (cross_entropy, c, v)
+#define HEAD(h, v) (rmsnorm, n, h), (linear, l, h, v), (cross_entropy, c, v)
 #define BLOCK(h, f)                                                                                                  \
     (fork, x1), (layernorm, ln1, h), (linear, qkv, h, 4 * 64), (rope, r, 2, 1, 64), (attention, attn, 2, 1, 64), (linear, proj, 128, h), (bias, pb, h), \
         (add, x1), (fork, x2), (rmsnorm, n2, h), (linear, fc1, h, f), (bias, b1, f), (recompute, again), (relu, a), (linear, fc2, f, h), (end_recompute, again), \
@@ -72,6 +73,7 @@ SIZED(maps_bf16, bf16, MAPS(H))
 SIZED(maps_f16, f16, MAPS(H))
 SIZED(lm_f32, f32, LM(H, F, TE_DIM(2)))
 SIZED(lm_bf16, bf16, LM(H, F, TE_DIM(2)))
+SIZED(head_bf16, bf16, HEAD(H, F))
 SIZED(block_f32, f32, BLOCK(H, F))
 SIZED(norms_f32, f32, (l2norm, a, H), (layernorm1p, b, H))
 
@@ -114,6 +116,7 @@ TEST_CASE("symbols: embedding, positions and cross-entropy", "[widths]") {
             at.position = 5, at.loss_from_dy = true;
             check(s, at);
         }
+        check(head_bf16_at({dims[0], dims[1]}), shape(1, brief() || dims[1] > 9999 ? 9 : 131)); // 2500: in slices
     }
     if (!brief())
         for (const subject &s : {lm_f32_at({8, 262144, 38}), lm_bf16_at({8, 262144, 38})}) check(s, shape(1, 3));

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what building and testing need on a bare Debian machine: compilers, OpenMP, OpenBLAS, Bazel, Catch2, CMake, pkg-config,
-# numpy. Does nothing where all is there. The CUDA toolkit is optional: install it yourself, nvcc is found in /usr/local/cuda,
+# Installs what building and testing need on a bare Debian machine: compilers, OpenMP, OpenBLAS, Open MPI, Bazel, Catch2, CMake,
+# pkg-config, numpy. Does nothing where all is there. The CUDA toolkit is optional: install it yourself, nvcc is found in /usr/local/cuda,
 # $CUDA_HOME or the PATH.
 set -euo pipefail
 
@@ -20,6 +20,8 @@ need libclang-rt-dev links clang stdio.h -fsanitize=address,undefined
 need libc6-dev links gcc stdio.h
 need libomp-dev links clang omp.h -fopenmp
 need libopenblas-openmp-dev links gcc cblas.h -lopenblas
+need libopenmpi-dev command -v mpicc # the ranks of tests/comm.sh
+need openmpi-bin command -v mpirun
 need catch2 test -f /usr/include/catch2/catch.hpp
 need bazel-bootstrap command -v bazel
 need cmake command -v cmake

@@ -2,8 +2,9 @@
 #ifndef TE_ATTENTION_ARGS_H
 #define TE_ATTENTION_ARGS_H
 
-#include "../core/target.h"  /* te_context, TE_KERNEL */
-#include "attention_form.h" /* TE_ATTENTION_MAX_SEQ, TE__ATTENTION_FORM */
+#include "../core/sequences.h" /* te_sequences */
+#include "../core/target.h"    /* te_context, TE_KERNEL */
+#include "attention_form.h"    /* TE_ATTENTION_MAX_SEQ, TE__ATTENTION_FORM */
 
 typedef struct te_attention_args {
     void *out;       /* forward: out, backward: in. [batch * seq, heads * head_dim] */
@@ -23,7 +24,20 @@ typedef struct te_attention_args {
      * the op that draws. */
     const te_rng *rng;
     uint32_t id;
+    /* Sequences that differ in length, for kernels with the option varlen: batch is how many they are, seq a bound of
+     * their lengths, and instead of batch * seq there are `rows` rows, of which sequence i has cu_seqlens[i] to
+     * cu_seqlens[i + 1]. lse and delta are [heads, rows] then, on CUDA by all kernels with
+     * varlen. Dropout draws as for batch sequences of seq tokens. */
+    const int32_t *cu_seqlens;
+    int rows;
 } te_attention_args;
+
+TE_BOTH te_sequences te__attn_sequences(const te_attention_args *a) {
+    te_sequences s;
+    s.first = a->cu_seqlens, s.count = a->batch, s.longest = a->seq;
+    s.rows = a->cu_seqlens ? a->rows : a->batch * a->seq;
+    return s;
+}
 
 enum { TE_ATTENTION_MAX_HEAD_DIM = 256 };
 
@@ -35,7 +49,12 @@ enum { TE_ATTENTION_MAX_HEAD_DIM = 256 };
         "te: attention: head_dim must be 1 to 256");
 
 /* What can be wrong with the sizes of a call. */
-TE_API te_status te__attention_check(te_context *ctx, const te_attention_args *a, int heads, const char *name) {
+TE_API te_status te__attention_check(te_context *ctx, const te_attention_args *a, int heads, int varlen,
+                                     const char *name) {
+    TE_REQUIRE(!a->cu_seqlens || varlen, ctx, TE_ERROR_VALUE,
+               "%s: cu_seqlens is given, and the attention was declared without (varlen, 1)", name);
+    TE_REQUIRE(!a->cu_seqlens || (a->batch <= a->rows && !a->sum), ctx, TE_ERROR_SHAPE,
+               "%s: %d sequences in %d rows, or sums of them", name, a->batch, a->rows);
     TE_REQUIRE(a->batch >= 1 && a->seq >= 1, ctx, TE_ERROR_SHAPE, "%s: batch %d and seq %d must be 1 or more", name,
                a->batch, a->seq);
     TE_REQUIRE((int64_t)a->batch * heads <= INT32_MAX / te_ceil_div(a->seq, 32), ctx, TE_ERROR_OVERFLOW,

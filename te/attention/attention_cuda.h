@@ -85,7 +85,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_f
     }
     static te_status launch(te_context *ctx, te__attn_forward_kernels *k, const te_attention_args *a,
                             const char *name) {
-        TE_TRY(te__attention_check(ctx, a, HEADS, name));
+        TE_TRY(te__attention_check(ctx, a, HEADS, F::VARLEN, name));
         const te__encode_fn encode = ready(ctx, k);
         return encode ? hopper::launch(ctx, k->hopper.kernel, encode, a, name)
                       : te__attn_enqueue<plain>(ctx, &k->plain, a->batch * HEADS, a, name);
@@ -105,7 +105,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
     typedef typename hopper::delta delta;
     typedef typename hopper::wgmma wgmma;
     typedef typename hopper::round round;
-    static constexpr int SUM_ROWS = T == TE_f32 ? 0 : D <= 128 ? 32 : 16; /* a warp's, in the kernels of mma.sync */
+    static constexpr int SUM_ROWS = T == TE_f32 || F::VARLEN ? 0 : D <= 128 ? 32 : 16; /* a warp's, of mma.sync's */
 
     /* As above. */
     static te__encode_fn ready(te_context *ctx, te__attn_backward_kernels *k) {
@@ -117,7 +117,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
     }
     static te_status launch(te_context *ctx, te__attn_backward_kernels *k, const te_attention_args *a,
                             const char *name) {
-        TE_TRY(te__attention_check(ctx, a, HEADS, name));
+        TE_TRY(te__attention_check(ctx, a, HEADS, F::VARLEN, name));
         const te__encode_fn encode = a->scratch ? ready(ctx, k) : 0;
         if (encode) return hopper::launch(ctx, k->delta, k->wgmma.kernel, k->round, encode, a, name);
         TE_TRY(te__attn_enqueue<dq>(ctx, &k->dq, a->batch * HEADS, a, name)); /* writes delta, which dkdv reads */

@@ -92,9 +92,9 @@ TE_FN void te__attn_f32_store(float *to, int64_t width, int valid, const float (
             }
 }
 /* Whether dropout drops a probability. */
-template <class F>
+template <int HEADS, class F>
 TE_FN int te__attn_drops_pair(const te_attention_args *a, const te__attn_head &h, int query, int key) {
-    return te__attn_dropped(*a->rng, a->id, (int)(h.row / a->seq), query, key, a->seq, F::DROP);
+    return te__attn_dropped(*a->rng, a->id, h.batch * HEADS + h.head, query, key, a->seq, F::DROP);
 }
 /* Over the 16 threads of a row. */
 TE_FN float te__attn_f32_row_max(float v) {
@@ -109,10 +109,13 @@ TE_FN float te__attn_f32_row_sum(float v) {
 /* Grid: (batch * heads, query tiles). */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forward_f32(const te_attention_args *a) {
     typedef te__attn_f32_forward_shape<D> C;
-    const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16, seq = a->seq;
-    const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D>((int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS, seq);
+    const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
+    const te__attn_head h =
+        te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
+    const int seq = h.seq;
     const te__attn_mask m = te__attn_mask_of(seq, F::LEFT, F::RIGHT);
     const int q0 = (int)(te__attn_grows(m) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::T;
+    if (F::VARLEN && q0 >= seq) return;
     const te__attn_span keys = te__attn_keys_of(m, q0, C::T);
     float *q = (float *)te__attention_shared, *kv = q + C::T * C::LD, *p = kv + C::T * C::LD;
     const float *qkv = (const float *)a->qkv, c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
@@ -140,7 +143,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
             TE_UNROLL for (int j = 0; j < C::R; j++) s[i][j] = exp2f((s[i][j] - off) * c), add += s[i][j];
             if (F::DROP && a->rng)
                 TE_UNROLL for (int j = 0; j < C::R; j++)
-                    if (te__attn_drops_pair<F>(a, h, q0 + y + 16 * i, k0 + x + 16 * j)) s[i][j] = 0;
+                    if (te__attn_drops_pair<HEADS, F>(a, h, q0 + y + 16 * i, k0 + x + 16 * j)) s[i][j] = 0;
             sum[i] = sum[i] * shrink + add;
             TE_UNROLL for (int j = 0; j < C::COLS; j++) TE_UNROLL for (int n = 0; n < 4; n++) o[i][j][n] *= shrink;
         }
@@ -163,10 +166,13 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
 /* Grid: (batch * heads, query tiles). dQ = scale * dS K; delta = rowsum(dO * O) on the way. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f32(const te_attention_args *a) {
     typedef te__attn_f32_dq_shape<D> C;
-    const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16, seq = a->seq;
-    const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D>((int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS, seq);
+    const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
+    const te__attn_head h =
+        te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
+    const int seq = h.seq;
     const te__attn_mask m = te__attn_mask_of(seq, F::LEFT, F::RIGHT);
     const int q0 = (int)(te__attn_grows(m) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::T;
+    if (F::VARLEN && q0 >= seq) return;
     const te__attn_span keys = te__attn_keys_of(m, q0, C::T);
     float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * C::LD, *v = k + C::T * C::LD;
     float *ds = v + C::T * C::LD;
@@ -199,7 +205,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
                 const int row = q0 + y + 16 * i, key = k0 + x + 16 * j;
                 s[i][j] = te__attn_capped<F>(s[i][j], a->scale);
                 const float p = te__attn_sees(m, row, key) ? exp2f(s[i][j] * c - lse[i]) : 0;
-                if (F::DROP) dp[i][j] = te__attn_drops_pair<F>(a, h, row, key) ? 0 : dp[i][j] * F::FACTOR;
+                if (F::DROP) dp[i][j] = te__attn_drops_pair<HEADS, F>(a, h, row, key) ? 0 : dp[i][j] * F::FACTOR;
                 s[i][j] = p * te__attn_slope<F>(s[i][j]) * (dp[i][j] - delta[i]);
             }
         te__attn_f32_put<C>(ds, s);
@@ -212,9 +218,11 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
 /* Grid: (batch * kv_heads, key tiles). dV = P^T dO, dK = scale * dS^T Q. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv_f32(const te_attention_args *a) {
     typedef te__attn_f32_dq_shape<D> C;
-    const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16, seq = a->seq, k0 = (int)blockIdx.y * C::T;
+    const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16, k0 = (int)blockIdx.y * C::T;
     const int batch = (int)blockIdx.x / KV_HEADS, head0 = (int)blockIdx.x % KV_HEADS * (HEADS / KV_HEADS);
-    const te__attn_head h0 = te__attn_head_of<HEADS, KV_HEADS, D>(batch, head0, seq);
+    const te__attn_head h0 = te__attn_head_of<HEADS, KV_HEADS, D, F>(a, batch, head0);
+    const int seq = h0.seq;
+    if (F::VARLEN && k0 >= seq) return;
     const te__attn_mask m = te__attn_mask_of(seq, F::LEFT, F::RIGHT);
     const te__attn_span queries = te__attn_queries_of(m, k0, C::T);
     float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * C::LD, *v = k + C::T * C::LD;
@@ -226,7 +234,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv
     te__attn_f32_load<C, D>(k, qkv + h0.k + k0 * h0.width, h0.width, seq - k0);
     te__attn_f32_load<C, D>(v, qkv + h0.v + k0 * h0.width, h0.width, seq - k0);
     for (int head = head0; head < head0 + HEADS / KV_HEADS; head++) {
-        const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D>(batch, head, seq);
+        const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D, F>(a, batch, head);
         for (int q0 = queries.first / C::T * C::T; q0 < queries.end; q0 += C::T) {
             float s[C::R][C::R], dp[C::R][C::R];
             __syncthreads();
@@ -242,7 +250,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv
                     const int key = k0 + y + 16 * i;
                     const float t = te__attn_capped<F>(s[i][j], a->scale);
                     s[i][j] = ok && te__attn_seen(m, key, row) ? exp2f(t * c - lse) : 0;
-                    const int drops = F::DROP && te__attn_drops_pair<F>(a, h, row, key);
+                    const int drops = F::DROP && te__attn_drops_pair<HEADS, F>(a, h, row, key);
                     if (F::DROP) dp[i][j] = drops ? 0 : dp[i][j] * F::FACTOR;
                     dp[i][j] = s[i][j] * te__attn_slope<F>(t) * (dp[i][j] - delta);
                     if (drops) s[i][j] = 0;

@@ -136,13 +136,22 @@ TE_FN void te__attn_load(uint32_t to, const CUtensorMap *from, int x, int head, 
                  "l"(from), "r"(x), "r"(head), "r"(y), "r"(batch), "r"(bar)
                  : "memory");
 }
+/* The same of packed rows, from row y of these on. */
+TE_FN void te__attn_load(uint32_t to, const CUtensorMap *from, int x, int head, int y, const te_sequence &rows,
+                         uint32_t bar) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to),
+                 "l"(from), "r"(x), "r"(head), "r"(te__cut_at(y, rows.count)), "r"(rows.first + rows.count),
+                 "r"((int)TE__CUT), "r"(bar)
+                 : "memory");
+}
 /* A ring of tiles of [rows, D]: its barriers, where it begins, and where who loads it stands. One thread calls this. */
 template <int STAGES> struct te__attn_loader {
     uint32_t full, empty, tiles;
     te__attn_ring<STAGES> at;
 };
-template <int D, int ROWS, int STAGES>
-TE_FN void te__attn_bring(te__attn_loader<STAGES> &l, const CUtensorMap *from, int head, int y, int batch) {
+template <int D, int ROWS, int STAGES, class S> /* S: int, which sequence; or te_sequence, its rows */
+TE_FN void te__attn_bring(te__attn_loader<STAGES> &l, const CUtensorMap *from, int head, int y, const S &batch) {
     constexpr int BOXES = (D + 63) / 64, BOX = ROWS * 128;
     const uint32_t bar = l.full + 8 * l.at.stage, to = l.tiles + l.at.stage * (BOXES * BOX);
     te__barrier_wait(l.empty + 8 * l.at.stage, l.at.phase ^ 1);
@@ -155,13 +164,15 @@ TE_FN void te__attn_bring(te__attn_loader<STAGES> &l, const CUtensorMap *from, i
 
 /* ---- the host's side ------------------------------------------------------------------------------------------- */
 
-/* How the copy engine sees [batch, seq, heads, dim], 16 bits each, in boxes of [box_rows, 64] of a head. */
+/* How the copy engine sees [batch, seq, heads, dim], 16 bits each, in boxes of [box_rows, 64] of a head; batch 0:
+ * [rows, heads, dim], rows of packed sequences. */
 TE_API te_status te__attn_heads_map(CUtensorMap *map, te__encode_fn encode, const void *data, int dim, int heads,
                                     int seq, int batch, int box_rows, te_dtype dtype, te_context *ctx) {
     const cuuint64_t head = (cuuint64_t)dim * 2, row = head * (cuuint64_t)heads;
     const cuuint64_t pitch[3] = {head, row, row * (cuuint64_t)seq};
     const cuuint64_t size[4] = {(cuuint64_t)dim, (cuuint64_t)heads, (cuuint64_t)seq, (cuuint64_t)batch};
     const cuuint32_t box[4] = {64, 1, (cuuint32_t)box_rows, 1};
+    if (!batch) return te__hopper_cut(map, encode, data, 3, size, pitch, box, dtype, ctx);
     return te__hopper_tensor(map, encode, data, 4, size, pitch, box, dtype, ctx);
 }
 

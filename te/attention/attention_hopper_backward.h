@@ -87,13 +87,15 @@ TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh,
     g->group = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
     g->warp = __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0);
     int4 item;
+    te_sequence rows_of = {0, 0};
     if (C::IN_TURNS && g->group) te__attn_turn_give(1); /* the first group begins */
-    for (int r = 0; te__attn_item_take(&item, sh, r); r++) {
-        const int k0 = item.y * TE_ATTN_KEYS, seq = p->a.seq;
+    for (int r = 0; te__attn_item_take<F>(&item, &rows_of, sh, r); r++) {
+        const int k0 = item.y * TE_ATTN_KEYS, seq = te__attn_seq<F>(p, rows_of);
+        g->seq = seq;
         const int own = D > 64 ? 0 : g->group * 64; /* the first query of a tile whose dQ is this group's */
         float dk[D / 2], dv[D / 2], s[C::QUERIES / 2];
         float2 rows[C::AHEAD ? C::QUERIES / 8 : 1];
-        te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, F>(p, item);
+        te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, F>(p, item, rows_of);
         te__barrier_wait(TE__AT(g, v_full, 0), r & 1);
         te__barrier_wait(TE__AT(g, k_full, 0), r & 1);
         if (C::IN_TURNS) te__attn_turn_take(g->group);
@@ -151,9 +153,9 @@ TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh,
         te__attn_back_arrive(g, TE__AT(g, dq_full, pr));
 
         const int batch = item.x / KV_HEADS, x = (HEADS + item.x % KV_HEADS) * D, key = k0 + g->group * 64;
-        uint16_t *to = (uint16_t *)p->a.dqkv + ((int64_t)batch * seq + key) * QKV + x;
+        uint16_t *to = (uint16_t *)p->a.dqkv + (te__attn_first<F>(p, rows_of, batch) + key) * QKV + x;
         const int64_t sums = (seq + TE_ATTN_SUM_ROWS - 1) / TE_ATTN_SUM_ROWS;
-        float *sum = p->a.sum ? p->a.sum + (batch * sums + key / TE_ATTN_SUM_ROWS) * QKV + x : nullptr;
+        float *sum = p->a.sum && !F::VARLEN ? p->a.sum + (batch * sums + key / TE_ATTN_SUM_ROWS) * QKV + x : nullptr;
         te__attn_group_store<T, D>(to + KV_HEADS * D, QKV, seq - key, dv, F::FACTOR, sum ? sum + KV_HEADS * D : sum,
                                    sh->part[g->group], g->group);
         te__attn_group_store<T, D>(to, QKV, seq - key, dk, p->a.scale, sum, sh->part[g->group], g->group);
@@ -215,7 +217,7 @@ struct te__attn_hopper_backward {
         static constexpr int THREADS = TE_ATTN_DELTA_THREADS, BLOCKS = 1;
         static __device__ __forceinline__ void body(const args *p) {
             te_kernel_begin();
-            te__attn_back_delta<T, HEADS, D>(p);
+            te__attn_back_delta<T, HEADS, D, F>(p);
         }
     };
     struct wgmma {
@@ -231,33 +233,43 @@ struct te__attn_hopper_backward {
         static constexpr int THREADS = TE_ATTN_ROUND_THREADS, BLOCKS = 1;
         static __device__ __forceinline__ void body(const args *p) {
             te_kernel_begin();
-            te__attn_back_round<T, HEADS, KV_HEADS, D>(p);
+            te__attn_back_round<T, HEADS, KV_HEADS, D, F>(p);
         }
     };
 
-    /* For so many tokens, in any number of sequences: dq, then ticket and turns. */
+    /* For so many tokens, in any number of sequences: dq, then ticket and turns. Of sequences that differ in length
+     * there are as many as tokens at most. */
     static size_t scratch_bytes(int64_t rows) {
-        return (size_t)(rows * HEADS * D) * sizeof(float) + (size_t)(rows * HEADS + 1) * sizeof(uint32_t);
+        const int64_t turns = rows * HEADS * (F::VARLEN ? 2 : 1);
+        return (size_t)(rows * HEADS * D) * sizeof(float) + (size_t)(turns + 1) * sizeof(uint32_t);
     }
     static te_status launch(te_context *ctx, const void *delta_kernel, const void *wgmma_kernel,
                             const void *round_kernel, te__encode_fn encode, const te_attention_args *a,
                             const char *name) {
-        const int64_t rows = (int64_t)a->batch * a->seq;
         te_attn_back p;
         memset(&p, 0, sizeof p);
+        p.of = te__attn_sequences(a);
+        const int64_t rows = p.of.rows;
+        const int seq = F::VARLEN ? p.of.rows : a->seq, batch = F::VARLEN ? 0 : a->batch;
         p.a = *a, p.dq = (float *)a->scratch, p.any_order = ctx->attention_unrepeatable;
         p.ticket = (uint32_t *)(void *)(p.dq + rows * HEADS * D), p.turn = p.ticket + 1;
         p.key_tiles = (int)te_ceil_div(a->seq, TE_ATTN_KEYS), p.query_tiles = (int)te_ceil_div(a->seq, shape::QUERIES);
         p.items = p.key_tiles * a->batch * KV_HEADS;
+        const int heads = F::VARLEN ? KV_HEADS : a->batch * KV_HEADS; /* that bands are handed out of together */
         /* One band of all heads is enough for all multiprocessors: then no band waits for the one before it. No more
          * than that run at once: a key tile may wait for those of its band that begin later. */
         p.band = (int)te_min(te_min(p.key_tiles, ctx->processors),
-                             te_max(TE_ATTN_BAND, te_ceil_div(ctx->processors, a->batch * KV_HEADS)));
-        TE_TRY(te__attn_map(&p.qkv, encode, a->qkv, a->batch, a->seq, (HEADS + 2 * KV_HEADS) * D, T, ctx));
-        TE_TRY(te__attn_map(&p.dout, encode, a->dout, a->batch, a->seq, HEADS * D, T, ctx));
-        const te_grid rows_of_heads = te_grid_of(te_ceil_div(rows * HEADS * te__attn_back_lanes(D), delta::THREADS), 1);
+                             te_max(TE_ATTN_BAND, te_ceil_div(ctx->processors, heads)));
         const te_grid blocks = te_grid_of(te_min(p.items, ctx->processors), 1);
-        const te_grid tiles = te_grid_of(a->batch * HEADS * te_ceil_div(a->seq, 64), 1);
+        if (F::VARLEN) {
+            p.key_tiles = te_sequence_tiles(&p.of, TE_ATTN_KEYS), p.items = p.key_tiles * KV_HEADS;
+            p.query_tiles = te_sequence_tiles(&p.of, shape::QUERIES);
+        }
+        TE_TRY(te__attn_map(&p.qkv, encode, a->qkv, batch, seq, (HEADS + 2 * KV_HEADS) * D, T, ctx));
+        TE_TRY(te__attn_map(&p.dout, encode, a->dout, batch, seq, HEADS * D, T, ctx));
+        const te_grid rows_of_heads = te_grid_of(te_ceil_div(rows * HEADS * te__attn_back_lanes(D), delta::THREADS), 1);
+        const te_grid tiles = te_grid_of(
+            F::VARLEN ? (int64_t)HEADS * te_sequence_tiles(&p.of, 64) : a->batch * HEADS * te_ceil_div(a->seq, 64), 1);
         TE_TRY(te__cuda_launch(ctx, delta_kernel, rows_of_heads, delta::THREADS, 0, 1, &p, sizeof p, name));
         TE_TRY(te__cuda_launch(ctx, wgmma_kernel, blocks, wgmma::THREADS, wgmma::SHARED, 1, &p, sizeof p, name));
         return te__cuda_launch(ctx, round_kernel, tiles, round::THREADS, 0, 1, &p, sizeof p, name);

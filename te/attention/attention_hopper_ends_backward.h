@@ -12,36 +12,47 @@
 TE_BOTH constexpr int te__attn_back_lanes(int head_dim) { return head_dim <= 64 ? 8 : head_dim <= 128 ? 16 : 32; }
 /* delta, by a few lanes for each row of a head; and numbers that begin at zero. Bytes: dout and out, at the rate of
  * memory. */
-template <te_dtype T, int HEADS, int D> TE_FN void te__attn_back_delta(const te_attn_back *p) {
+template <te_dtype T, int HEADS, int D, class F> TE_FN void te__attn_back_delta(const te_attn_back *p) {
     constexpr int LANES = te__attn_back_lanes(D);
     const te_attention_args *a = &p->a;
     const int64_t thread = (int64_t)blockIdx.x * TE_ATTN_DELTA_THREADS + threadIdx.x, row = thread / LANES / HEADS;
-    const int head = (int)(thread / LANES % HEADS), d = (int)threadIdx.x % LANES * 8, seq = a->seq;
+    const int head = (int)(thread / LANES % HEADS), d = (int)threadIdx.x % LANES * 8, seq = F::VARLEN ? 1 : a->seq;
+    const int64_t rows = F::VARLEN ? p->of.rows : (int64_t)a->batch * seq;
     float v = 0;
-    for (int64_t n = thread; n <= (int64_t)a->batch * HEADS * p->query_tiles;
+    for (int64_t n = thread; n <= (int64_t)(F::VARLEN ? 1 : a->batch) * HEADS * p->query_tiles;
          n += (int64_t)gridDim.x * TE_ATTN_DELTA_THREADS)
         p->ticket[n] = 0;
-    if (row < (int64_t)a->batch * seq && d < D) {
+    if (row < rows && d < D) {
         float x[8], y[8];
         te_load8(x, a->dout, (row * HEADS + head) * D + d, 8, 1, T);
         te_load8(y, a->out, (row * HEADS + head) * D + d, 8, 1, T);
         TE_UNROLL for (int e = 0; e < 8; e++) v += x[e] * y[e];
     }
     TE_UNROLL for (int l = 1; l < LANES; l *= 2) v += __shfl_xor_sync(~0u, v, l);
-    if (d == 0 && row < (int64_t)a->batch * seq) a->delta[(row / seq * HEADS + head) * seq + row % seq] = v;
+    if (d == 0 && row < rows)
+        a->delta[F::VARLEN ? head * rows + row : (row / seq * HEADS + head) * seq + row % seq] = v;
 }
 
 /* dQ to 16 bits, 64 tokens of a head in a block, and the sums of what is stored. A thread has 8 columns of two tokens
  * at a time. Bytes: 4 read and 2 written an element, at the rate of memory. */
-template <te_dtype T, int HEADS, int KV_HEADS, int D> TE_FN void te__attn_back_round(const te_attn_back *p) {
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attn_back_round(const te_attn_back *p) {
     constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D>::QKV;
     constexpr int GROUPS = TE_ATTN_ROUND_THREADS / D; /* a warp has 32 columns, of which so many at once */
     __shared__ float part[4][D];                      /* of 16 rows each */
-    const int tiles = (p->a.seq + 63) / 64, head = (int)blockIdx.x % HEADS, tile = (int)blockIdx.x / HEADS % tiles;
-    const int batch = (int)blockIdx.x / HEADS / tiles, left = p->a.seq - tile * 64;
+    const int tiles = (p->a.seq + 63) / 64, head = (int)blockIdx.x % HEADS;
+    int tile = (int)blockIdx.x / HEADS, batch = 0, left = 0;
+    int64_t row = 0; /* the tile's first */
+    if constexpr (F::VARLEN) {
+        const int i = te_sequence_of(&p->of, tile, 64);
+        const te_sequence own = te_sequence_rows(&p->of, i);
+        tile -= own.first / 64 + i, left = own.count - tile * 64, row = own.first + tile * 64;
+        if (tile < 0 || left <= 0) return;
+    } else {
+        batch = tile / tiles, tile %= tiles, left = p->a.seq - tile * 64;
+        row = (int64_t)batch * p->a.seq + tile * 64;
+    }
     const int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 8;
     const int x = warp % (D / 32) * 32 + (int)threadIdx.x / 8 % 4 * 8; /* the first column */
-    const int64_t row = (int64_t)batch * p->a.seq + tile * 64;
     const float *from = te__attn_back_dq_at<D>(p, head, x / 64, row);
     TE_UNROLL for (int n = 0; n < 4 / GROUPS; n++) { /* rows 16 w + g and eight further down */
         const int w = n * GROUPS + warp / (D / 32);

@@ -118,7 +118,7 @@ TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, const te_att
     te__attn_cap<F>(r, p->scale);
     if (cut) te__attn_hide_outside(r, m, query, key);
     TE_UNROLL for (int e = 0; e < 2; e++) sum[e] = te__attn_exp(r, e, r.top[e], a.c);
-    if (F::DROP && p->rng) te__attn_drop_rows<F>(r, p->rng, p->id, head, query, key, m.seq);
+    if (F::DROP && p->rng) te__attn_drop_rows<F>(r, p->rng, p->id, head, query, key, p->seq);
     te__attn_products_wait(r, a, 1);
     te__attn_pack<T>(r);
     if (te__attn_outgrown<T>(sum)) {
@@ -126,13 +126,20 @@ TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, const te_att
         te__attn_cap<F>(r, p->scale);
         if (cut) te__attn_hide_outside(r, m, query, key);
         te__attn_raise<T, F>(r, a.c, sum);
-        if (F::DROP && p->rng) te__attn_drop_rows<F>(r, p->rng, p->id, head, query, key, m.seq);
+        if (F::DROP && p->rng) te__attn_drop_rows<F>(r, p->rng, p->id, head, query, key, p->seq);
         te__attn_pack<T>(r);
     }
     te__attn_keys_free(a, last);
     r.sum[0] += sum[0], r.sum[1] += sum[1];
 }
 
+/* Of the sequence whose Q is in this stage. */
+template <class F>
+TE_FN te_sequence te__attn_rows_of(const te_attn_hopper *p, const te_attn_barriers *bars, int stage) {
+    te_sequence all = {0, p->seq};
+    if constexpr (F::VARLEN) all = bars->rows[stage];
+    return all;
+}
 template <te_dtype T, class C, int HEADS, class F>
 TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *bars, const uint32_t tiles[3]) {
     const int group = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0); /* so the compiler sees that all lanes agree */
@@ -143,14 +150,16 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
                            tiles[1], tiles[2], 0, 0, {0, 0}, {0, 0}, group, lane,
                            te__attn_unit<F>(p->scale) * TE__ATTN_LOG2E};
     te__attn_ring<C::Q_STAGES> q = {0, 0};
-    te_attn_work w = {0, -1};
+    te_attn_work w = {0, TE__ATTN_NO_MORE};
+    te_sequence rows = {0, 0};
     TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = 0;
     if (C::TURNS && group == C::GROUPS - 1) te__attn_turn_pass(a);
     for (int add = 0, behind = 0;;) { /* behind: a tile of keys of the queries before was skipped at their end */
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te_attn_work next = bars->work[q.stage];
         const int more = next.head >= 0, have = w.head >= 0;
-        const te__attn_mask m = te__attn_mask_of(p->seq, F::LEFT, F::RIGHT);
+        const te_sequence next_rows = te__attn_rows_of<F>(p, bars, q.stage);
+        const te__attn_mask m = te__attn_mask_of(next_rows.count, F::LEFT, F::RIGHT);
         const te__attn_span t = te__attn_tiles_of<C>(m, next.query + group * 64, 64);
         const int skip = more ? te__attn_tiles_of<C>(m, next.query, C::ROWS).end - t.end : 0;
         a.q = tiles[0] + q.stage * C::Q_BYTES + group * C::Q_PART;
@@ -170,21 +179,23 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         TE_UNROLL for (int e = 0; e < 2; e++)
             top[e] = te__attn_top(r, e), sum[e] = te__attn_exp(r, e, te__attn_kept<F>(top[e]), a.c);
         if (F::DROP && p->rng)
-            te__attn_drop_rows<F>(r, p->rng, p->id, next.head, next.query + group * 64, (t.end - 1) * C::KEYS, m.seq);
+            te__attn_drop_rows<F>(r, p->rng, p->id, next.head, next.query + group * 64, (t.end - 1) * C::KEYS, p->seq);
         te__attn_products_wait(r, a, have);
         if (behind) te__attn_values_skip(a);
         if (skip) te__attn_values_skip(a);
         if (have) {
-            uint16_t *out = (uint16_t *)p->out + ((int64_t)(w.head / HEADS) * p->seq * HEADS + w.head % HEADS) * C::D;
+            const int64_t first = F::VARLEN ? rows.first : (int64_t)(w.head / HEADS) * p->seq;
+            uint16_t *out = (uint16_t *)p->out + (first * HEADS + w.head % HEADS) * C::D;
             float *lse = p->lse ? p->lse + (int64_t)w.head * p->seq : 0;
-            te__attn_finish<T>(r, out, HEADS * C::D, lse, w.query + row, p->seq,
+            if (F::VARLEN && lse) lse = p->lse + (int64_t)(w.head % HEADS) * p->of.rows + first;
+            te__attn_finish<T>(r, out, HEADS * C::D, lse, w.query + row, F::VARLEN ? rows.count : p->seq,
                                te__attn_unit<F>(p->scale), F::DROP && p->rng ? F::FACTOR : 1.0f);
         }
         if (!more) break;
         TE_UNROLL for (int e = 0; e < 2; e++) r.top[e] = top[e], r.sum[e] = sum[e];
         te__attn_pack<T>(r);
 
-        w = next, add = 0;
+        w = next, rows = next_rows, add = 0;
 #pragma unroll 1
         for (int j = t.end - 2; j >= t.first; j--, add = 1) {
             const int cut = te__attn_is_window<F>() && te__attn_cuts(t, j, 1);
@@ -237,13 +248,17 @@ TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te
     const int64_t head_bytes = (int64_t)a->seq * C::D * 4, l2 = 8 << 20;
     te_attn_hopper p;
     memset(&p, 0, sizeof p);
-    TE_TRY(te__attn_heads_map(&p.q, encode, a->qkv, C::D, HEADS + 2 * KV_HEADS, a->seq, a->batch, 64, T, ctx));
-    TE_TRY(te__attn_heads_map(&p.kv, encode, a->qkv, C::D, HEADS + 2 * KV_HEADS, a->seq, a->batch, C::KEYS, T, ctx));
+    p.of = te__attn_sequences(a), p.slots = te_sequence_tiles(&p.of, C::ROWS);
+    const int seq = F::VARLEN ? p.of.rows : a->seq, batch = F::VARLEN ? 1 : a->batch;
+    TE_TRY(te__attn_heads_map(&p.q, encode, a->qkv, C::D, HEADS + 2 * KV_HEADS, seq, batch, 64, T, ctx));
+    TE_TRY(te__attn_heads_map(&p.kv, encode, a->qkv, C::D, HEADS + 2 * KV_HEADS, seq, F::VARLEN ? 0 : batch, C::KEYS, T,
+                              ctx));
     p.out = a->out, p.lse = a->lse, p.tickets = ctx->tickets;
     p.heads = a->batch * HEADS, p.seq = a->seq, p.scale = a->scale;
     p.rng = a->rng, p.id = a->id;
-    p.rows = (int)te_ceil_div(a->seq, C::ROWS), p.tiles = p.heads * p.rows;
-    p.together = F::RIGHT == 0 ? (int)te_max(1, te_min(l2 / head_bytes, a->batch * KV_HEADS)) : 1;
+    p.rows = (int)te_ceil_div(a->seq, C::ROWS), p.tiles = F::VARLEN ? p.slots * HEADS : p.heads * p.rows;
+    const int64_t groups = F::VARLEN ? KV_HEADS : (int64_t)a->batch * KV_HEADS;
+    p.together = F::RIGHT == 0 ? (int)te_max(1, te_min(l2 / head_bytes, groups)) : 1;
     p.together *= HEADS / KV_HEADS;
     /* a quarter of the rows: they read a quarter of the keys, so more heads fit */
     p.last = F::RIGHT == 0 ? p.rows / 4 : 0, p.together_last = (int)te_min(16 * (int64_t)p.together, p.heads);

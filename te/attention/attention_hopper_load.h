@@ -38,14 +38,18 @@ typedef struct te_attn_hopper {
     float scale;
     const te_rng *rng; /* with dropout, or null */
     uint32_t id;
+    te_sequences of; /* varlen: the sequences; seq is then the longest, tiles counts those of te_sequence_tiles, */
+    int slots;       /* so many for a head, and together counts heads of one sequence */
 } te_attn_hopper;
 
-/* A tile of queries: the first of them and their head, counted over all sequences; -1: there are no more. */
+/* A tile of queries: the first of them and their head, counted over all sequences. */
 typedef struct te_attn_work { int query, head; } te_attn_work;
+enum { TE__ATTN_NO_MORE = -1, TE__ATTN_NO_TILE = -2 }; /* head: no more tiles; varlen: this one does not exist */
 
 typedef struct te_attn_barriers {
     uint64_t q_full[2], q_empty[2], k_full[4], k_empty[4], v_full[4], v_empty[4];
     te_attn_work work[2]; /* what the Q of a stage is */
+    te_sequence rows[2];  /* varlen: and its sequence */
 } te_attn_barriers;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -56,7 +60,7 @@ typedef struct te_attn_barriers {
  * short rows of all heads last, so that all blocks end at about the same time. Causal tiles count from the end of the
  * sequence: the one that is not full is the one with the fewest keys, its first queries lie before the sequence. */
 template <int ROWS, class F> TE_FN te_attn_work te__attn_work_of(const te_attn_hopper *p, int tile) {
-    te_attn_work w = {0, -1};
+    te_attn_work w = {0, TE__ATTN_NO_MORE};
     if (tile >= p->tiles) return w;
     const int early = p->heads * (p->rows - p->last), is_last = tile >= early, at = is_last ? tile - early : tile;
     const int rows = is_last ? p->last : p->rows - p->last, together = is_last ? p->together_last : p->together;
@@ -64,6 +68,21 @@ template <int ROWS, class F> TE_FN te_attn_work te__attn_work_of(const te_attn_h
     const int heads = p->heads - first < together ? p->heads - first : together, row = in / heads;
     w.query = row * ROWS, w.head = first + in - row * heads;
     if (F::RIGHT == 0) w.query = (p->seq + 63) / 64 * 64 - ROWS - (is_last ? row + p->rows - p->last : row) * ROWS;
+    return w;
+}
+
+/* The same where sequences differ in length: all sequences for some heads, then for the next; of each the longest rows
+ * first. at: walks along. */
+template <int ROWS, int HEADS, class F>
+TE_FN te_attn_work te__attn_work_of(const te_attn_hopper *p, int tile, te_sequence_walk *at) {
+    te_attn_work w = {0, TE__ATTN_NO_MORE};
+    if (tile >= p->tiles) return w;
+    const int first = tile / (p->slots * p->together) * p->together, in = tile - first * p->slots;
+    const int heads = HEADS - first < p->together ? HEADS - first : p->together, slot = in / heads;
+    te_sequence_walk_to(at, &p->of, slot, ROWS);
+    const int row = (slot - at->tile) * ROWS;
+    w.head = row < at->at.count ? at->index * HEADS + first + in - slot * heads : TE__ATTN_NO_TILE;
+    w.query = F::RIGHT == 0 ? (at->at.count + 63) / 64 * 64 - ROWS - row : row;
     return w;
 }
 
@@ -75,6 +94,16 @@ template <class C> TE_FN te__attn_span te__attn_tiles_of(te__attn_mask m, int qu
     if (m.left >= 0 && t.first >= t.end) t.first = t.end - 1;
     return t;
 }
+/* Which sequence K and V are of. Q is taken from all rows: those that are of another sequence come to nothing, and they
+ * lie on either side. */
+template <int HEADS, class F> TE_FN auto te__attn_whose(te_attn_work w, const te_sequence_walk &walk) {
+    if constexpr (F::VARLEN) return walk.at;
+    else return w.head / HEADS;
+}
+/* A ticket is taken when a tile is done, not ahead, so that blocks end together; the count wraps to 0 with the last. */
+TE_FN int te__attn_next(const te_attn_hopper *p, int tile) {
+    return (int)gridDim.x + (p->tickets ? (int)atomicInc(p->tickets, (uint32_t)p->tiles - 1) : tile);
+}
 /* One thread brings all tiles, in the order in which they are used: keys from the last that a query sees to the first.
  * tiles: where those of Q, K and V begin in shared memory. */
 template <class C, int HEADS, int KV_HEADS, class F>
@@ -84,21 +113,34 @@ TE_FN void te__attn_forward_load(const te_attn_hopper *p, te_attn_barriers *bars
     te__attn_loader<C::K_STAGES> k = {k_full, k_empty, tiles[1], {0, 0}};
     te__attn_loader<C::V_STAGES> v = {v_full, v_empty, tiles[2], {0, 0}};
     te__attn_ring<C::Q_STAGES> q = {0, 0};
+    te_sequence_walk walk;
+    if constexpr (F::VARLEN) walk = te_sequence_walk_of(&p->of, C::ROWS);
 #pragma unroll 1
     for (int tile = (int)blockIdx.x;;) {
-        const te_attn_work w = te__attn_work_of<C::ROWS, F>(p, tile);
-        const te__attn_span t = te__attn_tiles_of<C>(te__attn_mask_of(p->seq, F::LEFT, F::RIGHT), w.query, C::ROWS);
+        te_attn_work w;
+        if constexpr (F::VARLEN) {
+            w = te__attn_work_of<C::ROWS, HEADS, F>(p, tile, &walk);
+            if (w.head == TE__ATTN_NO_TILE) {
+                tile = te__attn_next(p, tile);
+                continue;
+            }
+        } else w = te__attn_work_of<C::ROWS, F>(p, tile);
+        const int seq = F::VARLEN ? walk.at.count : p->seq, from = F::VARLEN ? walk.at.first : 0; /* Q: of all rows */
+        const te__attn_span t = te__attn_tiles_of<C>(te__attn_mask_of(seq, F::LEFT, F::RIGHT), w.query, C::ROWS);
         const uint32_t bar = te__shared_address(&bars->q_full[q.stage]), to = tiles[0] + q.stage * C::Q_BYTES;
-        const int batch = w.head / HEADS, head = w.head % HEADS;
+        const auto batch = te__attn_whose<HEADS, F>(w, walk);
+        const int head = w.head % HEADS;
         const int k_head = HEADS + head / (HEADS / KV_HEADS), v_head = k_head + KV_HEADS;
         if (w.head >= 0) te__attn_bring<C::D, C::KEYS>(k, &p->kv, k_head, (t.end - 1) * C::KEYS, batch);
         te__barrier_wait(te__shared_address(&bars->q_empty[q.stage]), q.phase ^ 1);
         bars->work[q.stage] = w;
+        if constexpr (F::VARLEN) bars->rows[q.stage] = walk.at;
         if (w.head < 0) return te__barrier_arrive(bar);
         te__barrier_expect(bar, C::Q_BYTES);
         TE_UNROLL for (int g = 0; g < C::GROUPS; g++)
             TE_UNROLL for (int b = 0; b < C::BOXES; b++)
-                te__attn_load(to + g * C::Q_PART + b * 8192, &p->q, 64 * b, head, w.query + 64 * g, batch, bar);
+                te__attn_load(to + g * C::Q_PART + b * 8192, &p->q, 64 * b, head, from + w.query + 64 * g,
+                              F::VARLEN ? 0 : w.head / HEADS, bar);
         te__attn_advance(q);
 #pragma unroll 1
         for (int j = t.end - 2; j >= t.first; j--) {
@@ -106,8 +148,7 @@ TE_FN void te__attn_forward_load(const te_attn_hopper *p, te_attn_barriers *bars
             te__attn_bring<C::D, C::KEYS>(v, &p->kv, v_head, (j + 1) * C::KEYS, batch);
         }
         te__attn_bring<C::D, C::KEYS>(v, &p->kv, v_head, t.first * C::KEYS, batch);
-        /* a ticket is taken now, not ahead, so that blocks end together; the count wraps to 0 with the last of them */
-        tile = (int)gridDim.x + (p->tickets ? (int)atomicInc(p->tickets, (uint32_t)p->tiles - 1) : tile);
+        tile = te__attn_next(p, tile);
     }
 }
 #endif

@@ -1,5 +1,5 @@
-/* attention_hopper_order_backward.h -- attention_hopper_backward.h without its warpgroups: the order in which key tiles
- * are handed out and add their dQ, the warps that bring tiles and add dQ, and the kernels before and after.
+/* attention_hopper_order_backward.h -- the order in which attention_hopper_backward.h hands out key tiles, and in which
+ * they add their dQ.
  *
  * The sums are in a fixed order. Each tile of queries of a head has a number: how many key tiles have added their dQ of
  * it. A block adds when the number says that it is its turn, waits until what it added is in memory, not only read from
@@ -17,6 +17,11 @@
  * A causal block waits only for key tiles that were handed out before its own. In full attention it may wait for a
  * later one of its band; a band is no larger than the number of blocks, so that one of them is free to take it, or has
  * it.
+ *
+ * Sequences that differ in length come one after the other, each with bands of its own, no larger than above. Numbers
+ * of key tiles that do not exist are handed out, too: who gets one asks for the next. Nobody waits for them, since
+ * turns count the key tiles that the sequence has. All blocks walk the sequences alike (core/sequences.h), whatever
+ * cu_seqlens says: each key tile that turns count is handed out once.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_HOPPER_ORDER_BACKWARD_H
@@ -54,7 +59,8 @@ typedef struct te_attn_back {
     int key_tiles, query_tiles;
     int items, band; /* key tiles of all heads; so many of a head are handed out together */
     int any_order;   /* te_context.attention_unrepeatable */
-} te_attn_back;
+    te_sequences of; /* varlen: the sequences; dout and qkv are [rows, width] then, turn is [heads, query_tiles], */
+} te_attn_back;      /* and query_tiles and key_tiles count those of te_sequence_tiles */
 
 template <int QUERIES> struct te__attn_back_shared {
     float lse[TE_ATTN_STAGES][QUERIES], delta[TE_ATTN_STAGES][QUERIES]; /* lse in powers of 2 */
@@ -64,6 +70,7 @@ template <int QUERIES> struct te__attn_back_shared {
     uint64_t q_full[TE_ATTN_STAGES], q_empty[TE_ATTN_STAGES], do_full[TE_ATTN_STAGES], do_empty[TE_ATTN_STAGES];
     uint64_t ds_full[TE_ATTN_STAGES], ds_empty[TE_ATTN_STAGES];
     uint64_t dq_full[TE_ATTN_STAGES], dq_empty[TE_ATTN_STAGES];
+    te_sequence rows[TE_ATTN_STAGES]; /* varlen: the item's */
 };
 
 /* The sizes that follow from head_dim: a step of 16 KB of Q. */
@@ -90,13 +97,52 @@ template <class F> TE_FN constexpr int te__attn_downwards(int heads, int kv_head
 }
 /* Whether they go on at the first tile of queries when they have done the last: all of them walk all tiles. */
 template <class F> TE_FN constexpr int te__attn_wraps(void) { return F::LEFT < 0 && F::RIGHT < 0; }
-/* Item i: x: batch * kv_heads + kv_head, y: its key tile, z and w: the first and the last one of its band. */
-template <int HEADS, int KV_HEADS, class F> TE_FN int4 te__attn_item(const te_attn_back *p, int i) {
-    const int heads = p->a.batch * KV_HEADS, whole = p->key_tiles / p->band * p->band; /* whole: in whole bands */
-    const int first = i / (p->band * heads) * p->band;
-    const int high = first < whole ? p->band : p->key_tiles - whole, at = i - first * heads, n = at % high;
+/* Item i of so many heads: x: batch * kv_heads + kv_head, y: its key tile, z and w: the first and the last one of its
+ * band. */
+template <int HEADS, int KV_HEADS, class F>
+TE_FN int4 te__attn_item(int i, int heads, int key_tiles, int band) {
+    const int whole = key_tiles / band * band; /* in whole bands */
+    const int first = i / (band * heads) * band;
+    const int high = first < whole ? band : key_tiles - whole, at = i - first * heads, n = at % high;
     return make_int4(at / high, te__attn_downwards<F>(HEADS, KV_HEADS) ? first + n : first + high - 1 - n, first,
                      first + high - 1);
+}
+/* The item of ticket i; y: -1: there are no more. Varlen: -2: it does not exist. walk: stands at its sequence then. */
+template <int HEADS, int KV_HEADS, class F>
+TE_FN int4 te__attn_item_of(const te_attn_back *p, int i, te_sequence_walk *walk) {
+    int4 item = make_int4(0, -1, 0, 0);
+    if (i >= p->items) return item;
+    if constexpr (!F::VARLEN) {
+        item = te__attn_item<HEADS, KV_HEADS, F>(i, p->a.batch * KV_HEADS, p->key_tiles, p->band);
+    } else {
+        te_sequence_walk_to(walk, &p->of, i / KV_HEADS, TE_ATTN_KEYS);
+        const int tiles = (walk->at.count + TE_ATTN_KEYS - 1) / TE_ATTN_KEYS, in = i - walk->tile * KV_HEADS;
+        item.y = -2;
+        if (in >= tiles * KV_HEADS) return item;
+        item = te__attn_item<HEADS, KV_HEADS, F>(in, KV_HEADS, tiles, tiles < p->band ? tiles : p->band);
+        item.x += walk->index * KV_HEADS;
+    }
+    return item;
+}
+/* What the item's sequence is, and the numbers that follow from it. Without varlen they lie in the arguments. */
+template <class F> TE_FN int te__attn_seq(const te_attn_back *p, const te_sequence &rows) {
+    return F::VARLEN ? rows.count : p->a.seq;
+}
+/* Its first row, counted over all sequences. */
+template <class F> TE_FN int64_t te__attn_first(const te_attn_back *p, const te_sequence &rows, int batch) {
+    return F::VARLEN ? rows.first : (int64_t)batch * p->a.seq;
+}
+/* Where lse and delta of a head's query 0 are. */
+template <int HEADS, class F>
+TE_FN int64_t te__attn_rows_at(const te_attn_back *p, const te_sequence &rows, int batch, int head) {
+    if (F::VARLEN) return (int64_t)head * p->of.rows + rows.first;
+    return ((int64_t)batch * HEADS + head) * p->a.seq;
+}
+/* Where the numbers of a head's tiles of queries are. */
+template <int HEADS, class C, class F>
+TE_FN uint32_t *te__attn_turns_at(const te_attn_back *p, const te_sequence &rows, int batch, int head) {
+    if (F::VARLEN) return p->turn + head * p->query_tiles + rows.first / C::QUERIES + batch;
+    return p->turn + (batch * HEADS + head) * p->query_tiles;
 }
 /* How many key tiles add their dQ of this tile of queries before this one does: those that come to it sooner. In full
  * attention the last of a band is the first to be handed out, begins the furthest on, and goes on at the first tile of
@@ -118,22 +164,22 @@ TE_FN int te__attn_turn(const int4 &item, int tile, int seq) {
  * 16 bytes a lane, those of all 128 lanes of a warpgroup, eight times. What is left at the end of a sequence is
  * [queries, 64]. */
 template <int D> TE_FN float *te__attn_back_dq_at(const te_attn_back *p, int head, int half, int64_t row) {
-    return p->dq + (((int64_t)head * (D / 64) + half) * p->a.batch * p->a.seq + row) * 64;
+    return p->dq + (((int64_t)head * (D / 64) + half) * p->of.rows + row) * 64;
 }
 
 /* The tiles of queries that an item walks, each for all query heads of the group. Towards lower ones if causal and
  * grouped: then all key tiles of a head begin at the same tile, and stay together. */
 typedef struct te__attn_walk { int head, tile, left, tiles; } te__attn_walk;
 template <class C, int HEADS, int KV_HEADS, class F>
-TE_FN te__attn_walk te__attn_walk_of(const te_attn_back *p, const int4 &item) {
+TE_FN te__attn_walk te__attn_walk_of(const te_attn_back *p, const int4 &item, const te_sequence &rows) {
     te__attn_walk w;
-    const te__attn_mask m = te__attn_mask_of(p->a.seq, F::LEFT, F::RIGHT);
+    const te__attn_mask m = te__attn_mask_of(te__attn_seq<F>(p, rows), F::LEFT, F::RIGHT);
     const te__attn_span tiles =
         te__attn_in_tiles(te__attn_queries_of(m, item.y * TE_ATTN_KEYS, TE_ATTN_KEYS), C::QUERIES);
     w.head = item.x % KV_HEADS * (HEADS / KV_HEADS), w.left = (tiles.end - tiles.first) * (HEADS / KV_HEADS);
     w.tile = te__attn_wraps<F>() ? (item.y - item.z) * TE_ATTN_KEYS / C::QUERIES : tiles.first;
     if (te__attn_downwards<F>(HEADS, KV_HEADS)) w.tile = tiles.end - 1;
-    w.tiles = p->query_tiles;
+    w.tiles = F::VARLEN ? tiles.end : p->query_tiles;
     return w;
 }
 /* On to the next one; 0: there is none. */
@@ -146,132 +192,5 @@ template <int HEADS, int KV_HEADS, class F> TE_FN int te__attn_walk_on(te__attn_
     }
     return --w->left;
 }
-
-#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
-
-/* ---- the warps that bring what is needed ------------------------------------------------------------------------- */
-
-/* The next item, for the warps that do not hand them out; 0: there is none. */
-template <class S> TE_FN int te__attn_item_take(int4 *item, S *sh, int r) {
-    te__barrier_wait(te__shared_address(&sh->item_full[r & 1]), r >> 1 & 1);
-    const int4 v = sh->item[r & 1];
-    *item = make_int4(__shfl_sync(~0u, v.x, 0), __shfl_sync(~0u, v.y, 0), __shfl_sync(~0u, v.z, 0),
-                      __shfl_sync(~0u, v.w, 0)); /* the compiler sees that lanes agree */
-    if (threadIdx.x % 32 < TE_ATTN_ARRIVING) te__barrier_arrive(te__shared_address(&sh->item_empty[r & 1]));
-    return item->y >= 0;
-}
-
-/* One thread hands out items and brings K, V, Q and dO. */
-template <int HEADS, int KV_HEADS, int D, class F, class C>
-TE_FN void te__attn_back_load(const te_attn_back *p, typename C::shared *sh, uint32_t base) {
-    int i = 0;
-    for (int r = 0;; r++) {
-        const int s = r & 1, now = (int)atomicAdd(p->ticket, 1u); /* not sooner: others wait for who has it */
-        int4 item = make_int4(0, -1, 0, 0);
-        if (now < p->items) item = te__attn_item<HEADS, KV_HEADS, F>(p, now);
-        te__barrier_wait(te__shared_address(&sh->item_empty[s]), (r >> 1 & 1) ^ 1);
-        sh->item[s] = item;
-        te__barrier_arrive(te__shared_address(&sh->item_full[s]));
-        if (item.y < 0) return;
-
-        const int batch = item.x / KV_HEADS;
-        TE_UNROLL for (int k = 1; k >= 0; k--) { /* V, which is free first, then K */
-            const int x = (HEADS + (k ? KV_HEADS : 0) + item.x % KV_HEADS) * D;
-            const uint32_t full = te__shared_address(k ? &sh->v_full : &sh->k_full);
-            te__barrier_wait(te__shared_address(k ? &sh->v_empty : &sh->k_empty), (r & 1) ^ 1);
-            te__barrier_expect(full, C::KV_BYTES);
-            TE_UNROLL for (int b = 0; b < D / 64 * 2; b++) /* 64 keys, 64 columns */
-                te__attn_box_load(base + k * C::KV_BYTES + b * 8192, &p->qkv, x + b / 2 * 64,
-                                  item.y * TE_ATTN_KEYS + b % 2 * 64, batch, full);
-        }
-        te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, F>(p, item);
-        do {
-            const int st = i & 1, again = (i >> 1 & 1) ^ 1;
-            const uint32_t q = base + C::Q_AT + st * 2 * C::Q_BYTES, qf = te__shared_address(&sh->q_full[st]),
-                           of = te__shared_address(&sh->do_full[st]);
-            te__barrier_wait(te__shared_address(&sh->q_empty[st]), again);
-            te__barrier_expect(qf, C::Q_BYTES);
-            TE_UNROLL for (int b = 0; b < 2; b++) /* two boxes of 64 queries, or of 64 columns */
-                te__attn_box_load(q + b * 8192, &p->qkv, w.head * D + (D > 64 ? b * 64 : 0),
-                                  w.tile * C::QUERIES + (D > 64 ? 0 : b * 64), batch, qf);
-            te__barrier_wait(te__shared_address(&sh->do_empty[st]), again);
-            te__barrier_expect(of, C::Q_BYTES);
-            TE_UNROLL for (int b = 0; b < 2; b++)
-                te__attn_box_load(q + C::Q_BYTES + b * 8192, &p->dout, w.head * D + (D > 64 ? b * 64 : 0),
-                                  w.tile * C::QUERIES + (D > 64 ? 0 : b * 64), batch, of);
-            i++;
-        } while (te__attn_walk_on<HEADS, KV_HEADS, F>(&w));
-    }
-}
-
-/* A warp brings lse and delta. Queries that do not exist get an lse that makes P zero. */
-template <int HEADS, int KV_HEADS, class F, class C>
-TE_FN void te__attn_back_rows(const te_attn_back *p, typename C::shared *sh) {
-    constexpr int EACH = C::QUERIES / 32;
-    const int lane = (int)threadIdx.x % 32, seq = p->a.seq;
-    int i = 0;
-    int4 item;
-    for (int r = 0; te__attn_item_take(&item, sh, r); r++) {
-        te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, F>(p, item);
-        do {
-            const int st = i & 1, again = (i >> 1 & 1) ^ 1, q = w.tile * C::QUERIES + lane;
-            const int64_t at = ((int64_t)(item.x / KV_HEADS) * HEADS + w.head) * seq + q;
-            float lse[EACH], delta[EACH];
-            TE_UNROLL for (int e = 0; e < EACH; e++) {
-                lse[e] = INFINITY, delta[e] = 0;
-                if (q + 32 * e < seq)
-                    lse[e] = p->a.lse[at + 32 * e] * TE__ATTN_LOG2E, delta[e] = p->a.delta[at + 32 * e];
-            }
-            te__barrier_wait(te__shared_address(&sh->q_empty[st]), again);
-            TE_UNROLL for (int e = 0; e < EACH; e++) sh->lse[st][lane + 32 * e] = lse[e];
-            __syncwarp();
-            if (lane < TE_ATTN_ARRIVING) te__barrier_arrive(te__shared_address(&sh->q_full[st]));
-            te__barrier_wait(te__shared_address(&sh->do_empty[st]), again);
-            TE_UNROLL for (int e = 0; e < EACH; e++) sh->delta[st][lane + 32 * e] = delta[e];
-            __syncwarp();
-            if (lane < TE_ATTN_ARRIVING) te__barrier_arrive(te__shared_address(&sh->do_full[st]));
-            i++;
-        } while (te__attn_walk_on<HEADS, KV_HEADS, F>(&w));
-    }
-}
-
-/* A warp adds the dQ of every other step when it is this block's turn; then it is the next one's. */
-template <int HEADS, int KV_HEADS, int D, class F, class C>
-TE_FN void te__attn_back_turns(const te_attn_back *p, typename C::shared *sh, uint32_t base, int stage) {
-    const int lane = (int)threadIdx.x % 32, seq = p->a.seq;
-    const uint32_t from = base + C::DQ_AT + stage * 2 * TE_ATTN_DQ_BYTES,
-                   full = te__shared_address(&sh->dq_full[stage]), empty = te__shared_address(&sh->dq_empty[stage]);
-    int n = 0; /* steps */
-    int4 item;
-    for (int r = 0; te__attn_item_take(&item, sh, r); r++) {
-        const int batch = item.x / KV_HEADS;
-        te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, F>(p, item);
-        do {
-            if ((n++ & 1) != stage) continue;
-            const int q = w.tile * C::QUERIES;
-            uint32_t *turn = p->turn + (batch * HEADS + w.head) * p->query_tiles + w.tile;
-            int wanted = te__attn_turn<C, HEADS, KV_HEADS, F>(item, w.tile, seq);
-            const int first = !wanted;
-            if (p->any_order && wanted > 1) wanted = 1;
-            while (wanted && (int)te__attn_acquire(turn) < wanted) {}
-            te__barrier_wait(full, (n - 1) >> 1 & 1);
-            TE_UNROLL for (int group = 0; group < 2 && lane == 0; group++) {
-                const int left = seq - q - (D > 64 ? 0 : group * 64), rows = left < 64 ? left : 64;
-                float *to = te__attn_back_dq_at<D>(p, w.head, D > 64 ? group : 0,
-                                                   (int64_t)batch * seq + q + (D > 64 ? 0 : group * 64));
-                if (rows > 0 && first) te__attn_bulk_store(to, from + group * TE_ATTN_DQ_BYTES, rows * 256);
-                else if (rows > 0) te__attn_bulk_add(to, from + group * TE_ATTN_DQ_BYTES, rows * 256);
-            }
-            if (lane == 0) {
-                te__attn_bulk_read();
-                te__barrier_arrive(empty);
-                te__attn_bulk_done(); /* not only read: added */
-                te__attn_release_add(turn);
-            }
-            __syncwarp(); /* the lanes stay together: some that wait by themselves would hold up the one that works */
-        } while (te__attn_walk_on<HEADS, KV_HEADS, F>(&w));
-    }
-}
-#endif
 
 #endif

@@ -4,7 +4,7 @@
 #ifndef TE_ATTENTION_HOPPER_STEP_BACKWARD_H
 #define TE_ATTENTION_HOPPER_STEP_BACKWARD_H
 
-#include "attention_hopper_order_backward.h" /* te_attn_back, te__attn_walk, the warps beside the warpgroups */
+#include "attention_hopper_warps_backward.h" /* the warps beside the warpgroups; te_attn_back, te__attn_walk */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
@@ -15,6 +15,7 @@ template <class C> struct te__attn_back_group {
     uint32_t base, at;     /* of the tiles, of the rest */
     int group, warp, lane; /* warp: of the group */
     int i;                 /* steps so far, of all items */
+    int seq;               /* varlen: of the item */
 };
 
 /* What follows from it is computed again rather than kept: there are no registers for it. */
@@ -111,7 +112,7 @@ TE_FN void te__attn_back_exp(uint32_t (&frag)[C::QUERIES / 16][4], uint32_t (&ot
                              const uint32_t (&dropped)[C::QUERIES / 64]) {
     constexpr int N = C::QUERIES / 8;
     const int lane = te__attn_found_again(g->lane), key0 = k0 + g->group * 64;
-    const te__attn_mask m = te__attn_mask_of(p->a.seq, F::LEFT, F::RIGHT);
+    const te__attn_mask m = te__attn_mask_of(F::VARLEN ? g->seq : p->a.seq, F::LEFT, F::RIGHT);
     const uint32_t lse = TE__AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 4;
     const float c = te__attn_unit<F>(p->a.scale) * TE__ATTN_LOG2E;
     if constexpr (F::SOFTCAP > 0)

@@ -45,14 +45,19 @@ TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, fl
 /* Where a head's rows lie, in elements from the start of qkv, of out (and dout) and of lse (and delta). */
 typedef struct te__attn_head {
     int64_t width, q, k, v, out_width, out, row;
+    int seq, head; /* tokens of the sequence; which head of all sequences */
 } te__attn_head;
-TE_FN te__attn_head te__attn_head_of(int batch, int head, int heads, int kv_heads, int d, int seq) {
-    const int64_t first = (int64_t)batch * seq, kv = head / (heads / kv_heads);
+TE_FN te__attn_head te__attn_head_of(const te_attention_args *a, int batch, int head, int heads, int kv_heads, int d) {
+    const te_sequences s = te__attn_sequences(a);
+    const te_sequence own = te_sequence_rows(&s, batch);
+    const int64_t first = own.first, kv = head / (heads / kv_heads);
     te__attn_head h;
+    h.seq = own.count, h.head = batch * heads + head;
     h.width = (int64_t)(heads + 2 * kv_heads) * d, h.out_width = (int64_t)heads * d;
     h.q = first * h.width + (int64_t)head * d, h.k = first * h.width + (heads + kv) * d,
     h.v = h.k + (int64_t)kv_heads * d;
-    h.out = first * h.out_width + (int64_t)head * d, h.row = ((int64_t)batch * heads + head) * seq;
+    h.out = first * h.out_width + (int64_t)head * d;
+    h.row = a->cu_seqlens ? (int64_t)head * s.rows + first : (int64_t)h.head * a->seq;
     return h;
 }
 /* In a row of a tile's scores, what does not go with the row becomes -inf. at: the token of column 0. */
@@ -95,11 +100,10 @@ TE_FN void te__attn_uncap(te__attn_vector *x, const te__attn_vector *e, te__attn
     }
 }
 
-/* What dropout drops of a tile of numbers s[key][query], or s[query][key], becomes 0, the rest is multiplied. row: of
- * lse. q0, k0: multiples of 64. */
-TE_FN void te__attn_drop(float *s, int by_key, const te_attention_args *a, int64_t row, int q0, int k0, float factor,
+/* What dropout drops of a tile of numbers s[key][query], or s[query][key], becomes 0, the rest is multiplied. head: of
+ * all sequences. q0, k0: multiples of 64. */
+TE_FN void te__attn_drop(float *s, int by_key, const te_attention_args *a, int head, int q0, int k0, float factor,
                          te__attn_form f) {
-    const int head = (int)(row / a->seq);
     for (int i = 0; f.drop && a->rng && i < 512; i++) { /* counters */
         const int q = i / 128 * 16 + i / 8 % 8, k = i / 64 % 2 * 32 + i % 8;
         uint32_t word[4];
@@ -115,10 +119,11 @@ TE_FN void te__attn_drop(float *s, int by_key, const te_attention_args *a, int64
 /* Grid: (batch * heads, query tiles). */
 TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads,
                                       int kv_heads, int d, te__attn_form f) {
-    const te__attn_head h = te__attn_head_of(at.x / heads, at.x % heads, heads, kv_heads, d, a->seq);
-    const te__attn_mask m = te__attn_mask_of(a->seq, f.left, f.right);
+    const te__attn_head h = te__attn_head_of(a, at.x / heads, at.x % heads, heads, kv_heads, d);
+    const te__attn_mask m = te__attn_mask_of(h.seq, f.left, f.right);
     const int q0 = (te__attn_grows(m) ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE,
-              queries = te__attn_least(TE__ATTN_TILE, a->seq - q0);
+              queries = te__attn_least(TE__ATTN_TILE, h.seq - q0);
+    if (queries <= 0) return; /* of a longer sequence */
     const te__attn_span seen = te__attn_keys_of(m, q0, queries);
     const int ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(queries);
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
@@ -148,7 +153,7 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
             }
             te__attn_put(shrink + q, &old), te__attn_put(top + q, &now), te__attn_put(sum + q, &add);
         }
-        te__attn_drop(p, 1, a, h.row, q0, k0, 1, f);
+        te__attn_drop(p, 1, a, h.head, q0, k0, 1, f);
         for (int q = 0; q < queries; q++)
             if (shrink[q] != 1)
                 for (int c = 0; c < ld; c += TE__ATTN_LANES) {
@@ -167,10 +172,11 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
 /* Grid: (batch * heads, query tiles). dS = P * (dP - delta), dQ = scale * dS K; delta = rowsum(dO * O) on the way. */
 TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads, int kv_heads,
                                       int d, te__attn_form f) {
-    const te__attn_head h = te__attn_head_of(at.x / heads, at.x % heads, heads, kv_heads, d, a->seq);
-    const te__attn_mask m = te__attn_mask_of(a->seq, f.left, f.right);
+    const te__attn_head h = te__attn_head_of(a, at.x / heads, at.x % heads, heads, kv_heads, d);
+    const te__attn_mask m = te__attn_mask_of(h.seq, f.left, f.right);
     const int q0 = (te__attn_grows(m) ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE,
-              queries = te__attn_least(TE__ATTN_TILE, a->seq - q0);
+              queries = te__attn_least(TE__ATTN_TILE, h.seq - q0);
+    if (queries <= 0) return; /* of a longer sequence */
     const te__attn_span seen = te__attn_keys_of(m, q0, queries);
     const int ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(queries);
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
@@ -195,7 +201,7 @@ TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float 
         te__attn_product(dp, TE__ATTN_TILE, v, ld, 1, dot, TE__ATTN_TILE, keys, n, d, 0, part);
         te__attn_cap(p, keys, n, f);
         if (cut) te__attn_hide_by_key(p, m, q0, k0, keys);
-        te__attn_drop(dp, 1, a, h.row, q0, k0, f.factor, f);
+        te__attn_drop(dp, 1, a, h.head, q0, k0, f.factor, f);
         for (int q = 0; q < n; q += TE__ATTN_LANES) {
             te__attn_vector l, mean, e, x, score;
             te__attn_get(&l, lse + q), te__attn_get(&mean, delta + q);
@@ -215,9 +221,10 @@ TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float 
 TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads,
                                    int kv_heads, int d, te__attn_form f) {
     const int group = heads / kv_heads, batch = at.x / kv_heads, head0 = at.x % kv_heads * group;
-    const te__attn_head h0 = te__attn_head_of(batch, head0, heads, kv_heads, d, a->seq);
-    const int k0 = at.y * TE__ATTN_TILE, keys = te__attn_least(TE__ATTN_TILE, a->seq - k0);
-    const te__attn_mask m = te__attn_mask_of(a->seq, f.left, f.right);
+    const te__attn_head h0 = te__attn_head_of(a, batch, head0, heads, kv_heads, d);
+    const int k0 = at.y * TE__ATTN_TILE, keys = te__attn_least(TE__ATTN_TILE, h0.seq - k0);
+    if (keys <= 0) return;
+    const te__attn_mask m = te__attn_mask_of(h0.seq, f.left, f.right);
     const te__attn_span seen = te__attn_queries_of(m, k0, keys);
     const int ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(keys), tile = TE__ATTN_TILE * ld;
     float *q = s, *dout = q + tile, *dk = dout + tile, *dv = dk + tile, *kt = dv + tile, *vt = kt + tile,
@@ -227,7 +234,7 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
     te__attn_tile_read_transposed(kt, a->qkv, h0.k + k0 * h0.width, h0.width, keys, d, te__attn_factor(a->scale, f), t);
     te__attn_tile_read_transposed(vt, a->qkv, h0.v + k0 * h0.width, h0.width, keys, d, 1, t);
     for (int head = head0; head < head0 + group; head++) {
-        const te__attn_head h = te__attn_head_of(batch, head, heads, kv_heads, d, a->seq);
+        const te__attn_head h = te__attn_head_of(a, batch, head, heads, kv_heads, d);
         for (int q0 = seen.first / TE__ATTN_TILE * TE__ATTN_TILE; q0 < seen.end; q0 += TE__ATTN_TILE) {
             const int queries = te__attn_least(TE__ATTN_TILE, seen.end - q0), cut = te__attn_cuts(seen, q0, queries);
             const int triangle = cut && te__attn_is_triangle(m, q0, k0, keys);
@@ -239,7 +246,7 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
             te__attn_product(dp, TE__ATTN_TILE, dout, ld, 1, vt, TE__ATTN_TILE, queries, n, d, 0, part);
             te__attn_cap(p, queries, n, f);
             if (cut) te__attn_hide_by_query(p, m, q0, k0, queries);
-            te__attn_drop(dp, 0, a, h.row, q0, k0, f.factor, f);
+            te__attn_drop(dp, 0, a, h.head, q0, k0, f.factor, f);
             for (int i = 0; i < queries; i++) {
                 const float lse = a->lse[h.row + q0 + i] * TE__ATTN_LOG2E, delta = a->delta[h.row + q0 + i];
                 for (int j = i * TE__ATTN_TILE; j < i * TE__ATTN_TILE + n; j += TE__ATTN_LANES) {
@@ -249,7 +256,7 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
                     te__attn_put(p + j, &e), te__attn_put(dp + j, &x);
                 }
             }
-            te__attn_drop(p, 0, a, h.row, q0, k0, 1, f);
+            te__attn_drop(p, 0, a, h.head, q0, k0, 1, f);
             te__attn_product(dv, ld, p, 1, TE__ATTN_TILE, dout, ld, keys, ld, queries, 1, depth);
             te__attn_product(dk, ld, dp, 1, TE__ATTN_TILE, q, ld, keys, ld, queries, 1, depth);
         }
@@ -271,7 +278,7 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
     TE__ATTENTION_FORM(name, options)                                                                               \
     TE__ATTENTION_SHELL(name##_tile, forward, dtype, heads, kv_heads, head_dim, name##_form)                        \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                   \
-        TE_TRY(te__attention_check(ctx, a, heads, #name));                                                          \
+        TE_TRY(te__attention_check(ctx, a, heads, name##_form().varlen, #name));                                    \
         return name##_tile_launch(ctx, te_grid_of((int64_t)a->batch * (heads), te_ceil_div(a->seq, TE__ATTN_TILE)), \
             a);                                                                                                     \
     }
@@ -284,7 +291,7 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
     enum { name##_sum_rows = 0 }; /* te_attention_args.sum must be null */                                      \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                               \
         const int64_t tiles = te_ceil_div(a->seq, TE__ATTN_TILE);                                               \
-        TE_TRY(te__attention_check(ctx, a, heads, #name));                                                      \
+        TE_TRY(te__attention_check(ctx, a, heads, name##_form().varlen, #name));                                \
         TE_TRY(name##_dq_launch(ctx, te_grid_of((int64_t)a->batch * (heads), tiles), a)); /* delta, for dkdv */ \
         return name##_dkdv_launch(ctx, te_grid_of((int64_t)a->batch * (kv_heads), tiles), a);                   \
     }                                                                                                           \

@@ -34,11 +34,14 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
     constexpr int M = C::M, TILE = C::TILE, N = TILE / 8;
     constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, KV_BYTES = TILE * ROW;
     constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D>::QKV, OUT = te__attn_widths<HEADS, KV_HEADS, D>::OUT;
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4, seq = a->seq;
-    const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D>((int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS, seq);
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const te__attn_head h =
+        te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
+    const int seq = h.seq;
     const te__attn_mask mask = te__attn_mask_of(seq, F::LEFT, F::RIGHT);
     const int q0 = (int)(te__attn_grows(mask) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS;
     const int row0 = q0 + warp * M * 16;
+    if (F::VARLEN && q0 >= seq) return;
     const te__attn_span tiles = te__attn_in_tiles(te__attn_keys_of(mask, q0, C::ROWS), TILE);
     const te__attn_span own = te__attn_in_tiles(te__attn_keys_of(mask, row0, M * 16), TILE); /* this warp's */
     const int64_t begin = tiles.first * TILE * QKV;
@@ -89,7 +92,7 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
         te__attn_product_nt<T, M, N, D, 0>(s, none, q_tile + a_lane, k_tile + te__attn_lane_b<D>(lane));
         te__attn_product_nt<T, M, N, D, 0>(dp, none, do_tile + a_lane, k_tile + KV_BYTES + te__attn_lane_b<D>(lane));
         if constexpr (F::DROP != 0)
-            te__attn_drop<F, M, N>(a, te__attn_draw_row((int)blockIdx.x, row0, seq), g, k0 + t * 2,
+            te__attn_drop<F, M, N>(a, te__attn_draw_row((int)blockIdx.x, row0, a->seq), g, k0 + t * 2,
                                    [&](int m, int n, int e, int drops) {
                                        dp[m][n][e] = (drops ? 0 : dp[m][n][e] * F::FACTOR) + minus_delta[m][e / 2];
                                    });
@@ -131,12 +134,12 @@ template <int D> struct te__attn_dkdv_shape {
 template <int D, int64_t QKV, int64_t OUT, class C>
 TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attention_args *a, const te__attn_head &h,
                                 int member, int q0) {
-    const int valid = a->seq - q0, r = (int)threadIdx.x % C::TILE;
+    const int valid = h.seq - q0, r = (int)threadIdx.x % C::TILE;
     te__attn_tile_load<C::TILE, D, QKV, C::THREADS>(q_tile, (const uint16_t *)a->qkv + (h.q + member * D + q0 * QKV),
                                                     valid);
     te__attn_tile_load<C::TILE, D, OUT, C::THREADS>(q_tile + C::TILE * (D + TE__ATTN_PAD) * 2,
                                                (const uint16_t *)a->dout + (h.out + member * D + q0 * OUT), valid);
-    const float *p = (threadIdx.x < C::TILE ? a->lse : a->delta) + (h.row + (int64_t)member * a->seq + q0);
+    const float *p = (threadIdx.x < C::TILE ? a->lse : a->delta) + (h.row + (int64_t)member * h.rows + q0);
     if (threadIdx.x < 2 * C::TILE) te__attn_copy4(lse + threadIdx.x * 4, r < valid ? p + r : p, r < valid);
 }
 
@@ -179,11 +182,12 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
     constexpr int M = C::M, TILE = C::TILE, N = TILE / 8, GROUP = HEADS / KV_HEADS, HELD = C::HELD;
     constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, Q_BYTES = TILE * ROW;
     constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D>::QKV, OUT = te__attn_widths<HEADS, KV_HEADS, D>::OUT;
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4, seq = a->seq;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int pair = warp % C::PAIRS, second = warp / C::PAIRS; /* second: the warp that makes dK */
     const int batch = (int)blockIdx.x / KV_HEADS, head0 = (int)blockIdx.x % KV_HEADS * GROUP;
-    const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D>(batch, head0, seq);
-    const int k0 = (int)blockIdx.y * C::ROWS, key0 = k0 + pair * M * 16;
+    const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D, F>(a, batch, head0);
+    const int k0 = (int)blockIdx.y * C::ROWS, key0 = k0 + pair * M * 16, seq = h.seq;
+    if (F::VARLEN && k0 >= seq) return;
     const te__attn_mask mask = te__attn_mask_of(seq, F::LEFT, F::RIGHT);
     const te__attn_span tiles = te__attn_in_tiles(te__attn_queries_of(mask, k0, C::ROWS), TILE);
     const te__attn_span own = te__attn_in_tiles(te__attn_queries_of(mask, key0, M * 16), TILE); /* this warp's */
@@ -237,8 +241,8 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
             if (te__attn_cuts(own, at, 1))
                 te__attn_hide_transposed<M, N>(s, mask, key0 + g, q0 + t * 2);
             if constexpr (F::APART)
-                te__attn_probabilities<T, F, M, N>(other, s, column, c, unit, a, h.row / seq + member_now, key0 + g,
-                                                   q0 + t * 2);
+                te__attn_probabilities<T, F, M, N>(other, s, column, c, unit, a, batch * HEADS + head0 + member_now,
+                                                   key0 + g, q0 + t * 2);
             else
                 TE_UNROLL for (int m = 0; m < M; m++)
                     TE_UNROLL for (int n = 0; n < N; n++)

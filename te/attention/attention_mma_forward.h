@@ -20,22 +20,31 @@
 /* Which head of which sequence a block works on, and where its rows lie. Elements are 16 bits. */
 struct te__attn_head {
     int batch, head, kv_head;
+    int seq;                /* tokens of the sequence */
     int64_t width, q, k, v; /* of qkv: row length, and the offsets of this head's first row */
     int64_t out_width, out; /* of out and dout */
-    int64_t row;            /* of lse and delta */
+    int64_t row, rows;      /* of lse and delta, and from head to head */
 };
 template <int HEADS, int KV_HEADS, int D> struct te__attn_widths {
     static constexpr int64_t QKV = (HEADS + 2 * KV_HEADS) * D,
                              OUT = HEADS * D; /* row lengths of qkv, and of out and dout */
 };
-template <int HEADS, int KV_HEADS, int D> TE_FN te__attn_head te__attn_head_of(int batch, int head, int seq) {
+template <int HEADS, int KV_HEADS, int D, class F>
+TE_FN te__attn_head te__attn_head_of(const te_attention_args *a, int batch, int head) {
     te__attn_head h;
+    const int seq = a->seq;
+    int64_t first = (int64_t)batch * seq;
+    h.seq = h.rows = seq, h.row = ((int64_t)batch * HEADS + head) * seq;
+    if constexpr (F::VARLEN) {
+        const te_sequences s = te__attn_sequences(a);
+        const te_sequence own = te_sequence_rows(&s, batch);
+        first = own.first, h.seq = own.count, h.rows = s.rows, h.row = head * h.rows + first;
+    }
     h.batch = batch, h.head = head, h.kv_head = head / (HEADS / KV_HEADS);
     h.width = (HEADS + 2 * KV_HEADS) * D, h.out_width = HEADS * D;
-    h.q = (int64_t)batch * seq * h.width + head * D;
-    h.k = (int64_t)batch * seq * h.width + (HEADS + h.kv_head) * D, h.v = h.k + KV_HEADS * D;
-    h.out = (int64_t)batch * seq * h.out_width + head * D;
-    h.row = ((int64_t)batch * HEADS + head) * seq;
+    h.q = first * h.width + head * D;
+    h.k = first * h.width + (HEADS + h.kv_head) * D, h.v = h.k + KV_HEADS * D;
+    h.out = first * h.out_width + head * D;
     return h;
 }
 
@@ -58,12 +67,15 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
     constexpr int M = C::M, TILE = C::TILE, N = TILE / 8, HELD = C::HELD;
     constexpr uint32_t KV_BYTES = TILE * (D + TE__ATTN_PAD) * 2, ROW = (D + TE__ATTN_PAD) * 2;
     constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D>::QKV;
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4, seq = a->seq;
-    const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D>((int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS, seq);
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const te__attn_head h =
+        te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
+    const int seq = h.seq;
     /* causal: the longest rows first, so that the short ones fill the end */
     const te__attn_mask mask = te__attn_mask_of(seq, F::LEFT, F::RIGHT);
     const int q0 = (int)(te__attn_grows(mask) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS;
     const int row0 = q0 + warp * M * 16;
+    if (F::VARLEN && q0 >= seq) return;
     const te__attn_span tiles = te__attn_in_tiles(te__attn_keys_of(mask, q0, C::ROWS), TILE);
     const te__attn_span own = te__attn_in_tiles(te__attn_keys_of(mask, row0, M * 16), TILE); /* this warp's */
     const int64_t begin = tiles.first * TILE * QKV;
@@ -125,7 +137,7 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
                 TE_UNROLL for (int n = 0; n < D / 8; n++)
                     TE_UNROLL for (int e = 0; e < 4; e++) o[m][n][e] *= shrink[m][e / 2];
         if (F::DROP && a->rng)
-            te__attn_drop<F, M, N>(a, te__attn_draw_row((int)blockIdx.x, row0, seq), g, k0 + t * 2,
+            te__attn_drop<F, M, N>(a, te__attn_draw_row((int)blockIdx.x, row0, a->seq), g, k0 + t * 2,
                                    [&](int m, int n, int e, int drops) { if (drops) s[m][n][e] = 0; });
         uint32_t p[M][N / 2][4];
         te__attn_pack_all<T, M, N>(p, s);

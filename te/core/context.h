@@ -60,6 +60,7 @@ typedef struct te_context {
     int device, processors; /* CUDA: the device's number and its multiprocessors; host: 0 and 1 */
     int capability;         /* CUDA: compute capability, 900 for 9.0 */
     int owns_workspace;
+    struct te_comm *comm; /* the groups of ranks that this one belongs to (group.h); null: it is alone */
     const struct te_context *at; /* where it was created */
     char error[320];
 } te_context;

@@ -144,6 +144,25 @@ TE_API te_status te__hopper_tensor(CUtensorMap *map, te__encode_fn encode, const
     TE_REQUIRE(e == CUDA_SUCCESS, ctx, TE_ERROR_CUDA, "cuTensorMapEncodeTiled: error %d", (int)e);
     return TE_OK;
 }
+/* The same where rows, the last of these sizes, are cut by each load: it gets row r of the `count` rows from `first` on
+ * by the three last indices te__cut_at(r, count), first + count and TE__CUT, and zeros from row `count` on. The row is
+ * the sum of two indices, of which one ends with the rows that are wanted; the third brings the address, which is
+ * counted modulo 2^64, back to where it belongs: TE__CUT * (2^34 - pitch) + (first + count) * pitch +
+ * (TE__CUT - count + r) * pitch = 2^64 + (first + r) * pitch. */
+enum { TE__CUT = 1 << 30, TE__CUT_MOST = 0x7fff0000 };
+TE_BOTH int te__cut_at(int row, int count) { return TE__CUT - count + row; }
+TE_API te_status te__hopper_cut(CUtensorMap *map, te__encode_fn encode, const void *data, int rank,
+                                const cuuint64_t *size, const cuuint64_t *pitch, const cuuint32_t *box, te_dtype dtype,
+                                te_context *ctx) {
+    cuuint64_t sizes[5], pitches[4];
+    cuuint32_t boxes[5];
+    const cuuint64_t row = pitch[rank - 2];
+    for (int i = 0; i < rank; i++) sizes[i] = size[i], boxes[i] = box[i];
+    for (int i = 0; i < rank - 1; i++) pitches[i] = pitch[i];
+    sizes[rank - 1] = TE__CUT, sizes[rank] = sizes[rank + 1] = TE__CUT_MOST, boxes[rank] = boxes[rank + 1] = 1;
+    pitches[rank - 1] = row, pitches[rank] = ((cuuint64_t)1 << 34) - row;
+    return te__hopper_tensor(map, encode, data, rank + 2, sizes, pitches, boxes, dtype, ctx);
+}
 /* The same for a row-major [rows, cols], in boxes of [box_rows, 64]. */
 TE_API te_status te__hopper_map(CUtensorMap *map, te__encode_fn encode, const void *data, int64_t rows, int64_t cols,
                                 int box_rows, te_dtype dtype, te_context *ctx) {

@@ -5,7 +5,8 @@
  *     if (block_forward(y, &saved, x, &m, &batch, &ctx) != TE_OK) puts(te_last_error(&ctx));
  *
  * The library never exits, throws or prints. A call that fails has enqueued and written nothing, except that
- * TE_ERROR_CUDA and TE_ERROR_BLAS, which the vendor's run time reports, may come after a part of the work.
+ * TE_ERROR_CUDA, TE_ERROR_BLAS and TE_ERROR_COMM, which the vendor's run time reports, may come after a part of the
+ * work.
  */
 #ifndef TE_STATUS_H
 #define TE_STATUS_H
@@ -27,7 +28,8 @@
     X(ERROR_CUDA, "the CUDA run time reported an error")                                       \
     X(ERROR_BLAS, "the matrix library reported an error")                                      \
     X(ERROR_IO, "a file could not be read or written")                                         \
-    X(ERROR_FORMAT, "a file is not what it should be")
+    X(ERROR_FORMAT, "a file is not what it should be")                                         \
+    X(ERROR_COMM, "another rank failed, or the communication library reported an error")
 
 #define TE_STATUS_ENUM(name, text) TE_##name,
 typedef enum te_status { TE_STATUSES(TE_STATUS_ENUM) TE_STATUS_COUNT } te_status;

@@ -89,7 +89,10 @@ TE_API void te__cuda_close(te_context *ctx) {
 
 /* The device's facts, the random state, room for what a pass writes down. */
 TE_API te_status te__cuda_open(te_context *ctx, const te_rng *rng) {
-    int major = 0, minor = 0;
+    int major = 0, minor = 0, devices = 0;
+    TE_TRY(te__cuda_status(ctx, cudaGetDeviceCount(&devices), "cudaGetDeviceCount"));
+    TE_REQUIRE(ctx->device >= 0 && ctx->device < devices, ctx, TE_ERROR_DEVICE,
+               "there are %d devices, from 0 on; %d was asked for", devices, ctx->device);
     TE_TRY(te__cuda_status(ctx, cudaSetDevice(ctx->device), "cudaSetDevice"));
     TE_TRY(
         te__cuda_status(ctx, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ctx->device), "device"));

@@ -31,7 +31,8 @@ typedef struct te_edge {
     te_tensor value, grad;
 } te_edge;
 
-/* What a call brings along beside the tensor. Rows are tokens: row b * seq + t is token t of sequence b. */
+/* What a call brings along beside the tensor. Rows are tokens: row b * seq + t is token t of sequence b, unless
+ * cu_seqlens says otherwise. */
 typedef struct te_batch {
     int batch, seq;        /* rows = batch * seq */
     const int32_t *tokens; /* [rows], for an embedding; target memory */
@@ -42,6 +43,15 @@ typedef struct te_batch {
     int position;          /* position of the first token of each sequence, for rope and learnt positions */
     const te_edge *edges;  /* extra inputs and outputs of the list, by name; others' may stand among them */
     int edge_count;
+    /* Sequences that differ in length: the rows, still batch * seq, are those of `sequences` sequences, one behind the
+     * other. Sequence i has rows cu_seqlens[i] to cu_seqlens[i + 1]; the first number is 0 and the last is the number
+     * of rows. `longest` is a bound of their lengths. A sequence may be empty. On CUDA the host never reads the
+     * numbers, so they may change from run to run of a captured graph; what they do when they are wrong is in
+     * core/sequences.h. 0, 0, null: `batch` sequences of `seq` rows. */
+    int sequences, longest;
+    const int32_t *cu_seqlens; /* [sequences + 1], target memory */
+    int loss_in_backward; /* 1: a forward that saves may leave the loss to its backward, which then writes y: a list
+                           * that ends in linear, cross_entropy computes its logits once so (te/fuse/linear_loss.h) */
 } te_batch;
 
 #endif

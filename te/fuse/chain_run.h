@@ -13,6 +13,7 @@ TE_API void te__stage_of(te_stage *st, te_run *r, int i) {
     memset(st, 0, sizeof *st);
     for (int k = 0; k < op->params; k++) st->w[k] = r->param[i][k].data;
     st->stats = r->stats[i], st->rng = r->rng, st->id = (uint32_t)i;
+    st->first = te_first_row_of_all(r, op->out_rows) * op->out;
 }
 
 /* ---- results in FP8 ---------------------------------------------------------------------------------------------- */

@@ -6,6 +6,7 @@
 
 #include "../plan/dims.h" /* TE_IS_DIM */
 #include "kernels.h"      /* TE__IS_CLASS */
+#include "shares.h"       /* TE_SHARE_OUT */
 #include "spans.h"        /* TE_SPAN_CHECKS */
 
 /* ---- names: model_family_name_.. -------------------------------------------------------------------------------- */
@@ -35,6 +36,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 #define TE_TAKES_list_residual TE_TOKEN
 #define TE_TAKES_list_recipe TE_TOKEN
 #define TE_TAKES_list_width TE_INTEGER
+#define TE_TAKES_list_rows TE_TOKEN /* of x, and of what an embedding gives: tokens or shard */
 
 /* ---- declarations ----------------------------------------------------------------------------------------------- */
 
@@ -80,7 +82,9 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
         name##_out_option = (int)TE_DTYPE_OPTION(of, out, -1),                                                     \
         name##_first_wants = TE_FOR(TE__FIRST_WANTS, links) 0,                                                     \
         name##_begin_begin_dtype = (int)TE_DTYPE_OPTION(of, in, (int)name##_first_wants),                          \
-        name##_begin_begin_rows = TE_ROWS_tokens,                                                                  \
+        name##_begin_begin_rows = TE_ROWS_OPTION(of),                                                              \
+        name##_begin_begin_share = TE_SHARE_any,                                                                   \
+        TE_FOR(TE__SHARES, links)                                                                                  \
         TE_FOR(TE__FORMATS, links)                                                                                 \
         name##_last_dtype = TE_FOR(TE__LAST_DTYPE, links) 0,                                                       \
         name##_out_dtype = (int)name##_out_option >= 0 ? (int)name##_out_option : (int)name##_last_dtype           \
@@ -218,6 +222,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
     static_assert(!(TE_FLAGS(op) & TE_IS_LOAD) || (TE_FLAGS(before) & (TE_IS_FORK | TE_IS_INPUT)) == TE_IS_FORK,       \
         "te: " #model ": " TE_CALLED(op) " drops what " TE_CALLED(before) " gives: a (fork, ..) goes between them");   \
     TE_CHECK_OPTIONS(model, TE_FAMILY(op), op)                                                                         \
+    TE__CHECK_SHARE(model, before, op)                                                                                 \
     TE_CHECK(model, op)
 #define TE__WHO_GIVES(before) \
     TE_IF_MARKED(TE_JOIN1(TE__IS_BEGIN_, TE_KIND(before)), TE__THE_LIST, TE_CALLED)(before)

@@ -3,7 +3,8 @@
  * A row names families (te/ops: every activation is an `act`, every gated one `gated`, every norm `norm`), in the order
  * of the pass; the backward list reads the model from its end. Any row of the shape [linear] maps [norm] maps
  * (backward: [linear] [norm] maps, linear fork, or attention bias) works: write the name, and the kernel follows from
- * its ops. Add your own the same way, before TE_SEQUENTIAL, or take one out with #undef.
+ * its ops. Add your own the same way, before TE_SEQUENTIAL, or take one out with #undef. Rows that take time to save
+ * memory are not here: linear_cross_entropy, in backward cross_entropy_linear (linear_loss.h).
  *
  * The X-lists below are the same rows for the tests and benches, which try each on every kind that it matches.
  */

@@ -9,6 +9,7 @@
 
 #include "../plan/dims.h" /* TE_MAP_KERNELS, TE_NORM_KERNELS */
 #include "chain_run.h"    /* te_chain_step */
+#include "linear_loss.h"  /* te__linear_loss_forward */
 #include "linear_step.h"  /* te_linear_step */
 #include "own_rows.h"     /* te__attention_bias_backward */
 #include "plan.h"         /* TE_ROW */
@@ -44,20 +45,20 @@
 #define TE__GEMM_ROW(name, widths, model, dtype, pass, first, ...)                              \
     enum { name##_in_fp8 = (int)TE_RECIPE(model, first) != (int)TE_RECIPE_none };              \
     TE_JOIN1(TE__GEMM_ROW_, pass)(name, widths, model, dtype, pass, __VA_ARGS__)
-#define TE__GEMM_ROW_forward(name, widths, model, dtype, pass, ...) \
+#define TE__GEMM_ROW_forward(name, widths, model, dtype, pass, ...)                                              \
+    TE_IF_MARKED(TE_JOIN1(TE_TAKES_LINEAR_, TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__))), TE__OWN_IN_ROW, TE__GEMM_CHAIN) \
+    (name, widths, model, dtype, pass, __VA_ARGS__)
+#define TE__OWN_IN_ROW(name, widths, model, dtype, pass, op) \
+    TE__OWN(TE_JOIN1(TE_OWN_ROW_, TE_FAMILY(op)), pass, name, model, dtype, op)
+#define TE__GEMM_CHAIN(name, widths, model, dtype, pass, ...) \
     TE_CHAIN(name, widths, model, dtype, pass, __VA_ARGS__)          \
     TE__PRODUCT_##widths(name, dtype)                                \
     TE_API te_status name##_run(te_run *r, const te_step *s) {       \
         const te_chain_shape k = name##_shape(te_chain_half(r, s, 1)); \
         return te_linear_step(r, s, name##_launch, k, name##_kernels(), TE_BARE(dtype, pass)); \
     }
-/* widths: `fixed` or `dims`, with _fp8 where the list names a recipe. */
-#define TE__PRODUCT_fixed TE_PRODUCT
-#define TE__PRODUCT_fixed_fp8 TE_PRODUCT_FP8
-#define TE__PRODUCT_dims TE_NO_PRODUCT
-#define TE__PRODUCT_dims_fp8 TE_NO_PRODUCT
 #define TE__GEMM_ROW_backward(name, widths, model, dtype, pass, ...)                                         \
-    TE_IF_MARKED(TE_JOIN1(TE__FORK_MARK_, TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__))), TE__GEMM_FORK, TE__GEMM_ROW_forward) \
+    TE_IF_MARKED(TE_JOIN1(TE__FORK_MARK_, TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__))), TE__GEMM_FORK, TE__GEMM_CHAIN) \
     (name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__FORK_MARK_fork ,
 #define TE__GEMM_FORK(name, widths, model, dtype, pass, ...)                                                 \
@@ -69,9 +70,16 @@
     TE__IF_ALONE(TE__OWN_ALONE, TE__OWN_ROW, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__OWN_ALONE(name, widths, model, dtype, pass, op) TE__OWN(TE_JOIN1(TE_OWN_, TE_FAMILY(op)), pass, name, \
     model, dtype, op)
-#define TE__OWN_ROW(name, widths, model, dtype, pass, first, ...) \
+#define TE__OWN_ROW(name, widths, model, dtype, pass, first, ...)                             \
+    TE_IF_MARKED(TE_JOIN1(TE_TAKES_LINEAR_, TE_FAMILY(first)), TE__OWN_LINEAR, TE__OWN_CHAIN) \
+    (name, widths, model, dtype, pass, first, __VA_ARGS__)
+#define TE__OWN_LINEAR(name, widths, model, dtype, pass, own, ...)                                 \
+    static_assert(TE_ROW_COUNT(__VA_ARGS__) == 1 && TE__IS_CLASS(TE_ROW_FIRST(__VA_ARGS__), gemm), \
+                  "te: " #name ": in backward this row has a linear, and nothing else");           \
+    TE__OWN_IN_ROW(name, widths, model, dtype, pass, own)
+#define TE__OWN_CHAIN(name, widths, model, dtype, pass, first, ...) \
     TE_CHAIN(name, widths, model, dtype, pass, __VA_ARGS__)         \
-    TE__OWN(TE_JOIN1(TE_OWN_ROW_, TE_FAMILY(first)), pass, name, model, dtype, first)
+    TE__OWN_IN_ROW(name, widths, model, dtype, pass, first)
 #define TE__OWN(family, pass, ...) TE__OWN2(family, pass, __VA_ARGS__)
 #define TE__OWN2(family, pass, ...) family##_##pass(__VA_ARGS__)
 
@@ -94,8 +102,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #define TE__CHAIN_OUT_backward(what, model, op) what##IN(model, op)
 #define TE__CHAIN(name, widths, model, dtype, pass, in, out, gets, gives, ...)                                       \
     enum {                                                                                                           \
-        name##_half = ((int)in < (int)out) == ((int)in > 0) ? (int)in : (int)out, /* the smaller;                    \
-            symbols are negative */                                                                                  \
+        name##_half = ((int)in < (int)out) == ((int)in > 0) ? (int)in : (int)out, /* the smaller; symbols are < 0 */ \
         name##_in_halves = (int)in / name##_half,                                                                    \
         name##_out_halves = (int)out / name##_half,                                                                  \
         name##_in_dtype = (int)gets,                                                                                 \
@@ -233,8 +240,6 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #else
 #define TE__CHAIN_NORM_forward TE__CHAIN_MAP
 #endif
-#define TE__CHAIN_OF_fixed_fp8 TE__CHAIN_OF_fixed
-#define TE__CHAIN_OF_dims_fp8 TE__CHAIN_OF_dims
 #define TE__CHAIN_OF_dims(name, dtype, pass, eps, ...)                                                            \
     TE__CHAIN_KERNELS(TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_NORM_KERNELS, TE_MAP_KERNELS), name, \
         dtype, pass, eps)
@@ -278,9 +283,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
                                   even, name##_norm, {name##_norm_code, eps}, (te_dtype)name##_norm_in,              \
                                       (te_dtype)name##_norm_out,                                                     \
                                   name##_sums, name##_sum_halves, name##_sums_three,                                 \
-                                  name##_is_backward, name##_draws, name##_reads,    \
-                                      kernel##_lanes,                                                                \
-                                      kernel##_chunks,                                                               \
+                                  name##_is_backward, name##_draws, name##_reads, kernel##_lanes, kernel##_chunks,   \
                                   kernel##_groups, kernel##_resident, kernel##_stash, name##_fp8_wanted};            \
         (void)half;                                                                                                  \
         return at(k);                                                                                                \

@@ -5,7 +5,8 @@
 #define TE_FUSE_LINEAR_CHOOSE_H
 
 #include "../core/fill.h"  /* te_fill_normal, for what splits are timed on */
-#include "linear_fp8.h"     /* te__fp8_cast */
+#include "../plan/begin.h" /* te__begin */
+#include "linear_fp8.h"    /* te__fp8_cast */
 #include "linear_split.h"  /* te__linear_split */
 
 /* A step to time: a walk with scratch memory in all places. */
@@ -162,7 +163,8 @@ TE_API te_status te__linear_race(te_gemm_choice *c, te_split otherwise, int can_
 TE_API te_status te__linear_choose(te_gemm *g, te_split *split, int *taken, te_run *r, const te_step *s,
                                    const te__linear_kernels *kernels) {
     const te_gemm bare = *g;
-    const int can_own = s->count > 1 && te_gemm_can_row(kernels->whole, g, r->ctx);
+    const int can_own =
+        s->count > 1 && te__linear_can_store(r, s, kernels) && te_gemm_can_row(kernels->whole, g, r->ctx);
     int way = can_own && te_gemm_is_own_row(kernels->whole, g, r->ctx) ? TE_SPLIT_OWN : TE_SPLIT_WHOLE;
     te_gemm_choice c;
     while ((*taken = te__linear_take(g, r, s, (te_split)way)) < 0) way--;

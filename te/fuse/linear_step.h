@@ -38,7 +38,8 @@ TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__lin
     te_gemm whole = *x;
     te_value dx, made;
     whole.fast = 1; /* in FP8 the kernel of our own has no other sums */
-    const int own = te_gemm_is_own_row(kernels->whole, &whole, r->ctx) && op->in_dtype == r->plan->dtype;
+    const int own = te__linear_can_store(r, s, kernels) && te_gemm_is_own_row(kernels->whole, &whole, r->ctx) &&
+                    op->in_dtype == r->plan->dtype;
     TE_TRY(te_acquire(r, &dx, op->in_rows, op->in, op->in_dtype));
     if (own) return te_product_step(r, s, kernels->whole, &whole, kernels->shape, dx, 0);
     TE_TRY(te_before_as(&made, &dx, r, x->out));

@@ -215,4 +215,12 @@ TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_c
 #define TE_NO_PRODUCT(name, dtype) \
     TE_API te_product_kernels *name##_kernels(void) { return 0; }
 
+/* By the list's widths: `fixed` or `dims`, with _fp8 where it names a recipe. Its chains are the same then. */
+#define TE__PRODUCT_fixed TE_PRODUCT
+#define TE__PRODUCT_fixed_fp8 TE_PRODUCT_FP8
+#define TE__PRODUCT_dims TE_NO_PRODUCT
+#define TE__PRODUCT_dims_fp8 TE_NO_PRODUCT
+#define TE__CHAIN_OF_fixed_fp8 TE__CHAIN_OF_fixed
+#define TE__CHAIN_OF_dims_fp8 TE__CHAIN_OF_dims
+
 #endif

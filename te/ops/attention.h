@@ -1,5 +1,5 @@
 /* attention.h -- (attention, name, heads, kv_heads, head_dim); options (causal, 1), (scale, 1 / sqrt(head_dim)),
- * (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0)
+ * (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (varlen, 0)
  *
  * softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads]: in width
  * (heads + 2 kv_heads) head_dim, out width heads * head_dim. Grouped-query where kv_heads < heads: kv_heads must divide
@@ -17,6 +17,9 @@
  * dropout: each probability is 0 with this probability, else divided by what is left of 1, behind the softmax
  * (Srivastava et al. 2014; Vaswani et al. 2017), as te/ops/dropout.h does it. The mask is Philox of (seed, draw, op;
  * sequence, head, query, key), made again in backward. Inference drops nothing.
+ *
+ * varlen: 1: te_batch.cu_seqlens may be given, and then no sequence sees another. It is a constant of the list because
+ * kernels that know their sequences to be equal are smaller and a little faster.
  */
 #ifndef TE_OPS_ATTENTION_H
 #define TE_OPS_ATTENTION_H
@@ -28,15 +31,18 @@
 #define TE_SHAPES_attention(op) (3)
 #define TE_IN_attention(op) ((TE_ARG1(op, 0) + 2 * (TE_ARG2(op, 0))) * (TE_ARG3(op, 0)))
 #define TE_OUT_attention(op, in) ((TE_ARG1(op, 0)) * (TE_ARG3(op, 0)))
-#define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0))
+#define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
+    (TE__VARLEN(op) ? TE_VARIES : 0))
 #define TE_STATS_attention(op) (TE_ARG1(op, 0)) /* the log-sum-exp of each head */
 #define TE_TAKES_attention_causal TE_INTEGER
 #define TE_TAKES_attention_scale TE_NUMBER
 #define TE_TAKES_attention_dropout TE_NUMBER
 #define TE_TAKES_attention_softcap TE_NUMBER
+#define TE_TAKES_attention_varlen TE_INTEGER
 #define TE_TAKES_attention_window_left TE_INTEGER
 #define TE_TAKES_attention_window_right TE_INTEGER
 #define TE__CAUSAL(op) TE_OPTION(op, causal, 1)
+#define TE__VARLEN(op) (TE_OPTION(op, varlen, 0))
 #define TE__WINDOW_LEFT(op) TE_OPTION(op, window_left, TE_ATTENTION_ALL)
 #define TE__WINDOW_RIGHT(op) ((TE__CAUSAL(op)) ? 0 : (TE_OPTION(op, window_right, TE_ATTENTION_ALL)))
 #define TE__SOFTCAP(op) ((float)(TE_OPTION(op, softcap, 0)))
@@ -50,6 +56,8 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": kv_heads does not divide heads");                   \
      static_assert((TE__CAUSAL(op)) == 0 || (TE__CAUSAL(op)) == 1,                                                   \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": causal must be 0 or 1");                            \
+     static_assert(TE__VARLEN(op) == 0 || TE__VARLEN(op) == 1,                                                       \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": varlen must be 0 or 1");                            \
      static_assert(TE__IS_WINDOW(op, window_left) && TE__IS_WINDOW(op, window_right),                                \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": a window is 0 to 1048576 tokens, or -1 for all");   \
      static_assert(!(TE__CAUSAL(op)) || (TE_OPTION(op, window_right, -1)) <= 0,                                      \
@@ -72,7 +80,7 @@ typedef struct te_attention_options {
 
 #define TE__ATTENTION(direction, name, dtype, op)                                                                   \
     TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
-        (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ATTENTION_DROPOUT(op)))
+        (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ATTENTION_DROPOUT(op), TE__VARLEN(op)))
 #define TE_OWN_attention_forward(name, model, dtype, op)                                                           \
     TE__ATTENTION(FORWARD, name, dtype, op)                                                                        \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__attention_forward(r, s, name##_launch); }
@@ -91,7 +99,10 @@ TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     memset(&a, 0, sizeof a);
     a.scale = o->scale != 0 ? o->scale : 1.0f / sqrtf((float)o->head_dim);
     if (op->flags & TE_DRAWS) a.rng = r->rng, a.id = (uint32_t)(op - r->plan->op);
-    if (r->batch) a.batch = r->batch->batch, a.seq = r->batch->seq;
+    if (r->batch) {
+        const te_sequences s = te_sequences_of(r);
+        a.cu_seqlens = s.first, a.batch = s.count, a.seq = s.longest, a.rows = s.rows;
+    }
     return a;
 }
 /* The kernels read and write the model's own format. */
@@ -104,7 +115,7 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     TE_TRY(te_output(&y, r, s, i));
     TE_TRY(te_before_as(&out, &y, r, r->plan->dtype));
     a.out = out.p, a.lse = r->stats[i], a.qkv = qkv.p;
-    if (r->dry && r->batch) TE_TRY(te__attention_check(r->ctx, &a, op->stats, r->plan->name));
+    if (r->dry && r->batch) TE_TRY(te__attention_check(r->ctx, &a, op->stats, op->flags & TE_VARIES, r->plan->name));
     if (!r->dry) TE_TRY(launch(r->ctx, &a));
     TE_TRY(te_after_as(&y, &out, r));
     te_set_now(r, y);

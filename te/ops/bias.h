@@ -8,6 +8,7 @@
 #define TE_SHAPES_bias(op) (1)
 #define TE_IN_bias(op) (TE_ARG1(op, 0))
 #define TE_FLAGS_bias(op) (TE_SUMS | TE_KEEPS_GRAD | TE_EPILOGUE_OF_BIAS)
+#define TE_SHARE_FITS_bias(op, in) ((int)(in) == (int)TE_SHARE_same || (int)(in) == (int)TE_SHARE_columns)
 #define TE_PARAMS_bias(op, in, out) ((bias, 1, out, zero))
 
 TE_FN void te_bias_forward(float v[8], const te_stage *s, te_place at, const void *options) {

@@ -8,7 +8,8 @@
  * Softmax and loss in one pass over the logits (online, so a vocabulary of any size); backward reads the logits once
  * and writes (softmax - onehot) * dloss, with options (softmax (1 + 2 z log sum exp) - shares) * dloss. te_batch brings
  * labels and ignore_index; a row with that label has loss 0 and gradient 0 (0 stands for the default, -100). A label
- * outside the vocabulary is an error on the host; on CUDA its loss and gradient are NaN.
+ * outside the vocabulary is an error on the host; on CUDA its loss and gradient are NaN. Behind a linear the two are a
+ * row, which never has all logits in memory: te/fuse/linear_loss.h.
  */
 #ifndef TE_OPS_CROSS_ENTROPY_H
 #define TE_OPS_CROSS_ENTROPY_H
@@ -22,6 +23,7 @@
 #define TE_IN_cross_entropy(op) (TE_ARG1(op, 0))
 #define TE_OUT_cross_entropy(op, in) (1)
 #define TE_GIVES_cross_entropy(op) (TE_GIVES_f32)
+#define TE_SHARE_FITS_cross_entropy(op, in) ((int)(in) == (int)TE_SHARE_same)
 #define TE_FLAGS_cross_entropy(op) (TE_SAVES_INPUT | TE_TO_LOSS)
 #define TE_STATS_cross_entropy(op) (2) /* the largest logit; log2 of the sum of exp(x - that) */
 #define TE_TAKES_DIMS_cross_entropy ,
@@ -51,13 +53,14 @@ TE_FN te_loss_options te_loss_options_of(float label_smoothing, float z_loss) {
 typedef struct te_cross_entropy_args {
     float *loss;      /* [rows] */
     float *stats;     /* [rows, 2], null in inference */
-    void *dx;         /* [rows, width] */
+    void *dx;         /* [rows, width]; it may be x */
     const void *x;    /* [rows, width] */
     const float *dy;  /* [rows], null: dloss in every row */
     const int32_t *labels;
     int ignore_index;
     float dloss;
     int width; /* where it is known only at run time */
+    int first, vocabulary; /* of a slice of the columns: where it begins, and how many there are in all */
 } te_cross_entropy_args;
 
 #define TE_CROSS_ENTROPY_THREADS(width) (!TE_CUDA ? 1 : (width) > 2048 || (width) < 0 ? 256 : 64)
@@ -67,8 +70,8 @@ typedef struct te_cross_entropy_args {
                    te_loss_options_of(TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op))))
 #define TE_OWN_cross_entropy_forward(name, model, dtype, op)                                                          \
     TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_row, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op), op) \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__cross_entropy_forward(r, s, name##_launch); \
-        }
+    TE_API te_status name##_run(te_run *r, const te_step *s)                                                          \
+        { return te__cross_entropy_forward(r, s, name##_launch); }
 #define TE_OWN_cross_entropy_backward(name, model, dtype, op)                         \
     TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_gradient, TE_WIDTH_IN(model, op), \
         (te_dtype)TE_DTYPE_IN(model, op), op)                                         \
@@ -85,57 +88,60 @@ TE_FN te_columns te_columns_at(int c, int width) {
 }
 TE_FN int te_first_column(int64_t row, int width) { return TE_CUDA && width % 8 ? -(int)(row % 8) : 0; }
 
-/* Bytes: the logits once. The largest logit is subtracted before anything is rounded, so the loss does not depend on
- * what all logits have in common. */
-TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int threads, int width, te_dtype dtype,
-                                const te_loss_options o) {
-    int group;
-    te_lanes g = te_lanes_here(threads, &group);
+/* The largest logit of a row, and the sum of exp(x - that). */
+typedef struct te_logit_sums { float top, sum; } te_logit_sums;
+/* The loss of a row, and what the gradient needs, in all lanes. The largest logit is subtracted before anything is
+ * rounded, so the loss does not depend on what all logits have in common. in_place: a gradient takes the place of the
+ * label's logit as soon as this is done, so it is loaded first; else last: to wait for it takes a tenth of the time. */
+TE_FN te_logit_sums te_cross_entropy_loss(const te_cross_entropy_args *a, te_block b, te_lanes *g, int width,
+                                          te_dtype dtype, const te_loss_options o, int in_place) {
     const int64_t row = (int64_t)b.x * width;
     const int32_t label = a->labels[b.x];
     const int known = label >= 0 && label < width, smooth = o.label_smoothing != 0;
-    const float of_label = smooth && known ? te_load(a->x, row + label, dtype) : 0.0f;
+    const int first = smooth || in_place;
+    float of_label = first && known ? te_load(a->x, row + label, dtype) : 0.0f;
     float top = -INFINITY, sum = 0, above = 0; /* above: sum of x - x[label] */
-    TE_UNROLL_4 for (int c = te_first_column(row, width) + g.id * 8; c < width; c += g.count * 8) {
+    TE_UNROLL_4 for (int c = te_first_column(row, width) + g->id * 8; c < width; c += g->count * 8) {
         const te_columns at = te_columns_at(c, width);
         float v[8], most = top, s = 0;
         te_load8(v, a->x, row + at.from, at.n, at.whole, dtype);
-        TE_UNROLL for (int i = 0; i < 8; i++) v[i] = i < at.n ? v[i] : -INFINITY, most = v[i] > most ? v[i] : most;
+        if (at.n < 8) /* a branch: two instructions less for each logit of all other vectors */
+            TE_UNROLL for (int i = 0; i < 8; i++) v[i] = i < at.n ? v[i] : -INFINITY;
+        TE_UNROLL for (int i = 0; i < 8; i++) most = v[i] > most ? v[i] : most;
         const float base = most > -INFINITY ? most : 0.0f; /* a row may begin with -infinity */
         TE_UNROLL for (int i = 0; i < 8; i++) s += te_exp(v[i] - base);
         sum = sum * te_exp(top - base) + s, top = most;
         TE_UNROLL for (int i = 0; smooth && i < 8; i++) above += i < at.n ? v[i] - of_label : 0.0f;
     }
-    float all = top;
-    te_lanes_max(&all, &g);
-    sum = top > -INFINITY ? sum * te_exp(top - all) : sum;
-    te_lanes_sum(&sum, 1, &g);
-    if (smooth) te_lanes_sum(&above, 1, &g);
-    if (g.id) return;
-    if (a->stats) a->stats[2 * b.x] = all, a->stats[2 * b.x + 1] = log2f(sum);
-    float loss = known ? logf(sum) + (all - te_load(a->x, row + label, dtype)) : NAN;
+    te_logit_sums all = {top, 0};
+    te_lanes_max(&all.top, g);
+    all.sum = top > -INFINITY ? sum * te_exp(top - all.top) : sum;
+    te_lanes_sum(&all.sum, 1, g);
+    if (smooth) te_lanes_sum(&above, 1, g);
+    if (g->id) return all;
+    if (!first && known) of_label = te_load(a->x, row + label, dtype);
+    float loss = known ? logf(all.sum) + (all.top - of_label) : NAN;
     if (smooth) loss -= o.label_smoothing / (float)width * above;
-    if (o.z_loss != 0) loss += o.z_loss * (logf(sum) + all) * (logf(sum) + all);
+    if (o.z_loss != 0) loss += o.z_loss * (logf(all.sum) + all.top) * (logf(all.sum) + all.top);
     a->loss[b.x] = label == a->ignore_index ? 0.0f : loss;
+    return all;
 }
-/* Bytes: the logits read, the gradient written. */
-TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b, int threads, int width,
-                                     te_dtype dtype, const te_loss_options o) {
-    int group;
-    const te_lanes g = te_lanes_here(threads, &group);
+/* The gradient of `width` logits of a row, from column `first` of the vocabulary on. log_sum: log2 of the sum. */
+TE_FN void te_cross_entropy_slope(const te_cross_entropy_args *a, te_block b, const te_lanes *g, int first, int width,
+                                  int vocabulary, te_dtype dtype, const te_loss_options o, float top, float log_sum) {
     const int64_t row = (int64_t)b.x * width;
     const int32_t label = a->labels[b.x];
-    const int known = label >= 0 && label < width;
-    const float k = 1.4426950408889634f /* log2 e */, top = a->stats[2 * b.x], log_sum = a->stats[2 * b.x + 1];
+    const int known = label >= 0 && label < vocabulary;
+    const float k = 1.4426950408889634f /* log2 e */;
     const float dloss = !known ? NAN : a->dy ? a->dy[b.x] : a->dloss;
     const float along = o.z_loss != 0 ? 1.0f + 2.0f * o.z_loss * (top + log_sum / k) : 1.0f;
-    const float share = o.label_smoothing / (float)width, of_label = 1.0f - o.label_smoothing;
-    for (int c = te_first_column(row, width) + g.id * 8; c < width; c += g.count * 8) {
+    const float share = o.label_smoothing / (float)vocabulary, of_label = 1.0f - o.label_smoothing;
+    for (int c = te_first_column(row, width) + g->id * 8; c < width; c += g->count * 8) {
         const te_columns at = te_columns_at(c, width);
         float v[8];
         te_load8(v, a->x, row + at.from, at.n, at.whole, dtype);
         TE_UNROLL for (int i = 0; i < 8; i++) {
-            const float of_one = at.from + i == label ? of_label : 0.0f;
+            const float of_one = first + at.from + i == label ? of_label : 0.0f;
             const float slope = te_exp2((v[i] - top) * k - log_sum) * along - of_one - share;
             v[i] = label == a->ignore_index ? 0.0f : slope * dloss;
         }
@@ -143,25 +149,58 @@ TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b,
     }
 }
 
+/* Bytes: the logits once. */
+TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int threads, int width, te_dtype dtype,
+                                const te_loss_options o) {
+    int group;
+    te_lanes g = te_lanes_here(threads, &group);
+    const te_logit_sums all = te_cross_entropy_loss(a, b, &g, width, dtype, o, 0);
+    if (!g.id && a->stats) a->stats[2 * b.x] = all.top, a->stats[2 * b.x + 1] = log2f(all.sum);
+}
+/* Bytes: the logits read, the gradient written. */
+TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b, int threads, int width,
+                                     te_dtype dtype, const te_loss_options o) {
+    int group;
+    const te_lanes g = te_lanes_here(threads, &group);
+    te_cross_entropy_slope(a, b, &g, 0, width, width, dtype, o, a->stats[2 * b.x], a->stats[2 * b.x + 1]);
+}
+/* The same of a slice of the columns, a->width of the vocabulary's from a->first on. */
+TE_FN void te_cross_entropy_slice(const te_cross_entropy_args *a, te_block b, int threads, int vocabulary,
+                                  te_dtype dtype, const te_loss_options o) {
+    int group;
+    const te_lanes g = te_lanes_here(threads, &group);
+    te_cross_entropy_slope(a, b, &g, a->first, a->width, vocabulary, dtype, o, a->stats[2 * b.x],
+                           a->stats[2 * b.x + 1]);
+}
+/* Loss and gradient. Bytes: the logits read, and once more from the caches, the gradient written. */
+TE_FN void te_cross_entropy_at_once(const te_cross_entropy_args *a, te_block b, int threads, int width, te_dtype dtype,
+                                    const te_loss_options o) {
+    int group;
+    te_lanes g = te_lanes_here(threads, &group);
+    const te_logit_sums all = te_cross_entropy_loss(a, b, &g, width, dtype, o, 1);
+    te_cross_entropy_slope(a, b, &g, 0, width, width, dtype, o, all.top, log2f(all.sum));
+}
+
 typedef te_status (*te_cross_entropy_launch_fn)(te_context *, te_grid, const te_cross_entropy_args *);
 
 TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, const te_op *op, int64_t rows) {
     const te_batch *b = r->batch;
     memset(a, 0, sizeof *a);
-    a->width = op->in;
+    a->width = a->vocabulary = op->in;
     if (!b) return TE_OK;
     TE_REQUIRE(b->labels, r->ctx, TE_ERROR_NULL, "%s: the batch brings no labels", r->plan->name);
     TE_REQUIRE((uintptr_t)b->labels % sizeof *b->labels == 0, r->ctx, TE_ERROR_ALIGNMENT,
                "%s: batch.labels lie at %p, which is no multiple of 4", r->plan->name, (const void *)b->labels);
-    a->labels = b->labels, a->ignore_index = b->ignore_index ? b->ignore_index : -100, a->dloss = b->loss_scale;
+    a->labels = b->labels + te_first_row(r, op->in_rows);
+    a->ignore_index = b->ignore_index ? b->ignore_index : -100, a->dloss = b->loss_scale;
     for (int64_t i = 0; !TE_CUDA && r->dry && i < rows; i++)
-        TE_REQUIRE((b->labels[i] >= 0 && b->labels[i] < op->in) || b->labels[i] == a->ignore_index, r->ctx,
+        TE_REQUIRE((a->labels[i] >= 0 && a->labels[i] < op->in) || a->labels[i] == a->ignore_index, r->ctx,
                    TE_ERROR_VALUE, "%s: label %d of row %lld is outside the vocabulary of %s, %d", r->plan->name,
-                   b->labels[i], (long long)i, op->name, op->in);
+                   a->labels[i], (long long)i, op->name, op->in);
     return TE_OK;
 }
 TE_API te_status te__cross_entropy_forward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch) {
-    const int i = s->op[0];
+    const int i = s->op[s->count - 1];
     te_cross_entropy_args a;
     te_value y;
     TE_TRY(te__cross_entropy_args_of(&a, r, &r->plan->op[i], r->now.rows));
@@ -171,16 +210,21 @@ TE_API te_status te__cross_entropy_forward(te_run *r, const te_step *s, te_cross
     te_set_now(r, y);
     return TE_OK;
 }
+/* What backward starts from: dy in f32, or none and batch.loss_scale in its place. */
+TE_API te_status te__cross_entropy_dy(te_value *dy, te_run *r) {
+    *dy = r->dy;
+    TE_REQUIRE(dy->p || !r->batch || r->batch->loss_scale != 0, r->ctx, TE_ERROR_VALUE,
+               "%s: there is no dy, and batch.loss_scale is 0", r->plan->name);
+    TE_REQUIRE(dy->p || !r->batch || fabsf(r->batch->loss_scale) <= 3.402823466e38f, r->ctx, TE_ERROR_VALUE,
+               "%s: batch.loss_scale is %g", r->plan->name, (double)r->batch->loss_scale);
+    return te_as(dy, r, TE_f32);
+}
 TE_API te_status te__cross_entropy_backward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch) {
     const int i = s->op[0];
     te_cross_entropy_args a;
-    te_value dx, dy = r->dy;
-    TE_TRY(te__cross_entropy_args_of(&a, r, &r->plan->op[i], dy.rows));
-    TE_REQUIRE(r->dy.p || !r->batch || r->batch->loss_scale != 0, r->ctx, TE_ERROR_VALUE,
-               "%s: there is no dy, and batch.loss_scale is 0", r->plan->name);
-    TE_REQUIRE(r->dy.p || !r->batch || fabsf(r->batch->loss_scale) <= 3.402823466e38f, r->ctx, TE_ERROR_VALUE,
-               "%s: batch.loss_scale is %g", r->plan->name, (double)r->batch->loss_scale);
-    TE_TRY(te_as(&dy, r, TE_f32));
+    te_value dx, dy;
+    TE_TRY(te__cross_entropy_args_of(&a, r, &r->plan->op[i], r->dy.rows));
+    TE_TRY(te__cross_entropy_dy(&dy, r));
     TE_TRY(te_gradient(&dx, r, s, i));
     a.stats = r->stats[i], a.x = te_input_of(r, i).p, a.dx = dx.p, a.dy = (const float *)dy.p;
     if (dx.p && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(dx.rows, 1), &a));

@@ -1,7 +1,8 @@
 /* dropout.h -- (dropout, name, p): each element is 0 with probability p, else x / (1 - p). Srivastava et al. 2014.
  *
  * The mask is Philox of (seed, draw, op, element), so backward computes it again and nothing is stored; the same bits
- * on every target. Inference leaves the op out of the plan.
+ * on every target, and on any number of ranks (te/comm): elements count in the tensor of all. Inference leaves the op
+ * out of the plan.
  */
 #ifndef TE_OPS_DROPOUT_H
 #define TE_OPS_DROPOUT_H
@@ -12,6 +13,7 @@
 #define TE_SHAPES_dropout(op) (1)
 #define TE_GIVES_dropout(op) (TE_GIVES_same)
 #define TE_FLAGS_dropout(op) (TE_DRAWS)
+#define TE_SHARE_FITS_dropout(op, in) ((int)(in) != (int)TE_SHARE_sums && (int)(in) != (int)TE_SHARE_columns)
 #define TE_OPTIONS_dropout(op) (te_dropout_options, TE_DROPOUT_LIMIT((float)(TE_ARG1(op, 0.5f))), \
     TE_DROPOUT_FACTOR((float)(TE_ARG1(op, 0.5f))))
 #define TE_CHECK_dropout(model, op)                                                                           \
@@ -45,7 +47,7 @@ TE_FN te_rng te_rng_of(const te_rng *rng, const int width) {
 }
 /* v of elements e .. e + 7 of the tensor. */
 TE_FN void te_dropout8(float v[8], const te_stage *s, te_place at, const te_dropout_options *o) {
-    const int64_t e = te_index(at);
+    const int64_t e = te_index(at) + s->first;
     const te_rng rng = te_rng_of(s->rng, at.width);
     uint32_t word[4];
     te_philox(word, rng.seed, (uint64_t)e / 8, s->id, rng.offset);

@@ -1,5 +1,4 @@
-/* embedding.h -- (embedding, name, vocabulary, width): y[row] = weight[tokens[row]]; begins a list, which then takes no
- * x.
+/* embedding.h -- (embedding, name, vocabulary, width): y[row] = weight[tokens[row]]; begins a list that takes no x.
  *                (positions, name, length, width): y[row] = x[row] + weight[position of the row], learnt positions.
  *
  * te_batch.tokens brings the tokens. A token outside the vocabulary is an error on the host; on CUDA, where the host
@@ -18,6 +17,7 @@
 #define TE_SHAPES_embedding(op) (2)
 #define TE_IN_embedding(op) (1)
 #define TE_OUT_embedding(op, in) (TE_ARG2(op, 0))
+#define TE_SHARE_embedding(op, in) (TE_SHARE_same)
 #define TE_FLAGS_embedding(op) (TE_FROM_TOKENS)
 #define TE_PARAMS_embedding(op, in, out) ((weight, TE_ARG1(op, 0), out, normal))
 #define TE_CHECK_embedding(model, op) (TE__HAS_ROWS(model, op, "vocabulary"))
@@ -32,7 +32,7 @@
 #define TE_PARAMS_positions(op, in, out) ((weight, TE_ARG1(op, 0), out, normal))
 #define TE_CHECK_positions(model, op)                                                         \
     (TE__HAS_ROWS(model, op, "length")                                                        \
-     static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                        \
+     static_assert((int)TE_ROWS_OUT(model, op) != (int)TE_ROWS_sequences,                     \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
 #define TE_TAKES_DIMS_positions ,
 
@@ -44,8 +44,9 @@ typedef struct te_embedding_args {
     int32_t *order;  /* [rows]: rows sorted by token */
     float *pieces;   /* [segments, 2, width]: see te_embedding_gradient */
     int64_t rows;
-    int size, batch, seq, position, accumulate;
-    int width; /* where it is known only at run time */
+    te_sequences of;
+    int size, position, accumulate, width; /* width: where it is known only at run time */
+    int64_t first; /* this rank has the batch's rows from here on */
 } te_embedding_args;
 enum {
     TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1,
@@ -84,7 +85,8 @@ TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, 
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
     const int64_t row = (int64_t)b.x * TE_EMBEDDING_GROUPS + group;
     if (row >= a->rows) return;
-    const int64_t index = positions ? a->position + row % a->seq : a->tokens[row];
+    const int at = (int)(a->first + row); /* in the batch */
+    const int64_t index = positions ? a->position + te_sequence_position(&a->of, at) : a->tokens[row];
     const int known = index >= 0 && index < a->size;
     TE_UNROLL_4 for (int c = g.id * 8; c < width; c += g.count * 8) {
         const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
@@ -205,14 +207,15 @@ TE_FN void te_positions_gradient(const te_embedding_args *a, te_block b, int wid
     const int c = (b.y * TE_EMBEDDING_LANES + g.id) * 8, n = (int)te_min(8, width - c), aligned = width % 8 == 0;
     if (t >= a->size || c >= width) return;
     const int64_t row = t - a->position;
-    float v[8], sum[8];
-    TE_UNROLL for (int i = 0; i < 8; i++) sum[i] = 0;
+    float v[8], sum[8] = {0};
     if (a->accumulate) te_load8(sum, a->y, t * width + c, n, aligned, TE_f32);
-    if (row >= 0 && row < a->seq)
-        for (int s = 0; s < a->batch; s++) {
-            te_load8(v, a->x, ((int64_t)s * a->seq + row) * width + c, n, aligned, dtype);
-            TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
-        }
+    for (int s = 0; row >= 0 && s < a->of.count; s++) {
+        const te_sequence own = te_sequence_rows(&a->of, s);
+        const int64_t at = own.first + row - a->first;
+        if (row >= own.count || at < 0 || at >= a->rows) continue; /* none, or another rank's */
+        te_load8(v, a->x, at * width + c, n, aligned, dtype);
+        TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
+    }
     te_store8(a->y, t * width + c, sum, n, aligned, TE_f32);
 }
 
@@ -222,17 +225,18 @@ TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
     te_embedding_args a;
     memset(&a, 0, sizeof a);
     a.x = r->now.p, a.w = r->param[i]->data, a.rows = te_rows_in(r, r->plan->op[i].out_rows);
-    a.size = (int)r->param[i]->rows, a.width = (int)r->param[i]->cols, a.seq = 1, a.batch = 1;
-    if (r->batch)
-        a.tokens = r->batch->tokens, a.batch = r->batch->batch, a.seq = r->batch->seq, a.position = r->batch->position;
+    a.size = (int)r->param[i]->rows, a.width = (int)r->param[i]->cols;
+    a.of = te_sequences_of(r), a.first = te_first_row(r, r->plan->op[i].out_rows);
+    if (!r->batch) return a;
+    a.tokens = r->batch->tokens ? r->batch->tokens + a.first : 0, a.position = r->batch->position;
     return a;
 }
 TE_API te_status te__embedding_check(const te_run *r, const te_embedding_args *a, const te_op *op, int positions) {
     const char *name = r->plan->name;
     if (!r->dry || !r->batch) return TE_OK;
-    TE_REQUIRE(!positions || a->seq <= a->size - a->position, r->ctx, TE_ERROR_SHAPE,
+    TE_REQUIRE(!positions || a->of.longest <= a->size - a->position, r->ctx, TE_ERROR_SHAPE,
                "%s: positions %s holds %d, the batch goes to %lld", name, op->name, a->size,
-               (long long)a->position + a->seq);
+               (long long)a->position + a->of.longest);
     TE_REQUIRE(positions || a->tokens, r->ctx, TE_ERROR_NULL, "%s: the batch brings no tokens", name);
     TE_REQUIRE(positions || (uintptr_t)a->tokens % sizeof *a->tokens == 0, r->ctx, TE_ERROR_ALIGNMENT,
                "%s: batch.tokens lie at %p, which is no multiple of 4", name, (const void *)a->tokens);
@@ -260,11 +264,10 @@ TE_API te_status te__embedding_backward(te_run *r, const te_step *s, te_embeddin
     te_param *p = r->param[i];
     te_embedding_args a = te__embedding_args(r, i);
     const int64_t padded = te_room_rows(r);
+    const size_t pieces = (size_t)(padded / TE_EMBEDDING_SEGMENT * 2 * p->cols) * sizeof(float);
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 0));
     if (TE_CUDA) TE_TRY(te_scratch(r, (void **)&a.order, (size_t)padded * sizeof(int32_t)));
-    if (TE_CUDA)
-        TE_TRY(
-            te_scratch(r, (void **)&a.pieces, (size_t)(padded / TE_EMBEDDING_SEGMENT * 2 * p->cols) * sizeof(float)));
+    if (TE_CUDA) TE_TRY(te_scratch(r, (void **)&a.pieces, pieces));
     a.y = p->grad;
     if (!r->dry) {
         const int tiles = (int)te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES);

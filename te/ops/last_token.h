@@ -2,7 +2,8 @@
  * sequence.
  *
  * So that inference does not compute logits for a whole prompt, and for a classifier on top of a causal model. Behind
- * it te_batch.labels has one label for each sequence. Backward: dx is 0 but in those rows.
+ * it te_batch.labels has one label for each sequence. Backward: dx is 0 but in those rows. Of an empty sequence
+ * (te_batch.cu_seqlens) y is 0, and its dy goes nowhere.
  */
 #ifndef TE_OPS_LAST_TOKEN_H
 #define TE_OPS_LAST_TOKEN_H
@@ -24,7 +25,7 @@ typedef struct te_last_token_args {
     void *y;       /* forward: [sequences, width]; backward: dx, [rows, width] */
     const void *x; /* forward: [rows, width]; backward: dy, [sequences, width] */
     int64_t rows;
-    int seq;
+    te_sequences of;
     int width; /* where it is known only at run time */
 } te_last_token_args;
 enum { TE_LAST_TOKEN_LANES = TE_CUDA ? 32 : 1, TE_LAST_TOKEN_GROUPS = TE_CUDA ? 8 : 1 };
@@ -44,11 +45,14 @@ enum { TE_LAST_TOKEN_LANES = TE_CUDA ? 32 : 1, TE_LAST_TOKEN_GROUPS = TE_CUDA ? 
 TE_FN void te_last_token_rows(const te_last_token_args *a, te_block b, int width, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_LAST_TOKEN_LANES, &group);
-    const int64_t row = (int64_t)b.x * TE_LAST_TOKEN_GROUPS + group, from = row * a->seq + a->seq - 1;
-    for (int c = g.id * 8; row < a->rows && c < width; c += g.count * 8) {
+    const int64_t row = (int64_t)b.x * TE_LAST_TOKEN_GROUPS + group;
+    if (row >= a->rows) return;
+    const te_sequence own = te_sequence_rows(&a->of, (int)row);
+    const int64_t from = own.first + own.count - 1;
+    for (int c = g.id * 8; c < width; c += g.count * 8) {
         const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
-        float v[8];
-        te_load8(v, a->x, from * width + c, n, aligned, dtype);
+        float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        if (own.count) te_load8(v, a->x, from * width + c, n, aligned, dtype);
         te_store8(a->y, row * width + c, v, n, aligned, dtype);
     }
 }
@@ -56,12 +60,15 @@ TE_FN void te_last_token_rows(const te_last_token_args *a, te_block b, int width
 TE_FN void te_last_token_gradient(const te_last_token_args *a, te_block b, int width, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_LAST_TOKEN_LANES, &group);
-    const int64_t row = (int64_t)b.x * TE_LAST_TOKEN_GROUPS + group, sequence = row / a->seq;
-    const int last = row % a->seq == a->seq - 1;
-    for (int c = g.id * 8; row < a->rows && c < width; c += g.count * 8) {
+    const int64_t row = (int64_t)b.x * TE_LAST_TOKEN_GROUPS + group;
+    if (row >= a->rows) return;
+    const int sequence = te_sequence_of(&a->of, (int)row, 0);
+    const te_sequence own = te_sequence_rows(&a->of, sequence);
+    const int last = row == own.first + own.count - 1;
+    for (int c = g.id * 8; c < width; c += g.count * 8) {
         const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
         float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        if (last) te_load8(v, a->x, sequence * width + c, n, aligned, dtype);
+        if (last) te_load8(v, a->x, (int64_t)sequence * width + c, n, aligned, dtype);
         te_store8(a->y, row * width + c, v, n, aligned, dtype);
     }
 }
@@ -73,7 +80,7 @@ TE_API te_status te__last_token_run(te_run *r, const te_step *s,
     te_value y;
     TE_TRY(r->pass == TE_BACKWARD ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
     memset(&a, 0, sizeof a);
-    a.y = y.p, a.x = r->now.p, a.rows = y.rows, a.seq = r->batch ? r->batch->seq : 1, a.width = y.cols;
+    a.y = y.p, a.x = r->now.p, a.rows = y.rows, a.of = te_sequences_of(r), a.width = y.cols;
     if (y.p && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_LAST_TOKEN_GROUPS), 1), &a));
     te_set_now(r, y);
     return TE_OK;

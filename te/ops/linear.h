@@ -1,5 +1,12 @@
 /* linear.h -- (linear, name, in, out): y[rows, out] = x[rows, in] weight[out, in]^T. A bias is an op of its own.
  * (tied_linear, name, in, out): the same, with a weight that belongs to another parameter (te_tie).
+ *
+ * Ranks of a tensor group hold a part each (Shoeybi et al. 2019), of local widths. (shard, columns): its own columns of
+ * the output, rows of the weight; behind an all_gather or copy_to_group. (shard, rows): it takes its own columns of the
+ * input, those of a product of the first kind, and gives a part of the sum, which a reduce_scatter or all_reduce adds
+ * up. (parts, 3): the output is q, k and v side by side, of each of which a rank has its share; a gated op's two halves
+ * are two parts.
+ *
  * How it runs, alone or with the ops behind it: te/fuse/linear_step.h.
  */
 #ifndef TE_OPS_LINEAR_H
@@ -7,6 +14,17 @@
 
 #include "../plan/model.h" /* TE_SAVES_INPUT, TE_INIT_normal */
 
+#define TE_TAKES_linear_shard TE_TOKEN
+#define TE_TAKES_linear_parts TE_INTEGER
+#define TE_PARTS_linear(op) (TE_OPTION(op, parts, 1))
+#define TE_SHARE_linear(op, in)                                              \
+    ((int)TE_SHARD_OPTION(op) == (int)TE_SHARD_columns ? (int)TE_SHARE_columns \
+     : (int)TE_SHARD_OPTION(op) == (int)TE_SHARD_rows  ? (int)TE_SHARE_sums    \
+                                                       : (int)TE_SHARE_same)
+#define TE_SHARE_FITS_linear(op, in)                                         \
+    ((int)(in) == (int)((int)TE_SHARD_OPTION(op) == (int)TE_SHARD_columns ? TE_SHARE_entered   \
+                        : (int)TE_SHARD_OPTION(op) == (int)TE_SHARD_rows ? TE_SHARE_columns    \
+                                                                        : TE_SHARE_same))
 #define TE_OP_linear (linear, gemm)
 #define TE_OP_tied_linear (linear, gemm)
 #define TE_SHAPES_linear(op) (2)
@@ -22,7 +40,9 @@
     static_assert(TE_RECIPE_linear(model, op) == (int)TE_RECIPE_none ||                                        \
                        (TE__FITS_FP8(TE_ARG1(op, 0)) && TE__FITS_FP8(TE_ARG2(op, 0))),                         \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                  \
-                       ": a product in FP8 takes and gives multiples of 16 columns");)
+                       ": a product in FP8 takes and gives multiples of 16 columns");                          \
+     static_assert(TE_OPTION(op, parts, 1) > 0 && TE_ARG2(op, 1) % (TE_OPTION(op, parts, 1)) == 0,             \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": its columns are not so many equal parts");)
 #define TE__FITS_FP8(width) ((width) < 0 || (width) % 16 == 0) /* symbols are checked when they are set */
 #define TE_PARAMS_linear(op, in, out) ((weight, out, in, TE_JOIN1(TE_WEIGHT_OF_, TE_KIND(op))))
 #define TE_WEIGHT_OF_linear normal

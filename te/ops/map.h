@@ -55,6 +55,7 @@ typedef struct te_stage {
     float *stats;                 /* [rows, stats] */
     float *sum[TE_MAX_PARAMS];    /* backward: partial sums for its parameters' gradients, [blocks, width] */
     const te_rng *rng;            /* the random state of this forward */
+    int64_t first;                /* dropout: the tensor's first element among those of all ranks */
     uint32_t id;                  /* its place in the list: the random stream */
 } te_stage;
 

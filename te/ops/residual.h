@@ -52,7 +52,12 @@
     static_assert((int)TE_KEPT_WIDTH(model, x) == (int)TE_WIDTH_OUT(model, op),                                  \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " has another width than its fork");                \
     static_assert((int)TE_KEPT_ROWS(model, x) < 0 || (int)TE_KEPT_ROWS(model, x) == (int)TE_ROWS_OUT(model, op), \
-                  "te: " TE_STRING(model) ": " TE_CALLED(op) " has other rows than its fork");
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) " has other rows than its fork");                   \
+    static_assert((int)TE_KEPT_SHARE(model, x) == (int)TE_SHARE_any ||                                           \
+                      (int)TE_SHARE_OUT(model, op) == (int)TE_SHARE_any ||                                       \
+                      (int)TE_KEPT_SHARE(model, x) == (int)TE_SHARE_OUT(model, op),                              \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op)                                                     \
+                      " joins what ranks of a group share in different ways (te/fuse/shares.h)");
 
 #define TE_OP_mul (mul, map)
 #define TE_SHAPES_mul(op) (1)

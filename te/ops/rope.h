@@ -5,7 +5,7 @@
  * turns by t * base^(-2p / rotary_dim):
  *     a' = a cos - b sin,  b' = a sin + b cos
  * Pairs are dimension p with p + rotary_dim / 2 (GPT-NeoX, Llama) or, interleaved, 2p with 2p + 1 (GPT-J).
- * The position of a row is te_batch.position + row % seq.
+ * The position of a row is te_batch.position + its place in its sequence.
  */
 #ifndef TE_OPS_ROPE_H
 #define TE_OPS_ROPE_H
@@ -56,7 +56,8 @@ typedef struct te_rope_args {
     void *y;       /* [rows, width] */
     const void *x; /* [rows, width] */
     int64_t rows;
-    int seq, position;
+    te_sequences of;
+    int position;
     double log2_base;
 } te_rope_args;
 enum { TE_ROPE_THREADS = TE_CUDA ? 256 : 1, TE_ROPE_ROWS = TE_CUDA ? 2 : 1 };
@@ -79,7 +80,7 @@ TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *turns, int wid
     const int rows = (int)te_min(TE_ROPE_ROWS, a->rows - first);
     for (int e = g.id; e < rows * pairs; e += g.count) {
         /* in double: the angle of a late position has lost its fraction in float */
-        const int r = e / pairs, p = e % pairs, position = a->position + (int)((first + r) % a->seq);
+        const int r = e / pairs, p = e % pairs, position = a->position + te_sequence_position(&a->of, (int)(first + r));
         const double angle = position * exp2(-2.0 * p / rotary * a->log2_base), turn = 6.283185307179586;
         const float rest = (float)(angle - turn * floor(angle / turn));
         turns[r * rotary + p] = cosf(rest), turns[r * rotary + pairs + p] = (float)direction * sinf(rest);
@@ -144,7 +145,7 @@ TE_API te_status te__rope_run(te_run *r, const te_step *s,
     te_rope_args a;
     te_value y;
     TE_TRY(r->pass == TE_BACKWARD ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
-    a.y = y.p, a.x = r->now.p, a.seq = r->batch ? r->batch->seq : 1, a.position = r->batch ? r->batch->position : 0;
+    a.y = y.p, a.x = r->now.p, a.of = te_sequences_of(r), a.position = r->batch ? r->batch->position : 0;
     a.rows = y.rows, a.log2_base = log2((double)((const te_rope_options *)r->plan->op[i].options)->base);
     if (y.p && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_ROPE_ROWS), 1), &a));
     te_set_now(r, y);

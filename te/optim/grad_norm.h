@@ -10,6 +10,9 @@
  * The squares of elements above 2^64 or so do not fit f32. A chunk whose sum does not is added up once more, scaled, so
  * *norm.norm, a double, is finite if and only if all gradients are.
  *
+ * Of a model that a tensor group shares it is the norm of the whole: each rank adds up the squares of what it alone
+ * holds, rank 0 those of what all hold, too, and each adds the ranks' sums in their order.
+ *
  * The tensors are cut into chunks of one size, one block a chunk, one partial sum a chunk; one block adds the partial
  * sums. No atomics, and what a chunk is depends on nothing but the tensors: the same bits on every run and with any
  * number of threads. Gaps between tensors are not read; a tied parameter has no memory of its own and counts once.
@@ -17,7 +20,8 @@
 #ifndef TE_GRAD_NORM_H
 #define TE_GRAD_NORM_H
 
-#include "params.h" /* te_param_walk, the chunk table */
+#include "../core/group.h" /* te_group_all_gather */
+#include "params.h"        /* te_param_walk, the chunk table */
 
 /* Four floats in one 16-byte access. */
 typedef struct __attribute__((aligned(16))) te__float4 { float v[4]; } te__float4;
@@ -32,11 +36,14 @@ typedef struct te_grad_norm {
     float *result;                 /* [2]: the sum of squares, and its root; infinity where it does not fit */
     double *norm;                  /* the root again; behind the result */
     int count, chunks;
+    double *ranks;                 /* [TE_NORM_RANKS]: the sum of each rank of the tensor group */
+    int rank, size;                /* in it */
 } te_grad_norm;
 
 /* A chunk is 32 KiB: 256 lanes, two rounds of four 16-byte loads each. Enough blocks to even out, few enough partial
  * sums (one per 8192 elements) for one block to add. */
 enum { TE__NORM_CHUNK = 8192, TE__NORM_THREADS = 256, TE__NORM_LOADS = 4, TE__NORM_SUM_THREADS = 1024 };
+enum { TE_NORM_RANKS = 64 }; /* of a tensor group, at most */
 
 /* 2^192: divided by it, the squares of 2^41 of the largest floats fit f32, and what falls below the smallest is nothing
  * beside a sum that did not fit. */
@@ -105,11 +112,21 @@ TE_FN void te__grad_norm_sum_body(const te_grad_norm *a) {
     a->result[0] = total[0], a->result[1] = (float)*a->norm;
 }
 TE_KERNEL(te__grad_norm_sum, TE__NORM_SUM_THREADS, te_grad_norm, te__grad_norm_sum_body(te_args))
+/* Behind it: what this rank brings, and what that of all ranks comes to. */
+TE_FN void te__grad_norm_rank_body(const te_grad_norm *a) { a->ranks[a->rank] = *a->norm * *a->norm; }
+TE_FN void te__grad_norm_ranks_body(const te_grad_norm *a) {
+    double sum = 0.0;
+    for (int i = 0; i < a->size; i++) sum += a->ranks[i];
+    *a->norm = sqrt(sum);
+    a->result[0] = (float)sum, a->result[1] = (float)*a->norm;
+}
+TE_KERNEL(te__grad_norm_rank, 1, te_grad_norm, te__grad_norm_rank_body(te_args))
+TE_KERNEL(te__grad_norm_ranks, 1, te_grad_norm, te__grad_norm_ranks_body(te_args))
 
 /* Where the parts of the memory are. Returns its size. */
 TE_API size_t te__grad_norm_layout(te_model *const *models, int count, size_t *table, size_t *partial, int *tensors,
                                    int64_t *chunks) {
-    size_t at = TE_ALIGN; /* the result comes first */
+    size_t at = TE_ALIGN + TE_NORM_RANKS * sizeof(double); /* the result comes first, behind it the ranks' sums */
     te_param_walk w = te_params_of(models, count);
     *tensors = 0, *chunks = 0;
     while (te_params_next(&w)) (*tensors)++, *chunks += te_ceil_div(w.param->rows * w.param->cols, TE__NORM_CHUNK);
@@ -137,6 +154,9 @@ TE_API te_status te_grad_norm_init(te_grad_norm *norm, void *memory, size_t byte
     TE_TRY(te__memory_check(memory, bytes, te__grad_norm_layout(models, count, &table, &partial, &tensors, &chunks),
                             models, count, "gradient norm", ctx));
 
+    const te_group *group = te_tensor_group(ctx);
+    TE_REQUIRE(group->size <= TE_NORM_RANKS, ctx, TE_ERROR_SHAPE,
+               "gradient norm: a tensor group of %d ranks, %d at most", group->size, (int)TE_NORM_RANKS);
     const size_t table_bytes = (size_t)tensors * sizeof(te__grad_tensor) + ((size_t)tensors + 1) * sizeof(int32_t);
     te__grad_tensor *rows = (te__grad_tensor *)malloc(table_bytes);
     TE_REQUIRE(rows, ctx, TE_ERROR_MEMORY, "gradient norm: cannot allocate %zu bytes", table_bytes);
@@ -144,9 +164,11 @@ TE_API te_status te_grad_norm_init(te_grad_norm *norm, void *memory, size_t byte
     te_param_walk w = te_params_of(models, count);
     int t = 0;
     for (first[0] = 0; te_params_next(&w); t++) {
-        rows[t].grad = w.param->grad, rows[t].elements = w.param->rows * w.param->cols;
+        const int counts = w.param->shard != TE_SHARD_none || !group->rank; /* what all hold counts once */
+        rows[t].grad = w.param->grad, rows[t].elements = counts ? w.param->rows * w.param->cols : 0;
         first[t + 1] = first[t] + (int32_t)te_ceil_div(rows[t].elements, TE__NORM_CHUNK);
     }
+    const int last = first[tensors];
     te_status status = te_copy(ctx, (char *)memory + table, rows, table_bytes);
     if (status == TE_OK) status = te_fill(ctx, memory, 0, TE_ALIGN);
     if (status == TE_OK) status = te_synchronize(ctx);
@@ -156,7 +178,8 @@ TE_API te_status te_grad_norm_init(te_grad_norm *norm, void *memory, size_t byte
     norm->first = (const int32_t *)(norm->tensor + tensors);
     norm->partial = (double *)((char *)memory + partial);
     norm->result = (float *)memory, norm->norm = (double *)((char *)memory + 2 * sizeof(float));
-    norm->count = tensors, norm->chunks = (int)chunks;
+    norm->count = tensors, norm->chunks = last;
+    norm->ranks = (double *)((char *)memory + TE_ALIGN), norm->rank = group->rank, norm->size = group->size;
     return TE_OK;
 }
 
@@ -165,7 +188,14 @@ TE_API te_status te_grad_norm_run(const te_grad_norm *norm, te_context *ctx) {
     TE_TRY(te_check_target(ctx, "gradient norm"));
     TE_REQUIRE(norm && norm->result, ctx, TE_ERROR_NULL, "gradient norm: not initialised");
     if (norm->chunks) TE_TRY(te__grad_norm_partial_launch(ctx, te_grid_of(norm->chunks, 1), norm));
-    return te__grad_norm_sum_launch(ctx, te_grid_of(1, 1), norm);
+    TE_TRY(te__grad_norm_sum_launch(ctx, te_grid_of(1, 1), norm));
+    if (norm->size == 1) return TE_OK;
+    TE_REQUIRE(te_tensor_group(ctx)->size == norm->size && te_tensor_group(ctx)->rank == norm->rank, ctx,
+               TE_ERROR_STATE, "gradient norm: initialised for another tensor group");
+    TE_TRY(te__grad_norm_rank_launch(ctx, te_grid_of(1, 1), norm));
+    enum { WORDS = sizeof(double) / sizeof(float) }; /* gathered as they are, not added up */
+    TE_TRY(te_group_all_gather(te_tensor_group(ctx), norm->ranks, norm->ranks + norm->rank, WORDS, TE_f32, ctx));
+    return te__grad_norm_ranks_launch(ctx, te_grid_of(1, 1), norm);
 }
 
 #endif

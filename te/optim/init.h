@@ -8,13 +8,30 @@
 #define TE_OPTIM_INIT_H
 
 #include "../core/fill.h"  /* te_fill_normal */
+#include "../core/group.h" /* te_tensor_group */
 #include "../plan/model.h" /* te_param */
 
+/* A parameter of which ranks of the tensor group hold a part each gets the numbers that the whole one would have on one
+ * rank. The same seed on all ranks. */
+TE_API te_status te__param_fill(const te_param *p, float mean, float std, uint64_t seed, uint32_t stream,
+                                te_context *ctx) {
+    const te_group *g = te_tensor_group(ctx);
+    const int64_t count = p->rows * p->cols, len = count / p->parts; /* of a part: rows of a weight, or of a bias */
+    if (p->shard == TE_SHARD_none || g->size == 1)
+        return te_fill_normal(p->data, p->dtype, count, mean, std, seed, stream, ctx);
+    if (p->shard == TE_SHARD_rows)
+        return te_fill_normal_part(p->data, p->dtype, p->rows, p->cols, g->rank * p->cols, g->size * p->cols, mean, std,
+                                   seed, stream, ctx);
+    for (int i = 0; i < p->parts; i++)
+        TE_TRY(te_fill_normal_part((char *)p->data + (size_t)(i * len) * te_dtype_bytes(p->dtype), p->dtype, 1, len,
+                                   (i * g->size + g->rank) * len, len, mean, std, seed, stream, ctx));
+    return TE_OK;
+}
 /* Normal numbers, of the parameter's own dtype. */
 TE_API te_status te_param_normal(const te_param *p, float std, uint64_t seed, uint32_t stream, te_context *ctx) {
     TE_REQUIRE(p && p->data, ctx, TE_ERROR_NULL, "te_param_normal: the parameter is null or not bound");
     TE_REQUIRE(fabsf(std) <= 3.402823466e38f, ctx, TE_ERROR_VALUE, "te_param_normal: std is %g", (double)std);
-    return te_fill_normal(p->data, p->dtype, p->rows * p->cols, 0, std, seed, stream, ctx);
+    return te__param_fill(p, 0, std, seed, stream, ctx);
 }
 /* Every parameter of the model as its op declares it: weights normal(0, std), gammas 1 (0 if zero-centred), biases 0.
  * Uses one stream a parameter, from `stream` on. */
@@ -26,8 +43,7 @@ TE_API te_status te_model_randomize(const te_model *m, float std, uint64_t seed,
         const te_param *p = &m->param[i];
         const float mean = p->init == TE_INIT_one ? 1.0f : p->init == TE_INIT_half ? 0.5f : 0.0f;
         if (p->tied) continue;
-        TE_TRY(te_fill_normal(p->data, m->plan->dtype, p->rows * p->cols, mean, p->init == TE_INIT_normal ? std : 0.0f,
-                              seed, stream + (uint32_t)i, ctx));
+        TE_TRY(te__param_fill(p, mean, p->init == TE_INIT_normal ? std : 0.0f, seed, stream + (uint32_t)i, ctx));
     }
     return TE_OK;
 }

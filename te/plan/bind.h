@@ -54,6 +54,16 @@ TE_API size_t te_plan_param_bytes(const te_plan *plan) {
 }
 TE_API size_t te_plan_grad_bytes(const te_plan *plan) { return (size_t)te_plan_param_elements(plan) * sizeof(float); }
 
+/* What a rank of the tensor group holds of the parameters of an op, and has of their gradients. parts: of the last
+ * product whose columns are shared out. */
+TE_API void te__bind_shard(te_param *p, const te_op *op, int *parts) {
+    if (op->out_rows == TE_ROWS_shard || op->in_rows == TE_ROWS_shard) p->sums = 1;
+    if (op->share == TE_SHARE_columns) p->shard = TE_SHARD_columns, p->sums = 0;
+    if (op->share == TE_SHARE_sums) p->shard = TE_SHARD_rows, p->sums = 0;
+    if (op->op_class == TE_CLASS_gemm) *parts = op->parts;
+    p->parts = p->shard == TE_SHARD_columns ? *parts : 1;
+}
+
 /* Bind an instance to its memory: params (te_plan_param_bytes), grads (te_plan_grad_bytes; null for inference only).
  * Contents are left as they are. */
 TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param, int param_count, void *params,
@@ -78,6 +88,7 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
     m->params = params, m->grads = grads, m->elements = elements;
     m->at = (const void *)param == (const void *)(m + 1) ? m : 0;
     int64_t at = 0;
+    int parts = 1;
     for (int i = 0; i < plan->op_count; i++)
         for (int k = 0; k < plan->op[i].params; k++, param++) {
             const te_op *op = &plan->op[i];
@@ -87,6 +98,7 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
             param->dtype = plan->dtype, param->init = info->init, param->tied = info->tied;
             param->trains = grads != 0, param->index = (int)(param - m->param);
             param->last = op->op_class == TE_CLASS_norm || (op->flags & TE_SUMS);
+            te__bind_shard(param, op, &parts);
             if (info->tied) continue;
             param->data = (char *)params + (size_t)at * te_dtype_bytes(plan->dtype);
             if (grads) param->grad = grads + at;
@@ -120,6 +132,9 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
                (long long)user->cols, owner->op, owner->field, (long long)owner->rows, (long long)owner->cols);
     TE_REQUIRE(user->dtype == owner->dtype, ctx, TE_ERROR_DTYPE, "te_tie: %s.%s is %s, %s.%s is %s", user->op,
                user->field, te_dtype_name(user->dtype), owner->op, owner->field, te_dtype_name(owner->dtype));
+    TE_REQUIRE(user->shard == owner->shard && user->sums == owner->sums, ctx, TE_ERROR_VALUE,
+               "te_tie: ranks of a group share %s.%s in another way than %s.%s", user->op, user->field, owner->op,
+               owner->field);
     TE_REQUIRE(user->trains || owner->with != user, ctx, TE_ERROR_STATE,
                "te_tie: %s.%s has lost its gradients; bind the instance of %s.%s again, too", user->op, user->field,
                owner->op, owner->field);

@@ -5,6 +5,30 @@
 #include "bind.h" /* te__check_model */
 #include "run.h"  /* te_run */
 
+/* Sequences that differ in length. What their numbers are can be seen on the host alone (core/sequences.h). */
+TE_API te_status te__check_sequences(const te_batch *b, const char *name, te_context *ctx) {
+    const int64_t rows = (int64_t)b->batch * b->seq;
+    if (!b->sequences && !b->longest && !b->cu_seqlens) return TE_OK;
+    TE_REQUIRE(b->sequences > 0 && b->sequences <= rows, ctx, TE_ERROR_SHAPE,
+               "%s: batch.sequences is %d; with cu_seqlens it is 1 to the number of rows, %lld", name, b->sequences,
+               (long long)rows);
+    TE_REQUIRE(b->longest > 0, ctx, TE_ERROR_SHAPE, "%s: batch.longest is %d, with cu_seqlens it must be positive",
+               name, b->longest);
+    TE_REQUIRE(b->cu_seqlens, ctx, TE_ERROR_NULL, "%s: batch.sequences is %d, and batch.cu_seqlens is null", name,
+               b->sequences);
+    TE_REQUIRE((uintptr_t)b->cu_seqlens % sizeof *b->cu_seqlens == 0, ctx, TE_ERROR_ALIGNMENT,
+               "%s: batch.cu_seqlens lie at %p, which is no multiple of 4", name, (const void *)b->cu_seqlens);
+    for (int i = 0; !TE_CUDA && i <= b->sequences; i++) {
+        const int64_t now = b->cu_seqlens[i], before = i ? b->cu_seqlens[i - 1] : 0;
+        TE_REQUIRE(now >= before && now - before <= b->longest && (i || !now), ctx, TE_ERROR_VALUE,
+                   "%s: batch.cu_seqlens[%d] is %lld behind %lld: they begin at 0 and ascend, by batch.longest, %d, at "
+                   "most", name, i, (long long)now, (long long)before, b->longest);
+        TE_REQUIRE(i < b->sequences || now == rows, ctx, TE_ERROR_VALUE,
+                   "%s: batch.cu_seqlens ends at %lld, the batch has %lld rows", name, (long long)now, (long long)rows);
+    }
+    return TE_OK;
+}
+
 TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const te_batch *b, te_context *ctx) {
     TE_REQUIRE(plan, ctx, TE_ERROR_NULL, "the plan is null");
     const char *name = plan->name;
@@ -16,9 +40,24 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
                b->batch, b->seq);
     TE_REQUIRE((int64_t)b->batch * b->seq <= INT32_MAX / 2, ctx, TE_ERROR_OVERFLOW,
                "%s: batch %d times seq %d is too large", name, b->batch, b->seq);
-    TE_REQUIRE(b->position >= 0 && b->position <= INT32_MAX - b->seq, ctx, TE_ERROR_VALUE,
+    const te_group *g = te_tensor_group(ctx);
+    TE_REQUIRE(!te__shares_rows(plan) || (int64_t)b->batch * b->seq % g->size == 0, ctx, TE_ERROR_SHAPE,
+               "%s: batch %d times seq %d is not shared out evenly among %d ranks", name, b->batch, b->seq, g->size);
+    TE_TRY(te__check_sequences(b, name, ctx));
+    TE_REQUIRE(b->position >= 0 && b->position <= INT32_MAX - te_max(b->seq, b->longest), ctx, TE_ERROR_VALUE,
                "%s: position %d must not be negative or overflow", name, b->position);
     TE_REQUIRE(b->edge_count >= 0 && (b->edges || !b->edge_count), ctx, TE_ERROR_NULL, "%s: edges is null", name);
+    return TE_OK;
+}
+
+/* An op that draws in kernels of its own counts by sequences and heads of this rank. */
+TE_API te_status te__check_draws(const te_run *r) {
+    for (int i = 0; i < r->plan->op_count; i++) {
+        const te_op *op = &r->plan->op[i];
+        TE_REQUIRE(op->op_class != TE_CLASS_own || !(op->flags & TE_DRAWS) || r->tensor->size * r->data->size == 1,
+                   r->ctx, TE_ERROR_VALUE, "%s: (%s, %s): its dropout would be the same on several ranks",
+                   r->plan->name, op->kind, op->name);
+    }
     return TE_OK;
 }
 

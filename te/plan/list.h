@@ -20,6 +20,8 @@
  *     TE_OPTIONS_<family>(op)            (te_<family>_options, values of its members...)      no options
  *     TE_CHECK_<family>(model, op)       (static_assert(..); ...)                             nothing to check
  *     TE_EDGE_<family>(model, op)        (index, format) of the fork that it belongs to            (-1, the list's)
+ *     TE_SHARE_<family>(op, in)          what a rank of a group has of its output, a te_share   (in)
+ *     TE_SHARE_FITS_<family>(op, in)     whether it takes a value that ranks share so           see te/fuse/shares.h
  *     TE_SHAPES_<family>(op)             how many shapes it has at most                       (12)
  *     TE_TAKES_<family>_<option>         TE_INTEGER, TE_NUMBER or TE_TOKEN, for each option that it has
  */
@@ -95,6 +97,7 @@
 #define TE_SAME_scale_scale ,
 #define TE_SAME_softcap_softcap ,
 #define TE_SAME_dropout_dropout ,
+#define TE_SAME_varlen_varlen ,
 #define TE_SAME_window_left_window_left ,
 #define TE_SAME_window_right_window_right ,
 #define TE_SAME_base_base ,
@@ -110,6 +113,9 @@
 #define TE_SAME_label_smoothing_label_smoothing ,
 #define TE_SAME_z_loss_z_loss ,
 #define TE_SAME_alpha_alpha ,
+#define TE_SAME_rows_rows ,
+#define TE_SAME_shard_shard ,
+#define TE_SAME_parts_parts ,
 
 /* Whether an argument is an option: a tuple of two, and nothing behind it; not 8, (H) or (A + B) * C. */
 #define TE_IF_OPTION(a, yes, no) TE_IF_MARKED(TE_LATE(TE_COMMA TE_EAT a ()), TE_IF_PAIR, TE_TAKE_NO)(a, yes, no)
@@ -211,6 +217,7 @@ typedef enum te_gives {
 #define TE_STATS(op)      TE_TUPLE_OR(TE_FACT(STATS, op)(op), 0)
 #define TE_PARAMS(op, in, out) TE_TUPLE_OR(TE_FACT(PARAMS, op)(op, in, out), ((end, ~)))
 #define TE_CHECK(model, op)    TE_UNWRAP(TE_TUPLE_OR(TE_FACT(CHECK, op)(model, op), ()))
+#define TE_PARTS(op)           TE_TUPLE_OR(TE_FACT(PARTS, op)(op), 1)
 #define TE_OPTIONS(op)         TE_TUPLE_OR(TE_FACT(OPTIONS, op)(op), (te_no_options, 0))
 
 #define TE_RECIPE(model, op)   TE_TUPLE_OR(TE_FACT(RECIPE, op)(model, op), TE_RECIPE_none)
@@ -223,6 +230,11 @@ typedef enum te_gives {
 #define TE_RECIPE_OPTION(op, otherwise) TE_RECIPE_OPTION_(TE_OPTION(op, recipe, (otherwise)))
 #define TE_RECIPE_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_RECIPE_NAMED)(value)
 #define TE_RECIPE_NAMED(token) TE_JOIN1(TE_RECIPE_, token)
+/* The rows that the option (rows, shard) of a list names, and the shard of a product. */
+#define TE_ROWS_OPTION(op) TE_ROWS_OPTION_(TE_OPTION(op, rows, tokens))
+#define TE_ROWS_OPTION_(token) TE_JOIN1(TE_ROWS_, token)
+#define TE_SHARD_OPTION(op) TE_SHARD_OPTION_(TE_OPTION(op, shard, none))
+#define TE_SHARD_OPTION_(token) TE_JOIN1(TE_SHARD_, token)
 
 typedef struct te_no_options { int none; } te_no_options;
 /* The struct of an op's options, and the constants in it. */

@@ -31,6 +31,7 @@ enum {
     TE_SUMS_THREE = 1 << 16, /* and what else its function says into the second and the third; no norm or gated op in
                               * that row */
     TE_DRAWS = 128,         /* draws random numbers */
+    TE_VARIES = 1 << 17,    /* attention: its kernels take sequences that differ in length */
     TE_KEEPS_GRAD = 256,    /* backward passes the gradient on unchanged (bias) */
     TE_FROM_TOKENS = 512,   /* begins a list, which then takes tokens and no x (embedding) */
     TE_TO_LOSS = 1024,      /* ends a list, which then gives one f32 a row (cross_entropy) */
@@ -49,9 +50,28 @@ typedef enum te_init {
 
 /* Which rows a value has, known when a list is compiled; how many they are, a call says. */
 typedef enum te_rows {
-    TE_ROWS_tokens,   /* one for each token, te_batch.batch * te_batch.seq */
-    TE_ROWS_sequences /* one for each sequence, te_batch.batch */
+    TE_ROWS_tokens,    /* one for each token, te_batch.batch * te_batch.seq */
+    TE_ROWS_sequences, /* one for each sequence, te_batch.batch */
+    TE_ROWS_shard      /* one for each of this rank's share of the tokens: rank r of n in the tensor group has those
+                        * from r / n of them on */
 } te_rows;
+
+/* What a rank of the tensor group has of a value, known when a list is compiled (te/fuse/shares.h checks it). */
+typedef enum te_share {
+    TE_SHARE_any,     /* nothing in the list has said yet */
+    TE_SHARE_same,    /* all of it (of TE_ROWS_shard its own rows), and all of its gradient */
+    TE_SHARE_entered, /* all of it, and a part of the sum that its gradient is: an all_gather or copy_to_group came
+                       * before, whose backward adds those up */
+    TE_SHARE_columns, /* its own columns */
+    TE_SHARE_sums     /* a part of the sum that each element is */
+} te_share;
+
+/* Which part of a parameter a rank of the tensor group holds. */
+typedef enum te_shard {
+    TE_SHARD_none,    /* all of it */
+    TE_SHARD_columns, /* what makes its own columns of the op's output: rows of a weight [out, in], columns of a bias */
+    TE_SHARD_rows     /* what its own columns of the op's input need: columns of a weight [out, in] */
+} te_shard;
 
 /* In which format a product reads its operands; the rest of a list stays in the list's own. Under FP8 x and the weight
  * are e4m3 and the gradient dy is e5m2 (Micikevicius et al. 2022), each with one scale for the tensor: what is stored
@@ -84,6 +104,8 @@ typedef struct te_op {
     int flags;                    /* TE_SAVES_INPUT, ... */
     te_recipe recipe;             /* of a matrix product */
     int stats;                    /* f32 numbers a row that backward needs beside: mean and rstd, log-sum-exp */
+    te_share share;               /* what a rank has of its output */
+    int parts;                    /* its output is so many parts side by side, each shared out by columns */
     int edge;                     /* add, mul, load: the index of the fork or input that it reads; others: -1 */
     const void *options;          /* a te_<family>_options, of ints and floats */
     int options_bytes;
@@ -156,6 +178,9 @@ typedef struct te_param {
     int trains;              /* its instance was bound with gradients */
     int last;                /* its gradient is written when a backward ends, whatever its place in the list */
     int index;               /* which of its instance's parameters */
+    te_shard shard;          /* what of it this rank of the tensor group holds */
+    int parts;               /* of its columns: so many parts side by side, each shared out */
+    int sums;                /* each rank of the tensor group has a part of the sum that its gradient is */
     struct te_param *with;   /* tied: the owner; an owner: the one whose backward writes the gradient; null: not tied */
     te_fp8_product fp8;      /* the weight of a product under a recipe */
 } te_param;
@@ -180,9 +205,12 @@ typedef struct te_saved {
     size_t bytes;
     const te_plan *plan;
     int batch, seq, position; /* of the forward's te_batch; backward's must be the same */
+    int sequences, longest;   /* and these; what cu_seqlens says must be what it was, too */
+    const int32_t *cu_seqlens;
     const void *x;
     void *y;
     size_t used;        /* of bytes; other dims (dims.h) use others */
+    int loss_in_backward; /* backward writes y */
     const void *filled; /* `memory` of then */
     uint32_t turned[TE_TURNED_WORDS]; /* te_run's */
 } te_saved;
@@ -190,15 +218,28 @@ typedef struct te_saved {
 /* What the first and the last op of a list make of its ends. */
 TE_API int te__from_tokens(const te_plan *p) { return (p->op[0].flags & TE_FROM_TOKENS) != 0; }
 TE_API int te__to_loss(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_TO_LOSS) != 0; }
-/* Rows of a value in a call of this many tokens and sequences. */
-TE_API int64_t te_rows_of(te_rows rows, int64_t tokens, int64_t sequences) {
-    return rows == TE_ROWS_tokens ? tokens : sequences;
+/* Rows of a value in a call of this many tokens and sequences, of a rank that shares the tokens with others. */
+TE_API int64_t te_rows_of(te_rows rows, int64_t tokens, int64_t sequences, int ranks) {
+    return rows == TE_ROWS_tokens ? tokens : rows == TE_ROWS_shard ? tokens / ranks : sequences;
+}
+/* Whether a value of the plan has rows of TE_ROWS_shard. */
+TE_API int te__shares_rows(const te_plan *p) {
+    int shares = 0;
+    for (int i = 0; i < p->op_count; i++)
+        shares |= p->op[i].in_rows == TE_ROWS_shard || p->op[i].out_rows == TE_ROWS_shard;
+    return shares;
 }
 /* Whether no op behind op i reads what that fork kept: in backward it is the first to hand a gradient over. */
 TE_API int te_reads_last(const te_plan *p, int i) {
     for (int j = i + 1; j < p->op_count; j++)
         if (p->op[j].edge == p->op[i].edge) return 0;
     return 1;
+}
+/* Whether op i is a product whose result, the logits, nobody keeps: backward has it in one step with the loss, which
+ * makes them again, a piece at a time. */
+TE_API int te_remakes_logits(const te_plan *p, int i) {
+    const te_step *s = &p->backward[0];
+    return s->count > 1 && s->op[1] == i && (p->op[s->op[0]].flags & TE_TO_LOSS) && p->op[i].recipe == TE_RECIPE_none;
 }
 TE_API te_rows te_out_rows(const te_plan *p) { return p->op[p->op_count - 1].out_rows; }
 

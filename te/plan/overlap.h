@@ -2,12 +2,12 @@
  *
  * That is: y, te_saved.memory, the workspace, the values of outputs; in backward dx, the gradients, the workspace, the
  * gradients of inputs. A call is refused that gives one of them a byte of another tensor of that call, of the
- * parameters, the tokens or the labels. One thing may be shared:
+ * parameters, the tokens, the labels or cu_seqlens. One thing may be shared:
  *   y may be x itself in inference, and dx may be dy itself in backward: the same address, shape and format. Then the
  *   step that writes is not the one that reads, unless it goes element by element; a list that is one step of another
  *   kind (a linear alone, attention, rope) is refused.
  * Two tensors that are only read may overlap, but what backward reads of the forward's x and y must still be there:
- * where it reads one of them, dy and dx are elsewhere.
+ * where it reads one of them, or writes y (te_batch.loss_in_backward), dy and dx are elsewhere.
  */
 #ifndef TE_OVERLAP_H
 #define TE_OVERLAP_H
@@ -121,12 +121,16 @@ TE_API te_status te__check_overlap(const te_run *r, const te_model *m, const te_
     TE_TRY(te__region_add(&all, "batch.tokens", r->batch->tokens, rows * sizeof(int32_t), 0, 0));
     TE_TRY(te__region_add(&all, "batch.labels", r->batch->labels,
                           (size_t)te_rows_in(r, te_out_rows(r->plan)) * sizeof(int32_t), 0, 0));
+    TE_TRY(te__region_add(&all, "batch.cu_seqlens", r->batch->cu_seqlens,
+                          ((size_t)r->batch->sequences + 1) * sizeof(int32_t), 0, 0));
     TE_TRY(te__region_add(&all, "the workspace", r->ctx->workspace, used, 1, 0));
     if (saved) TE_TRY(te__region_add(&all, "saved.memory", saved->memory, r->saved_bytes, !back, 0));
     if (back && te__reads_x(r->plan))
         TE_TRY(te__region_add(&all, "the forward's x, which backward reads", r->x.p, te__value_bytes(r->x), 1, 0));
-    if (back && te__reads_y(r->plan))
-        TE_TRY(te__region_add(&all, "the forward's y, which backward reads", r->y.p, te__value_bytes(r->y), 1, 0));
+    if (back && (te__reads_y(r->plan) || r->loss_in_backward))
+        TE_TRY(te__region_add(&all, r->loss_in_backward ? "the forward's y, which backward writes"
+                                                        : "the forward's y, which backward reads",
+                              r->y.p, te__value_bytes(r->y), 1, 0));
     TE_TRY(te__region_add(&all, back ? "dy" : "x", from.p, te__value_bytes(from), 0, 1));
     TE_TRY(te__region_add(&all, back ? "dx" : "y", to.p, te__value_bytes(to), 1, 2));
     return r->batch->edge_count ? te__regions_edges(&all) : TE_OK;

@@ -2,9 +2,11 @@
 #ifndef TE_RUN_H
 #define TE_RUN_H
 
-#include "../core/convert.h" /* te_convert */
-#include "sums.h"            /* te_sum_args */
-#include "value.h"           /* te_value, te_pool */
+#include "../core/convert.h"   /* te_convert */
+#include "../core/group.h"     /* te_tensor_group */
+#include "../core/sequences.h" /* te_sequences */
+#include "sums.h"              /* te_sum_args */
+#include "value.h"             /* te_value, te_pool */
 
 typedef enum te_pass { TE_FORWARD, TE_INFER, TE_BACKWARD } te_pass;
 
@@ -20,6 +22,7 @@ typedef struct te_run {
     te_recipe_use use;
     int dry;                     /* this walk checks and measures; nothing is launched */
     int64_t tokens, sequences;   /* rows of values, by te_rows; where only tokens are known, as many sequences */
+    const te_group *tensor, *data; /* the groups of this rank */
     te_value now;                /* forward: the activation; backward: its gradient, p null if nobody wants it */
     te_value turned;             /* the transpose of now in FP8, where the kernel that made it has left one */
     int measured;                /* the kernel that made now has found its amax, for the cast */
@@ -28,6 +31,7 @@ typedef struct te_run {
     te_rng_args take; /* it is still to be taken: by the first kernel of a chain, or by a kernel of its own */
     te_saved *saved;             /* forward: what it fills */
     size_t saved_bytes;          /* of te_saved.memory that this call uses */
+    int loss_in_backward;        /* forward leaves y to backward, which writes it */
     te_pool pool;
     te_value edge[TE_MAX_OPS];   /* by fork: its value in inference; in backward the gradient that its readers left */
     const void *ends[2];         /* what the pass begins with, and what its last step reads on the main road */
@@ -45,7 +49,24 @@ typedef struct te_run {
     int column_count;
 } te_run;
 
-TE_API int64_t te_rows_in(const te_run *r, te_rows rows) { return te_rows_of(rows, r->tokens, r->sequences); }
+TE_API int64_t te_rows_in(const te_run *r, te_rows rows) {
+    return te_rows_of(rows, r->tokens, r->sequences, r->tensor->size);
+}
+/* The first of these rows among those of the batch, and among those of all replicas. */
+TE_API int64_t te_first_row(const te_run *r, te_rows rows) {
+    return rows == TE_ROWS_shard ? r->tensor->rank * te_rows_in(r, rows) : 0;
+}
+TE_API int64_t te_first_row_of_all(const te_run *r, te_rows rows) {
+    return r->data->rank * (rows == TE_ROWS_sequences ? r->sequences : r->tokens) + te_first_row(r, rows);
+}
+/* Where the batch's sequences lie. */
+TE_API te_sequences te_sequences_of(const te_run *r) {
+    const te_batch *b = r->batch;
+    te_sequences s;
+    s.first = b ? b->cu_seqlens : 0, s.count = (int)r->sequences, s.rows = (int)r->tokens;
+    s.longest = !b ? 1 : b->sequences ? (int)te_min(b->longest, r->tokens) : b->seq;
+    return s;
+}
 /* Rows that saved memory is sized for. */
 TE_API int64_t te_padded_rows(const te_run *r, te_rows rows) { return te_round_up(te_rows_in(r, rows), TE_ROW_PAD); }
 /* Rows that pieces of the workspace are sized for, whatever rows a value has: so a call places them where the walk that
@@ -171,6 +192,7 @@ TE_API int te__is_read(const te_run *r, int i) {
     const te_plan *plan = r->plan;
     if (plan->op[i].flags & TE_SAVES_OUTPUT) return 1;
     if (i + 1 == plan->op_count || te_is_in_fp8(r, i + 1)) return 0; /* a product in FP8 keeps its input so */
+    if (te_remakes_logits(plan, i)) return 0;
     return (plan->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0;
 }
 /* Whether op i, in span k, leaves something that has to be computed again. */
@@ -257,30 +279,6 @@ TE_API te_status te_gradient(te_value *v, te_run *r, const te_step *s, int i) {
     const te_op *op = &r->plan->op[i];
     *v = r->dx;
     return te_last_step(r, s) ? TE_OK : te_acquire(r, v, op->in_rows, op->in, op->in_dtype);
-}
-
-TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t tokens, int64_t sequences,
-                      te_context *ctx) {
-    r->plan = plan, r->pass = pass, r->tokens = tokens, r->sequences = sequences, r->ctx = ctx;
-    r->use = TE_USE_as_bound;
-    r->measured = 0;
-    r->batch = 0, r->dry = 1, r->rng = 0, r->saved = 0, r->take.taken = 0, r->sum_count = r->column_count = 0;
-    r->now = r->turned = r->dx = r->dy = te_no_value(), r->ends[0] = r->ends[1] = 0;
-    r->x = te_value_of(0, plan->in_dtype, tokens, plan->in);
-    r->y = te_value_of(0, plan->out_dtype, te_rows_in(r, te_out_rows(plan)), plan->out);
-    r->pool.base = 0, r->pool.high = 0, r->pool.count = 0, r->pool.next_id = 0;
-    memset(r->turned_x, 0, sizeof r->turned_x);
-    memset(&r->columns, 0, sizeof r->columns);
-    memset(&r->sums, 0, sizeof r->sums); /* jobs that are none are arguments, too, and compared (core/launch_cuda.h) */
-    for (int i = 0; i < plan->op_count; i++) r->edge[i] = te_no_value(), r->param[i] = 0;
-    for (int k = 0; k < plan->span_count; k++) r->span[k] = te_no_value();
-}
-/* A walk that only asks how large things are. */
-TE_API te_run te_run_to_size(const te_plan *plan, te_pass pass, int64_t rows, te_recipe_use use, te_context *ctx) {
-    te_run r;
-    te__begin(&r, plan, pass, rows, rows, ctx);
-    r.use = use;
-    return r;
 }
 
 #endif

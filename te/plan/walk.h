@@ -6,6 +6,7 @@
 #ifndef TE_WALK_H
 #define TE_WALK_H
 
+#include "begin.h"     /* te__begin */
 #include "check.h"     /* te__check_batch, te__check_tensor */
 #include "gradients.h" /* te_sum_now */
 #include "overlap.h"   /* te__check_overlap */
@@ -88,7 +89,7 @@ TE_API void te__take_params(te_run *r, const te_model *m) {
 }
 TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const te_model *m, const te_batch *b,
                             te_context *ctx) {
-    te__begin(r, plan, pass, (int64_t)b->batch * b->seq, b->batch, ctx);
+    te__begin(r, plan, pass, (int64_t)b->batch * b->seq, b->sequences ? b->sequences : b->batch, ctx);
     r->batch = b;
     te__take_params(r, m);
 }
@@ -103,6 +104,7 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     TE_TRY(te__check_tensor(plan->name, "y", y, r.y, ctx));
     r.x.p = te__from_tokens(plan) ? 0 : x.data, r.y.p = y.data, r.saved = saved;
     if (saved) {
+        TE_TRY(te__check_draws(&r));
         TE_REQUIRE(saved->memory, ctx, TE_ERROR_NULL, "%s: saved.memory is null", plan->name);
         TE_REQUIRE((uintptr_t)saved->memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
                    "%s: saved.memory must be aligned to %d bytes", plan->name, (int)TE_ALIGN);
@@ -115,8 +117,10 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     TE_TRY(te__walk_twice(&r, r.x, m, saved));
     if (!saved) return TE_OK;
     saved->plan = plan, saved->batch = b->batch, saved->seq = b->seq, saved->position = b->position;
+    saved->sequences = b->sequences, saved->longest = b->longest, saved->cu_seqlens = b->cu_seqlens;
     saved->x = r.x.p, saved->y = r.y.p, saved->used = need, saved->filled = saved->memory;
     memcpy(saved->turned, r.turned_x, sizeof saved->turned);
+    saved->loss_in_backward = r.loss_in_backward;
     return TE_OK;
 }
 
@@ -131,6 +135,12 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
     TE_REQUIRE(saved->batch == b->batch && saved->seq == b->seq && saved->position == b->position, ctx, TE_ERROR_SHAPE,
                "%s: the forward had batch %d, seq %d and position %d, this batch has %d, %d and %d", plan->name,
                saved->batch, saved->seq, saved->position, b->batch, b->seq, b->position);
+    TE_REQUIRE(saved->sequences == b->sequences && saved->longest == b->longest, ctx, TE_ERROR_SHAPE,
+               "%s: the forward had %d sequences of at most %d rows in cu_seqlens, this batch has %d of %d", plan->name,
+               saved->sequences, saved->longest, b->sequences, b->longest);
+    TE_REQUIRE(saved->cu_seqlens == b->cu_seqlens, ctx, TE_ERROR_VALUE,
+               "%s: the forward had its cu_seqlens at %p, this batch has them at %p", plan->name,
+               (const void *)saved->cu_seqlens, (const void *)b->cu_seqlens);
     r->x.p = (void *)(uintptr_t)saved->x, r->y.p = saved->y;
     memcpy(r->turned_x, saved->turned, sizeof r->turned_x);
     TE_REQUIRE(te__lay_out(r, (char *)saved->memory) == saved->used, ctx, TE_ERROR_STATE,
@@ -151,7 +161,7 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
         TE_REQUIRE(m->param[i].grad, ctx, TE_ERROR_STATE, "%s: the instance was bound without gradients", plan->name);
     r.dx = r.x, r.dx.p = te__from_tokens(plan) ? 0 : dx.data;
     r.dy = r.y, r.dy.p = dy.data;
-    r.saved_bytes = saved->used;
+    r.saved_bytes = saved->used, r.loss_in_backward = saved->loss_in_backward;
     return te__walk_twice(&r, r.dy, m, saved);
 }
 
@@ -159,19 +169,23 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
 
 /* Rows that a call takes: batch times seq. */
 TE_API int te__can_rows(int64_t rows) { return rows >= 0 && rows <= INT32_MAX / 2; }
-TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use use) {
+TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use use, te_context *ctx) {
     if (!plan || plan->takes_dims || !te__can_rows(rows)) return 0;
-    te_run r = te_run_to_size(plan, TE_FORWARD, rows, use, 0);
+    te_run r = te_run_to_size(plan, TE_FORWARD, rows, use, ctx);
     return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
 }
 /* Bytes that te_saved.memory must have for this many rows, under the list's recipe if it has one; 0 where widths are
  * not known yet, or no call takes so many. */
 TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
-    return te__saved_bytes(plan, rows, TE_USE_on);
+    return te__saved_bytes(plan, rows, TE_USE_on, 0);
+}
+/* The same for a rank of the context's tensor group, which keeps its own rows alone of what has no others. */
+TE_API size_t te_plan_saved_bytes_of_rank(const te_plan *plan, int64_t rows, te_context *ctx) {
+    return te__saved_bytes(plan, rows, TE_USE_on, ctx);
 }
 /* The same for forwards with the recipe switched off, or not yet on: all in the list's own format. */
 TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t rows) {
-    return te__saved_bytes(plan, rows, TE_USE_off);
+    return te__saved_bytes(plan, rows, TE_USE_off, 0);
 }
 /* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most, with the recipe on or
  * off, on the context's device; 0, and the text of an error, if ctx was not created, m is not bound or no call takes so

@@ -1,0 +1,101 @@
+/* collective.h -- collectives of the tensor group as ops of a list.
+ *
+ *   op                        forward                                            backward, its adjoint
+ *   (all_gather, name)        the rows of all ranks, one rank after the other    reduce_scatter
+ *   (reduce_scatter, name)    the sum over the ranks, of which a rank keeps      all_gather
+ *                             its own rows
+ *   (all_reduce, name)        the sum over the ranks                             nothing: all ranks have the gradient
+ *   (copy_to_group, name)     nothing: all ranks have it                         all_reduce
+ *
+ * all_gather takes rows of TE_ROWS_shard and gives TE_ROWS_tokens, reduce_scatter the other way round. What may stand
+ * before and behind them: te/fuse/shares.h. With a communicator of one rank they copy or do nothing, so the same list
+ * trains on one rank and on many. Each has a step of its own, of no kernel.
+ *
+ * Do this:
+ *     TE_SEQUENTIAL(mlp, f32, (rmsnorm, ln, H), (copy_to_group, c), (linear, fc1, H, F / RANKS, (shard, columns)),
+ *                   (gelu, act), (linear, fc2, F / RANKS, H, (shard, rows)), (all_reduce, r))
+ */
+#ifndef TE_COMM_COLLECTIVE_H
+#define TE_COMM_COLLECTIVE_H
+
+#include "../plan/check.h" /* te_run, te_output, te_gradient */
+
+#ifdef TE_COMM
+#define TE__HAS_COMM 1
+#else
+#define TE__HAS_COMM 0
+#endif
+#define TE__NEEDS_COMM(model, op)                                                                               \
+    static_assert(TE__HAS_COMM, "te: " TE_STRING(model) ": " TE_CALLED(op)                                      \
+        " is a collective: compile with -DTE_COMM and link NCCL (nvcc) or MPI (other compilers, mpicc -show)");
+
+#define TE_OP_all_gather (all_gather, own)
+#define TE_SHAPES_all_gather(op) (0)
+#define TE_GIVES_all_gather(op) (TE_GIVES_same)
+#define TE_ROWS_all_gather(op, in) (TE_ROWS_tokens)
+#define TE_SHARE_all_gather(op, in) (TE_SHARE_entered)
+#define TE_SHARE_FITS_all_gather(op, in) ((int)(in) == (int)TE_SHARE_same)
+#define TE_TAKES_DIMS_all_gather ,
+#define TE_CHECK_all_gather(model, op)                                                                          \
+    (static_assert((int)TE_ROWS_IN(model, op) == (int)TE_ROWS_shard,                                            \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                   \
+                       " needs the rows of a rank: those of a list with (rows, shard), or of a reduce_scatter");)
+#define TE_OWN_all_gather_forward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_all_gather)
+#define TE_OWN_all_gather_backward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_reduce_scatter)
+
+#define TE_OP_reduce_scatter (reduce_scatter, own)
+#define TE_SHAPES_reduce_scatter(op) (0)
+#define TE_GIVES_reduce_scatter(op) (TE_GIVES_same)
+#define TE_ROWS_reduce_scatter(op, in) (TE_ROWS_shard)
+#define TE_SHARE_reduce_scatter(op, in) (TE_SHARE_same)
+#define TE_SHARE_FITS_reduce_scatter(op, in) ((int)(in) == (int)TE_SHARE_sums)
+#define TE_TAKES_DIMS_reduce_scatter ,
+#define TE_CHECK_reduce_scatter(model, op)                                                                      \
+    (static_assert((int)TE_ROWS_IN(model, op) == (int)TE_ROWS_tokens,                                           \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
+#define TE_OWN_reduce_scatter_forward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_reduce_scatter)
+#define TE_OWN_reduce_scatter_backward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_all_gather)
+
+#define TE_OP_all_reduce (all_reduce, own)
+#define TE_SHAPES_all_reduce(op) (0)
+#define TE_GIVES_all_reduce(op) (TE_GIVES_same)
+#define TE_FLAGS_all_reduce(op) (TE_KEEPS_GRAD)
+#define TE_SHARE_all_reduce(op, in) (TE_SHARE_same)
+#define TE_SHARE_FITS_all_reduce(op, in) ((int)(in) == (int)TE_SHARE_sums)
+#define TE_TAKES_DIMS_all_reduce ,
+#define TE_OWN_all_reduce_forward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_all_reduce)
+#define TE_OWN_all_reduce_backward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, 0)
+
+#define TE_OP_copy_to_group (copy_to_group, own)
+#define TE_SHAPES_copy_to_group(op) (0)
+#define TE_GIVES_copy_to_group(op) (TE_GIVES_same)
+#define TE_FLAGS_copy_to_group(op) (TE_IS_FORK) /* what it gives is what it gets, where that lies */
+#define TE_SHARE_copy_to_group(op, in) (TE_SHARE_entered)
+#define TE_SHARE_FITS_copy_to_group(op, in) ((int)(in) == (int)TE_SHARE_same)
+#define TE_TAKES_DIMS_copy_to_group ,
+#define TE_OWN_copy_to_group_forward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, 0)
+#define TE_OWN_copy_to_group_backward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_all_reduce)
+
+typedef te_status (*te_collective_fn)(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                      te_context *ctx);
+#define TE__COLLECTIVE(name, model, op, call) \
+    TE__NEEDS_COMM(model, op)                 \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__collective_run(r, s, call); }
+
+/* call: null where the value stays as it is. The elements that a rank has are the fewer of the two sides. */
+TE_API te_status te__collective_run(te_run *r, const te_step *s, te_collective_fn call) {
+    const int i = s->op[0], back = r->pass == TE_BACKWARD;
+    const te_op *op = &r->plan->op[i];
+    const te_value x = r->now;
+    te_value y;
+    TE_REQUIRE(!r->batch || r->ctx->comm, r->ctx, TE_ERROR_STATE,
+               "%s: (%s, %s) needs the ranks of a group; te_comm_create makes them", r->plan->name, op->kind, op->name);
+    if (!call) return TE_OK;
+    TE_TRY(back ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
+    if (y.p && x.p && !r->dry)
+        TE_TRY(call(r->tensor, y.p, x.p, te_min(x.rows, y.rows) * y.cols, y.dtype, r->ctx));
+    te_set_now(r, y);
+    return TE_OK;
+}
+
+#endif

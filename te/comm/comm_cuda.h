@@ -1,0 +1,177 @@
+/* comm_cuda.h -- groups of ranks on CUDA: NCCL, 2.18 or later (comm.h). Its calls go to the context's stream, so passes
+ * with collectives are captured and replayed like others.
+ */
+/* target: cuda */
+#ifndef TE_COMM_CUDA_H
+#define TE_COMM_CUDA_H
+
+#include "../core/group.h"  /* te_comm, te_group */
+#include "../core/target.h" /* te__cuda_call */
+
+#ifdef TE_COMM
+#include <nccl.h>
+#include <stdio.h> /* fopen */
+#include <time.h>  /* time, nanosleep */
+
+typedef ncclComm_t te__comm_native;
+
+TE_API te_status te__nccl_status(const te_group *g, ncclResult_t e, const char *what, te_context *ctx) {
+    if (e == ncclSuccess || e == ncclInProgress) return TE_OK;
+    if (g->comm) g->comm->failed = 1;
+    return te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %s; %s", what, g->name, g->rank, g->size,
+                   ncclGetErrorString(e), ncclGetLastError((ncclComm_t)g->handle));
+}
+TE_API double te__seconds(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+TE_API void te__nap(void) {
+    const struct timespec moment = {0, 1000000};
+    (void)nanosleep(&moment, 0);
+}
+
+/* ---- collectives ------------------------------------------------------------------------------------------------- */
+
+typedef enum te__nccl_kind { TE_NCCL_all_gather, TE_NCCL_reduce_scatter, TE_NCCL_all_reduce } te__nccl_kind;
+typedef struct te__nccl_args {
+    const te_group *group;
+    void *y;
+    const void *x;
+    int64_t count;
+    te_dtype dtype;
+    te__nccl_kind kind;
+} te__nccl_args;
+
+TE_API te_status te__nccl_call(const void *args, te_context *ctx) {
+    static const char *const names[] = {"all_gather", "reduce_scatter", "all_reduce"};
+    const te__nccl_args *a = (const te__nccl_args *)args;
+    const ncclDataType_t type = a->dtype == TE_f32 ? ncclFloat32 : a->dtype == TE_bf16 ? ncclBfloat16 : ncclFloat16;
+    const cudaStream_t stream = (cudaStream_t)ctx->stream;
+    const ncclComm_t comm = (ncclComm_t)a->group->handle;
+    const size_t count = (size_t)a->count;
+    ncclResult_t e;
+    if (a->kind == TE_NCCL_all_gather) e = ncclAllGather(a->x, a->y, count, type, comm, stream);
+    else if (a->kind == TE_NCCL_reduce_scatter) e = ncclReduceScatter(a->x, a->y, count, type, ncclSum, comm, stream);
+    else e = ncclAllReduce(a->x, a->y, count, type, ncclSum, comm, stream);
+    return te__nccl_status(a->group, e, names[a->kind], ctx);
+}
+TE_API te_status te__nccl_enqueue(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                  te__nccl_kind kind, te_context *ctx) {
+    te__nccl_args a;
+    TE_REQUIRE(dtype == TE_f32 || dtype == TE_bf16 || dtype == TE_f16, ctx, TE_ERROR_DTYPE, "no collectives of %s",
+               te_dtype_name(dtype));
+    memset(&a, 0, sizeof a); /* arguments are compared byte by byte */
+    a.group = g, a.y = y, a.x = x, a.count = count, a.dtype = dtype, a.kind = kind;
+    return te__cuda_call(ctx, te__nccl_call, &a, sizeof a);
+}
+TE_API te_status te__nccl_all_gather(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                     te_context *ctx) {
+    return te__nccl_enqueue(g, y, x, count, dtype, TE_NCCL_all_gather, ctx);
+}
+TE_API te_status te__nccl_reduce_scatter(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                         te_context *ctx) {
+    return te__nccl_enqueue(g, y, x, count, dtype, TE_NCCL_reduce_scatter, ctx);
+}
+TE_API te_status te__nccl_all_reduce(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                     te_context *ctx) {
+    return te__nccl_enqueue(g, y, x, count, dtype, TE_NCCL_all_reduce, ctx);
+}
+
+/* ---- groups ------------------------------------------------------------------------------------------------------ */
+
+TE_API void te__nccl_close(te_group *g) {
+    const int is_world = g == &g->comm->world;
+    if (g->comm->failed) (void)ncclCommAbort((ncclComm_t)g->handle);
+    else if (!is_world || g->comm->closes) (void)ncclCommDestroy((ncclComm_t)g->handle);
+    g->handle = 0;
+}
+TE_API const te_transport *te__comm_transport(void) {
+    static const te_transport nccl = {"nccl", te__nccl_all_gather, te__nccl_reduce_scatter, te__nccl_all_reduce,
+                                      te__nccl_close};
+    return &nccl;
+}
+/* Rank 0 leaves NCCL's unique id in a file, complete when it has its name; the others wait for it. */
+TE_API te_status te__nccl_write_id(const ncclUniqueId *id, const char *file, te_context *ctx) {
+    char part[1024];
+    TE_REQUIRE(snprintf(part, sizeof part, "%s.part", file) < (int)sizeof part, ctx, TE_ERROR_VALUE,
+               "te_comm_create: the name of the file is too long");
+    FILE *f = fopen(part, "wb");
+    TE_REQUIRE(f, ctx, TE_ERROR_IO, "te_comm_create: cannot write %s", part);
+    const int is_written = fwrite(id, sizeof *id, 1, f) == 1, is_closed = fclose(f) == 0;
+    TE_REQUIRE(is_written && is_closed && rename(part, file) == 0, ctx, TE_ERROR_IO, "te_comm_create: cannot write %s",
+               file);
+    return TE_OK;
+}
+TE_API te_status te__nccl_read_id(ncclUniqueId *id, const char *file, double timeout, te_context *ctx) {
+    for (const double start = te__seconds(); te__seconds() - start < timeout; te__nap()) {
+        FILE *f = fopen(file, "rb");
+        if (!f) continue;
+        const int is_read = fread(id, sizeof *id, 1, f) == 1;
+        (void)fclose(f);
+        TE_REQUIRE(is_read, ctx, TE_ERROR_FORMAT, "te_comm_create: %s holds no unique id of NCCL", file);
+        return TE_OK;
+    }
+    return te_fail(ctx, TE_ERROR_COMM, "te_comm_create: rank 0 has not written %s within %g seconds", file, timeout);
+}
+TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx) {
+    te_group *w = &comm->world;
+    ncclComm_t nccl = 0;
+    ncclUniqueId id;
+    TE_REQUIRE(w->rank >= 0 && w->rank < w->size, ctx, TE_ERROR_VALUE, "te_comm_create: rank %d of %d", w->rank,
+               w->size);
+    TE_REQUIRE(file || w->size == 1, ctx, TE_ERROR_NULL, "te_comm_create: config.file is null, with %d ranks", w->size);
+    if (!w->rank) {
+        TE_TRY(te__nccl_status(w, ncclGetUniqueId(&id), "ncclGetUniqueId", ctx));
+        if (w->size > 1) TE_TRY(te__nccl_write_id(&id, file, ctx));
+    } else TE_TRY(te__nccl_read_id(&id, file, comm->timeout, ctx));
+    TE_TRY(te__nccl_status(w, ncclCommInitRank(&nccl, w->size, id, w->rank), "ncclCommInitRank", ctx));
+    w->handle = nccl, comm->closes = 1;
+    if (!w->rank && w->size > 1) (void)remove(file); /* all have read it: they have come */
+    return TE_OK;
+}
+TE_API te_status te__comm_take(te_comm *comm, ncclComm_t native, te_context *ctx) {
+    te_group *w = &comm->world;
+    w->handle = native;
+    TE_TRY(te__nccl_status(w, ncclCommUserRank(native, &w->rank), "ncclCommUserRank", ctx));
+    return te__nccl_status(w, ncclCommCount(native, &w->size), "ncclCommCount", ctx);
+}
+TE_API te_status te__comm_split(te_group *g, const te_group *of, int color, int key, te_context *ctx) {
+    ncclComm_t part = 0;
+    TE_TRY(te__nccl_status(of, ncclCommSplit((ncclComm_t)of->handle, color, key, &part, 0), "ncclCommSplit", ctx));
+    g->handle = part;
+    return TE_OK;
+}
+TE_API void te__comm_forget(te_context *ctx) {
+    te_launches *s = (te_launches *)ctx->launches;
+    while (s && s->replays) te__replay_forget(s, s->replays - 1);
+}
+TE_API void te__comm_close(te_comm *comm) { (void)comm; }
+
+/* Wait for what this rank has enqueued, as te_synchronize does, but no longer than the communicator's timeout, and not
+ * for ranks that have failed. */
+TE_API te_status te_comm_synchronize(te_context *ctx) {
+    TE_TRY(te_check_target(ctx, "te_comm_synchronize"));
+    TE_TRY(te_enqueue_now(ctx));
+    const te_comm *comm = ctx->comm;
+    if (!comm) return te_synchronize(ctx);
+    const double start = te__seconds();
+    for (cudaError_t e; (e = cudaStreamQuery((cudaStream_t)ctx->stream)) != cudaSuccess;) {
+        const te_group *const group[3] = {&comm->world, &comm->tensor, &comm->data};
+        if (e != cudaErrorNotReady) return te__cuda_status(ctx, e, "te_comm_synchronize");
+        for (int i = 0; i < 3; i++) {
+            ncclResult_t async = ncclSuccess;
+            TE_TRY(te__nccl_status(group[i], ncclCommGetAsyncError((ncclComm_t)group[i]->handle, &async),
+                                   "ncclCommGetAsyncError", ctx));
+            TE_TRY(te__nccl_status(group[i], async, "a collective", ctx));
+        }
+        if (te__seconds() - start < comm->timeout) continue;
+        ctx->comm->failed = 1;
+        return te_fail(ctx, TE_ERROR_COMM, "rank %d of %d: what was enqueued is not through within %g seconds",
+                       comm->world.rank, comm->world.size, comm->timeout);
+    }
+    return TE_OK;
+}
+#endif
+
+#endif

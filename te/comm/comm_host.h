@@ -1,0 +1,183 @@
+/* comm_host.h -- groups of ranks on the host: MPI (comm.h). */
+/* target: host */
+#ifndef TE_COMM_HOST_H
+#define TE_COMM_HOST_H
+
+#include "../core/group.h" /* te_comm, te_group */
+
+#ifdef TE_COMM
+#ifndef OMPI_SKIP_MPICXX
+#define OMPI_SKIP_MPICXX 1 /* of MPI's C++ no compiler needs to know */
+#endif
+#include <mpi.h>
+#include <sched.h>  /* sched_yield */
+#include <stdlib.h> /* malloc */
+
+typedef MPI_Comm te__comm_native;
+
+/* What te_group.handle points to. */
+typedef struct te__mpi {
+    MPI_Comm comm;
+    MPI_Op sum_bf16, sum_f16; /* MPI knows neither format */
+    int closes;               /* the communicator is ours */
+} te__mpi;
+
+/* ---- waiting ----------------------------------------------------------------------------------------------------- */
+
+TE_API te_status te__mpi_status(const te_group *g, int error, const char *what, te_context *ctx) {
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    if (error == MPI_SUCCESS) return TE_OK;
+    (void)MPI_Error_string(error, text, &length);
+    if (g->comm) g->comm->failed = 1;
+    return te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %s", what, g->name, g->rank, g->size, text);
+}
+/* Until the request is through or the time is up. Others run meanwhile: there may be more ranks than processors. */
+TE_API te_status te__mpi_wait(const te_group *g, int error, MPI_Request *request, const char *what, te_context *ctx) {
+    const double start = MPI_Wtime(), timeout = g->comm->timeout;
+    int done = 0;
+    TE_TRY(te__mpi_status(g, error, what, ctx));
+    for (int64_t turn = 0;; turn++) {
+        TE_TRY(te__mpi_status(g, MPI_Test(request, &done, MPI_STATUS_IGNORE), what, ctx));
+        if (done) return TE_OK;
+        if (turn % 64 == 63) (void)sched_yield();
+        if (MPI_Wtime() - start < timeout) continue;
+        g->comm->failed = 1;
+        return te_fail(ctx, TE_ERROR_COMM,
+                       "%s of the %s group, rank %d of %d: another rank has not come within %g seconds", what, g->name,
+                       g->rank, g->size, timeout);
+    }
+}
+
+/* ---- collectives ------------------------------------------------------------------------------------------------- */
+
+TE_API void te__mpi_add(void *in, void *inout, int *count, te_dtype dtype) {
+    for (int i = 0; i < *count; i++) {
+        const float sum = te_load(in, i, dtype) + te_load(inout, i, dtype);
+        te_store(inout, i, sum, dtype);
+    }
+}
+TE_API void te__mpi_add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
+    (void)type;
+    te__mpi_add(in, inout, count, TE_bf16);
+}
+TE_API void te__mpi_add_f16(void *in, void *inout, int *count, MPI_Datatype *type) {
+    (void)type;
+    te__mpi_add(in, inout, count, TE_f16);
+}
+/* How MPI calls the format, and how it adds it up. */
+TE_API te_status te__mpi_type(MPI_Datatype *type, MPI_Op *op, const te_group *g, te_dtype dtype, const char *what,
+                              te_context *ctx) {
+    const te__mpi *m = (const te__mpi *)g->handle;
+    TE_REQUIRE(dtype == TE_f32 || dtype == TE_bf16 || dtype == TE_f16, ctx, TE_ERROR_DTYPE, "%s: no sums of %s", what,
+               te_dtype_name(dtype));
+    *type = dtype == TE_f32 ? MPI_FLOAT : MPI_UINT16_T;
+    *op = dtype == TE_f32 ? MPI_SUM : dtype == TE_bf16 ? m->sum_bf16 : m->sum_f16;
+    return TE_OK;
+}
+TE_API te_status te__mpi_count(int64_t count, const char *what, te_context *ctx) {
+    TE_REQUIRE(count <= INT32_MAX, ctx, TE_ERROR_OVERFLOW, "%s: %lld elements", what, (long long)count);
+    return TE_OK;
+}
+TE_API te_status te__mpi_all_gather(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                    te_context *ctx) {
+    const int64_t bytes = count * (int64_t)te_dtype_bytes(dtype);
+    const int here = x == (const char *)y + g->rank * bytes;
+    MPI_Request request;
+    TE_TRY(te__mpi_count(bytes, "all_gather", ctx));
+    const int error = MPI_Iallgather(here ? MPI_IN_PLACE : x, (int)bytes, MPI_BYTE, y, (int)bytes, MPI_BYTE,
+                                     ((const te__mpi *)g->handle)->comm, &request);
+    return te__mpi_wait(g, error, &request, "all_gather", ctx);
+}
+TE_API te_status te__mpi_reduce_scatter(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                        te_context *ctx) {
+    MPI_Datatype type = MPI_FLOAT;
+    MPI_Op op = MPI_SUM;
+    MPI_Request request;
+    TE_TRY(te__mpi_count(count, "reduce_scatter", ctx));
+    TE_TRY(te__mpi_type(&type, &op, g, dtype, "reduce_scatter", ctx));
+    const int error =
+        MPI_Ireduce_scatter_block(x, y, (int)count, type, op, ((const te__mpi *)g->handle)->comm, &request);
+    return te__mpi_wait(g, error, &request, "reduce_scatter", ctx);
+}
+TE_API te_status te__mpi_all_reduce(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                    te_context *ctx) {
+    const size_t size = te_dtype_bytes(dtype);
+    MPI_Datatype type = MPI_FLOAT;
+    MPI_Op op = MPI_SUM;
+    MPI_Request request;
+    TE_TRY(te__mpi_type(&type, &op, g, dtype, "all_reduce", ctx));
+    for (int64_t at = 0, n; at < count; at += n) { /* MPI counts by int */
+        n = te_min(count - at, 1 << 30);
+        const int error = MPI_Iallreduce(x == y ? MPI_IN_PLACE : (const char *)x + (size_t)at * size,
+                                         (char *)y + (size_t)at * size, (int)n, type, op,
+                                         ((const te__mpi *)g->handle)->comm, &request);
+        TE_TRY(te__mpi_wait(g, error, &request, "all_reduce", ctx));
+    }
+    return TE_OK;
+}
+
+/* ---- groups ------------------------------------------------------------------------------------------------------ */
+
+TE_API void te__mpi_close(te_group *g) {
+    te__mpi *m = (te__mpi *)g->handle;
+    if (!g->comm->failed) { /* else what is still under way would hold it up */
+        (void)MPI_Op_free(&m->sum_bf16);
+        (void)MPI_Op_free(&m->sum_f16);
+        if (m->closes) (void)MPI_Comm_free(&m->comm);
+    }
+    free(m);
+    g->handle = 0;
+}
+TE_API const te_transport *te__comm_transport(void) {
+    static const te_transport mpi = {"mpi", te__mpi_all_gather, te__mpi_reduce_scatter, te__mpi_all_reduce,
+                                     te__mpi_close};
+    return &mpi;
+}
+/* Let g be this communicator, whose errors are returned. */
+TE_API te_status te__mpi_open(te_group *g, MPI_Comm comm, int closes, te_context *ctx) {
+    te__mpi *m = (te__mpi *)calloc(1, sizeof *m);
+    TE_REQUIRE(m, ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate %zu bytes", sizeof *m);
+    m->comm = comm, m->closes = closes, g->handle = m;
+    TE_TRY(te__mpi_status(g, MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler", ctx));
+    TE_TRY(te__mpi_status(g, MPI_Op_create(te__mpi_add_bf16, 1, &m->sum_bf16), "MPI_Op_create", ctx));
+    TE_TRY(te__mpi_status(g, MPI_Op_create(te__mpi_add_f16, 1, &m->sum_f16), "MPI_Op_create", ctx));
+    TE_TRY(te__mpi_status(g, MPI_Comm_rank(comm, &g->rank), "MPI_Comm_rank", ctx));
+    return te__mpi_status(g, MPI_Comm_size(comm, &g->size), "MPI_Comm_size", ctx);
+}
+/* All processes that mpirun started. */
+TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx) {
+    int is_there = 0;
+    (void)file;
+    TE_TRY(te__mpi_status(&comm->world, MPI_Initialized(&is_there), "MPI_Initialized", ctx));
+    if (!is_there) {
+        TE_TRY(te__mpi_status(&comm->world, MPI_Init(0, 0), "MPI_Init", ctx));
+        comm->closes = 1;
+    }
+    const int rank = comm->world.rank, size = comm->world.size;
+    TE_TRY(te__mpi_open(&comm->world, MPI_COMM_WORLD, 0, ctx));
+    TE_REQUIRE(comm->world.rank == rank && comm->world.size == size, ctx, TE_ERROR_VALUE,
+               "te_comm_create: MPI says rank %d of %d, the config or the environment rank %d of %d", comm->world.rank,
+               comm->world.size, rank, size);
+    return TE_OK;
+}
+TE_API te_status te__comm_take(te_comm *comm, MPI_Comm native, te_context *ctx) {
+    return te__mpi_open(&comm->world, native, 0, ctx);
+}
+TE_API te_status te__comm_split(te_group *g, const te_group *of, int color, int key, te_context *ctx) {
+    MPI_Comm part = MPI_COMM_NULL;
+    TE_TRY(te__mpi_status(of, MPI_Comm_split(((const te__mpi *)of->handle)->comm, color, key, &part), "MPI_Comm_split",
+                          ctx));
+    return te__mpi_open(g, part, 1, ctx);
+}
+TE_API void te__comm_forget(te_context *ctx) { (void)ctx; }
+TE_API void te__comm_close(te_comm *comm) {
+    int is_over = 0;
+    if (!comm->closes || comm->failed) return; /* MPI_Finalize would wait for all others */
+    if (MPI_Finalized(&is_over) == MPI_SUCCESS && !is_over) (void)MPI_Finalize();
+}
+/* Wait for what this rank has enqueued: nothing on the host, where a collective waits itself. */
+TE_API te_status te_comm_synchronize(te_context *ctx) { return te_synchronize(ctx); }
+#endif
+
+#endif

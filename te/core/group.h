@@ -1,0 +1,101 @@
+/* group.h -- ranks that work together: what a group can do, and the groups that a rank belongs to.
+ *
+ * A rank is a process with a context of its own. Ranks form a grid: a tensor group shares the products and the rows of
+ * one replica of a model (tensor and sequence parallelism), a data group has the same part of each replica. Rank
+ * d * tensor.size + t of the world is rank t of its tensor group and rank d of its data group. te_comm_create
+ * (te/comm/comm.h) makes the groups by NCCL or MPI; what needs no more than ranks and sizes includes this alone.
+ *
+ * Do this:
+ *     const te_group *g = te_tensor_group(&ctx);      // of one rank where the context has no communicator
+ *     TE_TRY(te_group_all_reduce(g, sum, part, count, TE_f32, &ctx));
+ */
+#ifndef TE_GROUP_H
+#define TE_GROUP_H
+
+#include "context.h" /* te_context, te_status */
+#include "dtype.h"   /* te_dtype_bytes */
+
+struct te_group;
+
+/* Collectives are enqueued on ctx->stream, in the same order on all ranks of a group. count: elements that one rank
+ * has. y and x do not overlap, but all_reduce may have y == x, and all_gather x == y + rank * count. Sums of 16-bit
+ * numbers are rounded each time that two are added. */
+typedef struct te_transport {
+    const char *name; /* "nccl" or "mpi" */
+    /* y[size, count] = the x[count] of all ranks */
+    te_status (*all_gather)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                            te_context *ctx);
+    /* y[count] = the sum of all ranks' x[rank, count], x being [size, count] */
+    te_status (*reduce_scatter)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                te_context *ctx);
+    /* y[count] = the sum of all ranks' x[count] */
+    te_status (*all_reduce)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                            te_context *ctx);
+    void (*close)(struct te_group *g);
+} te_transport;
+
+struct te_comm;
+typedef struct te_group {
+    const char *name; /* "world", "tensor", "data" */
+    int rank, size;
+    const te_transport *transport; /* null: one rank, which needs none */
+    void *handle;                  /* the transport's own */
+    struct te_comm *comm;
+} te_group;
+
+/* The groups of a rank. Stays where it was created. */
+typedef struct te_comm {
+    te_group world, tensor, data;
+    double timeout; /* seconds that a rank waits for the others */
+    int failed;     /* a collective has failed: the groups are of no use any more */
+    int closes;     /* te_comm_destroy ends the library below, too */
+    te_context *ctx;
+} te_comm;
+
+TE_API const te_group *te__alone(void) {
+    static const te_group alone = {"one rank", 0, 1, 0, 0, 0};
+    return &alone;
+}
+TE_API const te_group *te_tensor_group(const te_context *ctx) {
+    return ctx && ctx->comm ? &ctx->comm->tensor : te__alone();
+}
+TE_API const te_group *te_data_group(const te_context *ctx) {
+    return ctx && ctx->comm ? &ctx->comm->data : te__alone();
+}
+
+/* ---- the collectives, of any group ------------------------------------------------------------------------------- */
+
+TE_API te_status te__check_group(const te_group *g, const void *y, const void *x, int64_t count, const char *what,
+                                 te_context *ctx) {
+    TE_TRY(te__check_context(ctx, what));
+    TE_REQUIRE(g, ctx, TE_ERROR_NULL, "%s: the group is null", what);
+    TE_REQUIRE(count >= 0, ctx, TE_ERROR_SHAPE, "%s: %lld elements", what, (long long)count);
+    TE_REQUIRE((y && x) || !count, ctx, TE_ERROR_NULL, "%s: a pointer is null", what);
+    TE_REQUIRE(!g->comm || !g->comm->failed, ctx, TE_ERROR_COMM,
+               "%s: a collective of rank %d has failed before; make the communicator anew", what, g->comm->world.rank);
+    return TE_OK;
+}
+/* Of one rank: y = x. */
+TE_API te_status te__group_copy(void *y, const void *x, int64_t count, te_dtype dtype, te_context *ctx) {
+    return y == x ? TE_OK : te_copy(ctx, y, x, (size_t)count * te_dtype_bytes(dtype));
+}
+TE_API te_status te_group_all_gather(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                     te_context *ctx) {
+    TE_TRY(te__check_group(g, y, x, count, "all_gather", ctx));
+    if (!g->transport || !count) return te__group_copy(y, x, count, dtype, ctx);
+    return g->transport->all_gather(g, y, x, count, dtype, ctx);
+}
+TE_API te_status te_group_reduce_scatter(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                         te_context *ctx) {
+    TE_TRY(te__check_group(g, y, x, count, "reduce_scatter", ctx));
+    if (!g->transport || !count) return te__group_copy(y, x, count, dtype, ctx);
+    return g->transport->reduce_scatter(g, y, x, count, dtype, ctx);
+}
+TE_API te_status te_group_all_reduce(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                     te_context *ctx) {
+    TE_TRY(te__check_group(g, y, x, count, "all_reduce", ctx));
+    if (!g->transport || !count) return te__group_copy(y, x, count, dtype, ctx);
+    return g->transport->all_reduce(g, y, x, count, dtype, ctx);
+}
+
+#endif

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Several ranks, as processes on this machine by MPI: collective ops against their definitions, a small GPT whose losses do
+# not depend on how many ranks train it, and ranks that fail. Says SKIP where there is no MPI.
+#
+#     tests/comm.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+if ! command -v mpicc mpirun >/dev/null; then
+    echo "SKIP: no mpicc or mpirun (libopenmpi-dev, openmpi-bin)"
+    exit 0
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1
+
+# mpi.h is no header of ours: its warnings are not looked at.
+read -ra compile <<<"$(mpicc -showme:compile | sed 's/-I/-isystem /g')"
+read -ra link <<<"$(mpicc -showme:link)"
+"${CC:-gcc}" -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wshadow -Werror -DTE_COMM -DTE_KEEP_CALLS -I. "${compile[@]}" \
+    tests/comm/ranks.c -o "$work/ranks" -lm "${link[@]}"
+
+ranks() { # N ARGUMENT...
+    timeout 120 mpirun --oversubscribe -n "$1" "$work/ranks" "${@:2}"
+}
+for n in 1 2 3 4; do
+    ranks "$n" ops >"$work/log" || { cat "$work/log" && exit 1; }
+    cat "$work/log"
+done
+
+# Ranks, tensor ranks: the losses of 50 steps and the last gradient norm, beside those of one rank.
+ranks 1 gpt 1 >"$work/one"
+for grid in "2 2" "4 1" "4 2"; do
+    read -r n tensor <<<"$grid"
+    ranks "$n" gpt "$tensor" >"$work/many"
+    paste "$work/one" "$work/many" | awk -v grid="$n ranks, $tensor a tensor group" '
+        { off = ($2 - $4) / $2; off = off < 0 ? -off : off; most = off > most ? off : most; limit = $1 == "norm" ? 1e-4 : 1e-5 }
+        off > limit { print grid ": step " $1 " is " $4 ", on one rank " $2; bad = 1 }
+        END { print grid ": " NR - 1 " losses and a norm, " most " off at most"; exit bad || NR != 51 }'
+done
+ranks 4 gpt 2 | cmp - "$work/many" && echo "and the same bits again"
+
+# A rank that stops or is killed: each of the others has an error, with its rank and group, soon.
+fails() { # MODE TEXT: --enable-recovery leaves the others alone
+    local start=$SECONDS
+    mkdir -p "$work/mpi" # a run that is stopped removes the folder that it kept its sockets in
+    TMPDIR=$work/mpi timeout 60 mpirun --enable-recovery --oversubscribe -n 3 "$work/ranks" "$1" 2 >"$work/log" 2>"$work/err" &
+    local child=$!
+    until [[ $(grep -c "$2" "$work/log") == 2 ]] || ! kill -0 $child 2>/dev/null; do sleep 0.1; done
+    local took=$((SECONDS - start))
+    kill $child 2>/dev/null || true
+    wait $child 2>/dev/null || true
+    if [[ $(grep -c "$2" "$work/log") != 2 || $took -gt 20 ]]; then
+        echo "$1: after $took s:"
+        cat "$work/log" "$work/err"
+        exit 1
+    fi
+    echo "a rank $3: the others say so after $took s"
+}
+fails stall "all_reduce of the world group, rank [02] of 3: another rank has not come within 2 seconds" stops
+fails leave "all_reduce of the world group, rank [02] of 3" "is killed"

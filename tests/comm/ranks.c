@@ -1,0 +1,300 @@
+/* ranks.c -- what tests/comm.sh runs as several processes: every collective op against its definition, and a small GPT
+ * whose losses do not depend on how many ranks train it.
+ *
+ *     mpirun -n 4 ranks ops                        rank 0 prints how many values were compared
+ *     mpirun -n 4 ranks gpt TENSOR                 rank 0 prints the losses of 50 steps; TENSOR ranks share a replica
+ *     mpirun -n 4 ranks stall SECONDS              rank 1 does not come: the others say so after so many seconds
+ *     mpirun -n 4 ranks leave SECONDS              rank 1 is killed
+ *
+ * Exit code 0: all is right; 1: not; 3: another rank has failed.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "te/te.h"
+
+static te_context ctx;
+static te_comm comm;
+
+/* ---- collective ops ---------------------------------------------------------------------------------------------- */
+
+enum { WIDTH = 13, BATCH = 3, SEQ = 5 }; /* BATCH * SEQ rows a rank */
+
+#define LISTS(dtype)                                                                                                  \
+    TE_SEQUENTIAL(gather_##dtype, (dtype, (rows, shard), (width, WIDTH)), (all_gather, c))                            \
+    TE_SEQUENTIAL(scatter_##dtype, (dtype, (width, WIDTH)), (reduce_scatter, c))                                      \
+    TE_SEQUENTIAL(reduce_##dtype, (dtype, (width, WIDTH)), (all_reduce, c))                                           \
+    TE_SEQUENTIAL(copy_##dtype, (dtype, (width, WIDTH)), (copy_to_group, c), (scale, twice, 2.0f))
+LISTS(f32)
+LISTS(bf16)
+LISTS(f16)
+
+typedef struct side { te_tensor t; int64_t rows; } side; /* of a list */
+static int64_t compared, wrong;
+
+/* What a rank has in row, col before the collective: both signs, of several magnitudes. */
+static double value_of(int rank, int64_t row, int col, te_dtype dtype) {
+    uint32_t u[4];
+    uint8_t room[4];
+    te_philox(u, 7, (uint64_t)(row * WIDTH + col), (uint32_t)rank, 0);
+    te_store(room, 0, (te_uniform(u[0]) - 0.5f) * (u[1] % 8 ? 1.0f : 100.0f), dtype);
+    return (double)te_load(room, 0, dtype);
+}
+/* Of all ranks: the sum over them, and that of magnitudes. Of these rows. */
+static double sum_of(int64_t row, int col, te_dtype dtype, int ranks, double *size) {
+    double sum = 0;
+    *size = 0;
+    for (int r = 0; r < ranks; r++) sum += value_of(r, row, col, dtype), *size += fabs(value_of(r, row, col, dtype));
+    return sum;
+}
+typedef enum what { GATHERED, SCATTERED, REDUCED, TWICE, SAME } what;
+
+/* Compare y with the definition, of what value_of gave. Each addition of two rounds once. */
+static te_status check(const char *name, te_tensor y, what w, const te_group *g) {
+    const size_t bytes = (size_t)(y.rows * y.cols) * te_dtype_bytes(y.dtype);
+    const double u = y.dtype == TE_f32 ? 1.0 / (1 << 24) : y.dtype == TE_bf16 ? 1.0 / (1 << 8) : 1.0 / (1 << 11);
+    char *got = (char *)malloc(bytes);
+    if (!got) return TE_ERROR_MEMORY;
+    TE_TRY(te_copy(&ctx, got, y.data, bytes));
+    TE_TRY(te_synchronize(&ctx));
+    for (int64_t row = 0; row < y.rows; row++)
+        for (int col = 0; col < WIDTH; col++, compared++) {
+            double size = 0, want;
+            const int64_t all = w == SCATTERED ? g->rank * y.rows + row : row;
+            if (w == GATHERED) want = value_of((int)(row / (BATCH * SEQ)), row % (BATCH * SEQ), col, y.dtype);
+            else if (w == SAME) want = value_of(g->rank, row, col, y.dtype);
+            else want = sum_of(all, col, y.dtype, g->size, &size);
+            if (w == TWICE) want *= 2, size *= 2;
+            const double off = fabs((double)te_load(got, row * WIDTH + col, y.dtype) - want);
+            if (off <= size * u * (g->size - 1) + fabs(want) * (g->size > 1 ? 0 : u)) continue;
+            if (!wrong++) printf("rank %d: %s at %d, %d is off by %g\n", g->rank, name, (int)row, col, off);
+        }
+    free(got);
+    return TE_OK;
+}
+static te_status tensor_of(te_tensor *t, te_dtype dtype, int64_t rows, int rank) {
+    const size_t bytes = (size_t)(rows * WIDTH) * te_dtype_bytes(dtype);
+    void *p = 0;
+    char *v = (char *)malloc(bytes);
+    if (!v) return TE_ERROR_MEMORY;
+    for (int64_t i = 0; i < rows * WIDTH; i++)
+        te_store(v, i, (float)(rank < 0 ? 0 : value_of(rank, i / WIDTH, (int)(i % WIDTH), dtype)), dtype);
+    TE_TRY(te_allocate(&ctx, &p, bytes));
+    TE_TRY(te_copy(&ctx, p, v, bytes));
+    TE_TRY(te_synchronize(&ctx));
+    free(v);
+    *t = te_matrix(p, dtype, rows, WIDTH);
+    return TE_OK;
+}
+/* Forward and backward of a list; x and dy are what value_of gives. wy, wx: what y and dx are of those. */
+static te_status one(const te_plan *plan, what wy, what wx) {
+    const te_group *g = te_tensor_group(&ctx);
+    const int64_t part = BATCH * SEQ, all = part * g->size;
+    te_model m;
+    te_saved saved;
+    te_batch batch;
+    te_tensor x, y, dx, dy;
+    memset(&m, 0, sizeof m), memset(&saved, 0, sizeof saved), memset(&batch, 0, sizeof batch);
+    batch.batch = BATCH, batch.seq = SEQ * g->size;
+    TE_TRY(te_model_bind(&m, plan, 0, 0, 0, 0, &ctx));
+    TE_TRY(te_allocate(&ctx, &saved.memory, saved.bytes = te_plan_saved_bytes(plan, all)));
+    TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, &m, all, &ctx)));
+    const int64_t in = wy == GATHERED ? part : all, out = wy == SCATTERED ? part : all;
+    TE_TRY(tensor_of(&x, plan->dtype, in, g->rank));
+    TE_TRY(tensor_of(&dy, plan->dtype, out, g->rank));
+    TE_TRY(tensor_of(&y, plan->dtype, out, -1));
+    TE_TRY(tensor_of(&dx, plan->dtype, in, -1));
+    TE_TRY(te_plan_forward(y, &saved, x, plan, &m, &batch, &ctx));
+    TE_TRY(te_plan_backward(dx, dy, &saved, plan, &m, &batch, &ctx));
+    TE_TRY(check(plan->name, y, wy, g));
+    TE_TRY(check(plan->name, dx, wx, g));
+    TE_TRY(te_plan_forward(y, 0, x, plan, &m, &batch, &ctx)); /* and inference */
+    TE_TRY(check(plan->name, y, wy, g));
+    void *const memory[5] = {saved.memory, x.data, y.data, dx.data, dy.data};
+    for (int i = 0; i < 5; i++) te_release(&ctx, memory[i]);
+    return TE_OK;
+}
+/* copy_to_group passes on what it gets, which a scale doubles: see TWICE_x. */
+static te_status copied(const te_plan *plan) {
+    const te_group *g = te_tensor_group(&ctx);
+    te_model m;
+    te_saved saved;
+    te_batch batch;
+    te_tensor x, y, dx, dy;
+    memset(&m, 0, sizeof m), memset(&saved, 0, sizeof saved), memset(&batch, 0, sizeof batch);
+    batch.batch = BATCH, batch.seq = SEQ;
+    TE_TRY(te_model_bind(&m, plan, 0, 0, 0, 0, &ctx));
+    TE_TRY(te_allocate(&ctx, &saved.memory, saved.bytes = te_plan_saved_bytes(plan, BATCH * SEQ)));
+    TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, &m, BATCH * SEQ, &ctx)));
+    TE_TRY(tensor_of(&x, plan->dtype, BATCH * SEQ, g->rank));
+    TE_TRY(tensor_of(&dy, plan->dtype, BATCH * SEQ, g->rank));
+    TE_TRY(tensor_of(&y, plan->dtype, BATCH * SEQ, -1));
+    TE_TRY(tensor_of(&dx, plan->dtype, BATCH * SEQ, -1));
+    TE_TRY(te_plan_forward(y, &saved, x, plan, &m, &batch, &ctx));
+    TE_TRY(te_plan_backward(dx, dy, &saved, plan, &m, &batch, &ctx));
+    TE_TRY(check(plan->name, dx, TWICE, g));
+    float *const half = (float *)malloc((size_t)(BATCH * SEQ * WIDTH) * sizeof(float)); /* y is 2 x: halved it is x */
+    if (!half) return TE_ERROR_MEMORY;
+    TE_TRY(te_copy(&ctx, half, y.data, (size_t)(BATCH * SEQ * WIDTH) * te_dtype_bytes(y.dtype)));
+    TE_TRY(te_synchronize(&ctx));
+    for (int64_t i = 0; i < BATCH * SEQ * WIDTH; i++) te_store(half, i, te_load(half, i, y.dtype) / 2, y.dtype);
+    TE_TRY(te_copy(&ctx, y.data, half, (size_t)(BATCH * SEQ * WIDTH) * te_dtype_bytes(y.dtype)));
+    TE_TRY(te_synchronize(&ctx));
+    free(half);
+    TE_TRY(check(plan->name, y, SAME, g));
+    void *const memory[5] = {saved.memory, x.data, y.data, dx.data, dy.data};
+    for (int i = 0; i < 5; i++) te_release(&ctx, memory[i]);
+    return TE_OK;
+}
+#define EACH(dtype)                                             \
+    TE_TRY(one(gather_##dtype##_plan(), GATHERED, SCATTERED));  \
+    TE_TRY(one(scatter_##dtype##_plan(), SCATTERED, GATHERED)); \
+    TE_TRY(one(reduce_##dtype##_plan(), REDUCED, SAME));        \
+    TE_TRY(copied(copy_##dtype##_plan()))
+static te_status run_ops(void) {
+    EACH(f32);
+    EACH(bf16);
+    EACH(f16);
+    return TE_OK;
+}
+
+/* ---- a GPT ------------------------------------------------------------------------------------------------------- */
+
+enum { VOCABULARY = 61, HIDDEN = 32, FFN = 96, HEADS = 4, LENGTH = 16, SEQUENCES = 4, STEPS = 50 };
+
+/* [list] */
+#define BLOCK(b, H, F, N)                                                                                             \
+    (fork, b##_x1), (layernorm, b##_n1, H), (all_gather, b##_g1),                                                     \
+    (linear, b##_qkv, H, 3 * (H) / N, (shard, columns), (parts, 3)), (bias, b##_qkv_b, 3 * (H) / N),                  \
+    (attention, b##_at, HEADS / N, HEADS / N, (H) / HEADS), (linear, b##_proj, (H) / N, H, (shard, rows)),            \
+    (reduce_scatter, b##_s1), (bias, b##_proj_b, H), (dropout, b##_d1, 0.1f), (add, b##_x1),                          \
+    (fork, b##_x2), (layernorm, b##_n2, H), (all_gather, b##_g2), (linear, b##_fc1, H, (F) / N, (shard, columns)),    \
+    (bias, b##_fc1_b, (F) / N), (gelu, b##_act), (linear, b##_fc2, (F) / N, H, (shard, rows)),                        \
+    (reduce_scatter, b##_s2), (bias, b##_fc2_b, H), (dropout, b##_d2, 0.1f), (add, b##_x2)
+#define GPT(N)                                                                                                        \
+    (embedding, tokens, VOCABULARY, HIDDEN), (positions, at, LENGTH, HIDDEN), BLOCK(b0, HIDDEN, FFN, N),              \
+    BLOCK(b1, HIDDEN, FFN, N), (rmsnorm, last, HIDDEN), (linear, head, HIDDEN, VOCABULARY),                           \
+    (cross_entropy, loss, VOCABULARY)
+TE_SEQUENTIAL(gpt1, (f32, (rows, shard)), GPT(1))
+TE_SEQUENTIAL(gpt2, (f32, (rows, shard)), GPT(2)) /* for tensor groups of 2 ranks */
+/* [list] */
+
+/* The rows of this rank, of this replica; all replicas together have SEQUENCES. */
+static te_status losses_of(te_model *m, void *params, void *grads) {
+    const te_plan *plan = m->plan;
+    te_model *models[1] = {m};
+    const te_group *t = te_tensor_group(&ctx), *d = te_data_group(&ctx);
+    const int sequences = SEQUENCES / d->size, rows = sequences * LENGTH, own = rows / t->size;
+    te_saved saved;
+    te_batch batch;
+    te_adamw opt;
+    te_adamw_config config = te_adamw_defaults(3e-3f);
+    void *memory = 0, *tokens = 0, *loss = 0, *state = 0;
+    int32_t text[SEQUENCES * LENGTH + 1];
+    float one_loss[SEQUENCES * LENGTH + 1];
+    memset(&saved, 0, sizeof saved), memset(&batch, 0, sizeof batch), memset(&opt, 0, sizeof opt);
+    config.max_norm = 0.5f;
+    TE_TRY(te_model_randomize(m, 0.1f, 5, 100, &ctx));
+    TE_TRY(te_allocate(&ctx, &memory, saved.bytes = te_plan_saved_bytes_of_rank(plan, rows, &ctx)));
+    const size_t alone = te_plan_saved_bytes(plan, 4096), shared = te_plan_saved_bytes_of_rank(plan, 4096, &ctx);
+    if (t->size > 1 && shared > alone / 10 * 9 && !wrong++) printf("saved: %zu bytes, alone %zu\n", shared, alone);
+    saved.memory = memory;
+    TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, m, rows, &ctx)));
+    TE_TRY(te_allocate(&ctx, &tokens, sizeof text));
+    TE_TRY(te_allocate(&ctx, &loss, sizeof one_loss));
+    TE_TRY(te_allocate(&ctx, &state, te_adamw_bytes(models, 1)));
+    TE_TRY(te_adamw_init(&opt, state, te_adamw_bytes(models, 1), models, 1, &config, &ctx));
+    batch.batch = sequences, batch.seq = LENGTH, batch.loss_scale = 1.0f / (SEQUENCES * LENGTH);
+    batch.tokens = (const int32_t *)tokens + d->rank * rows, batch.labels = batch.tokens + 1;
+    for (int step = 0; step < STEPS; step++) {
+        float mean = 0;
+        for (int i = 0; i <= SEQUENCES * LENGTH; i++) { /* each is a function of the one before, now and then */
+            uint32_t u[4];
+            te_philox(u, 9, (uint64_t)i, (uint32_t)step % 8, 0);
+            text[i] = i && u[0] % 4 ? (text[i - 1] * 7 + 3) % VOCABULARY : (int32_t)(u[1] % VOCABULARY);
+        }
+        TE_TRY(te_copy(&ctx, tokens, text, sizeof text));
+        TE_TRY(te_synchronize(&ctx));
+        /* [step] */
+        TE_TRY(te_plan_forward(te_matrix(loss, TE_f32, own, 1), &saved, te_none(), plan, m, &batch, &ctx));
+        TE_TRY(te_plan_backward(te_none(), te_none(), &saved, plan, m, &batch, &ctx));
+        TE_TRY(te_reduce_gradients(models, 1, &ctx));
+        TE_TRY(te_adamw_step(&opt, &ctx));
+        /* [step] */
+        TE_TRY(te_copy(&ctx, one_loss, loss, (size_t)own * sizeof(float)));
+        TE_TRY(te_comm_synchronize(&ctx));
+        for (int i = 0; i < own; i++) mean += one_loss[i] / (SEQUENCES * LENGTH);
+        TE_TRY(te_copy(&ctx, loss, &mean, sizeof mean));
+        TE_TRY(te_group_all_reduce(&comm.world, loss, loss, 1, TE_f32, &ctx));
+        TE_TRY(te_copy(&ctx, &mean, loss, sizeof mean));
+        TE_TRY(te_comm_synchronize(&ctx));
+        if (!comm.world.rank) printf("%d\t%.8g\n", step + 1, mean);
+        wrong += !(mean > 0 && mean < 100);
+    }
+    te_adamw_state done;
+    TE_TRY(te_adamw_get(&done, &opt, &ctx));
+    if (!comm.world.rank) printf("norm\t%.8g\n", (double)done.norm);
+#if TE_CUDA
+    const te_launches *launches = (const te_launches *)ctx.launches;
+    if (!comm.world.rank)
+        fprintf(stderr, "graphs: %lld made, %lld launched\n", (long long)launches->made, (long long)launches->replayed);
+#endif
+    void *const all[6] = {memory, tokens, loss, state, params, grads};
+    for (int i = 0; i < 6; i++) te_release(&ctx, all[i]);
+    return TE_OK;
+}
+#define TRAIN(name)                                                                                                   \
+    static name name##_m;                                                                                             \
+    static te_status run_##name(void) {                                                                               \
+        void *params = 0, *grads = 0;                                                                                 \
+        TE_TRY(te_allocate(&ctx, &params, name##_param_bytes()));                                                     \
+        TE_TRY(te_allocate(&ctx, &grads, name##_grad_bytes()));                                                       \
+        TE_TRY(name##_bind(&name##_m, params, (float *)grads, &ctx));                                                 \
+        return losses_of(&name##_m.model, params, grads);                                                             \
+    }
+TRAIN(gpt1)
+TRAIN(gpt2)
+
+/* ---- a rank that fails ------------------------------------------------------------------------------------------- */
+
+static te_status run_without(int leaves) {
+    void *p = 0;
+    TE_TRY(te_allocate(&ctx, &p, 1000 * sizeof(float)));
+    TE_TRY(te_fill(&ctx, p, 0, 1000 * sizeof(float)));
+    for (int i = 0; i < 4; i++) {
+        if (i == 2 && comm.world.rank == 1) {
+            if (leaves) (void)kill(getpid(), SIGKILL);
+            sleep(600);
+        }
+        TE_TRY(te_group_all_reduce(&comm.world, p, p, 1000, TE_f32, &ctx));
+        TE_TRY(te_comm_synchronize(&ctx));
+    }
+    return TE_OK;
+}
+
+int main(int argc, char **argv) {
+    const char *mode = argc > 1 ? argv[1] : "ops", *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+    const int number = argc > 2 ? atoi(argv[2]) : 1, fails = !strcmp(mode, "stall") || !strcmp(mode, "leave");
+    int rank, size;
+    te_comm_launched(&rank, &size);
+    te_comm_config config = te_comm_defaults();
+    config.file = getenv("RANKS_FILE");
+    config.tensor = !strcmp(mode, "gpt") ? number : fails ? 1 : size;
+    if (fails) config.timeout = number;
+    te_status status = te_context_create(&ctx, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
+    if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
+    if (status == TE_OK) {
+        if (!strcmp(mode, "ops")) status = run_ops();
+        else if (fails) status = run_without(!strcmp(mode, "leave"));
+        else status = number == 2 ? run_gpt2() : run_gpt1();
+    }
+    if (status != TE_OK) printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&ctx));
+    else if (!strcmp(mode, "ops") && !rank) printf("%lld values of %d ranks\n", (long long)compared, size);
+    fflush(stdout);
+    if (status == TE_ERROR_COMM) _exit(3);
+    te_comm_destroy(&comm);
+    te_context_destroy(&ctx);
+    return status != TE_OK || wrong;
+}

@@ -1,0 +1,8 @@
+// expect: te: m: (rmsnorm, n) does not fit what each rank of a group has of its input
+// A rank has not the whole row.
+#include "te/te.h"
+#ifdef TE_FIXED
+TE_DECLARE(m, f32, (linear, a, 8, 4, (shard, columns)), (gelu, n), (linear, b, 4, 8, (shard, rows)))
+#else
+TE_DECLARE(m, f32, (linear, a, 8, 4, (shard, columns)), (rmsnorm, n, 4), (linear, b, 4, 8, (shard, rows)))
+#endif
