@@ -67,14 +67,17 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
  * transposed. */
 #define TE_PRODUCT(name, dtype)           \
     TE__PRODUCT_EPILOGUE(name, dtype)     \
-    TE__PRODUCT_KERNELS(name, dtype, 0)
-/* Those of a list that names a recipe: one for operands in FP8 as well, x and the weight in forward, dy and the
- * weight's transpose in backward (linear_fp8.h). name##_in_fp8: the product's op has a recipe. */
+    TE__PRODUCT_KERNELS(name, dtype, name##_is_product, 0)
+/* Those of a list that names a recipe: where the product's op has one (name##_in_fp8), for operands in FP8, x and the
+ * weight in forward, dy and the weight's transpose in backward (linear_fp8.h). For many rows in 16 bits, with the
+ * recipe switched off, such a row then is a product and a chain: a second kernel of ours would take a third more time
+ * to compile. */
 #define TE_PRODUCT_FP8(name, dtype)                                                                                   \
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                 \
     TE_HOPPER_KERNEL_OF(name##_product_fp8, te_product, TE_##dtype, name##_is_backward ? TE_e5m2 : TE_e4m3, TE_e4m3,  \
                         1, 1, name##_epilogue, name##_is_product && name##_in_fp8)                                    \
-    TE__PRODUCT_KERNELS(name, dtype, name##_is_product && name##_in_fp8 ? (const void *)name##_product_fp8 : 0)
+    TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_in_fp8,                                             \
+                        name##_is_product && name##_in_fp8 ? (const void *)name##_product_fp8 : 0)
 #define TE__PRODUCT_EPILOGUE(name, dtype)                                                                             \
     enum {                                                                                                            \
         name##_is_plain = name##_norm < 0 && name##_in_halves == 1 && name##_out_halves == 1 && name##_half % 8 == 0, \
@@ -87,11 +90,11 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
         te_epilogue_lane *own) {                                                                                      \
         te_product_epilogue((const te_product *)p, w, ahead, row, col, own, name##_stages, name##_shape(0));          \
     }
-#define TE__PRODUCT_KERNELS(name, dtype, in_fp8)                                                                      \
-    TE_HOPPER_KERNEL(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, name##_is_product) \
+#define TE__PRODUCT_KERNELS(name, dtype, is_many, in_fp8)                                                             \
+    TE_HOPPER_KERNEL(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, is_many)           \
     TE_FEW_KERNEL(name##_few, te_product, TE_##dtype, name##_epilogue, name##_is_few)                                 \
     TE_API te_product_kernels *name##_kernels(void) {                                                                 \
-        static te_product_kernels kernels = {{name##_is_product ? (const void *)name##_product : 0, 0, 0},            \
+        static te_product_kernels kernels = {{(is_many) ? (const void *)name##_product : 0, 0, 0},                    \
                                              {name##_is_few ? (const void *)name##_few : 0, 0, 0},                    \
                                              {in_fp8, 0, 0}};                                                         \
         return &kernels;                                                                                              \

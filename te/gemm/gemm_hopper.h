@@ -12,6 +12,13 @@
  * memory, and who has the tile adds them, in a fixed order. At 8192 x 16384 x 4096 that is 0.99 of the time, not 0.97:
  * the chip's power limit takes the rest.
  *
+ * In FP8 a tile takes half the time, and the epilogue of a row of a list has more to do: FP8, its transpose, an amax.
+ * With 72 registers its eight elements go through gelu one after the other, a chain of 110 cycles each; with 136 beside
+ * each other. So a row in FP8 has those (gemm_hopper_multiply.h). Two warpgroups that take turns, each with a tile of
+ * its own and its epilogue, would need no third group, but they share no operand: a warpgroup's tile of 64 x 256 takes
+ * 40 KB of operands for 512 cycles of tensor cores, which then read 40 KB: 160 bytes a cycle of shared memory, which
+ * has 128. So does one of 128 x 128, and the tile of 128 x 256 takes 128.
+ *
  * D = alpha A op(B), rounded to 16 bits, then the epilogue: the numbers of the ops one by one. Sums over k run in an
  * order that only sizes and multiprocessors decide, so the same inputs give the same bits.
  *
@@ -28,133 +35,13 @@
 #ifndef TE_GEMM_HOPPER_H
 #define TE_GEMM_HOPPER_H
 
-#include "../core/amax.h"      /* te_amax_raise */
-#include "gemm_hopper_tiles.h" /* te_hopper, te__hopper_load */
-#include "gemm_hopper_turn.h"  /* te__hopper_turn */
+#include "../core/amax.h"         /* te_amax_raise */
+#include "gemm_hopper_multiply.h" /* te__hopper_multiply */
+#include "gemm_hopper_turn.h"     /* te__hopper_turn */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 /* ---- the epilogue of a tile -------------------------------------------------------------------------------------- */
-
-/* Of 16 rows of 128 bytes, at a multiple of 1024, the 16 bytes `piece` of row `row`: permuted as the copy engine has
- * them. */
-TE_FN uint32_t te__hopper_piece(uint32_t box, int row, int piece) {
-    return box + (uint32_t)(row * 128 + ((piece ^ (row & 7)) << 4));
-}
-
-/* A lane's d[4 j + 2 h + e] is row lane / 4 + 8 h, column 8 j + 2 (lane % 4) + e, of its warp's 16 x 256. */
-TE_FN void te__hopper_pack(float alpha, uint32_t held[64], float d[128], const te_dtype dtype) {
-    if (alpha != 1.0f) TE_UNROLL for (int i = 0; i < 128; i++) d[i] *= alpha;
-    TE_UNROLL for (int i = 0; i < 64; i++) held[i] = te_pair_of_floats(d[2 * i], d[2 * i + 1], dtype);
-}
-/* A quarter of what a warp holds, 64 columns, goes to the warps of the epilogue. boxes: of this warp, two. */
-TE_FN void te__hopper_leave(const uint32_t held[64], const int quarter, uint32_t boxes, te_hopper_barriers *bars) {
-    const int lane = (int)threadIdx.x % 32, box = quarter % 2;
-    const uint32_t to = boxes + box * TE_HOPPER_BOX;
-    te__barrier_wait(te__shared_address(&bars->taken[box]), (quarter / 2) ^ 1);
-    TE_UNROLL
-    for (int i = 0; i < 4; i++)
-        te__store_matrix(te__hopper_piece(to, lane % 16, 2 * i + lane / 16), held + 16 * quarter + 4 * i);
-    __syncwarp();
-    if (lane == 0) te__barrier_arrive(te__shared_address(&bars->done[box]));
-}
-
-/* ---- the kernel -------------------------------------------------------------------------------------------------- */
-
-/* What a warpgroup works with. */
-typedef struct te_hopper_group {
-    uint32_t ring, full, empty;
-    te_hopper_ring at;
-} te_hopper_group;
-
-/* The stage before the one at hand is no longer read. */
-TE_FN void te__hopper_free(const te_hopper_group *g) {
-    const int before = g->at.stage ? g->at.stage - 1 : TE_STAGES - 1, lane = (int)threadIdx.x % 32;
-    if (lane < TE_CLUSTER) te__barrier_arrive_at(g->empty + 8 * before, lane);
-}
-/* One step in k of a warpgroup's tile. The step before it is then done. */
-TE_FN void te__hopper_step(float d[128], te_hopper_group *g, int step, const te_hopper_kind k) {
-    const int warpgroup =
-        __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0); /* so that the compiler sees that all lanes have the same */
-    const uint32_t base = g->ring + g->at.stage * TE_HOPPER_STAGE;
-    const uint64_t a = te__matrix_at(base + warpgroup * 8192, 0), b = te__matrix_at(base + TE_HOPPER_A, !k.trans_b);
-    te__barrier_wait(g->full + 8 * g->at.stage, g->at.phase);
-    te__wgmma_fence();
-    TE_UNROLL
-    for (int q = 0; q < TE_TILE_K / 16; q++)
-        if (te_is_fp8(k.a)) te__wgmma_fp8(d, a + 2 * q, b + 2 * q, step || q, k.a, k.b);
-        else te__wgmma(d, a + 2 * q, b + q * (k.trans_b ? 2 : 128), step || q, k.dtype, !k.trans_b);
-    te__wgmma_commit();
-    te__wgmma_wait_1();
-    if (step) te__hopper_free(g);
-    te__hopper_advance(&g->at);
-}
-/* A lane's sums of a part of k, and whoever has the tile adds them. */
-TE_FN void te__hopper_give(const te_hopper *p, const float d[128], const te_hopper_work *w) {
-    const int rank = (int)blockIdx.x % TE_CLUSTER, thread = (int)threadIdx.x - 128,
-              slot = (w->left * p->each + w->part - 1) * TE_CLUSTER + rank;
-    float4 *to = (float4 *)p->given + (int64_t)slot * (TE_TILE_M * TE_TILE_N / 4) + thread;
-    TE_UNROLL
-    for (int i = 0; i < 32; i++) to[i * 256] = make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]);
-    __threadfence();
-    __syncwarp();
-    if (thread % 32 == 0)
-        asm volatile(
-            "red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&p->ready[(w->left * TE_CLUSTER + rank) * 8 + thread / 32])
-            : "memory");
-}
-TE_FN void te__hopper_collect(const te_hopper *p, float d[128], const te_hopper_work *w) {
-    const int rank = (int)blockIdx.x % TE_CLUSTER, thread = (int)threadIdx.x - 128;
-    uint32_t *ready = &p->ready[(w->left * TE_CLUSTER + rank) * 8 + thread / 32], come = 0;
-    while (come < (uint32_t)p->each)
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(come) : "l"(ready) : "memory");
-    __syncwarp();
-    if (thread % 32 == 0) *ready = 0; /* for the next product */
-#pragma unroll 1
-    for (int part = 0; part < p->each; part++) {
-        const float4 *from = (const float4 *)p->given +
-                             (int64_t)((w->left * p->each + part) * TE_CLUSTER + rank) * (TE_TILE_M * TE_TILE_N / 4) +
-                             thread;
-        TE_UNROLL for (int i = 0; i < 32; i++) {
-            const float4 v = __ldcg(from + i * 256);
-            d[4 * i] += v.x, d[4 * i + 1] += v.y, d[4 * i + 2] += v.z, d[4 * i + 3] += v.w;
-        }
-    }
-}
-
-/* A warpgroup's tiles. */
-TE_FN void te__hopper_multiply(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, const te_hopper_kind k) {
-    const int warp = (int)threadIdx.x / 32 - 4;
-    const uint32_t boxes = ring + TE_STAGES * TE_HOPPER_STAGE + warp * 2 * TE_HOPPER_BOX;
-    te_hopper_group g = {ring, te__shared_address(bars->full), te__shared_address(bars->empty), {0, 0}};
-    te_hopper_work w;
-    uint32_t held[64]; /* of the tile before, if there is one */
-    float d[128];
-    int have = 0;
-    for (int j = 0; te__hopper_work(&w, p, j); j++) {
-        const int steps = w.last - w.first;
-        TE_UNROLL for (int quarter = 0; quarter < 4; quarter++) {
-            const int first = steps * quarter / 4, last = steps * (quarter + 1) / 4;
-            te__hopper_step(d, &g, quarter, k);
-            if (have) te__hopper_leave(held, quarter, boxes, bars);
-#pragma unroll 1
-            for (int s = first + 1; s < last; s++) te__hopper_step(d, &g, s, k);
-        }
-        te__wgmma_wait_0();
-        te__hopper_free(&g);
-        asm volatile("" : "+r"(j)); /* found again rather than kept: there are no registers for it */
-        (void)te__hopper_work(&w, p, j);
-        have = w.part <= 0;
-        if (!have) {
-            te__hopper_give(p, d, &w);
-            TE_UNROLL for (int i = 0; i < 64; i++) held[i] = 0; /* nothing: so that the compiler need not keep it */
-            continue;
-        }
-        if (w.part == 0) te__hopper_collect(p, d, &w);
-        te__hopper_pack(te_is_fp8(k.a) ? bars->alpha : p->alpha, held, d, k.dtype);
-    }
-    TE_UNROLL for (int quarter = 0; have && quarter < 4; quarter++) te__hopper_leave(held, quarter, boxes, bars);
-}
 
 /* A part of a tile's 64 columns is four rows: the row of this lane. */
 TE_FN int te__hopper_row(int part, int lane) { return part * 4 + lane / 8; }
@@ -236,13 +123,16 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
     te__cluster_sync();
     te_kernel_begin();
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        if (k.half) asm volatile("setmaxnreg.dec.sync.aligned.u32 136;");
+        else asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
         if (threadIdx.x == 0)
             te__hopper_load(p, ring, bars, k);
         else if (threadIdx.x >= 32) te__hopper_epilogue(p, ring, bars, epilogue, arg, k);
+    } else if (k.half) { /* registers in all just what the block was launched with, 168 each */
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 184;");
+        te__hopper_multiply_half(p, ring, bars, k);
     } else {
-        asm volatile(
-            "setmaxnreg.inc.sync.aligned.u32 216;"); /* with 72 just what the block was launched with, 168 each */
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
         te__hopper_multiply(p, ring, bars, k);
     }
     __syncwarp();
@@ -259,11 +149,12 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
  * kernel empty. */
 #define TE_HOPPER_KERNEL(name, type, dtype, trans_b, epilogue, exists)                                              \
     TE_HOPPER_KERNEL_OF(name, type, dtype, dtype, dtype, trans_b, 0, epilogue, exists)
-/* The same with formats for A and B, each e4m3 or e5m2; trans_b is then 1. turns: te_hopper.turned may be wanted. */
-#define TE_HOPPER_KERNEL_OF(name, type, dtype, dtype_a, dtype_b, trans_b, turns, epilogue, exists)                  \
+/* The same with formats for A and B, each e4m3 or e5m2; trans_b is then 1. rows: of a list, whose epilogue may want
+ * te_hopper.turned, and has the work of both other kinds in half the time. */
+#define TE_HOPPER_KERNEL_OF(name, type, dtype, dtype_a, dtype_b, trans_b, rows, epilogue, exists)                   \
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te_hopper_barriers bars;                                                                         \
-        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, turns};                                      \
+        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, rows, rows};                                 \
         if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, &p, kind);                               \
     }
 

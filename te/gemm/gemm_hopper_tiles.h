@@ -39,6 +39,7 @@ typedef struct te_hopper_kind {
     te_dtype dtype, a, b; /* of D; of A and B: dtype, or both FP8 */
     int trans_b;
     int turns; /* `turned` may be wanted */
+    int half;  /* registers: more for the epilogue, less for the tile before (gemm_hopper_multiply.h) */
 } te_hopper_kind;
 
 typedef struct te_hopper_barriers {

@@ -1,0 +1,189 @@
+/* gemm_hopper_multiply.h -- the two warpgroups of gemm_hopper.h that multiply: 64 x 256 sums each in registers, and how
+ * these get to the warps of the epilogue.
+ *
+ * Beside the sums a warpgroup has room for all of the tile before, packed to 16 bits; or for half of it, which leaves
+ * the warps of the epilogue 136 registers instead of 72 (te_hopper_kind.half). The first half of its columns then
+ * leaves before it goes on with the next tile. Its boxes are free by then if the epilogue keeps up. What the tensor
+ * cores wait for is 32 KB to shared memory, 256 of some 35000 cycles of a tile at k of 4096 in FP8.
+ */
+/* target: cuda */
+#ifndef TE_GEMM_HOPPER_MULTIPLY_H
+#define TE_GEMM_HOPPER_MULTIPLY_H
+
+#include "gemm_hopper_tiles.h" /* te_hopper, te__hopper_work */
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* ---- from one group of warps to the other ------------------------------------------------------------------------ */
+
+/* Of 16 rows of 128 bytes, at a multiple of 1024, the 16 bytes `piece` of row `row`: permuted as the copy engine has
+ * them. */
+TE_FN uint32_t te__hopper_piece(uint32_t box, int row, int piece) {
+    return box + (uint32_t)(row * 128 + ((piece ^ (row & 7)) << 4));
+}
+
+TE_FN void te__hopper_scale(float d[128], float alpha) {
+    if (alpha != 1.0f) TE_UNROLL for (int i = 0; i < 128; i++) d[i] *= alpha;
+}
+/* A quarter of a warp's sums as 16 bits. A lane's d[4 j + 2 h + e] is row lane / 4 + 8 h, column 8 j + 2 (lane % 4) +
+ * e, of its warp's 16 x 256. */
+TE_FN void te__hopper_pack(uint32_t held[16], const float d[128], const int quarter, const te_dtype dtype) {
+    TE_UNROLL
+    for (int i = 0; i < 16; i++)
+        held[i] = te_pair_of_floats(d[32 * quarter + 2 * i], d[32 * quarter + 2 * i + 1], dtype);
+}
+/* A quarter of what a warp holds, 64 columns, goes to the warps of the epilogue. boxes: of this warp, two. */
+TE_FN void te__hopper_leave(const uint32_t held[16], const int quarter, uint32_t boxes, te_hopper_barriers *bars) {
+    const int lane = (int)threadIdx.x % 32, box = quarter % 2;
+    const uint32_t to = boxes + box * TE_HOPPER_BOX;
+    te__barrier_wait(te__shared_address(&bars->taken[box]), (quarter / 2) ^ 1);
+    TE_UNROLL
+    for (int i = 0; i < 4; i++)
+        te__store_matrix(te__hopper_piece(to, lane % 16, 2 * i + lane / 16), held + 4 * i);
+    __syncwarp();
+    if (lane == 0) te__barrier_arrive(te__shared_address(&bars->done[box]));
+}
+
+/* ---- the tiles --------------------------------------------------------------------------------------------------- */
+
+/* What a warpgroup works with. */
+typedef struct te_hopper_group {
+    uint32_t ring, full, empty;
+    te_hopper_ring at;
+} te_hopper_group;
+
+/* The stage before the one at hand is no longer read. */
+TE_FN void te__hopper_free(const te_hopper_group *g) {
+    const int before = g->at.stage ? g->at.stage - 1 : TE_STAGES - 1, lane = (int)threadIdx.x % 32;
+    if (lane < TE_CLUSTER) te__barrier_arrive_at(g->empty + 8 * before, lane);
+}
+/* One step in k of a warpgroup's tile. The step before it is then done. */
+TE_FN void te__hopper_step(float d[128], te_hopper_group *g, int step, const te_hopper_kind k) {
+    const int warpgroup =
+        __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0); /* so that the compiler sees that all lanes have the same */
+    const uint32_t base = g->ring + g->at.stage * TE_HOPPER_STAGE;
+    const uint64_t a = te__matrix_at(base + warpgroup * 8192, 0), b = te__matrix_at(base + TE_HOPPER_A, !k.trans_b);
+    te__barrier_wait(g->full + 8 * g->at.stage, g->at.phase);
+    te__wgmma_fence();
+    TE_UNROLL
+    for (int q = 0; q < TE_TILE_K / 16; q++)
+        if (te_is_fp8(k.a)) te__wgmma_fp8(d, a + 2 * q, b + 2 * q, step || q, k.a, k.b);
+        else te__wgmma(d, a + 2 * q, b + q * (k.trans_b ? 2 : 128), step || q, k.dtype, !k.trans_b);
+    te__wgmma_commit();
+    te__wgmma_wait_1();
+    if (step) te__hopper_free(g);
+    te__hopper_advance(&g->at);
+}
+/* A lane's sums of a part of k, and whoever has the tile adds them. */
+TE_FN void te__hopper_give(const te_hopper *p, const float d[128], const te_hopper_work *w) {
+    const int rank = (int)blockIdx.x % TE_CLUSTER, thread = (int)threadIdx.x - 128,
+              slot = (w->left * p->each + w->part - 1) * TE_CLUSTER + rank;
+    float4 *to = (float4 *)p->given + (int64_t)slot * (TE_TILE_M * TE_TILE_N / 4) + thread;
+    TE_UNROLL
+    for (int i = 0; i < 32; i++) to[i * 256] = make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]);
+    __threadfence();
+    __syncwarp();
+    if (thread % 32 == 0)
+        asm volatile(
+            "red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&p->ready[(w->left * TE_CLUSTER + rank) * 8 + thread / 32])
+            : "memory");
+}
+TE_FN void te__hopper_collect(const te_hopper *p, float d[128], const te_hopper_work *w) {
+    const int rank = (int)blockIdx.x % TE_CLUSTER, thread = (int)threadIdx.x - 128;
+    uint32_t *ready = &p->ready[(w->left * TE_CLUSTER + rank) * 8 + thread / 32], come = 0;
+    while (come < (uint32_t)p->each)
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(come) : "l"(ready) : "memory");
+    __syncwarp();
+    if (thread % 32 == 0) *ready = 0; /* for the next product */
+#pragma unroll 1
+    for (int part = 0; part < p->each; part++) {
+        const float4 *from = (const float4 *)p->given +
+                             (int64_t)((w->left * p->each + part) * TE_CLUSTER + rank) * (TE_TILE_M * TE_TILE_N / 4) +
+                             thread;
+        TE_UNROLL for (int i = 0; i < 32; i++) {
+            const float4 v = __ldcg(from + i * 256);
+            d[4 * i] += v.x, d[4 * i + 1] += v.y, d[4 * i + 2] += v.z, d[4 * i + 3] += v.w;
+        }
+    }
+}
+
+/* A warpgroup's tiles. */
+TE_FN void te__hopper_multiply(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, const te_hopper_kind k) {
+    const int warp = (int)threadIdx.x / 32 - 4;
+    const uint32_t boxes = ring + TE_STAGES * TE_HOPPER_STAGE + warp * 2 * TE_HOPPER_BOX;
+    te_hopper_group g = {ring, te__shared_address(bars->full), te__shared_address(bars->empty), {0, 0}};
+    te_hopper_work w;
+    uint32_t held[4][16]; /* of the tile before, if there is one */
+    float d[128];
+    int have = 0;
+    for (int j = 0; te__hopper_work(&w, p, j); j++) {
+        const int steps = w.last - w.first;
+        TE_UNROLL for (int quarter = 0; quarter < 4; quarter++) {
+            const int first = steps * quarter / 4, last = steps * (quarter + 1) / 4;
+            te__hopper_step(d, &g, quarter, k);
+            if (have) te__hopper_leave(held[quarter], quarter, boxes, bars);
+#pragma unroll 1
+            for (int s = first + 1; s < last; s++) te__hopper_step(d, &g, s, k);
+        }
+        te__wgmma_wait_0();
+        te__hopper_free(&g);
+        asm volatile("" : "+r"(j)); /* found again rather than kept: there are no registers for it */
+        (void)te__hopper_work(&w, p, j);
+        have = w.part <= 0;
+        if (!have) {
+            te__hopper_give(p, d, &w);
+            TE_UNROLL for (int i = 0; i < 64; i++) held[i / 16][i % 16] = 0; /* nothing: so that the compiler need not
+                                                                                keep it */
+            continue;
+        }
+        if (w.part == 0) te__hopper_collect(p, d, &w);
+        te__hopper_scale(d, te_is_fp8(k.a) ? bars->alpha : p->alpha);
+        TE_UNROLL for (int i = 0; i < 4; i++) te__hopper_pack(held[i], d, i, k.dtype);
+    }
+    TE_UNROLL for (int i = 0; have && i < 4; i++) te__hopper_leave(held[i], i, boxes, bars);
+}
+/* The same with half of that. The second half of the tile before leaves when the epilogue should have taken one and two
+ * quarters: after 3/8 and 5/8 of the steps. */
+TE_FN void te__hopper_multiply_half(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars,
+                                    const te_hopper_kind k) {
+    const int warp = (int)threadIdx.x / 32 - 4;
+    const uint32_t boxes = ring + TE_STAGES * TE_HOPPER_STAGE + warp * 2 * TE_HOPPER_BOX;
+    te_hopper_group g = {ring, te__shared_address(bars->full), te__shared_address(bars->empty), {0, 0}};
+    te_hopper_work w;
+    uint32_t held[2][16]; /* the third and fourth quarter of the tile before, if there is one */
+    float d[128];
+    int have = 0;
+    for (int j = 0; te__hopper_work(&w, p, j); j++) {
+        const int steps = w.last - w.first;
+        TE_UNROLL for (int part = 0; part < 3; part++) {
+            const int first = part ? steps * (2 * part + 1) / 8 : 0,
+                      last = part < 2 ? steps * (2 * part + 3) / 8 : steps;
+            te__hopper_step(d, &g, first, k);
+            if (part && have) te__hopper_leave(held[part - 1], part + 1, boxes, bars);
+#pragma unroll 1
+            for (int s = first + 1; s < last; s++) te__hopper_step(d, &g, s, k);
+        }
+        asm volatile("" : "+r"(j)); /* found again rather than kept: there are no registers for it */
+        (void)te__hopper_work(&w, p, j);
+        te__wgmma_wait_0();
+        te__hopper_free(&g);
+        have = w.part <= 0;
+        if (!have) {
+            te__hopper_give(p, d, &w);
+            TE_UNROLL for (int i = 0; i < 32; i++) held[i / 16][i % 16] = 0;
+            continue;
+        }
+        if (w.part == 0) te__hopper_collect(p, d, &w);
+        te__hopper_scale(d, te_is_fp8(k.a) ? bars->alpha : p->alpha);
+        TE_UNROLL for (int quarter = 0; quarter < 2; quarter++) {
+            uint32_t now[16];
+            te__hopper_pack(now, d, quarter, k.dtype);
+            te__hopper_leave(now, quarter, boxes, bars);
+        }
+        TE_UNROLL for (int i = 0; i < 2; i++) te__hopper_pack(held[i], d, 2 + i, k.dtype);
+    }
+    TE_UNROLL for (int i = 0; have && i < 2; i++) te__hopper_leave(held[i], 2 + i, boxes, bars);
+}
+#endif
+
+#endif
