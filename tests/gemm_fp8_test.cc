@@ -12,7 +12,7 @@
 #include "te/ops/residual.h"
 
 // Forward linear_bias_gelu and linear_bias_add, backward add_bias, linear_gelu_bias and linear_fork.
-MODEL(rows_fp8, (bf16, (recipe, fp8_delayed)), (fork, x), (linear, a, 400, 528), (bias, ab, 528), (gelu, g), (linear, b, 528, 400), (bias, bb, 400), (add, x))
+MODEL(rows_fp8, (bf16, (recipe, fp8_delayed)), (fork, x), (linear, a, 2064, 528), (bias, ab, 528), (gelu, g), (linear, b, 528, 2064), (bias, bb, 2064), (add, x))
 
 namespace {
 
@@ -276,7 +276,7 @@ double largest(const reference::vec &v) {
     for (double e : v) most = std::max(most, std::fabs(e));
     return most;
 }
-enum { IN = 400, MIDDLE = 528, LINEAR_A = 1, BIAS_A = 2, LINEAR_B = 4 }; // widths of rows_fp8, and where its ops stand
+enum { IN = 2064, MIDDLE = 528, LINEAR_A = 1, BIAS_A = 2, LINEAR_B = 4 }; // widths of rows_fp8, and where its ops stand
 
 // One forward and backward of rows_fp8, step by step from what the step before has stored. stored: chains store FP8.
 void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
@@ -390,10 +390,11 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
     });
 }
 
-void check_list(int rows, bool own) {
+void check_list(int rows, bool own, int processors = 0) {
     const unsigned seed = fresh_seed();
-    CAPTURE(rows, own, seed);
+    CAPTURE(rows, own, processors, seed);
     under_recipe u(rows_fp8_subject, 1, rows, seed);
+    if (processors) u.ctx->processors = processors;
     micro_batch b(u, rows_fp8_saved_bytes(rows));
     for (int step = 0; step < 2; step++) { // in the first one products give 16 bits, and casts make FP8 of them
         CAPTURE(step);
@@ -447,6 +448,7 @@ template <class F> int launches_of(const void *kernel, te_context *ctx, F run) {
 TEST_CASE("rows that begin with a product in FP8, as one kernel", "[gemm_fp8]") {
     const own_products on;
     for (int rows : {37, 300}) check_list(rows, true);
+    check_list(140, true, 12); // parts of a tile's k go to clusters that have none
     under_recipe u(rows_fp8_subject, 1, 300, 1);
     micro_batch b(u, rows_fp8_saved_bytes(300));
     if (u.ctx->capability != 900) return;
