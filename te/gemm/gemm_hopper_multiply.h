@@ -152,9 +152,10 @@ TE_FN void te__hopper_multiply_half(const te_hopper *p, uint32_t ring, te_hopper
     te_hopper_work w;
     uint32_t held[2][16]; /* the third and fourth quarter of the tile before, if there is one */
     float d[128];
-    int have = 0;
-    for (int j = 0; te__hopper_work(&w, p, j); j++) {
+    int have = 0, more = te__hopper_work(&w, p, 0);
+    for (int j = 1; more; j++) {
         const int steps = w.last - w.first;
+        const te_hopper_work now = w;
         TE_UNROLL for (int part = 0; part < 3; part++) {
             const int first = part ? steps * (2 * part + 1) / 8 : 0,
                       last = part < 2 ? steps * (2 * part + 3) / 8 : steps;
@@ -163,22 +164,21 @@ TE_FN void te__hopper_multiply_half(const te_hopper *p, uint32_t ring, te_hopper
 #pragma unroll 1
             for (int s = first + 1; s < last; s++) te__hopper_step(d, &g, s, k);
         }
-        asm volatile("" : "+r"(j)); /* found again rather than kept: there are no registers for it */
-        (void)te__hopper_work(&w, p, j);
+        more = te__hopper_work(&w, p, j); /* here, while the tensor cores work */
         te__wgmma_wait_0();
         te__hopper_free(&g);
-        have = w.part <= 0;
+        have = now.part <= 0;
         if (!have) {
-            te__hopper_give(p, d, &w);
+            te__hopper_give(p, d, &now);
             TE_UNROLL for (int i = 0; i < 32; i++) held[i / 16][i % 16] = 0;
             continue;
         }
-        if (w.part == 0) te__hopper_collect(p, d, &w);
+        if (now.part == 0) te__hopper_collect(p, d, &now);
         te__hopper_scale(d, te_is_fp8(k.a) ? bars->alpha : p->alpha);
         TE_UNROLL for (int quarter = 0; quarter < 2; quarter++) {
-            uint32_t now[16];
-            te__hopper_pack(now, d, quarter, k.dtype);
-            te__hopper_leave(now, quarter, boxes, bars);
+            uint32_t first[16];
+            te__hopper_pack(first, d, quarter, k.dtype);
+            te__hopper_leave(first, quarter, boxes, bars);
         }
         TE_UNROLL for (int i = 0; i < 2; i++) te__hopper_pack(held[i], d, 2 + i, k.dtype);
     }
