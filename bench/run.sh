@@ -4,7 +4,7 @@
 #
 #     bench/run.sh [FOLDER]         default build/bench; results.md, ops.svg, roofline.svg and the .tsv files come to lie there
 #     bench/run.sh host [FOLDER]    host.tsv
-#     ARCH=90a  COMMIT=...  PYTHON=python3
+#     ARCH=90a  COMMIT=...  PYTHON=python3  BUILD=0 if FOLDER has the programs already
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 host=0
@@ -27,16 +27,18 @@ if [[ $host == 1 ]]; then
 fi
 
 export LD_LIBRARY_PATH=/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}
-echo "building kernels, block, gaps, fp8 and turns"
-nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -Xcompiler -fPIC -shared -I. bench/turns.cu -o "$out/libturns.so" -lcublasLt &
-building=($!)
-nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -Xcompiler -fPIC -shared -I. bench/fp8.cu -o "$out/libfp8.so" -lcublasLt &
-building+=($!)
-for name in kernels block gaps fp8; do
-    nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -I. "bench/$name.cu" -o "$out/$name" -lcublasLt &
+if [[ ${BUILD:-1} == 1 ]]; then
+    echo "building kernels, block, gaps, fp8 and turns"
+    nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -Xcompiler -fPIC -shared -I. bench/turns.cu -o "$out/libturns.so" -lcublasLt &
+    building=($!)
+    nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -Xcompiler -fPIC -shared -I. bench/fp8.cu -o "$out/libfp8.so" -lcublasLt &
     building+=($!)
-done
-for one in "${building[@]}"; do wait "$one"; done
+    for name in kernels block gaps fp8; do
+        nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -I. "bench/$name.cu" -o "$out/$name" -lcublasLt &
+        building+=($!)
+    done
+    for one in "${building[@]}"; do wait "$one"; done
+fi
 status=0
 rm -f "$out/gaps.tsv" # it writes none where there is no CUPTI
 for name in kernels block gaps fp8; do
