@@ -52,7 +52,7 @@ def te_test(src, hdrs = [], data = []):
     if extension == "c":
         _host(cc_test, name, [src] + hdrs, [])
         return
-    many = [prefix for prefix in ["ops_", "rows_", "plan_", "errors_", "recompute_", "widths_", "formats_", "joins_", "recipe_", "misuse_test"] if name.startswith(prefix)]
+    many = [prefix for prefix in ["ops_", "rows_", "plan_", "errors_", "recompute_", "widths_", "formats_", "joins_", "layers_", "recipe_", "misuse_test"] if name.startswith(prefix)]
     tags = ["again"] if name.endswith("_f16_test") else [] # the bf16 test's code with another dtype: by gcc alone (.bazelrc)
     _host(cc_test, name, [src] + hdrs, [":catch_main"], (_MANY_MODELS if many else []) + (_MISUSE if name == "misuse_test" else []), tags = tags, data = data)
     te_cuda_test(name + "_cuda", cuda_srcs = [src], hdrs = hdrs, deps = [":catch_main", "//:te"], linkstatic = True, cuda_level = _MANY_MODELS_CUDA if many else CUDA_LEVEL)
