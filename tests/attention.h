@@ -34,7 +34,7 @@ typedef size_t (*scratch_bytes)(te_context *, int64_t);
 struct form {
     int left, right;
     double softcap = 0, dropout = 0;
-    int varlen = 0;
+    int varlen = 0, alibi = 0;
     bool sees(int query, int key) const {
         return (left < 0 || key >= query - left) && (right < 0 || key <= query + right);
     }
@@ -111,6 +111,19 @@ std::vector<size_t> keys_of(const form &f, size_t query, size_t seq) {
         if (f.sees((int)query, (int)j)) keys.push_back(j);
     return keys;
 }
+// ALiBi's slopes as the paper's own code has them: of a power of two a geometric series that begins with its ratio, of other numbers those of the next
+// lower power of two, and every other one of twice as many.
+std::vector<double> alibi_slopes(int heads) {
+    int whole = 1;
+    while (2 * whole <= heads) whole *= 2;
+    std::vector<double> v;
+    for (int i = 1; i <= whole; i++) v.push_back(std::pow(std::pow(2, -8.0 / whole), i));
+    if (heads > whole) {
+        const std::vector<double> twice = alibi_slopes(2 * whole);
+        for (int i = 0; whole + i < heads; i++) v.push_back(twice[(size_t)(2 * i)]);
+    }
+    return v;
+}
 // What dropout multiplies a probability by: the words of a counter are for queries q, q + 8 of 16 and keys k, k + 8, k + 16, k + 24 of 32.
 // te/attention/attention_drop.h says it for the kernels. head: of all sequences.
 struct drawn {
@@ -132,6 +145,7 @@ reference attention(const shape &s, int batch, int seq, double scale, const std:
     const size_t h = (size_t)s.heads, kv = (size_t)s.kv_heads, d = (size_t)s.dim, n = (size_t)seq, width = (h + 2 * kv) * d;
     reference r;
     r.out.assign((size_t)batch * n * h * d, 0), r.lse.assign((size_t)batch * h * n, 0), r.dqkv.assign(qkv.size(), 0);
+    const std::vector<double> slopes = alibi_slopes(s.heads);
     std::vector<double> p(n), t(n), kept(n, 1.0); // t: the tanh of softcap; kept: what dropout multiplies by
     for (size_t b = 0; b < (size_t)batch; b++)
         for (size_t head = 0; head < h; head++)
@@ -147,6 +161,7 @@ reference attention(const shape &s, int batch, int seq, double scale, const std:
                     for (size_t c = 0; c < d; c++) dot += q[c] * qkv[k0 + j * width + c];
                     p[j] = dot * scale;
                     if (s.f.softcap > 0) t[j] = std::tanh(p[j] / s.f.softcap), p[j] = s.f.softcap * t[j];
+                    if (s.f.alibi) p[j] -= slopes[head] * std::fabs((double)i - (double)j);
                     top = std::max(top, p[j]);
                 }
                 for (const size_t j : keys) sum += std::exp(p[j] - top);
@@ -394,8 +409,8 @@ TE_UNUSED void check_all(const shape *shapes, size_t count, const std::vector<in
             check(s, seqs[j] < 100 ? 3 : 1, seqs[j], random, worst);
             if (TE_CUDA && (seqs[j] == 65 || seqs[j] == 333)) check(s, 2, seqs[j], random, worst, false);
         }
-        std::printf("%-4s heads %d/%d head_dim %3d window %d, %d softcap %g dropout %g: forward %.1e, backward %.1e\n", dtype_of(s), s.heads, s.kv_heads,
-                    s.dim, s.f.left, s.f.right, s.f.softcap, s.f.dropout, worst[0], worst[1]);
+        std::printf("%-4s heads %d/%d head_dim %3d window %d, %d softcap %g dropout %g alibi %d: forward %.1e, backward %.1e\n", dtype_of(s), s.heads,
+                    s.kv_heads, s.dim, s.f.left, s.f.right, s.f.softcap, s.f.dropout, s.f.alibi, worst[0], worst[1]);
     }
 }
 

@@ -3,7 +3,7 @@
 
 // X(name, dtype, heads, kv_heads, head_dim, options): head sizes of every kernel of CUDA, options in parentheses
 #define WINDOWS(X)                                                                                                     \
-    X(w_f32_a, f32, 3, 1, 20, (3, 0)) X(w_f32_b, f32, 2, 2, 64, (0, 0)) X(w_f32_c, f32, 2, 1, 64, (5, 90))             \
+    X(w_f32_a, f32, 3, 1, 20, (3, 0)) X(w_f32_b, f32, 2, 2, 64, (0, 0)) X(w_f32_A, f32, 6, 2, 20, (-1, 0, 0, 0, 0, 1)) X(w_bf16_A, bf16, 3, 1, 64, (-1, -1, 0, 0.1f, 0, 1)) X(w_f32_c, f32, 2, 1, 64, (5, 90))             \
     X(w_f32_d, f32, 2, 1, 128, (-1, 4)) X(w_f32_e, f32, 1, 1, 256, (70, -1)) X(w_f32_f, f32, 1, 1, 7, (100000, 0))     \
     X(w_bf16_a, bf16, 4, 2, 32, (40, 0)) X(w_bf16_b, bf16, 4, 4, 64, (37, 0)) X(w_bf16_c, bf16, 4, 2, 64, (100, 0))    \
     X(w_bf16_d, bf16, 2, 2, 64, (0, 0)) X(w_bf16_e, bf16, 3, 1, 64, (30, 170)) X(w_bf16_f, bf16, 2, 2, 64, (-1, 20))   \
@@ -21,7 +21,7 @@
 
 // sequences that differ in length; the kernels that each target has, with what else an option may be
 #define VARLENS(X)                                                                                                                        \
-    X(v_f32_a, f32, 3, 1, 20, (-1, 0, 0, 0, 1)) X(v_f32_b, f32, 2, 2, 64, (5, 3, 1.5f, 0.2f, 1)) X(v_bf16_a, bf16, 4, 2, 32, (40, 0, 0, 0.2f, 1)) \
+    X(v_f32_a, f32, 3, 1, 20, (-1, 0, 0, 0, 1)) X(v_f32_b, f32, 2, 2, 64, (5, 3, 1.5f, 0.2f, 1, 1)) X(v_bf16_a, bf16, 4, 2, 32, (40, 0, 0, 0.2f, 1)) \
     X(v_bf16_b, bf16, 4, 4, 64, (-1, 0, 0, 0, 1)) X(v_bf16_c, bf16, 4, 2, 64, (-1, -1, 0, 0.2f, 1)) X(v_bf16_d, bf16, 4, 2, 128, (-1, 0, 0, 0, 1)) \
     X(v_bf16_e, bf16, 2, 2, 128, (-1, -1, 0, 0, 1)) X(v_bf16_f, bf16, 2, 2, 128, (70, 0, 0.9f, 0.1f, 1)) X(v_f16_a, f16, 2, 1, 192, (-1, 9, 0, 0, 1))
 

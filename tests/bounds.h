@@ -69,7 +69,7 @@ struct norm_errors {
 struct attention_row {
     vec p, error, slope, slope_error; // slope: the derivative of softcap
     attention_row(const vec &x, const vec *ex, size_t q0, size_t k0, size_t width, size_t dim, size_t keys,
-                  const reference::attention_options &with, te_dtype t)
+                  const reference::attention_options &with, const vec &bias, te_dtype t)
         : p(keys), error(keys), slope(keys), slope_error(keys) {
         const double scale = with.scale;
         double top = -INFINITY, sum = 0, mean = 0;
@@ -87,6 +87,7 @@ struct attention_row {
                 error[j] += functions * with.softcap;
                 slope_error[j] = 2 * std::fabs(p[j]) / with.softcap * (error[j] / with.softcap) + functions;
             }
+            p[j] += bias[j], error[j] += functions * std::fabs(bias[j]);
             top = std::max(top, p[j]);
         }
         for (size_t j = 0; j < keys; j++) {
@@ -104,26 +105,27 @@ struct attention_shape {
     attention_shape(const op &o, const call &c)
         : heads((size_t)o.number(0, 0)), kv((size_t)o.number(1, 0)), dim((size_t)o.number(2, 0)), seq((size_t)c.seq),
           width(o.in), out(o.out), with(o), scale(with.scale) {}
-    // f(first of q, of k, of v, of y, keys, what dropout multiplies by) for each query of each head
+    // f(first of q, of k, of v, of y, keys, what dropout multiplies by, biases) for each query of each head
     template <class F>
     void each(size_t id, const call &c, F f) const {
-        vec kept(seq);
+        vec kept(seq), bias(seq);
         for (size_t b = 0; b < (size_t)c.batch; b++)
             for (size_t h = 0; h < heads; h++)
                 for (size_t i = 0; i < seq; i++) {
                     const size_t row = b * seq + i, from = with.first(i);
                     const size_t k0 = (b * seq + from) * width + (heads + h / (heads / kv)) * dim; // of the first that it sees
                     const size_t keys = with.end(i, seq) - from;
-                    for (size_t j = 0; j < keys; j++) kept[j] = with.kept(id, b * heads + h, i, from + j, c);
-                    f(row * width + h * dim, k0, k0 + kv * dim, row * out + h * dim, keys, kept);
+                    for (size_t j = 0; j < keys; j++)
+                        kept[j] = with.kept(id, b * heads + h, i, from + j, c), bias[j] = with.bias(h, heads, i, from + j);
+                    f(row * width + h * dim, k0, k0 + kv * dim, row * out + h * dim, keys, kept, bias);
                 }
     }
 };
 inline vec attention(const op &o, size_t id, const vec &x, const vec &ex, const call &c, te_dtype t) {
     const attention_shape s(o, c);
     vec e(c.rows() * o.out, 0.0);
-    s.each(id, c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept) {
-        const attention_row r(x, &ex, q0, k0, s.width, s.dim, keys, s.with, t);
+    s.each(id, c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept, const vec &bias) {
+        const attention_row r(x, &ex, q0, k0, s.width, s.dim, keys, s.with, bias, t);
         for (size_t j = 0; j < keys; j++)
             for (size_t d = 0; d < s.dim; d++) {
                 const double v = std::fabs(x[v0 + j * s.width + d]);

@@ -16,8 +16,8 @@ inline vec attention_backward(const op &o, size_t id, const vec &x, const vec &y
                               te_dtype t) {
     const attention_shape s(o, c);
     vec e(c.rows() * o.in, 0.0);
-    s.each(id, c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept) {
-        const attention_row r(x, nullptr, q0, k0, s.width, s.dim, keys, s.with, t);
+    s.each(id, c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept, const vec &bias) {
+        const attention_row r(x, nullptr, q0, k0, s.width, s.dim, keys, s.with, bias, t);
         double delta = 0, off = 0;
         for (size_t d = 0; d < s.dim; d++) {
             delta += dy[y0 + d] * y[y0 + d];

@@ -225,10 +225,18 @@ inline vec rope(const op &o, const vec &x, const call &c, int direction) {
 struct attention_options {
     int left, right; // -1: no bound
     double scale, softcap, dropout; // 0: none
+    bool alibi;
     explicit attention_options(const op &o)
         : left((int)o.option("window_left", -1)), right(o.option("causal", 1) == 1 ? 0 : (int)o.option("window_right", -1)),
           scale((double)(float)o.option("scale", 1 / std::sqrt(o.number(2, 1)))), softcap((double)(float)o.option("softcap", 0)),
-          dropout((double)(float)o.option("dropout", 0)) {}
+          dropout((double)(float)o.option("dropout", 0)), alibi(o.option("alibi", 0) == 1) {}
+    // ALiBi: of n heads, a power of two, head h has 2^(-8 (h + 1) / n); of others the first n, and of the rest every other one of 2 n.
+    double bias(size_t head, size_t heads, size_t query, size_t key) const {
+        size_t n = 1;
+        while (2 * n <= heads) n *= 2;
+        const double step = head < n ? 8.0 * (double)(head + 1) / (double)n : 4.0 * (double)(2 * (head - n) + 1) / (double)n;
+        return alibi ? -std::exp2(-step) * std::fabs((double)query - (double)key) : 0;
+    }
     double capped(double score) const { return softcap > 0 ? softcap * std::tanh(score / softcap) : score; }
     double slope(double of_capped) const { return softcap > 0 ? 1 - of_capped / softcap * (of_capped / softcap) : 1; }
     // What dropout multiplies a probability by. The words of a counter are for queries q, q + 8 of 16 and keys k, k + 8, k + 16, k + 24 of 32.
@@ -260,7 +268,7 @@ inline vec attention(const op &o, size_t id, const vec &x, const call &c, const 
                 for (size_t j = from; j < end; j++) {
                     p[j] = 0;
                     for (size_t d = 0; d < dim; d++) p[j] += scale * x[q0 + d] * x[k0 + j * width + d];
-                    p[j] = with.capped(p[j]), slope[j] = with.slope(p[j]);
+                    p[j] = with.capped(p[j]), slope[j] = with.slope(p[j]), p[j] += with.bias(h, heads, i, j);
                     top = p[j] > top ? p[j] : top;
                 }
                 for (size_t j = from; j < end; j++) p[j] = std::exp(p[j] - top), sum += p[j];

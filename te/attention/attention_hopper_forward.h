@@ -110,12 +110,13 @@ template <class C> TE_FN void te__attn_values_skip(te__attn_place<C> &a) {
 /* A tile of keys that is not the first of these queries. cut: some of its keys, `key` the first, are hidden from some
  * of them, `query` the first. Without a window none are: queries and tiles of keys begin at multiples of 64. last: it
  * is the last one. */
-template <te_dtype T, class F, class C>
+template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, const te_attn_hopper *p, te__attn_mask m, int cut,
                          int head, int query, int key, int add, int last) {
     float sum[2];
     te__attn_products<T>(r, a, 1, 1, add);
     te__attn_cap<F>(r, p->scale);
+    te__attn_bias_rows<HEADS, F>(r, p->scale, head, query, key);
     if (cut) te__attn_hide_outside(r, m, query, key);
     TE_UNROLL for (int e = 0; e < 2; e++) sum[e] = te__attn_exp(r, e, r.top[e], a.c);
     if (F::DROP && p->rng) te__attn_drop_rows<F>(r, p->rng, p->id, head, query, key, p->seq);
@@ -124,6 +125,7 @@ TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, const te_att
     if (te__attn_outgrown<T>(sum)) {
         te__attn_scores_again<T>(r, a.q, a.k_tiles + a.k.stage * C::KV_BYTES);
         te__attn_cap<F>(r, p->scale);
+        te__attn_bias_rows<HEADS, F>(r, p->scale, head, query, key);
         if (cut) te__attn_hide_outside(r, m, query, key);
         te__attn_raise<T, F>(r, a.c, sum);
         if (F::DROP && p->rng) te__attn_drop_rows<F>(r, p->rng, p->id, head, query, key, p->seq);
@@ -172,6 +174,7 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         if (more) te__attn_keys_free(a, t.end - 1 == t.first);
         const int key = (t.end - 1) * C::KEYS + lane % 4 * 2;
         te__attn_cap<F>(r, p->scale);
+        te__attn_bias_rows<HEADS, F>(r, p->scale, next.head, next.query + group * 64, (t.end - 1) * C::KEYS);
         if (te__attn_cuts(t, t.end - 1, 1)) {
             if (te__attn_is_window<F>()) te__attn_hide_outside(r, m, next.query + group * 64, (t.end - 1) * C::KEYS);
             else te__attn_hide(r, m, next.query + row, key);
@@ -199,7 +202,7 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
 #pragma unroll 1
         for (int j = t.end - 2; j >= t.first; j--, add = 1) {
             const int cut = te__attn_is_window<F>() && te__attn_cuts(t, j, 1);
-            te__attn_step<T, F>(r, a, p, m, cut, w.head, w.query + group * 64, j * C::KEYS, add, j == t.first);
+            te__attn_step<T, HEADS, F>(r, a, p, m, cut, w.head, w.query + group * 64, j * C::KEYS, add, j == t.first);
         }
         behind = F::LEFT >= 0 && t.first > te__attn_tiles_of<C>(m, w.query, C::ROWS).first;
         if (behind) te__attn_keys_skip(a);

@@ -36,6 +36,18 @@ template <class F, class C> TE_FN void te__attn_cap(te__attn_rows<C> &r, float s
     if constexpr (F::SOFTCAP > 0)
         TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++) r.s[i] = te__attn_capped<F>(r.s[i], scale);
 }
+/* ALiBi. head: of all sequences; query, key: the first of the warpgroup's. */
+template <int HEADS, class F, class C>
+TE_FN void te__attn_bias_rows(te__attn_rows<C> &r, float scale, int head, int query, int key) {
+    if constexpr (F::ALIBI) {
+        int thread = (int)threadIdx.x;
+        asm volatile("" : "+r"(thread), "+r"(query), "+r"(key));
+        const int distance = query + thread / 32 % 4 * 16 + thread % 32 / 4 - key - thread % 4 * 2;
+        const te__attn_bias b = te__attn_bias_at<HEADS, F>(head % HEADS, scale, distance);
+        TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++)
+            r.s[i] = te__attn_biased<F>(r.s[i], b, i / 2 % 2 * 8 - i / 4 * 8 - i % 2);
+    }
+}
 /* P becomes 0 where dropout drops it. head: of all sequences; query, key: the first of the warpgroup's. The random
  * state is read again each time, too. */
 template <class F, class C>

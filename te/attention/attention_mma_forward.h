@@ -109,6 +109,7 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
         float s[M][N][4] = {};
         te__attn_product_nt<T, M, N, D, HELD>(s, held, q_lane, k_tile + te__attn_lane_b<D>(lane));
         te__attn_cap<F, M, N>(s, a->scale);
+        te__attn_add_bias<F, M, N>(s, te__attn_bias_at<HEADS, F>(h.head, a->scale, row0 + g - k0 - t * 2));
         if (te__attn_cuts(own, i, 1)) te__attn_hide<M, N>(s, mask, row0 + g, k0 + t * 2);
         /* without a bound on the left key 0 is in the first tile and never masked: top is finite from there on */
         float shrink[M][2];

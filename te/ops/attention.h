@@ -1,5 +1,5 @@
 /* attention.h -- (attention, name, heads, kv_heads, head_dim); options (causal, 1), (scale, 1 / sqrt(head_dim)),
- * (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (varlen, 0)
+ * (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (varlen, 0), (alibi, 0)
  *
  * softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads]: in width
  * (heads + 2 kv_heads) head_dim, out width heads * head_dim. Grouped-query where kv_heads < heads: kv_heads must divide
@@ -18,6 +18,9 @@
  * (Srivastava et al. 2014; Vaswani et al. 2017), as te/ops/dropout.h does it. The mask is Philox of (seed, draw, op;
  * sequence, head, query, key), made again in backward. Inference drops nothing.
  *
+ * alibi: 1: slope |i - j| is taken off the score of query i and key j, behind softcap; each head has a slope of its own
+ * that is not learnt (Press, Smith & Lewis 2022; te/attention/attention_alibi.h). It costs two instructions a score.
+ *
  * varlen: 1: te_batch.cu_seqlens may be given, and then no sequence sees another. It is a constant of the list because
  * kernels that know their sequences to be equal are smaller and a little faster.
  */
@@ -33,7 +36,11 @@
 #define TE_OUT_attention(op, in) ((TE_ARG1(op, 0)) * (TE_ARG3(op, 0)))
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
     (TE__VARLEN(op) ? TE_VARIES : 0))
+/* A rank that has some of the heads does not know which they are, and slopes are of all. */
+#define TE_SHARE_FITS_attention(op, in) \
+    ((int)(in) != (int)TE_SHARE_sums && ((int)(in) != (int)TE_SHARE_columns || TE__ALIBI(op) == 0))
 #define TE_STATS_attention(op) (TE_ARG1(op, 0)) /* the log-sum-exp of each head */
+#define TE_TAKES_attention_alibi TE_INTEGER
 #define TE_TAKES_attention_causal TE_INTEGER
 #define TE_TAKES_attention_scale TE_NUMBER
 #define TE_TAKES_attention_dropout TE_NUMBER
@@ -43,6 +50,7 @@
 #define TE_TAKES_attention_window_right TE_INTEGER
 #define TE__CAUSAL(op) TE_OPTION(op, causal, 1)
 #define TE__VARLEN(op) (TE_OPTION(op, varlen, 0))
+#define TE__ALIBI(op) (TE_OPTION(op, alibi, 0))
 #define TE__WINDOW_LEFT(op) TE_OPTION(op, window_left, TE_ATTENTION_ALL)
 #define TE__WINDOW_RIGHT(op) ((TE__CAUSAL(op)) ? 0 : (TE_OPTION(op, window_right, TE_ATTENTION_ALL)))
 #define TE__SOFTCAP(op) ((float)(TE_OPTION(op, softcap, 0)))
@@ -50,7 +58,7 @@
 #define TE__IS_WINDOW(op, side) ((TE_OPTION(op, side, -1)) >= -1 && (TE_OPTION(op, side, -1)) <= TE_ATTENTION_MAX_SEQ)
 #define TE_OPTIONS_attention(op)                                                           \
     (te_attention_options, TE_ARG1(op, 0), TE_ARG2(op, 0), TE_ARG3(op, 0), TE__CAUSAL(op), \
-        (float)(TE_OPTION(op, scale, 0)), TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op))
+        (float)(TE_OPTION(op, scale, 0)), TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ALIBI(op))
 #define TE_CHECK_attention(model, op)                                                                                \
     (static_assert((TE_ARG1(op, 0)) % (TE_ARG2(op, 0)) == 0,                                                         \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": kv_heads does not divide heads");                   \
@@ -58,6 +66,8 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": causal must be 0 or 1");                            \
      static_assert(TE__VARLEN(op) == 0 || TE__VARLEN(op) == 1,                                                       \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": varlen must be 0 or 1");                            \
+     static_assert(TE__ALIBI(op) == 0 || TE__ALIBI(op) == 1,                                                         \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": alibi must be 0 or 1");                             \
      static_assert(TE__IS_WINDOW(op, window_left) && TE__IS_WINDOW(op, window_right),                                \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": a window is 0 to 1048576 tokens, or -1 for all");   \
      static_assert(!(TE__CAUSAL(op)) || (TE_OPTION(op, window_right, -1)) <= 0,                                      \
@@ -76,11 +86,13 @@ typedef struct te_attention_options {
     float scale; /* 0: 1 / sqrt(head_dim) */
     int window_left, window_right; /* -1: no bound; causal: right is 0 */
     float softcap;                 /* 0: none */
+    int alibi;                     /* 1: with biases */
 } te_attention_options;
 
 #define TE__ATTENTION(direction, name, dtype, op)                                                                   \
     TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
-        (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ATTENTION_DROPOUT(op), TE__VARLEN(op)))
+        (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ATTENTION_DROPOUT(op), TE__VARLEN(op), \
+            TE__ALIBI(op)))
 #define TE_OWN_attention_forward(name, model, dtype, op)                                                           \
     TE__ATTENTION(FORWARD, name, dtype, op)                                                                        \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__attention_forward(r, s, name##_launch); }
