@@ -10,6 +10,7 @@ typedef struct te_attention_args {
     void *out;       /* forward: out, backward: in. [batch * seq, heads * head_dim] */
     float *lse;      /* [batch, heads, seq], natural log of the sum of exp of the scaled scores. forward: out or null;
                         backward: in */
+    const void *sinks; /* [heads], of the kernels' dtype: with the option sinks; lse has them in it */
     const void *qkv; /* [batch * seq, (heads + 2 * kv_heads) * head_dim]: all query heads, then keys, then values */
     void *dqkv;      /* backward: out, every element written */
     const void *dout; /* backward: in, like out */

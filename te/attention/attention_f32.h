@@ -121,7 +121,8 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
     const float *qkv = (const float *)a->qkv, c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
     float o[C::R][C::COLS][4], top[C::R], sum[C::R];
     te__attn_f32_clear<C>(o);
-    TE_UNROLL for (int i = 0; i < C::R; i++) top[i] = -INFINITY, sum[i] = 0;
+    const float sink = te__attn_sink<TE_f32, F>(a, h.head);
+    TE_UNROLL for (int i = 0; i < C::R; i++) top[i] = sink, sum[i] = F::SINKS && x == 0 ? 1.0f : 0.0f;
     te__attn_f32_load<C, D>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
     for (int k0 = keys.first / C::T * C::T; k0 < keys.end; k0 += C::T) {
         float s[C::R][C::R];

@@ -208,7 +208,8 @@ TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_shap
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
 
 /* What attention_cuda.h makes three kernels of. EXISTS: 0: there are none for this dtype and head_dim. */
-template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, bool = T != TE_f32 && (D == 64 || D == 128)>
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
+          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_OTHERS && (D == 64 || D == 128)>
 struct te__attn_hopper_backward {
     typedef te__attn_back_shape<D> shape;
     static constexpr int EXISTS = 1;

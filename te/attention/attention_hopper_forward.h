@@ -12,9 +12,9 @@
  * its sums and stored, the tensor cores work for the other warpgroups. Issuing S ahead of P V in each warpgroup, and
  * turns between them, are from FlashAttention-3 (Shah et al. 2024).
  *
- * With a window the tiles of keys are those of the window. A warpgroup walks those of its own 64 queries: of the
- * block's it skips one at either end at most. Only where a window cuts a tile are scores hidden. Softcap and dropout
- * change S and P while P V of the tile before runs.
+ * With a window the tiles of keys are those of the window. A warpgroup walks those of its own 64 queries, and skips one
+ * of the block's at either end at most. Only where a window cuts a tile are scores hidden. Options change S and P while
+ * P V of the tile before runs.
  *
  * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal) and 2 * batch * seq * (2 * heads +
  * 2 * kv_heads) * head_dim bytes: from some hundred tokens on arithmetic is the limit. Beside the products, seq^2
@@ -179,8 +179,9 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
             if (te__attn_is_window<F>()) te__attn_hide_outside(r, m, next.query + group * 64, (t.end - 1) * C::KEYS);
             else te__attn_hide(r, m, next.query + row, key);
         }
-        TE_UNROLL for (int e = 0; e < 2; e++)
-            top[e] = te__attn_top(r, e), sum[e] = te__attn_exp(r, e, te__attn_kept<F>(top[e]), a.c);
+        if (F::SINKS) te__attn_sink_rows<T, HEADS, F>(r, top, sum, p->sinks, more ? next.head : 0, p->scale, a.c);
+        else TE_UNROLL for (int e = 0; e < 2; e++)
+                top[e] = te__attn_top(r, e), sum[e] = te__attn_exp(r, e, te__attn_kept<F>(top[e]), a.c);
         if (F::DROP && p->rng)
             te__attn_drop_rows<F>(r, p->rng, p->id, next.head, next.query + group * 64, (t.end - 1) * C::KEYS, p->seq);
         te__attn_products_wait(r, a, have);
@@ -258,7 +259,7 @@ TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te
                               ctx));
     p.out = a->out, p.lse = a->lse, p.tickets = ctx->tickets;
     p.heads = a->batch * HEADS, p.seq = a->seq, p.scale = a->scale;
-    p.rng = a->rng, p.id = a->id;
+    p.rng = a->rng, p.id = a->id, p.sinks = a->sinks;
     p.rows = (int)te_ceil_div(a->seq, C::ROWS), p.tiles = F::VARLEN ? p.slots * HEADS : p.heads * p.rows;
     const int64_t groups = F::VARLEN ? KV_HEADS : (int64_t)a->batch * KV_HEADS;
     p.together = F::RIGHT == 0 ? (int)te_max(1, te_min(l2 / head_bytes, groups)) : 1;
@@ -271,7 +272,8 @@ TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te
 
 /* What attention_cuda.h makes a kernel of. EXISTS: 0: there is none for this dtype and head_dim. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
-          bool = T != TE_f32 && (D == 64 || D == 96 || D == 128 || D == 192 || D == 256)>
+          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_OTHERS &&
+                 (D == 64 || D == 96 || D == 128 || D == 192 || D == 256)>
 struct te__attn_hopper_forward : te__attn_hopper_forward_shape<D> {
     typedef te__attn_hopper_forward_shape<D> shape;
     typedef te_attn_hopper args;

@@ -133,6 +133,18 @@ template <te_dtype T, class C> TE_FN void te__attn_scores_again(te__attn_rows<C>
  * then, and the first key that it sees outgrows that maximum. It takes a bound on the right; of causal rows the first
  * tile has the query's own key. */
 template <class F> TE_FN float te__attn_kept(float top) { return F::RIGHT > 0 && top == -INFINITY ? 0.0f : top; }
+/* A row begins with its sink: its maximum then is not below the sink, and one of its lanes adds it up. sinks: of one
+ * sequence; head: of all of them. */
+template <te_dtype T, int HEADS, class F, class C>
+TE_FN void te__attn_sink_rows(te__attn_rows<C> &r, float top[2], float sum[2], const void *sinks, int head,
+                              float scale, float c) {
+    const float sink = te_load(sinks, head % HEADS, T) / te__attn_unit<F>(scale);
+    TE_UNROLL for (int e = 0; e < 2; e++) {
+        top[e] = fmaxf(te__attn_top(r, e), sink);
+        sum[e] = te__attn_exp(r, e, te__attn_kept<F>(top[e]), c);
+        if (threadIdx.x % 4 == 0) sum[e] += te_exp2((sink - te__attn_kept<F>(top[e])) * c);
+    }
+}
 /* Scores are there again: take the new maxima, and rescale what was summed up. sum: of P over this tile. */
 template <te_dtype T, class F, class C> TE_FN void te__attn_raise(te__attn_rows<C> &r, float c, float sum[2]) {
     float shrink[2];

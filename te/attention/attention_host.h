@@ -75,7 +75,9 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
     float *k = s, *v = k + tile, *o = v + tile, *qt = o + tile, *p = qt + tile;
     float *top = p + square, *sum = top + TE__ATTN_TILE, *shrink = sum + TE__ATTN_TILE;
     memset(o, 0, (size_t)(TE__ATTN_TILE * ld) * sizeof(float));
-    for (int q = 0; q < TE__ATTN_TILE; q++) top[q] = -3.402823466e38f, sum[q] = 0;
+    /* a sink is a score that each row has seen before any key, and has no value */
+    const float sink = f.sinks ? te_load(a->sinks, at.x % heads, t) * TE__ATTN_LOG2E : -INFINITY;
+    for (int q = 0; q < TE__ATTN_TILE; q++) top[q] = fmaxf(sink, -3.402823466e38f), sum[q] = f.sinks ? 1.0f : 0.0f;
     te__attn_tile_read_transposed(qt, a->qkv, h.q + q0 * h.width, h.width, queries, d, te__attn_factor(a->scale, f), t);
     for (int k0 = seen.first / TE__ATTN_TILE * TE__ATTN_TILE; k0 < seen.end; k0 += TE__ATTN_TILE) {
         const int keys = te__attn_least(TE__ATTN_TILE, seen.end - k0), cut = te__attn_cuts(seen, k0, keys);

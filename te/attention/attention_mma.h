@@ -211,6 +211,12 @@ TE_FN void te__attn_drop(const te_attention_args *a, uint32_t row, int query, in
     }
 }
 
+/* The sink of a head, in the units of scores, is a row's largest score before it has seen a key, and its sum then is 1.
+ * Without sinks there is none: -inf and 0. */
+template <te_dtype T, class F> TE_FN float te__attn_sink(const te_attention_args *a, int head) {
+    return F::SINKS ? te_load(a->sinks, head, T) / te__attn_unit<F>(a->scale) : -INFINITY;
+}
+
 /* Scores of keys that a query does not see become -inf. query, key: of s[0][0][0]. */
 template <int M, int N> TE_FN void te__attn_hide(float (&s)[M][N][4], te__attn_mask mask, int query, int key) {
     TE_UNROLL for (int m = 0; m < M; m++)

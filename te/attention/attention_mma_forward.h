@@ -90,8 +90,11 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
 
     uint32_t held[M][HELD ? D / 16 : 1][4];
     float o[M][D / 8][4] = {}, top[M][2],
-                   sum[M][2] = {}; /* o: not yet divided; top: largest score; sum: this lane's share */
-    TE_UNROLL for (int m = 0; m < M; m++) top[m][0] = top[m][1] = -INFINITY;
+                   sum[M][2]; /* o: not yet divided; top: largest score; sum: this lane's share */
+    const float sink = te__attn_sink<T, F>(a, h.head);
+    TE_UNROLL for (int m = 0; m < M; m++) {
+        top[m][0] = top[m][1] = sink, sum[m][0] = sum[m][1] = F::SINKS && t == 0 ? 1.0f : 0.0f;
+    }
     for (int i = tiles.first; i < tiles.end; i++) {
         const int k0 = i * TILE, stage = (i - tiles.first) & 1;
         const uint32_t k_tile = kv_tile + stage * 2 * KV_BYTES;
