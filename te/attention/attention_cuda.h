@@ -98,7 +98,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_f
     }
     static te_status launch(te_context *ctx, te__attn_forward_kernels *k, const te_attention_args *a,
                             const char *name) {
-        TE_TRY(te__attention_check(ctx, a, HEADS, F::VARLEN, name));
+        TE_TRY(te__attention_check(ctx, a, HEADS, F::VARLEN, F::SINKS, name));
         const te__encode_fn encode = ready(ctx, k);
         if (encode) return hopper::launch(ctx, k->hopper.kernel, encode, a, name);
         TE_TRY((te__attn_check_only<hopper, F>(ctx, name)));
@@ -131,7 +131,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
     }
     static te_status launch(te_context *ctx, te__attn_backward_kernels *k, const te_attention_args *a,
                             const char *name) {
-        TE_TRY(te__attention_check(ctx, a, HEADS, F::VARLEN, name));
+        TE_TRY(te__attention_check(ctx, a, HEADS, F::VARLEN, F::SINKS, name));
         const te__encode_fn encode = a->scratch ? ready(ctx, k) : 0;
         if (encode) return hopper::launch(ctx, k->delta, k->wgmma.kernel, k->round, encode, a, name);
         TE_TRY((te__attn_check_only<hopper, F>(ctx, name)));

@@ -235,7 +235,7 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
     TE__ATTENTION_FORM(name, options)                                                                               \
     TE__ATTENTION_SHELL(name##_tile, forward, dtype, heads, kv_heads, head_dim, name##_form)                        \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                   \
-        TE_TRY(te__attention_check(ctx, a, heads, name##_form().varlen, #name));                                    \
+        TE_TRY(te__attention_check(ctx, a, heads, name##_form().varlen, name##_form().sinks, #name));               \
         return name##_tile_launch(ctx, te_grid_of((int64_t)a->batch * (heads), te_ceil_div(a->seq, TE__ATTN_TILE)), \
             a);                                                                                                     \
     }
@@ -248,7 +248,7 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
     enum { name##_sum_rows = 0 }; /* te_attention_args.sum must be null */                                      \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                               \
         const int64_t tiles = te_ceil_div(a->seq, TE__ATTN_TILE);                                               \
-        TE_TRY(te__attention_check(ctx, a, heads, name##_form().varlen, #name));                                \
+        TE_TRY(te__attention_check(ctx, a, heads, name##_form().varlen, name##_form().sinks, #name));           \
         TE_TRY(name##_dq_launch(ctx, te_grid_of((int64_t)a->batch * (heads), tiles), a)); /* delta, for dkdv */ \
         return name##_dkdv_launch(ctx, te_grid_of((int64_t)a->batch * (kv_heads), tiles), a);                   \
     }                                                                                                           \

@@ -145,7 +145,8 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     TE_TRY(te_output(&y, r, s, i));
     TE_TRY(te_before_as(&out, &y, r, r->plan->dtype));
     a.out = out.p, a.lse = r->stats[i], a.qkv = qkv.p;
-    if (r->dry && r->batch) TE_TRY(te__attention_check(r->ctx, &a, op->stats, op->flags & TE_VARIES, r->plan->name));
+    if (r->dry && r->batch)
+        TE_TRY(te__attention_check(r->ctx, &a, op->stats, op->flags & TE_VARIES, op->params, r->plan->name));
     if (!r->dry) TE_TRY(launch(r->ctx, &a));
     TE_TRY(te_after_as(&y, &out, r));
     te_set_now(r, y);
