@@ -12,17 +12,18 @@
 
 namespace bounds {
 
-inline vec attention_backward(const op &o, size_t id, const vec &x, const vec &y, const vec &dy, const vec &ey, const call &c,
-                              te_dtype t) {
+inline vec attention_backward(const op &o, size_t id, const vec &x, const vec &y, const vec &dy, const vec &ey, const vec *sinks, vec *esinks,
+                              const call &c, te_dtype t) {
     const attention_shape s(o, c);
     vec e(c.rows() * o.in, 0.0);
-    s.each(id, c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept) {
-        const attention_row r(x, nullptr, q0, k0, s.width, s.dim, keys, s.with, t);
+    s.each(id, c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept, const vec &bias, size_t h) {
+        const attention_row r(x, nullptr, q0, k0, s.width, s.dim, keys, s.with, bias, sink_of(sinks, h), t);
         double delta = 0, off = 0;
         for (size_t d = 0; d < s.dim; d++) {
             delta += dy[y0 + d] * y[y0 + d];
             off += std::fabs(y[y0 + d]) * (ey[y0 + d] + sums * std::fabs(dy[y0 + d]));
         }
+        if (esinks) (*esinks)[h] += r.p_sink * off + r.sink_error * std::fabs(delta) + sums * r.p_sink * std::fabs(delta);
         for (size_t j = 0; j < keys; j++) {
             double dp = 0, edp = 0;
             for (size_t d = 0; d < s.dim; d++) {
@@ -159,7 +160,7 @@ struct backward {
                     e[at + o.out] = d[from] * f + g * functions * (1 + std::fabs(a) + f * (1 + std::fabs(a)));
                 }
         } else if (o.kind == "attention") {
-            e = attention_backward(o, i, x, v.out[i], dy, d, c, dtype);
+            e = attention_backward(o, i, x, v.out[i], dy, d, w, ew, c, dtype);
         } else if (o.kind == "rope") {
             e = rope(o, dy, d, c);
         } else if (o.kind == "embedding" || o.kind == "positions") {
