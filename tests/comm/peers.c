@@ -1,5 +1,5 @@
-/* peers.c -- collectives of a group, of random kinds, formats and sizes, checked element by element where they lie; ranks
- * come at random times. On CUDA most of them go through memory that the ranks map (te/comm/peers.h).
+/* peers.c -- collectives of a group, of random kinds, formats and sizes, checked element by element where they lie;
+ * ranks come at random times. On CUDA most of them go through memory that the ranks map (te/comm/peers.h).
  *
  *     mpirun -n 4 peers COUNT [peers]      rank 0 prints how many values were compared; with `peers` it is an error if
  *                                          the ranks cannot map each other's memory
@@ -47,7 +47,7 @@ TE_FN void fill(const task *t, te_block b) {
 }
 TE_KERNEL(fill_kernel, THREADS, task, fill(te_args, te_at))
 
-/* The same bits as the sum in f32, in the order of the ranks; where NCCL or MPI adds up, `near`: two ranks. */
+/* The same bits as the sum in f32, in the order of the ranks, rounded once. */
 TE_FN void compare(const task *t, te_block b) {
     int group;
     const int id = te_lanes_here(THREADS, &group).id;
