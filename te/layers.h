@@ -71,6 +71,14 @@
     (linear, b##_proj, (HEADS) * (D), H), (add, b##_x1),                                                             \
     (fork, b##_x2), (rmsnorm, b##_norm2, H), TE__LAYERS_MLP(b, swiglu, H, F, 2 * (F), TE__LAYERS_NONE, (add, b##_x2))
 
+/* Qwen3 (Yang et al. 2025): Llama's with a norm of each head of q and k; BASE 1000000.0f. b_heads: that norm. */
+#define TE_QWEN3_BLOCK(b, H, F, HEADS, KV, D, BASE)                                                                  \
+    (fork, b##_x1), (rmsnorm, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),         \
+    (head_norm, b##_heads, HEADS, KV, D, (eps, 1e-6f)), (rope, b##_rope, HEADS, KV, D, (base, BASE)),                \
+    (attention, b##_attention, HEADS, KV, D), (linear, b##_proj, (HEADS) * (D), H), (add, b##_x1),                   \
+    (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, 1e-6f)),                                                           \
+    TE__LAYERS_MLP(b, swiglu, H, F, 2 * (F), TE__LAYERS_NONE, (add, b##_x2))
+
 /* GPT-J (Wang & Komatsuzaki 2021): attention and MLP beside each other, of one norm; ROTARY of a head's columns turn,
  * in pairs side by side. Ops b_x, b_norm, b_n, ..., and b_a: what attention gives. */
 #define TE_GPTJ_BLOCK(b, H, F, HEADS, ROTARY)                                                                        \

@@ -27,6 +27,7 @@
 #include "ops/dropout.h"       /* dropout */
 #include "ops/dyt.h"           /* dyt */
 #include "ops/embedding.h"     /* embedding */
+#include "ops/head_norm.h"     /* head_norm, head_norm1p */
 #include "ops/last_token.h"    /* last_token */
 #include "ops/linear.h"        /* linear, tied_linear */
 #include "ops/load.h"          /* load */
