@@ -22,6 +22,7 @@
     X(gpt_block, f32, TE_GPT_BLOCK(a, 64, 256, 4, 0.1f))                                                 \
     X(llama_block, f32, TE_LLAMA_BLOCK(a, 64, 88, 4, 2, 16, 500000.0f))                                  \
     X(qwen3_block, f32, TE_QWEN3_BLOCK(a, 64, 88, 4, 2, 24, 1000000.0f))                                 \
+    X(gemma2_block, f32, TE_GEMMA2_BLOCK(a, 64, 40, 4, 2, 16, 0.2f, 4))                                  \
     X(gptj_block, f32, TE_GPTJ_BLOCK(a, 64, 256, 2, 16))                                                 \
     X(vit_block, f32, TE_VIT_BLOCK(a, 64, 96, 4))                                                        \
     X(gpt_block_16, bf16, TE_GPT_BLOCK(a, 64, 256, 2, 0.1f))                                             \

@@ -139,7 +139,7 @@
              (fork, x), (linear, l, ROW_IN, ROW_IN), (bias, b, ROW_IN), (add, x), (fork, z), (dyt, n, ROW_IN), (add, z))
 
 #define ROW_OF_head_norm_rope \
-    ROW_CASE(head_norm_rope, "head_norm_rope", "head_norm_rope", (linear, p, ROW_IN, 8 * 16), (head_norm, n, 4, 2, 16), (rope, r, 4, 2, 16), (linear, q, 8 * 16, ROW_OUT))
+    ROW_CASE(head_norm_rope, "head_norm_rope", "head_norm_rope", (linear, p, ROW_IN, 8 * 128), (head_norm, n, 4, 2, 128), (rope, r, 4, 2, 128), (linear, q, 8 * 128, ROW_OUT))
 
 #define ROW_OF(row) ROW_OF_##row
 
