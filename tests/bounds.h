@@ -205,6 +205,14 @@ struct forward {
                     e[r * o.in + k] = gamma * n.error[k] + sums * (std::fabs(n.xhat[k]) * stored + beta);
                 }
             }
+        } else if (o.kind.compare(0, 9, "head_norm") == 0) {
+            reference::head_norm(o).each(c.rows(), [&](size_t at, const op &of) {
+                const norm_errors n(of, &in[at], &before[at]);
+                for (size_t k = 0; k < of.in; k++) {
+                    const double stored = std::fabs(params[(size_t)of.first_param][k]) + 1; // gamma, from what is stored less 1
+                    e[at + k] = std::fabs(reference::gamma_of(of, params, k)) * n.error[k] + sums * std::fabs(n.xhat[k]) * stored;
+                }
+            });
         } else if (reference::is_activation(o.kind)) {
             for (size_t k = 0; k < e.size(); k++)
                 e[k] = before[k] * slope(o.kind, in[k], before[k]) +

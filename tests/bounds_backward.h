@@ -146,6 +146,25 @@ struct backward {
                             std::fabs(dx[at]) * same_sign(o.in); // of rstd
                 }
             }
+        } else if (o.kind.compare(0, 9, "head_norm") == 0) {
+            reference::head_norm(o).each(c.rows(), [&](size_t first, const op &of) {
+                const norm_errors s(of, &x[first], nullptr);
+                double off_along = 0, along = 0;
+                for (size_t k = 0; k < of.in; k++) {
+                    const size_t at = first + k;
+                    const double gamma = reference::gamma_of(of, params, k), g = std::fabs(dy[at] * gamma), eg = d[at] * std::fabs(gamma) + sums * g;
+                    along += dy[at] * gamma * s.xhat[k] / s.n;
+                    off_along += (eg * std::fabs(s.xhat[k]) + g * s.error[k] + sums * g * std::fabs(s.xhat[k])) / s.n;
+                    param[(size_t)of.first_param][k] +=
+                        d[at] * std::fabs(s.xhat[k]) + std::fabs(dy[at]) * (s.error[k] + sums * std::fabs(s.xhat[k]));
+                }
+                for (size_t k = 0; k < of.in; k++) {
+                    const size_t at = first + k;
+                    const double gamma = std::fabs(reference::gamma_of(of, params, k)), g = std::fabs(dy[at]) * (gamma + 1);
+                    e[at] = s.row.rstd * (d[at] * gamma + 2 * sums * g + std::fabs(s.xhat[k]) * off_along + s.error[k] * std::fabs(along)) +
+                            std::fabs(dx[at]) * same_sign(of.in); // of rstd
+                }
+            });
         } else if (reference::is_activation(o.kind)) {
             for (size_t k = 0; k < e.size(); k++)
                 e[k] =

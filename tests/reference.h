@@ -313,6 +313,23 @@ inline double gamma_of(const op &o, const std::vector<vec> &params, size_t c) {
     return params[(size_t)o.first_param][c] + (o.kind.find("1p") != std::string::npos ? 1 : 0);
 }
 
+// (head_norm, name, heads, kv_heads, head_dim, (eps, ..)): a norm of each head of q and of k, with one parameter for all of q and one for all of k.
+struct head_norm {
+    size_t heads, turned, dim, all; // of q; of q and k; columns of each; of q, k and v
+    op of[2];                       // the norm of a head of q, of k
+    explicit head_norm(const op &o)
+        : heads((size_t)o.number(0, 0)), turned(heads + (size_t)o.number(1, 0)), dim((size_t)o.number(2, 0)), all(o.in / dim), of{o, o} {
+        for (int k = 0; k < 2; k++)
+            of[k].kind = o.kind == "head_norm" ? "rmsnorm" : "rmsnorm1p", of[k].in = of[k].out = dim, of[k].first_param += k, of[k].params = 1;
+    }
+    // f(first element, norm) for each head that has one
+    template <class F>
+    void each(size_t rows, F f) const {
+        for (size_t r = 0; r < rows; r++)
+            for (size_t h = 0; h < turned; h++) f((r * all + h) * dim, of[h >= heads]);
+    }
+};
+
 // What the fork or input that op i reads has kept.
 inline const vec &kept_of(const list &l, size_t i, const values &v, const edges &in_edges) {
     const op &from = l.ops[(size_t)l.ops[i].edge];
@@ -348,6 +365,12 @@ inline values forward(const list &l, const std::vector<vec> &params, const vec &
                 for (size_t k = 0; k < o.in; k++)
                     y[r * o.in + k] = (in[r * o.in + k] - s.mean) * s.rstd * gamma_of(o, params, k) + (o.params == 2 ? params[(size_t)o.first_param + 1][k] : 0);
             }
+        } else if (o.kind.compare(0, 9, "head_norm") == 0) {
+            y = in;
+            head_norm(o).each(rows, [&](size_t at, const op &n) {
+                const norm_row s = norm_of(n, &in[at]);
+                for (size_t k = 0; k < n.in; k++) y[at + k] = in[at + k] * s.rstd * gamma_of(n, params, k);
+            });
         } else if (is_activation(o.kind)) {
             for (size_t e = 0; e < y.size(); e++) y[e] = activation(o.kind, in[e]);
         } else if (!gated.empty()) {
@@ -473,6 +496,16 @@ inline gradients backward(const list &l, const std::vector<vec> &params, const v
                     dx[r * o.in + k] = s.rstd * (d[r * o.in + k] * gamma_of(o, params, k) - mean - xhat * along);
                 }
             }
+        } else if (o.kind.compare(0, 9, "head_norm") == 0) { // y = xhat gamma of each head, xhat = x rstd
+            head_norm(o).each(rows, [&](size_t at, const op &n) {
+                const norm_row s = norm_of(n, &x[at]);
+                double along = 0;
+                for (size_t k = 0; k < n.in; k++) {
+                    along += d[at + k] * gamma_of(n, params, k) * x[at + k] * s.rstd / (double)n.in;
+                    g.params[(size_t)n.first_param][k] += d[at + k] * x[at + k] * s.rstd;
+                }
+                for (size_t k = 0; k < n.in; k++) dx[at + k] = s.rstd * (d[at + k] * gamma_of(n, params, k) - x[at + k] * s.rstd * along);
+            });
         } else if (is_activation(o.kind)) { // y = f(x)
             for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * activation_slope(o.kind, x[e]);
         } else if (!gated.empty()) { // y = f(a) b

@@ -1,11 +1,20 @@
 /* own_rows.h -- rows that begin with an op that has its own kernels: TE_OWN_ROW_<family>_<pass>(name, model, dtype, op)
- * makes the op's kernels and name##_run; `name` is also the chain of the ops behind it (TE_CHAIN).
+ * makes the op's kernels and name##_run; `name` is also the chain of the ops behind it (TE_CHAIN). With TE_PAIR_<a>_<b>
+ * a comma the row is two such ops, and TE_OWN_PAIR_<a>_<b>_<pass>(name, model, dtype, a, b) makes kernels and
+ * name##_run.
  */
 #ifndef TE_FUSE_OWN_ROWS_H
 #define TE_FUSE_OWN_ROWS_H
 
 #include "../ops/attention.h" /* te__attention_backward */
 #include "chain_run.h"        /* te_chain, te_chain_launch_fn */
+
+#define TE__PAIR_OR_CHAIN(a, ...) \
+    TE_IF_MARKED(TE_JOIN2(TE_PAIR_, TE_FAMILY(a), TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__))), TE__OWN_PAIR, TE__OWN_CHAIN)
+#define TE__OWN_PAIR(name, widths, model, dtype, pass, a, ...)                                                       \
+    static_assert(TE_ROW_COUNT(__VA_ARGS__) == 1, "te: " #name ": this row has two ops");                            \
+    TE__OWN(TE_JOIN2(TE_OWN_PAIR_, TE_FAMILY(a), TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__))), pass, name, model, dtype, a, \
+        TE_ROW_FIRST(__VA_ARGS__))
 
 /* Attention's backward with the gradient of the bias before it. */
 #define TE_OWN_ROW_attention_backward(name, model, dtype, op)                                                      \

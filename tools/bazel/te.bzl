@@ -57,11 +57,11 @@ def te_test(src, hdrs = [], data = []):
     _host(cc_test, name, [src] + hdrs, [":catch_main"], (_MANY_MODELS if many else []) + (_MISUSE if name == "misuse_test" else []), tags = tags, data = data)
     te_cuda_test(name + "_cuda", cuda_srcs = [src], hdrs = hdrs, deps = [":catch_main", "//:te"], linkstatic = True, cuda_level = _MANY_MODELS_CUDA if many else CUDA_LEVEL)
 
-def te_binary(name, srcs, hdrs = [], cuda = True, **kwargs):
+def te_binary(name, srcs, hdrs = [], cuda = True, tags = [], **kwargs):
     """An example or a bench. With a .cu among its sources: one mixed binary. Else: <name> on the host and, if `cuda`, <name>_cuda."""
     if [src for src in srcs if src.endswith(".cu")]:
         te_cuda_binary(name, srcs, hdrs, deps = ["//:te"], copts = ["-std=c11"], **kwargs)
         return
-    _host(cc_binary, name, srcs + hdrs, [])
+    _host(cc_binary, name, srcs + hdrs, [], tags = tags)
     if cuda:
-        te_cuda_binary(name + "_cuda", cuda_srcs = srcs, hdrs = hdrs, deps = ["//:te"], **kwargs)
+        te_cuda_binary(name + "_cuda", cuda_srcs = srcs, hdrs = hdrs, deps = ["//:te"], tags = tags, **kwargs)
