@@ -238,6 +238,9 @@ struct sinks_of {
     }
 };
 
+// Under a cap a score is rounded at the size of the cap, not at its own.
+double lse_bound(const shape &s) { return 1e-5 * (1 + s.f.softcap / 16); }
+
 // Kernels for another device alone.
 bool cannot_run(const shape &s, te_context *c, const te_attention_args &a) {
     if (s.f.only != TE_ATTENTION_HOPPER || s.forward(c, &a) != TE_ERROR_DEVICE) return false;
@@ -286,12 +289,12 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
     const double forward = s.dtype == TE_f32 ? 1e-5 : s.dtype == TE_f16 ? 1e-3 : 1.6e-2;
     const double backward = s.dtype == TE_f16 ? 4e-3 : forward;
     const std::vector<double> dx = dqkv.read();
-    const double e[5] = {error(out.read(), ref.out, h, 0, h, forward), error(lse.read(), ref.lse, 1, 0, 1, 1e-5),
+    const double e[5] = {error(out.read(), ref.out, h, 0, h, forward), error(lse.read(), ref.lse, 1, 0, 1, lse_bound(s)),
                          error(dx, ref.dqkv, h + 2 * kv, 0, h, backward), error(dx, ref.dqkv, h + 2 * kv, h, h + kv, backward),
                          error(dx, ref.dqkv, h + 2 * kv, h + kv, h + 2 * kv, backward)};
     INFO("out " << e[0] << " lse " << e[1] << " dq " << e[2] << " dk " << e[3] << " dv " << e[4]);
     CHECK(e[0] <= forward);
-    CHECK(e[1] <= 1e-5);
+    CHECK(e[1] <= lse_bound(s));
     for (int i = 2; i < 5; i++) CHECK(e[i] <= backward);
     worst[0] = std::max(worst[0], e[0]), worst[1] = std::max(worst[1], std::max(e[2], std::max(e[3], e[4])));
     const std::vector<uint8_t> first = out.raw(), gradient = dqkv.raw(), sums = lse.raw();
@@ -402,11 +405,11 @@ void check_varlen(const shape &s, const std::vector<int> &lengths, std::mt19937 
             for (size_t k = 0; k < ref.lse.size(); k++) want_l[k / n * rows + b + k % n] = ref.lse[k];
         }
         sinks.check(&ctx.c, a, whole);
-        const double e[5] = {error(y, want_y, h, 0, h, forward), error(l, want_l, 1, 0, 1, 1e-5), error(dx, want_dx, width, 0, h, backward),
+        const double e[5] = {error(y, want_y, h, 0, h, forward), error(l, want_l, 1, 0, 1, lse_bound(s)), error(dx, want_dx, width, 0, h, backward),
                              error(dx, want_dx, width, h, h + kv, backward), error(dx, want_dx, width, h + kv, width, backward)};
         INFO("out " << e[0] << " lse " << e[1] << " dq " << e[2] << " dk " << e[3] << " dv " << e[4]);
         CHECK(e[0] <= forward);
-        CHECK(e[1] <= 1e-5);
+        CHECK(e[1] <= lse_bound(s));
         for (int i = 2; i < 5; i++) CHECK(e[i] <= backward);
         worst[0] = std::max(worst[0], e[0]), worst[1] = std::max(worst[1], std::max(e[2], std::max(e[3], e[4])));
         const std::vector<uint8_t> had = out.raw(), gradient = dqkv.raw(); // the same bits again
