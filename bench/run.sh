@@ -5,6 +5,7 @@
 #     bench/run.sh [FOLDER]         default build/bench; results.md, ops.svg, roofline.svg and the .tsv files come to lie there
 #     bench/run.sh host [FOLDER]    host.tsv
 #     ARCH=90a  COMMIT=...  PYTHON=python3  BUILD=0 if FOLDER has the programs already
+#     PEERS_SECONDS: peers.py, which compiles, is stopped after that many (900)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 host=0
@@ -46,7 +47,7 @@ for name in kernels block gaps fp8; do
 done
 rm -f "$out/peers.tsv"
 if "$python" -c 'import torch' 2>/dev/null; then
-    "$python" bench/peers.py "$out/peers.tsv" 2>&1 | tee "$out/peers.log" || echo "peers.py did not get through; the tables have what it measured"
+    timeout "${PEERS_SECONDS:-900}" "$python" bench/peers.py "$out/peers.tsv" 2>&1 | tee "$out/peers.log" || echo "peers.py did not get through; the tables have what it measured"
     "$python" bench/fp8_peers.py "$out/libfp8.so" "$out/fp8_peers.tsv" 2>&1 | tee "$out/fp8_peers.log" || status=1
 else
     echo "no PyTorch: nothing to compare with"
