@@ -47,7 +47,7 @@ for name in kernels block gaps fp8; do
 done
 rm -f "$out/peers.tsv"
 if "$python" -c 'import torch' 2>/dev/null; then
-    timeout "${PEERS_SECONDS:-900}" "$python" bench/peers.py "$out/peers.tsv" 2>&1 | tee "$out/peers.log" || echo "peers.py did not get through; the tables have what it measured"
+    COMMIT=$commit timeout "${PEERS_SECONDS:-900}" "$python" bench/peers.py "$out/peers.tsv" 2>&1 | tee "$out/peers.log" || echo "peers.py did not get through; the tables have what it measured"
     "$python" bench/fp8_peers.py "$out/libfp8.so" "$out/fp8_peers.tsv" 2>&1 | tee "$out/fp8_peers.log" || status=1
 else
     echo "no PyTorch: nothing to compare with"
