@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Collectives of the GPUs of one host, in turns with NCCL and PyTorch's symmetric memory (without multicast): bf16, random data.
 
-    torchrun --nproc-per-node N bench/comm.py libcomm.so [OUT.tsv [tune]]        libcomm.so: bench/comm.cu as a library
+    COMMIT=... torchrun --nproc-per-node N bench/comm.py libcomm.so [OUT.tsv [tune]]        libcomm.so: bench/comm.cu as a library
 
 Each figure is the time of a call within a captured CUDA graph of many, the maximum over the ranks, the median of rounds in which
 the racers take turns. `floor` is the bytes that a rank sends over 450 GB/s, and 1.3 us for each way over the link. A ratio is ours
@@ -26,6 +26,9 @@ torch.cuda.set_device(rank)
 dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
 name = dist.group.WORLD.group_name
 tsv = open(sys.argv[2], "w") if rank == 0 and len(sys.argv) > 2 else None
+if tsv:
+    print(f"# {ranks} x {torch.cuda.get_device_name()}, commit {os.environ.get('COMMIT', 'unknown')}, torch {torch.__version__}", file=tsv)
+    print("what", "ranks", "KiB", "floor", "microseconds of each", "ratio", sep="\t", file=tsv, flush=True)
 tune = "tune" in sys.argv[3:]
 
 lib = ctypes.CDLL(sys.argv[1])
