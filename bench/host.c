@@ -173,7 +173,8 @@ static void steps(const te_plan *plan, int batch, int seq) {
     for (int i = 0; i < 3; i++) operand[i] = normal(te_max(rows, 4096) * 4096, 1, i);
     int32_t *labels = (int32_t *)allocate((size_t)rows * 4);
     for (int64_t i = 0; i < rows; i++) labels[i] = (int32_t)(i * 7919 % plan->in);
-    const te_batch b = {batch, seq, 0, labels, -1, 0, 0, 0, 0, 0, 0, 0, 0};
+    te_batch b = {0};
+    b.batch = batch, b.seq = seq, b.labels = labels, b.ignore_index = -1;
     const size_t work = te_plan_workspace_bytes(plan, &m, rows, &ctx), saved_bytes = te_plan_saved_bytes(plan, rows);
     const int sets = (int)te_min(SETS, 2 + (int64_t)(room / (8 * (size_t)(in + out) + saved_bytes)));
     float *x[SETS], *y[SETS], *dx[SETS], *dy[SETS], *workspace[SETS];

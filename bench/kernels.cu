@@ -53,6 +53,7 @@ NORM(rmsnorm, ~)
 TE_SEQUENTIAL(bias_16384, bf16, (bias, b, 16384))
 TE_SEQUENTIAL(bias_dropout_add_16384, bf16, (input, residual, 16384), (bias, b, 16384), (dropout, d, 0.1f), (add, residual))
 TE_SEQUENTIAL(rope_128, bf16, (rope, r, 128, 0, 128))
+TE_SEQUENTIAL(qwen3_heads, bf16, (head_norm, n, 32, 8, 128), (rope, r, 32, 8, 128))
 TE_SEQUENTIAL(cross_entropy_50257, bf16, (cross_entropy, c, 50257))
 TE_SEQUENTIAL(cross_entropy_50304, bf16, (cross_entropy, c, 50304))
 TE_SEQUENTIAL(cross_entropy_131072, bf16, (cross_entropy, c, 131072))
@@ -125,6 +126,8 @@ int main(int argc, char **argv) {
     whole(bias_16384_plan(), 8192);
     whole(bias_dropout_add_16384_plan(), 8192);
     for (te_pass pass : {TE_FORWARD, TE_BACKWARD}) bench_step(rope_128_plan(), 4, 2048, pass, "rope");
+    bench_step(qwen3_heads_plan(), 4, 2048, TE_FORWARD, "head_norm_rope");
+    bench_step(qwen3_heads_plan(), 4, 2048, TE_BACKWARD, "rope_head_norm");
     whole(cross_entropy_50257_plan(), 8192, 50257);
     whole(cross_entropy_50304_plan(), 8192, 50257);
     whole(cross_entropy_131072_plan(), 4096, 128000);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What PyTorch takes, eager and through torch.compile, for what kernels.cu and block.cu measure: bf16, on this GPU.
 
-    python3 bench/peers.py OUT.tsv [part of a name]
+    COMMIT=... python3 bench/peers.py OUT.tsv [part of a name]
 
 Where libturns.so (turns.cu) lies beside OUT.tsv, its GPT block, attention and products take turns with PyTorch's, on a warm chip.
 As bench.h does it: a case is captured many times into one CUDA graph, over enough copies of its tensors (outputs too, but
@@ -416,7 +416,7 @@ def main():
     torch.manual_seed(1)
     torch.cuda.set_stream(torch.cuda.Stream())  # captures and autograd on one stream
     torch._functorch.config.donated_buffer = False  # a backward runs more than once
-    title = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    title = f"{torch.cuda.get_device_name()}, commit {os.environ.get('COMMIT', 'unknown')}, torch {torch.__version__}"
     print(title)
     OURS, library = None, os.path.join(os.path.dirname(os.path.abspath(sys.argv[1])), "libturns.so")
     try:

@@ -287,6 +287,9 @@ def main():
     title = f"{kernels_title or block_title}, {date}" + (f"; PyTorch: {peers_title.split(', ')[-1]}" if peers_title else "")
     text = f"# {title}\n\nMedians. \"of copy\": the time that a copy of as many bytes takes in the same run, over the step's. "
     text += "Attention's TFLOP/s count the scores that the causal mask leaves, and five products backward for two forward.\n"
+    commit, theirs = (next((w for w in t.split(", ") if w.startswith("commit ")), "") for t in (kernels_title or block_title, peers_title))
+    if theirs and theirs != commit:
+        text += f"\nPyTorch's columns, and ours where the two took turns, are of another run: {theirs}.\n"
     if block:
         turns = in_turns(measured)
         how = "mlp4096 as one CUDA graph, gpt4096 and its attention in turns with PyTorch's. Inference: CUDA graphs, in turns" if turns else "ours as one CUDA graph"

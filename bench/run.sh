@@ -4,7 +4,8 @@
 #
 #     bench/run.sh [FOLDER]         default build/bench; results.md, ops.svg, roofline.svg and the .tsv files come to lie there
 #     bench/run.sh host [FOLDER]    host.tsv
-#     ARCH=90a  COMMIT=...  PYTHON=python3
+#     ARCH=90a  COMMIT=...  PYTHON=python3  BUILD=0 if FOLDER has the programs already
+#     PEERS_SECONDS: peers.py, which compiles, is stopped after that many (900)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 host=0
@@ -27,16 +28,18 @@ if [[ $host == 1 ]]; then
 fi
 
 export LD_LIBRARY_PATH=/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}
-echo "building kernels, block, gaps, fp8 and turns"
-nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -Xcompiler -fPIC -shared -I. bench/turns.cu -o "$out/libturns.so" -lcublasLt &
-building=($!)
-nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -Xcompiler -fPIC -shared -I. bench/fp8.cu -o "$out/libfp8.so" -lcublasLt &
-building+=($!)
-for name in kernels block gaps fp8; do
-    nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -I. "bench/$name.cu" -o "$out/$name" -lcublasLt &
+if [[ ${BUILD:-1} == 1 ]]; then
+    echo "building kernels, block, gaps, fp8 and turns"
+    nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -Xcompiler -fPIC -shared -I. bench/turns.cu -o "$out/libturns.so" -lcublasLt &
+    building=($!)
+    nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -Xcompiler -fPIC -shared -I. bench/fp8.cu -o "$out/libfp8.so" -lcublasLt &
     building+=($!)
-done
-for one in "${building[@]}"; do wait "$one"; done
+    for name in kernels block gaps fp8; do
+        nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -I. "bench/$name.cu" -o "$out/$name" -lcublasLt &
+        building+=($!)
+    done
+    for one in "${building[@]}"; do wait "$one"; done
+fi
 status=0
 rm -f "$out/gaps.tsv" # it writes none where there is no CUPTI
 for name in kernels block gaps fp8; do
@@ -44,7 +47,7 @@ for name in kernels block gaps fp8; do
 done
 rm -f "$out/peers.tsv"
 if "$python" -c 'import torch' 2>/dev/null; then
-    "$python" bench/peers.py "$out/peers.tsv" 2>&1 | tee "$out/peers.log" || echo "peers.py did not get through; the tables have what it measured"
+    COMMIT=$commit timeout "${PEERS_SECONDS:-900}" "$python" bench/peers.py "$out/peers.tsv" 2>&1 | tee "$out/peers.log" || echo "peers.py did not get through; the tables have what it measured"
     "$python" bench/fp8_peers.py "$out/libfp8.so" "$out/fp8_peers.tsv" 2>&1 | tee "$out/fp8_peers.log" || status=1
 else
     echo "no PyTorch: nothing to compare with"

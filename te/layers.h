@@ -71,6 +71,26 @@
     (linear, b##_proj, (HEADS) * (D), H), (add, b##_x1),                                                             \
     (fork, b##_x2), (rmsnorm, b##_norm2, H), TE__LAYERS_MLP(b, swiglu, H, F, 2 * (F), TE__LAYERS_NONE, (add, b##_x2))
 
+/* Qwen3 (Yang et al. 2025): Llama's with a norm of each head of q and k; BASE 1000000.0f. b_heads: that norm. */
+#define TE_QWEN3_BLOCK(b, H, F, HEADS, KV, D, BASE)                                                                  \
+    (fork, b##_x1), (rmsnorm, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),         \
+    (head_norm, b##_heads, HEADS, KV, D, (eps, 1e-6f)), (rope, b##_rope, HEADS, KV, D, (base, BASE)),                \
+    (attention, b##_attention, HEADS, KV, D), (linear, b##_proj, (HEADS) * (D), H), (add, b##_x1),                   \
+    (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, 1e-6f)),                                                           \
+    TE__LAYERS_MLP(b, swiglu, H, F, 2 * (F), TE__LAYERS_NONE, (add, b##_x2))
+
+/* Gemma 2 (Gemma Team 2024): a norm behind attention and MLP, too, gammas stored less 1, scores capped at 50. SCALE of
+ * the scores: query_pre_attn_scalar^-1/2. LEFT: tokens before its own that a query sees, -1 in every second block: all.
+ * Ops as in Llama's, and b_norm1_after, b_norm2_after. */
+#define TE_GEMMA2_BLOCK(b, H, F, HEADS, KV, D, SCALE, LEFT)                                                          \
+    (fork, b##_x1), (rmsnorm1p, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),       \
+    (rope, b##_rope, HEADS, KV, D),                                                                                  \
+    (attention, b##_attention, HEADS, KV, D, (scale, SCALE), (softcap, 50.0f), (window_left, LEFT)),                 \
+    (linear, b##_proj, (HEADS) * (D), H), (rmsnorm1p, b##_norm1_after, H, (eps, 1e-6f)), (add, b##_x1),              \
+    (fork, b##_x2), (rmsnorm1p, b##_norm2, H, (eps, 1e-6f)),                                                         \
+    TE__LAYERS_MLP(b, geglu, H, F, 2 * (F), TE__LAYERS_NONE, (rmsnorm1p, b##_norm2_after, H, (eps, 1e-6f))),         \
+    (add, b##_x2)
+
 /* GPT-J (Wang & Komatsuzaki 2021): attention and MLP beside each other, of one norm; ROTARY of a head's columns turn,
  * in pairs side by side. Ops b_x, b_norm, b_n, ..., and b_a: what attention gives. */
 #define TE_GPTJ_BLOCK(b, H, F, HEADS, ROTARY)                                                                        \

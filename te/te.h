@@ -19,6 +19,7 @@
 #include "gemm/gemm_fp8.h"     /* te_gemm_fp8_run */
 #include "gemm/gemm_tune.h"    /* te_gemm_load, te_gemm_save, te_gemm_print */
 #include "io/checkpoint.h"     /* te_checkpoint_save, te_checkpoint_load */
+#include "io/json_table.h"     /* te_json_open, te_json_find */
 #include "layers.h"            /* ready-made lists: TE_LLAMA_BLOCK, ... */
 #include "ops/activation.h"    /* gelu, gelu_erf, qgelu, relu, srelu, silu, and the gated ones */
 #include "ops/attention.h"     /* attention */
@@ -27,6 +28,7 @@
 #include "ops/dropout.h"       /* dropout */
 #include "ops/dyt.h"           /* dyt */
 #include "ops/embedding.h"     /* embedding */
+#include "ops/head_norm.h"     /* head_norm, head_norm1p */
 #include "ops/last_token.h"    /* last_token */
 #include "ops/linear.h"        /* linear, tied_linear */
 #include "ops/load.h"          /* load */

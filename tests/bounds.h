@@ -68,11 +68,12 @@ struct norm_errors {
 // One query: probabilities, and how far off each is. In 16 bits they are rounded on their way into a product.
 struct attention_row {
     vec p, error, slope, slope_error; // slope: the derivative of softcap
+    double p_sink, sink_error;        // of its sink; 0: it has none
     attention_row(const vec &x, const vec *ex, size_t q0, size_t k0, size_t width, size_t dim, size_t keys,
-                  const reference::attention_options &with, te_dtype t)
+                  const reference::attention_options &with, const vec &bias, double sink, te_dtype t)
         : p(keys), error(keys), slope(keys), slope_error(keys) {
         const double scale = with.scale;
-        double top = -INFINITY, sum = 0, mean = 0;
+        double top = sink, sum = 0, mean = 0;
         for (size_t j = 0; j < keys; j++) {
             for (size_t d = 0; d < dim; d++) {
                 const double q = x[q0 + d], k = x[k0 + j * width + d];
@@ -87,13 +88,17 @@ struct attention_row {
                 error[j] += functions * with.softcap;
                 slope_error[j] = 2 * std::fabs(p[j]) / with.softcap * (error[j] / with.softcap) + functions;
             }
+            p[j] += bias[j], error[j] += functions * std::fabs(bias[j]);
             top = std::max(top, p[j]);
         }
         for (size_t j = 0; j < keys; j++) {
             error[j] += functions * (1 + std::fabs(p[j] - top) + std::fabs(top));
             p[j] = std::exp(p[j] - top), sum += p[j];
         }
+        const double off = functions * (1 + (sink > -INFINITY ? std::fabs(sink - top) : 0) + std::fabs(top));
+        p_sink = std::exp(sink - top), sum += p_sink, p_sink /= sum, mean = p_sink * off;
         for (size_t j = 0; j < keys; j++) p[j] /= sum, mean += p[j] * error[j];
+        sink_error = p_sink * (off + mean + same_sign(keys));
         for (size_t j = 0; j < keys; j++) error[j] = p[j] * (error[j] + mean + same_sign(keys)) + ulp(p[j], t);
     }
 };
@@ -104,26 +109,28 @@ struct attention_shape {
     attention_shape(const op &o, const call &c)
         : heads((size_t)o.number(0, 0)), kv((size_t)o.number(1, 0)), dim((size_t)o.number(2, 0)), seq((size_t)c.seq),
           width(o.in), out(o.out), with(o), scale(with.scale) {}
-    // f(first of q, of k, of v, of y, keys, what dropout multiplies by) for each query of each head
+    // f(first of q, of k, of v, of y, keys, what dropout multiplies by, biases, head) for each query of each head
     template <class F>
     void each(size_t id, const call &c, F f) const {
-        vec kept(seq);
+        vec kept(seq), bias(seq);
         for (size_t b = 0; b < (size_t)c.batch; b++)
             for (size_t h = 0; h < heads; h++)
                 for (size_t i = 0; i < seq; i++) {
                     const size_t row = b * seq + i, from = with.first(i);
                     const size_t k0 = (b * seq + from) * width + (heads + h / (heads / kv)) * dim; // of the first that it sees
                     const size_t keys = with.end(i, seq) - from;
-                    for (size_t j = 0; j < keys; j++) kept[j] = with.kept(id, b * heads + h, i, from + j, c);
-                    f(row * width + h * dim, k0, k0 + kv * dim, row * out + h * dim, keys, kept);
+                    for (size_t j = 0; j < keys; j++)
+                        kept[j] = with.kept(id, b * heads + h, i, from + j, c), bias[j] = with.bias(h, heads, i, from + j);
+                    f(row * width + h * dim, k0, k0 + kv * dim, row * out + h * dim, keys, kept, bias, h);
                 }
     }
 };
-inline vec attention(const op &o, size_t id, const vec &x, const vec &ex, const call &c, te_dtype t) {
+inline double sink_of(const vec *sinks, size_t head) { return sinks ? (*sinks)[head] : -INFINITY; }
+inline vec attention(const op &o, size_t id, const vec &x, const vec &ex, const vec *sinks, const call &c, te_dtype t) {
     const attention_shape s(o, c);
     vec e(c.rows() * o.out, 0.0);
-    s.each(id, c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept) {
-        const attention_row r(x, &ex, q0, k0, s.width, s.dim, keys, s.with, t);
+    s.each(id, c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept, const vec &bias, size_t h) {
+        const attention_row r(x, &ex, q0, k0, s.width, s.dim, keys, s.with, bias, sink_of(sinks, h), t);
         for (size_t j = 0; j < keys; j++)
             for (size_t d = 0; d < s.dim; d++) {
                 const double v = std::fabs(x[v0 + j * s.width + d]);
@@ -198,6 +205,14 @@ struct forward {
                     e[r * o.in + k] = gamma * n.error[k] + sums * (std::fabs(n.xhat[k]) * stored + beta);
                 }
             }
+        } else if (o.kind.compare(0, 9, "head_norm") == 0) {
+            reference::head_norm(o).each(c.rows(), [&](size_t at, const op &of) {
+                const norm_errors n(of, &in[at], &before[at]);
+                for (size_t k = 0; k < of.in; k++) {
+                    const double stored = std::fabs(params[(size_t)of.first_param][k]) + 1; // gamma, from what is stored less 1
+                    e[at + k] = std::fabs(reference::gamma_of(of, params, k)) * n.error[k] + sums * std::fabs(n.xhat[k]) * stored;
+                }
+            });
         } else if (reference::is_activation(o.kind)) {
             for (size_t k = 0; k < e.size(); k++)
                 e[k] = before[k] * slope(o.kind, in[k], before[k]) +
@@ -213,7 +228,7 @@ struct forward {
                         ef * (b + before[at + o.out]) + std::fabs(f) * before[at + o.out] + sums * std::fabs(f) * b;
                 }
         } else if (o.kind == "attention") {
-            e = attention(o, i, in, before, c, dtype);
+            e = attention(o, i, in, before, o.params ? &params[(size_t)o.first_param] : nullptr, c, dtype);
         } else if (o.kind == "rope") {
             e = rope(o, in, before, c);
         } else if (o.kind == "embedding") {

@@ -12,17 +12,18 @@
 
 namespace bounds {
 
-inline vec attention_backward(const op &o, size_t id, const vec &x, const vec &y, const vec &dy, const vec &ey, const call &c,
-                              te_dtype t) {
+inline vec attention_backward(const op &o, size_t id, const vec &x, const vec &y, const vec &dy, const vec &ey, const vec *sinks, vec *esinks,
+                              const call &c, te_dtype t) {
     const attention_shape s(o, c);
     vec e(c.rows() * o.in, 0.0);
-    s.each(id, c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept) {
-        const attention_row r(x, nullptr, q0, k0, s.width, s.dim, keys, s.with, t);
+    s.each(id, c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept, const vec &bias, size_t h) {
+        const attention_row r(x, nullptr, q0, k0, s.width, s.dim, keys, s.with, bias, sink_of(sinks, h), t);
         double delta = 0, off = 0;
         for (size_t d = 0; d < s.dim; d++) {
             delta += dy[y0 + d] * y[y0 + d];
             off += std::fabs(y[y0 + d]) * (ey[y0 + d] + sums * std::fabs(dy[y0 + d]));
         }
+        if (esinks) (*esinks)[h] += r.p_sink * off + r.sink_error * std::fabs(delta) + sums * r.p_sink * std::fabs(delta);
         for (size_t j = 0; j < keys; j++) {
             double dp = 0, edp = 0;
             for (size_t d = 0; d < s.dim; d++) {
@@ -145,6 +146,25 @@ struct backward {
                             std::fabs(dx[at]) * same_sign(o.in); // of rstd
                 }
             }
+        } else if (o.kind.compare(0, 9, "head_norm") == 0) {
+            reference::head_norm(o).each(c.rows(), [&](size_t first, const op &of) {
+                const norm_errors s(of, &x[first], nullptr);
+                double off_along = 0, along = 0;
+                for (size_t k = 0; k < of.in; k++) {
+                    const size_t at = first + k;
+                    const double gamma = reference::gamma_of(of, params, k), g = std::fabs(dy[at] * gamma), eg = d[at] * std::fabs(gamma) + sums * g;
+                    along += dy[at] * gamma * s.xhat[k] / s.n;
+                    off_along += (eg * std::fabs(s.xhat[k]) + g * s.error[k] + sums * g * std::fabs(s.xhat[k])) / s.n;
+                    param[(size_t)of.first_param][k] +=
+                        d[at] * std::fabs(s.xhat[k]) + std::fabs(dy[at]) * (s.error[k] + sums * std::fabs(s.xhat[k]));
+                }
+                for (size_t k = 0; k < of.in; k++) {
+                    const size_t at = first + k;
+                    const double gamma = std::fabs(reference::gamma_of(of, params, k)), g = std::fabs(dy[at]) * (gamma + 1);
+                    e[at] = s.row.rstd * (d[at] * gamma + 2 * sums * g + std::fabs(s.xhat[k]) * off_along + s.error[k] * std::fabs(along)) +
+                            std::fabs(dx[at]) * same_sign(of.in); // of rstd
+                }
+            });
         } else if (reference::is_activation(o.kind)) {
             for (size_t k = 0; k < e.size(); k++)
                 e[k] =
@@ -159,7 +179,7 @@ struct backward {
                     e[at + o.out] = d[from] * f + g * functions * (1 + std::fabs(a) + f * (1 + std::fabs(a)));
                 }
         } else if (o.kind == "attention") {
-            e = attention_backward(o, i, x, v.out[i], dy, d, c, dtype);
+            e = attention_backward(o, i, x, v.out[i], dy, d, w, ew, c, dtype);
         } else if (o.kind == "rope") {
             e = rope(o, dy, d, c);
         } else if (o.kind == "embedding" || o.kind == "positions") {

@@ -16,8 +16,10 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS
 # mpi.h is no header of ours: its warnings are not looked at.
 read -ra compile <<<"$(mpicc -showme:compile | sed 's/-I/-isystem /g')"
 read -ra link <<<"$(mpicc -showme:link)"
-"${CC:-gcc}" -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wshadow -Werror -DTE_COMM -DTE_KEEP_CALLS -I. "${compile[@]}" \
-    tests/comm/ranks.c -o "$work/ranks" -lm "${link[@]}"
+for program in ranks peers; do
+    "${CC:-gcc}" -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wshadow -Werror -DTE_COMM -DTE_KEEP_CALLS -I. "${compile[@]}" \
+        "tests/comm/$program.c" -o "$work/$program" -lm "${link[@]}"
+done
 
 ranks() { # N ARGUMENT...
     timeout 120 mpirun --oversubscribe -n "$1" "$work/ranks" "${@:2}"
@@ -26,6 +28,8 @@ for n in 1 2 3 4; do
     ranks "$n" ops >"$work/log" || { cat "$work/log" && exit 1; }
     cat "$work/log"
 done
+
+timeout 120 mpirun --oversubscribe -n 2 "$work/peers" 100 # random sizes of random formats
 
 # Ranks, tensor ranks: the losses of 50 steps and the last gradient norm, beside those of one rank.
 ranks 1 gpt 1 >"$work/one"

@@ -21,6 +21,8 @@
     X(layer_rope_gated_no_bias, f32, TE_TRANSFORMER_LAYER_ROPE_GATED_NO_BIAS(a, rmsnorm, clamped_swiglu, 64, 40, 4, 2, 16, 0.1f)) \
     X(gpt_block, f32, TE_GPT_BLOCK(a, 64, 256, 4, 0.1f))                                                 \
     X(llama_block, f32, TE_LLAMA_BLOCK(a, 64, 88, 4, 2, 16, 500000.0f))                                  \
+    X(qwen3_block, f32, TE_QWEN3_BLOCK(a, 64, 88, 4, 2, 24, 1000000.0f))                                 \
+    X(gemma2_block, f32, TE_GEMMA2_BLOCK(a, 64, 40, 4, 2, 16, 0.2f, 4))                                  \
     X(gptj_block, f32, TE_GPTJ_BLOCK(a, 64, 256, 2, 16))                                                 \
     X(vit_block, f32, TE_VIT_BLOCK(a, 64, 96, 4))                                                        \
     X(gpt_block_16, bf16, TE_GPT_BLOCK(a, 64, 256, 2, 0.1f))                                             \
@@ -44,6 +46,8 @@ TEST_CASE("ready-made lists", "[layers]") {
 
 static_assert((int)gpt_block_forward_steps == 6 && (int)gpt_block_infer_steps == 6 && (int)gpt_block_backward_steps == 8, "as in README.md");
 static_assert((int)vit_block_forward_steps == 6, "no dropout, as many steps");
+static_assert((int)qwen3_block_forward_steps == (int)llama_block_forward_steps, "the heads' norm and rope are one step");
+static_assert((int)qwen3_block_backward_steps == (int)llama_block_backward_steps, "in backward, too");
 
 TEST_CASE("their ops are called as their header says", "[layers]") {
     gpt_block m;

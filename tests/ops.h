@@ -11,6 +11,7 @@
 #include "te/ops/cross_entropy.h"
 #include "te/ops/dropout.h"
 #include "te/ops/embedding.h"
+#include "te/ops/head_norm.h"
 #include "te/ops/linear.h"
 #include "te/ops/mul_param.h"
 #include "te/ops/norm.h"
@@ -82,14 +83,20 @@
     X(rope_interleaved_partial, MODEL, OPS_DTYPE, (rope, r, 3, 1, 64, (interleaved, 1), (rotary_dim, 24)))             \
     X(rope_odd, MODEL, OPS_DTYPE, (linear, l, 37, 30), (rope, r, 3, 1, 6, (rotary_dim, 4)))                               \
     X(rope_odd_interleaved, MODEL, OPS_DTYPE, (linear, l, 37, 30), (rope, r, 3, 1, 6, (rotary_dim, 4), (interleaved, 1)), (bias, b, 30)) \
+    X(head_norm_16, MODEL, OPS_DTYPE, (bias, b, 128), (head_norm, n, 4, 2, 16, (eps, 1e-3f)))                 \
+    X(head_norm_odd, MODEL, OPS_DTYPE, (linear, l, 37, 35), (head_norm1p, n, 3, 1, 7))                      \
+    X(head_norm_rope_128, MODEL, OPS_DTYPE, (head_norm, n, 3, 1, 128), (rope, r, 3, 1, 128), (attention, a, 3, 1, 128)) \
+    X(head_norm_partial, MODEL, OPS_DTYPE, (head_norm1p, n, 1, 1, 64), (rope, r, 1, 1, 64, (rotary_dim, 32)), (bias, b, 192)) \
+    X(head_norm_interleaved, MODEL, OPS_DTYPE, (head_norm, n, 5, 2, 16, (eps, 0)), (rope, r, 5, 2, 16, (interleaved, 1), (rotary_dim, 12))) \
+    X(head_norm_rope_odd, MODEL, OPS_DTYPE, (linear, l, 37, 57), (head_norm, n, 1, 1, 19), (rope, r, 1, 1, 19, (rotary_dim, 10))) \
     X(attention_64, MODEL, OPS_DTYPE, (attention, a, 2, 2, 64))                                             \
     X(attention_full, MODEL, OPS_DTYPE, (attention, a, 4, 2, 64, (causal, 0)))                                  \
     X(attention_128, MODEL, OPS_DTYPE, (linear, l, 64, 5 * 128), (attention, a, 3, 1, 128, (scale, 0.05f), (causal, 1)), (linear, p, 384, 40)) \
-    X(attention_window, MODEL, OPS_DTYPE, (attention, a, 2, 1, 32, (window_left, 9)))                       \
+    X(attention_window, MODEL, OPS_DTYPE, (attention, a, 2, 1, 32, (window_left, 9), (alibi, 1)))                       \
     X(attention_band, MODEL, OPS_DTYPE, (linear, l, 64, 3 * 64), (attention, a, 1, 1, 64, (window_right, 5), (causal, 0), (window_left, 3))) \
     X(attention_softcap, MODEL, OPS_DTYPE, (linear, l, 64, 4 * 32), (attention, a, 2, 1, 32, (softcap, 0.8f), (window_left, 20)), (bias, b, 64)) \
-    X(attention_dropout, MODEL, OPS_DTYPE, (bias, b, 4 * 32), (attention, a, 2, 1, 32, (dropout, 0.2f)), (bias, b2, 64), (dropout, d, 0.1f)) \
-    X(attention_all, MODEL, OPS_DTYPE, (attention, a, 2, 2, 64, (causal, 0), (dropout, 0.3f), (window_right, 9), (softcap, 1.1f))) \
+    X(attention_dropout, MODEL, OPS_DTYPE, (bias, b, 4 * 32), (attention, a, 2, 1, 32, (dropout, 0.2f), (sinks, 1)), (bias, b2, 64), (dropout, d, 0.1f)) \
+    X(attention_all, MODEL, OPS_DTYPE, (attention, a, 2, 2, 64, (causal, 0), (dropout, 0.3f), (window_right, 9), (softcap, 1.1f), (alibi, 1), (sinks, 1))) \
     X(rope_attention, MODEL, OPS_DTYPE, (linear, l, 64, 4 * 64), (rope, r, 2, 1, 64), (attention, a, 2, 1, 64)) \
     X(positions_53, MODEL, OPS_DTYPE, (bias, b, 53), (positions, p, 40, 53), (gelu, a))                     \
     X(positions_first, MODEL, OPS_DTYPE, (positions, p, 38, 64), (bias, b, 64))                             \

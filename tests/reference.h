@@ -225,10 +225,18 @@ inline vec rope(const op &o, const vec &x, const call &c, int direction) {
 struct attention_options {
     int left, right; // -1: no bound
     double scale, softcap, dropout; // 0: none
+    bool alibi;
     explicit attention_options(const op &o)
         : left((int)o.option("window_left", -1)), right(o.option("causal", 1) == 1 ? 0 : (int)o.option("window_right", -1)),
           scale((double)(float)o.option("scale", 1 / std::sqrt(o.number(2, 1)))), softcap((double)(float)o.option("softcap", 0)),
-          dropout((double)(float)o.option("dropout", 0)) {}
+          dropout((double)(float)o.option("dropout", 0)), alibi(o.option("alibi", 0) == 1) {}
+    // ALiBi: of n heads, a power of two, head h has 2^(-8 (h + 1) / n); of others the first n, and of the rest every other one of 2 n.
+    double bias(size_t head, size_t heads, size_t query, size_t key) const {
+        size_t n = 1;
+        while (2 * n <= heads) n *= 2;
+        const double step = head < n ? 8.0 * (double)(head + 1) / (double)n : 4.0 * (double)(2 * (head - n) + 1) / (double)n;
+        return alibi ? -std::exp2(-step) * std::fabs((double)query - (double)key) : 0;
+    }
     double capped(double score) const { return softcap > 0 ? softcap * std::tanh(score / softcap) : score; }
     double slope(double of_capped) const { return softcap > 0 ? 1 - of_capped / softcap * (of_capped / softcap) : 1; }
     // What dropout multiplies a probability by. The words of a counter are for queries q, q + 8 of 16 and keys k, k + 8, k + 16, k + 24 of 32.
@@ -243,8 +251,8 @@ struct attention_options {
     size_t first(size_t query) const { return left < 0 || query < (size_t)left ? 0 : query - (size_t)left; }
     size_t end(size_t query, size_t seq) const { return right < 0 || query + (size_t)right + 1 > seq ? seq : query + (size_t)right + 1; }
 };
-// (attention, name, heads, kv_heads, head_dim, options). dy and stored output given: fills dx, too.
-inline vec attention(const op &o, size_t id, const vec &x, const call &c, const vec *dy, const vec *stored, vec *dx) {
+// (attention, name, heads, kv_heads, head_dim, options). sinks: of each head, or null. dy and stored output given: fills dx and adds to dsinks, too.
+inline vec attention(const op &o, size_t id, const vec &x, const vec *sinks, const call &c, const vec *dy, const vec *stored, vec *dx, vec *dsinks) {
     const size_t heads = (size_t)o.number(0, 0), kv = (size_t)o.number(1, 0), dim = (size_t)o.number(2, 0);
     const attention_options with(o);
     const double scale = with.scale;
@@ -256,13 +264,15 @@ inline vec attention(const op &o, size_t id, const vec &x, const call &c, const 
             for (size_t i = 0; i < seq; i++) {
                 const size_t g = h / (heads / kv), from = with.first(i), end = with.end(i, seq), row = b * seq + i;
                 const size_t q0 = row * width + h * dim, k0 = b * seq * width + (heads + g) * dim, v0 = k0 + kv * dim, y0 = row * out + h * dim;
-                double top = -INFINITY, sum = 0, delta = 0;
+                const double sink = sinks ? (*sinks)[h] : -INFINITY; // one more score, of a key whose value is 0
+                double top = sink, sum = 0, delta = 0;
                 for (size_t j = from; j < end; j++) {
                     p[j] = 0;
                     for (size_t d = 0; d < dim; d++) p[j] += scale * x[q0 + d] * x[k0 + j * width + d];
-                    p[j] = with.capped(p[j]), slope[j] = with.slope(p[j]);
+                    p[j] = with.capped(p[j]), slope[j] = with.slope(p[j]), p[j] += with.bias(h, heads, i, j);
                     top = p[j] > top ? p[j] : top;
                 }
+                sum = std::exp(sink - top);
                 for (size_t j = from; j < end; j++) p[j] = std::exp(p[j] - top), sum += p[j];
                 for (size_t j = from; j < end; j++) {
                     p[j] /= sum, kept[j] = with.kept(id, b * heads + h, i, j, c);
@@ -270,6 +280,7 @@ inline vec attention(const op &o, size_t id, const vec &x, const call &c, const 
                 }
                 if (!dx) continue;
                 for (size_t d = 0; d < dim; d++) delta += (*dy)[y0 + d] * (*stored)[y0 + d];
+                if (sinks) (*dsinks)[h] += std::exp(sink - top) / sum * (0 - delta);
                 for (size_t j = from; j < end; j++) {
                     double dp = 0;
                     for (size_t d = 0; d < dim; d++) dp += (*dy)[y0 + d] * x[v0 + j * width + d];
@@ -301,6 +312,23 @@ inline double gamma_of(const op &o, const std::vector<vec> &params, size_t c) {
     if (!o.params) return 1;
     return params[(size_t)o.first_param][c] + (o.kind.find("1p") != std::string::npos ? 1 : 0);
 }
+
+// (head_norm, name, heads, kv_heads, head_dim, (eps, ..)): a norm of each head of q and of k, with one parameter for all of q and one for all of k.
+struct head_norm {
+    size_t heads, turned, dim, all; // of q; of q and k; columns of each; of q, k and v
+    op of[2];                       // the norm of a head of q, of k
+    explicit head_norm(const op &o)
+        : heads((size_t)o.number(0, 0)), turned(heads + (size_t)o.number(1, 0)), dim((size_t)o.number(2, 0)), all(o.in / dim), of{o, o} {
+        for (int k = 0; k < 2; k++)
+            of[k].kind = o.kind == "head_norm" ? "rmsnorm" : "rmsnorm1p", of[k].in = of[k].out = dim, of[k].first_param += k, of[k].params = 1;
+    }
+    // f(first element, norm) for each head that has one
+    template <class F>
+    void each(size_t rows, F f) const {
+        for (size_t r = 0; r < rows; r++)
+            for (size_t h = 0; h < turned; h++) f((r * all + h) * dim, of[h >= heads]);
+    }
+};
 
 // What the fork or input that op i reads has kept.
 inline const vec &kept_of(const list &l, size_t i, const values &v, const edges &in_edges) {
@@ -337,6 +365,12 @@ inline values forward(const list &l, const std::vector<vec> &params, const vec &
                 for (size_t k = 0; k < o.in; k++)
                     y[r * o.in + k] = (in[r * o.in + k] - s.mean) * s.rstd * gamma_of(o, params, k) + (o.params == 2 ? params[(size_t)o.first_param + 1][k] : 0);
             }
+        } else if (o.kind.compare(0, 9, "head_norm") == 0) {
+            y = in;
+            head_norm(o).each(rows, [&](size_t at, const op &n) {
+                const norm_row s = norm_of(n, &in[at]);
+                for (size_t k = 0; k < n.in; k++) y[at + k] = in[at + k] * s.rstd * gamma_of(n, params, k);
+            });
         } else if (is_activation(o.kind)) {
             for (size_t e = 0; e < y.size(); e++) y[e] = activation(o.kind, in[e]);
         } else if (!gated.empty()) {
@@ -370,7 +404,7 @@ inline values forward(const list &l, const std::vector<vec> &params, const vec &
         } else if (o.kind == "rope") {
             y = rope(o, in, c, 1);
         } else if (o.kind == "attention") {
-            y = attention(o, i, in, c, nullptr, nullptr, nullptr);
+            y = attention(o, i, in, w, c, nullptr, nullptr, nullptr, nullptr);
         } else if (o.kind == "embedding") {
             for (size_t e = 0; e < y.size(); e++) y[e] = (*w)[(size_t)c.tokens[e / o.out] * o.out + e % o.out];
         } else if (o.kind == "positions") {
@@ -462,6 +496,16 @@ inline gradients backward(const list &l, const std::vector<vec> &params, const v
                     dx[r * o.in + k] = s.rstd * (d[r * o.in + k] * gamma_of(o, params, k) - mean - xhat * along);
                 }
             }
+        } else if (o.kind.compare(0, 9, "head_norm") == 0) { // y = xhat gamma of each head, xhat = x rstd
+            head_norm(o).each(rows, [&](size_t at, const op &n) {
+                const norm_row s = norm_of(n, &x[at]);
+                double along = 0;
+                for (size_t k = 0; k < n.in; k++) {
+                    along += d[at + k] * gamma_of(n, params, k) * x[at + k] * s.rstd / (double)n.in;
+                    g.params[(size_t)n.first_param][k] += d[at + k] * x[at + k] * s.rstd;
+                }
+                for (size_t k = 0; k < n.in; k++) dx[at + k] = s.rstd * (d[at + k] * gamma_of(n, params, k) - x[at + k] * s.rstd * along);
+            });
         } else if (is_activation(o.kind)) { // y = f(x)
             for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * activation_slope(o.kind, x[e]);
         } else if (!gated.empty()) { // y = f(a) b
@@ -517,7 +561,7 @@ inline gradients backward(const list &l, const std::vector<vec> &params, const v
         } else if (o.kind == "rope") {
             dx = rope(o, d, c, -1);
         } else if (o.kind == "attention") {
-            attention(o, i, x, c, &d, &v.out[i], &dx);
+            attention(o, i, x, w, c, &d, &v.out[i], &dx, dw);
         } else if (o.kind == "embedding") { // y[row] = w[token]
             for (size_t e = 0; e < d.size(); e++) (*dw)[(size_t)c.tokens[e / o.out] * o.out + e % o.out] += d[e];
         } else if (o.kind == "positions") { // y[row] = x[row] + w[position]

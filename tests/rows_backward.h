@@ -81,6 +81,9 @@
 #define ROW_OF_dyt_fork \
     ROW_CASE(dyt_fork, "dyt_fork", "dyt_fork", (linear, p, ROW_OUT, ROW_IN), (fork, x), (dyt, n, ROW_IN), (linear, q, ROW_IN, ROW_IN), (add, x))
 
+#define ROW_OF_rope_head_norm \
+    ROW_CASE(rope_head_norm, "rope_head_norm", "rope_head_norm1p", (linear, p, ROW_IN, 8 * 128), (head_norm1p, n, 4, 2, 128), (rope, r, 4, 2, 128), (linear, q, 8 * 128, ROW_OUT))
+
 #define ROW_OF(row) ROW_OF_##row
 
 #endif

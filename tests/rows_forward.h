@@ -138,6 +138,9 @@
     ROW_CASE(linear_bias_add_fork_dyt, "linear_bias_add_fork_dyt", "linear_bias_add_fork_dyt", \
              (fork, x), (linear, l, ROW_IN, ROW_IN), (bias, b, ROW_IN), (add, x), (fork, z), (dyt, n, ROW_IN), (add, z))
 
+#define ROW_OF_head_norm_rope \
+    ROW_CASE(head_norm_rope, "head_norm_rope", "head_norm_rope", (linear, p, ROW_IN, 8 * 128), (head_norm, n, 4, 2, 128), (rope, r, 4, 2, 128), (linear, q, 8 * 128, ROW_OUT))
+
 #define ROW_OF(row) ROW_OF_##row
 
 #endif

@@ -30,5 +30,6 @@ awk '
     /ld\.global\.v4/ && kernel ~ /_fork_/ { own[kernel]++ }
     END { for (k in own) n++; print n + 0 " of 3 kernels read what they have stored from memory"; exit n != 3 }' "$build/own.ptx"
 nvidia-smi -L >/dev/null 2>&1 || { echo "no GPU: the host alone" && exit; }
-"$nvcc" -std=c++17 -O1 -arch=native -DTE_KEEP_CALLS -I. -Itests -x cu "$build/rows_random_test.cc" -x none "$build/main.o" -o "$build/cuda" -lcublasLt
+"$nvcc" -std=c++17 -O1 -arch=native -DTE_KEEP_CALLS -I. -Itests -x cu -c "$build/rows_random_test.cc" -o "$build/cuda.o"
+"$nvcc" "$build/cuda.o" "$build/main.o" -o "$build/cuda" -lcublasLt
 TE_SEED=$seed "$build/cuda" | tail -n 40

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "folder.h"
+#include "te/io/json_table.h"
 #include "te/io/safetensors.h"
 
 namespace {
@@ -540,4 +541,44 @@ TEST_CASE("a write that fails leaves the old file as it was") {
     CHECK(te_safetensors_open(nullptr, path.c_str(), t) == TE_ERROR_NULL);
     CHECK(te_safetensors_open(&f, nullptr, t) == TE_ERROR_NULL);
     CHECK(te_safetensors_open_memory(&f, nullptr, 5, t) == TE_ERROR_NULL);
+}
+
+TEST_CASE("JSON files as tables") {
+    target t;
+    folder f;
+    te_json table;
+    const auto open = [&](const std::string &text) {
+        write_file(f / "a.json", text);
+        return te_json_open(&table, (f / "a.json").c_str(), t);
+    };
+    REQUIRE(open(" {\"a\": {\"b.c\": [1, -2.5e-1, [true, null], {}]}, \"d\": \"\\u00e9\\n\", \"\": 0,\"e\":[]}\n") == TE_OK);
+    CHECK(table.count == 6);
+    CHECK(te_json_find(&table, "a.b.c.0")->number == 1);
+    CHECK(te_json_find(&table, "a.b.c.1")->number == -0.25);
+    CHECK((te_json_find(&table, "a.b.c.2.0")->kind == TE_JSON_bool && te_json_find(&table, "a.b.c.2.0")->number == 1));
+    CHECK(te_json_find(&table, "a.b.c.2.1")->kind == TE_JSON_null);
+    CHECK(te_json_find(&table, "d")->text == std::string("\xc3\xa9\n"));
+    CHECK(te_json_find(&table, "")->kind == TE_JSON_number);
+    CHECK(te_json_find(&table, "a") == nullptr);
+    te_json_close(&table);
+    REQUIRE(open("-0.5E+3") == TE_OK);
+    CHECK(te_json_find(&table, "")->number == -500);
+    te_json_close(&table);
+    REQUIRE(open(std::string(16, '[') + "1" + std::string(16, ']')) == TE_OK);
+    te_json_close(&table);
+    const std::vector<std::pair<std::string, std::string>> wrong = {
+        {"", "a value should stand"}, {"{", "'\"' should stand"}, {"[1,]", "a value should stand"}, {"[1 2]", "',' should stand"},
+        {"{\"a\":1,}", "'\"' should stand"}, {"{\"a\" 1}", "':' should stand"}, {"{a:1}", "'\"' should stand"}, {"[01]", "a value should stand"},
+        {"[1.]", "digits should follow the point"}, {"[1e]", "digits should follow the e"}, {"[.5]", "a value"}, {"[+1]", "a value"},
+        {"[NaN]", "a value"}, {"[tru]", "a value"}, {"[truefalse]", "',' should stand"}, {"[1]]", "something follows"}, {"1 2", "something follows"},
+        {"[\"a]", "a control character in a string, or no end"}, {"{\"a\":1,\"a\":2}", "\"a\" stands there twice"}, {"[1}", "',' should stand"},
+        {"{\"a.b\":1,\"a\":{\"b\":2}}", "stands there twice"}, {std::string(17, '[') + std::string(17, ']'), "nested too deep"},
+        {"{\"" + std::string(300, 'x') + "\":1}", "a name that is too long"}, {"[" + std::string(70, '1') + "]", "more than 63 characters"},
+        {std::string("[1]\0", 4), "something follows"}};
+    for (const auto &w : wrong) {
+        CAPTURE(w.first, te_last_error(t));
+        CHECK(open(w.first) == TE_ERROR_FORMAT);
+        CHECK(std::string(te_last_error(t)).find(w.second) != std::string::npos);
+    }
+    CHECK(te_json_open(&table, (f / "none.json").c_str(), t) == TE_ERROR_IO);
 }

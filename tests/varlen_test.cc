@@ -4,7 +4,7 @@
 #include "te/te.h"
 
 // every op that asks where a sequence begins, and a bias in front of attention, whose gradient it may bring along
-MODEL(whole, f32, (embedding, e, 61, 64), (positions, p, 90, 64), (linear, l, 64, 4 * 32), (rope, r, 2, 1, 32), (attention, a, 2, 1, 32, (varlen, 1)),
+MODEL(whole, f32, (embedding, e, 61, 64), (positions, p, 90, 64), (linear, l, 64, 4 * 32), (rope, r, 2, 1, 32), (attention, a, 2, 1, 32, (varlen, 1), (sinks, 1)),
       (linear, l2, 64, 3 * 64), (bias, b, 3 * 64), (attention, c, 1, 1, 64, (varlen, 1), (causal, 0)), (rmsnorm, n, 64), (linear, head, 64, 61),
       (cross_entropy, loss, 61))
 MODEL(ends, f32, (linear, l, 40, 4 * 32), (attention, a, 2, 1, 32, (window_left, 20), (varlen, 1)), (last_token, t), (linear, f, 64, 20))

@@ -23,10 +23,10 @@ section_scripts() {
     echo "$n passed, $bad failed"
 }
 section_gpu() { bazel_test --config=gpu; }
-# All that nvcc compiles: tests, examples, benches. A compile takes 3.5 GB at most (_MANY_MODELS_CUDA in tools/bazel/te.bzl);
+# All that nvcc compiles: tests, examples, benches, to see that it compiles (.bazelrc, quick). A compile takes 3.5 GB at most (_MANY_MODELS_CUDA in tools/bazel/te.bzl);
 # as many at once as have 6 GB each.
 section_cuda() {
-    run_bazel build --jobs="$(awk '/^MemTotal/ { n = int($2 / 6e6); print n < 1 ? 1 : n }' /proc/meminfo)" --build_tag_filters=cuda
+    run_bazel build --config=quick --jobs="$(awk '/^MemTotal/ { n = int($2 / 6e6); print n < 1 ? 1 : n }' /proc/meminfo)" --build_tag_filters=cuda
     count '^Target //.* up-to-date' '^Target //.* failed to build'
 }
 

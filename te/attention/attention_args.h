@@ -10,6 +10,7 @@ typedef struct te_attention_args {
     void *out;       /* forward: out, backward: in. [batch * seq, heads * head_dim] */
     float *lse;      /* [batch, heads, seq], natural log of the sum of exp of the scaled scores. forward: out or null;
                         backward: in */
+    const void *sinks; /* [heads], of the kernels' dtype: with the option sinks; lse has them in it */
     const void *qkv; /* [batch * seq, (heads + 2 * kv_heads) * head_dim]: all query heads, then keys, then values */
     void *dqkv;      /* backward: out, every element written */
     const void *dout; /* backward: in, like out */
@@ -50,7 +51,8 @@ enum { TE_ATTENTION_MAX_HEAD_DIM = 256 };
 
 /* What can be wrong with the sizes of a call. */
 TE_API te_status te__attention_check(te_context *ctx, const te_attention_args *a, int heads, int varlen,
-                                     const char *name) {
+                                     int sinks, const char *name) {
+    TE_REQUIRE(a->sinks || !sinks, ctx, TE_ERROR_NULL, "%s: sinks is null", name);
     TE_REQUIRE(!a->cu_seqlens || varlen, ctx, TE_ERROR_VALUE,
                "%s: cu_seqlens is given, and the attention was declared without (varlen, 1)", name);
     TE_REQUIRE(!a->cu_seqlens || (a->batch <= a->rows && !a->sum), ctx, TE_ERROR_SHAPE,

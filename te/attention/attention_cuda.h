@@ -15,6 +15,16 @@
  * A type says all of a kernel but its name: THREADS, BLOCKS on a multiprocessor at least, args, and body. These three
  * have ROWS of a sequence in a block and BYTES of shared memory, too. */
 
+/* Whether kernels are left out because there are those for compute capability 9.0, H (attention_form.h: only). */
+template <class H, class F> TE_BOTH constexpr bool te__attn_left_out(void) {
+    return H::EXISTS && F::ONLY == TE_ATTENTION_HOPPER;
+}
+template <class H, class F> TE_API te_status te__attn_check_only(te_context *ctx, const char *name) {
+    TE_REQUIRE((!te__attn_left_out<H, F>()), ctx, TE_ERROR_DEVICE,
+               "%s: it has kernels for compute capability 9.0 alone (sm_90a), which need scratch in backward", name);
+    return TE_OK;
+}
+
 template <te_dtype T, class MMA, class F32> struct te__attn_shape_of : MMA {};
 template <class MMA, class F32> struct te__attn_shape_of<TE_f32, MMA, F32> : F32 {};
 
@@ -24,7 +34,8 @@ struct te__attn_forward : te__attn_shape_of<T, te__attn_forward_shape<D>, te__at
     static __device__ __forceinline__ void body(const args *a) {
         te_kernel_begin();
         if constexpr (T == TE_f32) te__attention_forward_f32<HEADS, KV_HEADS, D, F>(a);
-        else te__attention_forward_mma<T, HEADS, KV_HEADS, D, F>(a);
+        else if constexpr (!te__attn_left_out<te__attn_hopper_forward<T, HEADS, KV_HEADS, D, F>, F>())
+            te__attention_forward_mma<T, HEADS, KV_HEADS, D, F>(a);
     }
 };
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
@@ -33,7 +44,8 @@ struct te__attn_dq : te__attn_shape_of<T, te__attn_dq_shape<D>, te__attn_f32_dq_
     static __device__ __forceinline__ void body(const args *a) {
         te_kernel_begin();
         if constexpr (T == TE_f32) te__attention_dq_f32<HEADS, KV_HEADS, D, F>(a);
-        else te__attention_dq_mma<T, HEADS, KV_HEADS, D, F>(a);
+        else if constexpr (!te__attn_left_out<te__attn_hopper_backward<T, HEADS, KV_HEADS, D, F>, F>())
+            te__attention_dq_mma<T, HEADS, KV_HEADS, D, F>(a);
     }
 };
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
@@ -42,7 +54,8 @@ struct te__attn_dkdv : te__attn_shape_of<T, te__attn_dkdv_shape<D>, te__attn_f32
     static __device__ __forceinline__ void body(const args *a) {
         te_kernel_begin();
         if constexpr (T == TE_f32) te__attention_dkdv_f32<HEADS, KV_HEADS, D, F>(a);
-        else te__attention_dkdv_mma<T, HEADS, KV_HEADS, D, F>(a);
+        else if constexpr (!te__attn_left_out<te__attn_hopper_backward<T, HEADS, KV_HEADS, D, F>, F>())
+            te__attention_dkdv_mma<T, HEADS, KV_HEADS, D, F>(a);
     }
 };
 
@@ -85,10 +98,11 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_f
     }
     static te_status launch(te_context *ctx, te__attn_forward_kernels *k, const te_attention_args *a,
                             const char *name) {
-        TE_TRY(te__attention_check(ctx, a, HEADS, F::VARLEN, name));
+        TE_TRY(te__attention_check(ctx, a, HEADS, F::VARLEN, F::SINKS, name));
         const te__encode_fn encode = ready(ctx, k);
-        return encode ? hopper::launch(ctx, k->hopper.kernel, encode, a, name)
-                      : te__attn_enqueue<plain>(ctx, &k->plain, a->batch * HEADS, a, name);
+        if (encode) return hopper::launch(ctx, k->hopper.kernel, encode, a, name);
+        TE_TRY((te__attn_check_only<hopper, F>(ctx, name)));
+        return te__attn_enqueue<plain>(ctx, &k->plain, a->batch * HEADS, a, name);
     }
 };
 
@@ -117,9 +131,10 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
     }
     static te_status launch(te_context *ctx, te__attn_backward_kernels *k, const te_attention_args *a,
                             const char *name) {
-        TE_TRY(te__attention_check(ctx, a, HEADS, F::VARLEN, name));
+        TE_TRY(te__attention_check(ctx, a, HEADS, F::VARLEN, F::SINKS, name));
         const te__encode_fn encode = a->scratch ? ready(ctx, k) : 0;
         if (encode) return hopper::launch(ctx, k->delta, k->wgmma.kernel, k->round, encode, a, name);
+        TE_TRY((te__attn_check_only<hopper, F>(ctx, name)));
         TE_TRY(te__attn_enqueue<dq>(ctx, &k->dq, a->batch * HEADS, a, name)); /* writes delta, which dkdv reads */
         return te__attn_enqueue<dkdv>(ctx, &k->dkdv, a->batch * KV_HEADS, a, name);
     }

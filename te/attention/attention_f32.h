@@ -121,7 +121,8 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
     const float *qkv = (const float *)a->qkv, c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
     float o[C::R][C::COLS][4], top[C::R], sum[C::R];
     te__attn_f32_clear<C>(o);
-    TE_UNROLL for (int i = 0; i < C::R; i++) top[i] = -INFINITY, sum[i] = 0;
+    const float sink = te__attn_sink<TE_f32, F>(a, h.head);
+    TE_UNROLL for (int i = 0; i < C::R; i++) top[i] = sink, sum[i] = F::SINKS && x == 0 ? 1.0f : 0.0f;
     te__attn_f32_load<C, D>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
     for (int k0 = keys.first / C::T * C::T; k0 < keys.end; k0 += C::T) {
         float s[C::R][C::R];
@@ -129,11 +130,12 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
         te__attn_f32_load<C, D>(kv, qkv + h.k + k0 * h.width, h.width, seq - k0);
         __syncthreads();
         te__attn_f32_product_nt<C>(s, q, kv);
+        const te__attn_bias bias = te__attn_bias_at<HEADS, F>(h.head, a->scale, q0 + y - k0 - x);
         TE_UNROLL for (int i = 0; i < C::R; i++) {
             float v = top[i], add = 0;
             TE_UNROLL for (int j = 0; j < C::R; j++) {
                 const int row = q0 + y + 16 * i, key = k0 + x + 16 * j;
-                s[i][j] = te__attn_capped<F>(s[i][j], a->scale);
+                s[i][j] = te__attn_biased<F>(te__attn_capped<F>(s[i][j], a->scale), bias, 16 * (i - j));
                 if (!te__attn_sees(m, row, key)) s[i][j] = -INFINITY;
                 v = fmaxf(v, s[i][j]);
             }
@@ -200,11 +202,13 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
         __syncthreads();
         te__attn_f32_product_nt<C>(s, q, k);
         te__attn_f32_product_nt<C>(dp, dout, v);
+        const te__attn_bias bias = te__attn_bias_at<HEADS, F>(h.head, a->scale, q0 + y - k0 - x);
         TE_UNROLL for (int i = 0; i < C::R; i++)
             TE_UNROLL for (int j = 0; j < C::R; j++) {
                 const int row = q0 + y + 16 * i, key = k0 + x + 16 * j;
                 s[i][j] = te__attn_capped<F>(s[i][j], a->scale);
-                const float p = te__attn_sees(m, row, key) ? exp2f(s[i][j] * c - lse[i]) : 0;
+                const float biased = te__attn_biased<F>(s[i][j], bias, 16 * (i - j));
+                const float p = te__attn_sees(m, row, key) ? exp2f(biased * c - lse[i]) : 0;
                 if (F::DROP) dp[i][j] = te__attn_drops_pair<HEADS, F>(a, h, row, key) ? 0 : dp[i][j] * F::FACTOR;
                 s[i][j] = p * te__attn_slope<F>(s[i][j]) * (dp[i][j] - delta[i]);
             }
@@ -243,13 +247,15 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv
             __syncthreads();
             te__attn_f32_product_nt<C>(s, k, q);
             te__attn_f32_product_nt<C>(dp, v, dout);
+            const te__attn_bias bias = te__attn_bias_at<HEADS, F>(head, a->scale, q0 + x - k0 - y);
             TE_UNROLL for (int j = 0; j < C::R; j++) {
                 const int row = q0 + x + 16 * j, ok = row < seq;
                 const float lse = ok ? a->lse[h.row + row] * TE__ATTN_LOG2E : 0, delta = ok ? a->delta[h.row + row] : 0;
                 TE_UNROLL for (int i = 0; i < C::R; i++) {
                     const int key = k0 + y + 16 * i;
                     const float t = te__attn_capped<F>(s[i][j], a->scale);
-                    s[i][j] = ok && te__attn_seen(m, key, row) ? exp2f(t * c - lse) : 0;
+                    const float biased = te__attn_biased<F>(t, bias, 16 * (j - i));
+                    s[i][j] = ok && te__attn_seen(m, key, row) ? exp2f(biased * c - lse) : 0;
                     const int drops = F::DROP && te__attn_drops_pair<HEADS, F>(a, h, row, key);
                     if (F::DROP) dp[i][j] = drops ? 0 : dp[i][j] * F::FACTOR;
                     dp[i][j] = s[i][j] * te__attn_slope<F>(t) * (dp[i][j] - delta);

@@ -39,7 +39,7 @@
 
 /* The rest of a step, S of which is on its way. Leaves the products for dK on their way. staged: dQ of two steps before
  * lies in shared memory. head: of all sequences. */
-template <te_dtype T, int D, class F, class C>
+template <te_dtype T, int HEADS, int D, class F, class C>
 TE_FN void te__attn_back_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[C::QUERIES / 2],
                               float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 1], const te_attn_back *p,
                               te__attn_back_group<C> *g, int q0, int k0, int head, int staged, const int first) {
@@ -56,7 +56,7 @@ TE_FN void te__attn_back_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)
     if constexpr (F::DROP != 0) te__attn_back_draw<F, C>(dropped, p, g, q0, k0, head);
     te__attn_wgmma_wait<1>();
     te__attn_hold_back(s);
-    te__attn_back_exp<T, F, C>(frag, ds, s, rows, p, g, q0, k0, dropped);
+    te__attn_back_exp<T, HEADS, F, C>(frag, ds, s, rows, p, g, q0, k0, head, dropped);
     te__wgmma_fence();
     te__attn_back_gradient<T, D, C>(dv, frag, q + C::Q_BYTES, first);
     te__wgmma_commit();
@@ -105,8 +105,8 @@ TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh,
         int left = 0, left_before; /* queries from this group's first on: of the last step, and of the one before */
 #pragma unroll 1
         for (;; n++) {
-            te__attn_back_step<T, D, F, C>(dk, dv, s, rows, p, g, w.tile * C::QUERIES, k0,
-                                       item.x / KV_HEADS * HEADS + w.head, n > 1, n == 0);
+            te__attn_back_step<T, HEADS, D, F, C>(dk, dv, s, rows, p, g, w.tile * C::QUERIES, k0,
+                                              item.x / KV_HEADS * HEADS + w.head, n > 1, n == 0);
             left_before = left, left = seq - w.tile * C::QUERIES - own;
             if (!te__attn_walk_on<HEADS, KV_HEADS, F>(&w)) break;
             /* dQ of the step before the last one; there is none behind the first, and what comes out is not used */
@@ -208,7 +208,8 @@ TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_shap
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
 
 /* What attention_cuda.h makes three kernels of. EXISTS: 0: there are none for this dtype and head_dim. */
-template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, bool = T != TE_f32 && (D == 64 || D == 128)>
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
+          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_OTHERS && (D == 64 || D == 128)>
 struct te__attn_hopper_backward {
     typedef te__attn_back_shape<D> shape;
     static constexpr int EXISTS = 1;

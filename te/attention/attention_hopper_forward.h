@@ -12,9 +12,9 @@
  * its sums and stored, the tensor cores work for the other warpgroups. Issuing S ahead of P V in each warpgroup, and
  * turns between them, are from FlashAttention-3 (Shah et al. 2024).
  *
- * With a window the tiles of keys are those of the window. A warpgroup walks those of its own 64 queries: of the
- * block's it skips one at either end at most. Only where a window cuts a tile are scores hidden. Softcap and dropout
- * change S and P while P V of the tile before runs.
+ * With a window the tiles of keys are those of the window. A warpgroup walks those of its own 64 queries, and skips one
+ * of the block's at either end at most. Only where a window cuts a tile are scores hidden. Options change S and P while
+ * P V of the tile before runs.
  *
  * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal) and 2 * batch * seq * (2 * heads +
  * 2 * kv_heads) * head_dim bytes: from some hundred tokens on arithmetic is the limit. Beside the products, seq^2
@@ -110,12 +110,13 @@ template <class C> TE_FN void te__attn_values_skip(te__attn_place<C> &a) {
 /* A tile of keys that is not the first of these queries. cut: some of its keys, `key` the first, are hidden from some
  * of them, `query` the first. Without a window none are: queries and tiles of keys begin at multiples of 64. last: it
  * is the last one. */
-template <te_dtype T, class F, class C>
+template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, const te_attn_hopper *p, te__attn_mask m, int cut,
                          int head, int query, int key, int add, int last) {
     float sum[2];
     te__attn_products<T>(r, a, 1, 1, add);
     te__attn_cap<F>(r, p->scale);
+    te__attn_bias_rows<HEADS, F>(r, p->scale, head, query, key);
     if (cut) te__attn_hide_outside(r, m, query, key);
     TE_UNROLL for (int e = 0; e < 2; e++) sum[e] = te__attn_exp(r, e, r.top[e], a.c);
     if (F::DROP && p->rng) te__attn_drop_rows<F>(r, p->rng, p->id, head, query, key, p->seq);
@@ -124,6 +125,7 @@ TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, const te_att
     if (te__attn_outgrown<T>(sum)) {
         te__attn_scores_again<T>(r, a.q, a.k_tiles + a.k.stage * C::KV_BYTES);
         te__attn_cap<F>(r, p->scale);
+        te__attn_bias_rows<HEADS, F>(r, p->scale, head, query, key);
         if (cut) te__attn_hide_outside(r, m, query, key);
         te__attn_raise<T, F>(r, a.c, sum);
         if (F::DROP && p->rng) te__attn_drop_rows<F>(r, p->rng, p->id, head, query, key, p->seq);
@@ -172,12 +174,14 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         if (more) te__attn_keys_free(a, t.end - 1 == t.first);
         const int key = (t.end - 1) * C::KEYS + lane % 4 * 2;
         te__attn_cap<F>(r, p->scale);
+        te__attn_bias_rows<HEADS, F>(r, p->scale, next.head, next.query + group * 64, (t.end - 1) * C::KEYS);
         if (te__attn_cuts(t, t.end - 1, 1)) {
             if (te__attn_is_window<F>()) te__attn_hide_outside(r, m, next.query + group * 64, (t.end - 1) * C::KEYS);
             else te__attn_hide(r, m, next.query + row, key);
         }
-        TE_UNROLL for (int e = 0; e < 2; e++)
-            top[e] = te__attn_top(r, e), sum[e] = te__attn_exp(r, e, te__attn_kept<F>(top[e]), a.c);
+        if (F::SINKS) te__attn_sink_rows<T, HEADS, F>(r, top, sum, p->sinks, more ? next.head : 0, p->scale, a.c);
+        else TE_UNROLL for (int e = 0; e < 2; e++)
+                top[e] = te__attn_top(r, e), sum[e] = te__attn_exp(r, e, te__attn_kept<F>(top[e]), a.c);
         if (F::DROP && p->rng)
             te__attn_drop_rows<F>(r, p->rng, p->id, next.head, next.query + group * 64, (t.end - 1) * C::KEYS, p->seq);
         te__attn_products_wait(r, a, have);
@@ -199,7 +203,7 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
 #pragma unroll 1
         for (int j = t.end - 2; j >= t.first; j--, add = 1) {
             const int cut = te__attn_is_window<F>() && te__attn_cuts(t, j, 1);
-            te__attn_step<T, F>(r, a, p, m, cut, w.head, w.query + group * 64, j * C::KEYS, add, j == t.first);
+            te__attn_step<T, HEADS, F>(r, a, p, m, cut, w.head, w.query + group * 64, j * C::KEYS, add, j == t.first);
         }
         behind = F::LEFT >= 0 && t.first > te__attn_tiles_of<C>(m, w.query, C::ROWS).first;
         if (behind) te__attn_keys_skip(a);
@@ -255,7 +259,7 @@ TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te
                               ctx));
     p.out = a->out, p.lse = a->lse, p.tickets = ctx->tickets;
     p.heads = a->batch * HEADS, p.seq = a->seq, p.scale = a->scale;
-    p.rng = a->rng, p.id = a->id;
+    p.rng = a->rng, p.id = a->id, p.sinks = a->sinks;
     p.rows = (int)te_ceil_div(a->seq, C::ROWS), p.tiles = F::VARLEN ? p.slots * HEADS : p.heads * p.rows;
     const int64_t groups = F::VARLEN ? KV_HEADS : (int64_t)a->batch * KV_HEADS;
     p.together = F::RIGHT == 0 ? (int)te_max(1, te_min(l2 / head_bytes, groups)) : 1;
@@ -268,7 +272,8 @@ TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te
 
 /* What attention_cuda.h makes a kernel of. EXISTS: 0: there is none for this dtype and head_dim. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
-          bool = T != TE_f32 && (D == 64 || D == 96 || D == 128 || D == 192 || D == 256)>
+          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_OTHERS &&
+                 (D == 64 || D == 96 || D == 128 || D == 192 || D == 256)>
 struct te__attn_hopper_forward : te__attn_hopper_forward_shape<D> {
     typedef te__attn_hopper_forward_shape<D> shape;
     typedef te_attn_hopper args;

@@ -36,6 +36,7 @@ typedef struct te_attn_hopper {
     int tiles, rows, last;       /* tiles of queries: in all, in a sequence, and those of these that come last */
     int together, together_last; /* heads that are worked on at a time, so that their K and V stay in the L2 */
     float scale;
+    const void *sinks; /* with sinks: [heads of one sequence] */
     const te_rng *rng; /* with dropout, or null */
     uint32_t id;
     te_sequences of; /* varlen: the sequences; seq is then the longest, tiles counts those of te_sequence_tiles, */

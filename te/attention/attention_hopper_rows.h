@@ -36,6 +36,18 @@ template <class F, class C> TE_FN void te__attn_cap(te__attn_rows<C> &r, float s
     if constexpr (F::SOFTCAP > 0)
         TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++) r.s[i] = te__attn_capped<F>(r.s[i], scale);
 }
+/* ALiBi. head: of all sequences; query, key: the first of the warpgroup's. */
+template <int HEADS, class F, class C>
+TE_FN void te__attn_bias_rows(te__attn_rows<C> &r, float scale, int head, int query, int key) {
+    if constexpr (F::ALIBI) {
+        int thread = (int)threadIdx.x;
+        asm volatile("" : "+r"(thread), "+r"(query), "+r"(key));
+        const int distance = query + thread / 32 % 4 * 16 + thread % 32 / 4 - key - thread % 4 * 2;
+        const te__attn_bias b = te__attn_bias_at<HEADS, F>(head % HEADS, scale, distance);
+        TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++)
+            r.s[i] = te__attn_biased<F>(r.s[i], b, i / 2 % 2 * 8 - i / 4 * 8 - i % 2);
+    }
+}
 /* P becomes 0 where dropout drops it. head: of all sequences; query, key: the first of the warpgroup's. The random
  * state is read again each time, too. */
 template <class F, class C>
@@ -121,6 +133,18 @@ template <te_dtype T, class C> TE_FN void te__attn_scores_again(te__attn_rows<C>
  * then, and the first key that it sees outgrows that maximum. It takes a bound on the right; of causal rows the first
  * tile has the query's own key. */
 template <class F> TE_FN float te__attn_kept(float top) { return F::RIGHT > 0 && top == -INFINITY ? 0.0f : top; }
+/* A row begins with its sink: its maximum then is not below the sink, and one of its lanes adds it up. sinks: of one
+ * sequence; head: of all of them. */
+template <te_dtype T, int HEADS, class F, class C>
+TE_FN void te__attn_sink_rows(te__attn_rows<C> &r, float top[2], float sum[2], const void *sinks, int head,
+                              float scale, float c) {
+    const float sink = te_load(sinks, head % HEADS, T) / te__attn_unit<F>(scale);
+    TE_UNROLL for (int e = 0; e < 2; e++) {
+        top[e] = fmaxf(te__attn_top(r, e), sink);
+        sum[e] = te__attn_exp(r, e, te__attn_kept<F>(top[e]), c);
+        if (threadIdx.x % 4 == 0) sum[e] += te_exp2((sink - te__attn_kept<F>(top[e])) * c);
+    }
+}
 /* Scores are there again: take the new maxima, and rescale what was summed up. sum: of P over this tile. */
 template <te_dtype T, class F, class C> TE_FN void te__attn_raise(te__attn_rows<C> &r, float c, float sum[2]) {
     float shrink[2];

@@ -103,12 +103,13 @@ TE_FN void te__attn_back_draw(uint32_t (&dropped)[C::QUERIES / 64], const te_att
     }
     TE_UNROLL for (int i = 0; i < C::QUERIES / 64; i++) asm volatile("" : "+r"(dropped[i])::"memory");
 }
-/* S becomes P, and in 16 bits the A of the product for dV. other: what dS has in the place of P, if that is not P. */
-template <te_dtype T, class F, class C>
+/* S becomes P, and in 16 bits the A of the product for dV. other: what dS has in the place of P, if that is not P.
+ * head: of all sequences. */
+template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_back_exp(uint32_t (&frag)[C::QUERIES / 16][4], uint32_t (&other)[C::QUERIES / 16][4],
                              float (&s)[C::QUERIES / 2],
                              const float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 1], const te_attn_back *p,
-                             const te__attn_back_group<C> *g, int q0, int k0,
+                             const te__attn_back_group<C> *g, int q0, int k0, int head,
                              const uint32_t (&dropped)[C::QUERIES / 64]) {
     constexpr int N = C::QUERIES / 8;
     const int lane = te__attn_found_again(g->lane), key0 = k0 + g->group * 64;
@@ -126,10 +127,14 @@ TE_FN void te__attn_back_exp(uint32_t (&frag)[C::QUERIES / 16][4], uint32_t (&ot
                 if (at >= m.seq || !te__attn_seen(m, at, query)) s[4 * n + e] = -INFINITY;
             }
     }
+    const te__attn_bias bias = te__attn_bias_at<HEADS, F>(head % HEADS, p->a.scale,
+                                                          q0 + lane % 4 * 2 - key0 - g->warp * 16 - lane / 4);
     TE_UNROLL for (int n = 0; n < N; n++) {
         const float2 l = te__attn_back_row<C>(rows, lse, n, g);
         float slope[4];
         TE_UNROLL for (int e = 0; e < 4; e++) slope[e] = te__attn_slope<F>(s[4 * n + e]);
+        TE_UNROLL for (int e = 0; e < 4; e++)
+            s[4 * n + e] = te__attn_biased<F>(s[4 * n + e], bias, 8 * n + e % 2 - e / 2 * 8);
         TE_UNROLL for (int e = 0; e < 4; e++) s[4 * n + e] = te_exp2(s[4 * n + e] * c - (e % 2 ? l.y : l.x));
         TE_UNROLL for (int e = 0; e < 4; e++) slope[e] *= s[4 * n + e];
         if (F::DROP)

@@ -11,7 +11,7 @@
 #ifndef TE_ATTENTION_HOST_H
 #define TE_ATTENTION_HOST_H
 
-#include "attention_product_host.h" /* te__attn_product */
+#include "attention_scores_host.h" /* what mask and options make of scores; te__attn_product */
 
 /* to[0..n) = n numbers from index `at` */
 TE_FN void te__attn_row_read(float *__restrict to, const void *__restrict from, int64_t at, int n, te_dtype t) {
@@ -60,62 +60,6 @@ TE_FN te__attn_head te__attn_head_of(const te_attention_args *a, int batch, int 
     h.row = a->cu_seqlens ? (int64_t)head * s.rows + first : (int64_t)h.head * a->seq;
     return h;
 }
-/* In a row of a tile's scores, what does not go with the row becomes -inf. at: the token of column 0. */
-TE_FN void te__attn_row_hide(float *row, te__attn_span seen, int at) {
-    for (int c = 0; c < te__attn_least(TE__ATTN_TILE, seen.first - at); c++) row[c] = -INFINITY;
-    for (int c = seen.end > at ? seen.end - at : 0; c < TE__ATTN_TILE; c++) row[c] = -INFINITY;
-}
-/* What is not seen in a tile of scores, s[key][query] or s[query][key]. */
-TE_FN void te__attn_hide_by_key(float *s, te__attn_mask m, int q0, int k0, int keys) {
-    for (int k = 0; k < keys; k++) te__attn_row_hide(s + k * TE__ATTN_TILE, te__attn_queries_of(m, k0 + k, 1), q0);
-}
-TE_FN void te__attn_hide_by_query(float *s, te__attn_mask m, int q0, int k0, int queries) {
-    for (int q = 0; q < queries; q++) te__attn_row_hide(s + q * TE__ATTN_TILE, te__attn_keys_of(m, q0 + q, 1), k0);
-}
-/* Whether nothing is seen on one side of a tile's diagonal, so that products may leave that side out: key k0 + i by no
- * query before q0 + i. It is enough to look at the last key: as keys move on by one, their first query does not move on
- * by more than one. */
-TE_FN int te__attn_is_triangle(te__attn_mask m, int q0, int k0, int keys) {
-    return te__attn_queries_of(m, k0 + keys - 1, 1).first >= q0 + keys - 1;
-}
-
-/* What q (or k) is multiplied by, so that products are scores in powers of 2, with softcap what te__attn_tanh takes. */
-TE_FN float te__attn_factor(float scale, te__attn_form f) {
-    return scale * TE__ATTN_LOG2E * (f.softcap > 0 ? 2 / f.softcap : 1);
-}
-/* softcap tanh(score / softcap) of a tile of scores, in powers of 2. */
-TE_FN void te__attn_cap(float *s, int rows, int n, te__attn_form f) {
-    for (int i = 0; f.softcap > 0 && i < rows; i++)
-        for (int j = i * TE__ATTN_TILE; j < i * TE__ATTN_TILE + n; j += TE__ATTN_LANES) {
-            te__attn_vector e;
-            te__attn_get(&e, s + j), te__attn_tanh(&e), e *= f.softcap * TE__ATTN_LOG2E, te__attn_put(s + j, &e);
-        }
-}
-/* x times the derivative of that at the score e, 0 where it is hidden. */
-TE_FN void te__attn_uncap(te__attn_vector *x, const te__attn_vector *e, te__attn_form f) {
-    if (f.softcap > 0) {
-        const te__attn_vector t = *e * (1 / (f.softcap * TE__ATTN_LOG2E)), slope = 1 - t * t;
-        te__attn_vector least = *x - *x;
-        te__attn_raise(&least, &slope), *x *= least;
-    }
-}
-
-/* What dropout drops of a tile of numbers s[key][query], or s[query][key], becomes 0, the rest is multiplied. head: of
- * all sequences. q0, k0: multiples of 64. */
-TE_FN void te__attn_drop(float *s, int by_key, const te_attention_args *a, int head, int q0, int k0, float factor,
-                         te__attn_form f) {
-    for (int i = 0; f.drop && a->rng && i < 512; i++) { /* counters */
-        const int q = i / 128 * 16 + i / 8 % 8, k = i / 64 % 2 * 32 + i % 8;
-        uint32_t word[4];
-        te__attn_draw(word, *a->rng, a->id, te__attn_draw_row(head, q0 + q, a->seq), q0 + q, k0 + k);
-        for (int e = 0; e < 8; e++) {
-            const int query = q + e / 4 * 8, key = k + e % 4 * 8;
-            float *one = s + (by_key ? key * TE__ATTN_TILE + query : query * TE__ATTN_TILE + key);
-            *one = te__attn_drops(word[e % 4], e / 4, f.drop) ? 0 : *one * factor;
-        }
-    }
-}
-
 /* Grid: (batch * heads, query tiles). */
 TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads,
                                       int kv_heads, int d, te__attn_form f) {
@@ -125,12 +69,15 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
               queries = te__attn_least(TE__ATTN_TILE, h.seq - q0);
     if (queries <= 0) return; /* of a longer sequence */
     const te__attn_span seen = te__attn_keys_of(m, q0, queries);
+    const float slope = te__attn_alibi(h.head, heads, f);
     const int ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(queries);
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
     float *k = s, *v = k + tile, *o = v + tile, *qt = o + tile, *p = qt + tile;
     float *top = p + square, *sum = top + TE__ATTN_TILE, *shrink = sum + TE__ATTN_TILE;
     memset(o, 0, (size_t)(TE__ATTN_TILE * ld) * sizeof(float));
-    for (int q = 0; q < TE__ATTN_TILE; q++) top[q] = -3.402823466e38f, sum[q] = 0;
+    /* a sink is a score that each row has seen before any key, and has no value */
+    const float sink = f.sinks ? te_load(a->sinks, at.x % heads, t) * TE__ATTN_LOG2E : -INFINITY;
+    for (int q = 0; q < TE__ATTN_TILE; q++) top[q] = fmaxf(sink, -3.402823466e38f), sum[q] = f.sinks ? 1.0f : 0.0f;
     te__attn_tile_read_transposed(qt, a->qkv, h.q + q0 * h.width, h.width, queries, d, te__attn_factor(a->scale, f), t);
     for (int k0 = seen.first / TE__ATTN_TILE * TE__ATTN_TILE; k0 < seen.end; k0 += TE__ATTN_TILE) {
         const int keys = te__attn_least(TE__ATTN_TILE, seen.end - k0), cut = te__attn_cuts(seen, k0, keys);
@@ -141,6 +88,12 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
         te__attn_tile_read(v, ld, a->qkv, h.v + k0 * h.width, h.width, keys, d, t);
         te__attn_product(p, TE__ATTN_TILE, k, ld, 1, qt, TE__ATTN_TILE, keys, n, d, 0, part);
         te__attn_cap(p, keys, n, f);
+        for (int i = 0; f.alibi && i < keys; i++)
+            for (int q = 0; q < n; q += TE__ATTN_LANES) {
+                te__attn_vector e;
+                te__attn_get(&e, p + i * TE__ATTN_TILE + q), te__attn_add_bias(&e, slope, q0 + q - k0 - i, f);
+                te__attn_put(p + i * TE__ATTN_TILE + q, &e);
+            }
         if (cut) te__attn_hide_by_key(p, m, q0, k0, keys);
         for (int q = 0; q < n; q += TE__ATTN_LANES) {
             te__attn_vector old, now, add, e;
@@ -178,6 +131,7 @@ TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float 
               queries = te__attn_least(TE__ATTN_TILE, h.seq - q0);
     if (queries <= 0) return; /* of a longer sequence */
     const te__attn_span seen = te__attn_keys_of(m, q0, queries);
+    const float slope = te__attn_alibi(h.head, heads, f);
     const int ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(queries);
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
     float *k = s, *v = k + tile, *dq = v + tile, *qt = dq + tile, *dot = qt + tile, *p = dot + tile;
@@ -207,7 +161,8 @@ TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float 
             te__attn_get(&l, lse + q), te__attn_get(&mean, delta + q);
             for (int i = q; i < keys * TE__ATTN_TILE; i += TE__ATTN_TILE) {
                 te__attn_get(&e, p + i), te__attn_get(&x, dp + i);
-                score = e, e -= l, te__attn_exp2(&e), e *= x - mean, te__attn_uncap(&e, &score, f);
+                score = e, te__attn_add_bias(&e, slope, q0 + q - k0 - i / TE__ATTN_TILE, f), e -= l;
+                 te__attn_exp2(&e), e *= x - mean, te__attn_uncap(&e, &score, f);
                 te__attn_put(p + i, &e);
             }
         }
@@ -235,6 +190,7 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
     te__attn_tile_read_transposed(vt, a->qkv, h0.v + k0 * h0.width, h0.width, keys, d, 1, t);
     for (int head = head0; head < head0 + group; head++) {
         const te__attn_head h = te__attn_head_of(a, batch, head, heads, kv_heads, d);
+        const float slope = te__attn_alibi(head, heads, f);
         for (int q0 = seen.first / TE__ATTN_TILE * TE__ATTN_TILE; q0 < seen.end; q0 += TE__ATTN_TILE) {
             const int queries = te__attn_least(TE__ATTN_TILE, seen.end - q0), cut = te__attn_cuts(seen, q0, queries);
             const int triangle = cut && te__attn_is_triangle(m, q0, k0, keys);
@@ -252,7 +208,8 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
                 for (int j = i * TE__ATTN_TILE; j < i * TE__ATTN_TILE + n; j += TE__ATTN_LANES) {
                     te__attn_vector e, x, score;
                     te__attn_get(&e, p + j), te__attn_get(&x, dp + j);
-                    score = e, e -= lse, te__attn_exp2(&e), x = e * (x - delta), te__attn_uncap(&x, &score, f);
+                    score = e, te__attn_add_bias(&e, slope, k0 + j - i * TE__ATTN_TILE - q0 - i, f), e -= lse;
+                    te__attn_exp2(&e), x = e * (x - delta), te__attn_uncap(&x, &score, f);
                     te__attn_put(p + j, &e), te__attn_put(dp + j, &x);
                 }
             }
@@ -278,7 +235,7 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
     TE__ATTENTION_FORM(name, options)                                                                               \
     TE__ATTENTION_SHELL(name##_tile, forward, dtype, heads, kv_heads, head_dim, name##_form)                        \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                   \
-        TE_TRY(te__attention_check(ctx, a, heads, name##_form().varlen, #name));                                    \
+        TE_TRY(te__attention_check(ctx, a, heads, name##_form().varlen, name##_form().sinks, #name));               \
         return name##_tile_launch(ctx, te_grid_of((int64_t)a->batch * (heads), te_ceil_div(a->seq, TE__ATTN_TILE)), \
             a);                                                                                                     \
     }
@@ -291,7 +248,7 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
     enum { name##_sum_rows = 0 }; /* te_attention_args.sum must be null */                                      \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                               \
         const int64_t tiles = te_ceil_div(a->seq, TE__ATTN_TILE);                                               \
-        TE_TRY(te__attention_check(ctx, a, heads, name##_form().varlen, #name));                                \
+        TE_TRY(te__attention_check(ctx, a, heads, name##_form().varlen, name##_form().sinks, #name));           \
         TE_TRY(name##_dq_launch(ctx, te_grid_of((int64_t)a->batch * (heads), tiles), a)); /* delta, for dkdv */ \
         return name##_dkdv_launch(ctx, te_grid_of((int64_t)a->batch * (kv_heads), tiles), a);                   \
     }                                                                                                           \

@@ -19,7 +19,8 @@
 #ifndef TE_ATTENTION_KERNELS_H
 #define TE_ATTENTION_KERNELS_H
 
-#include "attention_args.h" /* te_attention_args */
+#include "attention_args.h"  /* te_attention_args */
+#include "attention_sinks.h" /* TE_ATTENTION_SINKS: the gradient of sinks */
 
 #if TE_CUDA
 #include "attention_cuda.h" /* TE_ATTENTION_FORWARD_OF, _BACKWARD_OF: tensor cores, or float on CUDA cores */

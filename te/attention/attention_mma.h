@@ -18,6 +18,7 @@
 
 #include "../core/math.h"     /* te_exp2 */
 #include "../core/mma_cuda.h" /* te__mma, te__shared_address */
+#include "attention_alibi.h"  /* te__attn_alibi_slope */
 #include "attention_args.h"   /* te_attention_args */
 #include "attention_mask.h"   /* te__attn_sees, te__attn_seen */
 
@@ -167,6 +168,30 @@ template <class F, int M, int N> TE_FN void te__attn_cap(float (&s)[M][N][4], fl
                 TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te__attn_capped<F>(s[m][n][e], scale);
 }
 
+/* ALiBi, in the units of scores: of the pairs of a tile, the bias of one whose key lies `distance` tokens in front of
+ * its query; te__attn_biased counts from there. */
+struct te__attn_bias { float slope, at; };
+template <int HEADS, class F> TE_FN te__attn_bias te__attn_bias_at(int head, float scale, int distance) {
+    te__attn_bias b = {0, 0};
+    if constexpr (F::ALIBI) {
+        b.slope = te__attn_alibi_slope(head, HEADS) / te__attn_unit<F>(scale);
+        b.at = b.slope * (float)distance;
+    }
+    return b;
+}
+/* further: so many tokens more lie between them, a constant. */
+template <class F> TE_FN float te__attn_biased(float s, te__attn_bias b, int further) {
+    return F::ALIBI ? s - fabsf(fmaf(b.slope, (float)further, b.at)) : s;
+}
+/* The same for all of s[M][N][4], queries by keys. */
+template <class F, int M, int N> TE_FN void te__attn_add_bias(float (&s)[M][N][4], te__attn_bias b) {
+    if constexpr (F::ALIBI)
+        TE_UNROLL for (int m = 0; m < M; m++)
+            TE_UNROLL for (int n = 0; n < N; n++)
+                TE_UNROLL for (int e = 0; e < 4; e++)
+                    s[m][n][e] = te__attn_biased<F>(s[m][n][e], b, m * 16 + e / 2 * 8 - n * 8 - e % 2);
+}
+
 /* f(number of s, whether it is dropped), for all of s[M][N][4], which are queries by keys. row: of query (drop.h). */
 template <class F, int M, int N, class G>
 TE_FN void te__attn_drop(const te_attention_args *a, uint32_t row, int query, int key, G f) {
@@ -184,6 +209,12 @@ TE_FN void te__attn_drop(const te_attention_args *a, uint32_t row, int query, in
             }
         }
     }
+}
+
+/* The sink of a head, in the units of scores, is a row's largest score before it has seen a key, and its sum then is 1.
+ * Without sinks there is none: -inf and 0. */
+template <te_dtype T, class F> TE_FN float te__attn_sink(const te_attention_args *a, int head) {
+    return F::SINKS ? te_load(a->sinks, head, T) / te__attn_unit<F>(a->scale) : -INFINITY;
 }
 
 /* Scores of keys that a query does not see become -inf. query, key: of s[0][0][0]. */

@@ -98,11 +98,14 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
                                    });
         te__attn_cap<F, M, N>(s, a->scale);
         if (te__attn_cuts(own, i, 1)) te__attn_hide<M, N>(s, mask, row0 + g, k0 + t * 2);
+        const te__attn_bias bias = te__attn_bias_at<HEADS, F>(h.head, a->scale, row0 + g - k0 - t * 2);
         TE_UNROLL for (int m = 0; m < M; m++)
             TE_UNROLL
         for (int n = 0; n < N; n++) TE_UNROLL
-        for (int e = 0; e < 4; e++)
-            s[m][n][e] = te_exp2(s[m][n][e] * c - lse[m][e / 2]) * te__attn_slope<F>(s[m][n][e]) * dp[m][n][e];
+        for (int e = 0; e < 4; e++) {
+            const float biased = te__attn_biased<F>(s[m][n][e], bias, m * 16 + e / 2 * 8 - n * 8 - e % 2);
+            s[m][n][e] = te_exp2(biased * c - lse[m][e / 2]) * te__attn_slope<F>(s[m][n][e]) * dp[m][n][e];
+        }
         uint32_t ds[M][N / 2][4];
         te__attn_pack_all<T, M, N>(ds, s);
         te__attn_product_nn<T, M, N / 2, D>(dq, ds, k_tile + te__attn_lane_a<D>(lane));
@@ -147,7 +150,8 @@ TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attenti
  * lane's first columns; key, query: of its first score. */
 template <te_dtype T, class F, int M, int N>
 TE_FN void te__attn_probabilities(uint32_t (&other)[M][N / 2][4], float (&s)[M][N][4], const float2 *column, float c,
-                                  float unit, const te_attention_args *a, int64_t head, int key, int query) {
+                                  float unit, const te_attention_args *a, int64_t head, int key, int query,
+                                  te__attn_bias bias) {
     te_rng rng = {0, 0};
     uint32_t word[2][4];
     if (F::DROP) rng = *a->rng;
@@ -161,6 +165,7 @@ TE_FN void te__attn_probabilities(uint32_t (&other)[M][N / 2][4], float (&s)[M][
                 float *v = &s[m][n][2 * h], slope[2];
                 TE_UNROLL for (int e = 0; e < 2; e++) {
                     slope[e] = te__attn_slope<F>(v[e]);
+                    v[e] = te__attn_biased<F>(v[e], bias, n * 8 + e - m * 16 - h * 8);
                     v[e] = te_exp2((F::SOFTCAP > 0 ? v[e] - (e ? x.y : x.x) / unit : v[e]) * c);
                 }
                 if (F::DROP)
@@ -237,16 +242,20 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
                                               b_nt + te__attn_lane_b<D>(lane));
         if (!second) {
             uint32_t other[M][N / 2][4]; /* what the second warp gets, where that is not P itself */
+            const te__attn_bias bias =
+                te__attn_bias_at<HEADS, F>(head0 + member_now, a->scale, q0 + t * 2 - key0 - g);
             te__attn_cap<F, M, N>(s, a->scale);
             if (te__attn_cuts(own, at, 1))
                 te__attn_hide_transposed<M, N>(s, mask, key0 + g, q0 + t * 2);
             if constexpr (F::APART)
                 te__attn_probabilities<T, F, M, N>(other, s, column, c, unit, a, batch * HEADS + head0 + member_now,
-                                                   key0 + g, q0 + t * 2);
+                                                   key0 + g, q0 + t * 2, bias);
             else
                 TE_UNROLL for (int m = 0; m < M; m++)
                     TE_UNROLL for (int n = 0; n < N; n++)
-                        TE_UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = te_exp2(s[m][n][e] * c);
+                        TE_UNROLL for (int e = 0; e < 4; e++)
+                            s[m][n][e] = te_exp2(
+                                te__attn_biased<F>(s[m][n][e], bias, n * 8 + e % 2 - m * 16 - e / 2 * 8) * c);
             te__attn_pack_all<T, M, N>(p, s);
             TE_UNROLL for (int m = 0; m < M; m++)
                 TE_UNROLL for (int k = 0; k < N / 2; k++) {

@@ -90,8 +90,11 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
 
     uint32_t held[M][HELD ? D / 16 : 1][4];
     float o[M][D / 8][4] = {}, top[M][2],
-                   sum[M][2] = {}; /* o: not yet divided; top: largest score; sum: this lane's share */
-    TE_UNROLL for (int m = 0; m < M; m++) top[m][0] = top[m][1] = -INFINITY;
+                   sum[M][2]; /* o: not yet divided; top: largest score; sum: this lane's share */
+    const float sink = te__attn_sink<T, F>(a, h.head);
+    TE_UNROLL for (int m = 0; m < M; m++) {
+        top[m][0] = top[m][1] = sink, sum[m][0] = sum[m][1] = F::SINKS && t == 0 ? 1.0f : 0.0f;
+    }
     for (int i = tiles.first; i < tiles.end; i++) {
         const int k0 = i * TILE, stage = (i - tiles.first) & 1;
         const uint32_t k_tile = kv_tile + stage * 2 * KV_BYTES;
@@ -109,6 +112,7 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
         float s[M][N][4] = {};
         te__attn_product_nt<T, M, N, D, HELD>(s, held, q_lane, k_tile + te__attn_lane_b<D>(lane));
         te__attn_cap<F, M, N>(s, a->scale);
+        te__attn_add_bias<F, M, N>(s, te__attn_bias_at<HEADS, F>(h.head, a->scale, row0 + g - k0 - t * 2));
         if (te__attn_cuts(own, i, 1)) te__attn_hide<M, N>(s, mask, row0 + g, k0 + t * 2);
         /* without a bound on the left key 0 is in the first tile and never masked: top is finite from there on */
         float shrink[M][2];

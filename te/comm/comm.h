@@ -27,12 +27,18 @@ typedef struct te_comm_config {
     int tensor;       /* ranks of a tensor group; size is a multiple of it */
     const char *file; /* CUDA: a path that all ranks see, and that does not exist when the first one comes */
     double timeout;   /* seconds */
+    /* CUDA: bytes of the largest tensor whose collectives go through memory that the ranks of a group map; 0: all go by
+     * NCCL. Each group of 2 to 8 ranks takes four times as much of the device, if all of them can map it: processes of
+     * one host that see each other's devices. */
+    int64_t peer_bytes;
 } te_comm_config;
+
+enum { TE_PEER_BYTES = 16 << 20 }; /* on two H200s no more than NCCL takes */
 
 /* All ranks replicas of each other, 60 seconds. */
 TE_API te_comm_config te_comm_defaults(void) {
     te_comm_config c;
-    c.rank = -1, c.size = 0, c.tensor = 1, c.file = 0, c.timeout = 60.0;
+    c.rank = -1, c.size = 0, c.tensor = 1, c.file = 0, c.timeout = 60.0, c.peer_bytes = TE_PEER_BYTES;
     return c;
 }
 TE_API int te__env_number(const char *const *names, int otherwise) {
@@ -60,6 +66,7 @@ TE_API void te_comm_launched(int *rank, int *size) {
 /* Say which group a communicator is, without its handle. */
 TE_API void te__comm_group(te_group *g, te_comm *comm, const char *name, int rank, int size) {
     g->name = name, g->rank = rank, g->size = size, g->transport = te__comm_transport(), g->handle = 0, g->comm = comm;
+    g->peers = 0;
 }
 /* Let all that has been enqueued run, forget graphs that hold collectives, and free the groups. */
 TE_API void te_comm_destroy(te_comm *comm) {
@@ -74,14 +81,17 @@ TE_API void te_comm_destroy(te_comm *comm) {
     memset(comm, 0, sizeof *comm);
 }
 /* The grid of comm->world, whose handle is there. */
-TE_API te_status te__comm_grid(te_comm *comm, int tensor, te_context *ctx) {
+TE_API te_status te__comm_grid(te_comm *comm, int tensor, int64_t peer_bytes, te_context *ctx) {
     te_group *w = &comm->world;
     TE_REQUIRE(tensor > 0 && w->size % tensor == 0, ctx, TE_ERROR_SHAPE,
                "te_comm_create: %d ranks are not shared out evenly among tensor groups of %d", w->size, tensor);
     te__comm_group(&comm->tensor, comm, "tensor", w->rank % tensor, tensor);
     te__comm_group(&comm->data, comm, "data", w->rank / tensor, w->size / tensor);
     TE_TRY(te__comm_split(&comm->tensor, w, w->rank / tensor, w->rank % tensor, ctx));
-    return te__comm_split(&comm->data, w, w->rank % tensor, w->rank / tensor, ctx);
+    TE_TRY(te__comm_split(&comm->data, w, w->rank % tensor, w->rank / tensor, ctx));
+    TE_TRY(te__comm_map(w, peer_bytes, ctx));
+    TE_TRY(te__comm_map(&comm->tensor, peer_bytes, ctx));
+    return te__comm_map(&comm->data, peer_bytes, ctx);
 }
 TE_API te_status te__comm_begin(te_comm *comm, double timeout, te_context *ctx) {
     TE_TRY(te_check_target(ctx, "te_comm_create"));
@@ -108,7 +118,7 @@ TE_API te_status te_comm_create(te_comm *comm, const te_comm_config *config, te_
     if (config->size > 0) size = config->size;
     te__comm_group(&comm->world, comm, "world", rank, size);
     te_status status = te__comm_world(comm, config->file, ctx);
-    if (status == TE_OK) status = te__comm_grid(comm, config->tensor, ctx);
+    if (status == TE_OK) status = te__comm_grid(comm, config->tensor, config->peer_bytes, ctx);
     return te__comm_done(comm, status, ctx);
 }
 /* Of a communicator of the caller's, which stays open: an ncclComm_t on the context's device, or an MPI_Comm. */
@@ -116,7 +126,7 @@ TE_API te_status te_comm_of(te_comm *comm, te__comm_native native, int tensor, t
     TE_TRY(te__comm_begin(comm, te_comm_defaults().timeout, ctx));
     te__comm_group(&comm->world, comm, "world", 0, 1);
     te_status status = te__comm_take(comm, native, ctx);
-    if (status == TE_OK) status = te__comm_grid(comm, tensor, ctx);
+    if (status == TE_OK) status = te__comm_grid(comm, tensor, te_comm_defaults().peer_bytes, ctx);
     return te__comm_done(comm, status, ctx);
 }
 #endif

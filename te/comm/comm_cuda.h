@@ -1,5 +1,6 @@
-/* comm_cuda.h -- groups of ranks on CUDA: NCCL, 2.18 or later (comm.h). Its calls go to the context's stream, so passes
- * with collectives are captured and replayed like others.
+/* comm_cuda.h -- groups of ranks on CUDA: NCCL, 2.18 or later (comm.h), and memory that ranks of one host map for what
+ * is small (peers.h). Calls go to the context's stream, so passes with collectives are captured and replayed like
+ * others.
  */
 /* target: cuda */
 #ifndef TE_COMM_CUDA_H
@@ -7,6 +8,7 @@
 
 #include "../core/group.h"  /* te_comm, te_group */
 #include "../core/target.h" /* te__cuda_call */
+#include "peers_cuda.h"     /* te__peers_open, te_peer_collective */
 
 #ifdef TE_COMM
 #include <nccl.h>
@@ -33,54 +35,72 @@ TE_API void te__nap(void) {
 
 /* ---- collectives ------------------------------------------------------------------------------------------------- */
 
-typedef enum te__nccl_kind { TE_NCCL_all_gather, TE_NCCL_reduce_scatter, TE_NCCL_all_reduce } te__nccl_kind;
 typedef struct te__nccl_args {
     const te_group *group;
     void *y;
     const void *x;
     int64_t count;
     te_dtype dtype;
-    te__nccl_kind kind;
+    te_peer_kind kind;
 } te__nccl_args;
 
 TE_API te_status te__nccl_call(const void *args, te_context *ctx) {
-    static const char *const names[] = {"all_gather", "reduce_scatter", "all_reduce"};
+    static const char *const names[] = {"all_reduce", "reduce_scatter", "all_gather"}; /* as in te_peer_kind */
     const te__nccl_args *a = (const te__nccl_args *)args;
     const ncclDataType_t type = a->dtype == TE_f32 ? ncclFloat32 : a->dtype == TE_bf16 ? ncclBfloat16 : ncclFloat16;
     const cudaStream_t stream = (cudaStream_t)ctx->stream;
     const ncclComm_t comm = (ncclComm_t)a->group->handle;
     const size_t count = (size_t)a->count;
     ncclResult_t e;
-    if (a->kind == TE_NCCL_all_gather) e = ncclAllGather(a->x, a->y, count, type, comm, stream);
-    else if (a->kind == TE_NCCL_reduce_scatter) e = ncclReduceScatter(a->x, a->y, count, type, ncclSum, comm, stream);
+    if (a->kind == TE_PEER_all_gather) e = ncclAllGather(a->x, a->y, count, type, comm, stream);
+    else if (a->kind == TE_PEER_reduce_scatter) e = ncclReduceScatter(a->x, a->y, count, type, ncclSum, comm, stream);
     else e = ncclAllReduce(a->x, a->y, count, type, ncclSum, comm, stream);
     return te__nccl_status(a->group, e, names[a->kind], ctx);
 }
 TE_API te_status te__nccl_enqueue(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
-                                  te__nccl_kind kind, te_context *ctx) {
+                                  te_peer_kind kind, te_context *ctx) {
     te__nccl_args a;
+    int takes = 0;
     TE_REQUIRE(dtype == TE_f32 || dtype == TE_bf16 || dtype == TE_f16, ctx, TE_ERROR_DTYPE, "no collectives of %s",
                te_dtype_name(dtype));
+    if (g->peers) TE_TRY(te_peer_collective(&takes, g, kind, y, x, count, dtype, ctx));
+    if (takes) return TE_OK;
     memset(&a, 0, sizeof a); /* arguments are compared byte by byte */
     a.group = g, a.y = y, a.x = x, a.count = count, a.dtype = dtype, a.kind = kind;
     return te__cuda_call(ctx, te__nccl_call, &a, sizeof a);
 }
 TE_API te_status te__nccl_all_gather(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                      te_context *ctx) {
-    return te__nccl_enqueue(g, y, x, count, dtype, TE_NCCL_all_gather, ctx);
+    return te__nccl_enqueue(g, y, x, count, dtype, TE_PEER_all_gather, ctx);
 }
 TE_API te_status te__nccl_reduce_scatter(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                          te_context *ctx) {
-    return te__nccl_enqueue(g, y, x, count, dtype, TE_NCCL_reduce_scatter, ctx);
+    return te__nccl_enqueue(g, y, x, count, dtype, TE_PEER_reduce_scatter, ctx);
 }
 TE_API te_status te__nccl_all_reduce(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                      te_context *ctx) {
-    return te__nccl_enqueue(g, y, x, count, dtype, TE_NCCL_all_reduce, ctx);
+    return te__nccl_enqueue(g, y, x, count, dtype, TE_PEER_all_reduce, ctx);
 }
 
 /* ---- groups ------------------------------------------------------------------------------------------------------ */
 
+/* Free the memory that ranks map: when no other has it mapped any more, or does not come to say so. */
+TE_API void te__peers_close(te_group *g) {
+    const te_comm *comm = g->comm;
+    const cudaStream_t stream = (cudaStream_t)comm->ctx->stream;
+    te_peers *p = g->peers;
+    if (!p) return;
+    g->peers = 0;
+    te__peers_unmap(p, g->rank);
+    if (!comm->failed && ncclAllReduce(p->state, p->state, 1, ncclUint32, ncclMax, (ncclComm_t)g->handle, stream) ==
+                             ncclSuccess) {
+        const double start = te__seconds();
+        while (cudaStreamQuery(stream) == cudaErrorNotReady && te__seconds() - start < comm->timeout) te__nap();
+    }
+    te__peers_free(p, g->rank);
+}
 TE_API void te__nccl_close(te_group *g) {
+    te__peers_close(g);
     const int is_world = g == &g->comm->world;
     if (g->comm->failed) (void)ncclCommAbort((ncclComm_t)g->handle);
     else if (!is_world || g->comm->closes) (void)ncclCommDestroy((ncclComm_t)g->handle);
@@ -142,6 +162,7 @@ TE_API te_status te__comm_split(te_group *g, const te_group *of, int color, int 
     g->handle = part;
     return TE_OK;
 }
+TE_API te_status te__comm_map(te_group *g, int64_t largest, te_context *ctx) { return te__peers_open(g, largest, ctx); }
 TE_API void te__comm_forget(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     while (s && s->replays) te__replay_forget(s, s->replays - 1);
@@ -156,10 +177,11 @@ TE_API te_status te_comm_synchronize(te_context *ctx) {
     const te_comm *comm = ctx->comm;
     if (!comm) return te_synchronize(ctx);
     const double start = te__seconds();
+    const te_group *const group[3] = {&comm->world, &comm->tensor, &comm->data};
     for (cudaError_t e; (e = cudaStreamQuery((cudaStream_t)ctx->stream)) != cudaSuccess;) {
-        const te_group *const group[3] = {&comm->world, &comm->tensor, &comm->data};
         if (e != cudaErrorNotReady) return te__cuda_status(ctx, e, "te_comm_synchronize");
         for (int i = 0; i < 3; i++) {
+            TE_TRY(te_peers_check(group[i], ctx));
             ncclResult_t async = ncclSuccess;
             TE_TRY(te__nccl_status(group[i], ncclCommGetAsyncError((ncclComm_t)group[i]->handle, &async),
                                    "ncclCommGetAsyncError", ctx));
@@ -170,6 +192,7 @@ TE_API te_status te_comm_synchronize(te_context *ctx) {
         return te_fail(ctx, TE_ERROR_COMM, "rank %d of %d: what was enqueued is not through within %g seconds",
                        comm->world.rank, comm->world.size, comm->timeout);
     }
+    for (int i = 0; i < 3; i++) TE_TRY(te_peers_check(group[i], ctx));
     return TE_OK;
 }
 #endif

@@ -35,11 +35,13 @@ typedef struct te_transport {
 } te_transport;
 
 struct te_comm;
+struct te_peers;
 typedef struct te_group {
     const char *name; /* "world", "tensor", "data" */
     int rank, size;
     const te_transport *transport; /* null: one rank, which needs none */
     void *handle;                  /* the transport's own */
+    struct te_peers *peers;        /* CUDA: memory that all ranks map (te/comm/peers.h); null: none */
     struct te_comm *comm;
 } te_group;
 
@@ -53,7 +55,7 @@ typedef struct te_comm {
 } te_comm;
 
 TE_API const te_group *te__alone(void) {
-    static const te_group alone = {"one rank", 0, 1, 0, 0, 0};
+    static const te_group alone = {"one rank", 0, 1, 0, 0, 0, 0};
     return &alone;
 }
 TE_API const te_group *te_tensor_group(const te_context *ctx) {

@@ -69,8 +69,9 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
     enum {                                                                                                         \
         name##_takes_dims = TE__TAKES_DIMS_##widths,                                                               \
         name##_width_option = TE_OPTION(of, width, TE__NO_WIDTH),                                                  \
-        name##_begin_begin_out = name##_width_option != TE__NO_WIDTH ? (int)name##_width_option                    \
-                                                                     : TE_FOR(TE__FIRST_WIDTH, links) 0,           \
+        name##_begin_begin_out = (int)name##_width_option != (int)TE__NO_WIDTH                                     \
+                                     ? (int)name##_width_option                                                    \
+                                     : TE_FOR(TE__FIRST_WIDTH, links) 0,                                           \
         name##_before_op_0 = -1,                                                                                   \
         TE_FOR(TE__WIDTHS, links) name##_op_count                                                                  \
     };                                                                                                             \

@@ -65,13 +65,13 @@
     static_assert(TE_ROW_COUNT(__VA_ARGS__) == 1 && (TE_FLAGS(TE_ROW_FIRST(__VA_ARGS__)) & TE_IS_FORK),      \
                   "te: " #model ": in backward nothing may follow a linear and a fork in a row");            \
     TE__GEMM_ALONE(name, widths, model, dtype, pass, ~)
-/* An op with kernels of its own, which may take a chain along (own_rows.h). */
+/* An op with kernels of its own, which may take a chain or another such op along (own_rows.h). */
 #define TE__KERNELS_OF_own(name, widths, model, dtype, pass, ...) \
     TE__IF_ALONE(TE__OWN_ALONE, TE__OWN_ROW, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__OWN_ALONE(name, widths, model, dtype, pass, op) TE__OWN(TE_JOIN1(TE_OWN_, TE_FAMILY(op)), pass, name, \
     model, dtype, op)
-#define TE__OWN_ROW(name, widths, model, dtype, pass, first, ...)                             \
-    TE_IF_MARKED(TE_JOIN1(TE_TAKES_LINEAR_, TE_FAMILY(first)), TE__OWN_LINEAR, TE__OWN_CHAIN) \
+#define TE__OWN_ROW(name, widths, model, dtype, pass, first, ...)                                                 \
+    TE_IF_MARKED(TE_JOIN1(TE_TAKES_LINEAR_, TE_FAMILY(first)), TE__OWN_LINEAR, TE__PAIR_OR_CHAIN(first, __VA_ARGS__)) \
     (name, widths, model, dtype, pass, first, __VA_ARGS__)
 #define TE__OWN_LINEAR(name, widths, model, dtype, pass, own, ...)                                 \
     static_assert(TE_ROW_COUNT(__VA_ARGS__) == 1 && TE__IS_CLASS(TE_ROW_FIRST(__VA_ARGS__), gemm), \

@@ -1,5 +1,7 @@
 /* own_rows.h -- rows that begin with an op that has its own kernels: TE_OWN_ROW_<family>_<pass>(name, model, dtype, op)
- * makes the op's kernels and name##_run; `name` is also the chain of the ops behind it (TE_CHAIN).
+ * makes the op's kernels and name##_run; `name` is also the chain of the ops behind it (TE_CHAIN). With TE_PAIR_<a>_<b>
+ * a comma the row is two such ops, and TE_OWN_PAIR_<a>_<b>_<pass>(name, model, dtype, a, b) makes kernels and
+ * name##_run.
  */
 #ifndef TE_FUSE_OWN_ROWS_H
 #define TE_FUSE_OWN_ROWS_H
@@ -7,13 +9,21 @@
 #include "../ops/attention.h" /* te__attention_backward */
 #include "chain_run.h"        /* te_chain, te_chain_launch_fn */
 
+#define TE__PAIR_OR_CHAIN(a, ...) \
+    TE_IF_MARKED(TE_JOIN2(TE_PAIR_, TE_FAMILY(a), TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__))), TE__OWN_PAIR, TE__OWN_CHAIN)
+#define TE__OWN_PAIR(name, widths, model, dtype, pass, a, ...)                                                       \
+    static_assert(TE_ROW_COUNT(__VA_ARGS__) == 1, "te: " #name ": this row has two ops");                            \
+    TE__OWN(TE_JOIN2(TE_OWN_PAIR_, TE_FAMILY(a), TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__))), pass, name, model, dtype, a, \
+        TE_ROW_FIRST(__VA_ARGS__))
+
 /* Attention's backward with the gradient of the bias before it. */
 #define TE_OWN_ROW_attention_backward(name, model, dtype, op)                                                      \
     TE__ATTENTION(BACKWARD, name##_own, dtype, op)                                                                 \
+    TE__ATTENTION_SINKS(name##_own, dtype, op)                                                                     \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
         const te_chain_shape k = name##_shape(te_chain_half(r, s, 1));                                             \
         return te__attention_bias_backward(r, s, name##_own_launch, name##_own_scratch_bytes, name##_own_sum_rows, \
-            name##_launch, k);                                                                                     \
+            name##_launch, k, TE__IF_SINKS(op, name##_own_sinks_launch, 0));                                       \
     }
 
 /* The attention kernels leave partial sums of the columns that they write (of sum_rows rows each), in sequences that
@@ -21,7 +31,8 @@
  * sized without the sequences. */
 TE_API te_status te__attention_bias_backward(te_run *r, const te_step *s, te_attention_launch_fn attention,
                                              te_attention_scratch_fn scratch_bytes, int sum_rows,
-                                             te_chain_launch_fn launch, te_chain_shape k) {
+                                             te_chain_launch_fn launch, te_chain_shape k,
+                                             te_attention_sinks_fn sinks) {
     const int tiles = te_chain_tiles(k), most = te__most_blocks(r, k, tiles);
     const int sums = sum_rows && r->batch && r->batch->seq >= sum_rows;
     const int blocks = sums ? (int)(r->batch->batch * te_ceil_div(r->batch->seq, sum_rows))
@@ -31,7 +42,7 @@ TE_API te_status te__attention_bias_backward(te_run *r, const te_step *s, te_att
     float *sum = 0;
     te_chain c;
     TE_TRY(te_sum_later(r, &sum, r->param[s->op[1]], r->plan->op[s->op[0]].in, blocks, room));
-    TE_TRY(te__attention_backward(r, s, attention, scratch_bytes, sums ? sum : 0));
+    TE_TRY(te__attention_backward(r, s, attention, scratch_bytes, sums ? sum : 0, sinks));
     if (sums || r->dry) return TE_OK;
     memset(&c, 0, sizeof c);
     c.x = r->now.p, c.rows = r->now.rows, c.half = k.half, c.op[0].sum[0] = sum;

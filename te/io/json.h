@@ -1,5 +1,6 @@
 /* json.h -- the part of JSON that a safetensors header is made of: objects, arrays, strings, whole numbers >= 0.
- * RFC 8259. The reader works in place: a decoded string lies in the text itself, which it never outgrows. It never
+ * RFC 8259. json_table.h reads all of JSON with it.
+ * The reader works in place: a decoded string lies in the text itself, which it never outgrows. It never
  * recurses, allocates nothing and reads no byte behind the text's closing NUL, whatever the text.
  *
  * Do this:
@@ -24,7 +25,7 @@ typedef struct te__json {
 } te__json;
 
 TE_API te_status te__json_fail(const te__json *j, const char *what) {
-    return te_fail(j->ctx, TE_ERROR_FORMAT, "%.120s: header, byte %zu: %s", j->path, j->at, what);
+    return te_fail(j->ctx, TE_ERROR_FORMAT, "%.120s: byte %zu of its JSON: %s", j->path, j->at, what);
 }
 TE_API char te__json_peek(te__json *j) {
     while (j->text[j->at] == ' ' || j->text[j->at] == '\n' || j->text[j->at] == '\t' || j->text[j->at] == '\r') j->at++;
@@ -32,7 +33,8 @@ TE_API char te__json_peek(te__json *j) {
 }
 TE_API te_status te__json_expect(te__json *j, char c) {
     if (te__json_peek(j) != c || j->at >= j->n)
-        return te_fail(j->ctx, TE_ERROR_FORMAT, "%.120s: header, byte %zu: '%c' should stand here", j->path, j->at, c);
+        return te_fail(j->ctx, TE_ERROR_FORMAT, "%.120s: byte %zu of its JSON: '%c' should stand here", j->path, j->at,
+                       c);
     j->at++;
     return TE_OK;
 }

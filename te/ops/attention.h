@@ -1,5 +1,5 @@
 /* attention.h -- (attention, name, heads, kv_heads, head_dim); options (causal, 1), (scale, 1 / sqrt(head_dim)),
- * (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (varlen, 0)
+ * (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (varlen, 0), (alibi, 0), (sinks, 0)
  *
  * softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads]: in width
  * (heads + 2 kv_heads) head_dim, out width heads * head_dim. Grouped-query where kv_heads < heads: kv_heads must divide
@@ -18,6 +18,12 @@
  * (Srivastava et al. 2014; Vaswani et al. 2017), as te/ops/dropout.h does it. The mask is Philox of (seed, draw, op;
  * sequence, head, query, key), made again in backward. Inference drops nothing.
  *
+ * alibi: 1: slope |i - j| is taken off the score of query i and key j, behind softcap; each head has a slope of its own
+ * that is not learnt (Press, Smith & Lewis 2022; te/attention/attention_alibi.h). It costs two instructions a score.
+ *
+ * sinks: 1: a parameter `sinks`, a learnt logit for each head that joins the sum under the softmax and brings no value
+ * (gpt-oss, OpenAI 2025; te/attention/attention_sinks.h). te_model_randomize gives zeros.
+ *
  * varlen: 1: te_batch.cu_seqlens may be given, and then no sequence sees another. It is a constant of the list because
  * kernels that know their sequences to be equal are smaller and a little faster.
  */
@@ -33,16 +39,29 @@
 #define TE_OUT_attention(op, in) ((TE_ARG1(op, 0)) * (TE_ARG3(op, 0)))
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
     (TE__VARLEN(op) ? TE_VARIES : 0))
+/* A rank that has some of the heads does not know which they are, and slopes are of all. */
+#define TE_SHARE_FITS_attention(op, in) \
+    ((int)(in) == (int)TE_SHARE_columns ? TE__ALIBI(op) == 0 \
+                                        : (int)(in) == (int)TE_SHARE_same || \
+                                              ((int)(in) != (int)TE_SHARE_sums && !TE__SINKS(op)))
 #define TE_STATS_attention(op) (TE_ARG1(op, 0)) /* the log-sum-exp of each head */
+#define TE_TAKES_attention_alibi TE_INTEGER
 #define TE_TAKES_attention_causal TE_INTEGER
 #define TE_TAKES_attention_scale TE_NUMBER
 #define TE_TAKES_attention_dropout TE_NUMBER
+#define TE_TAKES_attention_sinks TE_INTEGER
 #define TE_TAKES_attention_softcap TE_NUMBER
 #define TE_TAKES_attention_varlen TE_INTEGER
 #define TE_TAKES_attention_window_left TE_INTEGER
 #define TE_TAKES_attention_window_right TE_INTEGER
 #define TE__CAUSAL(op) TE_OPTION(op, causal, 1)
 #define TE__VARLEN(op) (TE_OPTION(op, varlen, 0))
+#define TE__ALIBI(op) (TE_OPTION(op, alibi, 0))
+/* `yes` if the op says (sinks, 1): the preprocessor has to know it, for they are a parameter. */
+#define TE__IF_SINKS(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__SINKS_, TE_OPTION(op, sinks, 0)), yes, no)
+#define TE__SINKS_1 ,
+#define TE__SINKS(op) TE__IF_SINKS(op, 1, 0)
+#define TE_PARAMS_attention(op, in, out) TE__IF_SINKS(op, ((sinks, 1, TE_ARG1(op, 0), zero)), ((end, ~)))
 #define TE__WINDOW_LEFT(op) TE_OPTION(op, window_left, TE_ATTENTION_ALL)
 #define TE__WINDOW_RIGHT(op) ((TE__CAUSAL(op)) ? 0 : (TE_OPTION(op, window_right, TE_ATTENTION_ALL)))
 #define TE__SOFTCAP(op) ((float)(TE_OPTION(op, softcap, 0)))
@@ -50,7 +69,7 @@
 #define TE__IS_WINDOW(op, side) ((TE_OPTION(op, side, -1)) >= -1 && (TE_OPTION(op, side, -1)) <= TE_ATTENTION_MAX_SEQ)
 #define TE_OPTIONS_attention(op)                                                           \
     (te_attention_options, TE_ARG1(op, 0), TE_ARG2(op, 0), TE_ARG3(op, 0), TE__CAUSAL(op), \
-        (float)(TE_OPTION(op, scale, 0)), TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op))
+        (float)(TE_OPTION(op, scale, 0)), TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ALIBI(op))
 #define TE_CHECK_attention(model, op)                                                                                \
     (static_assert((TE_ARG1(op, 0)) % (TE_ARG2(op, 0)) == 0,                                                         \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": kv_heads does not divide heads");                   \
@@ -58,6 +77,10 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": causal must be 0 or 1");                            \
      static_assert(TE__VARLEN(op) == 0 || TE__VARLEN(op) == 1,                                                       \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": varlen must be 0 or 1");                            \
+     static_assert(TE__ALIBI(op) == 0 || TE__ALIBI(op) == 1,                                                         \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": alibi must be 0 or 1");                             \
+     static_assert((TE_OPTION(op, sinks, 0)) == TE__SINKS(op),                                                       \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": sinks must be 0 or 1");                             \
      static_assert(TE__IS_WINDOW(op, window_left) && TE__IS_WINDOW(op, window_right),                                \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": a window is 0 to 1048576 tokens, or -1 for all");   \
      static_assert(!(TE__CAUSAL(op)) || (TE_OPTION(op, window_right, -1)) <= 0,                                      \
@@ -76,18 +99,24 @@ typedef struct te_attention_options {
     float scale; /* 0: 1 / sqrt(head_dim) */
     int window_left, window_right; /* -1: no bound; causal: right is 0 */
     float softcap;                 /* 0: none */
+    int alibi;                     /* 1: with biases */
 } te_attention_options;
 
 #define TE__ATTENTION(direction, name, dtype, op)                                                                   \
     TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
-        (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ATTENTION_DROPOUT(op), TE__VARLEN(op)))
+        (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ATTENTION_DROPOUT(op), TE__VARLEN(op), \
+            TE__ALIBI(op), TE__SINKS(op)))
+#define TE__ATTENTION_SINKS(name, dtype, op) \
+    TE__IF_SINKS(op, TE_ATTENTION_SINKS, TE_NOTHING)(name##_sinks, dtype, (int)(TE_ARG1(op, 0)))
 #define TE_OWN_attention_forward(name, model, dtype, op)                                                           \
     TE__ATTENTION(FORWARD, name, dtype, op)                                                                        \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__attention_forward(r, s, name##_launch); }
 #define TE_OWN_attention_backward(name, model, dtype, op)                                                          \
     TE__ATTENTION(BACKWARD, name, dtype, op)                                                                       \
+    TE__ATTENTION_SINKS(name, dtype, op)                                                                           \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
-        return te__attention_backward(r, s, name##_launch, name##_scratch_bytes, 0);                               \
+        return te__attention_backward(r, s, name##_launch, name##_scratch_bytes, 0,                                \
+                                      TE__IF_SINKS(op, name##_sinks_launch, 0));                                   \
     }
 
 typedef te_status (*te_attention_launch_fn)(te_context *ctx, const te_attention_args *a);
@@ -98,6 +127,7 @@ TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     te_attention_args a;
     memset(&a, 0, sizeof a);
     a.scale = o->scale != 0 ? o->scale : 1.0f / sqrtf((float)o->head_dim);
+    if (op->params) a.sinks = r->param[op - r->plan->op] ? r->param[op - r->plan->op]->data : 0;
     if (op->flags & TE_DRAWS) a.rng = r->rng, a.id = (uint32_t)(op - r->plan->op);
     if (r->batch) {
         const te_sequences s = te_sequences_of(r);
@@ -115,15 +145,17 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     TE_TRY(te_output(&y, r, s, i));
     TE_TRY(te_before_as(&out, &y, r, r->plan->dtype));
     a.out = out.p, a.lse = r->stats[i], a.qkv = qkv.p;
-    if (r->dry && r->batch) TE_TRY(te__attention_check(r->ctx, &a, op->stats, op->flags & TE_VARIES, r->plan->name));
+    if (r->dry && r->batch)
+        TE_TRY(te__attention_check(r->ctx, &a, op->stats, op->flags & TE_VARIES, op->params, r->plan->name));
     if (!r->dry) TE_TRY(launch(r->ctx, &a));
     TE_TRY(te_after_as(&y, &out, r));
     te_set_now(r, y);
     return TE_OK;
 }
-/* sum: see te_attention_args. */
+/* sum: see te_attention_args. sinks: the kernel for their gradient; null: there are none. */
 TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attention_launch_fn launch,
-                                        te_attention_scratch_fn scratch_bytes, float *sum) {
+                                        te_attention_scratch_fn scratch_bytes, float *sum,
+                                        te_attention_sinks_fn sinks) {
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
     const size_t bytes = r->ctx ? scratch_bytes(r->ctx, te_room_rows(r)) : 0;
@@ -131,7 +163,7 @@ TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attentio
     te_value y, qkv = te_input_of(r, i), out = te_output_of(r, i), dout = r->now, dqkv;
     void *delta = 0;
     TE_TRY(te_gradient(&y, r, s, i));
-    if (s->count > 1 && te_last_step(r, s)) { /* the bias wants it, too */
+    if ((s->count > 1 || sinks) && te_last_step(r, s)) { /* the bias wants it, too, and sinks want delta */
         te_value own;
         TE_TRY(te_acquire(r, &own, op->in_rows, op->in, op->in_dtype));
         if (!y.p) y = own;
@@ -146,6 +178,13 @@ TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attentio
         a.out = out.p, a.lse = r->stats[i], a.qkv = qkv.p;
         a.dqkv = dqkv.p, a.dout = dout.p, a.delta = (float *)delta, a.sum = sum;
         if (!r->dry) TE_TRY(launch(r->ctx, &a));
+        if (sinks) {
+            float *parts = 0;
+            TE_TRY(te_sum_later(r, &parts, r->param[i], op->stats, te__attention_sinks_blocks(r->tokens),
+                                te__attention_sinks_blocks(te_room_rows(r))));
+            if (!r->dry)
+                TE_TRY(te__attention_sinks(r->ctx, sinks, &a, parts, op->stats, (op->flags & TE_VARIES) != 0));
+        }
         TE_TRY(te_after_as(&y, &dqkv, r));
     }
     te_set_now(r, y);

@@ -70,6 +70,18 @@ TE_FN void te_turn8(float x[8], float mate[8], const float *cosine, const float 
     }
 }
 
+/* turns[row]: the cosines of `pairs` pairs, then their sines. */
+TE_FN void te_rope_turns(float *turns, const te_rope_args *a, int64_t first, int rows, te_lanes g, int pairs,
+                         int rotary, int direction) {
+    for (int e = g.id; e < rows * pairs; e += g.count) {
+        /* in double: the angle of a late position has lost its fraction in float */
+        const int r = e / pairs, p = e % pairs, position = a->position + te_sequence_position(&a->of, (int)(first + r));
+        const double angle = position * exp2(-2.0 * p / rotary * a->log2_base), turn = 6.283185307179586;
+        const float rest = (float)(angle - turn * floor(angle / turn));
+        turns[2 * r * pairs + p] = cosf(rest), turns[(2 * r + 1) * pairs + p] = (float)direction * sinf(rest);
+    }
+}
+
 /* TE_ROPE_ROWS rows. turns: by row, the cosines of the pairs, then the sines. turned: width of q and k together. */
 TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *turns, int width, int turned, int head_dim,
                         int rotary, int interleaved, int direction, te_dtype to, te_dtype from) {
@@ -78,13 +90,7 @@ TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *turns, int wid
     const int pairs = rotary / 2, aligned = width % 8 == 0 && head_dim % 8 == 0 && rotary % (interleaved ? 8 : 16) == 0;
     const int64_t first = (int64_t)b.x * TE_ROPE_ROWS;
     const int rows = (int)te_min(TE_ROPE_ROWS, a->rows - first);
-    for (int e = g.id; e < rows * pairs; e += g.count) {
-        /* in double: the angle of a late position has lost its fraction in float */
-        const int r = e / pairs, p = e % pairs, position = a->position + te_sequence_position(&a->of, (int)(first + r));
-        const double angle = position * exp2(-2.0 * p / rotary * a->log2_base), turn = 6.283185307179586;
-        const float rest = (float)(angle - turn * floor(angle / turn));
-        turns[r * rotary + p] = cosf(rest), turns[r * rotary + pairs + p] = (float)direction * sinf(rest);
-    }
+    te_rope_turns(turns, a, first, rows, g, pairs, rotary, direction);
     te_block_sync();
     if (!aligned) {
         for (int r = 0; r < rows; r++)
@@ -139,14 +145,19 @@ TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *turns, int wid
     }
 }
 
+/* y from the walk's value, turned as op i says. */
+TE_API void te__rope_fill(te_rope_args *a, const te_run *r, int i, te_value y) {
+    a->y = y.p, a->x = r->now.p, a->rows = y.rows, a->of = te_sequences_of(r);
+    a->position = r->batch ? r->batch->position : 0;
+    a->log2_base = log2((double)((const te_rope_options *)r->plan->op[i].options)->base);
+}
 TE_API te_status te__rope_run(te_run *r, const te_step *s,
                               te_status (*launch)(te_context *, te_grid, const te_rope_args *)) {
     const int i = s->op[0];
     te_rope_args a;
     te_value y;
     TE_TRY(r->pass == TE_BACKWARD ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
-    a.y = y.p, a.x = r->now.p, a.of = te_sequences_of(r), a.position = r->batch ? r->batch->position : 0;
-    a.rows = y.rows, a.log2_base = log2((double)((const te_rope_options *)r->plan->op[i].options)->base);
+    te__rope_fill(&a, r, i, y);
     if (y.p && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_ROPE_ROWS), 1), &a));
     te_set_now(r, y);
     return TE_OK;

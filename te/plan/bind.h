@@ -61,7 +61,8 @@ TE_API void te__bind_shard(te_param *p, const te_op *op, int *parts) {
     if (op->share == TE_SHARE_columns) p->shard = TE_SHARD_columns, p->sums = 0;
     if (op->share == TE_SHARE_sums) p->shard = TE_SHARD_rows, p->sums = 0;
     if (op->op_class == TE_CLASS_gemm) *parts = op->parts;
-    p->parts = p->shard == TE_SHARD_columns ? *parts : 1;
+    /* an op with kernels of its own has parameters of another shape: sinks, one for each head */
+    p->parts = p->shard == TE_SHARD_columns && op->op_class != TE_CLASS_own ? *parts : 1;
 }
 
 /* Bind an instance to its memory: params (te_plan_param_bytes), grads (te_plan_grad_bytes; null for inference only).

@@ -98,6 +98,8 @@
 #define TE_SAME_softcap_softcap ,
 #define TE_SAME_dropout_dropout ,
 #define TE_SAME_varlen_varlen ,
+#define TE_SAME_alibi_alibi ,
+#define TE_SAME_sinks_sinks ,
 #define TE_SAME_window_left_window_left ,
 #define TE_SAME_window_right_window_right ,
 #define TE_SAME_base_base ,

@@ -4,14 +4,27 @@
  * asks for a length that fits.
  */
 #include "te/gemm/gemm.h" /* te_context_create */
+#include "te/io/json_table.h"
 #include "te/io/safetensors.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n);
 
+static void read_table(const uint8_t *bytes, size_t n, te_context *ctx) {
+    te_json t;
+    memset(&t, 0, sizeof t);
+    t.text = (char *)malloc(n + 1);
+    if (!t.text) abort();
+    memcpy(t.text, bytes, n), t.text[n] = 0;
+    if (te__json_table(&t, n, "fuzz", ctx) == TE_OK)
+        for (int i = 0; i < t.count; i++)
+            if (te_json_find(&t, t.value[i].name) != &t.value[i]) abort();
+    te_json_close(&t);
+}
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n) {
     te_context ctx;
     te_safetensors f;
     if (n < 2 || te_context_create(&ctx, 0, 1) != TE_OK) return 0;
+    read_table(bytes, n, &ctx);
     const int fits = bytes[0] & 1;
     const size_t data = bytes[1] < n - 2 ? bytes[1] : n - 2, header = n - 2 - data;
     char *file = (char *)malloc(n + 8), buffer[256];

@@ -90,7 +90,7 @@ def te_cuda_binary(
         archs = archs,
         level = cuda_level,
         copts = cuda_copts,
-        tags = ["cuda"],
+        tags = ["cuda"] + [tag for tag in tags if tag == "manual"],
         target_compatible_with = _NEEDS_NVCC,
         testonly = testonly,
     )

@@ -27,6 +27,13 @@ _MISUSE = select({
 # test has some 500 kernels at most.
 _MANY_MODELS_CUDA = ["-O0", "-Ofc=max", "-DTE_KEEP_CALLS"]
 
+# Where nothing will run (--config=quick) the other tests and the benches are compiled in a sixth of the time. For a GPU they
+# are compiled as users compile, and the examples always are.
+CUDA_LEVEL = select({
+    "//tools/bazel:quick": ["-O0", "-Ofc=max"],
+    "//conditions:default": ["-O3", "-lineinfo"],
+})
+
 def _host(rule, name, srcs, deps, copts = [], **kwargs):
     std = "-std=c++17" if srcs[0].endswith(".cc") else "-std=c11"
     rule(
@@ -45,17 +52,16 @@ def te_test(src, hdrs = [], data = []):
     if extension == "c":
         _host(cc_test, name, [src] + hdrs, [])
         return
-    many = [prefix for prefix in ["ops_", "rows_", "plan_", "errors_", "recompute_", "widths_", "formats_", "joins_", "recipe_", "misuse_test"] if name.startswith(prefix)]
+    many = [prefix for prefix in ["ops_", "rows_", "plan_", "errors_", "recompute_", "widths_", "formats_", "joins_", "layers_", "recipe_", "misuse_test"] if name.startswith(prefix)]
     tags = ["again"] if name.endswith("_f16_test") else [] # the bf16 test's code with another dtype: by gcc alone (.bazelrc)
     _host(cc_test, name, [src] + hdrs, [":catch_main"], (_MANY_MODELS if many else []) + (_MISUSE if name == "misuse_test" else []), tags = tags, data = data)
-    level = {"cuda_level": _MANY_MODELS_CUDA} if many else {}
-    te_cuda_test(name + "_cuda", cuda_srcs = [src], hdrs = hdrs, deps = [":catch_main", "//:te"], linkstatic = True, **level)
+    te_cuda_test(name + "_cuda", cuda_srcs = [src], hdrs = hdrs, deps = [":catch_main", "//:te"], linkstatic = True, cuda_level = _MANY_MODELS_CUDA if many else CUDA_LEVEL)
 
-def te_binary(name, srcs, hdrs = [], cuda = True):
+def te_binary(name, srcs, hdrs = [], cuda = True, tags = [], **kwargs):
     """An example or a bench. With a .cu among its sources: one mixed binary. Else: <name> on the host and, if `cuda`, <name>_cuda."""
     if [src for src in srcs if src.endswith(".cu")]:
-        te_cuda_binary(name, srcs, hdrs, deps = ["//:te"], copts = ["-std=c11"])
+        te_cuda_binary(name, srcs, hdrs, deps = ["//:te"], copts = ["-std=c11"], **kwargs)
         return
-    _host(cc_binary, name, srcs + hdrs, [])
+    _host(cc_binary, name, srcs + hdrs, [], tags = tags)
     if cuda:
-        te_cuda_binary(name + "_cuda", cuda_srcs = srcs, hdrs = hdrs, deps = ["//:te"])
+        te_cuda_binary(name + "_cuda", cuda_srcs = srcs, hdrs = hdrs, deps = ["//:te"], tags = tags, **kwargs)

@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""Collectives of the GPUs of one host, in turns with NCCL and PyTorch's symmetric memory (without multicast): bf16, random data.
+
+    COMMIT=... torchrun --nproc-per-node N bench/comm.py libcomm.so [OUT.tsv [tune]]        libcomm.so: bench/comm.cu as a library
+
+Each figure is the time of a call within a captured CUDA graph of many, the maximum over the ranks, the median of rounds in which
+the racers take turns. `floor` is the bytes that a rank sends over 450 GB/s, and 1.3 us for each way over the link. A ratio is ours
+over the better of the others: below 1, ours is faster. `tune` races grids of several sizes, too. Exit code 1: a wrong sum.
+"""
+import ctypes
+import os
+import statistics
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric
+
+KIB = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
+CALLS, ROUNDS, WARM = 40, 13, 3
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BF16 = 0, 1, 2, 1
+LINK, WAY = 450e3, 1.3  # bytes a us; us
+
+rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+name = dist.group.WORLD.group_name
+tsv = open(sys.argv[2], "w") if rank == 0 and len(sys.argv) > 2 else None
+if tsv:
+    print(f"# {ranks} x {torch.cuda.get_device_name()}, commit {os.environ.get('COMMIT', 'unknown')}, torch {torch.__version__}", file=tsv)
+    print("what", "ranks", "KiB", "floor", "microseconds of each", "ratio", sep="\t", file=tsv, flush=True)
+tune = "tune" in sys.argv[3:]
+
+lib = ctypes.CDLL(sys.argv[1])
+lib.comm_open.argtypes, lib.comm_open.restype = [ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int64], ctypes.c_char_p
+lib.comm_run.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p]
+lib.comm_run.restype = lib.comm_check.restype = ctypes.c_char_p
+lib.comm_force.argtypes = [ctypes.c_int64, ctypes.c_int]
+wrong = 0
+
+
+def check(text):
+    if text:
+        raise RuntimeError(f"rank {rank}: {text.decode()}")
+
+
+def say(line, *columns):
+    if rank == 0:
+        print(line, flush=True)
+        if tsv:
+            print(*columns, sep="\t", file=tsv, flush=True)
+
+
+def ours(kind, y, x, count):
+    check(lib.comm_run(kind, y.data_ptr(), x.data_ptr(), count, BF16, torch.cuda.current_stream().cuda_stream))
+
+
+def graph_of(f):
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            f()
+    torch.cuda.synchronize()
+    dist.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            f()
+    return graph
+
+
+def race(racers):
+    """name -> us"""
+    graphs = {racer: graph_of(f) for racer, f in racers.items()}
+    us = {racer: [] for racer in racers}
+    for round_ in range(WARM + ROUNDS):
+        for racer, graph in graphs.items():
+            dist.barrier()
+            torch.cuda.synchronize()
+            a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            a.record()
+            graph.replay()
+            b.record()
+            b.synchronize()
+            if round_ >= WARM:
+                us[racer].append(1e3 * a.elapsed_time(b) / CALLS)
+    most = torch.tensor([statistics.median(t) for t in us.values()], device="cuda")
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return dict(zip(us, most.tolist()))
+
+
+def table(what, kib, us, floor):
+    mine = us["ours"]
+    best = min(t for racer, t in us.items() if racer not in ("ours",) and not racer.startswith("ours "))
+    text = "  ".join(f"{racer} {t:.2f}" for racer, t in us.items())
+    say(f"{what:14s} {kib:6d} KiB  floor {floor:6.2f}  {text}  ratio {mine / best:.3f}", what, ranks, kib, f"{floor:.2f}",
+        *(f"{racer}={t:.2f}" for racer, t in us.items()), f"{mine / best:.3f}")
+
+
+def forced(one_shot, blocks, f):
+    def run():
+        lib.comm_force(one_shot, blocks)
+        f()
+        lib.comm_force(-1, 0)
+    return run
+
+
+def all_reduce(kib):
+    global wrong
+    n = kib * 512
+    x, y, other = torch.randn(n, device="cuda", dtype=torch.bfloat16), torch.empty(n, device="cuda", dtype=torch.bfloat16), None
+    want = x.clone()
+    dist.all_reduce(want)
+    other = torch.zeros(n, device="cuda", dtype=torch.bfloat16)
+    shared = symmetric.empty(n, device="cuda", dtype=torch.bfloat16)
+    symmetric.rendezvous(shared, dist.group.WORLD)
+    shared.zero_()
+    mine = lambda: ours(ALL_REDUCE, y, x, n)
+    racers = {
+        "ours": mine,
+        "nccl": lambda: dist.all_reduce(other),
+        "symmetric one-shot": lambda: torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", name),
+        "symmetric two-shot": lambda: torch.ops.symm_mem.two_shot_all_reduce_(shared, "sum", name),
+        "ours two-shot": forced(0, 0, mine),
+    }
+    if ranks > 2 and kib * ranks <= 16384:
+        racers["ours one-shot"] = forced(kib << 10, 0, mine)
+    if tune:
+        for blocks in (16, 32, 64, 96):
+            racers[f"ours {blocks} blocks"] = forced(-1, blocks, mine)
+    sent = 1 if ranks == 2 else 2 * (ranks - 1) / ranks
+    table("all_reduce", kib, race(racers), min(2 * WAY + sent * kib * 1024 / LINK, WAY + (ranks - 1) * kib * 1024 / LINK))
+    if ranks == 2 and not torch.equal(want, y) or not torch.allclose(want.float(), y.float(), rtol=0.03, atol=0.03):
+        wrong += 1
+        print(f"rank {rank}: all_reduce of {kib} KiB: {(want != y).sum().item()} of {n} differ from NCCL's", flush=True)
+
+
+def halves(kib):
+    """kib: of the whole tensor."""
+    global wrong
+    n = kib * 512
+    part = n // ranks
+    x, y = torch.randn(n, device="cuda", dtype=torch.bfloat16), torch.empty(n, device="cuda", dtype=torch.bfloat16)
+    other = torch.empty_like(y)
+    sent = (ranks - 1) / ranks * kib * 1024 / LINK
+    us = race({"ours": lambda: ours(REDUCE_SCATTER, y, x, part), "nccl": lambda: dist.reduce_scatter_tensor(other[:part], x)})
+    table("reduce_scatter", kib, us, WAY + sent)
+    good = torch.equal(y[:part], other[:part]) if ranks == 2 else torch.allclose(y[:part].float(), other[:part].float(), rtol=0.03, atol=0.03)
+    us = race({"ours": lambda: ours(ALL_GATHER, y, x, part), "nccl": lambda: dist.all_gather_into_tensor(other, x[:part])})
+    table("all_gather", kib, us, WAY + 2 * sent)
+    if not good or not torch.equal(y, other):
+        wrong += 1
+        print(f"rank {rank}: reduce_scatter or all_gather of {kib} KiB differs from NCCL's", flush=True)
+
+
+file = [f"/tmp/te_comm_{os.getpid()}" if rank == 0 else None]
+dist.broadcast_object_list(file)
+check(lib.comm_open(rank, ranks, file[0].encode(), 16 << 20))
+with torch.no_grad():
+    for kib in KIB:
+        all_reduce(kib)
+    for kib in KIB:
+        halves(kib)
+check(lib.comm_check())
+torch.cuda.synchronize()
+lib.comm_close()
+total = torch.tensor([wrong], device="cuda")
+dist.all_reduce(total)
+say(f"{int(total.item())} wrong", "wrong", int(total.item()))
+dist.destroy_process_group()
+sys.exit(1 if total.item() else 0)

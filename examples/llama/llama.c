@@ -1,0 +1,314 @@
+/* llama.c -- logits of a Llama, Qwen3, Gemma 2 or GPT-2 as it lies in a folder from Hugging Face: config.json, and
+ * model.safetensors or several files with model.safetensors.index.json, as they are.
+ *
+ *     cc -O3 -march=native -fopenmp -DTE_CBLAS -I. examples/llama/llama.c -o llama -lopenblas -lm
+ *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a -I. -x cu examples/llama/llama.c -o llama -lcublasLt
+ *     ./llama FOLDER 785 6722 315 9625 374            the five most likely tokens behind these
+ *     ./llama FOLDER --check expected.safetensors 1e-4     the logits of its `ids` beside its `logits`
+ *
+ * Sizes are constants (models.h), so each model has a program of its own: `-include sizes.h` before llama.c, with
+ * `#define QWEN3 (1024, 3072, 151936, 16, 8, 128, 1000000.0f)` in it, makes that of Qwen3 0.6B.
+ * Weights become MODEL_DTYPE, f32 on the host and bf16 on CUDA if nothing else is said.
+ */
+#include "models.h"
+
+#include <stdio.h>
+#include <stdlib.h> /* atoi, atof */
+
+enum { MOST_FILES = 256, MOST_PARAMS = 24, MOST_NAME = 256, TOP = 5 };
+
+/* A list with its own memory. */
+typedef struct part {
+    const te_plan *plan;
+    te_model model;
+    te_param param[MOST_PARAMS];
+    int64_t filled[MOST_PARAMS]; /* rows */
+} part;
+
+/* The files of a model. used: by tensor, whether it went somewhere. */
+typedef struct checkpoint {
+    const char *folder;
+    te_json config, index; /* index: of no values if there is one file */
+    const family *is;
+    const char *prefix;
+    int files, layers, tied;
+    char name[MOST_FILES][MOST_NAME], *used[MOST_FILES];
+    te_safetensors file[MOST_FILES];
+} checkpoint;
+
+static checkpoint from;
+static part *parts; /* [1 + layers + 1]: embedding, blocks, head */
+
+/* ---- config.json ------------------------------------------------------------------------------------------------- */
+
+static const te_json_value *said(const char *key) {
+    const te_json_value *v = te_json_find(&from.config, key);
+    return v && v->kind != TE_JSON_null ? v : 0;
+}
+static te_status check_want(const want *w, te_context *ctx) {
+    const te_json_value *v = said(w->key);
+    if (!v && w->old) v = said(w->old);
+    TE_REQUIRE(v || !(w->otherwise != w->otherwise), ctx, TE_ERROR_FORMAT, "config.json has no %s", w->key);
+    if (w->text) {
+        TE_REQUIRE(!v || (v->text && !strcmp(v->text, w->text)), ctx, TE_ERROR_VALUE,
+                   "config.json: %s is %.40s, of this family only %s is known here", w->key, v->text ? v->text : "no text",
+                   w->text);
+        return TE_OK;
+    }
+    const double is = v ? v->number : w->otherwise;
+    TE_REQUIRE((!v || !v->text) && fabs(is - w->number) <= 1e-6 * fabs(w->number), ctx, TE_ERROR_VALUE,
+               "config.json: %s is %.9g, this program was compiled for %.9g: see %s and its list in "
+               "examples/llama/models.h", w->key, is, w->number, from.is->sizes);
+    return TE_OK;
+}
+/* Gemma 2: the first of two layers has the window. */
+static te_status check_layers(te_context *ctx) {
+    char key[MOST_NAME];
+    for (int i = 0; i < from.layers && from.is->first != from.is->second; i++) {
+        const char *is = i % 2 ? "full_attention" : "sliding_attention";
+        snprintf(key, sizeof key, "layer_types.%d", i);
+        const te_json_value *v = said(key);
+        TE_REQUIRE(!v || (v->text && !strcmp(v->text, is)), ctx, TE_ERROR_VALUE, "config.json: %s should be %s", key, is);
+    }
+    return TE_OK;
+}
+static te_status read_config(te_context *ctx) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/config.json", from.folder);
+    TE_TRY(te_json_open(&from.config, path, ctx));
+    const te_json_value *type = said("model_type"), *tied = said("tie_word_embeddings");
+    for (size_t i = 0; type && type->text && i < sizeof families / sizeof families[0]; i++)
+        if (!strcmp(type->text, families[i].type)) from.is = &families[i];
+    TE_REQUIRE(from.is, ctx, TE_ERROR_VALUE, "config.json: model_type is %.40s; llama, qwen3, gemma2 and gpt2 are known",
+               type && type->text ? type->text : "missing");
+    for (const want *w = from.is->wants; w->key; w++) TE_TRY(check_want(w, ctx));
+    const te_json_value *layers = said(from.is->layers);
+    TE_REQUIRE(layers && layers->number >= 1 && layers->number <= 1000 && layers->number == (int)layers->number, ctx,
+               TE_ERROR_FORMAT, "config.json: %s should be 1 to 1000", from.is->layers);
+    from.layers = (int)layers->number, from.tied = tied ? tied->number != 0 : from.is->tied;
+    return check_layers(ctx);
+}
+
+/* ---- tensors ----------------------------------------------------------------------------------------------------- */
+
+static te_status open_file(int *number, const char *name, te_context *ctx) {
+    char path[1024];
+    for (*number = 0; *number < from.files; ++*number)
+        if (!strcmp(from.name[*number], name)) return TE_OK;
+    TE_REQUIRE(from.files < MOST_FILES && strlen(name) < MOST_NAME && !strchr(name, '/'), ctx, TE_ERROR_FORMAT,
+               "the index names more than %d files, or one in another folder: %.60s", (int)MOST_FILES, name);
+    snprintf(path, sizeof path, "%s/%s", from.folder, name);
+    TE_TRY(te_safetensors_open(&from.file[*number], path, ctx));
+    snprintf(from.name[*number], MOST_NAME, "%s", name);
+    from.files++, from.used[*number] = (char *)calloc((size_t)from.file[*number].count + 1, 1);
+    TE_REQUIRE(from.used[*number], ctx, TE_ERROR_MEMORY, "no memory for the table of a file");
+    return TE_OK;
+}
+/* The file that has this tensor: as the index says, or the only one. */
+static te_status file_of(int *number, const char *tensor, te_context *ctx) {
+    char key[MOST_NAME + 16];
+    if (!from.index.count) return open_file(number, "model.safetensors", ctx);
+    snprintf(key, sizeof key, "weight_map.%s", tensor);
+    const te_json_value *v = te_json_find(&from.index, key);
+    TE_REQUIRE(v && v->text, ctx, TE_ERROR_FORMAT, "model.safetensors.index.json has no tensor %.80s", tensor);
+    return open_file(number, v->text, ctx);
+}
+static te_status open_files(te_context *ctx) {
+    char path[1024], name[MOST_NAME];
+    int number;
+    snprintf(path, sizeof path, "%s/model.safetensors.index.json", from.folder);
+    if (!access(path, R_OK)) TE_TRY(te_json_open(&from.index, path, ctx));
+    from.prefix = from.is->prefix; /* the first files of GPT-2 have none */
+    snprintf(name, sizeof name, "%s%s", from.prefix, from.is->embed_from->name);
+    if (file_of(&number, name, ctx) != TE_OK || !te_safetensors_find(&from.file[number], name)) from.prefix = "";
+    return TE_OK;
+}
+/* [in, out] of the file becomes the rows [out, in] of a weight. */
+static te_status load_turned(const te_safetensors *f, const char *name, int64_t rows, int64_t cols, te_dtype dtype, void *to,
+                             te_context *ctx) {
+    const size_t n = (size_t)(rows * cols);
+    float *is = (float *)malloc(n * sizeof(float));
+    char *turned = (char *)malloc(n * te_dtype_bytes(dtype));
+    const te_safetensor t = te_safetensor_matrix(name, TE_f32, cols, rows, is);
+    te_status status = is && turned ? te_safetensors_load(f, &t, 1, 0, ctx)
+                                    : te_fail(ctx, TE_ERROR_MEMORY, "%s: cannot allocate", name);
+    for (int64_t i = 0; status == TE_OK && i < rows * cols; i++) te_store(turned, i, is[i % cols * rows + i / cols], dtype);
+    if (status == TE_OK) status = te_copy(ctx, to, turned, n * te_dtype_bytes(dtype));
+    if (status == TE_OK) status = te_synchronize(ctx);
+    free(is), free(turned);
+    return status;
+}
+/* The tensor called `name` is the next part of the parameter that `s` says. */
+static te_status load(part *p, const source *s, const char *name, te_context *ctx) {
+    int number, k = 0;
+    while (k < p->model.param_count && (strcmp(p->param[k].op, s->op) || strcmp(p->param[k].field, s->field))) k++;
+    TE_REQUIRE(k < p->model.param_count && p->filled[k] + s->rows <= p->param[k].rows, ctx, TE_ERROR_STATE,
+               "%s: the list %s has no place for it in %s.%s", name, p->plan->name, s->op, s->field);
+    const te_param *to = &p->param[k];
+    const size_t at = (size_t)(p->filled[k] * to->cols) * te_dtype_bytes(to->dtype);
+    TE_TRY(file_of(&number, name, ctx));
+    const te_safetensors *f = &from.file[number];
+    const te_safetensor rows = te_safetensor_matrix(name, to->dtype, s->rows, to->cols, (char *)to->data + at);
+    if (s->turned) TE_TRY(load_turned(f, name, s->rows, to->cols, to->dtype, rows.data, ctx));
+    else TE_TRY(te_safetensors_load(f, &rows, 1, 0, ctx));
+    from.used[number][te_safetensors_find(f, name) - f->tensor] = 1;
+    p->filled[k] += s->rows;
+    return TE_OK;
+}
+static te_status load_part(part *p, const te_plan *plan, const source *s, const char *prefix, te_context *ctx) {
+    char name[MOST_NAME];
+    void *memory;
+    int count = 0;
+    for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
+    TE_REQUIRE(count <= MOST_PARAMS, ctx, TE_ERROR_STATE, "%s: more than %d parameters", plan->name, (int)MOST_PARAMS);
+    p->plan = plan;
+    TE_TRY(te_allocate(ctx, &memory, te_plan_param_bytes(plan)));
+    TE_TRY(te_model_bind(&p->model, plan, p->param, count, memory, 0, ctx));
+    for (; s->name; s++) {
+        snprintf(name, sizeof name, "%s%s", prefix, s->name);
+        TE_TRY(load(p, s, name, ctx));
+    }
+    return TE_OK;
+}
+static te_status check_filled(const part *p, te_context *ctx) {
+    for (int k = 0; k < p->model.param_count; k++)
+        TE_REQUIRE(p->filled[k] == p->param[k].rows, ctx, TE_ERROR_STATE, "%s: %s.%s has %lld of %lld rows", p->plan->name,
+                   p->param[k].op, p->param[k].field, (long long)p->filled[k], (long long)p->param[k].rows);
+    return TE_OK;
+}
+/* All that the files have is used; masks and angles that old files keep, and a tied head, need not be. */
+static te_status check_used(te_context *ctx) {
+    for (int i = 0; i < from.files; i++)
+        for (int k = 0; k < from.file[i].count; k++) {
+            const char *name = from.file[i].tensor[k].name;
+            const int known = strstr(name, ".attn.bias") || strstr(name, ".attn.masked_bias") ||
+                              strstr(name, "rotary_emb.inv_freq") || (from.tied && !strcmp(name, "lm_head.weight"));
+            TE_REQUIRE(from.used[i][k] || known, ctx, TE_ERROR_FORMAT,
+                       "%.60s: has a tensor %.80s that this family has no place for", from.name[i], name);
+        }
+    return TE_OK;
+}
+static te_status load_model(te_context *ctx) {
+    char prefix[MOST_NAME];
+    source head = {"lm_head.weight", "head", "weight", 0, 0};
+    TE_TRY(read_config(ctx));
+    TE_TRY(open_files(ctx));
+    parts = (part *)calloc((size_t)from.layers + 2, sizeof *parts);
+    TE_REQUIRE(parts, ctx, TE_ERROR_MEMORY, "no memory for %d layers", from.layers);
+    part *last = &parts[from.layers + 1];
+    TE_TRY(load_part(parts, from.is->embed(), from.is->embed_from, from.prefix, ctx));
+    for (int i = 0; i < from.layers; i++) {
+        snprintf(prefix, sizeof prefix, "%s%s.%d.", from.prefix, from.is->layer, i);
+        TE_TRY(load_part(&parts[1 + i], (i % 2 ? from.is->second : from.is->first)(), from.is->block_from, prefix, ctx));
+    }
+    TE_TRY(load_part(last, from.is->head(), from.is->head_from, from.prefix, ctx));
+    head.rows = from.is->embed_from->rows; /* the vocabulary */
+    snprintf(prefix, sizeof prefix, "%s%s", from.prefix, from.is->embed_from->name);
+    TE_TRY(load(last, &head, from.tied ? prefix : head.name, ctx));
+    for (int i = 0; i < from.layers + 2; i++) TE_TRY(check_filled(&parts[i], ctx));
+    return check_used(ctx);
+}
+
+/* ---- logits ------------------------------------------------------------------------------------------------------ */
+
+/* logits: [n, vocabulary], host memory that the caller frees. */
+static te_status compute(float **logits, const int32_t *ids, int n, te_context *ctx) {
+    const int last = from.layers + 1, hidden = parts->plan->out, vocabulary = parts[last].plan->out;
+    const size_t bytes = (size_t)n * (size_t)vocabulary * sizeof(float);
+    void *tokens, *x[2], *y;
+    size_t workspace = 0;
+    te_batch batch;
+    for (int i = 0; i < n; i++)
+        TE_REQUIRE(ids[i] >= 0 && ids[i] < vocabulary, ctx, TE_ERROR_VALUE, "token %d is not one of %d", (int)ids[i], vocabulary);
+    for (int i = 0; i <= last; i++)
+        workspace = te_max(workspace, te_plan_workspace_bytes(parts[i].plan, &parts[i].model, n, ctx));
+    TE_TRY(te_context_reserve(ctx, workspace));
+    TE_TRY(te_allocate(ctx, &tokens, (size_t)n * sizeof *ids));
+    for (int i = 0; i < 2; i++) TE_TRY(te_allocate(ctx, &x[i], (size_t)n * (size_t)hidden * sizeof(float)));
+    TE_TRY(te_allocate(ctx, &y, bytes));
+    TE_TRY(te_copy(ctx, tokens, ids, (size_t)n * sizeof *ids));
+    memset(&batch, 0, sizeof batch);
+    batch.batch = 1, batch.seq = n, batch.tokens = (const int32_t *)tokens;
+    for (int i = 0; i <= last; i++) {
+        const te_tensor in = i ? te_matrix(x[(i + 1) % 2], TE_f32, n, hidden) : te_none();
+        const te_tensor out = i < last ? te_matrix(x[i % 2], TE_f32, n, hidden) : te_matrix(y, TE_f32, n, vocabulary);
+        TE_TRY(te_plan_forward(out, 0, in, parts[i].plan, &parts[i].model, &batch, ctx));
+    }
+    *logits = (float *)malloc(bytes);
+    TE_REQUIRE(*logits, ctx, TE_ERROR_MEMORY, "no memory for the logits");
+    TE_TRY(te_copy(ctx, *logits, y, bytes));
+    te_release(ctx, tokens), te_release(ctx, x[0]), te_release(ctx, x[1]);
+    TE_TRY(te_synchronize(ctx));
+    te_release(ctx, y);
+    return TE_OK;
+}
+static void print_top(const float *row, int vocabulary) {
+    int best[TOP], count = 0;
+    for (; count < TOP && count < vocabulary; count++) {
+        best[count] = -1;
+        for (int k = 0; k < vocabulary; k++) {
+            int had = 0;
+            for (int i = 0; i < count; i++) had |= best[i] == k;
+            if (!had && (best[count] < 0 || row[k] > row[best[count]])) best[count] = k;
+        }
+        printf("token %d, logit %.4f\n", best[count], (double)row[best[count]]);
+    }
+}
+/* Beside the ids and logits of a file: ||logits - expected|| / ||expected|| <= tolerance. */
+static te_status check(const char *path, double tolerance, te_context *ctx) {
+    te_safetensors f;
+    const int vocabulary = parts[from.layers + 1].plan->out;
+    TE_TRY(te_safetensors_open(&f, path, ctx));
+    const te_safetensor *t = te_safetensors_find(&f, "ids");
+    TE_REQUIRE(t && t->rank == 1 && t->dtype == TE_SAFETENSORS_I32 && t->shape[0] > 0 && t->shape[0] < 1 << 20, ctx,
+               TE_ERROR_FORMAT, "%.80s: has no ids, I32 [n]", path);
+    const int64_t n = t->shape[0], all = n * vocabulary;
+    int32_t *ids = (int32_t *)malloc((size_t)n * sizeof *ids);
+    float *expected = (float *)malloc((size_t)all * sizeof *expected), *logits = 0;
+    TE_REQUIRE(ids && expected, ctx, TE_ERROR_MEMORY, "no memory for the logits");
+    const te_safetensor both[2] = {te_safetensor_of("ids", TE_SAFETENSORS_I32, 1, &n, ids),
+                                   te_safetensor_matrix("logits", TE_f32, n, vocabulary, expected)};
+    TE_TRY(te_safetensors_load(&f, both, 2, 0, ctx));
+    TE_TRY(compute(&logits, ids, (int)n, ctx));
+    double off = 0, size = 0;
+    for (int64_t i = 0; i < all; i++)
+        off += ((double)logits[i] - expected[i]) * ((double)logits[i] - expected[i]), size += (double)expected[i] * expected[i];
+    const double error = sqrt(off / size);
+    printf("%s, %s: relative error %.2e of %d x %d logits\n", from.is->type, te_dtype_name(parts->plan->dtype), error, (int)n,
+           vocabulary);
+    free(ids), free(expected), free(logits), te_safetensors_close(&f);
+    TE_REQUIRE(error <= tolerance, ctx, TE_ERROR_VALUE, "that is more than %g", tolerance);
+    return TE_OK;
+}
+static te_status run(int argc, char **argv, te_context *ctx) {
+    const int n = argc - 2;
+    float *logits = 0;
+    from.folder = argv[1];
+    TE_TRY(load_model(ctx));
+    if (argc == 5 && !strcmp(argv[2], "--check")) return check(argv[3], atof(argv[4]), ctx);
+    int32_t *ids = (int32_t *)malloc((size_t)n * sizeof *ids);
+    TE_REQUIRE(ids, ctx, TE_ERROR_MEMORY, "no memory for %d tokens", n);
+    for (int i = 0; i < n; i++) ids[i] = atoi(argv[2 + i]);
+    TE_TRY(compute(&logits, ids, n, ctx));
+    const int vocabulary = parts[from.layers + 1].plan->out;
+    print_top(logits + (size_t)(n - 1) * (size_t)vocabulary, vocabulary);
+    free(ids), free(logits);
+    return TE_OK;
+}
+static void clean_up(te_context *ctx) {
+    for (int i = 0; parts && i < from.layers + 2; i++)
+        if (parts[i].model.param_count) te_release(ctx, (void *)(uintptr_t)parts[i].model.params);
+    for (int i = 0; i < from.files; i++) te_safetensors_close(&from.file[i]), free(from.used[i]);
+    te_json_close(&from.config), te_json_close(&from.index), free(parts);
+}
+
+int main(int argc, char **argv) {
+    te_context ctx;
+    if (argc < 3) return printf("llama FOLDER TOKEN... | llama FOLDER --check FILE TOLERANCE\n"), 2;
+    te_status status = te_context_create(&ctx, 0, 1);
+    if (status == TE_OK) status = run(argc, argv, &ctx);
+    if (status != TE_OK) printf("%s: %s\n", te_status_string(status), te_last_error(&ctx));
+    clean_up(&ctx);
+    te_context_destroy(&ctx);
+    return status != TE_OK;
+}

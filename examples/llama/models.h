@@ -1,0 +1,195 @@
+/* models.h -- the families of models that llama.c knows: their lists, and where a checkpoint has what the lists need.
+ *
+ * A model is an embedding, blocks, and a head, a list each. All sizes are constants: the kernels are compiled for one
+ * model of each family, by default those named below; defining QWEN3 and the like before chooses another (-include).
+ * The program compares them with config.json, and says which differ.
+ */
+#ifndef EXAMPLES_LLAMA_MODELS_H
+#define EXAMPLES_LLAMA_MODELS_H
+
+#include <math.h> /* NAN */
+
+#include "te/te.h"
+
+/* Of the weights; the residual stream and the logits are f32. */
+#ifndef MODEL_DTYPE
+#define MODEL_DTYPE TE_JOIN1(MODEL_DTYPE_, TE_CUDA)
+#define MODEL_DTYPE_0 f32
+#define MODEL_DTYPE_1 bf16
+#endif
+
+/* (hidden, ffn, vocabulary, heads, kv_heads, head_dim, base of the rotation) */
+#ifndef LLAMA
+#define LLAMA (4096, 14336, 128256, 32, 8, 128, 500000.0f) /* Llama 3 8B */
+#endif
+#ifndef QWEN3
+#define QWEN3 (4096, 12288, 151936, 32, 8, 128, 1000000.0f) /* Qwen3 8B */
+#endif
+/* (hidden, ffn, vocabulary, heads, kv_heads, head_dim, query_pre_attn_scalar^-1/2, hidden^1/2, sliding_window) */
+#ifndef GEMMA2
+#define GEMMA2 (3584, 14336, 256000, 16, 8, 256, 0.0625f, 59.86651819f, 4096) /* Gemma 2 9B */
+#endif
+/* (hidden, ffn, vocabulary, heads, positions) */
+#ifndef GPT2
+#define GPT2 (768, 3072, 50257, 12, 1024) /* the smallest */
+#endif
+
+/* ---- lists: inside f32, for the residual stream goes from list to list ------------------------------------------- */
+
+#define APPLY(M, sizes) M sizes
+#define EMBED(name, ...) TE_SEQUENTIAL(name##_embed, (MODEL_DTYPE, (out, f32)), __VA_ARGS__)
+#define BLOCK(name, ...) TE_SEQUENTIAL(name, (MODEL_DTYPE, (in, f32), (residual, f32), (out, f32)), __VA_ARGS__)
+#define HEAD(name, ...) TE_SEQUENTIAL(name##_head, (MODEL_DTYPE, (in, f32), (out, f32)), __VA_ARGS__)
+
+#define LLAMA_EMBED(H, F, V, HEADS, KV, D, BASE) EMBED(llama, (embedding, tokens, V, H))
+#define LLAMA_BLOCK(H, F, V, HEADS, KV, D, BASE) BLOCK(llama_block, TE_LLAMA_BLOCK(b, H, F, HEADS, KV, D, BASE))
+#define LLAMA_HEAD(H, F, V, HEADS, KV, D, BASE) HEAD(llama, (rmsnorm, last, H), (linear, head, H, V))
+APPLY(LLAMA_EMBED, LLAMA)
+APPLY(LLAMA_BLOCK, LLAMA)
+APPLY(LLAMA_HEAD, LLAMA)
+
+#define QWEN3_EMBED(H, F, V, HEADS, KV, D, BASE) EMBED(qwen3, (embedding, tokens, V, H))
+#define QWEN3_BLOCK(H, F, V, HEADS, KV, D, BASE) BLOCK(qwen3_block, TE_QWEN3_BLOCK(b, H, F, HEADS, KV, D, BASE))
+#define QWEN3_HEAD(H, F, V, HEADS, KV, D, BASE) HEAD(qwen3, (rmsnorm, last, H, (eps, 1e-6f)), (linear, head, H, V))
+APPLY(QWEN3_EMBED, QWEN3)
+APPLY(QWEN3_BLOCK, QWEN3)
+APPLY(QWEN3_HEAD, QWEN3)
+
+/* Every second block sees all tokens, the others those of a window. */
+#define GEMMA2_EMBED(H, F, V, HEADS, KV, D, SCALE, ROOT, WINDOW) \
+    EMBED(gemma2, (embedding, tokens, V, H), (scale, root, ROOT))
+#define GEMMA2_LOCAL(H, F, V, HEADS, KV, D, SCALE, ROOT, WINDOW) \
+    BLOCK(gemma2_local, TE_GEMMA2_BLOCK(b, H, F, HEADS, KV, D, SCALE, (WINDOW) - 1))
+#define GEMMA2_BLOCK(H, F, V, HEADS, KV, D, SCALE, ROOT, WINDOW) \
+    BLOCK(gemma2_block, TE_GEMMA2_BLOCK(b, H, F, HEADS, KV, D, SCALE, -1))
+#define GEMMA2_HEAD(H, F, V, HEADS, KV, D, SCALE, ROOT, WINDOW) \
+    HEAD(gemma2, (rmsnorm1p, last, H, (eps, 1e-6f)), (linear, head, H, V), (softcap, cap, 30.0f))
+APPLY(GEMMA2_EMBED, GEMMA2)
+APPLY(GEMMA2_LOCAL, GEMMA2)
+APPLY(GEMMA2_BLOCK, GEMMA2)
+APPLY(GEMMA2_HEAD, GEMMA2)
+
+#define GPT2_EMBED(H, F, V, HEADS, LENGTH) EMBED(gpt2, (embedding, tokens, V, H), (positions, at, LENGTH, H))
+#define GPT2_BLOCK(H, F, V, HEADS, LENGTH) BLOCK(gpt2_block, TE_GPT_BLOCK(b, H, F, HEADS, 0.1f))
+#define GPT2_HEAD(H, F, V, HEADS, LENGTH) HEAD(gpt2, (layernorm, last, H), (linear, head, H, V))
+APPLY(GPT2_EMBED, GPT2)
+APPLY(GPT2_BLOCK, GPT2)
+APPLY(GPT2_HEAD, GPT2)
+
+/* ---- checkpoints ------------------------------------------------------------------------------------------------- */
+
+/* A tensor of the files and the parameter op.field that it is a part of: the next `rows` rows, or one of numbers in a
+ * row. So q, k, v and gate, up become one weight. turned: the files have it as [in, out]. */
+typedef struct source { const char *name, *op, *field; int64_t rows; int turned; } source;
+#define END {0, 0, 0, 0, 0} /* of a table */
+
+#define Q_ROWS(H, F, V, HEADS, KV, D, ...) (HEADS) * (D)
+#define KV_ROWS(H, F, V, HEADS, KV, D, ...) (KV) * (D)
+#define FFN(H, F, ...) F
+#define HIDDEN(H, ...) H
+#define VOCABULARY(H, F, V, ...) V
+#define HEADS_OF(H, F, V, HEADS, ...) HEADS
+#define KV_OF(H, F, V, HEADS, KV, ...) KV
+#define LENGTH_OF(H, F, V, HEADS, LENGTH) LENGTH
+#define DIM_OF(H, F, V, HEADS, KV, D, ...) D
+#define SEVENTH(H, F, V, HEADS, KV, D, seventh, ...) seventh
+#define BASE_OF(...) SEVENTH(__VA_ARGS__, ~)
+
+/* What Llama, Qwen3 and Gemma have in common. */
+#define OF_ATTENTION(sizes)                                                                      \
+    {"input_layernorm.weight", "b_norm1", "weight", 1, 0},                                       \
+    {"self_attn.q_proj.weight", "b_qkv", "weight", APPLY(Q_ROWS, sizes), 0},                     \
+    {"self_attn.k_proj.weight", "b_qkv", "weight", APPLY(KV_ROWS, sizes), 0},                    \
+    {"self_attn.v_proj.weight", "b_qkv", "weight", APPLY(KV_ROWS, sizes), 0},                    \
+    {"self_attn.o_proj.weight", "b_proj", "weight", APPLY(HIDDEN, sizes), 0}
+#define OF_MLP(sizes)                                                                            \
+    {"mlp.gate_proj.weight", "b_fc1", "weight", APPLY(FFN, sizes), 0},                           \
+    {"mlp.up_proj.weight", "b_fc1", "weight", APPLY(FFN, sizes), 0},                             \
+    {"mlp.down_proj.weight", "b_fc2", "weight", APPLY(HIDDEN, sizes), 0}
+#define OF_EMBED(sizes) {"embed_tokens.weight", "tokens", "weight", APPLY(VOCABULARY, sizes), 0}
+
+static const source llama_embed_from[] = {OF_EMBED(LLAMA), END};
+static const source llama_from[] = {
+    OF_ATTENTION(LLAMA), {"post_attention_layernorm.weight", "b_norm2", "weight", 1, 0}, OF_MLP(LLAMA), END};
+static const source llama_head_from[] = {{"norm.weight", "last", "weight", 1, 0}, END};
+
+static const source qwen3_embed_from[] = {OF_EMBED(QWEN3), END};
+static const source qwen3_from[] = {
+    OF_ATTENTION(QWEN3), {"self_attn.q_norm.weight", "b_heads", "q_weight", 1, 0},
+    {"self_attn.k_norm.weight", "b_heads", "k_weight", 1, 0},
+    {"post_attention_layernorm.weight", "b_norm2", "weight", 1, 0}, OF_MLP(QWEN3), END};
+
+static const source gemma2_embed_from[] = {OF_EMBED(GEMMA2), END};
+static const source gemma2_from[] = {
+    OF_ATTENTION(GEMMA2), {"post_attention_layernorm.weight", "b_norm1_after", "weight", 1, 0},
+    {"pre_feedforward_layernorm.weight", "b_norm2", "weight", 1, 0}, OF_MLP(GEMMA2),
+    {"post_feedforward_layernorm.weight", "b_norm2_after", "weight", 1, 0}, END};
+
+static const source gpt2_embed_from[] = {{"wte.weight", "tokens", "weight", APPLY(VOCABULARY, GPT2), 0},
+                                         {"wpe.weight", "at", "weight", APPLY(LENGTH_OF, GPT2), 0}, END};
+static const source gpt2_from[] = {
+    {"ln_1.weight", "b_norm1", "weight", 1, 0}, {"ln_1.bias", "b_norm1", "bias", 1, 0},
+    {"attn.c_attn.weight", "b_qkv", "weight", 3 * APPLY(HIDDEN, GPT2), 1},
+    {"attn.c_attn.bias", "b_qkv_bias", "bias", 1, 0},
+    {"attn.c_proj.weight", "b_proj", "weight", APPLY(HIDDEN, GPT2), 1}, {"attn.c_proj.bias", "b_proj_bias", "bias", 1, 0},
+    {"ln_2.weight", "b_norm2", "weight", 1, 0}, {"ln_2.bias", "b_norm2", "bias", 1, 0},
+    {"mlp.c_fc.weight", "b_fc1", "weight", APPLY(FFN, GPT2), 1}, {"mlp.c_fc.bias", "b_fc1_bias", "bias", 1, 0},
+    {"mlp.c_proj.weight", "b_fc2", "weight", APPLY(HIDDEN, GPT2), 1}, {"mlp.c_proj.bias", "b_fc2_bias", "bias", 1, 0},
+    END};
+static const source gpt2_head_from[] = {{"ln_f.weight", "last", "weight", 1, 0}, {"ln_f.bias", "last", "bias", 1, 0}, END};
+
+/* ---- what config.json must say ------------------------------------------------------------------------------------ */
+
+/* A key, or `old`, has this number or text; without it `otherwise` holds, NAN: it must be there. */
+typedef struct want { const char *key, *old; double number, otherwise; const char *text; } want;
+
+#define WANT_SIZES(sizes)                                                                                           \
+    {"hidden_size", 0, APPLY(HIDDEN, sizes), NAN, 0}, {"intermediate_size", 0, APPLY(FFN, sizes), NAN, 0},          \
+    {"vocab_size", 0, APPLY(VOCABULARY, sizes), NAN, 0}, {"num_attention_heads", 0, APPLY(HEADS_OF, sizes), NAN, 0}, \
+    {"num_key_value_heads", 0, APPLY(KV_OF, sizes), APPLY(HEADS_OF, sizes), 0},                                     \
+    {"head_dim", 0, APPLY(DIM_OF, sizes), (double)(APPLY(HIDDEN, sizes)) / (APPLY(HEADS_OF, sizes)), 0},            \
+    {"attention_bias", 0, 0, 0, 0}, {"mlp_bias", 0, 0, 0, 0}, {"use_sliding_window", 0, 0, 0, 0},                   \
+    {"rope_parameters.rope_type", "rope_scaling.rope_type", 0, 0, "default"}, {"rope_scaling.type", 0, 0, 0, "default"}
+#define WANT_BASE(base) {"rope_parameters.rope_theta", "rope_theta", base, 10000, 0}
+
+static const want llama_wants[] = {WANT_SIZES(LLAMA), WANT_BASE(APPLY(BASE_OF, LLAMA)), {"hidden_act", 0, 0, NAN, "silu"},
+                                   {"rms_norm_eps", 0, 1e-5, NAN, 0}, END};
+static const want qwen3_wants[] = {WANT_SIZES(QWEN3), WANT_BASE(APPLY(BASE_OF, QWEN3)), {"hidden_act", 0, 0, NAN, "silu"},
+                                   {"rms_norm_eps", 0, 1e-6, NAN, 0}, END};
+#define SCALE_OF(H, F, V, HEADS, KV, D, SCALE, ROOT, WINDOW) 1.0 / ((double)(SCALE) * (double)(SCALE))
+#define ROOT_OF(H, F, V, HEADS, KV, D, SCALE, ROOT, WINDOW) (double)(ROOT) * (double)(ROOT)
+#define WINDOW_OF(H, F, V, HEADS, KV, D, SCALE, ROOT, WINDOW) WINDOW
+static const want gemma2_wants[] = {
+    WANT_SIZES(GEMMA2), WANT_BASE(10000), {"hidden_activation", "hidden_act", 0, NAN, "gelu_pytorch_tanh"},
+    {"rms_norm_eps", 0, 1e-6, NAN, 0}, {"query_pre_attn_scalar", 0, APPLY(SCALE_OF, GEMMA2), NAN, 0},
+    {"hidden_size", 0, APPLY(ROOT_OF, GEMMA2), NAN, 0}, {"sliding_window", 0, APPLY(WINDOW_OF, GEMMA2), NAN, 0},
+    {"attn_logit_softcapping", 0, 50, NAN, 0}, {"final_logit_softcapping", 0, 30, NAN, 0}, END};
+static const want gpt2_wants[] = {
+    {"n_embd", 0, APPLY(HIDDEN, GPT2), NAN, 0}, {"n_inner", 0, APPLY(FFN, GPT2), 4.0 * APPLY(HIDDEN, GPT2), 0},
+    {"vocab_size", 0, APPLY(VOCABULARY, GPT2), NAN, 0}, {"n_head", 0, APPLY(HEADS_OF, GPT2), NAN, 0},
+    {"n_positions", 0, APPLY(LENGTH_OF, GPT2), NAN, 0}, {"activation_function", 0, 0, NAN, "gelu_new"},
+    {"layer_norm_epsilon", 0, 1e-5, NAN, 0}, {"scale_attn_weights", 0, 1, 1, 0},
+    {"scale_attn_by_inverse_layer_idx", 0, 0, 0, 0}, END};
+
+/* ---- the families ------------------------------------------------------------------------------------------------ */
+
+/* first: the block of layers 0, 2, ..; tied: whether the head's weight is the embedding's if config.json is silent. */
+typedef struct family {
+    const char *type, *prefix, *layer, *layers, *sizes;
+    const te_plan *(*embed)(void), *(*first)(void), *(*second)(void), *(*head)(void);
+    const source *embed_from, *block_from, *head_from;
+    const want *wants;
+    int tied;
+} family;
+
+static const family families[] = {
+    {"llama", "model.", "layers", "num_hidden_layers", "LLAMA", llama_embed_plan, llama_block_plan, llama_block_plan,
+     llama_head_plan, llama_embed_from, llama_from, llama_head_from, llama_wants, 0},
+    {"qwen3", "model.", "layers", "num_hidden_layers", "QWEN3", qwen3_embed_plan, qwen3_block_plan, qwen3_block_plan,
+     qwen3_head_plan, qwen3_embed_from, qwen3_from, llama_head_from, qwen3_wants, 0},
+    {"gemma2", "model.", "layers", "num_hidden_layers", "GEMMA2", gemma2_embed_plan, gemma2_local_plan, gemma2_block_plan,
+     gemma2_head_plan, gemma2_embed_from, gemma2_from, llama_head_from, gemma2_wants, 1},
+    {"gpt2", "transformer.", "h", "n_layer", "GPT2", gpt2_embed_plan, gpt2_block_plan, gpt2_block_plan, gpt2_head_plan,
+     gpt2_embed_from, gpt2_from, gpt2_head_from, gpt2_wants, 1}};
+
+#endif

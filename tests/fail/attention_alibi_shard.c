@@ -1,0 +1,8 @@
+// expect: te: m: (attention, at) does not fit what each rank of a group has of its input
+// The slope of a head says which of all heads it is, and a rank has some of them.
+#include "te/te.h"
+#ifdef TE_FIXED
+TE_DECLARE(m, f32, (linear, a, 8, 24, (shard, columns), (parts, 3)), (attention, at, 2, 2, 4), (linear, b, 8, 8, (shard, rows)))
+#else
+TE_DECLARE(m, f32, (linear, a, 8, 24, (shard, columns), (parts, 3)), (attention, at, 2, 2, 4, (alibi, 1)), (linear, b, 8, 8, (shard, rows)))
+#endif

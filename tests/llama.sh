@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Models as Hugging Face's transformers writes them (tests/llama/make_models.py): examples/llama computes the logits that
+# transformers did, to 1e-4 in f32 and 1e-2 in bf16, and says what is wrong with files that are not right.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=$(mktemp -d)
+trap 'rm -rf "$build"' EXIT
+for dtype in f32 bf16; do
+    "${CC:-gcc}" -std=c11 -O0 -Wall -Wextra -Werror -I. -DMODEL_DTYPE=$dtype -include tests/llama/sizes.h examples/llama/llama.c -o "$build/llama_$dtype" -lm
+done
+failed=0
+for model in llama qwen3 gemma2 gpt2; do
+    "$build/llama_f32" tests/llama/$model --check tests/llama/$model/expected.safetensors 1e-4 || failed=1
+    "$build/llama_bf16" tests/llama/$model --check tests/llama/$model/expected.safetensors 1e-2 || failed=1
+done
+
+# wrong NAME WORDS CHANGE: a copy of the Llama that CHANGE has been at (its folder is $there) is refused, with these words.
+wrong() {
+    there=$build/wrong
+    rm -rf "$there" && cp -r "tests/llama/$model" "$there"
+    bash -c "$3" - "$there"
+    if output=$("$build/llama_f32" "$there" 1 2 3); then echo "FAIL $1: was taken" && failed=1
+    elif [[ $output != *"$2"* ]]; then echo "FAIL $1: says '$output' and not '$2'" && failed=1
+    else echo "$1: $output"; fi
+}
+model=llama
+wrong "other sizes" "num_attention_heads is 8, this program was compiled for 4: see LLAMA" 'sed -i "s/\"num_attention_heads\": 4/\"num_attention_heads\": 8/" $1/config.json'
+wrong "scaled rotation" "rope_parameters.rope_type is llama3" 'sed -i "s/\"rope_type\": \"default\"/\"rope_type\": \"llama3\"/" $1/config.json'
+wrong "another base" "rope_theta is 500000, this program was compiled for 10000" 'sed -i "s/\"rope_theta\": 10000.0/\"rope_theta\": 500000.0/" $1/config.json'
+wrong "another epsilon" "rms_norm_eps is" 'sed -i "s/1e-05/1e-06/" $1/config.json'
+wrong "another family" "model_type is mamba" 'sed -i "s/\"model_type\": \"llama\"/\"model_type\": \"mamba\"/" $1/config.json'
+wrong "no JSON" "of its JSON" 'echo "}" >>$1/config.json'
+wrong "a missing tensor" "has no tensor model.norm.weight, which should be F32 [64]" 'sed -i "s/model.norm.weight/model.norn.weight/" $1/model.safetensors'
+wrong "a shape" "model.layers.1.mlp.gate_proj.weight is F32 [64, 88], it should be F32 [88, 64]" 'sed -i "s/\(1.mlp.gate_proj.weight[^[]*\)\[88,64\]/\1[64,88]/" $1/model.safetensors'
+wrong "fewer layers" "has a tensor model.layers.1.input_layernorm.weight that this family has no place for" 'sed -i "s/\"num_hidden_layers\": 2/\"num_hidden_layers\": 1/" $1/config.json'
+model=qwen3
+wrong "a missing file" "cannot open it" 'rm $1/model-00002-of-*.safetensors'
+wrong "a tensor in another file" "has no tensor lm_head.weight" 'sed -i "s/\"lm_head.weight\": \"model-0000[0-9]/\"lm_head.weight\": \"model-00001/" $1/*.index.json'
+wrong "a file elsewhere" "one in another folder: ../model" 'sed -i "s/\"lm_head.weight\": \"/&..\//" $1/*.index.json'
+model=gemma2
+wrong "other layers" "layer_types.1 should be full_attention" 'sed -i "s/full_attention/sliding_attention/" $1/config.json'
+model=gpt2
+wrong "an activation" "activation_function is relu" 'sed -i "s/gelu_new/relu/" $1/config.json'
+[[ $failed == 0 ]]

@@ -1,0 +1,172 @@
+// Collectives through memory that the ranks of a group map, with threads of the host in the place of ranks of several
+// devices: each form at odd sizes, where the tensors do not begin at multiples of 16 bytes, and in any order.
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "te/comm/peer_collectives.h"
+
+#if !TE_CUDA
+namespace {
+const te_dtype dtypes[] = {TE_f32, TE_bf16, TE_f16};
+
+struct host_rank {
+    te_context ctx;
+    te_comm comm;
+    te_group group;
+    te_peers peers;
+    te_peer_state state;
+    uint32_t failed;
+    std::vector<uint64_t> memory;
+};
+struct ranks_of {
+    std::vector<host_rank> rank;
+    explicit ranks_of(int n, int64_t largest, double timeout = 60) : rank((size_t)n) {
+        for (int r = 0; r < n; r++) {
+            host_rank &h = rank[(size_t)r];
+            REQUIRE(te_context_create(&h.ctx, 0, 1) == TE_OK);
+            memset(&h.comm, 0, sizeof h.comm), memset(&h.peers, 0, sizeof h.peers), memset(&h.state, 0, sizeof h.state);
+            h.failed = 0, h.comm.timeout = timeout, h.comm.ctx = &h.ctx, h.peers.blocks = 3;
+            h.group = te_group{"test", r, n, nullptr, nullptr, &h.peers, &h.comm};
+            te_peers_size(&h.peers, largest, n);
+            h.memory.assign(te_peers_bytes(&h.peers) / 8, ~UINT64_C(0));
+            h.peers.state = &h.state, h.peers.failed = &h.failed;
+        }
+        for (host_rank &h : rank)
+            for (int r = 0; r < n; r++) h.peers.at[r] = (char *)rank[(size_t)r].memory.data();
+    }
+    ~ranks_of() {
+        for (host_rank &h : rank) te_context_destroy(&h.ctx);
+    }
+    void one_shot(int64_t bytes) {
+        for (host_rank &h : rank) h.peers.one_shot = bytes;
+    }
+    template <class F> void each(F f) {
+        std::vector<std::thread> threads;
+        for (size_t r = 0; r < rank.size(); r++) threads.emplace_back([this, r, f] { f(rank[r], (int)r); });
+        for (std::thread &t : threads) t.join();
+    }
+};
+
+// What a rank has: both signs and several magnitudes.
+float number_of(uint64_t turn, int rank, int64_t i, te_dtype dtype) {
+    uint32_t u[4];
+    te_philox(u, 7 + turn, (uint64_t)i, (uint32_t)rank, 0);
+    return te_round_to((te_uniform(u[0]) - 0.5f) * (u[1] % 8 ? 1.0f : 100.0f), dtype);
+}
+struct result {
+    int64_t compared = 0, wrong = 0;
+};
+// A collective of `count` elements a rank, from `shift` elements on; true: it went through the memory.
+bool collective(host_rank &h, te_peer_kind kind, int64_t count, te_dtype dtype, uint64_t turn, int shift, result *got) {
+    const size_t size = te_dtype_bytes(dtype);
+    const int n = h.group.size;
+    const int parts_in = kind == TE_PEER_reduce_scatter ? n : 1, parts_out = kind == TE_PEER_all_gather ? n : 1;
+    std::vector<uint64_t> in((size_t)(count * parts_in + shift) * size / 8 + 4),
+        out((size_t)(count * parts_out + shift) * size / 8 + 4);
+    char *x = (char *)in.data() + (size_t)shift * size, *y = (char *)out.data() + (size_t)shift * size;
+    if (kind == TE_PEER_all_reduce && turn % 2) y = x;
+    for (int64_t i = 0; i < count * parts_in; i++) te_store(x, i, number_of(turn, h.group.rank, i, dtype), dtype);
+    int takes = 0;
+    if (te_peer_collective(&takes, &h.group, kind, y, x, count, dtype, &h.ctx) != TE_OK || !takes) return false;
+    for (int64_t i = 0; i < count * parts_out; i++, got->compared++) {
+        float want = 0;
+        if (kind == TE_PEER_all_gather) want = number_of(turn, (int)(i / count), i % count, dtype);
+        else
+            for (int r = 0; r < n; r++) { // in the order of the ranks, rounded once
+                const int64_t at = kind == TE_PEER_reduce_scatter ? h.group.rank * count + i : i;
+                const float one = number_of(turn, r, at, dtype);
+                want = r ? want + one : one;
+            }
+        got->wrong += te_round_to(want, dtype) != te_load(y, i, dtype);
+    }
+    const char *end = (const char *)(y == x ? in.data() + in.size() : out.data() + out.size());
+    for (const char *p = y + (size_t)(count * parts_out) * size; p < end; p++) got->wrong += *p != 0; // behind it
+    return true;
+}
+result run(ranks_of &ranks, int turns, int64_t most, bool delays) {
+    std::vector<result> got(ranks.rank.size());
+    std::vector<int> through(ranks.rank.size());
+    ranks.each([&](host_rank &h, int r) {
+        for (int t = 0; t < turns; t++) {
+            uint32_t u[4];
+            te_philox(u, 3, (uint64_t)t, 0, 0);
+            const int64_t count = 1 + u[1] % most;
+            if (delays && (t * 7 + r * 3) % 11 == 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
+            through[(size_t)r] += collective(h, (te_peer_kind)(u[0] % 3), count, dtypes[u[2] % 3], (uint64_t)t,
+                                             (int)(u[3] % 3), &got[(size_t)r]);
+        }
+    });
+    result all;
+    for (size_t r = 0; r < got.size(); r++) {
+        CHECK(through[r] == turns);
+        all.compared += got[r].compared, all.wrong += got[r].wrong;
+    }
+    for (host_rank &h : ranks.rank) // all memory is idle again
+        for (uint64_t word : h.memory) all.wrong += word != ~UINT64_C(0);
+    return all;
+}
+} // namespace
+
+TEST_CASE("collectives through mapped memory, one-shot and two-shot") {
+    const int n = GENERATE(2, 3, 4, 5, 8), one_shot = GENERATE(0, 1 << 20);
+    ranks_of ranks(n, 8 * 4 * 300);
+    ranks.one_shot(one_shot);
+    const result got = run(ranks, 150, 300, true);
+    INFO(n << " ranks, one-shot up to " << one_shot << " bytes");
+    CHECK(got.compared > 10000);
+    CHECK(got.wrong == 0);
+}
+
+TEST_CASE("words whose bits are all set come through") {
+    ranks_of ranks(3, 4096, 10);
+    std::vector<int> right(3);
+    ranks.each([&](host_rank &h, int r) {
+        std::vector<uint32_t> x(40, 0xffffffffu), y(120);
+        int takes = 0, ok = 1;
+        if (te_peer_collective(&takes, &h.group, TE_PEER_all_gather, y.data(), x.data(), 40, TE_f32, &h.ctx)) return;
+        for (uint32_t w : y) ok &= w == 0xffffffffu; // bits that are not numbers stay as they are
+        y.assign(120, 0);
+        if (te_peer_collective(&takes, &h.group, TE_PEER_all_reduce, y.data(), x.data(), 40, TE_f32, &h.ctx)) return;
+        for (int i = 0; i < 40; i++) ok &= std::isnan(te_float_of_bits(y[(size_t)i]));
+        right[(size_t)r] = ok && te_peers_check(&h.group, &h.ctx) == TE_OK;
+    });
+    CHECK(right == std::vector<int>{1, 1, 1});
+}
+
+TEST_CASE("which form a collective takes") {
+    te_peers p;
+    memset(&p, 0, sizeof p);
+    CHECK(te_peer_form_of(nullptr, TE_PEER_all_reduce, 1) == TE_PEER_none);
+    te_peers_size(&p, 16 << 20, 2);
+    CHECK(te_peer_form_of(&p, TE_PEER_all_reduce, 16 << 20) == TE_PEER_one_shot);
+    CHECK(te_peer_form_of(&p, TE_PEER_all_reduce, (16 << 20) + 1) == TE_PEER_none);
+    CHECK(te_peer_form_of(&p, TE_PEER_all_gather, (16 << 20) + 1) == TE_PEER_none);
+    te_peers_size(&p, 16 << 20, 4);
+    CHECK(te_peer_form_of(&p, TE_PEER_all_reduce, TE_PEER_ONE_SHOT / 3) == TE_PEER_one_shot);
+    CHECK(te_peer_form_of(&p, TE_PEER_all_reduce, TE_PEER_ONE_SHOT / 3 + 1) == TE_PEER_two_shot);
+    CHECK(te_peer_form_of(&p, TE_PEER_reduce_scatter, 16 << 20) == TE_PEER_one_shot);
+}
+
+TEST_CASE("a rank that does not come is an error of the others, and stays one") {
+    ranks_of ranks(3, 4096, 0.05);
+    ranks.one_shot(GENERATE(0, 4096));
+    std::vector<te_status> first(3, TE_OK), then(3, TE_OK);
+    ranks.each([&](host_rank &h, int r) {
+        float v[64] = {};
+        int takes = 0;
+        if (r == 1) return;
+        (void)te_peer_collective(&takes, &h.group, TE_PEER_all_reduce, v, v, 64, TE_f32, &h.ctx);
+        first[(size_t)r] = te_peers_check(&h.group, &h.ctx);
+        then[(size_t)r] = te_peer_collective(&takes, &h.group, TE_PEER_all_reduce, v, v, 64, TE_f32, &h.ctx);
+    });
+    for (int r : {0, 2}) {
+        INFO(te_last_error(&ranks.rank[(size_t)r].ctx));
+        CHECK(first[(size_t)r] == TE_ERROR_COMM);
+        CHECK(then[(size_t)r] == TE_ERROR_COMM);
+        CHECK(strstr(te_last_error(&ranks.rank[(size_t)r].ctx), "rank 1 has not come within 0.05 seconds"));
+        CHECK(ranks.rank[(size_t)r].comm.failed);
+    }
+}
+#endif
