@@ -60,7 +60,7 @@ CHAINS(CHAIN_MODEL)
 MODEL(loss, (bf16, (recipe, fp8_delayed)), LOSS)
 UNFUSED(loss_apart, (bf16, (recipe, fp8_delayed)), LOSS)
 
-TE_SEQUENTIAL_DIMS(sized, (bf16, (recipe, fp8_delayed)), (rmsnorm, n, TE_DIM(0)), (linear, a, TE_DIM(0), TE_DIM(1)), (silu, s), (linear, b, TE_DIM(1), 16))
+TE_SEQUENTIAL_DIMS(sized, (f32, (recipe, fp8_delayed)), (rmsnorm, n, TE_DIM(0)), (linear, a, TE_DIM(0), TE_DIM(1)), (silu, s), (linear, b, TE_DIM(1), 16))
 
 namespace {
 
@@ -358,7 +358,7 @@ TEST_CASE("a list with widths known only at run time runs under a recipe", "[rec
     CHECK_THAT(te_last_error(ctx), Catch::Contains("(linear, a) takes 64 columns and gives 40; a product in FP8 has multiples of 16"));
     REQUIRE(sized_set_dims(&m, dims, 2, ctx) == TE_OK);
     buffer params(ctx, sized_param_bytes(&m)), grads(ctx, sized_grad_bytes(&m));
-    params.write(reference::vec(params.bytes / 2, 0), TE_bf16);
+    params.write(reference::vec(params.bytes / 4, 0), TE_f32);
     REQUIRE(sized_bind(&m, params.data(), (float *)grads.data(), ctx) == TE_OK);
     REQUIRE(te_model_randomize(&m.model, 0.2f, 1, 0, ctx) == TE_OK);
     te_model *models[] = {&m.model};
@@ -370,8 +370,8 @@ TEST_CASE("a list with widths known only at run time runs under a recipe", "[rec
     REQUIRE(te_recipes_init(&state, memory.data(), n, models, 1, &config, ctx) == TE_OK);
     source random(fresh_seed());
     const int rows = 21;
-    buffer x(ctx, (size_t)rows * 64 * 2), y(ctx, (size_t)rows * 16 * 2), dx(ctx, x.bytes), saved_memory(ctx, sized_saved_bytes(&m, rows));
-    x.write(random.draw((size_t)rows * 64, TE_bf16), TE_bf16);
+    buffer x(ctx, (size_t)rows * 64 * 4), y(ctx, (size_t)rows * 16 * 4), dx(ctx, x.bytes), saved_memory(ctx, sized_saved_bytes(&m, rows));
+    x.write(random.draw((size_t)rows * 64, TE_f32), TE_f32);
     buffer workspace(ctx, sized_workspace_bytes(&m, rows, ctx));
     ctx->workspace = workspace.data(), ctx->workspace_bytes = workspace.bytes;
     te_batch batch;
@@ -381,12 +381,14 @@ TEST_CASE("a list with widths known only at run time runs under a recipe", "[rec
     memset(&saved, 0, sizeof saved);
     saved.memory = saved_memory.data(), saved.bytes = saved_memory.bytes;
     reference::vec first;
-    for (int step = 0; step < 2; step++) { // a cast, then a chain that stores FP8: here with the same scales, so near
-        REQUIRE(sized_forward(te_matrix(y.data(), TE_bf16, rows, 16), &saved, te_matrix(x.data(), TE_bf16, rows, 64), &m, &batch, ctx) == TE_OK);
-        REQUIRE(sized_backward(te_matrix(dx.data(), TE_bf16, rows, 64), te_matrix(y.data(), TE_bf16, rows, 16), &saved, &m, &batch, ctx) == TE_OK);
+    // A cast, then a chain that stores FP8, with the same scales. In f32 the cast reads what the chain computed, so both round the
+    // same numbers; in 16 bits it would read them rounded, which moves some to the FP8 number beside: 3% of y between the steps.
+    for (int step = 0; step < 2; step++) {
+        REQUIRE(sized_forward(te_matrix(y.data(), TE_f32, rows, 16), &saved, te_matrix(x.data(), TE_f32, rows, 64), &m, &batch, ctx) == TE_OK);
+        REQUIRE(sized_backward(te_matrix(dx.data(), TE_f32, rows, 64), te_matrix(y.data(), TE_f32, rows, 16), &saved, &m, &batch, ctx) == TE_OK);
         REQUIRE(te_recipes_step(&state, ctx) == TE_OK);
-        const reference::vec out = y.read(TE_bf16), in = dx.read(TE_bf16);
-        if (step) CHECK(distance(out, first) < 0.03);
+        const reference::vec out = y.read(TE_f32), in = dx.read(TE_f32);
+        if (step) CHECK((out == first));
         first = out;
         CHECK(std::isfinite(largest(in)));
         CHECK(largest(in) > 0);

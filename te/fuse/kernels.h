@@ -38,12 +38,12 @@
 #define TE__KERNELS_OF_norm TE__KERNELS_OF_map
 /* A row that begins with a matrix product: a chain for the ops behind it, if there are any. */
 #define TE__KERNELS_OF_gemm(name, widths, model, dtype, pass, ...) \
+    enum { name##_in_fp8 = (int)TE_RECIPE(model, TE_ROW_FIRST(__VA_ARGS__)) != (int)TE_RECIPE_none }; \
     TE__IF_ALONE(TE__GEMM_ALONE, TE__GEMM_ROW, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__GEMM_ALONE(name, widths, model, dtype, pass, ...) \
     TE_API te_status name##_run(te_run *r, const te_step *s)  \
-        { return te_linear_step(r, s, 0, te_no_shape(), 0, TE_BARE(dtype, pass)); }
-#define TE__GEMM_ROW(name, widths, model, dtype, pass, first, ...)                              \
-    enum { name##_in_fp8 = (int)TE_RECIPE(model, first) != (int)TE_RECIPE_none };              \
+        { return te_linear_step(r, s, 0, te_no_shape(), 0, TE_BARE_UNLESS(name##_in_fp8, dtype, pass)); }
+#define TE__GEMM_ROW(name, widths, model, dtype, pass, first, ...) \
     TE_JOIN1(TE__GEMM_ROW_, pass)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__GEMM_ROW_forward(name, widths, model, dtype, pass, ...)                                              \
     TE_IF_MARKED(TE_JOIN1(TE_TAKES_LINEAR_, TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__))), TE__OWN_IN_ROW, TE__GEMM_CHAIN) \
@@ -55,7 +55,7 @@
     TE__PRODUCT_##widths(name, dtype)                                \
     TE_API te_status name##_run(te_run *r, const te_step *s) {       \
         const te_chain_shape k = name##_shape(te_chain_half(r, s, 1)); \
-        return te_linear_step(r, s, name##_launch, k, name##_kernels(), TE_BARE(dtype, pass)); \
+        return te_linear_step(r, s, name##_launch, k, name##_kernels(), TE_BARE_UNLESS(name##_in_fp8, dtype, pass)); \
     }
 #define TE__GEMM_ROW_backward(name, widths, model, dtype, pass, ...)                                         \
     TE_IF_MARKED(TE_JOIN1(TE__FORK_MARK_, TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__))), TE__GEMM_FORK, TE__GEMM_CHAIN) \
@@ -160,8 +160,9 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #define TE__SUMS_THREE(x, i, op) + ((TE_FLAGS(op) & TE_SUMS_THREE) != 0)
 #define TE__SUM_WIDTH(model, i, op) + (TE__SUMS(op) ? (int)TE_WIDTH_OUT(model, op) : 0)
 #define TE__ONE_SUM(x, i, op) + TE__SUMS(op)
-/* Bits, by place in the row: ops whose input lies in memory, and those that write to a tensor of the caller's. */
-#define TE__KEPT_AT(x, i, op) | (TE_FLAGS(op) & (TE_SAVES_INPUT | TE_IS_FORK) ? 1 << i : 0)
+/* Bits, by place in the row: ops whose input lies in memory, from bit 16 on those that read it in backward, too; and
+ * those that write to a tensor of the caller's. */
+#define TE__KEPT_AT(x, i, op) | (TE_FLAGS(op) & TE_SAVES_INPUT ? 0x10001 << i : TE_FLAGS(op) & TE_IS_FORK ? 1 << i : 0)
 #define TE__OUTPUT_AT(x, i, op) | (TE_FLAGS(op) & TE_IS_OUTPUT ? 1 << i : 0)
 #define TE__DRAWS(x, i, op) + ((TE_FLAGS(op) & TE_DRAWS) != 0)
 #define TE__FIRST_OF(bits)                                                                                 \

@@ -28,6 +28,18 @@ TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
     return !te_last_step(r, s) && te_is_stored_in_fp8(r, next) ? next : -1;
 }
 
+/* What a split leaves to do for product `next`, which reads FP8: a cast and, where its weight's gradient will read a
+ * transpose, that. */
+TE_API te_status te__linear_trial_rest(te_run *r, int next) {
+    void *y = te_kept_of(r, next).x, *yt;
+    const int cols = r->now.cols;
+    if (!te_is_fp8(r->now.dtype)) {
+        if (!y) TE_TRY(te_scratch(r, &y, (size_t)(te_room_rows(r) * cols)));
+        TE_TRY(te__fp8_cast(r, r->now, &r->param[next]->fp8, 0, TE_e4m3, y, 0, 0));
+    }
+    if (r->pass != TE_FORWARD || te_keeps_turned(r->turned_x, next)) return TE_OK;
+    return te__fp8_transpose(r, &yt, te_value_of(y, TE_e4m3, r->now.rows, cols));
+}
 TE_API te_status te__linear_trial_run(void *arg, int racer, int lap, te_context *ctx) {
     te__linear_trial *t = (te__linear_trial *)arg;
     te_run r = t->run;
@@ -37,10 +49,7 @@ TE_API te_status te__linear_trial_run(void *arg, int racer, int lap, te_context 
     TE_REQUIRE(taken >= 0, ctx, TE_ERROR_STATE, "%s cannot be split so", t->step->row);
     TE_TRY(te__linear_split(&r, t->step, t->kernels, &g, t->split[racer], taken));
     const int next = te__linear_next_in_fp8(&r, t->step);
-    if (next < 0 || te_is_fp8(r.now.dtype)) return TE_OK;
-    void *y; /* a split that leaves FP8 to a cast takes that, too */
-    TE_TRY(te_scratch(&r, &y, (size_t)(te_room_rows(&r) * r.now.cols)));
-    return te__fp8_cast(&r, r.now, &r.param[next]->fp8, 0, TE_e4m3, y, 0, 0);
+    return next < 0 ? TE_OK : te__linear_trial_rest(&r, next);
 }
 /* Bytes of the widest value that op i reads or writes. */
 TE_API size_t te__linear_widest(const te_run *r, int i) {
@@ -80,8 +89,10 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
     r->now =
         te_value_of(base + at, r->plan->dtype, te_rows_in(r, r->plan->op[s->op[0]].in_rows), r->plan->op[s->op[0]].in),
     at += widest;
-    r->pool.base = base + at; /* a split acquires up to four pieces, and one for each fork */
-    return at + (size_t)(s->count + 4) * widest;
+    const int next = te__linear_next_in_fp8(of, s); /* what it keeps, and 1 / its scale */
+    if (next >= 0 && r->pass == TE_FORWARD) r->kept[next] = base + at, at += TE_ALIGN + widest;
+    r->pool.base = base + at; /* a split acquires up to four pieces, what is behind it two, and each fork one */
+    return at + (size_t)(s->count + 6) * widest;
 }
 /* Let the trial's product read FP8 where the step's does, and its last kernel store it where the step's does. */
 TE_API void te__linear_trial_fp8(te__linear_trial *t, const te_run *r) {

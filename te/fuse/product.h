@@ -68,10 +68,10 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
 #define TE_PRODUCT(name, dtype)           \
     TE__PRODUCT_EPILOGUE(name, dtype)     \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product, 0)
-/* Those of a list that names a recipe: where the product's op has one (name##_in_fp8), for operands in FP8, x and the
- * weight in forward, dy and the weight's transpose in backward (linear_fp8.h). For many rows in 16 bits, with the
- * recipe switched off, such a row then is a product and a chain: a second kernel of ours would take a third more time
- * to compile. */
+/* Those of a list that names a recipe. Where the product's op has one (name##_in_fp8) the kernel takes operands in FP8,
+ * x and the weight in forward, dy and the weight's transpose in backward (linear_fp8.h), and there is none in 16 bits,
+ * for many rows or for few: with the recipe switched off such a row is a product of cuBLASLt's and a chain. Kernels
+ * that run then alone would take as long again to compile. */
 #define TE_PRODUCT_FP8(name, dtype)                                                                                   \
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                 \
     TE_HOPPER_KERNEL_OF(name##_product_fp8, te_product, TE_##dtype, name##_is_backward ? TE_e5m2 : TE_e4m3, TE_e4m3,  \
@@ -83,20 +83,22 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
         name##_is_plain = name##_norm < 0 && name##_in_halves == 1 && name##_out_halves == 1 && name##_half % 8 == 0, \
         name##_is_product = (int)TE_##dtype != (int)TE_f32 && (int)name##_in_dtype == (int)TE_##dtype                 \
             && !name##_sums_three                                                                                     \
-            && name##_is_plain,                                                                                       \
-        name##_is_few = name##_is_product && !name##_is_backward                                                      \
+            && name##_is_plain                                                                                        \
     };                                                                                                                \
     TE_FN void name##_epilogue(const void *p, const uint32_t w[4], const uint32_t *ahead, int row, int col,           \
         te_epilogue_lane *own) {                                                                                      \
         te_product_epilogue((const te_product *)p, w, ahead, row, col, own, name##_stages, name##_shape(0));          \
     }
-#define TE__PRODUCT_KERNELS(name, dtype, is_many, in_fp8)                                                             \
-    TE_HOPPER_KERNEL(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, is_many)           \
+/* sixteen: whether there are kernels in 16 bits. in_fp8: that in FP8, or null. */
+#define TE__PRODUCT_KERNELS(name, dtype, sixteen, in_fp8)                                                             \
+    enum { name##_is_many = (sixteen) != 0, name##_is_few = (sixteen) && !name##_is_backward };                       \
+    TE_HOPPER_KERNEL(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, name##_is_many)    \
     TE_FEW_KERNEL(name##_few, te_product, TE_##dtype, name##_epilogue, name##_is_few)                                 \
     TE_API te_product_kernels *name##_kernels(void) {                                                                 \
-        static te_product_kernels kernels = {{(is_many) ? (const void *)name##_product : 0, 0, 0},                    \
+        static te_product_kernels kernels = {{name##_is_many ? (const void *)name##_product : 0, 0, 0},               \
                                              {name##_is_few ? (const void *)name##_few : 0, 0, 0},                    \
-                                             {in_fp8, 0, 0}};                                                         \
+                                             {in_fp8, 0, 0},                                                          \
+                                             name##_kept >> 16 != 0};                                                 \
         return &kernels;                                                                                              \
     }
 
@@ -189,10 +191,13 @@ template <te_dtype T> TE_FEW_KERNEL(te_bare_few, te_bare, T, te_bare_epilogue<T>
 template <te_dtype T, int FORWARD> TE_API te_product_kernels *te_bare_kernels(void) {
     static te_product_kernels kernels = {{T != TE_f32 ? (const void *)te_bare_many<T, FORWARD> : 0, 0, 0},
                                          {T != TE_f32 && FORWARD ? (const void *)te_bare_few<T> : 0, 0, 0},
-                                         {0, 0, 0}};
+                                         {0, 0, 0},
+                                         0};
     return &kernels;
 }
 #define TE_BARE(dtype, pass) te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass>()
+/* None where a recipe has the product in FP8. */
+#define TE_BARE_UNLESS(in_fp8, dtype, pass) te_bare_kernels<(in_fp8) ? TE_f32 : TE_##dtype, !TE__IS_BACKWARD_##pass>()
 
 /* D = alpha A op(B), rounded, (+ C where beta is 1). */
 TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
@@ -207,6 +212,7 @@ TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_c
 #define TE_PRODUCT TE_NO_PRODUCT
 #define TE_PRODUCT_FP8 TE_NO_PRODUCT
 #define TE_BARE(dtype, pass) 0
+#define TE_BARE_UNLESS(in_fp8, dtype, pass) 0
 TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                  const te_chain_shape k, te_value product, int keep) {
     return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, (void)keep, TE_OK;
