@@ -53,7 +53,9 @@ def te_test(src, hdrs = [], data = []):
         _host(cc_test, name, [src] + hdrs, [])
         return
     many = [prefix for prefix in ["ops_", "rows_", "plan_", "errors_", "recompute_", "widths_", "formats_", "joins_", "layers_", "recipe_", "misuse_test"] if name.startswith(prefix)]
-    tags = ["again"] if name.endswith("_f16_test") else [] # the bf16 test's code with another dtype: by gcc alone (.bazelrc)
+    # the same code with another dtype: by gcc alone (.bazelrc); ops_bf16_test has every op in 16 bits under the sanitizers
+    again = name.endswith("_f16_test") or (name.endswith("_bf16_test") and name != "ops_bf16_test")
+    tags = ["again"] if again else []
     _host(cc_test, name, [src] + hdrs, [":catch_main"], (_MANY_MODELS if many else []) + (_MISUSE if name == "misuse_test" else []), tags = tags, data = data)
     te_cuda_test(name + "_cuda", cuda_srcs = [src], hdrs = hdrs, deps = [":catch_main", "//:te"], linkstatic = True, cuda_level = _MANY_MODELS_CUDA if many else CUDA_LEVEL)
 
