@@ -11,10 +11,10 @@
  *
  * With ctx.gemm_tune on, the first call of each product (sizes, transposes, dtypes, epilogue, beta) times cuBLASLt's
  * candidates, and the first call of a step that begins with a product times the ways to split it: what the product's
- * epilogue takes along, what is left to the kernel behind it and, in FP8, to a cast and a transpose. That takes some tenths of a second each: it allocates
- * scratch memory, waits for the stream and frees it. A call that is being captured never times, and takes what there
- * is; so run one eager step before. Load or switch on before te_context_reserve: a step whose split may change takes
- * more workspace.
+ * epilogue takes along, what is left to the kernel behind it and, in FP8, to a cast and a transpose. That takes some
+ * tenths of a second each: it allocates scratch memory, waits for the stream and frees it. A call that is being
+ * captured never times, and takes what there is; so run one eager step before. Load or switch on before
+ * te_context_reserve: a step whose split may change takes more workspace.
  *
  * Candidates sum in float and in a fixed order, so a product once tuned gives the same bits each time. Another run of
  * the tuning may choose another: for the same bits from run to run, load the same file.
