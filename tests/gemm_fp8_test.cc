@@ -447,8 +447,10 @@ template <class F> int launches_of(const void *kernel, te_context *ctx, F run) {
 }
 TEST_CASE("rows that begin with a product in FP8, as one kernel", "[gemm_fp8]") {
     const own_products on;
-    for (int rows : {37, 300}) check_list(rows, true);
+    for (int rows : {37, 300})
+        if (!brief() || rows == 37) check_list(rows, true);
     check_list(140, true, 12); // parts of a tile's k go to clusters that have none
+    if (brief()) return; // a sanitizer takes what the runtime says of a kernel of cuBLASLt (launches_of) for an error
     under_recipe u(rows_fp8_subject, 1, 300, 1);
     micro_batch b(u, rows_fp8_saved_bytes(300));
     if (u.ctx->capability != 900) return;
