@@ -35,18 +35,20 @@
 #define WHOLE(i) BEGIN(r##i) BLOCK(i) END(r##i)
 
 // X(name, how, dtype, ops...)
-#define OF_DTYPE(X, how, t)                                                                                        \
+#define OF_BOTH(X, how, t)                                                                                         \
     X(plain_##t, how, t, BLOCK(1))                                                                                 \
     X(whole_##t, how, t, WHOLE(1))                                                                                 \
     X(pieces_##t, how, t, PIECES(1, BEGIN, END))                                                                   \
-    X(two_##t, how, t, WHOLE(1), WHOLE(2))                                                                         \
-    X(two_in_one_##t, how, t, BEGIN(r) BLOCK(1), BLOCK(2) END(r))                                                  \
-    X(first_of_two_##t, how, t, WHOLE(1), BLOCK(2))                                                                \
-    X(act_##t, how, t, NORM_QKV(1), ATTENTION(1), NORM_FC1(1), BEGIN(r) GELU_FC2(1) END(r))                        \
-    X(norm_##t, how, t, BEGIN(r) NORM_QKV(1) END(r), ATTENTION(1), BLOCK(2))
+    X(act_##t, how, t, NORM_QKV(1), ATTENTION(1), NORM_FC1(1), BEGIN(r) GELU_FC2(1) END(r))
+#define BLOCKS(X)                                                                                                  \
+    OF_BOTH(X, MODEL, f32)                                                                                         \
+    OF_BOTH(X, MODEL, bf16)                                                                                        \
+    X(two_f32, MODEL, f32, WHOLE(1), WHOLE(2))                                                                     \
+    X(two_in_one_f32, MODEL, f32, BEGIN(r) BLOCK(1), BLOCK(2) END(r))                                              \
+    X(first_of_two_f32, MODEL, f32, WHOLE(1), BLOCK(2))                                                            \
+    X(norm_bf16, MODEL, bf16, BEGIN(r) NORM_QKV(1) END(r), ATTENTION(1), BLOCK(2))
 #define MODELS(name, how, dtype, ...) how(name, dtype, __VA_ARGS__)
-#define ALL_OF_DTYPES(X) OF_DTYPE(X, MODEL, f32) OF_DTYPE(X, MODEL, bf16)
-ALL_OF_DTYPES(MODELS)
+BLOCKS(MODELS)
 
 // Llama's: rmsnorm, rope, swiglu. The product in front of the swiglu writes what it reads either way, so the mark costs forward nothing.
 #define LLAMA(B, E)                                                                                                \
@@ -77,7 +79,7 @@ TE_DECLARE(declared, bf16, DECLARED)
 static const subject declared_subject = SUBJECT(declared, TE_STRING(DECLARED));
 
 #define REF(name, ...) &name##_subject,
-static const subject *const lists[] = {ALL_OF_DTYPES(REF) OTHERS(REF) &declared_subject};
+static const subject *const lists[] = {BLOCKS(REF) OTHERS(REF) &declared_subject};
 #include "recompute.h"
 
 namespace {

@@ -1,12 +1,13 @@
-// rows_backward_test.cc -- every row of the backward fusion list against the reference, in f32: every kind at odd widths; one of each family at aligned widths, and unfused.
+// rows_backward_test.cc -- every row of the backward fusion list against the reference, in f32: one kind of each family at odd and at aligned widths, and unfused.
+// rows_backward_bf16_test.cc has every kind.
 #include "rows.h"
 
 #define ROW_DTYPE f32
-#define ROW_SPACE all_37
+#define ROW_SPACE one_37
 #define ROW_IN 37
 #define ROW_OUT 53
 #define ROW_HOW MODEL
-#define ROW_ALL 1
+#define ROW_ALL 0
 #include "rows_backward.h"
 
 #define ROW_SPACE one_64

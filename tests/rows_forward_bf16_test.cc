@@ -1,4 +1,4 @@
-// rows_forward_bf16_test.cc -- every row of the forward fusion list against the reference, in bf16: one kind of each family at odd widths, and unfused.
+// rows_forward_bf16_test.cc -- every row of the forward fusion list against the reference, in bf16: one kind of each family at odd widths.
 // rows_forward_kinds_bf16_test.cc has every kind, at aligned widths.
 #include "rows.h"
 
@@ -7,13 +7,6 @@
 #define ROW_IN 37
 #define ROW_OUT 53
 #define ROW_HOW MODEL
-#define ROW_ALL 0
-#include "rows_forward.h"
-
-#define ROW_SPACE plain_64
-#define ROW_IN 64
-#define ROW_OUT 96
-#define ROW_HOW UNFUSED
 #define ROW_ALL 0
 #include "rows_forward.h"
 

@@ -13,14 +13,29 @@ section_headers() { tests/compile/check_headers.sh; }
 section_asan() { bazel_test --config=asan; }
 section_clang() { bazel_test --config=clang; }
 section_gcc() { bazel_test --build_tag_filters=-cuda; } # and the examples and benches, for the host
-section_scripts() {
-    local n=0 bad=0
-    for script in tests/*.sh "tools/readme.py --check"; do
-        echo "--- $script"
-        # shellcheck disable=SC2086
-        if $script; then n=$((n + 1)); else bad=$((bad + 1)); fi
+section_scripts() { # two at a time; comm.sh, whose ranks must come in time, by itself
+    local n=0 bad=0 name work
+    work=$(mktemp -d)
+    one_script() { # FOLDER SCRIPT...
+        local name
+        name=$(basename "$2")
+        "${@:2}" >"$1/$name.log" 2>&1 || touch "$1/$name.failed"
+    }
+    export -f one_script
+    {
+        find tests -maxdepth 1 -name '*.sh' ! -name comm.sh | sort
+        echo "tools/readme.py --check"
+    } | xargs -P 2 -L 1 bash -c 'one_script "$0" "$@"' "$work"
+    one_script "$work" tests/comm.sh
+    for script in "$work"/*.log; do
+        name=$(basename "$script" .log)
+        echo "--- $name"
+        cat "$script"
+        n=$((n + 1))
+        if [[ -e $work/$name.failed ]]; then bad=$((bad + 1)) && echo "FAILED: $name"; fi
     done
-    echo "$n passed, $bad failed"
+    rm -rf "$work"
+    echo "$((n - bad)) passed, $bad failed"
 }
 section_gpu() { bazel_test --config=gpu; }
 # All that nvcc compiles: tests, examples, benches, to see that it compiles (.bazelrc, quick). A compile takes 3.5 GB at most (_MANY_MODELS_CUDA in tools/bazel/te.bzl);

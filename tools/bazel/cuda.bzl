@@ -8,7 +8,7 @@ Where no nvcc is found these targets exist but are skipped.
 load("@rules_cc//cc:cc_binary.bzl", "cc_binary")
 load("@rules_cc//cc:cc_test.bzl", "cc_test")
 load("@rules_cc//cc/common:cc_info.bzl", "CcInfo")
-load("@te_machine//:defs.bzl", "CUDA_HOME")
+load("@te_machine//:defs.bzl", "CUDA_HOME", "NVCC_MACRO_COPTS")
 
 _NEEDS_NVCC = [] if CUDA_HOME else [Label("@te_machine//:nvcc")]
 
@@ -19,7 +19,7 @@ def _objects(ctx):
     for src in ctx.files.srcs:
         out = ctx.actions.declare_file("%s/%s.o" % (ctx.label.name, src.basename))
         args = ctx.actions.args()
-        args.add_all(["-std=c++17"] + ctx.attr.level)
+        args.add_all(["-std=c++17"] + NVCC_MACRO_COPTS + ctx.attr.level)
         for arch in ctx.attr.archs:
             args.add("-gencode=arch=%s,code=%s" % (arch.replace("sm_", "compute_"), arch))
         for c in contexts:
@@ -72,7 +72,7 @@ def te_cuda_binary(
       srcs: C sources for the C compiler and .cu for nvcc.
       hdrs: headers that both may include.
       deps: libraries of either.
-      archs: GPU architectures; code for each is in the binary.
+      archs: GPU architectures; code for each is in the binary, or PTX for a virtual one (compute_90a).
       cuda_srcs: sources that nvcc is to compile as CUDA though their name does not end in .cu.
       cuda_copts: further options of nvcc.
       cuda_level: its options that say how hard to try.

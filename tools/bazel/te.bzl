@@ -2,10 +2,11 @@
 
 load("@rules_cc//cc:cc_binary.bzl", "cc_binary")
 load("@rules_cc//cc:cc_test.bzl", "cc_test")
+load("@te_machine//:defs.bzl", "MACRO_COPTS")
 load(":cuda.bzl", "te_cuda_binary", "te_cuda_test")
 
 # Threads, and this machine's vector instructions unless --config=portable. What is common to all is in .bazelrc.
-_COPTS = ["-fopenmp"] + select({
+_COPTS = ["-fopenmp"] + MACRO_COPTS + select({
     "//tools/bazel:portable": [],
     "//conditions:default": ["-march=native"],
 })
@@ -22,9 +23,9 @@ _MISUSE = select({
     "//conditions:default": [],
 })
 
-# The same for nvcc, whose -O is for host code alone; without the kernels of te/fuse/product.h, which must be inlined. With -Ofc=max every kernel calls what it otherwise has inlined, and ptxas
-# goes through all functions of the file for each kernel: 470 kernels take it 10 s and 2.5 GB, 820 a minute and 12 GB. So a
-# test has some 500 kernels at most.
+# The same for nvcc, whose -O is for host code alone; without the kernels of te/fuse/product.h, which must be inlined.
+# With -Ofc=max every kernel calls what it otherwise has inlined, and ptxas goes through all functions of the file for each
+# kernel: 470 kernels take it 10 s and 2.5 GB, 820 a minute and 12 GB. So a test has some 500 kernels, 850 at most.
 _MANY_MODELS_CUDA = ["-O0", "-Ofc=max", "-DTE_KEEP_CALLS"]
 
 # Where nothing will run (--config=quick) the other tests and the benches are compiled in a sixth of the time. For a GPU they
@@ -32,6 +33,12 @@ _MANY_MODELS_CUDA = ["-O0", "-Ofc=max", "-DTE_KEEP_CALLS"]
 CUDA_LEVEL = select({
     "//tools/bazel:quick": ["-O0", "-Ofc=max"],
     "//conditions:default": ["-O3", "-lineinfo"],
+})
+
+# And the tests that make many models go as far as PTX: ptxas gets the same kernels from the other tests and the examples.
+_MANY_MODELS_ARCHS = select({
+    "//tools/bazel:quick": ["compute_90a"],
+    "//conditions:default": ["sm_90a"],
 })
 
 def _host(rule, name, srcs, deps, copts = [], **kwargs):
@@ -57,7 +64,15 @@ def te_test(src, hdrs = [], data = []):
     again = name.endswith("_f16_test") or (name.endswith("_bf16_test") and name != "ops_bf16_test")
     tags = ["again"] if again else []
     _host(cc_test, name, [src] + hdrs, [":catch_main"], (_MANY_MODELS if many else []) + (_MISUSE if name == "misuse_test" else []), tags = tags, data = data)
-    te_cuda_test(name + "_cuda", cuda_srcs = [src], hdrs = hdrs, deps = [":catch_main", "//:te"], linkstatic = True, cuda_level = _MANY_MODELS_CUDA if many else CUDA_LEVEL)
+    te_cuda_test(
+        name + "_cuda",
+        cuda_srcs = [src],
+        hdrs = hdrs,
+        deps = [":catch_main", "//:te"],
+        linkstatic = True,
+        archs = _MANY_MODELS_ARCHS if many else ["sm_90a"],
+        cuda_level = _MANY_MODELS_CUDA if many else CUDA_LEVEL,
+    )
 
 def te_binary(name, srcs, hdrs = [], cuda = True, tags = [], **kwargs):
     """An example or a bench. With a .cu among its sources: one mixed binary. Else: <name> on the host and, if `cuda`, <name>_cuda."""
