@@ -469,12 +469,6 @@ TEST_CASE("rows that begin with a product in FP8, as one kernel", "[gemm_fp8]") 
         REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
     }
 }
-int transposes;
-te_status counting_turn(const te_quantize *q, te_context *ctx) {
-    transposes++;
-    return rows_fp8_plan()->fp8->turn(q, ctx);
-}
-const te_fp8_ops counting_ops = {rows_fp8_plan()->fp8->quantize, counting_turn, rows_fp8_plan()->fp8->product};
 TEST_CASE("the rule for rows in FP8 has those with an activation as a product and a chain, the others as one kernel", "[gemm_fp8]") {
     context own;
     if (own.c.capability != 900) return;
@@ -504,16 +498,6 @@ TEST_CASE("the ways to run a row that begins with a product in FP8 are timed, an
         }
         micro_batch b(u, rows_fp8_saved_bytes(rows));
         for (int step = 0; step < 2; step++) {
-            if (!pass && step) { // here gelu's result in FP8 is timed: with a transpose where the product does not leave it
-                te_plan counted = *u.plan;
-                counted.fp8 = &counting_ops;
-                transposes = 0;
-                u.m.model()->plan = &counted;
-                const te_status status = te_plan_forward(u.y_of(b.y), &b.saved, u.x_of(b.x), &counted, u.m.model(), &u.batch, u.ctx);
-                u.m.model()->plan = u.plan;
-                REQUIRE(status == TE_OK);
-                if (u.ctx->capability == 900) CHECK(transposes > 0); // forward itself has none
-            }
             if (pass) b.forward(u), b.backward(u); // the same kernels, as the file says
             else check_rows(u, b, false, false); // whichever they are
             REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
@@ -522,10 +506,14 @@ TEST_CASE("the ways to run a row that begins with a product in FP8 are timed, an
         else y = b.y.raw();
         te_gemm_choice found[16];
         const int count = te_gemm_report_choices(found, 16, u.ctx);
-        int timed = 0;
         REQUIRE(count <= 16);
-        for (int i = 0; i < count; i++) timed += !strcmp(found[i].row, "linear_bias_gelu:e4m3*e4m3.bf16.fast") && found[i].ns[TE_SPLIT_OWN] > 0 && found[i].ns[TE_SPLIT_BARE] > 0;
-        if (u.ctx->capability == 900) CHECK(timed >= 2); // with gelu's result in 16 bits, and in FP8
+        int timed = 0, with_gelu = 0;
+        for (int i = 0; i < count; i++) {
+            const bool own = found[i].ns[TE_SPLIT_OWN] > 0 && found[i].ns[TE_SPLIT_BARE] > 0;
+            timed += own && !strcmp(found[i].row, "linear_bias_add:e4m3*e4m3.bf16.fast");
+            with_gelu += own && !strcmp(found[i].row, "linear_bias_gelu:e4m3*e4m3.bf16.fast");
+        }
+        if (u.ctx->capability == 900) CHECK((timed >= 1 && with_gelu == 0));
         if (!pass) REQUIRE(te_gemm_save(path, u.ctx) == TE_OK);
     }
     std::remove(path);

@@ -22,7 +22,8 @@ typedef struct te_product_kernels { te_hopper_kernel many, few, fp8; int saves; 
 enum {
     TE_FEW_SMALL = 1 << 22,       /* elements of a weight that is so small that the launch is what counts */
     TE_HOPPER_LEAST_K = 1024,     /* worth the start of a tile */
-    TE_HOPPER_LEAST_ROUNDS = 4    /* of tiles on all multiprocessors */
+    TE_HOPPER_LEAST_ROUNDS = 4,   /* of tiles on all multiprocessors */
+    TE_FP8_LEAST_ROUNDS = 9       /* the same for operands in FP8 */
 };
 
 /* ---- what pays --------------------------------------------------------------------------------------------------- */
@@ -38,13 +39,13 @@ TE_API int te__hopper_pays(const te_gemm *g, const te_context *ctx) {
     return te__hopper_k(g) >= TE_HOPPER_LEAST_K && tiles >= TE_HOPPER_LEAST_ROUNDS * ctx->processors;
 }
 
-/* The same for a row. In FP8 not where an op of it saves its input: with the 2 bytes an element of that the epilogue
- * moves twice as much as without, in half the time that it has in 16 bits. Medians of one H200, 8192 x 4096 x 16384,
- * as one kernel and as a product with a chain behind it, us: linear_bias_gelu 1103 and 997, in inference 902 and 886;
- * its backward, linear_gelu_bias, with the weight's gradient 2221 and 2162. Without such an op: linear_bias_dropout_add
- * 911 and 1010, in inference linear_bias_add 852 and 938. */
-TE_API int te__hopper_row_pays(const te_product_kernels *kernels, const te_gemm *g, const te_context *ctx) {
-    return te__hopper_pays(g, ctx) && !(te_gemm_is_fp8(g) && kernels->saves);
+/* The same for a row. In FP8 with nine rounds of tiles. As one kernel and as a product with a chain behind it, us on
+ * an H200 with 8192 rows: 4096 to 12288 (23 rounds) linear_bias 651 and 668; 4096 to 4096 (7.8 rounds) linear_add 269
+ * and 264, linear_bias_dropout_add 337 and 268. */
+TE_API int te__hopper_row_pays(const te_gemm *g, const te_context *ctx) {
+    const int64_t tiles = te_ceil_div(g->m, TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);
+    return te__hopper_pays(g, ctx) &&
+           (!te_gemm_is_fp8(g) || tiles >= (int64_t)TE_FP8_LEAST_ROUNDS * ctx->processors);
 }
 
 /* ---- what can be, and is ----------------------------------------------------------------------------------------- */
@@ -55,9 +56,13 @@ TE_API te_hopper_kernel *te__gemm_many(te_product_kernels *kernels, const te_gem
 TE_API int te__gemm_is_few(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__few_can(g) && te__hopper_ready(&kernels->few, TE_FEW_SHARED, ctx->device);
 }
-/* Whether one of the kernels takes the product here. */
+/* Whether one of the kernels takes the product here. In FP8 not where an op of the row saves its input, unless asked
+ * for: the epilogue then moves twice as much in half the time that it has in 16 bits. On an H200, 8192 x 4096 x 16384,
+ * as one kernel and as a product with a chain behind it, us: linear_bias_gelu 1201 and 885, in inference 949 and 911;
+ * its backward, linear_gelu_bias, with the weight's gradient 2249 and 2142. */
 TE_API int te_gemm_can_row(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!ctx->gemm_own || !kernels) return 0;
+    if (te_gemm_is_fp8(g) && kernels->saves && ctx->gemm_own < 2) return 0;
     if (te__gemm_is_few(kernels, g, ctx)) return 1;
     return te__hopper_can(g) && te__encode_of(ctx) && te__gemm_state_of(ctx) &&
            te__hopper_ready(te__gemm_many(kernels, g), TE_HOPPER_SHARED, ctx->device);
@@ -65,7 +70,7 @@ TE_API int te_gemm_can_row(te_product_kernels *kernels, const te_gemm *g, te_con
 /* Whether a product and the maps behind it are one kernel of ours. */
 TE_API int te_gemm_is_own_row(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te_gemm_can_row(kernels, g, ctx)) return 0;
-    return ctx->gemm_own > 1 || te__few_pays(g) || te__hopper_row_pays(kernels, g, ctx);
+    return ctx->gemm_own > 1 || te__few_pays(g) || te__hopper_row_pays(g, ctx);
 }
 /* Whether a product by itself is a kernel of ours. Of many rows with B across and an even last round, in turns with
  * PyTorch's, 0.92 to 0.99 of its time, and 0.99 to 1.02 of cuBLASLt's fastest candidate's (1.00 of both where it is not

@@ -92,7 +92,6 @@ template <int = 0> TE_API int te__fp8_can(const te_gemm *g, te_context *ctx) {
 /* Where nothing was timed: beside cuBLASLt's first candidate ours takes 0.95 to 0.98 of the time at 8192 x 12288 x
  * 4096, 8192 x 16384 x 4096, 4096 x 11008 x 4096, 16384 x 8192 x 4096, and 1.00 to 1.02 where there are fewer than
  * eight rounds of tiles: n of 4096, k of 4096 to 16384. */
-enum { TE_FP8_LEAST_ROUNDS = 9 };
 TE_API int te__fp8_pays(const te_gemm *g, te_context *ctx) {
     return g->k >= TE_HOPPER_LEAST_K && !te__gemm_is_timed(g, ctx) &&
            te__hopper_tiles(g) >= (int64_t)TE_FP8_LEAST_ROUNDS * (ctx->processors / TE_CLUSTER);
