@@ -1,4 +1,5 @@
-// AdamW: against double over many steps and odd sizes, clipping, schedules, decay, skipped steps, the same bits again.
+// AdamW and SGD: against double over many steps and odd sizes, moments in bf16, clipping, schedules, decay, skipped steps,
+// the same bits again.
 #include "hand_model.h"
 #include "te/optim/adamw.h"
 #include "te/optim/init.h"
@@ -11,7 +12,7 @@ struct optimizer {
     memory m;
     te_adamw opt;
     optimizer(te_context *c, const std::vector<te_model *> &list, const te_adamw_config &config)
-        : ctx(c), models(list), m(c, te_adamw_bytes(models.data(), (int)models.size())) {
+        : ctx(c), models(list), m(c, te_adamw_bytes_of(models.data(), (int)models.size(), &config)) {
         const te_status s = te_adamw_init(&opt, m.p, m.bytes, models.data(), (int)models.size(), &config, ctx);
         INFO(te_last_error(ctx));
         REQUIRE(s == TE_OK);
@@ -28,11 +29,19 @@ struct optimizer {
     }
 };
 
-// The paper's algorithm 2, in double.
+double length(const std::vector<double> &v) {
+    double sum = 0;
+    for (double e : v) sum += e * e;
+    return std::sqrt(sum);
+}
+
+// The paper's algorithm 2, in double; or SGD. Where moments are stored in bf16, m_off and v_off are how far the
+// vectors may be off: in each step every element moves by a unit of 2^-7 of itself at most, either way.
 struct reference_tensor {
     const hand_model *model;
     size_t index;
     std::vector<double> p, m, v;
+    double m_off = 0, v_off = 0;
 };
 struct reference {
     te_adamw_config c;
@@ -73,12 +82,20 @@ struct reference {
         for (size_t k = 0; k < tensors.size(); k++) {
             reference_tensor &t = tensors[k];
             const double decay = t.model->param[t.index].rows > 1 || c.decay_all ? (double)c.weight_decay : 0;
-            for (size_t i = 0; i < t.p.size(); i++) {
+            const double mu = (double)c.momentum;
+            for (size_t i = 0; c.rule == TE_RULE_sgd && i < t.p.size(); i++) {
+                const double d = (double)grads[k][i] * scale + decay * t.p[i];
+                t.m[i] = mu * t.m[i] + d;
+                t.p[i] -= rate * (c.nesterov ? d + mu * t.m[i] : t.m[i]);
+            }
+            for (size_t i = 0; c.rule == TE_RULE_adamw && i < t.p.size(); i++) {
                 const double g = (double)grads[k][i] * scale;
                 t.m[i] = b1 * t.m[i] + (1 - b1) * g, t.v[i] = b2 * t.v[i] + (1 - b2) * g * g;
                 const double mh = t.m[i] / (1 - std::pow(b1, (double)step)), vh = t.v[i] / (1 - std::pow(b2, (double)step));
                 t.p[i] -= rate * (mh / (std::sqrt(vh) + (double)c.eps) + decay * t.p[i]);
             }
+            const double keeps = c.rule == TE_RULE_sgd ? mu : b1;
+            t.m_off = keeps * t.m_off + length(t.m) / 128, t.v_off = b2 * t.v_off + length(t.v) / 128;
         }
     }
 };
@@ -129,13 +146,16 @@ TEST_CASE("schedules") {
 TEST_CASE("many steps against double, all dtypes in one launch") {
     target t;
     std::mt19937 random(3);
-    for (int clip = 0; clip < 2; clip++) {
+    for (int kind = 0; kind < 7; kind++) { // AdamW with and without clipping; SGD without momentum, with it, Nesterov's; moments in bf16
+        const int clip = kind != 1, sgd = kind >= 2 && kind != 5;
         hand_model a(t, "a", TE_bf16, odd_params()), b(t, "b", TE_f32, odd_params()), c(t, "c", TE_f16, odd_params());
         REQUIRE(te_tie(&a.param[11], &a.param[6], t) == TE_OK); // tied weight: counted and updated once
         const std::vector<const hand_model *> hands = {&a, &b, &c};
         for (hand_model *m : {&a, &b, &c}) m->draw_data(random, 0.5f);
         te_adamw_config config = busy_config();
         if (!clip) config.max_norm = 0, config.decay_all = 1, config.schedule.kind = TE_SCHEDULE_linear;
+        if (sgd) config.rule = TE_RULE_sgd, config.momentum = kind == 2 ? 0.0f : 0.9f, config.nesterov = kind >= 4;
+        if (kind >= 5) config.moments = TE_bf16;
         optimizer o(t, {&a.model, &b.model, &c.model}, config);
         reference r(config, hands);
         for (int step = 0; step < 15; step++) {
@@ -149,12 +169,14 @@ TEST_CASE("many steps against double, all dtypes in one launch") {
         te_adamw_walk w = te_adamw_tensors(&o.opt);
         for (const reference_tensor &k : r.tensors) {
             REQUIRE(te_adamw_next(&w));
-            CAPTURE(clip, k.model->name, w.param->op);
+            CAPTURE(kind, k.model->name, w.param->op);
             CHECK(w.param == &k.model->param[k.index]);
             const std::vector<float> master = read_floats(t, w.master, k.p.size());
-            CHECK(distance(master, k.p) < 1e-5);
-            CHECK(distance(read_floats(t, w.m, k.p.size()), k.m) < 1e-5);
-            CHECK(distance(read_floats(t, w.v, k.p.size()), k.v) < 1e-5);
+            const bool exact = config.moments == TE_f32;
+            if (exact) CHECK(distance(master, k.p) < 1e-5);
+            CHECK(distance(read_floats(t, w.m, k.p.size(), config.moments), k.m) < (exact ? 1e-5 : k.m_off / length(k.m)));
+            CHECK((w.v == nullptr) == (config.rule == TE_RULE_sgd));
+            if (w.v) CHECK(distance(read_floats(t, w.v, k.p.size(), config.moments), k.v) < (exact ? 1e-5 : k.v_off / length(k.v)));
             const std::vector<float> weight = k.model->data(k.index);
             for (size_t i = 0; i < weight.size(); i++)
                 if (weight[i] != te_round_to(master[i], k.model->plan.dtype)) FAIL("weight " << i << " is not the rounded master");
@@ -184,6 +206,62 @@ TEST_CASE("each size alone, and the same bits again") {
             if (again) CHECK(now == first);
             first = now;
         }
+    }
+}
+
+// What is stored lies beside the exact value, above it as often as the distance from the lower neighbour says.
+struct rounding {
+    double share = 0, up = 0;
+    std::vector<double> shares;
+    std::vector<int> was_up;
+    rounding(const std::vector<float> &exact, const std::vector<float> &stored) {
+        for (size_t i = 0; i < exact.size(); i++) {
+            const uint32_t bits = te_bits_of_float(exact[i]);
+            const float low = te_float_of_bits(bits & 0xffff0000u), high = te_float_of_bits((bits & 0xffff0000u) + 0x10000u);
+            if (stored[i] != low && stored[i] != high) FAIL("element " << i << ": " << exact[i] << " was stored as " << stored[i]);
+            was_up.push_back(stored[i] == high), up += stored[i] == high, share += (bits & 0xffffu) / 65536.0, shares.push_back((bits & 0xffffu) / 65536.0);
+        }
+    }
+};
+
+TEST_CASE("moments in bf16 are rounded without bias, m and v by chances of their own") {
+    target t;
+    std::mt19937 random(8);
+    for (int64_t n : {1, 3, 31, 33, 1023, 2047, 2049, 100003}) {
+        hand_model m(t, "m", TE_bf16, {{"x", "weight", n, 1}, {"y", "bias", 1, n}});
+        m.draw_data(random, 1), m.draw_grad(random, 1);
+        te_adamw_config c = te_adamw_defaults(1e-2f);
+        optimizer exact(t, {&m.model}, c);
+        const std::vector<float> p = m.data(0);
+        exact.step();
+        const std::vector<float> weights = m.data(0), master = read_floats(t, exact.opt.master, (size_t)n);
+        const std::vector<float> em = read_floats(t, exact.opt.m, (size_t)n), ev = read_floats(t, exact.opt.v, (size_t)n);
+        std::vector<std::vector<float>> ms;
+        for (uint64_t seed : {1, 1, 2}) {
+            m.set_data(0, p);
+            c.moments = TE_bf16, c.seed = seed;
+            optimizer o(t, {&m.model}, c);
+            o.step();
+            CHECK(m.data(0) == weights); // the first update is made of moments that have not been stored yet
+            CHECK(read_floats(t, o.opt.master, (size_t)n) == master);
+            const std::vector<float> sm = read_floats(t, o.opt.m, (size_t)n, TE_bf16), sv = read_floats(t, o.opt.v, (size_t)n, TE_bf16);
+            const rounding rm(em, sm), rv(ev, sv);
+            ms.push_back(sm);
+            if (n < 100000) continue;
+            const double five = 5 * 0.5 * std::sqrt((double)n); // deviations of a sum of n chances, each of a half at most
+            CHECK(std::fabs(rm.up - rm.share) < five);
+            CHECK(std::fabs(rv.up - rv.share) < five);
+            double both = 0;
+            for (size_t i = 0; i < sm.size(); i++) both += (rm.was_up[i] && rv.was_up[i]) - rm.shares[i] * rv.shares[i];
+            CHECK(std::fabs(both) < five);
+            o.step(), o.step(), o.step(); // the same gradient again: the mean of m stays that of numbers never rounded
+            double left = 0;
+            const std::vector<float> g = read_floats(t, m.param[0].grad, (size_t)n), last = read_floats(t, o.opt.m, (size_t)n, TE_bf16);
+            for (size_t i = 0; i < g.size(); i++) left += ((double)last[i] - (1 - std::pow(0.9, 4)) * (double)g[i]) / (double)g[i];
+            CHECK(std::fabs(left) < five * 4 / 128); // four roundings, each by a unit of 2^-7 of the element at most
+        }
+        CHECK(ms[0] == ms[1]);
+        if (n > 1000) CHECK(ms[0] != ms[2]);
     }
 }
 
@@ -288,6 +366,12 @@ TEST_CASE("reset, get and set; memory") {
     te_model *models[] = {&m.model, &f.model};
     CHECK(te_adamw_bytes(models, 1) < 60000 * 12 + 8192);
     CHECK(te_adamw_bytes(models + 1, 1) < 60000 * 8 + 8192); // no second copy of f32 weights
+    te_adamw_config c = te_adamw_defaults(0);
+    CHECK(te_adamw_bytes_of(models, 1, &c) == te_adamw_bytes(models, 1));
+    c.moments = TE_bf16;
+    CHECK(te_adamw_bytes_of(models, 1, &c) < 60000 * 8 + 8192);
+    c.rule = TE_RULE_sgd;
+    CHECK(te_adamw_bytes_of(models, 1, &c) < 60000 * 6 + 8192);
     optimizer o(t, {&m.model, &f.model}, busy_config());
     CHECK(read_floats(t, o.opt.master, 60000) == m.data(0));
     o.step(), o.step();

@@ -29,7 +29,7 @@ struct network {
     std::vector<te_model *> models;
     std::unique_ptr<memory> room;
     te_adamw opt;
-    explicit network(uint64_t seed, int64_t width = 40)
+    explicit network(uint64_t seed, int64_t width = 40, te_rule rule = TE_RULE_adamw, te_dtype moments = TE_f32)
         : t(seed), embed(t, "embed", TE_f32, {{"tokens", "weight", 30, width}}), h0(t, "block", TE_bf16, layer(width)), h1(t, "block", TE_bf16, layer(width)) {
         REQUIRE(te_tie(&h1.param[3], &h0.param[0], t) == TE_OK);
         names = {{"embed", &embed.model}, {"h0", &h0.model}, {"h1", &h1.model}};
@@ -38,7 +38,8 @@ struct network {
         for (hand_model *m : {&embed, &h0, &h1}) m->draw_data(random, 0.3f);
         te_adamw_config c = te_adamw_defaults(0);
         c.schedule = te_schedule_of(TE_SCHEDULE_cosine, 1e-2f, 4, 40, 0), c.max_norm = 1, c.weight_decay = 0.1f;
-        room.reset(new memory(t, te_adamw_bytes(models.data(), 3)));
+        c.rule = rule, c.moments = moments, c.momentum = 0.9f, c.nesterov = 1;
+        room.reset(new memory(t, te_adamw_bytes_of(models.data(), 3, &c)));
         REQUIRE(te_adamw_init(&opt, room->p, room->bytes, models.data(), 3, &c, t) == TE_OK);
     }
     static std::vector<hand_param> layer(int64_t width) {
@@ -79,8 +80,9 @@ struct network {
         }
         te_adamw_walk w = te_adamw_tensors(&opt);
         while (te_adamw_next(&w))
-            for (const float *p : {w.master, w.m, w.v}) {
-                const std::vector<float> v = read_floats(t, p, (size_t)(w.param->rows * w.param->cols));
+            for (const void *p : {(void *)w.master, w.m, w.v}) {
+                if (!p) continue;
+                const std::vector<float> v = read_floats(t, p, (size_t)(w.param->rows * w.param->cols), p == w.master ? TE_f32 : opt.moments);
                 add(v.data(), v.size() * sizeof v[0]);
             }
         te_adamw_state s;
@@ -131,6 +133,38 @@ TEST_CASE("stopped and resumed is the same as never stopped") {
     second.train(4, 9);
     CHECK(second.bits() == straight.bits());
     for (hand_model *m : {&second.embed, &second.h0, &second.h1}) m->check_gaps();
+}
+
+TEST_CASE("SGD and moments in bf16, stopped and resumed; files of one rule are none of another") {
+    for (te_rule rule : {TE_RULE_sgd, TE_RULE_adamw}) {
+        file_name file;
+        network straight(1, 40, rule, TE_bf16), first(1, 40, rule, TE_bf16), second(99, 40, rule, TE_bf16);
+        straight.train(0, 6), first.train(0, 3);
+        const te_checkpoint c = first.checkpoint();
+        REQUIRE(te_checkpoint_save(file.path.c_str(), &c, first.t) == TE_OK);
+        REQUIRE(load(second, second.checkpoint(), file.path) == TE_OK);
+        second.train(3, 6);
+        CAPTURE(te_rule_name(rule));
+        CHECK(second.bits() == straight.bits());
+
+        te_safetensors f;
+        REQUIRE(te_safetensors_open(&f, file.path.c_str(), first.t) == TE_OK);
+        const std::string prefix = te_rule_name(rule);
+        std::vector<std::string> head;
+        for (int i = 0; i < f.count; i++)
+            if (std::string(f.tensor[i].name).find(".h0.fc1.weight") != std::string::npos)
+                head.push_back(std::string(f.tensor[i].name) + " " + te__shape_text_of(&f.tensor[i]).text);
+        te_safetensors_close(&f);
+        std::vector<std::string> want = {prefix + ".m.h0.fc1.weight BF16 [96, 40]", prefix + ".master.h0.fc1.weight F32 [96, 40]"};
+        if (rule == TE_RULE_adamw) want.push_back(prefix + ".v.h0.fc1.weight BF16 [96, 40]");
+        CHECK(head == want);
+
+        network other(99, 40, rule == TE_RULE_sgd ? TE_RULE_adamw : TE_RULE_sgd, TE_bf16);
+        const std::vector<uint8_t> before = other.bits();
+        CHECK(load(other, other.checkpoint(), file.path) == TE_ERROR_FORMAT);
+        CHECK(std::string(te_last_error(other.t)).find(std::string("has no tensor ") + te_rule_name(other.opt.rule) + ".step") != std::string::npos);
+        CHECK(other.bits() == before);
+    }
 }
 
 TEST_CASE("what is in the file") {
@@ -350,7 +384,7 @@ TEST_CASE("numbers that are not finite do not take the place of a good file") {
             const std::string good = content(file.path);
             if (which == 0) write_floats(n.t, (float *)n.embed.param[0].data + 1199, {bad});                  // the last of f32
             else if (which == 1) write_floats(n.t, (uint16_t *)n.h1.param[1].data + 95, {bad}, TE_bf16);       // of bf16
-            else write_floats(n.t, (which == 2 ? n.opt.m : n.opt.v) + 3, {bad});                               // of the moments
+            else write_floats(n.t, (float *)(which == 2 ? n.opt.m : n.opt.v) + 3, {bad});                               // of the moments
             CAPTURE(bad, which);
             CHECK(te_checkpoint_save(file.path.c_str(), &c, n.t) == TE_ERROR_VALUE);
             INFO(te_last_error(n.t));

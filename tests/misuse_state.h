@@ -64,7 +64,10 @@ inline void optimizer_calls(table &t) {
         {"peak -1", [](te_adamw_config &c) { c.schedule.peak = -1; }}, {"peak NaN", [](te_adamw_config &c) { c.schedule.peak = NAN; }}, {"peak infinity", [](te_adamw_config &c) { c.schedule.peak = INFINITY; }},
         {"final fraction -1", [](te_adamw_config &c) { c.schedule.final_fraction = -1; }}, {"final fraction NaN", [](te_adamw_config &c) { c.schedule.final_fraction = NAN; }},
         {"warm-up -1", [](te_adamw_config &c) { c.schedule.warmup = -1; }}, {"total -1", [](te_adamw_config &c) { c.schedule.total = -1; }},
-        {"total 5 of warm-up 5", [](te_adamw_config &c) { c.schedule = te_schedule_of(TE_SCHEDULE_cosine, 1, 5, 5, 0); }}};
+        {"total 5 of warm-up 5", [](te_adamw_config &c) { c.schedule = te_schedule_of(TE_SCHEDULE_cosine, 1, 5, 5, 0); }},
+        {"rule 7", [](te_adamw_config &c) { c.rule = (te_rule)7; }}, {"momentum 1", [](te_adamw_config &c) { c.momentum = 1; }},
+        {"momentum -0.1", [](te_adamw_config &c) { c.momentum = -0.1f; }}, {"momentum NaN", [](te_adamw_config &c) { c.momentum = NAN; }},
+        {"nesterov without momentum", [](te_adamw_config &c) { c.nesterov = 1; }}};
     for (const value &v : values) {
         refuse<cs>(t, std::string("te_adamw_init: ") + v.name, TE_ERROR_VALUE, "adamw", [=](cs &s) { return v.set(s.config), te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx); });
         refuse<cs>(t, std::string("te_adamw_step: ") + v.name, TE_ERROR_VALUE, "adamw", [=](cs &s) {
@@ -74,6 +77,18 @@ inline void optimizer_calls(table &t) {
             return s.opt.config = was, status;
         });
     }
+    for (te_dtype moments : {TE_f16, TE_e4m3, (te_dtype)99})
+        refuse<cs>(t, "te_adamw_init: moments of dtype " + std::to_string(moments), TE_ERROR_DTYPE, "moments", [=](cs &s) {
+            return s.config.moments = moments, te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx);
+        });
+    const auto changed = [](cs &s, te_rule rule, te_dtype moments) {
+        const te_adamw_config was = s.opt.config;
+        s.opt.config.rule = rule, s.opt.config.moments = moments;
+        const te_status status = te_adamw_step(&s.opt, s.ctx);
+        return s.opt.config = was, status;
+    };
+    refuse<cs>(t, "te_adamw_step: another rule than at te_adamw_init", TE_ERROR_STATE, "sgd", [=](cs &s) { return changed(s, TE_RULE_sgd, TE_f32); });
+    refuse<cs>(t, "te_adamw_step: other moments than at te_adamw_init", TE_ERROR_STATE, "bf16", [=](cs &s) { return changed(s, TE_RULE_adamw, TE_bf16); });
     refuse<cs>(t, "te_adamw_step: null", TE_ERROR_NULL, "not initialised", [](cs &s) { return te_adamw_step(nullptr, s.ctx); });
     refuse<cs>(t, "te_adamw_reset: null", TE_ERROR_NULL, "not initialised", [](cs &s) { return te_adamw_reset(nullptr, s.ctx); });
     refuse<cs>(t, "te_adamw_get: null", TE_ERROR_NULL, "not initialised", [](cs &s) { return te_adamw_get(&state, nullptr, s.ctx); });

@@ -1,7 +1,7 @@
-/* adamw_config.h -- what AdamW is told, and what it has counted.
+/* adamw_config.h -- what the optimizer is told, and what it has counted.
  *
  * Do this:
- *     te_adamw_config config = te_adamw_defaults(3e-4f);
+ *     te_adamw_config config = te_adamw_defaults(3e-4f); // te_sgd_defaults(0.1f, 0.9f)
  *     config.schedule = te_schedule_of(TE_SCHEDULE_cosine, 3e-4f, 100, 10000, 0.1f), config.max_norm = 1.0f;
  */
 #ifndef TE_ADAMW_CONFIG_H
@@ -9,6 +9,21 @@
 
 #include "../core/context.h" /* te_status, te_fail */
 #include "schedule.h"        /* te_schedule */
+
+/* X(name): what becomes of a gradient. The formulas are in adamw_kernels.h. */
+#define TE_RULES(X) \
+    X(adamw)        \
+    X(sgd)
+#define TE_RULE_ENUM(name) TE_RULE_##name,
+typedef enum te_rule { TE_RULES(TE_RULE_ENUM) TE_RULE_COUNT } te_rule;
+#undef TE_RULE_ENUM
+
+TE_API const char *te_rule_name(te_rule rule) {
+#define TE_RULE_TEXT(name) #name,
+    static const char *const names[] = {TE_RULES(TE_RULE_TEXT)};
+#undef TE_RULE_TEXT
+    return (unsigned)rule < (unsigned)TE_RULE_COUNT ? names[rule] : "unknown";
+}
 
 typedef struct te_adamw_config {
     te_schedule schedule;
@@ -19,6 +34,11 @@ typedef struct te_adamw_config {
                             INFINITY: the norm is computed, and nothing clipped below TE_ADAMW_LARGEST. */
     float grad_scale;    /* what every gradient is multiplied by before anything else: 1 / loss scale */
     int skip_nonfinite;  /* 1: a step whose gradients have an infinity or a NaN changes nothing (computes the norm) */
+    te_rule rule;
+    te_dtype moments;    /* f32; or bf16, rounded up or down by chance, so that the mean is what was to be stored */
+    uint64_t seed;       /* of these chances */
+    float momentum;      /* SGD, in place of the betas; 0: none */
+    int nesterov;        /* SGD: 1: the update looks ahead by a step of momentum */
 } te_adamw_config;
 
 /* 2^56. Where the norm is computed, gradients are scaled to a norm of at most this, so that their squares, corrected
@@ -31,6 +51,12 @@ TE_API te_adamw_config te_adamw_defaults(float lr) {
     te_adamw_config c;
     c.schedule = te_schedule_constant(lr), c.beta1 = 0.9f, c.beta2 = 0.999f, c.eps = 1e-8f, c.weight_decay = 0.01f;
     c.decay_all = 0, c.max_norm = 0.0f, c.grad_scale = 1.0f, c.skip_nonfinite = 0;
+    c.rule = TE_RULE_adamw, c.moments = TE_f32, c.seed = 1, c.momentum = 0.0f, c.nesterov = 0;
+    return c;
+}
+TE_API te_adamw_config te_sgd_defaults(float lr, float momentum) {
+    te_adamw_config c = te_adamw_defaults(lr);
+    c.rule = TE_RULE_sgd, c.momentum = momentum, c.weight_decay = 0.0f;
     return c;
 }
 
@@ -60,6 +86,13 @@ TE_API te_status te__adamw_config_check(const te_adamw_config *c, te_context *ct
     TE_REQUIRE(c->max_norm >= 0.0f, ctx, TE_ERROR_VALUE, "adamw: max_norm %g must be >= 0", (double)c->max_norm);
     TE_REQUIRE(fabsf(c->grad_scale) > 0.0f && te__adamw_finite(c->grad_scale), ctx, TE_ERROR_VALUE,
                "adamw: grad_scale %g must be finite and not 0", (double)c->grad_scale);
+    TE_REQUIRE((unsigned)c->rule < (unsigned)TE_RULE_COUNT, ctx, TE_ERROR_VALUE, "adamw: rule %d", (int)c->rule);
+    TE_REQUIRE(c->moments == TE_f32 || c->moments == TE_bf16, ctx, TE_ERROR_DTYPE,
+               "adamw: moments of %s; they are f32 or bf16", te_dtype_name(c->moments));
+    TE_REQUIRE(c->momentum >= 0.0f && c->momentum < 1.0f, ctx, TE_ERROR_VALUE, "adamw: momentum %g must be in [0, 1)",
+               (double)c->momentum);
+    TE_REQUIRE(!c->nesterov || c->momentum > 0.0f, ctx, TE_ERROR_VALUE,
+               "adamw: nesterov looks ahead by the momentum, which is 0");
     return TE_OK;
 }
 /* Counts that a run can go on from. */

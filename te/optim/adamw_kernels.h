@@ -2,18 +2,25 @@
 #ifndef TE_ADAMW_KERNELS_H
 #define TE_ADAMW_KERNELS_H
 
-#include "adamw_config.h" /* te_adamw_config, te_adamw_state */
-#include "params.h"       /* te__chunk_tensor, TE_KERNEL */
+#include "../core/philox.h" /* te_philox */
+#include "adamw_config.h"   /* te_adamw_config, te_adamw_state */
+#include "params.h"         /* te__chunk_tensor, TE_KERNEL */
 
 /* One tensor, as the kernel reads it. */
 typedef struct te__adamw_tensor {
-    float *master, *m, *v;
+    float *master;
+    void *m, *v;  /* of the config's moments; SGD has no v */
     const float *grad;
     void *weight; /* master itself if the dtype is f32 */
     int64_t elements;
+    int64_t at;   /* its first element among all, a multiple of four: where its random numbers begin */
     float decay;
     te_dtype dtype;
+    te_rule rule;
 } te__adamw_tensor;
+
+/* What is constant in a kernel's code for a tensor. */
+typedef struct te__adamw_form { te_dtype dtype, moments; te_rule rule; } te__adamw_form;
 
 /* A chunk is what 256 lanes take at once: twice four 16-byte loads a lane. A CPU takes 32 elements at a time, in arrays
  * of its own that the compiler knows to be apart. */
@@ -25,6 +32,51 @@ typedef struct __attribute__((aligned(8))) te__adamw_halves { uint16_t v[TE__ADA
 
 /* What a lane holds of consecutive elements. */
 typedef struct te__adamw_part { te__adamw_floats g, p, m, v; } te__adamw_part;
+
+/* ---- moments in bf16 --------------------------------------------------------------------------------------------- */
+
+enum { TE__ADAMW_STREAM = 0x6d6f6d31 }; /* of random numbers: far above those of ops, which count from 0 */
+
+/* x as bf16. 16 random bits are added to the 16 that are cut off, and carry with the probability that these are of a
+ * unit: the mean is x. Above the largest of bf16 as te_bf16_of_float has it. */
+TE_BOTH uint16_t te__bf16_by_chance(float x, uint32_t random) {
+    const uint32_t u = te_bits_of_float(x);
+    if ((u & 0x7fffffffu) > 0x7f7f0000u) return te_bf16_of_float(x);
+    return (uint16_t)((u + (random & 0xffffu)) >> 16);
+}
+/* Four elements take the four words of one index; m has the low half of a word, v the high one. */
+TE_FN void te__adamw_random(uint32_t w[4], int64_t element, const te_adamw_state *s, const te_adamw_config *c) {
+    te_philox(w, c->seed, (uint64_t)element / 4, TE__ADAMW_STREAM, (uint64_t)s->step);
+}
+TE_FN te__adamw_floats te__adamw_moment(const void *p, int64_t i, te_dtype moments) {
+    te__adamw_floats f;
+    if (moments == TE_f32) return *(const te__adamw_floats *)((const float *)p + i);
+    const te__adamw_halves h = *(const te__adamw_halves *)((const uint16_t *)p + i);
+    TE_UNROLL for (int k = 0; k < TE__ADAMW_WIDTH; k++) f.v[k] = te_float_of_bf16(h.v[k]);
+    return f;
+}
+TE_FN void te__adamw_store_moments(const te__adamw_part *r, const te__adamw_tensor *t, int64_t i,
+                                   const te_adamw_state *s, const te_adamw_config *c, te__adamw_form f) {
+    const int both = f.rule == TE_RULE_adamw;
+    te__adamw_halves m, v;
+    if (f.moments == TE_f32) {
+        *(te__adamw_floats *)((float *)t->m + i) = r->m;
+        if (both) *(te__adamw_floats *)((float *)t->v + i) = r->v;
+        return;
+    }
+    TE_UNROLL for (int k = 0; k < TE__ADAMW_WIDTH; k += 4) {
+        uint32_t w[4];
+        te__adamw_random(w, t->at + i + k, s, c);
+        TE_UNROLL for (int j = 0; j < 4; j++) {
+            m.v[k + j] = te__bf16_by_chance(r->m.v[k + j], w[j]);
+            if (both) v.v[k + j] = te__bf16_by_chance(r->v.v[k + j], w[j] >> 16);
+        }
+    }
+    *(te__adamw_halves *)((uint16_t *)t->m + i) = m;
+    if (both) *(te__adamw_halves *)((uint16_t *)t->v + i) = v;
+}
+
+/* ---- elements ---------------------------------------------------------------------------------------------------- */
 
 /* m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,  p -= lr (m' / (sqrt(v') + eps) + decay p),
  * with m' and v' corrected for having begun at 0. The root stands alone, so that errno keeps no other line from
@@ -44,58 +96,89 @@ TE_FN void te__adamw_math(te__adamw_part *r, const te_adamw_state *s, const te_a
         r->p.v[k] -= s->lr * (update + decay * r->p.v[k]);
     }
 }
-TE_FN void te__adamw_load(te__adamw_part *r, const te__adamw_tensor *t, int64_t i) {
-    r->g = *(const te__adamw_floats *)(t->grad + i), r->p = *(const te__adamw_floats *)(t->master + i);
-    r->m = *(const te__adamw_floats *)(t->m + i), r->v = *(const te__adamw_floats *)(t->v + i);
+/* SGD: d = g + decay p,  m = momentum m + d,  p -= lr m, or with Nesterov's step p -= lr (d + momentum m). Sutskever et
+ * al., "On the importance of initialization and momentum in deep learning", ICML 2013, with m in units of gradients. */
+TE_FN void te__sgd_math(te__adamw_part *r, const te_adamw_state *s, const te_adamw_config *c, float decay, int n) {
+    TE_UNROLL for (int k = 0; k < n; k++) {
+        const float d = r->g.v[k] * s->scale + decay * r->p.v[k];
+        r->m.v[k] = c->momentum * r->m.v[k] + d;
+        r->p.v[k] -= s->lr * (c->nesterov ? d + c->momentum * r->m.v[k] : r->m.v[k]);
+    }
 }
-TE_FN void te__adamw_store(const te__adamw_part *r, const te__adamw_tensor *t, int64_t i, te_dtype dtype) {
+TE_FN void te__optim_math(te__adamw_part *r, const te_adamw_state *s, const te_adamw_config *c, float decay, int n,
+                          te_rule rule) {
+    if (rule == TE_RULE_sgd) te__sgd_math(r, s, c, decay, n);
+    else te__adamw_math(r, s, c, decay, n);
+}
+TE_FN void te__adamw_load(te__adamw_part *r, const te__adamw_tensor *t, int64_t i, te__adamw_form f) {
+    r->g = *(const te__adamw_floats *)(t->grad + i), r->p = *(const te__adamw_floats *)(t->master + i);
+    r->m = te__adamw_moment(t->m, i, f.moments);
+    if (f.rule == TE_RULE_adamw) r->v = te__adamw_moment(t->v, i, f.moments);
+}
+TE_FN void te__adamw_store(const te__adamw_part *r, const te__adamw_tensor *t, int64_t i, const te_adamw_state *s,
+                           const te_adamw_config *c, te__adamw_form f) {
     *(te__adamw_floats *)(t->master + i) = r->p;
-    *(te__adamw_floats *)(t->m + i) = r->m, *(te__adamw_floats *)(t->v + i) = r->v;
-    if (dtype == TE_f32) return;
+    te__adamw_store_moments(r, t, i, s, c, f);
+    if (f.dtype == TE_f32) return;
     te__adamw_halves h;
     TE_UNROLL for (int k = 0; k < TE__ADAMW_WIDTH; k++)
-        h.v[k] = dtype == TE_bf16 ? te_bf16_of_float(r->p.v[k]) : te_f16_of_float(r->p.v[k]);
+        h.v[k] = f.dtype == TE_bf16 ? te_bf16_of_float(r->p.v[k]) : te_f16_of_float(r->p.v[k]);
     *(te__adamw_halves *)((uint16_t *)t->weight + i) = h;
 }
 /* The elements from i to `to`, fewer than a lane's width. */
 TE_FN void te__adamw_rest(const te__adamw_tensor *t, int64_t i, int64_t to, const te_adamw_state *s,
-                          const te_adamw_config *c, te_dtype dtype) {
+                          const te_adamw_config *c, te__adamw_form f) {
+    const int both = f.rule == TE_RULE_adamw;
     for (; i < to; i++) {
         te__adamw_part r;
-        r.g.v[0] = t->grad[i], r.p.v[0] = t->master[i], r.m.v[0] = t->m[i], r.v.v[0] = t->v[i];
-        te__adamw_math(&r, s, c, t->decay, 1);
-        t->master[i] = r.p.v[0], t->m[i] = r.m.v[0], t->v[i] = r.v.v[0];
-        if (dtype != TE_f32) te_store(t->weight, i, r.p.v[0], dtype);
+        uint32_t w[4] = {0, 0, 0, 0};
+        r.g.v[0] = t->grad[i], r.p.v[0] = t->master[i], r.m.v[0] = te_load(t->m, i, f.moments);
+        r.v.v[0] = both ? te_load(t->v, i, f.moments) : 0.0f;
+        te__optim_math(&r, s, c, t->decay, 1, f.rule);
+        t->master[i] = r.p.v[0];
+        if (f.moments == TE_f32) {
+            ((float *)t->m)[i] = r.m.v[0];
+            if (both) ((float *)t->v)[i] = r.v.v[0];
+        } else {
+            te__adamw_random(w, t->at + i, s, c);
+            ((uint16_t *)t->m)[i] = te__bf16_by_chance(r.m.v[0], w[i % 4]);
+            if (both) ((uint16_t *)t->v)[i] = te__bf16_by_chance(r.v.v[0], w[i % 4] >> 16);
+        }
+        if (f.dtype != TE_f32) te_store(t->weight, i, r.p.v[0], f.dtype);
     }
 }
 TE_FN void te__adamw_chunk(const te__adamw_tensor *t, int64_t from, const te_adamw_state *s, const te_adamw_config *c,
-                           te_dtype dtype) {
+                           te_dtype dtype, te_dtype moments, te_rule rule) {
+    te__adamw_form f;
+    f.dtype = dtype, f.moments = moments, f.rule = rule;
     int group;
     const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
     const int64_t to = te_min(t->elements, from + TE__ADAMW_CHUNK), step = (int64_t)TE__ADAMW_WIDTH * lanes.count;
     if (to - from == TE__ADAMW_CHUNK) {
         TE_UNROLL for (int i = TE__ADAMW_WIDTH * lanes.id; i < TE__ADAMW_CHUNK; i += 2 * (int)step) {
             te__adamw_part a, b;
-            te__adamw_load(&a, t, from + i), te__adamw_load(&b, t, from + i + step);
-            te__adamw_math(&a, s, c, t->decay, TE__ADAMW_WIDTH), te__adamw_math(&b, s, c, t->decay, TE__ADAMW_WIDTH);
-            te__adamw_store(&a, t, from + i, dtype), te__adamw_store(&b, t, from + i + step, dtype);
+            te__adamw_load(&a, t, from + i, f), te__adamw_load(&b, t, from + i + step, f);
+            te__optim_math(&a, s, c, t->decay, TE__ADAMW_WIDTH, rule);
+            te__optim_math(&b, s, c, t->decay, TE__ADAMW_WIDTH, rule);
+            te__adamw_store(&a, t, from + i, s, c, f), te__adamw_store(&b, t, from + i + step, s, c, f);
         }
         return;
     }
     for (int64_t i = from + TE__ADAMW_WIDTH * lanes.id; i < to; i += step) {
         te__adamw_part r;
         if (i + TE__ADAMW_WIDTH > to) {
-            te__adamw_rest(t, i, to, s, c, dtype);
+            te__adamw_rest(t, i, to, s, c, f);
             continue;
         }
-        te__adamw_load(&r, t, i);
-        te__adamw_math(&r, s, c, t->decay, TE__ADAMW_WIDTH);
-        te__adamw_store(&r, t, i, dtype);
+        te__adamw_load(&r, t, i, f);
+        te__optim_math(&r, s, c, t->decay, TE__ADAMW_WIDTH, rule);
+        te__adamw_store(&r, t, i, s, c, f);
     }
 }
 
 /* The update. Reads grad, master, m, v (16 bytes an element) and writes master, m, v (12) and a 16-bit weight (2):
- * the floor is 30 bytes * elements / copy rate, 28 bytes for an f32 model. */
+ * the floor is 30 bytes * elements / copy rate, 28 bytes for an f32 model. Moments in bf16 make it 22 and 20; so does
+ * SGD, which has one, and 18 and 16 if that is in bf16. */
 typedef struct te__adamw_args {
     const te__adamw_tensor *tensor;
     const int32_t *first;
@@ -105,17 +188,22 @@ typedef struct te__adamw_args {
     te_adamw_config config;
 } te__adamw_args;
 
-TE_FN void te__adamw_body(const te__adamw_args *a, te_block b) {
+TE_FN void te__adamw_body(const te__adamw_args *a, te_block b, te_dtype moments, te_rule rule) {
     const te_adamw_state state = *a->state;
     if (!state.apply) return;
     const int n = te__chunk_tensor(a->first, a->count, b.x);
     const te__adamw_tensor t = a->tensor[n];
     const int64_t from = (int64_t)(b.x - a->first[n]) * TE__ADAMW_CHUNK;
-    if (t.dtype == TE_f32) te__adamw_chunk(&t, from, &state, &a->config, TE_f32);
-    else if (t.dtype == TE_bf16) te__adamw_chunk(&t, from, &state, &a->config, TE_bf16);
-    else te__adamw_chunk(&t, from, &state, &a->config, TE_f16);
+    if (t.dtype == TE_f32) te__adamw_chunk(&t, from, &state, &a->config, TE_f32, moments, rule);
+    else if (t.dtype == TE_bf16) te__adamw_chunk(&t, from, &state, &a->config, TE_bf16, moments, rule);
+    else te__adamw_chunk(&t, from, &state, &a->config, TE_f16, moments, rule);
 }
-TE_KERNEL(te_adamw_update, TE__ADAMW_THREADS, te__adamw_args, te__adamw_body(te_args, te_at))
+TE_KERNEL(te_adamw_update, TE__ADAMW_THREADS, te__adamw_args, te__adamw_body(te_args, te_at, TE_f32, TE_RULE_adamw))
+TE_KERNEL(te_adamw_update_bf16, TE__ADAMW_THREADS, te__adamw_args,
+          te__adamw_body(te_args, te_at, TE_bf16, TE_RULE_adamw))
+TE_KERNEL(te_sgd_update, TE__ADAMW_THREADS, te__adamw_args, te__adamw_body(te_args, te_at, TE_f32, TE_RULE_sgd))
+TE_KERNEL(te_sgd_update_bf16, TE__ADAMW_THREADS, te__adamw_args,
+          te__adamw_body(te_args, te_at, TE_bf16, TE_RULE_sgd))
 
 /* One thread before the update: count the step and work out its numbers. */
 TE_FN void te__adamw_begin_body(const te__adamw_args *a) {
