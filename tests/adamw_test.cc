@@ -1,4 +1,4 @@
-// AdamW and SGD: against double over many steps and odd sizes, moments in bf16, clipping, schedules, decay, skipped steps,
+// AdamW, SGD and Muon: against double over many steps and odd sizes, moments in bf16, clipping, schedules, decay, skipped steps,
 // the same bits again.
 #include "hand_model.h"
 #include "te/optim/adamw.h"
@@ -99,6 +99,41 @@ struct reference {
         }
     }
 };
+
+// Newton-Schulz in double, of u[rows, cols]; what is stored is rounded to the products' format.
+void round_all(std::vector<double> &v, te_dtype dtype) {
+    for (double &e : v) e = dtype == TE_f32 ? e : (double)te_round_to((float)e, dtype);
+}
+std::vector<double> orthogonal(std::vector<double> x, size_t rows, size_t cols, te_dtype dtype) {
+    const double norm = length(x) + 1e-7;
+    if (rows > cols) { // the same steps for the transposed matrix, the smaller product
+        std::vector<double> turned(x.size()), back(x.size());
+        for (size_t i = 0; i < x.size(); i++) turned[i % cols * rows + i / cols] = x[i];
+        turned = orthogonal(turned, cols, rows, dtype);
+        for (size_t i = 0; i < x.size(); i++) back[i] = turned[i % cols * rows + i / cols];
+        return back;
+    }
+    for (double &e : x) e /= norm;
+    round_all(x, dtype);
+    for (int step = 0; step < 5; step++) {
+        std::vector<double> a(rows * rows, 0), b(rows * rows, 0), next(rows * cols, 0);
+        for (size_t i = 0; i < rows; i++)
+            for (size_t j = 0; j < rows; j++)
+                for (size_t k = 0; k < cols; k++) a[i * rows + j] += x[i * cols + k] * x[j * cols + k];
+        round_all(a, dtype);
+        for (size_t i = 0; i < rows; i++)
+            for (size_t k = 0; k < rows; k++)
+                for (size_t j = 0; j < rows; j++) b[i * rows + j] += a[i * rows + k] * a[k * rows + j];
+        for (size_t i = 0; i < a.size(); i++) b[i] = -4.7750 * a[i] + 2.0315 * b[i];
+        round_all(b, dtype);
+        for (size_t i = 0; i < rows; i++)
+            for (size_t k = 0; k < rows; k++)
+                for (size_t j = 0; j < cols; j++) next[i * cols + j] += b[i * rows + k] * x[k * cols + j];
+        for (size_t i = 0; i < x.size(); i++) x[i] = 3.4445 * x[i] + next[i];
+        round_all(x, dtype);
+    }
+    return x;
+}
 
 double distance(const std::vector<float> &a, const std::vector<double> &b) {
     REQUIRE(a.size() == b.size());
@@ -263,6 +298,134 @@ TEST_CASE("moments in bf16 are rounded without bias, m and v by chances of their
         CHECK(ms[0] == ms[1]);
         if (n > 1000) CHECK(ms[0] != ms[2]);
     }
+}
+
+TEST_CASE("Muon against double: matrices of all shapes, the rest by AdamW") {
+    target t;
+    std::mt19937 random(9);
+    const std::vector<hand_param> list = {{"wide", "weight", 3, 5},    {"b", "bias", 1, 7},      {"tall", "weight", 129, 33}, {"row", "weight", 1, 64},
+                                          {"square", "weight", 64, 64}, {"table", "weight", 20, 8}, {"column", "weight", 40, 1}, {"large", "weight", 37, 200}};
+    for (int kind = 0; kind < 4; kind++) {
+        const te_dtype dtype = kind == 0 || kind == 3 ? TE_f32 : kind == 1 ? TE_bf16 : TE_f16;
+        hand_model m(t, "m", dtype, list);
+        m.op[5].kind = "embedding";
+        m.draw_data(random, 0.3f);
+        te_adamw_config c = te_muon_defaults(0.02f);
+        c.schedule = te_schedule_of(TE_SCHEDULE_linear, 0.02f, 2, 10, 0), c.max_norm = 3, c.weight_decay = 0.1f, c.rest = 0.5f;
+        c.nesterov = kind != 3, c.match_rms = kind == 3, c.beta2 = 0.95f;
+        te_adamw_config adamw = c;
+        adamw.rule = TE_RULE_adamw, adamw.schedule.peak = 0.01f;
+        reference r(adamw, {&m});
+        std::vector<std::vector<double>> momentum, p;
+        for (size_t i = 0; i < list.size(); i++) {
+            p.push_back(r.tensors[i].p);
+            momentum.push_back(std::vector<double>(p[i].size(), 0));
+        }
+        optimizer o(t, {&m.model}, c);
+        for (int step = 0; step < 4; step++) {
+            m.draw_grad(random, 1);
+            o.step(), r.run();
+            const te_adamw_state s = o.state();
+            CHECK(s.adamw_lr == Approx(s.lr / 2));
+            te_adamw_walk w = te_adamw_tensors(&o.opt);
+            for (size_t i = 0; i < list.size(); i++) {
+                REQUIRE(te_adamw_next(&w));
+                CAPTURE(kind, step, w.param->op);
+                const size_t rows = (size_t)list[i].rows, cols = (size_t)list[i].cols;
+                const bool matrix = rows > 1 && cols > 1 && i != 5;
+                CHECK(w.rule == (matrix ? TE_RULE_muon : TE_RULE_adamw));
+                CHECK((w.v == nullptr) == matrix);
+                const std::vector<float> master = read_floats(t, w.master, rows * cols), weight = m.data(i);
+                for (size_t k = 0; k < weight.size(); k++)
+                    if (weight[k] != te_round_to(master[k], dtype)) FAIL("weight " << k << " is not the rounded master");
+                if (!matrix) {
+                    CHECK(distance(master, r.tensors[i].p) < 1e-5);
+                    continue;
+                }
+                const std::vector<float> g = read_floats(t, m.param[i].grad, rows * cols);
+                const double scale = std::min(1.0, 3.0 / r.norm), mu = (double)c.momentum, rate = (double)s.lr;
+                std::vector<double> u(rows * cols);
+                for (size_t k = 0; k < u.size(); k++) {
+                    momentum[i][k] = mu * momentum[i][k] + (double)g[k] * scale;
+                    u[k] = c.nesterov ? (double)g[k] * scale + mu * momentum[i][k] : momentum[i][k];
+                }
+                CHECK(distance(read_floats(t, w.m, u.size()), momentum[i]) < 1e-5);
+                const std::vector<double> x = orthogonal(u, rows, cols, dtype == TE_f32 ? TE_f32 : TE_bf16);
+                const double size = c.match_rms ? 0.2 * std::sqrt((double)std::max(rows, cols)) : std::sqrt(std::max(1.0, (double)rows / (double)cols));
+                std::vector<float> moved(u.size());
+                for (size_t k = 0; k < u.size(); k++) // what the products gave, but for the roundings of p
+                    moved[k] = (float)((p[i][k] * (1 - rate * 0.1) - (double)master[k]) / (rate * size)), p[i][k] = (double)master[k];
+                // X, A and B are off by the sums in f32, some 2^-22 each, which the polynomial, of a slope of 3.4445 at
+                // most, hands on to the steps after it. In bf16 that makes one element in 2^-22 / 2^-8 round the other
+                // way, by 2^-8: the root of the mean square is 2^-15.
+                const double unit = dtype == TE_f32 ? 1.0 / (1 << 22) : 1.0 / (1 << 15), slope = 3.4445;
+                double off = 0;
+                for (int k = 0; k < 5; k++) off = slope * off + 3 * unit;
+                const double p_off = 3.0 / (1 << 24) * length(p[i]) / (rate * size * length(x));
+                CHECK(distance(moved, x) < off + p_off);
+            }
+        }
+        m.check_gaps();
+    }
+}
+
+int none_of_them(const te_model *, const te_param *) { return 0; }
+TEST_CASE("Muon takes what it is told, and leaves out what is not finite") {
+    target t;
+    std::mt19937 random(10);
+    hand_model a(t, "a", TE_bf16, {{"fc", "weight", 20, 30}, {"fc", "bias", 1, 30}});
+    te_adamw_config c = te_muon_defaults(0.02f);
+    std::vector<float> p = hand_model::draw(random, 600, 1), g = hand_model::draw(random, 600, 1);
+    std::vector<uint8_t> by[2];
+    for (int muon = 0; muon < 2; muon++) { // of no matrix it is AdamW
+        a.set_data(0, p), a.set_grad(0, g), a.set_data(1, std::vector<float>(30, 1)), a.set_grad(1, std::vector<float>(30, 1));
+        c.rule = muon ? TE_RULE_muon : TE_RULE_adamw, c.muon_takes = none_of_them;
+        optimizer o(t, {&a.model}, c);
+        o.step(), o.step();
+        by[muon] = a.params->raw();
+    }
+    CHECK(by[0] == by[1]);
+    c.muon_takes = nullptr, c.skip_nonfinite = 1;
+    for (te_dtype moments : {TE_f32, TE_bf16}) {
+        std::vector<uint8_t> first;
+        c.moments = moments;
+        for (int again = 0; again < 2; again++) { // the same bits
+            a.set_data(0, p), a.set_grad(0, g);
+            optimizer o(t, {&a.model}, c);
+            std::vector<float> bad = g;
+            bad[7] = NAN, a.set_grad(0, bad);
+            const std::vector<uint8_t> before = a.params->raw();
+            o.step();
+            CHECK(a.params->raw() == before);
+            a.set_grad(0, g);
+            o.step();
+            CHECK(a.params->raw() != before);
+            CHECK(o.state().step == 1);
+            CHECK(o.state().skipped == 1);
+            if (again) CHECK(a.params->raw() == first);
+            first = a.params->raw();
+            a.set_data(1, std::vector<float>(30, 1));
+        }
+    }
+    // no gradient: nothing moves
+    c.weight_decay = 0;
+    a.set_data(0, p), a.set_grad(0, std::vector<float>(600, 0));
+    optimizer o(t, {&a.model}, c);
+    const std::vector<float> before = a.data(0);
+    o.step();
+    CHECK(a.data(0) == before);
+    // what the ranks of a group have a part of each is not Muon's
+    te_comm comm = {};
+    comm.tensor.size = 2;
+    t->comm = &comm, a.param[0].shard = TE_SHARD_columns;
+    te_model *models[] = {&a.model};
+    memory room(t, te_adamw_bytes_of(models, 1, &c));
+    te_adamw shared;
+    CHECK(te_adamw_init(&shared, room.p, room.bytes, models, 1, &c, t) == TE_ERROR_VALUE);
+    CHECK(std::string(te_last_error(t)).find("muon needs all of fc.weight") != std::string::npos);
+    c.muon_takes = none_of_them;
+    CHECK(te_adamw_init(&shared, room.p, te_adamw_bytes_of(models, 1, &c), models, 1, &c, t) == TE_OK);
+    t->comm = nullptr;
 }
 
 TEST_CASE("decay touches matrices alone") {

@@ -135,8 +135,8 @@ TEST_CASE("stopped and resumed is the same as never stopped") {
     for (hand_model *m : {&second.embed, &second.h0, &second.h1}) m->check_gaps();
 }
 
-TEST_CASE("SGD and moments in bf16, stopped and resumed; files of one rule are none of another") {
-    for (te_rule rule : {TE_RULE_sgd, TE_RULE_adamw}) {
+TEST_CASE("SGD, Muon and moments in bf16, stopped and resumed; files of one rule are none of another") {
+    for (te_rule rule : {TE_RULE_sgd, TE_RULE_adamw, TE_RULE_muon}) {
         file_name file;
         network straight(1, 40, rule, TE_bf16), first(1, 40, rule, TE_bf16), second(99, 40, rule, TE_bf16);
         straight.train(0, 6), first.train(0, 3);

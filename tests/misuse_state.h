@@ -67,7 +67,8 @@ inline void optimizer_calls(table &t) {
         {"total 5 of warm-up 5", [](te_adamw_config &c) { c.schedule = te_schedule_of(TE_SCHEDULE_cosine, 1, 5, 5, 0); }},
         {"rule 7", [](te_adamw_config &c) { c.rule = (te_rule)7; }}, {"momentum 1", [](te_adamw_config &c) { c.momentum = 1; }},
         {"momentum -0.1", [](te_adamw_config &c) { c.momentum = -0.1f; }}, {"momentum NaN", [](te_adamw_config &c) { c.momentum = NAN; }},
-        {"nesterov without momentum", [](te_adamw_config &c) { c.nesterov = 1; }}};
+        {"nesterov without momentum", [](te_adamw_config &c) { c.nesterov = 1; }}, {"rest -1", [](te_adamw_config &c) { c.rest = -1; }},
+        {"rest NaN", [](te_adamw_config &c) { c.rest = NAN; }}, {"rest infinity", [](te_adamw_config &c) { c.rest = INFINITY; }}};
     for (const value &v : values) {
         refuse<cs>(t, std::string("te_adamw_init: ") + v.name, TE_ERROR_VALUE, "adamw", [=](cs &s) { return v.set(s.config), te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx); });
         refuse<cs>(t, std::string("te_adamw_step: ") + v.name, TE_ERROR_VALUE, "adamw", [=](cs &s) {

@@ -15,8 +15,9 @@
  *
  * Tensors are called "h0.fc1.weight", of the model's dtype, [rows, cols] or, with one row, [cols]. The optimizer adds
  * "adamw.master.h0.fc1.weight" (only where the model is not f32), "adamw.m. ...", "adamw.v. ...", of the dtype of the
- * moments, and "adamw.step", I64 [2]: updates made and left out; their sum is the run's one count of steps. SGD's are
- * called "sgd.master. ...", "sgd.m. ..." and "sgd.step". "random" is U64 [2]: seed and offset.
+ * moments, and "adamw.step", I64 [2]: updates made and left out; their sum is the run's one count of steps. What SGD
+ * takes begins with "sgd." instead, what Muon takes with "muon."; their counts are "sgd.step" and "muon.step".
+ * "random" is U64 [2]: seed and offset.
  * A tied parameter is saved with its owner. The state of recipes is "recipes.scales", U8, and "recipes.begun", I64 [2]:
  * whether a step lies behind them, and how many products there are.
  *
@@ -82,19 +83,19 @@ TE_API const te_named_model *te__checkpoint_model(const te_checkpoint *c, const 
         if (c->models[i].model == m) return &c->models[i];
     return 0;
 }
-/* How the names of what an optimizer of this rule has begin. */
+/* How the names of what this rule's tensors have begin. */
 enum { TE__CHECKPOINT_step, TE__CHECKPOINT_master, TE__CHECKPOINT_m, TE__CHECKPOINT_v };
-TE_API const char *te__checkpoint_kind(const te_adamw *o, int what) {
+TE_API const char *te__checkpoint_kind(te_rule rule, int what) {
 #define TE__CHECKPOINT_KINDS(rule) {#rule ".step", #rule ".master.", #rule ".m.", #rule ".v."},
     static const char *const kinds[][4] = {TE_RULES(TE__CHECKPOINT_KINDS)};
 #undef TE__CHECKPOINT_KINDS
-    return kinds[o->rule][what];
+    return kinds[rule][what];
 }
 TE_API te_status te__checkpoint_walk(te__checkpoint_list *l, const te_checkpoint *c, te_context *ctx) {
     l->count = 0, l->used = 0;
     if (c->optimizer)
-        te__checkpoint_add_numbers(l, te__checkpoint_kind(c->optimizer, TE__CHECKPOINT_step), TE_SAFETENSORS_I64, 2,
-                                   l->step);
+        te__checkpoint_add_numbers(l, te__checkpoint_kind(c->optimizer->rule, TE__CHECKPOINT_step),
+                                   TE_SAFETENSORS_I64, 2, l->step);
     if (c->random) te__checkpoint_add_numbers(l, "random", TE_SAFETENSORS_U64, 2, l->random);
     if (c->recipes) {
         te_scales *s = &c->recipes->scales;
@@ -115,9 +116,9 @@ TE_API te_status te__checkpoint_walk(te__checkpoint_list *l, const te_checkpoint
                    c->optimizer->models[w.model]->plan->name);
         const te_adamw *o = c->optimizer;
         if (w.master != w.param->data)
-            te__checkpoint_add(l, te__checkpoint_kind(o, TE__CHECKPOINT_master), m, w.param, TE_f32, w.master);
-        te__checkpoint_add(l, te__checkpoint_kind(o, TE__CHECKPOINT_m), m, w.param, o->moments, w.m);
-        if (w.v) te__checkpoint_add(l, te__checkpoint_kind(o, TE__CHECKPOINT_v), m, w.param, o->moments, w.v);
+            te__checkpoint_add(l, te__checkpoint_kind(w.rule, TE__CHECKPOINT_master), m, w.param, TE_f32, w.master);
+        te__checkpoint_add(l, te__checkpoint_kind(w.rule, TE__CHECKPOINT_m), m, w.param, o->moments, w.m);
+        if (w.v) te__checkpoint_add(l, te__checkpoint_kind(w.rule, TE__CHECKPOINT_v), m, w.param, o->moments, w.v);
     }
     return TE_OK;
 }
@@ -259,7 +260,7 @@ TE_API te_status te__checkpoint_apply(te__checkpoint_list *l, const te_checkpoin
     if (!c->force) TE_TRY(te__checkpoint_lists(c, f, ctx));
     TE_TRY(te_safetensors_load(f, l->tensor, numbers, 0, ctx));
     TE_REQUIRE(te__adamw_counts(l->step[0], l->step[1]), ctx, TE_ERROR_FORMAT, "%.120s: %s is %lld, %lld",
-               f->path, te__checkpoint_kind(c->optimizer, TE__CHECKPOINT_step),
+               f->path, te__checkpoint_kind(c->optimizer->rule, TE__CHECKPOINT_step),
                (long long)l->step[0], (long long)l->step[1]);
     TE_REQUIRE(!c->recipes || ((l->recipes[0] | 1) == 1 && l->recipes[1] == c->recipes->count), ctx, TE_ERROR_FORMAT,
                "%.120s: recipes.begun is %lld of %lld products, here are %d", f->path, (long long)l->recipes[0],

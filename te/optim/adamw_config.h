@@ -8,12 +8,14 @@
 #define TE_ADAMW_CONFIG_H
 
 #include "../core/context.h" /* te_status, te_fail */
+#include "../plan/model.h"   /* te_model, te_param */
 #include "schedule.h"        /* te_schedule */
 
-/* X(name): what becomes of a gradient. The formulas are in adamw_kernels.h. */
+/* X(name): what becomes of a gradient. The formulas are in adamw_kernels.h and muon.h. */
 #define TE_RULES(X) \
     X(adamw)        \
-    X(sgd)
+    X(sgd)          \
+    X(muon)
 #define TE_RULE_ENUM(name) TE_RULE_##name,
 typedef enum te_rule { TE_RULES(TE_RULE_ENUM) TE_RULE_COUNT } te_rule;
 #undef TE_RULE_ENUM
@@ -24,6 +26,9 @@ TE_API const char *te_rule_name(te_rule rule) {
 #undef TE_RULE_TEXT
     return (unsigned)rule < (unsigned)TE_RULE_COUNT ? names[rule] : "unknown";
 }
+
+/* Whether Muon takes this matrix; AdamW takes the others. */
+typedef int (*te_muon_takes)(const te_model *model, const te_param *p);
 
 typedef struct te_adamw_config {
     te_schedule schedule;
@@ -37,8 +42,12 @@ typedef struct te_adamw_config {
     te_rule rule;
     te_dtype moments;    /* f32; or bf16, rounded up or down by chance, so that the mean is what was to be stored */
     uint64_t seed;       /* of these chances */
-    float momentum;      /* SGD, in place of the betas; 0: none */
-    int nesterov;        /* SGD: 1: the update looks ahead by a step of momentum */
+    float momentum;      /* SGD and Muon, in place of the betas; 0: none */
+    int nesterov;        /* SGD and Muon: 1: the update looks ahead by a step of momentum */
+    te_muon_takes muon_takes; /* null: te_muon_matrices, all but tables that are looked up by row */
+    int match_rms;       /* Muon: 1: updates are 0.2 sqrt(max(rows, cols)) orthogonal ones, which have the root mean
+                            square of AdamW's (Liu et al., "Muon is scalable for LLM training", 2025) */
+    float rest;          /* Muon: what AdamW takes has this factor of the schedule's learning rate */
 } te_adamw_config;
 
 /* 2^56. Where the norm is computed, gradients are scaled to a norm of at most this, so that their squares, corrected
@@ -52,11 +61,18 @@ TE_API te_adamw_config te_adamw_defaults(float lr) {
     c.schedule = te_schedule_constant(lr), c.beta1 = 0.9f, c.beta2 = 0.999f, c.eps = 1e-8f, c.weight_decay = 0.01f;
     c.decay_all = 0, c.max_norm = 0.0f, c.grad_scale = 1.0f, c.skip_nonfinite = 0;
     c.rule = TE_RULE_adamw, c.moments = TE_f32, c.seed = 1, c.momentum = 0.0f, c.nesterov = 0;
+    c.muon_takes = 0, c.match_rms = 0, c.rest = 1.0f;
     return c;
 }
 TE_API te_adamw_config te_sgd_defaults(float lr, float momentum) {
     te_adamw_config c = te_adamw_defaults(lr);
     c.rule = TE_RULE_sgd, c.momentum = momentum, c.weight_decay = 0.0f;
+    return c;
+}
+/* As published: 0.02 is its learning rate, with `rest` for AdamW's; with match_rms AdamW's serves both. */
+TE_API te_adamw_config te_muon_defaults(float lr) {
+    te_adamw_config c = te_adamw_defaults(lr);
+    c.rule = TE_RULE_muon, c.momentum = 0.95f, c.nesterov = 1, c.weight_decay = 0.0f;
     return c;
 }
 
@@ -66,6 +82,7 @@ typedef struct te_adamw_state {
     float norm;               /* of the gradients after grad_scale, before clipping; infinity where it does not fit (the
                                  step counts as finite all the same) */
     float lr;                 /* the learning rate */
+    float adamw_lr;           /* AdamW's: the same, but beside Muon */
     float scale;              /* grad_scale times clipping */
     float correct_m, correct_v; /* 1 / (1 - beta^step) */
     int32_t apply;            /* 0: this step is left out */
@@ -93,6 +110,8 @@ TE_API te_status te__adamw_config_check(const te_adamw_config *c, te_context *ct
                (double)c->momentum);
     TE_REQUIRE(!c->nesterov || c->momentum > 0.0f, ctx, TE_ERROR_VALUE,
                "adamw: nesterov looks ahead by the momentum, which is 0");
+    TE_REQUIRE(c->rest >= 0.0f && te__adamw_finite(c->rest), ctx, TE_ERROR_VALUE,
+               "adamw: rest %g must be finite and >= 0", (double)c->rest);
     return TE_OK;
 }
 /* Counts that a run can go on from. */

@@ -9,7 +9,7 @@
 /* One tensor, as the kernel reads it. */
 typedef struct te__adamw_tensor {
     float *master;
-    void *m, *v;  /* of the config's moments; SGD has no v */
+    void *m, *v;  /* of the config's moments; only AdamW has a v */
     const float *grad;
     void *weight; /* master itself if the dtype is f32 */
     int64_t elements;
@@ -93,7 +93,7 @@ TE_FN void te__adamw_math(te__adamw_part *r, const te_adamw_state *s, const te_a
     TE_UNROLL for (int k = 0; k < n; k++) root[k] = sqrtf(root[k]);
     TE_UNROLL for (int k = 0; k < n; k++) {
         const float update = r->m.v[k] * s->correct_m / (root[k] + c->eps);
-        r->p.v[k] -= s->lr * (update + decay * r->p.v[k]);
+        r->p.v[k] -= s->adamw_lr * (update + decay * r->p.v[k]);
     }
 }
 /* SGD: d = g + decay p,  m = momentum m + d,  p -= lr m, or with Nesterov's step p -= lr (d + momentum m). Sutskever et
@@ -193,6 +193,7 @@ TE_FN void te__adamw_body(const te__adamw_args *a, te_block b, te_dtype moments,
     if (!state.apply) return;
     const int n = te__chunk_tensor(a->first, a->count, b.x);
     const te__adamw_tensor t = a->tensor[n];
+    if (t.rule != rule) return; /* Muon's */
     const int64_t from = (int64_t)(b.x - a->first[n]) * TE__ADAMW_CHUNK;
     if (t.dtype == TE_f32) te__adamw_chunk(&t, from, &state, &a->config, TE_f32, moments, rule);
     else if (t.dtype == TE_bf16) te__adamw_chunk(&t, from, &state, &a->config, TE_bf16, moments, rule);
@@ -213,7 +214,8 @@ TE_FN void te__adamw_begin_body(const te__adamw_args *a) {
     s.norm = (float)norm;
     s.apply = !a->config.skip_nonfinite || norm <= 1e300;
     if (s.apply) {
-        s.lr = te_lr(&a->config.schedule, s.step);
+        s.lr = s.adamw_lr = te_lr(&a->config.schedule, s.step);
+        if (a->config.rule == TE_RULE_muon) s.adamw_lr *= a->config.rest;
         s.step++;
         s.correct_m = (float)(1.0 / (1.0 - pow((double)a->config.beta1, (double)s.step)));
         s.correct_v = (float)(1.0 / (1.0 - pow((double)a->config.beta2, (double)s.step)));

@@ -1,0 +1,219 @@
+/* muon.h -- Muon for the matrices of an optimizer: momentum, made orthogonal by five steps of Newton-Schulz. Jordan et
+ * al., "Muon: an optimizer for hidden layers in neural networks", 2024. adamw.h calls it; its config says
+ *
+ *     te_adamw_config config = te_muon_defaults(0.02f);      // te_adamw_init, _step and the rest as for AdamW
+ *     config.rest = 3e-4f / 0.02f;                           // what is no matrix: AdamW with lr 3e-4
+ *     config.muon_takes = hidden_layers;                     // not the head, say; null: te_muon_matrices
+ *
+ *     m = momentum m + g,  u = g + momentum m (Nesterov) or m,  X = u / (|u| + 1e-7)
+ *     five times:  A = X X^T,  B = b A + c A A,  X = a X + B X             (a, b, c) = (3.4445, -4.7750, 2.0315)
+ *     p -= lr (size X + decay p),  size = sqrt(max(1, rows / cols)), or 0.2 sqrt(max(rows, cols)) if match_rms
+ *
+ * A has the smaller side of X: where rows are more than columns it is X^T X, and X = a X + X B. Products are in bf16,
+ * and in f32 for an f32 model. A step is 4 s^2 l + 2 s^3 flops, s the smaller side and l the larger, and is bound by
+ * them: the kernels here move 24 bytes an element.
+ */
+#ifndef TE_MUON_H
+#define TE_MUON_H
+
+#include "../core/group.h"  /* te_tensor_group */
+#include "../gemm/gemm.h"   /* te_gemm_run */
+#include "adamw_kernels.h"  /* te__adamw_args, te__bf16_by_chance */
+
+#define TE_MUON_A 3.4445f
+#define TE_MUON_B (-4.7750f)
+#define TE_MUON_C 2.0315f
+#define TE_MUON_EPS 1e-7f
+enum { TE_MUON_STEPS = 5 };
+
+/* Matrices, but for tables that are looked up by row. */
+TE_API int te_muon_matrices(const te_model *model, const te_param *p) {
+    if (p->rows < 2 || p->cols < 2) return 0;
+    for (int i = 0; i < model->plan->op_count; i++) {
+        const te_op *op = &model->plan->op[i];
+        if (!strcmp(op->name, p->op)) return strcmp(op->kind, "embedding") && strcmp(op->kind, "positions");
+    }
+    return 1;
+}
+/* What becomes of this parameter's gradient. Muon takes nothing that is no matrix, whatever the caller says. */
+TE_API te_rule te__param_rule(te_rule rule, te_muon_takes takes, const te_model *model, const te_param *p) {
+    if (rule != TE_RULE_muon) return rule;
+    return p->rows > 1 && p->cols > 1 && (takes ? takes : te_muon_matrices)(model, p) ? TE_RULE_muon : TE_RULE_adamw;
+}
+
+/* ---- memory, used by one matrix after the other ------------------------------------------------------------------ */
+
+typedef struct te__muon {
+    void *x[2];     /* X and the next X, [rows, cols] of the largest matrix, of the products' dtype */
+    void *a, *b;    /* A and B, [s, s] */
+    float *scratch; /* of the host's products */
+    float *partial; /* [chunks], sums of squares of u */
+    float *factor;  /* [count], 1 / (|u| + eps) of each matrix */
+} te__muon;
+typedef struct te__muon_sizes { int64_t x, a, scratch; } te__muon_sizes; /* bytes */
+
+/* The three products of a step. */
+typedef struct te__muon_products { te_gemm gram, poly, next; } te__muon_products;
+
+TE_API te_dtype te__muon_dtype(te_dtype model) { return model == TE_f32 ? TE_f32 : TE_bf16; }
+
+TE_API te__muon_products te__muon_products_of(int64_t rows, int64_t cols, te_dtype dtype) {
+    const int wide = rows <= cols;
+    const int64_t s = wide ? rows : cols, l = wide ? cols : rows;
+    te__muon_products p;
+    p.gram = te_gemm_of(s, s, l), p.gram.trans_a = !wide, p.gram.trans_b = wide;
+    p.poly = te_gemm_of(s, s, s), p.poly.alpha = TE_MUON_C, p.poly.beta = TE_MUON_B;
+    p.next = te_gemm_of(rows, cols, s), p.next.beta = TE_MUON_A;
+    p.gram.dtype = p.poly.dtype = p.next.dtype = dtype;
+    p.gram.out = p.poly.out = p.next.out = dtype;
+    return p;
+}
+/* Make room for this matrix, too. */
+TE_API void te__muon_add(te__muon_sizes *sizes, const te_param *p, te_dtype dtype) {
+    const te__muon_products g = te__muon_products_of(p->rows, p->cols, dtype);
+    const int64_t bytes = (int64_t)te_dtype_bytes(dtype);
+    const te_gemm *const all[3] = {&g.gram, &g.poly, &g.next};
+    sizes->x = te_max(sizes->x, p->rows * p->cols * bytes);
+    sizes->a = te_max(sizes->a, g.gram.m * g.gram.m * bytes);
+    for (int i = 0; i < 3; i++)
+        sizes->scratch = te_max(sizes->scratch, (int64_t)(te_gemm_scratch(all[i]) * sizeof(float)));
+}
+/* A matrix that the products can take; on CUDA they are looked up here, so that no step does. */
+TE_API te_status te__muon_check(const te_param *p, te_dtype dtype, te_context *ctx) {
+    TE_REQUIRE(p->shard == TE_SHARD_none || te_tensor_group(ctx)->size == 1, ctx, TE_ERROR_VALUE,
+               "adamw: muon needs all of %s.%s, of which the ranks of the tensor group have a part each; leave it to "
+               "AdamW by muon_takes", p->op, p->field);
+    TE_REQUIRE(p->rows <= INT32_MAX && p->cols <= INT32_MAX, ctx, TE_ERROR_OVERFLOW,
+               "adamw: muon of %s.%s, %lld x %lld", p->op, p->field, (long long)p->rows, (long long)p->cols);
+    const te__muon_products g = te__muon_products_of(p->rows, p->cols, dtype);
+    TE_REQUIRE(te_gemm_supports(&g.gram, ctx) && te_gemm_supports(&g.poly, ctx) && te_gemm_supports(&g.next, ctx), ctx,
+               TE_ERROR_BLAS, "adamw: muon of %s.%s, %lld x %lld: there is no product of these sizes", p->op, p->field,
+               (long long)p->rows, (long long)p->cols);
+    return TE_OK;
+}
+
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+
+typedef struct te__muon_args {
+    te__adamw_args step;
+    te__muon memory;
+    const void *x; /* apply: the orthogonal matrix */
+    int tensor;    /* normalize, apply: which one */
+    te_dtype dtype; /* of X */
+    float size;
+} te__muon_args;
+
+TE_FN float te__muon_update(float g, float m, const te_adamw_config *c) {
+    return c->nesterov ? g + c->momentum * m : m;
+}
+/* All matrices: m, and the squares of u in each chunk. Reads 8 bytes an element, writes 4. Squares above 1e38 make the
+ * factor 0, and the matrix stands still (TE_ADAMW_LARGEST). */
+TE_FN void te__muon_momentum_body(const te__muon_args *a, te_block b) {
+    int group;
+    te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
+    const te_adamw_state state = *a->step.state;
+    const te_adamw_config *c = &a->step.config;
+    const int n = te__chunk_tensor(a->step.first, a->step.count, b.x);
+    const te__adamw_tensor t = a->step.tensor[n];
+    if (!state.apply || t.rule != TE_RULE_muon) return;
+    const int64_t from = (int64_t)(b.x - a->step.first[n]) * TE__ADAMW_CHUNK;
+    const int64_t to = te_min(t.elements, from + TE__ADAMW_CHUNK);
+    float sum = 0.0f;
+    for (int64_t i = from + lanes.id; i < to; i += lanes.count) {
+        const float g = t.grad[i] * state.scale;
+        float m = c->momentum * te_load(t.m, i, c->moments) + g;
+        if (c->moments == TE_f32) {
+            ((float *)t.m)[i] = m;
+        } else {
+            uint32_t w[4];
+            te__adamw_random(w, t.at + i, &state, c);
+            const uint16_t stored = te__bf16_by_chance(m, w[i % 4]);
+            ((uint16_t *)t.m)[i] = stored, m = te_float_of_bf16(stored);
+        }
+        const float u = te__muon_update(g, m, c);
+        sum += u * u;
+    }
+    te_lanes_sum(&sum, 1, &lanes);
+    if (lanes.id == 0) a->memory.partial[b.x] = sum;
+}
+TE_KERNEL(te_muon_momentum, TE__ADAMW_THREADS, te__muon_args, te__muon_momentum_body(te_args, te_at))
+
+/* One block a tensor, in a fixed order. */
+TE_FN void te__muon_norm_body(const te__muon_args *a, te_block b) {
+    int group;
+    te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
+    if (!a->step.state->apply || a->step.tensor[b.x].rule != TE_RULE_muon) return;
+    double own = 0.0;
+    for (int32_t i = a->step.first[b.x] + lanes.id; i < a->step.first[b.x + 1]; i += lanes.count)
+        own += (double)a->memory.partial[i];
+    float sum = (float)own;
+    te_lanes_sum(&sum, 1, &lanes);
+    if (lanes.id == 0) a->memory.factor[b.x] = 1.0f / (sqrtf(sum) + TE_MUON_EPS);
+}
+TE_KERNEL(te_muon_norm, TE__ADAMW_THREADS, te__muon_args, te__muon_norm_body(te_args, te_at))
+
+/* One matrix: X = u / |u|. Reads 8 bytes an element, or 4 without Nesterov's step, and writes 2. */
+TE_FN void te__muon_normalize_body(const te__muon_args *a, te_block b) {
+    int group;
+    const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
+    const te_adamw_state state = *a->step.state;
+    const te__adamw_tensor t = a->step.tensor[a->tensor];
+    if (!state.apply) return;
+    const int64_t from = (int64_t)b.x * TE__ADAMW_CHUNK, to = te_min(t.elements, from + TE__ADAMW_CHUNK);
+    const float factor = a->memory.factor[a->tensor];
+    for (int64_t i = from + lanes.id; i < to; i += lanes.count) {
+        const float m = te_load(t.m, i, a->step.config.moments), g = t.grad[i] * state.scale;
+        te_store(a->memory.x[0], i, te__muon_update(g, m, &a->step.config) * factor, a->dtype);
+    }
+}
+TE_KERNEL(te_muon_normalize, TE__ADAMW_THREADS, te__muon_args, te__muon_normalize_body(te_args, te_at))
+
+/* One matrix: p -= lr (size X + decay p). Reads 6 bytes an element and writes 6. */
+TE_FN void te__muon_apply_body(const te__muon_args *a, te_block b) {
+    int group;
+    const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
+    const te_adamw_state state = *a->step.state;
+    const te__adamw_tensor t = a->step.tensor[a->tensor];
+    if (!state.apply) return;
+    const int64_t from = (int64_t)b.x * TE__ADAMW_CHUNK, to = te_min(t.elements, from + TE__ADAMW_CHUNK);
+    for (int64_t i = from + lanes.id; i < to; i += lanes.count) {
+        const float p = t.master[i];
+        const float next = p - state.lr * (a->size * te_load(a->x, i, a->dtype) + t.decay * p);
+        t.master[i] = next;
+        if (t.dtype != TE_f32) te_store(t.weight, i, next, t.dtype);
+    }
+}
+TE_KERNEL(te_muon_apply, TE__ADAMW_THREADS, te__muon_args, te__muon_apply_body(te_args, te_at))
+
+/* ---- a matrix ---------------------------------------------------------------------------------------------------- */
+
+/* X in x[0] becomes almost orthogonal, in x[TE_MUON_STEPS % 2]: its singular values, at most 1, come between 0.7 and
+ * 1.2, and those below a thousandth grow by a factor of 3.4 in each step. */
+TE_API te_status te__muon_orthogonal(const te__muon *u, int64_t rows, int64_t cols, te_dtype dtype, te_context *ctx) {
+    te__muon_products p = te__muon_products_of(rows, cols, dtype);
+    p.gram.scratch = p.poly.scratch = p.next.scratch = u->scratch;
+    for (int k = 0; k < TE_MUON_STEPS; k++) {
+        const void *x = u->x[k % 2];
+        p.gram.a = p.gram.b = x, p.gram.d = u->a;
+        p.poly.a = p.poly.b = p.poly.c = u->a, p.poly.d = u->b;
+        p.next.a = rows <= cols ? u->b : x, p.next.b = rows <= cols ? x : u->b, p.next.c = x;
+        p.next.d = u->x[(k + 1) % 2];
+        TE_TRY(te_gemm_run(&p.gram, ctx));
+        TE_TRY(te_gemm_run(&p.poly, ctx));
+        TE_TRY(te_gemm_run(&p.next, ctx));
+    }
+    return TE_OK;
+}
+/* Matrix a->tensor, whose momentum and norm are there. */
+TE_API te_status te__muon_matrix(te__muon_args *a, const te_param *p, te_dtype model, te_context *ctx) {
+    const double rows = (double)p->rows, cols = (double)p->cols;
+    const te_grid grid = te_grid_of(te_ceil_div(p->rows * p->cols, TE__ADAMW_CHUNK), 1);
+    a->dtype = te__muon_dtype(model), a->x = a->memory.x[TE_MUON_STEPS % 2];
+    a->size = (float)(a->step.config.match_rms ? 0.2 * sqrt(rows > cols ? rows : cols)
+                                               : sqrt(rows > cols ? rows / cols : 1.0));
+    TE_TRY(te_muon_normalize_launch(ctx, grid, a));
+    TE_TRY(te__muon_orthogonal(&a->memory, p->rows, p->cols, a->dtype, ctx));
+    return te_muon_apply_launch(ctx, grid, a);
+}
+
+#endif
