@@ -28,6 +28,8 @@ same() {
 }
 same --recipe fp8_delayed
 same --recipe fp8_current
+same --optimizer sgd --moments bf16
+same --optimizer muon --moments bf16
 same
 
 refuse() { # WHAT: the checkpoint in $work/parts is not taken, and the message says why
@@ -40,5 +42,8 @@ options[1]=48
 refuse "another number of steps"
 options[1]=24
 refuse "another recipe" --recipe fp8_current
+refuse "another optimizer" --optimizer muon
+refuse "other moments" --moments bf16
+refuse "another optimizer, with --force" --optimizer muon --force
 head -c 100000 "$work/whole/checkpoint.safetensors" >"$work/parts/checkpoint.safetensors"
 refuse "a truncated checkpoint"

@@ -6,6 +6,7 @@
  *     ./train_gpt --size gpt2 --batch 8 --seq 1024 --steps 1000 ~/texts
  *     ./train_gpt --resume                 goes on where Ctrl-C stopped it, to the same bits
  *     ./train_gpt --recipe fp8_delayed     the products of the blocks in FP8
+ *     ./train_gpt --optimizer muon         orthogonal updates for the blocks' matrices, AdamW for the rest
  *
  * SIGINT, SIGTERM and SIGHUP stop it after a step, with a checkpoint. A step whose gradients are not finite is left
  * out, and weights that are not finite never take the place of a checkpoint.
@@ -537,7 +538,7 @@ static void curve_draw(const curve *c, const char *svg) {
 /* ---------------------------------------------------------------------------------------------------------------- */
 
 typedef struct options {
-    const char *size, *out, *prompt, *tune, *recipe;
+    const char *size, *out, *prompt, *tune, *recipe, *optimizer, *moments;
     long steps, batch, seq, accumulate, log, validate, sample, save;
     double lr, temperature;
     long seed, resume, force, plan;
@@ -551,7 +552,9 @@ static const char usage[] =
     "  --recipe NAME     products of the blocks: none (as all else), fp8_current, fp8_delayed\n"
     "  --accumulate N    micro-batches a step                      1\n"
     "  --steps N         optimizer steps                           1500\n"
-    "  --lr X            peak learning rate                        2e-3 (gpt2: 6e-4)\n"
+    "  --optimizer NAME  adamw, sgd (with momentum) or muon        adamw\n"
+    "  --moments NAME    what the optimizer keeps: f32, bf16       f32\n"
+    "  --lr X            peak learning rate                        2e-3 (gpt2: 6e-4); muon 4 times that, sgd 0.1\n"
     "  --log N           a line every N steps                      50\n"
     "  --validate N      validation loss every N steps, 0: never   250\n"
     "  --save N          checkpoint every N steps, 0: at the end   0\n"
@@ -564,6 +567,14 @@ static const char usage[] =
     "  --seed N          of everything random                      1\n"
     "  --tune FILE       matrix products as timed in FILE; made if there is none (GPU)\n"
     "  --plan            print the plan of a block and stop\n";
+
+/* The rule or the dtype called `name`; -1: there is none. */
+static int rule_of(const char *name) {
+    for (int i = 0; i < TE_RULE_COUNT; i++)
+        if (!strcmp(name, te_rule_name((te_rule)i))) return i;
+    return -1;
+}
+static int moments_of(const char *name) { return !strcmp(name, "f32") ? TE_f32 : !strcmp(name, "bf16") ? TE_bf16 : -1; }
 
 enum { MOST_ACCUMULATE = 1 << 20, MOST_SIDE = 65536, MOST_TOKENS = 1 << 26 };
 static void check_options(const options *o) {
@@ -580,18 +591,22 @@ static void check_options(const options *o) {
     if (o->temperature < 0) die("--temperature must not be negative; 0 takes the likeliest byte", NULL);
     if (strcmp(o->recipe, "none") && strcmp(o->recipe, "fp8_current") && strcmp(o->recipe, "fp8_delayed"))
         die("--recipe must be none, fp8_current or fp8_delayed, and not", o->recipe);
+    if (rule_of(o->optimizer) < 0) die("--optimizer must be adamw, sgd or muon, and not", o->optimizer);
+    if (moments_of(o->moments) < 0) die("--moments must be f32 or bf16, and not", o->moments);
     if (strlen(o->out) > 4000) die("--out: the path is too long", NULL);
 }
 static options parse(int argc, char **argv, int *first_path) {
     options o;
     memset(&o, 0, sizeof o);
     o.size = "tiny", o.out = "gpt_out", o.prompt = "#ifndef ", o.recipe = "none";
+    o.optimizer = "adamw", o.moments = "f32";
     o.batch = 8, o.seq = 128, o.accumulate = 1, o.steps = 1500, o.log = 50, o.validate = 250, o.sample = 600;
     o.seed = 1;
     o.temperature = 0.8, o.lr = NAN; /* not given */
     struct { const char *name; const char **text; long *number; double *real; long *flag; } table[] = {
         {"--size", &o.size, 0, 0, 0},       {"--out", &o.out, 0, 0, 0},           {"--prompt", &o.prompt, 0, 0, 0},
         {"--tune", &o.tune, 0, 0, 0},       {"--recipe", &o.recipe, 0, 0, 0},
+        {"--optimizer", &o.optimizer, 0, 0, 0}, {"--moments", &o.moments, 0, 0, 0},
         {"--steps", 0, &o.steps, 0, 0},     {"--batch", 0, &o.batch, 0, 0},       {"--seq", 0, &o.seq, 0, 0},
         {"--accumulate", 0, &o.accumulate, 0, 0}, {"--log", 0, &o.log, 0, 0},     {"--validate", 0, &o.validate, 0, 0},
         {"--sample", 0, &o.sample, 0, 0},   {"--save", 0, &o.save, 0, 0},         {"--seed", 0, &o.seed, 0, 0},
@@ -627,7 +642,7 @@ static options parse(int argc, char **argv, int *first_path) {
 /* the checkpoint: weights, optimizer, random state, and the options that decide what the next step sees. The optimizer
  * has the one count of steps: updates made and left out.                                                             */
 
-enum { MOST_MODELS = 64, SETTINGS = 9 };
+enum { MOST_MODELS = 64, SETTINGS = 11 };
 typedef struct state {
     te_named_model models[MOST_MODELS];
     char name[MOST_MODELS][16], value[SETTINGS][64];
@@ -636,8 +651,9 @@ typedef struct state {
 } state;
 
 static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, const corpus *c) {
-    const char *keys[SETTINGS] = {"size", "batch", "seq", "accumulate", "steps", "seed", "lr", "text", "recipe"};
-    const long numbers[SETTINGS] = {0, o->batch, o->seq, o->accumulate, o->steps, o->seed, 0, 0, 0};
+    const char *keys[SETTINGS] = {"size", "batch",  "seq",       "accumulate", "steps", "seed", "lr",
+                                  "text", "recipe", "optimizer", "moments"};
+    const long numbers[SETTINGS] = {0, o->batch, o->seq, o->accumulate, o->steps, o->seed};
     memset(s, 0, sizeof *s);
     for (int i = 0; i < g->models; i++) {
         if (i == 0) snprintf(s->name[i], sizeof s->name[i], "embed");
@@ -654,6 +670,8 @@ static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, const co
     snprintf(s->value[7], sizeof s->value[7], "%lld bytes, %016llx", (long long)c->total,
              (unsigned long long)c->fingerprint);
     snprintf(s->value[8], sizeof s->value[8], "%s", o->recipe);
+    snprintf(s->value[9], sizeof s->value[9], "%s", o->optimizer);
+    snprintf(s->value[10], sizeof s->value[10], "%s", o->moments);
     s->all.recipes = g->in_fp8 ? &g->recipes : NULL;
     s->all.models = s->models, s->all.count = g->models, s->all.optimizer = opt, s->all.random = 1;
     s->all.metadata = s->pairs, s->all.metadata_count = SETTINGS, s->all.force = (int)o->force;
@@ -705,6 +723,21 @@ static void check_loss(double loss, const char *checkpoint) {
     if (!isfinite(loss)) die("the loss is not a number any more; a lower --lr may help. As it was", checkpoint);
 }
 
+/* A learning rate that was not given is the optimizer's usual one. Muon's updates get the size of AdamW's, so that one
+ * rate serves for the matrices of the blocks and for what AdamW takes beside them. */
+static te_adamw_config optimizer_of(const options *o) {
+    const te_rule rule = (te_rule)rule_of(o->optimizer);
+    const double adamws = !strcmp(o->size, "gpt2") ? 6e-4 : 2e-3;
+    const double usual = rule == TE_RULE_sgd ? 0.1 : rule == TE_RULE_muon ? 4 * adamws : adamws;
+    const float lr = (float)(o->lr == o->lr ? o->lr : usual);
+    te_adamw_config c = rule == TE_RULE_sgd ? te_sgd_defaults(lr, 0.9f)
+                        : rule == TE_RULE_muon ? te_muon_defaults(lr) : te_adamw_defaults(lr);
+    c.schedule = te_schedule_of(TE_SCHEDULE_cosine, lr, te_min(100, o->steps / 10), te_max(o->steps, 1), 0.1f);
+    c.moments = (te_dtype)moments_of(o->moments), c.match_rms = 1, c.seed = (uint64_t)o->seed;
+    c.beta2 = 0.95f, c.weight_decay = rule == TE_RULE_sgd ? 0.0f : 0.1f, c.max_norm = 1.0f, c.skip_nonfinite = 1;
+    return c;
+}
+
 int main(int argc, char **argv) {
     int path;
 #if defined(TE_CBLAS) && defined(__AVX512F__)
@@ -722,7 +755,8 @@ int main(int argc, char **argv) {
         return 0;
     }
     if (o.seq > size->longest) die("that size takes no sequence so long", o.size);
-    if (o.lr != o.lr) o.lr = !strcmp(o.size, "gpt2") ? 6e-4 : 2e-3;
+    const te_adamw_config config = optimizer_of(&o);
+    o.lr = config.schedule.peak;
 
     const text t = read_texts(argv + path, argc - path);
     if (mkdir(o.out, 0777) && errno != EEXIST) die(strerror(errno), o.out);
@@ -741,12 +775,7 @@ int main(int argc, char **argv) {
     gpt_make(&g, size, (int)o.batch, (int)o.seq, o.recipe, seed);
     const corpus c = corpus_of(&t, (int)o.seq);
     te_adamw opt;
-    te_adamw_config config = te_adamw_defaults((float)o.lr);
-    config.schedule = te_schedule_of(TE_SCHEDULE_cosine, (float)o.lr, te_min(100, o.steps / 10), te_max(o.steps, 1),
-                                     0.1f);
-    config.beta2 = 0.95f, config.weight_decay = 0.1f, config.max_norm = 1.0f;
-    config.skip_nonfinite = 1;
-    const size_t opt_bytes = te_adamw_bytes(g.all, g.models);
+    const size_t opt_bytes = te_adamw_bytes_of(g.all, g.models, &config);
     check(te_adamw_init(&opt, target_memory(opt_bytes), opt_bytes, g.all, g.models, &config, &ctx), "optimizer");
 
     long parameters = 0;

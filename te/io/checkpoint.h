@@ -15,8 +15,9 @@
  *
  * Tensors are called "h0.fc1.weight", of the model's dtype, [rows, cols] or, with one row, [cols]. The optimizer adds
  * "adamw.master.h0.fc1.weight" (only where the model is not f32), "adamw.m. ...", "adamw.v. ...", of the dtype of the
- * moments, and "adamw.step", I64 [2]: updates made and left out; their sum is the run's one count of steps. What SGD
- * takes begins with "sgd." instead, what Muon takes with "muon."; their counts are "sgd.step" and "muon.step".
+ * moments (loading converts from the other, as it does with weights), and "adamw.step", I64 [2]: updates made and left
+ * out; their sum is the run's one count of steps. What SGD takes begins with "sgd." instead, what Muon takes with
+ * "muon."; their counts are "sgd.step" and "muon.step".
  * "random" is U64 [2]: seed and offset.
  * A tied parameter is saved with its owner. The state of recipes is "recipes.scales", U8, and "recipes.begun", I64 [2]:
  * whether a step lies behind them, and how many products there are.

@@ -203,7 +203,7 @@ TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_mod
 }
 
 /* Muon: the momentum of all matrices, then one after the other. */
-TE_API te_status te__adamw_matrices(const te_adamw *opt, const te__adamw_args *args, te_context *ctx) {
+TE_API te_status te__adamw_each_matrix(const te_adamw *opt, const te__adamw_args *args, te_context *ctx) {
     te__muon_args a;
     memset(&a, 0, sizeof a);
     a.step = *args, a.memory = opt->muon;
@@ -214,6 +214,12 @@ TE_API te_status te__adamw_matrices(const te_adamw *opt, const te__adamw_args *a
         if (w.rule == TE_RULE_muon)
             TE_TRY(te__muon_matrix(&a, w.param, opt->models[w.model]->plan->dtype, ctx));
     return TE_OK;
+}
+/* These are seventeen launches a matrix: enqueued as graphs, like a pass of a model. */
+TE_API te_status te__adamw_matrices(const te_adamw *opt, const te__adamw_args *args, te_context *ctx) {
+    te_enqueue_open(ctx);
+    const te_status status = te__adamw_each_matrix(opt, args, ctx);
+    return te_enqueue_close(ctx, status);
 }
 /* Enqueue one step: the norm if it is wanted, the step's numbers, the update. */
 TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {

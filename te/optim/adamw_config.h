@@ -44,7 +44,7 @@ typedef struct te_adamw_config {
     uint64_t seed;       /* of these chances */
     float momentum;      /* SGD and Muon, in place of the betas; 0: none */
     int nesterov;        /* SGD and Muon: 1: the update looks ahead by a step of momentum */
-    te_muon_takes muon_takes; /* null: te_muon_matrices, all but tables that are looked up by row */
+    te_muon_takes muon_takes; /* null: te_muon_matrices, those of hidden layers */
     int match_rms;       /* Muon: 1: updates are 0.2 sqrt(max(rows, cols)) orthogonal ones, which have the root mean
                             square of AdamW's (Liu et al., "Muon is scalable for LLM training", 2025) */
     float rest;          /* Muon: what AdamW takes has this factor of the schedule's learning rate */

@@ -19,8 +19,8 @@ typedef struct te__adamw_tensor {
     te_rule rule;
 } te__adamw_tensor;
 
-/* What is constant in a kernel's code for a tensor. */
-typedef struct te__adamw_form { te_dtype dtype, moments; te_rule rule; } te__adamw_form;
+/* What is constant in a kernel's code. The dtype of the weights is not: it decides nothing but how they are stored. */
+typedef struct te__adamw_form { te_dtype moments; te_rule rule; } te__adamw_form;
 
 /* A chunk is what 256 lanes take at once: twice four 16-byte loads a lane. A CPU takes 32 elements at a time, in arrays
  * of its own that the compiler knows to be apart. */
@@ -119,11 +119,16 @@ TE_FN void te__adamw_store(const te__adamw_part *r, const te__adamw_tensor *t, i
                            const te_adamw_config *c, te__adamw_form f) {
     *(te__adamw_floats *)(t->master + i) = r->p;
     te__adamw_store_moments(r, t, i, s, c, f);
-    if (f.dtype == TE_f32) return;
+    if (t->dtype == TE_f32) return;
     te__adamw_halves h;
-    TE_UNROLL for (int k = 0; k < TE__ADAMW_WIDTH; k++)
-        h.v[k] = f.dtype == TE_bf16 ? te_bf16_of_float(r->p.v[k]) : te_f16_of_float(r->p.v[k]);
+    if (t->dtype == TE_bf16)
+        TE_UNROLL for (int k = 0; k < TE__ADAMW_WIDTH; k++) h.v[k] = te_bf16_of_float(r->p.v[k]);
+    else
+        TE_UNROLL for (int k = 0; k < TE__ADAMW_WIDTH; k++) h.v[k] = te_f16_of_float(r->p.v[k]);
     *(te__adamw_halves *)((uint16_t *)t->weight + i) = h;
+}
+TE_FN void te__adamw_store_one(const te__adamw_tensor *t, int64_t i, float p) {
+    ((uint16_t *)t->weight)[i] = t->dtype == TE_bf16 ? te_bf16_of_float(p) : te_f16_of_float(p);
 }
 /* The elements from i to `to`, fewer than a lane's width. */
 TE_FN void te__adamw_rest(const te__adamw_tensor *t, int64_t i, int64_t to, const te_adamw_state *s,
@@ -144,13 +149,11 @@ TE_FN void te__adamw_rest(const te__adamw_tensor *t, int64_t i, int64_t to, cons
             ((uint16_t *)t->m)[i] = te__bf16_by_chance(r.m.v[0], w[i % 4]);
             if (both) ((uint16_t *)t->v)[i] = te__bf16_by_chance(r.v.v[0], w[i % 4] >> 16);
         }
-        if (f.dtype != TE_f32) te_store(t->weight, i, r.p.v[0], f.dtype);
+        if (t->dtype != TE_f32) te__adamw_store_one(t, i, r.p.v[0]);
     }
 }
 TE_FN void te__adamw_chunk(const te__adamw_tensor *t, int64_t from, const te_adamw_state *s, const te_adamw_config *c,
-                           te_dtype dtype, te_dtype moments, te_rule rule) {
-    te__adamw_form f;
-    f.dtype = dtype, f.moments = moments, f.rule = rule;
+                           te__adamw_form f) {
     int group;
     const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
     const int64_t to = te_min(t->elements, from + TE__ADAMW_CHUNK), step = (int64_t)TE__ADAMW_WIDTH * lanes.count;
@@ -158,8 +161,8 @@ TE_FN void te__adamw_chunk(const te__adamw_tensor *t, int64_t from, const te_ada
         TE_UNROLL for (int i = TE__ADAMW_WIDTH * lanes.id; i < TE__ADAMW_CHUNK; i += 2 * (int)step) {
             te__adamw_part a, b;
             te__adamw_load(&a, t, from + i, f), te__adamw_load(&b, t, from + i + step, f);
-            te__optim_math(&a, s, c, t->decay, TE__ADAMW_WIDTH, rule);
-            te__optim_math(&b, s, c, t->decay, TE__ADAMW_WIDTH, rule);
+            te__optim_math(&a, s, c, t->decay, TE__ADAMW_WIDTH, f.rule);
+            te__optim_math(&b, s, c, t->decay, TE__ADAMW_WIDTH, f.rule);
             te__adamw_store(&a, t, from + i, s, c, f), te__adamw_store(&b, t, from + i + step, s, c, f);
         }
         return;
@@ -171,7 +174,7 @@ TE_FN void te__adamw_chunk(const te__adamw_tensor *t, int64_t from, const te_ada
             continue;
         }
         te__adamw_load(&r, t, i, f);
-        te__optim_math(&r, s, c, t->decay, TE__ADAMW_WIDTH, rule);
+        te__optim_math(&r, s, c, t->decay, TE__ADAMW_WIDTH, f.rule);
         te__adamw_store(&r, t, i, s, c, f);
     }
 }
@@ -195,9 +198,9 @@ TE_FN void te__adamw_body(const te__adamw_args *a, te_block b, te_dtype moments,
     const te__adamw_tensor t = a->tensor[n];
     if (t.rule != rule) return; /* Muon's */
     const int64_t from = (int64_t)(b.x - a->first[n]) * TE__ADAMW_CHUNK;
-    if (t.dtype == TE_f32) te__adamw_chunk(&t, from, &state, &a->config, TE_f32, moments, rule);
-    else if (t.dtype == TE_bf16) te__adamw_chunk(&t, from, &state, &a->config, TE_bf16, moments, rule);
-    else te__adamw_chunk(&t, from, &state, &a->config, TE_f16, moments, rule);
+    te__adamw_form f;
+    f.moments = moments, f.rule = rule;
+    te__adamw_chunk(&t, from, &state, &a->config, f);
 }
 TE_KERNEL(te_adamw_update, TE__ADAMW_THREADS, te__adamw_args, te__adamw_body(te_args, te_at, TE_f32, TE_RULE_adamw))
 TE_KERNEL(te_adamw_update_bf16, TE__ADAMW_THREADS, te__adamw_args,

@@ -3,7 +3,7 @@
  *
  *     te_adamw_config config = te_muon_defaults(0.02f);      // te_adamw_init, _step and the rest as for AdamW
  *     config.rest = 3e-4f / 0.02f;                           // what is no matrix: AdamW with lr 3e-4
- *     config.muon_takes = hidden_layers;                     // not the head, say; null: te_muon_matrices
+ *     config.muon_takes = my_choice;                         // null: te_muon_matrices
  *
  *     m = momentum m + g,  u = g + momentum m (Nesterov) or m,  X = u / (|u| + 1e-7)
  *     five times:  A = X X^T,  B = b A + c A A,  X = a X + B X             (a, b, c) = (3.4445, -4.7750, 2.0315)
@@ -26,14 +26,20 @@
 #define TE_MUON_EPS 1e-7f
 enum { TE_MUON_STEPS = 5 };
 
-/* Matrices, but for tables that are looked up by row. */
+/* The matrices of hidden layers: no table that is looked up by row, and not the last matrix of a list that ends in its
+ * loss, whose rows are the vocabulary's. */
 TE_API int te_muon_matrices(const te_model *model, const te_param *p) {
+    const te_plan *plan = model->plan;
+    int i = 0;
     if (p->rows < 2 || p->cols < 2) return 0;
-    for (int i = 0; i < model->plan->op_count; i++) {
-        const te_op *op = &model->plan->op[i];
-        if (!strcmp(op->name, p->op)) return strcmp(op->kind, "embedding") && strcmp(op->kind, "positions");
-    }
-    return 1;
+    while (i < plan->op_count && strcmp(plan->op[i].name, p->op)) i++;
+    if (i == plan->op_count || !strcmp(plan->op[i].kind, "embedding") || !strcmp(plan->op[i].kind, "positions"))
+        return 0;
+    if (!te__to_loss(plan)) return 1;
+    for (i++; i < plan->op_count; i++)
+        for (int k = 0; k < plan->op[i].params; k++)
+            if (plan->op[i].param[k].rows > 1) return 1;
+    return 0;
 }
 /* What becomes of this parameter's gradient. Muon takes nothing that is no matrix, whatever the caller says. */
 TE_API te_rule te__param_rule(te_rule rule, te_muon_takes takes, const te_model *model, const te_param *p) {
