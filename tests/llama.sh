@@ -1,17 +1,21 @@
 #!/usr/bin/env bash
 # Models as Hugging Face's transformers writes them (tests/llama/make_models.py): examples/llama computes the logits that
-# transformers did, to 1e-4 in f32 and 1e-2 in bf16, and says what is wrong with files that are not right.
+# transformers did, to 1e-4 in f32 and 1e-2 in bf16, and says what is wrong with files that are not right. The same lists
+# give the gradients of every parameter of Llama and Qwen3 that transformers did, to 1e-4 in f32 (tests/llama/gradients.c).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
-for dtype in f32 bf16; do
-    "${CC:-gcc}" -std=c11 -O0 -Wall -Wextra -Werror -I. -DMODEL_DTYPE=$dtype -include tests/llama/sizes.h examples/llama/llama.c -o "$build/llama_$dtype" -lm
-done
+compile=("${CC:-gcc}" -std=c11 -O0 -Wall -Wextra -Werror -I. -include tests/llama/sizes.h)
+"${compile[@]}" -DMODEL_DTYPE=f32 tests/llama/gradients.c -o "$build/llama_f32" -lm
+"${compile[@]}" -DMODEL_DTYPE=bf16 examples/llama/llama.c -o "$build/llama_bf16" -lm
 failed=0
 for model in llama qwen3 gemma2 gpt2; do
     "$build/llama_f32" tests/llama/$model --check tests/llama/$model/expected.safetensors 1e-4 || failed=1
     "$build/llama_bf16" tests/llama/$model --check tests/llama/$model/expected.safetensors 1e-2 || failed=1
+done
+for model in llama qwen3; do
+    "$build/llama_f32" tests/llama/$model --gradients tests/llama/$model/gradients.safetensors 1e-4 || failed=1
 done
 
 # wrong NAME WORDS CHANGE: a copy of the Llama that CHANGE has been at (its folder is $there) is refused, with these words.

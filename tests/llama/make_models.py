@@ -6,6 +6,8 @@
 For each family: config.json, model.safetensors (or several files and an index) as save_pretrained writes them, and
 expected.safetensors: token ids and the logits that transformers computes of them from the numbers in the files, in
 float64 but for its norms and angles, which are float32 whatever is asked for. Weights are larger than a model begins with, so that logits depend on every layer.
+For those in GRADIENTS also gradients.safetensors: the same ids, and of each parameter the gradient of the mean
+cross-entropy of every token but the first, each from those before it.
 """
 import json
 import pathlib
@@ -30,6 +32,8 @@ MODELS = {
              transformers.GPT2Config(vocab_size=96, n_positions=48, n_embd=64, n_layer=2, n_head=4), torch.float32, "5GB"),
 }
 
+GRADIENTS = {"llama", "qwen3"}
+
 
 def main():
     for seed, (name, (kind, config, dtype, shard)) in enumerate(MODELS.items()):
@@ -44,11 +48,18 @@ def main():
                     p.copy_(torch.randn_like(p) / 12)
                 p.copy_(p.to(dtype).double())
             ids = torch.randint(0, 96, (1, 21))
-            logits = model(ids).logits[0].float()
+        logits = model(ids).logits[0]
+        gradients = {}
+        if name in GRADIENTS:
+            torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:]).backward()
+            gradients = {at: p.grad.float() for at, p in model.named_parameters()}
+        logits = logits.detach().float()
         folder = HERE / name
         model.to(dtype).save_pretrained(folder, max_shard_size=shard)
         (folder / "generation_config.json").unlink(missing_ok=True)
         save_file({"ids": ids[0].int(), "logits": logits}, folder / "expected.safetensors")
+        if gradients:
+            save_file({"ids": ids[0].int(), **gradients}, folder / "gradients.safetensors")
         print(name, *sorted(f"{f.name} {f.stat().st_size}" for f in folder.iterdir()))
 
 
