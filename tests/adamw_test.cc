@@ -300,6 +300,49 @@ TEST_CASE("moments in bf16 are rounded without bias, m and v by chances of their
     }
 }
 
+TEST_CASE("weights without an f32 copy are rounded without bias, and keep updates that rounding to nearest loses") {
+    target t;
+    std::mt19937 random(11);
+    for (te_rule rule : {TE_RULE_adamw, TE_RULE_sgd, TE_RULE_muon})
+        for (int64_t n : {5, 33, 2047, 2049, 80000}) {
+            CAPTURE(te_rule_name(rule), n);
+            hand_model m(t, "m", TE_bf16, {{"x", "weight", n, 2}, {"y", "bias", 1, n}});
+            m.draw_data(random, 1), m.draw_grad(random, 1);
+            const std::vector<float> p = m.data(0), bias = m.data(1), g = read_floats(t, m.param[0].grad, p.size());
+            const size_t count = p.size();
+            te_adamw_config c = rule == TE_RULE_muon ? te_muon_defaults(1e-2f) : rule == TE_RULE_sgd ? te_sgd_defaults(1e-3f, 0.9f) : te_adamw_defaults(1e-3f);
+            optimizer exact(t, {&m.model}, c);
+            exact.step();
+            const std::vector<float> master = read_floats(t, exact.opt.master, count);
+            std::vector<std::vector<uint8_t>> first;
+            c.no_master = 1;
+            for (uint64_t seed : {1, 1, 2}) {
+                m.set_data(0, p), m.set_data(1, bias), m.set_grad(0, g), c.seed = seed;
+                optimizer o(t, {&m.model}, c);
+                te_adamw_walk w = te_adamw_tensors(&o.opt);
+                while (te_adamw_next(&w)) CHECK(w.master == nullptr);
+                o.step();
+                const rounding r(master, m.data(0));
+                CHECK(std::fabs(r.up - r.share) < 5 * 0.5 * std::sqrt((double)count)); // deviations of a sum of chances
+                first.push_back(m.params->raw());
+                if (n < 80000 || rule != TE_RULE_sgd) continue;
+                // Fifty updates of 2^-13 of a weight: rounding to nearest would leave it where it is.
+                m.set_data(0, std::vector<float>(count, 1)), m.set_grad(0, std::vector<float>(count, 1.0f / (1 << 13)));
+                te_adamw_config small = te_sgd_defaults(1, 0);
+                small.no_master = 1, small.seed = seed;
+                optimizer s(t, {&m.model}, small);
+                for (int step = 0; step < 50; step++) s.step();
+                double sum = 0;
+                for (float e : m.data(0)) sum += (double)e;
+                // Each of the updates moves a weight by a unit of 2^-8, with a probability of 2^-5, or not at all.
+                CHECK(std::fabs(sum - (double)count * (1 - 50.0 / (1 << 13))) < 5 * std::sqrt((double)count * 50 / 32) / 256);
+            }
+            CHECK((first[0] == first[1]));
+            if (n > 1000) CHECK((first[0] != first[2]));
+            m.check_gaps();
+        }
+}
+
 TEST_CASE("Muon against double: matrices of all shapes, the rest by AdamW") {
     target t;
     std::mt19937 random(9);
@@ -535,6 +578,8 @@ TEST_CASE("reset, get and set; memory") {
     CHECK(te_adamw_bytes_of(models, 1, &c) < 60000 * 8 + 8192);
     c.rule = TE_RULE_sgd;
     CHECK(te_adamw_bytes_of(models, 1, &c) < 60000 * 6 + 8192);
+    c.no_master = 1;
+    CHECK(te_adamw_bytes_of(models, 1, &c) < 60000 * 2 + 8192);
     optimizer o(t, {&m.model, &f.model}, busy_config());
     CHECK(read_floats(t, o.opt.master, 60000) == m.data(0));
     o.step(), o.step();
@@ -600,7 +645,13 @@ TEST_CASE("what is refused") {
     CHECK(te_adamw_init(&opt, room.p, bytes, models, 2, &good, t) == TE_ERROR_VALUE);
     CHECK(te_adamw_init(&opt, room.p, bytes, models + 2, 1, &good, t) == TE_ERROR_NULL);
     CHECK(std::string(te_last_error(t)).find("frozen") != std::string::npos);
-    c.beta1 = 1;
+    hand_model half(t, "half", TE_f16, {{"fc", "weight", 20, 30}});
+    te_model *mixed[] = {&m.model, &half.model};
+    c.no_master = 1;
+    memory more(t, te_adamw_bytes(mixed, 2));
+    CHECK(te_adamw_init(&opt, more.p, more.bytes, mixed, 2, &c, t) == TE_ERROR_DTYPE);
+    CHECK(std::string(te_last_error(t)).find("model 1 (half) is f16") != std::string::npos);
+    c = good, c.beta1 = 1;
     CHECK(init(c) == TE_ERROR_VALUE);
     c = good, c.beta2 = NAN;
     CHECK(init(c) == TE_ERROR_VALUE);

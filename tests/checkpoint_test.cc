@@ -29,7 +29,7 @@ struct network {
     std::vector<te_model *> models;
     std::unique_ptr<memory> room;
     te_adamw opt;
-    explicit network(uint64_t seed, int64_t width = 40, te_rule rule = TE_RULE_adamw, te_dtype moments = TE_f32)
+    explicit network(uint64_t seed, int64_t width = 40, te_rule rule = TE_RULE_adamw, te_dtype moments = TE_f32, int no_master = 0)
         : t(seed), embed(t, "embed", TE_f32, {{"tokens", "weight", 30, width}}), h0(t, "block", TE_bf16, layer(width)), h1(t, "block", TE_bf16, layer(width)) {
         REQUIRE(te_tie(&h1.param[3], &h0.param[0], t) == TE_OK);
         names = {{"embed", &embed.model}, {"h0", &h0.model}, {"h1", &h1.model}};
@@ -38,7 +38,7 @@ struct network {
         for (hand_model *m : {&embed, &h0, &h1}) m->draw_data(random, 0.3f);
         te_adamw_config c = te_adamw_defaults(0);
         c.schedule = te_schedule_of(TE_SCHEDULE_cosine, 1e-2f, 4, 40, 0), c.max_norm = 1, c.weight_decay = 0.1f;
-        c.rule = rule, c.moments = moments, c.momentum = 0.9f, c.nesterov = 1;
+        c.rule = rule, c.moments = moments, c.no_master = no_master, c.momentum = 0.9f, c.nesterov = 1;
         room.reset(new memory(t, te_adamw_bytes_of(models.data(), 3, &c)));
         REQUIRE(te_adamw_init(&opt, room->p, room->bytes, models.data(), 3, &c, t) == TE_OK);
     }
@@ -136,17 +136,18 @@ TEST_CASE("stopped and resumed is the same as never stopped") {
 }
 
 TEST_CASE("SGD, Muon and moments in bf16, stopped and resumed; files of one rule are none of another") {
-    for (int i = 0; i < 2 * TE_RULE_COUNT; i++) {
-        const te_rule rule = (te_rule)(i / 2);
-        const te_dtype moments = i % 2 ? TE_bf16 : TE_f32, others = i % 2 ? TE_f32 : TE_bf16;
+    for (int i = 0; i < 3 * TE_RULE_COUNT; i++) {
+        const te_rule rule = (te_rule)(i / 3);
+        const te_dtype moments = i % 3 ? TE_bf16 : TE_f32, others = i % 3 ? TE_f32 : TE_bf16;
+        const int alone = i % 3 == 2; // weights without an f32 copy
         file_name file;
-        network straight(1, 40, rule, moments), first(1, 40, rule, moments), second(99, 40, rule, moments);
+        network straight(1, 40, rule, moments, alone), first(1, 40, rule, moments, alone), second(99, 40, rule, moments, alone);
         straight.train(0, 6), first.train(0, 3);
         const te_checkpoint c = first.checkpoint();
         REQUIRE(te_checkpoint_save(file.path.c_str(), &c, first.t) == TE_OK);
         REQUIRE(load(second, second.checkpoint(), file.path) == TE_OK);
         second.train(3, 6);
-        CAPTURE(te_rule_name(rule), te_dtype_name(moments));
+        CAPTURE(te_rule_name(rule), te_dtype_name(moments), alone);
         CHECK((second.bits() == straight.bits()));
         CHECK((first.bits() != straight.bits()));
 
@@ -158,20 +159,21 @@ TEST_CASE("SGD, Muon and moments in bf16, stopped and resumed; files of one rule
             if (std::string(f.tensor[k].name).find(".h0.fc1.weight") != std::string::npos)
                 head.push_back(std::string(f.tensor[k].name) + " " + te__shape_text_of(&f.tensor[k]).text);
         te_safetensors_close(&f);
-        const std::string shape = std::string(".h0.fc1.weight ") + (i % 2 ? "BF16" : "F32") + " [96, 40]";
-        std::vector<std::string> want = {prefix + ".m" + shape, prefix + ".master.h0.fc1.weight F32 [96, 40]"};
+        const std::string shape = std::string(".h0.fc1.weight ") + (i % 3 ? "BF16" : "F32") + " [96, 40]";
+        std::vector<std::string> want = {prefix + ".m" + shape};
+        if (!alone) want.push_back(prefix + ".master.h0.fc1.weight F32 [96, 40]");
         if (rule == TE_RULE_adamw) want.push_back(prefix + ".v" + shape);
         CHECK(head == want);
 
         const te_rule next = (te_rule)((rule + 1) % TE_RULE_COUNT);
-        network another(99, 40, next, moments);
+        network another(99, 40, next, moments, alone);
         const std::vector<uint8_t> before = another.bits();
         CHECK(load(another, another.checkpoint(), file.path) == TE_ERROR_FORMAT);
         INFO(te_last_error(another.t));
         CHECK(std::string(te_last_error(another.t)).find(std::string("has no tensor ") + te_rule_name(next) + ".step") != std::string::npos);
         CHECK((another.bits() == before));
 
-        network other(99, 40, rule, others); // moments of the other dtype are converted
+        network other(99, 40, rule, others, alone); // moments of the other dtype are converted
         REQUIRE(load(other, other.checkpoint(), file.path) == TE_OK);
         te_adamw_walk is = te_adamw_tensors(&other.opt), was = te_adamw_tensors(&first.opt);
         while (te_adamw_next(&was)) {

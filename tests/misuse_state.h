@@ -82,14 +82,15 @@ inline void optimizer_calls(table &t) {
         refuse<cs>(t, "te_adamw_init: moments of dtype " + std::to_string(moments), TE_ERROR_DTYPE, "moments", [=](cs &s) {
             return s.config.moments = moments, te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx);
         });
-    const auto changed = [](cs &s, te_rule rule, te_dtype moments) {
+    const auto changed = [](cs &s, te_rule rule, te_dtype moments, int no_master = 0) {
         const te_adamw_config was = s.opt.config;
-        s.opt.config.rule = rule, s.opt.config.moments = moments;
+        s.opt.config.rule = rule, s.opt.config.moments = moments, s.opt.config.no_master = no_master;
         const te_status status = te_adamw_step(&s.opt, s.ctx);
         return s.opt.config = was, status;
     };
     refuse<cs>(t, "te_adamw_step: another rule than at te_adamw_init", TE_ERROR_STATE, "sgd", [=](cs &s) { return changed(s, TE_RULE_sgd, TE_f32); });
     refuse<cs>(t, "te_adamw_step: other moments than at te_adamw_init", TE_ERROR_STATE, "bf16", [=](cs &s) { return changed(s, TE_RULE_adamw, TE_bf16); });
+    refuse<cs>(t, "te_adamw_step: no master weights, as at te_adamw_init there were", TE_ERROR_STATE, "no_master", [=](cs &s) { return changed(s, TE_RULE_adamw, TE_f32, 1); });
     refuse<cs>(t, "te_adamw_step: null", TE_ERROR_NULL, "not initialised", [](cs &s) { return te_adamw_step(nullptr, s.ctx); });
     refuse<cs>(t, "te_adamw_reset: null", TE_ERROR_NULL, "not initialised", [](cs &s) { return te_adamw_reset(nullptr, s.ctx); });
     refuse<cs>(t, "te_adamw_get: null", TE_ERROR_NULL, "not initialised", [](cs &s) { return te_adamw_get(&state, nullptr, s.ctx); });

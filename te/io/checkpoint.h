@@ -14,7 +14,7 @@
  *     te_safetensors_close(&file);
  *
  * Tensors are called "h0.fc1.weight", of the model's dtype, [rows, cols] or, with one row, [cols]. The optimizer adds
- * "adamw.master.h0.fc1.weight" (only where the model is not f32), "adamw.m. ...", "adamw.v. ...", of the dtype of the
+ * "adamw.master.h0.fc1.weight" (where the optimizer has one), "adamw.m. ...", "adamw.v. ...", of the dtype of the
  * moments (loading converts from the other, as it does with weights), and "adamw.step", I64 [2]: updates made and left
  * out; their sum is the run's one count of steps. What SGD takes begins with "sgd." instead, what Muon takes with
  * "muon."; their counts are "sgd.step" and "muon.step".
@@ -116,7 +116,7 @@ TE_API te_status te__checkpoint_walk(te__checkpoint_list *l, const te_checkpoint
                    w.model,
                    c->optimizer->models[w.model]->plan->name);
         const te_adamw *o = c->optimizer;
-        if (w.master != w.param->data)
+        if (w.master && w.master != w.param->data)
             te__checkpoint_add(l, te__checkpoint_kind(w.rule, TE__CHECKPOINT_master), m, w.param, TE_f32, w.master);
         te__checkpoint_add(l, te__checkpoint_kind(w.rule, TE__CHECKPOINT_m), m, w.param, o->moments, w.m);
         if (w.v) te__checkpoint_add(l, te__checkpoint_kind(w.rule, TE__CHECKPOINT_v), m, w.param, o->moments, w.v);

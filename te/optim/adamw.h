@@ -24,7 +24,7 @@
 #include "muon.h"          /* te__muon_matrix, te__param_rule */
 
 typedef struct te_adamw {
-    te_adamw_config config; /* weight_decay, decay_all, rule, moments and muon_takes stay as they are */
+    te_adamw_config config; /* weight_decay, decay_all, rule, moments, no_master and muon_takes stay as they are */
     te_model *const *models;
     int model_count, count, chunks;
     te_adamw_state *state;          /* target memory, as everything below */
@@ -34,8 +34,9 @@ typedef struct te_adamw {
     void *m, *v;                    /* tensors one after the other, each at a multiple of TE_PARAM_ALIGN elements */
     float *master;
     int64_t m_elements, v_elements; /* gaps included; only what AdamW takes has a v */
-    te_rule rule;                   /* as at te_adamw_init, like the next two */
+    te_rule rule;                   /* as at te_adamw_init, like the next three */
     te_dtype moments;               /* of m and v */
+    int no_master;
     te_muon_takes takes;
     te__muon muon;
     uint64_t where;                 /* te__params_where: what the table was made for */
@@ -53,7 +54,7 @@ typedef struct te_adamw_walk {
     int64_t at, v_at, master_at;
     int model;            /* index into the models */
     const te_param *param;
-    float *master;         /* [rows, cols], target memory; param->data if the model is f32 */
+    float *master;         /* [rows, cols], target memory; param->data if the model is f32; null: no_master */
     void *m, *v;           /* [rows, cols] of opt->moments; v is null where the rule has none */
     te_rule rule;          /* of this tensor */
 } te_adamw_walk;
@@ -75,7 +76,7 @@ TE_API int te_adamw_next(te_adamw_walk *w) {
     if (w->v) w->v_at += slot;
     w->master = (float *)w->param->data;
     if (w->opt->models[w->model]->plan->dtype == TE_f32) return 1;
-    w->master = w->opt->master + w->master_at, w->master_at += slot;
+    w->master = w->opt->no_master ? 0 : w->opt->master + w->master_at, w->master_at += slot;
     return 1;
 }
 
@@ -100,7 +101,7 @@ TE_API te__adamw_layout te__adamw_layout_of(te_model *const *models, int count, 
         l.chunks += te_ceil_div(n, TE__ADAMW_CHUNK), l.m_elements += slot;
         if (rule == TE_RULE_adamw) l.v_elements += slot;
         if (rule == TE_RULE_muon) te__muon_add(&muon, w.param, te__muon_dtype(dtype));
-        if (dtype != TE_f32) masters += slot;
+        if (dtype != TE_f32 && !c->no_master) masters += slot;
     }
     (void)te__part(&l.bytes, sizeof(te_adamw_state));
     l.norm = te__part(&l.bytes, te_grad_norm_bytes(models, count));
@@ -117,8 +118,8 @@ TE_API te__adamw_layout te__adamw_layout_of(te_model *const *models, int count, 
     return l;
 }
 /* Bytes of target memory that te_adamw_init wants: for AdamW 12 an element, 8 for an f32 model, four less with moments
- * in bf16, and some for the tables; Muon takes no second moment, but two copies of the largest matrix. A config that is
- * refused, or none: as te_adamw_bytes. */
+ * in bf16 and as many without master weights, and some for the tables; Muon takes no second moment, but two copies of
+ * the largest matrix. A config that is refused, or none: as te_adamw_bytes. */
 TE_API size_t te_adamw_bytes_of(te_model *const *models, int count, const te_adamw_config *config) {
     const te_adamw_config plain = te_adamw_defaults(0.0f);
     const int known = config && (unsigned)config->rule < (unsigned)TE_RULE_COUNT &&
@@ -155,14 +156,18 @@ TE_API te_status te_adamw_reset(te_adamw *opt, te_context *ctx) {
 
 /* Bind to memory (target memory, te_adamw_bytes_of, aligned to TE_ALIGN), to the models as they are bound now, and
  * reset. `models` must outlive the optimizer. Waits for the stream. Errors: null pointers, a model without gradients or
- * listed twice, a value in the config that is not allowed, memory too small or misaligned, a matrix for Muon of which
- * this rank has a part. */
+ * listed twice, a value in the config that is not allowed, memory too small or misaligned, a model in f16 without
+ * master weights, a matrix for Muon of which this rank has a part. */
 TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_model *const *models, int count,
                                const te_adamw_config *config, te_context *ctx) {
     TE_TRY(te__models_check(models, count, "adamw", ctx));
     TE_REQUIRE(opt && config, ctx, TE_ERROR_NULL, "adamw: the struct or the config is null");
     TE_TRY(te__adamw_config_check(config, ctx));
     const te__adamw_layout l = te__adamw_layout_of(models, count, config);
+    for (int i = 0; i < count; i++)
+        TE_REQUIRE(!config->no_master || models[i]->plan->dtype != TE_f16, ctx, TE_ERROR_DTYPE,
+                   "adamw: no_master, and model %d (%s) is f16; weights without an f32 copy are bf16", i,
+                   models[i]->plan->name);
     te_param_walk p = te_params_of(models, count);
     while (te_params_next(&p))
         if (te__param_rule(config->rule, config->muon_takes, models[p.model], p.param) == TE_RULE_muon)
@@ -176,6 +181,7 @@ TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_mod
     opt->count = l.count, opt->chunks = (int)l.chunks, opt->m_elements = l.m_elements, opt->v_elements = l.v_elements;
     opt->tensor = (const te__adamw_tensor *)(base + l.table), opt->first = (const int32_t *)(opt->tensor + l.count);
     opt->rule = config->rule, opt->moments = config->moments, opt->takes = config->muon_takes;
+    opt->no_master = config->no_master;
     opt->m = base + l.m, opt->v = base + l.v, opt->master = (float *)(base + l.master);
     opt->muon.x[0] = base + l.x[0], opt->muon.x[1] = base + l.x[1], opt->muon.a = base + l.a, opt->muon.b = base + l.b;
     opt->muon.scratch = (float *)(base + l.scratch), opt->muon.partial = (float *)(base + l.partial);
@@ -229,6 +235,9 @@ TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
                "adamw: the config asks for %s with moments in %s since te_adamw_init, which made room for %s in %s",
                te_rule_name(opt->config.rule), te_dtype_name(opt->config.moments), te_rule_name(opt->rule),
                te_dtype_name(opt->moments));
+    TE_REQUIRE(!opt->no_master == !opt->config.no_master, ctx, TE_ERROR_STATE,
+               "adamw: no_master is %d in the config, and was %d at te_adamw_init", opt->config.no_master,
+               opt->no_master);
     const te__adamw_args a = te__adamw_args_of(opt);
     if (a.norm) TE_TRY(te_grad_norm_run(&opt->norm, ctx));
     TE_TRY(te__adamw_begin_launch(ctx, te_grid_of(1, 1), &a));

@@ -41,6 +41,7 @@ typedef struct te_adamw_config {
     int skip_nonfinite;  /* 1: a step whose gradients have an infinity or a NaN changes nothing (computes the norm) */
     te_rule rule;
     te_dtype moments;    /* f32; or bf16, rounded up or down by chance, so that the mean is what was to be stored */
+    int no_master;       /* 1: a bf16 model has no f32 copy of its weights, and these are rounded by chance, too */
     uint64_t seed;       /* of these chances */
     float momentum;      /* SGD and Muon, in place of the betas; 0: none */
     int nesterov;        /* SGD and Muon: 1: the update looks ahead by a step of momentum */
@@ -60,7 +61,7 @@ TE_API te_adamw_config te_adamw_defaults(float lr) {
     te_adamw_config c;
     c.schedule = te_schedule_constant(lr), c.beta1 = 0.9f, c.beta2 = 0.999f, c.eps = 1e-8f, c.weight_decay = 0.01f;
     c.decay_all = 0, c.max_norm = 0.0f, c.grad_scale = 1.0f, c.skip_nonfinite = 0;
-    c.rule = TE_RULE_adamw, c.moments = TE_f32, c.seed = 1, c.momentum = 0.0f, c.nesterov = 0;
+    c.rule = TE_RULE_adamw, c.moments = TE_f32, c.no_master = 0, c.seed = 1, c.momentum = 0.0f, c.nesterov = 0;
     c.muon_takes = 0, c.match_rms = 0, c.rest = 1.0f;
     return c;
 }

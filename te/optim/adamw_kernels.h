@@ -8,10 +8,10 @@
 
 /* One tensor, as the kernel reads it. */
 typedef struct te__adamw_tensor {
-    float *master;
+    float *master; /* weight itself if the dtype is f32; null: there is none */
     void *m, *v;  /* of the config's moments; only AdamW has a v */
     const float *grad;
-    void *weight; /* master itself if the dtype is f32 */
+    void *weight;
     int64_t elements;
     int64_t at;   /* its first element among all, a multiple of four: where its random numbers begin */
     float decay;
@@ -33,9 +33,10 @@ typedef struct __attribute__((aligned(8))) te__adamw_halves { uint16_t v[TE__ADA
 /* What a lane holds of consecutive elements. */
 typedef struct te__adamw_part { te__adamw_floats g, p, m, v; } te__adamw_part;
 
-/* ---- moments in bf16 --------------------------------------------------------------------------------------------- */
+/* ---- numbers in bf16 --------------------------------------------------------------------------------------------- */
 
-enum { TE__ADAMW_STREAM = 0x6d6f6d31 }; /* of random numbers: far above those of ops, which count from 0 */
+/* Of random numbers: far above those of ops, which count from 0. */
+enum { TE__ADAMW_MOMENTS = 0x6d6f6d31, TE__ADAMW_WEIGHTS };
 
 /* x as bf16. 16 random bits are added to the 16 that are cut off, and carry with the probability that these are of a
  * unit: the mean is x. Above the largest of bf16 as te_bf16_of_float has it. */
@@ -45,10 +46,11 @@ TE_BOTH uint16_t te__bf16_by_chance(float x, uint32_t random) {
     return (uint16_t)((u + (random & 0xffffu)) >> 16);
 }
 /* Four elements take the four words of one index; m has the low half of a word, v the high one. */
-TE_FN void te__adamw_random(uint32_t w[4], int64_t element, const te_adamw_state *s, const te_adamw_config *c) {
-    te_philox(w, c->seed, (uint64_t)element / 4, TE__ADAMW_STREAM, (uint64_t)s->step);
+TE_FN void te__adamw_random(uint32_t w[4], int64_t element, int stream, const te_adamw_state *s,
+                            const te_adamw_config *c) {
+    te_philox(w, c->seed, (uint64_t)element / 4, (uint32_t)stream, (uint64_t)s->step);
 }
-TE_FN te__adamw_floats te__adamw_moment(const void *p, int64_t i, te_dtype moments) {
+TE_FN te__adamw_floats te__adamw_floats_of(const void *p, int64_t i, te_dtype moments) {
     te__adamw_floats f;
     if (moments == TE_f32) return *(const te__adamw_floats *)((const float *)p + i);
     const te__adamw_halves h = *(const te__adamw_halves *)((const uint16_t *)p + i);
@@ -66,7 +68,7 @@ TE_FN void te__adamw_store_moments(const te__adamw_part *r, const te__adamw_tens
     }
     TE_UNROLL for (int k = 0; k < TE__ADAMW_WIDTH; k += 4) {
         uint32_t w[4];
-        te__adamw_random(w, t->at + i + k, s, c);
+        te__adamw_random(w, t->at + i + k, TE__ADAMW_MOMENTS, s, c);
         TE_UNROLL for (int j = 0; j < 4; j++) {
             m.v[k + j] = te__bf16_by_chance(r->m.v[k + j], w[j]);
             if (both) v.v[k + j] = te__bf16_by_chance(r->v.v[k + j], w[j] >> 16);
@@ -74,6 +76,37 @@ TE_FN void te__adamw_store_moments(const te__adamw_part *r, const te__adamw_tens
     }
     *(te__adamw_halves *)((uint16_t *)t->m + i) = m;
     if (both) *(te__adamw_halves *)((uint16_t *)t->v + i) = v;
+}
+
+TE_FN void te__adamw_store_weights(const te__adamw_floats *p, const te__adamw_tensor *t, int64_t i,
+                                   const te_adamw_state *s, const te_adamw_config *c) {
+    te__adamw_halves h;
+    if (t->master) *(te__adamw_floats *)(t->master + i) = *p;
+    if (t->dtype == TE_f32) return;
+    if (!t->master)
+        TE_UNROLL for (int k = 0; k < TE__ADAMW_WIDTH; k += 4) {
+            uint32_t w[4];
+            te__adamw_random(w, t->at + i + k, TE__ADAMW_WEIGHTS, s, c);
+            TE_UNROLL for (int j = 0; j < 4; j++) h.v[k + j] = te__bf16_by_chance(p->v[k + j], w[j]);
+        }
+    else if (t->dtype == TE_bf16)
+        TE_UNROLL for (int k = 0; k < TE__ADAMW_WIDTH; k++) h.v[k] = te_bf16_of_float(p->v[k]);
+    else
+        TE_UNROLL for (int k = 0; k < TE__ADAMW_WIDTH; k++) h.v[k] = te_f16_of_float(p->v[k]);
+    *(te__adamw_halves *)((uint16_t *)t->weight + i) = h;
+}
+/* The same for one element. */
+TE_FN float te__adamw_weight(const te__adamw_tensor *t, int64_t i) {
+    return t->master ? t->master[i] : te_float_of_bf16(((const uint16_t *)t->weight)[i]);
+}
+TE_FN void te__adamw_store_weight(float p, const te__adamw_tensor *t, int64_t i, const te_adamw_state *s,
+                                  const te_adamw_config *c) {
+    uint32_t w[4];
+    uint16_t *weight = (uint16_t *)t->weight + i;
+    if (t->master) t->master[i] = p;
+    if (t->dtype == TE_f32) return;
+    if (!t->master) te__adamw_random(w, t->at + i, TE__ADAMW_WEIGHTS, s, c), *weight = te__bf16_by_chance(p, w[i % 4]);
+    else *weight = t->dtype == TE_bf16 ? te_bf16_of_float(p) : te_f16_of_float(p);
 }
 
 /* ---- elements ---------------------------------------------------------------------------------------------------- */
@@ -111,24 +144,15 @@ TE_FN void te__optim_math(te__adamw_part *r, const te_adamw_state *s, const te_a
     else te__adamw_math(r, s, c, decay, n);
 }
 TE_FN void te__adamw_load(te__adamw_part *r, const te__adamw_tensor *t, int64_t i, te__adamw_form f) {
-    r->g = *(const te__adamw_floats *)(t->grad + i), r->p = *(const te__adamw_floats *)(t->master + i);
-    r->m = te__adamw_moment(t->m, i, f.moments);
-    if (f.rule == TE_RULE_adamw) r->v = te__adamw_moment(t->v, i, f.moments);
+    r->g = te__adamw_floats_of(t->grad, i, TE_f32);
+    r->p = t->master ? te__adamw_floats_of(t->master, i, TE_f32) : te__adamw_floats_of(t->weight, i, TE_bf16);
+    r->m = te__adamw_floats_of(t->m, i, f.moments);
+    if (f.rule == TE_RULE_adamw) r->v = te__adamw_floats_of(t->v, i, f.moments);
 }
 TE_FN void te__adamw_store(const te__adamw_part *r, const te__adamw_tensor *t, int64_t i, const te_adamw_state *s,
                            const te_adamw_config *c, te__adamw_form f) {
-    *(te__adamw_floats *)(t->master + i) = r->p;
     te__adamw_store_moments(r, t, i, s, c, f);
-    if (t->dtype == TE_f32) return;
-    te__adamw_halves h;
-    if (t->dtype == TE_bf16)
-        TE_UNROLL for (int k = 0; k < TE__ADAMW_WIDTH; k++) h.v[k] = te_bf16_of_float(r->p.v[k]);
-    else
-        TE_UNROLL for (int k = 0; k < TE__ADAMW_WIDTH; k++) h.v[k] = te_f16_of_float(r->p.v[k]);
-    *(te__adamw_halves *)((uint16_t *)t->weight + i) = h;
-}
-TE_FN void te__adamw_store_one(const te__adamw_tensor *t, int64_t i, float p) {
-    ((uint16_t *)t->weight)[i] = t->dtype == TE_bf16 ? te_bf16_of_float(p) : te_f16_of_float(p);
+    te__adamw_store_weights(&r->p, t, i, s, c);
 }
 /* The elements from i to `to`, fewer than a lane's width. */
 TE_FN void te__adamw_rest(const te__adamw_tensor *t, int64_t i, int64_t to, const te_adamw_state *s,
@@ -137,19 +161,18 @@ TE_FN void te__adamw_rest(const te__adamw_tensor *t, int64_t i, int64_t to, cons
     for (; i < to; i++) {
         te__adamw_part r;
         uint32_t w[4] = {0, 0, 0, 0};
-        r.g.v[0] = t->grad[i], r.p.v[0] = t->master[i], r.m.v[0] = te_load(t->m, i, f.moments);
+        r.g.v[0] = t->grad[i], r.p.v[0] = te__adamw_weight(t, i), r.m.v[0] = te_load(t->m, i, f.moments);
         r.v.v[0] = both ? te_load(t->v, i, f.moments) : 0.0f;
         te__optim_math(&r, s, c, t->decay, 1, f.rule);
-        t->master[i] = r.p.v[0];
         if (f.moments == TE_f32) {
             ((float *)t->m)[i] = r.m.v[0];
             if (both) ((float *)t->v)[i] = r.v.v[0];
         } else {
-            te__adamw_random(w, t->at + i, s, c);
+            te__adamw_random(w, t->at + i, TE__ADAMW_MOMENTS, s, c);
             ((uint16_t *)t->m)[i] = te__bf16_by_chance(r.m.v[0], w[i % 4]);
             if (both) ((uint16_t *)t->v)[i] = te__bf16_by_chance(r.v.v[0], w[i % 4] >> 16);
         }
-        if (t->dtype != TE_f32) te__adamw_store_one(t, i, r.p.v[0]);
+        te__adamw_store_weight(r.p.v[0], t, i, s, c);
     }
 }
 TE_FN void te__adamw_chunk(const te__adamw_tensor *t, int64_t from, const te_adamw_state *s, const te_adamw_config *c,
@@ -181,7 +204,7 @@ TE_FN void te__adamw_chunk(const te__adamw_tensor *t, int64_t from, const te_ada
 
 /* The update. Reads grad, master, m, v (16 bytes an element) and writes master, m, v (12) and a 16-bit weight (2):
  * the floor is 30 bytes * elements / copy rate, 28 bytes for an f32 model. Moments in bf16 make it 22 and 20; so does
- * SGD, which has one, and 18 and 16 if that is in bf16. */
+ * SGD, which has one, and 18 and 16 if that is in bf16. Without master weights it is 6 less. */
 typedef struct te__adamw_args {
     const te__adamw_tensor *tensor;
     const int32_t *first;
@@ -239,7 +262,7 @@ TE_FN void te__adamw_start_body(const te__adamw_args *a, te_block b) {
     const te__adamw_tensor t = a->tensor[n];
     const int64_t from = (int64_t)(b.x - a->first[n]) * TE__ADAMW_CHUNK;
     const int64_t to = te_min(t.elements, from + TE__ADAMW_CHUNK);
-    if (t.dtype == TE_f32) return;
+    if (t.dtype == TE_f32 || !t.master) return;
     for (int64_t i = from + lanes.id; i < to; i += lanes.count) t.master[i] = te_load(t.weight, i, t.dtype);
 }
 TE_KERNEL(te__adamw_start, TE__ADAMW_THREADS, te__adamw_args, te__adamw_start_body(te_args, te_at))

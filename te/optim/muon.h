@@ -132,7 +132,7 @@ TE_FN void te__muon_momentum_body(const te__muon_args *a, te_block b) {
             ((float *)t.m)[i] = m;
         } else {
             uint32_t w[4];
-            te__adamw_random(w, t.at + i, &state, c);
+            te__adamw_random(w, t.at + i, TE__ADAMW_MOMENTS, &state, c);
             const uint16_t stored = te__bf16_by_chance(m, w[i % 4]);
             ((uint16_t *)t.m)[i] = stored, m = te_float_of_bf16(stored);
         }
@@ -183,10 +183,9 @@ TE_FN void te__muon_apply_body(const te__muon_args *a, te_block b) {
     if (!state.apply) return;
     const int64_t from = (int64_t)b.x * TE__ADAMW_CHUNK, to = te_min(t.elements, from + TE__ADAMW_CHUNK);
     for (int64_t i = from + lanes.id; i < to; i += lanes.count) {
-        const float p = t.master[i];
+        const float p = te__adamw_weight(&t, i);
         const float next = p - state.lr * (a->size * te_load(a->x, i, a->dtype) + t.decay * p);
-        t.master[i] = next;
-        if (t.dtype != TE_f32) te_store(t.weight, i, next, t.dtype);
+        te__adamw_store_weight(next, &t, i, &state, &a->step.config);
     }
 }
 TE_KERNEL(te_muon_apply, TE__ADAMW_THREADS, te__muon_args, te__muon_apply_body(te_args, te_at))
