@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Collectives of the GPUs of one host, in turns with NCCL and PyTorch's symmetric memory (without multicast): bf16, random data.
 
-    COMMIT=... torchrun --nproc-per-node N bench/comm.py libcomm.so [OUT.tsv [tune]]        libcomm.so: bench/comm.cu as a library
+    COMMIT=... torchrun --nproc-per-node N bench/comm.py libcomm.so[,OTHER.so...] [OUT.tsv [tune]]
+
+libcomm.so: bench/comm.cu as a library; others, compiled otherwise, race all-reduces as `ours OTHER`.
 
 Each figure is the time of a call within a captured CUDA graph of many, the maximum over the ranks, the median of rounds in which
 the racers take turns. `floor` is the bytes that a rank sends over 450 GB/s, and 1.3 us for each way over the link. A ratio is ours
-over the better of the others: below 1, ours is faster. `tune` races grids of several sizes, too. Exit code 1: a wrong sum.
+over the better of the others: below 1, ours is faster. `tune` races grids of several sizes and each size in both forms, too, and
+says what the link takes: rows `push`, bytes that each rank stores into the next one's memory. Exit code 1: a wrong sum.
 """
 import ctypes
 import os
@@ -31,11 +34,21 @@ if tsv:
     print("what", "ranks", "KiB", "floor", "microseconds of each", "ratio", sep="\t", file=tsv, flush=True)
 tune = "tune" in sys.argv[3:]
 
-lib = ctypes.CDLL(sys.argv[1])
-lib.comm_open.argtypes, lib.comm_open.restype = [ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int64], ctypes.c_char_p
-lib.comm_run.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p]
-lib.comm_run.restype = lib.comm_check.restype = ctypes.c_char_p
-lib.comm_force.argtypes = [ctypes.c_int64, ctypes.c_int]
+PUSHES = {"words": 0, "plain stores": 1, "bulk copies": 2, "words and polls": 3}
+
+
+def library(path):
+    lib = ctypes.CDLL(os.path.abspath(path))
+    lib.comm_open.argtypes, lib.comm_open.restype = [ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int64], ctypes.c_char_p
+    lib.comm_run.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p]
+    lib.comm_push.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p]
+    lib.comm_run.restype = lib.comm_check.restype = lib.comm_push.restype = ctypes.c_char_p
+    lib.comm_force.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_int64]
+    return lib
+
+
+libs = {os.path.splitext(os.path.basename(path))[0]: library(path) for path in sys.argv[1].split(",")}
+lib = next(iter(libs.values()))
 wrong = 0
 
 
@@ -51,8 +64,8 @@ def say(line, *columns):
             print(*columns, sep="\t", file=tsv, flush=True)
 
 
-def ours(kind, y, x, count):
-    check(lib.comm_run(kind, y.data_ptr(), x.data_ptr(), count, BF16, torch.cuda.current_stream().cuda_stream))
+def ours(kind, y, x, count, of=lib):
+    check(of.comm_run(kind, y.data_ptr(), x.data_ptr(), count, BF16, torch.cuda.current_stream().cuda_stream))
 
 
 def graph_of(f):
@@ -97,12 +110,21 @@ def table(what, kib, us, floor):
         *(f"{racer}={t:.2f}" for racer, t in us.items()), f"{mine / best:.3f}")
 
 
-def forced(one_shot, blocks, f):
+def forced(one_shot, blocks, f, words=-1):
     def run():
-        lib.comm_force(one_shot, blocks)
+        lib.comm_force(one_shot, blocks, words)
         f()
-        lib.comm_force(-1, 0)
+        lib.comm_force(-1, 0, -1)
     return run
+
+
+def push(kib):
+    x = torch.randn(kib * 512, device="cuda", dtype=torch.bfloat16)
+    call = lambda kind, blocks: check(lib.comm_push(kind, x.data_ptr(), kib << 10, blocks, torch.cuda.current_stream().cuda_stream))
+    for what, kind in PUSHES.items():
+        us = race({str(blocks): lambda kind=kind, blocks=blocks: call(kind, blocks) for blocks in (16, 32, 64, 132, 264)})
+        text = "  ".join(f"{blocks} blocks {t:.2f} ({kib * 1.024 / t:.0f} GB/s)" for blocks, t in us.items())
+        say(f"push, {what:15s} {kib:6d} KiB  {text}", f"push, {what}", ranks, kib, "", *(f"{b}={t:.2f}" for b, t in us.items()), "")
 
 
 def all_reduce(kib):
@@ -125,14 +147,20 @@ def all_reduce(kib):
     }
     if ranks > 2 and kib * ranks <= 16384:
         racers["ours one-shot"] = forced(kib << 10, 0, mine)
+    outs = {}
+    for stem, other_lib in list(libs.items())[1:]:
+        outs[stem] = torch.empty_like(y)
+        racers[f"ours {stem}"] = lambda of=other_lib, out=outs[stem]: ours(ALL_REDUCE, out, x, n, of)
     if tune:
-        for blocks in (16, 32, 64, 96):
+        for blocks in (32, 64, 96, 264):
             racers[f"ours {blocks} blocks"] = forced(-1, blocks, mine)
+        racers["ours in chunks"] = forced(-1, 0, mine, 0)
     sent = 1 if ranks == 2 else 2 * (ranks - 1) / ranks
     table("all_reduce", kib, race(racers), min(2 * WAY + sent * kib * 1024 / LINK, WAY + (ranks - 1) * kib * 1024 / LINK))
-    if ranks == 2 and not torch.equal(want, y) or not torch.allclose(want.float(), y.float(), rtol=0.03, atol=0.03):
-        wrong += 1
-        print(f"rank {rank}: all_reduce of {kib} KiB: {(want != y).sum().item()} of {n} differ from NCCL's", flush=True)
+    for stem, got in {next(iter(libs)): y, **outs}.items():
+        if ranks == 2 and not torch.equal(want, got) or not torch.allclose(want.float(), got.float(), rtol=0.03, atol=0.03):
+            wrong += 1
+            print(f"rank {rank}: {stem}: all_reduce of {kib} KiB: {(want != got).sum().item()} of {n} differ from NCCL's", flush=True)
 
 
 def halves(kib):
@@ -153,17 +181,24 @@ def halves(kib):
         print(f"rank {rank}: reduce_scatter or all_gather of {kib} KiB differs from NCCL's", flush=True)
 
 
-file = [f"/tmp/te_comm_{os.getpid()}" if rank == 0 else None]
-dist.broadcast_object_list(file)
-check(lib.comm_open(rank, ranks, file[0].encode(), 16 << 20))
+for stem, each in libs.items():
+    file = [f"/tmp/te_comm_{os.getpid()}_{stem}" if rank == 0 else None]
+    dist.broadcast_object_list(file)
+    text = each.comm_open(rank, ranks, file[0].encode(), 16 << 20)
+    if text:
+        raise RuntimeError(f"rank {rank}: {stem}: {text.decode()}")
 with torch.no_grad():
+    for kib in (4096, 16384) if tune else ():
+        push(kib)
     for kib in KIB:
         all_reduce(kib)
     for kib in KIB:
         halves(kib)
-check(lib.comm_check())
+for each in libs.values():
+    check(each.comm_check())
 torch.cuda.synchronize()
-lib.comm_close()
+for each in libs.values():
+    each.comm_close()
 total = torch.tensor([wrong], device="cuda")
 dist.all_reduce(total)
 say(f"{int(total.item())} wrong", "wrong", int(total.item()))

@@ -4,6 +4,8 @@
  * peer polls its own memory until they are there (core/words.h). One way over the link is then all the latency there
  * is: no flag follows the data, no fence waits until the data has arrived, and no load goes there and back.
  *
+ * Larger tensors have flags behind their chunks, in memory of their own (peer_bulk.h).
+ *
  * There are two halves, which collectives use in turn. A rank stores into a peer's half for the second time when it
  * has, in the collective between, received data that the peer sent after it had emptied that half. So no barrier is
  * needed. Whose turn it is each block of threads counts on the device, so a captured graph may be replayed.
@@ -26,6 +28,9 @@ enum {
     TE_PEER_PATIENCE = TE_CUDA ? 1024 : 256, /* looks at the memory for one look at the clock */
 };
 
+typedef enum te_peer_kind { TE_PEER_all_reduce, TE_PEER_reduce_scatter, TE_PEER_all_gather } te_peer_kind;
+typedef enum te_peer_form { TE_PEER_none, TE_PEER_one_shot, TE_PEER_two_shot } te_peer_form;
+
 /* A rank's own, of its device. */
 typedef struct te_peer_state {
     uint32_t turn[TE_PEER_BLOCKS]; /* collectives so far, as each block has counted them: all the same */
@@ -37,8 +42,11 @@ typedef struct te_peers {
     char *at[TE_PEERS]; /* of each rank, as this one sees it */
     te_peer_state *state;
     uint32_t *failed;  /* the same as state->failed, in memory of the host that the device maps */
-    int64_t half;      /* bytes of each half */
+    int64_t half;      /* bytes of each half for words that are polled */
+    int64_t bulk;      /* bytes of each half for chunks with flags, which lie behind those */
+    int64_t flags;     /* of each rank and stage, behind all halves */
     int64_t largest;   /* bytes of the largest tensor that goes this way */
+    int64_t words;     /* bytes of the largest one that goes as words that are polled */
     int64_t one_shot;  /* bytes of the largest sum that all ranks make for themselves */
     int blocks;        /* of a kernel, at most: the same on all ranks */
     int64_t collectives; /* that went this way */
@@ -54,7 +62,9 @@ typedef struct te_peer_args {
     char *at[TE_PEERS], *own; /* the memory of each rank, and of this one */
     te_peer_state *state;
     uint32_t *failed;
-    int64_t half;
+    int64_t half, bulk, bulk_at, flags, flags_at; /* as in te_peers, and where they begin */
+    te_peer_kind kind;
+    te_peer_form form;
     uint64_t timeout; /* nanoseconds */
 } te_peer_args;
 
@@ -77,12 +87,12 @@ TE_FN void te__peer_turn_now(uint32_t *turn) {
     (void)turn;
 #endif
 }
-/* Count it, for the blocks that a larger grid has, too. */
-TE_FN void te__peer_done(const te_peer_args *a, te_block b, uint32_t turn) {
+/* Count it, for the blocks that a larger grid has, too. threads: of the block. */
+TE_FN void te__peer_done(const te_peer_args *a, te_block b, uint32_t turn, const int threads) {
     int group;
-    const int id = te_lanes_here(TE_PEER_THREADS, &group).id;
+    const int id = te_lanes_here(threads, &group).id;
     te_block_sync(); /* all threads of the block have read it */
-    for (int k = b.x + id * b.nx; k < TE_PEER_BLOCKS; k += TE_PEER_THREADS * b.nx) a->state->turn[k] = turn + 1;
+    for (int k = b.x + id * b.nx; k < TE_PEER_BLOCKS; k += threads * b.nx) a->state->turn[k] = turn + 1;
 }
 /* Where words lie that rank `from` has sent to the rank whose memory is `at`: the i-th of the `each` that a rank
  * sends. */
@@ -139,6 +149,31 @@ TE_FN int te__peer_sum(te_words *sum, const te_words *own, const te_peer_args *a
     te_words_of(sum, s, a->dtype);
     te_words_mark(sum);
     return 1;
+}
+
+/* ---- on the host ------------------------------------------------------------------------------------------------- */
+
+/* A rank has not come in an earlier collective. */
+TE_API te_status te_peers_check(const te_group *g, te_context *ctx) {
+    const uint32_t failed = g->peers ? te_word_read(g->peers->failed) : 0;
+    if (!failed) return TE_OK;
+    g->comm->failed = 1;
+    return te_fail(ctx, TE_ERROR_COMM,
+                   "a collective of the %s group, rank %d of %d: rank %d has not come within %g seconds", g->name,
+                   g->rank, g->size, (int)failed - 1, g->comm->timeout);
+}
+/* What a kernel of this group gets, but for y and x. bytes: see te_peer_args. */
+TE_API te_peer_args te__peer_args_of(const te_group *g, te_peer_kind kind, te_peer_form form, int64_t bytes,
+                                     te_dtype dtype) {
+    const te_peers *p = g->peers;
+    te_peer_args a;
+    memset(&a, 0, sizeof a); /* arguments are compared byte by byte */
+    a.kind = kind, a.form = form, a.bytes = bytes, a.dtype = dtype, a.rank = g->rank, a.ranks = g->size;
+    memcpy(a.at, p->at, sizeof a.at), a.own = p->at[g->rank];
+    a.state = p->state, a.failed = p->failed, a.half = p->half, a.bulk = p->bulk, a.flags = p->flags;
+    a.bulk_at = 2 * p->half, a.flags_at = a.bulk_at + 2 * p->bulk;
+    a.timeout = (uint64_t)(0.9e9 * g->comm->timeout); /* so that a kernel, which knows the rank, is ahead of the host */
+    return a;
 }
 
 #endif
