@@ -20,6 +20,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
 
 KIB = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
+HIDDEN, ROWS = 4096, (1, 8, 64, 256)  # as in comm.cu
 CALLS, ROUNDS, WARM = 40, 13, 3
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BF16 = 0, 1, 2, 1
 LINK, WAY = 450e3, 1.3  # bytes a us; us
@@ -42,7 +43,8 @@ def library(path):
     lib.comm_open.argtypes, lib.comm_open.restype = [ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int64], ctypes.c_char_p
     lib.comm_run.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p]
     lib.comm_push.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p]
-    lib.comm_run.restype = lib.comm_check.restype = lib.comm_push.restype = ctypes.c_char_p
+    lib.comm_row.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+    lib.comm_row.restype = lib.comm_run.restype = lib.comm_check.restype = lib.comm_push.restype = ctypes.c_char_p
     lib.comm_force.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_int64]
     return lib
 
@@ -163,6 +165,30 @@ def all_reduce(kib):
             print(f"rank {rank}: {stem}: all_reduce of {kib} KiB: {(want != got).sum().item()} of {n} differ from NCCL's", flush=True)
 
 
+def row(rows):
+    """y = rmsnorm(x + the sum of all x): one step, two, and PyTorch's three; beside our all_reduce alone."""
+    global wrong
+    n = rows * HIDDEN
+    x, ones = torch.randn(rows, HIDDEN, device="cuda", dtype=torch.bfloat16), torch.ones(HIDDEN, device="cuda", dtype=torch.bfloat16)
+    ys, summed, other = [torch.empty_like(x) for _ in range(2)], torch.empty_like(x), x.clone()
+    call = lambda apart: check(lib.comm_row(apart, ys[apart].data_ptr(), x.data_ptr(), rows, torch.cuda.current_stream().cuda_stream))
+
+    def peers():
+        dist.all_reduce(other)
+        return torch.nn.functional.rms_norm(other + x, (HIDDEN,), ones, 1e-5)
+    us = race({"ours": lambda: call(0), "ours in two steps": lambda: call(1), "ours all_reduce alone": lambda: ours(ALL_REDUCE, summed, x, n),
+               "nccl and torch": peers})
+    say(f"all_reduce_add_norm {rows} x {HIDDEN}  " + "  ".join(f"{racer} {t:.2f}" for racer, t in us.items()) +
+        f"  over all_reduce alone {us['ours'] / us['ours all_reduce alone']:.3f}", "all_reduce_add_norm", ranks, n >> 9, "",
+        *(f"{racer}={t:.2f}" for racer, t in us.items()), f"{us['ours'] / us['ours all_reduce alone']:.3f}")
+    total = x.clone()
+    dist.all_reduce(total)
+    want = torch.nn.functional.rms_norm((total + x).float(), (HIDDEN,), ones.float(), 1e-5)
+    if not torch.equal(ys[0], ys[1]) or not torch.allclose(ys[0].float(), want, rtol=0.03, atol=0.03):
+        wrong += 1
+        print(f"rank {rank}: all_reduce_add_norm of {rows} rows is wrong, or differs from two steps", flush=True)
+
+
 def halves(kib):
     """kib: of the whole tensor."""
     global wrong
@@ -192,6 +218,8 @@ with torch.no_grad():
         push(kib)
     for kib in KIB:
         all_reduce(kib)
+    for rows in ROWS:
+        row(rows)
     for kib in KIB:
         halves(kib)
 for each in libs.values():

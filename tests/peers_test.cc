@@ -1,13 +1,21 @@
 // Collectives through memory that the ranks of a group map, with threads of the host in the place of ranks of several
 // devices: each form at odd sizes, where the tensors do not begin at multiples of 16 bytes, and in any order.
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <thread>
 #include <vector>
 
 #include "te/comm/peer_collectives.h"
+#include "te/te.h"
 
 #if !TE_CUDA
+#undef TE__HAS_COMM
+#define TE__HAS_COMM 1 // ranks are threads: neither NCCL nor MPI is there
+enum { WIDTH = 40 };
+#define REDUCED (fork, x1), (scale, s, 0.5f), (all_reduce, r), (add, x1), (fork, x2), (rmsnorm, n, WIDTH), (add, x2)
+TE_SEQUENTIAL(reduced_bf16, bf16, REDUCED)
+TE_SEQUENTIAL(reduced_f32, f32, REDUCED)
 namespace {
 const te_dtype dtypes[] = {TE_f32, TE_bf16, TE_f16};
 
@@ -172,5 +180,75 @@ TEST_CASE("a rank that does not come is an error of the others, and stays one") 
         CHECK(strstr(te_last_error(&ranks.rank[(size_t)r].ctx), "rank 1 has not come within 0.05 seconds"));
         CHECK(ranks.rank[(size_t)r].comm.failed);
     }
+}
+
+namespace {
+// The transport of ranks that are threads: what is no row's goes through the mapped memory, too.
+std::atomic<int> calls;
+te_status reduce_by_peers(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype, te_context *ctx) {
+    int takes = 0;
+    calls++;
+    const te_status s = te_peer_collective(&takes, g, TE_PEER_all_reduce, y, x, count, dtype, ctx);
+    return takes ? s : TE_ERROR_STATE;
+}
+const te_transport by_threads = {"threads", nullptr, nullptr, reduce_by_peers, nullptr};
+
+// Forward and inference of a list, rows of random numbers: the bytes of y, of what is saved, and of y again.
+std::vector<char> pass(host_rank &h, const te_plan *plan, int rows) {
+    te_model m;
+    te_param gamma;
+    te_saved saved;
+    te_batch batch;
+    void *at[4] = {}; // gamma, x, y, what is saved
+    memset(&m, 0, sizeof m), memset(&saved, 0, sizeof saved), memset(&batch, 0, sizeof batch);
+    memset(&gamma, 0, sizeof gamma);
+    saved.bytes = te_plan_saved_bytes(plan, rows);
+    const size_t bytes = (size_t)(rows * WIDTH) * te_dtype_bytes(plan->dtype);
+    const size_t sizes[4] = {te_plan_param_bytes(plan), bytes, bytes, saved.bytes};
+    for (int i = 0; i < 4; i++)
+        if (te_allocate(&h.ctx, &at[i], sizes[i]) != TE_OK || te_fill(&h.ctx, at[i], 0, sizes[i]) != TE_OK) return {};
+    if (te_model_bind(&m, plan, &gamma, 1, at[0], nullptr, &h.ctx) != TE_OK) return {};
+    if (te_context_reserve(&h.ctx, te_plan_workspace_bytes(plan, &m, rows, &h.ctx)) != TE_OK) return {};
+    for (int64_t i = 0; i < WIDTH; i++) te_store(at[0], i, 0.5f + number_of(1, 9, i, TE_f32), plan->dtype);
+    for (int64_t i = 0; i < rows * WIDTH; i++) te_store(at[1], i, number_of(5, h.group.rank, i, plan->dtype), plan->dtype);
+    saved.memory = at[3], batch.batch = 1, batch.seq = rows;
+    std::vector<char> all;
+    for (te_saved *into : {&saved, (te_saved *)nullptr}) {
+        const te_tensor x = te_matrix(at[1], plan->dtype, rows, WIDTH), y = te_matrix(at[2], plan->dtype, rows, WIDTH);
+        if (te_plan_forward(y, into, x, plan, &m, &batch, &h.ctx) != TE_OK) return {};
+        for (int i = 2; i < (into ? 4 : 3); i++) all.insert(all.end(), (char *)at[i], (char *)at[i] + sizes[i]);
+    }
+    for (void *p : at) te_release(&h.ctx, p);
+    return all;
+}
+} // namespace
+
+TEST_CASE("a row that begins with an all_reduce gives the bits of the all_reduce and the rest of the row") {
+    const te_plan *plan = GENERATE(0, 1) ? reduced_f32_plan() : reduced_bf16_plan();
+    const int rows = GENERATE(1, 7, 130);
+    ranks_of ranks(2, 1 << 16, 1 << 16);
+    std::vector<char> got[2][2];
+    for (host_rank &h : ranks.rank) {
+        h.group.transport = &by_threads, h.comm.tensor = h.group;
+        h.comm.data = te_group{"data", 0, 1, nullptr, nullptr, nullptr, &h.comm};
+        h.ctx.comm = &h.comm;
+    }
+    for (int apart = 0; apart < 2; apart++) {
+        ranks.each([&, apart](host_rank &h, int r) {
+            const int64_t one_shot = h.peers.one_shot;
+            if (apart) h.peers.one_shot = 0; // the all_reduce is two-shot, in a kernel of its own
+            got[apart][r] = pass(h, plan, rows);
+            h.peers.one_shot = one_shot;
+        });
+        CHECK(calls.exchange(0) == (apart ? 4 : 0)); // forward and inference of two ranks
+    }
+    for (int r = 0; r < 2; r++) {
+        INFO(te_last_error(&ranks.rank[(size_t)r].ctx));
+        CHECK(got[0][r].size() > (size_t)(2 * rows * WIDTH) * te_dtype_bytes(plan->dtype));
+        CHECK(got[0][r] == got[1][r]);
+        CHECK(ranks.rank[(size_t)r].peers.collectives == 4);
+    }
+    CHECK(got[0][0] != got[0][1]); // each has its own residual
+    for (host_rank &h : ranks.rank) h.ctx.comm = nullptr;
 }
 #endif

@@ -9,7 +9,8 @@
  *
  * all_gather takes rows of TE_ROWS_shard and gives TE_ROWS_tokens, reduce_scatter the other way round. What may stand
  * before and behind them: te/fuse/shares.h. With a communicator of one rank they copy or do nothing, so the same list
- * trains on one rank and on many. Each has a step of its own, of no kernel.
+ * trains on one rank and on many. Each has a step of its own, of no kernel; all_reduce may begin a row
+ * (all_reduce_row.h).
  *
  * Do this:
  *     TE_SEQUENTIAL(mlp, f32, (rmsnorm, ln, H), (copy_to_group, c), (linear, fc1, H, F / RANKS, (shard, columns)),
@@ -18,7 +19,8 @@
 #ifndef TE_COMM_COLLECTIVE_H
 #define TE_COMM_COLLECTIVE_H
 
-#include "../plan/check.h" /* te_run, te_output, te_gradient */
+#include "../plan/check.h"  /* te_run, te_output, te_gradient */
+#include "all_reduce_row.h" /* all_reduce as the first op of a row */
 
 #ifdef TE_COMM
 #define TE__HAS_COMM 1

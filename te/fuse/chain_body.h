@@ -41,7 +41,7 @@ TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, te_
     if (k.norm < 0) te_map_body(c, stages, store, k, g, tile, first, step, sums, &most);
     else if (!k.backward)
         for (int64_t row = first; row < c->rows; row += step)
-            te_norm_forward(c, stages, store, k, row, &g, rows, &most);
+            te_norm_forward(c, stages, store, k, row, &g, rows, &most, te_norm_row_load, 0);
     else {
         const te_norm_registers m = {rows + 2 * k.chunks, rows + 3 * k.chunks, rows, rows + k.chunks,
                                      rows + 4 * k.chunks, &most, stash};

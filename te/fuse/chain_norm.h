@@ -4,10 +4,15 @@
 
 #include "chain_map.h" /* te_keep */
 
+/* How a row comes into registers, and through the ops in front of the norm. `source`: the function's own. */
+typedef void (*te_norm_load_fn)(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes g,
+                                te_vec8 *row_x, const void *source);
+
 /* row_x: the row in registers, as it is stored (16 bits an element where the format has 16: with half the registers
  * twice the rows are in flight). So the norm sees the same numbers whether its input is stored or not. */
 TE_FN void te_norm_row_load(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes g,
-                            te_vec8 *row_x) {
+                            te_vec8 *row_x, const void *source) {
+    (void)source;
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const te_place at = te_place_of(k, row, g.id + i * g.count, 1);
         te_lane l;
@@ -22,14 +27,15 @@ TE_FN void te_norm_row_load(const te_chain *c, te_stages_fn stages, const te_cha
     }
 }
 TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
-                           int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most) {
+                           int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, te_norm_load_fn load,
+                           const void *source) {
     const te_stage *s = &c->op[k.norm];
     const int code = k.norm_options.code & 3;
     const float n = (float)k.half;
     te_row_sum lane_sum = 0, lane_squares = 0;
     float sum, squares, v[8];
     te_lane l;
-    te_norm_row_load(c, stages, k, row, *g, row_x);
+    load(c, stages, k, row, *g, row_x, source);
     if (code == TE_NORM_layernorm) {
         TE_UNROLL for (int i = 0; i < k.chunks; i++) {
             const int left = k.half - (g->id + i * g->count) * 8;

@@ -77,9 +77,6 @@
     static_assert(TE_ROW_COUNT(__VA_ARGS__) == 1 && TE__IS_CLASS(TE_ROW_FIRST(__VA_ARGS__), gemm), \
                   "te: " #name ": in backward this row has a linear, and nothing else");           \
     TE__OWN_IN_ROW(name, widths, model, dtype, pass, own)
-#define TE__OWN_CHAIN(name, widths, model, dtype, pass, first, ...) \
-    TE_CHAIN(name, widths, model, dtype, pass, __VA_ARGS__)         \
-    TE__OWN_IN_ROW(name, widths, model, dtype, pass, first)
 #define TE__OWN(family, pass, ...) TE__OWN2(family, pass, __VA_ARGS__)
 #define TE__OWN2(family, pass, ...) family##_##pass(__VA_ARGS__)
 

@@ -1,5 +1,7 @@
 /* own_rows.h -- rows that begin with an op that has its own kernels: TE_OWN_ROW_<family>_<pass>(name, model, dtype, op)
- * makes the op's kernels and name##_run; `name` is also the chain of the ops behind it (TE_CHAIN). With TE_PAIR_<a>_<b>
+ * makes the op's kernels and name##_run; `name` is also the chain of the ops behind it (TE_CHAIN). With
+ * TE_HAS_SOURCE_<family> a comma, TE_SOURCE_<family>_fixed(name, ops...) and _dims add kernels of that chain which get
+ * its input from elsewhere (comm/all_reduce_row.h), for widths that are constants and others. With TE_PAIR_<a>_<b>
  * a comma the row is two such ops, and TE_OWN_PAIR_<a>_<b>_<pass>(name, model, dtype, a, b) makes kernels and
  * name##_run.
  */
@@ -15,6 +17,14 @@
     static_assert(TE_ROW_COUNT(__VA_ARGS__) == 1, "te: " #name ": this row has two ops");                            \
     TE__OWN(TE_JOIN2(TE_OWN_PAIR_, TE_FAMILY(a), TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__))), pass, name, model, dtype, a, \
         TE_ROW_FIRST(__VA_ARGS__))
+
+#define TE__OWN_CHAIN(name, widths, model, dtype, pass, first, ...)                                                  \
+    TE_CHAIN(name, widths, model, dtype, pass, __VA_ARGS__)                                                          \
+    TE_IF_MARKED(TE_JOIN1(TE_HAS_SOURCE_, TE_FAMILY(first)), TE__OWN_SOURCE, TE_NOTHING)                             \
+    (TE_FAMILY(first), widths, name, __VA_ARGS__)                                                                    \
+    TE__OWN_IN_ROW(name, widths, model, dtype, pass, first)
+#define TE__OWN_SOURCE(...) TE__OWN_SOURCE2(__VA_ARGS__)
+#define TE__OWN_SOURCE2(family, widths, ...) TE_SOURCE_##family##_##widths(__VA_ARGS__)
 
 /* Attention's backward with the gradient of the bias before it. */
 #define TE_OWN_ROW_attention_backward(name, model, dtype, op)                                                      \

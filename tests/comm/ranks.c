@@ -31,6 +31,14 @@ LISTS(f32)
 LISTS(bf16)
 LISTS(f16)
 
+/* A row that begins with an all_reduce, and the same list in which it is a step of its own. */
+enum { ROW_WIDTH = 264, ROW_MOST = 300 };
+#define REDUCED_ROW                                                                                                   \
+    (fork, x1), (scale, s, 0.5f), (all_reduce, r), (add, x1), (fork, x2), (rmsnorm, n, ROW_WIDTH), (add, x2)
+TE_SEQUENTIAL(joined, bf16, REDUCED_ROW)
+#undef TE_FORWARD_all_reduce_add_fork_norm
+TE_SEQUENTIAL(apart, bf16, REDUCED_ROW)
+
 typedef struct side { te_tensor t; int64_t rows; } side; /* of a list */
 static int64_t compared, wrong;
 
@@ -148,6 +156,51 @@ static te_status copied(const te_plan *plan) {
     for (int i = 0; i < 5; i++) te_release(&ctx, memory[i]);
     return TE_OK;
 }
+/* y of forward and of inference, of rows of this rank's own. */
+static te_status reduced(uint16_t *y, const te_plan *plan, int64_t rows) {
+    const size_t bytes = (size_t)(rows * ROW_WIDTH) * sizeof *y;
+    te_model m;
+    te_param gamma;
+    te_saved saved;
+    te_batch batch;
+    void *at[3] = {0, 0, 0}; /* gamma, x, y */
+    memset(&m, 0, sizeof m), memset(&saved, 0, sizeof saved), memset(&batch, 0, sizeof batch);
+    memset(&gamma, 0, sizeof gamma);
+    batch.batch = 1, batch.seq = (int)rows;
+    for (int64_t i = 0; i < rows * ROW_WIDTH; i++)
+        te_store(y, i, (float)value_of(comm.world.rank, 0, (int)i, TE_bf16), TE_bf16);
+    for (int i = 0; i < 3; i++) TE_TRY(te_allocate(&ctx, &at[i], bytes));
+    TE_TRY(te_copy(&ctx, at[0], y, ROW_WIDTH * sizeof *y));
+    TE_TRY(te_copy(&ctx, at[1], y, bytes));
+    TE_TRY(te_synchronize(&ctx));
+    TE_TRY(te_model_bind(&m, plan, &gamma, 1, at[0], 0, &ctx));
+    TE_TRY(te_allocate(&ctx, &saved.memory, saved.bytes = te_plan_saved_bytes(plan, rows)));
+    TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, &m, rows, &ctx)));
+    for (int infers = 0; infers < 2; infers++) {
+        TE_TRY(te_plan_forward(te_matrix(at[2], TE_bf16, rows, ROW_WIDTH), infers ? 0 : &saved,
+                               te_matrix(at[1], TE_bf16, rows, ROW_WIDTH), plan, &m, &batch, &ctx));
+        TE_TRY(te_copy(&ctx, y + infers * rows * ROW_WIDTH, at[2], bytes));
+        TE_TRY(te_comm_synchronize(&ctx));
+    }
+    for (int i = 0; i < 3; i++) te_release(&ctx, at[i]);
+    te_release(&ctx, saved.memory);
+    return TE_OK;
+}
+static te_status rows_alike(void) {
+    static uint16_t y[2][2 * ROW_MOST * ROW_WIDTH];
+    const int64_t rows[3] = {1, 15, ROW_MOST};
+    for (int i = 0; i < 3; i++) {
+        const int64_t count = 2 * rows[i] * ROW_WIDTH;
+        int64_t differ = 0;
+        TE_TRY(reduced(y[0], joined_plan(), rows[i]));
+        TE_TRY(reduced(y[1], apart_plan(), rows[i]));
+        for (int64_t k = 0; k < count; k++) differ += y[0][k] != y[1][k];
+        compared += count;
+        if (differ && !wrong++) printf("rank %d: %lld of %lld differ in a row with an all_reduce\n", comm.world.rank,
+                                       (long long)differ, (long long)count);
+    }
+    return TE_OK;
+}
 #define EACH(dtype)                                             \
     TE_TRY(one(gather_##dtype##_plan(), GATHERED, SCATTERED));  \
     TE_TRY(one(scatter_##dtype##_plan(), SCATTERED, GATHERED)); \
@@ -157,7 +210,7 @@ static te_status run_ops(void) {
     EACH(f32);
     EACH(bf16);
     EACH(f16);
-    return TE_OK;
+    return rows_alike();
 }
 
 /* ---- a GPT ------------------------------------------------------------------------------------------------------- */
