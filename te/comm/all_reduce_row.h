@@ -38,14 +38,17 @@ typedef struct te_peer_source {
     uint32_t turn;
 } te_peer_source;
 
-/* te_norm_row_load of the sum over the ranks: all units are on their way before the first is waited for. Rows are
- * aligned, so that eight elements are `parts` units. */
+/* te_norm_row_load of the sum over the ranks: all units are on their way, and gamma and the residual are loaded, before
+ * the first unit is waited for. Rows are aligned, so that eight elements are `parts` units. row_x: the row, gamma, the
+ * residual. */
 TE_FN void te_peer_row_load(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes g,
                             te_vec8 *row_x, const void *source) {
     const te_peer_source *from = (const te_peer_source *)source;
     const te_peer_args *a = from->a;
     const int parts = k.in == TE_f32 ? 2 : 1, units = (int)(a->bytes / TE_WORDS), peer = 1 - a->rank;
     const int first = (int)row * (k.half / 8) * parts;
+    const int reads = k.reads < k.norm ? k.reads : -1;
+    const te_stage *reader = reads < 0 ? 0 : &c->op[reads];
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const int vector = g.id + i * g.count;
         if (vector * 8 >= k.half) continue;
@@ -57,6 +60,9 @@ TE_FN void te_peer_row_load(const te_chain *c, te_stages_fn stages, const te_cha
             te_words_send(te__peer_slot(a->at[peer], a, from->turn, a->rank, units, first + vector * parts + p), &own);
             TE_UNROLL for (int j = 0; j < 4; j++) row_x[i].w[4 * p + j] = own.w[j];
         }
+        const te_place at = te_place_of(k, row, vector, 1);
+        te_load_gamma(&row_x[k.chunks + i], &c->op[k.norm], at, k.weight, k.norm_options.code);
+        if (reader && reader->edge) te_vec8_load(&row_x[2 * k.chunks + i], reader->edge, te_index(at), 8, 1, k.weight);
     }
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const int vector = g.id + i * g.count;
@@ -72,6 +78,7 @@ TE_FN void te_peer_row_load(const te_chain *c, te_stages_fn stages, const te_cha
             te_words_add(v, &sum, k.in, 0);
             TE_UNROLL for (int j = 0; j < 8 / parts; j++) l.v[4 * p + j] = v[j];
         }
+        if (reader) l.at.ahead_of = reader, l.at.ahead = row_x[2 * k.chunks + i];
         stages(&l, c, 0, k.norm);
         te_vec8_of(&row_x[i], l.v, k.norm_in);
     }
@@ -136,6 +143,10 @@ TE_API te_status te__all_reduce_row(te_run *r, const te_step *s, te_chain_launch
         return te__all_reduce_row(r, s, name##_launch, name##_peer_row(), k);              \
     }
 
+/* Blocks on a multiprocessor, so that a thread has 64 registers: 264 blocks of 512 threads, more than the 256 rows of
+ * 4096 elements that are the most, wait at a time. */
+#define TE_PEER_RESIDENT(threads) ((threads) > 512 ? 1 : 1024 / (threads))
+
 /* The kernel of a chain with a norm whose width is a constant: that for few rows, which latency dominates as well. */
 #define TE_HAS_SOURCE_all_reduce ,
 #define TE_SOURCE_all_reduce_dims(name, ...) TE__NO_PEER_ROW(name)
@@ -157,8 +168,8 @@ TE_API te_status te__all_reduce_row(te_run *r, const te_step *s, te_chain_launch
         te_peer_row_body(p, b, name##_stages, name##_fp8_wanted ? te_chain_store_fp8 : te_chain_store,         \
                          of##_shape(p->c.half), r->rows);                                                      \
     }                                                                                                          \
-    TE_KERNEL_WITH(name##_peers, of##_threads, of##_resident, te_peer_chain, of##_registers, of##_shared,      \
-        name##_peers_body)                                                                                     \
+    TE_KERNEL_WITH(name##_peers, of##_threads, TE_PEER_RESIDENT(of##_threads), te_peer_chain, of##_registers,  \
+        of##_shared, name##_peers_body)                                                                        \
     TE_API te_peer_row name##_peer_row(void) {                                                                 \
         const te_peer_row row = {name##_peers_launch, of##_groups};                                            \
         return row;                                                                                            \

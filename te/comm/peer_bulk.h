@@ -4,9 +4,9 @@
  * Two H200s, 2 ranks: by words that are polled (peer_collectives.h) each further MiB takes 3.9 to 4.4 us from 1 MiB on,
  * 240 to 270 GB/s of the link's 450. That is no lack of bytes on their way: 450 GB/s for 1.5 us are 0.7 MB, and 67,584
  * threads have 1.1 MB on their way with one unit each; reduce_scatter, with one unit a thread, and all_reduce, with
- * four, both do 265 to 275. So the rate is bounded by what each 16 bytes cost, one or more of: a store that must be seen
- * whole, polls of the line that it goes to, a store that empties the slot. The rows `push` of `bench/comm.py .. tune`
- * are to tell them apart. Here none of the three is left:
+ * four, both do 265 to 275. So the rate is bounded by what each 16 bytes cost, one or more of: a store that must be
+ * seen whole, polls of the line that it goes to, a store that empties the slot. The rows `push` of `bench/comm.py ..
+ * tune` are to tell them apart. Here none of the three is left:
  *
  *   - stores are of no order, so that the link carries lines of 128 bytes;
  *   - a warp polls one flag for a chunk of TE_BULK_UNITS units a lane, and nobody looks at data that has not come;

@@ -4,7 +4,8 @@
 
 #include "chain_map.h" /* te_keep */
 
-/* How a row comes into registers, and through the ops in front of the norm. `source`: the function's own. */
+/* How a row comes into registers, and through the ops in front of the norm. `source`: the function's own, null where it
+ * needs none; else it also loads gamma into row_x[k.chunks ..]. */
 typedef void (*te_norm_load_fn)(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes g,
                                 te_vec8 *row_x, const void *source);
 
@@ -66,8 +67,8 @@ TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, te_store_fn s
         te_vec8 gamma;
         l.at = te_place_of(k, row, g->id + i * g->count, 1);
         if (l.at.col >= k.half) continue;
-        te_load_gamma(&gamma, s, l.at, k.weight, k.norm_options.code);
-        te_gamma8(w, &gamma, k.weight, k.norm_options.code);
+        if (!source) te_load_gamma(&gamma, s, l.at, k.weight, k.norm_options.code);
+        te_gamma8(w, source ? &row_x[k.chunks + i] : &gamma, k.weight, k.norm_options.code);
         if (code == TE_NORM_layernorm) te_load8(b, s->w[1], l.at.col, l.at.n, l.at.aligned, k.weight);
         te_vec8_forget(&row_x[i], k.norm_in);
         te_vec8_floats(v, &row_x[i], k.norm_in);

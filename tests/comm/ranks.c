@@ -2,6 +2,7 @@
  * whose losses do not depend on how many ranks train it.
  *
  *     mpirun -n 4 ranks ops                        rank 0 prints how many values were compared
+ *     mpirun -n 2 ranks rows COUNT                 a row with an all_reduce, so many times
  *     mpirun -n 4 ranks gpt TENSOR                 rank 0 prints the losses of 50 steps; TENSOR ranks share a replica
  *     mpirun -n 4 ranks stall SECONDS              rank 1 does not come: the others say so after so many seconds
  *     mpirun -n 4 ranks leave SECONDS              rank 1 is killed
@@ -186,14 +187,15 @@ static te_status reduced(uint16_t *y, const te_plan *plan, int64_t rows) {
     te_release(&ctx, saved.memory);
     return TE_OK;
 }
-static te_status rows_alike(void) {
+static te_status rows_alike(int times) {
     static uint16_t y[2][2 * ROW_MOST * ROW_WIDTH];
-    const int64_t rows[3] = {1, 15, ROW_MOST};
-    for (int i = 0; i < 3; i++) {
-        const int64_t count = 2 * rows[i] * ROW_WIDTH;
+    const int64_t first[3] = {1, 15, ROW_MOST};
+    for (int i = 0; i < times; i++) {
+        const int64_t rows = i < 3 ? first[i] : 1 + (i * 37) % ROW_MOST, count = 2 * rows * ROW_WIDTH;
         int64_t differ = 0;
-        TE_TRY(reduced(y[0], joined_plan(), rows[i]));
-        TE_TRY(reduced(y[1], apart_plan(), rows[i]));
+        if (i % 7 == 3 * comm.world.rank) usleep(3000); /* some come late */
+        TE_TRY(reduced(y[0], joined_plan(), rows));
+        TE_TRY(reduced(y[1], apart_plan(), rows));
         for (int64_t k = 0; k < count; k++) differ += y[0][k] != y[1][k];
         compared += count;
         if (differ && !wrong++) printf("rank %d: %lld of %lld differ in a row with an all_reduce\n", comm.world.rank,
@@ -210,7 +212,7 @@ static te_status run_ops(void) {
     EACH(f32);
     EACH(bf16);
     EACH(f16);
-    return rows_alike();
+    return rows_alike(3);
 }
 
 /* ---- a GPT ------------------------------------------------------------------------------------------------------- */
@@ -340,11 +342,12 @@ int main(int argc, char **argv) {
     if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
     if (status == TE_OK) {
         if (!strcmp(mode, "ops")) status = run_ops();
+        else if (!strcmp(mode, "rows")) status = rows_alike(number);
         else if (fails) status = run_without(!strcmp(mode, "leave"));
         else status = number == 2 ? run_gpt2() : run_gpt1();
     }
     if (status != TE_OK) printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&ctx));
-    else if (!strcmp(mode, "ops") && !rank) printf("%lld values of %d ranks\n", (long long)compared, size);
+    else if (compared && !rank) printf("%lld values of %d ranks\n", (long long)compared, size);
     fflush(stdout);
     if (status == TE_ERROR_COMM) _exit(3);
     te_comm_destroy(&comm);
