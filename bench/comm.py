@@ -214,12 +214,12 @@ for stem, each in libs.items():
     if text:
         raise RuntimeError(f"rank {rank}: {stem}: {text.decode()}")
 with torch.no_grad():
-    for kib in (4096, 16384) if tune else ():
-        push(kib)
     for kib in KIB:
         all_reduce(kib)
     for rows in ROWS:
         row(rows)
+    for kib in (4096, 16384) if tune else ():
+        push(kib)
     for kib in KIB:
         halves(kib)
 for each in libs.values():

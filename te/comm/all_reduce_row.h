@@ -3,7 +3,9 @@
  * Two ranks that map each other's memory, small tensors: one kernel. A lane sends its peer the units of 16 bytes that
  * it has of a row, waits for the same units of the peer (peers.h), and goes on with the sum in registers: the sum is
  * not stored, and no kernel of its own starts and ends. Bytes a row and rank, of `hidden` elements of 16 bits: 2 hidden
- * over the link, 2 of x, 2 of the residual, 2 of it stored, 2 of y; in two kernels 4 hidden more, and 2 us.
+ * over the link, 2 of x, 2 of the residual, 2 of it stored, 2 of y; in two kernels 4 hidden more, and 2 us. The floor
+ * is that of the all_reduce, 1.3 us and 2 hidden bytes a row over 450 GB/s: 4096 columns, 1 row 1.3 us, 64 rows 2.5,
+ * 256 rows 6.0.
  *
  * Else the group's all_reduce, and the chain behind it. Both give the same bits: the sum is rounded to the list's
  * format in either.

@@ -17,7 +17,13 @@
  * word that is its own signal: it waits until the data has arrived. So a warp sends TE_BULK_AHEAD chunks more before it
  * waits for one: with 132 blocks of 16 warps 4.3 MB a round, for which the link takes longer than that.
  *
- *   floor, us, 2 ranks: 2.9 + S / 450 GB/s       4 MiB 12.2   8 MiB 21.5   16 MiB 40.2
+ * Bytes that each of N ranks sends, and the floor: them over 450 GB/s, and 2.9 us for each way.
+ *
+ *                                            us, 2 ranks    4 MiB   8 MiB   16 MiB
+ *   one-shot all_reduce    (N - 1) S                        12.2    21.5    40.2
+ *   two-shot all_reduce    2 S (N - 1) / N                  15.1    24.4    43.1
+ *   reduce_scatter         S (N - 1) / N                    7.6     12.2    21.5
+ *   all_gather             S (N - 1) / N                    7.6     12.2    21.5
  */
 #ifndef TE_COMM_PEER_BULK_H
 #define TE_COMM_PEER_BULK_H
