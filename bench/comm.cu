@@ -1,8 +1,6 @@
 // comm.cu -- collectives as functions that bench/comm.py calls, in turns with NCCL and PyTorch's symmetric memory.
 //
 //     nvcc -std=c++17 -O3 -arch=sm_90a -DTE_COMM -I. -shared -Xcompiler=-fPIC bench/comm.cu -o libcomm.so -lnccl
-//
-// -DTE_PEER_WORDS=16777216: all sizes as words that are polled; -DTE_BULK_UNITS=8, -DTE_BULK_AHEAD=0: see te/comm/peer_bulk.h.
 #include "te/te.h"
 #ifndef TE_COMM
 int main() { return puts("compile with -DTE_COMM as a library, for bench/comm.py") < 0; }
@@ -29,64 +27,11 @@ extern "C" const char *comm_open(int rank, int size, const char *file, int64_t p
     if (s == TE_OK && !comm.tensor.peers) return "the ranks cannot map each other's memory";
     return text_of(s);
 }
-// Sums up to `one_shot` bytes are one-shot, kernels have `blocks` blocks at most, tensors up to `words` bytes go as words; -1, 0
-// and -1: as the library chooses.
-extern "C" void comm_force(int64_t one_shot, int blocks, int64_t words) {
+// Sums up to `one_shot` bytes are one-shot, kernels have `blocks` blocks at most; -1 and 0: as the library chooses.
+extern "C" void comm_force(int64_t one_shot, int blocks) {
     te_peers *p = comm.tensor.peers;
     static const te_peers was = *p;
     p->one_shot = one_shot < 0 ? was.one_shot : one_shot, p->blocks = blocks ? blocks : was.blocks;
-    p->words = words < 0 ? was.words : te_min(words, was.words);
-}
-
-// What the link takes: each rank stores x into the memory of the next, and waits for nothing.
-enum { PUSH_WORDS, PUSH_PLAIN, PUSH_COPIES, PUSH_POLLED, PUSH_UNITS = 4, PUSH_LANES = 32, PUSH_CHUNK = PUSH_LANES * PUSH_UNITS };
-struct push_args {
-    const void *x;
-    char *to, *own;
-    int units, kind;
-};
-// A warp's 2 KiB by the copy unit of the multiprocessor (PTX ISA, cp.async.bulk).
-TE_FN void push_copy(const push_args *a, char *stage, const te_words v[PUSH_UNITS], int chunk, int lane) {
-    const uint32_t from = (uint32_t)__cvta_generic_to_shared(stage);
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); // the copy before has read it
-    __syncwarp();
-    for (int u = 0; u < PUSH_UNITS; u++) *(te_words *)(stage + (u * PUSH_LANES + lane) * TE_WORDS) = v[u];
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncwarp();
-    if (lane) return;
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(a->to + (int64_t)chunk * PUSH_CHUNK * TE_WORDS),
-                 "r"(from), "r"(PUSH_CHUNK * TE_WORDS)
-                 : "memory");
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-TE_FN void push(const push_args *a, te_block b) {
-    __shared__ __align__(128) char stage[TE_PEER_THREADS / PUSH_LANES][PUSH_CHUNK * TE_WORDS];
-    const int lane = (int)threadIdx.x % PUSH_LANES, warp = (int)threadIdx.x / PUSH_LANES, warps = TE_PEER_THREADS / PUSH_LANES;
-    for (int chunk = b.x * warps + warp; chunk < a->units / PUSH_CHUNK; chunk += b.nx * warps) {
-        te_words v[PUSH_UNITS], seen;
-        TE_UNROLL for (int u = 0; u < PUSH_UNITS; u++)
-            te_words_load(&v[u], a->x, (int64_t)(chunk * PUSH_CHUNK + u * PUSH_LANES + lane) * TE_WORDS, TE_WORDS, 1);
-        if (a->kind == PUSH_COPIES) {
-            push_copy(a, stage[warp], v, chunk, lane);
-            continue;
-        }
-        TE_UNROLL for (int u = 0; u < PUSH_UNITS; u++) {
-            const int64_t at = (int64_t)(chunk * PUSH_CHUNK + u * PUSH_LANES + lane) * TE_WORDS;
-            if (a->kind == PUSH_PLAIN) te_words_push(a->to + at, &v[u]);
-            else te_words_send(a->to + at, &v[u]);
-        }
-        for (int looks = 0; a->kind == PUSH_POLLED && looks < 16; looks++) // where the peer stores
-            te_words_peek(&seen, a->own + (int64_t)(chunk * PUSH_CHUNK + looks % PUSH_UNITS * PUSH_LANES + lane) * TE_WORDS);
-    }
-    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
-TE_KERNEL(push_kernel, TE_PEER_THREADS, push_args, push(te_args, te_at))
-extern "C" const char *comm_push(int kind, const void *x, int64_t bytes, int blocks, void *stream) {
-    const te_group *g = te_tensor_group(&ctx);
-    const te_peer_args p = te__peer_args_of(g, TE_PEER_all_reduce, TE_PEER_one_shot, bytes, TE_bf16);
-    const push_args a = {x, p.at[(g->rank + 1) % g->size] + p.bulk_at, p.own + p.bulk_at, (int)(bytes / TE_WORDS), kind};
-    ctx.stream = stream;
-    return text_of(push_kernel_launch(&ctx, te_grid_of(blocks, 1), &a));
 }
 // kind: of te_peer_kind. count: elements that one rank has.
 extern "C" const char *comm_run(int kind, void *y, const void *x, int64_t count, int dtype, void *stream) {

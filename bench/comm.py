@@ -7,8 +7,7 @@ libcomm.so: bench/comm.cu as a library; others, compiled otherwise, race all-red
 
 Each figure is the time of a call within a captured CUDA graph of many, the maximum over the ranks, the median of rounds in which
 the racers take turns. `floor` is the bytes that a rank sends over 450 GB/s, and 1.3 us for each way over the link. A ratio is ours
-over the better of the others: below 1, ours is faster. `tune` races grids of several sizes and each size in both forms, too, and
-says what the link takes: rows `push`, bytes that each rank stores into the next one's memory. Exit code 1: a wrong sum.
+over the better of the others: below 1, ours is faster. `tune` races grids of several sizes, too. Exit code 1: a wrong sum.
 """
 import ctypes
 import os
@@ -35,17 +34,14 @@ if tsv:
     print("what", "ranks", "KiB", "floor", "microseconds of each", "ratio", sep="\t", file=tsv, flush=True)
 tune = "tune" in sys.argv[3:]
 
-PUSHES = {"words": 0, "plain stores": 1, "bulk copies": 2, "words and polls": 3}
-
 
 def library(path):
     lib = ctypes.CDLL(os.path.abspath(path))
     lib.comm_open.argtypes, lib.comm_open.restype = [ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int64], ctypes.c_char_p
     lib.comm_run.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p]
-    lib.comm_push.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p]
     lib.comm_row.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
-    lib.comm_row.restype = lib.comm_run.restype = lib.comm_check.restype = lib.comm_push.restype = ctypes.c_char_p
-    lib.comm_force.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_int64]
+    lib.comm_row.restype = lib.comm_run.restype = lib.comm_check.restype = ctypes.c_char_p
+    lib.comm_force.argtypes = [ctypes.c_int64, ctypes.c_int]
     return lib
 
 
@@ -112,21 +108,12 @@ def table(what, kib, us, floor):
         *(f"{racer}={t:.2f}" for racer, t in us.items()), f"{mine / best:.3f}")
 
 
-def forced(one_shot, blocks, f, words=-1):
+def forced(one_shot, blocks, f):
     def run():
-        lib.comm_force(one_shot, blocks, words)
+        lib.comm_force(one_shot, blocks)
         f()
-        lib.comm_force(-1, 0, -1)
+        lib.comm_force(-1, 0)
     return run
-
-
-def push(kib):
-    x = torch.randn(kib * 512, device="cuda", dtype=torch.bfloat16)
-    call = lambda kind, blocks: check(lib.comm_push(kind, x.data_ptr(), kib << 10, blocks, torch.cuda.current_stream().cuda_stream))
-    for what, kind in PUSHES.items():
-        us = race({str(blocks): lambda kind=kind, blocks=blocks: call(kind, blocks) for blocks in (16, 32, 64, 132, 264)})
-        text = "  ".join(f"{blocks} blocks {t:.2f} ({kib * 1.024 / t:.0f} GB/s)" for blocks, t in us.items())
-        say(f"push, {what:15s} {kib:6d} KiB  {text}", f"push, {what}", ranks, kib, "", *(f"{b}={t:.2f}" for b, t in us.items()), "")
 
 
 def all_reduce(kib):
@@ -156,7 +143,6 @@ def all_reduce(kib):
     if tune:
         for blocks in (32, 64, 96, 264):
             racers[f"ours {blocks} blocks"] = forced(-1, blocks, mine)
-        racers["ours in chunks"] = forced(-1, 0, mine, 0)
     sent = 1 if ranks == 2 else 2 * (ranks - 1) / ranks
     table("all_reduce", kib, race(racers), min(2 * WAY + sent * kib * 1024 / LINK, WAY + (ranks - 1) * kib * 1024 / LINK))
     for stem, got in {next(iter(libs)): y, **outs}.items():
@@ -218,8 +204,6 @@ with torch.no_grad():
         all_reduce(kib)
     for rows in ROWS:
         row(rows)
-    for kib in (4096, 16384) if tune else ():
-        push(kib)
     for kib in KIB:
         halves(kib)
 for each in libs.values():

@@ -20,6 +20,9 @@
 #include "../fuse/plan.h"      /* TE_FUSED */
 #include "peers.h"             /* te_peer_args */
 
+/* The largest tensor, in bytes, that goes this way: its 256 rows of 4096 elements all wait at a time. */
+#define TE_PEER_ROW_MOST ((int64_t)2 << 20)
+
 #define TE_FORWARD_all_reduce_add_norm TE_FUSED
 #define TE_FORWARD_all_reduce_add_fork_norm TE_FUSED
 
@@ -106,7 +109,7 @@ TE_API int te__all_reduce_in_row(const te_run *r, const te_step *s, te_value x, 
     const int64_t bytes = x.rows * x.cols * (int64_t)te_dtype_bytes(x.dtype);
     if (!p || !row.launch || r->tensor->size != 2 || x.dtype != k.in || te_in_memory(r, s->op[0])) return 0;
     if (k.norm <= 0 || !k.aligned || k.in_halves != 1 || (uintptr_t)x.p % TE_WORDS) return 0;
-    return x.rows > 0 && x.rows <= TE_PEER_BLOCKS * row.groups && bytes <= te_min(p->words, p->one_shot);
+    return x.rows > 0 && x.rows <= TE_PEER_BLOCKS * row.groups && bytes <= te_min(TE_PEER_ROW_MOST, p->one_shot);
 }
 TE_API te_status te__all_reduce_chain(te_run *r, const te_step *s, te_value x, te_value sum, te_peer_row row,
                                       te_chain_shape k) {

@@ -28,7 +28,7 @@ typedef struct te_comm_config {
     const char *file; /* CUDA: a path that all ranks see, and that does not exist when the first one comes */
     double timeout;   /* seconds */
     /* CUDA: bytes of the largest tensor whose collectives go through memory that the ranks of a group map; 0: all go by
-     * NCCL. Each group of 2 to 8 ranks takes five times as much of the device, if all of them can map it: processes of
+     * NCCL. Each group of 2 to 8 ranks takes four times as much of the device, if all of them can map it: processes of
      * one host that see each other's devices. */
     int64_t peer_bytes;
 } te_comm_config;

@@ -1,14 +1,13 @@
 /* peer_collectives.h -- collectives of the ranks of one host through memory that they map (peers.h), each one kernel.
  *
  * Which form runs is decided here, in te_peer_form. N ranks, S bytes; bytes that a rank sends over its link, and the
- * floor on H200s, where a link takes 450 GB/s each way (NVLink 4) and a store is seen by a peer after 1 to 1.5 us. Up
- * to p->words bytes these are words that are polled; beyond, chunks with flags, for which see peer_bulk.h:
+ * floor on H200s, where a link takes 450 GB/s each way (NVLink 4) and a store is seen by a peer after 1 to 1.5 us:
  *
  *   one-shot all_reduce    (N - 1) S          each sends all it has to all, each adds up all: one way over the link
  *   two-shot all_reduce    2 S (N - 1) / N    each adds up its part and sends the sum to all: two ways
  *   reduce_scatter         S (N - 1) / N      one way; S bytes of x
  *   all_gather             2 S (N - 1) / N    one way; S bytes of y. Any bits must pass, so half of a packet says that
- *                                             the other half has come; with flags, half as much
+ *                                             the other half has come
  *
  *   us, 2 ranks            16 KiB  64 KiB  256 KiB  1 MiB  2 MiB  4 MiB  8 MiB  16 MiB
  *   one-shot all_reduce    1.3     1.4     1.8      3.6    5.9    10.6   19.9   38.5
@@ -16,18 +15,11 @@
 #ifndef TE_COMM_PEER_COLLECTIVES_H
 #define TE_COMM_PEER_COLLECTIVES_H
 
-#include "peer_bulk.h" /* te__bulk_collective */
-#include "peers.h"     /* te_peers, te__peer_wait */
+#include "peers.h" /* te_peers, te__peer_wait */
 
 /* From some 1 MiB on that a rank of more than two sends, a second way over the link (2 us, 0.9 MB) costs less than what
  * the two-shot form saves. Of two ranks both forms send the same. */
 #define TE_PEER_ONE_SHOT ((int64_t)1 << 20)
-
-/* The largest tensor, in bytes, that goes as words that are polled: chunks with flags cost 2 us more, and carry a
- * further MiB in 2.3 us instead of 4.2. bench/comm.py's `tune` compares the two. */
-#ifndef TE_PEER_WORDS
-#define TE_PEER_WORDS ((int64_t)2 << 20)
-#endif
 
 /* What goes which way, by the bytes of the whole tensor. Of the ranks p->one_shot knows. */
 TE_API te_peer_form te_peer_form_of(const te_peers *p, te_peer_kind kind, int64_t bytes) {
@@ -157,40 +149,21 @@ TE__PEER_KERNEL(te_peer_two_shot, te__two_shot(a, b, turn, TE_PEERS, a->whole))
 TE__PEER_KERNEL(te_peer_reduce_scatter_2, te__reduce_scatter(a, b, turn, 2, 1))
 TE__PEER_KERNEL(te_peer_reduce_scatter, te__reduce_scatter(a, b, turn, TE_PEERS, a->whole))
 TE__PEER_KERNEL(te_peer_all_gather, te__all_gather(a, b, turn, TE_PEERS, a->whole))
-TE__PEER_KERNEL(te_peer_bulk_2, te__bulk_collective(a, b, turn, 2, 1))
-TE__PEER_KERNEL(te_peer_bulk_4, te__bulk_collective(a, b, turn, 4, 1))
-TE__PEER_KERNEL(te_peer_bulk, te__bulk_collective(a, b, turn, TE_PEERS, a->whole))
 
 /* ---- on the host ------------------------------------------------------------------------------------------------- */
 
-/* Bytes of each half: what a two-shot sum of so many bytes takes, where parts are rounded up, and what packets of as
- * many take; a one-shot sum of N ranks takes N times its bytes. */
-TE_API int64_t te__peer_half(int64_t bytes, int ranks) {
-    return te_round_up(2 * bytes + 2 * ranks * (ranks + 1) * TE_WORDS, TE_ALIGN);
-}
-/* For tensors of up to `largest` bytes, of which those of up to `words` bytes go as words that are polled. */
-TE_API void te_peers_size(te_peers *p, int64_t largest, int64_t words, int ranks) {
-    p->largest = te_min(largest, TE_PEER_MOST), p->words = te_min(words, p->largest);
-    p->half = te__peer_half(p->words, ranks);
-    p->bulk = p->largest > p->words ? te__peer_half(p->largest, ranks) : 0;
-    p->flags = p->bulk ? te_ceil_div(p->largest, TE_BULK_CHUNK * TE_WORDS) + 1 : 0;
+/* Bytes of each half, and of each rank's memory: what a two-shot sum of `largest` bytes takes, where parts are rounded
+ * up, and what packets of as many take; a one-shot sum of N ranks takes N times its bytes. */
+TE_API void te_peers_size(te_peers *p, int64_t largest, int ranks) {
+    p->largest = te_min(largest, TE_PEER_MOST);
+    p->half = te_round_up(2 * p->largest + 2 * ranks * (ranks + 1) * TE_WORDS, TE_ALIGN);
     p->one_shot = ranks == 2 ? p->largest : te_min(p->largest, TE_PEER_ONE_SHOT) / (ranks - 1);
 }
 /* Blocks that run at a time on a device of so many multiprocessors. */
 TE_API int te_peer_blocks(int processors) { return (int)te_min(TE_PEER_BLOCKS, processors); }
-/* Of each rank; all bits of it are set at first. */
-TE_API size_t te_peers_bytes(const te_peers *p) {
-    return 2 * (size_t)(p->half + p->bulk) + 2 * TE_PEERS * (size_t)p->flags * sizeof(uint32_t);
-}
+TE_API size_t te_peers_bytes(const te_peers *p) { return 2 * (size_t)p->half; }
 
-TE_API te_status te__peer_launch_bulk(const te_peer_args *a, int blocks, te_context *ctx) {
-    const int64_t units = te_ceil_div(a->bytes, TE_WORDS), part = a->form == TE_PEER_two_shot ? a->ranks : 1;
-    const int64_t warps = te_ceil_div(te_ceil_div(units, part), TE_BULK_CHUNK);
-    const te_grid grid = te_grid_of(te_min(te_ceil_div(warps * TE_WARP, TE_PEER_THREADS), blocks), 1);
-    if (a->whole && a->ranks == 2) return te_peer_bulk_2_launch(ctx, grid, a);
-    return a->whole && a->ranks == 4 ? te_peer_bulk_4_launch(ctx, grid, a) : te_peer_bulk_launch(ctx, grid, a);
-}
-TE_API te_status te__peer_launch_words(const te_peer_args *a, int blocks, te_context *ctx) {
+TE_API te_status te__peer_launch(const te_peer_args *a, int blocks, te_context *ctx) {
     const int two = a->whole && a->ranks == 2, four = a->whole && a->ranks == 4;
     const int gathers = a->kind == TE_PEER_all_gather;
     const int64_t units = te_ceil_div(a->bytes, gathers ? TE_WORDS / 2 : TE_WORDS);
@@ -208,14 +181,13 @@ TE_API te_status te_peer_collective(int *takes, const te_group *g, te_peer_kind 
                                     int64_t count, te_dtype dtype, te_context *ctx) {
     te_peers *p = g->peers;
     const int64_t bytes = count * (int64_t)te_dtype_bytes(dtype);
-    const int64_t all = kind == TE_PEER_all_reduce ? bytes : bytes * g->size;
-    const te_peer_form form = te_peer_form_of(p, kind, all);
+    const te_peer_form form = te_peer_form_of(p, kind, kind == TE_PEER_all_reduce ? bytes : bytes * g->size);
     TE_TRY(te_peers_check(g, ctx));
     if (!(*takes = form != TE_PEER_none)) return TE_OK;
     te_peer_args a = te__peer_args_of(g, kind, form, bytes, dtype);
     a.y = y, a.x = x, a.whole = ((uintptr_t)x | (uintptr_t)y | (uintptr_t)bytes) % TE_WORDS == 0;
     p->collectives++;
-    return all > p->words ? te__peer_launch_bulk(&a, p->blocks, ctx) : te__peer_launch_words(&a, p->blocks, ctx);
+    return te__peer_launch(&a, p->blocks, ctx);
 }
 
 #endif

@@ -4,8 +4,6 @@
  * peer polls its own memory until they are there (core/words.h). One way over the link is then all the latency there
  * is: no flag follows the data, no fence waits until the data has arrived, and no load goes there and back.
  *
- * Larger tensors have flags behind their chunks, in memory of their own (peer_bulk.h).
- *
  * There are two halves, which collectives use in turn. A rank stores into a peer's half for the second time when it
  * has, in the collective between, received data that the peer sent after it had emptied that half. So no barrier is
  * needed. Whose turn it is each block of threads counts on the device, so a captured graph may be replayed.
@@ -42,11 +40,8 @@ typedef struct te_peers {
     char *at[TE_PEERS]; /* of each rank, as this one sees it */
     te_peer_state *state;
     uint32_t *failed;  /* the same as state->failed, in memory of the host that the device maps */
-    int64_t half;      /* bytes of each half for words that are polled */
-    int64_t bulk;      /* bytes of each half for chunks with flags, which lie behind those */
-    int64_t flags;     /* of each rank and stage, behind all halves */
+    int64_t half;      /* bytes of each half */
     int64_t largest;   /* bytes of the largest tensor that goes this way */
-    int64_t words;     /* bytes of the largest one that goes as words that are polled */
     int64_t one_shot;  /* bytes of the largest sum that all ranks make for themselves */
     int blocks;        /* of a kernel, at most: the same on all ranks */
     int64_t collectives; /* that went this way */
@@ -62,7 +57,7 @@ typedef struct te_peer_args {
     char *at[TE_PEERS], *own; /* the memory of each rank, and of this one */
     te_peer_state *state;
     uint32_t *failed;
-    int64_t half, bulk, bulk_at, flags, flags_at; /* as in te_peers, and where they begin */
+    int64_t half;
     te_peer_kind kind;
     te_peer_form form;
     uint64_t timeout; /* nanoseconds */
@@ -170,8 +165,7 @@ TE_API te_peer_args te__peer_args_of(const te_group *g, te_peer_kind kind, te_pe
     memset(&a, 0, sizeof a); /* arguments are compared byte by byte */
     a.kind = kind, a.form = form, a.bytes = bytes, a.dtype = dtype, a.rank = g->rank, a.ranks = g->size;
     memcpy(a.at, p->at, sizeof a.at), a.own = p->at[g->rank];
-    a.state = p->state, a.failed = p->failed, a.half = p->half, a.bulk = p->bulk, a.flags = p->flags;
-    a.bulk_at = 2 * p->half, a.flags_at = a.bulk_at + 2 * p->bulk;
+    a.state = p->state, a.failed = p->failed, a.half = p->half;
     a.timeout = (uint64_t)(0.9e9 * g->comm->timeout); /* so that a kernel, which knows the rank, is ahead of the host */
     return a;
 }

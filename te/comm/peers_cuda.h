@@ -92,7 +92,7 @@ TE_API te_status te__peers_open(te_group *g, int64_t largest, te_context *ctx) {
     te_peers *p = (te_peers *)calloc(1, sizeof *p);
     TE_REQUIRE(p, ctx, TE_ERROR_MEMORY, "te_comm_create: no memory");
     memset(card, 0, sizeof card);
-    te_peers_size(p, largest, TE_PEER_WORDS, g->size);
+    te_peers_size(p, largest, g->size);
     const te_status status = te_allocate(ctx, (void **)&room, sizeof card);
     const int ok = status == TE_OK && te__peers_map(p, card, room, g, ctx);
     te_release(ctx, room);

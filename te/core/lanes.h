@@ -15,9 +15,6 @@
 /* turn: which of two buffers the next sum or maximum goes through, so that one barrier each is enough. */
 typedef struct te_lanes { int id, count, turn; } te_lanes;
 
-/* The lanes of a warp: te_warp_sync is their barrier, te_warp_first gives all of them what the first one has. */
-enum { TE_WARP = TE_CUDA ? 32 : 1 };
-
 /* Which block of the grid this is. */
 typedef struct te_block { int x, y, nx, ny; } te_block;
 
@@ -81,12 +78,8 @@ TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
     }
 }
 TE_FN void te_block_sync(void) { __syncthreads(); }
-TE_FN void te_warp_sync(void) { __syncwarp(); }
-TE_FN int te_warp_first(int v) { return __shfl_sync(~0u, v, 0); }
 #else
 TE_FN void te_block_sync(void) {}
-TE_FN void te_warp_sync(void) {}
-TE_FN int te_warp_first(int v) { return v; }
 TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) { (void)x, (void)n, (void)g, (void)groups; }
 TE_FN te_lanes te_lanes_here(int count, int *group) {
     te_lanes g;

@@ -80,38 +80,6 @@ TE_FN uint64_t te_words_clock(void) {
     return now;
 }
 
-/* ---- memory that a flag follows ---------------------------------------------------------------------------------- */
-
-/* 16 bytes that may reach the other device at any time before the next te_flag_release of these threads. A warp's are
- * one store of 512 bytes, which the link carries in packets of whole lines. */
-TE_FN void te_words_push(void *to, const te_words *v) {
-#if TE_CUDA
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v->w[0]), "r"(v->w[1]), "r"(v->w[2]),
-                 "r"(v->w[3])
-                 : "memory");
-#else
-    te_words_send(to, v);
-#endif
-}
-/* Who reads this flag sees all that was stored before it, too, also by lanes that have met in te_warp_sync. The store
- * waits until that has arrived. */
-TE_FN void te_flag_release(uint32_t *flag, uint32_t v) {
-#if TE_CUDA
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(v) : "memory");
-#else
-    __atomic_store_n(flag, v, __ATOMIC_RELEASE);
-#endif
-}
-TE_FN uint32_t te_flag_acquire(const uint32_t *flag) {
-    uint32_t v;
-#if TE_CUDA
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(flag) : "memory");
-#else
-    v = __atomic_load_n(flag, __ATOMIC_ACQUIRE);
-#endif
-    return v;
-}
-
 /* ---- numbers: any word but the idle one -------------------------------------------------------------------------- */
 
 /* In each of the formats a word of set bits is NaNs. They become others. */

@@ -71,7 +71,6 @@ static te_status run(int turns, int64_t *compared, int64_t *wrong) {
     const size_t bytes = (size_t)(MOST * g->size + SHIFT) * sizeof(float), sums = BLOCKS * THREADS * sizeof(int64_t);
     static int64_t counts[BLOCKS * THREADS];
     const int each = te_max(1, te_min(250, turns / 4)); /* collectives of a form */
-    int64_t words = 0;
     void *x = 0, *y = 0;
     task t;
     memset(&t, 0, sizeof t);
@@ -88,12 +87,8 @@ static te_status run(int turns, int64_t *compared, int64_t *wrong) {
         if (v & 1 << 23) t.count = te_min(MOST, te_round_up(t.count, 8)); /* whole pieces of 16 bytes */
         const size_t shift = u & 1 << 20 ? 0 : (u >> 21) % SHIFT * te_dtype_bytes(t.dtype);
         t.x = (char *)x + shift, t.y = t.kind == 0 && u & 1 << 16 ? t.x : (char *)y + shift;
-        if (g->peers && i % each == 0) { /* both forms, as words and as chunks with flags */
-            te_peers *p = g->peers;
-            if (!i) words = p->words;
-            p->words = i / each % 2 ? 0 : words;
-            p->one_shot = i / each % 4 < 2 ? 2 * (p->words ? words : p->largest) / g->size : 0;
-        }
+        if (g->peers && i % each == 0) /* both forms */
+            g->peers->one_shot = i / each % 2 ? 0 : te_min(g->peers->largest, 2 * g->peers->largest / g->size);
         TE_TRY(fill_kernel_launch(&here, te_grid_of(BLOCKS, 1), &t));
         if (t.kind == 0) TE_TRY(te_group_all_reduce(g, t.y, t.x, t.count, t.dtype, &here));
         else if (t.kind == 1) TE_TRY(te_group_reduce_scatter(g, t.y, t.x, t.count, t.dtype, &here));
