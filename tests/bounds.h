@@ -144,6 +144,7 @@ inline vec rope(const op &o, const vec &x, const vec &ex, const call &c) {
     const size_t heads = (size_t)(o.number(0, 0) + o.number(1, 0)), dim = (size_t)o.number(2, 0),
                  rotary = (size_t)o.option("rotary_dim", (double)dim);
     const bool interleaved = o.option("interleaved", 0) == 1;
+    const double magnitude = reference::rope_table(o).magnitude;
     vec e = ex;
     for (size_t r = 0; r < c.rows(); r++)
         for (size_t h = 0; h < heads; h++)
@@ -151,7 +152,7 @@ inline vec rope(const op &o, const vec &x, const vec &ex, const call &c) {
                 const size_t at = r * o.in + h * dim, i = at + (interleaved ? 2 * p : p),
                              j = at + (interleaved ? 2 * p + 1 : p + rotary / 2);
                 const double angle = (double)(c.position + (int)(r % (size_t)c.seq));
-                e[i] = e[j] = ex[i] + ex[j] + (functions * (1 + angle) + sums) * (std::fabs(x[i]) + std::fabs(x[j]));
+                e[i] = e[j] = magnitude * (ex[i] + ex[j] + (functions * (1 + angle) + sums) * (std::fabs(x[i]) + std::fabs(x[j])));
             }
     return e;
 }

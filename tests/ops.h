@@ -77,17 +77,17 @@
 
 // With a sequence: shape(1, 1), shape(2, 7), shape(3, 33), and positions that do not begin at 0
 #define OPS_BY_SEQUENCE(X)                                                                                  \
-    X(rope_16, MODEL, OPS_DTYPE, (rope, r, 4, 2, 16))                                                       \
-    X(rope_partial, MODEL, OPS_DTYPE, (rope, r, 2, 2, 64, (rotary_dim, 32), (interleaved, 0)))                                \
-    X(rope_interleaved, MODEL, OPS_DTYPE, (rope, r, 2, 1, 32, (interleaved, 1), (base, 500000.0f)))          \
-    X(rope_interleaved_partial, MODEL, OPS_DTYPE, (rope, r, 3, 1, 64, (interleaved, 1), (rotary_dim, 24)))             \
+    X(rope_16, MODEL, OPS_DTYPE, (rope, r, 4, 2, 16, (scaling, linear), (factor, 4)))                                                       \
+    X(rope_partial, MODEL, OPS_DTYPE, (rope, r, 2, 2, 64, (rotary_dim, 32), (interleaved, 0), (scaling, yarn), (factor, 4.0f), (original_length, 64), (beta_fast, 4)))                                \
+    X(rope_interleaved, MODEL, OPS_DTYPE, (rope, r, 2, 1, 32, (interleaved, 1), (base, 500000.0f), (scaling, llama3), (factor, 8), (original_length, 8192)))          \
+    X(rope_interleaved_partial, MODEL, OPS_DTYPE, (rope, r, 3, 1, 64, (interleaved, 1), (rotary_dim, 24), (scaling, llama3), (factor, 32), (original_length, 96), (low_freq_factor, 0.5f), (high_freq_factor, 3)))             \
     X(rope_odd, MODEL, OPS_DTYPE, (linear, l, 37, 30), (rope, r, 3, 1, 6, (rotary_dim, 4)))                               \
     X(rope_odd_interleaved, MODEL, OPS_DTYPE, (linear, l, 37, 30), (rope, r, 3, 1, 6, (rotary_dim, 4), (interleaved, 1)), (bias, b, 30)) \
     X(head_norm_16, MODEL, OPS_DTYPE, (bias, b, 128), (head_norm, n, 4, 2, 16, (eps, 1e-3f)))                 \
     X(head_norm_odd, MODEL, OPS_DTYPE, (linear, l, 37, 35), (head_norm1p, n, 3, 1, 7))                      \
-    X(head_norm_rope_128, MODEL, OPS_DTYPE, (head_norm, n, 3, 1, 128), (rope, r, 3, 1, 128), (attention, a, 3, 1, 128)) \
+    X(head_norm_rope_128, MODEL, OPS_DTYPE, (head_norm, n, 3, 1, 128), (rope, r, 3, 1, 128, (base, 150000), (scaling, yarn), (factor, 32), (original_length, 4096), (truncate, 0), (attention_factor, 1.5f)), (attention, a, 3, 1, 128)) \
     X(head_norm_partial, MODEL, OPS_DTYPE, (head_norm1p, n, 1, 1, 64), (rope, r, 1, 1, 64, (rotary_dim, 32)), (bias, b, 192)) \
-    X(head_norm_interleaved, MODEL, OPS_DTYPE, (head_norm, n, 5, 2, 16, (eps, 0)), (rope, r, 5, 2, 16, (interleaved, 1), (rotary_dim, 12))) \
+    X(head_norm_interleaved, MODEL, OPS_DTYPE, (head_norm, n, 5, 2, 16, (eps, 0)), (rope, r, 5, 2, 16, (interleaved, 1), (rotary_dim, 12), (scaling, llama3), (factor, 8), (original_length, 32))) \
     X(head_norm_rope_odd, MODEL, OPS_DTYPE, (linear, l, 37, 57), (head_norm, n, 1, 1, 19), (rope, r, 1, 1, 19, (rotary_dim, 10))) \
     X(attention_64, MODEL, OPS_DTYPE, (attention, a, 2, 2, 64))                                             \
     X(attention_full, MODEL, OPS_DTYPE, (attention, a, 4, 2, 64, (causal, 0)))                                  \

@@ -72,6 +72,11 @@ struct op {
             }
         return otherwise;
     }
+    std::string word(const std::string &of) const { // of "(name,word)"; empty: the op does not say it
+        for (const std::string &a : args)
+            if (a.compare(0, of.size() + 2, "(" + of + ",") == 0) return a.substr(of.size() + 2, a.size() - of.size() - 3);
+        return "";
+    }
 };
 
 struct list {
@@ -202,21 +207,53 @@ inline double dropout_factor(const op &o, size_t id, size_t e, const te_rng &rng
     return bits < limit ? 0 : 65536.0 / (65536.0 - limit);
 }
 
-// (rope, name, heads, kv_heads, head_dim, (rotary_dim, ..), (interleaved, ..), (base, ..)): turn q and k; direction -1 turns back.
+// The frequencies of a rope's pairs, in the steps of the papers: by wavelengths (Llama 3.1), by a ramp over the pairs (YaRN).
+struct rope_table {
+    std::vector<double> frequency;
+    double magnitude = 1;
+    explicit rope_table(const op &o) {
+        const double pi = std::acos(-1.0), rotary = o.option("rotary_dim", o.number(2, 0)), base = (double)(float)o.option("base", 10000);
+        const double factor = (double)(float)o.option("factor", 1), length = o.option("original_length", 0);
+        const double low = (double)(float)o.option("low_freq_factor", 1), high = (double)(float)o.option("high_freq_factor", 4);
+        const auto pair_of = [&](double turns) { return rotary * std::log(length / (turns * 2 * pi)) / (2 * std::log(base)); };
+        double first = pair_of((double)(float)o.option("beta_fast", 32)), last = pair_of((double)(float)o.option("beta_slow", 1));
+        if (o.option("truncate", 1) == 1) first = std::floor(first), last = std::ceil(last);
+        first = std::max(first, 0.0), last = std::min(last, rotary - 1);
+        if (first == last) last += 0.001;
+        for (double p = 0; p < rotary / 2; p++) {
+            const double f = std::pow(base, -2 * p / rotary), wavelength = 2 * pi / f;
+            double scaled = f;
+            if (o.word("scaling") == "linear") scaled = f / factor;
+            if (o.word("scaling") == "llama3" && wavelength > length / low) scaled = f / factor;
+            else if (o.word("scaling") == "llama3" && wavelength >= length / high) {
+                const double smooth = (length / wavelength - low) / (high - low);
+                scaled = (1 - smooth) * f / factor + smooth * f;
+            }
+            if (o.word("scaling") == "yarn") {
+                const double ramp = std::min(std::max((p - first) / (last - first), 0.0), 1.0);
+                scaled = f / factor * ramp + f * (1 - ramp);
+            }
+            frequency.push_back(scaled);
+        }
+        if (o.word("scaling") == "yarn") magnitude = (double)(float)o.option("attention_factor", 0.1 * std::log(factor) + 1);
+    }
+};
+// (rope, name, heads, kv_heads, head_dim, (rotary_dim, ..), (interleaved, ..), (base, ..), (scaling, ..)): turn q and k; direction -1
+// turns back.
 inline vec rope(const op &o, const vec &x, const call &c, int direction) {
     const size_t heads = (size_t)o.number(0, 0), kv = (size_t)o.number(1, 0), dim = (size_t)o.number(2, 0);
     const size_t rotary = (size_t)o.option("rotary_dim", (double)dim);
     const bool interleaved = o.option("interleaved", 0) == 1;
-    const double base = (double)(float)o.option("base", 10000);
+    const rope_table table(o);
     vec y = x;
     for (size_t r = 0; r < c.rows(); r++)
         for (size_t h = 0; h < heads + kv; h++)
             for (size_t p = 0; p < rotary / 2; p++) {
                 const double t = (double)(c.position + (int)(r % (size_t)c.seq));
-                const double angle = direction * t * std::pow(base, -2.0 * (double)p / (double)rotary);
+                const double angle = direction * t * table.frequency[p];
                 const size_t at = r * o.in + h * dim, i = at + (interleaved ? 2 * p : p), j = at + (interleaved ? 2 * p + 1 : p + rotary / 2);
-                y[i] = x[i] * std::cos(angle) - x[j] * std::sin(angle);
-                y[j] = x[i] * std::sin(angle) + x[j] * std::cos(angle);
+                y[i] = table.magnitude * (x[i] * std::cos(angle) - x[j] * std::sin(angle));
+                y[j] = table.magnitude * (x[i] * std::sin(angle) + x[j] * std::cos(angle));
             }
     return y;
 }

@@ -1,5 +1,5 @@
 // varlen_test.cc -- lists on sequences that differ in length, packed without padding (te_batch.cu_seqlens): each sequence against the reference
-// in double of it alone, and what a batch of them is refused for. Their kernels of attention: attention_options_test.cc.
+// in double of it alone, and what a batch of them is refused for. Rows whose positions the caller says (te_batch.positions). Their kernels of attention: attention_options_test.cc.
 #include "harness.h"
 #include "te/te.h"
 
@@ -8,6 +8,7 @@ MODEL(whole, f32, (embedding, e, 61, 64), (positions, p, 90, 64), (linear, l, 64
       (linear, l2, 64, 3 * 64), (bias, b, 3 * 64), (attention, c, 1, 1, 64, (varlen, 1), (causal, 0)), (rmsnorm, n, 64), (linear, head, 64, 61),
       (cross_entropy, loss, 61))
 MODEL(ends, f32, (linear, l, 40, 4 * 32), (attention, a, 2, 1, 32, (window_left, 20), (varlen, 1)), (last_token, t), (linear, f, 64, 20))
+MODEL(turned, f32, (head_norm, n, 2, 1, 16), (rope, r, 2, 1, 16, (scaling, yarn), (factor, 4), (original_length, 64)), (rope, again, 2, 1, 16, (interleaved, 1)))
 MODEL(equal, f32, (attention, a, 2, 1, 32)) // takes no cu_seqlens
 
 namespace {
@@ -219,3 +220,60 @@ TEST_CASE("a captured graph runs with the lengths that are there", "[varlen]") {
     REQUIRE(cudaStreamDestroy(stream) == cudaSuccess);
 }
 #endif
+
+TEST_CASE("rope turns a row by the position that the caller gives it", "[varlen]") {
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
+    packed p(turned_subject, {30, 30, 30}, seed);
+    p.batch.batch = 3, p.batch.seq = 30, p.batch.sequences = p.batch.longest = 0, p.batch.cu_seqlens = nullptr;
+    const auto run = [&] {
+        REQUIRE(p.forward() == TE_OK);
+        const std::vector<uint8_t> y = p.y.raw();
+        p.y.poison();
+        REQUIRE(p.infer() == TE_OK);
+        CHECK(p.y.raw() == y);
+        REQUIRE(p.backward() == TE_OK);
+        const std::vector<uint8_t> dx = p.dx.raw(), grads = p.m.grads.raw();
+        p.y.poison(), p.dx.poison(), p.m.grads.poison();
+        return std::vector<std::vector<uint8_t>>{y, dx, grads};
+    };
+    const auto rows_of = [&](const std::vector<uint8_t> &v, size_t row, size_t n) {
+        const size_t bytes = (size_t)p.plan->in * 4;
+        return std::vector<uint8_t>(v.begin() + (long)(row * bytes), v.begin() + (long)((row + n) * bytes));
+    };
+    const auto counted = run(); // from position 3 on
+    std::vector<int32_t> positions(p.rows);
+    for (size_t r = 0; r < p.rows; r++) positions[r] = 3 + (int32_t)r % 30;
+    buffer there(p.ctx, p.rows * 4);
+    there.write_ints(positions);
+    p.batch.positions = (const int32_t *)there.data(), p.batch.position = 0;
+    CHECK(run() == counted);
+    // each row its own, and the rows of a batch that begins there
+    for (int32_t &t : positions) t = p.random.below(100000);
+    there.write_ints(positions);
+    const auto mixed = run();
+    p.batch.positions = nullptr;
+    for (size_t r = 0; r < p.rows; r++) {
+        p.batch.position = positions[r] - (int32_t)r % 30;
+        if (p.batch.position < 0) continue;
+        REQUIRE(p.forward() == TE_OK);
+        REQUIRE(p.backward() == TE_OK);
+        CHECK(rows_of(p.y.raw(), r, 1) == rows_of(mixed[0], r, 1));
+        CHECK(rows_of(p.dx.raw(), r, 1) == rows_of(mixed[1], r, 1));
+    }
+    p.y.poison();
+    p.batch.position = 1, p.batch.positions = (const int32_t *)there.data();
+    CHECK(p.forward() == TE_ERROR_VALUE);
+    CHECK(p.says("has positions and begins at position 1"));
+    p.batch.position = 0, p.batch.positions = (const int32_t *)((const char *)there.data() + 2);
+    CHECK(p.forward() == TE_ERROR_ALIGNMENT);
+    CHECK(p.says("batch.positions"));
+    p.batch.positions = (const int32_t *)p.y.data();
+    CHECK(p.infer() == TE_ERROR_VALUE); // overlaps y
+    CHECK(p.says("batch.positions"));
+    CHECK(p.y.poisoned());
+    packed learnt(whole_subject, {5, 7}, seed);
+    learnt.batch.position = 0, learnt.batch.positions = (const int32_t *)there.data();
+    CHECK(learnt.forward() == TE_ERROR_VALUE);
+    CHECK(learnt.says("batch.positions is for rope"));
+}

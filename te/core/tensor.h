@@ -41,6 +41,8 @@ typedef struct te_batch {
     float loss_scale;      /* d(total)/d(loss of one row), where backward is given no dy: often 1 / rows */
     int accumulate;        /* backward adds to the gradients (1) or overwrites them (0) */
     int position;          /* position of the first token of each sequence, for rope and learnt positions */
+    const int32_t *positions; /* [rows], rope's position of each row, any number; target memory. null: `position` and
+                               * the row's place in its sequence. Backward's are the forward's */
     const te_edge *edges;  /* extra inputs and outputs of the list, by name; others' may stand among them */
     int edge_count;
     /* Sequences that differ in length: the rows, still batch * seq, are those of `sequences` sequences, one behind the

@@ -227,8 +227,7 @@ TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
     a.x = r->now.p, a.w = r->param[i]->data, a.rows = te_rows_in(r, r->plan->op[i].out_rows);
     a.size = (int)r->param[i]->rows, a.width = (int)r->param[i]->cols;
     a.of = te_sequences_of(r), a.first = te_first_row(r, r->plan->op[i].out_rows);
-    if (!r->batch) return a;
-    a.tokens = r->batch->tokens ? r->batch->tokens + a.first : 0, a.position = r->batch->position;
+    if (r->batch) a.tokens = r->batch->tokens ? r->batch->tokens + a.first : 0, a.position = r->batch->position;
     return a;
 }
 TE_API te_status te__embedding_check(const te_run *r, const te_embedding_args *a, const te_op *op, int positions) {
@@ -237,6 +236,7 @@ TE_API te_status te__embedding_check(const te_run *r, const te_embedding_args *a
     TE_REQUIRE(!positions || a->of.longest <= a->size - a->position, r->ctx, TE_ERROR_SHAPE,
                "%s: positions %s holds %d, the batch goes to %lld", name, op->name, a->size,
                (long long)a->position + a->of.longest);
+    TE_REQUIRE(!positions || !r->batch->positions, r->ctx, TE_ERROR_VALUE, "%s: batch.positions is for rope", name);
     TE_REQUIRE(positions || a->tokens, r->ctx, TE_ERROR_NULL, "%s: the batch brings no tokens", name);
     TE_REQUIRE(positions || (uintptr_t)a->tokens % sizeof *a->tokens == 0, r->ctx, TE_ERROR_ALIGNMENT,
                "%s: batch.tokens lie at %p, which is no multiple of 4", name, (const void *)a->tokens);

@@ -26,52 +26,55 @@
 #define TE_TAKES_head_norm_eps TE_NUMBER
 #define TE__HEAD_EPS(op) (float)(TE_OPTION(op, eps, 1e-5f))
 #define TE_OPTIONS_head_norm(op) (te_head_norm_options, TE__HEAD_EPS(op))
-#define TE_CHECK_head_norm(model, op)                                                                     \
-    (static_assert((TE_ARG1(op, 0)) > 0 && (TE_ARG2(op, 0)) > 0 && (TE_ARG3(op, 0)) > 0,                  \
+#define TE_CHECK_head_norm(model, op)                                                                             \
+    (static_assert((TE_ARG1(op, 0)) > 0 && (TE_ARG2(op, 0)) > 0 && (TE_ARG3(op, 0)) > 0,                          \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": heads, kv_heads and head_dim must be positive"); \
-     static_assert((TE_ARG3(op, 0)) <= (int)TE_HEAD_NORM_MOST,                                            \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": head_dim is 480 at most");               \
-     TE_ASSERT_NUMBER(TE__HEAD_EPS(op) >= 0 && TE__HEAD_EPS(op) < 3e38f,                                  \
+     static_assert((TE_ARG3(op, 0)) <= (int)TE_HEAD_NORM_MOST,                                                    \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": head_dim is 480 at most");                       \
+     TE_ASSERT_NUMBER(TE__HEAD_EPS(op) >= 0 && TE__HEAD_EPS(op) < 3e38f,                                          \
                       "te: " TE_STRING(model) ": " TE_CALLED(op) ": eps must be a finite number of at least 0");)
 
 typedef struct te_head_norm_options { float eps; } te_head_norm_options;
 
-#define TE_OWN_head_norm_forward(name, model, dtype, op) TE__HEAD_FORWARD(name, model, dtype, op, op, 0, 0)
-#define TE_OWN_head_norm_backward(name, model, dtype, op) TE__HEAD_BACKWARD(name, model, dtype, op, op, 0, 0)
+#define TE_OWN_head_norm_forward(name, model, dtype, op) TE__HEAD_FORWARD(name, model, dtype, op, op, 0, 0, 0)
+#define TE_OWN_head_norm_backward(name, model, dtype, op) TE__HEAD_BACKWARD(name, model, dtype, op, op, 0, 0, 0)
 #define TE_PAIR_head_norm_rope ,
 #define TE_PAIR_rope_head_norm ,
-#define TE_OWN_PAIR_head_norm_rope_forward(name, model, dtype, op, turn) \
-    TE__SAME_HEADS(name, op, turn)                                       \
-    TE__HEAD_FORWARD(name, model, dtype, op, turn, TE__ROTARY(turn), TE__INTERLEAVED(turn))
-#define TE_OWN_PAIR_rope_head_norm_backward(name, model, dtype, turn, op) \
-    TE__SAME_HEADS(name, op, turn)                                        \
-    TE__HEAD_BACKWARD(name, model, dtype, op, turn, TE__ROTARY(turn), TE__INTERLEAVED(turn))
-#define TE__SAME_HEADS(name, op, turn)                                                                        \
-    static_assert((TE_ARG1(op, 0)) == (TE_ARG1(turn, 0)) && (TE_ARG2(op, 0)) == (TE_ARG2(turn, 0)) &&         \
-                      (TE_ARG3(op, 0)) == (TE_ARG3(turn, 0)),                                                 \
+#define TE_OWN_PAIR_head_norm_rope_forward(name, model, dtype, op, turn)                    \
+    TE__SAME_HEADS(name, op, turn)                                                          \
+    TE__HEAD_FORWARD(name, model, dtype, op, turn, TE__ROTARY(turn), TE__INTERLEAVED(turn), \
+        !TE__ROPE_IS(turn, none))
+#define TE_OWN_PAIR_rope_head_norm_backward(name, model, dtype, turn, op)                    \
+    TE__SAME_HEADS(name, op, turn)                                                           \
+    TE__HEAD_BACKWARD(name, model, dtype, op, turn, TE__ROTARY(turn), TE__INTERLEAVED(turn), \
+        !TE__ROPE_IS(turn, none))
+#define TE__SAME_HEADS(name, op, turn)                                                                \
+    static_assert((TE_ARG1(op, 0)) == (TE_ARG1(turn, 0)) && (TE_ARG2(op, 0)) == (TE_ARG2(turn, 0)) && \
+                      (TE_ARG3(op, 0)) == (TE_ARG3(turn, 0)),                                         \
                   "te: " #name ": " TE_CALLED(op) " and " TE_CALLED(turn) " must have the same heads");
 
 /* `end` is the row's other op, or the same. */
-#define TE__HEAD_FORWARD(name, model, dtype, op, end, rotary, interleaved)                                           \
-    TE__HEAD_SHAPE(name, dtype, op, rotary, interleaved, TE_DTYPE_IN(model, op), TE_DTYPE_OUT(model, end),           \
-                   TE_DTYPE_IN(model, op))                                                                           \
-    TE_KERNEL(name, TE_HEAD_THREADS, te_head_args,                                                                   \
-              TE_SHARED float te_turns[TE_HEAD_ROWS * TE__TURNS(rotary)];                                            \
-              te_head_rows(te_args, te_at, te_turns, name##_of()))                                                   \
+#define TE__HEAD_FORWARD(name, model, dtype, op, end, rotary, interleaved, scaled)                                 \
+    TE__HEAD_SHAPE(name, dtype, op, rotary, interleaved, scaled, TE_DTYPE_IN(model, op), TE_DTYPE_OUT(model, end), \
+                   TE_DTYPE_IN(model, op))                                                                         \
+    TE_KERNEL(name, TE_HEAD_THREADS, te_head_args,                                                                 \
+              TE_SHARED float te_turns[TE_HEAD_ROWS * TE__TURNS(rotary)];                                          \
+              te_head_rows(te_args, te_at, te_turns, name##_of()))                                                 \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__head_norm_run(r, s, name##_launch); }
-#define TE__HEAD_BACKWARD(name, model, dtype, op, end, rotary, interleaved)                                          \
-    TE__HEAD_SHAPE(name, dtype, op, rotary, interleaved, TE_DTYPE_OUT(model, end), TE_DTYPE_IN(model, op),           \
-                   TE_DTYPE_IN(model, op))                                                                           \
-    TE_KERNEL_RESIDENT(name, TE_HEAD_THREADS, 2, te_head_args,                                                       \
-                       TE_SHARED float te_turns[TE_HEAD_ROWS * TE__TURNS(rotary)];                                   \
-                       te_head_gradient(te_args, te_at, te_turns, name##_of()))                                      \
+#define TE__HEAD_BACKWARD(name, model, dtype, op, end, rotary, interleaved, scaled)                                \
+    TE__HEAD_SHAPE(name, dtype, op, rotary, interleaved, scaled, TE_DTYPE_OUT(model, end), TE_DTYPE_IN(model, op), \
+                   TE_DTYPE_IN(model, op))                                                                         \
+    TE_KERNEL_RESIDENT(name, TE_HEAD_THREADS, 2, te_head_args,                                                     \
+                       TE_SHARED float te_turns[TE_HEAD_ROWS * TE__TURNS(rotary)];                                 \
+                       te_head_gradient(te_args, te_at, te_turns, name##_of()))                                    \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__head_gradient_run(r, s, name##_launch); }
-#define TE__HEAD_SHAPE(name, dtype, op, rotary, interleaved, gets, gives, saved)                                     \
-    TE_BOTH te_head_shape name##_of(void) {                                                                          \
-        const te_head_shape k = {TE_ARG1(op, 0), TE_ARG2(op, 0), TE_ARG3(op, 0),                                     \
-            (rotary) && !(interleaved) ? (rotary) / 2 : (rotary) ? 0 : (TE_ARG3(op, 0)) / 2, rotary, interleaved,    \
-            TE__IS_1P(op), TE__HEAD_EPS(op), (te_dtype)(gets), (te_dtype)(gives), TE_##dtype, (te_dtype)(saved)};    \
-        return k;                                                                                                    \
+#define TE__HEAD_SHAPE(name, dtype, op, rotary, interleaved, scaled, gets, gives, saved)                          \
+    TE_BOTH te_head_shape name##_of(void) {                                                                       \
+        const te_head_shape k = {TE_ARG1(op, 0), TE_ARG2(op, 0), TE_ARG3(op, 0),                                  \
+            (rotary) && !(interleaved) ? (rotary) / 2 : (rotary) ? 0 : (TE_ARG3(op, 0)) / 2, rotary, interleaved, \
+            scaled, TE__IS_1P(op), TE__HEAD_EPS(op), (te_dtype)(gets), (te_dtype)(gives), TE_##dtype,             \
+            (te_dtype)(saved)};                                                                                   \
+        return k;                                                                                                 \
     }
 #define TE__IS_1P(op) TE_IF_MARKED(TE_JOIN1(TE__1P_, TE_KIND(op)), 1, 0)
 #define TE__1P_head_norm1p ,

@@ -18,7 +18,7 @@ enum {
 /* All that a kernel knows when it is compiled. pairs: of columns that lie apart and that one lane takes together. */
 typedef struct te_head_shape {
     int heads, kv_heads, dim, pairs;
-    int rotary, interleaved; /* 0: no rope in this row */
+    int rotary, interleaved, scaled; /* 0: no rope in this row */
     int zero_centred;
     float eps;
     te_dtype x, y, w, saved; /* formats; saved: of forward's x */
@@ -135,7 +135,7 @@ TE_FN void te_head_rows(const te_head_args *a, te_block b, float *turns, const t
             else memset(&next[j], 0, sizeof next[j]);
         }
         if (k.rotary && from == 0) { /* while the first heads are on their way */
-            te_rope_turns(turns, &a->at, first, rows, all, pairs, k.rotary, 1);
+            te_rope_turns(turns, &a->at, first, rows, all, pairs, k.rotary, k.scaled, 1);
             te_block_sync();
         }
         TE_UNROLL for (int j = 0; j < ahead; j++) {
@@ -211,7 +211,7 @@ TE_FN void te_head_gradient(const te_head_args *a, te_block b, float *turns, con
             }
             if (k.rotary && from == 0) {
                 te_block_sync(); /* the rows before are done with theirs */
-                te_rope_turns(turns, &a->at, first, rows, all, pairs, k.rotary, -1);
+                te_rope_turns(turns, &a->at, first, rows, all, pairs, k.rotary, k.scaled, -1);
                 te_block_sync();
             }
             TE_UNROLL for (int j = 0; j < ahead; j++) {

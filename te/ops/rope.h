@@ -1,17 +1,19 @@
-/* rope.h -- (rope, name, heads, kv_heads, head_dim); options (rotary_dim, head_dim), (interleaved, 0), (base, 10000.0f)
+/* rope.h -- (rope, name, heads, kv_heads, head_dim); options (rotary_dim, head_dim), (interleaved, 0),
+ * (base, 10000.0f), and for longer contexts (scaling, none) with its numbers (rope_scaling.h)
  *
  * Rotary positions (Su et al. 2021) on packed rows [q of all heads, k of all kv_heads, v of all kv_heads], of q alone
  * if kv_heads is 0; v and the dimensions from rotary_dim on pass through. The pair (a, b) of index p at position t
- * turns by t * base^(-2p / rotary_dim):
+ * turns by t * base^(-2p / rotary_dim), or by what scaling makes of it:
  *     a' = a cos - b sin,  b' = a sin + b cos
  * Pairs are dimension p with p + rotary_dim / 2 (GPT-NeoX, Llama) or, interleaved, 2p with 2p + 1 (GPT-J).
- * The position of a row is te_batch.position + its place in its sequence.
+ * The position of a row is te_batch.position + its place in its sequence, or what te_batch.positions says.
  */
 #ifndef TE_OPS_ROPE_H
 #define TE_OPS_ROPE_H
 
 #include "../core/lanes.h" /* te_lanes_here */
 #include "../plan/run.h"   /* te_output, te_gradient */
+#include "rope_scaling.h"  /* te_rope_options, te_rope_scaled */
 
 #define TE_OP_rope (rope, own)
 #define TE_SHAPES_rope(op) (3)
@@ -20,7 +22,7 @@
 #define TE_TAKES_rope_interleaved TE_INTEGER
 #define TE_TAKES_rope_base TE_NUMBER
 #define TE_OPTIONS_rope(op) (te_rope_options, TE__ROTARY(op), TE__INTERLEAVED(op), \
-    (float)(TE_OPTION(op, base, 10000.0f)))
+    (float)(TE_OPTION(op, base, 10000.0f)), TE_ROPE_SCALING_OPTIONS(op))
 #define TE__INTERLEAVED(op) TE_OPTION(op, interleaved, 0)
 #define TE__ROTARY(op) (TE_OPTION(op, rotary_dim, TE_ARG3(op, 0)))
 #define TE_CHECK_rope(model, op)                                                                                       \
@@ -34,22 +36,18 @@
      static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                                                 \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");                           \
      TE_ASSERT_NUMBER((TE_OPTION(op, base, 10000.0f)) > 0 && (TE_OPTION(op, base, 10000.0f)) < 3e38f,                  \
-                  "te: " TE_STRING(model) ": " TE_CALLED(op) ": base must be a finite positive number");)
-
-typedef struct te_rope_options {
-    int rotary_dim, interleaved;
-    float base;
-} te_rope_options;
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) ": base must be a finite positive number");               \
+     TE_CHECK_ROPE_SCALING(model, op))
 
 #define TE_OWN_rope_forward(name, model, dtype, op) TE__ROPE(name, op, TE_WIDTH_IN(model, op), \
     TE_DTYPE_OUT(model, op), TE_DTYPE_IN(model, op), 1)
 #define TE_OWN_rope_backward(name, model, dtype, op) TE__ROPE(name, op, TE_WIDTH_IN(model, op), \
     TE_DTYPE_IN(model, op), TE_DTYPE_OUT(model, op), -1)
-#define TE__ROPE(name, op, width, to, from, direction)                                                               \
-    TE_KERNEL(name, TE_ROPE_THREADS, te_rope_args, TE_SHARED float te_turns[TE_ROPE_ROWS * TE__ROTARY(op)];          \
-              te_rope_rows(te_args, te_at, te_turns, width, (TE_ARG1(op, 0) + TE_ARG2(op, 0)) * (TE_ARG3(op, 0)),    \
-                           TE_ARG3(op, 0), TE__ROTARY(op), TE__INTERLEAVED(op), direction, (te_dtype)(to),           \
-                           (te_dtype)(from)))                                                                        \
+#define TE__ROPE(name, op, width, to, from, direction)                                                             \
+    TE_KERNEL(name, TE_ROPE_THREADS, te_rope_args, TE_SHARED float te_turns[TE_ROPE_ROWS * TE__ROTARY(op)];        \
+              te_rope_rows(te_args, te_at, te_turns, width, (TE_ARG1(op, 0) + TE_ARG2(op, 0)) * (TE_ARG3(op, 0)),  \
+                           TE_ARG3(op, 0), TE__ROTARY(op), TE__INTERLEAVED(op), !TE__ROPE_IS(op, none), direction, \
+                           (te_dtype)(to), (te_dtype)(from)))                                                      \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__rope_run(r, s, name##_launch); }
 
 typedef struct te_rope_args {
@@ -59,6 +57,8 @@ typedef struct te_rope_args {
     te_sequences of;
     int position;
     double log2_base;
+    te_rope_scale scale;
+    const int32_t *positions; /* [rows], or null */
 } te_rope_args;
 enum { TE_ROPE_THREADS = TE_CUDA ? 256 : 1, TE_ROPE_ROWS = TE_CUDA ? 2 : 1 };
 
@@ -72,25 +72,29 @@ TE_FN void te_turn8(float x[8], float mate[8], const float *cosine, const float 
 
 /* turns[row]: the cosines of `pairs` pairs, then their sines. */
 TE_FN void te_rope_turns(float *turns, const te_rope_args *a, int64_t first, int rows, te_lanes g, int pairs,
-                         int rotary, int direction) {
+                         int rotary, int scaled, int direction) {
+    const float magnitude = scaled ? a->scale.magnitude : 1.0f;
     for (int e = g.id; e < rows * pairs; e += g.count) {
         /* in double: the angle of a late position has lost its fraction in float */
-        const int r = e / pairs, p = e % pairs, position = a->position + te_sequence_position(&a->of, (int)(first + r));
-        const double angle = position * exp2(-2.0 * p / rotary * a->log2_base), turn = 6.283185307179586;
-        const float rest = (float)(angle - turn * floor(angle / turn));
-        turns[2 * r * pairs + p] = cosf(rest), turns[(2 * r + 1) * pairs + p] = (float)direction * sinf(rest);
+        const int r = e / pairs, p = e % pairs, row = (int)(first + r);
+        const int position = a->positions ? a->positions[row] : a->position + te_sequence_position(&a->of, row);
+        const double frequency = exp2(-2.0 * p / rotary * a->log2_base);
+        const double angle = position * (scaled ? te_rope_scaled(&a->scale, frequency, p) : frequency);
+        const float rest = (float)(angle - TE__TURN * floor(angle / TE__TURN));
+        turns[2 * r * pairs + p] = magnitude * cosf(rest);
+        turns[(2 * r + 1) * pairs + p] = magnitude * (float)direction * sinf(rest);
     }
 }
 
 /* TE_ROPE_ROWS rows. turns: by row, the cosines of the pairs, then the sines. turned: width of q and k together. */
 TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *turns, int width, int turned, int head_dim,
-                        int rotary, int interleaved, int direction, te_dtype to, te_dtype from) {
+                        int rotary, int interleaved, int scaled, int direction, te_dtype to, te_dtype from) {
     int group;
     const te_lanes g = te_lanes_here(TE_ROPE_THREADS, &group);
     const int pairs = rotary / 2, aligned = width % 8 == 0 && head_dim % 8 == 0 && rotary % (interleaved ? 8 : 16) == 0;
     const int64_t first = (int64_t)b.x * TE_ROPE_ROWS;
     const int rows = (int)te_min(TE_ROPE_ROWS, a->rows - first);
-    te_rope_turns(turns, a, first, rows, g, pairs, rotary, direction);
+    te_rope_turns(turns, a, first, rows, g, pairs, rotary, scaled, direction);
     te_block_sync();
     if (!aligned) {
         for (int r = 0; r < rows; r++)
@@ -148,8 +152,9 @@ TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *turns, int wid
 /* y from the walk's value, turned as op i says. */
 TE_API void te__rope_fill(te_rope_args *a, const te_run *r, int i, te_value y) {
     a->y = y.p, a->x = r->now.p, a->rows = y.rows, a->of = te_sequences_of(r);
-    a->position = r->batch ? r->batch->position : 0;
-    a->log2_base = log2((double)((const te_rope_options *)r->plan->op[i].options)->base);
+    a->position = r->batch ? r->batch->position : 0, a->positions = r->batch ? r->batch->positions : 0;
+    const te_rope_options *o = (const te_rope_options *)r->plan->op[i].options;
+    a->log2_base = log2((double)o->base), a->scale = te_rope_scale_of(o);
 }
 TE_API te_status te__rope_run(te_run *r, const te_step *s,
                               te_status (*launch)(te_context *, te_grid, const te_rope_args *)) {

@@ -46,6 +46,10 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
     TE_TRY(te__check_sequences(b, name, ctx));
     TE_REQUIRE(b->position >= 0 && b->position <= INT32_MAX - te_max(b->seq, b->longest), ctx, TE_ERROR_VALUE,
                "%s: position %d must not be negative or overflow", name, b->position);
+    TE_REQUIRE(!b->positions || !b->position, ctx, TE_ERROR_VALUE,
+               "%s: the batch has positions and begins at position %d; only one can be", name, b->position);
+    TE_REQUIRE((uintptr_t)b->positions % sizeof *b->positions == 0, ctx, TE_ERROR_ALIGNMENT,
+               "%s: batch.positions lies at %p, which is no multiple of 4", name, (const void *)b->positions);
     TE_REQUIRE(b->edge_count >= 0 && (b->edges || !b->edge_count), ctx, TE_ERROR_NULL, "%s: edges is null", name);
     return TE_OK;
 }

@@ -2,7 +2,7 @@
  *
  * That is: y, te_saved.memory, the workspace, the values of outputs; in backward dx, the gradients, the workspace, the
  * gradients of inputs. A call is refused that gives one of them a byte of another tensor of that call, of the
- * parameters, the tokens, the labels or cu_seqlens. One thing may be shared:
+ * parameters, the tokens, the labels, positions or cu_seqlens. One thing may be shared:
  *   y may be x itself in inference, and dx may be dy itself in backward: the same address, shape and format. Then the
  *   step that writes is not the one that reads, unless it goes element by element; a list that is one step of another
  *   kind (a linear alone, attention, rope) is refused.
@@ -121,6 +121,7 @@ TE_API te_status te__check_overlap(const te_run *r, const te_model *m, const te_
     TE_TRY(te__region_add(&all, "batch.tokens", r->batch->tokens, rows * sizeof(int32_t), 0, 0));
     TE_TRY(te__region_add(&all, "batch.labels", r->batch->labels,
                           (size_t)te_rows_in(r, te_out_rows(r->plan)) * sizeof(int32_t), 0, 0));
+    TE_TRY(te__region_add(&all, "batch.positions", r->batch->positions, rows * sizeof(int32_t), 0, 0));
     TE_TRY(te__region_add(&all, "batch.cu_seqlens", r->batch->cu_seqlens,
                           ((size_t)r->batch->sequences + 1) * sizeof(int32_t), 0, 0));
     TE_TRY(te__region_add(&all, "the workspace", r->ctx->workspace, used, 1, 0));
