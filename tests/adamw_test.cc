@@ -51,7 +51,7 @@ struct reference {
     reference(const te_adamw_config &config, const std::vector<const hand_model *> &models) : c(config) {
         for (const hand_model *m : models)
             for (size_t i = 0; i < m->param.size(); i++) {
-                if (m->param[i].tied) continue;
+                if (m->param[i].tied || m->param[i].frozen) continue;
                 reference_tensor t;
                 t.model = m, t.index = i;
                 for (float e : m->data(i)) t.p.push_back((double)e);
@@ -469,6 +469,43 @@ TEST_CASE("Muon takes what it is told, and leaves out what is not finite") {
     c.muon_takes = none_of_them;
     CHECK(te_adamw_init(&shared, room.p, te_adamw_bytes_of(models, 1, &c), models, 1, &c, t) == TE_OK);
     t->comm = nullptr;
+}
+
+TEST_CASE("frozen parameters take no moments, no part of the norm and no step") {
+    target t;
+    std::mt19937 random(19);
+    for (te_rule rule : {TE_RULE_adamw, TE_RULE_sgd, TE_RULE_muon}) {
+        te_adamw_config c = busy_config();
+        c.rule = rule, c.momentum = rule == TE_RULE_adamw ? 0.0f : 0.9f;
+        hand_model m(t, "m", TE_f32, odd_params());
+        m.draw_data(random, 1), m.draw_grad(random, 1);
+        te_model *models[] = {&m.model};
+        const size_t whole = te_adamw_bytes_of(models, 1, &c);
+        REQUIRE(te_freeze(&m.model, "large", "weight", t) == TE_OK);
+        REQUIRE(te_freeze(&m.model, nullptr, "bias", t) == TE_OK);
+        REQUIRE(te_freeze(&m.model, "norm", nullptr, t) == TE_OK);
+        std::vector<std::vector<float>> before;
+        for (size_t i = 0; i < m.param.size(); i++) {
+            before.push_back(m.param[i].tied ? std::vector<float>() : m.data(i));
+            if (m.param[i].frozen) m.set_grad(i, std::vector<float>(m.elements(i), NAN)); // nobody reads them
+        }
+        const size_t rest = te_adamw_bytes_of(models, 1, &c);
+        CHECK(rest < whole - (131 * 257 + 7 + 2049 + 8191 + 8192) * 4); // a momentum, at least
+        optimizer o(t, {&m.model}, c);
+        reference r(c, {&m});
+        o.step();
+        if (rule != TE_RULE_muon) r.run();
+        if (rule != TE_RULE_muon) CHECK(o.state().norm == Approx(r.norm).epsilon(1e-5));
+        CHECK(std::isfinite(o.state().norm));
+        for (size_t i = 0; i < m.param.size(); i++) {
+            CAPTURE(m.param[i].op);
+            if (!m.param[i].tied) CHECK((m.data(i) == before[i]) == (m.param[i].frozen == 1));
+        }
+        m.check_gaps();
+        REQUIRE(te_unfreeze(&m.model, "large", nullptr, t) == TE_OK);
+        CHECK(te_adamw_step(&o.opt, t) == TE_ERROR_STATE);
+        CHECK(std::string(te_last_error(t)).find("other parameters were frozen, since te_adamw_init") != std::string::npos);
+    }
 }
 
 TEST_CASE("decay touches matrices alone") {

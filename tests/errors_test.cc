@@ -211,7 +211,8 @@ TEST_CASE("backward", "[errors]") {
     refuse_backward(TE_ERROR_DTYPE, {"block", "side is f16"}, [](scene &s) { s.edge[0].grad.dtype = TE_f16; });
     refuse_backward(TE_ERROR_SHAPE, {"block", "mid has 9 rows"}, [](scene &s) { s.edge[1].grad.rows = 9; });
     refuse_backward(TE_ERROR_ALIGNMENT, {"block", "side "}, [](scene &s) { s.edge[0].grad.data = shifted(s.dside); });
-    refuse_backward(TE_ERROR_STATE, {"block", "without gradients"}, [](scene &s) {
+    refuse_backward(TE_ERROR_STATE, {"block", "nothing to compute", "without gradients"}, [](scene &s) {
+        s.tdx = te_none(), s.edge[0].grad = te_none();
         REQUIRE(block_bind((block *)s.m.memory.data(), s.m.params.data(), nullptr, s.ctx) == TE_OK);
     });
 }

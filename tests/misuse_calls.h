@@ -251,6 +251,27 @@ inline void bind_calls(table &t) {
         return tied_small_infer(te_matrix(s.b, TE_f32, 8, 16), te_matrix(s.a, TE_f32, 8, 8), &s.user, &batch, s.ctx);
     });
 
+    contexts(t, "te_freeze", [](cs &s, te_context *c) { return te_freeze(&s.m.model, nullptr, nullptr, c); });
+    contexts(t, "te_unfreeze", [](cs &s, te_context *c) { return te_unfreeze(&s.m.model, nullptr, nullptr, c); });
+    contexts(t, "te_bind_trained_grads", [](cs &s, te_context *c) { return te_bind_trained_grads(&s.m.model, (float *)(void *)s.room, c); });
+    for (auto call : {&te_freeze, &te_unfreeze}) {
+        const std::string who = call == &te_freeze ? "te_freeze: " : "te_unfreeze: ";
+        refuse<cs>(t, who + "no instance", TE_ERROR_NULL, "null or not bound", [=](cs &s) { return call(nullptr, nullptr, nullptr, s.ctx); });
+        refuse<cs>(t, who + "an instance that is not bound", TE_ERROR_NULL, "null or not bound", [=](cs &s) { return call(&s.s.model, nullptr, nullptr, s.ctx); });
+        refuse<cs>(t, who + "an op that the list has not", TE_ERROR_VALUE, "small has no parameter fd.*", [=](cs &s) { return call(&s.m.model, "fd", nullptr, s.ctx); });
+        refuse<cs>(t, who + "a field that the op has not", TE_ERROR_VALUE, "small has no parameter fc.bias", [=](cs &s) { return call(&s.m.model, "fc", "bias", s.ctx); });
+        refuse<cs>(t, who + "what is tied", TE_ERROR_VALUE, "other.weight is tied", [=](cs &s) { return call(&s.user.model, "other", "weight", s.ctx); });
+        refuse<cs>(t, who + "an instance that was copied", TE_ERROR_STATE, "copied", [=](cs &s) {
+            static small copy;
+            return copy = s.m, call(&copy.model, nullptr, nullptr, s.ctx);
+        });
+    }
+    refuse<cs>(t, "te_bind_trained_grads: no instance", TE_ERROR_NULL, "null or not bound", [](cs &s) { return te_bind_trained_grads(nullptr, (float *)(void *)s.room, s.ctx); });
+    refuse<cs>(t, "te_bind_trained_grads: no memory", TE_ERROR_NULL, "grads is null", [](cs &s) { return te_bind_trained_grads(&s.m.model, nullptr, s.ctx); });
+    refuse<cs>(t, "te_bind_trained_grads: 16 bytes off", TE_ERROR_ALIGNMENT, "aligned", [](cs &s) { return te_bind_trained_grads(&s.m.model, (float *)(void *)(s.room + 16), s.ctx); });
+    refuse<cs>(t, "te_bind_trained_grads: where the parameters are", TE_ERROR_VALUE, "params overlaps grads", [](cs &s) { return te_bind_trained_grads(&s.m.model, (float *)(void *)s.params, s.ctx); });
+    fine<cs>(t, "te_trained_grad_bytes: of nothing", [](cs &s) { return te_trained_grad_bytes(nullptr) + te_trained_grad_bytes(&s.s.model) == 0; });
+
     refuse<cs>(t, "set_dims: no instance", TE_ERROR_NULL, "instance", [](cs &s) { return sized_set_dims(nullptr, s.dims, 2, s.ctx); });
     refuse<cs>(t, "set_dims: no dims", TE_ERROR_NULL, "dims", [](cs &s) { return sized_set_dims(&s.s, nullptr, 2, s.ctx); });
     for (int n : {-1, 0, 1, 3}) refuse<cs>(t, "set_dims: " + std::to_string(n) + " dims", TE_ERROR_SHAPE, "the list takes 2", [=](cs &s) { return sized_set_dims(&s.s, s.dims, n, s.ctx); });

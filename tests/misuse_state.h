@@ -78,6 +78,12 @@ inline void optimizer_calls(table &t) {
             return s.opt.config = was, status;
         });
     }
+    refuse<cs>(t, "te_adamw_step: a parameter was frozen since", TE_ERROR_STATE, "frozen", [](cs &s) {
+        NEED(te_freeze(&s.m.model, "b", nullptr, s.ctx), s.ctx);
+        const te_status status = te_adamw_step(&s.opt, s.ctx);
+        NEED(te_unfreeze(&s.m.model, "b", nullptr, s.ctx), s.ctx);
+        return status;
+    });
     for (te_dtype moments : {TE_f16, TE_e4m3, (te_dtype)99})
         refuse<cs>(t, "te_adamw_init: moments of dtype " + std::to_string(moments), TE_ERROR_DTYPE, "moments", [=](cs &s) {
             return s.config.moments = moments, te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx);

@@ -7,6 +7,7 @@
  * Over the tensor group: the gradients of parameters that all ranks hold and of which each saw its own rows alone
  * (TE_ROWS_shard: norms, biases and embeddings under sequence parallelism). Over the data group: all gradients. They
  * are sums, not means: a loss that is the mean over all tokens has batch.loss_scale 1 / (the tokens of all replicas).
+ * Frozen parameters (plan/freeze.h), the same on all ranks, are left out.
  */
 #ifndef TE_COMM_REDUCE_H
 #define TE_COMM_REDUCE_H
@@ -15,14 +16,14 @@
 #include "../core/target.h" /* te_check_target */
 #include "../plan/bind.h"   /* te_model, te_param, TE_PARAM_ALIGN */
 
-/* Over the tensor group: runs of parameters that lie one behind the other are one call. */
-TE_API te_status te__reduce_over_tensor(const te_model *m, te_context *ctx) {
-    const te_group *g = te_tensor_group(ctx);
+/* Over a group, of all that trains, or only where ranks have parts of a sum: runs of gradients that lie one behind the
+ * other are one call. */
+TE_API te_status te__reduce_over(const te_group *g, const te_model *m, int only_sums, te_context *ctx) {
     float *run = 0, *end = 0;
     if (g->size == 1) return TE_OK;
     for (int i = 0; i < m->param_count; i++) {
         const te_param *p = &m->param[i];
-        if (p->tied || !p->sums) continue;
+        if (p->tied || p->frozen || !p->grad || (only_sums && !p->sums)) continue;
         if (p->grad != end) {
             if (run) TE_TRY(te_group_all_reduce(g, run, run, end - run, TE_f32, ctx));
             run = p->grad;
@@ -39,10 +40,8 @@ TE_API te_status te_reduce_gradients(te_model *const *models, int count, te_cont
         TE_REQUIRE(models[i] && models[i]->plan && (models[i]->grads || !models[i]->elements), ctx, TE_ERROR_STATE,
                    "te_reduce_gradients: model %d is null, not bound, or bound without gradients", i);
     for (int i = 0; i < count; i++) {
-        float *grads = (float *)(uintptr_t)models[i]->grads;
-        TE_TRY(te__reduce_over_tensor(models[i], ctx));
-        if (te_data_group(ctx)->size > 1 && models[i]->elements)
-            TE_TRY(te_group_all_reduce(te_data_group(ctx), grads, grads, models[i]->elements, TE_f32, ctx));
+        TE_TRY(te__reduce_over(te_tensor_group(ctx), models[i], 1, ctx));
+        TE_TRY(te__reduce_over(te_data_group(ctx), models[i], 0, ctx));
     }
     return TE_OK;
 }

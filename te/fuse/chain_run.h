@@ -166,9 +166,11 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int b
         TE_REQUIRE(op->op_class == TE_CLASS_norm || op->params == sums, r->ctx, TE_ERROR_STATE,
                    "%s: (%s, %s): a map sums the gradients of its parameters, one (TE_SUMS) or three (TE_SUMS_THREE)",
                    plan->name, op->kind, op->name);
-        for (int k = 0; k < op->params; k++)
+        for (int k = 0; k < op->params; k++) {
             TE_TRY(te_sum_later(r, &st->sum[k], &r->param[i][k], op->out, blocks, most));
-        *work |= op->params > 0;
+            if (te_is_trained(&r->param[i][k])) *work = 1;
+            else st->sum[k] = 0; /* the kernel stores none */
+        }
     }
     const int to_dx = te_last_step(r, s) && r->dx.p && stored.p != r->dx.p;
     if (changed && !te_last_step(r, s) && end > 0 && te_is_stored_in_fp8(r, end - 1)) {

@@ -38,7 +38,7 @@ TE_API te_status te__linear_trial_rest(te_run *r, int next) {
         TE_TRY(te__fp8_cast(r, r->now, &r->param[next]->fp8, 0, TE_e4m3, y, 0, 0));
     }
     if (r->pass != TE_FORWARD || te_keeps_turned(r->turned_x, next)) return TE_OK;
-    return te__fp8_transpose(r, &yt, te_value_of(y, TE_e4m3, r->now.rows, cols));
+    return te__fp8_transpose(r, &yt, te_value_of(y, TE_e4m3, r->now.rows, cols), 1);
 }
 TE_API te_status te__linear_trial_run(void *arg, int racer, int lap, te_context *ctx) {
     te__linear_trial *t = (te__linear_trial *)arg;

@@ -42,12 +42,12 @@ TE_API te_gemm_fp8 te__fp8_operand(te_dtype dtype, const float *inverse) {
     return o;
 }
 
-/* The transpose of v, which is in FP8, [cols, rows] with rows up to a multiple of 16. */
-TE_API te_status te__fp8_transpose(te_run *r, void **turned, te_value v) {
+/* The transpose of v, which is in FP8, [cols, rows] with rows up to a multiple of 16; wanted 0: only memory for it. */
+TE_API te_status te__fp8_transpose(te_run *r, void **turned, te_value v, int wanted) {
     te_quantize q = te_quantize_of(v.rows, v.cols);
     TE_TRY(te_scratch(r, turned, (size_t)(te_room_rows(r) * v.cols)));
     q.x = v.p, q.yt = *turned, q.yt_cols = te__fp8_rows(v.rows);
-    return r->dry ? TE_OK : r->plan->fp8->turn(&q, r->ctx);
+    return r->dry || !wanted ? TE_OK : r->plan->fp8->turn(&q, r->ctx);
 }
 
 /* The operands of y = x weight^T. */
@@ -66,20 +66,21 @@ TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
     g->b_fp8 = te__fp8_operand(TE_e4m3, f->scales ? te_scales_inverse(f->scales, f->weight) : 0);
     return TE_OK;
 }
-/* Those of both products of backward: w is dweight's, x dx's. */
+/* Those of both products of backward: w is dweight's, which a frozen weight does without, x dx's. */
 TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_kept_fp8 kept = te_kept_of(r, i);
     const size_t bytes = (size_t)(te_room_rows(r) * dy.cols);
+    const int trains = te_is_trained(r->param[i]);
     void *y = dy.p, *yt = r->turned.p, *xt = kept.x;
-    if (te_is_fp8(dy.dtype) && !yt) TE_TRY(te__fp8_transpose(r, &yt, dy));
+    if (te_is_fp8(dy.dtype) && !yt) TE_TRY(te__fp8_transpose(r, &yt, dy, trains));
     else if (!te_is_fp8(dy.dtype)) {
         TE_TRY(te_scratch(r, &y, bytes));
         TE_TRY(te_scratch(r, &yt, bytes));
-        TE_TRY(te__fp8_cast(r, dy, f, f->dy, TE_e5m2, y, yt, 0));
+        TE_TRY(te__fp8_cast(r, dy, f, f->dy, TE_e5m2, y, trains ? yt : 0, 0));
     }
     if (!te_keeps_turned(r->turned_x, i))
-        TE_TRY(te__fp8_transpose(r, &xt, te_value_of(kept.x, TE_e4m3, dy.rows, r->plan->op[i].in)));
+        TE_TRY(te__fp8_transpose(r, &xt, te_value_of(kept.x, TE_e4m3, dy.rows, r->plan->op[i].in), trains));
     x->a = y, x->b = f->transposed, x->trans_b = 1;
     x->a_fp8 = te__fp8_operand(TE_e5m2, f->scales ? te_scales_inverse(f->scales, f->dy) : 0);
     x->b_fp8 = te__fp8_operand(TE_e4m3, f->scales ? te_scales_inverse(f->scales, f->weight) : 0);

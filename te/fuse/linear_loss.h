@@ -202,7 +202,7 @@ TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s, te_cross_e
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* The rest of a piece whose gradient lies at `logits`. dweight[columns, in] (+)= dlogits^T x;
+/* The rest of a piece whose gradient lies at `logits`. dweight[columns, in] (+)= dlogits^T x, if the weight trains;
  * dx[rows, in] (+)= dlogits weight, in dx's format. */
 TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, const void *logits, te_value dx,
                                            int64_t row, int64_t column, te__logits_piece p, te_product_kernels *bare) {
@@ -212,7 +212,7 @@ TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, 
     w.a = logits, w.trans_a = 1, w.b = te__row_of(l->x.p, row, hidden, dtype), w.out = TE_f32;
     w.c = w.d = te__row_of(l->weight->grad, column, hidden, TE_f32);
     w.beta = te_accumulates(r, l->weight) || row ? 1.0f : 0.0f;
-    TE_TRY(te__linear_loss_gemm(l, &w, r, 0));
+    if (te_is_trained(l->weight)) TE_TRY(te__linear_loss_gemm(l, &w, r, 0));
     if (!dx.p) return TE_OK;
     x.a = logits, x.b = te__row_of(l->weight->data, column, hidden, dtype), x.out = dx.dtype;
     x.c = x.d = dx.p, x.beta = column ? 1.0f : 0.0f;

@@ -32,6 +32,17 @@ TE_API te_status te__linear_wgrad_of(te_gemm *w, te_run *r, int i, te_value dy) 
     w->a = dy.p, w->trans_a = 1, w->b = x.p;
     return TE_OK;
 }
+/* Its product. Of a frozen weight this takes the memory and launches nothing: the workspace does not depend on what is
+ * frozen. */
+TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
+    const int dry = r->dry;
+    te_status status = TE_OK;
+    r->dry |= !te_is_trained(r->param[i]);
+    if (!te_is_in_fp8(r, i)) status = te__linear_wgrad_of(w, r, i, dy);
+    if (status == TE_OK) status = te__linear_gemm(r, w, TE_ROWS_OF_k, 0);
+    r->dry = dry;
+    return status;
+}
 /* dx = dy weight, and the chain of the ops before. */
 TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const te_op *op = &r->plan->op[s->op[0]];
@@ -79,10 +90,10 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
     if (te_is_in_fp8(r, i)) TE_TRY(te__fp8_backward(&w, &x, r, i, dy));
     else {
         TE_TRY(te_as(&dy, r, r->plan->dtype));
-        TE_TRY(te__linear_wgrad_of(&w, r, i, dy));
         x.a = dy.p, x.b = p->data;
     }
-    TE_TRY(te__linear_gemm(r, &w, TE_ROWS_OF_k, 0));
+    TE_TRY(te__linear_wgrad(&w, r, i, dy));
+    if (!te_is_wanted(r, i)) return te_set_now(r, te_no_value()), TE_OK;
     return kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x);
 }
 

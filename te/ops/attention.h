@@ -182,7 +182,7 @@ TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attentio
             float *parts = 0;
             TE_TRY(te_sum_later(r, &parts, r->param[i], op->stats, te__attention_sinks_blocks(r->tokens),
                                 te__attention_sinks_blocks(te_room_rows(r))));
-            if (!r->dry)
+            if (!r->dry && te_is_trained(r->param[i]))
                 TE_TRY(te__attention_sinks(r->ctx, sinks, &a, parts, op->stats, (op->flags & TE_VARIES) != 0));
         }
         TE_TRY(te_after_as(&y, &dqkv, r));

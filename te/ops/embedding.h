@@ -269,7 +269,7 @@ TE_API te_status te__embedding_backward(te_run *r, const te_step *s, te_embeddin
     if (TE_CUDA) TE_TRY(te_scratch(r, (void **)&a.order, (size_t)padded * sizeof(int32_t)));
     if (TE_CUDA) TE_TRY(te_scratch(r, (void **)&a.pieces, pieces));
     a.y = p->grad;
-    if (!r->dry) {
+    if (!r->dry && te_is_trained(p)) {
         const int tiles = (int)te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES);
         const int64_t segments = te_ceil_div(a.rows, TE_EMBEDDING_SEGMENT);
         const te_grid grid = te_grid_of(TE_CUDA ? te_ceil_div(segments, TE_EMBEDDING_GROUPS) : 1, tiles);
@@ -291,7 +291,7 @@ TE_API te_status te__positions_backward(te_run *r, const te_step *s, te_embeddin
     te_value dx = r->now;
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 1));
     a.y = p->grad, a.accumulate = te_accumulates(r, p);
-    if (!r->dry) TE_TRY(launch(r->ctx, grid, &a));
+    if (!r->dry && te_is_trained(p)) TE_TRY(launch(r->ctx, grid, &a));
     TE_TRY(te_as(&dx, r, r->plan->op[i].in_dtype)); /* y = x + weight: the gradient goes on as it is */
     te_set_now(r, dx);
     return TE_OK;

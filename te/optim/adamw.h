@@ -141,7 +141,8 @@ TE_API te_status te__adamw_check(const te_adamw *opt, te_context *ctx) {
     TE_TRY(te_check_target(ctx, "adamw"));
     TE_REQUIRE(opt && opt->state, ctx, TE_ERROR_NULL, "adamw: not initialised");
     TE_REQUIRE(opt->where == te__params_where(opt->models, opt->model_count), ctx, TE_ERROR_STATE,
-               "adamw: a model was bound again since te_adamw_init; initialise the optimizer again");
+               "adamw: a model was bound again, or other parameters were frozen, since te_adamw_init; initialise the "
+               "optimizer again");
     return TE_OK;
 }
 /* Begin anew from the models' weights: master = weight, m = v = 0, step 0. For after weights were loaded. */

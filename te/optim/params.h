@@ -3,15 +3,16 @@
  *
  * Do this:
  *     te_param_walk w = te_params_of(models, 2);
- *     while (te_params_next(&w)) use(w.param, w.model);         // tied ones are left out: their memory is another's
+ *     while (te_params_next(&w)) use(w.param, w.model);         // without tied ones, whose memory is another's, and
+ *                                                               // without frozen ones (plan/freeze.h)
  */
 #ifndef TE_PARAMS_H
 #define TE_PARAMS_H
 
 #include "../core/target.h" /* TE_KERNEL, for those who include this */
-#include "../plan/bind.h"   /* te_model, te_param */
+#include "../plan/freeze.h" /* te_model, te_param, te_freeze */
 
-/* ---- a walk over the parameters of several models, tied ones left out ---------------------------------------- */
+/* ---- a walk over the parameters of several models, tied and frozen ones left out --------------------------------- */
 
 typedef struct te_param_walk {
     te_model *const *models;
@@ -29,12 +30,12 @@ TE_API int te_params_next(te_param_walk *w) {
     for (; w->model < w->count; w->model++, w->index = -1)
         while (w->models[w->model] && ++w->index < w->models[w->model]->param_count) {
             w->param = &w->models[w->model]->param[w->index];
-            if (!w->param->tied) return 1;
+            if (!w->param->tied && !w->param->frozen) return 1;
         }
     return 0;
 }
 
-/* A number that changes when one of the models is bound again, elsewhere. */
+/* A number that changes when one of the models is bound again, elsewhere, or other parameters are frozen. */
 TE_API uint64_t te__params_where(te_model *const *models, int count) {
     uint64_t sum = 1;
     te_param_walk w = te_params_of(models, count);
@@ -110,9 +111,10 @@ TE_API te_status te__memory_check(const void *memory, size_t bytes, size_t neede
                who, (int)TE_ALIGN);
     TE_REQUIRE(bytes >= needed, ctx, TE_ERROR_MEMORY, "%s: memory has %zu bytes, %zu are needed", who, bytes, needed);
     for (int i = 0; i < count; i++) {
-        const size_t n = (size_t)models[i]->elements;
-        const size_t sizes[2] = {n * te_dtype_bytes(models[i]->plan->dtype), n * sizeof(float)};
-        const uintptr_t at = (uintptr_t)memory, own[2] = {(uintptr_t)models[i]->params, (uintptr_t)models[i]->grads};
+        const te_model *m = models[i];
+        const size_t sizes[2] = {(size_t)m->elements * te_dtype_bytes(m->plan->dtype),
+                                 (size_t)m->grad_elements * sizeof(float)};
+        const uintptr_t at = (uintptr_t)memory, own[2] = {(uintptr_t)m->params, (uintptr_t)m->grads};
         for (int k = 0; k < 2; k++)
             TE_REQUIRE(!own[k] || at + needed <= own[k] || own[k] + sizes[k] <= at, ctx, TE_ERROR_VALUE,
                        "%s: memory overlaps the %s of model %d (%s)", who, k ? "gradients" : "parameters", i,

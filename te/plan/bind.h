@@ -65,8 +65,8 @@ TE_API void te__bind_shard(te_param *p, const te_op *op, int *parts) {
     p->parts = p->shard == TE_SHARD_columns && op->op_class != TE_CLASS_own ? *parts : 1;
 }
 
-/* Bind an instance to its memory: params (te_plan_param_bytes), grads (te_plan_grad_bytes; null for inference only).
- * Contents are left as they are. */
+/* Bind an instance to its memory: params (te_plan_param_bytes), grads (te_plan_grad_bytes; null: none, for inference or
+ * a backward that gives dx alone). Contents are left as they are. freeze.h leaves parameters out of training. */
 TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param, int param_count, void *params,
                                float *grads, te_context *ctx) {
     int count = 0;
@@ -86,7 +86,7 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
                    second + te_plan_grad_bytes(plan) <= first, ctx, TE_ERROR_VALUE, "%s: params overlaps grads",
                plan->name);
     m->plan = plan, m->param = param, m->param_count = param_count;
-    m->params = params, m->grads = grads, m->elements = elements;
+    m->params = params, m->grads = grads, m->elements = elements, m->grad_elements = grads ? elements : 0;
     m->at = (const void *)param == (const void *)(m + 1) ? m : 0;
     int64_t at = 0;
     int parts = 1;

@@ -4,7 +4,7 @@
 #ifndef TE_GRADIENTS_H
 #define TE_GRADIENTS_H
 
-#include "run.h" /* te_run */
+#include "run.h" /* te_run, te_is_trained */
 
 /* Whether backward adds to the parameter's gradient. */
 TE_API int te_accumulates(const te_run *r, const te_param *p) {
@@ -16,7 +16,7 @@ TE_API te_status te_sum_now(te_run *r) {
     int widest = 0, odd = 0;
     for (int i = 0; i < r->sum_count; i++)
         widest = (int)te_max(widest, r->sums.job[i].width), odd |= r->sums.job[i].width % 2;
-    if (r->sum_count && !r->dry) {
+    if (widest && !r->dry) {
         const int columns = widest >= TE_SUM_WIDE && !odd ? 2 : 1;
         const te_grid grid = te_grid_of(te_ceil_div(widest, columns * TE_SUM_LANES), r->sum_count);
         TE_TRY((columns == 2 ? te_sum_wide_rows_launch : te_sum_rows_launch)(r->ctx, grid, &r->sums));
@@ -35,13 +35,14 @@ TE_API void te__sum_columns(te_run *r, te_sum_job *j, float *columns) {
     c->partial = columns, c->width = 1, c->count = j->width;
     j->total = columns, j->accumulate = 0;
 }
-/* Room for `blocks` partial sums of p's gradient, which will be added up before this backward ends. most: blocks that
+/* Room for `blocks` partial sums of p's gradient, which will be added up before this backward ends, unless p is frozen:
+ * the workspace is the same then, and what is left there goes nowhere. most: blocks that
  * the largest batch has; so much is taken always, so that what is reserved for that one serves a smaller one. */
 TE_API te_status te_sum_later(te_run *r, float **partial, const te_param *p, int width, int blocks, int most) {
     TE_REQUIRE(r->sum_count < TE_SUM_JOBS, r->ctx, TE_ERROR_STATE, "%s: a row sums more than %d gradients",
                r->plan->name, (int)TE_SUM_ROW);
     void *memory = 0;
-    const int is_one = width > 1 && p->rows * p->cols == 1;
+    const int is_one = width > 1 && p->rows * p->cols == 1, trains = te_is_trained(p);
     const size_t rows = (size_t)most + (is_one ? 1 : 0);
     const int block = te__pool_take(&r->pool, &memory, rows * (size_t)width * sizeof(float));
     TE_REQUIRE(block >= 0, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once", r->plan->name,
@@ -50,9 +51,9 @@ TE_API te_status te_sum_later(te_run *r, float **partial, const te_param *p, int
     te_sum_job *j = &r->sums.job[r->sum_count];
     r->partial[r->sum_count++] = block;
     *partial = (float *)memory;
-    j->partial = *partial, j->total = p->grad, j->width = width, j->count = blocks,
+    j->partial = *partial, j->total = p->grad, j->width = trains ? width : 0, j->count = blocks,
     j->accumulate = te_accumulates(r, p);
-    if (is_one) te__sum_columns(r, j, *partial + (size_t)most * (size_t)width);
+    if (is_one && trains) te__sum_columns(r, j, *partial + (size_t)most * (size_t)width);
     return TE_OK;
 }
 

@@ -176,6 +176,7 @@ typedef struct te_param {
     int tied;                /* its memory belongs to another parameter */
     int shared;              /* another that shares its gradient has written it by then: always add */
     int trains;              /* its instance was bound with gradients */
+    int frozen;              /* it stays as it is: nobody computes or reads its gradient (freeze.h) */
     int last;                /* its gradient is written when a backward ends, whatever its place in the list */
     int index;               /* which of its instance's parameters */
     te_shard shard;          /* what of it this rank of the tensor group holds */
@@ -194,7 +195,7 @@ typedef struct te_model {
     const struct te_model *at; /* where it was bound, if its parameters lie behind it; else null */
     const void *params; /* the two buffers, of so many elements */
     const float *grads;
-    int64_t elements;
+    int64_t elements, grad_elements;
 } te_model;
 
 /* What one forward keeps for its backward. Several may be in flight on the same parameters. The caller sets `memory`
@@ -228,6 +229,11 @@ TE_API int te__shares_rows(const te_plan *p) {
     for (int i = 0; i < p->op_count; i++)
         shares |= p->op[i].in_rows == TE_ROWS_shard || p->op[i].out_rows == TE_ROWS_shard;
     return shares;
+}
+/* Whether backward computes the gradient of a parameter. One that is tied trains as its owner does. */
+TE_API int te_is_trained(const te_param *p) {
+    const te_param *owner = p->tied ? p->with : p;
+    return p->grad && owner && !owner->frozen;
 }
 /* Whether no op behind op i reads what that fork kept: in backward it is the first to hand a gradient over. */
 TE_API int te_reads_last(const te_plan *p, int i) {

@@ -117,7 +117,8 @@ TE_API te_status te__check_overlap(const te_run *r, const te_model *m, const te_
     memset(&all, 0, sizeof all);
     all.run = r, all.in_place = te__in_place(r, from, to);
     TE_TRY(te__region_add(&all, "the parameters", m->params, elements * te_dtype_bytes(r->plan->dtype), 0, 0));
-    TE_TRY(te__region_add(&all, back ? "the gradients" : "", back ? m->grads : 0, elements * sizeof(float), 1, 0));
+    TE_TRY(te__region_add(&all, back ? "the gradients" : "", back ? m->grads : 0,
+                          (size_t)m->grad_elements * sizeof(float), 1, 0));
     TE_TRY(te__region_add(&all, "batch.tokens", r->batch->tokens, rows * sizeof(int32_t), 0, 0));
     TE_TRY(te__region_add(&all, "batch.labels", r->batch->labels,
                           (size_t)te_rows_in(r, te_out_rows(r->plan)) * sizeof(int32_t), 0, 0));

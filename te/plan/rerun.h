@@ -22,6 +22,12 @@ TE_API void te__span_close(te_run *r, int k) {
     te__set_root(r, &r->span[k], te_no_value());
 }
 
+/* A backward that does not reach the begin of the list may leave a span open. */
+TE_API void te__spans_close(te_run *r) {
+    for (int k = 0; k < r->plan->span_count; k++)
+        if (r->span[k].p) te__span_close(r, k);
+}
+
 /* The steps [*from, *to) of the forward that span k runs again: as far as the last one that leaves something in it. */
 TE_API void te__span_steps(const te_run *r, int k, int *from, int *to) {
     const te_plan *plan = r->plan;

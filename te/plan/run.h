@@ -10,6 +10,8 @@
 
 typedef enum te_pass { TE_FORWARD, TE_INFER, TE_BACKWARD } te_pass;
 
+enum { TE_REACH_dx = -1 }; /* of te_run: a backward goes through all of the list */
+
 /* Whether products run in FP8 whose ops have a recipe: as each parameter says or, where sizes are asked for, none, all
  * by casts, or all with operands that come in FP8. */
 typedef enum te_recipe_use { TE_USE_as_bound, TE_USE_off, TE_USE_on, TE_USE_stored } te_recipe_use;
@@ -32,6 +34,7 @@ typedef struct te_run {
     te_saved *saved;             /* forward: what it fills */
     size_t saved_bytes;          /* of te_saved.memory that this call uses */
     int loss_in_backward;        /* forward leaves y to backward, which writes it */
+    int reach;                   /* backward: the first op of the list that has something to compute (reach.h) */
     te_pool pool;
     te_value edge[TE_MAX_OPS];   /* by fork: its value in inference; in backward the gradient that its readers left */
     const void *ends[2];         /* what the pass begins with, and what its last step reads on the main road */
@@ -263,7 +266,8 @@ TE_API size_t te__lay_out(te_run *r, char *base) {
 
 TE_API int te_last_step(const te_run *r, const te_step *s) {
     const te_plan *p = r->plan;
-    if (r->pass == TE_BACKWARD) return s == &p->backward[p->backward_count - 1];
+    if (r->pass == TE_BACKWARD)
+        return s == &p->backward[p->backward_count - 1] || s->op[s->count - 1] <= r->reach;
     return r->pass == TE_INFER ? s == &p->infer[p->infer_count - 1] : s == &p->forward[p->forward_count - 1];
 }
 /* Forward: the output of op i, the last of step s. */
@@ -274,6 +278,8 @@ TE_API te_status te_output(te_value *v, te_run *r, const te_step *s, int i) {
     else if (r->pass != TE_FORWARD || !te_in_memory(r, i)) v->p = 0;
     return v->p ? TE_OK : te_acquire(r, v, op->out_rows, op->out, op->out_dtype);
 }
+/* Whether backward wants the gradient of op i's input. */
+TE_API int te_is_wanted(const te_run *r, int i) { return i > r->reach; }
 /* Backward: the gradient of op i's input, i the last of step s. p is null if nobody wants it. */
 TE_API te_status te_gradient(te_value *v, te_run *r, const te_step *s, int i) {
     const te_op *op = &r->plan->op[i];

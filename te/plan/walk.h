@@ -10,6 +10,7 @@
 #include "check.h"     /* te__check_batch, te__check_tensor */
 #include "gradients.h" /* te_sum_now */
 #include "overlap.h"   /* te__check_overlap */
+#include "reach.h"     /* te__reach_of */
 #include "rerun.h"     /* te__span_enter */
 
 /* ---- the walk ---------------------------------------------------------------------------------------------------- */
@@ -39,7 +40,10 @@ TE_API te_status te__walk(te_run *r, const te_step *step, int count) {
 }
 TE_API te_status te__walk_pass(te_run *r) {
     const te_plan *p = r->plan;
-    if (r->pass == TE_BACKWARD) return te__walk(r, p->backward, p->backward_count);
+    if (r->pass == TE_BACKWARD) {
+        TE_TRY(te__walk(r, p->backward, te__steps_to_reach(r)));
+        return te__spans_close(r), TE_OK;
+    }
     return r->pass == TE_INFER ? te__walk(r, p->infer, p->infer_count) : te__walk(r, p->forward, p->forward_count);
 }
 
@@ -147,8 +151,9 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
                "%s: the dims have been set anew, or the recipe switched, since the forward", plan->name);
     return TE_OK;
 }
-/* dx[rows, in] (te_none(): not wanted) and the parameters' gradients, of dy[rows, out]. A list that ends in
- * cross_entropy takes dy[rows, 1] in f32, or te_none() for batch.loss_scale in every row. */
+/* dx[rows, in] (te_none(): not wanted) and the gradients of the parameters that train (freeze.h), of dy[rows, out]. An
+ * instance that was bound without gradients gives dx alone. A list that ends in cross_entropy takes dy[rows, 1] in f32,
+ * or te_none() for batch.loss_scale in every row. */
 TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *saved, const te_plan *plan,
                                   const te_model *m, const te_batch *b, te_context *ctx) {
     te_run r;
@@ -157,11 +162,11 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
     TE_TRY(te__check_saved(&r, saved, ctx));
     if (!te__to_loss(plan) || dy.data) TE_TRY(te__check_tensor(plan->name, "dy", dy, r.y, ctx));
     if (dx.data && !te__from_tokens(plan)) TE_TRY(te__check_tensor(plan->name, "dx", dx, r.x, ctx));
-    for (int i = 0; i < m->param_count; i++)
-        TE_REQUIRE(m->param[i].grad, ctx, TE_ERROR_STATE, "%s: the instance was bound without gradients", plan->name);
     r.dx = r.x, r.dx.p = te__from_tokens(plan) ? 0 : dx.data;
     r.dy = r.y, r.dy.p = dy.data;
     r.saved_bytes = saved->used, r.loss_in_backward = saved->loss_in_backward;
+    r.reach = te__reach_of(&r);
+    TE_TRY(te__check_reach(&r, m));
     return te__walk_twice(&r, r.dy, m, saved);
 }
 

@@ -1,0 +1,243 @@
+// freeze_test.cc -- frozen parameters: whatever is frozen, all other gradients and dx have the bits that they have without, and
+// the memory of what is frozen is not touched.
+#include "harness.h"
+#include "te/te.h"
+
+// Rows with sums of a bias, a norm, a vector and dyt's three; attention with the bias before it; a linear and a fork in one step.
+TE_SEQUENTIAL(stream, f32, (gelu, first), (fork, x1), (layernorm, ln, 24), (linear, qkv, 24, 72), (bias, qkv_b, 72), (attention, at, 3, 3, 8), (linear, proj, 24, 24), (bias, proj_b, 24),
+              (mul_param, scale1, 24), (add, x1), (fork, x2), (dyt, dy, 24), (linear, fc1, 24, 40), (bias, fc1_b, 40), (swiglu, act), (linear, fc2, 20, 24), (bias, fc2_b, 24), (add, x2),
+              (fork, x3), (linear, out, 24, 16), (mul_param, one, 1), (fork, y1), (load, x3), (linear, low, 24, 3), (linear, high, 3, 16), (add, y1))
+// From tokens to the loss: embedding, positions, head norms with rope, sinks, a span that runs again, a tied head.
+TE_SEQUENTIAL(words, f32, (embedding, wte, 29, 16), (positions, wpe, 12, 16), (recompute, r), (rmsnorm, ln, 16), (linear, qkv, 16, 48), (head_norm, heads, 2, 2, 8), (rope, turn, 2, 2, 8),
+              (attention, at, 2, 2, 8, (sinks, 1)), (linear, proj, 16, 16), (end_recompute, r), (gelu, act), (tied_linear, lm, 16, 29), (cross_entropy, loss, 29))
+TE_SEQUENTIAL(edged, bf16, (input, side, 16), (linear, a, 16, 16), (bias, a_b, 16), (gelu, g), (add, side), (linear, b, 16, 16))
+TE_SEQUENTIAL(eighths, (bf16, (recipe, fp8_delayed)), (rmsnorm, n, 32), (linear, a, 32, 48), (bias, a_b, 48), (gelu, g), (linear, b, 48, 32))
+#define TE_FORWARD_linear_cross_entropy TE_FUSED
+#define TE_BACKWARD_cross_entropy_linear TE_FUSED
+TE_SEQUENTIAL(head, bf16, (rmsnorm, n, 16), (linear, lm, 16, 40), (cross_entropy, loss, 40))
+
+namespace {
+
+typedef std::vector<uint8_t> bytes;
+
+// A list in memory, with one forward behind it. The workspace has what te_plan_workspace_bytes said when all trained.
+struct list {
+    context own;
+    te_context *ctx = &own.c;
+    const te_plan *plan;
+    int rows;
+    std::vector<te_param> param;
+    te_model model;
+    buffer params, grads, compact, x, y, dx, dy, side, dside, memory, tokens, labels, count;
+    te_edge edge;
+    te_batch batch;
+    te_saved saved;
+    static int params_of(const te_plan *p) {
+        int n = 0;
+        for (int i = 0; i < p->op_count; i++) n += p->op[i].params;
+        return n;
+    }
+    list(const te_plan *p, int batches, int seq, const char *tied = nullptr, const char *owner = nullptr)
+        : plan(p), rows(batches * seq), param((size_t)params_of(p)), params(ctx, te_plan_param_bytes(p)), grads(ctx, te_plan_grad_bytes(p)), compact(ctx, te_plan_grad_bytes(p)),
+          x(ctx, (size_t)rows * (size_t)p->in * 4), y(ctx, (size_t)rows * (size_t)p->out * 4), dx(ctx, x.bytes), dy(ctx, y.bytes), side(ctx, x.bytes), dside(ctx, x.bytes),
+          memory(ctx, te_plan_saved_bytes(p, rows)), tokens(ctx, (size_t)rows * 4), labels(ctx, (size_t)rows * 4), count(ctx, 4) {
+        source random(5);
+        bind();
+        REQUIRE(te_model_randomize(&model, 0.3f, 1, 0, ctx) == TE_OK);
+        if (tied) tie(tied, owner);
+        std::vector<int32_t> ints((size_t)rows), wanted((size_t)rows);
+        for (size_t i = 0; i < ints.size(); i++) ints[i] = random.below(29), wanted[i] = random.below(3) ? random.below(29) : -100;
+        wanted[0] = 7;
+        tokens.write_ints(ints), labels.write_ints(wanted);
+        x.write(random.draw(x.bytes / te_dtype_bytes(p->in_dtype), p->in_dtype), p->in_dtype), dy.write(random.draw(dy.bytes / te_dtype_bytes(p->out_dtype), p->out_dtype), p->out_dtype);
+        side.write(random.draw(side.bytes / 2, TE_bf16), TE_bf16);
+        memset(&batch, 0, sizeof batch), memset(&saved, 0, sizeof saved), memset(&edge, 0, sizeof edge);
+        edge.name = "side", edge.value = te_matrix(side.data(), TE_bf16, rows, p->in);
+        batch.batch = batches, batch.seq = seq, batch.tokens = (const int32_t *)tokens.data(), batch.labels = (const int32_t *)labels.data(), batch.loss_scale = 0.25f;
+        if (!strcmp(p->name, "edged")) batch.edges = &edge, batch.edge_count = 1;
+        saved.memory = memory.data(), saved.bytes = memory.bytes;
+        REQUIRE(te_context_reserve(ctx, te_plan_workspace_bytes(plan, &model, rows, ctx)) == TE_OK);
+    }
+    void bind(bool with_grads = true) {
+        REQUIRE(te_model_bind(&model, plan, param.data(), (int)param.size(), params.data(), with_grads ? (float *)grads.data() : nullptr, ctx) == TE_OK);
+    }
+    te_param *named(const std::string &op, const std::string &field = "weight") {
+        for (te_param &p : param)
+            if (p.op == op && p.field == field) return &p;
+        FAIL("no parameter " << op);
+        return nullptr;
+    }
+    void tie(const char *user, const char *owner) { REQUIRE(te_tie(named(user), named(owner), ctx) == TE_OK); }
+    bool to_loss() const { return te__to_loss(plan) != 0; }
+    te_tensor in(const buffer &b) const { return te__from_tokens(plan) ? te_none() : te_matrix(b.data(), plan->in_dtype, rows, plan->in); }
+    te_tensor out(const buffer &b) const { return te_matrix(b.data(), plan->out_dtype, rows, plan->out); }
+    void forward() {
+        const te_status s = te_plan_forward(out(y), &saved, in(x), plan, &model, &batch, ctx);
+        INFO(te_last_error(ctx));
+        REQUIRE(s == TE_OK);
+    }
+    te_status try_backward(bool wants_dx) { return te_plan_backward(wants_dx ? in(dx) : te_none(), to_loss() ? te_none() : out(dy), &saved, plan, &model, &batch, ctx); }
+    void backward(bool wants_dx) {
+        for (buffer *b : {&grads, &compact, &dx, &dside}) b->poison();
+        const te_status s = try_backward(wants_dx);
+        INFO(te_last_error(ctx));
+        REQUIRE(s == TE_OK);
+    }
+    size_t elements(size_t k) const { return (size_t)(param[k].rows * param[k].cols); }
+    bytes gradient(size_t k) const {
+        bytes b(elements(k) * sizeof(float));
+        REQUIRE(te_copy(ctx, b.data(), param[k].grad, b.size()) == TE_OK);
+        REQUIRE(te_synchronize(ctx) == TE_OK);
+        return b;
+    }
+    void freeze(size_t k, bool is = true) { REQUIRE((is ? te_freeze : te_unfreeze)(&model, param[k].op, param[k].field, ctx) == TE_OK); }
+};
+
+// What trains by a mask has the bits of `all`, the rest is untouched.
+void check_masked(list &l, const std::vector<bytes> &all, uint64_t mask, bool wants_dx, const bytes &dx) {
+    for (size_t k = 0; k < l.param.size(); k++)
+        if (!l.param[k].tied) l.freeze(k, mask >> k & 1);
+    l.backward(wants_dx);
+    for (size_t k = 0; k < l.param.size(); k++) {
+        if (l.param[k].tied) continue;
+        CAPTURE(l.plan->name, l.param[k].op, l.param[k].field, mask, wants_dx);
+        CHECK(te_is_trained(&l.param[k]) == !(mask >> k & 1));
+        CHECK(l.gradient(k) == (mask >> k & 1 ? bytes(all[k].size(), 0xff) : all[k]));
+    }
+    if (wants_dx) CHECK(l.dx.raw() == dx);
+    else CHECK(l.dx.poisoned());
+}
+void check_list(list &l) {
+    const size_t n = l.param.size();
+    const uint64_t every = (UINT64_C(1) << n) - 1;
+    const bool has_dx = !te__from_tokens(l.plan);
+    source random(11);
+    l.forward(), l.backward(true);
+    const bytes dx = l.dx.raw();
+    std::vector<bytes> all;
+    for (size_t k = 0; k < n; k++) all.push_back(l.gradient(k));
+    for (size_t k = 0; k < n; k++) {
+        if (l.param[k].tied) continue;
+        check_masked(l, all, UINT64_C(1) << k, has_dx, dx);
+        check_masked(l, all, every & ~(UINT64_C(1) << k), false, dx); // it alone trains
+    }
+    for (int i = 0; i < 8; i++) check_masked(l, all, (uint64_t)random.random() & (uint64_t)random.random() & every, i % 2 && has_dx, dx);
+    if (has_dx) check_masked(l, all, every, true, dx);
+    // Gradients without room for the frozen ones.
+    const uint64_t mask = 0x5555555555555555u & every;
+    for (size_t k = 0; k < n; k++)
+        if (!l.param[k].tied) l.freeze(k, mask >> k & 1);
+    size_t rest = 0;
+    for (size_t k = 0; k < n; k++)
+        if (!l.param[k].tied && !(mask >> k & 1)) rest += (size_t)te_round_up((int64_t)l.elements(k), TE_PARAM_ALIGN) * sizeof(float);
+    CHECK(te_trained_grad_bytes(&l.model) == rest);
+    std::vector<te_param *> users;
+    for (te_param &p : l.param)
+        if (p.tied) users.push_back(&p);
+    if (!users.empty()) return;
+    REQUIRE(te_bind_trained_grads(&l.model, (float *)l.compact.data(), l.ctx) == TE_OK);
+    l.backward(has_dx);
+    for (size_t k = 0; k < n; k++) {
+        CHECK((l.param[k].grad == nullptr) == (mask >> k & 1));
+        if (l.param[k].grad) CHECK(l.gradient(k) == all[k]);
+    }
+    CHECK(l.grads.poisoned());
+    const bytes used = l.compact.raw();
+    for (size_t i = rest; i < used.size(); i++)
+        if (used[i] != 0xff) FAIL("written behind the gradients that were bound");
+    if (has_dx) CHECK(l.dx.raw() == dx);
+    // Memory for less than what trains: said by name.
+    REQUIRE(te_unfreeze(&l.model, nullptr, nullptr, l.ctx) == TE_OK);
+    CHECK(l.try_backward(has_dx) == TE_ERROR_STATE);
+    CHECK(std::string(te_last_error(l.ctx)).find("call te_bind_trained_grads again") != std::string::npos);
+    // No gradients at all: dx alone.
+    l.bind(false);
+    if (has_dx) {
+        l.backward(true);
+        CHECK(l.dx.raw() == dx);
+        CHECK(l.grads.poisoned());
+    }
+    CHECK(l.try_backward(false) == TE_ERROR_STATE);
+    CHECK(std::string(te_last_error(l.ctx)).find("nothing to compute: there is no dx, and the instance was bound without gradients") != std::string::npos);
+}
+
+} // namespace
+
+TEST_CASE("each parameter frozen, each alone, and some", "[freeze]") {
+    {
+        list l(stream_plan(), 2, 5);
+        check_list(l);
+    }
+    {
+        list l(words_plan(), 2, 7, "lm", "wte");
+        check_list(l);
+    }
+    list l(head_plan(), 1, 33);
+    check_list(l);
+}
+
+TEST_CASE("a head whose loss is left to backward, frozen", "[freeze]") {
+    list l(head_plan(), 3, 300);
+    l.batch.loss_in_backward = 1;
+    l.forward(), l.backward(true);
+    const bytes y = l.y.raw(), dx = l.dx.raw();
+    REQUIRE(te_freeze(&l.model, nullptr, nullptr, l.ctx) == TE_OK);
+    for (bool wants_dx : {true, false}) {
+        l.y.poison(), l.forward(), l.backward(wants_dx);
+        CHECK(l.y.raw() == y); // the losses come whether or not anything trains
+        if (wants_dx) CHECK(l.dx.raw() == dx);
+        CHECK(l.grads.poisoned());
+    }
+}
+
+TEST_CASE("a tied weight trains as its owner does", "[freeze]") {
+    list l(words_plan(), 2, 7, "lm", "wte");
+    l.forward();
+    CHECK(te_freeze(&l.model, "lm", "weight", l.ctx) == TE_ERROR_VALUE);
+    CHECK(std::string(te_last_error(l.ctx)) == "te_freeze: words: lm.weight is tied, and trains as the parameter that owns it does");
+    REQUIRE(te_freeze(&l.model, "wte", nullptr, l.ctx) == TE_OK);
+    CHECK(!te_is_trained(l.named("lm")));
+    l.backward(true);
+    CHECK(l.gradient(0) == bytes(l.elements(0) * sizeof(float), 0xff)); // neither its own nor the head's part
+    REQUIRE(te_freeze(&l.model, nullptr, nullptr, l.ctx) == TE_OK);
+    CHECK(l.try_backward(false) == TE_ERROR_STATE);
+    CHECK(std::string(te_last_error(l.ctx)) == "words: backward has nothing to compute: there is no dx, and all parameters are frozen");
+    CHECK(te_bind_trained_grads(&l.model, (float *)l.compact.data(), l.ctx) == TE_ERROR_STATE);
+    CHECK(std::string(te_last_error(l.ctx)).find("is tied already") != std::string::npos);
+}
+
+TEST_CASE("an extra input's gradient alone", "[freeze]") {
+    list l(edged_plan(), 1, 9);
+    l.edge.grad = te_matrix(l.dside.data(), TE_bf16, 9, 16);
+    l.forward(), l.backward(true);
+    const bytes dside = l.dside.raw();
+    REQUIRE(te_freeze(&l.model, nullptr, nullptr, l.ctx) == TE_OK);
+    l.backward(false);
+    CHECK(l.dside.raw() == dside);
+    CHECK(l.dx.poisoned());
+    CHECK(l.grads.poisoned());
+    l.edge.grad = te_none();
+    CHECK(l.try_backward(false) == TE_ERROR_STATE);
+}
+
+TEST_CASE("products in FP8 with frozen weights", "[freeze]") {
+    for (bool delayed : {false, true}) {
+        list l(eighths_plan(), 2, 24);
+        te_recipes recipes;
+        te_model *models[] = {&l.model};
+        te_recipes_config config = te_recipes_defaults();
+        config.current = !delayed;
+        buffer room(l.ctx, te_recipes_bytes(models, 1, &config));
+        REQUIRE(te_recipes_init(&recipes, room.data(), room.bytes, models, 1, &config, l.ctx) == TE_OK);
+        l.forward(), l.backward(true);
+        REQUIRE(te_recipes_step(&recipes, l.ctx) == TE_OK); // delayed from here on
+        l.forward(), l.backward(true);
+        const bytes dx = l.dx.raw();
+        std::vector<bytes> all;
+        for (size_t k = 0; k < l.param.size(); k++) all.push_back(l.gradient(k));
+        for (uint64_t mask = 0; mask < 16; mask++) {
+            check_masked(l, all, mask, true, dx);
+            if (mask != 15) check_masked(l, all, mask, false, dx);
+        }
+    }
+}
