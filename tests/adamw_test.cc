@@ -42,6 +42,7 @@ struct reference_tensor {
     size_t index;
     std::vector<double> p, m, v;
     double m_off = 0, v_off = 0;
+    double lr = 1, decay = NAN; // of a group of parameters
 };
 struct reference {
     te_adamw_config c;
@@ -77,11 +78,11 @@ struct reference {
         }
         norm = std::sqrt(norm) * (double)c.grad_scale;
         const double scale = (double)c.grad_scale * (c.max_norm > 0 && norm > (double)c.max_norm ? (double)c.max_norm / norm : 1);
-        const double rate = lr(), b1 = (double)c.beta1, b2 = (double)c.beta2;
+        const double all = lr(), b1 = (double)c.beta1, b2 = (double)c.beta2;
         step++;
         for (size_t k = 0; k < tensors.size(); k++) {
             reference_tensor &t = tensors[k];
-            const double decay = t.model->param[t.index].rows > 1 || c.decay_all ? (double)c.weight_decay : 0;
+            const double decay = t.decay == t.decay ? t.decay : t.model->param[t.index].rows > 1 || c.decay_all ? (double)c.weight_decay : 0, rate = all * t.lr;
             const double mu = (double)c.momentum;
             for (size_t i = 0; c.rule == TE_RULE_sgd && i < t.p.size(); i++) {
                 const double d = (double)grads[k][i] * scale + decay * t.p[i];
@@ -469,6 +470,79 @@ TEST_CASE("Muon takes what it is told, and leaves out what is not finite") {
     c.muon_takes = none_of_them;
     CHECK(te_adamw_init(&shared, room.p, te_adamw_bytes_of(models, 1, &c), models, 1, &c, t) == TE_OK);
     t->comm = nullptr;
+}
+
+namespace {
+int first_is_s(const te_model *, const te_param *p) { return p->op[0] == 's'; } // seven, square
+std::vector<te_param_group> some_groups() {
+    std::vector<te_param_group> g = {te_param_group_of("odd", nullptr, nullptr), te_param_group_of(nullptr, nullptr, "bias"), te_param_group_of(nullptr, nullptr, nullptr), te_param_group_of("large", "linear", "weight"),
+                                     te_param_group_of("odd", nullptr, "weight")};
+    g[0].lr = 0.25f, g[0].weight_decay = 0;
+    g[1].weight_decay = 0.3f, g[1].lr = 2;
+    g[2].takes = first_is_s, g[2].lr = 0;
+    g[3].lr = 0.5f;
+    g[4].lr = 100; // of what the first group has
+    return g;
+}
+} // namespace
+
+TEST_CASE("groups of parameters: learning rate and decay by op, kind, field and choice") {
+    target t;
+    std::mt19937 random(17);
+    const std::vector<te_param_group> groups = some_groups();
+    for (te_rule rule : {TE_RULE_adamw, TE_RULE_sgd, TE_RULE_muon})
+        for (te_dtype dtype : {TE_f32, TE_bf16}) {
+            CAPTURE(te_rule_name(rule), te_dtype_name(dtype));
+            te_adamw_config c = busy_config();
+            c.rule = rule, c.momentum = rule == TE_RULE_adamw ? 0.0f : 0.9f, c.groups = groups.data(), c.group_count = (int)groups.size();
+            hand_model m(t, "m", dtype, odd_params()), same(t, "same", dtype, odd_params());
+            m.draw_data(random, 0.5f);
+            for (size_t i = 0; i < m.param.size(); i++)
+                if (!m.param[i].tied) same.set_data(i, m.data(i));
+            optimizer o(t, {&m.model}, c);
+            CHECK((o.opt.config.groups == nullptr && o.opt.config.group_count == 0)); // nobody reads them later
+            reference r(c, {&m});
+            for (reference_tensor &k : r.tensors) {
+                const te_param &p = m.param[k.index];
+                const std::string op = p.op;
+                if (op == "odd") k.lr = 0.25, k.decay = 0;
+                else if (std::string(p.field) == "bias") k.lr = 2, k.decay = (double)0.3f;
+                else if (op == "square") k.lr = 0;
+                else if (op == "large") k.lr = 0.5;
+            }
+            for (int step = 0; step < 4; step++) {
+                m.draw_grad(random, 1);
+                o.step();
+                if (rule != TE_RULE_muon) r.run();
+            }
+            m.check_gaps();
+            te_adamw_walk w = te_adamw_tensors(&o.opt);
+            for (const reference_tensor &k : r.tensors) {
+                REQUIRE(te_adamw_next(&w));
+                CAPTURE(w.param->op);
+                if (rule != TE_RULE_muon) CHECK(distance(read_floats(t, w.master, k.p.size()), k.p) < 1e-5);
+                if (k.lr == 0) CHECK(m.data(k.index) == same.data(k.index));
+            }
+        }
+    // Muon: a group has the bits that the whole has with its numbers.
+    for (float lr : {1.0f, 0.5f, 4.0f}) {
+        te_adamw_config c = te_muon_defaults(0.01f);
+        te_param_group g = te_param_group_of(nullptr, "linear", nullptr);
+        g.lr = lr, g.weight_decay = 0.25f;
+        std::vector<std::vector<uint8_t>> by;
+        for (int grouped = 0; grouped < 2; grouped++) {
+            std::mt19937 again(3);
+            hand_model m(t, "m", TE_bf16, {{"a", "weight", 33, 20}, {"b", "bias", 1, 20}, {"c", "weight", 8, 8}});
+            m.draw_data(again, 1);
+            te_adamw_config own = grouped ? c : te_muon_defaults(0.01f * lr);
+            if (grouped) own.groups = &g, own.group_count = 1;
+            else own.weight_decay = 0.25f, own.decay_all = 1;
+            optimizer o(t, {&m.model}, own);
+            for (int step = 0; step < 3; step++) m.draw_grad(again, 1), o.step();
+            by.push_back(m.params->raw());
+        }
+        CHECK(by[0] == by[1]);
+    }
 }
 
 TEST_CASE("frozen parameters take no moments, no part of the norm and no step") {

@@ -78,6 +78,16 @@ inline void optimizer_calls(table &t) {
             return s.opt.config = was, status;
         });
     }
+    static te_param_group group;
+    const auto grouped = [=](cs &s, te_param_group g, int n = 1) { return group = g, s.config.groups = &group, s.config.group_count = n, te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx); };
+    for (float v : {-1.0f, NAN, INFINITY}) {
+        refuse<cs>(t, "te_adamw_init: a group with lr " + std::to_string(v), TE_ERROR_VALUE, "group 0: lr", [=](cs &s) { return group = te_param_group_of("fc", nullptr, nullptr), group.lr = v, grouped(s, group); });
+        refuse<cs>(t, "te_adamw_init: a group with weight_decay " + std::to_string(2 * v), TE_ERROR_VALUE, "group 0: weight_decay", [=](cs &s) { return group = te_param_group_of("fc", nullptr, nullptr), group.weight_decay = 2 * v, grouped(s, group); });
+    }
+    refuse<cs>(t, "te_adamw_init: a group of an op that no list has", TE_ERROR_VALUE, "group 0 (op fd, kind *, field *) takes none", [=](cs &s) { return grouped(s, te_param_group_of("fd", nullptr, nullptr)); });
+    refuse<cs>(t, "te_adamw_init: a group of a kind that no list has", TE_ERROR_VALUE, "kind rmsnorm", [=](cs &s) { return grouped(s, te_param_group_of(nullptr, "rmsnorm", "weight")); });
+    refuse<cs>(t, "te_adamw_init: -1 groups", TE_ERROR_SHAPE, "-1 groups", [=](cs &s) { return grouped(s, te_param_group_of("fc", nullptr, nullptr), -1); });
+    refuse<cs>(t, "te_adamw_init: groups that are null", TE_ERROR_NULL, "groups of parameters are null", [](cs &s) { return s.config.groups = nullptr, s.config.group_count = 1, te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx); });
     refuse<cs>(t, "te_adamw_step: a parameter was frozen since", TE_ERROR_STATE, "frozen", [](cs &s) {
         NEED(te_freeze(&s.m.model, "b", nullptr, s.ctx), s.ctx);
         const te_status status = te_adamw_step(&s.opt, s.ctx);

@@ -24,7 +24,8 @@
 #include "muon.h"          /* te__muon_matrix, te__param_rule */
 
 typedef struct te_adamw {
-    te_adamw_config config; /* weight_decay, decay_all, rule, moments, no_master and muon_takes stay as they are */
+    te_adamw_config config; /* weight_decay, decay_all, rule, moments, no_master and muon_takes stay as they are; groups
+                             * are gone, the tensors have what they say */
     te_model *const *models;
     int model_count, count, chunks;
     te_adamw_state *state;          /* target memory, as everything below */
@@ -155,15 +156,24 @@ TE_API te_status te_adamw_reset(te_adamw *opt, te_context *ctx) {
     return opt->chunks ? te__adamw_start_launch(ctx, te_grid_of(opt->chunks, 1), &a) : TE_OK;
 }
 
+/* The decay and the learning rate of a tensor. */
+TE_API void te__adamw_choose(te__adamw_tensor *t, const te_adamw_config *c, const te_model *m, const te_param *p) {
+    const te_param_group *g = te__group_of(c->groups, c->group_count, m, p);
+    t->decay = p->rows > 1 || c->decay_all ? c->weight_decay : 0.0f, t->lr = 1.0f;
+    if (!g) return;
+    t->lr = g->lr;
+    if (g->weight_decay != TE_DECAY_OF_CONFIG) t->decay = g->weight_decay;
+}
 /* Bind to memory (target memory, te_adamw_bytes_of, aligned to TE_ALIGN), to the models as they are bound now, and
  * reset. `models` must outlive the optimizer. Waits for the stream. Errors: null pointers, a model without gradients or
- * listed twice, a value in the config that is not allowed, memory too small or misaligned, a model in f16 without
- * master weights, a matrix for Muon of which this rank has a part. */
+ * listed twice, a value in the config that is not allowed, a group of parameters that takes none, memory too small or
+ * misaligned, a model in f16 without master weights, a matrix for Muon of which this rank has a part. */
 TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_model *const *models, int count,
                                const te_adamw_config *config, te_context *ctx) {
     TE_TRY(te__models_check(models, count, "adamw", ctx));
     TE_REQUIRE(opt && config, ctx, TE_ERROR_NULL, "adamw: the struct or the config is null");
     TE_TRY(te__adamw_config_check(config, ctx));
+    TE_TRY(te__groups_check(config->groups, config->group_count, models, count, ctx));
     const te__adamw_layout l = te__adamw_layout_of(models, count, config);
     for (int i = 0; i < count; i++)
         TE_REQUIRE(!config->no_master || models[i]->plan->dtype != TE_f16, ctx, TE_ERROR_DTYPE,
@@ -178,6 +188,7 @@ TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_mod
     char *base = (char *)memory;
     memset(opt, 0, sizeof *opt);
     opt->config = *config, opt->models = models, opt->model_count = count;
+    opt->config.groups = 0, opt->config.group_count = 0;
     opt->where = te__params_where(models, count);
     opt->count = l.count, opt->chunks = (int)l.chunks, opt->m_elements = l.m_elements, opt->v_elements = l.v_elements;
     opt->tensor = (const te__adamw_tensor *)(base + l.table), opt->first = (const int32_t *)(opt->tensor + l.count);
@@ -197,7 +208,7 @@ TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_mod
     for (te__adamw_tensor *t = rows; te_adamw_next(&w); t++, first++) {
         t->master = w.master, t->m = w.m, t->v = w.v, t->grad = w.param->grad, t->weight = w.param->data;
         t->elements = w.param->rows * w.param->cols, t->dtype = models[w.model]->plan->dtype;
-        t->decay = w.param->rows > 1 || config->decay_all ? config->weight_decay : 0.0f;
+        te__adamw_choose(t, config, models[w.model], w.param);
         t->rule = w.rule, t->at = ((char *)w.m - (char *)opt->m) / (int64_t)te_dtype_bytes(opt->moments);
         first[1] = first[0] + (int32_t)te_ceil_div(t->elements, TE__ADAMW_CHUNK);
     }

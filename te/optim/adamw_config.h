@@ -9,6 +9,7 @@
 
 #include "../core/context.h" /* te_status, te_fail */
 #include "../plan/model.h"   /* te_model, te_param */
+#include "param_groups.h"    /* te_param_group */
 #include "schedule.h"        /* te_schedule */
 
 /* X(name): what becomes of a gradient. The formulas are in adamw_kernels.h and muon.h. */
@@ -49,6 +50,8 @@ typedef struct te_adamw_config {
     int match_rms;       /* Muon: 1: updates are 0.2 sqrt(max(rows, cols)) orthogonal ones, which have the root mean
                             square of AdamW's (Liu et al., "Muon is scalable for LLM training", 2025) */
     float rest;          /* Muon: what AdamW takes has this factor of the schedule's learning rate */
+    const te_param_group *groups; /* of a learning rate or decay of their own; read by te_adamw_init alone */
+    int group_count;
 } te_adamw_config;
 
 /* 2^56. Where the norm is computed, gradients are scaled to a norm of at most this, so that their squares, corrected
@@ -62,7 +65,7 @@ TE_API te_adamw_config te_adamw_defaults(float lr) {
     c.schedule = te_schedule_constant(lr), c.beta1 = 0.9f, c.beta2 = 0.999f, c.eps = 1e-8f, c.weight_decay = 0.01f;
     c.decay_all = 0, c.max_norm = 0.0f, c.grad_scale = 1.0f, c.skip_nonfinite = 0;
     c.rule = TE_RULE_adamw, c.moments = TE_f32, c.no_master = 0, c.seed = 1, c.momentum = 0.0f, c.nesterov = 0;
-    c.muon_takes = 0, c.match_rms = 0, c.rest = 1.0f;
+    c.muon_takes = 0, c.match_rms = 0, c.rest = 1.0f, c.groups = 0, c.group_count = 0;
     return c;
 }
 TE_API te_adamw_config te_sgd_defaults(float lr, float momentum) {

@@ -15,6 +15,7 @@ typedef struct te__adamw_tensor {
     int64_t elements;
     int64_t at;   /* its first element among all, a multiple of four: where its random numbers begin */
     float decay;
+    float lr;     /* a factor of the step's learning rate */
     te_dtype dtype;
     te_rule rule;
 } te__adamw_tensor;
@@ -114,8 +115,10 @@ TE_FN void te__adamw_store_weight(float p, const te__adamw_tensor *t, int64_t i,
 /* m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,  p -= lr (m' / (sqrt(v') + eps) + decay p),
  * with m' and v' corrected for having begun at 0. The root stands alone, so that errno keeps no other line from
  * vectors. */
-TE_FN void te__adamw_math(te__adamw_part *r, const te_adamw_state *s, const te_adamw_config *c, float decay, int n) {
+TE_FN void te__adamw_math(te__adamw_part *r, const te_adamw_state *s, const te_adamw_config *c,
+                          const te__adamw_tensor *t, int n) {
     float root[TE__ADAMW_WIDTH];
+    const float lr = s->adamw_lr * t->lr, decay = t->decay;
     const float one1 = 1.0f - c->beta1, one2 = 1.0f - c->beta2;
     TE_UNROLL for (int k = 0; k < n; k++) {
         const float g = r->g.v[k] * s->scale;
@@ -126,22 +129,24 @@ TE_FN void te__adamw_math(te__adamw_part *r, const te_adamw_state *s, const te_a
     TE_UNROLL for (int k = 0; k < n; k++) root[k] = sqrtf(root[k]);
     TE_UNROLL for (int k = 0; k < n; k++) {
         const float update = r->m.v[k] * s->correct_m / (root[k] + c->eps);
-        r->p.v[k] -= s->adamw_lr * (update + decay * r->p.v[k]);
+        r->p.v[k] -= lr * (update + decay * r->p.v[k]);
     }
 }
 /* SGD: d = g + decay p,  m = momentum m + d,  p -= lr m, or with Nesterov's step p -= lr (d + momentum m). Sutskever et
  * al., "On the importance of initialization and momentum in deep learning", ICML 2013, with m in units of gradients. */
-TE_FN void te__sgd_math(te__adamw_part *r, const te_adamw_state *s, const te_adamw_config *c, float decay, int n) {
+TE_FN void te__sgd_math(te__adamw_part *r, const te_adamw_state *s, const te_adamw_config *c,
+                        const te__adamw_tensor *t, int n) {
+    const float lr = s->lr * t->lr, decay = t->decay;
     TE_UNROLL for (int k = 0; k < n; k++) {
         const float d = r->g.v[k] * s->scale + decay * r->p.v[k];
         r->m.v[k] = c->momentum * r->m.v[k] + d;
-        r->p.v[k] -= s->lr * (c->nesterov ? d + c->momentum * r->m.v[k] : r->m.v[k]);
+        r->p.v[k] -= lr * (c->nesterov ? d + c->momentum * r->m.v[k] : r->m.v[k]);
     }
 }
-TE_FN void te__optim_math(te__adamw_part *r, const te_adamw_state *s, const te_adamw_config *c, float decay, int n,
-                          te_rule rule) {
-    if (rule == TE_RULE_sgd) te__sgd_math(r, s, c, decay, n);
-    else te__adamw_math(r, s, c, decay, n);
+TE_FN void te__optim_math(te__adamw_part *r, const te_adamw_state *s, const te_adamw_config *c,
+                          const te__adamw_tensor *t, int n, te_rule rule) {
+    if (rule == TE_RULE_sgd) te__sgd_math(r, s, c, t, n);
+    else te__adamw_math(r, s, c, t, n);
 }
 TE_FN void te__adamw_load(te__adamw_part *r, const te__adamw_tensor *t, int64_t i, te__adamw_form f) {
     r->g = te__adamw_floats_of(t->grad, i, TE_f32);
@@ -163,7 +168,7 @@ TE_FN void te__adamw_rest(const te__adamw_tensor *t, int64_t i, int64_t to, cons
         uint32_t w[4] = {0, 0, 0, 0};
         r.g.v[0] = t->grad[i], r.p.v[0] = te__adamw_weight(t, i), r.m.v[0] = te_load(t->m, i, f.moments);
         r.v.v[0] = both ? te_load(t->v, i, f.moments) : 0.0f;
-        te__optim_math(&r, s, c, t->decay, 1, f.rule);
+        te__optim_math(&r, s, c, t, 1, f.rule);
         if (f.moments == TE_f32) {
             ((float *)t->m)[i] = r.m.v[0];
             if (both) ((float *)t->v)[i] = r.v.v[0];
@@ -184,8 +189,8 @@ TE_FN void te__adamw_chunk(const te__adamw_tensor *t, int64_t from, const te_ada
         TE_UNROLL for (int i = TE__ADAMW_WIDTH * lanes.id; i < TE__ADAMW_CHUNK; i += 2 * (int)step) {
             te__adamw_part a, b;
             te__adamw_load(&a, t, from + i, f), te__adamw_load(&b, t, from + i + step, f);
-            te__optim_math(&a, s, c, t->decay, TE__ADAMW_WIDTH, f.rule);
-            te__optim_math(&b, s, c, t->decay, TE__ADAMW_WIDTH, f.rule);
+            te__optim_math(&a, s, c, t, TE__ADAMW_WIDTH, f.rule);
+            te__optim_math(&b, s, c, t, TE__ADAMW_WIDTH, f.rule);
             te__adamw_store(&a, t, from + i, s, c, f), te__adamw_store(&b, t, from + i + step, s, c, f);
         }
         return;
@@ -197,7 +202,7 @@ TE_FN void te__adamw_chunk(const te__adamw_tensor *t, int64_t from, const te_ada
             continue;
         }
         te__adamw_load(&r, t, i, f);
-        te__optim_math(&r, s, c, t->decay, TE__ADAMW_WIDTH, f.rule);
+        te__optim_math(&r, s, c, t, TE__ADAMW_WIDTH, f.rule);
         te__adamw_store(&r, t, i, s, c, f);
     }
 }

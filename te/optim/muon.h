@@ -30,15 +30,13 @@ enum { TE_MUON_STEPS = 5 };
  * loss, whose rows are the vocabulary's. */
 TE_API int te_muon_matrices(const te_model *model, const te_param *p) {
     const te_plan *plan = model->plan;
-    int i = 0;
+    const te_op *op = te__op_of_param(model, p);
     if (p->rows < 2 || p->cols < 2) return 0;
-    while (i < plan->op_count && strcmp(plan->op[i].name, p->op)) i++;
-    if (i == plan->op_count || !strcmp(plan->op[i].kind, "embedding") || !strcmp(plan->op[i].kind, "positions"))
-        return 0;
+    if (!op || !strcmp(op->kind, "embedding") || !strcmp(op->kind, "positions")) return 0;
     if (!te__to_loss(plan)) return 1;
-    for (i++; i < plan->op_count; i++)
-        for (int k = 0; k < plan->op[i].params; k++)
-            if (plan->op[i].param[k].rows > 1) return 1;
+    for (op++; op < plan->op + plan->op_count; op++)
+        for (int k = 0; k < op->params; k++)
+            if (op->param[k].rows > 1) return 1;
     return 0;
 }
 /* What becomes of this parameter's gradient. Muon takes nothing that is no matrix, whatever the caller says. */
@@ -182,9 +180,10 @@ TE_FN void te__muon_apply_body(const te__muon_args *a, te_block b) {
     const te__adamw_tensor t = a->step.tensor[a->tensor];
     if (!state.apply) return;
     const int64_t from = (int64_t)b.x * TE__ADAMW_CHUNK, to = te_min(t.elements, from + TE__ADAMW_CHUNK);
+    const float lr = state.lr * t.lr;
     for (int64_t i = from + lanes.id; i < to; i += lanes.count) {
         const float p = te__adamw_weight(&t, i);
-        const float next = p - state.lr * (a->size * te_load(a->x, i, a->dtype) + t.decay * p);
+        const float next = p - lr * (a->size * te_load(a->x, i, a->dtype) + t.decay * p);
         te__adamw_store_weight(next, &t, i, &state, &a->step.config);
     }
 }
