@@ -1,5 +1,7 @@
 // freeze_test.cc -- frozen parameters: whatever is frozen, all other gradients and dx have the bits that they have without, and
-// the memory of what is frozen is not touched.
+// the memory of what is frozen is not touched. And the mean loss over rows that have a label.
+#include <algorithm>
+
 #include "harness.h"
 #include "te/te.h"
 
@@ -239,5 +241,72 @@ TEST_CASE("products in FP8 with frozen weights", "[freeze]") {
             check_masked(l, all, mask, true, dx);
             if (mask != 15) check_masked(l, all, mask, false, dx);
         }
+    }
+}
+
+// ---- the mean over rows that have a label ---------------------------------------------------------------------------------
+
+TEST_CASE("the mean loss over the rows with a label, counted on the device", "[freeze]") {
+    for (const te_plan *plan : {words_plan(), head_plan()}) {
+        list l(plan, 2, 11, plan == words_plan() ? "lm" : nullptr, "wte");
+        const te_context *ctx = l.ctx;
+        const bytes raw = l.labels.raw();
+        std::vector<int32_t> labels((size_t)l.rows);
+        memcpy(labels.data(), raw.data(), raw.size());
+        const int with = (int)std::count_if(labels.begin(), labels.end(), [](int32_t v) { return v != -100; });
+        REQUIRE((with > 0 && with < l.rows));
+        // The same bits as a scale that the host has worked out.
+        l.batch.loss_scale = 1.0f / (float)with;
+        l.forward(), l.backward(true);
+        const bytes want = l.grads.raw(), dx = l.dx.raw();
+        const reference::vec one = l.grads.read(TE_f32);
+        REQUIRE(te_count_labels((float *)l.count.data(), l.batch.labels, l.rows, 0, 0, l.ctx) == TE_OK);
+        CHECK(l.count.read(TE_f32)[0] == with);
+        l.batch.loss_scale = 1.0f, l.batch.loss_count = (const float *)l.count.data();
+        l.backward(true);
+        CHECK(l.grads.raw() == want);
+        CHECK(l.dx.raw() == dx);
+        // Two micro-batches, one count: half of each gradient.
+        REQUIRE(te_count_labels((float *)l.count.data(), l.batch.labels, l.rows, -100, 1, l.ctx) == TE_OK);
+        CHECK(l.count.read(TE_f32)[0] == 2 * with);
+        l.backward(true);
+        l.batch.accumulate = 1;
+        REQUIRE(l.try_backward(true) == TE_OK);
+        l.batch.accumulate = 0;
+        const reference::vec two = l.grads.read(TE_f32);
+        for (size_t k = 0, at = 0; k < l.param.size(); at += (size_t)te_round_up((int64_t)l.elements(k), TE_PARAM_ALIGN) * !l.param[k].tied, k++)
+            for (size_t i = 0; !l.param[k].tied && i < l.elements(k); i++) CHECK(two[at + i] == Approx(one[at + i]).epsilon(1e-4).margin(1e-6));
+        // The loss itself.
+        double sum = 0;
+        for (double v : l.y.read(TE_f32)) sum += v;
+        buffer mean(l.ctx, 4);
+        REQUIRE(te_mean_loss((float *)mean.data(), (const float *)l.y.data(), l.rows, l.batch.loss_count, 0, l.ctx) == TE_OK);
+        REQUIRE(te_mean_loss((float *)mean.data(), (const float *)l.y.data(), l.rows, l.batch.loss_count, 1, l.ctx) == TE_OK);
+        CHECK(mean.read(TE_f32)[0] == Approx(sum / with).epsilon(1e-6));
+        // No row has a label: no loss, no gradient, no NaN.
+        l.labels.write_ints(std::vector<int32_t>((size_t)l.rows, -100));
+        REQUIRE(te_count_labels((float *)l.count.data(), l.batch.labels, l.rows, 0, 0, l.ctx) == TE_OK);
+        l.forward(), l.backward(true);
+        for (size_t k = 0; k < l.param.size(); k++)
+            if (!l.param[k].tied) CHECK(l.gradient(k) == bytes(l.elements(k) * sizeof(float), 0));
+        REQUIRE(te_mean_loss((float *)mean.data(), (const float *)l.y.data(), l.rows, l.batch.loss_count, 0, l.ctx) == TE_OK);
+        CHECK(mean.read(TE_f32)[0] == 0);
+        // A dy and a count.
+        CHECK(te_plan_backward(l.in(l.dx), l.out(l.dy), &l.saved, l.plan, &l.model, &l.batch, l.ctx) == TE_ERROR_VALUE);
+        CHECK(std::string(te_last_error(ctx)).find("there is a dy, and batch.loss_count") != std::string::npos);
+    }
+}
+
+TEST_CASE("labels are counted whatever their number", "[freeze]") {
+    context own;
+    for (int n : {0, 1, 2, 31, 1023, 1024, 1025, 70001}) {
+        source random((unsigned)n + 1);
+        buffer labels(&own.c, (size_t)n * 4 + 4), count(&own.c, 4);
+        std::vector<int32_t> v((size_t)n + 1);
+        int with = 0;
+        for (size_t i = 0; i + 1 < v.size(); i++) v[i] = random.below(2) ? -5 : random.below(9), with += v[i] != -5;
+        labels.write_ints(v);
+        REQUIRE(te_count_labels((float *)count.data(), (const int32_t *)labels.data(), n, -5, 0, &own.c) == TE_OK);
+        CHECK(count.read(TE_f32)[0] == with);
     }
 }

@@ -255,10 +255,10 @@ TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s, const te_
     te_value dx, dy;
     if (op->recipe != TE_RECIPE_none) return te__linear_loss_backward_apart(r, s, kernels);
     TE_TRY(te__cross_entropy_args_of(&all, r, &r->plan->op[loss], rows));
-    TE_TRY(te__cross_entropy_dy(&dy, r));
     TE_TRY(te_gradient(&dx, r, s, linear));
     l.x = te_input_of(r, linear);
     TE_TRY(te__linear_loss_open(&l, r, linear, loss));
+    TE_TRY(te__cross_entropy_dy(&dy, r));
     all.loss = (float *)r->y.p, all.stats = r->stats[loss], all.dy = (const float *)dy.p;
     const size_t dx_bytes = dx.dtype == TE_f32 ? 0 : sizeof(float);
     te__logits_piece p = r->loss_in_backward ? te__logits_of_forward(room, op->out)

@@ -7,7 +7,8 @@
  *
  * Softmax and loss in one pass over the logits (online, so a vocabulary of any size); backward reads the logits once
  * and writes (softmax - onehot) * dloss, with options (softmax (1 + 2 z log sum exp) - shares) * dloss. te_batch brings
- * labels and ignore_index; a row with that label has loss 0 and gradient 0 (0 stands for the default, -100). A label
+ * labels and ignore_index; a row with that label has loss 0 and gradient 0 (0 stands for the default, -100). With
+ * te_batch.loss_count gradients are those of the mean over the other rows (loss_mean.h). A label
  * outside the vocabulary is an error on the host; on CUDA its loss and gradient are NaN. Behind a linear the two are a
  * row, which never has all logits in memory: te/fuse/linear_loss.h.
  */
@@ -17,6 +18,7 @@
 #include "../core/math.h" /* te_exp, te_exp2 */
 #include "../plan/dims.h" /* TE_WIDTH_AT */
 #include "../plan/run.h"  /* te_output, te_gradient */
+#include "loss_mean.h"    /* te_loss_each, te_ignored_label */
 
 #define TE_OP_cross_entropy (cross_entropy, own)
 #define TE_SHAPES_cross_entropy(op) (1)
@@ -192,7 +194,7 @@ TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, 
     TE_REQUIRE((uintptr_t)b->labels % sizeof *b->labels == 0, r->ctx, TE_ERROR_ALIGNMENT,
                "%s: batch.labels lie at %p, which is no multiple of 4", r->plan->name, (const void *)b->labels);
     a->labels = b->labels + te_first_row(r, op->in_rows);
-    a->ignore_index = b->ignore_index ? b->ignore_index : -100, a->dloss = b->loss_scale;
+    a->ignore_index = te_ignored_label(b->ignore_index), a->dloss = b->loss_scale;
     for (int64_t i = 0; !TE_CUDA && r->dry && i < rows; i++)
         TE_REQUIRE((a->labels[i] >= 0 && a->labels[i] < op->in) || a->labels[i] == a->ignore_index, r->ctx,
                    TE_ERROR_VALUE, "%s: label %d of row %lld is outside the vocabulary of %s, %d", r->plan->name,
@@ -210,22 +212,40 @@ TE_API te_status te__cross_entropy_forward(te_run *r, const te_step *s, te_cross
     te_set_now(r, y);
     return TE_OK;
 }
-/* What backward starts from: dy in f32, or none and batch.loss_scale in its place. */
+/* batch.loss_scale divided by batch.loss_count, in every row. While sizes are measured there is room for it. */
+TE_API te_status te__cross_entropy_each(te_value *dy, te_run *r) {
+    const te_batch *b = r->batch;
+    te_loss_mean_args a;
+    void *each = 0;
+    TE_REQUIRE(!b || !dy->p, r->ctx, TE_ERROR_VALUE,
+               "%s: there is a dy, and batch.loss_count: one of them says what a loss is multiplied by", r->plan->name);
+    TE_REQUIRE(!b || (uintptr_t)b->loss_count % sizeof(float) == 0, r->ctx, TE_ERROR_ALIGNMENT,
+               "%s: batch.loss_count lies at %p, which is no multiple of 4", r->plan->name,
+               (const void *)(b ? b->loss_count : 0));
+    TE_TRY(te_scratch(r, &each, (size_t)te_room_rows(r) * sizeof(float)));
+    dy->p = each, dy->dtype = TE_f32;
+    if (r->dry) return TE_OK;
+    memset(&a, 0, sizeof a);
+    a.out = (float *)each, a.scale = b->loss_scale, a.count = b->loss_count, a.rows = dy->rows;
+    return te_loss_each_launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_LOSS_EACH_THREADS), 1), &a);
+}
+/* What backward starts from: dy in f32, or none and batch.loss_scale in its place. The step has acquired all else. */
 TE_API te_status te__cross_entropy_dy(te_value *dy, te_run *r) {
+    const te_batch *b = r->batch;
     *dy = r->dy;
-    TE_REQUIRE(dy->p || !r->batch || r->batch->loss_scale != 0, r->ctx, TE_ERROR_VALUE,
+    TE_REQUIRE(dy->p || !b || b->loss_scale != 0, r->ctx, TE_ERROR_VALUE,
                "%s: there is no dy, and batch.loss_scale is 0", r->plan->name);
-    TE_REQUIRE(dy->p || !r->batch || fabsf(r->batch->loss_scale) <= 3.402823466e38f, r->ctx, TE_ERROR_VALUE,
-               "%s: batch.loss_scale is %g", r->plan->name, (double)r->batch->loss_scale);
-    return te_as(dy, r, TE_f32);
+    TE_REQUIRE(dy->p || !b || fabsf(b->loss_scale) <= 3.402823466e38f, r->ctx, TE_ERROR_VALUE,
+               "%s: batch.loss_scale is %g", r->plan->name, (double)b->loss_scale);
+    return !b || b->loss_count ? te__cross_entropy_each(dy, r) : te_as(dy, r, TE_f32);
 }
 TE_API te_status te__cross_entropy_backward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch) {
     const int i = s->op[0];
     te_cross_entropy_args a;
     te_value dx, dy;
     TE_TRY(te__cross_entropy_args_of(&a, r, &r->plan->op[i], r->dy.rows));
-    TE_TRY(te__cross_entropy_dy(&dy, r));
     TE_TRY(te_gradient(&dx, r, s, i));
+    TE_TRY(te__cross_entropy_dy(&dy, r));
     a.stats = r->stats[i], a.x = te_input_of(r, i).p, a.dx = dx.p, a.dy = (const float *)dy.p;
     if (dx.p && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(dx.rows, 1), &a));
     te_set_now(r, dx);

@@ -125,6 +125,8 @@ TE_API te_status te__check_overlap(const te_run *r, const te_model *m, const te_
     TE_TRY(te__region_add(&all, "batch.positions", r->batch->positions, rows * sizeof(int32_t), 0, 0));
     TE_TRY(te__region_add(&all, "batch.cu_seqlens", r->batch->cu_seqlens,
                           ((size_t)r->batch->sequences + 1) * sizeof(int32_t), 0, 0));
+    if (back && r->batch->loss_count)
+        TE_TRY(te__region_add(&all, "batch.loss_count", r->batch->loss_count, sizeof(float), 0, 0));
     TE_TRY(te__region_add(&all, "the workspace", r->ctx->workspace, used, 1, 0));
     if (saved) TE_TRY(te__region_add(&all, "saved.memory", saved->memory, r->saved_bytes, !back, 0));
     if (back && te__reads_x(r->plan))
