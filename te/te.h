@@ -20,6 +20,7 @@
 #include "gemm/gemm_tune.h"    /* te_gemm_load, te_gemm_save, te_gemm_print */
 #include "io/checkpoint.h"     /* te_checkpoint_save, te_checkpoint_load */
 #include "io/json_table.h"     /* te_json_open, te_json_find */
+#include "io/packed.h"         /* te_packed_add: q, k, v of a file in one weight */
 #include "layers.h"            /* ready-made lists: TE_LLAMA_BLOCK, ... */
 #include "ops/activation.h"    /* gelu, gelu_erf, qgelu, relu, srelu, silu, and the gated ones */
 #include "ops/attention.h"     /* attention */

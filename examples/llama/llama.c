@@ -22,7 +22,7 @@ typedef struct part {
     const te_plan *plan;
     te_model model;
     te_param param[MOST_PARAMS];
-    int64_t filled[MOST_PARAMS]; /* rows */
+    te_packed_list views; /* of its parameters, as the files have them */
 } part;
 
 /* The files of a model. used: by tensor, whether it went somewhere. */
@@ -123,58 +123,29 @@ static te_status open_files(te_context *ctx) {
     if (file_of(&number, name, ctx) != TE_OK || !te_safetensors_find(&from.file[number], name)) from.prefix = "";
     return TE_OK;
 }
-/* [in, out] of the file becomes the rows [out, in] of a weight. */
-static te_status load_turned(const te_safetensors *f, const char *name, int64_t rows, int64_t cols, te_dtype dtype, void *to,
-                             te_context *ctx) {
-    const size_t n = (size_t)(rows * cols);
-    float *is = (float *)malloc(n * sizeof(float));
-    char *turned = (char *)malloc(n * te_dtype_bytes(dtype));
-    const te_safetensor t = te_safetensor_matrix(name, TE_f32, cols, rows, is);
-    te_status status = is && turned ? te_safetensors_load(f, &t, 1, 0, ctx)
-                                    : te_fail(ctx, TE_ERROR_MEMORY, "%s: cannot allocate", name);
-    for (int64_t i = 0; status == TE_OK && i < rows * cols; i++) te_store(turned, i, is[i % cols * rows + i / cols], dtype);
-    if (status == TE_OK) status = te_copy(ctx, to, turned, n * te_dtype_bytes(dtype));
-    if (status == TE_OK) status = te_synchronize(ctx);
-    free(is), free(turned);
-    return status;
-}
-/* The tensor called `name` is the next part of the parameter that `s` says. */
-static te_status load(part *p, const source *s, const char *name, te_context *ctx) {
-    int number, k = 0;
-    while (k < p->model.param_count && (strcmp(p->param[k].op, s->op) || strcmp(p->param[k].field, s->field))) k++;
-    TE_REQUIRE(k < p->model.param_count && p->filled[k] + s->rows <= p->param[k].rows, ctx, TE_ERROR_STATE,
-               "%s: the list %s has no place for it in %s.%s", name, p->plan->name, s->op, s->field);
-    const te_param *to = &p->param[k];
-    const size_t at = (size_t)(p->filled[k] * to->cols) * te_dtype_bytes(to->dtype);
-    TE_TRY(file_of(&number, name, ctx));
-    const te_safetensors *f = &from.file[number];
-    const te_safetensor rows = te_safetensor_matrix(name, to->dtype, s->rows, to->cols, (char *)to->data + at);
-    if (s->turned) TE_TRY(load_turned(f, name, s->rows, to->cols, to->dtype, rows.data, ctx));
-    else TE_TRY(te_safetensors_load(f, &rows, 1, 0, ctx));
-    from.used[number][te_safetensors_find(f, name) - f->tensor] = 1;
-    p->filled[k] += s->rows;
+/* Load the views from number `first` on, each from the file that has it. */
+static te_status load_views(part *p, int first, te_context *ctx) {
+    for (int i = first; i < p->views.count; i++) {
+        const te_safetensor *t = &p->views.tensor[i];
+        int number;
+        TE_TRY(file_of(&number, t->name, ctx));
+        const te_safetensors *f = &from.file[number];
+        TE_TRY(te_safetensors_load(f, t, 1, 0, ctx));
+        from.used[number][te_safetensors_find(f, t->name) - f->tensor] = 1;
+    }
     return TE_OK;
 }
-static te_status load_part(part *p, const te_plan *plan, const source *s, const char *prefix, te_context *ctx) {
-    char name[MOST_NAME];
+static te_status load_part(part *p, const te_plan *plan, const te_packed *packed, const char *prefix, te_context *ctx) {
     void *memory;
-    int count = 0;
+    int count = 0, tensors = 0;
     for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
+    while (packed[tensors].name) tensors++;
     TE_REQUIRE(count <= MOST_PARAMS, ctx, TE_ERROR_STATE, "%s: more than %d parameters", plan->name, (int)MOST_PARAMS);
     p->plan = plan;
     TE_TRY(te_allocate(ctx, &memory, te_plan_param_bytes(plan)));
     TE_TRY(te_model_bind(&p->model, plan, p->param, count, memory, 0, ctx));
-    for (; s->name; s++) {
-        snprintf(name, sizeof name, "%s%s", prefix, s->name);
-        TE_TRY(load(p, s, name, ctx));
-    }
-    return TE_OK;
-}
-static te_status check_filled(const part *p, te_context *ctx) {
-    for (int k = 0; k < p->model.param_count; k++)
-        TE_REQUIRE(p->filled[k] == p->param[k].rows, ctx, TE_ERROR_STATE, "%s: %s.%s has %lld of %lld rows", p->plan->name,
-                   p->param[k].op, p->param[k].field, (long long)p->filled[k], (long long)p->param[k].rows);
-    return TE_OK;
+    TE_TRY(te_packed_add(&p->views, &p->model, packed, tensors, prefix, ctx));
+    return load_views(p, 0, ctx);
 }
 /* All that the files have is used; masks and angles that old files keep, and a tied head, need not be. */
 static te_status check_used(te_context *ctx) {
@@ -190,7 +161,7 @@ static te_status check_used(te_context *ctx) {
 }
 static te_status load_model(te_context *ctx) {
     char prefix[MOST_NAME];
-    source head = {"lm_head.weight", "head", "weight", 0, 0};
+    te_packed head = {"lm_head.weight", "head", "weight", 0, 0};
     TE_TRY(read_config(ctx));
     TE_TRY(open_files(ctx));
     parts = (part *)calloc((size_t)from.layers + 2, sizeof *parts);
@@ -202,10 +173,11 @@ static te_status load_model(te_context *ctx) {
         TE_TRY(load_part(&parts[1 + i], (i % 2 ? from.is->second : from.is->first)(), from.is->block_from, prefix, ctx));
     }
     TE_TRY(load_part(last, from.is->head(), from.is->head_from, from.prefix, ctx));
-    head.rows = from.is->embed_from->rows; /* the vocabulary */
-    snprintf(prefix, sizeof prefix, "%s%s", from.prefix, from.is->embed_from->name);
-    TE_TRY(load(last, &head, from.tied ? prefix : head.name, ctx));
-    for (int i = 0; i < from.layers + 2; i++) TE_TRY(check_filled(&parts[i], ctx));
+    if (from.tied) head.name = from.is->embed_from->name;
+    const int first = last->views.count;
+    TE_TRY(te_packed_add(&last->views, &last->model, &head, 1, from.tied ? from.prefix : "", ctx));
+    TE_TRY(load_views(last, first, ctx));
+    for (int i = 0; i < from.layers + 2; i++) TE_TRY(te_packed_covers(&parts[i].views, &parts[i].model, ctx));
     return check_used(ctx);
 }
 
@@ -296,8 +268,10 @@ static te_status run(int argc, char **argv, te_context *ctx) {
     return TE_OK;
 }
 static void clean_up(te_context *ctx) {
-    for (int i = 0; parts && i < from.layers + 2; i++)
-        if (parts[i].model.param_count) te_release(ctx, (void *)(uintptr_t)parts[i].model.params);
+    for (int i = 0; parts && i < from.layers + 2; i++) {
+        te_release(ctx, (void *)(uintptr_t)parts[i].model.params);
+        te_packed_free(&parts[i].views);
+    }
     for (int i = 0; i < from.files; i++) te_safetensors_close(&from.file[i]), free(from.used[i]);
     te_json_close(&from.config), te_json_close(&from.index), free(parts);
 }

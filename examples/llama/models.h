@@ -78,9 +78,7 @@ APPLY(GPT2_HEAD, GPT2)
 
 /* ---- checkpoints ------------------------------------------------------------------------------------------------- */
 
-/* A tensor of the files and the parameter op.field that it is a part of: the next `rows` rows, or one of numbers in a
- * row. So q, k, v and gate, up become one weight. turned: the files have it as [in, out]. */
-typedef struct source { const char *name, *op, *field; int64_t rows; int turned; } source;
+/* Which tensors of the files a parameter is made of (te/io/packed.h): q, k, v and gate, up become one weight. */
 #define END {0, 0, 0, 0, 0} /* of a table */
 
 #define Q_ROWS(H, F, V, HEADS, KV, D, ...) (HEADS) * (D)
@@ -97,46 +95,46 @@ typedef struct source { const char *name, *op, *field; int64_t rows; int turned;
 
 /* What Llama, Qwen3 and Gemma have in common. */
 #define OF_ATTENTION(sizes)                                                                      \
-    {"input_layernorm.weight", "b_norm1", "weight", 1, 0},                                       \
+    {"input_layernorm.weight", "b_norm1", "weight", 0, 0},                                       \
     {"self_attn.q_proj.weight", "b_qkv", "weight", APPLY(Q_ROWS, sizes), 0},                     \
     {"self_attn.k_proj.weight", "b_qkv", "weight", APPLY(KV_ROWS, sizes), 0},                    \
     {"self_attn.v_proj.weight", "b_qkv", "weight", APPLY(KV_ROWS, sizes), 0},                    \
-    {"self_attn.o_proj.weight", "b_proj", "weight", APPLY(HIDDEN, sizes), 0}
+    {"self_attn.o_proj.weight", "b_proj", "weight", 0, 0}
 #define OF_MLP(sizes)                                                                            \
     {"mlp.gate_proj.weight", "b_fc1", "weight", APPLY(FFN, sizes), 0},                           \
     {"mlp.up_proj.weight", "b_fc1", "weight", APPLY(FFN, sizes), 0},                             \
-    {"mlp.down_proj.weight", "b_fc2", "weight", APPLY(HIDDEN, sizes), 0}
-#define OF_EMBED(sizes) {"embed_tokens.weight", "tokens", "weight", APPLY(VOCABULARY, sizes), 0}
+    {"mlp.down_proj.weight", "b_fc2", "weight", 0, 0}
+#define OF_EMBED {"embed_tokens.weight", "tokens", "weight", 0, 0}
 
-static const source llama_embed_from[] = {OF_EMBED(LLAMA), END};
-static const source llama_from[] = {
-    OF_ATTENTION(LLAMA), {"post_attention_layernorm.weight", "b_norm2", "weight", 1, 0}, OF_MLP(LLAMA), END};
-static const source llama_head_from[] = {{"norm.weight", "last", "weight", 1, 0}, END};
+static const te_packed llama_embed_from[] = {OF_EMBED, END};
+static const te_packed llama_from[] = {
+    OF_ATTENTION(LLAMA), {"post_attention_layernorm.weight", "b_norm2", "weight", 0, 0}, OF_MLP(LLAMA), END};
+static const te_packed llama_head_from[] = {{"norm.weight", "last", "weight", 0, 0}, END};
 
-static const source qwen3_embed_from[] = {OF_EMBED(QWEN3), END};
-static const source qwen3_from[] = {
-    OF_ATTENTION(QWEN3), {"self_attn.q_norm.weight", "b_heads", "q_weight", 1, 0},
-    {"self_attn.k_norm.weight", "b_heads", "k_weight", 1, 0},
-    {"post_attention_layernorm.weight", "b_norm2", "weight", 1, 0}, OF_MLP(QWEN3), END};
+static const te_packed qwen3_embed_from[] = {OF_EMBED, END};
+static const te_packed qwen3_from[] = {
+    OF_ATTENTION(QWEN3), {"self_attn.q_norm.weight", "b_heads", "q_weight", 0, 0},
+    {"self_attn.k_norm.weight", "b_heads", "k_weight", 0, 0},
+    {"post_attention_layernorm.weight", "b_norm2", "weight", 0, 0}, OF_MLP(QWEN3), END};
 
-static const source gemma2_embed_from[] = {OF_EMBED(GEMMA2), END};
-static const source gemma2_from[] = {
-    OF_ATTENTION(GEMMA2), {"post_attention_layernorm.weight", "b_norm1_after", "weight", 1, 0},
-    {"pre_feedforward_layernorm.weight", "b_norm2", "weight", 1, 0}, OF_MLP(GEMMA2),
-    {"post_feedforward_layernorm.weight", "b_norm2_after", "weight", 1, 0}, END};
+static const te_packed gemma2_embed_from[] = {OF_EMBED, END};
+static const te_packed gemma2_from[] = {
+    OF_ATTENTION(GEMMA2), {"post_attention_layernorm.weight", "b_norm1_after", "weight", 0, 0},
+    {"pre_feedforward_layernorm.weight", "b_norm2", "weight", 0, 0}, OF_MLP(GEMMA2),
+    {"post_feedforward_layernorm.weight", "b_norm2_after", "weight", 0, 0}, END};
 
-static const source gpt2_embed_from[] = {{"wte.weight", "tokens", "weight", APPLY(VOCABULARY, GPT2), 0},
-                                         {"wpe.weight", "at", "weight", APPLY(LENGTH_OF, GPT2), 0}, END};
-static const source gpt2_from[] = {
-    {"ln_1.weight", "b_norm1", "weight", 1, 0}, {"ln_1.bias", "b_norm1", "bias", 1, 0},
-    {"attn.c_attn.weight", "b_qkv", "weight", 3 * APPLY(HIDDEN, GPT2), 1},
-    {"attn.c_attn.bias", "b_qkv_bias", "bias", 1, 0},
-    {"attn.c_proj.weight", "b_proj", "weight", APPLY(HIDDEN, GPT2), 1}, {"attn.c_proj.bias", "b_proj_bias", "bias", 1, 0},
-    {"ln_2.weight", "b_norm2", "weight", 1, 0}, {"ln_2.bias", "b_norm2", "bias", 1, 0},
-    {"mlp.c_fc.weight", "b_fc1", "weight", APPLY(FFN, GPT2), 1}, {"mlp.c_fc.bias", "b_fc1_bias", "bias", 1, 0},
-    {"mlp.c_proj.weight", "b_fc2", "weight", APPLY(HIDDEN, GPT2), 1}, {"mlp.c_proj.bias", "b_fc2_bias", "bias", 1, 0},
+static const te_packed gpt2_embed_from[] = {{"wte.weight", "tokens", "weight", 0, 0},
+                                         {"wpe.weight", "at", "weight", 0, 0}, END};
+static const te_packed gpt2_from[] = {
+    {"ln_1.weight", "b_norm1", "weight", 0, 0}, {"ln_1.bias", "b_norm1", "bias", 0, 0},
+    {"attn.c_attn.weight", "b_qkv", "weight", 0, 1},
+    {"attn.c_attn.bias", "b_qkv_bias", "bias", 0, 0},
+    {"attn.c_proj.weight", "b_proj", "weight", 0, 1}, {"attn.c_proj.bias", "b_proj_bias", "bias", 0, 0},
+    {"ln_2.weight", "b_norm2", "weight", 0, 0}, {"ln_2.bias", "b_norm2", "bias", 0, 0},
+    {"mlp.c_fc.weight", "b_fc1", "weight", 0, 1}, {"mlp.c_fc.bias", "b_fc1_bias", "bias", 0, 0},
+    {"mlp.c_proj.weight", "b_fc2", "weight", 0, 1}, {"mlp.c_proj.bias", "b_fc2_bias", "bias", 0, 0},
     END};
-static const source gpt2_head_from[] = {{"ln_f.weight", "last", "weight", 1, 0}, {"ln_f.bias", "last", "bias", 1, 0}, END};
+static const te_packed gpt2_head_from[] = {{"ln_f.weight", "last", "weight", 0, 0}, {"ln_f.bias", "last", "bias", 0, 0}, END};
 
 /* ---- what config.json must say ------------------------------------------------------------------------------------ */
 
@@ -177,7 +175,7 @@ static const want gpt2_wants[] = {
 typedef struct family {
     const char *type, *prefix, *layer, *layers, *sizes;
     const te_plan *(*embed)(void), *(*first)(void), *(*second)(void), *(*head)(void);
-    const source *embed_from, *block_from, *head_from;
+    const te_packed *embed_from, *block_from, *head_from;
     const want *wants;
     int tied;
 } family;

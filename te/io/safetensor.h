@@ -40,6 +40,7 @@ typedef struct te_safetensor {
     void *data;      /* host or target memory; null in a tensor of a file */
     uint64_t bytes;  /* the product of the shape times the dtype's bytes */
     uint64_t offset; /* of a tensor of a file: where in its data */
+    int transposed;  /* 1: data is the transpose of what the file has, te_safetensor_transposed */
 } te_safetensor;
 
 typedef struct te_safetensors_pair { const char *key, *value; } te_safetensors_pair;
@@ -102,6 +103,23 @@ TE_API te_safetensor te_safetensor_matrix(const char *name, te_dtype dtype, int6
     shape[0] = rows, shape[1] = cols;
     return te_safetensor_of(name, te_safetensors_dtype_of(dtype), rows == 1 ? 1 : 2, rows == 1 ? shape + 1 : shape,
                             data);
+}
+
+/* data[rows, cols], which the file has as [cols, rows]. */
+TE_API te_safetensor te_safetensor_transposed(const char *name, te_dtype dtype, int64_t rows, int64_t cols,
+                                              void *data) {
+    int64_t shape[2];
+    shape[0] = cols, shape[1] = rows;
+    te_safetensor t = te_safetensor_of(name, te_safetensors_dtype_of(dtype), 2, shape, data);
+    t.transposed = 1;
+    return t;
+}
+
+/* to[cols, rows] is the transpose of from[rows, cols], elements of `size` bytes. Host memory. */
+TE_API void te__safetensor_turn(char *to, const char *from, int64_t rows, int64_t cols, size_t size) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < cols; c++)
+            memcpy(to + (size_t)(c * rows + r) * size, from + (size_t)(r * cols + c) * size, size);
 }
 
 /* "BF16 [3072, 768]", for a message. */

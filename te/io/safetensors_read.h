@@ -219,6 +219,25 @@ TE_API te_status te__safetensors_read_as(const te_safetensors *f, const te_safet
     return status;
 }
 
+/* The same for data that is the transpose, which host memory has twice meanwhile. */
+TE_API te_status te__safetensors_read_turned(const te_safetensors *f, const te_safetensor *t, const te_safetensor *want,
+                                             te_context *ctx) {
+    te_safetensor host = *want;
+    char *staging = (char *)malloc(2 * (size_t)want->bytes + 1);
+    TE_REQUIRE(staging, ctx, TE_ERROR_MEMORY, "%.60s: cannot allocate %llu bytes", t->name,
+               2 * (unsigned long long)want->bytes);
+    char *turned = staging + want->bytes;
+    host.data = staging, host.transposed = 0;
+    te_status status = te__safetensors_read_as(f, t, &host, 0, ctx);
+    if (status == TE_OK) {
+        te__safetensor_turn(turned, staging, want->shape[0], want->shape[1], te_safetensors_dtype_bytes(want->dtype));
+        status = te_copy(ctx, want->data, turned, (size_t)want->bytes);
+        const te_status done = te_synchronize(ctx);
+        if (status == TE_OK) status = done;
+    }
+    free(staging);
+    return status;
+}
 /* Check that the file has these tensors and (exact) no others: of these shapes, where [1, n] and [n] are the same, and
  * of these dtypes, where F32, BF16 and F16 pass for each other, as te_safetensors_load converts them. */
 TE_API te_status te_safetensors_check(const te_safetensors *f, const te_safetensor *want, int n, int exact,
@@ -232,7 +251,8 @@ TE_API te_status te_safetensors_check(const te_safetensors *f, const te_safetens
     for (int i = 0; i < n && status == TE_OK; i++) {
         const te_safetensor *w = &want[i], *t = te_safetensors_find(f, w->name);
         uint64_t bytes;
-        if (!w->name || !te__safetensor_size(&bytes, w) || bytes != w->bytes || (!w->data && bytes))
+        if (!w->name || !te__safetensor_size(&bytes, w) || bytes != w->bytes || (!w->data && bytes) ||
+            (w->transposed && w->rank != 2))
             status = te_fail(ctx, TE_ERROR_VALUE,
                              "safetensors: entry %d (%.60s) of the list has no name, shape or data",
                              i, w->name ? w->name : "?");
@@ -262,8 +282,9 @@ TE_API te_status te_safetensors_load(const te_safetensors *f, const te_safetenso
                                      te_context *ctx) {
     TE_TRY(te_safetensors_check(f, want, n, exact, ctx));
     for (int i = 0; i < 2 * n; i++) { /* all are looked at before one is read */
-        const te_safetensor *w = &want[i % n];
-        TE_TRY(te__safetensors_read_as(f, te_safetensors_find(f, w->name), w, i < n, ctx));
+        const te_safetensor *w = &want[i % n], *t = te_safetensors_find(f, w->name);
+        TE_TRY(i >= n && w->transposed ? te__safetensors_read_turned(f, t, w, ctx)
+                                       : te__safetensors_read_as(f, t, w, i < n, ctx));
     }
     return TE_OK;
 }

@@ -73,6 +73,8 @@ TE_API te_status te__safetensors_check(const te_safetensor *tensor, int n, const
                    "%.60s: %llu bytes are not %s", t->name,
                    (unsigned long long)t->bytes, te__shape_text_of(t).text);
         TE_REQUIRE(t->data || !bytes, ctx, TE_ERROR_NULL, "%.60s: data is null", t->name);
+        TE_REQUIRE(!t->transposed || t->rank == 2, ctx, TE_ERROR_SHAPE, "%.60s: %s has no transpose", t->name,
+                   te__shape_text_of(t).text);
         TE_REQUIRE(bytes <= (uint64_t)INT64_MAX / 2 - total, ctx, TE_ERROR_OVERFLOW,
                    "%.60s: the file would be too large", t->name);
         total += bytes;
@@ -137,7 +139,7 @@ TE_API te_status te__safetensors_put(te__safetensors_writer *w, const void *byte
     if (w->extra.sealed) te_checksum_add(&w->sum, bytes, n);
     return te__new_file_write(&w->file, bytes, n, ctx);
 }
-TE_API te_status te__safetensors_put_tensor(te__safetensors_writer *w, const te_safetensor *t, te_context *ctx) {
+TE_API te_status te__safetensors_put_bytes(te__safetensors_writer *w, const te_safetensor *t, te_context *ctx) {
     for (uint64_t at = 0; at < t->bytes; at += TE_SAFETENSORS_STAGING) {
         const uint64_t left = t->bytes - at;
         const size_t part = left < TE_SAFETENSORS_STAGING ? (size_t)left : (size_t)TE_SAFETENSORS_STAGING;
@@ -150,6 +152,24 @@ TE_API te_status te__safetensors_put_tensor(te__safetensors_writer *w, const te_
         TE_TRY(te__safetensors_put(w, w->staging, part, ctx));
     }
     return TE_OK;
+}
+/* A transpose is made in host memory. */
+TE_API te_status te__safetensors_put_tensor(te__safetensors_writer *w, const te_safetensor *t, te_context *ctx) {
+    if (!t->transposed) return te__safetensors_put_bytes(w, t, ctx);
+    te_safetensor host = *t;
+    char *staging = (char *)malloc(2 * (size_t)t->bytes + 1);
+    TE_REQUIRE(staging, ctx, TE_ERROR_MEMORY, "%.60s: cannot allocate %llu bytes", t->name,
+               2 * (unsigned long long)t->bytes);
+    te_status status = te_copy(ctx, staging, t->data, (size_t)t->bytes);
+    const te_status done = te_synchronize(ctx);
+    if (status == TE_OK) status = done;
+    if (status == TE_OK) {
+        host.data = staging + t->bytes, host.transposed = 0;
+        te__safetensor_turn((char *)host.data, staging, t->shape[1], t->shape[0], te_safetensors_dtype_bytes(t->dtype));
+        status = te__safetensors_put_bytes(w, &host, ctx);
+    }
+    free(staging);
+    return status;
 }
 TE_API te_status te__safetensors_put_all(te__safetensors_writer *w, const te_safetensor *tensor, int n,
                                          const te__text *header,

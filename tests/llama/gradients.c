@@ -70,41 +70,28 @@ static te_status run_passes(passage *by, const int32_t *ids, int n, te_context *
     return TE_OK;
 }
 
-/* The gradient of tensor `name`, the next part of a parameter as load() has it: ||dw - expected|| / ||expected||. */
-static te_status compare(double *worst, part *p, const source *s, const char *name, const te_safetensors *f, te_context *ctx) {
-    int k = 0;
-    while (strcmp(p->param[k].op, s->op) || strcmp(p->param[k].field, s->field)) k++;
-    const int64_t cols = p->param[k].cols, n = s->rows * cols;
+/* The gradient of a view of p's parameters, which lies where that lies: ||dw - expected|| / ||expected||. */
+static te_status compare(double *worst, const part *p, const te_safetensor *view, const te_safetensors *f, te_context *ctx) {
+    const size_t n = (size_t)view->bytes / sizeof(float);
     float *is = (float *)malloc((size_t)n * sizeof(float)), *expected = (float *)malloc((size_t)n * sizeof(float));
     TE_REQUIRE(is && expected, ctx, TE_ERROR_MEMORY, "no memory for a gradient");
-    const te_safetensor t = te_safetensor_matrix(name, TE_f32, s->rows, cols, expected);
+    te_safetensor t = *view;
+    t.data = expected;
     TE_TRY(te_safetensors_load(f, &t, 1, 0, ctx));
-    TE_TRY(te_copy(ctx, is, p->param[k].grad + p->filled[k] * cols, (size_t)n * sizeof(float)));
+    TE_TRY(te_copy(ctx, is, p->model.grads + ((const float *)view->data - (const float *)p->model.params), n * sizeof(float)));
     TE_TRY(te_synchronize(ctx));
     double off = 0, size = 0;
-    for (int64_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++)
         off += ((double)is[i] - expected[i]) * ((double)is[i] - expected[i]), size += (double)expected[i] * expected[i];
     free(is), free(expected);
     const double error = sqrt(off / size);
-    p->filled[k] += s->rows;
-    if (!(error <= *worst) && *worst == *worst) *worst = error, printf("%s: relative error %.2e\n", name, error);
-    return TE_OK;
-}
-static te_status compare_part(double *worst, int *count, part *p, const source *s, const char *prefix, const te_safetensors *f,
-                              te_context *ctx) {
-    char name[MOST_NAME];
-    for (; s->name; s++, ++*count) {
-        snprintf(name, sizeof name, "%s%s", prefix, s->name);
-        TE_TRY(compare(worst, p, s, name, f, ctx));
-    }
+    if (!(error <= *worst) && *worst == *worst) *worst = error, printf("%s: relative error %.2e\n", view->name, error);
     return TE_OK;
 }
 static te_status check_gradients(const char *path, double tolerance, te_context *ctx) {
     te_safetensors f;
-    char prefix[MOST_NAME];
     double worst = 0;
     int count = 1;
-    source head[2] = {{"lm_head.weight", "head", "weight", 0, 0}, END};
     TE_TRY(load_model(ctx));
     const int last = from.layers + 1;
     TE_REQUIRE(parts[last].plan->out == loss_plan()->in && !from.tied, ctx, TE_ERROR_VALUE, "a tied head, or %d tokens",
@@ -120,16 +107,9 @@ static te_status check_gradients(const char *path, double tolerance, te_context 
     TE_TRY(te_safetensors_load(&f, &tokens, 1, 0, ctx));
     TE_TRY(run_passes(by, ids, (int)n, ctx));
 
-    for (int i = 0; i <= last; i++) memset(parts[i].filled, 0, sizeof parts[i].filled);
-    head->rows = from.is->embed_from->rows;
-    TE_TRY(compare_part(&worst, &count, &parts[0], from.is->embed_from, from.prefix, &f, ctx));
-    for (int i = 0; i < from.layers; i++) {
-        snprintf(prefix, sizeof prefix, "%s%s.%d.", from.prefix, from.is->layer, i);
-        TE_TRY(compare_part(&worst, &count, &parts[1 + i], from.is->block_from, prefix, &f, ctx));
-    }
-    TE_TRY(compare_part(&worst, &count, &parts[last], from.is->head_from, from.prefix, &f, ctx));
-    TE_TRY(compare_part(&worst, &count, &parts[last], head, "", &f, ctx));
-    for (int i = 0; i <= last; i++) TE_TRY(check_filled(&parts[i], ctx)); /* every row of every parameter */
+    for (int i = 0; i <= last; i++) /* the views are all of every parameter: load_model checks that */
+        for (int k = 0; k < parts[i].views.count; k++, count++)
+            TE_TRY(compare(&worst, &parts[i], &parts[i].views.tensor[k], &f, ctx));
     printf("%s, %s: gradients of %d tensors, relative error %.2e at most\n", from.is->type,
            te_dtype_name(parts->plan->dtype), count - 1, worst);
     TE_REQUIRE(f.count == count, ctx, TE_ERROR_FORMAT, "the file has %d tensors, ids among them; %d were compared", f.count, count - 1);
