@@ -31,12 +31,13 @@ done
 
 timeout 120 mpirun --oversubscribe -n 2 "$work/peers" 100 # random sizes of random formats
 
-# Ranks, tensor ranks: the losses of 50 steps and the last gradient norm, beside those of one rank.
+# Ranks, tensor ranks: the losses of 50 steps and the last gradient norm, beside those of one rank; some parameters frozen.
+ranks 1 gpt 1 frozen >"$work/one frozen"
 ranks 1 gpt 1 >"$work/one"
-for grid in "2 2" "4 1" "4 2"; do
-    read -r n tensor <<<"$grid"
-    ranks "$n" gpt "$tensor" >"$work/many"
-    paste "$work/one" "$work/many" | awk -v grid="$n ranks, $tensor a tensor group" '
+for grid in "4 2 frozen" "2 2" "4 1" "4 2"; do
+    read -r n tensor frozen <<<"$grid"
+    ranks "$n" gpt "$tensor" $frozen >"$work/many"
+    paste "$work/one${frozen:+ $frozen}" "$work/many" | awk -v grid="$n ranks, $tensor a tensor group${frozen:+, $frozen}" '
         { off = ($2 - $4) / $2; off = off < 0 ? -off : off; most = off > most ? off : most; limit = $1 == "norm" ? 1e-4 : 1e-5 }
         off > limit { print grid ": step " $1 " is " $4 ", on one rank " $2; bad = 1 }
         END { print grid ": " NR - 1 " losses and a norm, " most " off at most"; exit bad || NR != 51 }'

@@ -236,6 +236,33 @@ TE_SEQUENTIAL(gpt1, (f32, (rows, shard)), GPT(1))
 TE_SEQUENTIAL(gpt2, (f32, (rows, shard)), GPT(2)) /* for tensor groups of 2 ranks */
 /* [list] */
 
+static int frozen; /* some of the parameters */
+
+/* Freeze parameters of several kinds, shared out by the tensor group and not, with NaN for their gradients. */
+static te_status freeze_some(te_model *m) {
+    TE_TRY(te_freeze(m, "at", 0, &ctx));
+    TE_TRY(te_freeze(m, "b0_qkv", 0, &ctx));
+    TE_TRY(te_freeze(m, "b0_proj_b", 0, &ctx));
+    TE_TRY(te_freeze(m, "b1_n1", "weight", &ctx));
+    for (int i = 0; i < m->param_count; i++) {
+        const te_param *p = &m->param[i];
+        if (p->frozen) TE_TRY(te_fill(&ctx, p->grad, 0xff, (size_t)(p->rows * p->cols) * sizeof(float)));
+    }
+    return TE_OK;
+}
+/* Nobody has written them. */
+static te_status check_frozen(const te_model *m) {
+    for (int i = 0; i < m->param_count; i++) {
+        const te_param *p = &m->param[i];
+        static uint32_t bits[3 * HIDDEN * HIDDEN];
+        const size_t bytes = p->frozen ? (size_t)(p->rows * p->cols) * sizeof(float) : 0;
+        if (bytes) TE_TRY(te_copy(&ctx, bits, p->grad, bytes));
+        TE_TRY(te_comm_synchronize(&ctx));
+        for (size_t k = 0; k < bytes / sizeof bits[0]; k++)
+            if (bits[k] != 0xffffffffu && !wrong++) printf("%s.%s is frozen, its gradient was written\n", p->op, p->field);
+    }
+    return TE_OK;
+}
 /* The rows of this rank, of this replica; all replicas together have SEQUENCES. */
 static te_status losses_of(te_model *m, void *params, void *grads) {
     const te_plan *plan = m->plan;
@@ -252,6 +279,7 @@ static te_status losses_of(te_model *m, void *params, void *grads) {
     memset(&saved, 0, sizeof saved), memset(&batch, 0, sizeof batch), memset(&opt, 0, sizeof opt);
     config.max_norm = 0.5f;
     TE_TRY(te_model_randomize(m, 0.1f, 5, 100, &ctx));
+    if (frozen) TE_TRY(freeze_some(m));
     TE_TRY(te_allocate(&ctx, &memory, saved.bytes = te_plan_saved_bytes_of_rank(plan, rows, &ctx)));
     const size_t alone = te_plan_saved_bytes(plan, 4096), shared = te_plan_saved_bytes_of_rank(plan, 4096, &ctx);
     if (t->size > 1 && shared > alone / 10 * 9 && !wrong++) printf("saved: %zu bytes, alone %zu\n", shared, alone);
@@ -291,6 +319,7 @@ static te_status losses_of(te_model *m, void *params, void *grads) {
     te_adamw_state done;
     TE_TRY(te_adamw_get(&done, &opt, &ctx));
     if (!comm.world.rank) printf("norm\t%.8g\n", (double)done.norm);
+    TE_TRY(check_frozen(m));
 #if TE_CUDA
     const te_launches *launches = (const te_launches *)ctx.launches;
     if (!comm.world.rank)
@@ -331,6 +360,7 @@ static te_status run_without(int leaves) {
 
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "ops", *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+    frozen = argc > 3 && !strcmp(argv[3], "frozen");
     const int number = argc > 2 ? atoi(argv[2]) : 1, fails = !strcmp(mode, "stall") || !strcmp(mode, "leave");
     int rank, size;
     te_comm_launched(&rank, &size);
