@@ -19,8 +19,8 @@
  * out; their sum is the run's one count of steps. What SGD takes begins with "sgd." instead, what Muon takes with
  * "muon."; their counts are "sgd.step" and "muon.step".
  * "random" is U64 [2]: seed and offset.
- * A tied parameter is saved with its owner. The state of recipes is "recipes.scales", U8, and "recipes.begun", I64 [2]:
- * whether a step lies behind them, and how many products there are.
+ * A tied parameter is saved with its owner, a frozen one without what the optimizer would have. The state of recipes is
+ * "recipes.scales", U8, and "recipes.begun", I64 [2]: whether a step lies behind them, and how many products there are.
  *
  * Weights of others load, too, in F32, BF16 or F16 whatever the model's dtype is (te_safetensors_load).
  *
