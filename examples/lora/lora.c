@@ -34,18 +34,19 @@ static te_status loss_now(float *loss, te_context *ctx) {
     TE_TRY(te_copy(ctx, loss, mean, sizeof *loss));
     return te_synchronize(ctx);
 }
-/* [train] */
 /* Train what is not frozen, with gradients and moments of that alone; the loss of the first step and of the last. */
 static te_status train(float loss[2], te_context *ctx) {
     te_model *models[] = {&m.model};
     const te_adamw_config config = te_adamw_defaults(1e-2f);
-    const size_t grad_bytes = te_trained_grad_bytes(&m.model), bytes = te_adamw_bytes_of(models, 1, &config);
     void *grads, *memory;
     te_adamw opt;
+    /* [bind] */
+    const size_t grad_bytes = te_trained_grad_bytes(&m.model), bytes = te_adamw_bytes_of(models, 1, &config);
     TE_TRY(te_allocate(ctx, &grads, grad_bytes));
     TE_TRY(te_allocate(ctx, &memory, bytes));
     TE_TRY(te_bind_trained_grads(&m.model, (float *)grads, ctx));
     TE_TRY(te_adamw_init(&opt, memory, bytes, models, 1, &config, ctx));
+    /* [bind] */
     for (int step = 0; step < STEPS; step++) {
         TE_TRY(net_forward(losses, &saved, x, &m, &batch, ctx));
         TE_TRY(net_backward(te_none(), te_none(), &saved, &m, &batch, ctx));
@@ -56,6 +57,7 @@ static te_status train(float loss[2], te_context *ctx) {
            (double)loss[0], STEPS, (double)loss[1]);
     return te_release(ctx, grads), te_release(ctx, memory), TE_OK;
 }
+/* [choose] */
 /* Train the branches alone, or all but them. */
 static te_status choose(int branches, te_context *ctx) {
     static const char *const names[] = {"fc1_a", "fc1_b", "fc2_a", "fc2_b"};
@@ -63,7 +65,7 @@ static te_status choose(int branches, te_context *ctx) {
     for (int i = 0; i < 4; i++) TE_TRY((branches ? te_unfreeze : te_freeze)(&m.model, names[i], 0, ctx));
     return TE_OK;
 }
-/* [train] */
+/* [choose] */
 /* A point's class is its largest coordinate, renamed by `shift`; one point in eight has no label. */
 static te_status set_labels(int shift, te_context *ctx) {
     static float points[ROWS * IN];
