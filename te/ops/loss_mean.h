@@ -30,44 +30,39 @@ TE_API int te_ignored_label(int ignore_index) { return ignore_index ? ignore_ind
 
 typedef struct te_loss_mean_args {
     float *out;            /* [1]; te_loss_each: [rows] */
-    const int32_t *labels; /* [rows] */
+    const int32_t *labels; /* [rows]; null: losses are summed */
     const float *loss;     /* [rows] */
-    const float *count;    /* [1] */
+    const float *count;    /* [1]; null: nothing is divided by */
     float scale;
     int64_t rows;
     int ignored, accumulate;
 } te_loss_mean_args;
 
-/* Bytes: 4 a row, as in te_loss_mean. */
-TE_FN void te_label_count_body(const te_loss_mean_args *a) {
-    int group;
-    te_lanes g = te_lanes_here(TE_LOSS_MEAN_THREADS, &group);
-    int own = 0;
-    for (int64_t i = g.id; i < a->rows; i += g.count) own += a->labels[i] != a->ignored;
-    float sum = (float)own;
-    te_lanes_sum(&sum, 1, &g);
-    if (g.id == 0) *a->out = (a->accumulate ? *a->out : 0.0f) + sum;
+/* What is divided by: the count, or 1. */
+TE_FN float te_loss_divisor(const te_loss_mean_args *a) {
+    return a->count && *a->count > 0.0f ? *a->count : 1.0f;
 }
-TE_KERNEL(te_label_count, TE_LOSS_MEAN_THREADS, te_loss_mean_args, te_label_count_body(te_args))
 
-/* out (+)= sum of the losses / count; a lane's own sum is in double. */
-TE_FN void te_loss_mean_body(const te_loss_mean_args *a) {
+/* out (+)= the sum of the losses / count, or the number of the labels that are not ignored. Bytes: 4 a row. A lane's
+ * own sum is in double. */
+TE_FN void te_loss_sum_body(const te_loss_mean_args *a) {
     int group;
     te_lanes g = te_lanes_here(TE_LOSS_MEAN_THREADS, &group);
     double own = 0;
-    for (int64_t i = g.id; i < a->rows; i += g.count) own += (double)a->loss[i];
+    for (int64_t i = g.id; i < a->rows; i += g.count)
+        own += a->labels ? (double)(a->labels[i] != a->ignored) : (double)a->loss[i];
     float sum = (float)own;
     te_lanes_sum(&sum, 1, &g);
-    if (g.id == 0) *a->out = (a->accumulate ? *a->out : 0.0f) + sum / (*a->count > 0.0f ? *a->count : 1.0f);
+    if (g.id == 0) *a->out = (a->accumulate ? *a->out : 0.0f) + sum / te_loss_divisor(a);
 }
-TE_KERNEL(te_loss_mean, TE_LOSS_MEAN_THREADS, te_loss_mean_args, te_loss_mean_body(te_args))
+TE_KERNEL(te_loss_sum, TE_LOSS_MEAN_THREADS, te_loss_mean_args, te_loss_sum_body(te_args))
 
 /* out[row] = scale / count: the dy that a backward begins with. */
 TE_FN void te_loss_each_body(const te_loss_mean_args *a, te_block b) {
     int group;
     const te_lanes g = te_lanes_here(TE_LOSS_EACH_THREADS, &group);
     const int64_t i = (int64_t)b.x * TE_LOSS_EACH_THREADS + g.id;
-    if (i < a->rows) a->out[i] = a->scale / (*a->count > 0.0f ? *a->count : 1.0f);
+    if (i < a->rows) a->out[i] = a->scale / te_loss_divisor(a);
 }
 TE_KERNEL(te_loss_each, TE_LOSS_EACH_THREADS, te_loss_mean_args, te_loss_each_body(te_args, te_at))
 
@@ -87,7 +82,7 @@ TE_API te_status te_count_labels(float *count, const int32_t *labels, int64_t ro
     memset(&a, 0, sizeof a);
     a.out = count, a.labels = labels, a.rows = rows, a.ignored = te_ignored_label(ignore_index);
     a.accumulate = accumulate;
-    return te_label_count_launch(ctx, te_grid_of(1, 1), &a);
+    return te_loss_sum_launch(ctx, te_grid_of(1, 1), &a);
 }
 /* mean[1] (+)= the sum of loss[rows] / count[1], the sum alone where the count is 0. Target memory; enqueues. */
 TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t rows, const float *count, int accumulate,
@@ -97,7 +92,7 @@ TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t rows, cons
     TE_TRY(te__loss_mean_check(mean, count, 1, "te_mean_loss", ctx));
     memset(&a, 0, sizeof a);
     a.out = mean, a.loss = loss, a.rows = rows, a.count = count, a.accumulate = accumulate;
-    return te_loss_mean_launch(ctx, te_grid_of(1, 1), &a);
+    return te_loss_sum_launch(ctx, te_grid_of(1, 1), &a);
 }
 
 #endif
