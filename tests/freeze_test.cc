@@ -208,6 +208,21 @@ TEST_CASE("a tied weight trains as its owner does", "[freeze]") {
     CHECK(std::string(te_last_error(l.ctx)).find("is tied already") != std::string::npos);
 }
 
+TEST_CASE("an owner that gets gradients behind the back of its user", "[freeze]") {
+    list user(words_plan(), 2, 7, "lm", "wte"), owner(words_plan(), 2, 7, "lm", "wte");
+    user.bind(), owner.bind(false);
+    REQUIRE(te_tie(user.named("lm"), owner.named("wte"), user.ctx) == TE_OK);
+    user.forward();
+    user.backward(true); // the owner has no gradients: the user's part is of nobody
+    REQUIRE(te_bind_trained_grads(&owner.model, (float *)owner.compact.data(), owner.ctx) == TE_OK);
+    CHECK(user.try_backward(false) == TE_ERROR_STATE);
+    CHECK(std::string(te_last_error(user.ctx)).find("the owner of lm.weight was bound again since; te_tie them again") != std::string::npos);
+    REQUIRE(te_tie(user.named("lm"), owner.named("wte"), user.ctx) == TE_OK);
+    user.backward(true);
+    CHECK(te_is_trained(user.named("lm")));
+    CHECK(user.gradient(0) != bytes(user.elements(0) * sizeof(float), 0xff));
+}
+
 TEST_CASE("an extra input's gradient alone", "[freeze]") {
     list l(edged_plan(), 1, 9);
     l.edge.grad = te_matrix(l.dside.data(), TE_bf16, 9, 16);

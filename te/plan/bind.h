@@ -33,7 +33,8 @@ TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_cont
         TE_REQUIRE(p->data, ctx, TE_ERROR_STATE, "%s: %s.%s has no memory; te_tie it to another parameter", plan->name,
                    p->op, p->field);
         if (!p->tied || !owner) continue;
-        TE_REQUIRE(owner->data == p->data && (!p->grad || (owner->grad == p->grad && owner->with)), ctx, TE_ERROR_STATE,
+        const int shares = p->grad ? owner->grad == p->grad && owner->with : !p->trains || !owner->grad;
+        TE_REQUIRE(owner->data == p->data && shares, ctx, TE_ERROR_STATE,
                    "%s: the owner of %s.%s was bound again since; te_tie them again", plan->name, p->op, p->field);
     }
     return TE_OK;
