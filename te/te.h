@@ -26,6 +26,7 @@
 #include "ops/attention.h"     /* attention */
 #include "ops/bias.h"          /* bias */
 #include "ops/cross_entropy.h" /* cross_entropy */
+#include "ops/cross_entropy_ranks.h" /* and of ranks that share a vocabulary */
 #include "ops/dropout.h"       /* dropout */
 #include "ops/dyt.h"           /* dyt */
 #include "ops/embedding.h"     /* embedding */
@@ -35,6 +36,7 @@
 #include "ops/load.h"          /* load */
 #include "ops/mul_param.h"     /* mul_param */
 #include "ops/norm.h"          /* layernorm, rmsnorm, l2norm, layernorm1p, rmsnorm1p */
+#include "ops/positions.h"     /* positions */
 #include "ops/recompute.h"     /* recompute, end_recompute */
 #include "ops/residual.h"      /* fork, add, mul, input, output */
 #include "ops/rope.h"          /* rope */

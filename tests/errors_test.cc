@@ -9,6 +9,7 @@
 #include "te/ops/cross_entropy.h"
 #include "te/ops/dropout.h"
 #include "te/ops/embedding.h"
+#include "te/ops/positions.h"
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"
 #include "te/ops/residual.h"

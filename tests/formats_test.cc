@@ -7,6 +7,7 @@
 #include "te/ops/cross_entropy.h"
 #include "te/ops/dropout.h"
 #include "te/ops/embedding.h"
+#include "te/ops/positions.h"
 #include "te/ops/last_token.h"
 #include "te/ops/linear.h"
 #include "te/ops/load.h"

@@ -11,6 +11,7 @@
 #include "te/ops/cross_entropy.h"
 #include "te/ops/dropout.h"
 #include "te/ops/embedding.h"
+#include "te/ops/positions.h"
 #include "te/ops/head_norm.h"
 #include "te/ops/linear.h"
 #include "te/ops/mul_param.h"

@@ -33,11 +33,17 @@
 
 /* Families that end a row which begins with a linear, and in backward begin one that ends with it. */
 #define TE_TAKES_LINEAR_cross_entropy ,
+#define TE__LOSS_IN_ROW(model, op)                                                                                     \
+    static_assert(!TE_HAS_OPTION(op, ranks), "te: " TE_STRING(model) ": " TE_CALLED(op)                                \
+                                             " with (ranks, N) is no row with a linear: undefine "                     \
+                                             "TE_FORWARD_linear_cross_entropy and TE_BACKWARD_cross_entropy_linear");
 #define TE_OWN_ROW_cross_entropy_forward(name, model, dtype, op)                                                       \
+    TE__LOSS_IN_ROW(model, op)                                                                                         \
     TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_row, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op), op) \
     TE_API te_status name##_run(te_run *r, const te_step *s)                                                           \
         { return te__linear_loss_forward(r, s, name##_launch, TE_BARE(dtype, forward)); }
 #define TE_OWN_ROW_cross_entropy_backward(name, model, dtype, op)                                             \
+    TE__LOSS_IN_ROW(model, op)                                                                                \
     TE__CROSS_ENTROPY_KERNEL(name##_at_once, te_cross_entropy_at_once, TE_WIDTH_IN(model, op),                \
         (te_dtype)TE_DTYPE_IN(model, op), op)                                                                 \
     TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)), te_cross_entropy_args,                  \

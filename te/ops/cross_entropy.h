@@ -11,6 +11,9 @@
  * te_batch.loss_count gradients are those of the mean over the other rows (loss_mean.h). A label
  * outside the vocabulary is an error on the host; on CUDA its loss and gradient are NaN. Behind a linear the two are a
  * row, which never has all logits in memory: te/fuse/linear_loss.h.
+ *
+ *   (ranks, N)             each rank of a tensor group of N has vocabulary / N columns of the logits, those of a linear
+ *                          (shard, columns), and all have the losses: cross_entropy_ranks.h
  */
 #ifndef TE_OPS_CROSS_ENTROPY_H
 #define TE_OPS_CROSS_ENTROPY_H
@@ -22,10 +25,14 @@
 
 #define TE_OP_cross_entropy (cross_entropy, own)
 #define TE_SHAPES_cross_entropy(op) (1)
-#define TE_IN_cross_entropy(op) (TE_ARG1(op, 0))
+#define TE_IN_cross_entropy(op) (TE_OF_RANKS(op, TE_ARG1(op, 0)))
 #define TE_OUT_cross_entropy(op, in) (1)
 #define TE_GIVES_cross_entropy(op) (TE_GIVES_f32)
-#define TE_SHARE_FITS_cross_entropy(op, in) ((int)(in) == (int)TE_SHARE_same)
+#define TE_SHARE_FITS_cross_entropy(op, in) \
+    ((int)(in) == (TE_HAS_OPTION(op, ranks) ? (int)TE_SHARE_columns : (int)TE_SHARE_same))
+#define TE_SHARE_cross_entropy(op, in) (TE_HAS_OPTION(op, ranks) ? (int)TE_SHARE_same : (int)(in))
+#define TE_TAKES_cross_entropy_ranks TE_INTEGER
+#define TE_RANKS_cross_entropy(op) TE_RANKS_OPTION(op)
 #define TE_FLAGS_cross_entropy(op) (TE_SAVES_INPUT | TE_TO_LOSS)
 #define TE_STATS_cross_entropy(op) (2) /* the largest logit; log2 of the sum of exp(x - that) */
 #define TE_TAKES_DIMS_cross_entropy ,
@@ -34,7 +41,8 @@
 #define TE__LABEL_SMOOTHING(op) (float)(TE_OPTION(op, label_smoothing, 0.0f))
 #define TE__Z_LOSS(op) (float)(TE_OPTION(op, z_loss, 0.0f))
 #define TE_CHECK_cross_entropy(model, op)                                                                             \
-    (TE_ASSERT_NUMBER(TE__LABEL_SMOOTHING(op) >= 0 && TE__LABEL_SMOOTHING(op) <= 1, "te: " TE_STRING(model) ": "      \
+    (TE_CHECK_RANKS(model, op)                                                                                        \
+     TE_ASSERT_NUMBER(TE__LABEL_SMOOTHING(op) >= 0 && TE__LABEL_SMOOTHING(op) <= 1, "te: " TE_STRING(model) ": "      \
         TE_CALLED(op) ": label_smoothing must be between 0 and 1");                                                   \
      TE_ASSERT_NUMBER(TE__Z_LOSS(op) >= 0 && TE__Z_LOSS(op) < 3e38f, "te: " TE_STRING(model) ": "                     \
         TE_CALLED(op) ": z_loss must be a finite number of at least 0");)
@@ -70,11 +78,16 @@ typedef struct te_cross_entropy_args {
     TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(in), te_cross_entropy_args,                     \
               body(te_args, te_at, TE_CROSS_ENTROPY_THREADS(in), TE_WIDTH_AT(in, te_args->width), dtype, \
                    te_loss_options_of(TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op))))
-#define TE_OWN_cross_entropy_forward(name, model, dtype, op)                                                          \
+#define TE_OWN_cross_entropy_forward(name, model, dtype, op) \
+    TE__IF_RANKS(op, TE__LOSS_OF_RANKS_FORWARD, TE__LOSS_FORWARD)(name, model, dtype, op)
+#define TE_OWN_cross_entropy_backward(name, model, dtype, op) \
+    TE__IF_RANKS(op, TE__LOSS_OF_RANKS_BACKWARD, TE__LOSS_BACKWARD)(name, model, dtype, op)
+#define TE__IF_RANKS(op, yes, no) TE_IF_TUPLE(TE_OPTION(op, ranks, ()), no, yes)
+#define TE__LOSS_FORWARD(name, model, dtype, op)                                                                      \
     TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_row, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op), op) \
     TE_API te_status name##_run(te_run *r, const te_step *s)                                                          \
         { return te__cross_entropy_forward(r, s, name##_launch); }
-#define TE_OWN_cross_entropy_backward(name, model, dtype, op)                         \
+#define TE__LOSS_BACKWARD(name, model, dtype, op)                                     \
     TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_gradient, TE_WIDTH_IN(model, op), \
         (te_dtype)TE_DTYPE_IN(model, op), op)                                         \
     TE_API te_status name##_run(te_run *r, const te_step *s)                          \
@@ -92,17 +105,11 @@ TE_FN int te_first_column(int64_t row, int width) { return TE_CUDA && width % 8 
 
 /* The largest logit of a row, and the sum of exp(x - that). */
 typedef struct te_logit_sums { float top, sum; } te_logit_sums;
-/* The loss of a row, and what the gradient needs, in all lanes. The largest logit is subtracted before anything is
- * rounded, so the loss does not depend on what all logits have in common. in_place: a gradient takes the place of the
- * label's logit as soon as this is done, so it is loaded first; else last: to wait for it takes a tenth of the time. */
-TE_FN te_logit_sums te_cross_entropy_loss(const te_cross_entropy_args *a, te_block b, te_lanes *g, int width,
-                                          te_dtype dtype, const te_loss_options o, int in_place) {
-    const int64_t row = (int64_t)b.x * width;
-    const int32_t label = a->labels[b.x];
-    const int known = label >= 0 && label < width, smooth = o.label_smoothing != 0;
-    const int first = smooth || in_place;
-    float of_label = first && known ? te_load(a->x, row + label, dtype) : 0.0f;
-    float top = -INFINITY, sum = 0, above = 0; /* above: sum of x - x[label] */
+/* The sums of the columns that there are, and of x - from if that is wanted, in all lanes. */
+TE_FN te_logit_sums te__logit_sums_of(float *above, const te_cross_entropy_args *a, int64_t row, te_lanes *g, int width,
+                                      te_dtype dtype, int smooth, float from) {
+    float top = -INFINITY, sum = 0;
+    *above = 0;
     TE_UNROLL_4 for (int c = te_first_column(row, width) + g->id * 8; c < width; c += g->count * 8) {
         const te_columns at = te_columns_at(c, width);
         float v[8], most = top, s = 0;
@@ -113,13 +120,27 @@ TE_FN te_logit_sums te_cross_entropy_loss(const te_cross_entropy_args *a, te_blo
         const float base = most > -INFINITY ? most : 0.0f; /* a row may begin with -infinity */
         TE_UNROLL for (int i = 0; i < 8; i++) s += te_exp(v[i] - base);
         sum = sum * te_exp(top - base) + s, top = most;
-        TE_UNROLL for (int i = 0; smooth && i < 8; i++) above += i < at.n ? v[i] - of_label : 0.0f;
+        TE_UNROLL for (int i = 0; smooth && i < 8; i++) *above += i < at.n ? v[i] - from : 0.0f;
     }
     te_logit_sums all = {top, 0};
     te_lanes_max(&all.top, g);
     all.sum = top > -INFINITY ? sum * te_exp(top - all.top) : sum;
     te_lanes_sum(&all.sum, 1, g);
-    if (smooth) te_lanes_sum(&above, 1, g);
+    if (smooth) te_lanes_sum(above, 1, g);
+    return all;
+}
+/* The loss of a row, and what the gradient needs, in all lanes. The largest logit is subtracted before anything is
+ * rounded, so the loss does not depend on what all logits have in common. in_place: a gradient takes the place of the
+ * label's logit as soon as this is done, so it is loaded first; else last: to wait for it takes a tenth of the time. */
+TE_FN te_logit_sums te_cross_entropy_loss(const te_cross_entropy_args *a, te_block b, te_lanes *g, int width,
+                                          te_dtype dtype, const te_loss_options o, int in_place) {
+    const int64_t row = (int64_t)b.x * width;
+    const int32_t label = a->labels[b.x];
+    const int known = label >= 0 && label < width, smooth = o.label_smoothing != 0;
+    const int first = smooth || in_place;
+    float of_label = first && known ? te_load(a->x, row + label, dtype) : 0.0f;
+    float above; /* sum of x - x[label] */
+    const te_logit_sums all = te__logit_sums_of(&above, a, row, g, width, dtype, smooth, of_label);
     if (g->id) return all;
     if (!first && known) of_label = te_load(a->x, row + label, dtype);
     float loss = known ? logf(all.sum) + (all.top - of_label) : NAN;
@@ -189,6 +210,7 @@ TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, 
     const te_batch *b = r->batch;
     memset(a, 0, sizeof *a);
     a->width = a->vocabulary = op->in;
+    if (op->ranks) a->vocabulary = op->in * op->ranks, a->first = r->tensor->rank * op->in;
     if (!b) return TE_OK;
     TE_REQUIRE(b->labels, r->ctx, TE_ERROR_NULL, "%s: the batch brings no labels", r->plan->name);
     TE_REQUIRE((uintptr_t)b->labels % sizeof *b->labels == 0, r->ctx, TE_ERROR_ALIGNMENT,
@@ -196,9 +218,9 @@ TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, 
     a->labels = b->labels + te_first_row(r, op->in_rows);
     a->ignore_index = te_ignored_label(b->ignore_index), a->dloss = b->loss_scale;
     for (int64_t i = 0; !TE_CUDA && r->dry && i < rows; i++)
-        TE_REQUIRE((a->labels[i] >= 0 && a->labels[i] < op->in) || a->labels[i] == a->ignore_index, r->ctx,
+        TE_REQUIRE((a->labels[i] >= 0 && a->labels[i] < a->vocabulary) || a->labels[i] == a->ignore_index, r->ctx,
                    TE_ERROR_VALUE, "%s: label %d of row %lld is outside the vocabulary of %s, %d", r->plan->name,
-                   a->labels[i], (long long)i, op->name, op->in);
+                   a->labels[i], (long long)i, op->name, a->vocabulary);
     return TE_OK;
 }
 TE_API te_status te__cross_entropy_forward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch) {

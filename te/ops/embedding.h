@@ -1,9 +1,13 @@
 /* embedding.h -- (embedding, name, vocabulary, width): y[row] = weight[tokens[row]]; begins a list that takes no x.
- *                (positions, name, length, width): y[row] = x[row] + weight[position of the row], learnt positions.
+ * Learnt positions, which share its kernel of the forward: positions.h.
  *
  * te_batch.tokens brings the tokens. A token outside the vocabulary is an error on the host; on CUDA, where the host
  * does not see the tokens, its row becomes NaN. The gradient is summed without atomics: rows sorted by token, each
  * token's rows added in order.
+ *
+ * (ranks, N): each rank of a tensor group of N has vocabulary / N rows of the weight, rank r those from
+ * r * vocabulary / N on (Shoeybi et al. 2019). y has a row for each token of the batch, of which all ranks but one have
+ * zeros: a part of a sum, which a reduce_scatter or all_reduce adds up, and which has the bits of the whole table's.
  */
 #ifndef TE_OPS_EMBEDDING_H
 #define TE_OPS_EMBEDDING_H
@@ -17,24 +21,17 @@
 #define TE_SHAPES_embedding(op) (2)
 #define TE_IN_embedding(op) (1)
 #define TE_OUT_embedding(op, in) (TE_ARG2(op, 0))
-#define TE_SHARE_embedding(op, in) (TE_SHARE_same)
+#define TE_SHARE_embedding(op, in) (TE_HAS_OPTION(op, ranks) ? (int)TE_SHARE_sums : (int)TE_SHARE_same)
+#define TE_ROWS_embedding(op, in) (TE_HAS_OPTION(op, ranks) ? (int)TE_ROWS_tokens : (int)(in))
+#define TE_TAKES_embedding_ranks TE_INTEGER
+#define TE_RANKS_embedding(op) TE_RANKS_OPTION(op)
 #define TE_FLAGS_embedding(op) (TE_FROM_TOKENS)
-#define TE_PARAMS_embedding(op, in, out) ((weight, TE_ARG1(op, 0), out, normal))
-#define TE_CHECK_embedding(model, op) (TE__HAS_ROWS(model, op, "vocabulary"))
+#define TE_PARAMS_embedding(op, in, out) ((weight, TE_OF_RANKS(op, TE_ARG1(op, 0)), out, normal))
+#define TE_CHECK_embedding(model, op) (TE__HAS_ROWS(model, op, "vocabulary") TE_CHECK_RANKS(model, op))
 #define TE__HAS_ROWS(model, op, what)                                                                          \
     static_assert(TE_IS_WIDTH(model, TE_ARG1(op, 0)), "te: " TE_STRING(model) ": " TE_CALLED(op) ": the " what \
         " must be positive");
 #define TE_TAKES_DIMS_embedding ,
-
-#define TE_OP_positions (positions, own)
-#define TE_SHAPES_positions(op) (2)
-#define TE_IN_positions(op) (TE_ARG2(op, 0))
-#define TE_PARAMS_positions(op, in, out) ((weight, TE_ARG1(op, 0), out, normal))
-#define TE_CHECK_positions(model, op)                                                         \
-    (TE__HAS_ROWS(model, op, "length")                                                        \
-     static_assert((int)TE_ROWS_OUT(model, op) != (int)TE_ROWS_sequences,                     \
-                  "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
-#define TE_TAKES_DIMS_positions ,
 
 typedef struct te_embedding_args {
     void *y; /* [rows, width] of the model's dtype; backward: the gradient, [vocabulary or length, width] of f32 */
@@ -47,6 +44,7 @@ typedef struct te_embedding_args {
     te_sequences of;
     int size, position, accumulate, width; /* width: where it is known only at run time */
     int64_t first; /* this rank has the batch's rows from here on */
+    int from, vocabulary; /* (ranks, N): this rank has `size` rows of the vocabulary's from here on */
 } te_embedding_args;
 enum {
     TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1,
@@ -62,36 +60,40 @@ enum {
     te_formats_of(TE_DTYPE_IN(model, op), TE_DTYPE_OUT(model, op), TE_##dtype, TE_##dtype)
 #define TE__EMBEDDING_FORWARD(name, model, dtype, op, positions)                             \
     TE__EMBEDDING_KERNEL(name, te_embedding_rows, TE__EMBEDDING_WIDTH(model, op), positions, \
-        TE__EMBEDDING_FORMATS(model, dtype, op))                                             \
+        TE__EMBEDDING_FORMATS(model, dtype, op), TE_HAS_OPTION(op, ranks))                   \
     TE_API te_status name##_run(te_run *r, const te_step *s)                                 \
         { return te__embedding_forward(r, s, name##_launch, positions); }
 #define TE_OWN_embedding_forward(name, model, dtype, op) TE__EMBEDDING_FORWARD(name, model, dtype, op, 0)
-#define TE_OWN_positions_forward(name, model, dtype, op) TE__EMBEDDING_FORWARD(name, model, dtype, op, 1)
 #define TE_OWN_embedding_backward(name, model, dtype, op)                                  \
     TE__EMBEDDING_KERNEL(name, te_embedding_gradient, TE__EMBEDDING_WIDTH(model, op),      \
-        (te_dtype)TE_DTYPE_OUT(model, op))                                                 \
-    TE__EMBEDDING_KERNEL(name##_merge, te_embedding_merge, TE__EMBEDDING_WIDTH(model, op)) \
+        (te_dtype)TE_DTYPE_OUT(model, op), TE_HAS_OPTION(op, ranks))                       \
+    TE__EMBEDDING_KERNEL(name##_merge, te_embedding_merge, TE__EMBEDDING_WIDTH(model, op), \
+        TE_HAS_OPTION(op, ranks))                                                          \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                             \
         return te__embedding_backward(r, s, name##_launch, name##_merge_launch);           \
     }
-#define TE_OWN_positions_backward(name, model, dtype, op)                             \
-    TE__EMBEDDING_KERNEL(name, te_positions_gradient, TE__EMBEDDING_WIDTH(model, op), \
-        (te_dtype)TE_DTYPE_OUT(model, op))                                            \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__positions_backward(r, s, name##_launch); }
 
+/* The row of this rank's table that a token is, and nothing from 0 to a->size if it has none. `shares`: 1 with
+ * (ranks, N). */
+TE_FN int32_t te__own_token(const te_embedding_args *a, int32_t token, int shares) {
+    return !shares ? token : token < a->from ? -1 : token - a->from;
+}
 /* y[row] = w[token] or x[row] + w[position]. A group of lanes takes a row. */
-TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, int positions, te_formats format) {
+TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, int positions, te_formats format,
+                             int shares) {
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
     const int64_t row = (int64_t)b.x * TE_EMBEDDING_GROUPS + group;
     if (row >= a->rows) return;
     const int at = (int)(a->first + row); /* in the batch */
-    const int64_t index = positions ? a->position + te_sequence_position(&a->of, at) : a->tokens[row];
+    const int64_t index = positions ? a->position + te_sequence_position(&a->of, at)
+                                    : te__own_token(a, a->tokens[row], shares);
     const int known = index >= 0 && index < a->size;
+    const int is_others = shares && !known && a->tokens[row] >= 0 && a->tokens[row] < a->vocabulary;
     TE_UNROLL_4 for (int c = g.id * 8; c < width; c += g.count * 8) {
         const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
         float v[8], x[8];
-        TE_UNROLL for (int i = 0; i < 8; i++) v[i] = NAN;
+        TE_UNROLL for (int i = 0; i < 8; i++) v[i] = is_others ? 0.0f : NAN;
         if (known) te_load8(v, a->w, index * width + c, n, aligned, format.weight);
         if (positions) {
             te_load8(x, a->x, row * width + c, n, aligned, format.in);
@@ -120,8 +122,8 @@ TE_FN void te_sort_body(const te_embedding_args *a, te_block b) {
 TE_KERNEL(te_sort_by_token, TE_EMBEDDING_LANES * TE_EMBEDDING_GROUPS, te_embedding_args, te_sort_body(te_args, te_at))
 
 /* The token at place p of the sorted rows; -1 outside. */
-TE_FN int32_t te_token_at(const te_embedding_args *a, int64_t p) {
-    return p < 0 || p >= a->rows ? -1 : a->tokens[a->order[p]];
+TE_FN int32_t te_token_at(const te_embedding_args *a, int64_t p, int shares) {
+    return p < 0 || p >= a->rows ? -1 : te__own_token(a, a->tokens[a->order[p]], shares);
 }
 
 /* dweight[token] += dy[row], 8 columns a lane.
@@ -131,7 +133,7 @@ TE_FN int32_t te_token_at(const te_embedding_args *a, int64_t p) {
  * left in `pieces`: slot 0 if the run began in an earlier segment, else slot 1; te_embedding_merge adds those up in
  * order. On the host a block takes columns and goes through all rows.
  * Bytes: dy once, the gradients of the tokens that occur read and written. */
-TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int width, te_dtype dtype) {
+TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int width, te_dtype dtype, int shares) {
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
     const int c = (b.y * TE_EMBEDDING_LANES + g.id) * 8, n = (int)te_min(8, width - c), aligned = width % 8 == 0;
@@ -139,7 +141,9 @@ TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int wid
     if (c >= width) return;
     if (!TE_CUDA) {
         for (int64_t row = 0; row < a->rows; row++) {
-            const int64_t at = (int64_t)a->tokens[row] * width + c;
+            const int32_t own = te__own_token(a, a->tokens[row], shares);
+            const int64_t at = (int64_t)own * width + c;
+            if (shares && (own < 0 || own >= a->size)) continue;
             te_load8(v[0], a->x, row * width + c, n, aligned, dtype);
             for (int i = 0; i < n; i++) grad[at + i] += v[0][i];
         }
@@ -148,8 +152,8 @@ TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int wid
     const int64_t segment = (int64_t)b.x * TE_EMBEDDING_GROUPS + group, from = segment * TE_EMBEDDING_SEGMENT;
     const int64_t to = te_min(a->rows, from + TE_EMBEDDING_SEGMENT);
     if (from >= a->rows) return;
-    const int32_t before = te_token_at(a, from - 1), after = te_token_at(a, to);
-    int32_t token = te_token_at(a, from);
+    const int32_t before = te_token_at(a, from - 1, shares), after = te_token_at(a, to, shares);
+    int32_t token = te_token_at(a, from, shares);
     TE_UNROLL for (int i = 0; i < 8; i++) sum[i] = 0;
     for (int64_t p = from; p < to; p += TE_EMBEDDING_UNROLL) {
         int32_t next[TE_EMBEDDING_UNROLL];
@@ -157,7 +161,7 @@ TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int wid
             const int64_t q = te_min(p + u, to - 1);
             const int32_t row = a->order[q];
             te_load8(v[u], a->x, (int64_t)row * width + c, n, aligned, dtype);
-            next[u] = p + u + 1 < to ? te_token_at(a, p + u + 1) : -1;
+            next[u] = p + u + 1 < to ? te_token_at(a, p + u + 1, shares) : -1;
         }
         TE_UNROLL for (int u = 0; u < TE_EMBEDDING_UNROLL; u++) {
             if (p + u >= to) continue;
@@ -178,15 +182,16 @@ TE_FN void te_embedding_gradient(const te_embedding_args *a, te_block b, int wid
     }
 }
 /* The runs that cross segments: the segment where a run begins adds its pieces up, in order. */
-TE_FN void te_embedding_merge(const te_embedding_args *a, te_block b, int width) {
+TE_FN void te_embedding_merge(const te_embedding_args *a, te_block b, int width, int shares) {
     int group;
     const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
     const int c = (b.y * TE_EMBEDDING_LANES + g.id) * 8, n = (int)te_min(8, width - c), aligned = width % 8 == 0;
     const int64_t first = (int64_t)b.x * TE_EMBEDDING_GROUPS + group, from = first * TE_EMBEDDING_SEGMENT,
                   to = from + TE_EMBEDDING_SEGMENT;
     if (c >= width || to >= a->rows) return;
-    const int32_t token = te_token_at(a, to - 1);
-    if (te_token_at(a, to) != token || te_token_at(a, from - 1) == token || token < 0 || token >= a->size) return;
+    const int32_t token = te_token_at(a, to - 1, shares);
+    const int begins = te_token_at(a, from - 1, shares) != token, goes_on = te_token_at(a, to, shares) == token;
+    if (!goes_on || !begins || token < 0 || token >= a->size) return;
     float *out = (float *)a->y + (int64_t)token * width + c, sum[8], v[8];
     te_load8(sum, out, 0, n, aligned, TE_f32);
     int64_t segment = first;
@@ -194,29 +199,9 @@ TE_FN void te_embedding_merge(const te_embedding_args *a, te_block b, int width)
         te_load8(v, a->pieces + (segment * 2 + (segment == first)) * width + c, 0, n, aligned, TE_f32);
         TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
         segment++;
-        if (te_token_at(a, end) != token) break;
+        if (te_token_at(a, end, shares) != token) break;
     }
     te_store8(out, 0, sum, n, aligned, TE_f32);
-}
-
-/* dweight[position] (+)= sum over the sequences of dy. */
-TE_FN void te_positions_gradient(const te_embedding_args *a, te_block b, int width, te_dtype dtype) {
-    int group;
-    const te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
-    const int64_t t = (int64_t)b.x * TE_EMBEDDING_GROUPS + group;
-    const int c = (b.y * TE_EMBEDDING_LANES + g.id) * 8, n = (int)te_min(8, width - c), aligned = width % 8 == 0;
-    if (t >= a->size || c >= width) return;
-    const int64_t row = t - a->position;
-    float v[8], sum[8] = {0};
-    if (a->accumulate) te_load8(sum, a->y, t * width + c, n, aligned, TE_f32);
-    for (int s = 0; row >= 0 && s < a->of.count; s++) {
-        const te_sequence own = te_sequence_rows(&a->of, s);
-        const int64_t at = own.first + row - a->first;
-        if (row >= own.count || at < 0 || at >= a->rows) continue; /* none, or another rank's */
-        te_load8(v, a->x, at * width + c, n, aligned, dtype);
-        TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
-    }
-    te_store8(a->y, t * width + c, sum, n, aligned, TE_f32);
 }
 
 typedef te_status (*te_embedding_launch_fn)(te_context *, te_grid, const te_embedding_args *);
@@ -227,6 +212,8 @@ TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
     a.x = r->now.p, a.w = r->param[i]->data, a.rows = te_rows_in(r, r->plan->op[i].out_rows);
     a.size = (int)r->param[i]->rows, a.width = (int)r->param[i]->cols;
     a.of = te_sequences_of(r), a.first = te_first_row(r, r->plan->op[i].out_rows);
+    a.vocabulary = a.size * (int)te_max(1, r->plan->op[i].ranks);
+    a.from = r->plan->op[i].ranks ? r->tensor->rank * a.size : 0;
     if (r->batch) a.tokens = r->batch->tokens ? r->batch->tokens + a.first : 0, a.position = r->batch->position;
     return a;
 }
@@ -242,9 +229,9 @@ TE_API te_status te__embedding_check(const te_run *r, const te_embedding_args *a
                "%s: batch.tokens lie at %p, which is no multiple of 4", name, (const void *)a->tokens);
     TE_REQUIRE(positions || a->rows < (1 << 24), r->ctx, TE_ERROR_OVERFLOW, "%s: more than 2^24 rows", name);
     for (int64_t i = 0; !TE_CUDA && !positions && i < a->rows; i++)
-        TE_REQUIRE(a->tokens[i] >= 0 && a->tokens[i] < a->size, r->ctx, TE_ERROR_VALUE,
+        TE_REQUIRE(a->tokens[i] >= 0 && a->tokens[i] < a->vocabulary, r->ctx, TE_ERROR_VALUE,
                    "%s: token %d of row %lld is outside the vocabulary of %s, %d", name, a->tokens[i], (long long)i,
-                   op->name, a->size);
+                   op->name, a->vocabulary);
     return TE_OK;
 }
 TE_API te_status te__embedding_forward(te_run *r, const te_step *s, te_embedding_launch_fn launch, int positions) {
@@ -280,20 +267,6 @@ TE_API te_status te__embedding_backward(te_run *r, const te_step *s, te_embeddin
         if (TE_CUDA) TE_TRY(merge(r->ctx, grid, &a));
     }
     te_set_now(r, te_no_value());
-    return TE_OK;
-}
-TE_API te_status te__positions_backward(te_run *r, const te_step *s, te_embedding_launch_fn launch) {
-    const int i = s->op[0];
-    te_param *p = r->param[i];
-    te_embedding_args a = te__embedding_args(r, i);
-    const te_grid grid =
-        te_grid_of(te_ceil_div(a.size, TE_EMBEDDING_GROUPS), te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES));
-    te_value dx = r->now;
-    TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 1));
-    a.y = p->grad, a.accumulate = te_accumulates(r, p);
-    if (!r->dry && te_is_trained(p)) TE_TRY(launch(r->ctx, grid, &a));
-    TE_TRY(te_as(&dx, r, r->plan->op[i].in_dtype)); /* y = x + weight: the gradient goes on as it is */
-    te_set_now(r, dx);
     return TE_OK;
 }
 

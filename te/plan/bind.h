@@ -53,6 +53,11 @@ TE_API int64_t te_plan_param_elements(const te_plan *plan) {
 TE_API size_t te_plan_param_bytes(const te_plan *plan) {
     return plan ? (size_t)te_plan_param_elements(plan) * te_dtype_bytes(plan->dtype) : 0;
 }
+/* Elements of each of `ranks` equal slices of such a buffer. What is left behind the last slice is less than
+ * ranks * TE_PARAM_ALIGN, and all ranks have it. */
+TE_API int64_t te_slice_elements(int64_t elements, int ranks) {
+    return elements / ranks / TE_PARAM_ALIGN * TE_PARAM_ALIGN;
+}
 TE_API size_t te_plan_grad_bytes(const te_plan *plan) { return (size_t)te_plan_param_elements(plan) * sizeof(float); }
 
 /* What a rank of the tensor group holds of the parameters of an op, and has of their gradients. parts: of the last
@@ -60,7 +65,7 @@ TE_API size_t te_plan_grad_bytes(const te_plan *plan) { return (size_t)te_plan_p
 TE_API void te__bind_shard(te_param *p, const te_op *op, int *parts) {
     if (op->out_rows == TE_ROWS_shard || op->in_rows == TE_ROWS_shard) p->sums = 1;
     if (op->share == TE_SHARE_columns) p->shard = TE_SHARD_columns, p->sums = 0;
-    if (op->share == TE_SHARE_sums) p->shard = TE_SHARD_rows, p->sums = 0;
+    if (op->share == TE_SHARE_sums) p->shard = op->ranks ? TE_SHARD_columns : TE_SHARD_rows, p->sums = 0;
     if (op->op_class == TE_CLASS_gemm) *parts = op->parts;
     /* an op with kernels of its own has parameters of another shape: sinks, one for each head */
     p->parts = p->shard == TE_SHARD_columns && op->op_class != TE_CLASS_own ? *parts : 1;

@@ -43,6 +43,10 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
     const te_group *g = te_tensor_group(ctx);
     TE_REQUIRE(!te__shares_rows(plan) || (int64_t)b->batch * b->seq % g->size == 0, ctx, TE_ERROR_SHAPE,
                "%s: batch %d times seq %d is not shared out evenly among %d ranks", name, b->batch, b->seq, g->size);
+    for (int i = 0; i < plan->op_count; i++)
+        TE_REQUIRE(!plan->op[i].ranks || plan->op[i].ranks == g->size, ctx, TE_ERROR_STATE,
+                   "%s: (%s, %s) is for a tensor group of %d ranks, here are %d; te_comm_create makes groups", name,
+                   plan->op[i].kind, plan->op[i].name, plan->op[i].ranks, g->size);
     TE_TRY(te__check_sequences(b, name, ctx));
     TE_REQUIRE(b->position >= 0 && b->position <= INT32_MAX - te_max(b->seq, b->longest), ctx, TE_ERROR_VALUE,
                "%s: position %d must not be negative or overflow", name, b->position);

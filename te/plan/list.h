@@ -22,6 +22,7 @@
  *     TE_EDGE_<family>(model, op)        (index, format) of the fork that it belongs to            (-1, the list's)
  *     TE_SHARE_<family>(op, in)          what a rank of a group has of its output, a te_share   (in)
  *     TE_SHARE_FITS_<family>(op, in)     whether it takes a value that ranks share so           see te/fuse/shares.h
+ *     TE_RANKS_<family>(op)              ranks of a tensor group that share its vocabulary      (0): no more than one
  *     TE_SHAPES_<family>(op)             how many shapes it has at most                       (12)
  *     TE_TAKES_<family>_<option>         TE_INTEGER, TE_NUMBER or TE_TOKEN, for each option that it has
  */
@@ -118,6 +119,7 @@
 #define TE_SAME_rows_rows ,
 #define TE_SAME_shard_shard ,
 #define TE_SAME_parts_parts ,
+#define TE_SAME_ranks_ranks ,
 
 /* Whether an argument is an option: a tuple of two, and nothing behind it; not 8, (H) or (A + B) * C. */
 #define TE_IF_OPTION(a, yes, no) TE_IF_MARKED(TE_LATE(TE_COMMA TE_EAT a ()), TE_IF_PAIR, TE_TAKE_NO)(a, yes, no)
@@ -220,6 +222,7 @@ typedef enum te_gives {
 #define TE_PARAMS(op, in, out) TE_TUPLE_OR(TE_FACT(PARAMS, op)(op, in, out), ((end, ~)))
 #define TE_CHECK(model, op)    TE_UNWRAP(TE_TUPLE_OR(TE_FACT(CHECK, op)(model, op), ()))
 #define TE_PARTS(op)           TE_TUPLE_OR(TE_FACT(PARTS, op)(op), 1)
+#define TE_RANKS(op)           TE_TUPLE_OR(TE_FACT(RANKS, op)(op), 0)
 #define TE_OPTIONS(op)         TE_TUPLE_OR(TE_FACT(OPTIONS, op)(op), (te_no_options, 0))
 
 #define TE_RECIPE(model, op)   TE_TUPLE_OR(TE_FACT(RECIPE, op)(model, op), TE_RECIPE_none)
@@ -237,6 +240,15 @@ typedef enum te_gives {
 #define TE_ROWS_OPTION_(token) TE_JOIN1(TE_ROWS_, token)
 #define TE_SHARD_OPTION(op) TE_SHARD_OPTION_(TE_OPTION(op, shard, none))
 #define TE_SHARD_OPTION_(token) TE_JOIN1(TE_SHARD_, token)
+
+/* Of an op with a vocabulary: (ranks, N), each rank of a tensor group of N has 1 / N of it. */
+#define TE_RANKS_OPTION(op) (TE_OPTION(op, ranks, 0))
+#define TE_OF_RANKS(op, all) ((all) / (TE_RANKS_OPTION(op) > 0 ? TE_RANKS_OPTION(op) : 1))
+#define TE_CHECK_RANKS(model, op)                                                                                     \
+    static_assert(!TE_HAS_OPTION(op, ranks) || (TE_RANKS_OPTION(op) > 0 && TE_ARG1(op, 1) > 0 &&                      \
+                      TE_ARG1(op, 1) % (TE_RANKS_OPTION(op) > 0 ? TE_RANKS_OPTION(op) : 1) == 0),                     \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op)                                                          \
+                      ": its vocabulary is no constant that (ranks, N) shares out evenly; round it up to one that is");
 
 typedef struct te_no_options { int none; } te_no_options;
 /* The struct of an op's options, and the constants in it. */

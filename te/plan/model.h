@@ -69,7 +69,8 @@ typedef enum te_share {
 /* Which part of a parameter a rank of the tensor group holds. */
 typedef enum te_shard {
     TE_SHARD_none,    /* all of it */
-    TE_SHARD_columns, /* what makes its own columns of the op's output: rows of a weight [out, in], columns of a bias */
+    TE_SHARD_columns, /* what makes its own columns of the op's output: rows of a weight [out, in], columns of a bias;
+                       * of an embedding its own rows */
     TE_SHARD_rows     /* what its own columns of the op's input need: columns of a weight [out, in] */
 } te_shard;
 
@@ -106,6 +107,8 @@ typedef struct te_op {
     int stats;                    /* f32 numbers a row that backward needs beside: mean and rstd, log-sum-exp */
     te_share share;               /* what a rank has of its output */
     int parts;                    /* its output is so many parts side by side, each shared out by columns */
+    int ranks;                    /* so many ranks of the tensor group have a part of its vocabulary each; 0: no more
+                                   * than one */
     int edge;                     /* add, mul, load: the index of the fork or input that it reads; others: -1 */
     const void *options;          /* a te_<family>_options, of ints and floats */
     int options_bytes;

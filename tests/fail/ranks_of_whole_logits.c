@@ -1,0 +1,8 @@
+// expect: te: m: (cross_entropy, l) does not fit what each rank of a group has of its input
+// A loss of columns that ranks share behind a product that gives all ranks all of them.
+#include "te/te.h"
+#ifdef TE_FIXED
+TE_DECLARE(m, f32, (copy_to_group, c), (linear, h, 8, 30, (shard, columns)), (cross_entropy, l, 60, (ranks, 2)))
+#else
+TE_DECLARE(m, f32, (rmsnorm, n, 8), (linear, h, 8, 30), (cross_entropy, l, 60, (ranks, 2)))
+#endif
