@@ -129,6 +129,9 @@ TE_API te_status te_comm_of(te_comm *comm, te__comm_native native, int tensor, t
     if (status == TE_OK) status = te__comm_grid(comm, tensor, te_comm_defaults().peer_bytes, ctx);
     return te__comm_done(comm, status, ctx);
 }
+#else
+/* There are no other ranks to wait for. */
+TE_API te_status te_comm_synchronize(te_context *ctx) { return te_synchronize(ctx); }
 #endif
 
 #endif

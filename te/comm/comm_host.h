@@ -94,11 +94,18 @@ TE_API te_status te__mpi_reduce_scatter(const te_group *g, void *y, const void *
     MPI_Datatype type = MPI_FLOAT;
     MPI_Op op = MPI_SUM;
     MPI_Request request;
+    const size_t bytes = (size_t)count * te_dtype_bytes(dtype);
+    const int here = y == (const char *)x + (size_t)g->rank * bytes; /* MPI wants the two apart */
     TE_TRY(te__mpi_count(count, "reduce_scatter", ctx));
     TE_TRY(te__mpi_type(&type, &op, g, dtype, "reduce_scatter", ctx));
+    void *const to = here ? malloc(bytes) : y;
+    TE_REQUIRE(to, ctx, TE_ERROR_MEMORY, "reduce_scatter: cannot allocate %zu bytes", bytes);
     const int error =
-        MPI_Ireduce_scatter_block(x, y, (int)count, type, op, ((const te__mpi *)g->handle)->comm, &request);
-    return te__mpi_wait(g, error, &request, "reduce_scatter", ctx);
+        MPI_Ireduce_scatter_block(x, to, (int)count, type, op, ((const te__mpi *)g->handle)->comm, &request);
+    const te_status status = te__mpi_wait(g, error, &request, "reduce_scatter", ctx);
+    if (!here) return status;
+    if (status == TE_OK) memcpy(y, to, bytes), free(to); /* else MPI may still write to it */
+    return status;
 }
 TE_API te_status te__mpi_all_reduce(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                     te_context *ctx) {

@@ -32,8 +32,16 @@ TE_API te_status te__reduce_over(const te_group *g, const te_model *m, int only_
     }
     return run ? te_group_all_reduce(g, run, run, end - run, TE_f32, ctx) : TE_OK;
 }
-/* Enqueue the sums. All ranks call it with their parts of the same models, in the same order. */
-TE_API te_status te_reduce_gradients(te_model *const *models, int count, te_context *ctx) {
+/* Over the data group, of `slices` (te_slice_elements): this rank's slice and what is behind the last one, with half of
+ * the traffic. Slices know no parameters, so what a frozen one has for a gradient goes along. */
+TE_API te_status te__reduce_slices(const te_model *m, int slices, te_context *ctx) {
+    const te_group *g = te_data_group(ctx);
+    float *grads = (float *)(uintptr_t)m->grads;
+    const int64_t slice = te_slice_elements(m->elements, slices), rest = slice * slices;
+    if (slice) TE_TRY(te_group_reduce_scatter(g, grads + g->rank * slice, grads, slice, TE_f32, ctx));
+    return te_group_all_reduce(g, grads + rest, grads + rest, m->elements - rest, TE_f32, ctx);
+}
+TE_API te_status te__reduce_gradients(te_model *const *models, int count, int slices, te_context *ctx) {
     TE_TRY(te_check_target(ctx, "te_reduce_gradients"));
     TE_REQUIRE(models && count >= 0, ctx, TE_ERROR_NULL, "te_reduce_gradients: the list of models is null");
     for (int i = 0; i < count; i++)
@@ -41,9 +49,15 @@ TE_API te_status te_reduce_gradients(te_model *const *models, int count, te_cont
                    "te_reduce_gradients: model %d is null, not bound, or bound without gradients", i);
     for (int i = 0; i < count; i++) {
         TE_TRY(te__reduce_over(te_tensor_group(ctx), models[i], 1, ctx));
-        TE_TRY(te__reduce_over(te_data_group(ctx), models[i], 0, ctx));
+        TE_TRY(slices > 1 ? te__reduce_slices(models[i], slices, ctx)
+                          : te__reduce_over(te_data_group(ctx), models[i], 0, ctx));
     }
     return TE_OK;
+}
+/* Enqueue the sums. All ranks call it with their parts of the same models, in the same order. An optimizer whose states
+ * are shared out needs fewer: te_adamw_reduce. */
+TE_API te_status te_reduce_gradients(te_model *const *models, int count, te_context *ctx) {
+    return te__reduce_gradients(models, count, 1, ctx);
 }
 
 #endif

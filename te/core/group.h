@@ -18,8 +18,9 @@
 struct te_group;
 
 /* Collectives are enqueued on ctx->stream, in the same order on all ranks of a group. count: elements that one rank
- * has. y and x do not overlap, but all_reduce may have y == x, and all_gather x == y + rank * count. Sums of 16-bit
- * numbers are rounded each time that two are added. */
+ * has. y and x do not overlap, but all_reduce may have y == x, all_gather x == y + rank * count, and reduce_scatter
+ * y == x + rank * count, which leaves the rest of x as it was. Sums of 16-bit numbers are rounded each time that two
+ * are added. */
 typedef struct te_transport {
     const char *name; /* "nccl" or "mpi" */
     /* y[size, count] = the x[count] of all ranks */

@@ -15,120 +15,19 @@
  *     TE_TRY(te_adamw_get(&state, &opt, &ctx));                 // now and then: step, norm, lr; waits for the stream
  *
  * Gradients are read and left as they are: the next backward overwrites them unless its batch says accumulate.
+ *
+ * Replicas on several ranks may share the states out (ZeRO-1, slices.h): config.shards = te_data_group(&ctx)->size,
+ * before te_adamw_bytes_of, and te_adamw_reduce(&opt, &ctx) in the place of te_reduce_gradients. Each rank then has
+ * 1 / shards of the moments and of the master weights, and the numbers are those of one that has all.
  */
 #ifndef TE_ADAMW_H
 #define TE_ADAMW_H
 
-#include "adamw_kernels.h" /* te_adamw_update, te__adamw_begin, te__adamw_start; te_adamw_config */
-#include "grad_norm.h"     /* te_grad_norm */
-#include "muon.h"          /* te__muon_matrix, te__param_rule */
-
-typedef struct te_adamw {
-    te_adamw_config config; /* weight_decay, decay_all, rule, moments, no_master and muon_takes stay as they are; groups
-                             * are gone, the tensors have what they say */
-    te_model *const *models;
-    int model_count, count, chunks;
-    te_adamw_state *state;          /* target memory, as everything below */
-    te_grad_norm norm;
-    const te__adamw_tensor *tensor; /* [count] */
-    const int32_t *first;           /* [count + 1], the first chunk of each tensor */
-    void *m, *v;                    /* tensors one after the other, each at a multiple of TE_PARAM_ALIGN elements */
-    float *master;
-    int64_t m_elements, v_elements; /* gaps included; only what AdamW takes has a v */
-    te_rule rule;                   /* as at te_adamw_init, like the next three */
-    te_dtype moments;               /* of m and v */
-    int no_master;
-    te_muon_takes takes;
-    te__muon muon;
-    uint64_t where;                 /* te__params_where: what the table was made for */
-} te_adamw;
-
-/* ---- what lies where -------------------------------------------------------------------------------------------- */
-
-/* A walk over the optimizer's tensors, for a checkpoint or a look at them:
- *     te_adamw_walk w = te_adamw_tensors(&opt);
- *     while (te_adamw_next(&w)) use(w.param, w.model, w.master, w.m, w.v);
- */
-typedef struct te_adamw_walk {
-    te_param_walk params;
-    const te_adamw *opt;
-    int64_t at, v_at, master_at;
-    int model;            /* index into the models */
-    const te_param *param;
-    float *master;         /* [rows, cols], target memory; param->data if the model is f32; null: no_master */
-    void *m, *v;           /* [rows, cols] of opt->moments; v is null where the rule has none */
-    te_rule rule;          /* of this tensor */
-} te_adamw_walk;
-
-TE_API te_adamw_walk te_adamw_tensors(const te_adamw *opt) {
-    te_adamw_walk w;
-    memset(&w, 0, sizeof w);
-    w.params = te_params_of(opt ? opt->models : 0, opt ? opt->model_count : 0), w.opt = opt;
-    return w;
-}
-TE_API int te_adamw_next(te_adamw_walk *w) {
-    if (!te_params_next(&w->params)) return 0;
-    w->param = w->params.param, w->model = w->params.model;
-    const int64_t slot = te_round_up(w->param->rows * w->param->cols, TE_PARAM_ALIGN);
-    const size_t moment = te_dtype_bytes(w->opt->moments);
-    w->rule = te__param_rule(w->opt->rule, w->opt->takes, w->opt->models[w->model], w->param);
-    w->m = (char *)w->opt->m + (size_t)w->at * moment, w->at += slot;
-    w->v = w->rule == TE_RULE_adamw ? (char *)w->opt->v + (size_t)w->v_at * moment : 0;
-    if (w->v) w->v_at += slot;
-    w->master = (float *)w->param->data;
-    if (w->opt->models[w->model]->plan->dtype == TE_f32) return 1;
-    w->master = w->opt->no_master ? 0 : w->opt->master + w->master_at, w->master_at += slot;
-    return 1;
-}
-
-/* ---- calls ------------------------------------------------------------------------------------------------------ */
-
-typedef struct te__adamw_layout {
-    size_t norm, table, m, v, master, x[2], a, b, scratch, partial, factor, bytes;
-    int count;
-    int64_t chunks, m_elements, v_elements;
-} te__adamw_layout;
-
-TE_API te__adamw_layout te__adamw_layout_of(te_model *const *models, int count, const te_adamw_config *c) {
-    te__adamw_layout l;
-    te_param_walk w = te_params_of(models, count);
-    te__muon_sizes muon;
-    int64_t masters = 0;
-    memset(&l, 0, sizeof l), memset(&muon, 0, sizeof muon);
-    for (; te_params_next(&w); l.count++) {
-        const int64_t n = w.param->rows * w.param->cols, slot = te_round_up(n, TE_PARAM_ALIGN);
-        const te_rule rule = te__param_rule(c->rule, c->muon_takes, models[w.model], w.param);
-        const te_dtype dtype = models[w.model]->plan->dtype;
-        l.chunks += te_ceil_div(n, TE__ADAMW_CHUNK), l.m_elements += slot;
-        if (rule == TE_RULE_adamw) l.v_elements += slot;
-        if (rule == TE_RULE_muon) te__muon_add(&muon, w.param, te__muon_dtype(dtype));
-        if (dtype != TE_f32 && !c->no_master) masters += slot;
-    }
-    (void)te__part(&l.bytes, sizeof(te_adamw_state));
-    l.norm = te__part(&l.bytes, te_grad_norm_bytes(models, count));
-    l.table = te__part(&l.bytes, (size_t)l.count * sizeof(te__adamw_tensor) + ((size_t)l.count + 1) * sizeof(int32_t));
-    l.m = te__part(&l.bytes, (size_t)l.m_elements * te_dtype_bytes(c->moments));
-    l.v = te__part(&l.bytes, (size_t)l.v_elements * te_dtype_bytes(c->moments));
-    l.master = te__part(&l.bytes, (size_t)masters * sizeof(float));
-    for (int i = 0; i < 2; i++) l.x[i] = te__part(&l.bytes, (size_t)muon.x);
-    l.a = te__part(&l.bytes, (size_t)muon.a), l.b = te__part(&l.bytes, (size_t)muon.a);
-    l.scratch = te__part(&l.bytes, (size_t)muon.scratch);
-    if (c->rule != TE_RULE_muon) return l;
-    l.partial = te__part(&l.bytes, (size_t)l.chunks * sizeof(float));
-    l.factor = te__part(&l.bytes, (size_t)l.count * sizeof(float));
-    return l;
-}
-/* Bytes of target memory that te_adamw_init wants: for AdamW 12 an element, 8 for an f32 model, four less with moments
- * in bf16 and as many without master weights, and some for the tables; Muon takes no second moment, but two copies of
- * the largest matrix. A config that is refused, or none: as te_adamw_bytes. */
-TE_API size_t te_adamw_bytes_of(te_model *const *models, int count, const te_adamw_config *config) {
-    const te_adamw_config plain = te_adamw_defaults(0.0f);
-    const int known = config && (unsigned)config->rule < (unsigned)TE_RULE_COUNT &&
-                      (config->moments == TE_f32 || config->moments == TE_bf16);
-    return te__adamw_layout_of(models, count, known ? config : &plain).bytes;
-}
-/* The same for AdamW with moments in f32. */
-TE_API size_t te_adamw_bytes(te_model *const *models, int count) { return te_adamw_bytes_of(models, count, 0); }
+#include "../comm/reduce.h" /* te__reduce_gradients */
+#include "adamw_kernels.h"  /* te_adamw_update, te__adamw_begin, te__adamw_start; te_adamw_config */
+#include "adamw_layout.h"   /* te_adamw, te_adamw_bytes_of */
+#include "grad_norm.h"      /* te_grad_norm_run */
+#include "muon.h"           /* te__muon_matrix */
 
 TE_API te__adamw_args te__adamw_args_of(const te_adamw *opt) {
     te__adamw_args a;
@@ -174,7 +73,9 @@ TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_mod
     TE_REQUIRE(opt && config, ctx, TE_ERROR_NULL, "adamw: the struct or the config is null");
     TE_TRY(te__adamw_config_check(config, ctx));
     TE_TRY(te__groups_check(config->groups, config->group_count, models, count, ctx));
-    const te__adamw_layout l = te__adamw_layout_of(models, count, config);
+    TE_TRY(te__slices_check(models, count, config->shards, "adamw", ctx));
+    const te_slices slices = te_slices_of(config->shards > 1 ? te_data_group(ctx)->rank : 0, config->shards);
+    const te__adamw_layout l = te__adamw_layout_of(models, count, config, slices.rank);
     for (int i = 0; i < count; i++)
         TE_REQUIRE(!config->no_master || models[i]->plan->dtype != TE_f16, ctx, TE_ERROR_DTYPE,
                    "adamw: no_master, and model %d (%s) is f16; weights without an f32 copy are bf16", i,
@@ -183,11 +84,11 @@ TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_mod
     while (te_params_next(&p))
         if (te__param_rule(config->rule, config->muon_takes, models[p.model], p.param) == TE_RULE_muon)
             TE_TRY(te__muon_check(p.param, te__muon_dtype(models[p.model]->plan->dtype), ctx));
-    TE_TRY(te__memory_check(memory, bytes, l.bytes, models, count, "adamw", ctx));
+    TE_TRY(te__memory_check(memory, bytes, te_adamw_bytes_of(models, count, config), models, count, "adamw", ctx));
 
     char *base = (char *)memory;
     memset(opt, 0, sizeof *opt);
-    opt->config = *config, opt->models = models, opt->model_count = count;
+    opt->config = *config, opt->models = models, opt->model_count = count, opt->slices = slices;
     opt->config.groups = 0, opt->config.group_count = 0;
     opt->where = te__params_where(models, count);
     opt->count = l.count, opt->chunks = (int)l.chunks, opt->m_elements = l.m_elements, opt->v_elements = l.v_elements;
@@ -198,7 +99,7 @@ TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_mod
     opt->muon.x[0] = base + l.x[0], opt->muon.x[1] = base + l.x[1], opt->muon.a = base + l.a, opt->muon.b = base + l.b;
     opt->muon.scratch = (float *)(base + l.scratch), opt->muon.partial = (float *)(base + l.partial);
     opt->muon.factor = (float *)(base + l.factor);
-    TE_TRY(te_grad_norm_init(&opt->norm, base + l.norm, l.table - l.norm, models, count, ctx));
+    TE_TRY(te__grad_norm_init(&opt->norm, base + l.norm, l.table - l.norm, models, count, slices, ctx));
 
     const size_t table_bytes = (size_t)l.count * sizeof(te__adamw_tensor) + ((size_t)l.count + 1) * sizeof(int32_t);
     te__adamw_tensor *rows = (te__adamw_tensor *)calloc(1, table_bytes);
@@ -206,10 +107,11 @@ TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_mod
     int32_t *first = (int32_t *)(rows + l.count);
     te_adamw_walk w = te_adamw_tensors(opt);
     for (te__adamw_tensor *t = rows; te_adamw_next(&w); t++, first++) {
-        t->master = w.master, t->m = w.m, t->v = w.v, t->grad = w.param->grad, t->weight = w.param->data;
-        t->elements = w.param->rows * w.param->cols, t->dtype = models[w.model]->plan->dtype;
+        t->dtype = models[w.model]->plan->dtype, t->elements = w.elements;
+        t->master = w.master, t->m = w.m, t->v = w.v, t->grad = w.param->grad + w.from;
+        t->weight = (char *)w.param->data + (size_t)w.from * te_dtype_bytes(t->dtype);
         te__adamw_choose(t, config, models[w.model], w.param);
-        t->rule = w.rule, t->at = ((char *)w.m - (char *)opt->m) / (int64_t)te_dtype_bytes(opt->moments);
+        t->rule = w.rule, t->at = w.pieces.before + w.from;
         first[1] = first[0] + (int32_t)te_ceil_div(t->elements, TE__ADAMW_CHUNK);
     }
     te_status status = te_copy(ctx, base + l.table, rows, table_bytes);
@@ -239,9 +141,37 @@ TE_API te_status te__adamw_matrices(const te_adamw *opt, const te__adamw_args *a
     const te_status status = te__adamw_each_matrix(opt, args, ctx);
     return te_enqueue_close(ctx, status);
 }
-/* Enqueue one step: the norm if it is wanted, the step's numbers, the update. */
-TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
+/* What this rank has of the parameters, by the numbers of this step. */
+TE_API te_status te__adamw_update(const te_adamw *opt, const te__adamw_args *a, te_context *ctx) {
+    if (!opt->chunks) return TE_OK;
+    const te_grid grid = te_grid_of(opt->chunks, 1);
+    if (opt->rule == TE_RULE_sgd)
+        return opt->moments == TE_f32 ? te_sgd_update_launch(ctx, grid, a) : te_sgd_update_bf16_launch(ctx, grid, a);
+    TE_TRY(opt->moments == TE_f32 ? te_adamw_update_launch(ctx, grid, a) : te_adamw_update_bf16_launch(ctx, grid, a));
+    return opt->rule == TE_RULE_muon ? te__adamw_matrices(opt, a, ctx) : TE_OK;
+}
+/* The groups are those of te_adamw_init. */
+TE_API te_status te__adamw_check_ranks(const te_adamw *opt, te_context *ctx) {
+    const te_group *g = te_data_group(ctx);
     TE_TRY(te__adamw_check(opt, ctx));
+    TE_REQUIRE(opt->slices.ranks == opt->config.shards, ctx, TE_ERROR_STATE,
+               "adamw: shards is %d in the config, and was %d at te_adamw_init", opt->config.shards,
+               opt->slices.ranks);
+    TE_REQUIRE(opt->slices.ranks == 1 || (g->size == opt->slices.ranks && g->rank == opt->slices.rank), ctx,
+               TE_ERROR_STATE, "adamw: this is rank %d of %d in the data group, and was %d of %d at te_adamw_init",
+               g->rank, g->size, opt->slices.rank, opt->slices.ranks);
+    return TE_OK;
+}
+/* Between the last backward and te_adamw_step, on all ranks: te_reduce_gradients of the optimizer's models or, where
+ * its states are shared out, no more of the sums than this rank's update reads. */
+TE_API te_status te_adamw_reduce(const te_adamw *opt, te_context *ctx) {
+    TE_TRY(te__adamw_check_ranks(opt, ctx));
+    return te__reduce_gradients(opt->models, opt->model_count, opt->slices.ranks, ctx);
+}
+/* Enqueue one step: the norm if it is wanted, the step's numbers, the update; of shared-out states, too, the gathering
+ * of the parameters. */
+TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
+    TE_TRY(te__adamw_check_ranks(opt, ctx));
     TE_TRY(te__adamw_config_check(&opt->config, ctx));
     TE_REQUIRE(opt->rule == opt->config.rule && opt->moments == opt->config.moments, ctx, TE_ERROR_STATE,
                "adamw: the config asks for %s with moments in %s since te_adamw_init, which made room for %s in %s",
@@ -253,12 +183,8 @@ TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
     const te__adamw_args a = te__adamw_args_of(opt);
     if (a.norm) TE_TRY(te_grad_norm_run(&opt->norm, ctx));
     TE_TRY(te__adamw_begin_launch(ctx, te_grid_of(1, 1), &a));
-    if (!opt->chunks) return TE_OK;
-    const te_grid grid = te_grid_of(opt->chunks, 1);
-    if (opt->rule == TE_RULE_sgd)
-        return opt->moments == TE_f32 ? te_sgd_update_launch(ctx, grid, &a) : te_sgd_update_bf16_launch(ctx, grid, &a);
-    TE_TRY(opt->moments == TE_f32 ? te_adamw_update_launch(ctx, grid, &a) : te_adamw_update_bf16_launch(ctx, grid, &a));
-    return opt->rule == TE_RULE_muon ? te__adamw_matrices(opt, &a, ctx) : TE_OK;
+    TE_TRY(te__adamw_update(opt, &a, ctx));
+    return opt->slices.ranks > 1 ? te__slices_gather(opt->models, opt->model_count, opt->slices, ctx) : TE_OK;
 }
 
 /* The state, for a progress line or a checkpoint. Waits for the stream. */

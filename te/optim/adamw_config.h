@@ -50,6 +50,9 @@ typedef struct te_adamw_config {
     int match_rms;       /* Muon: 1: updates are 0.2 sqrt(max(rows, cols)) orthogonal ones, which have the root mean
                             square of AdamW's (Liu et al., "Muon is scalable for LLM training", 2025) */
     float rest;          /* Muon: what AdamW takes has this factor of the schedule's learning rate */
+    int shards;          /* te_data_group(ctx)->size: moments and master weights are shared out over the data group
+                            (slices.h), each rank updates its share of the parameters and gathers the others'; 1: each
+                            rank has all of them. AdamW and SGD. */
     const te_param_group *groups; /* of a learning rate or decay of their own; read by te_adamw_init alone */
     int group_count;
 } te_adamw_config;
@@ -58,6 +61,7 @@ typedef struct te_adamw_config {
  * for having begun at 0, fit f32. Where it is not, an element above 1e18 makes its second moment infinite, and stands
  * still. */
 #define TE_ADAMW_LARGEST 72057594037927936.0f
+enum { TE_ADAMW_SHARDS = 1 << 16 }; /* at most */
 #define TE_ADAMW_STEPS (INT64_C(1) << 53) /* most steps to begin from: a double counts them exactly */
 
 TE_API te_adamw_config te_adamw_defaults(float lr) {
@@ -65,7 +69,7 @@ TE_API te_adamw_config te_adamw_defaults(float lr) {
     c.schedule = te_schedule_constant(lr), c.beta1 = 0.9f, c.beta2 = 0.999f, c.eps = 1e-8f, c.weight_decay = 0.01f;
     c.decay_all = 0, c.max_norm = 0.0f, c.grad_scale = 1.0f, c.skip_nonfinite = 0;
     c.rule = TE_RULE_adamw, c.moments = TE_f32, c.no_master = 0, c.seed = 1, c.momentum = 0.0f, c.nesterov = 0;
-    c.muon_takes = 0, c.match_rms = 0, c.rest = 1.0f, c.groups = 0, c.group_count = 0;
+    c.muon_takes = 0, c.match_rms = 0, c.rest = 1.0f, c.shards = 1, c.groups = 0, c.group_count = 0;
     return c;
 }
 TE_API te_adamw_config te_sgd_defaults(float lr, float momentum) {
@@ -93,6 +97,7 @@ typedef struct te_adamw_state {
 } te_adamw_state;
 
 TE_API int te__adamw_finite(float x) { return fabsf(x) <= 3.402823466e38f; } /* no NaN either */
+TE_API int te__adamw_shards(int shards) { return shards >= 1 && shards <= TE_ADAMW_SHARDS; }
 TE_API te_status te__adamw_config_check(const te_adamw_config *c, te_context *ctx) {
     const char *problem = te_schedule_problem(&c->schedule);
     TE_REQUIRE(!problem, ctx, TE_ERROR_VALUE, "adamw: schedule %s (peak %g, warmup %lld, total %lld, final %g): %s",
@@ -116,6 +121,10 @@ TE_API te_status te__adamw_config_check(const te_adamw_config *c, te_context *ct
                "adamw: nesterov looks ahead by the momentum, which is 0");
     TE_REQUIRE(c->rest >= 0.0f && te__adamw_finite(c->rest), ctx, TE_ERROR_VALUE,
                "adamw: rest %g must be finite and >= 0", (double)c->rest);
+    TE_REQUIRE(te__adamw_shards(c->shards), ctx, TE_ERROR_VALUE, "adamw: shards is %d, it must be from 1 to %d",
+               c->shards, (int)TE_ADAMW_SHARDS);
+    TE_REQUIRE(c->shards == 1 || c->rule != TE_RULE_muon, ctx, TE_ERROR_VALUE,
+               "adamw: muon needs whole matrices, and %d shards cut them; shards is 1 with it", c->shards);
     return TE_OK;
 }
 /* Counts that a run can go on from. */

@@ -11,7 +11,8 @@
  * *norm.norm, a double, is finite if and only if all gradients are.
  *
  * Of a model that a tensor group shares it is the norm of the whole: each rank adds up the squares of what it alone
- * holds, rank 0 those of what all hold, too, and each adds the ranks' sums in their order.
+ * holds, rank 0 those of what all hold, too, and each adds the ranks' sums in their order. An optimizer whose states
+ * are shared out over the data group (slices.h) has sums of its slice alone; those are added up over that group first.
  *
  * The tensors are cut into chunks of one size, one block a chunk, one partial sum a chunk; one block adds the partial
  * sums. No atomics, and what a chunk is depends on nothing but the tensors: the same bits on every run and with any
@@ -21,7 +22,8 @@
 #define TE_GRAD_NORM_H
 
 #include "../core/group.h" /* te_group_all_gather */
-#include "params.h"        /* te_param_walk, the chunk table */
+#include "params.h"        /* the chunk table */
+#include "slices.h"        /* te_piece_walk */
 
 /* Four floats in one 16-byte access. */
 typedef struct __attribute__((aligned(16))) te__float4 { float v[4]; } te__float4;
@@ -36,8 +38,9 @@ typedef struct te_grad_norm {
     float *result;                 /* [2]: the sum of squares, and its root; infinity where it does not fit */
     double *norm;                  /* the root again; behind the result */
     int count, chunks;
-    double *ranks;                 /* [TE_NORM_RANKS]: the sum of each rank of the tensor group */
-    int rank, size;                /* in it */
+    double *ranks;                 /* the sum of each rank of a group, TE_NORM_RANKS at least */
+    int rank, size;                /* in the tensor group; of a kernel: in the group that it adds up */
+    te_slices slices;              /* of the data group's; of one that has all: 0 of 1 */
 } te_grad_norm;
 
 /* A chunk is 32 KiB: 256 lanes, two rounds of four 16-byte loads each. Enough blocks to even out, few enough partial
@@ -124,35 +127,37 @@ TE_KERNEL(te__grad_norm_rank, 1, te_grad_norm, te__grad_norm_rank_body(te_args))
 TE_KERNEL(te__grad_norm_ranks, 1, te_grad_norm, te__grad_norm_ranks_body(te_args))
 
 /* Where the parts of the memory are. Returns its size. */
-TE_API size_t te__grad_norm_layout(te_model *const *models, int count, size_t *table, size_t *partial, int *tensors,
-                                   int64_t *chunks) {
-    size_t at = TE_ALIGN + TE_NORM_RANKS * sizeof(double); /* the result comes first, behind it the ranks' sums */
-    te_param_walk w = te_params_of(models, count);
+TE_API size_t te__grad_norm_layout(te_model *const *models, int count, te_slices slices, size_t *table,
+                                   size_t *partial, int *tensors, int64_t *chunks) {
+    size_t at = TE_ALIGN; /* the result comes first, behind it the ranks' sums */
+    te_piece_walk w = te_pieces_of(models, count, slices);
+    (void)te__part(&at, (size_t)te_max(slices.ranks, TE_NORM_RANKS) * sizeof(double));
     *tensors = 0, *chunks = 0;
-    while (te_params_next(&w)) (*tensors)++, *chunks += te_ceil_div(w.param->rows * w.param->cols, TE__NORM_CHUNK);
+    while (te_pieces_next(&w)) (*tensors)++, *chunks += te_ceil_div(w.elements, TE__NORM_CHUNK);
     *table = te__part(&at, (size_t)*tensors * sizeof(te__grad_tensor) + ((size_t)*tensors + 1) * sizeof(int32_t));
     *partial = te__part(&at, (size_t)*chunks * sizeof(double));
     return at;
 }
-/* Bytes of target memory that te_grad_norm_init wants for these models. */
-TE_API size_t te_grad_norm_bytes(te_model *const *models, int count) {
+TE_API size_t te__grad_norm_bytes(te_model *const *models, int count, te_slices slices) {
     size_t table, partial;
     int tensors;
     int64_t chunks;
-    return te__grad_norm_layout(models, count, &table, &partial, &tensors, &chunks);
+    return te__grad_norm_layout(models, count, slices, &table, &partial, &tensors, &chunks);
+}
+/* Bytes of target memory that te_grad_norm_init wants for these models. */
+TE_API size_t te_grad_norm_bytes(te_model *const *models, int count) {
+    return te__grad_norm_bytes(models, count, te_slices_of(0, 1));
 }
 
-/* Bind to memory (target memory, aligned to TE_ALIGN) and to the models' gradients as they are bound now. Waits for the
- * stream. Errors: null pointers, a model without gradients or listed twice, memory too small or misaligned. */
-TE_API te_status te_grad_norm_init(te_grad_norm *norm, void *memory, size_t bytes, te_model *const *models, int count,
-                                   te_context *ctx) {
+TE_API te_status te__grad_norm_init(te_grad_norm *norm, void *memory, size_t bytes, te_model *const *models, int count,
+                                    te_slices slices, te_context *ctx) {
     size_t table, partial;
     int tensors;
     int64_t chunks;
     TE_TRY(te__models_check(models, count, "gradient norm", ctx));
     TE_REQUIRE(norm, ctx, TE_ERROR_NULL, "gradient norm: the struct is null");
-    TE_TRY(te__memory_check(memory, bytes, te__grad_norm_layout(models, count, &table, &partial, &tensors, &chunks),
-                            models, count, "gradient norm", ctx));
+    const size_t needed = te__grad_norm_layout(models, count, slices, &table, &partial, &tensors, &chunks);
+    TE_TRY(te__memory_check(memory, bytes, needed, models, count, "gradient norm", ctx));
 
     const te_group *group = te_tensor_group(ctx);
     TE_REQUIRE(group->size <= TE_NORM_RANKS, ctx, TE_ERROR_SHAPE,
@@ -161,11 +166,11 @@ TE_API te_status te_grad_norm_init(te_grad_norm *norm, void *memory, size_t byte
     te__grad_tensor *rows = (te__grad_tensor *)malloc(table_bytes);
     TE_REQUIRE(rows, ctx, TE_ERROR_MEMORY, "gradient norm: cannot allocate %zu bytes", table_bytes);
     int32_t *first = (int32_t *)(rows + tensors);
-    te_param_walk w = te_params_of(models, count);
+    te_piece_walk w = te_pieces_of(models, count, slices);
     int t = 0;
-    for (first[0] = 0; te_params_next(&w); t++) {
-        const int counts = w.param->shard != TE_SHARD_none || !group->rank; /* what all hold counts once */
-        rows[t].grad = w.param->grad, rows[t].elements = counts ? w.param->rows * w.param->cols : 0;
+    for (first[0] = 0; te_pieces_next(&w); t++) { /* what all hold counts once */
+        const int counts = (w.param->shard != TE_SHARD_none || !group->rank) && (!w.is_shared || !slices.rank);
+        rows[t].grad = w.param->grad + w.from, rows[t].elements = counts ? w.elements : 0;
         first[t + 1] = first[t] + (int32_t)te_ceil_div(rows[t].elements, TE__NORM_CHUNK);
     }
     const int last = first[tensors];
@@ -180,7 +185,24 @@ TE_API te_status te_grad_norm_init(te_grad_norm *norm, void *memory, size_t byte
     norm->result = (float *)memory, norm->norm = (double *)((char *)memory + 2 * sizeof(float));
     norm->count = tensors, norm->chunks = last;
     norm->ranks = (double *)((char *)memory + TE_ALIGN), norm->rank = group->rank, norm->size = group->size;
+    norm->slices = slices;
     return TE_OK;
+}
+/* Bind to memory (target memory, aligned to TE_ALIGN) and to the models' gradients as they are bound now. Waits for the
+ * stream. Errors: null pointers, a model without gradients or listed twice, memory too small or misaligned. */
+TE_API te_status te_grad_norm_init(te_grad_norm *norm, void *memory, size_t bytes, te_model *const *models, int count,
+                                   te_context *ctx) {
+    return te__grad_norm_init(norm, memory, bytes, models, count, te_slices_of(0, 1), ctx);
+}
+
+/* What each rank of the group has found becomes the norm of all. */
+TE_API te_status te__grad_norm_over(const te_grad_norm *norm, const te_group *g, te_context *ctx) {
+    te_grad_norm a = *norm;
+    a.rank = g->rank, a.size = g->size;
+    TE_TRY(te__grad_norm_rank_launch(ctx, te_grid_of(1, 1), &a));
+    enum { WORDS = sizeof(double) / sizeof(float) }; /* gathered as they are, not added up */
+    TE_TRY(te_group_all_gather(g, a.ranks, a.ranks + a.rank, WORDS, TE_f32, ctx));
+    return te__grad_norm_ranks_launch(ctx, te_grid_of(1, 1), &a);
 }
 
 /* Enqueue: norm->result[0] = sum of the squares of all gradients, norm->result[1] = its root, and *norm->norm. */
@@ -189,13 +211,11 @@ TE_API te_status te_grad_norm_run(const te_grad_norm *norm, te_context *ctx) {
     TE_REQUIRE(norm && norm->result, ctx, TE_ERROR_NULL, "gradient norm: not initialised");
     if (norm->chunks) TE_TRY(te__grad_norm_partial_launch(ctx, te_grid_of(norm->chunks, 1), norm));
     TE_TRY(te__grad_norm_sum_launch(ctx, te_grid_of(1, 1), norm));
+    if (norm->slices.ranks > 1) TE_TRY(te__grad_norm_over(norm, te_data_group(ctx), ctx));
     if (norm->size == 1) return TE_OK;
     TE_REQUIRE(te_tensor_group(ctx)->size == norm->size && te_tensor_group(ctx)->rank == norm->rank, ctx,
                TE_ERROR_STATE, "gradient norm: initialised for another tensor group");
-    TE_TRY(te__grad_norm_rank_launch(ctx, te_grid_of(1, 1), norm));
-    enum { WORDS = sizeof(double) / sizeof(float) }; /* gathered as they are, not added up */
-    TE_TRY(te_group_all_gather(te_tensor_group(ctx), norm->ranks, norm->ranks + norm->rank, WORDS, TE_f32, ctx));
-    return te__grad_norm_ranks_launch(ctx, te_grid_of(1, 1), norm);
+    return te__grad_norm_over(norm, te_tensor_group(ctx), ctx);
 }
 
 #endif
