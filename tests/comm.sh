@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Several ranks, as processes on this machine by MPI: collective ops against their definitions, a small GPT whose losses do
-# not depend on how many ranks train it, and ranks that fail. Says SKIP where there is no MPI.
+# not depend on how many ranks train it, what ranks share out, checkpoints that other numbers of ranks go on from, and ranks
+# that fail. Says SKIP where there is no MPI.
 #
 #     tests/comm.sh
 set -euo pipefail
@@ -16,7 +17,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS
 # mpi.h is no header of ours: its warnings are not looked at.
 read -ra compile <<<"$(mpicc -showme:compile | sed 's/-I/-isystem /g')"
 read -ra link <<<"$(mpicc -showme:link)"
-for program in ranks peers; do
+for program in ranks peers shards; do
     "${CC:-gcc}" -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wshadow -Werror -DTE_COMM -DTE_KEEP_CALLS -I. "${compile[@]}" \
         "tests/comm/$program.c" -o "$work/$program" -lm "${link[@]}"
 done
@@ -43,6 +44,35 @@ for grid in "4 2 frozen" "2 2" "4 1" "4 2"; do
         END { print grid ": " NR - 1 " losses and a norm, " most " off at most"; exit bad || NR != 51 }'
 done
 ranks 4 gpt 2 | cmp - "$work/many" && echo "and the same bits again"
+
+# Optimizer states and the vocabulary.
+shards() { # N ARGUMENT...
+    timeout 120 mpirun --oversubscribe -n "$1" "$work/shards" "${@:2}"
+}
+checked() {
+    shards "$@" >"$work/log" || { cat "$work/log" && exit 1; }
+    cat "$work/log"
+}
+for grid in "2 1" "3 1" "4 2"; do
+    read -r n tensor <<<"$grid"
+    checked "$n" states "$tensor" "$work/states"
+done
+for n in 2 3 4; do checked "$n" vocabulary; done
+checked 2 refuse
+
+# N, tensor ranks, whether states are shared out, of a run that leaves a file after 10 steps and of one that goes on from it:
+# all 20 losses beside those of one rank and, if both are the same, those of a run that was not interrupted.
+shards 1 train 1 0 0 20 - - >"$work/one"
+for grids in "4 2 1  1 1 0" "1 1 0  4 4 1" "2 2 0  4 1 1" "4 2 1  4 2 1"; do
+    read -r n tensor own m other others <<<"$grids"
+    shards "$n" train "$tensor" "$own" 0 10 - "$work/run" >"$work/many"
+    shards "$m" train "$other" "$others" 10 20 "$work/run" - >>"$work/many"
+    paste "$work/one" "$work/many" | awk -v grids="$grids" '
+        { off = ($2 - $4) / $2; off = off < 0 ? -off : off; most = off > most ? off : most }
+        off > 1e-5 { print grids ": step " $1 " is " $4 ", on one rank " $2; bad = 1 }
+        END { print "checkpoint, " grids ": " NR " losses, " most " off at most"; exit bad || NR != 20 }'
+done
+shards 4 train 2 1 0 20 - - | cmp - "$work/many" && echo "and the same bits as a run that was not interrupted"
 
 # A rank that stops or is killed: each of the others has an error, with its rank and group, soon.
 fails() { # MODE TEXT: --enable-recovery leaves the others alone

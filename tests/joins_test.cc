@@ -18,7 +18,7 @@ TEST_CASE("the text of a list says which fork is read", "[joins]") {
     for (const te_plan *p : {reads_x_plan(), reads_z_plan()}) {
         char text[512];
         te__text t = {text, 0};
-        te__plan_text(&t, p);
+        te__plan_text(&t, p, 1);
         text[t.n] = 0;
         const std::string list = text;
         CHECK(list.substr(list.rfind(";")) == expect[p == reads_z_plan()]);

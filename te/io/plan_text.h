@@ -3,12 +3,13 @@
  *
  * Do this:
  *     te__text t = {buffer, 0};                        // {0, 0} measures
- *     te__plan_text(&t, plan);                 // "bf16; fork x1 768>768; layernorm ln1 768>768 00000000 3727c5ac; .."
+ *     te__plan_text(&t, plan, 1);              // "bf16; fork x1 768>768; layernorm ln1 768>768 00000000 3727c5ac; .."
  *     te__plan_difference(&d, was, buffer);    // "layernorm ln1 768>768 00000000 358637bd", ".. 00000000 3727c5ac"
  *
  * An op is its kind, name, the fork that it reads if that has another name, widths, and the words of its options as
  * they lie in memory (little-endian machines all). So what the shapes of the parameters do not show is in it: heads, an
- * eps, a probability, a causal mask.
+ * eps, a probability, a causal mask. Of a list for `ranks` of a tensor group, where each has its own columns, the text
+ * is that of all columns and all heads: that of the same list for one rank.
  */
 #ifndef TE_PLAN_TEXT_H
 #define TE_PLAN_TEXT_H
@@ -16,22 +17,27 @@
 #include "../plan/model.h" /* te_plan, te_op */
 #include "json.h"          /* te__text */
 
-TE_API void te__plan_text_op(te__text *t, const te_plan *plan, const te_op *op) {
-    char words[40];
+TE_API void te__plan_text_op(te__text *t, const te_plan *plan, const te_op *op, int ranks) {
+    char words[48];
+    const int takes = op != plan->op && op[-1].share == TE_SHARE_columns ? ranks : 1;
+    const int gives = op->share == TE_SHARE_columns ? ranks : 1;
+    const int heads = gives > 1 && !strcmp(op->kind, "attention") ? 2 : 0; /* its first options */
     const int reads = (op->flags & (TE_IS_ADD | TE_IS_MUL | TE_IS_LOAD)) != 0;
     te__text_put(t, "; "), te__text_put(t, op->kind), te__text_char(t, ' '), te__text_put(t, op->name);
     if (reads && strcmp(op->name, plan->op[op->edge].name))
         te__text_put(t, " of "), te__text_put(t, plan->op[op->edge].name);
-    snprintf(words, sizeof words, " %d>%d", op->in, op->out), te__text_put(t, words);
+    snprintf(words, sizeof words, " %lld>%lld", (long long)op->in * takes, (long long)op->out * gives);
+    te__text_put(t, words);
     for (int at = 0; at + 4 <= op->options_bytes; at += 4) {
         uint32_t word;
         memcpy(&word, (const char *)op->options + at, 4);
+        if (at / 4 < heads) word *= (uint32_t)ranks;
         snprintf(words, sizeof words, " %08x", (unsigned)word), te__text_put(t, words);
     }
 }
-TE_API void te__plan_text(te__text *t, const te_plan *plan) {
+TE_API void te__plan_text(te__text *t, const te_plan *plan, int ranks) {
     te__text_put(t, te_dtype_name(plan->dtype));
-    for (int i = 0; i < plan->op_count; i++) te__plan_text_op(t, plan, &plan->op[i]);
+    for (int i = 0; i < plan->op_count; i++) te__plan_text_op(t, plan, &plan->op[i], ranks);
 }
 
 /* Where two texts differ: the op of each, "" where one has come to its end. */

@@ -18,7 +18,17 @@
 typedef struct te__safetensors_extra {
     int sealed; /* 1: a checksum in the metadata */
     int finite; /* 1: refuse an infinity or a NaN in F32, BF16 and F16 */
+    /* Bytes [at, at + n) of a tensor into host memory; null: they are copied from where its data lie. */
+    te_status (*source)(void *from, void *to, const te_safetensor *t, uint64_t at, size_t n, te_context *ctx);
+    void *from;
 } te__safetensors_extra;
+
+TE_API te__safetensors_extra te__safetensors_extra_of(int sealed, int finite) {
+    te__safetensors_extra e;
+    memset(&e, 0, sizeof e);
+    e.sealed = sealed, e.finite = finite;
+    return e;
+}
 
 #define TE__SAFETENSORS_SEAL "{\"__metadata__\":{\"" TE_SAFETENSORS_SUM "\":\"" /* then the digits */
 
@@ -143,7 +153,8 @@ TE_API te_status te__safetensors_put_bytes(te__safetensors_writer *w, const te_s
     for (uint64_t at = 0; at < t->bytes; at += TE_SAFETENSORS_STAGING) {
         const uint64_t left = t->bytes - at;
         const size_t part = left < TE_SAFETENSORS_STAGING ? (size_t)left : (size_t)TE_SAFETENSORS_STAGING;
-        TE_TRY(te_copy(ctx, w->staging, (const char *)t->data + at, part));
+        if (w->extra.source) TE_TRY(w->extra.source(w->extra.from, w->staging, t, at, part, ctx));
+        else TE_TRY(te_copy(ctx, w->staging, (const char *)t->data + at, part));
         TE_TRY(te_synchronize(ctx));
         const int64_t bad = w->extra.finite ? te__safetensors_nonfinite(w->staging, part, t->dtype) : -1;
         const uint64_t first = at / te_safetensors_dtype_bytes(t->dtype);
@@ -234,19 +245,15 @@ TE_API te_status te__safetensors_write(const char *path, const te_safetensor *te
 TE_API te_status te_safetensors_write(const char *path, const te_safetensor *tensor, int n,
                                       const te_safetensors_pair *metadata,
                                       int pairs, te_context *ctx) {
-    te__safetensors_extra extra;
     TE_TRY(te__safetensors_keys(metadata, pairs, ctx));
-    extra.sealed = 0, extra.finite = 0;
-    return te__safetensors_write(path, tensor, n, metadata, pairs, extra, ctx);
+    return te__safetensors_write(path, tensor, n, metadata, pairs, te__safetensors_extra_of(0, 0), ctx);
 }
 /* The same with a checksum over the whole file in its metadata, under "te.checksum": te_safetensors_verify compares
  * it. */
 TE_API te_status te_safetensors_write_sealed(const char *path, const te_safetensor *tensor, int n,
                                              const te_safetensors_pair *metadata, int pairs, te_context *ctx) {
-    te__safetensors_extra extra;
     TE_TRY(te__safetensors_keys(metadata, pairs, ctx));
-    extra.sealed = 1, extra.finite = 0;
-    return te__safetensors_write(path, tensor, n, metadata, pairs, extra, ctx);
+    return te__safetensors_write(path, tensor, n, metadata, pairs, te__safetensors_extra_of(1, 0), ctx);
 }
 
 #endif

@@ -1,0 +1,467 @@
+/* shards.c -- what ranks share out beside products and rows: optimizer states, the vocabulary, and what lies in a
+ * checkpoint. tests/comm.sh runs it as several processes.
+ *
+ *     mpirun -n 4 shards states TENSOR FILE        an optimizer with shared-out states beside one that has all; both
+ *         write the same FILE
+ *     mpirun -n 4 shards vocabulary                embedding and cross_entropy of ranks beside those of one
+ *     mpirun -n 4 shards train TENSOR SHARDED FIRST LAST FROM TO
+ *         losses of steps FIRST to LAST of a small GPT, by rank 0. SHARDED: 1: the optimizer's states are shared out.
+ *         It begins from the file FROM and leaves the file TO; "-" is none
+ *     mpirun -n 2 shards refuse                    calls that are wrong, and what they say
+ *
+ * Exit code 0: all is right; 1: not; 3: another rank has failed.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "te/te.h"
+
+static te_context ctx;
+static te_comm comm;
+static int64_t compared, wrong;
+
+static te_status read_back(void *to, const void *from, size_t bytes) {
+    TE_TRY(te_copy(&ctx, to, from, bytes));
+    return te_comm_synchronize(&ctx);
+}
+static uint32_t bits_of(float x) {
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    return u;
+}
+/* The same bits, or apart by `off` at most. */
+static void compare(const char *name, int64_t at, float got, float want, double off) {
+    compared++;
+    if (bits_of(got) == bits_of(want) || fabs((double)got - want) <= off) return;
+    if (wrong++ < 4)
+        printf("rank %d: %s: element %lld is %.9g, should be %.9g\n", comm.world.rank, name, (long long)at, got, want);
+}
+
+/* ---- optimizer states -------------------------------------------------------------------------------------------- */
+
+/* Sizes that no number of ranks divides; one that is smaller than a slice; one in 16 bits; one of a tensor group. */
+TE_SEQUENTIAL(odd, f32, (linear, a, 13, 37), (bias, a_b, 37), (linear, c, 37, 5))
+TE_SEQUENTIAL(tiny, (f32, (width, 5)), (mul_param, s, 1))
+TE_SEQUENTIAL(half, bf16, (linear, a, 61, 67), (bias, a_b, 67), (linear, c, 67, 131))
+TE_SEQUENTIAL(parts, f32, (copy_to_group, g), (linear, p, 13, 24, (shard, columns)), (gelu, act),
+              (linear, q, 24, 13, (shard, rows)), (all_reduce, r), (bias, q_b, 13))
+
+enum { MODELS = 4 };
+typedef struct replica {
+    odd a;
+    tiny b;
+    half c;
+    parts d;
+    te_model *models[MODELS];
+    te_adamw opt;
+    void *memory[2 * MODELS + 1];
+} replica;
+
+static te_status bind_replica(replica *r, const te_adamw_config *config) {
+    const size_t params[MODELS] = {odd_param_bytes(), tiny_param_bytes(), half_param_bytes(), parts_param_bytes()},
+                 grads[MODELS] = {odd_grad_bytes(), tiny_grad_bytes(), half_grad_bytes(), parts_grad_bytes()};
+    for (int i = 0; i < MODELS; i++) {
+        TE_TRY(te_allocate(&ctx, &r->memory[2 * i], params[i]));
+        TE_TRY(te_allocate(&ctx, &r->memory[2 * i + 1], grads[i]));
+        TE_TRY(te_fill(&ctx, r->memory[2 * i], 0, params[i]));
+        TE_TRY(te_fill(&ctx, r->memory[2 * i + 1], 0, grads[i]));
+    }
+    TE_TRY(odd_bind(&r->a, r->memory[0], (float *)r->memory[1], &ctx));
+    TE_TRY(tiny_bind(&r->b, r->memory[2], (float *)r->memory[3], &ctx));
+    TE_TRY(half_bind(&r->c, r->memory[4], (float *)r->memory[5], &ctx));
+    TE_TRY(parts_bind(&r->d, r->memory[6], (float *)r->memory[7], &ctx));
+    r->models[0] = &r->a.model, r->models[1] = &r->b.model, r->models[2] = &r->c.model, r->models[3] = &r->d.model;
+    for (int i = 0; i < MODELS; i++) TE_TRY(te_model_randomize(r->models[i], 0.5f, 7, 100 * (uint32_t)i, &ctx));
+    const size_t bytes = te_adamw_bytes_of(r->models, MODELS, config);
+    TE_TRY(te_allocate(&ctx, &r->memory[2 * MODELS], bytes));
+    TE_TRY(te_fill(&ctx, r->memory[2 * MODELS], 0xff, bytes));
+    return te_adamw_init(&r->opt, r->memory[2 * MODELS], bytes, r->models, MODELS, config, &ctx);
+}
+/* Gradients of this rank: multiples of 1/8, whose sums are exact in any order. bad: one of them is an infinity. */
+static te_status fill_gradients(replica *r, int step, int bad) {
+    static float v[67 * 131];
+    const te_group *t = te_tensor_group(&ctx), *d = te_data_group(&ctx);
+    te_param_walk w = te_params_of(r->models, MODELS);
+    for (int k = 0; te_params_next(&w); k++) {
+        const int64_t n = w.param->rows * w.param->cols;
+        const uint32_t rank = (uint32_t)(d->rank * 64 + (w.param->shard == TE_SHARD_none ? 0 : t->rank));
+        for (int64_t i = 0; i < n; i++) {
+            uint32_t u[4];
+            te_philox(u, 11, (uint64_t)i, rank, (uint64_t)(step * 64 + k));
+            v[i] = (float)(int)(u[0] % 17) / 8 - 1;
+        }
+        if (bad && !k && d->rank == d->size - 1) v[n - 1] = INFINITY;
+        TE_TRY(te_copy(&ctx, w.param->grad, v, (size_t)n * sizeof(float)));
+        TE_TRY(te_synchronize(&ctx));
+    }
+    return TE_OK;
+}
+static te_status compare_replicas(const char *name, const replica *got, const replica *want, int clips) {
+    static char a[67 * 131 * 4], b[67 * 131 * 4];
+    te_param_walk g = te_params_of(got->models, MODELS), w = te_params_of(want->models, MODELS);
+    while (te_params_next(&g) && te_params_next(&w)) {
+        const int64_t n = g.param->rows * g.param->cols;
+        const te_dtype dtype = g.param->dtype;
+        /* clipped, gradients have a factor that the order of the norm's sum rounds: of a step, lr, or of the format */
+        const double off = !clips ? 0 : dtype == TE_f32 ? 1e-6 : 1.0 / 64;
+        TE_TRY(read_back(a, g.param->data, (size_t)n * te_dtype_bytes(dtype)));
+        TE_TRY(read_back(b, w.param->data, (size_t)n * te_dtype_bytes(dtype)));
+        for (int64_t i = 0; i < n; i++) compare(name, i, te_load(a, i, dtype), te_load(b, i, dtype), off);
+    }
+    te_adamw_state is, was;
+    TE_TRY(te_adamw_get(&is, &got->opt, &ctx));
+    TE_TRY(te_adamw_get(&was, &want->opt, &ctx));
+    compare(name, -1, is.norm, was.norm, 1e-6 * (double)was.norm);
+    wrong += is.step != was.step || is.skipped != was.skipped;
+    return TE_OK;
+}
+static te_status loaded(const te_checkpoint *all, const char *path) {
+    te_safetensors file;
+    TE_TRY(te_safetensors_open(&file, path, &ctx));
+    const te_status status = te_checkpoint_load(all, &file, &ctx);
+    te_safetensors_close(&file);
+    return status;
+}
+static int64_t bytes_of(char **bytes, const char *path) {
+    FILE *f = fopen(path, "rb");
+    const int64_t n = f && !fseek(f, 0, SEEK_END) ? (int64_t)ftell(f) : 0;
+    *bytes = (char *)malloc((size_t)n + 1);
+    const int64_t got = f && *bytes && !fseek(f, 0, SEEK_SET) ? (int64_t)fread(*bytes, 1, (size_t)n, f) : -1;
+    if (f) (void)fclose(f);
+    return got == n ? n : -1;
+}
+/* Both save the same file. Then `own` forgets all that it has, and finds it there. */
+static te_status through_file(const char *name, replica *own, replica *all, const char *path) {
+    const te_named_model of_own[MODELS] = {{"a", &own->a.model}, {"b", &own->b.model}, {"c", &own->c.model},
+                                           {"d", &own->d.model}},
+                         of_all[MODELS] = {{"a", &all->a.model}, {"b", &all->b.model}, {"c", &all->c.model},
+                                           {"d", &all->d.model}};
+    const te_checkpoint first = {of_own, MODELS, &own->opt, 1, 0, 0, 0, 0},
+                        second = {of_all, MODELS, &all->opt, 1, 0, 0, 0, 0};
+    char *a = 0, *b = 0;
+    TE_TRY(te_checkpoint_save(path, &first, &ctx));
+    const int64_t n = comm.world.rank ? 0 : bytes_of(&a, path);
+    TE_TRY(te_checkpoint_save(path, &second, &ctx));
+    const int64_t m = comm.world.rank ? 0 : bytes_of(&b, path);
+    compared += n;
+    if (n != m || n < 0 || (n && memcmp(a, b, (size_t)n))) wrong++, printf("%s: the files differ\n", name);
+    free(a), free(b);
+    for (int i = 0; i < MODELS; i++)
+        TE_TRY(te_fill(&ctx, own->memory[2 * i], 0xff, te_plan_param_bytes(own->models[i]->plan)));
+    TE_TRY(te_fill(&ctx, own->opt.m, 0xff, (size_t)own->opt.m_elements * te_dtype_bytes(own->opt.moments)));
+    TE_TRY(te_fill(&ctx, own->opt.v, 0xff, (size_t)own->opt.v_elements * te_dtype_bytes(own->opt.moments)));
+    return loaded(&first, path);
+}
+static te_status states_of(const char *name, te_adamw_config config, int bad, const char *path) {
+    static replica all, own;
+    const int ranks = te_data_group(&ctx)->size, clips = config.max_norm > 0;
+    config.grad_scale = 1.0f / (float)ranks;
+    TE_TRY(bind_replica(&all, &config));
+    config.shards = ranks;
+    TE_TRY(bind_replica(&own, &config));
+    const int64_t most = all.opt.m_elements / ranks + MODELS * ranks * TE_PARAM_ALIGN;
+    wrong += ranks > 1 && own.opt.m_elements > most;
+    for (int step = 0; step < 4; step++) {
+        if (step == 3 && !clips) TE_TRY(through_file(name, &own, &all, path));
+        TE_TRY(fill_gradients(&all, step, bad && step == 1));
+        TE_TRY(fill_gradients(&own, step, bad && step == 1));
+        TE_TRY(te_reduce_gradients(all.models, MODELS, &ctx));
+        if (step < 2) TE_TRY(te_adamw_reduce(&own.opt, &ctx));
+        else TE_TRY(te_reduce_gradients(own.models, MODELS, &ctx)); /* more than it needs, and as good */
+        TE_TRY(te_adamw_step(&all.opt, &ctx));
+        TE_TRY(te_adamw_step(&own.opt, &ctx));
+        TE_TRY(compare_replicas(name, &own, &all, clips));
+    }
+    for (int i = 0; i < 2 * MODELS + 1; i++) te_release(&ctx, all.memory[i]), te_release(&ctx, own.memory[i]);
+    return TE_OK;
+}
+static te_status run_states(const char *path) {
+    te_adamw_config c = te_adamw_defaults(0.01f), d = c, sgd = te_sgd_defaults(0.01f, 0.9f);
+    TE_TRY(states_of("adamw", c, 0, path));
+    d.moments = TE_bf16;
+    TE_TRY(states_of("adamw, moments in bf16", d, 0, path));
+    d.no_master = 1;
+    TE_TRY(states_of("adamw, no master weights", d, 0, path));
+    TE_TRY(states_of("sgd", sgd, 0, path));
+    c.skip_nonfinite = 1;
+    TE_TRY(states_of("adamw, a step left out", c, 1, path));
+    c.max_norm = 0.5f;
+    return states_of("adamw, clipped", c, 0, path);
+}
+
+/* ---- the vocabulary ---------------------------------------------------------------------------------------------- */
+
+enum { VOCABULARY = 60, WIDTH = 24, ROWS = 37 }; /* of 4 ranks each has 15 columns */
+
+#define LOSS (label_smoothing, 0.1f), (z_loss, 1e-2f)
+#define LISTS(dtype, N)                                                                                               \
+    TE_SEQUENTIAL(loss_##dtype##N, dtype, (copy_to_group, c), (linear, head, WIDTH, VOCABULARY / N, (shard, columns)), \
+                  (softcap, cap, 30.0f), (cross_entropy, loss, VOCABULARY, (ranks, N), LOSS))                         \
+    TE_SEQUENTIAL(table_##dtype##N, dtype, (embedding, tokens, VOCABULARY, WIDTH, (ranks, N)), (all_reduce, r),       \
+                  (scale, twice, 2.0f))
+#define WHOLE(dtype)                                                                                                  \
+    TE_SEQUENTIAL(loss_##dtype, dtype, (linear, head, WIDTH, VOCABULARY), (softcap, cap, 30.0f),                      \
+                  (cross_entropy, loss, VOCABULARY, LOSS))                                                            \
+    TE_SEQUENTIAL(table_##dtype, dtype, (embedding, tokens, VOCABULARY, WIDTH), (scale, twice, 2.0f))                 \
+    LISTS(dtype, 1) LISTS(dtype, 2) LISTS(dtype, 3) LISTS(dtype, 4)
+WHOLE(f32)
+WHOLE(bf16)
+
+/* What a list makes of x, tokens and labels: y of forward and of inference, dx, the gradient of its weight. */
+typedef struct made {
+    float y[2][ROWS * WIDTH], dx[ROWS * WIDTH], grad[VOCABULARY * WIDTH];
+    int64_t elements, first; /* of the weight: this rank has these */
+} made;
+static te_status make(made *m, const te_plan *plan) {
+    static uint8_t v[ROWS * WIDTH * 4];
+    const te_group *g = te_tensor_group(&ctx);
+    const int tokens = te__from_tokens(plan);
+    const te_dtype out = plan->out_dtype;
+    const int64_t n_x = ROWS * WIDTH, n_y = ROWS * plan->out;
+    int32_t ids[2 * ROWS];
+    te_model model;
+    te_param weight;
+    te_saved saved;
+    te_batch batch;
+    void *at[7]; /* x, y, dx, dy, ids, parameters, gradients */
+    memset(&model, 0, sizeof model), memset(&saved, 0, sizeof saved), memset(&batch, 0, sizeof batch);
+    const size_t bytes[7] = {n_x * 4, n_x * 4, n_x * 4, n_x * 4, sizeof ids, te_plan_param_bytes(plan),
+                             te_plan_grad_bytes(plan)};
+    for (int i = 0; i < 7; i++) TE_TRY(te_allocate(&ctx, &at[i], bytes[i]));
+    for (int i = 1; i < 4; i++) TE_TRY(te_fill(&ctx, at[i], 0xff, bytes[i]));
+    TE_TRY(te_fill(&ctx, at[6], 0xff, bytes[6]));
+    for (int i = 0; i < 2 * ROWS; i++) ids[i] = (i * 41 + 17) % VOCABULARY;
+    ids[ROWS] = ids[ROWS + 9] = -100, ids[3] = ids[4] = ids[5] = VOCABULARY - 1;
+    TE_TRY(te_copy(&ctx, at[4], ids, sizeof ids));
+    TE_TRY(te_fill_normal(at[0], plan->in_dtype, n_x, 0, 3.0f, 21, 1, &ctx));
+    TE_TRY(te_fill_normal(at[3], out, n_y, 0, 1.0f, 21, 2, &ctx));
+    TE_TRY(te_model_bind(&model, plan, &weight, 1, at[5], (float *)at[6], &ctx));
+    TE_TRY(te_model_randomize(&model, 1.0f, 22, 5, &ctx));
+    TE_TRY(te_allocate(&ctx, &saved.memory, saved.bytes = te_plan_saved_bytes_of_rank(plan, ROWS, &ctx)));
+    TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, &model, ROWS, &ctx)));
+    batch.batch = 1, batch.seq = ROWS, batch.tokens = (const int32_t *)at[4], batch.labels = batch.tokens + ROWS;
+    const te_tensor x = tokens ? te_none() : te_matrix(at[0], plan->in_dtype, ROWS, WIDTH),
+                    dx = tokens ? te_none() : te_matrix(at[2], plan->in_dtype, ROWS, WIDTH),
+                    y = te_matrix(at[1], out, ROWS, plan->out), dy = te_matrix(at[3], out, ROWS, plan->out);
+    TE_TRY(te_plan_forward(y, 0, x, plan, &model, &batch, &ctx));
+    TE_TRY(read_back(v, at[1], (size_t)n_y * te_dtype_bytes(out)));
+    for (int64_t i = 0; i < n_y; i++) m->y[1][i] = te_load(v, i, out);
+    TE_TRY(te_plan_forward(y, &saved, x, plan, &model, &batch, &ctx));
+    TE_TRY(read_back(v, at[1], (size_t)n_y * te_dtype_bytes(out)));
+    for (int64_t i = 0; i < n_y; i++) m->y[0][i] = te_load(v, i, out);
+    TE_TRY(te_plan_backward(dx, dy, &saved, plan, &model, &batch, &ctx));
+    if (!tokens) TE_TRY(read_back(v, at[2], (size_t)n_x * te_dtype_bytes(plan->in_dtype)));
+    for (int64_t i = 0; !tokens && i < n_x; i++) m->dx[i] = te_load(v, i, plan->in_dtype);
+    m->elements = weight.rows * weight.cols, m->first = weight.shard == TE_SHARD_none ? 0 : g->rank * m->elements;
+    TE_TRY(read_back(m->grad, weight.grad, (size_t)m->elements * sizeof(float)));
+    for (int i = 0; i < 7; i++) te_release(&ctx, at[i]);
+    te_release(&ctx, saved.memory);
+    return TE_OK;
+}
+static double largest(const float *v, int64_t n) {
+    double most = 0;
+    for (int64_t i = 0; i < n; i++) most = fabs((double)v[i]) > most ? fabs((double)v[i]) : most;
+    return most;
+}
+/* An embedding has the same bits. The rest are sums of up to VOCABULARY terms, whose magnitudes add up to no less than
+ * the largest element: f32 rounds as often, and in 16 bits dlogits, each rank's dx and their sum are rounded. */
+static te_status vocabulary_of(const te_plan *shared, const te_plan *whole) {
+    static made got, want;
+    const int tokens = te__from_tokens(whole);
+    const double f32 = VOCABULARY / (double)(1 << 24), off = tokens ? 0 : whole->dtype == TE_f32 ? f32 : 3.0 / 256;
+    TE_TRY(make(&got, shared));
+    TE_TRY(make(&want, whole));
+    for (int k = 0; k < 2; k++) {
+        const double most = tokens ? 0 : f32 * largest(want.y[k], ROWS);
+        for (int64_t i = 0; i < ROWS * whole->out; i++) compare(whole->name, i, got.y[k][i], want.y[k][i], most);
+    }
+    const double dx = off * largest(want.dx, ROWS * WIDTH), grad = off * largest(want.grad, VOCABULARY * WIDTH);
+    for (int64_t i = 0; !tokens && i < ROWS * WIDTH; i++) compare("dx", i, got.dx[i], want.dx[i], dx);
+    for (int64_t i = 0; i < got.elements; i++) compare("dweight", i, got.grad[i], want.grad[got.first + i], grad);
+    return TE_OK;
+}
+#define OF_RANKS(kind, dtype)                                                               \
+    (size == 1   ? kind##_##dtype##1_plan() : size == 2 ? kind##_##dtype##2_plan()          \
+     : size == 3 ? kind##_##dtype##3_plan() : kind##_##dtype##4_plan())
+static te_status run_vocabulary(int size) {
+    TE_TRY(vocabulary_of(OF_RANKS(table, f32), table_f32_plan()));
+    TE_TRY(vocabulary_of(OF_RANKS(loss, f32), loss_f32_plan()));
+    TE_TRY(vocabulary_of(OF_RANKS(table, bf16), table_bf16_plan()));
+    return vocabulary_of(OF_RANKS(loss, bf16), loss_bf16_plan());
+}
+
+/* ---- a GPT ------------------------------------------------------------------------------------------------------- */
+
+enum { HIDDEN = 32, FFN = 96, HEADS = 4, LENGTH = 16, SEQUENCES = 4 };
+
+/* [vocabulary] */
+#define GPT(N)                                                                                                        \
+    (embedding, tokens, VOCABULARY, HIDDEN, (ranks, N)), (reduce_scatter, e), (positions, at, LENGTH, HIDDEN),        \
+    BLOCK(HIDDEN, FFN, N), (rmsnorm, last, HIDDEN), (all_gather, g3),                                                 \
+    (tied_linear, head, HIDDEN, VOCABULARY / N, (shard, columns)), (cross_entropy, loss, VOCABULARY, (ranks, N))
+/* [vocabulary] */
+#define BLOCK(H, F, N)                                                                                                \
+    (fork, x1), (layernorm, n1, H), (all_gather, g1),                                                                 \
+    (linear, qkv, H, 3 * (H) / N, (shard, columns), (parts, 3)), (bias, qkv_b, 3 * (H) / N),                          \
+    (attention, mix, HEADS / N, HEADS / N, (H) / HEADS), (linear, proj, (H) / N, H, (shard, rows)),                   \
+    (reduce_scatter, s1), (bias, proj_b, H), (dropout, d1, 0.1f), (add, x1),                                          \
+    (fork, x2), (rmsnorm, n2, H), (all_gather, g2), (linear, fc1, H, 2 * (F) / N, (shard, columns), (parts, 2)),      \
+    (swiglu, act), (linear, fc2, (F) / N, H, (shard, rows)), (reduce_scatter, s2), (add, x2)
+TE_SEQUENTIAL(gpt1, (f32, (rows, shard)), GPT(1))
+TE_SEQUENTIAL(gpt2, (f32, (rows, shard)), GPT(2))
+TE_SEQUENTIAL(gpt4, (f32, (rows, shard)), GPT(4))
+
+typedef struct task { int sharded, first, last; const char *from, *to; } task;
+
+static te_status losses_of(te_model *m, te_param *table, te_param *head, task t) {
+    const te_plan *plan = m->plan;
+    te_model *models[1] = {m};
+    const te_group *d = te_data_group(&ctx);
+    const int sequences = SEQUENCES / d->size, rows = sequences * LENGTH;
+    te_saved saved;
+    te_batch batch;
+    te_adamw opt;
+    te_adamw_config config = te_adamw_defaults(3e-3f);
+    void *tokens = 0, *loss = 0, *state = 0;
+    int32_t text[SEQUENCES * LENGTH + 1];
+    float each[SEQUENCES * LENGTH + 1];
+    memset(&saved, 0, sizeof saved), memset(&batch, 0, sizeof batch), memset(&opt, 0, sizeof opt);
+    TE_TRY(te_tie(head, table, &ctx));
+    TE_TRY(te_model_randomize(m, 0.1f, 5, 100, &ctx));
+    TE_TRY(te_allocate(&ctx, &saved.memory, saved.bytes = te_plan_saved_bytes_of_rank(plan, rows, &ctx)));
+    TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, m, rows, &ctx)));
+    TE_TRY(te_allocate(&ctx, &tokens, sizeof text));
+    TE_TRY(te_allocate(&ctx, &loss, sizeof each));
+    /* [shards] */
+    config.shards = t.sharded ? te_data_group(&ctx)->size : 1;
+    TE_TRY(te_allocate(&ctx, &state, te_adamw_bytes_of(models, 1, &config)));
+    TE_TRY(te_adamw_init(&opt, state, te_adamw_bytes_of(models, 1, &config), models, 1, &config, &ctx));
+    /* [shards] */
+    const te_named_model named[1] = {{"gpt", m}};
+    const te_checkpoint all = {named, 1, &opt, 1, 0, 0, 0, 0};
+    if (strcmp(t.from, "-")) TE_TRY(loaded(&all, t.from));
+    batch.batch = sequences, batch.seq = LENGTH, batch.loss_scale = 1.0f / (SEQUENCES * LENGTH);
+    batch.tokens = (const int32_t *)tokens + d->rank * rows, batch.labels = batch.tokens + 1;
+    for (int step = t.first; step < t.last; step++) {
+        float mean = 0;
+        for (int i = 0; i <= SEQUENCES * LENGTH; i++) { /* each is a function of the one before, now and then */
+            uint32_t u[4];
+            te_philox(u, 9, (uint64_t)i, (uint32_t)step % 8, 0);
+            text[i] = i && u[0] % 4 ? (text[i - 1] * 7 + 3) % VOCABULARY : (int32_t)(u[1] % VOCABULARY);
+        }
+        TE_TRY(te_copy(&ctx, tokens, text, sizeof text));
+        TE_TRY(te_synchronize(&ctx));
+        TE_TRY(te_plan_forward(te_matrix(loss, TE_f32, rows, 1), &saved, te_none(), plan, m, &batch, &ctx));
+        TE_TRY(te_plan_backward(te_none(), te_none(), &saved, plan, m, &batch, &ctx));
+        TE_TRY(te_adamw_reduce(&opt, &ctx));
+        TE_TRY(te_adamw_step(&opt, &ctx));
+        TE_TRY(read_back(each, loss, (size_t)rows * sizeof(float)));
+        for (int i = 0; i < rows; i++) mean += each[i] / (SEQUENCES * LENGTH);
+        TE_TRY(te_copy(&ctx, loss, &mean, sizeof mean));
+        TE_TRY(te_group_all_reduce(d, loss, loss, 1, TE_f32, &ctx));
+        TE_TRY(read_back(&mean, loss, sizeof mean));
+        if (!comm.world.rank) printf("%d\t%.8g\n", step + 1, mean);
+        wrong += !(mean > 0 && mean < 100);
+    }
+    if (strcmp(t.to, "-")) TE_TRY(te_checkpoint_save(t.to, &all, &ctx));
+    void *const memory[4] = {saved.memory, tokens, loss, state};
+    for (int i = 0; i < 4; i++) te_release(&ctx, memory[i]);
+    return TE_OK;
+}
+#define TRAIN(name)                                                                                                   \
+    static te_status train_##name(task t) {                                                                           \
+        static name m;                                                                                                \
+        void *params = 0, *grads = 0;                                                                                 \
+        TE_TRY(te_allocate(&ctx, &params, name##_param_bytes()));                                                     \
+        TE_TRY(te_allocate(&ctx, &grads, name##_grad_bytes()));                                                       \
+        TE_TRY(name##_bind(&m, params, (float *)grads, &ctx));                                                        \
+        TE_TRY(losses_of(&m.model, &m.tokens.weight, &m.head.weight, t));                                             \
+        te_release(&ctx, params), te_release(&ctx, grads);                                                            \
+        return TE_OK;                                                                                                 \
+    }
+TRAIN(gpt1)
+TRAIN(gpt2)
+TRAIN(gpt4)
+
+/* ---- what is refused --------------------------------------------------------------------------------------------- */
+
+static void refuses(te_status status, te_status want, const char *words) {
+    compared++;
+    if (status == want && strstr(te_last_error(&ctx), words)) return;
+    wrong++, printf("rank %d: %s: %s, not about: %s\n", comm.world.rank, te_status_string(status), te_last_error(&ctx),
+                    words);
+}
+static te_status run_refuse(void) { /* of 2 ranks, which are replicas */
+    static odd m;
+    te_adamw opt;
+    te_adamw_config c = te_adamw_defaults(0.01f);
+    te_model *models[1] = {&m.model};
+    void *params, *grads, *state;
+    memset(&opt, 0, sizeof opt);
+    TE_TRY(te_allocate(&ctx, &params, odd_param_bytes()));
+    TE_TRY(te_allocate(&ctx, &grads, odd_grad_bytes()));
+    TE_TRY(odd_bind(&m, params, (float *)grads, &ctx));
+    TE_TRY(te_model_randomize(&m.model, 1.0f, 1, 1, &ctx));
+    const size_t bytes = te_adamw_bytes_of(models, 1, &c);
+    TE_TRY(te_allocate(&ctx, &state, 2 * bytes));
+    c.shards = 3;
+    refuses(te_adamw_init(&opt, state, 2 * bytes, models, 1, &c, &ctx), TE_ERROR_VALUE, "shards is 3, and the data");
+    c.shards = 0;
+    refuses(te_adamw_init(&opt, state, 2 * bytes, models, 1, &c, &ctx), TE_ERROR_VALUE, "shards is 0, it must");
+    c = te_muon_defaults(0.01f), c.shards = 2;
+    refuses(te_adamw_init(&opt, state, 2 * bytes, models, 1, &c, &ctx), TE_ERROR_VALUE, "muon needs whole matrices");
+    c = te_adamw_defaults(0.01f), c.shards = 2;
+    refuses(te_adamw_init(&opt, state, bytes / 2, models, 1, &c, &ctx), TE_ERROR_MEMORY, "are needed");
+    TE_TRY(te_adamw_init(&opt, state, 2 * bytes, models, 1, &c, &ctx));
+    opt.config.shards = 1;
+    refuses(te_adamw_step(&opt, &ctx), TE_ERROR_STATE, "shards is 1 in the config, and was 2");
+    refuses(te_adamw_reduce(&opt, &ctx), TE_ERROR_STATE, "shards is 1 in the config, and was 2");
+    opt.config.shards = 2;
+    /* a list for 3 ranks of a tensor group, and this one has one */
+    static made nothing;
+    refuses(make(&nothing, loss_f323_plan()), TE_ERROR_STATE, "is for a tensor group of 3 ranks, here are 1");
+    /* checkpoints: rank 0 cannot write; the ranks have other tensors; one has an infinity */
+    const te_named_model named[1] = {{"m", &m.model}}, other[1] = {{"other", &m.model}};
+    const te_checkpoint all = {named, 1, &opt, 0, 0, 0, 0, 0},
+                        differs = {comm.world.rank ? other : named, 1, 0, 0, 0, 0, 0, 0};
+    refuses(te_checkpoint_save("/no/such/folder/x", &all, &ctx), TE_ERROR_IO,
+            comm.world.rank ? "rank 0 of 2 has failed" : "/no/such/folder/x");
+    refuses(te_checkpoint_save("/tmp/never-written", &differs, &ctx), TE_ERROR_VALUE, "has other tensors than rank");
+    const float bad = INFINITY;
+    TE_TRY(te_copy(&ctx, m.a.weight.data, &bad, sizeof bad));
+    TE_TRY(te_synchronize(&ctx));
+    refuses(te_checkpoint_save("/tmp/never-written", &all, &ctx), comm.world.rank ? TE_ERROR_IO : TE_ERROR_VALUE,
+            comm.world.rank ? "rank 0 of 2 has failed" : "element 0 is not finite");
+    if (!comm.world.rank && !access("/tmp/never-written", F_OK)) wrong += printf("a file was written\n");
+    return TE_OK;
+}
+
+int main(int argc, char **argv) {
+    const char *mode = argc > 1 ? argv[1] : "states", *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+    const int number = argc > 2 ? atoi(argv[2]) : 1;
+    int rank, size;
+    te_comm_launched(&rank, &size);
+    te_comm_config config = te_comm_defaults();
+    config.file = getenv("RANKS_FILE");
+    config.tensor = !strcmp(mode, "vocabulary") ? size : !strcmp(mode, "refuse") ? 1 : number;
+    te_status status = te_context_create(&ctx, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
+    if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
+    if (status == TE_OK) {
+        if (!strcmp(mode, "states")) status = argc < 4 ? TE_ERROR_VALUE : run_states(argv[3]);
+        else if (!strcmp(mode, "vocabulary")) status = run_vocabulary(size);
+        else if (!strcmp(mode, "refuse")) status = run_refuse();
+        else if (argc < 8) status = TE_ERROR_VALUE;
+        else {
+            const task t = {atoi(argv[3]), atoi(argv[4]), atoi(argv[5]), argv[6], argv[7]};
+            status = number == 1 ? train_gpt1(t) : number == 2 ? train_gpt2(t) : train_gpt4(t);
+        }
+    }
+    if (status != TE_OK) printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&ctx));
+    else if (compared && !rank) printf("%s: %lld values of %d ranks\n", mode, (long long)compared, size);
+    fflush(stdout);
+    if (status == TE_ERROR_COMM) _exit(3);
+    te_comm_destroy(&comm);
+    te_context_destroy(&ctx);
+    return status != TE_OK || wrong;
+}
