@@ -17,10 +17,13 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS
 # mpi.h is no header of ours: its warnings are not looked at.
 read -ra compile <<<"$(mpicc -showme:compile | sed 's/-I/-isystem /g')"
 read -ra link <<<"$(mpicc -showme:link)"
+compilers=()
 for program in ranks peers shards; do
     "${CC:-gcc}" -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wshadow -Werror -DTE_COMM -DTE_KEEP_CALLS -I. "${compile[@]}" \
-        "tests/comm/$program.c" -o "$work/$program" -lm "${link[@]}"
+        "tests/comm/$program.c" -o "$work/$program" -lm "${link[@]}" &
+    compilers+=($!)
 done
+for compiler in "${compilers[@]}"; do wait "$compiler"; done
 
 ranks() { # N ARGUMENT...
     timeout 120 mpirun --oversubscribe -n "$1" "$work/ranks" "${@:2}"

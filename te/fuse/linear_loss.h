@@ -19,6 +19,8 @@
  * rows, because a gradient needs the sums of its row; with few rows in a piece dweight's traffic then takes longer than
  * the product that is saved, and forward computes the loss after all (te__loss_pays_late).
  *
+ * Ranks that share the vocabulary: linear_loss_ranks.h.
+ *
  * Sums over rows (dweight) and over the vocabulary (dx) are split by the pieces, whose sizes follow from the sizes of
  * the call alone: the same inputs give the same bits, which are not those of the two ops as steps of their own.
  *
@@ -33,17 +35,15 @@
 
 /* Families that end a row which begins with a linear, and in backward begin one that ends with it. */
 #define TE_TAKES_LINEAR_cross_entropy ,
-#define TE__LOSS_IN_ROW(model, op)                                                                                     \
-    static_assert(!TE_HAS_OPTION(op, ranks), "te: " TE_STRING(model) ": " TE_CALLED(op)                                \
-                                             " with (ranks, N) is no row with a linear: undefine "                     \
-                                             "TE_FORWARD_linear_cross_entropy and TE_BACKWARD_cross_entropy_linear");
-#define TE_OWN_ROW_cross_entropy_forward(name, model, dtype, op)                                                       \
-    TE__LOSS_IN_ROW(model, op)                                                                                         \
+#define TE_OWN_ROW_cross_entropy_forward(name, model, dtype, op) \
+    TE__IF_RANKS(op, TE__LOSS_ROW_OF_RANKS_FORWARD, TE__LOSS_ROW_FORWARD)(name, model, dtype, op)
+#define TE_OWN_ROW_cross_entropy_backward(name, model, dtype, op) \
+    TE__IF_RANKS(op, TE__LOSS_ROW_OF_RANKS_BACKWARD, TE__LOSS_ROW_BACKWARD)(name, model, dtype, op)
+#define TE__LOSS_ROW_FORWARD(name, model, dtype, op)                                                                   \
     TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_row, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op), op) \
     TE_API te_status name##_run(te_run *r, const te_step *s)                                                           \
         { return te__linear_loss_forward(r, s, name##_launch, TE_BARE(dtype, forward)); }
-#define TE_OWN_ROW_cross_entropy_backward(name, model, dtype, op)                                             \
-    TE__LOSS_IN_ROW(model, op)                                                                                \
+#define TE__LOSS_ROW_BACKWARD(name, model, dtype, op)                                                         \
     TE__CROSS_ENTROPY_KERNEL(name##_at_once, te_cross_entropy_at_once, TE_WIDTH_IN(model, op),                \
         (te_dtype)TE_DTYPE_IN(model, op), op)                                                                 \
     TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)), te_cross_entropy_args,                  \
@@ -235,7 +235,7 @@ TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, con
     const te_value made = sums ? te_value_of(dx.p ? sums : 0, TE_f32, p.rows, (int)hidden) : to;
     for (int64_t column = 0; column < l->linear->out; column += most) {
         p.columns = te_min(most, l->linear->out - column);
-        a.x = a.dx = logits, a.first = (int)column, a.width = (int)p.columns;
+        a.x = a.dx = logits, a.first = all->first + (int)column, a.width = (int)p.columns;
         TE_TRY(te__linear_loss_logits(l, r, logits, row, column, p, kernels->logits));
         TE_TRY((r->loss_in_backward ? kernels->at_once : kernels->slice)(r->ctx, te_grid_of(p.rows, 1), &a));
         TE_TRY(te__linear_loss_gradients(l, r, logits, made, row, column, p, kernels->dx));

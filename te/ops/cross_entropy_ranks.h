@@ -76,44 +76,67 @@ TE_FN void te_cross_entropy_joined(const te_loss_ranks_args *a, te_block b) {
 
 typedef te_status (*te_loss_ranks_launch_fn)(te_context *, te_grid, const te_loss_ranks_args *);
 
-TE_API te_status te__cross_entropy_of_ranks(te_run *r, const te_step *s, te_loss_ranks_launch_fn launch,
-                                            te_loss_ranks_launch_fn join, float label_smoothing, float z_loss) {
+/* The two kernels of a loss, and its options. */
+typedef struct te_loss_of_ranks {
+    te_loss_ranks_launch_fn part, join;
+    float label_smoothing, z_loss;
+} te_loss_of_ranks;
+
+/* All but the logits. y: the losses. */
+TE_API te_status te__loss_ranks_open(te_loss_ranks_args *a, te_value *y, te_run *r, const te_step *s,
+                                     const te_loss_of_ranks *l) {
     const int i = s->op[s->count - 1];
     const te_group *g = r->tensor;
+    void *parts = 0;
+    memset(a, 0, sizeof *a);
+    TE_TRY(te__cross_entropy_args_of(&a->of, r, &r->plan->op[i], r->now.rows));
+    TE_TRY(te_output(y, r, s, i));
+    TE_TRY(te_scratch(r, &parts, (size_t)(te_room_rows(r) * g->size) * sizeof(te_loss_part)));
+    a->of.loss = (float *)y->p, a->of.stats = r->stats[i];
+    a->part = (te_loss_part *)parts, a->rows = r->now.rows, a->rank = g->rank, a->ranks = g->size;
+    a->options.label_smoothing = l->label_smoothing, a->options.z_loss = l->z_loss;
+    return TE_OK;
+}
+/* The losses, from the parts of this rank. */
+TE_API te_status te__loss_ranks_join(const te_loss_ranks_args *a, te_run *r, const te_loss_of_ranks *l) {
+    te_loss_part *const own = a->part + a->rank * a->rows;
+    TE_TRY(te_group_all_gather(r->tensor, a->part, own, a->rows * TE_LOSS_PART_WORDS, TE_f32, r->ctx));
+    return l->join(r->ctx, te_grid_of(te_ceil_div(a->rows, TE_LOSS_JOIN_LANES), 1), a);
+}
+TE_API te_status te__cross_entropy_of_ranks(te_run *r, const te_step *s, const te_loss_of_ranks *l) {
     te_loss_ranks_args a;
     te_value y;
-    void *parts = 0;
-    memset(&a, 0, sizeof a);
-    TE_TRY(te__cross_entropy_args_of(&a.of, r, &r->plan->op[i], r->now.rows));
-    TE_TRY(te_output(&y, r, s, i));
-    TE_TRY(te_scratch(r, &parts, (size_t)(te_room_rows(r) * g->size) * sizeof(te_loss_part)));
-    a.of.loss = (float *)y.p, a.of.stats = r->stats[i], a.of.x = r->now.p;
-    a.part = (te_loss_part *)parts, a.rows = r->now.rows, a.rank = g->rank, a.ranks = g->size;
-    a.options.label_smoothing = label_smoothing, a.options.z_loss = z_loss;
+    TE_TRY(te__loss_ranks_open(&a, &y, r, s, l));
+    a.of.x = r->now.p;
     if (!r->dry) {
-        TE_TRY(launch(r->ctx, te_grid_of(a.rows, 1), &a));
-        TE_TRY(te_group_all_gather(g, a.part, a.part + g->rank * a.rows, a.rows * TE_LOSS_PART_WORDS, TE_f32, r->ctx));
-        TE_TRY(join(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_LOSS_JOIN_LANES), 1), &a));
+        TE_TRY(l->part(r->ctx, te_grid_of(a.rows, 1), &a));
+        TE_TRY(te__loss_ranks_join(&a, r, l));
     }
     te_set_now(r, y);
     return TE_OK;
 }
 
-#define TE__LOSS_OF_RANKS_FORWARD(name, model, dtype, op)                                                           \
+#define TE__LOSS_OF_RANKS_KERNELS(name, model, op)                                                                  \
     TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)), te_loss_ranks_args,                           \
               te_cross_entropy_part(te_args, te_at, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)),               \
                   TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op),                                         \
                   te_loss_options_of(TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op))))                                     \
-    TE_KERNEL(name##_join, TE_LOSS_JOIN_LANES, te_loss_ranks_args, te_cross_entropy_joined(te_args, te_at))         \
-    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                      \
-        return te__cross_entropy_of_ranks(r, s, name##_launch, name##_join_launch, TE__LABEL_SMOOTHING(op),         \
-                                          TE__Z_LOSS(op));                                                          \
-    }
-#define TE__LOSS_OF_RANKS_BACKWARD(name, model, dtype, op)                                                          \
+    TE_KERNEL(name##_join, TE_LOSS_JOIN_LANES, te_loss_ranks_args, te_cross_entropy_joined(te_args, te_at))
+#define TE__LOSS_OF_RANKS_SLOPE(name, model, op)                                                                    \
     TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)), te_cross_entropy_args,                        \
               te_cross_entropy_slice(te_args, te_at, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)),              \
                   TE_ARG1(op, 0), (te_dtype)TE_DTYPE_IN(model, op),                                                 \
-                  te_loss_options_of(TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op))))                                     \
+                  te_loss_options_of(TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op))))
+#define TE__LOSS_OF_RANKS(name, op) {name##_launch, name##_join_launch, TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op)}
+
+#define TE__LOSS_OF_RANKS_FORWARD(name, model, dtype, op)                                                           \
+    TE__LOSS_OF_RANKS_KERNELS(name, model, op)                                                                      \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                      \
+        const te_loss_of_ranks loss = TE__LOSS_OF_RANKS(name, op);                                                  \
+        return te__cross_entropy_of_ranks(r, s, &loss);                                                             \
+    }
+#define TE__LOSS_OF_RANKS_BACKWARD(name, model, dtype, op)                                                          \
+    TE__LOSS_OF_RANKS_SLOPE(name, model, op)                                                                        \
     TE_API te_status name##_run(te_run *r, const te_step *s)                                                        \
         { return te__cross_entropy_backward(r, s, name##_launch); }
 

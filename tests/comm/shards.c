@@ -192,7 +192,9 @@ static te_status run_states(const char *path) {
 
 /* ---- the vocabulary ---------------------------------------------------------------------------------------------- */
 
-enum { VOCABULARY = 60, WIDTH = 24, ROWS = 37 }; /* of 4 ranks each has 15 columns */
+/* Of 4 ranks each has 15 columns of the small vocabulary. Of the large one pieces of a linear_cross_entropy are of rows
+ * or, of 2 ranks, of columns. */
+enum { VOCABULARY = 60, LARGE = 1680, WIDTH = 24, ROWS = 300 };
 
 #define LOSS (label_smoothing, 0.1f), (z_loss, 1e-2f)
 #define LISTS(dtype, N)                                                                                               \
@@ -204,16 +206,26 @@ enum { VOCABULARY = 60, WIDTH = 24, ROWS = 37 }; /* of 4 ranks each has 15 colum
     TE_SEQUENTIAL(loss_##dtype, dtype, (linear, head, WIDTH, VOCABULARY), (softcap, cap, 30.0f),                      \
                   (cross_entropy, loss, VOCABULARY, LOSS))                                                            \
     TE_SEQUENTIAL(table_##dtype, dtype, (embedding, tokens, VOCABULARY, WIDTH), (scale, twice, 2.0f))                 \
+    TE_SEQUENTIAL(row_##dtype, dtype, (linear, head, WIDTH, LARGE), (cross_entropy, loss, LARGE, LOSS))               \
     LISTS(dtype, 1) LISTS(dtype, 2) LISTS(dtype, 3) LISTS(dtype, 4)
 WHOLE(f32)
 WHOLE(bf16)
+#define TE_FORWARD_linear_cross_entropy TE_FUSED
+#define TE_BACKWARD_cross_entropy_linear TE_FUSED
+#define ROW(dtype, N)                                                                                                 \
+    TE_SEQUENTIAL(row_##dtype##N, dtype, (copy_to_group, c), (linear, head, WIDTH, LARGE / N, (shard, columns)),      \
+                  (cross_entropy, loss, LARGE, (ranks, N), LOSS))
+ROW(f32, 1) ROW(f32, 2) ROW(f32, 3) ROW(f32, 4) ROW(bf16, 1) ROW(bf16, 2) ROW(bf16, 3) ROW(bf16, 4)
+#undef TE_FORWARD_linear_cross_entropy
+#undef TE_BACKWARD_cross_entropy_linear
+static_assert((int)row_f322_forward_steps == 2 && (int)row_f322_backward_steps == 2, "copy_to_group, linear_cross_entropy");
 
 /* What a list makes of x, tokens and labels: y of forward and of inference, dx, the gradient of its weight. */
 typedef struct made {
-    float y[2][ROWS * WIDTH], dx[ROWS * WIDTH], grad[VOCABULARY * WIDTH];
+    float y[2][ROWS * WIDTH], dx[ROWS * WIDTH], grad[LARGE * WIDTH];
     int64_t elements, first; /* of the weight: this rank has these */
 } made;
-static te_status make(made *m, const te_plan *plan) {
+static te_status make(made *m, const te_plan *plan, int vocabulary) {
     static uint8_t v[ROWS * WIDTH * 4];
     const te_group *g = te_tensor_group(&ctx);
     const int tokens = te__from_tokens(plan);
@@ -231,8 +243,8 @@ static te_status make(made *m, const te_plan *plan) {
     for (int i = 0; i < 7; i++) TE_TRY(te_allocate(&ctx, &at[i], bytes[i]));
     for (int i = 1; i < 4; i++) TE_TRY(te_fill(&ctx, at[i], 0xff, bytes[i]));
     TE_TRY(te_fill(&ctx, at[6], 0xff, bytes[6]));
-    for (int i = 0; i < 2 * ROWS; i++) ids[i] = (i * 41 + 17) % VOCABULARY;
-    ids[ROWS] = ids[ROWS + 9] = -100, ids[3] = ids[4] = ids[5] = VOCABULARY - 1;
+    for (int i = 0; i < 2 * ROWS; i++) ids[i] = (i * 41 + 17) % vocabulary;
+    ids[ROWS] = ids[ROWS + 9] = -100, ids[3] = ids[4] = ids[5] = ids[ROWS + 7] = vocabulary - 1;
     TE_TRY(te_copy(&ctx, at[4], ids, sizeof ids));
     TE_TRY(te_fill_normal(at[0], plan->in_dtype, n_x, 0, 3.0f, 21, 1, &ctx));
     TE_TRY(te_fill_normal(at[3], out, n_y, 0, 1.0f, 21, 2, &ctx));
@@ -264,19 +276,19 @@ static double largest(const float *v, int64_t n) {
     for (int64_t i = 0; i < n; i++) most = fabs((double)v[i]) > most ? fabs((double)v[i]) : most;
     return most;
 }
-/* An embedding has the same bits. The rest are sums of up to VOCABULARY terms, whose magnitudes add up to no less than
+/* An embedding has the same bits. The rest are sums over rows or the vocabulary of terms whose magnitudes add up to no less than
  * the largest element: f32 rounds as often, and in 16 bits dlogits, each rank's dx and their sum are rounded. */
-static te_status vocabulary_of(const te_plan *shared, const te_plan *whole) {
+static te_status vocabulary_of(const te_plan *shared, const te_plan *whole, int vocabulary) {
     static made got, want;
     const int tokens = te__from_tokens(whole);
-    const double f32 = VOCABULARY / (double)(1 << 24), off = tokens ? 0 : whole->dtype == TE_f32 ? f32 : 3.0 / 256;
-    TE_TRY(make(&got, shared));
-    TE_TRY(make(&want, whole));
+    const double f32 = te_max(vocabulary, ROWS) / (double)(1 << 24), off = tokens ? 0 : whole->dtype == TE_f32 ? f32 : 3.0 / 256;
+    TE_TRY(make(&got, shared, vocabulary));
+    TE_TRY(make(&want, whole, vocabulary));
     for (int k = 0; k < 2; k++) {
         const double most = tokens ? 0 : f32 * largest(want.y[k], ROWS);
         for (int64_t i = 0; i < ROWS * whole->out; i++) compare(whole->name, i, got.y[k][i], want.y[k][i], most);
     }
-    const double dx = off * largest(want.dx, ROWS * WIDTH), grad = off * largest(want.grad, VOCABULARY * WIDTH);
+    const double dx = off * largest(want.dx, ROWS * WIDTH), grad = off * largest(want.grad, vocabulary * WIDTH);
     for (int64_t i = 0; !tokens && i < ROWS * WIDTH; i++) compare("dx", i, got.dx[i], want.dx[i], dx);
     for (int64_t i = 0; i < got.elements; i++) compare("dweight", i, got.grad[i], want.grad[got.first + i], grad);
     return TE_OK;
@@ -285,10 +297,12 @@ static te_status vocabulary_of(const te_plan *shared, const te_plan *whole) {
     (size == 1   ? kind##_##dtype##1_plan() : size == 2 ? kind##_##dtype##2_plan()          \
      : size == 3 ? kind##_##dtype##3_plan() : kind##_##dtype##4_plan())
 static te_status run_vocabulary(int size) {
-    TE_TRY(vocabulary_of(OF_RANKS(table, f32), table_f32_plan()));
-    TE_TRY(vocabulary_of(OF_RANKS(loss, f32), loss_f32_plan()));
-    TE_TRY(vocabulary_of(OF_RANKS(table, bf16), table_bf16_plan()));
-    return vocabulary_of(OF_RANKS(loss, bf16), loss_bf16_plan());
+    TE_TRY(vocabulary_of(OF_RANKS(table, f32), table_f32_plan(), VOCABULARY));
+    TE_TRY(vocabulary_of(OF_RANKS(loss, f32), loss_f32_plan(), VOCABULARY));
+    TE_TRY(vocabulary_of(OF_RANKS(row, f32), row_f32_plan(), LARGE));
+    TE_TRY(vocabulary_of(OF_RANKS(table, bf16), table_bf16_plan(), VOCABULARY));
+    TE_TRY(vocabulary_of(OF_RANKS(loss, bf16), loss_bf16_plan(), VOCABULARY));
+    return vocabulary_of(OF_RANKS(row, bf16), row_bf16_plan(), LARGE);
 }
 
 /* ---- a GPT ------------------------------------------------------------------------------------------------------- */
@@ -420,7 +434,7 @@ static te_status run_refuse(void) { /* of 2 ranks, which are replicas */
     opt.config.shards = 2;
     /* a list for 3 ranks of a tensor group, and this one has one */
     static made nothing;
-    refuses(make(&nothing, loss_f323_plan()), TE_ERROR_STATE, "is for a tensor group of 3 ranks, here are 1");
+    refuses(make(&nothing, loss_f323_plan(), VOCABULARY), TE_ERROR_STATE, "is for a tensor group of 3 ranks, here are 1");
     /* checkpoints: rank 0 cannot write; the ranks have other tensors; one has an infinity */
     const te_named_model named[1] = {{"m", &m.model}}, other[1] = {{"other", &m.model}};
     const te_checkpoint all = {named, 1, &opt, 0, 0, 0, 0, 0},
