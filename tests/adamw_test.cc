@@ -1,6 +1,10 @@
 // AdamW, SGD and Muon: against double over many steps and odd sizes, moments in bf16, clipping, schedules, decay, skipped steps,
 // the same bits again.
 #include "hand_model.h"
+
+#include <algorithm>
+#include <map>
+
 #include "te/optim/adamw.h"
 #include "te/optim/init.h"
 
@@ -579,6 +583,43 @@ TEST_CASE("frozen parameters take no moments, no part of the norm and no step") 
         REQUIRE(te_unfreeze(&m.model, "large", nullptr, t) == TE_OK);
         CHECK(te_adamw_step(&o.opt, t) == TE_ERROR_STATE);
         CHECK(std::string(te_last_error(t)).find("other parameters were frozen, since te_adamw_init") != std::string::npos);
+    }
+}
+
+TEST_CASE("slices of all ranks are the whole, once") {
+    target t;
+    hand_model a(t, "a", TE_f32, odd_params()), b(t, "b", TE_bf16, {{"fc", "weight", 1, 1}}), c(t, "c", TE_bf16, odd_params());
+    te_model *models[] = {&a.model, &b.model, &c.model};
+    for (int ranks = 1; ranks <= 9; ranks++) {
+        std::map<const te_param *, std::vector<int>> seen;
+        te_adamw_config config = te_adamw_defaults(1e-3f);
+        config.shards = ranks;
+        int64_t most = 0, all = a.model.elements + b.model.elements + c.model.elements;
+        for (int rank = 0; rank < ranks; rank++) {
+            int64_t own = 0;
+            te_piece_walk w = te_pieces_of(models, 3, te_slices_of(rank, ranks));
+            while (te_pieces_next(&w)) {
+                std::vector<int> &times = seen[w.param];
+                times.resize((size_t)(w.param->rows * w.param->cols));
+                REQUIRE(w.elements > 0);
+                REQUIRE((w.from >= 0 && w.from % TE_PARAM_ALIGN == 0 && w.from + w.elements <= (int64_t)times.size()));
+                for (int64_t i = w.from; i < w.from + w.elements; i++)
+                    if (!w.is_shared || !rank) times[(size_t)i]++;
+                own += te_round_up(w.elements, TE_PARAM_ALIGN);
+            }
+            most = std::max(most, own);
+        }
+        CHECK(most <= all / ranks + (ranks > 1 ? 3 * ranks * TE_PARAM_ALIGN : 0));
+        size_t parameters = 0;
+        te_param_walk p = te_params_of(models, 3);
+        for (; te_params_next(&p); parameters++) {
+            REQUIRE(seen.count(p.param) == 1);
+            CHECK(std::count(seen[p.param].begin(), seen[p.param].end(), 1) == p.param->rows * p.param->cols);
+        }
+        CHECK(seen.size() == parameters);
+        // 12 bytes an element of bf16, 8 of f32, and tables: at most two pieces of a parameter, a partial sum a chunk
+        const size_t whole = te_adamw_bytes(models, 3), bytes = te_adamw_bytes_of(models, 3, &config);
+        CHECK(bytes <= whole / (size_t)ranks + 3 * (size_t)ranks * TE_PARAM_ALIGN * 12 + parameters * 256 + 8192);
     }
 }
 

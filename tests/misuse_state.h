@@ -68,7 +68,8 @@ inline void optimizer_calls(table &t) {
         {"rule 7", [](te_adamw_config &c) { c.rule = (te_rule)7; }}, {"momentum 1", [](te_adamw_config &c) { c.momentum = 1; }},
         {"momentum -0.1", [](te_adamw_config &c) { c.momentum = -0.1f; }}, {"momentum NaN", [](te_adamw_config &c) { c.momentum = NAN; }},
         {"nesterov without momentum", [](te_adamw_config &c) { c.nesterov = 1; }}, {"rest -1", [](te_adamw_config &c) { c.rest = -1; }},
-        {"rest NaN", [](te_adamw_config &c) { c.rest = NAN; }}, {"rest infinity", [](te_adamw_config &c) { c.rest = INFINITY; }}};
+        {"rest NaN", [](te_adamw_config &c) { c.rest = NAN; }}, {"rest infinity", [](te_adamw_config &c) { c.rest = INFINITY; }},
+        {"shards 0", [](te_adamw_config &c) { c.shards = 0; }}, {"shards INT_MIN", [](te_adamw_config &c) { c.shards = INT32_MIN; }}, {"shards INT_MAX", [](te_adamw_config &c) { c.shards = INT32_MAX; }}};
     for (const value &v : values) {
         refuse<cs>(t, std::string("te_adamw_init: ") + v.name, TE_ERROR_VALUE, "adamw", [=](cs &s) { return v.set(s.config), te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx); });
         refuse<cs>(t, std::string("te_adamw_step: ") + v.name, TE_ERROR_VALUE, "adamw", [=](cs &s) {
@@ -94,6 +95,18 @@ inline void optimizer_calls(table &t) {
         NEED(te_unfreeze(&s.m.model, "b", nullptr, s.ctx), s.ctx);
         return status;
     });
+    refuse<cs>(t, "te_adamw_init: 2 shards of one rank", TE_ERROR_VALUE, "the data group is of 1", [](cs &s) { return s.config.shards = 2, te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx); });
+    refuse<cs>(t, "te_adamw_init: Muon with 2 shards", TE_ERROR_VALUE, "muon needs whole matrices", [](cs &s) {
+        s.config = te_muon_defaults(0.02f), s.config.shards = 2;
+        return te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx);
+    });
+    refuse<cs>(t, "te_adamw_step: 2 shards, and at te_adamw_init there was one", TE_ERROR_STATE, "shards is 2", [](cs &s) {
+        s.opt.config.shards = 2;
+        const te_status status = te_adamw_step(&s.opt, s.ctx);
+        return s.opt.config.shards = 1, status;
+    });
+    refuse<cs>(t, "te_adamw_reduce: null", TE_ERROR_NULL, "not initialised", [](cs &s) { return te_adamw_reduce(nullptr, s.ctx); });
+    refuse<cs>(t, "te_adamw_reduce: before te_adamw_init", TE_ERROR_NULL, "not initialised", [](cs &s) { return memset(&opt, 0, sizeof opt), te_adamw_reduce(&opt, s.ctx); });
     for (te_dtype moments : {TE_f16, TE_e4m3, (te_dtype)99})
         refuse<cs>(t, "te_adamw_init: moments of dtype " + std::to_string(moments), TE_ERROR_DTYPE, "moments", [=](cs &s) {
             return s.config.moments = moments, te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx);

@@ -9,8 +9,10 @@
  *   all_gather, copy_to_group                      entered: all of it           products (shard, columns), ops without
  *                                                                               parameters
  *   (linear, .., (shard, columns))                 columns: its own columns     bias, mul_param, attention, maps,
- *                                                                               products (shard, rows)
- *   (linear, .., (shard, rows))                    sums: a part of the sum      reduce_scatter, all_reduce
+ *                                                                               products (shard, rows),
+ *                                                                               (cross_entropy, .., (ranks, N))
+ *   (linear, .., (shard, rows)),                   sums: a part of the sum      reduce_scatter, all_reduce
+ *   (embedding, .., (ranks, N))
  *   reduce_scatter, all_reduce                     same: all, or its own rows   everything else
  *
  * At the begin of a list nothing is known, and everything may follow. A family says TE_SHARE_<family>(op, in), what its

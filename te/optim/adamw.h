@@ -153,7 +153,6 @@ TE_API te_status te__adamw_update(const te_adamw *opt, const te__adamw_args *a, 
 /* The groups are those of te_adamw_init. */
 TE_API te_status te__adamw_check_ranks(const te_adamw *opt, te_context *ctx) {
     const te_group *g = te_data_group(ctx);
-    TE_TRY(te__adamw_check(opt, ctx));
     TE_REQUIRE(opt->slices.ranks == opt->config.shards, ctx, TE_ERROR_STATE,
                "adamw: shards is %d in the config, and was %d at te_adamw_init", opt->config.shards,
                opt->slices.ranks);
@@ -165,14 +164,16 @@ TE_API te_status te__adamw_check_ranks(const te_adamw *opt, te_context *ctx) {
 /* Between the last backward and te_adamw_step, on all ranks: te_reduce_gradients of the optimizer's models or, where
  * its states are shared out, no more of the sums than this rank's update reads. */
 TE_API te_status te_adamw_reduce(const te_adamw *opt, te_context *ctx) {
+    TE_TRY(te__adamw_check(opt, ctx));
     TE_TRY(te__adamw_check_ranks(opt, ctx));
     return te__reduce_gradients(opt->models, opt->model_count, opt->slices.ranks, ctx);
 }
 /* Enqueue one step: the norm if it is wanted, the step's numbers, the update; of shared-out states, too, the gathering
  * of the parameters. */
 TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
-    TE_TRY(te__adamw_check_ranks(opt, ctx));
+    TE_TRY(te__adamw_check(opt, ctx));
     TE_TRY(te__adamw_config_check(&opt->config, ctx));
+    TE_TRY(te__adamw_check_ranks(opt, ctx));
     TE_REQUIRE(opt->rule == opt->config.rule && opt->moments == opt->config.moments, ctx, TE_ERROR_STATE,
                "adamw: the config asks for %s with moments in %s since te_adamw_init, which made room for %s in %s",
                te_rule_name(opt->config.rule), te_dtype_name(opt->config.moments), te_rule_name(opt->rule),

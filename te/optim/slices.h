@@ -77,7 +77,7 @@ TE_API int te_pieces_next(te_piece_walk *w) {
 /* There are as many slices as ranks in the data group, and each model lies in one buffer. */
 TE_API te_status te__slices_check(te_model *const *models, int count, int ranks, const char *who, te_context *ctx) {
     TE_REQUIRE(ranks == 1 || ranks == te_data_group(ctx)->size, ctx, TE_ERROR_VALUE,
-               "%s: shards is %d, and the data group has %d ranks; it is that or 1", who, ranks,
+               "%s: shards is %d, and the data group is of %d; it is that or 1", who, ranks,
                te_data_group(ctx)->size);
     for (int i = 0; ranks > 1 && i < count; i++)
         TE_REQUIRE((models[i]->params && models[i]->grads) || !models[i]->elements, ctx, TE_ERROR_STATE,

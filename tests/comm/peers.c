@@ -87,6 +87,8 @@ static te_status run(int turns, int64_t *compared, int64_t *wrong) {
         if (v & 1 << 23) t.count = te_min(MOST, te_round_up(t.count, 8)); /* whole pieces of 16 bytes */
         const size_t shift = u & 1 << 20 ? 0 : (u >> 21) % SHIFT * te_dtype_bytes(t.dtype);
         t.x = (char *)x + shift, t.y = t.kind == 0 && u & 1 << 16 ? t.x : (char *)y + shift;
+        if (t.kind == 1 && u & 1 << 16) /* where this rank's part is */
+            t.y = (char *)t.x + (size_t)(g->rank * t.count) * te_dtype_bytes(t.dtype);
         if (g->peers && i % each == 0) /* both forms */
             g->peers->one_shot = i / each % 2 ? 0 : te_min(g->peers->largest, 2 * g->peers->largest / g->size);
         TE_TRY(fill_kernel_launch(&here, te_grid_of(BLOCKS, 1), &t));
