@@ -43,7 +43,7 @@ static void compare(const char *name, int64_t at, float got, float want, double 
 /* Sizes that no number of ranks divides; one that is smaller than a slice; one in 16 bits; one of a tensor group. */
 TE_SEQUENTIAL(odd, f32, (linear, a, 13, 37), (bias, a_b, 37), (linear, c, 37, 5))
 TE_SEQUENTIAL(tiny, (f32, (width, 5)), (mul_param, s, 1))
-TE_SEQUENTIAL(half, bf16, (linear, a, 61, 67), (bias, a_b, 67), (linear, c, 67, 131))
+TE_SEQUENTIAL(wide, bf16, (linear, a, 61, 67), (bias, a_b, 67), (linear, c, 67, 131))
 TE_SEQUENTIAL(parts, f32, (copy_to_group, g), (linear, p, 13, 24, (shard, columns)), (gelu, act),
               (linear, q, 24, 13, (shard, rows)), (all_reduce, r), (bias, q_b, 13))
 
@@ -51,7 +51,7 @@ enum { MODELS = 4 };
 typedef struct replica {
     odd a;
     tiny b;
-    half c;
+    wide c;
     parts d;
     te_model *models[MODELS];
     te_adamw opt;
@@ -59,8 +59,8 @@ typedef struct replica {
 } replica;
 
 static te_status bind_replica(replica *r, const te_adamw_config *config) {
-    const size_t params[MODELS] = {odd_param_bytes(), tiny_param_bytes(), half_param_bytes(), parts_param_bytes()},
-                 grads[MODELS] = {odd_grad_bytes(), tiny_grad_bytes(), half_grad_bytes(), parts_grad_bytes()};
+    const size_t params[MODELS] = {odd_param_bytes(), tiny_param_bytes(), wide_param_bytes(), parts_param_bytes()},
+                 grads[MODELS] = {odd_grad_bytes(), tiny_grad_bytes(), wide_grad_bytes(), parts_grad_bytes()};
     for (int i = 0; i < MODELS; i++) {
         TE_TRY(te_allocate(&ctx, &r->memory[2 * i], params[i]));
         TE_TRY(te_allocate(&ctx, &r->memory[2 * i + 1], grads[i]));
@@ -69,7 +69,7 @@ static te_status bind_replica(replica *r, const te_adamw_config *config) {
     }
     TE_TRY(odd_bind(&r->a, r->memory[0], (float *)r->memory[1], &ctx));
     TE_TRY(tiny_bind(&r->b, r->memory[2], (float *)r->memory[3], &ctx));
-    TE_TRY(half_bind(&r->c, r->memory[4], (float *)r->memory[5], &ctx));
+    TE_TRY(wide_bind(&r->c, r->memory[4], (float *)r->memory[5], &ctx));
     TE_TRY(parts_bind(&r->d, r->memory[6], (float *)r->memory[7], &ctx));
     r->models[0] = &r->a.model, r->models[1] = &r->b.model, r->models[2] = &r->c.model, r->models[3] = &r->d.model;
     for (int i = 0; i < MODELS; i++) TE_TRY(te_model_randomize(r->models[i], 0.5f, 7, 100 * (uint32_t)i, &ctx));
