@@ -76,6 +76,11 @@ for grids in "4 2 1  1 1 0" "1 1 0  4 4 1" "2 2 0  4 1 1" "4 2 1  4 2 1"; do
         END { print "checkpoint, " grids ": " NR " losses, " most " off at most"; exit bad || NR != 20 }'
 done
 shards 4 train 2 1 0 20 - - | cmp - "$work/many" && echo "and the same bits as a run that was not interrupted"
+for grid in "1 1 0" "3 1 1"; do
+    read -r n tensor own <<<"$grid"
+    shards "$n" train "$tensor" "$own" 10 10 "$work/run" "$work/again"
+    cmp "$work/run" "$work/again" && echo "checkpoint, 4 2 1  $grid: saved again it is the same file"
+done
 
 # A rank that stops or is killed: each of the others has an error, with its rank and group, soon.
 fails() { # MODE TEXT: --enable-recovery leaves the others alone
