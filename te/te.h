@@ -26,6 +26,7 @@
 #include "ops/activation.h"    /* gelu, gelu_erf, qgelu, relu, srelu, silu, and the gated ones */
 #include "ops/attention.h"     /* attention */
 #include "ops/bias.h"          /* bias */
+#include "ops/cross_attention.h" /* cross_attention */
 #include "ops/cross_entropy.h" /* cross_entropy */
 #include "ops/cross_entropy_ranks.h" /* and of ranks that share a vocabulary */
 #include "ops/dropout.h"       /* dropout */

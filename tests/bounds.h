@@ -103,31 +103,30 @@ struct attention_row {
     }
 };
 struct attention_shape {
-    size_t heads, kv, dim, seq, width, out;
+    reference::attention_sizes at;
+    size_t dim, width, out; // width: of the rows of keys and values
     reference::attention_options with;
     double scale;
-    attention_shape(const op &o, const call &c)
-        : heads((size_t)o.number(0, 0)), kv((size_t)o.number(1, 0)), dim((size_t)o.number(2, 0)), seq((size_t)c.seq),
-          width(o.in), out(o.out), with(o), scale(with.scale) {}
+    attention_shape(const op &o, const call &c, size_t elements)
+        : at(o, c, elements), dim(at.dim), width(at.kv_width), out(o.out), with(o), scale(with.scale) {}
     // f(first of q, of k, of v, of y, keys, what dropout multiplies by, biases, head) for each query of each head
     template <class F>
     void each(size_t id, const call &c, F f) const {
-        vec kept(seq), bias(seq);
+        vec kept(at.keys), bias(at.keys);
         for (size_t b = 0; b < (size_t)c.batch; b++)
-            for (size_t h = 0; h < heads; h++)
-                for (size_t i = 0; i < seq; i++) {
-                    const size_t row = b * seq + i, from = with.first(i);
-                    const size_t k0 = (b * seq + from) * width + (heads + h / (heads / kv)) * dim; // of the first that it sees
-                    const size_t keys = with.end(i, seq) - from;
-                    for (size_t j = 0; j < keys; j++)
-                        kept[j] = with.kept(id, b * heads + h, i, from + j, c), bias[j] = with.bias(h, heads, i, from + j);
-                    f(row * width + h * dim, k0, k0 + kv * dim, row * out + h * dim, keys, kept, bias, h);
+            for (size_t h = 0; h < at.heads; h++)
+                for (size_t i = 0; i < at.queries; i++) {
+                    const size_t from = with.first(at.at(i)), end = std::max(with.end(at.at(i), at.keys), from);
+                    const size_t k0 = at.k0(b, h) + from * width; // of the first that it sees
+                    for (size_t j = from; j < end; j++)
+                        kept[j - from] = with.kept(id, b * at.heads + h, i, j, c), bias[j - from] = with.bias(h, at.heads, at.at(i), j);
+                    f(at.q0(b, h, i), k0, k0 + at.kv * dim, (b * at.queries + i) * out + h * dim, end - from, kept, bias, h);
                 }
     }
 };
 inline double sink_of(const vec *sinks, size_t head) { return sinks ? (*sinks)[head] : -INFINITY; }
 inline vec attention(const op &o, size_t id, const vec &x, const vec &ex, const vec *sinks, const call &c, te_dtype t) {
-    const attention_shape s(o, c);
+    const attention_shape s(o, c, x.size());
     vec e(c.rows() * o.out, 0.0);
     s.each(id, c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept, const vec &bias, size_t h) {
         const attention_row r(x, &ex, q0, k0, s.width, s.dim, keys, s.with, bias, sink_of(sinks, h), t);
@@ -167,6 +166,7 @@ struct forward {
     vec x;
     std::vector<vec> value, error; // by op; what a kernel stored is right by itself
     std::vector<vec> given;        // by op: the error before that
+    reference::edges inputs;       // by name, where a cross_attention reads one
     forward(const list &ops, const std::vector<vec> &p, const vec &first, const call &what, te_dtype t)
         : l(ops), params(p), c(what), dtype(t), x(first) {}
 
@@ -182,13 +182,14 @@ struct forward {
     // The error of op i, whose output is y: `rounded` if it is stored, `may` if a kernel may round it or not.
     void step(size_t i, const vec &y, bool rounded, bool may) {
         const op &o = l.ops[i];
+        const size_t rows = y.size() / o.out;
         const vec &in = i ? value[i - 1] : x, before = i ? error[i - 1] : vec(x.size(), 0.0);
         const vec *w = o.params ? &params[(size_t)o.first_param] : nullptr;
         vec e = before;
         const std::string gated = reference::gate(o.kind);
         e.resize(y.size(), 0.0);
         if (o.kind == "linear" || o.kind == "tied_linear") {
-            for (size_t r = 0; r < c.rows(); r++)
+            for (size_t r = 0; r < rows; r++)
                 for (size_t n = 0; n < o.out; n++) {
                     double sum = 0;
                     for (size_t k = 0; k < o.in; k++)
@@ -197,7 +198,7 @@ struct forward {
                     e[r * o.out + n] = sum;
                 }
         } else if (reference::is_norm(o.kind)) {
-            for (size_t r = 0; r < c.rows(); r++) {
+            for (size_t r = 0; r < rows; r++) {
                 const norm_errors n(o, &in[r * o.in], &before[r * o.in]);
                 for (size_t k = 0; k < o.in; k++) {
                     const double gamma = std::fabs(reference::gamma_of(o, params, k)),
@@ -207,7 +208,7 @@ struct forward {
                 }
             }
         } else if (o.kind.compare(0, 9, "head_norm") == 0) {
-            reference::head_norm(o).each(c.rows(), [&](size_t at, const op &of) {
+            reference::head_norm(o).each(rows, [&](size_t at, const op &of) {
                 const norm_errors n(of, &in[at], &before[at]);
                 for (size_t k = 0; k < of.in; k++) {
                     const double stored = std::fabs(params[(size_t)of.first_param][k]) + 1; // gamma, from what is stored less 1
@@ -219,7 +220,7 @@ struct forward {
                 e[k] = before[k] * slope(o.kind, in[k], before[k]) +
                        functions * (std::fabs(in[k]) + std::fabs(y[k]) * (1 + std::fabs(in[k])));
         } else if (!gated.empty()) {
-            for (size_t r = 0; r < c.rows(); r++)
+            for (size_t r = 0; r < rows; r++)
                 for (size_t k = 0; k < o.out; k++) {
                     const size_t at = r * o.in + k;
                     const double a = in[at], b = std::fabs(in[at + o.out]), f = reference::activation(gated, a);
@@ -229,7 +230,11 @@ struct forward {
                         ef * (b + before[at + o.out]) + std::fabs(f) * before[at + o.out] + sums * std::fabs(f) * b;
                 }
         } else if (o.kind == "attention") {
-            e = attention(o, i, in, before, o.params ? &params[(size_t)o.first_param] : nullptr, c, dtype);
+            e = attention(o, i, in, before, w, c, dtype);
+        } else if (o.kind == "cross_attention") {
+            const op &fork = l.ops[(size_t)o.edge];
+            const vec &kv = fork.kind == "input" ? inputs.at(fork.name) : value[(size_t)o.edge];
+            e = attention(o, i, reference::joined(in, kv), reference::joined(before, kept_error(i, kv.size())), w, c, dtype);
         } else if (o.kind == "rope") {
             e = rope(o, in, before, c);
         } else if (o.kind == "embedding") {
@@ -248,7 +253,7 @@ struct forward {
                        sums * (weight * t + bias);
             }
         } else if (o.kind == "clamped_swiglu") { // y = f(a) (1 + b); no slope of x sigmoid(alpha x) is above 1.1
-            for (size_t r = 0; r < c.rows(); r++)
+            for (size_t r = 0; r < rows; r++)
                 for (size_t k = 0; k < o.out; k++) {
                     const size_t a = r * o.in + k, b = a + o.out;
                     const double limit = o.option("limit", 7), f = std::fabs(std::fmin(in[a], limit));
@@ -264,7 +269,7 @@ struct forward {
                 e[k] = before[k] * (by + off[k]) + std::fabs(in[k]) * off[k] + sums * std::fabs(y[k]);
             }
         } else if (o.kind == "cross_entropy") { // y = top + log sum - x[label]
-            for (size_t r = 0; r < c.rows(); r++) {
+            for (size_t r = 0; r < rows; r++) {
                 const double z = o.option("z_loss", 0), smooth = o.option("label_smoothing", 0);
                 double size = 0, off = 0;
                 for (size_t k = 0; k < o.in; k++)

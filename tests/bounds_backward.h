@@ -14,8 +14,8 @@ namespace bounds {
 
 inline vec attention_backward(const op &o, size_t id, const vec &x, const vec &y, const vec &dy, const vec &ey, const vec *sinks, vec *esinks,
                               const call &c, te_dtype t) {
-    const attention_shape s(o, c);
-    vec e(c.rows() * o.in, 0.0);
+    const attention_shape s(o, c, x.size());
+    vec e(x.size(), 0.0);
     s.each(id, c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept, const vec &bias, size_t h) {
         const attention_row r(x, nullptr, q0, k0, s.width, s.dim, keys, s.with, bias, sink_of(sinks, h), t);
         double delta = 0, off = 0;
@@ -68,6 +68,7 @@ struct backward {
     void step(size_t i, const vec &dy, const vec &dx, bool rounded, bool may, bool held) {
         const op &o = l.ops[i];
         const vec &x = v.in(i);
+        const size_t rows = dy.size() / o.out;
         const std::string gated = reference::gate(o.kind);
         const vec *w = o.params ? &params[(size_t)o.first_param] : nullptr;
         vec *ew = o.params ? &param[(size_t)o.first_param] : nullptr;
@@ -78,7 +79,7 @@ struct backward {
             std::fill(e.begin(), e.end(), 0.0);
             double muls = 0; // whose factors' errors x has beside its own
             for (size_t k = 0; k < i; k++) muls += l.ops[k].kind == "mul";
-            for (size_t r = 0; r < c.rows(); r++)
+            for (size_t r = 0; r < rows; r++)
                 for (size_t n = 0; n < o.out; n++) {
                     const double off = d[r * o.out + n] + sums * std::fabs(dy[r * o.out + n]);
                     for (size_t k = 0; k < o.in; k++) {
@@ -105,7 +106,7 @@ struct backward {
                 eweight[k % o.in] += d[k] * t + g * (et + sums * t), ebias[k % o.in] += d[k] + sums * g;
             }
         } else if (o.kind == "clamped_swiglu") {
-            for (size_t r = 0; r < c.rows(); r++)
+            for (size_t r = 0; r < rows; r++)
                 for (size_t k = 0; k < o.out; k++) {
                     const size_t a = r * o.in + k, b = a + o.out;
                     const reference::clamped_slopes s = reference::clamped_swiglu(o, x[a], x[b]);
@@ -121,7 +122,7 @@ struct backward {
                 e[k] = d[k] * std::fabs((*w)[at]) + sums * std::fabs(dx[k]);
             }
         } else if (reference::is_norm(o.kind)) {
-            for (size_t r = 0; r < c.rows(); r++) {
+            for (size_t r = 0; r < rows; r++) {
                 const norm_errors s(o, &x[r * o.in], nullptr);
                 double off_along = 0, off_mean = 0, along = 0;
                 for (size_t k = 0; k < o.in; k++) {
@@ -147,7 +148,7 @@ struct backward {
                 }
             }
         } else if (o.kind.compare(0, 9, "head_norm") == 0) {
-            reference::head_norm(o).each(c.rows(), [&](size_t first, const op &of) {
+            reference::head_norm(o).each(rows, [&](size_t first, const op &of) {
                 const norm_errors s(of, &x[first], nullptr);
                 double off_along = 0, along = 0;
                 for (size_t k = 0; k < of.in; k++) {
@@ -170,7 +171,7 @@ struct backward {
                 e[k] =
                     d[k] * std::fabs(reference::activation_slope(o.kind, x[k])) + std::fabs(dy[k]) * slope_error(x[k]);
         } else if (!gated.empty()) {
-            for (size_t r = 0; r < c.rows(); r++)
+            for (size_t r = 0; r < rows; r++)
                 for (size_t k = 0; k < o.out; k++) {
                     const size_t at = r * o.in + k, from = r * o.out + k;
                     const double a = x[at], b = std::fabs(x[at + o.out]),
@@ -180,6 +181,13 @@ struct backward {
                 }
         } else if (o.kind == "attention") {
             e = attention_backward(o, i, x, v.out[i], dy, d, w, ew, c, dtype);
+        } else if (o.kind == "cross_attention") {
+            const vec &kv = reference::kept_of(l, i, v, v.from);
+            vec part, dsinks(o.params ? w->size() : 0);
+            reference::attention(o, i, reference::joined(x, kv), w, c, &dy, &v.out[i], &part, &dsinks);
+            e = attention_backward(o, i, reference::joined(x, kv), v.out[i], dy, d, w, ew, c, dtype);
+            const vec off = reference::split(e, x.size());
+            hand_over(i, reference::split(part, x.size()), off, held);
         } else if (o.kind == "rope") {
             e = rope(o, dy, d, c);
         } else if (o.kind == "embedding" || o.kind == "positions") {
@@ -189,7 +197,7 @@ struct backward {
                 (*ew)[row * o.out + k % o.out] += d[k] + sums * std::fabs(dy[k]);
             }
         } else if (o.kind == "cross_entropy") { // dx = dy (p - 1 at the label)
-            for (size_t r = 0; r < c.rows(); r++) {
+            for (size_t r = 0; r < rows; r++) {
                 double top = -INFINITY, sum = 0;
                 for (size_t k = 0; k < o.in; k++) top = std::max(top, x[r * o.in + k]);
                 for (size_t k = 0; k < o.in; k++) sum += std::exp(x[r * o.in + k] - top);

@@ -37,7 +37,7 @@ struct trial {
     const te_plan *plan;
     const te_dtype dtype, out_dtype;
     const bool from_tokens, to_loss;
-    const size_t rows, in, out, size, out_size;
+    const size_t rows, most, in, out, size, out_size; // most: of x or of memory
     source random;
     context own;
     te_context *ctx;
@@ -58,14 +58,14 @@ struct trial {
     trial(const subject &sub, const shape &what, unsigned seed)
         : s(sub), at(what), plan(sub.plan()), dtype(plan->dtype), out_dtype(plan->out_dtype),
           from_tokens(te__from_tokens(plan) != 0), to_loss(te__to_loss(plan) != 0),
-          rows((size_t)at.batch * (size_t)at.seq), in((size_t)plan->in), out((size_t)plan->out),
+          rows((size_t)at.batch * (size_t)at.seq), most(std::max(rows, (size_t)at.batch * (size_t)at.memory)), in((size_t)plan->in), out((size_t)plan->out),
           size(te_dtype_bytes(dtype)), out_size(te_dtype_bytes(out_dtype)), random(seed), ctx(&own.c), m(sub, ctx),
           tokens(rows), labels(rows), tokens_there(ctx, rows * 4), labels_there(ctx, rows * 4),
           x(ctx, from_tokens ? 0 : rows * in * size, 16), y(ctx, rows * out * out_size, 16),
           y2(ctx, rows * out * out_size, 16), dx(ctx, from_tokens ? 0 : rows * in * size, 16),
           dx2(ctx, from_tokens ? 0 : rows * in * size, 16), dy(ctx, rows * out * out_size, 16),
-          workspace(ctx, sub.workspace_bytes(m.memory.data(), (int64_t)rows, ctx)),
-          saved_memory(ctx, sub.saved_bytes((int64_t)rows)) { // exactly the memory that was asked for
+          workspace(ctx, sub.workspace_bytes(m.memory.data(), (int64_t)most, ctx)),
+          saved_memory(ctx, sub.saved_bytes((int64_t)most)) { // exactly the memory that was asked for
         ctx->workspace = workspace.data(), ctx->workspace_bytes = workspace.bytes;
         memset(&saved, 0, sizeof saved);
         saved.memory = saved_memory.data(), saved.bytes = saved_memory.bytes;
@@ -101,21 +101,22 @@ struct trial {
 
     // ---- what comes along: tokens, labels, edges
     void add_edge(const reference::op &o) {
-        const size_t n = rows * (o.kind == "input" ? (size_t)o.number(0, 0) : o.in);
+        const size_t cols = o.kind == "input" ? (size_t)o.number(0, 0) : o.in;
+        const size_t n = (o.kind == "input" ? call.input_rows(o) : rows) * cols;
         e.names.push_back(o.name), e.is_input.push_back(o.kind == "input");
         e.value.emplace_back(new buffer(ctx, n * size, 16));
         e.grad.emplace_back(new buffer(ctx, n * size, 16));
         te_edge edge;
         memset(&edge, 0, sizeof edge);
         edge.name = plan->op[&o - &m.ops.ops[0]].name;
-        edge.value = te_matrix(e.value.back()->data(), dtype, (int64_t)rows, (int64_t)(n / rows));
-        edge.grad = te_matrix(e.grad.back()->data(), dtype, (int64_t)rows, (int64_t)(n / rows));
+        edge.value = te_matrix(e.value.back()->data(), dtype, (int64_t)(n / cols), (int64_t)cols);
+        edge.grad = te_matrix(e.grad.back()->data(), dtype, (int64_t)(n / cols), (int64_t)cols);
         e.table.push_back(edge);
     }
     void bring_along() {
         memset(&batch, 0, sizeof batch);
         batch.batch = at.batch, batch.seq = at.seq, batch.position = at.position, batch.ignore_index = -7,
-        batch.loss_scale = 1.0f / (float)rows;
+        batch.loss_scale = 1.0f / (float)rows, batch.memory_seq = call.memory_seq = at.memory;
         call.batch = at.batch, call.seq = at.seq, call.position = at.position, call.ignore_index = -7,
         call.loss_scale = (double)batch.loss_scale;
         for (const reference::op &o : m.ops.ops) {
@@ -180,9 +181,11 @@ struct trial {
         te_run layout;
         te__begin(&layout, &all, TE_FORWARD, (int64_t)rows, call.batch, ctx);
         layout.x.p = x.data(), layout.y.p = y.data();
+        if (te__has_memory(&all)) layout.memory = (int64_t)at.batch * at.memory;
         (void)te__lay_out(&layout, (char *)memory.data());
         const reference::rounding round = stored_forward(plan, true);
         bounds::forward bound(m.ops, m.param, ref.x, call, dtype);
+        bound.inputs = in_edges;
         reference::edges outs;
         ref = reference::forward(m.ops, m.param, ref.x, in_edges, call, round, &outs, [&](size_t i, reference::vec &v) {
             const char *p = (const char *)layout.act[i], *base = (const char *)memory.data();
@@ -192,7 +195,7 @@ struct trial {
             if (!last && (p < base || p >= base + memory.bytes)) return;
             const reference::vec got =
                 last ? y.read(out_dtype)
-                     : memory.read(dtype, (size_t)(p - base) / size, rows * (size_t)plan->op[i].out);
+                     : memory.read(dtype, (size_t)(p - base) / size, v.size());
             check_within(std::string("output of ") + plan->op[i].name, got, v, bound.error.back());
             v = got, bound.stored(v, goes_on(i));
         });
@@ -213,7 +216,7 @@ struct trial {
         if (!plan->span_count) return compare_forward(*plan, saved_memory);
         te_plan all = *plan; // saves what a (recompute, ..) leaves out, too; its steps are the same
         all.span_count = 0;
-        buffer memory(ctx, te_plan_saved_bytes(&all, (int64_t)rows));
+        buffer memory(ctx, te_plan_saved_bytes(&all, (int64_t)most));
         te_saved everything = saved;
         everything.memory = memory.data(), everything.bytes = memory.bytes;
         set_rng(ctx, call.rng.seed, call.rng.offset);
@@ -240,6 +243,7 @@ struct trial {
         infer.training = false;
         const reference::rounding round = stored_forward(plan, false);
         bounds::forward bound(m.ops, m.param, ref.x, infer, dtype);
+        bound.inputs = in_edges;
         reference::edges outs;
         const reference::values v =
             reference::forward(m.ops, m.param, ref.x, in_edges, infer, round, &outs,
@@ -383,7 +387,7 @@ struct trial {
 inline void check(const subject &s, const shape &at, unsigned seed = fresh_seed()) {
     const te_plan *plan = s.plan();
     const std::string text = s.text;
-    CAPTURE(plan->name, text, te_dtype_name(plan->dtype), at.batch, at.seq, at.position, seed);
+    CAPTURE(plan->name, text, te_dtype_name(plan->dtype), at.batch, at.seq, at.memory, at.position, seed);
     trial t(s, at, seed);
     t.bring_along();
     t.draw();

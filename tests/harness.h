@@ -221,9 +221,9 @@ inline reference::rounding at_adds(const te_plan *p) {
 
 struct shape {
     int batch, seq;
-    int position = 0;
+    int position = 0, memory = 0; // memory: rows of it for each sequence
     bool loss_from_dy = false; // a list that ends in cross_entropy: bring a dy
-    shape(int b, int s) : batch(b), seq(s) {}
+    shape(int b, int s, int m = 0) : batch(b), seq(s), memory(m) {}
 };
 
 // Parameter k of an op, of the size that training has: weights 1 / sqrt(in), gammas around 1 (or 0), biases around 0.
@@ -334,6 +334,7 @@ inline void check_gradients_of_reference(const subject &s, const shape &at, unsi
     const reference::rounding exact;
     reference::call call;
     call.batch = at.batch, call.seq = at.seq, call.position = at.position, call.ignore_index = -7;
+    call.memory_seq = at.memory;
     call.rng.seed = random.random(), call.rng.offset = random.random();
     const size_t rows = call.rows();
     std::vector<int32_t> tokens(rows), labels(rows);
@@ -349,7 +350,7 @@ inline void check_gradients_of_reference(const subject &s, const shape &at, unsi
             for (int32_t &t : tokens) t = random.below((int)o.number(0, 1));
         if (o.kind == "cross_entropy")
             for (int32_t &t : labels) t = random.below(4) ? random.below((int)o.in) : -7;
-        if (o.kind == "input") inputs[o.name] = random.draw(rows * (size_t)o.number(0, 0), TE_f32);
+        if (o.kind == "input") inputs[o.name] = random.draw(call.input_rows(o) * (size_t)o.number(0, 0), TE_f32);
         if (o.kind == "output") out_grads[o.name] = random.draw(rows * o.in, TE_f32);
     }
     call.tokens = tokens.data(), call.labels = labels.data();

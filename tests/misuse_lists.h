@@ -36,6 +36,7 @@ inline const std::vector<sound> &sound_ops() {
         {"rope", {"2", "1", "4"}, {{"rotary_dim", "3"}, {"rotary_dim", "1.5f"}, {"interleaved", "\"x\""}, {"interleaved", "2"}, {"rotary_dim", "-2"}, {"base", "\"x\""}, {"base", "-1.0f"}}, "(bias, y, 16)", ""},
         {"head_norm", {"2", "1", "4"}, {{"eps", "\"x\""}, {"eps", "-1.0f"}}, "(bias, y, 16)", ""}, {"head_norm1p", {"2", "1", "4"}, {{"eps", "\"x\""}}, "(bias, y, 16)", ""},
         {"attention", {"2", "2", "4"}, {{"causal", "2"}, {"causal", "1.5f"}, {"scale", "\"x\""}, {"scale", "-1.0f"}, {"varlen", "2"}, {"alibi", "2"}, {"sinks", "2"}}, "(bias, y, 24)", ""},
+        {"cross_attention", {"k", "2", "1", "4"}, {{"causal", "2"}, {"causal", "1.5f"}, {"scale", "\"x\""}, {"scale", "-1.0f"}, {"alibi", "2"}, {"sinks", "2"}}, "(bias, y, 8), (input, k, 8)", ""},
         {"embedding", {"32", "16"}, {}, "", "(bias, z, 16)"}, {"positions", {"32", "16"}, {}, "", ""}, {"last_token", {}, {}, "(bias, y, 16)", ""}, {"cross_entropy", {"16"}, {}, "", ""}};
     return all;
 }
@@ -72,7 +73,7 @@ inline std::vector<list> wrong_lists() {
                 if (!width && (*bad == '0' || (*bad == '-' && !strcmp(s.kind, "scale")))) continue; // numbers that they may have
                 std::vector<std::string> v = s.shapes;
                 v[k] = *bad == 'n' ? bad + std::to_string(all.size()) : bad; // gcc speaks of an unknown name once
-                add(v, *bad == '"' ? "*" : *bad == 'n' ? "no_such_name" : s.kind == std::string("attention") || s.kind == std::string("rope") ? "*" : "te: ");
+                add(v, *bad == '"' ? "*" : *bad == 'n' ? "no_such_name" : strstr(s.kind, "attention") || s.kind == std::string("rope") ? "*" : "te: ");
             }
             if (width) { // one that does not fit, and one shape less
                 std::vector<std::string> v(s.shapes.begin(), s.shapes.begin() + (long)k);

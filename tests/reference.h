@@ -111,11 +111,17 @@ struct list {
 // What comes along beside the tensors.
 struct call {
     int batch = 1, seq = 1, position = 0, ignore_index = -1;
+    int memory_seq = 0; // rows of memory of each sequence, of an (input, .., (rows, memory))
     const int32_t *tokens = nullptr, *labels = nullptr;
     double loss_scale = 0;
     te_rng rng = {0, 0};
     bool training = true;
     size_t rows() const { return (size_t)batch * (size_t)seq; }
+    size_t input_rows(const op &input) const {
+        for (const std::string &a : input.args)
+            if (a == "(rows,memory)") return (size_t)batch * (size_t)memory_seq;
+        return rows();
+    }
 };
 
 // Where stored values are rounded: by op, its output (forward) or the gradient of its input (backward).
@@ -258,21 +264,45 @@ inline vec rope(const op &o, const vec &x, const call &c, int direction) {
     return y;
 }
 
+// Where the numbers of an attention lie: x has the rows of q, k, v side by side or, of a cross_attention, those of q and behind them those of k, v.
+struct attention_sizes {
+    bool cross;
+    size_t heads, kv, dim, queries, keys, width, kv_width, kv_from;
+    attention_sizes(const op &o, const call &c, size_t elements)
+        : cross(o.kind == "cross_attention"), heads((size_t)o.number(cross, 0)), kv((size_t)o.number(cross + 1, 0)), dim((size_t)o.number(cross + 2, 0)),
+          queries((size_t)c.seq), keys(queries), width(o.in), kv_width(cross ? 2 * kv * dim : width), kv_from(cross ? c.rows() * width : heads * dim) {
+        if (cross) keys = (elements - kv_from) / kv_width / (size_t)c.batch;
+    }
+    size_t q0(size_t batch, size_t head, size_t query) const { return (batch * queries + query) * width + head * dim; }
+    size_t k0(size_t batch, size_t head) const { return kv_from + batch * keys * kv_width + head / (heads / kv) * dim; } // of key 0; v is kv heads on
+    long at(size_t query) const { return (long)query + (long)keys - (long)queries; } // the place among the keys: the last query is beside the last key
+};
+inline vec joined(const vec &q, const vec &kv) {
+    vec x = q;
+    x.insert(x.end(), kv.begin(), kv.end());
+    return x;
+}
+inline vec split(vec &x, size_t n) { // leaves n elements, and returns what was behind them
+    const vec rest(x.begin() + (long)n, x.end());
+    x.resize(n);
+    return rest;
+}
+
 // The options of an attention. The keys that a query sees are a run.
 struct attention_options {
     int left, right; // -1: no bound
     double scale, softcap, dropout; // 0: none
     bool alibi;
     explicit attention_options(const op &o)
-        : left((int)o.option("window_left", -1)), right(o.option("causal", 1) == 1 ? 0 : (int)o.option("window_right", -1)),
-          scale((double)(float)o.option("scale", 1 / std::sqrt(o.number(2, 1)))), softcap((double)(float)o.option("softcap", 0)),
+        : left((int)o.option("window_left", -1)), right(o.option("causal", o.kind == "attention") == 1 ? 0 : (int)o.option("window_right", -1)),
+          scale((double)(float)o.option("scale", 1 / std::sqrt(o.number(o.kind == "attention" ? 2 : 3, 1)))), softcap((double)(float)o.option("softcap", 0)),
           dropout((double)(float)o.option("dropout", 0)), alibi(o.option("alibi", 0) == 1) {}
     // ALiBi: of n heads, a power of two, head h has 2^(-8 (h + 1) / n); of others the first n, and of the rest every other one of 2 n.
-    double bias(size_t head, size_t heads, size_t query, size_t key) const {
+    double bias(size_t head, size_t heads, long at, size_t key) const {
         size_t n = 1;
         while (2 * n <= heads) n *= 2;
         const double step = head < n ? 8.0 * (double)(head + 1) / (double)n : 4.0 * (double)(2 * (head - n) + 1) / (double)n;
-        return alibi ? -std::exp2(-step) * std::fabs((double)query - (double)key) : 0;
+        return alibi ? -std::exp2(-step) * std::fabs((double)at - (double)key) : 0;
     }
     double capped(double score) const { return softcap > 0 ? softcap * std::tanh(score / softcap) : score; }
     double slope(double of_capped) const { return softcap > 0 ? 1 - of_capped / softcap * (of_capped / softcap) : 1; }
@@ -285,28 +315,30 @@ struct attention_options {
                   (uint32_t)id, c.rng.offset);
         return (word[key / 8 % 4] >> (query / 8 % 2 ? 16 : 0) & 0xffff) < limit ? 0 : 65536 / (65536 - limit);
     }
-    size_t first(size_t query) const { return left < 0 || query < (size_t)left ? 0 : query - (size_t)left; }
-    size_t end(size_t query, size_t seq) const { return right < 0 || query + (size_t)right + 1 > seq ? seq : query + (size_t)right + 1; }
+    size_t first(long at) const { return left < 0 || at < left ? 0 : (size_t)(at - left); }
+    size_t end(long at, size_t keys) const { return right < 0 || at + right + 1 > (long)keys ? keys : (size_t)std::max(at + right + 1, 0l); }
 };
-// (attention, name, heads, kv_heads, head_dim, options). sinks: of each head, or null. dy and stored output given: fills dx and adds to dsinks, too.
+// (attention, name, heads, kv_heads, head_dim, options), and cross_attention. sinks: of each head, or null. dy and stored output given: fills dx and
+// adds to dsinks, too.
 inline vec attention(const op &o, size_t id, const vec &x, const vec *sinks, const call &c, const vec *dy, const vec *stored, vec *dx, vec *dsinks) {
-    const size_t heads = (size_t)o.number(0, 0), kv = (size_t)o.number(1, 0), dim = (size_t)o.number(2, 0);
+    const attention_sizes at(o, c, x.size());
     const attention_options with(o);
     const double scale = with.scale;
-    const size_t seq = (size_t)c.seq, width = o.in, out = o.out;
-    vec y(c.rows() * out, 0.0), p(seq), slope(seq), kept(seq);
-    if (dx) dx->assign(c.rows() * width, 0.0);
+    const size_t dim = at.dim, heads = at.heads, width = at.kv_width, out = o.out;
+    vec y(c.rows() * out, 0.0), p(at.keys), slope(at.keys), kept(at.keys);
+    if (dx) dx->assign(x.size(), 0.0);
     for (size_t b = 0; b < (size_t)c.batch; b++)
         for (size_t h = 0; h < heads; h++)
-            for (size_t i = 0; i < seq; i++) {
-                const size_t g = h / (heads / kv), from = with.first(i), end = with.end(i, seq), row = b * seq + i;
-                const size_t q0 = row * width + h * dim, k0 = b * seq * width + (heads + g) * dim, v0 = k0 + kv * dim, y0 = row * out + h * dim;
+            for (size_t i = 0; i < at.queries; i++) {
+                const size_t from = with.first(at.at(i)), end = with.end(at.at(i), at.keys);
+                const size_t q0 = at.q0(b, h, i), k0 = at.k0(b, h), v0 = k0 + at.kv * dim, y0 = (b * at.queries + i) * out + h * dim;
+                if (from >= end && !sinks) continue; // it sees nothing
                 const double sink = sinks ? (*sinks)[h] : -INFINITY; // one more score, of a key whose value is 0
                 double top = sink, sum = 0, delta = 0;
                 for (size_t j = from; j < end; j++) {
                     p[j] = 0;
                     for (size_t d = 0; d < dim; d++) p[j] += scale * x[q0 + d] * x[k0 + j * width + d];
-                    p[j] = with.capped(p[j]), slope[j] = with.slope(p[j]), p[j] += with.bias(h, heads, i, j);
+                    p[j] = with.capped(p[j]), slope[j] = with.slope(p[j]), p[j] += with.bias(h, heads, at.at(i), j);
                     top = p[j] > top ? p[j] : top;
                 }
                 sum = std::exp(sink - top);
@@ -442,6 +474,8 @@ inline values forward(const list &l, const std::vector<vec> &params, const vec &
             y = rope(o, in, c, 1);
         } else if (o.kind == "attention") {
             y = attention(o, i, in, w, c, nullptr, nullptr, nullptr, nullptr);
+        } else if (o.kind == "cross_attention") {
+            y = attention(o, i, joined(in, kept_of(l, i, v, in_edges)), w, c, nullptr, nullptr, nullptr, nullptr);
         } else if (o.kind == "embedding") {
             for (size_t e = 0; e < y.size(); e++) y[e] = (*w)[(size_t)c.tokens[e / o.out] * o.out + e % o.out];
         } else if (o.kind == "positions") {
@@ -599,6 +633,9 @@ inline gradients backward(const list &l, const std::vector<vec> &params, const v
             dx = rope(o, d, c, -1);
         } else if (o.kind == "attention") {
             attention(o, i, x, w, c, &d, &v.out[i], &dx, dw);
+        } else if (o.kind == "cross_attention") {
+            attention(o, i, joined(x, kept_of(l, i, v, v.from)), w, c, &d, &v.out[i], &dx, dw);
+            hand_over(split(dx, x.size()), i);
         } else if (o.kind == "embedding") { // y[row] = w[token]
             for (size_t e = 0; e < d.size(); e++) (*dw)[(size_t)c.tokens[e / o.out] * o.out + e % o.out] += d[e];
         } else if (o.kind == "positions") { // y[row] = x[row] + w[position]

@@ -31,6 +31,11 @@ typedef struct te_attention_args {
      * varlen. Dropout draws as for batch sequences of seq tokens. */
     const int32_t *cu_seqlens;
     int rows;
+    /* Keys and values of their own, for kernels with the option cross: qkv and dqkv are the queries and their gradient
+     * alone, [batch * seq, heads * head_dim], and the last query stands beside the last key (attention_mask.h). */
+    const void *kv; /* [batch * kv_seq, 2 * kv_heads * head_dim]: all keys, then values */
+    void *dkv;      /* backward: out, like kv, every element written; or null, if nobody wants it */
+    int kv_seq;
 } te_attention_args;
 
 TE_BOTH te_sequences te__attn_sequences(const te_attention_args *a) {
@@ -64,6 +69,18 @@ TE_API te_status te__attention_check(te_context *ctx, const te_attention_args *a
     TE_REQUIRE(a->seq <= TE_ATTENTION_MAX_SEQ, ctx, TE_ERROR_OVERFLOW, "%s: seq %d is above %d", name, a->seq,
                (int)TE_ATTENTION_MAX_SEQ);
     TE_REQUIRE(a->scale > 0, ctx, TE_ERROR_VALUE, "%s: scale is %g, it must be positive", name, (double)a->scale);
+    return TE_OK;
+}
+/* The same of keys and values of their own. */
+TE_API te_status te__attention_check_cross(te_context *ctx, const te_attention_args *a, int heads, int cross,
+                                           const char *name) {
+    if (!cross) return TE_OK;
+    TE_REQUIRE(a->kv, ctx, TE_ERROR_NULL, "%s: kv is null", name);
+    TE_REQUIRE(a->kv_seq >= 1, ctx, TE_ERROR_SHAPE, "%s: kv_seq %d must be 1 or more", name, a->kv_seq);
+    TE_REQUIRE(a->kv_seq <= TE_ATTENTION_MAX_SEQ, ctx, TE_ERROR_OVERFLOW, "%s: kv_seq %d is above %d", name, a->kv_seq,
+               (int)TE_ATTENTION_MAX_SEQ);
+    TE_REQUIRE((int64_t)a->batch * heads <= INT32_MAX / te_ceil_div(a->kv_seq, 32), ctx, TE_ERROR_OVERFLOW,
+               "%s: batch %d of %d heads and %d keys is too much for one launch", name, a->batch, heads, a->kv_seq);
     return TE_OK;
 }
 

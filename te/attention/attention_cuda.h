@@ -62,12 +62,12 @@ struct te__attn_dkdv : te__attn_shape_of<T, te__attn_dkdv_shape<D>, te__attn_f32
 /* A kernel, and the devices (bit d: device d) on which its shared memory was asked for. */
 typedef struct te__attn_plain { const void *kernel; uint64_t asked; } te__attn_plain;
 
-/* Put a kernel made of K on the stream. More than 48 KB of shared memory has to be asked for, once on each device (from
- * the 64th on it is asked again each time, which does no harm). Not a stream operation, so it is legal while the stream
- * is being captured. */
+/* Put a kernel made of K on the stream, for so many rows of each sequence. More than 48 KB of shared memory has to be
+ * asked for, once on each device (from the 64th on it is asked again each time, which does no harm). Not a stream
+ * operation, so it is legal while the stream is being captured. */
 template <class K>
-TE_API te_status te__attn_enqueue(te_context *ctx, te__attn_plain *k, int batch_heads, const te_attention_args *a,
-                                  const char *name) {
+TE_API te_status te__attn_enqueue(te_context *ctx, te__attn_plain *k, int batch_heads, int rows,
+                                  const te_attention_args *a, const char *name) {
     static_assert(K::BYTES <= TE_SHARED_BYTES, "te: attention: the tiles of this head_dim exceed TE_SHARED_BYTES");
     const uint64_t bit = ctx->device < 64 ? (uint64_t)1 << ctx->device : 0;
     if (K::BYTES > 48 * 1024 && !(__atomic_load_n(&k->asked, __ATOMIC_ACQUIRE) & bit)) {
@@ -75,7 +75,7 @@ TE_API te_status te__attn_enqueue(te_context *ctx, te__attn_plain *k, int batch_
         TE_TRY(te__cuda_status(ctx, e, name));
         (void)__atomic_fetch_or(&k->asked, bit, __ATOMIC_RELEASE);
     }
-    return te__cuda_launch(ctx, k->kernel, te_grid_of(batch_heads, te_ceil_div(a->seq, K::ROWS)), K::THREADS, K::BYTES,
+    return te__cuda_launch(ctx, k->kernel, te_grid_of(batch_heads, te_ceil_div(rows, K::ROWS)), K::THREADS, K::BYTES,
                            1, a, sizeof *a, name);
 }
 
@@ -99,10 +99,11 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_f
     static te_status launch(te_context *ctx, te__attn_forward_kernels *k, const te_attention_args *a,
                             const char *name) {
         TE_TRY(te__attention_check(ctx, a, HEADS, F::VARLEN, F::SINKS, name));
+        TE_TRY(te__attention_check_cross(ctx, a, HEADS, F::CROSS, name));
         const te__encode_fn encode = ready(ctx, k);
         if (encode) return hopper::launch(ctx, k->hopper.kernel, encode, a, name);
         TE_TRY((te__attn_check_only<hopper, F>(ctx, name)));
-        return te__attn_enqueue<plain>(ctx, &k->plain, a->batch * HEADS, a, name);
+        return te__attn_enqueue<plain>(ctx, &k->plain, a->batch * HEADS, a->seq, a, name);
     }
 };
 
@@ -132,11 +133,13 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
     static te_status launch(te_context *ctx, te__attn_backward_kernels *k, const te_attention_args *a,
                             const char *name) {
         TE_TRY(te__attention_check(ctx, a, HEADS, F::VARLEN, F::SINKS, name));
+        TE_TRY(te__attention_check_cross(ctx, a, HEADS, F::CROSS, name));
         const te__encode_fn encode = a->scratch ? ready(ctx, k) : 0;
         if (encode) return hopper::launch(ctx, k->delta, k->wgmma.kernel, k->round, encode, a, name);
         TE_TRY((te__attn_check_only<hopper, F>(ctx, name)));
-        TE_TRY(te__attn_enqueue<dq>(ctx, &k->dq, a->batch * HEADS, a, name)); /* writes delta, which dkdv reads */
-        return te__attn_enqueue<dkdv>(ctx, &k->dkdv, a->batch * KV_HEADS, a, name);
+        TE_TRY(te__attn_enqueue<dq>(ctx, &k->dq, a->batch * HEADS, a->seq, a, name)); /* delta, which dkdv reads */
+        if (F::CROSS && !a->dkv) return TE_OK;
+        return te__attn_enqueue<dkdv>(ctx, &k->dkdv, a->batch * KV_HEADS, F::CROSS ? a->kv_seq : a->seq, a, name);
     }
 };
 

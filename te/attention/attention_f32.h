@@ -113,12 +113,13 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
     const te__attn_head h =
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
     const int seq = h.seq;
-    const te__attn_mask m = te__attn_mask_of(seq, F::LEFT, F::RIGHT);
+    const te__attn_mask m = te__attn_mask_at<F>(h);
     const int q0 = (int)(te__attn_grows(m) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::T;
     if (F::VARLEN && q0 >= seq) return;
     const te__attn_span keys = te__attn_keys_of(m, q0, C::T);
     float *q = (float *)te__attention_shared, *kv = q + C::T * C::LD, *p = kv + C::T * C::LD;
-    const float *qkv = (const float *)a->qkv, c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
+    const float *qkv = (const float *)a->qkv, *from = (const float *)te__attn_kv<F>(a);
+    const float c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
     float o[C::R][C::COLS][4], top[C::R], sum[C::R];
     te__attn_f32_clear<C>(o);
     const float sink = te__attn_sink<TE_f32, F>(a, h.head);
@@ -127,10 +128,10 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
     for (int k0 = keys.first / C::T * C::T; k0 < keys.end; k0 += C::T) {
         float s[C::R][C::R];
         __syncthreads();
-        te__attn_f32_load<C, D>(kv, qkv + h.k + k0 * h.width, h.width, seq - k0);
+        te__attn_f32_load<C, D>(kv, from + h.k + k0 * h.kv_width, h.kv_width, h.keys - k0);
         __syncthreads();
         te__attn_f32_product_nt<C>(s, q, kv);
-        const te__attn_bias bias = te__attn_bias_at<HEADS, F>(h.head, a->scale, q0 + y - k0 - x);
+        const te__attn_bias bias = te__attn_bias_at<HEADS, F>(h.head, a->scale, q0 + y + m.shift - k0 - x);
         TE_UNROLL for (int i = 0; i < C::R; i++) {
             float v = top[i], add = 0;
             TE_UNROLL for (int j = 0; j < C::R; j++) {
@@ -151,16 +152,18 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
         }
         te__attn_f32_put<C>(p, s);
         __syncthreads();
-        te__attn_f32_load<C, D>(kv, qkv + h.v + k0 * h.width, h.width, seq - k0);
+        te__attn_f32_load<C, D>(kv, from + h.v + k0 * h.kv_width, h.kv_width, h.keys - k0);
         __syncthreads();
         te__attn_f32_product_nn<C>(o, p, kv);
     }
     TE_UNROLL for (int i = 0; i < C::R; i++) {
         const int row = q0 + y + 16 * i;
         sum[i] = te__attn_f32_row_sum(sum[i]);
+        const int blind = te__attn_blind<F>(sum[i]);
         if (a->lse && x == 0 && row < seq)
-            a->lse[h.row + row] = top[i] * te__attn_unit<F>(a->scale) + logf(sum[i]);
+            a->lse[h.row + row] = blind ? INFINITY : top[i] * te__attn_unit<F>(a->scale) + logf(sum[i]);
         sum[i] = (F::DROP && a->rng ? F::FACTOR : 1.0f) / sum[i];
+        if (blind) sum[i] = 0;
     }
     te__attn_f32_store<C, D>((float *)a->out + h.out + q0 * h.out_width, h.out_width, seq - q0, o, sum);
 }
@@ -172,13 +175,14 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
     const te__attn_head h =
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
     const int seq = h.seq;
-    const te__attn_mask m = te__attn_mask_of(seq, F::LEFT, F::RIGHT);
+    const te__attn_mask m = te__attn_mask_at<F>(h);
     const int q0 = (int)(te__attn_grows(m) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::T;
     if (F::VARLEN && q0 >= seq) return;
     const te__attn_span keys = te__attn_keys_of(m, q0, C::T);
     float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * C::LD, *v = k + C::T * C::LD;
     float *ds = v + C::T * C::LD;
-    const float *qkv = (const float *)a->qkv, *out = (const float *)a->out + h.out;
+    const float *qkv = (const float *)a->qkv, *kv = (const float *)te__attn_kv<F>(a);
+    const float *out = (const float *)a->out + h.out;
     const float c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
     float dq[C::R][C::COLS][4], lse[C::R], delta[C::R], factor[C::R];
     te__attn_f32_clear<C>(dq);
@@ -197,12 +201,12 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
     for (int k0 = keys.first / C::T * C::T; k0 < keys.end; k0 += C::T) {
         float s[C::R][C::R], dp[C::R][C::R];
         __syncthreads();
-        te__attn_f32_load<C, D>(k, qkv + h.k + k0 * h.width, h.width, seq - k0);
-        te__attn_f32_load<C, D>(v, qkv + h.v + k0 * h.width, h.width, seq - k0);
+        te__attn_f32_load<C, D>(k, kv + h.k + k0 * h.kv_width, h.kv_width, h.keys - k0);
+        te__attn_f32_load<C, D>(v, kv + h.v + k0 * h.kv_width, h.kv_width, h.keys - k0);
         __syncthreads();
         te__attn_f32_product_nt<C>(s, q, k);
         te__attn_f32_product_nt<C>(dp, dout, v);
-        const te__attn_bias bias = te__attn_bias_at<HEADS, F>(h.head, a->scale, q0 + y - k0 - x);
+        const te__attn_bias bias = te__attn_bias_at<HEADS, F>(h.head, a->scale, q0 + y + m.shift - k0 - x);
         TE_UNROLL for (int i = 0; i < C::R; i++)
             TE_UNROLL for (int j = 0; j < C::R; j++) {
                 const int row = q0 + y + 16 * i, key = k0 + x + 16 * j;
@@ -227,16 +231,17 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv
     const te__attn_head h0 = te__attn_head_of<HEADS, KV_HEADS, D, F>(a, batch, head0);
     const int seq = h0.seq;
     if (F::VARLEN && k0 >= seq) return;
-    const te__attn_mask m = te__attn_mask_of(seq, F::LEFT, F::RIGHT);
+    const te__attn_mask m = te__attn_mask_at<F>(h0);
     const te__attn_span queries = te__attn_queries_of(m, k0, C::T);
     float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * C::LD, *v = k + C::T * C::LD;
     float *p = v + C::T * C::LD;
-    const float *qkv = (const float *)a->qkv, c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
+    const float *qkv = (const float *)a->qkv, *kv = (const float *)te__attn_kv<F>(a);
+    const float c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
     float dk[C::R][C::COLS][4], dv[C::R][C::COLS][4], one[C::R], scale[C::R];
     te__attn_f32_clear<C>(dk), te__attn_f32_clear<C>(dv);
     TE_UNROLL for (int i = 0; i < C::R; i++) one[i] = F::FACTOR, scale[i] = a->scale;
-    te__attn_f32_load<C, D>(k, qkv + h0.k + k0 * h0.width, h0.width, seq - k0);
-    te__attn_f32_load<C, D>(v, qkv + h0.v + k0 * h0.width, h0.width, seq - k0);
+    te__attn_f32_load<C, D>(k, kv + h0.k + k0 * h0.kv_width, h0.kv_width, h0.keys - k0);
+    te__attn_f32_load<C, D>(v, kv + h0.v + k0 * h0.kv_width, h0.kv_width, h0.keys - k0);
     for (int head = head0; head < head0 + HEADS / KV_HEADS; head++) {
         const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D, F>(a, batch, head);
         for (int q0 = queries.first / C::T * C::T; q0 < queries.end; q0 += C::T) {
@@ -247,7 +252,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv
             __syncthreads();
             te__attn_f32_product_nt<C>(s, k, q);
             te__attn_f32_product_nt<C>(dp, v, dout);
-            const te__attn_bias bias = te__attn_bias_at<HEADS, F>(head, a->scale, q0 + x - k0 - y);
+            const te__attn_bias bias = te__attn_bias_at<HEADS, F>(head, a->scale, q0 + x + m.shift - k0 - y);
             TE_UNROLL for (int j = 0; j < C::R; j++) {
                 const int row = q0 + x + 16 * j, ok = row < seq;
                 const float lse = ok ? a->lse[h.row + row] * TE__ATTN_LOG2E : 0, delta = ok ? a->delta[h.row + row] : 0;
@@ -271,8 +276,9 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv
             te__attn_f32_product_nn<C>(dk, p, q);
         }
     }
-    te__attn_f32_store<C, D>((float *)a->dqkv + h0.k + k0 * h0.width, h0.width, seq - k0, dk, scale);
-    te__attn_f32_store<C, D>((float *)a->dqkv + h0.v + k0 * h0.width, h0.width, seq - k0, dv, one);
+    float *to = (float *)te__attn_dkv<F>(a);
+    te__attn_f32_store<C, D>(to + h0.k + k0 * h0.kv_width, h0.kv_width, h0.keys - k0, dk, scale);
+    te__attn_f32_store<C, D>(to + h0.v + k0 * h0.kv_width, h0.kv_width, h0.keys - k0, dv, one);
 }
 
 #endif

@@ -2,7 +2,7 @@
  * does not ask for leaves no instruction in its kernels.
  *
  * Do this, with TE_ATTENTION_FORWARD_OF and TE_ATTENTION_BACKWARD_OF of attention_kernels.h:
- *     (left, right, softcap, dropout, varlen, alibi, sinks, only)
+ *     (left, right, softcap, dropout, varlen, alibi, sinks, only, cross)
  * What is left out at the end is 0.
  *     left, right    query i sees keys i - left to i + right; TE_ATTENTION_ALL: no bound on this side
  *     softcap        scores are softcap tanh(score / softcap), in front of the mask; 0: as they are
@@ -13,6 +13,8 @@
  *     sinks          1: each head has a logit of its own under the softmax, te_attention_args.sinks
  *     only           on CUDA: TE_ATTENTION_HOPPER: where there are kernels for compute capability 9.0 no others are
  *                    made, and elsewhere a launch is refused; TE_ATTENTION_OTHERS: none of those are made; 0: all are
+ *     cross          1: keys and values are te_attention_args.kv, as many as that says. Not with varlen, and on CUDA
+ *                    not by the kernels for compute capability 9.0, whose copies read packed rows
  *
  * A score s of a kernel with softcap is a tanh, in [-1, 1], and counts softcap; without it counts the scale. Of
  * t = tanh(x) the derivative is 1 - t^2, so that with P = exp(softcap t - lse) the gradient of the product q k^T is
@@ -32,12 +34,12 @@ enum { TE_ATTENTION_HOPPER = 1, TE_ATTENTION_OTHERS = 2 };
 /* The form of an attention that has no options but whether it is causal. */
 #define TE__ATTENTION_PLAIN(causal) (TE_ATTENTION_ALL, (causal) ? 0 : TE_ATTENTION_ALL)
 #define TE__ATTENTION_STRIP(...) __VA_ARGS__
-#define TE__ATTENTION_FORM(name, options) TE__ATTENTION_FORM_(name, TE__ATTENTION_STRIP options, 0, 0, 0, 0, 0, 0, ~)
+#define TE__ATTENTION_FORM(name, options) TE__ATTENTION_FORM_(name, TE__ATTENTION_STRIP options, 0, 0, 0, 0, 0, 0, 0, ~)
 #define TE__ATTENTION_FORM_(...) TE__ATTENTION_FORM__(__VA_ARGS__)
 
 #if TE_CUDA
 /* A type, for kernels are templates. */
-#define TE__ATTENTION_FORM__(name, left, right, softcap, dropout, varlen, alibi, sinks, only, ...)          \
+#define TE__ATTENTION_FORM__(name, left, right, softcap, dropout, varlen, alibi, sinks, only, cross, ...)   \
     struct name##_form {                                                                                    \
         static constexpr int LEFT = left, RIGHT = right;                                                    \
         static constexpr float SOFTCAP = (float)(softcap);                                                  \
@@ -45,8 +47,9 @@ enum { TE_ATTENTION_HOPPER = 1, TE_ATTENTION_OTHERS = 2 };
         static constexpr float FACTOR = TE_DROPOUT_FACTOR((float)(dropout));                                \
         static constexpr bool APART = SOFTCAP > 0 || DROP; /* dS needs more of a probability than itself */ \
         static constexpr bool VARLEN = (varlen) != 0, ALIBI = (alibi) != 0, SINKS = (sinks) != 0;           \
+        static constexpr bool CROSS = (cross) != 0;                                                         \
         static constexpr int ONLY = only;                                                                   \
-        TE__ATTENTION_FORM_ASSERT(LEFT, RIGHT)                                                              \
+        TE__ATTENTION_FORM_ASSERT(LEFT, RIGHT, VARLEN && CROSS)                                             \
     };
 #else
 typedef struct te__attn_form {
@@ -54,20 +57,21 @@ typedef struct te__attn_form {
     float softcap;
     uint32_t drop; /* 0: none */
     float factor;
-    int varlen, alibi, sinks;
+    int varlen, alibi, sinks, cross;
 } te__attn_form;
 
-#define TE__ATTENTION_FORM__(name, left_, right_, softcap_, dropout_, varlen_, alibi_, sinks_, ...)    \
-    TE__ATTENTION_FORM_ASSERT(left_, right_)                                                           \
+#define TE__ATTENTION_FORM__(name, left_, right_, softcap_, dropout_, varlen_, alibi_, sinks_, only_, cross_, ...) \
+    TE__ATTENTION_FORM_ASSERT(left_, right_, (varlen_) && (cross_))                                    \
     TE_FN te__attn_form name##_form(void) {                                                            \
         te__attn_form f;                                                                               \
         f.left = left_, f.right = right_, f.softcap = (float)(softcap_);                               \
         f.drop = TE_DROPOUT_LIMIT((float)(dropout_)), f.factor = TE_DROPOUT_FACTOR((float)(dropout_)); \
-        f.varlen = (varlen_) != 0, f.alibi = (alibi_) != 0, f.sinks = (sinks_) != 0;    \
+        f.varlen = (varlen_) != 0, f.alibi = (alibi_) != 0, f.sinks = (sinks_) != 0, f.cross = (cross_) != 0; \
         return f;                                                                                      \
     }
 #endif
-#define TE__ATTENTION_FORM_ASSERT(left, right)                                                         \
+#define TE__ATTENTION_FORM_ASSERT(left, right, varies)                                                 \
+    static_assert(!(varies), "te: attention: keys and values of their own do not go with varlen");     \
     static_assert((left) >= TE_ATTENTION_ALL && (left) <= TE_ATTENTION_MAX_SEQ,                        \
                   "te: attention: left must be 0 to 2^20, or TE_ATTENTION_ALL");                       \
     static_assert((right) >= TE_ATTENTION_ALL && (right) <= TE_ATTENTION_MAX_SEQ,                      \

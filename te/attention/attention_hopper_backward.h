@@ -81,7 +81,7 @@ TE_FN void te__attn_back_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh, uint32_t base) {
-    constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D>::QKV;
+    constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
     te__attn_back_group<C> all, *const g = &all;
     g->base = base, g->at = __shfl_sync(~0u, te__shared_address(sh), 0), g->i = 0, g->lane = (int)threadIdx.x % 32;
     g->group = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
@@ -207,9 +207,9 @@ TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_shap
 
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
 
-/* What attention_cuda.h makes three kernels of. EXISTS: 0: there are none for this dtype and head_dim. */
+/* What attention_cuda.h makes three kernels of. EXISTS: 0: there are none for these constants. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
-          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_OTHERS && (D == 64 || D == 128)>
+          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_OTHERS && !F::CROSS && (D == 64 || D == 128)>
 struct te__attn_hopper_backward {
     typedef te__attn_back_shape<D> shape;
     static constexpr int EXISTS = 1;

@@ -36,7 +36,7 @@ template <te_dtype T, int HEADS, int D, class F> TE_FN void te__attn_back_delta(
 /* dQ to 16 bits, 64 tokens of a head in a block, and the sums of what is stored. A thread has 8 columns of two tokens
  * at a time. Bytes: 4 read and 2 written an element, at the rate of memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attn_back_round(const te_attn_back *p) {
-    constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D>::QKV;
+    constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
     constexpr int GROUPS = TE_ATTN_ROUND_THREADS / D; /* a warp has 32 columns, of which so many at once */
     __shared__ float part[4][D];                      /* of 16 rows each */
     const int tiles = (p->a.seq + 63) / 64, head = (int)blockIdx.x % HEADS;

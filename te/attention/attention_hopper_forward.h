@@ -270,9 +270,9 @@ TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te
     return te__cuda_launch(ctx, kernel, grid, C::THREADS, C::SHARED, 1, &p, sizeof p, name);
 }
 
-/* What attention_cuda.h makes a kernel of. EXISTS: 0: there is none for this dtype and head_dim. */
+/* What attention_cuda.h makes a kernel of. EXISTS: 0: there is none for these constants. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
-          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_OTHERS &&
+          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_OTHERS && !F::CROSS &&
                  (D == 64 || D == 96 || D == 128 || D == 192 || D == 256)>
 struct te__attn_hopper_forward : te__attn_hopper_forward_shape<D> {
     typedef te__attn_hopper_forward_shape<D> shape;

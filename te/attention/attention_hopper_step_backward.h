@@ -124,7 +124,7 @@ TE_FN void te__attn_back_exp(uint32_t (&frag)[C::QUERIES / 16][4], uint32_t (&ot
             TE_UNROLL for (int e = 0; e < 4; e++) {
                 const int query = q0 + 8 * n + lane % 4 * 2 + e % 2;
                 const int at = key + e / 2 * 8;
-                if (at >= m.seq || !te__attn_seen(m, at, query)) s[4 * n + e] = -INFINITY;
+                if (at >= m.keys || !te__attn_seen(m, at, query)) s[4 * n + e] = -INFINITY;
             }
     }
     const te__attn_bias bias = te__attn_bias_at<HEADS, F>(head % HEADS, p->a.scale,

@@ -42,29 +42,41 @@ TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, fl
     for (int c = 0; c < d; c++) te_store(to, at + c, factor * from[c], t);
 }
 
-/* Where a head's rows lie, in elements from the start of qkv, of out (and dout) and of lse (and delta). */
+/* Where a head's rows lie, in elements from the start of qkv, of kv (or qkv), of out (and dout) and of lse (and
+ * delta). */
 typedef struct te__attn_head {
-    int64_t width, q, k, v, out_width, out, row;
-    int seq, head; /* tokens of the sequence; which head of all sequences */
+    int64_t width, q, kv_width, k, v, out_width, out, row;
+    const void *kv; /* where keys and values lie, and their gradients */
+    void *dkv;
+    int seq, keys, head; /* queries and keys of the sequence; which head of all sequences */
 } te__attn_head;
-TE_FN te__attn_head te__attn_head_of(const te_attention_args *a, int batch, int head, int heads, int kv_heads, int d) {
+TE_FN te__attn_head te__attn_head_of(const te_attention_args *a, int batch, int head, int heads, int kv_heads, int d,
+                                     te__attn_form f) {
     const te_sequences s = te__attn_sequences(a);
     const te_sequence own = te_sequence_rows(&s, batch);
     const int64_t first = own.first, kv = head / (heads / kv_heads);
     te__attn_head h;
-    h.seq = own.count, h.head = batch * heads + head;
+    h.seq = h.keys = own.count, h.head = batch * heads + head;
     h.width = (int64_t)(heads + 2 * kv_heads) * d, h.out_width = (int64_t)heads * d;
-    h.q = first * h.width + (int64_t)head * d, h.k = first * h.width + (heads + kv) * d,
-    h.v = h.k + (int64_t)kv_heads * d;
+    h.kv_width = h.width, h.k = first * h.width + (heads + kv) * d, h.kv = a->qkv, h.dkv = a->dqkv;
+    if (f.cross) {
+        h.width = h.out_width, h.kv_width = (int64_t)(2 * kv_heads) * d, h.keys = a->kv_seq;
+        h.k = (int64_t)batch * h.keys * h.kv_width + kv * d, h.kv = a->kv, h.dkv = a->dkv;
+    }
+    h.q = first * h.width + (int64_t)head * d, h.v = h.k + (int64_t)kv_heads * d;
     h.out = first * h.out_width + (int64_t)head * d;
     h.row = a->cu_seqlens ? (int64_t)head * s.rows + first : (int64_t)h.head * a->seq;
     return h;
 }
+TE_FN te__attn_mask te__attn_mask_at(const te__attn_head *h, te__attn_form f) {
+    return f.cross ? te__attn_mask_between(h->seq, h->keys, f.left, f.right)
+                   : te__attn_mask_of(h->seq, f.left, f.right);
+}
 /* Grid: (batch * heads, query tiles). */
 TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads,
                                       int kv_heads, int d, te__attn_form f) {
-    const te__attn_head h = te__attn_head_of(a, at.x / heads, at.x % heads, heads, kv_heads, d);
-    const te__attn_mask m = te__attn_mask_of(h.seq, f.left, f.right);
+    const te__attn_head h = te__attn_head_of(a, at.x / heads, at.x % heads, heads, kv_heads, d, f);
+    const te__attn_mask m = te__attn_mask_at(&h, f);
     const int q0 = (te__attn_grows(m) ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE,
               queries = te__attn_least(TE__ATTN_TILE, h.seq - q0);
     if (queries <= 0) return; /* of a longer sequence */
@@ -84,14 +96,14 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
         const int triangle = cut && te__attn_is_triangle(m, q0, k0, keys);
         const enum te__attn_part part = triangle ? TE__ATTN_COLUMNS_FROM_ROW : TE__ATTN_ALL;
         const enum te__attn_part depth = triangle ? TE__ATTN_DEPTH_TO_ROW : TE__ATTN_ALL;
-        te__attn_tile_read(k, ld, a->qkv, h.k + k0 * h.width, h.width, keys, d, t);
-        te__attn_tile_read(v, ld, a->qkv, h.v + k0 * h.width, h.width, keys, d, t);
+        te__attn_tile_read(k, ld, h.kv, h.k + k0 * h.kv_width, h.kv_width, keys, d, t);
+        te__attn_tile_read(v, ld, h.kv, h.v + k0 * h.kv_width, h.kv_width, keys, d, t);
         te__attn_product(p, TE__ATTN_TILE, k, ld, 1, qt, TE__ATTN_TILE, keys, n, d, 0, part);
         te__attn_cap(p, keys, n, f);
         for (int i = 0; f.alibi && i < keys; i++)
             for (int q = 0; q < n; q += TE__ATTN_LANES) {
                 te__attn_vector e;
-                te__attn_get(&e, p + i * TE__ATTN_TILE + q), te__attn_add_bias(&e, slope, q0 + q - k0 - i, f);
+                te__attn_get(&e, p + i * TE__ATTN_TILE + q), te__attn_add_bias(&e, slope, q0 + q + m.shift - k0 - i, f);
                 te__attn_put(p + i * TE__ATTN_TILE + q, &e);
             }
         if (cut) te__attn_hide_by_key(p, m, q0, k0, keys);
@@ -116,17 +128,18 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
         te__attn_product(o, ld, p, 1, TE__ATTN_TILE, v, ld, queries, ld, keys, 1, depth);
     }
     for (int q = 0; q < queries; q++) {
+        const int blind = f.cross && !(sum[q] > 0); /* it sees no key: 0, and in backward all its probabilities are */
         te__attn_row_write(a->out, h.out + (q0 + q) * h.out_width, o + q * ld, d,
-                           (f.drop && a->rng ? f.factor : 1.0f) / sum[q], t);
-        if (a->lse) a->lse[h.row + q0 + q] = top[q] * TE__ATTN_LN2 + logf(sum[q]);
+                           blind ? 0.0f : (f.drop && a->rng ? f.factor : 1.0f) / sum[q], t);
+        if (a->lse) a->lse[h.row + q0 + q] = blind ? INFINITY : top[q] * TE__ATTN_LN2 + logf(sum[q]);
     }
 }
 
 /* Grid: (batch * heads, query tiles). dS = P * (dP - delta), dQ = scale * dS K; delta = rowsum(dO * O) on the way. */
 TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads, int kv_heads,
                                       int d, te__attn_form f) {
-    const te__attn_head h = te__attn_head_of(a, at.x / heads, at.x % heads, heads, kv_heads, d);
-    const te__attn_mask m = te__attn_mask_of(h.seq, f.left, f.right);
+    const te__attn_head h = te__attn_head_of(a, at.x / heads, at.x % heads, heads, kv_heads, d, f);
+    const te__attn_mask m = te__attn_mask_at(&h, f);
     const int q0 = (te__attn_grows(m) ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE,
               queries = te__attn_least(TE__ATTN_TILE, h.seq - q0);
     if (queries <= 0) return; /* of a longer sequence */
@@ -149,8 +162,8 @@ TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float 
         const int triangle = cut && te__attn_is_triangle(m, q0, k0, keys);
         const enum te__attn_part part = triangle ? TE__ATTN_COLUMNS_FROM_ROW : TE__ATTN_ALL;
         const enum te__attn_part depth = triangle ? TE__ATTN_DEPTH_TO_ROW : TE__ATTN_ALL;
-        te__attn_tile_read(k, ld, a->qkv, h.k + k0 * h.width, h.width, keys, d, t);
-        te__attn_tile_read(v, ld, a->qkv, h.v + k0 * h.width, h.width, keys, d, t);
+        te__attn_tile_read(k, ld, h.kv, h.k + k0 * h.kv_width, h.kv_width, keys, d, t);
+        te__attn_tile_read(v, ld, h.kv, h.v + k0 * h.kv_width, h.kv_width, keys, d, t);
         te__attn_product(p, TE__ATTN_TILE, k, ld, 1, qt, TE__ATTN_TILE, keys, n, d, 0, part);
         te__attn_product(dp, TE__ATTN_TILE, v, ld, 1, dot, TE__ATTN_TILE, keys, n, d, 0, part);
         te__attn_cap(p, keys, n, f);
@@ -161,8 +174,8 @@ TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float 
             te__attn_get(&l, lse + q), te__attn_get(&mean, delta + q);
             for (int i = q; i < keys * TE__ATTN_TILE; i += TE__ATTN_TILE) {
                 te__attn_get(&e, p + i), te__attn_get(&x, dp + i);
-                score = e, te__attn_add_bias(&e, slope, q0 + q - k0 - i / TE__ATTN_TILE, f), e -= l;
-                 te__attn_exp2(&e), e *= x - mean, te__attn_uncap(&e, &score, f);
+                score = e, te__attn_add_bias(&e, slope, q0 + q + m.shift - k0 - i / TE__ATTN_TILE, f);
+                e -= l, te__attn_exp2(&e), e *= x - mean, te__attn_uncap(&e, &score, f);
                 te__attn_put(p + i, &e);
             }
         }
@@ -176,20 +189,21 @@ TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float 
 TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, float *s, te_dtype t, int heads,
                                    int kv_heads, int d, te__attn_form f) {
     const int group = heads / kv_heads, batch = at.x / kv_heads, head0 = at.x % kv_heads * group;
-    const te__attn_head h0 = te__attn_head_of(a, batch, head0, heads, kv_heads, d);
-    const int k0 = at.y * TE__ATTN_TILE, keys = te__attn_least(TE__ATTN_TILE, h0.seq - k0);
+    const te__attn_head h0 = te__attn_head_of(a, batch, head0, heads, kv_heads, d, f);
+    const int k0 = at.y * TE__ATTN_TILE, keys = te__attn_least(TE__ATTN_TILE, h0.keys - k0);
     if (keys <= 0) return;
-    const te__attn_mask m = te__attn_mask_of(h0.seq, f.left, f.right);
+    const te__attn_mask m = te__attn_mask_at(&h0, f);
     const te__attn_span seen = te__attn_queries_of(m, k0, keys);
     const int ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(keys), tile = TE__ATTN_TILE * ld;
     float *q = s, *dout = q + tile, *dk = dout + tile, *dv = dk + tile, *kt = dv + tile, *vt = kt + tile,
           *p = vt + tile;
     float *dp = p + TE__ATTN_TILE * TE__ATTN_TILE;
     memset(dk, 0, (size_t)(2 * tile) * sizeof(float));
-    te__attn_tile_read_transposed(kt, a->qkv, h0.k + k0 * h0.width, h0.width, keys, d, te__attn_factor(a->scale, f), t);
-    te__attn_tile_read_transposed(vt, a->qkv, h0.v + k0 * h0.width, h0.width, keys, d, 1, t);
+    te__attn_tile_read_transposed(kt, h0.kv, h0.k + k0 * h0.kv_width, h0.kv_width, keys, d,
+                                  te__attn_factor(a->scale, f), t);
+    te__attn_tile_read_transposed(vt, h0.kv, h0.v + k0 * h0.kv_width, h0.kv_width, keys, d, 1, t);
     for (int head = head0; head < head0 + group; head++) {
-        const te__attn_head h = te__attn_head_of(a, batch, head, heads, kv_heads, d);
+        const te__attn_head h = te__attn_head_of(a, batch, head, heads, kv_heads, d, f);
         const float slope = te__attn_alibi(head, heads, f);
         for (int q0 = seen.first / TE__ATTN_TILE * TE__ATTN_TILE; q0 < seen.end; q0 += TE__ATTN_TILE) {
             const int queries = te__attn_least(TE__ATTN_TILE, seen.end - q0), cut = te__attn_cuts(seen, q0, queries);
@@ -208,8 +222,8 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
                 for (int j = i * TE__ATTN_TILE; j < i * TE__ATTN_TILE + n; j += TE__ATTN_LANES) {
                     te__attn_vector e, x, score;
                     te__attn_get(&e, p + j), te__attn_get(&x, dp + j);
-                    score = e, te__attn_add_bias(&e, slope, k0 + j - i * TE__ATTN_TILE - q0 - i, f), e -= lse;
-                    te__attn_exp2(&e), x = e * (x - delta), te__attn_uncap(&x, &score, f);
+                    score = e, te__attn_add_bias(&e, slope, k0 + j - i * TE__ATTN_TILE - q0 - i - m.shift, f);
+                    e -= lse, te__attn_exp2(&e), x = e * (x - delta), te__attn_uncap(&x, &score, f);
                     te__attn_put(p + j, &e), te__attn_put(dp + j, &x);
                 }
             }
@@ -219,8 +233,8 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
         }
     }
     for (int k = 0; k < keys; k++) {
-        te__attn_row_write(a->dqkv, h0.k + (k0 + k) * h0.width, dk + k * ld, d, a->scale, t);
-        te__attn_row_write(a->dqkv, h0.v + (k0 + k) * h0.width, dv + k * ld, d, f.factor, t);
+        te__attn_row_write(h0.dkv, h0.k + (k0 + k) * h0.kv_width, dk + k * ld, d, a->scale, t);
+        te__attn_row_write(h0.dkv, h0.v + (k0 + k) * h0.kv_width, dv + k * ld, d, f.factor, t);
     }
 }
 
@@ -236,6 +250,7 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
     TE__ATTENTION_SHELL(name##_tile, forward, dtype, heads, kv_heads, head_dim, name##_form)                        \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                   \
         TE_TRY(te__attention_check(ctx, a, heads, name##_form().varlen, name##_form().sinks, #name));               \
+        TE_TRY(te__attention_check_cross(ctx, a, heads, name##_form().cross, #name));                               \
         return name##_tile_launch(ctx, te_grid_of((int64_t)a->batch * (heads), te_ceil_div(a->seq, TE__ATTN_TILE)), \
             a);                                                                                                     \
     }
@@ -248,9 +263,13 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
     enum { name##_sum_rows = 0 }; /* te_attention_args.sum must be null */                                      \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                               \
         const int64_t tiles = te_ceil_div(a->seq, TE__ATTN_TILE);                                               \
+        const int cross = name##_form().cross;                                                                  \
         TE_TRY(te__attention_check(ctx, a, heads, name##_form().varlen, name##_form().sinks, #name));           \
+        TE_TRY(te__attention_check_cross(ctx, a, heads, cross, #name));                                         \
         TE_TRY(name##_dq_launch(ctx, te_grid_of((int64_t)a->batch * (heads), tiles), a)); /* delta, for dkdv */ \
-        return name##_dkdv_launch(ctx, te_grid_of((int64_t)a->batch * (kv_heads), tiles), a);                   \
+        if (cross && !a->dkv) return TE_OK;                                                                     \
+        return name##_dkdv_launch(ctx, te_grid_of((int64_t)a->batch * (kv_heads),                               \
+                                       cross ? te_ceil_div(a->kv_seq, TE__ATTN_TILE) : tiles), a);              \
     }                                                                                                           \
     TE_API size_t name##_scratch_bytes(te_context *ctx, int64_t rows) { return (void)ctx, (void)rows, 0; }
 

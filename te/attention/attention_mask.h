@@ -6,6 +6,10 @@
  * is the sliding window of Beltagy et al. 2020 (Longformer) and Jiang et al. 2023 (Mistral); causal is right = 0. Where
  * a query's keys and a key's queries begin and end is all that says what the mask is.
  *
+ * Where queries and keys differ in number, the last query stands beside the last key: query i has the position
+ * i + shift among the keys, shift = keys - queries, and sees key j if i + shift - left <= j <= i + shift + right. With
+ * more queries than keys the first ones may see nothing: their run is empty.
+ *
  * Do this, in a kernel that keeps `rows` queries and walks their keys in tiles (with te__attn_queries_of and
  * te__attn_seen the other way round):
  *     const te__attn_mask m = te__attn_mask_of(seq, LEFT, RIGHT); // constants fold
@@ -26,8 +30,9 @@ enum {
     TE_ATTENTION_MAX_SEQ = 1 << 20
 };
 typedef struct te__attn_mask {
-    int seq;         /* queries, and keys */
+    int queries, keys;
     int left, right; /* a query sees so many keys before its own position, and behind it; or TE_ATTENTION_ALL */
+    int shift;       /* keys - queries; the constant 0 where there are as many of both, of which nothing is left then */
 } te__attn_mask;
 
 /* The tokens that go with a run of tokens of the other side. */
@@ -38,7 +43,12 @@ typedef struct te__attn_span {
 
 TE_BOTH te__attn_mask te__attn_mask_of(int seq, int left, int right) {
     te__attn_mask m;
-    m.seq = seq, m.left = left, m.right = right;
+    m.queries = m.keys = seq, m.left = left, m.right = right, m.shift = 0;
+    return m;
+}
+TE_BOTH te__attn_mask te__attn_mask_between(int queries, int keys, int left, int right) {
+    te__attn_mask m;
+    m.queries = queries, m.keys = keys, m.left = left, m.right = right, m.shift = keys - queries;
     return m;
 }
 /* Whether later queries see more keys: no longer so once a window is full, but the first queries remain the shortest.
@@ -48,20 +58,28 @@ TE_BOTH int te__attn_grows(te__attn_mask m) { return m.right >= 0; }
 /* Whether queries differ in the keys that they see. If not, all tiles of keys go with all queries. */
 TE_BOTH int te__attn_differs(te__attn_mask m) { return m.left >= 0 || m.right >= 0; }
 
-/* From a token so many back, but not before the first; and so many on, as the end of a run. Neither if it is all. */
+/* From a token so many back, but not before the first; and so many on, as the end of a run of `seq` tokens. Neither if
+ * it is all. The token lies before the first or behind the last one where there is a shift. */
 TE_BOTH int te__attn_back(int token, int count) {
     return count < 0 || token - count < 0 ? 0 : token - count;
 }
 TE_BOTH int te__attn_on(int token, int count, int seq) {
     return count >= 0 && token + count + 1 < seq ? token + count + 1 : seq;
 }
+TE_BOTH int te__attn_end(te__attn_mask m, int end) { return m.shift && end < 0 ? 0 : end; }
 /* The first key that a query sees, and where its keys end. */
-TE_BOTH int te__attn_keys_first(te__attn_mask m, int query) { return te__attn_back(query, m.left); }
-TE_BOTH int te__attn_keys_end(te__attn_mask m, int query) { return te__attn_on(query, m.right, m.seq); }
+TE_BOTH int te__attn_keys_first(te__attn_mask m, int query) { return te__attn_back(query + m.shift, m.left); }
+TE_BOTH int te__attn_keys_end(te__attn_mask m, int query) {
+    return te__attn_end(m, te__attn_on(query + m.shift, m.right, m.keys));
+}
 /* The first query that sees a key, and where its queries end. A token is not negative, so nothing is left of the first
  * where right is 0. */
-TE_BOTH int te__attn_queries_first(te__attn_mask m, int key) { return m.right ? te__attn_back(key, m.right) : key; }
-TE_BOTH int te__attn_queries_end(te__attn_mask m, int key) { return te__attn_on(key, m.left, m.seq); }
+TE_BOTH int te__attn_queries_first(te__attn_mask m, int key) {
+    return m.right || m.shift ? te__attn_back(key - m.shift, m.right) : key;
+}
+TE_BOTH int te__attn_queries_end(te__attn_mask m, int key) {
+    return te__attn_end(m, te__attn_on(key - m.shift, m.left, m.queries));
+}
 
 /* The keys that go with `count` queries from `query` on. */
 TE_BOTH te__attn_span te__attn_keys_of(te__attn_mask m, int query, int count) {

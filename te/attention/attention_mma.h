@@ -233,7 +233,7 @@ TE_FN void te__attn_hide_transposed(float (&s)[M][N][4], te__attn_mask mask, int
         TE_UNROLL for (int n = 0; n < N; n++)
             TE_UNROLL for (int e = 0; e < 4; e++) {
                 const int k = key + m * 16 + e / 2 * 8, q = query + n * 8 + e % 2;
-                if (q >= mask.seq || !te__attn_seen(mask, k, q)) s[m][n][e] = -INFINITY;
+                if (q >= mask.queries || !te__attn_seen(mask, k, q)) s[m][n][e] = -INFINITY;
             }
 }
 

@@ -33,28 +33,29 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C = te__att
 TE_FN void te__attention_dq_mma(const te_attention_args *a) {
     constexpr int M = C::M, TILE = C::TILE, N = TILE / 8;
     constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, KV_BYTES = TILE * ROW;
-    constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D>::QKV, OUT = te__attn_widths<HEADS, KV_HEADS, D>::OUT;
+    typedef te__attn_widths<HEADS, KV_HEADS, D, F> widths;
+    constexpr int64_t QKV = widths::QKV, KV = widths::KV, OUT = widths::OUT;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const te__attn_head h =
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
     const int seq = h.seq;
-    const te__attn_mask mask = te__attn_mask_of(seq, F::LEFT, F::RIGHT);
+    const te__attn_mask mask = te__attn_mask_at<F>(h);
     const int q0 = (int)(te__attn_grows(mask) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS;
     const int row0 = q0 + warp * M * 16;
     if (F::VARLEN && q0 >= seq) return;
     const te__attn_span tiles = te__attn_in_tiles(te__attn_keys_of(mask, q0, C::ROWS), TILE);
     const te__attn_span own = te__attn_in_tiles(te__attn_keys_of(mask, row0, M * 16), TILE); /* this warp's */
-    const int64_t begin = tiles.first * TILE * QKV;
+    const int64_t begin = tiles.first * TILE * KV;
     const uint16_t *qkv = (const uint16_t *)a->qkv, *dout = (const uint16_t *)a->dout + h.out;
-    const uint16_t *out = (const uint16_t *)a->out + h.out;
+    const uint16_t *kv = (const uint16_t *)te__attn_kv<F>(a), *out = (const uint16_t *)a->out + h.out;
     const uint32_t q_tile = te__shared_address(te__attention_shared), do_tile = q_tile + C::ROWS * ROW;
     const uint32_t kv_tile = do_tile + C::ROWS * ROW, a_lane = (uint32_t)warp * M * 16 * ROW + te__attn_lane_a<D>(lane);
     const float c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
 
     te__attn_tile_load<C::ROWS, D, QKV, C::THREADS>(q_tile, qkv + h.q + q0 * QKV, seq - q0);
     te__attn_tile_load<C::ROWS, D, OUT, C::THREADS>(do_tile, dout + q0 * OUT, seq - q0);
-    te__attn_tile_load<TILE, D, QKV, C::THREADS>(kv_tile, qkv + h.k + begin, seq - tiles.first * TILE);
-    te__attn_tile_load<TILE, D, QKV, C::THREADS>(kv_tile + KV_BYTES, qkv + h.v + begin, seq - tiles.first * TILE);
+    te__attn_tile_load<TILE, D, KV, C::THREADS>(kv_tile, kv + h.k + begin, h.keys - tiles.first * TILE);
+    te__attn_tile_load<TILE, D, KV, C::THREADS>(kv_tile + KV_BYTES, kv + h.v + begin, h.keys - tiles.first * TILE);
 
     float dq[M][D / 8][4] = {}, lse[M][2], minus_delta[M][2]; /* lse in powers of 2 */
     TE_UNROLL for (int m = 0; m < M; m++)
@@ -79,9 +80,9 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
         __syncthreads();
         if (i + 1 < tiles.end) {
             const uint32_t next = kv_tile + (stage ^ 1) * 2 * KV_BYTES;
-            const int64_t at = (k0 + TILE) * QKV;
-            te__attn_tile_load<TILE, D, QKV, C::THREADS>(next, qkv + h.k + at, seq - k0 - TILE);
-            te__attn_tile_load<TILE, D, QKV, C::THREADS>(next + KV_BYTES, qkv + h.v + at, seq - k0 - TILE);
+            const int64_t at = (k0 + TILE) * KV;
+            te__attn_tile_load<TILE, D, KV, C::THREADS>(next, kv + h.k + at, h.keys - k0 - TILE);
+            te__attn_tile_load<TILE, D, KV, C::THREADS>(next + KV_BYTES, kv + h.v + at, h.keys - k0 - TILE);
         }
         if (te__attn_differs(mask) && !te__attn_meets(own, i, 1)) continue;
 
@@ -98,7 +99,7 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
                                    });
         te__attn_cap<F, M, N>(s, a->scale);
         if (te__attn_cuts(own, i, 1)) te__attn_hide<M, N>(s, mask, row0 + g, k0 + t * 2);
-        const te__attn_bias bias = te__attn_bias_at<HEADS, F>(h.head, a->scale, row0 + g - k0 - t * 2);
+        const te__attn_bias bias = te__attn_bias_at<HEADS, F>(h.head, a->scale, row0 + g + mask.shift - k0 - t * 2);
         TE_UNROLL for (int m = 0; m < M; m++)
             TE_UNROLL
         for (int n = 0; n < N; n++) TE_UNROLL
@@ -110,6 +111,7 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
         te__attn_pack_all<T, M, N>(ds, s);
         te__attn_product_nn<T, M, N / 2, D>(dq, ds, k_tile + te__attn_lane_a<D>(lane));
     }
+    te__attn_nothing_seen<F>(tiles.end - tiles.first);
     float factor[M][2];
     TE_UNROLL for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = a->scale;
     te__attn_rows_store<T, M, D>(
@@ -186,18 +188,19 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C = te__att
 TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
     constexpr int M = C::M, TILE = C::TILE, N = TILE / 8, GROUP = HEADS / KV_HEADS, HELD = C::HELD;
     constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, Q_BYTES = TILE * ROW;
-    constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D>::QKV, OUT = te__attn_widths<HEADS, KV_HEADS, D>::OUT;
+    typedef te__attn_widths<HEADS, KV_HEADS, D, F> widths;
+    constexpr int64_t QKV = widths::QKV, KV = widths::KV, OUT = widths::OUT;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int pair = warp % C::PAIRS, second = warp / C::PAIRS; /* second: the warp that makes dK */
     const int batch = (int)blockIdx.x / KV_HEADS, head0 = (int)blockIdx.x % KV_HEADS * GROUP;
     const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D, F>(a, batch, head0);
     const int k0 = (int)blockIdx.y * C::ROWS, key0 = k0 + pair * M * 16, seq = h.seq;
     if (F::VARLEN && k0 >= seq) return;
-    const te__attn_mask mask = te__attn_mask_of(seq, F::LEFT, F::RIGHT);
+    const te__attn_mask mask = te__attn_mask_at<F>(h);
     const te__attn_span tiles = te__attn_in_tiles(te__attn_queries_of(mask, k0, C::ROWS), TILE);
     const te__attn_span own = te__attn_in_tiles(te__attn_queries_of(mask, key0, M * 16), TILE); /* this warp's */
     const int steps = (tiles.end - tiles.first) * GROUP;
-    const uint16_t *qkv = (const uint16_t *)a->qkv;
+    const uint16_t *kv = (const uint16_t *)te__attn_kv<F>(a);
     const uint32_t k_tile = te__shared_address(te__attention_shared), q_tile = k_tile + 2 * C::ROWS * ROW;
     const uint32_t kept = (uint32_t)(second * C::ROWS + pair * M * 16) * ROW; /* this warp's rows of K, or of V */
     uint4 *handed = (uint4 *)(te__attention_shared + C::TILES_BYTES) + pair * M * N / 2 * 32 + lane;
@@ -205,8 +208,8 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
     const float unit = te__attn_unit<F>(a->scale), c = unit * TE__ATTN_LOG2E, start = second ? -1.0f : -1.0f / unit;
     static_assert(2 * TILE <= C::THREADS, "te: attention: one thread copies one lse or delta");
 
-    te__attn_tile_load<C::ROWS, D, QKV, C::THREADS>(k_tile, qkv + h.k + k0 * QKV, seq - k0);
-    te__attn_tile_load<C::ROWS, D, QKV, C::THREADS>(k_tile + C::ROWS * ROW, qkv + h.v + k0 * QKV, seq - k0);
+    te__attn_tile_load<C::ROWS, D, KV, C::THREADS>(k_tile, kv + h.k + k0 * KV, h.keys - k0);
+    te__attn_tile_load<C::ROWS, D, KV, C::THREADS>(k_tile + C::ROWS * ROW, kv + h.v + k0 * KV, h.keys - k0);
     te__attn_queries_load<D, QKV, OUT, C>(q_tile, te__shared_address(rows), a, h, 0, tiles.first * TILE);
 
     uint32_t held[M][HELD ? D / 16 : 1][4];
@@ -243,7 +246,7 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
         if (!second) {
             uint32_t other[M][N / 2][4]; /* what the second warp gets, where that is not P itself */
             const te__attn_bias bias =
-                te__attn_bias_at<HEADS, F>(head0 + member_now, a->scale, q0 + t * 2 - key0 - g);
+                te__attn_bias_at<HEADS, F>(head0 + member_now, a->scale, q0 + mask.shift + t * 2 - key0 - g);
             te__attn_cap<F, M, N>(s, a->scale);
             if (te__attn_cuts(own, at, 1))
                 te__attn_hide_transposed<M, N>(s, mask, key0 + g, q0 + t * 2);
@@ -285,11 +288,12 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
         }
         te__attn_product_nn<T, M, N / 2, D>(sum, p, b_nn + te__attn_lane_a<D>(lane));
     }
+    te__attn_nothing_seen<F>(steps);
     float factor[M][2];
     TE_UNROLL for (int m = 0; m < M; m++) factor[m][0] = factor[m][1] = second ? a->scale : F::FACTOR;
     const int column = (HEADS + (int)blockIdx.x % KV_HEADS + (second ? 0 : KV_HEADS)) * D;
-    te__attn_rows_store<T, M, D>((uint16_t *)a->dqkv + (second ? h.k : h.v) + key0 * h.width, h.width, seq - key0, sum,
-                                 factor, te__attention_shared + kept,
+    te__attn_rows_store<T, M, D>((uint16_t *)te__attn_dkv<F>(a) + (second ? h.k : h.v) + key0 * h.kv_width, h.kv_width,
+                                 h.keys - key0, sum, factor, te__attention_shared + kept,
                                  te__attn_sum<QKV, M * 16>(a, batch, key0, column));
 }
 

@@ -20,15 +20,19 @@
 /* Which head of which sequence a block works on, and where its rows lie. Elements are 16 bits. */
 struct te__attn_head {
     int batch, head, kv_head;
-    int seq;                /* tokens of the sequence */
-    int64_t width, q, k, v; /* of qkv: row length, and the offsets of this head's first row */
+    int seq, keys;          /* queries of the sequence, and keys */
+    int64_t width, q;       /* of qkv: row length, and the offset of this head's first row */
+    int64_t kv_width, k, v; /* of te__attn_kv: the same */
     int64_t out_width, out; /* of out and dout */
     int64_t row, rows;      /* of lse and delta, and from head to head */
 };
-template <int HEADS, int KV_HEADS, int D> struct te__attn_widths {
-    static constexpr int64_t QKV = (HEADS + 2 * KV_HEADS) * D,
-                             OUT = HEADS * D; /* row lengths of qkv, and of out and dout */
+template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_widths { /* row lengths */
+    static constexpr int64_t OUT = HEADS * D;                               /* of out and dout */
+    static constexpr int64_t QKV = F::CROSS ? OUT : (HEADS + 2 * KV_HEADS) * D, KV = F::CROSS ? 2 * KV_HEADS * D : QKV;
 };
+/* Where keys and values lie, and their gradients. */
+template <class F> TE_FN const void *te__attn_kv(const te_attention_args *a) { return F::CROSS ? a->kv : a->qkv; }
+template <class F> TE_FN void *te__attn_dkv(const te_attention_args *a) { return F::CROSS ? a->dkv : a->dqkv; }
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN te__attn_head te__attn_head_of(const te_attention_args *a, int batch, int head) {
     te__attn_head h;
@@ -41,16 +45,35 @@ TE_FN te__attn_head te__attn_head_of(const te_attention_args *a, int batch, int 
         first = own.first, h.seq = own.count, h.rows = s.rows, h.row = head * h.rows + first;
     }
     h.batch = batch, h.head = head, h.kv_head = head / (HEADS / KV_HEADS);
-    h.width = (HEADS + 2 * KV_HEADS) * D, h.out_width = HEADS * D;
+    h.width = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV, h.out_width = HEADS * D;
     h.q = first * h.width + head * D;
-    h.k = first * h.width + (HEADS + h.kv_head) * D, h.v = h.k + KV_HEADS * D;
+    h.keys = h.seq, h.kv_width = h.width, h.k = first * h.width + (HEADS + h.kv_head) * D;
+    if constexpr (F::CROSS) {
+        h.keys = a->kv_seq, h.kv_width = te__attn_widths<HEADS, KV_HEADS, D, F>::KV;
+        h.k = (int64_t)batch * h.keys * h.kv_width + h.kv_head * D;
+    }
+    h.v = h.k + KV_HEADS * D;
     h.out = first * h.out_width + head * D;
     return h;
 }
+template <class F> TE_FN te__attn_mask te__attn_mask_at(const te__attn_head &h) {
+    if constexpr (F::CROSS) return te__attn_mask_between(h.seq, h.keys, F::LEFT, F::RIGHT);
+    else return te__attn_mask_of(h.seq, F::LEFT, F::RIGHT);
+}
+/* Queries that see no key, or keys that no query sees: the copies that were begun end before their memory is used. */
+template <class F> TE_FN void te__attn_nothing_seen(int steps) {
+    if constexpr (F::CROSS)
+        if (steps <= 0) te__attn_copies_done(), __syncthreads();
+}
 
 /* What softmax takes off the scores of a row: the largest so far, or 0 while the row has seen no key. Where keys come
- * in their order only a bound on the left brings that about. */
-template <class F> TE_FN float te__attn_off(float top) { return F::LEFT >= 0 && top == -INFINITY ? 0.0f : top; }
+ * in their order only a bound on the left, or fewer keys than queries, brings that about. */
+template <class F> TE_FN float te__attn_off(float top) {
+    return (F::LEFT >= 0 || F::CROSS) && top == -INFINITY ? 0.0f : top;
+}
+/* Whether a row has seen no key at all, sum being that of its exponentials: it is 0, and so are, by a log-sum-exp of
+ * infinity, all its probabilities in backward. */
+template <class F> TE_FN int te__attn_blind(float sum) { return F::CROSS && !(sum > 0); }
 
 /* Measured on an H200: at head_dim 64 more warps beat wider ones, at 128 32 rows a warp beat 16. */
 template <int D> struct te__attn_forward_shape {
@@ -66,27 +89,28 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C = te__att
 TE_FN void te__attention_forward_mma(const te_attention_args *a) {
     constexpr int M = C::M, TILE = C::TILE, N = TILE / 8, HELD = C::HELD;
     constexpr uint32_t KV_BYTES = TILE * (D + TE__ATTN_PAD) * 2, ROW = (D + TE__ATTN_PAD) * 2;
-    constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D>::QKV;
+    typedef te__attn_widths<HEADS, KV_HEADS, D, F> widths;
+    constexpr int64_t QKV = widths::QKV, KV = widths::KV;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const te__attn_head h =
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
     const int seq = h.seq;
     /* causal: the longest rows first, so that the short ones fill the end */
-    const te__attn_mask mask = te__attn_mask_of(seq, F::LEFT, F::RIGHT);
+    const te__attn_mask mask = te__attn_mask_at<F>(h);
     const int q0 = (int)(te__attn_grows(mask) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::ROWS;
     const int row0 = q0 + warp * M * 16;
     if (F::VARLEN && q0 >= seq) return;
     const te__attn_span tiles = te__attn_in_tiles(te__attn_keys_of(mask, q0, C::ROWS), TILE);
     const te__attn_span own = te__attn_in_tiles(te__attn_keys_of(mask, row0, M * 16), TILE); /* this warp's */
-    const int64_t begin = tiles.first * TILE * QKV;
-    const uint16_t *qkv = (const uint16_t *)a->qkv;
+    const int64_t begin = tiles.first * TILE * KV;
+    const uint16_t *qkv = (const uint16_t *)a->qkv, *kv = (const uint16_t *)te__attn_kv<F>(a);
     const uint32_t q_tile = te__shared_address(te__attention_shared), kv_tile = q_tile + C::ROWS * ROW;
     const uint32_t q_lane = q_tile + (uint32_t)warp * M * 16 * ROW + te__attn_lane_a<D>(lane);
     const float c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
 
     te__attn_tile_load<C::ROWS, D, QKV, C::THREADS>(q_tile, qkv + h.q + q0 * QKV, seq - q0);
-    te__attn_tile_load<TILE, D, QKV, C::THREADS>(kv_tile, qkv + h.k + begin, seq - tiles.first * TILE);
-    te__attn_tile_load<TILE, D, QKV, C::THREADS>(kv_tile + KV_BYTES, qkv + h.v + begin, seq - tiles.first * TILE);
+    te__attn_tile_load<TILE, D, KV, C::THREADS>(kv_tile, kv + h.k + begin, h.keys - tiles.first * TILE);
+    te__attn_tile_load<TILE, D, KV, C::THREADS>(kv_tile + KV_BYTES, kv + h.v + begin, h.keys - tiles.first * TILE);
 
     uint32_t held[M][HELD ? D / 16 : 1][4];
     float o[M][D / 8][4] = {}, top[M][2],
@@ -102,9 +126,9 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
         __syncthreads(); /* the tile is there, and nobody reads the other stage any more */
         if (i + 1 < tiles.end) {
             const uint32_t next = kv_tile + (stage ^ 1) * 2 * KV_BYTES;
-            const int64_t at = (k0 + TILE) * QKV;
-            te__attn_tile_load<TILE, D, QKV, C::THREADS>(next, qkv + h.k + at, seq - k0 - TILE);
-            te__attn_tile_load<TILE, D, QKV, C::THREADS>(next + KV_BYTES, qkv + h.v + at, seq - k0 - TILE);
+            const int64_t at = (k0 + TILE) * KV;
+            te__attn_tile_load<TILE, D, KV, C::THREADS>(next, kv + h.k + at, h.keys - k0 - TILE);
+            te__attn_tile_load<TILE, D, KV, C::THREADS>(next + KV_BYTES, kv + h.v + at, h.keys - k0 - TILE);
         }
         if constexpr (HELD != 0) if (i == tiles.first) te__attn_hold<M, D>(held, q_lane);
         if (te__attn_differs(mask) && !te__attn_meets(own, i, 1)) continue; /* all masked for this warp */
@@ -112,7 +136,7 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
         float s[M][N][4] = {};
         te__attn_product_nt<T, M, N, D, HELD>(s, held, q_lane, k_tile + te__attn_lane_b<D>(lane));
         te__attn_cap<F, M, N>(s, a->scale);
-        te__attn_add_bias<F, M, N>(s, te__attn_bias_at<HEADS, F>(h.head, a->scale, row0 + g - k0 - t * 2));
+        te__attn_add_bias<F, M, N>(s, te__attn_bias_at<HEADS, F>(h.head, a->scale, row0 + g + mask.shift - k0 - t * 2));
         if (te__attn_cuts(own, i, 1)) te__attn_hide<M, N>(s, mask, row0 + g, k0 + t * 2);
         /* without a bound on the left key 0 is in the first tile and never masked: top is finite from there on */
         float shrink[M][2];
@@ -147,15 +171,17 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
         te__attn_pack_all<T, M, N>(p, s);
         te__attn_product_nn<T, M, N / 2, D>(o, p, k_tile + KV_BYTES + te__attn_lane_a<D>(lane));
     }
+    te__attn_nothing_seen<F>(tiles.end - tiles.first);
     float inverse[M][2];
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int e = 0; e < 2; e++) {
             sum[m][e] += __shfl_xor_sync(~0u, sum[m][e], 1);
             sum[m][e] += __shfl_xor_sync(~0u, sum[m][e], 2);
             inverse[m][e] = (F::DROP && a->rng ? F::FACTOR : 1.0f) / sum[m][e];
-            const int row = row0 + m * 16 + g + e * 8;
+            const int row = row0 + m * 16 + g + e * 8, blind = te__attn_blind<F>(sum[m][e]);
+            if (blind) inverse[m][e] = 0;
             if (a->lse && t == 0 && row < seq)
-                a->lse[h.row + row] = top[m][e] * te__attn_unit<F>(a->scale) + logf(sum[m][e]);
+                a->lse[h.row + row] = blind ? INFINITY : top[m][e] * te__attn_unit<F>(a->scale) + logf(sum[m][e]);
         }
     te__attn_rows_store<T, M, D>((uint16_t *)a->out + h.out + row0 * h.out_width, h.out_width, seq - row0, o, inverse,
                             te__attention_shared + warp * M * 16 * ROW);

@@ -56,6 +56,8 @@ typedef struct te_batch {
                            * that ends in linear, cross_entropy computes its logits once so (te/fuse/linear_loss.h) */
     const float *loss_count; /* [1], target memory: backward divides loss_scale by it, so many rows have a loss
                               * (te/ops/loss_mean.h); null: by nothing */
+    int memory_seq; /* rows that each of the `batch` sequences has in an (input, .., (rows, memory)), for a list that
+                     * has one: row b * memory_seq + t is row t of sequence b's memory */
 } te_batch;
 
 #endif

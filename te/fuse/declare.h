@@ -94,6 +94,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
                   "te: " #name ": a list is f32, bf16 or f16; FP8 is a recipe, (bf16, (recipe, fp8_delayed))");    \
     static_assert((int)name##_residual_dtype == (int)name##_dtype || (int)name##_residual_dtype == (int)TE_f32,        \
                   "te: " #name ": the residual stream has the list's dtype or f32");                                   \
+    static_assert((int)name##_begin_begin_rows != (int)TE_ROWS_memory,                                                 \
+                  "te: " #name ": x has the rows of tokens, or (rows, shard)");                                        \
     TE_FOR(TE__CHECKS, links)                                                                                          \
     static_assert(TE_IS_WIDTH(name, (int)name##_begin_begin_out),                                                      \
                   "te: " #name ": the first width must be positive" TE__OR_DIM_##widths);                              \
@@ -156,13 +158,13 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 #define TE__LOADED_rows(model, op)                                                    \
     ((int)TE_KEPT_ROWS(model, TE_FORK_OF(op)) < 0 ? (int)TE_ROWS_IN(model, op)        \
                                                   : (int)TE_KEPT_ROWS(model, TE_FORK_OF(op)))
-/* What a fork keeps, or an input brings: rows -1 are those of who reads it. */
+/* What a fork keeps, or an input brings: rows -1 are those of who reads it (TE__INPUT_ROWS). */
 #define TE__IF_FORK(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__IS_FORK_, TE_FAMILY(op)), yes, no)
 #define TE__IS_FORK_fork ,
 #define TE__KEPT_WIDTH(model, op) \
     TE_KEPT_WIDTH(model, TE_NAME(op)) = TE__IF_INPUT(op, TE_ARG1(op, 0), TE_WIDTH_OUT(model, op)),
 #define TE__KEPT_FORMAT(model, op)                                                           \
-    TE_KEPT_ROWS(model, TE_NAME(op)) = TE__IF_INPUT(op, -1, TE_ROWS_OUT(model, op)),         \
+    TE_KEPT_ROWS(model, TE_NAME(op)) = TE__IF_INPUT(op, TE__INPUT_ROWS(op), TE_ROWS_OUT(model, op)), \
     TE_KEPT_DTYPE(model, TE_NAME(op)) =                                                      \
         TE__IF_INPUT(op, (int)TE_DTYPE_OPTION(op, dtype, TE_JOIN2(, model, residual_dtype)), \
             TE_DTYPE_OUT(model, op)),
@@ -216,6 +218,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
                   "te: " #model ": " TE_CALLED(op) " takes no width that is known only at run time");                  \
     static_assert(!(TE_IF_END(after, 1, 0) && (TE_FLAGS(op) & TE_IS_FORK)),                                            \
         "te: " #model ": " TE_CALLED(op) " must not end the list");                                                    \
+    static_assert(!TE_IF_END(after, ((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_memory), 0),                          \
+        "te: " #model ": " TE_CALLED(op) " ends the list with the rows of memory, which y does not have");             \
     static_assert(TE_IF_END(after, 1, 0) || !(TE_FLAGS(op) & TE_TO_LOSS),                                              \
         "te: " #model ": " TE_CALLED(op) " must end the list");                                                        \
     static_assert((int)TE_ID(model, op) == 0 || !(TE_FLAGS(op) & TE_FROM_TOKENS),                                      \

@@ -117,6 +117,7 @@ TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const t
     void *memory = 0;
     memcpy(error, ctx->error, sizeof error);
     te__begin(&t->run, r->plan, r->pass, r->tokens, r->sequences, ctx);
+    t->run.memory = r->memory;
     t->run.dry = 0;
     te__linear_trial_fp8(t, r); /* and only the step's own parameters are there to say whether products run in FP8 */
     bytes = te__linear_lay_out(t, r, (char *)(uintptr_t)TE_ALIGN);

@@ -53,7 +53,7 @@ TE_API te_status te__attention_bias_backward(te_run *r, const te_step *s, te_att
     te_chain c;
     TE_TRY(te_sum_later(r, &sum, r->param[s->op[1]], r->plan->op[s->op[0]].in, blocks, room));
     if (!te_is_trained(r->param[s->op[1]])) sum = 0;
-    TE_TRY(te__attention_backward(r, s, attention, scratch_bytes, sums ? sum : 0, sinks));
+    TE_TRY(te__attention_backward(r, s, attention, scratch_bytes, sums ? sum : 0, sinks, 0));
     if (sums || !sum || r->dry) return TE_OK;
     memset(&c, 0, sizeof c);
     c.x = r->now.p, c.rows = r->now.rows, c.half = k.half, c.op[0].sum[0] = sum;

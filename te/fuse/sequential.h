@@ -227,6 +227,7 @@
 #define TE__READS_FORK_add ,
 #define TE__READS_FORK_mul ,
 #define TE__READS_FORK_load ,
+#define TE__READS_FORK_cross_attention ,
 #define TE__READER_A(...) TE__READER(__VA_ARGS__) TE__READER_B
 #define TE__READER_B(...) TE__READER(__VA_ARGS__) TE__READER_A
 #define TE__READER_A_END

@@ -94,8 +94,10 @@
 #define TE_SPAN_CHECKED_add ,
 #define TE_SPAN_CHECKED_mul ,
 #define TE_SPAN_CHECKED_load ,
+#define TE_SPAN_CHECKED_cross_attention ,
 #define TE__SPAN_CHECK_mul TE__SPAN_CHECK_add
 #define TE__SPAN_CHECK_load TE__SPAN_CHECK_add
+#define TE__SPAN_CHECK_cross_attention TE__SPAN_CHECK_add
 #define TE__SPAN_CHECK_add(model, op)                                                                                 \
     static_assert((int)TE_JOIN4(, model, fork, TE_FORK_OF(op), inside) == 0                                           \
         || (int)TE_JOIN4(, model, fork, TE_FORK_OF(op), head) != 0 ||                                                 \

@@ -31,6 +31,7 @@
 #define TE_OPS_ATTENTION_H
 
 #include "../attention/attention_kernels.h" /* TE_ATTENTION_FORWARD, TE_ATTENTION_BACKWARD */
+#include "load.h"                           /* te__load_add */
 #include "../plan/gradients.h"              /* te_sum_later */
 
 #define TE_OP_attention (attention, own)
@@ -54,7 +55,8 @@
 #define TE_TAKES_attention_varlen TE_INTEGER
 #define TE_TAKES_attention_window_left TE_INTEGER
 #define TE_TAKES_attention_window_right TE_INTEGER
-#define TE__CAUSAL(op) TE_OPTION(op, causal, 1)
+#define TE__CAUSAL(op) TE_OPTION(op, causal, TE_JOIN1(TE__CAUSAL_OF_, TE_FAMILY(op)))
+#define TE__CAUSAL_OF_attention 1
 #define TE__VARLEN(op) (TE_OPTION(op, varlen, 0))
 #define TE__ALIBI(op) (TE_OPTION(op, alibi, 0))
 /* `yes` if the op says (sinks, 1): the preprocessor has to know it, for they are a parameter. */
@@ -67,16 +69,20 @@
 #define TE__SOFTCAP(op) ((float)(TE_OPTION(op, softcap, 0)))
 #define TE__ATTENTION_DROPOUT(op) ((float)(TE_OPTION(op, dropout, 0)))
 #define TE__IS_WINDOW(op, side) ((TE_OPTION(op, side, -1)) >= -1 && (TE_OPTION(op, side, -1)) <= TE_ATTENTION_MAX_SEQ)
-#define TE_OPTIONS_attention(op)                                                           \
-    (te_attention_options, TE_ARG1(op, 0), TE_ARG2(op, 0), TE_ARG3(op, 0), TE__CAUSAL(op), \
-        (float)(TE_OPTION(op, scale, 0)), TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ALIBI(op))
+#define TE_OPTIONS_attention(op) TE__OPTIONS_ATTENTION(op, TE_ARG1(op, 0), TE_ARG2(op, 0), TE_ARG3(op, 0))
+#define TE__OPTIONS_ATTENTION(op, heads, kv_heads, head_dim)                                                    \
+    (te_attention_options, heads, kv_heads, head_dim, TE__CAUSAL(op), (float)(TE_OPTION(op, scale, 0)),         \
+        TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ALIBI(op))
 #define TE_CHECK_attention(model, op)                                                                                \
-    (static_assert((TE_ARG1(op, 0)) % (TE_ARG2(op, 0)) == 0,                                                         \
+    (static_assert(TE__VARLEN(op) == 0 || TE__VARLEN(op) == 1,                                                       \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": varlen must be 0 or 1");                            \
+     TE__CHECK_ATTENTION(model, op, TE_ARG1(op, 0), TE_ARG2(op, 0)))
+/* What it has in common with cross_attention. */
+#define TE__CHECK_ATTENTION(model, op, heads, kv_heads)                                                              \
+     static_assert((heads) % (kv_heads) == 0,                                                                        \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": kv_heads does not divide heads");                   \
      static_assert((TE__CAUSAL(op)) == 0 || (TE__CAUSAL(op)) == 1,                                                   \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": causal must be 0 or 1");                            \
-     static_assert(TE__VARLEN(op) == 0 || TE__VARLEN(op) == 1,                                                       \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": varlen must be 0 or 1");                            \
      static_assert(TE__ALIBI(op) == 0 || TE__ALIBI(op) == 1,                                                         \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": alibi must be 0 or 1");                             \
      static_assert((TE_OPTION(op, sinks, 0)) == TE__SINKS(op),                                                       \
@@ -92,7 +98,7 @@
      TE_ASSERT_NUMBER((TE_OPTION(op, scale, 1.0f)) > 0 && (TE_OPTION(op, scale, 1.0f)) < 3e38f,                      \
                       "te: " TE_STRING(model) ": " TE_CALLED(op) ": scale must be a finite positive number");        \
      static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                                               \
-                  "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");
 
 typedef struct te_attention_options {
     int heads, kv_heads, head_dim, causal;
@@ -116,7 +122,7 @@ typedef struct te_attention_options {
     TE__ATTENTION_SINKS(name, dtype, op)                                                                           \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
         return te__attention_backward(r, s, name##_launch, name##_scratch_bytes, 0,                                \
-                                      TE__IF_SINKS(op, name##_sinks_launch, 0));                                   \
+                                      TE__IF_SINKS(op, name##_sinks_launch, 0), 0);                                \
     }
 
 typedef te_status (*te_attention_launch_fn)(te_context *ctx, const te_attention_args *a);
@@ -135,6 +141,45 @@ TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     }
     return a;
 }
+/* Of a cross_attention: keys and values, and how many there are. */
+TE_API te_status te__attention_kv(te_attention_args *a, te_run *r, const te_op *op) {
+    const te_attention_options *o = (const te_attention_options *)op->options;
+    te_value kv;
+    if (op->edge < 0) return TE_OK;
+    TE_TRY(te_kept_cols(&kv, r, op, 2 * o->kv_heads * o->head_dim));
+    TE_TRY(te_as(&kv, r, r->plan->dtype));
+    a->kv = kv.p, a->kv_seq = r->batch ? (int)(kv.rows / a->batch) : 0;
+    return TE_OK;
+}
+/* Their gradient, `made` by the kernels in the list's own format, on its way to `to`, the caller's tensor or what the
+ * fork gets. was: what readers of the same fork that stand behind this one in the list have left. */
+typedef struct te__attention_dkv { te_value to, made, was; } te__attention_dkv;
+TE_API te_status te__attention_dkv_begin(te__attention_dkv *g, te_run *r, const te_op *op) {
+    const te_attention_options *o = (const te_attention_options *)op->options;
+    g->to = g->made = g->was = te_no_value();
+    if (op->edge < 0) return TE_OK;
+    const te_op *fork = &r->plan->op[op->edge];
+    const int first = te_reads_last(r->plan, (int)(op - r->plan->op)), is_input = (fork->flags & TE_IS_INPUT) != 0;
+    const te_value like = te_kept_like(r, op, 2 * o->kv_heads * o->head_dim);
+    if (is_input) TE_TRY(te_edge_tensor(&g->to, r, fork, like, 1));
+    else TE_TRY(te_acquire(r, &g->to, fork->out_rows, like.cols, like.dtype));
+    if (!g->to.p) return TE_OK; /* nobody wants it */
+    if (!first) g->was = is_input ? g->to : r->edge[op->edge];
+    if (first) return te_before_as(&g->made, &g->to, r, r->plan->dtype);
+    g->made = te_value_of(0, r->plan->dtype, like.rows, like.cols);
+    return te_scratch(r, &g->made.p, (size_t)(te_room_rows(r) * like.cols) * te_dtype_bytes(g->made.dtype));
+}
+TE_API te_status te__attention_dkv_end(te__attention_dkv *g, te_run *r, const te_op *op, te__load_launch_fn add) {
+    if (!g->to.p) return TE_OK;
+    if (!g->was.p) TE_TRY(te_after_as(&g->to, &g->made, r));
+    else {
+        TE_TRY(te_as(&g->made, r, g->to.dtype));
+        TE_TRY(te__load_add(r, g->to, g->was.p, g->made, add));
+    }
+    if (!(r->plan->op[op->edge].flags & TE_IS_INPUT)) te_set_edge(r, op->edge, g->to);
+    return TE_OK;
+}
+
 /* The kernels read and write the model's own format. */
 TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention_launch_fn launch) {
     const int i = s->op[0];
@@ -144,24 +189,30 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     TE_TRY(te_as(&qkv, r, r->plan->dtype));
     TE_TRY(te_output(&y, r, s, i));
     TE_TRY(te_before_as(&out, &y, r, r->plan->dtype));
+    TE_TRY(te__attention_kv(&a, r, op));
     a.out = out.p, a.lse = r->stats[i], a.qkv = qkv.p;
-    if (r->dry && r->batch)
+    if (r->dry && r->batch) {
         TE_TRY(te__attention_check(r->ctx, &a, op->stats, op->flags & TE_VARIES, op->params, r->plan->name));
+        TE_TRY(te__attention_check_cross(r->ctx, &a, op->stats, op->edge >= 0, r->plan->name));
+    }
     if (!r->dry) TE_TRY(launch(r->ctx, &a));
     TE_TRY(te_after_as(&y, &out, r));
     te_set_now(r, y);
+    if (op->edge >= 0) te_leave_kept(r, i);
     return TE_OK;
 }
-/* sum: see te_attention_args. sinks: the kernel for their gradient; null: there are none. */
+/* sum: see te_attention_args. sinks: the kernel for their gradient; null: there are none. add: of a cross_attention,
+ * the kernel that adds two gradients of its keys and values. */
 TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attention_launch_fn launch,
                                         te_attention_scratch_fn scratch_bytes, float *sum,
-                                        te_attention_sinks_fn sinks) {
+                                        te_attention_sinks_fn sinks, te__load_launch_fn add) {
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
     const size_t bytes = r->ctx ? scratch_bytes(r->ctx, te_room_rows(r)) : 0;
     te_attention_args a = te__attention_args(r, op);
     te_value y, qkv = te_input_of(r, i), out = te_output_of(r, i), dout = r->now, dqkv;
     void *delta = 0;
+    te__attention_dkv dkv;
     TE_TRY(te_gradient(&y, r, s, i));
     if ((s->count > 1 || sinks) && te_last_step(r, s)) { /* the bias wants it, too, and sinks want delta */
         te_value own;
@@ -177,6 +228,9 @@ TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attentio
         if (bytes) TE_TRY(te_scratch(r, &a.scratch, bytes));
         a.out = out.p, a.lse = r->stats[i], a.qkv = qkv.p;
         a.dqkv = dqkv.p, a.dout = dout.p, a.delta = (float *)delta, a.sum = sum;
+        TE_TRY(te__attention_kv(&a, r, op));
+        TE_TRY(te__attention_dkv_begin(&dkv, r, op));
+        a.dkv = dkv.made.p;
         if (!r->dry) TE_TRY(launch(r->ctx, &a));
         if (sinks) {
             float *parts = 0;
@@ -185,6 +239,7 @@ TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attentio
             if (!r->dry && te_is_trained(r->param[i]))
                 TE_TRY(te__attention_sinks(r->ctx, sinks, &a, parts, op->stats, (op->flags & TE_VARIES) != 0));
         }
+        TE_TRY(te__attention_dkv_end(&dkv, r, op, add));
         TE_TRY(te_after_as(&y, &dqkv, r));
     }
     te_set_now(r, y);

@@ -59,13 +59,13 @@ TE_API te_status te__load_forward(te_run *r, const te_step *s) {
     return TE_OK;
 }
 typedef te_status (*te__load_launch_fn)(te_context *ctx, te_grid grid, const te_load_args *a);
-/* to = a + the gradient at hand; a null: that alone. */
-TE_API te_status te__load_add(te_run *r, te_value to, const void *a, te__load_launch_fn launch) {
+/* to = a + b; a null: b alone, which may have another format. */
+TE_API te_status te__load_add(te_run *r, te_value to, const void *a, te_value b, te__load_launch_fn launch) {
     te_load_args args;
     memset(&args, 0, sizeof args);
-    args.y = to.p, args.a = a, args.b = r->now.p, args.count = to.rows * to.cols;
+    args.y = to.p, args.a = a, args.b = b.p, args.count = to.rows * to.cols;
     if (r->dry) return TE_OK;
-    if (!a) return te_convert(to.p, to.dtype, r->now.p, r->now.dtype, args.count, r->ctx);
+    if (!a) return te_convert(to.p, to.dtype, b.p, b.dtype, args.count, r->ctx);
     return launch(r->ctx, te_grid_of(te_ceil_div(args.count, 8 * TE_LOAD_THREADS), 1), &args);
 }
 TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_fn launch) {
@@ -75,11 +75,11 @@ TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_
     if (fork->flags & TE_IS_INPUT) { /* its gradient is the caller's */
         TE_TRY(te_kept(&v, r, op)); /* what the ops behind have read */
         TE_TRY(te_edge_tensor(&v, r, fork, te_value_of(0, op->edge_dtype, te_rows_in(r, op->out_rows), op->out), 1));
-        if (v.p) TE_TRY(te__load_add(r, v, first ? 0 : v.p, launch));
+        if (v.p) TE_TRY(te__load_add(r, v, first ? 0 : v.p, r->now, launch));
     } else if (first) te_set_edge(r, op->edge, r->now);
     else {
         TE_TRY(te_acquire(r, &v, op->out_rows, op->out, op->edge_dtype));
-        TE_TRY(te__load_add(r, v, r->edge[op->edge].p, launch));
+        TE_TRY(te__load_add(r, v, r->edge[op->edge].p, r->now, launch));
         te_set_edge(r, op->edge, v);
     }
     te_set_now(r, r->edge[i - 1]); /* of the fork before: all of its gradient */

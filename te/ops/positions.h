@@ -12,7 +12,8 @@
 #define TE_PARAMS_positions(op, in, out) ((weight, TE_ARG1(op, 0), out, normal))
 #define TE_CHECK_positions(model, op)                                                         \
     (TE__HAS_ROWS(model, op, "length")                                                        \
-     static_assert((int)TE_ROWS_OUT(model, op) != (int)TE_ROWS_sequences,                     \
+     static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens ||                      \
+                       (int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_shard,                     \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
 #define TE_TAKES_DIMS_positions ,
 

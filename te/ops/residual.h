@@ -1,7 +1,9 @@
 /* residual.h -- edges beside the list's main road.
  *
  *   (fork, x)            passes its input on, and keeps it
- *   (input, x, width)    declares an extra input of the list: te_batch.edges brings it by name; option (dtype, f32)
+ *   (input, x, width)    declares an extra input of the list: te_batch.edges brings it by name; options (dtype, f32)
+ *                        and (rows, memory): it has te_batch.memory_seq rows for each sequence, and not those of x.
+ *                        A (load, x) goes on with these rows, a (cross_attention, ..) reads them (cross_attention.h)
  *   (add, x)             y = what it gets + what (fork, x) or (input, x) kept
  *   (mul, x)             y = what it gets * that
  *   (load, x)            y = that alone: the list goes on from there (te/ops/load.h)
@@ -23,8 +25,14 @@
 #define TE_SHAPES_fork(op) (TE__IF_INPUT(op, 1, 0))
 #define TE_GIVES_fork(op) (TE_GIVES_same)
 #define TE_WANTS_fork(op) (TE__IF_INPUT(op, TE_GIVES_list, TE_GIVES_residual))
-#define TE_FLAGS_fork(op) (TE_IS_FORK | TE__IF_INPUT(op, TE_IS_INPUT, 0))
+#define TE_FLAGS_fork(op) (TE_IS_FORK | TE__IF_INPUT(op, TE_IS_INPUT, 0) | (TE__OF_MEMORY(op) ? TE_OF_MEMORY : 0))
 #define TE_TAKES_fork_dtype TE_TOKEN /* of an (input, ..) */
+#define TE_TAKES_fork_rows TE_TOKEN  /* the same */
+/* The rows that an input names; -1: those of who reads it. */
+#define TE__INPUT_ROWS(op) TE__INPUT_ROWS_(TE_OPTION(op, rows, (-1)))
+#define TE__INPUT_ROWS_(value) TE_IF_TUPLE(value, TE_STRIP, TE__ROWS_NAMED)(value)
+#define TE__ROWS_NAMED(token) TE_JOIN1(TE_ROWS_, token)
+#define TE__OF_MEMORY(op) ((int)TE__INPUT_ROWS(op) == (int)TE_ROWS_memory)
 #define TE_EDGE_fork(model, op) (-1, TE_KEPT_DTYPE(model, TE_NAME(op)))
 /* What a fork keeps, by its name x; te/fuse/declare.h makes the width, the rows and the format. The names say what is
  * wrong where the compiler misses one. */
@@ -36,7 +44,9 @@
     (enum {                                                           \
         TE_KEPT_INDEX(model, add, TE_NAME(op)) = TE_ID(model, op),    \
         TE_KEPT_INDEX(model, mul, TE_NAME(op)) = TE_ID(model, op)     \
-    };)
+    };                                                                \
+     static_assert((int)TE__INPUT_ROWS(op) == -1 || TE__IF_INPUT(op, TE__OF_MEMORY(op), 0),                  \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": rows are memory, of an input, or not named");)
 /* Made by each reader: the compiler misses it where there is none. A typedef may be made again. */
 #define TE_KEPT_READ(model, x) TE_JOIN4(te_error_, x, of, model, is_kept_and_never_read)
 

@@ -12,6 +12,7 @@
 TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t tokens, int64_t sequences,
                       te_context *ctx) {
     r->plan = plan, r->pass = pass, r->tokens = tokens, r->sequences = sequences, r->ctx = ctx;
+    r->memory = te__has_memory(plan) ? tokens : 0;
     r->use = TE_USE_as_bound, r->tensor = te_tensor_group(ctx), r->data = te_data_group(ctx);
     r->measured = 0, r->reach = TE_REACH_dx;
     r->batch = 0, r->dry = 1, r->rng = 0, r->saved = 0, r->take.taken = 0, r->sum_count = r->column_count = 0;

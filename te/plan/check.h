@@ -29,6 +29,19 @@ TE_API te_status te__check_sequences(const te_batch *b, const char *name, te_con
     return TE_OK;
 }
 
+/* Rows of what decoders attend to. */
+TE_API te_status te__check_memory(const te_batch *b, const char *name, te_context *ctx) {
+    TE_REQUIRE(b->memory_seq > 0, ctx, TE_ERROR_SHAPE,
+               "%s: batch.memory_seq is %d; a list with an input of (rows, memory) needs a positive one", name,
+               b->memory_seq);
+    TE_REQUIRE((int64_t)b->batch * b->memory_seq <= INT32_MAX / 2, ctx, TE_ERROR_OVERFLOW,
+               "%s: batch %d times memory_seq %d is too large", name, b->batch, b->memory_seq);
+    TE_REQUIRE(!b->cu_seqlens, ctx, TE_ERROR_VALUE,
+               "%s: batch.cu_seqlens is given; a list with an input of (rows, memory) takes sequences of one length",
+               name);
+    return TE_OK;
+}
+
 TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const te_batch *b, te_context *ctx) {
     TE_REQUIRE(plan, ctx, TE_ERROR_NULL, "the plan is null");
     const char *name = plan->name;
@@ -48,6 +61,7 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
                    "%s: (%s, %s) is for a tensor group of %d ranks, here are %d; te_comm_create makes groups", name,
                    plan->op[i].kind, plan->op[i].name, plan->op[i].ranks, g->size);
     TE_TRY(te__check_sequences(b, name, ctx));
+    if (te__has_memory(plan)) TE_TRY(te__check_memory(b, name, ctx));
     TE_REQUIRE(b->position >= 0 && b->position <= INT32_MAX - te_max(b->seq, b->longest), ctx, TE_ERROR_VALUE,
                "%s: position %d must not be negative or overflow", name, b->position);
     TE_REQUIRE(!b->positions || !b->position, ctx, TE_ERROR_VALUE,
@@ -102,13 +116,20 @@ TE_API te_status te_edge_tensor(te_value *v, const te_run *r, const te_op *op, t
     if (t.data || !grad) TE_TRY(te__check_tensor(r->plan->name, e->name, t, like, r->ctx));
     return TE_OK;
 }
-/* What the fork or input that an op reads kept in forward. */
-TE_API te_status te_kept(te_value *v, const te_run *r, const te_op *op) {
+/* What the fork or input that an op reads keeps looks so: [.., cols]. */
+TE_API te_value te_kept_like(const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
-    if (fork->flags & TE_IS_INPUT)
-        return te_edge_tensor(v, r, fork, te_value_of(0, op->edge_dtype, te_rows_in(r, op->out_rows), op->out), 0);
+    const te_rows rows = fork->flags & TE_OF_MEMORY ? TE_ROWS_memory
+                         : fork->flags & TE_IS_INPUT ? op->out_rows : fork->out_rows;
+    return te_value_of(0, op->edge_dtype, te_rows_in(r, rows), cols);
+}
+/* That, as forward has it. */
+TE_API te_status te_kept_cols(te_value *v, const te_run *r, const te_op *op, int cols) {
+    const te_op *fork = &r->plan->op[op->edge];
+    if (fork->flags & TE_IS_INPUT) return te_edge_tensor(v, r, fork, te_kept_like(r, op, cols), 0);
     *v = r->pass == TE_INFER ? r->edge[op->edge] : te_output_of(r, op->edge);
     return TE_OK;
 }
+TE_API te_status te_kept(te_value *v, const te_run *r, const te_op *op) { return te_kept_cols(v, r, op, op->out); }
 
 #endif

@@ -43,6 +43,8 @@
 #define TE_FOURTH_(a, b, c, d, ...) d
 #define TE_FIFTH(...) TE_FIFTH_(__VA_ARGS__)
 #define TE_FIFTH_(a, b, c, d, e, ...) e
+#define TE_SIXTH(...) TE_SIXTH_(__VA_ARGS__)
+#define TE_SIXTH_(a, b, c, d, e, f, ...) f
 #define TE_REST(...)   TE_REST_(__VA_ARGS__)
 #define TE_REST_(a, ...) __VA_ARGS__
 #define TE_STRING(...)  TE_STRING_(__VA_ARGS__)
@@ -82,6 +84,7 @@
 #define TE_ARG1(op, d)   TE_THIRD(TE_STRIP op, d, ~)
 #define TE_ARG2(op, d)   TE_FOURTH(TE_STRIP op, d, d, ~)
 #define TE_ARG3(op, d)   TE_FIFTH(TE_STRIP op, d, d, d, ~)
+#define TE_ARG4(op, d)   TE_SIXTH(TE_STRIP op, d, d, d, d, ~)
 #define TE_KIND_INFO(op) TE_JOIN1(TE_OP_, TE_KIND(op))
 #define TE_FAMILY(op)    TE_FIRST(TE_UNWRAP(TE_KIND_INFO(op)), ~)
 #define TE_CLASS(op)     TE_SECOND(TE_UNWRAP(TE_KIND_INFO(op)), ~, ~)

@@ -24,8 +24,10 @@ enum {
     TE_IS_FORK = 4,         /* passes its input on and keeps it for those that read it: */
     TE_IS_ADD = 8,          /* adds what its fork (or input) kept; backward hands the gradient over, */
     TE_IS_MUL = 1 << 14,    /* multiplies by it, */
-    TE_IS_LOAD = 1 << 15,   /* or goes on from it */
+    TE_IS_LOAD = 1 << 15,   /* goes on from it, */
+    TE_IS_CROSS = 1 << 18,  /* or attends to it */
     TE_IS_INPUT = 16,       /* an extra input of the list, kept by the caller */
+    TE_OF_MEMORY = 1 << 19, /* and it has the rows of TE_ROWS_memory */
     TE_IS_OUTPUT = 32,      /* an extra output of the list */
     TE_SUMS = 64,           /* backward sums the gradient over rows into the op's first parameter (a bias) */
     TE_SUMS_THREE = 1 << 16, /* and what else its function says into the second and the third; no norm or gated op in
@@ -52,8 +54,9 @@ typedef enum te_init {
 typedef enum te_rows {
     TE_ROWS_tokens,    /* one for each token, te_batch.batch * te_batch.seq */
     TE_ROWS_sequences, /* one for each sequence, te_batch.batch */
-    TE_ROWS_shard      /* one for each of this rank's share of the tokens: rank r of n in the tensor group has those
+    TE_ROWS_shard,     /* one for each of this rank's share of the tokens: rank r of n in the tensor group has those
                         * from r / n of them on */
+    TE_ROWS_memory     /* those of what decoders attend to, te_batch.batch * te_batch.memory_seq */
 } te_rows;
 
 /* What a rank of the tensor group has of a value, known when a list is compiled (te/fuse/shares.h checks it). */
@@ -211,6 +214,7 @@ typedef struct te_saved {
     int batch, seq, position; /* of the forward's te_batch; backward's must be the same */
     int sequences, longest;   /* and these; what cu_seqlens says must be what it was, too */
     const int32_t *cu_seqlens;
+    int64_t memory_rows; /* of TE_ROWS_memory */
     const void *x;
     void *y;
     size_t used;        /* of bytes; other dims (dims.h) use others */
@@ -222,9 +226,11 @@ typedef struct te_saved {
 /* What the first and the last op of a list make of its ends. */
 TE_API int te__from_tokens(const te_plan *p) { return (p->op[0].flags & TE_FROM_TOKENS) != 0; }
 TE_API int te__to_loss(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_TO_LOSS) != 0; }
-/* Rows of a value in a call of this many tokens and sequences, of a rank that shares the tokens with others. */
-TE_API int64_t te_rows_of(te_rows rows, int64_t tokens, int64_t sequences, int ranks) {
-    return rows == TE_ROWS_tokens ? tokens : rows == TE_ROWS_shard ? tokens / ranks : sequences;
+/* Whether an input of the plan has rows of TE_ROWS_memory. */
+TE_API int te__has_memory(const te_plan *p) {
+    int has = 0;
+    for (int i = 0; i < p->op_count; i++) has |= p->op[i].flags & TE_OF_MEMORY;
+    return has != 0;
 }
 /* Whether a value of the plan has rows of TE_ROWS_shard. */
 TE_API int te__shares_rows(const te_plan *p) {

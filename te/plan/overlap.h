@@ -45,7 +45,7 @@ TE_API int te__reads_x(const te_plan *p) {
     int i = 0;
     while (i + 1 < p->op_count && (p->op[i].flags & TE_IS_FORK)) i++;
     for (int j = i; j < p->op_count; j++)
-        if ((p->op[j].flags & (TE_IS_MUL | TE_IS_LOAD)) && p->op[j].edge < i &&
+        if ((p->op[j].flags & (TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) && p->op[j].edge < i &&
             !(p->op[p->op[j].edge].flags & TE_IS_INPUT))
             return 1;
     return (p->op[i].flags & TE_SAVES_INPUT) || (p->span_count && p->span[0].first <= i);
@@ -92,7 +92,8 @@ TE_API te_status te__regions_edges(te__regions *all) {
         int is_read = 0; /* backward reads the value of an input, too */
         for (int k = 0; k < r->plan->op_count; k++) {
             const te_op *op = &r->plan->op[k];
-            is_read |= (op->flags & (TE_IS_MUL | TE_IS_LOAD)) && (r->plan->op[op->edge].flags & TE_IS_INPUT) &&
+            is_read |= (op->flags & (TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) &&
+                       (r->plan->op[op->edge].flags & TE_IS_INPUT) &&
                        !strcmp(r->plan->op[op->edge].name, e->name);
         }
         const te_tensor t = r->pass == TE_BACKWARD ? e->grad : e->value;

@@ -23,7 +23,8 @@ typedef struct te_run {
     te_pass pass;
     te_recipe_use use;
     int dry;                     /* this walk checks and measures; nothing is launched */
-    int64_t tokens, sequences;   /* rows of values, by te_rows; where only tokens are known, as many sequences */
+    int64_t tokens, sequences, memory; /* rows of values, by te_rows; where only tokens are known, as many sequences
+                                        * and, in a list that has one, as many rows of memory */
     const te_group *tensor, *data; /* the groups of this rank */
     te_value now;                /* forward: the activation; backward: its gradient, p null if nobody wants it */
     te_value turned;             /* the transpose of now in FP8, where the kernel that made it has left one */
@@ -53,14 +54,19 @@ typedef struct te_run {
 } te_run;
 
 TE_API int64_t te_rows_in(const te_run *r, te_rows rows) {
-    return te_rows_of(rows, r->tokens, r->sequences, r->tensor->size);
+    switch (rows) {
+    case TE_ROWS_sequences: return r->sequences;
+    case TE_ROWS_shard: return r->tokens / r->tensor->size;
+    case TE_ROWS_memory: return r->memory;
+    default: return r->tokens;
+    }
 }
 /* The first of these rows among those of the batch, and among those of all replicas. */
 TE_API int64_t te_first_row(const te_run *r, te_rows rows) {
     return rows == TE_ROWS_shard ? r->tensor->rank * te_rows_in(r, rows) : 0;
 }
 TE_API int64_t te_first_row_of_all(const te_run *r, te_rows rows) {
-    return r->data->rank * (rows == TE_ROWS_sequences ? r->sequences : r->tokens) + te_first_row(r, rows);
+    return r->data->rank * te_rows_in(r, rows == TE_ROWS_shard ? TE_ROWS_tokens : rows) + te_first_row(r, rows);
 }
 /* Where the batch's sequences lie. */
 TE_API te_sequences te_sequences_of(const te_run *r) {
@@ -74,7 +80,7 @@ TE_API te_sequences te_sequences_of(const te_run *r) {
 TE_API int64_t te_padded_rows(const te_run *r, te_rows rows) { return te_round_up(te_rows_in(r, rows), TE_ROW_PAD); }
 /* Rows that pieces of the workspace are sized for, whatever rows a value has: so a call places them where the walk that
  * measured the workspace did, which did not know how many sequences there would be. */
-TE_API int64_t te_room_rows(const te_run *r) { return te_padded_rows(r, TE_ROWS_tokens); }
+TE_API int64_t te_room_rows(const te_run *r) { return te_round_up(te_max(r->tokens, r->memory), TE_ROW_PAD); }
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */
 

@@ -95,6 +95,7 @@ TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const 
                             te_context *ctx) {
     te__begin(r, plan, pass, (int64_t)b->batch * b->seq, b->sequences ? b->sequences : b->batch, ctx);
     r->batch = b;
+    if (te__has_memory(plan)) r->memory = (int64_t)b->batch * b->memory_seq;
     te__take_params(r, m);
 }
 
@@ -122,6 +123,7 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     if (!saved) return TE_OK;
     saved->plan = plan, saved->batch = b->batch, saved->seq = b->seq, saved->position = b->position;
     saved->sequences = b->sequences, saved->longest = b->longest, saved->cu_seqlens = b->cu_seqlens;
+    saved->memory_rows = r.memory;
     saved->x = r.x.p, saved->y = r.y.p, saved->used = need, saved->filled = saved->memory;
     memcpy(saved->turned, r.turned_x, sizeof saved->turned);
     saved->loss_in_backward = r.loss_in_backward;
@@ -145,6 +147,9 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
     TE_REQUIRE(saved->cu_seqlens == b->cu_seqlens, ctx, TE_ERROR_VALUE,
                "%s: the forward had its cu_seqlens at %p, this batch has them at %p", plan->name,
                (const void *)saved->cu_seqlens, (const void *)b->cu_seqlens);
+    TE_REQUIRE(saved->memory_rows == r->memory, ctx, TE_ERROR_SHAPE,
+               "%s: the forward had %lld rows of memory, this batch has %lld", plan->name,
+               (long long)saved->memory_rows, (long long)r->memory);
     r->x.p = (void *)(uintptr_t)saved->x, r->y.p = saved->y;
     memcpy(r->turned_x, saved->turned, sizeof r->turned_x);
     TE_REQUIRE(te__lay_out(r, (char *)saved->memory) == saved->used, ctx, TE_ERROR_STATE,
@@ -180,7 +185,8 @@ TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use u
     return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
 }
 /* Bytes that te_saved.memory must have for this many rows, under the list's recipe if it has one; 0 where widths are
- * not known yet, or no call takes so many. */
+ * not known yet, or no call takes so many. Here and below: of a list with an (input, .., (rows, memory)) `rows` are the
+ * rows of the batch or those of the memory, whichever are more. */
 TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
     return te__saved_bytes(plan, rows, TE_USE_on, 0);
 }

@@ -1,0 +1,80 @@
+/* cross_attention.h -- (cross_attention, name, kv, heads, kv_heads, head_dim); options (causal, 0), (scale, 1 /
+ * sqrt(head_dim)), (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (alibi, 0), (sinks, 0)
+ *
+ * softmax(scale q k^T) v, with the queries of all heads from the list, [rows, heads head_dim], and keys and values from
+ * what the fork or input `kv` keeps: rows [k of all kv_heads, v of all kv_heads], often of other number: those of an
+ * encoder's output (Vaswani et al. 2017; Raffel et al. 2020, T5). Out width heads * head_dim.
+ *
+ * Do this: declare the encoder's output, go on with its rows to make keys and values, and come back:
+ *     (input, enc, 512, (rows, memory)), ...
+ *     (linear, q, 512, 512), (fork, queries),
+ *     (load, enc), (linear, kv, 512, 2 * 512), (fork, keys), (load, queries),
+ *     (cross_attention, cross, keys, 8, 8, 64), ...
+ * Each of the batch's sequences sees te_batch.memory_seq rows of its own memory. Backward leaves the memory's gradient
+ * in te_edge.grad. Keys and values that were made before come by (input, keys, 2 * 512, (rows, memory)) alone.
+ *
+ * The last query stands beside the last key: where there are q queries and k keys, causal and windows see query i at
+ * place i + k - q among the keys, and ALiBi counts distances from there. A query that sees no key, of those that are
+ * before the first one, gives 0 and has no gradient. The other options are those of attention.h.
+ *
+ * On CUDA the kernels of f32 and of mma.sync run it, on Hopper, too: those of wgmma read packed q, k, v alone.
+ */
+#ifndef TE_OPS_CROSS_ATTENTION_H
+#define TE_OPS_CROSS_ATTENTION_H
+
+#include "attention.h" /* te__attention_forward, te__attention_backward */
+
+#define TE_OP_cross_attention (cross_attention, own)
+#define TE_SHAPES_cross_attention(op) (4)
+#define TE_IN_cross_attention(op) ((TE_ARG2(op, 0)) * (TE_ARG4(op, 0)))
+#define TE_OUT_cross_attention(op, in) ((TE_ARG2(op, 0)) * (TE_ARG4(op, 0)))
+#define TE_FLAGS_cross_attention(op) \
+    (TE_SAVES_INPUT | TE_SAVES_OUTPUT | TE_IS_CROSS | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0))
+#define TE_SHARE_FITS_cross_attention(op, in) TE_SHARE_FITS_attention(op, in)
+#define TE_STATS_cross_attention(op) (TE_ARG2(op, 0)) /* the log-sum-exp of each head */
+#define TE_PARAMS_cross_attention(op, in, out) TE__IF_SINKS(op, ((sinks, 1, TE_ARG2(op, 0), zero)), ((end, ~)))
+#define TE_TAKES_cross_attention_alibi TE_INTEGER
+#define TE_TAKES_cross_attention_causal TE_INTEGER
+#define TE_TAKES_cross_attention_scale TE_NUMBER
+#define TE_TAKES_cross_attention_dropout TE_NUMBER
+#define TE_TAKES_cross_attention_sinks TE_INTEGER
+#define TE_TAKES_cross_attention_softcap TE_NUMBER
+#define TE_TAKES_cross_attention_window_left TE_INTEGER
+#define TE_TAKES_cross_attention_window_right TE_INTEGER
+#define TE__CAUSAL_OF_cross_attention 0
+#define TE_OPTIONS_cross_attention(op) TE__OPTIONS_ATTENTION(op, TE_ARG2(op, 0), TE_ARG3(op, 0), TE_ARG4(op, 0))
+#define TE_EDGE_cross_attention(model, op) \
+    (TE_KEPT_INDEX(model, add, TE_FORK_OF(op)), TE_KEPT_DTYPE(model, TE_FORK_OF(op)))
+#define TE__KEPT_ROWS_ARE(model, op, rows) ((int)TE_KEPT_ROWS(model, TE_FORK_OF(op)) == (int)(rows))
+#define TE_CHECK_cross_attention(model, op)                                                                          \
+    (typedef int TE_KEPT_READ(model, TE_FORK_OF(op));                                                                \
+     static_assert((int)TE_KEPT_WIDTH(model, TE_FORK_OF(op)) == 2 * (TE_ARG3(op, 0)) * (TE_ARG4(op, 0)),             \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) " reads k and v of 2 kv_heads head_dim");         \
+     static_assert(TE__KEPT_ROWS_ARE(model, op, -1) || TE__KEPT_ROWS_ARE(model, op, TE_ROWS_tokens) ||               \
+                       TE__KEPT_ROWS_ARE(model, op, TE_ROWS_memory),                                                 \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) " reads keys and values of tokens or of memory");      \
+     static_assert((int)TE_KEPT_SHARE(model, TE_FORK_OF(op)) == (int)TE_SHARE_any ||                                 \
+                       (int)TE_SHARE_OUT(model, op) == (int)TE_SHARE_any ||                                          \
+                       (int)TE_KEPT_SHARE(model, TE_FORK_OF(op)) == (int)TE_SHARE_OUT(model, op),                    \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
+                       " joins what ranks of a group share in different ways (te/fuse/shares.h)");                   \
+     TE__CHECK_ATTENTION(model, op, TE_ARG2(op, 0), TE_ARG3(op, 0)))
+
+#define TE__CROSS_ATTENTION(direction, name, dtype, op)                                                             \
+    TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), (int)(TE_ARG4(op, 0)), \
+        (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ATTENTION_DROPOUT(op), 0, TE__ALIBI(op),   \
+            TE__SINKS(op), 0, 1))
+#define TE_OWN_cross_attention_forward(name, model, dtype, op)                                                     \
+    TE__CROSS_ATTENTION(FORWARD, name, dtype, op)                                                                  \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__attention_forward(r, s, name##_launch); }
+#define TE_OWN_cross_attention_backward(name, model, dtype, op)                                                 \
+    TE__CROSS_ATTENTION(BACKWARD, name, dtype, op)                                                              \
+    TE__IF_SINKS(op, TE_ATTENTION_SINKS, TE_NOTHING)(name##_sinks, dtype, (int)(TE_ARG2(op, 0)))                \
+    TE_KERNEL(name##_add, TE_LOAD_THREADS, te_load_args,                                                        \
+              te_load_sum(te_args, te_at, (te_dtype)TE_KEPT_DTYPE(model, TE_FORK_OF(op))))                      \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                  \
+        return te__attention_backward(r, s, name##_launch, name##_scratch_bytes, 0,                             \
+                                      TE__IF_SINKS(op, name##_sinks_launch, 0), name##_add_launch);             \
+    }
+
+#endif
