@@ -1,0 +1,8 @@
+// expect: te: m: (cross_attention, c) reads k and v of 2 kv_heads head_dim
+// Keys and values lie side by side.
+#include "te/te.h"
+#ifdef TE_FIXED
+TE_DECLARE(m, f32, (input, keys, 2 * 8, (rows, memory)), (cross_attention, c, keys, 2, 1, 8))
+#else
+TE_DECLARE(m, f32, (input, keys, 8, (rows, memory)), (cross_attention, c, keys, 2, 1, 8))
+#endif

@@ -1,0 +1,8 @@
+// expect: te: m: (add, enc) has other rows than its fork
+// An input that is added has the rows of x.
+#include "te/te.h"
+#ifdef TE_FIXED
+TE_DECLARE(m, f32, (input, enc, 8), (linear, l, 8, 8), (add, enc))
+#else
+TE_DECLARE(m, f32, (input, enc, 8, (rows, memory)), (linear, l, 8, 8), (add, enc))
+#endif
