@@ -11,11 +11,14 @@ _COPTS = ["-fopenmp"] + MACRO_COPTS + select({
     "//conditions:default": ["-march=native"],
 })
 
-# Tests that make many models: calls in place of inlining, or one file takes minutes. The others run what users run.
-_MANY_MODELS = ["-DTE_KEEP_CALLS"] + select({
-    "//tools/bazel:asan": ["-O0"], # a third of the time to compile, and hardly slower
+# Tests on the host: calls in place of inlining, or one file takes up to a minute.
+_CALLS = ["-DTE_KEEP_CALLS"] + select({
+    "//tools/bazel:asan": ["-O0"], # a third of the time to compile
     "//conditions:default": ["-O1"],
 })
+
+# These run what users run, and so do the examples. Under the sanitizers (-O1) their loops take minutes without optimisation.
+_AS_USERS = ["attention_test", "attention_options_test", "checkpoint_test", "gemm_fp8_test", "gemm_tune_test", "linear_loss_test", "peers_test", "hot_path_test"]
 
 # misuse_test hands over values that no enumerator has, and looks at what the library makes of them.
 _MISUSE = select({
@@ -23,7 +26,7 @@ _MISUSE = select({
     "//conditions:default": [],
 })
 
-# The same for nvcc, whose -O is for host code alone; without the kernels of te/fuse/product.h, which must be inlined.
+# Tests that make many models, by nvcc, whose -O is for host code alone; without the kernels of te/fuse/product.h, which must be inlined.
 # With -Ofc=max every kernel calls what it otherwise has inlined, and ptxas goes through all functions of the file for each
 # kernel: 470 kernels take it 10 s and 2.5 GB, 820 a minute and 12 GB. So a test has some 500 kernels, 850 at most.
 _MANY_MODELS_CUDA = ["-O0", "-Ofc=max", "-DTE_KEEP_CALLS"]
@@ -35,11 +38,15 @@ CUDA_LEVEL = select({
     "//conditions:default": ["-O3", "-lineinfo"],
 })
 
-# And the tests that make many models go as far as PTX: ptxas gets the same kernels from the other tests and the examples.
-_MANY_MODELS_ARCHS = select({
+# And tests go as far as PTX but for those of kernels by themselves: ptxas gets the others' from them and from the examples.
+_OF_KERNELS = ["adamw_", "attention_", "dtype_", "fp8_", "gemm_", "grad_norm_", "peers_", "quantize_"]
+_LISTS_ARCHS = select({
     "//tools/bazel:quick": ["compute_90a"],
     "//conditions:default": ["sm_90a"],
 })
+
+def _begins(name, prefixes):
+    return [prefix for prefix in prefixes if name.startswith(prefix)]
 
 def _host(rule, name, srcs, deps, copts = [], **kwargs):
     std = "-std=c++17" if srcs[0].endswith(".cc") else "-std=c11"
@@ -59,18 +66,18 @@ def te_test(src, hdrs = [], data = []):
     if extension == "c":
         _host(cc_test, name, [src] + hdrs, [])
         return
-    many = [prefix for prefix in ["ops_", "rows_", "plan_", "errors_", "recompute_", "widths_", "formats_", "joins_", "layers_", "recipe_", "freeze_", "misuse_test"] if name.startswith(prefix)]
+    many = _begins(name, ["ops_", "rows_", "plan_", "errors_", "recompute_", "widths_", "formats_", "joins_", "layers_", "recipe_", "freeze_", "misuse_test"])
     # the same code with another dtype: by gcc alone (.bazelrc); ops_bf16_test has every op in 16 bits under the sanitizers
     again = name.endswith("_f16_test") or (name.endswith("_bf16_test") and name != "ops_bf16_test")
     tags = ["again"] if again else []
-    _host(cc_test, name, [src] + hdrs, [":catch_main"], (_MANY_MODELS if many else []) + (_MISUSE if name == "misuse_test" else []), tags = tags, data = data)
+    _host(cc_test, name, [src] + hdrs, [":catch_main"], ([] if name in _AS_USERS else _CALLS) + (_MISUSE if name == "misuse_test" else []), tags = tags, data = data)
     te_cuda_test(
         name + "_cuda",
         cuda_srcs = [src],
         hdrs = hdrs,
         deps = [":catch_main", "//:te"],
         linkstatic = True,
-        archs = _MANY_MODELS_ARCHS if many else ["sm_90a"],
+        archs = ["sm_90a"] if _begins(name, _OF_KERNELS) else _LISTS_ARCHS,
         cuda_level = _MANY_MODELS_CUDA if many else CUDA_LEVEL,
     )
 
