@@ -14,6 +14,7 @@
 #include "comm/comm.h"         /* te_comm_create */
 #include "comm/reduce.h"       /* te_reduce_gradients */
 #include "core/version.h"      /* TE_VERSION_MAJOR, TE_VERSION_STRING */
+#include "fuse/inference.h"    /* TE_INFERENCE */
 #include "fuse/linear_loss_ranks.h" /* a linear and a cross_entropy of ranks that share a vocabulary */
 #include "fuse/sequential.h"   /* TE_SEQUENTIAL, TE_DECLARE, TE_DEFINE */
 #include "graph/graph.h"       /* te_graph_capture, te_graph_replay */

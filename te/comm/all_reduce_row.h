@@ -16,7 +16,7 @@
 #ifndef TE_COMM_ALL_REDUCE_ROW_H
 #define TE_COMM_ALL_REDUCE_ROW_H
 
-#include "../fuse/chain_run.h" /* te__chain_forward, te_chain_step */
+#include "../fuse/chain_run.h" /* te__chain_forward, te_chain_step_forward */
 #include "../fuse/plan.h"      /* TE_FUSED */
 #include "peers.h"             /* te_peer_args */
 
@@ -139,7 +139,7 @@ TE_API te_status te__all_reduce_row(te_run *r, const te_step *s, te_chain_launch
         TE_TRY(te_acquire(r, &sum, op->out_rows, op->out, op->out_dtype)); /* sizes do not depend on which it is */
     if (te__all_reduce_in_row(r, s, x, row, k)) return te__all_reduce_chain(r, s, x, sum, row, k);
     if (!r->dry) TE_TRY(te_group_all_reduce(r->tensor, sum.p, x.p, x.rows * x.cols, x.dtype, r->ctx));
-    return te_chain_step(r, s, 1, 0, sum, launch, k);
+    return te_chain_step_forward(r, s, 1, 0, sum, launch, k);
 }
 #define TE_OWN_ROW_all_reduce_forward(name, model, dtype, op)                              \
     TE__NEEDS_COMM(model, op)                                                              \

@@ -20,6 +20,8 @@
 #endif
 
 #define TE_UNUSED __attribute__((unused))
+/* A function that is declared for this message alone: a call of it does not compile. */
+#define TE_UNAVAILABLE(text) __attribute__((unavailable(text)))
 
 #if TE_CUDA
 /* Runs inside kernels. */

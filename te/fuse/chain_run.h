@@ -202,20 +202,33 @@ TE_API int te_chain_half(const te_run *r, const te_step *s, int skip) {
     const te_op *first = &r->plan->op[s->op[skip]], *last = &r->plan->op[s->op[s->count - 1]];
     return r->pass == TE_BACKWARD ? (int)te_min(first->out, last->in) : (int)te_min(first->in, last->out);
 }
+/* Blocks along `rows` rows. */
+TE_API int te__chain_blocks(const te_run *r, int64_t rows, const te_chain_shape k) {
+    const int batch = TE_CUDA && k.norm < 0 && !te__sums_rows(k) ? te_map_batch(k) : 1;
+    return (int)te_min(te_ceil_div(rows, k.groups * batch), te__most_blocks(r, k, te_chain_tiles(k)));
+}
 /* Ops [skip, count) of the step as one kernel, of x; `applied`: see te__chain_forward. */
-TE_API te_status te_chain_step(te_run *r, const te_step *s, int skip, int applied, te_value x,
-                               te_chain_launch_fn launch, const te_chain_shape k) {
+TE_API te_status te_chain_step_forward(te_run *r, const te_step *s, int skip, int applied, te_value x,
+                                       te_chain_launch_fn launch, const te_chain_shape k) {
     te_chain c;
     int work = 0;
-    const int tiles = te_chain_tiles(k), batch = TE_CUDA && k.norm < 0 && !te__sums_rows(k) ? te_map_batch(k) : 1;
-    const int most = te__most_blocks(r, k, tiles), blocks = (int)te_min(te_ceil_div(x.rows, k.groups * batch), most);
+    const int64_t blocks = te__chain_blocks(r, x.rows, k);
     memset(&c, 0, sizeof c); /* what no op fills in is null */
     c.half = k.half;
-    if (k.backward) TE_TRY(te__chain_backward(r, s, skip, blocks, most, x, &c, &work));
-    else TE_TRY(te__chain_forward(r, s, skip, applied, x, &c, &work));
-    if (work && !k.backward) c.take = r->take, r->take.taken = 0;
-    if (!work || r->dry) return TE_OK;
-    return launch(r->ctx, te_grid_of((int64_t)blocks * tiles, 1), &c);
+    TE_TRY(te__chain_forward(r, s, skip, applied, x, &c, &work));
+    if (work) c.take = r->take, r->take.taken = 0;
+    return work && !r->dry ? launch(r->ctx, te_grid_of(blocks * te_chain_tiles(k), 1), &c) : TE_OK;
+}
+/* The same of the gradient dy; nothing is applied before. */
+TE_API te_status te_chain_step_backward(te_run *r, const te_step *s, int skip, int applied, te_value dy,
+                                        te_chain_launch_fn launch, const te_chain_shape k) {
+    te_chain c;
+    int work = 0;
+    const int blocks = te__chain_blocks(r, dy.rows, k), most = te__most_blocks(r, k, te_chain_tiles(k));
+    memset(&c, 0, sizeof c);
+    c.half = k.half, (void)applied;
+    TE_TRY(te__chain_backward(r, s, skip, blocks, most, dy, &c, &work));
+    return work && !r->dry ? launch(r->ctx, te_grid_of((int64_t)blocks * te_chain_tiles(k), 1), &c) : TE_OK;
 }
 
 #endif

@@ -59,11 +59,14 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 #define TE__PLAN_OF_fixed(name) name##_plan()
 #define TE__PLAN_OF_dims(name) te_plan_at(m ? &m->te_sized : 0, name##_plan())
 
-#define TE__DECLARE(...)      TE__DECLARE1(fixed, __VA_ARGS__)
-#define TE__DECLARE_DIMS(...) TE__DECLARE1(dims, __VA_ARGS__)
-#define TE__DECLARE1(widths, link, rows, rows_b, name, dtype, cut, marks, ...) \
-    TE__DECLARE2(widths, link, name, TE_LIST_OF(dtype), TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__))
-#define TE__DECLARE2(widths, link, name, of, marks, links)                                                         \
+/* `passes` is training or inference: whether the list has all passes, or inference alone (inference.h). */
+#define TE__DECLARE(...)      TE__DECLARE1(fixed, training, __VA_ARGS__)
+#define TE__DECLARE_DIMS(...) TE__DECLARE1(dims, training, __VA_ARGS__)
+#define TE__DECLARE1(widths, passes, link, rows, rows_b, name, dtype, cut, marks, ...)                              \
+    TE__DECLARE_LIST(widths, name, TE_LIST_OF(dtype), TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__))                \
+    TE__DECLARE_CALLS(widths, link, name)                                                                           \
+    TE__DECLARE_##passes(widths, link, name)
+#define TE__DECLARE_LIST(widths, name, of, marks, links)                                                           \
     TE_CHECK_OPTIONS(name, list, of)                                                                               \
     enum { TE_FOR(TE__ONCE, links) te_names_of_##name };                                                           \
     enum {                                                                                                         \
@@ -106,22 +109,24 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
         TE_FOR(TE__FIELDS, links)                                                                                  \
         te_param te_end; /* of the parameters */                                                                   \
         TE__FIELDS_OF_##widths(name)                                                                               \
-    } name;                                                                                                        \
-    typedef te_saved name##_saved;                                                                                 \
+    } name;
+#define TE__DECLARE_CALLS(widths, link, name)                                                                      \
     link te_status name##_context_create(te_context *ctx, int device, uint64_t seed);                              \
     link const te_plan *name##_plan(void);                                                                         \
     TE__SET_DIMS_##widths(link, name, ;)                                                                           \
     link size_t name##_param_bytes(TE__ALONE_##widths(name));                                                      \
+    link size_t name##_workspace_bytes(const name *m, int64_t rows, te_context *ctx);                              \
+    link te_status name##_infer(te_tensor y, te_tensor x, const name *m, const te_batch *b, te_context *ctx);      \
+    link void name##_print_plan(FILE *file TE__BEHIND_##widths(name));
+#define TE__DECLARE_training(widths, link, name)                                                                   \
+    typedef te_saved name##_saved;                                                                                 \
     link size_t name##_grad_bytes(TE__ALONE_##widths(name));                                                       \
     link size_t name##_saved_bytes(TE__BEFORE_##widths(name) int64_t rows);                                        \
-    link size_t name##_workspace_bytes(const name *m, int64_t rows, te_context *ctx);                              \
     link te_status name##_bind(name *m, void *params, float *grads, te_context *ctx);                              \
     link te_status name##_forward(te_tensor y, name##_saved *saved, te_tensor x, const name *m, const te_batch *b, \
         te_context *ctx);                                                                                          \
-    link te_status name##_infer(te_tensor y, te_tensor x, const name *m, const te_batch *b, te_context *ctx);      \
     link te_status name##_backward(te_tensor dx, te_tensor dy, const name##_saved *saved, const name *m,           \
-        const te_batch *b, te_context *ctx);                                                                       \
-    link void name##_print_plan(FILE *file TE__BEHIND_##widths(name));
+        const te_batch *b, te_context *ctx);
 
 /* Two ops of a family have different names: the compiler's first message is the name of this constant. */
 #define TE__ONCE(model, before, op, after, live) \

@@ -8,9 +8,9 @@
 #define TE_FUSE_KERNELS_H
 
 #include "../plan/dims.h" /* TE_MAP_KERNELS, TE_NORM_KERNELS */
-#include "chain_run.h"    /* te_chain_step */
+#include "chain_run.h"    /* te_chain_step_forward, _backward */
 #include "linear_loss.h"  /* te__linear_loss_forward */
-#include "linear_step.h"  /* te_linear_step */
+#include "linear_step.h"  /* te_linear_step_forward, _backward */
 #include "own_rows.h"     /* te__attention_bias_backward */
 #include "plan.h"         /* TE_ROW */
 #include "product.h"      /* TE_PRODUCT */
@@ -32,7 +32,7 @@
 #define TE__KERNELS_OF_map(name, widths, model, dtype, pass, ...) \
     TE_CHAIN(name, widths, model, dtype, pass, __VA_ARGS__)        \
     TE_API te_status name##_run(te_run *r, const te_step *s) {    \
-        return te_chain_step(r, s, 0, 0, r->now, name##_launch, name##_shape(te_chain_half(r, s, 0))); \
+        return te_chain_step_##pass(r, s, 0, 0, r->now, name##_launch, name##_shape(te_chain_half(r, s, 0))); \
     }
 #define TE__KERNELS_OF_gated TE__KERNELS_OF_map
 #define TE__KERNELS_OF_norm TE__KERNELS_OF_map
@@ -42,7 +42,7 @@
     TE__IF_ALONE(TE__GEMM_ALONE, TE__GEMM_ROW, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__GEMM_ALONE(name, widths, model, dtype, pass, ...) \
     TE_API te_status name##_run(te_run *r, const te_step *s)  \
-        { return te_linear_step(r, s, 0, te_no_shape(), 0, TE_BARE_UNLESS(name##_in_fp8, dtype, pass)); }
+        { return te_linear_step_##pass(r, s, 0, te_no_shape(), 0, TE_BARE_UNLESS(name##_in_fp8, dtype, pass)); }
 #define TE__GEMM_ROW(name, widths, model, dtype, pass, first, ...) \
     TE_JOIN1(TE__GEMM_ROW_, pass)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__GEMM_ROW_forward(name, widths, model, dtype, pass, ...)                                              \
@@ -55,7 +55,8 @@
     TE__PRODUCT_##widths(name, dtype)                                \
     TE_API te_status name##_run(te_run *r, const te_step *s) {       \
         const te_chain_shape k = name##_shape(te_chain_half(r, s, 1)); \
-        return te_linear_step(r, s, name##_launch, k, name##_kernels(), TE_BARE_UNLESS(name##_in_fp8, dtype, pass)); \
+        return te_linear_step_##pass(r, s, name##_launch, k, name##_kernels(),                       \
+                                     TE_BARE_UNLESS(name##_in_fp8, dtype, pass));                    \
     }
 #define TE__GEMM_ROW_backward(name, widths, model, dtype, pass, ...)                                         \
     TE_IF_MARKED(TE_JOIN1(TE__FORK_MARK_, TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__))), TE__GEMM_FORK, TE__GEMM_CHAIN) \

@@ -31,7 +31,7 @@
 #define TE_FUSE_LINEAR_LOSS_H
 
 #include "../ops/cross_entropy.h" /* te_cross_entropy_args */
-#include "linear_step.h"          /* te_linear_step */
+#include "linear_step.h"          /* te_linear_step_forward, _backward */
 
 /* Families that end a row which begins with a linear, and in backward begin one that ends with it. */
 #define TE_TAKES_LINEAR_cross_entropy ,
@@ -173,7 +173,7 @@ TE_API te_status te__linear_loss_apart(te_run *r, const te_step *s, te_cross_ent
     te_chain_shape none;
     memset(&none, 0, sizeof none);
     first.count = 1;
-    TE_TRY(te_linear_step(r, &first, 0, none, 0, bare));
+    TE_TRY(te_linear_step_forward(r, &first, 0, none, 0, bare));
     return te__cross_entropy_forward(r, s, launch);
 }
 TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
@@ -250,7 +250,7 @@ TE_API te_status te__linear_loss_backward_apart(te_run *r, const te_step *s, con
     one.count = 1;
     TE_TRY(te__cross_entropy_backward(r, &one, kernels->slice));
     one.op[0] = s->op[1];
-    return te_linear_step(r, &one, 0, none, 0, kernels->dx);
+    return te_linear_step_backward(r, &one, 0, none, 0, kernels->dx);
 }
 TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s, const te__loss_kernels *kernels) {
     const int loss = s->op[0], linear = s->op[1];

@@ -6,7 +6,7 @@
 #define TE_FUSE_LINEAR_SPLIT_H
 
 #include "../ops/scale.h" /* te_scale_options */
-#include "product.h"      /* te_product_step, te_chain_step, te_gemm_run */
+#include "product.h"      /* te_product_step, te_chain_step_forward, te_gemm_run */
 
 /* The kernels of a step: the chain behind the product, product and chain in one, and the product by itself; null:
  * none. */
@@ -107,7 +107,7 @@ TE_API te_status te__linear_part(te_run *r, const te_step *s, const te__linear_k
                                  te_value product) {
     g->d = product.p;
     TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->bare));
-    return te_chain_step(r, s, 1, taken, product, kernels->launch, kernels->shape);
+    return te_chain_step_forward(r, s, 1, taken, product, kernels->launch, kernels->shape);
 }
 /* Run the forward step as it was chosen to be split. */
 TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g,

@@ -57,7 +57,7 @@ TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__lin
     x->d = made.p;
     TE_TRY(te__linear_gemm(r, x, TE_ROWS_OF_m, kernels->bare));
     TE_TRY(te_after_as(&dx, &made, r));
-    return te_chain_step(r, s, 1, 0, dx, kernels->launch, kernels->shape);
+    return te_chain_step_backward(r, s, 1, 0, dx, kernels->launch, kernels->shape);
 }
 /* dx[rows, in] = dy weight (+ the gradient that the fork before it kept). */
 TE_API te_status te__linear_dgrad(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
@@ -97,10 +97,16 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
     return kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x);
 }
 
-TE_API te_status te_linear_step(te_run *r, const te_step *s, te_chain_launch_fn launch, te_chain_shape k,
-                                te_product_kernels *whole, te_product_kernels *bare) {
+/* The step, by the plan that it stands in: so a list for inference alone has nothing of backward. */
+TE_API te_status te_linear_step_forward(te_run *r, const te_step *s, te_chain_launch_fn launch, te_chain_shape k,
+                                        te_product_kernels *whole, te_product_kernels *bare) {
     const te__linear_kernels kernels = {launch, k, whole, bare};
-    return r->pass == TE_BACKWARD ? te__linear_backward(r, s, &kernels) : te__linear_forward(r, s, &kernels);
+    return te__linear_forward(r, s, &kernels);
+}
+TE_API te_status te_linear_step_backward(te_run *r, const te_step *s, te_chain_launch_fn launch, te_chain_shape k,
+                                         te_product_kernels *whole, te_product_kernels *bare) {
+    const te__linear_kernels kernels = {launch, k, whole, bare};
+    return te__linear_backward(r, s, &kernels);
 }
 
 #endif

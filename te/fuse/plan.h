@@ -80,10 +80,10 @@
 #define TE_REVERSE_() TE_REVERSE1
 #define TE_REVERSED(in, ...)  __VA_ARGS__
 
-/* TE_INFERENCE(ops...): the list without the kinds that inference leaves out; each name TE_TRAINING_<kind>.
+/* TE_INFERRED(ops...): the list without the kinds that inference leaves out; each name TE_TRAINING_<kind>.
  * TE_UNMARKED(ops...): the list without its marks (TE_IS_MARK_<kind>), which no step takes and no row goes across. */
 #define TE_TRAINING_dropout ,
-#define TE_INFERENCE(...)       TE_WITHOUT(TE_TRAINING_, __VA_ARGS__, TE_ENDS)
+#define TE_INFERRED(...)        TE_WITHOUT(TE_TRAINING_, __VA_ARGS__, TE_ENDS)
 #define TE_UNMARKED(...)        TE_WITHOUT(TE_IS_MARK_, __VA_ARGS__, TE_ENDS)
 #define TE_WITHOUT(...)         TE_REST(TE_EVAL(TE_KEEP(__VA_ARGS__)), (end, ~))
 #define TE_KEEP(l, a, ...)      TE_IF_END(a, TE_STOP, TE_KEEP1)(l, a, __VA_ARGS__)

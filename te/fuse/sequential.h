@@ -105,26 +105,33 @@
 
 /* ---- definitions ------------------------------------------------------------------------------------------------- */
 
-#define TE__DECLARE_AND_DEFINE(...)      TE__DECLARE1(fixed, __VA_ARGS__) TE__DEFINE1(fixed, __VA_ARGS__)
-#define TE__DECLARE_AND_DEFINE_DIMS(...) TE__DECLARE1(dims, __VA_ARGS__) TE__DEFINE1(dims, __VA_ARGS__)
-#define TE__DEFINE(...)      TE__DEFINE1(fixed, __VA_ARGS__)
-#define TE__DEFINE_DIMS(...) TE__DEFINE1(dims, __VA_ARGS__)
-#define TE__DEFINE1(widths, link, rows, rows_b, name, dtype, ...) \
-    TE__DEFINE2(widths, link, rows, rows_b, name, TE_LIST_OF(dtype), TE_NAME(TE_LIST_OF(dtype)), __VA_ARGS__)
+#define TE__DECLARE_AND_DEFINE(...)      TE__DECLARE1(fixed, training, __VA_ARGS__) \
+    TE__DEFINE1(fixed, training, __VA_ARGS__)
+#define TE__DECLARE_AND_DEFINE_DIMS(...) TE__DECLARE1(dims, training, __VA_ARGS__) \
+    TE__DEFINE1(dims, training, __VA_ARGS__)
+#define TE__DEFINE(...)      TE__DEFINE1(fixed, training, __VA_ARGS__)
+#define TE__DEFINE_DIMS(...) TE__DEFINE1(dims, training, __VA_ARGS__)
+#define TE__DEFINE1(widths, passes, link, rows, rows_b, name, dtype, ...) \
+    TE__DEFINE2(widths, passes, link, rows, rows_b, name, TE_LIST_OF(dtype), TE_NAME(TE_LIST_OF(dtype)), __VA_ARGS__)
 #define TE__DEFINE2(...) TE__DEFINE3(__VA_ARGS__)
-#define TE__DEFINE3(widths, link, rows, rows_b, name, of, dtype, cut, marks, ...)                                    \
+#define TE__DEFINE3(widths, passes, link, rows, rows_b, name, of, dtype, cut, marks, ...)                            \
     TE__IF_RECIPE(of, TE_FP8_OPS, TE_NOTHING)(name, dtype)                                                           \
-    TE__DEFINE4(widths, TE__IF_RECIPE(of, TE__FP8_OPS_OF, TE__NO_FP8_OPS)(name), link, name, dtype,                  \
-                TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__),                                                       \
-                TE_PLAN(rows, (TE__IF_RECIPE(of, widths##_fp8, widths), name, dtype, forward, forward),              \
-                        TE_UNWRAP(cut)),                                                                             \
+    TE__DEFINE_LIST(TE__TRAINING_OF_##passes, TE__IF_RECIPE(of, TE__FP8_OPS_OF, TE__NO_FP8_OPS)(name), link, name,   \
+                dtype, TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__),                                                \
+                TE__STEPS_OF_##passes(rows, (TE__IF_RECIPE(of, widths##_fp8, widths), name, dtype, forward,          \
+                        forward), TE_UNWRAP(cut)),                                                                   \
                 TE_PLAN(rows, (TE__IF_RECIPE(of, widths##_fp8, widths), name, dtype, forward, infer),                \
-                        TE_INFERENCE(__VA_ARGS__)),                                                                  \
-                TE_PLAN(rows_b, (TE__IF_RECIPE(of, widths##_fp8, widths), name, dtype, backward, backward),          \
-                        TE_REVERSE(__VA_ARGS__)))
+                        TE_INFERRED(__VA_ARGS__)),                                                                   \
+                TE__STEPS_OF_##passes(rows_b, (TE__IF_RECIPE(of, widths##_fp8, widths), name, dtype, backward,       \
+                        backward), TE_REVERSE(__VA_ARGS__)))                                                         \
+    TE__DEFINE_CALLS(widths, link, name)                                                                             \
+    TE__DEFINE_##passes(widths, link, name)
+#define TE__STEPS_OF_training TE_PLAN
+#define TE__TRAINING_OF_training &te__training
 #define TE__FP8_OPS_OF(name) &name##_fp8
 #define TE__NO_FP8_OPS(name) 0
-#define TE__DEFINE4(widths, fp8, link, name, dtype, marks, links, forward, infer, backward)                            \
+/* Each table of steps ends with one of no ops, for a pass that has none. */
+#define TE__DEFINE_LIST(training, fp8, link, name, dtype, marks, links, forward, infer, backward)                      \
     enum {                                                                                                             \
         name##_forward_steps = 0 TE_FOR(TE__COUNT, forward),                                                           \
         name##_infer_steps = 0 TE_FOR(TE__COUNT, infer),                                                               \
@@ -135,18 +142,20 @@
     TE_FOR(TE__KERNELS, forward) TE_FOR(TE__KERNELS, infer) TE_FOR(TE__KERNELS, backward)                              \
     link const te_plan *name##_plan(void) {                                                                            \
         static const te_op ops[] = {TE_FOR(TE__OP_ENTRY, links)};                                                      \
-        static const te_step forward_[] = {TE_FOR(TE__STEP_ENTRY, forward)};                                           \
-        static const te_step infer_[] = {TE_FOR(TE__STEP_ENTRY, infer)};                                               \
-        static const te_step backward_[] = {TE_FOR(TE__STEP_ENTRY, backward)};                                         \
+        static const te_step forward_[] = {TE_FOR(TE__STEP_ENTRY, forward) TE__NO_STEP};                               \
+        static const te_step infer_[] = {TE_FOR(TE__STEP_ENTRY, infer) TE__NO_STEP};                                   \
+        static const te_step backward_[] = {TE_FOR(TE__STEP_ENTRY, backward) TE__NO_STEP};                             \
         static const te_span spans[] = {TE_SPAN_TABLE(marks) {0, 0, 0}};                                               \
         static const te_plan plan = {#name, TE_##dtype, (te_dtype)name##_begin_begin_dtype,                            \
             (te_dtype)name##_out_dtype,                                                                                \
                                      name##_begin_begin_out, TE_FOR(TE__LAST_WIDTH, links) 0, name##_op_count,         \
                                      name##_forward_steps, name##_infer_steps, name##_backward_steps, ops, forward_,   \
                                      infer_, backward_, (int)(sizeof spans / sizeof spans[0]) - 1, spans,              \
-                                         name##_takes_dims, fp8};                                                      \
+                                         name##_takes_dims, fp8, training};                            \
         return &plan;                                                                                                  \
-    }                                                                                                                  \
+    }
+#define TE__NO_STEP {0, 0, 0, {0}, 0}
+#define TE__DEFINE_CALLS(widths, link, name)                                                                           \
     link te_status name##_context_create(te_context *ctx, int device, uint64_t seed)                                   \
         { return te_context_create(ctx, device, seed); }                                                               \
     TE__SET_DIMS_##widths(link, name, {                                                                                \
@@ -156,24 +165,24 @@
     })                                                                                                                 \
     link size_t name##_param_bytes(TE__ALONE_##widths(name))                                                           \
         { return te_plan_param_bytes(TE__PLAN_OF_##widths(name)); }                                                    \
-    link size_t name##_grad_bytes(TE__ALONE_##widths(name)) { return te_plan_grad_bytes(TE__PLAN_OF_##widths(name)); } \
-    link size_t name##_saved_bytes(TE__BEFORE_##widths(name) int64_t rows)                                             \
-        { return te_plan_saved_bytes(TE__PLAN_OF_##widths(name), rows); }                                              \
     link size_t name##_workspace_bytes(const name *m, int64_t rows, te_context *ctx) {                                 \
         return te_plan_workspace_bytes(TE__PLAN_OF_##widths(name), m ? &m->model : 0, rows, ctx);                      \
     }                                                                                                                  \
+    link te_status name##_infer(te_tensor y, te_tensor x, const name *m, const te_batch *b, te_context *ctx) {         \
+        return te_plan_infer(y, x, TE__PLAN_OF_##widths(name), m ? &m->model : 0, b, ctx);                             \
+    }
+#define TE__DEFINE_training(widths, link, name)                                                                        \
+    link size_t name##_grad_bytes(TE__ALONE_##widths(name)) { return te_plan_grad_bytes(TE__PLAN_OF_##widths(name)); } \
+    link size_t name##_saved_bytes(TE__BEFORE_##widths(name) int64_t rows)                                             \
+        { return te_plan_saved_bytes(TE__PLAN_OF_##widths(name), rows); }                                              \
     link te_status name##_bind(name *m, void *params, float *grads, te_context *ctx) {                                 \
-        te_param *first = (te_param *)(m ? (char *)m + sizeof(te_model) : 0);                                          \
-        return te_model_bind(m ? &m->model : 0, TE__PLAN_OF_##widths(name), first, m ? (int)(&m->te_end - first) : 0,  \
-            params, grads, ctx);                                                                                       \
+        return te__bind_instance(m ? &m->model : 0, m ? &m->te_end : 0, TE__PLAN_OF_##widths(name), params, grads,     \
+            ctx);                                                                                                      \
     }                                                                                                                  \
     link te_status name##_forward(te_tensor y, name##_saved *saved, te_tensor x, const name *m, const te_batch *b,     \
         te_context *ctx) {                                                                                             \
         if (!saved) return te_fail(ctx, TE_ERROR_NULL, #name "_forward: saved is null; " #name "_infer needs none");   \
         return te_plan_forward(y, saved, x, TE__PLAN_OF_##widths(name), m ? &m->model : 0, b, ctx);                    \
-    }                                                                                                                  \
-    link te_status name##_infer(te_tensor y, te_tensor x, const name *m, const te_batch *b, te_context *ctx) {         \
-        return te_plan_forward(y, 0, x, TE__PLAN_OF_##widths(name), m ? &m->model : 0, b, ctx);                        \
     }                                                                                                                  \
     link te_status name##_backward(te_tensor dx, te_tensor dy, const name##_saved *saved, const name *m,               \
         const te_batch *b, te_context *ctx) {                                                                          \

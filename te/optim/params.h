@@ -83,6 +83,7 @@ TE_API te_status te__models_bound(te_model *const *models, int count, const char
 TE_API te_status te__models_check(te_model *const *models, int count, const char *who, te_context *ctx) {
     TE_TRY(te__models_bound(models, count, who, ctx));
     int64_t total = 0;
+    for (int i = 0; i < count; i++) TE_TRY(te__check_trains(models[i]->plan, ctx));
     te_param_walk w = te_params_of(models, count);
     while (te_params_next(&w)) {
         const te_param *p = w.param;

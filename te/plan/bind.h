@@ -17,6 +17,13 @@ TE_API te_status te__check_dims(const te_plan *plan, te_context *ctx) {
     return TE_OK;
 }
 
+/* A list that TE_INFERENCE has made has inference alone. */
+TE_API te_status te__check_trains(const te_plan *plan, te_context *ctx) {
+    TE_REQUIRE(plan->training, ctx, TE_ERROR_STATE,
+               "%s: the list is for inference alone; TE_SEQUENTIAL makes one that trains", plan->name);
+    return TE_OK;
+}
+
 /* An instance of this plan, where it was bound. */
 TE_API te_status te__check_bound(const te_plan *plan, const te_model *m, te_context *ctx) {
     TE_REQUIRE(m && m->plan == plan, ctx, TE_ERROR_STATE, "%s: the instance has not been bound; call %s_bind first",
@@ -58,7 +65,9 @@ TE_API size_t te_plan_param_bytes(const te_plan *plan) {
 TE_API int64_t te_slice_elements(int64_t elements, int ranks) {
     return elements / ranks / TE_PARAM_ALIGN * TE_PARAM_ALIGN;
 }
-TE_API size_t te_plan_grad_bytes(const te_plan *plan) { return (size_t)te_plan_param_elements(plan) * sizeof(float); }
+TE_API size_t te_plan_grad_bytes(const te_plan *plan) {
+    return plan && plan->training ? (size_t)te_plan_param_elements(plan) * sizeof(float) : 0;
+}
 
 /* What a rank of the tensor group holds of the parameters of an op, and has of their gradients. parts: of the last
  * product whose columns are shared out. */
@@ -83,6 +92,7 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
     for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
     TE_REQUIRE(param_count == count && (param || !count), ctx, TE_ERROR_SHAPE,
                "%s: room for %d parameters, the list has %d", plan->name, param ? param_count : 0, count);
+    if (grads) TE_TRY(te__check_trains(plan, ctx));
     const int64_t elements = te_plan_param_elements(plan);
     TE_REQUIRE(params || !elements, ctx, TE_ERROR_NULL, "%s: params is null", plan->name);
     TE_REQUIRE((uintptr_t)params % TE_ALIGN == 0 && (uintptr_t)grads % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
@@ -112,6 +122,13 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
             at += te_round_up(info->rows * info->cols, TE_PARAM_ALIGN);
         }
     return TE_OK;
+}
+
+/* The same for the instance that TE_SEQUENTIAL declares: its parameters lie between the te_model and `end`. */
+TE_API te_status te__bind_instance(te_model *m, const te_param *end, const te_plan *plan, void *params, float *grads,
+                                   te_context *ctx) {
+    te_param *first = m ? (te_param *)(m + 1) : 0;
+    return te_model_bind(m, plan, first, m ? (int)(end - first) : 0, params, grads, ctx);
 }
 
 /* Whether a's gradient is written before b's, of two that share the memory of `owner`. In one list the backward begins

@@ -108,7 +108,7 @@ TE_API te_status te_plan_set_dims(te_plan *sized, te_op *ops, const te_plan *pla
 }
 /* The plan of an instance: the list's own as long as no dims were set, and that is refused wherever it is used. */
 TE_API const te_plan *te_plan_at(const te_plan *sized, const te_plan *plan) {
-    return sized && sized->forward == plan->forward && !sized->takes_dims ? sized : plan;
+    return sized && sized->infer == plan->infer && !sized->takes_dims ? sized : plan;
 }
 
 #endif

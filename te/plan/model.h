@@ -148,6 +148,14 @@ typedef struct te_span {
     int first, last;
 } te_span;
 
+/* What a walk does around the steps of a plan that trains (walk.h): it takes the random state, opens spans that run
+ * again, and adds up gradients. */
+typedef struct te_training {
+    te_status (*before)(struct te_run *run, const struct te_step *step);
+    void (*after)(struct te_run *run, const struct te_step *step);
+    te_status (*end)(struct te_run *run);
+} te_training;
+
 typedef struct te_plan {
     const char *name;
     te_dtype dtype;               /* of the parameters, and of each value whose op says nothing else */
@@ -160,6 +168,7 @@ typedef struct te_plan {
     const te_span *span;
     int takes_dims; /* 1: widths are symbols (dims.h), and nothing runs by it */
     const te_fp8_ops *fp8; /* null: the list names no recipe */
+    const te_training *training; /* null: inference alone, with no step forward or backward (fuse/inference.h) */
 } te_plan;
 
 /* What the product of a weight works with under a recipe (te/optim/recipes.h). */

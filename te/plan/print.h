@@ -90,23 +90,38 @@ TE_API void te__print_pass(FILE *f, const te_plan *p, const char *title, const t
 TE_API size_t te__saved_row_bytes(const te_plan *p) {
     return (te_plan_saved_bytes(p, TE_ROW_PAD) - TE_ALIGN) / TE_ROW_PAD;
 }
-TE_API void te_plan_print(FILE *f, const te_plan *p) {
-    if (!f || !p) return;
+TE_API void te__print_saved(FILE *f, const te_plan *p) {
     te_plan all = *p; /* the same, with nothing run again */
-    if (p->takes_dims) {
-        fprintf(f, "%s: %d ops, %s, of widths that %s_set_dims sets\n", p->name, p->op_count, te_dtype_name(p->dtype),
-                p->name);
-        return;
-    }
     all.span_count = 0;
-    fprintf(f, "%s: %d ops, %s, %lld parameters, %zu bytes a row saved for backward", p->name, p->op_count,
-            te_dtype_name(p->dtype), (long long)te_plan_param_elements(p), te__saved_row_bytes(p));
+    fprintf(f, ", %zu bytes a row saved for backward", te__saved_row_bytes(p));
     if (p->span_count) fprintf(f, " (%zu without recompute)", te__saved_row_bytes(&all));
     if (p->fp8)
         fprintf(f, " (%zu without the recipe)",
                 (te_plan_saved_bytes_without_recipe(p, TE_ROW_PAD) - TE_ALIGN) / TE_ROW_PAD);
-    fprintf(f, "\n");
-    fprintf(f, "      %-42s %6s    %-6s %-5s %8s  %s\n", "ops", "in", "out", "dtype", "bytes/row", "kernels");
+}
+/* The first line without its end; 0: widths are not known yet, and there is no more to say. */
+TE_API int te__print_head(FILE *f, const te_plan *p) {
+    if (!f || !p) return 0;
+    fprintf(f, "%s: %d ops, %s, ", p->name, p->op_count, te_dtype_name(p->dtype));
+    if (p->takes_dims) fprintf(f, "of widths that %s_set_dims sets\n", p->name);
+    else fprintf(f, "%lld parameters", (long long)te_plan_param_elements(p));
+    return !p->takes_dims;
+}
+TE_API void te__print_columns(FILE *f) {
+    fprintf(f, "\n      %-42s %6s    %-6s %-5s %8s  %s\n", "ops", "in", "out", "dtype", "bytes/row", "kernels");
+}
+/* The inference alone. */
+TE_API void te_plan_print_inference(FILE *f, const te_plan *p) {
+    if (!te__print_head(f, p)) return;
+    te__print_columns(f);
+    te__print_pass(f, p, "inference", p->infer, p->infer_count, TE_INFER);
+}
+/* All passes that the list has. */
+TE_API void te_plan_print(FILE *f, const te_plan *p) {
+    if (p && !p->training) te_plan_print_inference(f, p);
+    if (!p || !p->training || !te__print_head(f, p)) return;
+    te__print_saved(f, p);
+    te__print_columns(f);
     te__print_pass(f, p, "forward", p->forward, p->forward_count, TE_FORWARD);
     te__print_pass(f, p, "inference", p->infer, p->infer_count, TE_INFER);
     te__print_pass(f, p, "backward", p->backward, p->backward_count, TE_BACKWARD);

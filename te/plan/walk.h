@@ -25,18 +25,27 @@ TE_API te_status te__take(te_run *r, const te_step *next) {
     return TE_OK;
 }
 
-TE_API te_status te__walk(te_run *r, const te_step *step, int count) {
-    for (int i = 0; i < count; i++) {
-        TE_TRY(te__span_enter(r, &step[i]));
-        if (r->sum_count > TE_SUM_JOBS - TE_SUM_ROW) TE_TRY(te_sum_now(r)); /* room for what this step sums */
-        TE_TRY(te__take(r, &step[i]));
-        r->ends[1] = r->now.p;
-        TE_TRY(step[i].run(r, &step[i]));
-        te__span_leave(r, &step[i]);
-        te__pool_sweep(&r->pool);
-    }
+TE_API te_status te__training_before(te_run *r, const te_step *step) {
+    TE_TRY(te__span_enter(r, step));
+    if (r->sum_count > TE_SUM_JOBS - TE_SUM_ROW) TE_TRY(te_sum_now(r)); /* room for what this step sums */
+    return te__take(r, step);
+}
+TE_API te_status te__training_end(te_run *r) {
     TE_TRY(te__take(r, 0));
     return te_sum_now(r);
+}
+static TE_UNUSED const te_training te__training = {te__training_before, te__span_leave, te__training_end};
+
+TE_API te_status te__walk(te_run *r, const te_step *step, int count) {
+    const te_training *training = r->plan->training;
+    for (int i = 0; i < count; i++) {
+        if (training) TE_TRY(training->before(r, &step[i]));
+        r->ends[1] = r->now.p;
+        TE_TRY(step[i].run(r, &step[i]));
+        if (training) training->after(r, &step[i]);
+        te__pool_sweep(&r->pool);
+    }
+    return training ? training->end(r) : TE_OK;
 }
 TE_API te_status te__walk_pass(te_run *r) {
     const te_plan *p = r->plan;
@@ -99,32 +108,44 @@ TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const 
     te__take_params(r, m);
 }
 
-/* y[rows, out], and what backward needs, of x[rows, in]. `saved` null: inference. What may overlap what: overlap.h. */
+/* The run of a forward or an inference with this batch, which is checked. */
+TE_API te_status te__begin_forward(te_run *r, te_tensor y, te_tensor x, const te_plan *plan, te_pass pass,
+                                   const te_model *m, const te_batch *b, te_context *ctx) {
+    TE_TRY(te__check_batch(plan, m, b, ctx));
+    te__begin_batch(r, plan, pass, m, b, ctx);
+    if (!te__from_tokens(plan)) TE_TRY(te__check_tensor(plan->name, "x", x, r->x, ctx));
+    TE_TRY(te__check_tensor(plan->name, "y", y, r->y, ctx));
+    r->x.p = te__from_tokens(plan) ? 0 : x.data, r->y.p = y.data;
+    return TE_OK;
+}
+/* y[rows, out] of x[rows, in]. What may overlap what: overlap.h. */
+TE_API te_status te_plan_infer(te_tensor y, te_tensor x, const te_plan *plan, const te_model *m, const te_batch *b,
+                               te_context *ctx) {
+    te_run r;
+    TE_TRY(te__begin_forward(&r, y, x, plan, TE_INFER, m, b, ctx));
+    r.saved_bytes = te__lay_out(&r, 0);
+    return te__walk_twice(&r, r.x, m, 0);
+}
+/* The same, and what backward needs. `saved` null: inference. */
 TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, const te_plan *plan, const te_model *m,
                                  const te_batch *b, te_context *ctx) {
     te_run r;
-    TE_TRY(te__check_batch(plan, m, b, ctx));
-    te__begin_batch(&r, plan, saved ? TE_FORWARD : TE_INFER, m, b, ctx);
-    if (!te__from_tokens(plan)) TE_TRY(te__check_tensor(plan->name, "x", x, r.x, ctx));
-    TE_TRY(te__check_tensor(plan->name, "y", y, r.y, ctx));
-    r.x.p = te__from_tokens(plan) ? 0 : x.data, r.y.p = y.data, r.saved = saved;
-    if (saved) {
-        TE_TRY(te__check_draws(&r));
-        TE_REQUIRE(saved->memory, ctx, TE_ERROR_NULL, "%s: saved.memory is null", plan->name);
-        TE_REQUIRE((uintptr_t)saved->memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
-                   "%s: saved.memory must be aligned to %d bytes", plan->name, (int)TE_ALIGN);
-    }
-    const size_t need = te__lay_out(&r, saved ? (char *)saved->memory : 0);
-    TE_REQUIRE(!saved || need <= saved->bytes, ctx, TE_ERROR_MEMORY,
-               "%s: %lld rows need %zu bytes of saved.memory, there are %zu", plan->name, (long long)r.tokens, need,
-               saved ? saved->bytes : 0);
-    r.saved_bytes = need;
+    if (!saved) return te_plan_infer(y, x, plan, m, b, ctx);
+    TE_TRY(te__begin_forward(&r, y, x, plan, TE_FORWARD, m, b, ctx));
+    TE_TRY(te__check_trains(plan, ctx));
+    TE_TRY(te__check_draws(&r));
+    TE_REQUIRE(saved->memory, ctx, TE_ERROR_NULL, "%s: saved.memory is null", plan->name);
+    TE_REQUIRE((uintptr_t)saved->memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
+               "%s: saved.memory must be aligned to %d bytes", plan->name, (int)TE_ALIGN);
+    r.saved = saved, r.saved_bytes = te__lay_out(&r, (char *)saved->memory);
+    TE_REQUIRE(r.saved_bytes <= saved->bytes, ctx, TE_ERROR_MEMORY,
+               "%s: %lld rows need %zu bytes of saved.memory, there are %zu", plan->name, (long long)r.tokens,
+               r.saved_bytes, saved->bytes);
     TE_TRY(te__walk_twice(&r, r.x, m, saved));
-    if (!saved) return TE_OK;
     saved->plan = plan, saved->batch = b->batch, saved->seq = b->seq, saved->position = b->position;
     saved->sequences = b->sequences, saved->longest = b->longest, saved->cu_seqlens = b->cu_seqlens;
     saved->memory_rows = r.memory;
-    saved->x = r.x.p, saved->y = r.y.p, saved->used = need, saved->filled = saved->memory;
+    saved->x = r.x.p, saved->y = r.y.p, saved->used = r.saved_bytes, saved->filled = saved->memory;
     memcpy(saved->turned, r.turned_x, sizeof saved->turned);
     saved->loss_in_backward = r.loss_in_backward;
     return TE_OK;
@@ -163,6 +184,7 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
                                   const te_model *m, const te_batch *b, te_context *ctx) {
     te_run r;
     TE_TRY(te__check_batch(plan, m, b, ctx));
+    TE_TRY(te__check_trains(plan, ctx));
     te__begin_batch(&r, plan, TE_BACKWARD, m, b, ctx);
     TE_TRY(te__check_saved(&r, saved, ctx));
     if (!te__to_loss(plan) || dy.data) TE_TRY(te__check_tensor(plan->name, "dy", dy, r.y, ctx));
@@ -180,13 +202,13 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
 /* Rows that a call takes: batch times seq. */
 TE_API int te__can_rows(int64_t rows) { return rows >= 0 && rows <= INT32_MAX / 2; }
 TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use use, te_context *ctx) {
-    if (!plan || plan->takes_dims || !te__can_rows(rows)) return 0;
+    if (!plan || plan->takes_dims || !plan->training || !te__can_rows(rows)) return 0;
     te_run r = te_run_to_size(plan, TE_FORWARD, rows, use, ctx);
     return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
 }
 /* Bytes that te_saved.memory must have for this many rows, under the list's recipe if it has one; 0 where widths are
- * not known yet, or no call takes so many. Here and below: of a list with an (input, .., (rows, memory)) `rows` are the
- * rows of the batch or those of the memory, whichever are more. */
+ * not known yet, no call takes so many, or the list is for inference alone. Here and below: of a list with an (input,
+ * .., (rows, memory)) `rows` are the rows of the batch or those of the memory, whichever are more. */
 TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
     return te__saved_bytes(plan, rows, TE_USE_on, 0);
 }
@@ -209,6 +231,7 @@ TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, in
         return te_fail(ctx, TE_ERROR_OVERFLOW, "%s: %lld rows", plan->name, (long long)rows), (size_t)0;
     for (int i = 0; i < (plan->fp8 ? 9 : 3); i++) {
         const te_pass pass = (te_pass)(i % 3);
+        if (pass != TE_INFER && !plan->training) continue;
         te_run r = te_run_to_size(plan, pass, rows, (te_recipe_use)(TE_USE_off + i / 3), ctx);
         r.x.p = r.y.p = (void *)(uintptr_t)TE_ALIGN, r.dx = r.x, r.dy = r.y;
         te__take_params(&r, m);

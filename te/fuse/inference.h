@@ -1,0 +1,71 @@
+/* inference.h -- TE_INFERENCE: of a list the inference pass alone, for programs that never train.
+ *
+ * Do this:
+ *     TE_INFERENCE(block, bf16, GPT_BLOCK(768, 3072, 12))
+ *     static block m;
+ *     TE_TRY(block_bind(&m, params, &ctx));                    // no gradients
+ *     TE_TRY(te_context_reserve(&ctx, block_workspace_bytes(&m, rows, &ctx)));
+ *     TE_TRY(block_infer(y, x, &m, &batch, &ctx));
+ *
+ * The list is the same as for TE_SEQUENTIAL, with dropout and marks of recomputation, and so are the names, the layout
+ * and the numbers of its parameters: a checkpoint of the one is one of the other. There are the functions and constants
+ * of TE_SEQUENTIAL (sequential.h) but those of training: name_forward and name_backward, name_saved, name_saved_bytes
+ * and name_grad_bytes; a call of one of these functions does not compile. name_forward_steps and name_backward_steps
+ * are 0.
+ *
+ * TE_DECLARE_INFERENCE and TE_DEFINE_INFERENCE are the two halves, as TE_DECLARE and TE_DEFINE; with _DIMS at the end
+ * of their names all take widths that are known only at run time.
+ */
+#ifndef TE_FUSE_INFERENCE_H
+#define TE_FUSE_INFERENCE_H
+
+#include "sequential.h" /* TE__CHECKED, TE__DECLARE1, TE__DEFINE1 */
+
+#define TE_INFERENCE(name, dtype, ...) TE_INFERENCE_WITH(TE_FORWARD_, name, dtype, __VA_ARGS__)
+/* The same with a fusion list of one's own: the prefix of its rows. */
+#define TE_INFERENCE_WITH(rows, name, dtype, ...) \
+    TE__CHECKED(TE__INFERENCE, static TE_UNUSED, rows, TE_UNFUSED_, name, dtype, __VA_ARGS__)
+#define TE_DECLARE_INFERENCE(name, dtype, ...) \
+    TE__CHECKED(TE__DECLARE_INFERENCE, TE_EXTERN_C, TE_FORWARD_, TE_UNFUSED_, name, dtype, __VA_ARGS__)
+#define TE_DEFINE_INFERENCE(name, dtype, ...) \
+    TE__CHECKED(TE__DEFINE_INFERENCE, TE_EXTERN_C, TE_FORWARD_, TE_UNFUSED_, name, dtype, __VA_ARGS__)
+/* The same for lists with widths that are known only at run time. */
+#define TE_INFERENCE_DIMS(name, dtype, ...) TE_INFERENCE_DIMS_WITH(TE_FORWARD_, name, dtype, __VA_ARGS__)
+#define TE_INFERENCE_DIMS_WITH(rows, name, dtype, ...) \
+    TE__CHECKED(TE__INFERENCE_DIMS, static TE_UNUSED, rows, TE_UNFUSED_, name, dtype, __VA_ARGS__)
+#define TE_DECLARE_INFERENCE_DIMS(name, dtype, ...) \
+    TE__CHECKED(TE__DECLARE_INFERENCE_DIMS, TE_EXTERN_C, TE_FORWARD_, TE_UNFUSED_, name, dtype, __VA_ARGS__)
+#define TE_DEFINE_INFERENCE_DIMS(name, dtype, ...) \
+    TE__CHECKED(TE__DEFINE_INFERENCE_DIMS, TE_EXTERN_C, TE_FORWARD_, TE_UNFUSED_, name, dtype, __VA_ARGS__)
+
+#define TE__INFERENCE(...)              TE__DECLARE_INFERENCE(__VA_ARGS__) TE__DEFINE_INFERENCE(__VA_ARGS__)
+#define TE__INFERENCE_DIMS(...)         TE__DECLARE_INFERENCE_DIMS(__VA_ARGS__) TE__DEFINE_INFERENCE_DIMS(__VA_ARGS__)
+#define TE__DECLARE_INFERENCE(...)      TE__DECLARE1(fixed, inference, __VA_ARGS__)
+#define TE__DECLARE_INFERENCE_DIMS(...) TE__DECLARE1(dims, inference, __VA_ARGS__)
+#define TE__DEFINE_INFERENCE(...)       TE__DEFINE1(fixed, inference, __VA_ARGS__)
+#define TE__DEFINE_INFERENCE_DIMS(...)  TE__DEFINE1(dims, inference, __VA_ARGS__)
+
+/* The steps of forward and of backward: none. */
+#define TE__STEPS_OF_inference TE_NOTHING
+#define TE__TRAINING_OF_inference 0
+#define TE__DECLARE_inference(widths, link, name)                                                                      \
+    link te_status name##_bind(name *m, void *params, te_context *ctx);                                                \
+    TE__NOT_IN_INFERENCE(name, te_status, name##_forward)                                                              \
+    TE__NOT_IN_INFERENCE(name, te_status, name##_backward)                                                             \
+    TE__NOT_IN_INFERENCE(name, size_t, name##_saved_bytes)                                                             \
+    TE__NOT_IN_INFERENCE(name, size_t, name##_grad_bytes)
+#define TE__NOT_IN_INFERENCE(name, type, function) \
+    TE_EXTERN_C type function(TE__ANYTHING) TE_UNAVAILABLE("te: " #name " is a list for inference alone");
+#ifdef __cplusplus
+#define TE__ANYTHING ...
+#else
+#define TE__ANYTHING /* a declaration that leaves the arguments open */
+#endif
+#define TE__DEFINE_inference(widths, link, name)                                                                       \
+    link te_status name##_bind(name *m, void *params, te_context *ctx) {                                               \
+        return te__bind_instance(m ? &m->model : 0, m ? &m->te_end : 0, TE__PLAN_OF_##widths(name), params, 0, ctx);   \
+    }                                                                                                                  \
+    link void name##_print_plan(FILE *file TE__BEHIND_##widths(name))                                                  \
+        { te_plan_print_inference(file, TE__PLAN_OF_##widths(name)); }
+
+#endif

@@ -1,0 +1,150 @@
+// inference_test.cc -- lists for inference alone: the bits of the same list with all passes, and no other pass.
+#include "harness.h"
+#include "te/te.h"
+
+// Two of a list: name_all with all passes, name_alone with inference alone. They have the same kernels.
+#define BOTH(name, dtype, ...)                       \
+    TE_SEQUENTIAL(name##_all, dtype, __VA_ARGS__)    \
+    TE_INFERENCE(name##_alone, dtype, __VA_ARGS__)
+
+#define BLOCK(H, F)                                                                                                   \
+    (recompute, again), (fork, x1), (rmsnorm, n1, H), (linear, qkv, H, 4 * 16), (rope, r, 2, 1, 16),                  \
+        (attention, at, 2, 1, 16), (linear, proj, 32, H), (dropout, d1, 0.1f), (add, x1), (end_recompute, again),     \
+        (fork, x2), (layernorm, n2, H), (linear, fc1, H, F), (bias, b1, F), (gelu, a), (linear, fc2, F, H),           \
+        (bias, b2, H), (dropout, d2, 0.2f), (add, x2)
+BOTH(block, f32, BLOCK(40, 72))
+BOTH(model, (bf16, (residual, f32)), (embedding, wte, 61, 40), (positions, wpe, 32, 40), BLOCK(40, 72), (last_token, last),
+     (linear, head, 40, 61))
+TE_SEQUENTIAL_DIMS(wide_all, f32, (fork, x), (rmsnorm, n, TE_DIM(0)), (linear, fc, TE_DIM(0), 2 * TE_DIM(1)), (swiglu, a),
+                   (linear, out, TE_DIM(1), TE_DIM(0)), (dropout, d), (add, x))
+TE_INFERENCE_DIMS(wide_alone, f32, (fork, x), (rmsnorm, n, TE_DIM(0)), (linear, fc, TE_DIM(0), 2 * TE_DIM(1)), (swiglu, a),
+                  (linear, out, TE_DIM(1), TE_DIM(0)), (dropout, d), (add, x))
+
+static_assert((int)block_alone_infer_steps == (int)block_all_infer_steps, "the same steps");
+static_assert((int)block_alone_forward_steps == 0 && (int)block_alone_backward_steps == 0, "and no others");
+
+namespace {
+// y of both, from the same parameters, poisoned before.
+template <class All, class Alone>
+void same_bits(const te_plan *plan, const All &all, const Alone &alone, int batch, int seq, te_context *ctx) {
+    const int64_t rows = (int64_t)batch * seq, out = plan->op[plan->op_count - 1].out_rows == TE_ROWS_sequences ? batch : rows;
+    source random(fresh_seed());
+    buffer x(ctx, (size_t)(rows * plan->in) * te_dtype_bytes(plan->in_dtype)), tokens(ctx, (size_t)rows * 4);
+    const size_t bytes = (size_t)(out * plan->out) * te_dtype_bytes(plan->out_dtype);
+    buffer y(ctx, bytes), z(ctx, bytes);
+    std::vector<int32_t> words((size_t)rows);
+    for (int32_t &w : words) w = random.below(61);
+    tokens.write_ints(words);
+    x.write(random.draw((size_t)(rows * plan->in), plan->in_dtype), plan->in_dtype);
+    te_batch b;
+    memset(&b, 0, sizeof b);
+    b.batch = batch, b.seq = seq, b.tokens = (const int32_t *)tokens.data();
+    const te_tensor from = te_matrix(x.data(), plan->in_dtype, rows, plan->in);
+    const te_status first = all(te_matrix(y.data(), plan->out_dtype, out, plan->out), from, &b);
+    const te_status second = alone(te_matrix(z.data(), plan->out_dtype, out, plan->out), from, &b);
+    INFO(plan->name << ", " << batch << " x " << seq << ": " << te_last_error(ctx));
+    REQUIRE((first == TE_OK && second == TE_OK));
+    for (double v : y.read(plan->out_dtype)) REQUIRE(std::isfinite(v));
+    CHECK(y.raw() == z.raw());
+}
+// TOGETHER(name, ...): the same for name_all and name_alone on one buffer of parameters; `...` is what their sizes take.
+#define TOGETHER(name, ...)                                                                                           \
+    [&](te_context *ctx, name##_all &m, name##_alone &n) {                                                            \
+        REQUIRE((name##_all_param_bytes(__VA_ARGS__) > 0));                                                           \
+        const std::vector<std::pair<int, int>> shapes = {{1, 1}, {3, 7}, {2, 32}};                                    \
+        for (const auto &s : shapes) {                                                                                \
+            const int rows = s.first * s.second;                                                                      \
+            const size_t need = name##_all_workspace_bytes(&m, rows, ctx);                                            \
+            CHECK(name##_alone_workspace_bytes(&n, rows, ctx) <= need);                                               \
+            REQUIRE(te_context_reserve(ctx, need) == TE_OK);                                                          \
+            same_bits(m.model.plan, [&](te_tensor y, te_tensor x, const te_batch *b) { return name##_all_infer(y, x, &m, b, ctx); }, \
+                      [&](te_tensor y, te_tensor x, const te_batch *b) { return name##_alone_infer(y, x, &n, b, ctx); }, s.first,   \
+                      s.second, ctx);                                                                                 \
+        }                                                                                                             \
+    }
+} // namespace
+
+TEST_CASE("inference alone gives the bits of the list with all passes", "[inference]") {
+    context c;
+    block_all m;
+    block_alone n;
+    buffer params(&c.c, block_all_param_bytes());
+    REQUIRE(block_alone_param_bytes() == params.bytes);
+    REQUIRE(block_alone_bind(&n, params.data(), &c.c) == TE_OK);
+    REQUIRE(block_all_bind(&m, params.data(), nullptr, &c.c) == TE_OK);
+    REQUIRE(te_model_randomize(&n.model, 0.3f, 7, 0, &c.c) == TE_OK);
+    for (int i = 0; i < m.model.param_count; i++) {
+        CHECK(m.model.param[i].data == n.model.param[i].data);
+        CHECK(std::string(m.model.param[i].op) == n.model.param[i].op);
+    }
+    TOGETHER(block)(&c.c, m, n);
+    REQUIRE(block_alone_workspace_bytes(&n, 64, &c.c) < block_all_workspace_bytes(&m, 64, &c.c));
+}
+TEST_CASE("inference alone of a list with its ends, a residual stream in f32 and the last rows", "[inference]") {
+    context c;
+    model_all m;
+    model_alone n;
+    buffer params(&c.c, model_all_param_bytes());
+    REQUIRE(model_alone_bind(&n, params.data(), &c.c) == TE_OK);
+    REQUIRE(model_all_bind(&m, params.data(), nullptr, &c.c) == TE_OK);
+    REQUIRE(te_model_randomize(&n.model, 0.3f, 7, 0, &c.c) == TE_OK);
+    TOGETHER(model)(&c.c, m, n);
+}
+TEST_CASE("inference alone of widths known at run time", "[inference]") {
+    context c;
+    wide_all m;
+    wide_alone n;
+    memset(&n, 0, sizeof n);
+    CHECK(wide_alone_param_bytes(&n) == 0); /* no dims yet */
+    CHECK(wide_alone_bind(&n, &c, &c.c) == TE_ERROR_STATE);
+    const int64_t dims[2] = {37, 24};
+    REQUIRE((wide_all_set_dims(&m, dims, 2, &c.c) == TE_OK && wide_alone_set_dims(&n, dims, 2, &c.c) == TE_OK));
+    buffer params(&c.c, wide_all_param_bytes(&m));
+    REQUIRE(wide_alone_bind(&n, params.data(), &c.c) == TE_OK);
+    REQUIRE(wide_all_bind(&m, params.data(), nullptr, &c.c) == TE_OK);
+    REQUIRE(te_model_randomize(&n.model, 0.3f, 7, 0, &c.c) == TE_OK);
+    TOGETHER(wide, &m)(&c.c, m, n);
+}
+TEST_CASE("what only a list with all passes can do is refused by name", "[inference]") {
+    context c;
+    block_alone n;
+    const te_plan *p = block_alone_plan();
+    buffer params(&c.c, block_alone_param_bytes()), grads(&c.c, block_all_grad_bytes()), x(&c.c, 4 * 40 * 4), y(&c.c, 4 * 40 * 4), saved_memory(&c.c, 1 << 16);
+    const auto says = [&](te_status status) {
+        INFO(te_last_error(&c.c));
+        return status == TE_ERROR_STATE && std::string(te_last_error(&c.c)).find("block_alone: the list is for inference alone") != std::string::npos;
+    };
+    te_param *first = (te_param *)(void *)(&n.model + 1);
+    CHECK(says(te_model_bind(&n.model, p, first, (int)(&n.te_end - first), params.data(), (float *)grads.data(), &c.c)));
+    REQUIRE(block_alone_bind(&n, params.data(), &c.c) == TE_OK);
+    REQUIRE(te_model_randomize(&n.model, 0.3f, 7, 0, &c.c) == TE_OK);
+    REQUIRE(te_context_reserve(&c.c, 1 << 20) == TE_OK);
+    x.write(reference::vec(160, 1.0), TE_f32);
+    te_batch b;
+    te_saved saved;
+    memset(&b, 0, sizeof b), memset(&saved, 0, sizeof saved);
+    b.batch = 1, b.seq = 4, saved.memory = saved_memory.data(), saved.bytes = saved_memory.bytes;
+    const te_tensor tx = te_matrix(x.data(), TE_f32, 4, 40), ty = te_matrix(y.data(), TE_f32, 4, 40);
+    CHECK(says(te_plan_forward(ty, &saved, tx, p, &n.model, &b, &c.c)));
+    CHECK(says(te_plan_backward(ty, tx, &saved, p, &n.model, &b, &c.c)));
+    CHECK((te_plan_saved_bytes(p, 4) == 0 && te_plan_grad_bytes(p) == 0));
+    te_model *models[] = {&n.model};
+    te_adamw opt;
+    const te_adamw_config config = te_adamw_defaults(1e-3f);
+    CHECK(says(te_adamw_init(&opt, saved_memory.data(), saved_memory.bytes, models, 1, &config, &c.c)));
+    CHECK((y.poisoned() && saved_memory.poisoned()));
+    CHECK(te_plan_forward(ty, nullptr, tx, p, &n.model, &b, &c.c) == TE_OK); /* saves nothing */
+}
+TEST_CASE("the table of inference alone has that pass alone", "[inference]") {
+    FILE *f = tmpfile();
+    REQUIRE(f);
+    block_alone_print_plan(f);
+    std::string text((size_t)ftell(f), 0);
+    rewind(f);
+    REQUIRE(fread(&text[0], 1, text.size(), f) == text.size());
+    fclose(f);
+    INFO(text);
+    CHECK(text.find("block_alone: 17 ops, f32, ") == 0);
+    CHECK(text.find("inference, ") != std::string::npos);
+    for (const char *other : {"forward,", "backward", "saved"}) CHECK(text.find(other) == std::string::npos);
+}
