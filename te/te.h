@@ -23,6 +23,7 @@
 #include "io/checkpoint.h"     /* te_checkpoint_save, te_checkpoint_load */
 #include "io/json_table.h"     /* te_json_open, te_json_find */
 #include "io/packed.h"         /* te_packed_add: q, k, v of a file in one weight */
+#include "io/weights.h"        /* te_weights_load, te_weights_use */
 #include "layers.h"            /* ready-made lists: TE_LLAMA_BLOCK, ... */
 #include "ops/activation.h"    /* gelu, gelu_erf, qgelu, relu, srelu, silu, and the gated ones */
 #include "ops/attention.h"     /* attention */

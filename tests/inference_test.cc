@@ -148,3 +148,177 @@ TEST_CASE("the table of inference alone has that pass alone", "[inference]") {
     CHECK(text.find("inference, ") != std::string::npos);
     for (const char *other : {"forward,", "backward", "saved"}) CHECK(text.find(other) == std::string::npos);
 }
+
+// ---- weights from a file -----------------------------------------------------------------------------------------
+
+#define TRAINED(eps_) (embedding, wte, 61, 40), (fork, x), (rmsnorm, n, 40, (eps, eps_)), (linear, fc, 40, 40), (gelu, a), (dropout, d, 0.1f), (add, x)
+TE_SEQUENTIAL(trained, f32, TRAINED(1e-5f), (layernorm, lnf, 40), (tied_linear, lm, 40, 61), (cross_entropy, loss, 61))
+#define ANSWERS(eps_) TRAINED(eps_), (last_token, last), (layernorm, lnf, 40), (tied_linear, lm, 40, 61)
+TE_INFERENCE(answers, f32, ANSWERS(1e-5f))
+TE_INFERENCE(other_eps, f32, ANSWERS(1e-6f))
+TE_INFERENCE(answers_bf16, bf16, ANSWERS(1e-5f))
+TE_INFERENCE(other_width, f32, (linear, fc, 40, 41))
+
+namespace {
+// A checkpoint with an optimizer's state in it, and what it was made of.
+struct checkpoint {
+    te_context *ctx;
+    std::string path;
+    trained m;
+    buffer params, grads, state;
+    te_adamw opt;
+    te_model *models[1];
+    te_safetensors file;
+    explicit checkpoint(te_context *c)
+        : ctx(c), path(std::string(getenv("TEST_TMPDIR") ? getenv("TEST_TMPDIR") : "/tmp") + "/te_inference_XXXXXX"), params(c, trained_param_bytes()),
+          grads(c, trained_grad_bytes()), state(c, 1 << 18) {
+        const int fd = mkstemp(&path[0]);
+        REQUIRE(fd >= 0);
+        (void)close(fd);
+        models[0] = &m.model;
+        memset(&file, 0, sizeof file);
+        const te_adamw_config config = te_adamw_defaults(1e-3f);
+        REQUIRE(te_fill(ctx, params.data(), 0, params.bytes) == TE_OK);
+        REQUIRE(te_fill(ctx, grads.data(), 0, grads.bytes) == TE_OK);
+        REQUIRE(trained_bind(&m, params.data(), (float *)grads.data(), ctx) == TE_OK);
+        REQUIRE(te_model_randomize(&m.model, 0.3f, fresh_seed(), 0, ctx) == TE_OK);
+        REQUIRE(te_tie(&m.lm.weight, &m.wte.weight, ctx) == TE_OK);
+        REQUIRE(te_adamw_init(&opt, state.data(), state.bytes, models, 1, &config, ctx) == TE_OK);
+        const te_named_model named = {"lm", &m.model};
+        te_checkpoint all;
+        memset(&all, 0, sizeof all);
+        all.models = &named, all.count = 1, all.optimizer = &opt, all.random = 1;
+        REQUIRE(te_checkpoint_save(path.c_str(), &all, ctx) == TE_OK);
+    }
+    ~checkpoint() { te_safetensors_close(&file), (void)unlink(path.c_str()); }
+    bool refuses(te_status status, te_status want, const char *text) {
+        INFO(te_last_error(ctx) << " should have \"" << text << "\"");
+        CHECK(status == want);
+        CHECK(std::string(te_last_error(ctx)).find(text) != std::string::npos);
+        return status == want;
+    }
+};
+} // namespace
+
+TEST_CASE("weights from a file that is mapped or lies in memory: the same bits as from parameters", "[inference][weights]") {
+    context c;
+    checkpoint s(&c.c);
+    answers copied;
+    buffer params(&c.c, answers_param_bytes());
+    te_safetensors f;
+    const te_named_model to = {"lm", &copied.model};
+    REQUIRE(answers_bind(&copied, params.data(), &c.c) == TE_OK);
+    REQUIRE(te_safetensors_open(&f, s.path.c_str(), &c.c) == TE_OK);
+    REQUIRE(te_weights_load(&to, 1, &f, &c.c) == TE_OK);
+    te_safetensors_close(&f);
+    REQUIRE(te_tie(&copied.lm.weight, &copied.wte.weight, &c.c) == TE_OK);
+    for (int i = 0; i < copied.model.param_count; i++) { /* each is the one that was saved */
+        const te_param &p = copied.model.param[i], &was = s.m.model.param[i];
+        const size_t bytes = (size_t)(p.rows * p.cols) * 4;
+        std::vector<char> a(bytes), b(bytes);
+        REQUIRE((te_copy(&c.c, a.data(), p.data, bytes) == TE_OK && te_copy(&c.c, b.data(), was.data, bytes) == TE_OK));
+        REQUIRE(te_synchronize(&c.c) == TE_OK);
+        CHECK(a == b);
+    }
+    for (bool mapped : {true, false}) {
+        answers used;
+        const te_named_model from = {"lm", &used.model};
+        std::vector<char> bytes;
+        if (mapped) REQUIRE(te_safetensors_map(&f, s.path.c_str(), &c.c) == TE_OK);
+        else {
+            FILE *file = fopen(s.path.c_str(), "rb");
+            REQUIRE(file);
+            bytes.resize(1 << 20);
+            const size_t n = fread(bytes.data(), 1, bytes.size(), file);
+            fclose(file);
+            REQUIRE((uintptr_t)bytes.data() % 16 == 0);
+            REQUIRE(te_safetensors_open_memory(&f, bytes.data(), n, &c.c) == TE_OK);
+        }
+        REQUIRE(te_safetensors_verify(&f, &c.c) == TE_OK);
+        REQUIRE(answers_bind(&used, nullptr, &c.c) == TE_OK);
+        if (TE_CUDA) {
+            s.refuses(te_weights_use(&from, 1, &f, &c.c), TE_ERROR_DEVICE, "te_weights_load copies them");
+            te_safetensors_close(&f);
+            continue;
+        }
+        REQUIRE(te_context_reserve(&c.c, 1 << 20) == TE_OK);
+        te_batch b;
+        memset(&b, 0, sizeof b);
+        b.batch = 1, b.seq = 1;
+        s.refuses(answers_infer(te_none(), te_none(), &used, &b, &c.c), TE_ERROR_STATE, "answers: wte.weight has no memory");
+        s.refuses(te_model_randomize(&used.model, 0.1f, 1, 0, &c.c), TE_ERROR_STATE, "wte.weight has no memory");
+        s.refuses(te_weights_load(&from, 1, &f, &c.c), TE_ERROR_STATE, "lm.wte.weight has no memory");
+        REQUIRE(te_weights_use(&from, 1, &f, &c.c) == TE_OK);
+        REQUIRE(te_weights_use(&from, 1, &f, &c.c) == TE_OK); /* once more is fine */
+        REQUIRE(te_tie(&used.lm.weight, &used.wte.weight, &c.c) == TE_OK);
+        CHECK((const char *)used.fc.weight.data == f.memory + f.data_at + te_safetensors_find(&f, "lm.fc.weight")->offset);
+        for (int seq : {1, 5}) {
+            buffer tokens(&c.c, (size_t)seq * 3 * 4), y(&c.c, 3 * 61 * 4), z(&c.c, 3 * 61 * 4);
+            source random(fresh_seed());
+            std::vector<int32_t> words((size_t)seq * 3);
+            for (int32_t &w : words) w = random.below(61);
+            tokens.write_ints(words);
+            b.batch = 3, b.seq = seq, b.tokens = (const int32_t *)tokens.data();
+            REQUIRE(answers_infer(te_matrix(y.data(), TE_f32, 3, 61), te_none(), &copied, &b, &c.c) == TE_OK);
+            REQUIRE(answers_infer(te_matrix(z.data(), TE_f32, 3, 61), te_none(), &used, &b, &c.c) == TE_OK);
+            CHECK(y.raw() == z.raw());
+        }
+        // what would write to it
+        s.refuses(te_model_randomize(&used.model, 0.1f, 1, 0, &c.c), TE_ERROR_STATE, "answers: wte.weight lies in a file");
+        s.refuses(te_param_normal(&used.fc.weight, 0.1f, 1, 0, &c.c), TE_ERROR_STATE, "fc.weight lies in a file");
+        s.refuses(te_param_normal(&used.lm.weight, 0.1f, 1, 0, &c.c), TE_ERROR_STATE, "lm.weight lies in a file");
+        s.refuses(te_weights_load(&from, 1, &f, &c.c), TE_ERROR_STATE, "wte.weight lies in a file");
+        te_checkpoint all;
+        memset(&all, 0, sizeof all);
+        all.models = &from, all.count = 1, all.force = 1;
+        s.refuses(te_checkpoint_load(&all, &f, &c.c), TE_ERROR_STATE, "wte.weight lies in a file");
+        te_safetensors_close(&f);
+    }
+}
+TEST_CASE("a file that does not fit is refused by name, and no parameter has changed", "[inference][weights]") {
+    context c;
+    checkpoint s(&c.c);
+    answers m;
+    other_eps e;
+    answers_bf16 h;
+    other_width w;
+    buffer params(&c.c, answers_param_bytes()), half(&c.c, answers_bf16_param_bytes());
+    REQUIRE(answers_bind(&m, params.data(), &c.c) == TE_OK);
+    REQUIRE(other_eps_bind(&e, params.data(), &c.c) == TE_OK);
+    REQUIRE(other_width_bind(&w, params.data(), &c.c) == TE_OK);
+    REQUIRE(answers_bf16_bind(&h, half.data(), &c.c) == TE_OK);
+    const te_named_model named = {"lm", &m.model}, nobody = {"h7", &m.model}, eps = {"lm", &e.model}, wide = {"lm", &w.model}, bf16 = {"lm", &h.model};
+    REQUIRE(te_safetensors_open(&s.file, s.path.c_str(), &c.c) == TE_OK);
+    s.refuses(te_weights_load(&nobody, 1, &s.file, &c.c), TE_ERROR_FORMAT, "has no tensor h7.wte.weight");
+    s.refuses(te_weights_load(&eps, 1, &s.file, &c.c), TE_ERROR_VALUE, "of model \"lm\" it has (rmsnorm n");
+    s.refuses(te_weights_load(&wide, 1, &s.file, &c.c), TE_ERROR_VALUE, "where this one has (linear fc 40>41");
+    s.refuses(te_weights_load(nullptr, 1, &s.file, &c.c), TE_ERROR_NULL, "models");
+    s.refuses(te_weights_load(&named, -1, &s.file, &c.c), TE_ERROR_SHAPE, "-1 models");
+    CHECK(params.poisoned());
+    REQUIRE(te_weights_load(&bf16, 1, &s.file, &c.c) == TE_OK); /* which is converted */
+    CHECK(te_safetensors_map(&s.file, "/no/such/file", &c.c) == TE_ERROR_IO);
+    CHECK((te_safetensors_map(nullptr, "x", &c.c) == TE_ERROR_NULL && te_safetensors_map(&s.file, nullptr, &c.c) == TE_ERROR_NULL));
+    FILE *empty = fopen(s.path.c_str(), "wb");
+    REQUIRE(empty);
+    fclose(empty);
+    CHECK(te_safetensors_map(&s.file, s.path.c_str(), &c.c) == TE_ERROR_FORMAT);
+    if (TE_CUDA) return;
+
+    checkpoint good(&c.c);
+    std::vector<char> bytes(1 << 20);
+    FILE *file = fopen(good.path.c_str(), "rb");
+    REQUIRE(file);
+    const size_t n = fread(bytes.data() + 4, 1, bytes.size() - 4, file);
+    fclose(file);
+    s.refuses(te_weights_use(&named, 1, &s.file, &c.c), TE_ERROR_NULL, "not open");
+    REQUIRE(te_safetensors_open(&s.file, good.path.c_str(), &c.c) == TE_OK);
+    s.refuses(te_weights_use(&named, 1, &s.file, &c.c), TE_ERROR_STATE, "is not in memory");
+    te_safetensors_close(&s.file);
+    REQUIRE(te_safetensors_open_memory(&s.file, bytes.data() + 4, n, &c.c) == TE_OK);
+    s.refuses(te_weights_use(&named, 1, &s.file, &c.c), TE_ERROR_ALIGNMENT, "no multiple of 16 bytes");
+    te_safetensors_close(&s.file);
+    REQUIRE(te_safetensors_map(&s.file, good.path.c_str(), &c.c) == TE_OK);
+    s.refuses(te_weights_use(&named, 1, &s.file, &c.c), TE_ERROR_STATE, "lm.wte.weight has memory of its own");
+    s.refuses(te_weights_use(&bf16, 1, &s.file, &c.c), TE_ERROR_DTYPE, "it should be BF16 [61, 40]; te_weights_load converts");
+    for (int i = 0; i < m.model.param_count; i++) CHECK_FALSE(m.model.param[i].constant);
+}

@@ -43,8 +43,6 @@
 
 /* ---- what the file belongs to ------------------------------------------------------------------------------------ */
 
-#define TE__CHECKPOINT_LIST "te.list"
-
 /* The caller's metadata and ours; keys and values of ours lie in one text. */
 typedef struct te__checkpoint_notes {
     te_safetensors_pair *pair;
@@ -52,16 +50,11 @@ typedef struct te__checkpoint_notes {
     int count;
 } te__checkpoint_notes;
 
-/* "te.list.h0", or "te.list" for the model without a name. */
-TE_API void te__checkpoint_list_key(te__text *t, const te_named_model *m) {
-    te__text_put(t, TE__CHECKPOINT_LIST), te__text_put(t, *m->name ? "." : ""), te__text_put(t, m->name);
-    te__text_char(t, 0);
-}
 TE_API void te__checkpoint_notes_walk(te__checkpoint_notes *n, te__text *t, const te_checkpoint *c, int ranks) {
     n->count = c->metadata_count;
     for (int i = 0; i < c->count; i++, n->count++) {
         if (n->pair) n->pair[n->count].key = t->p + t->n;
-        te__checkpoint_list_key(t, &c->models[i]);
+        te__list_key(t, &c->models[i]);
         if (n->pair) n->pair[n->count].value = t->p + t->n;
         te__plan_text(t, c->models[i].model->plan, ranks), te__text_char(t, 0);
     }
@@ -161,6 +154,7 @@ TE_API te_status te_checkpoint_save(const char *path, const te_checkpoint *c, te
 TE_API te_status te__checkpoint_check(te__checkpoint_list *l, const te_checkpoint *c, const te_safetensors *f,
                                       te_context *ctx) {
     te_safetensors file = *f;
+    for (int i = 0; i < c->count; i++) TE_TRY(te__check_writable(c->models[i].model, "checkpoint", ctx));
     if (!c->force && !f->verified) TE_TRY(te_safetensors_verify(&file, ctx));
     TE_TRY(te_safetensors_check(f, l->tensor, l->count, 1, ctx));
     if (!c->force) TE_TRY(te__checkpoint_lists(c, f, ctx));

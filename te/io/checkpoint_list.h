@@ -5,12 +5,8 @@
 #include "../optim/adamw.h"   /* te_adamw */
 #include "../optim/recipes.h" /* te_recipes */
 #include "safetensors.h"      /* te_safetensor */
+#include "weights.h"          /* te_named_model, te__list_key */
 #include "whole.h"            /* te__whole */
-
-typedef struct te_named_model {
-    const char *name; /* "h0"; "" for no prefix */
-    te_model *model;
-} te_named_model;
 
 typedef struct te_checkpoint {
     const te_named_model *models;

@@ -28,6 +28,7 @@ typedef enum te_safetensors_dtype {
 enum {
     TE_SAFETENSORS_DIGITS = 16, /* of the checksum */
     TE_SAFETENSORS_RANK = 4,
+    TE_SAFETENSORS_ALIGN = 64, /* of the data in a file that the library writes: te_weights_use wants TE_ACCESS */
     TE_SAFETENSORS_HEADER = 100000000, /* bytes; the limit of the reference implementation */
     TE_SAFETENSORS_STAGING = 4 << 20   /* bytes of host memory that data passes through */
 };
@@ -52,7 +53,8 @@ typedef struct te_safetensors {
     int count, metadata_count;
     uint64_t data_at;      /* bytes in front of the data */
     char *header, *path;   /* the header's strings are decoded in place */
-    const char *memory;    /* the file itself, if it was opened in memory; else it is fd */
+    const char *memory;    /* the file itself, if it was opened in memory or is mapped; else it is fd */
+    size_t mapped;         /* bytes of memory that close unmaps */
     int fd, open;
     int verified;          /* 1: te_safetensors_verify has found its checksum right */
 } te_safetensors;

@@ -23,7 +23,7 @@
 #define TE_SAFETENSORS_H
 
 #include "safetensor.h"        /* te_safetensor, te_safetensor_of, te_safetensor_matrix */
-#include "safetensors_read.h"  /* te_safetensors_open, _open_memory, _find, _metadata, _verify, _read, _load, _close */
+#include "safetensors_read.h"  /* te_safetensors_open, _open_memory, _map, _load, _close */
 #include "safetensors_write.h" /* te_safetensors_write, te_safetensors_write_sealed */
 
 #endif

@@ -10,6 +10,8 @@
 #ifndef TE_SAFETENSORS_READ_H
 #define TE_SAFETENSORS_READ_H
 
+#include <sys/mman.h> /* mmap */
+
 #include "../core/file.h"      /* te__file_open, te__file_read */
 #include "checksum.h"          /* te_checksum */
 #include "safetensors_parse.h" /* te__safetensors_parse */
@@ -17,6 +19,7 @@
 TE_API void te_safetensors_close(te_safetensors *f) {
     if (!f) return;
     if (f->open) (void)close(f->fd);
+    if (f->mapped) (void)munmap((void *)(uintptr_t)f->memory, f->mapped);
     free(f->tensor), free(f->metadata), free(f->header), free(f->path);
     memset(f, 0, sizeof *f);
 }
@@ -73,6 +76,26 @@ TE_API te_status te_safetensors_open_memory(te_safetensors *f, const void *memor
     TE_REQUIRE(memory, ctx, TE_ERROR_NULL, "safetensors: the memory is null");
     const te_status status = te__safetensors_open(f, "memory", memory, bytes, ctx);
     if (status != TE_OK) te_safetensors_close(f);
+    return status;
+}
+
+/* The same for a file that is mapped into memory, where no other process may cut it shorter before it is closed. */
+TE_API te_status te_safetensors_map(te_safetensors *f, const char *path, te_context *ctx) {
+    te_safetensors file;
+    uint64_t bytes = 0;
+    int fd = -1;
+    TE_REQUIRE(f, ctx, TE_ERROR_NULL, "safetensors: the struct is null");
+    memset(f, 0, sizeof *f), memset(&file, 0, sizeof file);
+    TE_REQUIRE(path, ctx, TE_ERROR_NULL, "safetensors: the path is null");
+    TE_TRY(te__file_open(&fd, &bytes, path, ctx));
+    void *at = bytes && bytes <= SIZE_MAX ? mmap(0, (size_t)bytes, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
+    (void)close(fd);
+    TE_REQUIRE(at != MAP_FAILED, ctx, bytes ? TE_ERROR_MEMORY : TE_ERROR_FORMAT, "%.120s: cannot map its %llu bytes",
+               path, (unsigned long long)bytes);
+    file.mapped = (size_t)bytes, file.memory = (const char *)at;
+    const te_status status = te__safetensors_open(&file, path, at, (size_t)bytes, ctx);
+    if (status == TE_OK) *f = file;
+    else te_safetensors_close(&file);
     return status;
 }
 

@@ -35,7 +35,8 @@ TE_API te__safetensors_extra te__safetensors_extra_of(int sealed, int finite) {
 TE_API int te__name_order(const void *a,
                           const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
 
-/* The header. Tensors lie in the file in the order of their elements' size, so that each is aligned to it. */
+/* The header, with spaces behind it so that data begin at a multiple of TE_SAFETENSORS_ALIGN. Tensors lie in the file
+ * in the order of their elements' size, so that each is aligned to it. */
 TE_API void te__safetensors_header(te__text *t, const te_safetensor *tensor, int n, const te_safetensors_pair *metadata,
                                    int pairs, int sealed) {
     uint64_t at = 0;
@@ -63,7 +64,7 @@ TE_API void te__safetensors_header(te__text *t, const te_safetensor *tensor, int
             te__text_number(t, at += e->bytes), te__text_put(t, "]}");
         }
     te__text_char(t, '}');
-    while (t->n % 8) te__text_char(t, ' ');
+    while ((8 + t->n) % TE_SAFETENSORS_ALIGN) te__text_char(t, ' ');
 }
 
 TE_API te_status te__safetensors_check(const te_safetensor *tensor, int n, const te_safetensors_pair *metadata,

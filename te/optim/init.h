@@ -9,7 +9,7 @@
 
 #include "../core/fill.h"  /* te_fill_normal */
 #include "../core/group.h" /* te_tensor_group */
-#include "../plan/model.h" /* te_param */
+#include "../plan/bind.h"  /* te__check_writable */
 
 /* A parameter of which ranks of the tensor group hold a part each gets the numbers that the whole one would have on one
  * rank. The same seed on all ranks. */
@@ -30,6 +30,8 @@ TE_API te_status te__param_fill(const te_param *p, float mean, float std, uint64
 /* Normal numbers, of the parameter's own dtype. */
 TE_API te_status te_param_normal(const te_param *p, float std, uint64_t seed, uint32_t stream, te_context *ctx) {
     TE_REQUIRE(p && p->data, ctx, TE_ERROR_NULL, "te_param_normal: the parameter is null or not bound");
+    TE_REQUIRE(!p->constant, ctx, TE_ERROR_STATE, "te_param_normal: %s.%s lies in a file, which is only read", p->op,
+               p->field);
     TE_REQUIRE(fabsf(std) <= 3.402823466e38f, ctx, TE_ERROR_VALUE, "te_param_normal: std is %g", (double)std);
     return te__param_fill(p, 0, std, seed, stream, ctx);
 }
@@ -39,6 +41,10 @@ TE_API te_status te_model_randomize(const te_model *m, float std, uint64_t seed,
     TE_REQUIRE(m && m->plan && (!m->at || m->at == m), ctx, TE_ERROR_STATE,
                "te_model_randomize: the instance has not been bound, or copied since");
     TE_REQUIRE(fabsf(std) <= 3.402823466e38f, ctx, TE_ERROR_VALUE, "te_model_randomize: std is %g", (double)std);
+    TE_TRY(te__check_writable(m, "te_model_randomize", ctx));
+    for (int i = 0; i < m->param_count; i++)
+        TE_REQUIRE(m->param[i].data || m->param[i].tied, ctx, TE_ERROR_STATE,
+                   "te_model_randomize: %s: %s.%s has no memory", m->plan->name, m->param[i].op, m->param[i].field);
     for (int i = 0; i < m->param_count; i++) {
         const te_param *p = &m->param[i];
         const float mean = p->init == TE_INIT_one ? 1.0f : p->init == TE_INIT_half ? 0.5f : 0.0f;

@@ -32,13 +32,21 @@ TE_API te_status te__check_bound(const te_plan *plan, const te_model *m, te_cont
                "%s: the instance was copied since it was bound; bind it where it lies", plan->name);
     return TE_OK;
 }
+/* Before something is written to its parameters. */
+TE_API te_status te__check_writable(const te_model *m, const char *who, te_context *ctx) {
+    for (int i = 0; i < m->param_count; i++)
+        TE_REQUIRE(!m->param[i].constant, ctx, TE_ERROR_STATE,
+                   "%s: %s: %s.%s lies in a file (te_weights_use), which is only read", who, m->plan->name,
+                   m->param[i].op, m->param[i].field);
+    return TE_OK;
+}
 /* And each of its parameters has memory. */
 TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_context *ctx) {
     TE_TRY(te__check_bound(plan, m, ctx));
     for (int i = 0; i < m->param_count; i++) {
         const te_param *p = &m->param[i], *owner = p->with;
-        TE_REQUIRE(p->data, ctx, TE_ERROR_STATE, "%s: %s.%s has no memory; te_tie it to another parameter", plan->name,
-                   p->op, p->field);
+        TE_REQUIRE(p->data, ctx, TE_ERROR_STATE, "%s: %s.%s has no memory; %s", plan->name, p->op, p->field,
+                   p->tied ? "te_tie it to another parameter" : "bind it to some, or te_weights_use a file");
         if (!p->tied || !owner) continue;
         const int shares = p->grad ? owner->grad == p->grad && owner->with : !p->trains || !owner->grad;
         TE_REQUIRE(owner->data == p->data && shares, ctx, TE_ERROR_STATE,
@@ -81,7 +89,8 @@ TE_API void te__bind_shard(te_param *p, const te_op *op, int *parts) {
 }
 
 /* Bind an instance to its memory: params (te_plan_param_bytes), grads (te_plan_grad_bytes; null: none, for inference or
- * a backward that gives dx alone). Contents are left as they are. freeze.h leaves parameters out of training. */
+ * a backward that gives dx alone). Contents are left as they are. freeze.h leaves parameters out of training. params
+ * may be null for a list that is for inference alone: te_weights_use then gives its parameters memory. */
 TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param, int param_count, void *params,
                                float *grads, te_context *ctx) {
     int count = 0;
@@ -94,7 +103,7 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
                "%s: room for %d parameters, the list has %d", plan->name, param ? param_count : 0, count);
     if (grads) TE_TRY(te__check_trains(plan, ctx));
     const int64_t elements = te_plan_param_elements(plan);
-    TE_REQUIRE(params || !elements, ctx, TE_ERROR_NULL, "%s: params is null", plan->name);
+    TE_REQUIRE(params || !elements || !plan->training, ctx, TE_ERROR_NULL, "%s: params is null", plan->name);
     TE_REQUIRE((uintptr_t)params % TE_ALIGN == 0 && (uintptr_t)grads % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
                "%s: params and grads must be aligned to %d bytes", plan->name, (int)TE_ALIGN);
     const uintptr_t first = (uintptr_t)params, second = (uintptr_t)grads;
@@ -116,7 +125,7 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
             param->trains = grads != 0, param->index = (int)(param - m->param);
             param->last = op->op_class == TE_CLASS_norm || (op->flags & TE_SUMS);
             te__bind_shard(param, op, &parts);
-            if (info->tied) continue;
+            if (info->tied || !params) continue;
             param->data = (char *)params + (size_t)at * te_dtype_bytes(plan->dtype);
             if (grads) param->grad = grads + at;
             at += te_round_up(info->rows * info->cols, TE_PARAM_ALIGN);
@@ -162,7 +171,7 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     TE_REQUIRE(user->trains || owner->with != user, ctx, TE_ERROR_STATE,
                "te_tie: %s.%s has lost its gradients; bind the instance of %s.%s again, too", user->op, user->field,
                owner->op, owner->field);
-    user->data = owner->data, user->with = owner;
+    user->data = owner->data, user->constant = owner->constant, user->with = owner;
     if (!user->trains || !owner->grad) return TE_OK;
     te_param *const first = owner->with ? owner->with : owner;
     const int writes = user == first || te__writes_before(user, first, owner);

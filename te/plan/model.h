@@ -189,6 +189,7 @@ typedef struct te_param {
     te_dtype dtype;          /* the model's */
     te_init init;
     int tied;                /* its memory belongs to another parameter */
+    int constant;            /* its memory is a file's, and only read (te_weights_use) */
     int shared;              /* another that shares its gradient has written it by then: always add */
     int trains;              /* its instance was bound with gradients */
     int frozen;              /* it stays as it is: nobody computes or reads its gradient (freeze.h) */

@@ -7,6 +7,7 @@
 #include "te/te.h"
 
 TE_SEQUENTIAL(fuzzed, f32, (linear, fc, 4, 6), (bias, b, 6), (gelu, act), (linear, out, 6, 4))
+TE_INFERENCE(alone, f32, (linear, fc, 4, 6), (bias, b, 6), (gelu, act), (linear, out, 6, 4))
 
 enum { EDIT = 4 /* bytes each of the input */, MOST = 1 << 16 };
 
@@ -83,6 +84,19 @@ static size_t edit(const uint8_t *bytes, size_t n) {
     return size;
 }
 
+/* Weights that are used where they lie are within the file, all of them. */
+static void use(const te_safetensors *f, const unsigned char *from, size_t size) {
+    alone m;
+    const te_named_model named = {"h0", &m.model};
+    need(alone_bind(&m, NULL, &ctx) == TE_OK, "bind");
+    if (te_weights_use(&named, 1, f, &ctx) != TE_OK) return;
+    for (int i = 0; i < m.model.param_count; i++) {
+        const te_param *p = &m.model.param[i];
+        const unsigned char *at = (const unsigned char *)p->data, *end = at + (size_t)(p->rows * p->cols) * sizeof(float);
+        need(at >= from && end <= from + size, "weights beyond the file");
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n);
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n) {
     if (!params) make();
@@ -103,6 +117,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n) {
         all.force = 1;
         (void)te_checkpoint_load(&all, &f, &ctx);
         memcpy(params, before, params_bytes);
+        use(&f, exact, size);
         te_safetensors_close(&f);
     }
     free(exact);
