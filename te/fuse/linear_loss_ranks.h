@@ -16,7 +16,7 @@ TE_API te_status te__linear_loss_of_ranks_apart(te_run *r, const te_step *s, con
     te_chain_shape none;
     memset(&none, 0, sizeof none);
     first.count = 1;
-    TE_TRY(te_linear_step(r, &first, 0, none, 0, bare));
+    TE_TRY(te_linear_step_forward(r, &first, 0, none, 0, bare));
     return te__cross_entropy_of_ranks(r, s, loss);
 }
 TE_API te_status te__linear_loss_of_ranks(te_run *r, const te_step *s, const te_loss_of_ranks *loss,
