@@ -85,6 +85,7 @@ done
 # A rank that stops or is killed: each of the others has an error, with its rank and group, soon.
 fails() { # MODE TEXT: --enable-recovery leaves the others alone
     local start=$SECONDS
+    : >"$work/log" # of the run before, which this one's shell may not have emptied yet when it is read
     mkdir -p "$work/mpi" # a run that is stopped removes the folder that it kept its sockets in
     TMPDIR=$work/mpi timeout 60 mpirun --enable-recovery --oversubscribe -n 3 "$work/ranks" "$1" 2 >"$work/log" 2>"$work/err" &
     local child=$!
