@@ -13,10 +13,10 @@
     X(causal, f32, DECODER(24, 40, 4, 2, 20, , (causal, 1), (dropout, 0.2f), (sinks, 1), (softcap, 2.0f), (alibi, 1)))                    \
     X(window, f32, DECODER(40, 24, 3, 1, 16, , (window_left, 6), (window_right, 3), (scale, 0.4f)))                                       \
     X(masked, f32, DECODER(16, 16, 2, 1, 8, , (causal, 1), (window_left, 2), (alibi, 1)))                                                 \
-    X(half, bf16, DECODER(32, 48, 2, 1, 16, , (causal, 1), (dropout, 0.1f)))                                                              \
-    X(half64, bf16, (input, keys, 4 * 64, (rows, memory)), (cross_attention, a, keys, 4, 2, 64, (causal, 1), (alibi, 1), (softcap, 3.0f)), (gelu, g)) \
-    X(half128, bf16, (input, keys, 2 * 128, (rows, memory)), (cross_attention, a, keys, 2, 1, 128, (window_left, 70), (window_right, 20), (sinks, 1), (dropout, 0.1f)), (gelu, g)) \
-    X(half256, f16, (input, keys, 2 * 256, (rows, memory)), (cross_attention, a, keys, 1, 1, 256, (causal, 1), (scale, 0.1f)), (gelu, g)) \
+    X(bf, bf16, DECODER(32, 48, 2, 1, 16, , (causal, 1), (dropout, 0.1f)))                                                              \
+    X(bf64, bf16, (input, keys, 4 * 64, (rows, memory)), (cross_attention, a, keys, 4, 2, 64, (causal, 1), (alibi, 1), (softcap, 3.0f)), (gelu, g)) \
+    X(bf128, bf16, (input, keys, 2 * 128, (rows, memory)), (cross_attention, a, keys, 2, 1, 128, (window_left, 70), (window_right, 20), (sinks, 1), (dropout, 0.1f)), (gelu, g)) \
+    X(h256, f16, (input, keys, 2 * 256, (rows, memory)), (cross_attention, a, keys, 1, 1, 256, (causal, 1), (scale, 0.1f)), (gelu, g)) \
     X(made, f32, (input, keys, 2 * 2 * 16, (rows, memory)), (cross_attention, a, keys, 4, 2, 16), (gelu, g),                              \
         (cross_attention, b, keys, 4, 2, 16, (causal, 1)), (linear, l, 64, 40))                                                           \
     X(shared, (f32, (width, 32)), (input, enc, 24, (rows, memory)), (fork, x), (load, enc), (rmsnorm, n, 24), (linear, kv, 24, 2 * 32), (fork, keys), (load, again, x), \
