@@ -219,7 +219,7 @@ struct backward {
                                   : o.kind == "dropout" ? 1 / (1 - o.factor(0, 0.5))
                                                         : 1;
             const auto found = kept.find((int)i);
-            for (size_t k = 0; k < e.size(); k++) {
+            for (size_t k = 0; k < e.size() && o.kind != "load"; k++) { // what a load gets and what it gives differ in size
                 e[k] = factor * d[k] + sums * (2 * std::fabs(dy[k]) * factor + std::fabs(dx[k]));
                 if (o.kind == "fork" && found != kept.end()) e[k] += found->second[k];
             }

@@ -5,7 +5,7 @@
  * parameters, the tokens, the labels, positions or cu_seqlens. One thing may be shared:
  *   y may be x itself in inference, and dx may be dy itself in backward: the same address, shape and format. Then the
  *   step that writes is not the one that reads, unless it goes element by element; a list that is one step of another
- *   kind (a linear alone, attention, rope) is refused.
+ *   kind (a linear alone, attention, rope), or ends in a cross_attention, is refused.
  * Two tensors that are only read may overlap, but what backward reads of the forward's x and y must still be there:
  * where it reads one of them, or writes y (te_batch.loss_in_backward), dy and dx are elsewhere.
  */
@@ -34,7 +34,9 @@ TE_API int te__in_place(const te_run *r, te_value from, te_value to) {
     const te_plan *p = r->plan;
     const te_step *s = r->pass == TE_BACKWARD ? p->backward : p->infer;
     const int count = r->pass == TE_BACKWARD ? p->backward_count : p->infer_count;
-    const te_class last = p->op[s[count - 1].op[0]].op_class;
+    const te_op *op = &p->op[s[count - 1].op[0]];
+    const te_class last = op->op_class;
+    if (op->flags & TE_IS_CROSS) return 0; /* its keys and values may be what the list begins with */
     if (r->pass == TE_FORWARD || from.p != to.p || from.dtype != to.dtype) return 0;
     if (from.rows != to.rows || from.cols != to.cols) return 0;
     return last == TE_CLASS_map || last == TE_CLASS_norm || (count > 1 && r->ends[0] != r->ends[1]);
