@@ -22,6 +22,7 @@
     X(shared, (f32, (width, 32)), (input, enc, 24, (rows, memory)), (fork, x), (load, enc), (rmsnorm, n, 24), (linear, kv, 24, 2 * 32), (fork, keys), (load, again, x), \
         (cross_attention, a, keys, 2, 2, 16), (linear, q, 32, 32), (cross_attention, b, keys, 2, 2, 16, (causal, 1)), (add, x))           \
     X(tokens, f32, (fork, x), (linear, kv, 32, 2 * 16), (fork, keys), (load, x), (linear, q, 32, 64), (cross_attention, a, keys, 4, 1, 16, (causal, 1))) \
+    X(first, f32, (fork, keys), (linear, q, 64, 64), (cross_attention, c, keys, 2, 1, 32))                                                \
     X(rerun, f32, (input, enc, 24, (rows, memory)), (bias, b, 32), (recompute, r), (fork, x), (load, enc), (linear, kv, 24, 2 * 32), (fork, keys), \
         (load, back, x), (cross_attention, a, keys, 2, 2, 16), (gelu, g), (linear, l, 32, 32), (end_recompute, r), (add, x))
 
@@ -132,4 +133,23 @@ TEST_CASE("a memory whose gradient nobody wants leaves the others as they are", 
     REQUIRE(d.backward() == TE_OK);
     CHECK(d.m.grads.raw() == grads);
     CHECK(d.dkeys.poisoned());
+}
+
+TEST_CASE("a list that ends in cross-attention to its x does not run in place", "[cross]") {
+    context own;
+    instance m(first_subject, &own.c);
+    buffer x(&own.c, 3 * 64 * 4), y(&own.c, x.bytes);
+    source random(fresh_seed());
+    m.draw(random);
+    x.write(random.draw(3 * 64, TE_f32), TE_f32);
+    const std::vector<uint8_t> before = x.raw();
+    te_batch batch;
+    memset(&batch, 0, sizeof batch);
+    batch.batch = 1, batch.seq = 3;
+    REQUIRE(te_context_reserve(&own.c, first_subject.workspace_bytes(m.memory.data(), 3, &own.c)) == TE_OK);
+    const te_tensor t = te_matrix(x.data(), TE_f32, 3, 64);
+    CHECK(first_subject.infer(t, t, m.memory.data(), &batch, &own.c) == TE_ERROR_VALUE);
+    CHECK(std::string(te_last_error(&own.c)).find("cannot run in place") != std::string::npos);
+    CHECK(x.raw() == before);
+    CHECK(first_subject.infer(te_matrix(y.data(), TE_f32, 3, 64), t, m.memory.data(), &batch, &own.c) == TE_OK);
 }
