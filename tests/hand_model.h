@@ -18,6 +18,7 @@
 
 #include "te/gemm/gemm.h" // te_context_create
 #include "te/plan/bind.h"
+#include "te/plan/walk.h" // te__training
 
 namespace {
 
@@ -91,7 +92,7 @@ struct hand_model {
             op.push_back(o);
         }
         memset(&plan, 0, sizeof plan);
-        plan.name = name.c_str(), plan.dtype = dtype, plan.op_count = (int)op.size(), plan.op = op.data();
+        plan.name = name.c_str(), plan.dtype = dtype, plan.op_count = (int)op.size(), plan.op = op.data(), plan.training = &te__training;
         param.resize(op.size());
         params = new memory(ctx, te_plan_param_bytes(&plan));
         if (with_grads) grads = new memory(ctx, te_plan_grad_bytes(&plan));

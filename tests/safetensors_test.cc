@@ -164,7 +164,7 @@ TEST_CASE("a round trip, of every dtype, from target and host memory") {
     // the same bytes again, and from memory
     const std::string once = read_file(path);
     REQUIRE(te_safetensors_write(path.c_str(), list.data(), 0, nullptr, 0, t) == TE_OK); // no tensors at all
-    CHECK(read_file(path) == file_of("{}      ", 0));
+    CHECK(read_file(path) == file_of("{}" + std::string(TE_SAFETENSORS_ALIGN - 8 - 2, ' '), 0));
     CHECK(open_bytes(once, t) == TE_OK);
 }
 
