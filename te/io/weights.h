@@ -182,8 +182,9 @@ TE_API te_status te_weights_use(const te_named_model *models, int count, const t
     const char *at = 0;
     int on_device = TE_CUDA; /* no constant: of one, nvcc warns of what lies behind */
     TE_TRY(te_check_target(ctx, "te_weights_use"));
-    TE_REQUIRE(!on_device, ctx, TE_ERROR_DEVICE, "te_weights_use: the weights lie in host memory, and the target is %s; "
-               "te_weights_load copies them", ctx->target->name);
+    TE_REQUIRE(!on_device, ctx, TE_ERROR_DEVICE,
+               "te_weights_use: the weights lie in host memory, and the target is %s; te_weights_load copies them",
+               ctx->target->name);
     TE_TRY(te__weights_begin(&w, models, count, f, ctx));
     te_status status = TE_OK;
     if (!f->memory)
