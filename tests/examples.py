@@ -29,7 +29,9 @@ static te_status example(void) {
     int fd = 0, layers = 1;
     size_t n = 0, header_bytes = 0;
     uint64_t bytes = 0, data_bytes = 0, seed = 1;
-    int64_t step = 0;
+    int64_t step = 0, at = 0, count = 1;
+    te_param *param = &block.fc1.weight;
+    void *part = 0;
     te_model *models[] = {&embed.model, &block.model};
     te_safetensors_pair metadata[] = {{"position", "81920"}};
     te_safetensors file;
@@ -47,6 +49,7 @@ static te_status example(void) {
     }
     (void)path, (void)text, (void)key, (void)was, (void)plan, (void)memory, (void)weight, (void)bias, (void)fd, (void)layers;
     (void)n, (void)header_bytes, (void)bytes, (void)data_bytes, (void)seed, (void)step, (void)models, (void)metadata, (void)config;
+    (void)at, (void)count, (void)param, (void)part;
     return TE_OK;
 }
 int main(void) { return example() != TE_OK || (0 && (use(0, 0), 0)); }

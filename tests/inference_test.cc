@@ -296,6 +296,7 @@ TEST_CASE("a file that does not fit is refused by name, and no parameter has cha
     s.refuses(te_weights_load(&named, -1, &s.file, &c.c), TE_ERROR_SHAPE, "-1 models");
     CHECK(params.poisoned());
     REQUIRE(te_weights_load(&bf16, 1, &s.file, &c.c) == TE_OK); /* which is converted */
+    te_safetensors_close(&s.file);
     CHECK(te_safetensors_map(&s.file, "/no/such/file", &c.c) == TE_ERROR_IO);
     CHECK((te_safetensors_map(nullptr, "x", &c.c) == TE_ERROR_NULL && te_safetensors_map(&s.file, nullptr, &c.c) == TE_ERROR_NULL));
     FILE *empty = fopen(s.path.c_str(), "wb");

@@ -13,7 +13,7 @@ mkdir -p "$work/alone/te"
 tools/amalgamate.py "$work/alone/te/te.h"
 tools/amalgamate.py | cmp - "$work/alone/te/te.h"
 cp examples/readme/readme.c "$work/alone"
-find te -name '*.h' | while read -r file; do
+find te -name '*.h' ! -path te/infer.h | while read -r file; do # infer.h is te.h with less
     grep -qxF "/* ---- $file ---- */" "$work/alone/te/te.h" || { echo "FAIL $file is not in it: te/te.h does not include it" && exit 1; }
 done
 ! grep -nE '^ *# *include *"' "$work/alone/te/te.h" || { echo "FAIL the lines above include files that are not there" && exit 1; }

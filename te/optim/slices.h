@@ -5,7 +5,7 @@
  * begin. The few elements behind the last slice (te_slice_elements) belong to all ranks, which do the same to them.
  *
  * Do this:
- *     te_piece_walk w = te_pieces_of(models, 2, te_slices_of(rank, ranks));
+ *     te_piece_walk w = te_pieces_of(models, 2, te_slices_of(0, 4));   // rank 0 of 4
  *     while (te_pieces_next(&w)) use(w.param, w.from, w.elements);   // of one rank: each parameter, 0, all of it
  */
 #ifndef TE_SLICES_H
