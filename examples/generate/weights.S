@@ -1,0 +1,10 @@
+/* weights.S -- a file of weights in the program itself, for generate.c with -DGPT_LINKED: -DWEIGHTS='"FILE"'. */
+    .section .rodata
+    .balign 64
+    .globl gpt_weights
+    .globl gpt_weights_end
+gpt_weights:
+    .incbin WEIGHTS
+gpt_weights_end:
+    .byte 0
+    .section .note.GNU-stack, "", %progbits

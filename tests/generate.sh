@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# examples/generate, one static binary: what it writes is what train_gpt itself samples at --temperature 0 from the same
+# checkpoint, with the weights from the file and linked in. A file that does not fit is refused, and the message says why.
+#
+#     tests/generate.sh [TRAIN_GPT]       the binary; built here if none is given
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cc=("${CC:-gcc}" -std=c11 -O1 -DTE_KEEP_CALLS -I.)
+train=${1:-$work/train_gpt}
+[[ $# -gt 0 ]] || "${cc[@]}" examples/train_gpt/train_gpt.c -o "$train" -lm
+"${cc[@]}" -Wall -Wextra -Werror -static examples/generate/generate.c -o "$work/generate" -lm
+passed=0
+bad() { echo "FAIL: $1" && exit 1; }
+ok() { passed=$((passed + 1)) && echo "ok: $1"; }
+
+# ---- the same text; more bytes than the window has, so that it moves
+mkdir "$work/text" && cp te/core/*.h "$work/text"
+prompt='static int ' checkpoint=$work/out/checkpoint.safetensors
+"$train" --out "$work/out" --steps 20 --batch 2 --seq 32 --log 100 --validate 0 --sample 60 --temperature 0 --prompt "$prompt" "$work/text" >"$work/log"
+sed '1,/--- sample/d' "$work/log" >"$work/expected"
+[[ $(wc -c <"$work/expected") -gt 60 ]] || bad "train_gpt gave no sample"
+"$work/generate" "$checkpoint" --bytes 60 "$prompt" | cmp - "$work/expected" || bad "another text than train_gpt's"
+printf '%s' "$prompt" | "$work/generate" "$checkpoint" --bytes 60 | cmp - "$work/expected" || bad "another text from the standard input"
+ok "$(wc -c <"$work/expected") bytes as train_gpt samples them"
+if file -b "$work/generate" 2>/dev/null | grep -q dynamic; then bad "the binary is not static"; fi
+"${cc[@]}" -static -DGPT_LINKED -DWEIGHTS="\"$checkpoint\"" examples/generate/generate.c examples/generate/weights.S -o "$work/linked" -lm
+mv "$checkpoint" "$work/checkpoint"
+"$work/linked" --bytes 60 "$prompt" | cmp - "$work/expected" || bad "another text with the weights linked in"
+ok "the same with the weights linked in, and no file"
+"${cc[@]}" -DGPT_DTYPE=bf16 examples/generate/generate.c -o "$work/half" -lm
+[[ $("$work/half" "$work/checkpoint" --bytes 5 "$prompt" | wc -c) == $((${#prompt} + 6)) ]] || bad "weights that are converted to bf16"
+ok "weights that are converted to bf16"
+
+# ---- files that do not fit
+refuses() { # WHAT SAYS ARGUMENT...
+    local status=0
+    "$work/generate" "${@:3}" >"$work/log" 2>&1 </dev/null || status=$?
+    [[ $status == 1 ]] && grep -q -- "$2" "$work/log" || bad "$1: status $status, $(cat "$work/log")"
+    ok "$1: $(cat "$work/log")"
+}
+change() { # SED...: a copy of the checkpoint at $work/changed, without its checksum
+    LC_ALL=C sed -e 's/te\.checksum/to.checksum/' -e "$1" "$work/checkpoint" >"$work/changed"
+}
+refuses "no such file" "cannot open it" "$work/none"
+refuses "no file of weights" "header" "$work/expected"
+refuses "no number" "behind: --bytes" "$work/checkpoint" --bytes x
+refuses "a sequence too long" "behind: --seq" "$work/checkpoint" --seq 257
+head -c 100000 "$work/checkpoint" >"$work/changed"
+refuses "a file cut short" "the file has" "$work/changed"
+cp "$work/checkpoint" "$work/changed"
+printf 'x' | dd of="$work/changed" bs=1 seek=200000 conv=notrunc status=none
+refuses "a byte changed" "was changed after it was saved" "$work/changed"
