@@ -38,12 +38,8 @@ CUDA_LEVEL = select({
     "//conditions:default": ["-O3", "-lineinfo"],
 })
 
-# And tests go as far as PTX but for those of kernels by themselves: ptxas gets the others' from them and from the examples.
+# And tests go as far as PTX but for these, of kernels by themselves: ptxas and nvcc's pass over host code see the lists' kernels in the examples and benches.
 _OF_KERNELS = ["adamw_", "attention_", "dtype_", "fp8_", "gemm_", "grad_norm_", "peers_", "quantize_"]
-_LISTS_ARCHS = select({
-    "//tools/bazel:quick": ["compute_90a"],
-    "//conditions:default": ["sm_90a"],
-})
 
 def _begins(name, prefixes):
     return [prefix for prefix in prefixes if name.startswith(prefix)]
@@ -77,7 +73,7 @@ def te_test(src, hdrs = [], data = []):
         hdrs = hdrs,
         deps = [":catch_main", "//:te"],
         linkstatic = True,
-        archs = ["sm_90a"] if _begins(name, _OF_KERNELS) else _LISTS_ARCHS,
+        quick_ptx = not _begins(name, _OF_KERNELS),
         cuda_level = _MANY_MODELS_CUDA if many else CUDA_LEVEL,
     )
 
