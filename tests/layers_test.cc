@@ -46,7 +46,7 @@ TEST_CASE("ready-made lists", "[layers]") {
 
 static_assert((int)gpt_block_forward_steps == 6 && (int)gpt_block_infer_steps == 6 && (int)gpt_block_backward_steps == 8, "as in README.md");
 static_assert((int)vit_block_forward_steps == 6, "no dropout, as many steps");
-static_assert((int)qwen3_block_forward_steps == (int)llama_block_forward_steps, "the heads' norm and rope are one step");
+static_assert((int)qwen3_block_forward_steps == (int)llama_block_forward_steps + 1, "the heads' norm and rope are one step; without a norm rope is the linear's");
 static_assert((int)qwen3_block_backward_steps == (int)llama_block_backward_steps, "in backward, too");
 
 TEST_CASE("their ops are called as their header says", "[layers]") {

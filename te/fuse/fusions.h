@@ -39,6 +39,8 @@
 #define TE_FORWARD_linear_softcap TE_FUSED
 #define TE_FORWARD_linear_add_fork_dyt TE_FUSED
 #define TE_FORWARD_linear_bias_add_fork_dyt TE_FUSED
+#define TE_FORWARD_linear_rope TE_FUSED
+#define TE_FORWARD_linear_bias_rope TE_FUSED
 #define TE_FORWARD_bias_act TE_FUSED
 #define TE_FORWARD_bias_gated TE_FUSED
 #define TE_FORWARD_bias_add TE_FUSED
@@ -77,7 +79,8 @@
     X(bias_dropout_add_fork_norm) X(linear_add_add) X(linear_bias_add_add) X(linear_bias_dropout_add_add)   \
     X(linear_mul) X(linear_bias_mul) X(linear_add_add_fork_norm) X(linear_bias_add_add_fork_norm)   \
     X(linear_mul_param_add) X(linear_bias_mul_param_add) X(linear_bias_mul_param_add_fork_norm) \
-    X(linear_softcap) X(linear_add_fork_dyt) X(linear_bias_add_fork_dyt) X(head_norm_rope)
+    X(linear_softcap) X(linear_add_fork_dyt) X(linear_bias_add_fork_dyt) X(linear_rope) \
+    X(linear_bias_rope) X(head_norm_rope)
 #define TE_BACKWARD_ROWS(X)                                                                                      \
     X(act_bias) X(gated_bias) X(dropout_bias) X(add_bias) X(add_dropout_bias) X(norm_fork) X(norm_fork_add_bias) \
     X(norm_fork_add_dropout) X(norm_fork_add_dropout_bias) X(linear_fork) X(linear_act_bias) \

@@ -10,6 +10,7 @@
 #include "../plan/dims.h" /* TE_MAP_KERNELS, TE_NORM_KERNELS */
 #include "chain_run.h"    /* te_chain_step_forward, _backward */
 #include "linear_loss.h"  /* te__linear_loss_forward */
+#include "linear_rope.h"  /* TE__LINEAR_ROPE */
 #include "linear_step.h"  /* te_linear_step_forward, _backward */
 #include "own_rows.h"     /* te__attention_bias_backward */
 #include "plan.h"         /* TE_ROW */
@@ -46,7 +47,8 @@
 #define TE__GEMM_ROW(name, widths, model, dtype, pass, first, ...) \
     TE_JOIN1(TE__GEMM_ROW_, pass)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__GEMM_ROW_forward(name, widths, model, dtype, pass, ...)                                              \
-    TE_IF_MARKED(TE_JOIN1(TE_TAKES_LINEAR_, TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__))), TE__OWN_IN_ROW, TE__GEMM_CHAIN) \
+    TE_IF_MARKED(TE_JOIN1(TE__ROPE_MARK_, TE_FAMILY(TE_ROW_LAST(__VA_ARGS__))), TE__LINEAR_ROPE,                 \
+    TE_IF_MARKED(TE_JOIN1(TE_TAKES_LINEAR_, TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__))), TE__OWN_IN_ROW, TE__GEMM_CHAIN)) \
     (name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__OWN_IN_ROW(name, widths, model, dtype, pass, op) \
     TE__OWN(TE_JOIN1(TE_OWN_ROW_, TE_FAMILY(op)), pass, name, model, dtype, op)

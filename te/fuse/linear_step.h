@@ -7,18 +7,26 @@
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
+/* y = x weight^T of linear i, in the list's format: its sizes and formats. */
+TE_API te_gemm te__linear_product(const te_run *r, int i) {
+    const te_op *op = &r->plan->op[i];
+    te_gemm g = te_gemm_of(r->now.rows, op->out, op->in);
+    g.dtype = r->plan->dtype, g.out = op->out_dtype == TE_f32 ? TE_f32 : g.dtype, g.trans_b = 1;
+    return g;
+}
+/* And its operands. */
+TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
+    te_value x = r->now;
+    TE_TRY(te_as(&x, r, r->plan->dtype));
+    g->a = x.p, g->b = r->param[i]->data;
+    return TE_OK;
+}
 TE_API te_status te__linear_forward(te_run *r, const te_step *s, const te__linear_kernels *kernels) {
-    const te_op *op = &r->plan->op[s->op[0]];
     te_split split = TE_SPLIT_BARE;
     int taken = 0;
-    te_value x = r->now;
-    te_gemm g = te_gemm_of(x.rows, op->out, op->in);
-    g.dtype = r->plan->dtype, g.out = op->out_dtype == TE_f32 ? TE_f32 : g.dtype;
-    if (te_is_in_fp8(r, s->op[0])) TE_TRY(te__fp8_forward(&g, r, s->op[0], x));
-    else {
-        TE_TRY(te_as(&x, r, r->plan->dtype));
-        g.a = x.p, g.b = r->param[s->op[0]]->data, g.trans_b = 1;
-    }
+    te_gemm g = te__linear_product(r, s->op[0]);
+    if (te_is_in_fp8(r, s->op[0])) TE_TRY(te__fp8_forward(&g, r, s->op[0], r->now));
+    else TE_TRY(te__linear_operands(&g, r, s->op[0]));
     TE_TRY(te__linear_choose(&g, &split, &taken, r, s, kernels));
     return te__linear_split(r, s, kernels, &g, split, taken);
 }

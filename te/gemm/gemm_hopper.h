@@ -106,8 +106,42 @@ TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barr
     }
 }
 
-TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilogue_fn epilogue, const void *arg,
-                          const te_hopper_kind k) {
+/* The same by couples: each lane has one of a row's eight in 128 columns. */
+TE_FN void te__hopper_epilogue_couples(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars,
+                                       te_couple_fn epilogue, const void *arg, const te_hopper_kind k) {
+    const int warp = (int)threadIdx.x / 32 - 1, lane = (int)threadIdx.x % 32;
+    const int couples = k.couples.group / 2, i = lane % 8 % couples, near = i < k.couples.apart;
+    const int first = lane % 8 / couples * k.couples.group + i + (near ? 0 : k.couples.apart);
+    const int second = first + (near ? k.couples.apart : couples - k.couples.apart);
+    const uint32_t boxes = ring + TE_STAGES * TE_HOPPER_STAGE;
+    te_hopper_work w;
+    for (int j = 0; te__hopper_work(&w, p, j); j++) {
+        const int x = w.x, y = w.y;
+        if (w.part > 0) continue;
+#pragma unroll 1
+        for (int half = 0; half < 2; half++) {
+            const int col = x + 64 * te__hopper_quarter(2 * half + first / 8, k) + first % 8 * 8;
+            const int other = x + 64 * te__hopper_quarter(2 * half + second / 8, k) + second % 8 * 8;
+            TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_wait(te__shared_address(&bars->done[b]), half);
+#pragma unroll 1
+            for (int part = warp; part < 32; part += 3) {
+                const int row = te__hopper_row(part, lane);
+                const uint32_t rows = boxes + part / 4 * 2 * TE_HOPPER_BOX;
+                uint32_t a[4], b[4];
+                te__load_piece(a, te__hopper_piece(rows + first / 8 * TE_HOPPER_BOX, row % 16, first % 8));
+                te__load_piece(b, te__hopper_piece(rows + second / 8 * TE_HOPPER_BOX, row % 16, second % 8));
+                if (y + row < p->m && col < p->n) epilogue(arg, a, b, y + row, col, other);
+            }
+            __syncwarp();
+            TE_UNROLL for (int b = 0; b < 2; b++)
+                if (lane == 0) te__barrier_arrive(te__shared_address(&bars->taken[b]));
+        }
+    }
+}
+
+/* With one epilogue, that by couples where the kind has them. */
+TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilogue_fn epilogue, te_couple_fn couple,
+                          const void *arg, const te_hopper_kind k) {
     extern __shared__ char te_dynamic[];
     const uint32_t ring = (te__shared_address(te_dynamic) + 1023) & ~1023u;
     if (threadIdx.x == 0) {
@@ -127,6 +161,7 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
         else asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
         if (threadIdx.x == 0)
             te__hopper_load(p, ring, bars, k);
+        else if (threadIdx.x >= 32 && k.couples.group) te__hopper_epilogue_couples(p, ring, bars, couple, arg, k);
         else if (threadIdx.x >= 32) te__hopper_epilogue(p, ring, bars, epilogue, arg, k);
     } else if (k.half) { /* registers in all just what the block was launched with, 168 each */
         asm volatile("setmaxnreg.inc.sync.aligned.u32 184;");
@@ -139,9 +174,9 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
     te__cluster_sync(); /* nobody leaves while the other may still write into this block's shared memory */
 }
 #else
-TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilogue_fn epilogue, const void *arg,
-                          const te_hopper_kind k) {
-    (void)p, (void)bars, (void)epilogue, (void)arg, (void)k;
+TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilogue_fn epilogue, te_couple_fn couple,
+                          const void *arg, const te_hopper_kind k) {
+    (void)p, (void)bars, (void)epilogue, (void)couple, (void)arg, (void)k;
 }
 #endif
 
@@ -154,8 +189,16 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
 #define TE_HOPPER_KERNEL_OF(name, type, dtype, dtype_a, dtype_b, trans_b, rows, epilogue, exists)                   \
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te_hopper_barriers bars;                                                                         \
-        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, rows, rows};                                 \
-        if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, &p, kind);                               \
+        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, rows, rows, {0, 0, 0}};                      \
+        if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, 0, &p, kind);                            \
+    }
+/* The product of a linear, B stored [n, k], with an epilogue by couples: a te_couple_fn. group, apart, crossed: see
+ * te_hopper_couples. */
+#define TE_HOPPER_KERNEL_COUPLES(name, type, dtype, group, apart, crossed, couple, exists)                          \
+    TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
+        __shared__ te_hopper_barriers bars;                                                                         \
+        const te_hopper_kind kind = {dtype, dtype, dtype, 1, 0, 0, {group, apart, crossed}};                        \
+        if (exists) te_hopper_body((const te_hopper *)&p, &bars, 0, couple, &p, kind);                              \
     }
 
 #endif

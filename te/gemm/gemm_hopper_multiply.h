@@ -132,7 +132,11 @@ TE_FN void te__hopper_multiply(const te_hopper *p, uint32_t ring, te_hopper_barr
         TE_UNROLL for (int quarter = 0; quarter < 4; quarter++) {
             const int first = steps * quarter / 4, last = steps * (quarter + 1) / 4;
             te__hopper_step(d, &g, quarter, k);
-            if (have) te__hopper_leave(held[quarter], quarter, boxes, bars);
+            if (have && !k.couples.group) te__hopper_leave(held[quarter], quarter, boxes, bars);
+            if (have && k.couples.group && quarter % 2 == 0) { /* both boxes at once */
+                te__hopper_leave(held[quarter], quarter, boxes, bars);
+                te__hopper_leave(held[quarter + 1], quarter + 1, boxes, bars);
+            }
 #pragma unroll 1
             for (int s = first + 1; s < last; s++) te__hopper_step(d, &g, s, k);
         }

@@ -34,12 +34,20 @@ typedef struct te_hopper {
     uint32_t *ready; /* [tiles left, TE_CLUSTER, 8]: parts that have come, by warp; 0 before and after */
 } te_hopper;
 
+/* An epilogue that needs sixteen elements of a row at once gets couples of vectors of eight (te_couple_fn). The sixteen
+ * vectors of 128 columns are groups of `group`, a divisor of 16; in each the first `apart` make couples with those
+ * `apart` behind them, and the rest, group / 2 - apart couples, with those as many behind. `crossed`: of a tile's 256
+ * columns the second 64 and the third change places on their way to the epilogue, so that columns 128 apart make a
+ * couple. */
+typedef struct te_hopper_couples { int group, apart, crossed; } te_hopper_couples; /* group 0: no couples */
+
 /* All constants. trans_b: B is stored [n, k]. */
 typedef struct te_hopper_kind {
     te_dtype dtype, a, b; /* of D; of A and B: dtype, or both FP8 */
     int trans_b;
     int turns; /* `turned` may be wanted */
     int half;  /* registers: more for the epilogue, less for the tile before (gemm_hopper_multiply.h) */
+    te_hopper_couples couples; /* where B is stored [n, k] */
 } te_hopper_kind;
 
 typedef struct te_hopper_barriers {
@@ -83,6 +91,11 @@ TE_FN int te__hopper_work(te_hopper_work *w, const te_hopper *p, int j) {
     return 1;
 }
 
+/* Which 64 columns of a tile the epilogue gets as its quarter `i`. */
+TE_FN int te__hopper_quarter(int i, const te_hopper_kind k) {
+    return k.couples.crossed && (i == 1 || i == 2) ? 3 - i : i;
+}
+
 typedef struct te_hopper_ring { int stage, phase; } te_hopper_ring;
 TE_FN void te__hopper_advance(te_hopper_ring *r) {
     if (++r->stage == TE_STAGES) r->stage = 0, r->phase ^= 1;
@@ -108,7 +121,8 @@ TE_FN void te__hopper_load(const te_hopper *p, uint32_t ring, te_hopper_barriers
             /* of B this block brings its share, for the whole cluster */
             TE_UNROLL for (int q = 0; q < 4 / TE_CLUSTER; q++) {
                 const int piece = rank * (4 / TE_CLUSTER) + q;
-                if (kind.trans_b) te__tma_load(b + piece * 8192, &p->b, k, x + 64 * piece, bar, mask);
+                const int from = te__hopper_quarter(piece, kind);
+                if (kind.trans_b) te__tma_load(b + piece * 8192, &p->b, k, x + 64 * from, bar, mask);
                 else te__tma_load(b + piece * 8192, &p->b, x + 64 * piece, k, bar, mask);
             }
         }

@@ -124,6 +124,9 @@ typedef struct te_epilogue_lane {
  * null: none. */
 typedef void (*te_epilogue_fn)(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
                                te_epilogue_lane *lane);
+/* Sixteen elements of a row: eight from column `col` on, and the eight from `other_col` on that belong to them. */
+typedef void (*te_couple_fn)(const void *arg, const uint32_t w[4], const uint32_t other[4], int row, int col,
+                             int other_col);
 
 /* ---- what tuning found, kept in the context ---------------------------------------------------------------------- */
 

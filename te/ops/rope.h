@@ -70,6 +70,14 @@ TE_FN void te_turn8(float x[8], float mate[8], const float *cosine, const float 
     }
 }
 
+/* Eight elements that turn among themselves, 2p with 2p + 1. */
+TE_FN void te_turn_near8(float v[8], const float cosine[4], const float sine[4]) {
+    TE_UNROLL for (int i = 0; i < 8; i += 2) {
+        const float even = v[i], odd = v[i + 1], co = cosine[i / 2], si = sine[i / 2];
+        v[i] = even * co - odd * si, v[i + 1] = odd * co + even * si;
+    }
+}
+
 /* turns[row]: the cosines of `pairs` pairs, then their sines. */
 TE_FN void te_rope_turns(float *turns, const te_rope_args *a, int64_t first, int rows, te_lanes g, int pairs,
                          int rotary, int scaled, int direction) {
@@ -138,12 +146,7 @@ TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *turns, int wid
                 te_vec8_floats(w, &mate[r], from);
                 te_turn8(v, w, cosine + d, sine + d);
                 te_store8(a->y, (first + r) * width + c + far, w, 8, 1, to);
-            } else if (turns_here) {
-                TE_UNROLL for (int i = 0; i < 8; i += 2) {
-                    const float even = v[i], odd = v[i + 1], co = cosine[(d + i) / 2], si = sine[(d + i) / 2];
-                    v[i] = even * co - odd * si, v[i + 1] = odd * co + even * si;
-                }
-            }
+            } else if (turns_here) te_turn_near8(v, cosine + d / 2, sine + d / 2);
             te_store8(a->y, (first + r) * width + c, v, 8, 1, to);
         }
     }
@@ -156,16 +159,20 @@ TE_API void te__rope_fill(te_rope_args *a, const te_run *r, int i, te_value y) {
     const te_rope_options *o = (const te_rope_options *)r->plan->op[i].options;
     a->log2_base = log2((double)o->base), a->scale = te_rope_scale_of(o);
 }
-TE_API te_status te__rope_run(te_run *r, const te_step *s,
-                              te_status (*launch)(te_context *, te_grid, const te_rope_args *)) {
-    const int i = s->op[0];
+typedef te_status (*te_rope_launch_fn)(te_context *ctx, te_grid grid, const te_rope_args *a);
+/* y, null: not wanted, becomes the walk's value. */
+TE_API te_status te__rope_to(te_run *r, int i, te_value y, te_rope_launch_fn launch) {
     te_rope_args a;
-    te_value y;
-    TE_TRY(r->pass == TE_BACKWARD ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
     te__rope_fill(&a, r, i, y);
     if (y.p && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_ROPE_ROWS), 1), &a));
     te_set_now(r, y);
     return TE_OK;
+}
+TE_API te_status te__rope_run(te_run *r, const te_step *s, te_rope_launch_fn launch) {
+    const int i = s->op[0];
+    te_value y;
+    TE_TRY(r->pass == TE_BACKWARD ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
+    return te__rope_to(r, i, y, launch);
 }
 
 #endif

@@ -1,0 +1,12 @@
+// expect: te: block_qkv_linear_gelu_rope: between a linear and a rope of one row stands a bias or nothing
+// A row of the fusion list with a map other than a bias between a matrix product and a rope.
+#include "te/te.h"
+
+#ifdef TE_FIXED
+TE_SEQUENTIAL(block, bf16, (linear, qkv, 64, 64), (gelu, g), (rope, r, 2, 1, 16))
+#else
+#define TE_FORWARD_linear_act_rope TE_FUSED
+TE_SEQUENTIAL(block, bf16, (linear, qkv, 64, 64), (gelu, g), (rope, r, 2, 1, 16))
+#endif
+
+int main(void) { return block_forward_steps == 0; }
