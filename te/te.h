@@ -36,7 +36,7 @@
 #include "ops/embedding.h"     /* embedding */
 #include "ops/head_norm.h"     /* head_norm, head_norm1p */
 #include "ops/last_token.h"    /* last_token */
-#include "ops/linear.h"        /* linear, tied_linear */
+#include "ops/linear.h"        /* linear, tied_linear, frozen_linear */
 #include "ops/load.h"          /* load */
 #include "ops/mul_param.h"     /* mul_param */
 #include "ops/norm.h"          /* layernorm, rmsnorm, l2norm, layernorm1p, rmsnorm1p */

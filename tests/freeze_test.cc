@@ -17,6 +17,20 @@ TE_SEQUENTIAL(eighths, (bf16, (recipe, fp8_delayed)), (rmsnorm, n, 32), (linear,
 #define TE_FORWARD_linear_cross_entropy TE_FUSED
 #define TE_BACKWARD_cross_entropy_linear TE_FUSED
 TE_SEQUENTIAL(head, bf16, (rmsnorm, n, 16), (linear, lm, 16, 40), (cross_entropy, loss, 40))
+// The same with linears that are frozen while the program runs, or in the list: behind a norm, behind a gated op, between forks with a
+// branch that trains beside it, in a span that runs again; with a loss; in FP8.
+#define BESIDE(LINEAR)                                                                                                                          \
+    (rmsnorm, n, 24), (LINEAR, up, 24, 80), (bias, up_b, 80), (swiglu, act), (LINEAR, down, 40, 24), (fork, x), (LINEAR, w, 24, 24), (fork, y), \
+        (load, x), (linear, low, 24, 3), (linear, high, 3, 24), (add, y), (recompute, r), (rmsnorm, n2, 24), (LINEAR, fc, 24, 32), (silu, s),    \
+        (LINEAR, out, 32, 16), (end_recompute, r), (scale, half, 0.5f)
+#define TO_LOSS(LINEAR) (rmsnorm, n, 16), (LINEAR, lm, 16, 40), (cross_entropy, loss, 40)
+#define IN_EIGHTHS(LINEAR) (rmsnorm, n, 32), (LINEAR, a, 32, 48), (bias, a_b, 48), (gelu, g), (LINEAR, b, 48, 32), (bias, b_b, 32)
+TE_SEQUENTIAL(beside, f32, BESIDE(linear))
+TE_SEQUENTIAL(beside_fixed, f32, BESIDE(frozen_linear))
+TE_SEQUENTIAL(to_loss, bf16, TO_LOSS(linear))
+TE_SEQUENTIAL(to_loss_fixed, bf16, TO_LOSS(frozen_linear))
+TE_SEQUENTIAL(in_eighths, (bf16, (recipe, fp8_delayed)), IN_EIGHTHS(linear))
+TE_SEQUENTIAL(in_eighths_fixed, (bf16, (recipe, fp8_delayed)), IN_EIGHTHS(frozen_linear))
 
 namespace {
 
@@ -257,6 +271,52 @@ TEST_CASE("products in FP8 with frozen weights", "[freeze]") {
             if (mask != 15) check_masked(l, all, mask, false, dx);
         }
     }
+}
+
+// What trains has the bits that it has where the same weights are frozen by name, and forward keeps `less` bytes less.
+static void check_fixed(list &loose, list &fixed, const std::vector<const char *> &names, size_t less, bool in_fp8 = false) {
+    CAPTURE(fixed.plan->name);
+    CHECK(te_plan_saved_bytes(loose.plan, loose.rows) - te_plan_saved_bytes(fixed.plan, fixed.rows) == less);
+    for (const char *name : names) {
+        REQUIRE(te_freeze(&loose.model, name, nullptr, loose.ctx) == TE_OK);
+        CHECK(fixed.named(name)->frozen);
+        CHECK(te_unfreeze(&fixed.model, name, nullptr, fixed.ctx) == TE_ERROR_VALUE);
+        CHECK(std::string(te_last_error(fixed.ctx)).find(std::string(name) + ".* belongs to a frozen_linear, of which forward keeps no x") != std::string::npos);
+    }
+    REQUIRE(te_freeze(&fixed.model, nullptr, nullptr, fixed.ctx) == TE_OK);
+    REQUIRE(te_unfreeze(&fixed.model, nullptr, nullptr, fixed.ctx) == TE_OK); // all that can
+    char texts[2][1024];
+    te__text was = {texts[0], 0}, is = {texts[1], 0};
+    te__plan_text(&was, loose.plan, 1), te__text_char(&was, 0), te__plan_text(&is, fixed.plan, 1), te__text_char(&is, 0);
+    CHECK(std::string(texts[0]) == texts[1]); // a checkpoint of the one is one of the other
+    CHECK(te_trained_grad_bytes(&fixed.model) == te_trained_grad_bytes(&loose.model));
+    for (list *l : {&loose, &fixed}) {
+        te_recipes recipes;
+        te_model *models[] = {&l->model};
+        te_recipes_config config = te_recipes_defaults();
+        buffer room(l->ctx, in_fp8 ? te_recipes_bytes(models, 1, &config) : 16);
+        if (in_fp8) REQUIRE(te_recipes_init(&recipes, room.data(), room.bytes, models, 1, &config, l->ctx) == TE_OK);
+        l->memory.poison(), l->forward(), l->backward(true);
+        if (in_fp8) REQUIRE(te_recipes_step(&recipes, l->ctx) == TE_OK);
+        l->memory.poison(), l->forward(), l->backward(true);
+    }
+    CHECK(fixed.y.raw() == loose.y.raw());
+    CHECK(fixed.dx.raw() == loose.dx.raw());
+    CHECK(fixed.grads.raw() == loose.grads.raw()); // poison where nothing trains
+}
+
+TEST_CASE("a frozen_linear keeps no x", "[freeze]") {
+    const size_t rows = TE_ROW_PAD; // saved memory is sized for these
+    {
+        list loose(beside_plan(), 2, 9), fixed(beside_fixed_plan(), 2, 9);
+        check_fixed(loose, fixed, {"up", "down", "w", "fc", "out"}, rows * (24 + 40) * sizeof(float)); // those of the span are not saved
+    }
+    {
+        list loose(to_loss_plan(), 2, 9), fixed(to_loss_fixed_plan(), 2, 9);
+        check_fixed(loose, fixed, {"lm"}, 0); // backward makes the logits again, of x
+    }
+    list loose(in_eighths_plan(), 2, 9), fixed(in_eighths_fixed_plan(), 2, 9);
+    check_fixed(loose, fixed, {"a", "b"}, (size_t)te_round_up(rows * 32, TE_ALIGN) + (size_t)te_round_up(rows * 48, TE_ALIGN) + 2 * TE_ALIGN, true);
 }
 
 // ---- the mean over rows that have a label ---------------------------------------------------------------------------------

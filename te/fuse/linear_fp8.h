@@ -71,15 +71,15 @@ TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_v
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_kept_fp8 kept = te_kept_of(r, i);
     const size_t bytes = (size_t)(te_room_rows(r) * dy.cols);
-    const int trains = te_is_trained(r->param[i]);
+    const int trains = te_is_trained(r->param[i]), fixed = (r->plan->op[i].flags & TE_IS_FROZEN) != 0;
     void *y = dy.p, *yt = r->turned.p, *xt = kept.x;
-    if (te_is_fp8(dy.dtype) && !yt) TE_TRY(te__fp8_transpose(r, &yt, dy, trains));
+    if (te_is_fp8(dy.dtype) && !yt && !fixed) TE_TRY(te__fp8_transpose(r, &yt, dy, trains));
     else if (!te_is_fp8(dy.dtype)) {
         TE_TRY(te_scratch(r, &y, bytes));
-        TE_TRY(te_scratch(r, &yt, bytes));
+        if (!fixed) TE_TRY(te_scratch(r, &yt, bytes));
         TE_TRY(te__fp8_cast(r, dy, f, f->dy, TE_e5m2, y, trains ? yt : 0, 0));
     }
-    if (!te_keeps_turned(r->turned_x, i))
+    if (!fixed && !te_keeps_turned(r->turned_x, i))
         TE_TRY(te__fp8_transpose(r, &xt, te_value_of(kept.x, TE_e4m3, dy.rows, r->plan->op[i].in), trains));
     x->a = y, x->b = f->transposed, x->trans_b = 1;
     x->a_fp8 = te__fp8_operand(TE_e5m2, f->scales ? te_scales_inverse(f->scales, f->dy) : 0);

@@ -45,6 +45,7 @@ TE_API te_status te__linear_wgrad_of(te_gemm *w, te_run *r, int i, te_value dy) 
 TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     const int dry = r->dry;
     te_status status = TE_OK;
+    if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK; /* it has no x */
     r->dry |= !te_is_trained(r->param[i]);
     if (!te_is_in_fp8(r, i)) status = te__linear_wgrad_of(w, r, i, dy);
     if (status == TE_OK) status = te__linear_gemm(r, w, TE_ROWS_OF_k, 0);

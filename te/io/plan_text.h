@@ -23,7 +23,8 @@ TE_API void te__plan_text_op(te__text *t, const te_plan *plan, const te_op *op, 
     const int gives = op->share == TE_SHARE_columns ? ranks : 1;
     const int heads = gives > 1 && !strcmp(op->kind, "attention") ? 2 : 0; /* its first options */
     const int reads = (op->flags & (TE_IS_ADD | TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) != 0;
-    te__text_put(t, "; "), te__text_put(t, op->kind), te__text_char(t, ' '), te__text_put(t, op->name);
+    const char *kind = op->flags & TE_IS_FROZEN ? "linear" : op->kind; /* a frozen_linear's numbers mean the same */
+    te__text_put(t, "; "), te__text_put(t, kind), te__text_char(t, ' '), te__text_put(t, op->name);
     if (reads && strcmp(op->name, plan->op[op->edge].name))
         te__text_put(t, " of "), te__text_put(t, plan->op[op->edge].name);
     snprintf(words, sizeof words, " %lld>%lld", (long long)op->in * takes, (long long)op->out * gives);

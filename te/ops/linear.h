@@ -1,5 +1,7 @@
 /* linear.h -- (linear, name, in, out): y[rows, out] = x[rows, in] weight[out, in]^T. A bias is an op of its own.
  * (tied_linear, name, in, out): the same, with a weight that belongs to another parameter (te_tie).
+ * (frozen_linear, name, in, out): the same, with a weight that never trains (te/plan/freeze.h). Backward needs x for
+ * its gradient alone, so forward saves no x for it; another op that reads x, or a fork, keeps it all the same.
  *
  * Ranks of a tensor group hold a part each (Shoeybi et al. 2019), of local widths. (shard, columns): its own columns of
  * the output, rows of the weight; behind an all_gather or copy_to_group. (shard, rows): it takes its own columns of the
@@ -27,10 +29,14 @@
                                                                         : TE_SHARE_same))
 #define TE_OP_linear (linear, gemm)
 #define TE_OP_tied_linear (linear, gemm)
+#define TE_OP_frozen_linear (linear, gemm)
 #define TE_SHAPES_linear(op) (2)
 #define TE_IN_linear(op) (TE_ARG1(op, 0))
 #define TE_OUT_linear(op, in) (TE_ARG2(op, 0))
-#define TE_FLAGS_linear(op) (TE_SAVES_INPUT)
+#define TE_FLAGS_linear(op) TE_JOIN1(TE_FLAGS_OF_, TE_KIND(op))
+#define TE_FLAGS_OF_linear (TE_SAVES_INPUT)
+#define TE_FLAGS_OF_tied_linear (TE_SAVES_INPUT)
+#define TE_FLAGS_OF_frozen_linear (TE_IS_FROZEN)
 #define TE_RECIPE_linear(model, op) ((int)TE_RECIPE_OPTION(op, (int)model##_recipe))
 #define TE_TAKES_linear_recipe TE_TOKEN
 #define TE_CHECK_linear(model, op)                                                                             \
@@ -47,5 +53,6 @@
 #define TE_PARAMS_linear(op, in, out) ((weight, out, in, TE_JOIN1(TE_WEIGHT_OF_, TE_KIND(op))))
 #define TE_WEIGHT_OF_linear normal
 #define TE_WEIGHT_OF_tied_linear tied
+#define TE_WEIGHT_OF_frozen_linear normal
 
 #endif

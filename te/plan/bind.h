@@ -123,6 +123,7 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
             param->op = op->name, param->field = info->field, param->rows = info->rows, param->cols = info->cols;
             param->dtype = plan->dtype, param->init = info->init, param->tied = info->tied;
             param->trains = grads != 0, param->index = (int)(param - m->param);
+            param->frozen = param->fixed = (op->flags & TE_IS_FROZEN) != 0;
             param->last = op->op_class == TE_CLASS_norm || (op->flags & TE_SUMS);
             te__bind_shard(param, op, &parts);
             if (info->tied || !params) continue;

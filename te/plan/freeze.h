@@ -10,7 +10,11 @@
  *
  * Gradients that are bound so have memory for what trains alone. Bound by <model>_bind they lie as the parameters do,
  * those of frozen ones unused, and any of them may be frozen and trained again between steps; an optimizer is
- * initialised anew then. Frozen parameters take no moments and no master weights. To bind an instance trains all of it.
+ * initialised anew then. Frozen parameters take no moments and no master weights. To bind an instance trains all of it
+ * but those.
+ *
+ * What never trains says so in the list: (frozen_linear, ..) in place of (linear, ..). It is frozen from the start,
+ * cannot be trained, and forward saves no x for its gradient, which it does whatever is frozen here.
  *
  * A tied parameter trains as its owner does. A backward ends where nothing is left to compute: if dx is not wanted, the
  * ops in front of the first parameter that trains cost nothing.
@@ -24,21 +28,28 @@
 TE_API int te__is_named(const te_param *p, const char *op, const char *field) {
     return (!op || !strcmp(p->op, op)) && (!field || !strcmp(p->field, field));
 }
-/* The parameters of op `op`, null: of all ops, called `field`, null: all. Those that are tied follow their owners. */
+/* The parameters of op `op`, null: of all ops, called `field`, null: all. Those that are tied follow their owners,
+ * those of a frozen_linear stay frozen. */
 TE_API te_status te__set_frozen(te_model *m, const char *op, const char *field, int frozen, const char *who,
                                 te_context *ctx) {
-    int named = 0, own = 0;
+    int named = 0, own = 0, fixed = 0;
     TE_TRY(te__check_context(ctx, who));
     TE_REQUIRE(m && m->plan, ctx, TE_ERROR_NULL, "%s: the instance is null or not bound", who);
     TE_TRY(te__check_bound(m->plan, m, ctx));
     for (int i = 0; i < m->param_count; i++)
-        if (te__is_named(&m->param[i], op, field)) named++, own += !m->param[i].tied;
+        if (te__is_named(&m->param[i], op, field))
+            named++, own += !m->param[i].tied, fixed += m->param[i].fixed;
     TE_REQUIRE(named, ctx, TE_ERROR_VALUE, "%s: %s has no parameter %.60s.%.60s", who, m->plan->name, op ? op : "*",
                field ? field : "*");
     TE_REQUIRE(own, ctx, TE_ERROR_VALUE, "%s: %s: %.60s.%.60s is tied, and trains as the parameter that owns it does",
                who, m->plan->name, op ? op : "*", field ? field : "*");
-    for (int i = 0; i < m->param_count; i++)
-        if (te__is_named(&m->param[i], op, field) && !m->param[i].tied) m->param[i].frozen = frozen;
+    TE_REQUIRE(frozen || own > fixed, ctx, TE_ERROR_VALUE,
+               "%s: %s: %.60s.%.60s belongs to a frozen_linear, of which forward keeps no x for a gradient", who,
+               m->plan->name, op ? op : "*", field ? field : "*");
+    for (int i = 0; i < m->param_count; i++) {
+        te_param *p = &m->param[i];
+        if (te__is_named(p, op, field) && !p->tied) p->frozen = frozen || p->fixed;
+    }
     return TE_OK;
 }
 TE_API te_status te_freeze(te_model *m, const char *op, const char *field, te_context *ctx) {

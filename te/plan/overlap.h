@@ -50,7 +50,8 @@ TE_API int te__reads_x(const te_plan *p) {
         if ((p->op[j].flags & (TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) && p->op[j].edge < i &&
             !(p->op[p->op[j].edge].flags & TE_IS_INPUT))
             return 1;
-    return (p->op[i].flags & TE_SAVES_INPUT) || (p->span_count && p->span[0].first <= i);
+    return (p->op[i].flags & TE_SAVES_INPUT) || te_remakes_logits(p, i) ||
+           (p->span_count && p->span[0].first <= i);
 }
 TE_API int te__reads_y(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_SAVES_OUTPUT) != 0; }
 /* One more, that is compared with all before it. */

@@ -35,7 +35,8 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
         const te_op *op = &p->op[i];
         if (pass != TE_INFER) n += op->stats * (long)sizeof(float);
         if (pass == TE_BACKWARD) {
-            if ((op->flags & TE_SAVES_INPUT) && !(i && te_remakes_logits(p, i - 1))) n += op->in * size;
+            const int reads = (op->flags & TE_SAVES_INPUT) || te_remakes_logits(p, i);
+            if (reads && !(i && te_remakes_logits(p, i - 1))) n += op->in * size;
             if ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT))
                 n += op->out * size; /* an input's gradient went to its caller */
             const int joins = op->edge >= 0 && !te_reads_last(p, i); /* the gradient so far is read, the sum written */

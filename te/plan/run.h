@@ -130,7 +130,11 @@ TE_API int te_is_in_fp8(const te_run *r, int i) {
     return r->use == TE_USE_as_bound ? r->param[i]->fp8.on : r->use != TE_USE_off;
 }
 
-/* What a product in FP8 keeps for its backward; null in inference. */
+/* Whether it then keeps its input so, for its weight's gradient. */
+TE_API int te__keeps_fp8(const te_run *r, int i) {
+    return te_is_in_fp8(r, i) && !(r->plan->op[i].flags & TE_IS_FROZEN);
+}
+/* What a product in FP8 keeps for its backward; null in inference, and of a frozen_linear. */
 typedef struct te_kept_fp8 {
     float *inverse; /* 1 / the scale of its input */
     void *x;        /* its input, e4m3 [rows, in], or transposed (te_keeps_turned) with rows up to a multiple of 16 */
@@ -202,13 +206,13 @@ TE_API int te__is_read(const te_run *r, int i) {
     if (plan->op[i].flags & TE_SAVES_OUTPUT) return 1;
     if (i + 1 == plan->op_count || te_is_in_fp8(r, i + 1)) return 0; /* a product in FP8 keeps its input so */
     if (te_remakes_logits(plan, i)) return 0;
-    return (plan->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0;
+    return (plan->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0 || te_remakes_logits(plan, i + 1);
 }
 /* Whether op i, in span k, leaves something that has to be computed again. */
 TE_API int te__is_lost(const te_run *r, int k, int i) {
     const te_op *op = &r->plan->op[i];
     if (i >= r->plan->span[k].last) return 0;
-    return op->stats || te_is_in_fp8(r, i) || (te__is_read(r, i) && !(op->flags & (TE_IS_FORK | TE_IS_LOAD)));
+    return op->stats || te__keeps_fp8(r, i) || (te__is_read(r, i) && !(op->flags & (TE_IS_FORK | TE_IS_LOAD)));
 }
 /* The same as te__is_read, or a span that runs again begins with it. */
 TE_API int te_in_memory(const te_run *r, int i) {
@@ -251,7 +255,7 @@ TE_API size_t te__place(te_run *r, char *base, size_t at, int from, int to, int 
             r->act[i] = base + at;
             at += (size_t)te_round_up(padded * op->out * (int64_t)te_dtype_bytes(op->out_dtype), TE_ALIGN);
         }
-        if (here && te_is_in_fp8(r, i)) {
+        if (here && te__keeps_fp8(r, i)) {
             r->kept[i] = base + at;
             at += TE_ALIGN + (size_t)te_round_up(te_padded_rows(r, op->in_rows) * op->in, TE_ALIGN);
         }
