@@ -1,27 +1,26 @@
 // block.cu -- what each step of a plan takes on this GPU: GPT blocks at two sizes, a Llama block, the LayerNorm + MLP part by
-// itself, embedding and head; bare matrix products of the same shapes; gradients of weights that are added to those of the
+// itself, embedding and head; bare matrix products of the same shapes, beside them with what their epilogues take along; gradients of weights that are added to those of the
 // micro-batch before beside those that are not. Products are tuned; what that gained is printed last.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. bench/block.cu -o block -lcublasLt && ./block block.tsv COMMIT
 #include "bench.h"
 #include "models.h" // gpt4096
 
-#define LLAMA(H, F, HEADS, KV, D)                                                                                      \
-    (fork, x1), (rmsnorm, ln1, H), (linear, qkv, H, ((HEADS) + 2 * (KV)) * (D)), (rope, turn, HEADS, KV, D),           \
-    (attention, attn, HEADS, KV, D), (linear, proj, (HEADS) * (D), H), (add, x1), (fork, x2), (rmsnorm, ln2, H),       \
-    (linear, up, H, 2 * (F)), (swiglu, act), (linear, down, F, H), (add, x2)
-
 TE_SEQUENTIAL(gpt768, bf16, ATTENTION_PART(768, 12, 0.1f), MLP_PART(768, 3072, 0.1f))
 TE_SEQUENTIAL(mlp4096, bf16, MLP_PART(4096, 16384, 0.1f))
-TE_SEQUENTIAL(llama4096, bf16, LLAMA(4096, 14336, 32, 8, 128))
+TE_SEQUENTIAL(llama4096, bf16, LLAMA_4096)
 TE_SEQUENTIAL(embed768, bf16, (embedding, wte, 50304, 768), (positions, wpe, 1024, 768))
 TE_SEQUENTIAL(head768, bf16, (layernorm, lnf, 768), (linear, lm, 768, 50304), (cross_entropy, loss, 50304))
 TE_SEQUENTIAL(bare_qkv, bf16, (linear, l, 4096, 12288))
+TE_SEQUENTIAL(bare_gqa, bf16, (linear, l, 4096, 6144))
 TE_SEQUENTIAL(bare_proj, bf16, (linear, l, 4096, 4096))
 TE_SEQUENTIAL(bare_fc1, bf16, (linear, l, 4096, 16384))
 TE_SEQUENTIAL(bare_fc2, bf16, (linear, l, 16384, 4096))
 
 TE_SEQUENTIAL(linear_bias_gelu, bf16, (linear, l, 4096, 16384), (bias, b, 16384), (gelu, a))
+TE_SEQUENTIAL(linear_rope, bf16, (linear, l, 4096, 12288), (rope, r, 32, 32, 128))
+TE_SEQUENTIAL(linear_rope_gqa, bf16, (linear, l, 4096, 6144), (rope, r, 32, 8, 128))
+TE_SEQUENTIAL(linear_bias_rope, bf16, (linear, l, 4096, 12288), (bias, b, 12288), (rope, r, 32, 32, 128))
 
 // dweight[out, in] += dy[rows, out]^T x[rows, in] in f32, beside the same without the sum.
 static void accumulating(const char *name, int rows, int in, int out) {
@@ -54,6 +53,8 @@ int main(int argc, char **argv) {
     bench_plan(mlp4096_plan(), 4, 2048);
     bench_against(mlp4096_plan(), {bare_fc1_plan(), bare_fc2_plan()}, 4, 2048, TE_BACKWARD, "its bare products");
     for (te_pass pass : {TE_INFER, TE_FORWARD}) bench_against(linear_bias_gelu_plan(), {bare_fc1_plan()}, 4, 2048, pass, "its bare product");
+    for (const te_plan *p : {linear_rope_plan(), linear_bias_rope_plan()}) bench_against(p, {bare_qkv_plan()}, 4, 2048, TE_FORWARD, "its bare product");
+    bench_against(linear_rope_gqa_plan(), {bare_gqa_plan()}, 4, 2048, TE_FORWARD, "its bare product");
     bench_plan(gpt4096_plan(), 4, 2048);
     bench_whole(gpt4096_plan(), 4, 2048);
     for (int rows : {1, 8, 16, 64}) bench_whole(gpt4096_plan(), 1, rows);

@@ -1,4 +1,5 @@
-// models.h -- the parts of a GPT block, and the block that block.cu times by itself and turns.cu in turns with PyTorch's.
+// models.h -- the parts of a GPT block, and the blocks that block.cu times by themselves and turns.cu in turns with PyTorch's: GPT's, and those
+// of Llama 3 8B and Qwen3 8B.
 #ifndef BENCH_MODELS_H
 #define BENCH_MODELS_H
 
@@ -12,6 +13,8 @@
     (bias, fc2_b, H), (dropout, drop2, P), (add, x2)
 
 #define GPT_4096 ATTENTION_PART(4096, 32, 0.1f), MLP_PART(4096, 16384, 0.1f)
+#define LLAMA_4096 TE_LLAMA_BLOCK(b, 4096, 14336, 32, 8, 128, 500000.0f)
+#define QWEN3_4096 TE_QWEN3_BLOCK(b, 4096, 12288, 32, 8, 128, 1000000.0f)
 
 TE_SEQUENTIAL(gpt4096, bf16, GPT_4096)
 

@@ -3,7 +3,7 @@
 
     COMMIT=... python3 bench/peers.py OUT.tsv [part of a name]
 
-Where libturns.so (turns.cu) lies beside OUT.tsv, its GPT block, attention and products take turns with PyTorch's, on a warm chip.
+Where libturns.so (turns.cu) lies beside OUT.tsv, its blocks, attention and products take turns with PyTorch's, on a warm chip.
 As bench.h does it: a case is captured many times into one CUDA graph, over enough copies of its tensors (outputs too, but
 not weights) that the L2 does not help; the variants of a case run in turns; the median of the rounds is taken. What takes
 milliseconds runs without a graph, behind a run that is not timed: a pause there would let the chip cool, and its clock rise.
@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 DEVICE, BF16 = "cuda", torch.bfloat16
 ROUNDS, WARM = 9, 2
-SECONDS, LONGEST = 110, 140
+SECONDS, LONGEST = 200, 240
 START, HEAD_DIM = time.monotonic(), 128
 
 
@@ -199,9 +199,51 @@ class Block(nn.Module):
         return self.mlp(x + F.dropout(self.proj(attention(q, k, v)), 0.1, self.training))
 
 
+class Gated(nn.Module):
+    """RMSNorm, swiglu between two linears, and the residual."""
+
+    def __init__(self, hidden, ffn):
+        super().__init__()
+        self.norm, self.up, self.down = nn.RMSNorm(hidden, 1e-5), nn.Linear(hidden, 2 * ffn, bias=False), nn.Linear(ffn, hidden, bias=False)
+
+    def forward(self, x):
+        gate, up = self.up(self.norm(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class Turn(nn.Module):
+    """Rotary positions of [batch, seq, heads, HEAD_DIM], from tables in bf16."""
+
+    def __init__(self, seq, base):
+        super().__init__()
+        half = HEAD_DIM // 2
+        angle = torch.arange(seq).float()[:, None] * base ** (-torch.arange(half).float() / half)
+        for name, f in (("cosine", torch.cos), ("sine", torch.sin)):
+            self.register_buffer(name, torch.cat([f(angle)] * 2, -1)[:, None, :].to(BF16))
+
+    def forward(self, x):
+        low, high = x.chunk(2, -1)
+        return x * self.cosine + torch.cat((-high, low), -1) * self.sine
+
+
+class Rotary(nn.Module):
+    """The blocks of Llama and, with a norm of each head, of Qwen3: TE_LLAMA_BLOCK and TE_QWEN3_BLOCK."""
+
+    def __init__(self, hidden, ffn, heads, kv, seq, base, norms):
+        super().__init__()
+        self.split, self.norm, self.turn, self.mlp = (heads, kv, kv), nn.RMSNorm(hidden, 1e-5), Turn(seq, base), Gated(hidden, ffn)
+        self.qkv, self.proj = nn.Linear(hidden, (heads + 2 * kv) * HEAD_DIM, bias=False), nn.Linear(heads * HEAD_DIM, hidden, bias=False)
+        self.q_norm, self.k_norm = (nn.RMSNorm(HEAD_DIM, 1e-6) if norms else nn.Identity() for _ in range(2))
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (-1, HEAD_DIM)).split(self.split, 2)
+        return self.mlp(x + self.proj(attention(self.turn(self.q_norm(q)), self.turn(self.k_norm(k)), v)))
+
+
 def attention(q, k, v):
-    """Causal: [batch, seq, heads, head_dim] each -> [batch, seq, hidden]."""
-    return F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True).transpose(1, 2).flatten(2)
+    """Causal: [batch, seq, heads, head_dim] each, of k and v perhaps fewer heads -> [batch, seq, hidden]."""
+    heads = (t.transpose(1, 2) for t in (q, k, v))
+    return F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=q.shape[2] != k.shape[2]).transpose(1, 2).flatten(2)
 
 
 def with_backend(backend):
@@ -249,6 +291,26 @@ def blocks():
         host_time(block, normal(1, 16, hidden, grad=True))
 
 
+def rotary_blocks():
+    """Each side's attention by itself runs behind its block, as above."""
+    hidden, heads, kv, batch, seq = 4096, 32, 8, 4, 2048
+    rows, attention_shape = f"{batch * seq}", f"{batch * seq}x{(heads + 2 * kv) * HEAD_DIM}x{hidden}"
+    qkv = lambda: [normal(batch, seq, n, HEAD_DIM, grad=True) for n in (heads, kv, kv)]
+    for what, ffn, base, norms in (("llama4096", 14336, 5e5, False), ("qwen4096", 12288, 1e6, True)):
+        if ONLY not in what + "_attention":
+            continue
+        block = on_gpu(Rotary(hidden, ffn, heads, kv, seq, base, norms))
+        racers = racers_of(what, rows, block, lambda: [normal(batch, seq, hidden, grad=True)], ("forward", "forward+backward"), graph=False,
+                           shared=list(block.parameters()), sets=2, runs=4)
+        racers += racers_of(what + "_attention", attention_shape, attention, qkv, ("forward+backward",), compiled=False, graph=False, sets=3, runs=8)
+        racers += ours_of(what, rows, batch, seq, runs=4) + ours_of(what + "_attention", attention_shape, batch, seq, runs=8)
+        race(what, racers, warm=1.0, rounds=21)
+        del racers, block
+        if OURS:
+            OURS.library.lists_close()
+        torch.cuda.empty_cache()
+
+
 def host_time(block, x, rounds=30):
     """Microseconds of the host to enqueue a forward and a backward of 16 rows, the GPU left behind."""
     wants, dy, t = [x, *block.parameters()], torch.randn_like(x), []
@@ -267,7 +329,7 @@ class Ours:
     """libturns.so: y = x W^T, dx = dy W, dW = dy^T x in f32 and in bf16; lists, forward and backward."""
 
     WHICH = {"forward": 0, "dgrad": 1, "wgrad_f32": 2, "wgrad": 3}
-    LISTS = {"gpt4096": 0, "attention": 1}
+    LISTS = {"gpt4096": 0, "attention": 1, "llama4096": 2, "qwen4096": 3, "llama4096_attention": 4, "qwen4096_attention": 4}
 
     def __init__(self, path):
         self.library = ctypes.CDLL(path)
@@ -376,11 +438,7 @@ def bias_dropout_add(rows=8192):
 
 
 def rope(batch=4, seq=2048):
-    half = HEAD_DIM // 2
-    angle = torch.arange(seq, device=DEVICE).float()[:, None] * 10000.0 ** (-torch.arange(half, device=DEVICE).float() / half)
-    cosine, sine = (torch.cat([f(angle)] * 2, -1)[:, None, :].to(BF16) for f in (torch.cos, torch.sin))
-    turn = lambda x: x * cosine + torch.cat((-x[..., half:], x[..., :half]), -1) * sine
-    case("rope", f"{batch * seq}x{128 * HEAD_DIM}", turn, lambda: [normal(batch, seq, 128, HEAD_DIM, grad=True)])
+    case("rope", f"{batch * seq}x{128 * HEAD_DIM}", Turn(seq, 10000.0).to(DEVICE), lambda: [normal(batch, seq, 128, HEAD_DIM, grad=True)])
 
 
 def cross_entropy():
@@ -425,7 +483,7 @@ def main():
         note(f"{library}: {reason(e)}")
     with open(sys.argv[1], "w") as TSV:
         TSV.write(f"# {title}\nwhat\tpass\tvariant\tshape\tmicroseconds\tspread\n")
-        for group in (blocks, products, norms, optimizer, cross_entropy, embedding, add_norm, activations, rope, bias_dropout_add):
+        for group in (blocks, rotary_blocks, products, norms, optimizer, cross_entropy, embedding, add_norm, activations, rope, bias_dropout_add):
             try:
                 group()
             except Exception as e:

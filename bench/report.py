@@ -102,7 +102,7 @@ def gaps_table(rows):
                    times(r["microseconds"], r["asked"])] for r in rows])
 
 def in_turns(rows):
-    """{what: {variant: microseconds}} of forward + backward, and of inference by rows, if our GPT block and its attention took turns with
+    """{what: {variant: microseconds}} of forward + backward, and of inference by rows, if our blocks and their attention took turns with
     PyTorch's; else nothing."""
     t = defaultdict(dict)
     for r in rows:
@@ -129,14 +129,15 @@ def wholes(block, peers, turns):
         if ours:
             out.append([name, us(ours), us(p.get("eager")), us(p.get("compile")), times(ours, p.get("eager", 0), 3), times(ours, p.get("compile", 0), 3)])
 
-    for model in ("mlp4096", "gpt4096"):
+    for model in ("mlp4096", "gpt4096", "llama4096", "qwen4096"):
         forward, both = (next((t for k, t in peers.items() if k[:2] == (model, p)), {}) for p in ("forward", "forward+backward"))
         line(f"{model} forward", total[model, "forward"], forward)
         ours = whole.get(model, total[model, "forward"] + total[model, "backward"])
         mine = sum(t for k, t in attention.items() if k[0] == model and k[1] != "inference")
-        theirs = sum(t.get("eager", 0) for k, t in peers.items() if k[0] == "attention" and k[1] in ("forward", "backward"))
-        if turns and model == "gpt4096":
-            ours, mine, theirs = turns[model]["ours"], turns["attention"]["ours"], turns["attention"]["eager"]
+        theirs = sum(t.get("eager", 0) for k, t in peers.items() if k[0] == "attention" and k[1] in ("forward", "backward") and model == "gpt4096")
+        alone = "attention" if model == "gpt4096" else model + "_attention"
+        if "ours" in turns.get(model, {}) and alone in turns:
+            ours, mine, theirs = turns[model]["ours"], turns[alone]["ours"], turns[alone]["eager"]
         line(f"{model} forward + backward", ours, both)
         if mine and theirs:
             line(f"{model} forward + backward, all but attention", ours - mine, {v: t - theirs for v, t in both.items()})

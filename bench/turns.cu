@@ -1,11 +1,14 @@
-// turns.cu -- what peers.py lets take turns with PyTorch's, as a library: the products of a linear; the GPT block and its attention,
-// forward and backward, and inference of a few rows. A chip at its power limit is some percent faster after a pause, so times from two
+// turns.cu -- what peers.py lets take turns with PyTorch's, as a library: the products of a linear; the GPT, Llama and Qwen3 blocks and their
+// attention, forward and backward, and inference of a few rows. A chip at its power limit is some percent faster after a pause, so times from two
 // programs cannot be compared that closely. As a program: what tuning gains at the block's shapes.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fPIC -shared -I. bench/turns.cu -o libturns.so -lcublasLt
 #include "models.h" // gpt4096
 
-TE_SEQUENTIAL(attention4096, bf16, (attention, attn, 32, 32, 128)) // the block's alone
+TE_SEQUENTIAL(llama4096, bf16, LLAMA_4096)
+TE_SEQUENTIAL(qwen4096, bf16, QWEN3_4096)
+TE_SEQUENTIAL(attention4096, bf16, (attention, attn, 32, 32, 128)) // the GPT block's alone
+TE_SEQUENTIAL(attention_gqa, bf16, (attention, attn, 32, 8, 128))  // and that of the others
 
 static te_context context;
 
@@ -35,7 +38,7 @@ struct list {
     void *memory[PIECES];
     te_tensor tensor(int piece) const { return te_matrix(memory[piece], TE_bf16, batch.batch * batch.seq, piece == X || piece == DX ? plan->in : plan->out); }
 };
-static list lists[] = {{gpt4096_plan()}, {attention4096_plan()}};
+static list lists[] = {{gpt4096_plan()}, {attention4096_plan()}, {llama4096_plan()}, {qwen4096_plan()}, {attention_gqa_plan()}};
 
 static te_status list_open(list *l, int batch, int seq) {
     const te_plan *p = l->plan;
@@ -78,7 +81,7 @@ double products_gain(int which, int m, int n, int k) {
     const te__gemm_plan *p = te__gemm_find_plan(&g, &context);
     return p && p->timed > 0 ? (double)p->product.first_ns / (double)p->product.best_ns : 1.0;
 }
-// which: 0 the block, 1 its attention
+// which: of `lists`
 const char *lists_open(int which, int batch, int seq) { return text_of(list_open(&lists[which], batch, seq)); }
 const char *lists_run(int which) { return text_of(list_run(&lists[which])); }
 const char *lists_infer(int which) {

@@ -138,11 +138,19 @@
     ROW_CASE(linear_bias_add_fork_dyt, "linear_bias_add_fork_dyt", "linear_bias_add_fork_dyt", \
              (fork, x), (linear, l, ROW_IN, ROW_IN), (bias, b, ROW_IN), (add, x), (fork, z), (dyt, n, ROW_IN), (add, z))
 
-#define ROW_OF_linear_rope ROW_CASE(linear_rope, "linear_rope", "linear_rope", (linear, l, ROW_IN, 5 * 64), (rope, r, 3, 1, 64))
+// Where a product takes rope along, heads are of 256, which it crosses, of 64 interleaved, and of 128 of which 96 turn.
+#if TE_CUDA
+#define ROW_HEAD(gpu, host) gpu
+#else
+#define ROW_HEAD(gpu, host) host
+#endif
+#define ROW_OF_linear_rope                                                                                                                           \
+    ROW_CASE(linear_rope, "linear_rope", "linear_rope", (linear, l, ROW_IN, 3 * ROW_HEAD(256, 16)), (rope, r, 1, 1, ROW_HEAD(256, 16)))               \
+    ROW_CASE(linear_rope_near, "linear_rope", "linear_rope", (linear, l, ROW_IN, 5 * 64), (rope, r, 3, 1, 64, (interleaved, 1), (rotary_dim, 24)))
 
-#define ROW_OF_linear_bias_rope                                               \
-    ROW_CASE(linear_bias_rope, "linear_bias_rope", "linear_bias_rope",        \
-             (linear, l, ROW_IN, 6 * 32), (bias, b, 6 * 32), (rope, r, 2, 2, 32, (interleaved, 1), (rotary_dim, 24)))
+#define ROW_OF_linear_bias_rope                                                                                            \
+    ROW_CASE(linear_bias_rope, "linear_bias_rope", "linear_bias_rope", (linear, l, ROW_IN, 6 * ROW_HEAD(128, 32)),         \
+             (bias, b, 6 * ROW_HEAD(128, 32)), (rope, r, 2, 2, ROW_HEAD(128, 32), (rotary_dim, ROW_HEAD(96, 16))))
 
 #define ROW_OF_head_norm_rope \
     ROW_CASE(head_norm_rope, "head_norm_rope", "head_norm_rope", (linear, p, ROW_IN, 8 * 128), (head_norm, n, 4, 2, 128), (rope, r, 4, 2, 128), (linear, q, 8 * 128, ROW_OUT))
