@@ -39,32 +39,34 @@ typedef struct te__rope_kernels {
     te__linear_kernels linear; /* of the linear and its bias by themselves */
     te_rope_launch_fn turn, turns;
     te_product_kernels *whole;
+    int turned; /* columns of q and k */
 } te__rope_kernels;
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 
 typedef struct te_rope_product {
     te_hopper many;
-    te_chain chain;     /* of the bias */
+    const void *bias;   /* [n], or null */
     void *y;            /* [m, n] */
     const float *turns; /* [m, rotary] */
+    int turned;         /* columns of q and k */
 } te_rope_product;
 
-/* All constants. turned: columns of q and k. */
-typedef struct te_rope_heads { int turned, head_dim, rotary, interleaved; } te_rope_heads;
+/* All constants. dtype f32: there is no such kernel. */
+typedef struct te_rope_heads {
+    te_dtype dtype;
+    int head_dim, rotary, interleaved;
+} te_rope_heads;
 
-TE_FN void te__rope_load8(float v[8], const uint32_t w[4], const te_rope_product *p, int row, int col,
-                          te_stages_fn stages, const te_chain_shape k, const te_dtype dtype) {
-    te_lane l;
+TE_FN void te__rope_load8(float v[8], const uint32_t w[4], const te_rope_product *p, int col, const te_dtype dtype) {
+    float bias[8];
     te_vec8 e;
     TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = w[i];
-    te_vec8_floats(l.v, &e, dtype);
-    l.at = te_place_of(k, row, col / 8, 1);
-    stages(&l, &p->chain, 0, 1);
-    TE_UNROLL for (int i = 0; i < 8; i++) v[i] = l.v[i];
+    te_vec8_floats(v, &e, dtype);
+    if (!p->bias) return;
+    te_load8(bias, p->bias, col, 8, 1, dtype);
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] += bias[i];
 }
-TE_FN void te__no_stages(te_lane *l, const te_chain *c, int from, int to) { (void)l, (void)c, (void)from, (void)to; }
-
 /* Interleaved: the pairs of these eight dimensions, from `dim` on, if they turn. */
 TE_FN void te__rope_turn_near(float v[8], const float *turns, int dim, const te_rope_heads h) {
     float4 c, s;
@@ -74,63 +76,68 @@ TE_FN void te__rope_turn_near(float v[8], const float *turns, int dim, const te_
     te_turn_near8(v, cosine, sine);
 }
 /* Columns from `col` and from `other` on, of one head. */
-TE_FN void te_rope_epilogue(const te_rope_product *p, const uint32_t w[4], const uint32_t u[4], int row, int col,
-                            int other, te_stages_fn stages, const te_chain_shape k, const te_rope_heads h,
-                            const te_dtype dtype) {
+TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], const uint32_t u[4], int row, int col,
+                             int other, const te_rope_heads h) {
     const float *turns = p->turns + (int64_t)row * h.rotary;
-    const int dim = col % h.head_dim, pairs = h.rotary / 2, far = !h.interleaved && col < h.turned && dim < pairs;
+    const int dim = col % h.head_dim, pairs = h.rotary / 2, far = !h.interleaved && col < p->turned && dim < pairs;
     float v[8], mate[8], cosine[8], sine[8];
     if (far) { /* ahead of what needs them */
         te_load8(cosine, turns, dim, 8, 1, TE_f32);
         te_load8(sine, turns, pairs + dim, 8, 1, TE_f32);
     }
-    te__rope_load8(v, w, p, row, col, stages, k, dtype);
-    te__rope_load8(mate, u, p, row, other, stages, k, dtype);
+    te__rope_load8(v, w, p, col, h.dtype);
+    te__rope_load8(mate, u, p, other, h.dtype);
     if (far) te_turn8(v, mate, cosine, sine);
-    if (h.interleaved && col < h.turned) {
+    if (h.interleaved && col < p->turned) {
         te__rope_turn_near(v, turns, dim, h);
         te__rope_turn_near(mate, turns, other % h.head_dim, h);
     }
-    te_store8(p->y, (int64_t)row * p->many.n + col, v, 8, 1, dtype);
-    te_store8(p->y, (int64_t)row * p->many.n + other, mate, 8, 1, dtype);
+    te_store8(p->y, (int64_t)row * p->many.n + col, v, 8, 1, h.dtype);
+    te_store8(p->y, (int64_t)row * p->many.n + other, mate, 8, 1, h.dtype);
 }
 
-/* What a tile takes: heads that divide 256 columns, and pairs that lie in 128 of them, if need be crossed. */
-#define TE__ROPE_FITS(dim, rotary, interleaved)                                                     \
-    ((rotary) > 0 && 256 % (dim) == 0 && (dim) % 16 == 0 && (rotary) % ((interleaved) ? 8 : 16) == 0 \
-     && ((dim) <= 128 || (interleaved) || (rotary) <= 128 || (rotary) == 256))
-#define TE__ROPE_CROSSED(dim, rotary, interleaved) ((dim) == 256 && (rotary) == 256 && !(interleaved))
-/* rotary, fits: whether there is the kernel; and its te_hopper_couples. */
+/* One kernel for all lists and passes that have such heads. */
+template <te_dtype T, int DIM, int ROTARY, int NEAR>
+TE_FN void te_rope_couple(const void *p, const uint32_t w[4], const uint32_t u[4], int row, int col, int other) {
+    const te_rope_heads h = {T, DIM, ROTARY, NEAR};
+    te__rope_epilogue((const te_rope_product *)p, w, u, row, col, other, h);
+}
+/* Pairs that lie 128 columns apart are crossed. */
+#define TE__ROPE_CROSSED(dim, rotary, near) ((dim) == 256 && (rotary) == 256 && !(near))
+#define TE__ROPE_APART(dim, rotary, near) ((near) ? 0 : TE__ROPE_CROSSED(dim, rotary, near) ? 8 : (rotary) / 16)
+template <te_dtype T, int DIM, int ROTARY, int NEAR>
+TE_HOPPER_KERNEL_COUPLES(te_rope_many, te_rope_product, T, T == TE_f32 ? 0 : DIM >= 128 ? 16 : DIM / 8,
+                         TE__ROPE_APART(DIM, ROTARY, NEAR), TE__ROPE_CROSSED(DIM, ROTARY, NEAR),
+                         (te_rope_couple<T, DIM, ROTARY, NEAR>), T != TE_f32)
+template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *te_rope_kernels(void) {
+    static te_product_kernels kernels = {
+        {T != TE_f32 ? (const void *)te_rope_many<T, DIM, ROTARY, NEAR> : 0, 0, 0}, {0, 0, 0}, {0, 0, 0}, 0};
+    return &kernels;
+}
+
+/* What a tile takes: heads that divide its 256 columns, and pairs that lie in 128 of them or can be crossed. */
+#define TE__ROPE_FITS(dim, rotary, near)                                                        \
+    ((rotary) > 0 && 256 % (dim) == 0 && (dim) % 16 == 0 && (rotary) % ((near) ? 8 : 16) == 0 \
+     && ((dim) <= 128 || (near) || (rotary) <= 128 || (rotary) == 256))
+/* fits: whether there is the kernel. Cosines and sines take the place of the product. */
 #define TE__ROPE_SHAPE_fixed(name, model, dtype, turn)                                                               \
     enum {                                                                                                           \
-        name##_rotary = TE__ROTARY(turn),                                                                            \
         name##_fits = !name##_in_fp8 && (int)TE_##dtype != (int)TE_f32                                               \
             && (int)TE_DTYPE_IN(model, turn) == (int)TE_##dtype && (int)TE_DTYPE_OUT(model, turn) == (int)TE_##dtype \
-            && (int)TE_WIDTH_IN(model, turn) >= 2 * name##_rotary /* room for cosines and sines */                   \
-            && TE__ROPE_FITS(TE_ARG3(turn, 0), name##_rotary, TE__INTERLEAVED(turn)),                                \
-        name##_group = !name##_fits ? 0 : (TE_ARG3(turn, 0)) >= 128 ? 16 : (TE_ARG3(turn, 0)) / 8,                   \
-        name##_crossed = TE__ROPE_CROSSED(TE_ARG3(turn, 0), name##_rotary, TE__INTERLEAVED(turn)),                   \
-        name##_apart = TE__INTERLEAVED(turn) ? 0 : name##_crossed ? 8 : name##_rotary / 16                           \
+            && (int)TE_WIDTH_IN(model, turn) >= 2 * TE__ROTARY(turn)                                                 \
+            && TE__ROPE_FITS(TE_ARG3(turn, 0), TE__ROTARY(turn), TE__INTERLEAVED(turn))                              \
     };
 /* For the linear and its bias by themselves: a kernel for few rows, and for many where none takes the rope along. */
 #define TE__ROPE_BIAS_fixed(name, dtype)                                                                             \
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_fits, name##_is_product, 0)
 #define TE__ROPE_BIAS_fixed_fp8 TE_PRODUCT_FP8
-#define TE__ROPE_PRODUCT_fixed(name, model, dtype, turn, stages, shape)                                              \
-    TE_KERNEL(name##_turns, TE_ROPE_THREADS, te_rope_args,                                                            \
-              te_turn_rows(te_args, te_at, name##_rotary, !TE__ROPE_IS(turn, none)))                                  \
-    TE_FN void name##_couple(const void *p, const uint32_t w[4], const uint32_t u[4], int row, int col, int other) {  \
-        const te_rope_heads h = {(TE_ARG1(turn, 0) + TE_ARG2(turn, 0)) * (TE_ARG3(turn, 0)), TE_ARG3(turn, 0),        \
-                                 name##_rotary, TE__INTERLEAVED(turn)};                                               \
-        te_rope_epilogue((const te_rope_product *)p, w, u, row, col, other, stages, shape, h, TE_##dtype);            \
-    }                                                                                                                 \
-    TE_HOPPER_KERNEL_COUPLES(name##_turned, te_rope_product, TE_##dtype, name##_group, name##_apart, name##_crossed,  \
-                             name##_couple, name##_fits)                                                              \
-    TE_API te_product_kernels *name##_whole(void) {                                                                   \
-        static te_product_kernels kernels = {{name##_fits ? (const void *)name##_turned : 0, 0, 0}, {0, 0, 0},        \
-                                             {0, 0, 0}, 0};                                                           \
-        return &kernels;                                                                                              \
+#define TE__ROPE_PRODUCT_fixed(name, dtype, turn)                                                                    \
+    TE_KERNEL(name##_turns, TE_ROPE_THREADS, te_rope_args,                                                           \
+              te_turn_rows(te_args, te_at, TE__ROTARY(turn), !TE__ROPE_IS(turn, none)))                              \
+    TE_API te_product_kernels *name##_whole(void) {                                                                  \
+        return te_rope_kernels<name##_fits ? TE_##dtype : TE_f32, TE_ARG3(turn, 0), TE__ROTARY(turn),                \
+                               TE__INTERLEAVED(turn)>();                                                             \
     }
 
 /* The product, with cosines and sines from memory that it would take by itself. */
@@ -146,8 +153,8 @@ TE_API te_status te__linear_rope_whole(te_run *r, const te_step *first, const te
         TE_TRY(te_acquire(r, &room, linear->out_rows, linear->out, linear->out_dtype));
     turns = y, turns.p = room.p;
     te__rope_fill(&a, r, turn, turns);
-    if (first->count > 1) te__stage_of(&p.chain.op[0], r, first->op[1]);
-    p.y = y.p, p.turns = (const float *)room.p;
+    p.bias = first->count > 1 ? r->param[first->op[1]]->data : 0;
+    p.y = y.p, p.turns = (const float *)room.p, p.turned = kernels->turned;
     if (!r->dry) {
         TE_TRY(kernels->turns(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_TURN_ROWS), 1), &a));
         TE_TRY(te__hopper_run(kernels->whole->many.kernel, &p, sizeof p, &p.many, g, r->ctx));
@@ -172,9 +179,9 @@ TE_API te_status te__linear_rope_whole(te_run *r, const te_step *first, const te
 #define TE__ROPE_BIAS_dims_fp8 TE_NO_PRODUCT
 #define TE__ROPE_PRODUCT_fixed_fp8 TE__ROPE_PRODUCT_fixed
 #define TE__ROPE_PRODUCT_dims_fp8 TE__ROPE_PRODUCT_dims
-#define TE__ROPE_PRODUCT_dims(name, model, dtype, turn, stages, shape)                         \
+#define TE__ROPE_PRODUCT_dims(name, dtype, turn)                                               \
     TE_API te_status name##_turns_launch(te_context *ctx, te_grid grid, const te_rope_args *a) \
-        { return (void)ctx, (void)grid, (void)a, TE_OK; }                                 \
+        { return (void)ctx, (void)grid, (void)a, TE_OK; }                                      \
     TE_API te_product_kernels *name##_whole(void) { return 0; }
 
 /* ---- the step ---------------------------------------------------------------------------------------------------- */
@@ -199,25 +206,26 @@ TE_API te_status te__linear_rope(te_run *r, const te_step *s, const te__rope_ker
         TE__LINEAR_BIAS_ROPE, TE__LINEAR_ROPE_ALONE, ~)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__LONG_ROPE(name, ...) \
     static_assert(0, "te: " #name ": between a linear and a rope of one row stands a bias or nothing");
-#define TE__LINEAR_ROPE_ALONE(name, widths, model, dtype, pass, turn)                                      \
-    TE__ROPE_SHAPE_##widths(name, model, dtype, turn)                                                      \
-    TE__ROPE_ROW(name, widths, model, dtype, pass, turn, te__no_stages, te_no_shape(), 0, te_no_shape(), 0)
-#define TE__LINEAR_BIAS_ROPE(name, widths, model, dtype, pass, op, turn)                                              \
-    static_assert((TE_FLAGS(op) & TE_EPILOGUE_OF_BIAS) != 0,                                                          \
-                  "te: " #name ": between a linear and a rope of one row stands a bias or nothing");                  \
-    TE_CHAIN(name, widths, model, dtype, pass, op)                                                                    \
-    TE__ROPE_SHAPE_##widths(name, model, dtype, turn)                                                                 \
-    TE__ROPE_BIAS_##widths(name, dtype)                                                                               \
-    TE__ROPE_ROW(name, widths, model, dtype, pass, turn, name##_stages, name##_shape(0), name##_launch,               \
-                 name##_shape(te_chain_half(r, s, 1)), name##_kernels())
-/* stages, shape: of the bias in an epilogue; launch, chain, product: te__linear_kernels. */
-#define TE__ROPE_ROW(name, widths, model, dtype, pass, turn, stages, shape, launch, chain, product)                  \
-    TE_OWN_rope_forward(name##_turn, model, dtype, turn)                                                             \
-    TE__ROPE_PRODUCT_##widths(name, model, dtype, turn, stages, shape)                                               \
-    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
-        const te__rope_kernels kernels = {{launch, chain, product, TE_BARE_UNLESS(name##_in_fp8, dtype, forward)},   \
-                                          name##_turn_launch, name##_turns_launch, name##_whole()};                  \
-        return te__linear_rope(r, s, &kernels);                                                                      \
+#define TE__LINEAR_ROPE_ALONE(name, widths, model, dtype, pass, turn)    \
+    TE__ROPE_SHAPE_##widths(name, model, dtype, turn)                    \
+    TE__ROPE_ROW(name, widths, model, dtype, turn, 0, te_no_shape(), 0)
+#define TE__LINEAR_BIAS_ROPE(name, widths, model, dtype, pass, op, turn)                                \
+    static_assert((TE_FLAGS(op) & TE_EPILOGUE_OF_BIAS) != 0,                                            \
+                  "te: " #name ": between a linear and a rope of one row stands a bias or nothing");    \
+    TE_CHAIN(name, widths, model, dtype, pass, op)                                                      \
+    TE__ROPE_SHAPE_##widths(name, model, dtype, turn)                                                   \
+    TE__ROPE_BIAS_##widths(name, dtype)                                                                 \
+    TE__ROPE_ROW(name, widths, model, dtype, turn, name##_launch, name##_shape(te_chain_half(r, s, 1)), \
+                 name##_kernels())
+/* launch, shape, product: te__linear_kernels. */
+#define TE__ROPE_ROW(name, widths, model, dtype, turn, launch, shape, product)                                     \
+    TE_OWN_rope_forward(name##_turn, model, dtype, turn)                                                           \
+    TE__ROPE_PRODUCT_##widths(name, dtype, turn)                                                                   \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
+        const te__rope_kernels kernels = {{launch, shape, product, TE_BARE_UNLESS(name##_in_fp8, dtype, forward)}, \
+                                          name##_turn_launch, name##_turns_launch, name##_whole(),                 \
+                                          (TE_ARG1(turn, 0) + TE_ARG2(turn, 0)) * (TE_ARG3(turn, 0))};             \
+        return te__linear_rope(r, s, &kernels);                                                                    \
     }
 
 #endif
