@@ -179,6 +179,13 @@ inline void check_close(const std::string &name, const reference::vec &out, cons
 
 // ---- where the library rounds ------------------------------------------------------------------------------------
 
+// Whether op i is what a rope behind it in its row turns: two kernels round it in between, one kernel does not.
+inline bool turned_in_row(const te_plan *p, const te_step *steps, int count, int i) {
+    for (int k = 0; k < count; k++)
+        for (int j = 0; j + 1 < steps[k].count; j++)
+            if (steps[k].op[j] == i && p->op[steps[k].op[0]].op_class == TE_CLASS_gemm && !strcmp(p->op[i + 1].kind, "rope")) return true;
+    return false;
+}
 // A product on its way to the rest of its row is rounded on the host, unless it takes an add along; on CUDA it may be, and is not
 // here (trial::may_round).
 inline reference::rounding stored_forward(const te_plan *p, bool training) {
@@ -186,11 +193,13 @@ inline reference::rounding stored_forward(const te_plan *p, bool training) {
     r.dtype = p->dtype, r.at.assign((size_t)p->op_count, 0);
     const te_run sizes = te_run_to_size(p, TE_FORWARD, 1, TE_USE_off, nullptr);
     const te_step *s = training ? p->forward : p->infer;
-    for (int i = 0; i < (training ? p->forward_count : p->infer_count); i++)
+    const int count = training ? p->forward_count : p->infer_count;
+    for (int i = 0; i < count; i++)
         for (int j = 0; j < s[i].count; j++) {
             const int o = s[i].op[j];
             const bool adds = (p->op[s[i].op[s[i].count - 1]].flags & TE_IS_ADD) && (s[i].count == 2 || (s[i].count == 3 && !strcmp(p->op[s[i].op[1]].kind, "scale")));
             if (p->op[o].op_class == TE_CLASS_gemm && !TE_CUDA && !adds) r.at[(size_t)o] = 1;
+            if (!TE_CUDA && turned_in_row(p, s, count, o)) r.at[(size_t)o] = 1;
             const bool forked = j + 1 < s[i].count && (p->op[s[i].op[j + 1]].flags & TE_IS_FORK);
             const bool normed = j + 1 < s[i].count && p->op[s[i].op[j + 1]].op_class == TE_CLASS_norm; // it reads a rounded row
             const bool lossy = j + 1 < s[i].count && (p->op[s[i].op[j + 1]].flags & TE_TO_LOSS); // logits are stored, a piece at a time
