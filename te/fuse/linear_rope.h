@@ -3,13 +3,19 @@
  *
  * On Hopper, in 16 bits, with constant widths and head sizes that fit a tile, it is one kernel behind a small one. The
  * small one writes the cosines and sines of all rows, [rows, rotary_dim] in f32: in the product's epilogue they would
- * take double precision, and be computed once for each head. Its floor is 8192 x 128 x 4 bytes, 4 MB, which stay in the
- * L2; it takes 3 us. The epilogue gets the two vectors of eight that turn with each other at once (te_hopper_couples).
- * Rope by itself reads and writes what the product has stored: 8192 x 12288, 0.4 GB, 0.1 ms at 4.2 TB/s beside a
- * product of 1.2 ms.
+ * take double precision, and be computed once for each head. These are 4 MB at 8192 rows of heads of 128, which stay in
+ * the L2. The epilogue gets the two vectors of eight that turn with each other at once (te_hopper_couples). Rope by
+ * itself reads and writes what the product has stored: 8192 x 12288, 0.4 GB, 0.1 ms at 4.2 TB/s beside a product of 1.2
+ * ms; the floor of one kernel is the product's.
+ *
+ * Measured on an H200 with 8192 rows, heads of 128, in turns with the bare product by our own kernel: 4096 to 12288
+ * 1.003 of its time, 4096 to 6144 1.013. In turns with cuBLASLt's fastest candidate, which at the second shape is 5%
+ * faster than our kernel: 1.02 to 1.035 and 1.065, and the two steps 1.096 and 1.10. Where k is 1024 the epilogue waits
+ * for cosines and sines longer than the tensor cores work on a tile: 199 us, the bare product 143.
  *
  * The product is summed in f32 and rounded to 16 bits, as by itself; bias and rope work on that in f32, and the result
- * is rounded. So linear_rope rounds what the two steps round, and linear_bias_rope once less: not behind the bias.
+ * is rounded. So linear_rope gives the bits of the two steps, and linear_bias_rope rounds once less: not behind the
+ * bias.
  *
  * All else is the two steps one after the other: other targets and formats, head sizes that do not divide 256 or are
  * odd multiples of eight, products of so few rows or columns that the kernel does not pay (te/gemm/gemm_choose.h), FP8.
