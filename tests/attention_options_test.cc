@@ -17,7 +17,7 @@
 #define HOPPER_128(X)                                                                                                           \
     X(h128_1, bf16, 6, 2, 128, (50, 65, 0.9f, 0.1f, 1, 1, 1, 1)) X(h128_2, bf16, 4, 2, 128, (64, 0, 0, 0, 1, 0, 1, 1))          \
     X(h128_3, bf16, 2, 2, 128, (-1, 0, 0.8f, 0, 0, 1, 0, 1)) X(h128_4, f16, 3, 1, 128, (-1, -1, 0, 0.5f, 0, 0, 0, 1))
-// forward has kernels for compute capability 9.0 of these sizes, backward those of mma.sync
+// 96 is the code of 128 with a part of a box of columns; 192 and 256 have a backward of their own, with three and four pieces of dQ
 #define HOPPER_OTHERS(X)                                                                                                        \
     X(h96, f16, 2, 1, 96, (65, 0, 0.9f, 0.15f, 0, 1, 1, 1)) X(h192, bf16, 2, 1, 192, (20, 30, 0, 0.1f, 1, 1, 0, 1))             \
     X(h256_1, f16, 2, 2, 256, (70, 0, 2.0f, 0, 0, 0, 1, 1)) X(h256_2, bf16, 2, 1, 256, (-1, 9, 0, 0.1f, 1, 1, 0, 1))

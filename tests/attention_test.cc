@@ -163,7 +163,7 @@ TEST_CASE("attention runs on wgmma where it can", "[attention]") {
         const int d = k.dim, can = yes && ctx.c.capability == 900 && k.dtype != TE_f32 && shapes[i].f.only != TE_ATTENTION_OTHERS;
         CAPTURE(te_dtype_name(k.dtype), d);
         CHECK(k.forward(&ctx.c) == (can && (d == 64 || d == 96 || d == 128 || d == 192 || d == 256)));
-        CHECK(k.backward(&ctx.c) == (can && (d == 64 || d == 128)));
+        CHECK(k.backward(&ctx.c) == k.forward(&ctx.c));
         forward += k.forward(&ctx.c), backward += k.backward(&ctx.c);
     }
     std::printf("of %d attention kernels %d on wgmma forward, %d backward\n", (int)(sizeof hopper / sizeof hopper[0]), forward, backward);
@@ -191,7 +191,7 @@ TEST_CASE("attention backward: the same bits a hundred times, on a device that i
         context ctx, other;
         other.c.stream = stream;
         for (const shape &s : shapes) {
-            if (s.dtype == TE_f32 || s.dim < 64 || s.dim > 128) continue;
+            if (s.dtype == TE_f32 || s.dim < 64) continue;
             const int batch = 1 + (int)(random() % 3), seq = 1 + (int)(random() % (brief() ? 200 : 1500));
             backward_buffers b(&ctx.c, s, (size_t)(batch * seq));
             b.qkv.draw(random), b.dout.draw(random);

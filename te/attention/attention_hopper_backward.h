@@ -34,50 +34,9 @@
 
 #include "attention_hopper_ends_backward.h" /* te__attn_back_delta, te__attn_back_round */
 #include "attention_hopper_step_backward.h" /* te__attn_back_step */
+#include "attention_hopper_wide_backward.h" /* te__attn_wide_multiply: head_dim above 128 */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
-
-/* The rest of a step, S of which is on its way. Leaves the products for dK on their way. staged: dQ of two steps before
- * lies in shared memory. head: of all sequences. */
-template <te_dtype T, int HEADS, int D, class F, class C>
-TE_FN void te__attn_back_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[C::QUERIES / 2],
-                              float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 1], const te_attn_back *p,
-                              te__attn_back_group<C> *g, int q0, int k0, int head, int staged, const int first) {
-    const int st = g->i & 1, phase = g->i >> 1 & 1;
-    const uint32_t q = g->base + C::Q_AT + st * 2 * C::Q_BYTES;
-    float dp[C::QUERIES / 2];
-    uint32_t frag[C::QUERIES / 16][4], ds[C::QUERIES / 16][4];
-    uint32_t dropped[C::QUERIES / 64];
-    te__barrier_wait(TE__AT(g, do_full, st), phase);
-    te__wgmma_fence();
-    te__attn_back_scores<T, D, C>(dp, g->base + C::KV_BYTES + g->group * 8192, q + C::Q_BYTES);
-    te__wgmma_commit();
-    if (C::IN_TURNS) te__attn_turn_give(g->group);
-    if constexpr (F::DROP != 0) te__attn_back_draw<F, C>(dropped, p, g, q0, k0, head);
-    te__attn_wgmma_wait<1>();
-    te__attn_hold_back(s);
-    te__attn_back_exp<T, HEADS, F, C>(frag, ds, s, rows, p, g, q0, k0, head, dropped);
-    te__wgmma_fence();
-    te__attn_back_gradient<T, D, C>(dv, frag, q + C::Q_BYTES, first);
-    te__wgmma_commit();
-    te__attn_back_ahead<C>(rows, TE__AT(g, delta, 0) + st * C::QUERIES * 4, g);
-    te__attn_wgmma_wait<1>();
-    te__attn_hold_back(dp);
-    te__attn_back_ds<T, F, C>(ds, F::APART ? ds : frag, dp, rows, g);
-    te__barrier_wait(TE__AT(g, ds_empty, st), phase ^ 1);
-    te__attn_back_ds_store<C>(ds, g);
-    te__attn_publish();
-    __syncwarp();
-    te__attn_back_arrive(g, TE__AT(g, ds_full, st));
-    if (staged) te__attn_back_arrive(g, TE__AT(g, dq_full, st));
-    if (C::IN_TURNS) te__attn_turn_take(g->group);
-    te__wgmma_fence();
-    te__attn_back_gradient<T, D, C>(dk, ds, q, first);
-    te__wgmma_commit();
-    te__attn_wgmma_wait<1>();
-    te__attn_back_arrive(g, TE__AT(g, do_empty, st));
-    g->i++;
-}
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh, uint32_t base) {
@@ -90,7 +49,7 @@ TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh,
     te_sequence rows_of = {0, 0};
     if (C::IN_TURNS && g->group) te__attn_turn_give(1); /* the first group begins */
     for (int r = 0; te__attn_item_take<F>(&item, &rows_of, sh, r); r++) {
-        const int k0 = item.y * TE_ATTN_KEYS, seq = te__attn_seq<F>(p, rows_of);
+        const int k0 = item.y * C::KEYS, seq = te__attn_seq<F>(p, rows_of);
         g->seq = seq;
         const int own = D > 64 ? 0 : g->group * 64; /* the first query of a tile whose dQ is this group's */
         float dk[D / 2], dv[D / 2], s[C::QUERIES / 2];
@@ -112,7 +71,7 @@ TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh,
             /* dQ of the step before the last one; there is none behind the first, and what comes out is not used */
             const int st = g->i & 1; /* of that one, and of the step to come */
             float dq[32];
-            te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 2);
+            te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 2, g->group);
             te__attn_wgmma_wait<1>(); /* dK */
             te__attn_back_arrive(g, TE__AT(g, q_empty, st ^ 1));
             te__attn_back_begin<T, D, C>(s, g);
@@ -126,7 +85,7 @@ TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh,
         }
         {
             float dq[32];
-            te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 2);
+            te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 2, g->group);
             te__attn_wgmma_wait<0>();
             te__attn_hold_back(dq);
             if (n) {
@@ -141,7 +100,7 @@ TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh,
         float dq[32];
         if (C::IN_TURNS) te__attn_turn_give(g->group);
         te__attn_back_arrive(g, TE__AT(g, v_empty, 0));
-        te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 1);
+        te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 1, g->group);
         te__attn_wgmma_wait<0>();
         te__attn_hold_back(dq), te__attn_hold_back(dk), te__attn_hold_back(dv);
         te__attn_back_arrive(g, TE__AT(g, q_empty, pr));
@@ -154,11 +113,12 @@ TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh,
 
         const int batch = item.x / KV_HEADS, x = (HEADS + item.x % KV_HEADS) * D, key = k0 + g->group * 64;
         uint16_t *to = (uint16_t *)p->a.dqkv + (te__attn_first<F>(p, rows_of, batch) + key) * QKV + x;
-        const int64_t sums = (seq + TE_ATTN_SUM_ROWS - 1) / TE_ATTN_SUM_ROWS;
-        float *sum = p->a.sum && !F::VARLEN ? p->a.sum + (batch * sums + key / TE_ATTN_SUM_ROWS) * QKV + x : nullptr;
-        te__attn_group_store<T, D>(to + KV_HEADS * D, QKV, seq - key, dv, F::FACTOR, sum ? sum + KV_HEADS * D : sum,
-                                   sh->part[g->group], g->group);
-        te__attn_group_store<T, D>(to, QKV, seq - key, dk, p->a.scale, sum, sh->part[g->group], g->group);
+        const int64_t sums = (seq + C::SUM_ROWS - 1) / C::SUM_ROWS;
+        float *sum = p->a.sum && !F::VARLEN ? p->a.sum + (batch * sums + key / C::SUM_ROWS) * QKV + x : nullptr;
+        te__attn_group_store<T, D, C::SUM_ROWS>(to + KV_HEADS * D, QKV, seq - key, dv, F::FACTOR,
+                                                sum ? sum + KV_HEADS * D : sum, sh->part[g->group], g->group);
+        te__attn_group_store<T, D, C::SUM_ROWS>(to, QKV, seq - key, dk, p->a.scale, sum, sh->part[g->group],
+                                                g->group);
     }
 }
 
@@ -170,14 +130,18 @@ TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_shap
     const uint32_t base = __shfl_sync(~0u, te__shared_address(te__attn_tiles), 0);
     if (threadIdx.x == 0) {
         enum { WARP = TE_ATTN_ARRIVING, GROUPS = 8 * WARP }; /* of both warpgroups */
+        enum { ONE_MAKES = C::WIDE ? 4 * WARP : GROUPS };     /* if wide one warpgroup does */
         TE_UNROLL for (int s = 0; s < TE_ATTN_STAGES; s++) {
             uint64_t *const twice[] = {&sh->q_full[s], &sh->do_full[s]}; /* the copy engine's, and lse or delta */
             uint64_t *const by_warp[] = {&sh->q_empty[s], &sh->do_empty[s], &sh->ds_full[s], &sh->ds_empty[s]};
+            uint64_t *const wide[] = {&sh->p_full[s], &sh->p_empty[s]};
             TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_init(te__shared_address(twice[b]), 1 + WARP);
-            TE_UNROLL for (int b = 0; b < 4; b++) te__barrier_init(te__shared_address(by_warp[b]), GROUPS);
+            TE_UNROLL for (int b = 0; b < 4; b++)
+                te__barrier_init(te__shared_address(by_warp[b]), b == 2 ? ONE_MAKES : GROUPS);
+            TE_UNROLL for (int b = 0; b < 2 && C::WIDE; b++) te__barrier_init(te__shared_address(wide[b]), ONE_MAKES);
             te__barrier_init(te__shared_address(&sh->item_full[s]), 1);
             te__barrier_init(te__shared_address(&sh->item_empty[s]), GROUPS + 3 * WARP); /* who hands out no items */
-            te__barrier_init(te__shared_address(&sh->dq_full[s]), GROUPS);
+            te__barrier_init(te__shared_address(&sh->dq_full[s]), ONE_MAKES);
             te__barrier_init(te__shared_address(&sh->dq_empty[s]), 1);
         }
         te__barrier_init(te__shared_address(&sh->v_full), 1), te__barrier_init(te__shared_address(&sh->k_full), 1);
@@ -195,7 +159,9 @@ TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_shap
             te__attn_back_turns<HEADS, KV_HEADS, D, F, C>(p, sh, base, (int)threadIdx.x / 32 - 2);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        te__attn_back_multiply<T, HEADS, KV_HEADS, D, F, C>(p, sh, base);
+        if constexpr (!C::WIDE) te__attn_back_multiply<T, HEADS, KV_HEADS, D, F, C>(p, sh, base);
+        else if (threadIdx.x < 256) te__attn_wide_multiply<T, HEADS, KV_HEADS, D, F, C, 0>(p, sh, base);
+        else te__attn_wide_multiply<T, HEADS, KV_HEADS, D, F, C, 1>(p, sh, base);
     }
 }
 #else
@@ -209,7 +175,8 @@ TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_shap
 
 /* What attention_cuda.h makes three kernels of. EXISTS: 0: there are none for these constants. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
-          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_OTHERS && !F::CROSS && (D == 64 || D == 128)>
+          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_OTHERS && !F::CROSS &&
+                 (D == 64 || D == 96 || D == 128 || D == 192 || D == 256)>
 struct te__attn_hopper_backward {
     typedef te__attn_back_shape<D> shape;
     static constexpr int EXISTS = 1;
@@ -231,7 +198,7 @@ struct te__attn_hopper_backward {
     };
     struct round {
         typedef te_attn_back args;
-        static constexpr int THREADS = TE_ATTN_ROUND_THREADS, BLOCKS = 1;
+        static constexpr int THREADS = te__attn_round_threads(D), BLOCKS = 1;
         static __device__ __forceinline__ void body(const args *p) {
             te_kernel_begin();
             te__attn_back_round<T, HEADS, KV_HEADS, D, F>(p);
@@ -242,7 +209,7 @@ struct te__attn_hopper_backward {
      * there are as many as tokens at most. */
     static size_t scratch_bytes(int64_t rows) {
         const int64_t turns = rows * HEADS * (F::VARLEN ? 2 : 1);
-        return (size_t)(rows * HEADS * D) * sizeof(float) + (size_t)(turns + 1) * sizeof(uint32_t);
+        return (size_t)(rows * HEADS * shape::BOXES * 64) * sizeof(float) + (size_t)(turns + 1) * sizeof(uint32_t);
     }
     static te_status launch(te_context *ctx, const void *delta_kernel, const void *wgmma_kernel,
                             const void *round_kernel, te__encode_fn encode, const te_attention_args *a,
@@ -253,8 +220,8 @@ struct te__attn_hopper_backward {
         const int64_t rows = p.of.rows;
         const int seq = F::VARLEN ? p.of.rows : a->seq, batch = F::VARLEN ? 0 : a->batch;
         p.a = *a, p.dq = (float *)a->scratch, p.any_order = ctx->attention_unrepeatable;
-        p.ticket = (uint32_t *)(void *)(p.dq + rows * HEADS * D), p.turn = p.ticket + 1;
-        p.key_tiles = (int)te_ceil_div(a->seq, TE_ATTN_KEYS), p.query_tiles = (int)te_ceil_div(a->seq, shape::QUERIES);
+        p.ticket = (uint32_t *)(void *)(p.dq + rows * HEADS * shape::BOXES * 64), p.turn = p.ticket + 1;
+        p.key_tiles = (int)te_ceil_div(a->seq, shape::KEYS), p.query_tiles = (int)te_ceil_div(a->seq, shape::QUERIES);
         p.items = p.key_tiles * a->batch * KV_HEADS;
         const int heads = F::VARLEN ? KV_HEADS : a->batch * KV_HEADS; /* that bands are handed out of together */
         /* One band of all heads is enough for all multiprocessors: then no band waits for the one before it. No more
@@ -263,7 +230,7 @@ struct te__attn_hopper_backward {
                              te_max(TE_ATTN_BAND, te_ceil_div(ctx->processors, heads)));
         const te_grid blocks = te_grid_of(te_min(p.items, ctx->processors), 1);
         if (F::VARLEN) {
-            p.key_tiles = te_sequence_tiles(&p.of, TE_ATTN_KEYS), p.items = p.key_tiles * KV_HEADS;
+            p.key_tiles = te_sequence_tiles(&p.of, shape::KEYS), p.items = p.key_tiles * KV_HEADS;
             p.query_tiles = te_sequence_tiles(&p.of, shape::QUERIES);
         }
         TE_TRY(te__attn_map(&p.qkv, encode, a->qkv, batch, seq, (HEADS + 2 * KV_HEADS) * D, T, ctx));

@@ -33,12 +33,14 @@ template <te_dtype T, int HEADS, int D, class F> TE_FN void te__attn_back_delta(
         a->delta[F::VARLEN ? head * rows + row : (row / seq * HEADS + head) * seq + row % seq] = v;
 }
 
+/* 32 columns for each warp, one or more times. */
+TE_BOTH constexpr int te__attn_round_threads(int head_dim) { return head_dim % 64 || head_dim == 192 ? 192 : 256; }
 /* dQ to 16 bits, 64 tokens of a head in a block, and the sums of what is stored. A thread has 8 columns of two tokens
  * at a time. Bytes: 4 read and 2 written an element, at the rate of memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attn_back_round(const te_attn_back *p) {
     constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
-    constexpr int GROUPS = TE_ATTN_ROUND_THREADS / D; /* a warp has 32 columns, of which so many at once */
-    __shared__ float part[4][D];                      /* of 16 rows each */
+    constexpr int GROUPS = te__attn_round_threads(D) / D; /* a warp has 32 columns, of which so many at once */
+    __shared__ float part[4][D];                          /* of 16 rows each */
     const int tiles = (p->a.seq + 63) / 64, head = (int)blockIdx.x % HEADS;
     int tile = (int)blockIdx.x / HEADS, batch = 0, left = 0;
     int64_t row = 0; /* the tile's first */
@@ -85,10 +87,15 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> TE_FN void te__at
     }
     if (!p->a.sum) return;
     __syncthreads();
-    const int c = (int)threadIdx.x % D, half = (int)threadIdx.x / D; /* of the 64 rows */
-    if (half >= 2 || half * TE_ATTN_SUM_ROWS >= left) return;
-    const int64_t to = (int64_t)batch * ((p->a.seq + TE_ATTN_SUM_ROWS - 1) / TE_ATTN_SUM_ROWS) + tile * 2 + half;
-    p->a.sum[to * QKV + head * D + c] = part[2 * half][c] + part[2 * half + 1][c];
+    constexpr int SUM_ROWS = te__attn_back_shape<D>::SUM_ROWS;
+    const int c = (int)threadIdx.x % D;
+    TE_UNROLL for (int s = 0; s < 64 / SUM_ROWS; s += GROUPS) { /* of the 64 rows */
+        const int n = s + (int)threadIdx.x / D;
+        if (n >= 64 / SUM_ROWS || n * SUM_ROWS >= left) return;
+        const int64_t to = (int64_t)batch * ((p->a.seq + SUM_ROWS - 1) / SUM_ROWS) + tile * (64 / SUM_ROWS) + n;
+        p->a.sum[to * QKV + head * D + c] =
+            SUM_ROWS == 32 ? part[2 * n][c] + part[2 * n + 1][c] : part[n][c]; /* the sums of 16 rows each */
+    }
 }
 
 #endif

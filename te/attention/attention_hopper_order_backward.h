@@ -33,12 +33,11 @@
 #include "attention_mma_forward.h"           /* te__attn_widths */
 
 enum {
-    TE_ATTN_KEYS = 128, TE_ATTN_BACK_THREADS = 384,
-    TE_ATTN_STAGES = 2,          /* of Q, dO, dS, dQ */
-    TE_ATTN_DQ_BYTES = 64 * 256, /* of a warpgroup: 64 queries by 64 columns of f32 */
-    TE_ATTN_SUM_ROWS = 32,       /* <name>_sum_rows */
+    TE_ATTN_BACK_THREADS = 384,
+    TE_ATTN_STAGES = 2,          /* of Q, dS, and mostly dO */
+    TE_ATTN_DQ_BYTES = 64 * 256, /* a piece of dQ: 64 queries by 64 columns of f32 */
     TE_ATTN_BAND = 16,           /* key tiles of a head that are handed out together, at least. 4: 2 to 4% slower */
-    TE_ATTN_DELTA_THREADS = 256, TE_ATTN_ROUND_THREADS = 256
+    TE_ATTN_DELTA_THREADS = 256
 };
 
 /* Lanes of a warp that arrive at a barrier. One is enough, for the lanes of a warp are together where it does. To
@@ -53,9 +52,10 @@ enum { TE_ATTN_ARRIVING = 1 };
 typedef struct te_attn_back {
     CUtensorMap qkv, dout; /* [batch, seq, width] */
     te_attention_args a;
-    float *dq;              /* [heads, head_dim / 64, batch * seq, 64], see te__attn_back_dq_at */
+    float *dq;              /* [heads, ceil(head_dim / 64), batch * seq, 64], see te__attn_back_dq_at */
     uint32_t *ticket;       /* key tiles that were handed out; 0 before the second kernel */
-    uint32_t *turn; /* [batch, heads, query_tiles]: key tiles that have added their dQ; 0 before the second kernel */
+    uint32_t *turn; /* [batch, heads, query_tiles]: key tiles that have added their dQ (head_dim above 128: twice as
+                       many, for two warps add it); 0 before the second kernel */
     int key_tiles, query_tiles;
     int items, band; /* key tiles of all heads; so many of a head are handed out together */
     int any_order;   /* te_context.attention_unrepeatable */
@@ -71,18 +71,33 @@ template <int QUERIES> struct te__attn_back_shared {
     uint64_t ds_full[TE_ATTN_STAGES], ds_empty[TE_ATTN_STAGES];
     uint64_t dq_full[TE_ATTN_STAGES], dq_empty[TE_ATTN_STAGES];
     te_sequence rows[TE_ATTN_STAGES]; /* varlen: the item's */
+    uint64_t p_full[TE_ATTN_STAGES], p_empty[TE_ATTN_STAGES]; /* wide */
 };
 
-/* The sizes that follow from head_dim: a step of 16 KB of Q. */
+/* The sizes that follow from head_dim. WIDE: the kernel of attention_hopper_wide_backward.h, whose warpgroups share one
+ * tile of 64 keys. In shared memory a tile has whole boxes of 64 columns; those past head_dim are of the next head, and
+ * what comes of them is not used. */
 template <int D> struct te__attn_back_shape {
-    static constexpr int QUERIES = D <= 64 ? 128 : 64;
-    static constexpr int AHEAD = QUERIES <= 64; /* there are registers to load lse and delta ahead of their use */
-    static constexpr int KV_BYTES = TE_ATTN_KEYS * D * 2, Q_BYTES = QUERIES * D * 2;
-    static constexpr int DS_BYTES = TE_ATTN_KEYS * QUERIES * 2;
-    /* K, V, then Q and dO of each stage, dS, dQ */
-    static constexpr int Q_AT = 2 * KV_BYTES, DS_AT = Q_AT + TE_ATTN_STAGES * 2 * Q_BYTES;
+    static constexpr int WIDE = D > 128, KEYS = WIDE ? 64 : 128, QUERIES = D <= 64 ? 128 : 64;
+    static constexpr int BOXES = (D + 63) / 64;
+    static constexpr int DO_STAGES = D > 192 ? 1 : TE_ATTN_STAGES;
+    static constexpr int SUM_ROWS = WIDE ? 16 : 32; /* <name>_sum_rows */
+    static constexpr int AHEAD = !WIDE && QUERIES <= 64; /* there are registers to load lse and delta ahead of use */
+    static constexpr int KV_BYTES = KEYS * BOXES * 128, Q_BYTES = QUERIES * BOXES * 128;
+    static constexpr int DS_BYTES = KEYS * QUERIES * 2, P_BYTES = WIDE ? DS_BYTES : 0;
+    /* K, V, then Q and dO of each stage (of dO there may be one only), dS, dQ: of each warpgroup a piece of each stage
+     * or, if wide, one; P */
+    static constexpr int Q_AT = 2 * KV_BYTES, DO_AT = Q_AT + (DO_STAGES > 1 ? 1 : TE_ATTN_STAGES) * Q_BYTES;
+    static constexpr int Q_PITCH = (DO_STAGES > 1 ? 2 : 1) * Q_BYTES; /* from a stage to the next */
+    static constexpr int DS_AT = Q_AT + (TE_ATTN_STAGES + DO_STAGES) * Q_BYTES;
     static constexpr int DQ_AT = DS_AT + TE_ATTN_STAGES * DS_BYTES;
-    static constexpr int BYTES = DQ_AT + TE_ATTN_STAGES * 2 * TE_ATTN_DQ_BYTES;
+    static constexpr int P_AT = DQ_AT + (WIDE ? 1 : TE_ATTN_STAGES) * 2 * TE_ATTN_DQ_BYTES;
+    static constexpr int BYTES = P_AT + TE_ATTN_STAGES * P_BYTES;
+    /* Of the wide kernel's pieces of dQ the first warpgroup makes the first ones. */
+    static constexpr int PIECES = (BOXES + 1) / 2;
+    /* The stage of dO in step i, and the parity of its barriers. */
+    static __device__ __forceinline__ int do_stage(int i) { return DO_STAGES > 1 ? i & 1 : 0; }
+    static __device__ __forceinline__ int do_phase(int i) { return DO_STAGES > 1 ? i >> 1 & 1 : i & 1; }
     /* The warpgroups issue their products in turns, so that one exponentiates while the other multiplies. Measured on
      * an H200: at head_dim 64 1.11 times as fast, at 128, where shared memory is as busy as the tensor cores, 0.96. */
     static constexpr int IN_TURNS = D <= 64;
@@ -108,15 +123,15 @@ TE_FN int4 te__attn_item(int i, int heads, int key_tiles, int band) {
                      first + high - 1);
 }
 /* The item of ticket i; y: -1: there are no more. Varlen: -2: it does not exist. walk: stands at its sequence then. */
-template <int HEADS, int KV_HEADS, class F>
+template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN int4 te__attn_item_of(const te_attn_back *p, int i, te_sequence_walk *walk) {
     int4 item = make_int4(0, -1, 0, 0);
     if (i >= p->items) return item;
     if constexpr (!F::VARLEN) {
         item = te__attn_item<HEADS, KV_HEADS, F>(i, p->a.batch * KV_HEADS, p->key_tiles, p->band);
     } else {
-        te_sequence_walk_to(walk, &p->of, i / KV_HEADS, TE_ATTN_KEYS);
-        const int tiles = (walk->at.count + TE_ATTN_KEYS - 1) / TE_ATTN_KEYS, in = i - walk->tile * KV_HEADS;
+        te_sequence_walk_to(walk, &p->of, i / KV_HEADS, C::KEYS);
+        const int tiles = (walk->at.count + C::KEYS - 1) / C::KEYS, in = i - walk->tile * KV_HEADS;
         item.y = -2;
         if (in >= tiles * KV_HEADS) return item;
         item = te__attn_item<HEADS, KV_HEADS, F>(in, KV_HEADS, tiles, tiles < p->band ? tiles : p->band);
@@ -151,20 +166,20 @@ template <class C, int HEADS, int KV_HEADS, class F>
 TE_FN int te__attn_turn(const int4 &item, int tile, int seq) {
     if (!te__attn_wraps<F>()) {
         const te__attn_mask m = te__attn_mask_of(seq, F::LEFT, F::RIGHT);
-        const te__attn_span t = te__attn_in_tiles(te__attn_keys_of(m, tile * C::QUERIES, C::QUERIES), TE_ATTN_KEYS);
+        const te__attn_span t = te__attn_in_tiles(te__attn_keys_of(m, tile * C::QUERIES, C::QUERIES), C::KEYS);
         if (te__attn_downwards<F>(HEADS, KV_HEADS)) return item.y - t.first;
         const int last = t.end - 1, before = item.z > t.first ? item.z - t.first : 0; /* of the bands before */
         return before + (last < item.w ? last : item.w) - item.y;
     }
-    const int last = item.z + tile * C::QUERIES / TE_ATTN_KEYS;
+    const int last = item.z + tile * C::QUERIES / C::KEYS;
     const int begun = last < item.w ? last : item.w; /* the last that begins at this tile, or before it */
     return item.z + begun - item.y + (item.y <= begun ? 0 : item.w - item.z + 1);
 }
 /* Where 64 columns of dQ are added up, from a query on. 64 queries of one sequence are as they leave the accumulators:
  * 16 bytes a lane, those of all 128 lanes of a warpgroup, eight times. What is left at the end of a sequence is
  * [queries, 64]. */
-template <int D> TE_FN float *te__attn_back_dq_at(const te_attn_back *p, int head, int half, int64_t row) {
-    return p->dq + (((int64_t)head * (D / 64) + half) * p->of.rows + row) * 64;
+template <int D> TE_FN float *te__attn_back_dq_at(const te_attn_back *p, int head, int piece, int64_t row) {
+    return p->dq + (((int64_t)head * te__attn_back_shape<D>::BOXES + piece) * p->of.rows + row) * 64;
 }
 
 /* The tiles of queries that an item walks, each for all query heads of the group. Towards lower ones if causal and
@@ -175,9 +190,9 @@ TE_FN te__attn_walk te__attn_walk_of(const te_attn_back *p, const int4 &item, co
     te__attn_walk w;
     const te__attn_mask m = te__attn_mask_of(te__attn_seq<F>(p, rows), F::LEFT, F::RIGHT);
     const te__attn_span tiles =
-        te__attn_in_tiles(te__attn_queries_of(m, item.y * TE_ATTN_KEYS, TE_ATTN_KEYS), C::QUERIES);
+        te__attn_in_tiles(te__attn_queries_of(m, item.y * C::KEYS, C::KEYS), C::QUERIES);
     w.head = item.x % KV_HEADS * (HEADS / KV_HEADS), w.left = (tiles.end - tiles.first) * (HEADS / KV_HEADS);
-    w.tile = te__attn_wraps<F>() ? (item.y - item.z) * TE_ATTN_KEYS / C::QUERIES : tiles.first;
+    w.tile = te__attn_wraps<F>() ? (item.y - item.z) * C::KEYS / C::QUERIES : tiles.first;
     if (te__attn_downwards<F>(HEADS, KV_HEADS)) w.tile = tiles.end - 1;
     w.tiles = F::VARLEN ? tiles.end : p->query_tiles;
     return w;

@@ -1,5 +1,5 @@
 /* attention_hopper_step_backward.h -- one step of attention_hopper_backward.h's warpgroups: 128 keys by a tile of
- * queries. */
+ * queries; and its parts, most of which attention_hopper_wide_backward.h has, too. */
 /* target: cuda */
 #ifndef TE_ATTENTION_HOPPER_STEP_BACKWARD_H
 #define TE_ATTENTION_HOPPER_STEP_BACKWARD_H
@@ -18,6 +18,8 @@ template <class C> struct te__attn_back_group {
     int seq;               /* varlen: of the item */
 };
 
+/* This group's first key of a tile. */
+template <class C> TE_FN int te__attn_back_own(const te__attn_back_group<C> *g) { return C::WIDE ? 0 : g->group * 64; }
 /* What follows from it is computed again rather than kept: there are no registers for it. */
 TE_FN int te__attn_found_again(int lane) {
     asm volatile("" : "+r"(lane));
@@ -32,33 +34,34 @@ template <class C> TE_FN void te__attn_back_arrive(const te__attn_back_group<C> 
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_back_scores(float (&s)[C::QUERIES / 2], uint32_t keys, uint32_t queries) {
     TE_UNROLL for (int x = 0; x < D / 16; x++)
-        te__attn_wgmma_ss<T, C::QUERIES, 0, 0>(s, te__matrix_at(keys + x / 4 * TE_ATTN_KEYS * 128, 0) + 2 * (x % 4),
-                                               te__matrix_at(queries + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4),
-                                               x > 0);
+        te__wgmma_of<C::QUERIES>::template ss<T, 0>(
+            s, te__matrix_at(keys + x / 4 * C::KEYS * 128, 0) + 2 * (x % 4),
+            te__matrix_at(queries + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4), x > 0);
 }
 /* d += A B, A in registers: this group's 64 keys by the queries; B: rows of dO or Q. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_back_gradient(float (&d)[D / 2], const uint32_t (&a)[C::QUERIES / 16][4], uint32_t queries,
                                   const int first) {
     TE_UNROLL for (int x = 0; x < C::QUERIES / 16; x++)
-        te__attn_wgmma_rs<T, D, 1>(d, a[x], te__matrix_at(queries, 1) + 128 * x, !first || x > 0);
+        te__wgmma_of<D>::template rs<T, 1>(d, a[x], te__matrix_at(queries, 1) + 128 * x, !first || x > 0);
 }
-/* dQ of a step, 64 queries by 64 columns: of all queries half of the columns, or half of the queries. */
+/* dQ of a step, 64 queries by 64 columns: of all queries a piece of the columns, or half of the queries. */
 template <te_dtype T, int D, class C>
-TE_FN void te__attn_back_dq(float (&dq)[32], const te__attn_back_group<C> *g, int stage) {
+TE_FN void te__attn_back_dq(float (&dq)[32], const te__attn_back_group<C> *g, int stage, int piece) {
     const uint32_t ds = g->base + C::DS_AT + stage * C::DS_BYTES + (D > 64 ? 0 : g->group * 8192);
-    const uint32_t k = g->base + (D > 64 ? g->group * TE_ATTN_KEYS * 128 : 0);
-    TE_UNROLL for (int x = 0; x < TE_ATTN_KEYS / 16; x++)
-        te__attn_wgmma_ss<T, 64, 0, 1>(dq, te__matrix_at(ds + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4),
-                                       te__matrix_at(k, 1) + 128 * x, x > 0);
+    const uint32_t k = g->base + (D > 64 ? piece * C::KEYS * 128 : 0);
+    TE_UNROLL for (int x = 0; x < C::KEYS / 16; x++)
+        te__wgmma_of<64>::template ss<T, 1>(dq, te__matrix_at(ds + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4),
+                                            te__matrix_at(k, 1) + 128 * x, x > 0);
 }
-/* The dQ of step j goes to shared memory, from where it is added up once it is published. left: queries from this
- * group's first on. */
+/* Part of dQ goes to shared memory, from where it is added up once it is published: to `slot` there, which is `empty`
+ * when that barrier has done a phase of this parity. left: queries from its first row on. */
 template <class C>
-TE_FN void te__attn_back_leave(const float (&dq)[32], const te__attn_back_group<C> *g, int j, int left) {
-    const int lane = te__attn_found_again(g->lane), stage = j & 1, phase = j >> 1 & 1;
-    const uint32_t to = g->base + C::DQ_AT + (stage * 2 + g->group) * TE_ATTN_DQ_BYTES;
-    te__barrier_wait(TE__AT(g, dq_empty, stage), phase ^ 1);
+TE_FN void te__attn_back_leave(const float (&dq)[32], const te__attn_back_group<C> *g, int slot, uint32_t empty,
+                               int phase, int left) {
+    const int lane = te__attn_found_again(g->lane);
+    const uint32_t to = g->base + C::DQ_AT + slot * TE_ATTN_DQ_BYTES;
+    te__barrier_wait(empty, phase);
     if (left >= 64) {
         TE_UNROLL for (int n = 0; n < 8; n++)
             te__attn_store4(to + (g->warp * 32 + lane) * 16 + n * 2048, dq + 4 * n);
@@ -67,6 +70,11 @@ TE_FN void te__attn_back_leave(const float (&dq)[32], const te__attn_back_group<
         TE_UNROLL for (int n = 0; n < 8; n++)
             te__attn_store2(row + n * 32, dq + 4 * n), te__attn_store2(row + 8 * 256 + n * 32, dq + 4 * n + 2);
     }
+}
+/* That of step j, of two warpgroups that have a slot each for every stage. */
+template <class C>
+TE_FN void te__attn_back_leave(const float (&dq)[32], const te__attn_back_group<C> *g, int j, int left) {
+    te__attn_back_leave<C>(dq, g, (j & 1) * 2 + g->group, TE__AT(g, dq_empty, j & 1), (j >> 1 & 1) ^ 1, left);
 }
 /* lse or delta of this lane's columns. */
 template <class C>
@@ -86,7 +94,7 @@ TE_FN float2 te__attn_back_row(const float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 
 template <class F, class C>
 TE_FN void te__attn_back_draw(uint32_t (&dropped)[C::QUERIES / 64], const te_attn_back *p,
                               const te__attn_back_group<C> *g, int q0, int k0, int head) {
-    const int lane = te__attn_found_again(g->lane), key = k0 + g->group * 64 + g->warp * 16 + lane / 4;
+    const int lane = te__attn_found_again(g->lane), key = k0 + te__attn_back_own(g) + g->warp * 16 + lane / 4;
     const uint32_t row = te__attn_draw_row(head, q0, p->a.seq);
     te_rng rng;
     asm volatile("ld.global.nc.v2.u64 {%0, %1}, [%2];" : "=l"(rng.seed), "=l"(rng.offset) : "l"(p->a.rng));
@@ -112,7 +120,7 @@ TE_FN void te__attn_back_exp(uint32_t (&frag)[C::QUERIES / 16][4], uint32_t (&ot
                              const te__attn_back_group<C> *g, int q0, int k0, int head,
                              const uint32_t (&dropped)[C::QUERIES / 64]) {
     constexpr int N = C::QUERIES / 8;
-    const int lane = te__attn_found_again(g->lane), key0 = k0 + g->group * 64;
+    const int lane = te__attn_found_again(g->lane), key0 = k0 + te__attn_back_own(g);
     const te__attn_mask m = te__attn_mask_of(F::VARLEN ? g->seq : p->a.seq, F::LEFT, F::RIGHT);
     const uint32_t lse = TE__AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 4;
     const float c = te__attn_unit<F>(p->a.scale) * TE__ATTN_LOG2E;
@@ -148,13 +156,13 @@ TE_FN void te__attn_back_exp(uint32_t (&frag)[C::QUERIES / 16][4], uint32_t (&ot
     }
 }
 /* dS = P (dP - delta), in 16 bits. P is the rounded one: there are no registers for both. frag: P, or what dS has in
- * its place; that may be ds. */
+ * its place; that may be ds. first, end: of eights of queries. */
 template <te_dtype T, class F, class C>
 TE_FN void te__attn_back_ds(uint32_t (&ds)[C::QUERIES / 16][4], const uint32_t (&frag)[C::QUERIES / 16][4],
                             const float (&dp)[C::QUERIES / 2], const float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 1],
-                            const te__attn_back_group<C> *g) {
+                            const te__attn_back_group<C> *g, int first = 0, int end = C::QUERIES / 8) {
     const uint32_t delta = TE__AT(g, delta, 0) + (g->i & 1) * C::QUERIES * 4;
-    TE_UNROLL for (int n = 0; n < C::QUERIES / 8; n++) {
+    TE_UNROLL for (int n = first; n < end; n++) {
         const float2 l = te__attn_back_row<C>(rows, delta, n, g);
         TE_UNROLL for (int h = 0; h < 2; h++) {
             const float2 x = te__attn_unpack<T>(frag[n / 2][n % 2 * 2 + h]);
@@ -169,7 +177,7 @@ TE_FN void te__attn_back_ds(uint32_t (&ds)[C::QUERIES / 16][4], const uint32_t (
 template <class C>
 TE_FN void te__attn_back_ds_store(const uint32_t (&ds)[C::QUERIES / 16][4], const te__attn_back_group<C> *g) {
     const int lane = te__attn_found_again(g->lane);
-    const uint32_t to = g->base + C::DS_AT + (g->i & 1) * C::DS_BYTES + g->group * C::QUERIES * 128;
+    const uint32_t to = g->base + C::DS_AT + (g->i & 1) * C::DS_BYTES + te__attn_back_own(g) * C::QUERIES * 2;
     TE_UNROLL for (int x = 0; x < C::QUERIES / 16; x++) {
         /* a piece is 16 bytes; the copy engine's permutation */
         const int row = 16 * x + lane / 16 * 8 + lane % 8, piece = 2 * g->warp + lane / 8 % 2;
@@ -183,16 +191,57 @@ TE_FN void te__attn_back_begin(float (&s)[C::QUERIES / 2], const te__attn_back_g
     const int st = g->i & 1;
     te__barrier_wait(TE__AT(g, q_full, st), g->i >> 1 & 1);
     te__wgmma_fence();
-    te__attn_back_scores<T, D, C>(s, g->base + g->group * 8192, g->base + C::Q_AT + st * 2 * C::Q_BYTES);
+    te__attn_back_scores<T, D, C>(s, g->base + g->group * 8192, g->base + C::Q_AT + st * C::Q_PITCH);
     te__wgmma_commit();
 }
-/* dQ of step j, whose dS both groups have published. */
+/* A piece of the dQ of step j, whose dS is published. */
 template <te_dtype T, int D, class C>
-TE_FN void te__attn_back_dq_begin(float (&dq)[32], const te__attn_back_group<C> *g, int j) {
+TE_FN void te__attn_back_dq_begin(float (&dq)[32], const te__attn_back_group<C> *g, int j, int piece) {
     te__barrier_wait(TE__AT(g, ds_full, j & 1), j >> 1 & 1);
     te__wgmma_fence();
-    te__attn_back_dq<T, D, C>(dq, g, j & 1);
+    te__attn_back_dq<T, D, C>(dq, g, j & 1, piece);
     te__wgmma_commit();
+}
+/* The rest of a step, S of which is on its way. Leaves the products for dK on their way. staged: dQ of two steps before
+ * lies in shared memory. head: of all sequences. */
+template <te_dtype T, int HEADS, int D, class F, class C>
+TE_FN void te__attn_back_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[C::QUERIES / 2],
+                              float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 1], const te_attn_back *p,
+                              te__attn_back_group<C> *g, int q0, int k0, int head, int staged, const int first) {
+    const int st = g->i & 1, phase = g->i >> 1 & 1;
+    const uint32_t q = g->base + C::Q_AT + st * C::Q_PITCH;
+    float dp[C::QUERIES / 2];
+    uint32_t frag[C::QUERIES / 16][4], ds[C::QUERIES / 16][4];
+    uint32_t dropped[C::QUERIES / 64];
+    te__barrier_wait(TE__AT(g, do_full, st), phase);
+    te__wgmma_fence();
+    te__attn_back_scores<T, D, C>(dp, g->base + C::KV_BYTES + g->group * 8192, q + C::Q_BYTES);
+    te__wgmma_commit();
+    if (C::IN_TURNS) te__attn_turn_give(g->group);
+    if constexpr (F::DROP != 0) te__attn_back_draw<F, C>(dropped, p, g, q0, k0, head);
+    te__attn_wgmma_wait<1>();
+    te__attn_hold_back(s);
+    te__attn_back_exp<T, HEADS, F, C>(frag, ds, s, rows, p, g, q0, k0, head, dropped);
+    te__wgmma_fence();
+    te__attn_back_gradient<T, D, C>(dv, frag, q + C::Q_BYTES, first);
+    te__wgmma_commit();
+    te__attn_back_ahead<C>(rows, TE__AT(g, delta, 0) + st * C::QUERIES * 4, g);
+    te__attn_wgmma_wait<1>();
+    te__attn_hold_back(dp);
+    te__attn_back_ds<T, F, C>(ds, F::APART ? ds : frag, dp, rows, g);
+    te__barrier_wait(TE__AT(g, ds_empty, st), phase ^ 1);
+    te__attn_back_ds_store<C>(ds, g);
+    te__attn_publish();
+    __syncwarp();
+    te__attn_back_arrive(g, TE__AT(g, ds_full, st));
+    if (staged) te__attn_back_arrive(g, TE__AT(g, dq_full, st));
+    if (C::IN_TURNS) te__attn_turn_take(g->group);
+    te__wgmma_fence();
+    te__attn_back_gradient<T, D, C>(dk, ds, q, first);
+    te__wgmma_commit();
+    te__attn_wgmma_wait<1>();
+    te__attn_back_arrive(g, TE__AT(g, do_empty, st));
+    g->i++;
 }
 #endif
 

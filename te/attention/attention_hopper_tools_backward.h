@@ -1,69 +1,19 @@
-/* attention_hopper_tools_backward.h -- what attention_hopper_backward.h is made of: products of a warpgroup (wgmma) of
- * several widths, boxes of a sequence brought by the copy engine (TMA), f32 added to global memory, and gradients
- * stored from accumulators.
- *
- * Do this, in each of the four warps of a warpgroup, for 64 rows of A by N columns of B and 16 of k:
- *     te__attn_wgmma_ss<T, 64, 0, 0>(d, a, b, add);    // A and B in shared memory, both stored along k
- *     te__attn_wgmma_rs<T, 128, 1>(d, fragment, b, 1); // A in registers, B stored across, [k, n]
- *
- * In an accumulator d[N / 2], lane l of warp w has rows 16 w + l / 4 (elements 4 j, 4 j + 1) and eight further down (4
- * j + 2, 4 j + 3), columns 8 j + 2 (l % 4) and the next. Packed in pairs that is the layout of A in registers (PTX ISA,
- * "Register fragments for wgmma.mma_async.m64k16"), so a product's result is the next product's A as it is.
+/* attention_hopper_tools_backward.h -- what attention_hopper_backward.h is made of beside attention_hopper.h's products
+ * of a warpgroup: waits for them, boxes of a sequence brought by the copy engine (TMA), f32 added to global memory, and
+ * gradients stored from accumulators. The layout of an accumulator is that of A in registers (attention_hopper.h), so a
+ * product's result is the next product's A as it is.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_HOPPER_TOOLS_BACKWARD_H
 #define TE_ATTENTION_HOPPER_TOOLS_BACKWARD_H
 
-#include "../core/hopper_cuda.h" /* te__barrier_wait, te__matrix_at */
-#include "../core/sequences.h"   /* te_sequence */
-#include "attention_mma.h"       /* te__attn_unpack */
+#include "../core/sequences.h" /* te_sequence */
+#include "attention_hopper.h"  /* te__wgmma_of, te__barrier_wait */
+#include "attention_mma.h"     /* te__attn_unpack */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
-
-#define TE__LIST_32 \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define TE__LIST_64 TE__LIST_32 ", " \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define TE__ATTN_D32(i) TE__D16(i), TE__D16((i) + 16)
-/* A by its address: operand numbers of a, b, add and of the two transpositions follow the accumulators. */
-#define TE__ATTN_WGMMA_SS(n, regs, type, a_at, b_at, add_at, ta_at, tb_at, ...) \
-    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #add_at ", 0;\n" \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" TE__LIST_##regs \
-                 "}, %" #a_at ", %" #b_at \
-                 ", add, 1, 1, %" #ta_at ", %" #tb_at ";\n}" \
-                 : __VA_ARGS__ \
-                 : "l"(a), "l"(b), "r"(add), "n"(TA), "n"(TB))
-#define TE__ATTN_WGMMA_RS(n, regs, type, a0, a1, a2, a3, b_at, add_at, tb_at, ...) \
-    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #add_at ", 0;\n" \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" TE__LIST_##regs \
-                 "}, {%" #a0 ", %" #a1 \
-                 ", %" #a2 ", %" #a3 "}, %" #b_at ", add, 1, 1, %" #tb_at ";\n}" \
-                 : __VA_ARGS__ \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TB))
-
-/* d[64, N] (+)= A[64, 16] B[16, N]. TA: A is stored [k, m]; TB: B is stored [k, n]. */
-template <te_dtype T, int N, int TA, int TB>
-TE_FN void te__attn_wgmma_ss(float (&d)[N / 2], uint64_t a, uint64_t b, int add) {
-    static_assert(N == 64 || N == 128, "te: attention: no such product");
-    if constexpr (N == 64 && T == TE_bf16) TE__ATTN_WGMMA_SS(64, 32, "bf16", 32, 33, 34, 35, 36, TE__ATTN_D32(0));
-    else if constexpr (N == 64) TE__ATTN_WGMMA_SS(64, 32, "f16", 32, 33, 34, 35, 36, TE__ATTN_D32(0));
-    else if constexpr (T == TE_bf16) TE__ATTN_WGMMA_SS(128, 64, "bf16", 64, 65, 66, 67, 68, TE__D64(0));
-    else TE__ATTN_WGMMA_SS(128, 64, "f16", 64, 65, 66, 67, 68, TE__D64(0));
-}
-/* The same, A in registers. */
-template <te_dtype T, int N, int TB>
-TE_FN void te__attn_wgmma_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) {
-    static_assert(N == 64 || N == 128, "te: attention: no such product");
-    if constexpr (N == 64 && T == TE_bf16)
-        TE__ATTN_WGMMA_RS(64, 32, "bf16", 32, 33, 34, 35, 36, 37, 38, TE__ATTN_D32(0));
-    else if constexpr (N == 64) TE__ATTN_WGMMA_RS(64, 32, "f16", 32, 33, 34, 35, 36, 37, 38, TE__ATTN_D32(0));
-    else if constexpr (T == TE_bf16) TE__ATTN_WGMMA_RS(128, 64, "bf16", 64, 65, 66, 67, 68, 69, 70, TE__D64(0));
-    else TE__ATTN_WGMMA_RS(128, 64, "f16", 64, 65, 66, 67, 68, 69, 70, TE__D64(0));
-}
 
 /* All groups of products are done but the last K. */
 template <int K> TE_FN void te__attn_wgmma_wait(void) {
@@ -161,14 +111,15 @@ TE_FN void te__attn_quad_transpose(uint32_t (&v)[4], int t) {
     if (t & 1) v[0] = c, v[2] = d;
     else v[1] = c, v[3] = d;
 }
-/* The sums of 64 columns over 32 rows at a time, of a warpgroup's 64 of which `valid` exist, to rows of `width`. part:
- * [2, 16] floats of shared memory of this warpgroup. */
-template <te_dtype T>
-TE_FN void te__attn_group_sum(float *sum, int64_t width, const uint32_t (&u)[8][2], int valid, float (*part)[16],
-                              int group) {
+/* The sums of up to 64 columns over 32 or 16 rows at a time, of a warpgroup's 64 of which `valid` exist, to rows of
+ * `width`. part: [2, 16] floats of shared memory of this warpgroup. */
+template <te_dtype T, int SUM_ROWS>
+TE_FN void te__attn_group_sum(float *sum, int64_t width, const uint32_t (&u)[8][2], int columns, int valid,
+                              float (*part)[16], int group) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int warp = (int)threadIdx.x / 32 % 4, row = warp * 16 + g;
     TE_UNROLL for (int x = 0; x < 4; x++) {
+        if (16 * x >= columns) continue;
         float2 s[2];
         TE_UNROLL for (int j = 0; j < 2; j++) {
             s[j] = make_float2(0, 0);
@@ -178,8 +129,11 @@ TE_FN void te__attn_group_sum(float *sum, int64_t width, const uint32_t (&u)[8][
             }
             TE_UNROLL for (int l = 4; l < 32; l *= 2)
                 s[j].x += __shfl_xor_sync(~0u, s[j].x, l), s[j].y += __shfl_xor_sync(~0u, s[j].y, l);
-            if (warp % 2 && g == 0) *(float2 *)&part[warp / 2][8 * j + 2 * t] = s[j];
+            if (SUM_ROWS == 32 && warp % 2 && g == 0) *(float2 *)&part[warp / 2][8 * j + 2 * t] = s[j];
+            if (SUM_ROWS == 16 && g == 0 && warp * 16 < valid)
+                *(float2 *)(sum + warp * width + 16 * x + 8 * j + 2 * t) = s[j];
         }
+        if (SUM_ROWS == 16) continue; /* a warp's rows */
         te__attn_group_sync(group);
         if (warp % 2 == 0 && g == 0 && warp * 16 < valid) TE_UNROLL for (int j = 0; j < 2; j++) {
             const float2 v = *(const float2 *)&part[warp / 2][8 * j + 2 * t];
@@ -190,7 +144,7 @@ TE_FN void te__attn_group_sum(float *sum, int64_t width, const uint32_t (&u)[8][
 }
 /* A warpgroup's 64 rows of d, times factor, to `to` (row 0, column 0), of which `valid` exist; and the sums of what was
  * stored to sum, if that is not null. part: as above. */
-template <te_dtype T, int D>
+template <te_dtype T, int D, int SUM_ROWS>
 TE_FN void te__attn_group_store(uint16_t *to, int64_t width, int valid, const float (&d)[D / 2], float factor,
                                 float *sum, float (*part)[16], int group) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -199,12 +153,14 @@ TE_FN void te__attn_group_store(uint16_t *to, int64_t width, int valid, const fl
         uint32_t u[8][2];
         TE_UNROLL for (int j = 0; j < 8; j++)
             TE_UNROLL for (int h = 0; h < 2; h++) {
+                if (x + 8 * j >= D) continue;
                 const float *pair = d + x / 2 + 4 * j + 2 * h;
                 u[j][h] = te_pair_of_floats(pair[0] * factor, pair[1] * factor, T);
             }
-        if (sum) te__attn_group_sum<T>(sum + x, width, u, valid, part, group);
+        if (sum) te__attn_group_sum<T, SUM_ROWS>(sum + x, width, u, D - x, valid, part, group);
         TE_UNROLL for (int j = 0; j < 8; j += 4)
             TE_UNROLL for (int h = 0; h < 2; h++) {
+                if (x + 8 * j >= D) continue;
                 uint32_t v[4] = {u[j][h], u[j + 1][h], u[j + 2][h], u[j + 3][h]};
                 te__attn_quad_transpose(v, t);
                 if (row + 8 * h < valid)

@@ -32,11 +32,11 @@ template <int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_back_load(const te_attn_back *p, typename C::shared *sh, uint32_t base) {
     int i = 0;
     te_sequence_walk walk;
-    if constexpr (F::VARLEN) walk = te_sequence_walk_of(&p->of, TE_ATTN_KEYS);
+    if constexpr (F::VARLEN) walk = te_sequence_walk_of(&p->of, C::KEYS);
     for (int r = 0;; r++) {
         const int s = r & 1;
         int4 item; /* not sooner: others wait for who has it */
-        do item = te__attn_item_of<HEADS, KV_HEADS, F>(p, (int)atomicAdd(p->ticket, 1u), &walk);
+        do item = te__attn_item_of<HEADS, KV_HEADS, F, C>(p, (int)atomicAdd(p->ticket, 1u), &walk);
         while (F::VARLEN && item.y == -2);
         te__barrier_wait(te__shared_address(&sh->item_empty[s]), (r >> 1 & 1) ^ 1);
         sh->item[s] = item;
@@ -51,24 +51,26 @@ TE_FN void te__attn_back_load(const te_attn_back *p, typename C::shared *sh, uin
             const uint32_t full = te__shared_address(k ? &sh->v_full : &sh->k_full);
             te__barrier_wait(te__shared_address(k ? &sh->v_empty : &sh->k_empty), (r & 1) ^ 1);
             te__barrier_expect(full, C::KV_BYTES);
-            TE_UNROLL for (int b = 0; b < D / 64 * 2; b++) /* 64 keys, 64 columns */
-                te__attn_box_load(base + k * C::KV_BYTES + b * 8192, &p->qkv, x + b / 2 * 64,
-                                  item.y * TE_ATTN_KEYS + b % 2 * 64, batch, full);
+            constexpr int HIGH = C::KEYS / 64;
+            TE_UNROLL for (int b = 0; b < C::BOXES * HIGH; b++) /* 64 keys, 64 columns */
+                te__attn_box_load(base + k * C::KV_BYTES + b * 8192, &p->qkv, x + b / HIGH * 64,
+                                  item.y * C::KEYS + b % HIGH * 64, batch, full);
         }
         te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, F>(p, item, rows);
         do {
-            const int st = i & 1, again = (i >> 1 & 1) ^ 1;
-            const uint32_t q = base + C::Q_AT + st * 2 * C::Q_BYTES, qf = te__shared_address(&sh->q_full[st]),
-                           of = te__shared_address(&sh->do_full[st]);
+            const int st = i & 1, again = (i >> 1 & 1) ^ 1, ost = C::do_stage(i);
+            constexpr int BOXES = D > 64 ? C::BOXES : 2; /* of 64 columns, or of 64 queries */
+            const uint32_t q = base + C::Q_AT + st * C::Q_PITCH, o = base + C::DO_AT + ost * C::Q_PITCH;
+            const uint32_t qf = te__shared_address(&sh->q_full[st]), of = te__shared_address(&sh->do_full[ost]);
             te__barrier_wait(te__shared_address(&sh->q_empty[st]), again);
             te__barrier_expect(qf, C::Q_BYTES);
-            TE_UNROLL for (int b = 0; b < 2; b++) /* two boxes of 64 queries, or of 64 columns */
+            TE_UNROLL for (int b = 0; b < BOXES; b++)
                 te__attn_box_load(q + b * 8192, &p->qkv, w.head * D + (D > 64 ? b * 64 : 0),
                                   w.tile * C::QUERIES + (D > 64 ? 0 : b * 64), batch, qf);
-            te__barrier_wait(te__shared_address(&sh->do_empty[st]), again);
+            te__barrier_wait(te__shared_address(&sh->do_empty[ost]), C::do_phase(i) ^ 1);
             te__barrier_expect(of, C::Q_BYTES);
-            TE_UNROLL for (int b = 0; b < 2; b++)
-                te__attn_box_load(q + C::Q_BYTES + b * 8192, &p->dout, w.head * D + (D > 64 ? b * 64 : 0),
+            TE_UNROLL for (int b = 0; b < BOXES; b++)
+                te__attn_box_load(o + b * 8192, &p->dout, w.head * D + (D > 64 ? b * 64 : 0),
                                   w.tile * C::QUERIES + (D > 64 ? 0 : b * 64), batch, of);
             i++;
         } while (te__attn_walk_on<HEADS, KV_HEADS, F>(&w));
@@ -99,20 +101,21 @@ TE_FN void te__attn_back_rows(const te_attn_back *p, typename C::shared *sh) {
             TE_UNROLL for (int e = 0; e < EACH; e++) sh->lse[st][lane + 32 * e] = lse[e];
             __syncwarp();
             if (lane < TE_ATTN_ARRIVING) te__barrier_arrive(te__shared_address(&sh->q_full[st]));
-            te__barrier_wait(te__shared_address(&sh->do_empty[st]), again);
+            te__barrier_wait(te__shared_address(&sh->do_empty[C::do_stage(i)]), C::do_phase(i) ^ 1);
             TE_UNROLL for (int e = 0; e < EACH; e++) sh->delta[st][lane + 32 * e] = delta[e];
             __syncwarp();
-            if (lane < TE_ATTN_ARRIVING) te__barrier_arrive(te__shared_address(&sh->do_full[st]));
+            if (lane < TE_ATTN_ARRIVING) te__barrier_arrive(te__shared_address(&sh->do_full[C::do_stage(i)]));
             i++;
         } while (te__attn_walk_on<HEADS, KV_HEADS, F>(&w));
     }
 }
 
-/* A warp adds the dQ of every other step when it is this block's turn; then it is the next one's. */
+/* A warp adds the dQ of every other step when it is this block's turn; then it is the next one's. If wide, it adds that
+ * of warpgroup `stage` in every step, piece after piece, and two warps count for a turn. */
 template <int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_back_turns(const te_attn_back *p, typename C::shared *sh, uint32_t base, int stage) {
     const int lane = (int)threadIdx.x % 32;
-    const uint32_t from = base + C::DQ_AT + stage * 2 * TE_ATTN_DQ_BYTES,
+    const uint32_t from = base + C::DQ_AT + stage * (C::WIDE ? 1 : 2) * TE_ATTN_DQ_BYTES,
                    full = te__shared_address(&sh->dq_full[stage]), empty = te__shared_address(&sh->dq_empty[stage]);
     int n = 0; /* steps */
     int4 item;
@@ -121,13 +124,31 @@ TE_FN void te__attn_back_turns(const te_attn_back *p, typename C::shared *sh, ui
         const int batch = item.x / KV_HEADS, seq = te__attn_seq<F>(p, rows);
         te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, F>(p, item, rows);
         do {
-            if ((n++ & 1) != stage) continue;
+            if (!C::WIDE && (n++ & 1) != stage) continue;
             const int q = w.tile * C::QUERIES;
             uint32_t *turn = te__attn_turns_at<HEADS, C, F>(p, rows, batch, w.head) + w.tile;
             int wanted = te__attn_turn<C, HEADS, KV_HEADS, F>(item, w.tile, seq);
             const int first = !wanted;
             if (p->any_order && wanted > 1) wanted = 1;
+            if (C::WIDE) wanted *= 2;
             while (wanted && (int)te__attn_acquire(turn) < wanted) {}
+            if constexpr (C::WIDE) {
+                for (int x = stage * C::PIECES; x < (stage ? C::BOXES : C::PIECES); x++, n++) {
+                    te__barrier_wait(full, n & 1);
+                    const int left = seq - q, bytes = (left < 64 ? left : 64) * 256;
+                    float *to = te__attn_back_dq_at<D>(p, w.head, x, te__attn_first<F>(p, rows, batch) + q);
+                    if (lane == 0) {
+                        if (first) te__attn_bulk_store(to, from, bytes);
+                        else te__attn_bulk_add(to, from, bytes);
+                        te__attn_bulk_read();
+                        te__barrier_arrive(empty);
+                    }
+                    __syncwarp();
+                }
+                if (lane == 0) te__attn_bulk_done(), te__attn_release_add(turn);
+                __syncwarp();
+                continue;
+            }
             te__barrier_wait(full, (n - 1) >> 1 & 1);
             TE_UNROLL for (int group = 0; group < 2 && lane == 0; group++) {
                 const int left = seq - q - (D > 64 ? 0 : group * 64), count = left < 64 ? left : 64;

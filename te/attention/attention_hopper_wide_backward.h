@@ -1,0 +1,189 @@
+/* attention_hopper_wide_backward.h -- the warpgroups of attention_hopper_backward.h where head_dim is above 128.
+ *
+ * dK and dV of 128 keys no longer fit into the registers of two warpgroups. So a block keeps 64 keys, and the
+ * warpgroups divide the work by gradients instead of by keys:
+ *
+ *     the first     S = K Q^T, P = exp(S - lse), which goes to shared memory, dV += P dO, the first columns of dQ
+ *     the second    dP = V dO^T, dS = P (dP - delta), which goes there too, dK += dS Q, the other columns of dQ
+ *
+ * all of keys by queries but dQ. A gradient of 64 keys by head_dim takes head_dim / 2 registers of a thread; S or dP
+ * takes 32, a piece of dQ (64 columns) 32, and P or dS in 16 bits 16. P is read as it was written, by the same lanes.
+ *
+ * A step of a warpgroup, for S or dP of step i, which is there:
+ *     make P or dS of it, while the last piece of dQ of step i - 2 is multiplied
+ *     issue the gradient's product; that piece of dQ leaves; issue the first piece of dQ of step i - 1
+ *     when the gradient is there, issue S or dP of step i + 1; the first piece leaves; issue the last one
+ *
+ * Floor: 10 n flops, as at smaller head_dim. A step of 64 keys by 64 queries at head_dim 256 is 2560 cycles of the
+ * tensor cores, and 3776 of shared memory's 128 bytes: 512 each for S, dP and dQ, 256 each for dV and dK, 1024 for dQ
+ * on its way out, 512 for Q and dO on their way in, 192 for P and dS. From the L2 come 64 KB, and 64 KB are added
+ * there: twice the bytes a flop of head_dim 128.
+ *
+ * Shared memory at 256, in KB: K and V 32 each, Q 2 x 32, dO 32 (it is used from dP to dV only), dS 2 x 8, P 2 x 8, dQ
+ * 2 x 16 on its way out: 224 of 227.
+ */
+/* target: cuda */
+#ifndef TE_ATTENTION_HOPPER_WIDE_BACKWARD_H
+#define TE_ATTENTION_HOPPER_WIDE_BACKWARD_H
+
+#include "attention_hopper_step_backward.h" /* te__attn_back_scores, te__attn_back_exp */
+
+#if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* P, packed, from the first warpgroup to the same lanes of the second. */
+template <class C> TE_FN uint32_t te__attn_wide_p(const te__attn_back_group<C> *g) {
+    return g->base + C::P_AT + (g->i & 1) * C::P_BYTES + (g->warp * 32 + te__attn_found_again(g->lane)) * 16;
+}
+template <class C> TE_FN void te__attn_wide_give(const uint32_t (&p)[4][4], const te__attn_back_group<C> *g) {
+    const uint32_t to = te__attn_wide_p(g);
+    te__barrier_wait(TE__AT(g, p_empty, g->i & 1), (g->i >> 1 & 1) ^ 1);
+    TE_UNROLL for (int x = 0; x < 4; x++)
+        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to + x * 2048), "r"(p[x][0]), "r"(p[x][1]),
+                     "r"(p[x][2]), "r"(p[x][3])
+                     : "memory");
+    __syncwarp();
+    te__attn_back_arrive(g, TE__AT(g, p_full, g->i & 1));
+}
+/* The second warpgroup makes dS of it: of 16 queries after the others, for there are no registers for all of P. */
+template <te_dtype T, class F, class C>
+TE_FN void te__attn_wide_take(uint32_t (&ds)[4][4], const float (&dp)[32], const te__attn_back_group<C> *g) {
+    const uint32_t from = te__attn_wide_p(g);
+    const float2 none[1] = {};
+    te__barrier_wait(TE__AT(g, p_full, g->i & 1), g->i >> 1 & 1);
+    TE_UNROLL for (int x = 0; x < 4; x++) {
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(ds[x][0]), "=r"(ds[x][1]), "=r"(ds[x][2]), "=r"(ds[x][3])
+                     : "r"(from + x * 2048)
+                     : "memory");
+        te__attn_back_ds<T, F, C>(ds, ds, dp, none, g, 2 * x, 2 * x + 2);
+    }
+    __syncwarp();
+    te__attn_back_arrive(g, TE__AT(g, p_empty, g->i & 1));
+}
+
+/* Q (of == 0) or dO of step i: where it is, and its barriers. */
+template <class C> TE_FN uint32_t te__attn_wide_tile(const te__attn_back_group<C> *g, int of, int i) {
+    return g->base + (of ? C::DO_AT + C::do_stage(i) * C::Q_PITCH : C::Q_AT + (i & 1) * C::Q_PITCH);
+}
+template <class C> TE_FN void te__attn_wide_wait(const te__attn_back_group<C> *g, int of, int i) {
+    if (of) te__barrier_wait(TE__AT(g, do_full, C::do_stage(i)), C::do_phase(i));
+    else te__barrier_wait(TE__AT(g, q_full, i & 1), i >> 1 & 1);
+}
+template <class C> TE_FN void te__attn_wide_free(const te__attn_back_group<C> *g, int of, int i) {
+    te__attn_back_arrive(g, of ? TE__AT(g, do_empty, C::do_stage(i)) : TE__AT(g, q_empty, i & 1));
+}
+/* S or dP of step i, of warpgroup G. */
+template <te_dtype T, int D, class C, int G>
+TE_FN void te__attn_wide_begin(float (&s)[32], const te__attn_back_group<C> *g, int i) {
+    te__attn_wide_wait(g, G, i);
+    te__wgmma_fence();
+    te__attn_back_scores<T, D, C>(s, g->base + G * C::KV_BYTES, te__attn_wide_tile(g, G, i));
+    te__wgmma_commit();
+}
+/* A warpgroup's piece x of dQ of step j leaves. last: dS is no longer read. */
+template <class C, int G>
+TE_FN void te__attn_wide_leave(const float (&dq)[32], const te__attn_back_group<C> *g, int j, int x, int whole) {
+    constexpr int PIECES = G ? C::BOXES - C::PIECES : C::PIECES;
+    if (x == PIECES - 1) te__attn_back_arrive(g, TE__AT(g, ds_empty, j & 1));
+    te__attn_back_leave<C>(dq, g, G, TE__AT(g, dq_empty, G), (PIECES == 2 ? x & 1 : j & 1) ^ 1, whole ? 64 : 0);
+    te__attn_publish();
+    __syncwarp();
+    te__attn_back_arrive(g, TE__AT(g, dq_full, G));
+}
+/* All of dQ of step j, at the end of a key tile: nothing else is left to be multiplied. */
+template <te_dtype T, int D, class C, int G>
+TE_FN void te__attn_wide_dq(float (&dq)[32], const te__attn_back_group<C> *g, int j, int whole) {
+    constexpr int PIECES = G ? C::BOXES - C::PIECES : C::PIECES;
+    TE_UNROLL for (int x = 0; x < PIECES; x++) {
+        te__attn_back_dq_begin<T, D, C>(dq, g, j, G * C::PIECES + x);
+        te__attn_wgmma_wait<0>();
+        te__attn_hold_back(dq);
+        te__attn_wide_leave<C, G>(dq, g, j, x, whole);
+    }
+}
+
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C, int G>
+TE_FN void te__attn_wide_multiply(const te_attn_back *p, typename C::shared *sh, uint32_t base) {
+    constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
+    constexpr int FIRST = G * C::PIECES, LAST = G ? C::BOXES - 1 : C::PIECES - 1; /* pieces of dQ: one or two */
+    te__attn_back_group<C> all, *const g = &all;
+    g->base = base, g->at = __shfl_sync(~0u, te__shared_address(sh), 0), g->i = 0, g->lane = (int)threadIdx.x % 32;
+    g->group = G, g->warp = __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0);
+    int4 item;
+    te_sequence rows_of = {0, 0};
+    for (int r = 0; te__attn_item_take<F>(&item, &rows_of, sh, r); r++) {
+        const int k0 = item.y * C::KEYS, seq = te__attn_seq<F>(p, rows_of);
+        g->seq = seq;
+        float d[D / 2], s[32], dq[32]; /* dV or dK, S or dP, a piece of dQ */
+        float2 none[1];
+        te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, F>(p, item, rows_of);
+        int whole = 0; /* bit i: the tile of queries of i steps before ends before the sequence does, or with it */
+        if (G) te__barrier_wait(TE__AT(g, v_full, 0), r & 1);
+        te__barrier_wait(TE__AT(g, k_full, 0), r & 1);
+        te__attn_wide_begin<T, D, C, G>(s, g, g->i);
+        if (FIRST < LAST) te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 2, LAST);
+        te__attn_wgmma_wait<(FIRST < LAST)>();
+        te__attn_hold_back(s);
+        int n = 0; /* steps before, of this item */
+#pragma unroll 1
+        for (;; n++) {
+            uint32_t frag[4][4], other[4][4], dropped[1];
+            const int q0 = w.tile * C::QUERIES, head = item.x / KV_HEADS * HEADS + w.head;
+            whole = whole << 1 | (seq - q0 >= 64);
+            if constexpr (G == 0) {
+                if constexpr (F::DROP != 0) te__attn_back_draw<F, C>(dropped, p, g, q0, k0, head);
+                te__attn_back_exp<T, HEADS, F, C>(frag, other, s, none, p, g, q0, k0, head, dropped);
+                te__attn_wide_give(F::APART ? other : frag, g);
+            } else {
+                te__attn_wide_take<T, F>(frag, s, g);
+                te__barrier_wait(TE__AT(g, ds_empty, g->i & 1), (g->i >> 1 & 1) ^ 1);
+                te__attn_back_ds_store<C>(frag, g);
+                te__attn_publish();
+                __syncwarp();
+                te__attn_back_arrive(g, TE__AT(g, ds_full, g->i & 1));
+            }
+            te__attn_wide_free(g, G, g->i);
+            te__attn_wide_wait(g, !G, g->i);
+            te__wgmma_fence();
+            te__attn_back_gradient<T, D, C>(d, frag, te__attn_wide_tile(g, !G, g->i), n == 0);
+            te__wgmma_commit();
+            /* dQ of two steps before; there is none behind the first two, and what comes out is not used */
+            te__attn_wgmma_wait<1>();
+            te__attn_hold_back(dq);
+            if (FIRST < LAST && n > 1) te__attn_wide_leave<C, G>(dq, g, g->i - 2, 1, whole & 4);
+            if (!te__attn_walk_on<HEADS, KV_HEADS, F>(&w)) break;
+            te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 1, FIRST);
+            te__attn_wgmma_wait<1>();
+            te__attn_wide_free(g, !G, g->i);
+            te__attn_wide_begin<T, D, C, G>(s, g, g->i + 1);
+            te__attn_wgmma_wait<1>();
+            te__attn_hold_back(dq);
+            if (n) te__attn_wide_leave<C, G>(dq, g, g->i - 1, 0, whole & 2);
+            if (FIRST < LAST) {
+                te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 1, LAST);
+                te__attn_wgmma_wait<1>();
+            } else {
+                te__attn_wgmma_wait<0>();
+            }
+            te__attn_hold_back(s);
+            g->i++;
+        }
+        te__attn_wgmma_wait<0>();
+        te__attn_hold_back(d);
+        te__attn_wide_free(g, !G, g->i);
+        te__attn_back_arrive(g, TE__AT(g, v_empty, 0));
+        if (n) te__attn_wide_dq<T, D, C, G>(dq, g, g->i - 1, whole & 2);
+        te__attn_wide_dq<T, D, C, G>(dq, g, g->i, whole & 1);
+        te__attn_back_arrive(g, TE__AT(g, k_empty, 0));
+        g->i++;
+
+        const int batch = item.x / KV_HEADS, x = (HEADS + (G ? 0 : KV_HEADS) + item.x % KV_HEADS) * D;
+        uint16_t *to = (uint16_t *)p->a.dqkv + (te__attn_first<F>(p, rows_of, batch) + k0) * QKV + x;
+        const int64_t sums = (seq + C::SUM_ROWS - 1) / C::SUM_ROWS;
+        float *sum = p->a.sum && !F::VARLEN ? p->a.sum + (batch * sums + k0 / C::SUM_ROWS) * QKV + x : nullptr;
+        te__attn_group_store<T, D, C::SUM_ROWS>(to, QKV, seq - k0, d, G ? p->a.scale : F::FACTOR, sum, sh->part[G], G);
+    }
+}
+#endif
+
+#endif
