@@ -17,7 +17,12 @@
 
 /* Whether kernels are left out because there are those for compute capability 9.0, H (attention_form.h: only). */
 template <class H, class F> TE_BOTH constexpr bool te__attn_left_out(void) {
-    return H::EXISTS && F::ONLY == TE_ATTENTION_HOPPER;
+    return H::EXISTS && F::ONLY == TE_ATTENTION_HOPPER && !F::CROSS;
+}
+/* Whether each query sees a key, without which the forward for compute capability 9.0 does not run: with as many
+ * queries as keys it does. */
+template <class F> TE_API int te__attn_all_see(const te_attention_args *a) {
+    return !F::CROSS || (F::LEFT < 0 && F::RIGHT < 0) || a->seq <= a->kv_seq;
 }
 template <class H, class F> TE_API te_status te__attn_check_only(te_context *ctx, const char *name) {
     TE_REQUIRE((!te__attn_left_out<H, F>()), ctx, TE_ERROR_DEVICE,
@@ -100,7 +105,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_f
                             const char *name) {
         TE_TRY(te__attention_check(ctx, a, HEADS, F::VARLEN, F::SINKS, name));
         TE_TRY(te__attention_check_cross(ctx, a, HEADS, F::CROSS, name));
-        const te__encode_fn encode = ready(ctx, k);
+        const te__encode_fn encode = te__attn_all_see<F>(a) ? ready(ctx, k) : 0;
         if (encode) return hopper::launch(ctx, k->hopper.kernel, encode, a, name);
         TE_TRY((te__attn_check_only<hopper, F>(ctx, name)));
         return te__attn_enqueue<plain>(ctx, &k->plain, a->batch * HEADS, a->seq, a, name);

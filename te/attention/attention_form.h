@@ -13,8 +13,9 @@
  *     sinks          1: each head has a logit of its own under the softmax, te_attention_args.sinks
  *     only           on CUDA: TE_ATTENTION_HOPPER: where there are kernels for compute capability 9.0 no others are
  *                    made, and elsewhere a launch is refused; TE_ATTENTION_OTHERS: none of those are made; 0: all are
- *     cross          1: keys and values are te_attention_args.kv, as many as that says. Not with varlen, and on CUDA
- *                    not by the kernels for compute capability 9.0, whose copies read packed rows
+ *     cross          1: keys and values are te_attention_args.kv, as many as that says. Not with varlen. Of the kernels
+ *                    for compute capability 9.0 there is the forward, where each query sees a key; `only` 1 makes the
+ *                    others, too
  *
  * A score s of a kernel with softcap is a tanh, in [-1, 1], and counts softcap; without it counts the scale. Of
  * t = tanh(x) the derivative is 1 - t^2, so that with P = exp(softcap t - lse) the gradient of the product q k^T is

@@ -13,8 +13,8 @@
  * turns between them, are from FlashAttention-3 (Shah et al. 2024).
  *
  * With a window the tiles of keys are those of the window. A warpgroup walks those of its own 64 queries, and skips one
- * of the block's at either end at most. Only where a window cuts a tile are scores hidden. Options change S and P while
- * P V of the tile before runs.
+ * of the block's at either end at most. Only where a window cuts a tile are scores hidden. With keys of their own
+ * number (cross) each query has to see one. Options change S and P while P V of the tile before runs.
  *
  * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal) and 2 * batch * seq * (2 * heads +
  * 2 * kv_heads) * head_dim bytes: from some hundred tokens on arithmetic is the limit. Beside the products, seq^2
@@ -116,7 +116,7 @@ TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, const te_att
     float sum[2];
     te__attn_products<T>(r, a, 1, 1, add);
     te__attn_cap<F>(r, p->scale);
-    te__attn_bias_rows<HEADS, F>(r, p->scale, head, query, key);
+    te__attn_bias_rows<HEADS, F>(r, p->scale, head, query + m.shift, key);
     if (cut) te__attn_hide_outside(r, m, query, key);
     TE_UNROLL for (int e = 0; e < 2; e++) sum[e] = te__attn_exp(r, e, r.top[e], a.c);
     if (F::DROP && p->rng) te__attn_drop_rows<F>(r, p->rng, p->id, head, query, key, p->seq);
@@ -125,7 +125,7 @@ TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, const te_att
     if (te__attn_outgrown<T>(sum)) {
         te__attn_scores_again<T>(r, a.q, a.k_tiles + a.k.stage * C::KV_BYTES);
         te__attn_cap<F>(r, p->scale);
-        te__attn_bias_rows<HEADS, F>(r, p->scale, head, query, key);
+        te__attn_bias_rows<HEADS, F>(r, p->scale, head, query + m.shift, key);
         if (cut) te__attn_hide_outside(r, m, query, key);
         te__attn_raise<T, F>(r, a.c, sum);
         if (F::DROP && p->rng) te__attn_drop_rows<F>(r, p->rng, p->id, head, query, key, p->seq);
@@ -135,13 +135,6 @@ TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, const te_att
     r.sum[0] += sum[0], r.sum[1] += sum[1];
 }
 
-/* Of the sequence whose Q is in this stage. */
-template <class F>
-TE_FN te_sequence te__attn_rows_of(const te_attn_hopper *p, const te_attn_barriers *bars, int stage) {
-    te_sequence all = {0, p->seq};
-    if constexpr (F::VARLEN) all = bars->rows[stage];
-    return all;
-}
 template <te_dtype T, class C, int HEADS, class F>
 TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *bars, const uint32_t tiles[3]) {
     const int group = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0); /* so the compiler sees that all lanes agree */
@@ -161,7 +154,7 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         const te_attn_work next = bars->work[q.stage];
         const int more = next.head >= 0, have = w.head >= 0;
         const te_sequence next_rows = te__attn_rows_of<F>(p, bars, q.stage);
-        const te__attn_mask m = te__attn_mask_of(next_rows.count, F::LEFT, F::RIGHT);
+        const te__attn_mask m = te__attn_forward_mask<F>(p, next_rows.count);
         const te__attn_span t = te__attn_tiles_of<C>(m, next.query + group * 64, 64);
         const int skip = more ? te__attn_tiles_of<C>(m, next.query, C::ROWS).end - t.end : 0;
         a.q = tiles[0] + q.stage * C::Q_BYTES + group * C::Q_PART;
@@ -172,18 +165,18 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         if (skip) te__attn_keys_skip(a);
         te__attn_products<T>(r, a, more, have, add);
         if (more) te__attn_keys_free(a, t.end - 1 == t.first);
-        const int key = (t.end - 1) * C::KEYS + lane % 4 * 2;
+        const int tile = (t.end - 1) * C::KEYS, key = tile + lane % 4 * 2; /* the first key of the tile, of this lane */
         te__attn_cap<F>(r, p->scale);
-        te__attn_bias_rows<HEADS, F>(r, p->scale, next.head, next.query + group * 64, (t.end - 1) * C::KEYS);
+        te__attn_bias_rows<HEADS, F>(r, p->scale, next.head, next.query + m.shift + group * 64, tile);
         if (te__attn_cuts(t, t.end - 1, 1)) {
-            if (te__attn_is_window<F>()) te__attn_hide_outside(r, m, next.query + group * 64, (t.end - 1) * C::KEYS);
+            if (te__attn_is_window<F>()) te__attn_hide_outside(r, m, next.query + group * 64, tile);
             else te__attn_hide(r, m, next.query + row, key);
         }
         if (F::SINKS) te__attn_sink_rows<T, HEADS, F>(r, top, sum, p->sinks, more ? next.head : 0, p->scale, a.c);
         else TE_UNROLL for (int e = 0; e < 2; e++)
                 top[e] = te__attn_top(r, e), sum[e] = te__attn_exp(r, e, te__attn_kept<F>(top[e]), a.c);
         if (F::DROP && p->rng)
-            te__attn_drop_rows<F>(r, p->rng, p->id, next.head, next.query + group * 64, (t.end - 1) * C::KEYS, p->seq);
+            te__attn_drop_rows<F>(r, p->rng, p->id, next.head, next.query + group * 64, tile, p->seq);
         te__attn_products_wait(r, a, have);
         if (behind) te__attn_values_skip(a);
         if (skip) te__attn_values_skip(a);
@@ -249,14 +242,16 @@ TE_FN void te__attn_forward_body(const te_attn_hopper *, te_attn_barriers *) {}
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te__encode_fn encode,
                                          const te_attention_args *a, const char *name) {
-    const int64_t head_bytes = (int64_t)a->seq * C::D * 4, l2 = 8 << 20;
+    const int64_t l2 = 8 << 20, head_bytes = (int64_t)(F::CROSS ? a->kv_seq : a->seq) * C::D * 4;
     te_attn_hopper p;
     memset(&p, 0, sizeof p);
     p.of = te__attn_sequences(a), p.slots = te_sequence_tiles(&p.of, C::ROWS);
     const int seq = F::VARLEN ? p.of.rows : a->seq, batch = F::VARLEN ? 1 : a->batch;
-    TE_TRY(te__attn_heads_map(&p.q, encode, a->qkv, C::D, HEADS + 2 * KV_HEADS, seq, batch, 64, T, ctx));
-    TE_TRY(te__attn_heads_map(&p.kv, encode, a->qkv, C::D, HEADS + 2 * KV_HEADS, seq, F::VARLEN ? 0 : batch, C::KEYS, T,
-                              ctx));
+    const int heads = (F::CROSS ? 0 : HEADS) + 2 * KV_HEADS; /* of the tensor that has K and V */
+    p.kv_seq = F::CROSS ? a->kv_seq : seq;
+    TE_TRY(te__attn_heads_map(&p.q, encode, a->qkv, C::D, F::CROSS ? HEADS : heads, seq, batch, 64, T, ctx));
+    TE_TRY(te__attn_heads_map(&p.kv, encode, F::CROSS ? a->kv : a->qkv, C::D, heads, p.kv_seq, F::VARLEN ? 0 : batch,
+                              C::KEYS, T, ctx));
     p.out = a->out, p.lse = a->lse, p.tickets = ctx->tickets;
     p.heads = a->batch * HEADS, p.seq = a->seq, p.scale = a->scale;
     p.rng = a->rng, p.id = a->id, p.sinks = a->sinks;
@@ -272,7 +267,7 @@ TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te
 
 /* What attention_cuda.h makes a kernel of. EXISTS: 0: there is none for these constants. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
-          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_OTHERS && !F::CROSS &&
+          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_OTHERS &&
                  (D == 64 || D == 96 || D == 128 || D == 192 || D == 256)>
 struct te__attn_hopper_forward : te__attn_hopper_forward_shape<D> {
     typedef te__attn_hopper_forward_shape<D> shape;

@@ -41,6 +41,7 @@ typedef struct te_attn_hopper {
     uint32_t id;
     te_sequences of; /* varlen: the sequences; seq is then the longest, tiles counts those of te_sequence_tiles, */
     int slots;       /* so many for a head, and together counts heads of one sequence */
+    int kv_seq;      /* cross: keys of a sequence, and kv is a tensor of its own */
 } te_attn_hopper;
 
 /* A tile of queries: the first of them and their head, counted over all sequences. */
@@ -95,6 +96,18 @@ template <class C> TE_FN te__attn_span te__attn_tiles_of(te__attn_mask m, int qu
     if (m.left >= 0 && t.first >= t.end) t.first = t.end - 1;
     return t;
 }
+/* Of a sequence of so many queries. */
+template <class F> TE_FN te__attn_mask te__attn_forward_mask(const te_attn_hopper *p, int seq) {
+    if constexpr (F::CROSS) return te__attn_mask_between(seq, p->kv_seq, F::LEFT, F::RIGHT);
+    else return te__attn_mask_of(seq, F::LEFT, F::RIGHT);
+}
+/* Of the sequence whose Q is in this stage. */
+template <class F>
+TE_FN te_sequence te__attn_rows_of(const te_attn_hopper *p, const te_attn_barriers *bars, int stage) {
+    te_sequence all = {0, p->seq};
+    if constexpr (F::VARLEN) all = bars->rows[stage];
+    return all;
+}
 /* Which sequence K and V are of. Q is taken from all rows: those that are of another sequence come to nothing, and they
  * lie on either side. */
 template <int HEADS, class F> TE_FN auto te__attn_whose(te_attn_work w, const te_sequence_walk &walk) {
@@ -127,11 +140,11 @@ TE_FN void te__attn_forward_load(const te_attn_hopper *p, te_attn_barriers *bars
             }
         } else w = te__attn_work_of<C::ROWS, F>(p, tile);
         const int seq = F::VARLEN ? walk.at.count : p->seq, from = F::VARLEN ? walk.at.first : 0; /* Q: of all rows */
-        const te__attn_span t = te__attn_tiles_of<C>(te__attn_mask_of(seq, F::LEFT, F::RIGHT), w.query, C::ROWS);
+        const te__attn_span t = te__attn_tiles_of<C>(te__attn_forward_mask<F>(p, seq), w.query, C::ROWS);
         const uint32_t bar = te__shared_address(&bars->q_full[q.stage]), to = tiles[0] + q.stage * C::Q_BYTES;
         const auto batch = te__attn_whose<HEADS, F>(w, walk);
         const int head = w.head % HEADS;
-        const int k_head = HEADS + head / (HEADS / KV_HEADS), v_head = k_head + KV_HEADS;
+        const int k_head = (F::CROSS ? 0 : HEADS) + head / (HEADS / KV_HEADS), v_head = k_head + KV_HEADS;
         if (w.head >= 0) te__attn_bring<C::D, C::KEYS>(k, &p->kv, k_head, (t.end - 1) * C::KEYS, batch);
         te__barrier_wait(te__shared_address(&bars->q_empty[q.stage]), q.phase ^ 1);
         bars->work[q.stage] = w;

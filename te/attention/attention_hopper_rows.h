@@ -68,8 +68,9 @@ TE_FN void te__attn_drop_rows(te__attn_rows<C> &r, const te_rng *from, uint32_t 
                     if (te__attn_drops(word[k], e, F::DROP)) r.s[4 * (j + k) + 2 * e + i] = 0;
         }
 }
-/* Whether tiles of keys other than the first may be cut. */
-template <class F> TE_FN constexpr int te__attn_is_window(void) { return F::LEFT >= 0 || F::RIGHT > 0; }
+/* Whether the first tile of keys may be hidden from some queries, and whether others than the first may be cut. */
+template <class F> TE_FN constexpr int te__attn_is_ahead(void) { return F::RIGHT > 0 || (F::CROSS && F::RIGHT == 0); }
+template <class F> TE_FN constexpr int te__attn_is_window(void) { return F::LEFT >= 0 || te__attn_is_ahead<F>(); }
 /* For a window, by one comparison a score. query, key: the first of the warpgroup's. Rows that do not exist are
  * not hidden. What it needs is found again each time, for there are no registers to keep it in. */
 template <class C> TE_FN void te__attn_hide_outside(te__attn_rows<C> &r, te__attn_mask m, int query, int key) {
@@ -130,9 +131,11 @@ template <te_dtype T, class C> TE_FN void te__attn_scores_again(te__attn_rows<C>
     }
 }
 /* A row whose keys all lie before the first tile that is taken has a maximum of -inf until it sees one: P of it is 0
- * then, and the first key that it sees outgrows that maximum. It takes a bound on the right; of causal rows the first
- * tile has the query's own key. */
-template <class F> TE_FN float te__attn_kept(float top) { return F::RIGHT > 0 && top == -INFINITY ? 0.0f : top; }
+ * then, and the first key that it sees outgrows that maximum. It takes a bound on the right; the first tile of causal
+ * rows has the query's own key, if there are as many keys as queries. */
+template <class F> TE_FN float te__attn_kept(float top) {
+    return te__attn_is_ahead<F>() && top == -INFINITY ? 0.0f : top;
+}
 /* A row begins with its sink: its maximum then is not below the sink, and one of its lanes adds it up. sinks: of one
  * sequence; head: of all of them. */
 template <te_dtype T, int HEADS, class F, class C>

@@ -80,11 +80,14 @@ TE_FN void te__attn_wide_begin(float (&s)[32], const te__attn_back_group<C> *g, 
     te__attn_back_scores<T, D, C>(s, g->base + G * C::KV_BYTES, te__attn_wide_tile(g, G, i));
     te__wgmma_commit();
 }
-/* A warpgroup's piece x of dQ of step j leaves. last: dS is no longer read. */
+/* dS of step j is no longer read. */
+template <class C> TE_FN void te__attn_wide_read(const te__attn_back_group<C> *g, int j) {
+    te__attn_back_arrive(g, TE__AT(g, ds_empty, j & 1));
+}
+/* A warpgroup's piece x of dQ of step j leaves. */
 template <class C, int G>
 TE_FN void te__attn_wide_leave(const float (&dq)[32], const te__attn_back_group<C> *g, int j, int x, int whole) {
     constexpr int PIECES = G ? C::BOXES - C::PIECES : C::PIECES;
-    if (x == PIECES - 1) te__attn_back_arrive(g, TE__AT(g, ds_empty, j & 1));
     te__attn_back_leave<C>(dq, g, G, TE__AT(g, dq_empty, G), (PIECES == 2 ? x & 1 : j & 1) ^ 1, whole ? 64 : 0);
     te__attn_publish();
     __syncwarp();
@@ -98,6 +101,7 @@ TE_FN void te__attn_wide_dq(float (&dq)[32], const te__attn_back_group<C> *g, in
         te__attn_back_dq_begin<T, D, C>(dq, g, j, G * C::PIECES + x);
         te__attn_wgmma_wait<0>();
         te__attn_hold_back(dq);
+        if (x == PIECES - 1) te__attn_wide_read(g, j);
         te__attn_wide_leave<C, G>(dq, g, j, x, whole);
     }
 }
@@ -133,9 +137,17 @@ TE_FN void te__attn_wide_multiply(const te_attn_back *p, typename C::shared *sh,
             if constexpr (G == 0) {
                 if constexpr (F::DROP != 0) te__attn_back_draw<F, C>(dropped, p, g, q0, k0, head);
                 te__attn_back_exp<T, HEADS, F, C>(frag, other, s, none, p, g, q0, k0, head, dropped);
-                te__attn_wide_give(F::APART ? other : frag, g);
             } else {
                 te__attn_wide_take<T, F>(frag, s, g);
+            }
+            /* dQ of two steps before, without which the next dS has no place. There is none behind the first two
+             * steps, and what comes out is not used. */
+            te__attn_wgmma_wait<0>();
+            te__attn_hold_back(dq);
+            if (FIRST < LAST && n > 1) te__attn_wide_read(g, g->i - 2);
+            if constexpr (G == 0) {
+                te__attn_wide_give(F::APART ? other : frag, g);
+            } else {
                 te__barrier_wait(TE__AT(g, ds_empty, g->i & 1), (g->i >> 1 & 1) ^ 1);
                 te__attn_back_ds_store<C>(frag, g);
                 te__attn_publish();
@@ -147,9 +159,6 @@ TE_FN void te__attn_wide_multiply(const te_attn_back *p, typename C::shared *sh,
             te__wgmma_fence();
             te__attn_back_gradient<T, D, C>(d, frag, te__attn_wide_tile(g, !G, g->i), n == 0);
             te__wgmma_commit();
-            /* dQ of two steps before; there is none behind the first two, and what comes out is not used */
-            te__attn_wgmma_wait<1>();
-            te__attn_hold_back(dq);
             if (FIRST < LAST && n > 1) te__attn_wide_leave<C, G>(dq, g, g->i - 2, 1, whole & 4);
             if (!te__attn_walk_on<HEADS, KV_HEADS, F>(&w)) break;
             te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 1, FIRST);
@@ -158,6 +167,7 @@ TE_FN void te__attn_wide_multiply(const te_attn_back *p, typename C::shared *sh,
             te__attn_wide_begin<T, D, C, G>(s, g, g->i + 1);
             te__attn_wgmma_wait<1>();
             te__attn_hold_back(dq);
+            if (FIRST == LAST && n) te__attn_wide_read(g, g->i - 1);
             if (n) te__attn_wide_leave<C, G>(dq, g, g->i - 1, 0, whole & 2);
             if (FIRST < LAST) {
                 te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 1, LAST);

@@ -17,7 +17,8 @@
  * place i + k - q among the keys, and ALiBi counts distances from there. A query that sees no key, of those that are
  * before the first one, gives 0 and has no gradient. The other options are those of attention.h.
  *
- * On CUDA the kernels of f32 and of mma.sync run it, on Hopper, too: those of wgmma read packed q, k, v alone.
+ * On Hopper the forward runs on wgmma, unless it is causal or has a window and there are more queries than keys; the
+ * backward runs on mma.sync, as both do elsewhere.
  */
 #ifndef TE_OPS_CROSS_ATTENTION_H
 #define TE_OPS_CROSS_ATTENTION_H
