@@ -1,4 +1,5 @@
-/* attention_hopper_backward.h -- attention backward for compute capability 9.0, bf16 and f16, head_dim 64 and 128.
+/* attention_hopper_backward.h -- attention backward for compute capability 9.0, bf16 and f16, head_dim 64, 96,
+ * 128, 192 and 256.
  *
  *     forward: S = Q K^T * scale, P = exp(S - lse), O = P V
  *     delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta)
@@ -11,7 +12,8 @@
  * dK. dS goes to shared memory too, where both warpgroups find all 128 keys of it for dQ. They make dQ one step later:
  * then neither has to wait for the other's dS, and what one does between its products is covered by products of the
  * other. dQ leaves through shared memory, and two warps have the copy engine add it up in f32 in global memory. The
- * third kernel scales and rounds it. attention_hopper_order_backward.h says in which order dQ is added.
+ * third kernel scales and rounds it. attention_hopper_order_backward.h says in which order dQ is added. Above head_dim
+ * 128 the warpgroups divide the work in another way, with 64 keys: attention_hopper_wide_backward.h.
  *
  * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim, half of it if causal. A step of 128 keys by 64 queries at
  * head_dim 128 is 2560 cycles of the tensor cores, and 2940 of shared memory's 128 bytes: 512 each for S, dP and dQ,

@@ -10,8 +10,9 @@
  * takes 32, a piece of dQ (64 columns) 32, and P or dS in 16 bits 16. P is read as it was written, by the same lanes.
  *
  * A step of a warpgroup, for S or dP of step i, which is there:
- *     make P or dS of it, while the last piece of dQ of step i - 2 is multiplied
- *     issue the gradient's product; that piece of dQ leaves; issue the first piece of dQ of step i - 1
+ *     make P or dS of it, while the last piece of dQ of step i - 2 is multiplied; dS of that step is then free, and P
+ *     or dS of this one goes to shared memory
+ *     issue the gradient's product; the piece of dQ leaves; issue the first piece of dQ of step i - 1
  *     when the gradient is there, issue S or dP of step i + 1; the first piece leaves; issue the last one
  *
  * Floor: 10 n flops, as at smaller head_dim. A step of 64 keys by 64 queries at head_dim 256 is 2560 cycles of the
