@@ -22,6 +22,12 @@
  *
  * Shared memory at 256, in KB: K and V 32 each, Q 2 x 32, dO 32 (it is used from dP to dV only), dS 2 x 8, P 2 x 8, dQ
  * 2 x 16 on its way out: 224 of 227.
+ *
+ * Measured on an H200, bf16, TFLOP/s in turns, one run, in a fixed order / any order / cuDNN / mma.sync's:
+ *     batch 2, seq  4096, 16 heads of 256, causal   334 358 364 162      full   345 364 379
+ *     batch 1, seq 16384, 16 heads of 256, causal   353 375 397 174
+ *     batch 1, seq  8192, 32 of 256, 4 of K, causal 334 344 406
+ *     batch 2, seq  4096, 16 heads of 192, causal   311 321 316 176
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_HOPPER_WIDE_BACKWARD_H
