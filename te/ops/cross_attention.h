@@ -17,9 +17,9 @@
  * place i + k - q among the keys, and ALiBi counts distances from there. A query that sees no key, of those that are
  * before the first one, gives 0 and has no gradient. The other options are those of attention.h.
  *
- * On Hopper the forward runs on wgmma, unless it is causal or has a window and there are more queries than keys: at
- * batch 2, 4096 of both, 32 heads of 128, causal, 392 us, 801 on mma.sync (H200). The backward runs on mma.sync, as both
- * do elsewhere.
+ * On Hopper the forward runs on wgmma, unless it is causal or has a window and there are more queries than keys. At
+ * batch 2, 4096 queries and keys, 32 heads of 128, causal, it takes 392 us, 801 on mma.sync (H200, one run). The
+ * backward runs on mma.sync, as both do elsewhere.
  */
 #ifndef TE_OPS_CROSS_ATTENTION_H
 #define TE_OPS_CROSS_ATTENTION_H
