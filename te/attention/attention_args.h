@@ -36,6 +36,14 @@ typedef struct te_attention_args {
     const void *kv; /* [batch * kv_seq, 2 * kv_heads * head_dim]: all keys, then values */
     void *dkv;      /* backward: out, like kv, every element written; or null, if nobody wants it */
     int kv_seq;
+    /* With the option bias (attention_bias.h): the table, of the kernels' dtype, and for a relative one scratch,
+     * [heads, 2 max_distance + 1], in which te__attention_bias_line has put it. backward: dbias is the table's gradient,
+     * written, or added to if `accumulate`; of a relative one it is [<name>_dbias_parts(seq), buckets, heads], parts to
+     * be added up; or null, if nobody wants it. */
+    const void *bias;
+    float *line, *dbias;
+    int accumulate;
+    float *row_top; /* forward, with the option top: out, like lse, the largest score of each row; or null */
 } te_attention_args;
 
 TE_BOTH te_sequences te__attn_sequences(const te_attention_args *a) {
@@ -81,6 +89,18 @@ TE_API te_status te__attention_check_cross(te_context *ctx, const te_attention_a
                (int)TE_ATTENTION_MAX_SEQ);
     TE_REQUIRE((int64_t)a->batch * heads <= INT32_MAX / te_ceil_div(a->kv_seq, 32), ctx, TE_ERROR_OVERFLOW,
                "%s: batch %d of %d heads and %d keys is too much for one launch", name, a->batch, heads, a->kv_seq);
+    return TE_OK;
+}
+/* The same of a bias: `kind`, first and second as attention_form.h has them. */
+TE_API te_status te__attention_check_bias(te_context *ctx, const te_attention_args *a, int cross, int kind, int first,
+                                          int second, const char *name) {
+    const int keys = cross ? a->kv_seq : a->seq, is_table = kind == TE_BIAS_heads || kind == TE_BIAS_shared;
+    TE_REQUIRE(a->bias || !kind, ctx, TE_ERROR_NULL, "%s: bias is null", name);
+    TE_REQUIRE(a->line || kind != TE_BIAS_relative, ctx, TE_ERROR_NULL, "%s: line is null", name);
+    TE_REQUIRE(!is_table || a->seq <= first, ctx, TE_ERROR_SHAPE,
+               "%s: sequences of %d queries, its bias was declared with bias_queries %d", name, a->seq, first);
+    TE_REQUIRE(!is_table || keys <= second, ctx, TE_ERROR_SHAPE,
+               "%s: sequences of %d keys, its bias was declared with bias_keys %d", name, keys, second);
     return TE_OK;
 }
 

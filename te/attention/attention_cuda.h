@@ -11,6 +11,13 @@
 #include "attention_mma_backward.h"    /* bf16 and f16 elsewhere, backward */
 #include "attention_mma_forward.h"     /* and forward */
 
+/* The kernels for compute capability 9.0, of which there are none for f32, for scores with a bias, and where the largest
+ * score of a row is to be left: mma.sync does that, there, too. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
+using te__attn_wgmma_forward = te__attn_hopper_forward<F::BIAS || F::TOP ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
+using te__attn_wgmma_backward = te__attn_hopper_backward<F::BIAS ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
+
 /* ---- kernels ------------------------------------------------------------------------------------------------------
  * A type says all of a kernel but its name: THREADS, BLOCKS on a multiprocessor at least, args, and body. These three
  * have ROWS of a sequence in a block and BYTES of shared memory, too. */
@@ -39,7 +46,7 @@ struct te__attn_forward : te__attn_shape_of<T, te__attn_forward_shape<D>, te__at
     static __device__ __forceinline__ void body(const args *a) {
         te_kernel_begin();
         if constexpr (T == TE_f32) te__attention_forward_f32<HEADS, KV_HEADS, D, F>(a);
-        else if constexpr (!te__attn_left_out<te__attn_hopper_forward<T, HEADS, KV_HEADS, D, F>, F>())
+        else if constexpr (!te__attn_left_out<te__attn_wgmma_forward<T, HEADS, KV_HEADS, D, F>, F>())
             te__attention_forward_mma<T, HEADS, KV_HEADS, D, F>(a);
     }
 };
@@ -49,7 +56,7 @@ struct te__attn_dq : te__attn_shape_of<T, te__attn_dq_shape<D>, te__attn_f32_dq_
     static __device__ __forceinline__ void body(const args *a) {
         te_kernel_begin();
         if constexpr (T == TE_f32) te__attention_dq_f32<HEADS, KV_HEADS, D, F>(a);
-        else if constexpr (!te__attn_left_out<te__attn_hopper_backward<T, HEADS, KV_HEADS, D, F>, F>())
+        else if constexpr (!te__attn_left_out<te__attn_wgmma_backward<T, HEADS, KV_HEADS, D, F>, F>())
             te__attention_dq_mma<T, HEADS, KV_HEADS, D, F>(a);
     }
 };
@@ -59,7 +66,7 @@ struct te__attn_dkdv : te__attn_shape_of<T, te__attn_dkdv_shape<D>, te__attn_f32
     static __device__ __forceinline__ void body(const args *a) {
         te_kernel_begin();
         if constexpr (T == TE_f32) te__attention_dkdv_f32<HEADS, KV_HEADS, D, F>(a);
-        else if constexpr (!te__attn_left_out<te__attn_hopper_backward<T, HEADS, KV_HEADS, D, F>, F>())
+        else if constexpr (!te__attn_left_out<te__attn_wgmma_backward<T, HEADS, KV_HEADS, D, F>, F>())
             te__attention_dkdv_mma<T, HEADS, KV_HEADS, D, F>(a);
     }
 };
@@ -93,7 +100,7 @@ typedef struct te__attn_forward_kernels {
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_forward_of {
     typedef te__attn_forward<T, HEADS, KV_HEADS, D, F> plain;
-    typedef te__attn_hopper_forward<T, HEADS, KV_HEADS, D, F> hopper;
+    typedef te__attn_wgmma_forward<T, HEADS, KV_HEADS, D, F> hopper;
 
     /* Non-null where the kernel for compute capability 9.0 exists for these constants and runs on the context's device:
      * it was compiled for sm_90a. */
@@ -105,6 +112,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_f
                             const char *name) {
         TE_TRY(te__attention_check(ctx, a, HEADS, F::VARLEN, F::SINKS, name));
         TE_TRY(te__attention_check_cross(ctx, a, HEADS, F::CROSS, name));
+        TE_TRY(te__attention_check_bias(ctx, a, F::CROSS, F::BIAS, F::BIAS_FIRST, F::BIAS_SECOND, name));
         const te__encode_fn encode = te__attn_all_see<F>(a) ? ready(ctx, k) : 0;
         if (encode) return hopper::launch(ctx, k->hopper.kernel, encode, a, name);
         TE_TRY((te__attn_check_only<hopper, F>(ctx, name)));
@@ -121,7 +129,7 @@ typedef struct te__attn_backward_kernels {
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_backward_of {
     typedef te__attn_dq<T, HEADS, KV_HEADS, D, F> dq;
     typedef te__attn_dkdv<T, HEADS, KV_HEADS, D, F> dkdv;
-    typedef te__attn_hopper_backward<T, HEADS, KV_HEADS, D, F> hopper;
+    typedef te__attn_wgmma_backward<T, HEADS, KV_HEADS, D, F> hopper;
     typedef typename hopper::delta delta;
     typedef typename hopper::wgmma wgmma;
     typedef typename hopper::round round;
@@ -139,6 +147,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
                             const char *name) {
         TE_TRY(te__attention_check(ctx, a, HEADS, F::VARLEN, F::SINKS, name));
         TE_TRY(te__attention_check_cross(ctx, a, HEADS, F::CROSS, name));
+        TE_TRY(te__attention_check_bias(ctx, a, F::CROSS, F::BIAS, F::BIAS_FIRST, F::BIAS_SECOND, name));
         const te__encode_fn encode = a->scratch ? ready(ctx, k) : 0;
         if (encode) return hopper::launch(ctx, k->delta, k->wgmma.kernel, k->round, encode, a, name);
         TE_TRY((te__attn_check_only<hopper, F>(ctx, name)));

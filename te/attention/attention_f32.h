@@ -120,10 +120,12 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
     float *q = (float *)te__attention_shared, *kv = q + C::T * C::LD, *p = kv + C::T * C::LD;
     const float *qkv = (const float *)a->qkv, *from = (const float *)te__attn_kv<F>(a);
     const float c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
-    float o[C::R][C::COLS][4], top[C::R], sum[C::R];
+    float o[C::R][C::COLS][4], top[C::R], sum[C::R], most[C::R]; /* most: for row_top */
     te__attn_f32_clear<C>(o);
     const float sink = te__attn_sink<TE_f32, F>(a, h.head);
-    TE_UNROLL for (int i = 0; i < C::R; i++) top[i] = sink, sum[i] = F::SINKS && x == 0 ? 1.0f : 0.0f;
+    TE_UNROLL for (int i = 0; i < C::R; i++) {
+        top[i] = sink, sum[i] = F::SINKS && x == 0 ? 1.0f : 0.0f, most[i] = -INFINITY;
+    }
     te__attn_f32_load<C, D>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
     for (int k0 = keys.first / C::T * C::T; k0 < keys.end; k0 += C::T) {
         float s[C::R][C::R];
@@ -132,12 +134,15 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
         __syncthreads();
         te__attn_f32_product_nt<C>(s, q, kv);
         const te__attn_bias bias = te__attn_bias_at<HEADS, F>(h.head, a->scale, q0 + y + m.shift - k0 - x);
+        const te__attn_table table = te__attn_table_at<TE_f32, F>(a, h.head, q0 + y, k0 + x, m.shift);
         TE_UNROLL for (int i = 0; i < C::R; i++) {
             float v = top[i], add = 0;
             TE_UNROLL for (int j = 0; j < C::R; j++) {
                 const int row = q0 + y + 16 * i, key = k0 + x + 16 * j;
                 s[i][j] = te__attn_biased<F>(te__attn_capped<F>(s[i][j], a->scale), bias, 16 * (i - j));
+                s[i][j] = te__attn_added<TE_f32, F>(s[i][j], table, 16 * i, 16 * j);
                 if (!te__attn_sees(m, row, key)) s[i][j] = -INFINITY;
+                if (F::TOP) most[i] = fmaxf(most[i], s[i][j]);
                 v = fmaxf(v, s[i][j]);
             }
             v = te__attn_f32_row_max(v);
@@ -162,6 +167,10 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
         const int blind = te__attn_blind<F>(sum[i]);
         if (a->lse && x == 0 && row < seq)
             a->lse[h.row + row] = blind ? INFINITY : top[i] * te__attn_unit<F>(a->scale) + logf(sum[i]);
+        if (F::TOP) {
+            most[i] = te__attn_f32_row_max(most[i]);
+            if (a->row_top && x == 0 && row < seq) a->row_top[h.row + row] = most[i] * te__attn_unit<F>(a->scale);
+        }
         sum[i] = (F::DROP && a->rng ? F::FACTOR : 1.0f) / sum[i];
         if (blind) sum[i] = 0;
     }
@@ -207,12 +216,14 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
         te__attn_f32_product_nt<C>(s, q, k);
         te__attn_f32_product_nt<C>(dp, dout, v);
         const te__attn_bias bias = te__attn_bias_at<HEADS, F>(h.head, a->scale, q0 + y + m.shift - k0 - x);
+        const te__attn_table table = te__attn_table_at<TE_f32, F>(a, h.head, q0 + y, k0 + x, m.shift);
         TE_UNROLL for (int i = 0; i < C::R; i++)
             TE_UNROLL for (int j = 0; j < C::R; j++) {
                 const int row = q0 + y + 16 * i, key = k0 + x + 16 * j;
                 s[i][j] = te__attn_capped<F>(s[i][j], a->scale);
                 const float biased = te__attn_biased<F>(s[i][j], bias, 16 * (i - j));
-                const float p = te__attn_sees(m, row, key) ? exp2f(biased * c - lse[i]) : 0;
+                const float added = te__attn_added<TE_f32, F>(biased, table, 16 * i, 16 * j);
+                const float p = te__attn_sees(m, row, key) ? exp2f(added * c - lse[i]) : 0;
                 if (F::DROP) dp[i][j] = te__attn_drops_pair<HEADS, F>(a, h, row, key) ? 0 : dp[i][j] * F::FACTOR;
                 s[i][j] = p * te__attn_slope<F>(s[i][j]) * (dp[i][j] - delta[i]);
             }
@@ -253,6 +264,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv
             te__attn_f32_product_nt<C>(s, k, q);
             te__attn_f32_product_nt<C>(dp, v, dout);
             const te__attn_bias bias = te__attn_bias_at<HEADS, F>(head, a->scale, q0 + x + m.shift - k0 - y);
+            const te__attn_table table = te__attn_table_at<TE_f32, F>(a, head, q0 + x, k0 + y, m.shift);
             TE_UNROLL for (int j = 0; j < C::R; j++) {
                 const int row = q0 + x + 16 * j, ok = row < seq;
                 const float lse = ok ? a->lse[h.row + row] * TE__ATTN_LOG2E : 0, delta = ok ? a->delta[h.row + row] : 0;
@@ -260,7 +272,8 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv
                     const int key = k0 + y + 16 * i;
                     const float t = te__attn_capped<F>(s[i][j], a->scale);
                     const float biased = te__attn_biased<F>(t, bias, 16 * (j - i));
-                    s[i][j] = ok && te__attn_seen(m, key, row) ? exp2f(biased * c - lse) : 0;
+                    const float added = te__attn_added<TE_f32, F>(biased, table, 16 * j, 16 * i);
+                    s[i][j] = ok && te__attn_seen(m, key, row) ? exp2f(added * c - lse) : 0;
                     const int drops = F::DROP && te__attn_drops_pair<HEADS, F>(a, h, row, key);
                     if (F::DROP) dp[i][j] = drops ? 0 : dp[i][j] * F::FACTOR;
                     dp[i][j] = s[i][j] * te__attn_slope<F>(t) * (dp[i][j] - delta);

@@ -2,7 +2,7 @@
  * does not ask for leaves no instruction in its kernels.
  *
  * Do this, with TE_ATTENTION_FORWARD_OF and TE_ATTENTION_BACKWARD_OF of attention_kernels.h:
- *     (left, right, softcap, dropout, varlen, alibi, sinks, only, cross)
+ *     (left, right, softcap, dropout, varlen, alibi, sinks, only, cross, bias, first, second, top)
  * What is left out at the end is 0.
  *     left, right    query i sees keys i - left to i + right; TE_ATTENTION_ALL: no bound on this side
  *     softcap        scores are softcap tanh(score / softcap), in front of the mask; 0: as they are
@@ -16,6 +16,9 @@
  *     cross          1: keys and values are te_attention_args.kv, as many as that says. Not with varlen. Of the kernels
  *                    for compute capability 9.0 there is the forward, where each query sees a key; `only` 1 makes the
  *                    others, too
+ *     bias           TE_BIAS_heads, TE_BIAS_shared, TE_BIAS_relative: scores have the bias of te_attention_args.bias, of
+ *                    which `first` and `second` say more (attention_bias.h). Not by the kernels for 9.0 either
+ *     top            1: forward leaves the largest score of each row (attention_top.h). Its kernel for 9.0 has none
  *
  * A score s of a kernel with softcap is a tanh, in [-1, 1], and counts softcap; without it counts the scale. Of
  * t = tanh(x) the derivative is 1 - t^2, so that with P = exp(softcap t - lse) the gradient of the product q k^T is
@@ -27,6 +30,7 @@
 #define TE_ATTENTION_FORM_H
 
 #include "attention_alibi.h" /* te__attn_alibi_slope */
+#include "attention_bias.h"  /* TE_BIAS_heads */
 #include "attention_drop.h"  /* TE_DROPOUT_LIMIT */
 #include "attention_mask.h"  /* TE_ATTENTION_ALL */
 
@@ -35,12 +39,13 @@ enum { TE_ATTENTION_HOPPER = 1, TE_ATTENTION_OTHERS = 2 };
 /* The form of an attention that has no options but whether it is causal. */
 #define TE__ATTENTION_PLAIN(causal) (TE_ATTENTION_ALL, (causal) ? 0 : TE_ATTENTION_ALL)
 #define TE__ATTENTION_STRIP(...) __VA_ARGS__
-#define TE__ATTENTION_FORM(name, options) TE__ATTENTION_FORM_(name, TE__ATTENTION_STRIP options, 0, 0, 0, 0, 0, 0, 0, ~)
+#define TE__ATTENTION_FORM(name, options) TE__ATTENTION_FORM_(name, TE__ATTENTION_STRIP options, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ~)
 #define TE__ATTENTION_FORM_(...) TE__ATTENTION_FORM__(__VA_ARGS__)
 
 #if TE_CUDA
 /* A type, for kernels are templates. */
-#define TE__ATTENTION_FORM__(name, left, right, softcap, dropout, varlen, alibi, sinks, only, cross, ...)   \
+#define TE__ATTENTION_FORM__(name, left, right, softcap, dropout, varlen, alibi, sinks, only, cross, bias, \
+                               first, second, top, ...)                                             \
     struct name##_form {                                                                                    \
         static constexpr int LEFT = left, RIGHT = right;                                                    \
         static constexpr float SOFTCAP = (float)(softcap);                                                  \
@@ -48,7 +53,8 @@ enum { TE_ATTENTION_HOPPER = 1, TE_ATTENTION_OTHERS = 2 };
         static constexpr float FACTOR = TE_DROPOUT_FACTOR((float)(dropout));                                \
         static constexpr bool APART = SOFTCAP > 0 || DROP; /* dS needs more of a probability than itself */ \
         static constexpr bool VARLEN = (varlen) != 0, ALIBI = (alibi) != 0, SINKS = (sinks) != 0;           \
-        static constexpr bool CROSS = (cross) != 0;                                                         \
+        static constexpr bool CROSS = (cross) != 0, TOP = (top) != 0;                                       \
+        static constexpr int BIAS = bias, BIAS_FIRST = first, BIAS_SECOND = second;                         \
         static constexpr int ONLY = only;                                                                   \
         TE__ATTENTION_FORM_ASSERT(LEFT, RIGHT, VARLEN && CROSS)                                             \
     };
@@ -58,16 +64,18 @@ typedef struct te__attn_form {
     float softcap;
     uint32_t drop; /* 0: none */
     float factor;
-    int varlen, alibi, sinks, cross;
+    int varlen, alibi, sinks, cross, bias, first, second, top;
 } te__attn_form;
 
-#define TE__ATTENTION_FORM__(name, left_, right_, softcap_, dropout_, varlen_, alibi_, sinks_, only_, cross_, ...) \
+#define TE__ATTENTION_FORM__(name, left_, right_, softcap_, dropout_, varlen_, alibi_, sinks_, only_, cross_, \
+                               bias_, first_, second_, top_, ...)                                           \
     TE__ATTENTION_FORM_ASSERT(left_, right_, (varlen_) && (cross_))                                    \
     TE_FN te__attn_form name##_form(void) {                                                            \
         te__attn_form f;                                                                               \
         f.left = left_, f.right = right_, f.softcap = (float)(softcap_);                               \
         f.drop = TE_DROPOUT_LIMIT((float)(dropout_)), f.factor = TE_DROPOUT_FACTOR((float)(dropout_)); \
         f.varlen = (varlen_) != 0, f.alibi = (alibi_) != 0, f.sinks = (sinks_) != 0, f.cross = (cross_) != 0; \
+        f.bias = bias_, f.first = first_, f.second = second_, f.top = (top_) != 0;                     \
         return f;                                                                                      \
     }
 #endif

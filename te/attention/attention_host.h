@@ -85,11 +85,12 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
     const int ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(queries);
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
     float *k = s, *v = k + tile, *o = v + tile, *qt = o + tile, *p = qt + tile;
-    float *top = p + square, *sum = top + TE__ATTN_TILE, *shrink = sum + TE__ATTN_TILE;
+    float *top = p + square, *sum = top + TE__ATTN_TILE, *shrink = sum + TE__ATTN_TILE, *most = shrink + TE__ATTN_TILE; /* most: for row_top */
     memset(o, 0, (size_t)(TE__ATTN_TILE * ld) * sizeof(float));
     /* a sink is a score that each row has seen before any key, and has no value */
     const float sink = f.sinks ? te_load(a->sinks, at.x % heads, t) * TE__ATTN_LOG2E : -INFINITY;
     for (int q = 0; q < TE__ATTN_TILE; q++) top[q] = fmaxf(sink, -3.402823466e38f), sum[q] = f.sinks ? 1.0f : 0.0f;
+    for (int q = 0; f.top && q < TE__ATTN_TILE; q++) most[q] = -INFINITY;
     te__attn_tile_read_transposed(qt, a->qkv, h.q + q0 * h.width, h.width, queries, d, te__attn_factor(a->scale, f), t);
     for (int k0 = seen.first / TE__ATTN_TILE * TE__ATTN_TILE; k0 < seen.end; k0 += TE__ATTN_TILE) {
         const int keys = te__attn_least(TE__ATTN_TILE, seen.end - k0), cut = te__attn_cuts(seen, k0, keys);
@@ -100,13 +101,16 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
         te__attn_tile_read(v, ld, h.kv, h.v + k0 * h.kv_width, h.kv_width, keys, d, t);
         te__attn_product(p, TE__ATTN_TILE, k, ld, 1, qt, TE__ATTN_TILE, keys, n, d, 0, part);
         te__attn_cap(p, keys, n, f);
-        for (int i = 0; f.alibi && i < keys; i++)
+        for (int i = 0; (f.alibi || f.bias) && i < keys; i++)
             for (int q = 0; q < n; q += TE__ATTN_LANES) {
                 te__attn_vector e;
                 te__attn_get(&e, p + i * TE__ATTN_TILE + q), te__attn_add_bias(&e, slope, q0 + q + m.shift - k0 - i, f);
+                te__attn_add_table(&e, a, at.x % heads, q0 + q, k0 + i, 0, m, t, f);
                 te__attn_put(p + i * TE__ATTN_TILE + q, &e);
             }
         if (cut) te__attn_hide_by_key(p, m, q0, k0, keys);
+        for (int q = 0; f.top && q < queries; q++)
+            for (int i = 0; i < keys; i++) most[q] = fmaxf(most[q], p[i * TE__ATTN_TILE + q]);
         for (int q = 0; q < n; q += TE__ATTN_LANES) {
             te__attn_vector old, now, add, e;
             te__attn_get(&old, top + q), te__attn_get(&add, sum + q), now = old;
@@ -128,10 +132,11 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
         te__attn_product(o, ld, p, 1, TE__ATTN_TILE, v, ld, queries, ld, keys, 1, depth);
     }
     for (int q = 0; q < queries; q++) {
-        const int blind = f.cross && !(sum[q] > 0); /* it sees no key: 0, and in backward all its probabilities are */
+        const int blind = (f.cross || f.bias) && !(sum[q] > 0); /* it sees no key: 0, and in backward all its probabilities are */
         te__attn_row_write(a->out, h.out + (q0 + q) * h.out_width, o + q * ld, d,
                            blind ? 0.0f : (f.drop && a->rng ? f.factor : 1.0f) / sum[q], t);
         if (a->lse) a->lse[h.row + q0 + q] = blind ? INFINITY : top[q] * TE__ATTN_LN2 + logf(sum[q]);
+        if (f.top && a->row_top) a->row_top[h.row + q0 + q] = most[q] * TE__ATTN_LN2;
     }
 }
 
@@ -175,6 +180,7 @@ TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float 
             for (int i = q; i < keys * TE__ATTN_TILE; i += TE__ATTN_TILE) {
                 te__attn_get(&e, p + i), te__attn_get(&x, dp + i);
                 score = e, te__attn_add_bias(&e, slope, q0 + q + m.shift - k0 - i / TE__ATTN_TILE, f);
+                te__attn_add_table(&e, a, at.x % heads, q0 + q, k0 + i / TE__ATTN_TILE, 0, m, t, f);
                 e -= l, te__attn_exp2(&e), e *= x - mean, te__attn_uncap(&e, &score, f);
                 te__attn_put(p + i, &e);
             }
@@ -223,6 +229,7 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
                     te__attn_vector e, x, score;
                     te__attn_get(&e, p + j), te__attn_get(&x, dp + j);
                     score = e, te__attn_add_bias(&e, slope, k0 + j - i * TE__ATTN_TILE - q0 - i - m.shift, f);
+                    te__attn_add_table(&e, a, head, q0 + i, k0 + j - i * TE__ATTN_TILE, 1, m, t, f);
                     e -= lse, te__attn_exp2(&e), x = e * (x - delta), te__attn_uncap(&x, &score, f);
                     te__attn_put(p + j, &e), te__attn_put(dp + j, &x);
                 }
@@ -238,6 +245,11 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
     }
 }
 
+TE_API te_status te__attention_check_form(te_context *ctx, const te_attention_args *a, te__attn_form f,
+                                          const char *name) {
+    return te__attention_check_bias(ctx, a, f.cross, f.bias, f.first, f.second, name);
+}
+
 /* The shell of one of the three bodies, with its scratch. */
 #define TE__ATTENTION_SHELL(name, body, dtype, heads, kv_heads, head_dim, form)               \
     TE_KERNEL(name, 1, te_attention_args,                                                     \
@@ -251,6 +263,7 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                   \
         TE_TRY(te__attention_check(ctx, a, heads, name##_form().varlen, name##_form().sinks, #name));               \
         TE_TRY(te__attention_check_cross(ctx, a, heads, name##_form().cross, #name));                               \
+        TE_TRY(te__attention_check_form(ctx, a, name##_form(), #name));                                             \
         return name##_tile_launch(ctx, te_grid_of((int64_t)a->batch * (heads), te_ceil_div(a->seq, TE__ATTN_TILE)), \
             a);                                                                                                     \
     }
@@ -266,6 +279,7 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
         const int cross = name##_form().cross;                                                                  \
         TE_TRY(te__attention_check(ctx, a, heads, name##_form().varlen, name##_form().sinks, #name));           \
         TE_TRY(te__attention_check_cross(ctx, a, heads, cross, #name));                                         \
+        TE_TRY(te__attention_check_form(ctx, a, name##_form(), #name));                                         \
         TE_TRY(name##_dq_launch(ctx, te_grid_of((int64_t)a->batch * (heads), tiles), a)); /* delta, for dkdv */ \
         if (cross && !a->dkv) return TE_OK;                                                                     \
         return name##_dkdv_launch(ctx, te_grid_of((int64_t)a->batch * (kv_heads),                               \

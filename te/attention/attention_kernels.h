@@ -19,13 +19,17 @@
 #ifndef TE_ATTENTION_KERNELS_H
 #define TE_ATTENTION_KERNELS_H
 
-#include "attention_args.h"  /* te_attention_args */
-#include "attention_sinks.h" /* TE_ATTENTION_SINKS: the gradient of sinks */
+#include "attention_args.h"      /* te_attention_args */
+#include "attention_bias_line.h" /* TE_ATTENTION_BIAS_LINE: a relative bias by distance */
+#include "attention_sinks.h"     /* TE_ATTENTION_SINKS: the gradient of sinks */
+#include "attention_top.h"       /* TE_ATTENTION_TOP: the largest logit of each head */
 
 #if TE_CUDA
-#include "attention_cuda.h" /* TE_ATTENTION_FORWARD_OF, _BACKWARD_OF: tensor cores, or float on CUDA cores */
+#include "attention_bias_cuda.h" /* TE_ATTENTION_DBIAS: the gradient of a bias */
+#include "attention_cuda.h"      /* TE_ATTENTION_FORWARD_OF, _BACKWARD_OF: tensor cores, or float on CUDA cores */
 #else
-#include "attention_host.h" /* the same in plain C */
+#include "attention_bias_host.h" /* the same in plain C */
+#include "attention_host.h"
 #endif
 
 #define TE_ATTENTION_FORWARD(name, dtype, heads, kv_heads, head_dim, causal)                              \

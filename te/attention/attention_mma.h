@@ -19,7 +19,7 @@
 #include "../core/math.h"     /* te_exp2 */
 #include "../core/mma_cuda.h" /* te__mma, te__shared_address */
 #include "attention_alibi.h"  /* te__attn_alibi_slope */
-#include "attention_args.h"   /* te_attention_args */
+#include "attention_args.h"   /* te_attention_args, TE_BIAS_heads */
 #include "attention_mask.h"   /* te__attn_sees, te__attn_seen */
 
 /* Shared memory that a block may have: 163 KB on sm_80; 99 KB on sm_86 and sm_89, define it so for them. */

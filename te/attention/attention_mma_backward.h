@@ -100,12 +100,14 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
         te__attn_cap<F, M, N>(s, a->scale);
         if (te__attn_cuts(own, i, 1)) te__attn_hide<M, N>(s, mask, row0 + g, k0 + t * 2);
         const te__attn_bias bias = te__attn_bias_at<HEADS, F>(h.head, a->scale, row0 + g + mask.shift - k0 - t * 2);
+        const te__attn_table table = te__attn_table_at<T, F>(a, h.head, row0 + g, k0 + t * 2, mask.shift);
         TE_UNROLL for (int m = 0; m < M; m++)
             TE_UNROLL
         for (int n = 0; n < N; n++) TE_UNROLL
         for (int e = 0; e < 4; e++) {
             const float biased = te__attn_biased<F>(s[m][n][e], bias, m * 16 + e / 2 * 8 - n * 8 - e % 2);
-            s[m][n][e] = te_exp2(biased * c - lse[m][e / 2]) * te__attn_slope<F>(s[m][n][e]) * dp[m][n][e];
+            const float added = te__attn_added<T, F>(biased, table, m * 16 + e / 2 * 8, n * 8 + e % 2);
+            s[m][n][e] = te_exp2(added * c - lse[m][e / 2]) * te__attn_slope<F>(s[m][n][e]) * dp[m][n][e];
         }
         uint32_t ds[M][N / 2][4];
         te__attn_pack_all<T, M, N>(ds, s);
@@ -153,7 +155,7 @@ TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attenti
 template <te_dtype T, class F, int M, int N>
 TE_FN void te__attn_probabilities(uint32_t (&other)[M][N / 2][4], float (&s)[M][N][4], const float2 *column, float c,
                                   float unit, const te_attention_args *a, int64_t head, int key, int query,
-                                  te__attn_bias bias) {
+                                  te__attn_bias bias, te__attn_table table) {
     te_rng rng = {0, 0};
     uint32_t word[2][4];
     if (F::DROP) rng = *a->rng;
@@ -168,6 +170,7 @@ TE_FN void te__attn_probabilities(uint32_t (&other)[M][N / 2][4], float (&s)[M][
                 TE_UNROLL for (int e = 0; e < 2; e++) {
                     slope[e] = te__attn_slope<F>(v[e]);
                     v[e] = te__attn_biased<F>(v[e], bias, n * 8 + e - m * 16 - h * 8);
+                    v[e] = te__attn_added<T, F>(v[e], table, n * 8 + e, m * 16 + h * 8);
                     v[e] = te_exp2((F::SOFTCAP > 0 ? v[e] - (e ? x.y : x.x) / unit : v[e]) * c);
                 }
                 if (F::DROP)
@@ -247,18 +250,23 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
             uint32_t other[M][N / 2][4]; /* what the second warp gets, where that is not P itself */
             const te__attn_bias bias =
                 te__attn_bias_at<HEADS, F>(head0 + member_now, a->scale, q0 + mask.shift + t * 2 - key0 - g);
+            const te__attn_table table =
+                te__attn_table_at<T, F>(a, head0 + member_now, q0 + t * 2, key0 + g, mask.shift);
             te__attn_cap<F, M, N>(s, a->scale);
             if (te__attn_cuts(own, at, 1))
                 te__attn_hide_transposed<M, N>(s, mask, key0 + g, q0 + t * 2);
             if constexpr (F::APART)
                 te__attn_probabilities<T, F, M, N>(other, s, column, c, unit, a, batch * HEADS + head0 + member_now,
-                                                   key0 + g, q0 + t * 2, bias);
+                                                   key0 + g, q0 + t * 2, bias, table);
             else
                 TE_UNROLL for (int m = 0; m < M; m++)
                     TE_UNROLL for (int n = 0; n < N; n++)
-                        TE_UNROLL for (int e = 0; e < 4; e++)
-                            s[m][n][e] = te_exp2(
-                                te__attn_biased<F>(s[m][n][e], bias, n * 8 + e % 2 - m * 16 - e / 2 * 8) * c);
+                        TE_UNROLL for (int e = 0; e < 4; e++) {
+                            const float v =
+                                te__attn_biased<F>(s[m][n][e], bias, n * 8 + e % 2 - m * 16 - e / 2 * 8);
+                            s[m][n][e] =
+                                te_exp2(te__attn_added<T, F>(v, table, n * 8 + e % 2, m * 16 + e / 2 * 8) * c);
+                        }
             te__attn_pack_all<T, M, N>(p, s);
             TE_UNROLL for (int m = 0; m < M; m++)
                 TE_UNROLL for (int k = 0; k < N / 2; k++) {

@@ -15,7 +15,8 @@
 #ifndef TE_ATTENTION_MMA_FORWARD_H
 #define TE_ATTENTION_MMA_FORWARD_H
 
-#include "attention_mma.h" /* te__attn_product_nt, te__attn_product_nn, tiles */
+#include "attention_mma.h"   /* te__attn_product_nt, te__attn_product_nn, tiles */
+#include "attention_table.h" /* te__attn_add_table */
 
 /* Which head of which sequence a block works on, and where its rows lie. Elements are 16 bits. */
 struct te__attn_head {
@@ -67,13 +68,15 @@ template <class F> TE_FN void te__attn_nothing_seen(int steps) {
 }
 
 /* What softmax takes off the scores of a row: the largest so far, or 0 while the row has seen no key. Where keys come
- * in their order only a bound on the left, or fewer keys than queries, brings that about. */
+ * in their order only a bound on the left, fewer keys than queries, or a bias of -inf brings that about. */
 template <class F> TE_FN float te__attn_off(float top) {
-    return (F::LEFT >= 0 || F::CROSS) && top == -INFINITY ? 0.0f : top;
+    return (F::LEFT >= 0 || F::CROSS || F::BIAS) && top == -INFINITY ? 0.0f : top;
 }
 /* Whether a row has seen no key at all, sum being that of its exponentials: it is 0, and so are, by a log-sum-exp of
  * infinity, all its probabilities in backward. */
-template <class F> TE_FN int te__attn_blind(float sum) { return F::CROSS && !(sum > 0); }
+template <class F> TE_FN int te__attn_blind(float sum) {
+    return (F::CROSS || F::BIAS) && !(sum > 0);
+}
 
 /* Measured on an H200: at head_dim 64 more warps beat wider ones, at 128 32 rows a warp beat 16. */
 template <int D> struct te__attn_forward_shape {
@@ -119,6 +122,8 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
     TE_UNROLL for (int m = 0; m < M; m++) {
         top[m][0] = top[m][1] = sink, sum[m][0] = sum[m][1] = F::SINKS && t == 0 ? 1.0f : 0.0f;
     }
+    float most[M][2]; /* the largest score that this lane has seen, for row_top */
+    TE_UNROLL for (int m = 0; m < M; m++) most[m][0] = most[m][1] = -INFINITY;
     for (int i = tiles.first; i < tiles.end; i++) {
         const int k0 = i * TILE, stage = (i - tiles.first) & 1;
         const uint32_t k_tile = kv_tile + stage * 2 * KV_BYTES;
@@ -137,7 +142,12 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
         te__attn_product_nt<T, M, N, D, HELD>(s, held, q_lane, k_tile + te__attn_lane_b<D>(lane));
         te__attn_cap<F, M, N>(s, a->scale);
         te__attn_add_bias<F, M, N>(s, te__attn_bias_at<HEADS, F>(h.head, a->scale, row0 + g + mask.shift - k0 - t * 2));
+        te__attn_add_table<T, F, M, N>(s, te__attn_table_at<T, F>(a, h.head, row0 + g, k0 + t * 2, mask.shift));
         if (te__attn_cuts(own, i, 1)) te__attn_hide<M, N>(s, mask, row0 + g, k0 + t * 2);
+        if constexpr (F::TOP)
+            TE_UNROLL for (int m = 0; m < M; m++)
+                TE_UNROLL for (int n = 0; n < N; n++)
+                    TE_UNROLL for (int e = 0; e < 4; e++) most[m][e / 2] = fmaxf(most[m][e / 2], s[m][n][e]);
         /* without a bound on the left key 0 is in the first tile and never masked: top is finite from there on */
         float shrink[M][2];
         int moved = 0;
@@ -182,6 +192,11 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
             if (blind) inverse[m][e] = 0;
             if (a->lse && t == 0 && row < seq)
                 a->lse[h.row + row] = blind ? INFINITY : top[m][e] * te__attn_unit<F>(a->scale) + logf(sum[m][e]);
+            if constexpr (F::TOP) {
+                most[m][e] = fmaxf(most[m][e], __shfl_xor_sync(~0u, most[m][e], 1));
+                most[m][e] = fmaxf(most[m][e], __shfl_xor_sync(~0u, most[m][e], 2));
+                if (a->row_top && t == 0 && row < seq) a->row_top[h.row + row] = most[m][e] * te__attn_unit<F>(a->scale);
+            }
         }
     te__attn_rows_store<T, M, D>((uint16_t *)a->out + h.out + row0 * h.out_width, h.out_width, seq - row0, o, inverse,
                             te__attention_shared + warp * M * 16 * ROW);

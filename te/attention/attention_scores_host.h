@@ -60,6 +60,27 @@ TE_FN void te__attn_add_bias(te__attn_vector *x, float slope, int distance, te__
     te__attn_get(&b, bias), *x -= b;
 }
 
+/* The bias of attention_bias.h on scores, in powers of 2: of one query and keys from `key` on, or of one key and queries
+ * from `query` on. Outside a table are pairs past the sequence alone. */
+TE_FN void te__attn_add_table(te__attn_vector *x, const te_attention_args *a, int head, int query, int key, int by_key,
+                              te__attn_mask m, te_dtype t, te__attn_form f) {
+    float bias[TE__ATTN_LANES];
+    if (f.bias == TE_BIAS_none) return;
+    for (int i = 0; i < TE__ATTN_LANES; i++) {
+        const int q = by_key ? query : query + i, k = by_key ? key + i : key, far = k - q - m.shift;
+        if (f.bias == TE_BIAS_relative) {
+            const int at = far < -f.second ? -f.second : te__attn_least(far, f.second);
+            bias[i] = a->line[head * (2 * f.second + 1) + f.second + at];
+        } else {
+            const int64_t row = (int64_t)(f.bias == TE_BIAS_heads ? head : 0) * f.first + q;
+            bias[i] = q < f.first && k < f.second ? te_load(a->bias, row * f.second + k, t) : 0;
+        }
+        bias[i] *= TE__ATTN_LOG2E;
+    }
+    te__attn_vector b;
+    te__attn_get(&b, bias), *x += b;
+}
+
 /* What dropout drops of a tile of numbers s[key][query], or s[query][key], becomes 0, the rest is multiplied. head: of
  * all sequences. q0, k0: multiples of 64. */
 TE_FN void te__attn_drop(float *s, int by_key, const te_attention_args *a, int head, int q0, int k0, float factor,
