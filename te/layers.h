@@ -108,13 +108,17 @@
     TE__LAYERS_MLP(b, gelu_erf, H, F, F, TE__LAYERS_BIAS, (add, b##_x2))
 
 /* T5's decoder block (Raffel et al. 2020): attention over itself, attention to the encoder's output, an MLP with relu;
- * scores are not scaled, nothing has a bias, dropout P behind each. ENC: the (input, ENC, M, (rows, memory)) in front
- * of it, of M columns. _GATED: T5 1.1, an MLP of 2 F columns inside. T5's relative position bias is none of
- * attention's options: it is not in it. Ops besides those above: b_q, b_queries, b_memory, b_kv, b_keys, b_back,
- * b_cross, b_cross_proj, b_drop3, b_x3, b_norm3. */
-#define TE_T5_DECODER_BLOCK(b, H, F, HEADS, D, P, M, ENC) TE__LAYERS_T5(b, relu, H, F, F, HEADS, D, P, M, ENC)
+ * scores are not scaled, no product has a bias, dropout P behind each. ENC: the (input, ENC, M, (rows, memory)) in
+ * front of it, of M columns. _GATED: T5 1.1, an MLP of 2 F columns inside. Positions are b_attention.relative_bias, 32
+ * buckets up to a distance of 128. All of T5's blocks have the first one's: _TIED are the others, each of which
+ * te_tie(&m.b1_attention.relative_bias, &m.b0_attention.relative_bias, ctx) ties to it. Ops besides those above: b_q,
+ * b_queries, b_memory, b_kv, b_keys, b_back, b_cross, b_cross_proj, b_drop3, b_x3, b_norm3. */
+#define TE_T5_DECODER_BLOCK(b, H, F, HEADS, D, P, M, ENC) TE__LAYERS_T5(b, relu, H, F, F, HEADS, D, P, M, ENC, 0)
+#define TE_T5_DECODER_BLOCK_TIED(b, H, F, HEADS, D, P, M, ENC) TE__LAYERS_T5(b, relu, H, F, F, HEADS, D, P, M, ENC, 1)
 #define TE_T5_DECODER_BLOCK_GATED(b, H, F, HEADS, D, P, M, ENC) \
-    TE__LAYERS_T5(b, geglu, H, F, 2 * (F), HEADS, D, P, M, ENC)
+    TE__LAYERS_T5(b, geglu, H, F, 2 * (F), HEADS, D, P, M, ENC, 0)
+#define TE_T5_DECODER_BLOCK_GATED_TIED(b, H, F, HEADS, D, P, M, ENC) \
+    TE__LAYERS_T5(b, geglu, H, F, 2 * (F), HEADS, D, P, M, ENC, 1)
 
 /* ---- what they are made of: parts that end in a comma, or are nothing -------------------------------------------- */
 
@@ -131,9 +135,10 @@
     (attention, b##_attention, HEADS, KV, D), (linear, b##_proj, (HEADS) * (D), H),                 \
     BIAS(b##_proj_bias, H) (dropout, b##_drop1, P), (add, b##_x1), (fork, b##_x2),                  \
     (NORM, b##_norm2, H), TE__LAYERS_MLP(b, ACT, H, F, BETWEEN, BIAS, (dropout, b##_drop2, P)), (add, b##_x2)
-#define TE__LAYERS_T5(b, ACT, H, F, BETWEEN, HEADS, D, P, M, ENC)                                                   \
+#define TE__LAYERS_T5(b, ACT, H, F, BETWEEN, HEADS, D, P, M, ENC, TIED)                                             \
     (fork, b##_x1), (rmsnorm, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, 3 * (HEADS) * (D)),                 \
-    (attention, b##_attention, HEADS, HEADS, D, (scale, 1.0f)), (linear, b##_proj, (HEADS) * (D), H),               \
+    (attention, b##_attention, HEADS, HEADS, D, (scale, 1.0f), (relative_bias, 32), (tied, TIED)),                  \
+    (linear, b##_proj, (HEADS) * (D), H),                                                                           \
     (dropout, b##_drop1, P), (add, b##_x1), (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, 1e-6f)),                  \
     (linear, b##_q, H, (HEADS) * (D)), (fork, b##_queries), (load, b##_memory, ENC),                                \
     (linear, b##_kv, M, 2 * (HEADS) * (D)), (fork, b##_keys), (load, b##_back, b##_queries),                        \

@@ -109,26 +109,32 @@ struct attention_shape {
     double scale;
     attention_shape(const op &o, const call &c, size_t elements)
         : at(o, c, elements), dim(at.dim), width(at.kv_width), out(o.out), with(o), scale(with.scale) {}
-    // f(first of q, of k, of v, of y, keys, what dropout multiplies by, biases, head) for each query of each head
+    // f(first of q, of k, of v, of y, keys, what dropout multiplies by, biases, their places in the table, head) for each query of each head
     template <class F>
-    void each(size_t id, const call &c, F f) const {
+    void each(size_t id, const call &c, const vec *w, F f) const {
+        const vec *table = w ? with.table_of(w) : nullptr;
+        std::vector<size_t> place(at.keys);
         vec kept(at.keys), bias(at.keys);
         for (size_t b = 0; b < (size_t)c.batch; b++)
             for (size_t h = 0; h < at.heads; h++)
                 for (size_t i = 0; i < at.queries; i++) {
                     const size_t from = with.first(at.at(i)), end = std::max(with.end(at.at(i), at.keys), from);
                     const size_t k0 = at.k0(b, h) + from * width; // of the first that it sees
-                    for (size_t j = from; j < end; j++)
+                    for (size_t j = from; j < end; j++) {
                         kept[j - from] = with.kept(id, b * at.heads + h, i, j, c), bias[j - from] = with.bias(h, at.heads, at.at(i), j);
-                    f(at.q0(b, h, i), k0, k0 + at.kv * dim, (b * at.queries + i) * out + h * dim, end - from, kept, bias, h);
+                        place[j - from] = with.place(h, at.heads, i, at.at(i), j);
+                        if (table) bias[j - from] += (*table)[place[j - from]];
+                    }
+                    f(at.q0(b, h, i), k0, k0 + at.kv * dim, (b * at.queries + i) * out + h * dim, end - from, kept, bias, place, h);
                 }
     }
 };
 inline double sink_of(const vec *sinks, size_t head) { return sinks ? (*sinks)[head] : -INFINITY; }
-inline vec attention(const op &o, size_t id, const vec &x, const vec &ex, const vec *sinks, const call &c, te_dtype t) {
+inline vec attention(const op &o, size_t id, const vec &x, const vec &ex, const vec *w, const call &c, te_dtype t) {
     const attention_shape s(o, c, x.size());
+    const vec *sinks = w ? s.with.sinks_of(w) : nullptr;
     vec e(c.rows() * o.out, 0.0);
-    s.each(id, c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept, const vec &bias, size_t h) {
+    s.each(id, c, w, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept, const vec &bias, const std::vector<size_t> &, size_t h) {
         const attention_row r(x, &ex, q0, k0, s.width, s.dim, keys, s.with, bias, sink_of(sinks, h), t);
         for (size_t j = 0; j < keys; j++)
             for (size_t d = 0; d < s.dim; d++) {

@@ -12,11 +12,13 @@
 
 namespace bounds {
 
-inline vec attention_backward(const op &o, size_t id, const vec &x, const vec &y, const vec &dy, const vec &ey, const vec *sinks, vec *esinks,
+inline vec attention_backward(const op &o, size_t id, const vec &x, const vec &y, const vec &dy, const vec &ey, const vec *w, vec *ew,
                               const call &c, te_dtype t) {
     const attention_shape s(o, c, x.size());
+    const vec *sinks = w ? s.with.sinks_of(w) : nullptr;
+    vec *esinks = ew ? s.with.sinks_of(ew) : nullptr, *etable = ew ? s.with.table_of(ew) : nullptr;
     vec e(x.size(), 0.0);
-    s.each(id, c, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept, const vec &bias, size_t h) {
+    s.each(id, c, w, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept, const vec &bias, const std::vector<size_t> &place, size_t h) {
         const attention_row r(x, nullptr, q0, k0, s.width, s.dim, keys, s.with, bias, sink_of(sinks, h), t);
         double delta = 0, off = 0;
         for (size_t d = 0; d < s.dim; d++) {
@@ -31,6 +33,8 @@ inline vec attention_backward(const op &o, size_t id, const vec &x, const vec &y
                 dp += dy[y0 + d] * v, edp += std::fabs(v) * (ey[y0 + d] + sums * std::fabs(dy[y0 + d]));
             }
             dp *= kept[j], edp *= kept[j];
+            if (etable)
+                (*etable)[place[j]] += r.error[j] * std::fabs(dp - delta) + r.p[j] * (edp + off + sums * (std::fabs(dp) + std::fabs(delta)));
             const double ds = std::fabs(r.p[j] * r.slope[j] * (dp - delta) * s.scale);
             double eds = std::fabs(s.scale) * r.slope[j] * (r.error[j] * std::fabs(dp - delta) + r.p[j] * (edp + off)) + ulp(ds, t);
             if (s.with.softcap > 0) // P times the derivative is what is rounded, too
@@ -183,8 +187,10 @@ struct backward {
             e = attention_backward(o, i, x, v.out[i], dy, d, w, ew, c, dtype);
         } else if (o.kind == "cross_attention") {
             const vec &kv = reference::kept_of(l, i, v, v.from);
-            vec part, dsinks(o.params ? w->size() : 0);
-            reference::attention(o, i, reference::joined(x, kv), w, c, &dy, &v.out[i], &part, &dsinks);
+            vec part;
+            std::vector<vec> dparams; // of no use here
+            for (int p = 0; p < o.params; p++) dparams.emplace_back(w[p].size());
+            reference::attention(o, i, reference::joined(x, kv), w, c, &dy, &v.out[i], &part, dparams.data());
             e = attention_backward(o, i, reference::joined(x, kv), v.out[i], dy, d, w, ew, c, dtype);
             const vec off = reference::split(e, x.size());
             hand_over(i, reference::split(part, x.size()), off, held);

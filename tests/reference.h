@@ -293,10 +293,31 @@ struct attention_options {
     int left, right; // -1: no bound
     double scale, softcap, dropout; // 0: none
     bool alibi;
+    std::string table; // heads, shared, relative; empty: no learnt bias
+    size_t sinks, major, minor; // of the table: queries and keys, or buckets and distance
     explicit attention_options(const op &o)
         : left((int)o.option("window_left", -1)), right(o.option("causal", o.kind == "attention") == 1 ? 0 : (int)o.option("window_right", -1)),
           scale((double)(float)o.option("scale", 1 / std::sqrt(o.number(o.kind == "attention" ? 2 : 3, 1)))), softcap((double)(float)o.option("softcap", 0)),
-          dropout((double)(float)o.option("dropout", 0)), alibi(o.option("alibi", 0) == 1) {}
+          dropout((double)(float)o.option("dropout", 0)), alibi(o.option("alibi", 0) == 1),
+          table(o.option("relative_bias", 0) > 0 ? "relative" : o.word("bias")), sinks(o.option("sinks", 0) == 1) {
+        major = (size_t)(table == "relative" ? o.option("relative_bias", 0) : o.option("bias_queries", 0));
+        minor = (size_t)(table == "relative" ? o.option("max_distance", 128) : o.option("bias_keys", (double)major));
+    }
+    // Of an op's parameters, or their gradients, these two; null: it has none.
+    template <class V> V *sinks_of(V *w) const { return sinks ? w : nullptr; }
+    template <class V> V *table_of(V *w) const { return table.empty() || !w ? nullptr : w + sinks; }
+    // Which number of the table is for query i, at place `at` among the keys, and a key. T5's buckets by counting.
+    size_t place(size_t head, size_t heads, size_t i, long at, size_t key) const {
+        if (table.empty()) return 0;
+        if (table != "relative") return ((table == "heads" ? head : 0) * major + i) * minor + key;
+        const bool both = right != 0;
+        const long far = (long)key - at, n = far <= 0 ? -far : both ? far : 0;
+        const size_t side = both ? major / 2 : major, exact = side / 2, begin = both && far > 0 ? side : 0;
+        size_t bucket = n < (long)exact ? (size_t)n : exact;
+        for (size_t k = 1; n >= (long)exact && k < side - exact; k++)
+            if ((double)n >= (double)exact * std::pow((double)minor / (double)exact, (double)k / (double)(side - exact)) * (1 - 1e-12)) bucket = exact + k;
+        return (begin + bucket) * heads + head;
+    }
     // ALiBi: of n heads, a power of two, head h has 2^(-8 (h + 1) / n); of others the first n, and of the rest every other one of 2 n.
     double bias(size_t head, size_t heads, long at, size_t key) const {
         size_t n = 1;
@@ -318,11 +339,13 @@ struct attention_options {
     size_t first(long at) const { return left < 0 || at < left ? 0 : (size_t)(at - left); }
     size_t end(long at, size_t keys) const { return right < 0 || at + right + 1 > (long)keys ? keys : (size_t)std::max(at + right + 1, 0l); }
 };
-// (attention, name, heads, kv_heads, head_dim, options), and cross_attention. sinks: of each head, or null. dy and stored output given: fills dx and
-// adds to dsinks, too.
-inline vec attention(const op &o, size_t id, const vec &x, const vec *sinks, const call &c, const vec *dy, const vec *stored, vec *dx, vec *dsinks) {
+// (attention, name, heads, kv_heads, head_dim, options), and cross_attention. w: its parameters, or null. dy and stored output given: fills dx and
+// adds to dw, too.
+inline vec attention(const op &o, size_t id, const vec &x, const vec *w, const call &c, const vec *dy, const vec *stored, vec *dx, vec *dw) {
     const attention_sizes at(o, c, x.size());
     const attention_options with(o);
+    const vec *sinks = with.sinks_of(w), *table = with.table_of(w);
+    vec *dsinks = with.sinks_of(dw), *dtable = with.table_of(dw);
     const double scale = with.scale;
     const size_t dim = at.dim, heads = at.heads, width = at.kv_width, out = o.out;
     vec y(c.rows() * out, 0.0), p(at.keys), slope(at.keys), kept(at.keys);
@@ -339,6 +362,7 @@ inline vec attention(const op &o, size_t id, const vec &x, const vec *sinks, con
                     p[j] = 0;
                     for (size_t d = 0; d < dim; d++) p[j] += scale * x[q0 + d] * x[k0 + j * width + d];
                     p[j] = with.capped(p[j]), slope[j] = with.slope(p[j]), p[j] += with.bias(h, heads, at.at(i), j);
+                    if (table) p[j] += (*table)[with.place(h, heads, i, at.at(i), j)];
                     top = p[j] > top ? p[j] : top;
                 }
                 sum = std::exp(sink - top);
@@ -353,6 +377,7 @@ inline vec attention(const op &o, size_t id, const vec &x, const vec *sinks, con
                 for (size_t j = from; j < end; j++) {
                     double dp = 0;
                     for (size_t d = 0; d < dim; d++) dp += (*dy)[y0 + d] * x[v0 + j * width + d];
+                    if (dtable) (*dtable)[with.place(h, heads, i, at.at(i), j)] += p[j] * (dp * kept[j] - delta);
                     const double ds = p[j] * (dp * kept[j] - delta) * scale * slope[j];
                     for (size_t d = 0; d < dim; d++) {
                         (*dx)[v0 + j * width + d] += p[j] * kept[j] * (*dy)[y0 + d];

@@ -96,7 +96,6 @@ TE_API te_status te__attention_check_bias(te_context *ctx, const te_attention_ar
                                           int second, const char *name) {
     const int keys = cross ? a->kv_seq : a->seq, is_table = kind == TE_BIAS_heads || kind == TE_BIAS_shared;
     TE_REQUIRE(a->bias || !kind, ctx, TE_ERROR_NULL, "%s: bias is null", name);
-    TE_REQUIRE(a->line || kind != TE_BIAS_relative, ctx, TE_ERROR_NULL, "%s: line is null", name);
     TE_REQUIRE(!is_table || a->seq <= first, ctx, TE_ERROR_SHAPE,
                "%s: sequences of %d queries, its bias was declared with bias_queries %d", name, a->seq, first);
     TE_REQUIRE(!is_table || keys <= second, ctx, TE_ERROR_SHAPE,

@@ -1,5 +1,6 @@
 /* attention.h -- (attention, name, heads, kv_heads, head_dim); options (causal, 1), (scale, 1 / sqrt(head_dim)),
- * (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (varlen, 0), (alibi, 0), (sinks, 0)
+ * (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (varlen, 0), (alibi, 0), (sinks, 0), and those of
+ * score_bias.h: (bias, heads) or (bias, shared), (relative_bias, buckets), (max_logit, 0)
  *
  * softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads]: in width
  * (heads + 2 kv_heads) head_dim, out width heads * head_dim. Grouped-query where kv_heads < heads: kv_heads must divide
@@ -31,8 +32,9 @@
 #define TE_OPS_ATTENTION_H
 
 #include "../attention/attention_kernels.h" /* TE_ATTENTION_FORWARD, TE_ATTENTION_BACKWARD */
-#include "load.h"                           /* te__load_add */
 #include "../plan/gradients.h"              /* te_sum_later */
+#include "load.h"                           /* te__load_add */
+#include "score_bias.h"                     /* te_attention_options, te_score_bias */
 
 #define TE_OP_attention (attention, own)
 #define TE_SHAPES_attention(op) (3)
@@ -40,13 +42,22 @@
 #define TE_OUT_attention(op, in) ((TE_ARG1(op, 0)) * (TE_ARG3(op, 0)))
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
     (TE__VARLEN(op) ? TE_VARIES : 0))
-/* A rank that has some of the heads does not know which they are, and slopes are of all. */
+/* A rank that has some of the heads does not know which they are, and slopes and biases are of
+ * all. */
 #define TE_SHARE_FITS_attention(op, in) \
-    ((int)(in) == (int)TE_SHARE_columns ? TE__ALIBI(op) == 0 \
+    ((int)(in) == (int)TE_SHARE_columns ? TE__ALIBI(op) == 0 && TE__IF_SCORE_BIAS(op, 0, 1) \
                                         : (int)(in) == (int)TE_SHARE_same || \
-                                              ((int)(in) != (int)TE_SHARE_sums && !TE__SINKS(op)))
+                                              ((int)(in) != (int)TE_SHARE_sums && !TE__SINKS(op) && \
+                                               TE__IF_SCORE_BIAS(op, 0, 1)))
 #define TE_STATS_attention(op) (TE_ARG1(op, 0)) /* the log-sum-exp of each head */
 #define TE_TAKES_attention_alibi TE_INTEGER
+#define TE_TAKES_attention_bias TE_TOKEN
+#define TE_TAKES_attention_bias_keys TE_INTEGER
+#define TE_TAKES_attention_bias_queries TE_INTEGER
+#define TE_TAKES_attention_max_distance TE_INTEGER
+#define TE_TAKES_attention_max_logit TE_INTEGER
+#define TE_TAKES_attention_relative_bias TE_INTEGER
+#define TE_TAKES_attention_tied TE_INTEGER
 #define TE_TAKES_attention_causal TE_INTEGER
 #define TE_TAKES_attention_scale TE_NUMBER
 #define TE_TAKES_attention_dropout TE_NUMBER
@@ -63,7 +74,7 @@
 #define TE__IF_SINKS(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__SINKS_, TE_OPTION(op, sinks, 0)), yes, no)
 #define TE__SINKS_1 ,
 #define TE__SINKS(op) TE__IF_SINKS(op, 1, 0)
-#define TE_PARAMS_attention(op, in, out) TE__IF_SINKS(op, ((sinks, 1, TE_ARG1(op, 0), zero)), ((end, ~)))
+#define TE_PARAMS_attention(op, in, out) TE__ATTENTION_PARAMS(op, TE_ARG1(op, 0))
 #define TE__WINDOW_LEFT(op) TE_OPTION(op, window_left, TE_ATTENTION_ALL)
 #define TE__WINDOW_RIGHT(op) ((TE__CAUSAL(op)) ? 0 : (TE_OPTION(op, window_right, TE_ATTENTION_ALL)))
 #define TE__SOFTCAP(op) ((float)(TE_OPTION(op, softcap, 0)))
@@ -72,13 +83,14 @@
 #define TE_OPTIONS_attention(op) TE__OPTIONS_ATTENTION(op, TE_ARG1(op, 0), TE_ARG2(op, 0), TE_ARG3(op, 0))
 #define TE__OPTIONS_ATTENTION(op, heads, kv_heads, head_dim)                                                    \
     (te_attention_options, heads, kv_heads, head_dim, TE__CAUSAL(op), (float)(TE_OPTION(op, scale, 0)),         \
-        TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ALIBI(op))
+        TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ALIBI(op), TE__SINKS(op), TE__BIAS_FORM(op))
 #define TE_CHECK_attention(model, op)                                                                                \
     (static_assert(TE__VARLEN(op) == 0 || TE__VARLEN(op) == 1,                                                       \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": varlen must be 0 or 1");                            \
      TE__CHECK_ATTENTION(model, op, TE_ARG1(op, 0), TE_ARG2(op, 0)))
 /* What it has in common with cross_attention. */
 #define TE__CHECK_ATTENTION(model, op, heads, kv_heads)                                                              \
+     TE__CHECK_SCORE_BIAS(model, op, heads)                                                                          \
      static_assert((heads) % (kv_heads) == 0,                                                                        \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": kv_heads does not divide heads");                   \
      static_assert((TE__CAUSAL(op)) == 0 || (TE__CAUSAL(op)) == 1,                                                   \
@@ -100,32 +112,34 @@
      static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                                               \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");
 
-typedef struct te_attention_options {
-    int heads, kv_heads, head_dim, causal;
-    float scale; /* 0: 1 / sqrt(head_dim) */
-    int window_left, window_right; /* -1: no bound; causal: right is 0 */
-    float softcap;                 /* 0: none */
-    int alibi;                     /* 1: with biases */
-} te_attention_options;
-
 #define TE__ATTENTION(direction, name, dtype, op)                                                                   \
     TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
-        (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ATTENTION_DROPOUT(op), TE__VARLEN(op), \
-            TE__ALIBI(op), TE__SINKS(op)))
+        TE__ATTENTION_FORM_OF(op, TE__VARLEN(op), 0))
+/* As attention_form.h has it. */
+#define TE__ATTENTION_FORM_OF(op, varlen, cross)                                                           \
+    (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ATTENTION_DROPOUT(op), varlen,        \
+        TE__ALIBI(op), TE__SINKS(op), 0, cross, TE__BIAS_FORM(op))
+/* Of a backward: the kernels for the gradients of sinks and of a bias. */
+#define TE__ATTENTION_LEARNT(name, dtype, op)                                                              \
+    TE__ATTENTION_SINKS(name, dtype, op)                                                                   \
+    TE__SCORE_BIAS_BACKWARD(name, dtype, op, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
+        TE__ATTENTION_FORM_OF(op, TE__VARLEN(op), 0))
 #define TE__ATTENTION_SINKS(name, dtype, op) \
     TE__IF_SINKS(op, TE_ATTENTION_SINKS, TE_NOTHING)(name##_sinks, dtype, (int)(TE_ARG1(op, 0)))
 #define TE_OWN_attention_forward(name, model, dtype, op)                                                           \
     TE__ATTENTION(FORWARD, name, dtype, op)                                                                        \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__attention_forward(r, s, name##_launch); }
+    TE__SCORE_BIAS_FORWARD(name, dtype, op, (int)(TE_ARG1(op, 0)))                                                 \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
+        return te__attention_forward(r, s, name##_launch, &name##_bias);                                           \
+    }
 #define TE_OWN_attention_backward(name, model, dtype, op)                                                          \
     TE__ATTENTION(BACKWARD, name, dtype, op)                                                                       \
-    TE__ATTENTION_SINKS(name, dtype, op)                                                                           \
+    TE__ATTENTION_LEARNT(name, dtype, op)                                                                          \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
         return te__attention_backward(r, s, name##_launch, name##_scratch_bytes, 0,                                \
-                                      TE__IF_SINKS(op, name##_sinks_launch, 0), 0);                                \
+                                      TE__IF_SINKS(op, name##_sinks_launch, 0), &name##_bias, 0);                  \
     }
 
-typedef te_status (*te_attention_launch_fn)(te_context *ctx, const te_attention_args *a);
 typedef size_t (*te_attention_scratch_fn)(te_context *ctx, int64_t rows);
 
 TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
@@ -133,7 +147,7 @@ TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     te_attention_args a;
     memset(&a, 0, sizeof a);
     a.scale = o->scale != 0 ? o->scale : 1.0f / sqrtf((float)o->head_dim);
-    if (op->params) a.sinks = r->param[op - r->plan->op] ? r->param[op - r->plan->op]->data : 0;
+    if (o->sinks) a.sinks = r->param[op - r->plan->op] ? r->param[op - r->plan->op]->data : 0;
     if (op->flags & TE_DRAWS) a.rng = r->rng, a.id = (uint32_t)(op - r->plan->op);
     if (r->batch) {
         const te_sequences s = te_sequences_of(r);
@@ -181,31 +195,38 @@ TE_API te_status te__attention_dkv_end(te__attention_dkv *g, te_run *r, const te
 }
 
 /* The kernels read and write the model's own format. */
-TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention_launch_fn launch) {
+TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention_launch_fn launch,
+                                       const te_score_bias *bias) {
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
     te_attention_args a = te__attention_args(r, op);
     te_value y, qkv = r->now, out;
+    float *top;
     TE_TRY(te_as(&qkv, r, r->plan->dtype));
     TE_TRY(te_output(&y, r, s, i));
     TE_TRY(te_before_as(&out, &y, r, r->plan->dtype));
     TE_TRY(te__attention_kv(&a, r, op));
     a.out = out.p, a.lse = r->stats[i], a.qkv = qkv.p;
     if (r->dry && r->batch) {
-        TE_TRY(te__attention_check(r->ctx, &a, op->stats, op->flags & TE_VARIES, op->params, r->plan->name));
+        const int sinks = ((const te_attention_options *)op->options)->sinks;
+        TE_TRY(te__attention_check(r->ctx, &a, op->stats, op->flags & TE_VARIES, sinks, r->plan->name));
         TE_TRY(te__attention_check_cross(r->ctx, &a, op->stats, op->edge >= 0, r->plan->name));
     }
+    TE_TRY(te__score_bias_begin(&a, r, op, bias, s->kernels));
+    TE_TRY(te__max_logit_begin(&a, &top, r, op));
     if (!r->dry) TE_TRY(launch(r->ctx, &a));
+    if (!r->dry && top) TE_TRY(te__attention_top(r->ctx, bias->top, &a, top, op->stats, (op->flags & TE_VARIES) != 0));
     TE_TRY(te_after_as(&y, &out, r));
     te_set_now(r, y);
     if (op->edge >= 0) te_leave_kept(r, i);
     return TE_OK;
 }
-/* sum: see te_attention_args. sinks: the kernel for their gradient; null: there are none. add: of a cross_attention,
+/* sum: see te_attention_args. sinks: the kernel for their gradient; null: there are none. bias: those of one. add: of a cross_attention,
  * the kernel that adds two gradients of its keys and values. */
 TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attention_launch_fn launch,
                                         te_attention_scratch_fn scratch_bytes, float *sum,
-                                        te_attention_sinks_fn sinks, te__load_launch_fn add) {
+                                        te_attention_sinks_fn sinks, const te_score_bias *bias,
+                                        te__load_launch_fn add) {
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
     const size_t bytes = r->ctx ? scratch_bytes(r->ctx, te_room_rows(r)) : 0;
@@ -214,7 +235,8 @@ TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attentio
     void *delta = 0;
     te__attention_dkv dkv;
     TE_TRY(te_gradient(&y, r, s, i));
-    if ((s->count > 1 || sinks) && te_last_step(r, s)) { /* the bias wants it, too, and sinks want delta */
+    const int learns = op->params > 0; /* from delta, and lse */
+    if ((s->count > 1 || learns) && te_last_step(r, s)) { /* the bias behind it wants it, too */
         te_value own;
         TE_TRY(te_acquire(r, &own, op->in_rows, op->in, op->in_dtype));
         if (!y.p) y = own;
@@ -231,7 +253,9 @@ TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attentio
         TE_TRY(te__attention_kv(&a, r, op));
         TE_TRY(te__attention_dkv_begin(&dkv, r, op));
         a.dkv = dkv.made.p;
+        TE_TRY(te__score_bias_begin(&a, r, op, bias, s->kernels));
         if (!r->dry) TE_TRY(launch(r->ctx, &a));
+        TE_TRY(te__score_bias_end(&a, r, op, bias));
         if (sinks) {
             float *parts = 0;
             TE_TRY(te_sum_later(r, &parts, r->param[i], op->stats, te__attention_sinks_blocks(r->tokens),

@@ -1,5 +1,6 @@
 /* cross_attention.h -- (cross_attention, name, kv, heads, kv_heads, head_dim); options (causal, 0), (scale, 1 /
- * sqrt(head_dim)), (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (alibi, 0), (sinks, 0)
+ * sqrt(head_dim)), (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (alibi, 0), (sinks, 0), and
+ * those of score_bias.h: (bias, heads) or (bias, shared), (relative_bias, buckets), (max_logit, 0)
  *
  * softmax(scale q k^T) v, with the queries of all heads from the list, [rows, heads head_dim], and keys and values from
  * what the fork or input `kv` keeps: rows [k of all kv_heads, v of all kv_heads], often of other number: those of an
@@ -34,8 +35,15 @@
     (TE_SAVES_INPUT | TE_SAVES_OUTPUT | TE_IS_CROSS | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0))
 #define TE_SHARE_FITS_cross_attention(op, in) TE_SHARE_FITS_attention(op, in)
 #define TE_STATS_cross_attention(op) (TE_ARG2(op, 0)) /* the log-sum-exp of each head */
-#define TE_PARAMS_cross_attention(op, in, out) TE__IF_SINKS(op, ((sinks, 1, TE_ARG2(op, 0), zero)), ((end, ~)))
+#define TE_PARAMS_cross_attention(op, in, out) TE__ATTENTION_PARAMS(op, TE_ARG2(op, 0))
 #define TE_TAKES_cross_attention_alibi TE_INTEGER
+#define TE_TAKES_cross_attention_bias TE_TOKEN
+#define TE_TAKES_cross_attention_bias_keys TE_INTEGER
+#define TE_TAKES_cross_attention_bias_queries TE_INTEGER
+#define TE_TAKES_cross_attention_max_distance TE_INTEGER
+#define TE_TAKES_cross_attention_max_logit TE_INTEGER
+#define TE_TAKES_cross_attention_relative_bias TE_INTEGER
+#define TE_TAKES_cross_attention_tied TE_INTEGER
 #define TE_TAKES_cross_attention_causal TE_INTEGER
 #define TE_TAKES_cross_attention_scale TE_NUMBER
 #define TE_TAKES_cross_attention_dropout TE_NUMBER
@@ -64,19 +72,23 @@
 
 #define TE__CROSS_ATTENTION(direction, name, dtype, op)                                                             \
     TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), (int)(TE_ARG4(op, 0)), \
-        (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ATTENTION_DROPOUT(op), 0, TE__ALIBI(op),   \
-            TE__SINKS(op), 0, 1))
+        TE__ATTENTION_FORM_OF(op, 0, 1))
 #define TE_OWN_cross_attention_forward(name, model, dtype, op)                                                     \
     TE__CROSS_ATTENTION(FORWARD, name, dtype, op)                                                                  \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__attention_forward(r, s, name##_launch); }
+    TE__SCORE_BIAS_FORWARD(name, dtype, op, (int)(TE_ARG2(op, 0)))                                                 \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
+        return te__attention_forward(r, s, name##_launch, &name##_bias);                                           \
+    }
 #define TE_OWN_cross_attention_backward(name, model, dtype, op)                                                 \
     TE__CROSS_ATTENTION(BACKWARD, name, dtype, op)                                                              \
     TE__IF_SINKS(op, TE_ATTENTION_SINKS, TE_NOTHING)(name##_sinks, dtype, (int)(TE_ARG2(op, 0)))                \
+    TE__SCORE_BIAS_BACKWARD(name, dtype, op, (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), (int)(TE_ARG4(op, 0)), \
+        TE__ATTENTION_FORM_OF(op, 0, 1))                                                                        \
     TE_KERNEL(name##_add, TE_LOAD_THREADS, te_load_args,                                                        \
               te_load_sum(te_args, te_at, (te_dtype)TE_KEPT_DTYPE(model, TE_FORK_OF(op))))                      \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                  \
         return te__attention_backward(r, s, name##_launch, name##_scratch_bytes, 0,                             \
-                                      TE__IF_SINKS(op, name##_sinks_launch, 0), name##_add_launch);             \
+                                      TE__IF_SINKS(op, name##_sinks_launch, 0), &name##_bias, name##_add_launch); \
     }
 
 #endif
