@@ -37,9 +37,8 @@ typedef struct te_attention_args {
     void *dkv;      /* backward: out, like kv, every element written; or null, if nobody wants it */
     int kv_seq;
     /* With the option bias (attention_bias.h): the table, of the kernels' dtype, and for a relative one scratch,
-     * [heads, 2 max_distance + 1], in which te__attention_bias_line has put it. backward: dbias is the table's gradient,
-     * written, or added to if `accumulate`; of a relative one it is [<name>_dbias_parts(seq), buckets, heads], parts to
-     * be added up; or null, if nobody wants it. */
+     * [heads, 2 max_distance + 1], in which te__attention_bias_line has put it. dbias is the table's gradient, written,
+     * or added to if `accumulate`; of a relative one it is [<name>_parts(seq), buckets, heads], to be added up. */
     const void *bias;
     float *line, *dbias;
     int accumulate;

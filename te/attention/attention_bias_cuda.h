@@ -19,7 +19,7 @@ template <class F> TE_FN int te__attn_tile_seen(te__attn_mask m, int q0, int row
     return !te__attn_differs(m) || te__attn_meets(te__attn_keys_of(m, q0, rows), k0, keys);
 }
 
-/* ---- a tile's sum of dS, in two makes: add(), for one head, and each(f(row, column, sum)) ------------------------- */
+/* ---- a tile's sum of dS, in two makes: add(), for one head, and each(f(row, column, sum)) ------------------------ */
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_mma {
     static constexpr int WARPS = 4, ROWS = 64, THREADS = 128, BLOCKS = D <= 64 ? 3 : D <= 128 ? 2 : 1;

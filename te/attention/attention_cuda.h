@@ -11,8 +11,8 @@
 #include "attention_mma_backward.h"    /* bf16 and f16 elsewhere, backward */
 #include "attention_mma_forward.h"     /* and forward */
 
-/* The kernels for compute capability 9.0, of which there are none for f32, for scores with a bias, and where the largest
- * score of a row is to be left: mma.sync does that, there, too. */
+/* The kernels for compute capability 9.0, of which there are none for f32, for scores with a bias, and where the
+ * largest score of a row is to be left: mma.sync does that, there, too. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_forward = te__attn_hopper_forward<F::BIAS || F::TOP ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>

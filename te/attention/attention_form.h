@@ -16,8 +16,8 @@
  *     cross          1: keys and values are te_attention_args.kv, as many as that says. Not with varlen. Of the kernels
  *                    for compute capability 9.0 there is the forward, where each query sees a key; `only` 1 makes the
  *                    others, too
- *     bias           TE_BIAS_heads, TE_BIAS_shared, TE_BIAS_relative: scores have the bias of te_attention_args.bias, of
- *                    which `first` and `second` say more (attention_bias.h). Not by the kernels for 9.0 either
+ *     bias           TE_BIAS_heads, TE_BIAS_shared, TE_BIAS_relative: scores have the bias te_attention_args.bias, of
+ *                    `first` queries and `second` keys, or buckets and max_distance. Not by the kernels for 9.0 either
  *     top            1: forward leaves the largest score of each row (attention_top.h). Its kernel for 9.0 has none
  *
  * A score s of a kernel with softcap is a tanh, in [-1, 1], and counts softcap; without it counts the scale. Of
@@ -39,7 +39,8 @@ enum { TE_ATTENTION_HOPPER = 1, TE_ATTENTION_OTHERS = 2 };
 /* The form of an attention that has no options but whether it is causal. */
 #define TE__ATTENTION_PLAIN(causal) (TE_ATTENTION_ALL, (causal) ? 0 : TE_ATTENTION_ALL)
 #define TE__ATTENTION_STRIP(...) __VA_ARGS__
-#define TE__ATTENTION_FORM(name, options) TE__ATTENTION_FORM_(name, TE__ATTENTION_STRIP options, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ~)
+#define TE__ATTENTION_FORM(name, options) \
+    TE__ATTENTION_FORM_(name, TE__ATTENTION_STRIP options, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ~)
 #define TE__ATTENTION_FORM_(...) TE__ATTENTION_FORM__(__VA_ARGS__)
 
 #if TE_CUDA

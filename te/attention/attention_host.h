@@ -85,7 +85,8 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
     const int ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(queries);
     const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
     float *k = s, *v = k + tile, *o = v + tile, *qt = o + tile, *p = qt + tile;
-    float *top = p + square, *sum = top + TE__ATTN_TILE, *shrink = sum + TE__ATTN_TILE, *most = shrink + TE__ATTN_TILE; /* most: for row_top */
+    float *top = p + square, *sum = top + TE__ATTN_TILE, *shrink = sum + TE__ATTN_TILE;
+    float *most = shrink + TE__ATTN_TILE; /* for row_top */
     memset(o, 0, (size_t)(TE__ATTN_TILE * ld) * sizeof(float));
     /* a sink is a score that each row has seen before any key, and has no value */
     const float sink = f.sinks ? te_load(a->sinks, at.x % heads, t) * TE__ATTN_LOG2E : -INFINITY;
@@ -132,7 +133,8 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
         te__attn_product(o, ld, p, 1, TE__ATTN_TILE, v, ld, queries, ld, keys, 1, depth);
     }
     for (int q = 0; q < queries; q++) {
-        const int blind = (f.cross || f.bias) && !(sum[q] > 0); /* it sees no key: 0, and in backward all its probabilities are */
+        /* it sees no key: 0, and in backward all its probabilities are */
+        const int blind = (f.cross || f.bias) && !(sum[q] > 0);
         te__attn_row_write(a->out, h.out + (q0 + q) * h.out_width, o + q * ld, d,
                            blind ? 0.0f : (f.drop && a->rng ? f.factor : 1.0f) / sum[q], t);
         if (a->lse) a->lse[h.row + q0 + q] = blind ? INFINITY : top[q] * TE__ATTN_LN2 + logf(sum[q]);

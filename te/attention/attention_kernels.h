@@ -29,7 +29,7 @@
 #include "attention_cuda.h"      /* TE_ATTENTION_FORWARD_OF, _BACKWARD_OF: tensor cores, or float on CUDA cores */
 #else
 #include "attention_bias_host.h" /* the same in plain C */
-#include "attention_host.h"
+#include "attention_host.h"      /* the same in plain C */
 #endif
 
 #define TE_ATTENTION_FORWARD(name, dtype, heads, kv_heads, head_dim, causal)                              \

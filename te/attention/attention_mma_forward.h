@@ -195,7 +195,8 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
             if constexpr (F::TOP) {
                 most[m][e] = fmaxf(most[m][e], __shfl_xor_sync(~0u, most[m][e], 1));
                 most[m][e] = fmaxf(most[m][e], __shfl_xor_sync(~0u, most[m][e], 2));
-                if (a->row_top && t == 0 && row < seq) a->row_top[h.row + row] = most[m][e] * te__attn_unit<F>(a->scale);
+                if (a->row_top && t == 0 && row < seq)
+                    a->row_top[h.row + row] = most[m][e] * te__attn_unit<F>(a->scale);
             }
         }
     te__attn_rows_store<T, M, D>((uint16_t *)a->out + h.out + row0 * h.out_width, h.out_width, seq - row0, o, inverse,

@@ -60,8 +60,8 @@ TE_FN void te__attn_add_bias(te__attn_vector *x, float slope, int distance, te__
     te__attn_get(&b, bias), *x -= b;
 }
 
-/* The bias of attention_bias.h on scores, in powers of 2: of one query and keys from `key` on, or of one key and queries
- * from `query` on. Outside a table are pairs past the sequence alone. */
+/* The bias of attention_bias.h on scores, in powers of 2: of one query and keys from `key` on (by_key), or of one key
+ * and queries from `query` on. Outside a table are pairs past the sequence alone. */
 TE_FN void te__attn_add_table(te__attn_vector *x, const te_attention_args *a, int head, int query, int key, int by_key,
                               te__attn_mask m, te_dtype t, te__attn_form f) {
     float bias[TE__ATTN_LANES];

@@ -1,5 +1,5 @@
-/* attention_table.h -- the bias of attention_bias.h in the CUDA kernels: what joins a score. Its bytes, 2 or 4 a pair of
- * a table, come from the L2 after the first sequence; those of a relative one from the L1.
+/* attention_table.h -- the bias of attention_bias.h in the CUDA kernels: what joins a score. Its bytes, 2 or 4 a pair
+ * of a table, come from the L2 after the first sequence; those of a relative one from the L1.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_TABLE_H
@@ -7,8 +7,8 @@
 
 #include "attention_mma.h" /* te__attn_unit */
 
-/* The bias of attention_bias.h: from the pair (query, key) of this head on. query: of a relative one its place among the
- * keys. inverse: 1 / the unit of scores. */
+/* The bias of attention_bias.h: from the pair (query, key) of this head on. query: of a relative one its place among
+ * the keys. inverse: 1 / the unit of scores. */
 struct te__attn_table { const void *at; int query, key; float inverse; };
 template <te_dtype T, class F>
 TE_FN te__attn_table te__attn_table_at(const te_attention_args *a, int head, int query, int key, int shift) {

@@ -221,8 +221,8 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     if (op->edge >= 0) te_leave_kept(r, i);
     return TE_OK;
 }
-/* sum: see te_attention_args. sinks: the kernel for their gradient; null: there are none. bias: those of one. add: of a cross_attention,
- * the kernel that adds two gradients of its keys and values. */
+/* sum: see te_attention_args. sinks: the kernel for their gradient; null: there are none. bias: those of one. add: of
+ * a cross_attention, the kernel that adds two gradients of its keys and values. */
 TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attention_launch_fn launch,
                                         te_attention_scratch_fn scratch_bytes, float *sum,
                                         te_attention_sinks_fn sinks, const te_score_bias *bias,

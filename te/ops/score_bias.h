@@ -1,8 +1,8 @@
 /* score_bias.h -- the options of attention and cross_attention that add a learnt number to each score, and the one that
  * gives the largest logit; what they are is in te/attention/attention_bias.h and attention_top.h.
  *
- * (bias, heads), (bias_queries, Q), (bias_keys, Q): a parameter `bias`, [heads, Q, K] as a matrix of heads * Q rows, for
- * sequences of up to Q queries and K keys; longer ones are refused. (bias, shared): [Q, K], the same for all heads.
+ * (bias, heads), (bias_queries, Q), (bias_keys, Q): a parameter `bias`, [heads, Q, K] as a matrix of heads * Q rows,
+ * for sequences of up to Q queries and K keys; longer ones are refused. (bias, shared): [Q, K], the same for all heads.
  *
  * (relative_bias, buckets), (max_distance, 128): a parameter `relative_bias`, [buckets, heads]: T5's. Of a causal
  * attention all buckets are for keys in front of the query, else half of them are for those behind it. (tied, 1): the
@@ -90,8 +90,7 @@ typedef struct te_score_bias {
     te_attention_top_fn top;
 } te_score_bias;
 
-/* name##_line, name##_top and name##_bias of a forward; name##_line, name##_dbias and name##_bias of a backward. kernels:
- * (dtype, heads, kv_heads, head_dim, form) */
+/* name##_line, name##_top and name##_bias of a forward; name##_line, name##_dbias and name##_bias of a backward. */
 #define TE__SCORE_BIAS_FORWARD(name, dtype, op, heads)                                                         \
     TE__IF_RELATIVE(op, TE_ATTENTION_BIAS_LINE, TE_NOTHING)(name##_line, dtype)                                \
     TE__IF_MAX_LOGIT(op, TE_ATTENTION_TOP, TE_NOTHING)(name##_top, heads)                                      \
