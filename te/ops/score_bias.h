@@ -61,13 +61,15 @@
      TE__BIAS_SECOND(op) <= TE_ATTENTION_MAX_SEQ &&                                                            \
      (heads) * (int64_t)(TE__BIAS_FIRST(op)) * (TE__BIAS_SECOND(op)) <= INT32_MAX)
 #define TE__CHECK_SCORE_BIAS(model, op, heads)                                                                       \
+     static_assert(TE_HAS_OPTION(op, bias) == TE__IF_TABLE(op, 1, 0),                                                \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": bias takes heads or shared");                       \
      static_assert(TE_HAS_OPTION(op, relative_bias) == TE__IF_RELATIVE(op, 1, 0),                                    \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": relative_bias is a number without parentheses");    \
      static_assert(TE_HAS_OPTION(op, relative_bias) + TE_HAS_OPTION(op, bias) <= 1,                                  \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": bias and relative_bias do not go together");        \
      static_assert(TE__IF_RELATIVE(op, TE__BIAS_FITS(op), 1),                                                        \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": relative_bias needs 2 buckets or more a side, 1024 " \
-                   "at most, and a max_distance above half of a side's, 65536 at most");                             \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": relative_bias needs 2 to 1024 buckets (if not "    \
+                   "causal, an even number from 4 on) and a max_distance above a half of one side, up to 65536");    \
      static_assert(TE__IF_TABLE(op, TE__TABLE_FITS(op, heads), 1),                                                   \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": bias needs bias_queries (and bias_keys) of 1 or "   \
                    "more, and less than 2^31 numbers");                                                              \

@@ -1,0 +1,8 @@
+// expect: te: m: (attention, attn): bias takes heads or shared
+// [heads, q, k] or [q, k]: heads or shared.
+#include "te/te.h"
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 16, (bias, shared), (bias_queries, 64)))
+#else
+TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 16, (bias, head), (bias_queries, 64)))
+#endif

@@ -1,0 +1,8 @@
+// expect: te: m: (attention, attn): relative_bias needs 2 to 1024 buckets (if not causal, an even number from 4 on) and a max_distance above a half of one side, up to 65536
+// With keys on both sides of a query the buckets are halved.
+#include "te/te.h"
+#ifdef TE_FIXED
+TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 16, (causal, 0), (relative_bias, 32), (max_distance, 9)))
+#else
+TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 16, (causal, 0), (relative_bias, 32), (max_distance, 8)))
+#endif
