@@ -2,21 +2,19 @@
 #include "harness.h"
 #include "te/te.h"
 
-#define SELF(H, HEADS, KV, D, ...)                                                                                                        \
-    (fork, x), (linear, l, H, (HEADS + 2 * KV) * D), (bias, b, (HEADS + 2 * KV) * D), (attention, a, HEADS, KV, D __VA_ARGS__),           \
-        (linear, p, HEADS * D, H), (add, x)
 #define LISTS(X)                                                                                                                          \
-    X(by_head, f32, SELF(24, 4, 2, 16, , (bias, heads), (bias_queries, 70), (sinks, 1), (dropout, 0.2f), (max_logit, 1)))                 \
-    X(for_all, bf16, SELF(32, 2, 1, 16, , (causal, 0), (bias, shared), (bias_queries, 70), (bias_keys, 71), (softcap, 2.0f), (alibi, 1)))  \
-    X(of_t5_both, f16, SELF(32, 4, 4, 16, , (causal, 0), (relative_bias, 8), (max_distance, 20), (sinks, 1)))                             \
-    X(rerun_t5, f32, (fork, x), (linear, l, 24, 48), (recompute, r), (attention, a, 2, 2, 8, (relative_bias, 2 + 4), (max_distance, 20), (max_logit, 1)), (gelu, g), (end_recompute, r), (linear, p, 16, 24), (add, x)) \
+    X(by_head, f32, (fork, x), (linear, l, 24, 8 * 16), (bias, b, 8 * 16), (attention, a, 4, 2, 16, (bias, heads), (bias_queries, 70), (sinks, 1), (dropout, 0.2f), (max_logit, 1)), \
+        (linear, p, 64, 24), (add, x))                                                                                                    \
+    X(for_all, bf16, (attention, a, 2, 1, 16, (causal, 0), (bias, shared), (bias_queries, 70), (bias_keys, 71), (softcap, 2.0f), (alibi, 1)), (gelu, g)) \
+    X(both_sides, f16, (attention, a, 4, 4, 16, (causal, 0), (relative_bias, 8), (max_distance, 20), (sinks, 1)), (gelu, g))             \
+    X(again, f32, (recompute, r), (attention, a, 2, 2, 8, (relative_bias, 2 + 4), (max_distance, 20), (max_logit, 1)), (gelu, g), (end_recompute, r), (gelu, h)) \
     X(to_memory, f32, (input, keys, 2 * 2 * 16, (rows, memory)), (cross_attention, a, keys, 4, 2, 16, (bias, heads), (bias_queries, 70), (bias_keys, 90)), (gelu, g))
 #define SCORE_MODEL(name, dtype, ...) MODEL(name, dtype, __VA_ARGS__)
 #define SCORE_SUBJECT(name, ...) &name##_subject,
 LISTS(SCORE_MODEL)
-MODEL(lengths, f32, (linear, l, 24, 48), (attention, a, 2, 2, 8, (varlen, 1), (bias, heads), (bias_queries, 9), (max_logit, 1)))
-MODEL(owner, f32, (linear, l, 16, 48), (attention, a, 2, 2, 8, (relative_bias, 8)), (linear, l2, 16, 48), (attention, b, 2, 2, 8, (relative_bias, 8), (tied, 1)))
-MODEL(apart, f32, (linear, l, 16, 48), (attention, a, 2, 2, 8, (relative_bias, 8)), (linear, l2, 16, 48), (attention, b, 2, 2, 8, (relative_bias, 8)))
+MODEL(lengths, f32, (attention, a, 2, 2, 8, (varlen, 1), (bias, heads), (bias_queries, 9), (max_logit, 1)))
+MODEL(owner, f32, (attention, a, 2, 2, 8, (relative_bias, 8)), (linear, l2, 16, 48), (attention, b, 2, 2, 8, (relative_bias, 8), (tied, 1)))
+MODEL(apart, f32, (attention, a, 2, 2, 8, (relative_bias, 8)), (linear, l2, 16, 48), (attention, b, 2, 2, 8, (relative_bias, 8)))
 
 TEST_CASE("attention with a bias in a list", "[attention]") {
     for (const subject *s : {LISTS(SCORE_SUBJECT)}) {
@@ -70,6 +68,10 @@ TEST_CASE("a forward writes the largest logit of each head where it is wanted, a
     CHECK(r.forward() == TE_ERROR_SHAPE);
     CHECK((r.y.poisoned() && top.poisoned()));
     r.edge.value = te_matrix(top.data(), TE_f32, 1, 4);
+    r.edge.value.data = r.y.data();
+    CHECK(r.forward() == TE_ERROR_VALUE);
+    CHECK(std::string(te_last_error(r.ctx)).find("a overlaps") != std::string::npos);
+    r.edge.value.data = top.data();
     CHECK(r.infer() == TE_OK);
     CHECK(top.poisoned()); // forward alone
     REQUIRE(r.forward() == TE_OK);
@@ -77,7 +79,7 @@ TEST_CASE("a forward writes the largest logit of each head where it is wanted, a
 }
 
 TEST_CASE("attention with a table of biases refuses longer sequences by name", "[attention]") {
-    runner r(lengths_subject, 1, 10, 24, 16, lengths_saved_bytes(10));
+    runner r(lengths_subject, 1, 10, 48, 16, lengths_saved_bytes(10));
     const std::vector<int32_t> cu = {0, 6, 10};
     buffer there(r.ctx, 12);
     there.write_ints(cu);
@@ -90,13 +92,28 @@ TEST_CASE("attention with a table of biases refuses longer sequences by name", "
     CHECK(r.backward() == TE_OK);
 }
 
+TEST_CASE("a bias that is frozen is given: it has no gradient, the others have theirs", "[attention]") {
+    runner r(by_head_subject, 2, 5, 24, 24, by_head_saved_bytes(10));
+    by_head &m = *(by_head *)r.m.memory.data();
+    REQUIRE((r.forward() == TE_OK && r.backward() == TE_OK));
+    const size_t size = (size_t)(m.a.bias.rows * m.a.bias.cols), first = (size_t)(m.a.bias.grad - m.model.grads);
+    const std::vector<double> all = r.m.grads.read(TE_f32);
+    r.m.grads.poison();
+    REQUIRE(te_freeze(&m.model, "a", "bias", r.ctx) == TE_OK);
+    REQUIRE(r.backward() == TE_OK);
+    const std::vector<double> rest = r.m.grads.read(TE_f32);
+    for (size_t i = 0; i < size; i++) CHECK((std::isnan(rest[first + i]) && !std::isnan(all[first + i])));
+    for (const te_param *p : {&m.l.weight, &m.b.bias, &m.a.sinks, &m.p.weight})
+        for (int64_t i = 0; i < p->rows * p->cols; i++) CHECK(rest[(size_t)(p->grad - m.model.grads + i)] == all[(size_t)(p->grad - m.model.grads + i)]);
+}
+
 TEST_CASE("attentions that share a relative bias add up its gradient", "[attention]") {
-    runner both(owner_subject, 2, 6, 16, 16, owner_saved_bytes(12)), alone(apart_subject, 2, 6, 16, 16, apart_saved_bytes(12));
+    runner both(owner_subject, 2, 6, 48, 16, owner_saved_bytes(12)), alone(apart_subject, 2, 6, 48, 16, apart_saved_bytes(12));
     owner &m = *(owner *)both.m.memory.data();
     apart &n = *(apart *)alone.m.memory.data();
     const size_t size = 8 * 2;
     REQUIRE(te_tie(&m.b.relative_bias, &m.a.relative_bias, both.ctx) == TE_OK);
-    for (const auto &pair : {std::make_pair(&n.l.weight, &m.l.weight), std::make_pair(&n.l2.weight, &m.l2.weight), std::make_pair(&n.a.relative_bias, &m.a.relative_bias),
+    for (const auto &pair : {std::make_pair(&n.l2.weight, &m.l2.weight), std::make_pair(&n.a.relative_bias, &m.a.relative_bias),
                              std::make_pair(&n.b.relative_bias, &m.a.relative_bias)})
         REQUIRE(te_copy(both.ctx, pair.first->data, pair.second->data, (size_t)(pair.first->rows * pair.first->cols) * 4) == TE_OK);
     REQUIRE(te_copy(both.ctx, alone.x.data(), both.x.data(), both.x.bytes) == TE_OK);

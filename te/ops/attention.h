@@ -41,7 +41,7 @@
 #define TE_IN_attention(op) ((TE_ARG1(op, 0) + 2 * (TE_ARG2(op, 0))) * (TE_ARG3(op, 0)))
 #define TE_OUT_attention(op, in) ((TE_ARG1(op, 0)) * (TE_ARG3(op, 0)))
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
-    (TE__VARLEN(op) ? TE_VARIES : 0))
+    (TE__VARLEN(op) ? TE_VARIES : 0) | (TE__MAX_LOGIT(op) ? TE_TELLS : 0))
 /* A rank that has some of the heads does not know which they are, and slopes and biases are of
  * all. */
 #define TE_SHARE_FITS_attention(op, in) \

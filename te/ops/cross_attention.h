@@ -32,7 +32,8 @@
 #define TE_IN_cross_attention(op) ((TE_ARG2(op, 0)) * (TE_ARG4(op, 0)))
 #define TE_OUT_cross_attention(op, in) ((TE_ARG2(op, 0)) * (TE_ARG4(op, 0)))
 #define TE_FLAGS_cross_attention(op) \
-    (TE_SAVES_INPUT | TE_SAVES_OUTPUT | TE_IS_CROSS | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0))
+    (TE_SAVES_INPUT | TE_SAVES_OUTPUT | TE_IS_CROSS | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
+     (TE__MAX_LOGIT(op) ? TE_TELLS : 0))
 #define TE_SHARE_FITS_cross_attention(op, in) TE_SHARE_FITS_attention(op, in)
 #define TE_STATS_cross_attention(op) (TE_ARG2(op, 0)) /* the log-sum-exp of each head */
 #define TE_PARAMS_cross_attention(op, in, out) TE__ATTENTION_PARAMS(op, TE_ARG2(op, 0))

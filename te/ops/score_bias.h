@@ -4,6 +4,9 @@
  * (bias, heads), (bias_queries, Q), (bias_keys, Q): a parameter `bias`, [heads, Q, K] as a matrix of heads * Q rows,
  * for sequences of up to Q queries and K keys; longer ones are refused. (bias, shared): [Q, K], the same for all heads.
  *
+ * A bias that is given and not learnt, a mask of -inf among them, is such a parameter frozen (te/plan/freeze.h), whose
+ * numbers the caller writes before any call. There is none for each sequence of a batch.
+ *
  * (relative_bias, buckets), (max_distance, 128): a parameter `relative_bias`, [buckets, heads]: T5's. Of a causal
  * attention all buckets are for keys in front of the query, else half of them are for those behind it. (tied, 1): the
  * table is that of another attention, te_tie(&m.b1_attention.relative_bias, &m.b0_attention.relative_bias, ctx), as

@@ -33,6 +33,7 @@ TE_API int te_muon_matrices(const te_model *model, const te_param *p) {
     const te_op *op = te__op_of_param(model, p);
     if (p->rows < 2 || p->cols < 2) return 0;
     if (!op || !strcmp(op->kind, "embedding") || !strcmp(op->kind, "positions")) return 0;
+    if (!strcmp(op->kind, "attention") || !strcmp(op->kind, "cross_attention")) return 0; /* biases, by place */
     if (!te__to_loss(plan)) return 1;
     for (op++; op < plan->op + plan->op_count; op++)
         for (int k = 0; k < op->params; k++)

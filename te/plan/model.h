@@ -35,6 +35,7 @@ enum {
                               * that row */
     TE_DRAWS = 128,         /* draws random numbers */
     TE_VARIES = 1 << 17,    /* attention: its kernels take sequences that differ in length */
+    TE_TELLS = 1 << 20,     /* and forward writes its largest logits where the caller's edge of its name says */
     TE_KEEPS_GRAD = 256,    /* backward passes the gradient on unchanged (bias) */
     TE_FROM_TOKENS = 512,   /* begins a list, which then takes tokens and no x (embedding) */
     TE_TO_LOSS = 1024,      /* ends a list, which then gives one f32 a row (cross_entropy) */

@@ -77,11 +77,12 @@ TE_API te_status te__region_add(te__regions *all, const char *name, const void *
 /* TE_IS_INPUT or TE_IS_OUTPUT; 0: the list has no edge of this name. */
 TE_API int te__edge_kind(const te_plan *p, const char *name) {
     for (int k = 0; name && k < p->op_count; k++)
-        if ((p->op[k].flags & (TE_IS_INPUT | TE_IS_OUTPUT)) && !strcmp(p->op[k].name, name))
-            return p->op[k].flags & (TE_IS_INPUT | TE_IS_OUTPUT);
+        if ((p->op[k].flags & (TE_IS_INPUT | TE_IS_OUTPUT | TE_TELLS)) && !strcmp(p->op[k].name, name))
+            return p->op[k].flags & TE_TELLS ? TE_IS_OUTPUT : p->op[k].flags & (TE_IS_INPUT | TE_IS_OUTPUT);
     return 0;
 }
-/* The tensors of (input, ..) and (output, ..), each against those before the edges and the edges before it. */
+/* The tensors of (input, ..), (output, ..) and (max_logit, 1), each against those before the edges and the edges before
+ * it. */
 TE_API te_status te__regions_edges(te__regions *all) {
     const te_run *r = all->run;
     const int before = all->count;
