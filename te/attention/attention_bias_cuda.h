@@ -5,7 +5,9 @@
  * tile's diagonals, then of the diagonals of each bucket, become one part of the gradient.
  *
  * Floor: the products S and dP, 4 * batch * heads * queries * keys * head_dim flops (half of it if causal), beside the
- * 14 that the rest of backward takes; and the gradient once, 4 bytes for each pair.
+ * 14 that the rest of backward takes; and the gradient once, 4 bytes for each pair. Measured on an H200, bf16, causal,
+ * 8 x 1024 tokens of 12 heads of 64: none, [heads, q, k], relative: forward 63, 104, 75 us, dq and dkdv 184, 415, 208,
+ * this 0, 145, 355. What a table costs there are its loads, in the kernel by keys one number at a time.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_BIAS_CUDA_H

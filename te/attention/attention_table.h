@@ -34,9 +34,21 @@ template <te_dtype T, class F> TE_FN float te__attn_added(float s, te__attn_tabl
         return fmaf(te_load(b.at, (int64_t)query * F::BIAS_SECOND + key, T), b.inverse, s);
     }
 }
-/* The same for all of s[M][N][4], queries by keys. */
+/* The same for all of s[M][N][4], queries by keys. Two keys a load, where a row of the table has an even number. */
 template <te_dtype T, class F, int M, int N> TE_FN void te__attn_add_table(float (&s)[M][N][4], te__attn_table b) {
-    if constexpr (F::BIAS != TE_BIAS_none)
+    constexpr bool TABLE = F::BIAS == TE_BIAS_heads || F::BIAS == TE_BIAS_shared;
+    if constexpr (TABLE && T != TE_f32 && F::BIAS_SECOND % 2 == 0)
+        TE_UNROLL for (int m = 0; m < M; m++)
+            TE_UNROLL for (int n = 0; n < N; n++)
+                TE_UNROLL for (int h = 0; h < 2; h++) {
+                    const int query = b.query + m * 16 + h * 8, key = b.key + n * 8; /* even */
+                    if (query >= F::BIAS_FIRST || key >= F::BIAS_SECOND) continue;
+                    const int64_t at = (int64_t)query * F::BIAS_SECOND + key;
+                    const float2 x = te__attn_unpack<T>(*(const uint32_t *)((const uint16_t *)b.at + at));
+                    s[m][n][2 * h] = fmaf(x.x, b.inverse, s[m][n][2 * h]);
+                    s[m][n][2 * h + 1] = fmaf(x.y, b.inverse, s[m][n][2 * h + 1]);
+                }
+    else if constexpr (F::BIAS != TE_BIAS_none)
         TE_UNROLL for (int m = 0; m < M; m++)
             TE_UNROLL for (int n = 0; n < N; n++)
                 TE_UNROLL for (int e = 0; e < 4; e++)
