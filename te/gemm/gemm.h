@@ -7,14 +7,17 @@
  *
  * Row-major throughout. Accumulates in float. On CUDA cuBLASLt, with a plan cached per shape in the context, its first
  * candidate or, if asked for, its fastest (gemm_tune.h); on the host CBLAS (compile with -DTE_CBLAS and link one) or a
- * blocked loop. The kernels of our own, and when they take the place of these: gemm_choose.h.
+ * blocked loop. Where TE_NO_CUBLASLT is defined gemm_plain.h takes the place of cuBLASLt, of which nothing is then
+ * included or linked. The kernels of our own for a list, and when they take the place of these: gemm_choose.h.
  */
 #ifndef TE_GEMM_H
 #define TE_GEMM_H
 
 #include "gemm_types.h" /* te_gemm */
-#if TE_CUDA
-#include "gemm_run_cuda.h" /* te_gemm_run, te_gemm_supports through cuBLASLt */
+#if TE_CUDA && defined(TE_NO_CUBLASLT)
+#include "gemm_run_plain.h" /* te_gemm_run, te_gemm_supports by a kernel of our own */
+#elif TE_CUDA
+#include "gemm_run_cuda.h" /* the same through cuBLASLt */
 #else
 #include "gemm_host.h" /* the same through CBLAS or a loop */
 #endif

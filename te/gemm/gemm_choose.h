@@ -3,8 +3,9 @@
  * There are cuBLASLt (gemm_cuda.h; what of its candidates is fastest is gemm_tune.h's), and on compute capability 9.0
  * two kernels of our own: gemm_few.h up to eight rows of a tensor, for 16 bits, and gemm_hopper.h beyond, for 16 bits
  * and for FP8 with fast accumulation. Both run a chain of maps as their epilogue. What cuBLASLt and a kernel behind it
- * may share of a row (te_split) is fuse/linear_split.h's. ctx->gemm_own: 0 never ours, 1 where the rules below say that
- * it pays, 2 wherever it can be.
+ * may share of a row (te_split) is fuse/linear_split.h's. In a build without cuBLASLt (TE_NO_CUBLASLT) gemm_plain.h is
+ * in its place, and ours pay much sooner. ctx->gemm_own: 0 never ours, 1 where the rules below say that it pays, 2
+ * wherever it can be.
  */
 #ifndef TE_GEMM_CHOOSE_H
 #define TE_GEMM_CHOOSE_H
@@ -23,19 +24,25 @@ enum {
     TE_FEW_SMALL = 1 << 22,       /* elements of a weight that is so small that the launch is what counts */
     TE_HOPPER_LEAST_K = 1024,     /* worth the start of a tile */
     TE_HOPPER_LEAST_ROUNDS = 4,   /* of tiles on all multiprocessors */
-    TE_FP8_LEAST_ROUNDS = 9       /* the same for operands in FP8 */
+    TE_FP8_LEAST_ROUNDS = 9,      /* the same for operands in FP8 */
+    TE_PLAIN_LEAST_K = 512        /* beside gemm_plain.h, with tiles for half of the multiprocessors */
 };
 
 /* ---- what pays --------------------------------------------------------------------------------------------------- */
 
 /* Few rows: no steps of k that are half empty, or so little to read that the launch is what counts. */
 TE_API int te__few_pays(const te_gemm *g) {
+    if (!TE_HAS_CUBLASLT) return te__few_can(g);
     return te__few_can(g) && (8 * g->k >= 7 * te_round_up(g->k, TE_FEW_STEP) || g->n * g->k <= TE_FEW_SMALL);
 }
 /* Many rows: tiles for four rounds of all multiprocessors, and a k that is worth the start; in FP8, which takes half
- * the time, twice that k. */
+ * the time, twice that k. Beside gemm_plain.h, whose tensor cores take nearly twice as long, tiles for half of the
+ * multiprocessors, and more rows than one tile has; in FP8 there is nobody else. */
 TE_API int te__hopper_pays(const te_gemm *g, const te_context *ctx) {
     const int64_t tiles = te_ceil_div(g->m, TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);
+    if (!TE_HAS_CUBLASLT)
+        return te_gemm_is_fp8(g) ||
+               (te__hopper_k(g) >= TE_PLAIN_LEAST_K && g->m > TE_TILE_M && 2 * tiles >= ctx->processors);
     return te__hopper_k(g) >= TE_HOPPER_LEAST_K && tiles >= TE_HOPPER_LEAST_ROUNDS * ctx->processors;
 }
 
@@ -45,7 +52,7 @@ TE_API int te__hopper_pays(const te_gemm *g, const te_context *ctx) {
 TE_API int te__hopper_row_pays(const te_gemm *g, const te_context *ctx) {
     const int64_t tiles = te_ceil_div(g->m, TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);
     return te__hopper_pays(g, ctx) &&
-           (!te_gemm_is_fp8(g) || tiles >= (int64_t)TE_FP8_LEAST_ROUNDS * ctx->processors);
+           (!TE_HAS_CUBLASLT || !te_gemm_is_fp8(g) || tiles >= (int64_t)TE_FP8_LEAST_ROUNDS * ctx->processors);
 }
 
 /* ---- what can be, and is ----------------------------------------------------------------------------------------- */
@@ -62,7 +69,7 @@ TE_API int te__gemm_is_few(te_product_kernels *kernels, const te_gemm *g, te_con
  * its backward, linear_gelu_bias, with the weight's gradient 2249 and 2142. */
 TE_API int te_gemm_can_row(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!ctx->gemm_own || !kernels) return 0;
-    if (te_gemm_is_fp8(g) && kernels->saves && ctx->gemm_own < 2) return 0;
+    if (TE_HAS_CUBLASLT && te_gemm_is_fp8(g) && kernels->saves && ctx->gemm_own < 2) return 0;
     if (te__gemm_is_few(kernels, g, ctx)) return 1;
     return te__hopper_can(g) && te__encode_of(ctx) && te__gemm_state_of(ctx) &&
            te__hopper_ready(te__gemm_many(kernels, g), TE_HOPPER_SHARED, ctx->device);
@@ -92,6 +99,17 @@ TE_API te_status te__gemm_run_own(te_product_kernels *kernels, const void *args,
     if (te__gemm_is_few(kernels, g, ctx)) return te__few_run(kernels->few.kernel, args, bytes, few, g, ctx);
     return te__hopper_run(te__gemm_many(kernels, g)->kernel, args, bytes, many, g, ctx);
 }
+/* Whether somebody takes this product in FP8: without cuBLASLt, the kernel of our own. For the dry walk. */
+TE_API te_status te_gemm_check_fp8(const te_gemm *g, const char *who, te_context *ctx) {
+    te_gemm bare = *g;
+    if (g->epilogue == TE_EPILOGUE_BIAS) bare.epilogue = TE_EPILOGUE_NONE;
+    const int own = ctx->gemm_own && ctx->capability == 900 && te__hopper_can(&bare) && (g->beta == 0 || g->beta == 1);
+    TE_REQUIRE(TE_HAS_CUBLASLT || !te_gemm_is_fp8(g) || own, ctx, TE_ERROR_BLAS,
+               "%s: an FP8 product %lld x %lld x %lld to %s in a build without cuBLASLt (TE_NO_CUBLASLT), which has "
+               "those with fast accumulation to 16 bits, of a k above %d, on compute capability 9.0", who,
+               (long long)g->m, (long long)g->n, (long long)g->k, te_dtype_name(g->out), 6 * TE_TILE_K);
+    return TE_OK;
+}
 
 #else /* there are none of our own */
 typedef struct te_product_kernels te_product_kernels;
@@ -106,6 +124,14 @@ TE_API int te_gemm_is_bare(te_product_kernels *kernels, const te_gemm *g, te_con
 }
 TE_API int te_gemm_is_own_row_of_many(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te_gemm_can_row(kernels, g, ctx);
+}
+TE_API te_status te_gemm_check_fp8(const te_gemm *g, const char *who, te_context *ctx) {
+#ifdef TE_NO_CUBLASLT
+    TE_REQUIRE(!TE_CUDA || !te_gemm_is_fp8(g), ctx, TE_ERROR_BLAS,
+               "%s: an FP8 product %lld x %lld x %lld in a build with neither cuBLASLt nor kernels of our own", who,
+               (long long)g->m, (long long)g->n, (long long)g->k);
+#endif
+    return (void)g, (void)who, (void)ctx, TE_OK;
 }
 #endif
 

@@ -4,15 +4,10 @@
 
 #include <cublasLt.h> /* cublasLtMatmul */
 
-#include "../core/target.h" /* te__cuda_* */
+#include "gemm_room_cuda.h" /* te__gemm_allocate */
 #include "gemm_types.h"     /* te_gemm */
 
-enum {
-    TE_GEMM_WORKSPACE = 32 << 20, /* bytes; what cuBLASLt asks for on Hopper */
-    TE_GEMM_LEFT =
-        256, /* tiles that gemm_hopper.h shares out, at most; behind the workspace are 16 counts for each, 0 */
-    TE__GEMM_SLOTS = 2 * TE_GEMM_PLANS
-};
+enum { TE__GEMM_SLOTS = 2 * TE_GEMM_PLANS };
 
 /* What makes two products the same to cuBLASLt. */
 typedef struct te__gemm_key { uint64_t word[4]; } te__gemm_key;
@@ -50,22 +45,13 @@ TE_API void te__gemm_close(te_context *ctx) {
     free(s);
     ctx->gemm = 0;
 }
-/* Memory for te__gemm_open: legal while a stream is being captured, of which nothing here becomes a part. */
+/* Legal while a stream is being captured, as te__gemm_allocate is. */
 TE_API te_status te__gemm_make(te__gemm_state *s, te_context *ctx) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    cudaStream_t stream = 0;
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
     te_status status = te__blas_status(ctx, cublasLtCreate(&s->handle), "cublasLtCreate");
-    if (status == TE_OK) status = te_allocate(ctx, &s->workspace, TE_GEMM_WORKSPACE + TE_GEMM_LEFT * 64);
-    if (status == TE_OK)
-        status = te__cuda_status(ctx, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-    if (status == TE_OK) {
-        const cudaError_t e = cudaMemsetAsync((char *)s->workspace + TE_GEMM_WORKSPACE, 0, TE_GEMM_LEFT * 64, stream);
-        status = te__cuda_status(ctx, e == cudaSuccess ? cudaStreamSynchronize(stream) : e, "fill");
-    }
-    if (stream) (void)cudaStreamDestroy(stream);
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
-    return status;
+    return status == TE_OK ? te__gemm_allocate(&s->workspace, ctx) : status;
 }
 /* The state of the products of this context, made on first use: when a workspace is sized, that is before the first
  * step. */
@@ -273,11 +259,4 @@ TE_API int te__gemm_room(te_context *ctx) {
     const te__gemm_state *s = te__gemm_state_of(ctx);
     return s ? TE_GEMM_PLANS - s->plans : 0;
 }
-/* The splits that were timed, and how many. */
-TE_API te_gemm_choice *te__gemm_choices(int **count, te_context *ctx) {
-    te__gemm_state *s = te__gemm_state_of(ctx);
-    *count = s ? &s->choices : 0;
-    return s ? s->choice : 0;
-}
-
 #endif

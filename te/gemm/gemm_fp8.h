@@ -93,6 +93,7 @@ template <int = 0> TE_API int te__fp8_can(const te_gemm *g, te_context *ctx) {
  * 4096, 8192 x 16384 x 4096, 4096 x 11008 x 4096, 16384 x 8192 x 4096, and 1.00 to 1.02 where there are fewer than
  * eight rounds of tiles: n of 4096, k of 4096 to 16384. */
 TE_API int te__fp8_pays(const te_gemm *g, te_context *ctx) {
+    if (!TE_HAS_CUBLASLT) return 1;
     return g->k >= TE_HOPPER_LEAST_K && !te__gemm_is_timed(g, ctx) &&
            te__hopper_tiles(g) >= (int64_t)TE_FP8_LEAST_ROUNDS * (ctx->processors / TE_CLUSTER);
 }
@@ -152,6 +153,7 @@ template <int = 0> TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gem
 }
 template <int = 0> TE_API te_status te_gemm_fp8_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_fp8_run", ctx));
+    TE_TRY(te_gemm_check_fp8(g, "te_gemm_fp8_run", ctx));
     te_gemm_choice c = te__fp8_choice_of(g);
     if (ctx->gemm_own == 1 && te__gemm_may_time(ctx) && te__fp8_can(g, ctx) && !te__gemm_find_choice(&c, ctx)) {
         const int open = te_enqueue_is_open(ctx);

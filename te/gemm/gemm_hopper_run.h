@@ -4,8 +4,8 @@
 #ifndef TE_GEMM_HOPPER_RUN_H
 #define TE_GEMM_HOPPER_RUN_H
 
-#include "gemm_cuda.h"   /* te__gemm_state */
-#include "gemm_hopper.h" /* te_hopper */
+#include "gemm_back_end_cuda.h" /* te__gemm_state */
+#include "gemm_hopper.h"        /* te_hopper */
 
 /* k in 16 bits: the copy engine and the ring take FP8 in pairs. */
 TE_API int64_t te__hopper_k(const te_gemm *g) { return te_gemm_is_fp8(g) ? g->k / 2 : g->k; }

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# A CUDA program with TE_NO_CUBLASLT, examples/generate: it compiles where there is no cublasLt.h, and links without the library.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
+[[ -x $nvcc ]] || nvcc=$(command -v nvcc || true)
+[[ -x $nvcc ]] || { echo "no nvcc: skipped" && exit; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/none"
+echo '#error "cublasLt.h is included"' >"$work/none/cublasLt.h"
+"$nvcc" -std=c++17 -O0 -Ofc=max -DTE_KEEP_CALLS -DTE_NO_CUBLASLT -gencode arch=compute_90a,code=sm_90a -I"$work/none" -I. -x cu \
+    examples/generate/generate.c -o "$work/generate"
+if readelf -d "$work/generate" | grep -i cublas || strings -a "$work/generate" | grep -q cublasLtMatmul; then
+    echo "FAIL: the program needs cuBLASLt" && exit 1
+fi
+echo "ok: examples/generate has no cuBLASLt, $(($(stat -c %s "$work/generate") / 1024)) KiB"
