@@ -5,7 +5,8 @@
  *     TE_SEQUENTIAL(block, bf16, (fork, x1), (layernorm, ln1, 768), (linear, qkv, 768, 2304), ...)
  *
  * A layer is a list of small ops; te/fuse/fusions.h says which sequences become one kernel. Compiled by nvcc it runs on
- * CUDA (link cublasLt), by a C11 compiler on the host (-DTE_CBLAS and a CBLAS make it fast, -fopenmp parallel).
+ * CUDA (link cublasLt, or define TE_NO_CUBLASLT), by a C11 compiler on the host (-DTE_CBLAS and a CBLAS make it fast,
+ * -fopenmp parallel).
  */
 #ifndef TE_H
 #define TE_H
