@@ -236,7 +236,7 @@ TEST_CASE("attention with a bias, its gradient and the largest logit agree with 
 }
 TEST_CASE("attention with a bias at several tiles, and of sequences that differ in length", "[attention]") {
     check_each([](const biased &b, std::mt19937 &random, double *worst) {
-        const int big = b.s.dtype == TE_f32 ? 70 : 130;
+        const int big = b.s.dtype == TE_f32 || (brief() && !TE_CUDA) ? 70 : 130;
         check_bias(b, {big}, big + 1, false, random, worst);
         if (b.s.f.varlen) check_bias(b, {5, 0, big, 1, 64}, 1, false, random, worst);
         if (b.s.f.bias == 3 && !b.s.f.varlen) check_bias(b, {200}, 333, false, random, worst);

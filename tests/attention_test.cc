@@ -48,7 +48,7 @@ TEST_CASE("attention at a longer sequence", "[attention]") {
     for (const shape &s : shapes)
         if (s.heads == 4 && s.kv_heads == 2 && s.dim >= 64) {
             CAPTURE(seed, dtype_of(s), s.dim, s.f.right);
-            check(s, 2, 577, random, worst);
+            check(s, 2, brief() && !TE_CUDA ? 193 : 577, random, worst);
             if (TE_CUDA) check(s, 1, 1000, random, worst);
         }
 }

@@ -35,10 +35,12 @@ TEST_CASE("cross-attention in a list", "[cross]") {
         check(*s, shape(1, 1, 1));
         check(*s, shape(2, 7, 19));
         check(*s, shape(2, 19, 7));
-        check(*s, shape(1, 1, 70));
-        check(*s, shape(1, 131, 1));
-        check(*s, shape(1, 67, 150));
-        check(*s, shape(1, 200, 66));
+        if (!brief()) {
+            check(*s, shape(1, 1, 70));
+            check(*s, shape(1, 131, 1));
+            check(*s, shape(1, 67, 150));
+            check(*s, shape(1, 200, 66));
+        }
         check_gradients_of_reference(*s, shape(2, 3, 5));
         check_gradients_of_reference(*s, shape(1, 6, 2));
     }

@@ -136,8 +136,8 @@ OPS_WIDE(OPS_MODEL)
 TEST_CASE("ops of a row", "[ops]") {
     for (const subject *s : {OPS_BY_ROW(OPS_SUBJECT)}) {
         check(*s, shape(1, 1));
-        check(*s, shape(7, 1));
-        check(*s, shape(1, 131));
+        if (!brief()) check(*s, shape(7, 1));
+        check(*s, shape(1, brief() && !TE_CUDA ? 35 : 131));
         check_gradients_of_reference(*s, shape(1, 3));
     }
 }
@@ -147,7 +147,7 @@ TEST_CASE("ops of a sequence", "[ops]") {
         shape at(2, 7);
         at.position = 5, at.loss_from_dy = true;
         check(*s, at);
-        check(*s, shape(3, 33));
+        if (!brief()) check(*s, shape(3, 33));
         shape few(2, 3);
         few.position = 2;
         check_gradients_of_reference(*s, few);
@@ -155,7 +155,7 @@ TEST_CASE("ops of a sequence", "[ops]") {
 }
 TEST_CASE("wide rows", "[ops]") {
     for (const subject *s : {OPS_WIDE(OPS_SUBJECT)}) {
-        check(*s, shape(1, 1));
-        check(*s, shape(1, 19));
+        if (!brief()) check(*s, shape(1, 1));
+        check(*s, shape(1, brief() ? 3 : 19));
     }
 }

@@ -90,8 +90,8 @@ TEST_CASE("symbols: a row of a norm, by its width", "[widths]") {
     for (const int64_t width : {3, 65, 1024, 1032, 4100, 64, 1000, 1025, 4096, 12288}) {
         if (brief() && width == 64) break;
         for (const subject &s : {row_f32_at({width}), row_bf16_at({width}), row_f16_at({width}), unfused_bf16_at({width}), norms_f32_at({width})}) {
-            check(s, shape(1, 1));
-            check(s, shape(1, width > 2000 ? 5 : 41));
+            if (!brief()) check(s, shape(1, 1));
+            check(s, shape(1, brief() ? 3 : width > 2000 ? 5 : 41));
         }
     }
     for (const int64_t width : brief() ? std::vector<int64_t>{12296} : std::vector<int64_t>{12296, 65535, 65536})
@@ -101,8 +101,8 @@ TEST_CASE("symbols: a row of maps, by its width", "[widths]") {
     for (const int64_t width : {1, 37, 1032, 8, 120, 520, 4097}) {
         if (brief() && width == 8) break;
         for (const subject &s : {maps_f32_at({width}), maps_bf16_at({width}), maps_f16_at({width}), alone_f32_at({width})}) {
-            check(s, shape(1, 1));
-            check(s, shape(1, width < 100 ? 131 : 19));
+            if (!brief()) check(s, shape(1, 1));
+            check(s, shape(1, brief() ? 5 : width < 100 ? 131 : 19));
         }
     }
     if (!brief()) check(maps_bf16_at({100000}), shape(1, 3));

@@ -21,7 +21,7 @@ typedef enum te_class { TE_CLASS_map, TE_CLASS_gated, TE_CLASS_norm, TE_CLASS_ge
 enum {
     TE_SAVES_INPUT = 1,     /* the op's input stays in memory until its backward */
     TE_SAVES_OUTPUT = 2,    /* so does its output */
-    TE_IS_FROZEN = 1 << 20, /* its parameters never train (frozen_linear) */
+    TE_IS_FROZEN = 1 << 21, /* its parameters never train (frozen_linear) */
     TE_IS_FORK = 4,         /* passes its input on and keeps it for those that read it: */
     TE_IS_ADD = 8,          /* adds what its fork (or input) kept; backward hands the gradient over, */
     TE_IS_MUL = 1 << 14,    /* multiplies by it, */
