@@ -69,8 +69,10 @@ TEST_CASE("a loss for each sequence", "[linear_loss]") {
     source random(fresh_seed());
     m.draw(random);
     const int batch = 150, seq = 2;
-    buffer x(ctx, batch * seq * 24 * 4), y(ctx, batch * 4), y2(ctx, batch * 4), dx(ctx, batch * seq * 24 * 4), labels(ctx, batch * 4),
-        memory(ctx, sequences_saved_bytes(batch * seq)), workspace(ctx, sequences_subject.workspace_bytes(m.memory.data(), batch * seq, ctx));
+    // Of y and y2 the first `batch` floats are written. There is room for a dx, so that one laid over y2 overlaps nothing behind it.
+    const size_t size = (size_t)batch * seq * 24 * 4;
+    buffer x(ctx, size), y(ctx, size), y2(ctx, size), dx(ctx, size), labels(ctx, batch * 4), memory(ctx, sequences_saved_bytes(batch * seq)),
+        workspace(ctx, sequences_subject.workspace_bytes(m.memory.data(), batch * seq, ctx));
     ctx->workspace = workspace.data(), ctx->workspace_bytes = workspace.bytes;
     x.write(random.draw((size_t)batch * seq * 24, TE_f32), TE_f32);
     std::vector<int32_t> label((size_t)batch);
