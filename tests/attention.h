@@ -14,11 +14,19 @@
 #include <random>
 #include <vector>
 
+#include "attention_reference.h"
 #include "draw.h"
+#include "numbers.h"
 #include "te/gemm/gemm.h"                   // te_context_create
 #include "te/attention/attention_kernels.h" // what is tested
 
 namespace {
+
+using attention_reference::alibi_slopes;
+using attention_reference::drawn;
+using attention_reference::dropout_factor;
+using attention_reference::form;
+using attention_reference::reference;
 
 typedef te_status (*launch)(te_context *, const te_attention_args *);
 typedef size_t (*scratch_bytes)(te_context *, int64_t);
@@ -31,15 +39,6 @@ typedef size_t (*scratch_bytes)(te_context *, int64_t);
 #define SHAPE(name, dtype, h, kv, d, options) \
     {name##_launch, name##_back_launch, name##_back_scratch_bytes, TE_##dtype, h, kv, d, name##_back_sum_rows, {STRIP options}, name##_sinks_launch},
 
-// The options of te/attention/attention_form.h.
-struct form {
-    int left, right;
-    double softcap = 0, dropout = 0;
-    int varlen = 0, alibi = 0, sinks = 0, only = 0, cross = 0, bias = 0, first = 0, second = 0, top = 0;
-    bool sees(int query, int key) const {
-        return (left < 0 || key >= query - left) && (right < 0 || key <= query + right);
-    }
-};
 struct shape {
     launch forward, backward;
     scratch_bytes scratch;
@@ -69,31 +68,26 @@ struct buffer {
         std::vector<uint8_t> v(bytes() + guard);
         REQUIRE(te_copy(ctx, v.data(), data, v.size()) == TE_OK);
         REQUIRE(te_synchronize(ctx) == TE_OK);
-        for (size_t i = bytes(); i < v.size(); i++) REQUIRE(v[i] == 0xff);
+        REQUIRE(numbers::others(v.data() + bytes(), guard, 0xff) == 0);
         return v;
     }
     std::vector<double> read() const {
-        const std::vector<uint8_t> v = raw();
-        std::vector<double> x(n);
-        for (size_t i = 0; i < n; i++) x[i] = te_load(v.data(), (int64_t)i, dtype);
-        return x;
+        return numbers::loaded(raw().data(), 0, n, dtype);
     }
     // Fresh normal numbers, number i times factor(i); returns them as stored.
     template <class F> std::vector<double> draw(std::mt19937 &random, F factor) {
-        std::normal_distribution<float> normal;
-        std::vector<uint8_t> v(bytes());
-        std::vector<double> x(n);
-        for (size_t i = 0; i < n; i++) {
-            te_store(v.data(), (int64_t)i, normal(random) * factor(i), dtype);
-            x[i] = te_load(v.data(), (int64_t)i, dtype);
-        }
+        std::vector<float> factors(n);
+        for (size_t i = 0; i < n; i++) factors[i] = factor(i);
+        return draw(random, factors);
+    }
+    std::vector<double> draw(std::mt19937 &random, const std::vector<float> &factors) {
+        const std::vector<double> x = numbers::drawn(random, factors, n, dtype);
+        const std::vector<uint8_t> v = numbers::stored(x, dtype);
         REQUIRE(te_copy(ctx, data, v.data(), v.size()) == TE_OK);
         REQUIRE(te_synchronize(ctx) == TE_OK);
         return x;
     }
-    std::vector<double> draw(std::mt19937 &random) {
-        return draw(random, [](size_t) { return 1.0f; });
-    }
+    std::vector<double> draw(std::mt19937 &random) { return draw(random, std::vector<float>(1, 1.0f)); }
 };
 
 struct context {
@@ -102,113 +96,16 @@ struct context {
     ~context() { te_context_destroy(&c); }
 };
 
-struct reference {
-    std::vector<double> out, lse, dqkv, dsinks, dsinks_size; // size: the sum of |terms|
-};
-
-// The keys that a query sees, one by one.
-std::vector<size_t> keys_of(const form &f, size_t query, size_t seq) {
-    std::vector<size_t> keys;
-    for (size_t j = 0; j < seq; j++)
-        if (f.sees((int)query, (int)j)) keys.push_back(j);
-    return keys;
-}
-// ALiBi's slopes as the paper's own code has them: of a power of two a geometric series that begins with its ratio, of other numbers those of the next
-// lower power of two, and every other one of twice as many.
-std::vector<double> alibi_slopes(int heads) {
-    int whole = 1;
-    while (2 * whole <= heads) whole *= 2;
-    std::vector<double> v;
-    for (int i = 1; i <= whole; i++) v.push_back(std::pow(std::pow(2, -8.0 / whole), i));
-    if (heads > whole) {
-        const std::vector<double> twice = alibi_slopes(2 * whole);
-        for (int i = 0; whole + i < heads; i++) v.push_back(twice[(size_t)(2 * i)]);
-    }
-    return v;
-}
-// What dropout multiplies a probability by: the words of a counter are for queries q, q + 8 of 16 and keys k, k + 8, k + 16, k + 24 of 32.
-// te/attention/attention_drop.h says it for the kernels. head: of all sequences.
-struct drawn {
-    te_rng rng = {0, 0};
-    uint32_t id = 0;
-    size_t first_head = 0, seq = 0; // of a sequence among others: what its heads are counted from, and the longest one; 0: there are no others
-};
-double dropout_factor(const form &f, const drawn &from, size_t head, size_t query, size_t key, size_t seq) {
-    uint32_t word[4];
-    const double limit = std::floor(65536 * (double)(float)f.dropout + 0.5);
-    head += from.first_head, seq = from.seq ? from.seq : seq;
-    te_philox(word, from.rng.seed, (uint64_t)(head * ((seq + 15) / 16) + query / 16) << 32 | (key / 32 * 64 + query % 8 * 8 + key % 8), from.id,
-              from.rng.offset);
-    return (word[key / 8 % 4] >> (query / 8 % 2 ? 16 : 0) & 0xffff) < limit ? 0 : 65536 / (65536 - limit);
-}
-// stored: the `out` that a backward reads for delta, if that is not exact. Where a row sees one key, nothing but its rounding is left of dS.
 reference attention(const shape &s, int batch, int seq, double scale, const std::vector<double> &qkv, const std::vector<double> &dout,
                     const drawn &from = drawn(), const std::vector<double> *stored = nullptr, const std::vector<double> *sinks = nullptr) {
-    const size_t h = (size_t)s.heads, kv = (size_t)s.kv_heads, d = (size_t)s.dim, n = (size_t)seq, width = (h + 2 * kv) * d;
-    reference r;
-    r.out.assign((size_t)batch * n * h * d, 0), r.lse.assign((size_t)batch * h * n, 0), r.dqkv.assign(qkv.size(), 0);
-    r.dsinks.assign(h, 0), r.dsinks_size.assign(h, 0);
-    const std::vector<double> slopes = alibi_slopes(s.heads);
-    std::vector<double> p(n), t(n), kept(n, 1.0); // t: the tanh of softcap; kept: what dropout multiplies by
-    for (size_t b = 0; b < (size_t)batch; b++)
-        for (size_t head = 0; head < h; head++)
-            for (size_t i = 0; i < n; i++) {
-                const size_t group = head / (h / kv), first = b * n * width;
-                const std::vector<size_t> keys = keys_of(s.f, i, n);
-                const double *q = &qkv[first + i * width + head * d], *dy = &dout[(b * n + i) * h * d + head * d];
-                double *dq = &r.dqkv[first + i * width + head * d], *y = &r.out[(b * n + i) * h * d + head * d];
-                const size_t k0 = first + (h + group) * d, v0 = k0 + kv * d;
-                const double sink = s.f.sinks ? (*sinks)[head] : -INFINITY; // as one more score, of a key whose value is 0
-                double top = sink, sum = 0, delta = 0, size = 0;
-                for (const size_t j : keys) {
-                    double dot = 0;
-                    for (size_t c = 0; c < d; c++) dot += q[c] * qkv[k0 + j * width + c];
-                    p[j] = dot * scale;
-                    if (s.f.softcap > 0) t[j] = std::tanh(p[j] / s.f.softcap), p[j] = s.f.softcap * t[j];
-                    if (s.f.alibi) p[j] -= slopes[head] * std::fabs((double)i - (double)j);
-                    top = std::max(top, p[j]);
-                }
-                for (const size_t j : keys) sum += std::exp(p[j] - top);
-                sum += std::exp(sink - top);
-                r.lse[(b * h + head) * n + i] = top + std::log(sum);
-                for (const size_t j : keys) {
-                    p[j] = std::exp(p[j] - top) / sum;
-                    if (s.f.dropout > 0) kept[j] = dropout_factor(s.f, from, b * h + head, i, j, n);
-                    for (size_t c = 0; c < d; c++) y[c] += p[j] * kept[j] * qkv[v0 + j * width + c];
-                }
-                const double *had = stored ? &(*stored)[(b * n + i) * h * d + head * d] : y;
-                for (size_t c = 0; c < d; c++) delta += dy[c] * had[c], size += std::fabs(dy[c] * had[c]);
-                // as any other score's gradient, p (dp - delta), where dp is 0
-                r.dsinks[head] += std::exp(sink - top) / sum * (0 - delta), r.dsinks_size[head] += std::exp(sink - top) / sum * size;
-                for (const size_t j : keys) {
-                    double dp = 0;
-                    for (size_t c = 0; c < d; c++) dp += dy[c] * qkv[v0 + j * width + c];
-                    const double ds = p[j] * (dp * kept[j] - delta) * scale * (1 - t[j] * t[j]);
-                    for (size_t c = 0; c < d; c++) {
-                        r.dqkv[v0 + j * width + c] += p[j] * kept[j] * dy[c];
-                        dq[c] += ds * qkv[k0 + j * width + c];
-                        r.dqkv[k0 + j * width + c] += ds * q[c];
-                    }
-                }
-            }
-    return r;
+    return attention_reference::attention(s.f, s.heads, s.kv_heads, s.dim, batch, seq, scale, qkv, dout, from, stored, sinks);
 }
 
-// Columns [from, to) of rows of `width`. Where all gradients cancel (seq 1), ||ref|| is 0: the error is then taken
-// relative to numbers of 0.05, the size that such gradients have elsewhere.
+// Columns [from, to) of rows of `width`, as attention_reference::distance has them.
 double error(const std::vector<double> &x, const std::vector<double> &ref, size_t width, size_t from, size_t to, double tolerance) {
-    double norm = 0, difference = 0, worst = 0;
-    size_t n = 0;
-    for (size_t i = 0; i < ref.size(); i++)
-        if (i % width >= from && i % width < to) norm += ref[i] * ref[i], difference += (x[i] - ref[i]) * (x[i] - ref[i]), n++;
-    const double rms = std::max(std::sqrt(norm / (double)n), 0.05);
-    for (size_t i = 0; i < ref.size(); i++)
-        if (i % width >= from && i % width < to) {
-            const double e = std::fabs(x[i] - ref[i]) / (rms + std::fabs(ref[i]));
-            if (!(e <= worst)) worst = e; // a NaN stays
-        }
-    CHECK(worst <= 12 * tolerance); // no single element far outside
-    return std::sqrt(difference / (double)n) / rms;
+    const attention_reference::distance d = attention_reference::distance_of(x, ref, width, from, to);
+    CHECK(d.worst <= 12 * tolerance); // no single element far outside
+    return d.whole;
 }
 
 // The sinks of a shape, and their gradient behind a backward.
@@ -351,7 +248,7 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
 
 // Sequences of these lengths, one behind the other: each against the reference of it alone. spare: so much more the bound of lengths is than the
 // longest one. again: other lengths in the same memory, of as many rows.
-void check_varlen(const shape &s, const std::vector<int> &lengths, std::mt19937 &random, double worst[2], bool with_scratch = true, int spare = 0,
+TE_UNUSED void check_varlen(const shape &s, const std::vector<int> &lengths, std::mt19937 &random, double worst[2], bool with_scratch = true, int spare = 0,
                   const std::vector<int> &again = {}) {
     context ctx;
     std::vector<int32_t> cu(1, 0);

@@ -81,7 +81,8 @@ TEST_CASE("attention of sequences that differ in length: each as if it were alon
             for (int i = 0; i < 40; i++) lengths.push_back((int)(random() % (i % 8 ? 20 : TE_CUDA ? 900 : 200)));
             check_varlen(s, lengths, random, worst);
         }
-        for (const int seq : {17, 70, 200}) check(s, 3, seq, random, worst); // and of sequences that do not
+        for (const int seq : {70, 17, 200}) // and of sequences that do not
+            if (!brief() || seq == 70) check(s, 3, seq, random, worst);
         std::printf("%-4s heads %d/%d head_dim %3d, varlen: forward %.1e, backward %.1e\n", dtype_of(s), s.heads, s.kv_heads, s.dim, worst[0], worst[1]);
     }
 }

@@ -16,21 +16,8 @@ MODEL(rows_fp8, (bf16, (recipe, fp8_delayed)), (fork, x), (linear, a, 2064, 528)
 
 namespace {
 
-// The sum of x y over k numbers, and how far off the tensor cores may have it. Products of FP8 numbers are exact in f32. They add 32 of them and the sum
-// so far at a time: aligned to the largest and cut off 13 bits below it; fast: all along, else for 128 of k, whose sums are then added in f32.
-struct fp8_sum {
-    double sum = 0, size = 0, error = 0;
-    fp8_sum(const double *x, size_t x_step, const double *y, size_t y_step, size_t k, bool fast) {
-        const double cut = std::ldexp(1.0, -13);
-        double part = 0, largest = 0;
-        for (size_t l = 0; l < k; l++) {
-            const double term = x[l * x_step] * y[l * y_step];
-            sum += term, part += term, size += std::fabs(term), largest = std::max(largest, std::max(std::fabs(term), std::fabs(part)));
-            if (l % 32 == 31 || l == k - 1) error += TE_CUDA ? 33 * cut * largest : 0, largest = std::fabs(part);
-            if (!fast && l % 128 == 127) part = largest = 0;
-        }
-        error += bounds::sums * size;
-    }
+struct fp8_sum : bounds::fp8_sum {
+    fp8_sum(const double *x, size_t x_step, const double *y, size_t y_step, size_t k, bool fast) : bounds::fp8_sum(x, x_step, y, y_step, k, fast, TE_CUDA) {}
 };
 
 struct product {

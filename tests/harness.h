@@ -17,6 +17,7 @@
 #include <random>
 
 #include "draw.h"
+#include "numbers.h"
 #include "reference.h"
 #include "te/fuse/sequential.h"
 
@@ -78,26 +79,19 @@ struct buffer {
         std::vector<uint8_t> all(offset + bytes + guard_bytes);
         REQUIRE(te_copy(ctx, all.data(), base, all.size()) == TE_OK);
         REQUIRE(te_synchronize(ctx) == TE_OK);
-        size_t touched = 0;
-        for (size_t i = 0; i < all.size(); i++) touched += (i < offset || i >= offset + bytes) && all[i] != 0xff;
-        CHECK(touched == 0);
+        CHECK(numbers::others(all.data(), offset, 0xff) + numbers::others(all.data() + offset + bytes, guard_bytes, 0xff) == 0);
         return std::vector<uint8_t>(all.begin() + (long)offset, all.begin() + (long)(offset + bytes));
     }
     bool poisoned() const {
-        for (uint8_t b : raw())
-            if (b != 0xff) return false;
-        return true;
+        const std::vector<uint8_t> v = raw();
+        return numbers::others(v.data(), v.size(), 0xff) == 0;
     }
     reference::vec read(te_dtype t, size_t from, size_t n) const { // elements
-        const std::vector<uint8_t> v = raw();
-        reference::vec x(n);
-        for (size_t i = 0; i < n; i++) x[i] = (double)te_load(v.data(), (int64_t)(from + i), t);
-        return x;
+        return numbers::loaded(raw().data(), from, n, t);
     }
     reference::vec read(te_dtype t) const { return read(t, 0, bytes / te_dtype_bytes(t)); }
     void write(const reference::vec &x, te_dtype t, size_t from = 0) {
-        std::vector<uint8_t> v(x.size() * te_dtype_bytes(t));
-        for (size_t i = 0; i < x.size(); i++) te_store(v.data(), (int64_t)i, (float)x[i], t);
+        const std::vector<uint8_t> v = numbers::stored(x, t);
         REQUIRE(te_copy(ctx, (char *)data() + from * te_dtype_bytes(t), v.data(), v.size()) == TE_OK);
         REQUIRE(te_synchronize(ctx) == TE_OK);
     }
@@ -137,21 +131,15 @@ struct source {
     explicit source(unsigned seed) : random(seed) {}
     // Normal numbers as they are after rounding to the dtype.
     reference::vec draw(size_t n, te_dtype t, double mean = 0, double std = 1) {
-        std::normal_distribution<double> normal(mean, std);
-        reference::vec x(n);
-        for (double &e : x) e = (double)te_round_to((float)normal(random), t);
-        return x;
+        return numbers::drawn(random, std::normal_distribution<double>(mean, std), n, t);
     }
     int below(int n) { return std::uniform_int_distribution<int>(0, n - 1)(random); }
 };
 
 inline double tolerance_of(te_dtype t) { return t == TE_f32 ? 1e-5 : t == TE_f16 ? 1e-3 : 1.6e-2; }
 
-inline double rms(const reference::vec &x) {
-    double sum = 0;
-    for (double e : x) sum += e * e;
-    return x.empty() ? 0 : std::sqrt(sum / (double)x.size());
-}
+using numbers::rms;
+
 // ||out - ref|| / ||ref|| <= tolerance, and no element further off than 16 times that of the RMS (and of itself, where it
 // stands out). For two results of the library; against the reference check.h has what each element may be off by.
 inline void check_close(const std::string &name, const reference::vec &out, const reference::vec &ref, double tolerance) {

@@ -1,6 +1,6 @@
 // ops.h -- every op by itself and in the lists where it is met, against the reference. A template by inclusion; its input:
 //     OPS_DTYPE      f32, bf16, f16
-// A new op gets a line in OPS here and its formulas in reference.h.
+// A new op gets a line in OPS here and its formulas in reference.cc.
 #ifndef OPS_DTYPE
 #error "ops.h needs OPS_DTYPE"
 #endif

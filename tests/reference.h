@@ -8,6 +8,7 @@
 //     reference::gradients g = reference::backward(ops, params, v, dy, edge_grads, call, exact);
 //
 // Where values of 16 bits are stored between steps, `rounding` says at which ops, and the reference rounds there too.
+// reference.cc has the formulas: compiled once, optimised, for all tests.
 #ifndef TESTS_REFERENCE_H
 #define TESTS_REFERENCE_H
 
@@ -82,30 +83,7 @@ struct op {
 struct list {
     std::vector<op> ops;
     int params = 0;
-    list(const te_plan *plan, const std::string &text) {
-        std::vector<std::vector<std::string>> tuples(1, std::vector<std::string>(1));
-        int depth = 0;
-        for (char c : text) {
-            depth += c == '(';
-            if (c == '(' && depth == 1) continue;
-            depth -= c == ')';
-            if (depth == 0 && c == ',') tuples.push_back(std::vector<std::string>(1));
-            else if (depth == 1 && c == ',') tuples.back().push_back("");
-            else if (depth >= 1 && c != ' ' && c != '\n') tuples.back().back() += c;
-        }
-        for (size_t i = 0; i < tuples.size();) // marks compute nothing, and are not in the plan's table
-            if (tuples[i][0] == "recompute" || tuples[i][0] == "end_recompute") tuples.erase(tuples.begin() + (long)i);
-            else i++;
-        for (int i = 0; i < plan->op_count; i++) {
-            const te_op &o = plan->op[i];
-            op r;
-            r.kind = o.kind, r.name = o.name, r.in = (size_t)o.in, r.out = (size_t)o.out, r.edge = o.edge;
-            r.first_param = params, r.params = o.params, params += o.params;
-            if ((size_t)i < tuples.size() && tuples[(size_t)i].size() >= 2)
-                r.args.assign(tuples[(size_t)i].begin() + 2, tuples[(size_t)i].end());
-            ops.push_back(r);
-        }
-    }
+    list(const te_plan *plan, const std::string &text);
 };
 
 // What comes along beside the tensors.
@@ -150,119 +128,36 @@ struct gradients {
 
 // ---- leaf formulas -------------------------------------------------------------------------------------------------
 
-inline double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
-inline double normal_cdf(double x) { return 0.5 * (1 + std::erf(x / std::sqrt(2.0))); }
+double sigmoid(double x);
+double normal_cdf(double x);
 
 // A test's own map: y = f(x), and its slope.
 struct own_map { double (*f)(double), (*slope)(double); };
-inline std::map<std::string, own_map> &own_maps() {
-    static std::map<std::string, own_map> maps;
-    return maps;
-}
+std::map<std::string, own_map> &own_maps();
 
-inline double activation(const std::string &kind, double x) {
-    if (kind == "gelu") return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-    if (kind == "gelu_erf") return x * normal_cdf(x);
-    if (kind == "qgelu") return x * sigmoid(1.702 * x);
-    if (kind == "relu") return x > 0 ? x : 0;
-    if (kind == "srelu") return x > 0 ? x * x : 0;
-    if (kind == "silu") return x * sigmoid(x);
-    if (kind == "sigmoid") return sigmoid(x);
-    return own_maps().count(kind) ? own_maps().at(kind).f(x) : NAN;
-}
-inline double activation_slope(const std::string &kind, double x) {
-    if (kind == "gelu") {
-        const double k = std::sqrt(2 / M_PI), t = std::tanh(k * (x + 0.044715 * x * x * x));
-        return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * k * (1 + 3 * 0.044715 * x * x);
-    }
-    if (kind == "gelu_erf") return normal_cdf(x) + x * std::exp(-x * x / 2) / std::sqrt(2 * M_PI);
-    if (kind == "qgelu") return sigmoid(1.702 * x) * (1 + 1.702 * x * (1 - sigmoid(1.702 * x)));
-    if (kind == "relu") return x > 0 ? 1 : 0;
-    if (kind == "srelu") return x > 0 ? 2 * x : 0;
-    if (kind == "silu") return sigmoid(x) * (1 + x * (1 - sigmoid(x)));
-    if (kind == "sigmoid") return sigmoid(x) * (1 - sigmoid(x));
-    return own_maps().count(kind) ? own_maps().at(kind).slope(x) : NAN;
-}
+double activation(const std::string &kind, double x);
+double activation_slope(const std::string &kind, double x);
 // The activation of a gated op's first half; "" if the op is not gated.
-inline std::string gate(const std::string &kind) {
-    static const std::map<std::string, std::string> gates = {{"glu", "sigmoid"}, {"geglu", "gelu"},   {"qgeglu", "qgelu"},
-                                                             {"reglu", "relu"},  {"sreglu", "srelu"}, {"swiglu", "silu"}};
-    const auto found = gates.find(kind);
-    return found == gates.end() ? "" : found->second;
-}
-inline bool is_activation(const std::string &kind) { return kind != "sigmoid" && !std::isnan(activation(kind, 1)); }
-inline bool is_norm(const std::string &kind) {
-    return kind == "layernorm" || kind == "rmsnorm" || kind == "l2norm" || kind == "layernorm1p" || kind == "rmsnorm1p";
-}
+std::string gate(const std::string &kind);
+bool is_activation(const std::string &kind);
+bool is_norm(const std::string &kind);
 
 // (clamped_swiglu, name, (limit, 7), (alpha, 1.702)): y = f(min(a, limit)) (1 + b cut off at -limit and limit), f(x) = x sigmoid(alpha x).
 struct clamped_slopes { double y, da, db; };
-inline clamped_slopes clamped_swiglu(const op &o, double a, double b) {
-    const double limit = (double)(float)o.option("limit", 7), alpha = (double)(float)o.option("alpha", 1.702);
-    const double x = std::fmin(a, limit), up = 1 + std::fmax(-limit, std::fmin(b, limit)), s = sigmoid(alpha * x);
-    return {x * s * up, a <= limit ? up * (s + alpha * x * s * (1 - s)) : 0, std::fabs(b) <= limit ? x * s : 0};
-}
+clamped_slopes clamped_swiglu(const op &o, double a, double b);
 
 // (dropout, name, p): element e of op number `id` goes where its 16 bits of the Philox words are below 65536 p.
-inline double dropout_factor(const op &o, size_t id, size_t e, const te_rng &rng) {
-    const float p = (float)o.number(0, 0.5);
-    uint32_t word[4];
-    te_philox(word, rng.seed, e / 8, (uint32_t)id, rng.offset);
-    const uint32_t bits = (word[e % 8 / 2] >> (e % 2 * 16)) & 0xffff;
-    const uint32_t limit = std::min<uint32_t>((uint32_t)std::lround(p * 65536), 65535);
-    return bits < limit ? 0 : 65536.0 / (65536.0 - limit);
-}
+double dropout_factor(const op &o, size_t id, size_t e, const te_rng &rng);
 
 // The frequencies of a rope's pairs, in the steps of the papers: by wavelengths (Llama 3.1), by a ramp over the pairs (YaRN).
 struct rope_table {
     std::vector<double> frequency;
     double magnitude = 1;
-    explicit rope_table(const op &o) {
-        const double pi = std::acos(-1.0), rotary = o.option("rotary_dim", o.number(2, 0)), base = (double)(float)o.option("base", 10000);
-        const double factor = (double)(float)o.option("factor", 1), length = o.option("original_length", 0);
-        const double low = (double)(float)o.option("low_freq_factor", 1), high = (double)(float)o.option("high_freq_factor", 4);
-        const auto pair_of = [&](double turns) { return rotary * std::log(length / (turns * 2 * pi)) / (2 * std::log(base)); };
-        double first = pair_of((double)(float)o.option("beta_fast", 32)), last = pair_of((double)(float)o.option("beta_slow", 1));
-        if (o.option("truncate", 1) == 1) first = std::floor(first), last = std::ceil(last);
-        first = std::max(first, 0.0), last = std::min(last, rotary - 1);
-        if (first == last) last += 0.001;
-        for (double p = 0; p < rotary / 2; p++) {
-            const double f = std::pow(base, -2 * p / rotary), wavelength = 2 * pi / f;
-            double scaled = f;
-            if (o.word("scaling") == "linear") scaled = f / factor;
-            if (o.word("scaling") == "llama3" && wavelength > length / low) scaled = f / factor;
-            else if (o.word("scaling") == "llama3" && wavelength >= length / high) {
-                const double smooth = (length / wavelength - low) / (high - low);
-                scaled = (1 - smooth) * f / factor + smooth * f;
-            }
-            if (o.word("scaling") == "yarn") {
-                const double ramp = std::min(std::max((p - first) / (last - first), 0.0), 1.0);
-                scaled = f / factor * ramp + f * (1 - ramp);
-            }
-            frequency.push_back(scaled);
-        }
-        if (o.word("scaling") == "yarn") magnitude = (double)(float)o.option("attention_factor", 0.1 * std::log(factor) + 1);
-    }
+    explicit rope_table(const op &o);
 };
 // (rope, name, heads, kv_heads, head_dim, (rotary_dim, ..), (interleaved, ..), (base, ..), (scaling, ..)): turn q and k; direction -1
 // turns back.
-inline vec rope(const op &o, const vec &x, const call &c, int direction) {
-    const size_t heads = (size_t)o.number(0, 0), kv = (size_t)o.number(1, 0), dim = (size_t)o.number(2, 0);
-    const size_t rotary = (size_t)o.option("rotary_dim", (double)dim);
-    const bool interleaved = o.option("interleaved", 0) == 1;
-    const rope_table table(o);
-    vec y = x;
-    for (size_t r = 0; r < c.rows(); r++)
-        for (size_t h = 0; h < heads + kv; h++)
-            for (size_t p = 0; p < rotary / 2; p++) {
-                const double t = (double)(c.position + (int)(r % (size_t)c.seq));
-                const double angle = direction * t * table.frequency[p];
-                const size_t at = r * o.in + h * dim, i = at + (interleaved ? 2 * p : p), j = at + (interleaved ? 2 * p + 1 : p + rotary / 2);
-                y[i] = table.magnitude * (x[i] * std::cos(angle) - x[j] * std::sin(angle));
-                y[j] = table.magnitude * (x[i] * std::sin(angle) + x[j] * std::cos(angle));
-            }
-    return y;
-}
+vec rope(const op &o, const vec &x, const call &c, int direction);
 
 // Where the numbers of an attention lie: x has the rows of q, k, v side by side or, of a cross_attention, those of q and behind them those of k, v.
 struct attention_sizes {
@@ -277,16 +172,8 @@ struct attention_sizes {
     size_t k0(size_t batch, size_t head) const { return kv_from + batch * keys * kv_width + head / (heads / kv) * dim; } // of key 0; v is kv heads on
     long at(size_t query) const { return (long)query + (long)keys - (long)queries; } // the place among the keys: the last query is beside the last key
 };
-inline vec joined(const vec &q, const vec &kv) {
-    vec x = q;
-    x.insert(x.end(), kv.begin(), kv.end());
-    return x;
-}
-inline vec split(vec &x, size_t n) { // leaves n elements, and returns what was behind them
-    const vec rest(x.begin() + (long)n, x.end());
-    x.resize(n);
-    return rest;
-}
+vec joined(const vec &q, const vec &kv);
+vec split(vec &x, size_t n); // leaves n elements, and returns what was behind them
 
 // The options of an attention. The keys that a query sees are a run.
 struct attention_options {
@@ -341,71 +228,13 @@ struct attention_options {
 };
 // (attention, name, heads, kv_heads, head_dim, options), and cross_attention. w: its parameters, or null. dy and stored output given: fills dx and
 // adds to dw, too.
-inline vec attention(const op &o, size_t id, const vec &x, const vec *w, const call &c, const vec *dy, const vec *stored, vec *dx, vec *dw) {
-    const attention_sizes at(o, c, x.size());
-    const attention_options with(o);
-    const vec *sinks = with.sinks_of(w), *table = with.table_of(w);
-    vec *dsinks = with.sinks_of(dw), *dtable = with.table_of(dw);
-    const double scale = with.scale;
-    const size_t dim = at.dim, heads = at.heads, width = at.kv_width, out = o.out;
-    vec y(c.rows() * out, 0.0), p(at.keys), slope(at.keys), kept(at.keys);
-    if (dx) dx->assign(x.size(), 0.0);
-    for (size_t b = 0; b < (size_t)c.batch; b++)
-        for (size_t h = 0; h < heads; h++)
-            for (size_t i = 0; i < at.queries; i++) {
-                const size_t from = with.first(at.at(i)), end = with.end(at.at(i), at.keys);
-                const size_t q0 = at.q0(b, h, i), k0 = at.k0(b, h), v0 = k0 + at.kv * dim, y0 = (b * at.queries + i) * out + h * dim;
-                if (from >= end && !sinks) continue; // it sees nothing
-                const double sink = sinks ? (*sinks)[h] : -INFINITY; // one more score, of a key whose value is 0
-                double top = sink, sum = 0, delta = 0;
-                for (size_t j = from; j < end; j++) {
-                    p[j] = 0;
-                    for (size_t d = 0; d < dim; d++) p[j] += scale * x[q0 + d] * x[k0 + j * width + d];
-                    p[j] = with.capped(p[j]), slope[j] = with.slope(p[j]), p[j] += with.bias(h, heads, at.at(i), j);
-                    if (table) p[j] += (*table)[with.place(h, heads, i, at.at(i), j)];
-                    top = p[j] > top ? p[j] : top;
-                }
-                sum = std::exp(sink - top);
-                for (size_t j = from; j < end; j++) p[j] = std::exp(p[j] - top), sum += p[j];
-                for (size_t j = from; j < end; j++) {
-                    p[j] /= sum, kept[j] = with.kept(id, b * heads + h, i, j, c);
-                    for (size_t d = 0; d < dim; d++) y[y0 + d] += p[j] * kept[j] * x[v0 + j * width + d];
-                }
-                if (!dx) continue;
-                for (size_t d = 0; d < dim; d++) delta += (*dy)[y0 + d] * (*stored)[y0 + d];
-                if (sinks) (*dsinks)[h] += std::exp(sink - top) / sum * (0 - delta);
-                for (size_t j = from; j < end; j++) {
-                    double dp = 0;
-                    for (size_t d = 0; d < dim; d++) dp += (*dy)[y0 + d] * x[v0 + j * width + d];
-                    if (dtable) (*dtable)[with.place(h, heads, i, at.at(i), j)] += p[j] * (dp * kept[j] - delta);
-                    const double ds = p[j] * (dp * kept[j] - delta) * scale * slope[j];
-                    for (size_t d = 0; d < dim; d++) {
-                        (*dx)[v0 + j * width + d] += p[j] * kept[j] * (*dy)[y0 + d];
-                        (*dx)[q0 + d] += ds * x[k0 + j * width + d];
-                        (*dx)[k0 + j * width + d] += ds * x[q0 + d];
-                    }
-                }
-            }
-    return y;
-}
+vec attention(const op &o, size_t id, const vec &x, const vec *w, const call &c, const vec *dy, const vec *stored, vec *dx, vec *dw);
 
 // ---- forward -------------------------------------------------------------------------------------------------------
 
 struct norm_row { double mean, rstd; };
-inline norm_row norm_of(const op &o, const double *x) {
-    const double n = (double)o.in, eps = (double)(float)o.option("eps", 1e-5);
-    norm_row r = {0, 0};
-    double squares = 0;
-    if (o.kind.compare(0, 9, "layernorm") == 0)
-        for (size_t c = 0; c < o.in; c++) r.mean += x[c] / n;
-    for (size_t c = 0; c < o.in; c++) squares += (x[c] - r.mean) * (x[c] - r.mean);
-    r.rstd = 1 / std::sqrt((o.kind == "l2norm" ? squares : squares / n) + eps);
-    return r;
-}
-inline double gamma_of(const op &o, const std::vector<vec> &params, size_t c) {
-    if (!o.params) return 1;
-    return params[(size_t)o.first_param][c] + (o.kind.find("1p") != std::string::npos ? 1 : 0);
-}
+norm_row norm_of(const op &o, const double *x);
+double gamma_of(const op &o, const std::vector<vec> &params, size_t c);
 
 // (head_norm, name, heads, kv_heads, head_dim, (eps, ..)): a norm of each head of q and of k, with one parameter for all of q and one for all of k.
 struct head_norm {
@@ -425,271 +254,20 @@ struct head_norm {
 };
 
 // What the fork or input that op i reads has kept.
-inline const vec &kept_of(const list &l, size_t i, const values &v, const edges &in_edges) {
-    const op &from = l.ops[(size_t)l.ops[i].edge];
-    return from.kind == "input" ? in_edges.at(from.name) : v.out[(size_t)l.ops[i].edge];
-}
+const vec &kept_of(const list &l, size_t i, const values &v, const edges &in_edges);
 
 // `in_edges`: what (input, name) brings. `out_edges`, where given, receives what (output, name) writes.
 // `stored(i, y)` sees the output of each op as it comes, and may put in its place what a kernel stored.
-inline values forward(const list &l, const std::vector<vec> &params, const vec &x, const edges &in_edges, const call &c, const rounding &round,
-                      edges *out_edges = nullptr, const std::function<void(size_t, vec &)> &stored = nullptr) {
-    values v;
-    v.x = x, v.from = in_edges, v.out.resize(l.ops.size());
-    for (size_t i = 0; i < l.ops.size(); i++) {
-        const op &o = l.ops[i];
-        const vec &in = v.in(i), *w = o.params ? &params[(size_t)o.first_param] : nullptr;
-        const size_t rows = o.kind == "embedding" ? c.rows() : o.kind == "last_token" ? (size_t)c.batch : in.size() / o.in;
-        vec y(rows * o.out);
-        const std::string gated = gate(o.kind);
-        if (o.kind == "linear" || o.kind == "tied_linear") {
-            for (size_t r = 0; r < rows; r++)
-                for (size_t n = 0; n < o.out; n++) {
-                    double sum = 0;
-                    for (size_t k = 0; k < o.in; k++) sum += in[r * o.in + k] * (*w)[n * o.in + k];
-                    y[r * o.out + n] = sum;
-                }
-        } else if (o.kind == "bias") {
-            for (size_t e = 0; e < y.size(); e++) y[e] = in[e] + (*w)[e % o.out];
-        } else if (o.kind == "mul_param") {
-            for (size_t e = 0; e < y.size(); e++) y[e] = in[e] * (*w)[e % w->size()];
-        } else if (is_norm(o.kind)) {
-            for (size_t r = 0; r < rows; r++) {
-                const norm_row s = norm_of(o, &in[r * o.in]);
-                for (size_t k = 0; k < o.in; k++)
-                    y[r * o.in + k] = (in[r * o.in + k] - s.mean) * s.rstd * gamma_of(o, params, k) + (o.params == 2 ? params[(size_t)o.first_param + 1][k] : 0);
-            }
-        } else if (o.kind.compare(0, 9, "head_norm") == 0) {
-            y = in;
-            head_norm(o).each(rows, [&](size_t at, const op &n) {
-                const norm_row s = norm_of(n, &in[at]);
-                for (size_t k = 0; k < n.in; k++) y[at + k] = in[at + k] * s.rstd * gamma_of(n, params, k);
-            });
-        } else if (is_activation(o.kind)) {
-            for (size_t e = 0; e < y.size(); e++) y[e] = activation(o.kind, in[e]);
-        } else if (!gated.empty()) {
-            for (size_t r = 0; r < rows; r++)
-                for (size_t k = 0; k < o.out; k++) y[r * o.out + k] = activation(gated, in[r * o.in + k]) * in[r * o.in + o.out + k];
-        } else if (o.kind == "softcap") {
-            for (size_t e = 0; e < y.size(); e++) y[e] = o.factor(0, 0) * std::tanh(in[e] / o.factor(0, 0));
-        } else if (o.kind == "dyt") {
-            const vec &weight = params[(size_t)o.first_param + 1], &bias = params[(size_t)o.first_param + 2];
-            for (size_t e = 0; e < y.size(); e++) y[e] = weight[e % o.in] * std::tanh((*w)[0] * in[e]) + bias[e % o.in];
-        } else if (o.kind == "clamped_swiglu") {
-            for (size_t r = 0; r < rows; r++)
-                for (size_t k = 0; k < o.out; k++) y[r * o.out + k] = clamped_swiglu(o, in[r * o.in + k], in[r * o.in + o.out + k]).y;
-        } else if (o.kind == "dropout") {
-            for (size_t e = 0; e < y.size(); e++) y[e] = in[e] * (c.training ? dropout_factor(o, i, e, c.rng) : 1);
-        } else if (o.kind == "scale") {
-            for (size_t e = 0; e < y.size(); e++) y[e] = in[e] * o.factor(0, 1);
-        } else if (o.kind == "fork" || o.kind == "input") {
-            y = in;
-        } else if (o.kind == "output") {
-            y = in;
-            if (out_edges) (*out_edges)[o.name] = in;
-        } else if (o.kind == "add") {
-            const vec &kept = kept_of(l, i, v, in_edges);
-            for (size_t e = 0; e < y.size(); e++) y[e] = in[e] + kept[e];
-        } else if (o.kind == "mul") {
-            const vec &kept = kept_of(l, i, v, in_edges);
-            for (size_t e = 0; e < y.size(); e++) y[e] = in[e] * kept[e];
-        } else if (o.kind == "load") {
-            y = kept_of(l, i, v, in_edges);
-        } else if (o.kind == "rope") {
-            y = rope(o, in, c, 1);
-        } else if (o.kind == "attention") {
-            y = attention(o, i, in, w, c, nullptr, nullptr, nullptr, nullptr);
-        } else if (o.kind == "cross_attention") {
-            y = attention(o, i, joined(in, kept_of(l, i, v, in_edges)), w, c, nullptr, nullptr, nullptr, nullptr);
-        } else if (o.kind == "embedding") {
-            for (size_t e = 0; e < y.size(); e++) y[e] = (*w)[(size_t)c.tokens[e / o.out] * o.out + e % o.out];
-        } else if (o.kind == "positions") {
-            for (size_t e = 0; e < y.size(); e++) y[e] = in[e] + (*w)[((size_t)c.position + e / o.out % (size_t)c.seq) * o.out + e % o.out];
-        } else if (o.kind == "last_token") {
-            const size_t seq = (size_t)c.seq;
-            for (size_t e = 0; e < y.size(); e++) y[e] = in[((e / o.out + 1) * seq - 1) * o.out + e % o.out];
-        } else if (o.kind == "cross_entropy") {
-            for (size_t r = 0; r < rows; r++) {
-                double top = -INFINITY, sum = 0;
-                for (size_t k = 0; k < o.in; k++) top = std::fmax(top, in[r * o.in + k]);
-                for (size_t k = 0; k < o.in; k++) sum += std::exp(in[r * o.in + k] - top);
-                const double e = (double)(float)o.option("label_smoothing", 0), z = (double)(float)o.option("z_loss", 0);
-                const double log_sum = top + std::log(sum);
-                if (c.labels[r] == c.ignore_index) continue;
-                y[r] = (1 - e) * (log_sum - in[r * o.in + (size_t)c.labels[r]]) + z * log_sum * log_sum;
-                for (size_t k = 0; k < o.in; k++) y[r] += e / (double)o.in * (log_sum - in[r * o.in + k]);
-            }
-        } else {
-            y.assign(y.size(), NAN); // a kind that nobody has written a reference for
-        }
-        round.apply(y, i);
-        if (stored) stored(i, y);
-        v.out[i] = y;
-    }
-    return v;
-}
+values forward(const list &l, const std::vector<vec> &params, const vec &x, const edges &in_edges, const call &c, const rounding &round,
+               edges *out_edges = nullptr, const std::function<void(size_t, vec &)> &stored = nullptr);
 
 // ---- backward ------------------------------------------------------------------------------------------------------
 
-// No op behind op i reads the same fork.
-inline bool last_reader(const list &l, size_t i) {
-    for (size_t k = i + 1; k < l.ops.size(); k++)
-        if (l.ops[k].edge == l.ops[i].edge) return false;
-    return true;
-}
-
 // `dy` for a list that ends in cross_entropy: [rows], or empty for call.loss_scale in every row. `out_grads`: what (output,
 // name) receives. `held` rounds the gradient that an add hands over. `seen(i, d, dx)`: what each op got, and what it gives.
-inline gradients backward(const list &l, const std::vector<vec> &params, const values &v, const vec &dy, const edges &out_grads, const call &c,
-                          const rounding &round, const rounding &held,
-                          const std::function<void(size_t, const vec &, const vec &)> &seen = nullptr) {
-    gradients g;
-    for (const vec &p : params) g.params.push_back(vec(p.size(), 0.0));
-    std::map<int, vec> kept; // by fork: the gradient of what it kept
-    // Op i leaves `part` of the gradient of what its fork kept; those behind it in the list have left theirs.
-    const auto hand_over = [&](const vec &part, size_t i) {
-        const op &from = l.ops[(size_t)l.ops[i].edge];
-        vec &sum = from.kind == "input" ? g.inputs[from.name] : kept[l.ops[i].edge];
-        if (sum.empty()) sum.assign(part.size(), 0.0);
-        for (size_t e = 0; e < part.size(); e++) sum[e] += part[e];
-        held.apply(sum, i);
-    };
-    vec d = dy.empty() ? vec(v.out.back().size(), c.loss_scale) : dy;
-    for (size_t i = l.ops.size(); i-- > 0;) {
-        const op &o = l.ops[i];
-        const size_t rows = d.size() / o.out;
-        const vec &x = v.in(i);
-        const std::string gated = gate(o.kind);
-        vec dx = d;
-        vec *dw = o.params ? &g.params[(size_t)o.first_param] : nullptr;
-        const vec *w = o.params ? &params[(size_t)o.first_param] : nullptr;
-        if (o.kind == "linear" || o.kind == "tied_linear") { // y = x w^T
-            dx.assign(rows * o.in, 0.0);
-            for (size_t r = 0; r < rows; r++)
-                for (size_t n = 0; n < o.out; n++)
-                    for (size_t k = 0; k < o.in; k++) {
-                        dx[r * o.in + k] += d[r * o.out + n] * (*w)[n * o.in + k];
-                        (*dw)[n * o.in + k] += d[r * o.out + n] * x[r * o.in + k];
-                    }
-        } else if (o.kind == "bias") { // y = x + b
-            for (size_t e = 0; e < d.size(); e++) (*dw)[e % o.out] += d[e];
-        } else if (o.kind == "mul_param") { // y = x w
-            for (size_t e = 0; e < d.size(); e++) (*dw)[e % w->size()] += d[e] * x[e], dx[e] = d[e] * (*w)[e % w->size()];
-        } else if (is_norm(o.kind)) { // y = xhat gamma + beta, xhat = (x - mean) rstd
-            for (size_t r = 0; r < rows; r++) {
-                const norm_row s = norm_of(o, &x[r * o.in]);
-                const double n = o.kind == "l2norm" ? 1 : (double)o.in;
-                double along = 0, mean = 0;
-                for (size_t k = 0; k < o.in; k++) {
-                    const double xhat = (x[r * o.in + k] - s.mean) * s.rstd, e = d[r * o.in + k], dxhat = e * gamma_of(o, params, k);
-                    along += dxhat * xhat / n, mean += dxhat / n;
-                    if (o.params > 0) (*dw)[k] += e * xhat;
-                    if (o.params > 1) g.params[(size_t)o.first_param + 1][k] += e;
-                }
-                if (o.kind.compare(0, 9, "layernorm") != 0) mean = 0;
-                for (size_t k = 0; k < o.in; k++) {
-                    const double xhat = (x[r * o.in + k] - s.mean) * s.rstd;
-                    dx[r * o.in + k] = s.rstd * (d[r * o.in + k] * gamma_of(o, params, k) - mean - xhat * along);
-                }
-            }
-        } else if (o.kind.compare(0, 9, "head_norm") == 0) { // y = xhat gamma of each head, xhat = x rstd
-            head_norm(o).each(rows, [&](size_t at, const op &n) {
-                const norm_row s = norm_of(n, &x[at]);
-                double along = 0;
-                for (size_t k = 0; k < n.in; k++) {
-                    along += d[at + k] * gamma_of(n, params, k) * x[at + k] * s.rstd / (double)n.in;
-                    g.params[(size_t)n.first_param][k] += d[at + k] * x[at + k] * s.rstd;
-                }
-                for (size_t k = 0; k < n.in; k++) dx[at + k] = s.rstd * (d[at + k] * gamma_of(n, params, k) - x[at + k] * s.rstd * along);
-            });
-        } else if (is_activation(o.kind)) { // y = f(x)
-            for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * activation_slope(o.kind, x[e]);
-        } else if (!gated.empty()) { // y = f(a) b
-            dx.assign(rows * o.in, 0.0);
-            for (size_t r = 0; r < rows; r++)
-                for (size_t k = 0; k < o.out; k++) {
-                    const double a = x[r * o.in + k], b = x[r * o.in + o.out + k], e = d[r * o.out + k];
-                    dx[r * o.in + k] = e * activation_slope(gated, a) * b;
-                    dx[r * o.in + o.out + k] = e * activation(gated, a);
-                }
-        } else if (o.kind == "softcap") { // y = cap tanh(x / cap)
-            for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * (1 - std::pow(std::tanh(x[e] / o.factor(0, 0)), 2));
-        } else if (o.kind == "dyt") { // y = weight tanh(alpha x) + bias
-            const vec &weight = params[(size_t)o.first_param + 1];
-            for (size_t e = 0; e < d.size(); e++) {
-                const double t = std::tanh((*w)[0] * x[e]), along = d[e] * weight[e % o.in] * (1 - t * t);
-                dx[e] = along * (*w)[0];
-                (*dw)[0] += along * x[e];
-                g.params[(size_t)o.first_param + 1][e % o.in] += d[e] * t;
-                g.params[(size_t)o.first_param + 2][e % o.in] += d[e];
-            }
-        } else if (o.kind == "clamped_swiglu") {
-            dx.assign(rows * o.in, 0.0);
-            for (size_t r = 0; r < rows; r++)
-                for (size_t k = 0; k < o.out; k++) {
-                    const size_t a = r * o.in + k, b = a + o.out;
-                    const clamped_slopes c8 = clamped_swiglu(o, x[a], x[b]);
-                    dx[a] = d[r * o.out + k] * c8.da, dx[b] = d[r * o.out + k] * c8.db;
-                }
-        } else if (o.kind == "dropout") { // y = mask x / (1 - p)
-            for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * dropout_factor(o, i, e, c.rng);
-        } else if (o.kind == "scale") { // y = factor x
-            for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * o.factor(0, 1);
-        } else if (o.kind == "add") { // y = x + kept
-            if (last_reader(l, i)) held.apply(dx, i);
-            hand_over(dx, i);
-        } else if (o.kind == "mul") { // y = x kept
-            const vec &by = kept_of(l, i, v, v.from);
-            for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * x[e];
-            hand_over(dx, i);
-            for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] * by[e];
-        } else if (o.kind == "load") { // y = kept
-            hand_over(d, i);
-            dx.assign(x.size(), 0.0);
-        } else if (o.kind == "fork") {
-            const auto found = kept.find((int)i);
-            if (found != kept.end())
-                for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] + found->second[e];
-        } else if (o.kind == "output") { // the value goes out and goes on
-            const auto found = out_grads.find(o.name);
-            if (found != out_grads.end() && !found->second.empty())
-                for (size_t e = 0; e < d.size(); e++) dx[e] = d[e] + found->second[e];
-        } else if (o.kind == "rope") {
-            dx = rope(o, d, c, -1);
-        } else if (o.kind == "attention") {
-            attention(o, i, x, w, c, &d, &v.out[i], &dx, dw);
-        } else if (o.kind == "cross_attention") {
-            attention(o, i, joined(x, kept_of(l, i, v, v.from)), w, c, &d, &v.out[i], &dx, dw);
-            hand_over(split(dx, x.size()), i);
-        } else if (o.kind == "embedding") { // y[row] = w[token]
-            for (size_t e = 0; e < d.size(); e++) (*dw)[(size_t)c.tokens[e / o.out] * o.out + e % o.out] += d[e];
-        } else if (o.kind == "positions") { // y[row] = x[row] + w[position]
-            for (size_t e = 0; e < d.size(); e++) (*dw)[((size_t)c.position + e / o.out % (size_t)c.seq) * o.out + e % o.out] += d[e];
-        } else if (o.kind == "last_token") { // y[sequence] = x[its last row]
-            const size_t seq = (size_t)c.seq;
-            dx.assign(c.rows() * o.in, 0.0);
-            for (size_t e = 0; e < d.size(); e++) dx[((e / o.in + 1) * seq - 1) * o.in + e % o.in] = d[e];
-        } else if (o.kind == "cross_entropy") { // y = log sum exp x - x[label]
-            dx.assign(rows * o.in, 0.0);
-            for (size_t r = 0; r < rows; r++) {
-                if (c.labels[r] == c.ignore_index) continue;
-                double top = -INFINITY, sum = 0;
-                for (size_t k = 0; k < o.in; k++) top = std::fmax(top, x[r * o.in + k]);
-                for (size_t k = 0; k < o.in; k++) sum += std::exp(x[r * o.in + k] - top);
-                const double e = (double)(float)o.option("label_smoothing", 0), z = (double)(float)o.option("z_loss", 0);
-                for (size_t k = 0; k < o.in; k++) {
-                    const double p = std::exp(x[r * o.in + k] - top) / sum, share = e / (double)o.in + (k == (size_t)c.labels[r] ? 1 - e : 0);
-                    dx[r * o.in + k] = d[r] * (p * (1 + 2 * z * (top + std::log(sum))) - share);
-                }
-            }
-        }
-        round.apply(dx, i);
-        if (seen) seen(i, d, dx);
-        d = dx;
-    }
-    g.dx = d;
-    return g;
-}
+gradients backward(const list &l, const std::vector<vec> &params, const values &v, const vec &dy, const edges &out_grads, const call &c,
+                   const rounding &round, const rounding &held,
+                   const std::function<void(size_t, const vec &, const vec &)> &seen = nullptr);
 
 } // namespace reference
 

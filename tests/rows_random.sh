@@ -14,7 +14,12 @@ nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
 echo "seed $seed"
 python3 tests/rows_random.py "$seed" "$count" >"$build/rows_random_test.cc"
 g++ -std=c++17 -O0 -c tests/catch_main.cc -o "$build/main.o"
-g++ -std=c++17 -O1 -DTE_KEEP_CALLS -I. -Itests "$build/rows_random_test.cc" "$build/main.o" -o "$build/host" -lm
+support=("$build/main.o")
+for source in numbers reference bounds; do
+    g++ -std=c++17 -O2 -I. -c "tests/$source.cc" -o "$build/$source.o"
+    support+=("$build/$source.o")
+done
+g++ -std=c++17 -Og -DTE_KEEP_CALLS -I. -Itests "$build/rows_random_test.cc" "${support[@]}" -o "$build/host" -lm
 TE_SEED=$seed "$build/host" | tail -n 40
 
 [[ -x $nvcc ]] || { echo "no nvcc: the host alone" && exit; }
@@ -31,5 +36,5 @@ awk '
     END { for (k in own) n++; print n + 0 " of 3 kernels read what they have stored from memory"; exit n != 3 }' "$build/own.ptx"
 nvidia-smi -L >/dev/null 2>&1 || { echo "no GPU: the host alone" && exit; }
 "$nvcc" -std=c++17 -O1 -arch=native -DTE_KEEP_CALLS -I. -Itests -x cu -c "$build/rows_random_test.cc" -o "$build/cuda.o"
-"$nvcc" "$build/cuda.o" "$build/main.o" -o "$build/cuda" -lcublasLt
+"$nvcc" "$build/cuda.o" "${support[@]}" -o "$build/cuda" -lcublasLt
 TE_SEED=$seed "$build/cuda" | tail -n 40

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "draw.h"
 #include "folder.h"
 #include "te/io/json_table.h"
 #include "te/io/safetensors.h"
@@ -200,10 +201,12 @@ TEST_CASE("F32, BF16 and F16 are loaded as what is wanted, rounded to nearest ev
     const std::string path = dir / "file";
     for (const conversion &c : conversions)
         for (size_t copies : {1, 100000}) { // more than passes through the host at a time
+            if (brief() && copies > 1 && &c != &conversions[0]) continue;
             std::vector<uint32_t> bits, want;
             for (size_t i = 0; i < copies; i++) bits.insert(bits.end(), c.bits.begin(), c.bits.end()), want.insert(want.end(), c.want.begin(), c.want.end());
             const int64_t n = (int64_t)bits.size(), row[2] = {1, n}, column[2] = {n, 1}, cube[3] = {1, 1, n};
             std::vector<uint8_t> data = bytes_of(bits, c.from);
+            const std::vector<uint8_t> wanted = bytes_of(want, c.to);
             CAPTURE(te_safetensors_dtype_name(c.from), te_safetensors_dtype_name(c.to), n);
             for (int file_rank = 1; file_rank <= 2; file_rank++) { // [n] and [1, n]
                 const te_safetensor e = te_safetensor_of("x", c.from, file_rank, file_rank == 1 ? &n : row, data.data());
@@ -220,7 +223,7 @@ TEST_CASE("F32, BF16 and F16 are loaded as what is wanted, rounded to nearest ev
                     std::vector<uint8_t> got(size);
                     REQUIRE(te_copy(t, got.data(), memory, size) == TE_OK);
                     REQUIRE(te_synchronize(t) == TE_OK);
-                    CHECK((got == bytes_of(want, c.to)));
+                    CHECK((got == wanted));
                 }
                 for (const te_safetensor &other : {te_safetensor_of("x", c.to, 2, column, memory), te_safetensor_of("x", c.to, 3, cube, memory)})
                     CHECK(te_safetensors_load(&f, &other, 1, 1, t) == TE_ERROR_SHAPE);

@@ -112,14 +112,14 @@ TEST_CASE("symbols: embedding, positions and cross-entropy", "[widths]") {
         if (brief() && dims[0] == 520) break;
         for (const subject &s : {lm_f32_at(dims), lm_bf16_at(dims)}) {
             check(s, shape(1, 1));
-            shape at(2, 33);
+            shape at(2, !TE_CUDA && dims[1] > 9999 ? 3 : 33);
             at.position = 5, at.loss_from_dy = true;
             check(s, at);
         }
         check(head_bf16_at({dims[0], dims[1]}), shape(1, brief() || dims[1] > 9999 ? 9 : 131)); // 2500: in slices
     }
     if (!brief())
-        for (const subject &s : {lm_f32_at({8, 262144, 38}), lm_bf16_at({8, 262144, 38})}) check(s, shape(1, 3));
+        for (const subject &s : {lm_f32_at({8, 262144, 38}), lm_bf16_at({8, 262144, 38})}) check(s, shape(1, TE_CUDA ? 3 : 1));
 }
 TEST_CASE("symbols: the reference's gradients", "[widths]") {
     check_gradients_of_reference(mlp_f32_at({37, 53}), shape(1, 3));

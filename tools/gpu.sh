@@ -37,10 +37,19 @@ build_one() {
     compile $1 "${2/-/}" $quick $3 >"$out/$1.build" 2>&1 || echo "FAIL build: $1, see $out/$1.build"
 }
 
+# What every test is linked with: catch_main.o, the main function and the references.
+build_support() {
+    local sources=(numbers reference bounds attention_reference) source
+    # shellcheck disable=SC2086
+    g++ -O0 -std=c++17 $catch2 -c tests/catch_main.cc -o "$bin/main.o" &
+    for source in "${sources[@]}"; do g++ -O2 -std=c++17 -I. -c "tests/$source.cc" -o "$bin/$source.o" & done
+    wait
+    (cd "$bin" && ld -r main.o "${sources[@]/%/.o}" -o catch_main.o)
+}
+
 section_build() {
     local test
-    # shellcheck disable=SC2086
-    g++ -O0 -std=c++17 $catch2 -c tests/catch_main.cc -o "$bin/catch_main.o"
+    build_support
     gcc -std=c11 -O3 -march=native -fopenmp -I. examples/train_gpt/train_gpt.c -o "$bin/train_host" -lm &
     {
         for test in tests/*_test.cc; do echo "$(basename "$test" .cc) catch_main $test"; done
@@ -78,8 +87,7 @@ each_one() { # NAME
 export -f each_one
 section_each() {
     local status name
-    # shellcheck disable=SC2086
-    g++ -O0 -std=c++17 $catch2 -c tests/catch_main.cc -o "$bin/catch_main.o"
+    build_support
     while read -r status name; do result "$status" "$name"; done < <(chosen_tests | xargs -P "$jobs" -n 1 bash -c 'each_one "$@"' each_one)
 }
 section_tests() { # several at once: most of a test's time goes into its reference

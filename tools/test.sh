@@ -17,9 +17,10 @@ section_scripts() { # two at a time; comm.sh, whose ranks must come in time, by 
     local n=0 bad=0 name work
     work=$(mktemp -d)
     one_script() { # FOLDER SCRIPT...
-        local name
+        local name start=$SECONDS
         name=$(basename "$2")
         "${@:2}" >"$1/$name.log" 2>&1 || touch "$1/$name.failed"
+        echo "$((SECONDS - start)) s" >>"$1/$name.log"
     }
     export -f one_script
     {
@@ -69,7 +70,10 @@ if [[ $# == 0 ]]; then
     nvidia-smi -L >/dev/null 2>&1 && sections+=(gpu)
 fi
 
-passed=0 failed=0 summary=()
+# What a log says of what failed, for its end: the log of all sections is long.
+failures() { grep -E -A 12 '^FAIL|^//.* (FAILED|TIMEOUT|NO STATUS|FLAKY)|: FAILED:|failed to build|\<error:' "$1" | head -n 60; }
+
+passed=0 failed=0 summary=() reasons=()
 for section in "${sections[@]}"; do
     echo "=== $section"
     start=$SECONDS
@@ -80,8 +84,9 @@ for section in "${sections[@]}"; do
     else
         result="did not finish" failed=$((failed + 1))
     fi
+    [[ $result == *" 0 failed" ]] || reasons+=("=== of $section" "$(failures "$output" || true)")
     summary+=("$(printf '%-8s %5d s  %s' "$section" $((SECONDS - start)) "$result")")
 done
-printf '%s\n' "===" "${summary[@]}"
+printf '%s\n' "${reasons[@]}" "===" "${summary[@]}"
 echo "$passed passed, $failed failed"
 [[ $failed == 0 ]]

@@ -18,5 +18,13 @@ TE_API te_gemm_choice *te__gemm_choices(int **count, te_context *ctx) {
     *count = s ? &s->choices : 0;
     return s ? s->choice : 0;
 }
+/* What a tuning file is for: the device, `name` in printable characters, and the library's version (0: none). */
+TE_API te_status te__gemm_identify(char *name, size_t bytes, size_t *version, te_context *ctx) {
+    struct cudaDeviceProp device;
+    TE_TRY(te__cuda_status(ctx, cudaGetDeviceProperties(&device, ctx->device), "device"));
+    snprintf(name, bytes, "%d %s", ctx->processors, device.name);
+    *version = te__gemm_library_version();
+    return TE_OK;
+}
 
 #endif

@@ -206,14 +206,7 @@ TE_API size_t te_gemm_scratch(const te_gemm *g) {
 
 /* ---- for gemm_tune.h --------------------------------------------------------------------------------------------- */
 
-/* What a tuning file is for. `name` in printable characters. */
-TE_API te_status te__gemm_identify(char *name, size_t bytes, size_t *version, te_context *ctx) {
-    struct cudaDeviceProp device;
-    TE_TRY(te__cuda_status(ctx, cudaGetDeviceProperties(&device, ctx->device), "device"));
-    snprintf(name, bytes, "%d %s", ctx->processors, device.name);
-    *version = cublasLtGetVersion();
-    return TE_OK;
-}
+TE_API size_t te__gemm_library_version(void) { return cublasLtGetVersion(); }
 /* The first timed plan from index *at on, which moves behind it; null: no more. */
 TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);

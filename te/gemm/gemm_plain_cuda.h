@@ -45,14 +45,7 @@ TE_API size_t te_gemm_scratch(const te_gemm *g) { return (void)g, (size_t)0; }
 
 /* ---- for gemm_tune.h --------------------------------------------------------------------------------------------- */
 
-/* What a tuning file is for: version 0 is no cuBLASLt. */
-TE_API te_status te__gemm_identify(char *name, size_t bytes, size_t *version, te_context *ctx) {
-    struct cudaDeviceProp device;
-    TE_TRY(te__cuda_status(ctx, cudaGetDeviceProperties(&device, ctx->device), "device"));
-    snprintf(name, bytes, "%d %s", ctx->processors, device.name);
-    *version = 0;
-    return TE_OK;
-}
+TE_API size_t te__gemm_library_version(void) { return 0; }
 TE_API const te_gemm_tuned *te__gemm_next_tuned(int *at, te_context *ctx) {
     return (void)at, (void)ctx, (const te_gemm_tuned *)0;
 }

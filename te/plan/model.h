@@ -19,29 +19,29 @@ typedef enum te_class { TE_CLASS_map, TE_CLASS_gated, TE_CLASS_norm, TE_CLASS_ge
 
 /* What backward needs of a forward, and what an op is to the walk. */
 enum {
-    TE_SAVES_INPUT = 1,     /* the op's input stays in memory until its backward */
-    TE_SAVES_OUTPUT = 2,    /* so does its output */
-    TE_IS_FROZEN = 1 << 21, /* its parameters never train (frozen_linear) */
-    TE_IS_FORK = 4,         /* passes its input on and keeps it for those that read it: */
-    TE_IS_ADD = 8,          /* adds what its fork (or input) kept; backward hands the gradient over, */
-    TE_IS_MUL = 1 << 14,    /* multiplies by it, */
-    TE_IS_LOAD = 1 << 15,   /* goes on from it, */
-    TE_IS_CROSS = 1 << 18,  /* or attends to it */
-    TE_IS_INPUT = 16,       /* an extra input of the list, kept by the caller */
-    TE_OF_MEMORY = 1 << 19, /* and it has the rows of TE_ROWS_memory */
-    TE_IS_OUTPUT = 32,      /* an extra output of the list */
-    TE_SUMS = 64,           /* backward sums the gradient over rows into the op's first parameter (a bias) */
-    TE_SUMS_THREE = 1 << 16, /* and what else its function says into the second and the third; no norm or gated op in
-                              * that row */
-    TE_DRAWS = 128,         /* draws random numbers */
-    TE_VARIES = 1 << 17,    /* attention: its kernels take sequences that differ in length */
-    TE_TELLS = 1 << 20,     /* and forward writes its largest logits where the caller's edge of its name says */
-    TE_KEEPS_GRAD = 256,    /* backward passes the gradient on unchanged (bias) */
-    TE_FROM_TOKENS = 512,   /* begins a list, which then takes tokens and no x (embedding) */
-    TE_TO_LOSS = 1024,      /* ends a list, which then gives one f32 a row (cross_entropy) */
-    TE_EPILOGUE_OF_BIAS = 2048,  /* what a matrix product before it may take along at its end: + its parameter, */
-    TE_EPILOGUE_OF_GELU = 4096,  /* gelu, */
-    TE_EPILOGUE_OF_SCALE = 8192  /* or a factor; te_op.options is a te_scale_options */
+    TE_SAVES_INPUT = 1 << 0,   /* the op's input stays in memory until its backward */
+    TE_SAVES_OUTPUT = 1 << 1,  /* so does its output */
+    TE_KEEPS_GRAD = 1 << 2,    /* backward passes the gradient on unchanged (bias) */
+    TE_SUMS = 1 << 3,          /* and sums it over rows into the op's first parameter */
+    TE_SUMS_THREE = 1 << 4,    /* and what else its function says into the second and the third; no norm or gated op in
+                                * that row */
+    TE_IS_FROZEN = 1 << 5,     /* its parameters never train (frozen_linear) */
+    TE_DRAWS = 1 << 6,         /* draws random numbers */
+    TE_IS_FORK = 1 << 7,       /* passes its input on and keeps it for those that read it: */
+    TE_IS_ADD = 1 << 8,        /* adds what its fork (or input) kept; backward hands the gradient over, */
+    TE_IS_MUL = 1 << 9,        /* multiplies by it, */
+    TE_IS_LOAD = 1 << 10,      /* goes on from it, */
+    TE_IS_CROSS = 1 << 11,     /* or attends to it */
+    TE_IS_INPUT = 1 << 12,     /* an extra input of the list, kept by the caller */
+    TE_OF_MEMORY = 1 << 13,    /* and it has the rows of TE_ROWS_memory */
+    TE_IS_OUTPUT = 1 << 14,    /* an extra output of the list */
+    TE_FROM_TOKENS = 1 << 15,  /* begins a list, which then takes tokens and no x (embedding) */
+    TE_TO_LOSS = 1 << 16,      /* ends a list, which then gives one f32 a row (cross_entropy) */
+    TE_VARIES = 1 << 17,       /* attention: its kernels take sequences that differ in length */
+    TE_TELLS = 1 << 18,        /* and forward writes its largest logits where the caller's edge of its name says */
+    TE_EPILOGUE_OF_BIAS = 1 << 19,  /* what a matrix product before it may take along at its end: + its parameter, */
+    TE_EPILOGUE_OF_GELU = 1 << 20,  /* gelu, */
+    TE_EPILOGUE_OF_SCALE = 1 << 21, /* or a factor; te_op.options is a te_scale_options */
 };
 
 typedef enum te_init {
