@@ -129,12 +129,30 @@ project(app LANGUAGES C CUDA)
 add_subdirectory("$tree" te)
 add_executable(host main.c model.c)
 add_executable(gpu main.c model.cu)
+add_executable(alone main.c model.cu)
 target_link_libraries(host PRIVATE te::te)
 target_link_libraries(gpu PRIVATE te::te)
+target_link_libraries(alone PRIVATE te::no_cublaslt)
 CMAKE
 quiet configure "$work/mixed" "$work/mixed/build" -G "Unix Makefiles" -DCMAKE_CUDA_ARCHITECTURES=90a
 links() { grep -rqF -e "$2" "$work/mixed/build/CMakeFiles/$1.dir" --include='link.txt' --include='*.rsp'; }
 if ! links gpu "/libcublasLt.so" || ! links host "-lm" || links host "cublasLt"; then
     echo "FAIL CUDA: cuBLASLt is for the program with kernels alone, libm for both" && exit 1
 fi
-echo "add_subdirectory with CUDA: cuBLASLt for the program with kernels alone"
+flags=$work/mixed/build/CMakeFiles/alone.dir/flags.make
+if links alone "cublasLt" || ! links alone "-lm" || ! grep -q -e "^CUDA_DEFINES.*-DTE_NO_CUBLASLT" "$flags" || ! grep -qF -e "-I$tree" "$flags"; then
+    echo "FAIL CUDA: te::no_cublaslt" && exit 1
+fi
+echo "add_subdirectory with CUDA: cuBLASLt for the program with kernels alone, and not with te::no_cublaslt"
+
+# The installed te::no_cublaslt: where headers are, and what it defines.
+project installed <<'CMAKE'
+project(app LANGUAGES C)
+find_package(te REQUIRED)
+file(WRITE "${CMAKE_BINARY_DIR}/alone.c" "#include <te/core/version.h>\n#ifndef TE_NO_CUBLASLT\n#error\n#endif\nint main(void) { return 0; }\n")
+add_executable(alone "${CMAKE_BINARY_DIR}/alone.c")
+target_link_libraries(alone PRIVATE te::no_cublaslt)
+CMAKE
+quiet configure "$work/installed" "$work/installed/build" -DCMAKE_PREFIX_PATH="$prefix"
+quiet cmake --build "$work/installed/build"
+echo "te::no_cublaslt: built"
