@@ -331,6 +331,7 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
     if (o.kind == "linear" || o.kind == "tied_linear") { // y = x w^T
         std::fill(e.begin(), e.end(), 0.0);
         double muls = 0; // whose factors' errors x has beside its own
+        vec total((*ew).size()); // partial sums drift towards it: sums is for those that stand about 0
         for (size_t k = 0; k < i; k++) muls += l.ops[k].kind == "mul";
         for (size_t r = 0; r < rows; r++)
             for (size_t n = 0; n < o.out; n++) {
@@ -338,8 +339,10 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
                 for (size_t k = 0; k < o.in; k++) {
                     e[r * o.in + k] += off * std::fabs((*w)[n * o.in + k]);
                     (*ew)[n * o.in + k] += (off + muls * sums * std::fabs(dy[r * o.out + n])) * std::fabs(x[r * o.in + k]);
+                    total[n * o.in + k] += dy[r * o.out + n] * x[r * o.in + k];
                 }
             }
+        for (size_t k = 0; k < total.size(); k++) (*ew)[k] += (same_sign(rows) - sums) * std::fabs(total[k]);
     } else if (o.kind == "bias") {
         for (size_t k = 0; k < d.size(); k++) (*ew)[k % o.out] += d[k] + sums * std::fabs(dy[k]);
     } else if (o.kind == "softcap") { // y = cap tanh(x / cap)
