@@ -1,4 +1,4 @@
-// recipe.h -- a model under an FP8 recipe with its memory, and one forward and backward of it.
+// recipe.h -- a model under an FP8 recipe with its memory, one forward and backward of it, and products against doubles.
 //
 // Do this:
 //     under_recipe u(mlp_subject, 2, 24, seed);
@@ -27,11 +27,16 @@ struct under_recipe {
     const te_plan *plan;
     size_t rows;
 
+    static te_recipes_config config_of(int history) {
+        te_recipes_config c = te_recipes_defaults();
+        return c.history = history, c;
+    }
     under_recipe(const subject &s, int batches, int seq, unsigned seed, int history = 3, int tune = 0)
-        : ctx(&own.c), random(seed), m(s, ctx), models{m.model()}, config(te_recipes_defaults()), plan(m.plan), rows((size_t)(batches * seq)) {
+        : under_recipe(s, batches, seq, seed, config_of(history), tune) {}
+    under_recipe(const subject &s, int batches, int seq, unsigned seed, const te_recipes_config &c, int tune = 0)
+        : ctx(&own.c), random(seed), m(s, ctx), models{m.model()}, config(c), plan(m.plan), rows((size_t)(batches * seq)) {
         m.draw(random);
         ctx->gemm_tune = tune;
-        config.history = history;
         const size_t n = te_recipes_bytes(models, 1, &config);
         memory.reset(new buffer(ctx, n));
         REQUIRE(te_recipes_init(&state, memory->data(), n, models, 1, &config, ctx) == TE_OK);
@@ -68,6 +73,40 @@ struct micro_batch {
         REQUIRE(u.m.s.backward(u.x_of(dx), u.y_of(dy), &saved, u.m.memory.data(), &u.batch, u.ctx) == TE_OK);
     }
 };
+
+// out[m, n] = sum over k of a(m, k) b(n, k), within the rounding of the result (which f16 does in steps of 2^-24 below 2^-14) and
+// `lost` of the sum of all magnitudes.
+template <class A, class B>
+void check_product(const char *what, const reference::vec &out, size_t m, size_t n, size_t k, A a, B b, te_dtype d, double lost) {
+    const double rounding = d == TE_f32 ? 1e-6 : d == TE_f16 ? std::ldexp(1, -11) : std::ldexp(1, -8), least = d == TE_f16 ? std::ldexp(1, -14) : 0;
+    double worst = 0;
+    REQUIRE(out.size() == m * n);
+    for (size_t i = 0; i < m; i++)
+        for (size_t j = 0; j < n; j++) {
+            double sum = 0, all = 0;
+            for (size_t l = 0; l < k; l++) sum += a(i, l) * b(j, l), all += std::fabs(a(i, l) * b(j, l));
+            const double e = std::fabs(out[i * n + j] - sum) / (rounding * std::max(std::fabs(sum), least) + lost * all + 1e-30);
+            worst = e <= worst ? worst : e;
+        }
+    INFO(what << ": " << worst << " of what is allowed");
+    CHECK(worst <= 1);
+}
+
+inline double distance(const reference::vec &a, const reference::vec &b) {
+    double d = 0, s = 0;
+    REQUIRE(a.size() == b.size());
+    for (size_t i = 0; i < a.size(); i++) d += (a[i] - b[i]) * (a[i] - b[i]), s += b[i] * b[i];
+    return std::sqrt(d / s);
+}
+struct results {
+    reference::vec y, dx, grads;
+};
+inline results run_plain(under_recipe &u, micro_batch &b) {
+    b.forward(u);
+    b.backward(u);
+    return {b.y.read(u.plan->out_dtype), b.dx.read(u.plan->in_dtype), u.m.grads.read(TE_f32)};
+}
+inline size_t without(under_recipe &u) { return te_plan_saved_bytes_without_recipe(u.plan, (int64_t)u.rows); }
 
 } // namespace
 

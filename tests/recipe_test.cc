@@ -81,24 +81,6 @@ double largest(const reference::vec &v) {
 }
 double scale_of(double amax, te_dtype to) { return (double)(te_fp8_most(to) / (float)amax); }
 
-// out[m, n] = sum over k of a(m, k) b(n, k), within the rounding of the result (which f16 does in steps of 2^-24 below 2^-14) and
-// `lost` of the sum of all magnitudes.
-template <class A, class B>
-void check_product(const char *what, const reference::vec &out, size_t m, size_t n, size_t k, A a, B b, te_dtype d, double lost) {
-    const double rounding = d == TE_f32 ? 1e-6 : d == TE_f16 ? std::ldexp(1, -11) : std::ldexp(1, -8), least = d == TE_f16 ? std::ldexp(1, -14) : 0;
-    double worst = 0;
-    REQUIRE(out.size() == m * n);
-    for (size_t i = 0; i < m; i++)
-        for (size_t j = 0; j < n; j++) {
-            double sum = 0, all = 0;
-            for (size_t l = 0; l < k; l++) sum += a(i, l) * b(j, l), all += std::fabs(a(i, l) * b(j, l));
-            const double e = std::fabs(out[i * n + j] - sum) / (rounding * std::max(std::fabs(sum), least) + lost * all + 1e-30);
-            worst = e <= worst ? worst : e;
-        }
-    INFO(what << ": " << worst << " of what is allowed");
-    CHECK(worst <= 1);
-}
-
 // Three steps of one linear, each with inputs of another size.
 void check_linear(const subject &s, int rows) {
     const unsigned seed = fresh_seed();
@@ -150,24 +132,6 @@ TEST_CASE("products under a recipe are those of their quantised operands", "[rec
 }
 
 // ---- whole lists ---------------------------------------------------------------------------------------------------------
-
-namespace {
-double distance(const reference::vec &a, const reference::vec &b) {
-    double d = 0, s = 0;
-    REQUIRE(a.size() == b.size());
-    for (size_t i = 0; i < a.size(); i++) d += (a[i] - b[i]) * (a[i] - b[i]), s += b[i] * b[i];
-    return std::sqrt(d / s);
-}
-struct results {
-    reference::vec y, dx, grads;
-};
-results run_plain(under_recipe &u, micro_batch &b) {
-    b.forward(u);
-    b.backward(u);
-    return {b.y.read(u.plan->out_dtype), b.dx.read(u.plan->in_dtype), u.m.grads.read(TE_f32)};
-}
-size_t without(under_recipe &u) { return te_plan_saved_bytes_without_recipe(u.plan, (int64_t)u.rows); }
-} // namespace
 
 TEST_CASE("a block under a recipe is near the same block without, and saves less", "[recipe]") {
     const unsigned seed = fresh_seed();
