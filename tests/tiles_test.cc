@@ -1,4 +1,5 @@
-// tiles_test.cc -- fp8_block: tensors as FP8 with scales of tiles and blocks, products of them, and lists that run so.
+// tiles_test.cc -- fp8_block and fp8_row: tensors as FP8 with scales of tiles, blocks and rows, products of them, and lists that
+// run so.
 #include <functional>
 
 #include "recipe.h"
@@ -13,6 +14,8 @@
 
 TE_QUANTIZE_TILES(tiles_f32, f32)
 TE_QUANTIZE_TILES(tiles_bf16, bf16)
+TE_QUANTIZE_ROWS(rows_f32, f32)
+TE_QUANTIZE_ROWS(rows_bf16, bf16)
 TE_GEMM_TILES(product)
 
 #define TILED(D) (D, (recipe, fp8_block))
@@ -20,6 +23,10 @@ MODEL(of_f32, TILED(f32), (linear, l, 272, 144))
 MODEL(of_bf16, TILED(bf16), (linear, l, 144, 272))
 MODEL(small, TILED(f32), (linear, l, 16, 16))
 MODEL(fixed, TILED(f32), (linear, a, 32, 48), (silu, s), (frozen_linear, l, 48, 32))
+
+#define BY_ROW(D) (D, (recipe, fp8_row))
+MODEL(row_f32, BY_ROW(f32), (linear, l, 272, 144))
+MODEL(row_bf16, BY_ROW(bf16), (rmsnorm, n, 48), (linear, l, 48, 80), (gelu, g), (linear, m, 80, 48))
 
 #define BLOCK(H)                                                                                                                 \
     (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * H), (bias, qkv_b, 3 * H), (attention, attn, 2, 2, H / 2),             \
@@ -166,6 +173,39 @@ TEST_CASE("a tensor in tiles and blocks of FP8, row-wise and transposed", "[tile
             check_cast(s[0], s[1], TE_bf16, TE_e4m3, blocks);
             check_cast(s[0], s[1], TE_bf16, TE_e5m2, blocks, false);
             check_cast(s[0], s[1], TE_f32, TE_e4m3, blocks, false, {1e-3, true});
+        }
+}
+
+TEST_CASE("a tensor in rows of FP8", "[tiles]") {
+    const size_t sizes[][2] = {{1, 16}, {3, 128}, {130, 272}, {2, 9232}};
+    for (const auto &s : sizes)
+        for (int kind = 0; kind < 4; kind++) {
+            const te_dtype from = kind % 2 ? TE_bf16 : TE_f32, to = kind == 3 ? TE_e5m2 : TE_e4m3;
+            const tile_rule rule = kind == 2 ? tile_rule{1e-3, true} : tile_rule{};
+            const size_t rows = s[0], cols = s[1];
+            const unsigned seed = fresh_seed();
+            CAPTURE(rows, cols, kind, seed);
+            context own;
+            const std::vector<float> x = numbers(rows, cols, seed, kind < 2, from);
+            buffer bx(&own.c, x.size() * te_dtype_bytes(from)), y(&own.c, x.size()), inverse(&own.c, rows * 4);
+            bx.write(reference::vec(x.begin(), x.end()), from);
+            te_quantize_rows q = te_quantize_rows_of((int64_t)rows, (int64_t)cols);
+            q.x = bx.data(), q.y = y.data(), q.inverse = (float *)inverse.data(), q.to = to;
+            q.rule.epsilon = (float)rule.epsilon, q.rule.power_of_two = rule.power_of_two;
+            REQUIRE((from == TE_f32 ? rows_f32_run : rows_bf16_run)(&q, &own.c) == TE_OK);
+            const std::vector<uint8_t> gave = y.raw();
+            const std::vector<float> scales = floats_of(inverse);
+            size_t wrong = 0, wrong_scales = 0;
+            for (size_t i = 0; i < rows; i++) {
+                double most = 0;
+                bool number = true;
+                for (size_t j = 0; j < cols; j++) number = number && !std::isnan(x[i * cols + j]), most = std::max(most, std::fabs((double)x[i * cols + j]));
+                const float scale = number ? scale_of(most, to, rule) : 1;
+                for (size_t j = 0; j < cols; j++) wrong += gave[i * cols + j] != te_fp8_of_float(x[i * cols + j] * scale, to);
+                wrong_scales += scales[i] != 1 / scale;
+            }
+            CHECK(wrong == 0);
+            CHECK(wrong_scales == 0);
         }
 }
 
@@ -319,6 +359,61 @@ TEST_CASE("recomputation under fp8_block gives the same bits", "[tiles]") {
     CHECK(b.memory.bytes < a.memory.bytes);
 }
 
+TEST_CASE("fp8_row scales rows in forward, and its backward is the list's own", "[tiles]") {
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
+    for (const int rows : {1, 37}) {
+        under_recipe u(row_f32_subject, 1, rows, seed);
+        const size_t in = 272, out = 144, m = (size_t)rows;
+        micro_batch b(u, row_f32_saved_bytes(rows), 3);
+        const auto by_row = [](const reference::vec &v, size_t cols) {
+            reference::vec q(v.size());
+            for (size_t i = 0; i < v.size(); i += cols) {
+                double most = 0;
+                for (size_t j = i; j < i + cols; j++) most = std::max(most, std::fabs(v[j]));
+                const float s = scale_of(most, TE_e4m3, {});
+                for (size_t j = i; j < i + cols; j++) q[j] = (double)te_float_of_e4m3(te_e4m3_of_float((float)v[j] * s)) / (double)s;
+            }
+            return q;
+        };
+        const reference::vec x = by_row(b.x.read(TE_f32), in), w = by_row(u.m.param[0], in);
+        const results fp8 = run_plain(u, b);
+        const double lost = TE_CUDA ? std::ldexp(1, -11) : 1e-6 * std::sqrt((double)in);
+        check_product("y", fp8.y, m, out, in, [&](size_t i, size_t k) { return x[i * in + k]; }, [&](size_t j, size_t k) { return w[j * in + k]; }, TE_f32, lost);
+        buffer inferred(u.ctx, u.y_bytes());
+        REQUIRE(u.m.s.infer(u.y_of(inferred), u.x_of(b.x), u.m.memory.data(), &u.batch, u.ctx) == TE_OK);
+        CHECK(bool(inferred.raw() == b.y.raw()));
+        REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
+        CHECK(u.memory->raw().size() == u.memory->bytes); // its guard
+        CHECK(u.workspace->raw().size() == u.workspace->bytes);
+        REQUIRE(te_recipes_switch(&u.state, 0, u.ctx) == TE_OK);
+        const results list = run_plain(u, b);
+        CHECK(distance(fp8.y, list.y) < rounding * std::sqrt(2));
+        CHECK((fp8.dx == list.dx && fp8.grads == list.grads));
+    }
+    CHECK(row_bf16_saved_bytes(128) == te_plan_saved_bytes_without_recipe(row_bf16_plan(), 128));
+    under_recipe u(row_bf16_subject, 2, 33, seed);
+    micro_batch b(u, row_bf16_saved_bytes(66));
+    const results fp8 = run_plain(u, b);
+    REQUIRE(te_recipes_switch(&u.state, 0, u.ctx) == TE_OK);
+    const results list = run_plain(u, b);
+    CHECK(distance(fp8.y, list.y) < 2 * rounding);
+    CHECK(distance(fp8.y, list.y) > 1e-3);
+    CHECK(distance(fp8.dx, list.dx) < 2 * rounding);
+    CHECK(distance(fp8.grads, list.grads) < 2 * rounding);
+    char text[1 << 13] = {0};
+    FILE *f = tmpfile();
+    REQUIRE(f);
+    row_bf16_print_plan(f);
+    rewind(f);
+    CHECK(fread(text, 1, sizeof text - 1, f) > 0);
+    fclose(f);
+    size_t by_rows = 0, in_fp8 = 0;
+    for (const char *at = text; (at = strstr(at, ", e4m3 by rows")) != nullptr; at++) by_rows++;
+    for (const char *at = text; (at = strstr(at, " fp8 ")) != nullptr; at++) in_fp8++;
+    CHECK((by_rows == 4 && in_fp8 == 4)); // two products, forward and in inference
+}
+
 TEST_CASE("what has no tiles or blocks is refused, and nothing is written", "[tiles]") {
     context own;
     te_context *ctx = &own.c;
@@ -342,6 +437,22 @@ TEST_CASE("what has no tiles or blocks is refused, and nothing is written", "[ti
     refused(TE_ERROR_VALUE, "epsilon", [](te_quantize_tiles &q) { q.rule.epsilon = NAN; });
     refused(TE_ERROR_ALIGNMENT, "16 bytes", [](te_quantize_tiles &q) { q.yt_inverse++; });
     CHECK(tiles_f32_run(nullptr, ctx) == TE_ERROR_NULL);
+    const auto of_rows = [&](te_status as, const char *text, const std::function<void(te_quantize_rows &)> &set) {
+        te_quantize_rows q = te_quantize_rows_of(16, 32);
+        char *at = (char *)room.data();
+        q.x = at, q.y = at + 4096, q.inverse = (float *)(void *)(at + 6144);
+        set(q);
+        CHECK(rows_f32_run(&q, ctx) == as);
+        CHECK_THAT(te_last_error(ctx), Catch::Contains("rows_f32") && Catch::Contains(text));
+        CHECK(room.poisoned());
+    };
+    of_rows(TE_ERROR_NULL, "a pointer is null", [](te_quantize_rows &q) { q.inverse = nullptr; });
+    of_rows(TE_ERROR_SHAPE, "16 x 24", [](te_quantize_rows &q) { q.cols = 24; });
+    of_rows(TE_ERROR_DTYPE, "f32", [](te_quantize_rows &q) { q.to = TE_f32; });
+    of_rows(TE_ERROR_OVERFLOW, "rows", [](te_quantize_rows &q) { q.rows = INT64_C(1) << 40; });
+    of_rows(TE_ERROR_VALUE, "epsilon", [](te_quantize_rows &q) { q.rule.epsilon = -1; });
+    of_rows(TE_ERROR_ALIGNMENT, "16 bytes", [](te_quantize_rows &q) { q.inverse++; });
+    CHECK(rows_f32_run(nullptr, ctx) == TE_ERROR_NULL);
     under_recipe u(small_subject, 1, 8, 1);
     te_recipes fresh;
     te_recipes_config c = te_recipes_defaults();

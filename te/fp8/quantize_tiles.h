@@ -60,11 +60,6 @@ typedef struct te_tiles_shared {
     uint32_t line[2][TE_FP8_TILE]; /* bits of a line's scale or, of blocks, of its largest |x| */
 } te_tiles_shared;
 
-/* The scale for the largest |x|, given by its bits. */
-TE_BOTH float te_tile_scale(uint32_t amax, float most, const te_scale_rule *rule) {
-    return amax > 0 && amax < 0x7f800000u ? te_scale_of_amax(te_float_of_bits(amax), most, rule) : 1.0f;
-}
-
 /* Where what lane column `across` has seen of a row of the tile lies, and lane row `down` of a column. */
 TE_FN int te__tiles_of_row(int row, int across) { return row * TE_TILES_APART + across; }
 TE_FN int te__tiles_of_col(int col, int down) {
@@ -104,7 +99,7 @@ TE_FN void te__tiles_line(const te_quantize_tiles *q, te_tiles_shared *s, int64_
         bits = b > bits ? b : bits;
     }
     if (!q->blocks) {
-        const float scale = te_tile_scale(bits, most, &q->rule);
+        const float scale = te_scale_of_own(bits, most, &q->rule);
         const int64_t row = row0 + at, col = col0 + at;
         bits = te_bits_of_float(scale);
         if (!turned && q->y && row < q->rows)
@@ -126,7 +121,7 @@ TE_FN float te__tiles_block(const te_quantize_tiles *q, const te_tiles_shared *s
     const int64_t row = row0 / TE_FP8_TILE, col = col0 / TE_FP8_TILE;
     uint32_t bits = 0;
     for (int k = 0; k < TE_FP8_TILE; k++) bits = s->line[0][k] > bits ? s->line[0][k] : bits;
-    const float scale = te_tile_scale(bits, most, &q->rule);
+    const float scale = te_scale_of_own(bits, most, &q->rule);
     if (first && q->y) te__tiles_put_block(q->y_inverse, q->cols, row, col, 1.0f / scale);
     if (first && q->yt) te__tiles_put_block(q->yt_inverse, q->yt_cols, col, row, 1.0f / scale);
     return scale;

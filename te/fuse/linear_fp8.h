@@ -1,6 +1,6 @@
 /* linear_fp8.h -- a linear whose product runs in FP8: what its operands are made of, with one scale for a tensor;
- * linear_tiles.h has those of fp8_block. x and the weight are e4m3, dy is e5m2 (te_recipe). FP8 products read both
- * operands along k, so that three of them are wanted transposed as well:
+ * linear_tiles.h has those of fp8_block, linear_rows.h those of fp8_row. x and the weight are e4m3, dy is e5m2
+ * (te_recipe). FP8 products read both operands along k, so that three of them are wanted transposed as well:
  *
  *     y[rows, out]   = x[rows, in]  weight[out, in]^T
  *     dx[rows, in]   = dy[rows, out]  weight_t[in, out]^T
@@ -18,6 +18,7 @@
 #include "../fp8/quantize.h"  /* te_quantize */
 #include "../gemm/gemm.h"     /* te_gemm */
 #include "../plan/run.h"      /* te_run */
+#include "linear_rows.h"      /* te__row_forward */
 #include "linear_tiles.h"     /* te__tiled_forward */
 
 TE_API int64_t te__fp8_rows(int64_t rows) { return te_round_up(rows, 16); }
@@ -56,6 +57,7 @@ TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_kept_fp8 kept = te_kept_of(r, i);
     if (te_is_tiled(r, i)) return te__tiled_forward(g, r, i, x);
+    if (TE_IS_BY_ROW(r->plan->op[i].recipe)) return te__row_forward(g, r, i, x);
     void *y = kept.x;
     if (te_is_fp8(x.dtype)) y = x.p;
     else {
@@ -93,19 +95,23 @@ TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_v
 }
 
 /* The kernels of a list that names `recipe`: `name`##_fp8. Ops may have other recipes than their list, but fp8_block
- * alone where the list names that, too (te/ops/linear.h). */
+ * and fp8_row alone where the list names the same (te/ops/linear.h). */
 #define TE_FP8_OPS(name, dtype, recipe) TE_JOIN1(TE__FP8_OPS_, recipe)(name, dtype)
 #define TE__FP8_OPS_none TE__FP8_OPS_fp8_current
 #define TE__FP8_OPS_fp8_delayed TE__FP8_OPS_fp8_current
 #define TE__FP8_OPS_fp8_current(name, dtype)           \
     TE__FP8_OPS_OF_TENSORS(name, dtype)                \
-    static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_turn_run, te_gemm_run, 0, 0};
+    static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_turn_run, te_gemm_run, 0, 0, 0};
 #define TE__FP8_OPS_fp8_block(name, dtype)             \
     TE__FP8_OPS_OF_TENSORS(name, dtype)                \
     TE_QUANTIZE_TILES(name##_tiles, dtype)             \
     TE_GEMM_TILES(name##_product)                      \
     static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_turn_run, te_gemm_run, name##_tiles_run, \
-                                          name##_product_run};
+                                          name##_product_run, 0};
+#define TE__FP8_OPS_fp8_row(name, dtype)               \
+    TE__FP8_OPS_OF_TENSORS(name, dtype)                \
+    TE_QUANTIZE_ROWS(name##_rows, dtype)               \
+    static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_turn_run, te_gemm_run, 0, 0, name##_rows_run};
 #define TE__FP8_OPS_OF_TENSORS(name, dtype)            \
     TE_QUANTIZE(name##_quantize, dtype)                \
     TE_QUANTIZE(name##_turn, e4m3) /* e5m2 too: bytes stay what they are */

@@ -223,9 +223,9 @@ TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_c
 }
 #endif
 /* What a row's kernels are made by, of its product's recipe. */
-#define TE__RECIPE_FACTS(name)                              \
-    name##_in_fp8 = name##_recipe != (int)TE_RECIPE_none,   \
-    name##_by_tensor = name##_in_fp8 && !TE_IS_TILED(name##_recipe)
+#define TE__RECIPE_FACTS(name, pass)                                                                            \
+    name##_in_fp8 = name##_recipe != (int)TE_RECIPE_none && !(TE__IS_BACKWARD_##pass && TE_IS_BY_ROW(name##_recipe)), \
+    name##_by_tensor = TE_IS_BY_TENSOR(name##_recipe)
 #define TE_NO_PRODUCT(name, dtype) \
     TE_API te_product_kernels *name##_kernels(void) { return 0; }
 

@@ -134,6 +134,8 @@ TE_API int te__gemm_ask(cublasLtMatmulHeuristicResult_t *result, int count, te__
     cublasLtMatmulPreferenceOpaque_t preference;
     const size_t workspace = TE_GEMM_WORKSPACE;
     const uint32_t alignment = TE_ACCESS, reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const float *const there = (const float *)s->workspace; /* scales that are not of tensors are never null */
+    if (p->product.a_scaling > TE_SCALING_TENSOR && !p->a_inverse) te__gemm_scale(p, there, there);
     (void)cublasLtMatmulPreferenceInit(&preference);
     (void)cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
                                                sizeof workspace);

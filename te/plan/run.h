@@ -7,19 +7,31 @@
 
 /* ---- products in FP8 --------------------------------------------------------------------------------------------- */
 
-/* Whether the product of op i runs in FP8. */
-TE_API int te_is_in_fp8(const te_run *r, int i) {
+/* Whether the product of op i has a recipe that is on. */
+TE_API int te__has_recipe(const te_run *r, int i) {
     if (i >= r->plan->op_count || r->plan->op[i].recipe == TE_RECIPE_none) return 0;
     return r->use == TE_USE_as_bound ? r->param[i]->fp8.on : r->use != TE_USE_off;
 }
-
-/* Whether it then keeps its input so, for its weight's gradient. */
-TE_API int te__keeps_fp8(const te_run *r, int i) {
-    return te_is_in_fp8(r, i) && !(r->plan->op[i].flags & TE_IS_FROZEN);
+/* Whether its backward then runs in FP8. */
+TE_API int te_trains_in_fp8(const te_run *r, int i) {
+    return te__has_recipe(r, i) && !TE_IS_BY_ROW(r->plan->op[i].recipe);
 }
-/* Whether op i has scales of tiles and blocks. Its operands are cast from the list's format: no kernel before it stores
- * them in FP8, or finds what their scales are of. */
+/* Whether it runs in FP8 in this pass. */
+TE_API int te_is_in_fp8(const te_run *r, int i) {
+    return r->pass == TE_BACKWARD ? te_trains_in_fp8(r, i) : te__has_recipe(r, i);
+}
+
+/* Whether it keeps its input so, for its weight's gradient. */
+TE_API int te__keeps_fp8(const te_run *r, int i) {
+    return te_trains_in_fp8(r, i) && !(r->plan->op[i].flags & TE_IS_FROZEN);
+}
+/* Whether op i has scales of tiles and blocks. */
 TE_API int te_is_tiled(const te_run *r, int i) { return TE_IS_TILED(r->plan->op[i].recipe); }
+/* Whether it has one scale a tensor. The operands of others are cast from the list's format: no kernel before the
+ * product stores them in FP8, or finds what their scales are of. */
+TE_API int te_is_by_tensor(const te_run *r, int i) {
+    return te_is_in_fp8(r, i) && TE_IS_BY_TENSOR(r->plan->op[i].recipe);
+}
 /* What a product in FP8 keeps for its backward; null in inference, and of a frozen_linear. */
 typedef struct te_kept_fp8 {
     float *inverse; /* 1 / the scale of its input, or the scales of the transpose's tiles */
@@ -47,7 +59,7 @@ TE_API te_kept_fp8 te_kept_of(const te_run *r, int i) {
 /* Whether the kernel that makes the operand of product i, x in forward and dy in backward, stores it in FP8 itself:
  * where its scale is known by then. */
 TE_API int te_is_stored_in_fp8(const te_run *r, int i) {
-    return te_is_in_fp8(r, i) && !te_is_tiled(r, i) &&
+    return te_is_by_tensor(r, i) &&
            (r->use == TE_USE_as_bound ? !r->param[i]->fp8.current : r->use == TE_USE_stored);
 }
 
@@ -55,8 +67,8 @@ TE_API int te_is_stored_in_fp8(const te_run *r, int i) {
  * Not in a forward that runs again, which may end before the product that would take it. */
 TE_API int te_is_measured(const te_run *r, int i, te_dtype dtype) {
     const int taken = r->pass != TE_FORWARD || r->saved;
-    return te_is_in_fp8(r, i) && !te_is_tiled(r, i) && r->use == TE_USE_as_bound && r->param[i]->fp8.current &&
-           taken && dtype == r->plan->dtype;
+    return te_is_by_tensor(r, i) && r->use == TE_USE_as_bound && r->param[i]->fp8.current && taken &&
+           dtype == r->plan->dtype;
 }
 
 /* What op i gave in forward, and what it got. */
@@ -98,7 +110,7 @@ TE_API te_status te_after_as(const te_value *v, const te_value *made, te_run *r)
 TE_API int te__is_read(const te_run *r, int i) {
     const te_plan *plan = r->plan;
     if (plan->op[i].flags & TE_SAVES_OUTPUT) return 1;
-    if (i + 1 == plan->op_count || te_is_in_fp8(r, i + 1)) return 0; /* a product in FP8 keeps its input so */
+    if (i + 1 == plan->op_count || te_trains_in_fp8(r, i + 1)) return 0; /* a product in FP8 keeps its input so */
     if (te_remakes_logits(plan, i)) return 0;
     return (plan->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0 || te_remakes_logits(plan, i + 1);
 }
