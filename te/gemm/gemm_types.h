@@ -200,7 +200,7 @@ TE_API int te__gemm_same_product(const te_gemm_tuned *t, const te_gemm_tuned *u)
 
 /* What a product's operands are: "bf16", or in FP8 "e4m3*e5m2.bf16", with the dtype of bias and aux, and ".fast", and
  * where scales are not of tensors those: ".1x128*128x128". */
-typedef struct te__operands_text { char text[48]; } te__operands_text;
+typedef struct te__operands_text { char text[64]; } te__operands_text;
 TE_API te__operands_text te__operands_text_of(const te_gemm_tuned *t) {
     te__operands_text s;
     const char *a = te_dtype_name(t->a), *b = te_dtype_name(t->b), *dtype = te_dtype_name(t->dtype);
