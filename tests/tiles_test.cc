@@ -220,7 +220,7 @@ struct operand {
         const std::vector<float> x = numbers(rows, cols, seed, true, TE_f32);
         const size_t n = (size_t)te_scaling_count(scaling, (int64_t)rows, (int64_t)cols);
         const cast c(x, rows, cols, scaling == TE_SCALING_BLOCKS, TE_e4m3, {});
-        std::vector<float> scale(n, NAN); // what belongs to no element is not to be used
+        std::vector<float> scale(n, TE_CUDA ? 1.0f : NAN); // what belongs to no element, cuBLASLt may load
         std::vector<uint8_t> byte = c.byte;
         for (size_t i = 0; i < rows * cols; i++) {
             if (scaling == TE_SCALING_ROW) { // scales of a row's first tile, for all of it
