@@ -9,6 +9,16 @@
 #include "../gemm/gemm_types.h"   /* te_gemm */
 #include "../plan/run.h"          /* te_run */
 
+/* Whether this device has products whose scales are not of tensors: those of fp8_row and of fp8_block. */
+TE_API te_status te__check_apart(const te_run *r, int i) {
+    const te_op *op = &r->plan->op[i];
+    TE_REQUIRE(!TE_CUDA || r->ctx->capability == 900, r->ctx, TE_ERROR_DEVICE,
+               "%s: (%s, %s): products of fp8_block and fp8_row need compute capability 9.0; device %d has %d.%d",
+               r->plan->name, op->kind, op->name, r->ctx->device, r->ctx->capability / 100,
+               r->ctx->capability / 10 % 10);
+    return TE_OK;
+}
+
 TE_API te_gemm_fp8 te__row_operand(const float *inverse) {
     te_gemm_fp8 o;
     o.scaling = TE_SCALING_ROW, o.dtype = TE_e4m3, o.inverse = inverse;
@@ -18,6 +28,7 @@ TE_API te_gemm_fp8 te__row_operand(const float *inverse) {
 TE_API te_status te__row_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
     void *inverse = 0;
+    TE_TRY(te__check_apart(r, i));
     TE_TRY(te_as(&x, r, r->plan->dtype));
     te_quantize_rows q = te_quantize_rows_of(x.rows, x.cols);
     TE_TRY(te_scratch(r, &q.y, (size_t)(te_room_rows(r) * x.cols)));
