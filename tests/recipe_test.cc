@@ -1,7 +1,6 @@
 // recipe_test.cc -- lists under an FP8 recipe: products against doubles of their quantised operands, scales of steps before, recipes
 // switched on and off, micro-batches in flight, recomputation, graphs, and what is refused.
 #include "recipe.h"
-#include "te/graph/graph.h"
 #include "te/ops/activation.h"
 #include "te/ops/attention.h"
 #include "te/ops/bias.h"
@@ -251,52 +250,10 @@ TEST_CASE("micro-batches in flight keep their own scales", "[recipe]") {
     }
 }
 
-namespace {
-struct step { under_recipe *u; micro_batch *b; };
-te_status whole_step(const te_graph *, const void *arg, te_context *ctx) {
-    const step *s = (const step *)arg;
-    under_recipe &u = *s->u;
-    TE_TRY(u.m.s.forward(u.y_of(s->b->y), &s->b->saved, u.x_of(s->b->x), u.m.memory.data(), &u.batch, ctx));
-    TE_TRY(u.m.s.backward(u.x_of(s->b->dx), u.y_of(s->b->dy), &s->b->saved, u.m.memory.data(), &u.batch, ctx));
-    return te_recipes_step(&u.state, ctx);
-}
-} // namespace
-
 TEST_CASE("a step with its update of scales replays as a graph", "[recipe]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
-    for (const subject *s : {&current_subject, &delayed_subject}) {
-        under_recipe u(*s, 1, 24, seed), v(*s, 1, 24, seed);
-#if TE_CUDA
-        cudaStream_t streams[2];
-        for (cudaStream_t &one : streams) REQUIRE(cudaStreamCreate(&one) == cudaSuccess);
-        u.ctx->stream = streams[0], v.ctx->stream = streams[1];
-#endif
-        micro_batch a(u, u.m.s.saved_bytes(24)), b(v, v.m.s.saved_bytes(24));
-        const step eager = {&u, &a}, captured = {&v, &b};
-        REQUIRE(whole_step(nullptr, &eager, u.ctx) == TE_OK);
-        REQUIRE(whole_step(nullptr, &captured, v.ctx) == TE_OK);
-        te_graph g;
-        const te_graph_spec spec = te_graph_spec_of("step", whole_step, &captured, 0, nullptr, 0, nullptr, 0);
-        REQUIRE(te_graph_capture(&g, &spec, nullptr, v.ctx) == TE_OK);
-        for (int i = 0; i < 4; i++) { // the third has a history of other sizes
-            const double size = i == 2 ? 8 : 1;
-            const reference::vec x = u.random.draw(u.rows * 64, TE_bf16, 0, size);
-            a.x.write(x, TE_bf16), b.x.write(x, TE_bf16);
-            REQUIRE(whole_step(nullptr, &eager, u.ctx) == TE_OK);
-            REQUIRE(te_graph_replay(&g, nullptr, 0, v.ctx) == TE_OK);
-            CHECK(bool(a.y.raw() == b.y.raw()));
-            CHECK(bool(a.dx.raw() == b.dx.raw()));
-            CHECK(bool(u.m.grads.raw() == v.m.grads.raw()));
-            CHECK(u.memory->raw() == v.memory->raw());
-        }
-        te_graph_destroy(&g);
-#if TE_CUDA
-        REQUIRE(te_synchronize(u.ctx) == TE_OK);
-        u.ctx->stream = v.ctx->stream = nullptr;
-        for (cudaStream_t one : streams) cudaStreamDestroy(one);
-#endif
-    }
+    for (const subject *s : {&current_subject, &delayed_subject}) check_graph(*s, 24, seed);
 }
 
 TEST_CASE("products whose op says recipe none stay in the list's format", "[recipe]") {

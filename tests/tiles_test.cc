@@ -482,6 +482,12 @@ TEST_CASE("what has no tiles or blocks is refused, and nothing is written", "[ti
     CHECK_THAT(te_last_error(u.ctx), Catch::Contains("recipes: a rule with an epsilon of -1"));
 }
 
+TEST_CASE("a step of fp8_block and fp8_row replays as a graph", "[tiles]") {
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
+    check_graph(tiled_subject, 27, seed), check_graph(row_bf16_subject, 27, seed);
+}
+
 TEST_CASE("a frozen product of fp8_block has a data gradient alone", "[tiles]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
