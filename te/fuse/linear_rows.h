@@ -10,7 +10,7 @@
 #include "../plan/run.h"          /* te_run */
 
 /* Whether this device has products whose scales are not of tensors: those of fp8_row and of fp8_block. */
-TE_API te_status te__check_apart(const te_run *r, int i) {
+TE_API te_status te__check_fine_grained(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     TE_REQUIRE(!TE_CUDA || r->ctx->capability == 900, r->ctx, TE_ERROR_DEVICE,
                "%s: (%s, %s): products of fp8_block and fp8_row need compute capability 9.0; device %d has %d.%d",
@@ -28,7 +28,7 @@ TE_API te_gemm_fp8 te__row_operand(const float *inverse) {
 TE_API te_status te__row_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
     void *inverse = 0;
-    TE_TRY(te__check_apart(r, i));
+    TE_TRY(te__check_fine_grained(r, i));
     TE_TRY(te_as(&x, r, r->plan->dtype));
     te_quantize_rows q = te_quantize_rows_of(x.rows, x.cols);
     TE_TRY(te_scratch(r, &q.y, (size_t)(te_room_rows(r) * x.cols)));

@@ -13,7 +13,7 @@
 #include "../fp8/quantize_tiles.h" /* te_quantize_tiles */
 #include "../gemm/gemm_tiles.h"    /* te_gemm, TE_GEMM_TILES */
 #include "../plan/run.h"           /* te_run */
-#include "linear_rows.h"           /* te__check_apart */
+#include "linear_rows.h"           /* te__check_fine_grained */
 
 /* A matrix in FP8, and its scales. */
 typedef struct te_tiled { void *p; float *inverse; } te_tiled;
@@ -49,7 +49,7 @@ TE_API te_status te__tiled_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_kept_fp8 kept = te_kept_of(r, i);
     const te_tiled turned = {kept.x, kept.inverse};
     te_tiled row = {0, 0};
-    TE_TRY(te__check_apart(r, i));
+    TE_TRY(te__check_fine_grained(r, i));
     TE_TRY(te__tiled_room(&row, r, x.cols, 0));
     if (r->pass == TE_FORWARD) te_keep_turned(r, i, 1);
     TE_TRY(te__tiled_cast(r, x, f, row, turned));
@@ -64,7 +64,7 @@ TE_API te_status te__tiled_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te
     const te_kept_fp8 kept = te_kept_of(r, i);
     const te_tiled none = {0, 0};
     te_tiled row = none, turned = none;
-    TE_TRY(te__check_apart(r, i));
+    TE_TRY(te__check_fine_grained(r, i));
     TE_TRY(te__tiled_room(&row, r, dy.cols, 0));
     if (!(r->plan->op[i].flags & TE_IS_FROZEN)) TE_TRY(te__tiled_room(&turned, r, dy.cols, 1));
     TE_TRY(te__tiled_cast(r, dy, f, row, te_is_trained(r->param[i]) ? turned : none));

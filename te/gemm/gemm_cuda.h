@@ -211,7 +211,7 @@ TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) {
 /* Whether cuBLASLt has this product with this epilogue. The gelu epilogues are left to our own kernels in f32, where
  * theirs approximates tanh too coarsely for 1e-5. */
 TE_API int te_gemm_supports(const te_gemm *g, te_context *ctx) {
-    if (te_gemm_is_scaled_apart(g)) return g->epilogue == TE_EPILOGUE_NONE;
+    if (te_gemm_is_fine_grained(g)) return g->epilogue == TE_EPILOGUE_NONE;
     if (g->epilogue >= TE_EPILOGUE_GELU_BIAS && (g->dtype == TE_f32 || g->n % TE_VECTOR)) return 0;
     const te__gemm_plan *p = te__gemm_find_plan(g, ctx);
     return p && p->found;

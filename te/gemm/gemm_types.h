@@ -56,8 +56,8 @@ TE_API te_gemm te_gemm_of(int64_t m, int64_t n, int64_t k) {
 TE_API int te_gemm_is_fp8(const te_gemm *g) {
     return g->a_fp8.scaling != TE_SCALING_NONE || g->b_fp8.scaling != TE_SCALING_NONE;
 }
-/* Whether its scales are of rows, tiles or blocks. */
-TE_API int te_gemm_is_scaled_apart(const te_gemm *g) {
+/* Whether its scales are finer than of a tensor: of rows, tiles or blocks. */
+TE_API int te_gemm_is_fine_grained(const te_gemm *g) {
     return g->a_fp8.scaling > TE_SCALING_TENSOR || g->b_fp8.scaling > TE_SCALING_TENSOR;
 }
 TE_API te_dtype te__gemm_a(const te_gemm *g) { return g->a_fp8.scaling != TE_SCALING_NONE ? g->a_fp8.dtype : g->dtype; }
@@ -74,10 +74,10 @@ TE_API te_status te__gemm_check_scaling(const te_gemm *g, const char *who, te_co
     TE_REQUIRE(te__scalings_fit(a, b), ctx, TE_ERROR_VALUE,
                "%s: an FP8 product with scales of %s and %s; there are tensor by tensor, row by row, 1x128 by 128x128 "
                "and 1x128 by 1x128", who, te_scaling_name(a), te_scaling_name(b));
-    TE_REQUIRE(!te_gemm_is_scaled_apart(g) || g->epilogue == TE_EPILOGUE_NONE, ctx, TE_ERROR_VALUE,
+    TE_REQUIRE(!te_gemm_is_fine_grained(g) || g->epilogue == TE_EPILOGUE_NONE, ctx, TE_ERROR_VALUE,
                "%s: an FP8 product with scales of %s takes no epilogue %s along", who, te_scaling_name(a),
                te_epilogue_name(g->epilogue));
-    TE_REQUIRE(!TE_CUDA || !te_gemm_is_scaled_apart(g) || ctx->capability == 900, ctx, TE_ERROR_DEVICE,
+    TE_REQUIRE(!TE_CUDA || !te_gemm_is_fine_grained(g) || ctx->capability == 900, ctx, TE_ERROR_DEVICE,
                "%s: FP8 products with scales of %s need compute capability 9.0; device %d has %d.%d", who,
                te_scaling_name(a), ctx->device, ctx->capability / 100, ctx->capability / 10 % 10);
     return TE_OK;
@@ -127,7 +127,7 @@ TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_contex
     TE_REQUIRE(g->m <= INT32_MAX && g->n <= INT32_MAX && g->k <= INT32_MAX, ctx, TE_ERROR_OVERFLOW,
                "%s: a product %lld x %lld x %lld", who, (long long)g->m, (long long)g->n, (long long)g->k);
     TE_TRY(te_gemm_check(g, who, ctx));
-    TE_REQUIRE(!te_gemm_is_scaled_apart(g) || (g->a_fp8.inverse && g->b_fp8.inverse), ctx, TE_ERROR_NULL,
+    TE_REQUIRE(!te_gemm_is_fine_grained(g) || (g->a_fp8.inverse && g->b_fp8.inverse), ctx, TE_ERROR_NULL,
                "%s: an FP8 product with scales of %s has none", who, te_scaling_name(g->a_fp8.scaling));
     TE_REQUIRE(((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->c | (uintptr_t)g->d) % TE_ACCESS == 0, ctx,
                TE_ERROR_ALIGNMENT, "%s: a matrix does not start at a multiple of %d bytes", who, (int)TE_ACCESS);
@@ -204,10 +204,10 @@ typedef struct te__operands_text { char text[64]; } te__operands_text;
 TE_API te__operands_text te__operands_text_of(const te_gemm_tuned *t) {
     te__operands_text s;
     const char *a = te_dtype_name(t->a), *b = te_dtype_name(t->b), *dtype = te_dtype_name(t->dtype);
-    const int apart = te_is_fp8(t->a) && t->a_scaling > TE_SCALING_TENSOR;
+    const int fine = te_is_fp8(t->a) && t->a_scaling > TE_SCALING_TENSOR;
     if (te_is_fp8(t->a)) snprintf(s.text, sizeof s.text, "%s*%s.%s%s%s%s%s%s", a, b, dtype, t->fast ? ".fast" : "",
-                                  apart ? "." : "", apart ? te_scaling_name(t->a_scaling) : "", apart ? "*" : "",
-                                  apart ? te_scaling_name(t->b_scaling) : "");
+                                  fine ? "." : "", fine ? te_scaling_name(t->a_scaling) : "", fine ? "*" : "",
+                                  fine ? te_scaling_name(t->b_scaling) : "");
     else snprintf(s.text, sizeof s.text, "%s", dtype);
     return s;
 }

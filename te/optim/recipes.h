@@ -92,11 +92,11 @@ typedef struct te__recipe_weight { size_t data, transposed, scales, transposed_s
 TE_API te__recipe_weight te__recipe_weight_of(const te__recipe_walk *w) {
     const int64_t rows = w->param->rows, cols = w->param->cols;
     const te_scaling by = TE_IS_TILED(w->recipe) ? TE_SCALING_BLOCKS : TE_SCALING_ROW;
-    const int apart = !TE_IS_BY_TENSOR(w->recipe), turns = !TE_IS_BY_ROW(w->recipe);
+    const int fine = !TE_IS_BY_TENSOR(w->recipe), turns = !TE_IS_BY_ROW(w->recipe);
     te__recipe_weight s;
     s.data = (size_t)te_round_up(rows * cols, TE_ALIGN), s.transposed = turns ? s.data : 0;
-    s.scales = apart ? (size_t)te_round_up(te_scaling_count(by, rows, cols) * 4, TE_ALIGN) : 0;
-    s.transposed_scales = apart && turns ? (size_t)te_round_up(te_scaling_count(by, cols, rows) * 4, TE_ALIGN) : 0;
+    s.scales = fine ? (size_t)te_round_up(te_scaling_count(by, rows, cols) * 4, TE_ALIGN) : 0;
+    s.transposed_scales = fine && turns ? (size_t)te_round_up(te_scaling_count(by, cols, rows) * 4, TE_ALIGN) : 0;
     s.all = s.data + s.transposed + s.scales + s.transposed_scales;
     return s;
 }
@@ -137,7 +137,7 @@ TE_API te_status te__recipes_check(const te_recipes *s, te_context *ctx) {
 }
 
 /* A weight of fp8_block or fp8_row, whose scales the cast finds. */
-TE_API te_status te__recipes_cast_apart(const te_model *m, const te_param *p, te_recipe recipe, te_context *ctx) {
+TE_API te_status te__recipes_cast_fine(const te_model *m, const te_param *p, te_recipe recipe, te_context *ctx) {
     if (TE_IS_BY_ROW(recipe)) {
         te_quantize_rows rows = te_quantize_rows_of(p->rows, p->cols);
         rows.x = p->data, rows.y = p->fp8.data, rows.inverse = p->fp8.inverse, rows.rule = p->fp8.own;
@@ -155,7 +155,7 @@ TE_API te_status te__recipes_over_weights(te_recipes *s, int cast, te_context *c
         const te_param *p = w.param;
         te_quantize q = te_quantize_of(p->rows, p->cols);
         if (!TE_IS_BY_TENSOR(w.recipe)) {
-            if (cast) TE_TRY(te__recipes_cast_apart(s->models[w.model], p, w.recipe, ctx));
+            if (cast) TE_TRY(te__recipes_cast_fine(s->models[w.model], p, w.recipe, ctx));
             continue;
         }
         q.x = p->data;
