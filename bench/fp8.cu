@@ -5,6 +5,7 @@
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fPIC -shared -I. bench/fp8.cu -o libfp8.so -lcublasLt
 #include "bench.h"
 #include "te/fp8/quantize.h"
+#include "te/fp8/quantize_tiles.h"
 #include "te/fp8/scales.h"
 #include "te/gemm/gemm_fp8.h"
 
@@ -12,6 +13,7 @@
 
 TE_QUANTIZE(of_f32, f32)
 TE_QUANTIZE(of_bf16, bf16)
+TE_QUANTIZE_TILES(tiles_of_bf16, bf16)
 
 // gelu, by the tanh, as a producer of the tile skeleton.
 struct gelu_args { te_fp8_out out; const void *x; };
@@ -48,6 +50,21 @@ static void casts(int64_t rows, int64_t cols) {
             bench_check(from == TE_f32 ? of_f32_run(&q, &bench_ctx) : of_bf16_run(&q, &bench_ctx), what);
         }, bytes, 0, runs));
     };
+    float *inverse = (float *)bench_allocate((size_t)te_scaling_count(TE_SCALING_TILES, rows, cols) * 4);
+    float *turned = (float *)bench_allocate((size_t)te_scaling_count(TE_SCALING_TILES, cols, rows) * 4);
+    const auto tiles = [&](const char *what, int with_yt, int blocks) {
+        const double scales = blocks ? 0.0 : 4.0 / TE_FP8_BLOCK; // bytes an element
+        const double bytes = (double)n * (2 + (1 + with_yt) * (1 + scales));
+        bench_print("cast", "e4m3", what, shape, bench_time([&](int i) {
+            te_quantize_tiles q = te_quantize_tiles_of(rows, cols);
+            q.x = x[i % sets], q.y = y[i % sets], q.y_inverse = inverse, q.blocks = blocks;
+            if (with_yt) q.yt = yt[i % sets], q.yt_inverse = turned;
+            bench_check(tiles_of_bf16_run(&q, &bench_ctx), what);
+        }, bytes, 0, runs));
+    };
+    tiles("bf16 -> row-wise and transposed in tiles", 1, 0);
+    tiles("bf16 -> row-wise in tiles", 0, 0);
+    tiles("bf16 -> row-wise and transposed in blocks", 1, 1);
     run("bf16 -> row-wise, transposed, amax", TE_bf16, 1, 1, 1, TE_e4m3);
     run("bf16 -> transposed, amax", TE_bf16, 0, 1, 1, TE_e5m2);
     run("bf16 -> row-wise, amax", TE_bf16, 1, 0, 1, TE_e4m3);

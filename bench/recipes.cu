@@ -7,22 +7,32 @@
 
 TE_SEQUENTIAL(gpt_current, (bf16, (recipe, fp8_current)), GPT_4096)
 TE_SEQUENTIAL(gpt_delayed, (bf16, (recipe, fp8_delayed)), GPT_4096)
+TE_SEQUENTIAL(gpt_block, (bf16, (recipe, fp8_block)), GPT_4096)
+TE_SEQUENTIAL(gpt_row, (bf16, (recipe, fp8_row)), GPT_4096)
 TE_SEQUENTIAL(mlp_delayed, (bf16, (recipe, fp8_delayed)), MLP_PART(4096, 16384, 0.1f))
+TE_SEQUENTIAL(mlp_block, (bf16, (recipe, fp8_block)), MLP_PART(4096, 16384, 0.1f))
 
+// An operand [rows, k] of normal numbers; where its scales are not of a tensor, they are normal numbers, too.
+static const void *operand(te_gemm_fp8 *o, te_scaling scaling, te_dtype dtype, int64_t rows, int64_t k, uint32_t id) {
+    const int64_t scales = te_scaling_count(scaling, rows, k);
+    void *p = bench_allocate((size_t)(rows * k)), *inverse = scaling == TE_SCALING_TENSOR ? nullptr : bench_allocate((size_t)scales * 4);
+    bench_check(te_fill_normal(p, dtype, rows * k, 0, 1, 4, id, &bench_ctx), "an operand");
+    if (inverse) bench_check(te_fill_normal(inverse, TE_f32, scales, 1, 0.1f, 5, id, &bench_ctx), "scales");
+    o->scaling = scaling, o->dtype = dtype, o->inverse = (const float *)inverse;
+    return p;
+}
 // The products of a linear in FP8, forward and backward, with operands that lie ready.
 struct products {
     te_gemm forward, dx, dw;
-    products(int rows, int in, int out) : forward(te_gemm_of(rows, out, in)), dx(te_gemm_of(rows, in, out)), dw(te_gemm_of(out, in, rows)) {
-        te_dtype first = TE_e4m3;
+    products(int rows, int in, int out, bool tiled) : forward(te_gemm_of(rows, out, in)), dx(te_gemm_of(rows, in, out)), dw(te_gemm_of(out, in, rows)) {
+        const te_scaling first = tiled ? TE_SCALING_TILES : TE_SCALING_TENSOR;
         uint32_t id = 0;
         for (te_gemm *g : {&forward, &dx, &dw}) {
-            g->trans_b = 1, g->dtype = TE_bf16, g->out = g == &dw ? TE_f32 : TE_bf16, g->fast = g == &forward;
-            g->a_fp8.scaling = g->b_fp8.scaling = TE_SCALING_TENSOR, g->a_fp8.dtype = first, g->b_fp8.dtype = TE_e4m3;
-            void *a = bench_allocate((size_t)(g->m * g->k)), *b = bench_allocate((size_t)(g->n * g->k));
-            bench_check(te_fill_normal(a, first, g->m * g->k, 0, 1, 4, id++, &bench_ctx), "a");
-            bench_check(te_fill_normal(b, TE_e4m3, g->n * g->k, 0, 1, 4, id++, &bench_ctx), "b");
-            g->a = a, g->b = b, g->d = bench_allocate((size_t)(g->m * g->n) * 4);
-            first = TE_e5m2;
+            const te_scaling second = !tiled ? first : g == &dw ? TE_SCALING_TILES : TE_SCALING_BLOCKS;
+            g->trans_b = 1, g->dtype = TE_bf16, g->out = g == &dw ? TE_f32 : TE_bf16, g->fast = g == &forward && !tiled;
+            g->a = operand(&g->a_fp8, first, tiled || g == &forward ? TE_e4m3 : TE_e5m2, g->m, g->k, id++);
+            g->b = operand(&g->b_fp8, second, TE_e4m3, g->n, g->k, id++);
+            g->d = bench_allocate((size_t)(g->m * g->n) * 4);
         }
     }
     void run() const {
@@ -36,7 +46,7 @@ static void beside_products(const te_plan *plan, int batch, int seq) {
     c.make(1);
     std::vector<products> p;
     for (int i = 0; i < plan->op_count; i++)
-        if (plan->op[i].recipe != TE_RECIPE_none) p.emplace_back((int)c.rows, plan->op[i].in, plan->op[i].out);
+        if (plan->op[i].recipe != TE_RECIPE_none) p.emplace_back((int)c.rows, plan->op[i].in, plan->op[i].out, TE_IS_TILED(plan->op[i].recipe));
     for (const products &one : p) one.run(); // is tuned here
     bench_graph a([&](int) { c.forward(0), c.backward(0); }, 2), b([&](int) { for (const products &one : p) one.run(); }, 2);
     for (double us = 0; us < 3e5; us += 2 * ((double)a.us.back() + (double)b.us.back())) a.run(), b.run();
@@ -50,9 +60,11 @@ static void beside_products(const te_plan *plan, int batch, int seq) {
 int main(int argc, char **argv) {
     bench_open(argc, argv);
     bench_ctx.gemm_tune = 1;
-    for (const te_plan *p : {gpt_current_plan(), gpt_delayed_plan()}) bench_against(p, {gpt4096_plan()}, 4, 2048, TE_BACKWARD, "in bf16");
+    for (const te_plan *p : {gpt_current_plan(), gpt_delayed_plan(), gpt_block_plan()}) bench_against(p, {gpt4096_plan()}, 4, 2048, TE_BACKWARD, "in bf16");
+    for (const int seq : {1, 8, 64, 2048}) bench_against(gpt_row_plan(), {gpt4096_plan()}, seq == 2048 ? 4 : 1, seq, TE_INFER, "in bf16");
     beside_products(mlp_delayed_plan(), 4, 2048);
-    for (const te_plan *p : {gpt4096_plan(), gpt_current_plan(), gpt_delayed_plan()}) bench_plan(p, 4, 2048);
+    beside_products(mlp_block_plan(), 4, 2048);
+    for (const te_plan *p : {gpt4096_plan(), gpt_current_plan(), gpt_delayed_plan(), gpt_block_plan()}) bench_plan(p, 4, 2048);
     bench_whole(gpt_delayed_plan(), 4, 2048);
     return bench_close();
 }

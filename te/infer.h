@@ -5,7 +5,8 @@
  *     #include "te/infer.h"
  *     TE_INFERENCE(block, bf16, (fork, x1), (layernorm, ln1, 768), (linear, qkv, 768, 2304), ...)
  *
- * Lists of all kinds work with it; a list that names a collective includes te/comm/collective.h beside it.
+ * Lists of all kinds work with it; a list that names a collective includes te/comm/collective.h beside it, one that
+ * names a recipe (fp8_row is made for inference) te/optim/recipes.h.
  */
 #ifndef TE_INFER_H
 #define TE_INFER_H

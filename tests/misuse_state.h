@@ -231,6 +231,20 @@ inline void product_calls(table &t) {
         {"FP8 of 8 columns", TE_ERROR_SHAPE, [](te_gemm &g) { g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_TENSOR, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3, g.dtype = TE_bf16; }},
         {"D where A is", TE_ERROR_VALUE, [](te_gemm &g) { g.d = (void *)(uintptr_t)g.a; }}, {"D where B is", TE_ERROR_VALUE, [](te_gemm &g) { g.d = (void *)(uintptr_t)g.b; }},
         {"A 4 off", TE_ERROR_ALIGNMENT, [](te_gemm &g) { g.a = (const char *)g.a + 4; }}, {"B 4 off", TE_ERROR_ALIGNMENT, [](te_gemm &g) { g.b = (const char *)g.b + 4; }}, {"D 4 off", TE_ERROR_ALIGNMENT, [](te_gemm &g) { g.d = (char *)g.d + 4; }}};
+    struct scaled { const char *name; te_status status; te_scaling a, b; std::function<void(te_gemm &)> set; };
+    const auto none = [](te_gemm &) {};
+    const std::vector<scaled> scalings = {
+        {"scales of rows by a tensor", TE_ERROR_VALUE, TE_SCALING_ROW, TE_SCALING_TENSOR, none}, {"scales of blocks by blocks", TE_ERROR_VALUE, TE_SCALING_BLOCKS, TE_SCALING_BLOCKS, none},
+        {"scales of blocks by tiles", TE_ERROR_VALUE, TE_SCALING_BLOCKS, TE_SCALING_TILES, none}, {"scales of kind 7", TE_ERROR_VALUE, (te_scaling)7, (te_scaling)7, none},
+        {"tiles without scales", TE_ERROR_NULL, TE_SCALING_TILES, TE_SCALING_BLOCKS, [](te_gemm &g) { g.b_fp8.inverse = nullptr; }},
+        {"tiles and a bias", TE_ERROR_VALUE, TE_SCALING_TILES, TE_SCALING_TILES, [](te_gemm &g) { g.epilogue = TE_EPILOGUE_BIAS, g.bias = g.a; }},
+        {"seven rows of tiles", TE_ERROR_SHAPE, TE_SCALING_TILES, TE_SCALING_TILES, [](te_gemm &g) { g.m = 7; }}};
+    for (const scaled &v : scalings) refuse<cs>(t, std::string("te_gemm_run: ") + v.name, v.status, "te_gemm_run", [=](cs &s) {
+            te_gemm &g = s.gemm;
+            g.a_fp8.scaling = v.a, g.b_fp8.scaling = v.b, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3, g.dtype = g.out = TE_bf16, g.n = g.k = 16, g.trans_a = 0, g.trans_b = 1;
+            g.a_fp8.inverse = g.b_fp8.inverse = (const float *)s.room;
+            return v.set(g), te_gemm_run(&g, s.ctx);
+        });
     for (const value &v : values) refuse<cs>(t, std::string("te_gemm_run: ") + v.name, v.status, "te_gemm_run", [=](cs &s) { return v.set(s.gemm), te_gemm_run(&s.gemm, s.ctx); });
     if (!TE_CUDA) refuse<cs>(t, "te_gemm_run: bf16 without scratch", TE_ERROR_NULL, "te_gemm_scratch", [](cs &s) { return s.gemm.dtype = s.gemm.out = TE_bf16, te_gemm_run(&s.gemm, s.ctx); });
     refuse<cs>(t, "te_gemm_run: null", TE_ERROR_NULL, "te_gemm_run", [](cs &s) { return te_gemm_run(nullptr, s.ctx); });

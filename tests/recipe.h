@@ -1,4 +1,4 @@
-// recipe.h -- a model under an FP8 recipe with its memory, and one forward and backward of it.
+// recipe.h -- a model under an FP8 recipe with its memory, one forward and backward of it, and products against doubles.
 //
 // Do this:
 //     under_recipe u(mlp_subject, 2, 24, seed);
@@ -9,6 +9,7 @@
 #define TESTS_RECIPE_H
 
 #include "harness.h"
+#include "te/graph/graph.h"
 #include "te/optim/recipes.h"
 
 namespace {
@@ -27,11 +28,16 @@ struct under_recipe {
     const te_plan *plan;
     size_t rows;
 
+    static te_recipes_config config_of(int history) {
+        te_recipes_config c = te_recipes_defaults();
+        return c.history = history, c;
+    }
     under_recipe(const subject &s, int batches, int seq, unsigned seed, int history = 3, int tune = 0)
-        : ctx(&own.c), random(seed), m(s, ctx), models{m.model()}, config(te_recipes_defaults()), plan(m.plan), rows((size_t)(batches * seq)) {
+        : under_recipe(s, batches, seq, seed, config_of(history), tune) {}
+    under_recipe(const subject &s, int batches, int seq, unsigned seed, const te_recipes_config &c, int tune = 0)
+        : ctx(&own.c), random(seed), m(s, ctx), models{m.model()}, config(c), plan(m.plan), rows((size_t)(batches * seq)) {
         m.draw(random);
         ctx->gemm_tune = tune;
-        config.history = history;
         const size_t n = te_recipes_bytes(models, 1, &config);
         memory.reset(new buffer(ctx, n));
         REQUIRE(te_recipes_init(&state, memory->data(), n, models, 1, &config, ctx) == TE_OK);
@@ -68,6 +74,82 @@ struct micro_batch {
         REQUIRE(u.m.s.backward(u.x_of(dx), u.y_of(dy), &saved, u.m.memory.data(), &u.batch, u.ctx) == TE_OK);
     }
 };
+
+// out[m, n] = sum over k of a(m, k) b(n, k), within the rounding of the result (which f16 does in steps of 2^-24 below 2^-14) and
+// `lost` of the sum of all magnitudes.
+template <class A, class B>
+void check_product(const char *what, const reference::vec &out, size_t m, size_t n, size_t k, A a, B b, te_dtype d, double lost) {
+    const double rounding = d == TE_f32 ? 1e-6 : d == TE_f16 ? std::ldexp(1, -11) : std::ldexp(1, -8), least = d == TE_f16 ? std::ldexp(1, -14) : 0;
+    double worst = 0;
+    REQUIRE(out.size() == m * n);
+    for (size_t i = 0; i < m; i++)
+        for (size_t j = 0; j < n; j++) {
+            double sum = 0, all = 0;
+            for (size_t l = 0; l < k; l++) sum += a(i, l) * b(j, l), all += std::fabs(a(i, l) * b(j, l));
+            const double e = std::fabs(out[i * n + j] - sum) / (rounding * std::max(std::fabs(sum), least) + lost * all + 1e-30);
+            worst = e <= worst ? worst : e;
+        }
+    INFO(what << ": " << worst << " of what is allowed");
+    CHECK(worst <= 1);
+}
+
+inline double distance(const reference::vec &a, const reference::vec &b) {
+    double d = 0, s = 0;
+    REQUIRE(a.size() == b.size());
+    for (size_t i = 0; i < a.size(); i++) d += (a[i] - b[i]) * (a[i] - b[i]), s += b[i] * b[i];
+    return std::sqrt(d / s);
+}
+struct results {
+    reference::vec y, dx, grads;
+};
+inline results run_plain(under_recipe &u, micro_batch &b) {
+    b.forward(u);
+    b.backward(u);
+    return {b.y.read(u.plan->out_dtype), b.dx.read(u.plan->in_dtype), u.m.grads.read(TE_f32)};
+}
+inline size_t without(under_recipe &u) { return te_plan_saved_bytes_without_recipe(u.plan, (int64_t)u.rows); }
+
+struct step { under_recipe *u; micro_batch *b; };
+inline te_status whole_step(const te_graph *, const void *arg, te_context *ctx) {
+    const step *s = (const step *)arg;
+    under_recipe &u = *s->u;
+    TE_TRY(u.m.s.forward(u.y_of(s->b->y), &s->b->saved, u.x_of(s->b->x), u.m.memory.data(), &u.batch, ctx));
+    TE_TRY(u.m.s.backward(u.x_of(s->b->dx), u.y_of(s->b->dy), &s->b->saved, u.m.memory.data(), &u.batch, ctx));
+    return te_recipes_step(&u.state, ctx);
+}
+// Steps of a list in bf16 with their update of scales, eager and as a graph, have the same bits.
+inline void check_graph(const subject &s, int rows, unsigned seed) {
+    under_recipe u(s, 1, rows, seed), v(s, 1, rows, seed);
+#if TE_CUDA
+    cudaStream_t streams[2];
+    for (cudaStream_t &one : streams) REQUIRE(cudaStreamCreate(&one) == cudaSuccess);
+    u.ctx->stream = streams[0], v.ctx->stream = streams[1];
+#endif
+    micro_batch a(u, u.m.s.saved_bytes(rows)), b(v, v.m.s.saved_bytes(rows));
+    const step eager = {&u, &a}, captured = {&v, &b};
+    REQUIRE(whole_step(nullptr, &eager, u.ctx) == TE_OK);
+    REQUIRE(whole_step(nullptr, &captured, v.ctx) == TE_OK);
+    te_graph g;
+    const te_graph_spec spec = te_graph_spec_of("step", whole_step, &captured, 0, nullptr, 0, nullptr, 0);
+    REQUIRE(te_graph_capture(&g, &spec, nullptr, v.ctx) == TE_OK);
+    for (int i = 0; i < 4; i++) { // the third has a history of other sizes
+        const double size = i == 2 ? 8 : 1;
+        const reference::vec x = u.random.draw(u.rows * (size_t)u.plan->in, TE_bf16, 0, size);
+        a.x.write(x, TE_bf16), b.x.write(x, TE_bf16);
+        REQUIRE(whole_step(nullptr, &eager, u.ctx) == TE_OK);
+        REQUIRE(te_graph_replay(&g, nullptr, 0, v.ctx) == TE_OK);
+        CHECK(bool(a.y.raw() == b.y.raw()));
+        CHECK(bool(a.dx.raw() == b.dx.raw()));
+        CHECK(bool(u.m.grads.raw() == v.m.grads.raw()));
+        CHECK(u.memory->raw() == v.memory->raw());
+    }
+    te_graph_destroy(&g);
+#if TE_CUDA
+    REQUIRE(te_synchronize(u.ctx) == TE_OK);
+    u.ctx->stream = v.ctx->stream = nullptr;
+    for (cudaStream_t one : streams) cudaStreamDestroy(one);
+#endif
+}
 
 } // namespace
 

@@ -1,7 +1,6 @@
 // recipe_test.cc -- lists under an FP8 recipe: products against doubles of their quantised operands, scales of steps before, recipes
 // switched on and off, micro-batches in flight, recomputation, graphs, and what is refused.
 #include "recipe.h"
-#include "te/graph/graph.h"
 #include "te/ops/activation.h"
 #include "te/ops/attention.h"
 #include "te/ops/bias.h"
@@ -81,24 +80,6 @@ double largest(const reference::vec &v) {
 }
 double scale_of(double amax, te_dtype to) { return (double)(te_fp8_most(to) / (float)amax); }
 
-// out[m, n] = sum over k of a(m, k) b(n, k), within the rounding of the result (which f16 does in steps of 2^-24 below 2^-14) and
-// `lost` of the sum of all magnitudes.
-template <class A, class B>
-void check_product(const char *what, const reference::vec &out, size_t m, size_t n, size_t k, A a, B b, te_dtype d, double lost) {
-    const double rounding = d == TE_f32 ? 1e-6 : d == TE_f16 ? std::ldexp(1, -11) : std::ldexp(1, -8), least = d == TE_f16 ? std::ldexp(1, -14) : 0;
-    double worst = 0;
-    REQUIRE(out.size() == m * n);
-    for (size_t i = 0; i < m; i++)
-        for (size_t j = 0; j < n; j++) {
-            double sum = 0, all = 0;
-            for (size_t l = 0; l < k; l++) sum += a(i, l) * b(j, l), all += std::fabs(a(i, l) * b(j, l));
-            const double e = std::fabs(out[i * n + j] - sum) / (rounding * std::max(std::fabs(sum), least) + lost * all + 1e-30);
-            worst = e <= worst ? worst : e;
-        }
-    INFO(what << ": " << worst << " of what is allowed");
-    CHECK(worst <= 1);
-}
-
 // Three steps of one linear, each with inputs of another size.
 void check_linear(const subject &s, int rows) {
     const unsigned seed = fresh_seed();
@@ -150,24 +131,6 @@ TEST_CASE("products under a recipe are those of their quantised operands", "[rec
 }
 
 // ---- whole lists ---------------------------------------------------------------------------------------------------------
-
-namespace {
-double distance(const reference::vec &a, const reference::vec &b) {
-    double d = 0, s = 0;
-    REQUIRE(a.size() == b.size());
-    for (size_t i = 0; i < a.size(); i++) d += (a[i] - b[i]) * (a[i] - b[i]), s += b[i] * b[i];
-    return std::sqrt(d / s);
-}
-struct results {
-    reference::vec y, dx, grads;
-};
-results run_plain(under_recipe &u, micro_batch &b) {
-    b.forward(u);
-    b.backward(u);
-    return {b.y.read(u.plan->out_dtype), b.dx.read(u.plan->in_dtype), u.m.grads.read(TE_f32)};
-}
-size_t without(under_recipe &u) { return te_plan_saved_bytes_without_recipe(u.plan, (int64_t)u.rows); }
-} // namespace
 
 TEST_CASE("a block under a recipe is near the same block without, and saves less", "[recipe]") {
     const unsigned seed = fresh_seed();
@@ -287,52 +250,10 @@ TEST_CASE("micro-batches in flight keep their own scales", "[recipe]") {
     }
 }
 
-namespace {
-struct step { under_recipe *u; micro_batch *b; };
-te_status whole_step(const te_graph *, const void *arg, te_context *ctx) {
-    const step *s = (const step *)arg;
-    under_recipe &u = *s->u;
-    TE_TRY(u.m.s.forward(u.y_of(s->b->y), &s->b->saved, u.x_of(s->b->x), u.m.memory.data(), &u.batch, ctx));
-    TE_TRY(u.m.s.backward(u.x_of(s->b->dx), u.y_of(s->b->dy), &s->b->saved, u.m.memory.data(), &u.batch, ctx));
-    return te_recipes_step(&u.state, ctx);
-}
-} // namespace
-
 TEST_CASE("a step with its update of scales replays as a graph", "[recipe]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
-    for (const subject *s : {&current_subject, &delayed_subject}) {
-        under_recipe u(*s, 1, 24, seed), v(*s, 1, 24, seed);
-#if TE_CUDA
-        cudaStream_t streams[2];
-        for (cudaStream_t &one : streams) REQUIRE(cudaStreamCreate(&one) == cudaSuccess);
-        u.ctx->stream = streams[0], v.ctx->stream = streams[1];
-#endif
-        micro_batch a(u, u.m.s.saved_bytes(24)), b(v, v.m.s.saved_bytes(24));
-        const step eager = {&u, &a}, captured = {&v, &b};
-        REQUIRE(whole_step(nullptr, &eager, u.ctx) == TE_OK);
-        REQUIRE(whole_step(nullptr, &captured, v.ctx) == TE_OK);
-        te_graph g;
-        const te_graph_spec spec = te_graph_spec_of("step", whole_step, &captured, 0, nullptr, 0, nullptr, 0);
-        REQUIRE(te_graph_capture(&g, &spec, nullptr, v.ctx) == TE_OK);
-        for (int i = 0; i < 4; i++) { // the third has a history of other sizes
-            const double size = i == 2 ? 8 : 1;
-            const reference::vec x = u.random.draw(u.rows * 64, TE_bf16, 0, size);
-            a.x.write(x, TE_bf16), b.x.write(x, TE_bf16);
-            REQUIRE(whole_step(nullptr, &eager, u.ctx) == TE_OK);
-            REQUIRE(te_graph_replay(&g, nullptr, 0, v.ctx) == TE_OK);
-            CHECK(bool(a.y.raw() == b.y.raw()));
-            CHECK(bool(a.dx.raw() == b.dx.raw()));
-            CHECK(bool(u.m.grads.raw() == v.m.grads.raw()));
-            CHECK(u.memory->raw() == v.memory->raw());
-        }
-        te_graph_destroy(&g);
-#if TE_CUDA
-        REQUIRE(te_synchronize(u.ctx) == TE_OK);
-        u.ctx->stream = v.ctx->stream = nullptr;
-        for (cudaStream_t one : streams) cudaStreamDestroy(one);
-#endif
-    }
+    for (const subject *s : {&current_subject, &delayed_subject}) check_graph(*s, 24, seed);
 }
 
 TEST_CASE("products whose op says recipe none stay in the list's format", "[recipe]") {

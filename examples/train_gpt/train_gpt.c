@@ -5,7 +5,8 @@
  *     ./train_gpt                          two minutes on the C headers of this machine, then a sample
  *     ./train_gpt --size gpt2 --batch 8 --seq 1024 --steps 1000 ~/texts
  *     ./train_gpt --resume                 goes on where Ctrl-C stopped it, to the same bits
- *     ./train_gpt --recipe fp8_delayed     the products of the blocks in FP8
+ *     ./train_gpt --recipe fp8_delayed     the products of the blocks in FP8 (--recipe fp8_block: built with
+ *                                          -DGPT_RECIPE=fp8_block)
  *     ./train_gpt --optimizer muon         orthogonal updates for the blocks' matrices, AdamW for the rest
  *
  * SIGINT, SIGTERM and SIGHUP stop it after a step, with a checkpoint. A step whose gradients are not finite is left
@@ -37,6 +38,12 @@
 #define GPT_DTYPE f32
 #endif
 #endif
+#ifdef GPT_RECIPE /* -DGPT_RECIPE=fp8_block */
+#define GPT_RECIPES TE_STRING(GPT_RECIPE)
+#else
+#define GPT_RECIPE fp8_delayed
+#define GPT_RECIPES "fp8_current, fp8_delayed"
+#endif
 #ifdef GPT_DROPOUT /* -DGPT_DROPOUT=0.1f */
 #define DROPOUT(name) (dropout, name, GPT_DROPOUT),
 #else
@@ -64,7 +71,7 @@
 
 #define GPT_DEFINE(size, L, H, HEADS, T, V)                               \
     TE_SEQUENTIAL(embed_##size, GPT_DTYPE, GPT_EMBED(V, T, H))            \
-    TE_SEQUENTIAL(block_##size, (GPT_DTYPE, (recipe, fp8_delayed)), GPT_BLOCK(H, HEADS)) \
+    TE_SEQUENTIAL(block_##size, (GPT_DTYPE, (recipe, GPT_RECIPE)), GPT_BLOCK(H, HEADS)) \
     TE_SEQUENTIAL(head_##size, GPT_DTYPE, GPT_HEAD(V, H))                 \
     TE_SEQUENTIAL(logits_##size, GPT_DTYPE, GPT_LOGITS(V, H))
 GPT_SIZES(GPT_DEFINE)
@@ -549,7 +556,7 @@ static const char usage[] =
     "  --size NAME       tiny, small or gpt2 (the 124M shape)      tiny\n"
     "  --batch N         sequences a micro-batch                   8\n"
     "  --seq N           tokens a sequence                         128\n"
-    "  --recipe NAME     products of the blocks: none (as all else), fp8_current, fp8_delayed\n"
+    "  --recipe NAME     products of the blocks: none (as all else), " GPT_RECIPES "\n"
     "  --accumulate N    micro-batches a step                      1\n"
     "  --steps N         optimizer steps                           1500\n"
     "  --optimizer NAME  adamw, sgd (with momentum) or muon        adamw\n"
@@ -589,8 +596,10 @@ static void check_options(const options *o) {
     if (o->sample > INT_MAX) die("--sample is too large", NULL);
     if (o->lr < 0 || o->lr > 1e30) die("--lr must be from 0 to 1e30", NULL);
     if (o->temperature < 0) die("--temperature must not be negative; 0 takes the likeliest byte", NULL);
-    if (strcmp(o->recipe, "none") && strcmp(o->recipe, "fp8_current") && strcmp(o->recipe, "fp8_delayed"))
-        die("--recipe must be none, fp8_current or fp8_delayed, and not", o->recipe);
+    const int tensors = TE_JOIN1(TE_RECIPE_, GPT_RECIPE) == TE_RECIPE_fp8_delayed;
+    if (strcmp(o->recipe, "none") && strcmp(o->recipe, TE_STRING(GPT_RECIPE)) &&
+        (!tensors || strcmp(o->recipe, "fp8_current")))
+        die("--recipe must be none, " GPT_RECIPES ", or what -DGPT_RECIPE built the program for, and not", o->recipe);
     if (rule_of(o->optimizer) < 0) die("--optimizer must be adamw, sgd or muon, and not", o->optimizer);
     if (moments_of(o->moments) < 0) die("--moments must be f32 or bf16, and not", o->moments);
     if (strlen(o->out) > 4000) die("--out: the path is too long", NULL);

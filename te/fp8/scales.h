@@ -78,6 +78,11 @@ TE_BOTH float te_scale_of_amax(float amax, float most, const te_scale_rule *rule
     return rule->power_of_two ? te_float_of_bits(te_bits_of_float(s) & 0xff800000u) : s;
 }
 
+/* The scale of what has these bits for its own amax: 1 where that is 0, infinite or no number. */
+TE_BOTH float te_scale_of_own(uint32_t amax, float most, const te_scale_rule *rule) {
+    return amax > 0 && amax < 0x7f800000u ? te_scale_of_amax(te_float_of_bits(amax), most, rule) : 1.0f;
+}
+
 typedef struct te_scales_args {
     te_scales s;
     te_scale_rule rule;

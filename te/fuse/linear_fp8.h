@@ -1,5 +1,6 @@
-/* linear_fp8.h -- a linear whose product runs in FP8: what its operands are made of. x and the weight are e4m3, dy is
- * e5m2 (te_recipe). FP8 products read both operands along k, so that three of them are wanted transposed as well:
+/* linear_fp8.h -- a linear whose product runs in FP8: what its operands are made of, with one scale for a tensor;
+ * linear_tiles.h has those of fp8_block, linear_rows.h those of fp8_row. x and the weight are e4m3, dy is e5m2
+ * (te_recipe). FP8 products read both operands along k, so that three of them are wanted transposed as well:
  *
  *     y[rows, out]   = x[rows, in]  weight[out, in]^T
  *     dx[rows, in]   = dy[rows, out]  weight_t[in, out]^T
@@ -17,20 +18,21 @@
 #include "../fp8/quantize.h"  /* te_quantize */
 #include "../gemm/gemm.h"     /* te_gemm */
 #include "../plan/run.h"      /* te_run */
+#include "linear_rows.h"      /* te__row_forward */
+#include "linear_tiles.h"     /* te__tiled_forward */
 
 TE_API int64_t te__fp8_rows(int64_t rows) { return te_round_up(rows, 16); }
 
 /* v as FP8, with the scale at `index`: row-wise at y, transposed at yt, 1 / scale at `inverse`; null: not wanted. */
 TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_product *f, int index, te_dtype to, void *y, void *yt,
                               float *inverse) {
-    const te_scale_rule own = te_scale_rule_current();
     TE_TRY(te_as(&v, r, r->plan->dtype));
     te_quantize q = te_quantize_of(v.rows, v.cols);
     if (r->dry) return TE_OK;
     q.x = v.p, q.to = to, q.amax = f->scales->amax + index;
     if (f->current) {
         if (!r->measured) TE_TRY(r->plan->fp8->quantize(&q, r->ctx));
-        TE_TRY(te_scales_update(f->scales, index, 1, &own, r->ctx));
+        TE_TRY(te_scales_update(f->scales, index, 1, &f->own, r->ctx));
     }
     if (f->current || r->pass == TE_INFER) q.amax = 0; /* fp8_delayed: inference leaves no trace in the history */
     q.y = y, q.yt = yt, q.yt_cols = te__fp8_rows(v.rows), q.scale = f->scales->scale + index, q.inverse = inverse;
@@ -54,6 +56,8 @@ TE_API te_status te__fp8_transpose(te_run *r, void **turned, te_value v, int wan
 TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_kept_fp8 kept = te_kept_of(r, i);
+    if (te_is_tiled(r, i)) return te__tiled_forward(g, r, i, x);
+    if (TE_IS_BY_ROW(r->plan->op[i].recipe)) return te__row_forward(g, r, i, x);
     void *y = kept.x;
     if (te_is_fp8(x.dtype)) y = x.p;
     else {
@@ -70,6 +74,7 @@ TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
 TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_kept_fp8 kept = te_kept_of(r, i);
+    if (te_is_tiled(r, i)) return te__tiled_backward(w, x, r, i, dy);
     const size_t bytes = (size_t)(te_room_rows(r) * dy.cols);
     const int trains = te_is_trained(r->param[i]), fixed = (r->plan->op[i].flags & TE_IS_FROZEN) != 0;
     void *y = dy.p, *yt = r->turned.p, *xt = kept.x;
@@ -89,10 +94,26 @@ TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_v
     return TE_OK;
 }
 
-/* The kernels of a list under a recipe: `name`##_fp8. */
-#define TE_FP8_OPS(name, dtype)                        \
+/* The kernels of a list that names `recipe`: `name`##_fp8. Ops may have other recipes than their list, but fp8_block
+ * and fp8_row alone where the list names the same (te/ops/linear.h). */
+#define TE_FP8_OPS(name, dtype, recipe) TE_JOIN1(TE__FP8_OPS_, recipe)(name, dtype)
+#define TE__FP8_OPS_none TE__FP8_OPS_fp8_current
+#define TE__FP8_OPS_fp8_delayed TE__FP8_OPS_fp8_current
+#define TE__FP8_OPS_fp8_current(name, dtype)           \
+    TE__FP8_OPS_OF_TENSORS(name, dtype)                \
+    static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_turn_run, te_gemm_run, 0, 0, 0};
+#define TE__FP8_OPS_fp8_block(name, dtype)             \
+    TE__FP8_OPS_OF_TENSORS(name, dtype)                \
+    TE_QUANTIZE_TILES(name##_tiles, dtype)             \
+    TE_GEMM_TILES(name##_product)                      \
+    static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_turn_run, te_gemm_run, name##_tiles_run, \
+                                          name##_product_run, 0};
+#define TE__FP8_OPS_fp8_row(name, dtype)               \
+    TE__FP8_OPS_OF_TENSORS(name, dtype)                \
+    TE_QUANTIZE_ROWS(name##_rows, dtype)               \
+    static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_turn_run, te_gemm_run, 0, 0, name##_rows_run};
+#define TE__FP8_OPS_OF_TENSORS(name, dtype)            \
     TE_QUANTIZE(name##_quantize, dtype)                \
-    TE_QUANTIZE(name##_turn, e4m3) /* e5m2 too: bytes stay what they are */ \
-    static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_turn_run, te_gemm_run};
+    TE_QUANTIZE(name##_turn, e4m3) /* e5m2 too: bytes stay what they are */
 
 #endif

@@ -37,6 +37,7 @@ TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows,
     if (!te_gemm_is_fp8(g) && te_gemm_is_bare(bare, g, r->ctx)) return r->dry ? TE_OK : te_bare_run(bare, g, r->ctx);
     g->scratch = (float *)scratch;
     if (r->dry) return TE_OK;
+    if (g->a_fp8.scaling == TE_SCALING_TILES) return r->plan->fp8->product_of_tiles(g, r->ctx);
     return te_gemm_is_fp8(g) ? r->plan->fp8->product(g, r->ctx) : te_gemm_run(g, r->ctx);
 }
 

@@ -68,16 +68,17 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
 #define TE_PRODUCT(name, dtype)           \
     TE__PRODUCT_EPILOGUE(name, dtype)     \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product, name##_is_product, 0)
-/* Those of a list that names a recipe. Where the product's op has one (name##_in_fp8) the kernel takes operands in FP8,
- * x and the weight in forward, dy and the weight's transpose in backward (linear_fp8.h), and there is none in 16 bits,
- * for many rows or for few: with the recipe switched off such a row is a product of cuBLASLt's and a chain. Kernels
- * that run then alone would take as long again to compile. */
+/* Those of a list that names a recipe. Where the product's op has one with scales of tensors (name##_by_tensor) the
+ * kernel takes operands in FP8, x and the weight in forward, dy and the weight's transpose in backward (linear_fp8.h).
+ * Where it has any (name##_in_fp8) there is none in 16 bits, for many rows or for few: with the recipe switched off
+ * such a row is a product of cuBLASLt's and a chain. Kernels that run then alone would take as long
+ * again to compile. */
 #define TE_PRODUCT_FP8(name, dtype)                                                                                   \
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                 \
     TE_HOPPER_KERNEL_OF(name##_product_fp8, te_product, TE_##dtype, name##_is_backward ? TE_e5m2 : TE_e4m3, TE_e4m3,  \
-                        1, 1, name##_epilogue, name##_is_product && name##_in_fp8)                                    \
+                        1, 1, name##_epilogue, name##_is_product && name##_by_tensor)                                 \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_in_fp8, name##_is_product && !name##_in_fp8,        \
-                        name##_is_product && name##_in_fp8 ? (const void *)name##_product_fp8 : 0)
+                        name##_is_product && name##_by_tensor ? (const void *)name##_product_fp8 : 0)
 #define TE__PRODUCT_EPILOGUE(name, dtype)                                                                             \
     enum {                                                                                                            \
         name##_is_plain = name##_norm < 0 && name##_in_halves == 1 && name##_out_halves == 1 && name##_half % 8 == 0, \
@@ -221,6 +222,10 @@ TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_c
     return (void)kernels, (void)g, (void)ctx, TE_OK;
 }
 #endif
+/* What a row's kernels are made by, of its product's recipe. */
+#define TE__RECIPE_FACTS(name, pass)                                                                            \
+    name##_in_fp8 = name##_recipe != (int)TE_RECIPE_none && !(TE__IS_BACKWARD_##pass && TE_IS_BY_ROW(name##_recipe)), \
+    name##_by_tensor = TE_IS_BY_TENSOR(name##_recipe)
 #define TE_NO_PRODUCT(name, dtype) \
     TE_API te_product_kernels *name##_kernels(void) { return 0; }
 

@@ -115,7 +115,7 @@
     TE__DEFINE2(widths, passes, link, rows, rows_b, name, TE_LIST_OF(dtype), TE_NAME(TE_LIST_OF(dtype)), __VA_ARGS__)
 #define TE__DEFINE2(...) TE__DEFINE3(__VA_ARGS__)
 #define TE__DEFINE3(widths, passes, link, rows, rows_b, name, of, dtype, cut, marks, ...)                            \
-    TE__IF_RECIPE(of, TE_FP8_OPS, TE_NOTHING)(name, dtype)                                                           \
+    TE__IF_RECIPE(of, TE_FP8_OPS, TE_NOTHING)(name, dtype, TE_OPTION(of, recipe, none))                              \
     TE__DEFINE_LIST(TE__TRAINING_OF_##passes, TE__IF_RECIPE(of, TE__FP8_OPS_OF, TE__NO_FP8_OPS)(name), link, name,   \
                 dtype, TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__),                                                \
                 TE__STEPS_OF_##passes(rows, (TE__IF_RECIPE(of, widths##_fp8, widths), name, dtype, forward,          \

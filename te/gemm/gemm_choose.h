@@ -106,7 +106,8 @@ TE_API te_status te_gemm_check_fp8(const te_gemm *g, const char *who, te_context
     const int own = ctx->gemm_own && ctx->capability == 900 && te__hopper_can(&bare) && (g->beta == 0 || g->beta == 1);
     TE_REQUIRE(TE_HAS_CUBLASLT || !te_gemm_is_fp8(g) || own, ctx, TE_ERROR_BLAS,
                "%s: an FP8 product %lld x %lld x %lld to %s in a build without cuBLASLt (TE_NO_CUBLASLT), which has "
-               "those with fast accumulation to 16 bits, of a k above %d, on compute capability 9.0", who,
+               "those with scales of tensors and fast accumulation to 16 bits, of a k above %d, on compute capability "
+               "9.0", who,
                (long long)g->m, (long long)g->n, (long long)g->k, te_dtype_name(g->out), 6 * TE_TILE_K);
     return TE_OK;
 }

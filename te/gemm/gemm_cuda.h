@@ -74,6 +74,14 @@ TE_API cudaDataType te__cuda_type(te_dtype t) {
     return types[t];
 }
 
+TE_API int32_t te__cuda_scale_mode(te_scaling s) {
+    static const int32_t modes[] = {CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F, CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
+                                    CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
+                                    CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+                                    CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F};
+    return modes[s];
+}
+
 /* ---- the plans --------------------------------------------------------------------------------------------------- */
 
 TE_API void te__gemm_set(te__gemm_plan *p, cublasLtMatmulDescAttributes_t attribute, const void *value, size_t bytes) {
@@ -107,6 +115,11 @@ TE_API void te__gemm_describe(te__gemm_plan *p) {
     if (g->epilogue == TE_EPILOGUE_GELU_AUX_BIAS)
         te__gemm_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &g->n, sizeof g->n);
     if (fast) te__gemm_set(p, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
+    if (g->a_scaling > TE_SCALING_TENSOR) {
+        const int32_t of_a = te__cuda_scale_mode(g->a_scaling), of_b = te__cuda_scale_mode(g->b_scaling);
+        te__gemm_set(p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &of_a, sizeof of_a);
+        te__gemm_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &of_b, sizeof of_b);
+    }
     (void)cublasLtMatrixLayoutInit(&p->a, te__cuda_type(g->b), (uint64_t)(g->trans_b ? g->k : g->n),
                                    (uint64_t)(g->trans_b ? g->n : g->k), g->trans_b ? g->k : g->n);
     (void)cublasLtMatrixLayoutInit(&p->b, te__cuda_type(g->a), (uint64_t)(g->trans_a ? g->m : g->k),
@@ -121,6 +134,8 @@ TE_API int te__gemm_ask(cublasLtMatmulHeuristicResult_t *result, int count, te__
     cublasLtMatmulPreferenceOpaque_t preference;
     const size_t workspace = TE_GEMM_WORKSPACE;
     const uint32_t alignment = TE_ACCESS, reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const float *const there = (const float *)s->workspace; /* scales that are not of tensors are never null */
+    if (p->product.a_scaling > TE_SCALING_TENSOR && !p->a_inverse) te__gemm_scale(p, there, there);
     (void)cublasLtMatmulPreferenceInit(&preference);
     (void)cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
                                                sizeof workspace);
@@ -145,7 +160,8 @@ TE_API te__gemm_key te__gemm_key_of(const te_gemm_tuned *t) {
     key.word[0] = (uint64_t)t->m, key.word[1] = (uint64_t)t->n, key.word[2] = (uint64_t)t->k;
     key.word[3] = (uint64_t)t->trans_a | (uint64_t)t->trans_b << 1 | (uint64_t)t->beta << 2 | (uint64_t)t->fast << 3 |
                   (uint64_t)t->dtype << 8 | (uint64_t)t->out << 16 | (uint64_t)t->epilogue << 24 |
-                  (uint64_t)t->a << 32 | (uint64_t)t->b << 40;
+                  (uint64_t)t->a << 32 | (uint64_t)t->b << 40 | (uint64_t)t->a_scaling << 48 |
+                  (uint64_t)t->b_scaling << 56;
     return key;
 }
 /* Where the plan with this key is, or would be. */
@@ -195,6 +211,7 @@ TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) {
 /* Whether cuBLASLt has this product with this epilogue. The gelu epilogues are left to our own kernels in f32, where
  * theirs approximates tanh too coarsely for 1e-5. */
 TE_API int te_gemm_supports(const te_gemm *g, te_context *ctx) {
+    if (te_gemm_is_fine_grained(g)) return g->epilogue == TE_EPILOGUE_NONE;
     if (g->epilogue >= TE_EPILOGUE_GELU_BIAS && (g->dtype == TE_f32 || g->n % TE_VECTOR)) return 0;
     const te__gemm_plan *p = te__gemm_find_plan(g, ctx);
     return p && p->found;

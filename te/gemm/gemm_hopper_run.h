@@ -15,7 +15,7 @@ TE_API int te__hopper_can(const te_gemm *g) {
     const int64_t most = 1 << 30, k = te__hopper_k(g);
     return g->dtype != TE_f32 && g->out == g->dtype && !g->trans_a && k > 3 * TE_TILE_K && k % 8 == 0 &&
            g->n % 8 == 0 && g->m < most && g->n < most && g->k < most && g->epilogue == TE_EPILOGUE_NONE &&
-           (!te_gemm_is_fp8(g) || (g->fast && g->trans_b && g->k % 16 == 0));
+           (!te_gemm_is_fp8(g) || (g->fast && g->trans_b && g->k % 16 == 0 && !te_gemm_is_fine_grained(g)));
 }
 enum {
     TE_HOPPER_MOST_PARTS = 6,   /* of a tile's k, each of which is handed over in 4 us */

@@ -6,7 +6,8 @@
 #define TE_GEMM_HOST_H
 
 #include "../core/target.h" /* TE_KERNEL */
-#include "gemm_types.h"     /* te_gemm */
+#include "gemm_scaled_host.h" /* te__scaled_run */
+#include "gemm_types.h"       /* te_gemm */
 
 #ifdef TE_CBLAS
 #include <cblas.h> /* cblas_sgemm */
@@ -19,6 +20,7 @@ TE_API int te_gemm_supports(const te_gemm *g, te_context *ctx) {
 /* Floats of scratch that te_gemm_run wants: none where A, B and D are f32. */
 TE_API size_t te_gemm_scratch(const te_gemm *g) {
     size_t n = 0;
+    if (te_gemm_is_fine_grained(g)) return 0;
     if (te__gemm_a(g) != TE_f32) n += (size_t)g->m * (size_t)g->k + (size_t)g->k * (size_t)g->n;
     if (g->out != TE_f32) n += (size_t)g->m * (size_t)g->n;
     return n;
@@ -134,6 +136,8 @@ TE_API te_status te_gemm_run(const te_gemm *product, te_context *ctx) {
     TE_TRY(te__gemm_check_run(product, "te_gemm_run", ctx));
     TE_REQUIRE(product->scratch || !te_gemm_scratch(product), ctx, TE_ERROR_NULL,
                "te_gemm_run: scratch is null, te_gemm_scratch says how many floats it has");
+    TE_TRY(te__gemm_check_tiles(product, ctx));
+    if (te_gemm_is_fine_grained(product)) return te__scaled_run(product, ctx);
     te_gemm scaled = *product, *g = &scaled;
     float *scratch = g->scratch;
     const float *a = (const float *)g->a, *b = (const float *)g->b;

@@ -23,6 +23,7 @@ TE_API te_status te__gemm_call(const void *args, te_context *ctx) {
 }
 TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_run", ctx));
+    TE_TRY(te__gemm_check_tiles(g, ctx));
     TE_TRY(te__gemm_open(ctx));
     te__gemm_plan *p = te__gemm_find_plan(g, ctx);
     TE_REQUIRE(p, ctx, TE_ERROR_BLAS, "more than %d different matrix products in one context", (int)TE_GEMM_PLANS);

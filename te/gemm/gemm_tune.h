@@ -29,8 +29,9 @@
  *     step <row> <forward|infer> <m> <n> <k> <dtype> <kept> <split: 0|1|2|3> <ns bare> <ns with bias> <ns whole> <ns
  *     own>
  *     end <lines before> <checksum>
- * The dtype of a product in FP8 is written e4m3*e5m2.bf16.fast: A, B, bias, and fast accumulation. A row that begins
- * with such a product has it behind its name, linear_bias_gelu:e4m3*e4m3.bf16.fast.
+ * The dtype of a product in FP8 is written e4m3*e5m2.bf16.fast: A, B, bias, and fast accumulation; with scales that are
+ * not of tensors e4m3*e4m3.bf16.1x128*128x128. A row that begins with such a product has it behind its name,
+ * linear_bias_gelu:e4m3*e4m3.bf16.fast.
  *
  * On the host there is nothing to tune: a file has its header alone, and is checked all the same.
  */

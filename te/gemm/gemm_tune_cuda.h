@@ -15,7 +15,7 @@ typedef struct te__gemm_trial {
     te__gemm_plan *plan;
     te__gemm_state *state;
     char *memory;
-    size_t b, c, d, bias, aux, set; /* where they lie in a set, behind A; and its bytes */
+    size_t b, c, d, bias, aux, scales[2], set; /* where they lie in a set, behind A; and its bytes */
     int count;
     cublasLtMatmulAlgo_t algo[TE__RACERS];
 } te__gemm_trial;
@@ -26,7 +26,9 @@ TE_API te_status te__gemm_trial_run(void *arg, int racer, int lap, te_context *c
     char *set = t->memory + (size_t)lap * t->set;
     const float alpha = 1.0f, beta = p->product.beta ? 1.0f : 0.0f;
     te__gemm_point(p, set + t->bias, set + t->aux);
-    te__gemm_scale(p, 0, 0);
+    const int fine = p->product.a_scaling > TE_SCALING_TENSOR;
+    te__gemm_scale(p, fine ? (const float *)(const void *)(set + t->scales[0]) : 0,
+                   fine ? (const float *)(const void *)(set + t->scales[1]) : 0);
     return te__blas_status(ctx,
                            cublasLtMatmul(t->state->handle, &p->operation, &alpha, set + t->b, &p->a, set, &p->b, &beta,
                                           set + (p->product.beta ? t->c : t->d), &p->d, set + t->d, &p->d,
@@ -90,6 +92,9 @@ TE_API te_status te__gemm_tune(te__gemm_plan *p, te_context *ctx) {
     t->bias = at,
     at += g->epilogue != TE_EPILOGUE_NONE ? (size_t)te_round_up((int64_t)((size_t)g->n * in), TE_ALIGN) : 0;
     t->aux = at, at += g->epilogue == TE_EPILOGUE_GELU_AUX_BIAS ? (size_t)te_round_up((int64_t)(mn * in), TE_ALIGN) : 0;
+    const int fine = g->a_scaling > TE_SCALING_TENSOR; /* else scales are 1 */
+    t->scales[0] = at, at += fine ? (size_t)te_round_up(te_scaling_count(g->a_scaling, g->m, g->k) * 4, TE_ALIGN) : 0;
+    t->scales[1] = at, at += fine ? (size_t)te_round_up(te_scaling_count(g->b_scaling, g->n, g->k) * 4, TE_ALIGN) : 0;
     t->set = at;
     const int laps = (int)te_max(1, te_min(LAPS, (int64_t)((size_t)SMALL / t->set)));
     void *memory = 0;

@@ -85,11 +85,16 @@ TE_API te_status te__tune_dtype(te_dtype *t, te__tune_reader *r, int i) {
 TE_API te_status te__tune_operands(te_gemm_tuned *t, te__tune_reader *r, int i) {
     static const te_dtype dtypes[] = {TE_f32, TE_bf16, TE_f16},
                           pairs[][2] = {{TE_e4m3, TE_e4m3}, {TE_e4m3, TE_e5m2}, {TE_e5m2, TE_e4m3}};
-    for (int k = 0; k < 18; k++) { /* dtype of the bias, pair, fast */
-        t->dtype = dtypes[k % 3], t->a = pairs[k / 3 % 3][0], t->b = pairs[k / 3 % 3][1], t->fast = k / 9;
+    static const te_scaling scalings[][2] = {{TE_SCALING_TENSOR, TE_SCALING_TENSOR},
+                                             {TE_SCALING_ROW, TE_SCALING_ROW},
+                                             {TE_SCALING_TILES, TE_SCALING_BLOCKS},
+                                             {TE_SCALING_TILES, TE_SCALING_TILES}};
+    for (int k = 0; k < 72; k++) { /* dtype of the bias, pair, fast, scales */
+        t->dtype = dtypes[k % 3], t->a = pairs[k / 3 % 3][0], t->b = pairs[k / 3 % 3][1], t->fast = k / 9 % 2;
+        t->a_scaling = scalings[k / 18][0], t->b_scaling = scalings[k / 18][1];
         if (!strcmp(r->word[i], te__operands_text_of(t).text)) return TE_OK;
     }
-    t->fast = 0;
+    t->fast = 0, t->a_scaling = t->b_scaling = TE_SCALING_NONE;
     TE_TRY(te__tune_dtype(&t->dtype, r, i));
     t->a = t->b = t->dtype;
     return TE_OK;

@@ -2,7 +2,8 @@
 #ifndef TE_GEMM_TYPES_H
 #define TE_GEMM_TYPES_H
 
-#include "../core/target.h" /* te_context, te_check_target */
+#include "../core/target.h"      /* te_context, te_check_target */
+#include "../fp8/fp8_scaling.h"  /* te_scaling */
 
 /* X(name, text): what a product can do at its end. */
 #define TE_EPILOGUES(X)                                                                  \
@@ -21,16 +22,12 @@ TE_API const char *te_epilogue_name(te_epilogue e) {
     return (unsigned)e < (unsigned)TE_EPILOGUE_COUNT ? names[e] : "unknown epilogue";
 }
 
-/* How an operand in FP8 is scaled. */
-typedef enum te_scaling {
-    TE_SCALING_NONE,  /* it is not in FP8 */
-    TE_SCALING_TENSOR /* by one number */
-} te_scaling;
 /* An operand's own format. */
 typedef struct te_gemm_fp8 {
     te_scaling scaling;
     te_dtype dtype;       /* e4m3 or e5m2 */
-    const float *inverse; /* 1 / scale; target memory, at a multiple of TE_ACCESS bytes; null: 1 */
+    const float *inverse; /* 1 / scale, as `scaling` says; target memory, at a multiple of TE_ACCESS bytes; null: 1, of
+                           * a tensor */
 } te_gemm_fp8;
 
 typedef struct te_gemm {
@@ -38,7 +35,8 @@ typedef struct te_gemm {
     int trans_a, trans_b; /* A is stored [m, k], or [k, m] if trans_a; B [k, n], or [n, k] if trans_b */
     te_dtype dtype, out;  /* of A and B if they are not in FP8, of bias and aux; of C and D: dtype, or f32 */
     te_gemm_fp8 a_fp8, b_fp8; /* both or neither: A is then [m, k], B [n, k], and D = alpha inverse_a inverse_b A B^T */
-    int fast; /* FP8: sums stay in the tensor cores, which keep 14 bits of them (fast accumulation), else in float */
+    int fast; /* FP8: sums stay in the tensor cores, which keep 14 bits of them (fast accumulation), else in float; with
+               * scales of tiles each 128 of k are added up in float, whatever this says */
     const void *a, *b, *c;
     void *d;
     float alpha, beta; /* C may be D; C is not read if beta is 0 */
@@ -58,8 +56,32 @@ TE_API te_gemm te_gemm_of(int64_t m, int64_t n, int64_t k) {
 TE_API int te_gemm_is_fp8(const te_gemm *g) {
     return g->a_fp8.scaling != TE_SCALING_NONE || g->b_fp8.scaling != TE_SCALING_NONE;
 }
+/* Whether its scales are finer than of a tensor: of rows, tiles or blocks. */
+TE_API int te_gemm_is_fine_grained(const te_gemm *g) {
+    return g->a_fp8.scaling > TE_SCALING_TENSOR || g->b_fp8.scaling > TE_SCALING_TENSOR;
+}
 TE_API te_dtype te__gemm_a(const te_gemm *g) { return g->a_fp8.scaling != TE_SCALING_NONE ? g->a_fp8.dtype : g->dtype; }
 TE_API te_dtype te__gemm_b(const te_gemm *g) { return g->b_fp8.scaling != TE_SCALING_NONE ? g->b_fp8.dtype : g->dtype; }
+
+/* The scales of A and of B that go together: (tensor, tensor), (row, row), (1x128, 128x128), (1x128, 1x128). */
+TE_API int te__scalings_fit(te_scaling a, te_scaling b) {
+    return a == b ? a == TE_SCALING_TENSOR || a == TE_SCALING_ROW || a == TE_SCALING_TILES
+                  : a == TE_SCALING_TILES && b == TE_SCALING_BLOCKS;
+}
+/* Refuses scales of rows, tiles and blocks that no back end has. */
+TE_API te_status te__gemm_check_scaling(const te_gemm *g, const char *who, te_context *ctx) {
+    const te_scaling a = g->a_fp8.scaling, b = g->b_fp8.scaling;
+    TE_REQUIRE(te__scalings_fit(a, b), ctx, TE_ERROR_VALUE,
+               "%s: an FP8 product with scales of %s and %s; there are tensor by tensor, row by row, 1x128 by 128x128 "
+               "and 1x128 by 1x128", who, te_scaling_name(a), te_scaling_name(b));
+    TE_REQUIRE(!te_gemm_is_fine_grained(g) || g->epilogue == TE_EPILOGUE_NONE, ctx, TE_ERROR_VALUE,
+               "%s: an FP8 product with scales of %s takes no epilogue %s along", who, te_scaling_name(a),
+               te_epilogue_name(g->epilogue));
+    TE_REQUIRE(!TE_CUDA || !te_gemm_is_fine_grained(g) || ctx->capability == 900, ctx, TE_ERROR_DEVICE,
+               "%s: FP8 products with scales of %s need compute capability 9.0; device %d has %d.%d", who,
+               te_scaling_name(a), ctx->device, ctx->capability / 100, ctx->capability / 10 % 10);
+    return TE_OK;
+}
 
 /* Refuses products in FP8 that no back end has; the others pass. For the dry walk; te_gemm_run calls it, too. who: the
  * op or the call, for the text. */
@@ -83,7 +105,7 @@ TE_API te_status te_gemm_check(const te_gemm *g, const char *who, te_context *ct
     TE_REQUIRE(!TE_CUDA || ctx->capability >= 890, ctx, TE_ERROR_DEVICE,
                "%s: FP8 products need compute capability 8.9; device %d has %d.%d", who, ctx->device,
                ctx->capability / 100, ctx->capability / 10 % 10);
-    return TE_OK;
+    return te__gemm_check_scaling(g, who, ctx);
 }
 
 TE_API int te__gemm_apart(const te_gemm *g, const void *operand, int64_t elements, te_dtype dtype) {
@@ -105,11 +127,20 @@ TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_contex
     TE_REQUIRE(g->m <= INT32_MAX && g->n <= INT32_MAX && g->k <= INT32_MAX, ctx, TE_ERROR_OVERFLOW,
                "%s: a product %lld x %lld x %lld", who, (long long)g->m, (long long)g->n, (long long)g->k);
     TE_TRY(te_gemm_check(g, who, ctx));
+    TE_REQUIRE(!te_gemm_is_fine_grained(g) || (g->a_fp8.inverse && g->b_fp8.inverse), ctx, TE_ERROR_NULL,
+               "%s: an FP8 product with scales of %s has none", who, te_scaling_name(g->a_fp8.scaling));
     TE_REQUIRE(((uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->c | (uintptr_t)g->d) % TE_ACCESS == 0, ctx,
                TE_ERROR_ALIGNMENT, "%s: a matrix does not start at a multiple of %d bytes", who, (int)TE_ACCESS);
     TE_REQUIRE(te__gemm_apart(g, g->a, g->m * g->k, te__gemm_a(g)) &&
                    te__gemm_apart(g, g->b, g->k * g->n, te__gemm_b(g)), ctx, TE_ERROR_VALUE,
                "%s: D overlaps A or B", who);
+    return TE_OK;
+}
+
+/* te_gemm_run has rows with scales of tiles as cuBLASLt takes them; gemm_tiles.h has the others. */
+TE_API te_status te__gemm_check_tiles(const te_gemm *g, te_context *ctx) {
+    TE_REQUIRE(g->a_fp8.scaling != TE_SCALING_TILES || g->m == te_tile_rows(g->m), ctx, TE_ERROR_SHAPE,
+               "te_gemm_run: %lld rows with scales of 1x128; it takes multiples of four", (long long)g->m);
     return TE_OK;
 }
 
@@ -140,6 +171,7 @@ typedef struct te_gemm_tuned {
     int64_t m, n, k;
     int trans_a, trans_b;
     te_dtype a, b, dtype, out; /* of A, of B, of bias and aux, of D */
+    te_scaling a_scaling, b_scaling;
     int fast;
     te_epilogue epilogue;
     int beta;                  /* whether C is added */
@@ -153,22 +185,29 @@ TE_API te_gemm_tuned te__gemm_tuned_of(const te_gemm *g) {
     te_gemm_tuned t;
     memset(&t, 0, sizeof t);
     t.m = g->m, t.n = g->n, t.k = g->k, t.trans_a = g->trans_a != 0, t.trans_b = g->trans_b != 0;
-    t.a = te__gemm_a(g), t.b = te__gemm_b(g), t.dtype = g->dtype, t.out = g->out, t.fast = g->fast && te_is_fp8(t.a);
+    t.a = te__gemm_a(g), t.b = te__gemm_b(g), t.dtype = g->dtype, t.out = g->out;
+    t.a_scaling = g->a_fp8.scaling, t.b_scaling = g->b_fp8.scaling;
+    t.fast = g->fast && te_is_fp8(t.a) && t.a_scaling != TE_SCALING_TILES;
     t.epilogue = g->epilogue, t.beta = g->beta != 0;
     return t;
 }
 TE_API int te__gemm_same_product(const te_gemm_tuned *t, const te_gemm_tuned *u) {
     return u->m == t->m && u->n == t->n && u->k == t->k && u->trans_a == t->trans_a && u->trans_b == t->trans_b &&
            u->a == t->a && u->b == t->b && u->dtype == t->dtype && u->out == t->out && u->fast == t->fast &&
+           u->a_scaling == t->a_scaling && u->b_scaling == t->b_scaling &&
            u->epilogue == t->epilogue && u->beta == t->beta;
 }
 
-/* What a product's operands are: "bf16", or in FP8 "e4m3*e5m2.bf16", with the dtype of bias and aux, and ".fast". */
-typedef struct te__operands_text { char text[32]; } te__operands_text;
+/* What a product's operands are: "bf16", or in FP8 "e4m3*e5m2.bf16", with the dtype of bias and aux, and ".fast", and
+ * where scales are not of tensors those: ".1x128*128x128". */
+typedef struct te__operands_text { char text[64]; } te__operands_text;
 TE_API te__operands_text te__operands_text_of(const te_gemm_tuned *t) {
     te__operands_text s;
     const char *a = te_dtype_name(t->a), *b = te_dtype_name(t->b), *dtype = te_dtype_name(t->dtype);
-    if (te_is_fp8(t->a)) snprintf(s.text, sizeof s.text, "%s*%s.%s%s", a, b, dtype, t->fast ? ".fast" : "");
+    const int fine = te_is_fp8(t->a) && t->a_scaling > TE_SCALING_TENSOR;
+    if (te_is_fp8(t->a)) snprintf(s.text, sizeof s.text, "%s*%s.%s%s%s%s%s%s", a, b, dtype, t->fast ? ".fast" : "",
+                                  fine ? "." : "", fine ? te_scaling_name(t->a_scaling) : "", fine ? "*" : "",
+                                  fine ? te_scaling_name(t->b_scaling) : "");
     else snprintf(s.text, sizeof s.text, "%s", dtype);
     return s;
 }

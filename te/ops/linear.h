@@ -47,6 +47,11 @@
                        (TE__FITS_FP8(TE_ARG1(op, 0)) && TE__FITS_FP8(TE_ARG2(op, 0))),                         \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                  \
                        ": a product in FP8 takes and gives multiples of 16 columns");                          \
+    static_assert(TE_RECIPE_linear(model, op) == (int)TE_RECIPE_none ||                                        \
+                       TE_IS_BY_TENSOR(TE_RECIPE_linear(model, op)) ||                                         \
+                       TE_RECIPE_linear(model, op) == (int)model##_recipe,                                     \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                  \
+                       ": an op of fp8_block or fp8_row stands in a list that names the same");                \
      static_assert(TE_OPTION(op, parts, 1) > 0 && TE_ARG2(op, 1) % (TE_OPTION(op, parts, 1)) == 0,             \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": its columns are not so many equal parts");)
 #define TE__FITS_FP8(width) ((width) < 0 || (width) % 16 == 0) /* symbols are checked when they are set */

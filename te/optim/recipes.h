@@ -15,18 +15,25 @@
  * Until te_recipes_init and behind te_recipes_switch(&recipes, 0) the same lists run in their own format.
  *
  * fp8_delayed scales x and dy by what was largest in the steps before; in the first step, which has none before it, as
- * fp8_current does. Weights are scaled by what is largest in them, cast and transposed once a step.
+ * fp8_current does. Weights are scaled by what is largest in them, cast and transposed once a step. fp8_block has
+ * nothing to remember: each tile of 1 x 128 of x and dy, and each block of 128 x 128 of a weight, is scaled by what is
+ * largest in it; nor has fp8_row, where each row of x and of a weight is.
  */
 #ifndef TE_RECIPES_H
 #define TE_RECIPES_H
 
-#include "../fp8/quantize.h" /* te_quantize */
-#include "params.h"          /* te__part, te__memory_check */
+#include "../fp8/quantize.h"       /* te_quantize */
+#include "../fp8/quantize_rows.h"  /* te_quantize_rows */
+#include "../fp8/quantize_tiles.h" /* te_quantize_tiles */
+#include "params.h"                /* te__part, te__memory_check */
 
 typedef struct te_recipes_config {
     int history;        /* fp8_delayed: steps whose largest magnitudes are remembered, 1 to 1024 */
     te_scale_rule rule; /* fp8_delayed: the scale for them */
     int current;        /* 1: lists of fp8_delayed run as if they were of fp8_current */
+    float epsilon;      /* scales that come from what they scale (weights, fp8_current, fp8_block, fp8_row): a largest
+                         * magnitude below it counts as it */
+    int power_of_two;   /* 1: such scales are rounded down to powers of two */
 } te_recipes_config;
 
 /* The largest magnitude of 1024 steps, no margin. */
@@ -35,6 +42,12 @@ TE_API te_recipes_config te_recipes_defaults(void) {
     memset(&c, 0, sizeof c);
     c.history = TE_SCALES_MOST_HISTORY, c.rule.amax = TE_AMAX_MAX;
     return c;
+}
+
+TE_API te_scale_rule te__recipes_own_rule(const te_recipes_config *c) {
+    te_scale_rule own = te_scale_rule_current();
+    own.epsilon = c->epsilon, own.power_of_two = c->power_of_two;
+    return own;
 }
 
 /* Must stay where it is: the models point to it. */
@@ -74,6 +87,20 @@ TE_API int te__recipes_next(te__recipe_walk *w) {
     return 0;
 }
 
+/* Bytes of a weight in FP8: as it lies and transposed, each with its scales where those are not of a tensor. */
+typedef struct te__recipe_weight { size_t data, transposed, scales, transposed_scales, all; } te__recipe_weight;
+TE_API te__recipe_weight te__recipe_weight_of(const te__recipe_walk *w) {
+    const int64_t rows = w->param->rows, cols = w->param->cols;
+    const te_scaling by = TE_IS_TILED(w->recipe) ? TE_SCALING_BLOCKS : TE_SCALING_ROW;
+    const int fine = !TE_IS_BY_TENSOR(w->recipe), turns = !TE_IS_BY_ROW(w->recipe);
+    te__recipe_weight s;
+    s.data = (size_t)te_round_up(rows * cols, TE_ALIGN), s.transposed = turns ? s.data : 0;
+    s.scales = fine ? (size_t)te_round_up(te_scaling_count(by, rows, cols) * 4, TE_ALIGN) : 0;
+    s.transposed_scales = fine && turns ? (size_t)te_round_up(te_scaling_count(by, cols, rows) * 4, TE_ALIGN) : 0;
+    s.all = s.data + s.transposed + s.scales + s.transposed_scales;
+    return s;
+}
+
 /* ---- what lies where --------------------------------------------------------------------------------------------- */
 
 typedef struct te__recipes_layout { size_t weights, bytes; int count; } te__recipes_layout;
@@ -84,12 +111,13 @@ TE_API te__recipes_layout te__recipes_layout_of(te_model *const *models, int cou
     te__recipe_walk w = te__recipes_of(models, count);
     memset(&l, 0, sizeof l);
     if (!c) return l;
-    for (; te__recipes_next(&w); l.count++) weights += 2 * (size_t)te_round_up(w.param->rows * w.param->cols, TE_ALIGN);
+    for (; te__recipes_next(&w); l.count++) weights += te__recipe_weight_of(&w).all;
     (void)te__part(&l.bytes, te_scales_bytes(3 * l.count, c->history));
     l.weights = te__part(&l.bytes, weights);
     return l;
 }
-/* Bytes of target memory that te_recipes_init wants: two for each element of a product's weight, and the scales. */
+/* Bytes of target memory that te_recipes_init wants: two for each element of a product's weight (fp8_row: one), and all
+ * scales. */
 TE_API size_t te_recipes_bytes(te_model *const *models, int count, const te_recipes_config *config) {
     return te__recipes_layout_of(models, count, config).bytes;
 }
@@ -108,12 +136,28 @@ TE_API te_status te__recipes_check(const te_recipes *s, te_context *ctx) {
     return TE_OK;
 }
 
+/* A weight of fp8_block or fp8_row, whose scales the cast finds. */
+TE_API te_status te__recipes_cast_fine(const te_model *m, const te_param *p, te_recipe recipe, te_context *ctx) {
+    if (TE_IS_BY_ROW(recipe)) {
+        te_quantize_rows rows = te_quantize_rows_of(p->rows, p->cols);
+        rows.x = p->data, rows.y = p->fp8.data, rows.inverse = p->fp8.inverse, rows.rule = p->fp8.own;
+        return m->plan->fp8->rows(&rows, ctx);
+    }
+    te_quantize_tiles q = te_quantize_tiles_of(p->rows, p->cols);
+    q.x = p->data, q.y = p->fp8.data, q.yt = p->fp8.transposed, q.blocks = 1, q.rule = p->fp8.own;
+    q.y_inverse = p->fp8.inverse, q.yt_inverse = p->fp8.transposed_inverse;
+    return m->plan->fp8->tiles(&q, ctx);
+}
 /* One pass over the weights: their largest magnitudes, or the cast with the scales that they have. */
 TE_API te_status te__recipes_over_weights(te_recipes *s, int cast, te_context *ctx) {
     te__recipe_walk w = te__recipes_of(s->models, s->model_count);
     while (te__recipes_next(&w)) {
         const te_param *p = w.param;
         te_quantize q = te_quantize_of(p->rows, p->cols);
+        if (!TE_IS_BY_TENSOR(w.recipe)) {
+            if (cast) TE_TRY(te__recipes_cast_fine(s->models[w.model], p, w.recipe, ctx));
+            continue;
+        }
         q.x = p->data;
         if (cast) q.scale = s->scales.scale + p->fp8.weight, q.y = p->fp8.data, q.yt = p->fp8.transposed;
         else q.amax = s->scales.amax + p->fp8.weight;
@@ -123,8 +167,8 @@ TE_API te_status te__recipes_over_weights(te_recipes *s, int cast, te_context *c
 }
 /* The weights in FP8 anew: for after weights were loaded by themselves, or changed by other means than steps. */
 TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *ctx) {
-    const te_scale_rule own = te_scale_rule_current();
     TE_TRY(te__recipes_check(s, ctx));
+    const te_scale_rule own = te__recipes_own_rule(&s->config);
     TE_TRY(te__recipes_over_weights(s, 0, ctx));
     TE_TRY(te_scales_update(&s->scales, 0, s->count, &own, ctx));
     return te__recipes_over_weights(s, 1, ctx);
@@ -156,7 +200,9 @@ TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t bytes, te_m
     TE_REQUIRE(s && config, ctx, TE_ERROR_NULL, "recipes: the struct or the config is null");
     TE_REQUIRE(config->history >= 1 && config->history <= TE_SCALES_MOST_HISTORY, ctx, TE_ERROR_VALUE,
                "recipes: a history of %d steps; it must be 1 to %d", config->history, (int)TE_SCALES_MOST_HISTORY);
+    const te_scale_rule own = te__recipes_own_rule(config);
     TE_TRY(te__scale_rule_check(&config->rule, "recipes", ctx));
+    TE_TRY(te__scale_rule_check(&own, "recipes", ctx));
     te__recipe_walk w = te__recipes_of(models, count);
     while (te__recipes_next(&w))
         TE_REQUIRE(w.param->data, ctx, TE_ERROR_STATE, "recipes: %s.%s has no memory; te_tie it to another parameter",
@@ -175,10 +221,13 @@ TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t bytes, te_m
     w = te__recipes_of(models, count);
     for (int i = 0; te__recipes_next(&w); i++) {
         te_fp8_product *f = &w.param->fp8;
-        const size_t size = (size_t)te_round_up(w.param->rows * w.param->cols, TE_ALIGN);
-        f->scales = &s->scales;
+        const te__recipe_weight size = te__recipe_weight_of(&w); /* all of it is written by the cast */
+        f->scales = &s->scales, f->own = own;
         f->weight = i, f->x = l.count + i, f->dy = 2 * l.count + i;
-        f->data = at, f->transposed = at + size, at += 2 * size; /* written by the cast */
+        f->data = at, at += size.data;
+        f->transposed = at, at += size.transposed;
+        f->inverse = (float *)(void *)at, at += size.scales;
+        f->transposed_inverse = (float *)(void *)at, at += size.transposed_scales;
     }
     te__recipes_begin(s, 0);
     TE_TRY(te_recipes_cast_weights(s, ctx));

@@ -79,15 +79,23 @@ typedef enum te_shard {
     TE_SHARD_rows     /* what its own columns of the op's input need: columns of a weight [out, in] */
 } te_shard;
 
-/* In which format a product reads its operands; the rest of a list stays in the list's own. Under FP8 x and the weight
- * are e4m3 and the gradient dy is e5m2 (Micikevicius et al. 2022), each with one scale for the tensor: what is stored
- * is the number times the scale. */
+/* In which format a product reads its operands; the rest of a list stays in the list's own. What is stored is the
+ * number times its scale. With one scale for a tensor x and the weight are e4m3 and the gradient dy is e5m2
+ * (Micikevicius et al. 2022); with a scale for each tile or block of 128 all three are e4m3 (DeepSeek-V3, 2024), and
+ * with a scale for each row x and the weight are. */
 typedef enum te_recipe {
     TE_RECIPE_none,
     TE_RECIPE_fp8_current, /* the scale is of the tensor's own largest magnitude */
     TE_RECIPE_fp8_delayed, /* of the largest magnitudes of the steps before: one pass over the tensor, not two */
+    TE_RECIPE_fp8_block,   /* a scale for each 1 x 128 of x and dy, and for each 128 x 128 of the weight */
+    TE_RECIPE_fp8_row,     /* a scale for each row of x, and for each row of the weight; forward alone */
     TE_RECIPE_COUNT
 } te_recipe;
+/* Whether its scales are of tiles and blocks, of rows, of tensors; a constant of one. */
+#define TE_IS_TILED(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_block)
+#define TE_IS_BY_ROW(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_row)
+#define TE_IS_BY_TENSOR(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_current || \
+                                 (int)(recipe) == (int)TE_RECIPE_fp8_delayed)
 
 /* A parameter as the list declares it. */
 typedef struct te_param_info {
@@ -123,11 +131,16 @@ typedef struct te_op {
 
 /* What a list under a recipe brings beside its steps; te/fuse/linear_fp8.h makes it. */
 struct te_quantize;
+struct te_quantize_tiles;
+struct te_quantize_rows;
 struct te_gemm;
 typedef struct te_fp8_ops {
     te_status (*quantize)(const struct te_quantize *q, te_context *ctx); /* of tensors in the list's dtype */
     te_status (*turn)(const struct te_quantize *q, te_context *ctx);     /* transposes what is in FP8 */
     te_status (*product)(const struct te_gemm *g, te_context *ctx);
+    te_status (*tiles)(const struct te_quantize_tiles *q, te_context *ctx); /* null: the list does not name fp8_block */
+    te_status (*product_of_tiles)(const struct te_gemm *g, te_context *ctx);
+    te_status (*rows)(const struct te_quantize_rows *q, te_context *ctx); /* null: the list does not name fp8_row */
 } te_fp8_ops;
 
 struct te_run;
@@ -179,7 +192,9 @@ typedef struct te_fp8_product {
     int current; /* a scale is of the tensor that it is for; 0: of steps before */
     const te_scales *scales;
     int x, weight, dy;             /* indices into them */
-    void *data, *transposed;       /* the weight in FP8, [rows, cols] and [cols, rows] */
+    void *data, *transposed;       /* the weight in FP8, [rows, cols] and [cols, rows]; of fp8_row the first alone */
+    float *inverse, *transposed_inverse; /* fp8_block, fp8_row: 1 / scale of their blocks or rows (fp8_scaling.h) */
+    te_scale_rule own;             /* the rule of a scale that comes from what it scales */
 } te_fp8_product;
 
 /* One parameter of one instance. */

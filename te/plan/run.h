@@ -2,143 +2,48 @@
 #ifndef TE_RUN_H
 #define TE_RUN_H
 
-#include "../core/convert.h"   /* te_convert */
-#include "../core/group.h"     /* te_tensor_group */
-#include "../core/sequences.h" /* te_sequences */
-#include "sums.h"              /* te_sum_args */
-#include "value.h"             /* te_value, te_pool */
+#include "../fp8/fp8_scaling.h" /* te_scaling_count */
+#include "run_state.h"          /* te_run, te_value */
 
-typedef enum te_pass { TE_FORWARD, TE_INFER, TE_BACKWARD } te_pass;
+/* ---- products in FP8 --------------------------------------------------------------------------------------------- */
 
-enum { TE_REACH_dx = -1 }; /* of te_run: a backward goes through all of the list */
-
-/* Whether products run in FP8 whose ops have a recipe: as each parameter says or, where sizes are asked for, none, all
- * by casts, or all with operands that come in FP8. */
-typedef enum te_recipe_use { TE_USE_as_bound, TE_USE_off, TE_USE_on, TE_USE_stored } te_recipe_use;
-
-typedef struct te_run {
-    const te_plan *plan;
-    const te_batch *batch;
-    te_context *ctx;
-    te_pass pass;
-    te_recipe_use use;
-    int dry;                     /* this walk checks and measures; nothing is launched */
-    int64_t tokens, sequences, memory; /* rows of values, by te_rows; where only tokens are known, as many sequences
-                                        * and, in a list that has one, as many rows of memory */
-    const te_group *tensor, *data; /* the groups of this rank */
-    te_value now;                /* forward: the activation; backward: its gradient, p null if nobody wants it */
-    te_value turned;             /* the transpose of now in FP8, where the kernel that made it has left one */
-    int measured;                /* the kernel that made now has found its amax, for the cast */
-    te_value x, y, dx, dy;       /* the caller's */
-    te_rng *rng;                 /* the random state of this forward */
-    te_rng_args take; /* it is still to be taken: by the first kernel of a chain, or by a kernel of its own */
-    te_saved *saved;             /* forward: what it fills */
-    size_t saved_bytes;          /* of te_saved.memory that this call uses */
-    int loss_in_backward;        /* forward leaves y to backward, which writes it */
-    int reach;                   /* backward: the first op of the list that has something to compute (reach.h) */
-    te_pool pool;
-    te_value edge[TE_MAX_OPS];   /* by fork: its value in inference; in backward the gradient that its readers left */
-    const void *ends[2];         /* what the pass begins with, and what its last step reads on the main road */
-    te_value span[TE_MAX_SPANS]; /* by span: the block of what its ops keep, p null while it is not worked on */
-    void *act[TE_MAX_OPS]; /* by op: its output, where it stays until backward; in a span null while that is not worked
-                              on */
-    float *stats[TE_MAX_OPS];    /* by op: [rows, stats] */
-    char *kept[TE_MAX_OPS];      /* by product in FP8: its te_kept_fp8 */
-    uint32_t turned_x[TE_TURNED_WORDS]; /* bits, by product in FP8: what it keeps is the transpose of its input */
-    te_param *param[TE_MAX_OPS]; /* by op: its first parameter */
-    te_sum_args sums;            /* column sums that wait to be added up */
-    int partial[TE_SUM_JOBS];    /* the blocks that they lie in */
-    int sum_count;
-    te_sum_args columns; /* of those that become one number: the sums of the columns, to be added up behind them */
-    int column_count;
-} te_run;
-
-TE_API int64_t te_rows_in(const te_run *r, te_rows rows) {
-    switch (rows) {
-    case TE_ROWS_sequences: return r->sequences;
-    case TE_ROWS_shard: return r->tokens / r->tensor->size;
-    case TE_ROWS_memory: return r->memory;
-    default: return r->tokens;
-    }
-}
-/* The first of these rows among those of the batch, and among those of all replicas. */
-TE_API int64_t te_first_row(const te_run *r, te_rows rows) {
-    return rows == TE_ROWS_shard ? r->tensor->rank * te_rows_in(r, rows) : 0;
-}
-TE_API int64_t te_first_row_of_all(const te_run *r, te_rows rows) {
-    return r->data->rank * te_rows_in(r, rows == TE_ROWS_shard ? TE_ROWS_tokens : rows) + te_first_row(r, rows);
-}
-/* Where the batch's sequences lie. */
-TE_API te_sequences te_sequences_of(const te_run *r) {
-    const te_batch *b = r->batch;
-    te_sequences s;
-    s.first = b ? b->cu_seqlens : 0, s.count = (int)r->sequences, s.rows = (int)r->tokens;
-    s.longest = !b ? 1 : b->sequences ? (int)te_min(b->longest, r->tokens) : b->seq;
-    return s;
-}
-/* Rows that saved memory is sized for. */
-TE_API int64_t te_padded_rows(const te_run *r, te_rows rows) { return te_round_up(te_rows_in(r, rows), TE_ROW_PAD); }
-/* Rows that pieces of the workspace are sized for, whatever rows a value has: so a call places them where the walk that
- * measured the workspace did, which did not know how many sequences there would be. */
-TE_API int64_t te_room_rows(const te_run *r) { return te_round_up(te_max(r->tokens, r->memory), TE_ROW_PAD); }
-
-/* ---- values ------------------------------------------------------------------------------------------------------ */
-
-/* Memory for this step. */
-TE_API te_status te_scratch(te_run *r, void **p, size_t bytes) {
-    TE_REQUIRE(te__pool_take(&r->pool, p, bytes) >= 0, r->ctx, TE_ERROR_MEMORY,
-               "%s: more than %d values are alive at once", r->plan->name, (int)TE_MAX_LIVE);
-    return TE_OK;
-}
-/* A value in the workspace; it stays if it becomes one of the walk's (te_set_now, te_set_edge). */
-TE_API te_status te_acquire(te_run *r, te_value *v, te_rows rows, int cols, te_dtype dtype) {
-    *v = te_value_of(0, dtype, te_rows_in(r, rows), cols);
-    v->block = te__pool_take(&r->pool, &v->p, (size_t)(te_room_rows(r) * cols) * te_dtype_bytes(dtype));
-    TE_REQUIRE(v->block >= 0, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once", r->plan->name,
-               (int)TE_MAX_LIVE);
-    return TE_OK;
-}
-TE_API void te__set_root(te_run *r, te_value *root, te_value v) {
-    te__pool_root(&r->pool, v.block, 1);
-    te__pool_root(&r->pool, root->block, -1);
-    *root = v;
-}
-/* Make `v` the current value. */
-TE_API void te_set_now(te_run *r, te_value v) {
-    te__set_root(r, &r->now, v);
-    te__set_root(r, &r->turned, te_no_value());
-    r->measured = 0;
-}
-/* And this its transpose. */
-TE_API void te_set_turned(te_run *r, te_value v) { te__set_root(r, &r->turned, v); }
-/* Keep `v` for the other end of fork i; te_no_value(): it is no longer needed. */
-TE_API void te_set_edge(te_run *r, int fork, te_value v) { te__set_root(r, &r->edge[fork], v); }
-/* Forward: op i has read what its fork kept. Behind the last one that does nobody needs it. */
-TE_API void te_leave_kept(te_run *r, int i) {
-    if (te_reads_last(r->plan, i)) te_set_edge(r, r->plan->op[i].edge, te_no_value());
-}
-/* The caller's tensors for (input, name) or (output, name); null: the batch brings none. */
-TE_API const te_edge *te__edge_named(const te_run *r, const char *name) {
-    for (int i = r->batch ? r->batch->edge_count - 1 : -1; i >= 0; i--)
-        if (r->batch->edges[i].name && !strcmp(r->batch->edges[i].name, name)) return &r->batch->edges[i];
-    return 0;
-}
-
-/* Whether the product of op i runs in FP8. */
-TE_API int te_is_in_fp8(const te_run *r, int i) {
+/* Whether the product of op i has a recipe that is on. */
+TE_API int te__has_recipe(const te_run *r, int i) {
     if (i >= r->plan->op_count || r->plan->op[i].recipe == TE_RECIPE_none) return 0;
     return r->use == TE_USE_as_bound ? r->param[i]->fp8.on : r->use != TE_USE_off;
 }
+/* Whether its backward then runs in FP8. */
+TE_API int te_trains_in_fp8(const te_run *r, int i) {
+    return te__has_recipe(r, i) && !TE_IS_BY_ROW(r->plan->op[i].recipe);
+}
+/* Whether it runs in FP8 in this pass. */
+TE_API int te_is_in_fp8(const te_run *r, int i) {
+    return r->pass == TE_BACKWARD ? te_trains_in_fp8(r, i) : te__has_recipe(r, i);
+}
 
-/* Whether it then keeps its input so, for its weight's gradient. */
+/* Whether it keeps its input so, for its weight's gradient. */
 TE_API int te__keeps_fp8(const te_run *r, int i) {
-    return te_is_in_fp8(r, i) && !(r->plan->op[i].flags & TE_IS_FROZEN);
+    return te_trains_in_fp8(r, i) && !(r->plan->op[i].flags & TE_IS_FROZEN);
+}
+/* Whether op i has scales of tiles and blocks. */
+TE_API int te_is_tiled(const te_run *r, int i) { return TE_IS_TILED(r->plan->op[i].recipe); }
+/* Whether it has one scale a tensor. The operands of others are cast from the list's format: no kernel before the
+ * product stores them in FP8, or finds what their scales are of. */
+TE_API int te_is_by_tensor(const te_run *r, int i) {
+    return te_is_in_fp8(r, i) && TE_IS_BY_TENSOR(r->plan->op[i].recipe);
 }
 /* What a product in FP8 keeps for its backward; null in inference, and of a frozen_linear. */
 typedef struct te_kept_fp8 {
-    float *inverse; /* 1 / the scale of its input */
+    float *inverse; /* 1 / the scale of its input, or the scales of the transpose's tiles */
     void *x;        /* its input, e4m3 [rows, in], or transposed (te_keeps_turned) with rows up to a multiple of 16 */
 } te_kept_fp8;
+/* Bytes of those scales. */
+TE_API size_t te__kept_scales(const te_run *r, int i) {
+    const te_op *op = &r->plan->op[i];
+    if (!te_is_tiled(r, i)) return TE_ALIGN;
+    const int64_t n = te_scaling_count(TE_SCALING_TILES, op->in, te_padded_rows(r, op->in_rows));
+    return (size_t)te_round_up(n * (int64_t)sizeof(float), TE_ALIGN);
+}
 /* Whether what product i keeps is transposed; its forward says so. */
 TE_API int te_keeps_turned(const uint32_t *turned, int i) { return turned[i / 32] >> i % 32 & 1; }
 TE_API void te_keep_turned(te_run *r, int i, int turned) {
@@ -147,21 +52,22 @@ TE_API void te_keep_turned(te_run *r, int i, int turned) {
 
 TE_API te_kept_fp8 te_kept_of(const te_run *r, int i) {
     te_kept_fp8 k;
-    k.inverse = (float *)(void *)r->kept[i], k.x = r->kept[i] ? r->kept[i] + TE_ALIGN : 0;
+    k.inverse = (float *)(void *)r->kept[i], k.x = r->kept[i] ? r->kept[i] + te__kept_scales(r, i) : 0;
     return k;
 }
 
 /* Whether the kernel that makes the operand of product i, x in forward and dy in backward, stores it in FP8 itself:
  * where its scale is known by then. */
 TE_API int te_is_stored_in_fp8(const te_run *r, int i) {
-    return te_is_in_fp8(r, i) && (r->use == TE_USE_as_bound ? !r->param[i]->fp8.current : r->use == TE_USE_stored);
+    return te_is_by_tensor(r, i) &&
+           (r->use == TE_USE_as_bound ? !r->param[i]->fp8.current : r->use == TE_USE_stored);
 }
 
 /* Whether the kernel that makes that operand, in the list's format, finds its amax: where the scale is to be of that.
  * Not in a forward that runs again, which may end before the product that would take it. */
 TE_API int te_is_measured(const te_run *r, int i, te_dtype dtype) {
     const int taken = r->pass != TE_FORWARD || r->saved;
-    return te_is_in_fp8(r, i) && r->use == TE_USE_as_bound && r->param[i]->fp8.current && taken &&
+    return te_is_by_tensor(r, i) && r->use == TE_USE_as_bound && r->param[i]->fp8.current && taken &&
            dtype == r->plan->dtype;
 }
 
@@ -204,7 +110,7 @@ TE_API te_status te_after_as(const te_value *v, const te_value *made, te_run *r)
 TE_API int te__is_read(const te_run *r, int i) {
     const te_plan *plan = r->plan;
     if (plan->op[i].flags & TE_SAVES_OUTPUT) return 1;
-    if (i + 1 == plan->op_count || te_is_in_fp8(r, i + 1)) return 0; /* a product in FP8 keeps its input so */
+    if (i + 1 == plan->op_count || te_trains_in_fp8(r, i + 1)) return 0; /* a product in FP8 keeps its input so */
     if (te_remakes_logits(plan, i)) return 0;
     return (plan->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0 || te_remakes_logits(plan, i + 1);
 }
@@ -257,7 +163,7 @@ TE_API size_t te__place(te_run *r, char *base, size_t at, int from, int to, int 
         }
         if (here && te__keeps_fp8(r, i)) {
             r->kept[i] = base + at;
-            at += TE_ALIGN + (size_t)te_round_up(te_padded_rows(r, op->in_rows) * op->in, TE_ALIGN);
+            at += te__kept_scales(r, i) + (size_t)te_round_up(te_padded_rows(r, op->in_rows) * op->in, TE_ALIGN);
         }
         if (here && op->stats) {
             r->stats[i] = (float *)(void *)(base + at);

@@ -1,0 +1,209 @@
+/* quantize_tiles.h -- a tensor as FP8 with a scale for each tile of 128 elements or each block of 128 x 128: row-wise,
+ * transposed, and the scales of both, in one pass.
+ *
+ * Do this:
+ *     TE_QUANTIZE_TILES(of_bf16, bf16)                        // the kernel, and of_bf16_run
+ *     te_quantize_tiles q = te_quantize_tiles_of(rows, cols); // cols a multiple of 16
+ *     q.x = x, q.y = y, q.y_inverse = s, q.yt = yt, q.yt_inverse = t;      // y or yt, with its scales, may stay null
+ *     TE_TRY(of_bf16_run(&q, ctx));
+ *
+ * Of x[rows, cols] y has a scale for each 1 x 128 of a row, and yt[cols, yt_cols], the transpose that a weight's
+ * gradient reads, one for each 128 x 1 of a column: both are rounded from x itself (DeepSeek-V3, arXiv:2412.19437,
+ * section 3.3). With q.blocks, for weights, one scale serves 128 x 128 elements, and yt has the bytes of y. scale =
+ * most / amax of what it is for, most the largest number of the format; 1 where amax is 0, infinite or no number.
+ * fp8_scaling.h says where scales lie.
+ *
+ * A block has a tile of 128 x 128 and a lane 8 x 8 of its elements, which it keeps in registers while the largest of
+ * each row and column are found through shared memory. Bytes an element: that of x, one each for y and yt, and 1/32
+ * each for their scales: 4.06 of bf16. The floor is a copy of as many.
+ */
+#ifndef TE_QUANTIZE_TILES_H
+#define TE_QUANTIZE_TILES_H
+
+#include "fp8_scaling.h" /* te_scale_at */
+#include "fp8_tile.h"    /* te__fp8_turn, te__fp8_store_turned */
+#include "scales.h"      /* te_scale_of_amax */
+
+typedef struct te_quantize_tiles {
+    void *y, *yt;                   /* [rows, cols], [cols, yt_cols] of `to`; null: not wanted */
+    float *y_inverse, *yt_inverse;  /* 1 / scale of y's and yt's tiles or blocks; target memory, with y and yt */
+    const void *x;                  /* [rows, cols] of the dtype that the kernel is made for */
+    int64_t rows, cols;
+    int64_t yt_cols;    /* rows, or up to the next multiple of 128: what is more is 0 */
+    te_dtype to;
+    int blocks;         /* 1: a scale for 128 x 128 elements */
+    te_scale_rule rule; /* epsilon, power_of_two */
+} te_quantize_tiles;
+
+TE_API te_quantize_tiles te_quantize_tiles_of(int64_t rows, int64_t cols) {
+    te_quantize_tiles q;
+    memset(&q, 0, sizeof q);
+    q.rows = q.yt_cols = rows, q.cols = cols, q.to = TE_e4m3, q.rule = te_scale_rule_current();
+    return q;
+}
+
+typedef struct te_tiles_args { te_fp8_out out; te_quantize_tiles q; } te_tiles_args;
+
+enum {
+    TE_TILES_SIDE = TE_FP8_TILE / 8,                /* lanes along a row or column of the tile */
+    TE_TILES_HELD = TE_FP8_LANES / TE_FP8_THREADS,  /* pieces of 8 x 8 of a lane: one, or all of them on the host */
+    TE_TILES_APART = TE_TILES_SIDE + 2              /* words: lanes of a warp write and read different banks */
+};
+/* What a lane holds of the tile. */
+typedef struct te_tiles_held { te_vec8 x[TE_TILES_HELD][8]; } te_tiles_held;
+/* of: of the rows, and of the columns. */
+typedef struct te_tiles_shared {
+    union {
+        uint32_t most[2][TE_FP8_TILE * TE_TILES_APART]; /* bits of the largest |x| that each lane has seen of a line */
+        te_fp8_shared turned;
+    } u;
+    uint32_t line[2][TE_FP8_TILE]; /* bits of a line's scale or, of blocks, of its largest |x| */
+} te_tiles_shared;
+
+/* Where what lane column `across` has seen of a row of the tile lies, and lane row `down` of a column. */
+TE_FN int te__tiles_of_row(int row, int across) { return row * TE_TILES_APART + across; }
+TE_FN int te__tiles_of_col(int col, int down) {
+    return (down * 8 + col % 8) * TE_TILES_APART + col / 8;
+}
+
+/* Piece i of the tile at (row0, col0): load it, and leave the largest of its rows and columns. */
+TE_FN void te__tiles_measure(const te_quantize_tiles *q, te_vec8 x[8], te_tiles_shared *s, int64_t row0, int64_t col0,
+                             int i, const te_dtype from) {
+    const int down = i / TE_TILES_SIDE, across = i % TE_TILES_SIDE;
+    const int64_t row = row0 + 8 * down, col = col0 + 8 * across;
+    uint32_t of_col[8];
+    TE_UNROLL for (int k = 0; k < 8; k++) {
+        memset(&x[k], 0, sizeof x[k]);
+        if (col < q->cols && row + k < q->rows) te_vec8_load(&x[k], q->x, (row + k) * q->cols + col, 8, 1, from);
+    }
+    TE_UNROLL for (int j = 0; j < 8; j++) of_col[j] = 0;
+    TE_UNROLL for (int k = 0; k < 8; k++) {
+        float v[8];
+        te_vec8_floats(v, &x[k], from);
+        s->u.most[0][te__tiles_of_row(8 * down + k, across)] = te_amax_bits8(0, v);
+        TE_UNROLL for (int j = 0; j < 8; j++) {
+            const uint32_t bits = te_amax_bits(v[j]);
+            of_col[j] = bits > of_col[j] ? bits : of_col[j];
+        }
+    }
+    TE_UNROLL for (int j = 0; j < 8; j++) s->u.most[1][te__tiles_of_col(8 * across + j, down)] = of_col[j];
+}
+/* Line `i` of the tile, a row, or from TE_FP8_TILE on a column: its largest and, of tiles, its scale, whose inverse it
+ * stores. */
+TE_FN void te__tiles_line(const te_quantize_tiles *q, te_tiles_shared *s, int64_t row0, int64_t col0, int i,
+                          float most) {
+    const int turned = i / TE_FP8_TILE, at = i % TE_FP8_TILE;
+    uint32_t bits = 0;
+    TE_UNROLL for (int k = 0; k < TE_TILES_SIDE; k++) {
+        const uint32_t b = s->u.most[turned][turned ? te__tiles_of_col(at, k) : te__tiles_of_row(at, k)];
+        bits = b > bits ? b : bits;
+    }
+    if (!q->blocks) {
+        const float scale = te_scale_of_own(bits, most, &q->rule);
+        const int64_t row = row0 + at, col = col0 + at;
+        bits = te_bits_of_float(scale);
+        if (!turned && q->y && row < q->rows)
+            q->y_inverse[te_tile_scale_at(q->rows, q->cols, row, col0 / TE_FP8_TILE)] = 1.0f / scale;
+        if (turned && q->yt && col < q->cols)
+            q->yt_inverse[te_tile_scale_at(q->cols, q->yt_cols, col, row0 / TE_FP8_TILE)] = 1.0f / scale;
+    }
+    s->line[turned][at] = bits;
+}
+/* The last block of a row of blocks fills up its row of scales, of which cuBLASLt may read all. */
+TE_FN void te__tiles_put_block(float *inverse, int64_t cols, int64_t row, int64_t col, float value) {
+    inverse[te_block_scale_at(cols, row, col)] = value;
+    for (int64_t k = col + 1; col + 1 == te_fp8_blocks(cols) && k < te_block_scales(cols); k++)
+        inverse[te_block_scale_at(cols, row, k)] = 1.0f;
+}
+/* The scale of the whole tile, as the first lane stores it. */
+TE_FN float te__tiles_block(const te_quantize_tiles *q, const te_tiles_shared *s, int64_t row0, int64_t col0, int first,
+                            float most) {
+    const int64_t row = row0 / TE_FP8_TILE, col = col0 / TE_FP8_TILE;
+    uint32_t bits = 0;
+    for (int k = 0; k < TE_FP8_TILE; k++) bits = s->line[0][k] > bits ? s->line[0][k] : bits;
+    const float scale = te_scale_of_own(bits, most, &q->rule);
+    if (first && q->y) te__tiles_put_block(q->y_inverse, q->cols, row, col, 1.0f / scale);
+    if (first && q->yt) te__tiles_put_block(q->yt_inverse, q->yt_cols, col, row, 1.0f / scale);
+    return scale;
+}
+/* Piece i rounded by its rows' scales (turned 0: into y) or its columns' (1: into the transposed tile); by `block`
+ * where that is not 0. */
+TE_FN void te__tiles_round(const te_tiles_args *a, const te_vec8 x[8], te_tiles_shared *s, int64_t row0, int64_t col0,
+                           int i, float block, const int turned, const te_dtype from, const te_dtype to) {
+    const int row = i / TE_TILES_SIDE * 8, col = i % TE_TILES_SIDE * 8;
+    uint32_t r[8][2];
+    TE_UNROLL for (int k = 0; k < 8; k++) {
+        float v[8];
+        te_vec8_floats(v, &x[k], from);
+        TE_UNROLL for (int j = 0; j < 8; j++)
+            v[j] *= block != 0 ? block : te_float_of_bits(s->line[turned][turned ? col + j : row + k]);
+        r[k][0] = te__fp8_word(v, to == TE_e4m3), r[k][1] = te__fp8_word(v + 4, to == TE_e4m3);
+        if (!turned && row0 + row + k < a->q.rows && col0 + col < a->q.cols)
+            te__fp8_store_row(a->out.y, (row0 + row + k) * a->q.cols + col0 + col, r[k], 8, 1);
+    }
+    if (turned) te__fp8_turn(&s->u.turned, r, row, col);
+}
+TE_FN void te__tiles_tile(const te_tiles_args *a, te_block b, te_tiles_held *held, te_tiles_shared *s,
+                          const te_dtype from, const te_dtype to) {
+    enum { PIECES = TE_FP8_TILE / 16 };
+    const te_quantize_tiles *q = &a->q;
+    int group;
+    const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
+    const int across = (int)te_ceil_div(q->cols, TE_FP8_TILE);
+    const int64_t row = (int64_t)(b.x / across) * TE_FP8_TILE, col = (int64_t)(b.x % across) * TE_FP8_TILE;
+    const float most = te_fp8_most(to);
+    TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++)
+        te__tiles_measure(q, held->x[h], s, row, col, g.id + h * g.count, from);
+    te_block_sync();
+    for (int i = g.id; i < 2 * TE_FP8_TILE; i += g.count) te__tiles_line(q, s, row, col, i, most);
+    te_block_sync();
+    const float block = q->blocks ? te__tiles_block(q, s, row, col, g.id == 0, most) : 0.0f;
+    TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++)
+        if (q->y) te__tiles_round(a, held->x[h], s, row, col, g.id + h * g.count, block, 0, from, to);
+    if (!q->yt) return;
+    TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++)
+        te__tiles_round(a, held->x[h], s, row, col, g.id + h * g.count, block, 1, from, to);
+    te_block_sync();
+    for (int i = g.id; i < TE_FP8_TILE * PIECES; i += g.count)
+        te__fp8_store_turned(&a->out, &s->u.turned, row + i % PIECES * 16, col + i / PIECES, i % PIECES, i / PIECES);
+}
+TE_FN void te_tiles_body(const te_tiles_args *a, te_block b, te_tiles_held *held, te_tiles_shared *s,
+                         const te_dtype from) {
+    if (a->q.to == TE_e4m3) te__tiles_tile(a, b, held, s, from, TE_e4m3);
+    else te__tiles_tile(a, b, held, s, from, TE_e5m2);
+}
+
+/* ---- calls ------------------------------------------------------------------------------------------------------- */
+
+TE_API te_status te__tiles_args_of(te_tiles_args *a, const te_quantize_tiles *q, const char *who, te_context *ctx) {
+    memset(a, 0, sizeof *a);
+    TE_TRY(te_check_target(ctx, who));
+    TE_REQUIRE(q, ctx, TE_ERROR_NULL, "%s: what is to be cast is null", who);
+    a->q = *q, a->out.y = (uint8_t *)q->y, a->out.yt = (uint8_t *)q->yt;
+    a->out.rows = q->rows, a->out.cols = q->cols, a->out.yt_cols = q->yt_cols, a->out.to = q->to;
+    TE_TRY(te_fp8_check(&a->out, who, ctx));
+    TE_TRY(te__scale_rule_check(&q->rule, who, ctx));
+    TE_REQUIRE(q->cols % 16 == 0, ctx, TE_ERROR_SHAPE,
+               "%s: %lld columns; tiles of 128 elements are of rows of multiples of 16", who, (long long)q->cols);
+    TE_REQUIRE((q->x && (!q->y || q->y_inverse) && (!q->yt || q->yt_inverse)) || !q->rows || !q->cols, ctx,
+               TE_ERROR_NULL, "%s: x, or where the scales go, is null", who);
+    TE_REQUIRE((uintptr_t)q->x % TE_ACCESS == 0 && (uintptr_t)q->y_inverse % TE_ACCESS == 0 &&
+                   (uintptr_t)q->yt_inverse % TE_ACCESS == 0, ctx, TE_ERROR_ALIGNMENT,
+               "%s: x or its scales do not start at a multiple of %d bytes", who, (int)TE_ACCESS);
+    return TE_OK;
+}
+
+/* The kernel for tensors of `from`, and te_status name_run(const te_quantize_tiles *q, te_context *ctx). */
+#define TE_QUANTIZE_TILES(name, from)                                                                              \
+    TE_FN void name##_body(const te_tiles_args *a, te_block b, te_tiles_held *held, te_tiles_shared *s) {          \
+        te_tiles_body(a, b, held, s, TE_##from);                                                                   \
+    }                                                                                                              \
+    TE_KERNEL_WITH(name##_kernel, TE_FP8_THREADS, TE_##from == TE_f32 ? 2 : 3, te_tiles_args, te_tiles_held,       \
+                   te_tiles_shared, name##_body)                                                                   \
+    TE_API te_status name##_run(const te_quantize_tiles *q, te_context *ctx) {                                     \
+        te_tiles_args a;                                                                                           \
+        TE_TRY(te__tiles_args_of(&a, q, #name, ctx));                                                              \
+        return q->rows && q->cols ? name##_kernel_launch(ctx, te__fp8_grid(&a.out), &a) : TE_OK;                   \
+    }
+
+#endif
