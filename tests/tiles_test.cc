@@ -103,7 +103,7 @@ std::vector<float> floats_of(const buffer &b) {
 }
 
 // Numbers of all sizes, tiles of zeros among them and, if wanted, what is no finite number.
-std::vector<float> numbers(size_t rows, size_t cols, unsigned seed, bool finite, te_dtype t) {
+std::vector<float> drawn(size_t rows, size_t cols, unsigned seed, bool finite, te_dtype t) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal(0, 1);
     std::vector<float> x(rows * cols);
@@ -123,7 +123,7 @@ void check_cast(size_t rows, size_t cols, te_dtype from, te_dtype to, bool block
     INFO(rows << " x " << cols << " of " << te_dtype_name(from) << " to " << te_dtype_name(to) << (blocks ? ", blocks" : ", tiles") << ", TE_SEED=" << seed);
     context own;
     te_context *ctx = &own.c;
-    const std::vector<float> x = numbers(rows, cols, seed, finite, from);
+    const std::vector<float> x = drawn(rows, cols, seed, finite, from);
     const size_t padded = (rows + 15) / 16 * 16, L = (cols + 127) / 128, D = (rows + 127) / 128;
     const size_t scales = blocks ? D * ((L + 3) / 4 * 4) : L * rows, turned_scales = blocks ? L * ((D + 3) / 4 * 4) : D * cols;
     buffer bx(ctx, rows * cols * te_dtype_bytes(from)), y(ctx, rows * cols), yt(ctx, cols * padded), s(ctx, scales * 4), st(ctx, turned_scales * 4);
@@ -187,7 +187,7 @@ TEST_CASE("a tensor in rows of FP8", "[tiles]") {
             const unsigned seed = fresh_seed();
             CAPTURE(rows, cols, kind, seed);
             context own;
-            const std::vector<float> x = numbers(rows, cols, seed, kind < 2, from);
+            const std::vector<float> x = drawn(rows, cols, seed, kind < 2, from);
             buffer bx(&own.c, x.size() * te_dtype_bytes(from)), y(&own.c, x.size()), inverse(&own.c, rows * 4);
             bx.write(reference::vec(x.begin(), x.end()), from);
             te_quantize_rows q = te_quantize_rows_of((int64_t)rows, (int64_t)cols);
@@ -217,7 +217,7 @@ struct operand {
     std::vector<double> value;
     std::unique_ptr<buffer> bytes, scales;
     operand(te_context *ctx, size_t rows, size_t cols, te_scaling scaling, unsigned seed) : value(rows * cols) {
-        const std::vector<float> x = numbers(rows, cols, seed, true, TE_f32);
+        const std::vector<float> x = drawn(rows, cols, seed, true, TE_f32);
         const size_t n = (size_t)te_scaling_count(scaling, (int64_t)rows, (int64_t)cols);
         const cast c(x, rows, cols, scaling == TE_SCALING_BLOCKS, TE_e4m3, {});
         std::vector<float> scale(n, TE_CUDA ? 1.0f : NAN); // what belongs to no element, cuBLASLt may load
