@@ -45,5 +45,16 @@ distance within(const vec &x, const vec &ref, const vec &bound) {
     d.whole = ref.empty() ? 0 : std::sqrt(errors / bounds);
     return d;
 }
+double worst_of_product(const vec &out, const vec &a, const vec &b, size_t m, size_t n, size_t k, double rounding, double least, double lost) {
+    double worst = 0;
+    for (size_t i = 0; i < m; i++)
+        for (size_t j = 0; j < n; j++) {
+            double sum = 0, all = 0;
+            for (size_t l = 0; l < k; l++) sum += a[i * k + l] * b[j * k + l], all += std::fabs(a[i * k + l] * b[j * k + l]);
+            const double e = std::fabs(out[i * n + j] - sum) / (rounding * std::max(std::fabs(sum), least) + lost * all + 1e-30);
+            worst = e <= worst ? worst : e;
+        }
+    return worst;
+}
 
 } // namespace numbers

@@ -30,6 +30,9 @@ struct distance {
     size_t at;
 };
 distance within(const vec &x, const vec &ref, const vec &bound);
+// Of out[m, n], which should be a[m, k] times b[n, k] transposed: the largest share of what it may be off by, `rounding` of itself (of
+// `least`, if it is smaller) and `lost` of the sum of all magnitudes.
+double worst_of_product(const vec &out, const vec &a, const vec &b, size_t m, size_t n, size_t k, double rounding, double least, double lost);
 
 } // namespace numbers
 

@@ -80,15 +80,11 @@ struct micro_batch {
 template <class A, class B>
 void check_product(const char *what, const reference::vec &out, size_t m, size_t n, size_t k, A a, B b, te_dtype d, double lost) {
     const double rounding = d == TE_f32 ? 1e-6 : d == TE_f16 ? std::ldexp(1, -11) : std::ldexp(1, -8), least = d == TE_f16 ? std::ldexp(1, -14) : 0;
-    double worst = 0;
+    reference::vec as(m * k), bs(n * k);
     REQUIRE(out.size() == m * n);
-    for (size_t i = 0; i < m; i++)
-        for (size_t j = 0; j < n; j++) {
-            double sum = 0, all = 0;
-            for (size_t l = 0; l < k; l++) sum += a(i, l) * b(j, l), all += std::fabs(a(i, l) * b(j, l));
-            const double e = std::fabs(out[i * n + j] - sum) / (rounding * std::max(std::fabs(sum), least) + lost * all + 1e-30);
-            worst = e <= worst ? worst : e;
-        }
+    for (size_t i = 0; i < m * k; i++) as[i] = a(i / k, i % k);
+    for (size_t i = 0; i < n * k; i++) bs[i] = b(i / k, i % k);
+    const double worst = numbers::worst_of_product(out, as, bs, m, n, k, rounding, least, lost);
     INFO(what << ": " << worst << " of what is allowed");
     CHECK(worst <= 1);
 }
