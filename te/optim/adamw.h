@@ -181,6 +181,7 @@ TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
     TE_REQUIRE(!opt->no_master == !opt->config.no_master, ctx, TE_ERROR_STATE,
                "adamw: no_master is %d in the config, and was %d at te_adamw_init", opt->config.no_master,
                opt->no_master);
+    for (int i = 0; i < opt->model_count; i++) TE_TRY(te__check_reduced(opt->models[i], "adamw", ctx));
     const te__adamw_args a = te__adamw_args_of(opt);
     if (a.norm) TE_TRY(te_grad_norm_run(&opt->norm, ctx));
     TE_TRY(te__adamw_begin_launch(ctx, te_grid_of(1, 1), &a));

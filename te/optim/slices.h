@@ -79,10 +79,15 @@ TE_API te_status te__slices_check(te_model *const *models, int count, int ranks,
     TE_REQUIRE(ranks == 1 || ranks == te_data_group(ctx)->size, ctx, TE_ERROR_VALUE,
                "%s: shards is %d, and the data group is of %d; it is that or 1", who, ranks,
                te_data_group(ctx)->size);
-    for (int i = 0; ranks > 1 && i < count; i++)
-        TE_REQUIRE((models[i]->params && models[i]->grads) || !models[i]->elements, ctx, TE_ERROR_STATE,
+    for (int i = 0; ranks > 1 && i < count; i++) {
+        const te_model *m = models[i];
+        TE_REQUIRE((m->params && m->grads) || !m->elements, ctx, TE_ERROR_STATE,
                    "%s: the states of model %d (%s) cannot be shared out: it does not say where its buffers lie", who,
-                   i, models[i]->plan->name);
+                   i, m->plan->name);
+        TE_REQUIRE(m->grad_elements == m->elements, ctx, TE_ERROR_STATE,
+                   "%s: the states of model %d (%s) cannot be shared out: its gradients do not lie as its parameters "
+                   "do (te_bind_trained_grads)", who, i, m->plan->name);
+    }
     return TE_OK;
 }
 /* Enqueue: each rank has its own slice of the parameters from before, and all of them behind. */

@@ -23,8 +23,7 @@ typedef struct te_run {
     te_pass pass;
     te_recipe_use use;
     int dry;                     /* this walk checks and measures; nothing is launched */
-    int64_t tokens, sequences, memory; /* rows of values, by te_rows; where only tokens are known, as many sequences
-                                        * and, in a list that has one, as many rows of memory */
+    int64_t tokens, sequences, memory; /* rows of values, by te_rows; where only tokens are known, as many of each */
     const te_group *tensor, *data; /* the groups of this rank */
     te_value now;                /* forward: the activation; backward: its gradient, p null if nobody wants it */
     te_value turned;             /* the transpose of now in FP8, where the kernel that made it has left one */
@@ -40,17 +39,18 @@ typedef struct te_run {
     te_value edge[TE_MAX_OPS];   /* by fork: its value in inference; in backward the gradient that its readers left */
     const void *ends[2];         /* what the pass begins with, and what its last step reads on the main road */
     te_value span[TE_MAX_SPANS]; /* by span: the block of what its ops keep, p null while it is not worked on */
-    void *act[TE_MAX_OPS]; /* by op: its output, where it stays until backward; in a span null while that is not worked
-                              on */
+    void *act[TE_MAX_OPS];       /* by op: its output, where it stays until backward; null in a span that is closed */
     float *stats[TE_MAX_OPS];    /* by op: [rows, stats] */
     char *kept[TE_MAX_OPS];      /* by product in FP8: its te_kept_fp8 */
     uint32_t turned_x[TE_TURNED_WORDS]; /* bits, by product in FP8: what it keeps is the transpose of its input */
     te_param *param[TE_MAX_OPS]; /* by op: its first parameter */
     te_sum_args sums;            /* column sums that wait to be added up */
     int partial[TE_SUM_JOBS];    /* the blocks that they lie in */
+    const te_param *sum_of[TE_SUM_JOBS]; /* whose gradients they are */
     int sum_count;
     te_sum_args columns; /* of those that become one number: the sums of the columns, to be added up behind them */
     int column_count;
+    te_watch *watch; /* backward: who is told which gradients are final; null: nobody */
 } te_run;
 
 TE_API int64_t te_rows_in(const te_run *r, te_rows rows) {
