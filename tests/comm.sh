@@ -23,6 +23,9 @@ for program in ranks peers shards buckets; do
         "tests/comm/$program.c" -o "$work/$program" -lm "${link[@]}" &
     compilers+=($!)
 done
+"${CC:-gcc}" -std=c11 -O1 -DTE_COMM -DTE_KEEP_CALLS '-DGPT_SIZES(X)=X(tiny, 2, 32, 2, 64, 256)' -I. "${compile[@]}" \
+    examples/train_gpt/train_gpt.c -o "$work/train_gpt" -lm "${link[@]}" &
+compilers+=($!)
 for compiler in "${compilers[@]}"; do wait "$compiler"; done
 
 ranks() { # N ARGUMENT...
@@ -58,6 +61,22 @@ for grid in "1 1" "2 1" "4 1" "4 2"; do
     buckets "$n" sums "$tensor"
 done
 for n in 1 2; do buckets "$n" refuse; done
+
+# The program: replicas with batches of their own, and one with all of them; another number goes on from a checkpoint.
+train_gpt() { # N FOLDER ARGUMENT...
+    timeout 120 mpirun --oversubscribe -n "$1" "$work/train_gpt" --dp "$1" --batch $((4 / $1)) --accumulate 2 --seq 16 --log 1 \
+        --validate 4 --sample 0 --seed 2 --out "$work/$2" "${@:3}" te/core >"$work/log" 2>&1 || { cat "$work/log" && exit 1; }
+}
+train_gpt 1 gpt1 --steps 8
+train_gpt 2 gpt2 --steps 8
+train_gpt 4 gpt4 --steps 8
+train_gpt 1 gpt4 --steps 8 --resume # at its end: reads it
+for n in 2 4; do
+    paste "$work/gpt1/curve.tsv" "$work/gpt$n/curve.tsv" | awk -v n="$n" 'NR > 1 {
+        a = $0; gsub(/\t/, " ", a); split(a, v, " "); half = length(v) / 2; values += half - 1
+        for (i = 2; i <= half; i++) { off = (v[i] - v[half + i]) / v[i]; off = off < 0 ? -off : off; if (off > most) most = off } }
+        END { print "train_gpt --dp " n ": " values " losses, " most " off at most"; exit most > 1e-5 || values != 10 }'
+done
 
 # Optimizer states and the vocabulary.
 shards() { # N ARGUMENT...
