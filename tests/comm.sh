@@ -91,6 +91,10 @@ for grid in "2 1" "3 1" "4 2"; do
     checked "$n" states "$tensor" "$work/states"
 done
 for n in 2 3 4; do checked "$n" vocabulary; done
+for grid in "1 1" "3 1" "4 2"; do
+    read -r n tensor <<<"$grid"
+    checked "$n" scales "$tensor"
+done
 checked 2 refuse
 
 # N, tensor ranks, whether states are shared out, of a run that leaves a file after 10 steps and of one that goes on from it:

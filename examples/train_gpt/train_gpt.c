@@ -333,7 +333,7 @@ static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, const cha
     check(te_context_reserve(&ctx, workspace), "workspace");
     if (g->in_fp8) {
         te_recipes_config config = te_recipes_defaults();
-        config.current = !strcmp(recipe, "fp8_current");
+        config.current = !strcmp(recipe, "fp8_current"), config.ranks = replicas;
         const size_t bytes = te_recipes_bytes(g->all, g->models, &config);
         check(te_recipes_init(&g->recipes, target_memory(bytes), bytes, g->all, g->models, &config, &ctx), "recipe");
     }
@@ -718,7 +718,7 @@ static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, const co
     snprintf(s->value[8], sizeof s->value[8], "%s", o->recipe);
     snprintf(s->value[9], sizeof s->value[9], "%s", o->optimizer);
     snprintf(s->value[10], sizeof s->value[10], "%s", o->moments);
-    s->all.recipes = g->in_fp8 ? &g->recipes : NULL;
+    s->all.recipes = g->in_fp8 && replicas == 1 ? &g->recipes : NULL; /* replicas find their scales again */
     s->all.models = s->models, s->all.count = g->models, s->all.optimizer = opt, s->all.random = 1;
     s->all.metadata = s->pairs, s->all.metadata_count = SETTINGS, s->all.force = (int)o->force;
 }
@@ -757,6 +757,7 @@ static long resume(const char *path, gpt *g, te_adamw *opt, const options *o, co
         fprintf(stderr, "train_gpt: %s: has no checksum, an older version wrote it: damage would not show\n", path);
     if (differences(&s, &file, path) && !o->force) die("--force goes on all the same", NULL);
     check(te_checkpoint_load(&s.all, &file, &ctx), path);
+    if (g->in_fp8 && !s.all.recipes) check(te_recipes_cast_weights(&g->recipes, &ctx), "recipe");
     const char *written = te_safetensors_metadata(&file, "step"); /* by older versions */
     const long at = steps_of(opt);
     if (written && strtol(written, NULL, 10) != at && !o->force) die("its two counts of steps differ", path);

@@ -37,7 +37,7 @@
 
 typedef struct te_buckets_config {
     int64_t bytes; /* of a bucket, at most; a larger tensor is one by itself */
-    int shards;    /* of the optimizer: te_data_group(ctx)->size or 1 */
+    int shards;    /* of the optimizer: te_data_group(ctx)->size or 1; with Muon 1 */
 } te_buckets_config;
 
 /* On two H200s NCCL takes 11 us for a sum of 16 KiB and 82 us for one of 16 MiB: of twice as much, what no size saves
@@ -215,6 +215,7 @@ TE_API te_status te_buckets_init(te_buckets *b, te_model *const *models, int cou
     TE_TRY(te__buckets_check_models(models, count, config, ctx));
     memset(b, 0, sizeof *b);
     b->config = *config, b->models = models, b->model_count = count;
+    b->watch.slices = config->shards;
     b->watch.allows = te__buckets_allow, b->watch.is_final = te__buckets_final;
     b->data = *te_data_group(ctx), b->tensor = *te_tensor_group(ctx), b->data.peers = 0;
     te_status status = te__buckets_make(b, ctx);

@@ -209,7 +209,8 @@ typedef struct te_param {
 /* Whom the backwards of a model tell that a gradient is final: nothing but the next step writes it any more
  * (te/comm/buckets.h, which sums it over ranks while the rest of backward runs). */
 typedef struct te_watch {
-    int armed; /* 0: backwards tell nobody */
+    int armed;  /* 0: backwards tell nobody */
+    int slices; /* of a model's sums a rank gets one of so many; 1: all */
     te_status (*allows)(const struct te_watch *w, const struct te_model *m, te_context *ctx); /* a backward of m */
     te_status (*is_final)(struct te_watch *w, const te_param *p, te_context *ctx);
 } te_watch;

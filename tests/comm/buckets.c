@@ -266,6 +266,15 @@ static te_status run_refuse(void) {
     TE_TRY(backward(&n, 0, 0, 0, dx)); /* and then all is well */
     TE_TRY(te_buckets_finish(&b, &ctx));
     TE_TRY(te_adamw_step(&opt, &ctx));
+    if (comm.world.size > 1) { /* slices of the sums, and an optimizer that wants all */
+        te_buckets_destroy(&b);
+        c.shards = comm.world.size;
+        TE_TRY(te_buckets_init(&b, n.all, MODELS, &c, &ctx));
+        refuses(te_adamw_step(&opt, &ctx), TE_ERROR_STATE, "buckets sum a slice of 2 of the gradients of embed1");
+        te_buckets_destroy(&b);
+        c.shards = 1;
+        TE_TRY(te_buckets_init(&b, n.all, MODELS, &c, &ctx));
+    }
     TE_TRY(te_freeze(n.all[1], "qkv", 0, &ctx));
     refuses(te_buckets_begin(&b, &ctx), TE_ERROR_STATE, "others are frozen or tied, since te_buckets_init");
     TE_TRY(te_unfreeze(n.all[1], "qkv", 0, &ctx));
