@@ -26,6 +26,9 @@ done
 "${CC:-gcc}" -std=c11 -O1 -DTE_COMM -DTE_KEEP_CALLS '-DGPT_SIZES(X)=X(tiny, 2, 32, 2, 64, 256)' -I. "${compile[@]}" \
     examples/train_gpt/train_gpt.c -o "$work/train_gpt" -lm "${link[@]}" &
 compilers+=($!)
+"${CC:-gcc}" -std=c11 -O1 -Wall -Wextra -Wshadow -Werror -DTE_COMM -DTE_KEEP_CALLS -I. "${compile[@]}" \
+    examples/performance/performance.c -o "$work/performance" -lm "${link[@]}" &
+compilers+=($!)
 for compiler in "${compilers[@]}"; do wait "$compiler"; done
 
 ranks() { # N ARGUMENT...
@@ -77,6 +80,11 @@ for n in 2 4; do
         for (i = 2; i <= half; i++) { off = (v[i] - v[half + i]) / v[i]; off = off < 0 ? -off : off; if (off > most) most = off } }
         END { print "train_gpt --dp " n ": " values " losses, " most " off at most"; exit most > 1e-5 || values != 10 }'
 done
+
+# The walk through what ranks can do to one layer.
+timeout 120 mpirun --oversubscribe -n 4 "$work/performance" >"$work/log" || { cat "$work/log" && exit 1; }
+[[ $(grep -c "numbers agree" "$work/log") == 7 ]] || { cat "$work/log" && exit 1; }
+echo "examples/performance: seven ways, the same numbers"
 
 # Optimizer states and the vocabulary.
 shards() { # N ARGUMENT...
