@@ -11,6 +11,7 @@
 #ifndef TE_H
 #define TE_H
 
+#include "comm/buckets.h"      /* te_buckets: gradients summed while backward runs */
 #include "comm/collective.h"   /* all_gather, reduce_scatter, all_reduce, copy_to_group */
 #include "comm/comm.h"         /* te_comm_create */
 #include "comm/reduce.h"       /* te_reduce_gradients */

@@ -18,11 +18,17 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS
 read -ra compile <<<"$(mpicc -showme:compile | sed 's/-I/-isystem /g')"
 read -ra link <<<"$(mpicc -showme:link)"
 compilers=()
-for program in ranks peers shards; do
+for program in ranks peers shards buckets; do
     "${CC:-gcc}" -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wshadow -Werror -DTE_COMM -DTE_KEEP_CALLS -I. "${compile[@]}" \
         "tests/comm/$program.c" -o "$work/$program" -lm "${link[@]}" &
     compilers+=($!)
 done
+"${CC:-gcc}" -std=c11 -O1 -DTE_COMM -DTE_KEEP_CALLS '-DGPT_SIZES(X)=X(tiny, 2, 32, 2, 64, 256)' -I. "${compile[@]}" \
+    examples/train_gpt/train_gpt.c -o "$work/train_gpt" -lm "${link[@]}" &
+compilers+=($!)
+"${CC:-gcc}" -std=c11 -O1 -Wall -Wextra -Wshadow -Werror -DTE_COMM -DTE_KEEP_CALLS -I. "${compile[@]}" \
+    examples/performance/performance.c -o "$work/performance" -lm "${link[@]}" &
+compilers+=($!)
 for compiler in "${compilers[@]}"; do wait "$compiler"; done
 
 ranks() { # N ARGUMENT...
@@ -48,6 +54,38 @@ for grid in "4 2 frozen" "2 2" "4 1" "4 2"; do
 done
 ranks 4 gpt 2 | cmp - "$work/many" && echo "and the same bits again"
 
+# Gradients summed while backward runs: ranks, tensor ranks.
+buckets() { # N ARGUMENT...
+    timeout 120 mpirun --oversubscribe -n "$1" "$work/buckets" "${@:2}" >"$work/log" || { cat "$work/log" && exit 1; }
+    cat "$work/log"
+}
+for grid in "1 1" "2 1" "4 1" "4 2"; do
+    read -r n tensor <<<"$grid"
+    buckets "$n" sums "$tensor"
+done
+for n in 1 2; do buckets "$n" refuse; done
+
+# The program: replicas with batches of their own, and one with all of them; another number goes on from a checkpoint.
+train_gpt() { # N FOLDER ARGUMENT...
+    timeout 120 mpirun --oversubscribe -n "$1" "$work/train_gpt" --dp "$1" --batch $((4 / $1)) --accumulate 2 --seq 16 --log 1 \
+        --validate 4 --sample 0 --seed 2 --out "$work/$2" "${@:3}" te/core >"$work/log" 2>&1 || { cat "$work/log" && exit 1; }
+}
+train_gpt 1 gpt1 --steps 8
+train_gpt 2 gpt2 --steps 8
+train_gpt 4 gpt4 --steps 8
+train_gpt 1 gpt4 --steps 8 --resume # at its end: reads it
+for n in 2 4; do
+    paste "$work/gpt1/curve.tsv" "$work/gpt$n/curve.tsv" | awk -v n="$n" 'NR > 1 {
+        a = $0; gsub(/\t/, " ", a); split(a, v, " "); half = length(v) / 2; values += half - 1
+        for (i = 2; i <= half; i++) { off = (v[i] - v[half + i]) / v[i]; off = off < 0 ? -off : off; if (off > most) most = off } }
+        END { print "train_gpt --dp " n ": " values " losses, " most " off at most"; exit most > 1e-5 || values != 10 }'
+done
+
+# The walk through what ranks can do to one layer.
+timeout 120 mpirun --oversubscribe -n 4 "$work/performance" >"$work/log" || { cat "$work/log" && exit 1; }
+[[ $(grep -c "numbers agree" "$work/log") == 7 ]] || { cat "$work/log" && exit 1; }
+echo "examples/performance: seven ways, the same numbers"
+
 # Optimizer states and the vocabulary.
 shards() { # N ARGUMENT...
     timeout 120 mpirun --oversubscribe -n "$1" "$work/shards" "${@:2}"
@@ -61,6 +99,10 @@ for grid in "2 1" "3 1" "4 2"; do
     checked "$n" states "$tensor" "$work/states"
 done
 for n in 2 3 4; do checked "$n" vocabulary; done
+for grid in "1 1" "3 1" "4 2"; do
+    read -r n tensor <<<"$grid"
+    checked "$n" scales "$tensor"
+done
 checked 2 refuse
 
 # N, tensor ranks, whether states are shared out, of a run that leaves a file after 10 steps and of one that goes on from it:

@@ -97,7 +97,7 @@ ok "a symbolic link to a folder above is read once, and said"
 
 # ---- options
 for refused in "--accumulate 99999999999" "--accumulate 99999999999999999999999" "--steps 9223372036854775807 --accumulate 1000000" \
-    "--lr -1" "--lr nan" "--lr 1e999" "--lr inf" "--temperature -1" "--temperature nan" "--batch 0" "--seq 1" "--optimizer lion" "--moments f16" "--steps x" "--steps ''"; do
+    "--lr -1" "--lr nan" "--lr 1e999" "--lr inf" "--temperature -1" "--temperature nan" "--batch 0" "--dp 0" "--dp 2" "--seq 1" "--optimizer lion" "--moments f16" "--steps x" "--steps ''"; do
     # shellcheck disable=SC2086
     fails "$refused" "train_gpt: " --out "$work/out" $refused "$work/text"
 done

@@ -8,6 +8,7 @@
  *     ./train_gpt --recipe fp8_delayed     the products of the blocks in FP8 (--recipe fp8_block: built with
  *                                          -DGPT_RECIPE=fp8_block)
  *     ./train_gpt --optimizer muon         orthogonal updates for the blocks' matrices, AdamW for the rest
+ *     mpirun -n 4 ./train_gpt --dp 4       four replicas, a process each; built with -DTE_COMM and MPI, by nvcc -lnccl
  *
  * SIGINT, SIGTERM and SIGHUP stop it after a step, with a checkpoint. A step whose gradients are not finite is left
  * out, and weights that are not finite never take the place of a checkpoint.
@@ -63,11 +64,13 @@
 #define GPT_HEAD(V, H) GPT_LOGITS(V, H), (cross_entropy, loss, V)
 
 /* X(size, layers, hidden, heads, longest sequence, vocabulary). Text is bytes: a vocabulary above 256 is there for the
- * shape. */
+ * shape. -D'GPT_SIZES(X)=X(mine, ..)' has others. */
+#ifndef GPT_SIZES
 #define GPT_SIZES(X)                        \
     X(tiny, 4, 128, 2, 256, 256)            \
     X(small, 6, 384, 6, 512, 256)           \
     X(gpt2, 12, 768, 12, 1024, 50304)
+#endif
 
 #define GPT_DEFINE(size, L, H, HEADS, T, V)                               \
     TE_SEQUENTIAL(embed_##size, GPT_DTYPE, GPT_EMBED(V, T, H))            \
@@ -89,6 +92,7 @@ static const gpt_size gpt_sizes[] = {GPT_SIZES(GPT_ROW)};
 /* small helpers                                                                                                      */
 
 static te_context ctx;
+static int rank, replicas = 1; /* --dp: each process trains one, on its part of the batch; rank 0 writes and prints */
 
 static void check(te_status status, const char *what) {
     if (status == TE_OK) return;
@@ -118,6 +122,45 @@ static volatile sig_atomic_t interrupted;
 static void on_interrupt(int number) {
     (void)number;
     interrupted = 1;
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- */
+/* replicas                                                                                                           */
+
+static te_comm comm;
+/* CUDA: a device for each; the folder is where rank 0 leaves what the others need to find it. */
+static void replicas_of(long dp, const char *folder, uint64_t seed) {
+    int size = 1;
+    te_comm_launched(&rank, &size);
+    if (dp > 1 && size != dp) die("--dp wants as many processes; mpirun -n starts them", NULL);
+    replicas = (int)dp;
+    if (replicas == 1) rank = 0;
+    check(te_context_create(&ctx, TE_CUDA ? rank : 0, seed), "context");
+    if (replicas == 1) return;
+    if (rank && !freopen("/dev/null", "w", stdout)) die(strerror(errno), "/dev/null");
+#ifdef TE_COMM
+    char file[4096 + 32];
+    te_comm_config config = te_comm_defaults();
+    snprintf(file, sizeof file, "%s/ranks.%ld", folder, (long)getppid()); /* of the launcher: no other run's */
+    config.file = file;
+    check(te_comm_create(&comm, &config, &ctx), "ranks");
+#else
+    (void)folder;
+    die("--dp: built without -DTE_COMM", NULL);
+#endif
+}
+/* The sum of a number over the replicas. Waits for the device. */
+static double sum_of_replicas(double x) {
+    static float *there;
+    float sum = (float)x;
+    if (replicas == 1) return x;
+    if (!there) there = (float *)target_memory(sizeof sum);
+    check(te_copy(&ctx, there, &sum, sizeof sum), "replicas");
+    check(te_synchronize(&ctx), "replicas");
+    check(te_group_all_reduce(te_data_group(&ctx), there, there, 1, TE_f32, &ctx), "replicas");
+    check(te_copy(&ctx, &sum, there, sizeof sum), "replicas");
+    check(te_synchronize(&ctx), "replicas");
+    return (double)sum;
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- */
@@ -297,7 +340,7 @@ static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, const cha
     check(te_context_reserve(&ctx, workspace), "workspace");
     if (g->in_fp8) {
         te_recipes_config config = te_recipes_defaults();
-        config.current = !strcmp(recipe, "fp8_current");
+        config.current = !strcmp(recipe, "fp8_current"), config.ranks = replicas;
         const size_t bytes = te_recipes_bytes(g->all, g->models, &config);
         check(te_recipes_init(&g->recipes, target_memory(bytes), bytes, g->all, g->models, &config, &ctx), "recipe");
     }
@@ -389,11 +432,11 @@ static double validation_loss(gpt *g, const corpus *c, int batches, uint64_t see
     const te_batch b = gpt_batch(g, g->batch, g->seq);
     double sum = 0;
     for (int i = 0; i < batches; i++) {
-        take_batch(g, c, 1, (uint64_t)i, seed);
+        take_batch(g, c, 1, (uint64_t)(i * replicas + rank), seed);
         gpt_forward(g, &b, 0);
         sum += gpt_loss(g, &b);
     }
-    return sum / batches;
+    return sum_of_replicas(sum) / (batches * replicas);
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- */
@@ -546,7 +589,7 @@ static void curve_draw(const curve *c, const char *svg) {
 
 typedef struct options {
     const char *size, *out, *prompt, *tune, *recipe, *optimizer, *moments;
-    long steps, batch, seq, accumulate, log, validate, sample, save;
+    long steps, batch, seq, accumulate, dp, log, validate, sample, save;
     double lr, temperature;
     long seed, resume, force, plan;
 } options;
@@ -558,6 +601,7 @@ static const char usage[] =
     "  --seq N           tokens a sequence                         128\n"
     "  --recipe NAME     products of the blocks: none (as all else), " GPT_RECIPES "\n"
     "  --accumulate N    micro-batches a step                      1\n"
+    "  --dp N            replicas, each a process with a batch of its own (mpirun -n N)    1\n"
     "  --steps N         optimizer steps                           1500\n"
     "  --optimizer NAME  adamw, sgd (with momentum) or muon        adamw\n"
     "  --moments NAME    what the optimizer keeps: f32, bf16       f32\n"
@@ -583,15 +627,16 @@ static int rule_of(const char *name) {
 }
 static int moments_of(const char *name) { return !strcmp(name, "f32") ? TE_f32 : !strcmp(name, "bf16") ? TE_bf16 : -1; }
 
-enum { MOST_ACCUMULATE = 1 << 20, MOST_SIDE = 65536, MOST_TOKENS = 1 << 26 };
+enum { MOST_ACCUMULATE = 1 << 20, MOST_SIDE = 65536, MOST_TOKENS = 1 << 26, MOST_REPLICAS = 65536 };
 static void check_options(const options *o) {
-    if (o->batch < 1 || o->seq < 2 || o->accumulate < 1 || o->steps < 0 || o->log < 1 || o->validate < 0 ||
+    if (o->batch < 1 || o->seq < 2 || o->accumulate < 1 || o->dp < 1 || o->steps < 0 || o->log < 1 || o->validate < 0 ||
         o->save < 0 || o->sample < 0)
-        die("batch, seq, accumulate and log must be positive, the other counts not negative", NULL);
+        die("batch, seq, accumulate, dp and log must be positive, the other counts not negative", NULL);
     if (o->batch > MOST_SIDE || o->seq > MOST_SIDE || o->batch * o->seq > MOST_TOKENS)
         die("that batch is too large", NULL);
     if (o->accumulate > MOST_ACCUMULATE) die("--accumulate: 1048576 micro-batches a step are the most", NULL);
-    if ((double)o->steps * (double)o->accumulate * (double)o->batch > 9e18) /* sequences are counted in 64 bits */
+    if (o->dp > MOST_REPLICAS) die("--dp: 65536 replicas are the most", NULL);
+    if ((double)o->steps * (double)o->accumulate * (double)(o->batch * o->dp) > 9e18) /* sequences are counted in 64 bits */
         die("steps x accumulate x batch is too large", NULL);
     if (o->sample > INT_MAX) die("--sample is too large", NULL);
     if (o->lr < 0 || o->lr > 1e30) die("--lr must be from 0 to 1e30", NULL);
@@ -609,7 +654,7 @@ static options parse(int argc, char **argv, int *first_path) {
     memset(&o, 0, sizeof o);
     o.size = "tiny", o.out = "gpt_out", o.prompt = "#ifndef ", o.recipe = "none";
     o.optimizer = "adamw", o.moments = "f32";
-    o.batch = 8, o.seq = 128, o.accumulate = 1, o.steps = 1500, o.log = 50, o.validate = 250, o.sample = 600;
+    o.batch = 8, o.seq = 128, o.accumulate = 1, o.dp = 1, o.steps = 1500, o.log = 50, o.validate = 250, o.sample = 600;
     o.seed = 1;
     o.temperature = 0.8, o.lr = NAN; /* not given */
     struct { const char *name; const char **text; long *number; double *real; long *flag; } table[] = {
@@ -617,7 +662,8 @@ static options parse(int argc, char **argv, int *first_path) {
         {"--tune", &o.tune, 0, 0, 0},       {"--recipe", &o.recipe, 0, 0, 0},
         {"--optimizer", &o.optimizer, 0, 0, 0}, {"--moments", &o.moments, 0, 0, 0},
         {"--steps", 0, &o.steps, 0, 0},     {"--batch", 0, &o.batch, 0, 0},       {"--seq", 0, &o.seq, 0, 0},
-        {"--accumulate", 0, &o.accumulate, 0, 0}, {"--log", 0, &o.log, 0, 0},     {"--validate", 0, &o.validate, 0, 0},
+        {"--accumulate", 0, &o.accumulate, 0, 0}, {"--dp", 0, &o.dp, 0, 0},
+        {"--log", 0, &o.log, 0, 0},     {"--validate", 0, &o.validate, 0, 0},
         {"--sample", 0, &o.sample, 0, 0},   {"--save", 0, &o.save, 0, 0},         {"--seed", 0, &o.seed, 0, 0},
         {"--lr", 0, 0, &o.lr, 0},           {"--temperature", 0, 0, &o.temperature, 0},
         {"--resume", 0, 0, 0, &o.resume},   {"--force", 0, 0, 0, &o.force},       {"--plan", 0, 0, 0, &o.plan}};
@@ -662,7 +708,7 @@ typedef struct state {
 static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, const corpus *c) {
     const char *keys[SETTINGS] = {"size", "batch",  "seq",       "accumulate", "steps", "seed", "lr",
                                   "text", "recipe", "optimizer", "moments"};
-    const long numbers[SETTINGS] = {0, o->batch, o->seq, o->accumulate, o->steps, o->seed};
+    const long numbers[SETTINGS] = {0, o->batch * replicas, o->seq, o->accumulate, o->steps, o->seed};
     memset(s, 0, sizeof *s);
     for (int i = 0; i < g->models; i++) {
         if (i == 0) snprintf(s->name[i], sizeof s->name[i], "embed");
@@ -681,7 +727,7 @@ static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, const co
     snprintf(s->value[8], sizeof s->value[8], "%s", o->recipe);
     snprintf(s->value[9], sizeof s->value[9], "%s", o->optimizer);
     snprintf(s->value[10], sizeof s->value[10], "%s", o->moments);
-    s->all.recipes = g->in_fp8 ? &g->recipes : NULL;
+    s->all.recipes = g->in_fp8 && replicas == 1 ? &g->recipes : NULL; /* replicas find their scales again */
     s->all.models = s->models, s->all.count = g->models, s->all.optimizer = opt, s->all.random = 1;
     s->all.metadata = s->pairs, s->all.metadata_count = SETTINGS, s->all.force = (int)o->force;
 }
@@ -720,6 +766,7 @@ static long resume(const char *path, gpt *g, te_adamw *opt, const options *o, co
         fprintf(stderr, "train_gpt: %s: has no checksum, an older version wrote it: damage would not show\n", path);
     if (differences(&s, &file, path) && !o->force) die("--force goes on all the same", NULL);
     check(te_checkpoint_load(&s.all, &file, &ctx), path);
+    if (g->in_fp8 && !s.all.recipes) check(te_recipes_cast_weights(&g->recipes, &ctx), "recipe");
     const char *written = te_safetensors_metadata(&file, "step"); /* by older versions */
     const long at = steps_of(opt);
     if (written && strtol(written, NULL, 10) != at && !o->force) die("its two counts of steps differ", path);
@@ -775,8 +822,8 @@ int main(int argc, char **argv) {
 
     const uint64_t seed = (uint64_t)o.seed;
     gpt g;
-    check(te_context_create(&ctx, 0, seed), "context");
-    check(te_checkpoint_probe(checkpoint, &ctx), "--out"); /* now, not after hours of training */
+    replicas_of(o.dp, o.out, seed);
+    if (!rank) check(te_checkpoint_probe(checkpoint, &ctx), "--out"); /* now, not after hours of training */
     if (o.tune && te_gemm_load(o.tune, &ctx) != TE_OK) {
         printf("%s; timing the matrix products\n", te_last_error(&ctx));
         ctx.gemm_tune = 1;
@@ -790,9 +837,14 @@ int main(int argc, char **argv) {
     long parameters = 0;
     for (int i = 0; i < g.models; i++) parameters += (long)te_plan_param_elements(g.model[i].plan);
     printf("text: %d files, %.1f MB; validation on the last twentieth\n", t.files, (double)t.size / 1e6);
-    printf("model: %s, %ld parameters, %s on %s; %ld x %ld tokens, %ld micro-batch%s a step\n", size->name, parameters,
+    printf("model: %s, %ld parameters, %s on %s; %ld x %ld tokens, %ld micro-batch%s a step", size->name, parameters,
            te_dtype_name(TE_JOIN1(TE_, GPT_DTYPE)), ctx.target->name, o.batch, o.seq, o.accumulate,
            o.accumulate > 1 ? "es" : "");
+    if (replicas > 1) printf(", %d replicas", replicas);
+    printf("\n");
+    te_buckets buckets; /* of gradients, summed over the replicas while backward runs */
+    const te_buckets_config buckets_config = te_buckets_defaults();
+    check(te_buckets_init(&buckets, g.all, g.models, &buckets_config, &ctx), "buckets");
 
     curve curve_;
     memset(&curve_, 0, sizeof curve_);
@@ -802,35 +854,39 @@ int main(int argc, char **argv) {
         curve_read(&curve_, tsv, step);
         printf("resumed at step %ld\n", step);
     }
-    curve_open(&curve_, tsv);
+    if (!rank) curve_open(&curve_, tsv);
     signal(SIGINT, on_interrupt), signal(SIGTERM, on_interrupt);
     if (signal(SIGHUP, on_interrupt) == SIG_IGN) signal(SIGHUP, SIG_IGN); /* under nohup */
 
     te_batch b = gpt_batch(&g, g.batch, g.seq);
-    b.loss_scale = 1.0f / (float)(o.batch * o.seq * o.accumulate);
-    const double tokens_a_step = (double)(o.batch * o.seq * o.accumulate);
+    const double tokens_a_step = (double)(o.batch * o.seq * o.accumulate) * (double)replicas;
+    b.loss_scale = 1.0f / (float)tokens_a_step;
     double began = now(), since = began, loss = NAN;
     long counted = step, begun_at = step;
-    while (step < o.steps && !interrupted) {
+    int stops = replicas == 1 && interrupted; /* replicas stop together, where they meet to report */
+    while (step < o.steps && !stops) {
         const int report = (step + 1) % o.log == 0 || step + 1 == o.steps || step == 0;
         double sum = 0;
         for (long k = 0; k < o.accumulate; k++) {
-            take_batch(&g, &c, 0, (uint64_t)(step * o.accumulate + k), seed);
+            take_batch(&g, &c, 0, (uint64_t)((step * o.accumulate + k) * replicas + rank), seed);
             b.accumulate = k > 0;
             gpt_forward(&g, &b, 1);
             if (report) sum += gpt_loss(&g, &b);
+            if (k + 1 == o.accumulate) check(te_buckets_begin(&buckets, &ctx), "buckets");
             gpt_backward(&g, &b);
         }
+        check(te_buckets_finish(&buckets, &ctx), "buckets");
         check(te_adamw_step(&opt, &ctx), "optimizer");
         if (g.in_fp8) check(te_recipes_step(&g.recipes, &ctx), "recipe");
         step++;
         if (ctx.gemm_tune) {
             ctx.gemm_tune = 0;
-            check(te_gemm_save(o.tune, &ctx), o.tune);
+            if (!rank) check(te_gemm_save(o.tune, &ctx), o.tune);
         }
+        stops = replicas == 1 && interrupted;
         if (!report) continue;
         check(te_synchronize(&ctx), "step");
-        loss = sum / (double)o.accumulate;
+        loss = sum_of_replicas(sum) / (double)(o.accumulate * replicas);
         const double t1 = now(), rate = (double)(step - counted) * tokens_a_step / (t1 - since);
         double validation = NAN;
         if (o.validate && (step % o.validate == 0 || step == o.steps)) validation = validation_loss(&g, &c, 8, seed);
@@ -845,23 +901,26 @@ int main(int argc, char **argv) {
         fflush(stdout);
         check_loss(loss, checkpoint);
         curve_add(&curve_, step, loss, validation);
-        curve_line(curve_.tsv, &curve_.p[curve_.count - 1]), curve_flush(&curve_, tsv);
+        if (!rank) curve_line(curve_.tsv, &curve_.p[curve_.count - 1]), curve_flush(&curve_, tsv);
         if (o.save && step % o.save == 0) save(checkpoint, &g, &opt, &o, &c);
         since = now(), counted = step;
+        stops = sum_of_replicas(interrupted) > 0;
     }
     check(te_synchronize(&ctx), "training");
-    curve_draw(&curve_, svg);
+    if (!rank) curve_draw(&curve_, svg);
     if (step > begun_at) check_loss(gpt_loss(&g, &b), checkpoint); /* of the last micro-batch, reported or not */
     save(checkpoint, &g, &opt, &o, &c);
-    printf("%s after %ld steps; wrote %s, %s and %s\n", interrupted ? "stopped" : "done", step, checkpoint, tsv, svg);
-    if (interrupted && step < o.steps) {
-        printf("./train_gpt --resume and the same options go on from here\n");
-        return 130;
-    }
-    if (o.sample) {
+    printf("%s after %ld steps; wrote %s, %s and %s\n", stops ? "stopped" : "done", step, checkpoint, tsv, svg);
+    if (stops && step < o.steps) printf("./train_gpt --resume and the same options go on from here\n");
+    else if (o.sample && !rank) {
         printf("\n--- sample ---\n");
         print_sample(&g, o.prompt, (int)o.sample, o.temperature, seed);
     }
+    te_buckets_destroy(&buckets);
+#ifdef TE_COMM
+    te_comm_destroy(&comm); /* nothing, of one process */
+#endif
+    if (stops && step < o.steps) return 130;
     te_context_destroy(&ctx);
     return 0;
 }

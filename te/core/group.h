@@ -62,6 +62,9 @@ TE_API const te_group *te__alone(void) {
 TE_API const te_group *te_tensor_group(const te_context *ctx) {
     return ctx && ctx->comm ? &ctx->comm->tensor : te__alone();
 }
+TE_API const te_group *te_world_group(const te_context *ctx) {
+    return ctx && ctx->comm ? &ctx->comm->world : te__alone();
+}
 TE_API const te_group *te_data_group(const te_context *ctx) {
     return ctx && ctx->comm ? &ctx->comm->data : te__alone();
 }

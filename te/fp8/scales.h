@@ -15,11 +15,12 @@
  *
  * Current scaling: a length of 1, and an update of that one tensor between the pass that takes its amax and the cast.
  *
- * Several ranks: reduce s.amax[0, count) to its largest before the update.
+ * Several ranks: te_scales_reduce before the update makes s.amax the largest of all ranks, so that all have one scale.
  */
 #ifndef TE_SCALES_H
 #define TE_SCALES_H
 
+#include "../core/group.h"  /* te_group_all_gather */
 #include "../core/target.h" /* TE_KERNEL */
 
 typedef struct te_scales {
@@ -111,6 +112,45 @@ TE_FN void te_scales_body(const te_scales_args *a, te_block b) {
 }
 TE_KERNEL(te__scales_kernel, TE_SCALES_THREADS, te_scales_args, te_scales_body(te_args, te_at))
 
+typedef struct te_scales_ranks {
+    te_scales s;
+    const float *all; /* [ranks, count] */
+    int first, count, ranks;
+} te_scales_ranks;
+/* What enters a history as 0 on one rank is an infinity here, and so it is one for all. Bytes: four for each rank and
+ * tensor. */
+TE_FN void te_scales_largest_body(const te_scales_ranks *a, te_block b) {
+    int group;
+    te_lanes g = te_lanes_here(TE_SCALES_LANES, &group);
+    const int j = b.x * TE_SCALES_GROUPS + group;
+    float largest = 0.0f;
+    if (j >= a->count) return;
+    for (int r = g.id; r < a->ranks; r += g.count) {
+        const float v = a->all[(int64_t)r * a->count + j];
+        largest = v <= 3.402823466e38f ? (v > largest ? v : largest) : INFINITY;
+        if (!(largest <= 3.402823466e38f)) break;
+    }
+    te_lanes_max(&largest, &g);
+    if (g.id == 0) a->s.amax[a->first + j] = largest;
+}
+TE_KERNEL(te__scales_largest, TE_SCALES_THREADS, te_scales_ranks, te_scales_largest_body(te_args, te_at))
+/* The largest of a tensor's history goes back to its amax, and the history is empty. Bytes: as te_scales_body. */
+TE_FN void te_scales_recall_body(const te_scales_args *a, te_block b) {
+    int group;
+    te_lanes g = te_lanes_here(TE_SCALES_LANES, &group);
+    const int j = b.x * TE_SCALES_GROUPS + group, i = a->first + j, length = a->s.length;
+    if (j >= a->count) return;
+    float *history = a->s.history + (int64_t)i * length, largest = 0.0f;
+    const float now = a->s.amax[i];
+    for (int h = g.id; h < length; h += g.count) {
+        largest = history[h] > largest ? history[h] : largest;
+        history[h] = 0.0f;
+    }
+    te_lanes_max(&largest, &g);
+    if (g.id == 0) a->s.at[i] = 0, a->s.amax[i] = largest > now ? largest : now;
+}
+TE_KERNEL(te__scales_recall, TE_SCALES_THREADS, te_scales_args, te_scales_recall_body(te_args, te_at))
+
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
 /* Where the parts lie in memory that holds such a state. */
@@ -173,6 +213,29 @@ TE_API te_status te_scales_update(const te_scales *s, int first, int count, cons
     memset(&a, 0, sizeof a);
     a.s = *s, a.rule = *rule, a.first = first, a.count = count;
     return count ? te__scales_kernel_launch(ctx, te_grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a) : TE_OK;
+}
+
+/* Tensors [first, first + count): their amax becomes the largest of all ranks of the group, in one collective. room:
+ * [size of the group, count], target memory. */
+TE_API te_status te_scales_reduce(const te_scales *s, float *room, int first, int count, const te_group *g,
+                                  te_context *ctx) {
+    te_scales_ranks a;
+    TE_TRY(te_check_target(ctx, "te_scales_reduce"));
+    TE_REQUIRE(s && s->memory && g && (room || !count), ctx, TE_ERROR_NULL, "te_scales_reduce: a pointer is null");
+    TE_REQUIRE(first >= 0 && count >= 0 && first <= s->count - count, ctx, TE_ERROR_SHAPE,
+               "te_scales_reduce: %d tensors from %d on, of %d", count, first, s->count);
+    if (g->size == 1 || !count) return TE_OK;
+    memset(&a, 0, sizeof a);
+    a.s = *s, a.all = room, a.first = first, a.count = count, a.ranks = g->size;
+    TE_TRY(te_group_all_gather(g, room, s->amax + first, count, TE_f32, ctx));
+    return te__scales_largest_launch(ctx, te_grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a);
+}
+/* Take what their histories remember into their amax, and empty these. */
+TE_API te_status te_scales_recall(const te_scales *s, int first, int count, te_context *ctx) {
+    te_scales_args a;
+    memset(&a, 0, sizeof a);
+    a.s = *s, a.first = first, a.count = count;
+    return count ? te__scales_recall_launch(ctx, te_grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a) : TE_OK;
 }
 
 #endif

@@ -18,7 +18,8 @@
  *
  * Replicas on several ranks may share the states out (ZeRO-1, slices.h): config.shards = te_data_group(&ctx)->size,
  * before te_adamw_bytes_of, and te_adamw_reduce(&opt, &ctx) in the place of te_reduce_gradients. Each rank then has
- * 1 / shards of the moments and of the master weights, and the numbers are those of one that has all.
+ * 1 / shards of the moments and of the master weights, and the numbers are those of one that has all. Each of Muon's
+ * matrices belongs to one rank, which makes it orthogonal, so that work is shared out, too.
  */
 #ifndef TE_ADAMW_H
 #define TE_ADAMW_H
@@ -73,8 +74,8 @@ TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_mod
     TE_REQUIRE(opt && config, ctx, TE_ERROR_NULL, "adamw: the struct or the config is null");
     TE_TRY(te__adamw_config_check(config, ctx));
     TE_TRY(te__groups_check(config->groups, config->group_count, models, count, ctx));
-    TE_TRY(te__slices_check(models, count, config->shards, "adamw", ctx));
-    const te_slices slices = te_slices_of(config->shards > 1 ? te_data_group(ctx)->rank : 0, config->shards);
+    const te_slices slices = te__adamw_slices(config, config->shards > 1 ? te_data_group(ctx)->rank : 0);
+    TE_TRY(te__slices_check(models, count, slices, "adamw", ctx));
     const te__adamw_layout l = te__adamw_layout_of(models, count, config, slices.rank);
     for (int i = 0; i < count; i++)
         TE_REQUIRE(!config->no_master || models[i]->plan->dtype != TE_f16, ctx, TE_ERROR_DTYPE,
@@ -98,7 +99,7 @@ TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_mod
     opt->m = base + l.m, opt->v = base + l.v, opt->master = (float *)(base + l.master);
     opt->muon.x[0] = base + l.x[0], opt->muon.x[1] = base + l.x[1], opt->muon.a = base + l.a, opt->muon.b = base + l.b;
     opt->muon.scratch = (float *)(base + l.scratch), opt->muon.partial = (float *)(base + l.partial);
-    opt->muon.factor = (float *)(base + l.factor);
+    opt->muon.factor = (float *)(base + l.factor), opt->room = base + l.room;
     TE_TRY(te__grad_norm_init(&opt->norm, base + l.norm, l.table - l.norm, models, count, slices, ctx));
 
     const size_t table_bytes = (size_t)l.count * sizeof(te__adamw_tensor) + ((size_t)l.count + 1) * sizeof(int32_t);
@@ -161,12 +162,22 @@ TE_API te_status te__adamw_check_ranks(const te_adamw *opt, te_context *ctx) {
                g->rank, g->size, opt->slices.rank, opt->slices.ranks);
     return TE_OK;
 }
+/* The sums of m's gradients are there; where buckets leave slices of them, those are what this rank updates. */
+TE_API te_status te__adamw_check_sums(const te_adamw *opt, const te_model *m, te_context *ctx) {
+    const int slices = m->watch ? m->watch->slices : 1;
+    TE_TRY(te__check_reduced(m, "adamw", ctx));
+    TE_REQUIRE(slices <= 1 || (slices == opt->slices.ranks && !opt->slices.whole), ctx, TE_ERROR_STATE,
+               "adamw: buckets sum a slice of %d of the gradients of %s, and %s", slices, m->plan->name,
+               opt->slices.whole ? "muon needs whole matrices; shards is 1 in their config"
+                                 : "the optimizer has no such slices of its states");
+    return TE_OK;
+}
 /* Between the last backward and te_adamw_step, on all ranks: te_reduce_gradients of the optimizer's models or, where
- * its states are shared out, no more of the sums than this rank's update reads. */
+ * its states are shared out, no more of the sums than this rank's update reads (beside Muon: all). */
 TE_API te_status te_adamw_reduce(const te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     TE_TRY(te__adamw_check_ranks(opt, ctx));
-    return te__reduce_gradients(opt->models, opt->model_count, opt->slices.ranks, ctx);
+    return te__reduce_gradients(opt->models, opt->model_count, opt->slices.whole ? 1 : opt->slices.ranks, ctx);
 }
 /* Enqueue one step: the norm if it is wanted, the step's numbers, the update; of shared-out states, too, the gathering
  * of the parameters. */
@@ -181,11 +192,13 @@ TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
     TE_REQUIRE(!opt->no_master == !opt->config.no_master, ctx, TE_ERROR_STATE,
                "adamw: no_master is %d in the config, and was %d at te_adamw_init", opt->config.no_master,
                opt->no_master);
+    for (int i = 0; i < opt->model_count; i++) TE_TRY(te__adamw_check_sums(opt, opt->models[i], ctx));
     const te__adamw_args a = te__adamw_args_of(opt);
     if (a.norm) TE_TRY(te_grad_norm_run(&opt->norm, ctx));
     TE_TRY(te__adamw_begin_launch(ctx, te_grid_of(1, 1), &a));
     TE_TRY(te__adamw_update(opt, &a, ctx));
-    return opt->slices.ranks > 1 ? te__slices_gather(opt->models, opt->model_count, opt->slices, ctx) : TE_OK;
+    if (opt->slices.ranks == 1) return TE_OK;
+    return te__slices_gather(opt->models, opt->model_count, opt->slices, opt->room, ctx);
 }
 
 /* The state, for a progress line or a checkpoint. Waits for the stream. */

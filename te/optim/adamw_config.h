@@ -52,7 +52,7 @@ typedef struct te_adamw_config {
     float rest;          /* Muon: what AdamW takes has this factor of the schedule's learning rate */
     int shards;          /* te_data_group(ctx)->size: moments and master weights are shared out over the data group
                             (slices.h), each rank updates its share of the parameters and gathers the others'; 1: each
-                            rank has all of them. AdamW and SGD. */
+                            rank has all of them. Of Muon's matrices each belongs to one rank */
     const te_param_group *groups; /* of a learning rate or decay of their own; read by te_adamw_init alone */
     int group_count;
 } te_adamw_config;
@@ -123,8 +123,6 @@ TE_API te_status te__adamw_config_check(const te_adamw_config *c, te_context *ct
                "adamw: rest %g must be finite and >= 0", (double)c->rest);
     TE_REQUIRE(te__adamw_shards(c->shards), ctx, TE_ERROR_VALUE, "adamw: shards is %d, it must be from 1 to %d",
                c->shards, (int)TE_ADAMW_SHARDS);
-    TE_REQUIRE(c->shards == 1 || c->rule != TE_RULE_muon, ctx, TE_ERROR_VALUE,
-               "adamw: muon needs whole matrices, and %d shards cut them; shards is 1 with it", c->shards);
     return TE_OK;
 }
 /* Counts that a run can go on from. */

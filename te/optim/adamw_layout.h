@@ -25,6 +25,7 @@ typedef struct te_adamw {
     int no_master;
     te_muon_takes takes;
     te__muon muon;
+    char *room;                     /* of shared-out states: te__slices_room */
     uint64_t where;                 /* te__params_where: what the table was made for */
 } te_adamw;
 
@@ -70,15 +71,21 @@ TE_API int te_adamw_next(te_adamw_walk *w) {
 
 /* ---- its memory -------------------------------------------------------------------------------------------------- */
 
+/* What this rank of the data group has of the states: matrices are Muon's whole, or nobody's. */
+TE_API te_slices te__adamw_slices(const te_adamw_config *c, int rank) {
+    te_slices s = te_slices_of(rank, c->shards);
+    if (c->rule == TE_RULE_muon && c->shards > 1) s.whole = c->muon_takes ? c->muon_takes : te_muon_matrices;
+    return s;
+}
 typedef struct te__adamw_layout {
-    size_t norm, table, m, v, master, x[2], a, b, scratch, partial, factor, bytes;
+    size_t norm, table, m, v, master, x[2], a, b, scratch, partial, factor, room, bytes;
     int count;
     int64_t chunks, m_elements, v_elements;
 } te__adamw_layout;
 
 TE_API te__adamw_layout te__adamw_layout_of(te_model *const *models, int count, const te_adamw_config *c, int rank) {
     te__adamw_layout l;
-    const te_slices slices = te_slices_of(rank, c->shards);
+    const te_slices slices = te__adamw_slices(c, rank);
     te_piece_walk w = te_pieces_of(models, count, slices);
     te__muon_sizes muon;
     int64_t masters = 0;
@@ -104,12 +111,14 @@ TE_API te__adamw_layout te__adamw_layout_of(te_model *const *models, int count, 
     if (c->rule != TE_RULE_muon) return l;
     l.partial = te__part(&l.bytes, (size_t)l.chunks * sizeof(float));
     l.factor = te__part(&l.bytes, (size_t)l.count * sizeof(float));
+    l.room = te__part(&l.bytes, te__slices_room(models, count, slices));
     return l;
 }
 /* Bytes of target memory that te_adamw_init wants: for AdamW 12 an element, 8 for an f32 model, four less with moments
  * in bf16 and as many without master weights, and some for the tables; Muon takes no second moment, but two copies of
  * the largest matrix. Of shared-out states all but the tables is divided by config->shards, and up to 128 elements a
- * shard and model are added. A config that is refused, or none: as te_adamw_bytes. */
+ * shard and model are added; Muon's need the largest matrix once more for each shard. A config that is refused, or
+ * none: as te_adamw_bytes. */
 TE_API size_t te_adamw_bytes_of(te_model *const *models, int count, const te_adamw_config *config) {
     const te_adamw_config plain = te_adamw_defaults(0.0f);
     const int known = config && (unsigned)config->rule < (unsigned)TE_RULE_COUNT &&

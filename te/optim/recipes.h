@@ -18,10 +18,15 @@
  * fp8_current does. Weights are scaled by what is largest in them, cast and transposed once a step. fp8_block has
  * nothing to remember: each tile of 1 x 128 of x and dy, and each block of 128 x 128 of a weight, is scaled by what is
  * largest in it; nor has fp8_row, where each row of x and of a weight is.
+ *
+ * Several ranks: with config.ranks = te_world_group(&ctx)->size a step takes what was largest on any of them, by one
+ * collective, so that all have the same scales: those of the whole tensors, of which a rank has rows or columns. The
+ * scales of fp8_current, and of the first step, are each rank's own.
  */
 #ifndef TE_RECIPES_H
 #define TE_RECIPES_H
 
+#include "../core/group.h"         /* te_world_group */
 #include "../fp8/quantize.h"       /* te_quantize */
 #include "../fp8/quantize_rows.h"  /* te_quantize_rows */
 #include "../fp8/quantize_tiles.h" /* te_quantize_tiles */
@@ -34,13 +39,14 @@ typedef struct te_recipes_config {
     float epsilon;      /* scales that come from what they scale (weights, fp8_current, fp8_block, fp8_row): a largest
                          * magnitude below it counts as it */
     int power_of_two;   /* 1: such scales are rounded down to powers of two */
+    int ranks;          /* te_world_group(ctx)->size: magnitudes are the largest of all ranks; 1: of each by itself */
 } te_recipes_config;
 
-/* The largest magnitude of 1024 steps, no margin. */
+/* The largest magnitude of 1024 steps, no margin, each rank by itself. */
 TE_API te_recipes_config te_recipes_defaults(void) {
     te_recipes_config c;
     memset(&c, 0, sizeof c);
-    c.history = TE_SCALES_MOST_HISTORY, c.rule.amax = TE_AMAX_MAX;
+    c.history = TE_SCALES_MOST_HISTORY, c.rule.amax = TE_AMAX_MAX, c.ranks = 1;
     return c;
 }
 
@@ -57,6 +63,7 @@ typedef struct te_recipes {
     int model_count, count; /* products under a recipe */
     int on, begun;          /* begun: a step lies behind them */
     te_scales scales;           /* [3 count]: of the weights, of the inputs x, of the gradients dy */
+    float *gathered;            /* [ranks, 3 count]: what was largest on each rank */
 } te_recipes;
 
 /* ---- the products of several models ------------------------------------------------------------------------------ */
@@ -103,7 +110,7 @@ TE_API te__recipe_weight te__recipe_weight_of(const te__recipe_walk *w) {
 
 /* ---- what lies where --------------------------------------------------------------------------------------------- */
 
-typedef struct te__recipes_layout { size_t weights, bytes; int count; } te__recipes_layout;
+typedef struct te__recipes_layout { size_t weights, gathered, bytes; int count; } te__recipes_layout;
 
 TE_API te__recipes_layout te__recipes_layout_of(te_model *const *models, int count, const te_recipes_config *c) {
     te__recipes_layout l;
@@ -114,6 +121,7 @@ TE_API te__recipes_layout te__recipes_layout_of(te_model *const *models, int cou
     for (; te__recipes_next(&w); l.count++) weights += te__recipe_weight_of(&w).all;
     (void)te__part(&l.bytes, te_scales_bytes(3 * l.count, c->history));
     l.weights = te__part(&l.bytes, weights);
+    l.gathered = te__part(&l.bytes, c->ranks > 1 ? (size_t)c->ranks * 3 * (size_t)l.count * sizeof(float) : 0);
     return l;
 }
 /* Bytes of target memory that te_recipes_init wants: two for each element of a product's weight (fp8_row: one), and all
@@ -128,6 +136,9 @@ TE_API size_t te_recipes_bytes(te_model *const *models, int count, const te_reci
 TE_API te_status te__recipes_check(const te_recipes *s, te_context *ctx) {
     TE_TRY(te_check_target(ctx, "recipes"));
     TE_REQUIRE(s && s->scales.memory, ctx, TE_ERROR_NULL, "recipes: not initialised");
+    TE_REQUIRE(s->config.ranks == 1 || (s->gathered && s->config.ranks == te_world_group(ctx)->size), ctx,
+               TE_ERROR_STATE, "recipes: ranks is %d in the config, of %d, and was %s at te_recipes_init",
+               s->config.ranks, te_world_group(ctx)->size, s->gathered ? "another number" : "1");
     te__recipe_walk w = te__recipes_of(s->models, s->model_count);
     while (te__recipes_next(&w))
         TE_REQUIRE(w.param->fp8.scales == &s->scales, ctx, TE_ERROR_STATE,
@@ -165,13 +176,23 @@ TE_API te_status te__recipes_over_weights(te_recipes *s, int cast, te_context *c
     }
     return TE_OK;
 }
+/* What was largest in the first `count` tensors becomes that of all ranks. */
+TE_API te_status te__recipes_reduce(const te_recipes *s, int count, te_context *ctx) {
+    const te_group *g = te_world_group(ctx);
+    return s->config.ranks == 1 ? TE_OK : te_scales_reduce(&s->scales, s->gathered, 0, count, g, ctx);
+}
+/* The weights, what is largest in which is known. */
+TE_API te_status te__recipes_cast(te_recipes *s, te_context *ctx) {
+    const te_scale_rule own = te__recipes_own_rule(&s->config);
+    TE_TRY(te_scales_update(&s->scales, 0, s->count, &own, ctx));
+    return te__recipes_over_weights(s, 1, ctx);
+}
 /* The weights in FP8 anew: for after weights were loaded by themselves, or changed by other means than steps. */
 TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
-    const te_scale_rule own = te__recipes_own_rule(&s->config);
     TE_TRY(te__recipes_over_weights(s, 0, ctx));
-    TE_TRY(te_scales_update(&s->scales, 0, s->count, &own, ctx));
-    return te__recipes_over_weights(s, 1, ctx);
+    TE_TRY(te__recipes_reduce(s, s->count, ctx));
+    return te__recipes_cast(s, ctx);
 }
 
 /* Scales are of steps before from now on (begun 1), or of the tensors themselves, where there is no step before. */
@@ -203,6 +224,8 @@ TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t bytes, te_m
     const te_scale_rule own = te__recipes_own_rule(config);
     TE_TRY(te__scale_rule_check(&config->rule, "recipes", ctx));
     TE_TRY(te__scale_rule_check(&own, "recipes", ctx));
+    TE_REQUIRE(config->ranks == 1 || config->ranks == te_world_group(ctx)->size, ctx, TE_ERROR_VALUE,
+               "recipes: ranks is %d, and there are %d; it is that or 1", config->ranks, te_world_group(ctx)->size);
     te__recipe_walk w = te__recipes_of(models, count);
     while (te__recipes_next(&w))
         TE_REQUIRE(w.param->data, ctx, TE_ERROR_STATE, "recipes: %s.%s has no memory; te_tie it to another parameter",
@@ -217,6 +240,7 @@ TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t bytes, te_m
     const te_status status = te_scales_init(&s->scales, memory, l.weights, formats, 3 * l.count, config->history, ctx);
     free(formats);
     TE_TRY(status);
+    if (config->ranks > 1) s->gathered = (float *)(void *)((char *)memory + l.gathered);
     char *at = (char *)memory + l.weights;
     w = te__recipes_of(models, count);
     for (int i = 0; te__recipes_next(&w); i++) {
@@ -242,14 +266,17 @@ TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
 }
 
 /* Enqueue what comes behind a step of the optimizer: the scales of fp8_delayed for the next one, in one kernel for all
- * tensors, and the weights in FP8. */
+ * tensors, and the weights in FP8. Of several ranks all call it. */
 TE_API te_status te_recipes_step(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     TE_TRY(te__scale_rule_check(&s->config.rule, "recipes", ctx));
-    if (!s->begun && s->on) te__recipes_begin(s, 1);
-    if (s->begun && s->on && !s->config.current)
-        TE_TRY(te_scales_update(&s->scales, s->count, 2 * s->count, &s->config.rule, ctx));
-    return te_recipes_cast_weights(s, ctx);
+    const int first = !s->begun && s->on, delayed = (s->begun || first) && s->on && !s->config.current;
+    TE_TRY(te__recipes_over_weights(s, 0, ctx));
+    if (first && delayed && s->config.ranks > 1) TE_TRY(te_scales_recall(&s->scales, s->count, 2 * s->count, ctx));
+    TE_TRY(te__recipes_reduce(s, delayed ? 3 * s->count : s->count, ctx));
+    if (first) te__recipes_begin(s, 1);
+    if (delayed) TE_TRY(te_scales_update(&s->scales, s->count, 2 * s->count, &s->config.rule, ctx));
+    return te__recipes_cast(s, ctx);
 }
 
 #endif

@@ -40,6 +40,13 @@ TE_API te_status te__check_writable(const te_model *m, const char *who, te_conte
                    m->param[i].op, m->param[i].field);
     return TE_OK;
 }
+/* Before its gradients are read: they are not on their way over the ranks. */
+TE_API te_status te__check_reduced(const te_model *m, const char *who, te_context *ctx) {
+    TE_REQUIRE(!m->watch || !m->watch->armed, ctx, TE_ERROR_STATE,
+               "%s: the gradients of %s are being reduced since te_buckets_begin; te_buckets_finish comes first", who,
+               m->plan->name);
+    return TE_OK;
+}
 /* And each of its parameters has memory. */
 TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_context *ctx) {
     TE_TRY(te__check_bound(plan, m, ctx));
@@ -111,7 +118,7 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
                    second + te_plan_grad_bytes(plan) <= first, ctx, TE_ERROR_VALUE, "%s: params overlaps grads",
                plan->name);
     m->plan = plan, m->param = param, m->param_count = param_count;
-    m->params = params, m->grads = grads, m->elements = elements, m->grad_elements = grads ? elements : 0;
+    m->params = params, m->grads = grads, m->elements = elements, m->grad_elements = grads ? elements : 0, m->watch = 0;
     m->at = (const void *)param == (const void *)(m + 1) ? m : 0;
     int64_t at = 0;
     int parts = 1;

@@ -1,5 +1,5 @@
 /* gradients.h -- column sums of a backward (dbias, dgamma, ..): kernels leave partial sums, one launch adds those
- * of all steps up at the end (sums.h).
+ * of all steps up at the end (sums.h); and who is told that a gradient is final.
  */
 #ifndef TE_GRADIENTS_H
 #define TE_GRADIENTS_H
@@ -11,8 +11,24 @@ TE_API int te_accumulates(const te_run *r, const te_param *p) {
     return p->shared || (r->batch && r->batch->accumulate);
 }
 
+/* Tell who wants to know it that this backward does not write p's gradient any more. */
+TE_API te_status te__tell_final(te_run *r, const te_param *p) {
+    return r->watch && !r->dry && te_is_trained(p) ? r->watch->is_final(r->watch, p, r->ctx) : TE_OK;
+}
+/* Behind a step: of its ops' parameters those that no sum waits for. */
+TE_API te_status te__tell_step(te_run *r, const te_step *s) {
+    for (int j = 0; r->watch && j < s->count; j++)
+        for (int k = 0; k < r->plan->op[s->op[j]].params; k++) {
+            const te_param *p = &r->param[s->op[j]][k];
+            int waits = 0;
+            for (int i = 0; i < r->sum_count; i++) waits |= r->sum_of[i] == p;
+            if (!waits) TE_TRY(te__tell_final(r, p));
+        }
+    return TE_OK;
+}
 /* Add up all that wait. */
 TE_API te_status te_sum_now(te_run *r) {
+    const int count = r->sum_count;
     int widest = 0, odd = 0;
     for (int i = 0; i < r->sum_count; i++)
         widest = (int)te_max(widest, r->sums.job[i].width), odd |= r->sums.job[i].width % 2;
@@ -26,6 +42,7 @@ TE_API te_status te_sum_now(te_run *r) {
     for (int i = 0; i < r->sum_count; i++) te__pool_root(&r->pool, r->partial[i], -1);
     r->sum_count = r->column_count = 0;
     te__pool_sweep(&r->pool);
+    for (int i = 0; i < count; i++) TE_TRY(te__tell_final(r, r->sum_of[i]));
     return TE_OK;
 }
 /* The sum j of a gradient that is one number: of its columns first, at `columns`, then of those. */
@@ -49,7 +66,7 @@ TE_API te_status te_sum_later(te_run *r, float **partial, const te_param *p, int
                (int)TE_MAX_LIVE);
     te__pool_root(&r->pool, block, 1);
     te_sum_job *j = &r->sums.job[r->sum_count];
-    r->partial[r->sum_count++] = block;
+    r->sum_of[r->sum_count] = p, r->partial[r->sum_count++] = block;
     *partial = (float *)memory;
     j->partial = *partial, j->total = p->grad, j->width = trains ? width : 0, j->count = blocks,
     j->accumulate = te_accumulates(r, p);

@@ -143,6 +143,7 @@ typedef struct te_fp8_ops {
     te_status (*rows)(const struct te_quantize_rows *q, te_context *ctx); /* null: the list does not name fp8_row */
 } te_fp8_ops;
 
+struct te_model;
 struct te_run;
 struct te_step;
 typedef te_status (*te_step_fn)(struct te_run *run, const struct te_step *step);
@@ -167,7 +168,7 @@ typedef struct te_span {
  * again, and adds up gradients. */
 typedef struct te_training {
     te_status (*before)(struct te_run *run, const struct te_step *step);
-    void (*after)(struct te_run *run, const struct te_step *step);
+    te_status (*after)(struct te_run *run, const struct te_step *step);
     te_status (*end)(struct te_run *run);
 } te_training;
 
@@ -220,6 +221,15 @@ typedef struct te_param {
     te_fp8_product fp8;      /* the weight of a product under a recipe */
 } te_param;
 
+/* Whom the backwards of a model tell that a gradient is final: nothing but the next step writes it any more
+ * (te/comm/buckets.h, which sums it over ranks while the rest of backward runs). */
+typedef struct te_watch {
+    int armed;  /* 0: backwards tell nobody */
+    int slices; /* of a model's sums a rank gets one of so many; 1: all */
+    te_status (*allows)(const struct te_watch *w, const struct te_model *m, te_context *ctx); /* a backward of m */
+    te_status (*is_final)(struct te_watch *w, const te_param *p, te_context *ctx);
+} te_watch;
+
 /* One instance: the first member of the struct that TE_SEQUENTIAL declares. `param` points to its parameters, in list
  * order. They lie in the same struct, so an instance stays where it was bound: a copy is refused. */
 typedef struct te_model {
@@ -230,6 +240,7 @@ typedef struct te_model {
     const void *params; /* the two buffers, of so many elements */
     const float *grads;
     int64_t elements, grad_elements;
+    te_watch *watch; /* null: nobody wants to know when gradients are final */
 } te_model;
 
 /* What one forward keeps for its backward. Several may be in flight on the same parameters. The caller sets `memory`

@@ -48,9 +48,11 @@ typedef struct te_run {
     te_param *param[TE_MAX_OPS]; /* by op: its first parameter */
     te_sum_args sums;            /* column sums that wait to be added up */
     int partial[TE_SUM_JOBS];    /* the blocks that they lie in */
+    const te_param *sum_of[TE_SUM_JOBS]; /* whose gradients they are */
     int sum_count;
     te_sum_args columns; /* of those that become one number: the sums of the columns, to be added up behind them */
     int column_count;
+    te_watch *watch; /* backward: who is told which gradients are final; null: nobody */
 } te_run;
 
 TE_API int64_t te_rows_in(const te_run *r, te_rows rows) {

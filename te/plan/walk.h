@@ -30,11 +30,16 @@ TE_API te_status te__training_before(te_run *r, const te_step *step) {
     if (r->sum_count > TE_SUM_JOBS - TE_SUM_ROW) TE_TRY(te_sum_now(r)); /* room for what this step sums */
     return te__take(r, step);
 }
+TE_API te_status te__training_after(te_run *r, const te_step *step) {
+    te__span_leave(r, step);
+    return te__tell_step(r, step);
+}
 TE_API te_status te__training_end(te_run *r) {
     TE_TRY(te__take(r, 0));
     return te_sum_now(r);
 }
-static TE_UNUSED const te_training te__training = {te__training_before, te__span_leave, te__training_end};
+static TE_UNUSED const te_training te__training = {te__training_before, te__training_after,
+                                                     te__training_end};
 
 TE_API te_status te__walk(te_run *r, const te_step *step, int count) {
     const te_training *training = r->plan->training;
@@ -42,7 +47,7 @@ TE_API te_status te__walk(te_run *r, const te_step *step, int count) {
         if (training) TE_TRY(training->before(r, &step[i]));
         r->ends[1] = r->now.p;
         TE_TRY(step[i].run(r, &step[i]));
-        if (training) training->after(r, &step[i]);
+        if (training) TE_TRY(training->after(r, &step[i]));
         te__pool_sweep(&r->pool);
     }
     return training ? training->end(r) : TE_OK;
@@ -194,6 +199,7 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
     r.saved_bytes = saved->used, r.loss_in_backward = saved->loss_in_backward;
     r.reach = te__reach_of(&r);
     TE_TRY(te__check_reach(&r, m));
+    if (m->watch && m->watch->armed) TE_TRY((r.watch = m->watch)->allows(m->watch, m, ctx));
     return te__walk_twice(&r, r.dy, m, saved);
 }
 

@@ -3,6 +3,7 @@
  *
  *     mpirun -n 4 shards states TENSOR FILE        an optimizer with shared-out states beside one that has all; both
  *         write the same FILE
+ *     mpirun -n 4 shards scales TENSOR             FP8 scales are those of what is largest on any rank
  *     mpirun -n 4 shards vocabulary                embedding and cross_entropy of ranks beside those of one
  *     mpirun -n 4 shards train TENSOR SHARDED FIRST LAST FROM TO
  *         losses of steps FIRST to LAST of a small GPT, by rank 0. SHARDED: 1: the optimizer's states are shared out.
@@ -38,6 +39,13 @@ static void compare(const char *name, int64_t at, float got, float want, double 
         printf("rank %d: %s: element %lld is %.9g, should be %.9g\n", comm.world.rank, name, (long long)at, got, want);
 }
 
+static void refuses(te_status status, te_status want, const char *words) {
+    compared++;
+    if (status == want && strstr(te_last_error(&ctx), words)) return;
+    wrong++, printf("rank %d: %s: %s, not about: %s\n", comm.world.rank, te_status_string(status), te_last_error(&ctx),
+                    words);
+}
+
 /* ---- optimizer states -------------------------------------------------------------------------------------------- */
 
 /* Sizes that no number of ranks divides; one that is smaller than a slice; one in 16 bits; one of a tensor group. */
@@ -47,20 +55,25 @@ TE_SEQUENTIAL(wide, bf16, (linear, a, 61, 67), (bias, a_b, 67), (linear, c, 67, 
 TE_SEQUENTIAL(parts, f32, (copy_to_group, g), (linear, p, 13, 24, (shard, columns)), (gelu, act),
               (linear, q, 24, 13, (shard, rows)), (all_reduce, r), (bias, q_b, 13))
 
-enum { MODELS = 4 };
+/* Beside Muon it is AdamW's, and large enough to be cut by itself. */
+TE_SEQUENTIAL(large, f32, (embedding, rows, 1031, 67))
+
+enum { MODELS = 5, LARGEST = 1031 * 67 };
 typedef struct replica {
     odd a;
     tiny b;
     wide c;
     parts d;
+    large e;
     te_model *models[MODELS];
     te_adamw opt;
     void *memory[2 * MODELS + 1];
 } replica;
 
 static te_status bind_replica(replica *r, const te_adamw_config *config) {
-    const size_t params[MODELS] = {odd_param_bytes(), tiny_param_bytes(), wide_param_bytes(), parts_param_bytes()},
-                 grads[MODELS] = {odd_grad_bytes(), tiny_grad_bytes(), wide_grad_bytes(), parts_grad_bytes()};
+    const size_t params[MODELS] = {odd_param_bytes(), tiny_param_bytes(), wide_param_bytes(), parts_param_bytes(),
+                                   large_param_bytes()},
+                 grads[MODELS] = {odd_grad_bytes(), tiny_grad_bytes(), wide_grad_bytes(), parts_grad_bytes(), large_grad_bytes()};
     for (int i = 0; i < MODELS; i++) {
         TE_TRY(te_allocate(&ctx, &r->memory[2 * i], params[i]));
         TE_TRY(te_allocate(&ctx, &r->memory[2 * i + 1], grads[i]));
@@ -71,7 +84,9 @@ static te_status bind_replica(replica *r, const te_adamw_config *config) {
     TE_TRY(tiny_bind(&r->b, r->memory[2], (float *)r->memory[3], &ctx));
     TE_TRY(wide_bind(&r->c, r->memory[4], (float *)r->memory[5], &ctx));
     TE_TRY(parts_bind(&r->d, r->memory[6], (float *)r->memory[7], &ctx));
-    r->models[0] = &r->a.model, r->models[1] = &r->b.model, r->models[2] = &r->c.model, r->models[3] = &r->d.model;
+    TE_TRY(large_bind(&r->e, r->memory[8], (float *)r->memory[9], &ctx));
+    r->models[0] = &r->a.model, r->models[1] = &r->b.model, r->models[2] = &r->c.model, r->models[3] = &r->d.model,
+    r->models[4] = &r->e.model;
     for (int i = 0; i < MODELS; i++) TE_TRY(te_model_randomize(r->models[i], 0.5f, 7, 100 * (uint32_t)i, &ctx));
     const size_t bytes = te_adamw_bytes_of(r->models, MODELS, config);
     TE_TRY(te_allocate(&ctx, &r->memory[2 * MODELS], bytes));
@@ -80,7 +95,7 @@ static te_status bind_replica(replica *r, const te_adamw_config *config) {
 }
 /* Gradients of this rank: multiples of 1/8, whose sums are exact in any order. bad: one of them is an infinity. */
 static te_status fill_gradients(replica *r, int step, int bad) {
-    static float v[67 * 131];
+    static float v[LARGEST];
     const te_group *t = te_tensor_group(&ctx), *d = te_data_group(&ctx);
     te_param_walk w = te_params_of(r->models, MODELS);
     for (int k = 0; te_params_next(&w); k++) {
@@ -98,7 +113,7 @@ static te_status fill_gradients(replica *r, int step, int bad) {
     return TE_OK;
 }
 static te_status compare_replicas(const char *name, const replica *got, const replica *want, int clips) {
-    static char a[67 * 131 * 4], b[67 * 131 * 4];
+    static char a[LARGEST * 4], b[LARGEST * 4];
     te_param_walk g = te_params_of(got->models, MODELS), w = te_params_of(want->models, MODELS);
     while (te_params_next(&g) && te_params_next(&w)) {
         const int64_t n = g.param->rows * g.param->cols;
@@ -134,9 +149,9 @@ static int64_t bytes_of(char **bytes, const char *path) {
 /* Both save the same file. Then `own` forgets all that it has, and finds it there. */
 static te_status through_file(const char *name, replica *own, replica *all, const char *path) {
     const te_named_model of_own[MODELS] = {{"a", &own->a.model}, {"b", &own->b.model}, {"c", &own->c.model},
-                                           {"d", &own->d.model}},
+                                           {"d", &own->d.model}, {"e", &own->e.model}},
                          of_all[MODELS] = {{"a", &all->a.model}, {"b", &all->b.model}, {"c", &all->c.model},
-                                           {"d", &all->d.model}};
+                                           {"d", &all->d.model}, {"e", &all->e.model}};
     const te_checkpoint first = {of_own, MODELS, &own->opt, 1, 0, 0, 0, 0},
                         second = {of_all, MODELS, &all->opt, 1, 0, 0, 0, 0};
     char *a = 0, *b = 0;
@@ -160,7 +175,9 @@ static te_status states_of(const char *name, te_adamw_config config, int bad, co
     TE_TRY(bind_replica(&all, &config));
     config.shards = ranks;
     TE_TRY(bind_replica(&own, &config));
-    const int64_t most = all.opt.m_elements / ranks + MODELS * ranks * TE_PARAM_ALIGN;
+    /* as many states as belong to it, and those that all ranks have; of Muon one matrix more, and the small tensors */
+    const int64_t rest = config.rule == TE_RULE_muon ? 67 * 131 + 13 * 37 + 61 * 67 + 12 * TE_PARAM_ALIGN : 0;
+    const int64_t most = all.opt.m_elements / ranks + MODELS * ranks * TE_PARAM_ALIGN + rest;
     wrong += ranks > 1 && own.opt.m_elements > most;
     for (int step = 0; step < 4; step++) {
         if (step == 3 && !clips) TE_TRY(through_file(name, &own, &all, path));
@@ -176,6 +193,9 @@ static te_status states_of(const char *name, te_adamw_config config, int bad, co
     for (int i = 0; i < 2 * MODELS + 1; i++) te_release(&ctx, all.memory[i]), te_release(&ctx, own.memory[i]);
     return TE_OK;
 }
+static int two_of_them(const te_model *model, const te_param *p) {
+    return !strcmp(model->plan->name, "wide") || !strcmp(p->op, "c");
+}
 static te_status run_states(const char *path) {
     te_adamw_config c = te_adamw_defaults(0.01f), d = c, sgd = te_sgd_defaults(0.01f, 0.9f);
     TE_TRY(states_of("adamw", c, 0, path));
@@ -184,6 +204,12 @@ static te_status run_states(const char *path) {
     d.no_master = 1;
     TE_TRY(states_of("adamw, no master weights", d, 0, path));
     TE_TRY(states_of("sgd", sgd, 0, path));
+    if (te_tensor_group(&ctx)->size == 1) { /* Muon takes no matrix of which ranks have parts */
+        te_adamw_config muon = te_muon_defaults(0.01f);
+        TE_TRY(states_of("muon", muon, 0, path));
+        muon.moments = TE_bf16, muon.match_rms = 1, muon.muon_takes = two_of_them;
+        TE_TRY(states_of("muon, moments in bf16, of some", muon, 0, path));
+    }
     c.skip_nonfinite = 1;
     TE_TRY(states_of("adamw, a step left out", c, 1, path));
     c.max_norm = 0.5f;
@@ -398,14 +424,96 @@ TRAIN(gpt1)
 TRAIN(gpt2)
 TRAIN(gpt4)
 
+/* ---- scales of FP8 ----------------------------------------------------------------------------------------------- */
+
+TE_SEQUENTIAL(fp8, (f32, (recipe, fp8_delayed)), (linear, up, 16, 32), (gelu, act), (linear, down, 32, 16))
+enum { FP8_ROWS = 16, FP8_STEPS = 4, FP8_PRODUCTS = 2, FP8_TENSORS = 3 * FP8_PRODUCTS };
+
+/* What a rank has seen since the last step: in the first one, of which each scale is its own, histories have it. */
+static te_status largest_here(float most[FP8_TENSORS], const te_recipes *r, int step) {
+    static float history[FP8_TENSORS * TE_SCALES_MOST_HISTORY];
+    const te_scales *s = &r->scales;
+    TE_TRY(read_back(most, s->amax, FP8_TENSORS * sizeof(float)));
+    TE_TRY(read_back(history, s->history, (size_t)(FP8_TENSORS * s->length) * sizeof(float)));
+    for (int i = FP8_PRODUCTS; i < FP8_TENSORS && !step; i++)
+        for (int h = 0; h < s->length; h++) most[i] = fmaxf(most[i], history[i * s->length + h]);
+    return TE_OK;
+}
+static te_status run_scales(void) {
+    static fp8 m;
+    static te_recipes recipes;
+    const int ranks = comm.world.size;
+    const te_scale_rule own = te_scale_rule_current();
+    te_model *models[1] = {&m.model};
+    te_recipes_config config = te_recipes_defaults();
+    te_saved saved;
+    te_batch batch;
+    float most[64][FP8_TENSORS], scale[FP8_TENSORS], past[FP8_TENSORS] = {0};
+    void *params, *grads, *memory, *x, *all;
+    memset(&saved, 0, sizeof saved), memset(&batch, 0, sizeof batch);
+    config.history = 8, config.ranks = ranks + 1;
+    TE_TRY(te_allocate(&ctx, &params, fp8_param_bytes()));
+    TE_TRY(te_allocate(&ctx, &grads, fp8_grad_bytes()));
+    TE_TRY(te_allocate(&ctx, &x, 3 * FP8_ROWS * 16 * sizeof(float)));
+    TE_TRY(te_allocate(&ctx, &all, sizeof most));
+    TE_TRY(fp8_bind(&m, params, (float *)grads, &ctx));
+    TE_TRY(te_model_randomize(&m.model, 0.3f, 8, 64 * (uint32_t)te_tensor_group(&ctx)->rank, &ctx)); /* as of shards */
+    TE_TRY(te_allocate(&ctx, &memory, te_recipes_bytes(models, 1, &config)));
+    refuses(te_recipes_init(&recipes, memory, te_recipes_bytes(models, 1, &config), models, 1, &config, &ctx),
+            TE_ERROR_VALUE, "recipes: ranks is");
+    config.ranks = ranks;
+    TE_TRY(te_recipes_init(&recipes, memory, te_recipes_bytes(models, 1, &config), models, 1, &config, &ctx));
+    TE_TRY(te_allocate(&ctx, &saved.memory, saved.bytes = te_plan_saved_bytes(fp8_plan(), FP8_ROWS)));
+    TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(fp8_plan(), &m.model, FP8_ROWS, &ctx)));
+    batch.batch = 1, batch.seq = FP8_ROWS;
+    const te_tensor in = te_matrix(x, TE_f32, FP8_ROWS, 16), y = te_matrix((float *)x + FP8_ROWS * 16, TE_f32, FP8_ROWS, 16),
+                    dx = te_matrix((float *)x + 2 * FP8_ROWS * 16, TE_f32, FP8_ROWS, 16);
+    for (int step = 0; step < FP8_STEPS; step++) {
+        const uint32_t draw = (uint32_t)(64 * step + comm.world.rank);
+        for (int micro_batch = 0; micro_batch < 2; micro_batch++) {
+            TE_TRY(te_fill_normal(x, TE_f32, FP8_ROWS * 16, 0, 1.0f + (float)(draw % 3), 17, 2 * draw, &ctx));
+            if (step == 2 && comm.world.rank == ranks - 1) TE_TRY(te_fill(&ctx, x, 0xff, 4)); /* a NaN of one rank */
+            TE_TRY(fp8_forward(y, &saved, in, &m, &batch, &ctx));
+            TE_TRY(fp8_backward(dx, y, &saved, &m, &batch, &ctx));
+            batch.accumulate = 1;
+        }
+        batch.accumulate = 0;
+        TE_TRY(te_fill_normal(params, TE_f32, 16, 0, 1.0f, 18, draw / 64, &ctx)); /* as an optimizer would */
+        TE_TRY(largest_here(most[comm.world.rank], &recipes, step));
+        TE_TRY(te_copy(&ctx, (float *)all + comm.world.rank * FP8_TENSORS, most[comm.world.rank], sizeof most[0]));
+        TE_TRY(te_group_all_gather(&comm.world, all, (float *)all + comm.world.rank * FP8_TENSORS, FP8_TENSORS, TE_f32,
+                                   &ctx));
+        TE_TRY(read_back(most, all, (size_t)ranks * sizeof most[0]));
+        TE_TRY(te_recipes_step(&recipes, &ctx));
+        TE_TRY(read_back(scale, recipes.scales.scale, sizeof scale));
+        for (int i = FP8_PRODUCTS; i < FP8_TENSORS; i++) {
+            float now = 0;
+            int finite = 1;
+            for (int r = 0; r < ranks; r++) finite &= most[r][i] <= 3e38f, now = fmaxf(now, most[r][i]);
+            if (finite) past[i] = fmaxf(past[i], now);
+            wrong += !(past[i] > 0) || (!step && !finite);
+            compare("scale", i, scale[i], te_scale_of_amax(past[i], te_fp8_most(i < 4 ? TE_e4m3 : TE_e5m2), &config.rule), 0);
+        }
+        /* weights: of all ranks, whatever this one has of them */
+        TE_TRY(te_copy(&ctx, (float *)all + comm.world.rank * FP8_TENSORS, scale, sizeof scale));
+        TE_TRY(te_group_all_gather(&comm.world, all, (float *)all + comm.world.rank * FP8_TENSORS, FP8_TENSORS, TE_f32,
+                                   &ctx));
+        TE_TRY(read_back(most, all, (size_t)ranks * sizeof most[0]));
+        float w[16 * 32], largest = 0;
+        TE_TRY(read_back(w, m.up.weight.data, sizeof w));
+        for (int i = 0; i < 16 * 32; i++) largest = fmaxf(largest, fabsf(w[i]));
+        wrong += scale[0] > te_scale_of_amax(largest, te_fp8_most(TE_e4m3), &own);
+        for (int i = 0; i < FP8_TENSORS; i++) compare("scale of rank 0", i, scale[i], most[0][i], 0);
+    }
+    recipes.config.ranks = ranks + 1;
+    refuses(te_recipes_step(&recipes, &ctx), TE_ERROR_STATE, "recipes: ranks is");
+    void *const room[6] = {params, grads, memory, x, all, saved.memory};
+    for (int i = 0; i < 6; i++) te_release(&ctx, room[i]);
+    return TE_OK;
+}
+
 /* ---- what is refused --------------------------------------------------------------------------------------------- */
 
-static void refuses(te_status status, te_status want, const char *words) {
-    compared++;
-    if (status == want && strstr(te_last_error(&ctx), words)) return;
-    wrong++, printf("rank %d: %s: %s, not about: %s\n", comm.world.rank, te_status_string(status), te_last_error(&ctx),
-                    words);
-}
 static te_status run_refuse(void) { /* of 2 ranks, which are replicas */
     static odd m;
     te_adamw opt;
@@ -423,8 +531,6 @@ static te_status run_refuse(void) { /* of 2 ranks, which are replicas */
     refuses(te_adamw_init(&opt, state, 2 * bytes, models, 1, &c, &ctx), TE_ERROR_VALUE, "shards is 3, and the data");
     c.shards = 0;
     refuses(te_adamw_init(&opt, state, 2 * bytes, models, 1, &c, &ctx), TE_ERROR_VALUE, "shards is 0, it must");
-    c = te_muon_defaults(0.01f), c.shards = 2;
-    refuses(te_adamw_init(&opt, state, 2 * bytes, models, 1, &c, &ctx), TE_ERROR_VALUE, "muon needs whole matrices");
     c = te_adamw_defaults(0.01f), c.shards = 2;
     refuses(te_adamw_init(&opt, state, bytes / 2, models, 1, &c, &ctx), TE_ERROR_MEMORY, "are needed");
     TE_TRY(te_adamw_init(&opt, state, 2 * bytes, models, 1, &c, &ctx));
@@ -464,6 +570,7 @@ int main(int argc, char **argv) {
     if (status == TE_OK) {
         if (!strcmp(mode, "states")) status = argc < 4 ? TE_ERROR_VALUE : run_states(argv[3]);
         else if (!strcmp(mode, "vocabulary")) status = run_vocabulary(size);
+        else if (!strcmp(mode, "scales")) status = run_scales();
         else if (!strcmp(mode, "refuse")) status = run_refuse();
         else if (argc < 8) status = TE_ERROR_VALUE;
         else {

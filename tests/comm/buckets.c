@@ -1,0 +1,311 @@
+/* buckets.c -- gradients summed while backward runs (te/comm/buckets.h), beside those that te_reduce_gradients sums
+ * behind it. tests/comm.sh runs it as several processes.
+ *
+ *     mpirun -n 4 buckets sums TENSOR              lists that share a parameter, several micro-batches, some frozen
+ *     mpirun -n 2 buckets refuse                   calls that are wrong, and what they say; of one rank, too
+ *
+ * Exit code 0: all is right; 1: not; 3: another rank has failed.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "te/te.h"
+
+static te_context ctx;
+static te_comm comm;
+static int64_t compared, wrong;
+
+/* ---- lists ------------------------------------------------------------------------------------------------------- */
+
+enum { VOCABULARY = 61, HIDDEN = 32, FFN = 64, HEADS = 4, LENGTH = 8, SEQUENCES = 2, ROWS = LENGTH * SEQUENCES };
+
+/* The deep one sums 21 vectors, more than wait for each other in a backward. */
+#define BLOCK(N)                                                                                                      \
+    (fork, x1), (layernorm, n1, HIDDEN), (all_gather, g1),                                                            \
+    (linear, qkv, HIDDEN, 3 * HIDDEN / N, (shard, columns), (parts, 3)), (bias, qkv_b, 3 * HIDDEN / N),               \
+    (attention, mix, HEADS / N, HEADS / N, HIDDEN / HEADS), (linear, proj, HIDDEN / N, HIDDEN, (shard, rows)),        \
+    (reduce_scatter, s1), (bias, proj_b, HIDDEN), (add, x1)
+#define LAYER(i)                                                                                                      \
+    (layernorm, n##i, HIDDEN), (linear, l##i, HIDDEN, HIDDEN), (bias, b##i, HIDDEN), (gelu, g##i)
+#define DEEP LAYER(0), LAYER(1), LAYER(2), LAYER(3), LAYER(4), LAYER(5), LAYER(6)
+#define LISTS(N)                                                                                                      \
+    TE_SEQUENTIAL(embed##N, (f32, (rows, shard)), (embedding, wte, VOCABULARY, HIDDEN), (positions, at, LENGTH, HIDDEN)) \
+    TE_SEQUENTIAL(block##N, (f32, (rows, shard)), BLOCK(N))
+LISTS(1)
+LISTS(2)
+TE_SEQUENTIAL(deep, (f32, (rows, shard)), DEEP)
+TE_SEQUENTIAL(head, (f32, (rows, shard)), (rmsnorm, last, HIDDEN), (tied_linear, lm, HIDDEN, VOCABULARY),
+              (cross_entropy, loss, VOCABULARY))
+
+enum { MODELS = 5, PARAMS = 64 };
+typedef struct net {
+    te_model model[MODELS], *all[MODELS];
+    te_param param[PARAMS];
+    te_saved saved[MODELS];
+    void *x[MODELS], *weights;
+    float *grads;
+    int64_t elements; /* of all gradients, which lie one behind the other */
+    int32_t *tokens;
+} net;
+
+static te_param *param_of(te_model *m, const char *op) {
+    for (int i = 0; i < m->param_count; i++)
+        if (!strcmp(m->param[i].op, op)) return &m->param[i];
+    return 0;
+}
+static te_status make(net *n) {
+    const int two = te_tensor_group(&ctx)->size == 2;
+    const te_plan *plans[MODELS] = {two ? embed2_plan() : embed1_plan(), two ? block2_plan() : block1_plan(),
+                                    deep_plan(), two ? block2_plan() : block1_plan(), head_plan()};
+    size_t workspace = 0;
+    int64_t at = 0;
+    te_param *next = n->param;
+    memset(n, 0, sizeof *n);
+    for (int i = 0; i < MODELS; i++) n->elements += te_plan_param_elements(plans[i]);
+    TE_TRY(te_allocate(&ctx, &n->weights, (size_t)n->elements * sizeof(float)));
+    TE_TRY(te_allocate(&ctx, (void **)&n->grads, (size_t)n->elements * sizeof(float)));
+    for (int i = 0; i < MODELS; i++, next += n->all[i - 1]->param_count) {
+        int count = 0;
+        for (int k = 0; k < plans[i]->op_count; k++) count += plans[i]->op[k].params;
+        n->all[i] = &n->model[i];
+        TE_TRY(te_model_bind(n->all[i], plans[i], next, count, (float *)n->weights + at, n->grads + at, &ctx));
+        TE_TRY(te_model_randomize(n->all[i], 0.2f, 5, 100 * (uint32_t)i, &ctx));
+        at += te_plan_param_elements(plans[i]);
+    }
+    TE_TRY(te_tie(param_of(n->all[MODELS - 1], "lm"), param_of(n->all[0], "wte"), &ctx));
+    for (int i = 0; i < MODELS; i++) {
+        n->saved[i].bytes = te_plan_saved_bytes_of_rank(plans[i], ROWS, &ctx);
+        TE_TRY(te_allocate(&ctx, &n->saved[i].memory, n->saved[i].bytes));
+        TE_TRY(te_allocate(&ctx, &n->x[i], ROWS * HIDDEN * sizeof(float)));
+        const size_t need = te_plan_workspace_bytes(plans[i], n->all[i], ROWS, &ctx);
+        workspace = need > workspace ? need : workspace;
+    }
+    TE_TRY(te_allocate(&ctx, (void **)&n->tokens, (ROWS + 1) * sizeof(int32_t)));
+    return te_context_reserve(&ctx, workspace);
+}
+static void drop(net *n) {
+    for (int i = 0; i < MODELS; i++) te_release(&ctx, n->saved[i].memory), te_release(&ctx, n->x[i]);
+    te_release(&ctx, n->weights), te_release(&ctx, n->grads), te_release(&ctx, n->tokens);
+}
+static te_batch batch_of(net *n, int micro_batch) {
+    te_batch b;
+    memset(&b, 0, sizeof b);
+    b.batch = SEQUENCES, b.seq = LENGTH, b.tokens = n->tokens, b.labels = n->tokens + 1, b.loss_scale = 1.0f / ROWS;
+    b.accumulate = micro_batch > 0;
+    return b;
+}
+static te_tensor hidden(void *p) { return te_matrix(p, TE_f32, ROWS / te_tensor_group(&ctx)->size, HIDDEN); }
+static te_status forward(net *n, int micro_batch) {
+    const te_batch b = batch_of(n, micro_batch);
+    int32_t text[ROWS + 1];
+    for (int i = 0; i <= ROWS; i++)
+        text[i] = (i * 7 + micro_batch * 13 + te_data_group(&ctx)->rank * 5) % VOCABULARY;
+    TE_TRY(te_copy(&ctx, n->tokens, text, sizeof text));
+    TE_TRY(te_synchronize(&ctx));
+    for (int i = 0; i < MODELS; i++) {
+        const te_tensor x = i ? hidden(n->x[i - 1]) : te_none();
+        const te_tensor y = i + 1 < MODELS ? hidden(n->x[i]) : te_matrix(n->x[i], TE_f32, hidden(0).rows, 1);
+        TE_TRY(te_plan_forward(y, &n->saved[i], x, n->all[i]->plan, n->all[i], &b, &ctx));
+    }
+    return TE_OK;
+}
+/* The backwards of lists from `to` down to `from`; the gradient that goes from list to list lies in dx. */
+static te_status backward(net *n, int micro_batch, int from, int to, void *const dx[2]) {
+    const te_batch b = batch_of(n, micro_batch);
+    for (int i = to; i >= from; i--)
+        TE_TRY(te_plan_backward(i ? hidden(dx[i & 1]) : te_none(), i + 1 < MODELS ? hidden(dx[(i + 1) & 1]) : te_none(),
+                                &n->saved[i], n->all[i]->plan, n->all[i], &b, &ctx));
+    return TE_OK;
+}
+
+/* ---- sums -------------------------------------------------------------------------------------------------------- */
+
+/* Gradients of two micro-batches, not summed, or by buckets that are armed for the second one. */
+static te_status gradients(net *n, te_buckets *buckets, void *const dx[2]) {
+    TE_TRY(te_fill(&ctx, n->grads, 0xff, (size_t)n->elements * sizeof(float)));
+    /* [buckets] */
+    for (int micro_batch = 0; micro_batch < 2; micro_batch++) {
+        TE_TRY(forward(n, micro_batch));
+        if (buckets && micro_batch == 1) TE_TRY(te_buckets_begin(buckets, &ctx)); /* the last one */
+        TE_TRY(backward(n, micro_batch, 0, MODELS - 1, dx));
+    }
+    if (buckets) TE_TRY(te_buckets_finish(buckets, &ctx));
+    /* [buckets] */
+    return TE_OK;
+}
+static te_status read_grads(const net *n, float *to) {
+    TE_TRY(te_copy(&ctx, to, n->grads, (size_t)n->elements * sizeof(float)));
+    return te_comm_synchronize(&ctx);
+}
+/* Elements of trained parameters; of shared-out sums those of this rank, where `slices` is more than 1. By `most` of
+ * the sum of magnitudes apart at most; 0: the same bits. */
+static void compare(const char *name, const net *n, const float *got, const float *want, const float *size, int slices,
+                    double most) {
+    const int rank = te_data_group(&ctx)->rank;
+    for (int m = 0; m < MODELS; m++)
+        for (int k = 0; k < n->all[m]->param_count; k++) {
+            const te_param *p = &n->all[m]->param[k];
+            const int64_t at = p->grad - n->grads, in_model = p->grad - n->all[m]->grads;
+            const int64_t slice = te_slice_elements(n->all[m]->elements, slices);
+            if (p->tied || p->frozen) continue;
+            for (int64_t i = 0; i < p->rows * p->cols; i++) {
+                const int own = in_model + i >= slice * slices || (in_model + i) / slice == rank;
+                const double off = fabs((double)got[at + i] - (double)want[at + i]);
+                if (slices > 1 && !own) continue;
+                compared++;
+                if (most > 0 ? off <= most * (double)size[at + i] : !memcmp(&got[at + i], &want[at + i], 4)) continue;
+                if (wrong++ < 4)
+                    printf("rank %d: %s: %s.%s of list %d, element %d is %.9g, should be %.9g\n", comm.world.rank, name,
+                           p->op, p->field, m, (int)i, (double)got[at + i], (double)want[at + i]);
+            }
+        }
+}
+static te_status sums_of(const char *name, net *n, int64_t bytes, int slices, void *const dx[2]) {
+    const size_t all = (size_t)n->elements * sizeof(float);
+    float *got = (float *)malloc(all), *want = (float *)malloc(all), *same = (float *)malloc(all),
+          *size = (float *)malloc(all);
+    const te_group *d = te_data_group(&ctx), *t = te_tensor_group(&ctx);
+    te_buckets buckets;
+    te_buckets_config config = te_buckets_defaults();
+    config.bytes = bytes, config.shards = slices;
+    if (!got || !want || !same || !size) return TE_ERROR_MEMORY;
+    /* the size of what is summed, for where the order is not known */
+    TE_TRY(gradients(n, 0, dx));
+    TE_TRY(read_grads(n, size));
+    for (int64_t i = 0; i < n->elements; i++) size[i] = size[i] == size[i] ? fabsf(size[i]) : 0;
+    TE_TRY(te_copy(&ctx, n->grads, size, all));
+    TE_TRY(te_group_all_reduce(d, n->grads, n->grads, n->elements, TE_f32, &ctx));
+    TE_TRY(te_group_all_reduce(t, n->grads, n->grads, n->elements, TE_f32, &ctx));
+    TE_TRY(read_grads(n, size));
+    /* behind backward */
+    TE_TRY(gradients(n, 0, dx));
+    TE_TRY(te__reduce_gradients(n->all, MODELS, slices, &ctx));
+    TE_TRY(read_grads(n, want));
+    TE_TRY(te_buckets_init(&buckets, n->all, MODELS, &config, &ctx));
+    wrong += slices == 1 && bytes == 1 && buckets.count != buckets.grad_count;
+    wrong += !strcmp(name, "one bucket") && buckets.count != 1;
+    /* the same buckets behind backward: each sum has the order that it has there */
+    TE_TRY(gradients(n, 0, dx));
+    for (int i = 0; i < buckets.count; i++) TE_TRY(te__bucket_start(&buckets, &buckets.bucket[i], &ctx));
+    TE_TRY(te_side_join(&buckets.side, &ctx));
+    TE_TRY(read_grads(n, same));
+    for (int again = 0; again < 2; again++) {
+        TE_TRY(gradients(n, &buckets, dx));
+        TE_TRY(read_grads(n, got));
+        compare(name, n, got, same, 0, slices, 0);
+        compare(name, n, got, want, size, slices, d->size > 2 && slices == 1 ? (d->size - 1.0) / (1 << 23) : 0);
+    }
+    te_buckets_destroy(&buckets);
+    free(got), free(want), free(same), free(size);
+    return TE_OK;
+}
+static te_status run_sums(void) {
+    static net n;
+    const int ranks = te_data_group(&ctx)->size;
+    void *dx[2];
+    TE_TRY(make(&n));
+    for (int i = 0; i < 2; i++) TE_TRY(te_allocate(&ctx, &dx[i], ROWS * HIDDEN * sizeof(float)));
+    TE_TRY(sums_of("a bucket for each", &n, 1, 1, dx));
+    TE_TRY(sums_of("buckets of 8 KiB", &n, 8 << 10, 1, dx));
+    TE_TRY(sums_of("one bucket", &n, TE_BUCKET_BYTES, 1, dx));
+    if (ranks > 1) TE_TRY(sums_of("slices", &n, TE_BUCKET_BYTES, ranks, dx));
+    TE_TRY(te_freeze(n.all[1], "qkv", 0, &ctx));
+    TE_TRY(te_freeze(n.all[2], "n3", "weight", &ctx));
+    TE_TRY(te_freeze(n.all[0], "at", 0, &ctx));
+    TE_TRY(te_freeze(n.all[3], 0, 0, &ctx));
+    TE_TRY(sums_of("some frozen", &n, 8 << 10, 1, dx));
+    drop(&n);
+    for (int i = 0; i < 2; i++) te_release(&ctx, dx[i]);
+    return TE_OK;
+}
+
+/* ---- what is refused --------------------------------------------------------------------------------------------- */
+
+static void refuses(te_status status, te_status want, const char *words) {
+    compared++;
+    if (status == want && strstr(te_last_error(&ctx), words)) return;
+    wrong++, printf("rank %d: %s: %s, not about: %s\n", comm.world.rank, te_status_string(status), te_last_error(&ctx),
+                    words);
+}
+static te_status run_refuse(void) {
+    static net n;
+    te_buckets b, other;
+    te_adamw opt;
+    te_buckets_config c = te_buckets_defaults();
+    const te_adamw_config plain = te_adamw_defaults(0.01f);
+    void *dx[2], *state;
+    memset(&b, 0, sizeof b), memset(&other, 0, sizeof other), memset(&opt, 0, sizeof opt);
+    TE_TRY(make(&n));
+    for (int i = 0; i < 2; i++) TE_TRY(te_allocate(&ctx, &dx[i], ROWS * HIDDEN * sizeof(float)));
+    TE_TRY(te_allocate(&ctx, &state, te_adamw_bytes(n.all, MODELS)));
+    TE_TRY(te_adamw_init(&opt, state, te_adamw_bytes(n.all, MODELS), n.all, MODELS, &plain, &ctx));
+    refuses(te_buckets_begin(&b, &ctx), TE_ERROR_NULL, "te_buckets_begin: not initialised");
+    refuses(te_buckets_finish(&b, &ctx), TE_ERROR_NULL, "te_buckets_finish: not initialised");
+    refuses(te_buckets_init(&b, 0, 1, &c, &ctx), TE_ERROR_NULL, "the list of models is null");
+    refuses(te_buckets_init(&b, n.all, MODELS, 0, &ctx), TE_ERROR_NULL, "the config is null");
+    c.bytes = 0;
+    refuses(te_buckets_init(&b, n.all, MODELS, &c, &ctx), TE_ERROR_VALUE, "buckets of 0 bytes");
+    c = te_buckets_defaults(), c.shards = 7;
+    refuses(te_buckets_init(&b, n.all, MODELS, &c, &ctx), TE_ERROR_VALUE, "shards is 7, and the data group");
+    c.shards = 1, c.bytes = 8 << 10;
+    te_model *twice[2] = {n.all[1], n.all[1]};
+    refuses(te_buckets_init(&b, twice, 2, &c, &ctx), TE_ERROR_VALUE, "is model 0 again");
+    TE_TRY(te_buckets_init(&b, n.all, MODELS, &c, &ctx));
+    refuses(te_buckets_init(&other, n.all + 1, 1, &c, &ctx), TE_ERROR_STATE, "belongs to buckets already");
+    refuses(te_buckets_finish(&b, &ctx), TE_ERROR_STATE, "te_buckets_begin comes first");
+    TE_TRY(forward(&n, 0));
+    TE_TRY(te_buckets_begin(&b, &ctx));
+    refuses(te_buckets_begin(&b, &ctx), TE_ERROR_STATE, "begun already");
+    refuses(te_adamw_step(&opt, &ctx), TE_ERROR_STATE, "te_buckets_finish comes first");
+    refuses(te_reduce_gradients(n.all, MODELS, &ctx), TE_ERROR_STATE, "te_buckets_finish comes first");
+    TE_TRY(backward(&n, 0, 1, MODELS - 1, dx));
+    wrong += !b.bucket[0].started || b.bucket[b.count - 1].started; /* that of the embedding is not final yet */
+    refuses(backward(&n, 0, 4, 4, dx), TE_ERROR_STATE, "head: a backward of it has run since te_buckets_begin");
+    refuses(te_buckets_finish(&b, &ctx), TE_ERROR_STATE, "is not final: of 1 backwards that write its gradient 0 have");
+    TE_TRY(backward(&n, 0, 0, 0, dx)); /* and then all is well */
+    TE_TRY(te_buckets_finish(&b, &ctx));
+    TE_TRY(te_adamw_step(&opt, &ctx));
+    if (comm.world.size > 1) { /* slices of the sums, and an optimizer that wants all */
+        te_buckets_destroy(&b);
+        c.shards = comm.world.size;
+        TE_TRY(te_buckets_init(&b, n.all, MODELS, &c, &ctx));
+        refuses(te_adamw_step(&opt, &ctx), TE_ERROR_STATE, "buckets sum a slice of 2 of the gradients of embed1");
+        te_buckets_destroy(&b);
+        c.shards = 1;
+        TE_TRY(te_buckets_init(&b, n.all, MODELS, &c, &ctx));
+    }
+    TE_TRY(te_freeze(n.all[1], "qkv", 0, &ctx));
+    refuses(te_buckets_begin(&b, &ctx), TE_ERROR_STATE, "others are frozen or tied, since te_buckets_init");
+    TE_TRY(te_unfreeze(n.all[1], "qkv", 0, &ctx));
+    te_model *const m = n.all[2];
+    TE_TRY(te_model_bind(m, m->plan, m->param, m->param_count, (void *)(uintptr_t)m->params,
+                         (float *)(uintptr_t)m->grads, &ctx));
+    refuses(te_buckets_begin(&b, &ctx), TE_ERROR_STATE, "model 2 (deep) was bound again");
+    te_buckets_destroy(&b);
+    TE_TRY(te_buckets_init(&b, n.all, MODELS, &c, &ctx));
+    te_buckets_destroy(&b);
+    drop(&n);
+    te_release(&ctx, dx[0]), te_release(&ctx, dx[1]), te_release(&ctx, state);
+    return TE_OK;
+}
+
+int main(int argc, char **argv) {
+    const char *mode = argc > 1 ? argv[1] : "sums", *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+    int rank, size;
+    te_comm_launched(&rank, &size);
+    te_comm_config config = te_comm_defaults();
+    config.file = getenv("RANKS_FILE");
+    config.tensor = argc > 2 ? atoi(argv[2]) : 1;
+    te_status status = te_context_create(&ctx, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
+    if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
+    if (status == TE_OK) status = !strcmp(mode, "sums") ? run_sums() : run_refuse();
+    if (status != TE_OK) printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&ctx));
+    else if (compared && !rank) printf("buckets, %s: %lld values of %d ranks, tensor groups of %d\n", mode,
+                                       (long long)compared, size, config.tensor);
+    fflush(stdout);
+    if (status == TE_ERROR_COMM) _exit(3);
+    te_comm_destroy(&comm);
+    te_context_destroy(&ctx);
+    return status != TE_OK || wrong;
+}
