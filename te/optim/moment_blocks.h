@@ -15,6 +15,8 @@
  * - m and v are rounded up or down by chance, so that the mean of each is what was to be stored (of v, not of its
  *   root). Rounded to nearest a change of less than 1/32, which is every one of v, would never be made.
  *
+ * train_gpt on the CPU (--size tiny, 400 steps, one run each): validation loss 2.3305, with moments in f32 2.3253.
+ *
  * Every number of these is one of bf16, too: m has 4 significant bits and v 8. That is how they lie in a checkpoint,
  * which a run with moments of any format loads.
  *
