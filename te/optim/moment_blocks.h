@@ -11,7 +11,8 @@
  *   (1 - beta1^2 / beta2)): 7.3 for 0.9 and 0.999. Numbers down to 2^-17.8 of the block's largest are not 0 in either;
  *   e4m3 of v itself would end at 2^-8.9 of the largest root, where m goes on and m / sqrt(v) is an update without
  *   bound. For what is smaller still a v above 0 is rounded up to the least code, never to 0: the update is smaller
- *   than it should be, and never larger.
+ *   than it should be, and never larger. A gradient above 1e18, where nothing clips it (TE_ADAMW_LARGEST), makes that
+ *   of all its block: the block stands still, as the element alone does in f32.
  * - m and v are rounded up or down by chance, so that the mean of each is what was to be stored (of v, not of its
  *   root). Rounded to nearest a change of less than 1/32, which is every one of v, would never be made.
  *
