@@ -1,5 +1,5 @@
 // optim.cu -- a step of each optimizer over the parameters of GPT-2's 124M shape in bf16: time, and the floor from bytes
-// and flops. Beside AdamW, SGD and their moments in bf16 stands a copy of as many bytes. Muon's matrices are bound by
+// and flops. Beside AdamW, SGD and their moments in bf16 and 8 bits stands a copy of as many bytes. Muon's matrices are bound by
 // their products, whose floor is the peak of the tensor cores.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. bench/optim.cu -o optim -lcublasLt && ./optim optim.tsv COMMIT
@@ -47,7 +47,7 @@ static floor_of_step floor_of(const te_adamw *opt) {
     floor_of_step f;
     te_adamw_walk w = te_adamw_tensors(opt);
     while (te_adamw_next(&w)) {
-        const double n = (double)w.param->rows * (double)w.param->cols, moment = (double)te_dtype_bytes(opt->moments), weight = w.master ? 14 : 8;
+        const double n = (double)w.param->rows * (double)w.param->cols, moment = (double)te__moments_bytes(TE_MOMENT_BLOCK, opt->moments) / TE_MOMENT_BLOCK, weight = w.master ? 14 : 8;
         const double s = (double)std::min(w.param->rows, w.param->cols), l = (double)std::max(w.param->rows, w.param->cols);
         if (w.rule == TE_RULE_adamw) f.bytes += n * (weight + 4 * moment);
         else if (w.rule == TE_RULE_sgd) f.bytes += n * (weight + 2 * moment);
@@ -60,18 +60,18 @@ int main(int argc, char **argv) {
     bench_open(argc, argv);
     parameters p;
     for (int rule = 0; rule < TE_RULE_COUNT; rule++)
-        for (int form = 0; form < 3; form++) { // all in f32; moments in bf16; and no f32 copy of the weights
+        for (int form = 0; form < (rule == TE_RULE_muon ? 3 : 4); form++) { // all in f32; moments in bf16; and no f32 copy of the weights; moments in 8 bits
             const size_t kept = bench_memory.size();
             te_adamw opt;
             te_adamw_config config = rule == TE_RULE_sgd ? te_sgd_defaults(1e-3f, 0.9f) : rule == TE_RULE_muon ? te_muon_defaults(1e-3f) : te_adamw_defaults(1e-4f);
-            config.moments = form ? TE_bf16 : TE_f32, config.no_master = form == 2;
+            config.moments = form == 3 ? TE_e4m3 : form ? TE_bf16 : TE_f32, config.no_master = form == 2;
             const size_t bytes = te_adamw_bytes_of(p.list, 1, &config);
             bench_check(te_adamw_init(&opt, bench_allocate(bytes), bytes, p.list, 1, &config, &bench_ctx), "optimizer");
             const floor_of_step f = floor_of(&opt);
             const auto step = [&](int) { bench_check(te_adamw_step(&opt, &bench_ctx), "optimizer"); };
             bench_result r = bench_time(step, f.bytes, 0, rule == TE_RULE_muon ? 2 : 8);
             const double copy = r.copy_us, products = 1e6 * f.flops / peak;
-            const std::string name = std::string(te_rule_name((te_rule)rule)) + (form == 0 ? "" : form == 1 ? "_bf16" : "_bf16_alone");
+            const std::string name = std::string(te_rule_name((te_rule)rule)) + (form == 0 ? "" : form == 1 ? "_bf16" : form == 2 ? "_bf16_alone" : "_8bit");
             if (rule == TE_RULE_muon) r.flops = f.flops, r.copy_us = 0;
             bench_print("gpt2_124m", "step", name.c_str(), std::to_string(te_plan_param_elements(&p.plan)), r);
             if (rule == TE_RULE_muon)

@@ -64,12 +64,23 @@
 #define TE_GPT_BLOCK(b, H, F, HEADS, P) \
     TE_TRANSFORMER_LAYER(b, layernorm, gelu, H, F, HEADS, HEADS, (H) / (HEADS), P)
 
-/* Llama 2 and 3 (Touvron et al. 2023, Grattafiori et al. 2024): BASE of the rotation 10000.0f, 500000.0f. */
-#define TE_LLAMA_BLOCK(b, H, F, HEADS, KV, D, BASE)                                                                  \
+/* Llama 3.1 (Grattafiori et al. 2024), whose context is longer than that of its first training. The rest are options of
+ * rope: (base, 500000.0f), (scaling, llama3), (factor, 8.0f), (original_length, 8192). */
+#define TE_LLAMA31_BLOCK(b, H, F, HEADS, KV, D, ...)                                                                 \
     (fork, b##_x1), (rmsnorm, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),                       \
-    (rope, b##_rope, HEADS, KV, D, (base, BASE)), (attention, b##_attention, HEADS, KV, D),                          \
+    (rope, b##_rope, HEADS, KV, D, __VA_ARGS__), (attention, b##_attention, HEADS, KV, D),                           \
     (linear, b##_proj, (HEADS) * (D), H), (add, b##_x1),                                                             \
     (fork, b##_x2), (rmsnorm, b##_norm2, H), TE__LAYERS_MLP(b, swiglu, H, F, 2 * (F), TE__LAYERS_NONE, (add, b##_x2))
+/* Llama 2 and 3 (Touvron et al. 2023, Grattafiori et al. 2024): BASE of the rotation 10000.0f, 500000.0f. */
+#define TE_LLAMA_BLOCK(b, H, F, HEADS, KV, D, BASE) TE_LLAMA31_BLOCK(b, H, F, HEADS, KV, D, (base, BASE))
+
+/* Qwen2 and 2.5 (Yang et al. 2024): Llama's with biases of q, k and v (b_qkv_bias); BASE 1000000.0f. */
+#define TE_QWEN2_BLOCK(b, H, F, HEADS, KV, D, BASE)                                                                  \
+    (fork, b##_x1), (rmsnorm, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),         \
+    (bias, b##_qkv_bias, ((HEADS) + 2 * (KV)) * (D)), (rope, b##_rope, HEADS, KV, D, (base, BASE)),                  \
+    (attention, b##_attention, HEADS, KV, D), (linear, b##_proj, (HEADS) * (D), H), (add, b##_x1),                   \
+    (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, 1e-6f)),                                                           \
+    TE__LAYERS_MLP(b, swiglu, H, F, 2 * (F), TE__LAYERS_NONE, (add, b##_x2))
 
 /* Qwen3 (Yang et al. 2025): Llama's with a norm of each head of q and k; BASE 1000000.0f. b_heads: that norm. */
 #define TE_QWEN3_BLOCK(b, H, F, HEADS, KV, D, BASE)                                                                  \

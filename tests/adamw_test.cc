@@ -1,4 +1,4 @@
-// AdamW, SGD and Muon: against double over many steps and odd sizes, moments in bf16, clipping, schedules, decay, skipped steps,
+// AdamW, SGD and Muon: against double over many steps and odd sizes, moments in bf16 and 8 bits, clipping, schedules, decay, skipped steps,
 // the same bits again.
 #include "draw.h"
 #include "hand_model.h"
@@ -41,7 +41,8 @@ double length(const std::vector<double> &v) {
 }
 
 // The paper's algorithm 2, in double; or SGD. Where moments are stored in bf16, m_off and v_off are how far the
-// vectors may be off: in each step every element moves by a unit of 2^-7 of itself at most, either way.
+// vectors may be off: in each step every element moves by a unit of 2^-7 of itself at most, either way. In 8 bits the unit
+// is 2^-3 of m, (1 + 2^-3)^2 - 1 of v, and below the normal numbers 2^-9 of a scale.
 struct reference_tensor {
     const hand_model *model;
     size_t index;
@@ -101,7 +102,15 @@ struct reference {
                 t.p[i] -= rate * (mh / (std::sqrt(vh) + (double)c.eps) + decay * t.p[i]);
             }
             const double keeps = c.rule == TE_RULE_sgd ? mu : b1;
-            t.m_off = keeps * t.m_off + length(t.m) / 128, t.v_off = b2 * t.v_off + length(t.v) / 128;
+            const bool eight = c.moments == TE_e4m3;
+            t.m_off = keeps * t.m_off + length(t.m) / (eight ? 8 : 128), t.v_off = b2 * t.v_off + length(t.v) * (eight ? 17. / 64 : 1. / 128);
+            const auto unit = [](const std::vector<double> &of, bool root) { // 2^-9 s, s < 2 most / 448, and twice that where most was rounded up
+                double most = 0;
+                for (double x : of) most = std::max(most, root ? std::sqrt(x) : std::fabs(x));
+                return most / (112 * 512);
+            };
+            const double m_unit = unit(t.m, false), v_unit = unit(t.v, true), many = std::sqrt((double)t.p.size());
+            if (eight) t.m_off += m_unit * many, t.v_off += 17 * v_unit * v_unit * many; // (8 + 1)^2 - 8^2 units
         }
     }
 };
@@ -187,8 +196,8 @@ TEST_CASE("schedules") {
 TEST_CASE("many steps against double, all dtypes in one launch") {
     target t;
     std::mt19937 random(3);
-    for (int kind = 0; kind < 7; kind++) { // AdamW with and without clipping; SGD without momentum, with it, Nesterov's; moments in bf16
-        const int clip = kind != 1, sgd = kind >= 2 && kind != 5;
+    for (int kind = 0; kind < 9; kind++) { // AdamW with and without clipping; SGD without momentum, with it, Nesterov's; moments in bf16, in 8 bits
+        const int clip = kind != 1, sgd = kind >= 2 && kind != 5 && kind != 7;
         hand_model a(t, "a", TE_bf16, odd_params()), b(t, "b", TE_f32, odd_params()), c(t, "c", TE_f16, odd_params());
         REQUIRE(te_tie(&a.param[11], &a.param[6], t) == TE_OK); // tied weight: counted and updated once
         const std::vector<const hand_model *> hands = {&a, &b, &c};
@@ -196,7 +205,7 @@ TEST_CASE("many steps against double, all dtypes in one launch") {
         te_adamw_config config = busy_config();
         if (!clip) config.max_norm = 0, config.decay_all = 1, config.schedule.kind = TE_SCHEDULE_linear;
         if (sgd) config.rule = TE_RULE_sgd, config.momentum = kind == 2 ? 0.0f : 0.9f, config.nesterov = kind >= 4;
-        if (kind >= 5) config.moments = TE_bf16;
+        if (kind >= 5) config.moments = kind >= 7 ? TE_e4m3 : TE_bf16;
         optimizer o(t, {&a.model, &b.model, &c.model}, config);
         reference r(config, hands);
         for (int step = 0; step < (brief() ? 5 : 15); step++) {
@@ -215,9 +224,9 @@ TEST_CASE("many steps against double, all dtypes in one launch") {
             const std::vector<float> master = read_floats(t, w.master, k.p.size());
             const bool exact = config.moments == TE_f32;
             if (exact) CHECK(distance(master, k.p) < 1e-5);
-            CHECK(distance(read_floats(t, w.m, k.p.size(), config.moments), k.m) < (exact ? 1e-5 : k.m_off / length(k.m)));
+            CHECK(distance(read_moment(t, w.m, k.p.size(), config.moments, 0), k.m) < (exact ? 1e-5 : k.m_off / length(k.m)));
             CHECK((w.v == nullptr) == (config.rule == TE_RULE_sgd));
-            if (w.v) CHECK(distance(read_floats(t, w.v, k.p.size(), config.moments), k.v) < (exact ? 1e-5 : k.v_off / length(k.v)));
+            if (w.v) CHECK(distance(read_moment(t, w.v, k.p.size(), config.moments, 1), k.v) < (exact ? 1e-5 : k.v_off / length(k.v)));
             const std::vector<float> weight = k.model->data(k.index);
             for (size_t i = 0; i < weight.size(); i++)
                 if (weight[i] != te_round_to(master[i], k.model->plan.dtype)) FAIL("weight " << i << " is not the rounded master");
@@ -304,6 +313,88 @@ TEST_CASE("moments in bf16 are rounded without bias, m and v by chances of their
         CHECK(ms[0] == ms[1]);
         if (n > 1000) CHECK(ms[0] != ms[2]);
     }
+}
+
+TEST_CASE("moments in 8 bits: neighbours, without bias, and no v of 0") {
+    target t;
+    std::mt19937 random(9);
+    for (te_rule rule : {TE_RULE_adamw, TE_RULE_sgd})
+        for (int64_t n : {1, 3, 127, 129, 2047, 2049, 50003}) {
+            CAPTURE(te_rule_name(rule), n);
+            hand_model m(t, "m", TE_bf16, {{"x", "weight", n, 1}, {"y", "bias", 1, n}});
+            m.draw_data(random, 1);
+            std::vector<float> g = hand_model::draw(random, (size_t)n, 1);
+            for (size_t i = 0; i < g.size(); i += 5) g[i] *= std::ldexp(1.f, -(int)(random() % 30)); // of any size, or nothing
+            for (size_t i = 7; i < g.size(); i += 11) g[i] = 0;
+            m.set_grad(0, g), m.set_grad(1, g);
+            te_adamw_config c = rule == TE_RULE_sgd ? te_sgd_defaults(1e-3f, 0.9f) : te_adamw_defaults(1e-2f);
+            const std::vector<float> p = m.data(0), q = m.data(1);
+            optimizer exact(t, {&m.model}, c);
+            exact.step();
+            const std::vector<float> weights = m.data(0), master = read_floats(t, exact.opt.master, (size_t)n);
+            std::vector<std::vector<float>> ms;
+            for (uint64_t seed : {1, 1, 2}) {
+                m.set_data(0, p), m.set_data(1, q);
+                c.moments = TE_e4m3, c.seed = seed;
+                optimizer o(t, {&m.model}, c);
+                o.step();
+                CHECK(m.data(0) == weights); // the first update is made of moments that have not been stored yet
+                CHECK(read_floats(t, o.opt.master, (size_t)n) == master);
+                m.check_gaps();
+                for (int root = 0; root < (rule == TE_RULE_adamw ? 2 : 1); root++) {
+                    const void *const is = root ? o.opt.v : o.opt.m, *const was = root ? exact.opt.v : exact.opt.m;
+                    const std::vector<float> stored = read_moment(t, is, (size_t)n, TE_e4m3, root), want = read_floats(t, was, (size_t)n);
+                    const std::vector<float> scale = read_floats(t, te_moment_scales((void *)(uintptr_t)is, n), (size_t)(n + 127) / 128);
+                    double up = 0, share = 0;
+                    for (size_t i = 0; i < want.size(); i++) {
+                        const double s = (double)scale[i / 128], x = root ? std::sqrt((double)want[i]) / s : std::fabs((double)want[i]) / s;
+                        if ((te_bits_of_float(scale[i / 128]) & 0x7fffffu) || !(x <= 448.001)) FAIL("element " << i << ": a scale of " << s);
+                        const double unit = std::ldexp(1.0, std::max(x > 0 ? std::ilogb(x) : -6, -6) - 3), low = std::floor(x / unit) * unit, high = low + unit;
+                        const double got = root ? std::sqrt((double)stored[i]) / s : std::fabs((double)stored[i]) / s;
+                        if (std::fabs(got - low) > 1e-6 * x && std::fabs(got - high) > 1e-6 * high) FAIL("element " << i << " of " << (root ? "v" : "m") << ": " << want[i] << " was stored as " << stored[i]);
+                        if (want[i] != 0 && stored[i] != 0 && (want[i] < 0) != (stored[i] < 0)) FAIL("element " << i << " has another sign");
+                        if (root && (stored[i] > 0) != (want[i] > 0)) FAIL("v " << i << ": " << want[i] << " was stored as " << stored[i]);
+                        if (root && low == 0) continue; // never down
+                        up += got > low + unit / 2, share += root ? (x * x - low * low) / (high * high - low * low) : (x - low) / unit;
+                    }
+                    if (n > 40000) CHECK(std::fabs(up - share) < 5 * 0.5 * std::sqrt((double)n)); // five deviations of n chances
+                }
+                ms.push_back(read_moment(t, o.opt.m, (size_t)n, TE_e4m3, 0));
+            }
+            CHECK(ms[0] == ms[1]);
+            if (n > 1000) CHECK(ms[0] != ms[2]);
+        }
+}
+
+TEST_CASE("moments in 8 bits: hard values stay finite, and v keeps what decays in small steps") {
+    target t;
+    hand_model m(t, "m", TE_f32, {{"x", "weight", 5, 128}});
+    te_adamw_config c = te_adamw_defaults(1e-3f);
+    c.moments = TE_e4m3;
+    for (float size : {1e-38f, 1e-20f, 1e18f, 3e38f}) { // alone in their block, and beside 1
+        m.set_data(0, std::vector<float>(640, 1));
+        std::vector<float> g(640, 0);
+        g[3] = size, g[130] = -size, g[131] = 1;
+        m.set_grad(0, g);
+        optimizer o(t, {&m.model}, c);
+        for (int step = 0; step < 3; step++) o.step();
+        const std::vector<float> stored_m = read_moment(t, o.opt.m, 640, TE_e4m3, 0), stored_v = read_moment(t, o.opt.v, 640, TE_e4m3, 1), p = m.data(0);
+        for (size_t i = 0; i < 640; i++) {
+            CAPTURE(size, i);
+            REQUIRE((std::isfinite(stored_m[i]) && std::isfinite(stored_v[i]) && std::isfinite(p[i])));
+            REQUIRE((g[i] == 0 || stored_v[i] > 0 || size * size * 1e-3f == 0));
+            REQUIRE((g[i] != 0 || (stored_m[i] == 0 && stored_v[i] == 0)));
+        }
+    }
+    // A thousand steps without a gradient leave 0.37 of v, which rounding to nearest would leave as it was.
+    m.set_data(0, std::vector<float>(640, 1)), m.set_grad(0, std::vector<float>(640, 1));
+    optimizer o(t, {&m.model}, c);
+    o.step();
+    m.set_grad(0, std::vector<float>(640, 0));
+    for (int step = 0; step < 1000; step++) o.step();
+    double sum = 0, squares = 0;
+    for (float v : read_moment(t, o.opt.v, 640, TE_e4m3, 1)) sum += (double)v / 640, squares += (double)v * v / 640;
+    CHECK(std::fabs(sum - 1e-3 * std::pow(0.999, 1000)) < 5 * std::sqrt((squares - sum * sum) / 640));
 }
 
 TEST_CASE("weights without an f32 copy are rounded without bias, and keep updates that rounding to nearest loses") {
@@ -729,7 +820,9 @@ TEST_CASE("reset, get and set; memory") {
     CHECK(te_adamw_bytes_of(models, 1, &c) == te_adamw_bytes(models, 1));
     c.moments = TE_bf16;
     CHECK(te_adamw_bytes_of(models, 1, &c) < 60000 * 8 + 8192);
-    c.rule = TE_RULE_sgd;
+    c.moments = TE_e4m3;
+    CHECK(te_adamw_bytes_of(models, 1, &c) < 60000 * (4 + 2 * 132 / 128.) + 8192);
+    c.moments = TE_bf16, c.rule = TE_RULE_sgd;
     CHECK(te_adamw_bytes_of(models, 1, &c) < 60000 * 6 + 8192);
     c.no_master = 1;
     CHECK(te_adamw_bytes_of(models, 1, &c) < 60000 * 2 + 8192);

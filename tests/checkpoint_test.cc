@@ -83,7 +83,7 @@ struct network {
         while (te_adamw_next(&w))
             for (const void *p : {(void *)w.master, w.m, w.v}) {
                 if (!p) continue;
-                const std::vector<float> v = read_floats(t, p, (size_t)(w.param->rows * w.param->cols), p == w.master ? TE_f32 : opt.moments);
+                const std::vector<float> v = read_moment(t, p, (size_t)(w.param->rows * w.param->cols), p == w.master ? TE_f32 : opt.moments, p == w.v);
                 add(v.data(), v.size() * sizeof v[0]);
             }
         te_adamw_state s;
@@ -199,6 +199,54 @@ TEST_CASE("SGD, Muon and moments in bf16, stopped and resumed; files of one rule
                 std::vector<float> want_floats = read_floats(first.t, pairs[k][1], n, moments);
                 for (float &e : want_floats) e = te_round_to(e, others);
                 CHECK(read_floats(other.t, pairs[k][0], n, others) == want_floats);
+            }
+        }
+    }
+}
+
+TEST_CASE("moments in 8 bits lie in the file in bf16, and come back to the same bits") {
+    for (te_rule rule : {TE_RULE_adamw, TE_RULE_sgd}) {
+        CAPTURE(te_rule_name(rule));
+        file_name file, again;
+        const bool freezes = rule == TE_RULE_adamw;
+        network straight(1, 40, rule, TE_e4m3, 0, freezes), first(1, 40, rule, TE_e4m3, 0, freezes), second(99, 40, rule, TE_e4m3, 0, freezes);
+        straight.train(0, 6), first.train(0, 3), second.train(0, 1);
+        const te_checkpoint c = first.checkpoint(), d = second.checkpoint();
+        REQUIRE(te_checkpoint_save(file.path.c_str(), &c, first.t) == TE_OK);
+        REQUIRE(load(second, second.checkpoint(), file.path) == TE_OK);
+        CHECK((second.bits() == first.bits()));
+        REQUIRE(te_checkpoint_save(again.path.c_str(), &d, second.t) == TE_OK);
+        const auto all_of = [](const std::string &path) { std::ifstream f(path, std::ios::binary); return std::string(std::istreambuf_iterator<char>(f), {}); };
+        CHECK((all_of(file.path) == all_of(again.path)));
+        second.train(3, 6);
+        CHECK((second.bits() == straight.bits()));
+        CHECK((first.bits() != straight.bits()));
+        // Other formats take all of its numbers, and it takes the nearest of theirs.
+        for (te_dtype moments : {TE_f32, TE_bf16}) {
+            network other(99, 40, rule, moments, 0, freezes), back(98, 40, rule, TE_e4m3, 0, freezes);
+            REQUIRE(load(other, other.checkpoint(), file.path) == TE_OK);
+            CHECK((other.bits() == first.bits()));
+            other.train(3, 4);
+            const te_checkpoint o = other.checkpoint();
+            REQUIRE(te_checkpoint_save(again.path.c_str(), &o, other.t) == TE_OK);
+            REQUIRE(load(back, back.checkpoint(), again.path) == TE_OK);
+            te_adamw_walk is = te_adamw_tensors(&back.opt), was = te_adamw_tensors(&other.opt);
+            while (te_adamw_next(&was)) {
+                REQUIRE(te_adamw_next(&is));
+                const size_t n = (size_t)(is.param->rows * is.param->cols);
+                for (int root = 0; root < (was.v ? 2 : 1); root++) {
+                    const std::vector<float> want = read_moment(other.t, root ? was.v : was.m, n, moments, root), got = read_moment(back.t, root ? is.v : is.m, n, TE_e4m3, root);
+                    for (size_t from = 0; from < n; from += 128) {
+                        const size_t to = std::min(n, from + 128);
+                        float most = 0;
+                        for (size_t i = from; i < to; i++) most = std::max(most, root ? std::sqrt(want[i]) : std::fabs(want[i]));
+                        for (size_t i = from; i < to; i++) { // half a unit of e4m3, below its normal numbers of 2^-9 of a scale, and one of bf16
+                            const float a = root ? std::sqrt(want[i]) : want[i], b = root ? std::sqrt(got[i]) : got[i];
+                            if (!(std::fabs(a - b) <= std::fabs(a) * (1 / 16.f + 1 / 256.f) + most / 224 / 512)) FAIL("element " << i << ": " << a << " became " << b);
+                            if (root && want[i] > 0 && !(got[i] > 0)) FAIL("element " << i << " of v became 0");
+                        }
+                    }
+                }
             }
         }
     }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "te/gemm/gemm.h" // te_context_create
+#include "te/optim/moment_blocks.h"
 #include "te/plan/bind.h"
 #include "te/plan/walk.h" // te__training
 
@@ -65,6 +66,15 @@ inline void write_floats(te_context *ctx, void *p, const std::vector<float> &v, 
     for (size_t i = 0; i < v.size(); i++) te_store(raw.data(), (int64_t)i, v[i], t);
     REQUIRE(te_copy(ctx, p, raw.data(), v.size() * te_dtype_bytes(t)) == TE_OK);
     REQUIRE(te_synchronize(ctx) == TE_OK);
+}
+
+// A tensor's m or v, of any format of moments. root: of v.
+inline std::vector<float> read_moment(te_context *ctx, const void *p, size_t n, te_dtype moments, int root) {
+    if (moments != TE_e4m3) return read_floats(ctx, p, n, moments);
+    std::vector<float> v = read_floats(ctx, p, n, TE_e4m3);
+    const std::vector<float> scale = read_floats(ctx, te_moment_scales((void *)(uintptr_t)p, (int64_t)n), (n + 127) / 128);
+    for (size_t i = 0; i < n; i++) v[i] *= scale[i / 128], v[i] = root ? v[i] * v[i] : v[i];
+    return v;
 }
 
 struct hand_param {

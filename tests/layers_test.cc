@@ -21,12 +21,13 @@
     X(layer_rope_gated_no_bias, f32, TE_TRANSFORMER_LAYER_ROPE_GATED_NO_BIAS(a, rmsnorm, clamped_swiglu, 64, 40, 4, 2, 16, 0.1f)) \
     X(gpt_block, f32, TE_GPT_BLOCK(a, 64, 256, 4, 0.1f))                                                 \
     X(llama_block, f32, TE_LLAMA_BLOCK(a, 64, 88, 4, 2, 16, 500000.0f))                                  \
+    X(qwen2_block, f32, TE_QWEN2_BLOCK(a, 64, 88, 4, 2, 16, 1000000.0f))                                 \
     X(qwen3_block, f32, TE_QWEN3_BLOCK(a, 64, 88, 4, 2, 24, 1000000.0f))                                 \
     X(gemma2_block, f32, TE_GEMMA2_BLOCK(a, 64, 40, 4, 2, 16, 0.2f, 4))                                  \
     X(gptj_block, f32, TE_GPTJ_BLOCK(a, 64, 256, 2, 16))                                                 \
     X(vit_block, f32, TE_VIT_BLOCK(a, 64, 96, 4))                                                        \
     X(gpt_block_16, bf16, TE_GPT_BLOCK(a, 64, 256, 2, 0.1f))                                             \
-    X(llama_block_16, bf16, TE_LLAMA_BLOCK(a, 64, 88, 4, 2, 16, 10000.0f))                               \
+    X(llama31_block_16, bf16, TE_LLAMA31_BLOCK(a, 64, 88, 4, 2, 16, (scaling, llama3), (factor, 8), (original_length, 64))) \
     X(gptj_block_16, bf16, TE_GPTJ_BLOCK(a, 64, 256, 2, 16))                                             \
     X(vit_block_16, f16, TE_VIT_BLOCK(a, 64, 96, 4))                                                     \
     X(two_blocks, f32, (embedding, tokens, 61, 64), TE_GPTJ_BLOCK(b0, 64, 96, 2, 16), TE_LLAMA_BLOCK(b1, 64, 40, 2, 1, 32, 10000.0f), \

@@ -10,7 +10,7 @@ compile=("${CC:-gcc}" -std=c11 -O0 -Wall -Wextra -Werror -I. -include tests/llam
 "${compile[@]}" -DMODEL_DTYPE=f32 tests/llama/gradients.c -o "$build/llama_f32" -lm
 "${compile[@]}" -DMODEL_DTYPE=bf16 examples/llama/llama.c -o "$build/llama_bf16" -lm
 failed=0
-for model in llama qwen3 gemma2 gpt2; do
+for model in llama llama31 qwen2 qwen3 gemma2 gpt2; do
     "$build/llama_f32" tests/llama/$model --check tests/llama/$model/expected.safetensors 1e-4 || failed=1
     "$build/llama_bf16" tests/llama/$model --check tests/llama/$model/expected.safetensors 1e-2 || failed=1
 done
@@ -29,7 +29,7 @@ wrong() {
 }
 model=llama
 wrong "other sizes" "num_attention_heads is 8, this program was compiled for 4: see LLAMA" 'sed -i "s/\"num_attention_heads\": 4/\"num_attention_heads\": 8/" $1/config.json'
-wrong "scaled rotation" "rope_parameters.rope_type is llama3" 'sed -i "s/\"rope_type\": \"default\"/\"rope_type\": \"llama3\"/" $1/config.json'
+wrong "scaled rotation" "rope_parameters.rope_type is yarn" 'sed -i "s/\"rope_type\": \"default\"/\"rope_type\": \"yarn\"/" $1/config.json'
 wrong "another base" "rope_theta is 500000, this program was compiled for 10000" 'sed -i "s/\"rope_theta\": 10000.0/\"rope_theta\": 500000.0/" $1/config.json'
 wrong "another epsilon" "rms_norm_eps is" 'sed -i "s/1e-05/1e-06/" $1/config.json'
 wrong "another family" "model_type is mamba" 'sed -i "s/\"model_type\": \"llama\"/\"model_type\": \"mamba\"/" $1/config.json'
@@ -37,6 +37,10 @@ wrong "no JSON" "of its JSON" 'echo "}" >>$1/config.json'
 wrong "a missing tensor" "has no tensor model.norm.weight, which should be F32 [64]" 'sed -i "s/model.norm.weight/model.norn.weight/" $1/model.safetensors'
 wrong "a shape" "model.layers.1.mlp.gate_proj.weight is F32 [64, 88], it should be F32 [88, 64]" 'sed -i "s/\(1.mlp.gate_proj.weight[^[]*\)\[88,64\]/\1[64,88]/" $1/model.safetensors'
 wrong "fewer layers" "has a tensor model.layers.1.input_layernorm.weight that this family has no place for" 'sed -i "s/\"num_hidden_layers\": 2/\"num_hidden_layers\": 1/" $1/config.json'
+model=llama31
+wrong "another scaling" "rope_parameters.factor is 32, this program was compiled for 8: see LLAMA31" 'sed -i "s/\"factor\": 8.0/\"factor\": 32.0/" $1/config.json'
+model=qwen2
+wrong "no bias" "has no tensor model.layers.0.self_attn.k_proj.bias" 'sed -i "s/k_proj.bias/k_proj.bi_s/" $1/model.safetensors'
 model=qwen3
 wrong "a missing file" "cannot open it" 'rm $1/model-00002-of-*.safetensors'
 wrong "a tensor in another file" "has no tensor lm_head.weight" 'sed -i "s/\"lm_head.weight\": \"model-0000[0-9]/\"lm_head.weight\": \"model-00001/" $1/*.index.json'

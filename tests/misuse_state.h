@@ -107,10 +107,14 @@ inline void optimizer_calls(table &t) {
     });
     refuse<cs>(t, "te_adamw_reduce: null", TE_ERROR_NULL, "not initialised", [](cs &s) { return te_adamw_reduce(nullptr, s.ctx); });
     refuse<cs>(t, "te_adamw_reduce: before te_adamw_init", TE_ERROR_NULL, "not initialised", [](cs &s) { return memset(&opt, 0, sizeof opt), te_adamw_reduce(&opt, s.ctx); });
-    for (te_dtype moments : {TE_f16, TE_e4m3, (te_dtype)99})
+    for (te_dtype moments : {TE_f16, TE_e5m2, (te_dtype)99})
         refuse<cs>(t, "te_adamw_init: moments of dtype " + std::to_string(moments), TE_ERROR_DTYPE, "moments", [=](cs &s) {
             return s.config.moments = moments, te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx);
         });
+    refuse<cs>(t, "te_adamw_init: muon with moments in e4m3", TE_ERROR_DTYPE, "moments of e4m3 with muon", [](cs &s) {
+        s.config = te_muon_defaults(0.02f), s.config.moments = TE_e4m3;
+        return te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx);
+    });
     const auto changed = [](cs &s, te_rule rule, te_dtype moments, int no_master = 0) {
         const te_adamw_config was = s.opt.config;
         s.opt.config.rule = rule, s.opt.config.moments = moments, s.opt.config.no_master = no_master;
@@ -119,6 +123,7 @@ inline void optimizer_calls(table &t) {
     };
     refuse<cs>(t, "te_adamw_step: another rule than at te_adamw_init", TE_ERROR_STATE, "sgd", [=](cs &s) { return changed(s, TE_RULE_sgd, TE_f32); });
     refuse<cs>(t, "te_adamw_step: other moments than at te_adamw_init", TE_ERROR_STATE, "bf16", [=](cs &s) { return changed(s, TE_RULE_adamw, TE_bf16); });
+    refuse<cs>(t, "te_adamw_step: moments in e4m3, and at te_adamw_init in f32", TE_ERROR_STATE, "e4m3", [=](cs &s) { return changed(s, TE_RULE_adamw, TE_e4m3); });
     refuse<cs>(t, "te_adamw_step: no master weights, as at te_adamw_init there were", TE_ERROR_STATE, "no_master", [=](cs &s) { return changed(s, TE_RULE_adamw, TE_f32, 1); });
     refuse<cs>(t, "te_adamw_step: null", TE_ERROR_NULL, "not initialised", [](cs &s) { return te_adamw_step(nullptr, s.ctx); });
     refuse<cs>(t, "te_adamw_reset: null", TE_ERROR_NULL, "not initialised", [](cs &s) { return te_adamw_reset(nullptr, s.ctx); });

@@ -28,7 +28,7 @@ same() {
 }
 same --recipe fp8_delayed
 same --recipe fp8_current
-same --optimizer sgd --moments bf16
+same --optimizer sgd --moments 8bit
 same --optimizer muon --moments bf16
 same
 

@@ -1,5 +1,5 @@
-/* llama.c -- logits of a Llama, Qwen3, Gemma 2 or GPT-2 as it lies in a folder from Hugging Face: config.json, and
- * model.safetensors or several files with model.safetensors.index.json, as they are.
+/* llama.c -- logits of a Llama, Qwen2, Qwen3, Gemma 2 or GPT-2 as it lies in a folder from Hugging Face: config.json,
+ * and model.safetensors or several files with model.safetensors.index.json, as they are.
  *
  *     cc -O3 -march=native -fopenmp -DTE_CBLAS -I. examples/llama/llama.c -o llama -lopenblas -lm
  *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a -I. -x cu examples/llama/llama.c -o llama -lcublasLt
@@ -77,9 +77,13 @@ static te_status read_config(te_context *ctx) {
     snprintf(path, sizeof path, "%s/config.json", from.folder);
     TE_TRY(te_json_open(&from.config, path, ctx));
     const te_json_value *type = said("model_type"), *tied = said("tie_word_embeddings");
+    const te_json_value *rope = said("rope_parameters.rope_type");
+    if (!rope) rope = said("rope_scaling.rope_type");
     for (size_t i = 0; type && type->text && i < sizeof families / sizeof families[0]; i++)
-        if (!strcmp(type->text, families[i].type)) from.is = &families[i];
-    TE_REQUIRE(from.is, ctx, TE_ERROR_VALUE, "config.json: model_type is %.40s; llama, qwen3, gemma2 and gpt2 are known",
+        if (!strcmp(type->text, families[i].type) &&
+            (!families[i].rope || (rope && rope->text && !strcmp(rope->text, families[i].rope))))
+            from.is = &families[i];
+    TE_REQUIRE(from.is, ctx, TE_ERROR_VALUE, "config.json: model_type is %.40s; llama, qwen2, qwen3, gemma2 and gpt2 are known",
                type && type->text ? type->text : "missing");
     for (const want *w = from.is->wants; w->key; w++) TE_TRY(check_want(w, ctx));
     const te_json_value *layers = said(from.is->layers);

@@ -22,6 +22,13 @@
 #ifndef LLAMA
 #define LLAMA (4096, 14336, 128256, 32, 8, 128, 500000.0f) /* Llama 3 8B */
 #endif
+/* (.., factor, low_freq_factor, high_freq_factor, original_max_position_embeddings) of llama3's longer contexts */
+#ifndef LLAMA31
+#define LLAMA31 (4096, 14336, 128256, 32, 8, 128, 500000.0f, 8.0f, 1.0f, 4.0f, 8192) /* Llama 3.1 8B */
+#endif
+#ifndef QWEN2
+#define QWEN2 (3584, 18944, 152064, 28, 4, 128, 1000000.0f) /* Qwen2.5 7B */
+#endif
 #ifndef QWEN3
 #define QWEN3 (4096, 12288, 151936, 32, 8, 128, 1000000.0f) /* Qwen3 8B */
 #endif
@@ -47,6 +54,24 @@
 APPLY(LLAMA_EMBED, LLAMA)
 APPLY(LLAMA_BLOCK, LLAMA)
 APPLY(LLAMA_HEAD, LLAMA)
+
+#define LLAMA31_EMBED(H, F, V, HEADS, KV, D, BASE, FACTOR, LOW, HIGH, LENGTH) EMBED(llama31, (embedding, tokens, V, H))
+#define LLAMA31_BLOCK(H, F, V, HEADS, KV, D, BASE, FACTOR, LOW, HIGH, LENGTH)                                  \
+    BLOCK(llama31_block,                                                                                       \
+          TE_LLAMA31_BLOCK(b, H, F, HEADS, KV, D, (base, BASE), (scaling, llama3), (factor, FACTOR),           \
+                           (low_freq_factor, LOW), (high_freq_factor, HIGH), (original_length, LENGTH)))
+#define LLAMA31_HEAD(H, F, V, HEADS, KV, D, BASE, FACTOR, LOW, HIGH, LENGTH) \
+    HEAD(llama31, (rmsnorm, last, H), (linear, head, H, V))
+APPLY(LLAMA31_EMBED, LLAMA31)
+APPLY(LLAMA31_BLOCK, LLAMA31)
+APPLY(LLAMA31_HEAD, LLAMA31)
+
+#define QWEN2_EMBED(H, F, V, HEADS, KV, D, BASE) EMBED(qwen2, (embedding, tokens, V, H))
+#define QWEN2_BLOCK(H, F, V, HEADS, KV, D, BASE) BLOCK(qwen2_block, TE_QWEN2_BLOCK(b, H, F, HEADS, KV, D, BASE))
+#define QWEN2_HEAD(H, F, V, HEADS, KV, D, BASE) HEAD(qwen2, (rmsnorm, last, H, (eps, 1e-6f)), (linear, head, H, V))
+APPLY(QWEN2_EMBED, QWEN2)
+APPLY(QWEN2_BLOCK, QWEN2)
+APPLY(QWEN2_HEAD, QWEN2)
 
 #define QWEN3_EMBED(H, F, V, HEADS, KV, D, BASE) EMBED(qwen3, (embedding, tokens, V, H))
 #define QWEN3_BLOCK(H, F, V, HEADS, KV, D, BASE) BLOCK(qwen3_block, TE_QWEN3_BLOCK(b, H, F, HEADS, KV, D, BASE))
@@ -93,7 +118,7 @@ APPLY(GPT2_HEAD, GPT2)
 #define SEVENTH(H, F, V, HEADS, KV, D, seventh, ...) seventh
 #define BASE_OF(...) SEVENTH(__VA_ARGS__, ~)
 
-/* What Llama, Qwen3 and Gemma have in common. */
+/* What Llama, Qwen and Gemma have in common. */
 #define OF_ATTENTION(sizes)                                                                      \
     {"input_layernorm.weight", "b_norm1", "weight", 0, 0},                                       \
     {"self_attn.q_proj.weight", "b_qkv", "weight", APPLY(Q_ROWS, sizes), 0},                     \
@@ -110,6 +135,17 @@ static const te_packed llama_embed_from[] = {OF_EMBED, END};
 static const te_packed llama_from[] = {
     OF_ATTENTION(LLAMA), {"post_attention_layernorm.weight", "b_norm2", "weight", 0, 0}, OF_MLP(LLAMA), END};
 static const te_packed llama_head_from[] = {{"norm.weight", "last", "weight", 0, 0}, END};
+
+static const te_packed llama31_embed_from[] = {OF_EMBED, END};
+static const te_packed llama31_from[] = {
+    OF_ATTENTION(LLAMA31), {"post_attention_layernorm.weight", "b_norm2", "weight", 0, 0}, OF_MLP(LLAMA31), END};
+
+static const te_packed qwen2_embed_from[] = {OF_EMBED, END};
+static const te_packed qwen2_from[] = {
+    OF_ATTENTION(QWEN2), {"self_attn.q_proj.bias", "b_qkv_bias", "bias", APPLY(Q_ROWS, QWEN2), 0},
+    {"self_attn.k_proj.bias", "b_qkv_bias", "bias", APPLY(KV_ROWS, QWEN2), 0},
+    {"self_attn.v_proj.bias", "b_qkv_bias", "bias", APPLY(KV_ROWS, QWEN2), 0},
+    {"post_attention_layernorm.weight", "b_norm2", "weight", 0, 0}, OF_MLP(QWEN2), END};
 
 static const te_packed qwen3_embed_from[] = {OF_EMBED, END};
 static const te_packed qwen3_from[] = {
@@ -146,12 +182,28 @@ typedef struct want { const char *key, *old; double number, otherwise; const cha
     {"vocab_size", 0, APPLY(VOCABULARY, sizes), NAN, 0}, {"num_attention_heads", 0, APPLY(HEADS_OF, sizes), NAN, 0}, \
     {"num_key_value_heads", 0, APPLY(KV_OF, sizes), APPLY(HEADS_OF, sizes), 0},                                     \
     {"head_dim", 0, APPLY(DIM_OF, sizes), (double)(APPLY(HIDDEN, sizes)) / (APPLY(HEADS_OF, sizes)), 0},            \
-    {"attention_bias", 0, 0, 0, 0}, {"mlp_bias", 0, 0, 0, 0}, {"use_sliding_window", 0, 0, 0, 0},                   \
-    {"rope_parameters.rope_type", "rope_scaling.rope_type", 0, 0, "default"}, {"rope_scaling.type", 0, 0, 0, "default"}
-#define WANT_BASE(base) {"rope_parameters.rope_theta", "rope_theta", base, 10000, 0}
+    {"attention_bias", 0, 0, 0, 0}, {"mlp_bias", 0, 0, 0, 0}, {"use_sliding_window", 0, 0, 0, 0}
+#define WANT_BASE(base)                                                                                             \
+    {"rope_parameters.rope_type", "rope_scaling.rope_type", 0, 0, "default"},                                       \
+    {"rope_scaling.type", 0, 0, 0, "default"}, {"rope_parameters.rope_theta", "rope_theta", base, 10000, 0}
 
 static const want llama_wants[] = {WANT_SIZES(LLAMA), WANT_BASE(APPLY(BASE_OF, LLAMA)), {"hidden_act", 0, 0, NAN, "silu"},
                                    {"rms_norm_eps", 0, 1e-5, NAN, 0}, END};
+#define FACTOR_OF(H, F, V, HEADS, KV, D, BASE, FACTOR, LOW, HIGH, LENGTH) FACTOR
+#define LOW_OF(H, F, V, HEADS, KV, D, BASE, FACTOR, LOW, HIGH, LENGTH) LOW
+#define HIGH_OF(H, F, V, HEADS, KV, D, BASE, FACTOR, LOW, HIGH, LENGTH) HIGH
+#define ORIGINAL_OF(H, F, V, HEADS, KV, D, BASE, FACTOR, LOW, HIGH, LENGTH) LENGTH
+static const want llama31_wants[] = {
+    WANT_SIZES(LLAMA31), {"rope_parameters.rope_type", "rope_scaling.rope_type", 0, NAN, "llama3"},
+    {"rope_parameters.rope_theta", "rope_theta", APPLY(BASE_OF, LLAMA31), 10000, 0},
+    {"rope_parameters.factor", "rope_scaling.factor", APPLY(FACTOR_OF, LLAMA31), NAN, 0},
+    {"rope_parameters.low_freq_factor", "rope_scaling.low_freq_factor", APPLY(LOW_OF, LLAMA31), NAN, 0},
+    {"rope_parameters.high_freq_factor", "rope_scaling.high_freq_factor", APPLY(HIGH_OF, LLAMA31), NAN, 0},
+    {"rope_parameters.original_max_position_embeddings", "rope_scaling.original_max_position_embeddings",
+     APPLY(ORIGINAL_OF, LLAMA31), NAN, 0},
+    {"hidden_act", 0, 0, NAN, "silu"}, {"rms_norm_eps", 0, 1e-5, NAN, 0}, END};
+static const want qwen2_wants[] = {WANT_SIZES(QWEN2), WANT_BASE(APPLY(BASE_OF, QWEN2)), {"hidden_act", 0, 0, NAN, "silu"},
+                                   {"rms_norm_eps", 0, 1e-6, NAN, 0}, END};
 static const want qwen3_wants[] = {WANT_SIZES(QWEN3), WANT_BASE(APPLY(BASE_OF, QWEN3)), {"hidden_act", 0, 0, NAN, "silu"},
                                    {"rms_norm_eps", 0, 1e-6, NAN, 0}, END};
 #define SCALE_OF(H, F, V, HEADS, KV, D, SCALE, ROOT, WINDOW) 1.0 / ((double)(SCALE) * (double)(SCALE))
@@ -171,23 +223,29 @@ static const want gpt2_wants[] = {
 
 /* ---- the families ------------------------------------------------------------------------------------------------ */
 
-/* first: the block of layers 0, 2, ..; tied: whether the head's weight is the embedding's if config.json is silent. */
+/* first: the block of layers 0, 2, ..; tied: whether the head's weight is the embedding's if config.json is silent;
+ * rope: of models whose config says this type of scaled positions, 0: of any other. */
 typedef struct family {
     const char *type, *prefix, *layer, *layers, *sizes;
     const te_plan *(*embed)(void), *(*first)(void), *(*second)(void), *(*head)(void);
     const te_packed *embed_from, *block_from, *head_from;
     const want *wants;
     int tied;
+    const char *rope;
 } family;
 
 static const family families[] = {
     {"llama", "model.", "layers", "num_hidden_layers", "LLAMA", llama_embed_plan, llama_block_plan, llama_block_plan,
-     llama_head_plan, llama_embed_from, llama_from, llama_head_from, llama_wants, 0},
+     llama_head_plan, llama_embed_from, llama_from, llama_head_from, llama_wants, 0, 0},
+    {"llama", "model.", "layers", "num_hidden_layers", "LLAMA31", llama31_embed_plan, llama31_block_plan,
+     llama31_block_plan, llama31_head_plan, llama31_embed_from, llama31_from, llama_head_from, llama31_wants, 0, "llama3"},
+    {"qwen2", "model.", "layers", "num_hidden_layers", "QWEN2", qwen2_embed_plan, qwen2_block_plan, qwen2_block_plan,
+     qwen2_head_plan, qwen2_embed_from, qwen2_from, llama_head_from, qwen2_wants, 0, 0},
     {"qwen3", "model.", "layers", "num_hidden_layers", "QWEN3", qwen3_embed_plan, qwen3_block_plan, qwen3_block_plan,
-     qwen3_head_plan, qwen3_embed_from, qwen3_from, llama_head_from, qwen3_wants, 0},
+     qwen3_head_plan, qwen3_embed_from, qwen3_from, llama_head_from, qwen3_wants, 0, 0},
     {"gemma2", "model.", "layers", "num_hidden_layers", "GEMMA2", gemma2_embed_plan, gemma2_local_plan, gemma2_block_plan,
-     gemma2_head_plan, gemma2_embed_from, gemma2_from, llama_head_from, gemma2_wants, 1},
+     gemma2_head_plan, gemma2_embed_from, gemma2_from, llama_head_from, gemma2_wants, 1, 0},
     {"gpt2", "transformer.", "h", "n_layer", "GPT2", gpt2_embed_plan, gpt2_block_plan, gpt2_block_plan, gpt2_head_plan,
-     gpt2_embed_from, gpt2_from, gpt2_head_from, gpt2_wants, 1}};
+     gpt2_embed_from, gpt2_from, gpt2_head_from, gpt2_wants, 1, 0}};
 
 #endif

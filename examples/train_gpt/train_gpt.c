@@ -604,7 +604,7 @@ static const char usage[] =
     "  --dp N            replicas, each a process with a batch of its own (mpirun -n N)    1\n"
     "  --steps N         optimizer steps                           1500\n"
     "  --optimizer NAME  adamw, sgd (with momentum) or muon        adamw\n"
-    "  --moments NAME    what the optimizer keeps: f32, bf16       f32\n"
+    "  --moments NAME    what the optimizer keeps: f32, bf16, 8bit f32\n"
     "  --lr X            peak learning rate                        2e-3 (gpt2: 6e-4); muon 4 times that, sgd 0.1\n"
     "  --log N           a line every N steps                      50\n"
     "  --validate N      validation loss every N steps, 0: never   250\n"
@@ -625,7 +625,10 @@ static int rule_of(const char *name) {
         if (!strcmp(name, te_rule_name((te_rule)i))) return i;
     return -1;
 }
-static int moments_of(const char *name) { return !strcmp(name, "f32") ? TE_f32 : !strcmp(name, "bf16") ? TE_bf16 : -1; }
+static int moments_of(const char *name) {
+    if (!strcmp(name, "8bit")) return TE_e4m3; /* with a scale for each block of 128 */
+    return !strcmp(name, "f32") ? TE_f32 : !strcmp(name, "bf16") ? TE_bf16 : -1;
+}
 
 enum { MOST_ACCUMULATE = 1 << 20, MOST_SIDE = 65536, MOST_TOKENS = 1 << 26, MOST_REPLICAS = 65536 };
 static void check_options(const options *o) {
@@ -646,7 +649,7 @@ static void check_options(const options *o) {
         (!tensors || strcmp(o->recipe, "fp8_current")))
         die("--recipe must be none, " GPT_RECIPES ", or what -DGPT_RECIPE built the program for, and not", o->recipe);
     if (rule_of(o->optimizer) < 0) die("--optimizer must be adamw, sgd or muon, and not", o->optimizer);
-    if (moments_of(o->moments) < 0) die("--moments must be f32 or bf16, and not", o->moments);
+    if (moments_of(o->moments) < 0) die("--moments must be f32, bf16 or 8bit, and not", o->moments);
     if (strlen(o->out) > 4000) die("--out: the path is too long", NULL);
 }
 static options parse(int argc, char **argv, int *first_path) {

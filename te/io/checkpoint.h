@@ -15,7 +15,8 @@
  *
  * Tensors are called "h0.fc1.weight", of the model's dtype, [rows, cols] or, with one row, [cols]. The optimizer adds
  * "adamw.master.h0.fc1.weight" (where the optimizer has one), "adamw.m. ...", "adamw.v. ...", of the dtype of the
- * moments (loading converts from the other, as it does with weights), and "adamw.step", I64 [2]: updates made and left
+ * moments, or in BF16, which has all of their numbers, if they are in 8 bits (loading converts from any to any, as it
+ * does with weights), and "adamw.step", I64 [2]: updates made and left
  * out; their sum is the run's one count of steps. What SGD takes begins with "sgd." instead, what Muon takes with
  * "muon."; their counts are "sgd.step" and "muon.step".
  * "random" is U64 [2]: seed and offset.
@@ -37,9 +38,10 @@
 #ifndef TE_CHECKPOINT_H
 #define TE_CHECKPOINT_H
 
-#include "checkpoint_list.h"  /* te_checkpoint, te__checkpoint_begin */
-#include "checkpoint_ranks.h" /* te__ranks_agree, te__gather_part */
-#include "plan_text.h"        /* te__plan_text, te__plan_difference */
+#include "checkpoint_blocks.h" /* te__blocks_source */
+#include "checkpoint_list.h"   /* te_checkpoint, te__checkpoint_begin */
+#include "checkpoint_ranks.h"  /* te__ranks_agree, te__gather_part */
+#include "plan_text.h"         /* te__plan_text, te__plan_difference */
 
 /* ---- what the file belongs to ------------------------------------------------------------------------------------ */
 
@@ -128,6 +130,17 @@ TE_API te_status te__checkpoint_write_whole(const char *path, const te__checkpoi
     if (is_open) te__gather_close(&g, ctx);
     return status;
 }
+/* Of one rank. */
+TE_API te_status te__checkpoint_write(const char *path, const te__checkpoint_list *l, const te__checkpoint_notes *n,
+                                      te__safetensors_extra extra, te_context *ctx) {
+    te__blocks_file f;
+    if (!l->in_blocks) return te__safetensors_write(path, l->tensor, l->count, n->pair, n->count, extra, ctx);
+    TE_TRY(te__blocks_open(&f, l, ctx));
+    extra.source = te__blocks_source, extra.from = &f;
+    const te_status status = te__safetensors_write(path, l->tensor, l->count, n->pair, n->count, extra, ctx);
+    te__blocks_close(&f, ctx);
+    return status;
+}
 /* Save to a file, which stays as it was until the new one is complete on the disk (te/core/file.h). Waits for the
  * stream; of several ranks all call it, and wait for each other. Errors: TE_ERROR_IO; a number that is not finite
  * (TE_ERROR_VALUE, unless `force`): the last good file stays; two tensors of one name; an optimizer with a model that
@@ -144,7 +157,7 @@ TE_API te_status te_checkpoint_save(const char *path, const te_checkpoint *c, te
     if (te__checkpoint_gathers(ctx))
         status = te__checkpoint_write_whole(path, has_list ? &l : 0, &n, extra, status, ctx);
     else if (status == TE_OK)
-        status = te__safetensors_write(path, l.tensor, l.count, n.pair, n.count, extra, ctx);
+        status = te__checkpoint_write(path, &l, &n, extra, ctx);
     if (n.pair) te__checkpoint_notes_free(&n);
     if (has_list) te__checkpoint_free(&l);
     return status;
@@ -165,14 +178,15 @@ TE_API te_status te__checkpoint_check(te__checkpoint_list *l, const te_checkpoin
     TE_REQUIRE(!c->recipes || ((l->recipes[0] | 1) == 1 && l->recipes[1] == c->recipes->count), ctx, TE_ERROR_FORMAT,
                "%.120s: recipes.begun is %lld of %lld products, here are %d", f->path, (long long)l->recipes[0],
                (long long)l->recipes[1], c->recipes ? c->recipes->count : 0);
-    for (int i = te__checkpoint_counts(c); l->gathers && i < l->count; i++)
+    for (int i = te__checkpoint_counts(c); (l->gathers || l->in_blocks) && i < l->count; i++)
         TE_TRY(te__safetensors_read_as(f, te_safetensors_find(f, l->tensor[i].name), &l->tensor[i], 1, ctx));
     return TE_OK;
 }
 TE_API te_status te__checkpoint_apply(te__checkpoint_list *l, const te_checkpoint *c, const te_safetensors *f,
                                       te_context *ctx) {
     const int first = te__checkpoint_counts(c);
-    if (l->gathers) TE_TRY(te__whole_load(l, first, f, ctx));
+    TE_TRY(te__blocks_clear(c->optimizer, ctx));
+    if (l->gathers || l->in_blocks) TE_TRY(te__whole_load(l, first, f, ctx));
     else TE_TRY(te_safetensors_load(f, l->tensor + first, l->count - first, 0, ctx));
     l->state.step = l->step[0], l->state.skipped = l->step[1];
     l->rng.seed = l->random[0], l->rng.offset = l->random[1];

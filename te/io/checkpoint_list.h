@@ -28,6 +28,7 @@ typedef struct te__checkpoint_list {
     const te_group *ranks; /* the tensor group, whose ranks share parameters out */
     int replica;           /* which of the data group this rank belongs to */
     int gathers;           /* one file for several ranks */
+    int in_blocks;         /* moments in 8 bits, which the file has in bf16 */
     int count, room;
     size_t used, name_room;
     te_adamw_state state;
@@ -49,14 +50,15 @@ TE_API void te__checkpoint_add(te__checkpoint_list *l, const char *kind, const t
     l->used += (size_t)n + 1, l->count++;
 }
 /* Tensor i: elements [from, from + elements) of this rank's parameter lie there. saves: it is this rank that brings
- * them into the file. */
+ * them into the file. in_blocks: as te__piece has it. */
 TE_API void te__checkpoint_piece(te__checkpoint_list *l, int i, void *data, int64_t from, int64_t elements,
-                                 int saves) {
+                                 int saves, int in_blocks) {
     if (!l->tensor) return;
     te__whole *w = &l->whole[i];
     if (!l->gathers) l->tensor[i].data = data;
     w->piece[w->pieces].data = data, w->piece[w->pieces].from = from;
-    w->piece[w->pieces].elements = elements, w->piece[w->pieces++].saves = saves;
+    w->piece[w->pieces].elements = elements, w->piece[w->pieces].in_blocks = in_blocks;
+    w->piece[w->pieces++].saves = saves;
 }
 TE_API void te__checkpoint_add_numbers(te__checkpoint_list *l, const char *name, te_safetensors_dtype dtype,
                                        int64_t count, void *data) {
@@ -84,15 +86,17 @@ TE_API void te__checkpoint_states(te__checkpoint_list *l, const te_named_model *
                                   te_adamw_walk *w, int *more) {
     const te_adamw *o = w->opt;
     const int first = l->count, masters = m->model->plan->dtype != TE_f32 && !o->no_master;
+    const int blocks = te__in_blocks(o->moments);
+    const te_dtype moments = blocks ? TE_bf16 : o->moments;
     if (masters) te__checkpoint_add(l, te__checkpoint_kind(rule, TE__CHECKPOINT_master), m, p, TE_f32);
-    te__checkpoint_add(l, te__checkpoint_kind(rule, TE__CHECKPOINT_m), m, p, o->moments);
-    if (rule == TE_RULE_adamw) te__checkpoint_add(l, te__checkpoint_kind(rule, TE__CHECKPOINT_v), m, p, o->moments);
+    te__checkpoint_add(l, te__checkpoint_kind(rule, TE__CHECKPOINT_m), m, p, moments);
+    if (rule == TE_RULE_adamw) te__checkpoint_add(l, te__checkpoint_kind(rule, TE__CHECKPOINT_v), m, p, moments);
     for (; *more && w->param == p; *more = te_adamw_next(w)) {
         const int is_slice = o->slices.ranks > 1 && !w->pieces.is_shared;
         const int saves = te__whole_saves(p, l->ranks) && (is_slice || !l->replica);
-        if (masters) te__checkpoint_piece(l, first, w->master, w->from, w->elements, saves);
-        te__checkpoint_piece(l, first + masters, w->m, w->from, w->elements, saves);
-        if (w->v) te__checkpoint_piece(l, first + masters + 1, w->v, w->from, w->elements, saves);
+        if (masters) te__checkpoint_piece(l, first, w->master, w->from, w->elements, saves, 0);
+        te__checkpoint_piece(l, first + masters, w->m, w->from, w->elements, saves, blocks);
+        if (w->v) te__checkpoint_piece(l, first + masters + 1, w->v, w->from, w->elements, saves, 2 * blocks);
     }
 }
 TE_API te_status te__checkpoint_walk(te__checkpoint_list *l, const te_checkpoint *c, te_context *ctx) {
@@ -112,7 +116,7 @@ TE_API te_status te__checkpoint_walk(te__checkpoint_list *l, const te_checkpoint
             if (p->tied) continue;
             te__checkpoint_add(l, "", &c->models[i], p, c->models[i].model->plan->dtype);
             te__checkpoint_piece(l, l->count - 1, p->data, 0, p->rows * p->cols,
-                                 te__whole_saves(p, l->ranks) && !l->replica);
+                                 te__whole_saves(p, l->ranks) && !l->replica, 0);
         }
     const te_adamw *o = c->optimizer;
     if (!o) return TE_OK;
@@ -152,6 +156,7 @@ TE_API te_status te__checkpoint_begin(te__checkpoint_list *l, const te_checkpoin
         TE_REQUIRE(!m->at || m->at == m, ctx, TE_ERROR_STATE,
                    "checkpoint: model %d (%s) was copied since it was bound; bind it where it lies", i, m->plan->name);
     }
+    l->in_blocks = c->optimizer && te__in_blocks(c->optimizer->moments);
     TE_TRY(te__checkpoint_walk(l, c, ctx));
     l->room = l->count, l->name_room = l->used;
     l->tensor = (te_safetensor *)calloc((size_t)l->room + 1, sizeof *l->tensor);

@@ -13,13 +13,15 @@
 #ifndef TE_WHOLE_H
 #define TE_WHOLE_H
 
-#include "../core/group.h" /* te_group */
-#include "../plan/model.h" /* te_param */
+#include "../core/group.h"          /* te_group */
+#include "../optim/moment_blocks.h" /* te__moments_copy */
+#include "../plan/model.h"          /* te_param */
 
 typedef struct te__piece {
     void *data;             /* target memory */
     int64_t from, elements; /* of this rank's parameter */
     int saves;              /* this rank, of all that have it, brings it into a file */
+    int in_blocks;          /* 1: a moment in 8 bits, 2: v's (moment_blocks.h); in `part` it is bf16. 0: as it lies */
 } te__piece;
 
 typedef struct te__whole {
@@ -57,7 +59,10 @@ TE_API te_status te__piece_copy(const te__whole *w, const te__piece *p, void *pa
         if (from >= to) continue;
         char *const here = (char *)p->data + (size_t)(from - p->from) * size,
              *const there = (char *)part + (size_t)(from + shift - at) * size;
-        TE_TRY(te_copy(ctx, loads ? here : there, loads ? there : here, (size_t)(to - from) * size));
+        if (p->in_blocks)
+            TE_TRY(te__moments_copy(p->data, p->elements, p->in_blocks == 2, from - p->from, to - from, there, loads,
+                                    ctx));
+        else TE_TRY(te_copy(ctx, loads ? here : there, loads ? there : here, (size_t)(to - from) * size));
     }
     return TE_OK;
 }

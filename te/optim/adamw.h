@@ -1,7 +1,7 @@
 /* adamw.h -- AdamW over all tensors of several models in one launch, with fp32 master weights, clipping by the global
  * gradient norm and a learning-rate schedule, all of it on the device. Loshchilov & Hutter, "Decoupled weight decay
- * regularization", ICLR 2019. The config can ask for moments in bf16, and for SGD with momentum or Muon (muon.h) by the
- * same calls.
+ * regularization", ICLR 2019. The config can ask for moments in bf16 or 8 bits (moment_blocks.h), and for SGD with
+ * momentum or Muon (muon.h) by the same calls.
  *
  * Do this:
  *     te_model *models[] = {&embed.model, &block.model};        // must outlive the optimizer
@@ -25,6 +25,7 @@
 #define TE_ADAMW_H
 
 #include "../comm/reduce.h" /* te__reduce_gradients */
+#include "adamw_blocks.h"   /* te_adamw_update_e4m3 */
 #include "adamw_kernels.h"  /* te_adamw_update, te__adamw_begin, te__adamw_start; te_adamw_config */
 #include "adamw_layout.h"   /* te_adamw, te_adamw_bytes_of */
 #include "grad_norm.h"      /* te_grad_norm_run */
@@ -51,8 +52,8 @@ TE_API te_status te_adamw_reset(te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     const te__adamw_args a = te__adamw_args_of(opt);
     TE_TRY(te_fill(ctx, opt->state, 0, sizeof *opt->state));
-    TE_TRY(te_fill(ctx, opt->m, 0, (size_t)opt->m_elements * te_dtype_bytes(opt->moments)));
-    TE_TRY(te_fill(ctx, opt->v, 0, (size_t)opt->v_elements * te_dtype_bytes(opt->moments)));
+    TE_TRY(te_fill(ctx, opt->m, 0, te__moments_bytes(opt->m_elements, opt->moments)));
+    TE_TRY(te_fill(ctx, opt->v, 0, te__moments_bytes(opt->v_elements, opt->moments)));
     return opt->chunks ? te__adamw_start_launch(ctx, te_grid_of(opt->chunks, 1), &a) : TE_OK;
 }
 
@@ -146,6 +147,9 @@ TE_API te_status te__adamw_matrices(const te_adamw *opt, const te__adamw_args *a
 TE_API te_status te__adamw_update(const te_adamw *opt, const te__adamw_args *a, te_context *ctx) {
     if (!opt->chunks) return TE_OK;
     const te_grid grid = te_grid_of(opt->chunks, 1);
+    if (te__in_blocks(opt->moments))
+        return opt->rule == TE_RULE_sgd ? te_sgd_update_e4m3_launch(ctx, grid, a)
+                                        : te_adamw_update_e4m3_launch(ctx, grid, a);
     if (opt->rule == TE_RULE_sgd)
         return opt->moments == TE_f32 ? te_sgd_update_launch(ctx, grid, a) : te_sgd_update_bf16_launch(ctx, grid, a);
     TE_TRY(opt->moments == TE_f32 ? te_adamw_update_launch(ctx, grid, a) : te_adamw_update_bf16_launch(ctx, grid, a));

@@ -41,7 +41,8 @@ typedef struct te_adamw_config {
     float grad_scale;    /* what every gradient is multiplied by before anything else: 1 / loss scale */
     int skip_nonfinite;  /* 1: a step whose gradients have an infinity or a NaN changes nothing (computes the norm) */
     te_rule rule;
-    te_dtype moments;    /* f32; or bf16, rounded up or down by chance, so that the mean is what was to be stored */
+    te_dtype moments;    /* f32; bf16 or e4m3, rounded up or down by chance, so that the mean is what was to be stored.
+                            e4m3 has a scale for each block of 128 elements (moment_blocks.h); AdamW and SGD. */
     int no_master;       /* 1: a bf16 model has no f32 copy of its weights, and these are rounded by chance, too */
     uint64_t seed;       /* of these chances */
     float momentum;      /* SGD and Muon, in place of the betas; 0: none */
@@ -98,6 +99,9 @@ typedef struct te_adamw_state {
 
 TE_API int te__adamw_finite(float x) { return fabsf(x) <= 3.402823466e38f; } /* no NaN either */
 TE_API int te__adamw_shards(int shards) { return shards >= 1 && shards <= TE_ADAMW_SHARDS; }
+TE_API int te__moments_known(te_dtype moments) {
+    return moments == TE_f32 || moments == TE_bf16 || moments == TE_e4m3;
+}
 TE_API te_status te__adamw_config_check(const te_adamw_config *c, te_context *ctx) {
     const char *problem = te_schedule_problem(&c->schedule);
     TE_REQUIRE(!problem, ctx, TE_ERROR_VALUE, "adamw: schedule %s (peak %g, warmup %lld, total %lld, final %g): %s",
@@ -113,8 +117,10 @@ TE_API te_status te__adamw_config_check(const te_adamw_config *c, te_context *ct
     TE_REQUIRE(fabsf(c->grad_scale) > 0.0f && te__adamw_finite(c->grad_scale), ctx, TE_ERROR_VALUE,
                "adamw: grad_scale %g must be finite and not 0", (double)c->grad_scale);
     TE_REQUIRE((unsigned)c->rule < (unsigned)TE_RULE_COUNT, ctx, TE_ERROR_VALUE, "adamw: rule %d", (int)c->rule);
-    TE_REQUIRE(c->moments == TE_f32 || c->moments == TE_bf16, ctx, TE_ERROR_DTYPE,
-               "adamw: moments of %s; they are f32 or bf16", te_dtype_name(c->moments));
+    TE_REQUIRE(te__moments_known(c->moments), ctx, TE_ERROR_DTYPE,
+               "adamw: moments of %s; they are f32, bf16 or e4m3", te_dtype_name(c->moments));
+    TE_REQUIRE(c->moments != TE_e4m3 || c->rule != TE_RULE_muon, ctx, TE_ERROR_DTYPE,
+               "adamw: moments of e4m3 with muon, whose are f32 or bf16");
     TE_REQUIRE(c->momentum >= 0.0f && c->momentum < 1.0f, ctx, TE_ERROR_VALUE, "adamw: momentum %g must be in [0, 1)",
                (double)c->momentum);
     TE_REQUIRE(!c->nesterov || c->momentum > 0.0f, ctx, TE_ERROR_VALUE,

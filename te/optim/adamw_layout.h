@@ -4,6 +4,7 @@
 
 #include "adamw_kernels.h" /* te__adamw_tensor, TE__ADAMW_CHUNK; te_adamw_config */
 #include "grad_norm.h"     /* te_grad_norm */
+#include "moment_blocks.h" /* te__moments_bytes, te_moment_scales */
 #include "muon.h"          /* te__muon_sizes, te__param_rule */
 #include "slices.h"        /* te_piece_walk */
 
@@ -43,7 +44,8 @@ typedef struct te_adamw_walk {
     const te_param *param;
     int64_t from, elements; /* of the parameter's: 0 and rows * cols, but of shared-out states those of this rank */
     float *master;          /* [elements], target memory; in param->data if the model is f32; null: no_master */
-    void *m, *v;            /* [elements] of opt->moments; v is null where the rule has none */
+    void *m, *v;            /* [elements] of opt->moments, of e4m3 with te_moment_scales(m, elements) behind them, and
+                             * the root of v; v is null where the rule has none */
     te_rule rule;           /* of this tensor */
 } te_adamw_walk;
 
@@ -58,10 +60,9 @@ TE_API int te_adamw_next(te_adamw_walk *w) {
     if (!te_pieces_next(&w->pieces)) return 0;
     w->param = w->pieces.param, w->model = w->pieces.model, w->from = w->pieces.from, w->elements = w->pieces.elements;
     const int64_t slot = te_round_up(w->elements, TE_PARAM_ALIGN);
-    const size_t moment = te_dtype_bytes(w->opt->moments);
     w->rule = te__param_rule(w->opt->rule, w->opt->takes, w->opt->models[w->model], w->param);
-    w->m = (char *)w->opt->m + (size_t)w->at * moment, w->at += slot;
-    w->v = w->rule == TE_RULE_adamw ? (char *)w->opt->v + (size_t)w->v_at * moment : 0;
+    w->m = (char *)w->opt->m + te__moments_bytes(w->at, w->opt->moments), w->at += slot;
+    w->v = w->rule == TE_RULE_adamw ? (char *)w->opt->v + te__moments_bytes(w->v_at, w->opt->moments) : 0;
     if (w->v) w->v_at += slot;
     w->master = (float *)w->param->data + w->from;
     if (w->opt->models[w->model]->plan->dtype == TE_f32) return 1;
@@ -102,8 +103,8 @@ TE_API te__adamw_layout te__adamw_layout_of(te_model *const *models, int count, 
     (void)te__part(&l.bytes, sizeof(te_adamw_state));
     l.norm = te__part(&l.bytes, te__grad_norm_bytes(models, count, slices));
     l.table = te__part(&l.bytes, (size_t)l.count * sizeof(te__adamw_tensor) + ((size_t)l.count + 1) * sizeof(int32_t));
-    l.m = te__part(&l.bytes, (size_t)l.m_elements * te_dtype_bytes(c->moments));
-    l.v = te__part(&l.bytes, (size_t)l.v_elements * te_dtype_bytes(c->moments));
+    l.m = te__part(&l.bytes, te__moments_bytes(l.m_elements, c->moments));
+    l.v = te__part(&l.bytes, te__moments_bytes(l.v_elements, c->moments));
     l.master = te__part(&l.bytes, (size_t)masters * sizeof(float));
     for (int i = 0; i < 2; i++) l.x[i] = te__part(&l.bytes, (size_t)muon.x);
     l.a = te__part(&l.bytes, (size_t)muon.a), l.b = te__part(&l.bytes, (size_t)muon.a);
@@ -115,14 +116,14 @@ TE_API te__adamw_layout te__adamw_layout_of(te_model *const *models, int count, 
     return l;
 }
 /* Bytes of target memory that te_adamw_init wants: for AdamW 12 an element, 8 for an f32 model, four less with moments
- * in bf16 and as many without master weights, and some for the tables; Muon takes no second moment, but two copies of
- * the largest matrix. Of shared-out states all but the tables is divided by config->shards, and up to 128 elements a
- * shard and model are added; Muon's need the largest matrix once more for each shard. A config that is refused, or
- * none: as te_adamw_bytes. */
+ * in bf16, 5.94 less in e4m3, four less without master weights, and some for the tables; Muon takes no second moment,
+ * but two copies of the largest matrix. Of shared-out states all but the tables is divided by config->shards, and up to
+ * 128 elements a shard and model are added; Muon's need the largest matrix once more for each shard. A config that is
+ * refused, or none: as te_adamw_bytes. */
 TE_API size_t te_adamw_bytes_of(te_model *const *models, int count, const te_adamw_config *config) {
     const te_adamw_config plain = te_adamw_defaults(0.0f);
     const int known = config && (unsigned)config->rule < (unsigned)TE_RULE_COUNT &&
-                      (config->moments == TE_f32 || config->moments == TE_bf16) && te__adamw_shards(config->shards);
+                      te__moments_known(config->moments) && te__adamw_shards(config->shards);
     size_t bytes = 0; /* the same on all ranks */
     for (int rank = 0; rank < (known ? config->shards : 1); rank++) {
         const te__adamw_layout l = te__adamw_layout_of(models, count, known ? config : &plain, rank);

@@ -201,7 +201,9 @@ static te_status run_states(const char *path) {
     TE_TRY(states_of("adamw", c, 0, path));
     d.moments = TE_bf16;
     TE_TRY(states_of("adamw, moments in bf16", d, 0, path));
-    d.no_master = 1;
+    d.moments = TE_e4m3;
+    TE_TRY(states_of("adamw, moments in 8 bits", d, 0, path));
+    d.moments = TE_bf16, d.no_master = 1;
     TE_TRY(states_of("adamw, no master weights", d, 0, path));
     TE_TRY(states_of("sgd", sgd, 0, path));
     if (te_tensor_group(&ctx)->size == 1) { /* Muon takes no matrix of which ranks have parts */

@@ -30,6 +30,17 @@ MODELS = {
                                                 query_pre_attn_scalar=24, sliding_window=8)), torch.float16, "5GB"),
     "gpt2": (transformers.GPT2LMHeadModel,
              transformers.GPT2Config(vocab_size=96, n_positions=48, n_embd=64, n_layer=2, n_head=4), torch.float32, "5GB"),
+    "llama31": (transformers.LlamaForCausalLM,
+                transformers.LlamaConfig(**dict(LLAMA, num_hidden_layers=1, max_position_embeddings=128,
+                                                rope_parameters={"rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0,
+                                                                 "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                                                 "original_max_position_embeddings": 16})),
+                torch.bfloat16, "5GB"),
+    "qwen2": (transformers.Qwen2ForCausalLM,
+              transformers.Qwen2Config(**dict(SIZES, num_key_value_heads=2, rms_norm_eps=1e-6, num_hidden_layers=1,
+                                              tie_word_embeddings=True,
+                                              rope_parameters={"rope_type": "default", "rope_theta": 1000000.0})),
+              torch.bfloat16, "5GB"),
 }
 
 GRADIENTS = {"llama", "qwen3"}
