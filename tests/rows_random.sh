@@ -16,7 +16,7 @@ python3 tests/rows_random.py "$seed" "$count" >"$build/rows_random_test.cc"
 g++ -std=c++17 -O0 -c tests/catch_main.cc -o "$build/main.o"
 support=("$build/main.o")
 for source in numbers reference bounds; do
-    g++ -std=c++17 -O2 -I. -c "tests/$source.cc" -o "$build/$source.o"
+    g++ -std=c++17 -O3 -I. -c "tests/$source.cc" -o "$build/$source.o"
     support+=("$build/$source.o")
 done
 g++ -std=c++17 -Og -DTE_KEEP_CALLS -I. -Itests "$build/rows_random_test.cc" "${support[@]}" -o "$build/host" -lm

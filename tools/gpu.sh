@@ -42,7 +42,7 @@ build_support() {
     local sources=(numbers reference bounds attention_reference) source
     # shellcheck disable=SC2086
     g++ -O0 -std=c++17 $catch2 -c tests/catch_main.cc -o "$bin/main.o" &
-    for source in "${sources[@]}"; do g++ -O2 -std=c++17 -I. -c "tests/$source.cc" -o "$bin/$source.o" & done
+    for source in "${sources[@]}"; do g++ -O3 -std=c++17 -I. -c "tests/$source.cc" -o "$bin/$source.o" & done
     wait
     (cd "$bin" && ld -r main.o "${sources[@]/%/.o}" -o catch_main.o)
 }
