@@ -96,7 +96,7 @@ inline void optimizer_calls(table &t) {
         return status;
     });
     refuse<cs>(t, "te_adamw_init: 2 shards of one rank", TE_ERROR_VALUE, "the data group is of 1", [](cs &s) { return s.config.shards = 2, te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx); });
-    refuse<cs>(t, "te_adamw_init: Muon with 2 shards", TE_ERROR_VALUE, "muon needs whole matrices", [](cs &s) {
+    refuse<cs>(t, "te_adamw_init: Muon with 2 shards", TE_ERROR_VALUE, "the data group is of 1", [](cs &s) {
         s.config = te_muon_defaults(0.02f), s.config.shards = 2;
         return te_adamw_init(&opt, s.room, s.room_bytes, s.models, 1, &s.config, s.ctx);
     });
