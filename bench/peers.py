@@ -3,7 +3,8 @@
 
     COMMIT=... python3 bench/peers.py OUT.tsv [part of a name]
 
-Where libturns.so (turns.cu) lies beside OUT.tsv, its blocks, attention and products take turns with PyTorch's, on a warm chip.
+Where libturns.so (turns.cu) lies beside OUT.tsv, its blocks, attention and products take turns with PyTorch's, on a warm chip; where
+libattention.so (attention.cu) does, its attention, shape by shape, with cuDNN's and with the package flash-attn-4, if that is installed.
 As bench.h does it: a case is captured many times into one CUDA graph, over enough copies of its tensors (outputs too, but
 not weights) that the L2 does not help; the variants of a case run in turns; the median of the rounds is taken. What takes
 milliseconds runs without a graph, behind a run that is not timed: a pause there would let the chip cool, and its clock rise.
@@ -311,6 +312,52 @@ def rotary_blocks():
         torch.cuda.empty_cache()
 
 
+def attention_shapes():
+    """Each shape's passes run back to back; the variants take turns. A variant that fails at a shape is left out there."""
+    if ONLY not in "attention_shapes" or not (ours := library_of(Attention, "libattention.so")):
+        return
+    try:
+        from flash_attn.cute.interface import flash_attn_func as flash4
+    except Exception as e:
+        flash4 = note(f"flash-attn-4 is left out: {reason(e)}")
+
+    for which, (batch, seq, heads, kv, dim, causal) in enumerate(ours.shapes()):
+        q, k, v = (normal(batch, seq, n, dim, grad=True) for n in (heads, kv, kv))
+        dy = normal(batch, seq, heads, dim)
+
+        def cudnn():
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                t = (t.transpose(1, 2) for t in (q, k, v))
+                return F.scaled_dot_product_attention(*t, is_causal=bool(causal), enable_gqa=kv != heads).transpose(1, 2)
+
+        def flash(deterministic):
+            y = flash4(q, k, v, causal=bool(causal), deterministic=deterministic)
+            return y[0] if isinstance(y, tuple) else y
+
+        def backward_of(forward):
+            y = forward()
+            return lambda i: torch.autograd.grad(y, (q, k, v), dy, retain_graph=True)
+
+        ours.call("lists_open", which, batch, seq)
+        ours.train(which)
+        variants = [("forward", "ours", lambda: lambda i: ours.call("lists_forward", which)), ("forward", "cudnn", lambda: lambda i: cudnn()),
+                    ("backward", "ours", lambda: lambda i: ours.call("lists_backward", which, 0)),
+                    ("backward", "ours_free", lambda: lambda i: ours.call("lists_backward", which, 1)), ("backward", "cudnn", lambda: backward_of(cudnn))]
+        if flash4:
+            variants += [("forward", "flash4", lambda: lambda i: flash(False)), ("backward", "flash4", lambda: backward_of(lambda: flash(False))),
+                         ("backward", "flash4_deterministic", lambda: backward_of(lambda: flash(True)))]
+        shape, racers = f"b{batch}_s{seq}_h{heads}_kv{kv}_d{dim}_" + ("causal" if causal else "full"), []
+        for step, variant, make in variants:
+            try:
+                racers.append(Racer("attention_shapes", step, variant, shape, make(), 1, 4, graph=False))
+            except Exception as e:
+                note(f"attention {step} {variant} {shape}: {reason(e)}")
+        race(f"attention {shape}", racers, warm=0.3)
+        del racers, variants, q, k, v, dy
+        ours.library.lists_close()
+        torch.cuda.empty_cache()
+
+
 def host_time(block, x, rounds=30):
     """Microseconds of the host to enqueue a forward and a backward of 16 rows, the GPU left behind."""
     wants, dy, t = [x, *block.parameters()], torch.randn_like(x), []
@@ -325,34 +372,62 @@ def host_time(block, x, rounds=30):
 
 # ---- ours
 
-class Ours:
-    """libturns.so: y = x W^T, dx = dy W, dW = dy^T x in f32 and in bf16; lists, forward and backward."""
+class Lists:
+    """A library of turns.h: lists, forward and backward."""
+
+    def __init__(self, path):
+        self.library = ctypes.CDLL(path)
+        for name, types in (("turns_open", [ctypes.c_void_p]), ("lists_open", [ctypes.c_int] * 3), ("lists_forward", [ctypes.c_int]),
+                            ("lists_infer", [ctypes.c_int]), ("lists_backward", [ctypes.c_int] * 2)):
+            getattr(self.library, name).argtypes, getattr(self.library, name).restype = types, ctypes.c_char_p
+        self.call("turns_open", torch.cuda.current_stream().cuda_stream)
+
+    def call(self, name, *args):
+        if error := getattr(self.library, name)(*args):
+            raise RuntimeError(error.decode())
+
+    def train(self, which):
+        self.call("lists_forward", which)
+        self.call("lists_backward", which, 0)
+
+
+class Ours(Lists):
+    """libturns.so: beside its lists y = x W^T, dx = dy W, dW = dy^T x in f32 and in bf16."""
 
     WHICH = {"forward": 0, "dgrad": 1, "wgrad_f32": 2, "wgrad": 3}
     LISTS = {"gpt4096": 0, "attention": 1, "llama4096": 2, "qwen4096": 3, "llama4096_attention": 4, "qwen4096_attention": 4}
 
     def __init__(self, path):
-        self.library = ctypes.CDLL(path)
-        self.library.turns_open.argtypes, self.library.turns_open.restype = [ctypes.c_void_p], ctypes.c_char_p
+        super().__init__(path)
         self.library.products_run.argtypes, self.library.products_run.restype = [ctypes.c_int] * 4 + [ctypes.c_void_p] * 3, ctypes.c_char_p
         self.library.products_gain.argtypes, self.library.products_gain.restype = [ctypes.c_int] * 4, ctypes.c_double
-        self.library.lists_open.argtypes, self.library.lists_open.restype = [ctypes.c_int] * 3, ctypes.c_char_p
-        self.library.lists_run.argtypes, self.library.lists_run.restype = [ctypes.c_int], ctypes.c_char_p
-        self.library.lists_infer.argtypes, self.library.lists_infer.restype = [ctypes.c_int], ctypes.c_char_p
-        self.check(self.library.turns_open(torch.cuda.current_stream().cuda_stream))
-
-    def check(self, error):
-        if error:
-            raise RuntimeError(error.decode())
 
     def run(self, step, m, n, k, a, b):
         shape = {"forward": (m, n), "dgrad": (m, k)}.get(step, (n, k))
         out = torch.empty(shape, dtype=torch.float32 if step == "wgrad_f32" else BF16, device=DEVICE)
-        self.check(self.library.products_run(self.WHICH[step], m, n, k, out.data_ptr(), a.data_ptr(), b.data_ptr()))
+        self.call("products_run", self.WHICH[step], m, n, k, out.data_ptr(), a.data_ptr(), b.data_ptr())
         return out
 
     def gain(self, step, m, n, k):
         return self.library.products_gain(self.WHICH[step], m, n, k)
+
+
+class Attention(Lists):
+    """libattention.so: attention at the shapes of attention.cu."""
+
+    def shapes(self):
+        """(batch, seq, heads, kv heads, head_dim, causal) of each list."""
+        self.library.shapes_at.restype = ctypes.POINTER(ctypes.c_int)
+        return [tuple(self.library.shapes_at(i)[:6]) for i in range(self.library.shapes_count())]
+
+
+def library_of(kind, file):
+    """The library beside OUT.tsv, or None and why."""
+    path = os.path.join(os.path.dirname(os.path.abspath(sys.argv[1])), file)
+    try:
+        return kind(path) if os.path.exists(path) else None
+    except Exception as e:
+        return note(f"{path}: {reason(e)}")
 
 
 def ours_of(what, shape, batch, seq, runs, step="forward+backward"):
@@ -361,9 +436,9 @@ def ours_of(what, shape, batch, seq, runs, step="forward+backward"):
         return []
     which = Ours.LISTS[what]
     try:
-        OURS.check(OURS.library.lists_open(which, batch, seq))
-        f = OURS.library.lists_infer if step == "inference" else OURS.library.lists_run
-        return [Racer(what, step, "ours", shape, lambda i: OURS.check(f(which)), 1, runs, graph=step == "inference")]
+        OURS.call("lists_open", which, batch, seq)
+        f = (lambda i: OURS.call("lists_infer", which)) if step == "inference" else (lambda i: OURS.train(which))
+        return [Racer(what, step, "ours", shape, f, 1, runs, graph=step == "inference")]
     except Exception as e:
         note(f"{what} ours {shape}: {reason(e)}")
         return []
@@ -476,14 +551,10 @@ def main():
     torch._functorch.config.donated_buffer = False  # a backward runs more than once
     title = f"{torch.cuda.get_device_name()}, commit {os.environ.get('COMMIT', 'unknown')}, torch {torch.__version__}"
     print(title)
-    OURS, library = None, os.path.join(os.path.dirname(os.path.abspath(sys.argv[1])), "libturns.so")
-    try:
-        OURS = Ours(library) if os.path.exists(library) else None
-    except Exception as e:
-        note(f"{library}: {reason(e)}")
+    OURS = library_of(Ours, "libturns.so")
     with open(sys.argv[1], "w") as TSV:
         TSV.write(f"# {title}\nwhat\tpass\tvariant\tshape\tmicroseconds\tspread\n")
-        for group in (blocks, rotary_blocks, products, norms, optimizer, cross_entropy, embedding, add_norm, activations, rope, bias_dropout_add):
+        for group in (blocks, rotary_blocks, attention_shapes, products, norms, optimizer, cross_entropy, embedding, add_norm, activations, rope, bias_dropout_add):
             try:
                 group()
             except Exception as e:

@@ -42,7 +42,7 @@ def peers_by_key(rows):
     peers = defaultdict(dict)
     for r in rows:
         words = ops(r["what"])
-        if r["variant"] not in ("ours", "tuning"):
+        if r["variant"] not in ("ours", "tuning") and r["what"] != "attention_shapes":
             peers["_".join(words), r["pass"], r["shape"]][r["variant"]] = r["microseconds"]
     for (what, _, shape), t in list(peers.items()):
         if what == "linear_dgrad":
@@ -71,6 +71,21 @@ def table(head, rows):
     left = sum(1 for h in head if h.startswith("<"))
     lines = ["| " + " | ".join(h.lstrip("<") for h in head) + " |", "|" + "---|" * left + "--:|" * (len(head) - left)]
     return "\n".join(lines + ["| " + " | ".join(r) + " |" for r in rows]) + "\n"
+
+def attention_table(rows):
+    """Attention by shape: TFLOP/s of each variant, the scores that a causal mask leaves counted once, and ours over the best of the others."""
+    t = defaultdict(dict)
+    for r in rows:
+        if r["what"] == "attention_shapes":
+            t[r["shape"], r["pass"]][r["variant"]] = r["microseconds"]
+    names, out = ["ours", "ours_free", "cudnn", "flash4", "flash4_deterministic"], []
+    for (shape, step), us_of in t.items():
+        batch, seq, heads, _, dim, mask = [w.lstrip("bshkvd") for w in shape.split("_")]
+        flops = 4 * int(batch) * int(heads) * int(seq) ** 2 * int(dim) / (1 if mask == "full" else 2) * (1 if step == "forward" else 2.5)
+        rate = {v: flops / time / 1e6 for v, time in us_of.items()}
+        others = [rate[v] for v in names[2:] if v in rate]
+        out.append([shape.replace("_", " "), step] + [f"{rate[v]:.0f}" if v in rate else "" for v in names] + [times(rate.get("ours"), max(others, default=0))])
+    return out and table(["<shape", "<pass", *(n.replace("_", " ") for n in names), "ours / best of the others"], out)
 
 us = lambda t: "" if not t else f"{t:.1f}" if t < 1000 else f"{t:.0f}"
 times = lambda a, b, digits=2: f"{a / b:.{digits}f}" if a and b else ""
@@ -297,6 +312,8 @@ def main():
         text += f"\n## Whole parts\n\nForward: the sum of our steps, each by itself. Forward + backward: {how}. PyTorch: the whole.\n\n" + wholes(block, peers, turns)
     if products := products_table(measured):
         text += "\n## Products in turns with PyTorch's\n\n" + products
+    if shapes := attention_table(measured):
+        text += "\n## Attention by shape, TFLOP/s, in turns\n\n" + shapes
     if beside := beside_table(kernels + block):
         text += "\n## Beside something else than a copy\n\n" + beside
     if gaps:
@@ -307,7 +324,7 @@ def main():
         text += "\n## Steps of the plans\n\n" + steps_table(block, peers)
     if measured:
         used = {key(r) for r in kernels + block}
-        rest = [r for r in measured if r["variant"] not in ("ours", "tuning") and ("_".join(ops(r["what"])), r["pass"], r["shape"]) not in used]
+        rest = [r for r in measured if r["variant"] not in ("ours", "tuning") and r["what"] != "attention_shapes" and ("_".join(ops(r["what"])), r["pass"], r["shape"]) not in used]
         text += "\n## PyTorch alone\n\n" + table(["<what", "<pass", "<variant", "<shape", "us"], [[r["what"], r["pass"], r["variant"], r["shape"], us(r["microseconds"])] for r in rest])
     with open(os.path.join(folder, "results.md"), "w") as f:
         f.write(text + "\n![roofline](roofline.svg)\n")

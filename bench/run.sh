@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The whole bench on a GPU machine: builds kernels.cu, block.cu, gaps.cu, fp8.cu and turns.cu with nvcc, runs them and, where there is PyTorch,
-# peers.py beside them, and makes tables and pictures of it all. On the host: host.c.
+# The whole bench on a GPU machine: builds kernels.cu, block.cu, gaps.cu, fp8.cu, turns.cu and attention.cu with nvcc, runs them and, where there is
+# PyTorch, peers.py beside them, and makes tables and pictures of it all. On the host: host.c.
 #
 #     bench/run.sh [FOLDER]         default build/bench; results.md, ops.svg, roofline.svg and the .tsv files come to lie there
 #     bench/run.sh host [FOLDER]    host.tsv
@@ -29,11 +29,12 @@ fi
 
 export LD_LIBRARY_PATH=/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}
 if [[ ${BUILD:-1} == 1 ]]; then
-    echo "building kernels, block, gaps, fp8 and turns"
-    nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -Xcompiler -fPIC -shared -I. bench/turns.cu -o "$out/libturns.so" -lcublasLt &
-    building=($!)
-    nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -Xcompiler -fPIC -shared -I. bench/fp8.cu -o "$out/libfp8.so" -lcublasLt &
-    building+=($!)
+    echo "building kernels, block, gaps, fp8, turns and attention"
+    building=()
+    for name in turns fp8 attention; do
+        nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -Xcompiler -fPIC -shared -I. "bench/$name.cu" -o "$out/lib$name.so" -lcublasLt &
+        building+=($!)
+    done
     for name in kernels block gaps fp8; do
         nvcc -O3 -std=c++17 -gencode "arch=compute_$arch,code=sm_$arch" -I. "bench/$name.cu" -o "$out/$name" -lcublasLt &
         building+=($!)
