@@ -31,7 +31,7 @@ struct parameters {
         }
         for (int k = 0; k < 2; k++) add("layernorm", 1, HIDDEN);
         memset(&plan, 0, sizeof plan);
-        plan.name = "gpt2", plan.dtype = TE_bf16, plan.op = ops.data(), plan.op_count = (int)ops.size();
+        plan.name = "gpt2", plan.dtype = TE_bf16, plan.training = 1, plan.op = ops.data(), plan.op_count = (int)ops.size();
         params.resize(ops.size());
         te_context *ctx = &bench_ctx;
         float *grads = (float *)bench_allocate(te_plan_grad_bytes(&plan));

@@ -43,7 +43,7 @@
     TE__IF_ALONE(TE__GEMM_ALONE, TE__GEMM_ROW, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__GEMM_ALONE(name, widths, model, dtype, pass, ...) \
     TE_API te_status name##_run(te_run *r, const te_step *s)  \
-        { return te_linear_step_##pass(r, s, 0, te_no_shape(), 0, TE_BARE_UNLESS(name##_in_fp8, dtype, pass)); }
+        { return te_linear_step_##pass(r, s, 0, te_no_shape(), 0, TE_BARE_OF(name, dtype, pass)); }
 #define TE__GEMM_ROW(name, widths, model, dtype, pass, first, ...) \
     TE_JOIN1(TE__GEMM_ROW_, pass)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__GEMM_ROW_forward(name, widths, model, dtype, pass, ...)                                              \
@@ -58,7 +58,7 @@
     TE_API te_status name##_run(te_run *r, const te_step *s) {       \
         const te_chain_shape k = name##_shape(te_chain_half(r, s, 1)); \
         return te_linear_step_##pass(r, s, name##_launch, k, name##_kernels(),                       \
-                                     TE_BARE_UNLESS(name##_in_fp8, dtype, pass));                    \
+                                     TE_BARE_OF(name, dtype, pass));                    \
     }
 #define TE__GEMM_ROW_backward(name, widths, model, dtype, pass, ...)                                         \
     TE_IF_MARKED(TE_JOIN1(TE__FORK_MARK_, TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__))), TE__GEMM_FORK, TE__GEMM_CHAIN) \

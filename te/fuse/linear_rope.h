@@ -228,7 +228,7 @@ TE_API te_status te__linear_rope(te_run *r, const te_step *s, const te__rope_ker
     TE_OWN_rope_forward(name##_turn, model, dtype, turn)                                                           \
     TE__ROPE_PRODUCT_##widths(name, dtype, turn)                                                                   \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
-        const te__rope_kernels kernels = {{launch, shape, product, TE_BARE_UNLESS(name##_in_fp8, dtype, forward)}, \
+        const te__rope_kernels kernels = {{launch, shape, product, TE_BARE_OF(name, dtype, forward)}, \
                                           name##_turn_launch, name##_turns_launch, name##_whole(),                 \
                                           (TE_ARG1(turn, 0) + TE_ARG2(turn, 0)) * (TE_ARG3(turn, 0))};             \
         return te__linear_rope(r, s, &kernels);                                                                    \

@@ -34,7 +34,7 @@ TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows,
     if (bytes) TE_TRY(te_scratch(r, &scratch, bytes));
     if (r->dry) TE_TRY(te_gemm_check(g, r->plan->name, r->ctx));
     if (r->dry) TE_TRY(te_gemm_check_fp8(g, r->plan->name, r->ctx));
-    if (!te_gemm_is_fp8(g) && te_gemm_is_bare(bare, g, r->ctx)) return r->dry ? TE_OK : te_bare_run(bare, g, r->ctx);
+    if (te_gemm_is_bare(bare, g, r->ctx)) return r->dry ? TE_OK : te_bare_run(bare, g, r->ctx);
     g->scratch = (float *)scratch;
     if (r->dry) return TE_OK;
     if (g->a_fp8.scaling == TE_SCALING_TILES) return r->plan->fp8->product_of_tiles(g, r->ctx);

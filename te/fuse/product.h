@@ -67,9 +67,10 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
  * transposed. */
 #define TE_PRODUCT(name, dtype)           \
     TE__PRODUCT_EPILOGUE(name, dtype)     \
-    TE__PRODUCT_KERNELS(name, dtype, name##_is_product, name##_is_product, 0)
+    TE__PRODUCT_KERNELS(name, dtype, name##_is_product, 0, 0)
 /* Those of a list that names a recipe. Where the product's op has one with scales of tensors (name##_by_tensor) the
- * kernel takes operands in FP8, x and the weight in forward, dy and the weight's transpose in backward (linear_fp8.h).
+ * kernel takes operands in FP8, x and the weight in forward, dy and the weight's transpose in backward (linear_fp8.h);
+ * so does that of few rows in forward, where scales are of tensors or of rows (name##_few_in_fp8).
  * Where it has any (name##_in_fp8) there is none in 16 bits, for many rows or for few: with the recipe switched off
  * such a row is a product of cuBLASLt's and a chain. Kernels that run then alone would take as long
  * again to compile. */
@@ -77,8 +78,11 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                 \
     TE_HOPPER_KERNEL_OF(name##_product_fp8, te_product, TE_##dtype, name##_is_backward ? TE_e5m2 : TE_e4m3, TE_e4m3,  \
                         1, 1, name##_epilogue, name##_is_product && name##_by_tensor)                                 \
-    TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_in_fp8, name##_is_product && !name##_in_fp8,        \
-                        name##_is_product && name##_by_tensor ? (const void *)name##_product_fp8 : 0)
+    TE_FEW_KERNEL(name##_few_product_fp8, te_product, TE_e4m3, TE_##dtype, name##_epilogue,                           \
+                  name##_is_product && name##_few_in_fp8)                                                             \
+    TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_in_fp8,                                             \
+                        name##_is_product && name##_by_tensor ? (const void *)name##_product_fp8 : 0,                 \
+                        name##_is_product && name##_few_in_fp8 ? (const void *)name##_few_product_fp8 : 0)
 #define TE__PRODUCT_EPILOGUE(name, dtype)                                                                             \
     enum {                                                                                                            \
         name##_is_plain = name##_norm < 0 && name##_in_halves == 1 && name##_out_halves == 1 && name##_half % 8 == 0, \
@@ -90,15 +94,16 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
         te_epilogue_lane *own) {                                                                                      \
         te_product_epilogue((const te_product *)p, w, ahead, row, col, own, name##_stages, name##_shape(0));          \
     }
-/* many, few: whether there are kernels in 16 bits. in_fp8: that in FP8, or null. */
-#define TE__PRODUCT_KERNELS(name, dtype, many, few, in_fp8)                                                           \
-    enum { name##_is_many = (many) != 0, name##_is_few = (few) && !name##_is_backward };                              \
+/* sixteen: whether there are kernels in 16 bits. fp8, few_fp8: those in FP8, or null. */
+#define TE__PRODUCT_KERNELS(name, dtype, sixteen, fp8, few_fp8)                                                       \
+    enum { name##_is_many = (sixteen) != 0, name##_is_few = (sixteen) && !name##_is_backward };                       \
     TE_HOPPER_KERNEL(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, name##_is_many)    \
-    TE_FEW_KERNEL(name##_few, te_product, TE_##dtype, name##_epilogue, name##_is_few)                                 \
+    TE_FEW_KERNEL(name##_few, te_product, TE_##dtype, TE_##dtype, name##_epilogue, name##_is_few)                     \
     TE_API te_product_kernels *name##_kernels(void) {                                                                 \
         static te_product_kernels kernels = {{name##_is_many ? (const void *)name##_product : 0, 0, 0},               \
                                              {name##_is_few ? (const void *)name##_few : 0, 0, 0},                    \
-                                             {in_fp8, 0, 0},                                                          \
+                                             {fp8, 0, 0},                                                             \
+                                             {few_fp8, 0, 0},                                                         \
                                              name##_kept >> 16 != 0};                                                 \
         return &kernels;                                                                                              \
     }
@@ -152,7 +157,7 @@ TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels
     if (!keep && !te__product_is_read(r, s, &p.chain, product.p)) p.chain.x = 0;
     if (k.sums >= 0) p.many.sums = p.chain.op[k.sums].sum[0];
     *(few ? &p.few.amax : &p.many.amax) = p.chain.fp8.amax;
-    if (p.chain.fp8.y && te_gemm_is_fp8(g)) TE_TRY(te__product_turn(r, s, &p));
+    if (p.chain.fp8.y && te_gemm_is_fp8(g) && !few) TE_TRY(te__product_turn(r, s, &p));
     if (k.reads >= 0 && !few) {
         const te_stage *reads = &p.chain.op[k.reads];
         p.many.ahead = k.backward && reads->saved ? reads->saved : reads->edge;
@@ -188,17 +193,22 @@ TE_FN void te_bare_epilogue(const void *arg, const uint32_t w[4], const uint32_t
     (void)own;
 }
 template <te_dtype T, int FORWARD> TE_HOPPER_KERNEL(te_bare_many, te_bare, T, FORWARD, te_bare_epilogue<T>, T != TE_f32)
-template <te_dtype T> TE_FEW_KERNEL(te_bare_few, te_bare, T, te_bare_epilogue<T>, T != TE_f32)
-template <te_dtype T, int FORWARD> TE_API te_product_kernels *te_bare_kernels(void) {
-    static te_product_kernels kernels = {{T != TE_f32 ? (const void *)te_bare_many<T, FORWARD> : 0, 0, 0},
-                                         {T != TE_f32 && FORWARD ? (const void *)te_bare_few<T> : 0, 0, 0},
+template <te_dtype T, te_dtype OPERANDS>
+TE_FEW_KERNEL(te_bare_few, te_bare, OPERANDS, T, te_bare_epilogue<T>, T != TE_f32 && OPERANDS != TE_f32)
+/* SIXTEEN: whether there are kernels with operands of T; FEW_FP8: one of few rows in e4m3. */
+template <te_dtype T, int FORWARD, int SIXTEEN, int FEW_FP8> TE_API te_product_kernels *te_bare_kernels(void) {
+    constexpr te_dtype many = SIXTEEN ? T : TE_f32, few = FORWARD ? many : TE_f32, fp8 = FEW_FP8 ? TE_e4m3 : TE_f32;
+    static te_product_kernels kernels = {{many != TE_f32 ? (const void *)te_bare_many<many, FORWARD> : 0, 0, 0},
+                                         {few != TE_f32 ? (const void *)te_bare_few<T, few> : 0, 0, 0},
                                          {0, 0, 0},
+                                         {fp8 != TE_f32 ? (const void *)te_bare_few<T, fp8> : 0, 0, 0},
                                          0};
     return &kernels;
 }
-#define TE_BARE(dtype, pass) te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass>()
-/* None where a recipe has the product in FP8. */
-#define TE_BARE_UNLESS(in_fp8, dtype, pass) te_bare_kernels<(in_fp8) ? TE_f32 : TE_##dtype, !TE__IS_BACKWARD_##pass>()
+#define TE_BARE(dtype, pass) te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, 0>()
+/* Of the product of a row by itself: in 16 bits unless a recipe has it in FP8. */
+#define TE_BARE_OF(name, dtype, pass)                                                                                 \
+    te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8, name##_few_in_fp8 && TE_##dtype != TE_f32>()
 
 /* D = alpha A op(B), rounded, (+ C where beta is 1). */
 TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
@@ -213,7 +223,7 @@ TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_c
 #define TE_PRODUCT TE_NO_PRODUCT
 #define TE_PRODUCT_FP8 TE_NO_PRODUCT
 #define TE_BARE(dtype, pass) 0
-#define TE_BARE_UNLESS(in_fp8, dtype, pass) 0
+#define TE_BARE_OF(name, dtype, pass) 0
 TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                  const te_chain_shape k, te_value product, int keep) {
     return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, (void)keep, TE_OK;
@@ -225,7 +235,8 @@ TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_c
 /* What a row's kernels are made by, of its product's recipe. */
 #define TE__RECIPE_FACTS(name, pass)                                                                            \
     name##_in_fp8 = name##_recipe != (int)TE_RECIPE_none && !(TE__IS_BACKWARD_##pass && TE_IS_BY_ROW(name##_recipe)), \
-    name##_by_tensor = TE_IS_BY_TENSOR(name##_recipe)
+    name##_by_tensor = TE_IS_BY_TENSOR(name##_recipe),                                                          \
+    name##_few_in_fp8 = !TE__IS_BACKWARD_##pass && (TE_IS_BY_TENSOR(name##_recipe) || TE_IS_BY_ROW(name##_recipe))
 #define TE_NO_PRODUCT(name, dtype) \
     TE_API te_product_kernels *name##_kernels(void) { return 0; }
 

@@ -1,11 +1,11 @@
 /* gemm_choose.h -- who runs a matrix product: the one place where that is decided.
  *
  * There are cuBLASLt (gemm_cuda.h; what of its candidates is fastest is gemm_tune.h's), and on compute capability 9.0
- * two kernels of our own: gemm_few.h up to eight rows of a tensor, for 16 bits, and gemm_hopper.h beyond, for 16 bits
- * and for FP8 with fast accumulation. Both run a chain of maps as their epilogue. What cuBLASLt and a kernel behind it
- * may share of a row (te_split) is fuse/linear_split.h's. In a build without cuBLASLt (TE_NO_CUBLASLT) gemm_plain.h is
- * in its place, and ours pay much sooner. ctx->gemm_own: 0 never ours, 1 where the rules below say that it pays, 2
- * wherever it can be.
+ * two kernels of our own: gemm_few.h up to eight rows of a tensor, for 16 bits and for FP8 with scales of tensors or
+ * rows, and gemm_hopper.h beyond, for 16 bits and for FP8 with scales of tensors and fast accumulation. Both run a
+ * chain of maps as their epilogue. What cuBLASLt and a kernel behind it may share of a row (te_split) is
+ * fuse/linear_split.h's. In a build without cuBLASLt (TE_NO_CUBLASLT) gemm_plain.h is in its place, and ours pay much
+ * sooner. ctx->gemm_own: 0 never ours, 1 where the rules below say that it pays, 2 wherever it can be.
  */
 #ifndef TE_GEMM_CHOOSE_H
 #define TE_GEMM_CHOOSE_H
@@ -16,12 +16,12 @@
 #include "gemm_few.h"        /* te__few_can */
 #include "gemm_hopper_run.h" /* te__hopper_can */
 
-/* The kernels of a row, or of a product by itself. fp8: many rows, operands in FP8. saves: an op of the row has what it
- * gets stored in forward, and reads that in backward: an activation. */
-typedef struct te_product_kernels { te_hopper_kernel many, few, fp8; int saves; } te_product_kernels;
+/* The kernels of a row, or of a product by itself; fp8, few_fp8: with operands in FP8. saves: an op of the row has what
+ * it gets stored in forward, and reads that in backward: an activation. */
+typedef struct te_product_kernels { te_hopper_kernel many, few, fp8, few_fp8; int saves; } te_product_kernels;
 
 enum {
-    TE_FEW_SMALL = 1 << 22,       /* elements of a weight that is so small that the launch is what counts */
+    TE_FEW_SMALL = 1 << 22,       /* elements of 16 bits of a weight so small that the launch is what counts */
     TE_HOPPER_LEAST_K = 1024,     /* worth the start of a tile */
     TE_HOPPER_LEAST_ROUNDS = 4,   /* of tiles on all multiprocessors */
     TE_FP8_LEAST_ROUNDS = 9,      /* the same for operands in FP8 */
@@ -33,7 +33,8 @@ enum {
 /* Few rows: no steps of k that are half empty, or so little to read that the launch is what counts. */
 TE_API int te__few_pays(const te_gemm *g) {
     if (!TE_HAS_CUBLASLT) return te__few_can(g);
-    return te__few_can(g) && (8 * g->k >= 7 * te_round_up(g->k, TE_FEW_STEP) || g->n * g->k <= TE_FEW_SMALL);
+    const int64_t k = te__few_k(g);
+    return te__few_can(g) && (8 * k >= 7 * te_round_up(k, TE_FEW_STEP) || g->n * k <= TE_FEW_SMALL);
 }
 /* Many rows: tiles for four rounds of all multiprocessors, and a k that is worth the start; in FP8, which takes half
  * the time, twice that k. Beside gemm_plain.h, whose tensor cores take nearly twice as long, tiles for half of the
@@ -60,17 +61,20 @@ TE_API int te__hopper_row_pays(const te_gemm *g, const te_context *ctx) {
 TE_API te_hopper_kernel *te__gemm_many(te_product_kernels *kernels, const te_gemm *g) {
     return te_gemm_is_fp8(g) ? &kernels->fp8 : &kernels->many;
 }
-TE_API int te__gemm_is_few(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
-    return te__few_can(g) && te__hopper_ready(&kernels->few, TE_FEW_SHARED, ctx->device);
+TE_API te_hopper_kernel *te__gemm_few(te_product_kernels *kernels, const te_gemm *g) {
+    return te_gemm_is_fp8(g) ? &kernels->few_fp8 : &kernels->few;
 }
-/* Whether one of the kernels takes the product here. In FP8 not where an op of the row saves its input, unless asked
- * for: the epilogue then moves twice as much in half the time that it has in 16 bits. On an H200, 8192 x 4096 x 16384,
- * as one kernel and as a product with a chain behind it, us: linear_bias_gelu 1201 and 885, in inference 949 and 911;
- * its backward, linear_gelu_bias, with the weight's gradient 2249 and 2142. */
+TE_API int te__gemm_is_few(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    return te__few_can(g) && te__hopper_ready(te__gemm_few(kernels, g), TE_FEW_SHARED, ctx->device);
+}
+/* Whether one of the kernels takes the product here. Of many rows in FP8 not where an op of the row saves its input,
+ * unless asked for: the epilogue then moves twice as much in half the time that it has in 16 bits. On an H200, 8192 x
+ * 4096 x 16384, as one kernel and as a product with a chain behind it, us: linear_bias_gelu 1201 and 885, in inference
+ * 949 and 911; its backward, linear_gelu_bias, with the weight's gradient 2249 and 2142. */
 TE_API int te_gemm_can_row(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!ctx->gemm_own || !kernels) return 0;
-    if (TE_HAS_CUBLASLT && te_gemm_is_fp8(g) && kernels->saves && ctx->gemm_own < 2) return 0;
     if (te__gemm_is_few(kernels, g, ctx)) return 1;
+    if (TE_HAS_CUBLASLT && te_gemm_is_fp8(g) && kernels->saves && ctx->gemm_own < 2) return 0;
     return te__hopper_can(g) && te__encode_of(ctx) && te__gemm_state_of(ctx) &&
            te__hopper_ready(te__gemm_many(kernels, g), TE_HOPPER_SHARED, ctx->device);
 }
@@ -96,19 +100,21 @@ TE_API int te_gemm_is_bare(te_product_kernels *kernels, const te_gemm *g, te_con
 /* Launch it; `args` begin with `few` or `many`. */
 TE_API te_status te__gemm_run_own(te_product_kernels *kernels, const void *args, size_t bytes, te_few *few,
                                   te_hopper *many, const te_gemm *g, te_context *ctx) {
-    if (te__gemm_is_few(kernels, g, ctx)) return te__few_run(kernels->few.kernel, args, bytes, few, g, ctx);
+    if (te__gemm_is_few(kernels, g, ctx))
+        return te__few_run(te__gemm_few(kernels, g)->kernel, args, bytes, few, g, ctx);
     return te__hopper_run(te__gemm_many(kernels, g)->kernel, args, bytes, many, g, ctx);
 }
 /* Whether somebody takes this product in FP8: without cuBLASLt, the kernel of our own. For the dry walk. */
 TE_API te_status te_gemm_check_fp8(const te_gemm *g, const char *who, te_context *ctx) {
     te_gemm bare = *g;
     if (g->epilogue == TE_EPILOGUE_BIAS) bare.epilogue = TE_EPILOGUE_NONE;
-    const int own = ctx->gemm_own && ctx->capability == 900 && te__hopper_can(&bare) && (g->beta == 0 || g->beta == 1);
+    const int own = ctx->gemm_own && ctx->capability == 900 && (te__hopper_can(&bare) || te__few_can(&bare)) &&
+                    (g->beta == 0 || g->beta == 1);
     TE_REQUIRE(TE_HAS_CUBLASLT || !te_gemm_is_fp8(g) || own, ctx, TE_ERROR_BLAS,
                "%s: an FP8 product %lld x %lld x %lld to %s in a build without cuBLASLt (TE_NO_CUBLASLT), which has "
-               "those with scales of tensors and fast accumulation to 16 bits, of a k above %d, on compute capability "
-               "9.0", who,
-               (long long)g->m, (long long)g->n, (long long)g->k, te_dtype_name(g->out), 6 * TE_TILE_K);
+               "those with scales of tensors and fast accumulation to 16 bits, of a k above %d, and forward those of "
+               "%d rows, on compute capability 9.0", who,
+               (long long)g->m, (long long)g->n, (long long)g->k, te_dtype_name(g->out), 6 * TE_TILE_K, TE_FEW_ROWS);
     return TE_OK;
 }
 

@@ -14,6 +14,9 @@
  * of 2 KB only every 80 ns. Filling the rings ahead: a GPT block of 4096 columns 116 us -> 112 at one row, 121 -> 116
  * at eight.
  *
+ * In FP8, e4m3 with a scale for each row or for a tensor, the kernel is the same: its lanes bring, keep and multiply 16
+ * bytes, whatever they are, and the scales come in where the warps' sums are added. Half as many bytes.
+ *
  * From nine rows on cuBLASLt has the products. For up to 64 rows, 128 columns a block, 64 rows of x beside them (wgmma,
  * tiles by the copy engine, a ring of 208 KB, k shared out to two blocks of a cluster) did not pay: n 16384, k 4096
  * 36.6 us, cuBLASLt 35.7; n 4096, k 16384 38.8 and 38.7. To bring W and x alone takes 33.0 so (34.8 with a 256-byte L2
@@ -45,9 +48,12 @@ enum {
 
 typedef struct te_few {
     const uint16_t *x, *w; /* [m, k], [n, k] */
+    const float *x_inverse, *w_inverse; /* FP8: 1 / scale; null: 1 */
     float *amax; /* raised to the largest magnitude that the epilogue has stored in FP8; null: not wanted */
     float alpha;
-    int m, n, k, ahead; /* ahead: the kernel before this one does not write W */
+    int m, n, k; /* k: of elements of 16 bits, of pairs of FP8 */
+    int by_row;  /* FP8: scales are of rows of x and of W, else of both as a whole */
+    int ahead;   /* the kernel before this one does not write W */
 } te_few;
 
 /* ---- W into a warp's ring ---------------------------------------------------------------------------------------- */
@@ -103,9 +109,19 @@ TE_FN void te__few_multiply(float c[4], uint32_t stage, uint32_t x[TE_FEW_PART /
         te__mma(c, second, x[i][2], x[i][3], dtype);
     }
 }
+/* FP8: what the sum is multiplied by that this thread adds up for the 16 columns from col; loaded long before. */
+typedef struct te_few_scales { float x, w; } te_few_scales;
+TE_FN te_few_scales te__few_scales_of(const te_few *p, int col, const te_dtype operands) {
+    const int row = (int)threadIdx.x / TE_FEW_COLUMNS, at = col + (int)threadIdx.x % TE_FEW_COLUMNS;
+    te_few_scales s = {1.0f, 1.0f};
+    if (!te_is_fp8(operands) || row >= p->m || at >= p->n) return s;
+    if (p->x_inverse) s.x = p->x_inverse[p->by_row ? row : 0];
+    if (p->w_inverse) s.w = p->w_inverse[p->by_row ? at : 0];
+    return s;
+}
 /* The block's partial sums become 16 columns of y. */
-TE_FN void te__few_epilogue(const te_few *p, int col, const float c[4], te_epilogue_fn epilogue, const void *arg,
-                            const te_dtype dtype) {
+TE_FN void te__few_epilogue(const te_few *p, int col, const float c[4], te_few_scales scales, te_epilogue_fn epilogue,
+                            const void *arg, const te_dtype dtype) {
     __shared__ float sums[TE_FEW_WARPS][TE_FEW_ROWS]
                          [TE_FEW_COLUMNS + 1]; /* + 1: a warp's stores fall on different banks */
     __shared__ uint4 y[TE_FEW_ROWS][TE_FEW_COLUMNS / 8];
@@ -116,7 +132,7 @@ TE_FN void te__few_epilogue(const te_few *p, int col, const float c[4], te_epilo
         float sum = 0;
         TE_UNROLL
         for (int i = 0; i < TE_FEW_WARPS; i++) sum += sums[i][thread / TE_FEW_COLUMNS][thread % TE_FEW_COLUMNS];
-        te_store(y, thread, p->alpha * sum, dtype);
+        te_store(y, thread, p->alpha * (scales.x * scales.w) * sum, dtype);
     }
     __syncthreads();
     te_epilogue_lane own = {{0, 0, 0, 0, 0, 0, 0, 0}, 0, {0, 0}};
@@ -131,7 +147,8 @@ TE_FN void te__few_epilogue(const te_few *p, int col, const float c[4], te_epilo
     }
 }
 
-TE_FN void te_few_body(const te_few *p, te_epilogue_fn epilogue, const void *arg, const te_dtype dtype) {
+TE_FN void te_few_body(const te_few *p, te_epilogue_fn epilogue, const void *arg, const te_dtype operands,
+                       const te_dtype dtype) {
     extern __shared__ uint4 te_few_rings[];
     const int warp = (int)threadIdx.x / 32;
     const uint32_t ring = te__shared_address(te_few_rings) + (uint32_t)(warp * TE_FEW_STAGES * TE_FEW_STAGE);
@@ -149,6 +166,7 @@ TE_FN void te_few_body(const te_few *p, te_epilogue_fn epilogue, const void *arg
     }
     te_kernel_begin();
     te__few_x(next, p, at.k);
+    te_few_scales scales = te__few_scales_of(p, at.col, operands);
     while (at.col < p->n) {
         const te_few_at here = at;
         asm volatile("cp.async.wait_group %0;" ::"n"(TE_FEW_STAGES - 2) : "memory");
@@ -159,33 +177,40 @@ TE_FN void te_few_body(const te_few *p, te_epilogue_fn epilogue, const void *arg
         memcpy(x, next, sizeof x);
         te__few_advance(&at, p);
         if (at.col < p->n) te__few_x(next, p, at.k);
-        te__few_multiply(c, ring + (uint32_t)(here.stage * TE_FEW_STAGE), x, dtype);
+        te__few_multiply(c, ring + (uint32_t)(here.stage * TE_FEW_STAGE), x, operands);
         if (at.col == here.col) continue;
-        te__few_epilogue(p, here.col, c, epilogue, arg, dtype);
+        te__few_epilogue(p, here.col, c, scales, epilogue, arg, dtype);
+        if (at.col < p->n) scales = te__few_scales_of(p, at.col, operands);
         c[0] = c[1] = c[2] = c[3] = 0;
     }
 }
 
-/* `type` begins with a te_few; epilogue: a te_epilogue_fn that is called with the `type`. exists: 0 leaves the kernel
- * empty. */
-#define TE_FEW_KERNEL(name, type, dtype, epilogue, exists)                              \
+/* `type` begins with a te_few; operands: dtype or TE_e4m3; epilogue: a te_epilogue_fn that is called with the `type`.
+ * exists: 0 leaves the kernel empty. */
+#define TE_FEW_KERNEL(name, type, operands, dtype, epilogue, exists)                    \
     TE_UNUSED static __global__ void __launch_bounds__(TE_FEW_THREADS, TE_FEW_RESIDENT) \
         name(const __grid_constant__ type p) {                                          \
-        if (exists) te_few_body((const te_few *)&p, epilogue, &p, dtype);               \
+        if (exists) te_few_body((const te_few *)&p, epilogue, &p, operands, dtype);     \
     }
 
 /* Whether the kernel takes such a product. */
 TE_API int te__few_can(const te_gemm *g) {
     const int64_t most = 1 << 30;
-    const int sixteen = g->dtype != TE_f32 && !te_gemm_is_fp8(g) && g->out == g->dtype;
-    return sixteen && !g->trans_a && g->trans_b && g->m <= TE_FEW_ROWS && g->n % 8 == 0 && g->k % 8 == 0 &&
-           g->n < most && g->k < most && g->epilogue == TE_EPILOGUE_NONE;
+    const int fits = te_gemm_is_fp8(g) ? te__gemm_a(g) == TE_e4m3 && te__gemm_b(g) == TE_e4m3 &&
+                                             g->a_fp8.scaling <= TE_SCALING_ROW && g->k % 16 == 0
+                                       : g->k % 8 == 0;
+    return fits && g->dtype != TE_f32 && g->out == g->dtype && !g->trans_a && g->trans_b && g->m <= TE_FEW_ROWS &&
+           g->n % 8 == 0 && g->n < most && g->k < most && g->epilogue == TE_EPILOGUE_NONE;
 }
+/* Its k in elements of 16 bits. */
+TE_API int64_t te__few_k(const te_gemm *g) { return te_gemm_is_fp8(g) ? g->k / 2 : g->k; }
 /* Fill in p for the product, and launch `kernel` on the `bytes` of `args`, of which p is the first member. */
 TE_API te_status te__few_run(const void *kernel, const void *args, size_t bytes, te_few *p, const te_gemm *g,
                              te_context *ctx) {
     p->x = (const uint16_t *)g->a, p->w = (const uint16_t *)g->b, p->alpha = g->alpha, p->m = (int)g->m,
-    p->n = (int)g->n, p->k = (int)g->k;
+    p->n = (int)g->n, p->k = (int)te__few_k(g);
+    p->x_inverse = g->a_fp8.inverse, p->w_inverse = g->b_fp8.inverse;
+    p->by_row = g->a_fp8.scaling == TE_SCALING_ROW;
     p->ahead = te_enqueue_follows(ctx);
     const te_grid grid = te_grid_of(te_min(ctx->processors * TE_FEW_RESIDENT, te_ceil_div(g->n, TE_FEW_COLUMNS)), 1);
     return te__cuda_launch(ctx, kernel, grid, TE_FEW_THREADS, TE_FEW_SHARED, 1, args, bytes,
