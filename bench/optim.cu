@@ -18,7 +18,7 @@ struct parameters {
     void add(const char *kind, int64_t rows, int64_t cols) {
         te_op o;
         memset(&o, 0, sizeof o);
-        o.kind = kind, o.name = kind, o.params = 1;
+        o.kind = kind, o.name = kind, o.params = 1, o.op_class = rows > 1 && ops.size() > 1 ? TE_CLASS_gemm : TE_CLASS_own; // behind two tables
         o.param[0].field = "weight", o.param[0].rows = rows, o.param[0].cols = cols, o.param[0].init = TE_INIT_normal;
         ops.push_back(o);
     }
@@ -31,7 +31,7 @@ struct parameters {
         }
         for (int k = 0; k < 2; k++) add("layernorm", 1, HIDDEN);
         memset(&plan, 0, sizeof plan);
-        plan.name = "gpt2", plan.dtype = TE_bf16, plan.op = ops.data(), plan.op_count = (int)ops.size();
+        plan.name = "gpt2", plan.dtype = TE_bf16, plan.training = &te__training, plan.op = ops.data(), plan.op_count = (int)ops.size();
         params.resize(ops.size());
         te_context *ctx = &bench_ctx;
         float *grads = (float *)bench_allocate(te_plan_grad_bytes(&plan));
