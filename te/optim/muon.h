@@ -26,14 +26,13 @@
 #define TE_MUON_EPS 1e-7f
 enum { TE_MUON_STEPS = 5 };
 
-/* The matrices of hidden layers: no table that is looked up by row, and not the last matrix of a list that ends in its
- * loss, whose rows are the vocabulary's. */
+/* The matrices of hidden layers: weights of matrix products, not tables that are looked up by row or by place, and not
+ * the last matrix of a list that ends in its loss, whose rows are the vocabulary's. */
 TE_API int te_muon_matrices(const te_model *model, const te_param *p) {
     const te_plan *plan = model->plan;
     const te_op *op = te__op_of_param(model, p);
     if (p->rows < 2 || p->cols < 2) return 0;
-    if (!op || !strcmp(op->kind, "embedding") || !strcmp(op->kind, "positions")) return 0;
-    if (!strcmp(op->kind, "attention") || !strcmp(op->kind, "cross_attention")) return 0; /* biases, by place */
+    if (!op || op->op_class != TE_CLASS_gemm) return 0;
     if (!te__to_loss(plan)) return 1;
     for (op++; op < plan->op + plan->op_count; op++)
         for (int k = 0; k < op->params; k++)
