@@ -15,7 +15,8 @@
  * at eight.
  *
  * In FP8, e4m3 with a scale for each row or for a tensor, the kernel is the same: its lanes bring, keep and multiply 16
- * bytes, whatever they are, and the scales come in where the warps' sums are added. Half as many bytes.
+ * bytes, whatever they are, and the scales come in where the warps' sums are added. Half as many bytes: a GPT block of
+ * 4096 columns in inference at one row, scales of tensors 0.61 of the time in bf16, of rows 0.68.
  *
  * From nine rows on cuBLASLt has the products. For up to 64 rows, 128 columns a block, 64 rows of x beside them (wgmma,
  * tiles by the copy engine, a ring of 208 KB, k shared out to two blocks of a cluster) did not pay: n 16384, k 4096
