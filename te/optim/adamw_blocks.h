@@ -119,16 +119,13 @@ TE_FN void te__blocks_body(const te__adamw_args *a, te_block b, te_rule rule) {
     const te__adamw_tensor t = a->tensor[n];
     const int64_t from = (int64_t)(b.x - a->first[n]) * TE__ADAMW_CHUNK;
     const int64_t to = te_min(t.elements, from + TE__ADAMW_CHUNK), step = (int64_t)groups * TE_MOMENT_BLOCK;
-    for (int64_t i = from + (int64_t)group * TE_MOMENT_BLOCK; i < to; i += 2 * step) {
-        te__adamw_block x, y; /* two at a time: loads of both are under way together */
-        const int both = i + step < to;
-        te__block_load(&x, &t, i, lanes.id, rule);
-        if (both) te__block_load(&y, &t, i + step, lanes.id, rule);
-        te__block_update(&x, &t, i, &lanes, &state, &a->config, rule);
-        if (both) te__block_update(&y, &t, i + step, &lanes, &state, &a->config, rule);
+    for (int64_t i = from + (int64_t)group * TE_MOMENT_BLOCK; i < to; i += step) {
+        te__adamw_block r;
+        te__block_load(&r, &t, i, lanes.id, rule);
+        te__block_update(&r, &t, i, &lanes, &state, &a->config, rule);
     }
 }
-TE_KERNEL(te_adamw_update_e4m3, TE__ADAMW_THREADS, te__adamw_args, te__blocks_body(te_args, te_at, TE_RULE_adamw))
-TE_KERNEL(te_sgd_update_e4m3, TE__ADAMW_THREADS, te__adamw_args, te__blocks_body(te_args, te_at, TE_RULE_sgd))
+TE_KERNEL_RESIDENT(te_adamw_update_e4m3, TE__ADAMW_THREADS, 4, te__adamw_args, te__blocks_body(te_args, te_at, TE_RULE_adamw))
+TE_KERNEL_RESIDENT(te_sgd_update_e4m3, TE__ADAMW_THREADS, 4, te__adamw_args, te__blocks_body(te_args, te_at, TE_RULE_sgd))
 
 #endif

@@ -67,9 +67,9 @@ TE_FN uint32_t te__e4m3_by_chance(float x, uint32_t random, const int root) {
     const uint32_t exponent = te_bits_of_float(y) >> 23, e = exponent > 121u ? exponent : 121u; /* 2^-6: subnormals */
     const float units = y * te_float_of_bits((257u - e) << 23); /* the unit is 2^(e - 130) */
     const uint32_t low = (uint32_t)units;
-    float up = units - (float)low;
-    if (root) up *= (units + (float)low) / (2.0f * (float)low + 1.0f);
-    const uint32_t code = 8u * (e - 121u) + low + (65536.0f * up > (float)random);
+    float up = units - (float)low, whole = 1.0f; /* of the squares: (units^2 - low^2) of ((low + 1)^2 - low^2) */
+    if (root) up *= units + (float)low, whole = 2.0f * (float)low + 1.0f;
+    const uint32_t code = 8u * (e - 121u) + low + (65536.0f * up > whole * (float)random);
     return root && y > 0.0f && code == 0u ? 1u : code;
 }
 /* To nearest. */
