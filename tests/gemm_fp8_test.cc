@@ -133,33 +133,38 @@ TEST_CASE("a product in FP8, by the back end", "[gemm_fp8]") {
 }
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 namespace {
-// y[m, n] = x[m, k] w[n, k]^T of up to eight rows, with scales of rows or of tensors, and a residual or none.
-template <te_dtype T> void check_few(int64_t m, int64_t n, int64_t k, bool by_row, bool added) {
+// y[m, n] = x[m, k] w[n, k]^T of up to eight rows, with scales of tensors, of rows, or of tiles and blocks, and a residual or none.
+template <te_dtype T, te_few_form FORM> void check_few(int64_t m, int64_t n, int64_t k, te_scaling of_x, te_scaling of_w, bool added) {
     const unsigned seed = fresh_seed();
-    INFO(m << " x " << n << " x " << k << " -> " << te_dtype_name(T) << (by_row ? " by row" : "") << (added ? " added" : "") << ", TE_SEED=" << seed);
+    INFO(m << " x " << n << " x " << k << " -> " << te_dtype_name(T) << " by " << te_scaling_name(of_x) << (added ? " added" : "") << ", TE_SEED=" << seed);
     context own;
     te_context *ctx = &own.c;
     source random(seed);
     const auto size = [](int64_t rows, int64_t cols) { return (size_t)(rows * cols); };
     const reference::vec x = random.draw(size(m, k), TE_e4m3), w = random.draw(size(n, k), TE_e4m3), c = random.draw(size(m, n), T);
-    reference::vec scales[2] = {random.draw((size_t)(by_row ? m : 1), TE_f32), random.draw((size_t)(by_row ? n : 1), TE_f32)}, should, off;
-    buffer bx(ctx, x.size()), bw(ctx, w.size()), bc(ctx, 2 * c.size()), d(ctx, 2 * c.size()), of_x(ctx, 4 * scales[0].size()), of_w(ctx, 4 * scales[1].size());
-    bx.write(x, TE_e4m3), bw.write(w, TE_e4m3), bc.write(c, T), of_x.write(scales[0], TE_f32), of_w.write(scales[1], TE_f32);
+    const reference::vec sx = random.draw((size_t)te_scaling_count(of_x, m, k), TE_f32), sw = random.draw((size_t)te_scaling_count(of_w, n, k), TE_f32);
+    reference::vec should, off;
+    buffer bx(ctx, x.size()), bw(ctx, w.size()), bc(ctx, 2 * c.size()), d(ctx, 2 * c.size()), scales_x(ctx, 4 * sx.size()), scales_w(ctx, 4 * sw.size());
+    bx.write(x, TE_e4m3), bw.write(w, TE_e4m3), bc.write(c, T), scales_x.write(sx, TE_f32), scales_w.write(sw, TE_f32);
     te_gemm g = te_gemm_of(m, n, k);
     g.trans_b = 1, g.dtype = g.out = T, g.fast = 1, g.alpha = 0.5f, g.beta = added ? 1.0f : 0.0f;
     g.a = bx.data(), g.b = bw.data(), g.c = bc.data(), g.d = d.data();
-    g.a_fp8.scaling = g.b_fp8.scaling = by_row ? TE_SCALING_ROW : TE_SCALING_TENSOR, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3;
-    g.a_fp8.inverse = (const float *)of_x.data(), g.b_fp8.inverse = (const float *)of_w.data();
+    g.a_fp8.scaling = of_x, g.b_fp8.scaling = of_w, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3;
+    g.a_fp8.inverse = (const float *)scales_x.data(), g.b_fp8.inverse = (const float *)scales_w.data();
     ctx->gemm_own = 2;
-    te_product_kernels *kernels = te_bare_kernels<T, 1, 0, 1>();
+    te_product_kernels *kernels = te_bare_kernels<T, 1, 0, FORM>();
     REQUIRE(te__gemm_is_few(kernels, &g, ctx));
     REQUIRE(te_bare_run(kernels, &g, ctx) == TE_OK);
     const double u = std::ldexp(1.0, -24);
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
-            const fp8_sum s(&x[size(i, k)], 1, &w[size(j, k)], 1, (size_t)k, true);
-            const double factor = 0.5 * scales[0][by_row ? (size_t)i : 0] * scales[1][by_row ? (size_t)j : 0];
-            double v = factor * s.sum, may = std::fabs(factor) * s.error + 4 * u * std::fabs(v);
+            double v = 0, may = 0;
+            for (int64_t l = 0; l < k; l += of_x == TE_SCALING_TILES ? 128 : k) { // what has one scale
+                const fp8_sum s(&x[size(i, k) + (size_t)l], 1, &w[size(j, k) + (size_t)l], 1, (size_t)(of_x == TE_SCALING_TILES ? std::min<int64_t>(128, k - l) : k), true);
+                const double factor = 0.5 * sx[(size_t)te_scale_at(of_x, m, k, i, l)] * sw[(size_t)te_scale_at(of_w, n, k, j, l)];
+                v += factor * s.sum, may += std::fabs(factor) * (s.error + 16 * u * std::fabs(s.sum));
+            }
+            may += 4 * u * std::fabs(v);
             if (added) may += bounds::ulp(std::fabs(v), T), v += c[size(i, n) + (size_t)j];
             should.push_back(v), off.push_back(may + bounds::ulp(std::fabs(v) + may, T) + 2 * u * std::fabs(v));
         }
@@ -172,9 +177,13 @@ template <te_dtype T> void check_few(int64_t m, int64_t n, int64_t k, bool by_ro
 } // namespace
 
 TEST_CASE("a product in FP8 of few rows, by a kernel of our own", "[gemm_fp8]") {
-    const int64_t sizes[][3] = {{1, 16, 16}, {2, 48, 272}, {3, 4112, 528}, {5, 272, 2064}, {7, 528, 4096}, {8, 144, 10000}};
+    const int64_t sizes[][3] = {{1, 16, 16}, {2, 48, 272}, {3, 4112, 528}, {4, 16, 128}, {5, 272, 2064}, {7, 528, 4096}, {8, 144, 10000}};
     for (const auto &s : sizes)
-        for (const bool by_row : {false, true}) check_few<TE_bf16>(s[0], s[1], s[2], by_row, s[0] % 2 != 0), check_few<TE_f16>(s[0], s[1], s[2], by_row, s[0] % 2 == 0);
+        for (const bool added : {false, true}) {
+            check_few<TE_bf16, TE_FEW_SCALED>(s[0], s[1], s[2], TE_SCALING_TENSOR, TE_SCALING_TENSOR, added);
+            check_few<TE_f16, TE_FEW_SCALED>(s[0], s[1], s[2], TE_SCALING_ROW, TE_SCALING_ROW, added);
+            check_few<TE_bf16, TE_FEW_TILED>(s[0], s[1], s[2], TE_SCALING_TILES, TE_SCALING_BLOCKS, added);
+        }
     te_gemm g = te_gemm_of(8, 64, 64);
     g.trans_b = 1, g.dtype = g.out = TE_bf16, g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_ROW, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3;
     CHECK(te__few_can(&g));
@@ -182,7 +191,7 @@ TEST_CASE("a product in FP8 of few rows, by a kernel of our own", "[gemm_fp8]") 
     CHECK(!te__few_can(&g));
     g.a_fp8.dtype = TE_e4m3, g.m = 9;
     CHECK(!te__few_can(&g));
-    g.m = 8, g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_TILES;
+    g.m = 8, g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_TILES; // a weight's gradient
     CHECK(!te__few_can(&g));
 }
 TEST_CASE("a product in FP8, by a kernel of our own", "[gemm_fp8]") {

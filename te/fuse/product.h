@@ -70,7 +70,7 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product, 0, 0)
 /* Those of a list that names a recipe. Where the product's op has one with scales of tensors (name##_by_tensor) the
  * kernel takes operands in FP8, x and the weight in forward, dy and the weight's transpose in backward (linear_fp8.h);
- * so does that of few rows in forward, where scales are of tensors or of rows (name##_few_in_fp8).
+ * so does that of few rows in forward, by any recipe (name##_few_form).
  * Where it has any (name##_in_fp8) there is none in 16 bits, for many rows or for few: with the recipe switched off
  * such a row is a product of cuBLASLt's and a chain. Kernels that run then alone would take as long
  * again to compile. */
@@ -78,11 +78,11 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                 \
     TE_HOPPER_KERNEL_OF(name##_product_fp8, te_product, TE_##dtype, name##_is_backward ? TE_e5m2 : TE_e4m3, TE_e4m3,  \
                         1, 1, name##_epilogue, name##_is_product && name##_by_tensor)                                 \
-    TE_FEW_KERNEL(name##_few_product_fp8, te_product, TE_e4m3, TE_##dtype, name##_epilogue,                           \
-                  name##_is_product && name##_few_in_fp8)                                                             \
+    TE_FEW_KERNEL(name##_few_product_fp8, te_product, (te_few_form)name##_few_form, TE_##dtype, name##_epilogue,      \
+                  name##_is_product && name##_few_form)                                                               \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_in_fp8,                                             \
                         name##_is_product && name##_by_tensor ? (const void *)name##_product_fp8 : 0,                 \
-                        name##_is_product && name##_few_in_fp8 ? (const void *)name##_few_product_fp8 : 0)
+                        name##_is_product && name##_few_form ? (const void *)name##_few_product_fp8 : 0)
 #define TE__PRODUCT_EPILOGUE(name, dtype)                                                                             \
     enum {                                                                                                            \
         name##_is_plain = name##_norm < 0 && name##_in_halves == 1 && name##_out_halves == 1 && name##_half % 8 == 0, \
@@ -98,12 +98,13 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
 #define TE__PRODUCT_KERNELS(name, dtype, sixteen, fp8, few_fp8)                                                       \
     enum { name##_is_many = (sixteen) != 0, name##_is_few = (sixteen) && !name##_is_backward };                       \
     TE_HOPPER_KERNEL(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, name##_is_many)    \
-    TE_FEW_KERNEL(name##_few, te_product, TE_##dtype, TE_##dtype, name##_epilogue, name##_is_few)                     \
+    TE_FEW_KERNEL(name##_few, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, name##_is_few)                 \
     TE_API te_product_kernels *name##_kernels(void) {                                                                 \
         static te_product_kernels kernels = {{name##_is_many ? (const void *)name##_product : 0, 0, 0},               \
                                              {name##_is_few ? (const void *)name##_few : 0, 0, 0},                    \
                                              {fp8, 0, 0},                                                             \
                                              {few_fp8, 0, 0},                                                         \
+                                             (te_few_form)name##_few_form,                                            \
                                              name##_kept >> 16 != 0};                                                 \
         return &kernels;                                                                                              \
     }
@@ -193,22 +194,25 @@ TE_FN void te_bare_epilogue(const void *arg, const uint32_t w[4], const uint32_t
     (void)own;
 }
 template <te_dtype T, int FORWARD> TE_HOPPER_KERNEL(te_bare_many, te_bare, T, FORWARD, te_bare_epilogue<T>, T != TE_f32)
-template <te_dtype T, te_dtype OPERANDS>
-TE_FEW_KERNEL(te_bare_few, te_bare, OPERANDS, T, te_bare_epilogue<T>, T != TE_f32 && OPERANDS != TE_f32)
-/* SIXTEEN: whether there are kernels with operands of T; FEW_FP8: one of few rows in e4m3. */
-template <te_dtype T, int FORWARD, int SIXTEEN, int FEW_FP8> TE_API te_product_kernels *te_bare_kernels(void) {
-    constexpr te_dtype many = SIXTEEN ? T : TE_f32, few = FORWARD ? many : TE_f32, fp8 = FEW_FP8 ? TE_e4m3 : TE_f32;
+template <te_dtype T, te_few_form FORM, int EXISTS>
+TE_FEW_KERNEL(te_bare_few, te_bare, FORM, T, te_bare_epilogue<T>, EXISTS)
+/* SIXTEEN: whether there are kernels with operands of T; FORM: what the one of few rows in FP8 reads, TE_FEW_SIXTEEN:
+ * there is none. */
+template <te_dtype T, int FORWARD, int SIXTEEN, te_few_form FORM> TE_API te_product_kernels *te_bare_kernels(void) {
+    constexpr int half = T != TE_f32, few = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_FEW_SIXTEEN;
+    constexpr te_dtype many = SIXTEEN ? T : TE_f32;
     static te_product_kernels kernels = {{many != TE_f32 ? (const void *)te_bare_many<many, FORWARD> : 0, 0, 0},
-                                         {few != TE_f32 ? (const void *)te_bare_few<T, few> : 0, 0, 0},
+                                         {few ? (const void *)te_bare_few<T, TE_FEW_SIXTEEN, few> : 0, 0, 0},
                                          {0, 0, 0},
-                                         {fp8 != TE_f32 ? (const void *)te_bare_few<T, fp8> : 0, 0, 0},
+                                         {fp8 ? (const void *)te_bare_few<T, FORM, fp8> : 0, 0, 0},
+                                         FORM,
                                          0};
     return &kernels;
 }
-#define TE_BARE(dtype, pass) te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, 0>()
+#define TE_BARE(dtype, pass) te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_FEW_SIXTEEN>()
 /* Of the product of a row by itself: in 16 bits unless a recipe has it in FP8. */
-#define TE_BARE_OF(name, dtype, pass)                                                                                 \
-    te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8, name##_few_in_fp8 && TE_##dtype != TE_f32>()
+#define TE_BARE_OF(name, dtype, pass) \
+    te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8, (te_few_form)name##_few_form>()
 
 /* D = alpha A op(B), rounded, (+ C where beta is 1). */
 TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
@@ -236,7 +240,8 @@ TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_c
 #define TE__RECIPE_FACTS(name, pass)                                                                            \
     name##_in_fp8 = name##_recipe != (int)TE_RECIPE_none && !(TE__IS_BACKWARD_##pass && TE_IS_BY_ROW(name##_recipe)), \
     name##_by_tensor = TE_IS_BY_TENSOR(name##_recipe),                                                          \
-    name##_few_in_fp8 = !TE__IS_BACKWARD_##pass && (TE_IS_BY_TENSOR(name##_recipe) || TE_IS_BY_ROW(name##_recipe))
+    name##_few_form = TE__IS_BACKWARD_##pass || !name##_in_fp8                                                  \
+                          ? TE_FEW_SIXTEEN : TE_IS_TILED(name##_recipe) ? TE_FEW_TILED : TE_FEW_SCALED
 #define TE_NO_PRODUCT(name, dtype) \
     TE_API te_product_kernels *name##_kernels(void) { return 0; }
 

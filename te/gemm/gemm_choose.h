@@ -1,11 +1,11 @@
 /* gemm_choose.h -- who runs a matrix product: the one place where that is decided.
  *
  * There are cuBLASLt (gemm_cuda.h; what of its candidates is fastest is gemm_tune.h's), and on compute capability 9.0
- * two kernels of our own: gemm_few.h up to eight rows of a tensor, for 16 bits and for FP8 with scales of tensors or
- * rows, and gemm_hopper.h beyond, for 16 bits and for FP8 with scales of tensors and fast accumulation. Both run a
- * chain of maps as their epilogue. What cuBLASLt and a kernel behind it may share of a row (te_split) is
- * fuse/linear_split.h's. In a build without cuBLASLt (TE_NO_CUBLASLT) gemm_plain.h is in its place, and ours pay much
- * sooner. ctx->gemm_own: 0 never ours, 1 where the rules below say that it pays, 2 wherever it can be.
+ * two kernels of our own: gemm_few.h up to eight rows of a tensor, for 16 bits and FP8, and gemm_hopper.h beyond, for
+ * 16 bits and for FP8 with scales of tensors and fast accumulation. Both run a chain of maps as their epilogue. What
+ * cuBLASLt and a kernel behind it may share of a row (te_split) is fuse/linear_split.h's. In a build without cuBLASLt
+ * (TE_NO_CUBLASLT) gemm_plain.h is in its place, and ours pay much sooner. ctx->gemm_own: 0 never ours, 1 where the
+ * rules below say that it pays, 2 wherever it can be.
  */
 #ifndef TE_GEMM_CHOOSE_H
 #define TE_GEMM_CHOOSE_H
@@ -16,9 +16,12 @@
 #include "gemm_few.h"        /* te__few_can */
 #include "gemm_hopper_run.h" /* te__hopper_can */
 
-/* The kernels of a row, or of a product by itself; fp8, few_fp8: with operands in FP8. saves: an op of the row has what
- * it gets stored in forward, and reads that in backward: an activation. */
-typedef struct te_product_kernels { te_hopper_kernel many, few, fp8, few_fp8; int saves; } te_product_kernels;
+/* The kernels of a row, or of a product by itself. */
+typedef struct te_product_kernels {
+    te_hopper_kernel many, few, fp8, few_fp8; /* the last two: with operands in FP8 */
+    te_few_form few_form;                     /* of few_fp8 */
+    int saves; /* an op of the row has what it gets stored in forward, and reads that in backward: an activation */
+} te_product_kernels;
 
 enum {
     TE_FEW_SMALL = 1 << 22,       /* elements of 16 bits of a weight so small that the launch is what counts */
@@ -65,7 +68,8 @@ TE_API te_hopper_kernel *te__gemm_few(te_product_kernels *kernels, const te_gemm
     return te_gemm_is_fp8(g) ? &kernels->few_fp8 : &kernels->few;
 }
 TE_API int te__gemm_is_few(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
-    return te__few_can(g) && te__hopper_ready(te__gemm_few(kernels, g), TE_FEW_SHARED, ctx->device);
+    if (!te__few_can(g) || (te_gemm_is_fp8(g) && te__few_form_of(g) != kernels->few_form)) return 0;
+    return te__hopper_ready(te__gemm_few(kernels, g), TE_FEW_SHARED, ctx->device);
 }
 /* Whether one of the kernels takes the product here. Of many rows in FP8 not where an op of the row saves its input,
  * unless asked for: the epilogue then moves twice as much in half the time that it has in 16 bits. On an H200, 8192 x

@@ -14,8 +14,9 @@
  * of 2 KB only every 80 ns. Filling the rings ahead: a GPT block of 4096 columns 116 us -> 112 at one row, 121 -> 116
  * at eight.
  *
- * In FP8, e4m3 with a scale for each row or for a tensor, the kernel is the same: its lanes bring, keep and multiply 16
- * bytes, whatever they are, and the scales come in where the warps' sums are added. Half as many bytes: a GPT block of
+ * In FP8, e4m3, the kernel is the same: its lanes bring, keep and multiply 16 bytes, whatever they are. Scales of rows
+ * or of a tensor come in where the warps' sums are added; with scales of tiles and blocks the sums of each 128 of k are
+ * scaled and added to those before. Half as many bytes: a GPT block of
  * 4096 columns in inference at one row, scales of tensors 0.61 of the time in bf16, of rows 0.68.
  *
  * From nine rows on cuBLASLt has the products. For up to 64 rows, 128 columns a block, 64 rows of x beside them (wgmma,
@@ -32,7 +33,7 @@
 #include "../core/launch_cuda.h" /* te_enqueue_follows */
 #include "../core/mma_cuda.h"    /* te__mma */
 #include "../core/target.h"      /* te_kernel_begin */
-#include "gemm_types.h"          /* te_epilogue_fn */
+#include "gemm_types.h"          /* te_epilogue_fn, te_few_form, te_tile_scale_at */
 
 enum {
     TE_FEW_ROWS = 8,
@@ -53,7 +54,7 @@ typedef struct te_few {
     float *amax; /* raised to the largest magnitude that the epilogue has stored in FP8; null: not wanted */
     float alpha;
     int m, n, k; /* k: of elements of 16 bits, of pairs of FP8 */
-    int by_row;  /* FP8: scales are of rows of x and of W, else of both as a whole */
+    int by_row;  /* TE_FEW_SCALED: scales are of rows of x and of W, else of both as a whole */
     int ahead;   /* the kernel before this one does not write W */
 } te_few;
 
@@ -98,24 +99,47 @@ TE_FN void te__few_x(uint32_t x[TE_FEW_PART / 32][4], const te_few *p, int k) {
         if (row < p->m && k + 32 * i < p->k) te__load_now(x[i], p->x + (int64_t)row * p->k + k + 32 * i);
     }
 }
+/* Scales of the tiles of a step: x's of the two rows whose sums this lane has, and W's. */
+enum { TE_FEW_TILES = TE_FEW_PART / (TE_FP8_BLOCK / 2) };
+typedef struct te_few_tiles { float x[TE_FEW_TILES][2], w[TE_FEW_TILES]; } te_few_tiles;
+TE_FN void te__few_tiles_of(te_few_tiles *s, const te_few *p, const te_few_at *at) {
+    const int row = (int)threadIdx.x % 4 * 2;
+    const int64_t cols = 2 * (int64_t)p->k;
+    TE_UNROLL for (int i = 0; i < TE_FEW_TILES; i++) {
+        const int64_t tile = at->k / (TE_FP8_BLOCK / 2) + i;
+        const int exists = tile < te_fp8_blocks(cols);
+        TE_UNROLL for (int j = 0; j < 2; j++)
+            s->x[i][j] =
+                exists && row + j < p->m ? p->x_inverse[te_tile_scale_at(p->m, cols, row + j, tile)] : 0.0f;
+        s->w[i] = exists ? p->w_inverse[te_block_scale_at(cols, at->col / TE_FP8_BLOCK, tile)] : 0.0f;
+    }
+}
 /* Of rows lane / 4 and lane / 4 + 8 of W. */
-TE_FN void te__few_multiply(float c[4], uint32_t stage, uint32_t x[TE_FEW_PART / 32][4], const te_dtype dtype) {
+TE_FN void te__few_multiply(float c[4], uint32_t stage, uint32_t x[TE_FEW_PART / 32][4], const te_few_tiles *scale,
+                            const te_few_form form, const te_dtype dtype) {
+    enum { EACH = TE_FEW_PART / 32 / TE_FEW_TILES }; /* parts of a tile */
+    const te_dtype operands = form == TE_FEW_SIXTEEN ? dtype : TE_e4m3;
     const int row = (int)threadIdx.x % 32 / 4, piece = (int)threadIdx.x % 4;
+    float part[4] = {0, 0, 0, 0};
     TE_UNROLL for (int i = 0; i < TE_FEW_PART / 32; i++) {
         uint32_t u[4], v[4];
         te__load_piece(u, te__few_piece(stage, row, piece + 4 * i)),
             te__load_piece(v, te__few_piece(stage, row + 8, piece + 4 * i));
         const uint32_t first[4] = {u[0], v[0], u[1], v[1]}, second[4] = {u[2], v[2], u[3], v[3]};
-        te__mma(c, first, x[i][0], x[i][1], dtype);
-        te__mma(c, second, x[i][2], x[i][3], dtype);
+        float *const sums = form == TE_FEW_TILED ? part : c;
+        te__mma(sums, first, x[i][0], x[i][1], operands);
+        te__mma(sums, second, x[i][2], x[i][3], operands);
+        if (form != TE_FEW_TILED || i % EACH != EACH - 1) continue;
+        TE_UNROLL
+        for (int j = 0; j < 4; j++) c[j] += part[j] * (scale->x[i / EACH][j % 2] * scale->w[i / EACH]), part[j] = 0;
     }
 }
-/* FP8: what the sum is multiplied by that this thread adds up for the 16 columns from col; loaded long before. */
+/* What the sum is multiplied by that this thread adds up for the 16 columns from col; loaded long before. */
 typedef struct te_few_scales { float x, w; } te_few_scales;
-TE_FN te_few_scales te__few_scales_of(const te_few *p, int col, const te_dtype operands) {
+TE_FN te_few_scales te__few_scales_of(const te_few *p, int col, const te_few_form form) {
     const int row = (int)threadIdx.x / TE_FEW_COLUMNS, at = col + (int)threadIdx.x % TE_FEW_COLUMNS;
     te_few_scales s = {1.0f, 1.0f};
-    if (!te_is_fp8(operands) || row >= p->m || at >= p->n) return s;
+    if (form != TE_FEW_SCALED || row >= p->m || at >= p->n) return s;
     if (p->x_inverse) s.x = p->x_inverse[p->by_row ? row : 0];
     if (p->w_inverse) s.w = p->w_inverse[p->by_row ? at : 0];
     return s;
@@ -148,7 +172,7 @@ TE_FN void te__few_epilogue(const te_few *p, int col, const float c[4], te_few_s
     }
 }
 
-TE_FN void te_few_body(const te_few *p, te_epilogue_fn epilogue, const void *arg, const te_dtype operands,
+TE_FN void te_few_body(const te_few *p, te_epilogue_fn epilogue, const void *arg, const te_few_form form,
                        const te_dtype dtype) {
     extern __shared__ uint4 te_few_rings[];
     const int warp = (int)threadIdx.x / 32;
@@ -156,6 +180,7 @@ TE_FN void te_few_body(const te_few *p, te_epilogue_fn epilogue, const void *arg
     te_few_at at = {(int)blockIdx.x * TE_FEW_COLUMNS, warp * TE_FEW_PART, 0}, ahead = at;
     float c[4] = {0, 0, 0, 0};
     uint32_t x[TE_FEW_PART / 32][4], next[TE_FEW_PART / 32][4];
+    te_few_tiles of_x, of_next;
     if (!p->ahead) {
         te__few_bring(p, ring, &at, 1);
         te_kernel_wait();
@@ -167,7 +192,8 @@ TE_FN void te_few_body(const te_few *p, te_epilogue_fn epilogue, const void *arg
     }
     te_kernel_begin();
     te__few_x(next, p, at.k);
-    te_few_scales scales = te__few_scales_of(p, at.col, operands);
+    if (form == TE_FEW_TILED) te__few_tiles_of(&of_next, p, &at);
+    te_few_scales scales = te__few_scales_of(p, at.col, form);
     while (at.col < p->n) {
         const te_few_at here = at;
         asm volatile("cp.async.wait_group %0;" ::"n"(TE_FEW_STAGES - 2) : "memory");
@@ -176,29 +202,36 @@ TE_FN void te_few_body(const te_few *p, te_epilogue_fn epilogue, const void *arg
         te__few_advance(&ahead, p);
         asm volatile("cp.async.commit_group;" ::: "memory");
         memcpy(x, next, sizeof x);
+        if (form == TE_FEW_TILED) of_x = of_next;
         te__few_advance(&at, p);
         if (at.col < p->n) te__few_x(next, p, at.k);
-        te__few_multiply(c, ring + (uint32_t)(here.stage * TE_FEW_STAGE), x, operands);
+        if (form == TE_FEW_TILED && at.col < p->n) te__few_tiles_of(&of_next, p, &at);
+        te__few_multiply(c, ring + (uint32_t)(here.stage * TE_FEW_STAGE), x, &of_x, form, dtype);
         if (at.col == here.col) continue;
         te__few_epilogue(p, here.col, c, scales, epilogue, arg, dtype);
-        if (at.col < p->n) scales = te__few_scales_of(p, at.col, operands);
+        if (at.col < p->n) scales = te__few_scales_of(p, at.col, form);
         c[0] = c[1] = c[2] = c[3] = 0;
     }
 }
 
-/* `type` begins with a te_few; operands: dtype or TE_e4m3; epilogue: a te_epilogue_fn that is called with the `type`.
- * exists: 0 leaves the kernel empty. */
-#define TE_FEW_KERNEL(name, type, operands, dtype, epilogue, exists)                    \
+/* `type` begins with a te_few; form: what it reads, beside dtype; epilogue: a te_epilogue_fn that is called with the
+ * `type`. exists: 0 leaves the kernel empty. */
+#define TE_FEW_KERNEL(name, type, form, dtype, epilogue, exists)                        \
     TE_UNUSED static __global__ void __launch_bounds__(TE_FEW_THREADS, TE_FEW_RESIDENT) \
         name(const __grid_constant__ type p) {                                          \
-        if (exists) te_few_body((const te_few *)&p, epilogue, &p, operands, dtype);     \
+        if (exists) te_few_body((const te_few *)&p, epilogue, &p, form, dtype);         \
     }
 
-/* Whether the kernel takes such a product. */
+/* What a kernel for the product would read. */
+TE_API te_few_form te__few_form_of(const te_gemm *g) {
+    return !te_gemm_is_fp8(g)                         ? TE_FEW_SIXTEEN
+           : g->a_fp8.scaling == TE_SCALING_TILES ? TE_FEW_TILED : TE_FEW_SCALED;
+}
+/* Whether there can be one. */
 TE_API int te__few_can(const te_gemm *g) {
     const int64_t most = 1 << 30;
     const int fits = te_gemm_is_fp8(g) ? te__gemm_a(g) == TE_e4m3 && te__gemm_b(g) == TE_e4m3 &&
-                                             g->a_fp8.scaling <= TE_SCALING_ROW && g->k % 16 == 0
+                                             g->b_fp8.scaling != TE_SCALING_TILES && g->k % 16 == 0
                                        : g->k % 8 == 0;
     return fits && g->dtype != TE_f32 && g->out == g->dtype && !g->trans_a && g->trans_b && g->m <= TE_FEW_ROWS &&
            g->n % 8 == 0 && g->n < most && g->k < most && g->epilogue == TE_EPILOGUE_NONE;

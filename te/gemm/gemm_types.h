@@ -144,6 +144,13 @@ TE_API te_status te__gemm_check_tiles(const te_gemm *g, te_context *ctx) {
     return TE_OK;
 }
 
+/* What a kernel for few rows (gemm_few.h) reads. */
+typedef enum te_few_form {
+    TE_FEW_SIXTEEN, /* 16 bits */
+    TE_FEW_SCALED,  /* e4m3 with scales of tensors, or of rows of both operands */
+    TE_FEW_TILED    /* e4m3 with scales of 1x128 and 128x128 */
+} te_few_form;
+
 /* What a thread carries from one call of its epilogue to the next. */
 typedef struct te_epilogue_lane {
     float sum[8];  /* what the epilogue adds to it is summed over the rows */
