@@ -67,7 +67,7 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
  * transposed. */
 #define TE_PRODUCT(name, dtype)           \
     TE__PRODUCT_EPILOGUE(name, dtype)     \
-    TE__PRODUCT_KERNELS(name, dtype, name##_is_product, 0, 0)
+    TE__PRODUCT_KERNELS(name, dtype, name##_is_product, name##_is_product, 0, 0)
 /* Those of a list that names a recipe. Where the product's op has one with scales of tensors (name##_by_tensor) the
  * kernel takes operands in FP8, x and the weight in forward, dy and the weight's transpose in backward (linear_fp8.h);
  * so does that of few rows in forward, by any recipe (name##_few_form).
@@ -80,7 +80,7 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
                         1, 1, name##_epilogue, name##_is_product && name##_by_tensor)                                 \
     TE_FEW_KERNEL(name##_few_product_fp8, te_product, (te_few_form)name##_few_form, TE_##dtype, name##_epilogue,      \
                   name##_is_product && name##_few_form)                                                               \
-    TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_in_fp8,                                             \
+    TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_in_fp8, name##_is_product && !name##_in_fp8,        \
                         name##_is_product && name##_by_tensor ? (const void *)name##_product_fp8 : 0,                 \
                         name##_is_product && name##_few_form ? (const void *)name##_few_product_fp8 : 0)
 #define TE__PRODUCT_EPILOGUE(name, dtype)                                                                             \
@@ -94,9 +94,9 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
         te_epilogue_lane *own) {                                                                                      \
         te_product_epilogue((const te_product *)p, w, ahead, row, col, own, name##_stages, name##_shape(0));          \
     }
-/* sixteen: whether there are kernels in 16 bits. fp8, few_fp8: those in FP8, or null. */
-#define TE__PRODUCT_KERNELS(name, dtype, sixteen, fp8, few_fp8)                                                       \
-    enum { name##_is_many = (sixteen) != 0, name##_is_few = (sixteen) && !name##_is_backward };                       \
+/* many, few: whether there are kernels in 16 bits. fp8, few_fp8: those in FP8, or null. */
+#define TE__PRODUCT_KERNELS(name, dtype, many, few, fp8, few_fp8)                                                     \
+    enum { name##_is_many = (many) != 0, name##_is_few = (few) && !name##_is_backward };                              \
     TE_HOPPER_KERNEL(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, name##_is_many)    \
     TE_FEW_KERNEL(name##_few, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, name##_is_few)                 \
     TE_API te_product_kernels *name##_kernels(void) {                                                                 \
