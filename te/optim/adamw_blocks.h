@@ -13,7 +13,6 @@
 
 /* A lane holds parts of TE__ADAMW_WIDTH consecutive elements, one of them on CUDA. */
 enum { TE__BLOCK_PARTS = TE_MOMENT_BLOCK / (TE__ADAMW_WIDTH * TE__MOMENT_LANES) };
-enum { TE__BLOCKS_RESIDENT = 4 }; /* blocks of threads on a multiprocessor: warps hide what each waits for */
 typedef struct te__adamw_block { te__adamw_part part[TE__BLOCK_PARTS]; } te__adamw_block;
 
 /* The element where a lane's part k begins, in a block that begins at i. */
@@ -126,9 +125,9 @@ TE_FN void te__blocks_body(const te__adamw_args *a, te_block b, te_rule rule) {
         te__block_update(&r, &t, i, &lanes, &state, &a->config, rule);
     }
 }
-TE_KERNEL_RESIDENT(te_adamw_update_e4m3, TE__ADAMW_THREADS, TE__BLOCKS_RESIDENT, te__adamw_args,
+TE_KERNEL_RESIDENT(te_adamw_update_e4m3, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te__adamw_args,
                    te__blocks_body(te_args, te_at, TE_RULE_adamw))
-TE_KERNEL_RESIDENT(te_sgd_update_e4m3, TE__ADAMW_THREADS, TE__BLOCKS_RESIDENT, te__adamw_args,
+TE_KERNEL_RESIDENT(te_sgd_update_e4m3, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te__adamw_args,
                    te__blocks_body(te_args, te_at, TE_RULE_sgd))
 
 #endif
