@@ -247,13 +247,6 @@ def attention(q, k, v):
     return F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=q.shape[2] != k.shape[2]).transpose(1, 2).flatten(2)
 
 
-def with_backend(backend):
-    def run(q, k, v):
-        with sdpa_kernel(backend):
-            return attention(q, k, v)
-    return run
-
-
 def on_gpu(module):
     module = module.to(device=DEVICE, dtype=BF16)
     for p in module.parameters():
@@ -278,8 +271,6 @@ def blocks():
         OURS.library.lists_close()
     torch.cuda.empty_cache()
     case("mlp4096", rows, mlp, x, both, graph=False, shared=list(mlp.parameters()), sets=2, runs=5)
-    backends = {"eager": attention, "cudnn": with_backend(SDPBackend.CUDNN_ATTENTION), "flash": with_backend(SDPBackend.FLASH_ATTENTION)}
-    case("attention", attention_shape, attention, qkv, compiled=False, variants=backends, graph=False, sets=3, runs=9)
     block.eval()
     for n in (1, 8, 64):
         race(f"gpt4096 {n}", racers_of("gpt4096", f"{n}", block, lambda: [normal(1, n, hidden)], ("inference",), sets=4, runs=12)

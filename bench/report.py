@@ -131,14 +131,12 @@ def in_turns(rows):
 def wholes(block, peers, turns):
     """The parts of block.cu that peers.py has, too: ours as one graph, forward alone as the sum of its steps, beside PyTorch's. What is
     in `turns` is of that race alone."""
-    total, attention, whole = defaultdict(float), defaultdict(float), {}
+    total, whole = defaultdict(float), {}
     for r in block:
         if (r["pass"], r["step"]) == ("training", "whole") and r["shape"].startswith("8192x"):
             whole[r["model"]] = r["microseconds"]
         if r["step"] == "all":
             total[r["model"], r["pass"]] += r["microseconds"]
-        if ops(r["step"])[0] == "attention":
-            attention[r["model"], r["pass"], r["shape"]] = r["microseconds"]
     out = []
     def line(name, ours, p):
         if ours:
@@ -148,8 +146,7 @@ def wholes(block, peers, turns):
         forward, both = (next((t for k, t in peers.items() if k[:2] == (model, p)), {}) for p in ("forward", "forward+backward"))
         line(f"{model} forward", total[model, "forward"], forward)
         ours = whole.get(model, total[model, "forward"] + total[model, "backward"])
-        mine = sum(t for k, t in attention.items() if k[0] == model and k[1] != "inference")
-        theirs = sum(t.get("eager", 0) for k, t in peers.items() if k[0] == "attention" and k[1] in ("forward", "backward") and model == "gpt4096")
+        mine = theirs = 0
         alone = "attention" if model == "gpt4096" else model + "_attention"
         if "ours" in turns.get(model, {}) and alone in turns:
             ours, mine, theirs = turns[model]["ours"], turns[alone]["ours"], turns[alone]["eager"]
@@ -163,10 +160,6 @@ def wholes(block, peers, turns):
     bare = sum(total[m, p] for m in ("bare_fc1", "bare_fc2") for p in ("forward", "backward"))
     if bare and total["mlp4096", "forward"]:
         text += f"\nmlp4096, forward + backward, over its six bare products: {(total['mlp4096', 'forward'] + total['mlp4096', 'backward']) / bare:.3f}.\n"
-    cells = [[k[0], k[1], us(t)] + [us(p.get(v)) for v in ("eager", "cudnn", "flash")] + [times(t, min(p.values()))]
-             for k, t in attention.items() for p in [peers.get(("attention", *k[1:]))] if p]
-    if cells:
-        text += "\n" + table(["<attention in", "<pass", "ours, us", "PyTorch's choice", "cuDNN", "FlashAttention", "ours / best"], cells)
     return text
 
 # ---- pictures
