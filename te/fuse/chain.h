@@ -14,6 +14,8 @@
 #include "../core/amax.h"    /* te_amax_bits */
 #include "../core/fp8_vec.h" /* te_store8_fp8 */
 #include "../core/target.h" /* te_rng_args, te_block */
+#include "../fp8/fp8_scaling.h" /* te_scaling */
+#include "../fp8/scales.h"   /* te_scale_rule */
 #include "../ops/map.h"     /* te_stage, te_place */
 #include "../ops/norm.h"    /* te_norm_options */
 
@@ -28,6 +30,14 @@ typedef struct te_chain_fp8 {
     float *inverse;     /* gets 1 / scale; null: not wanted */
 } te_chain_fp8;
 
+/* y in FP8 for a product that has scales of tiles or rows (chain_scaled.h), y null: not stored. All of it target
+ * memory. */
+typedef struct te_chain_scaled {
+    void *y;        /* [rows, out], e4m3 */
+    float *inverse; /* 1 / its scales (te_scaling_count) */
+    te_scale_rule rule;
+} te_chain_scaled;
+
 /* The arguments of a kernel. */
 typedef struct te_chain {
     const void *x; /* [rows, in] */
@@ -37,6 +47,7 @@ typedef struct te_chain {
     te_stage op[TE_MAX_ROW];
     int half; /* te_chain_shape.half, for kernels that do not have it as a constant */
     te_rng_args take; /* the random state, to be taken along; taken null: not */
+    te_chain_scaled scaled;
 } te_chain;
 
 /* Eight elements in registers. `g`: the second half of a gated op's row. sum: gradients of parameters, the second eight
@@ -65,13 +76,29 @@ typedef struct te_chain_shape {
     int resident;              /* blocks on a multiprocessor */
     int stash;                 /* bytes of shared memory for gamma, 0: none */
     int fp8;                   /* the list names a recipe: y may be stored in FP8 */
+    te_scaling scaled;         /* and with such scales of its own (chain_scaled.h) */
 } te_chain_shape;
+
+/* Of a list and a chain: with which scales of its own its kernels store y, a te_scaling. A map's kernel for a width
+ * that is known only at run time does not have the whole of a row. */
+#define TE__CHAIN_SCALED(model, name)                                           \
+    (name##_is_backward               ? (int)TE_SCALING_NONE                    \
+     : TE_IS_TILED(model##_recipe)    ? (int)TE_SCALING_TILES                   \
+     : !TE_IS_BY_ROW(model##_recipe)  ? (int)TE_SCALING_NONE                    \
+     : name##_norm < 0 && model##_takes_dims ? (int)TE_SCALING_NONE             \
+                                      : (int)TE_SCALING_ROW)
+/* As name##_norm, but not below 0 either where a group of lanes has all of a row for its scale. */
+#define TE__CHAIN_WHOLE(name) \
+    ((int)name##_norm < 0 && (int)name##_scaled == (int)TE_SCALING_ROW ? 0 : (int)name##_norm)
+/* Lanes of a row that has scales of its own fill warps. */
+#define TE__SCALED_LANES(scaled, lanes) \
+    (TE_CUDA && (int)(scaled) != (int)TE_SCALING_NONE && (lanes) < 32 ? 32 : (lanes))
 
 /* Rows that a lane of a map loads at once: so many at most, and here; and blocks beside each other that share a row. */
 enum { TE_MAP_ROWS = TE_CUDA ? 4 : 1 };
 TE_BOTH int te_map_batch(te_chain_shape k) {
     const int gated = k.in_halves + k.out_halves > 2;
-    if (!TE_CUDA) return 1;
+    if (!TE_CUDA || k.scaled == TE_SCALING_ROW) return 1;
     return k.sums < 0 ? (gated ? 1 : 2) : gated || k.draws ? 2 : 4;
 }
 TE_BOTH int te_chain_tiles(te_chain_shape k) {
@@ -142,7 +169,8 @@ TE_BOTH int te_chain_tiles(te_chain_shape k) {
 /* What of a shape follows its width at run time: on CUDA a map's lanes, on the host the one lane's vectors. */
 TE_BOTH te_chain_shape te_shape_at(te_chain_shape k) {
 #if TE_CUDA
-    if (k.norm < 0) k.lanes = TE_MAP_LANES(k.half, k.sums), k.groups = TE_CHAIN_GROUPS(-1, k.lanes);
+    if (k.norm < 0) k.lanes = TE__SCALED_LANES(k.scaled, TE_MAP_LANES(k.half, k.sums));
+    if (k.norm < 0) k.groups = TE_CHAIN_GROUPS(-1, k.lanes);
 #else
     k.chunks = (int)te_min(k.chunks, TE_VECTORS(k.half));
 #endif

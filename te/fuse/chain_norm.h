@@ -2,7 +2,8 @@
 #ifndef TE_FUSE_CHAIN_NORM_H
 #define TE_FUSE_CHAIN_NORM_H
 
-#include "chain_map.h" /* te_keep */
+#include "chain_map.h"    /* te_keep */
+#include "chain_scaled.h" /* te_chain_store_scaled */
 
 /* How a row comes into registers, and through the ops in front of the norm. `source`: the function's own, null where it
  * needs none; else it also loads gamma into row_x[k.chunks ..]. */
@@ -76,8 +77,10 @@ TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, te_store_fn s
         for (int j = 0; j < 8; j++) l.v[j] = (v[j] - mean) * rstd * w[j] + (code == TE_NORM_layernorm ? b[j] : 0.0f);
         te_keep(&l, s, k.norm_out);
         stages(&l, c, k.norm + 1, TE_MAX_ROW);
+        if (te_chain_is_scaled(c, k)) te_vec8_of_pairs(&row_x[i], l.v, k.out);
         store(c, &l, k, most);
     }
+    if (te_chain_is_scaled(c, k)) te_chain_store_scaled(c, k, row, g, 0, row_x);
 }
 
 #endif

@@ -33,6 +33,15 @@ TE_API te_status te__chain_in_fp8(te_value *v, te_run *r, te_chain *c, int i, vo
     return TE_OK;
 }
 
+/* Let the kernel store v, the operand of product i, with scales of its own: the walk's value is that. Where v has
+ * memory it is stored there, too. */
+TE_API te_status te__chain_in_scales(te_value *v, te_run *r, te_chain *c, int i, te_scaling scaling) {
+    c->y = v->p;
+    TE_TRY(te_acquire_scaled(r, v, v->rows, v->cols, scaling));
+    c->scaled.y = v->p, c->scaled.inverse = te_scales_behind(r, *v), c->scaled.rule = r->param[i]->fp8.own;
+    return TE_OK;
+}
+
 /* Let the kernel find the amax of what it stores for product i in the list's format. The walk's value is that. */
 TE_API void te__chain_measure(te_run *r, te_chain *c, int i) {
     const te_fp8_product *f = &r->param[i]->fp8;
@@ -43,9 +52,10 @@ TE_API void te__chain_measure(te_run *r, te_chain *c, int i) {
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
 
 /* The ops of `s` from `skip` on, of x; `applied` of them were done by the matrix product before (a bias). The walk's
- * value is then what the step gives. *work: whether there is anything to launch. */
-TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int applied, te_value x, te_chain *c,
-                                   int *work) {
+ * value is then what the step gives. scaled: the scales of its own that the kernel can store y with. *work: whether
+ * there is anything to launch. */
+TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int applied, te_value x, te_scaling scaled,
+                                   te_chain *c, int *work) {
     const te_plan *plan = r->plan;
     int last = -1;
     for (int j = skip; j < s->count; j++)
@@ -77,8 +87,14 @@ TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int ap
             continue;
         }
         const int forked = j + 1 < s->count && (plan->op[s->op[j + 1]].flags & TE_IS_FORK);
-        const int for_product = j == s->count - 1 && !te_last_step(r, s) && te_is_stored_in_fp8(r, i + 1);
-        if (j == last && for_product && !(r->pass == TE_FORWARD && te_in_memory(r, i))) {
+        const int leaves = j == s->count - 1 && !te_last_step(r, s); /* its result is the next op's input alone */
+        const int for_product = leaves && te_is_stored_in_fp8(r, i + 1), kept = r->pass == TE_FORWARD && te_in_memory(r, i);
+        if (j == last && leaves && te_is_scaled_by_kernel(r, i + 1, scaled) && op->out_dtype == plan->dtype) {
+            v = kept ? te_output_of(r, i) : te_value_of(0, op->out_dtype, te_rows_in(r, op->out_rows), op->out);
+            if (kept && !v.p) TE_TRY(te_acquire(r, &v, op->out_rows, op->out, op->out_dtype));
+            TE_TRY(te__chain_in_scales(&v, r, c, i + 1, scaled));
+            *work = 1;
+        } else if (j == last && for_product && !kept) {
             v = te_value_of(0, op->out_dtype, te_rows_in(r, op->out_rows), op->out);
             TE_TRY(te__chain_in_fp8(&v, r, c, i + 1, te_kept_of(r, i + 1).x));
             *work = 1;
@@ -215,7 +231,7 @@ TE_API te_status te_chain_step_forward(te_run *r, const te_step *s, int skip, in
     const int64_t blocks = te__chain_blocks(r, x.rows, k);
     memset(&c, 0, sizeof c); /* what no op fills in is null */
     c.half = k.half;
-    TE_TRY(te__chain_forward(r, s, skip, applied, x, &c, &work));
+    TE_TRY(te__chain_forward(r, s, skip, applied, x, k.scaled, &c, &work));
     if (work) c.take = r->take, r->take.taken = 0;
     return work && !r->dry ? launch(r->ctx, te_grid_of(blocks * te_chain_tiles(k), 1), &c) : TE_OK;
 }

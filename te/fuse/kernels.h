@@ -122,7 +122,8 @@ TE_BOTH te_chain_shape te_no_shape(void) {
         name##_reads = TE__FIRST_OF(name##_readers),                                                                 \
         name##_kept = 0 TE_ROW(TE__KEPT_AT, ~, __VA_ARGS__),                                                         \
         name##_outputs = 0 TE_ROW(TE__OUTPUT_AT, ~, __VA_ARGS__),                                                    \
-        name##_fp8_wanted = (int)model##_names_recipe                                                                \
+        name##_fp8_wanted = (int)model##_names_recipe,                                                               \
+        name##_scaled = TE__CHAIN_SCALED(model, name), name##_whole = TE__CHAIN_WHOLE(name)                          \
     };                                                                                                               \
     static_assert(name##_is_backward || !(name##_outputs * 2 & name##_kept),                                         \
                   "te: " #name ": an (output, ..) in a row comes before an op that keeps what it reads");            \
@@ -266,13 +267,13 @@ TE_BOTH te_chain_shape te_no_shape(void) {
  * exists: 0 leaves it empty. kernel##_registers is what a thread keeps of the rows that it works on. */
 #define TE__CHAIN_KERNEL(kernel, name, dtype, pass, eps, columns, even, width, at, lanes_of, exists)                 \
     enum {                                                                                                           \
-        kernel##_lanes = lanes_of(name##_norm, columns, name##_sums, pass),                                          \
-        kernel##_groups = TE_CHAIN_GROUPS(name##_norm, kernel##_lanes),                                              \
-        kernel##_chunks = TE_CHAIN_CHUNKS(name##_norm, columns, kernel##_lanes),                                     \
+        kernel##_lanes = TE__SCALED_LANES(name##_scaled, lanes_of(name##_whole, columns, name##_sums, pass)),        \
+        kernel##_groups = TE_CHAIN_GROUPS(name##_whole, kernel##_lanes),                                             \
+        kernel##_chunks = TE_CHAIN_CHUNKS(name##_whole, columns, kernel##_lanes),                                    \
         kernel##_threads = kernel##_lanes * kernel##_groups,                                                         \
         kernel##_stash = TE_CHAIN_STASH(name##_norm, kernel##_lanes, kernel##_chunks, (int)TE_##dtype == (int)TE_f32 \
             ? 4 : 2, name##_is_backward),                                                                            \
-        kernel##_resident = TE_CHAIN_RESIDENT(name##_norm, kernel##_threads, kernel##_chunks, name##_sums,           \
+        kernel##_resident = TE_CHAIN_RESIDENT(name##_whole, kernel##_threads, kernel##_chunks, name##_sums,           \
             name##_in_halves != name##_out_halves, pass)                                                             \
     };                                                                                                               \
     typedef struct kernel##_registers { float sums[TE_SUM_SLOTS * 8 * kernel##_chunks];                              \
@@ -280,12 +281,11 @@ TE_BOTH te_chain_shape te_no_shape(void) {
     typedef struct kernel##_shared { te_smem16 stash[kernel##_stash / 16 + 1]; } kernel##_shared;                    \
     TE_BOTH te_chain_shape kernel##_shape(int half) {                                                                \
         const te_chain_shape k = {(te_dtype)name##_in_dtype, (te_dtype)name##_out_dtype, TE_##dtype, width,          \
-            name##_in_halves, name##_out_halves,                                                                     \
-                                  even, name##_norm, {name##_norm_code, eps}, (te_dtype)name##_norm_in,              \
-                                      (te_dtype)name##_norm_out,                                                     \
-                                  name##_sums, name##_sum_halves, name##_sums_three,                                 \
-                                  name##_is_backward, name##_draws, name##_reads, kernel##_lanes, kernel##_chunks,   \
-                                  kernel##_groups, kernel##_resident, kernel##_stash, name##_fp8_wanted};            \
+            name##_in_halves, name##_out_halves, even, name##_norm, {name##_norm_code, eps},                         \
+            (te_dtype)name##_norm_in, (te_dtype)name##_norm_out, name##_sums, name##_sum_halves, name##_sums_three,  \
+            name##_is_backward, name##_draws, name##_reads, kernel##_lanes, kernel##_chunks, kernel##_groups,        \
+            kernel##_resident, kernel##_stash, name##_fp8_wanted,                                                    \
+            (width) % 16 == 0 ? (te_scaling)name##_scaled : TE_SCALING_NONE};                                        \
         (void)half;                                                                                                  \
         return at(k);                                                                                                \
     }                                                                                                                \

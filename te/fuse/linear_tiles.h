@@ -50,9 +50,12 @@ TE_API te_status te__tiled_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_tiled turned = {kept.x, kept.inverse};
     te_tiled row = {0, 0};
     TE_TRY(te__check_fine_grained(r, i));
-    TE_TRY(te__tiled_room(&row, r, x.cols, 0));
     if (r->pass == TE_FORWARD) te_keep_turned(r, i, 1);
-    TE_TRY(te__tiled_cast(r, x, f, row, turned));
+    if (te_is_fp8(x.dtype)) row.p = x.p, row.inverse = te_scales_behind(r, x);
+    else {
+        TE_TRY(te__tiled_room(&row, r, x.cols, 0));
+        TE_TRY(te__tiled_cast(r, x, f, row, turned));
+    }
     g->a = row.p, g->b = f->data, g->trans_b = 1;
     g->a_fp8 = te__tiled_operand(TE_SCALING_TILES, row.inverse);
     g->b_fp8 = te__tiled_operand(TE_SCALING_BLOCKS, f->inverse);

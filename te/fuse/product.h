@@ -148,7 +148,7 @@ TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels
     const int most = (int)te_max(room, te__most_blocks(r, k, te_chain_tiles(k)));
     memset(&p, 0, sizeof p);
     if (k.backward) TE_TRY(te__chain_backward(r, s, 1, blocks, most, product, &p.chain, &work));
-    else TE_TRY(te__chain_forward(r, s, 1, 0, product, &p.chain, &work));
+    else TE_TRY(te__chain_forward(r, s, 1, 0, product, TE_SCALING_NONE, &p.chain, &work));
     if (!keep && !te__product_is_read(r, s, &p.chain, product.p)) p.chain.x = 0;
     if (k.sums >= 0) p.many.sums = p.chain.op[k.sums].sum[0];
     *(few ? &p.few.amax : &p.many.amax) = p.chain.fp8.amax;
