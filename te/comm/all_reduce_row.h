@@ -115,9 +115,10 @@ TE_API te_status te__all_reduce_chain(te_run *r, const te_step *s, te_value x, t
                                       te_chain_shape k) {
     te_peer_chain p;
     int work = 0;
+    k.turns = 0; /* this is one kernel */
     memset(&p, 0, sizeof p);
     p.c.half = k.half;
-    TE_TRY(te__chain_forward(r, s, 1, 0, sum, k.scaled, &p.c, &work));
+    TE_TRY(te__chain_forward(r, s, 1, 0, sum, k, &p.c, &work));
     if (work) p.c.take = r->take, r->take.taken = 0;
     if (!work || r->dry) return TE_OK;
     TE_TRY(te_peers_check(r->tensor, r->ctx));

@@ -66,16 +66,19 @@ TE_FN int te__tiles_of_col(int col, int down) {
     return (down * 8 + col % 8) * TE_TILES_APART + col / 8;
 }
 
-/* Piece i of the tile at (row0, col0): load it, and leave the largest of its rows and columns. */
-TE_FN void te__tiles_measure(const te_quantize_tiles *q, te_vec8 x[8], te_tiles_shared *s, int64_t row0, int64_t col0,
-                             int i, const te_dtype from) {
-    const int down = i / TE_TILES_SIDE, across = i % TE_TILES_SIDE;
-    const int64_t row = row0 + 8 * down, col = col0 + 8 * across;
-    uint32_t of_col[8];
+/* Load piece i of the tile at (row0, col0). */
+TE_FN void te__tiles_load(const te_quantize_tiles *q, te_vec8 x[8], int64_t row0, int64_t col0, int i,
+                          const te_dtype from) {
+    const int64_t row = row0 + i / TE_TILES_SIDE * 8, col = col0 + i % TE_TILES_SIDE * 8;
     TE_UNROLL for (int k = 0; k < 8; k++) {
         memset(&x[k], 0, sizeof x[k]);
         if (col < q->cols && row + k < q->rows) te_vec8_load(&x[k], q->x, (row + k) * q->cols + col, 8, 1, from);
     }
+}
+/* Leave the largest of the rows and columns of piece i; what does not exist of it is 0. */
+TE_FN void te__tiles_measure(const te_vec8 x[8], te_tiles_shared *s, int i, const te_dtype from) {
+    const int down = i / TE_TILES_SIDE, across = i % TE_TILES_SIDE;
+    uint32_t of_col[8];
     TE_UNROLL for (int j = 0; j < 8; j++) of_col[j] = 0;
     TE_UNROLL for (int k = 0; k < 8; k++) {
         float v[8];
@@ -143,17 +146,14 @@ TE_FN void te__tiles_round(const te_tiles_args *a, const te_vec8 x[8], te_tiles_
     }
     if (turned) te__fp8_turn(&s->u.turned, r, row, col);
 }
-TE_FN void te__tiles_tile(const te_tiles_args *a, te_block b, te_tiles_held *held, te_tiles_shared *s,
-                          const te_dtype from, const te_dtype to) {
+/* The tile at (row, col) of what the lanes hold. */
+TE_FN void te__tiles_store(const te_tiles_args *a, const te_tiles_held *held, te_tiles_shared *s, te_lanes g,
+                           int64_t row, int64_t col, const te_dtype from, const te_dtype to) {
     enum { PIECES = TE_FP8_TILE / 16 };
     const te_quantize_tiles *q = &a->q;
-    int group;
-    const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
-    const int across = (int)te_ceil_div(q->cols, TE_FP8_TILE);
-    const int64_t row = (int64_t)(b.x / across) * TE_FP8_TILE, col = (int64_t)(b.x % across) * TE_FP8_TILE;
     const float most = te_fp8_most(to);
     TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++)
-        te__tiles_measure(q, held->x[h], s, row, col, g.id + h * g.count, from);
+        te__tiles_measure(held->x[h], s, g.id + h * g.count, from);
     te_block_sync();
     for (int i = g.id; i < 2 * TE_FP8_TILE; i += g.count) te__tiles_line(q, s, row, col, i, most);
     te_block_sync();
@@ -166,6 +166,16 @@ TE_FN void te__tiles_tile(const te_tiles_args *a, te_block b, te_tiles_held *hel
     te_block_sync();
     for (int i = g.id; i < TE_FP8_TILE * PIECES; i += g.count)
         te__fp8_store_turned(&a->out, &s->u.turned, row + i % PIECES * 16, col + i / PIECES, i % PIECES, i / PIECES);
+}
+TE_FN void te__tiles_tile(const te_tiles_args *a, te_block b, te_tiles_held *held, te_tiles_shared *s,
+                          const te_dtype from, const te_dtype to) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
+    const int across = (int)te_ceil_div(a->q.cols, TE_FP8_TILE);
+    const int64_t row = (int64_t)(b.x / across) * TE_FP8_TILE, col = (int64_t)(b.x % across) * TE_FP8_TILE;
+    TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++)
+        te__tiles_load(&a->q, held->x[h], row, col, g.id + h * g.count, from);
+    te__tiles_store(a, held, s, g, row, col, from, to);
 }
 TE_FN void te_tiles_body(const te_tiles_args *a, te_block b, te_tiles_held *held, te_tiles_shared *s,
                          const te_dtype from) {

@@ -36,6 +36,11 @@ typedef struct te_chain_scaled {
     void *y;        /* [rows, out], e4m3 */
     float *inverse; /* 1 / its scales (te_scaling_count) */
     te_scale_rule rule;
+    int tiles;          /* chain_tiles.h stores it, and transposed: */
+    int64_t yt_cols;    /* rows of the transpose, up to a multiple of 16 */
+    void *yt;           /* [out, yt_cols]; null: not wanted */
+    float *yt_inverse;
+    const void *norm_x; /* what the chain's norm reads */
 } te_chain_scaled;
 
 /* The arguments of a kernel. */
@@ -77,6 +82,7 @@ typedef struct te_chain_shape {
     int stash;                 /* bytes of shared memory for gamma, 0: none */
     int fp8;                   /* the list names a recipe: y may be stored in FP8 */
     te_scaling scaled;         /* and with such scales of its own (chain_scaled.h) */
+    int turns;                 /* and, of tiles, transposed as well (chain_tiles.h) */
 } te_chain_shape;
 
 /* Of a list and a chain: with which scales of its own its kernels store y, a te_scaling. A map's kernel for a width

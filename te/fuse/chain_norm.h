@@ -28,6 +28,15 @@ TE_FN void te_norm_row_load(const te_chain *c, te_stages_fn stages, const te_cha
         }
     }
 }
+/* y = (x - mean) rstd gamma + beta, of eight elements. */
+TE_FN void te_norm_of8(float y[8], const float x[8], float mean, float rstd, const te_vec8 *gamma, const te_stage *s,
+                       te_place at, const te_chain_shape k) {
+    const int has_beta = (k.norm_options.code & 3) == TE_NORM_layernorm;
+    float w[8], b[8];
+    te_gamma8(w, gamma, k.weight, k.norm_options.code);
+    if (has_beta) te_load8(b, s->w[1], at.col, at.n, at.aligned, k.weight);
+    TE_UNROLL for (int j = 0; j < 8; j++) y[j] = (x[j] - mean) * rstd * w[j] + (has_beta ? b[j] : 0.0f);
+}
 TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
                            int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, te_norm_load_fn load,
                            const void *source) {

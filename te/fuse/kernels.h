@@ -9,6 +9,7 @@
 
 #include "../plan/dims.h" /* TE_MAP_KERNELS, TE_NORM_KERNELS */
 #include "chain_run.h"    /* te_chain_step_forward, _backward */
+#include "chain_tiles.h"  /* TE__CHAIN_OF_fixed_tiled */
 #include "linear_loss.h"  /* te__linear_loss_forward */
 #include "linear_rope.h"  /* TE__LINEAR_ROPE */
 #include "linear_step.h"  /* te_linear_step_forward, _backward */
@@ -233,8 +234,8 @@ TE_BOTH te_chain_shape te_no_shape(void) {
     TE__CHAIN_MAP(kernel##_many, name, dtype, pass, eps, lanes, exists)                                   \
     TE__CHAIN_MAP(kernel##_quick, name, dtype, pass, eps, TE_QUICK_LANES,                                 \
         (int)kernel##_quick_lanes != (int)kernel##_many_lanes)                                            \
-    TE_BOTH te_chain_shape name##_shape(int half) { return kernel##_many_shape(half); }                   \
-    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_chain *c) {                    \
+    TE_BOTH te_chain_shape kernel##_shape(int half) { return kernel##_many_shape(half); }                 \
+    TE_API te_status kernel##_launch(te_context *ctx, te_grid grid, const te_chain *c) {                    \
         const int one = (int)kernel##_quick_lanes == (int)kernel##_many_lanes;                            \
         if (one || c->rows > ctx->processors) return kernel##_many_launch(ctx, grid, c);                  \
         return kernel##_quick_launch(ctx, te_grid_of(te_ceil_div(c->rows, kernel##_quick_groups), 1), c); \

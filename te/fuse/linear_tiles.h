@@ -68,9 +68,14 @@ TE_API te_status te__tiled_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te
     const te_tiled none = {0, 0};
     te_tiled row = none, turned = none;
     TE_TRY(te__check_fine_grained(r, i));
-    TE_TRY(te__tiled_room(&row, r, dy.cols, 0));
-    if (!(r->plan->op[i].flags & TE_IS_FROZEN)) TE_TRY(te__tiled_room(&turned, r, dy.cols, 1));
-    TE_TRY(te__tiled_cast(r, dy, f, row, te_is_trained(r->param[i]) ? turned : none));
+    if (te_is_fp8(dy.dtype)) {
+        row.p = dy.p, row.inverse = te_scales_behind(r, dy);
+        turned.p = r->turned.p, turned.inverse = te_scales_behind(r, r->turned);
+    } else {
+        TE_TRY(te__tiled_room(&row, r, dy.cols, 0));
+        if (!(r->plan->op[i].flags & TE_IS_FROZEN)) TE_TRY(te__tiled_room(&turned, r, dy.cols, 1));
+        TE_TRY(te__tiled_cast(r, dy, f, row, te_is_trained(r->param[i]) ? turned : none));
+    }
     x->a = row.p, x->b = f->transposed, x->trans_b = 1;
     x->a_fp8 = te__tiled_operand(TE_SCALING_TILES, row.inverse);
     x->b_fp8 = te__tiled_operand(TE_SCALING_BLOCKS, f->transposed_inverse);

@@ -63,15 +63,7 @@ TE_API int te_is_stored_in_fp8(const te_run *r, int i) {
            (r->use == TE_USE_as_bound ? !r->param[i]->fp8.current : r->use == TE_USE_stored);
 }
 
-/* Whether such a kernel stores the operand with scales of its own, where `scaling` is what it can. In training
- * fp8_block reads it transposed as well, with other scales: then a cast makes both of what the kernel gives. */
-TE_API int te_is_scaled_by_kernel(const te_run *r, int i, te_scaling scaling) {
-    if (scaling == TE_SCALING_NONE || !te_is_in_fp8(r, i) || !r->param[i]) return 0;
-    if (te_is_tiled(r, i))
-        return scaling == TE_SCALING_TILES && (r->pass == TE_INFER || (r->pass == TE_FORWARD && !te__keeps_fp8(r, i)));
-    return scaling == TE_SCALING_ROW && TE_IS_BY_ROW(r->plan->op[i].recipe);
-}
-/* A value that is stored so, in the workspace, and where its scales lie: behind it. */
+/* A value in e4m3 with scales of its own, in the workspace, and where they lie: behind it. */
 TE_API te_status te_acquire_scaled(te_run *r, te_value *v, int64_t rows, int cols, te_scaling scaling) {
     const int64_t room = te_room_rows(r);
     const int64_t bytes = room * cols + te_scaling_count(scaling, room, cols) * (int64_t)sizeof(float);
@@ -82,7 +74,7 @@ TE_API te_status te_acquire_scaled(te_run *r, te_value *v, int64_t rows, int col
     return TE_OK;
 }
 TE_API float *te_scales_behind(const te_run *r, te_value v) {
-    return (float *)(void *)((char *)v.p + te_room_rows(r) * v.cols);
+    return v.p ? (float *)(void *)((char *)v.p + te_room_rows(r) * v.cols) : 0;
 }
 
 /* Whether the kernel that makes that operand, in the list's format, finds its amax: where the scale is to be of that.
