@@ -15,15 +15,13 @@ TE_QUANTIZE_ROWS(rows_bf16, bf16)
 
 // X(dtype, recipe's letter, recipe)
 #define RULES(X) X(bf16, b, fp8_block) X(f32, b, fp8_block) X(bf16, r, fp8_row)
-#define ADD(W) (fork, x), (relu, r), (add, x), (fork, y), (rmsnorm, n, W), (add, y)
-#define DROP(W) (fork, x), (bias, b, W), (dropout, d, 0.2f), (add, x)
-#define LISTS(D, r, R)                                                                                       \
-    TE_SEQUENTIAL(r##D##_layernorm, (D, (recipe, R)), (layernorm, n, 144))                                   \
-    TE_SEQUENTIAL(r##D##_wide, (D, (recipe, R)), (rmsnorm, n, 2064))                                         \
-    TE_SEQUENTIAL(r##D##_add, (D, (recipe, R), (width, 128)), ADD(128))                                      \
-    TE_SEQUENTIAL(r##D##_gelu, (D, (recipe, R)), (bias, b, 272), (gelu, n))                                  \
-    TE_SEQUENTIAL(r##D##_swiglu, (D, (recipe, R)), (bias, b, 512), (swiglu, n))                              \
-    TE_SEQUENTIAL(r##D##_drop, (D, (recipe, R)), DROP(160))
+#define LISTS(D, r, R)                                                                                                           \
+    MODEL(r##D##_norm, (D, (recipe, R)), (layernorm, n, 144), (linear, l, 144, 16))                                              \
+    MODEL(r##D##_wide, (D, (recipe, R)), (rmsnorm, n, 2064), (linear, l, 2064, 16))                                              \
+    MODEL(r##D##_add, (D, (recipe, R)), (fork, x), (relu, r), (add, x), (fork, y), (rmsnorm, n, 128), (linear, l, 128, 128), (add, y)) \
+    MODEL(r##D##_gelu, (D, (recipe, R)), (linear, f, 16, 272), (bias, b, 272), (gelu, n), (linear, l, 272, 16))                  \
+    MODEL(r##D##_gated, (D, (recipe, R)), (linear, f, 16, 512), (bias, b, 512), (swiglu, n), (linear, l, 256, 16))               \
+    MODEL(r##D##_drop, (D, (recipe, R)), (fork, x), (linear, f, 160, 160), (bias, b, 160), (dropout, d, 0.2f), (add, x), (linear, l, 160, 16))
 RULES(LISTS)
 
 namespace {
@@ -36,13 +34,13 @@ struct producer {
 };
 #define OF(kernel, half, count, norm) {#kernel, kernel##_launch, kernel##_shape(half), count, norm}
 #define PRODUCERS(D, r, R)                                                                                                       \
-    OF(r##D##_layernorm_n_layernorm, 144, 1, 0), OF(r##D##_layernorm_n_layernorm_infer, 144, 1, 0),                             \
-        OF(r##D##_wide_n_rmsnorm, 2064, 1, 0), OF(r##D##_wide_n_rmsnorm_infer, 2064, 1, 0),                                     \
-        OF(r##D##_add_x_add_fork_rmsnorm, 128, 3, 2), OF(r##D##_add_x_add_fork_rmsnorm_infer, 128, 3, 2),                       \
-        OF(r##D##_gelu_b_bias_gelu, 272, 2, -1), OF(r##D##_gelu_b_bias_gelu_infer, 272, 2, -1), OF(r##D##_gelu_n_gelu_bias_backward, 272, 2, -1), \
-        OF(r##D##_swiglu_b_bias_swiglu, 256, 2, -1), OF(r##D##_swiglu_b_bias_swiglu_infer, 256, 2, -1),                         \
-        OF(r##D##_swiglu_n_swiglu_bias_backward, 256, 2, -1), OF(r##D##_drop_b_bias_dropout_add, 160, 3, -1),                   \
-        OF(r##D##_drop_x_add_dropout_bias_backward, 160, 3, -1),
+    OF(r##D##_norm_n_layernorm, 144, 1, 0), OF(r##D##_norm_n_layernorm_infer, 144, 1, 0),                                        \
+        OF(r##D##_wide_n_rmsnorm, 2064, 1, 0), OF(r##D##_wide_n_rmsnorm_infer, 2064, 1, 0),                                      \
+        OF(r##D##_add_x_add_fork_rmsnorm, 128, 3, 2), OF(r##D##_add_x_add_fork_rmsnorm_infer, 128, 3, 2),                        \
+        OF(r##D##_gelu_f_linear_bias_gelu, 272, 2, -1), OF(r##D##_gelu_f_linear_bias_gelu_infer, 272, 2, -1),                    \
+        OF(r##D##_gelu_l_linear_gelu_bias_backward, 272, 2, -1), OF(r##D##_gated_f_linear_bias_swiglu, 256, 2, -1),              \
+        OF(r##D##_gated_f_linear_bias_swiglu_infer, 256, 2, -1), OF(r##D##_gated_n_swiglu_bias_backward, 256, 2, -1),            \
+        OF(r##D##_drop_f_linear_bias_dropout_add, 160, 3, -1), OF(r##D##_drop_x_add_dropout_bias_backward, 160, 3, -1),
 
 // Numbers of many sizes and, if wanted, some that are not finite.
 void draw(buffer &b, source &random, size_t n, te_dtype t, bool finite) {
@@ -134,10 +132,17 @@ void check(const producer &p, int64_t rows, bool finite) {
 
 const producer producers[] = {RULES(PRODUCERS)};
 
+int turning() {
+    int n = 0;
+    for (const producer &p : producers) n += p.k.turns;
+    return n;
+}
+
 } // namespace
 
 TEST_CASE("a kernel that stores FP8 has the bits of its result and a cast", "[producers]") {
     for (const producer &p : producers)
         for (const int64_t rows : {1, 37, 129, 261}) check(p, rows, true);
     for (const producer &p : producers) check(p, 50, false);
+    CHECK(turning() == 2 * (3 + 2 * 3)); // of fp8_block: norms, and maps forward and backward
 }

@@ -1,6 +1,6 @@
-/* chain_tiles.h -- a chain's result in tiles of FP8 for a product of fp8_block that trains, in one pass: as it lies with
- * a scale for each 1 x 128, and transposed, for the weight's gradient, with one for each 128 x 1. The bits are those of
- * the chain's result, rounded to the list's format, and a pass of quantize_tiles.h behind it.
+/* chain_tiles.h -- a chain's result in tiles of FP8 for a product of fp8_block that trains, in one pass: as it lies
+ * with a scale for each 1 x 128, and transposed, for the weight's gradient, with one for each 128 x 1. The bits are
+ * those of the chain's result, rounded to the list's format, and a pass of quantize_tiles.h behind it.
  *
  * A block has a tile of 128 x 128, a lane 8 x 8 of its elements, which it runs the chain on and keeps in registers. A
  * chain of maps does that from what it reads. Behind a norm the kernel for rows comes first: it stores y as it lies and
@@ -136,25 +136,29 @@ TE_API te_status te__chain_launch_tiles(te_context *ctx, te_grid grid, const te_
 }
 
 /* The kernels of a chain of a list that names fp8_block, with constant widths. */
-#define TE__CHAIN_OF_fixed_tiled(name, dtype, pass, eps, ...)                                                        \
+#define TE__CHAIN_OF_fixed_tiled(name, model, dtype, pass, eps, ...)                                                 \
+    TE_BOTH int name##_turns(void) {                                                                                 \
+        const int last = (int)TE_ID(model, TE_ROW_LAST(__VA_ARGS__));                                                \
+        return TE__CHAIN_TURNS(name) && model##_is_tiled_at(name##_is_backward ? last - 1 : last + 1);               \
+    }                                                                                                                \
     TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__CHAIN_NORM_, pass), TE__CHAIN_MAP)              \
     (name##_row, name, dtype, pass, eps, TE_CHAIN_LANES, 1)                                                          \
     TE_BOTH te_chain_shape name##_shape(int half) {                                                                  \
         te_chain_shape k = name##_row_shape(half);                                                                   \
-        k.turns = TE__CHAIN_TURNS(name);                                                                             \
+        k.turns = name##_turns();                                                                                    \
         if (k.turns) k.scaled = TE_SCALING_TILES;                                                                    \
         return k;                                                                                                    \
     }                                                                                                                \
     TE_FN void name##_tiles_body(const te_chain *c, te_block b, te_chain_tiles_held *held, te_tiles_shared *s) {     \
-        if (TE__CHAIN_TURNS(name)) te_chain_tiles_body(c, b, name##_stages, name##_shape(0), held, s);               \
+        if (name##_turns()) te_chain_tiles_body(c, b, name##_stages, name##_shape(0), held, s);                      \
     }                                                                                                                \
     TE_KERNEL_WITH(name##_tiles, TE_FP8_THREADS, TE__CHAIN_TILES_RESIDENT(name), te_chain, te_chain_tiles_held,      \
                    te_tiles_shared, name##_tiles_body)                                                               \
     TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_chain *c) {                               \
         return te__chain_launch_tiles(ctx, grid, c, name##_shape(0), name##_row_launch, name##_tiles_launch);        \
     }
-#define TE__CHAIN_OF_dims_tiled TE__CHAIN_OF_dims
-/* Whether there is a kernel for tiles: they do not reach from one half of a result to the other. */
+/* Whether there can be a kernel for tiles: they do not reach from one half of a result to the other. There is one where
+ * a product reads them. */
 #define TE__CHAIN_TURNS(name)                                                                                        \
     (name##_half % 16 == 0 && !name##_sums_three && !(name##_is_backward && name##_norm >= 0) &&                     \
      (name##_out_halves == 1 || name##_half % TE_FP8_TILE == 0))

@@ -142,7 +142,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
         TE_ROW(TE__STAGE_OPTIONS, ~, __VA_ARGS__)                                                                    \
         TE_ROW(TE__STAGE, (name, model, dtype, pass), __VA_ARGS__)                                                   \
     }                                                                                                                \
-    TE__CHAIN_OF_##widths(name, dtype, pass, (0.0f TE_ROW(TE__NORM_EPS, ~, __VA_ARGS__)), __VA_ARGS__)
+    TE__CHAIN_OF_##widths(name, model, dtype, pass, (0.0f TE_ROW(TE__NORM_EPS, ~, __VA_ARGS__)), __VA_ARGS__)
 #define TE_PASS_backward_forward 0
 #define TE_PASS_backward_backward 1
 #define TE__IS_CLASS(op, c) ((int)TE_JOIN1(TE_CLASS_, TE_CLASS(op)) == (int)TE_CLASS_##c)
@@ -222,20 +222,19 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 /* ---- a chain: its kernels ---------------------------------------------------------------------------------------- */
 
 /* One kernel, of the list's own width; or one of several, of which the width of a call takes the first that it fits. */
-#define TE__CHAIN_OF_fixed(name, dtype, pass, eps, ...)                                                        \
+#define TE__CHAIN_OF_fixed(name, model, dtype, pass, eps, ...)                                                 \
     TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__CHAIN_NORM_, pass), TE__CHAIN_MAP)        \
     (name, name, dtype, pass, eps, TE_CHAIN_LANES, 1)
 #define TE__CHAIN_MAP(kernel, name, dtype, pass, eps, lanes, exists) \
     TE__CHAIN_KERNEL(kernel, name, dtype, pass, eps, name##_half, name##_half % 8 == 0, name##_half, , lanes, exists)
 #define TE__CHAIN_NORM_backward TE__CHAIN_MAP
-/* A norm of few rows has a kernel of its own on CUDA, if it would be another one. */
-#if TE_CUDA
+#if TE_CUDA /* a norm of few rows has a kernel of its own, if it would be another one */
 #define TE__CHAIN_NORM_forward(kernel, name, dtype, pass, eps, lanes, exists)                             \
     TE__CHAIN_MAP(kernel##_many, name, dtype, pass, eps, lanes, exists)                                   \
     TE__CHAIN_MAP(kernel##_quick, name, dtype, pass, eps, TE_QUICK_LANES,                                 \
         (int)kernel##_quick_lanes != (int)kernel##_many_lanes)                                            \
     TE_BOTH te_chain_shape kernel##_shape(int half) { return kernel##_many_shape(half); }                 \
-    TE_API te_status kernel##_launch(te_context *ctx, te_grid grid, const te_chain *c) {                    \
+    TE_API te_status kernel##_launch(te_context *ctx, te_grid grid, const te_chain *c) {                  \
         const int one = (int)kernel##_quick_lanes == (int)kernel##_many_lanes;                            \
         if (one || c->rows > ctx->processors) return kernel##_many_launch(ctx, grid, c);                  \
         return kernel##_quick_launch(ctx, te_grid_of(te_ceil_div(c->rows, kernel##_quick_groups), 1), c); \
@@ -243,7 +242,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #else
 #define TE__CHAIN_NORM_forward TE__CHAIN_MAP
 #endif
-#define TE__CHAIN_OF_dims(name, dtype, pass, eps, ...)                                                            \
+#define TE__CHAIN_OF_dims(name, model, dtype, pass, eps, ...)                                                     \
     TE__CHAIN_KERNELS(TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_NORM_KERNELS, TE_MAP_KERNELS), name, \
         dtype, pass, eps)
 #define TE__CHAIN_KERNELS(list, name, dtype, pass, eps)                                                                \
