@@ -4,7 +4,7 @@
 #ifndef TE_AMAX_H
 #define TE_AMAX_H
 
-#include "bits.h"  /* te_bits_of_float */
+#include "dtype.h" /* te_vec8, te_bits_of_float */
 #include "lanes.h" /* te_lanes */
 
 /* The bits of |x|; those of larger numbers are larger, those of NaNs the largest. */
@@ -13,6 +13,20 @@ TE_FN uint32_t te_amax_bits(float x) { return te_bits_of_float(x) & 0x7fffffffu;
 TE_FN uint32_t te_amax_bits8(uint32_t m, const float v[8]) {
     TE_UNROLL for (int k = 0; k < 8; k++) m = te_amax_bits(v[k]) > m ? te_amax_bits(v[k]) : m;
     return m;
+}
+/* The bits of the largest |v| of eight elements as they lie in memory. */
+TE_FN uint32_t te_amax_vec8(const te_vec8 *e, te_dtype t) {
+    float v[8];
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    if (t != TE_f32) { /* two at a time, as integers */
+        uint32_t m = e->w[0] & 0x7fff7fffu;
+        TE_UNROLL for (int k = 1; k < 4; k++) asm("max.u16x2 %0, %0, %1;" : "+r"(m) : "r"(e->w[k] & 0x7fff7fffu));
+        m = m >> 16 > (m & 0xffffu) ? m >> 16 : m & 0xffffu;
+        return t == TE_bf16 ? m << 16 : te_bits_of_float(te_float_of_f16((uint16_t)m));
+    }
+#endif
+    te_vec8_floats(v, e, t);
+    return te_amax_bits8(0, v);
 }
 
 /* Raise *amax, which is at least 0, to the largest of the lanes' bits. A read comes first: in a large tensor few blocks

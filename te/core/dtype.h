@@ -275,7 +275,6 @@ TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, t
     for (int k = 0; k < 8; k++) te__store_wide(p, i + k, v[k], t);
 #endif
 }
-
 /* The same, and v becomes what was stored. */
 TE_FN void te_store8_rounded(void *p, int64_t i, float v[8], int n, int aligned, te_dtype t) {
 #if TE_CUDA

@@ -105,6 +105,7 @@ enum { TE_MAP_ROWS = TE_CUDA ? 4 : 1 };
 TE_BOTH int te_map_batch(te_chain_shape k) {
     const int gated = k.in_halves + k.out_halves > 2;
     if (!TE_CUDA || k.scaled == TE_SCALING_ROW) return 1;
+    if (k.scaled == TE_SCALING_TILES && !k.backward) return gated ? 2 : 4; /* a lane computes the scale of one of them */
     return k.sums < 0 ? (gated ? 1 : 2) : gated || k.draws ? 2 : 4;
 }
 TE_BOTH int te_chain_tiles(te_chain_shape k) {
