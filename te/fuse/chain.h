@@ -41,6 +41,7 @@ typedef struct te_chain_scaled {
     void *yt;           /* [out, yt_cols]; null: not wanted */
     float *yt_inverse;
     const void *norm_x; /* what the chain's norm reads */
+    int from;           /* the first op to run, where x is what that reads */
 } te_chain_scaled;
 
 /* The arguments of a kernel. */
@@ -88,7 +89,7 @@ typedef struct te_chain_shape {
 /* Of a list and a chain: with which scales of its own its kernels store y, a te_scaling. A map's kernel for a width
  * that is known only at run time does not have the whole of a row. */
 #define TE__CHAIN_SCALED(model, name)                                           \
-    (name##_is_backward               ? (int)TE_SCALING_NONE                    \
+    (name##_is_backward                      ? (int)TE_SCALING_NONE \
      : TE_IS_TILED(model##_recipe)    ? (int)TE_SCALING_TILES                   \
      : !TE_IS_BY_ROW(model##_recipe)  ? (int)TE_SCALING_NONE                    \
      : name##_norm < 0 && model##_takes_dims ? (int)TE_SCALING_NONE             \
@@ -105,7 +106,7 @@ enum { TE_MAP_ROWS = TE_CUDA ? 4 : 1 };
 TE_BOTH int te_map_batch(te_chain_shape k) {
     const int gated = k.in_halves + k.out_halves > 2;
     if (!TE_CUDA || k.scaled == TE_SCALING_ROW) return 1;
-    if (k.scaled == TE_SCALING_TILES && !k.backward) return gated ? 2 : 4; /* a lane computes the scale of one of them */
+    if (k.scaled == TE_SCALING_TILES && !k.backward) return gated ? 2 : 4; /* a lane finds the scale of one of them */
     return k.sums < 0 ? (gated ? 1 : 2) : gated || k.draws ? 2 : 4;
 }
 TE_BOTH int te_chain_tiles(te_chain_shape k) {

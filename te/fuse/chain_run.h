@@ -258,11 +258,25 @@ TE_API int te__chain_blocks(const te_run *r, int64_t rows, const te_chain_shape 
     const int batch = TE_CUDA && k.norm < 0 && !te__sums_rows(k) ? te_map_batch(k) : 1;
     return (int)te_min(te_ceil_div(rows, k.groups * batch), te__most_blocks(r, k, te_chain_tiles(k)));
 }
+/* What the last op of the step gave in forward again, transposed in tiles: of what it read. */
+TE_API te_status te__chain_again(te_run *r, const te_step *s, int skip, te_chain_launch_fn launch,
+                                 const te_chain_shape k) {
+    const int last = s->count - 1, i = s->op[last];
+    const te_value x = te_input_of(r, i);
+    te_chain c;
+    memset(&c, 0, sizeof c);
+    te__stage_of(&c.op[last - skip], r, i);
+    c.half = k.half, c.rows = x.rows, c.x = c.scaled.norm_x = x.p;
+    c.scaled.tiles = 1, c.scaled.from = last - skip, c.scaled.rule = r->param[i + 1]->fp8.own;
+    c.scaled.yt = r->again.yt, c.scaled.yt_inverse = r->again.inverse, c.scaled.yt_cols = te_round_up(x.rows, 16);
+    return launch(r->ctx, te_grid_of(1, 1), &c);
+}
 /* Ops [skip, count) of the step as one kernel, of x; `applied`: see te__chain_forward. */
 TE_API te_status te_chain_step_forward(te_run *r, const te_step *s, int skip, int applied, te_value x,
                                        te_chain_launch_fn launch, const te_chain_shape k) {
     te_chain c;
     int work = 0;
+    if (r->again.yt) return te__chain_again(r, s, skip, launch, k);
     const int64_t blocks = te__chain_blocks(r, x.rows, k);
     memset(&c, 0, sizeof c); /* what no op fills in is null */
     c.half = k.half;

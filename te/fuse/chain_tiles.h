@@ -2,6 +2,8 @@
  * with a scale for each 1 x 128, and transposed, for the weight's gradient, with one for each 128 x 1. The bits are
  * those of the chain's result, rounded to the list's format, and a pass of quantize_tiles.h behind it.
  *
+ * Where backward can have the transpose again forward stores none, and this kernel makes it alone in backward.
+ *
  * A block has a tile of 128 x 128, a lane 8 x 8 of its elements, which it runs the chain on and keeps in registers. A
  * chain of maps does that from what it reads. Behind a norm the kernel for rows comes first: it stores y as it lies and
  * leaves the statistics; this one makes the norm again from what it read and stores the transpose. A gradient that the
@@ -63,7 +65,7 @@ TE_FN void te__chain_tiles_piece(const te_chain *c, te_stages_fn stages, const t
             te_vec8_floats(l.v, &x[0][r], k.in);
             if (k.in_halves == 2) te_vec8_floats(l.g, &x[1][r], k.in);
             TE_UNROLL for (int j = 0; k.sums >= 0 && j < 16; j++) l.sum[j] = sums[j];
-            stages(&l, c, 0, TE_MAX_ROW);
+            stages(&l, c, k.backward ? 0 : c->scaled.from, TE_MAX_ROW);
             TE_UNROLL for (int j = 0; k.sums >= 0 && j < 16; j++) sums[j] = l.sum[j];
         }
         te_vec8_of_pairs(&x[0][r], l.v, k.out);
@@ -129,7 +131,7 @@ typedef te_status (*te__chain_rows_fn)(te_context *ctx, te_grid grid, const te_c
 TE_API te_status te__chain_launch_tiles(te_context *ctx, te_grid grid, const te_chain *c, const te_chain_shape k,
                                         te__chain_rows_fn rows, te__chain_rows_fn tiles) {
     te_chain behind = *c;
-    if (!c->scaled.tiles || k.norm >= 0) TE_TRY(rows(ctx, grid, c));
+    if (!c->scaled.tiles || (k.norm >= 0 && c->scaled.y)) TE_TRY(rows(ctx, grid, c));
     if (!c->scaled.tiles || !c->rows) return TE_OK;
     if (k.norm >= 0) behind.take.taken = 0;
     return tiles(ctx, te_grid_of(te_ceil_div(c->rows, TE_FP8_TILE) * te_ceil_div(k.half, TE_FP8_TILE), 1), &behind);

@@ -141,6 +141,7 @@ typedef struct te_fp8_ops {
     te_status (*tiles)(const struct te_quantize_tiles *q, te_context *ctx); /* null: the list does not name fp8_block */
     te_status (*product_of_tiles)(const struct te_gemm *g, te_context *ctx);
     te_status (*rows)(const struct te_quantize_rows *q, te_context *ctx); /* null: the list does not name fp8_row */
+    int turns; /* its chains have kernels for tiles (te/fuse/chain_tiles.h) */
 } te_fp8_ops;
 
 struct te_model;
