@@ -46,7 +46,7 @@ TE_API int te__input_is_saved(const te_run *r, int i) {
  * made it. Not where spans run again, which may have it after it is read. */
 TE_API int te_is_made_again(const te_run *r, int i) {
     const te_plan *p = r->plan;
-    if (!te_is_tiled(r, i) || p->span_count || !p->fp8 || !p->fp8->turns || !i) return 0;
+    if (!te_is_tiled(r, i) || p->span_count || !p->fp8 || !p->fp8->fixed || !i) return 0;
     return te__input_is_saved(r, i) || (te__gives_again(p, i - 1) && te__step_to(p, i - 1));
 }
 /* Whether product i keeps its input in FP8, for its weight's gradient. */
