@@ -285,7 +285,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
             (te_dtype)name##_norm_in, (te_dtype)name##_norm_out, name##_sums, name##_sum_halves, name##_sums_three,  \
             name##_is_backward, name##_draws, name##_reads, kernel##_lanes, kernel##_chunks, kernel##_groups,        \
             kernel##_resident, kernel##_stash, name##_fp8_wanted,                                                    \
-            (width) % 16 == 0 ? (te_scaling)name##_scaled : TE_SCALING_NONE};                                        \
+            (width) % 16 == 0 ? (te_scaling)name##_scaled : TE_SCALING_NONE, 0};                                     \
         (void)half;                                                                                                  \
         return at(k);                                                                                                \
     }                                                                                                                \
