@@ -139,7 +139,7 @@ TE_API te_status te__chain_launch_tiles(te_context *ctx, te_grid grid, const te_
 
 /* The kernels of a chain of a list that names fp8_block, with constant widths. */
 #define TE__CHAIN_OF_fixed_tiled(name, model, dtype, pass, eps, ...)                                                 \
-    TE_BOTH int name##_turns(void) {                                                                                 \
+    TE_BOTH int name##_has_tiles(void) {                                                                             \
         const int last = (int)TE_ID(model, TE_ROW_LAST(__VA_ARGS__));                                                \
         return TE__CHAIN_TURNS(name) && model##_is_tiled_at(name##_is_backward ? last - 1 : last + 1);               \
     }                                                                                                                \
@@ -147,12 +147,12 @@ TE_API te_status te__chain_launch_tiles(te_context *ctx, te_grid grid, const te_
     (name##_row, name, dtype, pass, eps, TE_CHAIN_LANES, 1)                                                          \
     TE_BOTH te_chain_shape name##_shape(int half) {                                                                  \
         te_chain_shape k = name##_row_shape(half);                                                                   \
-        k.turns = name##_turns();                                                                                    \
+        k.turns = name##_has_tiles();                                                                                \
         if (k.turns) k.scaled = TE_SCALING_TILES;                                                                    \
         return k;                                                                                                    \
     }                                                                                                                \
     TE_FN void name##_tiles_body(const te_chain *c, te_block b, te_chain_tiles_held *held, te_tiles_shared *s) {     \
-        if (name##_turns()) te_chain_tiles_body(c, b, name##_stages, name##_shape(0), held, s);                      \
+        if (name##_has_tiles()) te_chain_tiles_body(c, b, name##_stages, name##_shape(0), held, s);                  \
     }                                                                                                                \
     TE_KERNEL_WITH(name##_tiles, TE_FP8_THREADS, TE__CHAIN_TILES_RESIDENT(name), te_chain, te_chain_tiles_held,      \
                    te_tiles_shared, name##_tiles_body)                                                               \
