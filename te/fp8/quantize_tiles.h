@@ -78,18 +78,15 @@ TE_FN void te__tiles_load(const te_quantize_tiles *q, te_vec8 x[8], int64_t row0
 /* Leave the largest of the rows and columns of piece i; what does not exist of it is 0. */
 TE_FN void te__tiles_measure(const te_vec8 x[8], te_tiles_shared *s, int i, const te_dtype from) {
     const int down = i / TE_TILES_SIDE, across = i % TE_TILES_SIDE;
-    uint32_t of_col[8];
-    TE_UNROLL for (int j = 0; j < 8; j++) of_col[j] = 0;
+    te_vec8 of_cols;
+    float v[8];
+    memset(&of_cols, 0, sizeof of_cols);
     TE_UNROLL for (int k = 0; k < 8; k++) {
-        float v[8];
-        te_vec8_floats(v, &x[k], from);
-        s->u.most[0][te__tiles_of_row(8 * down + k, across)] = te_amax_bits8(0, v);
-        TE_UNROLL for (int j = 0; j < 8; j++) {
-            const uint32_t bits = te_amax_bits(v[j]);
-            of_col[j] = bits > of_col[j] ? bits : of_col[j];
-        }
+        s->u.most[0][te__tiles_of_row(8 * down + k, across)] = te_amax_vec8(&x[k], from);
+        te_vec8_raise(&of_cols, &x[k], from);
     }
-    TE_UNROLL for (int j = 0; j < 8; j++) s->u.most[1][te__tiles_of_col(8 * across + j, down)] = of_col[j];
+    te_vec8_floats(v, &of_cols, from);
+    TE_UNROLL for (int j = 0; j < 8; j++) s->u.most[1][te__tiles_of_col(8 * across + j, down)] = te_amax_bits(v[j]);
 }
 /* Line `i` of the tile, a row, or from TE_FP8_TILE on a column: its largest and, of tiles, its scale, whose inverse it
  * stores. */
