@@ -66,13 +66,18 @@ TE_FN int te__tiles_of_col(int col, int down) {
     return (down * 8 + col % 8) * TE_TILES_APART + col / 8;
 }
 
+/* Rows of the piece at (row, col) that exist: 0 behind the last column. */
+TE_FN int te__tiles_rows(int64_t rows, int64_t cols, int64_t row, int64_t col) {
+    return col < cols ? (int)te_max(0, te_min(8, rows - row)) : 0;
+}
 /* Load piece i of the tile at (row0, col0). */
 TE_FN void te__tiles_load(const te_quantize_tiles *q, te_vec8 x[8], int64_t row0, int64_t col0, int i,
                           const te_dtype from) {
     const int64_t row = row0 + i / TE_TILES_SIDE * 8, col = col0 + i % TE_TILES_SIDE * 8;
+    const int rows = te__tiles_rows(q->rows, q->cols, row, col);
     TE_UNROLL for (int k = 0; k < 8; k++) {
         memset(&x[k], 0, sizeof x[k]);
-        if (col < q->cols && row + k < q->rows) te_vec8_load(&x[k], q->x, (row + k) * q->cols + col, 8, 1, from);
+        if (k < rows) te_vec8_load(&x[k], q->x, (row + k) * q->cols + col, 8, 1, from);
     }
 }
 /* Leave the largest of the rows and columns of piece i; what does not exist of it is 0. */
@@ -131,6 +136,8 @@ TE_FN float te__tiles_block(const te_quantize_tiles *q, const te_tiles_shared *s
 TE_FN void te__tiles_round(const te_tiles_args *a, const te_vec8 x[8], te_tiles_shared *s, int64_t row0, int64_t col0,
                            int i, float block, const int turned, const te_dtype from, const te_dtype to) {
     const int row = i / TE_TILES_SIDE * 8, col = i % TE_TILES_SIDE * 8;
+    const int rows = te__tiles_rows(a->q.rows, a->q.cols, row0 + row, col0 + col);
+    uint8_t *y = turned ? 0 : a->out.y + (row0 + row) * a->q.cols + col0 + col;
     uint32_t r[8][2];
     TE_UNROLL for (int k = 0; k < 8; k++) {
         float v[8];
@@ -138,8 +145,7 @@ TE_FN void te__tiles_round(const te_tiles_args *a, const te_vec8 x[8], te_tiles_
         TE_UNROLL for (int j = 0; j < 8; j++)
             v[j] *= block != 0 ? block : te_float_of_bits(s->line[turned][turned ? col + j : row + k]);
         r[k][0] = te__fp8_word(v, to == TE_e4m3), r[k][1] = te__fp8_word(v + 4, to == TE_e4m3);
-        if (!turned && row0 + row + k < a->q.rows && col0 + col < a->q.cols)
-            te__fp8_store_row(a->out.y, (row0 + row + k) * a->q.cols + col0 + col, r[k], 8, 1);
+        if (!turned && k < rows) te__fp8_store_row(y, k * a->q.cols, r[k], 8, 1);
     }
     if (turned) te__fp8_turn(&s->u.turned, r, row, col);
 }

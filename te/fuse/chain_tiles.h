@@ -27,11 +27,13 @@ TE_FN void te__chain_tiles_load(const te_chain *c, const te_chain_shape k, te_ve
                                 int i) {
     const void *from = k.norm < 0 ? c->x : c->scaled.norm_x;
     const int vector = (int)(col0 / 8) + i % TE_TILES_SIDE;
+    const int64_t row = row0 + i / TE_TILES_SIDE * 8;
+    const int rows = te__tiles_rows(c->rows, k.half, row, 8 * vector);
     TE_UNROLL for (int r = 0; r < 8; r++) {
-        const te_place at = te_place_of(k, row0 + i / TE_TILES_SIDE * 8 + r, vector, k.norm < 0 ? k.in_halves : 1);
+        const te_place at = te_place_of(k, row + r, vector, k.norm < 0 ? k.in_halves : 1);
         memset(&x[0][r], 0, sizeof x[0][r]);
         memset(&x[1][r], 0, sizeof x[1][r]);
-        if (at.row >= c->rows || at.col >= k.half) continue;
+        if (r >= rows) continue;
         te_vec8_load(&x[0][r], from, te_index(at), 8, 1, k.norm < 0 ? k.in : k.norm_in);
         if (at.halves == 2) te_vec8_load(&x[1][r], from, te_index(te_second_half(at)), 8, 1, k.in);
     }
@@ -55,11 +57,13 @@ TE_FN void te__chain_tiles_norm(const te_chain *c, te_stages_fn stages, const te
 TE_FN void te__chain_tiles_piece(const te_chain *c, te_stages_fn stages, const te_chain_shape k, te_vec8 *x[2],
                                  int64_t row0, int64_t col0, int i, float sums[16]) {
     const int vector = (int)(col0 / 8) + i % TE_TILES_SIDE;
+    const int64_t row = row0 + i / TE_TILES_SIDE * 8;
+    const int rows = te__tiles_rows(c->rows, k.half, row, 8 * vector);
     TE_UNROLL for (int j = 0; j < 16; j++) sums[j] = 0;
     TE_UNROLL for (int r = 0; r < 8; r++) {
         te_lane l;
-        l.at = te_place_of(k, row0 + i / TE_TILES_SIDE * 8 + r, vector, k.norm < 0 ? k.in_halves : 1);
-        if (l.at.row >= c->rows || l.at.col >= k.half) continue;
+        l.at = te_place_of(k, row + r, vector, k.norm < 0 ? k.in_halves : 1);
+        if (r >= rows) continue;
         if (k.norm >= 0) te__chain_tiles_norm(c, stages, k, &l, &x[0][r]);
         else {
             te_vec8_floats(l.v, &x[0][r], k.in);

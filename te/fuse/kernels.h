@@ -124,7 +124,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
         name##_kept = 0 TE_ROW(TE__KEPT_AT, ~, __VA_ARGS__),                                                         \
         name##_outputs = 0 TE_ROW(TE__OUTPUT_AT, ~, __VA_ARGS__),                                                    \
         name##_fp8_wanted = (int)model##_names_recipe,                                                               \
-        name##_scaled = TE__CHAIN_SCALED(model, name), name##_row_at = TE__CHAIN_WHOLE(name)                         \
+        TE__CHAIN_SCALES(model, name)                                                                                \
     };                                                                                                               \
     static_assert(name##_is_backward || !(name##_outputs * 2 & name##_kept),                                         \
                   "te: " #name ": an (output, ..) in a row comes before an op that keeps what it reads");            \
@@ -267,7 +267,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
  * exists: 0 leaves it empty. kernel##_registers is what a thread keeps of the rows that it works on. */
 #define TE__CHAIN_KERNEL(kernel, name, dtype, pass, eps, columns, even, width, at, lanes_of, exists)                 \
     enum {                                                                                                           \
-        kernel##_lanes = TE__SCALED_LANES(name##_scaled, lanes_of(name##_row_at, columns, name##_sums, pass)),       \
+        kernel##_lanes = TE__SCALED_LANES(name, lanes_of(name##_row_at, columns, name##_sums, pass, name##_halved)), \
         kernel##_groups = TE_CHAIN_GROUPS(name##_row_at, kernel##_lanes),                                            \
         kernel##_chunks = TE_CHAIN_CHUNKS(name##_row_at, columns, kernel##_lanes),                                   \
         kernel##_threads = kernel##_lanes * kernel##_groups,                                                         \
