@@ -115,9 +115,10 @@ TE_API te_status te__all_reduce_chain(te_run *r, const te_step *s, te_value x, t
                                       te_chain_shape k) {
     te_peer_chain p;
     int work = 0;
+    k.turns = 0; /* this is one kernel */
     memset(&p, 0, sizeof p);
     p.c.half = k.half;
-    TE_TRY(te__chain_forward(r, s, 1, 0, sum, &p.c, &work));
+    TE_TRY(te__chain_forward(r, s, 1, 0, sum, k, &p.c, &work));
     if (work) p.c.take = r->take, r->take.taken = 0;
     if (!work || r->dry) return TE_OK;
     TE_TRY(te_peers_check(r->tensor, r->ctx));
@@ -157,6 +158,10 @@ TE_API te_status te__all_reduce_row(te_run *r, const te_step *s, te_chain_launch
 #define TE_SOURCE_all_reduce_dims(name, ...) TE__NO_PEER_ROW(name)
 #define TE_SOURCE_all_reduce_fixed(name, ...) \
     TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE__PEER_ROW, TE__NO_PEER_ROW)(name)
+#define TE_SOURCE_all_reduce_dims_fp8 TE_SOURCE_all_reduce_dims
+#define TE_SOURCE_all_reduce_fixed_fp8 TE_SOURCE_all_reduce_fixed
+#define TE_SOURCE_all_reduce_fixed_tiled(name, ...) \
+    TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE__PEER_ROW_TILED, TE__NO_PEER_ROW)(name)
 #define TE__NO_PEER_ROW(name)                   \
     TE_API te_peer_row name##_peer_row(void) { \
         const te_peer_row none = {0, 1};        \
@@ -164,8 +169,10 @@ TE_API te_status te__all_reduce_row(te_run *r, const te_step *s, te_chain_launch
     }
 #if TE_CUDA
 #define TE__PEER_ROW(name) TE__PEER_ROW_OF(name, name##_quick)
+#define TE__PEER_ROW_TILED(name) TE__PEER_ROW_OF(name, name##_row_quick)
 #else
 #define TE__PEER_ROW(name) TE__PEER_ROW_OF(name, name)
+#define TE__PEER_ROW_TILED(name) TE__PEER_ROW_OF(name, name##_row)
 #endif
 #define TE__PEER_ROW_OF(name, of)                                                                              \
     TE_FN void name##_peers_body(const te_peer_chain *p, te_block b, of##_registers *r, of##_shared *s) {      \

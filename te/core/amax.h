@@ -4,7 +4,7 @@
 #ifndef TE_AMAX_H
 #define TE_AMAX_H
 
-#include "bits.h"  /* te_bits_of_float */
+#include "dtype.h" /* te_vec8, te_bits_of_float */
 #include "lanes.h" /* te_lanes */
 
 /* The bits of |x|; those of larger numbers are larger, those of NaNs the largest. */
@@ -13,6 +13,36 @@ TE_FN uint32_t te_amax_bits(float x) { return te_bits_of_float(x) & 0x7fffffffu;
 TE_FN uint32_t te_amax_bits8(uint32_t m, const float v[8]) {
     TE_UNROLL for (int k = 0; k < 8; k++) m = te_amax_bits(v[k]) > m ? te_amax_bits(v[k]) : m;
     return m;
+}
+/* The larger of two 16-bit numbers in each half of a word. */
+TE_FN uint32_t te__larger_halves(uint32_t a, uint32_t b) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm("max.u16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    return a;
+#else
+    const uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a & 0xffffu : b & 0xffffu;
+    return low | (a >> 16 > b >> 16 ? a & 0xffff0000u : b & 0xffff0000u);
+#endif
+}
+/* Element by element the largest magnitudes so far, as they lie in memory, where larger numbers have larger bits; most
+ * begins as zeros. */
+TE_FN void te_vec8_raise(te_vec8 *most, const te_vec8 *e, te_dtype t) {
+    TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) {
+        const uint32_t w = e->w[k] & (t == TE_f32 ? 0x7fffffffu : 0x7fff7fffu);
+        most->w[k] = t != TE_f32 ? te__larger_halves(most->w[k], w) : w > most->w[k] ? w : most->w[k];
+    }
+}
+/* The bits of the largest |v| of eight elements as they lie in memory. */
+TE_FN uint32_t te_amax_vec8(const te_vec8 *e, te_dtype t) {
+    float v[8];
+    if (TE_CUDA && t != TE_f32) {
+        uint32_t m = e->w[0] & 0x7fff7fffu;
+        TE_UNROLL for (int k = 1; k < 4; k++) m = te__larger_halves(m, e->w[k] & 0x7fff7fffu);
+        m = m >> 16 > (m & 0xffffu) ? m >> 16 : m & 0xffffu;
+        return t == TE_bf16 ? m << 16 : te_bits_of_float(te_float_of_f16((uint16_t)m));
+    }
+    te_vec8_floats(v, e, t);
+    return te_amax_bits8(0, v);
 }
 
 /* Raise *amax, which is at least 0, to the largest of the lanes' bits. A read comes first: in a large tensor few blocks

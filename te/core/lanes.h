@@ -58,6 +58,16 @@ TE_FN void te_lanes_max(float *x, te_lanes *g) {
         g->turn ^= 1;
     }
 }
+/* The largest of 16 lanes that lie beside each other; all of the warp arrive. */
+TE_FN uint32_t te_tile_lanes_max(uint32_t x) {
+    TE_UNROLL for (int o = 8; o > 0; o >>= 1) {
+        const uint32_t other = __shfl_xor_sync(~0u, x, o);
+        x = other > x ? other : x;
+    }
+    return x;
+}
+/* What lane i of them has. */
+TE_FN float te_tile_lane(float x, int i) { return __shfl_sync(~0u, x, i, 16); }
 /* Sum x[n] over the block's groups, lane by lane; the first group has the total. Groups of a warp or less, blocks of up
  * to 512 threads. Eight values at a time: group k adds up value k, so that all groups work. */
 TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
@@ -88,6 +98,8 @@ TE_FN te_lanes te_lanes_here(int count, int *group) {
 }
 TE_FN void te_lanes_sum(float *x, int n, te_lanes *g) { (void)x, (void)n, (void)g; }
 TE_FN void te_lanes_max(float *x, te_lanes *g) { (void)x, (void)g; }
+TE_FN uint32_t te_tile_lanes_max(uint32_t x) { return x; }
+TE_FN float te_tile_lane(float x, int i) { return (void)i, x; }
 #endif
 
 #endif

@@ -66,27 +66,32 @@ TE_FN int te__tiles_of_col(int col, int down) {
     return (down * 8 + col % 8) * TE_TILES_APART + col / 8;
 }
 
-/* Piece i of the tile at (row0, col0): load it, and leave the largest of its rows and columns. */
-TE_FN void te__tiles_measure(const te_quantize_tiles *q, te_vec8 x[8], te_tiles_shared *s, int64_t row0, int64_t col0,
-                             int i, const te_dtype from) {
-    const int down = i / TE_TILES_SIDE, across = i % TE_TILES_SIDE;
-    const int64_t row = row0 + 8 * down, col = col0 + 8 * across;
-    uint32_t of_col[8];
+/* Rows of the piece at (row, col) that exist: 0 behind the last column. */
+TE_FN int te__tiles_rows(int64_t rows, int64_t cols, int64_t row, int64_t col) {
+    return col < cols ? (int)te_max(0, te_min(8, rows - row)) : 0;
+}
+/* Load piece i of the tile at (row0, col0). */
+TE_FN void te__tiles_load(const te_quantize_tiles *q, te_vec8 x[8], int64_t row0, int64_t col0, int i,
+                          const te_dtype from) {
+    const int64_t row = row0 + i / TE_TILES_SIDE * 8, col = col0 + i % TE_TILES_SIDE * 8;
+    const int rows = te__tiles_rows(q->rows, q->cols, row, col);
     TE_UNROLL for (int k = 0; k < 8; k++) {
         memset(&x[k], 0, sizeof x[k]);
-        if (col < q->cols && row + k < q->rows) te_vec8_load(&x[k], q->x, (row + k) * q->cols + col, 8, 1, from);
+        if (k < rows) te_vec8_load(&x[k], q->x, (row + k) * q->cols + col, 8, 1, from);
     }
-    TE_UNROLL for (int j = 0; j < 8; j++) of_col[j] = 0;
+}
+/* Leave the largest of the rows and columns of piece i; what does not exist of it is 0. */
+TE_FN void te__tiles_measure(const te_vec8 x[8], te_tiles_shared *s, int i, const te_dtype from) {
+    const int down = i / TE_TILES_SIDE, across = i % TE_TILES_SIDE;
+    te_vec8 of_cols;
+    float v[8];
+    memset(&of_cols, 0, sizeof of_cols);
     TE_UNROLL for (int k = 0; k < 8; k++) {
-        float v[8];
-        te_vec8_floats(v, &x[k], from);
-        s->u.most[0][te__tiles_of_row(8 * down + k, across)] = te_amax_bits8(0, v);
-        TE_UNROLL for (int j = 0; j < 8; j++) {
-            const uint32_t bits = te_amax_bits(v[j]);
-            of_col[j] = bits > of_col[j] ? bits : of_col[j];
-        }
+        s->u.most[0][te__tiles_of_row(8 * down + k, across)] = te_amax_vec8(&x[k], from);
+        te_vec8_raise(&of_cols, &x[k], from);
     }
-    TE_UNROLL for (int j = 0; j < 8; j++) s->u.most[1][te__tiles_of_col(8 * across + j, down)] = of_col[j];
+    te_vec8_floats(v, &of_cols, from);
+    TE_UNROLL for (int j = 0; j < 8; j++) s->u.most[1][te__tiles_of_col(8 * across + j, down)] = te_amax_bits(v[j]);
 }
 /* Line `i` of the tile, a row, or from TE_FP8_TILE on a column: its largest and, of tiles, its scale, whose inverse it
  * stores. */
@@ -131,6 +136,8 @@ TE_FN float te__tiles_block(const te_quantize_tiles *q, const te_tiles_shared *s
 TE_FN void te__tiles_round(const te_tiles_args *a, const te_vec8 x[8], te_tiles_shared *s, int64_t row0, int64_t col0,
                            int i, float block, const int turned, const te_dtype from, const te_dtype to) {
     const int row = i / TE_TILES_SIDE * 8, col = i % TE_TILES_SIDE * 8;
+    const int rows = te__tiles_rows(a->q.rows, a->q.cols, row0 + row, col0 + col);
+    uint8_t *y = turned ? 0 : a->out.y + (row0 + row) * a->q.cols + col0 + col;
     uint32_t r[8][2];
     TE_UNROLL for (int k = 0; k < 8; k++) {
         float v[8];
@@ -138,22 +145,18 @@ TE_FN void te__tiles_round(const te_tiles_args *a, const te_vec8 x[8], te_tiles_
         TE_UNROLL for (int j = 0; j < 8; j++)
             v[j] *= block != 0 ? block : te_float_of_bits(s->line[turned][turned ? col + j : row + k]);
         r[k][0] = te__fp8_word(v, to == TE_e4m3), r[k][1] = te__fp8_word(v + 4, to == TE_e4m3);
-        if (!turned && row0 + row + k < a->q.rows && col0 + col < a->q.cols)
-            te__fp8_store_row(a->out.y, (row0 + row + k) * a->q.cols + col0 + col, r[k], 8, 1);
+        if (!turned && k < rows) te__fp8_store_row(y, k * a->q.cols, r[k], 8, 1);
     }
     if (turned) te__fp8_turn(&s->u.turned, r, row, col);
 }
-TE_FN void te__tiles_tile(const te_tiles_args *a, te_block b, te_tiles_held *held, te_tiles_shared *s,
-                          const te_dtype from, const te_dtype to) {
+/* The tile at (row, col) of what the lanes hold. */
+TE_FN void te__tiles_store(const te_tiles_args *a, const te_tiles_held *held, te_tiles_shared *s, te_lanes g,
+                           int64_t row, int64_t col, const te_dtype from, const te_dtype to) {
     enum { PIECES = TE_FP8_TILE / 16 };
     const te_quantize_tiles *q = &a->q;
-    int group;
-    const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
-    const int across = (int)te_ceil_div(q->cols, TE_FP8_TILE);
-    const int64_t row = (int64_t)(b.x / across) * TE_FP8_TILE, col = (int64_t)(b.x % across) * TE_FP8_TILE;
     const float most = te_fp8_most(to);
     TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++)
-        te__tiles_measure(q, held->x[h], s, row, col, g.id + h * g.count, from);
+        te__tiles_measure(held->x[h], s, g.id + h * g.count, from);
     te_block_sync();
     for (int i = g.id; i < 2 * TE_FP8_TILE; i += g.count) te__tiles_line(q, s, row, col, i, most);
     te_block_sync();
@@ -166,6 +169,16 @@ TE_FN void te__tiles_tile(const te_tiles_args *a, te_block b, te_tiles_held *hel
     te_block_sync();
     for (int i = g.id; i < TE_FP8_TILE * PIECES; i += g.count)
         te__fp8_store_turned(&a->out, &s->u.turned, row + i % PIECES * 16, col + i / PIECES, i % PIECES, i / PIECES);
+}
+TE_FN void te__tiles_tile(const te_tiles_args *a, te_block b, te_tiles_held *held, te_tiles_shared *s,
+                          const te_dtype from, const te_dtype to) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
+    const int across = (int)te_ceil_div(a->q.cols, TE_FP8_TILE);
+    const int64_t row = (int64_t)(b.x / across) * TE_FP8_TILE, col = (int64_t)(b.x % across) * TE_FP8_TILE;
+    TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++)
+        te__tiles_load(&a->q, held->x[h], row, col, g.id + h * g.count, from);
+    te__tiles_store(a, held, s, g, row, col, from, to);
 }
 TE_FN void te_tiles_body(const te_tiles_args *a, te_block b, te_tiles_held *held, te_tiles_shared *s,
                          const te_dtype from) {

@@ -14,6 +14,8 @@
 #include "../core/amax.h"    /* te_amax_bits */
 #include "../core/fp8_vec.h" /* te_store8_fp8 */
 #include "../core/target.h" /* te_rng_args, te_block */
+#include "../fp8/fp8_scaling.h" /* te_scaling */
+#include "../fp8/scales.h"   /* te_scale_rule */
 #include "../ops/map.h"     /* te_stage, te_place */
 #include "../ops/norm.h"    /* te_norm_options */
 
@@ -28,6 +30,20 @@ typedef struct te_chain_fp8 {
     float *inverse;     /* gets 1 / scale; null: not wanted */
 } te_chain_fp8;
 
+/* y in FP8 for a product that has scales of tiles or rows (chain_scaled.h), y null: not stored. All of it target
+ * memory. */
+typedef struct te_chain_scaled {
+    void *y;        /* [rows, out], e4m3 */
+    float *inverse; /* 1 / its scales (te_scaling_count) */
+    te_scale_rule rule;
+    int tiles;          /* chain_tiles.h stores it, and transposed: */
+    int64_t yt_cols;    /* rows of the transpose, up to a multiple of 16 */
+    void *yt;           /* [out, yt_cols]; null: not wanted */
+    float *yt_inverse;
+    const void *norm_x; /* what the chain's norm reads */
+    int from;           /* the first op to run, where x is what that reads */
+} te_chain_scaled;
+
 /* The arguments of a kernel. */
 typedef struct te_chain {
     const void *x; /* [rows, in] */
@@ -37,6 +53,7 @@ typedef struct te_chain {
     te_stage op[TE_MAX_ROW];
     int half; /* te_chain_shape.half, for kernels that do not have it as a constant */
     te_rng_args take; /* the random state, to be taken along; taken null: not */
+    te_chain_scaled scaled;
 } te_chain;
 
 /* Eight elements in registers. `g`: the second half of a gated op's row. sum: gradients of parameters, the second eight
@@ -65,13 +82,38 @@ typedef struct te_chain_shape {
     int resident;              /* blocks on a multiprocessor */
     int stash;                 /* bytes of shared memory for gamma, 0: none */
     int fp8;                   /* the list names a recipe: y may be stored in FP8 */
+    te_scaling scaled;         /* and with such scales of its own (chain_scaled.h) */
+    int turns;                 /* and, of tiles, transposed as well (chain_tiles.h) */
 } te_chain_shape;
+
+/* Of a list and a chain: with which scales of its own its kernels store y, a te_scaling. A map's kernel for a width
+ * that is known only at run time does not have the whole of a row. */
+#define TE__CHAIN_SCALED(model, name)                                           \
+    (name##_is_backward                      ? (int)TE_SCALING_NONE \
+     : TE_IS_TILED(model##_recipe)    ? (int)TE_SCALING_TILES                   \
+     : !TE_IS_BY_ROW(model##_recipe)  ? (int)TE_SCALING_NONE                    \
+     : name##_norm < 0 && model##_takes_dims ? (int)TE_SCALING_NONE             \
+                                      : (int)TE_SCALING_ROW)
+/* As name##_norm, but not below 0 either where a group of lanes has all of a row for its scale. */
+#define TE__CHAIN_WHOLE(name) \
+    ((int)name##_norm < 0 && (int)name##_scaled == (int)TE_SCALING_ROW ? 0 : (int)name##_norm)
+/* Lanes of a row that has scales of its own fill warps. */
+#define TE__WARPS_OF(scaled, lanes) \
+    (TE_CUDA && (int)(scaled) != (int)TE_SCALING_NONE && (lanes) < 32 ? 32 : (lanes))
+#define TE__SCALED_LANES(name, lanes) TE__WARPS_OF(name##_scaled, lanes)
+/* Whether a norm's kernel has half as many lanes (TE_CHAIN_LANES). */
+#define TE__CHAIN_HALVED(name) \
+    ((int)name##_norm >= 0 && (int)name##_scaled != (int)TE_SCALING_NONE && (int)name##_norm_in != (int)TE_f32)
+#define TE__CHAIN_SCALES(model, name) \
+    name##_scaled = TE__CHAIN_SCALED(model, name), name##_row_at = TE__CHAIN_WHOLE(name), \
+    name##_halved = TE__CHAIN_HALVED(name)
 
 /* Rows that a lane of a map loads at once: so many at most, and here; and blocks beside each other that share a row. */
 enum { TE_MAP_ROWS = TE_CUDA ? 4 : 1 };
 TE_BOTH int te_map_batch(te_chain_shape k) {
     const int gated = k.in_halves + k.out_halves > 2;
-    if (!TE_CUDA) return 1;
+    if (!TE_CUDA || k.scaled == TE_SCALING_ROW) return 1;
+    if (k.scaled == TE_SCALING_TILES && !k.backward) return gated ? 2 : 4; /* a lane finds the scale of one of them */
     return k.sums < 0 ? (gated ? 1 : 2) : gated || k.draws ? 2 : 4;
 }
 TE_BOTH int te_chain_tiles(te_chain_shape k) {
@@ -95,7 +137,7 @@ TE_BOTH int te_chain_tiles(te_chain_shape k) {
  * product before this kernel evicted its code from the L2. A GPT block of 4096 columns takes 127.5 us at 64 rows, with
  * the kernel for many rows 130.2. With many rows this kernel is the slower one: LayerNorm of 8192 rows takes 58 us, not
  * 35. */
-#define TE_QUICK_LANES(norm, w, sums, pass) (TE_VECTORS(w) >= 1024 ? 1024 : (TE_VECTORS(w) + 31) / 32 * 32)
+#define TE_QUICK_LANES(norm, w, sums, pass, halved) (TE_VECTORS(w) >= 1024 ? 1024 : (TE_VECTORS(w) + 31) / 32 * 32)
 /* A map that sums nothing: a block takes a few rows beside each other, as much of each as it can. Rows that lie far
  * apart, or little of many, cost up to a tenth more (8192 x 16384: bias_gelu 200 us and 210, bias_dropout_add 195 and
  * 210). */
@@ -103,7 +145,11 @@ TE_BOTH int te_chain_tiles(te_chain_shape k) {
     ((sums) < 0 && TE_VECTORS(w) % 256 == 0 ? 256 : (sums) < 0 && TE_VECTORS(w) % 128 == 0 ? 128 : (sums) < 0 \
         && TE_VECTORS(w) % 64 == 0 ? 64                                                                       \
      : TE_VECTORS(w) >= 32 ? 32 : TE_VECTORS(w) >= 16 ? 16 : TE_VECTORS(w) >= 8 ? 8 : 4)
-#define TE_CHAIN_LANES(norm, w, sums, pass) ((norm) < 0 ? TE_MAP_LANES(w, sums) : TE_NORM_LANES_##pass(w, sums))
+/* halved: half as many lanes of a norm, each with twice as much of the row. That pays where y is stored in FP8: then
+ * instructions dominate, and a lane has half as many beside those for its elements. */
+#define TE_CHAIN_LANES(norm, w, sums, pass, halved) \
+    ((norm) < 0 ? TE_MAP_LANES(w, sums) : (halved) ? TE_NORM_LANES_##pass((w) / 2, sums) \
+                                                   : TE_NORM_LANES_##pass(w, sums))
 #define TE_CHAIN_GROUPS(norm, lanes) ((norm) < 0 ? 256 / (lanes) : (lanes) > 32 ? 1 : 4)
 #define TE_CHAIN_CHUNKS(norm, w, lanes) ((norm) < 0 ? 1 : (TE_VECTORS(w) + (lanes) - 1) / (lanes))
 /* Blocks on a multiprocessor that a kernel is made for, which bounds its registers: as many threads as keep the memory
@@ -121,7 +167,7 @@ TE_BOTH int te_chain_tiles(te_chain_shape k) {
         ? (lanes) * (chunks) * 8 * (size) : 0)
 #else
 #define TE_CHAIN_STASH(norm, lanes, chunks, size, backward) 0
-#define TE_CHAIN_LANES(norm, w, sums, pass) 1
+#define TE_CHAIN_LANES(norm, w, sums, pass, halved) 1
 #define TE_CHAIN_GROUPS(norm, lanes) 1
 #define TE_CHAIN_CHUNKS(norm, w, lanes) TE_VECTORS(w)
 #define TE_CHAIN_RESIDENT(norm, threads, chunks, sums, gated, pass) 1
@@ -142,7 +188,8 @@ TE_BOTH int te_chain_tiles(te_chain_shape k) {
 /* What of a shape follows its width at run time: on CUDA a map's lanes, on the host the one lane's vectors. */
 TE_BOTH te_chain_shape te_shape_at(te_chain_shape k) {
 #if TE_CUDA
-    if (k.norm < 0) k.lanes = TE_MAP_LANES(k.half, k.sums), k.groups = TE_CHAIN_GROUPS(-1, k.lanes);
+    if (k.norm < 0) k.lanes = TE__WARPS_OF(k.scaled, TE_MAP_LANES(k.half, k.sums));
+    if (k.norm < 0) k.groups = TE_CHAIN_GROUPS(-1, k.lanes);
 #else
     k.chunks = (int)te_min(k.chunks, TE_VECTORS(k.half));
 #endif

@@ -38,7 +38,9 @@ TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, te_
     const int64_t step = beside ? k.groups : (int64_t)(b.nx / tiles) * k.groups;
     if (!k.backward && c->take.taken && b.x == 0 && group == 0 && g.id == 0) te_rng_take_body(&c->take);
     if (summing) TE_UNROLL for (int i = 0; i < TE_SUM_SLOTS * 8 * k.chunks; i++) sums[i] = 0;
-    if (k.norm < 0) te_map_body(c, stages, store, k, g, tile, first, step, sums, &most);
+    if (k.norm < 0 && k.scaled != TE_SCALING_NONE)
+        te_scaled_map_body(c, stages, store, k, &g, tile, first, step, beside, rows, &most);
+    else if (k.norm < 0) te_map_body(c, stages, store, k, g, tile, first, step, sums, &most);
     else if (!k.backward)
         for (int64_t row = first; row < c->rows; row += step)
             te_norm_forward(c, stages, store, k, row, &g, rows, &most, te_norm_row_load, 0);

@@ -2,7 +2,8 @@
 #ifndef TE_FUSE_CHAIN_NORM_H
 #define TE_FUSE_CHAIN_NORM_H
 
-#include "chain_map.h" /* te_keep */
+#include "chain_map.h"    /* te_keep */
+#include "chain_scaled.h" /* te_chain_store_scaled */
 
 /* How a row comes into registers, and through the ops in front of the norm. `source`: the function's own, null where it
  * needs none; else it also loads gamma into row_x[k.chunks ..]. */
@@ -27,6 +28,42 @@ TE_FN void te_norm_row_load(const te_chain *c, te_stages_fn stages, const te_cha
         }
     }
 }
+/* y = (x - mean) rstd gamma + beta, of eight elements. */
+TE_FN void te_norm_of8(float y[8], const float x[8], float mean, float rstd, const te_vec8 *gamma, const te_stage *s,
+                       te_place at, const te_chain_shape k) {
+    const int has_beta = (k.norm_options.code & 3) == TE_NORM_layernorm;
+    float w[8], b[8];
+    te_gamma8(w, gamma, k.weight, k.norm_options.code);
+    if (has_beta) te_load8(b, s->w[1], at.col, at.n, at.aligned, k.weight);
+    TE_UNROLL for (int j = 0; j < 8; j++) y[j] = (x[j] - mean) * rstd * w[j] + (has_beta ? b[j] : 0.0f);
+}
+/* The normed row, through the ops behind the norm. scaled, a constant: whether y is stored with scales of its own. */
+TE_FN void te__norm_give(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                         int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, float mean, float rstd,
+                         const void *source, const int scaled) {
+    const te_stage *s = &c->op[k.norm];
+    const int code = k.norm_options.code & 3;
+    TE_UNROLL for (int i = 0; i < k.chunks; i++) {
+        float v[8], w[8], b[8];
+        te_lane l;
+        te_vec8 gamma;
+        l.at = te_place_of(k, row, g->id + i * g->count, 1);
+        if (l.at.col >= k.half) continue;
+        if (!source) te_load_gamma(&gamma, s, l.at, k.weight, k.norm_options.code);
+        te_gamma8(w, source ? &row_x[k.chunks + i] : &gamma, k.weight, k.norm_options.code);
+        if (code == TE_NORM_layernorm) te_load8(b, s->w[1], l.at.col, l.at.n, l.at.aligned, k.weight);
+        te_vec8_forget(&row_x[i], k.norm_in);
+        te_vec8_floats(v, &row_x[i], k.norm_in);
+        TE_UNROLL
+        for (int j = 0; j < 8; j++) l.v[j] = (v[j] - mean) * rstd * w[j] + (code == TE_NORM_layernorm ? b[j] : 0.0f);
+        te_keep(&l, s, k.norm_out);
+        stages(&l, c, k.norm + 1, TE_MAX_ROW);
+        if (scaled) te_vec8_of_pairs(&row_x[i], l.v, k.out);
+        else store(c, &l, k, most);
+    }
+    const te_scaled_rows made = {row, 0, 0, row_x, k.chunks};
+    if (scaled) te_chain_store_scaled(c, k, made, 1, g);
+}
 TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
                            int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, te_norm_load_fn load,
                            const void *source) {
@@ -35,7 +72,6 @@ TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, te_store_fn s
     const float n = (float)k.half;
     te_row_sum lane_sum = 0, lane_squares = 0;
     float sum, squares, v[8];
-    te_lane l;
     load(c, stages, k, row, *g, row_x, source);
     if (code == TE_NORM_layernorm) {
         TE_UNROLL for (int i = 0; i < k.chunks; i++) {
@@ -62,22 +98,8 @@ TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, te_store_fn s
         if (code == TE_NORM_layernorm) s->stats[2 * row] = mean, s->stats[2 * row + 1] = rstd;
         else s->stats[row] = rstd;
     }
-    TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-        float w[8], b[8];
-        te_vec8 gamma;
-        l.at = te_place_of(k, row, g->id + i * g->count, 1);
-        if (l.at.col >= k.half) continue;
-        if (!source) te_load_gamma(&gamma, s, l.at, k.weight, k.norm_options.code);
-        te_gamma8(w, source ? &row_x[k.chunks + i] : &gamma, k.weight, k.norm_options.code);
-        if (code == TE_NORM_layernorm) te_load8(b, s->w[1], l.at.col, l.at.n, l.at.aligned, k.weight);
-        te_vec8_forget(&row_x[i], k.norm_in);
-        te_vec8_floats(v, &row_x[i], k.norm_in);
-        TE_UNROLL
-        for (int j = 0; j < 8; j++) l.v[j] = (v[j] - mean) * rstd * w[j] + (code == TE_NORM_layernorm ? b[j] : 0.0f);
-        te_keep(&l, s, k.norm_out);
-        stages(&l, c, k.norm + 1, TE_MAX_ROW);
-        store(c, &l, k, most);
-    }
+    if (te_chain_is_scaled(c, k)) te__norm_give(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 1);
+    else te__norm_give(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 0);
 }
 
 #endif

@@ -33,6 +33,39 @@ TE_API te_status te__chain_in_fp8(te_value *v, te_run *r, te_chain *c, int i, vo
     return TE_OK;
 }
 
+/* Whether the kernel stores the operand of product i, which is in memory for others as well where `kept`, with scales
+ * of its own. In training fp8_block reads it transposed, too. */
+TE_API int te__chain_scales(const te_run *r, int i, const te_chain_shape k, int kept) {
+    if (!te_is_in_fp8(r, i) || !r->param[i]) return 0;
+    if (!te_is_tiled(r, i)) return k.scaled == TE_SCALING_ROW && TE_IS_BY_ROW(r->plan->op[i].recipe);
+    if (k.scaled != TE_SCALING_TILES || kept) return 0;
+    return r->pass == TE_INFER || k.turns || (r->pass == TE_FORWARD && !te__keeps_fp8(r, i));
+}
+/* Let it do so, and v become that. Where v has memory it is stored there, too. */
+TE_API te_status te__chain_in_scales(te_value *v, te_run *r, te_chain *c, int i, const te_chain_shape k) {
+    c->y = v->p;
+    TE_TRY(te_acquire_scaled(r, v, v->rows, v->cols, k.scaled));
+    c->scaled.y = v->p, c->scaled.inverse = te_scales_behind(r, *v), c->scaled.rule = r->param[i]->fp8.own;
+    c->scaled.yt_cols = te_round_up(v->rows, 16);
+    return TE_OK;
+}
+/* The transpose of v, in training: forward keeps it, backward has it in `turned`. */
+TE_API te_status te__chain_turns(te_value *turned, te_run *r, te_chain *c, int i, te_value v) {
+    const te_kept_fp8 kept = te_kept_of(r, i);
+    *turned = te_no_value();
+    if (r->pass == TE_FORWARD) {
+        if (!te__keeps_fp8(r, i)) return TE_OK;
+        c->scaled.tiles = 1, c->scaled.yt = kept.x, c->scaled.yt_inverse = kept.inverse;
+        te_keep_turned(r, i, 1);
+        return TE_OK;
+    }
+    c->scaled.tiles = 1;
+    if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK;
+    TE_TRY(te_acquire_scaled(r, turned, te_room_rows(r), v.cols, TE_SCALING_TILES));
+    if (te_is_trained(r->param[i])) c->scaled.yt = turned->p, c->scaled.yt_inverse = te_scales_behind(r, *turned);
+    return TE_OK;
+}
+
 /* Let the kernel find the amax of what it stores for product i in the list's format. The walk's value is that. */
 TE_API void te__chain_measure(te_run *r, te_chain *c, int i) {
     const te_fp8_product *f = &r->param[i]->fp8;
@@ -44,8 +77,8 @@ TE_API void te__chain_measure(te_run *r, te_chain *c, int i) {
 
 /* The ops of `s` from `skip` on, of x; `applied` of them were done by the matrix product before (a bias). The walk's
  * value is then what the step gives. *work: whether there is anything to launch. */
-TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int applied, te_value x, te_chain *c,
-                                   int *work) {
+TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int applied, te_value x,
+                                   const te_chain_shape k, te_chain *c, int *work) {
     const te_plan *plan = r->plan;
     int last = -1;
     for (int j = skip; j < s->count; j++)
@@ -59,6 +92,7 @@ TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int ap
         te_stage *st = &c->op[j - skip];
         te_value v;
         te__stage_of(st, r, i);
+        if (op->op_class == TE_CLASS_norm) c->scaled.norm_x = j == skip ? x.p : te_input_of(r, i).p;
         if (j < skip + applied) {
             st->w[0] = 0;
             if (j != last) continue;
@@ -77,8 +111,17 @@ TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int ap
             continue;
         }
         const int forked = j + 1 < s->count && (plan->op[s->op[j + 1]].flags & TE_IS_FORK);
-        const int for_product = j == s->count - 1 && !te_last_step(r, s) && te_is_stored_in_fp8(r, i + 1);
-        if (j == last && for_product && !(r->pass == TE_FORWARD && te_in_memory(r, i))) {
+        const int leaves = j == s->count - 1 && !te_last_step(r, s); /* its result is the next op's input alone */
+        const int for_product = leaves && te_is_stored_in_fp8(r, i + 1);
+        const int kept = r->pass == TE_FORWARD && te_in_memory(r, i);
+        if (j == last && leaves && op->out_dtype == plan->dtype && te__chain_scales(r, i + 1, k, kept)) {
+            te_value turned;
+            v = kept ? te_output_of(r, i) : te_value_of(0, op->out_dtype, te_rows_in(r, op->out_rows), op->out);
+            if (kept && !v.p) TE_TRY(te_acquire(r, &v, op->out_rows, op->out, op->out_dtype));
+            TE_TRY(te__chain_in_scales(&v, r, c, i + 1, k));
+            if (r->pass == TE_FORWARD && te_is_tiled(r, i + 1)) TE_TRY(te__chain_turns(&turned, r, c, i + 1, v));
+            *work = 1;
+        } else if (j == last && for_product && !kept) {
             v = te_value_of(0, op->out_dtype, te_rows_in(r, op->out_rows), op->out);
             TE_TRY(te__chain_in_fp8(&v, r, c, i + 1, te_kept_of(r, i + 1).x));
             *work = 1;
@@ -149,11 +192,11 @@ TE_API te_status te__chain_edges(te_run *r, int i, te_stage *st, te_value *store
 /* The ops of `s` from `skip` on, of the gradient dy. blocks: that sum, each the rows it sees; most: those of the
  * largest batch. */
 TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int blocks, int most, te_value dy,
-                                    te_chain *c, int *work) {
+                                    const te_chain_shape k, te_chain *c, int *work) {
     const te_plan *plan = r->plan;
-    const int end = s->op[s->count - 1];
+    const int end = s->op[s->count - 1], waiting = r->sum_count;
     int changed = 0, measured = 0;
-    te_value stored = dy;
+    te_value stored = dy, turned = te_no_value();
     c->x = dy.p, c->rows = dy.rows;
     for (int j = skip; j < s->count; j++) {
         const int i = s->op[j];
@@ -166,16 +209,23 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int b
         TE_REQUIRE(op->op_class == TE_CLASS_norm || op->params == sums, r->ctx, TE_ERROR_STATE,
                    "%s: (%s, %s): a map sums the gradients of its parameters, one (TE_SUMS) or three (TE_SUMS_THREE)",
                    plan->name, op->kind, op->name);
-        for (int k = 0; k < op->params; k++) {
-            TE_TRY(te_sum_later(r, &st->sum[k], &r->param[i][k], op->out, blocks, most));
-            if (te_is_trained(&r->param[i][k])) *work = 1;
-            else st->sum[k] = 0; /* the kernel stores none */
+        for (int p = 0; p < op->params; p++) {
+            TE_TRY(te_sum_later(r, &st->sum[p], &r->param[i][p], op->out, blocks, most));
+            if (te_is_trained(&r->param[i][p])) *work = 1;
+            else st->sum[p] = 0; /* the kernel stores none */
         }
     }
     const int to_dx = te_last_step(r, s) && r->dx.p && stored.p != r->dx.p;
     if (changed && !te_last_step(r, s) && end > 0 && te_is_stored_in_fp8(r, end - 1)) {
         stored.cols = plan->op[end].in;
         TE_TRY(te__chain_in_fp8(&stored, r, c, end - 1, 0));
+        *work = 1;
+    } else if (changed && !te_last_step(r, s) && end > 0 && plan->op[end].in_dtype == plan->dtype &&
+               te__chain_scales(r, end - 1, k, 0)) {
+        stored = te_value_of(0, plan->dtype, te_rows_in(r, plan->op[end].in_rows), plan->op[end].in);
+        TE_TRY(te__chain_in_scales(&stored, r, c, end - 1, k));
+        TE_TRY(te__chain_turns(&turned, r, c, end - 1, stored));
+        for (int j = waiting; j < r->sum_count; j++) r->sums.job[j].count = (int)te_fp8_blocks(dy.rows);
         *work = 1;
     } else if (changed || to_dx || stored.dtype != plan->op[end].in_dtype) {
         TE_TRY(te_gradient(&stored, r, s, end));
@@ -185,6 +235,7 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int b
     for (int j = skip; j < s->count; j++)
         if (plan->op[s->op[j]].flags & TE_IS_FORK) te_set_edge(r, s->op[j], te_no_value());
     te_set_now(r, stored);
+    te_set_turned(r, turned);
     if (measured) te__chain_measure(r, c, end - 1);
     return TE_OK;
 }
@@ -207,15 +258,29 @@ TE_API int te__chain_blocks(const te_run *r, int64_t rows, const te_chain_shape 
     const int batch = TE_CUDA && k.norm < 0 && !te__sums_rows(k) ? te_map_batch(k) : 1;
     return (int)te_min(te_ceil_div(rows, k.groups * batch), te__most_blocks(r, k, te_chain_tiles(k)));
 }
+/* What the last op of the step gave in forward again, transposed in tiles: of what it read. */
+TE_API te_status te__chain_again(te_run *r, const te_step *s, int skip, te_chain_launch_fn launch,
+                                 const te_chain_shape k) {
+    const int last = s->count - 1, i = s->op[last];
+    const te_value x = te_input_of(r, i);
+    te_chain c;
+    memset(&c, 0, sizeof c);
+    te__stage_of(&c.op[last - skip], r, i);
+    c.half = k.half, c.rows = x.rows, c.x = c.scaled.norm_x = x.p;
+    c.scaled.tiles = 1, c.scaled.from = last - skip, c.scaled.rule = r->param[i + 1]->fp8.own;
+    c.scaled.yt = r->again.yt, c.scaled.yt_inverse = r->again.inverse, c.scaled.yt_cols = te_round_up(x.rows, 16);
+    return launch(r->ctx, te_grid_of(1, 1), &c);
+}
 /* Ops [skip, count) of the step as one kernel, of x; `applied`: see te__chain_forward. */
 TE_API te_status te_chain_step_forward(te_run *r, const te_step *s, int skip, int applied, te_value x,
                                        te_chain_launch_fn launch, const te_chain_shape k) {
     te_chain c;
     int work = 0;
+    if (r->again.yt) return te__chain_again(r, s, skip, launch, k);
     const int64_t blocks = te__chain_blocks(r, x.rows, k);
     memset(&c, 0, sizeof c); /* what no op fills in is null */
     c.half = k.half;
-    TE_TRY(te__chain_forward(r, s, skip, applied, x, &c, &work));
+    TE_TRY(te__chain_forward(r, s, skip, applied, x, k, &c, &work));
     if (work) c.take = r->take, r->take.taken = 0;
     return work && !r->dry ? launch(r->ctx, te_grid_of(blocks * te_chain_tiles(k), 1), &c) : TE_OK;
 }
@@ -224,10 +289,11 @@ TE_API te_status te_chain_step_backward(te_run *r, const te_step *s, int skip, i
                                         te_chain_launch_fn launch, const te_chain_shape k) {
     te_chain c;
     int work = 0;
-    const int blocks = te__chain_blocks(r, dy.rows, k), most = te__most_blocks(r, k, te_chain_tiles(k));
+    const int blocks = te__chain_blocks(r, dy.rows, k), tiles = k.turns ? (int)te_fp8_blocks(te_room_rows(r)) : 0;
+    const int most = (int)te_max(te__most_blocks(r, k, te_chain_tiles(k)), tiles);
     memset(&c, 0, sizeof c);
     c.half = k.half, (void)applied;
-    TE_TRY(te__chain_backward(r, s, skip, blocks, most, dy, &c, &work));
+    TE_TRY(te__chain_backward(r, s, skip, blocks, most, dy, k, &c, &work));
     return work && !r->dry ? launch(r->ctx, te_grid_of((int64_t)blocks * te_chain_tiles(k), 1), &c) : TE_OK;
 }
 

@@ -9,6 +9,7 @@
 
 #include "../plan/dims.h" /* TE_MAP_KERNELS, TE_NORM_KERNELS */
 #include "chain_run.h"    /* te_chain_step_forward, _backward */
+#include "chain_tiles.h"  /* TE__CHAIN_OF_fixed_tiled */
 #include "linear_loss.h"  /* te__linear_loss_forward */
 #include "linear_rope.h"  /* TE__LINEAR_ROPE */
 #include "linear_step.h"  /* te_linear_step_forward, _backward */
@@ -122,7 +123,8 @@ TE_BOTH te_chain_shape te_no_shape(void) {
         name##_reads = TE__FIRST_OF(name##_readers),                                                                 \
         name##_kept = 0 TE_ROW(TE__KEPT_AT, ~, __VA_ARGS__),                                                         \
         name##_outputs = 0 TE_ROW(TE__OUTPUT_AT, ~, __VA_ARGS__),                                                    \
-        name##_fp8_wanted = (int)model##_names_recipe                                                                \
+        name##_fp8_wanted = (int)model##_names_recipe,                                                               \
+        TE__CHAIN_SCALES(model, name)                                                                                \
     };                                                                                                               \
     static_assert(name##_is_backward || !(name##_outputs * 2 & name##_kept),                                         \
                   "te: " #name ": an (output, ..) in a row comes before an op that keeps what it reads");            \
@@ -140,7 +142,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
         TE_ROW(TE__STAGE_OPTIONS, ~, __VA_ARGS__)                                                                    \
         TE_ROW(TE__STAGE, (name, model, dtype, pass), __VA_ARGS__)                                                   \
     }                                                                                                                \
-    TE__CHAIN_OF_##widths(name, dtype, pass, (0.0f TE_ROW(TE__NORM_EPS, ~, __VA_ARGS__)), __VA_ARGS__)
+    TE__CHAIN_OF_##widths(name, model, dtype, pass, (0.0f TE_ROW(TE__NORM_EPS, ~, __VA_ARGS__)), __VA_ARGS__)
 #define TE_PASS_backward_forward 0
 #define TE_PASS_backward_backward 1
 #define TE__IS_CLASS(op, c) ((int)TE_JOIN1(TE_CLASS_, TE_CLASS(op)) == (int)TE_CLASS_##c)
@@ -220,20 +222,19 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 /* ---- a chain: its kernels ---------------------------------------------------------------------------------------- */
 
 /* One kernel, of the list's own width; or one of several, of which the width of a call takes the first that it fits. */
-#define TE__CHAIN_OF_fixed(name, dtype, pass, eps, ...)                                                        \
+#define TE__CHAIN_OF_fixed(name, model, dtype, pass, eps, ...)                                                 \
     TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__CHAIN_NORM_, pass), TE__CHAIN_MAP)        \
     (name, name, dtype, pass, eps, TE_CHAIN_LANES, 1)
 #define TE__CHAIN_MAP(kernel, name, dtype, pass, eps, lanes, exists) \
     TE__CHAIN_KERNEL(kernel, name, dtype, pass, eps, name##_half, name##_half % 8 == 0, name##_half, , lanes, exists)
 #define TE__CHAIN_NORM_backward TE__CHAIN_MAP
-/* A norm of few rows has a kernel of its own on CUDA, if it would be another one. */
-#if TE_CUDA
+#if TE_CUDA /* a norm of few rows has a kernel of its own, if it would be another one */
 #define TE__CHAIN_NORM_forward(kernel, name, dtype, pass, eps, lanes, exists)                             \
     TE__CHAIN_MAP(kernel##_many, name, dtype, pass, eps, lanes, exists)                                   \
     TE__CHAIN_MAP(kernel##_quick, name, dtype, pass, eps, TE_QUICK_LANES,                                 \
         (int)kernel##_quick_lanes != (int)kernel##_many_lanes)                                            \
-    TE_BOTH te_chain_shape name##_shape(int half) { return kernel##_many_shape(half); }                   \
-    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_chain *c) {                    \
+    TE_BOTH te_chain_shape kernel##_shape(int half) { return kernel##_many_shape(half); }                 \
+    TE_API te_status kernel##_launch(te_context *ctx, te_grid grid, const te_chain *c) {                  \
         const int one = (int)kernel##_quick_lanes == (int)kernel##_many_lanes;                            \
         if (one || c->rows > ctx->processors) return kernel##_many_launch(ctx, grid, c);                  \
         return kernel##_quick_launch(ctx, te_grid_of(te_ceil_div(c->rows, kernel##_quick_groups), 1), c); \
@@ -241,7 +242,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #else
 #define TE__CHAIN_NORM_forward TE__CHAIN_MAP
 #endif
-#define TE__CHAIN_OF_dims(name, dtype, pass, eps, ...)                                                            \
+#define TE__CHAIN_OF_dims(name, model, dtype, pass, eps, ...)                                                     \
     TE__CHAIN_KERNELS(TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_NORM_KERNELS, TE_MAP_KERNELS), name, \
         dtype, pass, eps)
 #define TE__CHAIN_KERNELS(list, name, dtype, pass, eps)                                                                \
@@ -266,13 +267,13 @@ TE_BOTH te_chain_shape te_no_shape(void) {
  * exists: 0 leaves it empty. kernel##_registers is what a thread keeps of the rows that it works on. */
 #define TE__CHAIN_KERNEL(kernel, name, dtype, pass, eps, columns, even, width, at, lanes_of, exists)                 \
     enum {                                                                                                           \
-        kernel##_lanes = lanes_of(name##_norm, columns, name##_sums, pass),                                          \
-        kernel##_groups = TE_CHAIN_GROUPS(name##_norm, kernel##_lanes),                                              \
-        kernel##_chunks = TE_CHAIN_CHUNKS(name##_norm, columns, kernel##_lanes),                                     \
+        kernel##_lanes = TE__SCALED_LANES(name, lanes_of(name##_row_at, columns, name##_sums, pass, name##_halved)), \
+        kernel##_groups = TE_CHAIN_GROUPS(name##_row_at, kernel##_lanes),                                            \
+        kernel##_chunks = TE_CHAIN_CHUNKS(name##_row_at, columns, kernel##_lanes),                                   \
         kernel##_threads = kernel##_lanes * kernel##_groups,                                                         \
         kernel##_stash = TE_CHAIN_STASH(name##_norm, kernel##_lanes, kernel##_chunks, (int)TE_##dtype == (int)TE_f32 \
             ? 4 : 2, name##_is_backward),                                                                            \
-        kernel##_resident = TE_CHAIN_RESIDENT(name##_norm, kernel##_threads, kernel##_chunks, name##_sums,           \
+        kernel##_resident = TE_CHAIN_RESIDENT(name##_row_at, kernel##_threads, kernel##_chunks, name##_sums,         \
             name##_in_halves != name##_out_halves, pass)                                                             \
     };                                                                                                               \
     typedef struct kernel##_registers { float sums[TE_SUM_SLOTS * 8 * kernel##_chunks];                              \
@@ -280,12 +281,11 @@ TE_BOTH te_chain_shape te_no_shape(void) {
     typedef struct kernel##_shared { te_smem16 stash[kernel##_stash / 16 + 1]; } kernel##_shared;                    \
     TE_BOTH te_chain_shape kernel##_shape(int half) {                                                                \
         const te_chain_shape k = {(te_dtype)name##_in_dtype, (te_dtype)name##_out_dtype, TE_##dtype, width,          \
-            name##_in_halves, name##_out_halves,                                                                     \
-                                  even, name##_norm, {name##_norm_code, eps}, (te_dtype)name##_norm_in,              \
-                                      (te_dtype)name##_norm_out,                                                     \
-                                  name##_sums, name##_sum_halves, name##_sums_three,                                 \
-                                  name##_is_backward, name##_draws, name##_reads, kernel##_lanes, kernel##_chunks,   \
-                                  kernel##_groups, kernel##_resident, kernel##_stash, name##_fp8_wanted};            \
+            name##_in_halves, name##_out_halves, even, name##_norm, {name##_norm_code, eps},                         \
+            (te_dtype)name##_norm_in, (te_dtype)name##_norm_out, name##_sums, name##_sum_halves, name##_sums_three,  \
+            name##_is_backward, name##_draws, name##_reads, kernel##_lanes, kernel##_chunks, kernel##_groups,        \
+            kernel##_resident, kernel##_stash, name##_fp8_wanted,                                                    \
+            (width) % 16 == 0 ? (te_scaling)name##_scaled : TE_SCALING_NONE, 0};                                     \
         (void)half;                                                                                                  \
         return at(k);                                                                                                \
     }                                                                                                                \

@@ -180,6 +180,9 @@ TE_API te_status te__linear_rope_whole(te_run *r, const te_step *first, const te
 }
 #endif
 #define TE__ROPE_SHAPE_fixed_fp8 TE__ROPE_SHAPE_fixed
+#define TE__ROPE_SHAPE_fixed_tiled TE__ROPE_SHAPE_fixed
+#define TE__ROPE_BIAS_fixed_tiled TE__ROPE_BIAS_fixed_fp8
+#define TE__ROPE_PRODUCT_fixed_tiled TE__ROPE_PRODUCT_fixed_fp8
 #define TE__ROPE_SHAPE_dims_fp8 TE__ROPE_SHAPE_dims
 #define TE__ROPE_SHAPE_dims(name, model, dtype, turn) enum { name##_fits = 0 };
 #define TE__ROPE_BIAS_dims TE_NO_PRODUCT

@@ -24,18 +24,22 @@ TE_API te_gemm_fp8 te__row_operand(const float *inverse) {
     o.scaling = TE_SCALING_ROW, o.dtype = TE_e4m3, o.inverse = inverse;
     return o;
 }
-/* The operands of y = x weight^T. */
+/* The operands of y = x weight^T. x is in FP8 where the kernel before has stored it so (chain_scaled.h). */
 TE_API te_status te__row_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
     void *inverse = 0;
     TE_TRY(te__check_fine_grained(r, i));
+    g->b = f->data, g->trans_b = 1, g->fast = 1, g->b_fp8 = te__row_operand(f->inverse);
+    if (te_is_fp8(x.dtype)) {
+        g->a = x.p, g->a_fp8 = te__row_operand(te_scales_behind(r, x));
+        return TE_OK;
+    }
     TE_TRY(te_as(&x, r, r->plan->dtype));
     te_quantize_rows q = te_quantize_rows_of(x.rows, x.cols);
     TE_TRY(te_scratch(r, &q.y, (size_t)(te_room_rows(r) * x.cols)));
     TE_TRY(te_scratch(r, &inverse, (size_t)te_room_rows(r) * sizeof(float)));
     q.x = x.p, q.inverse = (float *)inverse, q.rule = f->own;
-    g->a = q.y, g->b = f->data, g->trans_b = 1, g->fast = 1;
-    g->a_fp8 = te__row_operand(q.inverse), g->b_fp8 = te__row_operand(f->inverse);
+    g->a = q.y, g->a_fp8 = te__row_operand(q.inverse);
     return r->dry ? TE_OK : r->plan->fp8->rows(&q, r->ctx);
 }
 

@@ -24,6 +24,7 @@ TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
 TE_API te_status te__linear_forward(te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     te_split split = TE_SPLIT_BARE;
     int taken = 0;
+    if (r->again.yt) return te_chain_step_forward(r, s, 1, 0, r->now, kernels->launch, kernels->shape);
     te_gemm g = te__linear_product(r, s->op[0]);
     if (te_is_in_fp8(r, s->op[0])) TE_TRY(te__fp8_forward(&g, r, s->op[0], r->now));
     else TE_TRY(te__linear_operands(&g, r, s->op[0]));

@@ -4,8 +4,10 @@
  *     dx[rows, in] = dy[rows, out]  weight_t[in, out]^T       the same
  *     dw[out, in]  = dy_t[out, rows]  x_t[in, rows]^T         both in tiles of 1 x 128, along the rows
  *
- * Forward casts x once, row-wise for itself and transposed for backward, and keeps the transpose and its scales alone;
- * backward casts dy the same way. Each transpose is rounded from the numbers themselves, not from the other's bytes.
+ * The kernel that makes x or dy stores it so where that is a chain (chain_tiles.h), else a cast does. Backward has the
+ * transpose of x again where x is saved for others or is what a norm or an activation gives, whose input is
+ * (te_is_made_again); else forward keeps it, and its scales. Each transpose is rounded from the numbers themselves, not
+ * from the other's bytes.
  */
 #ifndef TE_FUSE_LINEAR_TILES_H
 #define TE_FUSE_LINEAR_TILES_H
@@ -50,30 +52,54 @@ TE_API te_status te__tiled_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_tiled turned = {kept.x, kept.inverse};
     te_tiled row = {0, 0};
     TE_TRY(te__check_fine_grained(r, i));
-    TE_TRY(te__tiled_room(&row, r, x.cols, 0));
     if (r->pass == TE_FORWARD) te_keep_turned(r, i, 1);
-    TE_TRY(te__tiled_cast(r, x, f, row, turned));
+    if (te_is_fp8(x.dtype)) row.p = x.p, row.inverse = te_scales_behind(r, x);
+    else {
+        TE_TRY(te__tiled_room(&row, r, x.cols, 0));
+        TE_TRY(te__tiled_cast(r, x, f, row, turned));
+    }
     g->a = row.p, g->b = f->data, g->trans_b = 1;
     g->a_fp8 = te__tiled_operand(TE_SCALING_TILES, row.inverse);
     g->b_fp8 = te__tiled_operand(TE_SCALING_BLOCKS, f->inverse);
     return TE_OK;
+}
+/* The transpose of what linear i read, again: of its input, which is saved, or of what gave that. */
+TE_API te_status te__tiled_again(te_run *r, int i, te_tiled turned) {
+    const te_step *s = te__step_to(r->plan, i - 1);
+    const te_tiled none = {0, 0};
+    const te_pass pass = r->pass;
+    if (te__input_is_saved(r, i)) return te__tiled_cast(r, te_input_of(r, i), &r->param[i]->fp8, none, turned);
+    if (r->dry) return TE_OK;
+    r->pass = TE_FORWARD, r->again.yt = turned.p, r->again.inverse = turned.inverse;
+    const te_status status = s->run(r, s);
+    r->pass = pass, r->again.yt = 0;
+    return status;
 }
 /* Those of both products of backward: w is dweight's, which a frozen weight does without, x dx's. */
 TE_API te_status te__tiled_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_kept_fp8 kept = te_kept_of(r, i);
     const te_tiled none = {0, 0};
-    te_tiled row = none, turned = none;
+    te_tiled row = none, turned = none, xt = {kept.x, kept.inverse};
     TE_TRY(te__check_fine_grained(r, i));
-    TE_TRY(te__tiled_room(&row, r, dy.cols, 0));
-    if (!(r->plan->op[i].flags & TE_IS_FROZEN)) TE_TRY(te__tiled_room(&turned, r, dy.cols, 1));
-    TE_TRY(te__tiled_cast(r, dy, f, row, te_is_trained(r->param[i]) ? turned : none));
+    if (te_is_fp8(dy.dtype)) {
+        row.p = dy.p, row.inverse = te_scales_behind(r, dy);
+        turned.p = r->turned.p, turned.inverse = te_scales_behind(r, r->turned);
+    } else {
+        TE_TRY(te__tiled_room(&row, r, dy.cols, 0));
+        if (!(r->plan->op[i].flags & TE_IS_FROZEN)) TE_TRY(te__tiled_room(&turned, r, dy.cols, 1));
+        TE_TRY(te__tiled_cast(r, dy, f, row, te_is_trained(r->param[i]) ? turned : none));
+    }
+    if (!xt.p && !(r->plan->op[i].flags & TE_IS_FROZEN)) {
+        TE_TRY(te__tiled_room(&xt, r, r->plan->op[i].in, 1));
+        if (te_is_trained(r->param[i])) TE_TRY(te__tiled_again(r, i, xt));
+    }
     x->a = row.p, x->b = f->transposed, x->trans_b = 1;
     x->a_fp8 = te__tiled_operand(TE_SCALING_TILES, row.inverse);
     x->b_fp8 = te__tiled_operand(TE_SCALING_BLOCKS, f->transposed_inverse);
-    w->a = turned.p, w->b = kept.x, w->trans_a = 0, w->trans_b = 1, w->k = te_round_up(dy.rows, 16);
+    w->a = turned.p, w->b = xt.p, w->trans_a = 0, w->trans_b = 1, w->k = te_round_up(dy.rows, 16);
     w->a_fp8 = te__tiled_operand(TE_SCALING_TILES, turned.inverse);
-    w->b_fp8 = te__tiled_operand(TE_SCALING_TILES, kept.inverse);
+    w->b_fp8 = te__tiled_operand(TE_SCALING_TILES, xt.inverse);
     return TE_OK;
 }
 

@@ -147,14 +147,16 @@ TE_API te_status te__product_turn(te_run *r, const te_step *s, te_product *p) {
 TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                  const te_chain_shape k, te_value product, int keep) {
     te_product p;
+    te_chain_shape own = k; /* an epilogue does not have what scales of its own are of */
     int work = 0;
     const int few = te__gemm_is_few(kernels, g, r->ctx);
     const int blocks = TE_PRODUCT_SUMS * (int)te_ceil_div(g->m, TE_TILE_M);
     const int room = TE_PRODUCT_SUMS * (int)te_ceil_div(te_room_rows(r), TE_TILE_M);
     const int most = (int)te_max(room, te__most_blocks(r, k, te_chain_tiles(k)));
     memset(&p, 0, sizeof p);
-    if (k.backward) TE_TRY(te__chain_backward(r, s, 1, blocks, most, product, &p.chain, &work));
-    else TE_TRY(te__chain_forward(r, s, 1, 0, product, &p.chain, &work));
+    own.scaled = TE_SCALING_NONE, own.turns = 0;
+    if (k.backward) TE_TRY(te__chain_backward(r, s, 1, blocks, most, product, own, &p.chain, &work));
+    else TE_TRY(te__chain_forward(r, s, 1, 0, product, own, &p.chain, &work));
     if (!keep && !te__product_is_read(r, s, &p.chain, product.p)) p.chain.x = 0;
     if (k.sums >= 0) p.many.sums = p.chain.op[k.sums].sum[0];
     *(few ? &p.few.amax : &p.many.amax) = p.chain.fp8.amax;
@@ -245,11 +247,13 @@ TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_c
 #define TE_NO_PRODUCT(name, dtype) \
     TE_API te_product_kernels *name##_kernels(void) { return 0; }
 
-/* By the list's widths: `fixed` or `dims`, with _fp8 where it names a recipe. Its chains are the same then. */
+/* By the list's widths: `fixed` or `dims`, with _fp8 where it names a recipe, `fixed_tiled` where that is fp8_block and
+ * the list trains (chain_tiles.h). */
 #define TE__PRODUCT_fixed TE_PRODUCT
 #define TE__PRODUCT_fixed_fp8 TE_PRODUCT_FP8
 #define TE__PRODUCT_dims TE_NO_PRODUCT
 #define TE__PRODUCT_dims_fp8 TE_NO_PRODUCT
+#define TE__PRODUCT_fixed_tiled TE_PRODUCT_FP8
 #define TE__CHAIN_OF_fixed_fp8 TE__CHAIN_OF_fixed
 #define TE__CHAIN_OF_dims_fp8 TE__CHAIN_OF_dims
 

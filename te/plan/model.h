@@ -131,8 +131,7 @@ typedef struct te_op {
 
 /* What a list under a recipe brings beside its steps; te/fuse/linear_fp8.h makes it. */
 struct te_quantize;
-struct te_quantize_tiles;
-struct te_quantize_rows;
+struct te_quantize_tiles; struct te_quantize_rows;
 struct te_gemm;
 typedef struct te_fp8_ops {
     te_status (*quantize)(const struct te_quantize *q, te_context *ctx); /* of tensors in the list's dtype */
@@ -141,6 +140,7 @@ typedef struct te_fp8_ops {
     te_status (*tiles)(const struct te_quantize_tiles *q, te_context *ctx); /* null: the list does not name fp8_block */
     te_status (*product_of_tiles)(const struct te_gemm *g, te_context *ctx);
     te_status (*rows)(const struct te_quantize_rows *q, te_context *ctx); /* null: the list does not name fp8_row */
+    int fixed; /* its widths are constants: chains have kernels for tiles and for whole rows, too */
 } te_fp8_ops;
 
 struct te_model;

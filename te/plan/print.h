@@ -11,6 +11,42 @@ TE_API int te__step_sums(const te_plan *p, const te_step *s) {
     for (int j = 0; j < s->count; j++) sums |= p->op[s->op[j]].flags & TE_SUMS;
     return sums;
 }
+/* Whether a chain of backward changes the gradient that it hands on, and has a kernel for tiles (chain_tiles.h). */
+TE_API int te__turns_gradient(const te_plan *p, const te_step *s) {
+    const int skip = p->op[s->op[0]].op_class == TE_CLASS_gemm;
+    int changed = 0;
+    if (p->op[s->op[0]].op_class == TE_CLASS_own) return 0;
+    for (int j = skip; j < s->count; j++) {
+        const te_op *op = &p->op[s->op[j]];
+        const int halves_straddle = op->op_class == TE_CLASS_gated && op->out % TE_FP8_BLOCK;
+        if (op->op_class == TE_CLASS_norm || (op->flags & TE_SUMS_THREE) || halves_straddle) return 0;
+        changed = op->flags & TE_IS_ADD ? 0 : changed || !(op->flags & TE_KEEPS_GRAD);
+    }
+    return changed && p->fp8->fixed;
+}
+/* In how many forms a step's chain stores its result in FP8 with scales of its own: as it lies, and transposed. */
+TE_API int te__step_forms(const te_run *r, const te_step *s) {
+    const te_plan *p = r->plan;
+    const int last = s->op[s->count - 1], back = r->pass == TE_BACKWARD, next = back ? last - 1 : last + 1;
+    const te_op *end = &p->op[last];
+    if (next < 0 || !te_is_in_fp8(r, next) || TE_IS_BY_TENSOR(p->op[next].recipe)) return 0;
+    if (end->op_class == TE_CLASS_gemm || end->op_class == TE_CLASS_own) return 0;
+    if ((!back && (end->flags & TE_IS_FORK)) || (back ? end->in_dtype : end->out_dtype) != p->dtype) return 0;
+    if (!te_is_tiled(r, next)) return p->fp8->fixed || end->op_class == TE_CLASS_norm;
+    if (back) return !te__turns_gradient(p, s) ? 0 : p->op[next].flags & TE_IS_FROZEN ? 1 : 2;
+    if (r->pass == TE_INFER || !te__keeps_fp8(r, next)) return !(r->pass == TE_FORWARD && te_in_memory(r, last));
+    return p->fp8->fixed && !te_in_memory(r, last) ? 2 : 0;
+}
+/* And what of a row that saves against the list's format. */
+TE_API long te__step_saves(const te_run *r, const te_step *s) {
+    const te_op *end = &r->plan->op[s->op[s->count - 1]];
+    const int forms = te__step_forms(r, s);
+    const long width = r->pass == TE_BACKWARD ? end->in : end->out, size = (long)te_dtype_bytes(r->plan->dtype);
+    if (!forms) return 0;
+    if (TE_IS_BY_ROW(r->plan->op[s->op[s->count - 1] + 1].recipe))
+        return (r->pass == TE_FORWARD ? 0 : width * size) - width - (long)sizeof(float);
+    return width * size - forms * (width + width * (long)sizeof(float) / TE_FP8_BLOCK);
+}
 /* Bytes a row that a step has to move at least: its input, its output, what it keeps for backward or reads of it, and
  * the residual edges. Weights are left out: they do not grow with the rows. */
 TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) {
@@ -52,7 +88,7 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
                 n += op->out * size;
         }
     }
-    return n;
+    return n - te__step_saves(&r, s);
 }
 /* What the products of a step read, where that is more than "fp8" says. */
 TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
@@ -62,14 +98,25 @@ TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
     return first->flags & TE_IS_FROZEN ? ", e4m3 by 1x128 and 128x128"
                                        : ", e4m3 by 1x128 and 128x128, dweight by 1x128 and 1x128";
 }
+/* What it stores, where that is not of the list's format. */
+TE_API const char *te__step_result(const te_run *r, const te_step *s) {
+    const int next = s->op[s->count - 1] + 1;
+    switch (te__step_forms(r, s)) {
+    case 0: return "";
+    case 1: return r->pass != TE_BACKWARD && TE_IS_BY_ROW(r->plan->op[next].recipe) ? "; gives e4m3 by rows"
+                                                                                    : "; gives e4m3 by 1x128";
+    default: return "; gives e4m3 by 1x128 and 128x1";
+    }
+}
 /* One line; returns the bytes. */
 TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const te_step *s, te_pass pass) {
+    const te_run r = te_run_to_size(p, pass, 1, TE_USE_on, 0);
     const long bytes = te_step_row_bytes(p, s, pass);
     const te_op *a = &p->op[s->op[0]], *b = &p->op[s->op[s->count - 1]];
     const int in_fp8 = a->recipe != TE_RECIPE_none && !(pass == TE_BACKWARD && TE_IS_BY_ROW(a->recipe));
-    fprintf(f, "%4s  %-42s %6d -> %-6d %-5s %8ld  %s%s\n", number, s->row, pass == TE_BACKWARD ? a->out : a->in,
+    fprintf(f, "%4s  %-42s %6d -> %-6d %-5s %8ld  %s%s%s\n", number, s->row, pass == TE_BACKWARD ? a->out : a->in,
             pass == TE_BACKWARD ? b->in : b->out, in_fp8 ? "fp8" : te_dtype_name(p->dtype), bytes, s->kernels,
-            te__step_operands(a, pass));
+            te__step_operands(a, pass), te__step_result(&r, s));
     return bytes;
 }
 /* The forward steps that backward runs again before step s: of the spans that s is the first to reach. */

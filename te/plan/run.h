@@ -21,12 +21,43 @@ TE_API int te_is_in_fp8(const te_run *r, int i) {
     return r->pass == TE_BACKWARD ? te_trains_in_fp8(r, i) : te__has_recipe(r, i);
 }
 
-/* Whether it keeps its input so, for its weight's gradient. */
-TE_API int te__keeps_fp8(const te_run *r, int i) {
-    return te_trains_in_fp8(r, i) && !(r->plan->op[i].flags & TE_IS_FROZEN);
-}
 /* Whether op i has scales of tiles and blocks. */
 TE_API int te_is_tiled(const te_run *r, int i) { return TE_IS_TILED(r->plan->op[i].recipe); }
+/* Whether op i gives what it read, a norm's statistics and its parameters alone, and what it read is saved. */
+TE_API int te__gives_again(const te_plan *p, int i) {
+    const te_op *op = &p->op[i];
+    if (op->op_class == TE_CLASS_gemm || op->op_class == TE_CLASS_own || op->edge >= 0) return 0;
+    return (op->flags & TE_SAVES_INPUT) && !(op->flags & TE_DRAWS) && op->out_dtype == p->dtype;
+}
+/* The forward step that ends with op i, and whose chain can run that op alone: it reads what the chain does, or is its
+ * norm. null: none. */
+TE_API const te_step *te__step_to(const te_plan *p, int i) {
+    const te_op *op = &p->op[i];
+    for (int k = 0; k < p->forward_count; k++) {
+        const te_step *s = &p->forward[k];
+        const te_op *first = &p->op[s->op[p->op[s->op[0]].op_class == TE_CLASS_gemm]];
+        if (s->op[s->count - 1] != i) continue;
+        if (p->op[s->op[0]].op_class == TE_CLASS_own) return 0;
+        return op->op_class == TE_CLASS_norm || (first->in == op->in && first->in_dtype == op->in_dtype) ? s : 0;
+    }
+    return 0;
+}
+/* Whether the input of product i is saved as it is, for others. */
+TE_API int te__input_is_saved(const te_run *r, int i) {
+    const int flags = i ? r->plan->op[i - 1].flags : 0;
+    return (flags & TE_SAVES_OUTPUT) || ((flags & TE_IS_FORK) && !(flags & TE_IS_INPUT));
+}
+/* Whether product i keeps nothing of its input, because backward has it again: from memory, or from the kernel that
+ * made it. Not where spans run again, which may have it after it is read. */
+TE_API int te_is_made_again(const te_run *r, int i) {
+    const te_plan *p = r->plan;
+    if (!te_is_tiled(r, i) || p->span_count || !p->fp8 || !p->fp8->fixed || !i) return 0;
+    return te__input_is_saved(r, i) || (te__gives_again(p, i - 1) && te__step_to(p, i - 1));
+}
+/* Whether product i keeps its input in FP8, for its weight's gradient. */
+TE_API int te__keeps_fp8(const te_run *r, int i) {
+    return te_trains_in_fp8(r, i) && !(r->plan->op[i].flags & TE_IS_FROZEN) && !te_is_made_again(r, i);
+}
 /* Whether it has one scale a tensor. The operands of others are cast from the list's format: no kernel before the
  * product stores them in FP8, or finds what their scales are of. */
 TE_API int te_is_by_tensor(const te_run *r, int i) {
@@ -61,6 +92,20 @@ TE_API te_kept_fp8 te_kept_of(const te_run *r, int i) {
 TE_API int te_is_stored_in_fp8(const te_run *r, int i) {
     return te_is_by_tensor(r, i) &&
            (r->use == TE_USE_as_bound ? !r->param[i]->fp8.current : r->use == TE_USE_stored);
+}
+
+/* A value in e4m3 with scales of its own, in the workspace, and where they lie: behind it. */
+TE_API te_status te_acquire_scaled(te_run *r, te_value *v, int64_t rows, int cols, te_scaling scaling) {
+    const int64_t room = te_room_rows(r);
+    const int64_t bytes = room * cols + te_scaling_count(scaling, room, cols) * (int64_t)sizeof(float);
+    *v = te_value_of(0, TE_e4m3, rows, cols);
+    v->block = te__pool_take(&r->pool, &v->p, (size_t)bytes);
+    TE_REQUIRE(v->block >= 0, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once", r->plan->name,
+               (int)TE_MAX_LIVE);
+    return TE_OK;
+}
+TE_API float *te_scales_behind(const te_run *r, te_value v) {
+    return v.p ? (float *)(void *)((char *)v.p + te_room_rows(r) * v.cols) : 0;
 }
 
 /* Whether the kernel that makes that operand, in the list's format, finds its amax: where the scale is to be of that.

@@ -16,6 +16,9 @@ enum { TE_REACH_dx = -1 }; /* of te_run: a backward goes through all of the list
  * by casts, or all with operands that come in FP8. */
 typedef enum te_recipe_use { TE_USE_as_bound, TE_USE_off, TE_USE_on, TE_USE_stored } te_recipe_use;
 
+/* Where the transpose of an operand of fp8_block goes, and its scales; yt null: nothing is made again. */
+typedef struct te_again { void *yt; float *inverse; } te_again;
+
 typedef struct te_run {
     const te_plan *plan;
     const te_batch *batch;
@@ -29,6 +32,7 @@ typedef struct te_run {
     te_value now;                /* forward: the activation; backward: its gradient, p null if nobody wants it */
     te_value turned;             /* the transpose of now in FP8, where the kernel that made it has left one */
     int measured;                /* the kernel that made now has found its amax, for the cast */
+    te_again again;              /* backward: a step of forward makes its result again, as this alone */
     te_value x, y, dx, dy;       /* the caller's */
     te_rng *rng;                 /* the random state of this forward */
     te_rng_args take; /* it is still to be taken: by the first kernel of a chain, or by a kernel of its own */

@@ -1,0 +1,175 @@
+/* chain_tiles.h -- a chain's result in tiles of FP8 for a product of fp8_block that trains, in one pass: as it lies
+ * with a scale for each 1 x 128, and transposed, for the weight's gradient, with one for each 128 x 1. The bits are
+ * those of the chain's result, rounded to the list's format, and a pass of quantize_tiles.h behind it.
+ *
+ * Where backward can have the transpose again forward stores none, and this kernel makes it alone in backward.
+ *
+ * A block has a tile of 128 x 128, a lane 8 x 8 of its elements, which it runs the chain on and keeps in registers. A
+ * chain of maps does that from what it reads. Behind a norm the kernel for rows comes first: it stores y as it lies and
+ * leaves the statistics; this one makes the norm again from what it read and stores the transpose. A gradient that the
+ * chain sums over rows leaves one partial sum a tile.
+ *
+ * Bytes an element of a bf16 list, its floor at the rate of a copy: gelu 2 + 1 + 1 and 1/16 for scales, where the chain
+ * and the cast move 8.06; its backward, which reads x as well, 6.06 of 10.06; a norm 6.06 of 8.06.
+ */
+#ifndef TE_FUSE_CHAIN_TILES_H
+#define TE_FUSE_CHAIN_TILES_H
+
+#include "../fp8/quantize_tiles.h" /* te__tiles_store */
+#include "chain_map.h"             /* te_stages_fn, te_lane */
+#include "chain_norm.h"            /* te_norm_of8 */
+
+/* What a lane holds: of a gated op's backward both halves of its result. */
+typedef struct te_chain_tiles_held { te_tiles_held half[2]; } te_chain_tiles_held;
+
+/* The rows of piece i of the tile at (row0, col0) as they are read, into x[0] and x[1]. */
+TE_FN void te__chain_tiles_load(const te_chain *c, const te_chain_shape k, te_vec8 *x[2], int64_t row0, int64_t col0,
+                                int i) {
+    const void *from = k.norm < 0 ? c->x : c->scaled.norm_x;
+    const int vector = (int)(col0 / 8) + i % TE_TILES_SIDE;
+    const int64_t row = row0 + i / TE_TILES_SIDE * 8;
+    const int rows = te__tiles_rows(c->rows, k.half, row, 8 * vector);
+    TE_UNROLL for (int r = 0; r < 8; r++) {
+        const te_place at = te_place_of(k, row + r, vector, k.norm < 0 ? k.in_halves : 1);
+        memset(&x[0][r], 0, sizeof x[0][r]);
+        memset(&x[1][r], 0, sizeof x[1][r]);
+        if (r >= rows) continue;
+        te_vec8_load(&x[0][r], from, te_index(at), 8, 1, k.norm < 0 ? k.in : k.norm_in);
+        if (at.halves == 2) te_vec8_load(&x[1][r], from, te_index(te_second_half(at)), 8, 1, k.in);
+    }
+}
+/* The norm of eight elements, as te_norm_forward has it. */
+TE_FN void te__chain_tiles_norm(const te_chain *c, te_stages_fn stages, const te_chain_shape k, te_lane *l,
+                                const te_vec8 *x) {
+    const te_stage *s = &c->op[k.norm];
+    const int has_mean = (k.norm_options.code & 3) == TE_NORM_layernorm;
+    const float mean = has_mean ? s->stats[2 * l->at.row] : 0.0f;
+    const float rstd = has_mean ? s->stats[2 * l->at.row + 1] : s->stats[l->at.row];
+    float v[8];
+    te_vec8 gamma;
+    te_load_gamma(&gamma, s, l->at, k.weight, k.norm_options.code);
+    te_vec8_floats(v, x, k.norm_in);
+    te_norm_of8(l->v, v, mean, rstd, &gamma, s, l->at, k);
+    te_keep(l, s, k.norm_out);
+    stages(l, c, k.norm + 1, TE_MAX_ROW);
+}
+/* Run the chain on piece i. sums: of its eight columns, and of those of the second half. */
+TE_FN void te__chain_tiles_piece(const te_chain *c, te_stages_fn stages, const te_chain_shape k, te_vec8 *x[2],
+                                 int64_t row0, int64_t col0, int i, float sums[16]) {
+    const int vector = (int)(col0 / 8) + i % TE_TILES_SIDE;
+    const int64_t row = row0 + i / TE_TILES_SIDE * 8;
+    const int rows = te__tiles_rows(c->rows, k.half, row, 8 * vector);
+    TE_UNROLL for (int j = 0; j < 16; j++) sums[j] = 0;
+    TE_UNROLL for (int r = 0; r < 8; r++) {
+        te_lane l;
+        l.at = te_place_of(k, row + r, vector, k.norm < 0 ? k.in_halves : 1);
+        if (r >= rows) continue;
+        if (k.norm >= 0) te__chain_tiles_norm(c, stages, k, &l, &x[0][r]);
+        else {
+            te_vec8_floats(l.v, &x[0][r], k.in);
+            if (k.in_halves == 2) te_vec8_floats(l.g, &x[1][r], k.in);
+            TE_UNROLL for (int j = 0; k.sums >= 0 && j < 16; j++) l.sum[j] = sums[j];
+            stages(&l, c, k.backward ? 0 : c->scaled.from, TE_MAX_ROW);
+            TE_UNROLL for (int j = 0; k.sums >= 0 && j < 16; j++) sums[j] = l.sum[j];
+        }
+        te_vec8_of_pairs(&x[0][r], l.v, k.out);
+        if (k.out_halves == 2) te_vec8_of_pairs(&x[1][r], l.g, k.out);
+    }
+}
+/* Where the sums of the tile's columns wait for those of the lanes above and below: in the room of the largest. */
+TE_FN float *te__chain_tiles_sum(te_tiles_shared *s, int half, int down, int col) {
+    return (float *)(void *)s->u.most + (half * TE_TILES_SIDE + down) * TE_FP8_TILE + col;
+}
+static_assert(sizeof(uint32_t) * 2 * TE_FP8_TILE * TE_TILES_APART >= sizeof(float) * 2 * TE_TILES_SIDE * TE_FP8_TILE,
+              "the sums of a tile's columns fit where the largest of its lines are");
+/* The tile's partial sums, to be added up with those of the tiles above and below (te_sum_later). */
+TE_FN void te__chain_tiles_leave_sums(const te_chain *c, const te_chain_shape k, te_tiles_shared *s, te_lanes g,
+                                      int64_t row0, int64_t col0) {
+    float *to = c->op[k.sums].sum[0];
+    te_block_sync();
+    for (int i = g.id; to && i < k.sum_halves * TE_FP8_TILE; i += g.count) {
+        const int half = i / TE_FP8_TILE, col = i % TE_FP8_TILE;
+        float sum = 0;
+        for (int down = 0; down < TE_TILES_SIDE; down++) sum += *te__chain_tiles_sum(s, half, down, col);
+        if (col0 + col < k.half) to[(row0 / TE_FP8_TILE * k.sum_halves + half) * k.half + col0 + col] = sum;
+    }
+    te_block_sync();
+}
+TE_FN te_tiles_args te__chain_tiles_args(const te_chain *c, const te_chain_shape k) {
+    te_tiles_args a;
+    memset(&a, 0, sizeof a);
+    a.q.rows = c->rows, a.q.cols = (int64_t)k.half * k.out_halves, a.q.yt_cols = c->scaled.yt_cols, a.q.to = TE_e4m3;
+    a.q.rule = c->scaled.rule;
+    if (k.norm < 0) a.q.y = c->scaled.y, a.q.y_inverse = c->scaled.inverse;
+    a.q.yt = c->scaled.yt, a.q.yt_inverse = c->scaled.yt_inverse;
+    a.out.y = (uint8_t *)a.q.y, a.out.yt = (uint8_t *)a.q.yt;
+    a.out.rows = a.q.rows, a.out.cols = a.q.cols, a.out.yt_cols = a.q.yt_cols, a.out.to = TE_e4m3;
+    return a;
+}
+TE_FN void te_chain_tiles_body(const te_chain *c, te_block b, te_stages_fn stages, const te_chain_shape k,
+                               te_chain_tiles_held *held, te_tiles_shared *s) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
+    const te_tiles_args a = te__chain_tiles_args(c, k);
+    const int across = (int)te_ceil_div(k.half, TE_FP8_TILE);
+    const int64_t row = (int64_t)(b.x / across) * TE_FP8_TILE, col = (int64_t)(b.x % across) * TE_FP8_TILE;
+    if (!k.backward && c->take.taken && b.x == 0 && g.id == 0) te_rng_take_body(&c->take);
+    TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++) {
+        const int i = g.id + h * g.count;
+        te_vec8 *x[2] = {held->half[0].x[h], held->half[1].x[h]};
+        float sums[16];
+        te__chain_tiles_load(c, k, x, row, col, i);
+        te__chain_tiles_piece(c, stages, k, x, row, col, i, sums);
+        TE_UNROLL for (int j = 0; k.sums >= 0 && j < 8 * k.sum_halves; j++)
+            *te__chain_tiles_sum(s, j / 8, i / TE_TILES_SIDE, i % TE_TILES_SIDE * 8 + j % 8) = sums[j];
+    }
+    if (k.sums >= 0) te__chain_tiles_leave_sums(c, k, s, g, row, col);
+    te__tiles_store(&a, &held->half[0], s, g, row, col, k.out, TE_e4m3);
+    if (k.out_halves == 1) return;
+    te_block_sync();
+    te__tiles_store(&a, &held->half[1], s, g, row, k.half + col, k.out, TE_e4m3);
+}
+
+/* Launch what the call needs: the kernel for rows, that for tiles, or both. */
+typedef te_status (*te__chain_rows_fn)(te_context *ctx, te_grid grid, const te_chain *c);
+TE_API te_status te__chain_launch_tiles(te_context *ctx, te_grid grid, const te_chain *c, const te_chain_shape k,
+                                        te__chain_rows_fn rows, te__chain_rows_fn tiles) {
+    te_chain behind = *c;
+    if (!c->scaled.tiles || (k.norm >= 0 && c->scaled.y)) TE_TRY(rows(ctx, grid, c));
+    if (!c->scaled.tiles || !c->rows) return TE_OK;
+    if (k.norm >= 0) behind.take.taken = 0;
+    return tiles(ctx, te_grid_of(te_ceil_div(c->rows, TE_FP8_TILE) * te_ceil_div(k.half, TE_FP8_TILE), 1), &behind);
+}
+
+/* The kernels of a chain of a list that names fp8_block, with constant widths. */
+#define TE__CHAIN_OF_fixed_tiled(name, model, dtype, pass, eps, ...)                                                 \
+    TE_BOTH int name##_has_tiles(void) {                                                                             \
+        const int last = (int)TE_ID(model, TE_ROW_LAST(__VA_ARGS__));                                                \
+        return TE__CHAIN_TURNS(name) && model##_is_tiled_at(name##_is_backward ? last - 1 : last + 1);               \
+    }                                                                                                                \
+    TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__CHAIN_NORM_, pass), TE__CHAIN_MAP)              \
+    (name##_row, name, dtype, pass, eps, TE_CHAIN_LANES, 1)                                                          \
+    TE_BOTH te_chain_shape name##_shape(int half) {                                                                  \
+        te_chain_shape k = name##_row_shape(half);                                                                   \
+        k.turns = name##_has_tiles();                                                                                \
+        if (k.turns) k.scaled = TE_SCALING_TILES;                                                                    \
+        return k;                                                                                                    \
+    }                                                                                                                \
+    TE_FN void name##_tiles_body(const te_chain *c, te_block b, te_chain_tiles_held *held, te_tiles_shared *s) {     \
+        if (name##_has_tiles()) te_chain_tiles_body(c, b, name##_stages, name##_shape(0), held, s);                  \
+    }                                                                                                                \
+    TE_KERNEL_WITH(name##_tiles, TE_FP8_THREADS, TE__CHAIN_TILES_RESIDENT(name), te_chain, te_chain_tiles_held,      \
+                   te_tiles_shared, name##_tiles_body)                                                               \
+    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_chain *c) {                               \
+        return te__chain_launch_tiles(ctx, grid, c, name##_shape(0), name##_row_launch, name##_tiles_launch);        \
+    }
+/* Whether there can be a kernel for tiles: they do not reach from one half of a result to the other. There is one where
+ * a product reads them. */
+#define TE__CHAIN_TURNS(name)                                                                                        \
+    (name##_half % 16 == 0 && !name##_sums_three && !(name##_is_backward && name##_norm >= 0) &&                     \
+     (name##_out_halves == 1 || name##_half % TE_FP8_TILE == 0))
+/* Blocks on a multiprocessor, as in quantize_tiles.h; fewer where a lane has both halves of a row. */
+#define TE__CHAIN_TILES_RESIDENT(name) \
+    (name##_out_dtype == (int)TE_f32 || name##_in_halves + name##_out_halves > 2 ? 2 : 3)
+
+#endif

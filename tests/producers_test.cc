@@ -1,0 +1,148 @@
+// producers_test.cc -- kernels that store a product's operand in FP8 themselves, with scales of tiles or of rows: their bits are those of
+// the same kernel in the list's format and a cast behind it.
+#include "recipe.h"
+#include "te/ops/activation.h"
+#include "te/ops/bias.h"
+#include "te/ops/dropout.h"
+#include "te/ops/linear.h"
+#include "te/ops/norm.h"
+#include "te/ops/residual.h"
+
+TE_QUANTIZE_TILES(tiles_f32, f32)
+TE_QUANTIZE_TILES(tiles_bf16, bf16)
+TE_QUANTIZE_ROWS(rows_f32, f32)
+TE_QUANTIZE_ROWS(rows_bf16, bf16)
+
+// X(dtype, recipe's letter, recipe)
+#define RULES(X) X(bf16, b, fp8_block) X(f32, b, fp8_block) X(bf16, r, fp8_row)
+#define LISTS(D, r, R)                                                                                                           \
+    MODEL(r##D##_norm, (D, (recipe, R)), (layernorm, n, 144), (linear, l, 144, 16))                                              \
+    MODEL(r##D##_wide, (D, (recipe, R)), (rmsnorm, n, 2064), (linear, l, 2064, 16))                                              \
+    MODEL(r##D##_add, (D, (recipe, R)), (fork, x), (relu, r), (add, x), (fork, y), (rmsnorm, n, 128), (linear, l, 128, 128), (add, y)) \
+    MODEL(r##D##_gelu, (D, (recipe, R)), (linear, f, 16, 272), (bias, b, 272), (gelu, n), (linear, l, 272, 16))                  \
+    MODEL(r##D##_gated, (D, (recipe, R)), (linear, f, 16, 512), (bias, b, 512), (swiglu, n), (linear, l, 256, 16))               \
+    MODEL(r##D##_drop, (D, (recipe, R)), (fork, x), (linear, f, 160, 160), (bias, b, 160), (dropout, d, 0.2f), (add, x), (linear, l, 160, 16))
+RULES(LISTS)
+
+namespace {
+
+struct producer {
+    const char *name;
+    te_chain_launch_fn launch;
+    te_chain_shape k;
+    int count, norm; // ops of the row, and which is the norm
+};
+#define OF(kernel, half, count, norm) {#kernel, kernel##_launch, kernel##_shape(half), count, norm}
+#define PRODUCERS(D, r, R)                                                                                                       \
+    OF(r##D##_norm_n_layernorm, 144, 1, 0), OF(r##D##_norm_n_layernorm_infer, 144, 1, 0),                                        \
+        OF(r##D##_wide_n_rmsnorm, 2064, 1, 0), OF(r##D##_wide_n_rmsnorm_infer, 2064, 1, 0),                                      \
+        OF(r##D##_add_x_add_fork_rmsnorm, 128, 3, 2), OF(r##D##_add_x_add_fork_rmsnorm_infer, 128, 3, 2),                        \
+        OF(r##D##_gelu_f_linear_bias_gelu, 272, 2, -1), OF(r##D##_gelu_f_linear_bias_gelu_infer, 272, 2, -1),                    \
+        OF(r##D##_gelu_l_linear_gelu_bias_backward, 272, 2, -1), OF(r##D##_gated_f_linear_bias_swiglu, 256, 2, -1),              \
+        OF(r##D##_gated_f_linear_bias_swiglu_infer, 256, 2, -1), OF(r##D##_gated_n_swiglu_bias_backward, 256, 2, -1),            \
+        OF(r##D##_drop_f_linear_bias_dropout_add, 160, 3, -1), OF(r##D##_drop_x_add_dropout_bias_backward, 160, 3, -1),
+
+// Numbers of many sizes and, if wanted, some that are not finite.
+void draw(buffer &b, source &random, size_t n, te_dtype t, bool finite) {
+    reference::vec v = random.draw(n, t, 0, 1);
+    for (size_t i = 0; i < n; i++) v[i] = i % 97 == 5 ? 0 : v[i] * std::ldexp(1, (int)(i / 64 % 9) * 2 - 8);
+    if (!finite && n > 50) v[7] = INFINITY, v[n / 2] = NAN, v[n - 9] = -INFINITY;
+    b.write(v, t);
+}
+// Storage of a result in FP8, and of its scales.
+struct stored {
+    buffer y, s, yt, st;
+    stored(te_context *ctx, te_scaling scaling, int64_t rows, int64_t cols)
+        : y(ctx, (size_t)(rows * cols)), s(ctx, (size_t)te_scaling_count(scaling, rows, cols) * 4), yt(ctx, (size_t)(te_round_up(rows, 16) * cols)),
+          st(ctx, (size_t)te_scaling_count(TE_SCALING_TILES, cols, te_round_up(rows, 16)) * 4) {}
+    bool operator==(const stored &o) const { return y.raw() == o.y.raw() && s.raw() == o.s.raw() && yt.raw() == o.yt.raw() && st.raw() == o.st.raw(); }
+};
+te_status cast(const stored &to, const buffer &from, te_chain_shape k, int64_t rows, int64_t cols, bool turned, te_context *ctx) {
+    if (k.scaled == TE_SCALING_ROW) {
+        te_quantize_rows q = te_quantize_rows_of(rows, cols);
+        q.x = from.data(), q.y = to.y.data(), q.inverse = (float *)to.s.data();
+        return k.out == TE_f32 ? rows_f32_run(&q, ctx) : rows_bf16_run(&q, ctx);
+    }
+    te_quantize_tiles q = te_quantize_tiles_of(rows, cols);
+    q.x = from.data(), q.y = to.y.data(), q.y_inverse = (float *)to.s.data();
+    if (turned) q.yt = to.yt.data(), q.yt_inverse = (float *)to.st.data(), q.yt_cols = te_round_up(rows, 16);
+    return k.out == TE_f32 ? tiles_f32_run(&q, ctx) : tiles_bf16_run(&q, ctx);
+}
+
+void check(const producer &p, int64_t rows, bool finite) {
+    const unsigned seed = fresh_seed();
+    CAPTURE(p.name, rows, finite, seed);
+    context own;
+    te_context *ctx = &own.c;
+    source random(seed);
+    const te_chain_shape k = p.k;
+    const int64_t in = (int64_t)k.half * k.in_halves, out = (int64_t)k.half * k.out_halves, widest = 2 * k.half, tiles = te_fp8_blocks(rows);
+    const size_t size = te_dtype_bytes(k.out), most = (size_t)(rows * widest);
+    buffer x(ctx, (size_t)(rows * in) * size), edge(ctx, most * size), saved(ctx, most * size), weight(ctx, (size_t)widest * size), y(ctx, (size_t)(rows * out) * size);
+    buffer stats(ctx, (size_t)rows * 8), side(ctx, most * size), again(ctx, most * size), sums(ctx, (size_t)(16 * widest) * 4), tile_sums(ctx, (size_t)(tiles * widest) * 4);
+    draw(x, random, (size_t)(rows * in), k.out, finite), draw(edge, random, most, k.out, true), draw(saved, random, most, k.out, true);
+    weight.write(random.draw((size_t)widest, k.out, 1, 0.2), k.out);
+    set_rng(ctx, 5, 0);
+    const stored pair(ctx, k.scaled, rows, out), fused(ctx, k.scaled, rows, out);
+    te_run r;
+    memset(&r, 0, sizeof r);
+    r.ctx = ctx, r.pass = k.backward ? TE_BACKWARD : TE_FORWARD;
+    te_chain c;
+    memset(&c, 0, sizeof c);
+    c.x = x.data(), c.rows = rows, c.half = k.half, c.y = y.data();
+    for (int i = 0; i < p.count; i++) {
+        te_stage *s = &c.op[i];
+        s->w[0] = s->w[1] = weight.data(), s->edge = k.norm >= 0 && i < k.norm ? edge.data() : nullptr, s->saved = saved.data(), s->rng = ctx->rng, s->id = (uint32_t)i;
+        if (!k.backward && k.norm < 0 && i + 1 < p.count) s->out = side.data(); // what backward reads of a map
+        if (k.norm > 0 && i == 0) s->out = side.data();
+        if (i == k.norm) s->stats = (float *)stats.data();
+        if (i == k.sums) s->sum[0] = (float *)sums.data();
+    }
+    if (k.norm < 0 && !k.backward) c.op[p.count - 1].edge = edge.data(); // an add's
+    const int blocks = te__chain_blocks(&r, rows, k);
+    const te_grid grid = te_grid_of((int64_t)(k.sums >= 0 ? te_min(blocks, 16) : blocks) * te_chain_tiles(k), 1);
+    const bool turns = k.turns && k.scaled == TE_SCALING_TILES;
+    for (const bool turned : {false, true}) {
+        if (turned ? !turns : k.backward != 0) continue;
+        REQUIRE(p.launch(ctx, grid, &c) == TE_OK);
+        REQUIRE(cast(pair, y, k, rows, out, turned, ctx) == TE_OK);
+        te_chain f = c;
+        f.y = nullptr, f.scaled.y = fused.y.data(), f.scaled.inverse = (float *)fused.s.data(), f.scaled.rule = te_scale_rule_current();
+        f.scaled.yt_cols = te_round_up(rows, 16), f.scaled.norm_x = k.norm > 0 ? side.data() : x.data();
+        if (turned) f.scaled.tiles = 1, f.scaled.yt = fused.yt.data(), f.scaled.yt_inverse = (float *)fused.st.data();
+        if (k.sums >= 0) f.op[k.sums].sum[0] = (float *)tile_sums.data();
+        for (int i = 0; i < p.count; i++)
+            if (f.op[i].out) f.op[i].out = again.data();
+        if (k.norm > 0) f.scaled.norm_x = again.data();
+        REQUIRE(p.launch(ctx, grid, &f) == TE_OK);
+        CHECK(bool(pair == fused));
+        CHECK(bool(side.raw() == again.raw()));
+        if (k.sums < 0) continue;
+        const int64_t n = k.half * k.sum_halves;
+        const reference::vec a = sums.read(TE_f32, 0, (size_t)(te_min(blocks, 16) * n)), b = tile_sums.read(TE_f32, 0, (size_t)(tiles * n)), v = y.read(k.out);
+        for (int64_t j = 0; finite && j < n; j++) { // the same sum in another order
+            double left = 0, right = 0, all = 0;
+            for (int64_t i = 0; i < te_min(blocks, 16); i++) left += a[(size_t)(i * n + j)];
+            for (int64_t i = 0; i < tiles; i++) right += b[(size_t)(i * n + j)];
+            for (int64_t i = 0; i < rows; i++) all += std::fabs(v[(size_t)(i * n + j)]);
+            if (!(std::fabs(left - right) <= all * std::ldexp((double)rows, -23) * 1.02)) { CHECK(left == right); break; }
+        }
+    }
+}
+
+const producer producers[] = {RULES(PRODUCERS)};
+
+int turning() {
+    int n = 0;
+    for (const producer &p : producers) n += p.k.turns;
+    return n;
+}
+
+} // namespace
+
+TEST_CASE("a kernel that stores FP8 has the bits of its result and a cast", "[producers]") {
+    for (const producer &p : producers)
+        for (const int64_t rows : {1, 37, 129, 261}) check(p, rows, true);
+    for (const producer &p : producers) check(p, 50, false);
+    CHECK(turning() == 2 * (3 + 2 * 3)); // of fp8_block: norms, and maps forward and backward
+}
