@@ -5,6 +5,12 @@
 #include "chain_map.h"    /* te_keep */
 #include "chain_scaled.h" /* te_chain_store_scaled */
 
+/* Whether a row ends before this column; a constant where y may have scales of its own and the lanes have all of a row,
+ * for instructions dominate there. */
+TE_FN int te_norm_ends(const te_chain_shape k, int col) {
+    return k.scaled != TE_SCALING_NONE && k.half % (8 * k.lanes * k.chunks) == 0 ? 0 : col >= k.half;
+}
+
 /* How a row comes into registers, and through the ops in front of the norm. `source`: the function's own, null where it
  * needs none; else it also loads gamma into row_x[k.chunks ..]. */
 typedef void (*te_norm_load_fn)(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes g,
@@ -18,7 +24,7 @@ TE_FN void te_norm_row_load(const te_chain *c, te_stages_fn stages, const te_cha
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const te_place at = te_place_of(k, row, g.id + i * g.count, 1);
         te_lane l;
-        if (at.col >= k.half) continue;
+        if (te_norm_ends(k, at.col)) continue;
         if (k.norm == 0) {
             te_vec8_load(&row_x[i], c->x, te_index(at), at.n, at.aligned, k.norm_in);
         } else {
@@ -48,7 +54,7 @@ TE_FN void te__norm_give(const te_chain *c, te_stages_fn stages, te_store_fn sto
         te_lane l;
         te_vec8 gamma;
         l.at = te_place_of(k, row, g->id + i * g->count, 1);
-        if (l.at.col >= k.half) continue;
+        if (te_norm_ends(k, l.at.col)) continue;
         if (!source) te_load_gamma(&gamma, s, l.at, k.weight, k.norm_options.code);
         te_gamma8(w, source ? &row_x[k.chunks + i] : &gamma, k.weight, k.norm_options.code);
         if (code == TE_NORM_layernorm) te_load8(b, s->w[1], l.at.col, l.at.n, l.at.aligned, k.weight);
@@ -76,7 +82,7 @@ TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, te_store_fn s
     if (code == TE_NORM_layernorm) {
         TE_UNROLL for (int i = 0; i < k.chunks; i++) {
             const int left = k.half - (g->id + i * g->count) * 8;
-            if (left <= 0) continue;
+            if (te_norm_ends(k, k.half - left)) continue;
             te_vec8_floats(v, &row_x[i], k.norm_in);
             TE_UNROLL for (int j = 0; j < 8; j++) if (k.aligned || j < left) lane_sum += v[j];
         }
@@ -86,7 +92,7 @@ TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, te_store_fn s
     const float mean = sum / n;
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const int left = k.half - (g->id + i * g->count) * 8;
-        if (left <= 0) continue;
+        if (te_norm_ends(k, k.half - left)) continue;
         te_vec8_forget(&row_x[i], k.norm_in);
         te_vec8_floats(v, &row_x[i], k.norm_in);
         TE_UNROLL for (int j = 0; j < 8; j++) if (k.aligned || j < left) lane_squares += (v[j] - mean) * (v[j] - mean);

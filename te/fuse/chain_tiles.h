@@ -141,12 +141,25 @@ TE_API te_status te__chain_launch_tiles(te_context *ctx, te_grid grid, const te_
     return tiles(ctx, te_grid_of(te_ceil_div(c->rows, TE_FP8_TILE) * te_ceil_div(k.half, TE_FP8_TILE), 1), &behind);
 }
 
+/* The kernels of a chain, by its list's widths and recipe (product.h). Those of a chain that no product with scales of
+ * its own reads have no code for it. */
+#define TE__CHAIN_OF_fixed(name, model, ...) TE__CHAIN_FEEDS_NONE(name) TE__CHAIN_FIXED(name, __VA_ARGS__)
+#define TE__CHAIN_OF_dims(name, model, ...) TE__CHAIN_FEEDS_NONE(name) TE__CHAIN_DIMS(name, __VA_ARGS__)
+#define TE__CHAIN_OF_fixed_fp8(name, model, dtype, pass, eps, ...) \
+    TE__CHAIN_FEEDS(name, model, __VA_ARGS__) TE__CHAIN_FIXED(name, dtype, pass, eps, __VA_ARGS__)
+#define TE__CHAIN_OF_dims_fp8(name, model, dtype, pass, eps, ...) \
+    TE__CHAIN_FEEDS(name, model, __VA_ARGS__) TE__CHAIN_DIMS(name, dtype, pass, eps, __VA_ARGS__)
+#define TE__CHAIN_FEEDS_NONE(name) \
+    TE_BOTH int name##_feeds(void) { return 0; }
+#define TE__CHAIN_FEEDS(name, model, ...)                                            \
+    TE_BOTH int name##_feeds(void) {                                                 \
+        const int last = (int)TE_ID(model, TE_ROW_LAST(__VA_ARGS__));                \
+        return model##_is_scaled_at(name##_is_backward ? last - 1 : last + 1);       \
+    }
 /* The kernels of a chain of a list that names fp8_block, with constant widths. */
 #define TE__CHAIN_OF_fixed_tiled(name, model, dtype, pass, eps, ...)                                                 \
-    TE_BOTH int name##_has_tiles(void) {                                                                             \
-        const int last = (int)TE_ID(model, TE_ROW_LAST(__VA_ARGS__));                                                \
-        return TE__CHAIN_TURNS(name) && model##_is_tiled_at(name##_is_backward ? last - 1 : last + 1);               \
-    }                                                                                                                \
+    TE__CHAIN_FEEDS(name, model, __VA_ARGS__)                                                                        \
+    TE_BOTH int name##_has_tiles(void) { return TE__CHAIN_TURNS(name) && name##_feeds(); }                           \
     TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__CHAIN_NORM_, pass), TE__CHAIN_MAP)              \
     (name##_row, name, dtype, pass, eps, TE_CHAIN_LANES, 1)                                                          \
     TE_BOTH te_chain_shape name##_shape(int half) {                                                                  \

@@ -222,7 +222,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 /* ---- a chain: its kernels ---------------------------------------------------------------------------------------- */
 
 /* One kernel, of the list's own width; or one of several, of which the width of a call takes the first that it fits. */
-#define TE__CHAIN_OF_fixed(name, model, dtype, pass, eps, ...)                                                 \
+#define TE__CHAIN_FIXED(name, dtype, pass, eps, ...)                                                           \
     TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__CHAIN_NORM_, pass), TE__CHAIN_MAP)        \
     (name, name, dtype, pass, eps, TE_CHAIN_LANES, 1)
 #define TE__CHAIN_MAP(kernel, name, dtype, pass, eps, lanes, exists) \
@@ -242,7 +242,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
 #else
 #define TE__CHAIN_NORM_forward TE__CHAIN_MAP
 #endif
-#define TE__CHAIN_OF_dims(name, model, dtype, pass, eps, ...)                                                     \
+#define TE__CHAIN_DIMS(name, dtype, pass, eps, ...)                                                               \
     TE__CHAIN_KERNELS(TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_NORM_KERNELS, TE_MAP_KERNELS), name, \
         dtype, pass, eps)
 #define TE__CHAIN_KERNELS(list, name, dtype, pass, eps)                                                                \
@@ -285,7 +285,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
             (te_dtype)name##_norm_in, (te_dtype)name##_norm_out, name##_sums, name##_sum_halves, name##_sums_three,  \
             name##_is_backward, name##_draws, name##_reads, kernel##_lanes, kernel##_chunks, kernel##_groups,        \
             kernel##_resident, kernel##_stash, name##_fp8_wanted,                                                    \
-            (width) % 16 == 0 ? (te_scaling)name##_scaled : TE_SCALING_NONE, 0};                                     \
+            (width) % 16 == 0 && name##_feeds() ? (te_scaling)name##_scaled : TE_SCALING_NONE, 0};                   \
         (void)half;                                                                                                  \
         return at(k);                                                                                                \
     }                                                                                                                \

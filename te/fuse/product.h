@@ -254,7 +254,5 @@ TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_c
 #define TE__PRODUCT_dims TE_NO_PRODUCT
 #define TE__PRODUCT_dims_fp8 TE_NO_PRODUCT
 #define TE__PRODUCT_fixed_tiled TE_PRODUCT_FP8
-#define TE__CHAIN_OF_fixed_fp8 TE__CHAIN_OF_fixed
-#define TE__CHAIN_OF_dims_fp8 TE__CHAIN_OF_dims
 
 #endif

@@ -116,8 +116,7 @@
 #define TE__DEFINE2(...) TE__DEFINE3(__VA_ARGS__)
 #define TE__DEFINE3(widths, passes, link, rows, rows_b, name, of, dtype, cut, marks, ...)                            \
     TE__IF_RECIPE(of, TE_FP8_OPS, TE_NOTHING)(name, dtype, TE_OPTION(of, recipe, none))                              \
-    TE_IF_MARKED(TE_JOIN1(TE__TILED_MARK_, TE_OPTION(of, recipe, none)), TE__TILED_FACTS, TE_NOTHING)                \
-    (name, TE_LINKS(name, __VA_ARGS__))                                                                              \
+    TE__IF_RECIPE(of, TE__SCALED_FACTS, TE_NOTHING)(name, TE_LINKS(name, __VA_ARGS__))                               \
     TE__DEFINE_LIST(TE__TRAINING_OF_##passes, TE__IF_RECIPE(of, TE__FP8_OPS_OF, TE__NO_FP8_OPS)(name), link, name,   \
                 dtype, TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__),                                                \
                 TE__STEPS_OF_##passes(rows, (TE__IF_RECIPE(of, TE__TRAINED_##widths(of), widths), name, dtype,       \
@@ -133,15 +132,15 @@
     TE_IF_MARKED(TE_JOIN1(TE__TILED_MARK_, TE_OPTION(of, recipe, none)), fixed_tiled, fixed_fp8)
 #define TE__TRAINED_dims(of) dims_fp8
 #define TE__TILED_MARK_fp8_block ,
-/* Whether op i is a product with scales of tiles. */
-#define TE__TILED_FACTS(name, links) \
-    TE_UNUSED TE_BOTH int name##_is_tiled_at(int i) { return (void)i, 0 TE_FOR(TE__TILED_AT, links); }
-#define TE__TILED_AT(model, before, op, after, live) \
-    || (i == (int)TE_ID(model, op) && TE_IS_TILED(TE_RECIPE(model, op)))
-#define TE__TILED_AT_A(...) TE__TILED_AT(__VA_ARGS__) TE__TILED_AT_B
-#define TE__TILED_AT_B(...) TE__TILED_AT(__VA_ARGS__) TE__TILED_AT_A
-#define TE__TILED_AT_A_END
-#define TE__TILED_AT_B_END
+/* Whether op i is a product with scales of tiles or of rows. */
+#define TE__SCALED_FACTS(name, links) \
+    TE_UNUSED TE_BOTH int name##_is_scaled_at(int i) { return (void)i, 0 TE_FOR(TE__SCALED_AT, links); }
+#define TE__SCALED_AT(model, before, op, after, live) \
+    || (i == (int)TE_ID(model, op) && (TE_IS_TILED(TE_RECIPE(model, op)) || TE_IS_BY_ROW(TE_RECIPE(model, op))))
+#define TE__SCALED_AT_A(...) TE__SCALED_AT(__VA_ARGS__) TE__SCALED_AT_B
+#define TE__SCALED_AT_B(...) TE__SCALED_AT(__VA_ARGS__) TE__SCALED_AT_A
+#define TE__SCALED_AT_A_END
+#define TE__SCALED_AT_B_END
 #define TE__STEPS_OF_training TE_PLAN
 #define TE__TRAINING_OF_training &te__training
 #define TE__FP8_OPS_OF(name) &name##_fp8
