@@ -27,9 +27,11 @@
 #if TE_CUDA
 #include "attention_bias_cuda.h" /* TE_ATTENTION_DBIAS: the gradient of a bias */
 #include "attention_cuda.h"      /* TE_ATTENTION_FORWARD_OF, _BACKWARD_OF: tensor cores, or float on CUDA cores */
+#include "attention_hopper_fp8.h" /* TE_ATTENTION_FORWARD_FP8 */
 #else
 #include "attention_bias_host.h" /* the same in plain C */
-#include "attention_host.h"      /* the same in plain C */
+#include "attention_fp8_host.h"  /* the same in plain C */
+#include "attention_host.h"
 #endif
 
 #define TE_ATTENTION_FORWARD(name, dtype, heads, kv_heads, head_dim, causal)                              \
