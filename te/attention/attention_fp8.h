@@ -30,7 +30,10 @@ enum {
     TE__ATTN_FP8_THREADS = TE_CUDA ? 256 : 1,
     TE__ATTN_FP8_ROWS = 128, /* of a block of the two passes */
     TE__ATTN_FP8_KEYS = 16,  /* of which the transposed v has a permutation */
-    TE__ATTN_FP8_RAISE = 6   /* P of the largest score is 32 to 64; e4m3 ends at 448 and 2^-9 */
+#ifndef TE_FP8_RAISE
+#define TE_FP8_RAISE 6
+#endif
+    TE__ATTN_FP8_RAISE = TE_FP8_RAISE   /* P of the largest score is 32 to 64; e4m3 ends at 448 and 2^-9 */
 };
 
 /* What the scratch memory holds. */
@@ -52,8 +55,8 @@ TE_BOTH te_attention_fp8 te__attn_fp8_of(const te_attention_args *a, int heads, 
 TE_API size_t te__attn_fp8_bytes(int64_t rows, int heads, int kv_heads, int d) {
     const int64_t sequences = te_min(rows, TE_ATTENTION_FP8_SEQUENCES);
     const int64_t keys = rows + sequences * (TE__ATTN_FP8_KEYS - 1);
-    return (size_t)((heads + 2 * kv_heads) * (int64_t)sizeof(float) + ((heads + kv_heads) * rows + kv_heads * keys) * d +
-                    4 * TE_ALIGN);
+    const int64_t elements = ((heads + kv_heads) * rows + kv_heads * keys) * d;
+    return (size_t)((heads + 2 * kv_heads) * (int64_t)sizeof(float) + elements + 4 * TE_ALIGN);
 }
 /* The byte of a key in a row of the transposed v. A thread that has computed scores has them of the keys 2 t, 2 t + 1,
  * 2 t + 8, 2 t + 9 of sixteen, and needs four bytes in a row of P: these are the bytes 4 t to 4 t + 3. */
@@ -153,7 +156,6 @@ TE_FN void te__attn_fp8_cast(const te_attention_args *a, te_block b, te_dtype t,
 
 TE_API te_status te__attention_check_fp8(te_context *ctx, const te_attention_args *a, int heads, const char *name) {
     TE_TRY(te__attention_check(ctx, a, heads, 0, 0, name));
-    TE_REQUIRE(a->scratch, ctx, TE_ERROR_NULL, "%s: scratch is null", name);
     TE_REQUIRE(a->batch <= TE_ATTENTION_FP8_SEQUENCES, ctx, TE_ERROR_SHAPE,
                "%s: %d sequences, in FP8 it takes up to %d", name, a->batch, (int)TE_ATTENTION_FP8_SEQUENCES);
     return TE_OK;
@@ -179,6 +181,7 @@ typedef te_status (*te__attention_pass_fn)(te_context *ctx, te_grid grid, const 
 TE_API te_status te__attention_fp8_cast(te_context *ctx, const te_attention_args *a, int all,
                                         te__attention_pass_fn amax, te__attention_pass_fn cast) {
     const te_grid grid = te_grid_of((int64_t)a->batch * all, te_ceil_div(a->seq, TE__ATTN_FP8_ROWS));
+    TE_REQUIRE(a->scratch, ctx, TE_ERROR_NULL, "te__attention_fp8_cast: scratch is null");
     TE_TRY(te_fill(ctx, a->scratch, 0, (size_t)all * sizeof(float)));
     TE_TRY(amax(ctx, grid, a));
     return cast(ctx, grid, a);

@@ -1,9 +1,7 @@
 /* attention_hopper_fp8.h -- attention forward of attention_fp8.h for compute capability 9.0 (sm_90a).
  *
  * The steps are those of attention_hopper_forward.h with products of e4m3, which take half the time. The copy engine
- * and the swizzle see two e4m3 numbers as one of 16 bits. P goes from the registers of the scores to those of an
- * operand without a shuffle: V's keys are permuted (te__attn_fp8_column). What is kept of a row is a whole number not
- * below the maximum of its first tile of keys, until a P reaches 448; then S of that tile is computed once more.
+ * and the swizzle see two e4m3 numbers as one of 16 bits.
  *
  * Floor: 4 * batch * heads * seq^2 * head_dim flops of FP8 (half of it if causal) and seq^2 exponentials at 16 a clock
  * and multiprocessor, which at head_dim 128 take as long as the products. Bytes: 1 for each element of q, k and v, 2
@@ -13,212 +11,12 @@
 #ifndef TE_ATTENTION_HOPPER_FP8_H
 #define TE_ATTENTION_HOPPER_FP8_H
 
-#include "attention_cuda.h" /* TE__ATTENTION_SHELL; attention_hopper_forward.h: te__attn_place */
-#include "attention_fp8.h"  /* te_attention_fp8 */
-
-#ifndef TE_FP8_POLY
-#define TE_FP8_POLY 0
-#endif
-#ifndef TE_FP8_EARLY
-#define TE_FP8_EARLY 1
-#endif
-#ifndef TE_FP8_GROUPS_64
-#define TE_FP8_GROUPS_64 3
-#endif
-#ifndef TE_FP8_TURNS_64
-#define TE_FP8_TURNS_64 1
-#endif
-#ifndef TE_FP8_TURNS_128
-#define TE_FP8_TURNS_128 0
-#endif
-/* As te__attn_hopper_shape. PAIRS: of a row of q or k. A tile of V is boxes of [D, 128 keys]. */
-template <int D_, int KEYS_, int GROUPS_, int Q_STAGES_, int K_STAGES_, int V_STAGES_, int TURNS_>
-struct te__attn_fp8_shape {
-    static constexpr int D = D_, KEYS = KEYS_, GROUPS = GROUPS_, TURNS = TURNS_, PAIRS = D / 2, PACKED = KEYS / 8;
-    static constexpr int Q_STAGES = Q_STAGES_, K_STAGES = K_STAGES_, V_STAGES = V_STAGES_;
-    static constexpr int ROWS = 64 * GROUPS, THREADS = 128 * (GROUPS + 1), BOXES = (D + 127) / 128;
-    static constexpr int LOADS = GROUPS == 2 ? 24 : 32, MULTIPLIES = GROUPS == 2 ? 240 : 160;
-    static constexpr int EARLY = TE_FP8_EARLY && D < 256;
-    static constexpr int Q_PART = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_PART;
-    static constexpr int K_BYTES = BOXES * KEYS * 128, V_BYTES = D * KEYS;
-    static constexpr int SHARED = Q_STAGES * Q_BYTES + K_STAGES * K_BYTES + V_STAGES * V_BYTES + 1024;
-    static_assert(SHARED <= 227 * 1024 - 512, "te: attention: the tiles exceed shared memory");
-    static_assert(KEYS % 128 == 0 && ROWS - 64 <= KEYS, "te: attention: a box of V, te__attn_keys_skip expect it");
-};
-template <int D> struct te__attn_hopper_fp8_shape;
-template <> struct te__attn_hopper_fp8_shape<64>
-    : te__attn_fp8_shape<64, 128, TE_FP8_GROUPS_64, 2, 4, 3, TE_FP8_TURNS_64> {};
-template <> struct te__attn_hopper_fp8_shape<128> : te__attn_fp8_shape<128, 128, 2, 2, 4, 3, TE_FP8_TURNS_128> {};
-template <> struct te__attn_hopper_fp8_shape<256> : te__attn_fp8_shape<256, 128, 2, 1, 3, 2, 0> {};
-
-typedef struct te_attn_hopper_fp8 {
-    te_attn_hopper common; /* q and kv: those of e4m3; kv has keys alone */
-    CUtensorMap v;         /* [batch, kv_heads, d, keys] */
-    const float *amax;     /* [heads + 2 kv_heads] */
-} te_attn_hopper_fp8;
+#include "attention_cuda.h"            /* TE__ATTENTION_SHELL */
+#include "attention_hopper_fp8_rows.h" /* te__attn_fp8_step */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* ---- products ---------------------------------------------------------------------------------------------------- */
-
-#define TE__WGMMA_E4M3_SS(n, list, a_, b_, add_, ...)                                                             \
-    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #add_ ", 0;\n"                                          \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" list                                \
-                 "}, %" #a_ ", %" #b_ ", add, 1, 1;\n}"                                                           \
-                 : __VA_ARGS__ : "l"(a), "l"(b), "r"(add))
-#define TE__WGMMA_E4M3_RS(n, list, a0, a1, a2, a3, b_, add_, ...)                                                 \
-    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #add_ ", 0;\n"                                          \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" list                                \
-                 "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_ ", add, 1, 1;\n}"                           \
-                 : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
-
-/* D[64, N] (+)= A[64, 32] B[N, 32]^T by a warpgroup, as te__wgmma_of. */
-template <int N> struct te__wgmma_e4m3;
-#define TE__WGMMA_E4M3(n, list, r0, r1, r2, r3, r4, r5, r6, ...)                                                  \
-    template <> struct te__wgmma_e4m3<n> {                                                                        \
-        static __device__ __forceinline__ void ss(float (&d)[n / 2], uint64_t a, uint64_t b, int add) {           \
-            TE__WGMMA_E4M3_SS(n, list, r0, r1, r2, __VA_ARGS__);                                                  \
-        }                                                                                                         \
-        static __device__ __forceinline__ void rs(float (&d)[n / 2], const uint32_t *a, uint64_t b, int add) {    \
-            TE__WGMMA_E4M3_RS(n, list, r0, r1, r2, r3, r4, r5, __VA_ARGS__);                                      \
-        }                                                                                                         \
-    };
-TE__WGMMA_SIZES(TE__WGMMA_E4M3)
-
-/* As te__attn_products. Two products of 32 bytes of k take two 16-byte pieces of a row of 128 bytes each. */
-template <class C>
-TE_FN void te__attn_fp8_products(te__attn_rows<C> &r, const te__attn_place<C> &a, int k_there, int v_there, int add) {
-    const uint64_t k = te__attn_tile_at(a.k_tiles + a.k.stage * C::K_BYTES, C::KEYS);
-    const uint64_t v = te__attn_tile_at(a.v_tiles + a.v.stage * C::V_BYTES, C::D), q = te__attn_tile_at(a.q, 64);
-    if (k_there) te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
-    if (C::TURNS) te__attn_turn_wait(a);
-    te__wgmma_touch(r.s), te__wgmma_touch(r.o), te__wgmma_touch(r.p);
-    te__wgmma_fence();
-    TE_UNROLL for (int i = 0; i < C::D / 32; i++)
-        te__wgmma_e4m3<C::KEYS>::ss(r.s, q + i / 4 * (64 * 8) + i % 4 * 2, k + i / 4 * (C::KEYS * 8) + i % 4 * 2, i);
-    te__wgmma_commit();
-    if (v_there) te__barrier_wait(a.v_full + 8 * a.v.stage, a.v.phase);
-    te__wgmma_fence();
-    TE_UNROLL for (int i = 0; i < C::KEYS / 32; i++)
-        te__wgmma_e4m3<C::D>::rs(r.o, r.p + 4 * i, v + i / 4 * (C::D * 8) + i % 4 * 2, add || i);
-    te__wgmma_commit();
-    if (C::TURNS) te__attn_turn_pass(a);
-    te__wgmma_wait_1();
-    te__wgmma_touch(r.s);
-}
-/* c += a b for a 16 x 32 and b 32 x 8 of e4m3, by a warp. */
-TE_FN void te__mma_e4m3(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-/* As te__attn_scores_again. */
-template <class C> TE_FN void te__attn_fp8_scores_again(te__attn_rows<C> &r, uint32_t q, uint32_t k) {
-    int lane = (int)threadIdx.x % 32;
-    asm volatile("" : "+r"(lane));
-    const int q_row = (int)threadIdx.x / 32 % 4 * 16 + lane % 16, k_row = lane / 16 * 8 + lane % 8;
-    TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++) r.s[i] = 0;
-#pragma unroll 1
-    for (int d = 0; d < C::PAIRS; d += 16) {
-        const int piece = d % 64 / 8, box = d / 64;
-        uint32_t x[4], y[4];
-        te__attn_ldmatrix(x, te__attn_piece_at(q + box * 8192, q_row, piece + lane / 16));
-        TE_UNROLL for (int j = 0; j < C::KEYS / 16; j++) {
-            te__attn_ldmatrix(y, te__attn_piece_at(k + box * (C::KEYS * 128), 16 * j + k_row, piece + lane / 8 % 2));
-            te__mma_e4m3(r.s + 8 * j, x, y[0], y[1]), te__mma_e4m3(r.s + 8 * j + 4, x, y[2], y[3]);
-        }
-    }
-}
-
-/* ---- softmax ----------------------------------------------------------------------------------------------------- */
-
-/* 2^x, 2^-40 below that, by arithmetic alone: off by 1e-4 of it. */
-TE_FN float te__attn_fp8_exp2(float x) {
-    x = fmaxf(x, -40.0f);
-    const float shifted = x + 12582912.0f; /* 1.5 * 2^23: the nearest whole number is in the last bits */
-    const float f = x - (shifted - 12582912.0f);
-    const float y = ((5.5171669e-2f * f + 2.4261112e-1f) * f + 6.9326098e-1f) * f + 9.9992807e-1f;
-    return __uint_as_float(__float_as_uint(y) + (__float_as_uint(shifted) << 23));
-}
-/* s becomes P in row e; returns its sum. top: what is kept, in powers of two; c: what a score counts, likewise. */
-template <class C> TE_FN float te__attn_fp8_exp(te__attn_rows<C> &r, int e, float top, float c) {
-    const float off = top - TE__ATTN_FP8_RAISE;
-    float sum[2] = {0, 0};
-    TE_UNROLL for (int j = 0; j < C::KEYS / 8; j++)
-        TE_UNROLL for (int i = 0; i < 2; i++)
-            sum[i] += r.s[4 * j + 2 * e + i] = TE_FP8_POLY && j % TE_FP8_POLY == TE_FP8_POLY - 1
-                                                   ? te__attn_fp8_exp2(r.s[4 * j + 2 * e + i] * c - off)
-                                                   : te_exp2(r.s[4 * j + 2 * e + i] * c - off);
-    return sum[0] + sum[1];
-}
-/* A operands of P V: each word four columns of a row, of two eights. */
-template <class C> TE_FN void te__attn_fp8_pack(uint32_t (&p)[C::PACKED], const te__attn_rows<C> &r) {
-    TE_UNROLL for (int i = 0; i < C::PACKED; i++) {
-        const int at = i / 2 * 8 + i % 2 * 2;
-        const float four[4] = {r.s[at], r.s[at + 1], r.s[at + 4], r.s[at + 5]};
-        p[i] = te__fp8_word(four, 1);
-    }
-}
-/* Into the registers of the product, when the last one no longer reads them. A copy would be none: the compiler would
- * write P there at once, and for that wait for the product; so it is an operation that it cannot know to be a copy. */
-template <class C> TE_FN void te__attn_fp8_take(te__attn_rows<C> &r, const uint32_t (&p)[C::PACKED]) {
-    uint32_t none = 0;
-    asm volatile("" : "+r"(none));
-    TE_UNROLL for (int i = 0; i < C::PACKED; i++) r.p[i] = p[i] ^ none;
-}
-/* Whether a P of this warp has reached 448, 0x7e, where e4m3 ends; or is not a number, 0x7f. */
-template <int N> TE_FN int te__attn_fp8_outgrown(const uint32_t (&p)[N]) {
-    uint32_t over = 0;
-    TE_UNROLL for (int i = 0; i < N; i++) over |= p[i] + 0x02020202u;
-    return __any_sync(~0u, (over & 0x80808080u) != 0);
-}
-/* What is kept of a row that has this maximum: -inf where it has seen no key, as te__attn_kept has it. */
-template <class C> TE_FN float te__attn_fp8_top(const te__attn_rows<C> &r, int e, float c) {
-    return ceilf(te__attn_top(r, e) * c);
-}
-/* As te__attn_raise. */
-template <class F, class C> TE_FN void te__attn_fp8_raise(te__attn_rows<C> &r, float c, float sum[2]) {
-    float shrink[2];
-    TE_UNROLL for (int e = 0; e < 2; e++) {
-        const float old = r.top[e], top = fmaxf(old, te__attn_fp8_top(r, e, c));
-        shrink[e] = top == old ? 1.0f : te_exp2(old - top);
-        sum[e] = te__attn_fp8_exp(r, e, te__attn_kept<F>(top), c), r.top[e] = top, r.sum[e] *= shrink[e];
-    }
-    TE_UNROLL for (int i = 0; i < C::D / 2; i++) r.o[i] *= shrink[i / 2 % 2];
-}
-
 /* ---- a warpgroup that multiplies --------------------------------------------------------------------------------- */
-
-/* As te__attn_step. */
-template <class F, class C>
-TE_FN void te__attn_fp8_step(te__attn_rows<C> &r, te__attn_place<C> &a, te__attn_mask m, int cut, int query, int key,
-                             int add, int last) {
-    float sum[2];
-    uint32_t packed[C::PACKED];
-    te__attn_fp8_products(r, a, 1, 1, add);
-    if (cut) te__attn_hide_outside(r, m, query, key);
-    TE_UNROLL for (int e = 0; e < 2; e++) sum[e] = te__attn_fp8_exp(r, e, r.top[e], a.c);
-    if (C::EARLY) te__attn_fp8_pack(packed, r);
-    te__attn_products_wait(r, a, 1);
-    if (!C::EARLY) te__attn_fp8_pack(packed, r);
-    if (te__attn_fp8_outgrown(packed)) {
-        te__attn_fp8_scores_again(r, a.q, a.k_tiles + a.k.stage * C::K_BYTES);
-        if (cut) te__attn_hide_outside(r, m, query, key);
-        te__attn_fp8_raise<F>(r, a.c, sum);
-        te__attn_fp8_pack(packed, r);
-    }
-    te__attn_fp8_take(r, packed);
-    te__attn_keys_free(a, last);
-    r.sum[0] += sum[0], r.sum[1] += sum[1];
-}
-/* What products of a head's q and k count in powers of two, and its v. */
-struct te__attn_fp8_units { float score, value; };
-template <int HEADS, int KV_HEADS>
-TE_FN te__attn_fp8_units te__attn_fp8_units_of(const te_attn_hopper_fp8 *p, int head) {
-    const int q = head % HEADS, k = HEADS + q / (HEADS / KV_HEADS);
-    const float score = te__attn_fp8_inverse(p->amax[q]) * te__attn_fp8_inverse(p->amax[k]);
-    return {score * p->common.scale * TE__ATTN_LOG2E, te__attn_fp8_inverse(p->amax[k + KV_HEADS])};
-}
 
 /* As te__attn_forward_multiply. */
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
@@ -275,6 +73,34 @@ TE_FN void te__attn_fp8_multiply(const te_attn_hopper_fp8 *all, te_attn_barriers
         te__attn_fp8_take(r, packed);
 
         w = next, value = units.value, add = 0;
+        if constexpr (C::AHEAD) {
+            te__attn_rows<C> x;
+            int j = t.end - 2;
+            if (j >= t.first) {
+                te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
+                te__wgmma_touch(x.s);
+                te__wgmma_fence();
+                te__attn_fp8_scores(x, a, a.k.stage);
+#pragma unroll 1
+                for (;;) {
+                    const int cut = te__attn_is_window<F>() && te__attn_cuts(t, j, 1);
+                    te__attn_fp8_step_ahead<F>(r, x, r, a, m, cut, w.query + group * 64, j * C::KEYS, add, j == t.first);
+                    add = 1;
+                    if (--j < t.first) {
+                        te__wgmma_wait_0();
+                        te__wgmma_touch(r.s);
+                        break;
+                    }
+                    const int cut2 = te__attn_is_window<F>() && te__attn_cuts(t, j, 1);
+                    te__attn_fp8_step_ahead<F>(r, r, x, a, m, cut2, w.query + group * 64, j * C::KEYS, 1, j == t.first);
+                    if (--j < t.first) {
+                        te__wgmma_wait_0();
+                        te__wgmma_touch(x.s);
+                        break;
+                    }
+                }
+            }
+        } else
 #pragma unroll 1
         for (int j = t.end - 2; j >= t.first; j--, add = 1) {
             const int cut = te__attn_is_window<F>() && te__attn_cuts(t, j, 1);
