@@ -21,6 +21,8 @@ TE_SEQUENTIAL(linear_bias_gelu, bf16, (linear, l, 4096, 16384), (bias, b, 16384)
 TE_SEQUENTIAL(linear_rope, bf16, (linear, l, 4096, 12288), (rope, r, 32, 32, 128))
 TE_SEQUENTIAL(linear_rope_gqa, bf16, (linear, l, 4096, 6144), (rope, r, 32, 8, 128))
 TE_SEQUENTIAL(linear_bias_rope, bf16, (linear, l, 4096, 12288), (bias, b, 12288), (rope, r, 32, 32, 128))
+TE_SEQUENTIAL(attention_128, bf16, (attention, attn, 16, 16, 128))
+TE_SEQUENTIAL(attention_128_fp8, bf16, (attention, attn, 16, 16, 128, (fp8, 1)))
 
 // dweight[out, in] += dy[rows, out]^T x[rows, in] in f32, beside the same without the sum.
 static void accumulating(const char *name, int rows, int in, int out) {
@@ -55,6 +57,7 @@ int main(int argc, char **argv) {
     for (te_pass pass : {TE_INFER, TE_FORWARD}) bench_against(linear_bias_gelu_plan(), {bare_fc1_plan()}, 4, 2048, pass, "its bare product");
     for (const te_plan *p : {linear_rope_plan(), linear_bias_rope_plan()}) bench_against(p, {bare_qkv_plan()}, 4, 2048, TE_FORWARD, "its bare product");
     bench_against(linear_rope_gqa_plan(), {bare_gqa_plan()}, 4, 2048, TE_FORWARD, "its bare product");
+    bench_against(attention_128_fp8_plan(), {attention_128_plan()}, 2, 8192, TE_FORWARD, "that in bf16");
     bench_plan(gpt4096_plan(), 4, 2048);
     bench_whole(gpt4096_plan(), 4, 2048);
     for (int rows : {1, 8, 16, 64}) bench_whole(gpt4096_plan(), 1, rows);

@@ -204,22 +204,24 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
     }
 }
 
+/* The first thread of a block calls this. */
+template <class C> TE_FN void te__attn_barriers_begin(te_attn_barriers *bars) {
+    const uint64_t *full[3] = {bars->q_full, bars->k_full, bars->v_full};
+    const uint64_t *empty[3] = {bars->q_empty, bars->k_empty, bars->v_empty};
+    const int stages[3] = {C::Q_STAGES, C::K_STAGES, C::V_STAGES};
+    TE_UNROLL for (int ring = 0; ring < 3; ring++)
+        TE_UNROLL for (int s = 0; s < stages[ring]; s++) {
+            te__barrier_init(te__shared_address(full[ring] + s), 1);
+            te__barrier_init(te__shared_address(empty[ring] + s), (ring ? 4 : 128) * C::GROUPS); /* warps; lanes */
+        }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_forward_body(const te_attn_hopper *p, te_attn_barriers *bars) {
     const uint32_t q_tiles = (te__shared_address(te__attention_shared) + 1023) & ~1023u; /* where the swizzle begins */
     const uint32_t k_tiles = q_tiles + C::Q_STAGES * C::Q_BYTES, v_tiles = k_tiles + C::K_STAGES * C::KV_BYTES;
     const uint32_t tiles[3] = {q_tiles, k_tiles, v_tiles};
-    if (threadIdx.x == 0) {
-        const uint64_t *full[3] = {bars->q_full, bars->k_full, bars->v_full};
-        const uint64_t *empty[3] = {bars->q_empty, bars->k_empty, bars->v_empty};
-        const int stages[3] = {C::Q_STAGES, C::K_STAGES, C::V_STAGES};
-        TE_UNROLL for (int ring = 0; ring < 3; ring++)
-            TE_UNROLL for (int s = 0; s < stages[ring]; s++) {
-                te__barrier_init(te__shared_address(full[ring] + s), 1);
-                te__barrier_init(te__shared_address(empty[ring] + s), (ring ? 4 : 128) * C::GROUPS); /* warps; lanes */
-            }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
+    if (threadIdx.x == 0) te__attn_barriers_begin<C>(bars);
     __syncthreads();
     te_kernel_begin();
     if (threadIdx.x < 128) {

@@ -20,7 +20,7 @@
 /* What a thread holds of two rows, e = 0 and 1, the second eight below the first. Four lanes share a row. */
 template <class C> struct te__attn_rows {
     float s[C::KEYS / 2];    /* scores, then P */
-    uint32_t p[C::KEYS / 4]; /* P packed, the A operand of P V */
+    uint32_t p[C::PACKED];   /* P packed, the A operand of P V */
     float o[C::D / 2];       /* sums of P V */
     float top[2], sum[2];    /* what is taken off the scores; this lane's share of the sums of P */
 };

@@ -25,11 +25,13 @@
 #include "attention_top.h"       /* TE_ATTENTION_TOP: the largest logit of each head */
 
 #if TE_CUDA
-#include "attention_bias_cuda.h" /* TE_ATTENTION_DBIAS: the gradient of a bias */
-#include "attention_cuda.h"      /* TE_ATTENTION_FORWARD_OF, _BACKWARD_OF: tensor cores, or float on CUDA cores */
+#include "attention_bias_cuda.h"  /* TE_ATTENTION_DBIAS: the gradient of a bias */
+#include "attention_cuda.h"       /* TE_ATTENTION_FORWARD_OF, _BACKWARD_OF: tensor cores, or float on CUDA cores */
+#include "attention_hopper_fp8.h" /* TE_ATTENTION_FORWARD_FP8 (attention_fp8.h) */
 #else
 #include "attention_bias_host.h" /* the same in plain C */
-#include "attention_host.h"      /* the same in plain C */
+#include "attention_fp8_host.h"  /* the same in plain C */
+#include "attention_host.h"      /* that of the other formats */
 #endif
 
 #define TE_ATTENTION_FORWARD(name, dtype, heads, kv_heads, head_dim, causal)                              \

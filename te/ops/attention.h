@@ -1,6 +1,6 @@
 /* attention.h -- (attention, name, heads, kv_heads, head_dim); options (causal, 1), (scale, 1 / sqrt(head_dim)),
- * (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (varlen, 0), (alibi, 0), (sinks, 0), and those of
- * score_bias.h: (bias, heads) or (bias, shared), (relative_bias, buckets), (max_logit, 0)
+ * (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (varlen, 0), (alibi, 0), (sinks, 0), (fp8, 0), and
+ * those of score_bias.h: (bias, heads) or (bias, shared), (relative_bias, buckets), (max_logit, 0)
  *
  * softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads]: in width
  * (heads + 2 kv_heads) head_dim, out width heads * head_dim. Grouped-query where kv_heads < heads: kv_heads must divide
@@ -27,12 +27,18 @@
  *
  * varlen: 1: te_batch.cu_seqlens may be given, and then no sequence sees another. It is a constant of the list because
  * kernels that know their sequences to be equal are smaller and a little faster.
+ *
+ * fp8: 1: forward and inference round q, k and v to e4m3, with a scale for each head, and the probabilities, too
+ * (te/attention/attention_fp8.h); backward reads the q, k and v that were there before, in the list's own format, bf16
+ * or f16. head_dim is 64, 128 or 256, a call has up to 1024 sequences, and of the options there are causal, scale and
+ * the window. On CUDA it runs on compute capability 9.0 (sm_90a) alone, and elsewhere a call is refused.
  */
 #ifndef TE_OPS_ATTENTION_H
 #define TE_OPS_ATTENTION_H
 
 #include "../attention/attention_kernels.h" /* TE_ATTENTION_FORWARD, TE_ATTENTION_BACKWARD */
 #include "../plan/gradients.h"              /* te_sum_later */
+#include "attention_in_fp8.h"               /* TE__IF_FP8, te_attention_in_fp8 */
 #include "load.h"                           /* te__load_add */
 #include "score_bias.h"                     /* te_attention_options, te_score_bias */
 
@@ -41,7 +47,8 @@
 #define TE_IN_attention(op) ((TE_ARG1(op, 0) + 2 * (TE_ARG2(op, 0))) * (TE_ARG3(op, 0)))
 #define TE_OUT_attention(op, in) ((TE_ARG1(op, 0)) * (TE_ARG3(op, 0)))
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
-    (TE__VARLEN(op) ? TE_VARIES : 0) | (TE__MAX_LOGIT(op) ? TE_TELLS : 0))
+    (TE__VARLEN(op) ? TE_VARIES : 0) | (TE__MAX_LOGIT(op) ? TE_TELLS : 0) | \
+    (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0))
 /* A rank that has some of the heads does not know which they are, and slopes and biases are of
  * all. */
 #define TE_SHARE_FITS_attention(op, in) \
@@ -61,6 +68,7 @@
 #define TE_TAKES_attention_causal TE_INTEGER
 #define TE_TAKES_attention_scale TE_NUMBER
 #define TE_TAKES_attention_dropout TE_NUMBER
+#define TE_TAKES_attention_fp8 TE_INTEGER
 #define TE_TAKES_attention_sinks TE_INTEGER
 #define TE_TAKES_attention_softcap TE_NUMBER
 #define TE_TAKES_attention_varlen TE_INTEGER
@@ -87,6 +95,7 @@
 #define TE_CHECK_attention(model, op)                                                                                \
     (static_assert(TE__VARLEN(op) == 0 || TE__VARLEN(op) == 1,                                                       \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": varlen must be 0 or 1");                            \
+     TE__CHECK_FP8(model, op, TE_ARG3(op, 0))                                                                        \
      TE__CHECK_ATTENTION(model, op, TE_ARG1(op, 0), TE_ARG2(op, 0)))
 /* What it has in common with cross_attention. */
 #define TE__CHECK_ATTENTION(model, op, heads, kv_heads)                                                              \
@@ -127,10 +136,10 @@
 #define TE__ATTENTION_SINKS(name, dtype, op) \
     TE__IF_SINKS(op, TE_ATTENTION_SINKS, TE_NOTHING)(name##_sinks, dtype, (int)(TE_ARG1(op, 0)))
 #define TE_OWN_attention_forward(name, model, dtype, op)                                                           \
-    TE__ATTENTION(FORWARD, name, dtype, op)                                                                        \
+    TE__IF_FP8(op, TE__ATTENTION_FP8, TE__ATTENTION)(FORWARD, name, dtype, op)                                     \
     TE__SCORE_BIAS_FORWARD(name, dtype, op, (int)(TE_ARG1(op, 0)))                                                 \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
-        return te__attention_forward(r, s, name##_launch, &name##_bias);                                           \
+        return te__attention_forward(r, s, name##_launch, &name##_bias, TE__IF_FP8(op, &name##_fp8, 0));           \
     }
 #define TE_OWN_attention_backward(name, model, dtype, op)                                                          \
     TE__ATTENTION(BACKWARD, name, dtype, op)                                                                       \
@@ -139,8 +148,6 @@
         return te__attention_backward(r, s, name##_launch, name##_scratch_bytes, 0,                                \
                                       TE__IF_SINKS(op, name##_sinks_launch, 0), &name##_bias, 0);                  \
     }
-
-typedef size_t (*te_attention_scratch_fn)(te_context *ctx, int64_t rows);
 
 TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;
@@ -196,7 +203,7 @@ TE_API te_status te__attention_dkv_end(te__attention_dkv *g, te_run *r, const te
 
 /* The kernels read and write the model's own format. */
 TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention_launch_fn launch,
-                                       const te_score_bias *bias) {
+                                       const te_score_bias *bias, const te_attention_in_fp8 *fp8) {
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
     te_attention_args a = te__attention_args(r, op);
@@ -212,6 +219,7 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
         TE_TRY(te__attention_check(r->ctx, &a, op->stats, op->flags & TE_VARIES, sinks, r->plan->name));
         TE_TRY(te__attention_check_cross(r->ctx, &a, op->stats, op->edge >= 0, r->plan->name));
     }
+    if (fp8) TE_TRY(te__attention_fp8_begin(&a, r, fp8, op->stats));
     TE_TRY(te__score_bias_begin(&a, r, op, bias, s->kernels));
     TE_TRY(te__max_logit_begin(&a, &top, r, op));
     if (!r->dry) TE_TRY(launch(r->ctx, &a));

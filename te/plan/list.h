@@ -104,6 +104,7 @@
 #define TE_SAME_varlen_varlen ,
 #define TE_SAME_alibi_alibi ,
 #define TE_SAME_sinks_sinks ,
+#define TE_SAME_fp8_fp8 ,
 #define TE_SAME_bias_bias ,
 #define TE_SAME_bias_queries_bias_queries ,
 #define TE_SAME_bias_keys_bias_keys ,

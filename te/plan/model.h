@@ -23,8 +23,7 @@ enum {
     TE_SAVES_OUTPUT = 1 << 1,  /* so does its output */
     TE_KEEPS_GRAD = 1 << 2,    /* backward passes the gradient on unchanged (bias) */
     TE_SUMS = 1 << 3,          /* and sums it over rows into the op's first parameter */
-    TE_SUMS_THREE = 1 << 4,    /* and what else its function says into the second and the third; no norm or gated op in
-                                * that row */
+    TE_SUMS_THREE = 1 << 4,    /* and what its function says into the next two; no norm or gated op in that row */
     TE_IS_FROZEN = 1 << 5,     /* its parameters never train (frozen_linear) */
     TE_DRAWS = 1 << 6,         /* draws random numbers */
     TE_IS_FORK = 1 << 7,       /* passes its input on and keeps it for those that read it: */
@@ -39,9 +38,10 @@ enum {
     TE_TO_LOSS = 1 << 16,      /* ends a list, which then gives one f32 a row (cross_entropy) */
     TE_VARIES = 1 << 17,       /* attention: its kernels take sequences that differ in length */
     TE_TELLS = 1 << 18,        /* and forward writes its largest logits where the caller's edge of its name says */
-    TE_EPILOGUE_OF_BIAS = 1 << 19,  /* what a matrix product before it may take along at its end: + its parameter, */
-    TE_EPILOGUE_OF_GELU = 1 << 20,  /* gelu, */
-    TE_EPILOGUE_OF_SCALE = 1 << 21, /* or a factor; te_op.options is a te_scale_options */
+    TE_ATTENDS_IN_FP8 = 1 << 19,    /* and forward's products are of e4m3 */
+    TE_EPILOGUE_OF_BIAS = 1 << 20,  /* what a matrix product before it may take along at its end: + its parameter, */
+    TE_EPILOGUE_OF_GELU = 1 << 21,  /* gelu, */
+    TE_EPILOGUE_OF_SCALE = 1 << 22, /* or a factor; te_op.options is a te_scale_options */
 };
 
 typedef enum te_init {

@@ -92,6 +92,7 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
 }
 /* What the products of a step read, where that is more than "fp8" says. */
 TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
+    if ((first->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD) return ", e4m3 by heads";
     if (TE_IS_BY_ROW(first->recipe) && pass != TE_BACKWARD) return ", e4m3 by rows";
     if (!TE_IS_TILED(first->recipe)) return "";
     if (pass != TE_BACKWARD) return ", e4m3 by 1x128 and 128x128";
@@ -113,7 +114,8 @@ TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const 
     const te_run r = te_run_to_size(p, pass, 1, TE_USE_on, 0);
     const long bytes = te_step_row_bytes(p, s, pass);
     const te_op *a = &p->op[s->op[0]], *b = &p->op[s->op[s->count - 1]];
-    const int in_fp8 = a->recipe != TE_RECIPE_none && !(pass == TE_BACKWARD && TE_IS_BY_ROW(a->recipe));
+    const int in_fp8 = (a->recipe != TE_RECIPE_none && !(pass == TE_BACKWARD && TE_IS_BY_ROW(a->recipe))) ||
+                       ((a->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD);
     fprintf(f, "%4s  %-42s %6d -> %-6d %-5s %8ld  %s%s%s\n", number, s->row, pass == TE_BACKWARD ? a->out : a->in,
             pass == TE_BACKWARD ? b->in : b->out, in_fp8 ? "fp8" : te_dtype_name(p->dtype), bytes, s->kernels,
             te__step_operands(a, pass), te__step_result(&r, s));

@@ -1,0 +1,195 @@
+// attention_fp8_test.cc -- attention forward in FP8 against doubles: what its two passes leave, byte for byte; outputs and log-sum-exps within
+// what rounding P to e4m3, the sums of the tensor cores and the output's format may do; and a list with (fp8, 1).
+#include "bounds.h"
+#include "harness.h"
+#include "te/te.h"
+
+TE_ATTENTION_FORWARD_FP8(grouped, bf16, 6, 2, 64, TE__ATTENTION_PLAIN(1))
+TE_ATTENTION_FORWARD_FP8(windowed, f16, 2, 1, 128, (70, 9))
+TE_ATTENTION_FORWARD_FP8(causal, bf16, 2, 2, 128, TE__ATTENTION_PLAIN(1))
+TE_ATTENTION_FORWARD_FP8(full, bf16, 2, 1, 256, TE__ATTENTION_PLAIN(0))
+
+MODEL(in_fp8, bf16, (linear, l, 48, 4 * 64), (attention, a, 2, 1, 64, (fp8, 1)), (bias, b, 128))
+MODEL(in_bf16, bf16, (linear, l, 48, 4 * 64), (attention, a, 2, 1, 64), (bias, b, 128))
+
+namespace {
+
+struct shape8 {
+    te_status (*launch)(te_context *, const te_attention_args *);
+    te_status (*ready)(te_context *);
+    size_t (*scratch_bytes)(te_context *, int64_t);
+    te_dtype dtype;
+    int heads, kv_heads, dim, left, right;
+};
+#define SHAPE8(name, dtype, heads, kv_heads, dim, left, right) \
+    {name##_launch, name##_ready, name##_scratch_bytes, TE_##dtype, heads, kv_heads, dim, left, right}
+const shape8 shapes8[] = {SHAPE8(grouped, bf16, 6, 2, 64, -1, 0), SHAPE8(windowed, f16, 2, 1, 128, 70, 9), SHAPE8(causal, bf16, 2, 2, 128, -1, 0),
+                          SHAPE8(full, bf16, 2, 1, 256, -1, -1)};
+
+// On CUDA there is a kernel for compute capability 9.0 alone.
+bool is_skipped(te_context *ctx) {
+    if (grouped_ready(ctx) == TE_OK) return false;
+    WARN("skipped: " << te_last_error(ctx));
+    return true;
+}
+
+// A call, and what its numbers are in e4m3.
+struct call8 {
+    const shape8 &s;
+    int batch, seq;
+    size_t rows, width, all;
+    te_context *ctx;
+    buffer qkv, out, lse, scratch;
+    reference::vec x; // rounded to e4m3, of which each counts inverse[head]
+    std::vector<double> inverse;
+    std::vector<uint8_t> bytes;
+    te_attention_args a;
+
+    call8(const shape8 &of, int b, int n, te_context *c, source &random)
+        : s(of), batch(b), seq(n), rows((size_t)(b * n)), width((size_t)((of.heads + 2 * of.kv_heads) * of.dim)), all(width / (size_t)of.dim), ctx(c),
+          qkv(c, rows * width * 2), out(c, rows * (size_t)(of.heads * of.dim) * 2), lse(c, rows * (size_t)of.heads * 4),
+          scratch(c, of.scratch_bytes(c, (int64_t)rows)), x(random.draw(rows * width, of.dtype)), inverse(all) {
+        std::vector<float> amax(all);
+        bytes.resize(x.size());
+        for (size_t i = 0; i < x.size(); i++) { // heads of different sizes, and some rows that stand out: their scores outgrow those of others
+            const size_t head = i % width / (size_t)s.dim;
+            x[i] *= (head % 3 ? 1.5 : 0.75) * (i / width % 37 == 5 && head < (size_t)(s.heads + s.kv_heads) ? 4 : 1);
+        }
+        qkv.write(x, s.dtype), x = qkv.read(s.dtype);
+        for (size_t i = 0; i < x.size(); i++) amax[i % width / (size_t)s.dim] = std::max(amax[i % width / (size_t)s.dim], std::fabs((float)x[i]));
+        for (size_t i = 0; i < x.size(); i++) {
+            const float most = amax[i % width / (size_t)s.dim];
+            bytes[i] = te_e4m3_of_float((float)x[i] * (448.0f / most)), x[i] = te_float_of_e4m3(bytes[i]);
+        }
+        for (size_t i = 0; i < all; i++) inverse[i] = (double)(amax[i] / 448.0f);
+        memset(&a, 0, sizeof a);
+        a.out = out.data(), a.lse = (float *)lse.data(), a.qkv = qkv.data(), a.scratch = scratch.data();
+        a.batch = batch, a.seq = seq, a.scale = 1 / std::sqrt((float)s.dim);
+    }
+    // q and k by rows, v by the keys' places; 0 in those behind the sequence.
+    void check_casts() {
+        const std::vector<uint8_t> there = scratch.raw();
+        const te_attention_fp8 p = te__attn_fp8_of(&a, s.heads, s.kv_heads, s.dim);
+        const size_t d = (size_t)s.dim, heads = (size_t)s.heads, kv = (size_t)s.kv_heads;
+        const uint8_t *base = (const uint8_t *)a.scratch, *q = &there[(size_t)(p.q - base)], *k = &there[(size_t)(p.k - base)],
+                      *v = &there[(size_t)(p.v - base)];
+        size_t wrong = 0;
+        for (size_t row = 0; row < rows; row++)
+            for (size_t head = 0; head < all; head++)
+                for (size_t c = 0; c < d; c++) {
+                    const size_t in = row % (size_t)seq, group = head - heads - kv;
+                    const uint8_t got = head < heads        ? q[(row * heads + head) * d + c]
+                                        : head < heads + kv ? k[(row * kv + head - heads) * d + c]
+                                                            : v[((row / (size_t)seq * kv + group) * d + c) * (size_t)p.keys + (size_t)te__attn_fp8_column((int)in)];
+                    wrong += got != bytes[row * width + head * d + c];
+                }
+        for (size_t line = 0; line < (size_t)batch * kv * d; line++)
+            for (int key = seq; key < p.keys; key++) wrong += v[line * (size_t)p.keys + (size_t)te__attn_fp8_column(key)] != 0;
+        CHECK(wrong == 0);
+    }
+    // The output and log-sum-exp of one query and head.
+    void check_query(size_t row, size_t head, const reference::vec &got, const reference::vec &got_lse) {
+        const size_t d = (size_t)s.dim, heads = (size_t)s.heads, n = (size_t)seq, first = row / n * n, k_head = heads + head / (heads / (size_t)s.kv_heads),
+                     v_head = k_head + (size_t)s.kv_heads;
+        const int query = (int)(row - first), from = s.left < 0 ? 0 : std::max(0, query - s.left), end = s.right < 0 ? seq : std::min(seq, query + s.right + 1);
+        const double unit = inverse[head] * inverse[k_head] * (double)a.scale * 1.4426950408889634; // of a score, in powers of two
+        std::vector<double> p((size_t)(end - from)), off(p.size());
+        double top = -1e300, sum = 0, sum_error = 0, worst = 0;
+        for (size_t i = 0; i < p.size(); i++) {
+            const bounds::fp8_sum score(&x[row * width + head * d], 1, &x[(first + (size_t)from + i) * width + k_head * d], 1, d, true, TE_CUDA);
+            p[i] = score.sum * unit, top = std::max(top, p[i]);
+            off[i] = 0.6931471805599453 * (score.error * unit + 1e-6 * (1 + std::fabs(p[i]))); // of P, relatively
+        }
+        for (size_t i = 0; i < p.size(); i++) p[i] = std::exp2(p[i] - top), sum += p[i], sum_error += p[i] * off[i];
+        for (size_t c = 0; c < d; c++) {
+            const double *v = &x[(first + (size_t)from) * width + v_head * d + c];
+            const bounds::fp8_sum value(p.data(), 1, v, width, p.size(), true, TE_CUDA);
+            double error = value.error + std::fabs(value.sum) * sum_error / sum;
+            for (size_t i = 0; i < p.size(); i++) // half of the last bit of three, or of what e4m3 ends with: top is rounded up, twice if it is off
+                error += (p[i] * (1.0 / 16 + off[i]) + 1.0 / (1 << (10 + TE__ATTN_FP8_RAISE - 2))) * std::fabs(v[i * width]);
+            const double want = value.sum / sum * inverse[v_head];
+            const double bound = error / sum * inverse[v_head] + bounds::ulp(std::fabs(want), s.dtype);
+            const double is = got[row * heads * d + head * d + c];
+            worst = std::max(worst, is == is ? std::fabs(is - want) / bound : 1e9);
+        }
+        CHECK(worst <= 1);
+        const double lse_is = got_lse[(row / n * heads + head) * n + row % n], want = top * 0.6931471805599453 + std::log(sum);
+        CHECK(std::fabs(lse_is - want) <= sum_error / sum + 1e-6 * (1 + std::fabs(want) + std::fabs(top)));
+    }
+};
+
+} // namespace
+
+TEST_CASE("attention in FP8 is that of q, k and v in e4m3", "[attention]") {
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
+    source random(seed);
+    context own;
+    if (is_skipped(&own.c)) return;
+    for (const shape8 &s : shapes8)
+        for (const int seq : {1, 15, 129, 300}) {
+            CAPTURE(s.dim, s.heads, s.left, s.right, seq);
+            call8 c(s, seq < 300 ? 3 : 1, seq, &own.c, random);
+            const te_status status = s.launch(&own.c, &c.a);
+            INFO(te_last_error(&own.c));
+            REQUIRE(status == TE_OK);
+            REQUIRE(te_synchronize(&own.c) == TE_OK);
+            c.check_casts();
+            const reference::vec out = c.out.read(s.dtype), lse = c.lse.read(TE_f32);
+            for (const double v : out) REQUIRE(std::isfinite(v));
+            for (const double v : lse) REQUIRE(std::isfinite(v));
+            for (int i = 0; i < (brief() ? 4 : 24); i++) c.check_query((size_t)random.below((int)c.rows), (size_t)random.below(s.heads), out, lse);
+        }
+}
+
+TEST_CASE("attention in FP8 refuses what it does not take, and writes nothing", "[attention]") {
+    context own;
+    source random(1);
+    if (is_skipped(&own.c)) return;
+    call8 c(shapes8[0], 1025, 1, &own.c, random);
+    CHECK(c.s.launch(&own.c, &c.a) == TE_ERROR_SHAPE);
+    CHECK(std::string(te_last_error(&own.c)).find("1025 sequences, in FP8 it takes up to 1024") != std::string::npos);
+    c.a.batch = 1024, c.a.scratch = nullptr;
+    CHECK(c.s.launch(&own.c, &c.a) == TE_ERROR_NULL);
+    CHECK((c.out.poisoned() && c.lse.poisoned() && c.scratch.poisoned()));
+}
+
+TEST_CASE("a list with (fp8, 1) keeps to the one without", "[attention]") {
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
+    context own;
+    if (is_skipped(&own.c)) return;
+    const size_t rows = 2 * 77;
+    reference::vec y[2], dx[2];
+    for (int i = 0; i < 2; i++) {
+        const subject &s = i ? in_bf16_subject : in_fp8_subject;
+        source random(seed);
+        instance m(s, &own.c);
+        m.draw(random);
+        buffer x(&own.c, rows * 48 * 2), out(&own.c, rows * 128 * 2), d(&own.c, rows * 48 * 2), dy(&own.c, rows * 128 * 2), memory(&own.c, s.saved_bytes((int64_t)rows));
+        x.write(random.draw(rows * 48, TE_bf16), TE_bf16), dy.write(random.draw(rows * 128, TE_bf16), TE_bf16);
+        te_batch batch;
+        te_saved saved;
+        memset(&batch, 0, sizeof batch), memset(&saved, 0, sizeof saved);
+        batch.batch = 2, batch.seq = 77, saved.memory = memory.data(), saved.bytes = memory.bytes;
+        REQUIRE(te_context_reserve(&own.c, s.workspace_bytes(m.memory.data(), (int64_t)rows, &own.c)) == TE_OK);
+        const te_tensor in = te_matrix(x.data(), TE_bf16, (int64_t)rows, 48), to = te_matrix(out.data(), TE_bf16, (int64_t)rows, 128);
+        const te_tensor gradient = te_matrix(d.data(), TE_bf16, (int64_t)rows, 48), given = te_matrix(dy.data(), TE_bf16, (int64_t)rows, 128);
+        REQUIRE(s.infer(to, in, m.memory.data(), &batch, &own.c) == TE_OK);
+        const std::vector<uint8_t> inferred = out.raw();
+        out.poison();
+        REQUIRE(s.forward(to, &saved, in, m.memory.data(), &batch, &own.c) == TE_OK);
+        CHECK(out.raw() == inferred);
+        REQUIRE(s.backward(gradient, given, &saved, m.memory.data(), &batch, &own.c) == TE_OK);
+        y[i] = out.read(TE_bf16), dx[i] = d.read(TE_bf16);
+    }
+    // each of q, k, v and P is off by 2^-4 of itself at most, which is 2^-5.8 of the root of the mean square
+    const auto apart = [](const reference::vec &v, const reference::vec &w) {
+        double off = 0, size = 0;
+        for (size_t i = 0; i < v.size(); i++) off += (v[i] - w[i]) * (v[i] - w[i]), size += w[i] * w[i];
+        return std::sqrt(off / size);
+    };
+    CHECK(apart(y[0], y[1]) > 0);
+    CHECK(apart(y[0], y[1]) < 1.0 / 8);
+    CHECK(apart(dx[0], dx[1]) < 1.0 / 8);
+}
