@@ -101,12 +101,8 @@ typedef struct te_chain_shape {
 #define TE__WARPS_OF(scaled, lanes) \
     (TE_CUDA && (int)(scaled) != (int)TE_SCALING_NONE && (lanes) < 32 ? 32 : (lanes))
 #define TE__SCALED_LANES(name, lanes) TE__WARPS_OF(name##_scaled, lanes)
-/* Whether a norm's kernel has half as many lanes (TE_CHAIN_LANES). */
-#define TE__CHAIN_HALVED(name) \
-    ((int)name##_norm >= 0 && (int)name##_scaled != (int)TE_SCALING_NONE && (int)name##_norm_in != (int)TE_f32)
 #define TE__CHAIN_SCALES(model, name) \
-    name##_scaled = TE__CHAIN_SCALED(model, name), name##_row_at = TE__CHAIN_WHOLE(name), \
-    name##_halved = TE__CHAIN_HALVED(name)
+    name##_scaled = TE__CHAIN_SCALED(model, name), name##_row_at = TE__CHAIN_WHOLE(name)
 
 /* Rows that a lane of a map loads at once: so many at most, and here; and blocks beside each other that share a row. */
 enum { TE_MAP_ROWS = TE_CUDA ? 4 : 1 };
@@ -137,7 +133,7 @@ TE_BOTH int te_chain_tiles(te_chain_shape k) {
  * product before this kernel evicted its code from the L2. A GPT block of 4096 columns takes 127.5 us at 64 rows, with
  * the kernel for many rows 130.2. With many rows this kernel is the slower one: LayerNorm of 8192 rows takes 58 us, not
  * 35. */
-#define TE_QUICK_LANES(norm, w, sums, pass, halved) (TE_VECTORS(w) >= 1024 ? 1024 : (TE_VECTORS(w) + 31) / 32 * 32)
+#define TE_QUICK_LANES(norm, w, sums, pass) (TE_VECTORS(w) >= 1024 ? 1024 : (TE_VECTORS(w) + 31) / 32 * 32)
 /* A map that sums nothing: a block takes a few rows beside each other, as much of each as it can. Rows that lie far
  * apart, or little of many, cost up to a tenth more (8192 x 16384: bias_gelu 200 us and 210, bias_dropout_add 195 and
  * 210). */
@@ -145,11 +141,7 @@ TE_BOTH int te_chain_tiles(te_chain_shape k) {
     ((sums) < 0 && TE_VECTORS(w) % 256 == 0 ? 256 : (sums) < 0 && TE_VECTORS(w) % 128 == 0 ? 128 : (sums) < 0 \
         && TE_VECTORS(w) % 64 == 0 ? 64                                                                       \
      : TE_VECTORS(w) >= 32 ? 32 : TE_VECTORS(w) >= 16 ? 16 : TE_VECTORS(w) >= 8 ? 8 : 4)
-/* halved: half as many lanes of a norm, each with twice as much of the row. That pays where y is stored in FP8: then
- * instructions dominate, and a lane has half as many beside those for its elements. */
-#define TE_CHAIN_LANES(norm, w, sums, pass, halved) \
-    ((norm) < 0 ? TE_MAP_LANES(w, sums) : (halved) ? TE_NORM_LANES_##pass((w) / 2, sums) \
-                                                   : TE_NORM_LANES_##pass(w, sums))
+#define TE_CHAIN_LANES(norm, w, sums, pass) ((norm) < 0 ? TE_MAP_LANES(w, sums) : TE_NORM_LANES_##pass(w, sums))
 #define TE_CHAIN_GROUPS(norm, lanes) ((norm) < 0 ? 256 / (lanes) : (lanes) > 32 ? 1 : 4)
 #define TE_CHAIN_CHUNKS(norm, w, lanes) ((norm) < 0 ? 1 : (TE_VECTORS(w) + (lanes) - 1) / (lanes))
 /* Blocks on a multiprocessor that a kernel is made for, which bounds its registers: as many threads as keep the memory
@@ -167,7 +159,7 @@ TE_BOTH int te_chain_tiles(te_chain_shape k) {
         ? (lanes) * (chunks) * 8 * (size) : 0)
 #else
 #define TE_CHAIN_STASH(norm, lanes, chunks, size, backward) 0
-#define TE_CHAIN_LANES(norm, w, sums, pass, halved) 1
+#define TE_CHAIN_LANES(norm, w, sums, pass) 1
 #define TE_CHAIN_GROUPS(norm, lanes) 1
 #define TE_CHAIN_CHUNKS(norm, w, lanes) TE_VECTORS(w)
 #define TE_CHAIN_RESIDENT(norm, threads, chunks, sums, gated, pass) 1

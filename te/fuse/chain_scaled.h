@@ -4,6 +4,8 @@
  * quantize_rows.h behind it.
  *
  * Bytes an element of a bf16 list: 2 for x, 1 for y and 1/32 for the scales of tiles. The chain and the cast move 7.
+ * One H200, 32768 x 4096, over the rate of a copy of as many bytes, by tiles and by rows: rmsnorm 0.84 and 0.88,
+ * layernorm 0.70 and 0.74, add_fork_rmsnorm 0.97 and 0.97, gelu 0.92 and 0.92, swiglu 1.04 and 1.04.
  */
 #ifndef TE_FUSE_CHAIN_SCALED_H
 #define TE_FUSE_CHAIN_SCALED_H

@@ -267,7 +267,7 @@ TE_BOTH te_chain_shape te_no_shape(void) {
  * exists: 0 leaves it empty. kernel##_registers is what a thread keeps of the rows that it works on. */
 #define TE__CHAIN_KERNEL(kernel, name, dtype, pass, eps, columns, even, width, at, lanes_of, exists)                 \
     enum {                                                                                                           \
-        kernel##_lanes = TE__SCALED_LANES(name, lanes_of(name##_row_at, columns, name##_sums, pass, name##_halved)), \
+        kernel##_lanes = TE__SCALED_LANES(name, lanes_of(name##_row_at, columns, name##_sums, pass)),                \
         kernel##_groups = TE_CHAIN_GROUPS(name##_row_at, kernel##_lanes),                                            \
         kernel##_chunks = TE_CHAIN_CHUNKS(name##_row_at, columns, kernel##_lanes),                                   \
         kernel##_threads = kernel##_lanes * kernel##_groups,                                                         \
