@@ -10,9 +10,9 @@
  * Of the options of attention_form.h it takes left and right. head_dim is 64, 128 or 256, dtype bf16 or f16, and a call
  * has up to TE_ATTENTION_FP8_SEQUENCES sequences. On CUDA it is for compute capability 9.0 (sm_90a) alone.
  *
- * Products are of e4m3, their sums float. P = 2^(score - top + 6), in e4m3 too, where top is a whole number that is not
+ * Products are of e4m3, their sums float. P = 2^(score - top + 4), in e4m3 too, where top is a whole number that is not
  * below the largest score (in powers of two): so the fraction of P is rounded alike whichever tiles have been seen, and
- * what is 2^-16 of the largest or less becomes 0. The sum under the softmax, and lse, are those of P before it was
+ * what is 2^-14 of the largest or less becomes 0. The sum under the softmax, and lse, are those of P before it was
  * rounded. An infinity in a head makes NaN of all that reads that head.
  *
  * Two passes come first. amax: reads qkv, 2 bytes an element. cast: reads it again and writes e4m3, 3 bytes an element:
@@ -30,10 +30,9 @@ enum {
     TE__ATTN_FP8_THREADS = TE_CUDA ? 256 : 1,
     TE__ATTN_FP8_ROWS = 128, /* of a block of the two passes */
     TE__ATTN_FP8_KEYS = 16,  /* of which the transposed v has a permutation */
-#ifndef TE_FP8_RAISE
-#define TE_FP8_RAISE 6
-#endif
-    TE__ATTN_FP8_RAISE = TE_FP8_RAISE   /* P of the largest score is 32 to 64; e4m3 ends at 448 and 2^-9 */
+    /* P of the largest score is 8 to 16; e4m3 ends at 448 and 2^-9. More keeps smaller P, but more scores outgrow what
+     * was the largest, and then the CUDA kernel computes a tile of them again. */
+    TE__ATTN_FP8_RAISE = 4
 };
 
 /* What the scratch memory holds. */
@@ -139,6 +138,7 @@ TE_FN void te__attn_fp8_cast_keys(const te_attention_args *a, te__attn_fp8_tile 
 }
 TE_FN void te__attn_fp8_cast(const te_attention_args *a, te_block b, te_dtype t, int heads, int kv_heads, int d) {
     const int all = heads + 2 * kv_heads;
+    b.y = b.ny - 1 - b.y; /* the rows that amax has read last are still in the L2 */
     const te__attn_fp8_tile at = te__attn_fp8_tile_of(a, b, all, d);
     const te_attention_fp8 p = te__attn_fp8_of(a, heads, kv_heads, d);
     int group;

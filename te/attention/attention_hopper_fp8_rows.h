@@ -13,34 +13,15 @@
 #include "attention_fp8.h"            /* te_attention_fp8 */
 #include "attention_hopper_forward.h" /* te__attn_place */
 
-#ifdef TE_FP8_NOEXP
-#define TE_FP8_EXP(x) (x)
-#else
-#define TE_FP8_EXP(x) te_exp2(x)
-#endif
-#ifndef TE_FP8_DOUBLE
-#define TE_FP8_DOUBLE 0
-#endif
-#ifndef TE_FP8_EARLY
-#define TE_FP8_EARLY 1
-#endif
-#ifndef TE_FP8_GROUPS_64
-#define TE_FP8_GROUPS_64 3
-#endif
-#ifndef TE_FP8_TURNS_64
-#define TE_FP8_TURNS_64 1
-#endif
-#ifndef TE_FP8_TURNS_128
-#define TE_FP8_TURNS_128 0
-#endif
-/* As te__attn_hopper_shape. PAIRS: of a row of q or k. A tile of V is boxes of [D, 128 keys]. */
+/* As te__attn_hopper_shape. PAIRS: of a row of q or k. A tile of V is boxes of [D, 128 keys]. EARLY: P is packed before
+ * the product is done that reads the last one, which takes PACKED registers. */
 template <int D_, int KEYS_, int GROUPS_, int Q_STAGES_, int K_STAGES_, int V_STAGES_, int TURNS_>
 struct te__attn_fp8_shape {
-    static constexpr int D = D_, KEYS = KEYS_, GROUPS = GROUPS_, TURNS = TURNS_, PAIRS = D / 2, PACKED = KEYS / 8;
+    static constexpr int D = D_, KEYS = KEYS_, GROUPS = GROUPS_, TURNS = TURNS_;
     static constexpr int Q_STAGES = Q_STAGES_, K_STAGES = K_STAGES_, V_STAGES = V_STAGES_;
     static constexpr int ROWS = 64 * GROUPS, THREADS = 128 * (GROUPS + 1), BOXES = (D + 127) / 128;
+    static constexpr int PAIRS = D / 2, PACKED = KEYS / 8, EARLY = D < 256;
     static constexpr int LOADS = GROUPS == 2 ? 24 : 32, MULTIPLIES = GROUPS == 2 ? 240 : 160;
-    static constexpr int EARLY = TE_FP8_EARLY && D < 256, AHEAD = TE_FP8_DOUBLE && D < 256 && GROUPS == 2;
     static constexpr int Q_PART = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_PART;
     static constexpr int K_BYTES = BOXES * KEYS * 128, V_BYTES = D * KEYS;
     static constexpr int SHARED = Q_STAGES * Q_BYTES + K_STAGES * K_BYTES + V_STAGES * V_BYTES + 1024;
@@ -48,9 +29,8 @@ struct te__attn_fp8_shape {
     static_assert(KEYS % 128 == 0 && ROWS - 64 <= KEYS, "te: attention: a box of V, te__attn_keys_skip expect it");
 };
 template <int D> struct te__attn_hopper_fp8_shape;
-template <> struct te__attn_hopper_fp8_shape<64>
-    : te__attn_fp8_shape<64, 128, TE_FP8_GROUPS_64, 2, 4, 3, TE_FP8_TURNS_64> {};
-template <> struct te__attn_hopper_fp8_shape<128> : te__attn_fp8_shape<128, 128, 2, 2, 4, 3, TE_FP8_TURNS_128> {};
+template <> struct te__attn_hopper_fp8_shape<64> : te__attn_fp8_shape<64, 128, 3, 2, 4, 3, 1> {};
+template <> struct te__attn_hopper_fp8_shape<128> : te__attn_fp8_shape<128, 128, 2, 2, 4, 3, 1> {};
 template <> struct te__attn_hopper_fp8_shape<256> : te__attn_fp8_shape<256, 128, 2, 1, 3, 2, 0> {};
 
 typedef struct te_attn_hopper_fp8 {
@@ -87,23 +67,31 @@ template <int N> struct te__wgmma_e4m3;
     };
 TE__WGMMA_SIZES(TE__WGMMA_E4M3)
 
-/* As te__attn_products. Two products of 32 bytes of k take two 16-byte pieces of a row of 128 bytes each. */
+/* S of the tile of keys at hand, and O += P V of the one before. 32 bytes of k are two 16-byte pieces of a row of 128
+ * bytes. */
+template <class C> TE_FN void te__attn_fp8_scores(te__attn_rows<C> &r, const te__attn_place<C> &a) {
+    const uint64_t k = te__attn_tile_at(a.k_tiles + a.k.stage * C::K_BYTES, C::KEYS), q = te__attn_tile_at(a.q, 64);
+    TE_UNROLL for (int i = 0; i < C::D / 32; i++)
+        te__wgmma_e4m3<C::KEYS>::ss(r.s, q + i / 4 * (64 * 8) + i % 4 * 2, k + i / 4 * (C::KEYS * 8) + i % 4 * 2, i);
+    te__wgmma_commit();
+}
+template <class C> TE_FN void te__attn_fp8_values(te__attn_rows<C> &r, const te__attn_place<C> &a, int add) {
+    const uint64_t v = te__attn_tile_at(a.v_tiles + a.v.stage * C::V_BYTES, C::D);
+    TE_UNROLL for (int i = 0; i < C::KEYS / 32; i++)
+        te__wgmma_e4m3<C::D>::rs(r.o, r.p + 4 * i, v + i / 4 * (C::D * 8) + i % 4 * 2, add || i);
+    te__wgmma_commit();
+}
+/* As te__attn_products. */
 template <class C>
 TE_FN void te__attn_fp8_products(te__attn_rows<C> &r, const te__attn_place<C> &a, int k_there, int v_there, int add) {
-    const uint64_t k = te__attn_tile_at(a.k_tiles + a.k.stage * C::K_BYTES, C::KEYS);
-    const uint64_t v = te__attn_tile_at(a.v_tiles + a.v.stage * C::V_BYTES, C::D), q = te__attn_tile_at(a.q, 64);
     if (k_there) te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
     if (C::TURNS) te__attn_turn_wait(a);
     te__wgmma_touch(r.s), te__wgmma_touch(r.o), te__wgmma_touch(r.p);
     te__wgmma_fence();
-    TE_UNROLL for (int i = 0; i < C::D / 32; i++)
-        te__wgmma_e4m3<C::KEYS>::ss(r.s, q + i / 4 * (64 * 8) + i % 4 * 2, k + i / 4 * (C::KEYS * 8) + i % 4 * 2, i);
-    te__wgmma_commit();
+    te__attn_fp8_scores(r, a);
     if (v_there) te__barrier_wait(a.v_full + 8 * a.v.stage, a.v.phase);
     te__wgmma_fence();
-    TE_UNROLL for (int i = 0; i < C::KEYS / 32; i++)
-        te__wgmma_e4m3<C::D>::rs(r.o, r.p + 4 * i, v + i / 4 * (C::D * 8) + i % 4 * 2, add || i);
-    te__wgmma_commit();
+    te__attn_fp8_values(r, a, add);
     if (C::TURNS) te__attn_turn_pass(a);
     te__wgmma_wait_1();
     te__wgmma_touch(r.s);
@@ -140,7 +128,7 @@ template <class C> TE_FN float te__attn_fp8_exp(te__attn_rows<C> &r, int e, floa
     float sum[2] = {0, 0};
     TE_UNROLL for (int j = 0; j < C::KEYS / 8; j++)
         TE_UNROLL for (int i = 0; i < 2; i++)
-            sum[i] += r.s[4 * j + 2 * e + i] = TE_FP8_EXP(r.s[4 * j + 2 * e + i] * c - off);
+            sum[i] += r.s[4 * j + 2 * e + i] = te_exp2(r.s[4 * j + 2 * e + i] * c - off);
     return sum[0] + sum[1];
 }
 /* A operands of P V: each word four columns of a row, of two eights. */
@@ -148,11 +136,7 @@ template <class C> TE_FN void te__attn_fp8_pack(uint32_t (&p)[C::PACKED], const 
     TE_UNROLL for (int i = 0; i < C::PACKED; i++) {
         const int at = i / 2 * 8 + i % 2 * 2;
         const float four[4] = {r.s[at], r.s[at + 1], r.s[at + 4], r.s[at + 5]};
-#ifdef TE_FP8_NOPACK
-        p[i] = (__float_as_uint(four[0]) ^ __float_as_uint(four[1]) ^ __float_as_uint(four[2]) ^ __float_as_uint(four[3])) & 0x30303030;
-#else
         p[i] = te__fp8_word(four, 1);
-#endif
     }
 }
 /* Into the registers of the product, when the last one no longer reads them. A copy would be none: the compiler would
@@ -172,14 +156,13 @@ template <int N> TE_FN int te__attn_fp8_outgrown(const uint32_t (&p)[N]) {
 template <class C> TE_FN float te__attn_fp8_top(const te__attn_rows<C> &r, int e, float c) {
     return ceilf(te__attn_top(r, e) * c);
 }
-/* As te__attn_raise. x: has the scores. */
-template <class F, class C>
-TE_FN void te__attn_fp8_raise(te__attn_rows<C> &r, te__attn_rows<C> &x, float c, float sum[2]) {
+/* As te__attn_raise. */
+template <class F, class C> TE_FN void te__attn_fp8_raise(te__attn_rows<C> &r, float c, float sum[2]) {
     float shrink[2];
     TE_UNROLL for (int e = 0; e < 2; e++) {
-        const float old = r.top[e], top = fmaxf(old, te__attn_fp8_top(x, e, c));
+        const float old = r.top[e], top = fmaxf(old, te__attn_fp8_top(r, e, c));
         shrink[e] = top == old ? 1.0f : te_exp2(old - top);
-        sum[e] = te__attn_fp8_exp(x, e, te__attn_kept<F>(top), c), r.top[e] = top, r.sum[e] *= shrink[e];
+        sum[e] = te__attn_fp8_exp(r, e, te__attn_kept<F>(top), c), r.top[e] = top, r.sum[e] *= shrink[e];
     }
     TE_UNROLL for (int i = 0; i < C::D / 2; i++) r.o[i] *= shrink[i / 2 % 2];
 }
@@ -201,52 +184,8 @@ TE_FN void te__attn_fp8_step(te__attn_rows<C> &r, te__attn_place<C> &a, te__attn
     if (te__attn_fp8_outgrown(packed)) {
         te__attn_fp8_scores_again(r, a.q, a.k_tiles + a.k.stage * C::K_BYTES);
         if (cut) te__attn_hide_outside(r, m, query, key);
-        te__attn_fp8_raise<F>(r, r, a.c, sum);
+        te__attn_fp8_raise<F>(r, a.c, sum);
         te__attn_fp8_pack(packed, r);
-    }
-    te__attn_fp8_take(r, packed);
-    te__attn_keys_free(a, last);
-    r.sum[0] += sum[0], r.sum[1] += sum[1];
-}
-template <int N> TE_FN void te__wgmma_wait(void) { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-/* S of the tile of keys at hand into y.s. */
-template <class C> TE_FN void te__attn_fp8_scores(te__attn_rows<C> &y, const te__attn_place<C> &a, int stage) {
-    const uint64_t k = te__attn_tile_at(a.k_tiles + stage * C::K_BYTES, C::KEYS), q = te__attn_tile_at(a.q, 64);
-    TE_UNROLL for (int i = 0; i < C::D / 32; i++)
-        te__wgmma_e4m3<C::KEYS>::ss(y.s, q + i / 4 * (64 * 8) + i % 4 * 2, k + i / 4 * (C::KEYS * 8) + i % 4 * 2, i);
-    te__wgmma_commit();
-}
-/* The step where S of x is in flight: behind it O += P V of the tile before and S of the next tile into y. */
-template <class F, class C>
-TE_FN void te__attn_fp8_step_ahead(te__attn_rows<C> &r, te__attn_rows<C> &x, te__attn_rows<C> &y, te__attn_place<C> &a,
-                                   te__attn_mask m, int cut, int query, int key, int add, int last) {
-    float sum[2];
-    uint32_t packed[C::PACKED];
-    const uint64_t v = te__attn_tile_at(a.v_tiles + a.v.stage * C::V_BYTES, C::D);
-    te__attn_ring<C::K_STAGES> next = a.k;
-    te__attn_advance(next);
-    te__barrier_wait(a.v_full + 8 * a.v.stage, a.v.phase);
-    if (!last) te__barrier_wait(a.k_full + 8 * next.stage, next.phase);
-    te__wgmma_touch(y.s), te__wgmma_touch(r.o), te__wgmma_touch(r.p);
-    te__wgmma_fence();
-    TE_UNROLL for (int i = 0; i < C::KEYS / 32; i++)
-        te__wgmma_e4m3<C::D>::rs(r.o, r.p + 4 * i, v + i / 4 * (C::D * 8) + i % 4 * 2, add || i);
-    te__wgmma_commit();
-    te__wgmma_wait_1();
-    te__wgmma_touch(x.s);
-    te__wgmma_fence();
-    te__attn_fp8_scores(y, a, next.stage);
-    if (cut) te__attn_hide_outside(x, m, query, key);
-    TE_UNROLL for (int e = 0; e < 2; e++) sum[e] = te__attn_fp8_exp(x, e, r.top[e], a.c);
-    te__attn_fp8_pack(packed, x);
-    te__wgmma_wait_1();
-    te__wgmma_touch(r.o), te__wgmma_touch(r.p);
-    te__attn_values_free(a);
-    if (te__attn_fp8_outgrown(packed)) {
-        te__attn_fp8_scores_again(x, a.q, a.k_tiles + a.k.stage * C::K_BYTES);
-        if (cut) te__attn_hide_outside(x, m, query, key);
-        te__attn_fp8_raise<F>(r, x, a.c, sum);
-        te__attn_fp8_pack(packed, x);
     }
     te__attn_fp8_take(r, packed);
     te__attn_keys_free(a, last);
