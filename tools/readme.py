@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fills in the parts of README.md and CONTRIBUTING.md that are made from the sources, between markers:
+"""Fills in the parts of README.md, CONTRIBUTING.md and docs/*.md that are made from the sources, between markers:
 
     <!-- cut: FILE NAME -->   the text of FILE between its two lines /* [NAME] */, or # [NAME] in a file for CMake
     <!-- output: FILE -->     what the C program FILE prints, compiled by $CC or cc for the host
@@ -21,7 +21,7 @@ import tempfile
 import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-DOCUMENTS = ["README.md", "CONTRIBUTING.md"]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
 PART = re.compile(r"<!-- (cut|output|rows|ops|tree)(?:: ([^>]*?))? -->\n(.*?)<!-- end -->\n", re.S)
 
 
