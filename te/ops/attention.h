@@ -32,7 +32,7 @@
  * (te/attention/attention_fp8.h); backward reads the q, k and v that were there before, in the list's own format, bf16
  * or f16. head_dim is 64, 128 or 256, a call has up to 1024 sequences, and of the options there are causal, scale and
  * the window. On CUDA it runs on compute capability 9.0 (sm_90a) alone, and elsewhere a call is refused. With the
- * passes that round it is slower than bf16 below some 8192 tokens (attention_hopper_fp8.h).
+ * passes that round it takes longer than bf16 at most sizes (attention_hopper_fp8.h).
  */
 #ifndef TE_OPS_ATTENTION_H
 #define TE_OPS_ATTENTION_H
