@@ -14,8 +14,8 @@
  *     batch 2, seq 8192, 32 heads of  64, causal   597  0.97  0.82
  *     batch 2, seq 4096, 16 heads of 256, causal   867  1.16  0.83
  * So with those passes it pays at one of these sizes alone. Scores that outgrow what is kept cost the most: in a form
- * of this kernel that issued S of the next tile ahead, 4 in the place of 6 took 0.85 of the time at the first of them; 4
- * is what is used. Without exponentials and rounding this kernel takes 471 us there, the first line 618. What did not
+ * of this kernel that issued S of the next tile ahead, 4 in the place of 6 took 0.85 of the time at the first of them;
+ * 4 is what is used. Without exponentials and rounding this kernel takes 471 us there, the first line 618. What did not
  * pay: S ahead (1.09 of the time, with 6), a part of the exponentials by arithmetic (1.02 to 1.09).
  */
 /* target: cuda */
