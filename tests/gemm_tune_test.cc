@@ -710,6 +710,7 @@ TEST_CASE("room for many rows is room for fewer, whichever kernels their number 
 namespace {
 // A product by a kernel of our own against doubles, with C added or not; what lies around D stays as it was.
 template <te_dtype T, int FORWARD> void check_bare(int64_t m, int64_t n, int64_t k, int processors = 2) {
+    te_product_kernels *kernels = te_bare_kernels<T, FORWARD, 1, TE_FEW_SIXTEEN>();
     for (int added = 0; added < 2; added++) {
         context own;
         const product p = {m, n, k, 0, FORWARD, T, T, TE_EPILOGUE_NONE, added};
@@ -719,17 +720,17 @@ template <te_dtype T, int FORWARD> void check_bare(int64_t m, int64_t n, int64_t
         reference::vec before;
         INFO(name_of(p) << ", TE_SEED=" << seed);
         own.c.gemm_own = 2, own.c.processors = processors;
-        if (!te_gemm_can_row(te_bare_kernels<T, FORWARD>(), &g, &own.c)) {
+        if (!te_gemm_can_row(kernels, &g, &own.c)) {
             CHECK((n % 8 || k % 8 || (m > TE_FEW_ROWS && k <= 3 * TE_TILE_K) || own.c.capability != 900)); // said no for a reason
             continue;
         }
-        const te_status status = te_bare_run(te_bare_kernels<T, FORWARD>(), &g, &own.c);
+        const te_status status = te_bare_run(kernels, &g, &own.c);
         INFO(te_last_error(&own.c));
         REQUIRE(status == TE_OK);
         check_close("bare", o.d.read(T), o.should_be(&before), tolerance_of(T));
         const std::vector<uint8_t> bits = o.d.raw();
         o.d.poison();
-        REQUIRE(te_bare_run(te_bare_kernels<T, FORWARD>(), &g, &own.c) == TE_OK);
+        REQUIRE(te_bare_run(kernels, &g, &own.c) == TE_OK);
         CHECK(o.d.raw() == bits);
     }
 }
