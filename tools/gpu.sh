@@ -8,6 +8,7 @@
 #     ONLY=a regular expression: only those tests, of sections tests and each
 #     CATCH2=folder that holds catch2/catch.hpp, if it is not installed    OUT=folder for logs (default build/gpu)
 #     QUICK=1 to build tests of many lists as Bazel does (TE_KEEP_CALLS): in a third of the time, without the fused products
+#     TEST_SECONDS=for each test of section each (default 180)
 #     SANITIZER=a regular expression: only those runs of the sanitizers    SANITIZER_SECONDS=for each of them (default 300)
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -82,7 +83,7 @@ export -f run_one
 chosen_tests() { ls -S tests/*_test.cc | xargs -n 1 basename -s .cc | grep -E "${ONLY:-.}"; }
 each_one() { # NAME
     build_one "$1" catch_main "tests/$1.cc"
-    [[ -x $bin/$1 ]] && run_one "$1" 180 || echo "1 $1: not built, see $out/$1.build"
+    [[ -x $bin/$1 ]] && run_one "$1" "${TEST_SECONDS:-180}" || echo "1 $1: not built, see $out/$1.build"
 }
 export -f each_one
 section_each() {
