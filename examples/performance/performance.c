@@ -96,11 +96,9 @@ static te_tensor rows_of(const way *w, char *data, int micro_batch) {
 }
 /* Where element i of a parameter lies in the whole one. */
 static int64_t whole_index(const way *w, const te_param *p, int64_t i) {
-    const te_group *g = te_tensor_group(w->ctx);
-    const int64_t part = p->rows * p->cols / p->parts;
-    if (p->shard == TE_SHARD_none) return i;
-    if (p->shard == TE_SHARD_rows) return i / p->cols * p->cols * g->size + g->rank * p->cols + i % p->cols;
-    return (i / part * g->size + g->rank) * part + i % part;
+    const te_runs s = te_runs_of(p, te_tensor_group(w->ctx));
+    const te_run_place r = te_run_at(&s, te_run_with(&s, i));
+    return r.whole + i - r.at;
 }
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */

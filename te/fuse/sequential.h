@@ -217,7 +217,7 @@
      TE_WIDTH_OUT(model, op), (te_dtype)TE_DTYPE_IN(model, op), (te_dtype)TE_DTYPE_OUT(model, op),              \
      (te_rows)TE_ROWS_IN(model, op), (te_rows)TE_ROWS_OUT(model, op), (te_dtype)TE_EDGE_DTYPE(model, op),       \
      TE_FLAGS(op), (te_recipe)TE_RECIPE(model, op), TE_STATS(op), (te_share)TE_SHARE_OUT(model, op),            \
-     TE_PARTS(op), TE_RANKS(op), TE_EDGE_INDEX(model, op),                                                      \
+     TE_PARTS(op), TE_FIRST_PART(op), TE_RANKS(op), TE_EDGE_INDEX(model, op),                                   \
      &TE__OPTIONS_NAME(model, op),                                                                              \
      (int)sizeof TE__OPTIONS_NAME(model, op),                                                                   \
      0 TE__PARAMS(TE__PLUS_ONE, TE_PARAMS(op, TE_WIDTH_IN(model, op), TE_WIDTH_OUT(model, op))),                \

@@ -85,7 +85,7 @@ TE_API int te__gather_next(te__gather *g) {
         for (; g->i < g->l->count; g->i++, g->at = 0) {
             const te_safetensor *t = &g->l->tensor[g->i];
             if (g->size < 2) return 0;
-            if (g->l->whole[g->i].run && te_safetensors_dtype_bytes(t->dtype) == g->size && g->at < t->bytes) return 1;
+            if (g->l->whole[g->i].runs.count && te_safetensors_dtype_bytes(t->dtype) == g->size && g->at < t->bytes) return 1;
         }
 }
 /* The next part, n bytes: in g->part on rank 0. */
@@ -107,7 +107,7 @@ TE_API size_t te__gather_bytes(const te__gather *g) {
 TE_API te_status te__gather_source(void *from, void *to, const te_safetensor *t, uint64_t at, size_t n,
                                    te_context *ctx) {
     te__gather *g = (te__gather *)from;
-    if (!g->l->whole[t - g->l->tensor].run) return te_copy(ctx, to, (const char *)t->data + at, n);
+    if (!g->l->whole[t - g->l->tensor].runs.count) return te_copy(ctx, to, (const char *)t->data + at, n);
     TE_REQUIRE(te__gather_next(g) && t == &g->l->tensor[g->i] && at == g->at && n == te__gather_bytes(g), ctx,
                TE_ERROR_STATE, "checkpoint: %.60s is not what the other ranks gather now", t->name);
     TE_TRY(te__gather_part(g, n, ctx));

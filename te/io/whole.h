@@ -1,9 +1,7 @@
 /* whole.h -- the whole of a tensor of which ranks have parts, as it lies in a checkpoint, and what of it a rank has.
  *
- * A rank of a tensor group has runs of the whole tensor: of a weight (shard, rows) each row's own columns, of one
- * (shard, columns) a run of whole rows for each of its `parts`. Run i of rank t is run i * ranks + t of the whole. Of
- * an optimizer's states that are shared out over the data group (slices.h) it has a piece of its parameter's elements,
- * and another behind the last slice.
+ * A rank of a tensor group has runs of the whole tensor (te/plan/shard.h). Of an optimizer's states that are shared out
+ * over the data group (slices.h) it has a piece of its parameter's elements, and another behind the last slice.
  *
  * Do this:
  *     te__whole w = te__whole_of(param, te_tensor_group(ctx));      // rows and cols of the whole
@@ -13,9 +11,8 @@
 #ifndef TE_WHOLE_H
 #define TE_WHOLE_H
 
-#include "../core/group.h"          /* te_group */
 #include "../optim/moment_blocks.h" /* te__moments_copy */
-#include "../plan/model.h"          /* te_param */
+#include "../plan/shard.h"          /* te_runs */
 
 typedef struct te__piece {
     void *data;             /* target memory */
@@ -26,8 +23,7 @@ typedef struct te__piece {
 
 typedef struct te__whole {
     int64_t rows, cols;
-    int64_t run;     /* elements of a run */
-    int rank, ranks; /* whose runs alternate; 0 of 1: this rank's parameter is the whole */
+    te_runs runs;
     te__piece piece[2];
     int pieces;
 } te__whole;
@@ -36,12 +32,9 @@ TE_API te__whole te__whole_of(const te_param *p, const te_group *g) {
     const int is_matrix = p->init == TE_INIT_normal || p->init == TE_INIT_tied; /* however few rows a rank has */
     te__whole w;
     memset(&w, 0, sizeof w);
-    w.rows = p->rows, w.cols = p->cols, w.run = p->rows * p->cols, w.ranks = 1;
-    if (p->shard == TE_SHARD_none || g->size == 1) return w;
-    w.rank = g->rank, w.ranks = g->size;
-    if (p->shard == TE_SHARD_rows) w.run = p->cols, w.cols *= g->size;
-    else if (is_matrix) w.run /= p->parts, w.rows *= g->size;
-    else w.run /= p->parts, w.cols *= g->size;
+    w.rows = p->rows, w.cols = p->cols, w.runs = te_runs_of(p, g);
+    if (p->shard == TE_SHARD_columns && is_matrix) w.rows *= w.runs.ranks;
+    else w.cols *= w.runs.ranks;
     return w;
 }
 /* Whether this rank of the tensor group is the one that brings what it has of p into a file. */
@@ -51,11 +44,14 @@ TE_API int te__whole_saves(const te_param *p, const te_group *g) { return p->sha
  * from there, if `loads`. size: bytes of an element. */
 TE_API te_status te__piece_copy(const te__whole *w, const te__piece *p, void *part, int64_t at, int64_t count,
                                 size_t size, int loads, te_context *ctx) {
-    const int64_t turn = w->run * w->ranks, end = p->from + p->elements;
-    for (int64_t i = te_max(p->from / w->run, at / turn); i * w->run < end && i * turn < at + count; i++) {
-        const int64_t shift = (i * w->ranks + w->rank - i) * w->run; /* from an element here to one of the whole */
-        const int64_t from = te_max(te_max(p->from, i * w->run), at - shift);
-        const int64_t to = te_min(te_min(end, (i + 1) * w->run), at + count - shift);
+    const int64_t end = p->from + p->elements;
+    const int64_t first = te_run_with(&w->runs, te_max(p->from, at / w->runs.ranks));
+    for (int64_t i = first; i < w->runs.count; i++) {
+        const te_run_place r = te_run_at(&w->runs, i);
+        const int64_t shift = r.whole - r.at; /* from an element here to one of the whole */
+        const int64_t from = te_max(te_max(p->from, r.at), at - shift);
+        const int64_t to = te_min(te_min(end, r.at + r.elements), at + count - shift);
+        if (r.at >= end || r.whole >= at + count) break;
         if (from >= to) continue;
         char *const here = (char *)p->data + (size_t)(from - p->from) * size,
              *const there = (char *)part + (size_t)(from + shift - at) * size;

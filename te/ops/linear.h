@@ -7,7 +7,8 @@
  * the output, rows of the weight; behind an all_gather or copy_to_group. (shard, rows): it takes its own columns of the
  * input, those of a product of the first kind, and gives a part of the sum, which a reduce_scatter or all_reduce adds
  * up. (parts, 3): the output is q, k and v side by side, of each of which a rank has its share; a gated op's two halves
- * are two parts.
+ * are two parts. (first_part, 4): the first part is so many times as wide as each other, q of grouped-query attention
+ * with four heads for each of k and v.
  *
  * How it runs, alone or with the ops behind it: te/fuse/linear_step.h.
  */
@@ -18,7 +19,9 @@
 
 #define TE_TAKES_linear_shard TE_TOKEN
 #define TE_TAKES_linear_parts TE_INTEGER
+#define TE_TAKES_linear_first_part TE_INTEGER
 #define TE_PARTS_linear(op) (TE_OPTION(op, parts, 1))
+#define TE_FIRST_PART_linear(op) (TE_OPTION(op, first_part, 1))
 #define TE_SHARE_linear(op, in)                                              \
     ((int)TE_SHARD_OPTION(op) == (int)TE_SHARD_columns ? (int)TE_SHARE_columns \
      : (int)TE_SHARD_OPTION(op) == (int)TE_SHARD_rows  ? (int)TE_SHARE_sums    \
@@ -52,8 +55,11 @@
                        TE_RECIPE_linear(model, op) == (int)model##_recipe,                                     \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                  \
                        ": an op of fp8_block or fp8_row stands in a list that names the same");                \
-     static_assert(TE_OPTION(op, parts, 1) > 0 && TE_ARG2(op, 1) % (TE_OPTION(op, parts, 1)) == 0,             \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": its columns are not so many equal parts");)
+     static_assert(TE_PARTS_linear(op) > 0 && TE_FIRST_PART_linear(op) > 0 &&                                  \
+                       TE_ARG2(op, 1) % (TE_PARTS_linear(op) - 1 + TE_FIRST_PART_linear(op)) == 0,             \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": its columns are not so many parts");          \
+     static_assert(TE_PARTS_linear(op) > 1 || TE_FIRST_PART_linear(op) == 1,                                   \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": (first_part, ..) goes with (parts, ..)");)
 #define TE__FITS_FP8(width) ((width) < 0 || (width) % 16 == 0) /* symbols are checked when they are set */
 #define TE_PARAMS_linear(op, in, out) ((weight, out, in, TE_JOIN1(TE_WEIGHT_OF_, TE_KIND(op))))
 #define TE_WEIGHT_OF_linear normal

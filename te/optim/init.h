@@ -8,23 +8,23 @@
 #define TE_OPTIM_INIT_H
 
 #include "../core/fill.h"  /* te_fill_normal */
-#include "../core/group.h" /* te_tensor_group */
 #include "../plan/bind.h"  /* te__check_writable */
+#include "../plan/shard.h" /* te_runs_of */
 
 /* A parameter of which ranks of the tensor group hold a part each gets the numbers that the whole one would have on one
  * rank. The same seed on all ranks. */
 TE_API te_status te__param_fill(const te_param *p, float mean, float std, uint64_t seed, uint32_t stream,
                                 te_context *ctx) {
     const te_group *g = te_tensor_group(ctx);
-    const int64_t count = p->rows * p->cols, len = count / p->parts; /* of a part: rows of a weight, or of a bias */
-    if (p->shard == TE_SHARD_none || g->size == 1)
-        return te_fill_normal(p->data, p->dtype, count, mean, std, seed, stream, ctx);
-    if (p->shard == TE_SHARD_rows)
+    const te_runs s = te_runs_of(p, g);
+    if (p->shard == TE_SHARD_rows) /* at once: runs are rows */
         return te_fill_normal_part(p->data, p->dtype, p->rows, p->cols, g->rank * p->cols, g->size * p->cols, mean, std,
                                    seed, stream, ctx);
-    for (int i = 0; i < p->parts; i++)
-        TE_TRY(te_fill_normal_part((char *)p->data + (size_t)(i * len) * te_dtype_bytes(p->dtype), p->dtype, 1, len,
-                                   (i * g->size + g->rank) * len, len, mean, std, seed, stream, ctx));
+    for (int64_t i = 0; i < s.count; i++) {
+        const te_run_place r = te_run_at(&s, i);
+        TE_TRY(te_fill_normal_part((char *)p->data + (size_t)r.at * te_dtype_bytes(p->dtype), p->dtype, 1, r.elements,
+                                   r.whole, r.elements, mean, std, seed, stream, ctx));
+    }
     return TE_OK;
 }
 /* Normal numbers, of the parameter's own dtype. */

@@ -84,15 +84,16 @@ TE_API size_t te_plan_grad_bytes(const te_plan *plan) {
     return plan && plan->training ? (size_t)te_plan_param_elements(plan) * sizeof(float) : 0;
 }
 
-/* What a rank of the tensor group holds of the parameters of an op, and has of their gradients. parts: of the last
- * product whose columns are shared out. */
-TE_API void te__bind_shard(te_param *p, const te_op *op, int *parts) {
+/* What a rank of the tensor group holds of the parameters of an op, and has of their gradients. product: the last one up
+ * to this op, whose columns may be shared out in parts; null: there was none. */
+TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
     if (op->out_rows == TE_ROWS_shard || op->in_rows == TE_ROWS_shard) p->sums = 1;
     if (op->share == TE_SHARE_columns) p->shard = TE_SHARD_columns, p->sums = 0;
     if (op->share == TE_SHARE_sums) p->shard = op->ranks ? TE_SHARD_columns : TE_SHARD_rows, p->sums = 0;
-    if (op->op_class == TE_CLASS_gemm) *parts = op->parts;
+    p->parts = p->first_part = 1;
     /* an op with kernels of its own has parameters of another shape: sinks, one for each head */
-    p->parts = p->shard == TE_SHARD_columns && op->op_class != TE_CLASS_own ? *parts : 1;
+    if (product && p->shard == TE_SHARD_columns && op->op_class != TE_CLASS_own)
+        p->parts = product->parts, p->first_part = product->first_part;
 }
 
 /* Bind an instance to its memory: params (te_plan_param_bytes), grads (te_plan_grad_bytes; null: none, for inference or
@@ -121,10 +122,11 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
     m->params = params, m->grads = grads, m->elements = elements, m->grad_elements = grads ? elements : 0, m->watch = 0;
     m->at = (const void *)param == (const void *)(m + 1) ? m : 0;
     int64_t at = 0;
-    int parts = 1;
+    const te_op *product = 0;
     for (int i = 0; i < plan->op_count; i++)
         for (int k = 0; k < plan->op[i].params; k++, param++) {
             const te_op *op = &plan->op[i];
+            if (op->op_class == TE_CLASS_gemm) product = op;
             const te_param_info *info = &op->param[k];
             memset(param, 0, sizeof *param);
             param->op = op->name, param->field = info->field, param->rows = info->rows, param->cols = info->cols;
@@ -132,7 +134,7 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
             param->trains = grads != 0, param->index = (int)(param - m->param);
             param->frozen = param->fixed = (op->flags & TE_IS_FROZEN) != 0;
             param->last = op->op_class == TE_CLASS_norm || (op->flags & TE_SUMS);
-            te__bind_shard(param, op, &parts);
+            te__bind_shard(param, op, product);
             if (info->tied || !params) continue;
             param->data = (char *)params + (size_t)at * te_dtype_bytes(plan->dtype);
             if (grads) param->grad = grads + at;

@@ -130,6 +130,7 @@
 #define TE_SAME_rows_rows ,
 #define TE_SAME_shard_shard ,
 #define TE_SAME_parts_parts ,
+#define TE_SAME_first_part_first_part ,
 #define TE_SAME_ranks_ranks ,
 
 /* Whether an argument is an option: a tuple of two, and nothing behind it; not 8, (H) or (A + B) * C. */
@@ -233,6 +234,7 @@ typedef enum te_gives {
 #define TE_PARAMS(op, in, out) TE_TUPLE_OR(TE_FACT(PARAMS, op)(op, in, out), ((end, ~)))
 #define TE_CHECK(model, op)    TE_UNWRAP(TE_TUPLE_OR(TE_FACT(CHECK, op)(model, op), ()))
 #define TE_PARTS(op)           TE_TUPLE_OR(TE_FACT(PARTS, op)(op), 1)
+#define TE_FIRST_PART(op)      TE_TUPLE_OR(TE_FACT(FIRST_PART, op)(op), 1)
 #define TE_RANKS(op)           TE_TUPLE_OR(TE_FACT(RANKS, op)(op), 0)
 #define TE_OPTIONS(op)         TE_TUPLE_OR(TE_FACT(OPTIONS, op)(op), (te_no_options, 0))
 

@@ -120,6 +120,7 @@ typedef struct te_op {
     int stats;                    /* f32 numbers a row that backward needs beside: mean and rstd, log-sum-exp */
     te_share share;               /* what a rank has of its output */
     int parts;                    /* its output is so many parts side by side, each shared out by columns */
+    int first_part;               /* the first of them is so many times as wide as each other */
     int ranks;                    /* so many ranks of the tensor group have a part of its vocabulary each; 0: no more
                                    * than one */
     int edge;                     /* add, mul, load: the index of the fork or input that it reads; others: -1 */
@@ -216,6 +217,7 @@ typedef struct te_param {
     int index;               /* which of its instance's parameters */
     te_shard shard;          /* what of it this rank of the tensor group holds */
     int parts;               /* of its columns: so many parts side by side, each shared out */
+    int first_part;          /* the first of them is so many times as wide as each other */
     int sums;                /* each rank of the tensor group has a part of the sum that its gradient is */
     struct te_param *with;   /* tied: the owner; an owner: the one whose backward writes the gradient; null: not tied */
     te_fp8_product fp8;      /* the weight of a product under a recipe */

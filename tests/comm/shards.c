@@ -335,7 +335,7 @@ static te_status run_vocabulary(int size) {
 
 /* ---- a GPT ------------------------------------------------------------------------------------------------------- */
 
-enum { HIDDEN = 32, FFN = 96, HEADS = 4, LENGTH = 16, SEQUENCES = 4 };
+enum { HIDDEN = 32, FFN = 96, HEADS = 8, KV_HEADS = 4, LENGTH = 16, SEQUENCES = 4 };
 
 /* [vocabulary] */
 #define GPT(N)                                                                                                        \
@@ -345,8 +345,9 @@ enum { HIDDEN = 32, FFN = 96, HEADS = 4, LENGTH = 16, SEQUENCES = 4 };
 /* [vocabulary] */
 #define BLOCK(H, F, N)                                                                                                \
     (fork, x1), (layernorm, n1, H), (all_gather, g1),                                                                 \
-    (linear, qkv, H, 3 * (H) / N, (shard, columns), (parts, 3)), (bias, qkv_b, 3 * (H) / N),                          \
-    (attention, mix, HEADS / N, HEADS / N, (H) / HEADS), (linear, proj, (H) / N, H, (shard, rows)),                   \
+    (linear, qkv, H, 2 * (H) / N, (shard, columns), (parts, 3), (first_part, HEADS / KV_HEADS)),                      \
+    (bias, qkv_b, 2 * (H) / N), (attention, mix, HEADS / N, KV_HEADS / N, (H) / HEADS),                               \
+    (linear, proj, (H) / N, H, (shard, rows)),                                                                        \
     (reduce_scatter, s1), (bias, proj_b, H), (dropout, d1, 0.1f), (add, x1),                                          \
     (fork, x2), (rmsnorm, n2, H), (all_gather, g2), (linear, fc1, H, 2 * (F) / N, (shard, columns), (parts, 2)),      \
     (swiglu, act), (linear, fc2, (F) / N, H, (shard, rows)), (reduce_scatter, s2), (add, x2)
