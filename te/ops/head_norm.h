@@ -65,7 +65,7 @@ typedef struct te_head_norm_options { float eps; } te_head_norm_options;
     TE__HEAD_SHAPE(name, dtype, op, rotary, interleaved, scaled, TE_DTYPE_OUT(model, end), TE_DTYPE_IN(model, op), \
                    TE_DTYPE_IN(model, op))                                                                         \
     TE_KERNEL_RESIDENT(name, TE_HEAD_THREADS, 2, te_head_args,                                                     \
-                       TE_SHARED float te_turns[TE_HEAD_ROWS * TE__TURNS(rotary)];                                 \
+                       TE_SHARED float te_turns[TE_HEAD_ROWS_BACKWARD * TE__TURNS(rotary)];                        \
                        te_head_gradient(te_args, te_at, te_turns, name##_of()))                                    \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__head_gradient_run(r, s, name##_launch); }
 #define TE__HEAD_SHAPE(name, dtype, op, rotary, interleaved, scaled, gets, gives, saved)                          \
@@ -106,7 +106,7 @@ TE_API te_status te__head_gradient_run(te_run *r, const te_step *s,
     TE_TRY(te_gradient(&dx, r, s, i));
     TE_TRY(te__head_args(&a, r, s, i, dx));
     a.at.rows = r->now.rows, a.saved = te_input_of(r, i).p;
-    const int blocks = (int)te_min(te_ceil_div(a.at.rows, TE_HEAD_ROWS), most);
+    const int blocks = (int)te_min(a.at.rows, most);
     for (int j = 0; j < 2; j++)
         TE_TRY(te_sum_later(r, &a.sum[j], &r->param[i][j], (int)r->param[i][j].cols, blocks, most));
     if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(blocks, 1), &a));

@@ -11,6 +11,7 @@ enum {
     TE_HEAD_THREADS = TE_CUDA ? 256 : 1,
     TE_HEAD_ROWS = TE_CUDA ? 2 : 1,
     TE_HEAD_AHEAD = TE_CUDA ? 4 : 1,
+    TE_HEAD_ROWS_BACKWARD = TE_CUDA ? 4 : 1, /* of a block at a time, at most */
     TE_HEAD_AHEAD_BACKWARD = TE_CUDA ? 2 : 1,
     TE_HEAD_CHUNKS = TE_CUDA ? 1 : 32
 };
@@ -108,7 +109,7 @@ TE_FN void te_head_turn(te_head_floats *x, const float *turns, te_lanes g, te_he
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* Heads of TE_HEAD_ROWS rows, one a group of lanes at a time: which row and head number u is. */
+/* Heads of some rows, one a group of lanes at a time: which row and head number u is. */
 typedef struct te_head_unit { int row, head; int64_t at; } te_head_unit;
 TE_FN te_head_unit te_head_of(int u, int64_t first, te_head_shape k) {
     const int all = k.heads + 2 * k.kv_heads;
@@ -195,10 +196,12 @@ TE_FN void te_head_gradient(const te_head_args *a, te_block b, float *turns, con
     const te_lanes all = te_lanes_here(TE_HEAD_THREADS, &thread);
     const int groups = TE_HEAD_THREADS / te_head_lanes(k), pairs = (k.rotary / 2 + 7) / 8 * 8;
     const int ahead = k.x == TE_f32 || k.saved == TE_f32 ? 1 : TE_HEAD_AHEAD_BACKWARD; /* registers */
+    const int64_t rounds = te_ceil_div(a->at.rows, b.nx * TE_HEAD_ROWS_BACKWARD);
+    const int each = (int)te_ceil_div(a->at.rows, b.nx * rounds); /* rows of a block in a round */
     te_head_floats sum[2];
     memset(sum, 0, sizeof sum);
-    for (int64_t first = (int64_t)b.x * TE_HEAD_ROWS; first < a->at.rows; first += (int64_t)b.nx * TE_HEAD_ROWS) {
-        const int rows = (int)te_min(TE_HEAD_ROWS, a->at.rows - first), units = te_head_units(rows, k);
+    for (int64_t first = (int64_t)b.x * each; first < a->at.rows; first += (int64_t)b.nx * each) {
+        const int rows = (int)te_min(each, a->at.rows - first), units = te_head_units(rows, k);
         te_head_vecs dy[TE_HEAD_AHEAD_BACKWARD], saved[TE_HEAD_AHEAD_BACKWARD];
         for (int from = 0; from < units; from += groups * ahead) {
             TE_UNROLL for (int j = 0; j < ahead; j++) {
