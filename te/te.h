@@ -23,6 +23,7 @@
 #include "gemm/gemm_fp8.h"     /* te_gemm_fp8_run */
 #include "gemm/gemm_tune.h"    /* te_gemm_load, te_gemm_save, te_gemm_print */
 #include "io/checkpoint.h"     /* te_checkpoint_save, te_checkpoint_load */
+#include "io/fp8_weights.h"    /* te_fp8_weights_load: products of weights in FP8 alone */
 #include "io/json_table.h"     /* te_json_open, te_json_find */
 #include "io/packed.h"         /* te_packed_add: q, k, v of a file in one weight */
 #include "io/weights.h"        /* te_weights_load, te_weights_use */

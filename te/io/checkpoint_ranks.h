@@ -85,7 +85,8 @@ TE_API int te__gather_next(te__gather *g) {
         for (; g->i < g->l->count; g->i++, g->at = 0) {
             const te_safetensor *t = &g->l->tensor[g->i];
             if (g->size < 2) return 0;
-            if (g->l->whole[g->i].runs.count && te_safetensors_dtype_bytes(t->dtype) == g->size && g->at < t->bytes) return 1;
+            if (g->l->whole[g->i].runs.count && te_safetensors_dtype_bytes(t->dtype) == g->size && g->at < t->bytes)
+                return 1;
         }
 }
 /* The next part, n bytes: in g->part on rank 0. */

@@ -96,10 +96,10 @@ TE_API int te__recipes_next(te__recipe_walk *w) {
 
 /* Bytes of a weight in FP8: as it lies and transposed, each with its scales where those are not of a tensor. */
 typedef struct te__recipe_weight { size_t data, transposed, scales, transposed_scales, all; } te__recipe_weight;
-TE_API te__recipe_weight te__recipe_weight_of(const te__recipe_walk *w) {
-    const int64_t rows = w->param->rows, cols = w->param->cols;
-    const te_scaling by = TE_IS_TILED(w->recipe) ? TE_SCALING_BLOCKS : TE_SCALING_ROW;
-    const int fine = !TE_IS_BY_TENSOR(w->recipe), turns = !TE_IS_BY_ROW(w->recipe);
+TE_API te__recipe_weight te__recipe_weight_of(const te_param *p, te_recipe recipe) {
+    const int64_t rows = p->rows, cols = p->cols;
+    const te_scaling by = TE_IS_TILED(recipe) ? TE_SCALING_BLOCKS : TE_SCALING_ROW;
+    const int fine = !TE_IS_BY_TENSOR(recipe), turns = !TE_IS_BY_ROW(recipe);
     te__recipe_weight s;
     s.data = (size_t)te_round_up(rows * cols, TE_ALIGN), s.transposed = turns ? s.data : 0;
     s.scales = fine ? (size_t)te_round_up(te_scaling_count(by, rows, cols) * 4, TE_ALIGN) : 0;
@@ -118,7 +118,7 @@ TE_API te__recipes_layout te__recipes_layout_of(te_model *const *models, int cou
     te__recipe_walk w = te__recipes_of(models, count);
     memset(&l, 0, sizeof l);
     if (!c) return l;
-    for (; te__recipes_next(&w); l.count++) weights += te__recipe_weight_of(&w).all;
+    for (; te__recipes_next(&w); l.count++) weights += te__recipe_weight_of(w.param, w.recipe).all;
     (void)te__part(&l.bytes, te_scales_bytes(3 * l.count, c->history));
     l.weights = te__part(&l.bytes, weights);
     l.gathered = te__part(&l.bytes, c->ranks > 1 ? (size_t)c->ranks * 3 * (size_t)l.count * sizeof(float) : 0);
@@ -245,7 +245,7 @@ TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t bytes, te_m
     w = te__recipes_of(models, count);
     for (int i = 0; te__recipes_next(&w); i++) {
         te_fp8_product *f = &w.param->fp8;
-        const te__recipe_weight size = te__recipe_weight_of(&w); /* all of it is written by the cast */
+        const te__recipe_weight size = te__recipe_weight_of(w.param, w.recipe); /* all of it is written by the cast */
         f->scales = &s->scales, f->own = own;
         f->weight = i, f->x = l.count + i, f->dy = 2 * l.count + i;
         f->data = at, at += size.data;

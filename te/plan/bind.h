@@ -52,7 +52,8 @@ TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_cont
     TE_TRY(te__check_bound(plan, m, ctx));
     for (int i = 0; i < m->param_count; i++) {
         const te_param *p = &m->param[i], *owner = p->with;
-        TE_REQUIRE(p->data, ctx, TE_ERROR_STATE, "%s: %s.%s has no memory; %s", plan->name, p->op, p->field,
+        TE_REQUIRE(p->data || (p->fp8.on && p->fp8.data), ctx, TE_ERROR_STATE, "%s: %s.%s has no memory; %s",
+                   plan->name, p->op, p->field,
                    p->tied ? "te_tie it to another parameter" : "bind it to some, or te_weights_use a file");
         if (!p->tied || !owner) continue;
         const int shares = p->grad ? owner->grad == p->grad && owner->with : !p->trains || !owner->grad;
@@ -84,8 +85,8 @@ TE_API size_t te_plan_grad_bytes(const te_plan *plan) {
     return plan && plan->training ? (size_t)te_plan_param_elements(plan) * sizeof(float) : 0;
 }
 
-/* What a rank of the tensor group holds of the parameters of an op, and has of their gradients. product: the last one up
- * to this op, whose columns may be shared out in parts; null: there was none. */
+/* What a rank of the tensor group holds of the parameters of an op, and has of their gradients. product: the last one
+ * up to this op, whose columns may be shared out in parts; null: there was none. */
 TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
     if (op->out_rows == TE_ROWS_shard || op->in_rows == TE_ROWS_shard) p->sums = 1;
     if (op->share == TE_SHARE_columns) p->shard = TE_SHARD_columns, p->sums = 0;

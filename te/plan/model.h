@@ -121,8 +121,7 @@ typedef struct te_op {
     te_share share;               /* what a rank has of its output */
     int parts;                    /* its output is so many parts side by side, each shared out by columns */
     int first_part;               /* the first of them is so many times as wide as each other */
-    int ranks;                    /* so many ranks of the tensor group have a part of its vocabulary each; 0: no more
-                                   * than one */
+    int ranks;                    /* so many of the tensor group have a part of its vocabulary each; 0: one */
     int edge;                     /* add, mul, load: the index of the fork or input that it reads; others: -1 */
     const void *options;          /* a te_<family>_options, of ints and floats */
     int options_bytes;
@@ -131,8 +130,7 @@ typedef struct te_op {
 } te_op;
 
 /* What a list under a recipe brings beside its steps; te/fuse/linear_fp8.h makes it. */
-struct te_quantize;
-struct te_quantize_tiles; struct te_quantize_rows;
+struct te_quantize; struct te_quantize_tiles; struct te_quantize_rows;
 struct te_gemm;
 typedef struct te_fp8_ops {
     te_status (*quantize)(const struct te_quantize *q, te_context *ctx); /* of tensors in the list's dtype */
@@ -202,7 +200,7 @@ typedef struct te_fp8_product {
 /* One parameter of one instance. */
 typedef struct te_param {
     const char *op, *field;  /* "fc1", "weight" */
-    void *data;              /* [rows, cols] of `dtype`, target memory */
+    void *data;              /* [rows, cols] of `dtype`, target memory; null: it is in FP8 alone (fp8_weights.h) */
     float *grad;             /* [rows, cols]; null: no gradients are kept */
     int64_t rows, cols;
     te_dtype dtype;          /* the model's */
