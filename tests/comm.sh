@@ -18,7 +18,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS
 read -ra compile <<<"$(mpicc -showme:compile | sed 's/-I/-isystem /g')"
 read -ra link <<<"$(mpicc -showme:link)"
 compilers=()
-for program in ranks peers shards buckets; do
+for program in ranks peers shards buckets layers; do
     "${CC:-gcc}" -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wshadow -Werror -DTE_COMM -DTE_KEEP_CALLS -I. "${compile[@]}" \
         "tests/comm/$program.c" -o "$work/$program" -lm "${link[@]}" &
     compilers+=($!)
@@ -53,6 +53,9 @@ for grid in "4 2 frozen" "2 2" "4 1" "4 2"; do
         END { print grid ": " NR - 1 " losses and a norm, " most " off at most"; exit bad || NR != 51 }'
 done
 ranks 4 gpt 2 | cmp - "$work/many" && echo "and the same bits again"
+
+# Ready-made layers of 2 and 4 ranks beside the same of one.
+for n in 2 4; do timeout 120 mpirun --oversubscribe -n "$n" "$work/layers"; done
 
 # Gradients summed while backward runs: ranks, tensor ranks.
 buckets() { # N ARGUMENT...

@@ -1,0 +1,137 @@
+/* layers.c -- the ready-made layers of several ranks (te/layers.h) beside the same layer on one: what they give, the
+ * gradient of x, and what each rank has of the parameters' gradients. tests/comm.sh runs it as 2 and 4 processes, each of
+ * which computes the whole layer, too.
+ *
+ *     mpirun -n 4 layers
+ *
+ * Exit code 0: all is right; 1: not; 3: another rank has failed.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "te/te.h"
+
+enum { HIDDEN = 48, FFN = 80, BATCH = 3, SEQ = 8, ROWS = BATCH * SEQ, MOST = HIDDEN * 4 * FFN };
+
+#define GPT(name, N) name(b, HIDDEN, FFN, 4, 0.0f, N)
+#define LLAMA(name, N) name(b, HIDDEN, FFN, 8, 4, 6, 500000.0f, N)
+TE_SEQUENTIAL(gpt, f32, TE_GPT_BLOCK(b, HIDDEN, FFN, 4, 0.0f))
+TE_SEQUENTIAL(llama, f32, TE_LLAMA_BLOCK(b, HIDDEN, FFN, 8, 4, 6, 500000.0f))
+TE_SEQUENTIAL(gpt_tp2, f32, GPT(TE_GPT_BLOCK_TP, 2))
+TE_SEQUENTIAL(gpt_tp4, f32, GPT(TE_GPT_BLOCK_TP, 4))
+TE_SEQUENTIAL(gpt_sp2, (f32, (rows, shard)), GPT(TE_GPT_BLOCK_SP, 2))
+TE_SEQUENTIAL(gpt_sp4, (f32, (rows, shard)), GPT(TE_GPT_BLOCK_SP, 4))
+TE_SEQUENTIAL(llama_tp2, f32, LLAMA(TE_LLAMA_BLOCK_TP, 2))
+TE_SEQUENTIAL(llama_tp4, f32, LLAMA(TE_LLAMA_BLOCK_TP, 4))
+TE_SEQUENTIAL(llama_sp2, (f32, (rows, shard)), LLAMA(TE_LLAMA_BLOCK_SP, 2))
+TE_SEQUENTIAL(llama_sp4, (f32, (rows, shard)), LLAMA(TE_LLAMA_BLOCK_SP, 4))
+
+static te_context ctx;
+static te_comm comm;
+static int64_t compared, wrong;
+
+/* A layer, and what it has made of x and dy, the same numbers on all ranks. */
+typedef struct layer {
+    te_model model;
+    te_param param[16];
+    float *params, *grads, *x, *y, *dy, *dx;
+    te_saved saved;
+    int first, rows; /* its own */
+} layer;
+
+static te_status make(layer *l, const te_plan *plan, int sharers) {
+    float **const of[6] = {&l->params, &l->grads, &l->x, &l->y, &l->dy, &l->dx};
+    te_model *models[1] = {&l->model};
+    te_batch batch;
+    int params = 0;
+    for (int i = 0; i < plan->op_count; i++) params += plan->op[i].params;
+    memset(l, 0, sizeof *l), memset(&batch, 0, sizeof batch);
+    l->rows = ROWS / sharers, l->first = sharers > 1 ? comm.tensor.rank * l->rows : 0;
+    for (int i = 0; i < 6; i++) {
+        void *memory;
+        const size_t bytes = i == 0 ? te_plan_param_bytes(plan) : i == 1 ? te_plan_grad_bytes(plan) : ROWS * HIDDEN * 4;
+        TE_TRY(te_allocate(&ctx, &memory, bytes));
+        TE_TRY(te_fill(&ctx, memory, i < 2 ? 0 : 0xff, bytes));
+        *of[i] = (float *)memory;
+    }
+    TE_TRY(te_fill_normal(l->x, TE_f32, ROWS * HIDDEN, 0.0f, 1.0f, 7, 1, &ctx));
+    TE_TRY(te_fill_normal(l->dy, TE_f32, ROWS * HIDDEN, 0.0f, 1.0f, 7, 2, &ctx));
+    TE_TRY(te_model_bind(&l->model, plan, l->param, params, l->params, l->grads, &ctx));
+    TE_TRY(te_model_randomize(&l->model, 0.2f, 7, 100, &ctx));
+    void *saved;
+    TE_TRY(te_allocate(&ctx, &saved, l->saved.bytes = te_plan_saved_bytes_of_rank(plan, ROWS, &ctx)));
+    l->saved.memory = saved;
+    TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, &l->model, ROWS, &ctx)));
+    batch.batch = BATCH, batch.seq = SEQ;
+    const int64_t at = (int64_t)l->first * HIDDEN;
+    TE_TRY(te_plan_forward(te_matrix(l->y + at, TE_f32, l->rows, HIDDEN), &l->saved,
+                           te_matrix(l->x + at, TE_f32, l->rows, HIDDEN), plan, &l->model, &batch, &ctx));
+    TE_TRY(te_plan_backward(te_matrix(l->dx + at, TE_f32, l->rows, HIDDEN),
+                            te_matrix(l->dy + at, TE_f32, l->rows, HIDDEN), &l->saved, plan, &l->model, &batch, &ctx));
+    TE_TRY(te_reduce_gradients(models, 1, &ctx));
+    return te_comm_synchronize(&ctx);
+}
+static void drop(layer *l) {
+    void *const memory[7] = {l->params, l->grads, l->x, l->y, l->dy, l->dx, l->saved.memory};
+    for (int i = 0; i < 7; i++) te_release(&ctx, memory[i]);
+}
+
+/* By the root mean squares of the difference and of the numbers themselves. */
+static te_status compare(const char *list, const char *what, const float *got, const float *want, int64_t n) {
+    static float a[MOST], b[MOST];
+    double off = 0, size = 0;
+    TE_TRY(te_copy(&ctx, a, got, (size_t)n * sizeof *a));
+    TE_TRY(te_copy(&ctx, b, want, (size_t)n * sizeof *b));
+    TE_TRY(te_comm_synchronize(&ctx));
+    for (int64_t i = 0; i < n; i++) off += ((double)a[i] - b[i]) * ((double)a[i] - b[i]), size += (double)b[i] * b[i];
+    compared += n;
+    /* that of k's bias is nothing but rounding: a softmax does not see it. False for a NaN. */
+    if (off <= 1e-12 * size + 1e-11 * (double)n) return TE_OK;
+    wrong++, printf("rank %d: %s: %s is off by %g, of %g\n", comm.world.rank, list, what, sqrt(off), sqrt(size));
+    return TE_OK;
+}
+static te_status check(const te_plan *one, const te_plan *many, int by_rows) {
+    layer w, l;
+    TE_TRY(make(&w, one, 1));
+    TE_TRY(make(&l, many, by_rows ? comm.tensor.size : 1));
+    const int64_t at = (int64_t)l.first * HIDDEN, n = (int64_t)l.rows * HIDDEN;
+    TE_TRY(compare(many->name, "y", l.y + at, w.y + at, n));
+    TE_TRY(compare(many->name, "dx", l.dx + at, w.dx + at, n));
+    for (int k = 0; k < l.model.param_count; k++) {
+        const te_param *p = &l.param[k];
+        const te_runs runs = te_runs_of(p, te_tensor_group(&ctx));
+        for (int64_t i = 0; i < runs.count; i++) {
+            const te_run_place r = te_run_at(&runs, i);
+            TE_TRY(compare(many->name, p->op, (float *)p->data + r.at, (float *)w.param[k].data + r.whole, r.elements));
+            TE_TRY(compare(many->name, p->op, p->grad + r.at, w.param[k].grad + r.whole, r.elements));
+        }
+    }
+    drop(&w), drop(&l);
+    return TE_OK;
+}
+static te_status run(void) {
+    const int four = comm.tensor.size == 4;
+    TE_TRY(check(gpt_plan(), four ? gpt_tp4_plan() : gpt_tp2_plan(), 0));
+    TE_TRY(check(gpt_plan(), four ? gpt_sp4_plan() : gpt_sp2_plan(), 1));
+    TE_TRY(check(llama_plan(), four ? llama_tp4_plan() : llama_tp2_plan(), 0));
+    return check(llama_plan(), four ? llama_sp4_plan() : llama_sp2_plan(), 1);
+}
+
+int main(void) {
+    const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+    int rank, size;
+    te_comm_launched(&rank, &size);
+    te_comm_config config = te_comm_defaults();
+    config.file = getenv("RANKS_FILE"), config.tensor = size;
+    te_status status = te_context_create(&ctx, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
+    if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
+    if (status == TE_OK) status = run();
+    if (status != TE_OK) printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&ctx));
+    else if (!rank) printf("layers: %lld values of %d ranks\n", (long long)compared, size);
+    fflush(stdout);
+    if (status == TE_ERROR_COMM) _exit(3);
+    te_comm_destroy(&comm);
+    te_context_destroy(&ctx);
+    return status != TE_OK || wrong;
+}
