@@ -134,9 +134,9 @@
 /* ---- layers of N ranks of a tensor group ------------------------------------------------------------------------- */
 
 /* Tensor parallelism (Shoeybi et al. 2019): each rank has its heads and its columns of the MLP; N divides HEADS, KV and
- * F. _TP: all ranks have all rows. _SP: with sequence parallelism (Korthikanti et al. 2022), in a list of (rows, shard):
- * between the parts that are shared out each rank has its own rows alone. All sizes are those of the whole. Ops besides
- * those above: b_enter1, b_leave1, b_enter2, b_leave2, the collectives. */
+ * F. _TP: all ranks have all rows. _SP: with sequence parallelism (Korthikanti et al. 2022), in a list of
+ * (rows, shard): between the parts that are shared out each rank has its own rows alone. All sizes are those of the
+ * whole. Ops besides those above: b_enter1, b_leave1, b_enter2, b_leave2, the collectives. */
 #define TE_TRANSFORMER_LAYER_TP(b, NORM, ACT, H, F, HEADS, KV, D, P, N)                               \
     TE__LAYERS_RANKS(b, NORM, ACT, H, F, 1, HEADS, KV, D, P, 0, TE__LAYERS_NONE, TE__LAYERS_BIAS,     \
                      TE__LAYERS_DROP, copy_to_group, all_reduce, N)
