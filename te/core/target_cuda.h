@@ -26,6 +26,20 @@ TE_API te_grid te_grid_of(int64_t x, int64_t y) {
         return te__cuda_launch(ctx, (const void *)name, grid, threads, 0, 1, args, sizeof *args, #name);             \
     }
 
+/* A kernel, and functions that launch it, that a program has only if it calls them: templates. TE_IF_USED stands before
+ * each function on the way from the caller to TE_KERNEL_IF_USED's launch. */
+#define TE_IF_USED template <int = 0>
+#define TE_KERNEL_IF_USED(name, threads, blocks, type, ...)                                                          \
+    TE_IF_USED static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) { \
+        const type *te_args = &te_arg_;                                                                              \
+        const te_block te_at = te_block_here();                                                                      \
+        te_kernel_begin();                                                                                           \
+        __VA_ARGS__;                                                                                                 \
+    }                                                                                                                \
+    TE_IF_USED TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {                     \
+        return te__cuda_launch(ctx, (const void *)name<0>, grid, threads, 0, 1, args, sizeof *args, #name);          \
+    }
+
 /* The same with body(args, at, registers, shared): a struct of this thread's, and one that the block shares. */
 #define TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)                               \
     TE_UNUSED static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) { \

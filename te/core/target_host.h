@@ -27,6 +27,9 @@ TE_API te_grid te_grid_of(int64_t x, int64_t y) {
         return TE_OK;                                                                              \
     }
 
+#define TE_IF_USED
+#define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
+
 #define TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)              \
     TE_API void name(const void *te_arg_, te_block te_at_) {                                        \
         registers_type te_registers_;                                                               \

@@ -125,7 +125,7 @@ TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_mod
 }
 
 /* Muon: the momentum of all matrices, then one after the other. */
-TE_API te_status te__adamw_each_matrix(const te_adamw *opt, const te__adamw_args *args, te_context *ctx) {
+TE_IF_USED TE_API te_status te__adamw_each_matrix(const te_adamw *opt, const te__adamw_args *args, te_context *ctx) {
     te__muon_args a;
     memset(&a, 0, sizeof a);
     a.step = *args, a.memory = opt->muon;
@@ -138,13 +138,13 @@ TE_API te_status te__adamw_each_matrix(const te_adamw *opt, const te__adamw_args
     return TE_OK;
 }
 /* These are seventeen launches a matrix: enqueued as graphs, like a pass of a model. */
-TE_API te_status te__adamw_matrices(const te_adamw *opt, const te__adamw_args *args, te_context *ctx) {
+TE_IF_USED TE_API te_status te__adamw_matrices(const te_adamw *opt, const te__adamw_args *args, te_context *ctx) {
     te_enqueue_open(ctx);
     const te_status status = te__adamw_each_matrix(opt, args, ctx);
     return te_enqueue_close(ctx, status);
 }
 /* What this rank has of the parameters, by the numbers of this step. */
-TE_API te_status te__adamw_update(const te_adamw *opt, const te__adamw_args *a, te_context *ctx) {
+TE_IF_USED TE_API te_status te__adamw_update(const te_adamw *opt, const te__adamw_args *a, te_context *ctx) {
     if (!opt->chunks) return TE_OK;
     const te_grid grid = te_grid_of(opt->chunks, 1);
     if (te__in_blocks(opt->moments))
@@ -185,7 +185,7 @@ TE_API te_status te_adamw_reduce(const te_adamw *opt, te_context *ctx) {
 }
 /* Enqueue one step: the norm if it is wanted, the step's numbers, the update; of shared-out states, too, the gathering
  * of the parameters. */
-TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
+TE_IF_USED TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     TE_TRY(te__adamw_config_check(&opt->config, ctx));
     TE_TRY(te__adamw_check_ranks(opt, ctx));

@@ -125,9 +125,9 @@ TE_FN void te__blocks_body(const te__adamw_args *a, te_block b, te_rule rule) {
         te__block_update(&r, &t, i, &lanes, &state, &a->config, rule);
     }
 }
-TE_KERNEL_RESIDENT(te_adamw_update_e4m3, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te__adamw_args,
+TE_KERNEL_IF_USED(te_adamw_update_e4m3, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te__adamw_args,
                    te__blocks_body(te_args, te_at, TE_RULE_adamw))
-TE_KERNEL_RESIDENT(te_sgd_update_e4m3, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te__adamw_args,
+TE_KERNEL_IF_USED(te_sgd_update_e4m3, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te__adamw_args,
                    te__blocks_body(te_args, te_at, TE_RULE_sgd))
 
 #endif

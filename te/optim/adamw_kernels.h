@@ -232,14 +232,14 @@ TE_FN void te__adamw_body(const te__adamw_args *a, te_block b, te_dtype moments,
     f.moments = moments, f.rule = rule;
     te__adamw_chunk(&t, from, &state, &a->config, f);
 }
-TE_KERNEL_RESIDENT(te_adamw_update, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te__adamw_args,
-                   te__adamw_body(te_args, te_at, TE_f32, TE_RULE_adamw))
-TE_KERNEL_RESIDENT(te_adamw_update_bf16, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te__adamw_args,
-                   te__adamw_body(te_args, te_at, TE_bf16, TE_RULE_adamw))
-TE_KERNEL_RESIDENT(te_sgd_update, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te__adamw_args,
-                   te__adamw_body(te_args, te_at, TE_f32, TE_RULE_sgd))
-TE_KERNEL_RESIDENT(te_sgd_update_bf16, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te__adamw_args,
-                   te__adamw_body(te_args, te_at, TE_bf16, TE_RULE_sgd))
+TE_KERNEL_IF_USED(te_adamw_update, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te__adamw_args,
+                  te__adamw_body(te_args, te_at, TE_f32, TE_RULE_adamw))
+TE_KERNEL_IF_USED(te_adamw_update_bf16, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te__adamw_args,
+                  te__adamw_body(te_args, te_at, TE_bf16, TE_RULE_adamw))
+TE_KERNEL_IF_USED(te_sgd_update, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te__adamw_args,
+                  te__adamw_body(te_args, te_at, TE_f32, TE_RULE_sgd))
+TE_KERNEL_IF_USED(te_sgd_update_bf16, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te__adamw_args,
+                  te__adamw_body(te_args, te_at, TE_bf16, TE_RULE_sgd))
 
 /* One thread before the update: count the step and work out its numbers. */
 TE_FN void te__adamw_begin_body(const te__adamw_args *a) {
@@ -261,7 +261,7 @@ TE_FN void te__adamw_begin_body(const te__adamw_args *a) {
     }
     *a->state = s;
 }
-TE_KERNEL(te__adamw_begin, 1, te__adamw_args, te__adamw_begin_body(te_args))
+TE_KERNEL_IF_USED(te__adamw_begin, 1, 1, te__adamw_args, te__adamw_begin_body(te_args))
 
 /* master = weight, for the models that are not f32. */
 TE_FN void te__adamw_start_body(const te__adamw_args *a, te_block b) {

@@ -93,7 +93,7 @@ TE_FN void te__grad_norm_body(const te_grad_norm *a, te_block b) {
     }
     if (lanes.id == 0) a->partial[b.x] = partial;
 }
-TE_KERNEL(te__grad_norm_partial, TE__NORM_THREADS, te_grad_norm, te__grad_norm_body(te_args, te_at))
+TE_KERNEL_IF_USED(te__grad_norm_partial, TE__NORM_THREADS, 1, te_grad_norm, te__grad_norm_body(te_args, te_at))
 
 /* Reads one double a chunk. A lane's own sum is in double: there may be a million chunks. */
 TE_FN void te__grad_norm_sum_body(const te_grad_norm *a) {
@@ -114,7 +114,7 @@ TE_FN void te__grad_norm_sum_body(const te_grad_norm *a) {
     *a->norm = fits ? (double)sqrtf(total[0]) : sqrt((double)total[1]) * sqrt(TE__NORM_LARGE);
     a->result[0] = total[0], a->result[1] = (float)*a->norm;
 }
-TE_KERNEL(te__grad_norm_sum, TE__NORM_SUM_THREADS, te_grad_norm, te__grad_norm_sum_body(te_args))
+TE_KERNEL_IF_USED(te__grad_norm_sum, TE__NORM_SUM_THREADS, 1, te_grad_norm, te__grad_norm_sum_body(te_args))
 /* Behind it: what this rank brings, and what that of all ranks comes to. */
 TE_FN void te__grad_norm_rank_body(const te_grad_norm *a) { a->ranks[a->rank] = *a->norm * *a->norm; }
 TE_FN void te__grad_norm_ranks_body(const te_grad_norm *a) {
@@ -123,8 +123,8 @@ TE_FN void te__grad_norm_ranks_body(const te_grad_norm *a) {
     *a->norm = sqrt(sum);
     a->result[0] = (float)sum, a->result[1] = (float)*a->norm;
 }
-TE_KERNEL(te__grad_norm_rank, 1, te_grad_norm, te__grad_norm_rank_body(te_args))
-TE_KERNEL(te__grad_norm_ranks, 1, te_grad_norm, te__grad_norm_ranks_body(te_args))
+TE_KERNEL_IF_USED(te__grad_norm_rank, 1, 1, te_grad_norm, te__grad_norm_rank_body(te_args))
+TE_KERNEL_IF_USED(te__grad_norm_ranks, 1, 1, te_grad_norm, te__grad_norm_ranks_body(te_args))
 
 /* Where the parts of the memory are. Returns its size. */
 TE_API size_t te__grad_norm_layout(te_model *const *models, int count, te_slices slices, size_t *table,
@@ -196,7 +196,7 @@ TE_API te_status te_grad_norm_init(te_grad_norm *norm, void *memory, size_t byte
 }
 
 /* What each rank of the group has found becomes the norm of all. */
-TE_API te_status te__grad_norm_over(const te_grad_norm *norm, const te_group *g, te_context *ctx) {
+TE_IF_USED TE_API te_status te__grad_norm_over(const te_grad_norm *norm, const te_group *g, te_context *ctx) {
     te_grad_norm a = *norm;
     a.rank = g->rank, a.size = g->size;
     TE_TRY(te__grad_norm_rank_launch(ctx, te_grid_of(1, 1), &a));
@@ -206,7 +206,7 @@ TE_API te_status te__grad_norm_over(const te_grad_norm *norm, const te_group *g,
 }
 
 /* Enqueue: norm->result[0] = sum of the squares of all gradients, norm->result[1] = its root, and *norm->norm. */
-TE_API te_status te_grad_norm_run(const te_grad_norm *norm, te_context *ctx) {
+TE_IF_USED TE_API te_status te_grad_norm_run(const te_grad_norm *norm, te_context *ctx) {
     TE_TRY(te_check_target(ctx, "gradient norm"));
     TE_REQUIRE(norm && norm->result, ctx, TE_ERROR_NULL, "gradient norm: not initialised");
     if (norm->chunks) TE_TRY(te__grad_norm_partial_launch(ctx, te_grid_of(norm->chunks, 1), norm));

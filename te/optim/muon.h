@@ -140,7 +140,7 @@ TE_FN void te__muon_momentum_body(const te__muon_args *a, te_block b) {
     te_lanes_sum(&sum, 1, &lanes);
     if (lanes.id == 0) a->memory.partial[b.x] = sum;
 }
-TE_KERNEL(te_muon_momentum, TE__ADAMW_THREADS, te__muon_args, te__muon_momentum_body(te_args, te_at))
+TE_KERNEL_IF_USED(te_muon_momentum, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_momentum_body(te_args, te_at))
 
 /* One block a tensor, in a fixed order. */
 TE_FN void te__muon_norm_body(const te__muon_args *a, te_block b) {
@@ -154,7 +154,7 @@ TE_FN void te__muon_norm_body(const te__muon_args *a, te_block b) {
     te_lanes_sum(&sum, 1, &lanes);
     if (lanes.id == 0) a->memory.factor[b.x] = 1.0f / (sqrtf(sum) + TE_MUON_EPS);
 }
-TE_KERNEL(te_muon_norm, TE__ADAMW_THREADS, te__muon_args, te__muon_norm_body(te_args, te_at))
+TE_KERNEL_IF_USED(te_muon_norm, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_norm_body(te_args, te_at))
 
 /* One matrix: X = u / |u|. Reads 8 bytes an element, or 4 without Nesterov's step, and writes 2. */
 TE_FN void te__muon_normalize_body(const te__muon_args *a, te_block b) {
@@ -170,7 +170,7 @@ TE_FN void te__muon_normalize_body(const te__muon_args *a, te_block b) {
         te_store(a->memory.x[0], i, te__muon_update(g, m, &a->step.config) * factor, a->dtype);
     }
 }
-TE_KERNEL(te_muon_normalize, TE__ADAMW_THREADS, te__muon_args, te__muon_normalize_body(te_args, te_at))
+TE_KERNEL_IF_USED(te_muon_normalize, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_normalize_body(te_args, te_at))
 
 /* One matrix: p -= lr (size X + decay p). Reads 6 bytes an element and writes 6. */
 TE_FN void te__muon_apply_body(const te__muon_args *a, te_block b) {
@@ -187,7 +187,7 @@ TE_FN void te__muon_apply_body(const te__muon_args *a, te_block b) {
         te__adamw_store_weight(next, &t, i, &state, &a->step.config);
     }
 }
-TE_KERNEL(te_muon_apply, TE__ADAMW_THREADS, te__muon_args, te__muon_apply_body(te_args, te_at))
+TE_KERNEL_IF_USED(te_muon_apply, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_apply_body(te_args, te_at))
 
 /* ---- a matrix ---------------------------------------------------------------------------------------------------- */
 
@@ -209,7 +209,7 @@ TE_API te_status te__muon_orthogonal(const te__muon *u, int64_t rows, int64_t co
     return TE_OK;
 }
 /* Matrix a->tensor, whose momentum and norm are there. */
-TE_API te_status te__muon_matrix(te__muon_args *a, const te_param *p, te_dtype model, te_context *ctx) {
+TE_IF_USED TE_API te_status te__muon_matrix(te__muon_args *a, const te_param *p, te_dtype model, te_context *ctx) {
     const double rows = (double)p->rows, cols = (double)p->cols;
     const te_grid grid = te_grid_of(te_ceil_div(p->rows * p->cols, TE__ADAMW_CHUNK), 1);
     a->dtype = te__muon_dtype(model), a->x = a->memory.x[TE_MUON_STEPS % 2];
