@@ -131,8 +131,9 @@ inline void optimizer_calls(table &t) {
     refuse<cs>(t, "te_adamw_get: nowhere", TE_ERROR_NULL, "adamw", [](cs &s) { return te_adamw_get(nullptr, &s.opt, s.ctx); });
     refuse<cs>(t, "te_adamw_set: null", TE_ERROR_NULL, "not initialised", [](cs &s) { return te_adamw_set(&state, nullptr, s.ctx); });
     refuse<cs>(t, "te_adamw_set: nothing", TE_ERROR_NULL, "adamw", [](cs &s) { return te_adamw_set(nullptr, &s.opt, s.ctx); });
-    for (auto call : {std::make_pair("step", &te_adamw_step), std::make_pair("reset", &te_adamw_reset)}) {
-        const auto run = call.second;
+    typedef te_status (*of_adamw)(te_adamw *, te_context *);
+    for (const auto &call : std::initializer_list<std::pair<const char *, of_adamw>>{{"step", te_adamw_step}, {"reset", te_adamw_reset}}) {
+        const of_adamw run = call.second;
         refuse<cs>(t, std::string("te_adamw_") + call.first + ": before te_adamw_init", TE_ERROR_NULL, "not initialised", [=](cs &s) { return memset(&opt, 0, sizeof opt), run(&opt, s.ctx); });
         refuse<cs>(t, std::string("te_adamw_") + call.first + ": a model was bound elsewhere since", TE_ERROR_STATE, "bound again", [=](cs &s) {
             NEED(small_bind(&s.m, s.user_params, (float *)(void *)s.grads, s.ctx), s.ctx);

@@ -184,7 +184,7 @@ TE_API te_status te_adamw_reduce(const te_adamw *opt, te_context *ctx) {
     return te__reduce_gradients(opt->models, opt->model_count, opt->slices.whole ? 1 : opt->slices.ranks, ctx);
 }
 /* Enqueue one step: the norm if it is wanted, the step's numbers, the update; of shared-out states, too, the gathering
- * of the parameters. */
+ * of the parameters. With CUDA this is a function template: `auto f = &te_adamw_step<>`. */
 TE_IF_USED TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     TE_TRY(te__adamw_config_check(&opt->config, ctx));

@@ -205,7 +205,8 @@ TE_IF_USED TE_API te_status te__grad_norm_over(const te_grad_norm *norm, const t
     return te__grad_norm_ranks_launch(ctx, te_grid_of(1, 1), &a);
 }
 
-/* Enqueue: norm->result[0] = sum of the squares of all gradients, norm->result[1] = its root, and *norm->norm. */
+/* Enqueue: norm->result[0] = sum of the squares of all gradients, norm->result[1] = its root, and *norm->norm. With
+ * CUDA this is a function template: `auto f = &te_grad_norm_run<>`. */
 TE_IF_USED TE_API te_status te_grad_norm_run(const te_grad_norm *norm, te_context *ctx) {
     TE_TRY(te_check_target(ctx, "gradient norm"));
     TE_REQUIRE(norm && norm->result, ctx, TE_ERROR_NULL, "gradient norm: not initialised");
