@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "harness.h"
+#include "te/ops/recompute.h"
 #include "te/ops/activation.h"
 #include "te/ops/attention.h"
 #include "te/ops/bias.h"
@@ -85,6 +86,8 @@ MODEL(dropped, f32, (dropout, d1, 0.5f), (linear, l, 37, 37), (dropout, d2, 0.5f
 static_assert((int)dropped_forward_steps == 8, "each is a step");
 static_assert((int)dropped_infer_steps == 1, "linear_bias_gelu");
 MODEL(fork_behind_dropout, f32, (linear, l, 37, 37), (dropout, d, 0.5f), (fork, x), (rmsnorm, n, 37), (dropout, e, 0.5f), (add, x), (dropout, f, 0.5f))
+MODEL(parted, f32, (fork, x), (gelu, g), (add, x), (dropout, d, 0.5f), (fork, z), (rmsnorm, n, 37), (linear, l, 37, 37), (add, z))
+MODEL(marked, f32, (bias, a, 37), (recompute, r), (linear, l, 37, 37), (bias, b, 37), (end_recompute, r), (gelu, g), (rmsnorm, n, 37))
 
 // Forks within forks, forks that cross, one that nothing adds, one op between fork and add, none between.
 MODEL(nested, f32, (fork, a), (fork, b), (fork, c), (linear, l, 37, 37), (add, c), (gelu, g), (add, b), (rmsnorm, n, 37), (add, a))
@@ -109,7 +112,7 @@ static const subject declared_subject = SUBJECT(declared, TE_STRING(DECLARED));
 
 #define ALL(X)                                                                                                                \
     X(gpt) X(gpt_unfused) X(own) X(behind_linear) X(eight) X(eight_of_linear) X(long_mirror) X(dropped) \
-    X(fork_behind_dropout) X(nested) X(crossed) X(doubled) X(many_edges) X(with_edges) X(to_loss) X(declared)
+    X(fork_behind_dropout) X(parted) X(marked) X(nested) X(crossed) X(doubled) X(many_edges) X(with_edges) X(to_loss) X(declared)
 #define REF(name) &name##_subject,
 static const subject *const lists[] = {ALL(REF)};
 #include "plan.h"
@@ -142,6 +145,25 @@ TEST_CASE("the longest row wins", "[plan]") {
     // a longer row matches once dropout is gone
     p = fork_behind_dropout_plan();
     CHECK(rows_of(p->infer, p->infer_count) == "linear fork_rmsnorm add");
+}
+
+// Of each step of inference, whether it has forward's kernels: 1, or its own: 0.
+static std::string shared_of(const te_plan *p) {
+    std::string text;
+    for (int i = 0; i < p->infer_count; i++) text += is_of_forward(p, p->infer[i]) ? '1' : '0';
+    return text;
+}
+TEST_CASE("inference has forward's kernels where no dropout stands between their ops", "[plan]") {
+    CHECK(shared_of(gpt_plan()) == "111010");
+    CHECK(shared_of(own_plan()) == "111");
+    CHECK(shared_of(to_loss_plan()) == std::string((size_t)to_loss_infer_steps, '1'));
+    CHECK(shared_of(with_edges_plan()) == std::string((size_t)with_edges_infer_steps, '1'));
+    CHECK(shared_of(dropped_plan()) == "0");               // linear, dropout, .. in forward
+    CHECK(shared_of(fork_behind_dropout_plan()) == "110"); // dropout_add
+    CHECK(shared_of(eight_plan()) == "100000");            // none behind steps that do not end where forward's do
+    CHECK(shared_of(parted_plan()) == "1100");
+    CHECK(shared_of(marked_plan()) == "100");              // a mark ends a row of forward
+    CHECK(shared_of(many_edges_plan()) == std::string((size_t)many_edges_infer_steps, '1'));
 }
 
 TEST_CASE("the plan is printed as a table", "[plan]") {

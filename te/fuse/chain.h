@@ -85,6 +85,11 @@ typedef struct te_chain_shape {
     te_scaling scaled;         /* and with such scales of its own (chain_scaled.h) */
     int turns;                 /* and, of tiles, transposed as well (chain_tiles.h) */
 } te_chain_shape;
+TE_BOTH te_chain_shape te_no_shape(void) {
+    te_chain_shape k;
+    memset(&k, 0, sizeof k);
+    return k;
+}
 
 /* Of a list and a chain: with which scales of its own its kernels store y, a te_scaling. A map's kernel for a width
  * that is known only at run time does not have the whole of a row. */

@@ -47,6 +47,7 @@
 
 /* The steps of forward and of backward: none. */
 #define TE__STEPS_OF_inference TE_NOTHING
+#define TE__INFERENCE_OF_inference(rows, ctx, shared, list, ...) TE_PLAN(rows, ctx, __VA_ARGS__)
 #define TE__TRAINING_OF_inference 0
 #define TE__DECLARE_inference(widths, link, name)                                                                      \
     link te_status name##_bind(name *m, void *params, te_context *ctx);                                                \

@@ -23,7 +23,9 @@
     TE__KERNELS2(TE_CLASS(TE_ROW_FIRST(__VA_ARGS__)), TE__STEP_NAME(x, __VA_ARGS__), TE_UNWRAP(x), __VA_ARGS__)
 #define TE__KERNELS2(...) TE__KERNELS3(__VA_ARGS__)
 #define TE__KERNELS3(op_class, name, widths, model, dtype, pass, suffix, ...) \
-    TE_JOIN1(TE__KERNELS_OF_, op_class)(name, widths, model, dtype, pass, __VA_ARGS__)
+    TE_IF_MARKED(TE_JOIN1(TE__IS_SHARED_, suffix), TE_NOTHING, TE_JOIN1(TE__KERNELS_OF_, op_class)) \
+    (name, widths, model, dtype, pass, __VA_ARGS__)
+#define TE__IS_SHARED_shared , /* a step of inference that forward has, too */
 #define TE__KERNELS_A(...) TE__KERNELS(__VA_ARGS__) TE__KERNELS_B
 #define TE__KERNELS_B(...) TE__KERNELS(__VA_ARGS__) TE__KERNELS_A
 #define TE__KERNELS_A_END
@@ -86,11 +88,6 @@
 
 /* ---- a chain: facts of its row ----------------------------------------------------------------------------------- */
 
-TE_BOTH te_chain_shape te_no_shape(void) {
-    te_chain_shape k;
-    memset(&k, 0, sizeof k);
-    return k;
-}
 #define TE_CHAIN(name, widths, model, dtype, pass, ...)                                         \
     TE__CHAIN(name, widths, model, dtype, pass, TE_JOIN1(TE__CHAIN_IN_, pass)(TE_WIDTH_, model, \
         TE_ROW_FIRST(__VA_ARGS__)),                                                             \

@@ -37,19 +37,22 @@
 /* TE_PLAN(rows, ctx, ops...): a sequence of (ctx, ops of one step...). The walk carries each op's family beside it. */
 #define TE_PLAN(l, ctx, ...) TE_PLAN_(l, ctx, __VA_ARGS__, TE_ENDS)
 #define TE_PLAN_(...) TE_EVAL(TE_WALK(__VA_ARGS__))
-#define TE_WALK(l, ctx, a, b, c, d, e, f, g, h, ...)                                                          \
+#define TE_WALK(l, ctx, ...) TE_JOIN1(TE_TAKE, TE_MATCH_AT(l, __VA_ARGS__))(l, ctx, __VA_ARGS__)
+/* How many ops the step takes that begins the list; 0: a mark does. */
+#define TE_MATCH_AT(...) TE_MATCH_AT_(__VA_ARGS__)
+#define TE_MATCH_AT_(l, a, b, c, d, e, f, g, h, ...)                                                          \
     TE_MATCH(l, TE_FAMILY(a), TE_FAMILY(b), TE_FAMILY(c), TE_FAMILY(d), TE_FAMILY(e), TE_FAMILY(f),            \
-             TE_FAMILY(g), TE_FAMILY(h))(l, ctx, a, b, c, d, e, f, g, h, __VA_ARGS__)
+             TE_FAMILY(g), TE_FAMILY(h))
 #define TE_MATCH(...) TE_MATCH_(__VA_ARGS__)
 #define TE_MATCH_(l, a, b, c, d, e, f, g, h)                                                                  \
-    TE_IF_MARKED(l##a##_##b##_##c##_##d##_##e##_##f##_##g##_##h, TE_TAKE8,                                     \
-    TE_IF_MARKED(l##a##_##b##_##c##_##d##_##e##_##f##_##g, TE_TAKE7,                                           \
-    TE_IF_MARKED(l##a##_##b##_##c##_##d##_##e##_##f, TE_TAKE6,                                                 \
-    TE_IF_MARKED(l##a##_##b##_##c##_##d##_##e, TE_TAKE5,                                                       \
-    TE_IF_MARKED(l##a##_##b##_##c##_##d, TE_TAKE4,                                                             \
-    TE_IF_MARKED(l##a##_##b##_##c, TE_TAKE3,                                                                   \
-    TE_IF_MARKED(l##a##_##b, TE_TAKE2,                                                                         \
-    TE_IF_MARKED(TE_IS_MARK_##a, TE_TAKE0, TE_TAKE1))))))))
+    TE_IF_MARKED(l##a##_##b##_##c##_##d##_##e##_##f##_##g##_##h, 8,                                            \
+    TE_IF_MARKED(l##a##_##b##_##c##_##d##_##e##_##f##_##g, 7,                                                  \
+    TE_IF_MARKED(l##a##_##b##_##c##_##d##_##e##_##f, 6,                                                        \
+    TE_IF_MARKED(l##a##_##b##_##c##_##d##_##e, 5,                                                              \
+    TE_IF_MARKED(l##a##_##b##_##c##_##d, 4,                                                                    \
+    TE_IF_MARKED(l##a##_##b##_##c, 3,                                                                          \
+    TE_IF_MARKED(l##a##_##b, 2,                                                                                \
+    TE_IF_MARKED(TE_IS_MARK_##a, 0, 1))))))))
 #define TE_TAKE0(l, ctx, a, z, ...) TE_GO_ON(l, ctx, z, __VA_ARGS__)
 #define TE_TAKE1(l, ctx, a, z, ...) (ctx, a) TE_GO_ON(l, ctx, z, __VA_ARGS__)
 #define TE_TAKE2(l, ctx, a, b, z, ...) (ctx, a, b) TE_GO_ON(l, ctx, z, __VA_ARGS__)
@@ -62,6 +65,54 @@
 #define TE_GO_ON(l, ctx, z, ...) TE_IF_END(z, TE_STOP, TE_AGAIN)(l, ctx, z, __VA_ARGS__)
 #define TE_AGAIN(...) TE_WALK_ TE_PARENS (__VA_ARGS__)
 #define TE_WALK_() TE_WALK
+
+/* TE_PLAN_BESIDE(rows, ctx, shared, (list...), ops...): TE_PLAN of `ops`, what inference has of the list; a step that
+ * forward has, too, is (shared, ops...), and needs no kernels of its own. The two plans are walked side by side while
+ * their steps begin at the same ops: the live ops of forward's step are compared with those of inference's. Behind the
+ * first step where they differ, all are inference's own. */
+#define TE_PLAN_BESIDE(l, ctx, shared, list, ...) \
+    TE_EVAL(TE_PAIR(l, ctx, shared, (TE_UNWRAP(list), TE_ENDS), (__VA_ARGS__, TE_ENDS)))
+#define TE_PAIR(l, x, s, f, i) TE_IF_END(TE_FIRST(TE_STRIP i, ~), TE_STOP, TE_PAIR1)(l, x, s, f, i)
+#define TE_PAIR1(l, x, s, f, i) TE_PAIR2(l, x, s, f, i, TE_MATCH_AT(l, TE_STRIP f), TE_MATCH_AT(l, TE_STRIP i))
+#define TE_PAIR2(...) TE_PAIR3(__VA_ARGS__)
+#define TE_PAIR3(l, x, s, f, i, of_f, of_i) TE_PAIR4(l, x, s, i, of_i, TE_TAKEN##of_f f)
+#define TE_PAIR4(...) TE_PAIR5(__VA_ARGS__)
+#define TE_PAIR5(l, x, s, i, of_i, row, f) TE_PAIR6(l, x, s, i, of_i, f, TE_ROW_COUNT row, TE_LIVE_COUNT row)
+#define TE_PAIR6(...) TE_PAIR7(__VA_ARGS__)
+#define TE_PAIR7(l, x, s, i, of_i, f, of_f, live)                                                              \
+    TE_IF_MARKED(TE_SAME_##live##_0, TE_PAIR_SKIP, TE_IF_MARKED(TE_SAME_##live##_##of_i, TE_PAIR_TAKE, TE_PAIR_PART)) \
+    (l, x, s, f, i, of_i, TE_IF_MARKED(TE_SAME_##live##_##of_f, s, x))
+#define TE_PAIR_SKIP(l, x, s, f, i, of_i, ctx) TE_PAIR_ TE_PARENS (l, x, s, f, i)
+#define TE_PAIR_PART(l, x, s, f, i, of_i, ctx) TE_WALK_ TE_PARENS (l, x, TE_STRIP i)
+#define TE_PAIR_TAKE(l, x, s, f, i, of_i, ctx) TE_PAIR_TAKE2(l, x, s, f, ctx, TE_TAKEN##of_i i)
+#define TE_PAIR_TAKE2(...) TE_PAIR_TAKE3(__VA_ARGS__)
+#define TE_PAIR_TAKE3(l, x, s, f, ctx, row, i) (ctx, TE_STRIP row) TE_PAIR_ TE_PARENS (l, x, s, f, i)
+#define TE_PAIR_() TE_PAIR
+/* (ops of the step), (the rest) */
+#define TE_TAKEN0(a, ...) (a), (__VA_ARGS__)
+#define TE_TAKEN1(a, ...) (a), (__VA_ARGS__)
+#define TE_TAKEN2(a, b, ...) (a, b), (__VA_ARGS__)
+#define TE_TAKEN3(a, b, c, ...) (a, b, c), (__VA_ARGS__)
+#define TE_TAKEN4(a, b, c, d, ...) (a, b, c, d), (__VA_ARGS__)
+#define TE_TAKEN5(a, b, c, d, e, ...) (a, b, c, d, e), (__VA_ARGS__)
+#define TE_TAKEN6(a, b, c, d, e, f, ...) (a, b, c, d, e, f), (__VA_ARGS__)
+#define TE_TAKEN7(a, b, c, d, e, f, g, ...) (a, b, c, d, e, f, g), (__VA_ARGS__)
+#define TE_TAKEN8(a, b, c, d, e, f, g, h, ...) (a, b, c, d, e, f, g, h), (__VA_ARGS__)
+/* How many ops of a step inference has. */
+#define TE_LIVE_COUNT(...) TE_ROW_PICK(TE_ROW(TE_LIVE_MARK, ~, __VA_ARGS__) 8, 7, 6, 5, 4, 3, 2, 1, 0, ~)
+#define TE_LIVE_MARK(x, i, op) \
+    TE_IF_MARKED(TE_JOIN1(TE_TRAINING_, TE_KIND(op)), TE_NOTHING, \
+        TE_IF_MARKED(TE_JOIN1(TE_IS_MARK_, TE_KIND(op)), TE_NOTHING, TE_LIVE_COMMA))(~)
+#define TE_LIVE_COMMA(x) x,
+#define TE_SAME_0_0 ,
+#define TE_SAME_1_1 ,
+#define TE_SAME_2_2 ,
+#define TE_SAME_3_3 ,
+#define TE_SAME_4_4 ,
+#define TE_SAME_5_5 ,
+#define TE_SAME_6_6 ,
+#define TE_SAME_7_7 ,
+#define TE_SAME_8_8 ,
 
 /* TE_LINKS(ctx, ops...): a sequence of (ctx, op before, op, op after, the next op that inference has, too), with
  * (begin, begin) before the first. */

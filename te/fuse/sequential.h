@@ -121,8 +121,8 @@
                 dtype, TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__),                                                \
                 TE__STEPS_OF_##passes(rows, (TE__IF_RECIPE(of, TE__TRAINED_##widths(of), widths), name, dtype,       \
                         forward, forward), TE_UNWRAP(cut)),                                                          \
-                TE_PLAN(rows, (TE__IF_RECIPE(of, widths##_fp8, widths), name, dtype, forward, infer),                \
-                        TE_INFERRED(__VA_ARGS__)),                                                                   \
+                TE__INFERENCE_OF_##passes(rows, (TE__IF_RECIPE(of, widths##_fp8, widths), name, dtype, forward,      \
+                        infer), (widths, name, dtype, forward, shared), cut, TE_INFERRED(__VA_ARGS__)),              \
                 TE__STEPS_OF_##passes(rows_b, (TE__IF_RECIPE(of, TE__TRAINED_##widths(of), widths), name, dtype,     \
                         backward, backward), TE_REVERSE(__VA_ARGS__)))                                               \
     TE__DEFINE_CALLS(widths, link, name)                                                                             \
@@ -142,6 +142,7 @@
 #define TE__SCALED_AT_A_END
 #define TE__SCALED_AT_B_END
 #define TE__STEPS_OF_training TE_PLAN
+#define TE__INFERENCE_OF_training TE_PLAN_BESIDE
 #define TE__TRAINING_OF_training &te__training
 #define TE__FP8_OPS_OF(name) &name##_fp8
 #define TE__NO_FP8_OPS(name) 0
@@ -257,7 +258,8 @@
 #define TE__READER_A_END
 #define TE__READER_B_END
 
-/* Steps: x is (widths, model, dtype, pass, suffix). A step's kernels are called model_firstop_row[_infer|_backward]. */
+/* Steps: x is (widths, model, dtype, pass, suffix). A step's kernels are called model_firstop_row[_infer|_backward];
+ * those that inference has of forward are called as there. */
 #define TE__COUNT(x, ...) +1
 #define TE__COUNT_A(...) TE__COUNT(__VA_ARGS__) TE__COUNT_B
 #define TE__COUNT_B(...) TE__COUNT(__VA_ARGS__) TE__COUNT_A
@@ -269,6 +271,7 @@
 #define TE__STEP_NAME3(widths, model, dtype, pass, suffix, first, row) TE_JOIN1(TE__STEP_NAME_, suffix)(model, first, \
     row)
 #define TE__STEP_NAME_forward(model, first, row) TE_JOIN3(, model, first, row)
+#define TE__STEP_NAME_shared TE__STEP_NAME_forward
 #define TE__STEP_NAME_infer(model, first, row) TE_JOIN4(, model, first, row, infer)
 #define TE__STEP_NAME_backward(model, first, row) TE_JOIN4(, model, first, row, backward)
 
