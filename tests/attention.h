@@ -168,6 +168,10 @@ void check(const shape &s, int batch, int seq, std::mt19937 &random, double wors
     REQUIRE(te_copy(&ctx.c, rng.data, &from.rng, sizeof from.rng) == TE_OK);
     REQUIRE(te_synchronize(&ctx.c) == TE_OK);
     if (s.f.dropout > 0) a.rng = (const te_rng *)rng.data, a.id = from.id;
+    if (random() % 2) { // some of the heads of several ranks, and of their sequences
+        a.whole.first = (int)(random() % 9) * s.heads, a.whole.more = 2 * s.heads;
+        from.heads = (size_t)(3 * s.heads), from.first_head = (size_t)a.whole.first;
+    }
     const sinks_of sinks(&ctx.c, s, random);
     a.sinks = sinks.data.data;
     if (cannot_run(s, &ctx.c, a)) return;

@@ -62,7 +62,7 @@ reference attention(const form &f, int heads, int kv_heads, int dim, int batch, 
                 r.lse[(b * h + head) * n + i] = top + std::log(sum);
                 for (const size_t j : keys) {
                     p[j] = std::exp(p[j] - top) / sum;
-                    if (f.dropout > 0) kept[j] = dropout_factor(f, from, b * h + head, i, j, n);
+                    if (f.dropout > 0) kept[j] = dropout_factor(f, from, b * (from.heads ? from.heads : h) + head, i, j, n);
                     for (size_t c = 0; c < d; c++) y[c] += p[j] * kept[j] * qkv[v0 + j * width + c];
                 }
                 const double *had = stored ? &(*stored)[(b * n + i) * h * d + head * d] : y;

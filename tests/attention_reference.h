@@ -33,6 +33,7 @@ struct drawn {
     te_rng rng = {0, 0};
     uint32_t id = 0;
     size_t first_head = 0, seq = 0; // of a sequence among others: what its heads are counted from, and the longest one; 0: there are no others
+    size_t heads = 0;               // of a sequence, if other ranks have some: more than the call's
 };
 double dropout_factor(const form &f, const drawn &from, size_t head, size_t query, size_t key, size_t seq);
 // stored: the `out` that a backward reads for delta, if that is not exact. Where a row sees one key, nothing but its rounding is left of dS.

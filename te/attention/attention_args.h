@@ -25,6 +25,7 @@ typedef struct te_attention_args {
      * the op that draws. */
     const te_rng *rng;
     uint32_t id;
+    te_attn_whole whole; /* what dropout counts by, on several ranks */
     /* Sequences that differ in length, for kernels with the option varlen: batch is how many they are, seq a bound of
      * their lengths, and instead of batch * seq there are `rows` rows, of which sequence i has cu_seqlens[i] to
      * cu_seqlens[i + 1]. lse and delta are [heads, rows] then, on CUDA by all kernels with

@@ -69,7 +69,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
         te__attn_product_nt<T, 1, N, D, 0>(s, none, q_tile + a_lane, k_tile + te__attn_lane_b<D>(lane));
         te__attn_product_nt<T, 1, N, D, 0>(dp, none, do_tile + a_lane, v_tile + te__attn_lane_b<D>(lane));
         if constexpr (F::DROP != 0)
-            te__attn_drop<F, 1, N>(a, te__attn_draw_row(batch * HEADS + head, row0, a->seq), g, k0 + t * 2,
+            te__attn_drop<F, 1, N>(a, te__attn_drawn<HEADS>(a, batch * HEADS + head, row0), g, k0 + t * 2,
                                    [&](int, int n, int e, int drops) {
                                        dp[0][n][e] = (drops ? 0 : dp[0][n][e] * F::FACTOR) + minus_delta[0][e / 2];
                                    });

@@ -28,7 +28,7 @@ TE_FN int te__attn_dbias_add(float *sum, const te_attention_args *a, int batch, 
     te__attn_product(dp, TE__ATTN_TILE, dout, ld, 1, vt, TE__ATTN_TILE, queries, n, d, 0, TE__ATTN_ALL);
     te__attn_cap(p, queries, n, f);
     te__attn_hide_by_query(p, m, q0, k0, queries);
-    te__attn_drop(dp, 0, a, h.head, q0, k0, f.factor, f);
+    te__attn_drop(dp, 0, a, h.drawn, q0, k0, f.factor, f);
     for (int i = 0; i < queries; i++) {
         const float lse = a->lse[h.row + q0 + i] * TE__ATTN_LOG2E, delta = a->delta[h.row + q0 + i];
         for (int j = 0; j < n; j += TE__ATTN_LANES) {

@@ -5,7 +5,8 @@
  * accumulators of the tensor cores, be they queries by keys or keys by queries, these are numbers of one thread.
  *
  * Do this, where scores are queries by keys:
- *     te__attn_draw(word, rng, id, te__attn_draw_row(head, query, seq), query, key);    // head: of all sequences
+ *     head = te__attn_head_of_all(whole, batch * heads + head, heads);
+ *     te__attn_draw(word, rng, id, te__attn_draw_row(head, query, seq), query, key);
  *     if (te__attn_drops(word[key / 8 % 4], query / 8 % 2, limit)) p = 0;
  */
 #ifndef TE_ATTENTION_DROP_H
@@ -13,6 +14,14 @@
 
 #include "../core/philox.h" /* te_philox, TE_DROPOUT_LIMIT */
 
+/* Where several ranks have heads or sequences of one computation: a call's heads among those of all, counted over the
+ * sequences. Its first one is number `first`, and each sequence has `more` heads than the call has of it. */
+typedef struct te_attn_whole { int first, more; } te_attn_whole;
+
+/* head: counted over the sequences of a call, in which each has `heads`. Returns it counted over those of all ranks. */
+TE_BOTH int te__attn_head_of_all(te_attn_whole w, int head, int heads) {
+    return head + w.first + head / heads * w.more;
+}
 /* Which 16 queries of all heads a query is of. */
 TE_BOTH uint32_t te__attn_draw_row(int head, int query, int seq) {
     return (uint32_t)head * ((uint32_t)(seq + 15) / 16) + (uint32_t)query / 16;

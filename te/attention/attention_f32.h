@@ -94,7 +94,8 @@ TE_FN void te__attn_f32_store(float *to, int64_t width, int valid, const float (
 /* Whether dropout drops a probability. */
 template <int HEADS, class F>
 TE_FN int te__attn_drops_pair(const te_attention_args *a, const te__attn_head &h, int query, int key) {
-    return te__attn_dropped(*a->rng, a->id, h.batch * HEADS + h.head, query, key, a->seq, F::DROP);
+    const int head = te__attn_head_of_all(a->whole, h.batch * HEADS + h.head, HEADS);
+    return te__attn_dropped(*a->rng, a->id, head, query, key, a->seq, F::DROP);
 }
 /* Over the 16 threads of a row. */
 TE_FN float te__attn_f32_row_max(float v) {

@@ -119,7 +119,7 @@ TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, const te_att
     te__attn_bias_rows<HEADS, F>(r, p->scale, head, query + m.shift, key);
     if (cut) te__attn_hide_outside(r, m, query, key);
     TE_UNROLL for (int e = 0; e < 2; e++) sum[e] = te__attn_exp(r, e, r.top[e], a.c);
-    if (F::DROP && p->rng) te__attn_drop_rows<F>(r, p->rng, p->id, head, query, key, p->seq);
+    if (F::DROP && p->rng) te__attn_drop_rows<HEADS, F>(r, p, head, query, key);
     te__attn_products_wait(r, a, 1);
     te__attn_pack<T>(r);
     if (te__attn_outgrown<T>(sum)) {
@@ -128,7 +128,7 @@ TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, const te_att
         te__attn_bias_rows<HEADS, F>(r, p->scale, head, query + m.shift, key);
         if (cut) te__attn_hide_outside(r, m, query, key);
         te__attn_raise<T, F>(r, a.c, sum);
-        if (F::DROP && p->rng) te__attn_drop_rows<F>(r, p->rng, p->id, head, query, key, p->seq);
+        if (F::DROP && p->rng) te__attn_drop_rows<HEADS, F>(r, p, head, query, key);
         te__attn_pack<T>(r);
     }
     te__attn_keys_free(a, last);
@@ -176,7 +176,7 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         else TE_UNROLL for (int e = 0; e < 2; e++)
                 top[e] = te__attn_top(r, e), sum[e] = te__attn_exp(r, e, te__attn_kept<F>(top[e]), a.c);
         if (F::DROP && p->rng)
-            te__attn_drop_rows<F>(r, p->rng, p->id, next.head, next.query + group * 64, tile, p->seq);
+            te__attn_drop_rows<HEADS, F>(r, p, next.head, next.query + group * 64, tile);
         te__attn_products_wait(r, a, have);
         if (behind) te__attn_values_skip(a);
         if (skip) te__attn_values_skip(a);
@@ -256,7 +256,7 @@ TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te
                               C::KEYS, T, ctx));
     p.out = a->out, p.lse = a->lse, p.tickets = ctx->tickets;
     p.heads = a->batch * HEADS, p.seq = a->seq, p.scale = a->scale;
-    p.rng = a->rng, p.id = a->id, p.sinks = a->sinks;
+    p.rng = a->rng, p.id = a->id, p.whole = a->whole, p.sinks = a->sinks;
     p.rows = (int)te_ceil_div(a->seq, C::ROWS), p.tiles = F::VARLEN ? p.slots * HEADS : p.heads * p.rows;
     const int64_t groups = F::VARLEN ? KV_HEADS : (int64_t)a->batch * KV_HEADS;
     p.together = F::RIGHT == 0 ? (int)te_max(1, te_min(l2 / head_bytes, groups)) : 1;

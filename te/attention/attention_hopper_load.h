@@ -40,6 +40,7 @@ typedef struct te_attn_hopper {
     const void *sinks; /* with sinks: [heads of one sequence] */
     const te_rng *rng; /* with dropout, or null */
     uint32_t id;
+    te_attn_whole whole;
     te_sequences of; /* varlen: the sequences; seq is then the longest, tiles counts those of te_sequence_tiles, */
     int slots;       /* so many for a head, and together counts heads of one sequence */
     int kv_seq;      /* cross: keys of a sequence, and kv is a tensor of its own */

@@ -48,21 +48,20 @@ TE_FN void te__attn_bias_rows(te__attn_rows<C> &r, float scale, int head, int qu
             r.s[i] = te__attn_biased<F>(r.s[i], b, i / 2 % 2 * 8 - i / 4 * 8 - i % 2);
     }
 }
-/* P becomes 0 where dropout drops it. head: of all sequences; query, key: the first of the warpgroup's. The random
- * state is read again each time, too. */
-template <class F, class C>
-TE_FN void te__attn_drop_rows(te__attn_rows<C> &r, const te_rng *from, uint32_t id, int head, int query, int key,
-                              int seq) {
+/* P becomes 0 where dropout drops it. p: the kernel's arguments; head: of all sequences; query, key: the first of the
+ * warpgroup's. The random state is read again each time, too. */
+template <int HEADS, class F, class C, class P>
+TE_FN void te__attn_drop_rows(te__attn_rows<C> &r, const P *p, int head, int query, int key) {
     int thread = (int)threadIdx.x;
     asm volatile("" : "+r"(thread), "+r"(query), "+r"(key));
     key += thread % 4 * 2, query += thread / 32 % 4 * 16 + thread % 32 / 4;
-    const uint32_t row = te__attn_draw_row(head, query, seq);
+    const uint32_t row = te__attn_draw_row(te__attn_head_of_all(p->whole, head, HEADS), query, p->seq);
     te_rng rng;
-    asm volatile("ld.global.nc.v2.u64 {%0, %1}, [%2];" : "=l"(rng.seed), "=l"(rng.offset) : "l"(from));
+    asm volatile("ld.global.nc.v2.u64 {%0, %1}, [%2];" : "=l"(rng.seed), "=l"(rng.offset) : "l"(p->rng));
     TE_UNROLL for (int j = 0; j < C::KEYS / 8; j += 4)
         TE_UNROLL for (int i = 0; i < 2; i++) {
             uint32_t word[4];
-            te__attn_draw(word, rng, id, row, query, key + j * 8 + i);
+            te__attn_draw(word, rng, p->id, row, query, key + j * 8 + i);
             TE_UNROLL for (int k = 0; k < 4; k++)
                 TE_UNROLL for (int e = 0; e < 2; e++)
                     if (te__attn_drops(word[k], e, F::DROP)) r.s[4 * (j + k) + 2 * e + i] = 0;

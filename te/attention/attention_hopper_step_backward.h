@@ -91,11 +91,11 @@ TE_FN float2 te__attn_back_row(const float2 (&rows)[C::AHEAD ? C::QUERIES / 8 : 
 }
 /* What dropout drops of this lane's scores of a step: a bit each. head: of all sequences. It is drawn before they are
  * there, while the products of the other warpgroup run. */
-template <class F, class C>
+template <int HEADS, class F, class C>
 TE_FN void te__attn_back_draw(uint32_t (&dropped)[C::QUERIES / 64], const te_attn_back *p,
                               const te__attn_back_group<C> *g, int q0, int k0, int head) {
     const int lane = te__attn_found_again(g->lane), key = k0 + te__attn_back_own(g) + g->warp * 16 + lane / 4;
-    const uint32_t row = te__attn_draw_row(head, q0, p->a.seq);
+    const uint32_t row = te__attn_draw_row(te__attn_head_of_all(p->a.whole, head, HEADS), q0, p->a.seq);
     te_rng rng;
     asm volatile("ld.global.nc.v2.u64 {%0, %1}, [%2];" : "=l"(rng.seed), "=l"(rng.offset) : "l"(p->a.rng));
     TE_UNROLL for (int n = 0; n < C::QUERIES / 8; n += 2) {
@@ -218,7 +218,7 @@ TE_FN void te__attn_back_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)
     te__attn_back_scores<T, D, C>(dp, g->base + C::KV_BYTES + g->group * 8192, q + C::Q_BYTES);
     te__wgmma_commit();
     if (C::IN_TURNS) te__attn_turn_give(g->group);
-    if constexpr (F::DROP != 0) te__attn_back_draw<F, C>(dropped, p, g, q0, k0, head);
+    if constexpr (F::DROP != 0) te__attn_back_draw<HEADS, F, C>(dropped, p, g, q0, k0, head);
     te__attn_wgmma_wait<1>();
     te__attn_hold_back(s);
     te__attn_back_exp<T, HEADS, F, C>(frag, ds, s, rows, p, g, q0, k0, head, dropped);

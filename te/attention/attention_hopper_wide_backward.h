@@ -142,7 +142,7 @@ TE_FN void te__attn_wide_multiply(const te_attn_back *p, typename C::shared *sh,
             const int q0 = w.tile * C::QUERIES, head = item.x / KV_HEADS * HEADS + w.head;
             whole = whole << 1 | (seq - q0 >= 64);
             if constexpr (G == 0) {
-                if constexpr (F::DROP != 0) te__attn_back_draw<F, C>(dropped, p, g, q0, k0, head);
+                if constexpr (F::DROP != 0) te__attn_back_draw<HEADS, F, C>(dropped, p, g, q0, k0, head);
                 te__attn_back_exp<T, HEADS, F, C>(frag, other, s, none, p, g, q0, k0, head, dropped);
             } else {
                 te__attn_wide_take<T, F>(frag, s, g);

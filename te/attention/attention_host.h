@@ -49,6 +49,7 @@ typedef struct te__attn_head {
     const void *kv; /* where keys and values lie, and their gradients */
     void *dkv;
     int seq, keys, head; /* queries and keys of the sequence; which head of all sequences */
+    int drawn;           /* the same of all ranks */
 } te__attn_head;
 TE_FN te__attn_head te__attn_head_of(const te_attention_args *a, int batch, int head, int heads, int kv_heads, int d,
                                      te__attn_form f) {
@@ -57,6 +58,7 @@ TE_FN te__attn_head te__attn_head_of(const te_attention_args *a, int batch, int 
     const int64_t first = own.first, kv = head / (heads / kv_heads);
     te__attn_head h;
     h.seq = h.keys = own.count, h.head = batch * heads + head;
+    h.drawn = te__attn_head_of_all(a->whole, h.head, heads);
     h.width = (int64_t)(heads + 2 * kv_heads) * d, h.out_width = (int64_t)heads * d;
     h.kv_width = h.width, h.k = first * h.width + (heads + kv) * d, h.kv = a->qkv, h.dkv = a->dqkv;
     if (f.cross) {
@@ -123,7 +125,7 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
             }
             te__attn_put(shrink + q, &old), te__attn_put(top + q, &now), te__attn_put(sum + q, &add);
         }
-        te__attn_drop(p, 1, a, h.head, q0, k0, 1, f);
+        te__attn_drop(p, 1, a, h.drawn, q0, k0, 1, f);
         for (int q = 0; q < queries; q++)
             if (shrink[q] != 1)
                 for (int c = 0; c < ld; c += TE__ATTN_LANES) {
@@ -175,7 +177,7 @@ TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float 
         te__attn_product(dp, TE__ATTN_TILE, v, ld, 1, dot, TE__ATTN_TILE, keys, n, d, 0, part);
         te__attn_cap(p, keys, n, f);
         if (cut) te__attn_hide_by_key(p, m, q0, k0, keys);
-        te__attn_drop(dp, 1, a, h.head, q0, k0, f.factor, f);
+        te__attn_drop(dp, 1, a, h.drawn, q0, k0, f.factor, f);
         for (int q = 0; q < n; q += TE__ATTN_LANES) {
             te__attn_vector l, mean, e, x, score;
             te__attn_get(&l, lse + q), te__attn_get(&mean, delta + q);
@@ -224,7 +226,7 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
             te__attn_product(dp, TE__ATTN_TILE, dout, ld, 1, vt, TE__ATTN_TILE, queries, n, d, 0, part);
             te__attn_cap(p, queries, n, f);
             if (cut) te__attn_hide_by_query(p, m, q0, k0, queries);
-            te__attn_drop(dp, 0, a, h.head, q0, k0, f.factor, f);
+            te__attn_drop(dp, 0, a, h.drawn, q0, k0, f.factor, f);
             for (int i = 0; i < queries; i++) {
                 const float lse = a->lse[h.row + q0 + i] * TE__ATTN_LOG2E, delta = a->delta[h.row + q0 + i];
                 for (int j = i * TE__ATTN_TILE; j < i * TE__ATTN_TILE + n; j += TE__ATTN_LANES) {
@@ -236,7 +238,7 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
                     te__attn_put(p + j, &e), te__attn_put(dp + j, &x);
                 }
             }
-            te__attn_drop(p, 0, a, h.head, q0, k0, 1, f);
+            te__attn_drop(p, 0, a, h.drawn, q0, k0, 1, f);
             te__attn_product(dv, ld, p, 1, TE__ATTN_TILE, dout, ld, keys, ld, queries, 1, depth);
             te__attn_product(dk, ld, dp, 1, TE__ATTN_TILE, q, ld, keys, ld, queries, 1, depth);
         }

@@ -192,7 +192,11 @@ template <class F, int M, int N> TE_FN void te__attn_add_bias(float (&s)[M][N][4
                     s[m][n][e] = te__attn_biased<F>(s[m][n][e], b, m * 16 + e / 2 * 8 - n * 8 - e % 2);
 }
 
-/* f(number of s, whether it is dropped), for all of s[M][N][4], which are queries by keys. row: of query (drop.h). */
+/* For te__attn_draw: head: counted over the call's sequences. */
+template <int HEADS> TE_FN uint32_t te__attn_drawn(const te_attention_args *a, int head, int query) {
+    return te__attn_draw_row(te__attn_head_of_all(a->whole, head, HEADS), query, a->seq);
+}
+/* f(number of s, whether it is dropped), for all of s[M][N][4], which are queries by keys. row: that of query. */
 template <class F, int M, int N, class G>
 TE_FN void te__attn_drop(const te_attention_args *a, uint32_t row, int query, int key, G f) {
     const te_rng rng = *a->rng;

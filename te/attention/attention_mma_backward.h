@@ -94,7 +94,7 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
         te__attn_product_nt<T, M, N, D, 0>(s, none, q_tile + a_lane, k_tile + te__attn_lane_b<D>(lane));
         te__attn_product_nt<T, M, N, D, 0>(dp, none, do_tile + a_lane, k_tile + KV_BYTES + te__attn_lane_b<D>(lane));
         if constexpr (F::DROP != 0)
-            te__attn_drop<F, M, N>(a, te__attn_draw_row((int)blockIdx.x, row0, a->seq), g, k0 + t * 2,
+            te__attn_drop<F, M, N>(a, te__attn_drawn<HEADS>(a, (int)blockIdx.x, row0), g, k0 + t * 2,
                                    [&](int m, int n, int e, int drops) {
                                        dp[m][n][e] = (drops ? 0 : dp[m][n][e] * F::FACTOR) + minus_delta[m][e / 2];
                                    });
@@ -222,8 +222,9 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
             if (te__attn_cuts(own, at, 1))
                 te__attn_hide_transposed<M, N>(s, mask, key0 + g, q0 + t * 2);
             if constexpr (F::APART)
-                te__attn_probabilities<T, F, M, N>(other, s, column, c, unit, a, batch * HEADS + head0 + member_now,
-                                                   key0 + g, q0 + t * 2, bias, table);
+                te__attn_probabilities<T, HEADS, F, M, N>(other, s, column, c, unit, a,
+                                                          batch * HEADS + head0 + member_now, key0 + g, q0 + t * 2,
+                                                          bias, table);
             else
                 TE_UNROLL for (int m = 0; m < M; m++)
                     TE_UNROLL for (int n = 0; n < N; n++)

@@ -175,7 +175,7 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
                 TE_UNROLL for (int n = 0; n < D / 8; n++)
                     TE_UNROLL for (int e = 0; e < 4; e++) o[m][n][e] *= shrink[m][e / 2];
         if (F::DROP && a->rng)
-            te__attn_drop<F, M, N>(a, te__attn_draw_row((int)blockIdx.x, row0, a->seq), g, k0 + t * 2,
+            te__attn_drop<F, M, N>(a, te__attn_drawn<HEADS>(a, (int)blockIdx.x, row0), g, k0 + t * 2,
                                    [&](int m, int n, int e, int drops) { if (drops) s[m][n][e] = 0; });
         uint32_t p[M][N / 2][4];
         te__attn_pack_all<T, M, N>(p, s);

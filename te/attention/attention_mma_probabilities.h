@@ -5,12 +5,12 @@
 #ifndef TE_ATTENTION_MMA_PROBABILITIES_H
 #define TE_ATTENTION_MMA_PROBABILITIES_H
 
-#include "attention_drop.h"  /* te__attn_draw */
+#include "attention_mma.h"   /* te__attn_drawn */
 #include "attention_table.h" /* te__attn_added, te__attn_biased */
 
 /* Scores by keys become probabilities, and `other` what their gradient takes in the place of them. column: lse of this
  * lane's first columns; key, query: of its first score. */
-template <te_dtype T, class F, int M, int N>
+template <te_dtype T, int HEADS, class F, int M, int N>
 TE_FN void te__attn_probabilities(uint32_t (&other)[M][N / 2][4], float (&s)[M][N][4], const float2 *column, float c,
                                   float unit, const te_attention_args *a, int64_t head, int key, int query,
                                   te__attn_bias bias, te__attn_table table) {
@@ -21,7 +21,7 @@ TE_FN void te__attn_probabilities(uint32_t (&other)[M][N / 2][4], float (&s)[M][
         const float2 x = column[n * 4];
         if (F::DROP && n % 2 == 0)
             TE_UNROLL for (int i = 0; i < 2; i++)
-                te__attn_draw(word[i], rng, a->id, te__attn_draw_row((int)head, query + n * 8, a->seq), query + i, key);
+                te__attn_draw(word[i], rng, a->id, te__attn_drawn<HEADS>(a, (int)head, query + n * 8), query + i, key);
         TE_UNROLL for (int m = 0; m < M; m++)
             TE_UNROLL for (int h = 0; h < 2; h++) {
                 float *v = &s[m][n][2 * h], slope[2];

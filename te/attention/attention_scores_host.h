@@ -82,7 +82,7 @@ TE_FN void te__attn_add_table(te__attn_vector *x, const te_attention_args *a, in
 }
 
 /* What dropout drops of a tile of numbers s[key][query], or s[query][key], becomes 0, the rest is multiplied. head: of
- * all sequences. q0, k0: multiples of 64. */
+ * all sequences and ranks. q0, k0: multiples of 64. */
 TE_FN void te__attn_drop(float *s, int by_key, const te_attention_args *a, int head, int q0, int k0, float factor,
                          te__attn_form f) {
     for (int i = 0; f.drop && a->rng && i < 512; i++) { /* counters */

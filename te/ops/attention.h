@@ -17,7 +17,9 @@
  *
  * dropout: each probability is 0 with this probability, else divided by what is left of 1, behind the softmax
  * (Srivastava et al. 2014; Vaswani et al. 2017), as te/ops/dropout.h does it. The mask is Philox of (seed, draw, op;
- * sequence, head, query, key), made again in backward. Inference drops nothing.
+ * sequence, head, query, key), made again in backward, and that of one rank on several: heads with their own columns of
+ * q count among those of all ranks, sequences among those of all replicas. Where these differ in length a replica draws
+ * by itself. Inference drops nothing.
  *
  * alibi: 1: slope |i - j| is taken off the score of query i and key j, behind softcap; each head has a slope of its own
  * that is not learnt (Press, Smith & Lewis 2022; te/attention/attention_alibi.h). It costs two instructions a score.
@@ -150,13 +152,22 @@
                                       TE__IF_SINKS(op, name##_sinks_launch, 0), &name##_bias, 0);                  \
     }
 
+/* What dropout draws by (attention_drop.h). */
+TE_API void te__attention_draws(te_attention_args *a, const te_run *r, const te_op *op) {
+    const int ranks = op->share == TE_SHARE_columns ? r->tensor->size : 1;
+    const int varies = r->batch && r->batch->cu_seqlens, replica = r->data->rank;
+    a->rng = r->rng, a->id = (uint32_t)(op - r->plan->op) + (varies ? (uint32_t)replica * TE_MAX_OPS : 0);
+    a->whole.more = op->stats * (ranks - 1);
+    a->whole.first = (varies ? 0 : (int)(replica * r->sequences) * op->stats * ranks) +
+                     (ranks > 1 ? op->stats * r->tensor->rank : 0);
+}
 TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;
     te_attention_args a;
     memset(&a, 0, sizeof a);
     a.scale = o->scale != 0 ? o->scale : 1.0f / sqrtf((float)o->head_dim);
     if (o->sinks) a.sinks = r->param[op - r->plan->op] ? r->param[op - r->plan->op]->data : 0;
-    if (op->flags & TE_DRAWS) a.rng = r->rng, a.id = (uint32_t)(op - r->plan->op);
+    if (op->flags & TE_DRAWS) te__attention_draws(&a, r, op);
     if (r->batch) {
         const te_sequences s = te_sequences_of(r);
         a.cu_seqlens = s.first, a.batch = s.count, a.seq = s.longest, a.rows = s.rows;

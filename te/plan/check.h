@@ -72,17 +72,6 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
     return TE_OK;
 }
 
-/* An op that draws in kernels of its own counts by sequences and heads of this rank. */
-TE_API te_status te__check_draws(const te_run *r) {
-    for (int i = 0; i < r->plan->op_count; i++) {
-        const te_op *op = &r->plan->op[i];
-        TE_REQUIRE(op->op_class != TE_CLASS_own || !(op->flags & TE_DRAWS) || r->tensor->size * r->data->size == 1,
-                   r->ctx, TE_ERROR_VALUE, "%s: (%s, %s): its dropout would be the same on several ranks",
-                   r->plan->name, op->kind, op->name);
-    }
-    return TE_OK;
-}
-
 /* `want` says what the list was declared with. */
 TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor t, te_value want, te_context *ctx) {
     TE_REQUIRE(t.data, ctx, TE_ERROR_NULL, "%s: %s is null", model, name);

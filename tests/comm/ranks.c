@@ -223,7 +223,8 @@ enum { VOCABULARY = 61, HIDDEN = 32, FFN = 96, HEADS = 4, LENGTH = 16, SEQUENCES
 #define BLOCK(b, H, F, N)                                                                                             \
     (fork, b##_x1), (layernorm, b##_n1, H), (all_gather, b##_g1),                                                     \
     (linear, b##_qkv, H, 3 * (H) / N, (shard, columns), (parts, 3)), (bias, b##_qkv_b, 3 * (H) / N),                  \
-    (attention, b##_at, HEADS / N, HEADS / N, (H) / HEADS), (linear, b##_proj, (H) / N, H, (shard, rows)),            \
+    (attention, b##_at, HEADS / N, HEADS / N, (H) / HEADS, (dropout, 0.1f)),                                          \
+    (linear, b##_proj, (H) / N, H, (shard, rows)),                                                                    \
     (reduce_scatter, b##_s1), (bias, b##_proj_b, H), (dropout, b##_d1, 0.1f), (add, b##_x1),                          \
     (fork, b##_x2), (layernorm, b##_n2, H), (all_gather, b##_g2), (linear, b##_fc1, H, (F) / N, (shard, columns)),    \
     (bias, b##_fc1_b, (F) / N), (gelu, b##_act), (linear, b##_fc2, (F) / N, H, (shard, rows)),                        \

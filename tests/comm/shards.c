@@ -346,7 +346,7 @@ enum { HIDDEN = 32, FFN = 96, HEADS = 8, KV_HEADS = 4, LENGTH = 16, SEQUENCES = 
 #define BLOCK(H, F, N)                                                                                                \
     (fork, x1), (layernorm, n1, H), (all_gather, g1),                                                                 \
     (linear, qkv, H, 2 * (H) / N, (shard, columns), (parts, 3), (first_part, HEADS / KV_HEADS)),                      \
-    (bias, qkv_b, 2 * (H) / N), (attention, mix, HEADS / N, KV_HEADS / N, (H) / HEADS),                               \
+    (bias, qkv_b, 2 * (H) / N), (attention, mix, HEADS / N, KV_HEADS / N, (H) / HEADS, (dropout, 0.1f)),              \
     (linear, proj, (H) / N, H, (shard, rows)),                                                                        \
     (reduce_scatter, s1), (bias, proj_b, H), (dropout, d1, 0.1f), (add, x1),                                          \
     (fork, x2), (rmsnorm, n2, H), (all_gather, g2), (linear, fc1, H, 2 * (F) / N, (shard, columns), (parts, 2)),      \
