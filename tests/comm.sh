@@ -55,7 +55,7 @@ done
 ranks 4 gpt 2 | cmp - "$work/many" && echo "and the same bits again"
 
 # Ready-made layers of 2 and 4 ranks beside the same of one.
-for n in 2 4; do timeout 120 mpirun --oversubscribe -n "$n" "$work/layers"; done
+for n in 2 4; do timeout 120 mpirun --oversubscribe -n "$n" "$work/layers" "$work"; done
 
 # Gradients summed while backward runs: ranks, tensor ranks.
 buckets() { # N ARGUMENT...

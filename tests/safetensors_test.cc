@@ -267,6 +267,60 @@ TEST_CASE("what cannot be converted is refused, and nothing is loaded") {
     }
 }
 
+TEST_CASE("slices of a tensor, as they are and turned") {
+    target t;
+    folder dir;
+    const std::string path = dir / "file";
+    const unsigned seed = fresh_seed();
+    std::mt19937 random(seed);
+    CAPTURE(seed);
+    for (int time = 0; time < 40; time++) {
+        const bool large = time % 20 == 19 && !brief(); // more than passes through the host at a time
+        const int64_t rows = large ? 1111 : 1 + random() % 40, cols = large ? 1500 : 1 + random() % 40;
+        const auto part = [&](int64_t of, int64_t *first) {
+            const int64_t n = random() % 4 ? 1 + (int64_t)random() % of : of;
+            return *first = (int64_t)random() % (of - n + 1), n;
+        };
+        int64_t row, col;
+        const int64_t m = part(rows, &row), n = part(cols, &col), size[2] = {rows, cols};
+        const te_dtype formats[] = {TE_f32, TE_bf16, TE_f16, TE_e4m3};
+        const te_dtype is = formats[random() % 4], as = is == TE_e4m3 ? is : formats[random() % 3];
+        const bool turned = random() % 2;
+        std::vector<uint8_t> file((size_t)(rows * cols) * te_dtype_bytes(is)), want((size_t)(m * n) * te_dtype_bytes(as)), got(want.size());
+        for (int64_t i = 0; i < rows * cols; i++) te_store(file.data(), i, (float)(random() % 17) - 8, is); // all formats have them
+        for (int64_t i = 0; i < m; i++)
+            for (int64_t j = 0; j < n; j++) te_store(want.data(), turned ? j * m + i : i * n + j, te_load(file.data(), (row + i) * cols + col + j, is), as);
+        te_safetensor e = te_safetensor_of("x", te_safetensors_dtype_of(is), 2, size, file.data());
+        REQUIRE(te_safetensors_write(path.c_str(), &e, 1, nullptr, 0, t) == TE_OK);
+        te_safetensors f;
+        REQUIRE(te_safetensors_open(&f, path.c_str(), t) == TE_OK);
+        void *memory = nullptr;
+        REQUIRE(te_allocate(t, &memory, want.size()) == TE_OK);
+        REQUIRE(te_fill(t, memory, 0xee, want.size()) == TE_OK);
+        e = turned ? te_safetensor_transposed("x", as, cols, rows, memory) : te_safetensor_of("x", te_safetensors_dtype_of(as), 2, size, memory);
+        e = te_safetensor_slice(e, row, m, col, n);
+        CAPTURE(rows, cols, row, m, col, n, te_dtype_name(is), te_dtype_name(as), turned);
+        REQUIRE(te_safetensors_load(&f, &e, 1, 1, t) == TE_OK);
+        REQUIRE(te_copy(t, got.data(), memory, got.size()) == TE_OK);
+        REQUIRE(te_synchronize(t) == TE_OK);
+        CHECK((got == want));
+        const te_safetensor twice[] = {e, e};
+        CHECK(te_safetensors_load(&f, twice, 2, 1, t) == TE_OK);
+        const auto refused = [&](const te_safetensor &wrong) { return te_safetensors_load(&f, &wrong, 1, 1, t) == TE_ERROR_VALUE && std::string(te_last_error(t)).find("slice") != std::string::npos; };
+        CHECK(refused(te_safetensor_slice(e, rows - m + 1, m, col, n)));
+        CHECK(refused(te_safetensor_slice(e, row, m, cols - n + 1, n)));
+        CHECK(refused(te_safetensor_slice(e, -1, m, col, n)));
+        CHECK(refused(te_safetensor_slice(e, row, 0, col, n)));
+        CHECK(refused(te_safetensor_slice(e, row, m, INT64_MAX, n)));
+        CHECK(refused(te_safetensor_slice(e, row, INT64_MAX, col, n)));
+        CHECK(te_safetensors_write(path.c_str(), &e, 1, nullptr, 0, t) == TE_ERROR_VALUE);
+        te_safetensor both[] = {e, e};
+        both[time % 2].sliced = 0;
+        CHECK(te_safetensors_load(&f, both, 2, 1, t) == TE_ERROR_VALUE); // all of it, and a slice
+        te_release(t, memory);
+        te_safetensors_close(&f);
+    }
+}
 TEST_CASE("a load is all or nothing") {
     target t;
     te_safetensors f;

@@ -14,18 +14,22 @@
  *     te_packed_free(&list);
  *
  * Names and shapes are checked by te_safetensors_load, which converts F32, BF16 and F16.
+ *
+ * Where the ranks of the tensor group have parts of a parameter the list is that of one rank: `rows` are those of the
+ * whole parameter, and each rank loads its slices of the same file. Such a list is not for writing.
  */
 #ifndef TE_PACKED_H
 #define TE_PACKED_H
 
-#include "../core/group.h"  /* te_tensor_group */
 #include "../plan/freeze.h" /* te_model, te__is_named */
+#include "../plan/shard.h"  /* te_runs_of */
 #include "safetensors.h"    /* te_safetensor */
 
 typedef struct te_packed {
     const char *name;       /* of the tensor in the file, behind the prefix */
     const char *op, *field; /* of the parameter that it is a part of */
-    int64_t rows;           /* its next rows; of a parameter of one row (a bias) its next columns; 0: all the rest */
+    int64_t rows;           /* its next rows; of a parameter of one row (a bias) its next columns; 0: all the rest;
+                               of all ranks */
     int transposed;         /* the file has this part as [in, out] */
 } te_packed;
 
@@ -55,6 +59,12 @@ TE_API const te_param *te__packed_param(const te_model *m, const te_packed *part
         if (te__is_named(&m->param[i], part->op, part->field)) return &m->param[i];
     return 0;
 }
+/* Rows of the whole parameter or, if it has one, columns. */
+TE_API int64_t te__packed_all(const te_param *p, te_context *ctx) {
+    const int64_t ranks = te_runs_of(p, te_tensor_group(ctx)).ranks;
+    if (p->rows == 1) return p->cols * ranks;
+    return p->shard == TE_SHARD_rows ? p->rows : p->rows * ranks;
+}
 /* What parts[0, n) have taken of the parameter of parts[n]: rows or, if it has one, columns; all: the whole of it. */
 TE_API int64_t te__packed_taken(const te_packed *parts, int n, int64_t all) {
     int64_t taken = 0;
@@ -73,9 +83,7 @@ TE_API te_status te__packed_check(const te_model *m, const te_packed *parts, int
                part->op, part->field);
     TE_REQUIRE(!p->tied && p->data, ctx, TE_ERROR_VALUE, "te_packed_add: %.60s: %s.%s is tied; its owner is loaded",
                part->name, p->op, p->field);
-    TE_REQUIRE(p->shard == TE_SHARD_none || te_tensor_group(ctx)->size == 1, ctx, TE_ERROR_VALUE,
-               "te_packed_add: %.60s: the ranks of the tensor group have parts of %s.%s", part->name, p->op, p->field);
-    const int64_t all = p->rows > 1 ? p->rows : p->cols, left = all - te__packed_taken(parts, n, all);
+    const int64_t all = te__packed_all(p, ctx), left = all - te__packed_taken(parts, n, all);
     TE_REQUIRE(left > 0 && part->rows >= 0 && part->rows <= left, ctx, TE_ERROR_SHAPE,
                "te_packed_add: %.60s: %lld %s of %s.%s, of which %lld are left", part->name, (long long)part->rows,
                p->rows > 1 ? "rows" : "columns", p->op, p->field, (long long)left);
@@ -84,7 +92,7 @@ TE_API te_status te__packed_check(const te_model *m, const te_packed *parts, int
 /* All of a parameter has been taken by the parts. */
 TE_API te_status te__packed_filled(const te_model *m, const te_packed *parts, int count, int n, te_context *ctx) {
     const te_param *p = te__packed_param(m, &parts[n]);
-    const int64_t all = p->rows > 1 ? p->rows : p->cols;
+    const int64_t all = te__packed_all(p, ctx);
     int64_t taken = te__packed_taken(parts, n, all);
     for (int i = n; i < count; i++)
         if (te__packed_param(m, &parts[i]) == p) taken = parts[i].rows ? taken + parts[i].rows : all;
@@ -92,21 +100,53 @@ TE_API te_status te__packed_filled(const te_model *m, const te_packed *parts, in
                p->field, (long long)taken, (long long)all, p->rows > 1 ? "rows" : "columns");
     return TE_OK;
 }
-/* The view of parts[n], called prefix and name. */
-TE_API te_status te__packed_view(te_safetensor *t, const te_model *m, const te_packed *parts, int n, const char *prefix,
-                                 te_context *ctx) {
-    const te_packed *part = &parts[n];
-    const te_param *p = te__packed_param(m, part);
-    const int64_t all = p->rows > 1 ? p->rows : p->cols, first = te__packed_taken(parts, n, all);
-    const int64_t here = part->rows ? part->rows : all - first, cols = p->rows > 1 ? p->cols : here;
-    const int64_t rows = p->rows > 1 ? here : 1, at = p->rows > 1 ? first * p->cols : first;
+/* A view of the parameter p, called prefix and name: of `rows` x `cols` from element `at` on, for the part that the
+ * file has as a tensor of whole[0] x whole[1], or as its transpose. In that they begin at first[0], first[1]. */
+typedef struct te__packed_place { int64_t at, rows, cols, whole[2], first[2]; } te__packed_place;
+TE_API te_status te__packed_view(te_packed_list *l, const te_param *p, const te_packed *part, te__packed_place v,
+                                 const char *prefix, te_context *ctx) {
     const size_t room = strlen(prefix) + strlen(part->name) + 1;
+    const int turned = part->transposed;
+    te_safetensor *tensor = (te_safetensor *)realloc((void *)l->tensor, (size_t)(l->count + 1) * sizeof *tensor);
+    TE_REQUIRE(tensor, ctx, TE_ERROR_MEMORY, "te_packed_add: cannot allocate %d views", l->count + 1);
+    l->tensor = tensor;
     char *name = (char *)malloc(room);
     TE_REQUIRE(name, ctx, TE_ERROR_MEMORY, "te_packed_add: cannot allocate %zu bytes", room);
     snprintf(name, room, "%s%s", prefix, part->name);
-    void *data = (char *)p->data + (size_t)at * te_dtype_bytes(p->dtype);
-    *t = part->transposed ? te_safetensor_transposed(name, p->dtype, rows, cols, data)
-                          : te_safetensor_matrix(name, p->dtype, rows, cols, data);
+    void *data = (char *)p->data + (size_t)v.at * te_dtype_bytes(p->dtype);
+    te_safetensor t = turned ? te_safetensor_transposed(name, p->dtype, v.whole[0], v.whole[1], data)
+                             : te_safetensor_matrix(name, p->dtype, v.whole[0], v.whole[1], data);
+    if (v.rows != v.whole[0] || v.cols != v.whole[1])
+        t = te_safetensor_slice(t, v.first[turned], turned ? v.cols : v.rows, v.first[!turned],
+                                turned ? v.rows : v.cols);
+    l->tensor[l->count++] = t;
+    return TE_OK;
+}
+/* Those of parts[n]: of a rank's own columns one, else one of each run that the part has some of. */
+TE_API te_status te__packed_views(te_packed_list *l, const te_model *m, const te_packed *parts, int n,
+                                  const char *prefix, te_context *ctx) {
+    const te_param *p = te__packed_param(m, &parts[n]);
+    const te_runs runs = te_runs_of(p, te_tensor_group(ctx));
+    const int64_t all = te__packed_all(p, ctx), first = te__packed_taken(parts, n, all);
+    const int64_t here = parts[n].rows ? parts[n].rows : all - first;
+    te__packed_place v;
+    memset(&v, 0, sizeof v);
+    if (p->rows > 1 && p->shard == TE_SHARD_rows && runs.ranks > 1) {
+        v.at = first * p->cols, v.rows = v.whole[0] = here, v.cols = p->cols, v.whole[1] = p->cols * runs.ranks;
+        v.first[1] = runs.rank * p->cols;
+        return te__packed_view(l, p, &parts[n], v, prefix, ctx);
+    }
+    const int64_t each = p->rows > 1 ? p->cols : 1; /* elements of what is counted: a row, or a column */
+    for (int64_t i = 0; i < runs.count; i++) {
+        const te_run_place r = te_run_at(&runs, i);
+        const int64_t from = te_max(first, r.whole / each), to = te_min(first + here, (r.whole + r.elements) / each);
+        if (from >= to) continue;
+        v.at = r.at + from * each - r.whole;
+        v.rows = p->rows > 1 ? to - from : 1, v.cols = p->rows > 1 ? p->cols : to - from;
+        v.whole[0] = p->rows > 1 ? here : 1, v.whole[1] = p->rows > 1 ? p->cols : here;
+        v.first[0] = p->rows > 1 ? from - first : 0, v.first[1] = p->rows > 1 ? 0 : from - first;
+        TE_TRY(te__packed_view(l, p, &parts[n], v, prefix, ctx));
+    }
     return TE_OK;
 }
 /* Add views of the parameters of m that the parts name, each of them wholly. After an error the list is as it was. */
@@ -121,12 +161,8 @@ TE_API te_status te_packed_add(te_packed_list *l, const te_model *m, const te_pa
     for (int i = 0; i < count; i++) TE_TRY(te__packed_check(m, parts, i, ctx));
     for (int i = 0; i < count; i++) TE_TRY(te__packed_filled(m, parts, count, i, ctx));
     const int before = l->count;
-    const size_t bytes = (size_t)(before + count + 1) * sizeof *l->tensor;
-    te_safetensor *tensor = (te_safetensor *)realloc((void *)l->tensor, bytes);
-    TE_REQUIRE(tensor, ctx, TE_ERROR_MEMORY, "te_packed_add: cannot allocate %zu bytes", bytes);
-    l->tensor = tensor;
-    for (int i = 0; i < count; i++, l->count++) {
-        const te_status status = te__packed_view(&tensor[l->count], m, parts, i, prefix, ctx);
+    for (int i = 0; i < count; i++) {
+        const te_status status = te__packed_views(l, m, parts, i, prefix, ctx);
         if (status != TE_OK) return te__packed_cut(l, before), status;
     }
     return TE_OK;
@@ -139,7 +175,8 @@ TE_API te_status te_packed_covers(const te_packed_list *l, const te_model *m, te
         const uint64_t bytes = (uint64_t)(p->rows * p->cols) * te_dtype_bytes(p->dtype);
         uint64_t has = 0;
         for (int k = 0; k < l->count; k++)
-            if ((uintptr_t)l->tensor[k].data - (uintptr_t)p->data < bytes) has += l->tensor[k].bytes;
+            if ((uintptr_t)l->tensor[k].data - (uintptr_t)p->data < bytes)
+                has += te__safetensor_data_bytes(&l->tensor[k]);
         TE_REQUIRE(p->tied || has == bytes, ctx, TE_ERROR_SHAPE, "%s: no tensor of the file is %s.%s, %lld x %lld",
                    m->plan->name, p->op, p->field, (long long)p->rows, (long long)p->cols);
     }

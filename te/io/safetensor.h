@@ -42,6 +42,8 @@ typedef struct te_safetensor {
     uint64_t bytes;  /* the product of the shape times the dtype's bytes */
     uint64_t offset; /* of a tensor of a file: where in its data */
     int transposed;  /* 1: data is the transpose of what the file has, te_safetensor_transposed */
+    int sliced;      /* 1: data is but a part of it, te_safetensor_slice */
+    int64_t first[2], count[2]; /* of a slice: its rows and columns in the file's tensor */
 } te_safetensor;
 
 typedef struct te_safetensors_pair { const char *key, *value; } te_safetensors_pair;
@@ -115,6 +117,31 @@ TE_API te_safetensor te_safetensor_transposed(const char *name, te_dtype dtype, 
     te_safetensor t = te_safetensor_of(name, te_safetensors_dtype_of(dtype), 2, shape, data);
     t.transposed = 1;
     return t;
+}
+
+/* For loading: t, of which data has only `rows` rows and `cols` columns, from row first_row and column first_col on;
+ * counted as the file has them, where a vector is one row. */
+TE_API te_safetensor te_safetensor_slice(te_safetensor t, int64_t first_row, int64_t rows, int64_t first_col,
+                                         int64_t cols) {
+    t.sliced = 1, t.first[0] = first_row, t.count[0] = rows, t.first[1] = first_col, t.count[1] = cols;
+    return t;
+}
+TE_API int64_t te__safetensor_rows(const te_safetensor *t) { return t->rank == 2 ? t->shape[0] : 1; }
+TE_API int64_t te__safetensor_cols(const te_safetensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
+/* Whether its slice, if it is one, lies in it. */
+TE_API int te__safetensor_has_slice(const te_safetensor *t) {
+    const int64_t rows = te__safetensor_rows(t), cols = te__safetensor_cols(t);
+    return !t->sliced || (t->rank <= 2 && t->first[0] >= 0 && t->first[1] >= 0 && t->count[0] >= 1 &&
+                          t->count[1] >= 1 && t->count[0] <= rows && t->count[1] <= cols &&
+                          t->first[0] <= rows - t->count[0] && t->first[1] <= cols - t->count[1]);
+}
+/* Numbers, and bytes, of its data. */
+TE_API int64_t te__safetensor_count(const te_safetensor *t) {
+    const size_t each = te_safetensors_dtype_bytes(t->dtype);
+    return t->sliced ? t->count[0] * t->count[1] : each ? (int64_t)(t->bytes / each) : 0;
+}
+TE_API uint64_t te__safetensor_data_bytes(const te_safetensor *t) {
+    return (uint64_t)te__safetensor_count(t) * te_safetensors_dtype_bytes(t->dtype);
 }
 
 /* to[cols, rows] is the transpose of from[rows, cols], elements of `size` bytes. Host memory. */

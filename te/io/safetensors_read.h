@@ -110,30 +110,49 @@ TE_API int64_t te__safetensors_convert(void *to, te_dtype as, const void *from, 
     }
     return -1;
 }
-/* Read tensor t as what is wanted, or (look) only see whether all its numbers stay numbers. */
+/* Numbers [at, at + n) of what `want` has of tensor t, as the file has them. */
+TE_API te_status te__safetensors_get_part(const te_safetensors *f, const te_safetensor *t, const te_safetensor *want,
+                                          char *to, int64_t at, int64_t n, te_context *ctx) {
+    const size_t size = te_safetensors_dtype_bytes(t->dtype);
+    const uint64_t begin = f->data_at + t->offset;
+    const int64_t cols = te__safetensor_cols(t), width = want->count[1];
+    if (!want->sliced || width == cols) {
+        const int64_t first = want->sliced ? want->first[0] * cols : 0;
+        return te__safetensors_get(f, to, (size_t)n * size, begin + (uint64_t)(first + at) * size, ctx);
+    }
+    for (int64_t k = at; k < at + n;) { /* row by row */
+        const int64_t in_row = te_min(width - k % width, at + n - k);
+        const int64_t first = (want->first[0] + k / width) * cols + want->first[1] + k % width;
+        TE_TRY(te__safetensors_get(f, to, (size_t)in_row * size, begin + (uint64_t)first * size, ctx));
+        to += (size_t)in_row * size, k += in_row;
+    }
+    return TE_OK;
+}
+/* Read of tensor t what is wanted, or (look) only see whether all its numbers stay numbers. */
 TE_API te_status te__safetensors_read_as(const te_safetensors *f, const te_safetensor *t, const te_safetensor *want,
                                          int look, te_context *ctx) {
     te_dtype is = TE_f32, as = TE_f32;
-    if (t->dtype == want->dtype) return look ? TE_OK : te_safetensors_read(f, t, want->data, ctx);
-    (void)te__safetensors_converts(&is, t->dtype), (void)te__safetensors_converts(&as, want->dtype);
-    const int64_t count = (int64_t)(t->bytes / te_dtype_bytes(is)), part = TE_SAFETENSORS_STAGING / 8;
+    const int same = t->dtype == want->dtype;
+    if (same && look) return TE_OK;
+    if (same && !want->sliced) return te_safetensors_read(f, t, want->data, ctx);
+    if (!same) (void)te__safetensors_converts(&is, t->dtype), (void)te__safetensors_converts(&as, want->dtype);
+    const int64_t count = te__safetensor_count(want), part = TE_SAFETENSORS_STAGING / 8;
+    const size_t size = te_safetensors_dtype_bytes(want->dtype);
     if (look && as == TE_f32) return TE_OK;
-    char *staging = (char *)malloc((size_t)te_min(count, part) * 8 + 1);
+    char *staging = (char *)malloc((size_t)te_min(count, part) * 8 + 1); /* 8 bytes, or 4 and 4 of another format */
     TE_REQUIRE(staging, ctx, TE_ERROR_MEMORY, "%.60s: cannot allocate %lld bytes", t->name, (long long)part * 8);
-    char *made = staging + te_min(count, part) * 4;
+    char *made = same ? staging : staging + te_min(count, part) * 4;
     te_status status = TE_OK;
     for (int64_t at = 0; at < count && status == TE_OK; at += part) {
         const int64_t n = te_min(part, count - at);
-        const size_t bytes = (size_t)n * te_dtype_bytes(as);
-        status = te__safetensors_get(f, staging, (size_t)n * te_dtype_bytes(is),
-                                     f->data_at + t->offset + (uint64_t)at * te_dtype_bytes(is), ctx);
+        status = te__safetensors_get_part(f, t, want, staging, at, n, ctx);
         if (status != TE_OK) break;
-        const int64_t bad = te__safetensors_convert(look ? 0 : made, as, staging, is, n);
+        const int64_t bad = same ? -1 : te__safetensors_convert(look ? 0 : made, as, staging, is, n);
         if (bad >= 0)
             status = te_fail(ctx, TE_ERROR_VALUE, "%.120s: element %lld of %.60s, %g, does not fit %s", f->path,
                              (long long)(at + bad), t->name, (double)te_load(staging, bad, is), te_dtype_name(as));
         if (look || status != TE_OK) continue;
-        status = te_copy(ctx, (char *)want->data + (size_t)at * te_dtype_bytes(as), made, bytes);
+        status = te_copy(ctx, (char *)want->data + (size_t)at * size, made, (size_t)n * size);
         if (status == TE_OK) status = te_synchronize(ctx);
     }
     free(staging);
@@ -144,15 +163,16 @@ TE_API te_status te__safetensors_read_as(const te_safetensors *f, const te_safet
 TE_API te_status te__safetensors_read_turned(const te_safetensors *f, const te_safetensor *t, const te_safetensor *want,
                                              te_context *ctx) {
     te_safetensor host = *want;
-    char *staging = (char *)malloc(2 * (size_t)want->bytes + 1);
-    TE_REQUIRE(staging, ctx, TE_ERROR_MEMORY, "%.60s: cannot allocate %llu bytes", t->name,
-               2 * (unsigned long long)want->bytes);
-    char *turned = staging + want->bytes;
+    const size_t bytes = (size_t)te__safetensor_data_bytes(want);
+    char *staging = (char *)malloc(2 * bytes + 1);
+    TE_REQUIRE(staging, ctx, TE_ERROR_MEMORY, "%.60s: cannot allocate %zu bytes", t->name, 2 * bytes);
+    char *turned = staging + bytes;
     host.data = staging, host.transposed = 0;
     te_status status = te__safetensors_read_as(f, t, &host, 0, ctx);
     if (status == TE_OK) {
-        te__safetensor_turn(turned, staging, want->shape[0], want->shape[1], te_safetensors_dtype_bytes(want->dtype));
-        status = te_copy(ctx, want->data, turned, (size_t)want->bytes);
+        te__safetensor_turn(turned, staging, want->sliced ? want->count[0] : want->shape[0],
+                            want->sliced ? want->count[1] : want->shape[1], te_safetensors_dtype_bytes(want->dtype));
+        status = te_copy(ctx, want->data, turned, bytes);
         const te_status done = te_synchronize(ctx);
         if (status == TE_OK) status = done;
     }
@@ -160,7 +180,8 @@ TE_API te_status te__safetensors_read_turned(const te_safetensors *f, const te_s
     return status;
 }
 /* Check that the file has these tensors and (exact) no others: of these shapes, where [1, n] and [n] are the same, and
- * of these dtypes, where F32, BF16 and F16 pass for each other, as te_safetensors_load converts them. */
+ * of these dtypes, where F32, BF16 and F16 pass for each other, as te_safetensors_load converts them. The list has each
+ * once, or slices of it. */
 TE_API te_status te_safetensors_check(const te_safetensors *f, const te_safetensor *want, int n, int exact,
                                       te_context *ctx) {
     TE_REQUIRE(f && f->path && (want || n <= 0), ctx, TE_ERROR_NULL,
@@ -173,19 +194,20 @@ TE_API te_status te_safetensors_check(const te_safetensors *f, const te_safetens
         const te_safetensor *w = &want[i], *t = te_safetensors_find(f, w->name);
         uint64_t bytes;
         if (!w->name || !te__safetensor_size(&bytes, w) || bytes != w->bytes || (!w->data && bytes) ||
-            (w->transposed && w->rank != 2))
+            (w->transposed && w->rank != 2) || !te__safetensor_has_slice(w))
             status = te_fail(ctx, TE_ERROR_VALUE,
-                             "safetensors: entry %d (%.60s) of the list has no name, shape or data",
+                             "safetensors: entry %d (%.60s) of the list has no name, shape or data, or no such slice",
                              i, w->name ? w->name : "?");
         else if (!t)
             status = te_fail(ctx, TE_ERROR_FORMAT, "%.120s: has no tensor %.60s, which should be %s", f->path, w->name,
                              te__shape_text_of(w).text);
-        else if (used[t - f->tensor]++)
+        else if (used[t - f->tensor] && (used[t - f->tensor] != 2 || !w->sliced))
             status = te_fail(ctx, TE_ERROR_VALUE, "safetensors: the list has %.60s twice", w->name);
         else if (!te__safetensors_fits(t, w) || !te__safetensors_same_shape(t, w))
             status = te_fail(ctx, te__safetensors_fits(t, w) ? TE_ERROR_SHAPE : TE_ERROR_DTYPE,
                              "%.120s: tensor %.60s is %s, it should be %s", f->path, w->name,
                              te__shape_text_of(t).text, te__shape_text_of(w).text);
+        else used[t - f->tensor] = w->sliced ? 2 : 1;
     }
     for (int i = 0; exact && i < f->count && status == TE_OK; i++)
         if (!used[i])

@@ -84,6 +84,8 @@ TE_API te_status te__safetensors_check(const te_safetensor *tensor, int n, const
                    "%.60s: %llu bytes are not %s", t->name,
                    (unsigned long long)t->bytes, te__shape_text_of(t).text);
         TE_REQUIRE(t->data || !bytes, ctx, TE_ERROR_NULL, "%.60s: data is null", t->name);
+        TE_REQUIRE(!t->sliced, ctx, TE_ERROR_VALUE,
+                   "%.60s: a slice is not written: a file has whole tensors; te_checkpoint_save gathers them", t->name);
         TE_REQUIRE(!t->transposed || t->rank == 2, ctx, TE_ERROR_SHAPE, "%.60s: %s has no transpose", t->name,
                    te__shape_text_of(t).text);
         TE_REQUIRE(bytes <= (uint64_t)INT64_MAX / 2 - total, ctx, TE_ERROR_OVERFLOW,

@@ -1,8 +1,9 @@
 /* layers.c -- the ready-made layers of several ranks (te/layers.h) beside the same layer on one: what they give, the
- * gradient of x, and what each rank has of the parameters' gradients. tests/comm.sh runs it as 2 and 4 processes, each of
- * which computes the whole layer, too.
+ * gradient of x, and what each rank has of the parameters' gradients. The ranks have their parts of the weights from a
+ * file of the whole ones, in which q, k and v or gate and up are apart, or all transposed. tests/comm.sh runs it as 2 and
+ * 4 processes, each of which computes the whole layer, too.
  *
- *     mpirun -n 4 layers
+ *     mpirun -n 4 layers FOLDER                    where each rank writes a file
  *
  * Exit code 0: all is right; 1: not; 3: another rank has failed.
  */
@@ -27,8 +28,23 @@ TE_SEQUENTIAL(llama_tp4, f32, LLAMA(TE_LLAMA_BLOCK_TP, 4))
 TE_SEQUENTIAL(llama_sp2, (f32, (rows, shard)), LLAMA(TE_LLAMA_BLOCK_SP, 2))
 TE_SEQUENTIAL(llama_sp4, (f32, (rows, shard)), LLAMA(TE_LLAMA_BLOCK_SP, 4))
 
+/* What the parameters are called in a file, by one list for any number of ranks. */
+static const te_packed gpt_file[] = {
+    {"ln_1.weight", "b_norm1", "weight", 0, 0}, {"ln_1.bias", "b_norm1", "bias", 0, 0},
+    {"c_attn.weight", "b_qkv", "weight", 0, 1}, {"c_attn.bias", "b_qkv_bias", "bias", 0, 0},
+    {"c_proj.weight", "b_proj", "weight", 0, 1}, {"c_proj.bias", "b_proj_bias", "bias", 0, 0},
+    {"ln_2.weight", "b_norm2", "weight", 0, 0}, {"ln_2.bias", "b_norm2", "bias", 0, 0},
+    {"c_fc.weight", "b_fc1", "weight", 0, 1}, {"c_fc.bias", "b_fc1_bias", "bias", 0, 0},
+    {"mlp.weight", "b_fc2", "weight", 0, 1}, {"mlp.bias", "b_fc2_bias", "bias", 0, 0}};
+static const te_packed llama_file[] = {
+    {"norm1", "b_norm1", "weight", 0, 0}, {"q_proj", "b_qkv", "weight", 8 * 6, 0}, {"k_proj", "b_qkv", "weight", 4 * 6, 0},
+    {"v_proj", "b_qkv", "weight", 0, 0}, {"o_proj", "b_proj", "weight", 0, 0}, {"norm2", "b_norm2", "weight", 0, 0},
+    {"gate_proj", "b_fc1", "weight", FFN, 0}, {"up_proj", "b_fc1", "weight", FFN, 0}, {"down_proj", "b_fc2", "weight", 0, 0}};
+enum { GPT_FILE = sizeof gpt_file / sizeof *gpt_file, LLAMA_FILE = sizeof llama_file / sizeof *llama_file };
+
 static te_context ctx;
 static te_comm comm;
+static const char *folder;
 static int64_t compared, wrong;
 
 /* A layer, and what it has made of x and dy, the same numbers on all ranks. */
@@ -40,7 +56,31 @@ typedef struct layer {
     int first, rows; /* its own */
 } layer;
 
-static te_status make(layer *l, const te_plan *plan, int sharers) {
+/* The whole layer's weights go to a file; the parts that a rank has come from it. */
+static te_status exchange(const layer *l, int whole) {
+    char path[512];
+    te_packed_list list = te_packed_none();
+    te_safetensors file;
+    const int is_gpt = !strncmp(l->model.plan->name, "gpt", 3);
+    snprintf(path, sizeof path, "%s/layer%d", folder, comm.world.rank);
+    te_status status = te_packed_add(&list, &l->model, is_gpt ? gpt_file : llama_file, is_gpt ? GPT_FILE : LLAMA_FILE,
+                                     "layer.", &ctx);
+    if (status == TE_OK) status = te_packed_covers(&list, &l->model, &ctx);
+    if (status == TE_OK && whole) status = te_safetensors_write(path, list.tensor, list.count, 0, 0, &ctx);
+    if (status == TE_OK && !whole) {
+        status = te_fill(&ctx, l->params, 0xff, te_plan_param_bytes(l->model.plan)); /* NaN */
+        if (status == TE_OK) status = te_safetensors_open(&file, path, &ctx);
+        if (status == TE_OK) {
+            status = te_safetensors_load(&file, list.tensor, list.count, 1, &ctx);
+            te_safetensors_close(&file);
+        }
+        if (status == TE_OK && te_safetensors_write(path, list.tensor, list.count, 0, 0, &ctx) != TE_ERROR_VALUE)
+            wrong++, printf("rank %d: a slice was written\n", comm.world.rank);
+    }
+    te_packed_free(&list);
+    return status;
+}
+static te_status make(layer *l, const te_plan *plan, int whole, int sharers) {
     float **const of[6] = {&l->params, &l->grads, &l->x, &l->y, &l->dy, &l->dx};
     te_model *models[1] = {&l->model};
     te_batch batch;
@@ -59,6 +99,8 @@ static te_status make(layer *l, const te_plan *plan, int sharers) {
     TE_TRY(te_fill_normal(l->dy, TE_f32, ROWS * HIDDEN, 0.0f, 1.0f, 7, 2, &ctx));
     TE_TRY(te_model_bind(&l->model, plan, l->param, params, l->params, l->grads, &ctx));
     TE_TRY(te_model_randomize(&l->model, 0.2f, 7, 100, &ctx));
+    TE_TRY(te_synchronize(&ctx));
+    TE_TRY(exchange(l, whole));
     void *saved;
     TE_TRY(te_allocate(&ctx, &saved, l->saved.bytes = te_plan_saved_bytes_of_rank(plan, ROWS, &ctx)));
     l->saved.memory = saved;
@@ -93,8 +135,8 @@ static te_status compare(const char *list, const char *what, const float *got, c
 }
 static te_status check(const te_plan *one, const te_plan *many, int by_rows) {
     layer w, l;
-    TE_TRY(make(&w, one, 1));
-    TE_TRY(make(&l, many, by_rows ? comm.tensor.size : 1));
+    TE_TRY(make(&w, one, 1, 1));
+    TE_TRY(make(&l, many, 0, by_rows ? comm.tensor.size : 1));
     const int64_t at = (int64_t)l.first * HIDDEN, n = (int64_t)l.rows * HIDDEN;
     TE_TRY(compare(many->name, "y", l.y + at, w.y + at, n));
     TE_TRY(compare(many->name, "dx", l.dx + at, w.dx + at, n));
@@ -118,9 +160,11 @@ static te_status run(void) {
     return check(llama_plan(), four ? llama_sp4_plan() : llama_sp2_plan(), 1);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     int rank, size;
+    if (argc != 2) return fprintf(stderr, "layers FOLDER\n"), 2;
+    folder = argv[1];
     te_comm_launched(&rank, &size);
     te_comm_config config = te_comm_defaults();
     config.file = getenv("RANKS_FILE"), config.tensor = size;
