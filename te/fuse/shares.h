@@ -8,8 +8,8 @@
  *   after                                          a rank has                   what may follow
  *   all_gather, copy_to_group                      entered: all of it           products (shard, columns), ops without
  *                                                                               parameters
- *   (linear, .., (shard, columns))                 columns: its own columns     bias, mul_param, attention, maps,
- *                                                                               products (shard, rows),
+ *   (linear, .., (shard, columns))                 columns: its own columns     bias, mul_param, head_norm, maps,
+ *                                                                               attention, products (shard, rows),
  *                                                                               (cross_entropy, .., (ranks, N))
  *   (linear, .., (shard, rows)),                   sums: a part of the sum      reduce_scatter, all_reduce
  *   (embedding, .., (ranks, N))

@@ -7,6 +7,7 @@
  *     forward     y = x rstd w, rstd = (sum(x^2) / D + eps)^-1/2
  *     backward    dx = rstd (w dy - x rstd^2 / D sum(w dy x)),  dw = the sum over rows and heads of dy x rstd
  * With a rope behind it one kernel turns the heads, too: head_norm_rope, in backward rope_head_norm.
+ * A rank of a tensor group that has some of the heads has both weights, and a part of the sum that is dw.
  * Bytes: x and y of a row, in backward x, dy and dx; rstd is computed again.
  */
 #ifndef TE_OPS_HEAD_NORM_H
@@ -19,7 +20,8 @@
 #define TE_OP_head_norm1p (head_norm, own)
 #define TE_SHAPES_head_norm(op) (3)
 #define TE_IN_head_norm(op) ((TE_ARG1(op, 0) + 2 * (TE_ARG2(op, 0))) * (TE_ARG3(op, 0)))
-#define TE_FLAGS_head_norm(op) (TE_SAVES_INPUT)
+#define TE_FLAGS_head_norm(op) (TE_SAVES_INPUT | TE_PARAMS_OF_ALL)
+#define TE_SHARE_FITS_head_norm(op, in) ((int)(in) == (int)TE_SHARE_same || (int)(in) == (int)TE_SHARE_columns)
 #define TE_PARAMS_head_norm(op, in, out) TE_JOIN1(TE__PARAMS_OF_, TE_KIND(op))(TE_ARG3(op, 0))
 #define TE__PARAMS_OF_head_norm(dim) ((q_weight, 1, dim, one), (k_weight, 1, dim, one))
 #define TE__PARAMS_OF_head_norm1p(dim) ((q_weight, 1, dim, zero), (k_weight, 1, dim, zero))

@@ -89,7 +89,10 @@ TE_API size_t te_plan_grad_bytes(const te_plan *plan) {
  * up to this op, whose columns may be shared out in parts; null: there was none. */
 TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
     if (op->out_rows == TE_ROWS_shard || op->in_rows == TE_ROWS_shard) p->sums = 1;
-    if (op->share == TE_SHARE_columns) p->shard = TE_SHARD_columns, p->sums = 0;
+    if (op->share == TE_SHARE_columns) {
+        p->sums = (op->flags & TE_PARAMS_OF_ALL) != 0;
+        p->shard = p->sums ? TE_SHARD_none : TE_SHARD_columns;
+    }
     if (op->share == TE_SHARE_sums) p->shard = op->ranks ? TE_SHARD_columns : TE_SHARD_rows, p->sums = 0;
     p->parts = p->first_part = 1;
     /* an op with kernels of its own has parameters of another shape: sinks, one for each head */

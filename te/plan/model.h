@@ -42,6 +42,7 @@ enum {
     TE_EPILOGUE_OF_BIAS = 1 << 20,  /* what a matrix product before it may take along at its end: + its parameter, */
     TE_EPILOGUE_OF_GELU = 1 << 21,  /* gelu, */
     TE_EPILOGUE_OF_SCALE = 1 << 22, /* or a factor; te_op.options is a te_scale_options */
+    TE_PARAMS_OF_ALL = 1 << 23,     /* ranks with their own columns have the same parameters, for all columns */
 };
 
 typedef enum te_init {
@@ -94,8 +95,8 @@ typedef enum te_recipe {
 /* Whether its scales are of tiles and blocks, of rows, of tensors; a constant of one. */
 #define TE_IS_TILED(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_block)
 #define TE_IS_BY_ROW(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_row)
-#define TE_IS_BY_TENSOR(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_current || \
-                                 (int)(recipe) == (int)TE_RECIPE_fp8_delayed)
+#define TE_IS_BY_TENSOR(recipe) \
+    ((int)(recipe) == (int)TE_RECIPE_fp8_current || (int)(recipe) == (int)TE_RECIPE_fp8_delayed)
 
 /* A parameter as the list declares it. */
 typedef struct te_param_info {
@@ -105,8 +106,8 @@ typedef struct te_param_info {
     int tied; /* has no memory of its own: te_tie() it to another */
 } te_param_info;
 
-enum { TE_TURNED_WORDS = (TE_MAX_OPS + 31) / 32 };
-enum { TE_MAX_PARAMS = 3 /* of one op */, TE_MAX_SPANS = TE_MAX_OPS / 3 /* two marks and an op */ };
+enum { TE_MAX_PARAMS = 3 /* of one op */, TE_MAX_SPANS = TE_MAX_OPS / 3 /* two marks and an op */,
+       TE_TURNED_WORDS = (TE_MAX_OPS + 31) / 32 };
 
 typedef struct te_op {
     const char *kind, *name; /* "gelu", "act": for messages */
@@ -237,9 +238,9 @@ typedef struct te_model {
     te_param *param;
     int param_count;
     const struct te_model *at; /* where it was bound, if its parameters lie behind it; else null */
-    const void *params; /* the two buffers, of so many elements */
+    const void *params; /* the two buffers, */
     const float *grads;
-    int64_t elements, grad_elements;
+    int64_t elements, grad_elements; /* of so many elements */
     te_watch *watch; /* null: nobody wants to know when gradients are final */
 } te_model;
 
@@ -267,16 +268,15 @@ TE_API int te__from_tokens(const te_plan *p) { return (p->op[0].flags & TE_FROM_
 TE_API int te__to_loss(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_TO_LOSS) != 0; }
 /* Whether an input of the plan has rows of TE_ROWS_memory. */
 TE_API int te__has_memory(const te_plan *p) {
-    int has = 0;
-    for (int i = 0; i < p->op_count; i++) has |= p->op[i].flags & TE_OF_MEMORY;
-    return has != 0;
+    for (int i = 0; i < p->op_count; i++)
+        if (p->op[i].flags & TE_OF_MEMORY) return 1;
+    return 0;
 }
 /* Whether a value of the plan has rows of TE_ROWS_shard. */
 TE_API int te__shares_rows(const te_plan *p) {
-    int shares = 0;
     for (int i = 0; i < p->op_count; i++)
-        shares |= p->op[i].in_rows == TE_ROWS_shard || p->op[i].out_rows == TE_ROWS_shard;
-    return shares;
+        if (p->op[i].in_rows == TE_ROWS_shard || p->op[i].out_rows == TE_ROWS_shard) return 1;
+    return 0;
 }
 /* Whether backward computes the gradient of a parameter. One that is tied trains as its owner does. */
 TE_API int te_is_trained(const te_param *p) {
