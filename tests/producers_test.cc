@@ -2,6 +2,7 @@
 // the same kernel in the list's format and a cast behind it.
 #include "draw.h"
 #include "recipe.h"
+#include "te/fuse/inference.h"
 #include "te/ops/activation.h"
 #include "te/ops/bias.h"
 #include "te/ops/dropout.h"
@@ -23,7 +24,11 @@ TE_QUANTIZE_ROWS(rows_bf16, bf16)
     MODEL(r##D##_add, (D, (recipe, R)), (fork, x), (relu, r), (add, x), (fork, y), (rmsnorm, n, 128), (linear, l, 128, 128), (add, y)) \
     MODEL(r##D##_gelu, (D, (recipe, R)), (linear, f, 16, 272), (bias, b, 272), (gelu, n), (linear, l, 272, 16))                  \
     MODEL(r##D##_gated, (D, (recipe, R)), (linear, f, 16, 512), (bias, b, 512), (swiglu, n), (linear, l, 256, 16))               \
-    MODEL(r##D##_drop, (D, (recipe, R)), (fork, x), (linear, f, 160, 160), (bias, b, 160), (dropout, d, 0.2f), (add, x), (linear, l, 160, 16))
+    MODEL(r##D##_drop, (D, (recipe, R)), (fork, x), (linear, f, 160, 160), (bias, b, 160), (dropout, d, 0.2f), (add, x), (linear, l, 160, 16)) \
+    TE_INFERENCE(r##D##_alone, (D, (recipe, R)), (layernorm, n, 144), (linear, a, 144, 2064), (rmsnorm, w, 2064), (linear, c, 2064, 128),   \
+                 (fork, x), (relu, r), (add, x), (fork, y), (rmsnorm, m, 128), (linear, d, 128, 128), (add, y),                   \
+                 (linear, f, 128, 272), (bias, b, 272), (gelu, s), (linear, e, 272, 16), (linear, g, 16, 512), (bias, h, 512),    \
+                 (swiglu, t), (linear, i, 256, 16))
 RULES(LISTS)
 
 namespace {
@@ -37,12 +42,12 @@ struct producer {
 };
 #define OF(kernel, half, count, norm) {#kernel, kernel##_launch, kernel##_shape(half), count, norm}
 #define PRODUCERS(D, r, R)                                                                                                       \
-    OF(r##D##_norm_n_layernorm, 144, 1, 0), OF(r##D##_norm_n_layernorm_infer, 144, 1, 0),                                        \
-        OF(r##D##_wide_n_rmsnorm, 2064, 1, 0), OF(r##D##_wide_n_rmsnorm_infer, 2064, 1, 0),                                      \
-        OF(r##D##_add_x_add_fork_rmsnorm, 128, 3, 2), OF(r##D##_add_x_add_fork_rmsnorm_infer, 128, 3, 2),                        \
-        OF(r##D##_gelu_f_linear_bias_gelu, 272, 2, -1), OF(r##D##_gelu_f_linear_bias_gelu_infer, 272, 2, -1),                    \
+    OF(r##D##_norm_n_layernorm, 144, 1, 0), OF(r##D##_alone_n_layernorm_infer, 144, 1, 0),                                       \
+        OF(r##D##_wide_n_rmsnorm, 2064, 1, 0), OF(r##D##_alone_w_rmsnorm_infer, 2064, 1, 0),                                     \
+        OF(r##D##_add_x_add_fork_rmsnorm, 128, 3, 2), OF(r##D##_alone_x_add_fork_rmsnorm_infer, 128, 3, 2),                      \
+        OF(r##D##_gelu_f_linear_bias_gelu, 272, 2, -1), OF(r##D##_alone_f_linear_bias_gelu_infer, 272, 2, -1),                   \
         OF(r##D##_gelu_l_linear_gelu_bias_backward, 272, 2, -1), OF(r##D##_gated_f_linear_bias_swiglu, 256, 2, -1),              \
-        OF(r##D##_gated_f_linear_bias_swiglu_infer, 256, 2, -1), OF(r##D##_gated_n_swiglu_bias_backward, 256, 2, -1),            \
+        OF(r##D##_alone_g_linear_bias_swiglu_infer, 256, 2, -1), OF(r##D##_gated_n_swiglu_bias_backward, 256, 2, -1),            \
         OF(r##D##_drop_f_linear_bias_dropout_add, 160, 3, -1), OF(r##D##_drop_x_add_dropout_bias_backward, 160, 3, -1),
 
 // Numbers of many sizes and, if wanted, some that are not finite.
