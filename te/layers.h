@@ -138,23 +138,34 @@
  * (rows, shard): between the parts that are shared out each rank has its own rows alone. All sizes are those of the
  * whole. Ops besides those above: b_enter1, b_leave1, b_enter2, b_leave2, the collectives. */
 #define TE_TRANSFORMER_LAYER_TP(b, NORM, ACT, H, F, HEADS, KV, D, P, N)                               \
-    TE__LAYERS_RANKS(b, NORM, 1e-5f, ACT, H, F, 1, HEADS, KV, D, P, 0, TE__LAYERS_NONE, TE__LAYERS_BIAS, \
-                     TE__LAYERS_DROP, copy_to_group, all_reduce, N)
+    TE__LAYERS_RANKS(b, NORM, 1e-5f, ACT, H, F, 1, HEADS, KV, D, P, (), TE__LAYERS_NONE, TE__LAYERS_BIAS, \
+                     TE__LAYERS_BIAS, TE__LAYERS_DROP, copy_to_group, all_reduce, N)
 #define TE_TRANSFORMER_LAYER_SP(b, NORM, ACT, H, F, HEADS, KV, D, P, N)                               \
-    TE__LAYERS_RANKS(b, NORM, 1e-5f, ACT, H, F, 1, HEADS, KV, D, P, 0, TE__LAYERS_NONE, TE__LAYERS_BIAS, \
-                     TE__LAYERS_DROP, all_gather, reduce_scatter, N)
+    TE__LAYERS_RANKS(b, NORM, 1e-5f, ACT, H, F, 1, HEADS, KV, D, P, (), TE__LAYERS_NONE, TE__LAYERS_BIAS, \
+                     TE__LAYERS_BIAS, TE__LAYERS_DROP, all_gather, reduce_scatter, N)
 #define TE_GPT_BLOCK_TP(b, H, F, HEADS, P, N) \
     TE_TRANSFORMER_LAYER_TP(b, layernorm, gelu, H, F, HEADS, HEADS, (H) / (HEADS), P, N)
 #define TE_GPT_BLOCK_SP(b, H, F, HEADS, P, N) \
     TE_TRANSFORMER_LAYER_SP(b, layernorm, gelu, H, F, HEADS, HEADS, (H) / (HEADS), P, N)
-#define TE_LLAMA_BLOCK_TP(b, H, F, HEADS, KV, D, BASE, N) \
-    TE__LAYERS_GATED_TP(b, 1e-5f, H, F, HEADS, KV, D, BASE, TE__LAYERS_TURN, N)
-#define TE_LLAMA_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, N) \
-    TE__LAYERS_GATED_SP(b, 1e-5f, H, F, HEADS, KV, D, BASE, TE__LAYERS_TURN, N)
+/* Behind N the options of rope: (base, 500000.0f), (scaling, llama3), .. */
+#define TE_LLAMA31_BLOCK_TP(b, H, F, HEADS, KV, D, N, ...) \
+    TE__LAYERS_GATED_TP(b, 1e-5f, H, F, HEADS, KV, D, (__VA_ARGS__), TE__LAYERS_TURN, TE__LAYERS_NONE, N)
+#define TE_LLAMA31_BLOCK_SP(b, H, F, HEADS, KV, D, N, ...) \
+    TE__LAYERS_GATED_SP(b, 1e-5f, H, F, HEADS, KV, D, (__VA_ARGS__), TE__LAYERS_TURN, TE__LAYERS_NONE, N)
+#define TE_LLAMA_BLOCK_TP(b, H, F, HEADS, KV, D, BASE, N) TE_LLAMA31_BLOCK_TP(b, H, F, HEADS, KV, D, N, (base, BASE))
+#define TE_LLAMA_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, N) TE_LLAMA31_BLOCK_SP(b, H, F, HEADS, KV, D, N, (base, BASE))
+#define TE_QWEN2_BLOCK_TP(b, H, F, HEADS, KV, D, BASE, N) \
+    TE__LAYERS_GATED_TP(b, 1e-6f, H, F, HEADS, KV, D, ((base, BASE)), TE__LAYERS_TURN, TE__LAYERS_BIAS, N)
+#define TE_QWEN2_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, N) \
+    TE__LAYERS_GATED_SP(b, 1e-6f, H, F, HEADS, KV, D, ((base, BASE)), TE__LAYERS_TURN, TE__LAYERS_BIAS, N)
 #define TE_QWEN3_BLOCK_TP(b, H, F, HEADS, KV, D, BASE, N) \
-    TE__LAYERS_GATED_TP(b, 1e-6f, H, F, HEADS, KV, D, BASE, TE__LAYERS_NORM_TURN, N)
+    TE__LAYERS_GATED_TP(b, 1e-6f, H, F, HEADS, KV, D, ((base, BASE)), TE__LAYERS_NORM_TURN, TE__LAYERS_NONE, N)
 #define TE_QWEN3_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, N) \
-    TE__LAYERS_GATED_SP(b, 1e-6f, H, F, HEADS, KV, D, BASE, TE__LAYERS_NORM_TURN, N)
+    TE__LAYERS_GATED_SP(b, 1e-6f, H, F, HEADS, KV, D, ((base, BASE)), TE__LAYERS_NORM_TURN, TE__LAYERS_NONE, N)
+#define TE_GEMMA2_BLOCK_TP(b, H, F, HEADS, KV, D, SCALE, LEFT, N) \
+    TE__LAYERS_GEMMA2(b, H, F, HEADS, KV, D, SCALE, LEFT, copy_to_group, all_reduce, N)
+#define TE_GEMMA2_BLOCK_SP(b, H, F, HEADS, KV, D, SCALE, LEFT, N) \
+    TE__LAYERS_GEMMA2(b, H, F, HEADS, KV, D, SCALE, LEFT, all_gather, reduce_scatter, N)
 
 /* ---- what they are made of: parts that end in a comma, or are nothing -------------------------------------------- */
 
@@ -171,32 +182,47 @@
     (attention, b##_attention, HEADS, KV, D), (linear, b##_proj, (HEADS) * (D), H),                 \
     BIAS(b##_proj_bias, H) (dropout, b##_drop1, P), (add, b##_x1), (fork, b##_x2),                  \
     (NORM, b##_norm2, H), TE__LAYERS_MLP(b, ACT, H, F, BETWEEN, BIAS, (dropout, b##_drop2, P)), (add, b##_x2)
-#define TE__LAYERS_TURN(b, HEADS, KV, D, BASE) (rope, b##_rope, HEADS, KV, D, (base, BASE)),
-#define TE__LAYERS_NORM_TURN(b, HEADS, KV, D, BASE) \
-    (head_norm, b##_heads, HEADS, KV, D, (eps, 1e-6f)), TE__LAYERS_TURN(b, HEADS, KV, D, BASE)
+#define TE__LAYERS_TURN(b, HEADS, KV, D, OPTIONS) (rope, b##_rope, HEADS, KV, D, TE_STRIP OPTIONS),
+#define TE__LAYERS_NORM_TURN(b, HEADS, KV, D, OPTIONS) \
+    (head_norm, b##_heads, HEADS, KV, D, (eps, 1e-6f)), TE__LAYERS_TURN(b, HEADS, KV, D, OPTIONS)
 #define TE__LAYERS_DROP(name, P) (dropout, name, P),
 #define TE__LAYERS_PART(WIDTH, N) ((WIDTH) % (N) ? 0 : (WIDTH) / (N)) /* a width of 0 does not compile */
-/* HALVES: parts of what the first product of the MLP gives, 2 of a gated one. */
-#define TE__LAYERS_RANKS(b, NORM, EPS, ACT, H, F, HALVES, HEADS, KV, D, P, BASE, ROPE, BIAS, DROP, ENTER, LEAVE, N) \
-    (fork, b##_x1), (NORM, b##_norm1, H, (eps, EPS)), (ENTER, b##_enter1),                                          \
+/* q, k and v of a rank's heads; the first product of its MLP, of HALVES parts, 2 of a gated one. */
+#define TE__LAYERS_QKV(b, H, HEADS, KV, D, N)                                                                       \
     (linear, b##_qkv, H, TE__LAYERS_PART(((HEADS) + 2 * (KV)) * (D), N), (shard, columns), (parts, 3),              \
-     (first_part, (HEADS) / (KV))),                                                                                 \
-    BIAS(b##_qkv_bias, TE__LAYERS_PART(((HEADS) + 2 * (KV)) * (D), N))                                              \
-    ROPE(b, TE__LAYERS_PART(HEADS, N), TE__LAYERS_PART(KV, N), D, BASE)                                             \
+     (first_part, (HEADS) / (KV)))
+#define TE__LAYERS_FC1(b, H, F, HALVES, N) \
+    (linear, b##_fc1, H, (HALVES) * TE__LAYERS_PART(F, N), (shard, columns), (parts, HALVES))
+/* TURN: the options of rope, in parentheses. */
+#define TE__LAYERS_RANKS(b, NORM, EPS, ACT, H, F, HALVES, HEADS, KV, D, P, TURN, ROPE, QKV_BIAS, BIAS, DROP, ENTER, \
+                         LEAVE, N)                                                                                  \
+    (fork, b##_x1), (NORM, b##_norm1, H, (eps, EPS)), (ENTER, b##_enter1), TE__LAYERS_QKV(b, H, HEADS, KV, D, N),   \
+    QKV_BIAS(b##_qkv_bias, TE__LAYERS_PART(((HEADS) + 2 * (KV)) * (D), N))                                          \
+    ROPE(b, TE__LAYERS_PART(HEADS, N), TE__LAYERS_PART(KV, N), D, TURN)                                             \
     (attention, b##_attention, TE__LAYERS_PART(HEADS, N), TE__LAYERS_PART(KV, N), D),                               \
     (linear, b##_proj, TE__LAYERS_PART((HEADS) * (D), N), H, (shard, rows)), (LEAVE, b##_leave1),                   \
     BIAS(b##_proj_bias, H) DROP(b##_drop1, P) (add, b##_x1),                                                        \
-    (fork, b##_x2), (NORM, b##_norm2, H, (eps, EPS)), (ENTER, b##_enter2),                                          \
-    (linear, b##_fc1, H, (HALVES) * TE__LAYERS_PART(F, N), (shard, columns), (parts, HALVES)),                      \
+    (fork, b##_x2), (NORM, b##_norm2, H, (eps, EPS)), (ENTER, b##_enter2), TE__LAYERS_FC1(b, H, F, HALVES, N),      \
     BIAS(b##_fc1_bias, (HALVES) * TE__LAYERS_PART(F, N)) (ACT, b##_act),                                            \
     (linear, b##_fc2, TE__LAYERS_PART(F, N), H, (shard, rows)), (LEAVE, b##_leave2), BIAS(b##_fc2_bias, H)          \
     DROP(b##_drop2, P) (add, b##_x2)
-#define TE__LAYERS_GATED_TP(b, EPS, H, F, HEADS, KV, D, BASE, ROPE, N)                                              \
-    TE__LAYERS_RANKS(b, rmsnorm, EPS, swiglu, H, F, 2, HEADS, KV, D, 0, BASE, ROPE, TE__LAYERS_NONE,                \
+#define TE__LAYERS_GATED_TP(b, EPS, H, F, HEADS, KV, D, TURN, ROPE, QKV_BIAS, N)                                    \
+    TE__LAYERS_RANKS(b, rmsnorm, EPS, swiglu, H, F, 2, HEADS, KV, D, 0, TURN, ROPE, QKV_BIAS, TE__LAYERS_NONE,      \
                      TE__LAYERS_NONE, copy_to_group, all_reduce, N)
-#define TE__LAYERS_GATED_SP(b, EPS, H, F, HEADS, KV, D, BASE, ROPE, N)                                              \
-    TE__LAYERS_RANKS(b, rmsnorm, EPS, swiglu, H, F, 2, HEADS, KV, D, 0, BASE, ROPE, TE__LAYERS_NONE,                \
+#define TE__LAYERS_GATED_SP(b, EPS, H, F, HEADS, KV, D, TURN, ROPE, QKV_BIAS, N)                                    \
+    TE__LAYERS_RANKS(b, rmsnorm, EPS, swiglu, H, F, 2, HEADS, KV, D, 0, TURN, ROPE, QKV_BIAS, TE__LAYERS_NONE,      \
                      TE__LAYERS_NONE, all_gather, reduce_scatter, N)
+#define TE__LAYERS_GEMMA2(b, H, F, HEADS, KV, D, SCALE, LEFT, ENTER, LEAVE, N)                                      \
+    (fork, b##_x1), (rmsnorm1p, b##_norm1, H, (eps, 1e-6f)), (ENTER, b##_enter1),                                   \
+    TE__LAYERS_QKV(b, H, HEADS, KV, D, N),                                                                          \
+    (rope, b##_rope, TE__LAYERS_PART(HEADS, N), TE__LAYERS_PART(KV, N), D),                                         \
+    (attention, b##_attention, TE__LAYERS_PART(HEADS, N), TE__LAYERS_PART(KV, N), D, (scale, SCALE),                \
+     (softcap, 50.0f), (window_left, LEFT)),                                                                        \
+    (linear, b##_proj, TE__LAYERS_PART((HEADS) * (D), N), H, (shard, rows)), (LEAVE, b##_leave1),                   \
+    (rmsnorm1p, b##_norm1_after, H, (eps, 1e-6f)), (add, b##_x1),                                                   \
+    (fork, b##_x2), (rmsnorm1p, b##_norm2, H, (eps, 1e-6f)), (ENTER, b##_enter2), TE__LAYERS_FC1(b, H, F, 2, N),    \
+    (geglu, b##_act), (linear, b##_fc2, TE__LAYERS_PART(F, N), H, (shard, rows)), (LEAVE, b##_leave2),              \
+    (rmsnorm1p, b##_norm2_after, H, (eps, 1e-6f)), (add, b##_x2)
 #define TE__LAYERS_T5(b, ACT, H, F, BETWEEN, HEADS, D, P, M, ENC, TIED)                                             \
     (fork, b##_x1), (rmsnorm, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, 3 * (HEADS) * (D)),                 \
     (attention, b##_attention, HEADS, HEADS, D, (scale, 1.0f), (relative_bias, 32), (tied, TIED)),                  \

@@ -15,24 +15,29 @@
 
 enum { HIDDEN = 48, FFN = 80, BATCH = 3, SEQ = 8, ROWS = BATCH * SEQ, MOST = HIDDEN * 4 * FFN };
 
-#define GPT(name, N) name(b, HIDDEN, FFN, 4, 0.0f, N)
-#define LLAMA(name, N) name(b, HIDDEN, FFN, 8, 4, 6, 500000.0f, N)
-#define QWEN(name, N) name(b, HIDDEN, FFN, 8, 4, 6, 1000000.0f, N)
-TE_SEQUENTIAL(gpt, f32, TE_GPT_BLOCK(b, HIDDEN, FFN, 4, 0.0f))
-TE_SEQUENTIAL(llama, f32, TE_LLAMA_BLOCK(b, HIDDEN, FFN, 8, 4, 6, 500000.0f))
-TE_SEQUENTIAL(qwen, f32, TE_QWEN3_BLOCK(b, HIDDEN, FFN, 8, 4, 6, 1000000.0f))
-TE_SEQUENTIAL(gpt_tp2, f32, GPT(TE_GPT_BLOCK_TP, 2))
-TE_SEQUENTIAL(gpt_tp4, f32, GPT(TE_GPT_BLOCK_TP, 4))
-TE_SEQUENTIAL(gpt_sp2, (f32, (rows, shard)), GPT(TE_GPT_BLOCK_SP, 2))
-TE_SEQUENTIAL(gpt_sp4, (f32, (rows, shard)), GPT(TE_GPT_BLOCK_SP, 4))
-TE_SEQUENTIAL(llama_tp2, f32, LLAMA(TE_LLAMA_BLOCK_TP, 2))
-TE_SEQUENTIAL(llama_tp4, f32, LLAMA(TE_LLAMA_BLOCK_TP, 4))
-TE_SEQUENTIAL(llama_sp2, (f32, (rows, shard)), LLAMA(TE_LLAMA_BLOCK_SP, 2))
-TE_SEQUENTIAL(llama_sp4, (f32, (rows, shard)), LLAMA(TE_LLAMA_BLOCK_SP, 4))
-TE_SEQUENTIAL(qwen_tp2, f32, QWEN(TE_QWEN3_BLOCK_TP, 2))
-TE_SEQUENTIAL(qwen_tp4, f32, QWEN(TE_QWEN3_BLOCK_TP, 4))
-TE_SEQUENTIAL(qwen_sp2, (f32, (rows, shard)), QWEN(TE_QWEN3_BLOCK_SP, 2))
-TE_SEQUENTIAL(qwen_sp4, (f32, (rows, shard)), QWEN(TE_QWEN3_BLOCK_SP, 4))
+/* Each of one rank, and tensor parallel (TP) and with sequence parallelism (SP) of 2 and 4. */
+#define LAYERS(X)                                                                                                     \
+    X(gpt, TE_GPT_BLOCK, (b, HIDDEN, FFN, 4, 0.0f))                                                                   \
+    X(llama, TE_LLAMA_BLOCK, (b, HIDDEN, FFN, 8, 4, 6, 500000.0f))                                                    \
+    X(qwen2, TE_QWEN2_BLOCK, (b, HIDDEN, FFN, 8, 4, 6, 1000000.0f))                                                   \
+    X(qwen3, TE_QWEN3_BLOCK, (b, HIDDEN, FFN, 8, 4, 6, 1000000.0f))                                                   \
+    X(gemma2, TE_GEMMA2_BLOCK, (b, HIDDEN, FFN, 8, 4, 6, 0.3f, 3))
+#define RANKS(BLOCK, args, N) RANKS_(BLOCK, TE_STRIP args, N)
+#define RANKS_(...) RANKS__(__VA_ARGS__)
+#define RANKS__(BLOCK, ...) BLOCK(__VA_ARGS__)
+#define LISTS(name, BLOCK, args)                                                                                      \
+    TE_SEQUENTIAL(name, f32, BLOCK args)                                                                              \
+    TE_SEQUENTIAL(name##_tp2, f32, RANKS(BLOCK##_TP, args, 2))                                                        \
+    TE_SEQUENTIAL(name##_tp4, f32, RANKS(BLOCK##_TP, args, 4))                                                        \
+    TE_SEQUENTIAL(name##_sp2, (f32, (rows, shard)), RANKS(BLOCK##_SP, args, 2))                                       \
+    TE_SEQUENTIAL(name##_sp4, (f32, (rows, shard)), RANKS(BLOCK##_SP, args, 4))
+LAYERS(LISTS)
+#define TURN (base, 500000.0f), (scaling, llama3), (factor, 8.0f), (original_length, 16)
+TE_SEQUENTIAL(llama31, f32, TE_LLAMA31_BLOCK(b, HIDDEN, FFN, 8, 4, 6, TURN))
+TE_SEQUENTIAL(llama31_tp2, f32, TE_LLAMA31_BLOCK_TP(b, HIDDEN, FFN, 8, 4, 6, 2, TURN))
+TE_SEQUENTIAL(llama31_tp4, f32, TE_LLAMA31_BLOCK_TP(b, HIDDEN, FFN, 8, 4, 6, 4, TURN))
+TE_SEQUENTIAL(llama31_sp2, (f32, (rows, shard)), TE_LLAMA31_BLOCK_SP(b, HIDDEN, FFN, 8, 4, 6, 2, TURN))
+TE_SEQUENTIAL(llama31_sp4, (f32, (rows, shard)), TE_LLAMA31_BLOCK_SP(b, HIDDEN, FFN, 8, 4, 6, 4, TURN))
 
 /* What the parameters are called in a file, by one list for any number of ranks. */
 static const te_packed gpt_file[] = {
@@ -46,8 +51,11 @@ static const te_packed llama_file[] = {
     {"norm1", "b_norm1", "weight", 0, 0}, {"q_proj", "b_qkv", "weight", 8 * 6, 0}, {"k_proj", "b_qkv", "weight", 4 * 6, 0},
     {"v_proj", "b_qkv", "weight", 0, 0}, {"o_proj", "b_proj", "weight", 0, 0}, {"norm2", "b_norm2", "weight", 0, 0},
     {"gate_proj", "b_fc1", "weight", FFN, 0}, {"up_proj", "b_fc1", "weight", FFN, 0}, {"down_proj", "b_fc2", "weight", 0, 0},
-    {"q_norm", "b_heads", "q_weight", 0, 0}, {"k_norm", "b_heads", "k_weight", 0, 0}}; /* the last two: Qwen3's */
-enum { GPT_FILE = sizeof gpt_file / sizeof *gpt_file, QWEN_FILE = sizeof llama_file / sizeof *llama_file };
+    {"q_norm", "b_heads", "q_weight", 0, 0}, {"k_norm", "b_heads", "k_weight", 0, 0},         /* Qwen3 */
+    {"q_bias", "b_qkv_bias", "bias", 8 * 6, 0}, {"k_bias", "b_qkv_bias", "bias", 4 * 6, 0},   /* Qwen2 */
+    {"v_bias", "b_qkv_bias", "bias", 0, 0}, {"after1", "b_norm1_after", "weight", 0, 0},      /* Gemma 2 */
+    {"after2", "b_norm2_after", "weight", 0, 0}};
+enum { GPT_FILE = sizeof gpt_file / sizeof *gpt_file, LLAMA_FILE = sizeof llama_file / sizeof *llama_file };
 
 static te_context ctx;
 static te_comm comm;
@@ -68,10 +76,16 @@ static te_status exchange(const layer *l, int whole) {
     char path[512];
     te_packed_list list = te_packed_none();
     te_safetensors file;
-    const char *name = l->model.plan->name;
-    const int is_gpt = !strncmp(name, "gpt", 3), parts = is_gpt ? GPT_FILE : *name == 'q' ? QWEN_FILE : QWEN_FILE - 2;
+    const int is_gpt = !strncmp(l->model.plan->name, "gpt", 3);
+    te_packed parts[LLAMA_FILE];
+    int count = 0;
+    for (int i = 0; i < (is_gpt ? (int)GPT_FILE : (int)LLAMA_FILE); i++) { /* those that the list has */
+        const te_packed *p = is_gpt ? &gpt_file[i] : &llama_file[i];
+        for (int k = 0, has = 0; k < l->model.param_count && !has; k++)
+            if (!strcmp(l->param[k].op, p->op)) parts[count++] = *p, has = 1;
+    }
     snprintf(path, sizeof path, "%s/layer%d", folder, comm.world.rank);
-    te_status status = te_packed_add(&list, &l->model, is_gpt ? gpt_file : llama_file, parts, "layer.", &ctx);
+    te_status status = te_packed_add(&list, &l->model, parts, count, "layer.", &ctx);
     if (status == TE_OK) status = te_packed_covers(&list, &l->model, &ctx);
     if (status == TE_OK && whole) status = te_safetensors_write(path, list.tensor, list.count, 0, 0, &ctx);
     if (status == TE_OK && !whole) {
@@ -161,12 +175,12 @@ static te_status check(const te_plan *one, const te_plan *many, int by_rows) {
 }
 static te_status run(void) {
     const int four = comm.tensor.size == 4;
-    TE_TRY(check(gpt_plan(), four ? gpt_tp4_plan() : gpt_tp2_plan(), 0));
-    TE_TRY(check(gpt_plan(), four ? gpt_sp4_plan() : gpt_sp2_plan(), 1));
-    TE_TRY(check(llama_plan(), four ? llama_tp4_plan() : llama_tp2_plan(), 0));
-    TE_TRY(check(llama_plan(), four ? llama_sp4_plan() : llama_sp2_plan(), 1));
-    TE_TRY(check(qwen_plan(), four ? qwen_tp4_plan() : qwen_tp2_plan(), 0));
-    return check(qwen_plan(), four ? qwen_sp4_plan() : qwen_sp2_plan(), 1);
+#define CHECK(name, ...)                                                                                              \
+    TE_TRY(check(name##_plan(), four ? name##_tp4_plan() : name##_tp2_plan(), 0));                                    \
+    TE_TRY(check(name##_plan(), four ? name##_sp4_plan() : name##_sp2_plan(), 1));
+    LAYERS(CHECK)
+    CHECK(llama31)
+    return TE_OK;
 }
 
 int main(int argc, char **argv) {
