@@ -33,7 +33,7 @@ CU
 awk '
     /\.entry / { kernel = $0; sub(/.*\.entry /, "", kernel); sub(/\(.*/, "", kernel) }
     /ld\.global\.v4/ && kernel ~ /_fork_/ { own[kernel]++ }
-    END { for (k in own) n++; print n + 0 " of 3 kernels read what they have stored from memory"; exit n != 3 }' "$build/own.ptx"
+    END { for (k in own) n++; print n + 0 " of 2 kernels read what they have stored from memory"; exit n != 2 }' "$build/own.ptx"
 nvidia-smi -L >/dev/null 2>&1 || { echo "no GPU: the host alone" && exit; }
 "$nvcc" -std=c++17 -O1 -arch=native -DTE_KEEP_CALLS -I. -Itests -x cu -c "$build/rows_random_test.cc" -o "$build/cuda.o"
 "$nvcc" "$build/cuda.o" "${support[@]}" -o "$build/cuda" -lcublasLt
