@@ -9,10 +9,14 @@
 #include "te/ops/activation.h"
 #include "te/ops/bias.h"
 #include "te/ops/linear.h"
+#include "te/ops/recompute.h"
 #include "te/ops/residual.h"
+#include "te/ops/scale.h"
 
 // Forward linear_bias_gelu and linear_bias_add, backward add_bias, linear_gelu_bias and linear_fork.
-MODEL(rows_fp8, (bf16, (recipe, fp8_delayed)), (fork, x), (linear, a, 2064, 528), (bias, ab, 528), (gelu, g), (linear, b, 528, 2064), (bias, bb, 2064), (add, x))
+#define ROWS (fork, x), (linear, a, 2064, 528), (bias, ab, 528), (gelu, g), (linear, b, 528, 2064), (bias, bb, 2064), (add, x)
+MODEL(rows_fp8, (bf16, (recipe, fp8_delayed)), ROWS)
+MODEL(kept_fp8, (bf16, (recipe, fp8_delayed)), ROWS, (recompute, r), (scale, one, 1.0f), (end_recompute, r)) // a list with a span keeps what its products read
 
 namespace {
 
@@ -340,14 +344,24 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
     const reference::vec wa = read_at(u.ctx, a->data, TE_e4m3, (size_t)IN * MIDDLE, 1 / scale_of(a->weight));
     const reference::vec wb = read_at(u.ctx, c->data, TE_e4m3, (size_t)IN * MIDDLE, 1 / scale_of(c->weight));
     te_run r = te_run_to_size(u.plan, TE_FORWARD, (int64_t)m, TE_USE_on, u.ctx);
+    r.x.p = b.x.data(), r.use = TE_USE_as_bound;
+    te__take_params(&r, u.m.model());
     (void)te__lay_out(&r, (char *)b.memory.data());
-    const auto kept = [&](int op, size_t cols, int scale) {
+    const auto kept = [&](int op, size_t cols, int scale) { // or made again, as backward does
         const te_kept_fp8 k = te_kept_of(&r, op);
-        const double inverse = read_at(u.ctx, k.inverse, TE_f32, 1)[0];
-        CHECK(std::fabs(inverse * scale_of(scale) - 1) < 1e-6);
+        const reference::vec of = read_at(u.ctx, k.inverse, TE_f32, 2);
         const size_t rows = (size_t)te__fp8_rows((int64_t)m);
-        if (!te_keeps_turned(b.saved.turned, op)) return read_at(u.ctx, k.x, TE_e4m3, m * cols, inverse);
-        const reference::vec turned = read_at(u.ctx, k.x, TE_e4m3, rows * cols, inverse);
+        const int again = te_is_made_again(&r, op);
+        buffer room(u.ctx, (size_t)te_room_rows(&r) * cols + 2 * TE_ALIGN);
+        void *at = k.x;
+        CHECK((of[1] == scale_of(scale) && std::fabs(of[0] * of[1] - 1) < 1e-6));
+        if (again) {
+            r.pass = TE_BACKWARD, r.dry = 0, r.pool.count = 0, r.pool.high = 0, r.pool.base = (char *)room.data();
+            REQUIRE(te__fp8_again(&r, op, &at, 1) == TE_OK);
+            r.pass = TE_FORWARD;
+        }
+        if (!again && !te_keeps_turned(b.saved.turned, op)) return read_at(u.ctx, at, TE_e4m3, m * cols, of[0]);
+        const reference::vec turned = read_at(u.ctx, at, TE_e4m3, rows * cols, of[0]);
         reference::vec x(m * cols);
         for (size_t j = 0; j < cols; j++)
             for (size_t i = 0; i < rows; i++)
@@ -355,7 +369,7 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
                 else REQUIRE(turned[j * rows + i] == 0);
         return x;
     };
-    if (u.ctx->capability == 900 && own) CHECK(te_keeps_turned(b.saved.turned, LINEAR_B) == (stored && m > 8)); // the product of many rows leaves the transpose
+    if (u.ctx->capability == 900 && own && !te_is_made_again(&r, LINEAR_B)) CHECK(te_keeps_turned(b.saved.turned, LINEAR_B) == (stored && m > 8)); // the product of many rows leaves the transpose
     const reference::vec xa = kept(LINEAR_A, IN, a->x), xb = kept(LINEAR_B, MIDDLE, c->x), pre = read_at(u.ctx, r.act[BIAS_A], TE_bf16, m * MIDDLE);
     const reference::vec grads = u.m.grads.read(TE_f32);
     const auto grad = [&](int i) { return reference::vec(grads.begin() + (long)u.m.grad_at(i), grads.begin() + (long)(u.m.grad_at(i) + u.m.elements(i))); };
@@ -439,12 +453,12 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
     });
 }
 
-void check_list(int rows, bool own, int processors = 0) {
+void check_list(const subject &list, int rows, bool own, int processors = 0) {
     const unsigned seed = fresh_seed();
     CAPTURE(rows, own, processors, seed);
-    under_recipe u(rows_fp8_subject, 1, rows, seed);
+    under_recipe u(list, 1, rows, seed);
     if (processors) u.ctx->processors = processors;
-    micro_batch b(u, rows_fp8_saved_bytes(rows));
+    micro_batch b(u, list.saved_bytes(rows));
     for (int step = 0; step < 2; step++) { // in the first one products give 16 bits, and casts make FP8 of them
         CAPTURE(step);
         check_rows(u, b, step > 0, own);
@@ -458,7 +472,7 @@ void check_list(int rows, bool own, int processors = 0) {
 } // namespace
 
 TEST_CASE("rows that begin with a product in FP8, by the back end and a kernel behind it", "[gemm_fp8]") {
-    for (int rows : {5, 37, 300}) check_list(rows, false);
+    for (int rows : {5, 37, 300}) check_list(rows_fp8_subject, rows, false), check_list(kept_fp8_subject, rows, false);
 }
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 // How often `run` launches `kernel`.
@@ -497,8 +511,9 @@ template <class F> int launches_of(const void *kernel, te_context *ctx, F run) {
 TEST_CASE("rows that begin with a product in FP8, as one kernel", "[gemm_fp8]") {
     const own_products on;
     for (int rows : {5, 37, 300})
-        if (!brief() || rows < 300) check_list(rows, true);
-    check_list(140, true, 12); // parts of a tile's k go to clusters that have none
+        for (const subject *s : {&rows_fp8_subject, &kept_fp8_subject})
+            if (!brief() || rows < 300) check_list(*s, rows, true);
+    check_list(rows_fp8_subject, 140, true, 12); // parts of a tile's k go to clusters that have none
     if (brief()) return; // a sanitizer takes what the runtime says of a kernel of cuBLASLt (launches_of) for an error
     {
         under_recipe few(rows_fp8_subject, 1, 7, 1);
@@ -518,10 +533,12 @@ TEST_CASE("rows that begin with a product in FP8, as one kernel", "[gemm_fp8]") 
         CHECK(launches_of(rows_fp8_a_linear_bias_gelu_kernels()->fp8.kernel, u.ctx, forward) == 1);
         CHECK(launches_of(rows_fp8_b_linear_bias_add_kernels()->fp8.kernel, u.ctx, forward) == 1);
         CHECK(launches_of(rows_fp8_b_linear_gelu_bias_backward_kernels()->fp8.kernel, u.ctx, backward) == 1);
-        // x of a: its amax and its cast, later the cast alone; x of b: the cast alone, later nothing. dy the same.
+        // x of a: its amax and its cast, later the cast alone; x of b: the cast alone, later nothing. dy the same. In backward x of a is cast
+        // again, and gelu made again.
         CHECK(launches_of((const void *)rows_fp8_quantize_of_wide, u.ctx, forward) == (step ? 1 : 3));
-        CHECK(launches_of((const void *)rows_fp8_quantize_of_wide, u.ctx, backward) == (step ? 1 : 3));
-        CHECK(launches_of((const void *)rows_fp8_turn_of_wide, u.ctx, backward) == (step ? 1 : 2)); // x of a, and of b where no product has left it
+        CHECK(launches_of((const void *)rows_fp8_quantize_of_wide, u.ctx, backward) == (step ? 1 : 3) + 1);
+        CHECK(launches_of((const void *)rows_fp8_a_linear_bias_gelu_tiles, u.ctx, backward) == 1);
+        CHECK(launches_of((const void *)rows_fp8_turn_of_wide, u.ctx, backward) == 0);
         b.backward(u);
         REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
     }

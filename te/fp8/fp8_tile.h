@@ -18,6 +18,7 @@
 
 #include "../core/amax.h"   /* te_amax_raise */
 #include "../core/target.h" /* TE_KERNEL_RESIDENT */
+#include "scales.h"         /* te_scale_keep */
 
 enum {
     TE_FP8_TILE = 128,
@@ -31,7 +32,7 @@ typedef struct te_fp8_out {
     uint8_t *y, *yt;    /* [rows, cols], [cols, yt_cols]; null: not wanted */
     float *amax;        /* raised to the largest |v|, before the scale; null: not wanted */
     const float *scale; /* what v is multiplied by before it is rounded; null: 1 */
-    float *inverse;     /* gets 1 / scale, for who reads y when the scale is another; null: not wanted */
+    float *inverse;     /* [2] gets 1 / scale and the scale (te_scale_keep); null: not wanted */
     int64_t rows, cols;
     int64_t yt_cols;    /* rows, or up to 127 more: zeros, where a product over the rows needs a multiple of 16 */
     te_dtype to;
@@ -120,9 +121,15 @@ TE_FN void te__fp8_store_turned(const te_fp8_out *o, const te_fp8_shared *turned
             if (k < n) to[k] = k < exist ? (uint8_t)(w.w[k / 4] >> 8 * (k % 4)) : 0;
         }
 }
+/* The transposed tile at (row, col). */
+TE_FN void te__fp8_store_tile(const te_fp8_out *o, const te_fp8_shared *turned, int64_t row, int64_t col, te_lanes g) {
+    enum { PIECES = TE_FP8_TILE / 16 };
+    for (int i = g.id; i < TE_FP8_TILE * PIECES; i += g.count)
+        te__fp8_store_turned(o, turned, row + i % PIECES * 16, col + i / PIECES, i % PIECES, i / PIECES);
+}
 TE_FN void te__fp8_tile(const te_fp8_out *o, te_block b, te_fp8_shared *turned, te_fp8_load_fn load,
                         te_fp8_make_fn make, const void *arg, const te_dtype to, const int inputs, const int wide) {
-    enum { SIDE = TE_FP8_TILE / 8, PIECES = TE_FP8_TILE / 16 };
+    enum { SIDE = TE_FP8_TILE / 8 };
     int group;
     const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
     const int across = (int)te_ceil_div(o->cols, TE_FP8_TILE);
@@ -135,11 +142,10 @@ TE_FN void te__fp8_tile(const te_fp8_out *o, te_block b, te_fp8_shared *turned, 
     }
     if (o->yt) {
         te_block_sync();
-        for (int i = g.id; i < TE_FP8_TILE * PIECES; i += g.count)
-            te__fp8_store_turned(o, turned, row + i % PIECES * 16, col + i / PIECES, i % PIECES, i / PIECES);
+        te__fp8_store_tile(o, turned, row, col, g);
     }
     if (o->amax) te_amax_raise(o->amax, most, g);
-    if (o->inverse && b.x == 0 && g.id == 0) *o->inverse = 1.0f / (o->scale ? *o->scale : 1.0f);
+    if (o->inverse && b.x == 0 && g.id == 0) te_scale_keep(o->inverse, o->scale ? *o->scale : 1.0f);
 }
 TE_FN void te_fp8_body(const te_fp8_out *o, te_block b, te_fp8_shared *turned, te_fp8_load_fn load, te_fp8_make_fn make,
                        const void *arg, const int inputs, const int wide) {

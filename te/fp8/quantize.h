@@ -26,7 +26,7 @@ typedef struct te_quantize {
     float *amax;        /* raised to the largest |x|; target memory; null: not wanted */
     const void *x;      /* [rows, cols] of the dtype that the kernels are made for */
     const float *scale; /* target memory; null: 1 */
-    float *inverse;     /* gets 1 / scale; target memory; null: not wanted */
+    float *inverse;     /* [2] gets 1 / scale and the scale; target memory; null: not wanted */
     int64_t rows, cols;
     int64_t yt_cols;    /* rows, or up to the next multiple of 128: what is more is 0 */
     te_dtype to;

@@ -152,7 +152,6 @@ TE_FN void te__tiles_round(const te_tiles_args *a, const te_vec8 x[8], te_tiles_
 /* The tile at (row, col) of what the lanes hold. */
 TE_FN void te__tiles_store(const te_tiles_args *a, const te_tiles_held *held, te_tiles_shared *s, te_lanes g,
                            int64_t row, int64_t col, const te_dtype from, const te_dtype to) {
-    enum { PIECES = TE_FP8_TILE / 16 };
     const te_quantize_tiles *q = &a->q;
     const float most = te_fp8_most(to);
     TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++)
@@ -167,8 +166,7 @@ TE_FN void te__tiles_store(const te_tiles_args *a, const te_tiles_held *held, te
     TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++)
         te__tiles_round(a, held->x[h], s, row, col, g.id + h * g.count, block, 1, from, to);
     te_block_sync();
-    for (int i = g.id; i < TE_FP8_TILE * PIECES; i += g.count)
-        te__fp8_store_turned(&a->out, &s->u.turned, row + i % PIECES * 16, col + i / PIECES, i % PIECES, i / PIECES);
+    te__fp8_store_tile(&a->out, &s->u.turned, row, col, g);
 }
 TE_FN void te__tiles_tile(const te_tiles_args *a, te_block b, te_tiles_held *held, te_tiles_shared *s,
                           const te_dtype from, const te_dtype to) {

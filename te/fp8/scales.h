@@ -84,6 +84,9 @@ TE_BOTH float te_scale_of_own(uint32_t amax, float most, const te_scale_rule *ru
     return amax > 0 && amax < 0x7f800000u ? te_scale_of_amax(te_float_of_bits(amax), most, rule) : 1.0f;
 }
 
+/* Leave this scale for who reads the tensor when the scale is another: kept[0] = 1 / scale, kept[1] = scale. */
+TE_BOTH void te_scale_keep(float *kept, float scale) { kept[0] = 1.0f / scale, kept[1] = scale; }
+
 typedef struct te_scales_args {
     te_scales s;
     te_scale_rule rule;

@@ -27,7 +27,7 @@ typedef struct te_chain_fp8 {
     void *y;            /* [rows, out], e4m3, in backward e5m2 */
     const float *scale; /* what it is multiplied by */
     float *amax;        /* raised to the largest |y|; null: not wanted */
-    float *inverse;     /* gets 1 / scale; null: not wanted */
+    float *inverse;     /* [2] gets 1 / scale and the scale (te_scale_keep); null: not wanted */
 } te_chain_fp8;
 
 /* y in FP8 for a product that has scales of tiles or rows (chain_scaled.h), y null: not stored. All of it target
@@ -42,6 +42,8 @@ typedef struct te_chain_scaled {
     float *yt_inverse;
     const void *norm_x; /* what the chain's norm reads */
     int from;           /* the first op to run, where x is what that reads */
+    const float *scale; /* of the transpose, where it has one scale; null: those of its tiles */
+    int rounded;        /* and that is of the result in the list's format */
 } te_chain_scaled;
 
 /* The arguments of a kernel. */
@@ -247,7 +249,7 @@ TE_FN uint32_t te_amax_rounded(uint32_t most, te_dtype to) {
 TE_FN void te_chain_leave_amax(const te_chain *c, const te_chain_shape k, te_block b, te_lanes whole, uint32_t most) {
     if (!k.fp8 || !(c->fp8.y || c->fp8.amax)) return;
     if (c->fp8.amax) te_amax_raise(c->fp8.amax, c->fp8.y ? most : te_amax_rounded(most, k.out), whole);
-    if (c->fp8.inverse && b.x == 0 && whole.id == 0) *c->fp8.inverse = 1.0f / *c->fp8.scale;
+    if (c->fp8.inverse && b.x == 0 && whole.id == 0) te_scale_keep(c->fp8.inverse, *c->fp8.scale);
 }
 
 #endif

@@ -258,7 +258,7 @@ TE_API int te__chain_blocks(const te_run *r, int64_t rows, const te_chain_shape 
     const int batch = TE_CUDA && k.norm < 0 && !te__sums_rows(k) ? te_map_batch(k) : 1;
     return (int)te_min(te_ceil_div(rows, k.groups * batch), te__most_blocks(r, k, te_chain_tiles(k)));
 }
-/* What the last op of the step gave in forward again, transposed in tiles: of what it read. */
+/* What the last op of the step gave in forward again, transposed. */
 TE_API te_status te__chain_again(te_run *r, const te_step *s, int skip, te_chain_launch_fn launch,
                                  const te_chain_shape k) {
     const int last = s->count - 1, i = s->op[last];
@@ -269,6 +269,7 @@ TE_API te_status te__chain_again(te_run *r, const te_step *s, int skip, te_chain
     c.half = k.half, c.rows = x.rows, c.x = c.scaled.norm_x = x.p;
     c.scaled.tiles = 1, c.scaled.from = last - skip, c.scaled.rule = r->param[i + 1]->fp8.own;
     c.scaled.yt = r->again.yt, c.scaled.yt_inverse = r->again.inverse, c.scaled.yt_cols = te_round_up(x.rows, 16);
+    c.scaled.scale = r->again.scale, c.scaled.rounded = r->again.rounded;
     return launch(r->ctx, te_grid_of(1, 1), &c);
 }
 /* Ops [skip, count) of the step as one kernel, of x; `applied`: see te__chain_forward. */
@@ -291,8 +292,7 @@ TE_API te_status te_chain_step_backward(te_run *r, const te_step *s, int skip, i
     int work = 0;
     const int blocks = te__chain_blocks(r, dy.rows, k), tiles = k.turns ? (int)te_fp8_blocks(te_room_rows(r)) : 0;
     const int most = (int)te_max(te__most_blocks(r, k, te_chain_tiles(k)), tiles);
-    memset(&c, 0, sizeof c);
-    c.half = k.half, (void)applied;
+    memset(&c, 0, sizeof c), c.half = k.half, (void)applied;
     TE_TRY(te__chain_backward(r, s, skip, blocks, most, dy, k, &c, &work));
     return work && !r->dry ? launch(r->ctx, te_grid_of((int64_t)blocks * te_chain_tiles(k), 1), &c) : TE_OK;
 }

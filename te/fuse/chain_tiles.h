@@ -2,7 +2,8 @@
  * with a scale for each 1 x 128, and transposed, for the weight's gradient, with one for each 128 x 1. The bits are
  * those of the chain's result, rounded to the list's format, and a pass of quantize_tiles.h behind it.
  *
- * Where backward can have the transpose again forward stores none, and this kernel makes it alone in backward.
+ * Where backward can have the transpose again forward stores none, and this kernel makes it alone in backward; under
+ * recipes with one scale a tensor as well, by the scale that forward has kept.
  *
  * A block has a tile of 128 x 128, a lane 8 x 8 of its elements, which it runs the chain on and keeps in registers. A
  * chain of maps does that from what it reads. Behind a norm the kernel for rows comes first: it stores y as it lies and
@@ -55,7 +56,20 @@ TE_FN void te__chain_tiles_norm(const te_chain *c, te_stages_fn stages, const te
     te_keep(l, s, k.norm_out);
     stages(l, c, k.norm + 1, TE_MAX_ROW);
 }
-/* Run the chain on piece i. sums: of its eight columns, and of those of the second half. */
+/* Run the chain on a row of a piece, which l->at names. sums: of its eight columns, and of those of the second half. */
+TE_FN void te__chain_tiles_row(const te_chain *c, te_stages_fn stages, const te_chain_shape k, te_lane *l,
+                               const te_vec8 *x, const te_vec8 *second, float sums[16]) {
+    if (k.norm >= 0) {
+        te__chain_tiles_norm(c, stages, k, l, x);
+        return;
+    }
+    te_vec8_floats(l->v, x, k.in);
+    if (k.in_halves == 2) te_vec8_floats(l->g, second, k.in);
+    TE_UNROLL for (int j = 0; k.sums >= 0 && j < 16; j++) l->sum[j] = sums[j];
+    stages(l, c, k.backward ? 0 : c->scaled.from, TE_MAX_ROW);
+    TE_UNROLL for (int j = 0; k.sums >= 0 && j < 16; j++) sums[j] = l->sum[j];
+}
+/* On piece i. */
 TE_FN void te__chain_tiles_piece(const te_chain *c, te_stages_fn stages, const te_chain_shape k, te_vec8 *x[2],
                                  int64_t row0, int64_t col0, int i, float sums[16]) {
     const int vector = (int)(col0 / 8) + i % TE_TILES_SIDE;
@@ -66,14 +80,7 @@ TE_FN void te__chain_tiles_piece(const te_chain *c, te_stages_fn stages, const t
         te_lane l;
         l.at = te_place_of(k, row + r, vector, k.norm < 0 ? k.in_halves : 1);
         if (r >= rows) continue;
-        if (k.norm >= 0) te__chain_tiles_norm(c, stages, k, &l, &x[0][r]);
-        else {
-            te_vec8_floats(l.v, &x[0][r], k.in);
-            if (k.in_halves == 2) te_vec8_floats(l.g, &x[1][r], k.in);
-            TE_UNROLL for (int j = 0; k.sums >= 0 && j < 16; j++) l.sum[j] = sums[j];
-            stages(&l, c, k.backward ? 0 : c->scaled.from, TE_MAX_ROW);
-            TE_UNROLL for (int j = 0; k.sums >= 0 && j < 16; j++) sums[j] = l.sum[j];
-        }
+        te__chain_tiles_row(c, stages, k, &l, &x[0][r], &x[1][r], sums);
         te_vec8_of_pairs(&x[0][r], l.v, k.out);
         if (k.out_halves == 2) te_vec8_of_pairs(&x[1][r], l.g, k.out);
     }
@@ -132,6 +139,43 @@ TE_FN void te_chain_tiles_body(const te_chain *c, te_block b, te_stages_fn stage
     te__tiles_store(&a, &held->half[1], s, g, row, k.half + col, k.out, TE_e4m3);
 }
 
+/* The same where the product has one scale a tensor: the transpose alone, with the bits that forward's would have. */
+TE_FN void te__chain_again_piece(const te_chain *c, te_stages_fn stages, const te_chain_shape k, te_vec8 *x[2],
+                                 int64_t row0, int64_t col0, int i, float scale, te_fp8_shared *turned) {
+    const int vector = (int)(col0 / 8) + i % TE_TILES_SIDE;
+    const int64_t row = row0 + i / TE_TILES_SIDE * 8;
+    const int rows = te__tiles_rows(c->rows, k.half, row, 8 * vector);
+    uint32_t word[8][2];
+    TE_UNROLL for (int r = 0; r < 8; r++) {
+        te_lane l;
+        l.at = te_place_of(k, row + r, vector, k.norm < 0 ? k.in_halves : 1);
+        word[r][0] = word[r][1] = 0;
+        if (r >= rows) continue;
+        te__chain_tiles_row(c, stages, k, &l, &x[0][r], &x[1][r], 0);
+        if (c->scaled.rounded) te_vec8_of_pairs(&x[0][r], l.v, k.out), te_vec8_floats(l.v, &x[0][r], k.out);
+        TE_UNROLL for (int j = 0; j < 8; j++) l.v[j] *= scale;
+        word[r][0] = te__fp8_word(l.v, 1), word[r][1] = te__fp8_word(l.v + 4, 1);
+    }
+    te__fp8_turn(turned, word, i / TE_TILES_SIDE * 8, i % TE_TILES_SIDE * 8);
+}
+TE_FN void te_chain_again_body(const te_chain *c, te_block b, te_stages_fn stages, const te_chain_shape k,
+                               te_chain_tiles_held *held, te_tiles_shared *s) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
+    const te_tiles_args a = te__chain_tiles_args(c, k);
+    const int across = (int)te_ceil_div(k.half, TE_FP8_TILE);
+    const int64_t row = (int64_t)(b.x / across) * TE_FP8_TILE, col = (int64_t)(b.x % across) * TE_FP8_TILE;
+    const float scale = *c->scaled.scale;
+    TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++) {
+        const int i = g.id + h * g.count;
+        te_vec8 *x[2] = {held->half[0].x[h], held->half[1].x[h]};
+        te__chain_tiles_load(c, k, x, row, col, i);
+        te__chain_again_piece(c, stages, k, x, row, col, i, scale, &s->u.turned);
+    }
+    te_block_sync();
+    te__fp8_store_tile(&a.out, &s->u.turned, row, col, g);
+}
+
 /* Launch what the call needs: the kernel for rows, that for tiles, or both. */
 typedef te_status (*te__chain_rows_fn)(te_context *ctx, te_grid grid, const te_chain *c);
 TE_API te_status te__chain_launch_tiles(te_context *ctx, te_grid grid, const te_chain *c, const te_chain_shape k,
@@ -156,12 +200,14 @@ TE_API te_status te__chain_launch_tiles(te_context *ctx, te_grid grid, const te_
 #define TE__CHAIN_FEEDS(name, model, ...)                                            \
     TE_BOTH int name##_feeds(void) {                                                 \
         const int last = (int)TE_ID(model, TE_ROW_LAST(__VA_ARGS__));                \
-        return model##_is_scaled_at(name##_is_backward ? last - 1 : last + 1);       \
+        const int recipe = model##_recipe_at(name##_is_backward ? last - 1 : last + 1); \
+        return TE_IS_TILED(recipe) || TE_IS_BY_ROW(recipe);                          \
     }
-/* The kernels of a chain of a list that names fp8_block, with constant widths. */
+/* The kernels of a chain of a list that trains, with constant widths. */
 #define TE__CHAIN_OF_fixed_tiled(name, model, dtype, pass, eps, ...)                                                 \
     TE__CHAIN_FEEDS(name, model, __VA_ARGS__)                                                                        \
     TE_BOTH int name##_has_tiles(void) { return TE__CHAIN_TURNS(name) && name##_feeds(); }                           \
+    TE_BOTH int name##_is_again(void) { return TE__CHAIN_AGAIN(name, model, dtype, TE_ROW_LAST(__VA_ARGS__)); }      \
     TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__CHAIN_NORM_, pass), TE__CHAIN_MAP)              \
     (name##_row, name, dtype, pass, eps, TE_CHAIN_LANES, 1)                                                          \
     TE_BOTH te_chain_shape name##_shape(int half) {                                                                  \
@@ -172,12 +218,19 @@ TE_API te_status te__chain_launch_tiles(te_context *ctx, te_grid grid, const te_
     }                                                                                                                \
     TE_FN void name##_tiles_body(const te_chain *c, te_block b, te_chain_tiles_held *held, te_tiles_shared *s) {     \
         if (name##_has_tiles()) te_chain_tiles_body(c, b, name##_stages, name##_shape(0), held, s);                  \
+        else if (name##_is_again()) te_chain_again_body(c, b, name##_stages, name##_shape(0), held, s);              \
     }                                                                                                                \
     TE_KERNEL_WITH(name##_tiles, TE_FP8_THREADS, TE__CHAIN_TILES_RESIDENT(name), te_chain, te_chain_tiles_held,      \
                    te_tiles_shared, name##_tiles_body)                                                               \
     TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_chain *c) {                               \
         return te__chain_launch_tiles(ctx, grid, c, name##_shape(0), name##_row_launch, name##_tiles_launch);        \
     }
+/* Whether a product with one scale a tensor reads what the last op gives, and backward may make it again
+ * (te__gives_again). */
+#define TE__CHAIN_AGAIN(name, model, dtype, op)                                                               \
+    (!name##_is_backward && TE_IS_BY_TENSOR(model##_recipe_at((int)TE_ID(model, op) + 1)) &&                  \
+     (TE_FLAGS(op) & TE_SAVES_INPUT) && !(TE_FLAGS(op) & TE_DRAWS) &&                                         \
+     (int)TE_DTYPE_OUT(model, op) == (int)TE_##dtype)
 /* Whether there can be a kernel for tiles: they do not reach from one half of a result to the other. There is one where
  * a product reads them. */
 #define TE__CHAIN_TURNS(name)                                                                                        \

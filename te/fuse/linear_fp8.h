@@ -8,8 +8,11 @@
  *
  * Where a scale is of the tensor itself (fp8_current) its amax comes from the kernel that makes the tensor, if that is
  * a chain or a product with a chain (product.h), else from a pass of its own; then a cast makes FP8 of it. Where
- * scales are known before (fp8_delayed), x and dy come in FP8 from such a kernel, else from a cast. Forward keeps x so,
- * and 1 / its scale; backward transposes it. A product with a chain leaves the transposes as well: of dy beside it, of
+ * scales are known before (fp8_delayed), x and dy come in FP8 from such a kernel, else from a cast.
+ *
+ * Of x forward keeps the scale alone where x is in memory for others, or is what a norm or an activation gives, whose
+ * input is (te_is_made_again): backward makes the transpose of that again, in FP8 with the same scale. Else it keeps x
+ * in FP8, and backward transposes it. A product with a chain leaves the transposes as well: of dy beside it, of such an
  * x in its place.
  */
 #ifndef TE_FUSE_LINEAR_FP8_H
@@ -52,6 +55,21 @@ TE_API te_status te__fp8_transpose(te_run *r, void **turned, te_value v, int wan
     return r->dry || !wanted ? TE_OK : r->plan->fp8->turn(&q, r->ctx);
 }
 
+/* The transpose of what linear i read, again (te_is_made_again), by the scale that forward had. */
+TE_API te_status te__fp8_again(te_run *r, int i, void **turned, int wanted) {
+    const te_kept_fp8 kept = te_kept_of(r, i);
+    te_value x = te_input_of(r, i);
+    TE_TRY(te_scratch(r, turned, (size_t)(te_room_rows(r) * x.cols)));
+    if (te__input_is_saved(r, i)) {
+        TE_TRY(te_as(&x, r, r->plan->dtype));
+        te_quantize q = te_quantize_of(x.rows, x.cols);
+        q.x = x.p, q.yt = *turned, q.yt_cols = te__fp8_rows(x.rows), q.scale = kept.inverse + 1;
+        return r->dry || !wanted ? TE_OK : r->plan->fp8->quantize(&q, r->ctx);
+    }
+    const te_again again = {*turned, 0, kept.inverse + 1, !te_is_stored_in_fp8(r, i)};
+    return r->dry || !wanted ? TE_OK : te__step_again(r, i - 1, again);
+}
+
 /* The operands of y = x weight^T. */
 TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
@@ -84,7 +102,8 @@ TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_v
         if (!fixed) TE_TRY(te_scratch(r, &yt, bytes));
         TE_TRY(te__fp8_cast(r, dy, f, f->dy, TE_e5m2, y, trains ? yt : 0, 0));
     }
-    if (!fixed && !te_keeps_turned(r->turned_x, i))
+    if (!fixed && te_is_made_again(r, i)) TE_TRY(te__fp8_again(r, i, &xt, trains));
+    else if (!fixed && !te_keeps_turned(r->turned_x, i))
         TE_TRY(te__fp8_transpose(r, &xt, te_value_of(kept.x, TE_e4m3, dy.rows, r->plan->op[i].in), trains));
     x->a = y, x->b = f->transposed, x->trans_b = 1;
     x->a_fp8 = te__fp8_operand(TE_e5m2, f->scales ? te_scales_inverse(f->scales, f->dy) : 0);

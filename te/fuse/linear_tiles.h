@@ -65,15 +65,10 @@ TE_API te_status te__tiled_forward(te_gemm *g, te_run *r, int i, te_value x) {
 }
 /* The transpose of what linear i read, again: of its input, which is saved, or of what gave that. */
 TE_API te_status te__tiled_again(te_run *r, int i, te_tiled turned) {
-    const te_step *s = te__step_to(r->plan, i - 1);
     const te_tiled none = {0, 0};
-    const te_pass pass = r->pass;
+    const te_again again = {turned.p, turned.inverse, 0, 0};
     if (te__input_is_saved(r, i)) return te__tiled_cast(r, te_input_of(r, i), &r->param[i]->fp8, none, turned);
-    if (r->dry) return TE_OK;
-    r->pass = TE_FORWARD, r->again.yt = turned.p, r->again.inverse = turned.inverse;
-    const te_status status = s->run(r, s);
-    r->pass = pass, r->again.yt = 0;
-    return status;
+    return r->dry ? TE_OK : te__step_again(r, i - 1, again);
 }
 /* Those of both products of backward: w is dweight's, which a frozen weight does without, x dx's. */
 TE_API te_status te__tiled_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {

@@ -61,7 +61,7 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     } else if (p->chain.y) te_store_lane(&l, p->chain.y, k);
     if (!fp8) return;
     te__product_store_fp8(p, &l, scale, k, own);
-    if (row == 0 && col == 0 && p->chain.fp8.inverse) *p->chain.fp8.inverse = 1.0f / scale;
+    if (row == 0 && col == 0 && p->chain.fp8.inverse) te_scale_keep(p->chain.fp8.inverse, scale);
 }
 /* The kernels of a row whose chain is `name` (TE_CHAIN); in backward the weight lies as it does, in forward
  * transposed. */
@@ -247,8 +247,8 @@ TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_c
 #define TE_NO_PRODUCT(name, dtype) \
     TE_API te_product_kernels *name##_kernels(void) { return 0; }
 
-/* By the list's widths: `fixed` or `dims`, with _fp8 where it names a recipe, `fixed_tiled` where that is fp8_block and
- * the list trains (chain_tiles.h). */
+/* By the list's widths: `fixed` or `dims`, with _fp8 where it names a recipe, `fixed_tiled` where its chains
+ * have kernels for tiles (chain_tiles.h). */
 #define TE__PRODUCT_fixed TE_PRODUCT
 #define TE__PRODUCT_fixed_fp8 TE_PRODUCT_FP8
 #define TE__PRODUCT_dims TE_NO_PRODUCT

@@ -116,31 +116,35 @@
 #define TE__DEFINE2(...) TE__DEFINE3(__VA_ARGS__)
 #define TE__DEFINE3(widths, passes, link, rows, rows_b, name, of, dtype, cut, marks, ...)                            \
     TE__IF_RECIPE(of, TE_FP8_OPS, TE_NOTHING)(name, dtype, TE_OPTION(of, recipe, none))                              \
-    TE__IF_RECIPE(of, TE__SCALED_FACTS, TE_NOTHING)(name, TE_LINKS(name, __VA_ARGS__))                               \
+    TE__IF_RECIPE(of, TE__RECIPE_FACT, TE_NOTHING)(name, TE_LINKS(name, __VA_ARGS__))                                \
     TE__DEFINE_LIST(TE__TRAINING_OF_##passes, TE__IF_RECIPE(of, TE__FP8_OPS_OF, TE__NO_FP8_OPS)(name), link, name,   \
                 dtype, TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__),                                                \
                 TE__STEPS_OF_##passes(rows, (TE__IF_RECIPE(of, TE__TRAINED_##widths(of), widths), name, dtype,       \
                         forward, forward), TE_UNWRAP(cut)),                                                          \
                 TE__INFERENCE_OF_##passes(rows, (TE__IF_RECIPE(of, widths##_fp8, widths), name, dtype, forward,      \
                         infer), (widths, name, dtype, forward, shared), cut, TE_INFERRED(__VA_ARGS__)),              \
-                TE__STEPS_OF_##passes(rows_b, (TE__IF_RECIPE(of, TE__TRAINED_##widths(of), widths), name, dtype,     \
+                TE__STEPS_OF_##passes(rows_b, (TE__IF_RECIPE(of, TE__TRAINED_BACK_##widths(of), widths), name, dtype,  \
                         backward, backward), TE_REVERSE(__VA_ARGS__)))                                               \
     TE__DEFINE_CALLS(widths, link, name)                                                                             \
     TE__DEFINE_##passes(widths, link, name)
-/* Chains of a list of fp8_block that trains have kernels for tiles (chain_tiles.h). */
+/* Chains of a list that trains have kernels for tiles (chain_tiles.h): in forward where backward makes what they give
+ * again, in backward under fp8_block alone. */
 #define TE__TRAINED_fixed(of) \
+    TE_IF_MARKED(TE_JOIN1(TE__BY_ROW_MARK_, TE_OPTION(of, recipe, none)), fixed_fp8, fixed_tiled)
+#define TE__TRAINED_BACK_fixed(of) \
     TE_IF_MARKED(TE_JOIN1(TE__TILED_MARK_, TE_OPTION(of, recipe, none)), fixed_tiled, fixed_fp8)
 #define TE__TRAINED_dims(of) dims_fp8
+#define TE__TRAINED_BACK_dims(of) dims_fp8
+#define TE__BY_ROW_MARK_fp8_row ,
 #define TE__TILED_MARK_fp8_block ,
-/* Whether op i is a product with scales of tiles or of rows. */
-#define TE__SCALED_FACTS(name, links) \
-    TE_UNUSED TE_BOTH int name##_is_scaled_at(int i) { return (void)i, 0 TE_FOR(TE__SCALED_AT, links); }
-#define TE__SCALED_AT(model, before, op, after, live) \
-    || (i == (int)TE_ID(model, op) && (TE_IS_TILED(TE_RECIPE(model, op)) || TE_IS_BY_ROW(TE_RECIPE(model, op))))
-#define TE__SCALED_AT_A(...) TE__SCALED_AT(__VA_ARGS__) TE__SCALED_AT_B
-#define TE__SCALED_AT_B(...) TE__SCALED_AT(__VA_ARGS__) TE__SCALED_AT_A
-#define TE__SCALED_AT_A_END
-#define TE__SCALED_AT_B_END
+/* The recipe of op i, a te_recipe. */
+#define TE__RECIPE_FACT(name, links) \
+    TE_UNUSED TE_BOTH int name##_recipe_at(int i) { return (void)i, 0 TE_FOR(TE__RECIPE_AT, links); }
+#define TE__RECIPE_AT(model, before, op, after, live) | (i == (int)TE_ID(model, op) ? (int)TE_RECIPE(model, op) : 0)
+#define TE__RECIPE_AT_A(...) TE__RECIPE_AT(__VA_ARGS__) TE__RECIPE_AT_B
+#define TE__RECIPE_AT_B(...) TE__RECIPE_AT(__VA_ARGS__) TE__RECIPE_AT_A
+#define TE__RECIPE_AT_A_END
+#define TE__RECIPE_AT_B_END
 #define TE__STEPS_OF_training TE_PLAN
 #define TE__INFERENCE_OF_training TE_PLAN_BESIDE
 #define TE__TRAINING_OF_training &te__training

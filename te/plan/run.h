@@ -38,6 +38,8 @@ TE_API const te_step *te__step_to(const te_plan *p, int i) {
         const te_op *first = &p->op[s->op[p->op[s->op[0]].op_class == TE_CLASS_gemm]];
         if (s->op[s->count - 1] != i) continue;
         if (p->op[s->op[0]].op_class == TE_CLASS_own) return 0;
+        for (int j = 0; j < s->count - 1; j++)
+            if (p->op[s->op[j]].op_class == TE_CLASS_norm) return 0;
         return op->op_class == TE_CLASS_norm || (first->in == op->in && first->in_dtype == op->in_dtype) ? s : 0;
     }
     return 0;
@@ -47,17 +49,29 @@ TE_API int te__input_is_saved(const te_run *r, int i) {
     const int flags = i ? r->plan->op[i - 1].flags : 0;
     return (flags & TE_SAVES_OUTPUT) || ((flags & TE_IS_FORK) && !(flags & TE_IS_INPUT));
 }
-/* Whether product i keeps nothing of its input, because backward has it again: from memory, or from the kernel that
- * made it. Not where spans run again, which may have it after it is read. */
+/* Whether product i keeps its input nowhere in FP8, because backward has it again: from memory, or from the kernel that
+ * made it (chain_tiles.h). Not where spans run again, which may have it after it is read. */
 TE_API int te_is_made_again(const te_run *r, int i) {
     const te_plan *p = r->plan;
-    if (!te_is_tiled(r, i) || p->span_count || !p->fp8 || !p->fp8->fixed || !i) return 0;
-    return te__input_is_saved(r, i) || (te__gives_again(p, i - 1) && te__step_to(p, i - 1));
+    if (p->span_count || !p->fp8 || !i) return 0;
+    if (te__input_is_saved(r, i)) return 1;
+    if (!p->fp8->fixed || p->fp8->rows) return 0; /* a list without such kernels */
+    return te__gives_again(p, i - 1) && te__step_to(p, i - 1);
 }
-/* Whether product i keeps its input in FP8, for its weight's gradient. */
-TE_API int te__keeps_fp8(const te_run *r, int i) {
-    return te_trains_in_fp8(r, i) && !(r->plan->op[i].flags & TE_IS_FROZEN) && !te_is_made_again(r, i);
+/* Run the step that gave what op i gives again, so that it leaves that alone. */
+TE_API te_status te__step_again(te_run *r, int i, te_again again) {
+    const te_step *s = te__step_to(r->plan, i);
+    const te_pass pass = r->pass;
+    r->pass = TE_FORWARD, r->again = again;
+    const te_status status = s->run(r, s);
+    r->pass = pass, r->again.yt = 0;
+    return status;
 }
+/* Whether product i has a gradient of its weight in FP8, and keeps its input for that. */
+TE_API int te__reads_input(const te_run *r, int i) {
+    return te_trains_in_fp8(r, i) && !(r->plan->op[i].flags & TE_IS_FROZEN);
+}
+TE_API int te__keeps_fp8(const te_run *r, int i) { return te__reads_input(r, i) && !te_is_made_again(r, i); }
 /* Whether it has one scale a tensor. The operands of others are cast from the list's format: no kernel before the
  * product stores them in FP8, or finds what their scales are of. */
 TE_API int te_is_by_tensor(const te_run *r, int i) {
@@ -65,15 +79,23 @@ TE_API int te_is_by_tensor(const te_run *r, int i) {
 }
 /* What a product in FP8 keeps for its backward; null in inference, and of a frozen_linear. */
 typedef struct te_kept_fp8 {
-    float *inverse; /* 1 / the scale of its input, or the scales of the transpose's tiles */
-    void *x;        /* its input, e4m3 [rows, in], or transposed (te_keeps_turned) with rows up to a multiple of 16 */
+    float *inverse; /* 1 / the scale of its input and that scale, or 1 / those of the transpose's tiles */
+    void *x;        /* its input, e4m3 [rows, in], or transposed (te_keeps_turned) with rows up to a multiple of 16;
+                     * null: backward makes it again */
 } te_kept_fp8;
-/* Bytes of those scales. */
+/* Bytes of those scales, and of both. */
 TE_API size_t te__kept_scales(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
+    if (!te__reads_input(r, i)) return 0;
     if (!te_is_tiled(r, i)) return TE_ALIGN;
+    if (!te__keeps_fp8(r, i)) return 0;
     const int64_t n = te_scaling_count(TE_SCALING_TILES, op->in, te_padded_rows(r, op->in_rows));
     return (size_t)te_round_up(n * (int64_t)sizeof(float), TE_ALIGN);
+}
+TE_API size_t te__kept_bytes(const te_run *r, int i) {
+    const te_op *op = &r->plan->op[i];
+    const int64_t x = te__keeps_fp8(r, i) ? te_padded_rows(r, op->in_rows) * op->in : 0;
+    return te__kept_scales(r, i) + (size_t)te_round_up(x, TE_ALIGN);
 }
 /* Whether what product i keeps is transposed; its forward says so. */
 TE_API int te_keeps_turned(const uint32_t *turned, int i) { return turned[i / 32] >> i % 32 & 1; }
@@ -83,7 +105,8 @@ TE_API void te_keep_turned(te_run *r, int i, int turned) {
 
 TE_API te_kept_fp8 te_kept_of(const te_run *r, int i) {
     te_kept_fp8 k;
-    k.inverse = (float *)(void *)r->kept[i], k.x = r->kept[i] ? r->kept[i] + te__kept_scales(r, i) : 0;
+    k.inverse = (float *)(void *)r->kept[i];
+    k.x = r->kept[i] && te__keeps_fp8(r, i) ? r->kept[i] + te__kept_scales(r, i) : 0;
     return k;
 }
 
@@ -206,10 +229,8 @@ TE_API size_t te__place(te_run *r, char *base, size_t at, int from, int to, int 
             r->act[i] = base + at;
             at += (size_t)te_round_up(padded * op->out * (int64_t)te_dtype_bytes(op->out_dtype), TE_ALIGN);
         }
-        if (here && te__keeps_fp8(r, i)) {
-            r->kept[i] = base + at;
-            at += te__kept_scales(r, i) + (size_t)te_round_up(te_padded_rows(r, op->in_rows) * op->in, TE_ALIGN);
-        }
+        const size_t kept = here ? te__kept_bytes(r, i) : 0;
+        if (kept) r->kept[i] = base + at, at += kept;
         if (here && op->stats) {
             r->stats[i] = (float *)(void *)(base + at);
             at += (size_t)te_round_up(padded * op->stats * (int64_t)sizeof(float), TE_ALIGN);

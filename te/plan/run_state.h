@@ -16,8 +16,13 @@ enum { TE_REACH_dx = -1 }; /* of te_run: a backward goes through all of the list
  * by casts, or all with operands that come in FP8. */
 typedef enum te_recipe_use { TE_USE_as_bound, TE_USE_off, TE_USE_on, TE_USE_stored } te_recipe_use;
 
-/* Where the transpose of an operand of fp8_block goes, and its scales; yt null: nothing is made again. */
-typedef struct te_again { void *yt; float *inverse; } te_again;
+/* Where the transpose of a product's operand goes, which is made again in FP8; yt null: nothing is. */
+typedef struct te_again {
+    void *yt;
+    float *inverse;     /* its scales, where those are of tiles */
+    const float *scale; /* else the one that forward had */
+    int rounded;        /* which the operand was rounded by once it was in the list's format */
+} te_again;
 
 typedef struct te_run {
     const te_plan *plan;
