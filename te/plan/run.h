@@ -67,10 +67,16 @@ TE_API te_status te__step_again(te_run *r, int i, te_again again) {
     r->pass = pass, r->again.yt = 0;
     return status;
 }
-/* Whether product i has a gradient of its weight in FP8, and keeps its input for that. */
+/* Whether product i has a gradient of its weight in FP8, and so reads its input again. */
 TE_API int te__reads_input(const te_run *r, int i) {
     return te_trains_in_fp8(r, i) && !(r->plan->op[i].flags & TE_IS_FROZEN);
 }
+/* Whether the kernel that gives what op i gives runs again in backward. */
+TE_API int te_is_given_again(const te_run *r, int i) {
+    return i + 1 < r->plan->op_count && te__reads_input(r, i + 1) && te_is_made_again(r, i + 1) &&
+           !te__input_is_saved(r, i + 1);
+}
+/* Whether forward keeps that input in FP8. */
 TE_API int te__keeps_fp8(const te_run *r, int i) { return te__reads_input(r, i) && !te_is_made_again(r, i); }
 /* Whether it has one scale a tensor. The operands of others are cast from the list's format: no kernel before the
  * product stores them in FP8, or finds what their scales are of. */
