@@ -15,29 +15,23 @@ TE_API te_grid te_grid_of(int64_t x, int64_t y) {
 
 #define TE_KERNEL(name, threads, type, ...) TE_KERNEL_RESIDENT(name, threads, 1, type, __VA_ARGS__)
 /* `blocks` of them are to be resident on a multiprocessor: the compiler limits the registers so. */
-#define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...)                                                         \
-    TE_UNUSED static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) { \
-        const type *te_args = &te_arg_;                                                                              \
-        const te_block te_at = te_block_here();                                                                      \
-        te_kernel_begin();                                                                                           \
-        __VA_ARGS__;                                                                                                 \
-    }                                                                                                                \
-    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {                                \
-        return te__cuda_launch(ctx, (const void *)name, grid, threads, 0, 1, args, sizeof *args, #name);             \
-    }
-
+#define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...) \
+    TE__KERNEL_OF(TE_UNUSED, , name, name, threads, blocks, type, __VA_ARGS__)
 /* A kernel, and functions that launch it, that a program has only if it calls them: templates. TE_IF_USED stands before
  * each function on the way from the caller to TE_KERNEL_IF_USED's launch. */
 #define TE_IF_USED template <int = 0>
-#define TE_KERNEL_IF_USED(name, threads, blocks, type, ...)                                                          \
-    TE_IF_USED static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) { \
+#define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) \
+    TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, name, name<0>, threads, blocks, type, __VA_ARGS__)
+/* link, launch_link: what stands before the kernel and its launch; symbol: what the launch calls the kernel. */
+#define TE__KERNEL_OF(link, launch_link, name, symbol, threads, blocks, type, ...)                                   \
+    link static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) {      \
         const type *te_args = &te_arg_;                                                                              \
         const te_block te_at = te_block_here();                                                                      \
         te_kernel_begin();                                                                                           \
         __VA_ARGS__;                                                                                                 \
     }                                                                                                                \
-    TE_IF_USED TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {                     \
-        return te__cuda_launch(ctx, (const void *)name<0>, grid, threads, 0, 1, args, sizeof *args, #name);          \
+    launch_link TE_API te_status name##_launch(te_context *ctx, te_grid grid, const type *args) {                    \
+        return te__cuda_launch(ctx, (const void *)symbol, grid, threads, 0, 1, args, sizeof *args, #name);           \
     }
 
 /* The same with body(args, at, registers, shared): a struct of this thread's, and one that the block shares. */
