@@ -543,17 +543,17 @@ TEST_CASE("rows that begin with a product in FP8, as one kernel", "[gemm_fp8]") 
         REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
     }
 }
-TEST_CASE("the rule for rows in FP8 has those with an activation as a product and a chain, the others as one kernel", "[gemm_fp8]") {
+TEST_CASE("the rule for rows in FP8 has large ones as one kernel", "[gemm_fp8]") {
     context own;
     if (own.c.capability != 900) return;
     const product p = {16384, 16384, 4096, TE_e4m3, TE_e4m3, TE_bf16, TE_bf16, 1, 0, 0};
     te_gemm g = operands::shape_of(p);
     CHECK(te_gemm_is_own_row(rows_fp8_b_linear_bias_add_kernels(), &g, &own.c) == 1);
-    CHECK(te_gemm_is_own_row(rows_fp8_a_linear_bias_gelu_kernels(), &g, &own.c) == 0);
-    CHECK(te_gemm_is_own_row(rows_fp8_b_linear_gelu_bias_backward_kernels(), &g, &own.c) == 0);
-    own.c.gemm_own = 2;
     CHECK(te_gemm_is_own_row(rows_fp8_a_linear_bias_gelu_kernels(), &g, &own.c) == 1);
-    own.c.gemm_own = 1, g.m = 4, g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_NONE; // with the recipe off there are none
+    CHECK(te_gemm_is_own_row(rows_fp8_b_linear_gelu_bias_backward_kernels(), &g, &own.c) == 1);
+    g.m = 1024; // two rounds of tiles
+    CHECK(te_gemm_is_own_row(rows_fp8_a_linear_bias_gelu_kernels(), &g, &own.c) == 0);
+    g.m = 4, g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_NONE; // with the recipe off there are none
     CHECK(te_gemm_is_own_row(rows_fp8_b_linear_bias_add_kernels(), &g, &own.c) == 0);
 }
 TEST_CASE("the ways to run a row that begins with a product in FP8 are timed, and a tuning file says which is fastest", "[gemm_fp8]") {
@@ -587,7 +587,7 @@ TEST_CASE("the ways to run a row that begins with a product in FP8 are timed, an
             timed += own && !strcmp(found[i].row, "linear_bias_add:e4m3*e4m3.bf16.fast");
             with_gelu += own && !strcmp(found[i].row, "linear_bias_gelu:e4m3*e4m3.bf16.fast");
         }
-        if (u.ctx->capability == 900) CHECK((timed >= 1 && with_gelu == 0));
+        if (u.ctx->capability == 900) CHECK((timed >= 1 && with_gelu >= 1));
         if (!pass) REQUIRE(te_gemm_save(path, u.ctx) == TE_OK);
     }
     std::remove(path);

@@ -11,8 +11,14 @@
 TE_FN uint32_t te_amax_bits(float x) { return te_bits_of_float(x) & 0x7fffffffu; }
 /* The larger of m and the bits of eight |v|. */
 TE_FN uint32_t te_amax_bits8(uint32_t m, const float v[8]) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 800
+    float f = te_float_of_bits(m); /* the magnitude is a modifier of the instruction */
+    TE_UNROLL for (int k = 0; k < 8; k++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(f) : "f"(fabsf(v[k])));
+    return te_bits_of_float(f);
+#else
     TE_UNROLL for (int k = 0; k < 8; k++) m = te_amax_bits(v[k]) > m ? te_amax_bits(v[k]) : m;
     return m;
+#endif
 }
 /* The larger of two 16-bit numbers in each half of a word. */
 TE_FN uint32_t te__larger_halves(uint32_t a, uint32_t b) {

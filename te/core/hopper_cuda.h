@@ -52,6 +52,10 @@ TE_FN void te__tma_load(uint32_t to, const CUtensorMap *from, int x, int y, uint
             "l"(from), "r"(x), "r"(y), "r"(bar)
             : "memory");
 }
+/* A box comes to the L2. */
+TE_FN void te__tma_prefetch(const CUtensorMap *from, int x, int y) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(from), "r"(x), "r"(y));
+}
 /* Four 8 x 8 matrices of 16-bit numbers to shared memory; each lane gives the address of a row. */
 TE_FN void te__store_matrix(uint32_t to, const uint32_t w[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]), "r"(w[1]),

@@ -30,6 +30,10 @@ typedef struct te_chain_fp8 {
     float *inverse;     /* [2] gets 1 / scale and the scale (te_scale_keep); null: not wanted */
 } te_chain_fp8;
 
+/* What a chain leaves once its recipe has scales: y in the list's format; y in FP8; or, under fp8_current, whose scale
+ * is of y itself, y in the list's format and its amax. */
+typedef enum te_chain_leaves { TE_LEAVES_y, TE_LEAVES_fp8, TE_LEAVES_amax } te_chain_leaves;
+
 /* y in FP8 for a product that has scales of tiles or rows (chain_scaled.h), y null: not stored. All of it target
  * memory. */
 typedef struct te_chain_scaled {

@@ -196,12 +196,20 @@ TE_API te_status te__chain_launch_tiles(te_context *ctx, te_grid grid, const te_
 #define TE__CHAIN_OF_dims_fp8(name, model, dtype, pass, eps, ...) \
     TE__CHAIN_FEEDS(name, model, __VA_ARGS__) TE__CHAIN_DIMS(name, dtype, pass, eps, __VA_ARGS__)
 #define TE__CHAIN_FEEDS_NONE(name) \
-    TE_BOTH int name##_feeds(void) { return 0; }
-#define TE__CHAIN_FEEDS(name, model, ...)                                            \
-    TE_BOTH int name##_feeds(void) {                                                 \
-        const int last = (int)TE_ID(model, TE_ROW_LAST(__VA_ARGS__));                \
-        const int recipe = model##_recipe_at(name##_is_backward ? last - 1 : last + 1); \
-        return TE_IS_TILED(recipe) || TE_IS_BY_ROW(recipe);                          \
+    TE_BOTH int name##_feeds(void) { return 0; }   \
+    TE_UNUSED TE_BOTH te_chain_leaves name##_leaves(void) { return TE_LEAVES_y; }
+#define TE__CHAIN_FEEDS(name, model, ...)                                                             \
+    TE_BOTH int name##_next_recipe(void) {                                                            \
+        const int last = (int)TE_ID(model, TE_ROW_LAST(__VA_ARGS__));                                 \
+        return model##_recipe_at(name##_is_backward ? last - 1 : last + 1);                           \
+    }                                                                                                 \
+    TE_BOTH int name##_feeds(void) {                                                                  \
+        return TE_IS_TILED(name##_next_recipe()) || TE_IS_BY_ROW(name##_next_recipe());               \
+    }                                                                                                 \
+    TE_UNUSED TE_BOTH te_chain_leaves name##_leaves(void) {                                           \
+        const int recipe = name##_next_recipe();                                                      \
+        if (!TE_IS_BY_TENSOR(recipe)) return TE_LEAVES_y;                                             \
+        return recipe == (int)TE_RECIPE_fp8_current ? TE_LEAVES_amax : TE_LEAVES_fp8;                 \
     }
 /* The kernels of a chain of a list that trains, with constant widths. */
 #define TE__CHAIN_OF_fixed_tiled(name, model, dtype, pass, eps, ...)                                                 \

@@ -118,7 +118,7 @@ TE_HOPPER_KERNEL_COUPLES(te_rope_many, te_rope_product, T, T == TE_f32 ? 0 : DIM
 template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *te_rope_kernels(void) {
     static te_product_kernels kernels = {
         {T != TE_f32 ? (const void *)te_rope_many<T, DIM, ROTARY, NEAR> : 0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0},
-        TE_FEW_SIXTEEN, 0};
+        TE_FEW_SIXTEEN};
     return &kernels;
 }
 

@@ -21,11 +21,7 @@
 #define TE__IS_BACKWARD_backward 1
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
-
-typedef struct te_product {
-    union { te_hopper many; te_few few; };
-    te_chain chain; /* x: where the product itself is stored, null: not */
-} te_product;
+#include "product_facts.h" /* te_product_usual */
 
 /* Eight elements of y in FP8, times `scale`. */
 TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float scale, const te_chain_shape k,
@@ -39,29 +35,35 @@ TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float sc
     *(uint2 *)((uint8_t *)p->chain.fp8.y + te_index(l->at)) = make_uint2(e.w[0], e.w[1]);
 }
 TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const uint32_t *ahead, int row, int col,
-                               te_epilogue_lane *own, te_stages_fn stages, const te_chain_shape k) {
+                               te_epilogue_lane *own, te_stages_fn stages, const te_chain_shape k,
+                               te_product_facts is) {
     te_lane l;
     te_vec8 e;
-    const int fp8 = k.fp8 && p->chain.fp8.y;
-    const float scale = fp8 ? *p->chain.fp8.scale : 1.0f; /* here, so that it is there when it is needed */
+    te_chain known;
+    const int usual = own->usual != TE_USUAL_not;
+    const te_chain *c = usual ? &known : &p->chain;
+    const int fp8 = k.fp8 && (usual ? is.leaves == TE_LEAVES_fp8 : p->chain.fp8.y != 0);
+    if (own->usual == TE_USUAL_result) is.kept = 0;
+    if (usual) te__product_know(&known, p, is);
+    const float scale = fp8 ? __ldg(p->chain.fp8.scale) : 1.0f; /* here, so that it is there when it is needed */
     TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = w[i];
     l.at = te_place_of(k, row, col / 8, 1);
     if (ahead && k.reads >= 0) {
-        l.at.ahead_of = &p->chain.op[k.reads];
+        l.at.ahead_of = &c->op[k.reads];
         TE_UNROLL for (int i = 0; i < 4; i++) l.at.ahead.w[i] = ahead[i];
     }
     te_vec8_floats(l.v, &e, k.in);
-    if (p->chain.x) te_store8((void *)p->chain.x, te_index(l.at), l.v, 8, 1, k.in);
+    if (c->x) te_store8((void *)c->x, te_index(l.at), l.v, 8, 1, k.in);
     TE_UNROLL for (int i = 0; i < 8; i++) l.sum[i] = own->sum[i];
-    stages(&l, &p->chain, 0, TE_MAX_ROW);
+    stages(&l, c, 0, TE_MAX_ROW);
     TE_UNROLL for (int i = 0; i < 8; i++) own->sum[i] = l.sum[i];
-    if (k.fp8 && p->chain.y && p->chain.fp8.amax) { /* that of what is stored */
-        te_store8_rounded(p->chain.y, te_index(l.at), l.v, 8, 1, k.out);
+    if (k.fp8 && c->y && c->fp8.amax) { /* that of what is stored */
+        te_store8_rounded(c->y, te_index(l.at), l.v, 8, 1, k.out);
         own->most = te_amax_bits8(own->most, l.v);
-    } else if (p->chain.y) te_store_lane(&l, p->chain.y, k);
+    } else if (c->y) te_store_lane(&l, c->y, k);
     if (!fp8) return;
     te__product_store_fp8(p, &l, scale, k, own);
-    if (row == 0 && col == 0 && p->chain.fp8.inverse) te_scale_keep(p->chain.fp8.inverse, scale);
+    if (!usual && row == 0 && col == 0 && c->fp8.inverse) te_scale_keep(c->fp8.inverse, scale);
 }
 /* The kernels of a row whose chain is `name` (TE_CHAIN); in backward the weight lies as it does, in forward
  * transposed. */
@@ -77,7 +79,8 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
 #define TE_PRODUCT_FP8(name, dtype)                                                                                   \
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                 \
     TE_HOPPER_KERNEL_OF(name##_product_fp8, te_product, TE_##dtype, name##_is_backward ? TE_e5m2 : TE_e4m3, TE_e4m3,  \
-                        1, 1, name##_epilogue, name##_is_product && name##_by_tensor)                                 \
+                        1, 1, name##_epilogue, te_product_usual(&p, name##_shape(0), name##_facts()),                 \
+                        name##_reads >= 0, name##_is_product && name##_by_tensor)                                     \
     TE_FEW_KERNEL(name##_few_product_fp8, te_product, (te_few_form)name##_few_form, TE_##dtype, name##_epilogue,      \
                   name##_is_product && name##_few_form)                                                               \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_in_fp8, name##_is_product && !name##_in_fp8,        \
@@ -90,9 +93,14 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
             && !name##_sums_three                                                                                     \
             && name##_is_plain                                                                                        \
     };                                                                                                                \
+    TE_BOTH te_product_facts name##_facts(void) {                                                                     \
+        const te_product_facts is = {name##_leaves(), name##_stored, name##_params};                                  \
+        return is;                                                                                                    \
+    }                                                                                                                 \
     TE_FN void name##_epilogue(const void *p, const uint32_t w[4], const uint32_t *ahead, int row, int col,           \
         te_epilogue_lane *own) {                                                                                      \
-        te_product_epilogue((const te_product *)p, w, ahead, row, col, own, name##_stages, name##_shape(0));          \
+        te_product_epilogue((const te_product *)p, w, ahead, row, col, own, name##_stages, name##_shape(0),           \
+            name##_facts());                                                                                          \
     }
 /* many, few: whether there are kernels in 16 bits. fp8, few_fp8: those in FP8, or null. */
 #define TE__PRODUCT_KERNELS(name, dtype, many, few, fp8, few_fp8)                                                     \
@@ -104,8 +112,7 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
                                              {name##_is_few ? (const void *)name##_few : 0, 0, 0},                    \
                                              {fp8, 0, 0},                                                             \
                                              {few_fp8, 0, 0},                                                         \
-                                             (te_few_form)name##_few_form,                                            \
-                                             name##_kept >> 16 != 0};                                                 \
+                                             (te_few_form)name##_few_form};                                           \
         return &kernels;                                                                                              \
     }
 
@@ -160,6 +167,7 @@ TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels
     if (!keep && !te__product_is_read(r, s, &p.chain, product.p)) p.chain.x = 0;
     if (k.sums >= 0) p.many.sums = p.chain.op[k.sums].sum[0];
     *(few ? &p.few.amax : &p.many.amax) = p.chain.fp8.amax;
+    if (!few) p.many.scale = p.chain.fp8.scale, p.many.inverse = p.chain.fp8.y ? p.chain.fp8.inverse : 0;
     if (p.chain.fp8.y && te_gemm_is_fp8(g) && !few) TE_TRY(te__product_turn(r, s, &p));
     if (k.reads >= 0 && !few) {
         const te_stage *reads = &p.chain.op[k.reads];
@@ -207,8 +215,7 @@ template <te_dtype T, int FORWARD, int SIXTEEN, te_few_form FORM> TE_API te_prod
                                          {few ? (const void *)te_bare_few<T, TE_FEW_SIXTEEN, few> : 0, 0, 0},
                                          {0, 0, 0},
                                          {fp8 ? (const void *)te_bare_few<T, FORM, fp8> : 0, 0, 0},
-                                         FORM,
-                                         0};
+                                         FORM};
     return &kernels;
 }
 #define TE_BARE(dtype, pass) te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_FEW_SIXTEEN>()

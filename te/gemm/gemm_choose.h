@@ -20,7 +20,6 @@
 typedef struct te_product_kernels {
     te_hopper_kernel many, few, fp8, few_fp8; /* the last two: with operands in FP8 */
     te_few_form few_form;                     /* of few_fp8 */
-    int saves; /* an op of the row has what it gets stored in forward, and reads that in backward: an activation */
 } te_product_kernels;
 
 enum {
@@ -71,14 +70,10 @@ TE_API int te__gemm_is_few(te_product_kernels *kernels, const te_gemm *g, te_con
     if (!te__few_can(g) || (te_gemm_is_fp8(g) && te__few_form_of(g) != kernels->few_form)) return 0;
     return te__hopper_ready(te__gemm_few(kernels, g), TE_FEW_SHARED, ctx->device);
 }
-/* Whether one of the kernels takes the product here. Of many rows in FP8 not where an op of the row saves its input,
- * unless asked for: the epilogue then moves twice as much in half the time that it has in 16 bits. On an H200, 8192 x
- * 4096 x 16384, as one kernel and as a product with a chain behind it, us: linear_bias_gelu 1201 and 885, in inference
- * 949 and 911; its backward, linear_gelu_bias, with the weight's gradient 2249 and 2142. */
+/* Whether one of the kernels takes the product here. */
 TE_API int te_gemm_can_row(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!ctx->gemm_own || !kernels) return 0;
     if (te__gemm_is_few(kernels, g, ctx)) return 1;
-    if (TE_HAS_CUBLASLT && te_gemm_is_fp8(g) && kernels->saves && ctx->gemm_own < 2) return 0;
     return te__hopper_can(g) && te__encode_of(ctx) && te__gemm_state_of(ctx) &&
            te__hopper_ready(te__gemm_many(kernels, g), TE_HOPPER_SHARED, ctx->device);
 }

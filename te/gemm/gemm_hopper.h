@@ -14,7 +14,8 @@
  *
  * In FP8 a tile takes half the time, and the epilogue of a row of a list has more to do: FP8, its transpose, an amax.
  * With 72 registers its eight elements go through gelu one after the other, a chain of 110 cycles each; with 136 beside
- * each other. So a row in FP8 has those (gemm_hopper_multiply.h). Two warpgroups that take turns, each with a tile of
+ * each other. So a row in FP8 has those (gemm_hopper_multiply.h), and without branches between them sixteen go through
+ * side by side (te__hopper_pairs). Two warpgroups that take turns, each with a tile of
  * its own and its epilogue, would need no third group, but they share no operand: a warpgroup's tile of 64 x 256 takes
  * 40 KB of operands for 512 cycles of tensor cores, which then read 40 KB: 160 bytes a cycle of shared memory, which
  * has 128. So does one of 128 x 128, and the tile of 128 x 256 takes 128.
@@ -36,6 +37,7 @@
 #define TE_GEMM_HOPPER_H
 
 #include "../core/amax.h"         /* te_amax_raise */
+#include "../fp8/scales.h"        /* te_scale_keep */
 #include "gemm_hopper_multiply.h" /* te__hopper_multiply */
 #include "gemm_hopper_turn.h"     /* te__hopper_turn */
 
@@ -45,51 +47,84 @@
 
 /* A part of a tile's 64 columns is four rows: the row of this lane. */
 TE_FN int te__hopper_row(int part, int lane) { return part * 4 + lane / 8; }
-/* What the epilogue reads comes to the L2 while the 64 columns before are worked on, and to registers while the eight
- * elements before are: if they waited for memory each time, three warps would fall behind the tensor cores. */
-TE_FN void te__hopper_fetch(const te_hopper *p, int x, int y) {
-#pragma unroll 1
-    for (int i = (int)threadIdx.x - 32; p->ahead && i < TE_TILE_M * 4; i += 96) { /* 32 bytes each */
-        const int row = y + i / 4, col = x + i % 4 * 16;
-        if (row < p->m && col < p->n) te_prefetch(p->ahead, (int64_t)row * p->n + col, TE_bf16);
-    }
+/* What the epilogue reads comes to the L2 before (te__hopper_fetch), and to registers while the elements before are
+ * worked on: if they waited for memory each time, three warps would fall behind the tensor cores. */
+TE_FN const uint16_t *te__hopper_place(const te_hopper *p, int row, int col) {
+    return (const uint16_t *)p->ahead + (int64_t)row * p->n + col;
 }
 TE_FN void te__hopper_ahead(const te_hopper *p, uint32_t ahead[4], int row, int col) {
-    if (p->ahead && row < p->m && col < p->n)
-        te__load_now(ahead, (const uint16_t *)p->ahead + (int64_t)row * p->n + col);
+    if (p->ahead && row < p->m && col < p->n) te__load_now(ahead, te__hopper_place(p, row, col));
+}
+/* Where the eight elements of this lane lie. boxes: of the first warp that left its rows here. */
+TE_FN uint32_t te__hopper_part(uint32_t boxes, int row, int lane) {
+    const uint32_t r = (uint32_t)row;
+    return te__hopper_piece(boxes + r / 16 * 2 * TE_HOPPER_BOX, (int)(r % 16), lane % 8);
+}
+/* 64 columns of a tile that lies within D, by an epilogue without branches (te_usual). A warp is alone on its
+ * scheduler, so nothing else runs while it waits for a result: a lane works on two rows side by side. next: what the
+ * epilogue reads of the first two; reads: it reads at all. */
+TE_FN void te__hopper_pairs(const te_hopper *p, uint32_t boxes, int y, int col, te_epilogue_fn epilogue,
+                            const void *arg, te_epilogue_lane *own, uint32_t next[2][4], int turns,
+                            const te_usual usual, const int reads) {
+    const int warp = (int)threadIdx.x / 32 - 1, lane = (int)threadIdx.x % 32;
+    own->usual = usual;
+#pragma unroll 1
+    for (int pair = warp; pair < 16; pair += 3) {
+        uint32_t w[2][4], ahead[2][4], fp8[2][2];
+        TE_UNROLL for (int i = 0; i < 2; i++) {
+            const int row = te__hopper_row(2 * pair + i, lane);
+            te__load_piece(w[i], te__hopper_part(boxes, row, lane));
+            TE_UNROLL for (int e = 0; e < 4; e++) ahead[i][e] = next[i][e];
+        }
+        const int then = pair + 3 < 16 ? pair + 3 : pair; /* the last one loads again what it has */
+        TE_UNROLL for (int i = 0; reads && i < 2; i++)
+            te__load_now(next[i], te__hopper_place(p, y + te__hopper_row(2 * then + i, lane), col));
+        TE_UNROLL for (int i = 0; i < 2; i++) {
+            epilogue(arg, w[i], ahead[i], y + te__hopper_row(2 * pair + i, lane), col, own);
+            fp8[i][0] = own->fp8[0], fp8[i][1] = own->fp8[1];
+        }
+        TE_UNROLL for (int i = 0; turns && i < 2; i++)
+            te__hopper_turn_leave(boxes, te__hopper_row(2 * pair + i, lane), lane, fp8[i]);
+    }
+    own->usual = TE_USUAL_not;
 }
 /* Three warps: the epilogue, eight elements a lane at a time. */
 TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, te_epilogue_fn epilogue,
-                               const void *arg, const te_hopper_kind k) {
+                               te_usual usual, const void *arg, const te_hopper_kind k) {
     const int warp = (int)threadIdx.x / 32 - 1, lane = (int)threadIdx.x % 32, turns = k.turns && p->turned;
     te_hopper_work w;
     te_epilogue_lane own;
-    own.most = 0;
+    own.most = 0, own.usual = TE_USUAL_not;
     for (int j = 0; te__hopper_work(&w, p, j); j++) {
         const int x = w.x, y = w.y;
+        const int whole = k.turns && usual != TE_USUAL_not && y + TE_TILE_M <= p->m && x + TE_TILE_N <= p->n;
         if (w.part > 0) continue;
-        te__hopper_fetch(p, x, y);
 #pragma unroll 1
         for (int quarter = 0; quarter < 4; quarter++) {
             const int box = quarter % 2, col = x + quarter * 64 + lane % 8 * 8;
             const uint32_t boxes = ring + TE_STAGES * TE_HOPPER_STAGE + box * TE_HOPPER_BOX;
-            uint32_t next[4] = {0, 0, 0, 0};
-            te__hopper_ahead(p, next, y + te__hopper_row(warp, lane), col);
+            uint32_t next[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+            TE_UNROLL for (int i = 0; i < 2; i++)
+                if (i == 0 || whole)
+                    te__hopper_ahead(p, next[i], y + te__hopper_row(whole ? 2 * warp + i : warp, lane), col);
             te__barrier_wait(te__shared_address(&bars->done[box]), quarter / 2);
-            if (quarter < 3) te__hopper_fetch(p, x + 64 * (quarter + 1), y);
             TE_UNROLL for (int e = 0; e < 8; e++) own.sum[e] = 0;
+            if (whole && usual == TE_USUAL_all)
+                te__hopper_pairs(p, boxes, y, col, epilogue, arg, &own, next, turns, TE_USUAL_all, k.reads);
+            if (whole && usual == TE_USUAL_result)
+                te__hopper_pairs(p, boxes, y, col, epilogue, arg, &own, next, turns, TE_USUAL_result, k.reads);
 #pragma unroll 1
-            for (int part = warp; part < 32; part += 3) {
+            for (int part = whole ? 32 : warp; part < 32; part += 3) {
                 const int row = te__hopper_row(part, lane);
-                const uint32_t ahead[4] = {next[0], next[1], next[2], next[3]};
+                const uint32_t ahead[4] = {next[0][0], next[0][1], next[0][2], next[0][3]};
                 uint32_t w[4];
-                if (part + 3 < 32) te__hopper_ahead(p, next, y + te__hopper_row(part + 3, lane), col);
-                te__load_piece(w, te__hopper_piece(boxes + part / 4 * 2 * TE_HOPPER_BOX, row % 16, lane % 8));
+                if (part + 3 < 32) te__hopper_ahead(p, next[0], y + te__hopper_row(part + 3, lane), col);
+                te__load_piece(w, te__hopper_part(boxes, row, lane));
                 own.fp8[0] = own.fp8[1] = 0;
                 if (y + row < p->m && col < p->n) epilogue(arg, w, ahead, y + row, col, &own);
                 if (turns) te__hopper_turn_leave(boxes, row, lane, own.fp8);
             }
-            if (turns) te__hopper_turn(p, boxes, y, x + quarter * 64, warp, lane);
+            if (turns) te__hopper_turn(p, boxes, y, x + quarter * 64, warp, lane, box);
             __syncwarp();
             if (lane == 0) te__barrier_arrive(te__shared_address(&bars->taken[box]));
             if (!p->sums) continue;
@@ -104,6 +139,7 @@ TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barr
         int group;
         te_amax_raise(p->amax, own.most, te_lanes_here(32, &group));
     }
+    if (p->inverse && blockIdx.x == 0 && threadIdx.x == 32) te_scale_keep(p->inverse, *p->scale);
 }
 
 /* The same by couples: each lane has one of a row's eight in 128 columns. */
@@ -141,7 +177,7 @@ TE_FN void te__hopper_epilogue_couples(const te_hopper *p, uint32_t ring, te_hop
 
 /* With one epilogue, that by couples where the kind has them. */
 TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilogue_fn epilogue, te_couple_fn couple,
-                          const void *arg, const te_hopper_kind k) {
+                          te_usual usual, const void *arg, const te_hopper_kind k) {
     extern __shared__ char te_dynamic[];
     const uint32_t ring = (te__shared_address(te_dynamic) + 1023) & ~1023u;
     if (threadIdx.x == 0) {
@@ -162,7 +198,7 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
         if (threadIdx.x == 0)
             te__hopper_load(p, ring, bars, k);
         else if (threadIdx.x >= 32 && k.couples.group) te__hopper_epilogue_couples(p, ring, bars, couple, arg, k);
-        else if (threadIdx.x >= 32) te__hopper_epilogue(p, ring, bars, epilogue, arg, k);
+        else if (threadIdx.x >= 32) te__hopper_epilogue(p, ring, bars, epilogue, usual, arg, k);
     } else if (k.half) { /* registers in all just what the block was launched with, 168 each */
         asm volatile("setmaxnreg.inc.sync.aligned.u32 184;");
         te__hopper_multiply_half(p, ring, bars, k);
@@ -175,30 +211,31 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
 }
 #else
 TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilogue_fn epilogue, te_couple_fn couple,
-                          const void *arg, const te_hopper_kind k) {
-    (void)p, (void)bars, (void)epilogue, (void)couple, (void)arg, (void)k;
+                          te_usual usual, const void *arg, const te_hopper_kind k) {
+    (void)p, (void)bars, (void)epilogue, (void)couple, (void)usual, (void)arg, (void)k;
 }
 #endif
 
 /* `type` begins with a te_hopper; epilogue: a te_epilogue_fn that is called with the `type`. exists: 0 leaves the
  * kernel empty. */
 #define TE_HOPPER_KERNEL(name, type, dtype, trans_b, epilogue, exists)                                              \
-    TE_HOPPER_KERNEL_OF(name, type, dtype, dtype, dtype, trans_b, 0, epilogue, exists)
+    TE_HOPPER_KERNEL_OF(name, type, dtype, dtype, dtype, trans_b, 0, epilogue, TE_USUAL_not, 0, exists)
 /* The same with formats for A and B, each e4m3 or e5m2; trans_b is then 1. rows: of a list, whose epilogue may want
- * te_hopper.turned, and has the work of both other kinds in half the time. */
-#define TE_HOPPER_KERNEL_OF(name, type, dtype, dtype_a, dtype_b, trans_b, rows, epilogue, exists)                   \
+ * te_hopper.turned, and has the work of both other kinds in half the time. usual: a te_usual, of p; reads: such an
+ * epilogue reads te_hopper.ahead. */
+#define TE_HOPPER_KERNEL_OF(name, type, dtype, dtype_a, dtype_b, trans_b, rows, epilogue, usual, reads, exists)     \
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te_hopper_barriers bars;                                                                         \
-        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, rows, rows, {0, 0, 0}};                      \
-        if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, 0, &p, kind);                            \
+        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, rows, rows, reads, {0, 0, 0}};               \
+        if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, 0, usual, &p, kind);                     \
     }
 /* The product of a linear, B stored [n, k], with an epilogue by couples: a te_couple_fn. group, apart, crossed: see
  * te_hopper_couples. */
 #define TE_HOPPER_KERNEL_COUPLES(name, type, dtype, group, apart, crossed, couple, exists)                          \
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te_hopper_barriers bars;                                                                         \
-        const te_hopper_kind kind = {dtype, dtype, dtype, 1, 0, 0, {group, apart, crossed}};                        \
-        if (exists) te_hopper_body((const te_hopper *)&p, &bars, 0, couple, &p, kind);                              \
+        const te_hopper_kind kind = {dtype, dtype, dtype, 1, 0, 0, 0, {group, apart, crossed}};                     \
+        if (exists) te_hopper_body((const te_hopper *)&p, &bars, 0, couple, TE_USUAL_not, &p, kind);                \
     }
 
 #endif

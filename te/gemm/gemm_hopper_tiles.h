@@ -18,9 +18,11 @@ enum {
 };
 
 typedef struct te_hopper {
-    CUtensorMap a, b;
+    CUtensorMap a, b, c; /* c: of `ahead`, if there is one */
     float *sums; /* [3 * rows of tiles, n], sums over the rows of what the epilogue says; null: none */
     float *amax; /* raised to the largest magnitude that the epilogue has stored in FP8; null: not wanted */
+    float *inverse; /* [2] gets 1 / scale and the scale of what is stored in FP8 (te_scale_keep); null: not wanted */
+    const float *scale;
     uint8_t *turned; /* [n, turned_rows], the transpose of what the epilogue makes in FP8; null: not wanted */
     int turned_rows; /* m up to a multiple of 16: zeros */
     const void *ahead; /* [m, n], 16 bits: what the epilogue will read is loaded ahead of it; null: nothing */
@@ -47,6 +49,7 @@ typedef struct te_hopper_kind {
     int trans_b;
     int turns; /* `turned` may be wanted */
     int half;  /* registers: more for the epilogue, less for the tile before (gemm_hopper_multiply.h) */
+    int reads; /* a usual epilogue reads `ahead` */
     te_hopper_couples couples; /* where B is stored [n, k] */
 } te_hopper_kind;
 
@@ -101,6 +104,17 @@ TE_FN void te__hopper_advance(te_hopper_ring *r) {
     if (++r->stage == TE_STAGES) r->stage = 0, r->phase ^= 1;
 }
 
+/* What the epilogue will read comes to the L2 a quarter of a tile's time before it is read: where all of a tile came at
+ * once, operands pushed it out of the L2 again. While `w` is multiplied the epilogue is at the tile before: as a
+ * quarter of the steps of k begins the next 64 columns of that one come, with the last quarter the first 64 of w. */
+TE_FN void te__hopper_fetch(const te_hopper *p, const te_hopper_work *before, const te_hopper_work *w, int step) {
+    if (!p->ahead) return;
+    TE_UNROLL for (int q = 0; q < 4; q++) {
+        const te_hopper_work *of = q < 3 ? before : w;
+        if (step == w->first + (w->last - w->first) * q / 4 && of->part <= 0)
+            te__tma_prefetch(&p->c, of->x + 64 * ((q + 1) % 4), of->y);
+    }
+}
 /* One thread brings all tiles, in the order in which they are used. */
 TE_FN void te__hopper_load(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, const te_hopper_kind kind) {
     const int rank = (int)blockIdx.x % TE_CLUSTER, fp8 = te_is_fp8(kind.a);
@@ -108,13 +122,15 @@ TE_FN void te__hopper_load(const te_hopper *p, uint32_t ring, te_hopper_barriers
     const float inverse_a = fp8 && p->inverse_a ? *p->inverse_a : 1.0f;
     const float inverse_b = fp8 && p->inverse_b ? *p->inverse_b : 1.0f;
     te_hopper_ring r = {0, 0};
-    te_hopper_work w;
-    for (int j = 0; te__hopper_work(&w, p, j); j++) {
+    te_hopper_work w, before;
+    before.part = 1;
+    for (int j = 0; te__hopper_work(&w, p, j); before = w, j++) {
         const int x = w.x, y = w.y;
         for (int k = w.first * TE_TILE_K; k < w.last * TE_TILE_K; k += TE_TILE_K, te__hopper_advance(&r)) {
             const uint32_t bar = full + 8 * r.stage, a = ring + r.stage * TE_HOPPER_STAGE, b = a + TE_HOPPER_A;
             const int mask = (1 << TE_CLUSTER) - 1;
             te__barrier_wait(empty + 8 * r.stage, r.phase ^ 1);
+            te__hopper_fetch(p, &before, &w, k / TE_TILE_K);
             if (fp8 && j == 0 && r.stage == 2) bars->alpha = p->alpha * inverse_a * inverse_b; /* two are coming */
             te__barrier_expect(bar, TE_HOPPER_STAGE);
             te__tma_load(a, &p->a, k, y, bar, 0);

@@ -19,8 +19,8 @@
 
 /* Where the 16 columns `piece` of row `row` of 128 lie. boxes: of the first warp that left its rows here. */
 TE_FN uint32_t te__hopper_turn_at(uint32_t boxes, int row, int piece) {
-    const int place = (row / 16 % 4 * 2 + row % 2) ^ piece * 2;
-    return boxes + (uint32_t)(row / 16 * 2 * TE_HOPPER_BOX + row % 16 * 128 + place * 16);
+    const uint32_t r = (uint32_t)row, place = (r / 16 % 4 * 2 + r % 2) ^ (uint32_t)piece * 2;
+    return boxes + r / 16 * 2 * TE_HOPPER_BOX + r % 16 * 128 + place * 16;
 }
 /* A lane's eight columns of `row`. The whole warp calls it, behind its loads of these rows. */
 TE_FN void te__hopper_turn_leave(uint32_t boxes, int row, int lane, const uint32_t w[2]) {
@@ -42,11 +42,18 @@ TE_FN void te__hopper_turn_load(uint32_t low[2], uint32_t high[2], uint32_t boxe
         high[i] = __byte_perm(w[2 * i], w[2 * i + 1], 0x7531);
     }
 }
-/* The three warps of the epilogue, once all have left what they have of 64 columns from `col`, rows from `row` on. */
-TE_FN void te__hopper_turn(const te_hopper *p, uint32_t boxes, int row, int col, int warp, int lane) {
-    asm volatile("bar.sync 1, 96;" ::: "memory");
+/* Once all warps of the epilogue have left what they have of 64 columns from `col`, rows from `row` on. The first warp
+ * has a fifth more rows than each of the two others: these do it, while the first goes on with the next columns, which
+ * lie in the other `box`. When all three did it they waited for the first, a tenth of their time. */
+TE_FN void te__hopper_turn(const te_hopper *p, uint32_t boxes, int row, int col, int warp, int lane, int box) {
+    if (warp == 0) {
+        __syncwarp();
+        asm volatile("bar.arrive %0, 96;" ::"r"(1 + box) : "memory");
+        return;
+    }
+    asm volatile("bar.sync %0, 96;" ::"r"(1 + box) : "memory");
 #pragma unroll 1
-    for (int unit = warp; unit < 8; unit += 3) { /* 64 rows of 16 columns */
+    for (int unit = warp - 1; unit < 8; unit += 2) { /* 64 rows of 16 columns */
         const int first = unit / 4 * 64, piece = unit % 4, x = col + piece * 16 + lane / 4 * 2;
         const int y = row + first + lane % 4 * 16;
         uint32_t low[4], high[4];

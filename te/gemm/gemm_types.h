@@ -152,10 +152,15 @@ typedef enum te_few_form {
 } te_few_form;
 
 /* What a thread carries from one call of its epilogue to the next. */
+/* Whether the arguments of an epilogue are what its row has in training, where it stores all that it can, or where it
+ * stores its result alone, as in inference. What of them is null is known then, so the epilogue has no branches, and
+ * the compiler lets several pieces of eight go through it side by side. */
+typedef enum te_usual { TE_USUAL_not, TE_USUAL_all, TE_USUAL_result } te_usual;
 typedef struct te_epilogue_lane {
     float sum[8];  /* what the epilogue adds to it is summed over the rows */
     uint32_t most; /* the bits of the largest magnitude that it has stored in FP8; 0 at first (core/amax.h) */
     uint32_t fp8[2]; /* the eight elements of this call in FP8, for the transpose; 0 before */
+    te_usual usual; /* a constant */
 } te_epilogue_lane;
 /* Kernels of our own (gemm_hopper.h, gemm_few.h) hand what they have done to a function: eight elements of row `row`
  * from column `col` on, as 16 bits each. ahead: the same eight of the tensor that the kernel was asked to load ahead;

@@ -78,11 +78,11 @@ typedef struct te_clamped_options { int code; float limit, alpha; } te_clamped_o
 TE_FN float te_act(float *slope, float x, int code) {
     if (code == TE_ACT_gelu) {
         /* 0.5 (1 + tanh u) is sigmoid(2 u): one exponential, and no cancellation where x is large and negative */
-        const float k = 1.5957691216057308f, c = 0.044715f; /* 2 sqrt(2 / pi) */
-        const float t = te_sigmoid(k * x * (1.0f + c * x * x));
-        const float square = x * x < 1e30f ? x * x : 1e30f; /* finite, for the 0 before it: x t (1 - t) */
-        *slope = t + x * t * (1.0f - t) * k * (1.0f + 3.0f * c * square);
-        return x * t;
+        const float k = 1.5957691216057308f, c = 0.044715f, e = -1.4426950408889634f; /* 2 sqrt(2 / pi); -log2(e) */
+        const float square = x * x, t = te_reciprocal(1.0f + te_exp2(x * (k * e + k * c * e * square))), y = x * t;
+        const float finite = square < 1e30f ? square : 1e30f; /* for the 0 before it: y (1 - t) */
+        *slope = t + (y - y * t) * (k + 3.0f * c * k * finite);
+        return y;
     }
     if (code == TE_ACT_gelu_erf) {
         /* erfc(|x| / sqrt 2) / 2 to 1.5e-7 (Abramowitz & Stegun 7.1.26), from the exponential that the slope needs
