@@ -37,6 +37,7 @@
 
 #include "../core/amax.h"         /* te_amax_raise */
 #include "gemm_hopper_multiply.h" /* te__hopper_multiply */
+#include "gemm_hopper_ranks.h"    /* te__scatter_begin */
 #include "gemm_hopper_turn.h"     /* te__hopper_turn */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -54,9 +55,11 @@ TE_FN void te__hopper_fetch(const te_hopper *p, int x, int y) {
         if (row < p->m && col < p->n) te_prefetch(p->ahead, (int64_t)row * p->n + col, TE_bf16);
     }
 }
-TE_FN void te__hopper_ahead(const te_hopper *p, uint32_t ahead[4], int row, int col) {
-    if (p->ahead && row < p->m && col < p->n)
-        te__load_now(ahead, (const uint16_t *)p->ahead + (int64_t)row * p->n + col);
+TE_FN void te__hopper_ahead(const te_hopper *p, uint32_t ahead[4], int row, int col, const te_hopper_kind k) {
+    if (!p->ahead || row >= p->m || col >= p->n) return;
+    const uint16_t *at = (const uint16_t *)p->ahead + (int64_t)row * p->n + col;
+    if (k.scatters) te__load_own(ahead, at); /* what has come while this kernel runs */
+    else te__load_now(ahead, at);
 }
 /* Three warps: the epilogue, eight elements a lane at a time. */
 TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, te_epilogue_fn epilogue,
@@ -68,22 +71,23 @@ TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barr
     for (int j = 0; te__hopper_work(&w, p, j); j++) {
         const int x = w.x, y = w.y;
         if (w.part > 0) continue;
-        te__hopper_fetch(p, x, y);
+        const int reads = !k.scatters || te__scatter_begin((const te_scatter *)arg, x, y, warp);
+        if (reads) te__hopper_fetch(p, x, y);
 #pragma unroll 1
         for (int quarter = 0; quarter < 4; quarter++) {
             const int box = quarter % 2, col = x + quarter * 64 + lane % 8 * 8;
             const uint32_t boxes = ring + TE_STAGES * TE_HOPPER_STAGE + box * TE_HOPPER_BOX;
             uint32_t next[4] = {0, 0, 0, 0};
-            te__hopper_ahead(p, next, y + te__hopper_row(warp, lane), col);
+            if (reads) te__hopper_ahead(p, next, y + te__hopper_row(warp, lane), col, k);
             te__barrier_wait(te__shared_address(&bars->done[box]), quarter / 2);
-            if (quarter < 3) te__hopper_fetch(p, x + 64 * (quarter + 1), y);
+            if (quarter < 3 && reads) te__hopper_fetch(p, x + 64 * (quarter + 1), y);
             TE_UNROLL for (int e = 0; e < 8; e++) own.sum[e] = 0;
 #pragma unroll 1
             for (int part = warp; part < 32; part += 3) {
                 const int row = te__hopper_row(part, lane);
                 const uint32_t ahead[4] = {next[0], next[1], next[2], next[3]};
                 uint32_t w[4];
-                if (part + 3 < 32) te__hopper_ahead(p, next, y + te__hopper_row(part + 3, lane), col);
+                if (part + 3 < 32 && reads) te__hopper_ahead(p, next, y + te__hopper_row(part + 3, lane), col, k);
                 te__load_piece(w, te__hopper_piece(boxes + part / 4 * 2 * TE_HOPPER_BOX, row % 16, lane % 8));
                 own.fp8[0] = own.fp8[1] = 0;
                 if (y + row < p->m && col < p->n) epilogue(arg, w, ahead, y + row, col, &own);
@@ -99,6 +103,7 @@ TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barr
             if (lane < 8 && y < p->m && col < p->n)
                 te_store8(p->sums, ((int64_t)y / TE_TILE_M * 3 + warp) * p->n + col, own.sum, 8, 1, TE_f32);
         }
+        if (k.scatters && !reads) te__scatter_end((const te_scatter *)arg, x, y, warp);
     }
     if (p->amax) {
         int group;
@@ -189,15 +194,22 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
 #define TE_HOPPER_KERNEL_OF(name, type, dtype, dtype_a, dtype_b, trans_b, rows, epilogue, exists)                   \
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te_hopper_barriers bars;                                                                         \
-        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, rows, rows, {0, 0, 0}};                      \
+        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, rows, rows, {0, 0, 0}, 0};                      \
         if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, 0, &p, kind);                            \
+    }
+/* The product whose rows go to their ranks, of a te_scatter; trans_b: B is stored [n, k]. */
+#define TE_HOPPER_KERNEL_SCATTER(name, dtype, trans_b, epilogue, exists)                                              \
+    TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ te_scatter p) { \
+        __shared__ te_hopper_barriers bars;                                                                           \
+        const te_hopper_kind kind = {dtype, dtype, dtype, trans_b, 0, 0, {0, 0, 0}, 1};                               \
+        if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, 0, &p, kind);                              \
     }
 /* The product of a linear, B stored [n, k], with an epilogue by couples: a te_couple_fn. group, apart, crossed: see
  * te_hopper_couples. */
 #define TE_HOPPER_KERNEL_COUPLES(name, type, dtype, group, apart, crossed, couple, exists)                          \
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te_hopper_barriers bars;                                                                         \
-        const te_hopper_kind kind = {dtype, dtype, dtype, 1, 0, 0, {group, apart, crossed}};                        \
+        const te_hopper_kind kind = {dtype, dtype, dtype, 1, 0, 0, {group, apart, crossed}, 0};                        \
         if (exists) te_hopper_body((const te_hopper *)&p, &bars, 0, couple, &p, kind);                              \
     }
 

@@ -4,6 +4,7 @@
 #define TE_GEMM_HOPPER_TILES_H
 
 #include "../core/hopper_cuda.h" /* te__wgmma, te__tma_load */
+#include "gemm_ranks.h"          /* te__rank_wait */
 #include "gemm_types.h"          /* te_epilogue_fn */
 
 enum {
@@ -17,8 +18,19 @@ enum {
     TE_HOPPER_THREADS = 384
 };
 
+/* Of a product that overlaps a collective (gemm_ranks.h); all 0: of no other. */
+typedef struct te_hopper_ranks {
+    int rank, each;          /* rows of A and D of each rank, whole tiles of a cluster */
+    int first, band;         /* the row of tiles that is taken first; rows of a band, 0: TE_HOPPER_BAND */
+    int owns;                /* this rank's rows of A lie in te_hopper.own */
+    int piece;               /* rows of A that have a word */
+    const uint32_t *arrived; /* [ranks, TE_RANK_PIECES]: 1 when they are there; null: all are */
+    te_rank_waits waits;
+} te_hopper_ranks;
+
 typedef struct te_hopper {
-    CUtensorMap a, b;
+    CUtensorMap a, b, own;
+    te_hopper_ranks ranks;
     float *sums; /* [3 * rows of tiles, n], sums over the rows of what the epilogue says; null: none */
     float *amax; /* raised to the largest magnitude that the epilogue has stored in FP8; null: not wanted */
     uint8_t *turned; /* [n, turned_rows], the transpose of what the epilogue makes in FP8; null: not wanted */
@@ -48,6 +60,7 @@ typedef struct te_hopper_kind {
     int turns; /* `turned` may be wanted */
     int half;  /* registers: more for the epilogue, less for the tile before (gemm_hopper_multiply.h) */
     te_hopper_couples couples; /* where B is stored [n, k] */
+    int scatters; /* rows of D go to other ranks (gemm_hopper_ranks.h) */
 } te_hopper_kind;
 
 typedef struct te_hopper_barriers {
@@ -66,10 +79,12 @@ typedef struct te_hopper_work { int x, y, first, last, part, left; } te_hopper_w
 TE_FN void te__hopper_tile(te_hopper_work *w, const te_hopper *p, int i) {
     const int rows = (p->m + TE_CLUSTER * TE_TILE_M - 1) / (TE_CLUSTER * TE_TILE_M),
               columns = (p->n + TE_TILE_N - 1) / TE_TILE_N;
-    const int band = i / (TE_HOPPER_BAND * columns), first = band * TE_HOPPER_BAND,
-              high = rows - first < TE_HOPPER_BAND ? rows - first : TE_HOPPER_BAND;
+    const int most = TE_OVERLAPS && p->ranks.band ? p->ranks.band : TE_HOPPER_BAND;
+    const int band = i / (most * columns), first = band * most, high = rows - first < most ? rows - first : most;
     const int at = i - first * columns;
-    w->y = ((first + at % high) * TE_CLUSTER + (int)blockIdx.x % TE_CLUSTER) * TE_TILE_M, w->x = at / high * TE_TILE_N;
+    int row = first + at % high;
+    if (TE_OVERLAPS && (row += p->ranks.first) >= rows) row -= rows;
+    w->y = (row * TE_CLUSTER + (int)blockIdx.x % TE_CLUSTER) * TE_TILE_M, w->x = at / high * TE_TILE_N;
 }
 /* The j-th work of this cluster; 0: there is none. Who has a tile waits for clusters of lower numbers alone. */
 TE_FN int te__hopper_work(te_hopper_work *w, const te_hopper *p, int j) {
@@ -101,6 +116,17 @@ TE_FN void te__hopper_advance(te_hopper_ring *r) {
     if (++r->stage == TE_STAGES) r->stage = 0, r->phase ^= 1;
 }
 
+/* Where the rows of A from *y on lie, which becomes their place there. Those of other ranks are waited for. */
+TE_FN const CUtensorMap *te__hopper_rows(const te_hopper *p, int *y) {
+    const te_hopper_ranks *r = &p->ranks;
+    if (!TE_OVERLAPS || !r->arrived || *y >= p->m) return &p->a;
+    const int of = *y / r->each, at = *y - of * r->each;
+    if (of == r->rank) return r->owns ? (*y = at, &p->own) : &p->a;
+    te__rank_wait(r->arrived + of * TE_RANK_PIECES + at / r->piece, 1, of, &r->waits);
+    asm volatile("fence.proxy.async.global;" ::: "memory"); /* seen by this thread, read by the copy engine */
+    return &p->a;
+}
+
 /* One thread brings all tiles, in the order in which they are used. */
 TE_FN void te__hopper_load(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, const te_hopper_kind kind) {
     const int rank = (int)blockIdx.x % TE_CLUSTER, fp8 = te_is_fp8(kind.a);
@@ -110,14 +136,16 @@ TE_FN void te__hopper_load(const te_hopper *p, uint32_t ring, te_hopper_barriers
     te_hopper_ring r = {0, 0};
     te_hopper_work w;
     for (int j = 0; te__hopper_work(&w, p, j); j++) {
-        const int x = w.x, y = w.y;
+        const int x = w.x;
+        int y = w.y;
+        const CUtensorMap *const rows = te__hopper_rows(p, &y);
         for (int k = w.first * TE_TILE_K; k < w.last * TE_TILE_K; k += TE_TILE_K, te__hopper_advance(&r)) {
             const uint32_t bar = full + 8 * r.stage, a = ring + r.stage * TE_HOPPER_STAGE, b = a + TE_HOPPER_A;
             const int mask = (1 << TE_CLUSTER) - 1;
             te__barrier_wait(empty + 8 * r.stage, r.phase ^ 1);
             if (fp8 && j == 0 && r.stage == 2) bars->alpha = p->alpha * inverse_a * inverse_b; /* two are coming */
             te__barrier_expect(bar, TE_HOPPER_STAGE);
-            te__tma_load(a, &p->a, k, y, bar, 0);
+            te__tma_load(a, rows, k, y, bar, 0);
             /* of B this block brings its share, for the whole cluster */
             TE_UNROLL for (int q = 0; q < 4 / TE_CLUSTER; q++) {
                 const int piece = rank * (4 / TE_CLUSTER) + q;

@@ -43,6 +43,8 @@ enum {
     TE_EPILOGUE_OF_GELU = 1 << 21,  /* gelu, */
     TE_EPILOGUE_OF_SCALE = 1 << 22, /* or a factor; te_op.options is a te_scale_options */
     TE_PARAMS_OF_ALL = 1 << 23,     /* ranks with their own columns have the same parameters, for all columns */
+    TE_GATHERS = 1 << 24,           /* forward gathers the rows of all ranks, backward adds up and keeps its own; */
+    TE_SCATTERS = 1 << 25,          /* or the other way round */
 };
 
 typedef enum te_init {
