@@ -10,8 +10,8 @@
  * all_gather takes rows of TE_ROWS_shard and gives TE_ROWS_tokens, reduce_scatter the other way round. What may stand
  * before and behind them: te/fuse/shares.h. With a communicator of one rank they copy or do nothing, so the same list
  * trains on one rank and on many. Each has a step of its own, of no kernel; all_reduce may begin a row
- * (all_reduce_row.h). On CUDA the step of a gather may leave its work to a linear behind it, and a linear to the step of
- * a reduce_scatter: then both go on at once (te/fuse/linear_ranks.h, scatter.h).
+ * (all_reduce_row.h). On CUDA the step of a gather may leave its work to a linear behind it, and a linear to the step
+ * of a reduce_scatter: then both go on at once (te/fuse/linear_ranks.h, scatter.h).
  *
  * Do this:
  *     TE_SEQUENTIAL(mlp, f32, (rmsnorm, ln, H), (copy_to_group, c), (linear, fc1, H, F / RANKS, (shard, columns)),
@@ -36,7 +36,7 @@
 #define TE_OP_all_gather (all_gather, own)
 #define TE_SHAPES_all_gather(op) (0)
 #define TE_GIVES_all_gather(op) (TE_GIVES_same)
-#define TE_FLAGS_all_gather(op) (TE_GATHERS)
+#define TE_FLAGS_all_gather(op) (TE_TAKES_PRODUCT)
 #define TE_ROWS_all_gather(op, in) (TE_ROWS_tokens)
 #define TE_SHARE_all_gather(op, in) (TE_SHARE_entered)
 #define TE_SHARE_FITS_all_gather(op, in) ((int)(in) == (int)TE_SHARE_same)
@@ -51,7 +51,7 @@
 #define TE_OP_reduce_scatter (reduce_scatter, own)
 #define TE_SHAPES_reduce_scatter(op) (0)
 #define TE_GIVES_reduce_scatter(op) (TE_GIVES_same)
-#define TE_FLAGS_reduce_scatter(op) (TE_SCATTERS)
+#define TE_FLAGS_reduce_scatter(op) (TE_TAKES_PRODUCT)
 #define TE_ROWS_reduce_scatter(op, in) (TE_ROWS_shard)
 #define TE_SHARE_reduce_scatter(op, in) (TE_SHARE_same)
 #define TE_SHARE_FITS_reduce_scatter(op, in) ((int)(in) == (int)TE_SHARE_sums)

@@ -1,13 +1,13 @@
 /* gemm_hopper_ranks.h -- the epilogue of gemm_hopper.h where rows of D belong to the ranks of a group (gemm_ranks.h,
  * scatter): those of others leave for their memory, to those of this rank the others' sums are added.
  *
- * A lane takes the same rows and columns of a tile on each rank, so a warp tells the same warp of the owner that its part
- * of a tile has come, and no warp waits for another one of its block. What comes from the first of the other ranks is
- * read ahead of its use (te_hopper.ahead); of more than two the rest is loaded where it is added.
+ * A lane takes the same rows and columns of a tile on each rank, so a warp tells the same warp of the owner that its
+ * part of a tile has come, and no warp waits for another one of its block. What comes from the first of the other ranks
+ * is read ahead of its use (te_hopper.ahead); of more than two the rest is loaded where it is added.
  *
- * Bytes of a tile of 128 x 256 beside the product's own: of another rank's rows 64 KB over the link; of its own rows 64 KB
- * of each other's sums read, 64 KB stored. At k of 4096 a tile takes 25 us or more, so the link has 2.6 GB/s of each of
- * 132 multiprocessors, 345 GB/s of 450; at half of that k it is what bounds the tiles of the others' rows.
+ * Bytes of a tile of 128 x 256 beside the product's own: of another rank's rows 64 KB over the link; of its own rows 64
+ * KB of each other's sums read, 64 KB stored. At k of 4096 a tile takes 25 us or more, so the link has 2.6 GB/s of each
+ * of 132 multiprocessors, 345 GB/s of 450; at half of that k it is what bounds the tiles of the others' rows.
  */
 /* target: cuda */
 #ifndef TE_GEMM_HOPPER_RANKS_H

@@ -116,13 +116,18 @@ TE_FN void te__hopper_advance(te_hopper_ring *r) {
     if (++r->stage == TE_STAGES) r->stage = 0, r->phase ^= 1;
 }
 
-/* Where the rows of A from *y on lie, which becomes their place there. Those of other ranks are waited for. */
-TE_FN const CUtensorMap *te__hopper_rows(const te_hopper *p, int *y) {
+/* Where the rows of A from *y on lie, which becomes their place there. Those of other ranks are waited for; *seen says
+ * which rank's have come last, and how many pieces of them: a look at a word takes longer than the ring has tiles
+ * for. */
+TE_FN const CUtensorMap *te__hopper_rows(const te_hopper *p, int *y, int *seen) {
     const te_hopper_ranks *r = &p->ranks;
     if (!TE_OVERLAPS || !r->arrived || *y >= p->m) return &p->a;
     const int of = *y / r->each, at = *y - of * r->each;
     if (of == r->rank) return r->owns ? (*y = at, &p->own) : &p->a;
-    te__rank_wait(r->arrived + of * TE_RANK_PIECES + at / r->piece, 1, of, &r->waits);
+    const int piece = of * TE_RANK_PIECES + at / r->piece;
+    if (piece <= *seen && piece / TE_RANK_PIECES == *seen / TE_RANK_PIECES) return &p->a; /* they come in this order */
+    *seen = piece;
+    te__rank_wait(r->arrived + piece, 1, of, &r->waits);
     asm volatile("fence.proxy.async.global;" ::: "memory"); /* seen by this thread, read by the copy engine */
     return &p->a;
 }
@@ -135,10 +140,11 @@ TE_FN void te__hopper_load(const te_hopper *p, uint32_t ring, te_hopper_barriers
     const float inverse_b = fp8 && p->inverse_b ? *p->inverse_b : 1.0f;
     te_hopper_ring r = {0, 0};
     te_hopper_work w;
+    int seen = -1;
     for (int j = 0; te__hopper_work(&w, p, j); j++) {
         const int x = w.x;
         int y = w.y;
-        const CUtensorMap *const rows = te__hopper_rows(p, &y);
+        const CUtensorMap *const rows = te__hopper_rows(p, &y, &seen);
         for (int k = w.first * TE_TILE_K; k < w.last * TE_TILE_K; k += TE_TILE_K, te__hopper_advance(&r)) {
             const uint32_t bar = full + 8 * r.stage, a = ring + r.stage * TE_HOPPER_STAGE, b = a + TE_HOPPER_A;
             const int mask = (1 << TE_CLUSTER) - 1;

@@ -2,35 +2,35 @@
  * rank knows what another has written there.
  *
  * A product may begin before the rows of A that other ranks have are there (all_gather), and send rows of D to the rank
- * that they belong to as its tiles are done (reduce_scatter). On Hopper, by the kernel of gemm_hopper.h; N ranks, m rows
- * in all, so `each` = m / N rows a rank:
+ * that they belong to as its tiles are done (reduce_scatter). On Hopper, by the kernel of gemm_hopper.h; N ranks, m
+ * rows in all, so `each` = m / N rows a rank:
  *
  *   gather    A rank's copy engine writes its rows of A, piece by piece, into the memory of all others, the one that
  *             needs them first before the rest, and a word behind each piece: no multiprocessor takes part. The kernel
  *             takes the tiles of its own rows first, then those of rank + 1, rank + 2, ..; the thread that loads a tile
- *             waits for the word of its piece. Bytes over a link: each k (N - 1) elements; the floor is the product's, or
- *             their time at 450 GB/s if that is longer.
- *   scatter   The epilogue stores the rows of another rank, rounded to 16 bits, in a slot of that rank's memory, one slot
- *             for each sender, and a word behind each tile. Tiles of rank + 1 come first, then rank + 2, .., its own
- *             last: by then the others' sums for its rows have come. The epilogue adds them in f32 in the order of the
- *             ranks, rounds once and stores the result, so there is no pass over the slots. Bytes over a link:
+ *             waits for the word of its piece. Bytes over a link: each k (N - 1) elements; the floor is the product's,
+ *             or their time at 450 GB/s if that is longer.
+ *   scatter   The epilogue stores the rows of another rank, rounded to 16 bits, in a slot of that rank's memory, one
+ *             slot for each sender, and a word behind each tile. Tiles of rank + 1 come first, then rank + 2, .., its
+ *             own last: by then the others' sums for its rows have come. The epilogue adds them in f32 in the order of
+ *             the ranks, rounds once and stores the result, so there is no pass over the slots. Bytes over a link:
  *             each n (N - 1) elements, and as many that this rank reads again.
  *
  * Who may write where, and when. Each such product begins with a handshake (gemm_ranks_run.h): a kernel of one block on
  * the stream tells all others that this rank is ready, and waits until they are. Kernels of a stream run one after the
- * other, so a rank that is ready has done all that the stream had before: no kernel of it reads or writes the memory that
- * is written next. So there is one copy of everything and no second half. In the other direction, a rank's stream goes on
- * when its product is done: then all rows of A have come, or all sums for its rows, and so nobody writes into its memory
- * any more. What it has sent is not its business: a slot is read by its owner, before that one is ready again.
- *
+ * other, so a rank that is ready has done all that the stream had before: no kernel of it reads or writes the memory
+ * that is written next. So there is one copy of everything and no second half. In the other direction, a rank's stream
+ * goes on when its product is done: then all rows of A have come, or all sums for its rows, and so nobody writes into
+ * its memory any more. What it has sent is not its business: a slot is read by its owner, before that one is ready
+ again. *
  * Words. `ready` and the words behind tiles get the number of this handshake, the same on all ranks, which each rank
  * counts on its device: a captured graph may be replayed. The words behind pieces get 1, which a stream can write, and
  * are set to 0 by their owner's next handshake, before it says that it is ready.
  *
- * Nobody waits in a circle: copies wait for a handshake alone; a tile of its own rows waits for tiles of other ranks that
- * these take before any tile that waits. That holds while all blocks of the kernel get a multiprocessor in the end: no
- * kernel that waits for another rank may take multiprocessors beside them (NCCL's on a second stream), so backwards that
- * te_buckets watches scatter nothing this way.
+ * Nobody waits in a circle: copies wait for a handshake alone; a tile of its own rows waits for tiles of other ranks
+ * that these take before any tile that waits. That holds while all blocks of a kernel that scatters get a
+ * multiprocessor in the end: no kernel that waits for another rank may take multiprocessors beside it (NCCL's on a
+ * second stream), so backwards that te_buckets watches scatter nothing this way.
  */
 #ifndef TE_GEMM_RANKS_H
 #define TE_GEMM_RANKS_H
@@ -66,8 +66,8 @@ typedef struct te_rank_block {
     size_t bytes;
 } te_rank_block;
 
-/* Of a group. Block 0: words, and room for one gathered tensor or the slots of one that is scattered; the others are the
- * caller's (te_comm_allocate). */
+/* Of a group. Block 0: words, and room for one gathered tensor or the slots of one that is scattered; the others are
+ * the caller's (te_comm_allocate). */
 typedef struct te_rank_memory {
     te_rank_block block[TE_RANK_BLOCKS];
     int blocks, rank, ranks;
@@ -85,8 +85,8 @@ typedef struct te_gemm_ranks {
     const te_group *group;
     te_rank_memory *memory;
     const void *own;    /* gather: this rank's rows of A; null: D is scattered */
-    char *to[TE_RANKS]; /* gather: A, as it lies in the memory of each rank; no rank's own rows need be there yet */
-    int keep;           /* A gets this rank's own rows, too */
+    char *to[TE_RANKS]; /* gather: where these belong in A, as that lies in the memory of each rank */
+    int keep;           /* this rank's A gets them, too */
 } te_gemm_ranks;
 
 TE_API uint32_t *te__rank_words(const te_rank_memory *m, int rank) {
