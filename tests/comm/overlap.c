@@ -2,8 +2,9 @@
  * collective one after the other, bit for bit: inference, forward and backward of random numbers of rows, by ranks that
  * come at random times.
  *
- *     mpirun -n 2 overlap COUNT [must]      rank 0 prints how much was compared; with `must` it is an error if products
- *                                           that can overlap have not: on CUDA, with mapped memory
+ *     mpirun -n 2 overlap COUNT [must [leave]]      rank 0 prints how much was compared; with `must` it is an error if
+ *                                                   products that can overlap have not: on CUDA, with mapped memory;
+ *                                                   `leave`: the last rank ends after COUNT, the others must notice
  *
  * Exit code 0: all is right; 1: not; 3: another rank has failed.
  */
@@ -31,6 +32,7 @@ TE_SEQUENTIAL(wide, (f16, (rows, shard)), WIDE_LIST)
 
 static te_context here;
 static te_comm comm;
+static void *pool_memory;
 
 typedef struct late_args { int64_t nanoseconds; } late_args;
 TE_FN void be_late(const late_args *a) {
@@ -81,27 +83,51 @@ static te_status drop(layer *l) {
     for (int i = 0; i < 8; i++) te_release(&here, memory[i]);
     return te_comm_release(&comm, l->saved[0], &here);
 }
-/* All passes, and what they made, to `out`, which is where the numbers of the next call begin. */
-static te_status passes(layer *l, int rows, int which, uint32_t *random, char *out) {
+/* All passes of so many rows, with saved[which]. */
+typedef struct task {
+    layer *l;
+    int rows, which;
+    uint32_t random;
+} task;
+static te_status passes(const te_graph *g, const void *arg, te_context *ctx) {
+    const task *t = (const task *)arg;
+    layer *l = t->l;
     const te_dtype dtype = l->plan->dtype;
-    const int own = rows / comm.tensor.size;
-    const size_t bytes = (size_t)own * (size_t)l->width * 2, grads = te_plan_grad_bytes(l->plan);
-    void *const made[4] = {l->inferred, l->y, l->dx, l->grads};
+    const int own = t->rows / comm.tensor.size;
+    uint32_t random = t->random;
     te_batch batch;
     te_saved saved;
+    (void)g;
     memset(&batch, 0, sizeof batch), memset(&saved, 0, sizeof saved);
-    batch.batch = 1, batch.seq = rows;
-    saved.memory = l->saved[which], saved.bytes = te_plan_saved_bytes_of_rank(l->plan, MOST, &here);
-    for (int i = 0; i < 4; i++) TE_TRY(te_fill(&here, made[i], i == 3 ? 0 : 0xff, i == 3 ? grads : bytes));
-    TE_TRY(late(random));
+    batch.batch = 1, batch.seq = t->rows;
+    saved.memory = l->saved[t->which], saved.bytes = te_plan_saved_bytes_of_rank(l->plan, MOST, ctx);
+    TE_TRY(late(&random));
     TE_TRY(te_plan_infer(te_matrix(l->inferred, dtype, own, l->width), te_matrix(l->x, dtype, own, l->width), l->plan,
-                         &l->model, &batch, &here));
-    TE_TRY(late(random));
+                         &l->model, &batch, ctx));
+    TE_TRY(late(&random));
     TE_TRY(te_plan_forward(te_matrix(l->y, dtype, own, l->width), &saved, te_matrix(l->x, dtype, own, l->width),
-                           l->plan, &l->model, &batch, &here));
-    TE_TRY(late(random));
-    TE_TRY(te_plan_backward(te_matrix(l->dx, dtype, own, l->width), te_matrix(l->dy, dtype, own, l->width), &saved,
-                            l->plan, &l->model, &batch, &here));
+                           l->plan, &l->model, &batch, ctx));
+    TE_TRY(late(&random));
+    return te_plan_backward(te_matrix(l->dx, dtype, own, l->width), te_matrix(l->dy, dtype, own, l->width), &saved,
+                            l->plan, &l->model, &batch, ctx);
+}
+/* What they make, to `out`; captured: as a graph that is replayed three times. */
+static te_status make_all(const task *t, int captured, char *out) {
+    layer *l = t->l;
+    const size_t bytes = (size_t)(t->rows / comm.tensor.size) * (size_t)l->width * 2;
+    const size_t grads = te_plan_grad_bytes(l->plan);
+    void *const made[4] = {l->inferred, l->y, l->dx, l->grads};
+    te_graph_pool pool;
+    te_graph graph;
+    for (int i = 0; i < 4; i++) TE_TRY(te_fill(&here, made[i], i == 3 ? 0 : 0xff, i == 3 ? grads : bytes));
+    if (captured) {
+        const te_graph_spec spec = te_graph_spec_of("passes", passes, t, 0, 0, 0, 0, 0);
+        TE_TRY(te_graph_pool_init(&pool, pool_memory, 1 << 16, &here));
+        TE_TRY(te_graph_capture(&graph, &spec, &pool, &here));
+        for (int i = 0; i < 3; i++) TE_TRY(te_graph_replay(&graph, 0, 0, &here));
+        TE_TRY(te_comm_synchronize(&here));
+        te_graph_destroy(&graph);
+    } else TE_TRY(passes(0, t, &here));
     for (int i = 0; i < 4; i++) {
         const size_t n = i == 3 ? grads : bytes;
         TE_TRY(te_copy(&here, out, made[i], n));
@@ -137,11 +163,11 @@ static te_status turn(layer *l, int i, char *out[2], int64_t *compared, int64_t 
     const int odd = u % 8 == 0, which = (int)(u / 8 % 4 == 0);
     const int rows = odd ? (int)(1 + u / 64 % (MOST / (uint32_t)size)) * size : (int)(1 + u / 64 % (uint32_t)(MOST / tile)) * tile;
     const int64_t before[2] = {memory ? memory->gathered : 0, memory ? memory->scattered : 0};
-    uint32_t random = mixed(u + 77 + (uint32_t)comm.tensor.rank);
+    const task t = {l, rows, which, mixed(u + 77 + (uint32_t)comm.tensor.rank)};
     const uint32_t own = (uint32_t)(2 * comm.tensor.rank);
     TE_TRY(te_fill_normal(l->x, l->plan->dtype, (int64_t)MOST * l->width, 0.0f, 1.0f, 100 + (uint64_t)i, own, &here));
     TE_TRY(te_fill_normal(l->dy, l->plan->dtype, (int64_t)MOST * l->width, 0.0f, 1.0f, 100 + (uint64_t)i, own + 1, &here));
-    for (int again = 0; again < 2; again++) TE_TRY(passes(l, rows, which, &random, out[0]));
+    for (int again = 0; again < 2; again++) TE_TRY(make_all(&t, again && i % 5 == 4, out[0]));
     if (memory) {
         const int can = rows % tile == 0;
         const int64_t gathered = memory->gathered - before[0], scattered = memory->scattered - before[1];
@@ -151,7 +177,7 @@ static te_status turn(layer *l, int i, char *out[2], int64_t *compared, int64_t 
         if (is_wide || u / 32 % 2) memory->serial = 1;
         else comm.tensor.memory = 0;
     }
-    const te_status status = passes(l, rows, which, &random, out[1]);
+    const te_status status = make_all(&t, 0, out[1]);
     comm.tensor.memory = memory;
     if (memory) memory->serial = 0;
     TE_TRY(status);
@@ -159,23 +185,26 @@ static te_status turn(layer *l, int i, char *out[2], int64_t *compared, int64_t 
     *compared += 3 * (int64_t)(rows / size) * l->width + (int64_t)(te_plan_grad_bytes(l->plan) / 4);
     return TE_OK;
 }
-static te_status run(int turns, int64_t *compared, int64_t *wrong, int must) {
+static te_status run(int turns, int64_t *compared, int64_t *wrong, int must, int leave) {
     layer layers[3];
     const size_t most = 3 * (size_t)MOST * WIDE * 2 + te_plan_grad_bytes(wide_plan()) + te_plan_grad_bytes(narrow_plan());
     char *out[2] = {(char *)malloc(most), (char *)malloc(most)};
     memset(layers, 0, sizeof layers);
     TE_REQUIRE(out[0] && out[1], &here, TE_ERROR_MEMORY, "no memory");
+    TE_TRY(te_allocate(&here, &pool_memory, 1 << 16));
     TE_TRY(make(&layers[0], narrow_plan(), NARROW));
     TE_TRY(make(&layers[1], turned_plan(), NARROW));
     TE_TRY(make(&layers[2], wide_plan(), WIDE));
     for (int i = 0; i < turns; i++) TE_TRY(turn(&layers[i % 3], i, out, compared, wrong, must));
+    if (leave && comm.tensor.rank == comm.tensor.size - 1) _exit(0);
+    if (leave) TE_TRY(turn(&layers[0], turns, out, compared, wrong, 0));
     for (int i = 0; i < 3; i++) TE_TRY(drop(&layers[i]));
-    free(out[0]), free(out[1]);
+    te_release(&here, pool_memory), free(out[0]), free(out[1]);
     return TE_OK;
 }
 
 int main(int argc, char **argv) {
-    const int turns = argc > 1 ? atoi(argv[1]) : 20, must = argc > 2;
+    const int turns = argc > 1 ? atoi(argv[1]) : 20, must = argc > 2, leave = argc > 3;
     const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     int64_t compared = 0, wrong = 0;
     int rank, size;
@@ -186,7 +215,7 @@ int main(int argc, char **argv) {
     te_status status = te_context_create(&here, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &here);
     here.gemm_own = 2;
-    if (status == TE_OK) status = run(turns, &compared, &wrong, must);
+    if (status == TE_OK) status = run(turns, &compared, &wrong, must, leave);
     const te_rank_memory *memory = status == TE_OK ? comm.tensor.memory : 0;
     if (status != TE_OK) printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&here));
     else if (must && size > 1 && !memory) wrong += printf("rank %d: the ranks cannot map each other's memory\n", rank);
