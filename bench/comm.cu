@@ -24,6 +24,8 @@ enum { TOKENS = 8192 };
     TE_SEQUENTIAL(name##_scatter, bf16, (linear, fc, in, out, (shard, rows)), (reduce_scatter, s))             \
     TE_SEQUENTIAL(name##_alone, bf16, (linear, fc, in, out))
 PRODUCTS(PRODUCT_LISTS)
+// Llama 3 8B's block, of two ranks with sequence parallelism.
+TE_SEQUENTIAL(block, (bf16, (rows, shard)), TE_LLAMA_BLOCK_SP(b, 4096, 14336, 32, 8, 128, 500000.0f, 2))
 
 static const char *text_of(te_status s) { return s == TE_OK ? nullptr : te_last_error(&ctx); }
 
@@ -112,6 +114,42 @@ extern "C" const char *comm_product(int is_small, int kind, int keeps, int apart
                                     float *grad, void *stream) {
     ctx.stream = stream;
     return text_of(product(is_small, kind, keeps, apart, y, x, weight, dx, dy, grad));
+}
+// Forward and backward of the block, 4 x 2048 tokens. apart: collectives and products one after the other. The first call must not be
+// captured.
+static te_status block_step(int apart, void *y, void *dx, void *x, void *dy) {
+    static te_model m;
+    static te_param params[32];
+    static te_saved saved;
+    te_rank_memory *const memory = comm.tensor.memory;
+    const te_plan *plan = block_plan();
+    const int own = TOKENS / comm.tensor.size;
+    te_batch batch;
+    memset(&batch, 0, sizeof batch);
+    batch.batch = 4, batch.seq = TOKENS / 4;
+    ctx.gemm_own = 1;
+    if (!m.plan) {
+        void *weights, *grads;
+        int count = 0;
+        for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
+        TE_TRY(te_allocate(&ctx, &weights, te_plan_param_bytes(plan)));
+        TE_TRY(te_allocate(&ctx, &grads, te_plan_grad_bytes(plan)));
+        TE_TRY(te_model_bind(&m, plan, params, count, weights, (float *)grads, &ctx));
+        TE_TRY(te_model_randomize(&m, 0.02f, 1, 0, &ctx));
+        TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, &m, TOKENS, &ctx)));
+        TE_TRY(te_comm_allocate(&comm, &saved.memory, saved.bytes = te_plan_saved_bytes_of_rank(plan, TOKENS, &ctx), &ctx));
+    }
+    const int width = 4096;
+    if (apart) comm.tensor.memory = 0;
+    te_status s = te_plan_forward(te_matrix(y, TE_bf16, own, width), &saved, te_matrix(x, TE_bf16, own, width), plan, &m, &batch, &ctx);
+    if (s == TE_OK)
+        s = te_plan_backward(te_matrix(dx, TE_bf16, own, width), te_matrix(dy, TE_bf16, own, width), &saved, plan, &m, &batch, &ctx);
+    comm.tensor.memory = memory;
+    return s;
+}
+extern "C" const char *comm_block(int apart, void *y, void *dx, void *x, void *dy, void *stream) {
+    ctx.stream = stream;
+    return text_of(block_step(apart, y, dx, x, dy));
 }
 // Gathers and scatters that have overlapped a product.
 extern "C" int64_t comm_overlapped() { return comm.tensor.memory ? comm.tensor.memory->gathered + comm.tensor.memory->scattered : -1; }

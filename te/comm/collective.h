@@ -106,8 +106,10 @@ TE_API te_status te__collective_run(te_run *r, const te_step *s, te_collective_f
     TE_TRY(te__collective_begin(r, i));
     if (!call) return TE_OK;
     TE_TRY(back ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
-    if (call == te_group_all_gather && te_leaves_rows(r, s)) te_set_late(r, TE_LATE_rows, x);
-    else if (y.p && x.p && !r->dry)
+    if (call == te_group_all_gather && te_leaves_rows(r, s)) {
+        if (!r->dry) TE_TRY(te_peers_check(r->tensor, r->ctx));
+        te_set_late(r, TE_LATE_rows, x);
+    } else if (y.p && x.p && !r->dry)
         TE_TRY(call(r->tensor, y.p, x.p, te_min(x.rows, y.rows) * y.cols, y.dtype, r->ctx));
     te_set_now(r, y);
     return TE_OK;

@@ -8,6 +8,7 @@
 
 #include "../fuse/linear_ranks.h" /* te_leaves_product */
 #include "../plan/check.h"        /* te_run, te_output, te_gradient */
+#include "peers.h"                /* te_peers_check */
 
 #if TE_OVERLAPS
 template <te_dtype T>
@@ -61,6 +62,7 @@ TE_API te_status te__late_product(int *takes, te_run *r, te_value y, te_hopper_k
                     (uintptr_t)y.p % TE_ACCESS == 0 && te__hopper_ready(kernel, TE_HOPPER_SHARED, r->ctx->device);
     *takes = one && !m->serial;
     te_set_late(r, TE_LATE_nothing, te_no_value());
+    if (*takes && !r->dry) TE_TRY(te_peers_check(group, r->ctx));
     if (*takes) return r->dry ? TE_OK : te__scatter_run(kernel, y.p, &g, m, group, r->ctx);
     memset(&order, 0, sizeof order);
     order.group = group, order.memory = m;

@@ -35,8 +35,8 @@ TE_API const te_step *te__step_after(const te_run *r, const te_step *s) {
     const int count = r->pass == TE_BACKWARD ? p->backward_count
                       : r->pass == TE_INFER  ? p->infer_count
                                              : p->forward_count;
-    if (!TE_OVERLAPS || !r->tensor->memory) return 0;
-    for (int i = 0; i + 1 < count; i++)
+    const te_rank_memory *m = TE_OVERLAPS ? r->tensor->memory : 0;
+    for (int i = 0; m && i + 1 < count; i++)
         if (s == &all[i]) return te_last_step(r, s) ? 0 : s + 1;
     return 0;
 }

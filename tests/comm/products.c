@@ -1,8 +1,8 @@
-/* overlap.c -- products that overlap a collective (te/fuse/linear_ranks.h) against the same list with product and
+/* products.c -- products that overlap a collective (te/fuse/linear_ranks.h) against the same list with product and
  * collective one after the other, bit for bit: inference, forward and backward of random numbers of rows, by ranks that
  * come at random times.
  *
- *     mpirun -n 2 overlap COUNT [must [leave]]      rank 0 prints how much was compared; with `must` it is an error if
+ *     mpirun -n 2 products COUNT [must [leave]]      rank 0 prints how much was compared; with `must` it is an error if
  *                                                   products that can overlap have not: on CUDA, with mapped memory;
  *                                                   `leave`: the last rank ends after COUNT, the others must notice
  *
