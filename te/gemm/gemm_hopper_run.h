@@ -50,7 +50,7 @@ TE_API int te__hopper_is_even(const te_gemm *g, te_context *ctx) {
 /* Whether a product of this many rows can overlap a collective of this group: whole tiles of each rank. */
 TE_API int te__hopper_can_overlap(const te_gemm *g, const te_group *group) {
     const te_rank_memory *m = group->memory;
-    return TE_OVERLAPS && m && te__hopper_can(g) && !te_gemm_is_fp8(g) &&
+    return TE_OVERLAPS && m && te__hopper_can(g) && !te_gemm_is_fp8(g) && g->m > 0 &&
            g->m % (group->size * TE_CLUSTER * TE_TILE_M) == 0;
 }
 /* The order of its tiles: this rank's own rows first, or last where D is scattered; and what A is waited for by. */

@@ -72,7 +72,9 @@ static te_status make(layer *l, const te_plan *plan, int width) {
     TE_TRY(te_allocate(&here, &l->params, te_plan_param_bytes(plan)));
     TE_TRY(te_allocate(&here, (void **)&l->grads, te_plan_grad_bytes(plan)));
     for (int i = 0; i < 5; i++) TE_TRY(te_allocate(&here, of[i], bytes));
-    TE_TRY(te_comm_allocate(&comm, &l->saved[0], saved, &here));
+    /* [saved] */
+    TE_TRY(te_comm_allocate(&comm, &l->saved[0], saved, &here)); /* of te_plan_saved_bytes_of_rank */
+    /* [saved] */
     TE_TRY(te_allocate(&here, &l->saved[1], saved));
     TE_TRY(te_model_bind(&l->model, plan, l->param, params, l->params, l->grads, &here));
     TE_TRY(te_model_randomize(&l->model, 0.05f, 7, 100, &here));
@@ -191,6 +193,8 @@ static te_status run(int turns, int64_t *compared, int64_t *wrong, int must, int
     char *out[2] = {(char *)malloc(most), (char *)malloc(most)};
     memset(layers, 0, sizeof layers);
     TE_REQUIRE(out[0] && out[1], &here, TE_ERROR_MEMORY, "no memory");
+    *wrong += te_comm_allocate(&comm, 0, 16, &here) != TE_ERROR_NULL;
+    *wrong += te_comm_release(0, 0, &here) != TE_ERROR_NULL;
     TE_TRY(te_allocate(&here, &pool_memory, 1 << 16));
     TE_TRY(make(&layers[0], narrow_plan(), NARROW));
     TE_TRY(make(&layers[1], turned_plan(), NARROW));
@@ -210,7 +214,10 @@ int main(int argc, char **argv) {
     int rank, size;
     te_comm_launched(&rank, &size);
     te_comm_config config = te_comm_defaults();
-    config.file = getenv("RANKS_FILE"), config.tensor = size, config.overlap_bytes = (int64_t)MOST * WIDE * 2;
+    config.file = getenv("RANKS_FILE"), config.tensor = size;
+    /* [config] */
+    config.overlap_bytes = (int64_t)MOST * WIDE * 2; /* tokens, columns, bytes */
+    /* [config] */
     if (getenv("RANKS_TIMEOUT")) config.timeout = atof(getenv("RANKS_TIMEOUT"));
     te_status status = te_context_create(&here, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &here);
