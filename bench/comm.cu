@@ -16,12 +16,24 @@ TE_SEQUENTIAL(joined, bf16, REDUCED)
 #undef TE_FORWARD_all_reduce_add_norm
 TE_SEQUENTIAL(apart, bf16, REDUCED)
 
+// Products beside a collective, rows x out x in of each rank: 8192 x 14336 x 8192 and 8192 x 4096 x 4096.
+enum { TOKENS = 8192 };
+#define PRODUCTS(X) X(large, 8192, 14336) X(small, 4096, 4096)
+#define PRODUCT_LISTS(name, in, out)                                                                           \
+    TE_SEQUENTIAL(name##_gather, (bf16, (rows, shard)), (all_gather, g), (linear, fc, in, out, (shard, columns))) \
+    TE_SEQUENTIAL(name##_scatter, bf16, (linear, fc, in, out, (shard, rows)), (reduce_scatter, s))             \
+    TE_SEQUENTIAL(name##_alone, bf16, (linear, fc, in, out))
+PRODUCTS(PRODUCT_LISTS)
+// Llama 3 8B's block, of two ranks with sequence parallelism.
+TE_SEQUENTIAL(block, (bf16, (rows, shard)), TE_LLAMA_BLOCK_SP(b, 4096, 14336, 32, 8, 128, 500000.0f, 2))
+
 static const char *text_of(te_status s) { return s == TE_OK ? nullptr : te_last_error(&ctx); }
 
 // Null, or what was wrong; so do all. `file`: where rank 0 leaves NCCL's unique id.
-extern "C" const char *comm_open(int rank, int size, const char *file, int64_t peer_bytes) {
+extern "C" const char *comm_open(int rank, int size, const char *file, int64_t peer_bytes, int64_t overlap_bytes) {
     te_comm_config config = te_comm_defaults();
     config.rank = rank, config.size = size, config.tensor = size, config.file = file, config.peer_bytes = peer_bytes;
+    config.overlap_bytes = overlap_bytes;
     te_status s = te_context_create(&ctx, rank, 1);
     if (s == TE_OK) s = te_comm_create(&comm, &config, &ctx);
     if (s == TE_OK && !comm.tensor.peers) return "the ranks cannot map each other's memory";
@@ -69,6 +81,78 @@ extern "C" const char *comm_row(int is_apart, void *y, void *x, int rows, void *
     ctx.stream = stream;
     return text_of(row(is_apart, y, x, rows));
 }
+// What a list makes of x: kind 0: gather, 1: scatter, 2: the product alone, by our own kernel. keeps: forward for training. apart: the
+// collective and the product one after the other. The first call of each must not be captured.
+static te_status product(int is_small, int kind, int keeps, int apart, void *y, void *x, void *weight, void *dx, void *dy, float *grad) {
+    const te_plan *const plans[2][3] = {{large_gather_plan(), large_scatter_plan(), large_alone_plan()},
+                                        {small_gather_plan(), small_scatter_plan(), small_alone_plan()}};
+    const te_plan *plan = plans[is_small][kind];
+    static te_model models[2][3];
+    static te_param params[2][3];
+    static te_saved saved[2][3];
+    te_model *m = &models[is_small][kind];
+    te_saved *kept = &saved[is_small][kind];
+    te_rank_memory *const memory = comm.tensor.memory;
+    te_batch batch;
+    memset(&batch, 0, sizeof batch);
+    batch.batch = 1, batch.seq = TOKENS;
+    if (!m->plan) {
+        TE_TRY(te_model_bind(m, plan, &params[is_small][kind], 1, weight, grad, &ctx));
+        TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, m, TOKENS, &ctx)));
+        TE_TRY(te_comm_allocate(&comm, &kept->memory, kept->bytes = te_plan_saved_bytes_of_rank(plan, TOKENS, &ctx), &ctx));
+    }
+    const int own = TOKENS / comm.tensor.size;
+    const te_tensor in = te_matrix(x, TE_bf16, kind == 0 ? own : TOKENS, plan->in), out = te_matrix(y, TE_bf16, kind == 1 ? own : TOKENS, plan->out);
+    if (apart) comm.tensor.memory = 0;
+    ctx.gemm_own = kind == 2 ? 2 : 1;
+    te_status s = dy ? te_plan_backward(te_matrix(dx, TE_bf16, in.rows, in.cols), te_matrix(dy, TE_bf16, out.rows, out.cols), kept, plan, m, &batch, &ctx)
+                     : te_plan_forward(out, keeps ? kept : 0, in, plan, m, &batch, &ctx);
+    comm.tensor.memory = memory;
+    return s;
+}
+extern "C" const char *comm_product(int is_small, int kind, int keeps, int apart, void *y, void *x, void *weight, void *dx, void *dy,
+                                    float *grad, void *stream) {
+    ctx.stream = stream;
+    return text_of(product(is_small, kind, keeps, apart, y, x, weight, dx, dy, grad));
+}
+// Forward and backward of the block, 4 x 2048 tokens. apart: collectives and products one after the other. The first call must not be
+// captured.
+static te_status block_step(int apart, void *y, void *dx, void *x, void *dy) {
+    static te_model m;
+    static te_param params[32];
+    static te_saved saved;
+    te_rank_memory *const memory = comm.tensor.memory;
+    const te_plan *plan = block_plan();
+    const int own = TOKENS / comm.tensor.size;
+    te_batch batch;
+    memset(&batch, 0, sizeof batch);
+    batch.batch = 4, batch.seq = TOKENS / 4;
+    ctx.gemm_own = 1;
+    if (!m.plan) {
+        void *weights, *grads;
+        int count = 0;
+        for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
+        TE_TRY(te_allocate(&ctx, &weights, te_plan_param_bytes(plan)));
+        TE_TRY(te_allocate(&ctx, &grads, te_plan_grad_bytes(plan)));
+        TE_TRY(te_model_bind(&m, plan, params, count, weights, (float *)grads, &ctx));
+        TE_TRY(te_model_randomize(&m, 0.02f, 1, 0, &ctx));
+        TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, &m, TOKENS, &ctx)));
+        TE_TRY(te_comm_allocate(&comm, &saved.memory, saved.bytes = te_plan_saved_bytes_of_rank(plan, TOKENS, &ctx), &ctx));
+    }
+    const int width = 4096;
+    if (apart) comm.tensor.memory = 0;
+    te_status s = te_plan_forward(te_matrix(y, TE_bf16, own, width), &saved, te_matrix(x, TE_bf16, own, width), plan, &m, &batch, &ctx);
+    if (s == TE_OK)
+        s = te_plan_backward(te_matrix(dx, TE_bf16, own, width), te_matrix(dy, TE_bf16, own, width), &saved, plan, &m, &batch, &ctx);
+    comm.tensor.memory = memory;
+    return s;
+}
+extern "C" const char *comm_block(int apart, void *y, void *dx, void *x, void *dy, void *stream) {
+    ctx.stream = stream;
+    return text_of(block_step(apart, y, dx, x, dy));
+}
+// Gathers and scatters that have overlapped a product.
+extern "C" int64_t comm_overlapped() { return comm.tensor.memory ? comm.tensor.memory->gathered + comm.tensor.memory->scattered : -1; }
 // Waits; what has gone wrong since.
 extern "C" const char *comm_check() { return text_of(te_comm_synchronize(&ctx)); }
 extern "C" void comm_close() {

@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
 """Collectives of the GPUs of one host, in turns with NCCL and PyTorch's symmetric memory (without multicast): bf16, random data.
 
-    COMMIT=... torchrun --nproc-per-node N bench/comm.py libcomm.so[,OTHER.so...] [OUT.tsv [tune]]
+    COMMIT=... torchrun --nproc-per-node N bench/comm.py libcomm.so[,OTHER.so...] [OUT.tsv [tune] [products]]
 
 libcomm.so: bench/comm.cu as a library; others, compiled otherwise, race all-reduces as `ours OTHER`.
 
 Each figure is the time of a call within a captured CUDA graph of many, the maximum over the ranks, the median of rounds in which
 the racers take turns. `floor` is the bytes that a rank sends over 450 GB/s, and 1.3 us for each way over the link. A ratio is ours
 over the better of the others: below 1, ours is faster. `tune` races grids of several sizes, too. Exit code 1: a wrong sum.
+
+Products that overlap a collective, rows x out x in of each rank, beside the product alone, PyTorch's and by our kernel; `products`:
+these alone.
 """
 import ctypes
 import os
+import random
 import statistics
 import sys
 
@@ -32,15 +36,19 @@ tsv = open(sys.argv[2], "w") if rank == 0 and len(sys.argv) > 2 else None
 if tsv:
     print(f"# {ranks} x {torch.cuda.get_device_name()}, commit {os.environ.get('COMMIT', 'unknown')}, torch {torch.__version__}", file=tsv)
     print("what", "ranks", "KiB", "floor", "microseconds of each", "ratio", sep="\t", file=tsv, flush=True)
-tune = "tune" in sys.argv[3:]
+tune, only_products = "tune" in sys.argv[3:], "products" in sys.argv[3:]
+SHAPES = ((8192, 14336, 8192), (8192, 4096, 4096))  # as in comm.cu
 
 
 def library(path):
     lib = ctypes.CDLL(os.path.abspath(path))
-    lib.comm_open.argtypes, lib.comm_open.restype = [ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int64], ctypes.c_char_p
+    lib.comm_open.argtypes, lib.comm_open.restype = [ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64], ctypes.c_char_p
     lib.comm_run.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p]
     lib.comm_row.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
     lib.comm_row.restype = lib.comm_run.restype = lib.comm_check.restype = ctypes.c_char_p
+    lib.comm_product.argtypes, lib.comm_product.restype = [ctypes.c_int] * 4 + [ctypes.c_void_p] * 7, ctypes.c_char_p
+    lib.comm_overlapped.restype = ctypes.c_int64
+    lib.comm_block.argtypes, lib.comm_block.restype = [ctypes.c_int] + [ctypes.c_void_p] * 5, ctypes.c_char_p
     lib.comm_force.argtypes = [ctypes.c_int64, ctypes.c_int]
     return lib
 
@@ -66,7 +74,7 @@ def ours(kind, y, x, count, of=lib):
     check(of.comm_run(kind, y.data_ptr(), x.data_ptr(), count, BF16, torch.cuda.current_stream().cuda_stream))
 
 
-def graph_of(f):
+def graph_of(f, calls):
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(2):
@@ -75,17 +83,19 @@ def graph_of(f):
     dist.barrier()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(CALLS):
+        for _ in range(calls):
             f()
     return graph
 
 
-def race(racers):
+def race(racers, calls=CALLS):
     """name -> us"""
-    graphs = {racer: graph_of(f) for racer, f in racers.items()}
+    graphs = {racer: graph_of(f, calls) for racer, f in racers.items()}
     us = {racer: [] for racer in racers}
     for round_ in range(WARM + ROUNDS):
-        for racer, graph in graphs.items():
+        order = list(graphs.items())
+        random.Random(round_).shuffle(order)  # a chip at its power limit is faster behind a racer that waits for a link
+        for racer, graph in order:
             dist.barrier()
             torch.cuda.synchronize()
             a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -94,7 +104,7 @@ def race(racers):
             b.record()
             b.synchronize()
             if round_ >= WARM:
-                us[racer].append(1e3 * a.elapsed_time(b) / CALLS)
+                us[racer].append(1e3 * a.elapsed_time(b) / calls)
     most = torch.tensor([statistics.median(t) for t in us.values()], device="cuda")
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
     return dict(zip(us, most.tolist()))
@@ -193,19 +203,116 @@ def halves(kib):
         print(f"rank {rank}: reduce_scatter or all_gather of {kib} KiB differs from NCCL's", flush=True)
 
 
+def product(small):
+    """A product behind an all-gather of its rows, and one in front of a reduce-scatter of what it gives."""
+    global wrong
+    torch.manual_seed(rank)
+    rows, out, wide = SHAPES[small]
+    own = rows // ranks
+    new = lambda *shape: torch.empty(*shape, device="cuda", dtype=torch.bfloat16)
+    x, weight, grad = torch.randn_like(new(rows, wide)), torch.randn_like(new(out, wide)) / wide**0.5, torch.zeros(out, wide, device="cuda")
+    dy, dx, y = torch.randn_like(new(rows, out)), new(rows, wide), {k: new(rows, out) for k in ("gather", "scatter", "alone", "other")}
+    whole, part, turned = new(rows, wide), new(own, out), weight.t()
+    at = lambda t: t.data_ptr()
+
+    def mine(kind, keeps=0, apart=0, back=0):
+        to = y[("gather", "scatter", "alone")[kind]]
+        check(lib.comm_product(small, kind, keeps, apart, at(to), at(x), at(weight), at(dx), at(dy) if back else 0, at(grad),
+                               torch.cuda.current_stream().cuda_stream))
+
+    def torch_gather():
+        dist.all_gather_into_tensor(whole, x[:own])
+        torch.mm(whole, turned, out=y["other"])
+
+    def torch_scatter():
+        torch.mm(x, turned, out=y["other"])
+        dist.reduce_scatter_tensor(part, y["other"])
+    for kind in range(3):  # what the first call of each makes stays
+        mine(kind)
+    racers = {
+        "product torch": lambda: torch.mm(x, turned, out=y["other"]),
+        "product ours": lambda: mine(2),
+        "gather ours": lambda: mine(0),
+        "gather nccl": torch_gather,
+        "scatter ours": lambda: mine(1),
+        "scatter nccl": torch_scatter,
+        "gather kept": lambda: mine(0, keeps=1),
+        "gather apart": lambda: mine(0, apart=1),
+        "scatter apart": lambda: mine(1, apart=1),
+    }
+    fused = {
+        "gather torch async": lambda: torch.ops.symm_mem.fused_all_gather_matmul(x[:own], [turned], 0, name),
+        "scatter torch async": lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(x, turned, "sum", 0, name),
+    }
+    for racer, f in fused.items():
+        try:
+            f()
+            torch.cuda.synchronize()
+            racers[racer] = f
+        except Exception as e:  # it needs what this build or machine has not
+            say(f"{racer}: {str(e).splitlines()[0][:200]}", "#", racer, "failed")
+    before = lib.comm_overlapped()
+    us = race(racers, 20 if small else 8)
+    alone = min(us["product torch"], us["product ours"])
+    for racer, t in us.items():
+        say(f"{rows}x{out}x{wide} {racer:20s} {t:8.1f} us  {t / alone:.3f} of the product", "product", ranks, f"{rows}x{out}x{wide}", racer, f"{t:.1f}",
+            f"{t / alone:.3f}")
+    say(f"{lib.comm_overlapped() - before} calls overlapped", "#", "overlapped", lib.comm_overlapped() - before)
+    # backward: the data gradient's product beside a collective, and the weight's gradient
+    mine(0, keeps=1)
+    mine(1, keeps=1)
+    us = race({"gather backward ours": lambda: mine(0, back=1), "gather backward apart": lambda: mine(0, back=1, apart=1),
+               "scatter backward ours": lambda: mine(1, back=1), "scatter backward apart": lambda: mine(1, back=1, apart=1)}, 10 if small else 5)
+    for racer, t in us.items():
+        say(f"{rows}x{out}x{wide} {racer:22s} {t:8.1f} us", "product", ranks, f"{rows}x{out}x{wide}", racer, f"{t:.1f}", "")
+    torch_gather()
+    mine(0)
+    close = lambda a, b: torch.allclose(a.float(), b.float(), rtol=0.03, atol=0.03)
+    good = close(y["gather"], y["other"])
+    torch_scatter()
+    mine(1)
+    if not good or not close(y["scatter"][:own], part):
+        wrong += 1
+        print(f"rank {rank}: {rows}x{out}x{wide}: gather {'right' if good else 'wrong'}, scatter off by {(y['scatter'][:own].float() - part.float()).abs().max().item()}",
+              flush=True)
+
+
+def block():
+    """Forward and backward of Llama 3 8B's block on two ranks, 4 x 2048 tokens."""
+    global wrong
+    torch.manual_seed(rank)
+    own = 8192 // ranks
+    x, dy = (torch.randn(own, 4096, device="cuda").bfloat16() for _ in range(2))
+    made = {apart: (torch.empty_like(x), torch.empty_like(x)) for apart in (0, 1)}
+    call = lambda apart: check(lib.comm_block(apart, *(t.data_ptr() for t in (*made[apart], x, dy)), torch.cuda.current_stream().cuda_stream))
+    before = lib.comm_overlapped()
+    call(0)
+    say(f"{lib.comm_overlapped() - before} calls overlapped", "#", "overlapped", lib.comm_overlapped() - before)
+    us = race({"ours": lambda: call(0), "apart": lambda: call(1)}, 4)
+    off = max(((a.float() - b.float()).norm() / b.float().norm()).item() for a, b in zip(*made.values()))
+    say(f"block forward + backward  ours {us['ours']:.1f}  apart {us['apart']:.1f}  ratio {us['ours'] / us['apart']:.3f}  numbers {off:.1e} apart", "block",
+        ranks, "4x2048", *(f"{racer}={t:.1f}" for racer, t in us.items()), f"{us['ours'] / us['apart']:.3f}")
+    if not off < 0.01:
+        wrong += 1
+
+
 for stem, each in libs.items():
     file = [f"/tmp/te_comm_{os.getpid()}_{stem}" if rank == 0 else None]
     dist.broadcast_object_list(file)
-    text = each.comm_open(rank, ranks, file[0].encode(), 16 << 20)
+    text = each.comm_open(rank, ranks, file[0].encode(), 16 << 20, 256 << 20)
     if text:
         raise RuntimeError(f"rank {rank}: {stem}: {text.decode()}")
 with torch.no_grad():
-    for kib in KIB:
+    for kib in () if only_products else KIB:
         all_reduce(kib)
-    for rows in ROWS:
+    for rows in () if only_products else ROWS:
         row(rows)
-    for kib in KIB:
+    for kib in () if only_products else KIB:
         halves(kib)
+    for small in (1, 0):
+        product(small)
+    if ranks == 2:
+        block()
 for each in libs.values():
     check(each.comm_check())
 torch.cuda.synchronize()

@@ -10,7 +10,8 @@
  * all_gather takes rows of TE_ROWS_shard and gives TE_ROWS_tokens, reduce_scatter the other way round. What may stand
  * before and behind them: te/fuse/shares.h. With a communicator of one rank they copy or do nothing, so the same list
  * trains on one rank and on many. Each has a step of its own, of no kernel; all_reduce may begin a row
- * (all_reduce_row.h).
+ * (all_reduce_row.h). On CUDA the step of a gather may leave its work to a linear behind it, and a linear to the step
+ * of a reduce_scatter: then both go on at once (te/fuse/linear_ranks.h, scatter.h).
  *
  * Do this:
  *     TE_SEQUENTIAL(mlp, f32, (rmsnorm, ln, H), (copy_to_group, c), (linear, fc1, H, F / RANKS, (shard, columns)),
@@ -21,6 +22,7 @@
 
 #include "../plan/check.h"  /* te_run, te_output, te_gradient */
 #include "all_reduce_row.h" /* all_reduce as the first op of a row */
+#include "scatter.h"        /* te__late_product */
 
 #ifdef TE_COMM
 #define TE__HAS_COMM 1
@@ -34,6 +36,7 @@
 #define TE_OP_all_gather (all_gather, own)
 #define TE_SHAPES_all_gather(op) (0)
 #define TE_GIVES_all_gather(op) (TE_GIVES_same)
+#define TE_FLAGS_all_gather(op) (TE_TAKES_PRODUCT)
 #define TE_ROWS_all_gather(op, in) (TE_ROWS_tokens)
 #define TE_SHARE_all_gather(op, in) (TE_SHARE_entered)
 #define TE_SHARE_FITS_all_gather(op, in) ((int)(in) == (int)TE_SHARE_same)
@@ -43,11 +46,12 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                   \
                        " needs the rows of a rank: those of a list with (rows, shard), or of a reduce_scatter");)
 #define TE_OWN_all_gather_forward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_all_gather)
-#define TE_OWN_all_gather_backward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_reduce_scatter)
+#define TE_OWN_all_gather_backward(name, model, dtype, op) TE__ADDING(name, model, op, TE_SCATTER_KERNEL(dtype, 0))
 
 #define TE_OP_reduce_scatter (reduce_scatter, own)
 #define TE_SHAPES_reduce_scatter(op) (0)
 #define TE_GIVES_reduce_scatter(op) (TE_GIVES_same)
+#define TE_FLAGS_reduce_scatter(op) (TE_TAKES_PRODUCT)
 #define TE_ROWS_reduce_scatter(op, in) (TE_ROWS_shard)
 #define TE_SHARE_reduce_scatter(op, in) (TE_SHARE_same)
 #define TE_SHARE_FITS_reduce_scatter(op, in) ((int)(in) == (int)TE_SHARE_sums)
@@ -55,7 +59,7 @@
 #define TE_CHECK_reduce_scatter(model, op)                                                                      \
     (static_assert((int)TE_ROWS_IN(model, op) == (int)TE_ROWS_tokens,                                           \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
-#define TE_OWN_reduce_scatter_forward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_reduce_scatter)
+#define TE_OWN_reduce_scatter_forward(name, model, dtype, op) TE__ADDING(name, model, op, TE_SCATTER_KERNEL(dtype, 1))
 #define TE_OWN_reduce_scatter_backward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_all_gather)
 
 #define TE_OP_all_reduce (all_reduce, own)
@@ -84,18 +88,43 @@ typedef te_status (*te_collective_fn)(const te_group *g, void *y, const void *x,
     TE__NEEDS_COMM(model, op)                 \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__collective_run(r, s, call); }
 
+#define TE__ADDING(name, model, op, kernel) \
+    TE__NEEDS_COMM(model, op)               \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__adding_run(r, s, kernel); }
+
+TE_API te_status te__collective_begin(te_run *r, int i) {
+    const te_op *op = &r->plan->op[i];
+    TE_REQUIRE(!r->batch || r->ctx->comm, r->ctx, TE_ERROR_STATE,
+               "%s: (%s, %s) needs the ranks of a group; te_comm_create makes them", r->plan->name, op->kind, op->name);
+    return TE_OK;
+}
 /* call: null where the value stays as it is. The elements that a rank has are the fewer of the two sides. */
 TE_API te_status te__collective_run(te_run *r, const te_step *s, te_collective_fn call) {
     const int i = s->op[0], back = r->pass == TE_BACKWARD;
-    const te_op *op = &r->plan->op[i];
     const te_value x = r->now;
     te_value y;
-    TE_REQUIRE(!r->batch || r->ctx->comm, r->ctx, TE_ERROR_STATE,
-               "%s: (%s, %s) needs the ranks of a group; te_comm_create makes them", r->plan->name, op->kind, op->name);
+    TE_TRY(te__collective_begin(r, i));
     if (!call) return TE_OK;
     TE_TRY(back ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
-    if (y.p && x.p && !r->dry)
+    if (call == te_group_all_gather && te_leaves_rows(r, s)) {
+        if (!r->dry) TE_TRY(te_peers_check(r->tensor, r->ctx));
+        te_set_late(r, TE_LATE_rows, x);
+    } else if (y.p && x.p && !r->dry)
         TE_TRY(call(r->tensor, y.p, x.p, te_min(x.rows, y.rows) * y.cols, y.dtype, r->ctx));
+    te_set_now(r, y);
+    return TE_OK;
+}
+/* A reduce_scatter. kernel: that of the product before it and the sum; null: there is none. */
+TE_API te_status te__adding_run(te_run *r, const te_step *s, te_hopper_kernel *kernel) {
+    const int i = s->op[0], back = r->pass == TE_BACKWARD;
+    const te_value x = r->now;
+    te_value y;
+    int takes = 0;
+    TE_TRY(te__collective_begin(r, i));
+    TE_TRY(back ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
+    if (r->late.kind == TE_LATE_product) TE_TRY(te__late_product(&takes, r, y, kernel));
+    if (!takes && y.p && x.p && !r->dry)
+        TE_TRY(te_group_reduce_scatter(r->tensor, y.p, x.p, te_min(x.rows, y.rows) * y.cols, y.dtype, r->ctx));
     te_set_now(r, y);
     return TE_OK;
 }

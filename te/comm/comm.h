@@ -31,6 +31,10 @@ typedef struct te_comm_config {
      * NCCL. Each group of 2 to 8 ranks takes four times as much of the device, if all of them can map it: processes of
      * one host that see each other's devices. */
     int64_t peer_bytes;
+    /* CUDA, Hopper: bytes of the largest tensor that a product gathers or scatters while it runs
+     * (te/gemm/gemm_ranks.h); 0, the default: none does. Where the ranks of a tensor group map each other's memory
+     * (peer_bytes is not 0) each takes as much of its device. */
+    int64_t overlap_bytes;
 } te_comm_config;
 
 enum { TE_PEER_BYTES = 16 << 20 }; /* on two H200s no more than NCCL takes */
@@ -39,6 +43,7 @@ enum { TE_PEER_BYTES = 16 << 20 }; /* on two H200s no more than NCCL takes */
 TE_API te_comm_config te_comm_defaults(void) {
     te_comm_config c;
     c.rank = -1, c.size = 0, c.tensor = 1, c.file = 0, c.timeout = 60.0, c.peer_bytes = TE_PEER_BYTES;
+    c.overlap_bytes = 0;
     return c;
 }
 TE_API int te__env_number(const char *const *names, int otherwise) {
@@ -66,7 +71,7 @@ TE_API void te_comm_launched(int *rank, int *size) {
 /* Say which group a communicator is, without its handle. */
 TE_API void te__comm_group(te_group *g, te_comm *comm, const char *name, int rank, int size) {
     g->name = name, g->rank = rank, g->size = size, g->transport = te__comm_transport(), g->handle = 0, g->comm = comm;
-    g->peers = 0;
+    g->peers = 0, g->memory = 0;
 }
 /* Let all that has been enqueued run, forget graphs that hold collectives, and free the groups. */
 TE_API void te_comm_destroy(te_comm *comm) {
@@ -81,7 +86,9 @@ TE_API void te_comm_destroy(te_comm *comm) {
     memset(comm, 0, sizeof *comm);
 }
 /* The grid of comm->world, whose handle is there. */
-TE_API te_status te__comm_grid(te_comm *comm, int tensor, int64_t peer_bytes, te_context *ctx) {
+TE_API te_status te__comm_grid(te_comm *comm, const te_comm_config *config, te_context *ctx) {
+    const int tensor = config->tensor;
+    const int64_t peer_bytes = config->peer_bytes;
     te_group *w = &comm->world;
     TE_REQUIRE(tensor > 0 && w->size % tensor == 0, ctx, TE_ERROR_SHAPE,
                "te_comm_create: %d ranks are not shared out evenly among tensor groups of %d", w->size, tensor);
@@ -91,7 +98,8 @@ TE_API te_status te__comm_grid(te_comm *comm, int tensor, int64_t peer_bytes, te
     TE_TRY(te__comm_split(&comm->data, w, w->rank % tensor, w->rank / tensor, ctx));
     TE_TRY(te__comm_map(w, peer_bytes, ctx));
     TE_TRY(te__comm_map(&comm->tensor, peer_bytes, ctx));
-    return te__comm_map(&comm->data, peer_bytes, ctx);
+    TE_TRY(te__comm_map(&comm->data, peer_bytes, ctx));
+    return te__comm_overlap(&comm->tensor, config->overlap_bytes, ctx);
 }
 TE_API te_status te__comm_begin(te_comm *comm, double timeout, te_context *ctx) {
     TE_TRY(te_check_target(ctx, "te_comm_create"));
@@ -118,16 +126,35 @@ TE_API te_status te_comm_create(te_comm *comm, const te_comm_config *config, te_
     if (config->size > 0) size = config->size;
     te__comm_group(&comm->world, comm, "world", rank, size);
     te_status status = te__comm_world(comm, config->file, ctx);
-    if (status == TE_OK) status = te__comm_grid(comm, config->tensor, config->peer_bytes, ctx);
+    if (status == TE_OK) status = te__comm_grid(comm, config, ctx);
     return te__comm_done(comm, status, ctx);
 }
 /* Of a communicator of the caller's, which stays open: an ncclComm_t on the context's device, or an MPI_Comm. */
 TE_API te_status te_comm_of(te_comm *comm, te__comm_native native, int tensor, te_context *ctx) {
     TE_TRY(te__comm_begin(comm, te_comm_defaults().timeout, ctx));
+    te_comm_config config = te_comm_defaults();
+    config.tensor = tensor;
     te__comm_group(&comm->world, comm, "world", 0, 1);
     te_status status = te__comm_take(comm, native, ctx);
-    if (status == TE_OK) status = te__comm_grid(comm, tensor, te_comm_defaults().peer_bytes, ctx);
+    if (status == TE_OK) status = te__comm_grid(comm, &config, ctx);
     return te__comm_done(comm, status, ctx);
+}
+
+/* Memory for te_saved, so that what forward gathers into it and keeps overlaps a product (te/fuse/linear_ranks.h): all
+ * ranks of the tensor group call this with as many bytes, in the same order, and use it for the same. Where they cannot
+ * map each other's memory, or have done so 15 times, it is memory like te_allocate's. Waits for the others. */
+TE_API te_status te_comm_allocate(te_comm *comm, void **p, size_t bytes, te_context *ctx) {
+    TE_TRY(te_check_target(ctx, "te_comm_allocate"));
+    TE_REQUIRE(comm && p && comm->ctx == ctx, ctx, TE_ERROR_NULL,
+               "te_comm_allocate: there is no pointer to set, or the communicator is not this context's");
+    return te__comm_allocate(comm, p, bytes, ctx);
+}
+/* All ranks of the tensor group call it, before te_comm_destroy. Waits for what has been enqueued, and for them. */
+TE_API te_status te_comm_release(te_comm *comm, void *p, te_context *ctx) {
+    TE_TRY(te_check_target(ctx, "te_comm_release"));
+    TE_REQUIRE(comm && comm->ctx == ctx, ctx, TE_ERROR_NULL, "te_comm_release: the communicator is not this context's");
+    TE_TRY(te_comm_synchronize(ctx));
+    return te__comm_release(comm, p, ctx);
 }
 #else
 /* There are no other ranks to wait for. */

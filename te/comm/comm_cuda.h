@@ -8,7 +8,7 @@
 
 #include "../core/group.h"  /* te_comm, te_group */
 #include "../core/target.h" /* te__cuda_call */
-#include "peers_cuda.h"     /* te__peers_open, te_peer_collective */
+#include "rank_memory_cuda.h" /* te__rank_memory_open, te__peers_open, te_peer_collective */
 
 #ifdef TE_COMM
 #include <nccl.h>
@@ -90,14 +90,17 @@ TE_API void te__peers_close(te_group *g) {
     const cudaStream_t stream = (cudaStream_t)comm->ctx->stream;
     te_peers *p = g->peers;
     if (!p) return;
-    g->peers = 0;
+    te_rank_memory *m = g->memory;
+    g->peers = 0, g->memory = 0;
     te__peers_unmap(p, g->rank);
+    if (m) te__rank_memory_unmap(m);
     if (!comm->failed && ncclAllReduce(p->state, p->state, 1, ncclUint32, ncclMax, (ncclComm_t)g->handle, stream) ==
                              ncclSuccess) {
         const double start = te__seconds();
         while (cudaStreamQuery(stream) == cudaErrorNotReady && te__seconds() - start < comm->timeout) te__nap();
     }
     te__peers_free(p, g->rank);
+    if (m) te__rank_memory_free(m);
 }
 TE_API void te__nccl_close(te_group *g) {
     te__peers_close(g);
@@ -163,6 +166,9 @@ TE_API te_status te__comm_split(te_group *g, const te_group *of, int color, int 
     return TE_OK;
 }
 TE_API te_status te__comm_map(te_group *g, int64_t largest, te_context *ctx) { return te__peers_open(g, largest, ctx); }
+TE_API te_status te__comm_overlap(te_group *g, int64_t bytes, te_context *ctx) {
+    return te__rank_memory_open(g, bytes, ctx);
+}
 TE_API void te__comm_forget(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     while (s && s->replays) te__replay_forget(s, s->replays - 1);

@@ -181,6 +181,15 @@ TE_API te_status te__comm_split(te_group *g, const te_group *of, int color, int 
 TE_API te_status te__comm_map(te_group *g, int64_t largest, te_context *ctx) {
     return (void)g, (void)largest, (void)ctx, TE_OK;
 }
+TE_API te_status te__comm_overlap(te_group *g, int64_t bytes, te_context *ctx) {
+    return (void)g, (void)bytes, (void)ctx, TE_OK;
+}
+TE_API te_status te__comm_allocate(te_comm *comm, void **p, size_t bytes, te_context *ctx) {
+    return (void)comm, te_allocate(ctx, p, bytes);
+}
+TE_API te_status te__comm_release(te_comm *comm, void *p, te_context *ctx) {
+    return (void)comm, te_release(ctx, p), TE_OK;
+}
 TE_API void te__comm_forget(te_context *ctx) { (void)ctx; }
 TE_API void te__comm_close(te_comm *comm) {
     int is_over = 0;

@@ -37,12 +37,14 @@ typedef struct te_transport {
 
 struct te_comm;
 struct te_peers;
+struct te_rank_memory;
 typedef struct te_group {
     const char *name; /* "world", "tensor", "data" */
     int rank, size;
     const te_transport *transport; /* null: one rank, which needs none */
     void *handle;                  /* the transport's own */
     struct te_peers *peers;        /* CUDA: memory that all ranks map (te/comm/peers.h); null: none */
+    struct te_rank_memory *memory; /* CUDA: for products that overlap collectives (te/gemm/gemm_ranks.h); null: none */
     struct te_comm *comm;
 } te_group;
 
@@ -56,7 +58,7 @@ typedef struct te_comm {
 } te_comm;
 
 TE_API const te_group *te__alone(void) {
-    static const te_group alone = {"one rank", 0, 1, 0, 0, 0, 0};
+    static const te_group alone = {"one rank", 0, 1, 0, 0, 0, 0, 0};
     return &alone;
 }
 TE_API const te_group *te_tensor_group(const te_context *ctx) {

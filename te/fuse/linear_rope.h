@@ -24,7 +24,7 @@
 #define TE_FUSE_LINEAR_ROPE_H
 
 #include "../ops/rope.h"  /* te__rope_to, te_rope_turns */
-#include "linear_step.h" /* te__linear_forward */
+#include "linear_step.h" /* te__linear_forward, te__late_rows */
 
 #define TE__ROPE_MARK_rope ,
 
@@ -199,12 +199,15 @@ TE_API te_status te__linear_rope_whole(te_run *r, const te_step *first, const te
 TE_API te_status te__linear_rope(te_run *r, const te_step *s, const te__rope_kernels *kernels) {
     const int turn = s->op[s->count - 1];
     te_gemm g = te__linear_product(r, s->op[0]);
+    te_gemm_ranks ranks;
     te_step first = *s;
     te_value y;
     first.count--;
     TE_TRY(te_output(&y, r, s, turn));
-    if (!te_is_in_fp8(r, s->op[0]) && te_gemm_is_own_row_of_many(kernels->whole, &g, r->ctx))
+    if (!te_is_in_fp8(r, s->op[0]) && te_gemm_is_own_row_of_many(kernels->whole, &g, r->ctx)) {
+        TE_TRY(te__late_rows(&g, &ranks, r, kernels->whole, r->now.block < 0));
         return te__linear_rope_whole(r, &first, kernels, turn, &g, y);
+    }
     TE_TRY(te__linear_forward(r, &first, &kernels->linear));
     return te__rope_to(r, turn, y, kernels->turn);
 }

@@ -4,6 +4,7 @@
 
 #include "linear_choose.h" /* te__linear_choose, te__linear_split */
 #include "linear_fp8.h"    /* te__fp8_forward */
+#include "linear_ranks.h"  /* te__late_rows, te_leave_product */
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
@@ -23,12 +24,21 @@ TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
 }
 TE_API te_status te__linear_forward(te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     te_split split = TE_SPLIT_BARE;
+    te_gemm_ranks ranks;
     int taken = 0;
     if (r->again.yt) return te_chain_step_forward(r, s, 1, 0, r->now, kernels->launch, kernels->shape);
     te_gemm g = te__linear_product(r, s->op[0]);
+    TE_TRY(te__late_rows(&g, &ranks, r, kernels->bare, r->now.block < 0));
     if (te_is_in_fp8(r, s->op[0])) TE_TRY(te__fp8_forward(&g, r, s->op[0], r->now));
     else TE_TRY(te__linear_operands(&g, r, s->op[0]));
-    TE_TRY(te__linear_choose(&g, &split, &taken, r, s, kernels));
+    if (!g.ranks && te_leaves_product(r, s)) {
+        te_value y;
+        TE_TRY(te_output(&y, r, s, s->op[0]));
+        return te_leave_product(r, &g, y, kernels->bare);
+    }
+    if (!g.ranks) TE_TRY(te__linear_choose(&g, &split, &taken, r, s, kernels));
+    else if (s->count > 1 && te__linear_can_store(r, s, kernels) && te_gemm_is_own_row(kernels->whole, &g, r->ctx))
+        split = TE_SPLIT_OWN;
     return te__linear_split(r, s, kernels, &g, split, taken);
 }
 
@@ -74,6 +84,7 @@ TE_API te_status te__linear_dgrad(te_run *r, const te_step *s, const te__linear_
     const int last = s->op[s->count - 1];
     te_value dx, made;
     TE_TRY(te_gradient(&dx, r, s, last));
+    if (dx.p && !x->ranks && te_leaves_product(r, s)) return te_leave_product(r, x, dx, kernels->bare);
     if (dx.p) {
         TE_TRY(te_before_as(&made, &dx, r, x->out));
         x->d = made.p;
@@ -94,17 +105,23 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
     const te_op *op = &r->plan->op[i];
     te_param *p = r->param[i];
     te_value dy = r->now;
+    te_gemm_ranks ranks;
     te_gemm w = te_gemm_of(op->out, op->in, dy.rows), x = te_gemm_of(dy.rows, op->in, op->out);
     w.dtype = x.dtype = r->plan->dtype, w.out = TE_f32, x.out = op->in_dtype == TE_f32 ? TE_f32 : x.dtype;
+    if (!te_is_wanted(r, i)) TE_TRY(te__late_rows_now(r));
+    TE_TRY(te__late_rows(&x, &ranks, r, kernels->bare, te_is_trained(p)));
+    dy.p = r->now.p;
     w.c = w.d = p->grad, w.beta = te_accumulates(r, p) ? 1.0f : 0.0f;
     if (te_is_in_fp8(r, i)) TE_TRY(te__fp8_backward(&w, &x, r, i, dy));
     else {
         TE_TRY(te_as(&dy, r, r->plan->dtype));
         x.a = dy.p, x.b = p->data;
     }
-    TE_TRY(te__linear_wgrad(&w, r, i, dy));
+    /* where dy is still on its way dx comes first, for it can begin with a part of dy */
+    if (!x.ranks) TE_TRY(te__linear_wgrad(&w, r, i, dy));
     if (!te_is_wanted(r, i)) return te_set_now(r, te_no_value()), TE_OK;
-    return kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x);
+    TE_TRY(kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x));
+    return x.ranks ? te__linear_wgrad(&w, r, i, dy) : TE_OK;
 }
 
 /* The step, by the plan that it stands in: so a list for inference alone has nothing of backward. */

@@ -92,9 +92,15 @@ TE_API int te_gemm_is_own_row_of_many(te_product_kernels *kernels, const te_gemm
  * even: 8192 x 4096 x 4096); with B as it lies the same as the first candidate, but 1.00 to 1.05 of the fastest. */
 TE_API int te_gemm_is_bare(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te_gemm_can_row(kernels, g, ctx)) return 0;
-    if (ctx->gemm_own > 1 || te__few_pays(g)) return 1;
+    if (ctx->gemm_own > 1 || te__few_pays(g) || g->ranks) return 1;
     if (!te__hopper_pays(g, ctx)) return 0;
     return (!g->trans_b && te__hopper_is_even(g, ctx)) || !te__gemm_is_timed(g, ctx);
+}
+/* Whether a product by itself is a kernel of ours that overlaps a collective of this group (gemm_ranks.h). Where ours
+ * pays at all: the collective costs more than what cuBLASLt may be ahead. */
+TE_API int te_gemm_overlaps(te_product_kernels *bare, const te_gemm *g, const te_group *group, te_context *ctx) {
+    return te__hopper_can_overlap(g, group) && te_gemm_can_row(bare, g, ctx) && !te__gemm_is_few(bare, g, ctx) &&
+           (ctx->gemm_own > 1 || te__hopper_pays(g, ctx));
 }
 /* Launch it; `args` begin with `few` or `many`. */
 TE_API te_status te__gemm_run_own(te_product_kernels *kernels, const void *args, size_t bytes, te_few *few,
@@ -130,6 +136,9 @@ TE_API int te_gemm_is_bare(te_product_kernels *kernels, const te_gemm *g, te_con
 }
 TE_API int te_gemm_is_own_row_of_many(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te_gemm_can_row(kernels, g, ctx);
+}
+TE_API int te_gemm_overlaps(te_product_kernels *bare, const te_gemm *g, const te_group *group, te_context *ctx) {
+    return (void)bare, (void)g, (void)group, (void)ctx, 0;
 }
 TE_API te_status te_gemm_check_fp8(const te_gemm *g, const char *who, te_context *ctx) {
 #ifdef TE_NO_CUBLASLT

@@ -39,6 +39,7 @@
 #include "../core/amax.h"         /* te_amax_raise */
 #include "../fp8/scales.h"        /* te_scale_keep */
 #include "gemm_hopper_multiply.h" /* te__hopper_multiply */
+#include "gemm_hopper_ranks.h"    /* te__scatter_begin */
 #include "gemm_hopper_turn.h"     /* te__hopper_turn */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -52,8 +53,10 @@ TE_FN int te__hopper_row(int part, int lane) { return part * 4 + lane / 8; }
 TE_FN const uint16_t *te__hopper_place(const te_hopper *p, int row, int col) {
     return (const uint16_t *)p->ahead + (int64_t)row * p->n + col;
 }
-TE_FN void te__hopper_ahead(const te_hopper *p, uint32_t ahead[4], int row, int col) {
-    if (p->ahead && row < p->m && col < p->n) te__load_now(ahead, te__hopper_place(p, row, col));
+TE_FN void te__hopper_ahead(const te_hopper *p, uint32_t ahead[4], int row, int col, const te_hopper_kind k) {
+    if (!p->ahead || row >= p->m || col >= p->n) return;
+    if (k.scatters) te__load_own(ahead, te__hopper_place(p, row, col)); /* what has come while this kernel runs */
+    else te__load_now(ahead, te__hopper_place(p, row, col));
 }
 /* Where the eight elements of this lane lie. boxes: of the first warp that left its rows here. */
 TE_FN uint32_t te__hopper_part(uint32_t boxes, int row, int lane) {
@@ -99,15 +102,19 @@ TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barr
         const int x = w.x, y = w.y;
         const int whole = k.turns && usual != TE_USUAL_not && y + TE_TILE_M <= p->m && x + TE_TILE_N <= p->n;
         if (w.part > 0) continue;
+        const int reads = !k.scatters || te__scatter_begin((const te_scatter *)arg, x, y, warp);
+        if (k.scatters && reads) te__scatter_fetch((const te_scatter *)arg, x, y);
 #pragma unroll 1
         for (int quarter = 0; quarter < 4; quarter++) {
             const int box = quarter % 2, col = x + quarter * 64 + lane % 8 * 8;
             const uint32_t boxes = ring + TE_STAGES * TE_HOPPER_STAGE + box * TE_HOPPER_BOX;
             uint32_t next[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
             TE_UNROLL for (int i = 0; i < 2; i++)
-                if (i == 0 || whole)
-                    te__hopper_ahead(p, next[i], y + te__hopper_row(whole ? 2 * warp + i : warp, lane), col);
+                if (reads && (i == 0 || whole))
+                    te__hopper_ahead(p, next[i], y + te__hopper_row(whole ? 2 * warp + i : warp, lane), col, k);
             te__barrier_wait(te__shared_address(&bars->done[box]), quarter / 2);
+            if (k.scatters && reads && quarter < 3)
+                te__scatter_fetch((const te_scatter *)arg, x + 64 * (quarter + 1), y);
             TE_UNROLL for (int e = 0; e < 8; e++) own.sum[e] = 0;
             if (whole && usual == TE_USUAL_all)
                 te__hopper_pairs(p, boxes, y, col, epilogue, arg, &own, next, turns, TE_USUAL_all, k.reads);
@@ -118,7 +125,7 @@ TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barr
                 const int row = te__hopper_row(part, lane);
                 const uint32_t ahead[4] = {next[0][0], next[0][1], next[0][2], next[0][3]};
                 uint32_t w[4];
-                if (part + 3 < 32) te__hopper_ahead(p, next[0], y + te__hopper_row(part + 3, lane), col);
+                if (part + 3 < 32 && reads) te__hopper_ahead(p, next[0], y + te__hopper_row(part + 3, lane), col, k);
                 te__load_piece(w, te__hopper_part(boxes, row, lane));
                 own.fp8[0] = own.fp8[1] = 0;
                 if (y + row < p->m && col < p->n) epilogue(arg, w, ahead, y + row, col, &own);
@@ -134,6 +141,7 @@ TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barr
             if (lane < 8 && y < p->m && col < p->n)
                 te_store8(p->sums, ((int64_t)y / TE_TILE_M * 3 + warp) * p->n + col, own.sum, 8, 1, TE_f32);
         }
+        if (k.scatters && !reads) te__scatter_end((const te_scatter *)arg, x, y, warp);
     }
     if (p->amax) {
         int group;
@@ -226,15 +234,23 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
 #define TE_HOPPER_KERNEL_OF(name, type, dtype, dtype_a, dtype_b, trans_b, rows, epilogue, usual, reads, exists)     \
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te_hopper_barriers bars;                                                                         \
-        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, rows, rows, reads, {0, 0, 0}};               \
+        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, rows, rows, reads, {0, 0, 0}, 0};            \
         if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, 0, usual, &p, kind);                     \
+    }
+/* The product whose rows go to their ranks, of a te_scatter; trans_b: B is stored [n, k]. */
+#define TE_HOPPER_KERNEL_SCATTER(name, dtype, trans_b, epilogue, exists)                                          \
+    TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1)                                      \
+    name(const __grid_constant__ te_scatter p) {                                                                  \
+        __shared__ te_hopper_barriers bars;                                                                       \
+        const te_hopper_kind kind = {dtype, dtype, dtype, trans_b, 0, 0, 0, {0, 0, 0}, 1};                        \
+        if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, 0, TE_USUAL_not, &p, kind);            \
     }
 /* The product of a linear, B stored [n, k], with an epilogue by couples: a te_couple_fn. group, apart, crossed: see
  * te_hopper_couples. */
 #define TE_HOPPER_KERNEL_COUPLES(name, type, dtype, group, apart, crossed, couple, exists)                          \
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te_hopper_barriers bars;                                                                         \
-        const te_hopper_kind kind = {dtype, dtype, dtype, 1, 0, 0, 0, {group, apart, crossed}};                     \
+        const te_hopper_kind kind = {dtype, dtype, dtype, 1, 0, 0, 0, {group, apart, crossed}, 0};                  \
         if (exists) te_hopper_body((const te_hopper *)&p, &bars, 0, couple, TE_USUAL_not, &p, kind);                \
     }
 

@@ -6,6 +6,7 @@
 
 #include "gemm_back_end_cuda.h" /* te__gemm_state */
 #include "gemm_hopper.h"        /* te_hopper */
+#include "gemm_ranks_run.h"     /* te__gather_launch */
 
 /* k in 16 bits: the copy engine and the ring take FP8 in pairs. */
 TE_API int64_t te__hopper_k(const te_gemm *g) { return te_gemm_is_fp8(g) ? g->k / 2 : g->k; }
@@ -46,6 +47,51 @@ TE_API int te__hopper_is_even(const te_gemm *g, te_context *ctx) {
     te__hopper_share(&p, te__hopper_tiles(g), ctx->processors / TE_CLUSTER, te__gemm_state_of(ctx));
     return !p.left || p.helpers > 0;
 }
+/* Whether a product of this many rows can overlap a collective of this group: whole tiles of each rank. */
+TE_API int te__hopper_can_overlap(const te_gemm *g, const te_group *group) {
+    const te_rank_memory *m = group->memory;
+    return TE_OVERLAPS && m && te__hopper_can(g) && !te_gemm_is_fp8(g) && g->m > 0 &&
+           g->m % (group->size * TE_CLUSTER * TE_TILE_M) == 0;
+}
+/* The order of its tiles: this rank's own rows first, or last where D is scattered; and what A is waited for by. */
+TE_API te_status te__hopper_overlap(te_hopper *p, const te_gemm *g, te__encode_fn encode, te_context *ctx) {
+    const te_gemm_ranks *ranks = g->ranks;
+    const te_rank_memory *m = ranks->memory;
+    const int rank = ranks->group->rank, size = ranks->group->size, each = (int)(g->m / size);
+    const int high = each / (TE_CLUSTER * TE_TILE_M);
+    te_hopper_ranks *r = &p->ranks;
+    r->rank = rank, r->each = each, r->band = (int)te_min(TE_HOPPER_BAND, high);
+    r->first = (ranks->own ? rank : (rank + 1) % size) * high;
+#if TE_OVERLAPS
+    r->waits = te__rank_waits_of(m);
+#endif
+    if (!ranks->own || m->serial) return TE_OK;
+    r->piece = te__rank_piece(each, g->k * (int64_t)te_dtype_bytes(g->dtype), TE_CLUSTER * TE_TILE_M);
+    r->owns = ranks->to[rank] != ranks->own;
+    r->arrived = te__rank_words(m, rank) + TE_WORDS_ARRIVED;
+    return r->owns ? te__hopper_map(&p->own, encode, ranks->own, each, g->k, TE_TILE_M, g->dtype, ctx) : TE_OK;
+}
+/* The rows of A that are not there yet, one after the other with the product: for tests. */
+TE_API te_status te__hopper_gather(const te_gemm *g, te_context *ctx) {
+    const te_gemm_ranks *ranks = g->ranks;
+    return te_group_all_gather(ranks->group, (void *)(uintptr_t)g->a, ranks->own, g->m / ranks->group->size * g->k,
+                               g->dtype, ctx);
+}
+TE_API te_status te__hopper_launch(const void *kernel, te_grid grid, const void *args, size_t bytes,
+                                   const te_hopper *p, const te_gemm *g, te_context *ctx) {
+#if TE_OVERLAPS
+    if (p->ranks.arrived) {
+        te_launch l;
+        memset(&l, 0, sizeof l);
+        l.kernel = kernel, l.name = "matrix product", l.grid = grid, l.threads = TE_HOPPER_THREADS,
+        l.shared = TE_HOPPER_SHARED, l.cluster = TE_CLUSTER, l.overlap = te__cuda_overlaps(ctx), l.bytes = (int)bytes;
+        return te__gather_launch(&l, args, g, p->ranks.piece, ctx);
+    }
+#endif
+    if (g->ranks && g->ranks->own) TE_TRY(te__hopper_gather(g, ctx));
+    return te__cuda_launch(ctx, kernel, grid, TE_HOPPER_THREADS, TE_HOPPER_SHARED, TE_CLUSTER, args, bytes,
+                           "matrix product");
+}
 /* Fill in p for the product, and launch `kernel` on the `bytes` of `args`, of which p is the first member. */
 TE_API te_status te__hopper_run(const void *kernel, const void *args, size_t bytes, te_hopper *p, const te_gemm *g,
                                 te_context *ctx) {
@@ -59,8 +105,8 @@ TE_API te_status te__hopper_run(const void *kernel, const void *args, size_t byt
     TE_TRY(te__hopper_map(&p->b, encode, g->b, g->trans_b ? g->n : k, g->trans_b ? k : g->n, 64, g->dtype, ctx));
     if (p->ahead) TE_TRY(te__hopper_map(&p->c, encode, p->ahead, g->m, g->n, TE_TILE_M, g->dtype, ctx));
     const te_grid grid = te_grid_of((p->helpers ? clusters : te_min(clusters, tiles)) * TE_CLUSTER, 1);
-    return te__cuda_launch(ctx, kernel, grid, TE_HOPPER_THREADS, TE_HOPPER_SHARED, TE_CLUSTER, args, bytes,
-                           "matrix product");
+    if (g->ranks) TE_TRY(te__hopper_overlap(p, g, encode, ctx));
+    return te__hopper_launch(kernel, grid, args, bytes, p, g, ctx);
 }
 
 #endif

@@ -4,6 +4,7 @@
 #define TE_GEMM_HOPPER_TILES_H
 
 #include "../core/hopper_cuda.h" /* te__wgmma, te__tma_load */
+#include "gemm_ranks.h"          /* te__rank_wait */
 #include "gemm_types.h"          /* te_epilogue_fn */
 
 enum {
@@ -17,8 +18,19 @@ enum {
     TE_HOPPER_THREADS = 384
 };
 
+/* Of a product that overlaps a collective (gemm_ranks.h); all 0: of no other. */
+typedef struct te_hopper_ranks {
+    int rank, each;          /* rows of A and D of each rank, whole tiles of a cluster */
+    int first, band;         /* the row of tiles that is taken first; rows of a band, 0: TE_HOPPER_BAND */
+    int owns;                /* this rank's rows of A lie in te_hopper.own */
+    int piece;               /* rows of A that have a word */
+    const uint32_t *arrived; /* [ranks, TE_RANK_PIECES]: 1 when they are there; null: all are */
+    te_rank_waits waits;
+} te_hopper_ranks;
+
 typedef struct te_hopper {
-    CUtensorMap a, b, c; /* c: of `ahead`, if there is one */
+    CUtensorMap a, b, c, own; /* c: of `ahead`, if there is one */
+    te_hopper_ranks ranks;
     float *sums; /* [3 * rows of tiles, n], sums over the rows of what the epilogue says; null: none */
     float *amax; /* raised to the largest magnitude that the epilogue has stored in FP8; null: not wanted */
     float *inverse; /* [2] gets 1 / scale and the scale of what is stored in FP8 (te_scale_keep); null: not wanted */
@@ -51,6 +63,7 @@ typedef struct te_hopper_kind {
     int half;  /* registers: more for the epilogue, less for the tile before (gemm_hopper_multiply.h) */
     int reads; /* a usual epilogue reads `ahead` */
     te_hopper_couples couples; /* where B is stored [n, k] */
+    int scatters; /* rows of D go to other ranks (gemm_hopper_ranks.h) */
 } te_hopper_kind;
 
 typedef struct te_hopper_barriers {
@@ -69,10 +82,12 @@ typedef struct te_hopper_work { int x, y, first, last, part, left; } te_hopper_w
 TE_FN void te__hopper_tile(te_hopper_work *w, const te_hopper *p, int i) {
     const int rows = (p->m + TE_CLUSTER * TE_TILE_M - 1) / (TE_CLUSTER * TE_TILE_M),
               columns = (p->n + TE_TILE_N - 1) / TE_TILE_N;
-    const int band = i / (TE_HOPPER_BAND * columns), first = band * TE_HOPPER_BAND,
-              high = rows - first < TE_HOPPER_BAND ? rows - first : TE_HOPPER_BAND;
+    const int most = TE_OVERLAPS && p->ranks.band ? p->ranks.band : TE_HOPPER_BAND;
+    const int band = i / (most * columns), first = band * most, high = rows - first < most ? rows - first : most;
     const int at = i - first * columns;
-    w->y = ((first + at % high) * TE_CLUSTER + (int)blockIdx.x % TE_CLUSTER) * TE_TILE_M, w->x = at / high * TE_TILE_N;
+    int row = first + at % high;
+    if (TE_OVERLAPS && (row += p->ranks.first) >= rows) row -= rows;
+    w->y = (row * TE_CLUSTER + (int)blockIdx.x % TE_CLUSTER) * TE_TILE_M, w->x = at / high * TE_TILE_N;
 }
 /* The j-th work of this cluster; 0: there is none. Who has a tile waits for clusters of lower numbers alone. */
 TE_FN int te__hopper_work(te_hopper_work *w, const te_hopper *p, int j) {
@@ -115,6 +130,21 @@ TE_FN void te__hopper_fetch(const te_hopper *p, const te_hopper_work *before, co
             te__tma_prefetch(&p->c, of->x + 64 * ((q + 1) % 4), of->y);
     }
 }
+/* Where the rows of A from *y on lie, which becomes their place there. Those of other ranks are waited for; *seen says
+ * which rank's have come last, and how many pieces of them: a look at a word takes longer than the ring has tiles
+ * for. */
+TE_FN const CUtensorMap *te__hopper_rows(const te_hopper *p, int *y, int *seen) {
+    const te_hopper_ranks *r = &p->ranks;
+    if (!TE_OVERLAPS || !r->arrived || *y >= p->m) return &p->a;
+    const int of = *y / r->each, at = *y - of * r->each;
+    if (of == r->rank) return r->owns ? (*y = at, &p->own) : &p->a;
+    const int piece = of * TE_RANK_PIECES + at / r->piece;
+    if (piece <= *seen && piece / TE_RANK_PIECES == *seen / TE_RANK_PIECES) return &p->a; /* they come in this order */
+    *seen = piece;
+    te__rank_wait(r->arrived + piece, 1, of, &r->waits);
+    asm volatile("fence.proxy.async.global;" ::: "memory"); /* seen by this thread, read by the copy engine */
+    return &p->a;
+}
 /* One thread brings all tiles, in the order in which they are used. */
 TE_FN void te__hopper_load(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, const te_hopper_kind kind) {
     const int rank = (int)blockIdx.x % TE_CLUSTER, fp8 = te_is_fp8(kind.a);
@@ -123,17 +153,20 @@ TE_FN void te__hopper_load(const te_hopper *p, uint32_t ring, te_hopper_barriers
     const float inverse_b = fp8 && p->inverse_b ? *p->inverse_b : 1.0f;
     te_hopper_ring r = {0, 0};
     te_hopper_work w, before;
+    int seen = -1;
     before.part = 1;
     for (int j = 0; te__hopper_work(&w, p, j); before = w, j++) {
-        const int x = w.x, y = w.y;
+        const int x = w.x;
+        int y = w.y;
+        const CUtensorMap *const rows = te__hopper_rows(p, &y, &seen);
         for (int k = w.first * TE_TILE_K; k < w.last * TE_TILE_K; k += TE_TILE_K, te__hopper_advance(&r)) {
             const uint32_t bar = full + 8 * r.stage, a = ring + r.stage * TE_HOPPER_STAGE, b = a + TE_HOPPER_A;
             const int mask = (1 << TE_CLUSTER) - 1;
             te__barrier_wait(empty + 8 * r.stage, r.phase ^ 1);
-            te__hopper_fetch(p, &before, &w, k / TE_TILE_K);
+            if (!kind.scatters) te__hopper_fetch(p, &before, &w, k / TE_TILE_K);
             if (fp8 && j == 0 && r.stage == 2) bars->alpha = p->alpha * inverse_a * inverse_b; /* two are coming */
             te__barrier_expect(bar, TE_HOPPER_STAGE);
-            te__tma_load(a, &p->a, k, y, bar, 0);
+            te__tma_load(a, rows, k, y, bar, 0);
             /* of B this block brings its share, for the whole cluster */
             TE_UNROLL for (int q = 0; q < 4 / TE_CLUSTER; q++) {
                 const int piece = rank * (4 / TE_CLUSTER) + q;

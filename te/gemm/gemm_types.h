@@ -4,6 +4,7 @@
 
 #include "../core/target.h"      /* te_context, te_check_target */
 #include "../fp8/fp8_scaling.h"  /* te_scaling */
+#include "gemm_ranks.h"          /* te_gemm_ranks */
 
 /* X(name, text): what a product can do at its end. */
 #define TE_EPILOGUES(X)                                                                  \
@@ -44,6 +45,7 @@ typedef struct te_gemm {
     const void *bias;
     void *aux;
     float *scratch; /* host: te_gemm_scratch() floats; target memory of the workspace */
+    const struct te_gemm_ranks *ranks; /* a kernel of our own overlaps a collective (gemm_ranks.h); null: none does */
 } te_gemm;
 
 TE_API te_gemm te_gemm_of(int64_t m, int64_t n, int64_t k) {

@@ -43,6 +43,7 @@ enum {
     TE_EPILOGUE_OF_GELU = 1 << 21,  /* gelu, */
     TE_EPILOGUE_OF_SCALE = 1 << 22, /* or a factor; te_op.options is a te_scale_options */
     TE_PARAMS_OF_ALL = 1 << 23,     /* ranks with their own columns have the same parameters, for all columns */
+    TE_TAKES_PRODUCT = 1 << 24,     /* a linear before it may leave it its product, where it adds up over the ranks */
 };
 
 typedef enum te_init {
@@ -289,8 +290,7 @@ TE_API int te_reads_last(const te_plan *p, int i) {
         if (p->op[j].edge == p->op[i].edge) return 0;
     return 1;
 }
-/* Whether op i is a product whose result, the logits, nobody keeps: backward has it in one step with the loss, which
- * makes them again, a piece at a time. */
+/* Whether op i is a product whose logits nobody keeps: backward has it in one step with the loss, and makes them. */
 TE_API int te_remakes_logits(const te_plan *p, int i) {
     const te_step *s = &p->backward[0];
     return s->count > 1 && s->op[1] == i && (p->op[s->op[0]].flags & TE_TO_LOSS) && p->op[i].recipe == TE_RECIPE_none;

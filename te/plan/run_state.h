@@ -5,6 +5,7 @@
 #include "../core/convert.h"   /* te_convert */
 #include "../core/group.h"     /* te_tensor_group */
 #include "../core/sequences.h" /* te_sequences */
+#include "../gemm/gemm_types.h" /* te_gemm */
 #include "sums.h"              /* te_sum_args */
 #include "value.h"             /* te_value, te_pool */
 
@@ -24,6 +25,15 @@ typedef struct te_again {
     int rounded;        /* which the operand was rounded by once it was in the list's format */
 } te_again;
 
+/* What a step has left to the next one, which overlaps it with what it does itself (te/fuse/linear_ranks.h). */
+typedef enum te_late_kind { TE_LATE_nothing, TE_LATE_rows, TE_LATE_product } te_late_kind;
+typedef struct te_late {
+    te_late_kind kind;
+    te_value from;   /* rows: this rank's rows of `now`, where no others are yet; product: its A. It stays */
+    te_gemm product; /* whose D is `now` */
+    struct te_product_kernels *bare; /* who runs it by itself */
+} te_late;
+
 typedef struct te_run {
     const te_plan *plan;
     const te_batch *batch;
@@ -37,6 +47,7 @@ typedef struct te_run {
     te_value now;                /* forward: the activation; backward: its gradient, p null if nobody wants it */
     te_value turned;             /* the transpose of now in FP8, where the kernel that made it has left one */
     int measured;                /* the kernel that made now has found its amax, for the cast */
+    te_late late;                /* of now */
     te_again again;              /* backward: a step of forward makes its result again, as this alone */
     te_value x, y, dx, dy;       /* the caller's */
     te_rng *rng;                 /* the random state of this forward */
@@ -122,6 +133,11 @@ TE_API void te_set_now(te_run *r, te_value v) {
 }
 /* And this its transpose. */
 TE_API void te_set_turned(te_run *r, te_value v) { te__set_root(r, &r->turned, v); }
+/* Leave something that needs `from` to the next step; TE_LATE_nothing, te_no_value(): it is done. */
+TE_API void te_set_late(te_run *r, te_late_kind kind, te_value from) {
+    r->late.kind = kind;
+    te__set_root(r, &r->late.from, from);
+}
 /* Keep `v` for the other end of fork i; te_no_value(): it is no longer needed. */
 TE_API void te_set_edge(te_run *r, int fork, te_value v) { te__set_root(r, &r->edge[fork], v); }
 /* Forward: op i has read what its fork kept. Behind the last one that does nobody needs it. */

@@ -1,0 +1,109 @@
+/* linear_ranks.h -- steps that leave their work to the next one, which overlaps it with its own: an all_gather in front
+ * of a linear, a linear in front of a reduce_scatter, and in backward their adjoints (te/gemm/gemm_ranks.h says how).
+ *
+ * This is no row of the fusion list: it would take one for each row that begins with a linear, and the rows would be
+ * those of one rank and of many. A step finds out from the plan, when it is walked, that the next one can take its
+ * work; the next one finds out from the shapes whether it does, or has it done first, so that the numbers are those of
+ * two steps. What the two need of the workspace does not depend on it.
+ *
+ * The bits: the product is that of our own kernel, by itself or with its row; the sum over the ranks is that of
+ * te_group_reduce_scatter through mapped memory. Tiles go in another order, so where the last round of them is shared
+ * out by k (te__hopper_share), other tiles have their sums over k in two parts or more.
+ *
+ * Not where the product has a recipe, in f32, where the row has an op with kernels of its own (linear_cross_entropy),
+ * where rows a rank are no multiple of 256, or where the gathered tensor is to stay in memory that the others have not
+ * mapped (te_comm_allocate).
+ */
+#ifndef TE_FUSE_LINEAR_RANKS_H
+#define TE_FUSE_LINEAR_RANKS_H
+
+#include "linear_split.h" /* te__linear_gemm, te_gemm_overlaps */
+
+/* ---- what is left to the next step ------------------------------------------------------------------------------- */
+
+/* Whether the linear that begins step s is of this kind. */
+TE_API int te__linear_can_overlap(const te_run *r, const te_step *s) {
+    const te_op *linear = &r->plan->op[s->op[0]];
+    const te_dtype dtype = r->plan->dtype;
+    return linear->op_class == TE_CLASS_gemm && linear->recipe == TE_RECIPE_none && dtype != TE_f32 &&
+           linear->in_dtype == dtype && linear->out_dtype == dtype;
+}
+/* The step behind s in this pass, where the group has memory for it; null: there is none, or s is a part of a step. */
+TE_API const te_step *te__step_after(const te_run *r, const te_step *s) {
+    const te_plan *p = r->plan;
+    const te_step *all = r->pass == TE_BACKWARD ? p->backward : r->pass == TE_INFER ? p->infer : p->forward;
+    const int count = r->pass == TE_BACKWARD ? p->backward_count
+                      : r->pass == TE_INFER  ? p->infer_count
+                                             : p->forward_count;
+    const te_rank_memory *m = TE_OVERLAPS ? r->tensor->memory : 0;
+    for (int i = 0; m && i + 1 < count; i++)
+        if (s == &all[i]) return te_last_step(r, s) ? 0 : s + 1;
+    return 0;
+}
+/* An all_gather's step, or in backward a reduce_scatter's: whether the next one may overlap it. Rows with an op that
+ * has kernels of its own do not, but those of linear_rope.h. */
+TE_API int te_leaves_rows(const te_run *r, const te_step *s) {
+    const te_step *next = te__step_after(r, s);
+    if (!next || !te__linear_can_overlap(r, next)) return 0;
+    if (!strcmp(next->row, "linear_rope") || !strcmp(next->row, "linear_bias_rope")) return 1;
+    for (int j = 1; j < next->count; j++)
+        if (r->plan->op[next->op[j]].op_class == TE_CLASS_own) return 0;
+    return 1;
+}
+/* A linear's step: whether the next one adds up what it gives. */
+TE_API int te_leaves_product(const te_run *r, const te_step *s) {
+    const te_step *next = s->count == 1 ? te__step_after(r, s) : 0;
+    if (!next || !te__linear_can_overlap(r, s)) return 0;
+    const te_op *op = &r->plan->op[next->op[0]];
+    const te_rows whole = r->pass == TE_BACKWARD ? op->out_rows : op->in_rows;
+    return (op->flags & TE_TAKES_PRODUCT) && whole == TE_ROWS_tokens;
+}
+/* Leave the product g, whose A is now and whose D is y. */
+TE_API te_status te_leave_product(te_run *r, te_gemm *g, te_value y, te_product_kernels *bare) {
+    g->d = y.p;
+    r->late.product = *g, r->late.bare = bare;
+    te_set_late(r, TE_LATE_product, r->now);
+    te_set_now(r, y);
+    return TE_OK;
+}
+
+/* ---- rows that come while a product runs ------------------------------------------------------------------------- */
+
+/* Have all rows now. */
+TE_API te_status te__late_rows_now(te_run *r) {
+    const te_value from = r->late.from, to = r->now;
+    if (r->late.kind != TE_LATE_rows) return TE_OK;
+    te_set_late(r, TE_LATE_nothing, te_no_value());
+    if (r->dry || !to.p || !from.p) return TE_OK;
+    return te_group_all_gather(r->tensor, to.p, from.p, from.rows * from.cols, to.dtype, r->ctx);
+}
+/* Where this rank's rows of A belong in the memory of all ranks: A is `now` or, if that is in the workspace for this
+ * step alone, the group's room. 0: nowhere. */
+TE_API int te__late_place(te_gemm_ranks *ranks, te_run *r) {
+    const te_rank_memory *m = ranks->memory;
+    const size_t bytes = (size_t)(r->now.rows * r->now.cols) * te_dtype_bytes(r->now.dtype);
+    const int block = te__rank_block_of(m, r->now.p, bytes);
+    if (block < 0 && (r->now.block < 0 || bytes > m->room)) return 0;
+    const size_t own = bytes / (size_t)m->ranks * (size_t)m->rank;
+    for (int k = 0; k < m->ranks; k++)
+        ranks->to[k] = own + (block < 0 ? te__rank_room(m, k)
+                                        : m->block[block].at[k] + ((char *)r->now.p - m->block[block].at[m->rank]));
+    if (!r->dry) r->now.p = ranks->to[m->rank] - own;
+    return 1;
+}
+/* Let the product g = now weight begin when this rank's rows of `now` are there, or have all rows first. keep: `now` is
+ * read again, as a whole. */
+TE_API te_status te__late_rows(te_gemm *g, te_gemm_ranks *ranks, te_run *r, te_product_kernels *bare, int keep) {
+    if (r->late.kind != TE_LATE_rows) return TE_OK;
+    memset(ranks, 0, sizeof *ranks);
+    ranks->group = r->tensor, ranks->memory = r->tensor->memory, ranks->own = r->late.from.p, ranks->keep = keep;
+    const int aligned = (uintptr_t)ranks->own % TE_ACCESS == 0 && (uintptr_t)r->now.p % TE_ACCESS == 0;
+    if (!aligned || !r->now.p || !ranks->own || !te_gemm_overlaps(bare, g, r->tensor, r->ctx) ||
+        !te__late_place(ranks, r))
+        return te__late_rows_now(r);
+    g->ranks = ranks;
+    te_set_late(r, TE_LATE_nothing, te_no_value());
+    return TE_OK;
+}
+
+#endif

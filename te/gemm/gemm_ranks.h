@@ -1,0 +1,157 @@
+/* gemm_ranks.h -- matrix products that overlap a collective of the tensor group: memory that all ranks map, and how one
+ * rank knows what another has written there.
+ *
+ * A product may begin before the rows of A that other ranks have are there (all_gather), and send rows of D to the rank
+ * that they belong to as its tiles are done (reduce_scatter). On Hopper, by the kernel of gemm_hopper.h; N ranks, m
+ * rows in all, so `each` = m / N rows a rank:
+ *
+ *   gather    A rank's copy engine writes its rows of A, piece by piece, into the memory of all others, the one that
+ *             needs them first before the rest, and a word behind each piece: no multiprocessor takes part. The kernel
+ *             takes the tiles of its own rows first, then those of rank + 1, rank + 2, ..; the thread that loads a tile
+ *             waits for the word of its piece. Bytes over a link: each k (N - 1) elements; the floor is the product's,
+ *             or their time at 450 GB/s if that is longer.
+ *   scatter   The epilogue stores the rows of another rank, rounded to 16 bits, in a slot of that rank's memory, one
+ *             slot for each sender, and a word behind each tile. Tiles of rank + 1 come first, then rank + 2, .., its
+ *             own last: by then the others' sums for its rows have come. The epilogue adds them in f32 in the order of
+ *             the ranks, rounds once and stores the result, so there is no pass over the slots. Bytes over a link:
+ *             each n (N - 1) elements, and as many that this rank reads again.
+ *
+ * Measured on two H200s in turns with the product alone, rows x out x in of a rank: 8192 x 14336 x 8192 gather 0.99 to
+ * 1.02 of its time, scatter 1.02; 8192 x 4096 x 4096 1.04 to 1.08 and 1.08. NCCL and then the product, or the other way
+ * round, 1.14 and 1.23, 1.52 and 1.53 (docs/ranks.md). What did not pay, on two H100s: stores of the epilogue no faster
+ * than the link takes them, 1.06 and 1.07 where it was 1.03 without. Copies by blocks of a kernel were not tried: the
+ * product leaves no multiprocessor.
+ *
+ * Who may write where, and when. Each such product begins with a handshake (gemm_ranks_run.h): a kernel of one block on
+ * the stream tells all others that this rank is ready, and waits until they are. Kernels of a stream run one after the
+ * other, so a rank that is ready has done all that the stream had before: no kernel of it reads or writes the memory
+ * that is written next. So there is one copy of everything and no second half. In the other direction, a rank's stream
+ * goes on when its product is done: then all rows of A have come, or all sums for its rows, and so nobody writes into
+ * its memory any more. What it has sent is not its business: a slot is read by its owner, before that one is ready
+ again. *
+ * Words. `ready` and the words behind tiles get the number of this handshake, the same on all ranks, which each rank
+ * counts on its device: a captured graph may be replayed. The words behind pieces get 1, which a stream can write, and
+ * are set to 0 by their owner's next handshake, before it says that it is ready. No rank goes through a second
+ * handshake before the others have gone through the first, for its product needs what they send: so a word is waited
+ * for until it is equal.
+ *
+ * Nobody waits in a circle: copies wait for a handshake alone. A tile of a rank's own rows waits for tiles that lie N -
+ * 1 to 1 times `each` rows earlier in the order of another rank, so in an earlier band (te__hopper_tile), which a
+ * cluster is through with before it comes to this one. That holds while all blocks of a kernel that scatters get a
+ * multiprocessor in the end: no kernel that waits for another rank may take multiprocessors beside it (NCCL's on a
+ * second stream), so backwards that te_buckets watches scatter nothing this way.
+ */
+#ifndef TE_GEMM_RANKS_H
+#define TE_GEMM_RANKS_H
+
+#include "../core/group.h" /* te_group */
+#include "../core/words.h" /* te_words_clock, TE_FN */
+
+#if TE_CUDA && defined(TE_COMM) && !defined(TE_KEEP_CALLS)
+#define TE_OVERLAPS 1
+#else
+#define TE_OVERLAPS 0
+#endif
+
+enum {
+    TE_RANKS = 8,             /* of a group, at most */
+    TE_RANK_BLOCKS = 16,      /* of memory, at most */
+    TE_RANK_PIECES = 16,      /* that a rank sends to each other */
+    TE_RANK_PIECE = 4 << 20,  /* bytes of a piece, at least: 10 us over a link */
+    TE_RANK_TILES = 1 << 15,  /* words for the tiles that a rank sends, one for each warp of the epilogue */
+    TE_RANK_WARPS = 4,        /* of them; three are in use */
+    /* Words at the begin of the first block: */
+    TE_WORDS_READY = 0,       /* [rank] */
+    TE_WORDS_ARRIVED = 64,    /* [rank][piece] */
+    TE_WORDS_TURN = 256,      /* this rank's own: handshakes so far */
+    TE_WORDS_PROBE = 320,     /* [rank]: whether a stream of that rank can write here */
+    TE_WORDS_TILES = 1024,    /* [rank][TE_RANK_TILES] */
+    TE_WORDS_IN_ALL = TE_WORDS_TILES + TE_RANKS * TE_RANK_TILES
+};
+
+/* Memory of each rank, as this one sees it. */
+typedef struct te_rank_block {
+    char *at[TE_RANKS];
+    size_t bytes;
+} te_rank_block;
+
+/* Of a group. Block 0: words, and room for one gathered tensor or the slots of one that is scattered; the others are
+ * the caller's (te_comm_allocate). */
+typedef struct te_rank_memory {
+    te_rank_block block[TE_RANK_BLOCKS];
+    int blocks, rank, ranks;
+    size_t room;            /* bytes behind the words */
+    uint32_t *failed[2];    /* of te_peers: the device's word, and the host's */
+    uint64_t timeout;       /* nanoseconds */
+    void *side, *event[2];  /* cudaStream_t, on which copies go, and cudaEvent_t */
+    void (*write)(void);    /* cuStreamWriteValue32 */
+    int serial;             /* for tests: product and collective one after the other, the tiles in the same order */
+    int64_t gathered, scattered; /* products that were enqueued so */
+} te_rank_memory;
+
+/* What a product has to do with other ranks. */
+typedef struct te_gemm_ranks {
+    const te_group *group;
+    te_rank_memory *memory;
+    const void *own;    /* gather: this rank's rows of A; null: D is scattered */
+    char *to[TE_RANKS]; /* gather: where these belong in A, as that lies in the memory of each rank */
+    int keep;           /* this rank's A gets them, too */
+} te_gemm_ranks;
+
+TE_API uint32_t *te__rank_words(const te_rank_memory *m, int rank) {
+    return (uint32_t *)(void *)m->block[0].at[rank];
+}
+TE_API char *te__rank_room(const te_rank_memory *m, int rank) {
+    return m->block[0].at[rank] + TE_WORDS_IN_ALL * sizeof(uint32_t);
+}
+/* Rows of a piece: all of a tile, and the pieces no more than there are words. */
+TE_API int te__rank_piece(int64_t each, int64_t pitch, int tile) {
+    const int64_t rows = te_max(te_ceil_div(TE_RANK_PIECE, pitch), te_ceil_div(each, TE_RANK_PIECES));
+    return (int)te_min(each, te_round_up(rows, tile));
+}
+/* The block that `bytes` from p on lie in; -1: none. */
+TE_API int te__rank_block_of(const te_rank_memory *m, const void *p, size_t bytes) {
+    for (int i = 1; m && p && i < m->blocks; i++) {
+        const char *own = m->block[i].at[m->rank];
+        if (own && (const char *)p >= own && (const char *)p + bytes <= own + m->block[i].bytes) return i;
+    }
+    return -1;
+}
+
+/* ---- in a kernel ------------------------------------------------------------------------------------------------- */
+
+/* Who waits, and for how long. */
+typedef struct te_rank_waits {
+    uint32_t *failed[2];
+    uint64_t timeout;
+} te_rank_waits;
+
+#if TE_CUDA
+enum { TE_RANK_PATIENCE = 4096 /* looks at a word for one look at the clock */ };
+
+TE_FN uint32_t te__rank_look(const uint32_t *word) {
+    uint32_t v;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(word) : "memory");
+    return v;
+}
+/* All that the warp, or the block behind a barrier, has written before is there for who sees this word. */
+TE_FN void te__rank_tell(uint32_t *word, uint32_t v) {
+    __threadfence_system();
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(v) : "memory");
+}
+/* Until the word is `v`. Of rank `of`: who has failed if it does not come in time. */
+TE_FN void te__rank_wait(const uint32_t *word, uint32_t v, int of, const te_rank_waits *w) {
+    uint64_t since = 0;
+    for (uint32_t looks = 1; te__rank_look(word) != v; looks++) {
+        if (looks % TE_RANK_PATIENCE) continue;
+        const uint64_t now = te_words_clock();
+        if (te_word_peek(w->failed[0])) return;
+        if (!since) since = now;
+        if (now - since < w->timeout) continue;
+        te_word_send(w->failed[0], (uint32_t)of + 1), te_word_send(w->failed[1], (uint32_t)of + 1);
+        return;
+    }
+}
+#endif
+
+#endif

@@ -1,0 +1,122 @@
+/* gemm_ranks_run.h -- the host's side of gemm_ranks.h: the handshake, and the copies that go beside a product. */
+/* target: cuda */
+#ifndef TE_GEMM_RANKS_RUN_H
+#define TE_GEMM_RANKS_RUN_H
+
+#include <cuda.h> /* CUdeviceptr; no function of libcuda is linked */
+
+#include "gemm_types.h" /* te_gemm, te_gemm_ranks */
+
+/* cuStreamWriteValue32: what a stream has done before is there for who sees the word. */
+typedef CUresult (*te__write_word_fn)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
+
+#if TE_OVERLAPS
+
+/* ---- the handshake ----------------------------------------------------------------------------------------------- */
+
+typedef struct te_meet_args {
+    uint32_t *words[TE_RANKS]; /* of each rank */
+    int rank, ranks;
+    te_rank_waits waits;
+} te_meet_args;
+
+enum { TE_MEET_THREADS = 128 };
+/* One block: 3 us where all ranks come at the same time, of which a store to a peer takes 1 to 1.5. */
+TE_FN void te__ranks_meet(const te_meet_args *a) {
+    uint32_t *own = a->words[a->rank];
+    const int id = (int)threadIdx.x;
+    const uint32_t turn = own[TE_WORDS_TURN] + 1;
+    for (int i = id; i < TE_RANKS * TE_RANK_PIECES; i += TE_MEET_THREADS) own[TE_WORDS_ARRIVED + i] = 0;
+    __syncthreads();
+    if (id == 0) own[TE_WORDS_TURN] = turn;
+    if (id >= a->ranks || id == a->rank) return;
+    te__rank_tell(a->words[id] + TE_WORDS_READY + a->rank, turn);
+    te__rank_wait(own + TE_WORDS_READY + id, turn, id, &a->waits);
+}
+TE_KERNEL(te_ranks_meet, TE_MEET_THREADS, te_meet_args, te__ranks_meet(te_args))
+
+TE_API te_rank_waits te__rank_waits_of(const te_rank_memory *m) {
+    te_rank_waits w;
+    memset(&w, 0, sizeof w);
+    w.failed[0] = m->failed[0], w.failed[1] = m->failed[1], w.timeout = m->timeout;
+    return w;
+}
+TE_API te_status te__ranks_meet_now(const te_rank_memory *m, te_context *ctx) {
+    te_meet_args a;
+    memset(&a, 0, sizeof a);
+    for (int r = 0; r < m->ranks; r++) a.words[r] = te__rank_words(m, r);
+    a.rank = m->rank, a.ranks = m->ranks, a.waits = te__rank_waits_of(m);
+    return te_ranks_meet_launch(ctx, te_grid_of(1, 1), &a);
+}
+
+/* ---- copies beside a product ------------------------------------------------------------------------------------- */
+
+/* What is enqueued at once, so that a captured side stream is joined where it was left: copies of `bytes` bytes, from
+ * `own` to to[rank], and `launch`, whose arguments follow. */
+typedef struct te__gather_call {
+    te_rank_memory *memory;
+    const char *own;
+    char *to[TE_RANKS];
+    int64_t bytes, piece; /* of a rank's rows, of a piece of them */
+    int keep;
+    te_launch launch;
+} te__gather_call;
+enum { TE_GATHER_MOST = 4096 /* bytes of a call */ };
+
+/* Pieces in order, to the rank first that takes them first: that before this one. So each rank sends to one and gets
+ * from one at a time. */
+TE_API te_status te__gather_copies(const te__gather_call *c, cudaStream_t side, te_context *ctx) {
+    const te_rank_memory *m = c->memory;
+    const te__write_word_fn write = (te__write_word_fn)m->write;
+    for (int k = 1; k < m->ranks; k++) {
+        const int to = (m->rank + m->ranks - k) % m->ranks;
+        uint32_t *word = te__rank_words(m, to) + TE_WORDS_ARRIVED + m->rank * TE_RANK_PIECES;
+        for (int64_t at = 0; at < c->bytes; at += c->piece, word++) {
+            const size_t bytes = (size_t)te_min(c->piece, c->bytes - at);
+            TE_TRY(te__cuda_status(ctx, cudaMemcpyAsync(c->to[to] + at, c->own + at, bytes, cudaMemcpyDeviceToDevice,
+                                                        side), "rows to another rank"));
+            TE_REQUIRE(write((CUstream)side, (CUdeviceptr)(uintptr_t)word, 1, 0) == CUDA_SUCCESS, ctx, TE_ERROR_CUDA,
+                       "rows to another rank: cuStreamWriteValue32 failed");
+        }
+    }
+    if (!c->keep) return TE_OK;
+    return te__cuda_status(ctx, cudaMemcpyAsync(c->to[m->rank], c->own, (size_t)c->bytes, cudaMemcpyDeviceToDevice,
+                                                side), "rows of this rank");
+}
+TE_API te_status te__gather_join(const te_rank_memory *m, cudaStream_t main, te_context *ctx) {
+    TE_TRY(te__cuda_status(ctx, cudaEventRecord((cudaEvent_t)m->event[1], (cudaStream_t)m->side), "second stream"));
+    return te__cuda_status(ctx, cudaStreamWaitEvent(main, (cudaEvent_t)m->event[1], 0), "second stream");
+}
+TE_API te_status te__gather_run(const void *args, te_context *ctx) {
+    const te__gather_call *c = (const te__gather_call *)args;
+    const te_rank_memory *m = c->memory;
+    const cudaStream_t main = (cudaStream_t)ctx->stream, side = (cudaStream_t)m->side;
+    TE_TRY(te__cuda_status(ctx, cudaEventRecord((cudaEvent_t)m->event[0], main), "second stream"));
+    TE_TRY(te__cuda_status(ctx, cudaStreamWaitEvent(side, (cudaEvent_t)m->event[0], 0), "second stream"));
+    TE_TRY(te__gather_copies(c, side, ctx));
+    TE_TRY(te__launch_one(&c->launch, (const char *)args + sizeof *c, ctx));
+    TE_TRY(te__cuda_status(ctx, cudaEventRecord((cudaEvent_t)m->event[1], side), "second stream"));
+    return te__cuda_status(ctx, cudaStreamWaitEvent(main, (cudaEvent_t)m->event[1], 0), "second stream");
+}
+/* Launch the product g as `l` says, with copies of the rows of A beside it. */
+TE_API te_status te__gather_launch(const te_launch *l, const void *args, const te_gemm *g, int piece,
+                                   te_context *ctx) {
+    const te_gemm_ranks *ranks = g->ranks;
+    const int64_t pitch = g->k * (int64_t)te_dtype_bytes(g->dtype);
+    alignas(16) char call[TE_GATHER_MOST];
+    te__gather_call *c = (te__gather_call *)(void *)call;
+    const size_t bytes = sizeof *c + (size_t)l->bytes;
+    TE_REQUIRE(bytes <= sizeof call, ctx, TE_ERROR_OVERFLOW, "a product of %d bytes of arguments", l->bytes);
+    memset(c, 0, sizeof *c); /* arguments are compared byte by byte */
+    c->memory = ranks->memory, c->own = (const char *)ranks->own, c->launch = *l;
+    c->bytes = g->m / ranks->memory->ranks * pitch, c->piece = piece * pitch;
+    c->keep = ranks->keep && ranks->to[ranks->memory->rank] != c->own;
+    memcpy(c->to, ranks->to, sizeof c->to);
+    memcpy(call + sizeof *c, args, (size_t)l->bytes);
+    TE_TRY(te__ranks_meet_now(ranks->memory, ctx));
+    ranks->memory->gathered++;
+    return te__cuda_call(ctx, te__gather_run, call, bytes);
+}
+#endif
+
+#endif
