@@ -30,7 +30,7 @@ struct te__attn_head {
 };
 template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_widths { /* row lengths */
     static constexpr int V = te__attn_value_dim<D, F>();                    /* the size of a head of v */
-    static constexpr int64_t OUT = HEADS * V; /* of out and dout */
+    static constexpr int64_t OUT = HEADS * V;                               /* of out and dout */
     static constexpr int64_t Q = HEADS * D, ROW_KV = KV_HEADS * (D + V);
     static constexpr int64_t QKV = F::CROSS ? Q : Q + ROW_KV, KV = F::CROSS ? ROW_KV : QKV;
 };
@@ -92,7 +92,7 @@ template <class F> TE_FN int te__attn_blind(float sum) {
  * of v, and so of O, which takes most of the registers. */
 template <int D, int V = D> struct te__attn_forward_shape {
     static constexpr int WARPS = 4, M = V > 64 && V <= 128 ? 2 : 1;
-    static constexpr int HELD = D <= 64 && M == 1;                          /* Q stays in registers */
+    static constexpr int HELD = D <= 64 && M == 1;                           /* Q stays in registers */
     static constexpr int BLOCKS = D <= 64 && V <= 64 ? 4 : V <= 128 ? 2 : 1; /* on a multiprocessor */
     static constexpr int ROWS = WARPS * M * 16, THREADS = WARPS * 32;
     static constexpr int bytes(int tile) {
