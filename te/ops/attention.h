@@ -30,9 +30,9 @@
  *
  * value_dim: the size of a head of v, where it is not that of a head of q and k: 1 to 256, on CUDA in bf16 and f16 a
  * multiple of 16. Heads of 192 with values of 128 are those of DeepSeek-V2 and V3 (DeepSeek-AI 2024, MLA). The packed
- * rows then are (heads + kv_heads) head_dim + kv_heads value_dim wide, and the output is heads value_dim wide. rope and
- * head_norm take packed rows whose heads all have one size, and a rank of a tensor group with some of the heads is
- * refused: the parts of its product would have different sizes.
+ * rows then are (heads + kv_heads) head_dim + kv_heads value_dim wide, and the output is heads value_dim wide. rope has
+ * the option, too; head_norm takes packed rows whose heads all have one size, and a rank of a tensor group with some of
+ * the heads is refused: the parts of its product would have different sizes.
  *
  * varlen: 1: te_batch.cu_seqlens may be given, and then no sequence sees another. It is a constant of the list because
  * kernels that know their sequences to be equal are smaller and a little faster.
