@@ -119,6 +119,9 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": kv_heads does not divide heads");                   \
      static_assert(TE__VALUE_DIM(op, 1) >= 1 && TE__VALUE_DIM(op, 1) <= (int)TE_ATTENTION_MAX_HEAD_DIM,               \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": value_dim must be 1 to 256");                       \
+     static_assert(!TE_CUDA || (int)model##_dtype == (int)TE_f32 || TE__VALUE_DIM(op, 16) % 16 == 0,                 \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
+                       ": on CUDA in bf16 and f16 value_dim must be a multiple of 16");                              \
      static_assert((TE__CAUSAL(op)) == 0 || (TE__CAUSAL(op)) == 1,                                                   \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": causal must be 0 or 1");                            \
      static_assert(TE__ALIBI(op) == 0 || TE__ALIBI(op) == 1,                                                         \
