@@ -142,8 +142,11 @@ struct sinks_of {
 
 // Under a cap a score is rounded at the size of the cap, not at its own.
 double lse_bound(const shape &s) { return 1e-5 * (1 + s.f.softcap / 16); }
-// Of dq and dk: dP is a sum over the columns of v, what is rounded off it grows with their number, and the scale is one over the root of head_dim.
-double scores_bound(const shape &s, double backward) { return backward * std::max(1.0, std::sqrt((double)s.value() / s.dim)); }
+// Of dq and dk. Where a row sees one key they are nothing but what is rounded off dP, a sum over n columns of v one after the other: n 2^-25 at a
+// magnitude of 1, times the scale, relative to numbers of 0.05. Six of that, where a head of v has a size of its own; else it has been within `backward`.
+double scores_bound(const shape &s, double backward) {
+    return s.f.value && s.dtype == TE_f32 ? std::max(backward, 6 * (double)s.value() * std::ldexp(1, -25) / (0.05 * std::sqrt((double)s.dim))) : backward;
+}
 
 // Kernels for another device alone.
 bool cannot_run(const shape &s, te_context *c, const te_attention_args &a) {
