@@ -8,14 +8,14 @@
 
 #include "te/te.h" /* te_plan, te_step, te_batch */
 
-/* Forward: q k^T and p v, both for each pair of a query and a key that it sees: from `left` before it to `right` behind it, -1: all. */
-static double bench_attention_flops(double batch, int seq, double heads, double head_dim, int left, int right) {
+/* Products of a head over each pair of a query and a key that it sees: from `left` before it to `right` behind it, -1: all. columns: of all products. */
+static double bench_attention_flops(double batch, int seq, double heads, double columns, int left, int right) {
     double pairs = 0;
     for (int i = 0; i < seq; i++) {
         const int before = left < 0 || left > i ? i : left, behind = right < 0 || right > seq - 1 - i ? seq - 1 - i : right;
         pairs += before + 1 + behind;
     }
-    return 2 * (2 * batch * heads * pairs * head_dim);
+    return 2 * batch * heads * pairs * columns;
 }
 
 /* 0: the step begins with neither a product nor attention, and moves bytes. */
@@ -26,8 +26,9 @@ static double bench_step_flops(const te_plan *plan, const te_step *step, te_pass
         return (pass == TE_BACKWARD ? 2 : 1) * 2.0 * batch->batch * batch->seq * op->in * op->out;
     if (!strcmp(op->kind, "attention")) {
         const te_attention_options *o = (const te_attention_options *)op->options;
-        /* Backward: q k^T again, for p is not kept, and dp = do v^T, dq = ds k, dk = ds^T q, dv = p^T do: five products for two. */
-        return (pass == TE_BACKWARD ? 2.5 : 1) * bench_attention_flops(batch->batch, batch->seq, o->heads, o->head_dim, o->window_left, o->window_right);
+        /* Forward: q k^T and p v. Backward: q k^T again, for p is not kept, and dp = do v^T, dq = ds k, dk = ds^T q, dv = p^T do. */
+        const double columns = pass == TE_BACKWARD ? 3.0 * o->head_dim + 2.0 * o->value_dim : (double)o->head_dim + o->value_dim;
+        return bench_attention_flops(batch->batch, batch->seq, o->heads, columns, o->window_left, o->window_right);
     }
     return 0;
 }

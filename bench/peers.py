@@ -312,9 +312,9 @@ def attention_shapes():
     except Exception as e:
         flash4 = note(f"flash-attn-4 is left out: {reason(e)}")
 
-    for which, (batch, seq, heads, kv, dim, causal) in enumerate(ours.shapes()):
-        q, k, v = (normal(batch, seq, n, dim, grad=True) for n in (heads, kv, kv))
-        dy = normal(batch, seq, heads, dim)
+    for which, (batch, seq, heads, kv, dim, causal, value) in enumerate(ours.shapes()):
+        q, k, v = (normal(batch, seq, n, d, grad=True) for n, d in ((heads, dim), (kv, dim), (kv, value)))
+        dy = normal(batch, seq, heads, value)
 
         def cudnn():
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -337,7 +337,7 @@ def attention_shapes():
         if flash4:
             variants += [("forward", "flash4", lambda: lambda i: flash(False)), ("backward", "flash4", lambda: backward_of(lambda: flash(False))),
                          ("backward", "flash4_deterministic", lambda: backward_of(lambda: flash(True)))]
-        shape, racers = f"b{batch}_s{seq}_h{heads}_kv{kv}_d{dim}_" + ("causal" if causal else "full"), []
+        shape, racers = f"b{batch}_s{seq}_h{heads}_kv{kv}_d{dim}_" + (f"v{value}_" if value != dim else "") + ("causal" if causal else "full"), []
         for step, variant, make in variants:
             try:
                 racers.append(Racer("attention_shapes", step, variant, shape, make(), 1, 4, graph=False))
@@ -407,9 +407,9 @@ class Attention(Lists):
     """libattention.so: attention at the shapes of attention.cu."""
 
     def shapes(self):
-        """(batch, seq, heads, kv heads, head_dim, causal) of each list."""
+        """(batch, seq, heads, kv heads, head_dim, causal, value_dim) of each list."""
         self.library.shapes_at.restype = ctypes.POINTER(ctypes.c_int)
-        return [tuple(self.library.shapes_at(i)[:6]) for i in range(self.library.shapes_count())]
+        return [tuple(self.library.shapes_at(i)[:7]) for i in range(self.library.shapes_count())]
 
 
 def library_of(kind, file):

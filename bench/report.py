@@ -81,7 +81,9 @@ def attention_table(rows):
     names, out = ["ours", "ours_free", "cudnn", "flash4", "flash4_deterministic"], []
     for (shape, step), us_of in t.items():
         batch, seq, heads, _, dim, mask = [w.lstrip("bshkvd") for w in shape.split("_")]
-        flops = 4 * int(batch) * int(heads) * int(seq) ** 2 * int(dim) / (1 if mask == "full" else 2) * (1 if step == "forward" else 2.5)
+        dim, value = (dim.split("v") * 2)[:2]  # d192v128: values of 128
+        columns = int(dim) + int(value) if step == "forward" else 3 * int(dim) + 2 * int(value)
+        flops = 2 * int(batch) * int(heads) * int(seq) ** 2 * columns / (1 if mask == "full" else 2)
         rate = {v: flops / time / 1e6 for v, time in us_of.items()}
         others = [rate[v] for v in names[2:] if v in rate]
         out.append([shape.replace("_", " "), step] + [f"{rate[v]:.0f}" if v in rate else "" for v in names] + [times(rate.get("ours"), max(others, default=0))])

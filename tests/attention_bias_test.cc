@@ -2,7 +2,7 @@
 // target, against a reference in double.
 #include "attention.h"
 
-// X(name, dtype, heads, kv_heads, head_dim, (left, right, softcap, dropout, varlen, alibi, sinks, only, cross, bias, first, second, top))
+// X(name, dtype, heads, kv_heads, head_dim, (left, right, softcap, dropout, varlen, alibi, sinks, only, cross, bias, first, second, top, value))
 //
 // Of each kernel each two of bias (of heads, shared, relative), window, softcap, dropout, varlen or cross, alibi, sinks, grouped heads and top occur.
 #define TABLES(X)                                                                                                                       \
@@ -12,7 +12,9 @@
     X(m_1, bf16, 4, 2, 64, (-1, 0, 0, 0.2f, 0, 0, 1, 0, 0, 1, 150, 151, 1)) X(m_2, bf16, 3, 3, 32, (30, 7, 1.5f, 0, 1, 1, 0, 0, 0, 2, 140, 140, 1)) \
     X(m_3, f16, 2, 1, 80, (-1, -1, 0, 0.3f, 0, 1, 1, 0, 1, 1, 133, 200, 0)) X(m_4, bf16, 4, 4, 64, (-1, 0, 0.9f, 0.1f, 1, 0, 0, 0, 0, 3, 8, 20, 1)) \
     X(m_5, bf16, 2, 2, 128, (20, -1, 0, 0, 0, 0, 1, 0, 1, 3, 32, 128, 1)) X(m_6, bf16, 2, 1, 256, (-1, -1, 0, 0, 1, 0, 0, 0, 0, 1, 130, 130, 0)) \
-    X(m_7, bf16, 2, 1, 128, (-1, 0, 0, 0, 0, 0, 1, 0, 0, 2, 131, 131, 1)) X(m_8, bf16, 2, 2, 128, (-1, 9, 2.0f, 0.2f, 0, 0, 0, 0, 0, 2, 133, 137, 0))
+    X(m_7, bf16, 2, 1, 128, (-1, 0, 0, 0, 0, 0, 1, 0, 0, 2, 131, 131, 1)) X(m_8, bf16, 2, 2, 128, (-1, 9, 2.0f, 0.2f, 0, 0, 0, 0, 0, 2, 133, 137, 0)) \
+    X(v_1, f32, 4, 2, 40, (-1, 0, 0, 0.2f, 0, 1, 0, 0, 0, 1, 90, 91, 1, 21)) X(v_2, f32, 2, 1, 16, (12, 5, 0, 0, 0, 0, 1, 0, 1, 3, 32, 128, 1, 48)) \
+    X(v_3, bf16, 4, 2, 192, (-1, 0, 0, 0, 1, 0, 1, 0, 0, 2, 131, 131, 1, 128)) X(v_4, f16, 2, 1, 48, (-1, -1, 1.5f, 0.2f, 0, 1, 0, 0, 1, 1, 133, 200, 0, 80))
 
 struct extras {
     te_attention_line_fn line;
@@ -53,14 +55,14 @@ struct wanted {
 // Of one sequence: its queries, keys and values in rows [k of all heads, v of all heads], and what backward gets. Adds to dbias, raises top.
 void one_sequence(const shape &s, size_t queries, size_t keys, double scale, const double *q, size_t q_width, const double *kv, size_t kv_width,
                   const double *dy, const double *stored, const std::vector<double> &sinks, const std::vector<double> &bias, const drawn &from, wanted &r) {
-    const size_t h = (size_t)s.heads, d = (size_t)s.dim, group = h / (size_t)s.kv_heads, dv = (size_t)s.kv_heads * d;
+    const size_t h = (size_t)s.heads, d = (size_t)s.dim, e = s.value(), group = h / (size_t)s.kv_heads, dk = (size_t)s.kv_heads * d, kvw = s.width() - s.q();
     const long shift = (long)keys - (long)queries;
     const std::vector<double> slopes = alibi_slopes(s.heads);
-    r.out.assign(queries * h * d, 0), r.lse.assign(h * queries, 0), r.dq.assign(queries * h * d, 0), r.dkv.assign(keys * 2 * dv, 0);
+    r.out.assign(queries * h * e, 0), r.lse.assign(h * queries, 0), r.dq.assign(queries * h * d, 0), r.dkv.assign(keys * kvw, 0);
     for (size_t head = 0; head < h; head++)
         for (size_t i = 0; i < queries; i++) {
             const double sink = s.f.sinks ? sinks[head] : -INFINITY;
-            const size_t k0 = head / group * d, v0 = k0 + dv;
+            const size_t k0 = head / group * d, v0 = dk + head / group * e;
             std::vector<double> p(keys, 0), t(keys, 0), kept(keys, 1);
             std::vector<size_t> seen, at(keys, 0);
             double top = sink, sum = 0, delta = 0, size = 0;
@@ -81,25 +83,25 @@ void one_sequence(const shape &s, size_t queries, size_t keys, double scale, con
             sum = std::exp(sink - top);
             for (const size_t j : seen) sum += std::exp(p[j] - top);
             r.lse[head * queries + i] = blind ? INFINITY : top + std::log(sum);
-            double *y = &r.out[(i * h + head) * d], *dq = &r.dq[(i * h + head) * d];
-            const double *g = dy + (i * h + head) * d, *had = stored + (i * h + head) * d;
+            double *y = &r.out[(i * h + head) * e], *dq = &r.dq[(i * h + head) * d];
+            const double *g = dy + (i * h + head) * e, *had = stored + (i * h + head) * e;
             for (const size_t j : seen) {
                 p[j] = blind ? 0 : std::exp(p[j] - top) / sum;
                 if (s.f.dropout > 0) kept[j] = dropout_factor(s.f, from, head, i, j, queries);
-                for (size_t c = 0; c < d; c++) y[c] += p[j] * kept[j] * kv[j * kv_width + v0 + c];
+                for (size_t c = 0; c < e; c++) y[c] += p[j] * kept[j] * kv[j * kv_width + v0 + c];
             }
-            for (size_t c = 0; c < d; c++) delta += g[c] * had[c], size += std::fabs(g[c] * had[c]);
+            for (size_t c = 0; c < e; c++) delta += g[c] * had[c], size += std::fabs(g[c] * had[c]);
             for (const size_t j : seen) {
                 double dp = 0, part = 0;
-                for (size_t c = 0; c < d; c++) {
+                for (size_t c = 0; c < e; c++) {
                     const double one = g[c] * kv[j * kv_width + v0 + c];
                     dp += one, part += std::fabs(one);
                 }
                 const double ds = p[j] * (dp * kept[j] - delta), dz = ds * scale * (1 - t[j] * t[j]);
                 if (s.f.bias) r.dbias[at[j]] += ds, r.dbias_size[at[j]] += p[j] * (part * kept[j] + size);
+                for (size_t c = 0; c < e; c++) r.dkv[j * kvw + v0 + c] += p[j] * kept[j] * g[c];
                 for (size_t c = 0; c < d; c++) {
-                    r.dkv[j * 2 * dv + v0 + c] += p[j] * kept[j] * g[c];
-                    dq[c] += dz * kv[j * kv_width + k0 + c], r.dkv[j * 2 * dv + k0 + c] += dz * q[i * q_width + head * d + c];
+                    dq[c] += dz * kv[j * kv_width + k0 + c], r.dkv[j * kvw + k0 + c] += dz * q[i * q_width + head * d + c];
                 }
             }
         }
@@ -110,10 +112,10 @@ void check_bias(const biased &b, const std::vector<int> &lengths, int keys, bool
     const shape &s = b.s;
     context ctx;
     const bool varlen = s.f.varlen != 0, cross = s.f.cross != 0;
-    const size_t n = lengths.size(), d = (size_t)s.dim, h = (size_t)s.heads * d, kvw = 2 * (size_t)s.kv_heads * d, heads = (size_t)s.heads;
+    const size_t n = lengths.size(), qw = s.q(), h = s.out(), kvw = s.width() - qw, heads = (size_t)s.heads;
     std::vector<int32_t> cu(1, 0);
     for (const int l : lengths) cu.push_back(cu.back() + l);
-    const size_t rows = (size_t)cu.back(), width = cross ? h : h + kvw, size = s.f.bias == 3 ? (size_t)s.f.first * heads
+    const size_t rows = (size_t)cu.back(), width = cross ? qw : s.width(), size = s.f.bias == 3 ? (size_t)s.f.first * heads
         : (size_t)s.f.first * (size_t)s.f.second * (s.f.bias == 1 ? heads : 1);
     buffer qkv(&ctx.c, s.dtype, rows * width), dqkv(&ctx.c, s.dtype, qkv.n), out(&ctx.c, s.dtype, rows * h), dout(&ctx.c, s.dtype, rows * h);
     buffer kv(&ctx.c, s.dtype, n * (size_t)keys * kvw), dkv(&ctx.c, s.dtype, kv.n), first(&ctx.c, TE_f32, cu.size());
@@ -164,12 +166,12 @@ void check_bias(const biased &b, const std::vector<int> &lengths, int keys, bool
     for (size_t i = 0; i < n; i++) {
         const size_t r0 = (size_t)cu[i], q = (size_t)lengths[i], k = cross ? (size_t)keys : q;
         from.first_head = i * heads;
-        one_sequence(s, q, k, a.scale, &x[r0 * width], width, cross ? &z[i * k * kvw] : &x[r0 * width] + h, cross ? kvw : width, &y_grad[r0 * h], &y[r0 * h],
+        one_sequence(s, q, k, a.scale, &x[r0 * width], width, cross ? &z[i * k * kvw] : &x[r0 * width] + qw, cross ? kvw : width, &y_grad[r0 * h], &y[r0 * h],
                      sinks.values, bias, from, want);
         want_y.insert(want_y.end(), want.out.begin(), want.out.end()), want_dq.insert(want_dq.end(), want.dq.begin(), want.dq.end());
         want_dkv.insert(want_dkv.end(), want.dkv.begin(), want.dkv.end());
-        for (size_t j = 0; j < q; j++) got_dq.insert(got_dq.end(), &dx[(r0 + j) * width], &dx[(r0 + j) * width] + h);
-        const double *of = cross ? &dz[i * k * kvw] : &dx[r0 * width] + h;
+        for (size_t j = 0; j < q; j++) got_dq.insert(got_dq.end(), &dx[(r0 + j) * width], &dx[(r0 + j) * width] + qw);
+        const double *of = cross ? &dz[i * k * kvw] : &dx[r0 * width] + qw;
         for (size_t j = 0; j < k; j++) got_dkv.insert(got_dkv.end(), of + j * (cross ? kvw : width), of + j * (cross ? kvw : width) + kvw);
         for (size_t j = 0; j < want.lse.size(); j++) {
             const size_t head = j / q, row = j % q;
@@ -180,7 +182,7 @@ void check_bias(const biased &b, const std::vector<int> &lengths, int keys, bool
     }
     const double forward = s.dtype == TE_f32 ? 1e-5 : s.dtype == TE_f16 ? 1e-3 : 1.6e-2, backward = s.dtype == TE_f16 ? 4e-3 : forward;
     const double e[4] = {error(y, want_y, h, 0, h, forward), want_l.empty() ? 0 : error(got_l, want_l, 1, 0, 1, lse_bound(s)),
-                         error(got_dq, want_dq, h, 0, h, backward), error(got_dkv, want_dkv, kvw, 0, kvw, backward)};
+                         error(got_dq, want_dq, qw, 0, qw, backward), error(got_dkv, want_dkv, kvw, 0, kvw, backward)};
     INFO("out " << e[0] << " lse " << e[1] << " dq " << e[2] << " dkv " << e[3]);
     CHECK(e[0] <= forward); CHECK(e[1] <= lse_bound(s)); CHECK(e[2] <= backward); CHECK(e[3] <= backward);
     worst[0] = std::max(worst[0], e[0]), worst[1] = std::max(worst[1], std::max(e[2], e[3]));
@@ -221,8 +223,8 @@ template <class F> void check_each(F f) {
         double worst[4] = {0, 0, 0, 0};
         CAPTURE(seed, dtype_of(b.s), b.s.heads, b.s.dim, b.s.f.bias, b.s.f.varlen, b.s.f.cross);
         f(b, random, worst);
-        std::printf("%-4s heads %d/%d head_dim %3d bias %d: forward %.1e, backward %.1e, dbias %.1e\n", dtype_of(b.s), b.s.heads, b.s.kv_heads, b.s.dim,
-                    b.s.f.bias, worst[0], worst[1], worst[2]);
+        std::printf("%-4s heads %d/%d head_dim %3d/%d bias %d: forward %.1e, backward %.1e, dbias %.1e\n", dtype_of(b.s), b.s.heads, b.s.kv_heads, b.s.dim,
+                    (int)b.s.value(), b.s.f.bias, worst[0], worst[1], worst[2]);
     }
 }
 } // namespace

@@ -33,9 +33,9 @@ double dropout_factor(const form &f, const drawn &from, size_t head, size_t quer
 }
 reference attention(const form &f, int heads, int kv_heads, int dim, int batch, int seq, double scale, const std::vector<double> &qkv, const std::vector<double> &dout,
                     const drawn &from, const std::vector<double> *stored, const std::vector<double> *sinks) {
-    const size_t h = (size_t)heads, kv = (size_t)kv_heads, d = (size_t)dim, n = (size_t)seq, width = (h + 2 * kv) * d;
+    const size_t h = (size_t)heads, kv = (size_t)kv_heads, d = (size_t)dim, e = f.value ? (size_t)f.value : d, n = (size_t)seq, width = (h + kv) * d + kv * e;
     reference r;
-    r.out.assign((size_t)batch * n * h * d, 0), r.lse.assign((size_t)batch * h * n, 0), r.dqkv.assign(qkv.size(), 0);
+    r.out.assign((size_t)batch * n * h * e, 0), r.lse.assign((size_t)batch * h * n, 0), r.dqkv.assign(qkv.size(), 0);
     r.dsinks.assign(h, 0), r.dsinks_size.assign(h, 0);
     const std::vector<double> slopes = alibi_slopes(heads);
     std::vector<double> p(n), t(n), kept(n, 1.0); // t: the tanh of softcap; kept: what dropout multiplies by
@@ -44,9 +44,9 @@ reference attention(const form &f, int heads, int kv_heads, int dim, int batch, 
             for (size_t i = 0; i < n; i++) {
                 const size_t group = head / (h / kv), first = b * n * width;
                 const std::vector<size_t> keys = keys_of(f, i, n);
-                const double *q = &qkv[first + i * width + head * d], *dy = &dout[(b * n + i) * h * d + head * d];
-                double *dq = &r.dqkv[first + i * width + head * d], *y = &r.out[(b * n + i) * h * d + head * d];
-                const size_t k0 = first + (h + group) * d, v0 = k0 + kv * d;
+                const double *q = &qkv[first + i * width + head * d], *dy = &dout[(b * n + i) * h * e + head * e];
+                double *dq = &r.dqkv[first + i * width + head * d], *y = &r.out[(b * n + i) * h * e + head * e];
+                const size_t k0 = first + (h + group) * d, v0 = first + (h + kv) * d + group * e;
                 const double sink = f.sinks ? (*sinks)[head] : -INFINITY; // as one more score, of a key whose value is 0
                 double top = sink, sum = 0, delta = 0, size = 0;
                 for (const size_t j : keys) {
@@ -63,18 +63,18 @@ reference attention(const form &f, int heads, int kv_heads, int dim, int batch, 
                 for (const size_t j : keys) {
                     p[j] = std::exp(p[j] - top) / sum;
                     if (f.dropout > 0) kept[j] = dropout_factor(f, from, b * (from.heads ? from.heads : h) + head, i, j, n);
-                    for (size_t c = 0; c < d; c++) y[c] += p[j] * kept[j] * qkv[v0 + j * width + c];
+                    for (size_t c = 0; c < e; c++) y[c] += p[j] * kept[j] * qkv[v0 + j * width + c];
                 }
-                const double *had = stored ? &(*stored)[(b * n + i) * h * d + head * d] : y;
-                for (size_t c = 0; c < d; c++) delta += dy[c] * had[c], size += std::fabs(dy[c] * had[c]);
+                const double *had = stored ? &(*stored)[(b * n + i) * h * e + head * e] : y;
+                for (size_t c = 0; c < e; c++) delta += dy[c] * had[c], size += std::fabs(dy[c] * had[c]);
                 // as any other score's gradient, p (dp - delta), where dp is 0
                 r.dsinks[head] += std::exp(sink - top) / sum * (0 - delta), r.dsinks_size[head] += std::exp(sink - top) / sum * size;
                 for (const size_t j : keys) {
                     double dp = 0;
-                    for (size_t c = 0; c < d; c++) dp += dy[c] * qkv[v0 + j * width + c];
+                    for (size_t c = 0; c < e; c++) dp += dy[c] * qkv[v0 + j * width + c];
                     const double ds = p[j] * (dp * kept[j] - delta) * scale * (1 - t[j] * t[j]);
+                    for (size_t c = 0; c < e; c++) r.dqkv[v0 + j * width + c] += p[j] * kept[j] * dy[c];
                     for (size_t c = 0; c < d; c++) {
-                        r.dqkv[v0 + j * width + c] += p[j] * kept[j] * dy[c];
                         dq[c] += ds * qkv[k0 + j * width + c];
                         r.dqkv[k0 + j * width + c] += ds * q[c];
                     }

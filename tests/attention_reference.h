@@ -13,7 +13,7 @@ namespace attention_reference {
 struct form {
     int left, right;
     double softcap = 0, dropout = 0;
-    int varlen = 0, alibi = 0, sinks = 0, only = 0, cross = 0, bias = 0, first = 0, second = 0, top = 0;
+    int varlen = 0, alibi = 0, sinks = 0, only = 0, cross = 0, bias = 0, first = 0, second = 0, top = 0, value = 0;
     bool sees(int query, int key) const {
         return (left < 0 || key >= query - left) && (right < 0 || key <= query + right);
     }

@@ -103,11 +103,11 @@ TEST_CASE("attention forward where the maxima grow", "[attention]") {
             if (brief() && to_first != (int)(random() % 2)) continue;
             CAPTURE(seed, dtype_of(s), s.heads, s.kv_heads, s.dim, s.f.right, to_first);
             context ctx;
-            const size_t rows = (size_t)batch * seq, d = (size_t)s.dim, h = (size_t)s.heads * d, kv = (size_t)s.kv_heads * d;
-            buffer qkv(&ctx.c, s.dtype, rows * (h + 2 * kv)), out(&ctx.c, s.dtype, rows * h), lse(&ctx.c, TE_f32, rows * (size_t)s.heads);
+            const size_t rows = (size_t)batch * seq, width = s.width(), h = s.out();
+            buffer qkv(&ctx.c, s.dtype, rows * width), out(&ctx.c, s.dtype, rows * h), lse(&ctx.c, TE_f32, rows * (size_t)s.heads);
             const std::vector<double> x = qkv.draw(random, [&](size_t i) {
-                const size_t column = i % (h + 2 * kv), key = i / (h + 2 * kv) % seq;
-                return column < h || column >= h + kv ? 1.0f : 0.1f + 40.0f * (float)(to_first ? seq - key : key) / seq;
+                const size_t column = i % width, key = i / width % seq;
+                return column < s.q() || column >= s.qk() ? 1.0f : 0.1f + 40.0f * (float)(to_first ? seq - key : key) / seq;
             });
             te_attention_args a;
             memset(&a, 0, sizeof a);
@@ -174,7 +174,7 @@ struct backward_buffers {
     buffer qkv, out, dout, dqkv, lse, delta, scratch;
     te_attention_args a;
     backward_buffers(te_context *c, const shape &s, size_t rows)
-        : qkv(c, s.dtype, rows * (size_t)((s.heads + 2 * s.kv_heads) * s.dim)), out(c, s.dtype, rows * (size_t)(s.heads * s.dim)),
+        : qkv(c, s.dtype, rows * s.width()), out(c, s.dtype, rows * s.out()),
           dout(c, s.dtype, out.n), dqkv(c, s.dtype, qkv.n), lse(c, TE_f32, rows * (size_t)s.heads), delta(c, TE_f32, lse.n),
           scratch(c, TE_f32, s.scratch(c, (int64_t)rows) / 4) {
         memset(&a, 0, sizeof a);

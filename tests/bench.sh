@@ -13,15 +13,16 @@ enum { BATCH = 3, SEQ = 37, OUT = 24 };
 #define HEADS 4
 #define KV 2
 #define D 8
-TE_SEQUENTIAL(m, f32, (bias, b, (HEADS + 2 * KV) * D), (attention, a, HEADS, KV, D), (linear, l, HEADS * D, OUT), (layernorm, n, OUT))
+#define V 5
+TE_SEQUENTIAL(m, f32, (bias, b, (HEADS + KV) * D + KV * V), (attention, a, HEADS, KV, D, (value_dim, V)), (linear, l, HEADS * V, OUT), (layernorm, n, OUT))
 
-/* q k^T and p v, multiply and add, one by one. */
-static double attention(int left, int right) {
+/* Products over so many columns of each head, multiply and add, one by one. */
+static double attention(int left, int right, int columns) {
     double count = 0;
     for (int row = 0; row < BATCH * HEADS; row++)
         for (int query = 0; query < SEQ; query++)
             for (int key = 0; key < SEQ; key++)
-                for (int column = 0; column < D && (left < 0 || key >= query - left) && (right < 0 || key <= query + right); column++) count += 2 /* score */ + 2 /* output */;
+                for (int column = 0; column < columns && (left < 0 || key >= query - left) && (right < 0 || key <= query + right); column++) count += 2;
     return count;
 }
 static int wrong;
@@ -34,17 +35,17 @@ int main(void) {
     int attentions = 0;
     memset(&batch, 0, sizeof batch);
     batch.batch = BATCH, batch.seq = SEQ;
-    same("full", bench_attention_flops(BATCH, SEQ, HEADS, D, -1, -1), attention(-1, -1));
-    same("causal", bench_attention_flops(BATCH, SEQ, HEADS, D, -1, 0), attention(-1, 0));
-    same("window", bench_attention_flops(BATCH, SEQ, HEADS, D, 5, 9), attention(5, 9));
+    same("full", bench_attention_flops(BATCH, SEQ, HEADS, D + V, -1, -1), attention(-1, -1, D + V));
+    same("causal", bench_attention_flops(BATCH, SEQ, HEADS, D + V, -1, 0), attention(-1, 0, D + V));
+    same("window", bench_attention_flops(BATCH, SEQ, HEADS, D + V, 5, 9), attention(5, 9, D + V));
     for (int pass = 0; pass < 3; pass++) {
         const te_step *step = pass == TE_FORWARD ? p->forward : pass == TE_INFER ? p->infer : p->backward;
         const int count = pass == TE_FORWARD ? p->forward_count : pass == TE_INFER ? p->infer_count : p->backward_count;
         const int back = pass == TE_BACKWARD;
         for (int k = 0; k < count; k++) {
             const int begins_with_attention = !strncmp(step[k].row, "attention", 9), product = !strncmp(step[k].row, "linear", 6);
-            const double expected = begins_with_attention ? (back ? 2.5 : 1) * attention(-1, 0)
-                                    : product ? (back ? 2 : 1) * 2.0 * BATCH * SEQ * HEADS * D * OUT : 0;
+            const double expected = begins_with_attention ? attention(-1, 0, back ? 3 * D + 2 * V /* q k^T, dq, dk; dp, dv */ : D + V)
+                                    : product ? (back ? 2 : 1) * 2.0 * BATCH * SEQ * HEADS * V * OUT : 0;
             same(step[k].row, bench_step_flops(p, &step[k], (te_pass)pass, &batch), expected);
             attentions += begins_with_attention;
         }

@@ -85,11 +85,11 @@ struct attention_row {
 };
 struct attention_shape {
     reference::attention_sizes at;
-    size_t dim, width, out; // width: of the rows of keys and values
+    size_t dim, value, width, out; // of a head of q and k, of v; of the rows of keys and values; of y
     reference::attention_options with;
     double scale;
     attention_shape(const op &o, const call &c, size_t elements)
-        : at(o, c, elements), dim(at.dim), width(at.kv_width), out(o.out), with(o), scale(with.scale) {}
+        : at(o, c, elements), dim(at.dim), value(at.value), width(at.kv_width), out(o.out), with(o), scale(with.scale) {}
     // f(first of q, of k, of v, of y, keys, what dropout multiplies by, biases, their places in the table, head) for each query of each head
     template <class F>
     void each(size_t id, const call &c, const vec *w, F f) const {
@@ -106,7 +106,7 @@ struct attention_shape {
                         place[j - from] = with.place(h, at.heads, i, at.at(i), j);
                         if (table) bias[j - from] += (*table)[place[j - from]];
                     }
-                    f(at.q0(b, h, i), k0, k0 + at.kv * dim, (b * at.queries + i) * out + h * dim, end - from, kept, bias, place, h);
+                    f(at.q0(b, h, i), k0, at.v0(b, h) + from * width, (b * at.queries + i) * out + h * value, end - from, kept, bias, place, h);
                 }
     }
 };
@@ -118,7 +118,7 @@ static vec attention(const op &o, size_t id, const vec &x, const vec &ex, const 
     s.each(id, c, w, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept, const vec &bias, const std::vector<size_t> &, size_t h) {
         const attention_row r(x, &ex, q0, k0, s.width, s.dim, keys, s.with, bias, sink_of(sinks, h), t);
         for (size_t j = 0; j < keys; j++)
-            for (size_t d = 0; d < s.dim; d++) {
+            for (size_t d = 0; d < s.value; d++) {
                 const double v = std::fabs(x[v0 + j * s.width + d]);
                 e[y0 + d] += kept[j] * (r.error[j] * v + r.p[j] * (ex[v0 + j * s.width + d] + sums * v));
             }
@@ -289,14 +289,14 @@ static vec attention_backward(const op &o, size_t id, const vec &x, const vec &y
     s.each(id, c, w, [&](size_t q0, size_t k0, size_t v0, size_t y0, size_t keys, const vec &kept, const vec &bias, const std::vector<size_t> &place, size_t h) {
         const attention_row r(x, nullptr, q0, k0, s.width, s.dim, keys, s.with, bias, sink_of(sinks, h), t);
         double delta = 0, off = 0;
-        for (size_t d = 0; d < s.dim; d++) {
+        for (size_t d = 0; d < s.value; d++) {
             delta += dy[y0 + d] * y[y0 + d];
             off += std::fabs(y[y0 + d]) * (ey[y0 + d] + sums * std::fabs(dy[y0 + d]));
         }
         if (esinks) (*esinks)[h] += r.p_sink * off + r.sink_error * std::fabs(delta) + sums * r.p_sink * std::fabs(delta);
         for (size_t j = 0; j < keys; j++) {
             double dp = 0, edp = 0;
-            for (size_t d = 0; d < s.dim; d++) {
+            for (size_t d = 0; d < s.value; d++) {
                 const double v = x[v0 + j * s.width + d];
                 dp += dy[y0 + d] * v, edp += std::fabs(v) * (ey[y0 + d] + sums * std::fabs(dy[y0 + d]));
             }
@@ -307,10 +307,12 @@ static vec attention_backward(const op &o, size_t id, const vec &x, const vec &y
             double eds = std::fabs(s.scale) * r.slope[j] * (r.error[j] * std::fabs(dp - delta) + r.p[j] * (edp + off)) + ulp(ds, t);
             if (s.with.softcap > 0) // P times the derivative is what is rounded, too
                 eds += std::fabs(s.scale * (dp - delta)) * (r.p[j] * r.slope_error[j] + ulp(r.p[j] * r.slope[j], t));
-            for (size_t d = 0; d < s.dim; d++) {
-                const double k = std::fabs(x[k0 + j * s.width + d]), q = std::fabs(x[q0 + d]),
-                             g = std::fabs(dy[y0 + d]);
+            for (size_t d = 0; d < s.value; d++) {
+                const double g = std::fabs(dy[y0 + d]);
                 e[v0 + j * s.width + d] += kept[j] * (r.error[j] * g + r.p[j] * (ey[y0 + d] + sums * g));
+            }
+            for (size_t d = 0; d < s.dim; d++) {
+                const double k = std::fabs(x[k0 + j * s.width + d]), q = std::fabs(x[q0 + d]);
                 e[q0 + d] += (eds + sums * ds) * k;
                 e[k0 + j * s.width + d] += (eds + sums * ds) * q;
             }

@@ -17,6 +17,11 @@
     X(bf64, bf16, (input, keys, 4 * 64, (rows, memory)), (cross_attention, a, keys, 4, 2, 64, (causal, 1), (alibi, 1), (softcap, 3.0f)), (gelu, g)) \
     X(bf128, bf16, (input, keys, 2 * 128, (rows, memory)), (cross_attention, a, keys, 2, 1, 128, (window_left, 70), (window_right, 20), (sinks, 1), (dropout, 0.1f)), (gelu, g)) \
     X(h256, f16, (input, keys, 2 * 256, (rows, memory)), (cross_attention, a, keys, 1, 1, 256, (causal, 1), (scale, 0.1f)), (gelu, g)) \
+    X(value, f32, (input, keys, 2 * (20 + 12), (rows, memory)), (cross_attention, a, keys, 4, 2, 20, (value_dim, 12), (causal, 1), (dropout, 0.2f), (sinks, 1)), (gelu, g)) \
+    X(value_made, f32, (input, enc, 24, (rows, memory)), (fork, x), (linear, q, 32, 3 * 16), (fork, queries), (load, enc), (linear, kv, 24, 3 * (16 + 40)), (fork, keys), (load, queries), \
+        (cross_attention, a, keys, 3, 3, 16, (value_dim, 40), (alibi, 1), (window_left, 9)), (linear, p, 3 * 40, 32), (add, x))       \
+    X(v192, bf16, (input, keys, 2 * (192 + 128), (rows, memory)), (cross_attention, a, keys, 4, 2, 192, (value_dim, 128), (causal, 1)), (gelu, g)) \
+    X(v64, f16, (input, keys, 64 + 96, (rows, memory)), (cross_attention, a, keys, 2, 1, 64, (value_dim, 96), (softcap, 3.0f)), (gelu, g)) \
     X(made, f32, (input, keys, 2 * 2 * 16, (rows, memory)), (cross_attention, a, keys, 4, 2, 16), (gelu, g),                              \
         (cross_attention, b, keys, 4, 2, 16, (causal, 1)), (linear, l, 64, 40))                                                           \
     X(shared, (f32, (width, 32)), (input, enc, 24, (rows, memory)), (fork, x), (load, enc), (rmsnorm, n, 24), (linear, kv, 24, 2 * 32), (fork, keys), (load, again, x), \

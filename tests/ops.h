@@ -98,6 +98,8 @@
     X(attention_softcap, MODEL, OPS_DTYPE, (linear, l, 64, 4 * 32), (attention, a, 2, 1, 32, (softcap, 0.8f), (window_left, 20)), (bias, b, 64)) \
     X(attention_dropout, MODEL, OPS_DTYPE, (bias, b, 4 * 32), (attention, a, 2, 1, 32, (dropout, 0.2f), (sinks, 1)), (bias, b2, 64), (dropout, d, 0.1f)) \
     X(attention_all, MODEL, OPS_DTYPE, (attention, a, 2, 2, 64, (causal, 0), (dropout, 0.3f), (window_right, 9), (softcap, 1.1f), (alibi, 1), (sinks, 1))) \
+    X(attention_value, MODEL, OPS_DTYPE, (linear, l, 40, 3 * 32 + 48), (bias, b, 3 * 32 + 48), (attention, a, 2, 1, 32, (value_dim, 48), (dropout, 0.2f)), (linear, p, 96, 40)) \
+    X(rope_value, MODEL, OPS_DTYPE, (linear, l, 40, 3 * 48 + 80), (rope, r, 2, 1, 48, (value_dim, 80), (rotary_dim, 32)), (attention, a, 2, 1, 48, (value_dim, 80))) \
     X(rope_attention, MODEL, OPS_DTYPE, (linear, l, TE_CUDA ? 264 : 64, 4 * 64), (rope, r, 2, 1, 64), (attention, a, 2, 1, 64)) \
     X(positions_53, MODEL, OPS_DTYPE, (bias, b, 53), (positions, p, 40, 53), (gelu, a))                     \
     X(positions_first, MODEL, OPS_DTYPE, (positions, p, 38, 64), (bias, b, 64))                             \

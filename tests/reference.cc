@@ -141,14 +141,14 @@ vec attention(const op &o, size_t id, const vec &x, const vec *w, const call &c,
     const vec *sinks = with.sinks_of(w), *table = with.table_of(w);
     vec *dsinks = with.sinks_of(dw), *dtable = with.table_of(dw);
     const double scale = with.scale;
-    const size_t dim = at.dim, heads = at.heads, width = at.kv_width, out = o.out;
+    const size_t dim = at.dim, value = at.value, heads = at.heads, width = at.kv_width, out = o.out;
     vec y(c.rows() * out, 0.0), p(at.keys), slope(at.keys), kept(at.keys);
     if (dx) dx->assign(x.size(), 0.0);
     for (size_t b = 0; b < (size_t)c.batch; b++)
         for (size_t h = 0; h < heads; h++)
             for (size_t i = 0; i < at.queries; i++) {
                 const size_t from = with.first(at.at(i)), end = with.end(at.at(i), at.keys);
-                const size_t q0 = at.q0(b, h, i), k0 = at.k0(b, h), v0 = k0 + at.kv * dim, y0 = (b * at.queries + i) * out + h * dim;
+                const size_t q0 = at.q0(b, h, i), k0 = at.k0(b, h), v0 = at.v0(b, h), y0 = (b * at.queries + i) * out + h * value;
                 if (from >= end && !sinks) continue; // it sees nothing
                 const double sink = sinks ? (*sinks)[h] : -INFINITY; // one more score, of a key whose value is 0
                 double top = sink, sum = 0, delta = 0;
@@ -163,18 +163,18 @@ vec attention(const op &o, size_t id, const vec &x, const vec *w, const call &c,
                 for (size_t j = from; j < end; j++) p[j] = std::exp(p[j] - top), sum += p[j];
                 for (size_t j = from; j < end; j++) {
                     p[j] /= sum, kept[j] = with.kept(id, b * heads + h, i, j, c);
-                    for (size_t d = 0; d < dim; d++) y[y0 + d] += p[j] * kept[j] * x[v0 + j * width + d];
+                    for (size_t d = 0; d < value; d++) y[y0 + d] += p[j] * kept[j] * x[v0 + j * width + d];
                 }
                 if (!dx) continue;
-                for (size_t d = 0; d < dim; d++) delta += (*dy)[y0 + d] * (*stored)[y0 + d];
+                for (size_t d = 0; d < value; d++) delta += (*dy)[y0 + d] * (*stored)[y0 + d];
                 if (sinks) (*dsinks)[h] += std::exp(sink - top) / sum * (0 - delta);
                 for (size_t j = from; j < end; j++) {
                     double dp = 0;
-                    for (size_t d = 0; d < dim; d++) dp += (*dy)[y0 + d] * x[v0 + j * width + d];
+                    for (size_t d = 0; d < value; d++) dp += (*dy)[y0 + d] * x[v0 + j * width + d];
                     if (dtable) (*dtable)[with.place(h, heads, i, at.at(i), j)] += p[j] * (dp * kept[j] - delta);
                     const double ds = p[j] * (dp * kept[j] - delta) * scale * slope[j];
+                    for (size_t d = 0; d < value; d++) (*dx)[v0 + j * width + d] += p[j] * kept[j] * (*dy)[y0 + d];
                     for (size_t d = 0; d < dim; d++) {
-                        (*dx)[v0 + j * width + d] += p[j] * kept[j] * (*dy)[y0 + d];
                         (*dx)[q0 + d] += ds * x[k0 + j * width + d];
                         (*dx)[k0 + j * width + d] += ds * x[q0 + d];
                     }

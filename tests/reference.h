@@ -162,14 +162,15 @@ vec rope(const op &o, const vec &x, const call &c, int direction);
 // Where the numbers of an attention lie: x has the rows of q, k, v side by side or, of a cross_attention, those of q and behind them those of k, v.
 struct attention_sizes {
     bool cross;
-    size_t heads, kv, dim, queries, keys, width, kv_width, kv_from;
+    size_t heads, kv, dim, value, queries, keys, width, kv_width, kv_from; // dim: of a head of q and k; value: of v
     attention_sizes(const op &o, const call &c, size_t elements)
         : cross(o.kind == "cross_attention"), heads((size_t)o.number(cross, 0)), kv((size_t)o.number(cross + 1, 0)), dim((size_t)o.number(cross + 2, 0)),
-          queries((size_t)c.seq), keys(queries), width(o.in), kv_width(cross ? 2 * kv * dim : width), kv_from(cross ? c.rows() * width : heads * dim) {
+          value((size_t)o.option("value_dim", (double)dim)), queries((size_t)c.seq), keys(queries), width(o.in), kv_width(cross ? kv * (dim + value) : width), kv_from(cross ? c.rows() * width : heads * dim) {
         if (cross) keys = (elements - kv_from) / kv_width / (size_t)c.batch;
     }
     size_t q0(size_t batch, size_t head, size_t query) const { return (batch * queries + query) * width + head * dim; }
-    size_t k0(size_t batch, size_t head) const { return kv_from + batch * keys * kv_width + head / (heads / kv) * dim; } // of key 0; v is kv heads on
+    size_t k0(size_t batch, size_t head) const { return kv_from + batch * keys * kv_width + head / (heads / kv) * dim; } // of key 0
+    size_t v0(size_t batch, size_t head) const { return kv_from + batch * keys * kv_width + kv * dim + head / (heads / kv) * value; }
     long at(size_t query) const { return (long)query + (long)keys - (long)queries; } // the place among the keys: the last query is beside the last key
 };
 vec joined(const vec &q, const vec &kv);

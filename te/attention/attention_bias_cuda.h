@@ -24,9 +24,11 @@ template <class F> TE_FN int te__attn_tile_seen(te__attn_mask m, int q0, int row
 /* ---- a tile's sum of dS, in two makes: add(), for one head, and each(f(row, column, sum)) ------------------------ */
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_mma {
-    static constexpr int WARPS = 4, ROWS = 64, THREADS = 128, BLOCKS = D <= 64 ? 3 : D <= 128 ? 2 : 1;
-    static constexpr int TILE = te__attn_tile_bytes<D>(4 * 64) <= TE_SHARED_BYTES ? 64 : 32, N = TILE / 8;
-    static constexpr int TILES_BYTES = te__attn_tile_bytes<D>(2 * ROWS + 2 * TILE);
+    static constexpr int V = te__attn_value_dim<D, F>(), MOST = D > V ? D : V;
+    static constexpr int bytes(int rows) { return te__attn_tile_bytes<D>(rows) + te__attn_tile_bytes<V>(rows); }
+    static constexpr int WARPS = 4, ROWS = 64, THREADS = 128, BLOCKS = MOST <= 64 ? 3 : MOST <= 128 ? 2 : 1;
+    static constexpr int TILE = bytes(2 * 64) <= TE_SHARED_BYTES ? 64 : 32, N = TILE / 8;
+    static constexpr int TILES_BYTES = bytes(ROWS + TILE);
     float sum[1][N][4];
 
     __device__ __forceinline__ void clear() { memset(sum, 0, sizeof sum); }
@@ -34,7 +36,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
         for (int batch = 0; batch < a->batch; batch++) add(a, batch, head, q0, k0);
     }
     __device__ __forceinline__ void add(const te_attention_args *a, int batch, int head, int q0, int k0) {
-        constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2;
+        constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, V_ROW = (V + TE__ATTN_PAD) * 2;
         typedef te__attn_widths<HEADS, KV_HEADS, D, F> widths;
         constexpr int64_t QKV = widths::QKV, KV = widths::KV, OUT = widths::OUT;
         const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D, F>(a, batch, head);
@@ -45,13 +47,14 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
         const uint16_t *qkv = (const uint16_t *)a->qkv, *kv = (const uint16_t *)te__attn_kv<F>(a);
         const uint16_t *dout = (const uint16_t *)a->dout + h.out;
         const uint32_t q_tile = te__shared_address(te__attention_shared), do_tile = q_tile + ROWS * ROW;
-        const uint32_t k_tile = do_tile + ROWS * ROW, v_tile = k_tile + TILE * ROW;
+        const uint32_t k_tile = do_tile + ROWS * V_ROW, v_tile = k_tile + TILE * ROW;
         const uint32_t a_lane = (uint32_t)warp * 16 * ROW + te__attn_lane_a<D>(lane);
+        const uint32_t do_lane = (uint32_t)warp * 16 * V_ROW + te__attn_lane_a<V>(lane);
         __syncthreads(); /* nobody reads the tiles of the sequence before */
         te__attn_tile_load<ROWS, D, QKV, THREADS>(q_tile, qkv + h.q + q0 * QKV, h.seq - q0);
-        te__attn_tile_load<ROWS, D, OUT, THREADS>(do_tile, dout + q0 * OUT, h.seq - q0);
+        te__attn_tile_load<ROWS, V, OUT, THREADS>(do_tile, dout + q0 * OUT, h.seq - q0);
         te__attn_tile_load<TILE, D, KV, THREADS>(k_tile, kv + h.k + k0 * KV, h.keys - k0);
-        te__attn_tile_load<TILE, D, KV, THREADS>(v_tile, kv + h.v + k0 * KV, h.keys - k0);
+        te__attn_tile_load<TILE, V, KV, THREADS>(v_tile, kv + h.v + k0 * KV, h.keys - k0);
         float lse[2], minus_delta[1][2]; /* lse in powers of 2 */
         TE_UNROLL for (int e = 0; e < 2; e++) {
             const int row = row0 + g + e * 8;
@@ -67,7 +70,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
         if constexpr (F::DROP != 0) memset(dp, 0, sizeof dp);
         else te__attn_start<1, N>(dp, minus_delta);
         te__attn_product_nt<T, 1, N, D, 0>(s, none, q_tile + a_lane, k_tile + te__attn_lane_b<D>(lane));
-        te__attn_product_nt<T, 1, N, D, 0>(dp, none, do_tile + a_lane, v_tile + te__attn_lane_b<D>(lane));
+        te__attn_product_nt<T, 1, N, V, 0>(dp, none, do_tile + do_lane, v_tile + te__attn_lane_b<V>(lane));
         if constexpr (F::DROP != 0)
             te__attn_drop<F, 1, N>(a, te__attn_drawn<HEADS>(a, batch * HEADS + head, row0), g, k0 + t * 2,
                                    [&](int, int n, int e, int drops) {
@@ -89,7 +92,9 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_d
 };
 
 template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_f32 {
-    typedef te__attn_f32_dq_shape<D> C;
+    static constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
+    typedef te__attn_f32_dq_shape<D, V> C;
+    typedef typename C::value CV;
     static constexpr int ROWS = C::T, TILE = C::T, THREADS = C::THREADS, BLOCKS = C::BLOCKS, TILES_BYTES = C::BYTES;
     float sum[C::R][C::R];
 
@@ -103,17 +108,18 @@ template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_f32 {
         const te__attn_mask m = te__attn_mask_at<F>(h);
         if (!te__attn_tile_seen<F>(m, q0, C::T, k0, C::T)) return;
         float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD;
-        float *k = dout + C::T * C::LD, *v = k + C::T * C::LD, s[C::R][C::R], dp[C::R][C::R];
+        float *k = dout + C::T * CV::LD, *v = k + C::T * C::LD, s[C::R][C::R], dp[C::R][C::R];
         const float *qkv = (const float *)a->qkv, *kv = (const float *)te__attn_kv<F>(a);
         const float c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
         __syncthreads(); /* nobody reads the tiles of the sequence before */
-        te__attn_f32_load<C, D>(q, qkv + h.q + q0 * h.width, h.width, h.seq - q0);
-        te__attn_f32_load<C, D>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width, h.seq - q0);
-        te__attn_f32_load<C, D>(k, kv + h.k + k0 * h.kv_width, h.kv_width, h.keys - k0);
-        te__attn_f32_load<C, D>(v, kv + h.v + k0 * h.kv_width, h.kv_width, h.keys - k0);
+        te__attn_f32_load<C, D, ALIGNED>(q, qkv + h.q + q0 * h.width, h.width, h.seq - q0);
+        te__attn_f32_load<CV, V, ALIGNED>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width,
+                                          h.seq - q0);
+        te__attn_f32_load<C, D, ALIGNED>(k, kv + h.k + k0 * h.kv_width, h.kv_width, h.keys - k0);
+        te__attn_f32_load<CV, V, ALIGNED>(v, kv + h.v + k0 * h.kv_width, h.kv_width, h.keys - k0);
         __syncthreads();
         te__attn_f32_product_nt<C>(s, q, k);
-        te__attn_f32_product_nt<C>(dp, dout, v);
+        te__attn_f32_product_nt<CV>(dp, dout, v);
         const te__attn_bias bias = te__attn_bias_at<HEADS, F>(head, a->scale, q0 + y + m.shift - k0 - x);
         const te__attn_table table = te__attn_table_at<TE_f32, F>(a, head, q0 + y, k0 + x, m.shift);
         TE_UNROLL for (int i = 0; i < C::R; i++) {

@@ -15,17 +15,18 @@ TE_FN int te__attn_dbias_add(float *sum, const te_attention_args *a, int batch, 
     const te__attn_mask m = te__attn_mask_at(&h, f);
     const int queries = te__attn_least(TE__ATTN_TILE, h.seq - q0), keys = te__attn_least(TE__ATTN_TILE, h.keys - k0);
     if (queries <= 0 || keys <= 0 || !te__attn_meets(te__attn_keys_of(m, q0, queries), k0, keys)) return 0;
-    const int ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(keys), tile = TE__ATTN_TILE * ld;
-    float *q = s, *dout = q + tile, *kt = dout + tile, *vt = kt + tile, *p = vt + tile;
+    const int dv = te__attn_value_dim(d, f), ld = TE__ATTN_PADDED(d), ldv = TE__ATTN_PADDED(dv);
+    const int n = TE__ATTN_PADDED(keys), tile = TE__ATTN_TILE * ld, value_tile = TE__ATTN_TILE * ldv;
+    float *q = s, *dout = q + tile, *kt = dout + value_tile, *vt = kt + tile, *p = vt + value_tile;
     float *dp = p + TE__ATTN_TILE * TE__ATTN_TILE;
     const float slope = te__attn_alibi(head, heads, f);
     te__attn_tile_read(q, ld, a->qkv, h.q + q0 * h.width, h.width, queries, d, t);
-    te__attn_tile_read(dout, ld, a->dout, h.out + q0 * h.out_width, h.out_width, queries, d, t);
+    te__attn_tile_read(dout, ldv, a->dout, h.out + q0 * h.out_width, h.out_width, queries, dv, t);
     te__attn_tile_read_transposed(kt, h.kv, h.k + k0 * h.kv_width, h.kv_width, keys, d, te__attn_factor(a->scale, f),
                                   t);
-    te__attn_tile_read_transposed(vt, h.kv, h.v + k0 * h.kv_width, h.kv_width, keys, d, 1, t);
+    te__attn_tile_read_transposed(vt, h.kv, h.v + k0 * h.kv_width, h.kv_width, keys, dv, 1, t);
     te__attn_product(p, TE__ATTN_TILE, q, ld, 1, kt, TE__ATTN_TILE, queries, n, d, 0, TE__ATTN_ALL);
-    te__attn_product(dp, TE__ATTN_TILE, dout, ld, 1, vt, TE__ATTN_TILE, queries, n, d, 0, TE__ATTN_ALL);
+    te__attn_product(dp, TE__ATTN_TILE, dout, ldv, 1, vt, TE__ATTN_TILE, queries, n, dv, 0, TE__ATTN_ALL);
     te__attn_cap(p, queries, n, f);
     te__attn_hide_by_query(p, m, q0, k0, queries);
     te__attn_drop(dp, 0, a, h.drawn, q0, k0, f.factor, f);

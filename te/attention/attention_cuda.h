@@ -41,7 +41,8 @@ template <te_dtype T, class MMA, class F32> struct te__attn_shape_of : MMA {};
 template <class MMA, class F32> struct te__attn_shape_of<TE_f32, MMA, F32> : F32 {};
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-struct te__attn_forward : te__attn_shape_of<T, te__attn_forward_shape<D>, te__attn_f32_forward_shape<D>> {
+struct te__attn_forward : te__attn_shape_of<T, te__attn_forward_shape<D, te__attn_value_dim<D, F>()>,
+                                            te__attn_f32_forward_shape<D, te__attn_value_dim<D, F>()>> {
     typedef te_attention_args args;
     static __device__ __forceinline__ void body(const args *a) {
         te_kernel_begin();
@@ -51,7 +52,8 @@ struct te__attn_forward : te__attn_shape_of<T, te__attn_forward_shape<D>, te__at
     }
 };
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-struct te__attn_dq : te__attn_shape_of<T, te__attn_dq_shape<D>, te__attn_f32_dq_shape<D>> {
+struct te__attn_dq : te__attn_shape_of<T, te__attn_dq_shape<D, te__attn_value_dim<D, F>()>,
+                                       te__attn_f32_dq_shape<D, te__attn_value_dim<D, F>()>> {
     typedef te_attention_args args;
     static __device__ __forceinline__ void body(const args *a) {
         te_kernel_begin();
@@ -61,7 +63,8 @@ struct te__attn_dq : te__attn_shape_of<T, te__attn_dq_shape<D>, te__attn_f32_dq_
     }
 };
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-struct te__attn_dkdv : te__attn_shape_of<T, te__attn_dkdv_shape<D>, te__attn_f32_dkdv_shape<D>> {
+struct te__attn_dkdv : te__attn_shape_of<T, te__attn_dkdv_shape<D, te__attn_value_dim<D, F>()>,
+                                         te__attn_f32_dkdv_shape<D, te__attn_value_dim<D, F>()>> {
     typedef te_attention_args args;
     static __device__ __forceinline__ void body(const args *a) {
         te_kernel_begin();
@@ -133,7 +136,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
     typedef typename hopper::delta delta;
     typedef typename hopper::wgmma wgmma;
     typedef typename hopper::round round;
-    static constexpr int SUM_ROWS = T == TE_f32 || F::VARLEN ? 0 : D <= 128 ? 32 : 16; /* a warp's, of mma.sync's */
+    static constexpr int V = te__attn_value_dim<D, F>();
+    static constexpr int SUM_ROWS = T == TE_f32 || F::VARLEN ? 0 : te__attn_dq_shape<D, V>::M * 16; /* a warp's */
 
     /* As above. */
     static te__encode_fn ready(te_context *ctx, te__attn_backward_kernels *k) {
@@ -163,6 +167,9 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
     TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                 \
     static_assert(TE_##dtype == TE_f32 || (head_dim) % 16 == 0,     \
                   "te: attention: head_dim must be a multiple of 16 in bf16 and f16 on CUDA");
+#define TE__ATTENTION_VALUE_ASSERT(name, dtype)                                \
+    static_assert(TE_##dtype == TE_f32 || name##_form::VALUE % 16 == 0,        \
+                  "te: attention: value must be a multiple of 16 in bf16 and f16 on CUDA");
 
 #define TE__ATTENTION_SHELL(name, K)                                          \
     TE_UNUSED static __global__ void __launch_bounds__(K::THREADS, K::BLOCKS) \
@@ -173,6 +180,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
 #define TE_ATTENTION_FORWARD_OF(name, dtype, heads, kv_heads, head_dim, options)                      \
     TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim)                                       \
     TE__ATTENTION_FORM(name, options)                                                                 \
+    TE__ATTENTION_VALUE_ASSERT(name, dtype)                                                           \
     typedef te__attn_forward_of<TE_##dtype, (heads), (kv_heads), (head_dim), name##_form> name##_of;  \
     TE__ATTENTION_SHELL(name, name##_of::plain)                                                       \
     TE__ATTENTION_SHELL(name##_hopper, name##_of::hopper)                                             \
@@ -185,6 +193,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
 #define TE_ATTENTION_BACKWARD_OF(name, dtype, heads, kv_heads, head_dim, options)                         \
     TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim)                                           \
     TE__ATTENTION_FORM(name, options)                                                                     \
+    TE__ATTENTION_VALUE_ASSERT(name, dtype)                                                               \
     typedef te__attn_backward_of<TE_##dtype, (heads), (kv_heads), (head_dim), name##_form> name##_of;     \
     enum { name##_sum_rows = name##_of::SUM_ROWS };                                                       \
     TE__ATTENTION_SHELL(name##_dq, name##_of::dq)                                                         \

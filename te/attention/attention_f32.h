@@ -1,4 +1,4 @@
-/* attention_f32.h -- attention forward and backward in true f32, on CUDA cores; any head_dim up to 256.
+/* attention_f32.h -- attention forward and backward in true f32, on CUDA cores; any head sizes up to 256.
  *
  * A block of 16 x 16 threads works on tiles of T rows in shared memory; thread (y, x) has rows y + 16 i and, of scores,
  * columns x + 16 j, of outputs the 4 columns from 4 * (x + 16 j). Sums of 4 columns at a time: 8 loads of 16 bytes for
@@ -10,106 +10,21 @@
 #ifndef TE_ATTENTION_F32_H
 #define TE_ATTENTION_F32_H
 
+#include "attention_f32_tiles.h"   /* tiles in shared memory and their products */
 #include "attention_mma_forward.h" /* te__attn_head, te__attention_shared */
 
-/* PAD: D rounded up to 4. LD: its row in shared memory, an odd number of 16-byte units (no bank conflicts). */
-template <int D, int SIZE, int TILES> struct te__attn_f32_shape {
-    static constexpr int T = SIZE, R = T / 16, PAD = (D + 3) / 4 * 4, LD = PAD / 4 % 2 ? PAD : PAD + 4, LP = T + 4;
-    static constexpr int COLS = (PAD / 4 + 15) / 16;
-    static constexpr int ROWS = T, THREADS = 256, BLOCKS = 1, BYTES = (TILES * T * LD + T * LP) * 4;
-};
-template <int D>
-struct te__attn_f32_forward_shape : te__attn_f32_shape<D, D <= 128 ? 64 : 32, 2> {}; /* Q; K or V; and P */
-template <int D>
-struct te__attn_f32_dq_shape : te__attn_f32_shape<D, D <= 64 ? 64 : 32, 4> {}; /* Q, dO, K, V; and dS */
-template <int D> struct te__attn_f32_dkdv_shape : te__attn_f32_dq_shape<D> {};
-
-/* T rows of D from `from`, `width` apart; rows from `valid` on and the padding become zeros. */
-template <class C, int D> TE_FN void te__attn_f32_load(float *tile, const float *from, int64_t width, int valid) {
-    for (int i = (int)threadIdx.x; i < C::T * (C::PAD / 4); i += C::THREADS) {
-        const int r = i / (C::PAD / 4), d = i % (C::PAD / 4) * 4;
-        float4 v = make_float4(0, 0, 0, 0);
-        if (r < valid) {
-            const float *p = from + r * width + d;
-            if (D % 4 == 0) v = *(const float4 *)p;
-            else v = make_float4(p[0], d + 1 < D ? p[1] : 0, d + 2 < D ? p[2] : 0, d + 3 < D ? p[3] : 0);
-        }
-        *(float4 *)(tile + r * C::LD + d) = v;
-    }
-}
-/* s = A B^T */
-template <class C> TE_FN void te__attn_f32_product_nt(float (&s)[C::R][C::R], const float *a, const float *b) {
-    const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
-    TE_UNROLL for (int i = 0; i < C::R; i++) TE_UNROLL for (int j = 0; j < C::R; j++) s[i][j] = 0;
-    for (int d = 0; d < C::PAD; d += 4) {
-        float4 u[C::R], v[C::R];
-        TE_UNROLL for (int i = 0; i < C::R; i++) u[i] = *(const float4 *)(a + (y + 16 * i) * C::LD + d);
-        TE_UNROLL for (int j = 0; j < C::R; j++) v[j] = *(const float4 *)(b + (x + 16 * j) * C::LD + d);
-        TE_UNROLL for (int i = 0; i < C::R; i++)
-            TE_UNROLL for (int j = 0; j < C::R; j++)
-                s[i][j] += u[i].x * v[j].x + u[i].y * v[j].y + u[i].z * v[j].z + u[i].w * v[j].w;
-    }
-}
-/* o += P B for P [T, T] in shared memory */
-template <class C> TE_FN void te__attn_f32_product_nn(float (&o)[C::R][C::COLS][4], const float *p, const float *b) {
-    const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
-    for (int k = 0; k < C::T; k += 4) {
-        float w[C::R][4];
-        TE_UNROLL for (int i = 0; i < C::R; i++) {
-            const float4 u = *(const float4 *)(p + (y + 16 * i) * C::LP + k);
-            w[i][0] = u.x, w[i][1] = u.y, w[i][2] = u.z, w[i][3] = u.w;
-        }
-        TE_UNROLL for (int j = 0; j < C::COLS; j++) {
-            if (C::PAD % 64 && x + 16 * j >= C::PAD / 4) continue;
-            TE_UNROLL for (int n = 0; n < 4; n++) {
-                const float4 v = *(const float4 *)(b + (k + n) * C::LD + (x + 16 * j) * 4);
-                TE_UNROLL for (int i = 0; i < C::R; i++) {
-                    o[i][j][0] += w[i][n] * v.x, o[i][j][1] += w[i][n] * v.y;
-                    o[i][j][2] += w[i][n] * v.z, o[i][j][3] += w[i][n] * v.w;
-                }
-            }
-        }
-    }
-}
-template <class C> TE_FN void te__attn_f32_put(float *p, const float (&s)[C::R][C::R]) {
-    const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
-    TE_UNROLL for (int i = 0; i < C::R; i++)
-        TE_UNROLL for (int j = 0; j < C::R; j++) p[(y + 16 * i) * C::LP + x + 16 * j] = s[i][j];
-}
-template <class C> TE_FN void te__attn_f32_clear(float (&o)[C::R][C::COLS][4]) {
-    TE_UNROLL for (int i = 0; i < C::R; i++)
-        TE_UNROLL for (int j = 0; j < C::COLS; j++) o[i][j][0] = o[i][j][1] = o[i][j][2] = o[i][j][3] = 0;
-}
-template <class C, int D>
-TE_FN void te__attn_f32_store(float *to, int64_t width, int valid, const float (&o)[C::R][C::COLS][4],
-                              const float (&factor)[C::R]) {
-    const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
-    TE_UNROLL for (int i = 0; i < C::R; i++)
-        TE_UNROLL for (int j = 0; j < C::COLS; j++)
-            TE_UNROLL for (int n = 0; n < 4; n++) {
-                const int d = (x + 16 * j) * 4 + n;
-                if (y + 16 * i < valid && d < D) to[(y + 16 * i) * width + d] = o[i][j][n] * factor[i];
-            }
-}
 /* Whether dropout drops a probability. */
 template <int HEADS, class F>
 TE_FN int te__attn_drops_pair(const te_attention_args *a, const te__attn_head &h, int query, int key) {
     const int head = te__attn_head_of_all(a->whole, h.batch * HEADS + h.head, HEADS);
     return te__attn_dropped(*a->rng, a->id, head, query, key, a->seq, F::DROP);
 }
-/* Over the 16 threads of a row. */
-TE_FN float te__attn_f32_row_max(float v) {
-    TE_UNROLL for (int o = 8; o > 0; o >>= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
-    return v;
-}
-TE_FN float te__attn_f32_row_sum(float v) {
-    TE_UNROLL for (int o = 8; o > 0; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
-    return v;
-}
 
 /* Grid: (batch * heads, query tiles). */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forward_f32(const te_attention_args *a) {
-    typedef te__attn_f32_forward_shape<D> C;
+    constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
+    typedef te__attn_f32_forward_shape<D, V> C;
+    typedef typename C::value CV;
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
     const te__attn_head h =
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
@@ -118,20 +33,20 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
     const int q0 = (int)(te__attn_grows(m) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::T;
     if (F::VARLEN && q0 >= seq) return;
     const te__attn_span keys = te__attn_keys_of(m, q0, C::T);
-    float *q = (float *)te__attention_shared, *kv = q + C::T * C::LD, *p = kv + C::T * C::LD;
+    float *q = (float *)te__attention_shared, *kv = q + C::T * C::LD, *p = kv + C::T * C::KV_LD;
     const float *qkv = (const float *)a->qkv, *from = (const float *)te__attn_kv<F>(a);
     const float c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
-    float o[C::R][C::COLS][4], top[C::R], sum[C::R], most[C::R]; /* most: for row_top */
-    te__attn_f32_clear<C>(o);
+    float o[C::R][CV::COLS][4], top[C::R], sum[C::R], most[C::R]; /* most: for row_top */
+    te__attn_f32_clear<CV>(o);
     const float sink = te__attn_sink<TE_f32, F>(a, h.head);
     TE_UNROLL for (int i = 0; i < C::R; i++) {
         top[i] = sink, sum[i] = F::SINKS && x == 0 ? 1.0f : 0.0f, most[i] = -INFINITY;
     }
-    te__attn_f32_load<C, D>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
+    te__attn_f32_load<C, D, ALIGNED>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
     for (int k0 = keys.first / C::T * C::T; k0 < keys.end; k0 += C::T) {
         float s[C::R][C::R];
         __syncthreads();
-        te__attn_f32_load<C, D>(kv, from + h.k + k0 * h.kv_width, h.kv_width, h.keys - k0);
+        te__attn_f32_load<C, D, ALIGNED>(kv, from + h.k + k0 * h.kv_width, h.kv_width, h.keys - k0);
         __syncthreads();
         te__attn_f32_product_nt<C>(s, q, kv);
         const te__attn_bias bias = te__attn_bias_at<HEADS, F>(h.head, a->scale, q0 + y + m.shift - k0 - x);
@@ -154,13 +69,13 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
                 TE_UNROLL for (int j = 0; j < C::R; j++)
                     if (te__attn_drops_pair<HEADS, F>(a, h, q0 + y + 16 * i, k0 + x + 16 * j)) s[i][j] = 0;
             sum[i] = sum[i] * shrink + add;
-            TE_UNROLL for (int j = 0; j < C::COLS; j++) TE_UNROLL for (int n = 0; n < 4; n++) o[i][j][n] *= shrink;
+            TE_UNROLL for (int j = 0; j < CV::COLS; j++) TE_UNROLL for (int n = 0; n < 4; n++) o[i][j][n] *= shrink;
         }
         te__attn_f32_put<C>(p, s);
         __syncthreads();
-        te__attn_f32_load<C, D>(kv, from + h.v + k0 * h.kv_width, h.kv_width, h.keys - k0);
+        te__attn_f32_load<CV, V, ALIGNED>(kv, from + h.v + k0 * h.kv_width, h.kv_width, h.keys - k0);
         __syncthreads();
-        te__attn_f32_product_nn<C>(o, p, kv);
+        te__attn_f32_product_nn<CV>(o, p, kv);
     }
     TE_UNROLL for (int i = 0; i < C::R; i++) {
         const int row = q0 + y + 16 * i;
@@ -175,12 +90,14 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
         sum[i] = (F::DROP && a->rng ? F::FACTOR : 1.0f) / sum[i];
         if (blind) sum[i] = 0;
     }
-    te__attn_f32_store<C, D>((float *)a->out + h.out + q0 * h.out_width, h.out_width, seq - q0, o, sum);
+    te__attn_f32_store<CV, V>((float *)a->out + h.out + q0 * h.out_width, h.out_width, seq - q0, o, sum);
 }
 
 /* Grid: (batch * heads, query tiles). dQ = scale * dS K; delta = rowsum(dO * O) on the way. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f32(const te_attention_args *a) {
-    typedef te__attn_f32_dq_shape<D> C;
+    constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
+    typedef te__attn_f32_dq_shape<D, V> C;
+    typedef typename C::value CV;
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
     const te__attn_head h =
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
@@ -189,21 +106,21 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
     const int q0 = (int)(te__attn_grows(m) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::T;
     if (F::VARLEN && q0 >= seq) return;
     const te__attn_span keys = te__attn_keys_of(m, q0, C::T);
-    float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * C::LD, *v = k + C::T * C::LD;
-    float *ds = v + C::T * C::LD;
+    float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * CV::LD;
+    float *v = k + C::T * C::LD, *ds = v + C::T * CV::LD;
     const float *qkv = (const float *)a->qkv, *kv = (const float *)te__attn_kv<F>(a);
     const float *out = (const float *)a->out + h.out;
     const float c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
     float dq[C::R][C::COLS][4], lse[C::R], delta[C::R], factor[C::R];
     te__attn_f32_clear<C>(dq);
-    te__attn_f32_load<C, D>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
-    te__attn_f32_load<C, D>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width, seq - q0);
+    te__attn_f32_load<C, D, ALIGNED>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
+    te__attn_f32_load<CV, V, ALIGNED>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width, seq - q0);
     __syncthreads();
     TE_UNROLL for (int i = 0; i < C::R; i++) {
         const int row = q0 + y + 16 * i;
         float sum = 0;
         if (row < seq)
-            for (int d = x; d < D; d += 16) sum += dout[(y + 16 * i) * C::LD + d] * out[row * h.out_width + d];
+            for (int d = x; d < V; d += 16) sum += dout[(y + 16 * i) * CV::LD + d] * out[row * h.out_width + d];
         delta[i] = te__attn_f32_row_sum(sum), lse[i] = row < seq ? a->lse[h.row + row] * TE__ATTN_LOG2E : INFINITY;
         if (x == 0 && row < seq) a->delta[h.row + row] = delta[i];
         factor[i] = a->scale;
@@ -211,11 +128,11 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
     for (int k0 = keys.first / C::T * C::T; k0 < keys.end; k0 += C::T) {
         float s[C::R][C::R], dp[C::R][C::R];
         __syncthreads();
-        te__attn_f32_load<C, D>(k, kv + h.k + k0 * h.kv_width, h.kv_width, h.keys - k0);
-        te__attn_f32_load<C, D>(v, kv + h.v + k0 * h.kv_width, h.kv_width, h.keys - k0);
+        te__attn_f32_load<C, D, ALIGNED>(k, kv + h.k + k0 * h.kv_width, h.kv_width, h.keys - k0);
+        te__attn_f32_load<CV, V, ALIGNED>(v, kv + h.v + k0 * h.kv_width, h.kv_width, h.keys - k0);
         __syncthreads();
         te__attn_f32_product_nt<C>(s, q, k);
-        te__attn_f32_product_nt<C>(dp, dout, v);
+        te__attn_f32_product_nt<CV>(dp, dout, v);
         const te__attn_bias bias = te__attn_bias_at<HEADS, F>(h.head, a->scale, q0 + y + m.shift - k0 - x);
         const te__attn_table table = te__attn_table_at<TE_f32, F>(a, h.head, q0 + y, k0 + x, m.shift);
         TE_UNROLL for (int i = 0; i < C::R; i++)
@@ -237,7 +154,9 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
 
 /* Grid: (batch * kv_heads, key tiles). dV = P^T dO, dK = scale * dS^T Q. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv_f32(const te_attention_args *a) {
-    typedef te__attn_f32_dq_shape<D> C;
+    constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
+    typedef te__attn_f32_dq_shape<D, V> C;
+    typedef typename C::value CV;
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16, k0 = (int)blockIdx.y * C::T;
     const int batch = (int)blockIdx.x / KV_HEADS, head0 = (int)blockIdx.x % KV_HEADS * (HEADS / KV_HEADS);
     const te__attn_head h0 = te__attn_head_of<HEADS, KV_HEADS, D, F>(a, batch, head0);
@@ -245,25 +164,26 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv
     if (F::VARLEN && k0 >= seq) return;
     const te__attn_mask m = te__attn_mask_at<F>(h0);
     const te__attn_span queries = te__attn_queries_of(m, k0, C::T);
-    float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * C::LD, *v = k + C::T * C::LD;
-    float *p = v + C::T * C::LD;
+    float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * CV::LD;
+    float *v = k + C::T * C::LD, *p = v + C::T * CV::LD;
     const float *qkv = (const float *)a->qkv, *kv = (const float *)te__attn_kv<F>(a);
     const float c = te__attn_unit<F>(a->scale) * TE__ATTN_LOG2E;
-    float dk[C::R][C::COLS][4], dv[C::R][C::COLS][4], one[C::R], scale[C::R];
-    te__attn_f32_clear<C>(dk), te__attn_f32_clear<C>(dv);
+    float dk[C::R][C::COLS][4], dv[C::R][CV::COLS][4], one[C::R], scale[C::R];
+    te__attn_f32_clear<C>(dk), te__attn_f32_clear<CV>(dv);
     TE_UNROLL for (int i = 0; i < C::R; i++) one[i] = F::FACTOR, scale[i] = a->scale;
-    te__attn_f32_load<C, D>(k, kv + h0.k + k0 * h0.kv_width, h0.kv_width, h0.keys - k0);
-    te__attn_f32_load<C, D>(v, kv + h0.v + k0 * h0.kv_width, h0.kv_width, h0.keys - k0);
+    te__attn_f32_load<C, D, ALIGNED>(k, kv + h0.k + k0 * h0.kv_width, h0.kv_width, h0.keys - k0);
+    te__attn_f32_load<CV, V, ALIGNED>(v, kv + h0.v + k0 * h0.kv_width, h0.kv_width, h0.keys - k0);
     for (int head = head0; head < head0 + HEADS / KV_HEADS; head++) {
         const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D, F>(a, batch, head);
         for (int q0 = queries.first / C::T * C::T; q0 < queries.end; q0 += C::T) {
             float s[C::R][C::R], dp[C::R][C::R];
             __syncthreads();
-            te__attn_f32_load<C, D>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
-            te__attn_f32_load<C, D>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width, seq - q0);
+            te__attn_f32_load<C, D, ALIGNED>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
+            te__attn_f32_load<CV, V, ALIGNED>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width,
+                                              seq - q0);
             __syncthreads();
             te__attn_f32_product_nt<C>(s, k, q);
-            te__attn_f32_product_nt<C>(dp, v, dout);
+            te__attn_f32_product_nt<CV>(dp, v, dout);
             const te__attn_bias bias = te__attn_bias_at<HEADS, F>(head, a->scale, q0 + x + m.shift - k0 - y);
             const te__attn_table table = te__attn_table_at<TE_f32, F>(a, head, q0 + x, k0 + y, m.shift);
             TE_UNROLL for (int j = 0; j < C::R; j++) {
@@ -283,7 +203,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv
             }
             te__attn_f32_put<C>(p, s);
             __syncthreads();
-            te__attn_f32_product_nn<C>(dv, p, dout);
+            te__attn_f32_product_nn<CV>(dv, p, dout);
             __syncthreads();
             te__attn_f32_put<C>(p, dp);
             __syncthreads();
@@ -292,7 +212,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv
     }
     float *to = (float *)te__attn_dkv<F>(a);
     te__attn_f32_store<C, D>(to + h0.k + k0 * h0.kv_width, h0.kv_width, h0.keys - k0, dk, scale);
-    te__attn_f32_store<C, D>(to + h0.v + k0 * h0.kv_width, h0.kv_width, h0.keys - k0, dv, one);
+    te__attn_f32_store<CV, V>(to + h0.v + k0 * h0.kv_width, h0.kv_width, h0.keys - k0, dv, one);
 }
 
 #endif

@@ -82,7 +82,7 @@ TE_FN void te__attention_fp8_host(const te_attention_args *a, te_block at, float
     TE__ATTENTION_FORM(name, options)                                                                               \
     TE__ATTENTION_FP8_PASSES(name, dtype, heads, kv_heads, head_dim)                                                \
     TE_KERNEL(name##_tile, 1, te_attention_args,                                                                    \
-              float te_scratch_[TE__ATTENTION_FLOATS(head_dim)] __attribute__((aligned(64)));                       \
+              float te_scratch_[TE__ATTENTION_FLOATS(head_dim, head_dim)] __attribute__((aligned(64)));             \
               te__attention_fp8_host(te_args, te_at, te_scratch_, TE_##dtype, heads, kv_heads, head_dim,            \
                                      name##_form()))                                                                \
     TE_API te_status name##_ready(te_context *ctx) { return (void)ctx, TE_OK; }                                     \

@@ -164,11 +164,18 @@ TE_FN void te__attn_bring(te__attn_loader<STAGES> &l, const CUtensorMap *from, i
 
 /* ---- the host's side ------------------------------------------------------------------------------------------- */
 
+/* The head sizes of q and k, and of v, that there are kernels for, forward and backward. */
+TE_BOTH constexpr bool te__attn_hopper_has(int head_dim, int value_dim) {
+    return head_dim == value_dim ? head_dim == 64 || head_dim == 96 || head_dim == 128 || head_dim == 192 ||
+                                       head_dim == 256
+                                 : head_dim == 192 && value_dim == 128;
+}
 /* How the copy engine sees [batch, seq, heads, dim], 16 bits each, in boxes of [box_rows, 64] of a head; batch 0:
- * [rows, heads, dim], rows of packed sequences. */
+ * [rows, heads, dim], rows of packed sequences. width: numbers from row to row. */
 TE_API te_status te__attn_heads_map(CUtensorMap *map, te__encode_fn encode, const void *data, int dim, int heads,
-                                    int seq, int batch, int box_rows, te_dtype dtype, te_context *ctx) {
-    const cuuint64_t head = (cuuint64_t)dim * 2, row = head * (cuuint64_t)heads;
+                                    int64_t width, int seq, int batch, int box_rows, te_dtype dtype,
+                                    te_context *ctx) {
+    const cuuint64_t head = (cuuint64_t)dim * 2, row = (cuuint64_t)width * 2;
     const cuuint64_t pitch[3] = {head, row, row * (cuuint64_t)seq};
     const cuuint64_t size[4] = {(cuuint64_t)dim, (cuuint64_t)heads, (cuuint64_t)seq, (cuuint64_t)batch};
     const cuuint32_t box[4] = {64, 1, (cuuint32_t)box_rows, 1};

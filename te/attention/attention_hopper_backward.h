@@ -1,5 +1,5 @@
 /* attention_hopper_backward.h -- attention backward for compute capability 9.0, bf16 and f16, head_dim 64, 96,
- * 128, 192 and 256.
+ * 128, 192 and 256, and 192 with values of 128.
  *
  *     forward: S = Q K^T * scale, P = exp(S - lse), O = P V
  *     delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta)
@@ -126,8 +126,8 @@ TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh,
 }
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_shape<D>::shared *sh) {
-    typedef te__attn_back_shape<D> C;
+TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_of<D, F>::shared *sh) {
+    typedef te__attn_back_of<D, F> C;
     extern __shared__ __align__(1024) unsigned char te__attn_tiles[];
     /* shuffled, so that it is kept and not found again each time */
     const uint32_t base = __shfl_sync(~0u, te__shared_address(te__attn_tiles), 0);
@@ -169,7 +169,7 @@ TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_shap
 }
 #else
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_shape<D>::shared *sh) {
+TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_of<D, F>::shared *sh) {
     (void)p, (void)sh;
 }
 #endif
@@ -179,16 +179,16 @@ TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_shap
 /* What attention_cuda.h makes three kernels of. EXISTS: 0: there are none for these constants. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           bool = T != TE_f32 && F::ONLY != TE_ATTENTION_OTHERS && !F::CROSS &&
-                 (D == 64 || D == 96 || D == 128 || D == 192 || D == 256)>
+                 te__attn_hopper_has(D, te__attn_value_dim<D, F>())>
 struct te__attn_hopper_backward {
-    typedef te__attn_back_shape<D> shape;
-    static constexpr int EXISTS = 1;
+    typedef te__attn_back_of<D, F> shape;
+    static constexpr int EXISTS = 1, V = te__attn_value_dim<D, F>();
     struct delta {
         typedef te_attn_back args;
         static constexpr int THREADS = TE_ATTN_DELTA_THREADS, BLOCKS = 1;
         static __device__ __forceinline__ void body(const args *p) {
             te_kernel_begin();
-            te__attn_back_delta<T, HEADS, D, F>(p);
+            te__attn_back_delta<T, HEADS, V, F>(p);
         }
     };
     struct wgmma {
@@ -236,9 +236,10 @@ struct te__attn_hopper_backward {
             p.key_tiles = te_sequence_tiles(&p.of, shape::KEYS), p.items = p.key_tiles * KV_HEADS;
             p.query_tiles = te_sequence_tiles(&p.of, shape::QUERIES);
         }
-        TE_TRY(te__attn_map(&p.qkv, encode, a->qkv, batch, seq, (HEADS + 2 * KV_HEADS) * D, T, ctx));
-        TE_TRY(te__attn_map(&p.dout, encode, a->dout, batch, seq, HEADS * D, T, ctx));
-        const te_grid rows_of_heads = te_grid_of(te_ceil_div(rows * HEADS * te__attn_back_lanes(D), delta::THREADS), 1);
+        typedef te__attn_widths<HEADS, KV_HEADS, D, F> widths;
+        TE_TRY(te__attn_map(&p.qkv, encode, a->qkv, batch, seq, (int)widths::QKV, T, ctx));
+        TE_TRY(te__attn_map(&p.dout, encode, a->dout, batch, seq, (int)widths::OUT, T, ctx));
+        const te_grid rows_of_heads = te_grid_of(te_ceil_div(rows * HEADS * te__attn_back_lanes(V), delta::THREADS), 1);
         const te_grid tiles = te_grid_of(
             F::VARLEN ? (int64_t)HEADS * te_sequence_tiles(&p.of, 64) : a->batch * HEADS * te_ceil_div(a->seq, 64), 1);
         TE_TRY(te__cuda_launch(ctx, delta_kernel, rows_of_heads, delta::THREADS, 0, 1, &p, sizeof p, name));

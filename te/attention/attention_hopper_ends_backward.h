@@ -9,11 +9,11 @@
 /* ---- the kernels before and after -------------------------------------------------------------------------------- */
 
 /* Lanes that add up a row's delta, 8 columns each. */
-TE_BOTH constexpr int te__attn_back_lanes(int head_dim) { return head_dim <= 64 ? 8 : head_dim <= 128 ? 16 : 32; }
+TE_BOTH constexpr int te__attn_back_lanes(int value_dim) { return value_dim <= 64 ? 8 : value_dim <= 128 ? 16 : 32; }
 /* delta, by a few lanes for each row of a head; and numbers that begin at zero. Bytes: dout and out, at the rate of
  * memory. */
-template <te_dtype T, int HEADS, int D, class F> TE_FN void te__attn_back_delta(const te_attn_back *p) {
-    constexpr int LANES = te__attn_back_lanes(D);
+template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_back_delta(const te_attn_back *p) {
+    constexpr int LANES = te__attn_back_lanes(V);
     const te_attention_args *a = &p->a;
     const int64_t thread = (int64_t)blockIdx.x * TE_ATTN_DELTA_THREADS + threadIdx.x, row = thread / LANES / HEADS;
     const int head = (int)(thread / LANES % HEADS), d = (int)threadIdx.x % LANES * 8, seq = F::VARLEN ? 1 : a->seq;
@@ -22,10 +22,10 @@ template <te_dtype T, int HEADS, int D, class F> TE_FN void te__attn_back_delta(
     for (int64_t n = thread; n <= (int64_t)(F::VARLEN ? 1 : a->batch) * HEADS * p->query_tiles;
          n += (int64_t)gridDim.x * TE_ATTN_DELTA_THREADS)
         p->ticket[n] = 0;
-    if (row < rows && d < D) {
+    if (row < rows && d < V) {
         float x[8], y[8];
-        te_load8(x, a->dout, (row * HEADS + head) * D + d, 8, 1, T);
-        te_load8(y, a->out, (row * HEADS + head) * D + d, 8, 1, T);
+        te_load8(x, a->dout, (row * HEADS + head) * V + d, 8, 1, T);
+        te_load8(y, a->out, (row * HEADS + head) * V + d, 8, 1, T);
         TE_UNROLL for (int e = 0; e < 8; e++) v += x[e] * y[e];
     }
     TE_UNROLL for (int l = 1; l < LANES; l *= 2) v += __shfl_xor_sync(~0u, v, l);

@@ -17,8 +17,9 @@
  * number (cross) each query has to see one. Options change S and P while P V of the tile before runs.
  *
  * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal) and 2 * batch * seq * (2 * heads +
- * 2 * kv_heads) * head_dim bytes: from some hundred tokens on arithmetic is the limit. Beside the products, seq^2
- * exponentials at 16 a clock and multiprocessor: at head_dim 64 they take as long as the products.
+ * 2 * kv_heads) * head_dim bytes: from some hundred tokens on arithmetic is the limit. Where a head of v has another
+ * size, V, 2 * head_dim of both is head_dim + V. Beside the products, seq^2 exponentials at 16 a clock and
+ * multiprocessor: at head_dim 64 they take as long as the products.
  *
  * Measured on an H200, bf16, in turns with cuDNN 9.19, on a warm chip that its power limits to some 1.6 GHz: TFLOP/s,
  * causal work counted once; cuDNN's time over ours; and, in another run, cuDNN's time over FlashAttention 4's:
@@ -28,6 +29,7 @@
  *     batch 2, seq  8192, 32 heads of  64, causal   575  1.37  1.19
  *     batch 2, seq  4096, 16 heads of 256, causal   686  1.33  1.24
  *     batch 32, seq 1024, 12 heads of  64, causal   399  1.21
+ * On an H100, one run: batch 2, seq 4096, 32 heads of 192 with values of 128, causal 695 (cuDNN 516), full 772 (617).
  * The tensor cores are busy for 86% of the cycles at head_dim 128. With the maximum of each tile taken, as is usual, it
  * was 79%, and 1.06 where there is 1.20 now. If scores grow so that every tile of keys outgrows the maxima of the one
  * before, it takes twice the time. What did not pay: Q in registers (0 to 1%), 160 and 176 keys in a tile, turns at
@@ -38,6 +40,7 @@
 #define TE_ATTENTION_HOPPER_FORWARD_H
 
 #include "attention_hopper_load.h" /* te__attn_forward_load */
+#include "attention_mma_forward.h" /* te__attn_widths */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
@@ -62,8 +65,8 @@ template <class C> TE_FN void te__attn_turn_pass(const te__attn_place<C> &a) {
  * was brought, and what comes of it is not used. add: 0: O begins. */
 template <te_dtype T, class C>
 TE_FN void te__attn_products(te__attn_rows<C> &r, const te__attn_place<C> &a, int k_there, int v_there, int add) {
-    const uint64_t k = te__attn_tile_at(a.k_tiles + a.k.stage * C::KV_BYTES, C::KEYS);
-    const uint64_t v = te__attn_tile_at(a.v_tiles + a.v.stage * C::KV_BYTES, C::KEYS);
+    const uint64_t k = te__attn_tile_at(a.k_tiles + a.k.stage * C::K_BYTES, C::KEYS);
+    const uint64_t v = te__attn_tile_at(a.v_tiles + a.v.stage * C::V_BYTES, C::KEYS);
     if (k_there) te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
     if (C::TURNS) te__attn_turn_wait(a);
     te__wgmma_touch(r.s), te__wgmma_touch(r.o), te__wgmma_touch(r.p);
@@ -72,7 +75,7 @@ TE_FN void te__attn_products(te__attn_rows<C> &r, const te__attn_place<C> &a, in
     te__wgmma_commit();
     if (v_there) te__barrier_wait(a.v_full + 8 * a.v.stage, a.v.phase);
     te__wgmma_fence();
-    te__attn_product_rs<T, C::KEYS, C::D>(r.o, r.p, v, add);
+    te__attn_product_rs<T, C::KEYS, C::V>(r.o, r.p, v, add);
     te__wgmma_commit();
     if (C::TURNS) te__attn_turn_pass(a);
     te__wgmma_wait_1();
@@ -123,7 +126,7 @@ TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, const te_att
     te__attn_products_wait(r, a, 1);
     te__attn_pack<T>(r);
     if (te__attn_outgrown<T>(sum)) {
-        te__attn_scores_again<T>(r, a.q, a.k_tiles + a.k.stage * C::KV_BYTES);
+        te__attn_scores_again<T>(r, a.q, a.k_tiles + a.k.stage * C::K_BYTES);
         te__attn_cap<F>(r, p->scale);
         te__attn_bias_rows<HEADS, F>(r, p->scale, head, query + m.shift, key);
         if (cut) te__attn_hide_outside(r, m, query, key);
@@ -182,10 +185,10 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         if (skip) te__attn_values_skip(a);
         if (have) {
             const int64_t first = F::VARLEN ? rows.first : (int64_t)(w.head / HEADS) * p->seq;
-            uint16_t *out = (uint16_t *)p->out + (first * HEADS + w.head % HEADS) * C::D;
+            uint16_t *out = (uint16_t *)p->out + (first * HEADS + w.head % HEADS) * C::V;
             float *lse = p->lse ? p->lse + (int64_t)w.head * p->seq : 0;
             if (F::VARLEN && lse) lse = p->lse + (int64_t)(w.head % HEADS) * p->of.rows + first;
-            te__attn_finish<T>(r, out, HEADS * C::D, lse, w.query + row, F::VARLEN ? rows.count : p->seq,
+            te__attn_finish<T>(r, out, HEADS * C::V, lse, w.query + row, F::VARLEN ? rows.count : p->seq,
                                te__attn_unit<F>(p->scale), F::DROP && p->rng ? F::FACTOR : 1.0f);
         }
         if (!more) break;
@@ -204,22 +207,10 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
     }
 }
 
-/* The first thread of a block calls this. */
-template <class C> TE_FN void te__attn_barriers_begin(te_attn_barriers *bars) {
-    const uint64_t *full[3] = {bars->q_full, bars->k_full, bars->v_full};
-    const uint64_t *empty[3] = {bars->q_empty, bars->k_empty, bars->v_empty};
-    const int stages[3] = {C::Q_STAGES, C::K_STAGES, C::V_STAGES};
-    TE_UNROLL for (int ring = 0; ring < 3; ring++)
-        TE_UNROLL for (int s = 0; s < stages[ring]; s++) {
-            te__barrier_init(te__shared_address(full[ring] + s), 1);
-            te__barrier_init(te__shared_address(empty[ring] + s), (ring ? 4 : 128) * C::GROUPS); /* warps; lanes */
-        }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_forward_body(const te_attn_hopper *p, te_attn_barriers *bars) {
     const uint32_t q_tiles = (te__shared_address(te__attention_shared) + 1023) & ~1023u; /* where the swizzle begins */
-    const uint32_t k_tiles = q_tiles + C::Q_STAGES * C::Q_BYTES, v_tiles = k_tiles + C::K_STAGES * C::KV_BYTES;
+    const uint32_t k_tiles = q_tiles + C::Q_STAGES * C::Q_BYTES, v_tiles = k_tiles + C::K_STAGES * C::K_BYTES;
     const uint32_t tiles[3] = {q_tiles, k_tiles, v_tiles};
     if (threadIdx.x == 0) te__attn_barriers_begin<C>(bars);
     __syncthreads();
@@ -244,16 +235,23 @@ TE_FN void te__attn_forward_body(const te_attn_hopper *, te_attn_barriers *) {}
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te__encode_fn encode,
                                          const te_attention_args *a, const char *name) {
-    const int64_t l2 = 8 << 20, head_bytes = (int64_t)(F::CROSS ? a->kv_seq : a->seq) * C::D * 4;
-    te_attn_hopper p;
-    memset(&p, 0, sizeof p);
+    typedef te__attn_widths<HEADS, KV_HEADS, C::D, F> widths;
+    const int64_t l2 = 8 << 20, head_bytes = (int64_t)(F::CROSS ? a->kv_seq : a->seq) * (C::D + C::V) * 2;
+    te_attn_hopper_value all;
+    te_attn_hopper &p = all.common;
+    memset(&all, 0, sizeof all);
     p.of = te__attn_sequences(a), p.slots = te_sequence_tiles(&p.of, C::ROWS);
     const int seq = F::VARLEN ? p.of.rows : a->seq, batch = F::VARLEN ? 1 : a->batch;
-    const int heads = (F::CROSS ? 0 : HEADS) + 2 * KV_HEADS; /* of the tensor that has K and V */
+    const int k_heads = (F::CROSS ? 0 : HEADS) + KV_HEADS; /* up to the last one of K */
+    const int heads = k_heads + (F::VALUE ? 0 : KV_HEADS), kv_batch = F::VARLEN ? 0 : batch;
+    const uint16_t *kv = (const uint16_t *)(F::CROSS ? a->kv : a->qkv);
     p.kv_seq = F::CROSS ? a->kv_seq : seq;
-    TE_TRY(te__attn_heads_map(&p.q, encode, a->qkv, C::D, F::CROSS ? HEADS : heads, seq, batch, 64, T, ctx));
-    TE_TRY(te__attn_heads_map(&p.kv, encode, F::CROSS ? a->kv : a->qkv, C::D, heads, p.kv_seq, F::VARLEN ? 0 : batch,
-                              C::KEYS, T, ctx));
+    TE_TRY(te__attn_heads_map(&p.q, encode, a->qkv, C::D, F::CROSS ? HEADS : heads, widths::QKV, seq, batch, 64, T,
+                              ctx));
+    TE_TRY(te__attn_heads_map(&p.kv, encode, kv, C::D, heads, widths::KV, p.kv_seq, kv_batch, C::KEYS, T, ctx));
+    if (F::VALUE)
+        TE_TRY(te__attn_heads_map(&all.v, encode, kv + k_heads * C::D, C::V, KV_HEADS, widths::KV, p.kv_seq, kv_batch,
+                                  C::KEYS, T, ctx));
     p.out = a->out, p.lse = a->lse, p.tickets = ctx->tickets;
     p.heads = a->batch * HEADS, p.seq = a->seq, p.scale = a->scale;
     p.rng = a->rng, p.id = a->id, p.whole = a->whole, p.sinks = a->sinks;
@@ -264,20 +262,20 @@ TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te
     /* a quarter of the rows: they read a quarter of the keys, so more heads fit */
     p.last = F::RIGHT == 0 ? p.rows / 4 : 0, p.together_last = (int)te_min(16 * (int64_t)p.together, p.heads);
     const te_grid grid = te_grid_of(te_min(ctx->processors, p.tiles), 1);
-    return te__cuda_launch(ctx, kernel, grid, C::THREADS, C::SHARED, 1, &p, sizeof p, name);
+    return te__cuda_launch(ctx, kernel, grid, C::THREADS, C::SHARED, 1, &all, F::VALUE ? sizeof all : sizeof p,
+                           name);
 }
 
 /* What attention_cuda.h makes a kernel of. EXISTS: 0: there is none for these constants. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
-          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_OTHERS &&
-                 (D == 64 || D == 96 || D == 128 || D == 192 || D == 256)>
-struct te__attn_hopper_forward : te__attn_hopper_forward_shape<D> {
-    typedef te__attn_hopper_forward_shape<D> shape;
-    typedef te_attn_hopper args;
+          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_OTHERS && te__attn_hopper_has(D, te__attn_value_dim<D, F>())>
+struct te__attn_hopper_forward : te__attn_hopper_forward_shape<D, te__attn_value_dim<D, F>()> {
+    typedef te__attn_hopper_forward_shape<D, te__attn_value_dim<D, F>()> shape;
+    typedef te__attn_hopper_args<F> args;
     static constexpr int EXISTS = 1, BLOCKS = 1;
     static __device__ __forceinline__ void body(const args *p) {
         __shared__ te_attn_barriers bars;
-        te__attn_forward_body<T, shape, HEADS, KV_HEADS, F>(p, &bars);
+        te__attn_forward_body<T, shape, HEADS, KV_HEADS, F>((const te_attn_hopper *)p, &bars);
     }
     static te_status launch(te_context *ctx, const void *kernel, te__encode_fn encode, const te_attention_args *a,
                             const char *name) {

@@ -198,8 +198,10 @@ struct te__attn_hopper_fp8 : te__attn_hopper_fp8_shape<D> {
         te_attn_hopper_fp8 all;
         memset(&all, 0, sizeof all);
         te_attn_hopper *p = &all.common;
-        TE_TRY(te__attn_heads_map(&p->q, encode, of.q, D / 2, HEADS, a->seq, a->batch, 64, TE_bf16, ctx));
-        TE_TRY(te__attn_heads_map(&p->kv, encode, of.k, D / 2, KV_HEADS, a->seq, a->batch, C::KEYS, TE_bf16, ctx));
+        TE_TRY(te__attn_heads_map(&p->q, encode, of.q, D / 2, HEADS, HEADS * D / 2, a->seq, a->batch, 64, TE_bf16,
+                                  ctx));
+        TE_TRY(te__attn_heads_map(&p->kv, encode, of.k, D / 2, KV_HEADS, KV_HEADS * D / 2, a->seq, a->batch, C::KEYS,
+                                  TE_bf16, ctx));
         TE_TRY(te__attn_fp8_values_map(&all.v, encode, &of, D, KV_HEADS, a->batch, ctx));
         all.amax = of.amax;
         p->out = a->out, p->lse = a->lse, p->tickets = ctx->tickets;

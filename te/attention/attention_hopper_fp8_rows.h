@@ -17,7 +17,7 @@
  * the product is done that reads the last one, which takes PACKED registers. */
 template <int D_, int KEYS_, int GROUPS_, int Q_STAGES_, int K_STAGES_, int V_STAGES_, int TURNS_>
 struct te__attn_fp8_shape {
-    static constexpr int D = D_, KEYS = KEYS_, GROUPS = GROUPS_, TURNS = TURNS_;
+    static constexpr int D = D_, V = D, KEYS = KEYS_, GROUPS = GROUPS_, TURNS = TURNS_;
     static constexpr int Q_STAGES = Q_STAGES_, K_STAGES = K_STAGES_, V_STAGES = V_STAGES_;
     static constexpr int ROWS = 64 * GROUPS, THREADS = 128 * (GROUPS + 1), BOXES = (D + 127) / 128;
     static constexpr int PAIRS = D / 2, PACKED = KEYS / 8, EARLY = D < 256;

@@ -6,31 +6,34 @@
 #include "attention_hopper_rows.h" /* softmax and the way out; attention_hopper.h: products, tiles */
 
 /* KEYS: of a tile. GROUPS: warpgroups of 64 queries. TURNS: they take turns to issue their products. K has a stage more
- * than V: it is kept until P is found to be good. */
-template <int D_, int KEYS_, int GROUPS_, int Q_STAGES_, int K_STAGES_, int V_STAGES_, int TURNS_>
+ * than V, where there is room: it is kept until P is found to be good. V: the size of a head of v. */
+template <int D_, int KEYS_, int GROUPS_, int Q_STAGES_, int K_STAGES_, int V_STAGES_, int TURNS_, int V_ = D_>
 struct te__attn_hopper_shape {
-    static constexpr int D = D_, KEYS = KEYS_, GROUPS = GROUPS_, TURNS = TURNS_;
+    static constexpr int D = D_, V = V_, KEYS = KEYS_, GROUPS = GROUPS_, TURNS = TURNS_;
     static constexpr int Q_STAGES = Q_STAGES_, K_STAGES = K_STAGES_, V_STAGES = V_STAGES_;
     static constexpr int ROWS = 64 * GROUPS, THREADS = 128 * (GROUPS + 1), BOXES = (D + 63) / 64;
     static constexpr int PACKED = KEYS / 4; /* words of P in a thread */
     /* registers of a thread that loads, and of one that multiplies: no more than the block was launched with */
     static constexpr int LOADS = GROUPS == 2 ? 40 : 32, MULTIPLIES = GROUPS == 2 ? 232 : 160;
     static constexpr int Q_PART = BOXES * 64 * 128; /* bytes of a warpgroup's tile of Q */
-    static constexpr int Q_BYTES = GROUPS * Q_PART, KV_BYTES = BOXES * KEYS * 128;
-    static constexpr int SHARED = Q_STAGES * Q_BYTES + (K_STAGES + V_STAGES) * KV_BYTES + 1024;
+    static constexpr int Q_BYTES = GROUPS * Q_PART;
+    static constexpr int K_BYTES = BOXES * KEYS * 128, V_BYTES = (V + 63) / 64 * KEYS * 128;
+    static constexpr int SHARED = Q_STAGES * Q_BYTES + K_STAGES * K_BYTES + V_STAGES * V_BYTES + 1024;
     static_assert(SHARED <= 227 * 1024 - 512, "te: attention: the tiles exceed shared memory");
     static_assert(KEYS % 64 == 0 && ROWS - 64 <= KEYS, "te: attention: te__attn_step, te__attn_keys_skip expect it");
 };
-template <int D> struct te__attn_hopper_forward_shape;
+template <int D, int V = D> struct te__attn_hopper_forward_shape;
 template <> struct te__attn_hopper_forward_shape<64> : te__attn_hopper_shape<64, 128, 3, 2, 4, 3, 1> {};
 template <> struct te__attn_hopper_forward_shape<96> : te__attn_hopper_shape<96, 128, 2, 2, 3, 2, 1> {};
 template <> struct te__attn_hopper_forward_shape<128> : te__attn_hopper_shape<128, 128, 2, 2, 3, 2, 0> {};
 template <> struct te__attn_hopper_forward_shape<192> : te__attn_hopper_shape<192, 64, 2, 2, 3, 2, 0> {};
 template <> struct te__attn_hopper_forward_shape<256> : te__attn_hopper_shape<256, 64, 2, 1, 3, 2, 0> {};
+template <>
+struct te__attn_hopper_forward_shape<192, 128> : te__attn_hopper_shape<192, 128, 2, 1, 2, 2, 0, 128> {};
 
 typedef struct te_attn_hopper {
     CUtensorMap q, kv;
-    void *out;                   /* [batch * seq, heads * D] */
+    void *out;                   /* [batch * seq, heads * V] */
     float *lse;                  /* [batch, heads, seq], or null */
     uint32_t *tickets;           /* tiles that were taken after each block's first; 0 before and after. Null: none */
     int heads, seq;              /* heads: of all sequences */
@@ -45,6 +48,14 @@ typedef struct te_attn_hopper {
     int slots;       /* so many for a head, and together counts heads of one sequence */
     int kv_seq;      /* cross: keys of a sequence, and kv is a tensor of its own */
 } te_attn_hopper;
+/* With the option value: kv has keys alone, and v the values. */
+typedef struct te_attn_hopper_value {
+    te_attn_hopper common;
+    CUtensorMap v;
+} te_attn_hopper_value;
+template <int VALUE> struct te__attn_hopper_args_of { typedef te_attn_hopper_value type; };
+template <> struct te__attn_hopper_args_of<0> { typedef te_attn_hopper type; };
+template <class F> using te__attn_hopper_args = typename te__attn_hopper_args_of<F::VALUE>::type;
 
 /* A tile of queries: the first of them and their head, counted over all sequences. */
 typedef struct te_attn_work { int query, head; } te_attn_work;
@@ -57,6 +68,19 @@ typedef struct te_attn_barriers {
 } te_attn_barriers;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* The first thread of a block calls this. */
+template <class C> TE_FN void te__attn_barriers_begin(te_attn_barriers *bars) {
+    const uint64_t *full[3] = {bars->q_full, bars->k_full, bars->v_full};
+    const uint64_t *empty[3] = {bars->q_empty, bars->k_empty, bars->v_empty};
+    const int stages[3] = {C::Q_STAGES, C::K_STAGES, C::V_STAGES};
+    TE_UNROLL for (int ring = 0; ring < 3; ring++)
+        TE_UNROLL for (int s = 0; s < stages[ring]; s++) {
+            te__barrier_init(te__shared_address(full[ring] + s), 1);
+            te__barrier_init(te__shared_address(empty[ring] + s), (ring ? 4 : 128) * C::GROUPS); /* warps; lanes */
+        }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 
 /* ---- the warp that loads --------------------------------------------------------------------------------------- */
 
@@ -116,6 +140,13 @@ template <int HEADS, class F> TE_FN auto te__attn_whose(te_attn_work w, const te
     if constexpr (F::VARLEN) return walk.at;
     else return w.head / HEADS;
 }
+/* The values, and which of its heads are those of this head of q. */
+template <class F> TE_FN const CUtensorMap *te__attn_values(const te_attn_hopper *p) {
+    return F::VALUE ? &((const te_attn_hopper_value *)(const void *)p)->v : &p->kv;
+}
+template <int KV_HEADS, class F> TE_FN int te__attn_values_head(int kv_head, int k_head) {
+    return F::VALUE ? kv_head : k_head + KV_HEADS;
+}
 /* A ticket is taken when a tile is done, not ahead, so that blocks end together; the count wraps to 0 with the last. */
 TE_FN int te__attn_next(const te_attn_hopper *p, int tile) {
     return (int)gridDim.x + (p->tickets ? (int)atomicInc(p->tickets, (uint32_t)p->tiles - 1) : tile);
@@ -146,7 +177,8 @@ TE_FN void te__attn_forward_load(const te_attn_hopper *p, te_attn_barriers *bars
         const uint32_t bar = te__shared_address(&bars->q_full[q.stage]), to = tiles[0] + q.stage * C::Q_BYTES;
         const auto batch = te__attn_whose<HEADS, F>(w, walk);
         const int head = w.head % HEADS;
-        const int k_head = (F::CROSS ? 0 : HEADS) + head / (HEADS / KV_HEADS), v_head = k_head + KV_HEADS;
+        const int kv_head = head / (HEADS / KV_HEADS), k_head = (F::CROSS ? 0 : HEADS) + kv_head;
+        const int v_head = te__attn_values_head<KV_HEADS, F>(kv_head, k_head);
         if (w.head >= 0) te__attn_bring<C::D, C::KEYS>(k, &p->kv, k_head, (t.end - 1) * C::KEYS, batch);
         te__barrier_wait(te__shared_address(&bars->q_empty[q.stage]), q.phase ^ 1);
         bars->work[q.stage] = w;
@@ -161,9 +193,9 @@ TE_FN void te__attn_forward_load(const te_attn_hopper *p, te_attn_barriers *bars
 #pragma unroll 1
         for (int j = t.end - 2; j >= t.first; j--) {
             te__attn_bring<C::D, C::KEYS>(k, &p->kv, k_head, j * C::KEYS, batch);
-            te__attn_bring<C::D, C::KEYS>(v, &p->kv, v_head, (j + 1) * C::KEYS, batch);
+            te__attn_bring<C::V, C::KEYS>(v, te__attn_values<F>(p), v_head, (j + 1) * C::KEYS, batch);
         }
-        te__attn_bring<C::D, C::KEYS>(v, &p->kv, v_head, t.first * C::KEYS, batch);
+        te__attn_bring<C::V, C::KEYS>(v, te__attn_values<F>(p), v_head, t.first * C::KEYS, batch);
         tile = te__attn_next(p, tile);
     }
 }

@@ -74,22 +74,25 @@ template <int QUERIES> struct te__attn_back_shared {
     uint64_t p_full[TE_ATTN_STAGES], p_empty[TE_ATTN_STAGES]; /* wide */
 };
 
-/* The sizes that follow from head_dim. WIDE: the kernel of attention_hopper_wide_backward.h, whose warpgroups share one
+/* The sizes that follow from head_dim, and V, the size of a head of v, which dO has, too: another one where it is WIDE
+ * alone. WIDE: the kernel of attention_hopper_wide_backward.h, whose warpgroups share one
  * tile of 64 keys. In shared memory a tile has whole boxes of 64 columns; those past head_dim are of the next head, and
  * what comes of them is not used. */
-template <int D> struct te__attn_back_shape {
+template <int D, int V = D> struct te__attn_back_shape {
+    static_assert(V == D || (D > 128 && V % 64 == 0), "te: attention: the kernel of 128 keys has one head size");
     static constexpr int WIDE = D > 128, KEYS = WIDE ? 64 : 128, QUERIES = D <= 64 ? 128 : 64;
-    static constexpr int BOXES = (D + 63) / 64;
+    static constexpr int BOXES = (D + 63) / 64, V_BOXES = (V + 63) / 64;
     static constexpr int DO_STAGES = D > 192 ? 1 : TE_ATTN_STAGES;
     static constexpr int SUM_ROWS = WIDE ? 16 : 32; /* <name>_sum_rows */
     static constexpr int AHEAD = !WIDE && QUERIES <= 64; /* there are registers to load lse and delta ahead of use */
-    static constexpr int KV_BYTES = KEYS * BOXES * 128, Q_BYTES = QUERIES * BOXES * 128;
+    static constexpr int K_BYTES = KEYS * BOXES * 128, V_BYTES = KEYS * V_BOXES * 128;
+    static constexpr int Q_BYTES = QUERIES * BOXES * 128, DO_BYTES = QUERIES * V_BOXES * 128;
     static constexpr int DS_BYTES = KEYS * QUERIES * 2, P_BYTES = WIDE ? DS_BYTES : 0;
     /* K, V, then Q and dO of each stage (of dO there may be one only), dS, dQ: of each warpgroup a piece of each stage
      * or, if wide, one; P */
-    static constexpr int Q_AT = 2 * KV_BYTES, DO_AT = Q_AT + (DO_STAGES > 1 ? 1 : TE_ATTN_STAGES) * Q_BYTES;
-    static constexpr int Q_PITCH = (DO_STAGES > 1 ? 2 : 1) * Q_BYTES; /* from a stage to the next */
-    static constexpr int DS_AT = Q_AT + (TE_ATTN_STAGES + DO_STAGES) * Q_BYTES;
+    static constexpr int Q_AT = K_BYTES + V_BYTES, DO_AT = Q_AT + (DO_STAGES > 1 ? 1 : TE_ATTN_STAGES) * Q_BYTES;
+    static constexpr int Q_PITCH = Q_BYTES + (DO_STAGES > 1 ? DO_BYTES : 0); /* from a stage to the next */
+    static constexpr int DS_AT = Q_AT + TE_ATTN_STAGES * Q_BYTES + DO_STAGES * DO_BYTES;
     static constexpr int DQ_AT = DS_AT + TE_ATTN_STAGES * DS_BYTES;
     static constexpr int P_AT = DQ_AT + (WIDE ? 1 : TE_ATTN_STAGES) * 2 * TE_ATTN_DQ_BYTES;
     static constexpr int BYTES = P_AT + TE_ATTN_STAGES * P_BYTES;
@@ -103,6 +106,8 @@ template <int D> struct te__attn_back_shape {
     static constexpr int IN_TURNS = D <= 64;
     typedef te__attn_back_shared<QUERIES> shared;
 };
+
+template <int D, class F> using te__attn_back_of = te__attn_back_shape<D, te__attn_value_dim<D, F>()>;
 
 /* ---- the order --------------------------------------------------------------------------------------------------- */
 

@@ -21,7 +21,7 @@
 template <class C> struct te__attn_rows {
     float s[C::KEYS / 2];    /* scores, then P */
     uint32_t p[C::PACKED];   /* P packed, the A operand of P V */
-    float o[C::D / 2];       /* sums of P V */
+    float o[C::V / 2];       /* sums of P V */
     float top[2], sum[2];    /* what is taken off the scores; this lane's share of the sums of P */
 };
 
@@ -155,7 +155,7 @@ template <te_dtype T, class F, class C> TE_FN void te__attn_raise(te__attn_rows<
         shrink[e] = top == old ? 1.0f : te_exp2((old - top) * c);
         sum[e] = te__attn_exp(r, e, te__attn_kept<F>(top), c), r.top[e] = top, r.sum[e] *= shrink[e];
     }
-    TE_UNROLL for (int i = 0; i < C::D / 2; i++) r.o[i] *= shrink[i / 2 % 2];
+    TE_UNROLL for (int i = 0; i < C::V / 2; i++) r.o[i] *= shrink[i / 2 % 2];
 }
 
 /* ---- the way out ----------------------------------------------------------------------------------------------- */
@@ -183,7 +183,7 @@ TE_FN void te__attn_finish(const te__attn_rows<C> &r, uint16_t *out, int64_t wid
         sum += __shfl_xor_sync(~0u, sum, 2);
         const float inverse = factor * te_reciprocal(sum); /* the row's maximum alone is 1, or more */
         uint16_t *to = out + (int64_t)row * width + lane % 4 * 8;
-        TE_UNROLL for (int j = 0; j < C::D / 8; j += 4) {
+        TE_UNROLL for (int j = 0; j < C::V / 8; j += 4) {
             uint32_t w[4];
             TE_UNROLL for (int i = 0; i < 4; i++) {
                 const float *o = r.o + 4 * (j + i) + 2 * e;

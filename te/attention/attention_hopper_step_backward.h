@@ -215,7 +215,7 @@ TE_FN void te__attn_back_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)
     uint32_t dropped[C::QUERIES / 64];
     te__barrier_wait(TE__AT(g, do_full, st), phase);
     te__wgmma_fence();
-    te__attn_back_scores<T, D, C>(dp, g->base + C::KV_BYTES + g->group * 8192, q + C::Q_BYTES);
+    te__attn_back_scores<T, D, C>(dp, g->base + C::K_BYTES + g->group * 8192, q + C::Q_BYTES);
     te__wgmma_commit();
     if (C::IN_TURNS) te__attn_turn_give(g->group);
     if constexpr (F::DROP != 0) te__attn_back_draw<HEADS, F, C>(dropped, p, g, q0, k0, head);

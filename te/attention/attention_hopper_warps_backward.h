@@ -30,6 +30,7 @@ template <int KV_HEADS, class F> TE_FN auto te__attn_box_of(const int4 &item, co
 /* One thread hands out items and brings K, V, Q and dO. */
 template <int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_back_load(const te_attn_back *p, typename C::shared *sh, uint32_t base) {
+    constexpr int V = te__attn_value_dim<D, F>();
     int i = 0;
     te_sequence_walk walk;
     if constexpr (F::VARLEN) walk = te_sequence_walk_of(&p->of, C::KEYS);
@@ -47,19 +48,20 @@ TE_FN void te__attn_back_load(const te_attn_back *p, typename C::shared *sh, uin
 
         const auto batch = te__attn_box_of<KV_HEADS, F>(item, rows);
         TE_UNROLL for (int k = 1; k >= 0; k--) { /* V, which is free first, then K */
-            const int x = (HEADS + (k ? KV_HEADS : 0) + item.x % KV_HEADS) * D;
+            const int x = te__attn_column<HEADS, KV_HEADS, D, F>(k, item.x % KV_HEADS);
             const uint32_t full = te__shared_address(k ? &sh->v_full : &sh->k_full);
             te__barrier_wait(te__shared_address(k ? &sh->v_empty : &sh->k_empty), (r & 1) ^ 1);
-            te__barrier_expect(full, C::KV_BYTES);
+            te__barrier_expect(full, k ? C::V_BYTES : C::K_BYTES);
             constexpr int HIGH = C::KEYS / 64;
-            TE_UNROLL for (int b = 0; b < C::BOXES * HIGH; b++) /* 64 keys, 64 columns */
-                te__attn_box_load(base + k * C::KV_BYTES + b * 8192, &p->qkv, x + b / HIGH * 64,
+            TE_UNROLL for (int b = 0; b < (k ? C::V_BOXES : C::BOXES) * HIGH; b++) /* 64 keys, 64 columns */
+                te__attn_box_load(base + k * C::K_BYTES + b * 8192, &p->qkv, x + b / HIGH * 64,
                                   item.y * C::KEYS + b % HIGH * 64, batch, full);
         }
         te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, F>(p, item, rows);
         do {
             const int st = i & 1, again = (i >> 1 & 1) ^ 1, ost = C::do_stage(i);
             constexpr int BOXES = D > 64 ? C::BOXES : 2; /* of 64 columns, or of 64 queries */
+            constexpr int DO_BOXES = D > 64 ? C::V_BOXES : 2;
             const uint32_t q = base + C::Q_AT + st * C::Q_PITCH, o = base + C::DO_AT + ost * C::Q_PITCH;
             const uint32_t qf = te__shared_address(&sh->q_full[st]), of = te__shared_address(&sh->do_full[ost]);
             te__barrier_wait(te__shared_address(&sh->q_empty[st]), again);
@@ -68,9 +70,9 @@ TE_FN void te__attn_back_load(const te_attn_back *p, typename C::shared *sh, uin
                 te__attn_box_load(q + b * 8192, &p->qkv, w.head * D + (D > 64 ? b * 64 : 0),
                                   w.tile * C::QUERIES + (D > 64 ? 0 : b * 64), batch, qf);
             te__barrier_wait(te__shared_address(&sh->do_empty[ost]), C::do_phase(i) ^ 1);
-            te__barrier_expect(of, C::Q_BYTES);
-            TE_UNROLL for (int b = 0; b < BOXES; b++)
-                te__attn_box_load(o + b * 8192, &p->dout, w.head * D + (D > 64 ? b * 64 : 0),
+            te__barrier_expect(of, C::DO_BYTES);
+            TE_UNROLL for (int b = 0; b < DO_BOXES; b++)
+                te__attn_box_load(o + b * 8192, &p->dout, w.head * V + (D > 64 ? b * 64 : 0),
                                   w.tile * C::QUERIES + (D > 64 ? 0 : b * 64), batch, of);
             i++;
         } while (te__attn_walk_on<HEADS, KV_HEADS, F>(&w));

@@ -23,11 +23,15 @@
  * Shared memory at 256, in KB: K and V 32 each, Q 2 x 32, dO 32 (it is used from dP to dV only), dS 2 x 8, P 2 x 8, dQ
  * 2 x 16 on its way out: 224 of 227.
  *
+ * Where a head of v has 128 columns and one of q and k 192, V, dO and dV are smaller, and all else is as it is. As many
+ * bytes of dQ are added for fewer flops: 6 n_qk + 4 n_v, n of each head size.
+ *
  * Measured on an H200, bf16, TFLOP/s in turns, one run, in a fixed order / any order / cuDNN / mma.sync's:
  *     batch 2, seq  4096, 16 heads of 256, causal   334 358 364 162      full   345 364 379
  *     batch 1, seq 16384, 16 heads of 256, causal   353 375 397 174
  *     batch 1, seq  8192, 32 of 256, 4 of K, causal 334 344 406
  *     batch 2, seq  4096, 16 heads of 192, causal   311 321 316 176
+ * On an H100, one run: batch 2, seq 4096, 32 heads of 192 with values of 128, causal 260 271 413, full 274 289 278.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_HOPPER_WIDE_BACKWARD_H
@@ -79,12 +83,12 @@ template <class C> TE_FN void te__attn_wide_wait(const te__attn_back_group<C> *g
 template <class C> TE_FN void te__attn_wide_free(const te__attn_back_group<C> *g, int of, int i) {
     te__attn_back_arrive(g, of ? TE__AT(g, do_empty, C::do_stage(i)) : TE__AT(g, q_empty, i & 1));
 }
-/* S or dP of step i, of warpgroup G. */
+/* S or dP of step i, of warpgroup G; D: columns of what it multiplies. */
 template <te_dtype T, int D, class C, int G>
 TE_FN void te__attn_wide_begin(float (&s)[32], const te__attn_back_group<C> *g, int i) {
     te__attn_wide_wait(g, G, i);
     te__wgmma_fence();
-    te__attn_back_scores<T, D, C>(s, g->base + G * C::KV_BYTES, te__attn_wide_tile(g, G, i));
+    te__attn_back_scores<T, D, C>(s, g->base + G * C::K_BYTES, te__attn_wide_tile(g, G, i));
     te__wgmma_commit();
 }
 /* dS of step j is no longer read. */
@@ -116,6 +120,8 @@ TE_FN void te__attn_wide_dq(float (&dq)[32], const te__attn_back_group<C> *g, in
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C, int G>
 TE_FN void te__attn_wide_multiply(const te_attn_back *p, typename C::shared *sh, uint32_t base) {
     constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
+    constexpr int V = te__attn_value_dim<D, F>();
+    constexpr int FROM = G ? V : D, OWN = G ? D : V; /* columns that S or dP is a sum over, and those of dV or dK */
     constexpr int FIRST = G * C::PIECES, LAST = G ? C::BOXES - 1 : C::PIECES - 1; /* pieces of dQ: one or two */
     te__attn_back_group<C> all, *const g = &all;
     g->base = base, g->at = __shfl_sync(~0u, te__shared_address(sh), 0), g->i = 0, g->lane = (int)threadIdx.x % 32;
@@ -125,13 +131,13 @@ TE_FN void te__attn_wide_multiply(const te_attn_back *p, typename C::shared *sh,
     for (int r = 0; te__attn_item_take<F>(&item, &rows_of, sh, r); r++) {
         const int k0 = item.y * C::KEYS, seq = te__attn_seq<F>(p, rows_of);
         g->seq = seq;
-        float d[D / 2], s[32], dq[32]; /* dV or dK, S or dP, a piece of dQ */
+        float d[OWN / 2], s[32], dq[32]; /* dV or dK, S or dP, a piece of dQ */
         float2 none[1];
         te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, F>(p, item, rows_of);
         int whole = 0; /* bit i: the tile of queries of i steps before ends before the sequence does, or with it */
         if (G) te__barrier_wait(TE__AT(g, v_full, 0), r & 1);
         te__barrier_wait(TE__AT(g, k_full, 0), r & 1);
-        te__attn_wide_begin<T, D, C, G>(s, g, g->i);
+        te__attn_wide_begin<T, FROM, C, G>(s, g, g->i);
         if (FIRST < LAST) te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 2, LAST);
         te__attn_wgmma_wait<(FIRST < LAST)>();
         te__attn_hold_back(s);
@@ -164,14 +170,14 @@ TE_FN void te__attn_wide_multiply(const te_attn_back *p, typename C::shared *sh,
             te__attn_wide_free(g, G, g->i);
             te__attn_wide_wait(g, !G, g->i);
             te__wgmma_fence();
-            te__attn_back_gradient<T, D, C>(d, frag, te__attn_wide_tile(g, !G, g->i), n == 0);
+            te__attn_back_gradient<T, OWN, C>(d, frag, te__attn_wide_tile(g, !G, g->i), n == 0);
             te__wgmma_commit();
             if (FIRST < LAST && n > 1) te__attn_wide_leave<C, G>(dq, g, g->i - 2, 1, whole & 4);
             if (!te__attn_walk_on<HEADS, KV_HEADS, F>(&w)) break;
             te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 1, FIRST);
             te__attn_wgmma_wait<1>();
             te__attn_wide_free(g, !G, g->i);
-            te__attn_wide_begin<T, D, C, G>(s, g, g->i + 1);
+            te__attn_wide_begin<T, FROM, C, G>(s, g, g->i + 1);
             te__attn_wgmma_wait<1>();
             te__attn_hold_back(dq);
             if (FIRST == LAST && n) te__attn_wide_read(g, g->i - 1);
@@ -194,11 +200,12 @@ TE_FN void te__attn_wide_multiply(const te_attn_back *p, typename C::shared *sh,
         te__attn_back_arrive(g, TE__AT(g, k_empty, 0));
         g->i++;
 
-        const int batch = item.x / KV_HEADS, x = (HEADS + (G ? 0 : KV_HEADS) + item.x % KV_HEADS) * D;
+        const int batch = item.x / KV_HEADS, x = te__attn_column<HEADS, KV_HEADS, D, F>(!G, item.x % KV_HEADS);
         uint16_t *to = (uint16_t *)p->a.dqkv + (te__attn_first<F>(p, rows_of, batch) + k0) * QKV + x;
         const int64_t sums = (seq + C::SUM_ROWS - 1) / C::SUM_ROWS;
         float *sum = p->a.sum && !F::VARLEN ? p->a.sum + (batch * sums + k0 / C::SUM_ROWS) * QKV + x : nullptr;
-        te__attn_group_store<T, D, C::SUM_ROWS>(to, QKV, seq - k0, d, G ? p->a.scale : F::FACTOR, sum, sh->part[G], G);
+        te__attn_group_store<T, OWN, C::SUM_ROWS>(to, QKV, seq - k0, d, G ? p->a.scale : F::FACTOR, sum, sh->part[G],
+                                                  G);
     }
 }
 #endif

@@ -55,18 +55,18 @@ TE_FN te__attn_head te__attn_head_of(const te_attention_args *a, int batch, int 
                                      te__attn_form f) {
     const te_sequences s = te__attn_sequences(a);
     const te_sequence own = te_sequence_rows(&s, batch);
-    const int64_t first = own.first, kv = head / (heads / kv_heads);
+    const int64_t first = own.first, kv = head / (heads / kv_heads), dv = te__attn_value_dim(d, f);
     te__attn_head h;
     h.seq = h.keys = own.count, h.head = batch * heads + head;
     h.drawn = te__attn_head_of_all(a->whole, h.head, heads);
-    h.width = (int64_t)(heads + 2 * kv_heads) * d, h.out_width = (int64_t)heads * d;
+    h.width = (int64_t)(heads + kv_heads) * d + kv_heads * dv, h.out_width = (int64_t)heads * dv;
     h.kv_width = h.width, h.k = first * h.width + (heads + kv) * d, h.kv = a->qkv, h.dkv = a->dqkv;
     if (f.cross) {
-        h.width = h.out_width, h.kv_width = (int64_t)(2 * kv_heads) * d, h.keys = a->kv_seq;
+        h.width = (int64_t)heads * d, h.kv_width = (int64_t)kv_heads * (d + dv), h.keys = a->kv_seq;
         h.k = (int64_t)batch * h.keys * h.kv_width + kv * d, h.kv = a->kv, h.dkv = a->dkv;
     }
-    h.q = first * h.width + (int64_t)head * d, h.v = h.k + (int64_t)kv_heads * d;
-    h.out = first * h.out_width + (int64_t)head * d;
+    h.q = first * h.width + (int64_t)head * d, h.v = h.k + (int64_t)kv_heads * d + kv * (dv - d);
+    h.out = first * h.out_width + head * dv;
     h.row = a->cu_seqlens ? (int64_t)head * s.rows + first : (int64_t)h.head * a->seq;
     return h;
 }
@@ -84,12 +84,12 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
     if (queries <= 0) return; /* of a longer sequence */
     const te__attn_span seen = te__attn_keys_of(m, q0, queries);
     const float slope = te__attn_alibi(h.head, heads, f);
-    const int ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(queries);
-    const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
-    float *k = s, *v = k + tile, *o = v + tile, *qt = o + tile, *p = qt + tile;
+    const int dv = te__attn_value_dim(d, f), ld = TE__ATTN_PADDED(d), ldv = TE__ATTN_PADDED(dv);
+    const int n = TE__ATTN_PADDED(queries), tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
+    float *k = s, *v = k + tile, *o = v + TE__ATTN_TILE * ldv, *qt = o + TE__ATTN_TILE * ldv, *p = qt + tile;
     float *top = p + square, *sum = top + TE__ATTN_TILE, *shrink = sum + TE__ATTN_TILE;
     float *most = shrink + TE__ATTN_TILE; /* for row_top */
-    memset(o, 0, (size_t)(TE__ATTN_TILE * ld) * sizeof(float));
+    memset(o, 0, (size_t)(TE__ATTN_TILE * ldv) * sizeof(float));
     /* a sink is a score that each row has seen before any key, and has no value */
     const float sink = f.sinks ? te_load(a->sinks, at.x % heads, t) * TE__ATTN_LOG2E : -INFINITY;
     for (int q = 0; q < TE__ATTN_TILE; q++) top[q] = fmaxf(sink, -3.402823466e38f), sum[q] = f.sinks ? 1.0f : 0.0f;
@@ -101,7 +101,7 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
         const enum te__attn_part part = triangle ? TE__ATTN_COLUMNS_FROM_ROW : TE__ATTN_ALL;
         const enum te__attn_part depth = triangle ? TE__ATTN_DEPTH_TO_ROW : TE__ATTN_ALL;
         te__attn_tile_read(k, ld, h.kv, h.k + k0 * h.kv_width, h.kv_width, keys, d, t);
-        te__attn_tile_read(v, ld, h.kv, h.v + k0 * h.kv_width, h.kv_width, keys, d, t);
+        te__attn_tile_read(v, ldv, h.kv, h.v + k0 * h.kv_width, h.kv_width, keys, dv, t);
         te__attn_product(p, TE__ATTN_TILE, k, ld, 1, qt, TE__ATTN_TILE, keys, n, d, 0, part);
         te__attn_cap(p, keys, n, f);
         for (int i = 0; (f.alibi || f.bias) && i < keys; i++)
@@ -128,16 +128,16 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
         te__attn_drop(p, 1, a, h.drawn, q0, k0, 1, f);
         for (int q = 0; q < queries; q++)
             if (shrink[q] != 1)
-                for (int c = 0; c < ld; c += TE__ATTN_LANES) {
+                for (int c = 0; c < ldv; c += TE__ATTN_LANES) {
                     te__attn_vector e;
-                    te__attn_get(&e, o + q * ld + c), e *= shrink[q], te__attn_put(o + q * ld + c, &e);
+                    te__attn_get(&e, o + q * ldv + c), e *= shrink[q], te__attn_put(o + q * ldv + c, &e);
                 }
-        te__attn_product(o, ld, p, 1, TE__ATTN_TILE, v, ld, queries, ld, keys, 1, depth);
+        te__attn_product(o, ldv, p, 1, TE__ATTN_TILE, v, ldv, queries, ldv, keys, 1, depth);
     }
     for (int q = 0; q < queries; q++) {
         /* it sees no key: 0, and in backward all its probabilities are */
         const int blind = (f.cross || f.bias) && !(sum[q] > 0);
-        te__attn_row_write(a->out, h.out + (q0 + q) * h.out_width, o + q * ld, d,
+        te__attn_row_write(a->out, h.out + (q0 + q) * h.out_width, o + q * ldv, dv,
                            blind ? 0.0f : (f.drop && a->rng ? f.factor : 1.0f) / sum[q], t);
         if (a->lse) a->lse[h.row + q0 + q] = blind ? INFINITY : top[q] * TE__ATTN_LN2 + logf(sum[q]);
         if (f.top && a->row_top) a->row_top[h.row + q0 + q] = most[q] * TE__ATTN_LN2;
@@ -154,16 +154,17 @@ TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float 
     if (queries <= 0) return; /* of a longer sequence */
     const te__attn_span seen = te__attn_keys_of(m, q0, queries);
     const float slope = te__attn_alibi(h.head, heads, f);
-    const int ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(queries);
-    const int tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
-    float *k = s, *v = k + tile, *dq = v + tile, *qt = dq + tile, *dot = qt + tile, *p = dot + tile;
+    const int dv = te__attn_value_dim(d, f), ld = TE__ATTN_PADDED(d), ldv = TE__ATTN_PADDED(dv);
+    const int n = TE__ATTN_PADDED(queries), tile = TE__ATTN_TILE * ld, square = TE__ATTN_TILE * TE__ATTN_TILE;
+    float *k = s, *v = k + tile, *dq = v + TE__ATTN_TILE * ldv, *qt = dq + tile, *dot = qt + tile;
+    float *p = dot + TE__ATTN_TILE * ldv;
     float *dp = p + square, *lse = dp + square, *delta = lse + TE__ATTN_TILE;
     memset(dq, 0, (size_t)(TE__ATTN_TILE * ld) * sizeof(float)), memset(lse, 0, 2 * TE__ATTN_TILE * sizeof(float));
     te__attn_tile_read_transposed(qt, a->qkv, h.q + q0 * h.width, h.width, queries, d, te__attn_factor(a->scale, f), t);
-    te__attn_tile_read_transposed(dot, a->dout, h.out + q0 * h.out_width, h.out_width, queries, d, 1, t);
+    te__attn_tile_read_transposed(dot, a->dout, h.out + q0 * h.out_width, h.out_width, queries, dv, 1, t);
     for (int q = 0; q < queries; q++) {
         const int64_t row = h.out + (q0 + q) * h.out_width;
-        for (int c = 0; c < d; c++) delta[q] += dot[c * TE__ATTN_TILE + q] * te_load(a->out, row + c, t);
+        for (int c = 0; c < dv; c++) delta[q] += dot[c * TE__ATTN_TILE + q] * te_load(a->out, row + c, t);
         lse[q] = a->lse[h.row + q0 + q] * TE__ATTN_LOG2E, a->delta[h.row + q0 + q] = delta[q];
     }
     for (int k0 = seen.first / TE__ATTN_TILE * TE__ATTN_TILE; k0 < seen.end; k0 += TE__ATTN_TILE) {
@@ -172,9 +173,9 @@ TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float 
         const enum te__attn_part part = triangle ? TE__ATTN_COLUMNS_FROM_ROW : TE__ATTN_ALL;
         const enum te__attn_part depth = triangle ? TE__ATTN_DEPTH_TO_ROW : TE__ATTN_ALL;
         te__attn_tile_read(k, ld, h.kv, h.k + k0 * h.kv_width, h.kv_width, keys, d, t);
-        te__attn_tile_read(v, ld, h.kv, h.v + k0 * h.kv_width, h.kv_width, keys, d, t);
+        te__attn_tile_read(v, ldv, h.kv, h.v + k0 * h.kv_width, h.kv_width, keys, dv, t);
         te__attn_product(p, TE__ATTN_TILE, k, ld, 1, qt, TE__ATTN_TILE, keys, n, d, 0, part);
-        te__attn_product(dp, TE__ATTN_TILE, v, ld, 1, dot, TE__ATTN_TILE, keys, n, d, 0, part);
+        te__attn_product(dp, TE__ATTN_TILE, v, ldv, 1, dot, TE__ATTN_TILE, keys, n, dv, 0, part);
         te__attn_cap(p, keys, n, f);
         if (cut) te__attn_hide_by_key(p, m, q0, k0, keys);
         te__attn_drop(dp, 1, a, h.drawn, q0, k0, f.factor, f);
@@ -204,14 +205,15 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
     if (keys <= 0) return;
     const te__attn_mask m = te__attn_mask_at(&h0, f);
     const te__attn_span seen = te__attn_queries_of(m, k0, keys);
-    const int ld = TE__ATTN_PADDED(d), n = TE__ATTN_PADDED(keys), tile = TE__ATTN_TILE * ld;
-    float *q = s, *dout = q + tile, *dk = dout + tile, *dv = dk + tile, *kt = dv + tile, *vt = kt + tile,
-          *p = vt + tile;
+    const int d_v = te__attn_value_dim(d, f), ld = TE__ATTN_PADDED(d), ldv = TE__ATTN_PADDED(d_v);
+    const int n = TE__ATTN_PADDED(keys), tile = TE__ATTN_TILE * ld, value_tile = TE__ATTN_TILE * ldv;
+    float *q = s, *dout = q + tile, *dk = dout + value_tile, *dv = dk + tile, *kt = dv + value_tile, *vt = kt + tile,
+          *p = vt + value_tile;
     float *dp = p + TE__ATTN_TILE * TE__ATTN_TILE;
-    memset(dk, 0, (size_t)(2 * tile) * sizeof(float));
+    memset(dk, 0, (size_t)(tile + value_tile) * sizeof(float));
     te__attn_tile_read_transposed(kt, h0.kv, h0.k + k0 * h0.kv_width, h0.kv_width, keys, d,
                                   te__attn_factor(a->scale, f), t);
-    te__attn_tile_read_transposed(vt, h0.kv, h0.v + k0 * h0.kv_width, h0.kv_width, keys, d, 1, t);
+    te__attn_tile_read_transposed(vt, h0.kv, h0.v + k0 * h0.kv_width, h0.kv_width, keys, d_v, 1, t);
     for (int head = head0; head < head0 + group; head++) {
         const te__attn_head h = te__attn_head_of(a, batch, head, heads, kv_heads, d, f);
         const float slope = te__attn_alibi(head, heads, f);
@@ -221,9 +223,9 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
             const enum te__attn_part part = triangle ? TE__ATTN_COLUMNS_TO_ROW : TE__ATTN_ALL;
             const enum te__attn_part depth = triangle ? TE__ATTN_DEPTH_FROM_ROW : TE__ATTN_ALL;
             te__attn_tile_read(q, ld, a->qkv, h.q + q0 * h.width, h.width, queries, d, t);
-            te__attn_tile_read(dout, ld, a->dout, h.out + q0 * h.out_width, h.out_width, queries, d, t);
+            te__attn_tile_read(dout, ldv, a->dout, h.out + q0 * h.out_width, h.out_width, queries, d_v, t);
             te__attn_product(p, TE__ATTN_TILE, q, ld, 1, kt, TE__ATTN_TILE, queries, n, d, 0, part);
-            te__attn_product(dp, TE__ATTN_TILE, dout, ld, 1, vt, TE__ATTN_TILE, queries, n, d, 0, part);
+            te__attn_product(dp, TE__ATTN_TILE, dout, ldv, 1, vt, TE__ATTN_TILE, queries, n, d_v, 0, part);
             te__attn_cap(p, queries, n, f);
             if (cut) te__attn_hide_by_query(p, m, q0, k0, queries);
             te__attn_drop(dp, 0, a, h.drawn, q0, k0, f.factor, f);
@@ -239,13 +241,13 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
                 }
             }
             te__attn_drop(p, 0, a, h.drawn, q0, k0, 1, f);
-            te__attn_product(dv, ld, p, 1, TE__ATTN_TILE, dout, ld, keys, ld, queries, 1, depth);
+            te__attn_product(dv, ldv, p, 1, TE__ATTN_TILE, dout, ldv, keys, ldv, queries, 1, depth);
             te__attn_product(dk, ld, dp, 1, TE__ATTN_TILE, q, ld, keys, ld, queries, 1, depth);
         }
     }
     for (int k = 0; k < keys; k++) {
         te__attn_row_write(h0.dkv, h0.k + (k0 + k) * h0.kv_width, dk + k * ld, d, a->scale, t);
-        te__attn_row_write(h0.dkv, h0.v + (k0 + k) * h0.kv_width, dv + k * ld, d, f.factor, t);
+        te__attn_row_write(h0.dkv, h0.v + (k0 + k) * h0.kv_width, dv + k * ldv, d_v, f.factor, t);
     }
 }
 
@@ -257,7 +259,8 @@ TE_API te_status te__attention_check_form(te_context *ctx, const te_attention_ar
 /* The shell of one of the three bodies, with its scratch. */
 #define TE__ATTENTION_SHELL(name, body, dtype, heads, kv_heads, head_dim, form)               \
     TE_KERNEL(name, 1, te_attention_args,                                                     \
-              float te_scratch_[TE__ATTENTION_FLOATS(head_dim)] __attribute__((aligned(64))); \
+              float te_scratch_[TE__ATTENTION_FLOATS(head_dim, form##_value != 0 ? (int)form##_value : (head_dim))] \
+                  __attribute__((aligned(64)));                                               \
               te__attention_##body##_host(te_args, te_at, te_scratch_, TE_##dtype, heads, kv_heads, head_dim, form()))
 
 #define TE_ATTENTION_FORWARD_OF(name, dtype, heads, kv_heads, head_dim, options)                                    \

@@ -6,7 +6,8 @@
  * cores, would be the limit.
  *
  * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of it if causal), and 2 * batch * seq * (2 * heads +
- * 2 * kv_heads) * head_dim bytes. At seq 1024, head_dim 64, that is 500 flops a byte: arithmetic is the limit.
+ * 2 * kv_heads) * head_dim bytes. At seq 1024, head_dim 64, that is 500 flops a byte: arithmetic is the limit. Where a
+ * head of v has another size, V, 2 * head_dim of it is head_dim + V, in either.
  * Beside the products, seq^2 exponentials at 16 a clock: at head_dim 64 two thirds of the time of the products.
  * Measured on an H200, bf16, causal: 221 TFLOP/s at seq 1024 and head_dim 64, 302 at seq 2048 and head_dim 128; issuing
  * the next tile's Q K^T before this tile's softmax was slower.
@@ -28,9 +29,17 @@ struct te__attn_head {
     int64_t row, rows;      /* of lse and delta, and from head to head */
 };
 template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_widths { /* row lengths */
-    static constexpr int64_t OUT = HEADS * D;                               /* of out and dout */
-    static constexpr int64_t QKV = F::CROSS ? OUT : (HEADS + 2 * KV_HEADS) * D, KV = F::CROSS ? 2 * KV_HEADS * D : QKV;
+    static constexpr int V = te__attn_value_dim<D, F>();                    /* the size of a head of v */
+    static constexpr int64_t OUT = HEADS * V;                               /* of out and dout */
+    static constexpr int64_t Q = HEADS * D, ROW_KV = KV_HEADS * (D + V);
+    static constexpr int64_t QKV = F::CROSS ? Q : Q + ROW_KV, KV = F::CROSS ? ROW_KV : QKV;
 };
+/* The first column of a head of k (value == 0) or of v among all heads. */
+template <int HEADS, int KV_HEADS, int D, class F> TE_FN int te__attn_column(int value, int kv_head) {
+    constexpr int V = te__attn_value_dim<D, F>();
+    if (V == D) return (HEADS + (value ? KV_HEADS : 0) + kv_head) * D;
+    return value ? (HEADS + KV_HEADS) * D + kv_head * V : (HEADS + kv_head) * D;
+}
 /* Where keys and values lie, and their gradients. */
 template <class F> TE_FN const void *te__attn_kv(const te_attention_args *a) { return F::CROSS ? a->kv : a->qkv; }
 template <class F> TE_FN void *te__attn_dkv(const te_attention_args *a) { return F::CROSS ? a->dkv : a->dqkv; }
@@ -46,15 +55,16 @@ TE_FN te__attn_head te__attn_head_of(const te_attention_args *a, int batch, int 
         first = own.first, h.seq = own.count, h.rows = s.rows, h.row = head * h.rows + first;
     }
     h.batch = batch, h.head = head, h.kv_head = head / (HEADS / KV_HEADS);
-    h.width = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV, h.out_width = HEADS * D;
+    constexpr int V = te__attn_value_dim<D, F>();
+    h.width = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV, h.out_width = HEADS * V;
     h.q = first * h.width + head * D;
     h.keys = h.seq, h.kv_width = h.width, h.k = first * h.width + (HEADS + h.kv_head) * D;
     if constexpr (F::CROSS) {
         h.keys = a->kv_seq, h.kv_width = te__attn_widths<HEADS, KV_HEADS, D, F>::KV;
         h.k = (int64_t)batch * h.keys * h.kv_width + h.kv_head * D;
     }
-    h.v = h.k + KV_HEADS * D;
-    h.out = first * h.out_width + head * D;
+    h.v = h.k + KV_HEADS * D + h.kv_head * (V - D);
+    h.out = first * h.out_width + head * V;
     return h;
 }
 template <class F> TE_FN te__attn_mask te__attn_mask_at(const te__attn_head &h) {
@@ -78,22 +88,30 @@ template <class F> TE_FN int te__attn_blind(float sum) {
     return (F::CROSS || F::BIAS) && !(sum > 0);
 }
 
-/* Measured on an H200: at head_dim 64 more warps beat wider ones, at 128 32 rows a warp beat 16. */
-template <int D> struct te__attn_forward_shape {
-    static constexpr int WARPS = 4, M = D > 64 && D <= 128 ? 2 : 1, HELD = D <= 64; /* HELD: Q stays in registers */
-    static constexpr int BLOCKS = D <= 64 ? 4 : D <= 128 ? 2 : 1;                   /* on a multiprocessor */
+/* Measured on an H200: at head_dim 64 more warps beat wider ones, at 128 32 rows a warp beat 16. V: the size of a head
+ * of v, and so of O, which takes most of the registers. */
+template <int D, int V = D> struct te__attn_forward_shape {
+    static constexpr int WARPS = 4, M = V > 64 && V <= 128 ? 2 : 1;
+    static constexpr int HELD = D <= 64 && M == 1;                           /* Q stays in registers */
+    static constexpr int BLOCKS = D <= 64 && V <= 64 ? 4 : V <= 128 ? 2 : 1; /* on a multiprocessor */
     static constexpr int ROWS = WARPS * M * 16, THREADS = WARPS * 32;
-    static constexpr int bytes(int tile) { return te__attn_tile_bytes<D>(ROWS + 4 * tile); }
+    static constexpr int bytes(int tile) {
+        return te__attn_tile_bytes<D>(ROWS + 2 * tile) + te__attn_tile_bytes<V>(2 * tile);
+    }
     static constexpr int TILE = D <= 128 && bytes(64) <= TE_SHARED_BYTES ? 64 : 32, BYTES = bytes(TILE);
+    static_assert(te__attn_tile_bytes<V>(ROWS) <= BYTES, "te: attention: O leaves through shared memory");
 };
 
 /* Grid: (batch * heads, query tiles). Shared memory: Q, then K and V of stage 0, K and V of stage 1. */
-template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C = te__attn_forward_shape<D>>
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
+          class C = te__attn_forward_shape<D, te__attn_value_dim<D, F>()>>
 TE_FN void te__attention_forward_mma(const te_attention_args *a) {
     constexpr int M = C::M, TILE = C::TILE, N = TILE / 8, HELD = C::HELD;
-    constexpr uint32_t KV_BYTES = TILE * (D + TE__ATTN_PAD) * 2, ROW = (D + TE__ATTN_PAD) * 2;
     typedef te__attn_widths<HEADS, KV_HEADS, D, F> widths;
     constexpr int64_t QKV = widths::QKV, KV = widths::KV;
+    constexpr int V = widths::V;
+    constexpr uint32_t ROW = (D + TE__ATTN_PAD) * 2, OUT_ROW = (V + TE__ATTN_PAD) * 2;
+    constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const te__attn_head h =
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
@@ -113,10 +131,10 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
 
     te__attn_tile_load<C::ROWS, D, QKV, C::THREADS>(q_tile, qkv + h.q + q0 * QKV, seq - q0);
     te__attn_tile_load<TILE, D, KV, C::THREADS>(kv_tile, kv + h.k + begin, h.keys - tiles.first * TILE);
-    te__attn_tile_load<TILE, D, KV, C::THREADS>(kv_tile + KV_BYTES, kv + h.v + begin, h.keys - tiles.first * TILE);
+    te__attn_tile_load<TILE, V, KV, C::THREADS>(kv_tile + K_BYTES, kv + h.v + begin, h.keys - tiles.first * TILE);
 
     uint32_t held[M][HELD ? D / 16 : 1][4];
-    float o[M][D / 8][4] = {}, top[M][2],
+    float o[M][V / 8][4] = {}, top[M][2],
                    sum[M][2]; /* o: not yet divided; top: largest score; sum: this lane's share */
     const float sink = te__attn_sink<T, F>(a, h.head);
     TE_UNROLL for (int m = 0; m < M; m++) {
@@ -126,14 +144,14 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
     TE_UNROLL for (int m = 0; m < M; m++) most[m][0] = most[m][1] = -INFINITY;
     for (int i = tiles.first; i < tiles.end; i++) {
         const int k0 = i * TILE, stage = (i - tiles.first) & 1;
-        const uint32_t k_tile = kv_tile + stage * 2 * KV_BYTES;
+        const uint32_t k_tile = kv_tile + stage * STAGE_BYTES;
         te__attn_copies_done();
         __syncthreads(); /* the tile is there, and nobody reads the other stage any more */
         if (i + 1 < tiles.end) {
-            const uint32_t next = kv_tile + (stage ^ 1) * 2 * KV_BYTES;
+            const uint32_t next = kv_tile + (stage ^ 1) * STAGE_BYTES;
             const int64_t at = (k0 + TILE) * KV;
             te__attn_tile_load<TILE, D, KV, C::THREADS>(next, kv + h.k + at, h.keys - k0 - TILE);
-            te__attn_tile_load<TILE, D, KV, C::THREADS>(next + KV_BYTES, kv + h.v + at, h.keys - k0 - TILE);
+            te__attn_tile_load<TILE, V, KV, C::THREADS>(next + K_BYTES, kv + h.v + at, h.keys - k0 - TILE);
         }
         if constexpr (HELD != 0) if (i == tiles.first) te__attn_hold<M, D>(held, q_lane);
         if (te__attn_differs(mask) && !te__attn_meets(own, i, 1)) continue; /* all masked for this warp */
@@ -172,14 +190,14 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
             }
         if (__any_sync(~0u, moved)) /* else every factor is 1: after a few tiles that is the rule */
             TE_UNROLL for (int m = 0; m < M; m++)
-                TE_UNROLL for (int n = 0; n < D / 8; n++)
+                TE_UNROLL for (int n = 0; n < V / 8; n++)
                     TE_UNROLL for (int e = 0; e < 4; e++) o[m][n][e] *= shrink[m][e / 2];
         if (F::DROP && a->rng)
             te__attn_drop<F, M, N>(a, te__attn_drawn<HEADS>(a, (int)blockIdx.x, row0), g, k0 + t * 2,
                                    [&](int m, int n, int e, int drops) { if (drops) s[m][n][e] = 0; });
         uint32_t p[M][N / 2][4];
         te__attn_pack_all<T, M, N>(p, s);
-        te__attn_product_nn<T, M, N / 2, D>(o, p, k_tile + KV_BYTES + te__attn_lane_a<D>(lane));
+        te__attn_product_nn<T, M, N / 2, V>(o, p, k_tile + K_BYTES + te__attn_lane_a<V>(lane));
     }
     te__attn_nothing_seen<F>(tiles.end - tiles.first);
     float inverse[M][2];
@@ -199,8 +217,9 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
                     a->row_top[h.row + row] = most[m][e] * te__attn_unit<F>(a->scale);
             }
         }
-    te__attn_rows_store<T, M, D>((uint16_t *)a->out + h.out + row0 * h.out_width, h.out_width, seq - row0, o, inverse,
-                            te__attention_shared + warp * M * 16 * ROW);
+    if (V > D) __syncthreads(); /* a warp's rows of O are larger than those of Q: no other warp reads there any more */
+    te__attn_rows_store<T, M, V>((uint16_t *)a->out + h.out + row0 * h.out_width, h.out_width, seq - row0, o, inverse,
+                                 te__attention_shared + warp * M * 16 * (V > D ? OUT_ROW : ROW));
 }
 
 #endif

@@ -26,9 +26,11 @@ typedef uint32_t te__attn_vector_words __attribute__((vector_size(TE__ATTN_LANES
 enum { TE__ATTN_TILE = 64 }; /* queries, and keys; the row length of every [.][TE__ATTN_TILE] below */
 #define TE__ATTN_LOG2E 1.4426950408889634f
 #define TE__ATTN_LN2 0.6931471805599453f
-/* Tile rows are padded to 32 numbers. Scratch in floats: of all kernels dkdv takes the most. */
+/* Tile rows are padded to 32 numbers. Scratch in floats: of all kernels dkdv takes the most, three tiles of each head
+ * size. */
 #define TE__ATTN_PADDED(head_dim) (((head_dim) + 31) / 32 * 32)
-#define TE__ATTENTION_FLOATS(head_dim) (TE__ATTN_TILE * (6 * TE__ATTN_PADDED(head_dim) + 2 * TE__ATTN_TILE + 5))
+#define TE__ATTENTION_FLOATS(head_dim, value_dim) \
+    (TE__ATTN_TILE * (3 * TE__ATTN_PADDED(head_dim) + 3 * TE__ATTN_PADDED(value_dim) + 2 * TE__ATTN_TILE + 5))
 
 /* Vectors are loaded, stored and passed through pointers: by value their calling convention would depend on flags. */
 TE_FN void te__attn_get(te__attn_vector *v, const float *p) { memcpy(v, p, sizeof *v); }

@@ -1,6 +1,7 @@
 /* attention.h -- (attention, name, heads, kv_heads, head_dim); options (causal, 1), (scale, 1 / sqrt(head_dim)),
- * (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (varlen, 0), (alibi, 0), (sinks, 0), (fp8, 0), and
- * those of score_bias.h: (bias, heads) or (bias, shared), (relative_bias, buckets), (max_logit, 0)
+ * (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (varlen, 0), (alibi, 0), (sinks, 0), (fp8, 0),
+ * (value_dim, head_dim), and those of score_bias.h: (bias, heads) or (bias, shared), (relative_bias, buckets),
+ * (max_logit, 0)
  *
  * softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads]: in width
  * (heads + 2 kv_heads) head_dim, out width heads * head_dim. Grouped-query where kv_heads < heads: kv_heads must divide
@@ -27,6 +28,12 @@
  * sinks: 1: a parameter `sinks`, a learnt logit for each head that joins the sum under the softmax and brings no value
  * (gpt-oss, OpenAI 2025; te/attention/attention_sinks.h). te_model_randomize gives zeros.
  *
+ * value_dim: the size of a head of v, where it is not that of a head of q and k: 1 to 256, on CUDA in bf16 and f16 a
+ * multiple of 16. Heads of 192 with values of 128 are those of DeepSeek-V2 and V3 (DeepSeek-AI 2024, MLA). The packed
+ * rows then are (heads + kv_heads) head_dim + kv_heads value_dim wide, and the output is heads value_dim wide. rope has
+ * the option, too; head_norm takes packed rows whose heads all have one size, and a rank of a tensor group with some of
+ * the heads is refused: the parts of its product would have different sizes.
+ *
  * varlen: 1: te_batch.cu_seqlens may be given, and then no sequence sees another. It is a constant of the list because
  * kernels that know their sequences to be equal are smaller and a little faster.
  *
@@ -42,20 +49,23 @@
 #include "../attention/attention_kernels.h" /* TE_ATTENTION_FORWARD, TE_ATTENTION_BACKWARD */
 #include "../plan/gradients.h"              /* te_sum_later */
 #include "attention_in_fp8.h"               /* TE__IF_FP8, te_attention_in_fp8 */
-#include "load.h"                           /* te__load_add */
+#include "attention_memory.h"               /* te__attention_kv, te__attention_dkv */
 #include "score_bias.h"                     /* te_attention_options, te_score_bias */
 
 #define TE_OP_attention (attention, own)
 #define TE_SHAPES_attention(op) (3)
-#define TE_IN_attention(op) ((TE_ARG1(op, 0) + 2 * (TE_ARG2(op, 0))) * (TE_ARG3(op, 0)))
-#define TE_OUT_attention(op, in) ((TE_ARG1(op, 0)) * (TE_ARG3(op, 0)))
+#define TE_IN_attention(op) \
+    ((TE_ARG1(op, 0) + (TE_ARG2(op, 0))) * (TE_ARG3(op, 0)) + (TE_ARG2(op, 0)) * TE__VALUE_DIM(op, TE_ARG3(op, 0)))
+#define TE_OUT_attention(op, in) ((TE_ARG1(op, 0)) * TE__VALUE_DIM(op, TE_ARG3(op, 0)))
+#define TE__VALUE_DIM(op, head_dim) (TE_OPTION(op, value_dim, head_dim))
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
     (TE__VARLEN(op) ? TE_VARIES : 0) | (TE__MAX_LOGIT(op) ? TE_TELLS : 0) | \
     (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0))
-/* A rank that has some of the heads does not know which they are, and slopes and biases are of
- * all. */
+/* A rank that has some of the heads does not know which they are, and slopes and biases are of all. With value_dim the
+ * parts of the product in front of it (te/ops/linear.h) would have different sizes. */
 #define TE_SHARE_FITS_attention(op, in) \
-    ((int)(in) == (int)TE_SHARE_columns ? TE__ALIBI(op) == 0 && TE__IF_SCORE_BIAS(op, 0, 1) \
+    ((int)(in) == (int)TE_SHARE_columns ? TE__ALIBI(op) == 0 && !TE_HAS_OPTION(op, value_dim) && \
+                                              TE__IF_SCORE_BIAS(op, 0, 1) \
                                         : (int)(in) == (int)TE_SHARE_same || \
                                               ((int)(in) != (int)TE_SHARE_sums && !TE__SINKS(op) && \
                                                TE__IF_SCORE_BIAS(op, 0, 1)))
@@ -74,6 +84,7 @@
 #define TE_TAKES_attention_fp8 TE_INTEGER
 #define TE_TAKES_attention_sinks TE_INTEGER
 #define TE_TAKES_attention_softcap TE_NUMBER
+#define TE_TAKES_attention_value_dim TE_INTEGER
 #define TE_TAKES_attention_varlen TE_INTEGER
 #define TE_TAKES_attention_window_left TE_INTEGER
 #define TE_TAKES_attention_window_right TE_INTEGER
@@ -94,7 +105,8 @@
 #define TE_OPTIONS_attention(op) TE__OPTIONS_ATTENTION(op, TE_ARG1(op, 0), TE_ARG2(op, 0), TE_ARG3(op, 0))
 #define TE__OPTIONS_ATTENTION(op, heads, kv_heads, head_dim)                                                    \
     (te_attention_options, heads, kv_heads, head_dim, TE__CAUSAL(op), (float)(TE_OPTION(op, scale, 0)),         \
-        TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ALIBI(op), TE__SINKS(op), TE__BIAS_FORM(op))
+        TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ALIBI(op), TE__SINKS(op), TE__BIAS_FORM(op), \
+        TE__VALUE_DIM(op, head_dim))
 #define TE_CHECK_attention(model, op)                                                                                \
     (static_assert(TE__VARLEN(op) == 0 || TE__VARLEN(op) == 1,                                                       \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": varlen must be 0 or 1");                            \
@@ -105,6 +117,11 @@
      TE__CHECK_SCORE_BIAS(model, op, heads)                                                                          \
      static_assert((heads) % (kv_heads) == 0,                                                                        \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": kv_heads does not divide heads");                   \
+     static_assert(TE__VALUE_DIM(op, 1) >= 1 && TE__VALUE_DIM(op, 1) <= (int)TE_ATTENTION_MAX_HEAD_DIM,               \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": value_dim must be 1 to 256");                       \
+     static_assert(!TE_CUDA || (int)model##_dtype == (int)TE_f32 || TE__VALUE_DIM(op, 16) % 16 == 0,                 \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
+                       ": on CUDA in bf16 and f16 value_dim must be a multiple of 16");                              \
      static_assert((TE__CAUSAL(op)) == 0 || (TE__CAUSAL(op)) == 1,                                                   \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": causal must be 0 or 1");                            \
      static_assert(TE__ALIBI(op) == 0 || TE__ALIBI(op) == 1,                                                         \
@@ -130,7 +147,7 @@
 /* As attention_form.h has it. */
 #define TE__ATTENTION_FORM_OF(op, varlen, cross)                                                           \
     (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ATTENTION_DROPOUT(op), varlen,        \
-        TE__ALIBI(op), TE__SINKS(op), 0, cross, TE__BIAS_FORM(op))
+        TE__ALIBI(op), TE__SINKS(op), 0, cross, TE__BIAS_FORM(op), TE_OPTION(op, value_dim, 0))
 /* Of a backward: the kernels for the gradients of sinks and of a bias. */
 #define TE__ATTENTION_LEARNT(name, dtype, op)                                                              \
     TE__ATTENTION_SINKS(name, dtype, op)                                                                   \
@@ -174,45 +191,6 @@ TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     }
     return a;
 }
-/* Of a cross_attention: keys and values, and how many there are. */
-TE_API te_status te__attention_kv(te_attention_args *a, te_run *r, const te_op *op) {
-    const te_attention_options *o = (const te_attention_options *)op->options;
-    te_value kv;
-    if (op->edge < 0) return TE_OK;
-    TE_TRY(te_kept_cols(&kv, r, op, 2 * o->kv_heads * o->head_dim));
-    TE_TRY(te_as(&kv, r, r->plan->dtype));
-    a->kv = kv.p, a->kv_seq = r->batch ? (int)(kv.rows / a->batch) : 0;
-    return TE_OK;
-}
-/* Their gradient, `made` by the kernels in the list's own format, on its way to `to`, the caller's tensor or what the
- * fork gets. was: what readers of the same fork that stand behind this one in the list have left. */
-typedef struct te__attention_dkv { te_value to, made, was; } te__attention_dkv;
-TE_API te_status te__attention_dkv_begin(te__attention_dkv *g, te_run *r, const te_op *op) {
-    const te_attention_options *o = (const te_attention_options *)op->options;
-    g->to = g->made = g->was = te_no_value();
-    if (op->edge < 0) return TE_OK;
-    const te_op *fork = &r->plan->op[op->edge];
-    const int first = te_reads_last(r->plan, (int)(op - r->plan->op)), is_input = (fork->flags & TE_IS_INPUT) != 0;
-    const te_value like = te_kept_like(r, op, 2 * o->kv_heads * o->head_dim);
-    if (is_input) TE_TRY(te_edge_tensor(&g->to, r, fork, like, 1));
-    else TE_TRY(te_acquire(r, &g->to, fork->out_rows, like.cols, like.dtype));
-    if (!g->to.p) return TE_OK; /* nobody wants it */
-    if (!first) g->was = is_input ? g->to : r->edge[op->edge];
-    if (first) return te_before_as(&g->made, &g->to, r, r->plan->dtype);
-    g->made = te_value_of(0, r->plan->dtype, like.rows, like.cols);
-    return te_scratch(r, &g->made.p, (size_t)(te_room_rows(r) * like.cols) * te_dtype_bytes(g->made.dtype));
-}
-TE_API te_status te__attention_dkv_end(te__attention_dkv *g, te_run *r, const te_op *op, te__load_launch_fn add) {
-    if (!g->to.p) return TE_OK;
-    if (!g->was.p) TE_TRY(te_after_as(&g->to, &g->made, r));
-    else {
-        TE_TRY(te_as(&g->made, r, g->to.dtype));
-        TE_TRY(te__load_add(r, g->to, g->was.p, g->made, add));
-    }
-    if (!(r->plan->op[op->edge].flags & TE_IS_INPUT)) te_set_edge(r, op->edge, g->to);
-    return TE_OK;
-}
-
 /* The kernels read and write the model's own format. */
 TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention_launch_fn launch,
                                        const te_score_bias *bias, const te_attention_in_fp8 *fp8) {

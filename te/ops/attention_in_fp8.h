@@ -18,7 +18,8 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": with fp8 head_dim must be 64, 128 or 256");         \
      TE__FP8_WITHOUT(model, op, softcap) TE__FP8_WITHOUT(model, op, dropout) TE__FP8_WITHOUT(model, op, varlen)      \
      TE__FP8_WITHOUT(model, op, alibi) TE__FP8_WITHOUT(model, op, sinks) TE__FP8_WITHOUT(model, op, bias)            \
-     TE__FP8_WITHOUT(model, op, relative_bias) TE__FP8_WITHOUT(model, op, max_logit)
+     TE__FP8_WITHOUT(model, op, relative_bias) TE__FP8_WITHOUT(model, op, max_logit)                                 \
+     TE__FP8_WITHOUT(model, op, value_dim)
 #define TE__FP8_WITHOUT(model, op, option)                                                                           \
      static_assert(!TE__FP8(op) || !TE_HAS_OPTION(op, option),                                                       \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": fp8 does not go with " #option);

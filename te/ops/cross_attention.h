@@ -1,10 +1,12 @@
 /* cross_attention.h -- (cross_attention, name, kv, heads, kv_heads, head_dim); options (causal, 0), (scale, 1 /
- * sqrt(head_dim)), (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (alibi, 0), (sinks, 0), and
- * those of score_bias.h: (bias, heads) or (bias, shared), (relative_bias, buckets), (max_logit, 0)
+ * sqrt(head_dim)), (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (alibi, 0), (sinks, 0),
+ * (value_dim, head_dim), and those of score_bias.h: (bias, heads) or (bias, shared), (relative_bias, buckets),
+ * (max_logit, 0)
  *
  * softmax(scale q k^T) v, with the queries of all heads from the list, [rows, heads head_dim], and keys and values from
  * what the fork or input `kv` keeps: rows [k of all kv_heads, v of all kv_heads], often of other number: those of an
- * encoder's output (Vaswani et al. 2017; Raffel et al. 2020, T5). Out width heads * head_dim.
+ * encoder's output (Vaswani et al. 2017; Raffel et al. 2020, T5). Out width heads * head_dim; with value_dim, the size
+ * of a head of v, keys and values are kv_heads (head_dim + value_dim) wide and the output heads value_dim.
  *
  * Do this: declare the encoder's output, go on with its rows to make keys and values, and come back:
  *     (input, enc, 512, (rows, memory)), ...
@@ -30,7 +32,7 @@
 #define TE_OP_cross_attention (cross_attention, own)
 #define TE_SHAPES_cross_attention(op) (4)
 #define TE_IN_cross_attention(op) ((TE_ARG2(op, 0)) * (TE_ARG4(op, 0)))
-#define TE_OUT_cross_attention(op, in) ((TE_ARG2(op, 0)) * (TE_ARG4(op, 0)))
+#define TE_OUT_cross_attention(op, in) ((TE_ARG2(op, 0)) * TE__VALUE_DIM(op, TE_ARG4(op, 0)))
 #define TE_FLAGS_cross_attention(op) \
     (TE_SAVES_INPUT | TE_SAVES_OUTPUT | TE_IS_CROSS | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
      (TE__MAX_LOGIT(op) ? TE_TELLS : 0))
@@ -50,6 +52,7 @@
 #define TE_TAKES_cross_attention_dropout TE_NUMBER
 #define TE_TAKES_cross_attention_sinks TE_INTEGER
 #define TE_TAKES_cross_attention_softcap TE_NUMBER
+#define TE_TAKES_cross_attention_value_dim TE_INTEGER
 #define TE_TAKES_cross_attention_window_left TE_INTEGER
 #define TE_TAKES_cross_attention_window_right TE_INTEGER
 #define TE__CAUSAL_OF_cross_attention 0
@@ -59,8 +62,10 @@
 #define TE__KEPT_ROWS_ARE(model, op, rows) ((int)TE_KEPT_ROWS(model, TE_FORK_OF(op)) == (int)(rows))
 #define TE_CHECK_cross_attention(model, op)                                                                          \
     (typedef int TE_KEPT_READ(model, TE_FORK_OF(op));                                                                \
-     static_assert((int)TE_KEPT_WIDTH(model, TE_FORK_OF(op)) == 2 * (TE_ARG3(op, 0)) * (TE_ARG4(op, 0)),             \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op) " reads k and v of 2 kv_heads head_dim");         \
+     static_assert((int)TE_KEPT_WIDTH(model, TE_FORK_OF(op)) ==                                                      \
+                       (TE_ARG3(op, 0)) * (TE_ARG4(op, 0) + TE__VALUE_DIM(op, TE_ARG4(op, 0))),                      \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
+                       " reads k and v of kv_heads (head_dim + value_dim), or of 2 kv_heads head_dim");              \
      static_assert(TE__KEPT_ROWS_ARE(model, op, -1) || TE__KEPT_ROWS_ARE(model, op, TE_ROWS_tokens) ||               \
                        TE__KEPT_ROWS_ARE(model, op, TE_ROWS_memory),                                                 \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) " reads keys and values of tokens or of memory");      \

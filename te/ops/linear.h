@@ -56,7 +56,7 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                  \
                        ": an op of fp8_block or fp8_row stands in a list that names the same");                \
      static_assert(TE_PARTS_linear(op) > 0 && TE_FIRST_PART_linear(op) > 0 &&                                  \
-                       TE_ARG2(op, 1) % (TE_PARTS_linear(op) - 1 + TE_FIRST_PART_linear(op)) == 0,             \
+                       (TE_ARG2(op, 1)) % (TE_PARTS_linear(op) - 1 + TE_FIRST_PART_linear(op)) == 0,           \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": its columns are not so many parts");          \
      static_assert(TE_PARTS_linear(op) > 1 || TE_FIRST_PART_linear(op) == 1,                                   \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": (first_part, ..) goes with (parts, ..)");)

@@ -1,11 +1,13 @@
 /* rope.h -- (rope, name, heads, kv_heads, head_dim); options (rotary_dim, head_dim), (interleaved, 0),
- * (base, 10000.0f), and for longer contexts (scaling, none) with its numbers (rope_scaling.h)
+ * (base, 10000.0f), (value_dim, head_dim), and for longer contexts (scaling, none) with its numbers (rope_scaling.h)
  *
  * Rotary positions (Su et al. 2021) on packed rows [q of all heads, k of all kv_heads, v of all kv_heads], of q alone
  * if kv_heads is 0; v and the dimensions from rotary_dim on pass through. The pair (a, b) of index p at position t
  * turns by t * base^(-2p / rotary_dim), or by what scaling makes of it:
  *     a' = a cos - b sin,  b' = a sin + b cos
  * Pairs are dimension p with p + rotary_dim / 2 (GPT-NeoX, Llama) or, interleaved, 2p with 2p + 1 (GPT-J).
+ * value_dim is the size of a head of v where it is another one (attention.h). Heads that a tile of a product is cut
+ * into, those that divide 256, need a multiple of their own size, for v shares the tiles (te/fuse/linear_rope.h).
  * The position of a row is te_batch.position + its place in its sequence, or what te_batch.positions says.
  */
 #ifndef TE_OPS_ROPE_H
@@ -17,7 +19,10 @@
 
 #define TE_OP_rope (rope, own)
 #define TE_SHAPES_rope(op) (3)
-#define TE_IN_rope(op) ((TE_ARG1(op, 0) + 2 * (TE_ARG2(op, 0))) * (TE_ARG3(op, 0)))
+#define TE_IN_rope(op) \
+    ((TE_ARG1(op, 0) + (TE_ARG2(op, 0))) * (TE_ARG3(op, 0)) + (TE_ARG2(op, 0)) * TE__ROPE_VALUE(op))
+#define TE_TAKES_rope_value_dim TE_INTEGER
+#define TE__ROPE_VALUE(op) (TE_OPTION(op, value_dim, TE_ARG3(op, 0)))
 #define TE_TAKES_rope_rotary_dim TE_INTEGER
 #define TE_TAKES_rope_interleaved TE_INTEGER
 #define TE_TAKES_rope_base TE_NUMBER
@@ -33,6 +38,9 @@
                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": interleaved must be 0 or 1");                          \
      static_assert(TE__ROTARY(op) >= 0 && TE__ROTARY(op) % 2 == 0 && TE__ROTARY(op) <= (TE_ARG3(op, 0)),               \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": rotary_dim must be even and no larger than head_dim"); \
+     static_assert(TE__ROPE_VALUE(op) >= 1 && (256 % (TE_ARG3(op, 1)) || TE__ROPE_VALUE(op) % (TE_ARG3(op, 1)) == 0),  \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op)                                                           \
+                      ": value_dim must be positive and, where head_dim divides 256, a multiple of it");               \
      static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                                                 \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");                           \
      TE_ASSERT_NUMBER((TE_OPTION(op, base, 10000.0f)) > 0 && (TE_OPTION(op, base, 10000.0f)) < 3e38f,                  \

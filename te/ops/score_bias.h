@@ -115,6 +115,7 @@ typedef struct te_attention_options {
     float softcap;                 /* 0: none */
     int alibi;                     /* 1: with biases */
     int sinks, bias, bias_first, bias_second, max_logit; /* attention_form.h */
+    int value_dim;                                       /* the size of a head of v */
 } te_attention_options;
 
 /* The op's bias, null if it has none or sizes alone are asked for. */

@@ -112,6 +112,7 @@
 #define TE_SAME_max_distance_max_distance ,
 #define TE_SAME_tied_tied ,
 #define TE_SAME_max_logit_max_logit ,
+#define TE_SAME_value_dim_value_dim ,
 #define TE_SAME_window_left_window_left ,
 #define TE_SAME_window_right_window_right ,
 #define TE_SAME_base_base ,

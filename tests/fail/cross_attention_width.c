@@ -1,4 +1,4 @@
-// expect: te: m: (cross_attention, c) reads k and v of 2 kv_heads head_dim
+// expect: te: m: (cross_attention, c) reads k and v of kv_heads (head_dim + value_dim), or of 2 kv_heads head_dim
 // Keys and values lie side by side.
 #include "te/te.h"
 #ifdef TE_FIXED
