@@ -9,6 +9,11 @@
  * and its transpose, 2 + 1 + 1 an element, 0.54 GB, all while the tensor cores work: the floor is the product's, 2 m n
  * k over 1.35e15 a second, 0.81 ms. In three kernels the chain moves 5 bytes an element and the transpose 2, 0.94 GB,
  * 0.21 ms at 4.4 TB/s behind the product.
+ *
+ * One H200, us, under a profiler, as one kernel and as the kernels one after the other: linear_bias_gelu in training,
+ * 8192 x 16384 from k of 4096, 740 and 718 + 131; its backward, linear_gelu_bias, with dbias and the transpose, 832 and
+ * 770 + 181 + 91. That backward kernel also made gelu's result again, for the weight's gradient, which otherwise takes
+ * a chain of its own 107 us: 952, so it was left out. The warps of the epilogue are at work 0.89 of the time without.
  */
 #ifndef TE_FUSE_PRODUCT_H
 #define TE_FUSE_PRODUCT_H

@@ -7,11 +7,12 @@
  * cores wait for is 32 KB to shared memory, 256 of some 35000 cycles of a tile at k of 4096 in FP8.
  *
  * The reckoning of such a tile, with linear_bias_gelu in training for a row, from its machine code. Tensor cores: 32768
- * cycles, 26 us at the rate that the power limit leaves. A warp of the epilogue has 44 times eight elements a lane and
- * runs 242 instructions for them, 16 of them of the unit that has 4 lanes (128 cycles), some 100 of the one that has
- * 16 (200 cycles): 11000 instructions, which with all waits for shared memory and the L1 (two loads and three stores,
- * some 40 cycles each) come to 20000 to 25000 cycles. The transpose adds 12 times 75 instructions a warp. Its stores
- * to shared memory and its ldmatrix fall on different banks. So a warp keeps up, with a third of the time to spare.
+ * cycles, 26 us at the rate that the power limit leaves. A warp of the epilogue has 22 times two rows, eight elements a
+ * lane of each, and runs 250 instructions for them, 32 of them of the unit that has 4 lanes (256 cycles); 355 in
+ * linear_gelu_bias, backward. A sampling profiler says what they wait for: they issue 0.3 of the time and are held back
+ * by the dispatcher as long, presumably because the tensor cores use the same ports of the registers. With one
+ * row at a time, and branches between its parts, a warp took 1250 cycles for eight elements a lane and fell behind; two
+ * rows take 900. More warps have no registers: a kernel of 512 threads has 128 each, and wgmma's sums take 154.
  * What is scarce is the path between shared memory, L1 and the rest: 128 bytes a cycle, and operands that come (1.5 MB)
  * and that are read (2.5 MB) take all of them. The epilogue adds 64 KB of sums there and 64 back, 32 and 32 for the
  * transpose, and stores of 64 + 32 + 32: 2500 cycles, 8%; in inference 1300, 4%. And the L2 gives each multiprocessor
