@@ -28,7 +28,8 @@
  * that is written next. So there is one copy of everything and no second half. In the other direction, a rank's stream
  * goes on when its product is done: then all rows of A have come, or all sums for its rows, and so nobody writes into
  * its memory any more. What it has sent is not its business: a slot is read by its owner, before that one is ready
- again. *
+ * again.
+ *
  * Words. `ready` and the words behind tiles get the number of this handshake, the same on all ranks, which each rank
  * counts on its device: a captured graph may be replayed. The words behind pieces get 1, which a stream can write, and
  * are set to 0 by their owner's next handshake, before it says that it is ready. No rank goes through a second
