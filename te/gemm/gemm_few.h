@@ -160,7 +160,7 @@ TE_FN void te__few_epilogue(const te_few *p, int col, const float c[4], te_few_s
         te_store(y, thread, p->alpha * (scales.x * scales.w) * sum, dtype);
     }
     __syncthreads();
-    te_epilogue_lane own = {{0, 0, 0, 0, 0, 0, 0, 0}, 0, {0, 0}};
+    te_epilogue_lane own = {{0, 0, 0, 0, 0, 0, 0, 0}, 0, {0, 0}, TE_USUAL_not};
     if (row < p->m && at < p->n) {
         uint32_t w[4];
         memcpy(w, &y[row][thread % 2], sizeof w);
