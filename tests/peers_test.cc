@@ -36,7 +36,7 @@ struct ranks_of {
             REQUIRE(te_context_create(&h.ctx, 0, 1) == TE_OK);
             memset(&h.comm, 0, sizeof h.comm), memset(&h.peers, 0, sizeof h.peers), memset(&h.state, 0, sizeof h.state);
             h.failed = 0, h.comm.timeout = timeout, h.comm.ctx = &h.ctx, h.peers.blocks = 3;
-            h.group = te_group{"test", r, n, nullptr, nullptr, &h.peers, &h.comm};
+            h.group = te_group{"test", r, n, nullptr, nullptr, &h.peers, nullptr, &h.comm};
             te_peers_size(&h.peers, largest, n);
             h.memory.assign(te_peers_bytes(&h.peers) / 8, ~UINT64_C(0));
             h.peers.state = &h.state, h.peers.failed = &h.failed;
@@ -226,7 +226,7 @@ TEST_CASE("a row that begins with an all_reduce gives the bits of the all_reduce
     std::vector<char> got[2][2];
     for (host_rank &h : ranks.rank) {
         h.group.transport = &by_threads, h.comm.tensor = h.group;
-        h.comm.data = te_group{"data", 0, 1, nullptr, nullptr, nullptr, &h.comm};
+        h.comm.data = te_group{"data", 0, 1, nullptr, nullptr, nullptr, nullptr, &h.comm};
         h.ctx.comm = &h.comm;
     }
     for (int apart = 0; apart < 2; apart++) {
