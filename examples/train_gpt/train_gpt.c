@@ -10,8 +10,8 @@
  *     ./train_gpt --optimizer muon         orthogonal updates for the blocks' matrices, AdamW for the rest
  *     mpirun -n 4 ./train_gpt --dp 4       four replicas, a process each; built with -DTE_COMM and MPI, by nvcc -lnccl
  *     mpirun -n 4 ./train_gpt --tp 2 --sp --dp 2
- *                                          two replicas of two processes each, which share out heads, MLP, vocabulary and,
- *                                          by --sp, tokens (sequence parallelism); built with -DTE_COMM -DGPT_RANKS=2 too
+ *                                          two replicas of two processes each, which share out heads, MLP and
+ *                                          vocabulary, by --sp tokens, too; built with -DGPT_RANKS=2 besides
  *
  * SIGINT, SIGTERM and SIGHUP stop it after a step, with a checkpoint. A step whose gradients are not finite is left
  * out, and weights that are not finite never take the place of a checkpoint.
@@ -76,7 +76,8 @@
 #endif
 
 /* How many ranks share a replica is a constant of a list, so a program has lists for one rank and, by -DGPT_RANKS=N,
- * for N. Parameters have the same names in all of them: a checkpoint of one grid of ranks goes on on any other. */
+ * for N. Parameters have the same names in all of them: from a checkpoint of one grid of ranks any other goes on. What
+ * is dropped out follows from an op's place in its list, so with GPT_DROPOUT one rank has other masks than several. */
 #ifndef GPT_RANKS
 #define GPT_RANKS 1
 #endif
@@ -100,8 +101,8 @@
 #define GPT_LOGITS_RANKS(V, H, ENTER, N) \
     (layernorm, lnf, H), (ENTER, enter_head), (tied_linear, lm, H, (V) / (N), (shard, columns))
 /* [ranks] */
-/* Of a size whose heads or vocabulary GPT_RANKS does not divide these are lists for one rank, which --tp refuses. */
-#define GPT_DIVIDES(HEADS, V) ((HEADS) % GPT_RANKS || (V) % GPT_RANKS ? 1 : GPT_RANKS)
+/* Of a size whose heads or vocabulary GPT_RANKS does not divide these are lists for one rank, and --tp refuses it. */
+#define GPT_RANKS_OF(HEADS, V) ((HEADS) % GPT_RANKS || (V) % GPT_RANKS ? 1 : GPT_RANKS)
 #define GPT_DEFINE_KIND(size, OPTION, ENTER, LEAVE, H, HEADS, T, V, N)                                                \
     TE_SEQUENTIAL(embed_##size, (GPT_DTYPE, OPTION), GPT_EMBED_RANKS(V, T, H, LEAVE, N))                              \
     TE_SEQUENTIAL(block_##size, (GPT_DTYPE, OPTION, (recipe, GPT_RECIPE)), GPT_BLOCK_RANKS(H, HEADS, ENTER, LEAVE, N)) \
@@ -109,10 +110,10 @@
                   GPT_LOGITS_RANKS(V, H, ENTER, N), (cross_entropy, loss, V, (ranks, N)))                             \
     TE_SEQUENTIAL(logits_##size, (GPT_DTYPE, OPTION), GPT_LOGITS_RANKS(V, H, ENTER, N))
 #define GPT_DEFINE_RANKS(size, L, H, HEADS, T, V)                                                                     \
-    GPT_DEFINE_KIND(size##_tp, (rows, tokens), copy_to_group, all_reduce, H, HEADS, T, V, GPT_DIVIDES(HEADS, V))      \
-    GPT_DEFINE_KIND(size##_sp, (rows, shard), all_gather, reduce_scatter, H, HEADS, T, V, GPT_DIVIDES(HEADS, V))
+    GPT_DEFINE_KIND(size##_tp, (rows, tokens), copy_to_group, all_reduce, H, HEADS, T, V, GPT_RANKS_OF(HEADS, V))     \
+    GPT_DEFINE_KIND(size##_sp, (rows, shard), all_gather, reduce_scatter, H, HEADS, T, V, GPT_RANKS_OF(HEADS, V))
 #else
-#define GPT_DIVIDES(HEADS, V) 1
+#define GPT_RANKS_OF(HEADS, V) 1
 #endif
 
 #define GPT_DEFINE(size, L, H, HEADS, T, V)                               \
@@ -122,7 +123,9 @@
     TE_SEQUENTIAL(logits_##size, GPT_DTYPE, GPT_LOGITS(V, H))
 GPT_SIZES(GPT_DEFINE)
 
-typedef struct gpt_lists { const te_plan *(*embed)(void), *(*block)(void), *(*head)(void), *(*logits)(void); } gpt_lists;
+typedef struct gpt_lists {
+    const te_plan *(*embed)(void), *(*block)(void), *(*head)(void), *(*logits)(void);
+} gpt_lists;
 #define GPT_LISTS(size) {embed_##size##_plan, block_##size##_plan, head_##size##_plan, logits_##size##_plan}
 #if GPT_RANKS > 1
 GPT_SIZES(GPT_DEFINE_RANKS)
@@ -136,15 +139,15 @@ typedef struct gpt_size {
     int layers, hidden, heads, longest, vocabulary, ranks; /* ranks: of the lists behind the first */
     gpt_lists lists[3]; /* of one rank; of ranks that all have all tokens; of ranks that share them out (--sp) */
 } gpt_size;
-#define GPT_ROW(size, L, H, HEADS, T, V) {#size, L, H, HEADS, T, V, GPT_DIVIDES(HEADS, V), GPT_KINDS(size)},
+#define GPT_ROW(size, L, H, HEADS, T, V) {#size, L, H, HEADS, T, V, GPT_RANKS_OF(HEADS, V), GPT_KINDS(size)},
 static const gpt_size gpt_sizes[] = {GPT_SIZES(GPT_ROW)};
 
 /* ---------------------------------------------------------------------------------------------------------------- */
 /* small helpers                                                                                                      */
 
 static te_context ctx;
-/* Of all processes this is `rank`; rank 0 writes and prints. `tensor` of them (--tp), one behind the other, share one of
- * the `replicas` (--dp): they take the same batches, other replicas take others. */
+/* Of all processes this is `rank`; rank 0 writes and prints. `tensor` of them (--tp), one behind the other, share one
+ * of the `replicas` (--dp): they take the same batches, other replicas take others. */
 static int rank, processes = 1, replica, replicas = 1, tensor = 1;
 
 static void check(te_status status, const char *what) {
@@ -186,8 +189,9 @@ static void ranks_of(long tp, long dp, const char *folder, uint64_t seed) {
     int size = 1;
     te_comm_launched(&rank, &size);
     if (tp * dp > 1 && size != tp * dp) {
-        fprintf(stderr, "train_gpt: --tp %ld --dp %ld wants %ld processes, and here are %d; mpirun -n %ld starts them\n",
-                tp, dp, tp * dp, size, tp * dp);
+        fprintf(stderr,
+                "train_gpt: --tp %ld --dp %ld wants %ld processes, and here are %d; mpirun -n %ld starts them\n", tp, dp,
+                tp * dp, size, tp * dp);
         exit(1);
     }
     tensor = (int)tp, replicas = (int)dp, processes = tensor * replicas;
@@ -707,14 +711,14 @@ enum { MOST_ACCUMULATE = 1 << 20, MOST_SIDE = 65536, MOST_TOKENS = 1 << 26, MOST
 /* What ranks can share out; whether the size can be shared out is seen when it is known. */
 static void check_ranks(const options *o) {
     if (o->tp > 1 && o->tp != GPT_RANKS) {
-        fprintf(stderr, "train_gpt: --tp %ld: this program is for %s" TE_STRING(GPT_RANKS) "; compile it with -DGPT_RANKS=%ld\n",
-                o->tp, GPT_RANKS > 1 ? "1 or " : "", o->tp);
+        fprintf(stderr, "train_gpt: --tp %ld: this program is for %s%d; compile it with -DGPT_RANKS=%ld\n", o->tp,
+                GPT_RANKS > 1 ? "1 or " : "", GPT_RANKS, o->tp);
         exit(1);
     }
-    if (o->sp && o->tp == 1) die("--sp: the tokens of a replica are shared out among the processes of --tp, here one", NULL);
+    if (o->sp && o->tp == 1) die("--sp: the processes of --tp share out a replica's tokens, and here is one", NULL);
     if (o->sp && o->seq % o->tp) die("--sp: --tp must divide --seq", NULL);
     if (o->tp > 1 && rule_of(o->optimizer) == TE_RULE_muon)
-        die("--optimizer muon takes whole matrices, of which each process of --tp has a part; adamw and sgd take parts", NULL);
+        die("--optimizer muon takes whole matrices, and with --tp a process has parts; adamw and sgd take parts", NULL);
 }
 static void check_options(const options *o) {
     if (o->batch < 1 || o->seq < 2 || o->accumulate < 1 || o->dp < 1 || o->steps < 0 || o->log < 1 || o->validate < 0 ||

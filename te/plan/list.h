@@ -164,8 +164,8 @@
 #define TE_ONE_IF_(name, a) TE_IF_MARKED(TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~)), +1, )
 
 /* `yes` if the op says the option, whatever its value: 2, or a constant in parentheses. */
-#define TE_IF_HAS(op, name, yes, no) TE_IF_MARKED(TE_HAS_MARK(name, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~), \
-    yes, no)
+#define TE_IF_HAS(op, name, yes, no) \
+    TE_IF_MARKED(TE_HAS_MARK(name, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~), yes, no)
 #define TE_HAS_MARK(...) TE_HAS_MARK_(__VA_ARGS__)
 #define TE_HAS_MARK_(name, kind, own, a, b, c, d, e, f, g, h, i, j, k, l, ...)                                         \
     TE_MARK_IF(name, a) TE_MARK_IF(name, b) TE_MARK_IF(name, c) TE_MARK_IF(name, d) TE_MARK_IF(name, e)                \

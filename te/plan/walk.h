@@ -225,6 +225,7 @@ TE_API size_t te_plan_saved_bytes_of_rank(const te_plan *plan, int64_t rows, te_
 TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t rows) {
     return te__saved_bytes(plan, rows, TE_USE_off, 0);
 }
+/* The same without it, for a rank of the context's tensor group. */
 TE_API size_t te_plan_saved_bytes_of_rank_without_recipe(const te_plan *plan, int64_t rows, te_context *ctx) {
     return te__saved_bytes(plan, rows, TE_USE_off, ctx);
 }
