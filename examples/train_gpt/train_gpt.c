@@ -183,7 +183,9 @@ static void on_interrupt(int number) {
 /* ---------------------------------------------------------------------------------------------------------------- */
 /* ranks                                                                                                              */
 
+#ifdef TE_COMM
 static te_comm comm;
+#endif
 /* CUDA: a device for each; the folder is where rank 0 leaves what the others need to find it. */
 static void ranks_of(long tp, long dp, const char *folder, uint64_t seed) {
     int size = 1;
