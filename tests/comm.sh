@@ -53,7 +53,8 @@ for grid in "4 2 frozen" "2 2" "4 1" "4 2"; do
         off > limit { print grid ": step " $1 " is " $4 ", on one rank " $2; bad = 1 }
         END { print grid ": " NR - 1 " losses and a norm, " most " off at most"; exit bad || NR != 51 }'
 done
-ranks 4 gpt 2 | cmp - "$work/many" && echo "and the same bits again"
+ranks 4 gpt 2 | cmp - "$work/many"
+echo "and the same bits again"
 
 # Ready-made layers of 2 and 4 ranks beside the same of one.
 for n in 2 4; do timeout 120 mpirun --oversubscribe -n "$n" "$work/layers" "$work"; done
@@ -80,42 +81,43 @@ alike() { # FOLDER FOLDER VALUES LIMIT WHAT: two curves
         for (i = 2; i <= half; i++) { off = (v[i] - v[half + i]) / v[i]; off = off < 0 ? -off : off; if (off > most) most = off } }
         END { print "train_gpt " what ": " values " losses, " most + 0 " off at most"; exit most > limit || values != all }'
 }
-train_gpt 1 1 gpt --steps 8
+train_gpt 1 1 gpt_one --steps 8
 for grid in "1 2" "1 4" "2 1" "2 1 --sp" "2 2 --sp"; do # losses, the norm that clips and validation do not depend on the grid
     read -r tp dp sp <<<"$grid"
-    train_gpt "$tp" "$dp" many --steps 8 $sp
-    alike gpt many 10 1e-5 "--tp $tp --dp $dp${sp:+ $sp}"
+    train_gpt "$tp" "$dp" gpt_many --steps 8 $sp
+    alike gpt_one gpt_many 10 1e-5 "--tp $tp --dp $dp${sp:+ $sp}"
 done
-train_gpt 1 1 many --steps 8 --resume # at its end: reads it, of the same lists
-train_gpt 1 1 fp8 --steps 8 --recipe fp8_delayed
-train_gpt 2 2 many --steps 8 --recipe fp8_delayed --sp
-alike fp8 many 10 1e-3 "--tp 2 --dp 2 --sp in FP8" # each rounds its own parts; the loss falls by 7e-2
-train_gpt 1 1 many --steps 8 --recipe fp8_delayed --resume # scales are found again
+train_gpt 1 1 gpt_many --steps 8 --resume # at its end: reads it, of the same lists
+train_gpt 1 1 gpt_fp8 --steps 8 --recipe fp8_delayed
+train_gpt 2 2 gpt_many --steps 8 --recipe fp8_delayed --sp
+alike gpt_fp8 gpt_many 10 1e-3 "--tp 2 --dp 2 --sp in FP8" # each rounds its own parts; the loss falls by 7e-2
+train_gpt 1 1 gpt_many --steps 8 --recipe fp8_delayed --resume # scales are found again
 
 # Another grid goes on from each file: as one process does that went on as often, each time with more steps.
-train_gpt 1 1 gpt --steps 4
-train_gpt 2 1 many --steps 4
+train_gpt 1 1 gpt_one --steps 4
+train_gpt 2 1 gpt_many --steps 4
 for grid in "1 1 8" "1 2 12" "2 2 16 --sp"; do
     read -r tp dp steps sp <<<"$grid"
-    train_gpt 1 1 gpt --steps "$steps" --resume --force
-    train_gpt "$tp" "$dp" many --steps "$steps" --resume --force $sp
+    train_gpt 1 1 gpt_one --steps "$steps" --resume --force
+    train_gpt "$tp" "$dp" gpt_many --steps "$steps" --resume --force $sp
 done
-alike gpt many 20 1e-5 "--tp 2, then 1, --dp 2, --tp 2 --dp 2 --sp"
+alike gpt_one gpt_many 20 1e-5 "--tp 2, then 1, --dp 2, --tp 2 --dp 2 --sp"
 
 # All of one model say the same: the text is longer than the window.
 sample() { sed '1,/^--- sample/d' "$work/log"; }
-train_gpt 1 1 many --steps 16 --resume --sample 40
+train_gpt 1 1 gpt_many --steps 16 --resume --sample 40
 sample >"$work/sample"
 for grid in "2 1" "2 2 --sp"; do
     read -r tp dp sp <<<"$grid"
-    train_gpt "$tp" "$dp" many --steps 16 --resume --sample 40 $sp
-    sample | cmp - "$work/sample" && echo "train_gpt --tp $tp --dp $dp${sp:+ $sp}: the same sample"
+    train_gpt "$tp" "$dp" gpt_many --steps 16 --resume --sample 40 $sp
+    sample | cmp - "$work/sample"
+    echo "train_gpt --tp $tp --dp $dp${sp:+ $sp}: the same sample"
 done
 
 misuse() { # N TEXT ARGUMENT...
     local status=0 start=(mpirun --oversubscribe -n "$1")
     [[ $1 != 1 ]] || start=()
-    timeout 60 "${start[@]}" "$work/train_gpt" --seq 16 --batch 2 --steps 1 --out "$work/many" "${@:3}" te/core \
+    timeout 60 "${start[@]}" "$work/train_gpt" --seq 16 --batch 2 --steps 1 --out "$work/gpt_many" "${@:3}" te/core \
         >"$work/log" 2>&1 || status=$?
     [[ $status == 1 ]] && grep -q -- "train_gpt: $2" "$work/log" || { echo "${*:3}: exit code $status" && cat "$work/log" && exit 1; }
     echo "train_gpt on $1: $2"
@@ -126,7 +128,7 @@ misuse 3 "--tp 2 --dp 2 wants 4 processes, and here are 3; mpirun -n 4" --tp 2 -
 misuse 1 "--tp 2 --dp 1 wants 2 processes, and here are 1; mpirun -n 2" --tp 2
 misuse 1 "--sp: --tp must divide --seq" --tp 2 --sp --seq 15
 misuse 1 "--optimizer muon takes whole matrices" --tp 2 --optimizer muon
-misuse 2 "it has the FP8 scales of one process" --tp 2 --recipe fp8_delayed --out "$work/fp8" --resume --force
+misuse 2 "it has the FP8 scales of one process" --tp 2 --recipe fp8_delayed --out "$work/gpt_fp8" --resume --force
 
 # The walk through what ranks can do to one layer.
 timeout 120 mpirun --oversubscribe -n 4 "$work/performance" >"$work/log" || { cat "$work/log" && exit 1; }
@@ -164,11 +166,13 @@ for grids in "4 2 1  1 1 0" "1 1 0  4 4 1" "2 2 0  4 1 1" "4 2 1  4 2 1"; do
         off > 1e-5 { print grids ": step " $1 " is " $4 ", on one rank " $2; bad = 1 }
         END { print "checkpoint, " grids ": " NR " losses, " most " off at most"; exit bad || NR != 20 }'
 done
-shards 4 train 2 1 0 20 - - | cmp - "$work/many" && echo "and the same bits as a run that was not interrupted"
+shards 4 train 2 1 0 20 - - | cmp - "$work/many"
+echo "and the same bits as a run that was not interrupted"
 for grid in "1 1 0" "3 1 1"; do
     read -r n tensor own <<<"$grid"
     shards "$n" train "$tensor" "$own" 10 10 "$work/run" "$work/again"
-    cmp "$work/run" "$work/again" && echo "checkpoint, 4 2 1  $grid: saved again it is the same file"
+    cmp "$work/run" "$work/again"
+    echo "checkpoint, 4 2 1  $grid: saved again it is the same file"
 done
 
 # A rank that stops or is killed: each of the others has an error, with its rank and group, soon.
