@@ -23,8 +23,8 @@ for program in ranks peers shards buckets layers products; do
         "tests/comm/$program.c" -o "$work/$program" -lm "${link[@]}" &
     compilers+=($!)
 done
-"${CC:-gcc}" -std=c11 -O1 -DTE_COMM -DTE_KEEP_CALLS '-DGPT_SIZES(X)=X(tiny, 2, 32, 2, 64, 256)' -I. "${compile[@]}" \
-    examples/train_gpt/train_gpt.c -o "$work/train_gpt" -lm "${link[@]}" &
+"${CC:-gcc}" -std=c11 -pedantic -O1 -Wall -Wextra -Wshadow -Werror -DTE_COMM -DTE_KEEP_CALLS -DGPT_RANKS=2 \
+    '-DGPT_SIZES(X)=X(tiny, 2, 32, 2, 64, 256) X(odd, 1, 48, 3, 64, 256)' -I. "${compile[@]}" examples/train_gpt/train_gpt.c -o "$work/train_gpt" -lm "${link[@]}" &
 compilers+=($!)
 "${CC:-gcc}" -std=c11 -O1 -Wall -Wextra -Wshadow -Werror -DTE_COMM -DTE_KEEP_CALLS -I. "${compile[@]}" \
     examples/performance/performance.c -o "$work/performance" -lm "${link[@]}" &
@@ -53,7 +53,8 @@ for grid in "4 2 frozen" "2 2" "4 1" "4 2"; do
         off > limit { print grid ": step " $1 " is " $4 ", on one rank " $2; bad = 1 }
         END { print grid ": " NR - 1 " losses and a norm, " most " off at most"; exit bad || NR != 51 }'
 done
-ranks 4 gpt 2 | cmp - "$work/many" && echo "and the same bits again"
+ranks 4 gpt 2 | cmp - "$work/many"
+echo "and the same bits again"
 
 # Ready-made layers of 2 and 4 ranks beside the same of one.
 for n in 2 4; do timeout 120 mpirun --oversubscribe -n "$n" "$work/layers" "$work"; done
@@ -69,21 +70,65 @@ for grid in "1 1" "2 1" "4 1" "4 2"; do
 done
 for n in 1 2; do buckets "$n" refuse; done
 
-# The program: replicas with batches of their own, and one with all of them; another number goes on from a checkpoint.
-train_gpt() { # N FOLDER ARGUMENT...
-    timeout 120 mpirun --oversubscribe -n "$1" "$work/train_gpt" --dp "$1" --batch $((4 / $1)) --accumulate 2 --seq 16 --log 1 \
-        --validate 4 --sample 0 --seed 2 --out "$work/$2" "${@:3}" te/core >"$work/log" 2>&1 || { cat "$work/log" && exit 1; }
+# The program: replicas with batches of their own, ranks that share one, and one process with all of it.
+train_gpt() { # TP DP FOLDER ARGUMENT...
+    timeout 120 mpirun --oversubscribe -n $(($1 * $2)) "$work/train_gpt" --tp "$1" --dp "$2" --batch $((4 / $2)) --accumulate 2 --seq 16 \
+        --log 1 --validate 4 --sample 0 --seed 2 --out "$work/$3" "${@:4}" te/core >"$work/log" 2>&1 || { cat "$work/log" && exit 1; }
 }
-train_gpt 1 gpt1 --steps 8
-train_gpt 2 gpt2 --steps 8
-train_gpt 4 gpt4 --steps 8
-train_gpt 1 gpt4 --steps 8 --resume # at its end: reads it
-for n in 2 4; do
-    paste "$work/gpt1/curve.tsv" "$work/gpt$n/curve.tsv" | awk -v n="$n" 'NR > 1 {
+alike() { # FOLDER FOLDER VALUES LIMIT WHAT: two curves
+    paste "$work/$1/curve.tsv" "$work/$2/curve.tsv" | awk -v all="$3" -v limit="$4" -v what="$5" 'NR > 1 {
         a = $0; gsub(/\t/, " ", a); split(a, v, " "); half = length(v) / 2; values += half - 1
         for (i = 2; i <= half; i++) { off = (v[i] - v[half + i]) / v[i]; off = off < 0 ? -off : off; if (off > most) most = off } }
-        END { print "train_gpt --dp " n ": " values " losses, " most " off at most"; exit most > 1e-5 || values != 10 }'
+        END { print "train_gpt " what ": " values " losses, " most + 0 " off at most"; exit most > limit || values != all }'
+}
+train_gpt 1 1 gpt_one --steps 8
+for grid in "1 2" "1 4" "2 1" "2 1 --sp" "2 2 --sp"; do # losses, the norm that clips and validation do not depend on the grid
+    read -r tp dp sp <<<"$grid"
+    train_gpt "$tp" "$dp" gpt_many --steps 8 $sp
+    alike gpt_one gpt_many 10 1e-5 "--tp $tp --dp $dp${sp:+ $sp}"
 done
+train_gpt 1 1 gpt_many --steps 8 --resume # at its end: reads it, of the same lists
+train_gpt 1 1 gpt_fp8 --steps 8 --recipe fp8_delayed
+train_gpt 2 2 gpt_many --steps 8 --recipe fp8_delayed --sp
+alike gpt_fp8 gpt_many 10 1e-3 "--tp 2 --dp 2 --sp in FP8" # each rounds its own parts; the loss falls by 7e-2
+train_gpt 1 1 gpt_many --steps 8 --recipe fp8_delayed --resume # scales are found again
+
+# Another grid goes on from each file: as one process does that went on as often, each time with more steps.
+train_gpt 1 1 gpt_one --steps 4
+train_gpt 2 1 gpt_many --steps 4
+for grid in "1 1 8" "1 2 12" "2 2 16 --sp"; do
+    read -r tp dp steps sp <<<"$grid"
+    train_gpt 1 1 gpt_one --steps "$steps" --resume --force
+    train_gpt "$tp" "$dp" gpt_many --steps "$steps" --resume --force $sp
+done
+alike gpt_one gpt_many 20 1e-5 "--tp 2, then 1, --dp 2, --tp 2 --dp 2 --sp"
+
+# All of one model say the same: the text is longer than the window.
+sample() { sed '1,/^--- sample/d' "$work/log"; }
+train_gpt 1 1 gpt_many --steps 16 --resume --sample 40
+sample >"$work/sample"
+for grid in "2 1" "2 2 --sp"; do
+    read -r tp dp sp <<<"$grid"
+    train_gpt "$tp" "$dp" gpt_many --steps 16 --resume --sample 40 $sp
+    sample | cmp - "$work/sample"
+    echo "train_gpt --tp $tp --dp $dp${sp:+ $sp}: the same sample"
+done
+
+misuse() { # N TEXT ARGUMENT...
+    local status=0 start=(mpirun --oversubscribe -n "$1")
+    [[ $1 != 1 ]] || start=()
+    timeout 60 "${start[@]}" "$work/train_gpt" --seq 16 --batch 2 --steps 1 --out "$work/gpt_many" "${@:3}" te/core \
+        >"$work/log" 2>&1 || status=$?
+    [[ $status == 1 ]] && grep -q -- "train_gpt: $2" "$work/log" || { echo "${*:3}: exit code $status" && cat "$work/log" && exit 1; }
+    echo "train_gpt on $1: $2"
+}
+misuse 1 "--tp 3: this program is for 1 or 2; compile it with -DGPT_RANKS=3" --tp 3
+misuse 1 "--tp must divide the heads and the vocabulary of --size: odd" --tp 2 --size odd
+misuse 3 "--tp 2 --dp 2 wants 4 processes, and here are 3; mpirun -n 4" --tp 2 --dp 2
+misuse 1 "--tp 2 --dp 1 wants 2 processes, and here are 1; mpirun -n 2" --tp 2
+misuse 1 "--sp: --tp must divide --seq" --tp 2 --sp --seq 15
+misuse 1 "--optimizer muon takes whole matrices" --tp 2 --optimizer muon
+misuse 2 "it has the FP8 scales of one process" --tp 2 --recipe fp8_delayed --out "$work/gpt_fp8" --resume --force
 
 # The walk through what ranks can do to one layer.
 timeout 120 mpirun --oversubscribe -n 4 "$work/performance" >"$work/log" || { cat "$work/log" && exit 1; }
@@ -121,11 +166,13 @@ for grids in "4 2 1  1 1 0" "1 1 0  4 4 1" "2 2 0  4 1 1" "4 2 1  4 2 1"; do
         off > 1e-5 { print grids ": step " $1 " is " $4 ", on one rank " $2; bad = 1 }
         END { print "checkpoint, " grids ": " NR " losses, " most " off at most"; exit bad || NR != 20 }'
 done
-shards 4 train 2 1 0 20 - - | cmp - "$work/many" && echo "and the same bits as a run that was not interrupted"
+shards 4 train 2 1 0 20 - - | cmp - "$work/many"
+echo "and the same bits as a run that was not interrupted"
 for grid in "1 1 0" "3 1 1"; do
     read -r n tensor own <<<"$grid"
     shards "$n" train "$tensor" "$own" 10 10 "$work/run" "$work/again"
-    cmp "$work/run" "$work/again" && echo "checkpoint, 4 2 1  $grid: saved again it is the same file"
+    cmp "$work/run" "$work/again"
+    echo "checkpoint, 4 2 1  $grid: saved again it is the same file"
 done
 
 # A rank that stops or is killed: each of the others has an error, with its rank and group, soon.

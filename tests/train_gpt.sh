@@ -97,10 +97,11 @@ ok "a symbolic link to a folder above is read once, and said"
 
 # ---- options
 for refused in "--accumulate 99999999999" "--accumulate 99999999999999999999999" "--steps 9223372036854775807 --accumulate 1000000" \
-    "--lr -1" "--lr nan" "--lr 1e999" "--lr inf" "--temperature -1" "--temperature nan" "--batch 0" "--dp 0" "--dp 2" "--seq 1" "--optimizer lion" "--moments f16" "--steps x" "--steps ''"; do
+    "--lr -1" "--lr nan" "--lr 1e999" "--lr inf" "--temperature -1" "--temperature nan" "--batch 0" "--dp 0" "--dp 2" "--tp 0" "--sp" "--seq 1" "--optimizer lion" "--moments f16" "--steps x" "--steps ''"; do
     # shellcheck disable=SC2086
     fails "$refused" "train_gpt: " --out "$work/out" $refused "$work/text"
 done
+fails "--tp 2 of a program for one" "compile it with -DGPT_RANKS=2" --out "$work/out" --tp 2 "$work/text"
 runs "--lr 0" --out "$work/still" --lr 0 --steps 2 "${small[@]}" "$work/text"
 grep -aq '"lr":"0"' "$work/still/checkpoint.safetensors" || bad "--lr 0 was taken for another"
 ok "--lr 0 is 0"

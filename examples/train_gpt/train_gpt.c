@@ -9,6 +9,9 @@
  *                                          -DGPT_RECIPE=fp8_block)
  *     ./train_gpt --optimizer muon         orthogonal updates for the blocks' matrices, AdamW for the rest
  *     mpirun -n 4 ./train_gpt --dp 4       four replicas, a process each; built with -DTE_COMM and MPI, by nvcc -lnccl
+ *     mpirun -n 4 ./train_gpt --tp 2 --sp --dp 2
+ *                                          two replicas of two processes each, which share out heads, MLP and
+ *                                          vocabulary, by --sp tokens, too; built with -DGPT_RANKS=2 besides
  *
  * SIGINT, SIGTERM and SIGHUP stop it after a step, with a checkpoint. A step whose gradients are not finite is left
  * out, and weights that are not finite never take the place of a checkpoint.
@@ -30,7 +33,7 @@
 #include "te/te.h"
 
 /* ---------------------------------------------------------------------------------------------------------------- */
-/* the model: three lists of ops, for every size that --size can choose                                               */
+/* the model: three lists of ops, for every size that --size can choose, and three of each kind for ranks             */
 
 #ifndef GPT_DTYPE
 #if TE_CUDA
@@ -72,6 +75,47 @@
     X(gpt2, 12, 768, 12, 1024, 50304)
 #endif
 
+/* How many ranks share a replica is a constant of a list, so a program has lists for one rank and, by -DGPT_RANKS=N,
+ * for N. Parameters have the same names in all of them: from a checkpoint of one grid of ranks any other goes on. What
+ * is dropped out follows from an op's place in its list, so with GPT_DROPOUT one rank has other masks than several. */
+#ifndef GPT_RANKS
+#define GPT_RANKS 1
+#endif
+#if GPT_RANKS > 1 && !defined(TE_COMM)
+#error "train_gpt: -DGPT_RANKS is for several processes, which want -DTE_COMM"
+#undef GPT_RANKS
+#define GPT_RANKS 1 /* so that the compiler says no more than that */
+#endif
+#if GPT_RANKS > 1
+/* [ranks] */
+#define GPT_EMBED_RANKS(V, T, H, LEAVE, N) (embedding, wte, V, H, (ranks, N)), (LEAVE, wte_sum), (positions, wpe, T, H)
+#define GPT_BLOCK_RANKS(H, HEADS, ENTER, LEAVE, N)                                                          \
+    (fork, x1), (layernorm, ln1, H), (ENTER, enter1),                                                       \
+    (linear, qkv, H, 3 * (H) / (N), (shard, columns), (parts, 3)), (bias, qkv_b, 3 * (H) / (N)),            \
+    (attention, attn, (HEADS) / (N), (HEADS) / (N), (H) / (HEADS)),                                         \
+    (linear, proj, (H) / (N), H, (shard, rows)), (LEAVE, leave1), (bias, proj_b, H),                        \
+    DROPOUT(drop1) (add, x1),                                                                               \
+    (fork, x2), (layernorm, ln2, H), (ENTER, enter2), (linear, fc1, H, 4 * (H) / (N), (shard, columns)),    \
+    (bias, fc1_b, 4 * (H) / (N)), (gelu, act), (linear, fc2, 4 * (H) / (N), H, (shard, rows)),              \
+    (LEAVE, leave2), (bias, fc2_b, H), DROPOUT(drop2) (add, x2)
+#define GPT_LOGITS_RANKS(V, H, ENTER, N) \
+    (layernorm, lnf, H), (ENTER, enter_head), (tied_linear, lm, H, (V) / (N), (shard, columns))
+/* [ranks] */
+/* Of a size whose heads or vocabulary GPT_RANKS does not divide these are lists for one rank, and --tp refuses it. */
+#define GPT_RANKS_OF(HEADS, V) ((HEADS) % GPT_RANKS || (V) % GPT_RANKS ? 1 : GPT_RANKS)
+#define GPT_DEFINE_KIND(size, OPTION, ENTER, LEAVE, H, HEADS, T, V, N)                                                \
+    TE_SEQUENTIAL(embed_##size, (GPT_DTYPE, OPTION), GPT_EMBED_RANKS(V, T, H, LEAVE, N))                              \
+    TE_SEQUENTIAL(block_##size, (GPT_DTYPE, OPTION, (recipe, GPT_RECIPE)), GPT_BLOCK_RANKS(H, HEADS, ENTER, LEAVE, N)) \
+    TE_SEQUENTIAL(head_##size, (GPT_DTYPE, OPTION),                                                                   \
+                  GPT_LOGITS_RANKS(V, H, ENTER, N), (cross_entropy, loss, V, (ranks, N)))                             \
+    TE_SEQUENTIAL(logits_##size, (GPT_DTYPE, OPTION), GPT_LOGITS_RANKS(V, H, ENTER, N))
+#define GPT_DEFINE_RANKS(size, L, H, HEADS, T, V)                                                                     \
+    GPT_DEFINE_KIND(size##_tp, (rows, tokens), copy_to_group, all_reduce, H, HEADS, T, V, GPT_RANKS_OF(HEADS, V))     \
+    GPT_DEFINE_KIND(size##_sp, (rows, shard), all_gather, reduce_scatter, H, HEADS, T, V, GPT_RANKS_OF(HEADS, V))
+#else
+#define GPT_RANKS_OF(HEADS, V) 1
+#endif
+
 #define GPT_DEFINE(size, L, H, HEADS, T, V)                               \
     TE_SEQUENTIAL(embed_##size, GPT_DTYPE, GPT_EMBED(V, T, H))            \
     TE_SEQUENTIAL(block_##size, (GPT_DTYPE, (recipe, GPT_RECIPE)), GPT_BLOCK(H, HEADS)) \
@@ -79,20 +123,32 @@
     TE_SEQUENTIAL(logits_##size, GPT_DTYPE, GPT_LOGITS(V, H))
 GPT_SIZES(GPT_DEFINE)
 
+typedef struct gpt_lists {
+    const te_plan *(*embed)(void), *(*block)(void), *(*head)(void), *(*logits)(void);
+} gpt_lists;
+#define GPT_LISTS(size) {embed_##size##_plan, block_##size##_plan, head_##size##_plan, logits_##size##_plan}
+#if GPT_RANKS > 1
+GPT_SIZES(GPT_DEFINE_RANKS)
+#define GPT_KINDS(size) {GPT_LISTS(size), GPT_LISTS(size##_tp), GPT_LISTS(size##_sp)}
+#else
+#define GPT_KINDS(size) {GPT_LISTS(size), {0, 0, 0, 0}, {0, 0, 0, 0}}
+#endif
+
 typedef struct gpt_size {
     const char *name;
-    int layers, hidden, heads, longest, vocabulary;
-    const te_plan *(*embed)(void), *(*block)(void), *(*head)(void), *(*logits)(void);
+    int layers, hidden, heads, longest, vocabulary, ranks; /* ranks: of the lists behind the first */
+    gpt_lists lists[3]; /* of one rank; of ranks that all have all tokens; of ranks that share them out (--sp) */
 } gpt_size;
-#define GPT_ROW(size, L, H, HEADS, T, V) \
-    {#size, L, H, HEADS, T, V, embed_##size##_plan, block_##size##_plan, head_##size##_plan, logits_##size##_plan},
+#define GPT_ROW(size, L, H, HEADS, T, V) {#size, L, H, HEADS, T, V, GPT_RANKS_OF(HEADS, V), GPT_KINDS(size)},
 static const gpt_size gpt_sizes[] = {GPT_SIZES(GPT_ROW)};
 
 /* ---------------------------------------------------------------------------------------------------------------- */
 /* small helpers                                                                                                      */
 
 static te_context ctx;
-static int rank, replicas = 1; /* --dp: each process trains one, on its part of the batch; rank 0 writes and prints */
+/* Of all processes this is `rank`; rank 0 writes and prints. `tensor` of them (--tp), one behind the other, share one
+ * of the `replicas` (--dp): they take the same batches, other replicas take others. */
+static int rank, processes = 1, replica, replicas = 1, tensor = 1;
 
 static void check(te_status status, const char *what) {
     if (status == TE_OK) return;
@@ -125,41 +181,49 @@ static void on_interrupt(int number) {
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- */
-/* replicas                                                                                                           */
+/* ranks                                                                                                              */
 
+#ifdef TE_COMM
 static te_comm comm;
+#endif
 /* CUDA: a device for each; the folder is where rank 0 leaves what the others need to find it. */
-static void replicas_of(long dp, const char *folder, uint64_t seed) {
+static void ranks_of(long tp, long dp, const char *folder, uint64_t seed) {
     int size = 1;
     te_comm_launched(&rank, &size);
-    if (dp > 1 && size != dp) die("--dp wants as many processes; mpirun -n starts them", NULL);
-    replicas = (int)dp;
-    if (replicas == 1) rank = 0;
+    if (tp * dp > 1 && size != tp * dp) {
+        fprintf(stderr,
+                "train_gpt: --tp %ld --dp %ld wants %ld processes, and here are %d; mpirun -n %ld starts them\n", tp, dp,
+                tp * dp, size, tp * dp);
+        exit(1);
+    }
+    tensor = (int)tp, replicas = (int)dp, processes = tensor * replicas;
+    if (processes == 1) rank = 0;
+    replica = rank / tensor;
     check(te_context_create(&ctx, TE_CUDA ? rank : 0, seed), "context");
-    if (replicas == 1) return;
+    if (processes == 1) return;
     if (rank && !freopen("/dev/null", "w", stdout)) die(strerror(errno), "/dev/null");
 #ifdef TE_COMM
     char file[4096 + 32];
     te_comm_config config = te_comm_defaults();
     snprintf(file, sizeof file, "%s/ranks.%ld", folder, (long)getppid()); /* of the launcher: no other run's */
-    config.file = file;
+    config.file = file, config.tensor = tensor;
     check(te_comm_create(&comm, &config, &ctx), "ranks");
 #else
     (void)folder;
-    die("--dp: built without -DTE_COMM", NULL);
+    die("--tp and --dp: built without -DTE_COMM", NULL);
 #endif
 }
-/* The sum of a number over the replicas. Waits for the device. */
-static double sum_of_replicas(double x) {
+/* The sum of a number over the ranks of a group. Waits for the device. */
+static double sum_over(const te_group *g, double x) {
     static float *there;
     float sum = (float)x;
-    if (replicas == 1) return x;
+    if (g->size == 1) return x;
     if (!there) there = (float *)target_memory(sizeof sum);
-    check(te_copy(&ctx, there, &sum, sizeof sum), "replicas");
-    check(te_synchronize(&ctx), "replicas");
-    check(te_group_all_reduce(te_data_group(&ctx), there, there, 1, TE_f32, &ctx), "replicas");
-    check(te_copy(&ctx, &sum, there, sizeof sum), "replicas");
-    check(te_synchronize(&ctx), "replicas");
+    check(te_copy(&ctx, there, &sum, sizeof sum), "ranks");
+    check(te_synchronize(&ctx), "ranks");
+    check(te_group_all_reduce(g, there, there, 1, TE_f32, &ctx), "ranks");
+    check(te_copy(&ctx, &sum, there, sizeof sum), "ranks");
+    check(te_synchronize(&ctx), "ranks");
     return (double)sum;
 }
 
@@ -266,14 +330,16 @@ static text read_texts(char **path, int paths) {
 
 typedef struct gpt {
     const gpt_size *size;
+    const gpt_lists *lists;
     int batch, seq, models; /* models: embed, layers blocks, head */
+    int parts;              /* of a batch's rows, of which this rank has one between the products: 1 without --sp */
     int in_fp8;
     te_recipes recipes;
     te_model *model, logits, **all;
     char *weights;
     float *grads;
     te_saved *saved;  /* by model */
-    void **x;         /* x[i]: what model i gives, [rows, hidden] */
+    void **x;         /* x[i]: what model i gives, [rows / parts, hidden] */
     void *dx[2];
     float *loss;      /* [rows] */
     int32_t *tokens, *labels;
@@ -291,10 +357,11 @@ static void bind(te_model *m, const te_plan *plan, void *weights, float *grads) 
     check(te_model_bind(m, plan, (te_param *)host_memory((size_t)count * sizeof(te_param)), count, weights, grads,
                         &ctx), "bind");
 }
-static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, const char *recipe, uint64_t seed) {
+static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, int sp, const char *recipe, uint64_t seed) {
     const int layers = size->layers;
     const int64_t rows = (int64_t)batch * seq;
     memset(g, 0, sizeof *g);
+    g->lists = &size->lists[tensor == 1 ? 0 : sp ? 2 : 1], g->parts = sp ? tensor : 1;
     g->in_fp8 = strcmp(recipe, "none") != 0;
     g->size = size, g->batch = batch, g->seq = seq, g->models = layers + 2;
     g->model = (te_model *)host_memory((size_t)g->models * sizeof(te_model));
@@ -303,7 +370,7 @@ static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, const cha
     g->x = (void **)calloc((size_t)g->models, sizeof(void *));
     size_t weight_bytes = 0, grad_bytes = 0, workspace = 0;
     for (int i = 0; i < g->models; i++) {
-        const te_plan *plan = i == 0 ? size->embed() : i <= layers ? size->block() : size->head();
+        const te_plan *plan = i == 0 ? g->lists->embed() : i <= layers ? g->lists->block() : g->lists->head();
         weight_bytes += te_plan_param_bytes(plan), grad_bytes += te_plan_grad_bytes(plan);
     }
     g->weights = (char *)target_memory(weight_bytes), g->grads = (float *)target_memory(grad_bytes);
@@ -312,10 +379,10 @@ static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, const cha
     char *w = g->weights;
     float *d = g->grads;
     for (int i = 0; i < g->models; i++) {
-        const te_plan *plan = i == 0 ? size->embed() : i <= layers ? size->block() : size->head();
+        const te_plan *plan = i == 0 ? g->lists->embed() : i <= layers ? g->lists->block() : g->lists->head();
         g->all[i] = &g->model[i];
         bind(&g->model[i], plan, w, d);
-        if (i == g->models - 1) bind(&g->logits, size->logits(), w, NULL);
+        if (i == g->models - 1) bind(&g->logits, g->lists->logits(), w, NULL);
         w += te_plan_param_bytes(plan), d += te_plan_grad_bytes(plan) / sizeof(float);
         check(te_model_randomize(&g->model[i], 0.02f, seed, (uint32_t)i * 64, &ctx), "initial weights");
     }
@@ -330,21 +397,21 @@ static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, const cha
     check(te_tie(find_param(&g->model[g->models - 1], "lm"), find_param(&g->model[0], "wte"), &ctx), "tie");
     const size_t width = (size_t)size->hidden * te_dtype_bytes(TE_JOIN1(TE_, GPT_DTYPE));
     for (int i = 0; i < g->models; i++) {
-        g->saved[i].bytes = g->in_fp8 ? te_plan_saved_bytes(g->model[i].plan, rows)
-                                      : te_plan_saved_bytes_without_recipe(g->model[i].plan, rows);
+        g->saved[i].bytes = g->in_fp8 ? te_plan_saved_bytes_of_rank(g->model[i].plan, rows, &ctx)
+                                      : te_plan_saved_bytes_of_rank_without_recipe(g->model[i].plan, rows, &ctx);
         g->saved[i].memory = target_memory(g->saved[i].bytes);
-        if (i + 1 < g->models) g->x[i] = target_memory((size_t)rows * width);
+        if (i + 1 < g->models) g->x[i] = target_memory((size_t)(rows / g->parts) * width);
         const size_t need = te_plan_workspace_bytes(g->model[i].plan, &g->model[i], rows, &ctx);
         workspace = need > workspace ? need : workspace;
     }
     check(te_context_reserve(&ctx, workspace), "workspace");
     if (g->in_fp8) {
         te_recipes_config config = te_recipes_defaults();
-        config.current = !strcmp(recipe, "fp8_current"), config.ranks = replicas;
+        config.current = !strcmp(recipe, "fp8_current"), config.ranks = processes;
         const size_t bytes = te_recipes_bytes(g->all, g->models, &config);
         check(te_recipes_init(&g->recipes, target_memory(bytes), bytes, g->all, g->models, &config, &ctx), "recipe");
     }
-    for (int i = 0; i < 2; i++) g->dx[i] = target_memory((size_t)rows * width);
+    for (int i = 0; i < 2; i++) g->dx[i] = target_memory((size_t)(rows / g->parts) * width);
     g->loss = (float *)target_memory((size_t)rows * sizeof(float));
     g->tokens = (int32_t *)target_memory((size_t)rows * sizeof(int32_t));
     g->labels = (int32_t *)target_memory((size_t)rows * sizeof(int32_t));
@@ -356,7 +423,7 @@ static te_batch gpt_batch(const gpt *g, int batch, int seq) {
     return b;
 }
 static te_tensor hidden_of(const gpt *g, void *data, const te_batch *b) {
-    return te_matrix(data, TE_JOIN1(TE_, GPT_DTYPE), (int64_t)b->batch * b->seq, g->size->hidden);
+    return te_matrix(data, TE_JOIN1(TE_, GPT_DTYPE), (int64_t)b->batch * b->seq / g->parts, g->size->hidden);
 }
 
 /* Losses of every row into g->loss; `train`: with what backward needs. */
@@ -432,11 +499,11 @@ static double validation_loss(gpt *g, const corpus *c, int batches, uint64_t see
     const te_batch b = gpt_batch(g, g->batch, g->seq);
     double sum = 0;
     for (int i = 0; i < batches; i++) {
-        take_batch(g, c, 1, (uint64_t)(i * replicas + rank), seed);
+        take_batch(g, c, 1, (uint64_t)(i * replicas + replica), seed);
         gpt_forward(g, &b, 0);
         sum += gpt_loss(g, &b);
     }
-    return sum_of_replicas(sum) / (batches * replicas);
+    return sum_over(te_data_group(&ctx), sum) / (batches * replicas);
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- */
@@ -460,27 +527,36 @@ static int pick(const char *logits, te_dtype dtype, double temperature, uint64_t
     while (next < 255 && (u -= p[next]) > 0) next++;
     return next;
 }
+/* Of all ranks of a tensor group, each of which has its columns of the logits; then each picks the same byte. With --sp
+ * they share out rows, so there are rows behind the text until their number divides them: attention is causal, and what
+ * is behind a row does not change it. */
 static void print_sample(gpt *g, const char *prompt, int length, double temperature, uint64_t seed) {
-    const int longest = g->seq, vocabulary = g->size->vocabulary;
+    const int longest = g->seq, columns = g->size->vocabulary / tensor;
     const te_dtype dtype = TE_JOIN1(TE_, GPT_DTYPE);
-    int32_t *window = (int32_t *)host_memory((size_t)longest * sizeof(int32_t));
-    const size_t row_bytes = (size_t)vocabulary * te_dtype_bytes(dtype);
-    char *logits = (char *)target_memory((size_t)longest * row_bytes), *row = (char *)host_memory(row_bytes);
+    const te_group *group = te_tensor_group(&ctx);
+    int32_t *window = (int32_t *)calloc((size_t)longest, sizeof(int32_t));
+    const size_t part_bytes = (size_t)columns * te_dtype_bytes(dtype), row_bytes = part_bytes * (size_t)tensor;
+    char *logits = (char *)target_memory((size_t)longest * part_bytes), *row = (char *)host_memory(row_bytes);
+    char *whole = tensor > 1 ? (char *)target_memory(row_bytes) : NULL;
     int n = 0;
+    if (!window) die("out of memory", NULL);
     for (const char *c = prompt; *c && n < longest / 2; c++) window[n++] = (unsigned char)*c;
     if (!n) window[n++] = '\n';
     for (int i = 0; i < n; i++) putchar(window[i]);
-    for (int i = 0; i < length && !interrupted; i++) {
-        const te_batch b = gpt_batch(g, 1, n);
-        check(te_copy(&ctx, g->tokens, window, (size_t)n * sizeof(int32_t)), "sample");
+    for (int i = 0; i < length && !(sum_over(group, interrupted) > 0); i++) {
+        const int rows = (n + g->parts - 1) / g->parts * g->parts;
+        const te_batch b = gpt_batch(g, 1, rows);
+        check(te_copy(&ctx, g->tokens, window, (size_t)rows * sizeof(int32_t)), "sample");
         for (int k = 0; k < g->models - 1; k++)
             check(te_plan_forward(hidden_of(g, g->x[k], &b), NULL, k ? hidden_of(g, g->x[k - 1], &b) : te_none(),
                                   g->model[k].plan,
                                   &g->model[k], &b, &ctx), "sample");
-        check(te_plan_forward(te_matrix(logits, dtype, n, vocabulary), NULL, hidden_of(g, g->x[g->models - 2], &b),
+        check(te_plan_forward(te_matrix(logits, dtype, rows, columns), NULL, hidden_of(g, g->x[g->models - 2], &b),
                               g->logits.plan, &g->logits,
                               &b, &ctx), "sample");
-        check(te_copy(&ctx, row, logits + (size_t)(n - 1) * row_bytes, row_bytes), "sample");
+        const char *last = logits + (size_t)(n - 1) * part_bytes;
+        if (whole) check(te_group_all_gather(group, whole, last, columns, dtype, &ctx), "sample");
+        check(te_copy(&ctx, row, whole ? whole : last, row_bytes), "sample");
         check(te_synchronize(&ctx), "sample");
         const int next = pick(row, dtype, temperature, seed, (uint64_t)i);
         putchar(next);
@@ -492,7 +568,7 @@ static void print_sample(gpt *g, const char *prompt, int length, double temperat
         window[n++] = next;
     }
     putchar('\n');
-    te_release(&ctx, logits);
+    te_release(&ctx, logits), te_release(&ctx, whole);
     free(window), free(row);
 }
 
@@ -589,9 +665,9 @@ static void curve_draw(const curve *c, const char *svg) {
 
 typedef struct options {
     const char *size, *out, *prompt, *tune, *recipe, *optimizer, *moments;
-    long steps, batch, seq, accumulate, dp, log, validate, sample, save;
+    long steps, batch, seq, accumulate, tp, dp, log, validate, sample, save;
     double lr, temperature;
-    long seed, resume, force, plan;
+    long seed, sp, resume, force, plan;
 } options;
 
 static const char usage[] =
@@ -601,7 +677,10 @@ static const char usage[] =
     "  --seq N           tokens a sequence                         128\n"
     "  --recipe NAME     products of the blocks: none (as all else), " GPT_RECIPES "\n"
     "  --accumulate N    micro-batches a step                      1\n"
-    "  --dp N            replicas, each a process with a batch of its own (mpirun -n N)    1\n"
+    "  --dp N            replicas, each with a batch of its own    1\n"
+    "  --tp N            processes that share a replica's heads, MLP and vocabulary (-DGPT_RANKS=N)   1\n"
+    "  --sp              between its products they share its tokens, too\n"
+    "                    (mpirun -n TP*DP starts them)\n"
     "  --steps N         optimizer steps                           1500\n"
     "  --optimizer NAME  adamw, sgd (with momentum) or muon        adamw\n"
     "  --moments NAME    what the optimizer keeps: f32, bf16, 8bit f32\n"
@@ -631,10 +710,22 @@ static int moments_of(const char *name) {
 }
 
 enum { MOST_ACCUMULATE = 1 << 20, MOST_SIDE = 65536, MOST_TOKENS = 1 << 26, MOST_REPLICAS = 65536 };
+/* What ranks can share out; whether the size can be shared out is seen when it is known. */
+static void check_ranks(const options *o) {
+    if (o->tp > 1 && o->tp != GPT_RANKS) {
+        fprintf(stderr, "train_gpt: --tp %ld: this program is for %s%d; compile it with -DGPT_RANKS=%ld\n", o->tp,
+                GPT_RANKS > 1 ? "1 or " : "", GPT_RANKS, o->tp);
+        exit(1);
+    }
+    if (o->sp && o->tp == 1) die("--sp: the processes of --tp share out a replica's tokens, and here is one", NULL);
+    if (o->sp && o->seq % o->tp) die("--sp: --tp must divide --seq", NULL);
+    if (o->tp > 1 && rule_of(o->optimizer) == TE_RULE_muon)
+        die("--optimizer muon takes whole matrices, and with --tp a process has parts; adamw and sgd take parts", NULL);
+}
 static void check_options(const options *o) {
     if (o->batch < 1 || o->seq < 2 || o->accumulate < 1 || o->dp < 1 || o->steps < 0 || o->log < 1 || o->validate < 0 ||
-        o->save < 0 || o->sample < 0)
-        die("batch, seq, accumulate, dp and log must be positive, the other counts not negative", NULL);
+        o->save < 0 || o->sample < 0 || o->tp < 1)
+        die("batch, seq, accumulate, tp, dp and log must be positive, the other counts not negative", NULL);
     if (o->batch > MOST_SIDE || o->seq > MOST_SIDE || o->batch * o->seq > MOST_TOKENS)
         die("that batch is too large", NULL);
     if (o->accumulate > MOST_ACCUMULATE) die("--accumulate: 1048576 micro-batches a step are the most", NULL);
@@ -649,6 +740,7 @@ static void check_options(const options *o) {
         (!tensors || strcmp(o->recipe, "fp8_current")))
         die("--recipe must be none, " GPT_RECIPES ", or what -DGPT_RECIPE built the program for, and not", o->recipe);
     if (rule_of(o->optimizer) < 0) die("--optimizer must be adamw, sgd or muon, and not", o->optimizer);
+    check_ranks(o);
     if (moments_of(o->moments) < 0) die("--moments must be f32, bf16 or 8bit, and not", o->moments);
     if (strlen(o->out) > 4000) die("--out: the path is too long", NULL);
 }
@@ -657,8 +749,8 @@ static options parse(int argc, char **argv, int *first_path) {
     memset(&o, 0, sizeof o);
     o.size = "tiny", o.out = "gpt_out", o.prompt = "#ifndef ", o.recipe = "none";
     o.optimizer = "adamw", o.moments = "f32";
-    o.batch = 8, o.seq = 128, o.accumulate = 1, o.dp = 1, o.steps = 1500, o.log = 50, o.validate = 250, o.sample = 600;
-    o.seed = 1;
+    o.batch = 8, o.seq = 128, o.accumulate = 1, o.tp = 1, o.dp = 1;
+    o.steps = 1500, o.log = 50, o.validate = 250, o.sample = 600, o.seed = 1;
     o.temperature = 0.8, o.lr = NAN; /* not given */
     struct { const char *name; const char **text; long *number; double *real; long *flag; } table[] = {
         {"--size", &o.size, 0, 0, 0},       {"--out", &o.out, 0, 0, 0},           {"--prompt", &o.prompt, 0, 0, 0},
@@ -666,6 +758,7 @@ static options parse(int argc, char **argv, int *first_path) {
         {"--optimizer", &o.optimizer, 0, 0, 0}, {"--moments", &o.moments, 0, 0, 0},
         {"--steps", 0, &o.steps, 0, 0},     {"--batch", 0, &o.batch, 0, 0},       {"--seq", 0, &o.seq, 0, 0},
         {"--accumulate", 0, &o.accumulate, 0, 0}, {"--dp", 0, &o.dp, 0, 0},
+        {"--tp", 0, &o.tp, 0, 0},           {"--sp", 0, 0, 0, &o.sp},
         {"--log", 0, &o.log, 0, 0},     {"--validate", 0, &o.validate, 0, 0},
         {"--sample", 0, &o.sample, 0, 0},   {"--save", 0, &o.save, 0, 0},         {"--seed", 0, &o.seed, 0, 0},
         {"--lr", 0, 0, &o.lr, 0},           {"--temperature", 0, 0, &o.temperature, 0},
@@ -730,7 +823,7 @@ static void state_of(state *s, gpt *g, te_adamw *opt, const options *o, const co
     snprintf(s->value[8], sizeof s->value[8], "%s", o->recipe);
     snprintf(s->value[9], sizeof s->value[9], "%s", o->optimizer);
     snprintf(s->value[10], sizeof s->value[10], "%s", o->moments);
-    s->all.recipes = g->in_fp8 && replicas == 1 ? &g->recipes : NULL; /* replicas find their scales again */
+    s->all.recipes = g->in_fp8 && processes == 1 ? &g->recipes : NULL; /* ranks find their scales again */
     s->all.models = s->models, s->all.count = g->models, s->all.optimizer = opt, s->all.random = 1;
     s->all.metadata = s->pairs, s->all.metadata_count = SETTINGS, s->all.force = (int)o->force;
 }
@@ -768,6 +861,10 @@ static long resume(const char *path, gpt *g, te_adamw *opt, const options *o, co
     if (!te_safetensors_metadata(&file, TE_SAFETENSORS_SUM))
         fprintf(stderr, "train_gpt: %s: has no checksum, an older version wrote it: damage would not show\n", path);
     if (differences(&s, &file, path) && !o->force) die("--force goes on all the same", NULL);
+    const int has_scales = te_safetensors_find(&file, "recipes.begun") != NULL;
+    if (has_scales && processes > 1)
+        die("it has the FP8 scales of one process, from which several cannot go on; --tp 1 --dp 1 does", path);
+    if (!has_scales) s.all.recipes = NULL; /* of several processes: found again */
     check(te_checkpoint_load(&s.all, &file, &ctx), path);
     if (g->in_fp8 && !s.all.recipes) check(te_recipes_cast_weights(&g->recipes, &ctx), "recipe");
     const char *written = te_safetensors_metadata(&file, "step"); /* by older versions */
@@ -809,8 +906,9 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < sizeof gpt_sizes / sizeof gpt_sizes[0]; i++)
         if (!strcmp(o.size, gpt_sizes[i].name)) size = &gpt_sizes[i];
     if (!size) die("unknown size (tiny, small, gpt2)", o.size);
+    if (o.tp > 1 && size->ranks != o.tp) die("--tp must divide the heads and the vocabulary of --size", o.size);
     if (o.plan) {
-        te_plan_print(stdout, size->block());
+        te_plan_print(stdout, size->lists[o.tp == 1 ? 0 : o.sp ? 2 : 1].block());
         return 0;
     }
     if (o.seq > size->longest) die("that size takes no sequence so long", o.size);
@@ -825,25 +923,27 @@ int main(int argc, char **argv) {
 
     const uint64_t seed = (uint64_t)o.seed;
     gpt g;
-    replicas_of(o.dp, o.out, seed);
+    ranks_of(o.tp, o.dp, o.out, seed);
     if (!rank) check(te_checkpoint_probe(checkpoint, &ctx), "--out"); /* now, not after hours of training */
     if (o.tune && te_gemm_load(o.tune, &ctx) != TE_OK) {
         printf("%s; timing the matrix products\n", te_last_error(&ctx));
         ctx.gemm_tune = 1;
     }
-    gpt_make(&g, size, (int)o.batch, (int)o.seq, o.recipe, seed);
+    gpt_make(&g, size, (int)o.batch, (int)o.seq, (int)o.sp, o.recipe, seed);
     const corpus c = corpus_of(&t, (int)o.seq);
     te_adamw opt;
     const size_t opt_bytes = te_adamw_bytes_of(g.all, g.models, &config);
     check(te_adamw_init(&opt, target_memory(opt_bytes), opt_bytes, g.all, g.models, &config, &ctx), "optimizer");
 
-    long parameters = 0;
-    for (int i = 0; i < g.models; i++) parameters += (long)te_plan_param_elements(g.model[i].plan);
+    const gpt_lists *one = &size->lists[0]; /* of the whole model */
+    const long parameters = (long)(te_plan_param_elements(one->embed()) + te_plan_param_elements(one->head())) +
+                            (long)size->layers * (long)te_plan_param_elements(one->block());
     printf("text: %d files, %.1f MB; validation on the last twentieth\n", t.files, (double)t.size / 1e6);
     printf("model: %s, %ld parameters, %s on %s; %ld x %ld tokens, %ld micro-batch%s a step", size->name, parameters,
            te_dtype_name(TE_JOIN1(TE_, GPT_DTYPE)), ctx.target->name, o.batch, o.seq, o.accumulate,
            o.accumulate > 1 ? "es" : "");
     if (replicas > 1) printf(", %d replicas", replicas);
+    if (tensor > 1) printf(", %d processes a replica%s", tensor, o.sp ? ", which share its tokens" : "");
     printf("\n");
     te_buckets buckets; /* of gradients, summed over the replicas while backward runs */
     const te_buckets_config buckets_config = te_buckets_defaults();
@@ -866,12 +966,12 @@ int main(int argc, char **argv) {
     b.loss_scale = 1.0f / (float)tokens_a_step;
     double began = now(), since = began, loss = NAN;
     long counted = step, begun_at = step;
-    int stops = replicas == 1 && interrupted; /* replicas stop together, where they meet to report */
+    int stops = processes == 1 && interrupted; /* ranks stop together, where they meet to report */
     while (step < o.steps && !stops) {
         const int report = (step + 1) % o.log == 0 || step + 1 == o.steps || step == 0;
         double sum = 0;
         for (long k = 0; k < o.accumulate; k++) {
-            take_batch(&g, &c, 0, (uint64_t)((step * o.accumulate + k) * replicas + rank), seed);
+            take_batch(&g, &c, 0, (uint64_t)((step * o.accumulate + k) * replicas + replica), seed);
             b.accumulate = k > 0;
             gpt_forward(&g, &b, 1);
             if (report) sum += gpt_loss(&g, &b);
@@ -886,10 +986,10 @@ int main(int argc, char **argv) {
             ctx.gemm_tune = 0;
             if (!rank) check(te_gemm_save(o.tune, &ctx), o.tune);
         }
-        stops = replicas == 1 && interrupted;
+        stops = processes == 1 && interrupted;
         if (!report) continue;
         check(te_synchronize(&ctx), "step");
-        loss = sum_of_replicas(sum) / (double)(o.accumulate * replicas);
+        loss = sum_over(te_data_group(&ctx), sum) / (double)(o.accumulate * replicas);
         const double t1 = now(), rate = (double)(step - counted) * tokens_a_step / (t1 - since);
         double validation = NAN;
         if (o.validate && (step % o.validate == 0 || step == o.steps)) validation = validation_loss(&g, &c, 8, seed);
@@ -907,7 +1007,7 @@ int main(int argc, char **argv) {
         if (!rank) curve_line(curve_.tsv, &curve_.p[curve_.count - 1]), curve_flush(&curve_, tsv);
         if (o.save && step % o.save == 0) save(checkpoint, &g, &opt, &o, &c);
         since = now(), counted = step;
-        stops = sum_of_replicas(interrupted) > 0;
+        stops = sum_over(te_world_group(&ctx), interrupted) > 0;
     }
     check(te_synchronize(&ctx), "training");
     if (!rank) curve_draw(&curve_, svg);
@@ -915,7 +1015,7 @@ int main(int argc, char **argv) {
     save(checkpoint, &g, &opt, &o, &c);
     printf("%s after %ld steps; wrote %s, %s and %s\n", stops ? "stopped" : "done", step, checkpoint, tsv, svg);
     if (stops && step < o.steps) printf("./train_gpt --resume and the same options go on from here\n");
-    else if (o.sample && !rank) {
+    else if (o.sample && !replica) {
         printf("\n--- sample ---\n");
         print_sample(&g, o.prompt, (int)o.sample, o.temperature, seed);
     }

@@ -9,7 +9,8 @@
  * An op is its kind, name, the fork that it reads if that has another name, widths, and the words of its options as
  * they lie in memory (little-endian machines all). So what the shapes of the parameters do not show is in it: heads, an
  * eps, a probability, a causal mask. Of a list for `ranks` of a tensor group, where each has its own columns, the text
- * is that of all columns and all heads: that of the same list for one rank.
+ * is that of all columns and all heads: that of the same list for one rank. A list for one rank need not have the
+ * collectives of one for several: they say where values are, not what they mean, so two texts do not differ in them.
  */
 #ifndef TE_PLAN_TEXT_H
 #define TE_PLAN_TEXT_H
@@ -48,12 +49,22 @@ TE_API size_t te__plan_op_length(const char *s) {
     const char *end = strchr(s, ';');
     return end ? (size_t)(end - s) : strlen(s);
 }
-/* 0: they are the same. */
+/* The text from its next op on that is no collective. */
+TE_API const char *te__plan_op_next(const char *s) {
+    static const char *const kinds[] = {" all_gather ", " reduce_scatter ", " all_reduce ", " copy_to_group "};
+    for (int i = 0; i < 4; i++) {
+        if (strncmp(s, kinds[i], strlen(kinds[i]))) continue;
+        s += te__plan_op_length(s), s += *s ? 1 : 0;
+        i = -1; /* another may follow */
+    }
+    return s;
+}
+/* 0: they are the same, but for collectives. */
 TE_API int te__plan_difference(te__plan_pair *d, const char *was, const char *is) {
     size_t a = te__plan_op_length(was), b = te__plan_op_length(is);
     while (a == b && !memcmp(was, is, a)) {
         if (!was[a] && !is[b]) return 0;
-        was += a + (was[a] ? 1 : 0), is += b + (is[b] ? 1 : 0);
+        was = te__plan_op_next(was + a + (was[a] ? 1 : 0)), is = te__plan_op_next(is + b + (is[b] ? 1 : 0));
         a = te__plan_op_length(was), b = te__plan_op_length(is);
     }
     while (a && *was == ' ') was++, a--;

@@ -57,9 +57,9 @@ enum { TE_GATED_ACTIVATIONS(TE_GATE_ENUM) TE_GATE_clamped_swiglu = TE_ACT_sigmoi
 #define TE__KIND_IS_CLAMPED_clamped_swiglu ,
 #define TE__IF_CLAMPED(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__KIND_IS_CLAMPED_, TE_KIND(op)), yes, no)
 #define TE_CHECK_gated(model, op)                                                                                    \
-    (static_assert(TE__IF_CLAMPED(op, 1, 0) || TE_IF_TUPLE(TE_OPTION(op, limit, ()), 1, 0),                          \
+    (static_assert(TE__IF_CLAMPED(op, 1, 0) || !TE_HAS_OPTION(op, limit),                                            \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) " takes no option limit");                             \
-     static_assert(TE__IF_CLAMPED(op, 1, 0) || TE_IF_TUPLE(TE_OPTION(op, alpha, ()), 1, 0),                          \
+     static_assert(TE__IF_CLAMPED(op, 1, 0) || !TE_HAS_OPTION(op, alpha),                                            \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) " takes no option alpha");                             \
      TE_ASSERT_NUMBER((TE_OPTION(op, limit, 7.0f)) > 0, "te: " TE_STRING(model) ": " TE_CALLED(op)                   \
          ": the limit must be above 0");)

@@ -48,8 +48,7 @@
         TE_CALLED(op) ": z_loss must be a finite number of at least 0");)
 /* They are part of the list's text in a checkpoint if the op says one of them. */
 #define TE_OPTIONS_cross_entropy(op)                                                                            \
-    TE_IF_TUPLE(TE_OPTION(op, label_smoothing, ()), TE_IF_TUPLE(TE_OPTION(op, z_loss, ()), TE__NO_LOSS_OPTIONS, \
-        TE__LOSS_OPTIONS), TE__LOSS_OPTIONS)(op)
+    TE_IF_HAS(op, label_smoothing, TE__LOSS_OPTIONS, TE_IF_HAS(op, z_loss, TE__LOSS_OPTIONS, TE__NO_LOSS_OPTIONS))(op)
 #define TE__NO_LOSS_OPTIONS(op) (te_no_options, 0)
 #define TE__LOSS_OPTIONS(op) (te_loss_options, TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op))
 
@@ -82,7 +81,7 @@ typedef struct te_cross_entropy_args {
     TE__IF_RANKS(op, TE__LOSS_OF_RANKS_FORWARD, TE__LOSS_FORWARD)(name, model, dtype, op)
 #define TE_OWN_cross_entropy_backward(name, model, dtype, op) \
     TE__IF_RANKS(op, TE__LOSS_OF_RANKS_BACKWARD, TE__LOSS_BACKWARD)(name, model, dtype, op)
-#define TE__IF_RANKS(op, yes, no) TE_IF_TUPLE(TE_OPTION(op, ranks, ()), no, yes)
+#define TE__IF_RANKS(op, yes, no) TE_IF_HAS(op, ranks, yes, no)
 #define TE__LOSS_FORWARD(name, model, dtype, op)                                                                      \
     TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_row, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op), op) \
     TE_API te_status name##_run(te_run *r, const te_step *s)                                                          \

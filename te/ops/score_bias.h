@@ -29,7 +29,7 @@
 #define TE__IF_TABLE(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__TABLE_OF_, TE_OPTION(op, bias, none)), yes, no)
 #define TE__TABLE_OF_heads ,
 #define TE__TABLE_OF_shared ,
-#define TE__IF_RELATIVE(op, yes, no) TE_IF_TUPLE(TE_OPTION(op, relative_bias, ()), no, yes)
+#define TE__IF_RELATIVE(op, yes, no) TE_IF_HAS(op, relative_bias, yes, no)
 #define TE__IF_SCORE_BIAS(op, yes, no) TE__IF_TABLE(op, yes, TE__IF_RELATIVE(op, yes, no))
 #define TE__IF_MAX_LOGIT(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__SINKS_, TE_OPTION(op, max_logit, 0)), yes, no)
 #define TE__IF_TIED(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__SINKS_, TE_OPTION(op, tied, 0)), yes, no)

@@ -163,6 +163,17 @@
 #define TE_ONE_IF(name, a) TE_IF_OPTION(a, TE_ONE_IF_, TE_NOTHING)(name, a)
 #define TE_ONE_IF_(name, a) TE_IF_MARKED(TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~)), +1, )
 
+/* `yes` if the op says the option, whatever its value: 2, or a constant in parentheses. */
+#define TE_IF_HAS(op, name, yes, no) \
+    TE_IF_MARKED(TE_HAS_MARK(name, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~), yes, no)
+#define TE_HAS_MARK(...) TE_HAS_MARK_(__VA_ARGS__)
+#define TE_HAS_MARK_(name, kind, own, a, b, c, d, e, f, g, h, i, j, k, l, ...)                                         \
+    TE_MARK_IF(name, a) TE_MARK_IF(name, b) TE_MARK_IF(name, c) TE_MARK_IF(name, d) TE_MARK_IF(name, e)                \
+        TE_MARK_IF(name, f) TE_MARK_IF(name, g) TE_MARK_IF(name, h) TE_MARK_IF(name, i) TE_MARK_IF(name, j)            \
+            TE_MARK_IF(name, k) TE_MARK_IF(name, l)
+#define TE_MARK_IF(name, a) TE_IF_OPTION(a, TE_MARK_IF_, TE_NOTHING)(name, a)
+#define TE_MARK_IF_(name, a) TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~))
+
 /* static_asserts that name model, op and option, for each option that the op's family does not take, or not with such a
  * value. as: the family. */
 #define TE_CHECK_OPTIONS(model, as, op) TE_CHECK_OPTIONS_(model, as, op, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, \

@@ -225,6 +225,10 @@ TE_API size_t te_plan_saved_bytes_of_rank(const te_plan *plan, int64_t rows, te_
 TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t rows) {
     return te__saved_bytes(plan, rows, TE_USE_off, 0);
 }
+/* The same without it, for a rank of the context's tensor group. */
+TE_API size_t te_plan_saved_bytes_of_rank_without_recipe(const te_plan *plan, int64_t rows, te_context *ctx) {
+    return te__saved_bytes(plan, rows, TE_USE_off, ctx);
+}
 /* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most, with the recipe on or
  * off, on the context's device; 0, and the text of an error, if ctx was not created, m is not bound or no call takes so
  * many. */

@@ -227,7 +227,7 @@ enum { VOCABULARY = 60, LARGE = 1680, WIDTH = 24, ROWS = 300 };
 #define LOSS (label_smoothing, 0.1f), (z_loss, 1e-2f)
 #define LISTS(dtype, N)                                                                                               \
     TE_SEQUENTIAL(loss_##dtype##N, dtype, (copy_to_group, c), (linear, head, WIDTH, VOCABULARY / N, (shard, columns)), \
-                  (softcap, cap, 30.0f), (cross_entropy, loss, VOCABULARY, (ranks, N), LOSS))                         \
+                  (softcap, cap, 30.0f), (cross_entropy, loss, VOCABULARY, (ranks, (N)), LOSS))                       \
     TE_SEQUENTIAL(table_##dtype##N, dtype, (embedding, tokens, VOCABULARY, WIDTH, (ranks, N)), (all_reduce, r),       \
                   (scale, twice, 2.0f))
 #define WHOLE(dtype)                                                                                                  \
