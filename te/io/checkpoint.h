@@ -33,8 +33,8 @@
  * The metadata say what the file belongs to. "te.checksum" is over all of the file: a bit that changed is found.
  * "te.list.h0" is the list of the model h0 (plan_text.h): loading into a model of another list is an error that says
  * which op differs, where shapes alone might agree; collectives alone are no difference. A file that older versions
- * wrote has neither, and loads; then te_safetensors_metadata(&file, TE_SAFETENSORS_SUM) is null. Keys of the caller's do
- * not begin with "te.".
+ * wrote has neither, and loads; then te_safetensors_metadata(&file, TE_SAFETENSORS_SUM) is null. Keys of the caller's
+ * do not begin with "te.".
  */
 #ifndef TE_CHECKPOINT_H
 #define TE_CHECKPOINT_H
