@@ -198,19 +198,19 @@ TE_API te_status te__chain_launch_tiles(te_context *ctx, te_grid grid, const te_
 #define TE__CHAIN_FEEDS_NONE(name) \
     TE_BOTH int name##_feeds(void) { return 0; }   \
     TE_UNUSED TE_BOTH te_chain_leaves name##_leaves(void) { return TE_LEAVES_y; }
-#define TE__CHAIN_FEEDS(name, model, ...)                                                             \
-    TE_BOTH int name##_next_recipe(void) {                                                            \
-        const int last = (int)TE_ID(model, TE_ROW_LAST(__VA_ARGS__));                                 \
-        return model##_recipe_at(name##_is_backward ? last - 1 : last + 1);                           \
-    }                                                                                                 \
-    TE_BOTH int name##_feeds(void) {                                                                  \
-        return TE_IS_TILED(name##_next_recipe()) || TE_IS_BY_ROW(name##_next_recipe());               \
-    }                                                                                                 \
-    TE_UNUSED TE_BOTH te_chain_leaves name##_leaves(void) {                                           \
-        const int recipe = name##_next_recipe();                                                      \
-        if (!TE_IS_BY_TENSOR(recipe)) return TE_LEAVES_y;                                             \
-        return recipe == (int)TE_RECIPE_fp8_current ? TE_LEAVES_amax : TE_LEAVES_fp8;                 \
-    }
+/* Of the recipe of the op behind the chain: whether that reads scales of its own, and what the chain leaves for it. */
+TE_BOTH int te__chain_feeds(int recipe) { return TE_IS_TILED(recipe) || TE_IS_BY_ROW(recipe); }
+TE_BOTH te_chain_leaves te__chain_leaves(int recipe) {
+    if (!TE_IS_BY_TENSOR(recipe)) return TE_LEAVES_y;
+    return recipe == (int)TE_RECIPE_fp8_current ? TE_LEAVES_amax : TE_LEAVES_fp8;
+}
+#define TE__CHAIN_FEEDS(name, model, ...)                                                                    \
+    TE_BOTH int name##_next_recipe(void) {                                                                   \
+        const int last = (int)TE_ID(model, TE_ROW_LAST(__VA_ARGS__));                                        \
+        return model##_recipe_at(name##_is_backward ? last - 1 : last + 1);                                  \
+    }                                                                                                        \
+    TE_BOTH int name##_feeds(void) { return te__chain_feeds(name##_next_recipe()); }                         \
+    TE_UNUSED TE_BOTH te_chain_leaves name##_leaves(void) { return te__chain_leaves(name##_next_recipe()); }
 /* The kernels of a chain of a list that trains, with constant widths. */
 #define TE__CHAIN_OF_fixed_tiled(name, model, dtype, pass, eps, ...)                                                 \
     TE__CHAIN_FEEDS(name, model, __VA_ARGS__)                                                                        \
