@@ -120,7 +120,6 @@
         name##_reads = TE__FIRST_OF(name##_readers),                                                                 \
         name##_kept = 0 TE_ROW(TE__KEPT_AT, ~, __VA_ARGS__),                                                         \
         name##_outputs = 0 TE_ROW(TE__OUTPUT_AT, ~, __VA_ARGS__),                                                    \
-        name##_stored = name##_is_backward ? 0 : name##_kept & 0xffff,                                               \
         name##_params = name##_is_backward ? 0 : (0 TE_ROW(TE__PARAM_AT, ~, __VA_ARGS__)),                           \
         name##_fp8_wanted = (int)model##_names_recipe,                                                               \
         TE__CHAIN_SCALES(model, name)                                                                                \
@@ -162,7 +161,7 @@
 #define TE__SUM_WIDTH(model, i, op) + (TE__SUMS(op) ? (int)TE_WIDTH_OUT(model, op) : 0)
 #define TE__ONE_SUM(x, i, op) + TE__SUMS(op)
 /* Bits, by place in the row: ops whose input lies in memory, from bit 16 on those that read it in backward, too; and
- * those that write to a tensor of the caller's. */
+ * those that write to a tensor of the caller's; and those whose forward reads a parameter, among ops that sum. */
 #define TE__KEPT_AT(x, i, op) | (TE_FLAGS(op) & TE_SAVES_INPUT ? 0x10001 << i : TE_FLAGS(op) & TE_IS_FORK ? 1 << i : 0)
 #define TE__PARAM_AT(x, i, op) | (TE__SUMS(op) ? 1 << i : 0)
 #define TE__OUTPUT_AT(x, i, op) | (TE_FLAGS(op) & TE_IS_OUTPUT ? 1 << i : 0)

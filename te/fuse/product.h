@@ -99,7 +99,8 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
             && name##_is_plain                                                                                        \
     };                                                                                                                \
     TE_BOTH te_product_facts name##_facts(void) {                                                                     \
-        const te_product_facts is = {name##_leaves(), name##_stored, name##_params};                                  \
+        const int kept = name##_is_backward ? 0 : (int)name##_kept & 0xffff;                                          \
+        const te_product_facts is = {name##_leaves(), kept, name##_params};                                           \
         return is;                                                                                                    \
     }                                                                                                                 \
     TE_FN void name##_epilogue(const void *p, const uint32_t w[4], const uint32_t *ahead, int row, int col,           \

@@ -83,10 +83,6 @@ TE_API te_status te__gather_copies(const te__gather_call *c, cudaStream_t side, 
     return te__cuda_status(ctx, cudaMemcpyAsync(c->to[m->rank], c->own, (size_t)c->bytes, cudaMemcpyDeviceToDevice,
                                                 side), "rows of this rank");
 }
-TE_API te_status te__gather_join(const te_rank_memory *m, cudaStream_t main, te_context *ctx) {
-    TE_TRY(te__cuda_status(ctx, cudaEventRecord((cudaEvent_t)m->event[1], (cudaStream_t)m->side), "second stream"));
-    return te__cuda_status(ctx, cudaStreamWaitEvent(main, (cudaEvent_t)m->event[1], 0), "second stream");
-}
 TE_API te_status te__gather_run(const void *args, te_context *ctx) {
     const te__gather_call *c = (const te__gather_call *)args;
     const te_rank_memory *m = c->memory;
