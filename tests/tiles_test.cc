@@ -486,6 +486,56 @@ TEST_CASE("what has no tiles or blocks is refused, and nothing is written", "[ti
     CHECK_THAT(te_last_error(u.ctx), Catch::Contains("recipes: a rule with an epsilon of -1"));
 }
 
+typedef std::vector<uint8_t> bytes;
+// The weights of a model in FP8, each with all of its scales, out of the memory of recipes that it is under.
+std::vector<bytes> weights_of(te_model *m, const te_recipes &state, const buffer &memory) {
+    const bytes all = memory.raw();
+    const auto part = [&](const void *from, size_t n) {
+        const auto at = all.begin() + ((const char *)from - (const char *)memory.data());
+        return bytes(at, at + (long)n);
+    };
+    std::vector<bytes> found;
+    te__recipe_walk w = te__recipes_of(&m, 1);
+    while (te__recipes_next(&w)) {
+        found.push_back(part(w.param->fp8.data, te__recipe_weight_of(w.param, w.recipe).all));
+        if (TE_IS_BY_TENSOR(w.recipe)) found.push_back(part(state.scales.scale + w.param->fp8.weight, sizeof(float)));
+    }
+    return found;
+}
+TEST_CASE("weights of several models and kinds of scales are cast in one pass as each model's by itself", "[tiles]") {
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
+    context own;
+    te_context *ctx = &own.c;
+    source random(seed);
+    std::vector<std::unique_ptr<instance>> all;
+    std::vector<te_model *> models;
+    for (const subject *s : {&mixed_subject, &row_bf16_subject, &tiled_subject, &mixed_subject, &row_f32_subject, &of_f32_subject, &of_bf16_subject, &mixed_subject}) {
+        all.emplace_back(new instance(*s, ctx));
+        all.back()->draw(random);
+        models.push_back(all.back()->model());
+    }
+    te_recipes_config c = te_recipes_defaults();
+    c.history = 2;
+    const int count = (int)models.size();
+    const size_t n = te_recipes_bytes(models.data(), count, &c);
+    buffer memory(ctx, n);
+    te_recipes together, alone;
+    REQUIRE(te_recipes_init(&together, memory.data(), n, models.data(), count, &c, ctx) == TE_OK);
+    for (auto &one : all) one->draw(random); // other numbers than those of the table's making
+    REQUIRE(te_recipes_cast_weights(&together, ctx) == TE_OK);
+    std::vector<std::vector<bytes>> found;
+    for (te_model *m : models) found.push_back(weights_of(m, together, memory));
+    for (size_t i = 0; i < models.size(); i++) {
+        buffer by_itself(ctx, te_recipes_bytes(&models[i], 1, &c));
+        REQUIRE(te_recipes_init(&alone, by_itself.data(), by_itself.bytes, &models[i], 1, &c, ctx) == TE_OK);
+        CAPTURE(i);
+        CHECK(found[i].size() > 0);
+        CHECK(bool(found[i] == weights_of(models[i], alone, by_itself)));
+    }
+    CHECK(te_recipes_step(&together, ctx) == TE_ERROR_STATE); // the models are under other recipes now
+}
+
 TEST_CASE("a step of fp8_block and fp8_row replays as a graph", "[tiles]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);

@@ -7,6 +7,9 @@
  *     q.y = y, q.yt = yt, q.amax = scales.amax + i;      // any of the three may stay null
  *     TE_TRY(of_bf16_run(&q, ctx));
  *
+ * TE_QUANTIZE_EIGHTS is the same for a list, whose tensors have multiples of eight columns; TE_QUANTIZE_TABLE behind it
+ * takes any number of tensors in one launch.
+ *
  * y = x * scale, rounded to the nearest number of the format, ties to even, beyond its largest number to that (fp8.h);
  * yt[cols, rows] has the same bytes. With amax alone it is the first pass of current scaling.
  *
@@ -19,6 +22,7 @@
 #define TE_QUANTIZE_H
 
 #include "../core/fp8_vec.h" /* te_vec8_load_fp8 */
+#include "../core/table.h"   /* te_table_find */
 #include "fp8_tile.h"        /* TE_FP8_KERNELS */
 
 typedef struct te_quantize {
@@ -81,16 +85,57 @@ TE_API te_status te__quantize_by(te__quantize_fn run, const te_quantize *q, cons
     return run(&a, ctx);
 }
 
+enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 }; /* blocks, by the registers that x takes */
+#define TE__QUANTIZE_RESIDENT(from) (TE_##from == TE_f32 ? TE_QUANTIZE_RESIDENT_f32 : TE_QUANTIZE_RESIDENT)
+
 /* Kernels for tensors of `from`, and te_status name_run(const te_quantize *q, te_context *ctx). */
 #define TE_QUANTIZE(name, from)                                                                                       \
+    TE__QUANTIZE_PRODUCER(name, from)                                                                                 \
+    TE_FP8_KERNELS(name##_of, TE__QUANTIZE_RESIDENT(from), te_quantize_args, name##_load, name##_make, 1)             \
+    TE_API te_status name##_run(const te_quantize *q, te_context *ctx)                                                \
+        { return te__quantize_by(name##_of_run, q, #name, ctx); }
+/* The same, of multiples of eight columns. */
+#define TE_QUANTIZE_EIGHTS(name, from)                                                                                \
+    TE__QUANTIZE_PRODUCER(name, from)                                                                                 \
+    TE_FP8_KERNEL(name##_of, TE__QUANTIZE_RESIDENT(from), te_quantize_args, name##_load, name##_make, 1, 1)           \
+    TE_API te_status name##_of_run(const te_quantize_args *a, te_context *ctx) {                                      \
+        TE_REQUIRE(a->out.cols % 8 == 0, ctx, TE_ERROR_SHAPE, "%s: %lld columns; it takes multiples of eight", #name, \
+                   (long long)a->out.cols);                                                                           \
+        return a->out.rows && a->out.cols ? name##_of_launch(ctx, te__fp8_grid(&a->out), a) : TE_OK;                  \
+    }                                                                                                                 \
+    TE_API te_status name##_run(const te_quantize *q, te_context *ctx)                                                \
+        { return te__quantize_by(name##_of_run, q, #name, ctx); }
+#define TE__QUANTIZE_PRODUCER(name, from)                                                                             \
     TE_FN void name##_load(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int wide) {                 \
         te__quantize_load(in, arg, row, col, n, wide, TE_##from);                                                     \
     }                                                                                                                 \
     TE_FN void name##_make(float v[8], const te_vec8 *in, const void *arg, int64_t row, int64_t col) {                \
         (void)arg, (void)row, (void)col, te__quantize_make(v, in, TE_##from);                                         \
+    }
+
+/* ---- several tensors in one launch ------------------------------------------------------------------------------- */
+
+/* Of te_quantize_args, a chunk of which is a tile; all become e4m3. Bytes: as those of one by one. */
+typedef struct te_quantize_table {
+    te_table of;
+    int cast; /* 1: y and yt; 0: amax alone */
+} te_quantize_table;
+
+TE_FN te_quantize_args te__quantize_take(const te_quantize_table *t, te_block *b) {
+    te_quantize_args a = ((const te_quantize_args *)t->of.tensor)[te_table_find(&t->of, b)];
+    if (t->cast) a.out.amax = 0;
+    else a.out.y = a.out.yt = 0;
+    return a;
+}
+/* Behind TE_QUANTIZE_EIGHTS: te_status name_table_run(const te_quantize_table *t, te_context *ctx). */
+#define TE_QUANTIZE_TABLE(name, from)                                                                                 \
+    TE_FN void name##_table_body(const te_quantize_table *t, te_block b, te_fp8_shared *turned) {                     \
+        const te_quantize_args a = te__quantize_take(t, &b);                                                          \
+        te__fp8_tile(&a.out, b, turned, name##_load, name##_make, &a, TE_e4m3, 1, 1);                                 \
     }                                                                                                                 \
-    TE_FP8_KERNELS(name##_of, TE_##from == TE_f32 ? 2 : 4, te_quantize_args, name##_load, name##_make, 1)             \
-    TE_API te_status name##_run(const te_quantize *q, te_context *ctx)                                                \
-        { return te__quantize_by(name##_of_run, q, #name, ctx); }
+    TE_KERNEL_RESIDENT(name##_table, TE_FP8_THREADS, TE__QUANTIZE_RESIDENT(from), te_quantize_table,                  \
+                       TE_SHARED te_fp8_shared turned; name##_table_body(te_args, te_at, &turned))                    \
+    TE_API te_status name##_table_run(const te_quantize_table *t, te_context *ctx)                                    \
+        { return t->of.chunks ? name##_table_launch(ctx, te_grid_of(t->of.chunks, 1), t) : TE_OK; }
 
 #endif

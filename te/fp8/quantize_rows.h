@@ -16,6 +16,7 @@
 
 #include "../core/amax.h"    /* te_amax_bits8 */
 #include "../core/fp8_vec.h" /* te_vec8, te_store8_fp8 */
+#include "../core/table.h"   /* te_table_find */
 #include "scales.h"          /* te_scale_of_own, TE_KERNEL_RESIDENT */
 
 typedef struct te_quantize_rows {
@@ -103,5 +104,17 @@ TE_API te_status te__rows_check(const te_quantize_rows *q, const char *who, te_c
         TE_TRY(te__rows_check(q, #name, ctx));                                                                     \
         return q->rows && q->cols ? name##_kernel_launch(ctx, te_grid_of(q->rows, 1), q) : TE_OK;                  \
     }
+
+/* Behind TE_QUANTIZE_ROWS, several tensors in one launch, te_quantize_rows of e4m3 a chunk of which is a row:
+ * te_status name_table_run(const te_table *t, te_context *ctx). */
+#define TE_QUANTIZE_ROWS_TABLE(name, from)                                                                         \
+    TE_FN void name##_table_body(const te_table *t, te_block b) {                                                  \
+        const te_quantize_rows q = ((const te_quantize_rows *)t->tensor)[te_table_find(t, &b)];                    \
+        te__rows_row(&q, b, TE_##from, TE_e4m3);                                                                   \
+    }                                                                                                              \
+    TE_KERNEL_RESIDENT(name##_table, TE_ROWS_LANES, TE_##from == TE_f32 ? 3 : 4, te_table,                          \
+                       name##_table_body(te_args, te_at))                                                          \
+    TE_API te_status name##_table_run(const te_table *t, te_context *ctx)                                          \
+        { return t->chunks ? name##_table_launch(ctx, te_grid_of(t->chunks, 1), t) : TE_OK; }
 
 #endif

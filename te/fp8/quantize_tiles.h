@@ -20,9 +20,10 @@
 #ifndef TE_QUANTIZE_TILES_H
 #define TE_QUANTIZE_TILES_H
 
-#include "fp8_scaling.h" /* te_scale_at */
-#include "fp8_tile.h"    /* te__fp8_turn, te__fp8_store_turned */
-#include "scales.h"      /* te_scale_of_amax */
+#include "../core/table.h" /* te_table_find */
+#include "fp8_scaling.h"   /* te_scale_at */
+#include "fp8_tile.h"      /* te__fp8_turn, te__fp8_store_turned */
+#include "scales.h"        /* te_scale_of_amax */
 
 typedef struct te_quantize_tiles {
     void *y, *yt;                   /* [rows, cols], [cols, yt_cols] of `to`; null: not wanted */
@@ -216,5 +217,17 @@ TE_API te_status te__tiles_args_of(te_tiles_args *a, const te_quantize_tiles *q,
         TE_TRY(te__tiles_args_of(&a, q, #name, ctx));                                                              \
         return q->rows && q->cols ? name##_kernel_launch(ctx, te__fp8_grid(&a.out), &a) : TE_OK;                   \
     }
+
+/* Behind TE_QUANTIZE_TILES, several tensors in one launch, te_tiles_args of e4m3 a chunk of which is a tile:
+ * te_status name_table_run(const te_table *t, te_context *ctx). */
+#define TE_QUANTIZE_TILES_TABLE(name, from)                                                                        \
+    TE_FN void name##_table_body(const te_table *t, te_block b, te_tiles_held *held, te_tiles_shared *s) {         \
+        const te_tiles_args a = ((const te_tiles_args *)t->tensor)[te_table_find(t, &b)];                          \
+        te__tiles_tile(&a, b, held, s, TE_##from, TE_e4m3);                                                        \
+    }                                                                                                              \
+    TE_KERNEL_WITH(name##_table, TE_FP8_THREADS, TE_##from == TE_f32 ? 2 : 3, te_table, te_tiles_held,             \
+                   te_tiles_shared, name##_table_body)                                                             \
+    TE_API te_status name##_table_run(const te_table *t, te_context *ctx)                                          \
+        { return t->chunks ? name##_table_launch(ctx, te_grid_of(t->chunks, 1), t) : TE_OK; }
 
 #endif

@@ -120,21 +120,25 @@ TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_v
 #define TE__FP8_OPS_fp8_delayed TE__FP8_OPS_fp8_current
 #define TE__FP8_OPS_fp8_current(name, dtype)           \
     TE__FP8_OPS_OF_TENSORS(name, dtype)                \
-    static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_turn_run, te_gemm_run, 0, 0, 0, \
+    static const te_fp8_ops name##_fp8 = {TE__FP8_OPS_TAKE(name), 0, 0, 0, name##_quantize_table_run, 0, 0,            \
                                           !name##_takes_dims};
 #define TE__FP8_OPS_fp8_block(name, dtype)             \
     TE__FP8_OPS_OF_TENSORS(name, dtype)                \
     TE_QUANTIZE_TILES(name##_tiles, dtype)             \
+    TE_QUANTIZE_TILES_TABLE(name##_tiles, dtype)       \
     TE_GEMM_TILES(name##_product)                      \
-    static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_turn_run, te_gemm_run, name##_tiles_run, \
-                                          name##_product_run, 0, !name##_takes_dims};
+    static const te_fp8_ops name##_fp8 = {TE__FP8_OPS_TAKE(name), name##_tiles_run, name##_product_run, 0,             \
+                                          name##_quantize_table_run, name##_tiles_table_run, 0, !name##_takes_dims};
 #define TE__FP8_OPS_fp8_row(name, dtype)               \
     TE__FP8_OPS_OF_TENSORS(name, dtype)                \
     TE_QUANTIZE_ROWS(name##_rows, dtype)               \
-    static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_turn_run, te_gemm_run, 0, 0, name##_rows_run, \
-                                          !name##_takes_dims};
+    TE_QUANTIZE_ROWS_TABLE(name##_rows, dtype)         \
+    static const te_fp8_ops name##_fp8 = {TE__FP8_OPS_TAKE(name), 0, 0, name##_rows_run, name##_quantize_table_run, 0, \
+                                          name##_rows_table_run, !name##_takes_dims};
+#define TE__FP8_OPS_TAKE(name) name##_quantize_run, name##_turn_run, te_gemm_run
 #define TE__FP8_OPS_OF_TENSORS(name, dtype)            \
-    TE_QUANTIZE(name##_quantize, dtype)                \
-    TE_QUANTIZE(name##_turn, e4m3) /* e5m2 too: bytes stay what they are */
+    TE_QUANTIZE_EIGHTS(name##_quantize, dtype)         \
+    TE_QUANTIZE_TABLE(name##_quantize, dtype)          \
+    TE_QUANTIZE_EIGHTS(name##_turn, e4m3) /* e5m2 too: bytes stay what they are */
 
 #endif

@@ -176,7 +176,7 @@ TE_API te_status te__fp8_read_cast(const te_fp8_weights *s, const te__fp8_walk *
     te_param p = *w->param;
     read.data = p.data = staging, p.fp8 = *to;
     TE_TRY(te_safetensors_load(f, &read, 1, 0, ctx));
-    if (!TE_IS_BY_TENSOR(w->recipe)) return te__recipes_cast_fine(m, &p, w->recipe, ctx);
+    if (!TE_IS_BY_TENSOR(w->recipe)) return te__weight_cast_fine(m->plan->fp8, &p, w->recipe, ctx);
     te_quantize q = te_quantize_of(p.rows, p.cols);
     q.x = staging, q.amax = s->scales.amax + to->weight;
     TE_TRY(m->plan->fp8->quantize(&q, ctx));

@@ -115,7 +115,7 @@ TE_FN void te__blocks_body(const te__adamw_args *a, te_block b, te_rule rule) {
     const int groups = TE__ADAMW_LANES / TE__MOMENT_LANES;
     const te_adamw_state state = *a->state;
     if (!state.apply) return;
-    const int n = te__chunk_tensor(a->first, a->count, b.x);
+    const int n = te_chunk_tensor(a->first, a->count, b.x);
     const te__adamw_tensor t = a->tensor[n];
     const int64_t from = (int64_t)(b.x - a->first[n]) * TE__ADAMW_CHUNK;
     const int64_t to = te_min(t.elements, from + TE__ADAMW_CHUNK), step = (int64_t)groups * TE_MOMENT_BLOCK;

@@ -4,7 +4,7 @@
 
 #include "../core/philox.h" /* te_philox */
 #include "adamw_config.h"   /* te_adamw_config, te_adamw_state */
-#include "params.h"         /* te__chunk_tensor, TE_KERNEL */
+#include "params.h"         /* te_chunk_tensor, TE_KERNEL */
 
 /* One tensor, as the kernel reads it. */
 typedef struct te__adamw_tensor {
@@ -224,7 +224,7 @@ typedef struct te__adamw_args {
 TE_FN void te__adamw_body(const te__adamw_args *a, te_block b, te_dtype moments, te_rule rule) {
     const te_adamw_state state = *a->state;
     if (!state.apply) return;
-    const int n = te__chunk_tensor(a->first, a->count, b.x);
+    const int n = te_chunk_tensor(a->first, a->count, b.x);
     const te__adamw_tensor t = a->tensor[n];
     if (t.rule != rule) return; /* Muon's */
     const int64_t from = (int64_t)(b.x - a->first[n]) * TE__ADAMW_CHUNK;
@@ -267,7 +267,7 @@ TE_KERNEL_IF_USED(te__adamw_begin, 1, 1, te__adamw_args, te__adamw_begin_body(te
 TE_FN void te__adamw_start_body(const te__adamw_args *a, te_block b) {
     int group;
     const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
-    const int n = te__chunk_tensor(a->first, a->count, b.x);
+    const int n = te_chunk_tensor(a->first, a->count, b.x);
     const te__adamw_tensor t = a->tensor[n];
     const int64_t from = (int64_t)(b.x - a->first[n]) * TE__ADAMW_CHUNK;
     const int64_t to = te_min(t.elements, from + TE__ADAMW_CHUNK);

@@ -63,7 +63,7 @@ TE_FN float te__grad_norm_large(const float *x, int n, te_lanes lanes) {
 TE_FN void te__grad_norm_body(const te_grad_norm *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE_CUDA ? TE__NORM_THREADS : 1, &group);
-    const int t = te__chunk_tensor(a->first, a->count, b.x);
+    const int t = te_chunk_tensor(a->first, a->count, b.x);
     const int64_t from = (int64_t)(b.x - a->first[t]) * TE__NORM_CHUNK;
     const float *x = a->tensor[t].grad + from;
     const int n = (int)te_min(a->tensor[t].elements - from, TE__NORM_CHUNK);

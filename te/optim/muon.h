@@ -117,7 +117,7 @@ TE_FN void te__muon_momentum_body(const te__muon_args *a, te_block b) {
     te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
     const te_adamw_state state = *a->step.state;
     const te_adamw_config *c = &a->step.config;
-    const int n = te__chunk_tensor(a->step.first, a->step.count, b.x);
+    const int n = te_chunk_tensor(a->step.first, a->step.count, b.x);
     const te__adamw_tensor t = a->step.tensor[n];
     if (!state.apply || t.rule != TE_RULE_muon) return;
     const int64_t from = (int64_t)(b.x - a->step.first[n]) * TE__ADAMW_CHUNK;

@@ -9,7 +9,7 @@
 #ifndef TE_PARAMS_H
 #define TE_PARAMS_H
 
-#include "../core/target.h" /* TE_KERNEL, for those who include this */
+#include "../core/table.h"  /* te_chunk_tensor, TE_KERNEL, for those who include this */
 #include "../plan/freeze.h" /* te_model, te_param, te_freeze */
 
 /* ---- a walk over the parameters of several models, tied and frozen ones left out --------------------------------- */
@@ -44,18 +44,8 @@ TE_API uint64_t te__params_where(te_model *const *models, int count) {
     return sum;
 }
 
-/* ---- a table of tensors, cut into chunks ---------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Which tensor a chunk lies in: the last t with first[t] <= chunk. first[0] is 0, first[count] the number of chunks. */
-TE_BOTH int te__chunk_tensor(const int32_t *first, int count, int32_t chunk) {
-    int low = 0, high = count;
-    while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        if (first[middle] <= chunk) low = middle;
-        else high = middle;
-    }
-    return low;
-}
 /* A part of a buffer: where it starts; *at moves behind it. */
 TE_API size_t te__part(size_t *at, size_t bytes) {
     const size_t start = *at;

@@ -26,11 +26,9 @@
 #ifndef TE_RECIPES_H
 #define TE_RECIPES_H
 
-#include "../core/group.h"         /* te_world_group */
-#include "../fp8/quantize.h"       /* te_quantize */
-#include "../fp8/quantize_rows.h"  /* te_quantize_rows */
-#include "../fp8/quantize_tiles.h" /* te_quantize_tiles */
-#include "params.h"                /* te__part, te__memory_check */
+#include "../core/group.h"  /* te_world_group */
+#include "params.h"         /* te__part, te__memory_check */
+#include "recipe_weights.h" /* te__weights_pass, te__recipes_of */
 
 typedef struct te_recipes_config {
     int history;        /* fp8_delayed: steps whose largest magnitudes are remembered, 1 to 1024 */
@@ -64,53 +62,13 @@ typedef struct te_recipes {
     int on, begun;          /* begun: a step lies behind them */
     te_scales scales;           /* [3 count]: of the weights, of the inputs x, of the gradients dy */
     float *gathered;            /* [ranks, 3 count]: what was largest on each rank */
+    const void *table;          /* of the weights: te__weights_table */
+    uint64_t where;             /* te__weights_where: what the table was made for */
 } te_recipes;
-
-/* ---- the products of several models ------------------------------------------------------------------------------ */
-
-typedef struct te__recipe_walk {
-    te_model *const *models;
-    int count, model, op, next; /* next: the parameter of the next op */
-    te_param *param;            /* the weight of the last product */
-    te_recipe recipe;
-} te__recipe_walk;
-
-TE_API te__recipe_walk te__recipes_of(te_model *const *models, int count) {
-    te__recipe_walk w;
-    memset(&w, 0, sizeof w);
-    w.models = models, w.count = models ? count : 0;
-    return w;
-}
-/* Go to the next product; 0 if there is none. */
-TE_API int te__recipes_next(te__recipe_walk *w) {
-    for (; w->model < w->count; w->model++, w->op = w->next = 0) {
-        const te_model *m = w->models[w->model];
-        while (m && m->plan && w->op < m->plan->op_count) {
-            const te_op *op = &m->plan->op[w->op++];
-            w->param = &m->param[w->next], w->recipe = op->recipe, w->next += op->params;
-            if (op->recipe != TE_RECIPE_none) return 1;
-        }
-    }
-    return 0;
-}
-
-/* Bytes of a weight in FP8: as it lies and transposed, each with its scales where those are not of a tensor. */
-typedef struct te__recipe_weight { size_t data, transposed, scales, transposed_scales, all; } te__recipe_weight;
-TE_API te__recipe_weight te__recipe_weight_of(const te_param *p, te_recipe recipe) {
-    const int64_t rows = p->rows, cols = p->cols;
-    const te_scaling by = TE_IS_TILED(recipe) ? TE_SCALING_BLOCKS : TE_SCALING_ROW;
-    const int fine = !TE_IS_BY_TENSOR(recipe), turns = !TE_IS_BY_ROW(recipe);
-    te__recipe_weight s;
-    s.data = (size_t)te_round_up(rows * cols, TE_ALIGN), s.transposed = turns ? s.data : 0;
-    s.scales = fine ? (size_t)te_round_up(te_scaling_count(by, rows, cols) * 4, TE_ALIGN) : 0;
-    s.transposed_scales = fine && turns ? (size_t)te_round_up(te_scaling_count(by, cols, rows) * 4, TE_ALIGN) : 0;
-    s.all = s.data + s.transposed + s.scales + s.transposed_scales;
-    return s;
-}
 
 /* ---- what lies where --------------------------------------------------------------------------------------------- */
 
-typedef struct te__recipes_layout { size_t weights, gathered, bytes; int count; } te__recipes_layout;
+typedef struct te__recipes_layout { size_t weights, gathered, table, bytes; int count; } te__recipes_layout;
 
 TE_API te__recipes_layout te__recipes_layout_of(te_model *const *models, int count, const te_recipes_config *c) {
     te__recipes_layout l;
@@ -122,6 +80,7 @@ TE_API te__recipes_layout te__recipes_layout_of(te_model *const *models, int cou
     (void)te__part(&l.bytes, te_scales_bytes(3 * l.count, c->history));
     l.weights = te__part(&l.bytes, weights);
     l.gathered = te__part(&l.bytes, c->ranks > 1 ? (size_t)c->ranks * 3 * (size_t)l.count * sizeof(float) : 0);
+    l.table = te__part(&l.bytes, te__weights_layout_of(models, count).bytes);
     return l;
 }
 /* Bytes of target memory that te_recipes_init wants: two for each element of a product's weight (fp8_row: one), and all
@@ -144,36 +103,16 @@ TE_API te_status te__recipes_check(const te_recipes *s, te_context *ctx) {
         TE_REQUIRE(w.param->fp8.scales == &s->scales, ctx, TE_ERROR_STATE,
                    "recipes: %s.%s was bound, or put under other recipes, since te_recipes_init", w.param->op,
                    w.param->field);
+    TE_REQUIRE(s->where == te__weights_where(s->models, s->model_count), ctx, TE_ERROR_STATE,
+               "recipes: a weight lies elsewhere since te_recipes_init; initialise the recipes again");
     return TE_OK;
 }
 
-/* A weight of fp8_block or fp8_row, whose scales the cast finds. */
-TE_API te_status te__recipes_cast_fine(const te_model *m, const te_param *p, te_recipe recipe, te_context *ctx) {
-    if (TE_IS_BY_ROW(recipe)) {
-        te_quantize_rows rows = te_quantize_rows_of(p->rows, p->cols);
-        rows.x = p->data, rows.y = p->fp8.data, rows.inverse = p->fp8.inverse, rows.rule = p->fp8.own;
-        return m->plan->fp8->rows(&rows, ctx);
-    }
-    te_quantize_tiles q = te_quantize_tiles_of(p->rows, p->cols);
-    q.x = p->data, q.y = p->fp8.data, q.yt = p->fp8.transposed, q.blocks = 1, q.rule = p->fp8.own;
-    q.y_inverse = p->fp8.inverse, q.yt_inverse = p->fp8.transposed_inverse;
-    return m->plan->fp8->tiles(&q, ctx);
-}
-/* One pass over the weights: their largest magnitudes, or the cast with the scales that they have. */
+/* One pass over the weights: their largest magnitudes, or the cast with the scales that they have; the cast of blocks
+ * and of rows finds theirs. */
 TE_API te_status te__recipes_over_weights(te_recipes *s, int cast, te_context *ctx) {
-    te__recipe_walk w = te__recipes_of(s->models, s->model_count);
-    while (te__recipes_next(&w)) {
-        const te_param *p = w.param;
-        te_quantize q = te_quantize_of(p->rows, p->cols);
-        if (!TE_IS_BY_TENSOR(w.recipe)) {
-            if (cast) TE_TRY(te__recipes_cast_fine(s->models[w.model], p, w.recipe, ctx));
-            continue;
-        }
-        q.x = p->data;
-        if (cast) q.scale = s->scales.scale + p->fp8.weight, q.y = p->fp8.data, q.yt = p->fp8.transposed;
-        else q.amax = s->scales.amax + p->fp8.weight;
-        TE_TRY(s->models[w.model]->plan->fp8->quantize(&q, ctx));
-    }
+    for (int kind = 0; kind < (cast ? TE__WEIGHTS_KINDS : TE__WEIGHTS_BY_TENSOR + 1); kind++)
+        TE_TRY(te__weights_pass(s->table, s->models, s->model_count, kind, cast, ctx));
     return TE_OK;
 }
 /* What was largest in the first `count` tensors becomes that of all ranks. */
@@ -253,6 +192,8 @@ TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t bytes, te_m
         f->inverse = (float *)(void *)at, at += size.scales;
         f->transposed_inverse = (float *)(void *)at, at += size.transposed_scales;
     }
+    s->table = (const char *)memory + l.table, s->where = te__weights_where(models, count);
+    TE_TRY(te__weights_table((char *)memory + l.table, models, count, ctx));
     te__recipes_begin(s, 0);
     TE_TRY(te_recipes_cast_weights(s, ctx));
     return te_recipes_switch(s, 1, ctx);

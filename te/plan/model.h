@@ -126,14 +126,13 @@ typedef struct te_op {
     int ranks;                    /* so many of the tensor group have a part of its vocabulary each; 0: one */
     int edge;                     /* add, mul, load: the index of the fork or input that it reads; others: -1 */
     const void *options;          /* a te_<family>_options, of ints and floats */
-    int options_bytes;
-    int params;
+    int options_bytes, params;
     te_param_info param[TE_MAX_PARAMS + 1]; /* the last: none */
 } te_op;
 
 /* What a list under a recipe brings beside its steps; te/fuse/linear_fp8.h makes it. */
 struct te_quantize; struct te_quantize_tiles; struct te_quantize_rows;
-struct te_gemm;
+struct te_quantize_table; struct te_table; struct te_gemm;
 typedef struct te_fp8_ops {
     te_status (*quantize)(const struct te_quantize *q, te_context *ctx); /* of tensors in the list's dtype */
     te_status (*turn)(const struct te_quantize *q, te_context *ctx);     /* transposes what is in FP8 */
@@ -141,12 +140,13 @@ typedef struct te_fp8_ops {
     te_status (*tiles)(const struct te_quantize_tiles *q, te_context *ctx); /* null: the list does not name fp8_block */
     te_status (*product_of_tiles)(const struct te_gemm *g, te_context *ctx);
     te_status (*rows)(const struct te_quantize_rows *q, te_context *ctx); /* null: the list does not name fp8_row */
+    te_status (*weights)(const struct te_quantize_table *t, te_context *ctx); /* quantize for many in one launch */
+    te_status (*weights_of_blocks)(const struct te_table *t, te_context *ctx); /* tiles, likewise, or null */
+    te_status (*weights_of_rows)(const struct te_table *t, te_context *ctx);   /* rows, likewise, or null */
     int fixed; /* its widths are constants: chains have kernels for tiles and for whole rows, too */
 } te_fp8_ops;
 
-struct te_model;
-struct te_run;
-struct te_step;
+struct te_model; struct te_run; struct te_step;
 typedef te_status (*te_step_fn)(struct te_run *run, const struct te_step *step);
 
 /* A step of a plan: the ops that one row of the fusion list took, and the function that carries them out. */
