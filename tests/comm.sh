@@ -125,6 +125,7 @@ misuse() { # N TEXT ARGUMENT...
 misuse 1 "--tp 3: this program is for 1 or 2; compile it with -DGPT_RANKS=3" --tp 3
 misuse 1 "--tp must divide the heads and the vocabulary of --size: odd" --tp 2 --size odd
 misuse 3 "--tp 2 --dp 2 wants 4 processes, and here are 3; mpirun -n 4" --tp 2 --dp 2
+misuse 2 "2 processes, each a run of its own; --dp 2, or --tp N, makes them one"
 misuse 1 "--tp 2 --dp 1 wants 2 processes, and here are 1; mpirun -n 2" --tp 2
 misuse 1 "--sp: --tp must divide --seq" --tp 2 --sp --seq 15
 misuse 1 "--optimizer muon takes whole matrices" --tp 2 --optimizer muon

@@ -190,6 +190,11 @@ static te_comm comm;
 static void ranks_of(long tp, long dp, const char *folder, uint64_t seed) {
     int size = 1;
     te_comm_launched(&rank, &size);
+    if (tp * dp == 1 && rank) { /* a second run in the folder of the first */
+        fprintf(stderr, "train_gpt: %d processes, each a run of its own; --dp %d, or --tp N, makes them one\n", size,
+                size);
+        exit(1);
+    }
     if (tp * dp > 1 && size != tp * dp) {
         fprintf(stderr,
                 "train_gpt: --tp %ld --dp %ld wants %ld processes, and here are %d; mpirun -n %ld starts them\n", tp, dp,
