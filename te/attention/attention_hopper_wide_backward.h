@@ -41,13 +41,16 @@
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* P, packed, from the first warpgroup to the same lanes of the second. */
+/* P, packed, from the first warpgroup to the same lanes of the second, through the place of dS. */
+template <class C> TE_FN uint32_t te__attn_wide_ds(const te__attn_back_group<C> *g) {
+    return g->base + C::DS_AT + (g->i & 1) * C::DS_BYTES + g->rank * 8192;
+}
 template <class C> TE_FN uint32_t te__attn_wide_p(const te__attn_back_group<C> *g) {
-    return g->base + C::P_AT + (g->i & 1) * C::P_BYTES + (g->warp * 32 + te__attn_found_again(g->lane)) * 16;
+    return te__attn_wide_ds(g) + (g->warp * 32 + te__attn_found_again(g->lane)) * 16;
 }
 template <class C> TE_FN void te__attn_wide_give(const uint32_t (&p)[4][4], const te__attn_back_group<C> *g) {
     const uint32_t to = te__attn_wide_p(g);
-    te__barrier_wait(TE__AT(g, p_empty, g->i & 1), (g->i >> 1 & 1) ^ 1);
+    te__barrier_wait(TE__AT(g, ds_empty, g->i & 1), (g->i >> 1 & 1) ^ 1);
     TE_UNROLL for (int x = 0; x < 4; x++)
         asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to + x * 2048), "r"(p[x][0]), "r"(p[x][1]),
                      "r"(p[x][2]), "r"(p[x][3])
@@ -68,8 +71,20 @@ TE_FN void te__attn_wide_take(uint32_t (&ds)[4][4], const float (&dp)[32], const
                      : "memory");
         te__attn_back_ds<T, F, C>(ds, ds, dp, none, g, 2 * x, 2 * x + 2);
     }
+}
+/* When all of it has read P, it leaves dS there, and one thread sends it to the other block, too. Whoever waits for
+ * ds_full has both blocks' dS. That there is room in the other block the first warpgroup has waited for. */
+template <class C> TE_FN void te__attn_wide_send(const uint32_t (&ds)[4][4], const te__attn_back_group<C> *g) {
+    const uint32_t full = TE__AT(g, ds_full, g->i & 1);
+    te__attn_group_sync(1);
+    te__attn_back_ds_store<C>(ds, g);
+    te__attn_publish();
+    te__attn_group_sync(1);
+    if (g->warp == 0 && g->lane == 0) {
+        te__barrier_expect(full, 8192);
+        te__attn_bulk_copy(te__attn_wide_ds(g), 8192, full, g->rank ^ 1);
+    }
     __syncwarp();
-    te__attn_back_arrive(g, TE__AT(g, p_empty, g->i & 1));
 }
 
 /* Q (of == 0) or dO of step i: where it is, and its barriers. */
@@ -91,30 +106,37 @@ TE_FN void te__attn_wide_begin(float (&s)[32], const te__attn_back_group<C> *g, 
     te__attn_back_scores<T, D, C>(s, g->base + G * C::K_BYTES, te__attn_wide_tile(g, G, i));
     te__wgmma_commit();
 }
-/* dS of step j is no longer read. */
-template <class C> TE_FN void te__attn_wide_read(const te__attn_back_group<C> *g, int j) {
-    te__attn_back_arrive(g, TE__AT(g, ds_empty, j & 1));
+/* A warpgroup's piece of dQ of step j, when dS of it is there: of both blocks' keys, 64 each. */
+template <te_dtype T, class C, int G, int N>
+TE_FN void te__attn_wide_dq_begin(float (&dq)[N], const te__attn_back_group<C> *g, int j) {
+    const uint32_t own = g->base + C::piece_box(g->rank, G) * 8192, other = g->base + C::OTHER_AT + G * 8192;
+    const uint32_t ds = g->base + C::DS_AT + (j & 1) * C::DS_BYTES, column = N < 32 ? g->rank * 64 : 0;
+    te__barrier_wait(TE__AT(g, ds_full, j & 1), j >> 1 & 1);
+    te__wgmma_fence();
+    TE_UNROLL for (int x = 0; x < 8; x++)
+        te__wgmma_of<2 * N>::template ss<T, 1>(
+            dq, te__matrix_at(ds + x / 4 * 8192, 0) + 2 * (x % 4),
+            te__matrix_at((x / 4 == g->rank ? own : other) + column, 1) + 128 * (x % 4), x > 0);
+    te__wgmma_commit();
 }
-/* A warpgroup's piece x of dQ of step j leaves. */
-template <class C, int G>
-TE_FN void te__attn_wide_leave(const float (&dq)[32], const te__attn_back_group<C> *g, int j, int x, int whole) {
-    constexpr int PIECES = G ? C::BOXES - C::PIECES : C::PIECES;
-    te__attn_back_leave<C>(dq, g, G, TE__AT(g, dq_empty, G), (PIECES == 2 ? x & 1 : j & 1) ^ 1, whole ? 64 : 0);
+/* It leaves. Neither block reads dS of step j any more, as far as this warpgroup goes. */
+template <class C, int G, int N>
+TE_FN void te__attn_wide_leave(const float (&dq)[N], const te__attn_back_group<C> *g, int j, int whole) {
+    te__attn_back_arrive(g, TE__AT(g, ds_empty, j & 1));
+    if (g->lane < TE_ATTN_ARRIVING) te__barrier_arrive_at(TE__AT(g, ds_empty, j & 1), g->rank ^ 1);
+    te__attn_back_leave(dq, g, g->base + C::piece_at(G, j), TE__AT(g, dq_empty, C::piece_empty(G, j)),
+                        C::piece_phase(G, j), whole ? 64 : 0);
     te__attn_publish();
     __syncwarp();
-    te__attn_back_arrive(g, TE__AT(g, dq_full, G));
+    te__attn_back_arrive(g, TE__AT(g, dq_full, 2 * (j & 1) + G));
 }
-/* All of dQ of step j, at the end of a key tile: nothing else is left to be multiplied. */
-template <te_dtype T, int D, class C, int G>
-TE_FN void te__attn_wide_dq(float (&dq)[32], const te__attn_back_group<C> *g, int j, int whole) {
-    constexpr int PIECES = G ? C::BOXES - C::PIECES : C::PIECES;
-    TE_UNROLL for (int x = 0; x < PIECES; x++) {
-        te__attn_back_dq_begin<T, D, C>(dq, g, j, G * C::PIECES + x);
-        te__attn_wgmma_wait<0>();
-        te__attn_hold_back(dq);
-        if (x == PIECES - 1) te__attn_wide_read(g, j);
-        te__attn_wide_leave<C, G>(dq, g, j, x, whole);
-    }
+/* Both, at the end of a key tile: nothing else is left to be multiplied. */
+template <te_dtype T, class C, int G, int N>
+TE_FN void te__attn_wide_dq(float (&dq)[N], const te__attn_back_group<C> *g, int j, int whole) {
+    te__attn_wide_dq_begin<T, C, G>(dq, g, j);
+    te__attn_wgmma_wait<0>();
+    te__attn_hold_back(dq);
+    te__attn_wide_leave<C, G>(dq, g, j, whole);
 }
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C, int G>
@@ -122,24 +144,22 @@ TE_FN void te__attn_wide_multiply(const te_attn_back *p, typename C::shared *sh,
     constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
     constexpr int V = te__attn_value_dim<D, F>();
     constexpr int FROM = G ? V : D, OWN = G ? D : V; /* columns that S or dP is a sum over, and those of dV or dK */
-    constexpr int FIRST = G * C::PIECES, LAST = G ? C::BOXES - 1 : C::PIECES - 1; /* pieces of dQ: one or two */
     te__attn_back_group<C> all, *const g = &all;
     g->base = base, g->at = __shfl_sync(~0u, te__shared_address(sh), 0), g->i = 0, g->lane = (int)threadIdx.x % 32;
-    g->group = G, g->warp = __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0);
+    g->rank = te__cluster_rank(), g->group = G, g->warp = __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0);
     int4 item;
     te_sequence rows_of = {0, 0};
-    for (int r = 0; te__attn_item_take<F>(&item, &rows_of, sh, r); r++) {
-        const int k0 = item.y * C::KEYS, seq = te__attn_seq<F>(p, rows_of);
+    for (int r = 0; te__attn_item_take<F, C>(&item, &rows_of, sh, r); r++) {
+        const int k0 = item.y * C::KEYS + g->rank * C::BLOCK_KEYS, seq = te__attn_seq<F>(p, rows_of);
         g->seq = seq;
-        float d[OWN / 2], s[32], dq[32]; /* dV or dK, S or dP, a piece of dQ */
+        float d[OWN / 2], s[32], dq[C::piece_columns(G) / 2]; /* dV or dK, S or dP, a piece of dQ */
         float2 none[1];
         te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, F>(p, item, rows_of);
         int whole = 0; /* bit i: the tile of queries of i steps before ends before the sequence does, or with it */
         if (G) te__barrier_wait(TE__AT(g, v_full, 0), r & 1);
         te__barrier_wait(TE__AT(g, k_full, 0), r & 1);
         te__attn_wide_begin<T, FROM, C, G>(s, g, g->i);
-        if (FIRST < LAST) te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 2, LAST);
-        te__attn_wgmma_wait<(FIRST < LAST)>();
+        te__attn_wgmma_wait<0>();
         te__attn_hold_back(s);
         int n = 0; /* steps before, of this item */
 #pragma unroll 1
@@ -150,44 +170,26 @@ TE_FN void te__attn_wide_multiply(const te_attn_back *p, typename C::shared *sh,
             if constexpr (G == 0) {
                 if constexpr (F::DROP != 0) te__attn_back_draw<HEADS, F, C>(dropped, p, g, q0, k0, head);
                 te__attn_back_exp<T, HEADS, F, C>(frag, other, s, none, p, g, q0, k0, head, dropped);
-            } else {
-                te__attn_wide_take<T, F>(frag, s, g);
-            }
-            /* dQ of two steps before, without which the next dS has no place. There is none behind the first two
-             * steps, and what comes out is not used. */
-            te__attn_wgmma_wait<0>();
-            te__attn_hold_back(dq);
-            if (FIRST < LAST && n > 1) te__attn_wide_read(g, g->i - 2);
-            if constexpr (G == 0) {
                 te__attn_wide_give(F::APART ? other : frag, g);
             } else {
-                te__barrier_wait(TE__AT(g, ds_empty, g->i & 1), (g->i >> 1 & 1) ^ 1);
-                te__attn_back_ds_store<C>(frag, g);
-                te__attn_publish();
-                __syncwarp();
-                te__attn_back_arrive(g, TE__AT(g, ds_full, g->i & 1));
+                te__attn_wide_take<T, F>(frag, s, g);
+                te__attn_wide_send(frag, g);
             }
             te__attn_wide_free(g, G, g->i);
             te__attn_wide_wait(g, !G, g->i);
             te__wgmma_fence();
             te__attn_back_gradient<T, OWN, C>(d, frag, te__attn_wide_tile(g, !G, g->i), n == 0);
             te__wgmma_commit();
-            if (FIRST < LAST && n > 1) te__attn_wide_leave<C, G>(dq, g, g->i - 2, 1, whole & 4);
             if (!te__attn_walk_on<HEADS, KV_HEADS, F>(&w)) break;
-            te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 1, FIRST);
+            /* dQ of the step before. There is none behind the first step, and what comes out is not used. */
+            te__attn_wide_dq_begin<T, C, G>(dq, g, g->i - 1);
             te__attn_wgmma_wait<1>();
             te__attn_wide_free(g, !G, g->i);
             te__attn_wide_begin<T, FROM, C, G>(s, g, g->i + 1);
             te__attn_wgmma_wait<1>();
             te__attn_hold_back(dq);
-            if (FIRST == LAST && n) te__attn_wide_read(g, g->i - 1);
-            if (n) te__attn_wide_leave<C, G>(dq, g, g->i - 1, 0, whole & 2);
-            if (FIRST < LAST) {
-                te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 1, LAST);
-                te__attn_wgmma_wait<1>();
-            } else {
-                te__attn_wgmma_wait<0>();
-            }
+            if (n) te__attn_wide_leave<C, G>(dq, g, g->i - 1, whole & 2);
+            te__attn_wgmma_wait<0>();
             te__attn_hold_back(s);
             g->i++;
         }
@@ -195,8 +197,8 @@ TE_FN void te__attn_wide_multiply(const te_attn_back *p, typename C::shared *sh,
         te__attn_hold_back(d);
         te__attn_wide_free(g, !G, g->i);
         te__attn_back_arrive(g, TE__AT(g, v_empty, 0));
-        if (n) te__attn_wide_dq<T, D, C, G>(dq, g, g->i - 1, whole & 2);
-        te__attn_wide_dq<T, D, C, G>(dq, g, g->i, whole & 1);
+        if (n) te__attn_wide_dq<T, C, G>(dq, g, g->i - 1, whole & 2);
+        te__attn_wide_dq<T, C, G>(dq, g, g->i, whole & 1);
         te__attn_back_arrive(g, TE__AT(g, k_empty, 0));
         g->i++;
 
