@@ -13,7 +13,8 @@
  * then neither has to wait for the other's dS, and what one does between its products is covered by products of the
  * other. dQ leaves through shared memory, and two warps have the copy engine add it up in f32 in global memory. The
  * third kernel scales and rounds it. attention_hopper_order_backward.h says in which order dQ is added. Above head_dim
- * 128 the warpgroups divide the work in another way, with 64 keys: attention_hopper_wide_backward.h.
+ * 128 two blocks share the 128 keys, and their warpgroups divide the work in another way:
+ * attention_hopper_wide_backward.h.
  *
  * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim, half of it if causal. A step of 128 keys by 64 queries at
  * head_dim 128 is 2560 cycles of the tensor cores, and 2940 of shared memory's 128 bytes: 512 each for S, dP and dQ,

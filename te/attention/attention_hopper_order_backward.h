@@ -4,7 +4,9 @@
  * The sums are in a fixed order. Each tile of queries of a head has a number: how many key tiles have added their dQ of
  * it. A block adds when the number says that it is its turn, waits until what it added is in memory, not only read from
  * shared memory, and counts on. The first one stores instead of adding, so that nothing has to be zeroed. With
- * any_order a block waits for the first one alone; then the same inputs need not give the same bits.
+ * any_order a block waits for the first one alone; then the same inputs need not give the same bits. Where two blocks
+ * of a cluster share a key tile, each adds its own half of the columns, which has numbers of its own; what is said of
+ * blocks below is then said of clusters.
  *
  * Key tiles are handed out in bands of neighbours, one band of each head after the other, the longest first. Who comes
  * to a tile of queries sooner has its turn sooner (as in DASH, arXiv 2601.21824):
@@ -96,30 +98,31 @@ template <int D, int V = D> struct te__attn_back_shape {
     static constexpr int Q_PITCH = Q_BYTES + (DO_STAGES > 1 ? DO_BYTES : 0); /* from a stage to the next */
     static constexpr int DS_AT = Q_AT + TE_ATTN_STAGES * Q_BYTES + DO_STAGES * DO_BYTES;
     static constexpr int DQ_AT = DS_AT + TE_ATTN_STAGES * DS_BYTES;
-    /* If wide a block makes half of the columns of dQ. Each warpgroup has one piece of them, in a box of 64 columns: all
-     * of it, but of three boxes they share the one in the middle, and the second warpgroup has half of that. On its way
-     * out a piece has one slot of memory, or two, in turns; of four boxes both warpgroups share one, in turns. */
+    /* If wide a block makes half of the columns of dQ. Each warpgroup has a piece of them, a box of 64 columns; but of
+     * three boxes the one in the middle is shared by the blocks, and the first warpgroup has half of that, for it has
+     * the exponentials. On its way out a piece has one slot of memory, or two in turns; of four boxes both warpgroups
+     * share a slot, in turns. */
     static constexpr int SHARE_SLOT = BOXES == 4, SLOTS = BOXES + V_BOXES <= 5 ? 2 : 1;
-    static constexpr int SECOND_BYTES = BOXES == 3 ? TE_ATTN_DQ_BYTES / 2 : TE_ATTN_DQ_BYTES;
+    static constexpr int FIRST_BYTES = BOXES == 3 ? TE_ATTN_DQ_BYTES / 2 : TE_ATTN_DQ_BYTES;
     static constexpr int DQ_BYTES = !WIDE ? TE_ATTN_STAGES * 2 * TE_ATTN_DQ_BYTES
-                                          : SHARE_SLOT ? TE_ATTN_DQ_BYTES : SLOTS * (TE_ATTN_DQ_BYTES + SECOND_BYTES);
+                                          : SHARE_SLOT ? TE_ATTN_DQ_BYTES : SLOTS * (TE_ATTN_DQ_BYTES + FIRST_BYTES);
     static constexpr int OTHER_AT = DQ_AT + DQ_BYTES, BYTES = OTHER_AT + (WIDE ? 2 * 8192 : 0);
-    static __device__ __forceinline__ constexpr int piece_columns(int group) { return group && BOXES == 3 ? 32 : 64; }
+    static __device__ __forceinline__ constexpr int piece_columns(int group) { return !group && BOXES == 3 ? 32 : 64; }
     static __device__ __forceinline__ constexpr int piece_box(int rank, int group) {
-        return BOXES == 4 ? 2 * rank + group : group ? 1 : 2 * rank;
+        return BOXES == 4 ? 2 * rank + group : group ? 2 * rank : 1;
     }
     /* Of a warpgroup's piece in step i: where it lies; the barrier dq_empty whose phase of this parity says that what
      * was there before is gone, and the barrier that is told when this piece is. */
     static __device__ __forceinline__ int piece_at(int group, int i) {
         if (SHARE_SLOT) return DQ_AT;
         const int slot = SLOTS == 2 ? i & 1 : 0;
-        return DQ_AT + (group ? SLOTS * TE_ATTN_DQ_BYTES + slot * SECOND_BYTES : slot * TE_ATTN_DQ_BYTES);
+        return DQ_AT + (group ? slot * TE_ATTN_DQ_BYTES : SLOTS * TE_ATTN_DQ_BYTES + slot * FIRST_BYTES);
     }
     static __device__ __forceinline__ int piece_empty(int group, int i) {
         return 2 * group + (!SHARE_SLOT && SLOTS == 2 ? i & 1 : 0);
     }
     static __device__ __forceinline__ int piece_phase(int group, int i) {
-        return (SHARE_SLOT ? i + group : SLOTS == 2 ? i >> 1 : i) & 1 ^ 1;
+        return ((SHARE_SLOT ? i + group : SLOTS == 2 ? i >> 1 : i) & 1) ^ 1;
     }
     static __device__ __forceinline__ int piece_gone(int group, int i) {
         return piece_empty(SHARE_SLOT ? group ^ 1 : group, i); /* a slot for both: now it is the other's turn */

@@ -75,10 +75,10 @@ TE_FN void te__attn_bulk_add(float *to, uint32_t from, int bytes) {
 }
 /* To the same place in the shared memory of block `cta` of the cluster, whose barrier `bar` counts the bytes. */
 TE_FN void te__attn_bulk_copy(uint32_t from, int bytes, uint32_t bar, int cta) {
-    asm volatile("{\n.reg .b32 to, at;\nmapa.shared::cluster.u32 to, %0, %3;\nmapa.shared::cluster.u32 at, %2, %3;\n"
-                 "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%0], %1, [at];\n}" ::"r"(
-                     from),
-                 "r"(bytes), "r"(bar), "r"(cta)
+    asm volatile("{\n.reg .b32 to, at;\n"
+                 "mapa.shared::cluster.u32 to, %0, %3;\nmapa.shared::cluster.u32 at, %2, %3;\n"
+                 "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%0], %1, [at];\n}"
+                 ::"r"(from), "r"(bytes), "r"(bar), "r"(cta)
                  : "memory");
 }
 TE_FN void te__attn_bulk_read(void) { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }

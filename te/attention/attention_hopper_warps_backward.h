@@ -186,8 +186,8 @@ TE_FN void te__attn_back_turns(const te_attn_back *p, typename C::shared *sh, ui
                     float *const box = te__attn_back_dq_at<D>(p, w.head, C::piece_box(rank, group), row);
                     const uint32_t from = base + C::piece_at(group, i);
                     if (lane == 0) {
-                        if (group) te__attn_back_add_piece<COLUMNS[1]>(box, from, rank * 32, seq - q, first);
-                        else te__attn_back_add_piece<COLUMNS[0]>(box, from, 0, seq - q, first);
+                        if (group) te__attn_back_add_piece<COLUMNS[1]>(box, from, 0, seq - q, first);
+                        else te__attn_back_add_piece<COLUMNS[0]>(box, from, rank * 32, seq - q, first);
                         te__attn_bulk_read();
                         te__barrier_arrive(te__shared_address(&sh->dq_empty[C::piece_gone(group, i)]));
                     }
