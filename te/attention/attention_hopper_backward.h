@@ -13,7 +13,8 @@
  * then neither has to wait for the other's dS, and what one does between its products is covered by products of the
  * other. dQ leaves through shared memory, and two warps have the copy engine add it up in f32 in global memory. The
  * third kernel scales and rounds it. attention_hopper_order_backward.h says in which order dQ is added. Above head_dim
- * 128 the warpgroups divide the work in another way, with 64 keys: attention_hopper_wide_backward.h.
+ * 128 two blocks share the 128 keys, and their warpgroups divide the work in another way:
+ * attention_hopper_wide_backward.h.
  *
  * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim, half of it if causal. A step of 128 keys by 64 queries at
  * head_dim 128 is 2560 cycles of the tensor cores, and 2940 of shared memory's 128 bytes: 512 each for S, dP and dQ,
@@ -51,7 +52,7 @@ TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh,
     int4 item;
     te_sequence rows_of = {0, 0};
     if (C::IN_TURNS && g->group) te__attn_turn_give(1); /* the first group begins */
-    for (int r = 0; te__attn_item_take<F>(&item, &rows_of, sh, r); r++) {
+    for (int r = 0; te__attn_item_take<F, C>(&item, &rows_of, sh, r); r++) {
         const int k0 = item.y * C::KEYS, seq = te__attn_seq<F>(p, rows_of);
         g->seq = seq;
         const int own = D > 64 ? 0 : g->group * 64; /* the first query of a tile whose dQ is this group's */
@@ -134,25 +135,28 @@ TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_of<D
     if (threadIdx.x == 0) {
         enum { WARP = TE_ATTN_ARRIVING, GROUPS = 8 * WARP }; /* of both warpgroups */
         enum { ONE_MAKES = C::WIDE ? 4 * WARP : GROUPS };     /* if wide one warpgroup does */
+        enum { TAKERS = GROUPS + 3 * WARP };                  /* of items: who does not hand them out */
         TE_UNROLL for (int s = 0; s < TE_ATTN_STAGES; s++) {
             uint64_t *const twice[] = {&sh->q_full[s], &sh->do_full[s]}; /* the copy engine's, and lse or delta */
-            uint64_t *const by_warp[] = {&sh->q_empty[s], &sh->do_empty[s], &sh->ds_full[s], &sh->ds_empty[s]};
-            uint64_t *const wide[] = {&sh->p_full[s], &sh->p_empty[s]};
             TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_init(te__shared_address(twice[b]), 1 + WARP);
-            TE_UNROLL for (int b = 0; b < 4; b++)
-                te__barrier_init(te__shared_address(by_warp[b]), b == 2 ? ONE_MAKES : GROUPS);
-            TE_UNROLL for (int b = 0; b < 2 && C::WIDE; b++) te__barrier_init(te__shared_address(wide[b]), ONE_MAKES);
+            te__barrier_init(te__shared_address(&sh->q_empty[s]), GROUPS);
+            te__barrier_init(te__shared_address(&sh->do_empty[s]), GROUPS);
+            te__barrier_init(te__shared_address(&sh->ds_full[s]), C::WIDE ? 1 : GROUPS); /* and the other block's */
+            te__barrier_init(te__shared_address(&sh->ds_empty[s]), C::CLUSTER * GROUPS);
+            if (C::WIDE) te__barrier_init(te__shared_address(&sh->p_full[s]), ONE_MAKES);
             te__barrier_init(te__shared_address(&sh->item_full[s]), 1);
-            te__barrier_init(te__shared_address(&sh->item_empty[s]), GROUPS + 3 * WARP); /* who hands out no items */
-            te__barrier_init(te__shared_address(&sh->dq_full[s]), ONE_MAKES);
-            te__barrier_init(te__shared_address(&sh->dq_empty[s]), 1);
+            te__barrier_init(te__shared_address(&sh->item_empty[s]), C::WIDE ? 2 * TAKERS + 1 : TAKERS);
+            TE_UNROLL for (int b = 2 * s; b < 2 * s + 2; b++)
+                te__barrier_init(te__shared_address(&sh->dq_full[b]), ONE_MAKES),
+                    te__barrier_init(te__shared_address(&sh->dq_empty[b]), 1);
         }
         te__barrier_init(te__shared_address(&sh->v_full), 1), te__barrier_init(te__shared_address(&sh->k_full), 1);
         te__barrier_init(te__shared_address(&sh->v_empty), GROUPS);
         te__barrier_init(te__shared_address(&sh->k_empty), GROUPS);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    __syncthreads();
+    if (C::WIDE) te__cluster_sync();
+    else __syncthreads();
     te_kernel_begin();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -166,6 +170,7 @@ TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_of<D
         else if (threadIdx.x < 256) te__attn_wide_multiply<T, HEADS, KV_HEADS, D, F, C, 0>(p, sh, base);
         else te__attn_wide_multiply<T, HEADS, KV_HEADS, D, F, C, 1>(p, sh, base);
     }
+    if (C::WIDE) __syncwarp(), te__cluster_sync(); /* the other block writes to this one's shared memory no more */
 }
 #else
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
@@ -211,7 +216,7 @@ struct te__attn_hopper_backward {
     /* For so many tokens, in any number of sequences: dq, then ticket and turns. Of sequences that differ in length
      * there are as many as tokens at most. */
     static size_t scratch_bytes(int64_t rows) {
-        const int64_t turns = rows * HEADS * (F::VARLEN ? 2 : 1);
+        const int64_t turns = rows * HEADS * (F::VARLEN ? 2 : 1) * shape::CLUSTER;
         return (size_t)(rows * HEADS * shape::BOXES * 64) * sizeof(float) + (size_t)(turns + 1) * sizeof(uint32_t);
     }
     static te_status launch(te_context *ctx, const void *delta_kernel, const void *wgmma_kernel,
@@ -226,16 +231,17 @@ struct te__attn_hopper_backward {
         p.ticket = (uint32_t *)(void *)(p.dq + rows * HEADS * shape::BOXES * 64), p.turn = p.ticket + 1;
         p.key_tiles = (int)te_ceil_div(a->seq, shape::KEYS), p.query_tiles = (int)te_ceil_div(a->seq, shape::QUERIES);
         p.items = p.key_tiles * a->batch * KV_HEADS;
+        const int clusters = ctx->processors / shape::CLUSTER; /* or blocks */
         const int heads = F::VARLEN ? KV_HEADS : a->batch * KV_HEADS; /* that bands are handed out of together */
         /* One band of all heads is enough for all multiprocessors: then no band waits for the one before it. No more
          * than that run at once: a key tile may wait for those of its band that begin later. */
-        p.band = (int)te_min(te_min(p.key_tiles, ctx->processors),
-                             te_max(TE_ATTN_BAND, te_ceil_div(ctx->processors, heads)));
-        const te_grid blocks = te_grid_of(te_min(p.items, ctx->processors), 1);
+        p.band = (int)te_min(te_min(p.key_tiles, clusters), te_max(TE_ATTN_BAND, te_ceil_div(clusters, heads)));
+        const te_grid blocks = te_grid_of(te_min(p.items, clusters) * shape::CLUSTER, 1);
         if (F::VARLEN) {
             p.key_tiles = te_sequence_tiles(&p.of, shape::KEYS), p.items = p.key_tiles * KV_HEADS;
             p.query_tiles = te_sequence_tiles(&p.of, shape::QUERIES);
         }
+        p.turns = (F::VARLEN ? 1 : a->batch) * HEADS * p.query_tiles * shape::CLUSTER;
         typedef te__attn_widths<HEADS, KV_HEADS, D, F> widths;
         TE_TRY(te__attn_map(&p.qkv, encode, a->qkv, batch, seq, (int)widths::QKV, T, ctx));
         TE_TRY(te__attn_map(&p.dout, encode, a->dout, batch, seq, (int)widths::OUT, T, ctx));
@@ -243,7 +249,8 @@ struct te__attn_hopper_backward {
         const te_grid tiles = te_grid_of(
             F::VARLEN ? (int64_t)HEADS * te_sequence_tiles(&p.of, 64) : a->batch * HEADS * te_ceil_div(a->seq, 64), 1);
         TE_TRY(te__cuda_launch(ctx, delta_kernel, rows_of_heads, delta::THREADS, 0, 1, &p, sizeof p, name));
-        TE_TRY(te__cuda_launch(ctx, wgmma_kernel, blocks, wgmma::THREADS, wgmma::SHARED, 1, &p, sizeof p, name));
+        TE_TRY(te__cuda_launch(ctx, wgmma_kernel, blocks, wgmma::THREADS, wgmma::SHARED, shape::CLUSTER, &p, sizeof p,
+                               name));
         return te__cuda_launch(ctx, round_kernel, tiles, round::THREADS, 0, 1, &p, sizeof p, name);
     }
 };

@@ -19,9 +19,8 @@ template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_back_delta(
     const int head = (int)(thread / LANES % HEADS), d = (int)threadIdx.x % LANES * 8, seq = F::VARLEN ? 1 : a->seq;
     const int64_t rows = F::VARLEN ? p->of.rows : (int64_t)a->batch * seq;
     float v = 0;
-    for (int64_t n = thread; n <= (int64_t)(F::VARLEN ? 1 : a->batch) * HEADS * p->query_tiles;
-         n += (int64_t)gridDim.x * TE_ATTN_DELTA_THREADS)
-        p->ticket[n] = 0;
+    for (int64_t n = thread; n <= p->turns; n += (int64_t)gridDim.x * TE_ATTN_DELTA_THREADS)
+        p->ticket[n] = 0; /* the turns lie behind it */
     if (row < rows && d < V) {
         float x[8], y[8];
         te_load8(x, a->dout, (row * HEADS + head) * V + d, 8, 1, T);

@@ -4,7 +4,9 @@
  * The sums are in a fixed order. Each tile of queries of a head has a number: how many key tiles have added their dQ of
  * it. A block adds when the number says that it is its turn, waits until what it added is in memory, not only read from
  * shared memory, and counts on. The first one stores instead of adding, so that nothing has to be zeroed. With
- * any_order a block waits for the first one alone; then the same inputs need not give the same bits.
+ * any_order a block waits for the first one alone; then the same inputs need not give the same bits. Where two blocks
+ * of a cluster share a key tile, each adds its own half of the columns, which has numbers of its own; what is said of
+ * blocks below is then said of clusters.
  *
  * Key tiles are handed out in bands of neighbours, one band of each head after the other, the longest first. Who comes
  * to a tile of queries sooner has its turn sooner (as in DASH, arXiv 2601.21824):
@@ -54,8 +56,9 @@ typedef struct te_attn_back {
     te_attention_args a;
     float *dq;              /* [heads, ceil(head_dim / 64), batch * seq, 64], see te__attn_back_dq_at */
     uint32_t *ticket;       /* key tiles that were handed out; 0 before the second kernel */
-    uint32_t *turn; /* [batch, heads, query_tiles]: key tiles that have added their dQ (head_dim above 128: twice as
-                       many, for two warps add it); 0 before the second kernel */
+    uint32_t *turn; /* [batch, heads, query_tiles, blocks of a cluster]: key tiles that have added their dQ, of which
+                       each block of a cluster has its part; 0 before the second kernel */
+    int turns;      /* how many of these */
     int key_tiles, query_tiles;
     int items, band; /* key tiles of all heads; so many of a head are handed out together */
     int any_order;   /* te_context.attention_unrepeatable */
@@ -69,35 +72,61 @@ template <int QUERIES> struct te__attn_back_shared {
     uint64_t item_full[TE_ATTN_STAGES], item_empty[TE_ATTN_STAGES], v_full, v_empty, k_full, k_empty;
     uint64_t q_full[TE_ATTN_STAGES], q_empty[TE_ATTN_STAGES], do_full[TE_ATTN_STAGES], do_empty[TE_ATTN_STAGES];
     uint64_t ds_full[TE_ATTN_STAGES], ds_empty[TE_ATTN_STAGES];
-    uint64_t dq_full[TE_ATTN_STAGES], dq_empty[TE_ATTN_STAGES];
+    uint64_t dq_full[2 * TE_ATTN_STAGES], dq_empty[2 * TE_ATTN_STAGES]; /* wide: of two warpgroups */
     te_sequence rows[TE_ATTN_STAGES]; /* varlen: the item's */
-    uint64_t p_full[TE_ATTN_STAGES], p_empty[TE_ATTN_STAGES]; /* wide */
+    uint64_t p_full[TE_ATTN_STAGES];  /* wide */
 };
 
 /* The sizes that follow from head_dim, and V, the size of a head of v, which dO has, too: another one where it is WIDE
- * alone. WIDE: the kernel of attention_hopper_wide_backward.h, whose warpgroups share one
- * tile of 64 keys. In shared memory a tile has whole boxes of 64 columns; those past head_dim are of the next head, and
- * what comes of them is not used. */
+ * alone. WIDE: the kernel of attention_hopper_wide_backward.h, where a key tile is of a cluster of two blocks, which
+ * have 64 keys each. In shared memory a tile has whole boxes of 64 columns; those past head_dim are of the next head,
+ * and what comes of them is not used. */
 template <int D, int V = D> struct te__attn_back_shape {
-    static_assert(V == D || (D > 128 && V % 64 == 0), "te: attention: the kernel of 128 keys has one head size");
-    static constexpr int WIDE = D > 128, KEYS = WIDE ? 64 : 128, QUERIES = D <= 64 ? 128 : 64;
+    static_assert(V == D || (D > 128 && V % 64 == 0), "te: attention: the kernel of one block has one head size");
+    static constexpr int WIDE = D > 128, CLUSTER = WIDE ? 2 : 1, QUERIES = D <= 64 ? 128 : 64;
+    static constexpr int KEYS = 128, BLOCK_KEYS = KEYS / CLUSTER;
     static constexpr int BOXES = (D + 63) / 64, V_BOXES = (V + 63) / 64;
     static constexpr int DO_STAGES = D > 192 ? 1 : TE_ATTN_STAGES;
     static constexpr int SUM_ROWS = WIDE ? 16 : 32; /* <name>_sum_rows */
     static constexpr int AHEAD = !WIDE && QUERIES <= 64; /* there are registers to load lse and delta ahead of use */
-    static constexpr int K_BYTES = KEYS * BOXES * 128, V_BYTES = KEYS * V_BOXES * 128;
+    static constexpr int K_BYTES = BLOCK_KEYS * BOXES * 128, V_BYTES = BLOCK_KEYS * V_BOXES * 128;
     static constexpr int Q_BYTES = QUERIES * BOXES * 128, DO_BYTES = QUERIES * V_BOXES * 128;
-    static constexpr int DS_BYTES = KEYS * QUERIES * 2, P_BYTES = WIDE ? DS_BYTES : 0;
-    /* K, V, then Q and dO of each stage (of dO there may be one only), dS, dQ: of each warpgroup a piece of each stage
-     * or, if wide, one; P */
+    static constexpr int DS_BYTES = KEYS * QUERIES * 2;
+    /* K, V, then Q and dO of each stage (of dO there may be one only), dS, dQ: of each warpgroup a piece of each stage;
+     * if wide two boxes of the other block's K, and dQ as below */
     static constexpr int Q_AT = K_BYTES + V_BYTES, DO_AT = Q_AT + (DO_STAGES > 1 ? 1 : TE_ATTN_STAGES) * Q_BYTES;
     static constexpr int Q_PITCH = Q_BYTES + (DO_STAGES > 1 ? DO_BYTES : 0); /* from a stage to the next */
     static constexpr int DS_AT = Q_AT + TE_ATTN_STAGES * Q_BYTES + DO_STAGES * DO_BYTES;
     static constexpr int DQ_AT = DS_AT + TE_ATTN_STAGES * DS_BYTES;
-    static constexpr int P_AT = DQ_AT + (WIDE ? 1 : TE_ATTN_STAGES) * 2 * TE_ATTN_DQ_BYTES;
-    static constexpr int BYTES = P_AT + TE_ATTN_STAGES * P_BYTES;
-    /* Of the wide kernel's pieces of dQ the first warpgroup makes the first ones. */
-    static constexpr int PIECES = (BOXES + 1) / 2;
+    /* If wide a block makes half of the columns of dQ. Each warpgroup has a piece of them, a box of 64 columns; but of
+     * three boxes the one in the middle is shared by the blocks, and the first warpgroup has half of that, for it has
+     * the exponentials. On its way out a piece has one slot of memory, or two in turns; of four boxes both warpgroups
+     * share a slot, in turns. */
+    static constexpr int SHARE_SLOT = BOXES == 4, SLOTS = BOXES + V_BOXES <= 5 ? 2 : 1;
+    static constexpr int FIRST_BYTES = BOXES == 3 ? TE_ATTN_DQ_BYTES / 2 : TE_ATTN_DQ_BYTES;
+    static constexpr int DQ_BYTES = !WIDE ? TE_ATTN_STAGES * 2 * TE_ATTN_DQ_BYTES
+                                          : SHARE_SLOT ? TE_ATTN_DQ_BYTES : SLOTS * (TE_ATTN_DQ_BYTES + FIRST_BYTES);
+    static constexpr int OTHER_AT = DQ_AT + DQ_BYTES, BYTES = OTHER_AT + (WIDE ? 2 * 8192 : 0);
+    static __device__ __forceinline__ constexpr int piece_columns(int group) { return !group && BOXES == 3 ? 32 : 64; }
+    static __device__ __forceinline__ constexpr int piece_box(int rank, int group) {
+        return BOXES == 4 ? 2 * rank + group : group ? 2 * rank : 1;
+    }
+    /* Of a warpgroup's piece in step i: where it lies; the barrier dq_empty whose phase of this parity says that what
+     * was there before is gone, and the barrier that is told when this piece is. */
+    static __device__ __forceinline__ int piece_at(int group, int i) {
+        if (SHARE_SLOT) return DQ_AT;
+        const int slot = SLOTS == 2 ? i & 1 : 0;
+        return DQ_AT + (group ? slot * TE_ATTN_DQ_BYTES : SLOTS * TE_ATTN_DQ_BYTES + slot * FIRST_BYTES);
+    }
+    static __device__ __forceinline__ int piece_empty(int group, int i) {
+        return 2 * group + (!SHARE_SLOT && SLOTS == 2 ? i & 1 : 0);
+    }
+    static __device__ __forceinline__ int piece_phase(int group, int i) {
+        return ((SHARE_SLOT ? i + group : SLOTS == 2 ? i >> 1 : i) & 1) ^ 1;
+    }
+    static __device__ __forceinline__ int piece_gone(int group, int i) {
+        return piece_empty(SHARE_SLOT ? group ^ 1 : group, i); /* a slot for both: now it is the other's turn */
+    }
     /* The stage of dO in step i, and the parity of its barriers. */
     static __device__ __forceinline__ int do_stage(int i) { return DO_STAGES > 1 ? i & 1 : 0; }
     static __device__ __forceinline__ int do_phase(int i) { return DO_STAGES > 1 ? i >> 1 & 1 : i & 1; }
@@ -158,11 +187,13 @@ TE_FN int64_t te__attn_rows_at(const te_attn_back *p, const te_sequence &rows, i
     if (F::VARLEN) return (int64_t)head * p->of.rows + rows.first;
     return ((int64_t)batch * HEADS + head) * p->a.seq;
 }
-/* Where the numbers of a head's tiles of queries are. */
+/* The number of a head's tile of queries, of this block of the cluster. */
 template <int HEADS, class C, class F>
-TE_FN uint32_t *te__attn_turns_at(const te_attn_back *p, const te_sequence &rows, int batch, int head) {
-    if (F::VARLEN) return p->turn + head * p->query_tiles + rows.first / C::QUERIES + batch;
-    return p->turn + (batch * HEADS + head) * p->query_tiles;
+TE_FN uint32_t *te__attn_turn_at(const te_attn_back *p, const te_sequence &rows, int batch, int head, int tile,
+                                 int rank) {
+    if (F::VARLEN) tile += head * p->query_tiles + rows.first / C::QUERIES + batch;
+    else tile += (batch * HEADS + head) * p->query_tiles;
+    return p->turn + tile * C::CLUSTER + rank;
 }
 /* How many key tiles add their dQ of this tile of queries before this one does: those that come to it sooner. In full
  * attention the last of a band is the first to be handed out, begins the furthest on, and goes on at the first tile of

@@ -14,6 +14,7 @@
 template <class C> struct te__attn_back_group {
     uint32_t base, at;     /* of the tiles, of the rest */
     int group, warp, lane; /* warp: of the group */
+    int rank;              /* wide: of this block in its cluster */
     int i;                 /* steps so far, of all items */
     int seq;               /* varlen: of the item */
 };
@@ -35,7 +36,7 @@ template <te_dtype T, int D, class C>
 TE_FN void te__attn_back_scores(float (&s)[C::QUERIES / 2], uint32_t keys, uint32_t queries) {
     TE_UNROLL for (int x = 0; x < D / 16; x++)
         te__wgmma_of<C::QUERIES>::template ss<T, 0>(
-            s, te__matrix_at(keys + x / 4 * C::KEYS * 128, 0) + 2 * (x % 4),
+            s, te__matrix_at(keys + x / 4 * C::BLOCK_KEYS * 128, 0) + 2 * (x % 4),
             te__matrix_at(queries + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4), x > 0);
 }
 /* d += A B, A in registers: this group's 64 keys by the queries; B: rows of dO or Q. */
@@ -54,27 +55,28 @@ TE_FN void te__attn_back_dq(float (&dq)[32], const te__attn_back_group<C> *g, in
         te__wgmma_of<64>::template ss<T, 1>(dq, te__matrix_at(ds + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4),
                                             te__matrix_at(k, 1) + 128 * x, x > 0);
 }
-/* Part of dQ goes to shared memory, from where it is added up once it is published: to `slot` there, which is `empty`
- * when that barrier has done a phase of this parity. left: queries from its first row on. */
-template <class C>
-TE_FN void te__attn_back_leave(const float (&dq)[32], const te__attn_back_group<C> *g, int slot, uint32_t empty,
+/* Part of dQ goes to shared memory, from where it is added up once it is published: to `to`, which is `empty` when that
+ * barrier has done a phase of this parity. left: queries from its first row on. */
+template <class C, int N>
+TE_FN void te__attn_back_leave(const float (&dq)[N], const te__attn_back_group<C> *g, uint32_t to, uint32_t empty,
                                int phase, int left) {
+    constexpr int PITCH = N * 8; /* bytes of a row of 2 N columns */
     const int lane = te__attn_found_again(g->lane);
-    const uint32_t to = g->base + C::DQ_AT + slot * TE_ATTN_DQ_BYTES;
     te__barrier_wait(empty, phase);
     if (left >= 64) {
-        TE_UNROLL for (int n = 0; n < 8; n++)
+        TE_UNROLL for (int n = 0; n < N / 4; n++)
             te__attn_store4(to + (g->warp * 32 + lane) * 16 + n * 2048, dq + 4 * n);
     } else {
-        const uint32_t row = to + (g->warp * 16 + lane / 4) * 256 + lane % 4 * 8;
-        TE_UNROLL for (int n = 0; n < 8; n++)
-            te__attn_store2(row + n * 32, dq + 4 * n), te__attn_store2(row + 8 * 256 + n * 32, dq + 4 * n + 2);
+        const uint32_t row = to + (g->warp * 16 + lane / 4) * PITCH + lane % 4 * 8;
+        TE_UNROLL for (int n = 0; n < N / 4; n++)
+            te__attn_store2(row + n * 32, dq + 4 * n), te__attn_store2(row + 8 * PITCH + n * 32, dq + 4 * n + 2);
     }
 }
 /* That of step j, of two warpgroups that have a slot each for every stage. */
 template <class C>
 TE_FN void te__attn_back_leave(const float (&dq)[32], const te__attn_back_group<C> *g, int j, int left) {
-    te__attn_back_leave<C>(dq, g, (j & 1) * 2 + g->group, TE__AT(g, dq_empty, j & 1), (j >> 1 & 1) ^ 1, left);
+    const uint32_t to = g->base + C::DQ_AT + ((j & 1) * 2 + g->group) * TE_ATTN_DQ_BYTES;
+    te__attn_back_leave(dq, g, to, TE__AT(g, dq_empty, j & 1), (j >> 1 & 1) ^ 1, left);
 }
 /* lse or delta of this lane's columns. */
 template <class C>
@@ -177,7 +179,8 @@ TE_FN void te__attn_back_ds(uint32_t (&ds)[C::QUERIES / 16][4], const uint32_t (
 template <class C>
 TE_FN void te__attn_back_ds_store(const uint32_t (&ds)[C::QUERIES / 16][4], const te__attn_back_group<C> *g) {
     const int lane = te__attn_found_again(g->lane);
-    const uint32_t to = g->base + C::DS_AT + (g->i & 1) * C::DS_BYTES + te__attn_back_own(g) * C::QUERIES * 2;
+    const uint32_t to = g->base + C::DS_AT + (g->i & 1) * C::DS_BYTES +
+                        (C::WIDE ? g->rank * 64 : te__attn_back_own(g)) * C::QUERIES * 2;
     TE_UNROLL for (int x = 0; x < C::QUERIES / 16; x++) {
         /* a piece is 16 bytes; the copy engine's permutation */
         const int row = 16 * x + lane / 16 * 8 + lane % 8, piece = 2 * g->warp + lane / 8 % 2;

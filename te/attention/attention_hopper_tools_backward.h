@@ -73,6 +73,14 @@ TE_FN void te__attn_bulk_add(float *to, uint32_t from, int bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
+/* To the same place in the shared memory of block `cta` of the cluster, whose barrier `bar` counts the bytes. */
+TE_FN void te__attn_bulk_copy(uint32_t from, int bytes, uint32_t bar, int cta) {
+    asm volatile("{\n.reg .b32 to, at;\n"
+                 "mapa.shared::cluster.u32 to, %0, %3;\nmapa.shared::cluster.u32 at, %2, %3;\n"
+                 "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%0], %1, [at];\n}"
+                 ::"r"(from), "r"(bytes), "r"(bar), "r"(cta)
+                 : "memory");
+}
 TE_FN void te__attn_bulk_read(void) { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 TE_FN void te__attn_bulk_done(void) { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 TE_FN uint32_t te__attn_acquire(const uint32_t *p) {

@@ -35,6 +35,26 @@ TE_FN void te__barrier_wait(uint32_t bar, int phase) {
         "r"(phase)
         : "memory");
 }
+/* The same where what was written to the shared memory of the other block goes with it. */
+TE_FN void te__barrier_arrive_cluster(uint32_t bar, int cta) {
+    asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [at];\n}" ::"r"(bar),
+                 "r"(cta)
+                 : "memory");
+}
+TE_FN void te__barrier_wait_cluster(uint32_t bar, int phase) {
+    asm volatile("{\n.reg .pred done;\nwait:\n"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@!done bra wait;\n}" ::"r"(
+                     bar),
+                 "r"(phase)
+                 : "memory");
+}
+/* Which block of its cluster this is. */
+TE_FN int te__cluster_rank(void) {
+    int rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
 TE_FN void te__cluster_sync(void) {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
