@@ -16,6 +16,15 @@ enum { WIDTH = 40 };
 #define REDUCED (fork, x1), (scale, s, 0.5f), (all_reduce, r), (add, x1), (fork, x2), (rmsnorm, n, WIDTH), (add, x2)
 TE_SEQUENTIAL(reduced_bf16, bf16, REDUCED)
 TE_SEQUENTIAL(reduced_f32, f32, REDUCED)
+enum { INNER = 24 }; // columns of a rank
+#define SEAM                                                                                                      \
+    (fork, x1), (all_gather, g0), (linear, in, WIDTH, INNER, (shard, columns)),                                   \
+    (linear, out, INNER, WIDTH, (shard, rows)), (reduce_scatter, s), (bias, b, WIDTH), (dropout, d, 0.1f),        \
+    (add, x1), (fork, x2), (layernorm, n, WIDTH), (all_gather, g1), (linear, in1, WIDTH, INNER, (shard, columns)), \
+    (linear, out1, INNER, WIDTH, (shard, rows)), (reduce_scatter, s1), (add, x2)
+TE_SEQUENTIAL(seam_bf16, (bf16, (rows, shard)), SEAM)
+TE_SEQUENTIAL(seam_f32, (f32, (rows, shard)), SEAM)
+static_assert((int)seam_f32_forward_steps == 9 && (int)seam_f32_infer_steps == 9, "the seam is one step");
 namespace {
 const te_dtype dtypes[] = {TE_f32, TE_bf16, TE_f16};
 
@@ -181,70 +190,137 @@ TEST_CASE("a rank that does not come is an error of the others, and stays one") 
 namespace {
 // The transport of ranks that are threads: what is no row's goes through the mapped memory, too.
 std::atomic<int> calls;
-te_status reduce_by_peers(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype, te_context *ctx) {
+te_status by_peers(te_peer_kind kind, const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                   te_context *ctx) {
     int takes = 0;
-    calls++;
-    const te_status s = te_peer_collective(&takes, g, TE_PEER_all_reduce, y, x, count, dtype, ctx);
+    te_group mapped = *g;
+    mapped.peers = (te_peers *)g->handle, calls++;
+    const te_status s = te_peer_collective(&takes, &mapped, kind, y, x, count, dtype, ctx);
     return takes ? s : TE_ERROR_STATE;
 }
-const te_transport by_threads = {"threads", nullptr, nullptr, reduce_by_peers, nullptr};
+te_status gather_by_peers(const te_group *g, void *y, const void *x, int64_t count, te_dtype t, te_context *ctx) {
+    return by_peers(TE_PEER_all_gather, g, y, x, count, t, ctx);
+}
+te_status scatter_by_peers(const te_group *g, void *y, const void *x, int64_t count, te_dtype t, te_context *ctx) {
+    return by_peers(TE_PEER_reduce_scatter, g, y, x, count, t, ctx);
+}
+te_status reduce_by_peers(const te_group *g, void *y, const void *x, int64_t count, te_dtype t, te_context *ctx) {
+    return by_peers(TE_PEER_all_reduce, g, y, x, count, t, ctx);
+}
+const te_transport by_threads = {"threads", gather_by_peers, scatter_by_peers, reduce_by_peers, nullptr};
 
-// Forward and inference of a list, rows of random numbers: the bytes of y, of what is saved, and of y again.
-std::vector<char> pass(host_rank &h, const te_plan *plan, int rows) {
+// Forward, backward and inference of a list, `rows` rows of random numbers a rank: the bytes of y, of what is saved, of
+// dx, of y again and of the gradients.
+std::vector<char> pass(host_rank &h, const te_plan *plan, int rows, int batch_rows) {
     te_model m;
-    te_param gamma;
+    te_param param[8];
     te_saved saved;
     te_batch batch;
-    void *at[4] = {}; // gamma, x, y, what is saved
+    void *at[6] = {}; // parameters, x, y, what is saved, dx, gradients
     memset(&m, 0, sizeof m), memset(&saved, 0, sizeof saved), memset(&batch, 0, sizeof batch);
-    memset(&gamma, 0, sizeof gamma);
-    saved.bytes = te_plan_saved_bytes(plan, rows);
+    memset(param, 0, sizeof param);
+    int params = 0;
+    for (int i = 0; i < plan->op_count; i++) params += plan->op[i].params;
+    saved.bytes = te_plan_saved_bytes_of_rank(plan, batch_rows, &h.ctx);
     const size_t bytes = (size_t)(rows * WIDTH) * te_dtype_bytes(plan->dtype);
-    const size_t sizes[4] = {te_plan_param_bytes(plan), bytes, bytes, saved.bytes};
-    for (int i = 0; i < 4; i++)
+    const size_t sizes[6] = {te_plan_param_bytes(plan), bytes, bytes, saved.bytes, bytes, te_plan_grad_bytes(plan)};
+    for (int i = 0; i < 6; i++)
         if (te_allocate(&h.ctx, &at[i], sizes[i]) != TE_OK || te_fill(&h.ctx, at[i], 0, sizes[i]) != TE_OK) return {};
-    if (te_model_bind(&m, plan, &gamma, 1, at[0], nullptr, &h.ctx) != TE_OK) return {};
-    if (te_context_reserve(&h.ctx, te_plan_workspace_bytes(plan, &m, rows, &h.ctx)) != TE_OK) return {};
-    for (int64_t i = 0; i < WIDTH; i++) te_store(at[0], i, 0.5f + number_of(1, 9, i, TE_f32), plan->dtype);
-    for (int64_t i = 0; i < rows * WIDTH; i++) te_store(at[1], i, number_of(5, h.group.rank, i, plan->dtype), plan->dtype);
-    saved.memory = at[3], batch.batch = 1, batch.seq = rows;
+    if (te_model_bind(&m, plan, param, params, at[0], (float *)at[5], &h.ctx) != TE_OK) return {};
+    if (te_context_reserve(&h.ctx, te_plan_workspace_bytes(plan, &m, batch_rows, &h.ctx)) != TE_OK) return {};
+    const int64_t elements = (int64_t)(sizes[0] / te_dtype_bytes(plan->dtype));
+    for (int64_t i = 0; i < elements; i++)
+        te_store(at[0], i, (params == 1 ? 0.5f : 0.0f) + number_of(1, 9 + h.group.rank, i, TE_f32) / 8, plan->dtype);
+    for (int64_t i = 0; i < rows * WIDTH; i++)
+        te_store(at[1], i, number_of(5, h.group.rank, i, plan->dtype), plan->dtype);
+    saved.memory = at[3], batch.batch = 1, batch.seq = batch_rows;
     std::vector<char> all;
+    const auto of = [&](int i) { return te_matrix(at[i], plan->dtype, rows, WIDTH); };
+    const te_rng rng = {7, 0};
+    if (te_rng_set(&rng, &h.ctx) != TE_OK) return {};
     for (te_saved *into : {&saved, (te_saved *)nullptr}) {
-        const te_tensor x = te_matrix(at[1], plan->dtype, rows, WIDTH), y = te_matrix(at[2], plan->dtype, rows, WIDTH);
-        if (te_plan_forward(y, into, x, plan, &m, &batch, &h.ctx) != TE_OK) return {};
-        for (int i = 2; i < (into ? 4 : 3); i++) all.insert(all.end(), (char *)at[i], (char *)at[i] + sizes[i]);
+        if (te_plan_forward(of(2), into, of(1), plan, &m, &batch, &h.ctx) != TE_OK) return {};
+        if (into && te_plan_backward(of(4), of(1), into, plan, &m, &batch, &h.ctx) != TE_OK) return {};
+        for (int i = 2; i < (into ? 6 : 3); i++) all.insert(all.end(), (char *)at[i], (char *)at[i] + sizes[i]);
     }
     for (void *p : at) te_release(&h.ctx, p);
     return all;
 }
-} // namespace
-
-TEST_CASE("a row that begins with an all_reduce gives the bits of the all_reduce and the rest of the row") {
-    const te_plan *plan = GENERATE(0, 1) ? reduced_f32_plan() : reduced_bf16_plan();
-    const int rows = GENERATE(1, 7, 130);
-    ranks_of ranks(2, 1 << 16);
-    std::vector<char> got[2][2];
+void open_ranks(ranks_of &ranks) {
     for (host_rank &h : ranks.rank) {
-        h.group.transport = &by_threads, h.comm.tensor = h.group;
+        h.group.transport = &by_threads, h.group.handle = &h.peers, h.comm.tensor = h.group;
         h.comm.data = te_group{"data", 0, 1, nullptr, nullptr, nullptr, nullptr, &h.comm};
         h.ctx.comm = &h.comm;
     }
+}
+void close_ranks(ranks_of &ranks) {
+    for (host_rank &h : ranks.rank) h.ctx.comm = nullptr;
+}
+bool is_idle(const ranks_of &ranks) {
+    for (const host_rank &h : ranks.rank)
+        for (uint64_t word : h.memory)
+            if (word != ~UINT64_C(0)) return false;
+    return true;
+}
+} // namespace
+
+TEST_CASE("a row that begins with an all_reduce gives the bits of the all_reduce and the rest of the row") {
+    const int n = GENERATE(2, 3, 4), rows = GENERATE(1, 7, 130), pieces = n == 2 ? GENERATE(0, 1) : 0;
+    const te_plan *plan = GENERATE(0, 1) ? reduced_f32_plan() : reduced_bf16_plan();
+    const int row_bytes = WIDTH * (int)te_dtype_bytes(plan->dtype), at_once = pieces ? 3 : rows;
+    ranks_of ranks(n, pieces ? 3 * row_bytes : 1 << 16);
+    std::vector<std::vector<char>> got[2] = {std::vector<std::vector<char>>((size_t)n), std::vector<std::vector<char>>((size_t)n)};
+    open_ranks(ranks);
+    ranks.one_shot(1 << 16);
+    if (pieces) ranks.one_shot(3 * row_bytes); // all that the memory takes
     for (int apart = 0; apart < 2; apart++) {
-        ranks.each([&, apart](host_rank &h, int r) {
-            const int64_t one_shot = h.peers.one_shot;
+        ranks_of large(n, 1 << 16);
+        ranks_of &of = apart ? large : ranks;
+        if (apart) open_ranks(of);
+        of.each([&, apart](host_rank &h, int r) {
             if (apart) h.peers.one_shot = 0; // the all_reduce is two-shot, in a kernel of its own
-            got[apart][r] = pass(h, plan, rows);
-            h.peers.one_shot = one_shot;
+            got[apart][(size_t)r] = pass(h, plan, rows, rows);
         });
-        CHECK(calls.exchange(0) == (apart ? 4 : 0)); // forward and inference of two ranks
+        CHECK(calls.exchange(0) == (apart ? 2 * n : 0)); // forward and inference of all ranks
+        CHECK(is_idle(of));
+        if (apart) close_ranks(of);
     }
-    for (int r = 0; r < 2; r++) {
-        INFO(te_last_error(&ranks.rank[(size_t)r].ctx));
+    for (size_t r = 0; r < (size_t)n; r++) {
+        INFO(n << " ranks, " << rows << " rows: " << te_last_error(&ranks.rank[r].ctx));
         CHECK(got[0][r].size() > (size_t)(2 * rows * WIDTH) * te_dtype_bytes(plan->dtype));
         CHECK(got[0][r] == got[1][r]);
-        CHECK(ranks.rank[(size_t)r].peers.collectives == 4);
+        CHECK(ranks.rank[r].peers.collectives == 2 * te_ceil_div(rows, at_once));
     }
     CHECK(got[0][0] != got[0][1]); // each has its own residual
-    for (host_rank &h : ranks.rank) h.ctx.comm = nullptr;
+    close_ranks(ranks);
+}
+
+TEST_CASE("a row from a reduce_scatter to an all_gather gives the bits of the steps by themselves") {
+    const int n = GENERATE(2, 3, 4), rows = GENERATE(1, 7, 65); // of a rank
+    const te_plan *plan = GENERATE(0, 1) ? seam_f32_plan() : seam_bf16_plan();
+    std::vector<std::vector<char>> got[2] = {std::vector<std::vector<char>>((size_t)n), std::vector<std::vector<char>>((size_t)n)};
+    const int64_t bytes = (int64_t)n * rows * WIDTH * (int64_t)te_dtype_bytes(plan->dtype);
+    std::vector<int64_t> through[2] = {std::vector<int64_t>((size_t)n), std::vector<int64_t>((size_t)n)};
+    for (int apart = 0; apart < 2; apart++) {
+        ranks_of ranks(n, apart ? 2 * bytes : bytes);
+        open_ranks(ranks);
+        ranks.each([&](host_rank &h, int r) {
+            if (apart) h.comm.tensor.peers = nullptr; // the transport has the memory all the same
+            got[apart][(size_t)r] = pass(h, plan, rows, n * rows);
+            through[apart][(size_t)r] = h.peers.collectives;
+        });
+        const int each = calls.exchange(0) / n;
+        CHECK(each == (apart ? 12 : 8)); // 4 of forward and of inference, 4 of backward; of the row two less
+        CHECK(is_idle(ranks));
+        close_ranks(ranks);
+    }
+    for (size_t r = 0; r < (size_t)n; r++) {
+        INFO(n << " ranks, " << rows << " rows");
+        CHECK(!got[0][r].empty());
+        CHECK(got[0][r] == got[1][r]);
+        CHECK(through[0][r] == 10);
+        CHECK(through[1][r] == 12);
+    }
+    CHECK(got[0][0] != got[0][1]);
 }
 #endif

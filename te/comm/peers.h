@@ -146,6 +146,32 @@ TE_FN int te__peer_sum(te_words *sum, const te_words *own, const te_peer_args *a
     return 1;
 }
 
+/* The i-th words of rank r alone; see te__peer_wait. */
+TE_FN int te__peer_wait_of(te_words *v, const te_peer_args *a, uint32_t turn, int each, int i, int r) {
+    char *const slot = te__peer_slot(a->own, a, turn, r, each, i);
+    uint64_t since = 0;
+    for (uint32_t looks = 1;; looks++) {
+        te_words_peek(v, slot);
+        if (te_words_came(v)) break;
+        if (looks % TE_PEER_PATIENCE == 0 && te__peer_gives_up(a, &since, 1u << r)) return 0;
+    }
+    te_words_idle(slot);
+    return 1;
+}
+/* te__peer_sum, of one rank after the other: registers for one, whatever their number. */
+TE_FN int te__peer_sum_of_each(te_words *sum, const te_words *own, const te_peer_args *a, uint32_t turn, int each,
+                               int i) {
+    float s[8];
+    for (int r = 0; r < a->ranks; r++) {
+        te_words v = *own;
+        if (r != a->rank && !te__peer_wait_of(&v, a, turn, each, i, r)) return 0;
+        te_words_add(s, &v, a->dtype, r > 0);
+    }
+    te_words_of(sum, s, a->dtype);
+    te_words_mark(sum);
+    return 1;
+}
+
 /* ---- on the host ------------------------------------------------------------------------------------------------- */
 
 /* A rank has not come in an earlier collective. */
