@@ -8,13 +8,21 @@ int main() { return puts("compile with -DTE_COMM as a library, for bench/comm.py
 static te_context ctx;
 static te_comm comm;
 
-// all_reduce, add and norm as one row, and as two steps.
-enum { HIDDEN = 4096, ROWS = 256 };
+// all_reduce, add and norm as one row, and as two steps; the same behind a product; and the seam between two parts of a block under
+// sequence parallelism as one row, and as three steps. Lists for inference alone.
+enum { HIDDEN = 8192, ROWS = 2048, PART = 4096 };
 #define REDUCED (fork, x1), (all_reduce, r), (add, x1), (rmsnorm, n, HIDDEN)
+#define MULTIPLIED (input, x1, HIDDEN), (linear, out, PART, HIDDEN, (shard, rows)), (all_reduce, r), (add, x1), (rmsnorm, n, HIDDEN)
+#define SEAM (input, x1, HIDDEN), (reduce_scatter, s), (add, x1), (rmsnorm, n, HIDDEN), (all_gather, g)
 #define TE_FORWARD_add_norm TE_FUSED
-TE_SEQUENTIAL(joined, bf16, REDUCED)
+TE_INFERENCE(reduced_joined, bf16, REDUCED)
+TE_INFERENCE(product_joined, bf16, MULTIPLIED)
+TE_INFERENCE(seam_joined, bf16, SEAM)
 #undef TE_FORWARD_all_reduce_add_norm
-TE_SEQUENTIAL(apart, bf16, REDUCED)
+#undef TE_FORWARD_reduce_scatter_add_norm_all_gather
+TE_INFERENCE(reduced_apart, bf16, REDUCED)
+TE_INFERENCE(product_apart, bf16, MULTIPLIED)
+TE_INFERENCE(seam_apart, bf16, SEAM)
 
 // Products beside a collective, rows x out x in of each rank: 8192 x 14336 x 8192 and 8192 x 4096 x 4096.
 enum { TOKENS = 8192 };
@@ -54,33 +62,38 @@ extern "C" const char *comm_run(int kind, void *y, const void *x, int64_t count,
     if (kind == TE_PEER_reduce_scatter) return text_of(te_group_reduce_scatter(g, y, x, count, t, &ctx));
     return text_of(te_group_all_gather(g, y, x, count, t, &ctx));
 }
-// y[rows, HIDDEN] = norm(x + the sum of all x), gamma 1. The first call must not be captured.
-static te_status row(int is_apart, void *y, void *x, int rows) {
-    const te_plan *plan = is_apart ? apart_plan() : joined_plan();
-    static te_model models[2];
-    static te_param gammas[2];
-    static void *memory;
+// y = norm(residual + the sum of all x), gamma 1, weights random; what: 0: of x[rows, HIDDEN], 1: of the products of x[rows, PART], 2: of
+// this rank's rows, gathered. The first call must not be captured.
+static te_status row(int what, int is_apart, void *y, void *x, void *residual, int rows) {
+    const te_plan *const plans[3][2] = {{reduced_joined_plan(), reduced_apart_plan()}, {product_joined_plan(), product_apart_plan()},
+                                        {seam_joined_plan(), seam_apart_plan()}};
+    const te_plan *plan = plans[what][is_apart];
+    static te_model models[3][2];
+    static te_param params[3][2][2];
+    static void *memory[3];
+    te_model *m = &models[what][is_apart];
     te_batch batch;
-    memset(&batch, 0, sizeof batch);
+    te_edge edge;
+    memset(&batch, 0, sizeof batch), memset(&edge, 0, sizeof edge);
     batch.batch = 1, batch.seq = rows;
-    if (!memory) {
-        uint16_t one[HIDDEN];
-        for (int i = 0; i < HIDDEN; i++) te_store(one, i, 1.0f, TE_bf16);
-        TE_TRY(te_allocate(&ctx, &memory, sizeof one));
-        TE_TRY(te_copy(&ctx, memory, one, sizeof one));
-        TE_TRY(te_synchronize(&ctx));
+    edge.name = "x1", edge.value = te_matrix(residual, TE_bf16, what == 2 ? rows / comm.tensor.size : rows, HIDDEN);
+    if (what) batch.edges = &edge, batch.edge_count = 1;
+    ctx.gemm_own = 1;
+    if (!memory[what]) TE_TRY(te_allocate(&ctx, &memory[what], te_plan_param_bytes(plan)));
+    if (!m->plan) {
+        TE_TRY(te_model_bind(m, plan, params[what][is_apart], what == 1 ? 2 : 1, memory[what], 0, &ctx));
+        TE_TRY(te_model_randomize(m, 0.02f, 1, 0, &ctx));
+        TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, m, ROWS, &ctx)));
     }
-    if (!models[is_apart].plan) {
-        TE_TRY(te_model_bind(&models[is_apart], plan, &gammas[is_apart], 1, memory, 0, &ctx));
-        TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, &models[is_apart], ROWS, &ctx)));
-    }
-    return te_plan_forward(te_matrix(y, TE_bf16, rows, HIDDEN), 0, te_matrix(x, TE_bf16, rows, HIDDEN), plan, &models[is_apart], &batch,
-                           &ctx);
+    return te_plan_infer(te_matrix(y, TE_bf16, rows, HIDDEN), te_matrix(x, TE_bf16, rows, what == 1 ? (int)PART : (int)HIDDEN), plan, m, &batch,
+                         &ctx);
 }
-extern "C" const char *comm_row(int is_apart, void *y, void *x, int rows, void *stream) {
+extern "C" const char *comm_row(int what, int is_apart, void *y, void *x, void *residual, int rows, void *stream) {
     ctx.stream = stream;
-    return text_of(row(is_apart, y, x, rows));
+    return text_of(row(what, is_apart, y, x, residual, rows));
 }
+// Products that have sent to a row.
+extern "C" int64_t comm_sent() { return comm.tensor.peers->sent; }
 // What a list makes of x: kind 0: gather, 1: scatter, 2: the product alone, by our own kernel. keeps: forward for training. apart: the
 // collective and the product one after the other. The first call of each must not be captured.
 static te_status product(int is_small, int kind, int keeps, int apart, void *y, void *x, void *weight, void *dx, void *dy, float *grad) {

@@ -6,8 +6,8 @@
  * is that of the all_reduce, 1.3 us and 2 hidden bytes a row over 450 GB/s: 8192 columns, 1 row 1.3 us, 64 rows 3.6,
  * 512 rows 20, 2048 rows 76.
  *
- * A linear in front of it leaves its product to the row (te/fuse/linear_ranks.h). Where a kernel of ours takes that, its
- * epilogue sends what the others add up (send.h): nothing copies it, and the link is at work before the product ends.
+ * A linear in front of it leaves its product to the row (te/fuse/linear_ranks.h). Where a kernel of ours takes that,
+ * its epilogue sends what the others add up (send.h): nothing copies it, and the link works before the product ends.
  *
  * Else the group's all_reduce, and the chain behind it. All give the same bits: the sum is rounded to the list's
  * format.
@@ -20,6 +20,7 @@
 
 #include "../fuse/plan.h" /* TE_FUSED */
 #include "peer_row.h"     /* te_peer_chain */
+#include "send.h"         /* te__late_sent */
 
 #define TE_FORWARD_all_reduce_add_norm TE_FUSED
 #define TE_FORWARD_all_reduce_add_fork_norm TE_FUSED
@@ -36,19 +37,21 @@ TE_API int64_t te__all_reduce_in_row(const te_run *r, const te_step *s, te_value
     return te__peer_rows_at_once(r->tensor, x.rows, x.cols * (int64_t)te_dtype_bytes(x.dtype), 0);
 }
 TE_API te_status te__all_reduce_chain(te_run *r, const te_step *s, te_value x, te_value sum, te_peer_row row,
-                                      te_chain_shape k, int64_t at_once) {
+                                      te_chain_shape k, int64_t at_once, int sent) {
     te_peer_chain p;
     int work = 0;
     k.turns = 0; /* this is one kernel */
     memset(&p, 0, sizeof p);
-    p.c.half = k.half;
+    p.c.half = k.half, p.sent = sent;
     TE_TRY(te__chain_forward(r, s, 1, 0, sum, k, &p.c, &work));
     if (work) p.c.take = r->take, r->take.taken = 0;
     return work && !r->dry ? te__peer_rows_launch(&p, r, x, row, at_once) : TE_OK;
 }
+/* send: the kernels of a product that sends; null: there are none. */
 TE_API te_status te__all_reduce_row(te_run *r, const te_step *s, te_chain_launch_fn launch, te_peer_row row,
-                                    te_chain_shape k) {
+                                    te_chain_shape k, te_product_kernels *send) {
     const int i = s->op[0];
+    int sent = 0;
     const te_op *op = &r->plan->op[i];
     const te_value x = r->now;
     te_value sum = te_output_of(r, i);
@@ -57,7 +60,8 @@ TE_API te_status te__all_reduce_row(te_run *r, const te_step *s, te_chain_launch
     if (r->pass != TE_FORWARD || !te_in_memory(r, i) || !sum.p)
         TE_TRY(te_acquire(r, &sum, op->out_rows, op->out, op->out_dtype)); /* sizes do not depend on which it is */
     const int64_t at_once = te__all_reduce_in_row(r, s, x, row, k);
-    if (at_once) return te__all_reduce_chain(r, s, x, sum, row, k, at_once);
+    if (r->late.kind == TE_LATE_product) TE_TRY(te__late_sent(&sent, r, send, at_once == x.rows));
+    if (at_once) return te__all_reduce_chain(r, s, x, sum, row, k, at_once, sent);
     if (!r->dry) TE_TRY(te_group_all_reduce(r->tensor, sum.p, x.p, x.rows * x.cols, x.dtype, r->ctx));
     return te_chain_step_forward(r, s, 1, 0, sum, launch, k);
 }
@@ -65,7 +69,7 @@ TE_API te_status te__all_reduce_row(te_run *r, const te_step *s, te_chain_launch
     TE__NEEDS_COMM(model, op)                                                              \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                             \
         const te_chain_shape k = name##_shape(te_chain_half(r, s, 1));                     \
-        return te__all_reduce_row(r, s, name##_launch, name##_peer_row(), k);              \
+        return te__all_reduce_row(r, s, name##_launch, name##_peer_row(), k, TE_SEND_KERNELS(dtype)); \
     }
 
 #define TE_HAS_SOURCE_all_reduce ,

@@ -199,7 +199,7 @@ TE_API te_status te__peer_rows_launch(te_peer_chain *p, te_run *r, te_value x, t
         const int64_t blocks = te_min(TE_PEER_BLOCKS, (int64_t)g->peers->blocks * row.resident);
         p->peers = te__peer_args_of(g, TE_PEER_all_reduce, TE_PEER_one_shot, (p->end - p->first) * bytes, x.dtype);
         p->c.x = 0, p->peers.x = x.p, p->peers.whole = 1;
-        g->peers->collectives++;
+        g->peers->collectives++, g->peers->rows++;
         TE_TRY(row.launch(r->ctx, te_grid_of(te_min(blocks, te_ceil_div(p->end - p->first, row.groups)), 1), p));
         p->c.take.taken = 0;
     }
@@ -213,8 +213,9 @@ TE_API te_status te__peer_rows_launch(te_peer_chain *p, te_run *r, te_value x, t
 
 /* name##_peer_row(): that of a chain with a norm whose width is a constant, made from the kernel for few rows, which
  * latency dominates as well. */
-#define TE__PEER_ROW_IN(widths, name, gathers, ...)                                                                   \
-    TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__PEER_ROW_, widths), TE__NO_PEER_ROW)(name, gathers)
+#define TE__PEER_ROW_IN(widths, name, gathers, ...)                                                          \
+    TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__PEER_ROW_, widths), TE__NO_PEER_ROW)  \
+    (name, gathers)
 #define TE__PEER_ROW_dims TE__NO_PEER_ROW
 #define TE__PEER_ROW_dims_fp8 TE__NO_PEER_ROW
 #define TE__NO_PEER_ROW(name, gathers)          \

@@ -1,5 +1,6 @@
 /* scatter_row.h -- the seam between two parts of a transformer block under sequence parallelism, as one row:
- * `reduce_scatter_bias_dropout_add_fork_norm_all_gather`, without the bias, the dropout or both.
+ * `reduce_scatter_bias_dropout_add_fork_norm_all_gather`, without the bias, the dropout or both, or, in front of the
+ * logits, without the fork.
  *
  * Ranks that map each other's memory, tensors of up to config.peer_bytes: one kernel (peer_row.h). A rank sends each
  * other its rows of the partial sums, adds up its own, goes on with them in registers, stores the residual, and sends
@@ -22,6 +23,9 @@
 #include "collective_run.h" /* te__collective_to, te__late_product */
 #include "peer_row.h"       /* te_peer_chain */
 
+#define TE_FORWARD_reduce_scatter_add_norm_all_gather TE_FUSED
+#define TE_FORWARD_reduce_scatter_bias_add_norm_all_gather TE_FUSED
+#define TE_FORWARD_reduce_scatter_bias_dropout_add_norm_all_gather TE_FUSED
 #define TE_FORWARD_reduce_scatter_add_fork_norm_all_gather TE_FUSED
 #define TE_FORWARD_reduce_scatter_bias_add_fork_norm_all_gather TE_FUSED
 #define TE_FORWARD_reduce_scatter_dropout_add_fork_norm_all_gather TE_FUSED

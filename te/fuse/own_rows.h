@@ -1,7 +1,7 @@
 /* own_rows.h -- rows that begin with an op that has its own kernels: TE_OWN_ROW_<family>_<pass>(name, model, dtype, op)
  * makes the op's kernels and name##_run; `name` is also the chain of the ops behind it (TE_CHAIN). With
- * TE_HAS_SOURCE_<family> a comma, TE_SOURCE_<family>(widths, name, ops...) adds kernels of that chain which get its input
- * from elsewhere (comm/all_reduce_row.h). With TE_PAIR_<a>_<b> a comma the row is two such ops, and
+ * TE_HAS_SOURCE_<family> a comma, TE_SOURCE_<family>(widths, name, ops...) adds kernels of that chain which get its
+ * input from elsewhere (comm/all_reduce_row.h). With TE_PAIR_<a>_<b> a comma the row is two such ops, and
  * TE_OWN_PAIR_<a>_<b>_<pass>(name, model, dtype, a, b) makes kernels and name##_run; with TE_AROUND_<a>_<b> a comma it
  * begins with a and ends with b, the chain is what is between them, and besides TE_SOURCE_<a> there is
  * TE_OWN_AROUND_<a>_<b>_<pass>(name, model, dtype, a, b) (comm/scatter_row.h).
