@@ -180,8 +180,8 @@ TE_FN void te_peer_row_body(const te_peer_chain *p, te_block b, te_stages_fn sta
 
 /* ---- on the host ------------------------------------------------------------------------------------------------- */
 
-/* Rows that a kernel takes at a time of a rank's `rows`, of each of which it sends `bytes` bytes to all others (pitch 0)
- * or to each other; 0: it takes none. Of two ranks one-shot sends no more than two-shot: any number of rows. */
+/* Rows that a kernel takes at a time of a rank's `rows`; 0: it takes none. bytes: of a row, which goes to all others or,
+ * if pitch > 0, another one to each. Of two ranks one-shot sends no more than two-shot: any number of rows. */
 TE_API int64_t te__peer_rows_at_once(const te_group *g, int64_t rows, int64_t bytes, int64_t pitch) {
     const te_peers *p = g->peers;
     const int64_t each = pitch ? bytes * g->size : bytes, most = !p ? 0 : pitch ? p->largest : p->one_shot;
@@ -231,7 +231,7 @@ TE_API te_status te__peer_rows_launch(te_peer_chain *p, te_run *r, te_value x, t
 #define TE__PEER_ROW_fixed_tiled(name, gathers) TE__PEER_ROW_OF(name, name##_row, gathers)
 #endif
 #define TE__PEER_ROW_fixed_fp8 TE__PEER_ROW_fixed
-#define TE__PEER_ROW_OF(name, of, gathers)                                                                      \
+#define TE__PEER_ROW_OF(name, of, gathers)                                                                     \
     TE_FN void name##_peers_body(const te_peer_chain *p, te_block b, of##_registers *r, of##_shared *s) {      \
         (void)s;                                                                                               \
         te_peer_row_body(p, b, name##_stages, TE__PEER_STORE_##gathers(name), of##_shape(p->c.half), r->rows,  \
