@@ -180,8 +180,8 @@ TE_FN void te_peer_row_body(const te_peer_chain *p, te_block b, te_stages_fn sta
 
 /* ---- on the host ------------------------------------------------------------------------------------------------- */
 
-/* Rows that a kernel takes at a time of a rank's `rows`; 0: it takes none. bytes: of a row, which goes to all others or,
- * if pitch > 0, another one to each. Of two ranks one-shot sends no more than two-shot: any number of rows. */
+/* Rows that a kernel takes at a time of a rank's `rows`; 0: it takes none. bytes: of a row, which goes to all others
+ * or, if pitch > 0, another one to each. Of two ranks one-shot sends no more than two-shot: any number of rows. */
 TE_API int64_t te__peer_rows_at_once(const te_group *g, int64_t rows, int64_t bytes, int64_t pitch) {
     const te_peers *p = g->peers;
     const int64_t each = pitch ? bytes * g->size : bytes, most = !p ? 0 : pitch ? p->largest : p->one_shot;
