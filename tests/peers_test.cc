@@ -12,11 +12,11 @@
 #if !TE_CUDA
 #undef TE__HAS_COMM
 #define TE__HAS_COMM 1 // ranks are threads: neither NCCL nor MPI is there
-enum { WIDTH = 40 };
+enum { WIDTH = 48 };
 #define REDUCED (fork, x1), (scale, s, 0.5f), (all_reduce, r), (add, x1), (fork, x2), (rmsnorm, n, WIDTH), (add, x2)
 TE_SEQUENTIAL(reduced_bf16, bf16, REDUCED)
 TE_SEQUENTIAL(reduced_f32, f32, REDUCED)
-enum { INNER = 24 }; // columns of a rank
+enum { INNER = 32 }; // columns of a rank
 #define SEAM                                                                                                      \
     (fork, x1), (all_gather, g0), (linear, in, WIDTH, INNER, (shard, columns)),                                   \
     (linear, out, INNER, WIDTH, (shard, rows)), (reduce_scatter, s), (bias, b, WIDTH), (dropout, d, 0.1f),        \
@@ -24,6 +24,10 @@ enum { INNER = 24 }; // columns of a rank
     (linear, out1, INNER, WIDTH, (shard, rows)), (reduce_scatter, s1), (add, x2)
 TE_SEQUENTIAL(seam_bf16, (bf16, (rows, shard)), SEAM)
 TE_SEQUENTIAL(seam_f32, (f32, (rows, shard)), SEAM)
+TE_SEQUENTIAL(seam_fp8, (bf16, (rows, shard), (recipe, fp8_delayed)), SEAM)
+#undef TE_FORWARD_reduce_scatter_bias_dropout_add_fork_norm_all_gather
+#undef TE_FORWARD_reduce_scatter_bias_add_fork_norm_all_gather
+TE_SEQUENTIAL(apart_fp8, (bf16, (rows, shard), (recipe, fp8_delayed)), SEAM)
 static_assert((int)seam_f32_forward_steps == 9 && (int)seam_f32_infer_steps == 9, "the seam is one step");
 namespace {
 const te_dtype dtypes[] = {TE_f32, TE_bf16, TE_f16};
@@ -234,6 +238,20 @@ std::vector<char> pass(host_rank &h, const te_plan *plan, int rows, int batch_ro
     for (int64_t i = 0; i < rows * WIDTH; i++)
         te_store(at[1], i, number_of(5, h.group.rank, i, plan->dtype), plan->dtype);
     saved.memory = at[3], batch.batch = 1, batch.seq = batch_rows;
+    te_model *models[1] = {&m};
+    te_recipes recipes;
+    te_recipes_config config = te_recipes_defaults();
+    void *scales = nullptr;
+    config.ranks = h.group.size;
+    const size_t scale_bytes = plan->fp8 ? te_recipes_bytes(models, 1, &config) : 0;
+    if (plan->fp8) { // a step with scales of its own comes first
+        if (te_allocate(&h.ctx, &scales, scale_bytes) != TE_OK || te_fill(&h.ctx, scales, 0, scale_bytes) != TE_OK) return {};
+        if (te_recipes_init(&recipes, scales, scale_bytes, models, 1, &config, &h.ctx) != TE_OK) return {};
+        const te_tensor x = te_matrix(at[1], plan->dtype, rows, WIDTH), y = te_matrix(at[2], plan->dtype, rows, WIDTH);
+        if (te_plan_forward(y, &saved, x, plan, &m, &batch, &h.ctx) != TE_OK) return {};
+        if (te_plan_backward(te_matrix(at[4], plan->dtype, rows, WIDTH), x, &saved, plan, &m, &batch, &h.ctx) != TE_OK) return {};
+        if (te_recipes_step(&recipes, &h.ctx) != TE_OK) return {};
+    }
     std::vector<char> all;
     const auto of = [&](int i) { return te_matrix(at[i], plan->dtype, rows, WIDTH); };
     const te_rng rng = {7, 0};
@@ -243,12 +261,15 @@ std::vector<char> pass(host_rank &h, const te_plan *plan, int rows, int batch_ro
         if (into && te_plan_backward(of(4), of(1), into, plan, &m, &batch, &h.ctx) != TE_OK) return {};
         for (int i = 2; i < (into ? 6 : 3); i++) all.insert(all.end(), (char *)at[i], (char *)at[i] + sizes[i]);
     }
+    if (plan->fp8 && te_recipes_step(&recipes, &h.ctx) != TE_OK) return {}; // what was largest on any rank
+    if (plan->fp8) all.insert(all.end(), (char *)scales, (char *)recipes.gathered); // behind it: of each rank by itself
+    te_release(&h.ctx, scales);
     for (void *p : at) te_release(&h.ctx, p);
     return all;
 }
 void open_ranks(ranks_of &ranks) {
     for (host_rank &h : ranks.rank) {
-        h.group.transport = &by_threads, h.group.handle = &h.peers, h.comm.tensor = h.group;
+        h.group.transport = &by_threads, h.group.handle = &h.peers, h.comm.tensor = h.comm.world = h.group;
         h.comm.data = te_group{"data", 0, 1, nullptr, nullptr, nullptr, nullptr, &h.comm};
         h.ctx.comm = &h.comm;
     }
@@ -322,5 +343,27 @@ TEST_CASE("a row from a reduce_scatter to an all_gather gives the bits of the st
         CHECK(through[1][r] == 12);
     }
     CHECK(got[0][0] != got[0][1]);
+}
+
+TEST_CASE("such a row gives FP8 to a product where all ranks have its scale, with the bits of a gather and a cast") {
+    const int n = GENERATE(2, 3, 4), rows = GENERATE(3, 16, 65); // of a rank
+    std::vector<std::vector<char>> got[2] = {std::vector<std::vector<char>>((size_t)n), std::vector<std::vector<char>>((size_t)n)};
+    for (int apart = 0; apart < 2; apart++) {
+        ranks_of ranks(n, (int64_t)n * rows * WIDTH * 2);
+        open_ranks(ranks);
+        ranks.each([&](host_rank &h, int r) {
+            got[apart][(size_t)r] = pass(h, apart ? apart_fp8_plan() : seam_fp8_plan(), rows, n * rows);
+        });
+        calls = 0;
+        CHECK(is_idle(ranks));
+        for (host_rank &h : ranks.rank) CHECK(h.peers.rows == (apart ? 0 : 3));
+        close_ranks(ranks);
+    }
+    for (size_t r = 0; r < (size_t)n; r++) {
+        INFO(n << " ranks, " << rows << " rows");
+        CHECK(!got[0][r].empty());
+        const bool same = got[0][r] == got[1][r];
+        CHECK(same);
+    }
 }
 #endif

@@ -118,22 +118,53 @@ TE_FN void te_peer_row_load(const te_chain *c, te_stages_fn stages, const te_cha
         te_vec8_of(&row_x[i], l.v, k.norm_in);
     }
 }
+/* Where rank `from` stores eight bytes of what is gathered in FP8 into the memory `at`. */
+TE_FN char *te__peer_fp8_slot(char *at, const te_peer_chain *p, const te_chain_shape k, uint32_t turn, int from,
+                              int64_t row, int vector) {
+    const int units = (int)(p->peers.bytes / TE_WORDS);
+    return te__peer_slot(at, &p->peers, turn, from, units, p->peers.ranks * units) +
+           8 * ((row - p->first) * (k.half / 8) + vector);
+}
+/* In FP8, by a scale that all ranks have: the bits of a cast of what is rounded to the list's format. */
+TE_FN void te__peer_row_store_fp8(const te_peer_chain *p, const te_vec8 *y, int64_t row, int vector,
+                                  const te_chain_shape k, te_peer_most *most) {
+    const te_peer_args *a = &p->peers;
+    const float scale = *p->c.fp8.scale;
+    te_vec8 e;
+    te_words w;
+    float v[8];
+    te_vec8_floats(v, y, k.out);
+    most->most = te_amax_bits8(most->most, v);
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] *= scale;
+    te_vec8_of_fp8(&e, v, TE_e4m3);
+    w.w[0] = e.w[0], w.w[1] = e.w[1], w.w[2] = w.w[3] = 0;
+    te_words_mark_fp8(&w);
+    for (int i = 1; i < a->ranks; i++) {
+        const int to = a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
+        te_words_send8(te__peer_fp8_slot(a->at[to], p, k, most->turn, a->rank, row, vector), &w);
+    }
+    te_words_store8(p->gathered, (a->rank * p->pitch + row) * k.half + vector * 8, &w, 8, 1);
+}
 /* A te_store_fn: to this rank's rows of what is gathered, and to all others. */
-TE_FN void te_peer_row_store(const te_chain *c, const te_lane *l, const te_chain_shape k, uint32_t *most) {
+TE_FN void te_peer_row_store(const te_chain *c, const te_lane *l, const te_chain_shape k, uint32_t *state) {
     const te_peer_chain *p = (const te_peer_chain *)(const void *)c; /* whose first member c is */
     const te_peer_args *a = &p->peers;
-    const uint32_t turn = ((const te_peer_most *)(const void *)most)->turn;
+    te_peer_most *most = (te_peer_most *)(void *)state;
     const int units = (int)(a->bytes / TE_WORDS), vector = l->at.col / 8, parts = te__peer_parts(k.out);
     const int64_t own = (a->rank * p->pitch + l->at.row) * k.half + l->at.col;
     te_vec8 v;
     if (c->y) te_store_lane(l, c->y, k);
     te_vec8_of_pairs(&v, l->v, k.out);
+    if (k.fp8 && c->fp8.y) {
+        te__peer_row_store_fp8(p, &v, l->at.row, vector, k, most);
+        return;
+    }
     TE_UNROLL for (int part = 0; part < parts; part++) {
         te_words w;
         te__peer_words_of(&w, &v, part);
         for (int i = 1; i < a->ranks; i++) {
             const int to = a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
-            te_words_send(te__peer_slot(a->at[to], a, turn, a->rank, units,
+            te_words_send(te__peer_slot(a->at[to], a, most->turn, a->rank, units,
                                         te__peer_gathered(p, k, l->at.row, vector, part)), &w);
         }
         te_words_store(p->gathered, own * (16 * parts / 8) + part * TE_WORDS, &w, TE_WORDS, 1);
@@ -143,14 +174,20 @@ TE_FN void te_peer_row_store(const te_chain *c, const te_lane *l, const te_chain
 TE_FN void te__peer_row_receive(const te_peer_chain *p, const te_chain_shape k, uint32_t turn, int64_t row,
                                 te_lanes g) {
     const te_peer_args *a = &p->peers;
-    const int units = (int)(a->bytes / TE_WORDS), parts = te__peer_parts(k.out);
+    const int units = (int)(a->bytes / TE_WORDS), fp8 = k.fp8 && p->c.fp8.y;
+    const int parts = fp8 ? 1 : te__peer_parts(k.out);
     for (int i = 1; i < a->ranks; i++) {
         const int of = a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
-        TE_UNROLL for (int j = 0; j < k.chunks * parts; j++) {
+        TE_UNROLL for (int j = 0; j < k.chunks * te__peer_parts(k.out); j++) {
             const int vector = g.id + j / parts * g.count, part = j % parts;
             const int64_t at = (of * p->pitch + row) * k.half + vector * 8;
             te_words w;
-            if (vector * 8 >= k.half) continue;
+            if (vector * 8 >= k.half || j >= k.chunks * parts) continue;
+            if (fp8) {
+                if (!te__peer_wait8(&w, a, te__peer_fp8_slot(a->own, p, k, turn, of, row, vector), of)) return;
+                te_words_store8(p->gathered, at, &w, 8, 1);
+                continue;
+            }
             if (!te__peer_wait_of(&w, a, turn, units, te__peer_gathered(p, k, row, vector, part), of)) return;
             te_words_store(p->gathered, at * (16 * parts / 8) + part * TE_WORDS, &w, TE_WORDS, 1);
         }

@@ -159,6 +159,18 @@ TE_FN int te__peer_wait_of(te_words *v, const te_peer_args *a, uint32_t turn, in
     te_words_idle(slot);
     return 1;
 }
+/* Eight bytes at `slot`, that rank r sends; see te__peer_wait. */
+TE_FN int te__peer_wait8(te_words *v, const te_peer_args *a, char *slot, int r) {
+    const te_words idle = {{TE_WORD_IDLE, TE_WORD_IDLE, TE_WORD_IDLE, TE_WORD_IDLE}};
+    uint64_t since = 0;
+    for (uint32_t looks = 1;; looks++) {
+        te_words_peek8(v, slot);
+        if (te_words_came(v)) break;
+        if (looks % TE_PEER_PATIENCE == 0 && te__peer_gives_up(a, &since, 1u << r)) return 0;
+    }
+    te_words_send8(slot, &idle);
+    return 1;
+}
 /* te__peer_sum, of one rank after the other: registers for one, whatever their number. */
 TE_FN int te__peer_sum_of_each(te_words *sum, const te_words *own, const te_peer_args *a, uint32_t turn, int each,
                                int i) {

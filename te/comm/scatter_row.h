@@ -9,6 +9,10 @@
  * (4 S / N bytes), and their all_gather sends twice its bytes, for any bits must pass, and here they are numbers. The
  * floor on two H200s is 2.6 us and S over 450 GB/s: of 8192 columns, 64 rows in all 4.9 us, 512 rows 21.
  *
+ * In front of a product under fp8_delayed, where all ranks have the same scales (te_recipes_config.ranks), the rows
+ * leave in FP8: half of S comes back over the link, and nothing casts them; forward keeps them so for backward, which
+ * turns them. Under other recipes, and in the steps by themselves, they are gathered in the list's format.
+ *
  * Else, and where a product in front of it or behind it overlaps its collective (te/fuse/linear_ranks.h), the three
  * steps one after the other, with the same bits.
  *
@@ -40,10 +44,19 @@ TE_API int64_t te__scatter_in_row(const te_run *r, const te_step *s, te_value x,
     const int64_t own = x.rows / r->tensor->size;
     return te__peer_rows_at_once(r->tensor, own, x.cols * (int64_t)te_dtype_bytes(x.dtype), own);
 }
-/* The row as one kernel. sum: of this rank's rows, for the chain that it is not; middle: the step without its ends. */
-TE_API te_status te__scatter_chain(te_run *r, const te_step *middle, te_value x, te_value sum, te_value y,
+/* The product that reads what is gathered, if that can come to it in FP8: by a scale that is known before and that all
+ * ranks have; -1: there is none. */
+TE_API int te__scatter_feeds(const te_run *r, const te_step *s, te_chain_shape k) {
+    const int next = s->op[s->count - 1] + 1;
+    if (!k.fp8 || te_last_step(r, s) || !te_is_stored_in_fp8(r, next)) return -1;
+    return r->param[next] && r->param[next]->fp8.common ? next : -1;
+}
+/* The row as one kernel. sum: of this rank's rows, for the chain that it is not; middle: the step without its ends; y:
+ * what is gathered, or memory for it in FP8; next: the product that wants it so, -1: none. */
+TE_API te_status te__scatter_chain(te_run *r, const te_step *middle, te_value x, te_value sum, te_value y, int next,
                                    te_peer_row row, te_chain_shape k) {
     const int last = middle->op[middle->count - 1], kept = r->pass == TE_FORWARD && te_in_memory(r, last);
+    const int block = y.block;
     te_peer_chain p;
     int work = 0;
     k.turns = 0; /* this is one kernel */
@@ -52,6 +65,11 @@ TE_API te_status te__scatter_chain(te_run *r, const te_step *middle, te_value x,
     TE_TRY(te__chain_forward(r, middle, 1, 0, sum, k, &p.c, &work));
     if (!kept) p.c.y = 0;
     p.c.take = r->take, r->take.taken = 0;
+    if (next >= 0) {
+        void *const to = te_kept_of(r, next).x;
+        TE_TRY(te__chain_in_fp8(&y, r, &p.c, next, to ? to : y.p));
+        y.block = to ? -1 : block;
+    }
     p.pitch = p.c.rows, p.gathered = y.p;
     te_set_now(r, y);
     return r->dry ? TE_OK : te__peer_rows_launch(&p, r, x, row, p.c.rows);
@@ -72,7 +90,7 @@ TE_API te_status te__scatter_row(te_run *r, const te_step *s, te_chain_launch_fn
     const te_value x = r->now;
     TE_TRY(te_output(&y, r, s, last));
     if (!takes && te__scatter_in_row(r, s, x, y, row, k))
-        return te__scatter_chain(r, &middle, x, sum, y, row, k);
+        return te__scatter_chain(r, &middle, x, sum, y, te__scatter_feeds(r, s, k), row, k);
     if (!takes && !r->dry)
         TE_TRY(te_group_reduce_scatter(r->tensor, sum.p, x.p, sum.rows * sum.cols, sum.dtype, r->ctx));
     TE_TRY(te_chain_step_forward(r, &middle, 1, 0, sum, launch, k));

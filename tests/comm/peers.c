@@ -225,8 +225,9 @@ static te_status run_rows(int turns, int64_t *compared, int64_t *wrong) {
     for (int i = 0; i < turns; i++) {
         const uint32_t u = mixed((uint32_t)i + 77), v = mixed(u), w = mixed(v + 5 + (uint32_t)g->rank); /* w: own */
         twins *of = &all[u % 3];
-        const int most = u / 3 % 2 ? ROWS : u / 3 % 16 ? 16 : ROWS;
-        const int rows = of == &all[2] ? (int)(1 + v % (uint32_t)(most / g->size)) * g->size : (int)(1 + v % (uint32_t)most);
+        const int unit = of == &all[2] ? g->size : 1, most = (u / 3 % 2 ? 16 : ROWS) / unit;
+        const int of_most = of == &all[0] ? most : te_min(most, 24); /* products of different sizes are counted */
+        const int rows = (int)(1 + v % (uint32_t)of_most * (uint32_t)(most / of_most)) * unit;
         const int own = of == &all[2] ? rows / g->size : rows, back = u / 48 % 4 == 0;
         t.turn = u, t.dtype = of->plan[0]->dtype, t.late = w % 4 ? 0 : w / 4 % 60000;
         t.count = (int64_t)own * of->width;
