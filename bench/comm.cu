@@ -14,15 +14,18 @@ enum { HIDDEN = 8192, ROWS = 2048, PART = 4096 };
 #define REDUCED (fork, x1), (all_reduce, r), (add, x1), (rmsnorm, n, HIDDEN)
 #define MULTIPLIED (input, x1, HIDDEN), (linear, out, PART, HIDDEN, (shard, rows)), (all_reduce, r), (add, x1), (rmsnorm, n, HIDDEN)
 #define SEAM (input, x1, HIDDEN), (reduce_scatter, s), (add, x1), (rmsnorm, n, HIDDEN), (all_gather, g)
+#define FED SEAM, (linear, in, HIDDEN, PART, (shard, columns))
 #define TE_FORWARD_add_norm TE_FUSED
 TE_INFERENCE(reduced_joined, bf16, REDUCED)
 TE_INFERENCE(product_joined, bf16, MULTIPLIED)
 TE_INFERENCE(seam_joined, bf16, SEAM)
+TE_INFERENCE(fed_joined, (bf16, (recipe, fp8_delayed)), FED)
 #undef TE_FORWARD_all_reduce_add_norm
 #undef TE_FORWARD_reduce_scatter_add_norm_all_gather
 TE_INFERENCE(reduced_apart, bf16, REDUCED)
 TE_INFERENCE(product_apart, bf16, MULTIPLIED)
 TE_INFERENCE(seam_apart, bf16, SEAM)
+TE_INFERENCE(fed_apart, (bf16, (recipe, fp8_delayed)), FED)
 
 // Products beside a collective, rows x out x in of each rank: 8192 x 14336 x 8192 and 8192 x 4096 x 4096.
 enum { TOKENS = 8192 };
@@ -63,29 +66,40 @@ extern "C" const char *comm_run(int kind, void *y, const void *x, int64_t count,
     return text_of(te_group_all_gather(g, y, x, count, t, &ctx));
 }
 // y = norm(residual + the sum of all x), gamma 1, weights random; what: 0: of x[rows, HIDDEN], 1: of the products of x[rows, PART], 2: of
-// this rank's rows, gathered. The first call must not be captured.
+// this rank's rows, gathered, 3: and y[rows, PART] their product in FP8. The first call must not be captured.
 static te_status row(int what, int is_apart, void *y, void *x, void *residual, int rows) {
-    const te_plan *const plans[3][2] = {{reduced_joined_plan(), reduced_apart_plan()}, {product_joined_plan(), product_apart_plan()},
-                                        {seam_joined_plan(), seam_apart_plan()}};
+    const te_plan *const plans[4][2] = {{reduced_joined_plan(), reduced_apart_plan()}, {product_joined_plan(), product_apart_plan()},
+                                        {seam_joined_plan(), seam_apart_plan()}, {fed_joined_plan(), fed_apart_plan()}};
     const te_plan *plan = plans[what][is_apart];
-    static te_model models[3][2];
-    static te_param params[3][2][2];
-    static void *memory[3];
+    static te_model models[4][2];
+    static te_param params[4][2][2];
+    static void *memory[4];
+    static te_recipes recipes[2];
+    static te_model *in_fp8[2][1];
     te_model *m = &models[what][is_apart];
     te_batch batch;
     te_edge edge;
     memset(&batch, 0, sizeof batch), memset(&edge, 0, sizeof edge);
     batch.batch = 1, batch.seq = rows;
-    edge.name = "x1", edge.value = te_matrix(residual, TE_bf16, what == 2 ? rows / comm.tensor.size : rows, HIDDEN);
+    edge.name = "x1", edge.value = te_matrix(residual, TE_bf16, what >= 2 ? rows / comm.tensor.size : rows, HIDDEN);
     if (what) batch.edges = &edge, batch.edge_count = 1;
     ctx.gemm_own = 1;
     if (!memory[what]) TE_TRY(te_allocate(&ctx, &memory[what], te_plan_param_bytes(plan)));
     if (!m->plan) {
-        TE_TRY(te_model_bind(m, plan, params[what][is_apart], what == 1 ? 2 : 1, memory[what], 0, &ctx));
+        TE_TRY(te_model_bind(m, plan, params[what][is_apart], what % 2 + 1, memory[what], 0, &ctx));
         TE_TRY(te_model_randomize(m, 0.02f, 1, 0, &ctx));
+        if (what == 3) { // as if there had been steps
+            void *scales;
+            te_recipes_config config = te_recipes_defaults();
+            config.ranks = comm.world.size, in_fp8[is_apart][0] = m;
+            const size_t bytes = te_recipes_bytes(in_fp8[is_apart], 1, &config);
+            TE_TRY(te_allocate(&ctx, &scales, bytes));
+            TE_TRY(te_recipes_init(&recipes[is_apart], scales, bytes, in_fp8[is_apart], 1, &config, &ctx));
+            TE_TRY(te_recipes_loaded(&recipes[is_apart], 1, &ctx));
+        }
         TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, m, ROWS, &ctx)));
     }
-    return te_plan_infer(te_matrix(y, TE_bf16, rows, HIDDEN), te_matrix(x, TE_bf16, rows, what == 1 ? (int)PART : (int)HIDDEN), plan, m, &batch,
+    return te_plan_infer(te_matrix(y, TE_bf16, rows, what == 3 ? (int)PART : (int)HIDDEN), te_matrix(x, TE_bf16, rows, what == 1 ? (int)PART : (int)HIDDEN), plan, m, &batch,
                          &ctx);
 }
 extern "C" const char *comm_row(int what, int is_apart, void *y, void *x, void *residual, int rows, void *stream) {

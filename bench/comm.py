@@ -172,7 +172,8 @@ def row(rows):
     summed, other, residual = torch.empty_like(x), x.clone(), torch.randn_like(x)
     part, own = torch.randn(rows, PART, device="cuda", dtype=torch.bfloat16), rows // ranks
     weight = torch.randn(HIDDEN, PART, device="cuda", dtype=torch.bfloat16) / 64
-    ys = {what: [torch.empty_like(x) for _ in range(2)] for what in range(3)}
+    ys = {what: [torch.zeros(rows, PART if what == 3 else HIDDEN, device="cuda", dtype=torch.bfloat16) for _ in range(2)] for what in range(4)}
+    made = torch.empty_like(part)
     norm = lambda x: torch.nn.functional.rms_norm(x, (HIDDEN,), ones, 1e-5)
 
     def call(what, apart):
@@ -193,9 +194,10 @@ def row(rows):
         dist.all_gather_into_tensor(other, norm(summed[:own] + residual[:own]))
     shapes = {0: ("all_reduce_add_norm", {"all_reduce alone": lambda: ours(ALL_REDUCE, summed, x, n), "nccl and torch": peers}),
               1: ("linear_all_reduce_add_norm", {"product alone": lambda: torch.mm(part, weight.t()), "nccl and torch": peers_product}),
-              2: ("reduce_scatter_add_norm_all_gather", {"all_reduce alone": lambda: ours(ALL_REDUCE, summed, x, n), "nccl and torch": peers_seam})}
+              2: ("reduce_scatter_add_norm_all_gather", {"all_reduce alone": lambda: ours(ALL_REDUCE, summed, x, n), "nccl and torch": peers_seam}),
+              3: ("the same and a linear in FP8", {"ours in 16 bits, product torch": lambda: (call(2, 0), torch.mm(x, weight, out=made))})}
     for what, (title, others) in shapes.items():
-        if what == 2 and not own:
+        if what >= 2 and not own:
             continue
         before = lib.comm_sent()
         us = race({"ours": lambda: call(what, 0), "ours in steps": lambda: call(what, 1), **others}, 100 if rows < 512 else 20)

@@ -356,7 +356,10 @@ TEST_CASE("such a row gives FP8 to a product where all ranks have its scale, wit
         });
         calls = 0;
         CHECK(is_idle(ranks));
-        for (host_rank &h : ranks.rank) CHECK(h.peers.rows == (apart ? 0 : 3));
+        for (host_rank &h : ranks.rank) {
+            CHECK(h.peers.rows == (apart ? 0 : 3));
+            CHECK(h.peers.fp8 == (apart ? 0 : 2)); // all but the first step
+        }
         close_ranks(ranks);
     }
     for (size_t r = 0; r < (size_t)n; r++) {

@@ -236,7 +236,7 @@ TE_API te_status te__peer_rows_launch(te_peer_chain *p, te_run *r, te_value x, t
         const int64_t blocks = te_min(TE_PEER_BLOCKS, (int64_t)g->peers->blocks * row.resident);
         p->peers = te__peer_args_of(g, TE_PEER_all_reduce, TE_PEER_one_shot, (p->end - p->first) * bytes, x.dtype);
         p->c.x = 0, p->peers.x = x.p, p->peers.whole = 1;
-        g->peers->collectives++, g->peers->rows++;
+        g->peers->collectives++, g->peers->rows++, g->peers->fp8 += p->gathered && p->c.fp8.y;
         TE_TRY(row.launch(r->ctx, te_grid_of(te_min(blocks, te_ceil_div(p->end - p->first, row.groups)), 1), p));
         p->c.take.taken = 0;
     }

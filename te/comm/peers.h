@@ -45,7 +45,8 @@ typedef struct te_peers {
     int64_t one_shot;  /* bytes of the largest sum that all ranks make for themselves */
     int blocks;        /* of a kernel, at most: the same on all ranks */
     int64_t collectives; /* that went this way */
-    int64_t rows, sent;  /* kernels of rows among them (peer_row.h), and products that sent for one (send.h) */
+    int64_t rows, fp8, sent; /* kernels of rows among them (peer_row.h), those of them that gather FP8, and products that
+                              * sent for one (send.h) */
 } te_peers;
 
 /* What a kernel gets. */

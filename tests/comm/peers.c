@@ -38,7 +38,7 @@ typedef struct task {
 } task;
 
 /* Rows that begin with a collective: behind a fork, behind a product, and from a reduce_scatter to an all_gather. */
-enum { WIDE = TE_CUDA ? 8192 : 64, NARROW = TE_CUDA ? 512 : 40, INNER = TE_CUDA ? 1024 : 24, ROWS = TE_CUDA ? 600 : 70 };
+enum { WIDE = TE_CUDA ? 8192 : 64, NARROW = TE_CUDA ? 512 : 48, INNER = TE_CUDA ? 1024 : 32, ROWS = TE_CUDA ? 600 : 70 };
 #define REDUCED_LIST                                                                                                  \
     (fork, x1), (scale, s, 0.5f), (all_reduce, r), (add, x1), (fork, x2), (rmsnorm, n, WIDE), (add, x2)
 #define PRODUCT_LIST                                                                                                  \
@@ -53,12 +53,14 @@ enum { WIDE = TE_CUDA ? 8192 : 64, NARROW = TE_CUDA ? 512 : 40, INNER = TE_CUDA 
 TE_SEQUENTIAL(reduced, bf16, REDUCED_LIST)
 TE_SEQUENTIAL(product, f16, PRODUCT_LIST)
 TE_SEQUENTIAL(seam, (bf16, (rows, shard)), SEAM_LIST)
+TE_SEQUENTIAL(seam_fp8, (bf16, (rows, shard), (recipe, fp8_delayed)), SEAM_LIST)
 #undef TE_FORWARD_all_reduce_add_fork_norm
 #undef TE_FORWARD_all_reduce_bias_add_fork_norm
 #undef TE_FORWARD_reduce_scatter_bias_add_fork_norm_all_gather
 TE_SEQUENTIAL(reduced_apart, bf16, REDUCED_LIST)
 TE_SEQUENTIAL(product_apart, f16, PRODUCT_LIST)
 TE_SEQUENTIAL(seam_apart, (bf16, (rows, shard)), SEAM_LIST)
+TE_SEQUENTIAL(seam_fp8_apart, (bf16, (rows, shard), (recipe, fp8_delayed)), SEAM_LIST)
 static_assert((int)seam_infer_steps + 3 == (int)seam_apart_infer_steps, "reduce_scatter, two chains, all_gather");
 
 /* x of this rank, after a while. */
@@ -161,8 +163,10 @@ typedef struct twins {
     const te_plan *plan[2];
     te_model model[2];
     te_param param[2][8];
+    te_recipes recipes[2]; /* of a list that names one */
+    te_model *models[2][1];
     int width;
-    void *params, *grads[2], *saved[2], *made[2][3]; /* inference's y, forward's, dx */
+    void *params, *scales[2], *grads[2], *saved[2], *made[2][3]; /* inference's y, forward's, dx */
 } twins;
 static te_status make(twins *t, const te_plan *joined, const te_plan *apart, int width) {
     int params = 0;
@@ -176,12 +180,21 @@ static te_status make(twins *t, const te_plan *joined, const te_plan *apart, int
         TE_TRY(te_model_bind(&t->model[k], t->plan[k], t->param[k], params, t->params, (float *)t->grads[k], &here));
         TE_TRY(te_context_reserve(&here, te_plan_workspace_bytes(t->plan[k], &t->model[k], ROWS, &here)));
     }
-    return te_model_randomize(&t->model[0], 0.05f, 7, 100, &here); /* shards differ by rank */
+    TE_TRY(te_model_randomize(&t->model[0], 0.05f, 7, 100, &here)); /* shards differ by rank */
+    for (int k = 0; k < 2 && joined->fp8; k++) {
+        te_recipes_config config = te_recipes_defaults();
+        config.ranks = te_world_group(&here)->size, t->models[k][0] = &t->model[k];
+        const size_t bytes = te_recipes_bytes(t->models[k], 1, &config);
+        TE_TRY(te_allocate(&here, &t->scales[k], bytes));
+        TE_TRY(te_recipes_init(&t->recipes[k], t->scales[k], bytes, t->models[k], 1, &config, &here));
+        TE_TRY(te_context_reserve(&here, te_plan_workspace_bytes(t->plan[k], &t->model[k], ROWS, &here)));
+    }
+    return TE_OK;
 }
 static te_status drop(twins *t) {
     te_release(&here, t->params);
     for (int k = 0; k < 2; k++) {
-        te_release(&here, t->grads[k]), te_release(&here, t->saved[k]);
+        te_release(&here, t->grads[k]), te_release(&here, t->saved[k]), te_release(&here, t->scales[k]);
         for (int i = 0; i < 3; i++) te_release(&here, t->made[k][i]);
     }
     return TE_OK;
@@ -203,17 +216,18 @@ static te_status passes(twins *t, int k, int rows, int back, void *const x[2], t
                            &here));
     if (!back) return TE_OK;
     TE_TRY(te_fill(&here, t->grads[k], 0, te_plan_grad_bytes(t->plan[k])));
-    return te_plan_backward(te_matrix(t->made[k][2], dtype, own, t->width), dy, &saved, t->plan[k], &t->model[k],
-                            &batch, &here);
+    TE_TRY(te_plan_backward(te_matrix(t->made[k][2], dtype, own, t->width), dy, &saved, t->plan[k], &t->model[k],
+                            &batch, &here));
+    return t->plan[k]->fp8 ? te_recipes_step(&t->recipes[k], &here) : TE_OK;
 }
 static te_status run_rows(int turns, int64_t *compared, int64_t *wrong) {
     const te_group *g = te_tensor_group(&here);
     const size_t sums = BLOCKS * THREADS * sizeof(int64_t);
     static int64_t counts[BLOCKS * THREADS];
     void *x[2]; /* and dy */
-    twins all[3];
+    static twins all[4];
     task t;
-    memset(&t, 0, sizeof t), memset(all, 0, sizeof all);
+    memset(&t, 0, sizeof t);
     for (int i = 0; i < 2; i++) TE_TRY(te_allocate(&here, &x[i], (size_t)ROWS * WIDE * 2));
     t.x = x[0];
     TE_TRY(te_allocate(&here, (void **)&t.wrong, sums));
@@ -222,13 +236,14 @@ static te_status run_rows(int turns, int64_t *compared, int64_t *wrong) {
     TE_TRY(make(&all[0], reduced_plan(), reduced_apart_plan(), WIDE));
     TE_TRY(make(&all[1], product_plan(), product_apart_plan(), NARROW));
     TE_TRY(make(&all[2], seam_plan(), seam_apart_plan(), NARROW));
+    TE_TRY(make(&all[3], seam_fp8_plan(), seam_fp8_apart_plan(), NARROW));
     for (int i = 0; i < turns; i++) {
         const uint32_t u = mixed((uint32_t)i + 77), v = mixed(u), w = mixed(v + 5 + (uint32_t)g->rank); /* w: own */
-        twins *of = &all[u % 3];
-        const int unit = of == &all[2] ? g->size : 1, most = (u / 3 % 2 ? 16 : ROWS) / unit;
+        twins *of = &all[u % 4];
+        const int unit = of >= &all[2] ? g->size : 1, most = (u / 4 % 2 ? 16 : ROWS) / unit;
         const int of_most = of == &all[0] ? most : te_min(most, 24); /* products of different sizes are counted */
         const int rows = (int)(1 + v % (uint32_t)of_most * (uint32_t)(most / of_most)) * unit;
-        const int own = of == &all[2] ? rows / g->size : rows, back = u / 48 % 4 == 0;
+        const int own = rows / unit, back = u / 8 % 4 == 0;
         t.turn = u, t.dtype = of->plan[0]->dtype, t.late = w % 4 ? 0 : w / 4 % 60000;
         t.count = (int64_t)own * of->width;
         TE_TRY(fill_kernel_launch(&here, te_grid_of(BLOCKS, 1), &t));
@@ -247,7 +262,7 @@ static te_status run_rows(int turns, int64_t *compared, int64_t *wrong) {
     TE_TRY(te_copy(&here, counts, t.wrong, sums));
     TE_TRY(te_comm_synchronize(&here));
     for (int i = 0; i < BLOCKS * THREADS; i++) *wrong += counts[i];
-    for (int i = 0; i < 3; i++) TE_TRY(drop(&all[i]));
+    for (int i = 0; i < 4; i++) TE_TRY(drop(&all[i]));
     te_release(&here, x[0]), te_release(&here, x[1]), te_release(&here, t.wrong);
     return TE_OK;
 }
@@ -272,8 +287,9 @@ int main(int argc, char **argv) {
         printf("rank %d of %d: %lld values, %lld wrong; %lld of %d collectives through mapped memory\n", rank, size,
                (long long)compared, (long long)wrong, peers ? (long long)peers->collectives : 0LL, turns);
     if (rows && peers && !rank)
-        printf("%lld kernels of rows, %lld behind a product that sends\n", (long long)peers->rows, (long long)peers->sent);
-    if (rows && must && (!peers || peers->rows < 2 * turns || !peers->sent))
+        printf("%lld kernels of rows, %lld that gather FP8, %lld behind a product that sends\n", (long long)peers->rows,
+               (long long)peers->fp8, (long long)peers->sent);
+    if (rows && must && (!peers || peers->rows < 2 * turns || !peers->fp8 || !peers->sent))
         wrong += printf("rank %d: rows were no kernels of their own\n", rank);
     fflush(stdout);
     if (status == TE_ERROR_COMM) _exit(3);
