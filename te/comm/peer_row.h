@@ -57,25 +57,27 @@ TE_FN void te__peer_words_of(te_words *w, const te_vec8 *v, int part) {
     TE_UNROLL for (int j = 0; j < 4; j++) w->w[j] = v->w[4 * part + j];
     te_words_mark(w);
 }
-/* Send each other rank its row of x; the one behind this rank first, so that not all send to the same. */
-TE_FN void te__peer_row_send(const te_peer_chain *p, const te_chain_shape k, uint32_t turn, int64_t row, te_lanes g,
+/* Send each other rank its row of x; the one behind this rank first, so that not all send to the same. The turn is on
+ * its way while x is loaded. */
+TE_FN void te__peer_row_send(const te_peer_chain *p, const te_chain_shape k, uint32_t *turn, int64_t row, te_lanes g,
                              te_vec8 *row_x) {
     const te_peer_args *a = &p->peers;
     const int units = (int)(a->bytes / TE_WORDS);
-    for (int i = 1; i < a->ranks; i++) {
+    TE_UNROLL_1 for (int i = 1; i < a->ranks; i++) {
         const int to = a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
         TE_UNROLL for (int j = 0; j < k.chunks; j++) {
             const int vector = g.id + j * g.count;
             if (vector * 8 < k.half)
                 te_vec8_load(&row_x[j], a->x, (to * p->pitch + row) * k.half + vector * 8, 8, 1, k.in);
         }
+        te__peer_turn_now(turn);
         TE_UNROLL for (int j = 0; j < k.chunks; j++) {
             const int vector = g.id + j * g.count;
             if (vector * 8 >= k.half) continue;
             TE_UNROLL for (int part = 0; part < te__peer_parts(k.in); part++) {
                 te_words w;
                 te__peer_words_of(&w, &row_x[j], part);
-                te_words_send(te__peer_slot(a->at[to], a, turn, a->rank, units,
+                te_words_send(te__peer_slot(a->at[to], a, *turn, a->rank, units,
                                             te__peer_unit(p, k, row, vector, part)), &w);
             }
         }
@@ -108,7 +110,7 @@ TE_FN void te_peer_row_load(const te_chain *c, te_stages_fn stages, const te_cha
             te_words own, sum;
             float v[8];
             te__peer_words_of(&own, &row_x[i], part);
-            if (!te__peer_sum_of_each(&sum, &own, a, from->turn, units, te__peer_unit(p, k, row, vector, part)))
+            if (!te__peer_sum_of_each(&sum, &own, a, from->turn, units, te__peer_unit(p, k, row, vector, part), k.in))
                 sum = own; /* goes on, for the lanes of a row meet in its sums */
             te_words_add(v, &sum, k.in, 0);
             TE_UNROLL for (int j = 0; j < 8 / parts; j++) l.v[4 * part + j] = v[j];
@@ -139,7 +141,7 @@ TE_FN void te__peer_row_store_fp8(const te_peer_chain *p, const te_vec8 *y, int6
     te_vec8_of_fp8(&e, v, TE_e4m3);
     w.w[0] = e.w[0], w.w[1] = e.w[1], w.w[2] = w.w[3] = 0;
     te_words_mark_fp8(&w);
-    for (int i = 1; i < a->ranks; i++) {
+    TE_UNROLL_1 for (int i = 1; i < a->ranks; i++) {
         const int to = a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
         te_words_send8(te__peer_fp8_slot(a->at[to], p, k, most->turn, a->rank, row, vector), &w);
     }
@@ -162,7 +164,7 @@ TE_FN void te_peer_row_store(const te_chain *c, const te_lane *l, const te_chain
     TE_UNROLL for (int part = 0; part < parts; part++) {
         te_words w;
         te__peer_words_of(&w, &v, part);
-        for (int i = 1; i < a->ranks; i++) {
+        TE_UNROLL_1 for (int i = 1; i < a->ranks; i++) {
             const int to = a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
             te_words_send(te__peer_slot(a->at[to], a, most->turn, a->rank, units,
                                         te__peer_gathered(p, k, l->at.row, vector, part)), &w);
@@ -176,7 +178,7 @@ TE_FN void te__peer_row_receive(const te_peer_chain *p, const te_chain_shape k, 
     const te_peer_args *a = &p->peers;
     const int units = (int)(a->bytes / TE_WORDS), fp8 = k.fp8 && p->c.fp8.y;
     const int parts = fp8 ? 1 : te__peer_parts(k.out);
-    for (int i = 1; i < a->ranks; i++) {
+    TE_UNROLL_1 for (int i = 1; i < a->ranks; i++) {
         const int of = a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
         TE_UNROLL for (int j = 0; j < k.chunks * te__peer_parts(k.out); j++) {
             const int vector = g.id + j / parts * g.count, part = j % parts;
@@ -198,15 +200,15 @@ TE_FN void te_peer_row_body(const te_peer_chain *p, te_block b, te_stages_fn sta
                             const te_chain_shape k, te_vec8 *rows, const int gathers) {
     int group, one;
     te_lanes g = te_lanes_here(k.lanes, &group);
-    te_peer_most most = {0, te__peer_turn(&p->peers, b)};
-    const uint32_t turn = most.turn;
-    const te_peer_source source = {p, turn};
+    uint32_t turn = te__peer_turn(&p->peers, b);
     const int64_t step = (int64_t)b.nx * k.groups, first = p->first + (int64_t)b.x * k.groups + group;
     int64_t row = first;
     if (p->c.take.taken && b.x == 0 && group == 0 && g.id == 0) te_rng_take_body(&p->c.take);
-    if (!p->sent && first < p->end) te__peer_row_send(p, k, turn, first, g, rows);
+    if (!p->sent && first < p->end) te__peer_row_send(p, k, &turn, first, g, rows);
+    const te_peer_source source = {p, turn};
+    te_peer_most most = {0, turn};
     for (; row < p->end; row += step) {
-        if (!p->sent && row + step < p->end) te__peer_row_send(p, k, turn, row + step, g, rows);
+        if (!p->sent && row + step < p->end) te__peer_row_send(p, k, &turn, row + step, g, rows);
         te_norm_forward(&p->c, stages, store, k, row, &g, rows, &most.most, te_peer_row_load, &source);
         if (gathers && row > first) te__peer_row_receive(p, k, turn, row - step, g);
     }

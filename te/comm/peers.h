@@ -45,8 +45,8 @@ typedef struct te_peers {
     int64_t one_shot;  /* bytes of the largest sum that all ranks make for themselves */
     int blocks;        /* of a kernel, at most: the same on all ranks */
     int64_t collectives; /* that went this way */
-    int64_t rows, fp8, sent; /* kernels of rows among them (peer_row.h), those of them that gather FP8, and products that
-                              * sent for one (send.h) */
+    int64_t rows, fp8, sent; /* kernels of rows among them (peer_row.h), those of these that gather FP8, and products
+                              * that sent for one (send.h) */
 } te_peers;
 
 /* What a kernel gets. */
@@ -172,16 +172,16 @@ TE_FN int te__peer_wait8(te_words *v, const te_peer_args *a, char *slot, int r) 
     te_words_send8(slot, &idle);
     return 1;
 }
-/* te__peer_sum, of one rank after the other: registers for one, whatever their number. */
+/* te__peer_sum, of one rank after the other: registers for one, whatever their number. dtype: a->dtype, a constant. */
 TE_FN int te__peer_sum_of_each(te_words *sum, const te_words *own, const te_peer_args *a, uint32_t turn, int each,
-                               int i) {
+                               int i, const te_dtype dtype) {
     float s[8];
-    for (int r = 0; r < a->ranks; r++) {
+    TE_UNROLL_1 for (int r = 0; r < a->ranks; r++) {
         te_words v = *own;
         if (r != a->rank && !te__peer_wait_of(&v, a, turn, each, i, r)) return 0;
-        te_words_add(s, &v, a->dtype, r > 0);
+        te_words_add(s, &v, dtype, r > 0);
     }
-    te_words_of(sum, s, a->dtype);
+    te_words_of(sum, s, dtype);
     te_words_mark(sum);
     return 1;
 }
