@@ -65,42 +65,50 @@ extern "C" const char *comm_run(int kind, void *y, const void *x, int64_t count,
     if (kind == TE_PEER_reduce_scatter) return text_of(te_group_reduce_scatter(g, y, x, count, t, &ctx));
     return text_of(te_group_all_gather(g, y, x, count, t, &ctx));
 }
+// Lists of rows over ranks, each joined and as steps; what: see below.
+enum { WHATS = 4 };
+static te_model row_models[WHATS][2];
+static te_status rows_bind() {
+    const te_plan *const plans[WHATS][2] = {{reduced_joined_plan(), reduced_apart_plan()}, {product_joined_plan(), product_apart_plan()},
+                                            {seam_joined_plan(), seam_apart_plan()}, {fed_joined_plan(), fed_apart_plan()}};
+    static te_param params[WHATS][2][2];
+    static te_recipes recipes[2];
+    static te_model *in_fp8[2][1];
+    for (int what = 0; what < WHATS; what++) {
+        void *memory, *scales;
+        TE_TRY(te_allocate(&ctx, &memory, te_plan_param_bytes(plans[what][0])));
+        for (int k = 0; k < 2; k++) {
+            te_model *m = &row_models[what][k];
+            TE_TRY(te_model_bind(m, plans[what][k], params[what][k], what % 2 + 1, memory, 0, &ctx));
+            TE_TRY(te_model_randomize(m, 0.02f, 1, 0, &ctx));
+            if (what == 3) { // as if there had been steps
+                te_recipes_config config = te_recipes_defaults();
+                config.ranks = comm.world.size, in_fp8[k][0] = m;
+                const size_t bytes = te_recipes_bytes(in_fp8[k], 1, &config);
+                TE_TRY(te_allocate(&ctx, &scales, bytes));
+                TE_TRY(te_recipes_init(&recipes[k], scales, bytes, in_fp8[k], 1, &config, &ctx));
+                TE_TRY(te_recipes_loaded(&recipes[k], 1, &ctx));
+            }
+            // before any call is captured, for what was captured keeps the workspace of then
+            TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(m->plan, m, ROWS, &ctx)));
+        }
+    }
+    return te_synchronize(&ctx);
+}
 // y = norm(residual + the sum of all x), gamma 1, weights random; what: 0: of x[rows, HIDDEN], 1: of the products of x[rows, PART], 2: of
 // this rank's rows, gathered, 3: and y[rows, PART] their product in FP8. The first call must not be captured.
 static te_status row(int what, int is_apart, void *y, void *x, void *residual, int rows) {
-    const te_plan *const plans[4][2] = {{reduced_joined_plan(), reduced_apart_plan()}, {product_joined_plan(), product_apart_plan()},
-                                        {seam_joined_plan(), seam_apart_plan()}, {fed_joined_plan(), fed_apart_plan()}};
-    const te_plan *plan = plans[what][is_apart];
-    static te_model models[4][2];
-    static te_param params[4][2][2];
-    static void *memory[4];
-    static te_recipes recipes[2];
-    static te_model *in_fp8[2][1];
-    te_model *m = &models[what][is_apart];
+    const te_model *m = &row_models[what][is_apart];
     te_batch batch;
     te_edge edge;
+    if (!m->plan) TE_TRY(rows_bind());
     memset(&batch, 0, sizeof batch), memset(&edge, 0, sizeof edge);
     batch.batch = 1, batch.seq = rows;
     edge.name = "x1", edge.value = te_matrix(residual, TE_bf16, what >= 2 ? rows / comm.tensor.size : rows, HIDDEN);
     if (what) batch.edges = &edge, batch.edge_count = 1;
     ctx.gemm_own = 1;
-    if (!memory[what]) TE_TRY(te_allocate(&ctx, &memory[what], te_plan_param_bytes(plan)));
-    if (!m->plan) {
-        TE_TRY(te_model_bind(m, plan, params[what][is_apart], what % 2 + 1, memory[what], 0, &ctx));
-        TE_TRY(te_model_randomize(m, 0.02f, 1, 0, &ctx));
-        if (what == 3) { // as if there had been steps
-            void *scales;
-            te_recipes_config config = te_recipes_defaults();
-            config.ranks = comm.world.size, in_fp8[is_apart][0] = m;
-            const size_t bytes = te_recipes_bytes(in_fp8[is_apart], 1, &config);
-            TE_TRY(te_allocate(&ctx, &scales, bytes));
-            TE_TRY(te_recipes_init(&recipes[is_apart], scales, bytes, in_fp8[is_apart], 1, &config, &ctx));
-            TE_TRY(te_recipes_loaded(&recipes[is_apart], 1, &ctx));
-        }
-        TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, m, ROWS, &ctx)));
-    }
-    return te_plan_infer(te_matrix(y, TE_bf16, rows, what == 3 ? (int)PART : (int)HIDDEN), te_matrix(x, TE_bf16, rows, what == 1 ? (int)PART : (int)HIDDEN), plan, m, &batch,
-                         &ctx);
+    return te_plan_infer(te_matrix(y, TE_bf16, rows, what == 3 ? (int)PART : (int)HIDDEN),
+                         te_matrix(x, TE_bf16, rows, what == 1 ? (int)PART : (int)HIDDEN), m->plan, m, &batch, &ctx);
 }
 extern "C" const char *comm_row(int what, int is_apart, void *y, void *x, void *residual, int rows, void *stream) {
     ctx.stream = stream;

@@ -27,7 +27,10 @@ TE_SEQUENTIAL(seam_f32, (f32, (rows, shard)), SEAM)
 TE_SEQUENTIAL(seam_fp8, (bf16, (rows, shard), (recipe, fp8_delayed)), SEAM)
 #undef TE_FORWARD_reduce_scatter_bias_dropout_add_fork_norm_all_gather
 #undef TE_FORWARD_reduce_scatter_bias_add_fork_norm_all_gather
+#undef TE_FORWARD_all_reduce_add_fork_norm
 TE_SEQUENTIAL(apart_fp8, (bf16, (rows, shard), (recipe, fp8_delayed)), SEAM)
+TE_SEQUENTIAL(seam_apart, (bf16, (rows, shard)), SEAM)
+TE_SEQUENTIAL(reduced_apart, bf16, REDUCED)
 static_assert((int)seam_f32_forward_steps == 9 && (int)seam_f32_infer_steps == 9, "the seam is one step");
 namespace {
 const te_dtype dtypes[] = {TE_f32, TE_bf16, TE_f16};
@@ -209,7 +212,10 @@ te_status scatter_by_peers(const te_group *g, void *y, const void *x, int64_t co
     return by_peers(TE_PEER_reduce_scatter, g, y, x, count, t, ctx);
 }
 te_status reduce_by_peers(const te_group *g, void *y, const void *x, int64_t count, te_dtype t, te_context *ctx) {
-    return by_peers(TE_PEER_all_reduce, g, y, x, count, t, ctx);
+    const int64_t size = (int64_t)te_dtype_bytes(t), most = ((const te_peers *)g->handle)->largest / size;
+    if (count <= most) return by_peers(TE_PEER_all_reduce, g, y, x, count, t, ctx);
+    TE_TRY(by_peers(TE_PEER_all_reduce, g, y, x, most, t, ctx)); // all that the memory takes
+    return reduce_by_peers(g, (char *)y + most * size, (const char *)x + most * size, count - most, t, ctx);
 }
 const te_transport by_threads = {"threads", gather_by_peers, scatter_by_peers, reduce_by_peers, nullptr};
 
@@ -368,5 +374,41 @@ TEST_CASE("such a row gives FP8 to a product where all ranks have its scale, wit
         const bool same = got[0][r] == got[1][r];
         CHECK(same);
     }
+}
+
+TEST_CASE("rows and collectives of any sizes follow each other, by ranks that come at random times") {
+    const int n = GENERATE(2, 3), most = 40;
+    ranks_of ranks(n, (int64_t)n * most * WIDTH * 2); // an all_reduce of more goes in pieces
+    open_ranks(ranks);
+    ranks.one_shot(n == 2 ? ranks.rank[0].peers.largest : 2000);
+    std::vector<int64_t> wrong((size_t)n), rows_of((size_t)n);
+    ranks.each([&](host_rank &h, int r) {
+        h.group.handle = h.comm.tensor.handle = &h.peers;
+        for (int t = 0; t < 300; t++) {
+            uint32_t u[4], own[4];
+            te_philox(u, 11, (uint64_t)t, 0, 0), te_philox(own, 12, (uint64_t)t, (uint32_t)r, 0);
+            if (own[0] % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own[1] % 200));
+            const int rows = 1 + (int)(u[1] % (uint32_t)(u[0] % 3 == 1 ? 4 * most : most));
+            if (u[0] % 3 == 2) {
+                result got;
+                (void)collective(h, (te_peer_kind)(u[2] % 3), 1 + u[3] % 500, TE_bf16, (uint64_t)t, 0, &got);
+                wrong[(size_t)r] += got.wrong;
+                continue;
+            }
+            const bool seam = u[0] % 3 == 0;
+            const std::vector<char> a = pass(h, seam ? seam_bf16_plan() : reduced_bf16_plan(), rows, seam ? n * rows : rows),
+                                    b = pass(h, seam ? seam_apart_plan() : reduced_apart_plan(), rows, seam ? n * rows : rows);
+            wrong[(size_t)r] += a.empty() || a != b;
+        }
+        rows_of[(size_t)r] = h.peers.rows;
+    });
+    calls = 0;
+    for (size_t r = 0; r < (size_t)n; r++) {
+        INFO(n << " ranks: " << te_last_error(&ranks.rank[r].ctx));
+        CHECK(wrong[r] == 0);
+        CHECK(rows_of[r] > 100);
+    }
+    CHECK(is_idle(ranks));
+    close_ranks(ranks);
 }
 #endif
