@@ -7,7 +7,8 @@
  * the normed rows to all. N ranks, S bytes of all rows: 2 S (N - 1) / N over the link, two ways; the same as two-shot
  * all_reduce. The three steps one after the other start two kernels more, store and read the sum and the normed rows
  * (4 S / N bytes), and their all_gather sends twice its bytes, for any bits must pass, and here they are numbers. The
- * floor on two H200s is 2.6 us and S over 450 GB/s: of 8192 columns, 64 rows in all 4.9 us, 512 rows 21.
+ * floor on two H200s is 2.6 us and S over 450 GB/s: of 8192 columns, 64 rows in all 4.9 us, 512 rows 21; measured 7.5
+ * and 26.6, without the fork.
  *
  * In front of a product under fp8_delayed, where all ranks have the same scales (te_recipes_config.ranks), the rows
  * leave in FP8: half of S comes back over the link, and nothing casts them; forward keeps them so for backward, which
