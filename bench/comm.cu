@@ -8,13 +8,24 @@ int main() { return puts("compile with -DTE_COMM as a library, for bench/comm.py
 static te_context ctx;
 static te_comm comm;
 
-// all_reduce, add and norm as one row, and as two steps.
-enum { HIDDEN = 4096, ROWS = 256 };
+// all_reduce, add and norm as one row, and as two steps; the same behind a product; and the seam between two parts of a block under
+// sequence parallelism as one row, and as three steps. Lists for inference alone.
+enum { HIDDEN = 8192, ROWS = 2048, PART = 4096 };
 #define REDUCED (fork, x1), (all_reduce, r), (add, x1), (rmsnorm, n, HIDDEN)
+#define MULTIPLIED (input, x1, HIDDEN), (linear, out, PART, HIDDEN, (shard, rows)), (all_reduce, r), (add, x1), (rmsnorm, n, HIDDEN)
+#define SEAM (input, x1, HIDDEN), (reduce_scatter, s), (add, x1), (rmsnorm, n, HIDDEN), (all_gather, g)
+#define FED SEAM, (linear, in, HIDDEN, PART, (shard, columns))
 #define TE_FORWARD_add_norm TE_FUSED
-TE_SEQUENTIAL(joined, bf16, REDUCED)
+TE_INFERENCE(reduced_joined, bf16, REDUCED)
+TE_INFERENCE(product_joined, bf16, MULTIPLIED)
+TE_INFERENCE(seam_joined, bf16, SEAM)
+TE_INFERENCE(fed_joined, (bf16, (recipe, fp8_delayed)), FED)
 #undef TE_FORWARD_all_reduce_add_norm
-TE_SEQUENTIAL(apart, bf16, REDUCED)
+#undef TE_FORWARD_reduce_scatter_add_norm_all_gather
+TE_INFERENCE(reduced_apart, bf16, REDUCED)
+TE_INFERENCE(product_apart, bf16, MULTIPLIED)
+TE_INFERENCE(seam_apart, bf16, SEAM)
+TE_INFERENCE(fed_apart, (bf16, (recipe, fp8_delayed)), FED)
 
 // Products beside a collective, rows x out x in of each rank: 8192 x 14336 x 8192 and 8192 x 4096 x 4096.
 enum { TOKENS = 8192 };
@@ -54,33 +65,57 @@ extern "C" const char *comm_run(int kind, void *y, const void *x, int64_t count,
     if (kind == TE_PEER_reduce_scatter) return text_of(te_group_reduce_scatter(g, y, x, count, t, &ctx));
     return text_of(te_group_all_gather(g, y, x, count, t, &ctx));
 }
-// y[rows, HIDDEN] = norm(x + the sum of all x), gamma 1. The first call must not be captured.
-static te_status row(int is_apart, void *y, void *x, int rows) {
-    const te_plan *plan = is_apart ? apart_plan() : joined_plan();
-    static te_model models[2];
-    static te_param gammas[2];
-    static void *memory;
+// Lists of rows over ranks, each joined and as steps; what: see below.
+enum { WHATS = 4 };
+static te_model row_models[WHATS][2];
+static te_status rows_bind() {
+    const te_plan *const plans[WHATS][2] = {{reduced_joined_plan(), reduced_apart_plan()}, {product_joined_plan(), product_apart_plan()},
+                                            {seam_joined_plan(), seam_apart_plan()}, {fed_joined_plan(), fed_apart_plan()}};
+    static te_param params[WHATS][2][2];
+    static te_recipes recipes[2];
+    static te_model *in_fp8[2][1];
+    for (int what = 0; what < WHATS; what++) {
+        void *memory, *scales;
+        TE_TRY(te_allocate(&ctx, &memory, te_plan_param_bytes(plans[what][0])));
+        for (int k = 0; k < 2; k++) {
+            te_model *m = &row_models[what][k];
+            TE_TRY(te_model_bind(m, plans[what][k], params[what][k], what % 2 + 1, memory, 0, &ctx));
+            TE_TRY(te_model_randomize(m, 0.02f, 1, 0, &ctx));
+            if (what == 3) { // as if there had been steps
+                te_recipes_config config = te_recipes_defaults();
+                config.ranks = comm.world.size, in_fp8[k][0] = m;
+                const size_t bytes = te_recipes_bytes(in_fp8[k], 1, &config);
+                TE_TRY(te_allocate(&ctx, &scales, bytes));
+                TE_TRY(te_recipes_init(&recipes[k], scales, bytes, in_fp8[k], 1, &config, &ctx));
+                TE_TRY(te_recipes_loaded(&recipes[k], 1, &ctx));
+            }
+            // before any call is captured, for what was captured keeps the workspace of then
+            TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(m->plan, m, ROWS, &ctx)));
+        }
+    }
+    return te_synchronize(&ctx);
+}
+// y = norm(residual + the sum of all x), gamma 1, weights random; what: 0: of x[rows, HIDDEN], 1: of the products of x[rows, PART], 2: of
+// this rank's rows, gathered, 3: and y[rows, PART] their product in FP8. The first call must not be captured.
+static te_status row(int what, int is_apart, void *y, void *x, void *residual, int rows) {
+    const te_model *m = &row_models[what][is_apart];
     te_batch batch;
-    memset(&batch, 0, sizeof batch);
+    te_edge edge;
+    if (!m->plan) TE_TRY(rows_bind());
+    memset(&batch, 0, sizeof batch), memset(&edge, 0, sizeof edge);
     batch.batch = 1, batch.seq = rows;
-    if (!memory) {
-        uint16_t one[HIDDEN];
-        for (int i = 0; i < HIDDEN; i++) te_store(one, i, 1.0f, TE_bf16);
-        TE_TRY(te_allocate(&ctx, &memory, sizeof one));
-        TE_TRY(te_copy(&ctx, memory, one, sizeof one));
-        TE_TRY(te_synchronize(&ctx));
-    }
-    if (!models[is_apart].plan) {
-        TE_TRY(te_model_bind(&models[is_apart], plan, &gammas[is_apart], 1, memory, 0, &ctx));
-        TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, &models[is_apart], ROWS, &ctx)));
-    }
-    return te_plan_forward(te_matrix(y, TE_bf16, rows, HIDDEN), 0, te_matrix(x, TE_bf16, rows, HIDDEN), plan, &models[is_apart], &batch,
-                           &ctx);
+    edge.name = "x1", edge.value = te_matrix(residual, TE_bf16, what >= 2 ? rows / comm.tensor.size : rows, HIDDEN);
+    if (what) batch.edges = &edge, batch.edge_count = 1;
+    ctx.gemm_own = 1;
+    return te_plan_infer(te_matrix(y, TE_bf16, rows, what == 3 ? (int)PART : (int)HIDDEN),
+                         te_matrix(x, TE_bf16, rows, what == 1 ? (int)PART : (int)HIDDEN), m->plan, m, &batch, &ctx);
 }
-extern "C" const char *comm_row(int is_apart, void *y, void *x, int rows, void *stream) {
+extern "C" const char *comm_row(int what, int is_apart, void *y, void *x, void *residual, int rows, void *stream) {
     ctx.stream = stream;
-    return text_of(row(is_apart, y, x, rows));
+    return text_of(row(what, is_apart, y, x, residual, rows));
 }
+// Products that have sent to a row.
+extern "C" int64_t comm_sent() { return comm.tensor.peers->sent; }
 // What a list makes of x: kind 0: gather, 1: scatter, 2: the product alone, by our own kernel. keeps: forward for training. apart: the
 // collective and the product one after the other. The first call of each must not be captured.
 static te_status product(int is_small, int kind, int keeps, int apart, void *y, void *x, void *weight, void *dx, void *dy, float *grad) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Collectives of the GPUs of one host, in turns with NCCL and PyTorch's symmetric memory (without multicast): bf16, random data.
 
-    COMMIT=... torchrun --nproc-per-node N bench/comm.py libcomm.so[,OTHER.so...] [OUT.tsv [tune] [products]]
+    COMMIT=... torchrun --nproc-per-node N bench/comm.py libcomm.so[,OTHER.so...] [OUT.tsv [tune] [products] [rows]]
 
 libcomm.so: bench/comm.cu as a library; others, compiled otherwise, race all-reduces as `ours OTHER`.
 
@@ -10,7 +10,7 @@ the racers take turns. `floor` is the bytes that a rank sends over 450 GB/s, and
 over the better of the others: below 1, ours is faster. `tune` races grids of several sizes, too. Exit code 1: a wrong sum.
 
 Products that overlap a collective, rows x out x in of each rank, beside the product alone, PyTorch's and by our kernel; `products`:
-these alone.
+these alone; `rows`: rows of the fusion list that begin with a collective, alone.
 """
 import ctypes
 import os
@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
 
 KIB = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
-HIDDEN, ROWS = 4096, (1, 8, 64, 256)  # as in comm.cu
+HIDDEN, PART, ROWS = 8192, 4096, (1, 8, 64, 512, 2048)  # as in comm.cu
 CALLS, ROUNDS, WARM = 40, 13, 3
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BF16 = 0, 1, 2, 1
 LINK, WAY = 450e3, 1.3  # bytes a us; us
@@ -36,7 +36,7 @@ tsv = open(sys.argv[2], "w") if rank == 0 and len(sys.argv) > 2 else None
 if tsv:
     print(f"# {ranks} x {torch.cuda.get_device_name()}, commit {os.environ.get('COMMIT', 'unknown')}, torch {torch.__version__}", file=tsv)
     print("what", "ranks", "KiB", "floor", "microseconds of each", "ratio", sep="\t", file=tsv, flush=True)
-tune, only_products = "tune" in sys.argv[3:], "products" in sys.argv[3:]
+tune, only_products, only_rows = "tune" in sys.argv[3:], "products" in sys.argv[3:], "rows" in sys.argv[3:]
 SHAPES = ((8192, 14336, 8192), (8192, 4096, 4096))  # as in comm.cu
 
 
@@ -44,7 +44,8 @@ def library(path):
     lib = ctypes.CDLL(os.path.abspath(path))
     lib.comm_open.argtypes, lib.comm_open.restype = [ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64], ctypes.c_char_p
     lib.comm_run.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p]
-    lib.comm_row.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+    lib.comm_row.argtypes = [ctypes.c_int] * 2 + [ctypes.c_void_p] * 3 + [ctypes.c_int, ctypes.c_void_p]
+    lib.comm_sent.restype = ctypes.c_int64
     lib.comm_row.restype = lib.comm_run.restype = lib.comm_check.restype = ctypes.c_char_p
     lib.comm_product.argtypes, lib.comm_product.restype = [ctypes.c_int] * 4 + [ctypes.c_void_p] * 7, ctypes.c_char_p
     lib.comm_overlapped.restype = ctypes.c_int64
@@ -162,27 +163,62 @@ def all_reduce(kib):
 
 
 def row(rows):
-    """y = rmsnorm(x + the sum of all x): one step, two, and PyTorch's three; beside our all_reduce alone."""
+    """y = rmsnorm(x + the sum of all x): one step, two, and PyTorch's three; beside our all_reduce alone. The same of the products of x, and
+    of each rank's rows, gathered."""
     global wrong
+    torch.manual_seed(rank)
     n = rows * HIDDEN
     x, ones = torch.randn(rows, HIDDEN, device="cuda", dtype=torch.bfloat16), torch.ones(HIDDEN, device="cuda", dtype=torch.bfloat16)
-    ys, summed, other = [torch.empty_like(x) for _ in range(2)], torch.empty_like(x), x.clone()
-    call = lambda apart: check(lib.comm_row(apart, ys[apart].data_ptr(), x.data_ptr(), rows, torch.cuda.current_stream().cuda_stream))
+    summed, other, residual = torch.empty_like(x), x.clone(), torch.randn_like(x)
+    part, own = torch.randn(rows, PART, device="cuda", dtype=torch.bfloat16), rows // ranks
+    weight = torch.randn(HIDDEN, PART, device="cuda", dtype=torch.bfloat16) / 64
+    ys = {what: [torch.zeros(rows, PART if what == 3 else HIDDEN, device="cuda", dtype=torch.bfloat16) for _ in range(2)] for what in range(4)}
+    made = torch.empty_like(part)
+    norm = lambda x: torch.nn.functional.rms_norm(x, (HIDDEN,), ones, 1e-5)
+
+    def call(what, apart):
+        check(lib.comm_row(what, apart, ys[what][apart].data_ptr(), (part if what == 1 else x).data_ptr(), residual.data_ptr(), rows,
+                           torch.cuda.current_stream().cuda_stream))
 
     def peers():
         dist.all_reduce(other)
-        return torch.nn.functional.rms_norm(other + x, (HIDDEN,), ones, 1e-5)
-    us = race({"ours": lambda: call(0), "ours in two steps": lambda: call(1), "ours all_reduce alone": lambda: ours(ALL_REDUCE, summed, x, n),
-               "nccl and torch": peers})
-    say(f"all_reduce_add_norm {rows} x {HIDDEN}  " + "  ".join(f"{racer} {t:.2f}" for racer, t in us.items()) +
-        f"  over all_reduce alone {us['ours'] / us['ours all_reduce alone']:.3f}", "all_reduce_add_norm", ranks, n >> 9, "",
-        *(f"{racer}={t:.2f}" for racer, t in us.items()), f"{us['ours'] / us['ours all_reduce alone']:.3f}")
-    total = x.clone()
+        return norm(other + x)
+
+    def peers_product():
+        made = torch.mm(part, weight.t())
+        dist.all_reduce(made)
+        return norm(made + residual)
+
+    def peers_seam():
+        dist.reduce_scatter_tensor(summed[:own], x)
+        dist.all_gather_into_tensor(other, norm(summed[:own] + residual[:own]))
+    shapes = {0: ("all_reduce_add_norm", {"all_reduce alone": lambda: ours(ALL_REDUCE, summed, x, n), "nccl and torch": peers}),
+              1: ("linear_all_reduce_add_norm", {"product alone": lambda: torch.mm(part, weight.t()), "nccl and torch": peers_product}),
+              2: ("reduce_scatter_add_norm_all_gather", {"all_reduce alone": lambda: ours(ALL_REDUCE, summed, x, n), "nccl and torch": peers_seam}),
+              3: ("the same and a linear in FP8", {"ours in 16 bits, product torch": lambda: (call(2, 0), torch.mm(x, weight, out=made))})}
+    for what, (title, others) in shapes.items():
+        if what >= 2 and not own:
+            continue
+        before = lib.comm_sent()
+        us = race({"ours": lambda: call(what, 0), "ours in steps": lambda: call(what, 1), **others}, 100 if rows < 512 else 20)
+        sent = lib.comm_sent() - before
+        alone = next(iter(others))
+        say(f"{title} {rows} x {HIDDEN}  " + "  ".join(f"{racer} {t:.2f}" for racer, t in us.items()) +
+            f"  over {alone} {us['ours'] / us[alone]:.3f}" + (f"  {sent} sent" if what == 1 else ""), title, ranks, n >> 9, "",
+            *(f"{racer}={t:.2f}" for racer, t in us.items()), f"{us['ours'] / us[alone]:.3f}")
+        if not torch.equal(*ys[what]):
+            wrong += 1
+            print(f"rank {rank}: {title} of {rows} rows: {(ys[what][0] != ys[what][1]).sum().item()} differ from those of steps", flush=True)
+    total, gamma = x.float(), ones.float()
     dist.all_reduce(total)
-    want = torch.nn.functional.rms_norm((total + x).float(), (HIDDEN,), ones.float(), 1e-5)
-    if not torch.equal(ys[0], ys[1]) or not torch.allclose(ys[0].float(), want, rtol=0.03, atol=0.03):
-        wrong += 1
-        print(f"rank {rank}: all_reduce_add_norm of {rows} rows is wrong, or differs from two steps", flush=True)
+    wants = {0: torch.nn.functional.rms_norm(total + x.float(), (HIDDEN,), gamma, 1e-5), 2: torch.empty_like(total)}
+    if own:
+        mine = total[rank * own : (rank + 1) * own] + residual[:own].float()
+        dist.all_gather_into_tensor(wants[2], torch.nn.functional.rms_norm(mine, (HIDDEN,), gamma, 1e-5))
+    for what in (0, 2) if own else (0,):
+        if not torch.allclose(ys[what][0].float(), wants[what], rtol=0.03, atol=0.03):
+            wrong += 1
+            print(f"rank {rank}: {shapes[what][0]} of {rows} rows is wrong", flush=True)
 
 
 def halves(kib):
@@ -303,15 +339,15 @@ for stem, each in libs.items():
     if text:
         raise RuntimeError(f"rank {rank}: {stem}: {text.decode()}")
 with torch.no_grad():
-    for kib in () if only_products else KIB:
+    for kib in () if only_products or only_rows else KIB:
         all_reduce(kib)
     for rows in () if only_products else ROWS:
         row(rows)
-    for kib in () if only_products else KIB:
+    for kib in () if only_products or only_rows else KIB:
         halves(kib)
-    for small in (1, 0):
+    for small in () if only_rows else (1, 0):
         product(small)
-    if ranks == 2:
+    if ranks == 2 and not only_rows:
         block()
 for each in libs.values():
     check(each.comm_check())

@@ -41,6 +41,7 @@ done
 
 for n in 2 4; do timeout 120 mpirun --oversubscribe -n $n "$work/products" 30; done # on CUDA products that overlap collectives
 timeout 120 mpirun --oversubscribe -n 2 "$work/peers" 100 # random sizes of random formats
+for n in 1 2 3; do timeout 120 mpirun --oversubscribe -n $n "$work/peers" 40 - rows; done # rows over ranks beside their steps
 
 # Ranks, tensor ranks: the losses of 50 steps and the last gradient norm, beside those of one rank; some parameters frozen.
 ranks 1 gpt 1 frozen >"$work/one frozen"

@@ -12,10 +12,26 @@
 #if !TE_CUDA
 #undef TE__HAS_COMM
 #define TE__HAS_COMM 1 // ranks are threads: neither NCCL nor MPI is there
-enum { WIDTH = 40 };
+enum { WIDTH = 48 };
 #define REDUCED (fork, x1), (scale, s, 0.5f), (all_reduce, r), (add, x1), (fork, x2), (rmsnorm, n, WIDTH), (add, x2)
 TE_SEQUENTIAL(reduced_bf16, bf16, REDUCED)
 TE_SEQUENTIAL(reduced_f32, f32, REDUCED)
+enum { INNER = 32 }; // columns of a rank
+#define SEAM                                                                                                      \
+    (fork, x1), (all_gather, g0), (linear, in, WIDTH, INNER, (shard, columns)),                                   \
+    (linear, out, INNER, WIDTH, (shard, rows)), (reduce_scatter, s), (bias, b, WIDTH), (dropout, d, 0.1f),        \
+    (add, x1), (fork, x2), (layernorm, n, WIDTH), (all_gather, g1), (linear, in1, WIDTH, INNER, (shard, columns)), \
+    (linear, out1, INNER, WIDTH, (shard, rows)), (reduce_scatter, s1), (add, x2)
+TE_SEQUENTIAL(seam_bf16, (bf16, (rows, shard)), SEAM)
+TE_SEQUENTIAL(seam_f32, (f32, (rows, shard)), SEAM)
+TE_SEQUENTIAL(seam_fp8, (bf16, (rows, shard), (recipe, fp8_delayed)), SEAM)
+#undef TE_FORWARD_reduce_scatter_bias_dropout_add_fork_norm_all_gather
+#undef TE_FORWARD_reduce_scatter_bias_add_fork_norm_all_gather
+#undef TE_FORWARD_all_reduce_add_fork_norm
+TE_SEQUENTIAL(apart_fp8, (bf16, (rows, shard), (recipe, fp8_delayed)), SEAM)
+TE_SEQUENTIAL(seam_apart, (bf16, (rows, shard)), SEAM)
+TE_SEQUENTIAL(reduced_apart, bf16, REDUCED)
+static_assert((int)seam_f32_forward_steps == 9 && (int)seam_f32_infer_steps == 9, "the seam is one step");
 namespace {
 const te_dtype dtypes[] = {TE_f32, TE_bf16, TE_f16};
 
@@ -181,70 +197,218 @@ TEST_CASE("a rank that does not come is an error of the others, and stays one") 
 namespace {
 // The transport of ranks that are threads: what is no row's goes through the mapped memory, too.
 std::atomic<int> calls;
-te_status reduce_by_peers(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype, te_context *ctx) {
+te_status by_peers(te_peer_kind kind, const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                   te_context *ctx) {
     int takes = 0;
-    calls++;
-    const te_status s = te_peer_collective(&takes, g, TE_PEER_all_reduce, y, x, count, dtype, ctx);
+    te_group mapped = *g;
+    mapped.peers = (te_peers *)g->handle, calls++;
+    const te_status s = te_peer_collective(&takes, &mapped, kind, y, x, count, dtype, ctx);
     return takes ? s : TE_ERROR_STATE;
 }
-const te_transport by_threads = {"threads", nullptr, nullptr, reduce_by_peers, nullptr};
+te_status gather_by_peers(const te_group *g, void *y, const void *x, int64_t count, te_dtype t, te_context *ctx) {
+    return by_peers(TE_PEER_all_gather, g, y, x, count, t, ctx);
+}
+te_status scatter_by_peers(const te_group *g, void *y, const void *x, int64_t count, te_dtype t, te_context *ctx) {
+    return by_peers(TE_PEER_reduce_scatter, g, y, x, count, t, ctx);
+}
+te_status reduce_by_peers(const te_group *g, void *y, const void *x, int64_t count, te_dtype t, te_context *ctx) {
+    const int64_t size = (int64_t)te_dtype_bytes(t), most = ((const te_peers *)g->handle)->largest / size;
+    if (count <= most) return by_peers(TE_PEER_all_reduce, g, y, x, count, t, ctx);
+    TE_TRY(by_peers(TE_PEER_all_reduce, g, y, x, most, t, ctx)); // all that the memory takes
+    return reduce_by_peers(g, (char *)y + most * size, (const char *)x + most * size, count - most, t, ctx);
+}
+const te_transport by_threads = {"threads", gather_by_peers, scatter_by_peers, reduce_by_peers, nullptr};
 
-// Forward and inference of a list, rows of random numbers: the bytes of y, of what is saved, and of y again.
-std::vector<char> pass(host_rank &h, const te_plan *plan, int rows) {
+// Forward, backward and inference of a list, `rows` rows of random numbers a rank: the bytes of y, of what is saved, of
+// dx, of y again and of the gradients.
+std::vector<char> pass(host_rank &h, const te_plan *plan, int rows, int batch_rows) {
     te_model m;
-    te_param gamma;
+    te_param param[8];
     te_saved saved;
     te_batch batch;
-    void *at[4] = {}; // gamma, x, y, what is saved
+    void *at[6] = {}; // parameters, x, y, what is saved, dx, gradients
     memset(&m, 0, sizeof m), memset(&saved, 0, sizeof saved), memset(&batch, 0, sizeof batch);
-    memset(&gamma, 0, sizeof gamma);
-    saved.bytes = te_plan_saved_bytes(plan, rows);
+    memset(param, 0, sizeof param);
+    int params = 0;
+    for (int i = 0; i < plan->op_count; i++) params += plan->op[i].params;
+    saved.bytes = te_plan_saved_bytes_of_rank(plan, batch_rows, &h.ctx);
     const size_t bytes = (size_t)(rows * WIDTH) * te_dtype_bytes(plan->dtype);
-    const size_t sizes[4] = {te_plan_param_bytes(plan), bytes, bytes, saved.bytes};
-    for (int i = 0; i < 4; i++)
+    const size_t sizes[6] = {te_plan_param_bytes(plan), bytes, bytes, saved.bytes, bytes, te_plan_grad_bytes(plan)};
+    for (int i = 0; i < 6; i++)
         if (te_allocate(&h.ctx, &at[i], sizes[i]) != TE_OK || te_fill(&h.ctx, at[i], 0, sizes[i]) != TE_OK) return {};
-    if (te_model_bind(&m, plan, &gamma, 1, at[0], nullptr, &h.ctx) != TE_OK) return {};
-    if (te_context_reserve(&h.ctx, te_plan_workspace_bytes(plan, &m, rows, &h.ctx)) != TE_OK) return {};
-    for (int64_t i = 0; i < WIDTH; i++) te_store(at[0], i, 0.5f + number_of(1, 9, i, TE_f32), plan->dtype);
-    for (int64_t i = 0; i < rows * WIDTH; i++) te_store(at[1], i, number_of(5, h.group.rank, i, plan->dtype), plan->dtype);
-    saved.memory = at[3], batch.batch = 1, batch.seq = rows;
-    std::vector<char> all;
-    for (te_saved *into : {&saved, (te_saved *)nullptr}) {
+    if (te_model_bind(&m, plan, param, params, at[0], (float *)at[5], &h.ctx) != TE_OK) return {};
+    if (te_context_reserve(&h.ctx, te_plan_workspace_bytes(plan, &m, batch_rows, &h.ctx)) != TE_OK) return {};
+    const int64_t elements = (int64_t)(sizes[0] / te_dtype_bytes(plan->dtype));
+    for (int64_t i = 0; i < elements; i++)
+        te_store(at[0], i, (params == 1 ? 0.5f : 0.0f) + number_of(1, 9 + h.group.rank, i, TE_f32) / 8, plan->dtype);
+    for (int64_t i = 0; i < rows * WIDTH; i++)
+        te_store(at[1], i, number_of(5, h.group.rank, i, plan->dtype), plan->dtype);
+    saved.memory = at[3], batch.batch = 1, batch.seq = batch_rows;
+    te_model *models[1] = {&m};
+    te_recipes recipes;
+    te_recipes_config config = te_recipes_defaults();
+    void *scales = nullptr;
+    config.ranks = h.group.size;
+    const size_t scale_bytes = plan->fp8 ? te_recipes_bytes(models, 1, &config) : 0;
+    if (plan->fp8) { // a step with scales of its own comes first
+        if (te_allocate(&h.ctx, &scales, scale_bytes) != TE_OK || te_fill(&h.ctx, scales, 0, scale_bytes) != TE_OK) return {};
+        if (te_recipes_init(&recipes, scales, scale_bytes, models, 1, &config, &h.ctx) != TE_OK) return {};
         const te_tensor x = te_matrix(at[1], plan->dtype, rows, WIDTH), y = te_matrix(at[2], plan->dtype, rows, WIDTH);
-        if (te_plan_forward(y, into, x, plan, &m, &batch, &h.ctx) != TE_OK) return {};
-        for (int i = 2; i < (into ? 4 : 3); i++) all.insert(all.end(), (char *)at[i], (char *)at[i] + sizes[i]);
+        if (te_plan_forward(y, &saved, x, plan, &m, &batch, &h.ctx) != TE_OK) return {};
+        if (te_plan_backward(te_matrix(at[4], plan->dtype, rows, WIDTH), x, &saved, plan, &m, &batch, &h.ctx) != TE_OK) return {};
+        if (te_recipes_step(&recipes, &h.ctx) != TE_OK) return {};
     }
+    std::vector<char> all;
+    const auto of = [&](int i) { return te_matrix(at[i], plan->dtype, rows, WIDTH); };
+    const te_rng rng = {7, 0};
+    if (te_rng_set(&rng, &h.ctx) != TE_OK) return {};
+    for (te_saved *into : {&saved, (te_saved *)nullptr}) {
+        if (te_plan_forward(of(2), into, of(1), plan, &m, &batch, &h.ctx) != TE_OK) return {};
+        if (into && te_plan_backward(of(4), of(1), into, plan, &m, &batch, &h.ctx) != TE_OK) return {};
+        for (int i = 2; i < (into ? 6 : 3); i++) all.insert(all.end(), (char *)at[i], (char *)at[i] + sizes[i]);
+    }
+    if (plan->fp8 && te_recipes_step(&recipes, &h.ctx) != TE_OK) return {}; // what was largest on any rank
+    if (plan->fp8) all.insert(all.end(), (char *)scales, (char *)recipes.gathered); // behind it: of each rank by itself
+    te_release(&h.ctx, scales);
     for (void *p : at) te_release(&h.ctx, p);
     return all;
+}
+void open_ranks(ranks_of &ranks) {
+    for (host_rank &h : ranks.rank) {
+        h.group.transport = &by_threads, h.group.handle = &h.peers, h.comm.tensor = h.comm.world = h.group;
+        h.comm.data = te_group{"data", 0, 1, nullptr, nullptr, nullptr, nullptr, &h.comm};
+        h.ctx.comm = &h.comm;
+    }
+}
+void close_ranks(ranks_of &ranks) {
+    for (host_rank &h : ranks.rank) h.ctx.comm = nullptr;
+}
+bool is_idle(const ranks_of &ranks) {
+    for (const host_rank &h : ranks.rank)
+        for (uint64_t word : h.memory)
+            if (word != ~UINT64_C(0)) return false;
+    return true;
 }
 } // namespace
 
 TEST_CASE("a row that begins with an all_reduce gives the bits of the all_reduce and the rest of the row") {
+    const int n = GENERATE(2, 3, 4), rows = GENERATE(1, 7, 130), pieces = n == 2 ? GENERATE(0, 1) : 0;
     const te_plan *plan = GENERATE(0, 1) ? reduced_f32_plan() : reduced_bf16_plan();
-    const int rows = GENERATE(1, 7, 130);
-    ranks_of ranks(2, 1 << 16);
-    std::vector<char> got[2][2];
-    for (host_rank &h : ranks.rank) {
-        h.group.transport = &by_threads, h.comm.tensor = h.group;
-        h.comm.data = te_group{"data", 0, 1, nullptr, nullptr, nullptr, nullptr, &h.comm};
-        h.ctx.comm = &h.comm;
-    }
+    const int row_bytes = WIDTH * (int)te_dtype_bytes(plan->dtype), at_once = pieces ? 3 : rows;
+    ranks_of ranks(n, pieces ? 3 * row_bytes : 1 << 16);
+    std::vector<std::vector<char>> got[2] = {std::vector<std::vector<char>>((size_t)n), std::vector<std::vector<char>>((size_t)n)};
+    open_ranks(ranks);
+    ranks.one_shot(1 << 16);
+    if (pieces) ranks.one_shot(3 * row_bytes); // all that the memory takes
     for (int apart = 0; apart < 2; apart++) {
-        ranks.each([&, apart](host_rank &h, int r) {
-            const int64_t one_shot = h.peers.one_shot;
+        ranks_of large(n, 1 << 16);
+        ranks_of &of = apart ? large : ranks;
+        if (apart) open_ranks(of);
+        of.each([&, apart](host_rank &h, int r) {
             if (apart) h.peers.one_shot = 0; // the all_reduce is two-shot, in a kernel of its own
-            got[apart][r] = pass(h, plan, rows);
-            h.peers.one_shot = one_shot;
+            got[apart][(size_t)r] = pass(h, plan, rows, rows);
         });
-        CHECK(calls.exchange(0) == (apart ? 4 : 0)); // forward and inference of two ranks
+        CHECK(calls.exchange(0) == (apart ? 2 * n : 0)); // forward and inference of all ranks
+        CHECK(is_idle(of));
+        if (apart) close_ranks(of);
     }
-    for (int r = 0; r < 2; r++) {
-        INFO(te_last_error(&ranks.rank[(size_t)r].ctx));
+    for (size_t r = 0; r < (size_t)n; r++) {
+        INFO(n << " ranks, " << rows << " rows: " << te_last_error(&ranks.rank[r].ctx));
         CHECK(got[0][r].size() > (size_t)(2 * rows * WIDTH) * te_dtype_bytes(plan->dtype));
         CHECK(got[0][r] == got[1][r]);
-        CHECK(ranks.rank[(size_t)r].peers.collectives == 4);
+        CHECK(ranks.rank[r].peers.collectives == 2 * te_ceil_div(rows, at_once));
     }
     CHECK(got[0][0] != got[0][1]); // each has its own residual
-    for (host_rank &h : ranks.rank) h.ctx.comm = nullptr;
+    close_ranks(ranks);
+}
+
+TEST_CASE("a row from a reduce_scatter to an all_gather gives the bits of the steps by themselves") {
+    const int n = GENERATE(2, 3, 4), rows = GENERATE(1, 7, 65); // of a rank
+    const te_plan *plan = GENERATE(0, 1) ? seam_f32_plan() : seam_bf16_plan();
+    std::vector<std::vector<char>> got[2] = {std::vector<std::vector<char>>((size_t)n), std::vector<std::vector<char>>((size_t)n)};
+    const int64_t bytes = (int64_t)n * rows * WIDTH * (int64_t)te_dtype_bytes(plan->dtype);
+    std::vector<int64_t> through[2] = {std::vector<int64_t>((size_t)n), std::vector<int64_t>((size_t)n)};
+    for (int apart = 0; apart < 2; apart++) {
+        ranks_of ranks(n, apart ? 2 * bytes : bytes);
+        open_ranks(ranks);
+        ranks.each([&](host_rank &h, int r) {
+            if (apart) h.comm.tensor.peers = nullptr; // the transport has the memory all the same
+            got[apart][(size_t)r] = pass(h, plan, rows, n * rows);
+            through[apart][(size_t)r] = h.peers.collectives;
+        });
+        const int each = calls.exchange(0) / n;
+        CHECK(each == (apart ? 12 : 8)); // 4 of forward and of inference, 4 of backward; of the row two less
+        CHECK(is_idle(ranks));
+        close_ranks(ranks);
+    }
+    for (size_t r = 0; r < (size_t)n; r++) {
+        INFO(n << " ranks, " << rows << " rows");
+        CHECK(!got[0][r].empty());
+        CHECK(got[0][r] == got[1][r]);
+        CHECK(through[0][r] == 10);
+        CHECK(through[1][r] == 12);
+    }
+    CHECK(got[0][0] != got[0][1]);
+}
+
+TEST_CASE("such a row gives FP8 to a product where all ranks have its scale, with the bits of a gather and a cast") {
+    const int n = GENERATE(2, 3, 4), rows = GENERATE(3, 16, 65); // of a rank
+    std::vector<std::vector<char>> got[2] = {std::vector<std::vector<char>>((size_t)n), std::vector<std::vector<char>>((size_t)n)};
+    for (int apart = 0; apart < 2; apart++) {
+        ranks_of ranks(n, (int64_t)n * rows * WIDTH * 2);
+        open_ranks(ranks);
+        ranks.each([&](host_rank &h, int r) {
+            got[apart][(size_t)r] = pass(h, apart ? apart_fp8_plan() : seam_fp8_plan(), rows, n * rows);
+        });
+        calls = 0;
+        CHECK(is_idle(ranks));
+        for (host_rank &h : ranks.rank) {
+            CHECK(h.peers.rows == (apart ? 0 : 3));
+            CHECK(h.peers.fp8 == (apart ? 0 : 2)); // all but the first step
+        }
+        close_ranks(ranks);
+    }
+    for (size_t r = 0; r < (size_t)n; r++) {
+        INFO(n << " ranks, " << rows << " rows");
+        CHECK(!got[0][r].empty());
+        const bool same = got[0][r] == got[1][r];
+        CHECK(same);
+    }
+}
+
+TEST_CASE("rows and collectives of any sizes follow each other, by ranks that come at random times") {
+    const int n = GENERATE(2, 3), most = 40;
+    ranks_of ranks(n, (int64_t)n * most * WIDTH * 2); // an all_reduce of more goes in pieces
+    open_ranks(ranks);
+    ranks.one_shot(n == 2 ? ranks.rank[0].peers.largest : 2000);
+    std::vector<int64_t> wrong((size_t)n), rows_of((size_t)n);
+    ranks.each([&](host_rank &h, int r) {
+        h.group.handle = h.comm.tensor.handle = &h.peers;
+        for (int t = 0; t < 300; t++) {
+            uint32_t u[4], own[4];
+            te_philox(u, 11, (uint64_t)t, 0, 0), te_philox(own, 12, (uint64_t)t, (uint32_t)r, 0);
+            if (own[0] % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own[1] % 200));
+            const int rows = 1 + (int)(u[1] % (uint32_t)(u[0] % 3 == 1 ? 4 * most : most));
+            if (u[0] % 3 == 2) {
+                result got;
+                (void)collective(h, (te_peer_kind)(u[2] % 3), 1 + u[3] % 500, TE_bf16, (uint64_t)t, 0, &got);
+                wrong[(size_t)r] += got.wrong;
+                continue;
+            }
+            const bool seam = u[0] % 3 == 0;
+            const std::vector<char> a = pass(h, seam ? seam_bf16_plan() : reduced_bf16_plan(), rows, seam ? n * rows : rows),
+                                    b = pass(h, seam ? seam_apart_plan() : reduced_apart_plan(), rows, seam ? n * rows : rows);
+            wrong[(size_t)r] += a.empty() || a != b;
+        }
+        rows_of[(size_t)r] = h.peers.rows;
+    });
+    calls = 0;
+    for (size_t r = 0; r < (size_t)n; r++) {
+        INFO(n << " ranks: " << te_last_error(&ranks.rank[r].ctx));
+        CHECK(wrong[r] == 0);
+        CHECK(rows_of[r] > 100);
+    }
+    CHECK(is_idle(ranks));
+    close_ranks(ranks);
 }
 #endif

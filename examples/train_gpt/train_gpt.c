@@ -164,6 +164,18 @@ static void *target_memory(size_t bytes) {
     check(te_allocate(&ctx, &p, bytes), "memory");
     return p;
 }
+/* The same, for what forward keeps: where ranks share tokens, what it gathers lies where all of them can write. */
+static void *kept_memory(size_t bytes) {
+    void *p = NULL;
+#ifdef TE_COMM
+    if (processes > 1) {
+        check(te_comm_allocate(ctx.comm, &p, bytes, &ctx), "memory");
+        return p;
+    }
+#endif
+    check(te_allocate(&ctx, &p, bytes), "memory");
+    return p;
+}
 static void *host_memory(size_t bytes) {
     void *p = malloc(bytes ? bytes : 1);
     if (!p) die("out of memory", NULL);
@@ -186,8 +198,9 @@ static void on_interrupt(int number) {
 #ifdef TE_COMM
 static te_comm comm;
 #endif
-/* CUDA: a device for each; the folder is where rank 0 leaves what the others need to find it. */
-static void ranks_of(long tp, long dp, const char *folder, uint64_t seed) {
+/* CUDA: a device for each; the folder is where rank 0 leaves what the others need to find it. overlap: bytes of the
+ * largest tensor that products gather and scatter while they run. */
+static void ranks_of(long tp, long dp, const char *folder, uint64_t seed, int64_t overlap) {
     int size = 1;
     te_comm_launched(&rank, &size);
     if (tp * dp == 1 && rank) { /* a second run in the folder of the first */
@@ -211,10 +224,10 @@ static void ranks_of(long tp, long dp, const char *folder, uint64_t seed) {
     char file[4096 + 32];
     te_comm_config config = te_comm_defaults();
     snprintf(file, sizeof file, "%s/ranks.%ld", folder, (long)getppid()); /* of the launcher: no other run's */
-    config.file = file, config.tensor = tensor;
+    config.file = file, config.tensor = tensor, config.overlap_bytes = overlap;
     check(te_comm_create(&comm, &config, &ctx), "ranks");
 #else
-    (void)folder;
+    (void)folder, (void)overlap;
     die("--tp and --dp: built without -DTE_COMM", NULL);
 #endif
 }
@@ -401,14 +414,17 @@ static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, int sp, c
     check(te_tie(find_param(&g->logits, "lm"), find_param(&g->model[0], "wte"), &ctx), "tie");
     check(te_tie(find_param(&g->model[g->models - 1], "lm"), find_param(&g->model[0], "wte"), &ctx), "tie");
     const size_t width = (size_t)size->hidden * te_dtype_bytes(TE_JOIN1(TE_, GPT_DTYPE));
+    size_t kept = 0;
     for (int i = 0; i < g->models; i++) {
         g->saved[i].bytes = g->in_fp8 ? te_plan_saved_bytes_of_rank(g->model[i].plan, rows, &ctx)
                                       : te_plan_saved_bytes_of_rank_without_recipe(g->model[i].plan, rows, &ctx);
-        g->saved[i].memory = target_memory(g->saved[i].bytes);
+        kept += g->saved[i].bytes = (size_t)te_round_up((int64_t)g->saved[i].bytes, TE_ALIGN);
         if (i + 1 < g->models) g->x[i] = target_memory((size_t)(rows / g->parts) * width);
         const size_t need = te_plan_workspace_bytes(g->model[i].plan, &g->model[i], rows, &ctx);
         workspace = need > workspace ? need : workspace;
     }
+    char *memory = (char *)kept_memory(kept);
+    for (int i = 0; i < g->models; i++) g->saved[i].memory = memory, memory += g->saved[i].bytes;
     check(te_context_reserve(&ctx, workspace), "workspace");
     if (g->in_fp8) {
         te_recipes_config config = te_recipes_defaults();
@@ -928,7 +944,8 @@ int main(int argc, char **argv) {
 
     const uint64_t seed = (uint64_t)o.seed;
     gpt g;
-    ranks_of(o.tp, o.dp, o.out, seed);
+    const size_t width = (size_t)size->hidden * te_dtype_bytes(TE_JOIN1(TE_, GPT_DTYPE));
+    ranks_of(o.tp, o.dp, o.out, seed, o.sp ? o.batch * o.seq * (int64_t)width : 0);
     if (!rank) check(te_checkpoint_probe(checkpoint, &ctx), "--out"); /* now, not after hours of training */
     if (o.tune && te_gemm_load(o.tune, &ctx) != TE_OK) {
         printf("%s; timing the matrix products\n", te_last_error(&ctx));
@@ -1026,6 +1043,7 @@ int main(int argc, char **argv) {
     }
     te_buckets_destroy(&buckets);
 #ifdef TE_COMM
+    if (processes > 1) check(te_comm_release(&comm, g.saved[0].memory, &ctx), "memory");
     te_comm_destroy(&comm); /* nothing, of one process */
 #endif
     if (stops && step < o.steps) return 130;

@@ -10,8 +10,9 @@
  * all_gather takes rows of TE_ROWS_shard and gives TE_ROWS_tokens, reduce_scatter the other way round. What may stand
  * before and behind them: te/fuse/shares.h. With a communicator of one rank they copy or do nothing, so the same list
  * trains on one rank and on many. Each has a step of its own, of no kernel; all_reduce may begin a row
- * (all_reduce_row.h). On CUDA the step of a gather may leave its work to a linear behind it, and a linear to the step
- * of a reduce_scatter: then both go on at once (te/fuse/linear_ranks.h, scatter.h).
+ * (all_reduce_row.h), and reduce_scatter one that ends with all_gather (scatter_row.h). On CUDA a gather's step may
+ * leave its work to a linear behind it, and a linear to the step of a reduce_scatter or to a row: then both go on at
+ * once (te/fuse/linear_ranks.h, scatter.h, send.h).
  *
  * Do this:
  *     TE_SEQUENTIAL(mlp, f32, (rmsnorm, ln, H), (copy_to_group, c), (linear, fc1, H, F / RANKS, (shard, columns)),
@@ -20,9 +21,9 @@
 #ifndef TE_COMM_COLLECTIVE_H
 #define TE_COMM_COLLECTIVE_H
 
-#include "../plan/check.h"  /* te_run, te_output, te_gradient */
 #include "all_reduce_row.h" /* all_reduce as the first op of a row */
-#include "scatter.h"        /* te__late_product */
+#include "collective_run.h" /* te__collective_run, te__adding_run */
+#include "scatter_row.h"    /* reduce_scatter and all_gather as the ends of a row */
 
 #ifdef TE_COMM
 #define TE__HAS_COMM 1
@@ -65,7 +66,7 @@
 #define TE_OP_all_reduce (all_reduce, own)
 #define TE_SHAPES_all_reduce(op) (0)
 #define TE_GIVES_all_reduce(op) (TE_GIVES_same)
-#define TE_FLAGS_all_reduce(op) (TE_KEEPS_GRAD)
+#define TE_FLAGS_all_reduce(op) (TE_KEEPS_GRAD | TE_TAKES_PRODUCT)
 #define TE_SHARE_all_reduce(op, in) (TE_SHARE_same)
 #define TE_SHARE_FITS_all_reduce(op, in) ((int)(in) == (int)TE_SHARE_sums)
 #define TE_TAKES_DIMS_all_reduce ,
@@ -82,8 +83,6 @@
 #define TE_OWN_copy_to_group_forward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, 0)
 #define TE_OWN_copy_to_group_backward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_all_reduce)
 
-typedef te_status (*te_collective_fn)(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
-                                      te_context *ctx);
 #define TE__COLLECTIVE(name, model, op, call) \
     TE__NEEDS_COMM(model, op)                 \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__collective_run(r, s, call); }
@@ -91,42 +90,5 @@ typedef te_status (*te_collective_fn)(const te_group *g, void *y, const void *x,
 #define TE__ADDING(name, model, op, kernel) \
     TE__NEEDS_COMM(model, op)               \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__adding_run(r, s, kernel); }
-
-TE_API te_status te__collective_begin(te_run *r, int i) {
-    const te_op *op = &r->plan->op[i];
-    TE_REQUIRE(!r->batch || r->ctx->comm, r->ctx, TE_ERROR_STATE,
-               "%s: (%s, %s) needs the ranks of a group; te_comm_create makes them", r->plan->name, op->kind, op->name);
-    return TE_OK;
-}
-/* call: null where the value stays as it is. The elements that a rank has are the fewer of the two sides. */
-TE_API te_status te__collective_run(te_run *r, const te_step *s, te_collective_fn call) {
-    const int i = s->op[0], back = r->pass == TE_BACKWARD;
-    const te_value x = r->now;
-    te_value y;
-    TE_TRY(te__collective_begin(r, i));
-    if (!call) return TE_OK;
-    TE_TRY(back ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
-    if (call == te_group_all_gather && te_leaves_rows(r, s)) {
-        if (!r->dry) TE_TRY(te_peers_check(r->tensor, r->ctx));
-        te_set_late(r, TE_LATE_rows, x);
-    } else if (y.p && x.p && !r->dry)
-        TE_TRY(call(r->tensor, y.p, x.p, te_min(x.rows, y.rows) * y.cols, y.dtype, r->ctx));
-    te_set_now(r, y);
-    return TE_OK;
-}
-/* A reduce_scatter. kernel: that of the product before it and the sum; null: there is none. */
-TE_API te_status te__adding_run(te_run *r, const te_step *s, te_hopper_kernel *kernel) {
-    const int i = s->op[0], back = r->pass == TE_BACKWARD;
-    const te_value x = r->now;
-    te_value y;
-    int takes = 0;
-    TE_TRY(te__collective_begin(r, i));
-    TE_TRY(back ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
-    if (r->late.kind == TE_LATE_product) TE_TRY(te__late_product(&takes, r, y, kernel));
-    if (!takes && y.p && x.p && !r->dry)
-        TE_TRY(te_group_reduce_scatter(r->tensor, y.p, x.p, te_min(x.rows, y.rows) * y.cols, y.dtype, r->ctx));
-    te_set_now(r, y);
-    return TE_OK;
-}
 
 #endif

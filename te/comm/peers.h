@@ -45,6 +45,8 @@ typedef struct te_peers {
     int64_t one_shot;  /* bytes of the largest sum that all ranks make for themselves */
     int blocks;        /* of a kernel, at most: the same on all ranks */
     int64_t collectives; /* that went this way */
+    int64_t rows, fp8, sent; /* kernels of rows among them (peer_row.h), those of these that gather FP8, and products
+                              * that sent for one (send.h) */
 } te_peers;
 
 /* What a kernel gets. */
@@ -142,6 +144,44 @@ TE_FN int te__peer_sum(te_words *sum, const te_words *own, const te_peer_args *a
         if (te__peer_is(a, r, ranks)) te_words_add(s, &one, a->dtype, r > 0);
     }
     te_words_of(sum, s, a->dtype);
+    te_words_mark(sum);
+    return 1;
+}
+
+/* The i-th words of rank r alone; see te__peer_wait. */
+TE_FN int te__peer_wait_of(te_words *v, const te_peer_args *a, uint32_t turn, int each, int i, int r) {
+    char *const slot = te__peer_slot(a->own, a, turn, r, each, i);
+    uint64_t since = 0;
+    for (uint32_t looks = 1;; looks++) {
+        te_words_peek(v, slot);
+        if (te_words_came(v)) break;
+        if (looks % TE_PEER_PATIENCE == 0 && te__peer_gives_up(a, &since, 1u << r)) return 0;
+    }
+    te_words_idle(slot);
+    return 1;
+}
+/* Eight bytes at `slot`, that rank r sends; see te__peer_wait. */
+TE_FN int te__peer_wait8(te_words *v, const te_peer_args *a, char *slot, int r) {
+    const te_words idle = {{TE_WORD_IDLE, TE_WORD_IDLE, TE_WORD_IDLE, TE_WORD_IDLE}};
+    uint64_t since = 0;
+    for (uint32_t looks = 1;; looks++) {
+        te_words_peek8(v, slot);
+        if (te_words_came(v)) break;
+        if (looks % TE_PEER_PATIENCE == 0 && te__peer_gives_up(a, &since, 1u << r)) return 0;
+    }
+    te_words_send8(slot, &idle);
+    return 1;
+}
+/* te__peer_sum, of one rank after the other: registers for one, whatever their number. dtype: a->dtype, a constant. */
+TE_FN int te__peer_sum_of_each(te_words *sum, const te_words *own, const te_peer_args *a, uint32_t turn, int each,
+                               int i, const te_dtype dtype) {
+    float s[8];
+    TE_UNROLL_1 for (int r = 0; r < a->ranks; r++) {
+        te_words v = *own;
+        if (r != a->rank && !te__peer_wait_of(&v, a, turn, each, i, r)) return 0;
+        te_words_add(s, &v, dtype, r > 0);
+    }
+    te_words_of(sum, s, dtype);
     te_words_mark(sum);
     return 1;
 }

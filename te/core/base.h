@@ -40,10 +40,12 @@
 #endif
 #ifdef __CUDA_ARCH__
 #define TE_UNROLL _Pragma("unroll")
+#define TE_UNROLL_1 _Pragma("unroll 1") /* for a loop that the compiler would unroll, and whose code is to stay small */
 #define TE_UNROLL_4 _Pragma("unroll 4")
 #define TE_UNROLL_8 _Pragma("unroll 8")
 #else
 #define TE_UNROLL
+#define TE_UNROLL_1
 #define TE_UNROLL_4
 #define TE_UNROLL_8
 #endif

@@ -50,6 +50,24 @@ TE_FN void te_words_idle(void *at) {
     const te_words idle = {{TE_WORD_IDLE, TE_WORD_IDLE, TE_WORD_IDLE, TE_WORD_IDLE}};
     te_words_send(at, &idle);
 }
+/* The same with the first eight bytes. */
+TE_FN void te_words_send8(void *to, const te_words *v) {
+    const uint64_t low = v->w[0] | (uint64_t)v->w[1] << 32;
+#if TE_CUDA
+    asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(to), "l"(low));
+#else
+    __atomic_store_n((uint64_t *)to, low, __ATOMIC_RELEASE);
+#endif
+}
+TE_FN void te_words_peek8(te_words *v, const void *from) {
+    uint64_t low;
+#if TE_CUDA
+    asm volatile("ld.relaxed.sys.global.b64 %0, [%1];" : "=l"(low) : "l"(from));
+#else
+    low = __atomic_load_n((const uint64_t *)from, __ATOMIC_ACQUIRE);
+#endif
+    v->w[0] = (uint32_t)low, v->w[1] = (uint32_t)(low >> 32), v->w[2] = v->w[3] = 0;
+}
 /* One word that others write, too. */
 TE_FN uint32_t te_word_peek(const uint32_t *from) {
 #if TE_CUDA
@@ -85,6 +103,10 @@ TE_FN uint64_t te_words_clock(void) {
 /* In each of the formats a word of set bits is NaNs. They become others. */
 TE_FN void te_words_mark(te_words *v) {
     TE_UNROLL for (int i = 0; i < 4; i++) if (v->w[i] == TE_WORD_IDLE) v->w[i] = 0xfffefffeu;
+}
+/* Of e4m3, where they are NaNs as well. */
+TE_FN void te_words_mark_fp8(te_words *v) {
+    TE_UNROLL for (int i = 0; i < 2; i++) if (v->w[i] == TE_WORD_IDLE) v->w[i] = 0x7f7f7f7fu;
 }
 TE_FN int te_words_came(const te_words *v) {
     return (v->w[0] != TE_WORD_IDLE) & (v->w[1] != TE_WORD_IDLE) & (v->w[2] != TE_WORD_IDLE) &

@@ -1,5 +1,6 @@
 /* linear_ranks.h -- steps that leave their work to the next one, which overlaps it with its own: an all_gather in front
- * of a linear, a linear in front of a reduce_scatter, and in backward their adjoints (te/gemm/gemm_ranks.h says how).
+ * of a linear, a linear in front of a reduce_scatter, and in backward their adjoints (te/gemm/gemm_ranks.h says how);
+ * and a linear in front of a row that begins with an all_reduce, which its product sends to (te/comm/send.h).
  *
  * This is no row of the fusion list: it would take one for each row that begins with a linear, and the rows would be
  * those of one rank and of many. A step finds out from the plan, when it is walked, that the next one can take its
@@ -28,35 +29,38 @@ TE_API int te__linear_can_overlap(const te_run *r, const te_step *s) {
     return linear->op_class == TE_CLASS_gemm && linear->recipe == TE_RECIPE_none && dtype != TE_f32 &&
            linear->in_dtype == dtype && linear->out_dtype == dtype;
 }
-/* The step behind s in this pass, where the group has memory for it; null: there is none, or s is a part of a step. */
-TE_API const te_step *te__step_after(const te_run *r, const te_step *s) {
+/* The step behind s in this pass, if the group has what it takes; null: there is none, or s is a part of a step. */
+TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has) {
     const te_plan *p = r->plan;
     const te_step *all = r->pass == TE_BACKWARD ? p->backward : r->pass == TE_INFER ? p->infer : p->forward;
     const int count = r->pass == TE_BACKWARD ? p->backward_count
                       : r->pass == TE_INFER  ? p->infer_count
                                              : p->forward_count;
-    const te_rank_memory *m = TE_OVERLAPS ? r->tensor->memory : 0;
-    for (int i = 0; m && i + 1 < count; i++)
+    for (int i = 0; TE_OVERLAPS && has && i + 1 < count; i++)
         if (s == &all[i]) return te_last_step(r, s) ? 0 : s + 1;
     return 0;
 }
 /* An all_gather's step, or in backward a reduce_scatter's: whether the next one may overlap it. Rows with an op that
  * has kernels of its own do not, but those of linear_rope.h. */
 TE_API int te_leaves_rows(const te_run *r, const te_step *s) {
-    const te_step *next = te__step_after(r, s);
+    const te_step *next = te__step_after(r, s, r->tensor->memory != 0);
     if (!next || !te__linear_can_overlap(r, next)) return 0;
     if (!strcmp(next->row, "linear_rope") || !strcmp(next->row, "linear_bias_rope")) return 1;
     for (int j = 1; j < next->count; j++)
         if (r->plan->op[next->op[j]].op_class == TE_CLASS_own) return 0;
     return 1;
 }
-/* A linear's step: whether the next one adds up what it gives. */
+/* A linear's step: whether the next one adds up what it gives: a reduce_scatter, in backward an all_gather, which go on
+ * while the product does, or a row with an all_reduce, to which the product sends (te/comm/send.h). */
 TE_API int te_leaves_product(const te_run *r, const te_step *s) {
-    const te_step *next = s->count == 1 ? te__step_after(r, s) : 0;
+    const te_group *g = r->tensor;
+    const te_step *next = s->count == 1 ? te__step_after(r, s, g->memory || g->peers) : 0;
     if (!next || !te__linear_can_overlap(r, s)) return 0;
     const te_op *op = &r->plan->op[next->op[0]];
     const te_rows whole = r->pass == TE_BACKWARD ? op->out_rows : op->in_rows;
-    return (op->flags & TE_TAKES_PRODUCT) && whole == TE_ROWS_tokens;
+    if (!(op->flags & TE_TAKES_PRODUCT)) return 0;
+    if (op->in_rows == op->out_rows) return g->peers && next->count > 1 && r->pass != TE_BACKWARD;
+    return g->memory && whole == TE_ROWS_tokens;
 }
 /* Leave the product g, whose A is now and whose D is y. */
 TE_API te_status te_leave_product(te_run *r, te_gemm *g, te_value y, te_product_kernels *bare) {

@@ -1,9 +1,10 @@
 /* own_rows.h -- rows that begin with an op that has its own kernels: TE_OWN_ROW_<family>_<pass>(name, model, dtype, op)
  * makes the op's kernels and name##_run; `name` is also the chain of the ops behind it (TE_CHAIN). With
- * TE_HAS_SOURCE_<family> a comma, TE_SOURCE_<family>_fixed(name, ops...) and _dims add kernels of that chain which get
- * its input from elsewhere (comm/all_reduce_row.h), for widths that are constants and others. With TE_PAIR_<a>_<b>
- * a comma the row is two such ops, and TE_OWN_PAIR_<a>_<b>_<pass>(name, model, dtype, a, b) makes kernels and
- * name##_run.
+ * TE_HAS_SOURCE_<family> a comma, TE_SOURCE_<family>(widths, name, ops...) adds kernels of that chain which get its
+ * input from elsewhere (comm/all_reduce_row.h). With TE_PAIR_<a>_<b> a comma the row is two such ops, and
+ * TE_OWN_PAIR_<a>_<b>_<pass>(name, model, dtype, a, b) makes kernels and name##_run; with TE_AROUND_<a>_<b> a comma it
+ * begins with a and ends with b, the chain is what is between them, and besides TE_SOURCE_<a> there is
+ * TE_OWN_AROUND_<a>_<b>_<pass>(name, model, dtype, a, b) (comm/scatter_row.h).
  */
 #ifndef TE_FUSE_OWN_ROWS_H
 #define TE_FUSE_OWN_ROWS_H
@@ -12,7 +13,9 @@
 #include "chain_run.h"        /* te_chain, te_chain_launch_fn */
 
 #define TE__PAIR_OR_CHAIN(a, ...) \
-    TE_IF_MARKED(TE_JOIN2(TE_PAIR_, TE_FAMILY(a), TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__))), TE__OWN_PAIR, TE__OWN_CHAIN)
+    TE_IF_MARKED(TE_JOIN2(TE_PAIR_, TE_FAMILY(a), TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__))), TE__OWN_PAIR, \
+    TE_IF_MARKED(TE_JOIN2(TE_AROUND_, TE_FAMILY(a), TE_FAMILY(TE_ROW_LAST(__VA_ARGS__))), TE__OWN_AROUND, \
+    TE__OWN_CHAIN))
 #define TE__OWN_PAIR(name, widths, model, dtype, pass, a, ...)                                                       \
     static_assert(TE_ROW_COUNT(__VA_ARGS__) == 1, "te: " #name ": this row has two ops");                            \
     TE__OWN(TE_JOIN2(TE_OWN_PAIR_, TE_FAMILY(a), TE_FAMILY(TE_ROW_FIRST(__VA_ARGS__))), pass, name, model, dtype, a, \
@@ -24,7 +27,15 @@
     (TE_FAMILY(first), widths, name, __VA_ARGS__)                                                                    \
     TE__OWN_IN_ROW(name, widths, model, dtype, pass, first)
 #define TE__OWN_SOURCE(...) TE__OWN_SOURCE2(__VA_ARGS__)
-#define TE__OWN_SOURCE2(family, widths, ...) TE_SOURCE_##family##_##widths(__VA_ARGS__)
+#define TE__OWN_SOURCE2(family, ...) TE_SOURCE_##family(__VA_ARGS__)
+
+#define TE__OWN_AROUND(name, widths, model, dtype, pass, first, ...)                                                 \
+    TE__OWN_AROUND2(name, widths, model, dtype, pass, first, TE_ROW_LAST(__VA_ARGS__), TE_ROW_BUT_LAST(__VA_ARGS__))
+#define TE__OWN_AROUND2(...) TE__OWN_AROUND3(__VA_ARGS__)
+#define TE__OWN_AROUND3(name, widths, model, dtype, pass, first, last, ...)                                          \
+    TE_CHAIN(name, widths, model, dtype, pass, __VA_ARGS__)                                                          \
+    TE__OWN_SOURCE(TE_FAMILY(first), widths, name, __VA_ARGS__)                                                      \
+    TE__OWN(TE_JOIN2(TE_OWN_AROUND_, TE_FAMILY(first), TE_FAMILY(last)), pass, name, model, dtype, first, last)
 
 /* Attention's backward with the gradient of the bias before it. */
 #define TE_OWN_ROW_attention_backward(name, model, dtype, op)                                                      \

@@ -206,6 +206,16 @@
 #define TE_LAST6(a, b, c, d, e, f, ...) f
 #define TE_LAST7(a, b, c, d, e, f, g, ...) g
 #define TE_LAST8(a, b, c, d, e, f, g, h, ...) h
+/* All ops of a step but the last. */
+#define TE_ROW_BUT_LAST(...) TE_ROW_PICK(__VA_ARGS__, TE_BUT8, TE_BUT7, TE_BUT6, TE_BUT5, TE_BUT4, TE_BUT3, TE_BUT2, \
+    TE_STOP, ~)(__VA_ARGS__)
+#define TE_BUT2(a, b) a
+#define TE_BUT3(a, b, c) a, b
+#define TE_BUT4(a, b, c, d) a, b, c
+#define TE_BUT5(a, b, c, d, e) a, b, c, d
+#define TE_BUT6(a, b, c, d, e, f) a, b, c, d, e
+#define TE_BUT7(a, b, c, d, e, f, g) a, b, c, d, e, f
+#define TE_BUT8(a, b, c, d, e, f, g, h) a, b, c, d, e, f, g
 #define TE_NAME1(a) TE_KIND(a)
 #define TE_NAME2(a, b) TE_JOIN2(, TE_KIND(a), TE_KIND(b))
 #define TE_NAME3(a, b, c) TE_JOIN3(, TE_KIND(a), TE_KIND(b), TE_KIND(c))

@@ -185,7 +185,7 @@ TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t bytes, te_m
     for (int i = 0; te__recipes_next(&w); i++) {
         te_fp8_product *f = &w.param->fp8;
         const te__recipe_weight size = te__recipe_weight_of(w.param, w.recipe); /* all of it is written by the cast */
-        f->scales = &s->scales, f->own = own;
+        f->scales = &s->scales, f->own = own, f->common = config->ranks == te_world_group(ctx)->size;
         f->weight = i, f->x = l.count + i, f->dy = 2 * l.count + i;
         f->data = at, at += size.data;
         f->transposed = at, at += size.transposed;

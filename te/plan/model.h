@@ -191,7 +191,7 @@ typedef struct te_plan {
 /* What the product of a weight works with under a recipe (te/optim/recipes.h). */
 typedef struct te_fp8_product {
     int on;      /* 0: the product runs in the list's format */
-    int current; /* a scale is of the tensor that it is for; 0: of steps before */
+    int current, common; /* a scale is of the tensor that it is for, not of steps before; is then that of all ranks */
     const te_scales *scales;
     int x, weight, dy;             /* indices into them */
     void *data, *transposed;       /* the weight in FP8, [rows, cols] and [cols, rows]; of fp8_row the first alone */

@@ -109,6 +109,25 @@ TE_API const char *te__step_result(const te_run *r, const te_step *s) {
     default: return "; gives e4m3 by 1x128 and 128x1";
     }
 }
+/* Whether a row over ranks has a kernel that goes through the memory which ranks map (te/comm/peer_row.h). */
+TE_API int te__has_peer_kernel(const te_plan *p, const te_step *s) {
+    const te_op *first = &p->op[s->op[0]];
+    int norm = 0;
+    if (s->count < 3 || first->op_class != TE_CLASS_own || !(first->flags & TE_TAKES_PRODUCT)) return 0;
+    for (int j = 2; j < s->count; j++) norm |= p->op[s->op[j]].op_class == TE_CLASS_norm;
+    return norm && !p->takes_dims && first->out % 8 == 0;
+}
+/* What a step launches. A product in front of a row over ranks sends to the others where it is a kernel of ours. */
+TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pass pass) {
+    const te_op *first = &p->op[s->op[0]], *last = &p->op[s->op[s->count - 1]];
+    if (te__has_peer_kernel(p, s))
+        fprintf(f, "%s_peers; without mapped memory %s, %s%s%s", s->kernels, first->kind, s->kernels,
+                last->op_class == TE_CLASS_own ? ", " : "", last->op_class == TE_CLASS_own ? last->kind : "");
+    else fprintf(f, "%s", s->kernels);
+    if (pass != TE_BACKWARD && s->count == 1 && first->op_class == TE_CLASS_gemm && te__has_peer_kernel(p, s + 1) &&
+        p->op[s[1].op[0]].in_rows == p->op[s[1].op[0]].out_rows)
+        fprintf(f, "; sends to the next step if it is a kernel of ours");
+}
 /* One line; returns the bytes. */
 TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const te_step *s, te_pass pass) {
     const te_run r = te_run_to_size(p, pass, 1, TE_USE_on, 0);
@@ -116,9 +135,10 @@ TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const 
     const te_op *a = &p->op[s->op[0]], *b = &p->op[s->op[s->count - 1]];
     const int in_fp8 = (a->recipe != TE_RECIPE_none && !(pass == TE_BACKWARD && TE_IS_BY_ROW(a->recipe))) ||
                        ((a->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD);
-    fprintf(f, "%4s  %-42s %6d -> %-6d %-5s %8ld  %s%s%s\n", number, s->row, pass == TE_BACKWARD ? a->out : a->in,
-            pass == TE_BACKWARD ? b->in : b->out, in_fp8 ? "fp8" : te_dtype_name(p->dtype), bytes, s->kernels,
-            te__step_operands(a, pass), te__step_result(&r, s));
+    fprintf(f, "%4s  %-42s %6d -> %-6d %-5s %8ld  ", number, s->row, pass == TE_BACKWARD ? a->out : a->in,
+            pass == TE_BACKWARD ? b->in : b->out, in_fp8 ? "fp8" : te_dtype_name(p->dtype), bytes);
+    te__print_kernels(f, p, s, pass);
+    fprintf(f, "%s%s\n", te__step_operands(a, pass), te__step_result(&r, s));
     return bytes;
 }
 /* The forward steps that backward runs again before step s: of the spans that s is the first to reach. */

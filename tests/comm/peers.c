@@ -1,8 +1,10 @@
 /* peers.c -- collectives of a group, of random kinds, formats and sizes, checked element by element where they lie;
  * ranks come at random times. On CUDA most of them go through memory that the ranks map (te/comm/peers.h).
  *
- *     mpirun -n 4 peers COUNT [peers]      rank 0 prints how many values were compared; with `peers` it is an error if
- *                                          the ranks cannot map each other's memory
+ *     mpirun -n 4 peers COUNT [peers [rows]]      rank 0 prints how many values were compared; with `peers` it is an
+ *                                                 error if the ranks cannot map each other's memory; `rows`: rows of
+ *                                                 the fusion list that begin with a collective, beside the same list
+ *                                                 with each collective a step of its own, bit for bit
  *
  * Exit code 0: all is right; 1: not; 3: another rank has failed.
  */
@@ -34,6 +36,32 @@ typedef struct task {
     te_dtype dtype;
     uint32_t turn, late; /* nanoseconds */
 } task;
+
+/* Rows that begin with a collective: behind a fork, behind a product, and from a reduce_scatter to an all_gather. */
+enum { WIDE = TE_CUDA ? 8192 : 64, NARROW = TE_CUDA ? 512 : 48, INNER = TE_CUDA ? 1024 : 32, ROWS = TE_CUDA ? 600 : 70 };
+#define REDUCED_LIST                                                                                                  \
+    (fork, x1), (scale, s, 0.5f), (all_reduce, r), (add, x1), (fork, x2), (rmsnorm, n, WIDE), (add, x2)
+#define PRODUCT_LIST                                                                                                  \
+    (fork, x1), (copy_to_group, c), (linear, in, NARROW, INNER, (shard, columns)),                                    \
+    (linear, out, INNER, NARROW, (shard, rows)), (all_reduce, r), (bias, b, NARROW), (add, x1), (fork, x2),           \
+    (layernorm, n, NARROW), (add, x2)
+#define SEAM_LIST                                                                                                     \
+    (fork, x1), (all_gather, g), (linear, in, NARROW, INNER, (shard, columns)),                                       \
+    (linear, out, INNER, NARROW, (shard, rows)), (reduce_scatter, s), (bias, b, NARROW), (add, x1), (fork, x2),       \
+    (rmsnorm, n, NARROW), (all_gather, g2), (linear, in2, NARROW, INNER, (shard, columns)),                           \
+    (linear, out2, INNER, NARROW, (shard, rows)), (reduce_scatter, s2), (add, x2)
+TE_SEQUENTIAL(reduced, bf16, REDUCED_LIST)
+TE_SEQUENTIAL(product, f16, PRODUCT_LIST)
+TE_SEQUENTIAL(seam, (bf16, (rows, shard)), SEAM_LIST)
+TE_SEQUENTIAL(seam_fp8, (bf16, (rows, shard), (recipe, fp8_delayed)), SEAM_LIST)
+#undef TE_FORWARD_all_reduce_add_fork_norm
+#undef TE_FORWARD_all_reduce_bias_add_fork_norm
+#undef TE_FORWARD_reduce_scatter_bias_add_fork_norm_all_gather
+TE_SEQUENTIAL(reduced_apart, bf16, REDUCED_LIST)
+TE_SEQUENTIAL(product_apart, f16, PRODUCT_LIST)
+TE_SEQUENTIAL(seam_apart, (bf16, (rows, shard)), SEAM_LIST)
+TE_SEQUENTIAL(seam_fp8_apart, (bf16, (rows, shard), (recipe, fp8_delayed)), SEAM_LIST)
+static_assert((int)seam_infer_steps + 3 == (int)seam_apart_infer_steps, "reduce_scatter, two chains, all_gather");
 
 /* x of this rank, after a while. */
 TE_FN void fill(const task *t, te_block b) {
@@ -113,8 +141,134 @@ static te_status run(int turns, int64_t *compared, int64_t *wrong) {
     return TE_OK;
 }
 
+/* ---- rows -------------------------------------------------------------------------------------------------------- */
+
+/* Numbers of 16 bits that differ are counted; b is overwritten, so that what is not written the next time is seen. */
+typedef struct alike { const void *a; void *b; int64_t *wrong, count; } alike;
+TE_FN void differ(const alike *t, te_block at) {
+    int group;
+    const int64_t slot = (int64_t)at.x * THREADS + te_lanes_here(THREADS, &group).id;
+    for (int64_t i = slot; i < t->count; i += (int64_t)at.nx * THREADS) {
+        uint16_t a, b;
+        memcpy(&a, (const char *)t->a + 2 * i, 2), memcpy(&b, (const char *)t->b + 2 * i, 2);
+        t->wrong[slot] += a != b;
+        b = 0x7fff;
+        memcpy((char *)t->b + 2 * i, &b, 2);
+    }
+}
+TE_KERNEL(differ_kernel, THREADS, alike, differ(te_args, te_at))
+
+/* A list and the same with more steps, on the same parameters. */
+typedef struct twins {
+    const te_plan *plan[2];
+    te_model model[2];
+    te_param param[2][8];
+    te_recipes recipes[2]; /* of a list that names one */
+    te_model *models[2][1];
+    int width;
+    void *params, *scales[2], *grads[2], *saved[2], *made[2][3]; /* inference's y, forward's, dx */
+} twins;
+static te_status make(twins *t, const te_plan *joined, const te_plan *apart, int width) {
+    int params = 0;
+    t->plan[0] = joined, t->plan[1] = apart, t->width = width;
+    for (int i = 0; i < joined->op_count; i++) params += joined->op[i].params;
+    TE_TRY(te_allocate(&here, &t->params, te_plan_param_bytes(joined)));
+    for (int k = 0; k < 2; k++) {
+        TE_TRY(te_allocate(&here, &t->grads[k], te_plan_grad_bytes(joined)));
+        TE_TRY(te_allocate(&here, &t->saved[k], te_plan_saved_bytes_of_rank(t->plan[k], ROWS, &here)));
+        for (int i = 0; i < 3; i++) TE_TRY(te_allocate(&here, &t->made[k][i], (size_t)ROWS * (size_t)width * 2));
+        TE_TRY(te_model_bind(&t->model[k], t->plan[k], t->param[k], params, t->params, (float *)t->grads[k], &here));
+        TE_TRY(te_context_reserve(&here, te_plan_workspace_bytes(t->plan[k], &t->model[k], ROWS, &here)));
+    }
+    TE_TRY(te_model_randomize(&t->model[0], 0.05f, 7, 100, &here)); /* shards differ by rank */
+    for (int k = 0; k < 2 && joined->fp8; k++) {
+        te_recipes_config config = te_recipes_defaults();
+        config.ranks = te_world_group(&here)->size, t->models[k][0] = &t->model[k];
+        const size_t bytes = te_recipes_bytes(t->models[k], 1, &config);
+        TE_TRY(te_allocate(&here, &t->scales[k], bytes));
+        TE_TRY(te_recipes_init(&t->recipes[k], t->scales[k], bytes, t->models[k], 1, &config, &here));
+        TE_TRY(te_context_reserve(&here, te_plan_workspace_bytes(t->plan[k], &t->model[k], ROWS, &here)));
+    }
+    return TE_OK;
+}
+static te_status drop(twins *t) {
+    te_release(&here, t->params);
+    for (int k = 0; k < 2; k++) {
+        te_release(&here, t->grads[k]), te_release(&here, t->saved[k]), te_release(&here, t->scales[k]);
+        for (int i = 0; i < 3; i++) te_release(&here, t->made[k][i]);
+    }
+    return TE_OK;
+}
+/* Inference, forward and, now and then, backward of one list; each rank comes late as it likes. */
+static te_status passes(twins *t, int k, int rows, int back, void *const x[2], task *late, uint32_t random) {
+    const te_dtype dtype = t->plan[k]->dtype;
+    const int own = te__shares_rows(t->plan[k]) ? rows / here.comm->tensor.size : rows;
+    const te_tensor in = te_matrix(x[0], dtype, own, t->width), dy = te_matrix(x[1], dtype, own, t->width);
+    te_batch batch;
+    te_saved saved;
+    memset(&batch, 0, sizeof batch), memset(&saved, 0, sizeof saved);
+    batch.batch = 1, batch.seq = rows;
+    saved.memory = t->saved[k], saved.bytes = te_plan_saved_bytes_of_rank(t->plan[k], ROWS, &here);
+    TE_TRY(te_plan_infer(te_matrix(t->made[k][0], dtype, own, t->width), in, t->plan[k], &t->model[k], &batch, &here));
+    late->late = random % 4 ? 0 : random / 4 % 60000, late->count = 0;
+    TE_TRY(fill_kernel_launch(&here, te_grid_of(1, 1), late));
+    TE_TRY(te_plan_forward(te_matrix(t->made[k][1], dtype, own, t->width), &saved, in, t->plan[k], &t->model[k], &batch,
+                           &here));
+    if (!back) return TE_OK;
+    TE_TRY(te_fill(&here, t->grads[k], 0, te_plan_grad_bytes(t->plan[k])));
+    TE_TRY(te_plan_backward(te_matrix(t->made[k][2], dtype, own, t->width), dy, &saved, t->plan[k], &t->model[k],
+                            &batch, &here));
+    return t->plan[k]->fp8 ? te_recipes_step(&t->recipes[k], &here) : TE_OK;
+}
+static te_status run_rows(int turns, int64_t *compared, int64_t *wrong) {
+    const te_group *g = te_tensor_group(&here);
+    const size_t sums = BLOCKS * THREADS * sizeof(int64_t);
+    static int64_t counts[BLOCKS * THREADS];
+    void *x[2]; /* and dy */
+    static twins all[4];
+    task t;
+    memset(&t, 0, sizeof t);
+    for (int i = 0; i < 2; i++) TE_TRY(te_allocate(&here, &x[i], (size_t)ROWS * WIDE * 2));
+    t.x = x[0];
+    TE_TRY(te_allocate(&here, (void **)&t.wrong, sums));
+    TE_TRY(te_fill(&here, t.wrong, 0, sums));
+    t.rank = g->rank, t.ranks = g->size, t.kind = 0;
+    TE_TRY(make(&all[0], reduced_plan(), reduced_apart_plan(), WIDE));
+    TE_TRY(make(&all[1], product_plan(), product_apart_plan(), NARROW));
+    TE_TRY(make(&all[2], seam_plan(), seam_apart_plan(), NARROW));
+    TE_TRY(make(&all[3], seam_fp8_plan(), seam_fp8_apart_plan(), NARROW));
+    for (int i = 0; i < turns; i++) {
+        const uint32_t u = mixed((uint32_t)i + 77), v = mixed(u), w = mixed(v + 5 + (uint32_t)g->rank); /* w: own */
+        twins *of = &all[u % 4];
+        const int unit = of >= &all[2] ? g->size : 1, most = (u / 4 % 2 ? 16 : ROWS) / unit;
+        const int of_most = of == &all[0] ? most : te_min(most, 24); /* products of different sizes are counted */
+        const int rows = (int)(1 + v % (uint32_t)of_most * (uint32_t)(most / of_most)) * unit;
+        const int own = rows / unit, back = u / 8 % 4 == 0;
+        t.turn = u, t.dtype = of->plan[0]->dtype, t.late = w % 4 ? 0 : w / 4 % 60000;
+        t.count = (int64_t)own * of->width;
+        TE_TRY(fill_kernel_launch(&here, te_grid_of(BLOCKS, 1), &t));
+        if (back) TE_TRY(te_copy(&here, x[1], x[0], (size_t)t.count * 2));
+        for (int k = 0; k < 2; k++) TE_TRY(passes(of, k, rows, back, x, &t, mixed(w + (uint32_t)k)));
+        for (int m = 0; m < 2 + 2 * back; m++) {
+            alike a;
+            memset(&a, 0, sizeof a);
+            a.a = m < 3 ? of->made[1][m] : of->grads[1], a.b = m < 3 ? of->made[0][m] : of->grads[0], a.wrong = t.wrong;
+            a.count = m < 3 ? (int64_t)own * of->width : (int64_t)(te_plan_grad_bytes(of->plan[0]) / 2);
+            TE_TRY(differ_kernel_launch(&here, te_grid_of(BLOCKS, 1), &a));
+            *compared += a.count;
+        }
+        if (i % 100 == 99) TE_TRY(te_comm_synchronize(&here));
+    }
+    TE_TRY(te_copy(&here, counts, t.wrong, sums));
+    TE_TRY(te_comm_synchronize(&here));
+    for (int i = 0; i < BLOCKS * THREADS; i++) *wrong += counts[i];
+    for (int i = 0; i < 4; i++) TE_TRY(drop(&all[i]));
+    te_release(&here, x[0]), te_release(&here, x[1]), te_release(&here, t.wrong);
+    return TE_OK;
+}
+
 int main(int argc, char **argv) {
-    const int turns = argc > 1 ? atoi(argv[1]) : 200, must = argc > 2;
+    const int rows = argc > 3 && !strcmp(argv[3], "rows"), turns = argc > 1 ? atoi(argv[1]) : 200, must = argc > 2 && !strcmp(argv[2], "peers");
     const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     int64_t compared = 0, wrong = 0;
     int rank, size;
@@ -124,13 +278,19 @@ int main(int argc, char **argv) {
     if (getenv("RANKS_TIMEOUT")) config.timeout = atof(getenv("RANKS_TIMEOUT"));
     te_status status = te_context_create(&here, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &here);
-    if (status == TE_OK) status = run(turns, &compared, &wrong);
+    here.gemm_own = rows && getenv("RANKS_GEMM_OWN") ? atoi(getenv("RANKS_GEMM_OWN")) : here.gemm_own;
+    if (status == TE_OK) status = rows ? run_rows(turns, &compared, &wrong) : run(turns, &compared, &wrong);
     const te_peers *peers = status == TE_OK ? te_tensor_group(&here)->peers : 0;
     if (status != TE_OK) printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&here));
     else if (must && size > 1 && !peers) wrong += printf("rank %d: the ranks cannot map each other's memory\n", rank);
     else if (!rank || wrong)
         printf("rank %d of %d: %lld values, %lld wrong; %lld of %d collectives through mapped memory\n", rank, size,
                (long long)compared, (long long)wrong, peers ? (long long)peers->collectives : 0LL, turns);
+    if (rows && peers && !rank)
+        printf("%lld kernels of rows, %lld that gather FP8, %lld behind a product that sends\n", (long long)peers->rows,
+               (long long)peers->fp8, (long long)peers->sent);
+    if (rows && must && (!peers || peers->rows < 2 * turns || !peers->fp8 || !peers->sent))
+        wrong += printf("rank %d: rows were no kernels of their own\n", rank);
     fflush(stdout);
     if (status == TE_ERROR_COMM) _exit(3);
     te_comm_destroy(&comm);

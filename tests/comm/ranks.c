@@ -40,6 +40,18 @@ TE_SEQUENTIAL(joined, bf16, REDUCED_ROW)
 #undef TE_FORWARD_all_reduce_add_fork_norm
 TE_SEQUENTIAL(apart, bf16, REDUCED_ROW)
 
+/* Rows over ranks, in doubles: of a width that their kernel takes and of one that it does not. */
+#define SUMMED(dtype, w)                                                                                              \
+    TE_INFERENCE(summed_##dtype##_##w, dtype, (input, x1, w), (all_reduce, r), (bias, b, w), (add, x1),               \
+        (layernorm, n, w))                                                                                            \
+    TE_INFERENCE(seam_##dtype##_##w, dtype, (input, x1, w), (reduce_scatter, s), (bias, b, w), (add, x1),             \
+        (layernorm, n, w), (all_gather, g))                                                                           \
+    static_assert((int)summed_##dtype##_##w##_infer_steps == 2 && (int)seam_##dtype##_##w##_infer_steps == 2, "a row");
+SUMMED(f32, 13)
+SUMMED(bf16, 13)
+SUMMED(f32, 264)
+SUMMED(bf16, 264)
+
 typedef struct side { te_tensor t; int64_t rows; } side; /* of a list */
 static int64_t compared, wrong;
 
@@ -203,6 +215,98 @@ static te_status rows_alike(int times) {
     }
     return TE_OK;
 }
+/* y = layernorm(the sum of all x + bias + residual) and how far the list may be off, of row `row` of all; in[w + 3 w]:
+ * the residual, and bias, gamma and beta. Values are rounded where they are stored, a sum of ranks at each addition, and
+ * the sums of a row's elements are of f32. */
+static void in_doubles(double *y, double *bound, int w, int64_t row, const double *in, te_dtype dtype, int ranks) {
+    const double f32 = 1.0 / (1 << 24), u = dtype == TE_f32 ? f32 : 1.0 / (1 << 8);
+    double v[ROW_WIDTH], off[ROW_WIDTH], mean = 0, off_mean = 0, square = 0, off_square = 0;
+    for (int i = 0; i < w; i++) {
+        double size = 0, sum = 0;
+        for (int r = 0; r < ranks; r++) {
+            const double x = value_of(r, row * 31, i, dtype);
+            sum += x, size += fabs(x);
+        }
+        v[i] = sum + in[w + i] + in[i];
+        off[i] = u * (ranks * size + fabs(v[i])) + f32 * (fabs(sum) + fabs(in[w + i]) + fabs(in[i]) + fabs(v[i]));
+        mean += v[i] / w, off_mean += (off[i] + w * f32 * fabs(v[i])) / w;
+    }
+    for (int i = 0; i < w; i++) {
+        const double d = v[i] - mean, off_d = off[i] + off_mean;
+        square += d * d / w, off_square += (2 * fabs(d) * off_d + off_d * off_d + w * f32 * d * d) / w;
+    }
+    const double rstd = 1 / sqrt(square + 1e-5), off_rstd = off_square / (square + 1e-5); /* twice the first order */
+    for (int i = 0; i < w; i++) {
+        const double d = v[i] - mean, of_d = d * rstd * in[2 * w + i];
+        y[i] = of_d + in[3 * w + i];
+        bound[i] = fabs(in[2 * w + i]) * rstd * (off[i] + off_mean) + fabs(of_d) * (off_rstd + 8 * f32) + u * fabs(y[i]);
+    }
+}
+/* One of these lists, of `rows` rows a rank. */
+static te_status summed(const te_plan *plan, int64_t rows, int is_seam) {
+    const te_group *g = te_tensor_group(&ctx);
+    const int w = plan->in;
+    const int64_t all = is_seam ? rows * g->size : rows, first = is_seam ? g->rank * rows : 0;
+    const size_t size = te_dtype_bytes(plan->dtype);
+    static char text[4 * ROW_MOST * ROW_WIDTH * sizeof(float)];
+    static double in[4 * ROW_WIDTH], y[ROW_WIDTH], bound[ROW_WIDTH];
+    const int64_t counts[4] = {3 * w, all * w, rows * w, all * w}; /* parameters, x, the residual, y */
+    void *at[4] = {0, 0, 0, 0};
+    te_model m;
+    te_param params[3];
+    te_batch batch;
+    te_edge edge;
+    memset(&m, 0, sizeof m), memset(params, 0, sizeof params), memset(&batch, 0, sizeof batch);
+    memset(&edge, 0, sizeof edge);
+    for (int k = 0; k < 4; k++) TE_TRY(te_allocate(&ctx, &at[k], (size_t)(k ? counts[k] : 3 * 1024) * size));
+    TE_TRY(te_model_bind(&m, plan, params, 3, at[0], 0, &ctx));
+    TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, &m, all, &ctx)));
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < w; i++) in[(k + 1) * w + i] = value_of(20 + k, 1, i, plan->dtype);
+    for (int k = 0; k < 3; k++) {
+        for (int i = 0; i < w; i++) te_store(text, i, (float)in[(k + 1) * w + i], plan->dtype);
+        TE_TRY(te_copy(&ctx, params[k].data, text, (size_t)w * size));
+        TE_TRY(te_synchronize(&ctx));
+    }
+    for (int k = 1; k < 3; k++) { /* a residual that all ranks have is the same on all */
+        for (int64_t i = 0; i < counts[k]; i++)
+            te_store(text, i, (float)value_of(k == 1 ? g->rank : 30, (i / w + (k == 1 ? 0 : first)) * 31, (int)(i % w), plan->dtype),
+                     plan->dtype);
+        TE_TRY(te_copy(&ctx, at[k], text, (size_t)counts[k] * size));
+        TE_TRY(te_synchronize(&ctx));
+    }
+    batch.batch = 1, batch.seq = (int)all, batch.edges = &edge, batch.edge_count = 1;
+    edge.name = "x1", edge.value = te_matrix(at[2], plan->dtype, rows, w);
+    TE_TRY(te_plan_infer(te_matrix(at[3], plan->dtype, all, w), te_matrix(at[1], plan->dtype, all, w), plan, &m, &batch, &ctx));
+    TE_TRY(te_copy(&ctx, text, at[3], (size_t)counts[3] * size));
+    TE_TRY(te_comm_synchronize(&ctx));
+    for (int64_t row = 0; row < all; row++) {
+        for (int i = 0; i < w; i++) in[i] = value_of(30, row * 31, i, plan->dtype);
+        in_doubles(y, bound, w, row, in, plan->dtype, g->size);
+        for (int i = 0; i < w; i++, compared++) {
+            const double off = fabs((double)te_load(text, row * w + i, plan->dtype) - y[i]);
+            if (off <= bound[i]) continue;
+            if (!wrong++) printf("rank %d: %s, %d rows: %d, %d is off by %g, may be by %g\n", g->rank, plan->name, (int)rows,
+                                 (int)row, i, off, bound[i]);
+        }
+    }
+    for (int k = 0; k < 4; k++) te_release(&ctx, at[k]);
+    return TE_OK;
+}
+#define SUMMED_OF(dtype, w)                                      \
+    TE_TRY(summed(summed_##dtype##_##w##_plan(), rows, 0));      \
+    TE_TRY(summed(seam_##dtype##_##w##_plan(), rows, 1))
+static te_status all_summed(void) {
+    const int64_t of[3] = {1, 7, ROW_MOST};
+    for (int i = 0; i < 3; i++) {
+        const int64_t rows = of[i];
+        SUMMED_OF(f32, 13);
+        SUMMED_OF(bf16, 13);
+        SUMMED_OF(f32, 264);
+        SUMMED_OF(bf16, 264);
+    }
+    return TE_OK;
+}
 #define EACH(dtype)                                             \
     TE_TRY(one(gather_##dtype##_plan(), GATHERED, SCATTERED));  \
     TE_TRY(one(scatter_##dtype##_plan(), SCATTERED, GATHERED)); \
@@ -212,6 +316,7 @@ static te_status run_ops(void) {
     EACH(f32);
     EACH(bf16);
     EACH(f16);
+    TE_TRY(all_summed());
     return rows_alike(3);
 }
 
