@@ -60,9 +60,10 @@ TE_FN void te__chain_tiles_load_norm(te__piece_norm *n, const te_chain *c, const
     te_load_gamma(&n->gamma, s, at, k.weight, k.norm_options.code);
     if (has_mean) te_vec8_load(&n->beta, s->w[1], at.col, at.n, at.aligned, k.weight);
     TE_UNROLL for (int r = 0; r < 8; r++) {
+        n->row[r].mean = n->row[r].rstd = 0.0f;
         if (r >= rows) continue;
         if (has_mean) n->row[r] = ((const te__row_stats *)(const void *)s->stats)[row + r];
-        else n->row[r].mean = 0.0f, n->row[r].rstd = s->stats[row + r];
+        else n->row[r].rstd = s->stats[row + r];
     }
 }
 /* The norm of eight elements, as te_norm_forward has it. */

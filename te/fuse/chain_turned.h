@@ -11,33 +11,43 @@
 
 #include "chain_tiles.h" /* te__chain_tiles_row */
 
-/* Eight elements: rounded, into x as FP8 and, of a gradient, stored where they lie. */
+/* Eight elements: into x as FP8 and, of a gradient, stored where they lie. rounded, a constant: to the list's format
+ * first. */
 TE_FN void te__chain_turned_store(const te_chain *c, const te_chain_shape k, te_place at, te_vec8 *x, float v[8],
-                                  float scale, uint32_t *most) {
-    if (c->scaled.rounded) te_vec8_of_pairs(x, v, k.out), te_vec8_floats(v, x, k.out);
+                                  float scale, const int rounded, uint32_t *most) {
+    if (rounded) te_vec8_of_pairs(x, v, k.out), te_vec8_floats(v, x, k.out);
     if (k.backward) *most = te_amax_bits8(*most, v);
     TE_UNROLL for (int j = 0; j < 8; j++) v[j] *= scale;
     te_vec8_of_fp8(x, v, k.backward ? TE_e5m2 : TE_e4m3);
     if (k.backward) te__fp8_store_row((uint8_t *)c->fp8.y, te_index(at), x->w, 8, 1);
 }
-/* Piece i, whose rows become FP8 where they are held. */
+/* Piece i, whose rows become FP8 where they are held. Forward's rows behind the last one are computed like others: of
+ * them nothing is stored, and no op reads what lies by rows but the row itself. */
 TE_FN void te__chain_turned_piece(const te_chain *c, te_stages_fn stages, const te_chain_shape k, te_vec8 *x[2],
-                                  int64_t row0, int64_t col0, int i, float scale, float sums[16], uint32_t *most) {
+                                  int64_t row0, int64_t col0, int i, const te__piece_norm *n, const int rounded,
+                                  float sums[16], uint32_t *most) {
     const int vector = (int)(col0 / 8) + i % TE_TILES_SIDE;
     const int64_t row = row0 + i / TE_TILES_SIDE * 8;
     const int rows = te__tiles_rows(c->rows, k.half, row, 8 * vector);
-    te__piece_norm n;
-    te__chain_tiles_load_norm(&n, c, k, row0, col0, i);
+    const float scale = te_load_scale(c->scaled.scale);
     TE_UNROLL for (int j = 0; j < 16; j++) sums[j] = 0;
+    if (!rows) return;
     TE_UNROLL for (int r = 0; r < 8; r++) {
         te_lane l;
         l.at = te_place_of(k, row + r, vector, k.norm < 0 ? k.in_halves : 1);
-        if (r >= rows) continue; /* zeros, in FP8 as well */
-        te__chain_tiles_row(c, stages, k, &l, &x[0][r], &x[1][r], &n, r, sums);
+        if (k.backward && r >= rows) continue; /* zeros, in FP8 as well */
+        te__chain_tiles_row(c, stages, k, &l, &x[0][r], &x[1][r], n, r, sums);
         l.at = te_place_of(k, row + r, vector, k.out_halves);
-        te__chain_turned_store(c, k, l.at, &x[0][r], l.v, scale, most);
-        if (k.out_halves == 2) te__chain_turned_store(c, k, te_second_half(l.at), &x[1][r], l.g, scale, most);
+        te__chain_turned_store(c, k, l.at, &x[0][r], l.v, scale, rounded, most);
+        if (k.out_halves == 2) te__chain_turned_store(c, k, te_second_half(l.at), &x[1][r], l.g, scale, rounded, most);
     }
+}
+/* What of a forward's chain its kernel knows where it makes the result of op `last` again: that op alone runs, and
+ * nothing but the transpose is stored. */
+TE_FN void te__chain_know_again(te_chain *again, const te_chain *c, const int last) {
+    memset(again, 0, sizeof *again);
+    again->x = c->x, again->rows = c->rows, again->scaled = c->scaled, again->scaled.from = last;
+    again->op[last] = c->op[last], again->op[last].out = 0;
 }
 /* One half of the result's columns, transposed, from the FP8 that the lanes hold. */
 TE_FN void te__chain_turned_half(const te_fp8_out *out, te_tiles_held *held, te_fp8_shared *turned, te_lanes g,
@@ -51,21 +61,27 @@ TE_FN void te__chain_turned_half(const te_fp8_out *out, te_tiles_held *held, te_
     te_block_sync();
     te__fp8_store_tile(out, turned, row, col, g);
 }
-TE_FN void te_chain_turned_body(const te_chain *c, te_block b, te_stages_fn stages, const te_chain_shape k,
-                                te_chain_tiles_held *held, te_tiles_shared *s) {
+/* last: the row's last op. */
+TE_FN void te_chain_turned_body(const te_chain *chain, te_block b, te_stages_fn stages, const te_chain_shape k,
+                                const int last, te_chain_tiles_held *held, te_tiles_shared *s) {
     int group;
     uint32_t most = 0;
+    te_chain again;
+    const te_chain *c = k.backward ? chain : &again;
     const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
-    const te_tiles_args a = te__chain_tiles_args(c, k);
+    const te_tiles_args a = te__chain_tiles_args(chain, k);
     const int across = (int)te_ceil_div(k.half, TE_FP8_TILE);
     const int64_t row = (int64_t)(b.x / across) * TE_FP8_TILE, col = (int64_t)(b.x % across) * TE_FP8_TILE;
-    const float scale = *c->scaled.scale;
+    if (!k.backward) te__chain_know_again(&again, chain, last);
     TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++) {
         const int i = g.id + h * g.count;
         te_vec8 *x[2] = {held->half[0].x[h], held->half[1].x[h]};
+        te__piece_norm n;
         float sums[16];
         te__chain_tiles_load(c, k, x, row, col, i);
-        te__chain_turned_piece(c, stages, k, x, row, col, i, scale, sums, &most);
+        te__chain_tiles_load_norm(&n, c, k, row, col, i);
+        if (!k.backward && c->scaled.rounded) te__chain_turned_piece(c, stages, k, x, row, col, i, &n, 1, sums, &most);
+        else te__chain_turned_piece(c, stages, k, x, row, col, i, &n, 0, sums, &most);
         te__chain_tiles_put_sums(s, k, i, sums);
     }
     if (k.sums >= 0) te__chain_tiles_leave_sums(c, k, s, g, row, col);
@@ -132,7 +148,7 @@ TE_BOTH te_chain_leaves te__chain_leaves(int recipe) {
     TE_FN void name##_tiles_body(const te_chain *c, te_block b, te_chain_tiles_held *held, te_tiles_shared *s) {     \
         if (name##_has_tiles()) te_chain_tiles_body(c, b, name##_stages, name##_shape(0), held, s);                  \
         else if (name##_is_again() || name##_is_turned())                                                            \
-            te_chain_turned_body(c, b, name##_stages, name##_shape(0), held, s);                                     \
+            te_chain_turned_body(c, b, name##_stages, name##_shape(0), TE_ROW_COUNT(__VA_ARGS__) - 1, held, s);      \
     }                                                                                                                \
     TE_KERNEL_WITH(name##_tiles, TE_FP8_THREADS, TE__CHAIN_TILES_RESIDENT(name), te_chain, te_chain_tiles_held,      \
                    te_tiles_shared, name##_tiles_body)                                                               \
