@@ -53,14 +53,19 @@ TE_API te_status te__chain_turns(te_value *turned, te_run *r, te_chain *c, int i
     return TE_OK;
 }
 
-/* Let the kernel store v, the gradient of product i in FP8 with one scale, transposed as well, where the gradient of its
- * weight is wanted. Memory is taken for a frozen one, too. */
+/* Let the kernel for tiles run, which stores the gradient of product i with one scale as it lies, and v, its transpose,
+ * where that has memory. */
+TE_API void te__chain_by_tiles(te_run *r, te_chain *c, int i, te_value v) {
+    const te_fp8_product *f = &r->param[i]->fp8;
+    c->scaled.tiles = 1, c->scaled.scale = f->scales ? f->scales->scale + f->dy : 0;
+    c->scaled.yt = v.p, c->scaled.yt_cols = te_round_up(c->rows, 16);
+}
+/* Let it do so. It runs whatever is frozen: the order of its sums, and so the bits of other gradients, do not depend on
+ * that. Nor does the memory on what is frozen for a while. */
 TE_API te_status te__chain_turned(te_value *turned, te_run *r, te_chain *c, int i, te_value v) {
-    if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK;
-    TE_TRY(te_acquire(r, turned, r->plan->op[i].out_rows, v.cols, v.dtype));
-    if (!te_is_trained(r->param[i])) return TE_OK;
-    c->scaled.tiles = 1, c->scaled.scale = c->fp8.scale;
-    c->scaled.yt = turned->p, c->scaled.yt_cols = te_round_up(v.rows, 16);
+    if (!(r->plan->op[i].flags & TE_IS_FROZEN))
+        TE_TRY(te_acquire(r, turned, r->plan->op[i].out_rows, v.cols, v.dtype));
+    te__chain_by_tiles(r, c, i, te_is_trained(r->param[i]) ? *turned : te_no_value());
     return TE_OK;
 }
 

@@ -168,20 +168,21 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int b
         stored.cols = plan->op[end].in;
         TE_TRY(te__chain_in_fp8(&stored, r, c, end - 1, 0));
         if (k.turns) TE_TRY(te__chain_turned(&turned, r, c, end - 1, stored));
-        if (c->scaled.tiles) te__chain_sums_by_tiles(r, waiting, dy.rows);
         *work = 1;
     } else if (changed && !te_last_step(r, s) && end > 0 && plan->op[end].in_dtype == plan->dtype &&
                te__chain_scales(r, end - 1, k, 0)) {
         stored = te_value_of(0, plan->dtype, te_rows_in(r, plan->op[end].in_rows), plan->op[end].in);
         TE_TRY(te__chain_in_scales(&stored, r, c, end - 1, k));
         TE_TRY(te__chain_turns(&turned, r, c, end - 1, stored));
-        te__chain_sums_by_tiles(r, waiting, dy.rows);
         *work = 1;
     } else if (changed || to_dx || stored.dtype != plan->op[end].in_dtype) {
         TE_TRY(te_gradient(&stored, r, s, end));
         c->y = stored.p, *work |= c->y != 0;
         measured = c->y && !te_last_step(r, s) && end > 0 && te_is_measured(r, end - 1, stored.dtype);
+        if (!c->y && changed && k.turns && end > 0 && te_is_stored_in_fp8(r, end - 1)) /* sums alone, in that order */
+            te__chain_by_tiles(r, c, end - 1, te_no_value());
     }
+    if (c->scaled.tiles) te__chain_sums_by_tiles(r, waiting, dy.rows);
     for (int j = skip; j < s->count; j++)
         if (plan->op[s->op[j]].flags & TE_IS_FORK) te_set_edge(r, s->op[j], te_no_value());
     te_set_now(r, stored);

@@ -19,7 +19,7 @@ TE_FN void te__chain_turned_store(const te_chain *c, const te_chain_shape k, te_
     if (k.backward) *most = te_amax_bits8(*most, v);
     TE_UNROLL for (int j = 0; j < 8; j++) v[j] *= scale;
     te_vec8_of_fp8(x, v, k.backward ? TE_e5m2 : TE_e4m3);
-    if (k.backward) te__fp8_store_row((uint8_t *)c->fp8.y, te_index(at), x->w, 8, 1);
+    if (k.backward && c->fp8.y) te__fp8_store_row((uint8_t *)c->fp8.y, te_index(at), x->w, 8, 1);
 }
 /* Piece i, whose rows become FP8 where they are held. Forward's rows behind the last one are computed like others: of
  * them nothing is stored, and no op reads what lies by rows but the row itself. */
@@ -85,8 +85,8 @@ TE_FN void te_chain_turned_body(const te_chain *chain, te_block b, te_stages_fn 
         te__chain_tiles_put_sums(s, k, i, sums);
     }
     if (k.sums >= 0) te__chain_tiles_leave_sums(c, k, s, g, row, col);
-    te__chain_turned_half(&a.out, &held->half[0], &s->u.turned, g, row, col);
-    if (k.out_halves == 2) {
+    if (a.out.yt) te__chain_turned_half(&a.out, &held->half[0], &s->u.turned, g, row, col);
+    if (a.out.yt && k.out_halves == 2) {
         te_block_sync();
         te__chain_turned_half(&a.out, &held->half[1], &s->u.turned, g, row, k.half + col);
     }
