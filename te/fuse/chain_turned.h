@@ -4,7 +4,8 @@
  * rows and a transpose behind it.
  *
  * A block has a tile of 128 x 128, a lane 8 x 8 of its elements, as in chain_tiles.h. The scale is known: a lane rounds
- * its rows as it makes them.
+ * its rows as it makes them. Bytes an element of a bf16 list: a gradient 2 + 1 + 1 and what its ops read, where the
+ * kernel for rows and the transpose move 2 + 1 + 1 + 1; a result again 2 + 1. The floor is a copy of as many.
  */
 #ifndef TE_FUSE_CHAIN_TURNED_H
 #define TE_FUSE_CHAIN_TURNED_H
@@ -158,7 +159,8 @@ TE_BOTH te_chain_leaves te__chain_leaves(int recipe) {
 /* Whether a product with one scale a tensor reads what the last op gives, and backward may make it again
  * (te__gives_again). */
 #define TE__CHAIN_AGAIN(name, model, dtype, op)                                                               \
-    (!name##_is_backward && TE_IS_BY_TENSOR(model##_recipe_at((int)TE_ID(model, op) + 1)) &&                  \
+    (!name##_is_backward && !(int)model##_keeps_inputs &&                                                     \
+     TE_IS_BY_TENSOR(model##_recipe_at((int)TE_ID(model, op) + 1)) &&                                         \
      (TE_FLAGS(op) & TE_SAVES_INPUT) && !(TE_FLAGS(op) & TE_DRAWS) &&                                         \
      (int)TE_DTYPE_OUT(model, op) == (int)TE_##dtype)
 /* Ops that may change the gradient that they hand on. */

@@ -1,8 +1,7 @@
 /* kernels.h -- which kernels a step of a plan has: a chain, a matrix product and a chain, both in one, or those of the
  * op itself.
  *
- * Everything that a kernel depends on is a constant by then: the ops of the row and their options, number formats,
- * widths, lanes a row.
+ * Everything that a kernel depends on is a constant by then: the row's ops and options, formats, widths, lanes a row.
  */
 #ifndef TE_FUSE_KERNELS_H
 #define TE_FUSE_KERNELS_H
@@ -171,8 +170,7 @@
 #define TE__FIRST_OF(bits)                                                                                 \
     ((bits) & 1 ? 0 : (bits) & 2 ? 1 : (bits) & 4 ? 2 : (bits) & 8 ? 3 : (bits) & 16 ? 4 : (bits) & 32 ? 5 \
         : (bits) & 64 ? 6 : (bits) & 128 ? 7 : -1)
-/* Ops that read a tensor of the row's shape in the model's format: what a matrix product may load ahead of its
- * epilogue. */
+/* Ops that read a tensor of the row's shape in the model's format: what a product may load ahead of its epilogue. */
 #define TE__READS(x, i, op) TE__READS2(TE_UNWRAP(x), i, op)
 #define TE__READS2(...) TE__READS3(__VA_ARGS__)
 #define TE__READS3(name, model, dtype, pass, i, op) \

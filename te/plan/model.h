@@ -142,8 +142,8 @@ typedef struct te_fp8_ops {
     te_status (*product_of_tiles)(const struct te_gemm *g, te_context *ctx);
     te_status (*rows)(const struct te_quantize_rows *q, te_context *ctx); /* null: the list does not name fp8_row */
     int fixed; /* its widths are constants: chains have kernels for tiles and for whole rows, too */
+    int keeps; /* forward keeps in FP8 what products read, where backward would make it again otherwise */
 } te_fp8_ops;
-
 struct te_model;
 struct te_run;
 struct te_step;
