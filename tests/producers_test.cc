@@ -10,6 +10,7 @@
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"
 #include "te/ops/residual.h"
+#include "te/ops/scale.h"
 #include "te/optim/init.h"
 
 TE_QUANTIZE_TILES(tiles_f32, f32)
@@ -36,12 +37,11 @@ TE_QUANTIZE(turn, e4m3)
 // X(dtype): lists whose backward has kernels that turn gradients of one scale.
 #define TURNED(X) X(bf16) X(f32)
 #define TURNED_LISTS(D)                                                                                                          \
-    MODEL(t##D##_gelu, (D, (recipe, fp8_delayed)), (linear, f, 16, 272), (bias, b, 272), (gelu, n), (linear, l, 272, 16))        \
-    MODEL(t##D##_act, (D, (recipe, fp8_delayed)), (linear, f, 16, 144), (silu, n), (linear, l, 144, 16))                         \
-    MODEL(t##D##_gated, (D, (recipe, fp8_delayed)), (linear, f, 16, 512), (bias, b, 512), (swiglu, n), (linear, l, 256, 16))     \
     MODEL(t##D##_drop, (D, (recipe, fp8_delayed)), (fork, x), (linear, f, 160, 160), (bias, b, 160), (dropout, d, 0.2f), (add, x), (linear, l, 160, 16)) \
-    MODEL(t##D##_none, (D, (recipe, fp8_delayed)), (linear, f, 16, 160), (bias, b, 160), (swiglu, n), (linear, l, 80, 16))       \
-    MODEL(t##D##_now, (D, (recipe, fp8_current)), (linear, f, 16, 272), (bias, b, 272), (gelu, n), (linear, l, 272, 16))
+    MODEL(t##D##_bias, (D, (recipe, fp8_delayed)), (linear, f, 16, 272), (bias, b, 272), (dropout, d, 0.3f), (linear, l, 272, 16)) \
+    MODEL(t##D##_scale, (D, (recipe, fp8_delayed)), (linear, f, 16, 144), (scale, s, 0.3f), (linear, l, 144, 16))                \
+    MODEL(t##D##_kept, (D, (recipe, fp8_delayed)), (linear, f, 16, 160), (bias, b, 160), (swiglu, n), (linear, l, 80, 16))       \
+    MODEL(t##D##_now, (D, (recipe, fp8_current)), (linear, f, 16, 272), (bias, b, 272), (dropout, d, 0.3f), (linear, l, 272, 16))
 TURNED(TURNED_LISTS)
 
 namespace {
@@ -175,8 +175,8 @@ TEST_CASE("a kernel that stores FP8 has the bits of its result and a cast", "[pr
 namespace {
 
 #define TURNED_PRODUCERS(D)                                                                                                      \
-    OF(t##D##_gelu_l_linear_gelu_bias_backward, 272, 2, -1), OF(t##D##_act_n_silu_backward, 144, 1, -1),                  \
-        OF(t##D##_gated_n_swiglu_bias_backward, 256, 2, -1), OF(t##D##_drop_x_add_dropout_bias_backward, 160, 3, -1),
+    OF(t##D##_drop_x_add_dropout_bias_backward, 160, 3, -1), OF(t##D##_bias_d_dropout_bias_backward, 272, 2, -1),                \
+        OF(t##D##_scale_s_scale_backward, 144, 1, -1),
 const producer turned_producers[] = {TURNED(TURNED_PRODUCERS)};
 
 // What is stored in FP8 with one scale.
@@ -246,8 +246,8 @@ TEST_CASE("a kernel that stores a gradient in FP8 transposed as well has the bit
         for (const int64_t rows : brief() ? std::vector<int64_t>{129} : std::vector<int64_t>{1, 37, 261}) check_turned(p, rows, true);
         check_turned(p, 50, false);
     }
-    CHECK(tbf16_none_n_swiglu_bias_backward_shape(80).turns == 0); // a tile would reach from one half of the columns to the other
-    CHECK(tbf16_now_l_linear_gelu_bias_backward_shape(272).turns == 0); // its scale is not known yet
+    CHECK(tbf16_kept_n_swiglu_bias_backward_shape(80).turns == 0);      // it reads what forward kept
+    CHECK(tbf16_now_d_dropout_bias_backward_shape(272).turns == 0); // its scale is not known yet
 }
 
 // ---- whole lists ---------------------------------------------------------------------------------------------------------

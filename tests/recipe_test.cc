@@ -231,31 +231,8 @@ TEST_CASE("what backward makes again has the bits that forward would have kept",
 }
 
 // In f32 nothing is rounded between a chain and the cast of what it gives. The first step casts, with the tensors' own scales; the
-// second has the same numbers, so the same scales, and its chains store FP8. A chain that stores a gradient transposed, too, sums a
-// bias's in another order.
+// second has the same numbers, so the same scales, and its chains store FP8.
 namespace {
-// How far two sums of `rows` gradients behind product i may be apart, none of them larger than what its scale is of.
-double apart_by_order(under_recipe &u, int i, int rows) {
-    const te_fp8_product &f = u.m.model()->param[u.m.ops.ops[(size_t)i].first_param].fp8;
-    float scale = 1;
-    REQUIRE(te_copy(u.ctx, &scale, f.scales->scale + f.dy, sizeof scale) == TE_OK);
-    REQUIRE(te_synchronize(u.ctx) == TE_OK);
-    return 2.0 * rows * std::ldexp(1, -24) * rows * 57344 / scale * 1.02;
-}
-void check_grads(under_recipe &u, const reference::vec &stored, const reference::vec &cast, int rows) {
-    for (int i = 0; i < u.plan->op_count; i++) {
-        const te_op &op = u.plan->op[i];
-        const double bound = i && (op.flags & TE_SUMS) && u.plan->op[i - 1].recipe != TE_RECIPE_none ? apart_by_order(u, i - 1, rows) : 0;
-        for (int k = 0; k < op.params; k++) {
-            const te_param &p = u.m.model()->param[u.m.ops.ops[(size_t)i].first_param + k];
-            const size_t from = (size_t)(p.grad - (const float *)u.m.grads.data());
-            int beyond = 0;
-            for (size_t j = from; j < from + (size_t)(p.rows * p.cols); j++) beyond += !(std::fabs(stored[j] - cast[j]) <= bound);
-            INFO(op.name);
-            CHECK(beyond == 0);
-        }
-    }
-}
 void check_chain(const subject &s, int rows) {
     const unsigned seed = fresh_seed();
     under_recipe u(s, 1, rows, seed, 1);
@@ -266,7 +243,7 @@ void check_chain(const subject &s, int rows) {
     const results stored = run_plain(u, b);
     CHECK((stored.y == cast.y));
     CHECK((stored.dx == cast.dx));
-    check_grads(u, stored.grads, cast.grads, rows);
+    CHECK((stored.grads == cast.grads));
     buffer inferred(u.ctx, u.y_bytes());
     REQUIRE(s.infer(u.y_of(inferred), u.x_of(b.x), u.m.memory.data(), &u.batch, u.ctx) == TE_OK);
     CHECK((inferred.raw() == b.y.raw()));

@@ -38,9 +38,8 @@ TE_FN void te__chain_turned_piece(const te_chain *c, te_stages_fn stages, const 
         l.at = te_place_of(k, row + r, vector, k.norm < 0 ? k.in_halves : 1);
         if (k.backward && r >= rows) continue; /* zeros, in FP8 as well */
         te__chain_tiles_row(c, stages, k, &l, &x[0][r], &x[1][r], n, r, sums);
-        l.at = te_place_of(k, row + r, vector, k.out_halves);
+        l.at = te_place_of(k, row + r, vector, 1); /* behind a gated op a row is half as wide */
         te__chain_turned_store(c, k, l.at, &x[0][r], l.v, scale, rounded, most);
-        if (k.out_halves == 2) te__chain_turned_store(c, k, te_second_half(l.at), &x[1][r], l.g, scale, rounded, most);
     }
 }
 /* What of a forward's chain its kernel knows where it makes the result of op `last` again: that op alone runs, and
@@ -50,9 +49,9 @@ TE_FN void te__chain_know_again(te_chain *again, const te_chain *c, const int la
     again->x = c->x, again->rows = c->rows, again->scaled = c->scaled, again->scaled.from = last;
     again->op[last] = c->op[last], again->op[last].out = 0;
 }
-/* One half of the result's columns, transposed, from the FP8 that the lanes hold. */
-TE_FN void te__chain_turned_half(const te_fp8_out *out, te_tiles_held *held, te_fp8_shared *turned, te_lanes g,
-                                 int64_t row, int64_t col) {
+/* The tile transposed, from the FP8 that the lanes hold. */
+TE_FN void te__chain_turned_put(const te_fp8_out *out, te_tiles_held *held, te_fp8_shared *turned, te_lanes g,
+                                int64_t row, int64_t col) {
     TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++) {
         const int i = g.id + h * g.count;
         uint32_t word[8][2];
@@ -86,11 +85,7 @@ TE_FN void te_chain_turned_body(const te_chain *chain, te_block b, te_stages_fn 
         te__chain_tiles_put_sums(s, k, i, sums);
     }
     if (k.sums >= 0) te__chain_tiles_leave_sums(c, k, s, g, row, col);
-    if (a.out.yt) te__chain_turned_half(&a.out, &held->half[0], &s->u.turned, g, row, col);
-    if (a.out.yt && k.out_halves == 2) {
-        te_block_sync();
-        te__chain_turned_half(&a.out, &held->half[1], &s->u.turned, g, row, k.half + col);
-    }
+    if (a.out.yt) te__chain_turned_put(&a.out, &held->half[0], &s->u.turned, g, row, col);
     if (k.backward) te_chain_leave_amax(c, k, b, g, most);
 }
 
@@ -136,7 +131,7 @@ TE_BOTH te_chain_leaves te__chain_leaves(int recipe) {
     TE_BOTH int name##_is_again(void) { return TE__CHAIN_AGAIN(name, model, dtype, TE_ROW_LAST(__VA_ARGS__)); }      \
     TE_BOTH int name##_is_turned(void) {                                                                             \
         return name##_is_backward && TE__CHAIN_TURNS(name) && name##_leaves() == TE_LEAVES_fp8 &&                    \
-               (0 TE_ROW(TE__CHANGES, ~, __VA_ARGS__)) > 0;                                                          \
+               !((int)name##_kept >> 16) && (0 TE_ROW(TE__CHANGES, ~, __VA_ARGS__)) > 0;                             \
     }                                                                                                                \
     TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__CHAIN_NORM_, pass), TE__CHAIN_MAP)              \
     (name##_row, name, dtype, pass, eps, TE_CHAIN_LANES, 1)                                                          \
@@ -163,7 +158,8 @@ TE_BOTH te_chain_leaves te__chain_leaves(int recipe) {
      TE_IS_BY_TENSOR(model##_recipe_at((int)TE_ID(model, op) + 1)) &&                                         \
      (TE_FLAGS(op) & TE_SAVES_INPUT) && !(TE_FLAGS(op) & TE_DRAWS) &&                                         \
      (int)TE_DTYPE_OUT(model, op) == (int)TE_##dtype)
-/* Ops that may change the gradient that they hand on. */
+/* Ops that may change the gradient that they hand on. A row is turned where one does, and none reads by rows what forward
+ * has kept (name##_kept): the loads of that would wait for one another. */
 #define TE__CHANGES(x, i, op) +((TE_FLAGS(op) & TE_KEEPS_GRAD) == 0)
 /* Whether there can be a kernel for tiles: they do not reach from one half of a result to the other. There is one where
  * a product reads them. */
