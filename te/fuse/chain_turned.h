@@ -5,7 +5,9 @@
  *
  * A block has a tile of 128 x 128, a lane 8 x 8 of its elements, as in chain_tiles.h. The scale is known: a lane rounds
  * its rows as it makes them. Bytes an element of a bf16 list: a gradient 2 + 1 + 1 and what its ops read, where the
- * kernel for rows and the transpose move 2 + 1 + 1 + 1; a result again 2 + 1. The floor is a copy of as many.
+ * kernel for rows and the transpose move 2 + 1 + 1 + 1; a result again 2 + 1. The floor is a copy of as many. One H200
+ * under a profiler, between products in FP8, each with its wait for the kernel before: add_dropout_bias with its sums,
+ * 8192 x 4096, 45 us and 70 for the transpose behind it, 56 in one pass. At that clock instructions dominate.
  */
 #ifndef TE_FUSE_CHAIN_TURNED_H
 #define TE_FUSE_CHAIN_TURNED_H
@@ -158,8 +160,8 @@ TE_BOTH te_chain_leaves te__chain_leaves(int recipe) {
      TE_IS_BY_TENSOR(model##_recipe_at((int)TE_ID(model, op) + 1)) &&                                         \
      (TE_FLAGS(op) & TE_SAVES_INPUT) && !(TE_FLAGS(op) & TE_DRAWS) &&                                         \
      (int)TE_DTYPE_OUT(model, op) == (int)TE_##dtype)
-/* Ops that may change the gradient that they hand on. A row is turned where one does, and none reads by rows what forward
- * has kept (name##_kept): the loads of that would wait for one another. */
+/* Ops that may change the gradient that they hand on. A row is turned where one does, and none reads by rows what
+ * forward has kept (name##_kept): the loads of that would wait for one another. */
 #define TE__CHANGES(x, i, op) +((TE_FLAGS(op) & TE_KEEPS_GRAD) == 0)
 /* Whether there can be a kernel for tiles: they do not reach from one half of a result to the other. There is one where
  * a product reads them. */
