@@ -1,5 +1,6 @@
 // producers_test.cc -- kernels that store a product's operand in FP8 themselves, with scales of tiles or of rows: their bits are those of
-// the same kernel in the list's format and a cast behind it.
+// the same kernel in the list's format and a cast behind it. Those that store a gradient with one scale transposed as well, in tiles: their
+// bits are those of the kernel for rows and a transpose behind it.
 #include "draw.h"
 #include "recipe.h"
 #include "te/fuse/inference.h"
@@ -9,6 +10,7 @@
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"
 #include "te/ops/residual.h"
+#include "te/ops/scale.h"
 #include "te/optim/init.h"
 
 TE_QUANTIZE_TILES(tiles_f32, f32)
@@ -30,6 +32,17 @@ TE_QUANTIZE_ROWS(rows_bf16, bf16)
                  (linear, f, 128, 272), (bias, b, 272), (gelu, s), (linear, e, 272, 16), (linear, g, 16, 512), (bias, h, 512),    \
                  (swiglu, t), (linear, i, 256, 16))
 RULES(LISTS)
+
+TE_QUANTIZE(turn, e4m3)
+// X(dtype): lists whose backward has kernels that turn gradients of one scale.
+#define TURNED(X) X(bf16) X(f32)
+#define TURNED_LISTS(D)                                                                                                          \
+    MODEL(t##D##_drop, (D, (recipe, fp8_delayed)), (fork, x), (linear, f, 160, 160), (bias, b, 160), (dropout, d, 0.2f), (add, x), (linear, l, 160, 16)) \
+    MODEL(t##D##_bias, (D, (recipe, fp8_delayed)), (linear, f, 16, 272), (bias, b, 272), (dropout, d, 0.3f), (linear, l, 272, 16)) \
+    MODEL(t##D##_scale, (D, (recipe, fp8_delayed)), (linear, f, 16, 144), (scale, s, 0.3f), (linear, l, 144, 16))                \
+    MODEL(t##D##_kept, (D, (recipe, fp8_delayed)), (linear, f, 16, 160), (bias, b, 160), (swiglu, n), (linear, l, 80, 16))       \
+    MODEL(t##D##_now, (D, (recipe, fp8_current)), (linear, f, 16, 272), (bias, b, 272), (dropout, d, 0.3f), (linear, l, 272, 16))
+TURNED(TURNED_LISTS)
 
 namespace {
 
@@ -155,6 +168,86 @@ TEST_CASE("a kernel that stores FP8 has the bits of its result and a cast", "[pr
         check(p, 50, false);
     }
     CHECK(turning() == 2 * (3 + 2 * 3)); // of fp8_block: norms, and maps forward and backward
+}
+
+// ---- gradients with one scale ---------------------------------------------------------------------------------------------
+
+namespace {
+
+#define TURNED_PRODUCERS(D)                                                                                                      \
+    OF(t##D##_drop_x_add_dropout_bias_backward, 160, 3, -1), OF(t##D##_bias_d_dropout_bias_backward, 272, 2, -1),                \
+        OF(t##D##_scale_s_scale_backward, 144, 1, -1),
+const producer turned_producers[] = {TURNED(TURNED_PRODUCERS)};
+
+// What is stored in FP8 with one scale.
+struct turned {
+    buffer y, yt, amax;
+    turned(te_context *ctx, int64_t rows, int64_t cols) : y(ctx, (size_t)(rows * cols)), yt(ctx, (size_t)(te_round_up(rows, 16) * cols)), amax(ctx, 4) {
+        amax.write(reference::vec(1, 0.0), TE_f32);
+    }
+    bool operator==(const turned &o) const { return y.raw() == o.y.raw() && yt.raw() == o.yt.raw() && amax.raw() == o.amax.raw(); }
+};
+
+void check_turned(const producer &p, int64_t rows, bool finite) {
+    const unsigned seed = fresh_seed();
+    CAPTURE(p.name, rows, finite, seed);
+    context own;
+    te_context *ctx = &own.c;
+    source random(seed);
+    const te_chain_shape k = p.k;
+    const int64_t in = (int64_t)k.half * k.in_halves, out = (int64_t)k.half * k.out_halves, n = (int64_t)k.half * k.sum_halves, tiles = te_fp8_blocks(rows);
+    const size_t size = te_dtype_bytes(k.out), most = (size_t)(2 * rows * k.half);
+    buffer x(ctx, (size_t)(rows * in) * size), saved(ctx, most * size), scale(ctx, 4), y(ctx, (size_t)(rows * out) * size);
+    buffer sums(ctx, (size_t)(16 * 2 * k.half) * 4), tile_sums(ctx, (size_t)(tiles * 2 * k.half) * 4);
+    draw(x, random, (size_t)(rows * in), k.out, finite), draw(saved, random, most, k.out, true);
+    scale.write(reference::vec(1, 37.5), TE_f32);
+    set_rng(ctx, 5, 0);
+    const turned pair(ctx, rows, out), fused(ctx, rows, out);
+    te_run r;
+    memset(&r, 0, sizeof r);
+    r.ctx = ctx, r.pass = TE_BACKWARD;
+    te_chain c;
+    memset(&c, 0, sizeof c);
+    c.x = x.data(), c.rows = rows, c.half = k.half;
+    for (int i = 0; i < p.count; i++) {
+        te_stage *s = &c.op[i];
+        s->saved = saved.data(), s->rng = ctx->rng, s->id = (uint32_t)i;
+        if (i == k.sums) s->sum[0] = (float *)sums.data();
+    }
+    te_chain f = c;
+    const int blocks = (int)te_min(te__chain_blocks(&r, rows, k), 16);
+    const te_grid grid = te_grid_of((int64_t)(k.sums >= 0 ? blocks : te__chain_blocks(&r, rows, k)) * te_chain_tiles(k), 1);
+    c.y = y.data(), c.fp8.y = pair.y.data(), c.fp8.scale = (const float *)scale.data(), c.fp8.amax = (float *)pair.amax.data();
+    REQUIRE(p.launch(ctx, grid, &c) == TE_OK);
+    te_quantize q = te_quantize_of(rows, out);
+    q.x = pair.y.data(), q.yt = pair.yt.data(), q.yt_cols = te_round_up(rows, 16);
+    REQUIRE(turn_run(&q, ctx) == TE_OK);
+    f.fp8 = c.fp8, f.fp8.y = fused.y.data(), f.fp8.amax = (float *)fused.amax.data();
+    f.scaled.tiles = 1, f.scaled.scale = f.fp8.scale, f.scaled.yt = fused.yt.data(), f.scaled.yt_cols = te_round_up(rows, 16);
+    if (k.sums >= 0) f.op[k.sums].sum[0] = (float *)tile_sums.data();
+    REQUIRE(p.launch(ctx, grid, &f) == TE_OK);
+    CHECK(bool(pair == fused));
+    if (k.sums < 0 || !finite) return;
+    const reference::vec a = sums.read(TE_f32, 0, (size_t)(blocks * n)), b = tile_sums.read(TE_f32, 0, (size_t)(tiles * n)), v = y.read(k.out);
+    for (int64_t j = 0; j < n; j++) { // the same sum in another order
+        double left = 0, right = 0, all = 0;
+        for (int64_t i = 0; i < blocks; i++) left += a[(size_t)(i * n + j)];
+        for (int64_t i = 0; i < tiles; i++) right += b[(size_t)(i * n + j)];
+        for (int64_t i = 0; i < rows; i++) all += std::fabs(v[(size_t)(i * n + j)]);
+        if (!(std::fabs(left - right) <= all * std::ldexp((double)rows, -23) * 1.02)) { CHECK(left == right); break; }
+    }
+}
+
+} // namespace
+
+TEST_CASE("a kernel that stores a gradient in FP8 transposed as well has the bits of one that does not, and a transpose", "[producers]") {
+    for (const producer &p : turned_producers) {
+        REQUIRE(p.k.turns == 1);
+        for (const int64_t rows : brief() ? std::vector<int64_t>{129} : std::vector<int64_t>{1, 37, 261}) check_turned(p, rows, true);
+        check_turned(p, 50, false);
+    }
+    CHECK(tbf16_kept_n_swiglu_bias_backward_shape(80).turns == 0);      // it reads what forward kept
+    CHECK(tbf16_now_d_dropout_bias_backward_shape(272).turns == 0); // its scale is not known yet
 }
 
 // ---- whole lists ---------------------------------------------------------------------------------------------------------

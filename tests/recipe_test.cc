@@ -39,8 +39,8 @@ UNFUSED(apart, (bf16, (recipe, fp8_current)), BLOCK(64)) // marks cut rows
 UNFUSED(again, (bf16, (recipe, fp8_current)), AGAIN(64))
 UNFUSED(apart_delayed, (bf16, (recipe, fp8_delayed)), BLOCK(64))
 UNFUSED(again_delayed, (bf16, (recipe, fp8_delayed)), AGAIN(64))
-// The same rows with and without a span that computes one op again: where there is one, forward keeps all inputs in FP8. A gelu behind a
-// bias may then be cuBLASLt's, which has other bits.
+// The same rows with and without a span that computes one op again: where there is one, forward keeps all inputs in FP8, as it does where the
+// list says so. A gelu behind a bias may then be cuBLASLt's, which has other bits.
 #define KEPT(H, X)                                                                                                               \
     (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * H), (bias, qkv_b, 3 * H), (attention, attn, 2, 2, H / 2),             \
         (linear, proj, H, H), (bias, proj_b, H), (add, x1), (fork, x2), (rmsnorm, ln2, H), (linear, fc1, H, 4 * H),             \
@@ -54,6 +54,8 @@ UNFUSED(again_delayed, (bf16, (recipe, fp8_delayed)), AGAIN(64))
     X(keeps_f32, makes_f32, (f32, (recipe, fp8_delayed)))
 #define KEEPER_MODELS(keeps, makes, ...) MODEL(keeps, __VA_ARGS__, KEPT(64, WITH_SPAN)) MODEL(makes, __VA_ARGS__, KEPT(64, WITHOUT_SPAN))
 KEEPERS(KEEPER_MODELS)
+MODEL(kept_current, (bf16, (recipe, fp8_current), (inputs, kept)), KEPT(64, WITHOUT_SPAN))
+MODEL(kept_delayed, (bf16, (recipe, fp8_delayed), (inputs, kept)), KEPT(64, WITHOUT_SPAN))
 MODEL(wide, (bf16, (residual, f32), (recipe, fp8_current)), BLOCK(64))
 MODEL(mixed, (bf16, (recipe, fp8_delayed)), (layernorm, n, 64), (linear, fc1, 64, 128), (gelu, act), (linear, head, 128, 24, (recipe, none)))
 
@@ -208,7 +210,8 @@ TEST_CASE("recomputation under a recipe gives the same bits", "[recipe]") {
 TEST_CASE("what backward makes again has the bits that forward would have kept", "[recipe]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
-    const subject *const pairs[][2] = {KEEPERS(KEEPER_PAIRS)};
+    const subject *const pairs[][2] = {KEEPERS(KEEPER_PAIRS){&kept_current_subject, &makes_current_subject},
+                                       {&kept_delayed_subject, &makes_delayed_subject}};
     for (const auto &pair : pairs)
         for (int seq : {1, 33, 130}) {
             under_recipe u(*pair[0], 2, seq, seed), v(*pair[1], 2, seq, seed);

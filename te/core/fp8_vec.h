@@ -7,6 +7,14 @@
 
 #include "dtype.h" /* te_vec8, te__fp8_word */
 
+/* A scale, which nobody writes meanwhile: a load that need not wait for stores. */
+TE_FN float te_load_scale(const float *scale) {
+#if TE_CUDA
+    return __ldg(scale);
+#else
+    return *scale;
+#endif
+}
 /* n of them exist, the rest become 0. */
 TE_FN void te_vec8_load_fp8(te_vec8 *e, const void *p, int64_t i, int n, int aligned) {
 #if TE_CUDA

@@ -40,7 +40,7 @@ typedef struct te_chain_scaled {
     void *y;        /* [rows, out], e4m3 */
     float *inverse; /* 1 / its scales (te_scaling_count) */
     te_scale_rule rule;
-    int tiles;          /* chain_tiles.h stores it, and transposed: */
+    int tiles;          /* chain_tiles.h or chain_turned.h stores it, and transposed: */
     int64_t yt_cols;    /* rows of the transpose, up to a multiple of 16 */
     void *yt;           /* [out, yt_cols]; null: not wanted */
     float *yt_inverse;
@@ -89,7 +89,8 @@ typedef struct te_chain_shape {
     int stash;                 /* bytes of shared memory for gamma, 0: none */
     int fp8;                   /* the list names a recipe: y may be stored in FP8 */
     te_scaling scaled;         /* and with such scales of its own (chain_scaled.h) */
-    int turns;                 /* and, of tiles, transposed as well (chain_tiles.h) */
+    int turns;                 /* and transposed as well, in tiles (chain_tiles.h, chain_turned.h) */
+    int norm_reads_x;          /* no op but forks stands before the norm */
 } te_chain_shape;
 TE_BOTH te_chain_shape te_no_shape(void) {
     te_chain_shape k;
@@ -219,9 +220,10 @@ TE_FN void te_store_lane(const te_lane *l, void *y, const te_chain_shape k) {
 TE_FN void te__chain_store_fp8(const te_chain *c, const float v[8], float scale, te_place at, const te_chain_shape k,
                                uint32_t *most) {
     float w[8];
+    if (at.aligned) *most = te_amax_bits8(*most, v);
     TE_UNROLL for (int i = 0; i < 8; i++) {
         w[i] = v[i] * scale;
-        if (i < at.n) *most = te_amax_bits(v[i]) > *most ? te_amax_bits(v[i]) : *most;
+        if (!at.aligned && i < at.n) *most = te_amax_bits(v[i]) > *most ? te_amax_bits(v[i]) : *most;
     }
     te_store8_fp8(c->fp8.y, te_index(at), w, at.n, at.aligned, k.backward ? TE_e5m2 : TE_e4m3);
 }
@@ -241,7 +243,7 @@ TE_FN void te_chain_store_fp8(const te_chain *c, const te_lane *l, const te_chai
             }
         return;
     }
-    const float scale = *c->fp8.scale;
+    const float scale = te_load_scale(c->fp8.scale);
     te__chain_store_fp8(c, l->v, scale, l->at, k, most);
     if (k.out_halves == 2) te__chain_store_fp8(c, l->g, scale, te_second_half(l->at), k, most);
 }

@@ -25,7 +25,7 @@ TE_FN void te_norm_row_load(const te_chain *c, te_stages_fn stages, const te_cha
         const te_place at = te_place_of(k, row, g.id + i * g.count, 1);
         te_lane l;
         if (te_norm_ends(k, at.col)) continue;
-        if (k.norm == 0) {
+        if (k.norm_reads_x) {
             te_vec8_load(&row_x[i], c->x, te_index(at), at.n, at.aligned, k.norm_in);
         } else {
             te_load_lane(&l, c->x, k, row, g.id + i * g.count);
@@ -35,12 +35,12 @@ TE_FN void te_norm_row_load(const te_chain *c, te_stages_fn stages, const te_cha
     }
 }
 /* y = (x - mean) rstd gamma + beta, of eight elements. */
-TE_FN void te_norm_of8(float y[8], const float x[8], float mean, float rstd, const te_vec8 *gamma, const te_stage *s,
-                       te_place at, const te_chain_shape k) {
+TE_FN void te_norm_of8(float y[8], const float x[8], float mean, float rstd, const te_vec8 *gamma, const te_vec8 *beta,
+                       const te_chain_shape k) {
     const int has_beta = (k.norm_options.code & 3) == TE_NORM_layernorm;
     float w[8], b[8];
     te_gamma8(w, gamma, k.weight, k.norm_options.code);
-    if (has_beta) te_load8(b, s->w[1], at.col, at.n, at.aligned, k.weight);
+    if (has_beta) te_vec8_floats(b, beta, k.weight);
     TE_UNROLL for (int j = 0; j < 8; j++) y[j] = (x[j] - mean) * rstd * w[j] + (has_beta ? b[j] : 0.0f);
 }
 /* The normed row, through the ops behind the norm. scaled, a constant: whether y is stored with scales of its own. */

@@ -5,6 +5,7 @@
 #include "../plan/check.h"     /* te_kept, te_edge_tensor */
 #include "../plan/gradients.h" /* te_sum_later */
 #include "chain_body.h"        /* te_chain_body, for the macros that make kernels */
+#include "chain_fp8.h"         /* te__chain_in_fp8 */
 
 typedef te_status (*te_chain_launch_fn)(te_context *ctx, te_grid grid, const te_chain *c);
 
@@ -14,63 +15,6 @@ TE_API void te__stage_of(te_stage *st, te_run *r, int i) {
     for (int k = 0; k < op->params; k++) st->w[k] = r->param[i][k].data;
     st->stats = r->stats[i], st->rng = r->rng, st->id = (uint32_t)i;
     st->first = te_first_row_of_all(r, op->out_rows) * op->out;
-}
-
-/* ---- results in FP8 ---------------------------------------------------------------------------------------------- */
-
-/* Let the kernel store v, the operand of product i, in FP8: at `at`, or in the workspace. v becomes that. */
-TE_API te_status te__chain_in_fp8(te_value *v, te_run *r, te_chain *c, int i, void *at) {
-    const te_fp8_product *f = &r->param[i]->fp8;
-    const int backward = r->pass == TE_BACKWARD, index = backward ? f->dy : f->x;
-    const te_rows rows = backward ? r->plan->op[i].out_rows : r->plan->op[i].in_rows;
-    if (at) *v = te_value_of(at, TE_e4m3, te_rows_in(r, rows), v->cols);
-    else TE_TRY(te_acquire(r, v, rows, v->cols, backward ? TE_e5m2 : TE_e4m3));
-    c->fp8.y = v->p;
-    if (r->pass == TE_FORWARD) te_keep_turned(r, i, 0);
-    if (!f->scales) return TE_OK; /* sizing only */
-    c->fp8.scale = f->scales->scale + index, c->fp8.amax = r->pass == TE_INFER ? 0 : f->scales->amax + index;
-    c->fp8.inverse = r->pass == TE_FORWARD ? te_kept_of(r, i).inverse : 0;
-    return TE_OK;
-}
-
-/* Whether the kernel stores the operand of product i, which is in memory for others as well where `kept`, with scales
- * of its own. In training fp8_block reads it transposed, too. */
-TE_API int te__chain_scales(const te_run *r, int i, const te_chain_shape k, int kept) {
-    if (!te_is_in_fp8(r, i) || !r->param[i]) return 0;
-    if (!te_is_tiled(r, i)) return k.scaled == TE_SCALING_ROW && TE_IS_BY_ROW(r->plan->op[i].recipe);
-    if (k.scaled != TE_SCALING_TILES || kept) return 0;
-    return r->pass == TE_INFER || k.turns || (r->pass == TE_FORWARD && !te__keeps_fp8(r, i));
-}
-/* Let it do so, and v become that. Where v has memory it is stored there, too. */
-TE_API te_status te__chain_in_scales(te_value *v, te_run *r, te_chain *c, int i, const te_chain_shape k) {
-    c->y = v->p;
-    TE_TRY(te_acquire_scaled(r, v, v->rows, v->cols, k.scaled));
-    c->scaled.y = v->p, c->scaled.inverse = te_scales_behind(r, *v), c->scaled.rule = r->param[i]->fp8.own;
-    c->scaled.yt_cols = te_round_up(v->rows, 16);
-    return TE_OK;
-}
-/* The transpose of v, in training: forward keeps it, backward has it in `turned`. */
-TE_API te_status te__chain_turns(te_value *turned, te_run *r, te_chain *c, int i, te_value v) {
-    const te_kept_fp8 kept = te_kept_of(r, i);
-    *turned = te_no_value();
-    if (r->pass == TE_FORWARD) {
-        if (!te__keeps_fp8(r, i)) return TE_OK;
-        c->scaled.tiles = 1, c->scaled.yt = kept.x, c->scaled.yt_inverse = kept.inverse;
-        te_keep_turned(r, i, 1);
-        return TE_OK;
-    }
-    c->scaled.tiles = 1;
-    if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK;
-    TE_TRY(te_acquire_scaled(r, turned, te_room_rows(r), v.cols, TE_SCALING_TILES));
-    if (te_is_trained(r->param[i])) c->scaled.yt = turned->p, c->scaled.yt_inverse = te_scales_behind(r, *turned);
-    return TE_OK;
-}
-
-/* Let the kernel find the amax of what it stores for product i in the list's format. The walk's value is that. */
-TE_API void te__chain_measure(te_run *r, te_chain *c, int i) {
-    const te_fp8_product *f = &r->param[i]->fp8;
-    c->fp8.amax = f->scales->amax + (r->pass == TE_BACKWARD ? f->dy : f->x);
-    r->measured = 1;
 }
 
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
@@ -189,6 +133,10 @@ TE_API te_status te__chain_edges(te_run *r, int i, te_stage *st, te_value *store
     } else if (!(op->flags & TE_KEEPS_GRAD)) *changed = 1;
     return TE_OK;
 }
+/* The kernel for tiles leaves a partial sum each of the jobs from `first` on. */
+TE_API void te__chain_sums_by_tiles(te_run *r, int first, int64_t rows) {
+    for (int j = first; j < r->sum_count; j++) r->sums.job[j].count = (int)te_fp8_blocks(rows);
+}
 /* The ops of `s` from `skip` on, of the gradient dy. blocks: that sum, each the rows it sees; most: those of the
  * largest batch. */
 TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int blocks, int most, te_value dy,
@@ -219,19 +167,22 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int b
     if (changed && !te_last_step(r, s) && end > 0 && te_is_stored_in_fp8(r, end - 1)) {
         stored.cols = plan->op[end].in;
         TE_TRY(te__chain_in_fp8(&stored, r, c, end - 1, 0));
+        if (k.turns) TE_TRY(te__chain_turned(&turned, r, c, end - 1, stored));
         *work = 1;
     } else if (changed && !te_last_step(r, s) && end > 0 && plan->op[end].in_dtype == plan->dtype &&
                te__chain_scales(r, end - 1, k, 0)) {
         stored = te_value_of(0, plan->dtype, te_rows_in(r, plan->op[end].in_rows), plan->op[end].in);
         TE_TRY(te__chain_in_scales(&stored, r, c, end - 1, k));
         TE_TRY(te__chain_turns(&turned, r, c, end - 1, stored));
-        for (int j = waiting; j < r->sum_count; j++) r->sums.job[j].count = (int)te_fp8_blocks(dy.rows);
         *work = 1;
     } else if (changed || to_dx || stored.dtype != plan->op[end].in_dtype) {
         TE_TRY(te_gradient(&stored, r, s, end));
         c->y = stored.p, *work |= c->y != 0;
         measured = c->y && !te_last_step(r, s) && end > 0 && te_is_measured(r, end - 1, stored.dtype);
+        if (!c->y && changed && k.turns && end > 0 && te_is_stored_in_fp8(r, end - 1)) /* sums alone, in that order */
+            te__chain_by_tiles(r, c, end - 1, te_no_value());
     }
+    if (c->scaled.tiles) te__chain_sums_by_tiles(r, waiting, dy.rows);
     for (int j = skip; j < s->count; j++)
         if (plan->op[s->op[j]].flags & TE_IS_FORK) te_set_edge(r, s->op[j], te_no_value());
     te_set_now(r, stored);

@@ -41,26 +41,47 @@ TE_FN void te__chain_tiles_load(const te_chain *c, const te_chain_shape k, te_ve
         if (at.halves == 2) te_vec8_load(&x[1][r], from, te_index(te_second_half(at)), 8, 1, k.in);
     }
 }
-/* The norm of eight elements, as te_norm_forward has it. */
-TE_FN void te__chain_tiles_norm(const te_chain *c, te_stages_fn stages, const te_chain_shape k, te_lane *l,
-                                const te_vec8 *x) {
+/* What the norm of a piece needs beside x: its columns' gamma and beta, its rows' statistics. They are loaded with x,
+ * for a load that is behind a row's stores waits for them. */
+typedef struct __attribute__((aligned(8), may_alias)) te__row_stats { float mean, rstd; } te__row_stats;
+typedef struct te__piece_norm {
+    te_vec8 gamma, beta;
+    te__row_stats row[8];
+} te__piece_norm;
+TE_FN void te__chain_tiles_load_norm(te__piece_norm *n, const te_chain *c, const te_chain_shape k, int64_t row0,
+                                     int64_t col0, int i) {
+    if (k.norm < 0) return;
     const te_stage *s = &c->op[k.norm];
     const int has_mean = (k.norm_options.code & 3) == TE_NORM_layernorm;
-    const float mean = has_mean ? s->stats[2 * l->at.row] : 0.0f;
-    const float rstd = has_mean ? s->stats[2 * l->at.row + 1] : s->stats[l->at.row];
+    const int64_t row = row0 + i / TE_TILES_SIDE * 8;
+    const te_place at = te_place_of(k, row, (int)(col0 / 8) + i % TE_TILES_SIDE, 1);
+    const int rows = te__tiles_rows(c->rows, k.half, row, at.col);
+    if (!rows) return;
+    te_load_gamma(&n->gamma, s, at, k.weight, k.norm_options.code);
+    if (has_mean) te_vec8_load(&n->beta, s->w[1], at.col, at.n, at.aligned, k.weight);
+    TE_UNROLL for (int r = 0; r < 8; r++) {
+        n->row[r].mean = n->row[r].rstd = 0.0f;
+        if (r >= rows) continue;
+        if (has_mean) n->row[r] = ((const te__row_stats *)(const void *)s->stats)[row + r];
+        else n->row[r].rstd = s->stats[row + r];
+    }
+}
+/* The norm of eight elements, as te_norm_forward has it. */
+TE_FN void te__chain_tiles_norm(const te_chain *c, te_stages_fn stages, const te_chain_shape k, te_lane *l,
+                                const te_vec8 *x, const te__piece_norm *n, int r) {
+    const te_stage *s = &c->op[k.norm];
     float v[8];
-    te_vec8 gamma;
-    te_load_gamma(&gamma, s, l->at, k.weight, k.norm_options.code);
     te_vec8_floats(v, x, k.norm_in);
-    te_norm_of8(l->v, v, mean, rstd, &gamma, s, l->at, k);
+    te_norm_of8(l->v, v, n->row[r].mean, n->row[r].rstd, &n->gamma, &n->beta, k);
     te_keep(l, s, k.norm_out);
     stages(l, c, k.norm + 1, TE_MAX_ROW);
 }
-/* Run the chain on a row of a piece, which l->at names. sums: of its eight columns, and of those of the second half. */
+/* Run the chain on row r of a piece, which l->at names. sums: of its eight columns, and of those of the second half. */
 TE_FN void te__chain_tiles_row(const te_chain *c, te_stages_fn stages, const te_chain_shape k, te_lane *l,
-                               const te_vec8 *x, const te_vec8 *second, float sums[16]) {
+                               const te_vec8 *x, const te_vec8 *second, const te__piece_norm *n, int r,
+                               float sums[16]) {
     if (k.norm >= 0) {
-        te__chain_tiles_norm(c, stages, k, l, x);
+        te__chain_tiles_norm(c, stages, k, l, x, n, r);
         return;
     }
     te_vec8_floats(l->v, x, k.in);
@@ -75,12 +96,14 @@ TE_FN void te__chain_tiles_piece(const te_chain *c, te_stages_fn stages, const t
     const int vector = (int)(col0 / 8) + i % TE_TILES_SIDE;
     const int64_t row = row0 + i / TE_TILES_SIDE * 8;
     const int rows = te__tiles_rows(c->rows, k.half, row, 8 * vector);
+    te__piece_norm n;
+    te__chain_tiles_load_norm(&n, c, k, row0, col0, i);
     TE_UNROLL for (int j = 0; j < 16; j++) sums[j] = 0;
     TE_UNROLL for (int r = 0; r < 8; r++) {
         te_lane l;
         l.at = te_place_of(k, row + r, vector, k.norm < 0 ? k.in_halves : 1);
         if (r >= rows) continue;
-        te__chain_tiles_row(c, stages, k, &l, &x[0][r], &x[1][r], sums);
+        te__chain_tiles_row(c, stages, k, &l, &x[0][r], &x[1][r], &n, r, sums);
         te_vec8_of_pairs(&x[0][r], l.v, k.out);
         if (k.out_halves == 2) te_vec8_of_pairs(&x[1][r], l.g, k.out);
     }
@@ -91,6 +114,10 @@ TE_FN float *te__chain_tiles_sum(te_tiles_shared *s, int half, int down, int col
 }
 static_assert(sizeof(uint32_t) * 2 * TE_FP8_TILE * TE_TILES_APART >= sizeof(float) * 2 * TE_TILES_SIDE * TE_FP8_TILE,
               "the sums of a tile's columns fit where the largest of its lines are");
+TE_FN void te__chain_tiles_put_sums(te_tiles_shared *s, const te_chain_shape k, int i, const float sums[16]) {
+    TE_UNROLL for (int j = 0; k.sums >= 0 && j < 8 * k.sum_halves; j++)
+        *te__chain_tiles_sum(s, j / 8, i / TE_TILES_SIDE, i % TE_TILES_SIDE * 8 + j % 8) = sums[j];
+}
 /* The tile's partial sums, to be added up with those of the tiles above and below (te_sum_later). */
 TE_FN void te__chain_tiles_leave_sums(const te_chain *c, const te_chain_shape k, te_tiles_shared *s, te_lanes g,
                                       int64_t row0, int64_t col0) {
@@ -129,8 +156,7 @@ TE_FN void te_chain_tiles_body(const te_chain *c, te_block b, te_stages_fn stage
         float sums[16];
         te__chain_tiles_load(c, k, x, row, col, i);
         te__chain_tiles_piece(c, stages, k, x, row, col, i, sums);
-        TE_UNROLL for (int j = 0; k.sums >= 0 && j < 8 * k.sum_halves; j++)
-            *te__chain_tiles_sum(s, j / 8, i / TE_TILES_SIDE, i % TE_TILES_SIDE * 8 + j % 8) = sums[j];
+        te__chain_tiles_put_sums(s, k, i, sums);
     }
     if (k.sums >= 0) te__chain_tiles_leave_sums(c, k, s, g, row, col);
     te__tiles_store(&a, &held->half[0], s, g, row, col, k.out, TE_e4m3);
@@ -138,117 +164,5 @@ TE_FN void te_chain_tiles_body(const te_chain *c, te_block b, te_stages_fn stage
     te_block_sync();
     te__tiles_store(&a, &held->half[1], s, g, row, k.half + col, k.out, TE_e4m3);
 }
-
-/* The same where the product has one scale a tensor: the transpose alone, with the bits that forward's would have. */
-TE_FN void te__chain_again_piece(const te_chain *c, te_stages_fn stages, const te_chain_shape k, te_vec8 *x[2],
-                                 int64_t row0, int64_t col0, int i, float scale, te_fp8_shared *turned) {
-    const int vector = (int)(col0 / 8) + i % TE_TILES_SIDE;
-    const int64_t row = row0 + i / TE_TILES_SIDE * 8;
-    const int rows = te__tiles_rows(c->rows, k.half, row, 8 * vector);
-    uint32_t word[8][2];
-    TE_UNROLL for (int r = 0; r < 8; r++) {
-        te_lane l;
-        l.at = te_place_of(k, row + r, vector, k.norm < 0 ? k.in_halves : 1);
-        word[r][0] = word[r][1] = 0;
-        if (r >= rows) continue;
-        te__chain_tiles_row(c, stages, k, &l, &x[0][r], &x[1][r], 0);
-        if (c->scaled.rounded) te_vec8_of_pairs(&x[0][r], l.v, k.out), te_vec8_floats(l.v, &x[0][r], k.out);
-        TE_UNROLL for (int j = 0; j < 8; j++) l.v[j] *= scale;
-        word[r][0] = te__fp8_word(l.v, 1), word[r][1] = te__fp8_word(l.v + 4, 1);
-    }
-    te__fp8_turn(turned, word, i / TE_TILES_SIDE * 8, i % TE_TILES_SIDE * 8);
-}
-TE_FN void te_chain_again_body(const te_chain *c, te_block b, te_stages_fn stages, const te_chain_shape k,
-                               te_chain_tiles_held *held, te_tiles_shared *s) {
-    int group;
-    const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
-    const te_tiles_args a = te__chain_tiles_args(c, k);
-    const int across = (int)te_ceil_div(k.half, TE_FP8_TILE);
-    const int64_t row = (int64_t)(b.x / across) * TE_FP8_TILE, col = (int64_t)(b.x % across) * TE_FP8_TILE;
-    const float scale = *c->scaled.scale;
-    TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++) {
-        const int i = g.id + h * g.count;
-        te_vec8 *x[2] = {held->half[0].x[h], held->half[1].x[h]};
-        te__chain_tiles_load(c, k, x, row, col, i);
-        te__chain_again_piece(c, stages, k, x, row, col, i, scale, &s->u.turned);
-    }
-    te_block_sync();
-    te__fp8_store_tile(&a.out, &s->u.turned, row, col, g);
-}
-
-/* Launch what the call needs: the kernel for rows, that for tiles, or both. */
-typedef te_status (*te__chain_rows_fn)(te_context *ctx, te_grid grid, const te_chain *c);
-TE_API te_status te__chain_launch_tiles(te_context *ctx, te_grid grid, const te_chain *c, const te_chain_shape k,
-                                        te__chain_rows_fn rows, te__chain_rows_fn tiles) {
-    te_chain behind = *c;
-    if (!c->scaled.tiles || (k.norm >= 0 && c->scaled.y)) TE_TRY(rows(ctx, grid, c));
-    if (!c->scaled.tiles || !c->rows) return TE_OK;
-    if (k.norm >= 0) behind.take.taken = 0;
-    return tiles(ctx, te_grid_of(te_ceil_div(c->rows, TE_FP8_TILE) * te_ceil_div(k.half, TE_FP8_TILE), 1), &behind);
-}
-
-/* The kernels of a chain, by its list's widths and recipe (product.h). Those of a chain that no product with scales of
- * its own reads have no code for it. */
-#define TE__CHAIN_OF_fixed(name, model, ...) TE__CHAIN_FEEDS_NONE(name) TE__CHAIN_FIXED(name, __VA_ARGS__)
-#define TE__CHAIN_OF_dims(name, model, ...) TE__CHAIN_FEEDS_NONE(name) TE__CHAIN_DIMS(name, __VA_ARGS__)
-#define TE__CHAIN_OF_fixed_fp8(name, model, dtype, pass, eps, ...) \
-    TE__CHAIN_FEEDS(name, model, __VA_ARGS__) TE__CHAIN_FIXED(name, dtype, pass, eps, __VA_ARGS__)
-#define TE__CHAIN_OF_dims_fp8(name, model, dtype, pass, eps, ...) \
-    TE__CHAIN_FEEDS(name, model, __VA_ARGS__) TE__CHAIN_DIMS(name, dtype, pass, eps, __VA_ARGS__)
-#define TE__CHAIN_FEEDS_NONE(name) \
-    TE_BOTH int name##_feeds(void) { return 0; }   \
-    TE_UNUSED TE_BOTH te_chain_leaves name##_leaves(void) { return TE_LEAVES_y; }
-/* Of the recipe of the op behind the chain: whether that reads scales of its own, and what the chain leaves for it. */
-TE_BOTH int te__chain_feeds(int recipe) { return TE_IS_TILED(recipe) || TE_IS_BY_ROW(recipe); }
-TE_BOTH te_chain_leaves te__chain_leaves(int recipe) {
-    if (!TE_IS_BY_TENSOR(recipe)) return TE_LEAVES_y;
-    return recipe == (int)TE_RECIPE_fp8_current ? TE_LEAVES_amax : TE_LEAVES_fp8;
-}
-#define TE__CHAIN_FEEDS(name, model, ...)                                                                    \
-    TE_BOTH int name##_next_recipe(void) {                                                                   \
-        const int last = (int)TE_ID(model, TE_ROW_LAST(__VA_ARGS__));                                        \
-        return model##_recipe_at(name##_is_backward ? last - 1 : last + 1);                                  \
-    }                                                                                                        \
-    TE_BOTH int name##_feeds(void) { return te__chain_feeds(name##_next_recipe()); }                         \
-    TE_UNUSED TE_BOTH te_chain_leaves name##_leaves(void) { return te__chain_leaves(name##_next_recipe()); }
-/* The kernels of a chain of a list that trains, with constant widths. */
-#define TE__CHAIN_OF_fixed_tiled(name, model, dtype, pass, eps, ...)                                                 \
-    TE__CHAIN_FEEDS(name, model, __VA_ARGS__)                                                                        \
-    TE_BOTH int name##_has_tiles(void) { return TE__CHAIN_TURNS(name) && name##_feeds(); }                           \
-    TE_BOTH int name##_is_again(void) { return TE__CHAIN_AGAIN(name, model, dtype, TE_ROW_LAST(__VA_ARGS__)); }      \
-    TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__CHAIN_NORM_, pass), TE__CHAIN_MAP)              \
-    (name##_row, name, dtype, pass, eps, TE_CHAIN_LANES, 1)                                                          \
-    TE_BOTH te_chain_shape name##_shape(int half) {                                                                  \
-        te_chain_shape k = name##_row_shape(half);                                                                   \
-        k.turns = name##_has_tiles();                                                                                \
-        if (k.turns) k.scaled = TE_SCALING_TILES;                                                                    \
-        return k;                                                                                                    \
-    }                                                                                                                \
-    TE_FN void name##_tiles_body(const te_chain *c, te_block b, te_chain_tiles_held *held, te_tiles_shared *s) {     \
-        if (name##_has_tiles()) te_chain_tiles_body(c, b, name##_stages, name##_shape(0), held, s);                  \
-        else if (name##_is_again()) te_chain_again_body(c, b, name##_stages, name##_shape(0), held, s);              \
-    }                                                                                                                \
-    TE_KERNEL_WITH(name##_tiles, TE_FP8_THREADS, TE__CHAIN_TILES_RESIDENT(name), te_chain, te_chain_tiles_held,      \
-                   te_tiles_shared, name##_tiles_body)                                                               \
-    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_chain *c) {                               \
-        return te__chain_launch_tiles(ctx, grid, c, name##_shape(0), name##_row_launch, name##_tiles_launch);        \
-    }
-/* Whether a product with one scale a tensor reads what the last op gives, and backward may make it again
- * (te__gives_again). */
-#define TE__CHAIN_AGAIN(name, model, dtype, op)                                                               \
-    (!name##_is_backward && TE_IS_BY_TENSOR(model##_recipe_at((int)TE_ID(model, op) + 1)) &&                  \
-     (TE_FLAGS(op) & TE_SAVES_INPUT) && !(TE_FLAGS(op) & TE_DRAWS) &&                                         \
-     (int)TE_DTYPE_OUT(model, op) == (int)TE_##dtype)
-/* Whether there can be a kernel for tiles: they do not reach from one half of a result to the other. There is one where
- * a product reads them. */
-#define TE__CHAIN_TURNS(name)                                                                                        \
-    (name##_half % 16 == 0 && !name##_sums_three && !(name##_is_backward && name##_norm >= 0) &&                     \
-     (name##_out_halves == 1 || name##_half % TE_FP8_TILE == 0))
-/* Blocks on a multiprocessor, 32768 x 4096 on an H200: with 2, 3 and 4 gelu takes 212, 181 and 169 us, its backward
- * with dbias 367, 316 and 277; swiglu 209 with 2 and 205 with 3, its backward, where a lane has both halves of a row,
- * 478 with 2 and 505 with 3. */
-#define TE__CHAIN_TILES_RESIDENT(name)                                                \
-    (name##_out_dtype == (int)TE_f32 || name##_out_halves > 1                     ? 2 \
-     : name##_in_halves > 1 || (int)name##_norm >= 0 || (int)name##_draws ? 3 : 4)
 
 #endif

@@ -35,6 +35,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 #define TE_TAKES_list_out TE_TOKEN
 #define TE_TAKES_list_residual TE_TOKEN
 #define TE_TAKES_list_recipe TE_TOKEN
+#define TE_TAKES_list_inputs TE_TOKEN /* of products in FP8, for their backward: again or kept */
 #define TE_TAKES_list_width TE_INTEGER
 #define TE_TAKES_list_rows TE_TOKEN /* of x, and of what an embedding gives: tokens or shard */
 
@@ -83,6 +84,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
         name##_residual_dtype = (int)TE_DTYPE_OPTION(of, residual, (int)name##_dtype),                             \
         name##_names_recipe = TE__IF_RECIPE(of, 1, 0),                                                             \
         name##_recipe = (int)TE_RECIPE_OPTION(of, TE_RECIPE_none),                                                 \
+        name##_keeps_inputs = (int)TE_INPUTS_OPTION(of),                                                           \
         name##_out_option = (int)TE_DTYPE_OPTION(of, out, -1),                                                     \
         name##_first_wants = TE_FOR(TE__FIRST_WANTS, links) 0,                                                     \
         name##_begin_begin_dtype = (int)TE_DTYPE_OPTION(of, in, (int)name##_first_wants),                          \
@@ -95,6 +97,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
     };                                                                                                             \
     static_assert((int)name##_dtype < (int)TE_e4m3,                                                                \
                   "te: " #name ": a list is f32, bf16 or f16; FP8 is a recipe, (bf16, (recipe, fp8_delayed))");    \
+    static_assert(!(int)name##_keeps_inputs || (int)name##_names_recipe,                                              \
+                  "te: " #name ": (inputs, kept) is of a list with a recipe");                                       \
     static_assert((int)name##_residual_dtype == (int)name##_dtype || (int)name##_residual_dtype == (int)TE_f32,        \
                   "te: " #name ": the residual stream has the list's dtype or f32");                                   \
     static_assert((int)name##_begin_begin_rows != (int)TE_ROWS_memory,                                                 \

@@ -1,15 +1,14 @@
 /* kernels.h -- which kernels a step of a plan has: a chain, a matrix product and a chain, both in one, or those of the
  * op itself.
  *
- * Everything that a kernel depends on is a constant by then: the ops of the row and their options, number formats,
- * widths, lanes a row.
+ * Everything that a kernel depends on is a constant by then: the row's ops and options, formats, widths, lanes a row.
  */
 #ifndef TE_FUSE_KERNELS_H
 #define TE_FUSE_KERNELS_H
 
 #include "../plan/dims.h" /* TE_MAP_KERNELS, TE_NORM_KERNELS */
 #include "chain_run.h"    /* te_chain_step_forward, _backward */
-#include "chain_tiles.h"  /* TE__CHAIN_OF_fixed_tiled */
+#include "chain_turned.h" /* TE__CHAIN_OF_fixed_tiled */
 #include "linear_loss.h"  /* te__linear_loss_forward */
 #include "linear_rope.h"  /* TE__LINEAR_ROPE */
 #include "linear_step.h"  /* te_linear_step_forward, _backward */
@@ -107,6 +106,7 @@
         name##_out_dtype = (int)gives,                                                                               \
         name##_norm = TE_ROW(TE__NORM_AT, ~, __VA_ARGS__) - 1,                                                       \
         name##_norm_code = 0 TE_ROW(TE__NORM_CODE, ~, __VA_ARGS__),                                                  \
+        name##_norm_reads_x = ((0 TE_ROW(TE__NO_FORK_AT, ~, __VA_ARGS__)) & ((1 << (name##_norm + 1)) - 2)) == 0,    \
         name##_norm_in = 0 TE_ROW(TE__NORM_IN, model, __VA_ARGS__),                                                  \
         name##_norm_out = 0 TE_ROW(TE__NORM_OUT, model, __VA_ARGS__),                                                \
         name##_is_backward = TE_PASS_backward_##pass,                                                                \
@@ -146,6 +146,7 @@
 #define TE__IS_CLASS(op, c) ((int)TE_JOIN1(TE_CLASS_, TE_CLASS(op)) == (int)TE_CLASS_##c)
 #define TE__NORM_AT(x, i, op) + (TE__IS_CLASS(op, norm) ? i + 1 : 0)
 #define TE__NORM_CODE(x, i, op) TE__IF_NORM(op, +TE_NORM_CODE(op))
+#define TE__NO_FORK_AT(x, i, op) | (TE_FLAGS(op) & TE_IS_FORK ? 0 : 2 << i)
 #define TE__NORM_EPS(x, i, op) TE__IF_NORM(op, +TE_NORM_EPS(op))
 #define TE__NORM_IN(model, i, op) TE__IF_NORM(op, +(int)TE_DTYPE_IN(model, op))
 #define TE__NORM_OUT(model, i, op) TE__IF_NORM(op, +(int)TE_DTYPE_OUT(model, op))
@@ -169,8 +170,7 @@
 #define TE__FIRST_OF(bits)                                                                                 \
     ((bits) & 1 ? 0 : (bits) & 2 ? 1 : (bits) & 4 ? 2 : (bits) & 8 ? 3 : (bits) & 16 ? 4 : (bits) & 32 ? 5 \
         : (bits) & 64 ? 6 : (bits) & 128 ? 7 : -1)
-/* Ops that read a tensor of the row's shape in the model's format: what a matrix product may load ahead of its
- * epilogue. */
+/* Ops that read a tensor of the row's shape in the model's format: what a product may load ahead of its epilogue. */
 #define TE__READS(x, i, op) TE__READS2(TE_UNWRAP(x), i, op)
 #define TE__READS2(...) TE__READS3(__VA_ARGS__)
 #define TE__READS3(name, model, dtype, pass, i, op) \
@@ -284,7 +284,8 @@
             (te_dtype)name##_norm_in, (te_dtype)name##_norm_out, name##_sums, name##_sum_halves, name##_sums_three,  \
             name##_is_backward, name##_draws, name##_reads, kernel##_lanes, kernel##_chunks, kernel##_groups,        \
             kernel##_resident, kernel##_stash, name##_fp8_wanted,                                                    \
-            (width) % 16 == 0 && name##_feeds() ? (te_scaling)name##_scaled : TE_SCALING_NONE, 0};                   \
+            (width) % 16 == 0 && name##_feeds() ? (te_scaling)name##_scaled : TE_SCALING_NONE, 0,                    \
+            name##_norm_reads_x};                                                                                    \
         (void)half;                                                                                                  \
         return at(k);                                                                                                \
     }                                                                                                                \

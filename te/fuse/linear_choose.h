@@ -31,14 +31,14 @@ TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
 /* What a split leaves to do for product `next`, which reads FP8: a cast and, where its weight's gradient will read a
  * transpose of what is kept, that. */
 TE_API te_status te__linear_trial_rest(te_run *r, int next) {
-    void *y = te_kept_of(r, next).x, *yt;
+    void *kept = te_kept_of(r, next).x, *p;
     const int cols = r->now.cols;
     if (!te_is_fp8(r->now.dtype)) {
-        if (!y) TE_TRY(te_scratch(r, &y, (size_t)(te_room_rows(r) * cols)));
-        TE_TRY(te__fp8_cast(r, r->now, &r->param[next]->fp8, 0, TE_e4m3, y, 0, 0));
+        TE_TRY(te_scratch(r, &p, (size_t)(te_room_rows(r) * cols)));
+        return te__fp8_cast(r, r->now, &r->param[next]->fp8, 0, TE_e4m3, p, r->pass == TE_FORWARD ? kept : 0, 0);
     }
-    if (r->pass != TE_FORWARD || te_keeps_turned(r->turned_x, next) || te_is_made_again(r, next)) return TE_OK;
-    return te__fp8_transpose(r, &yt, te_value_of(y, TE_e4m3, r->now.rows, cols), 1);
+    if (r->pass != TE_FORWARD || !kept || te_keeps_turned(r->turned_x, next)) return TE_OK;
+    return te__fp8_transpose(r, &p, te_value_of(kept, TE_e4m3, r->now.rows, cols), 1);
 }
 TE_API te_status te__linear_trial_run(void *arg, int racer, int lap, te_context *ctx) {
     te__linear_trial *t = (te__linear_trial *)arg;

@@ -11,9 +11,10 @@
  * scales are known before (fp8_delayed), x and dy come in FP8 from such a kernel, else from a cast.
  *
  * Of x forward keeps the scale alone where x is in memory for others, or is what a norm or an activation gives, whose
- * input is (te_is_made_again): backward makes the transpose of that again, in FP8 with the same scale. Else it keeps x
- * in FP8, and backward transposes it. A product with a chain leaves the transposes as well: of dy beside it, of such an
- * x in its place.
+ * input is (te_is_made_again), unless the list says (inputs, kept): backward makes the transpose of that again, in FP8
+ * with the same scale. Else it keeps x in FP8: transposed, where a cast or a product with a chain made it; a chain's
+ * kernel for rows stores it as it lies, and backward transposes it. Of dy such a product leaves both forms, and so does
+ * a chain of maps (chain_turned.h).
  */
 #ifndef TE_FUSE_LINEAR_FP8_H
 #define TE_FUSE_LINEAR_FP8_H
@@ -76,12 +77,11 @@ TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_kept_fp8 kept = te_kept_of(r, i);
     if (te_is_tiled(r, i)) return te__tiled_forward(g, r, i, x);
     if (TE_IS_BY_ROW(r->plan->op[i].recipe)) return te__row_forward(g, r, i, x);
-    void *y = kept.x;
-    if (te_is_fp8(x.dtype)) y = x.p;
-    else {
-        if (!y) TE_TRY(te_scratch(r, &y, (size_t)(te_room_rows(r) * x.cols)));
-        if (r->pass == TE_FORWARD) te_keep_turned(r, i, 0);
-        TE_TRY(te__fp8_cast(r, x, f, f->x, TE_e4m3, y, 0, kept.inverse));
+    void *y = x.p;
+    if (!te_is_fp8(x.dtype)) {
+        TE_TRY(te_scratch(r, &y, (size_t)(te_room_rows(r) * x.cols)));
+        if (r->pass == TE_FORWARD) te_keep_turned(r, i, 1);
+        TE_TRY(te__fp8_cast(r, x, f, f->x, TE_e4m3, y, kept.x, kept.inverse));
     }
     g->a = y, g->b = f->data, g->trans_b = 1, g->fast = 1;
     g->a_fp8 = te__fp8_operand(TE_e4m3, f->scales ? te_scales_inverse(f->scales, f->x) : 0);
@@ -120,22 +120,22 @@ TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_v
 #define TE__FP8_OPS_fp8_delayed TE__FP8_OPS_fp8_current
 #define TE__FP8_OPS_fp8_current(name, dtype)           \
     TE__FP8_OPS_OF_TENSORS(name, dtype)                \
-    static const te_fp8_ops name##_fp8 = {TE__FP8_OPS_TAKE(name), 0, 0, 0, name##_quantize_table_run, 0, 0,            \
-                                          !name##_takes_dims};
+    TE__FP8_OPS_TABLE(name, 0, 0, 0, 0, 0)
 #define TE__FP8_OPS_fp8_block(name, dtype)             \
     TE__FP8_OPS_OF_TENSORS(name, dtype)                \
     TE_QUANTIZE_TILES(name##_tiles, dtype)             \
     TE_QUANTIZE_TILES_TABLE(name##_tiles, dtype)       \
     TE_GEMM_TILES(name##_product)                      \
-    static const te_fp8_ops name##_fp8 = {TE__FP8_OPS_TAKE(name), name##_tiles_run, name##_product_run, 0,             \
-                                          name##_quantize_table_run, name##_tiles_table_run, 0, !name##_takes_dims};
+    TE__FP8_OPS_TABLE(name, name##_tiles_run, name##_product_run, 0, name##_tiles_table_run, 0)
 #define TE__FP8_OPS_fp8_row(name, dtype)               \
     TE__FP8_OPS_OF_TENSORS(name, dtype)                \
     TE_QUANTIZE_ROWS(name##_rows, dtype)               \
     TE_QUANTIZE_ROWS_TABLE(name##_rows, dtype)         \
-    static const te_fp8_ops name##_fp8 = {TE__FP8_OPS_TAKE(name), 0, 0, name##_rows_run, name##_quantize_table_run, 0, \
-                                          name##_rows_table_run, !name##_takes_dims};
-#define TE__FP8_OPS_TAKE(name) name##_quantize_run, name##_turn_run, te_gemm_run
+    TE__FP8_OPS_TABLE(name, 0, 0, name##_rows_run, 0, name##_rows_table_run)
+#define TE__FP8_OPS_TABLE(name, tiles, product_of_tiles, rows, weights_of_blocks, weights_of_rows)                     \
+    static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_turn_run, te_gemm_run, tiles, product_of_tiles,  \
+                                          rows, name##_quantize_table_run, weights_of_blocks, weights_of_rows,         \
+                                          !name##_takes_dims, name##_keeps_inputs};
 #define TE__FP8_OPS_OF_TENSORS(name, dtype)            \
     TE_QUANTIZE_EIGHTS(name##_quantize, dtype)         \
     TE_QUANTIZE_TABLE(name##_quantize, dtype)          \

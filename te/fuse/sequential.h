@@ -127,8 +127,8 @@
                         backward, backward), TE_REVERSE(__VA_ARGS__)))                                               \
     TE__DEFINE_CALLS(widths, link, name)                                                                             \
     TE__DEFINE_##passes(widths, link, name)
-/* Chains of a list that trains have kernels for tiles (chain_tiles.h): in forward where backward makes what they give
- * again, in backward under fp8_block alone. */
+/* Chains of a list that trains have kernels for tiles (chain_tiles.h, chain_turned.h): in forward where backward makes
+ * what they give again, in backward where its scales are of tiles or known before. */
 #define TE__TRAINED_fixed(of) \
     TE_IF_MARKED(TE_JOIN1(TE__BY_ROW_MARK_, TE_OPTION(of, recipe, none)), fixed_fp8, fixed_tiled)
 #define TE__TRAINED_BACK_fixed(of) \
@@ -137,6 +137,7 @@
 #define TE__TRAINED_BACK_dims(of) dims_fp8
 #define TE__BY_ROW_MARK_fp8_row ,
 #define TE__TILED_MARK_fp8_block ,
+#define TE__TILED_MARK_fp8_delayed ,
 /* The recipe of op i, a te_recipe. */
 #define TE__RECIPE_FACT(name, links) \
     TE_UNUSED TE_BOTH int name##_recipe_at(int i) { return (void)i, 0 TE_FOR(TE__RECIPE_AT, links); }

@@ -123,6 +123,7 @@
 #define TE_SAME_out_out ,
 #define TE_SAME_residual_residual ,
 #define TE_SAME_recipe_recipe ,
+#define TE_SAME_inputs_inputs ,
 #define TE_SAME_width_width ,
 #define TE_SAME_limit_limit ,
 #define TE_SAME_label_smoothing_label_smoothing ,
@@ -260,6 +261,10 @@ typedef enum te_gives {
 #define TE_RECIPE_OPTION(op, otherwise) TE_RECIPE_OPTION_(TE_OPTION(op, recipe, (otherwise)))
 #define TE_RECIPE_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_RECIPE_NAMED)(value)
 #define TE_RECIPE_NAMED(token) TE_JOIN1(TE_RECIPE_, token)
+/* Whether forward keeps the inputs of products in FP8 that backward could make again: (inputs, kept) of a list. */
+enum { TE_INPUTS_again, TE_INPUTS_kept };
+#define TE_INPUTS_OPTION(op) TE_INPUTS_OPTION_(TE_OPTION(op, inputs, again))
+#define TE_INPUTS_OPTION_(token) TE_JOIN1(TE_INPUTS_, token)
 /* The rows that the option (rows, shard) of a list names, and the shard of a product. */
 #define TE_ROWS_OPTION(op) TE_ROWS_OPTION_(TE_OPTION(op, rows, tokens))
 #define TE_ROWS_OPTION_(token) TE_JOIN1(TE_ROWS_, token)

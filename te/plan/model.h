@@ -143,9 +143,8 @@ typedef struct te_fp8_ops {
     te_status (*weights)(const struct te_quantize_table *t, te_context *ctx); /* quantize for many in one launch */
     te_status (*weights_of_blocks)(const struct te_table *t, te_context *ctx); /* tiles, likewise, or null */
     te_status (*weights_of_rows)(const struct te_table *t, te_context *ctx);   /* rows, likewise, or null */
-    int fixed; /* its widths are constants: chains have kernels for tiles and for whole rows, too */
+    int fixed, keeps; /* its widths are constants: chains have kernels for tiles and whole rows; (inputs, kept) */
 } te_fp8_ops;
-
 struct te_model; struct te_run; struct te_step;
 typedef te_status (*te_step_fn)(struct te_run *run, const struct te_step *step);
 

@@ -53,7 +53,7 @@ TE_API int te__input_is_saved(const te_run *r, int i) {
  * made it (chain_tiles.h). Not where spans run again, which may have it after it is read. */
 TE_API int te_is_made_again(const te_run *r, int i) {
     const te_plan *p = r->plan;
-    if (p->span_count || !p->fp8 || !i) return 0;
+    if (p->span_count || !p->fp8 || p->fp8->keeps || !i) return 0;
     if (te__input_is_saved(r, i)) return 1;
     if (!p->fp8->fixed || p->fp8->rows) return 0; /* a list without such kernels */
     return te__gives_again(p, i - 1) && te__step_to(p, i - 1);

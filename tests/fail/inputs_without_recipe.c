@@ -1,0 +1,8 @@
+// expect: te: m: (inputs, kept) is of a list with a recipe
+#include "te/te.h"
+#ifdef TE_FIXED
+#define LIST (f32, (recipe, fp8_delayed), (inputs, kept))
+#else
+#define LIST (f32, (inputs, kept))
+#endif
+TE_SEQUENTIAL(m, LIST, (linear, fc, 16, 32))
