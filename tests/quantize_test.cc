@@ -312,6 +312,21 @@ TEST_CASE("a state is bound again, from its bytes alone", "[scales]") {
     REQUIRE(te_synchronize(ctx) == TE_OK);
     CHECK(scale[0] == 448.0f / 5.0f);
     CHECK(scale[1] == 57344.0f / 10.0f);
+    // the second tensor in another format: what its history says in that one, as a state that had it from the start
+    const te_dtype narrow[] = {TE_e4m3, TE_e4m3, TE_e4m3};
+    buffer third(ctx, bytes, 16);
+    te_scales c;
+    REQUIRE(te_scales_init(&c, third.data(), bytes, narrow, 3, 4, ctx) == TE_OK);
+    for (const float v : {1.0f, 9.0f, 2.0f, 3.0f, 4.0f, 5.0f}) step(&c, v);
+    REQUIRE(te_scales_reformat(&b, narrow, ctx) == TE_OK);
+    CHECK(second.raw() == third.raw());
+    REQUIRE(te_scales_reformat(&b, formats, ctx) == TE_OK);
+    CHECK(second.raw() == first.raw());
+    const float none = 100;
+    REQUIRE(te_copy(ctx, b.most + 2, &none, sizeof none) == TE_OK);
+    const auto before = second.raw();
+    CHECK(te_scales_reformat(&b, narrow, ctx) == TE_ERROR_FORMAT);
+    CHECK(second.raw() == before);
     CHECK(te_scales_bind(&b, second.data(), bytes - 1, 3, 4, ctx) == TE_ERROR_MEMORY);
     CHECK(te_scales_bind(&b, second.data(), bytes, 3, 1025, ctx) == TE_ERROR_SHAPE);
     CHECK(te_scales_bind(&b, (char *)second.data() + 4, bytes, 3, 4, ctx) == TE_ERROR_ALIGNMENT);
