@@ -16,6 +16,7 @@
 // Forward linear_bias_gelu and linear_bias_add, backward add_bias, linear_gelu_bias and linear_fork.
 #define ROWS (fork, x), (linear, a, 2064, 528), (bias, ab, 528), (gelu, g), (linear, b, 528, 2064), (bias, bb, 2064), (add, x)
 MODEL(rows_fp8, (bf16, (recipe, fp8_delayed)), ROWS)
+MODEL(same_fp8, (bf16, (recipe, fp8_delayed), (gradients, e4m3)), ROWS)
 MODEL(kept_fp8, (bf16, (recipe, fp8_delayed)), ROWS, (recompute, r), (scale, one, 1.0f), (end_recompute, r)) // a list with a span keeps what its products read
 
 namespace {
@@ -334,7 +335,8 @@ enum { IN = 2064, MIDDLE = 528, LINEAR_A = 1, BIAS_A = 2, LINEAR_B = 4 }; // wid
 // One forward and backward of rows_fp8, step by step from what the step before has stored. stored: chains store FP8.
 void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
     const size_t m = u.rows;
-    const double eighth = std::ldexp(1.0, -3);
+    const bool narrow = u.plan->fp8->gradients == TE_e4m3; // what rounding moves a gradient by: an eighth of it, a sixteenth in e4m3
+    const double moves = std::ldexp(1.0, narrow ? -4 : -3);
     const reference::vec bias_a = u.m.param[1], bias_b = u.m.param[3], x_given = b.x.read(TE_bf16), dy_given = b.dy.read(TE_bf16);
     const te_fp8_product *const a = &u.m.model()->param[0].fp8, *const c = &u.m.model()->param[2].fp8;
     const auto scale_of = [&](int i) { return read_at(u.ctx, u.state.scales.scale + i, TE_f32, 1)[0]; };
@@ -404,10 +406,10 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
     product(xb, wb, bias_b, &x_given, IN, MIDDLE, &v, &off);
     check_within("y", b.y.read(TE_bf16), v, off);
 
-    // dy of b in FP8; through gelu; the sums of its columns; and as dy of a, which is rounded to FP8 by up to an eighth
-    const double dyb_scale = scale_of(c->dy), dya_scale = scale_of(a->dy), step = std::ldexp(1.0, -17) / dya_scale; // half the least number of e5m2
+    // dy of b in FP8; through gelu; the sums of its columns; and as dy of a, which is rounded to FP8
+    const double dyb_scale = scale_of(c->dy), dya_scale = scale_of(a->dy), step = (narrow ? std::ldexp(1.0, -10) : std::ldexp(1.0, -17)) / dya_scale; // half the least number
     reference::vec dyb(dy_given.size()), g, g_off, sum(MIDDLE), sum_off(MIDDLE);
-    for (size_t i = 0; i < dyb.size(); i++) dyb[i] = (double)te_round_to((float)dy_given[i] * (float)dyb_scale, TE_e5m2) / dyb_scale;
+    for (size_t i = 0; i < dyb.size(); i++) dyb[i] = (double)te_round_to((float)dy_given[i] * (float)dyb_scale, u.plan->fp8->gradients) / dyb_scale;
     for (size_t i = 0; i < m; i++)
         for (size_t j = 0; j < MIDDLE; j++) {
             const fp8_sum s(&dyb[i * IN], 1, &wb[j], MIDDLE, IN, own);
@@ -418,13 +420,13 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
     check_within("dbias", grad(1), sum, sum_off);
     most = largest(g);
     if (stored) CHECK(std::fabs(amax_of(a->dy) - most) <= largest(g_off) + 1e-6 * most);
-    CHECK(std::fabs(57344 / dya_scale - most) <= largest(g_off) + bounds::ulp(most, TE_bf16) + 1e-6 * most);
+    CHECK(std::fabs(te_fp8_most(u.plan->fp8->gradients) / dya_scale - most) <= largest(g_off) + bounds::ulp(most, TE_bf16) + 1e-6 * most);
     // what rounding to FP8 may do to a sum: six standard deviations of errors spread evenly
     const double largest_wa = largest(wa), largest_xa = largest(xa);
     const auto rounded = [&](const reference::vec &w, double largest_w, size_t i, size_t i_step, size_t j, size_t j_step, size_t k, double *s, double *o) {
         double squares = 0, certain = 0;
         for (size_t l = 0; l < k; l++) {
-            const double q = std::fabs(g[i + l * i_step]), x = w[j + l * j_step], e = (q * eighth + step) * x;
+            const double q = std::fabs(g[i + l * i_step]), x = w[j + l * j_step], e = (q * moves + step) * x;
             squares += e * e, certain += g_off[i + l * i_step] * std::fabs(x);
         }
         const fp8_sum f(&g[i], i_step, &w[j], j_step, k, false);
@@ -472,7 +474,7 @@ void check_list(const subject &list, int rows, bool own, int processors = 0) {
 } // namespace
 
 TEST_CASE("rows that begin with a product in FP8, by the back end and a kernel behind it", "[gemm_fp8]") {
-    for (int rows : {5, 37, 300}) check_list(rows_fp8_subject, rows, false), check_list(kept_fp8_subject, rows, false);
+    for (int rows : {5, 37, 300}) check_list(rows_fp8_subject, rows, false), check_list(kept_fp8_subject, rows, false), check_list(same_fp8_subject, rows, false);
 }
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 // How often `run` launches `kernel`.
@@ -511,7 +513,7 @@ template <class F> int launches_of(const void *kernel, te_context *ctx, F run) {
 TEST_CASE("rows that begin with a product in FP8, as one kernel", "[gemm_fp8]") {
     const own_products on;
     for (int rows : {5, 37, 300})
-        for (const subject *s : {&rows_fp8_subject, &kept_fp8_subject})
+        for (const subject *s : {&rows_fp8_subject, &kept_fp8_subject, &same_fp8_subject})
             if (!brief() || rows < 300) check_list(*s, rows, true);
     check_list(rows_fp8_subject, 140, true, 12); // parts of a tile's k go to clusters that have none
     if (brief()) return; // a sanitizer takes what the runtime says of a kernel of cuBLASLt (launches_of) for an error

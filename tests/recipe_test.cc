@@ -16,6 +16,7 @@
 #define LINEARS(X, D)                                                                \
     X(current_##D, (D, (recipe, fp8_current)), (linear, l, 48, 80))                  \
     X(delayed_##D, (D, (recipe, fp8_delayed)), (linear, l, 144, 64))                 \
+    X(same_##D, (D, (recipe, fp8_delayed), (gradients, e4m3)), (linear, l, 48, 80))  \
     X(smallest_##D, (D, (recipe, fp8_current)), (linear, l, 16, 16))                 \
     X(by_op_##D, (D, (recipe, none)), (linear, l, 256, 32, (recipe, fp8_delayed)))
 #define LINEAR_MODEL(name, dtype, ...) MODEL(name, dtype, __VA_ARGS__)
@@ -68,6 +69,9 @@ MODEL(mixed, (bf16, (recipe, fp8_delayed)), (layernorm, n, 64), (linear, fc1, 64
     X(after_wide, (rmsnorm, n, 2064), (linear, a, 2064, 16), (geglu, g), (scale, h, 0.5f), (layernorm, m, 8))
 #define CHAIN_MODEL(name, ...) MODEL(name, (f32, (recipe, fp8_delayed)), __VA_ARGS__) UNFUSED(name##_unfused, (f32, (recipe, fp8_delayed)), __VA_ARGS__)
 CHAINS(CHAIN_MODEL)
+#define SAME (rmsnorm, n, 48), (linear, a, 48, 64), (bias, ab, 64), (gelu, g), (linear, b, 64, 96), (bias, bb, 96), (swiglu, s), (linear, c, 48, 16), (silu, u)
+MODEL(same, (f32, (recipe, fp8_delayed), (gradients, e4m3)), SAME)
+UNFUSED(same_unfused, (f32, (recipe, fp8_delayed), (gradients, e4m3)), SAME)
 
 // A head in FP8 has all of its logits: the row is what its two ops are.
 #define TE_FORWARD_linear_cross_entropy TE_FUSED
@@ -107,6 +111,7 @@ void check_linear(const subject &s, int rows) {
     const size_t in = (size_t)u.plan->in, out = (size_t)u.plan->out, m = (size_t)rows;
     // the tensor cores keep 14 bits of a sum, in backward only as far as 128 elements
     const double lost = TE_CUDA ? std::ldexp(1, -11) : 1e-6 * std::sqrt((double)std::max(in, std::max(out, m)));
+    const te_dtype to = u.plan->fp8->gradients;
     const bool delayed = u.plan->op[0].recipe == TE_RECIPE_fp8_delayed;
     const reference::vec weight = u.m.param[0];
     const reference::vec w = quantised(weight, scale_of(largest(weight), TE_e4m3), TE_e4m3);
@@ -116,8 +121,8 @@ void check_linear(const subject &s, int rows) {
         micro_batch b(u, s.saved_bytes(rows), sizes[step]);
         const reference::vec x_given = b.x.read(u.plan->in_dtype), dy_given = b.dy.read(u.plan->out_dtype);
         const bool own = !delayed || !step; // the first step has none before it
-        const double x_scale = scale_of(own ? largest(x_given) : x_most, TE_e4m3), dy_scale = scale_of(own ? largest(dy_given) : dy_most, TE_e5m2);
-        const reference::vec x = quantised(x_given, x_scale, TE_e4m3), dy = quantised(dy_given, dy_scale, TE_e5m2);
+        const double x_scale = scale_of(own ? largest(x_given) : x_most, TE_e4m3), dy_scale = scale_of(own ? largest(dy_given) : dy_most, to);
+        const reference::vec x = quantised(x_given, x_scale, TE_e4m3), dy = quantised(dy_given, dy_scale, to);
         x_most = std::max(x_most, largest(x_given)), dy_most = std::max(dy_most, largest(dy_given));
         CAPTURE(step, x_scale, dy_scale);
         b.forward(u);
@@ -260,6 +265,7 @@ void check_chain(const subject &s, int rows) {
 TEST_CASE("a chain stores for a product what a cast of its result would", "[recipe]") {
     for (int rows : {1, 37, 130}) {
         CHAINS(CHAIN_CHECK)
+        CHAIN_CHECK(same)
     }
 }
 

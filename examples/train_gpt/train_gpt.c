@@ -48,6 +48,10 @@
 #define GPT_RECIPE fp8_delayed
 #define GPT_RECIPES "fp8_current, fp8_delayed"
 #endif
+#ifndef GPT_GRADIENTS /* of products in FP8; -DGPT_GRADIENTS=e4m3 */
+#define GPT_GRADIENTS e5m2
+#endif
+#define GPT_FP8 (recipe, GPT_RECIPE), (gradients, GPT_GRADIENTS)
 #ifdef GPT_DROPOUT /* -DGPT_DROPOUT=0.1f */
 #define DROPOUT(name) (dropout, name, GPT_DROPOUT),
 #else
@@ -105,7 +109,7 @@
 #define GPT_RANKS_OF(HEADS, V) ((HEADS) % GPT_RANKS || (V) % GPT_RANKS ? 1 : GPT_RANKS)
 #define GPT_DEFINE_KIND(size, OPTION, ENTER, LEAVE, H, HEADS, T, V, N)                                                \
     TE_SEQUENTIAL(embed_##size, (GPT_DTYPE, OPTION), GPT_EMBED_RANKS(V, T, H, LEAVE, N))                              \
-    TE_SEQUENTIAL(block_##size, (GPT_DTYPE, OPTION, (recipe, GPT_RECIPE)), GPT_BLOCK_RANKS(H, HEADS, ENTER, LEAVE, N)) \
+    TE_SEQUENTIAL(block_##size, (GPT_DTYPE, OPTION, GPT_FP8), GPT_BLOCK_RANKS(H, HEADS, ENTER, LEAVE, N)) \
     TE_SEQUENTIAL(head_##size, (GPT_DTYPE, OPTION),                                                                   \
                   GPT_LOGITS_RANKS(V, H, ENTER, N), (cross_entropy, loss, V, (ranks, N)))                             \
     TE_SEQUENTIAL(logits_##size, (GPT_DTYPE, OPTION), GPT_LOGITS_RANKS(V, H, ENTER, N))
@@ -118,7 +122,7 @@
 
 #define GPT_DEFINE(size, L, H, HEADS, T, V)                               \
     TE_SEQUENTIAL(embed_##size, GPT_DTYPE, GPT_EMBED(V, T, H))            \
-    TE_SEQUENTIAL(block_##size, (GPT_DTYPE, (recipe, GPT_RECIPE)), GPT_BLOCK(H, HEADS)) \
+    TE_SEQUENTIAL(block_##size, (GPT_DTYPE, GPT_FP8), GPT_BLOCK(H, HEADS)) \
     TE_SEQUENTIAL(head_##size, GPT_DTYPE, GPT_HEAD(V, H))                 \
     TE_SEQUENTIAL(logits_##size, GPT_DTYPE, GPT_LOGITS(V, H))
 GPT_SIZES(GPT_DEFINE)

@@ -194,6 +194,28 @@ TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const 
     free(start);
     return status;
 }
+/* The tensors are of these formats now, [count] in host memory: those of others get the scale of the same magnitude.
+ * Waits for the stream. Errors: a state whose formats are none, which is left as it is. */
+TE_API te_status te_scales_reformat(const te_scales *s, const te_dtype *formats, te_context *ctx) {
+    const size_t part = te__scales_part(s->count) / 4, bytes = (size_t)((char *)s->history - (char *)s->memory);
+    float *all = (float *)malloc(bytes + 1); /* amax, scale, most, at, inverse */
+    TE_REQUIRE(all, ctx, TE_ERROR_MEMORY, "te_scales_reformat: cannot allocate %zu bytes", bytes);
+    int known = 1;
+    te_status status = te_copy(ctx, all, s->memory, bytes);
+    if (status == TE_OK) status = te_synchronize(ctx);
+    for (size_t i = 0; status == TE_OK && known && i < (size_t)s->count; i++) {
+        const float most = te_fp8_most(formats[i]), old = all[2 * part + i], ratio = most / old; /* a power of two */
+        known = old == TE_E4M3_MOST || old == TE_E5M2_MOST;
+        all[2 * part + i] = most, all[part + i] *= ratio;
+        all[4 * part + i * TE_SCALES_APART] /= ratio;
+    }
+    if (status == TE_OK && known) status = te_copy(ctx, s->memory, all, bytes);
+    if (status == TE_OK) status = te_synchronize(ctx);
+    free(all);
+    TE_TRY(status);
+    TE_REQUIRE(known, ctx, TE_ERROR_FORMAT, "te_scales_reformat: the state is of no FP8 format");
+    return TE_OK;
+}
 TE_API te_status te__scale_rule_check(const te_scale_rule *rule, const char *who, te_context *ctx) {
     TE_REQUIRE(rule->amax == TE_AMAX_MAX || rule->amax == TE_AMAX_MOST_RECENT, ctx, TE_ERROR_VALUE,
                "%s: a rule of amax %d", who, (int)rule->amax);

@@ -24,7 +24,7 @@ typedef struct te_smem16 { uint32_t w[4]; } __attribute__((aligned(16))) te_smem
 /* y in FP8 for a product that reads it so; y null: not stored, and amax is that of what is stored in its place, for the
  * cast. All of it target memory. */
 typedef struct te_chain_fp8 {
-    void *y;            /* [rows, out], e4m3, in backward e5m2 */
+    void *y;            /* [rows, out], e4m3, in backward the list's format of gradients */
     const float *scale; /* what it is multiplied by */
     float *amax;        /* raised to the largest |y|; null: not wanted */
     float *inverse;     /* [2] gets 1 / scale and the scale (te_scale_keep); null: not wanted */
@@ -87,7 +87,7 @@ typedef struct te_chain_shape {
     int lanes, chunks, groups; /* lanes a row, 8-vectors a lane, rows a block at a time */
     int resident;              /* blocks on a multiprocessor */
     int stash;                 /* bytes of shared memory for gamma, 0: none */
-    int fp8;                   /* the list names a recipe: y may be stored in FP8 */
+    int fp8;                   /* the list names a recipe: y may be stored in this format, a te_dtype; else 0 */
     te_scaling scaled;         /* and with such scales of its own (chain_scaled.h) */
     int turns;                 /* and transposed as well, in tiles (chain_tiles.h, chain_turned.h) */
     int norm_reads_x;          /* no op but forks stands before the norm */
@@ -225,7 +225,7 @@ TE_FN void te__chain_store_fp8(const te_chain *c, const float v[8], float scale,
         w[i] = v[i] * scale;
         if (!at.aligned && i < at.n) *most = te_amax_bits(v[i]) > *most ? te_amax_bits(v[i]) : *most;
     }
-    te_store8_fp8(c->fp8.y, te_index(at), w, at.n, at.aligned, k.backward ? TE_e5m2 : TE_e4m3);
+    te_store8_fp8(c->fp8.y, te_index(at), w, at.n, at.aligned, (te_dtype)k.fp8);
 }
 /* Store what the chain gives: in the format that the list says or, under a recipe, in whichever are wanted. */
 typedef void (*te_store_fn)(const te_chain *c, const te_lane *l, const te_chain_shape k, uint32_t *most);

@@ -11,7 +11,7 @@ TE_API te_status te__chain_in_fp8(te_value *v, te_run *r, te_chain *c, int i, vo
     const int backward = r->pass == TE_BACKWARD, index = backward ? f->dy : f->x;
     const te_rows rows = backward ? r->plan->op[i].out_rows : r->plan->op[i].in_rows;
     if (at) *v = te_value_of(at, TE_e4m3, te_rows_in(r, rows), v->cols);
-    else TE_TRY(te_acquire(r, v, rows, v->cols, backward ? TE_e5m2 : TE_e4m3));
+    else TE_TRY(te_acquire(r, v, rows, v->cols, backward ? r->plan->fp8->gradients : TE_e4m3));
     c->fp8.y = v->p;
     if (r->pass == TE_FORWARD) te_keep_turned(r, i, 0);
     if (!f->scales) return TE_OK; /* sizing only */

@@ -21,7 +21,7 @@ TE_FN void te__chain_turned_store(const te_chain *c, const te_chain_shape k, te_
     if (rounded) te_vec8_of_pairs(x, v, k.out), te_vec8_floats(v, x, k.out);
     if (k.backward) *most = te_amax_bits8(*most, v);
     TE_UNROLL for (int j = 0; j < 8; j++) v[j] *= scale;
-    te_vec8_of_fp8(x, v, k.backward ? TE_e5m2 : TE_e4m3);
+    te_vec8_of_fp8(x, v, (te_dtype)k.fp8);
     if (k.backward && c->fp8.y) te__fp8_store_row((uint8_t *)c->fp8.y, te_index(at), x->w, 8, 1);
 }
 /* Piece i, whose rows become FP8 where they are held. Forward's rows behind the last one are computed like others: of

@@ -36,6 +36,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 #define TE_TAKES_list_residual TE_TOKEN
 #define TE_TAKES_list_recipe TE_TOKEN
 #define TE_TAKES_list_inputs TE_TOKEN /* of products in FP8, for their backward: again or kept */
+#define TE_TAKES_list_gradients TE_TOKEN /* of products in FP8 with a scale a tensor: e5m2 or e4m3 */
 #define TE_TAKES_list_width TE_INTEGER
 #define TE_TAKES_list_rows TE_TOKEN /* of x, and of what an embedding gives: tokens or shard */
 
@@ -85,6 +86,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
         name##_names_recipe = TE__IF_RECIPE(of, 1, 0),                                                             \
         name##_recipe = (int)TE_RECIPE_OPTION(of, TE_RECIPE_none),                                                 \
         name##_keeps_inputs = (int)TE_INPUTS_OPTION(of),                                                           \
+        name##_gradients = (int)TE_DTYPE_OPTION(of, gradients, (int)TE_e5m2),                                      \
         name##_out_option = (int)TE_DTYPE_OPTION(of, out, -1),                                                     \
         name##_first_wants = TE_FOR(TE__FIRST_WANTS, links) 0,                                                     \
         name##_begin_begin_dtype = (int)TE_DTYPE_OPTION(of, in, (int)name##_first_wants),                          \
@@ -99,6 +101,9 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
                   "te: " #name ": a list is f32, bf16 or f16; FP8 is a recipe, (bf16, (recipe, fp8_delayed))");    \
     static_assert(!(int)name##_keeps_inputs || (int)name##_names_recipe,                                              \
                   "te: " #name ": (inputs, kept) is of a list with a recipe");                                       \
+    static_assert((int)name##_gradients == (int)TE_e5m2 ||                                                             \
+                      ((int)name##_gradients == (int)TE_e4m3 && TE_IS_BY_TENSOR(name##_recipe)),                       \
+                  "te: " #name ": (gradients, ...) is e5m2 or e4m3, of a list under fp8_delayed or fp8_current");      \
     static_assert((int)name##_residual_dtype == (int)name##_dtype || (int)name##_residual_dtype == (int)TE_f32,        \
                   "te: " #name ": the residual stream has the list's dtype or f32");                                   \
     static_assert((int)name##_begin_begin_rows != (int)TE_ROWS_memory,                                                 \

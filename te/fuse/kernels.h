@@ -121,7 +121,7 @@
         name##_kept = 0 TE_ROW(TE__KEPT_AT, ~, __VA_ARGS__),                                                         \
         name##_outputs = 0 TE_ROW(TE__OUTPUT_AT, ~, __VA_ARGS__),                                                    \
         name##_params = name##_is_backward ? 0 : (0 TE_ROW(TE__PARAM_AT, ~, __VA_ARGS__)),                           \
-        name##_fp8_wanted = (int)model##_names_recipe,                                                               \
+        name##_fp8_wanted = !model##_names_recipe ? 0 : name##_is_backward ? (int)model##_gradients : (int)TE_e4m3,  \
         TE__CHAIN_SCALES(model, name)                                                                                \
     };                                                                                                               \
     static_assert(name##_is_backward || !(name##_outputs * 2 & name##_kept),                                         \

@@ -1,6 +1,7 @@
 /* linear_fp8.h -- a linear whose product runs in FP8: what its operands are made of, with one scale for a tensor;
- * linear_tiles.h has those of fp8_block, linear_rows.h those of fp8_row. x and the weight are e4m3, dy is e5m2
- * (te_recipe). FP8 products read both operands along k, so that three of them are wanted transposed as well:
+ * linear_tiles.h has those of fp8_block, linear_rows.h those of fp8_row. x and the weight are e4m3, dy is e5m2, or
+ * e4m3 where the list says (gradients, e4m3). FP8 products read both operands along k, so that three of them are wanted
+ * transposed as well:
  *
  *     y[rows, out]   = x[rows, in]  weight[out, in]^T
  *     dx[rows, in]   = dy[rows, out]  weight_t[in, out]^T
@@ -100,13 +101,13 @@ TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_v
     else if (!te_is_fp8(dy.dtype)) {
         TE_TRY(te_scratch(r, &y, bytes));
         if (!fixed) TE_TRY(te_scratch(r, &yt, bytes));
-        TE_TRY(te__fp8_cast(r, dy, f, f->dy, TE_e5m2, y, trains ? yt : 0, 0));
+        TE_TRY(te__fp8_cast(r, dy, f, f->dy, r->plan->fp8->gradients, y, trains ? yt : 0, 0));
     }
     if (!fixed && te_is_made_again(r, i)) TE_TRY(te__fp8_again(r, i, &xt, trains));
     else if (!fixed && !te_keeps_turned(r->turned_x, i))
         TE_TRY(te__fp8_transpose(r, &xt, te_value_of(kept.x, TE_e4m3, dy.rows, r->plan->op[i].in), trains));
     x->a = y, x->b = f->transposed, x->trans_b = 1;
-    x->a_fp8 = te__fp8_operand(TE_e5m2, f->scales ? te_scales_inverse(f->scales, f->dy) : 0);
+    x->a_fp8 = te__fp8_operand(r->plan->fp8->gradients, f->scales ? te_scales_inverse(f->scales, f->dy) : 0);
     x->b_fp8 = te__fp8_operand(TE_e4m3, f->scales ? te_scales_inverse(f->scales, f->weight) : 0);
     w->a = yt, w->b = xt, w->trans_a = 0, w->trans_b = 1, w->k = te__fp8_rows(dy.rows);
     w->a_fp8 = x->a_fp8, w->b_fp8 = te__fp8_operand(TE_e4m3, kept.inverse);
@@ -135,7 +136,7 @@ TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_v
 #define TE__FP8_OPS_TABLE(name, tiles, product_of_tiles, rows, weights_of_blocks, weights_of_rows)                     \
     static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_turn_run, te_gemm_run, tiles, product_of_tiles,  \
                                           rows, name##_quantize_table_run, weights_of_blocks, weights_of_rows,         \
-                                          !name##_takes_dims, name##_keeps_inputs};
+                                          !name##_takes_dims, name##_keeps_inputs, (te_dtype)name##_gradients};
 #define TE__FP8_OPS_OF_TENSORS(name, dtype)            \
     TE_QUANTIZE_EIGHTS(name##_quantize, dtype)         \
     TE_QUANTIZE_TABLE(name##_quantize, dtype)          \

@@ -35,7 +35,7 @@ TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float sc
     te_vec8 e;
     own->most = te_amax_bits8(own->most, l->v);
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] = l->v[i] * scale;
-    te_vec8_of_fp8(&e, v, k.backward ? TE_e5m2 : TE_e4m3);
+    te_vec8_of_fp8(&e, v, (te_dtype)k.fp8);
     own->fp8[0] = e.w[0], own->fp8[1] = e.w[1];
     *(uint2 *)((uint8_t *)p->chain.fp8.y + te_index(l->at)) = make_uint2(e.w[0], e.w[1]);
 }
@@ -83,7 +83,7 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
  * again to compile. */
 #define TE_PRODUCT_FP8(name, dtype)                                                                                   \
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                 \
-    TE_HOPPER_KERNEL_OF(name##_product_fp8, te_product, TE_##dtype, name##_is_backward ? TE_e5m2 : TE_e4m3, TE_e4m3,  \
+    TE_HOPPER_KERNEL_OF(name##_product_fp8, te_product, TE_##dtype, (te_dtype)name##_fp8_wanted, TE_e4m3,             \
                         1, 1, name##_epilogue, te_product_usual(&p, name##_shape(0), name##_facts()),                 \
                         name##_reads >= 0, name##_is_product && name##_by_tensor)                                     \
     TE_FEW_KERNEL(name##_few_product_fp8, te_product, (te_few_form)name##_few_form, TE_##dtype, name##_epilogue,      \

@@ -151,6 +151,17 @@ TE_API te_status te_recipes_switch(te_recipes *s, int on, te_context *ctx) {
     return TE_OK;
 }
 
+/* The formats of all that is scaled: an array that the caller frees. */
+TE_API te_status te__recipes_formats(te_dtype **formats, const te_recipes *s, te_context *ctx) {
+    const size_t n = (size_t)s->count;
+    te_dtype *f = (te_dtype *)calloc(3 * n + 1, sizeof *f);
+    te__recipe_walk w = te__recipes_of(s->models, s->model_count);
+    TE_REQUIRE(f, ctx, TE_ERROR_MEMORY, "recipes: cannot allocate %zu bytes", 3 * n * sizeof *f);
+    for (size_t i = 0; te__recipes_next(&w); i++)
+        f[i] = f[n + i] = TE_e4m3, f[2 * n + i] = s->models[w.model]->plan->fp8->gradients;
+    *formats = f;
+    return TE_OK;
+}
 /* Bind to memory (target memory, te_recipes_bytes, aligned to TE_ALIGN) and to the models as they are bound now, cast
  * the weights, and switch the recipes on. Waits for the stream. Errors: null pointers, a model that is not bound or
  * listed twice, a history that is not allowed, memory too small or misaligned. */
@@ -173,9 +184,8 @@ TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t bytes, te_m
     TE_TRY(te__memory_check(memory, bytes, l.bytes, models, count, "recipes", ctx));
     memset(s, 0, sizeof *s);
     s->config = *config, s->models = models, s->model_count = count, s->count = l.count;
-    te_dtype *formats = (te_dtype *)calloc((size_t)l.count * 3 + 1, sizeof *formats);
-    TE_REQUIRE(formats, ctx, TE_ERROR_MEMORY, "recipes: cannot allocate %zu bytes", (size_t)l.count * 3);
-    for (int i = 0; i < 3 * l.count; i++) formats[i] = i < 2 * l.count ? TE_e4m3 : TE_e5m2;
+    te_dtype *formats;
+    TE_TRY(te__recipes_formats(&formats, s, ctx));
     const te_status status = te_scales_init(&s->scales, memory, l.weights, formats, 3 * l.count, config->history, ctx);
     free(formats);
     TE_TRY(status);
@@ -199,9 +209,15 @@ TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t bytes, te_m
     return te_recipes_switch(s, 1, ctx);
 }
 
-/* For a checkpoint, behind its load: weights, and the scales for them, are other ones. */
+/* For a checkpoint, behind its load: weights, and the scales for them, are other ones. Scales of gradients that were in
+ * another format become those of this one. Waits for the stream. */
 TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
+    te_dtype *formats;
     TE_TRY(te__recipes_check(s, ctx));
+    TE_TRY(te__recipes_formats(&formats, s, ctx));
+    const te_status status = te_scales_reformat(&s->scales, formats, ctx);
+    free(formats);
+    TE_TRY(status);
     te__recipes_begin(s, begun);
     return te__recipes_over_weights(s, 1, ctx);
 }

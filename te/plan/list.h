@@ -124,6 +124,7 @@
 #define TE_SAME_residual_residual ,
 #define TE_SAME_recipe_recipe ,
 #define TE_SAME_inputs_inputs ,
+#define TE_SAME_gradients_gradients ,
 #define TE_SAME_width_width ,
 #define TE_SAME_limit_limit ,
 #define TE_SAME_label_smoothing_label_smoothing ,

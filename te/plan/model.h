@@ -82,7 +82,7 @@ typedef enum te_shard {
 } te_shard;
 
 /* In which format a product reads its operands; the rest of a list stays in the list's own. What is stored is the
- * number times its scale. With one scale for a tensor x and the weight are e4m3 and the gradient dy is e5m2
+ * number times its scale. With one scale for a tensor x and the weight are e4m3 and the gradient dy e5m2 or e4m3
  * (Micikevicius et al. 2022); with a scale for each tile or block of 128 all three are e4m3 (DeepSeek-V3, 2024), and
  * with a scale for each row x and the weight are. */
 typedef enum te_recipe {
@@ -144,6 +144,7 @@ typedef struct te_fp8_ops {
     te_status (*weights_of_blocks)(const struct te_table *t, te_context *ctx); /* tiles, likewise, or null */
     te_status (*weights_of_rows)(const struct te_table *t, te_context *ctx);   /* rows, likewise, or null */
     int fixed, keeps; /* its widths are constants: chains have kernels for tiles and whole rows; (inputs, kept) */
+    te_dtype gradients; /* of products with a scale a tensor: what dy is in */
 } te_fp8_ops;
 struct te_model; struct te_run; struct te_step;
 typedef te_status (*te_step_fn)(struct te_run *run, const struct te_step *step);
