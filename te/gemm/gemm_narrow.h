@@ -46,6 +46,7 @@ typedef struct te_narrow {
     float alpha;
     int m, n, k; /* k: of elements of 16 bits, of pairs of FP8 */
     int width;   /* 16, 32, 64 or 128: m, filled up with zeros */
+    int stages;  /* of the ring */
     int by_row;  /* FP8: scales are of rows of x and of W, else of both as a whole */
     int ahead;   /* the kernel before this one does not write W */
     /* After `rounds` each cluster has had as many tiles; of the `left` tiles then `parts` clusters each take a part of
@@ -61,7 +62,6 @@ TE_BOTH int te__narrow_stage(int width) { return TE_NARROW_W + width * TE_NARROW
 TE_BOTH int te__narrow_stages(int width) {
     return (int)te_min(TE_NARROW_RING / te__narrow_stage(width), TE_NARROW_STAGES);
 }
-TE_BOTH int te__narrow_ring(int width) { return te__narrow_stages(width) * te__narrow_stage(width); }
 /* A warp's 16 columns of y on their way to the epilogue. */
 TE_BOTH int te__narrow_box(int width) { return width * 16 * 2; }
 
@@ -123,7 +123,7 @@ TE_FN void te__narrow_bring_x(const te_narrow *p, uint32_t ring, te_narrow_barri
 }
 /* One thread. */
 TE_FN void te__narrow_load(const te_narrow *p, uint32_t ring, te_narrow_barriers *bars) {
-    const int stages = te__narrow_stages(p->width);
+    const int stages = p->stages;
     te_narrow_at of_w = te__narrow_first(p), of_x = of_w;
     if (!p->ahead) {
         for (int i = 0; i < stages && of_w.more; i++, te__narrow_next(&of_w, p, stages))
@@ -149,8 +149,8 @@ TE_FN void te__narrow_free(const te_narrow_barriers *bars, int stage) {
 }
 /* A warpgroup's 64 columns of y: a lane's d[4 j + 2 h + e] is column lane / 4 + 8 h of its warp's 16, row 8 j + 2 (lane
  * % 4) + e. */
-TE_FN void te__narrow_multiply(float *d, uint32_t ring, te_narrow_barriers *bars, const te_narrow_work *w, int *stage,
-                               int *phase, const te_dtype operands, const int width) {
+TE_FN void te__narrow_multiply(float *d, uint32_t ring, te_narrow_barriers *bars, const te_narrow_work *w, int stages,
+                               int *stage, int *phase, const te_dtype operands, const int width) {
     const int group = __shfl_sync(~0u, (int)threadIdx.x / 128, 0); /* the compiler sees that all lanes have the same */
     int before = 0;
 #pragma unroll 1
@@ -165,7 +165,7 @@ TE_FN void te__narrow_multiply(float *d, uint32_t ring, te_narrow_barriers *bars
         te__wgmma_wait_1();
         if (s > w->first) te__narrow_free(bars, before);
         before = *stage;
-        if (++*stage == te__narrow_stages(width)) *stage = 0, *phase ^= 1;
+        if (++*stage == stages) *stage = 0, *phase ^= 1;
     }
     te__wgmma_wait_0();
     te__narrow_free(bars, before);
@@ -238,7 +238,7 @@ TE_FN int te__narrow_product(const te_narrow *p, uint32_t ring, uint32_t box, te
                              const te_narrow_work *w, int *stage, int *phase, const te_few_form form,
                              const te_dtype dtype, const int width) {
     float d[64];
-    te__narrow_multiply(d, ring, bars, w, stage, phase, form == TE_FEW_SIXTEEN ? dtype : TE_e4m3, width);
+    te__narrow_multiply(d, ring, bars, w, p->stages, stage, phase, form == TE_FEW_SIXTEEN ? dtype : TE_e4m3, width);
     if (w->parts > 1 && !te__narrow_share(p, d, w, width)) return 0;
     if (form != TE_FEW_SIXTEEN) te__narrow_scale(p, d, w->col + (int)threadIdx.x / 32 * 16, width);
     te__narrow_leave(p, d, box, dtype, width);
@@ -248,7 +248,7 @@ TE_FN int te__narrow_product(const te_narrow *p, uint32_t ring, uint32_t box, te
 TE_FN void te__narrow_works(const te_narrow *p, uint32_t ring, te_narrow_barriers *bars, te_epilogue_fn epilogue,
                             const void *arg, const te_few_form form, const te_dtype dtype) {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const uint32_t box = ring + (uint32_t)(te__narrow_ring(p->width) + warp * te__narrow_box(p->width));
+    const uint32_t box = ring + (uint32_t)(p->stages * te__narrow_stage(p->width) + warp * te__narrow_box(p->width));
     te_epilogue_lane own = {{0, 0, 0, 0, 0, 0, 0, 0}, 0, {0, 0}, TE_USUAL_not};
     int stage = 0, phase = 0, mine;
     te_narrow_work w;

@@ -34,6 +34,9 @@ TE_API int te__narrow_share_out(te_narrow *p, int processors, te__gemm_state *s)
     p->rounds = tiles / clusters, p->left = tiles % clusters, p->parts = 1;
     if (p->left && p->left <= counts) {
         p->parts = te_max(1, te_min(te_min(clusters / p->left, steps / TE_NARROW_LEAST_STEPS), TE_NARROW_MOST_PARTS));
+#ifdef TE_PROBE
+        if (getenv("PARTS")) p->parts = (int)te_min(p->parts, atoi(getenv("PARTS")));
+#endif
         if (p->left * p->parts * part > TE_GEMM_WORKSPACE) p->parts = 1;
     }
     p->given = (float *)s->workspace, p->ready = (uint32_t *)(void *)((char *)s->workspace + TE_GEMM_WORKSPACE);
@@ -44,14 +47,17 @@ TE_API te_status te__narrow_run(const void *kernel, const void *args, size_t byt
                                 te_context *ctx) {
     const te__encode_fn encode = te__encode_of(ctx);
     p->alpha = g->alpha, p->m = (int)g->m, p->n = (int)g->n, p->k = (int)te__few_k(g);
-    p->width = te__narrow_width(g->m);
+    p->width = te__narrow_width(g->m), p->stages = te__narrow_stages(p->width);
+#ifdef TE_PROBE
+    if (getenv("STAGES")) p->stages = (int)te_min(p->stages, atoi(getenv("STAGES")));
+#endif
     p->x_inverse = g->a_fp8.inverse, p->w_inverse = g->b_fp8.inverse;
     p->by_row = g->a_fp8.scaling == TE_SCALING_ROW;
     p->ahead = te_enqueue_follows(ctx);
     const int clusters = te__narrow_share_out(p, ctx->processors, te__gemm_state_of(ctx));
     TE_TRY(te__hopper_map(&p->w, encode, g->b, g->n, p->k, TE_NARROW_COLUMNS, g->dtype, ctx));
     TE_TRY(te__hopper_map(&p->x, encode, g->a, g->m, p->k, p->width / TE_NARROW_CLUSTER, g->dtype, ctx));
-    const int shared = te__narrow_ring(p->width) + TE_NARROW_WARPS * te__narrow_box(p->width) + 1024;
+    const int shared = p->stages * te__narrow_stage(p->width) + TE_NARROW_WARPS * te__narrow_box(p->width) + 1024;
     return te__cuda_launch(ctx, kernel, te_grid_of(clusters * TE_NARROW_CLUSTER, 1), TE_NARROW_THREADS, shared,
                            TE_NARROW_CLUSTER, args, bytes, "matrix product of a batch's rows");
 }
