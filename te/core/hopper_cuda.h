@@ -52,14 +52,6 @@ TE_FN void te__tma_load(uint32_t to, const CUtensorMap *from, int x, int y, uint
             "l"(from), "r"(x), "r"(y), "r"(bar)
             : "memory");
 }
-/* The same of what is read once: it leaves the L2 before anything else does. */
-TE_FN void te__tma_stream(uint32_t to, const CUtensorMap *from, int x, int y, uint32_t bar) {
-    const uint64_t evict_first = 0x12f0000000000000ull; /* as createpolicy.fractional.L2::evict_first makes it */
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-                 "l"(from), "r"(x), "r"(y), "r"(bar), "l"(evict_first)
-                 : "memory");
-}
 /* A box comes to the L2. */
 TE_FN void te__tma_prefetch(const CUtensorMap *from, int x, int y) {
     asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(from), "r"(x), "r"(y));

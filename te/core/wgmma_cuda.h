@@ -1,5 +1,5 @@
 /* wgmma_cuda.h -- matrix products by a warpgroup of compute capability 9.0 (sm_90a) with few columns: wgmma of m64 and
- * n32 to n128. That of n256, and what says where operands lie, is in hopper_cuda.h. PTX ISA 8.0, "wgmma.mma_async". */
+ * n16 to n128. That of n256, and what says where operands lie, is in hopper_cuda.h. PTX ISA 8.0, "wgmma.mma_async". */
 #ifndef TE_WGMMA_CUDA_H
 #define TE_WGMMA_CUDA_H
 
@@ -11,7 +11,8 @@
 #define TE__D32(i) TE__D16(i), TE__D16((i) + 16)
 #define TE__REGISTERS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define TE__REGISTERS_16 TE__REGISTERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define TE__REGISTERS_32 TE__REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define TE__REGISTERS_32                                                                                           \
+    TE__REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define TE__REGISTERS_64                                                                                           \
     TE__REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
                      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
@@ -22,11 +23,12 @@
                  : TE__D##count(0)                                                                                    \
                  : "l"(a), "l"(b), "r"(add))
 #define TE__WGMMA_COLUMNS(columns, type, turned)                                           \
-    if (columns == 32) TE__WGMMA_FEW("32", 16, "16", "17", "18", type, turned);       \
+    if (columns == 16) TE__WGMMA_FEW("16", 8, "8", "9", "10", type, turned);               \
+    else if (columns == 32) TE__WGMMA_FEW("32", 16, "16", "17", "18", type, turned);       \
     else if (columns == 64) TE__WGMMA_FEW("64", 32, "32", "33", "34", type, turned);       \
     else TE__WGMMA_FEW("128", 64, "64", "65", "66", type, turned)
 /* D[64, columns] (+)= A[64, 16] B[columns, 16]^T of bf16 or f16, A[64, 32] B[columns, 32]^T of e4m3, by a warpgroup; a
- * and b say where A and B lie, both along k. columns: 32, 64 or 128, a constant. */
+ * and b say where A and B lie, both along k. columns: 16, 32, 64 or 128, a constant. */
 TE_FN void te__wgmma_columns(float *d, uint64_t a, uint64_t b, int add, const te_dtype dtype, const int columns) {
     if (dtype == TE_bf16) {
         TE__WGMMA_COLUMNS(columns, "k16.f32.bf16.bf16", ", 0, 0");

@@ -1,11 +1,12 @@
 /* gemm_choose.h -- who runs a matrix product: the one place where that is decided.
  *
  * There are cuBLASLt (gemm_cuda.h; what of its candidates is fastest is gemm_tune.h's), and on compute capability 9.0
- * two kernels of our own: gemm_few.h up to eight rows of a tensor, for 16 bits and FP8, and gemm_hopper.h beyond, for
- * 16 bits and for FP8 with scales of tensors and fast accumulation. Both run a chain of maps as their epilogue. What
- * cuBLASLt and a kernel behind it may share of a row (te_split) is fuse/linear_split.h's. In a build without cuBLASLt
- * (TE_NO_CUBLASLT) gemm_plain.h is in its place, and ours pay much sooner. ctx->gemm_own: 0 never ours, 1 where the
- * rules below say that it pays, 2 wherever it can be.
+ * three kernels of our own: gemm_few.h up to eight rows of a tensor, for 16 bits and FP8; gemm_narrow.h for 9 to 128 in
+ * a forward, for 16 bits and FP8 with scales of tensors or of rows; gemm_hopper.h for any number of rows, for 16 bits
+ * and FP8 with scales of tensors and fast accumulation. All run a chain of maps as their epilogue. What cuBLASLt and a
+ * kernel behind it may share of a row (te_split) is fuse/linear_split.h's. In a build without cuBLASLt (TE_NO_CUBLASLT)
+ * gemm_plain.h is in its place, and ours pay much sooner. ctx->gemm_own: 0 never ours, 1 where the rules below say that
+ * it pays, 2 wherever it can be.
  */
 #ifndef TE_GEMM_CHOOSE_H
 #define TE_GEMM_CHOOSE_H
@@ -21,7 +22,7 @@
 typedef struct te_product_kernels {
     te_hopper_kernel many, few, fp8, few_fp8; /* the last two: with operands in FP8 */
     te_few_form few_form;                     /* of few_fp8 */
-    te_hopper_kernel narrow, narrow_fp8;
+    te_hopper_kernel narrow, narrow_fp8;      /* the last: with scales of tensors or of rows */
 } te_product_kernels;
 
 enum {
@@ -29,6 +30,7 @@ enum {
     TE_HOPPER_LEAST_K = 1024,     /* worth the start of a tile */
     TE_HOPPER_LEAST_ROUNDS = 4,   /* of tiles on all multiprocessors */
     TE_FP8_LEAST_ROUNDS = 9,      /* the same for operands in FP8 */
+    TE_NARROW_MOST_ROWS = 64,     /* beside cuBLASLt, with scales of rows */
     TE_PLAIN_LEAST_K = 512        /* beside gemm_plain.h, with tiles for half of the multiprocessors */
 };
 
@@ -83,9 +85,11 @@ TE_API int te__gemm_is_narrow(te_product_kernels *kernels, const te_gemm *g, te_
 TE_API int te__gemm_is_light(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__gemm_is_few(kernels, g, ctx) || te__gemm_is_narrow(kernels, g, ctx);
 }
-/* Whether the kernel for a batch's rows pays. */
+/* Whether the kernel for 9 to 128 rows pays. Beside cuBLASLt's fastest candidate only in FP8 with scales of rows
+ * (gemm_narrow.h has both times); where rows are tuned it is timed with the others (fuse/linear_choose.h). */
 TE_API int te__narrow_pays(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
-    return te__gemm_is_narrow(kernels, g, ctx) && !TE_HAS_CUBLASLT;
+    return te__gemm_is_narrow(kernels, g, ctx) &&
+           (!TE_HAS_CUBLASLT || (g->a_fp8.scaling == TE_SCALING_ROW && g->m <= TE_NARROW_MOST_ROWS));
 }
 TE_API int te__light_pays(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__few_pays(g) || te__narrow_pays(kernels, g, ctx);
@@ -135,13 +139,14 @@ TE_API te_status te__gemm_run_own(te_product_kernels *kernels, const void *args,
 TE_API te_status te_gemm_check_fp8(const te_gemm *g, const char *who, te_context *ctx) {
     te_gemm bare = *g;
     if (g->epilogue == TE_EPILOGUE_BIAS) bare.epilogue = TE_EPILOGUE_NONE;
-    const int own = ctx->gemm_own && ctx->capability == 900 && (te__hopper_can(&bare) || te__few_can(&bare) || te__narrow_can(&bare)) &&
-                    (g->beta == 0 || g->beta == 1);
+    const int can = te__hopper_can(&bare) || te__few_can(&bare) || te__narrow_can(&bare);
+    const int own = ctx->gemm_own && ctx->capability == 900 && can && (g->beta == 0 || g->beta == 1);
     TE_REQUIRE(TE_HAS_CUBLASLT || !te_gemm_is_fp8(g) || own, ctx, TE_ERROR_BLAS,
                "%s: an FP8 product %lld x %lld x %lld to %s in a build without cuBLASLt (TE_NO_CUBLASLT), which has "
                "those with scales of tensors and fast accumulation to 16 bits, of a k above %d, and forward those of "
-               "%d rows, on compute capability 9.0", who,
-               (long long)g->m, (long long)g->n, (long long)g->k, te_dtype_name(g->out), 6 * TE_TILE_K, TE_FEW_ROWS);
+               "%d rows, with scales of tensors or of rows those of %d, on compute capability 9.0", who,
+               (long long)g->m, (long long)g->n, (long long)g->k, te_dtype_name(g->out), 6 * TE_TILE_K, TE_FEW_ROWS,
+               TE_NARROW_ROWS);
     return TE_OK;
 }
 

@@ -2,21 +2,33 @@
  * decoding of a batch does. Its time is that of reading W once.
  *
  * The tensor cores (wgmma) take 64 rows of one operand and 8 to 256 columns of the other. Here W has the place of the
- * first and x that of the second, with 32, 64 or 128 columns for its rows.
- * A block has 128 rows of W, the columns of a tile of y; the two blocks of a cluster have 256, and each brings half of
- * x for both, because the L2 gives 5 to 6 TB/s, not much more than the 4.3 TB/s of memory. One thread brings W and x by
- * the copy engine (TMA) into a ring of 192 KB, two warpgroups multiply. In a pass the ring is filled with W while the
+ * first and x that of the second, with 16, 32, 64 or 128 columns for its rows, so that most of them are in use. A block
+ * has 128 rows of W, the columns of a tile of y; the two blocks of a cluster have 256, and each brings half of x for
+ * both, because the L2 gives 5 to 6 TB/s, not much more than the 4.3 TB/s of memory. One thread brings W and x by the
+ * copy engine (TMA) into a ring of 192 KB, two warpgroups multiply. In a pass the ring is filled with W while the
  * kernel ahead still runs, for a pass does not write its weights.
  *
  * A cluster takes tile after tile of all k. Where tiles are left for fewer clusters than there are, k of each of them
- * is shared out to several: they leave their sums in the workspace, and who comes last adds them up, in the order of k
- * whoever that is: the same inputs give the same bits, and nobody waits. This is by warps, each of which has 16 columns
- * of y: it takes them through the epilogue of the row (product.h) by itself, eight elements at a time.
+ * is shared out to several. They leave their sums in the workspace, and the last one adds all of them up in the order
+ * of k, so the same inputs give the same bits, and no block waits for another. Each warp does that for its 16 columns
+ * of y, and takes them through the epilogue of the row (product.h), eight elements at a time.
  *
  * In FP8, e4m3, the kernel is the same, with half as many bytes; scales of rows or of a tensor come in at the end. Sums
  * stay in the tensor cores, which keep 14 bits of them.
  *
- * Bytes: W once, 2 n k (FP8: n k); x from the L2 as many times as there are pairs of tiles.
+ * Bytes: W once, 2 n k (FP8: n k); the floor is that over the rate of memory, 23.4 us at 4.3 TB/s for n 12288, k 4096.
+ * x comes from the L2 once for 256 columns.
+ *
+ * Measured on an H200 in turns with cuBLASLt's fastest candidate, us at 16, 64 and 128 rows, and its: n 12288, k 4096
+ * 33.5, 34.1, 35.5 and 28.8, 27.1, 28.9; n = k = 4096 13.6, 16.0, 19.1 and 12.8, 12.1, 13.3; n 16384, k 4096 36.2,
+ * 37.3, 38.7 and 34.4, 35.7, 37.8; n 4096, k 16384 38.6, 41.8, 46.5 and 36.5, 38.2, 41.8. In FP8 with scales of rows,
+ * 64 rows, the same shapes: 20.6, 12.4, 21.4, 25.7 and 19.7, 13.1, 24.0, 41.1. With four times the k, the bytes that
+ * are added come at 3.7 to 4.0 TB/s. What is left does not depend on k: 5 us at 16 rows of n 4096 and 10 at 128, to
+ * fill the ring and to share k out; and at n 12288 more than a quarter of the multiprocessors has no tile. A ring of
+ * 96 KB takes as long.
+ *
+ * A GPT block of 4096 columns in inference without cuBLASLt, us at 16, 64 and 128 rows: 127, 141, 163; with it 127,
+ * 132, 144; with gemm_plain.h in its place 149, 167, 210. Under fp8_row 110 at 64 rows, by cuBLASLt 133.
  */
 /* target: cuda */
 #ifndef TE_GEMM_NARROW_H
@@ -59,99 +71,79 @@ TE_FN void te__narrow_multiply(float *d, uint32_t ring, te_narrow_barriers *bars
     te__wgmma_wait_0();
     te__narrow_free(bars, before);
 }
-/* Of a warp's rows of 16 columns, 32 bytes each, the eight columns `piece`: those of eight rows lie on different
- * banks. */
+/* Sums of all parts, eight rows of a lane's 16 columns at a time. */
+TE_FN void te__narrow_add(float *d, const float4 *from, int parts, int64_t part, const int groups) {
+    TE_UNROLL for (int j = 0; j < 4 * groups; j++) d[j] = 0;
+#pragma unroll 2
+    for (int i = 0; i < parts; i++, from += part)
+        TE_UNROLL for (int j = 0; j < groups; j++) {
+            const float4 v = __ldcg(from + j * 32 * TE_NARROW_WARPS);
+            d[4 * j] += v.x, d[4 * j + 1] += v.y, d[4 * j + 2] += v.z, d[4 * j + 3] += v.w;
+        }
+}
+/* Leave a warp's sums of its part of k. Returns whether it was the last; then d are the sums of all parts. */
+TE_FN int te__narrow_share(const te_narrow *p, float *d, const te_narrow_work *w, const int width) {
+    enum { EACH = 32 * TE_NARROW_WARPS };
+    const int rank = (int)blockIdx.x % TE_NARROW_CLUSTER, thread = (int)threadIdx.x;
+    const int64_t part = (int64_t)TE_NARROW_CLUSTER * (width / 8) * EACH;
+    float4 *const all = (float4 *)p->given + w->left * p->parts * part + rank * (width / 8) * EACH + thread;
+    uint32_t *ready = p->ready + (w->left * TE_NARROW_CLUSTER + rank) * TE_NARROW_WARPS + thread / 32, come = 0;
+    TE_UNROLL for (int j = 0; j < width / 8; j++)
+        __stcg(all + w->part * part + j * EACH, make_float4(d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]));
+    __threadfence();
+    __syncwarp();
+    if (thread % 32 == 0)
+        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(come) : "l"(ready) : "memory");
+    if (__shfl_sync(~0u, come, 0) != (uint32_t)w->parts - 1) return 0;
+    if (thread % 32 == 0) *ready = 0; /* for the next product */
+    __threadfence();
+    te__narrow_add(d, all, w->parts, part, width == 128 ? 8 : width / 8);
+    if (width == 128) te__narrow_add(d + 32, all + 8 * EACH, w->parts, part, 8);
+    return 1;
+}
+
+/* ---- the epilogue ------------------------------------------------------------------------------------------------ */
+
+/* FP8: times the scales of the row of x and of the row of W. */
+TE_FN void te__narrow_scale(const te_narrow *p, float *d, int col, const int width) {
+    const int lane = (int)threadIdx.x % 32;
+    float of_w[2] = {1.0f, 1.0f};
+    TE_UNROLL for (int h = 0; h < 2; h++) {
+        const int at = col + lane / 4 + 8 * h;
+        if (p->w_inverse && at < p->n) of_w[h] = __ldg(p->w_inverse + (p->by_row ? at : 0));
+    }
+    TE_UNROLL for (int j = 0; j < width / 8; j++) {
+        TE_UNROLL for (int e = 0; e < 2; e++) {
+            const int row = 8 * j + 2 * (lane % 4) + e;
+            const float of_x = p->x_inverse && row < p->m ? p->x_inverse[p->by_row ? row : 0] : 1.0f;
+            d[4 * j + e] *= of_x * of_w[0], d[4 * j + 2 + e] *= of_x * of_w[1];
+        }
+    }
+}
+/* Of a warp's rows of 16 columns the eight `piece`: those of eight rows lie on different banks. */
 TE_FN uint32_t te__narrow_piece(uint32_t box, int row, int piece) {
     return box + (uint32_t)(row * 32 + ((piece ^ (row / 4 & 1)) << 4));
 }
-/* FP8: the scales of the two columns of a lane; else nothing. */
-typedef struct te_narrow_scales { float w[2]; } te_narrow_scales;
-TE_FN te_narrow_scales te__narrow_scales_of(const te_narrow *p, int col, const te_few_form form) {
-    te_narrow_scales s = {{p->alpha, p->alpha}};
-    TE_UNROLL for (int h = 0; form != TE_FEW_SIXTEEN && h < 2; h++) {
-        const int at = col + (int)threadIdx.x % 32 / 4 + 8 * h;
-        if (p->w_inverse && at < p->n) s.w[h] *= __ldg(p->w_inverse + (p->by_row ? at : 0));
-    }
-    return s;
+/* A warp's 16 columns to its box. */
+TE_FN void te__narrow_leave(const te_narrow *p, const float *d, uint32_t box, const te_dtype dtype, const int width) {
+    const int lane = (int)threadIdx.x % 32;
+    __syncwarp();
+    TE_UNROLL for (int j = 0; j < width / 8; j++)
+        te__store_turned(te__narrow_piece(box, 8 * j + lane % 8, lane / 8 % 2),
+                         te_pair_of_floats(p->alpha * d[4 * j], p->alpha * d[4 * j + 1], dtype),
+                         te_pair_of_floats(p->alpha * d[4 * j + 2], p->alpha * d[4 * j + 3], dtype));
+    __syncwarp();
 }
-/* A lane's sums v of eight rows from 8 j on go to the box, scaled, in 16 bits and by rows. */
-TE_FN void te__narrow_leave(const te_narrow *p, const float v[4], uint32_t box, int j, te_narrow_scales s,
-                            const te_few_form form, const te_dtype dtype) {
-    const int lane = (int)threadIdx.x % 32, row = 8 * j + 2 * (lane % 4);
-    float x[2] = {1.0f, 1.0f};
-    TE_UNROLL for (int e = 0; form != TE_FEW_SIXTEEN && e < 2; e++)
-        if (p->x_inverse && row + e < p->m) x[e] = p->x_inverse[p->by_row ? row + e : 0];
-    te__store_turned(te__narrow_piece(box, 8 * j + lane % 8, lane / 8 % 2),
-                     te_pair_of_floats(x[0] * s.w[0] * v[0], x[1] * s.w[0] * v[1], dtype),
-                     te_pair_of_floats(x[0] * s.w[1] * v[2], x[1] * s.w[1] * v[3], dtype));
-}
-
-/* ---- parts of k -------------------------------------------------------------------------------------------------- */
-
-/* Where the sums of part i of a tile lie: of its cluster's two places that for its last tile, or its first. */
-TE_FN float4 *te__narrow_place(const te_narrow *p, const te_narrow_work *w, int i) {
-    const int place = (w->cluster + i) * 2 + (i == 0), rank = (int)blockIdx.x % TE_NARROW_CLUSTER;
-    return (float4 *)p->given + ((place * TE_NARROW_CLUSTER + rank) * (p->width / 8)) * (32 * TE_NARROW_WARPS) +
-           threadIdx.x;
-}
-/* Whether this warp, which has left its sums, is the last of the tile's to do so. */
-TE_FN int te__narrow_last(const te_narrow *p, const te_narrow_work *w) {
-    const int rank = (int)blockIdx.x % TE_NARROW_CLUSTER, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    uint32_t *ready = p->ready + (w->tile * TE_NARROW_CLUSTER + rank) * TE_NARROW_WARPS + warp, come = 0;
-    const uint32_t others = (uint32_t)w->parts - 1;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(come) : "l"(ready) : "memory");
-    come = __shfl_sync(~0u, come, 0);
-    if (come != others) { /* else nobody will look at this warp's sums */
-        __threadfence();
-        __syncwarp();
-        if (lane == 0)
-            asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(come) : "l"(ready) : "memory");
-        come = __shfl_sync(~0u, come, 0);
-    }
-    if (come != others) return 0;
-    if (lane == 0) *ready = 0; /* for the next product */
-    __threadfence();
-    return 1;
-}
-/* The sums of all parts, in the order of k, go to the box. Four parts of four groups of eight rows are loaded side by
- * side. */
-TE_FN void te__narrow_add(const te_narrow *p, const te_narrow_work *w, uint32_t box, te_narrow_scales s,
-                          const te_few_form form, const te_dtype dtype) {
-#pragma unroll 1
-    for (int first = 0; first < p->width / 8; first += 4) {
-        float sum[4][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}, {0, 0, 0, 0}, {0, 0, 0, 0}};
-#pragma unroll 1
-        for (int from = 0; from < w->parts; from += 4) {
-            float4 v[4][4];
-            TE_UNROLL for (int i = 0; i < 4; i++) {
-                const float4 *at = te__narrow_place(p, w, from + i) + first * (32 * TE_NARROW_WARPS);
-                TE_UNROLL for (int j = 0; j < 4; j++) {
-                    v[i][j] = make_float4(0, 0, 0, 0);
-                    if (from + i < w->parts) v[i][j] = __ldcg(at + j * (32 * TE_NARROW_WARPS));
-                }
-            }
-            TE_UNROLL for (int i = 0; i < 4; i++)
-                TE_UNROLL for (int j = 0; j < 4; j++)
-                    sum[j][0] += v[i][j].x, sum[j][1] += v[i][j].y, sum[j][2] += v[i][j].z, sum[j][3] += v[i][j].w;
-        }
-        TE_UNROLL for (int j = 0; j < 4; j++) te__narrow_leave(p, sum[j], box, first + j, s, form, dtype);
-    }
-}
-
-/* ---- a tile ------------------------------------------------------------------------------------------------------ */
-
-/* The product; its sums go to the box, or to memory where they are of a part of k. */
-TE_FN void te__narrow_product(const te_narrow *p, uint32_t ring, uint32_t box, te_narrow_barriers *bars,
-                              const te_narrow_work *w, int *stage, int *phase, te_narrow_scales s,
-                              const te_few_form form, const te_dtype dtype, const int width) {
+/* All of a work but its epilogue. Returns whether that is this warp's to do. */
+TE_FN int te__narrow_product(const te_narrow *p, uint32_t ring, uint32_t box, te_narrow_barriers *bars,
+                             const te_narrow_work *w, int *stage, int *phase, const te_few_form form,
+                             const te_dtype dtype, const int width) {
     float d[64];
     te__narrow_multiply(d, ring, bars, w, p->stages, stage, phase, form == TE_FEW_SIXTEEN ? dtype : TE_e4m3, width);
-    if (w->parts > 1) {
-        float4 *to = te__narrow_place(p, w, w->part);
-        TE_UNROLL for (int j = 0; j < width / 8; j++)
-            __stcg(to + j * (32 * TE_NARROW_WARPS),
-                   make_float4(d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]));
-    } else TE_UNROLL for (int j = 0; j < width / 8; j++) te__narrow_leave(p, d + 4 * j, box, j, s, form, dtype);
+    if (w->parts > 1 && !te__narrow_share(p, d, w, width)) return 0;
+    if (form != TE_FEW_SIXTEEN) te__narrow_scale(p, d, w->col + (int)threadIdx.x / 32 * 16, width);
+    te__narrow_leave(p, d, box, dtype, width);
+    return 1;
 }
 /* All works of a warp. */
 TE_FN void te__narrow_works(const te_narrow *p, uint32_t ring, te_narrow_barriers *bars, te_epilogue_fn epilogue,
@@ -159,22 +151,16 @@ TE_FN void te__narrow_works(const te_narrow *p, uint32_t ring, te_narrow_barrier
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const uint32_t box = ring + (uint32_t)(p->stages * te__narrow_stage(p->width) + warp * te__narrow_box(p->width));
     te_epilogue_lane own = {{0, 0, 0, 0, 0, 0, 0, 0}, 0, {0, 0}, TE_USUAL_not};
-    int stage = 0, phase = 0;
+    int stage = 0, phase = 0, mine;
     te_narrow_work w;
     for (int j = 0; te__narrow_work(&w, p, j); j++) {
-        const te_narrow_scales s = te__narrow_scales_of(p, w.col + warp * 16, form);
         const int col = w.col + warp * 16 + lane % 2 * 8;
-        __syncwarp(); /* the box is empty */
-        if (p->width == 32) te__narrow_product(p, ring, box, bars, &w, &stage, &phase, s, form, dtype, 32);
-        else if (p->width == 64) te__narrow_product(p, ring, box, bars, &w, &stage, &phase, s, form, dtype, 64);
-        else te__narrow_product(p, ring, box, bars, &w, &stage, &phase, s, form, dtype, 128);
-        if (w.parts > 1) {
-            if (!te__narrow_last(p, &w)) continue;
-            te__narrow_add(p, &w, box, s, form, dtype);
-        }
-        __syncwarp();
+        if (p->width == 16) mine = te__narrow_product(p, ring, box, bars, &w, &stage, &phase, form, dtype, 16);
+        else if (p->width == 32) mine = te__narrow_product(p, ring, box, bars, &w, &stage, &phase, form, dtype, 32);
+        else if (p->width == 64) mine = te__narrow_product(p, ring, box, bars, &w, &stage, &phase, form, dtype, 64);
+        else mine = te__narrow_product(p, ring, box, bars, &w, &stage, &phase, form, dtype, 128);
 #pragma unroll 1
-        for (int row = lane / 2; col < p->n && row < p->m; row += 16) {
+        for (int row = lane / 2; mine && col < p->n && row < p->m; row += 16) {
             uint32_t y[4];
             te__load_piece(y, te__narrow_piece(box, row, lane % 2));
             epilogue(arg, y, 0, row, col, &own);

@@ -10,8 +10,7 @@
 
 enum {
     TE_NARROW_MOST_PARTS = 8,  /* of a tile's k */
-    TE_NARROW_LEAST_STEPS = 4, /* of k in a part */
-    TE_NARROW_ENOUGH = 5       /* of six clusters bring what all would */
+    TE_NARROW_LEAST_STEPS = 4  /* of k in a part */
 };
 
 /* Whether there can be a kernel for the product: 16 bits, or e4m3 with scales of tensors or of rows. */
@@ -21,32 +20,25 @@ TE_API int te__narrow_can(const te_gemm *g) {
                                              g->a_fp8.scaling != TE_SCALING_TILES && g->k % 16 == 0
                                        : g->k % 8 == 0;
     return fits && g->dtype != TE_f32 && g->out == g->dtype && !g->trans_a && g->trans_b && g->m > TE_FEW_ROWS &&
-           g->m <= TE_NARROW_ROWS && g->n % 8 == 0 && g->n < most && g->k > 0 && g->k < 1 << 23 &&
+           g->m <= TE_NARROW_ROWS && g->n % 8 == 0 && g->n < most && g->k > 0 && g->k < most &&
            g->epilogue == TE_EPILOGUE_NONE;
 }
-TE_API int te__narrow_width(int64_t m) { return m <= 32 ? 32 : m <= 64 ? 64 : 128; }
+TE_API int te__narrow_width(int64_t m) { return m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : 128; }
 
-/* Tiles in rounds, and k of those that are left in shares. Returns how many clusters there are. */
+/* Tiles in rounds, and k of those that are left in parts. Returns how many clusters there are. */
 TE_API int te__narrow_share_out(te_narrow *p, int processors, te__gemm_state *s) {
     const int clusters = (int)te_max(1, processors / TE_NARROW_CLUSTER), steps = (p->k + TE_NARROW_K - 1) / TE_NARROW_K;
-    const int tiles = (int)te_ceil_div(p->n, TE_NARROW_CLUSTER * TE_NARROW_COLUMNS), left = tiles % clusters;
-    const int64_t place = (int64_t)TE_NARROW_CLUSTER * TE_NARROW_COLUMNS * p->width * 4; /* bytes of sums */
-    const int counts = TE_GEMM_LEFT * 16 / (TE_NARROW_CLUSTER * TE_NARROW_WARPS); /* tiles whose parts can be counted */
-    p->rounds = tiles / clusters, p->left = p->sharing = left;
-    int enough = TE_NARROW_ENOUGH;
-#ifdef TE_PROBE
-    if (getenv("ENOUGH")) enough = atoi(getenv("ENOUGH"));
-#endif
-    if (left && left <= counts && 6 * left < enough * clusters) {
-        int parts = (int)te_min(te_min(clusters / left, steps / TE_NARROW_LEAST_STEPS), TE_NARROW_MOST_PARTS);
-#ifdef TE_PROBE
-        if (getenv("PARTS")) parts = (int)te_min(parts, atoi(getenv("PARTS")));
-#endif
-        p->sharing = parts > 1 ? left * parts : steps >= 2 * TE_NARROW_LEAST_STEPS ? clusters : left;
-        if (p->sharing * 2 * place > TE_GEMM_WORKSPACE) p->sharing = left;
+    const int tiles = (int)te_ceil_div(p->n, TE_NARROW_CLUSTER * TE_NARROW_COLUMNS);
+    const int64_t part = (int64_t)TE_NARROW_CLUSTER * TE_NARROW_COLUMNS * p->width * 4; /* bytes of its sums */
+    const int counts = TE_GEMM_LEFT * 16 / (TE_NARROW_CLUSTER * TE_NARROW_WARPS);       /* tiles that have some */
+    p->rounds = tiles / clusters, p->left = tiles % clusters, p->parts = 1;
+    if (p->left && p->left <= counts) {
+        const int64_t most = te_min(steps / TE_NARROW_LEAST_STEPS, TE_NARROW_MOST_PARTS);
+        p->parts = (int)te_max(1, te_min(clusters / p->left, most));
+        if (p->left * p->parts * part > TE_GEMM_WORKSPACE) p->parts = 1;
     }
     p->given = (float *)s->workspace, p->ready = (uint32_t *)(void *)((char *)s->workspace + TE_GEMM_WORKSPACE);
-    return p->rounds ? clusters : p->sharing;
+    return p->rounds ? clusters : p->left * p->parts;
 }
 /* Fill in p for the product, and launch `kernel` on the `bytes` of `args`, of which p is the first member. */
 TE_API te_status te__narrow_run(const void *kernel, const void *args, size_t bytes, te_narrow *p, const te_gemm *g,
@@ -54,10 +46,6 @@ TE_API te_status te__narrow_run(const void *kernel, const void *args, size_t byt
     const te__encode_fn encode = te__encode_of(ctx);
     p->alpha = g->alpha, p->m = (int)g->m, p->n = (int)g->n, p->k = (int)te__few_k(g);
     p->width = te__narrow_width(g->m), p->stages = te__narrow_stages(p->width);
-#ifdef TE_PROBE
-    if (getenv("STAGES")) p->stages = (int)te_min(p->stages, atoi(getenv("STAGES")));
-    p->hint = getenv("HINT") != 0;
-#endif
     p->x_inverse = g->a_fp8.inverse, p->w_inverse = g->b_fp8.inverse;
     p->by_row = g->a_fp8.scaling == TE_SCALING_ROW;
     p->ahead = te_enqueue_follows(ctx);

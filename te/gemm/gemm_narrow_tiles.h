@@ -1,4 +1,5 @@
-/* gemm_narrow_tiles.h -- the tiles of gemm_narrow.h: their sizes, which one a cluster works on, how they are brought. */
+/* gemm_narrow_tiles.h -- the tiles of gemm_narrow.h: their sizes, which one a cluster works on, how they are
+ * brought. */
 /* target: cuda */
 #ifndef TE_GEMM_NARROW_TILES_H
 #define TE_GEMM_NARROW_TILES_H
@@ -15,7 +16,7 @@ enum {
     TE_NARROW_WARPS = 8,    /* that multiply; one more brings what they need */
     TE_NARROW_THREADS = 32 * (TE_NARROW_WARPS + 1),
     TE_NARROW_RING = 192 << 10,
-    TE_NARROW_STAGES = 9,   /* at most */
+    TE_NARROW_STAGES = 10,  /* at most */
     TE_NARROW_SHARED = TE_NARROW_RING + TE_NARROW_ROWS * TE_NARROW_COLUMNS * 2 + 1024
 };
 
@@ -25,15 +26,14 @@ typedef struct te_narrow {
     float *amax; /* raised to the largest magnitude that the epilogue has stored in FP8; null: not wanted */
     float alpha;
     int m, n, k; /* k: of elements of 16 bits, of pairs of FP8 */
-    int width;   /* 32, 64 or 128: m, filled up with zeros */
+    int width;   /* 16, 32, 64 or 128: m, filled up with zeros */
     int stages;  /* of the ring */
-    int hint;
     int by_row;  /* FP8: scales are of rows of x and of W, else of both as a whole */
     int ahead;   /* the kernel before this one does not write W */
-    /* After `rounds` each cluster has had as many tiles; then `sharing` clusters have equal shares of k of all tiles
-     * `left`, one tile after the other. */
-    int rounds, left, sharing;
-    float *given;    /* [sharing * 2, TE_NARROW_CLUSTER, width / 8, 32 * TE_NARROW_WARPS, 4]: their sums */
+    /* After `rounds` each cluster has had as many tiles; of the `left` tiles then `parts` clusters each take a part of
+     * k. */
+    int rounds, left, parts;
+    float *given;    /* [tiles left * parts, TE_NARROW_CLUSTER, width / 8, 32 * TE_NARROW_WARPS, 4]: their sums */
     uint32_t *ready; /* [tiles left, TE_NARROW_CLUSTER, TE_NARROW_WARPS]: parts that have come; 0 before and after */
 } te_narrow;
 
@@ -50,28 +50,23 @@ TE_BOTH int te__narrow_box(int width) { return width * 16 * 2; }
 
 /* ---- what is to be done ------------------------------------------------------------------------------------------ */
 
-/* A tile of this block, or a part of it: columns from col, the steps [first, last) of k. It is part `part` of `parts`,
- * in the order of k; tile: its number among those left; cluster: that has part 0. */
-typedef struct te_narrow_work { int col, first, last, part, parts, tile, cluster; } te_narrow_work;
+/* A tile of this block: columns from col, the steps [first, last) of k; part: of p->parts, of the tile `left` of those
+ * left; 0 of 1 of the others. */
+typedef struct te_narrow_work { int col, first, last, part, parts, left; } te_narrow_work;
 
 /* The j-th work of this cluster; 0: there is none. */
 TE_FN int te__narrow_work(te_narrow_work *w, const te_narrow *p, int j) {
-    const uint32_t cluster = blockIdx.x / TE_NARROW_CLUSTER, clusters = gridDim.x / TE_NARROW_CLUSTER;
-    const uint32_t rank = blockIdx.x % TE_NARROW_CLUSTER, steps = (uint32_t)(p->k + TE_NARROW_K - 1) / TE_NARROW_K;
-    uint32_t tile = cluster + (uint32_t)j * clusters;
-    w->first = 0, w->last = (int)steps, w->part = 0, w->parts = 1;
-    if (j >= p->rounds) { /* these clusters have the steps of all tiles left in a row, each as many as the others */
-        const uint32_t all = (uint32_t)p->left * steps, sharing = (uint32_t)p->sharing;
-        if (cluster >= sharing) return 0;
-        const uint32_t from = all * cluster / sharing, to = all * (cluster + 1) / sharing;
-        const uint32_t left = from / steps + (uint32_t)(j - p->rounds), begin = left * steps;
-        if (begin >= to) return 0;
-        w->first = from > begin ? (int)(from - begin) : 0, w->last = (int)(to - begin < steps ? to - begin : steps);
-        w->tile = (int)left, w->cluster = (int)(((begin + 1) * sharing - 1) / all); /* the one that has this step */
-        w->part = (int)cluster - w->cluster, w->parts = (int)(((begin + steps) * sharing - 1) / all) + 1 - w->cluster;
-        tile = (uint32_t)p->rounds * clusters + left;
+    const int cluster = (int)blockIdx.x / TE_NARROW_CLUSTER, clusters = (int)gridDim.x / TE_NARROW_CLUSTER;
+    const int rank = (int)blockIdx.x % TE_NARROW_CLUSTER, steps = (p->k + TE_NARROW_K - 1) / TE_NARROW_K;
+    int tile = cluster + j * clusters;
+    w->first = 0, w->last = steps, w->part = 0, w->parts = 1, w->left = 0;
+    if (j >= p->rounds) {
+        w->left = cluster / p->parts, w->part = cluster % p->parts, w->parts = p->parts;
+        if (j > p->rounds || w->left >= p->left) return 0;
+        w->first = steps * w->part / p->parts, w->last = steps * (w->part + 1) / p->parts;
+        tile = p->rounds * clusters + w->left;
     }
-    w->col = (int)(tile * TE_NARROW_CLUSTER + rank) * TE_NARROW_COLUMNS;
+    w->col = (tile * TE_NARROW_CLUSTER + rank) * TE_NARROW_COLUMNS;
     return 1;
 }
 /* A step of the ring: of the j-th work that of k; more: there is one. */
@@ -85,8 +80,8 @@ TE_FN te_narrow_at te__narrow_first(const te_narrow *p) {
     at.more = te__narrow_work(&at.w, p, 0), at.k = at.w.first;
     return at;
 }
-TE_FN void te__narrow_next(te_narrow_at *at, const te_narrow *p) {
-    if (++at->stage == p->stages) at->stage = 0, at->phase ^= 1;
+TE_FN void te__narrow_next(te_narrow_at *at, const te_narrow *p, int stages) {
+    if (++at->stage == stages) at->stage = 0, at->phase ^= 1;
     if (++at->k < at->w.last) return;
     at->more = te__narrow_work(&at->w, p, ++at->j), at->k = at->w.first;
 }
@@ -97,9 +92,8 @@ TE_FN void te__narrow_bring_w(const te_narrow *p, uint32_t ring, te_narrow_barri
     const uint32_t full = te__shared_address(&bars->full[at->stage]);
     te__barrier_wait(te__shared_address(&bars->empty[at->stage]), at->phase ^ 1);
     te__barrier_expect(full, te__narrow_stage(p->width));
-    const uint32_t to = ring + (uint32_t)(at->stage * te__narrow_stage(p->width));
-    if (p->hint) te__tma_stream(to, &p->w, at->k * TE_NARROW_K, at->w.col, full);
-    else te__tma_load(to, &p->w, at->k * TE_NARROW_K, at->w.col, full, 0);
+    te__tma_load(ring + (uint32_t)(at->stage * te__narrow_stage(p->width)), &p->w, at->k * TE_NARROW_K, at->w.col, full,
+                 0);
 }
 /* This block's half of the rows of x, for both. */
 TE_FN void te__narrow_bring_x(const te_narrow *p, uint32_t ring, te_narrow_barriers *bars, const te_narrow_at *at) {
@@ -108,25 +102,23 @@ TE_FN void te__narrow_bring_x(const te_narrow *p, uint32_t ring, te_narrow_barri
     te__tma_load(stage + (uint32_t)(TE_NARROW_W + row * TE_NARROW_K * 2), &p->x, at->k * TE_NARROW_K, row,
                  te__shared_address(&bars->full[at->stage]), (1 << TE_NARROW_CLUSTER) - 1);
 }
-/* One thread. Before the kernel ahead is done W comes, for all of the ring; then x for that, then both together. */
+/* One thread. */
 TE_FN void te__narrow_load(const te_narrow *p, uint32_t ring, te_narrow_barriers *bars) {
+    const int stages = p->stages;
     te_narrow_at of_w = te__narrow_first(p), of_x = of_w;
-    int waited = 0, behind = 0; /* steps that have their W and not their x */
-#pragma unroll 1
-    for (;;) {
-        if (waited && behind) {
-            te__narrow_bring_x(p, ring, bars, &of_x);
-            te__narrow_next(&of_x, p), behind--;
-        } else if (of_w.more && (waited || behind < p->stages)) {
-            if (waited || p->ahead) te__narrow_bring_w(p, ring, bars, &of_w);
-            else te__tma_prefetch(&p->w, of_w.k * TE_NARROW_K, of_w.w.col);
-            te__narrow_next(&of_w, p), behind++;
-        } else if (!waited) {
-            te_kernel_wait();
-            waited = 1;
-            if (!p->ahead) of_w = of_x, behind = 0;
-        } else break;
+    if (!p->ahead) {
+        for (int i = 0; i < stages && of_w.more; i++, te__narrow_next(&of_w, p, stages))
+            te__tma_prefetch(&p->w, of_w.k * TE_NARROW_K, of_w.w.col);
+        te_kernel_wait();
+        of_w = of_x;
     }
+    for (int i = 0; i < stages && of_w.more; i++, te__narrow_next(&of_w, p, stages))
+        te__narrow_bring_w(p, ring, bars, &of_w);
+    te_kernel_wait();
+    for (int i = 0; i < stages && of_x.more; i++, te__narrow_next(&of_x, p, stages))
+        te__narrow_bring_x(p, ring, bars, &of_x);
+    for (; of_w.more; te__narrow_next(&of_w, p, stages))
+        te__narrow_bring_w(p, ring, bars, &of_w), te__narrow_bring_x(p, ring, bars, &of_w);
 }
 #endif
 
