@@ -138,8 +138,9 @@ TEST_CASE("a product in FP8, by the back end", "[gemm_fp8]") {
 }
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 namespace {
-// y[m, n] = x[m, k] w[n, k]^T of up to eight rows, with scales of tensors, of rows, or of tiles and blocks, and a residual or none.
-template <te_dtype T, te_few_form FORM> void check_few(int64_t m, int64_t n, int64_t k, te_scaling of_x, te_scaling of_w, bool added) {
+// y[m, n] = x[m, k] w[n, k]^T of up to 128 rows, with scales of tensors or of rows, or, up to eight rows, of tiles and blocks, and a residual
+// or none.
+template <te_dtype T, te_few_form FORM> void check_few(int64_t m, int64_t n, int64_t k, te_scaling of_x, te_scaling of_w, bool added, int processors = 0) {
     const unsigned seed = fresh_seed();
     INFO(m << " x " << n << " x " << k << " -> " << te_dtype_name(T) << " by " << te_scaling_name(of_x) << (added ? " added" : "") << ", TE_SEED=" << seed);
     context own;
@@ -158,7 +159,8 @@ template <te_dtype T, te_few_form FORM> void check_few(int64_t m, int64_t n, int
     g.a_fp8.inverse = (const float *)scales_x.data(), g.b_fp8.inverse = (const float *)scales_w.data();
     ctx->gemm_own = 2;
     te_product_kernels *kernels = te_bare_kernels<T, 1, 0, FORM>();
-    REQUIRE(te__gemm_is_few(kernels, &g, ctx));
+    if (processors) ctx->processors = processors;
+    REQUIRE((m > TE_FEW_ROWS ? te__gemm_is_narrow(kernels, &g, ctx) : te__gemm_is_few(kernels, &g, ctx)));
     REQUIRE(te_bare_run(kernels, &g, ctx) == TE_OK);
     const double u = std::ldexp(1.0, -24);
     for (int64_t i = 0; i < m; i++)
@@ -188,6 +190,13 @@ TEST_CASE("a product in FP8 of few rows, by a kernel of our own", "[gemm_fp8]") 
             check_few<TE_bf16, TE_FEW_SCALED>(s[0], s[1], s[2], TE_SCALING_TENSOR, TE_SCALING_TENSOR, added);
             check_few<TE_f16, TE_FEW_SCALED>(s[0], s[1], s[2], TE_SCALING_ROW, TE_SCALING_ROW, added);
             check_few<TE_bf16, TE_FEW_TILED>(s[0], s[1], s[2], TE_SCALING_TILES, TE_SCALING_BLOCKS, added);
+        }
+    const int64_t more[][4] = {{9, 16, 16, 0}, {17, 272, 528, 4}, {63, 48, 80, 0}, {64, 528, 2064, 12}, {65, 272, 1040, 2}, {127, 16, 272, 0}, {128, 1040, 1552, 14}};
+    for (const auto &s : more)
+        for (const bool added : {false, true}) {
+            if (brief() && s[2] > 600) continue;
+            check_few<TE_bf16, TE_FEW_SCALED>(s[0], s[1], s[2], TE_SCALING_ROW, TE_SCALING_ROW, added, (int)s[3]);
+            check_few<TE_f16, TE_FEW_SCALED>(s[0], s[1], s[2], TE_SCALING_TENSOR, TE_SCALING_TENSOR, added, (int)s[3]);
         }
     te_gemm g = te_gemm_of(8, 64, 64);
     g.trans_b = 1, g.dtype = g.out = TE_bf16, g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_ROW, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3;
@@ -371,7 +380,7 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
                 else REQUIRE(turned[j * rows + i] == 0);
         return x;
     };
-    if (u.ctx->capability == 900 && own && !te_is_made_again(&r, LINEAR_B)) CHECK(te_keeps_turned(b.saved.turned, LINEAR_B) == (stored && m > 8)); // the product of many rows leaves the transpose
+    if (u.ctx->capability == 900 && own && !te_is_made_again(&r, LINEAR_B)) CHECK(te_keeps_turned(b.saved.turned, LINEAR_B) == (stored && m > TE_NARROW_ROWS)); // the product of many rows leaves the transpose
     const reference::vec xa = kept(LINEAR_A, IN, a->x), xb = kept(LINEAR_B, MIDDLE, c->x), pre = read_at(u.ctx, r.act[BIAS_A], TE_bf16, m * MIDDLE);
     const reference::vec grads = u.m.grads.read(TE_f32);
     const auto grad = [&](int i) { return reference::vec(grads.begin() + (long)u.m.grad_at(i), grads.begin() + (long)(u.m.grad_at(i) + u.m.elements(i))); };
@@ -525,6 +534,14 @@ TEST_CASE("rows that begin with a product in FP8, as one kernel", "[gemm_fp8]") 
         const auto forward = [&] { return few.m.s.forward(few.y_of(b.y), &b.saved, few.x_of(b.x), few.m.memory.data(), &few.batch, few.ctx); };
         CHECK(launches_of(rows_fp8_a_linear_bias_gelu_kernels()->few_fp8.kernel, few.ctx, forward) == 1);
         CHECK(launches_of(rows_fp8_b_linear_bias_add_kernels()->few_fp8.kernel, few.ctx, forward) == 1);
+    }
+    {
+        under_recipe batch(rows_fp8_subject, 1, 37, 1);
+        micro_batch b(batch, rows_fp8_saved_bytes(37));
+        b.forward(batch);
+        const auto forward = [&] { return batch.m.s.forward(batch.y_of(b.y), &b.saved, batch.x_of(b.x), batch.m.memory.data(), &batch.batch, batch.ctx); };
+        CHECK(launches_of(rows_fp8_a_linear_bias_gelu_kernels()->narrow_fp8.kernel, batch.ctx, forward) == 1);
+        CHECK(launches_of(rows_fp8_b_linear_bias_add_kernels()->narrow_fp8.kernel, batch.ctx, forward) == 1);
     }
     under_recipe u(rows_fp8_subject, 1, 300, 1);
     micro_batch b(u, rows_fp8_saved_bytes(300));

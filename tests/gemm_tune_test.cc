@@ -745,6 +745,33 @@ TEST_CASE("products by kernels of our own, few rows and many", "[gemm_tune]") {
                 check_bare<TE_bf16, 1>(m, n, k), check_bare<TE_bf16, 0>(m, n, k), check_bare<TE_f16, 1>(m, n, k), check_bare<TE_f16, 0>(m, n, k);
     check_bare<TE_bf16, 1>(8, 8192, 4096); // more columns than the blocks take at once
 }
+TEST_CASE("products of a batch's rows by a kernel of our own", "[gemm_tune]") {
+    const int64_t widths[][2] = {{8, 8}, {8, 1000}, {264, 72}, {520, 200}, {776, 1032}};
+    for (int64_t m : {9, 16, 17, 63, 64, 65, 127, 128})
+        for (const auto &w : widths) { // one cluster for all tiles, and one for each
+            if (brief() && w[1] > 200) continue;
+            check_bare<TE_bf16, 1>(m, w[0], w[1]), check_bare<TE_f16, 1>(m, w[0], w[1], 8);
+        }
+    // processors, columns, k: parts of k of all tiles, and of the one that is left after a round
+    const int64_t uneven[][3] = {{12, 520, 1032}, {26, 264, 2056}, {132, 520, 2056}, {4, 776, 1032}, {6, 1032, 1288}};
+    for (const auto &u : uneven)
+        for (int64_t m : {13, 31, 64, 100})
+            if (!brief() || m == 31) check_bare<TE_bf16, 1>(m, u[1], u[2], (int)u[0]);
+    context own;
+    const product p = {64, 520, 1032, 0, 1, TE_bf16, TE_bf16, TE_EPILOGUE_NONE, 0};
+    operands o(&own.c, p);
+    te_gemm g = o.gemm();
+    own.c.gemm_own = 2;
+    if (own.c.capability != 900) return;
+    te_product_kernels *kernels = te_bare_kernels<TE_bf16, 1, 1, TE_FEW_SIXTEEN>();
+    CHECK(te__gemm_is_narrow(kernels, &g, &own.c));
+    g.m = TE_FEW_ROWS;
+    CHECK(!te__gemm_is_narrow(kernels, &g, &own.c));
+    g.m = TE_NARROW_ROWS + 1;
+    CHECK(!te__gemm_is_narrow(kernels, &g, &own.c));
+    g.m = 64, g.trans_b = 0;
+    CHECK(!te__gemm_is_narrow(kernels, &g, &own.c));
+}
 TEST_CASE("clusters without a tile take a part of those that are left", "[gemm_tune]") {
     // processors, columns, k: one to three parts for a tile, without and with rounds before; one cluster for several tiles
     const int64_t uneven[][3] = {{12, 520, 1032}, {18, 520, 1600}, {26, 520, 2056}, {132, 520, 2056}, {8, 1288, 1032}, {10, 1288, 2056}, {10, 520, 6200}};

@@ -145,6 +145,7 @@ section_sanitizer() { # all at once: they keep the CPU busier than the GPU
         cases $tool "$([[ $tool == memcheck ]] && echo attention_test || echo attention_race)"
         echo "$tool train_bf16 --out $out/$tool $train"
         echo "$tool gemm_tune_test 'clusters without a tile*'"
+        echo "$tool gemm_tune_test 'products of a batch*'"
         echo "$tool gemm_fp8_test '*by a kernel of our own'"
         echo "$tool gemm_fp8_test '*as one kernel'"
     done >"$out/sanitizer.list"

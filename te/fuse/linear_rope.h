@@ -118,7 +118,7 @@ TE_HOPPER_KERNEL_COUPLES(te_rope_many, te_rope_product, T, T == TE_f32 ? 0 : DIM
 template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *te_rope_kernels(void) {
     static te_product_kernels kernels = {
         {T != TE_f32 ? (const void *)te_rope_many<T, DIM, ROTARY, NEAR> : 0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0},
-        TE_FEW_SIXTEEN};
+        TE_FEW_SIXTEEN, {0, 0, 0}, {0, 0, 0}};
     return &kernels;
 }
 
@@ -137,7 +137,7 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *
 /* For the linear and its bias by themselves: a kernel for few rows, and for many where none takes the rope along. */
 #define TE__ROPE_BIAS_fixed(name, dtype)                                                                             \
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                \
-    TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_fits, name##_is_product, 0, 0)
+    TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_fits, name##_is_product, 0, 0, 0)
 #define TE__ROPE_BIAS_fixed_fp8 TE_PRODUCT_FP8
 #define TE__ROPE_PRODUCT_fixed(name, dtype, turn)                                                                    \
     TE_KERNEL(name##_turns, TE_ROPE_THREADS, te_rope_args,                                                           \

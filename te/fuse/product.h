@@ -74,7 +74,7 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
  * transposed. */
 #define TE_PRODUCT(name, dtype)           \
     TE__PRODUCT_EPILOGUE(name, dtype)     \
-    TE__PRODUCT_KERNELS(name, dtype, name##_is_product, name##_is_product, 0, 0)
+    TE__PRODUCT_KERNELS(name, dtype, name##_is_product, name##_is_product, 0, 0, 0)
 /* Those of a list that names a recipe. Where the product's op has one with scales of tensors (name##_by_tensor) the
  * kernel takes operands in FP8, x and the weight in forward, dy and the weight's transpose in backward (linear_fp8.h);
  * so does that of few rows in forward, by any recipe (name##_few_form).
@@ -88,9 +88,13 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
                         name##_reads >= 0, name##_is_product && name##_by_tensor)                                     \
     TE_FEW_KERNEL(name##_few_product_fp8, te_product, (te_few_form)name##_few_form, TE_##dtype, name##_epilogue,      \
                   name##_is_product && name##_few_form)                                                               \
+    TE_NARROW_KERNEL(name##_narrow_product_fp8, te_product, TE_FEW_SCALED, TE_##dtype, name##_epilogue,               \
+                     name##_is_product && (int)name##_few_form == TE_FEW_SCALED)                                      \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_in_fp8, name##_is_product && !name##_in_fp8,        \
                         name##_is_product && name##_by_tensor ? (const void *)name##_product_fp8 : 0,                 \
-                        name##_is_product && name##_few_form ? (const void *)name##_few_product_fp8 : 0)
+                        name##_is_product && name##_few_form ? (const void *)name##_few_product_fp8 : 0,              \
+                        name##_is_product && (int)name##_few_form == TE_FEW_SCALED                                    \
+                            ? (const void *)name##_narrow_product_fp8 : 0)
 #define TE__PRODUCT_EPILOGUE(name, dtype)                                                                             \
     enum {                                                                                                            \
         name##_is_plain = name##_norm < 0 && name##_in_halves == 1 && name##_out_halves == 1 && name##_half % 8 == 0, \
@@ -108,17 +112,21 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
         te_product_epilogue((const te_product *)p, w, ahead, row, col, own, name##_stages, name##_shape(0),           \
             name##_facts());                                                                                          \
     }
-/* many, few: whether there are kernels in 16 bits. fp8, few_fp8: those in FP8, or null. */
-#define TE__PRODUCT_KERNELS(name, dtype, many, few, fp8, few_fp8)                                                     \
-    enum { name##_is_many = (many) != 0, name##_is_few = (few) && !name##_is_backward };                              \
+/* many, few: whether there are kernels in 16 bits. fp8, few_fp8, narrow_fp8: those in FP8, or null. */
+#define TE__PRODUCT_KERNELS(name, dtype, many, few, fp8, few_fp8, narrow_fp8)                                         \
+    enum { name##_is_many = (many) != 0, name##_is_few = (few) && !name##_is_backward,                                \
+           name##_is_narrow = name##_is_few && !TE_HAS_CUBLASLT };                                                    \
     TE_HOPPER_KERNEL(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, name##_is_many)    \
     TE_FEW_KERNEL(name##_few, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, name##_is_few)                 \
+    TE_NARROW_KERNEL(name##_narrow, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, name##_is_narrow)        \
     TE_API te_product_kernels *name##_kernels(void) {                                                                 \
         static te_product_kernels kernels = {{name##_is_many ? (const void *)name##_product : 0, 0, 0},               \
                                              {name##_is_few ? (const void *)name##_few : 0, 0, 0},                    \
                                              {fp8, 0, 0},                                                             \
                                              {few_fp8, 0, 0},                                                         \
-                                             (te_few_form)name##_few_form};                                           \
+                                             (te_few_form)name##_few_form,                                            \
+                                             {name##_is_narrow ? (const void *)name##_narrow : 0, 0, 0},              \
+                                             {narrow_fp8, 0, 0}};                                                     \
         return &kernels;                                                                                              \
     }
 
@@ -162,7 +170,7 @@ TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels
     te_product p;
     te_chain_shape own = k; /* an epilogue does not have what scales of its own are of */
     int work = 0;
-    const int few = te__gemm_is_few(kernels, g, r->ctx);
+    const int few = te__gemm_is_few(kernels, g, r->ctx), light = te__gemm_is_light(kernels, g, r->ctx);
     const int blocks = TE_PRODUCT_SUMS * (int)te_ceil_div(g->m, TE_TILE_M);
     const int room = TE_PRODUCT_SUMS * (int)te_ceil_div(te_room_rows(r), TE_TILE_M);
     const int most = (int)te_max(room, te__most_blocks(r, k, te_chain_tiles(k)));
@@ -172,20 +180,20 @@ TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels
     else TE_TRY(te__chain_forward(r, s, 1, 0, product, own, &p.chain, &work));
     if (!keep && !te__product_is_read(r, s, &p.chain, product.p)) p.chain.x = 0;
     if (k.sums >= 0) p.many.sums = p.chain.op[k.sums].sum[0];
-    *(few ? &p.few.amax : &p.many.amax) = p.chain.fp8.amax;
-    if (!few) p.many.scale = p.chain.fp8.scale, p.many.inverse = p.chain.fp8.y ? p.chain.fp8.inverse : 0;
-    if (p.chain.fp8.y && te_gemm_is_fp8(g) && !few) TE_TRY(te__product_turn(r, s, &p));
-    if (k.reads >= 0 && !few) {
+    *(few ? &p.few.amax : light ? &p.narrow.amax : &p.many.amax) = p.chain.fp8.amax;
+    if (!light) p.many.scale = p.chain.fp8.scale, p.many.inverse = p.chain.fp8.y ? p.chain.fp8.inverse : 0;
+    if (p.chain.fp8.y && te_gemm_is_fp8(g) && !light) TE_TRY(te__product_turn(r, s, &p));
+    if (k.reads >= 0 && !light) {
         const te_stage *reads = &p.chain.op[k.reads];
         p.many.ahead = k.backward && reads->saved ? reads->saved : reads->edge;
     }
-    return r->dry ? TE_OK : te__gemm_run_own(kernels, &p, sizeof p, &p.few, &p.many, g, r->ctx);
+    return r->dry ? TE_OK : te__gemm_run_own(kernels, &p, sizeof p, &p.few, &p.narrow, &p.many, g, r->ctx);
 }
 
 /* ---- a product by itself ----------------------------------------------------------------------------------------- */
 
 typedef struct te_bare {
-    union { te_hopper many; te_few few; };
+    union { te_hopper many; te_few few; te_narrow narrow; };
     void *d;
     const void *c; /* added; null: nothing */
     int n;
@@ -212,16 +220,21 @@ TE_FN void te_bare_epilogue(const void *arg, const uint32_t w[4], const uint32_t
 template <te_dtype T, int FORWARD> TE_HOPPER_KERNEL(te_bare_many, te_bare, T, FORWARD, te_bare_epilogue<T>, T != TE_f32)
 template <te_dtype T, te_few_form FORM, int EXISTS>
 TE_FEW_KERNEL(te_bare_few, te_bare, FORM, T, te_bare_epilogue<T>, EXISTS)
+template <te_dtype T, te_few_form FORM, int EXISTS>
+TE_NARROW_KERNEL(te_bare_narrow, te_bare, FORM, T, te_bare_epilogue<T>, EXISTS)
 /* SIXTEEN: whether there are kernels with operands of T; FORM: what the one of few rows in FP8 reads, TE_FEW_SIXTEEN:
  * there is none. */
 template <te_dtype T, int FORWARD, int SIXTEEN, te_few_form FORM> TE_API te_product_kernels *te_bare_kernels(void) {
     constexpr int half = T != TE_f32, few = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_FEW_SIXTEEN;
     constexpr te_dtype many = SIXTEEN ? T : TE_f32;
+    constexpr int scaled = half && FORM == TE_FEW_SCALED;
     static te_product_kernels kernels = {{many != TE_f32 ? (const void *)te_bare_many<many, FORWARD> : 0, 0, 0},
                                          {few ? (const void *)te_bare_few<T, TE_FEW_SIXTEEN, few> : 0, 0, 0},
                                          {0, 0, 0},
                                          {fp8 ? (const void *)te_bare_few<T, FORM, fp8> : 0, 0, 0},
-                                         FORM};
+                                         FORM,
+                                         {few ? (const void *)te_bare_narrow<T, TE_FEW_SIXTEEN, few> : 0, 0, 0},
+                                         {scaled ? (const void *)te_bare_narrow<T, FORM, scaled> : 0, 0, 0}};
     return &kernels;
 }
 #define TE_BARE(dtype, pass) te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_FEW_SIXTEEN>()
@@ -234,8 +247,8 @@ TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_c
     te_bare p;
     memset(&p, 0, sizeof p);
     p.d = g->d, p.c = g->beta != 0 ? g->c : 0, p.n = (int)g->n;
-    if (!te__gemm_is_few(kernels, g, ctx)) p.many.ahead = p.c;
-    return te__gemm_run_own(kernels, &p, sizeof p, &p.few, &p.many, g, ctx);
+    if (!te__gemm_is_light(kernels, g, ctx)) p.many.ahead = p.c;
+    return te__gemm_run_own(kernels, &p, sizeof p, &p.few, &p.narrow, &p.many, g, ctx);
 }
 
 #else /* a product, and a kernel or a loop for the rest */

@@ -15,7 +15,7 @@
 #include "chain.h"               /* te_chain, te_chain_leaves */
 
 typedef struct te_product {
-    union { te_hopper many; te_few few; };
+    union { te_hopper many; te_few few; te_narrow narrow; };
     te_chain chain; /* x: where the product itself is stored, null: not */
 } te_product;
 

@@ -1,11 +1,12 @@
 /* gemm_choose.h -- who runs a matrix product: the one place where that is decided.
  *
  * There are cuBLASLt (gemm_cuda.h; what of its candidates is fastest is gemm_tune.h's), and on compute capability 9.0
- * two kernels of our own: gemm_few.h up to eight rows of a tensor, for 16 bits and FP8, and gemm_hopper.h beyond, for
- * 16 bits and for FP8 with scales of tensors and fast accumulation. Both run a chain of maps as their epilogue. What
- * cuBLASLt and a kernel behind it may share of a row (te_split) is fuse/linear_split.h's. In a build without cuBLASLt
- * (TE_NO_CUBLASLT) gemm_plain.h is in its place, and ours pay much sooner. ctx->gemm_own: 0 never ours, 1 where the
- * rules below say that it pays, 2 wherever it can be.
+ * three kernels of our own: gemm_few.h up to eight rows of a tensor, for 16 bits and FP8; gemm_narrow.h for 9 to 128 in
+ * a forward, for 16 bits and FP8 with scales of tensors or of rows; gemm_hopper.h for any number of rows, for 16 bits
+ * and FP8 with scales of tensors and fast accumulation. All run a chain of maps as their epilogue. What cuBLASLt and a
+ * kernel behind it may share of a row (te_split) is fuse/linear_split.h's. In a build without cuBLASLt (TE_NO_CUBLASLT)
+ * gemm_plain.h is in its place, and ours pay much sooner. ctx->gemm_own: 0 never ours, 1 where the rules below say that
+ * it pays, 2 wherever it can be.
  */
 #ifndef TE_GEMM_CHOOSE_H
 #define TE_GEMM_CHOOSE_H
@@ -15,11 +16,13 @@
 #if TE_CUDA && !defined(TE_KEEP_CALLS) /* sums of our kernels stay in registers only where all is inlined */
 #include "gemm_few.h"        /* te__few_can */
 #include "gemm_hopper_run.h" /* te__hopper_can */
+#include "gemm_narrow_run.h" /* te__narrow_can */
 
 /* The kernels of a row, or of a product by itself. */
 typedef struct te_product_kernels {
     te_hopper_kernel many, few, fp8, few_fp8; /* the last two: with operands in FP8 */
     te_few_form few_form;                     /* of few_fp8 */
+    te_hopper_kernel narrow, narrow_fp8;      /* the last: with scales of tensors or of rows */
 } te_product_kernels;
 
 enum {
@@ -27,6 +30,7 @@ enum {
     TE_HOPPER_LEAST_K = 1024,     /* worth the start of a tile */
     TE_HOPPER_LEAST_ROUNDS = 4,   /* of tiles on all multiprocessors */
     TE_FP8_LEAST_ROUNDS = 9,      /* the same for operands in FP8 */
+    TE_NARROW_MOST_ROWS = 64,     /* beside cuBLASLt, with scales of rows */
     TE_PLAIN_LEAST_K = 512        /* beside gemm_plain.h, with tiles for half of the multiprocessors */
 };
 
@@ -70,17 +74,37 @@ TE_API int te__gemm_is_few(te_product_kernels *kernels, const te_gemm *g, te_con
     if (!te__few_can(g) || (te_gemm_is_fp8(g) && te__few_form_of(g) != kernels->few_form)) return 0;
     return te__hopper_ready(te__gemm_few(kernels, g), TE_FEW_SHARED, ctx->device);
 }
+TE_API te_hopper_kernel *te__gemm_narrow(te_product_kernels *kernels, const te_gemm *g) {
+    return te_gemm_is_fp8(g) ? &kernels->narrow_fp8 : &kernels->narrow;
+}
+TE_API int te__gemm_is_narrow(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    return te__narrow_can(g) && te__encode_of(ctx) && te__gemm_state_of(ctx) &&
+           te__hopper_ready(te__gemm_narrow(kernels, g), TE_NARROW_SHARED, ctx->device);
+}
+/* Whether the kernel that takes it is one whose epilogue loads what it reads. */
+TE_API int te__gemm_is_light(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    return te__gemm_is_few(kernels, g, ctx) || te__gemm_is_narrow(kernels, g, ctx);
+}
+/* Whether the kernel for 9 to 128 rows pays. Beside cuBLASLt's fastest candidate only in FP8 with scales of rows
+ * (gemm_narrow.h has both times); where rows are tuned it is timed with the others (fuse/linear_choose.h). */
+TE_API int te__narrow_pays(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    return te__gemm_is_narrow(kernels, g, ctx) &&
+           (!TE_HAS_CUBLASLT || (g->a_fp8.scaling == TE_SCALING_ROW && g->m <= TE_NARROW_MOST_ROWS));
+}
+TE_API int te__light_pays(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    return te__few_pays(g) || te__narrow_pays(kernels, g, ctx);
+}
 /* Whether one of the kernels takes the product here. */
 TE_API int te_gemm_can_row(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!ctx->gemm_own || !kernels) return 0;
-    if (te__gemm_is_few(kernels, g, ctx)) return 1;
+    if (te__gemm_is_light(kernels, g, ctx)) return 1;
     return te__hopper_can(g) && te__encode_of(ctx) && te__gemm_state_of(ctx) &&
            te__hopper_ready(te__gemm_many(kernels, g), TE_HOPPER_SHARED, ctx->device);
 }
 /* Whether a product and the maps behind it are one kernel of ours. */
 TE_API int te_gemm_is_own_row(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te_gemm_can_row(kernels, g, ctx)) return 0;
-    return ctx->gemm_own > 1 || te__few_pays(g) || te__hopper_row_pays(g, ctx);
+    return ctx->gemm_own > 1 || te__light_pays(kernels, g, ctx) || te__hopper_row_pays(g, ctx);
 }
 /* The same of a row that has a kernel for many rows alone. */
 TE_API int te_gemm_is_own_row_of_many(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
@@ -92,34 +116,37 @@ TE_API int te_gemm_is_own_row_of_many(te_product_kernels *kernels, const te_gemm
  * even: 8192 x 4096 x 4096); with B as it lies the same as the first candidate, but 1.00 to 1.05 of the fastest. */
 TE_API int te_gemm_is_bare(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te_gemm_can_row(kernels, g, ctx)) return 0;
-    if (ctx->gemm_own > 1 || te__few_pays(g) || g->ranks) return 1;
+    if (ctx->gemm_own > 1 || te__light_pays(kernels, g, ctx) || g->ranks) return 1;
     if (!te__hopper_pays(g, ctx)) return 0;
     return (!g->trans_b && te__hopper_is_even(g, ctx)) || !te__gemm_is_timed(g, ctx);
 }
 /* Whether a product by itself is a kernel of ours that overlaps a collective of this group (gemm_ranks.h). Where ours
  * pays at all: the collective costs more than what cuBLASLt may be ahead. */
 TE_API int te_gemm_overlaps(te_product_kernels *bare, const te_gemm *g, const te_group *group, te_context *ctx) {
-    return te__hopper_can_overlap(g, group) && te_gemm_can_row(bare, g, ctx) && !te__gemm_is_few(bare, g, ctx) &&
+    return te__hopper_can_overlap(g, group) && te_gemm_can_row(bare, g, ctx) && !te__gemm_is_light(bare, g, ctx) &&
            (ctx->gemm_own > 1 || te__hopper_pays(g, ctx));
 }
-/* Launch it; `args` begin with `few` or `many`. */
+/* Launch it; `args` begin with `few`, `narrow` or `many`. */
 TE_API te_status te__gemm_run_own(te_product_kernels *kernels, const void *args, size_t bytes, te_few *few,
-                                  te_hopper *many, const te_gemm *g, te_context *ctx) {
+                                  te_narrow *narrow, te_hopper *many, const te_gemm *g, te_context *ctx) {
     if (te__gemm_is_few(kernels, g, ctx))
         return te__few_run(te__gemm_few(kernels, g)->kernel, args, bytes, few, g, ctx);
+    if (te__gemm_is_narrow(kernels, g, ctx))
+        return te__narrow_run(te__gemm_narrow(kernels, g)->kernel, args, bytes, narrow, g, ctx);
     return te__hopper_run(te__gemm_many(kernels, g)->kernel, args, bytes, many, g, ctx);
 }
 /* Whether somebody takes this product in FP8: without cuBLASLt, the kernel of our own. For the dry walk. */
 TE_API te_status te_gemm_check_fp8(const te_gemm *g, const char *who, te_context *ctx) {
     te_gemm bare = *g;
     if (g->epilogue == TE_EPILOGUE_BIAS) bare.epilogue = TE_EPILOGUE_NONE;
-    const int own = ctx->gemm_own && ctx->capability == 900 && (te__hopper_can(&bare) || te__few_can(&bare)) &&
-                    (g->beta == 0 || g->beta == 1);
+    const int can = te__hopper_can(&bare) || te__few_can(&bare) || te__narrow_can(&bare);
+    const int own = ctx->gemm_own && ctx->capability == 900 && can && (g->beta == 0 || g->beta == 1);
     TE_REQUIRE(TE_HAS_CUBLASLT || !te_gemm_is_fp8(g) || own, ctx, TE_ERROR_BLAS,
                "%s: an FP8 product %lld x %lld x %lld to %s in a build without cuBLASLt (TE_NO_CUBLASLT), which has "
                "those with scales of tensors and fast accumulation to 16 bits, of a k above %d, and forward those of "
-               "%d rows, on compute capability 9.0", who,
-               (long long)g->m, (long long)g->n, (long long)g->k, te_dtype_name(g->out), 6 * TE_TILE_K, TE_FEW_ROWS);
+               "%d rows, with scales of tensors or of rows those of %d, on compute capability 9.0", who,
+               (long long)g->m, (long long)g->n, (long long)g->k, te_dtype_name(g->out), 6 * TE_TILE_K, TE_FEW_ROWS,
+               TE_NARROW_ROWS);
     return TE_OK;
 }
 

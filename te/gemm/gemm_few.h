@@ -19,11 +19,7 @@
  * scaled and added to those before. Half as many bytes: a GPT block of
  * 4096 columns in inference at one row, scales of tensors 0.61 of the time in bf16, of rows 0.68.
  *
- * From nine rows on cuBLASLt has the products. For up to 64 rows, 128 columns a block, 64 rows of x beside them (wgmma,
- * tiles by the copy engine, a ring of 208 KB, k shared out to two blocks of a cluster) did not pay: n 16384, k 4096
- * 36.6 us, cuBLASLt 35.7; n 4096, k 16384 38.8 and 38.7. To bring W and x alone takes 33.0 so (34.8 with a 256-byte L2
- * promotion of the map); the rest is the epilogue of a tile, which nothing overlaps. To share k out to more blocks
- * costs more than it brings: of clusters of four 30 fit at a time, not 33.
+ * From nine rows on gemm_narrow.h or cuBLASLt has the products.
  */
 /* target: cuda */
 #ifndef TE_GEMM_FEW_H
