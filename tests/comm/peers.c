@@ -275,7 +275,8 @@ static te_status run_rows(int turns, int64_t *compared, int64_t *wrong) {
 }
 
 int main(int argc, char **argv) {
-    const int rows = argc > 3 && !strcmp(argv[3], "rows"), turns = argc > 1 ? atoi(argv[1]) : 200, must = argc > 2 && !strcmp(argv[2], "peers");
+    const int turns = argc > 1 ? atoi(argv[1]) : 200, must = argc > 2 && !strcmp(argv[2], "peers");
+    const int rows = argc > 3 && !strcmp(argv[3], "rows");
     const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     int64_t compared = 0, wrong = 0;
     int rank, size;
