@@ -206,7 +206,8 @@ def row(rows):
         say(f"{title} {rows} x {HIDDEN}  " + "  ".join(f"{racer} {t:.2f}" for racer, t in us.items()) +
             f"  over {alone} {us['ours'] / us[alone]:.3f}" + (f"  {sent} sent" if what == 1 else ""), title, ranks, n >> 9, "",
             *(f"{racer}={t:.2f}" for racer, t in us.items()), f"{us['ours'] / us[alone]:.3f}")
-        if not torch.equal(*ys[what]):
+        few = rows <= torch.cuda.get_device_properties(rank).multi_processor_count  # norms of more rows add up in another order
+        if not (torch.equal(*ys[what]) if few else torch.allclose(*ys[what], rtol=0.01, atol=0.01)):
             wrong += 1
             print(f"rank {rank}: {title} of {rows} rows: {(ys[what][0] != ys[what][1]).sum().item()} differ from those of steps", flush=True)
     total, gamma = x.float(), ones.float()

@@ -11,8 +11,8 @@
  * A linear in front of it leaves its product to the row (te/fuse/linear_ranks.h). Where a kernel of ours takes that,
  * its epilogue sends what the others add up (send.h): nothing copies it, and the link works before the product ends.
  *
- * Else the group's all_reduce, and the chain behind it. All give the same bits: the sum is rounded to the list's
- * format.
+ * Else the group's all_reduce, and the chain behind it. All round the sum to the list's format, and give the same bits
+ * as far as peer_row.h says.
  *
  * Do this:
  *     (linear, proj, H / N, H, (shard, rows)), (all_reduce, r), (add, x1), (fork, x2), (rmsnorm, n2, H)

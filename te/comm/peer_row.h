@@ -1,6 +1,8 @@
 /* peer_row.h -- the kernel of a chain whose rows are sums over ranks that map each other's memory (peers.h). A lane
  * sends the others the units of 16 bytes that it has of a row, waits for theirs, and goes on with the sum in registers,
- * in f32, in the order of the ranks, rounded once: so the bits are those of a collective and the chain behind it.
+ * in f32, in the order of the ranks, rounded once. So the bits are those of a collective and the chain behind it. But
+ * of more rows than multiprocessors that chain has the kernel for many rows, whose lanes add up a norm's row in another
+ * order: one row in ten then has another rstd, in the last bit of f32, and few of those another number of 16 bits.
  *
  *   pitch 0     all ranks have the same rows: an all_reduce, one-shot (all_reduce_row.h)
  *   pitch > 0   rank r has the rows [r * pitch, (r + 1) * pitch) of what is summed: a reduce_scatter, and where

@@ -15,7 +15,7 @@
  * turns them. Under other recipes, and in the steps by themselves, they are gathered in the list's format.
  *
  * Else, and where a product in front of it or behind it overlaps its collective (te/fuse/linear_ranks.h), the three
- * steps one after the other, with the same bits.
+ * steps one after the other; the bits: see peer_row.h.
  *
  * Do this:
  *     (linear, proj, H / N, H, (shard, rows)), (reduce_scatter, s), (add, x1), (fork, x2), (rmsnorm, n2, H),
