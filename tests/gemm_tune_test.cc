@@ -1,6 +1,7 @@
 // gemm_tune_test.cc -- tuned matrix products: within tolerance of the untuned ones, the same bits each time, nothing of the
 // caller's touched by the timing; what was found goes through a file and back; a file that is not right is refused with its
 // line, and leaves the context as it was. On the host nothing is timed, and the same calls must work.
+#define TE_NARROW_SIXTEEN 1 // kernels for 9 to 128 rows in 16 bits beside cuBLASLt, too
 #include <cstdlib>
 #include <fstream>
 #include <functional>

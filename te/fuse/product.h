@@ -115,7 +115,7 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
 /* many, few: whether there are kernels in 16 bits. fp8, few_fp8, narrow_fp8: those in FP8, or null. */
 #define TE__PRODUCT_KERNELS(name, dtype, many, few, fp8, few_fp8, narrow_fp8)                                         \
     enum { name##_is_many = (many) != 0, name##_is_few = (few) && !name##_is_backward,                                \
-           name##_is_narrow = name##_is_few && !TE_HAS_CUBLASLT };                                                    \
+           name##_is_narrow = name##_is_few && TE_NARROW_SIXTEEN };                                                   \
     TE_HOPPER_KERNEL(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, name##_is_many)    \
     TE_FEW_KERNEL(name##_few, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, name##_is_few)                 \
     TE_NARROW_KERNEL(name##_narrow, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, name##_is_narrow)        \
@@ -227,13 +227,13 @@ TE_NARROW_KERNEL(te_bare_narrow, te_bare, FORM, T, te_bare_epilogue<T>, EXISTS)
 template <te_dtype T, int FORWARD, int SIXTEEN, te_few_form FORM> TE_API te_product_kernels *te_bare_kernels(void) {
     constexpr int half = T != TE_f32, few = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_FEW_SIXTEEN;
     constexpr te_dtype many = SIXTEEN ? T : TE_f32;
-    constexpr int scaled = half && FORM == TE_FEW_SCALED;
+    constexpr int narrow = few && TE_NARROW_SIXTEEN, scaled = half && FORM == TE_FEW_SCALED;
     static te_product_kernels kernels = {{many != TE_f32 ? (const void *)te_bare_many<many, FORWARD> : 0, 0, 0},
                                          {few ? (const void *)te_bare_few<T, TE_FEW_SIXTEEN, few> : 0, 0, 0},
                                          {0, 0, 0},
                                          {fp8 ? (const void *)te_bare_few<T, FORM, fp8> : 0, 0, 0},
                                          FORM,
-                                         {few ? (const void *)te_bare_narrow<T, TE_FEW_SIXTEEN, few> : 0, 0, 0},
+                                         {narrow ? (const void *)te_bare_narrow<T, TE_FEW_SIXTEEN, narrow> : 0, 0, 0},
                                          {scaled ? (const void *)te_bare_narrow<T, FORM, scaled> : 0, 0, 0}};
     return &kernels;
 }

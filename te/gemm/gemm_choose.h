@@ -18,6 +18,12 @@
 #include "gemm_hopper_run.h" /* te__hopper_can */
 #include "gemm_narrow_run.h" /* te__narrow_can */
 
+/* Whether there are kernels for 9 to 128 rows in 16 bits. Beside cuBLASLt they would cost a GPT block a quarter more
+ * code and hardly ever win; a program that wants them raced, or a test, says 1. */
+#ifndef TE_NARROW_SIXTEEN
+#define TE_NARROW_SIXTEEN (!TE_HAS_CUBLASLT)
+#endif
+
 /* The kernels of a row, or of a product by itself. */
 typedef struct te_product_kernels {
     te_hopper_kernel many, few, fp8, few_fp8; /* the last two: with operands in FP8 */
@@ -86,9 +92,7 @@ TE_API int te__gemm_is_light(te_product_kernels *kernels, const te_gemm *g, te_c
     return te__gemm_is_few(kernels, g, ctx) || te__gemm_is_narrow(kernels, g, ctx);
 }
 /* Whether the kernel for 9 to 128 rows pays. Beside cuBLASLt's fastest candidate only in FP8 with scales of rows
- * (gemm_narrow.h has both times); where rows are tuned it is timed with the others (fuse/linear_choose.h). Rows in 16
- * bits have such a kernel only in a build without cuBLASLt (fuse/product.h): beside it, it would cost a GPT block a
- * quarter more code and hardly ever win. */
+ * (gemm_narrow.h has both times); where rows are tuned it is timed with the others (fuse/linear_choose.h). */
 TE_API int te__narrow_pays(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__gemm_is_narrow(kernels, g, ctx) &&
            (!TE_HAS_CUBLASLT || (g->a_fp8.scaling == TE_SCALING_ROW && g->m <= TE_NARROW_MOST_ROWS));
