@@ -33,7 +33,7 @@ TE_QUANTIZE_ROWS(rows_bf16, bf16)
                  (swiglu, t), (linear, i, 256, 16))
 RULES(LISTS)
 
-TE_QUANTIZE(turn, e4m3)
+TE_TURN(turn)
 // X(dtype): lists whose backward has kernels that turn gradients of one scale.
 #define TURNED(X) X(bf16) X(f32)
 #define TURNED_LISTS(D)                                                                                                          \

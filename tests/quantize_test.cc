@@ -8,6 +8,7 @@
 TE_QUANTIZE(of_f32, f32)
 TE_QUANTIZE(of_bf16, bf16)
 TE_QUANTIZE(of_f16, f16)
+TE_TURN(turn)
 
 namespace {
 
@@ -185,6 +186,34 @@ TEST_CASE("longer rows of the transposed tensor end in zeros, and the inverse of
         CHECK(wrong == 0);
         CHECK(get<float>(inverse) == std::vector<float>{1.0f / 3.0f, 3.0f});
     }
+}
+TEST_CASE("what is in FP8 is turned byte by byte", "[quantize]") {
+    const int64_t sizes[][3] = {{1, 16, 16}, {37, 48, 48}, {130, 24, 144}, {128, 40, 128}, {200, 272, 256}, {261, 136, 261}};
+    for (const auto &s : sizes) {
+        context own;
+        te_context *ctx = &own.c;
+        const size_t rows = (size_t)s[0], cols = (size_t)s[1], longer = (size_t)s[2];
+        std::mt19937 random(fresh_seed());
+        std::vector<uint8_t> bytes(rows * cols);
+        for (uint8_t &b : bytes) b = (uint8_t)random();
+        buffer x(ctx, bytes.size()), yt(ctx, cols * longer);
+        put(ctx, x, bytes);
+        te_quantize q = te_quantize_of(s[0], s[1]);
+        q.x = x.data(), q.yt = yt.data(), q.yt_cols = s[2];
+        REQUIRE(turn_run(&q, ctx) == TE_OK);
+        const std::vector<uint8_t> turned = yt.raw();
+        size_t wrong = 0;
+        for (size_t c = 0; c < cols; c++)
+            for (size_t r = 0; r < longer; r++) wrong += turned[c * longer + r] != (r < rows ? bytes[r * cols + c] : 0);
+        CHECK(wrong == 0);
+    }
+    context own;
+    te_quantize q = te_quantize_of(8, 12);
+    buffer x(&own.c, 96), yt(&own.c, 96);
+    q.x = x.data(), q.yt = yt.data();
+    CHECK(turn_run(&q, &own.c) == TE_ERROR_SHAPE);
+    CHECK(std::string(te_last_error(&own.c)).find("multiples of eight") != std::string::npos);
+    CHECK(yt.poisoned());
 }
 TEST_CASE("what cannot be quantized is refused, with nothing written", "[quantize]") {
     context own;

@@ -71,12 +71,7 @@ TE_API te_status te__quantize_args_of(te_quantize_args *a, const te_quantize *q,
 /* The producer, of tensors of `from`, a constant. */
 TE_FN void te__quantize_load(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int wide, te_dtype from) {
     const te_quantize_args *a = (const te_quantize_args *)arg;
-    if (te_is_fp8(from)) te_vec8_load_fp8(in, a->x, row * a->out.cols + col, n, wide);
-    else te_vec8_load(in, a->x, row * a->out.cols + col, n, wide, from);
-}
-TE_FN void te__quantize_make(float v[8], const te_vec8 *in, te_dtype from) {
-    if (te_is_fp8(from)) te_vec8_floats_fp8(v, in, from);
-    else te_vec8_floats(v, in, from);
+    te_vec8_load(in, a->x, row * a->out.cols + col, n, wide, from);
 }
 typedef te_status (*te__quantize_fn)(const te_quantize_args *a, te_context *ctx);
 TE_API te_status te__quantize_by(te__quantize_fn run, const te_quantize *q, const char *who, te_context *ctx) {
@@ -110,7 +105,7 @@ enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 }; /* blocks, by t
         te__quantize_load(in, arg, row, col, n, wide, TE_##from);                                                     \
     }                                                                                                                 \
     TE_FN void name##_make(float v[8], const te_vec8 *in, const void *arg, int64_t row, int64_t col) {                \
-        (void)arg, (void)row, (void)col, te__quantize_make(v, in, TE_##from);                                         \
+        (void)arg, (void)row, (void)col, te_vec8_floats(v, in, TE_##from);                                            \
     }
 
 /* ---- several tensors in one launch ------------------------------------------------------------------------------- */
@@ -137,5 +132,42 @@ TE_FN te_quantize_args te__quantize_take(const te_quantize_table *t, te_block *b
                        TE_SHARED te_fp8_shared turned; name##_table_body(te_args, te_at, &turned))                    \
     TE_API te_status name##_table_run(const te_quantize_table *t, te_context *ctx)                                    \
         { return t->of.chunks ? name##_table_launch(ctx, te_grid_of(t->of.chunks, 1), t) : TE_OK; }
+
+/* ---- the transpose of what is in FP8 already --------------------------------------------------------------------- */
+
+/* Bytes stay what they are, whatever the format: those of a tile are turned. Bytes: 2 an element. */
+TE_FN void te_turn_body(const te_quantize_args *a, te_block b, te_fp8_shared *turned) {
+    enum { SIDE = TE_FP8_TILE / 8 };
+    int group;
+    const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
+    const int across = (int)te_ceil_div(a->out.cols, TE_FP8_TILE);
+    const int64_t row = (int64_t)(b.x / across) * TE_FP8_TILE, col = (int64_t)(b.x % across) * TE_FP8_TILE;
+    for (int i = g.id; i < TE_FP8_LANES; i += g.count) {
+        const int64_t first = row + i / SIDE * 8, at = col + i % SIDE * 8;
+        uint32_t word[8][2];
+        TE_UNROLL for (int k = 0; k < 8; k++) {
+            te_vec8 e;
+            e.w[0] = e.w[1] = 0;
+            if (first + k < a->out.rows && at < a->out.cols)
+                te_vec8_load_fp8(&e, a->x, (first + k) * a->out.cols + at, 8, 1);
+            word[k][0] = e.w[0], word[k][1] = e.w[1];
+        }
+        te__fp8_turn(turned, word, i / SIDE * 8, i % SIDE * 8);
+    }
+    te_block_sync();
+    te__fp8_store_tile(&a->out, turned, row, col, g);
+}
+/* The kernel, and te_status name_run(const te_quantize *q, te_context *ctx): x in FP8, rows of multiples of eight, to
+ * yt; nothing else of q is looked at. */
+#define TE_TURN(name)                                                                                                 \
+    TE_KERNEL_RESIDENT(name##_kernel, TE_FP8_THREADS, 6, te_quantize_args, TE_SHARED te_fp8_shared turned;            \
+                       te_turn_body(te_args, te_at, &turned))                                                         \
+    TE_API te_status name##_run(const te_quantize *q, te_context *ctx) {                                              \
+        te_quantize_args a;                                                                                           \
+        TE_TRY(te__quantize_args_of(&a, q, #name, ctx));                                                              \
+        TE_REQUIRE(q->yt && q->cols % 8 == 0, ctx, TE_ERROR_SHAPE,                                                    \
+                   #name ": rows of %lld; they are turned in multiples of eight, into yt", (long long)q->cols);       \
+        return q->rows && q->cols ? name##_kernel_launch(ctx, te__fp8_grid(&a.out), &a) : TE_OK;                      \
+    }
 
 #endif

@@ -140,6 +140,6 @@ TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_v
 #define TE__FP8_OPS_OF_TENSORS(name, dtype)            \
     TE_QUANTIZE_EIGHTS(name##_quantize, dtype)         \
     TE_QUANTIZE_TABLE(name##_quantize, dtype)          \
-    TE_QUANTIZE_EIGHTS(name##_turn, e4m3) /* e5m2 too: bytes stay what they are */
+    TE_TURN(name##_turn)
 
 #endif
