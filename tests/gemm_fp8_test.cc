@@ -380,7 +380,7 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
                 else REQUIRE(turned[j * rows + i] == 0);
         return x;
     };
-    if (u.ctx->capability == 900 && own && !te_is_made_again(&r, LINEAR_B)) CHECK(te_keeps_turned(b.saved.turned, LINEAR_B) == (!stored || m > TE_NARROW_ROWS)); // a cast and the product of many rows leave the transpose
+    if (u.ctx->capability == 900 && own && !te_is_made_again(&r, LINEAR_B)) CHECK(te_keeps_turned(b.saved.turned, LINEAR_B) == (!stored || m > 128)); // a cast and the product of many rows leave the transpose
     const reference::vec xa = kept(LINEAR_A, IN, a->x), xb = kept(LINEAR_B, MIDDLE, c->x), pre = read_at(u.ctx, r.act[BIAS_A], TE_bf16, m * MIDDLE);
     const reference::vec grads = u.m.grads.read(TE_f32);
     const auto grad = [&](int i) { return reference::vec(grads.begin() + (long)u.m.grad_at(i), grads.begin() + (long)(u.m.grad_at(i) + u.m.elements(i))); };
