@@ -284,7 +284,7 @@ TE_API te_status te__peer_rows_launch(te_peer_chain *p, te_run *r, te_value x, t
         const te_peer_row row = {name##_peers_launch, of##_groups, TE_PEER_RESIDENT(of##_threads)};            \
         return row;                                                                                            \
     }
-#define TE__PEER_STORE_0(name) name##_fp8_wanted ? te_chain_store_fp8 : te_chain_store
+#define TE__PEER_STORE_0(name) name##_fp8_wanted != 0 ? te_chain_store_fp8 : te_chain_store
 #define TE__PEER_STORE_1(name) te_peer_row_store
 
 #endif
