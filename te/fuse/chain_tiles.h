@@ -50,6 +50,7 @@ typedef struct te__piece_norm {
 } te__piece_norm;
 TE_FN void te__chain_tiles_load_norm(te__piece_norm *n, const te_chain *c, const te_chain_shape k, int64_t row0,
                                      int64_t col0, int i) {
+    if (!TE_CUDA) memset(n, 0, sizeof *n); /* gcc does not see that nobody reads what is not loaded */
     if (k.norm < 0) return;
     const te_stage *s = &c->op[k.norm];
     const int has_mean = (k.norm_options.code & 3) == TE_NORM_layernorm;

@@ -184,7 +184,7 @@ TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t bytes, te_m
     TE_TRY(te__memory_check(memory, bytes, l.bytes, models, count, "recipes", ctx));
     memset(s, 0, sizeof *s);
     s->config = *config, s->models = models, s->model_count = count, s->count = l.count;
-    te_dtype *formats;
+    te_dtype *formats = 0;
     TE_TRY(te__recipes_formats(&formats, s, ctx));
     const te_status status = te_scales_init(&s->scales, memory, l.weights, formats, 3 * l.count, config->history, ctx);
     free(formats);
@@ -212,7 +212,7 @@ TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t bytes, te_m
 /* For a checkpoint, behind its load: weights, and the scales for them, are other ones. Scales of gradients that were in
  * another format become those of this one. Waits for the stream. */
 TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
-    te_dtype *formats;
+    te_dtype *formats = 0;
     TE_TRY(te__recipes_check(s, ctx));
     TE_TRY(te__recipes_formats(&formats, s, ctx));
     const te_status status = te_scales_reformat(&s->scales, formats, ctx);
