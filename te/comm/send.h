@@ -17,7 +17,7 @@
 
 #if TE_OVERLAPS
 typedef struct te_send {
-    union { te_hopper many; te_few few; };
+    union { te_hopper many; te_few few; te_narrow narrow; }; /* there is no narrow kernel */
     void *d;
     int n;
     te_peer_args peers;
@@ -60,7 +60,7 @@ TE_API te_status te__send_run(te_product_kernels *kernels, const te_gemm *g, con
     a.d = g->d, a.n = (int)g->n;
     a.peers = te__peer_args_of(group, TE_PEER_all_reduce, TE_PEER_one_shot, g->m * g->n * 2, dtype);
     group->peers->sent++;
-    return te__gemm_run_own(kernels, &a, sizeof a, &a.few, &a.many, g, ctx);
+    return te__gemm_run_own(kernels, &a, sizeof a, &a.few, &a.narrow, &a.many, g, ctx);
 }
 #else
 #define TE_SEND_KERNELS(dtype) 0

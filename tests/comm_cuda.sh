@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# What several GPUs alone can run compiles: bench/comm.cu with TE_COMM, as far as PTX, with the kernels that -DTE_KEEP_CALLS leaves out.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
+[[ -x $nvcc ]] || nvcc=$(command -v nvcc || true)
+[[ -x $nvcc ]] || { echo "no nvcc: skipped" && exit; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"$nvcc" -std=c++17 -O3 -gencode arch=compute_90a,code=compute_90a -DTE_COMM -I. -ptx bench/comm.cu -o "$work/comm.ptx"
+for kernel in te_send_many te_send_few; do
+    grep -q "entry .*$kernel" "$work/comm.ptx" || { echo "FAIL: no $kernel in bench/comm.cu" && exit 1; }
+done
+echo "ok: bench/comm.cu compiles with TE_COMM"
