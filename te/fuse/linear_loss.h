@@ -138,7 +138,7 @@ TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear,
 }
 TE_API te_status te__linear_loss_gemm(const te__linear_loss *l, te_gemm *g, te_run *r, te_product_kernels *bare) {
     g->scratch = l->scratch, g->dtype = r->plan->dtype;
-    return te_gemm_is_bare(bare, g, r->ctx) ? te_bare_run(bare, g, r->ctx) : te_gemm_run(g, r->ctx);
+    return te_gemm_is_bare(bare, g, r->ctx) ? te_bare_run(bare, g, r->ctx) : r->plan->product(g, r->ctx);
 }
 /* Row `row` of a tensor, or the row of the weight that column `row` of the logits belongs to. */
 TE_API void *te__row_of(const void *p, int64_t row, int64_t columns, te_dtype dtype) {

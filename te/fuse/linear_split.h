@@ -6,7 +6,7 @@
 #define TE_FUSE_LINEAR_SPLIT_H
 
 #include "../ops/scale.h" /* te_scale_options */
-#include "product.h"      /* te_product_step, te_chain_step_forward, te_gemm_run */
+#include "product.h"      /* te_product_step, te_chain_step_forward, te_bare_run */
 
 /* The kernels of a step: the chain behind the product, product and chain in one, and the product by itself; null:
  * none. */
@@ -38,7 +38,7 @@ TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows,
     g->scratch = (float *)scratch;
     if (r->dry) return TE_OK;
     if (g->a_fp8.scaling == TE_SCALING_TILES) return r->plan->fp8->product_of_tiles(g, r->ctx);
-    return te_gemm_is_fp8(g) ? r->plan->fp8->product(g, r->ctx) : te_gemm_run(g, r->ctx);
+    return te_gemm_is_fp8(g) ? r->plan->fp8->product(g, r->ctx) : r->plan->product(g, r->ctx);
 }
 
 /* ---- how a row is split into the product and the kernel behind it ------------------------------------------------ */

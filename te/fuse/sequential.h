@@ -117,7 +117,8 @@
 #define TE__DEFINE3(widths, passes, link, rows, rows_b, name, of, dtype, cut, marks, ...)                            \
     TE__IF_RECIPE(of, TE_FP8_OPS, TE_NOTHING)(name, dtype, TE_OPTION(of, recipe, none))                              \
     TE__IF_RECIPE(of, TE__RECIPE_FACT, TE_NOTHING)(name, TE_LINKS(name, __VA_ARGS__))                                \
-    TE__DEFINE_LIST(TE__TRAINING_OF_##passes, TE__IF_RECIPE(of, TE__FP8_OPS_OF, TE__NO_FP8_OPS)(name), link, name,   \
+    TE__DEFINE_LIST(TE__TRAINING_OF_##passes, TE__PRODUCT_OF_##passes(dtype),                                        \
+                TE__IF_RECIPE(of, TE__FP8_OPS_OF, TE__NO_FP8_OPS)(name), link, name,                                 \
                 dtype, TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__),                                                \
                 TE__STEPS_OF_##passes(rows, (TE__IF_RECIPE(of, TE__TRAINED_##widths(of), widths), name, dtype,       \
                         forward, forward), TE_UNWRAP(cut)),                                                          \
@@ -149,10 +150,11 @@
 #define TE__STEPS_OF_training TE_PLAN
 #define TE__INFERENCE_OF_training TE_PLAN_BESIDE
 #define TE__TRAINING_OF_training &te__training
+#define TE__PRODUCT_OF_training(dtype) TE_GEMM_RUN_OF(TE_##dtype, 1)
 #define TE__FP8_OPS_OF(name) &name##_fp8
 #define TE__NO_FP8_OPS(name) 0
 /* Each table of steps ends with one of no ops, for a pass that has none. */
-#define TE__DEFINE_LIST(training, fp8, link, name, dtype, marks, links, forward, infer, backward)                      \
+#define TE__DEFINE_LIST(training, product, fp8, link, name, dtype, marks, links, forward, infer, backward)             \
     enum {                                                                                                             \
         name##_forward_steps = 0 TE_FOR(TE__COUNT, forward),                                                           \
         name##_infer_steps = 0 TE_FOR(TE__COUNT, infer),                                                               \
@@ -172,7 +174,7 @@
                                      name##_begin_begin_out, TE_FOR(TE__LAST_WIDTH, links) 0, name##_op_count,         \
                                      name##_forward_steps, name##_infer_steps, name##_backward_steps, ops, forward_,   \
                                      infer_, backward_, (int)(sizeof spans / sizeof spans[0]) - 1, spans,              \
-                                         name##_takes_dims, fp8, training};                            \
+                                         name##_takes_dims, fp8, training, product};                   \
         return &plan;                                                                                                  \
     }
 #define TE__NO_STEP {0, 0, 0, {0}, 0}

@@ -22,6 +22,13 @@
 #include "gemm_host.h" /* the same through CBLAS or a loop */
 #endif
 
+/* What runs a list's products, which are of dtype T; trains: backward's as well. */
+#if TE_CUDA && defined(TE_NO_CUBLASLT)
+#define TE_GEMM_RUN_OF(T, trains) te__plain_run<T, trains>
+#else
+#define TE_GEMM_RUN_OF(T, trains) te_gemm_run
+#endif
+
 /* ---- the splits that were chosen; none on the host --------------------------------------------------------------- */
 
 TE_API int te__gemm_same_choice(const te_gemm_choice *a, const te_gemm_choice *b) {

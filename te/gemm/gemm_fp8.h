@@ -166,7 +166,7 @@ template <int = 0> TE_API te_status te_gemm_fp8_run(const te_gemm *g, te_context
 
 #else /* none of our own */
 TE_API int te_gemm_fp8_is_own(const te_gemm *g, te_context *ctx) { return (void)g, (void)ctx, 0; }
-TE_API te_status te_gemm_fp8_run(const te_gemm *g, te_context *ctx) { return te_gemm_run(g, ctx); }
+TE_IF_USED TE_API te_status te_gemm_fp8_run(const te_gemm *g, te_context *ctx) { return te_gemm_run(g, ctx); }
 #endif
 
 #endif

@@ -235,7 +235,8 @@ TE_FN void te__plain_eight(float v[8], const float *line, int i) {
     const float4 u = *(const float4 *)(line + 4 * i), w = *(const float4 *)(line + 64 + 4 * i);
     v[0] = u.x, v[1] = u.y, v[2] = u.z, v[3] = u.w, v[4] = w.x, v[5] = w.y, v[6] = w.z, v[7] = w.w;
 }
-static __global__ void __launch_bounds__(TE_PLAIN_THREADS, 2) te_plain_32(const __grid_constant__ te_plain p) {
+TE_IF_USED static __global__ void __launch_bounds__(TE_PLAIN_THREADS, 2)
+te_plain_32(const __grid_constant__ te_plain p) {
     __shared__ __align__(16) te_plain_tiles s;
     te_kernel_begin();
     const te_plain_work w = te__plain_work(&p, 128);

@@ -66,7 +66,7 @@ TE_FN void te_tail_body(const te_gemm *g, te_block b) {
 
 typedef te_status (*te__tail_fn)(te_context *ctx, te_grid grid, const te_gemm *g);
 /* The rows that cuBLASLt takes, whose operands lie as those of a product of so many rows, and the others. */
-TE_API te_status te__gemm_tiles(const te_gemm *g, te__tail_fn tail, const char *who, te_context *ctx) {
+TE_IF_USED TE_API te_status te__gemm_tiles(const te_gemm *g, te__tail_fn tail, const char *who, te_context *ctx) {
     te_gemm most = g ? *g : te_gemm_of(0, 0, 0);
     TE_TRY(te__gemm_check_run(g, who, ctx));
     TE_REQUIRE(g->a_fp8.scaling == TE_SCALING_TILES, ctx, TE_ERROR_VALUE,

@@ -193,7 +193,8 @@ TE_KERNEL_IF_USED(te_muon_apply, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_a
 
 /* X in x[0] becomes almost orthogonal, in x[TE_MUON_STEPS % 2]: its singular values, at most 1, come between 0.7 and
  * 1.2, and those below a thousandth grow by a factor of 3.4 in each step. */
-TE_API te_status te__muon_orthogonal(const te__muon *u, int64_t rows, int64_t cols, te_dtype dtype, te_context *ctx) {
+TE_IF_USED TE_API te_status te__muon_orthogonal(const te__muon *u, int64_t rows, int64_t cols, te_dtype dtype,
+                                                te_context *ctx) {
     te__muon_products p = te__muon_products_of(rows, cols, dtype);
     p.gram.scratch = p.poly.scratch = p.next.scratch = u->scratch;
     for (int k = 0; k < TE_MUON_STEPS; k++) {
