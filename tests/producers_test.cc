@@ -60,7 +60,7 @@ struct producer {
         OF(r##D##_add_x_add_fork_rmsnorm, 128, 3, 2), OF(r##D##_alone_x_add_fork_rmsnorm_infer, 128, 3, 2),                      \
         OF(r##D##_gelu_f_linear_bias_gelu, 272, 2, -1), OF(r##D##_alone_f_linear_bias_gelu_infer, 272, 2, -1),                   \
         OF(r##D##_gelu_l_linear_gelu_bias_backward, 272, 2, -1), OF(r##D##_gated_f_linear_bias_swiglu, 256, 2, -1),              \
-        OF(r##D##_alone_g_linear_bias_swiglu_infer, 256, 2, -1), OF(r##D##_gated_n_swiglu_bias_backward, 256, 2, -1),            \
+        OF(r##D##_alone_g_linear_bias_swiglu_infer, 256, 2, -1), OF(r##D##_gated_l_linear_swiglu_bias_backward, 256, 2, -1),     \
         OF(r##D##_drop_f_linear_bias_dropout_add, 160, 3, -1), OF(r##D##_drop_x_add_dropout_bias_backward, 160, 3, -1),
 
 // Numbers of many sizes and, if wanted, some that are not finite.
@@ -246,7 +246,7 @@ TEST_CASE("a kernel that stores a gradient in FP8 transposed as well has the bit
         for (const int64_t rows : brief() ? std::vector<int64_t>{129} : std::vector<int64_t>{1, 37, 261}) check_turned(p, rows, true);
         check_turned(p, 50, false);
     }
-    CHECK(tbf16_kept_n_swiglu_bias_backward_shape(80).turns == 0);      // it reads what forward kept
+    CHECK(tbf16_kept_l_linear_swiglu_bias_backward_shape(80).turns == 0);      // it reads what forward kept
     CHECK(tbf16_now_d_dropout_bias_backward_shape(272).turns == 0); // its scale is not known yet
 }
 

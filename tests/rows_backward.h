@@ -61,6 +61,15 @@
 #define ROW_linear_act_bias(kind) \
     ROW_CASE(linear_##kind##_bias, "linear_act_bias", "linear_" #kind "_bias", (linear, p, ROW_OUT, ROW_IN), (bias, b, ROW_IN), (kind, a), (linear, q, ROW_IN, ROW_OUT))
 
+#define ROW_OF_linear_gated ROW_GATED_ACTIVATIONS(ROW_linear_gated)
+#define ROW_linear_gated(kind, etc) \
+    ROW_CASE(linear_##kind, "linear_gated", "linear_" #kind, (linear, p, ROW_OUT, 2 * ROW_IN), (kind, a), (linear, q, ROW_IN, ROW_OUT))
+
+#define ROW_OF_linear_gated_bias ROW_GATED_ACTIVATIONS(ROW_linear_gated_bias)
+#define ROW_linear_gated_bias(kind, etc) \
+    ROW_CASE(linear_##kind##_bias, "linear_gated_bias", "linear_" #kind "_bias", (linear, p, ROW_OUT, 2 * ROW_IN), (bias, b, 2 * ROW_IN), (kind, a), \
+             (linear, q, ROW_IN, ROW_OUT))
+
 #define ROW_OF_attention_bias \
     ROW_CASE(attention_bias, "attention_bias", "attention_bias", (linear, p, ROW_IN, 8 * 16), (bias, b, 8 * 16), (attention, a, 4, 2, 16), (linear, q, 4 * 16, ROW_OUT))
 

@@ -67,6 +67,8 @@
 #define TE_BACKWARD_norm_fork_add_mul_param TE_FUSED
 #define TE_BACKWARD_linear_fork TE_FUSED
 #define TE_BACKWARD_linear_act_bias TE_FUSED
+#define TE_BACKWARD_linear_gated TE_FUSED
+#define TE_BACKWARD_linear_gated_bias TE_FUSED
 #define TE_BACKWARD_attention_bias TE_FUSED
 #define TE_BACKWARD_rope_head_norm TE_FUSED
 
@@ -83,8 +85,8 @@
     X(linear_bias_rope) X(head_norm_rope)
 #define TE_BACKWARD_ROWS(X)                                                                                      \
     X(act_bias) X(gated_bias) X(dropout_bias) X(add_bias) X(add_dropout_bias) X(norm_fork) X(norm_fork_add_bias) \
-    X(norm_fork_add_dropout) X(norm_fork_add_dropout_bias) X(linear_fork) X(linear_act_bias) \
-    X(attention_bias) X(norm_fork_add_add_bias) X(mul_bias) X(norm_fork_add_mul_param) X(dyt_fork) \
-    X(rope_head_norm)
+    X(norm_fork_add_dropout) X(norm_fork_add_dropout_bias) X(linear_fork) X(linear_act_bias) X(linear_gated)     \
+    X(linear_gated_bias) X(attention_bias) X(norm_fork_add_add_bias) X(mul_bias) X(norm_fork_add_mul_param)       \
+    X(dyt_fork) X(rope_head_norm)
 
 #endif

@@ -56,6 +56,7 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     if (ahead && k.reads >= 0) {
         l.at.ahead_of = &c->op[k.reads];
         TE_UNROLL for (int i = 0; i < 4; i++) l.at.ahead.w[i] = ahead[i];
+        TE_UNROLL for (int i = 0; k.out_halves > 1 && i < 4; i++) l.at.ahead_second.w[i] = ahead[4 + i];
     }
     te_vec8_floats(l.v, &e, k.in);
     if (c->x) te_store8((void *)c->x, te_index(l.at), l.v, 8, 1, k.in);
@@ -85,7 +86,7 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                 \
     TE_HOPPER_KERNEL_OF(name##_product_fp8, te_product, TE_##dtype, (te_dtype)name##_fp8_wanted, TE_e4m3,             \
                         1, 1, name##_epilogue, te_product_usual(&p, name##_shape(0), name##_facts()),                 \
-                        name##_reads >= 0, name##_is_product && name##_by_tensor)                                     \
+                        name##_reads >= 0, 0, name##_is_product && name##_by_tensor)                                  \
     TE_FEW_KERNEL(name##_few_product_fp8, te_product, (te_few_form)name##_few_form, TE_##dtype, name##_epilogue,      \
                   name##_is_product && name##_few_form)                                                               \
     TE_NARROW_KERNEL(name##_narrow_product_fp8, te_product, TE_FEW_SCALED, TE_##dtype, name##_epilogue,               \
@@ -97,7 +98,10 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
                             ? (const void *)name##_narrow_product_fp8 : 0)
 #define TE__PRODUCT_EPILOGUE(name, dtype)                                                                             \
     enum {                                                                                                            \
-        name##_is_plain = name##_norm < 0 && name##_in_halves == 1 && name##_out_halves == 1 && name##_half % 8 == 0, \
+        name##_is_twice = name##_is_backward && name##_out_halves == 2,                                               \
+        name##_is_plain = name##_norm < 0 && name##_in_halves == 1 && name##_half % 8 == 0                            \
+            && (name##_out_halves == 1 || (name##_is_twice && name##_reads == 0 && name##_sums < 0                    \
+                                           && !name##_fp8_wanted)),                                                   \
         name##_is_product = (int)TE_##dtype != (int)TE_f32 && (int)name##_in_dtype == (int)TE_##dtype                 \
             && !name##_sums_three                                                                                     \
             && name##_is_plain                                                                                        \
@@ -116,7 +120,8 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
 #define TE__PRODUCT_KERNELS(name, dtype, many, few, fp8, few_fp8, narrow_fp8)                                         \
     enum { name##_is_many = (many) != 0, name##_is_few = (few) && !name##_is_backward,                                \
            name##_is_narrow = name##_is_few && TE_NARROW_SIXTEEN };                                                   \
-    TE_HOPPER_KERNEL(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, name##_is_many)    \
+    TE_HOPPER_KERNEL_OF(name##_product, te_product, TE_##dtype, TE_##dtype, TE_##dtype, !name##_is_backward, 0,       \
+                        name##_epilogue, TE_USUAL_not, 0, name##_is_twice, name##_is_many)                            \
     TE_FEW_KERNEL(name##_few, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, name##_is_few)                 \
     TE_NARROW_KERNEL(name##_narrow, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, name##_is_narrow)        \
     TE_API te_product_kernels *name##_kernels(void) {                                                                 \
@@ -186,6 +191,7 @@ TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels
     if (k.reads >= 0 && !light) {
         const te_stage *reads = &p.chain.op[k.reads];
         p.many.ahead = k.backward && reads->saved ? reads->saved : reads->edge;
+        p.many.ahead_twice = k.backward && k.out_halves > 1;
     }
     return r->dry ? TE_OK : te__gemm_run_own(kernels, &p, sizeof p, &p.few, &p.narrow, &p.many, g, r->ctx);
 }

@@ -50,13 +50,17 @@
 TE_FN int te__hopper_row(int part, int lane) { return part * 4 + lane / 8; }
 /* What the epilogue reads comes to the L2 before (te__hopper_fetch), and to registers while the elements before are
  * worked on: if they waited for memory each time, three warps would fall behind the tensor cores. */
-TE_FN const uint16_t *te__hopper_place(const te_hopper *p, int row, int col) {
-    return (const uint16_t *)p->ahead + (int64_t)row * p->n + col;
+enum { TE_HOPPER_AHEAD = 8 }; /* words of 32 bits: eight elements, and eight of the second half */
+TE_FN const uint16_t *te__hopper_place(const te_hopper *p, int row, int col, const te_hopper_kind k) {
+    return (const uint16_t *)p->ahead + ((int64_t)row << k.twice) * p->n + col;
 }
-TE_FN void te__hopper_ahead(const te_hopper *p, uint32_t ahead[4], int row, int col, const te_hopper_kind k) {
+TE_FN void te__hopper_ahead(const te_hopper *p, uint32_t ahead[TE_HOPPER_AHEAD], int row, int col,
+                            const te_hopper_kind k) {
     if (!p->ahead || row >= p->m || col >= p->n) return;
-    if (k.scatters) te__load_own(ahead, te__hopper_place(p, row, col)); /* what has come while this kernel runs */
-    else te__load_now(ahead, te__hopper_place(p, row, col));
+    const uint16_t *from = te__hopper_place(p, row, col, k);
+    if (k.scatters) te__load_own(ahead, from); /* what has come while this kernel runs */
+    else te__load_now(ahead, from);
+    if (k.twice) te__load_now(ahead + 4, from + p->n);
 }
 /* Where the eight elements of this lane lie. boxes: of the first warp that left its rows here. */
 TE_FN uint32_t te__hopper_part(uint32_t boxes, int row, int lane) {
@@ -67,21 +71,21 @@ TE_FN uint32_t te__hopper_part(uint32_t boxes, int row, int lane) {
  * scheduler, so nothing else runs while it waits for a result: a lane works on two rows side by side. next: what the
  * epilogue reads of the first two; reads: it reads at all. */
 TE_FN void te__hopper_pairs(const te_hopper *p, uint32_t boxes, int y, int col, te_epilogue_fn epilogue,
-                            const void *arg, te_epilogue_lane *own, uint32_t next[2][4], int turns,
-                            const te_usual usual, const int reads) {
+                            const void *arg, te_epilogue_lane *own, uint32_t next[2][TE_HOPPER_AHEAD], int turns,
+                            const te_usual usual, const te_hopper_kind k) {
     const int warp = (int)threadIdx.x / 32 - 1, lane = (int)threadIdx.x % 32;
     own->usual = usual;
 #pragma unroll 1
     for (int pair = warp; pair < 16; pair += 3) {
-        uint32_t w[2][4], ahead[2][4], fp8[2][2];
+        uint32_t w[2][4], ahead[2][TE_HOPPER_AHEAD], fp8[2][2];
         TE_UNROLL for (int i = 0; i < 2; i++) {
             const int row = te__hopper_row(2 * pair + i, lane);
             te__load_piece(w[i], te__hopper_part(boxes, row, lane));
-            TE_UNROLL for (int e = 0; e < 4; e++) ahead[i][e] = next[i][e];
+            TE_UNROLL for (int e = 0; e < TE_HOPPER_AHEAD; e++) ahead[i][e] = next[i][e];
         }
         const int then = pair + 3 < 16 ? pair + 3 : pair; /* the last one loads again what it has */
-        TE_UNROLL for (int i = 0; reads && i < 2; i++)
-            te__load_now(next[i], te__hopper_place(p, y + te__hopper_row(2 * then + i, lane), col));
+        TE_UNROLL for (int i = 0; k.reads && i < 2; i++)
+            te__load_now(next[i], te__hopper_place(p, y + te__hopper_row(2 * then + i, lane), col, k));
         TE_UNROLL for (int i = 0; i < 2; i++) {
             epilogue(arg, w[i], ahead[i], y + te__hopper_row(2 * pair + i, lane), col, own);
             fp8[i][0] = own->fp8[0], fp8[i][1] = own->fp8[1];
@@ -108,7 +112,7 @@ TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barr
         for (int quarter = 0; quarter < 4; quarter++) {
             const int box = quarter % 2, col = x + quarter * 64 + lane % 8 * 8;
             const uint32_t boxes = ring + TE_STAGES * TE_HOPPER_STAGE + box * TE_HOPPER_BOX;
-            uint32_t next[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+            uint32_t next[2][TE_HOPPER_AHEAD] = {{0}, {0}};
             TE_UNROLL for (int i = 0; i < 2; i++)
                 if (reads && (i == 0 || whole))
                     te__hopper_ahead(p, next[i], y + te__hopper_row(whole ? 2 * warp + i : warp, lane), col, k);
@@ -117,14 +121,14 @@ TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barr
                 te__scatter_fetch((const te_scatter *)arg, x + 64 * (quarter + 1), y);
             TE_UNROLL for (int e = 0; e < 8; e++) own.sum[e] = 0;
             if (whole && usual == TE_USUAL_all)
-                te__hopper_pairs(p, boxes, y, col, epilogue, arg, &own, next, turns, TE_USUAL_all, k.reads);
+                te__hopper_pairs(p, boxes, y, col, epilogue, arg, &own, next, turns, TE_USUAL_all, k);
             if (whole && usual == TE_USUAL_result)
-                te__hopper_pairs(p, boxes, y, col, epilogue, arg, &own, next, turns, TE_USUAL_result, k.reads);
+                te__hopper_pairs(p, boxes, y, col, epilogue, arg, &own, next, turns, TE_USUAL_result, k);
 #pragma unroll 1
             for (int part = whole ? 32 : warp; part < 32; part += 3) {
                 const int row = te__hopper_row(part, lane);
-                const uint32_t ahead[4] = {next[0][0], next[0][1], next[0][2], next[0][3]};
-                uint32_t w[4];
+                uint32_t w[4], ahead[TE_HOPPER_AHEAD];
+                TE_UNROLL for (int e = 0; e < TE_HOPPER_AHEAD; e++) ahead[e] = next[0][e];
                 if (part + 3 < 32 && reads) te__hopper_ahead(p, next[0], y + te__hopper_row(part + 3, lane), col, k);
                 te__load_piece(w, te__hopper_part(boxes, row, lane));
                 own.fp8[0] = own.fp8[1] = 0;
@@ -227,14 +231,14 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
 /* `type` begins with a te_hopper; epilogue: a te_epilogue_fn that is called with the `type`. exists: 0 leaves the
  * kernel empty. */
 #define TE_HOPPER_KERNEL(name, type, dtype, trans_b, epilogue, exists)                                              \
-    TE_HOPPER_KERNEL_OF(name, type, dtype, dtype, dtype, trans_b, 0, epilogue, TE_USUAL_not, 0, exists)
+    TE_HOPPER_KERNEL_OF(name, type, dtype, dtype, dtype, trans_b, 0, epilogue, TE_USUAL_not, 0, 0, exists)
 /* The same with formats for A and B, each e4m3 or e5m2; trans_b is then 1. rows: of a list, whose epilogue may want
  * te_hopper.turned, and has the work of both other kinds in half the time. usual: a te_usual, of p; reads: such an
- * epilogue reads te_hopper.ahead. */
-#define TE_HOPPER_KERNEL_OF(name, type, dtype, dtype_a, dtype_b, trans_b, rows, epilogue, usual, reads, exists)     \
+ * epilogue reads te_hopper.ahead; twice: that is [m, 2 n]. */
+#define TE_HOPPER_KERNEL_OF(name, type, dtype, dtype_a, dtype_b, trans_b, rows, epilogue, usual, reads, twice, exists) \
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te_hopper_barriers bars;                                                                         \
-        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, rows, rows, reads, {0, 0, 0}, 0};            \
+        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, rows, rows, reads, twice, {0, 0, 0}, 0};     \
         if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, 0, usual, &p, kind);                     \
     }
 /* The product whose rows go to their ranks, of a te_scatter; trans_b: B is stored [n, k]. */
@@ -242,7 +246,7 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1)                                      \
     name(const __grid_constant__ te_scatter p) {                                                                  \
         __shared__ te_hopper_barriers bars;                                                                       \
-        const te_hopper_kind kind = {dtype, dtype, dtype, trans_b, 0, 0, 0, {0, 0, 0}, 1};                        \
+        const te_hopper_kind kind = {dtype, dtype, dtype, trans_b, 0, 0, 0, 0, {0, 0, 0}, 1};                     \
         if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, 0, TE_USUAL_not, &p, kind);            \
     }
 /* The product of a linear, B stored [n, k], with an epilogue by couples: a te_couple_fn. group, apart, crossed: see
@@ -250,7 +254,7 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
 #define TE_HOPPER_KERNEL_COUPLES(name, type, dtype, group, apart, crossed, couple, exists)                          \
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te_hopper_barriers bars;                                                                         \
-        const te_hopper_kind kind = {dtype, dtype, dtype, 1, 0, 0, 0, {group, apart, crossed}, 0};                  \
+        const te_hopper_kind kind = {dtype, dtype, dtype, 1, 0, 0, 0, 0, {group, apart, crossed}, 0};               \
         if (exists) te_hopper_body((const te_hopper *)&p, &bars, 0, couple, TE_USUAL_not, &p, kind);                \
     }
 

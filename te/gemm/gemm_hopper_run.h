@@ -104,7 +104,8 @@ TE_API te_status te__hopper_run(const void *kernel, const void *args, size_t byt
     te__hopper_share(p, tiles, clusters, te__gemm_state_of(ctx));
     TE_TRY(te__hopper_map(&p->a, encode, g->a, g->m, k, TE_TILE_M, g->dtype, ctx));
     TE_TRY(te__hopper_map(&p->b, encode, g->b, g->trans_b ? g->n : k, g->trans_b ? k : g->n, 64, g->dtype, ctx));
-    if (p->ahead) TE_TRY(te__hopper_map(&p->c, encode, p->ahead, g->m, g->n, TE_TILE_M, g->dtype, ctx));
+    const int64_t wide = g->n << p->ahead_twice;
+    if (p->ahead) TE_TRY(te__hopper_map(&p->c, encode, p->ahead, g->m, wide, TE_TILE_M, g->dtype, ctx));
     const te_grid grid = te_grid_of((p->helpers ? clusters : te_min(clusters, tiles)) * TE_CLUSTER, 1);
     if (g->ranks) TE_TRY(te__hopper_overlap(p, g, encode, ctx));
     return te__hopper_launch(kernel, grid, args, bytes, p, g, ctx);

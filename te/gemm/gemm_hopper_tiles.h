@@ -38,6 +38,7 @@ typedef struct te_hopper {
     uint8_t *turned; /* [n, turned_rows], the transpose of what the epilogue makes in FP8; null: not wanted */
     int turned_rows; /* m up to a multiple of 16: zeros */
     const void *ahead; /* [m, n], 16 bits: what the epilogue will read is loaded ahead of it; null: nothing */
+    int ahead_twice;   /* it is [m, 2 n], of a kernel whose kind says so, too */
     const float *inverse_a, *inverse_b; /* FP8: what alpha is multiplied by; null: 1 */
     float alpha;
     int m, n, k, tiles; /* k: in 16 bits, two numbers of FP8; tiles: of clusters */
@@ -62,6 +63,7 @@ typedef struct te_hopper_kind {
     int turns; /* `turned` may be wanted */
     int half;  /* registers: more for the epilogue, less for the tile before (gemm_hopper_multiply.h) */
     int reads; /* a usual epilogue reads `ahead` */
+    int twice; /* `ahead` is [m, 2 n], and the epilogue wants the same columns of both halves */
     te_hopper_couples couples; /* where B is stored [n, k] */
     int scatters; /* rows of D go to other ranks (gemm_hopper_ranks.h) */
 } te_hopper_kind;
@@ -122,12 +124,15 @@ TE_FN void te__hopper_advance(te_hopper_ring *r) {
 /* What the epilogue will read comes to the L2 a quarter of a tile's time before it is read: where all of a tile came at
  * once, operands pushed it out of the L2 again. While `w` is multiplied the epilogue is at the tile before: as a
  * quarter of the steps of k begins the next 64 columns of that one come, with the last quarter the first 64 of w. */
-TE_FN void te__hopper_fetch(const te_hopper *p, const te_hopper_work *before, const te_hopper_work *w, int step) {
+TE_FN void te__hopper_fetch(const te_hopper *p, const te_hopper_work *before, const te_hopper_work *w, int step,
+                            const te_hopper_kind k) {
     if (!p->ahead) return;
     TE_UNROLL for (int q = 0; q < 4; q++) {
         const te_hopper_work *of = q < 3 ? before : w;
-        if (step == w->first + (w->last - w->first) * q / 4 && of->part <= 0)
-            te__tma_prefetch(&p->c, of->x + 64 * ((q + 1) % 4), of->y);
+        const int due = step == w->first + (w->last - w->first) * q / 4 && of->part <= 0;
+        const int x = of->x + 64 * ((q + 1) % 4);
+        if (due) te__tma_prefetch(&p->c, x, of->y);
+        if (due && k.twice) te__tma_prefetch(&p->c, x + p->n, of->y);
     }
 }
 /* Where the rows of A from *y on lie, which becomes their place there. Those of other ranks are waited for; *seen says
@@ -163,7 +168,7 @@ TE_FN void te__hopper_load(const te_hopper *p, uint32_t ring, te_hopper_barriers
             const uint32_t bar = full + 8 * r.stage, a = ring + r.stage * TE_HOPPER_STAGE, b = a + TE_HOPPER_A;
             const int mask = (1 << TE_CLUSTER) - 1;
             te__barrier_wait(empty + 8 * r.stage, r.phase ^ 1);
-            if (!kind.scatters) te__hopper_fetch(p, &before, &w, k / TE_TILE_K);
+            if (!kind.scatters) te__hopper_fetch(p, &before, &w, k / TE_TILE_K, kind);
             if (fp8 && j == 0 && r.stage == 2) bars->alpha = p->alpha * inverse_a * inverse_b; /* two are coming */
             te__barrier_expect(bar, TE_HOPPER_STAGE);
             te__tma_load(a, rows, k, y, bar, 0);

@@ -165,8 +165,8 @@ typedef struct te_epilogue_lane {
     te_usual usual; /* a constant */
 } te_epilogue_lane;
 /* Kernels of our own (gemm_hopper.h, gemm_few.h) hand what they have done to a function: eight elements of row `row`
- * from column `col` on, as 16 bits each. ahead: the same eight of the tensor that the kernel was asked to load ahead;
- * null: none. */
+ * from column `col` on, as 16 bits each. ahead: the same eight of the tensor that the kernel was asked to load ahead,
+ * of one with two halves (te_hopper_kind.twice) those of the second behind them; null: none. */
 typedef void (*te_epilogue_fn)(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
                                te_epilogue_lane *lane);
 /* Sixteen elements of a row: eight from column `col` on, and the eight from `other_col` on that belong to them. */

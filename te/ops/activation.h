@@ -145,8 +145,8 @@ TE_FN void te_gated_forward(float v[8], const float g[8], const te_stage *s, te_
 TE_FN void te_gated_backward(float v[8], float g[8], const te_stage *s, te_place at, const void *options) {
     const int code = ((const te_act_options *)options)->code;
     float a[8], b[8], slope;
-    te_load8(a, s->saved, te_index(at), at.n, at.aligned, at.format.in);
-    te_load8(b, s->saved, te_index(te_second_half(at)), at.n, at.aligned, at.format.in);
+    te_read8(a, s->saved, at.format.in, s, at);
+    te_read8(b, s->saved, at.format.in, s, te_second_half(at));
     TE_UNROLL for (int i = 0; i < 8; i++) {
         float f; /* the slope of y = f(a) b in b */
         if (code == TE_GATE_clamped_swiglu) (void)te_clamped_swiglu(&slope, &f, a[i], b[i], options);

@@ -39,7 +39,7 @@ typedef struct te_place {
     int aligned;
     te_formats format;
     const struct te_stage *ahead_of; /* the op whose tensor of the row's shape has been loaded ahead, null: none */
-    te_vec8 ahead;                   /* of 16 bits */
+    te_vec8 ahead, ahead_second;     /* of 16 bits; of a row of two halves what belongs to the second */
 } te_place;
 /* Index of the first element in a tensor that has the row's shape. */
 TE_FN int64_t te_index(te_place at) { return at.row * ((int64_t)at.width * at.halves) + at.col; }
@@ -66,7 +66,7 @@ TE_FN void te_read8(float v[8], const void *p, te_dtype dtype, const te_stage *s
     else te_load8(v, p, te_index(at), at.n, at.aligned, dtype);
 }
 TE_FN te_place te_second_half(te_place at) {
-    at.col += at.width;
+    at.col += at.width, at.ahead = at.ahead_second;
     return at;
 }
 
