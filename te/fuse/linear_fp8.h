@@ -104,8 +104,12 @@ TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_v
         TE_TRY(te__fp8_cast(r, dy, f, f->dy, r->plan->fp8->gradients, y, trains ? yt : 0, 0));
     }
     if (!fixed && te_is_made_again(r, i)) TE_TRY(te__fp8_again(r, i, &xt, trains));
-    else if (!fixed && !te_keeps_turned(r->turned_x, i))
-        TE_TRY(te__fp8_transpose(r, &xt, te_value_of(kept.x, TE_e4m3, dy.rows, r->plan->op[i].in), trains));
+    else if (!fixed) { /* memory for the transpose in any case: the workspace is sized before a forward has kept x */
+        const int turned = te_keeps_turned(r->turned_x, i);
+        const te_value as_kept = te_value_of(kept.x, TE_e4m3, dy.rows, r->plan->op[i].in);
+        TE_TRY(te__fp8_transpose(r, &xt, as_kept, trains && !turned));
+        if (turned) xt = kept.x;
+    }
     x->a = y, x->b = f->transposed, x->trans_b = 1;
     x->a_fp8 = te__fp8_operand(r->plan->fp8->gradients, f->scales ? te_scales_inverse(f->scales, f->dy) : 0);
     x->b_fp8 = te__fp8_operand(TE_e4m3, f->scales ? te_scales_inverse(f->scales, f->weight) : 0);
