@@ -21,9 +21,7 @@
 #include "../gemm/gemm_choose.h" /* te_product_kernels, te__gemm_run_own */
 #include "chain_run.h"           /* te__chain_forward */
 #include "linear_fp8.h"          /* te__fp8_rows */
-
-#define TE__IS_BACKWARD_forward 0
-#define TE__IS_BACKWARD_backward 1
+#include "product_bare.h"        /* TE_BARE */
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 #include "product_facts.h" /* te_product_usual */
@@ -71,6 +69,21 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     te__product_store_fp8(p, &l, scale, k, own);
     if (!usual && row == 0 && col == 0 && c->fp8.inverse) te_scale_keep(c->fp8.inverse, scale);
 }
+/* Sixteen elements of a row with a gated op: eight of each half. */
+TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uint32_t other[4], int row, int col,
+                             te_stages_fn stages, const te_chain_shape k) {
+    const te_chain *c = &p->chain;
+    te_lane l;
+    te_vec8 a, b;
+    TE_UNROLL for (int i = 0; i < 4; i++) a.w[i] = w[i], b.w[i] = other[i];
+    l.at = te_place_of(k, row, col / 8, 2);
+    te_vec8_floats(l.v, &a, k.in);
+    te_vec8_floats(l.g, &b, k.in);
+    if (c->x) te_store8((void *)c->x, te_index(l.at), l.v, 8, 1, k.in);
+    if (c->x) te_store8((void *)c->x, te_index(te_second_half(l.at)), l.g, 8, 1, k.in);
+    stages(&l, c, 0, TE_MAX_ROW);
+    if (c->y) te_store_lane(&l, c->y, k);
+}
 /* The kernels of a row whose chain is `name` (TE_CHAIN); in backward the weight lies as it does, in forward
  * transposed. */
 #define TE_PRODUCT(name, dtype)           \
@@ -86,7 +99,7 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                 \
     TE_HOPPER_KERNEL_OF(name##_product_fp8, te_product, TE_##dtype, (te_dtype)name##_fp8_wanted, TE_e4m3,             \
                         1, 1, name##_epilogue, te_product_usual(&p, name##_shape(0), name##_facts()),                 \
-                        name##_reads >= 0, 0, name##_is_product && name##_by_tensor)                                  \
+                        name##_reads >= 0, name##_is_product && name##_by_tensor)                                     \
     TE_FEW_KERNEL(name##_few_product_fp8, te_product, (te_few_form)name##_few_form, TE_##dtype, name##_epilogue,      \
                   name##_is_product && name##_few_form)                                                               \
     TE_NARROW_KERNEL(name##_narrow_product_fp8, te_product, TE_FEW_SCALED, TE_##dtype, name##_epilogue,               \
@@ -99,9 +112,11 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
 #define TE__PRODUCT_EPILOGUE(name, dtype)                                                                             \
     enum {                                                                                                            \
         name##_is_twice = name##_is_backward && name##_out_halves == 2,                                               \
-        name##_is_plain = name##_norm < 0 && name##_in_halves == 1 && name##_half % 8 == 0                            \
-            && (name##_out_halves == 1 || (name##_is_twice && name##_reads == 0 && name##_sums < 0                    \
-                                           && !name##_fp8_wanted)),                                                   \
+        name##_is_gated = !name##_is_backward && name##_in_halves == 2,                                               \
+        name##_is_plain = name##_norm < 0 && name##_half % 8 == 0                                                     \
+            && (!name##_is_twice || (name##_reads == 0 && name##_sums < 0 && !name##_fp8_wanted))                     \
+            && (!name##_is_gated || (name##_reads < 0 && name##_out_halves == 1 && !name##_fp8_wanted))               \
+            && (name##_is_twice || name##_is_gated || name##_in_halves + name##_out_halves == 2),                     \
         name##_is_product = (int)TE_##dtype != (int)TE_f32 && (int)name##_in_dtype == (int)TE_##dtype                 \
             && !name##_sums_three                                                                                     \
             && name##_is_plain                                                                                        \
@@ -115,13 +130,17 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
         te_epilogue_lane *own) {                                                                                      \
         te_product_epilogue((const te_product *)p, w, ahead, row, col, own, name##_stages, name##_shape(0),           \
             name##_facts());                                                                                          \
+    }                                                                                                                 \
+    TE_FN void name##_couple(const void *p, const uint32_t w[4], const uint32_t other[4], int row, int col,           \
+                             int other_col) {                                                                         \
+        (void)other_col, te_product_couple((const te_product *)p, w, other, row, col, name##_stages, name##_shape(0)); \
     }
 /* many, few: whether there are kernels in 16 bits. fp8, few_fp8, narrow_fp8: those in FP8, or null. */
 #define TE__PRODUCT_KERNELS(name, dtype, many, few, fp8, few_fp8, narrow_fp8)                                         \
-    enum { name##_is_many = (many) != 0, name##_is_few = (few) && !name##_is_backward,                                \
+    enum { name##_is_many = (many) != 0, name##_is_few = (few) && !name##_is_backward && !name##_is_gated,            \
            name##_is_narrow = name##_is_few && TE_NARROW_SIXTEEN };                                                   \
-    TE_HOPPER_KERNEL_OF(name##_product, te_product, TE_##dtype, TE_##dtype, TE_##dtype, !name##_is_backward, 0,       \
-                        name##_epilogue, TE_USUAL_not, 0, name##_is_twice, name##_is_many)                            \
+    TE_HOPPER_KERNEL_ROW(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, name##_couple, \
+                         name##_is_gated, name##_is_twice, name##_is_many)                                            \
     TE_FEW_KERNEL(name##_few, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, name##_is_few)                 \
     TE_NARROW_KERNEL(name##_narrow, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, name##_is_narrow)        \
     TE_API te_product_kernels *name##_kernels(void) {                                                                 \
@@ -196,78 +215,12 @@ TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels
     return r->dry ? TE_OK : te__gemm_run_own(kernels, &p, sizeof p, &p.few, &p.narrow, &p.many, g, r->ctx);
 }
 
-/* ---- a product by itself ----------------------------------------------------------------------------------------- */
-
-typedef struct te_bare {
-    union { te_hopper many; te_few few; te_narrow narrow; };
-    void *d;
-    const void *c; /* added; null: nothing */
-    int n;
-} te_bare;
-
-template <te_dtype T>
-TE_FN void te_bare_epilogue(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
-                            te_epilogue_lane *own) {
-    const te_bare *p = (const te_bare *)arg;
-    const int64_t at = (int64_t)row * p->n + col;
-    float v[8], c[8];
-    te_vec8 e;
-    TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = w[i];
-    te_vec8_floats(v, &e, T);
-    if (p->c) {
-        TE_UNROLL for (int i = 0; ahead && i < 4; i++) e.w[i] = ahead[i];
-        if (ahead) te_vec8_floats(c, &e, T);
-        else te_load8(c, p->c, at, 8, 1, T);
-        TE_UNROLL for (int i = 0; i < 8; i++) v[i] += c[i];
-    }
-    te_store8(p->d, at, v, 8, 1, T);
-    (void)own;
-}
-template <te_dtype T, int FORWARD> TE_HOPPER_KERNEL(te_bare_many, te_bare, T, FORWARD, te_bare_epilogue<T>, T != TE_f32)
-template <te_dtype T, te_few_form FORM, int EXISTS>
-TE_FEW_KERNEL(te_bare_few, te_bare, FORM, T, te_bare_epilogue<T>, EXISTS)
-template <te_dtype T, te_few_form FORM, int EXISTS>
-TE_NARROW_KERNEL(te_bare_narrow, te_bare, FORM, T, te_bare_epilogue<T>, EXISTS)
-/* SIXTEEN: whether there are kernels with operands of T; FORM: what the one of few rows in FP8 reads, TE_FEW_SIXTEEN:
- * there is none. */
-template <te_dtype T, int FORWARD, int SIXTEEN, te_few_form FORM> TE_API te_product_kernels *te_bare_kernels(void) {
-    constexpr int half = T != TE_f32, few = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_FEW_SIXTEEN;
-    constexpr te_dtype many = SIXTEEN ? T : TE_f32;
-    constexpr int narrow = few && TE_NARROW_SIXTEEN, scaled = half && FORM == TE_FEW_SCALED;
-    static te_product_kernels kernels = {{many != TE_f32 ? (const void *)te_bare_many<many, FORWARD> : 0, 0, 0},
-                                         {few ? (const void *)te_bare_few<T, TE_FEW_SIXTEEN, few> : 0, 0, 0},
-                                         {0, 0, 0},
-                                         {fp8 ? (const void *)te_bare_few<T, FORM, fp8> : 0, 0, 0},
-                                         FORM,
-                                         {narrow ? (const void *)te_bare_narrow<T, TE_FEW_SIXTEEN, narrow> : 0, 0, 0},
-                                         {scaled ? (const void *)te_bare_narrow<T, FORM, scaled> : 0, 0, 0}};
-    return &kernels;
-}
-#define TE_BARE(dtype, pass) te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_FEW_SIXTEEN>()
-/* Of the product of a row by itself: in 16 bits unless a recipe has it in FP8. */
-#define TE_BARE_OF(name, dtype, pass) \
-    te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8, (te_few_form)name##_few_form>()
-
-/* D = alpha A op(B), rounded, (+ C where beta is 1). */
-TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
-    te_bare p;
-    memset(&p, 0, sizeof p);
-    p.d = g->d, p.c = g->beta != 0 ? g->c : 0, p.n = (int)g->n;
-    if (!te__gemm_is_light(kernels, g, ctx)) p.many.ahead = p.c;
-    return te__gemm_run_own(kernels, &p, sizeof p, &p.few, &p.narrow, &p.many, g, ctx);
-}
-
 #else /* a product, and a kernel or a loop for the rest */
 #define TE_PRODUCT TE_NO_PRODUCT
 #define TE_PRODUCT_FP8 TE_NO_PRODUCT
-#define TE_BARE(dtype, pass) 0
-#define TE_BARE_OF(name, dtype, pass) 0
 TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                  const te_chain_shape k, te_value product, int keep) {
     return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, (void)keep, TE_OK;
-}
-TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
-    return (void)kernels, (void)g, (void)ctx, TE_OK;
 }
 #endif
 /* What a row's kernels are made by, of its product's recipe. */

@@ -110,7 +110,8 @@ TE_API int te_gemm_can_row(te_product_kernels *kernels, const te_gemm *g, te_con
 /* Whether a product and the maps behind it are one kernel of ours. */
 TE_API int te_gemm_is_own_row(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te_gemm_can_row(kernels, g, ctx)) return 0;
-    return ctx->gemm_own > 1 || te__light_pays(kernels, g, ctx) || te__hopper_row_pays(g, ctx);
+    const int light = te__gemm_is_light(kernels, g, ctx) && te__light_pays(kernels, g, ctx);
+    return ctx->gemm_own > 1 || light || te__hopper_row_pays(g, ctx);
 }
 /* The same of a row that has a kernel for many rows alone. */
 TE_API int te_gemm_is_own_row_of_many(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {

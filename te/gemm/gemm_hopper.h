@@ -162,14 +162,15 @@ TE_FN void te__hopper_epilogue_couples(const te_hopper *p, uint32_t ring, te_hop
     const int first = lane % 8 / couples * k.couples.group + i + (near ? 0 : k.couples.apart);
     const int second = first + (near ? k.couples.apart : couples - k.couples.apart);
     const uint32_t boxes = ring + TE_STAGES * TE_HOPPER_STAGE;
+    const int end = k.couples.halves ? p->n / 2 : p->n;
     te_hopper_work w;
     for (int j = 0; te__hopper_work(&w, p, j); j++) {
         const int x = w.x, y = w.y;
         if (w.part > 0) continue;
 #pragma unroll 1
         for (int half = 0; half < 2; half++) {
-            const int col = x + 64 * te__hopper_quarter(2 * half + first / 8, k) + first % 8 * 8;
-            const int other = x + 64 * te__hopper_quarter(2 * half + second / 8, k) + second % 8 * 8;
+            const int col = te__hopper_columns(p, x, 2 * half + first / 8, k) + first % 8 * 8;
+            const int other = te__hopper_columns(p, x, 2 * half + second / 8, k) + second % 8 * 8;
             TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_wait(te__shared_address(&bars->done[b]), half);
 #pragma unroll 1
             for (int part = warp; part < 32; part += 3) {
@@ -178,7 +179,7 @@ TE_FN void te__hopper_epilogue_couples(const te_hopper *p, uint32_t ring, te_hop
                 uint32_t a[4], b[4];
                 te__load_piece(a, te__hopper_piece(rows + first / 8 * TE_HOPPER_BOX, row % 16, first % 8));
                 te__load_piece(b, te__hopper_piece(rows + second / 8 * TE_HOPPER_BOX, row % 16, second % 8));
-                if (y + row < p->m && col < p->n) epilogue(arg, a, b, y + row, col, other);
+                if (y + row < p->m && col < end) epilogue(arg, a, b, y + row, col, other);
             }
             __syncwarp();
             TE_UNROLL for (int b = 0; b < 2; b++)
@@ -231,15 +232,24 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
 /* `type` begins with a te_hopper; epilogue: a te_epilogue_fn that is called with the `type`. exists: 0 leaves the
  * kernel empty. */
 #define TE_HOPPER_KERNEL(name, type, dtype, trans_b, epilogue, exists)                                              \
-    TE_HOPPER_KERNEL_OF(name, type, dtype, dtype, dtype, trans_b, 0, epilogue, TE_USUAL_not, 0, 0, exists)
+    TE_HOPPER_KERNEL_OF(name, type, dtype, dtype, dtype, trans_b, 0, epilogue, TE_USUAL_not, 0, exists)
 /* The same with formats for A and B, each e4m3 or e5m2; trans_b is then 1. rows: of a list, whose epilogue may want
  * te_hopper.turned, and has the work of both other kinds in half the time. usual: a te_usual, of p; reads: such an
- * epilogue reads te_hopper.ahead; twice: that is [m, 2 n]. */
-#define TE_HOPPER_KERNEL_OF(name, type, dtype, dtype_a, dtype_b, trans_b, rows, epilogue, usual, reads, twice, exists) \
+ * epilogue reads te_hopper.ahead. */
+#define TE_HOPPER_KERNEL_OF(name, type, dtype, dtype_a, dtype_b, trans_b, rows, epilogue, usual, reads, exists)     \
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te_hopper_barriers bars;                                                                         \
-        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, rows, rows, reads, twice, {0, 0, 0}, 0};     \
+        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, rows, rows, reads, 0, {0, 0, 0}, 0};         \
         if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, 0, usual, &p, kind);                     \
+    }
+/* A row of a list in 16 bits: with epilogue, or where `halves` is 1 by the couples that the two halves of D make (B is
+ * then stored [n, k]); twice: te_hopper.ahead is [m, 2 n]. */
+#define TE_HOPPER_KERNEL_ROW(name, type, dtype, trans_b, epilogue, couple, halves, twice, exists)                   \
+    TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
+        __shared__ te_hopper_barriers bars;                                                                         \
+        const te_hopper_kind kind = {dtype, dtype, dtype, trans_b, 0, 0, 0, twice,                                  \
+                                     {(halves) ? 16 : 0, (halves) ? 8 : 0, 0, halves}, 0};                          \
+        if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, couple, TE_USUAL_not, &p, kind);         \
     }
 /* The product whose rows go to their ranks, of a te_scatter; trans_b: B is stored [n, k]. */
 #define TE_HOPPER_KERNEL_SCATTER(name, dtype, trans_b, epilogue, exists)                                          \

@@ -53,8 +53,8 @@ typedef struct te_hopper {
  * vectors of 128 columns are groups of `group`, a divisor of 16; in each the first `apart` make couples with those
  * `apart` behind them, and the rest, group / 2 - apart couples, with those as many behind. `crossed`: of a tile's 256
  * columns the second 64 and the third change places on their way to the epilogue, so that columns 128 apart make a
- * couple. */
-typedef struct te_hopper_couples { int group, apart, crossed; } te_hopper_couples; /* group 0: no couples */
+ * couple. `halves`: a tile is 128 columns of the first half of D and the same 128 of the second, which make couples. */
+typedef struct te_hopper_couples { int group, apart, crossed, halves; } te_hopper_couples; /* group 0: no couples */
 
 /* All constants. trans_b: B is stored [n, k]. */
 typedef struct te_hopper_kind {
@@ -116,6 +116,12 @@ TE_FN int te__hopper_quarter(int i, const te_hopper_kind k) {
     return k.couples.crossed && (i == 1 || i == 2) ? 3 - i : i;
 }
 
+/* Where piece `i` of a tile at x begins: 64 columns of D, which are 64 rows of B where that is stored [n, k]. */
+TE_FN int te__hopper_columns(const te_hopper *p, int x, int i, const te_hopper_kind k) {
+    if (k.couples.halves) return x / 2 + 64 * (i / 2) + i % 2 * (p->n / 2);
+    return x + 64 * te__hopper_quarter(i, k);
+}
+
 typedef struct te_hopper_ring { int stage, phase; } te_hopper_ring;
 TE_FN void te__hopper_advance(te_hopper_ring *r) {
     if (++r->stage == TE_STAGES) r->stage = 0, r->phase ^= 1;
@@ -175,8 +181,8 @@ TE_FN void te__hopper_load(const te_hopper *p, uint32_t ring, te_hopper_barriers
             /* of B this block brings its share, for the whole cluster */
             TE_UNROLL for (int q = 0; q < 4 / TE_CLUSTER; q++) {
                 const int piece = rank * (4 / TE_CLUSTER) + q;
-                const int from = te__hopper_quarter(piece, kind);
-                if (kind.trans_b) te__tma_load(b + piece * 8192, &p->b, k, x + 64 * from, bar, mask);
+                const int from = te__hopper_columns(p, x, piece, kind);
+                if (kind.trans_b) te__tma_load(b + piece * 8192, &p->b, k, from, bar, mask);
                 else te__tma_load(b + piece * 8192, &p->b, x + 64 * piece, k, bar, mask);
             }
         }

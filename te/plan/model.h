@@ -181,13 +181,11 @@ typedef struct te_plan {
     int op_count, forward_count, infer_count, backward_count;
     const te_op *op;
     const te_step *forward, *infer, *backward;
-    int span_count; /* 0: everything is saved, with the same steps and so the same bits */
-    const te_span *span;
+    int span_count; const te_span *span; /* none: everything is saved, with the same steps and so the same bits */
     int takes_dims; /* 1: widths are symbols (dims.h), and nothing runs by it */
     const te_fp8_ops *fp8; /* null: the list names no recipe */
     const te_training *training; /* null: inference alone, with no step forward or backward (fuse/inference.h) */
-    te_status (*product)(const struct te_gemm *g, te_context *ctx); /* in the list's dtype: te_gemm_run, or what of it
-                                                                       the list can need (gemm_run_plain.h) */
+    te_status (*product)(const struct te_gemm *g, te_context *ctx); /* te_gemm_run, for the list's dtype (gemm.h) */
 } te_plan;
 
 /* What the product of a weight works with under a recipe (te/optim/recipes.h). */
