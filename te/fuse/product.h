@@ -14,6 +14,13 @@
  * 8192 x 16384 from k of 4096, 740 and 718 + 131; its backward, linear_gelu_bias, with dbias and the transpose, 832 and
  * 770 + 181 + 91. That backward kernel also made gelu's result again, for the weight's gradient, which otherwise takes
  * a chain of its own 107 us: 952, so it was left out. The warps of the epilogue are at work 0.89 of the time without.
+ *
+ * A gated activation's row is half as wide at one end. In backward the epilogue reads and writes both halves of the
+ * wide end (te_hopper_kind.twice): it saves writing and reading the narrow one, 0.47 GB at 8192 x 14336. In forward a
+ * tile has the same columns of both halves (te_hopper_couples.halves), so that inference never stores them. Under a
+ * recipe, and of few rows, it is a product and a chain. One H200, in turns with those: RMSNorm and a swiglu MLP of 4096
+ * and 14336, 8192 rows, forward and backward 12932 and 13283 us, inference 4238 and 4417; a whole Llama 8B block
+ * 17922 and 18052, inference 5718 and 5844; Qwen3's 16004 and 16258, 5167 and 5230.
  */
 #ifndef TE_FUSE_PRODUCT_H
 #define TE_FUSE_PRODUCT_H
