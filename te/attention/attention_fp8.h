@@ -31,7 +31,7 @@ enum {
     TE__ATTN_FP8_ROWS = 128, /* of a block of the two passes */
     TE__ATTN_FP8_KEYS = 16,  /* of which the transposed v has a permutation */
     /* P of the largest score is 8 to 16; e4m3 ends at 448 and 2^-9. More keeps smaller P, but more scores outgrow what
-     * was the largest, and then the CUDA kernel computes a tile of them again. */
+     * was the largest, and then the CUDA kernel rescales. */
     TE__ATTN_FP8_RAISE = 4
 };
 

@@ -7,16 +7,19 @@
  * and multiprocessor, which at head_dim 128 take as long as the products. Bytes: 1 for each element of q, k and v, 2
  * for each of the output.
  *
- * Measured on an H200 in turns with the kernel in bf16, with TE__ATTN_FP8_RAISE 6: TFLOP/s, causal work counted once;
- * the time in bf16 over this kernel's; the same with the two passes before it:
+ * Measured on an H200 in turns with the kernel in bf16, in an earlier form with TE__ATTN_FP8_RAISE 6 that computed S
+ * again where P outgrew e4m3: TFLOP/s, causal work counted once; the time in bf16 over this kernel's; the same with
+ * the two passes before it:
  *     batch 2, seq 8192, 16 heads of 128, causal   889  1.17  0.94      full   871  1.15  1.03
  *     batch 4, seq 2048, 32 heads of 128, causal   595  1.01  0.60
  *     batch 2, seq 8192, 32 heads of  64, causal   597  0.97  0.82
  *     batch 2, seq 4096, 16 heads of 256, causal   867  1.16  0.83
- * So with those passes it pays at one of these sizes alone. Scores that outgrow what is kept cost the most: in a form
- * of this kernel that issued S of the next tile ahead, 4 in the place of 6 took 0.85 of the time at the first of them;
- * 4 is what is used. Without exponentials and rounding this kernel takes 471 us there, the first line 618. What did not
- * pay: S ahead (1.09 of the time, with 6), a part of the exponentials by arithmetic (1.02 to 1.09).
+ * The first line in another run: 915 and 1.26 with 4; with P rescaled in place of that 941 and 1.30, without turns 949
+ * and 1.31. There 128 queries and 128 keys take 1750 clocks, of which the tensor cores are busy for 55% and
+ * instructions issue in 38%; products and exponentials need 1024 clocks each. What did not pay, this over its time: O
+ * waited for behind all exponentials (0.94), S issued a half of a tile ahead with Q in registers (0.98), the turn
+ * passed when S is there (1.00), a quarter of the exponentials by arithmetic (0.82 to 1.01). ex2 of two f16 takes as
+ * long as of two floats.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_HOPPER_FP8_H
@@ -57,7 +60,6 @@ TE_FN void te__attn_fp8_multiply(const te_attn_hopper_fp8 *all, te_attn_barriers
 
         /* the first tile of keys, together with the last product of the queries before */
         float top[2], sum[2];
-        uint32_t packed[C::PACKED];
         if (skip) te__attn_keys_skip(a);
         te__attn_fp8_products(r, a, more, have, add);
         if (more) te__attn_keys_free(a, t.end - 1 == t.first);
@@ -68,7 +70,6 @@ TE_FN void te__attn_fp8_multiply(const te_attn_hopper_fp8 *all, te_attn_barriers
         }
         TE_UNROLL for (int e = 0; e < 2; e++)
             top[e] = te__attn_fp8_top(r, e, a.c), sum[e] = te__attn_fp8_exp(r, e, te__attn_kept<F>(top[e]), a.c);
-        if (C::EARLY) te__attn_fp8_pack(packed, r);
         te__attn_products_wait(r, a, have);
         if (behind) te__attn_values_skip(a);
         if (skip) te__attn_values_skip(a);
@@ -80,8 +81,7 @@ TE_FN void te__attn_fp8_multiply(const te_attn_hopper_fp8 *all, te_attn_barriers
         }
         if (!more) break;
         TE_UNROLL for (int e = 0; e < 2; e++) r.top[e] = top[e], r.sum[e] = sum[e];
-        if (!C::EARLY) te__attn_fp8_pack(packed, r);
-        te__attn_fp8_take(r, packed);
+        te__attn_fp8_pack(r);
 
         w = next, value = units.value, add = 0;
 #pragma unroll 1

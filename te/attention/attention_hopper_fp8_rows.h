@@ -1,10 +1,11 @@
 /* attention_hopper_fp8_rows.h -- what a warpgroup of attention_hopper_fp8.h does with its 64 rows of scores and of
  * outputs: products of e4m3, softmax, and the step that goes with a tile of keys. As attention_hopper_rows.h.
  *
- * What is kept of a row is a whole number not below the maximum of its first tile of keys, until a P reaches 448, where
- * e4m3 ends; then S of that tile is computed once more. An accumulator becomes an operand without a shuffle: of 32 keys
- * a lane has the columns 2 t, 2 t + 1 of four eights, and the operand has 4 t to 4 t + 3 of two sixteens; V's keys are
- * permuted for that (te__attn_fp8_column).
+ * What is kept of a row is a whole number not below the maximum of its first tile of keys, until a lane's sum of P over
+ * a tile exceeds 448, where e4m3 ends. P, which is still float, and what has been summed up are then divided by a power
+ * of two. Only where float may have ended as well, S of that tile is computed once more. An accumulator becomes an
+ * operand without a shuffle: of 32 keys a lane has the columns 2 t, 2 t + 1 of four eights, and the operand has 4 t to
+ * 4 t + 3 of two sixteens; V's keys are permuted for that (te__attn_fp8_column).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_HOPPER_FP8_ROWS_H
@@ -13,14 +14,13 @@
 #include "attention_fp8.h"            /* te_attention_fp8 */
 #include "attention_hopper_forward.h" /* te__attn_place */
 
-/* As te__attn_hopper_shape. PAIRS: of a row of q or k. A tile of V is boxes of [D, 128 keys]. EARLY: P is packed before
- * the product is done that reads the last one, which takes PACKED registers. */
+/* As te__attn_hopper_shape. PAIRS: of a row of q or k. A tile of V is boxes of [D, 128 keys]. */
 template <int D_, int KEYS_, int GROUPS_, int Q_STAGES_, int K_STAGES_, int V_STAGES_, int TURNS_>
 struct te__attn_fp8_shape {
     static constexpr int D = D_, V = D, KEYS = KEYS_, GROUPS = GROUPS_, TURNS = TURNS_;
     static constexpr int Q_STAGES = Q_STAGES_, K_STAGES = K_STAGES_, V_STAGES = V_STAGES_;
     static constexpr int ROWS = 64 * GROUPS, THREADS = 128 * (GROUPS + 1), BOXES = (D + 127) / 128;
-    static constexpr int PAIRS = D / 2, PACKED = KEYS / 8, EARLY = D < 256;
+    static constexpr int PAIRS = D / 2, PACKED = KEYS / 8;
     static constexpr int LOADS = GROUPS == 2 ? 24 : 32, MULTIPLIES = GROUPS == 2 ? 240 : 160;
     static constexpr int Q_PART = BOXES * 64 * 128, Q_BYTES = GROUPS * Q_PART;
     static constexpr int K_BYTES = BOXES * KEYS * 128, V_BYTES = D * KEYS;
@@ -30,8 +30,10 @@ struct te__attn_fp8_shape {
 };
 template <int D> struct te__attn_hopper_fp8_shape;
 template <> struct te__attn_hopper_fp8_shape<64> : te__attn_fp8_shape<64, 128, 3, 2, 4, 3, 1> {};
-template <> struct te__attn_hopper_fp8_shape<128> : te__attn_fp8_shape<128, 128, 2, 2, 4, 3, 1> {};
+template <> struct te__attn_hopper_fp8_shape<128> : te__attn_fp8_shape<128, 128, 2, 2, 4, 3, 0> {};
 template <> struct te__attn_hopper_fp8_shape<256> : te__attn_fp8_shape<256, 128, 2, 1, 3, 2, 0> {};
+
+#define TE__ATTN_FP8_LOST 1e30f /* a sum of P from which on float may have ended: exponentials end at 2^128 */
 
 typedef struct te_attn_hopper_fp8 {
     te_attn_hopper common; /* q and kv: those of e4m3; kv has keys alone */
@@ -132,25 +134,30 @@ template <class C> TE_FN float te__attn_fp8_exp(te__attn_rows<C> &r, int e, floa
     return sum[0] + sum[1];
 }
 /* A operands of P V: each word four columns of a row, of two eights. */
-template <class C> TE_FN void te__attn_fp8_pack(uint32_t (&p)[C::PACKED], const te__attn_rows<C> &r) {
+template <class C> TE_FN void te__attn_fp8_pack(te__attn_rows<C> &r) {
     TE_UNROLL for (int i = 0; i < C::PACKED; i++) {
         const int at = i / 2 * 8 + i % 2 * 2;
         const float four[4] = {r.s[at], r.s[at + 1], r.s[at + 4], r.s[at + 5]};
-        p[i] = te__fp8_word(four, 1);
+        r.p[i] = te__fp8_word(four, 1);
     }
 }
-/* Into the registers of the product, when the last one no longer reads them. A copy would be none: the compiler would
- * write P there at once, and for that wait for the product; so it is an operation that it cannot know to be a copy. */
-template <class C> TE_FN void te__attn_fp8_take(te__attn_rows<C> &r, const uint32_t (&p)[C::PACKED]) {
-    uint32_t none = 0;
-    asm volatile("" : "+r"(none));
-    TE_UNROLL for (int i = 0; i < C::PACKED; i++) r.p[i] = p[i] ^ none;
+/* Whether a row of this warp has outgrown what is kept: `most` is exceeded by a lane's sum, or by what is no number. */
+TE_FN int te__attn_fp8_outgrown(const float sum[2], float most) {
+    return __any_sync(~0u, !(sum[0] <= most && sum[1] <= most));
 }
-/* Whether a P of this warp has reached 448, 0x7e, where e4m3 ends; or is not a number, 0x7f. */
-template <int N> TE_FN int te__attn_fp8_outgrown(const uint32_t (&p)[N]) {
-    uint32_t over = 0;
-    TE_UNROLL for (int i = 0; i < N; i++) over |= p[i] + 0x02020202u;
-    return __any_sync(~0u, (over & 0x80808080u) != 0);
+/* P of rows that have outgrown e4m3 becomes 16 at most; where it is that already, half of it. */
+template <class C> TE_FN void te__attn_fp8_lift(te__attn_rows<C> &r, float sum[2]) {
+    float shrink[2];
+    TE_UNROLL for (int e = 0; e < 2; e++) {
+        float most = fmaxf(sum[e], __shfl_xor_sync(~0u, sum[e], 1)); /* of the row's four lanes */
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+        const int power = (int)((__float_as_uint(te__attn_top(r, e)) + 0x7fffffu) >> 23) - 127; /* rounded up */
+        const int up = most > TE_E4M3_MOST ? te_max(power - TE__ATTN_FP8_RAISE, 1) : 0;
+        shrink[e] = __uint_as_float((uint32_t)(127 - up) << 23);
+        r.top[e] += (float)up, sum[e] *= shrink[e], r.sum[e] *= shrink[e];
+    }
+    TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++) r.s[i] *= shrink[i / 2 % 2];
+    TE_UNROLL for (int i = 0; i < C::D / 2; i++) r.o[i] *= shrink[i / 2 % 2];
 }
 /* What is kept of a row that has this maximum: -inf where it has seen no key, as te__attn_kept has it. */
 template <class C> TE_FN float te__attn_fp8_top(const te__attn_rows<C> &r, int e, float c) {
@@ -174,20 +181,18 @@ template <class F, class C>
 TE_FN void te__attn_fp8_step(te__attn_rows<C> &r, te__attn_place<C> &a, te__attn_mask m, int cut, int query, int key,
                              int add, int last) {
     float sum[2];
-    uint32_t packed[C::PACKED];
     te__attn_fp8_products(r, a, 1, 1, add);
     if (cut) te__attn_hide_outside(r, m, query, key);
     TE_UNROLL for (int e = 0; e < 2; e++) sum[e] = te__attn_fp8_exp(r, e, r.top[e], a.c);
-    if (C::EARLY) te__attn_fp8_pack(packed, r);
     te__attn_products_wait(r, a, 1);
-    if (!C::EARLY) te__attn_fp8_pack(packed, r);
-    if (te__attn_fp8_outgrown(packed)) {
-        te__attn_fp8_scores_again(r, a.q, a.k_tiles + a.k.stage * C::K_BYTES);
-        if (cut) te__attn_hide_outside(r, m, query, key);
-        te__attn_fp8_raise<F>(r, a.c, sum);
-        te__attn_fp8_pack(packed, r);
+    if (te__attn_fp8_outgrown(sum, TE_E4M3_MOST)) {
+        if (te__attn_fp8_outgrown(sum, TE__ATTN_FP8_LOST)) {
+            te__attn_fp8_scores_again(r, a.q, a.k_tiles + a.k.stage * C::K_BYTES);
+            if (cut) te__attn_hide_outside(r, m, query, key);
+            te__attn_fp8_raise<F>(r, a.c, sum);
+        } else te__attn_fp8_lift(r, sum);
     }
-    te__attn_fp8_take(r, packed);
+    te__attn_fp8_pack(r);
     te__attn_keys_free(a, last);
     r.sum[0] += sum[0], r.sum[1] += sum[1];
 }
