@@ -277,17 +277,24 @@ TEST_CASE("products with scales of tiles, blocks and rows are those of their ope
 }
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
-TEST_CASE("products with scales of tiles and blocks by a kernel of our own", "[tiles]") {
+TEST_CASE("products with scales of tiles by kernels of our own", "[tiles]") {
     const size_t sizes[][3] = {{4, 16, 512}, {131, 272, 784}, {260, 528, 1040}, {514, 144, 1552}, {256, 1040, 4096}};
-    for (const auto &s : sizes)
-        for (const te_dtype out : {TE_bf16, TE_f16}) {
-            te_gemm g = te_gemm_of((int64_t)(s[0] / 4 * 4), (int64_t)s[1], (int64_t)s[2]);
-            g.trans_b = 1, g.dtype = g.out = out, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3;
-            g.a_fp8.scaling = TE_SCALING_TILES, g.b_fp8.scaling = TE_SCALING_BLOCKS;
-            context own;
-            CHECK(te__fine_is_there(&g, &own.c));
-            check_scaled(s[0], s[1], s[2], TE_SCALING_TILES, TE_SCALING_BLOCKS, out, false, 2);
-        }
+    const auto has = [](size_t m, size_t n, size_t k, te_scaling of_b, te_dtype out) {
+        context own;
+        te_gemm g = te_gemm_of((int64_t)m / 4 * 4, (int64_t)n, (int64_t)k);
+        g.trans_b = 1, g.dtype = TE_bf16, g.out = out, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3;
+        g.a_fp8.scaling = TE_SCALING_TILES, g.b_fp8.scaling = of_b;
+        return te__fine_is_there(&g, &own.c);
+    };
+    for (const auto &s : sizes) {
+        CHECK(has(s[0], s[1], s[2], TE_SCALING_BLOCKS, TE_bf16));
+        check_scaled(s[0], s[1], s[2], TE_SCALING_TILES, TE_SCALING_BLOCKS, TE_bf16, false, 2);
+        CHECK(has(s[0], s[1], s[2], TE_SCALING_TILES, TE_f32)); // a weight's gradient
+        check_scaled(s[0], s[1], s[2], TE_SCALING_TILES, TE_SCALING_TILES, TE_f32, false, 2);
+    }
+    CHECK(!has(128, 128, 496, TE_SCALING_BLOCKS, TE_bf16));
+    CHECK(!has(128, 128, 512, TE_SCALING_BLOCKS, TE_f32));
+    CHECK(!has(128, 128, 512, TE_SCALING_TILES, TE_bf16));
 }
 #endif
 

@@ -12,7 +12,7 @@
  * The kernel: a warp has a column of D, a row of B, whose 16 bytes a lane loads at a time; up to three rows of A.
  * Bytes: B once, n k; the floor is that over the rate of memory.
  *
- * On compute capability 9.0 a kernel of our own takes those with scales of blocks where it is the faster one
+ * On compute capability 9.0 kernels of our own take these products where they are faster than cuBLASLt's
  * (gemm_hopper_scaled_run.h).
  */
 #ifndef TE_GEMM_TILES_H
