@@ -235,11 +235,12 @@ struct operand {
     }
     te_gemm_fp8 as(te_scaling s) const { te_gemm_fp8 o; return o.scaling = s, o.dtype = TE_e4m3, o.inverse = (const float *)scales->data(), o; }
 };
-void check_scaled(size_t m, size_t n, size_t k, te_scaling of_a, te_scaling of_b, te_dtype out, bool adds) {
+void check_scaled(size_t m, size_t n, size_t k, te_scaling of_a, te_scaling of_b, te_dtype out, bool adds, int own_kernels = 1) {
     const unsigned seed = fresh_seed();
     INFO(m << " x " << n << " x " << k << ", " << te_scaling_name(of_a) << " by " << te_scaling_name(of_b) << ", TE_SEED=" << seed);
     context own;
     te_context *ctx = &own.c;
+    ctx->gemm_own = own_kernels;
     source random(seed);
     const operand a(ctx, m, k, of_a, seed + 1), b(ctx, n, k, of_b, seed + 2);
     buffer d(ctx, m * n * te_dtype_bytes(out)), c(ctx, d.bytes);
@@ -274,6 +275,28 @@ TEST_CASE("products with scales of tiles, blocks and rows are those of their ope
         for (const auto &s : sizes)
             for (const te_dtype out : {TE_f32, TE_bf16}) check_scaled(s[0], s[1], s[2], p[0], p[1], out, s[0] % 2 == 0 || out == TE_f32);
 }
+
+#if TE_CUDA && !defined(TE_KEEP_CALLS)
+TEST_CASE("products with scales of tiles by kernels of our own", "[tiles]") {
+    const size_t sizes[][3] = {{4, 16, 512}, {131, 272, 784}, {260, 528, 1040}, {514, 144, 1552}, {256, 1040, 4096}};
+    const auto has = [](size_t m, size_t n, size_t k, te_scaling of_b, te_dtype out) {
+        context own;
+        te_gemm g = te_gemm_of((int64_t)m / 4 * 4, (int64_t)n, (int64_t)k);
+        g.trans_b = 1, g.dtype = TE_bf16, g.out = out, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3;
+        g.a_fp8.scaling = TE_SCALING_TILES, g.b_fp8.scaling = of_b;
+        return te__fine_is_there(&g, &own.c);
+    };
+    for (const auto &s : sizes) {
+        CHECK(has(s[0], s[1], s[2], TE_SCALING_BLOCKS, TE_bf16));
+        check_scaled(s[0], s[1], s[2], TE_SCALING_TILES, TE_SCALING_BLOCKS, TE_bf16, false, 2);
+        CHECK(has(s[0], s[1], s[2], TE_SCALING_TILES, TE_f32)); // a weight's gradient
+        check_scaled(s[0], s[1], s[2], TE_SCALING_TILES, TE_SCALING_TILES, TE_f32, false, 2);
+    }
+    CHECK(!has(128, 128, 496, TE_SCALING_BLOCKS, TE_bf16));
+    CHECK(!has(128, 128, 512, TE_SCALING_BLOCKS, TE_f32));
+    CHECK(!has(128, 128, 512, TE_SCALING_TILES, TE_bf16));
+}
+#endif
 
 TEST_CASE("a tuning file tells products by how they are scaled", "[tiles]") {
     const te_scaling pairs[][2] = {{TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {TE_SCALING_ROW, TE_SCALING_ROW}, {TE_SCALING_TILES, TE_SCALING_BLOCKS}, {TE_SCALING_TILES, TE_SCALING_TILES}};

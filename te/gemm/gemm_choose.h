@@ -3,10 +3,10 @@
  * There are cuBLASLt (gemm_cuda.h; what of its candidates is fastest is gemm_tune.h's), and on compute capability 9.0
  * three kernels of our own: gemm_few.h up to eight rows of a tensor, for 16 bits and FP8; gemm_narrow.h for 9 to 128 in
  * a forward, for 16 bits and FP8 with scales of tensors or of rows; gemm_hopper.h for any number of rows, for 16 bits
- * and FP8 with scales of tensors and fast accumulation. All run a chain of maps as their epilogue. What cuBLASLt and a
- * kernel behind it may share of a row (te_split) is fuse/linear_split.h's. In a build without cuBLASLt (TE_NO_CUBLASLT)
- * gemm_plain.h is in its place, and ours pay much sooner. ctx->gemm_own: 0 never ours, 1 where the rules below say that
- * it pays, 2 wherever it can be.
+ * and FP8 with scales of tensors and fast accumulation. All run a chain of maps as their epilogue. Products with scales
+ * of tiles have two without one (gemm_hopper_scaled_run.h). What cuBLASLt and a kernel behind it may share of a row
+ * (te_split) is fuse/linear_split.h's. In a build without cuBLASLt (TE_NO_CUBLASLT) gemm_plain.h is in its place, and
+ * ours pay much sooner. ctx->gemm_own: 0 never ours, 1 where the rules below say that it pays, 2 wherever it can be.
  */
 #ifndef TE_GEMM_CHOOSE_H
 #define TE_GEMM_CHOOSE_H

@@ -19,7 +19,8 @@
 #ifndef TE_GEMM_FP8_H
 #define TE_GEMM_FP8_H
 
-#include "gemm_choose.h" /* te_product_kernels, te__gemm_run_own */
+#include "../core/fill.h"  /* te_fill_normal */
+#include "gemm_choose.h"   /* te_product_kernels, te__gemm_run_own */
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 

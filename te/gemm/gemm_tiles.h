@@ -12,18 +12,19 @@
  * The kernel: a warp has a column of D, a row of B, whose 16 bytes a lane loads at a time; up to three rows of A.
  * Bytes: B once, n k; the floor is that over the rate of memory.
  *
- * What did not pay: all rows by a kernel of our own with the tiles and the ring of gemm_hopper.h, sums of 128 of k in
- * the tensor cores, scaled and added in float. On an H200 at its power limit it takes 1.06 to 1.16 of cuBLASLt's time
- * forward (8192 x 16384 x 4096: 1050 and 979 us), 1.10 for a weight's gradient. Four wgmma of 64 x 128 x 32 take 256
- * cycles, and 126 more until the next four begin, whichever warpgroup has them: with turns by barriers, with A from
- * registers, and without the additions (968 us). Those come on top nearly in full: 40 cycles, and 190 where each column
- * has a scale.
+ * On compute capability 9.0 kernels of our own take these products where they are faster than cuBLASLt's
+ * (gemm_hopper_scaled_run.h).
  */
 #ifndef TE_GEMM_TILES_H
 #define TE_GEMM_TILES_H
 
 #include "../core/fp8_vec.h" /* te_load8_fp8 */
 #include "gemm.h"            /* te_gemm_run */
+#if TE_CUDA && !defined(TE_KEEP_CALLS)
+#include "gemm_hopper_scaled_run.h" /* te_gemm_scaled_run */
+#else
+TE_IF_USED TE_API te_status te_gemm_scaled_run(const te_gemm *g, te_context *ctx) { return te_gemm_run(g, ctx); }
+#endif
 
 enum {
     TE_TAIL_ROWS = 3,
@@ -64,22 +65,23 @@ TE_FN void te_tail_body(const te_gemm *g, te_block b) {
     }
 }
 
+typedef te_status (*te__most_fn)(const te_gemm *g, te_context *ctx);
 typedef te_status (*te__tail_fn)(te_context *ctx, te_grid grid, const te_gemm *g);
-/* The rows that cuBLASLt takes, whose operands lie as those of a product of so many rows, and the others. */
-TE_IF_USED TE_API te_status te__gemm_tiles(const te_gemm *g, te__tail_fn tail, const char *who, te_context *ctx) {
+/* The rows that `run` takes, whose operands lie as those of a product of so many rows, and the others. */
+TE_API te_status te__gemm_tiles(const te_gemm *g, te__most_fn run, te__tail_fn tail, const char *who, te_context *ctx) {
     te_gemm most = g ? *g : te_gemm_of(0, 0, 0);
     TE_TRY(te__gemm_check_run(g, who, ctx));
     TE_REQUIRE(g->a_fp8.scaling == TE_SCALING_TILES, ctx, TE_ERROR_VALUE,
                "%s: A has scales of %s; these products are of tiles", who, te_scaling_name(g->a_fp8.scaling));
     most.m = te_tile_rows(g->m);
-    if (most.m) TE_TRY(te_gemm_run(&most, ctx));
+    if (most.m) TE_TRY(run(&most, ctx));
     if (most.m == g->m || !g->n) return TE_OK;
     return tail(ctx, te_grid_of(te_ceil_div(g->n, TE_TAIL_GROUPS), 1), g);
 }
 #define TE_GEMM_TILES(name)                                                                                \
     TE_KERNEL(name##_tail, TE_TAIL_THREADS, te_gemm, te_tail_body(te_args, te_at))                         \
     TE_API te_status name##_run(const te_gemm *g, te_context *ctx) {                                       \
-        return te__gemm_tiles(g, name##_tail_launch, #name, ctx);                                          \
+        return te__gemm_tiles(g, te_gemm_scaled_run, name##_tail_launch, #name, ctx);                      \
     }
 
 #endif
