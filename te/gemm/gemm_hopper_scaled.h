@@ -30,8 +30,8 @@
  * What did not pay, in cycles for as much work as these 1246: a tile of 128 x 192 in halves of 64 x 96 (1220, but 1.00
  * to 1.08 of the time: more power); one accumulator of 64 x 192, 64 x 128 by two or three warpgroups that take turns
  * (1320, 1250, 1210); clusters of four that share A as well (1360: 30 of them fit, 120 of 132 multiprocessors). For a
- * weight's gradient all shapes in which a thread needs the scales of more columns: 0.99 to 1.1 of cuBLASLt's time. Each
- * 8 bytes that a warp loads from shared memory keep the tensor cores from theirs for two cycles.
+ * weight's gradient all shapes in which a thread needs the scales of more columns: 0.99 to 1.1 of cuBLASLt's time. A
+ * warp's load of 8 bytes a lane from shared memory costs the tensor cores some two cycles.
  */
 /* target: cuda */
 #ifndef TE_GEMM_HOPPER_SCALED_H
