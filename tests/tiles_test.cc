@@ -241,6 +241,7 @@ void check_scaled(size_t m, size_t n, size_t k, te_scaling of_a, te_scaling of_b
     context own;
     te_context *ctx = &own.c;
     ctx->gemm_own = own_kernels;
+    const float alpha = out == TE_f16 ? 0x1p-14f : 0.5f; // f16 ends at 65504
     source random(seed);
     const operand a(ctx, m, k, of_a, seed + 1), b(ctx, n, k, of_b, seed + 2);
     buffer d(ctx, m * n * te_dtype_bytes(out)), c(ctx, d.bytes);
@@ -248,7 +249,7 @@ void check_scaled(size_t m, size_t n, size_t k, te_scaling of_a, te_scaling of_b
     c.write(before, out);
     te_gemm g = te_gemm_of((int64_t)m, (int64_t)n, (int64_t)k);
     g.a = a.bytes->data(), g.b = b.bytes->data(), g.c = c.data(), g.d = d.data(), g.trans_b = 1, g.dtype = out, g.out = out;
-    g.a_fp8 = a.as(of_a), g.b_fp8 = b.as(of_b), g.alpha = 0.5f, g.beta = adds ? 2.0f : 0.0f;
+    g.a_fp8 = a.as(of_a), g.b_fp8 = b.as(of_b), g.alpha = alpha, g.beta = adds ? 2.0f : 0.0f;
     REQUIRE((of_a == TE_SCALING_TILES ? product_run : te_gemm_run)(&g, ctx) == TE_OK);
     const reference::vec gave = d.read(out);
     const double rounding = out == TE_f32 ? 1e-6 : std::ldexp(1, -8);
@@ -260,8 +261,8 @@ void check_scaled(size_t m, size_t n, size_t k, te_scaling of_a, te_scaling of_b
             const bounds::fp8_sum part(&a.value[i / n * k + l], 1, &b.value[i % n * k + l], 1, std::min(run, k - l), false, TE_CUDA);
             sum += part.sum, off += part.error + 1e-6 * std::fabs(part.sum);
         }
-        const double should = 0.5 * sum + (adds ? 2 * before[i] : 0);
-        const double e = std::fabs(gave[i] - should) / (rounding * (std::fabs(should) + (adds ? 2 * std::fabs(before[i]) : 0)) + 0.5 * off + 1e-30);
+        const double should = alpha * sum + (adds ? 2 * before[i] : 0), least = out == TE_f16 ? std::ldexp(1, -24) : 1e-30; // half of a step
+        const double e = std::fabs(gave[i] - should) / (rounding * (std::fabs(should) + (adds ? 2 * std::fabs(before[i]) : 0)) + alpha * off + least);
         worst = e <= worst ? worst : e;
     }
     CHECK(worst <= 1);
@@ -288,7 +289,7 @@ TEST_CASE("products with scales of tiles by kernels of our own", "[tiles]") {
     };
     for (const auto &s : sizes) {
         CHECK(has(s[0], s[1], s[2], TE_SCALING_BLOCKS, TE_bf16));
-        check_scaled(s[0], s[1], s[2], TE_SCALING_TILES, TE_SCALING_BLOCKS, TE_bf16, false, 2);
+        for (const te_dtype out : {TE_bf16, TE_f16}) check_scaled(s[0], s[1], s[2], TE_SCALING_TILES, TE_SCALING_BLOCKS, out, false, 2);
         CHECK(has(s[0], s[1], s[2], TE_SCALING_TILES, TE_f32)); // a weight's gradient
         check_scaled(s[0], s[1], s[2], TE_SCALING_TILES, TE_SCALING_TILES, TE_f32, false, 2);
     }
