@@ -7,19 +7,18 @@
  * and multiprocessor, which at head_dim 128 take as long as the products. Bytes: 1 for each element of q, k and v, 2
  * for each of the output.
  *
- * Measured on an H200 in turns with the kernel in bf16, in an earlier form with TE__ATTN_FP8_RAISE 6 that computed S
- * again where P outgrew e4m3: TFLOP/s, causal work counted once; the time in bf16 over this kernel's; the same with
- * the two passes before it:
- *     batch 2, seq 8192, 16 heads of 128, causal   889  1.17  0.94      full   871  1.15  1.03
- *     batch 4, seq 2048, 32 heads of 128, causal   595  1.01  0.60
- *     batch 2, seq 8192, 32 heads of  64, causal   597  0.97  0.82
- *     batch 2, seq 4096, 16 heads of 256, causal   867  1.16  0.83
- * The first line in another run: 915 and 1.26 with 4; with P rescaled in place of that 941 and 1.30, without turns 949
- * and 1.31. There 128 queries and 128 keys take 1750 clocks, of which the tensor cores are busy for 55% and
- * instructions issue in 38%; products and exponentials need 1024 clocks each. What did not pay, this over its time: O
- * waited for behind all exponentials (0.94), S issued a half of a tile ahead with Q in registers (0.98), the turn
- * passed when S is there (1.00), a quarter of the exponentials by arithmetic (0.82 to 1.01). ex2 of two f16 takes as
- * long as of two floats.
+ * Measured on an H200 in turns with the kernel in bf16: TFLOP/s, causal work counted once; the time in bf16 over this
+ * kernel's; the same with the two passes before it:
+ *     batch 2, seq 8192, 16 heads of 128, causal   875  1.18  0.96      full   973  1.27  1.13
+ *     batch 4, seq 2048, 32 heads of 128, causal   767  1.26  0.69
+ *     batch 2, seq 8192, 32 heads of  64, causal   671  1.12  0.95
+ *     batch 2, seq 4096, 16 heads of 256, causal  1213  1.65  1.07
+ * Where S was computed again as P outgrew e4m3, with turns at head_dim 128, in the same run: 905, 955, 748, 663, 1097.
+ * The first line differs from run to run: 949 and 1.31 in another, that form 915; turns there gain between -1% and 3%.
+ * 128 queries and 128 keys take 1750 clocks, of which the tensor cores are busy for 55% and instructions issue in 38%;
+ * products and exponentials need 1024 clocks each. What did not pay, this over its time: O waited for behind all
+ * exponentials (0.94), S issued a half of a tile ahead with Q in registers (0.98), the turn passed when S is there
+ * (1.00), a quarter of the exponentials by arithmetic (0.82 to 1.01). ex2 of two f16 takes as long as of two floats.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_HOPPER_FP8_H
