@@ -204,7 +204,7 @@ TE_API te_status te__linear_rope(te_run *r, const te_step *s, const te__rope_ker
     te_value y;
     first.count--;
     TE_TRY(te_output(&y, r, s, turn));
-    if (!te_is_in_fp8(r, s->op[0]) && te_gemm_is_own_row_of_many(kernels->whole, &g, r->ctx)) {
+    if (!te_is_in_fp8(r, s->op[0]) && te_gemm_is_own_row(kernels->whole, &g, r->ctx)) {
         TE_TRY(te__late_rows(&g, &ranks, r, kernels->whole, r->now.block < 0));
         return te__linear_rope_whole(r, &first, kernels, turn, &g, y);
     }

@@ -113,11 +113,6 @@ TE_API int te_gemm_is_own_row(te_product_kernels *kernels, const te_gemm *g, te_
     const int light = te__gemm_is_light(kernels, g, ctx) && te__light_pays(kernels, g, ctx);
     return ctx->gemm_own > 1 || light || te__hopper_row_pays(g, ctx);
 }
-/* The same of a row that has a kernel for many rows alone. */
-TE_API int te_gemm_is_own_row_of_many(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
-    if (!te_gemm_can_row(kernels, g, ctx)) return 0;
-    return ctx->gemm_own > 1 || (g->m > TE_FEW_ROWS && te__hopper_row_pays(g, ctx));
-}
 /* Whether a product by itself is a kernel of ours. Of many rows with B across and an even last round, in turns with
  * PyTorch's, 0.92 to 0.99 of its time, and 0.99 to 1.02 of cuBLASLt's fastest candidate's (1.00 of both where it is not
  * even: 8192 x 4096 x 4096); with B as it lies the same as the first candidate, but 1.00 to 1.05 of the fastest. */
@@ -166,9 +161,6 @@ TE_API int te_gemm_is_own_row(te_product_kernels *kernels, const te_gemm *g, te_
     return te_gemm_can_row(kernels, g, ctx);
 }
 TE_API int te_gemm_is_bare(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
-    return te_gemm_can_row(kernels, g, ctx);
-}
-TE_API int te_gemm_is_own_row_of_many(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te_gemm_can_row(kernels, g, ctx);
 }
 TE_API int te_gemm_overlaps(te_product_kernels *bare, const te_gemm *g, const te_group *group, te_context *ctx) {
