@@ -117,33 +117,52 @@ template <int = 0> TE_API int te_gemm_fp8_is_own(const te_gemm *g, te_context *c
     return found ? found->split == TE_SPLIT_OWN : te__fp8_pays(g, ctx);
 }
 
+/* A product to time, by cuBLASLt and by a kernel of our own. */
+typedef te_status (*te__fp8_own_fn)(const te_gemm *g, te_context *ctx);
+typedef struct te__fp8_trial { te_gemm gemm; te__fp8_own_fn own; } te__fp8_trial;
 template <int = 0> TE_API te_status te__fp8_trial_run(void *arg, int racer, int lap, te_context *ctx) {
-    const te_gemm *g = (const te_gemm *)arg;
+    const te__fp8_trial *t = (const te__fp8_trial *)arg;
     (void)lap;
-    return racer ? te__fp8_run_own(g, ctx) : te_gemm_run(g, ctx);
+    return racer ? t->own(&t->gemm, ctx) : te_gemm_run(&t->gemm, ctx);
+}
+/* Its memory from `base` on. Returns the bytes it takes. */
+TE_API size_t te__fp8_trial_lay_out(te_gemm *g, char *base) {
+    const int fine = te_gemm_is_fine_grained(g);
+    const int64_t scales_a = fine ? te_scaling_count(g->a_fp8.scaling, g->m, g->k) : 0;
+    const int64_t scales_b = fine ? te_scaling_count(g->b_fp8.scaling, g->n, g->k) : 0;
+    const int64_t at_b = te_round_up(g->m * g->k, TE_ALIGN), at_d = at_b + te_round_up(g->n * g->k, TE_ALIGN);
+    const int64_t at_bias = at_d + te_round_up(g->m * g->n * (int64_t)te_dtype_bytes(g->out), TE_ALIGN);
+    const int64_t at_a_scales = at_bias + te_round_up(g->n * (int64_t)te_dtype_bytes(g->dtype), TE_ALIGN);
+    const int64_t at_b_scales = at_a_scales + te_round_up(scales_a * 4, TE_ALIGN);
+    g->a = base, g->b = base + at_b, g->c = g->d = base + at_d, g->bias = base + at_bias;
+    g->a_fp8.inverse = fine ? (const float *)(void *)(base + at_a_scales) : 0;
+    g->b_fp8.inverse = fine ? (const float *)(void *)(base + at_b_scales) : 0;
+    return (size_t)(at_b_scales + scales_b * 4);
+}
+TE_API te_status te__fp8_trial_fill(const te_gemm *g, size_t bytes, te_context *ctx) {
+    const char *scales = (const char *)g->a_fp8.inverse, *end = (const char *)g->a + bytes;
+    TE_TRY(te_fill_normal((void *)(uintptr_t)g->a, g->a_fp8.dtype, g->m * g->k, 0.0f, 1.0f, 1, 0, ctx));
+    TE_TRY(te_fill_normal((void *)(uintptr_t)g->b, g->b_fp8.dtype, g->n * g->k, 0.0f, 1.0f, 1, 1, ctx));
+    TE_TRY(te_fill_normal(g->d, g->out, g->m * g->n, 0.0f, 1.0f, 1, 2, ctx));
+    TE_TRY(te_fill_normal((void *)(uintptr_t)g->bias, g->dtype, g->n, 0.0f, 1.0f, 1, 3, ctx));
+    if (!scales) return TE_OK;
+    return te_fill_normal((void *)(uintptr_t)scales, TE_f32, (end - scales) / 4, 1.0f, 0.1f, 1, 4, ctx);
 }
 /* Time both on memory of their own, cuBLASLt with its fastest candidate, and remember the faster. */
-template <int = 0> TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, te_context *ctx) {
-    const size_t a = (size_t)(of->m * of->k), b = (size_t)(of->n * of->k), d = (size_t)(of->m * of->n) * 2;
-    const size_t bias = (size_t)of->n * 2, at_b = (size_t)te_round_up((int64_t)a, TE_ALIGN),
-                 at_d = at_b + (size_t)te_round_up((int64_t)b, TE_ALIGN),
-                 at_bias = at_d + (size_t)te_round_up((int64_t)d, TE_ALIGN);
+template <int = 0>
+TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, te__fp8_own_fn own, te_context *ctx) {
+    te__fp8_trial t = {*of, own};
+    const size_t bytes = te__fp8_trial_lay_out(&t.gemm, (char *)(uintptr_t)TE_ALIGN);
     int64_t ns[2] = {0, 0};
     int winner = -1;
     void *memory = 0;
-    char *base, error[sizeof ctx->error];
-    te_gemm g = *of;
+    char error[sizeof ctx->error];
     memcpy(error, ctx->error, sizeof error);
-    te_status status = te_allocate(ctx, &memory, at_bias + bias);
-    base = (char *)memory;
-    g.a = base, g.b = base + at_b, g.c = g.d = base + at_d, g.bias = base + at_bias;
-    g.a_fp8.inverse = g.b_fp8.inverse = 0;
-    if (status == TE_OK) status = te_fill_normal(base, g.a_fp8.dtype, (int64_t)a, 0.0f, 1.0f, 1, 0, ctx);
-    if (status == TE_OK) status = te_fill_normal(base + at_b, g.b_fp8.dtype, (int64_t)b, 0.0f, 1.0f, 1, 1, ctx);
-    if (status == TE_OK) status = te_fill_normal(base + at_d, g.dtype, of->m * of->n, 0.0f, 1.0f, 1, 2, ctx);
-    if (status == TE_OK) status = te_fill_normal(base + at_bias, g.dtype, of->n, 0.0f, 1.0f, 1, 3, ctx);
-    if (status == TE_OK) status = te_gemm_run(&g, ctx); /* is tuned here */
-    if (status == TE_OK) status = te__race(ns, &winner, 2, 1, TE__ROUNDS, te__fp8_trial_run<>, &g, ctx);
+    te_status status = te_allocate(ctx, &memory, bytes);
+    (void)te__fp8_trial_lay_out(&t.gemm, (char *)memory);
+    if (status == TE_OK) status = te__fp8_trial_fill(&t.gemm, bytes, ctx);
+    if (status == TE_OK) status = te_gemm_run(&t.gemm, ctx); /* is tuned here */
+    if (status == TE_OK) status = te__race(ns, &winner, 2, 1, TE__ROUNDS, te__fp8_trial_run<>, &t, ctx);
     te_release(ctx, memory);
     if (status != TE_OK && status != TE_ERROR_MEMORY) return status;
     memcpy(ctx->error, error, sizeof error);
@@ -159,7 +178,7 @@ template <int = 0> TE_API te_status te_gemm_fp8_run(const te_gemm *g, te_context
     if (ctx->gemm_own == 1 && te__gemm_may_time(ctx) && te__fp8_can(g, ctx) && !te__gemm_find_choice(&c, ctx)) {
         const int open = te_enqueue_is_open(ctx);
         TE_TRY(te_enqueue_close(ctx, TE_OK));
-        TE_TRY(te__fp8_time(&c, g, ctx));
+        TE_TRY(te__fp8_time(&c, g, te__fp8_run_own<>, ctx));
         if (open) te_enqueue_open(ctx);
     }
     return te_gemm_fp8_is_own(g, ctx) ? te__fp8_run_own(g, ctx) : te_gemm_run(g, ctx);

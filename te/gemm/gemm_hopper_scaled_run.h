@@ -75,42 +75,6 @@ TE_IF_USED TE_API int te__fine_is_there(const te_gemm *g, te_context *ctx) {
     return ctx->gemm_own && te__fine_can(g) && te__encode_of(ctx) &&
            te__hopper_ready(te__fine_kernel(g), TE_FINE_SHARED, ctx->device);
 }
-TE_IF_USED TE_API te_status te__fine_trial_run(void *arg, int racer, int lap, te_context *ctx) {
-    (void)lap;
-    return racer ? te__fine_run((const te_gemm *)arg, ctx) : te_gemm_run((const te_gemm *)arg, ctx);
-}
-/* Time both on memory of their own, cuBLASLt with its fastest candidate, and remember the faster. */
-TE_IF_USED TE_API te_status te__fine_time(te_gemm_choice *c, const te_gemm *of, te_context *ctx) {
-    const int64_t scales_a = te_scaling_count(TE_SCALING_TILES, of->m, of->k);
-    const int64_t scales_b = te_scaling_count(of->b_fp8.scaling, of->n, of->k);
-    const int64_t at_b = te_round_up(of->m * of->k, TE_ALIGN), at_d = at_b + te_round_up(of->n * of->k, TE_ALIGN);
-    const int64_t at_sa = at_d + te_round_up(4 * of->m * of->n, TE_ALIGN);
-    const int64_t at_sb = at_sa + te_round_up(4 * scales_a, TE_ALIGN);
-    int64_t ns[2] = {0, 0};
-    int winner = -1;
-    void *memory = 0;
-    char error[sizeof ctx->error];
-    te_gemm g = *of;
-    memcpy(error, ctx->error, sizeof error);
-    te_status status = te_allocate(ctx, &memory, (size_t)(at_sb + 4 * scales_b));
-    char *base = (char *)memory;
-    g.a = base, g.b = base + at_b, g.d = base + at_d;
-    g.a_fp8.inverse = (const float *)(const void *)(base + at_sa);
-    g.b_fp8.inverse = (const float *)(const void *)(base + at_sb);
-    if (status == TE_OK) status = te_fill_normal(base, TE_e4m3, of->m * of->k, 0.0f, 1.0f, 1, 0, ctx);
-    if (status == TE_OK) status = te_fill_normal(base + at_b, TE_e4m3, of->n * of->k, 0.0f, 1.0f, 1, 1, ctx);
-    if (status == TE_OK) status = te_fill_normal(base + at_sa, TE_f32, scales_a, 1.0f, 0.1f, 1, 3, ctx);
-    if (status == TE_OK) status = te_fill_normal(base + at_sb, TE_f32, scales_b, 1.0f, 0.1f, 1, 4, ctx);
-    if (status == TE_OK) status = te_gemm_run(&g, ctx); /* is tuned here */
-    if (status == TE_OK) status = te__race(ns, &winner, 2, 1, TE__ROUNDS, te__fine_trial_run<>, &g, ctx);
-    te_release(ctx, memory);
-    if (status != TE_OK && status != TE_ERROR_MEMORY) return status;
-    memcpy(ctx->error, error, sizeof error);
-    c->split = winner == 1 ? TE_SPLIT_OWN : TE_SPLIT_BARE;
-    c->ns[TE_SPLIT_BARE] = ns[0], c->ns[TE_SPLIT_OWN] = ns[1];
-    te__gemm_keep_choice(c, ctx);
-    return TE_OK;
-}
 TE_IF_USED TE_API te_status te_gemm_scaled_run(const te_gemm *g, te_context *ctx) {
     if (!te__fine_is_there(g, ctx)) return te_gemm_run(g, ctx);
     te_gemm_choice c = te__fp8_choice_of(g);
@@ -118,7 +82,7 @@ TE_IF_USED TE_API te_status te_gemm_scaled_run(const te_gemm *g, te_context *ctx
     if (ctx->gemm_own == 1 && !found && te__gemm_may_time(ctx)) {
         const int open = te_enqueue_is_open(ctx);
         TE_TRY(te_enqueue_close(ctx, TE_OK));
-        TE_TRY(te__fine_time(&c, g, ctx));
+        TE_TRY(te__fp8_time(&c, g, te__fine_run<>, ctx));
         if (open) te_enqueue_open(ctx);
         found = te__gemm_find_choice(&c, ctx);
     }
