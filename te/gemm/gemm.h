@@ -8,7 +8,9 @@
  * Row-major throughout. Accumulates in float. On CUDA cuBLASLt, with a plan cached per shape in the context, its first
  * candidate or, if asked for, its fastest (gemm_tune.h); on the host CBLAS (compile with -DTE_CBLAS and link one) or a
  * blocked loop. Where TE_NO_CUBLASLT is defined gemm_plain.h takes the place of cuBLASLt, of which nothing is then
- * included or linked. The kernels of our own for a list, and when they take the place of these: gemm_choose.h.
+ * included or linked. Each back end has TE_GEMM_RUN_OF(T, trains), what runs a list's products, which are of dtype T;
+ * trains: those of backward as well. The kernels of our own for a list, and when they take the place of these:
+ * gemm_choose.h.
  */
 #ifndef TE_GEMM_H
 #define TE_GEMM_H
@@ -20,13 +22,6 @@
 #include "gemm_run_cuda.h" /* the same through cuBLASLt */
 #else
 #include "gemm_host.h" /* the same through CBLAS or a loop */
-#endif
-
-/* What runs a list's products, which are of dtype T; trains: backward's as well. */
-#if TE_CUDA && defined(TE_NO_CUBLASLT)
-#define TE_GEMM_RUN_OF(T, trains) te__plain_run<T, trains>
-#else
-#define TE_GEMM_RUN_OF(T, trains) te_gemm_run
 #endif
 
 /* ---- the splits that were chosen; none on the host --------------------------------------------------------------- */

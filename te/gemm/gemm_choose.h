@@ -97,8 +97,9 @@ TE_API int te__narrow_pays(te_product_kernels *kernels, const te_gemm *g, te_con
     return te__gemm_is_narrow(kernels, g, ctx) &&
            (!TE_HAS_CUBLASLT || (g->a_fp8.scaling == TE_SCALING_ROW && g->m <= TE_NARROW_MOST_ROWS));
 }
+/* Whether there is one of these kernels for it, and pays. */
 TE_API int te__light_pays(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
-    return te__few_pays(g) || te__narrow_pays(kernels, g, ctx);
+    return (te__gemm_is_few(kernels, g, ctx) && te__few_pays(g)) || te__narrow_pays(kernels, g, ctx);
 }
 /* Whether one of the kernels takes the product here. */
 TE_API int te_gemm_can_row(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
@@ -110,8 +111,7 @@ TE_API int te_gemm_can_row(te_product_kernels *kernels, const te_gemm *g, te_con
 /* Whether a product and the maps behind it are one kernel of ours. */
 TE_API int te_gemm_is_own_row(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te_gemm_can_row(kernels, g, ctx)) return 0;
-    const int light = te__gemm_is_light(kernels, g, ctx) && te__light_pays(kernels, g, ctx);
-    return ctx->gemm_own > 1 || light || te__hopper_row_pays(g, ctx);
+    return ctx->gemm_own > 1 || te__light_pays(kernels, g, ctx) || te__hopper_row_pays(g, ctx);
 }
 /* Whether a product by itself is a kernel of ours. Of many rows with B across and an even last round, in turns with
  * PyTorch's, 0.92 to 0.99 of its time, and 0.99 to 1.02 of cuBLASLt's fastest candidate's (1.00 of both where it is not

@@ -109,12 +109,16 @@ TE_API te_gemm_choice te__fp8_choice_of(const te_gemm *g) {
     c.kept = (unsigned)(g->beta != 0) | (unsigned)(g->epilogue == TE_EPILOGUE_BIAS) << 1;
     return c;
 }
-/* Whether a kernel of our own takes the product here. */
-template <int = 0> TE_API int te_gemm_fp8_is_own(const te_gemm *g, te_context *ctx) {
-    if (!te__fp8_can(g, ctx)) return 0;
+/* Whether a kernel of our own, which could, is to take the product; -1: nobody has said or timed it. */
+TE_API int te__fp8_chosen(const te_gemm *g, te_context *ctx) {
     if (ctx->gemm_own > 1) return 1;
     const te_gemm_choice c = te__fp8_choice_of(g), *found = te__gemm_find_choice(&c, ctx);
-    return found ? found->split == TE_SPLIT_OWN : te__fp8_pays(g, ctx);
+    return found ? found->split == TE_SPLIT_OWN : -1;
+}
+/* Whether a kernel of our own takes the product here. */
+template <int = 0> TE_API int te_gemm_fp8_is_own(const te_gemm *g, te_context *ctx) {
+    const int can = te__fp8_can(g, ctx), chosen = can ? te__fp8_chosen(g, ctx) : 0;
+    return chosen < 0 ? te__fp8_pays(g, ctx) : chosen;
 }
 
 /* A product to time, by cuBLASLt and by a kernel of our own. */
@@ -171,16 +175,21 @@ TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, te__fp8_own_
     te__gemm_keep_choice(c, ctx);
     return TE_OK;
 }
+/* Time them unless that has been done, where the context tunes. */
+template <int = 0> TE_API te_status te__fp8_tune(const te_gemm *g, te__fp8_own_fn own, te_context *ctx) {
+    if (ctx->gemm_own != 1 || !te__gemm_may_time(ctx)) return TE_OK;
+    te_gemm_choice c = te__fp8_choice_of(g);
+    if (te__gemm_find_choice(&c, ctx)) return TE_OK;
+    const int open = te_enqueue_is_open(ctx);
+    TE_TRY(te_enqueue_close(ctx, TE_OK));
+    TE_TRY(te__fp8_time(&c, g, own, ctx));
+    if (open) te_enqueue_open(ctx);
+    return TE_OK;
+}
 template <int = 0> TE_API te_status te_gemm_fp8_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_fp8_run", ctx));
     TE_TRY(te_gemm_check_fp8(g, "te_gemm_fp8_run", ctx));
-    te_gemm_choice c = te__fp8_choice_of(g);
-    if (ctx->gemm_own == 1 && te__gemm_may_time(ctx) && te__fp8_can(g, ctx) && !te__gemm_find_choice(&c, ctx)) {
-        const int open = te_enqueue_is_open(ctx);
-        TE_TRY(te_enqueue_close(ctx, TE_OK));
-        TE_TRY(te__fp8_time(&c, g, te__fp8_run_own<>, ctx));
-        if (open) te_enqueue_open(ctx);
-    }
+    if (te__fp8_can(g, ctx)) TE_TRY(te__fp8_tune(g, te__fp8_run_own<>, ctx));
     return te_gemm_fp8_is_own(g, ctx) ? te__fp8_run_own(g, ctx) : te_gemm_run(g, ctx);
 }
 

@@ -10,7 +10,7 @@
 #ifndef TE_GEMM_HOPPER_SCALED_RUN_H
 #define TE_GEMM_HOPPER_SCALED_RUN_H
 
-#include "gemm_fp8.h"           /* te__fp8_choice_of */
+#include "gemm_fp8.h"           /* te__fp8_tune */
 #include "gemm_hopper_scaled.h" /* te_fine_many */
 
 enum { TE_FINE_LEAST_K = TE_FINE_STEPS * TE_FP8_BLOCK };
@@ -77,16 +77,8 @@ TE_IF_USED TE_API int te__fine_is_there(const te_gemm *g, te_context *ctx) {
 }
 TE_IF_USED TE_API te_status te_gemm_scaled_run(const te_gemm *g, te_context *ctx) {
     if (!te__fine_is_there(g, ctx)) return te_gemm_run(g, ctx);
-    te_gemm_choice c = te__fp8_choice_of(g);
-    const te_gemm_choice *found = te__gemm_find_choice(&c, ctx);
-    if (ctx->gemm_own == 1 && !found && te__gemm_may_time(ctx)) {
-        const int open = te_enqueue_is_open(ctx);
-        TE_TRY(te_enqueue_close(ctx, TE_OK));
-        TE_TRY(te__fp8_time(&c, g, te__fine_run<>, ctx));
-        if (open) te_enqueue_open(ctx);
-        found = te__gemm_find_choice(&c, ctx);
-    }
-    const int own = ctx->gemm_own > 1 || (found ? found->split == TE_SPLIT_OWN : te__hopper_pays(g, ctx));
+    TE_TRY(te__fp8_tune(g, te__fine_run<>, ctx));
+    const int chosen = te__fp8_chosen(g, ctx), own = chosen < 0 ? te__hopper_pays(g, ctx) : chosen;
     return own ? te__fine_run(g, ctx) : te_gemm_run(g, ctx);
 }
 

@@ -40,5 +40,6 @@ TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
     a.g = *g, a.algo = p->algo;
     return te__cuda_call(ctx, te__gemm_call, &a, sizeof a);
 }
+#define TE_GEMM_RUN_OF(T, trains) te_gemm_run
 
 #endif

@@ -83,6 +83,7 @@ template <te_dtype T, int TRAINS> TE_API te_status te__plain_run(const te_gemm *
     if (p.parts == 1) return TE_OK;
     return te__plain_add_launch(ctx, te_grid_of(te_ceil_div(g->m * g->n, TE_PLAIN_THREADS), 1), &p);
 }
+#define TE_GEMM_RUN_OF(T, trains) te__plain_run<T, trains>
 /* Products of any dtype: a program that calls this has the kernels of all. */
 TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
     if (g && g->dtype == TE_f16) return te__plain_run<TE_f16, 1>(g, ctx);
