@@ -9,28 +9,33 @@
  * the tiles of queries that see them, and has dK and dV in registers; of a group of query heads it takes all. One warp
  * brings tiles by the copy engine (TMA), one brings lse and delta, and two warpgroups have 64 keys each. They multiply
  * K by Q^T, so that P^T and dS^T come out as keys by queries and are, in registers, the A of the products for dV and
- * dK. dS goes to shared memory too, where both warpgroups find all 128 keys of it for dQ. They make dQ one step later:
- * then neither has to wait for the other's dS, and what one does between its products is covered by products of the
- * other. dQ leaves through shared memory, and two warps have the copy engine add it up in f32 in global memory. The
- * third kernel scales and rounds it. attention_hopper_order_backward.h says in which order dQ is added. Above head_dim
- * 128 two blocks share the 128 keys, and their warpgroups divide the work in another way:
- * attention_hopper_wide_backward.h.
+ * dK. dS goes to shared memory too, where a warpgroup finds all 128 keys of it for dQ: above head_dim 64 they make dQ
+ * in turns, all of a step, else half of it each. They make it one step later: then neither has to wait for the other's
+ * dS, and what one does between its products is covered by products of the other. dQ leaves through shared memory, and
+ * two warps have the copy engine add it up in f32 in global memory. The third kernel scales and rounds it.
+ * attention_hopper_order_backward.h says in which order dQ is added. Above head_dim 128 two blocks share the 128 keys,
+ * and their warpgroups divide the work in another way: attention_hopper_wide_backward.h.
  *
  * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim, half of it if causal. A step of 128 keys by 64 queries at
- * head_dim 128 is 2560 cycles of the tensor cores, and 2940 of shared memory's 128 bytes: 512 each for S, dP and dQ,
- * whose both operands lie there, 512 for dV and dK, 512 for dQ on its way out, 384 for Q, dO and dS on their way in.
+ * head_dim 128 is 2688 cycles of the tensor cores, 128 of them for lse and delta, and 2880 of shared memory's 128
+ * bytes: 544 each for S and dP, whose both operands lie there, and lse or delta; 384 for dQ; 512 for dV and dK; 512 for
+ * dQ on its way out; 384 for Q, dO and dS on their way in. It takes some 3400, at a clock that the limit of power sets.
+ * When each warp loaded lse and delta for itself, 256 cycles, and each warpgroup made half of dQ, 512, it took 3660.
  *
- * Measured on an H200, bf16, TFLOP/s in turns with cuDNN's (PyTorch 2.11), in a fixed order / any order / cuDNN:
- *     batch 4, seq  2048, 32 heads of 128, causal   436 437 392      full   524 519 475
- *     batch 2, seq  8192, 16 heads of 128, causal   557 556 467      full   573 569 509
- *     batch 1, seq 16384, 64 of 128, 8 of K, causal 569 549 505
- *     batch 2, seq  8192, 32 heads of  64, causal   517 521 376
+ * Measured on an H200, bf16, TFLOP/s in turns with cuDNN's (PyTorch 2.11) and those of the package flash-attn-4
+ * (4.0.0b36): in a fixed order / any order / cuDNN / flash-attn-4 in a fixed order / any order
+ *     batch 4, seq  2048, 32 heads of 128, causal   434 438 373 404 437    full   543 538 460 494 522
+ *     batch 2, seq  8192, 16 heads of 128, causal   569 563 446 503 531    full   587 573 484 575 591
+ *     batch 1, seq 16384, 64 of 128, 8 of K, causal 558 552 501 545 564
+ *     batch 2, seq  8192, 32 heads of  64, causal   516 519 357 494 488
+ * and before, with cuDNN alone:
  *     batch 2, seq  4096, 16 heads of  96, causal   417 419 333
- *     batch 4, seq  2048, 32 heads of  64                            full   472 496 396
+ *     batch 4, seq  2048, 32 heads of  64                                  full   472 496 396
  * The kernels of mma.sync: 223 at the first, 212 at the last but one. What did not pay at head_dim 128: dQ added from
  * registers (red.global.add.v4.f32), 0.45 us a step, by way of shared memory 0.33; dS stored across (as fast); dQ in
  * the step itself (0.92 of the speed); a key tile taken from the counter ahead of time, so that others wait for a tile
- * that has not begun (0.6).
+ * that has not begun (0.6). Not possible: V kept in registers, as above head_dim 128. 202 of 232 are in use, but with
+ * four more the compiler no longer finds places for the operands of products, and runs them one by one (0.86).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_HOPPER_BACKWARD_H
@@ -72,48 +77,42 @@ TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh,
                                               item.x / KV_HEADS * HEADS + w.head, n > 1, n == 0);
             left_before = left, left = seq - w.tile * C::QUERIES - own;
             if (!te__attn_walk_on<HEADS, KV_HEADS, F>(&w)) break;
-            /* dQ of the step before the last one; there is none behind the first, and what comes out is not used */
-            const int st = g->i & 1; /* of that one, and of the step to come */
-            float dq[32];
-            te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 2, g->group);
-            te__attn_wgmma_wait<1>(); /* dK */
-            te__attn_back_arrive(g, TE__AT(g, q_empty, st ^ 1));
-            te__attn_back_begin<T, D, C>(s, g);
-            te__attn_wgmma_wait<1>(); /* dQ */
-            te__attn_hold_back(dq);
-            te__attn_back_ahead<C>(rows, TE__AT(g, lse, 0) + st * C::QUERIES * 4, g);
-            if (n) {
-                te__attn_back_arrive(g, TE__AT(g, ds_empty, st));
-                te__attn_back_leave<C>(dq, g, g->i - 2, left_before);
+            const int st = g->i & 1; /* of the step before the last one, whose dQ it is, and of the step to come */
+            if constexpr (C::DQ_BY_ONE) {
+                te__attn_wgmma_wait<0>(); /* dK: dQ has the registers of dS, and S those of dQ */
+                te__attn_back_arrive(g, TE__AT(g, q_empty, st ^ 1));
+                if (n && te__attn_back_makes(g, g->i)) te__attn_back_make<T, D, C>(g, g->i - 2, left_before);
+                te__attn_back_begin<T, D, C>(s, g);
+                te__attn_back_ahead<C>(rows, TE__AT(g, lse, 0) + st * C::QUERIES * 4, g);
+            } else { /* there is no such step behind the first, and what comes out is not used */
+                float dq[C::DQ_PIECE];
+                te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 2);
+                te__attn_wgmma_wait<1>(); /* dK */
+                te__attn_back_arrive(g, TE__AT(g, q_empty, st ^ 1));
+                te__attn_back_begin<T, D, C>(s, g);
+                te__attn_wgmma_wait<1>(); /* dQ */
+                te__attn_hold_back(dq);
+                te__attn_back_ahead<C>(rows, TE__AT(g, lse, 0) + st * C::QUERIES * 4, g);
+                if (n) {
+                    te__attn_back_arrive(g, TE__AT(g, ds_empty, st));
+                    te__attn_back_leave<C>(dq, g, g->i - 2, left_before);
+                }
             }
         }
-        {
-            float dq[32];
-            te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 2, g->group);
-            te__attn_wgmma_wait<0>();
-            te__attn_hold_back(dq);
-            if (n) {
-                te__attn_back_arrive(g, TE__AT(g, ds_empty, g->i & 1));
-                te__attn_back_leave<C>(dq, g, g->i - 2, left_before);
-                te__attn_publish();
-                __syncwarp();
-                te__attn_back_arrive(g, TE__AT(g, dq_full, g->i & 1));
-            }
-        }
-        const int pr = (g->i - 1) & 1;
-        float dq[32];
-        if (C::IN_TURNS) te__attn_turn_give(g->group);
-        te__attn_back_arrive(g, TE__AT(g, v_empty, 0));
-        te__attn_back_dq_begin<T, D, C>(dq, g, g->i - 1, g->group);
         te__attn_wgmma_wait<0>();
-        te__attn_hold_back(dq), te__attn_hold_back(dk), te__attn_hold_back(dv);
-        te__attn_back_arrive(g, TE__AT(g, q_empty, pr));
-        te__attn_back_arrive(g, TE__AT(g, ds_empty, pr));
+        te__attn_hold_back(dk), te__attn_hold_back(dv);
+        te__attn_back_arrive(g, TE__AT(g, v_empty, 0));
+        te__attn_back_arrive(g, TE__AT(g, q_empty, (g->i - 1) & 1));
+        if (n && te__attn_back_makes(g, g->i)) {
+            te__attn_back_make<T, D, C>(g, g->i - 2, left_before);
+            te__attn_back_made(g, g->i);
+        }
+        if (C::IN_TURNS) te__attn_turn_give(g->group);
+        if (te__attn_back_makes(g, g->i - 1)) {
+            te__attn_back_make<T, D, C>(g, g->i - 1, left);
+            te__attn_back_made(g, g->i - 1);
+        }
         te__attn_back_arrive(g, TE__AT(g, k_empty, 0));
-        te__attn_back_leave<C>(dq, g, g->i - 1, left);
-        te__attn_publish();
-        __syncwarp();
-        te__attn_back_arrive(g, TE__AT(g, dq_full, pr));
 
         const int batch = item.x / KV_HEADS, x = (HEADS + item.x % KV_HEADS) * D, key = k0 + g->group * 64;
         uint16_t *to = (uint16_t *)p->a.dqkv + (te__attn_first<F>(p, rows_of, batch) + key) * QKV + x;
@@ -127,14 +126,14 @@ TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh,
 }
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_of<D, F>::shared *sh) {
-    typedef te__attn_back_of<D, F> C;
+TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_of<T, D, F>::shared *sh) {
+    typedef te__attn_back_of<T, D, F> C;
     extern __shared__ __align__(1024) unsigned char te__attn_tiles[];
     /* shuffled, so that it is kept and not found again each time */
     const uint32_t base = __shfl_sync(~0u, te__shared_address(te__attn_tiles), 0);
     if (threadIdx.x == 0) {
         enum { WARP = TE_ATTN_ARRIVING, GROUPS = 8 * WARP }; /* of both warpgroups */
-        enum { ONE_MAKES = C::WIDE ? 4 * WARP : GROUPS };     /* if wide one warpgroup does */
+        enum { ONE_MAKES = C::WIDE || C::DQ_BY_ONE ? 4 * WARP : GROUPS }; /* of a warpgroup, or both */
         enum { TAKERS = GROUPS + 3 * WARP };                  /* of items: who does not hand them out */
         TE_UNROLL for (int s = 0; s < TE_ATTN_STAGES; s++) {
             uint64_t *const twice[] = {&sh->q_full[s], &sh->do_full[s]}; /* the copy engine's, and lse or delta */
@@ -142,7 +141,7 @@ TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_of<D
             te__barrier_init(te__shared_address(&sh->q_empty[s]), GROUPS);
             te__barrier_init(te__shared_address(&sh->do_empty[s]), GROUPS);
             te__barrier_init(te__shared_address(&sh->ds_full[s]), C::WIDE ? 1 : GROUPS); /* and the other block's */
-            te__barrier_init(te__shared_address(&sh->ds_empty[s]), C::CLUSTER * GROUPS);
+            te__barrier_init(te__shared_address(&sh->ds_empty[s]), C::DQ_BY_ONE ? ONE_MAKES : C::CLUSTER * GROUPS);
             if (C::WIDE) te__barrier_init(te__shared_address(&sh->p_full[s]), ONE_MAKES);
             te__barrier_init(te__shared_address(&sh->item_full[s]), 1);
             te__barrier_init(te__shared_address(&sh->item_empty[s]), C::WIDE ? 2 * TAKERS + 1 : TAKERS);
@@ -174,7 +173,7 @@ TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_of<D
 }
 #else
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_of<D, F>::shared *sh) {
+TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_of<T, D, F>::shared *sh) {
     (void)p, (void)sh;
 }
 #endif
@@ -186,7 +185,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           bool = T != TE_f32 && F::ONLY != TE_ATTENTION_OTHERS && !F::CROSS &&
                  te__attn_hopper_has(D, te__attn_value_dim<D, F>())>
 struct te__attn_hopper_backward {
-    typedef te__attn_back_of<D, F> shape;
+    typedef te__attn_back_of<T, D, F> shape;
     static constexpr int EXISTS = 1, V = te__attn_value_dim<D, F>();
     struct delta {
         typedef te_attn_back args;

@@ -4,9 +4,10 @@
  * The sums are in a fixed order. Each tile of queries of a head has a number: how many key tiles have added their dQ of
  * it. A block adds when the number says that it is its turn, waits until what it added is in memory, not only read from
  * shared memory, and counts on. The first one stores instead of adding, so that nothing has to be zeroed. With
- * any_order a block waits for the first one alone; then the same inputs need not give the same bits. Where two blocks
- * of a cluster share a key tile, each adds its own half of the columns, which has numbers of its own; what is said of
- * blocks below is then said of clusters.
+ * any_order a block waits for the first one alone; then the same inputs need not give the same bits. In full attention
+ * it waits for its turn in any case: that is up to 5% faster than blocks that add to the same tile at once. Where two
+ * blocks of a cluster share a key tile, each adds its own half of the columns, which has numbers of its own; what is
+ * said of blocks below is then said of clusters.
  *
  * Key tiles are handed out in bands of neighbours, one band of each head after the other, the longest first. Who comes
  * to a tile of queries sooner has its turn sooner (as in DASH, arXiv 2601.21824):
@@ -65,8 +66,9 @@ typedef struct te_attn_back {
     te_sequences of; /* varlen: the sequences; dout and qkv are [rows, width] then, turn is [heads, query_tiles], */
 } te_attn_back;      /* and query_tiles and key_tiles count those of te_sequence_tiles */
 
-template <int QUERIES> struct te__attn_back_shared {
-    float lse[TE_ATTN_STAGES][QUERIES], delta[TE_ATTN_STAGES][QUERIES]; /* lse in powers of 2 */
+template <int QUERIES, bool ADDED> struct te__attn_back_shared {
+    /* lse in powers of 2. If added both are in lse: 16 bytes of each query, which te__attn_back_terms_at describes */
+    alignas(16) float lse[TE_ATTN_STAGES][ADDED ? 4 * QUERIES : QUERIES], delta[TE_ATTN_STAGES][ADDED ? 1 : QUERIES];
     float part[2][2][16];
     int4 item[TE_ATTN_STAGES];
     uint64_t item_full[TE_ATTN_STAGES], item_empty[TE_ATTN_STAGES], v_full, v_empty, k_full, k_empty;
@@ -81,14 +83,17 @@ template <int QUERIES> struct te__attn_back_shared {
  * alone. WIDE: the kernel of attention_hopper_wide_backward.h, where a key tile is of a cluster of two blocks, which
  * have 64 keys each. In shared memory a tile has whole boxes of 64 columns; those past head_dim are of the next head,
  * and what comes of them is not used. */
-template <int D, int V = D> struct te__attn_back_shape {
+template <int D, int V = D, bool LINES_ADDED = false> struct te__attn_back_shape {
     static_assert(V == D || (D > 128 && V % 64 == 0), "te: attention: the kernel of one block has one head size");
     static constexpr int WIDE = D > 128, CLUSTER = WIDE ? 2 : 1, QUERIES = D <= 64 ? 128 : 64;
     static constexpr int KEYS = 128, BLOCK_KEYS = KEYS / CLUSTER;
     static constexpr int BOXES = (D + 63) / 64, V_BOXES = (V + 63) / 64;
     static constexpr int DO_STAGES = D > 192 ? 1 : TE_ATTN_STAGES;
     static constexpr int SUM_ROWS = WIDE ? 16 : 32; /* <name>_sum_rows */
-    static constexpr int AHEAD = !WIDE && QUERIES <= 64; /* there are registers to load lse and delta ahead of use */
+    /* lse and delta are added by the products; or there are registers to load them ahead of use */
+    static constexpr int ADDED = LINES_ADDED, AHEAD = !WIDE && QUERIES <= 64 && !ADDED;
+    /* The warpgroups make dQ in turns, all of a step: dS is read once for it, not twice. */
+    static constexpr int DQ_BY_ONE = !WIDE && D > 64, DQ_PIECE = DQ_BY_ONE ? 64 : 32; /* elements of a lane */
     static constexpr int K_BYTES = BLOCK_KEYS * BOXES * 128, V_BYTES = BLOCK_KEYS * V_BOXES * 128;
     static constexpr int Q_BYTES = QUERIES * BOXES * 128, DO_BYTES = QUERIES * V_BOXES * 128;
     static constexpr int DS_BYTES = KEYS * QUERIES * 2;
@@ -133,10 +138,18 @@ template <int D, int V = D> struct te__attn_back_shape {
     /* The warpgroups issue their products in turns, so that one exponentiates while the other multiplies. Measured on
      * an H200: at head_dim 64 1.11 times as fast, at 128, where shared memory is as busy as the tensor cores, 0.96. */
     static constexpr int IN_TURNS = D <= 64;
-    typedef te__attn_back_shared<QUERIES> shared;
+    typedef te__attn_back_shared<QUERIES, LINES_ADDED> shared;
 };
 
-template <int D, class F> using te__attn_back_of = te__attn_back_shape<D, te__attn_value_dim<D, F>()>;
+/* Whether the products for S and dP begin with -lse / scale and -delta: sixteen columns more of K and V, ones, by as
+ * many of Q and dO, in which a query has its number as three terms of bf16. That is every bit of it, takes 128 cycles
+ * of the tensor cores a step, and saves 192 of shared memory, which is busier: each of the eight warps would load all
+ * numbers of a tile for itself. Other forms of scores need S as it is, and f16 has not the range. */
+template <te_dtype T, int D, class F> TE_FN constexpr bool te__attn_lines_added(void) {
+    return T == TE_bf16 && D > 64 && D <= 128 && !F::APART && !F::ALIBI && F::BIAS == TE_BIAS_none;
+}
+template <te_dtype T, int D, class F>
+using te__attn_back_of = te__attn_back_shape<D, te__attn_value_dim<D, F>(), te__attn_lines_added<T, D, F>()>;
 
 /* ---- the order --------------------------------------------------------------------------------------------------- */
 

@@ -31,13 +31,21 @@ TE_FN int te__attn_found_again(int lane) {
 template <class C> TE_FN void te__attn_back_arrive(const te__attn_back_group<C> *g, uint32_t bar) {
     if (g->lane < TE_ATTN_ARRIVING) te__barrier_arrive(bar);
 }
-/* s = A B^T, this group's 64 keys by the queries: rows of K or V at `keys`, of Q or dO at `queries`. */
+/* s = A B^T, this group's 64 keys by the queries: rows of K or V at `keys`, of Q or dO at `queries`. Added: s begins
+ * with their -lse / scale (which: 0) or -delta (1), see te__attn_back_terms_at. */
 template <te_dtype T, int D, class C>
-TE_FN void te__attn_back_scores(float (&s)[C::QUERIES / 2], uint32_t keys, uint32_t queries) {
+TE_FN void te__attn_back_scores(float (&s)[C::QUERIES / 2], uint32_t keys, uint32_t queries,
+                                const te__attn_back_group<C> *g, const int which) {
+    if constexpr (C::ADDED) {
+        const int quad = te__attn_found_again(g->lane) % 4; /* this lane's columns: 2 quad and the next, and 8 more */
+        const uint32_t ones = quad / 2 != which ? 0 : quad % 2 ? 0x3f80 : 0x3f803f80, a[4] = {ones, ones, 0, 0};
+        te__wgmma_of<C::QUERIES>::template rs<T, 0>(
+            s, a, te__attn_back_terms_at(TE__AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 16), 0);
+    }
     TE_UNROLL for (int x = 0; x < D / 16; x++)
         te__wgmma_of<C::QUERIES>::template ss<T, 0>(
             s, te__matrix_at(keys + x / 4 * C::BLOCK_KEYS * 128, 0) + 2 * (x % 4),
-            te__matrix_at(queries + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4), x > 0);
+            te__matrix_at(queries + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4), C::ADDED || x > 0);
 }
 /* d += A B, A in registers: this group's 64 keys by the queries; B: rows of dO or Q. */
 template <te_dtype T, int D, class C>
@@ -46,14 +54,14 @@ TE_FN void te__attn_back_gradient(float (&d)[D / 2], const uint32_t (&a)[C::QUER
     TE_UNROLL for (int x = 0; x < C::QUERIES / 16; x++)
         te__wgmma_of<D>::template rs<T, 1>(d, a[x], te__matrix_at(queries, 1) + 128 * x, !first || x > 0);
 }
-/* dQ of a step, 64 queries by 64 columns: of all queries a piece of the columns, or half of the queries. */
-template <te_dtype T, int D, class C>
-TE_FN void te__attn_back_dq(float (&dq)[32], const te__attn_back_group<C> *g, int stage, int piece) {
+/* dQ of a step, 64 queries by 2 N columns: all of it, or half of the queries. */
+template <te_dtype T, int D, class C, int N>
+TE_FN void te__attn_back_dq(float (&dq)[N], const te__attn_back_group<C> *g, int stage) {
     const uint32_t ds = g->base + C::DS_AT + stage * C::DS_BYTES + (D > 64 ? 0 : g->group * 8192);
-    const uint32_t k = g->base + (D > 64 ? piece * C::KEYS * 128 : 0);
+    const uint64_t k = te__attn_tile_at(g->base, C::KEYS);
     TE_UNROLL for (int x = 0; x < C::KEYS / 16; x++)
-        te__wgmma_of<64>::template ss<T, 1>(dq, te__matrix_at(ds + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4),
-                                            te__matrix_at(k, 1) + 128 * x, x > 0);
+        te__wgmma_of<2 * N>::template ss<T, 1>(dq, te__matrix_at(ds + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4),
+                                               k + 128 * x, x > 0);
 }
 /* Part of dQ goes to shared memory, from where it is added up once it is published: to `to`, which is `empty` when that
  * barrier has done a phase of this parity. left: queries from its first row on. */
@@ -72,11 +80,16 @@ TE_FN void te__attn_back_leave(const float (&dq)[N], const te__attn_back_group<C
             te__attn_store2(row + n * 32, dq + 4 * n), te__attn_store2(row + 8 * PITCH + n * 32, dq + 4 * n + 2);
     }
 }
-/* That of step j, of two warpgroups that have a slot each for every stage. */
+/* That of step j: each stage has two slots, of a warpgroup each, or both of one. */
 template <class C>
-TE_FN void te__attn_back_leave(const float (&dq)[32], const te__attn_back_group<C> *g, int j, int left) {
-    const uint32_t to = g->base + C::DQ_AT + ((j & 1) * 2 + g->group) * TE_ATTN_DQ_BYTES;
-    te__attn_back_leave(dq, g, to, TE__AT(g, dq_empty, j & 1), (j >> 1 & 1) ^ 1, left);
+TE_FN void te__attn_back_leave(const float (&dq)[C::DQ_PIECE], const te__attn_back_group<C> *g, int j, int left) {
+    const uint32_t to = g->base + C::DQ_AT + (j & 1) * 2 * TE_ATTN_DQ_BYTES, empty = TE__AT(g, dq_empty, j & 1);
+    const int slot = C::DQ_BY_ONE ? 0 : g->group;
+    TE_UNROLL for (int n = 0; n < C::DQ_PIECE / 32; n++) {
+        float part[32];
+        TE_UNROLL for (int i = 0; i < 32; i++) part[i] = dq[32 * n + i];
+        te__attn_back_leave(part, g, to + (slot + n) * TE_ATTN_DQ_BYTES, empty, (j >> 1 & 1) ^ 1, left);
+    }
 }
 /* lse or delta of this lane's columns. */
 template <class C>
@@ -140,7 +153,8 @@ TE_FN void te__attn_back_exp(uint32_t (&frag)[C::QUERIES / 16][4], uint32_t (&ot
     const te__attn_bias bias = te__attn_bias_at<HEADS, F>(head % HEADS, p->a.scale,
                                                           q0 + lane % 4 * 2 - key0 - g->warp * 16 - lane / 4);
     TE_UNROLL for (int n = 0; n < N; n++) {
-        const float2 l = te__attn_back_row<C>(rows, lse, n, g);
+        float2 l = make_float2(0, 0);
+        if (!C::ADDED) l = te__attn_back_row<C>(rows, lse, n, g);
         float slope[4];
         TE_UNROLL for (int e = 0; e < 4; e++) slope[e] = te__attn_slope<F>(s[4 * n + e]);
         TE_UNROLL for (int e = 0; e < 4; e++)
@@ -165,7 +179,8 @@ TE_FN void te__attn_back_ds(uint32_t (&ds)[C::QUERIES / 16][4], const uint32_t (
                             const te__attn_back_group<C> *g, int first = 0, int end = C::QUERIES / 8) {
     const uint32_t delta = TE__AT(g, delta, 0) + (g->i & 1) * C::QUERIES * 4;
     TE_UNROLL for (int n = first; n < end; n++) {
-        const float2 l = te__attn_back_row<C>(rows, delta, n, g);
+        float2 l = make_float2(0, 0);
+        if (!C::ADDED) l = te__attn_back_row<C>(rows, delta, n, g);
         TE_UNROLL for (int h = 0; h < 2; h++) {
             const float2 x = te__attn_unpack<T>(frag[n / 2][n % 2 * 2 + h]);
             float low = dp[4 * n + 2 * h], high = dp[4 * n + 2 * h + 1];
@@ -194,16 +209,34 @@ TE_FN void te__attn_back_begin(float (&s)[C::QUERIES / 2], const te__attn_back_g
     const int st = g->i & 1;
     te__barrier_wait(TE__AT(g, q_full, st), g->i >> 1 & 1);
     te__wgmma_fence();
-    te__attn_back_scores<T, D, C>(s, g->base + g->group * 8192, g->base + C::Q_AT + st * C::Q_PITCH);
+    te__attn_back_scores<T, D, C>(s, g->base + g->group * 8192, g->base + C::Q_AT + st * C::Q_PITCH, g, 0);
     te__wgmma_commit();
 }
-/* A piece of the dQ of step j, whose dS is published. */
+/* The dQ of step j, whose dS is published, that this warpgroup makes. */
 template <te_dtype T, int D, class C>
-TE_FN void te__attn_back_dq_begin(float (&dq)[32], const te__attn_back_group<C> *g, int j, int piece) {
+TE_FN void te__attn_back_dq_begin(float (&dq)[C::DQ_PIECE], const te__attn_back_group<C> *g, int j) {
     te__barrier_wait(TE__AT(g, ds_full, j & 1), j >> 1 & 1);
     te__wgmma_fence();
-    te__attn_back_dq<T, D, C>(dq, g, j & 1, piece);
+    te__attn_back_dq<T, D, C>(dq, g, j & 1);
     te__wgmma_commit();
+}
+/* Whether this warpgroup makes dQ of step j, or of one that is two before or after; does so, and leaves it; and says
+ * that it has. */
+template <class C> TE_FN int te__attn_back_makes(const te__attn_back_group<C> *g, int j) {
+    return !C::DQ_BY_ONE || (j & 1) == g->group;
+}
+template <te_dtype T, int D, class C> TE_FN void te__attn_back_make(const te__attn_back_group<C> *g, int j, int left) {
+    float dq[C::DQ_PIECE];
+    te__attn_back_dq_begin<T, D, C>(dq, g, j);
+    te__attn_wgmma_wait<0>();
+    te__attn_hold_back(dq);
+    te__attn_back_arrive(g, TE__AT(g, ds_empty, j & 1));
+    te__attn_back_leave<C>(dq, g, j, left);
+}
+template <class C> TE_FN void te__attn_back_made(const te__attn_back_group<C> *g, int j) {
+    te__attn_publish();
+    __syncwarp();
+    te__attn_back_arrive(g, TE__AT(g, dq_full, j & 1));
 }
 /* The rest of a step, S of which is on its way. Leaves the products for dK on their way. staged: dQ of two steps before
  * lies in shared memory. head: of all sequences. */
@@ -218,7 +251,7 @@ TE_FN void te__attn_back_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)
     uint32_t dropped[C::QUERIES / 64];
     te__barrier_wait(TE__AT(g, do_full, st), phase);
     te__wgmma_fence();
-    te__attn_back_scores<T, D, C>(dp, g->base + C::K_BYTES + g->group * 8192, q + C::Q_BYTES);
+    te__attn_back_scores<T, D, C>(dp, g->base + C::K_BYTES + g->group * 8192, q + C::Q_BYTES, g, 1);
     te__wgmma_commit();
     if (C::IN_TURNS) te__attn_turn_give(g->group);
     if constexpr (F::DROP != 0) te__attn_back_draw<HEADS, F, C>(dropped, p, g, q0, k0, head);
@@ -237,7 +270,7 @@ TE_FN void te__attn_back_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)
     te__attn_publish();
     __syncwarp();
     te__attn_back_arrive(g, TE__AT(g, ds_full, st));
-    if (staged) te__attn_back_arrive(g, TE__AT(g, dq_full, st));
+    if (staged && te__attn_back_makes(g, g->i)) te__attn_back_arrive(g, TE__AT(g, dq_full, st));
     if (C::IN_TURNS) te__attn_turn_take(g->group);
     te__wgmma_fence();
     te__attn_back_gradient<T, D, C>(dk, ds, q, first);

@@ -24,6 +24,19 @@ template <int N> TE_FN void te__attn_hold_back(float (&d)[N]) {
     TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+/* lse and delta of queries as columns of a product's B: query q has eight numbers of bf16 at 16 q, three terms that add
+ * up to -lse / scale, 0, three terms of -delta, 0. A product has sixteen: it meets them twice, the second time with
+ * zeros of A. */
+TE_FN uint64_t te__attn_back_terms_at(uint32_t address) {
+    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(128 >> 4) << 32; /* 8 rows after 128 bytes, not permuted */
+}
+/* x as three terms and a zero: 24 bits, all that f32 has. */
+TE_FN uint2 te__attn_back_terms(float x) {
+    const float high = __bfloat162float(__float2bfloat16_rn(x)), rest = x - high;
+    const float middle = __bfloat162float(__float2bfloat16_rn(rest));
+    return make_uint2(te_pair_of_floats(high, middle, TE_bf16), te_pair_of_floats(rest - middle, 0, TE_bf16));
+}
+
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 /* A box of [batch, seq, width]: 64 columns from x on, of the sequence z from token y on; zeros beyond its end. */

@@ -112,6 +112,25 @@ TE_FN void te__attn_back_load(const te_attn_back *p, typename C::shared *sh, uin
     }
 }
 
+/* lse (WHICH 0, in powers of 2) or delta of a query. */
+template <int WHICH, class F, class C>
+TE_FN void te__attn_back_line_store(const te_attn_back *p, typename C::shared *sh, int stage, int query, float x) {
+    if constexpr (C::ADDED) {
+        /* what is infinite becomes a number that is large enough: zeros of A meet it too */
+        x = WHICH ? -x : x / (-te__attn_unit<F>(p->a.scale) * TE__ATTN_LOG2E);
+        if (x < -3e38f) x = -3e38f;
+        const uint2 terms = te__attn_back_terms(x);
+        uint4 *const to = (uint4 *)(void *)sh->lse[stage] + query;
+        /* with lse delta's place is zero: S meets it, times 0, and what lay there need not be a number */
+        if (WHICH) *((uint2 *)to + 1) = terms;
+        else *to = make_uint4(terms.x, terms.y, 0, 0);
+        te__attn_publish();
+    } else if (WHICH) {
+        sh->delta[stage][query] = x;
+    } else {
+        sh->lse[stage][query] = x;
+    }
+}
 /* A warp brings lse and delta. Queries that do not exist get an lse that makes P zero. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_back_rows(const te_attn_back *p, typename C::shared *sh) {
@@ -133,11 +152,13 @@ TE_FN void te__attn_back_rows(const te_attn_back *p, typename C::shared *sh) {
                     lse[e] = p->a.lse[at + 32 * e] * TE__ATTN_LOG2E, delta[e] = p->a.delta[at + 32 * e];
             }
             te__barrier_wait(te__shared_address(&sh->q_empty[st]), again);
-            TE_UNROLL for (int e = 0; e < EACH; e++) sh->lse[st][lane + 32 * e] = lse[e];
+            TE_UNROLL for (int e = 0; e < EACH; e++)
+                te__attn_back_line_store<0, F, C>(p, sh, st, lane + 32 * e, lse[e]);
             __syncwarp();
             if (lane < TE_ATTN_ARRIVING) te__barrier_arrive(te__shared_address(&sh->q_full[st]));
             te__barrier_wait(te__shared_address(&sh->do_empty[C::do_stage(i)]), C::do_phase(i) ^ 1);
-            TE_UNROLL for (int e = 0; e < EACH; e++) sh->delta[st][lane + 32 * e] = delta[e];
+            TE_UNROLL for (int e = 0; e < EACH; e++)
+                te__attn_back_line_store<1, F, C>(p, sh, st, lane + 32 * e, delta[e]);
             __syncwarp();
             if (lane < TE_ATTN_ARRIVING) te__barrier_arrive(te__shared_address(&sh->do_full[C::do_stage(i)]));
             i++;
@@ -177,7 +198,7 @@ TE_FN void te__attn_back_turns(const te_attn_back *p, typename C::shared *sh, ui
             uint32_t *turn = te__attn_turn_at<HEADS, C, F>(p, rows, batch, w.head, w.tile, rank);
             int wanted = te__attn_turn<C, HEADS, KV_HEADS, F>(item, w.tile, seq);
             const int first = !wanted;
-            if (p->any_order && wanted > 1) wanted = 1;
+            if (p->any_order && !te__attn_wraps<F>() && wanted > 1) wanted = 1;
             while (wanted && (int)te__attn_acquire(turn) < wanted) {}
             if constexpr (C::WIDE) {
                 TE_UNROLL for (int group = 0; group < 2; group++) {

@@ -121,7 +121,7 @@ TE_FN void te__attn_wide_begin(float (&s)[32], const uint32_t (&a)[N][4], const 
     const uint32_t tile = te__attn_wide_tile(g, G, i);
     te__attn_wide_wait(g, G, i);
     te__wgmma_fence();
-    if constexpr (N == 1) te__attn_back_scores<T, D, C>(s, g->base + G * C::K_BYTES, tile);
+    if constexpr (N == 1) te__attn_back_scores<T, D, C>(s, g->base + G * C::K_BYTES, tile, g, 0);
     else
         TE_UNROLL for (int x = 0; x < N; x++)
             te__wgmma_of<64>::template rs<T, 0>(s, a[x], te__matrix_at(tile + x / 4 * 8192, 0) + 2 * (x % 4), x > 0);
