@@ -262,11 +262,9 @@ void check_scaled(size_t m, size_t n, size_t k, te_scaling of_a, te_scaling of_b
             sum += part.sum, off += part.error + 1e-6 * std::fabs(part.sum);
         }
         const double should = alpha * sum + (adds ? 2 * before[i] : 0), least = out == TE_f16 ? std::ldexp(1, -24) : 1e-30; // half of a step
-        if (out == TE_f16 && std::fabs(should) > 65000) { // where f16 ends
-            worst = std::fabs(gave[i]) > 64000 && (gave[i] > 0) == (should > 0) ? worst : INFINITY;
-            continue;
-        }
-        const double e = std::fabs(gave[i] - should) / (rounding * (std::fabs(should) + (adds ? 2 * std::fabs(before[i]) : 0)) + alpha * off + least);
+        const double end = out == TE_f16 ? 65504 : INFINITY; // what is larger, or by the sum's error may be, is infinite
+        const double difference = std::fabs(std::min(std::max(gave[i], -end), end) - std::min(std::max(should, -end), end));
+        const double e = std::isnan(gave[i]) ? INFINITY : difference / (rounding * (std::fabs(should) + (adds ? 2 * std::fabs(before[i]) : 0)) + alpha * off + least);
         worst = e <= worst ? worst : e;
     }
     CHECK(worst <= 1);
