@@ -26,8 +26,8 @@ using te__attn_wgmma_backward = te__attn_hopper_backward<F::BIAS ? TE_f32 : T, H
 template <class H, class F> TE_BOTH constexpr bool te__attn_left_out(void) {
     return H::EXISTS && F::ONLY == TE_ATTENTION_HOPPER && !F::CROSS;
 }
-/* Whether each query sees a key, without which the forward for compute capability 9.0 does not run: with as many
- * queries as keys it does. */
+/* Whether each query sees a key, without which the kernels for compute capability 9.0 do not run: with as many queries
+ * as keys it does. */
 template <class F> TE_API int te__attn_all_see(const te_attention_args *a) {
     return !F::CROSS || (F::LEFT < 0 && F::RIGHT < 0) || a->seq <= a->kv_seq;
 }
@@ -152,7 +152,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
         TE_TRY(te__attention_check(ctx, a, HEADS, F::VARLEN, F::SINKS, name));
         TE_TRY(te__attention_check_cross(ctx, a, HEADS, F::CROSS, name));
         TE_TRY(te__attention_check_bias(ctx, a, F::CROSS, F::BIAS, F::BIAS_FIRST, F::BIAS_SECOND, name));
-        const te__encode_fn encode = a->scratch ? ready(ctx, k) : 0;
+        const te__encode_fn encode = a->scratch && te__attn_all_see<F>(a) && hopper::pays(a) ? ready(ctx, k) : 0;
         if (encode) return hopper::launch(ctx, k->delta, k->wgmma.kernel, k->round, encode, a, name);
         TE_TRY((te__attn_check_only<hopper, F>(ctx, name)));
         TE_TRY(te__attn_enqueue<dq>(ctx, &k->dq, a->batch * HEADS, a->seq, a, name)); /* delta, which dkdv reads */

@@ -49,7 +49,7 @@
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh, uint32_t base) {
-    constexpr int64_t QKV = te__attn_widths<HEADS, KV_HEADS, D, F>::QKV;
+    constexpr int64_t KV = te__attn_widths<HEADS, KV_HEADS, D, F>::KV;
     te__attn_back_group<C> all, *const g = &all;
     g->base = base, g->at = __shfl_sync(~0u, te__shared_address(sh), 0), g->i = 0, g->lane = (int)threadIdx.x % 32;
     g->group = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
@@ -114,14 +114,17 @@ TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh,
         }
         te__attn_back_arrive(g, TE__AT(g, k_empty, 0));
 
-        const int batch = item.x / KV_HEADS, x = (HEADS + item.x % KV_HEADS) * D, key = k0 + g->group * 64;
-        uint16_t *to = (uint16_t *)p->a.dqkv + (te__attn_first<F>(p, rows_of, batch) + key) * QKV + x;
+        if (F::CROSS && !p->a.dkv) continue;
+        const int batch = item.x / KV_HEADS, key = k0 + g->group * 64, left_keys = te__attn_keys<F>(p, rows_of) - key;
+        const int x = (item.x % KV_HEADS + (F::CROSS ? 0 : HEADS)) * D;
+        const int64_t at = F::CROSS ? (int64_t)batch * p->a.kv_seq : te__attn_first<F>(p, rows_of, batch);
+        uint16_t *to = (uint16_t *)te__attn_dkv<F>(&p->a) + (at + key) * KV + x;
         const int64_t sums = (seq + C::SUM_ROWS - 1) / C::SUM_ROWS;
-        float *sum = p->a.sum && !F::VARLEN ? p->a.sum + (batch * sums + key / C::SUM_ROWS) * QKV + x : nullptr;
-        te__attn_group_store<T, D, C::SUM_ROWS>(to + KV_HEADS * D, QKV, seq - key, dv, F::FACTOR,
+        float *sum = nullptr;
+        if (p->a.sum && !F::VARLEN && !F::CROSS) sum = p->a.sum + (batch * sums + key / C::SUM_ROWS) * KV + x;
+        te__attn_group_store<T, D, C::SUM_ROWS>(to + KV_HEADS * D, KV, left_keys, dv, F::FACTOR,
                                                 sum ? sum + KV_HEADS * D : sum, sh->part[g->group], g->group);
-        te__attn_group_store<T, D, C::SUM_ROWS>(to, QKV, seq - key, dk, p->a.scale, sum, sh->part[g->group],
-                                                g->group);
+        te__attn_group_store<T, D, C::SUM_ROWS>(to, KV, left_keys, dk, p->a.scale, sum, sh->part[g->group], g->group);
     }
 }
 
@@ -180,9 +183,10 @@ TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_of<T
 
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
 
-/* What attention_cuda.h makes three kernels of. EXISTS: 0: there are none for these constants. */
+/* What attention_cuda.h makes three kernels of. EXISTS: 0: there are none for these constants. Keys and values of their
+ * own they take up to head_dim 128, and where each key is seen by a query. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
-          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_OTHERS && !F::CROSS &&
+          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_OTHERS && (!F::CROSS || (D <= 128 && F::LEFT < 0)) &&
                  te__attn_hopper_has(D, te__attn_value_dim<D, F>())>
 struct te__attn_hopper_backward {
     typedef te__attn_back_of<T, D, F> shape;
@@ -212,6 +216,14 @@ struct te__attn_hopper_backward {
         }
     };
 
+    /* Whether it is faster than mma.sync, not only there: many key tiles of few queries wait for each other. Measured
+     * with keys of their own, backward, us and those of mma.sync, batch 4, 32 heads of 128, queries by keys:
+     *     2048 by 2048 1166, 2722    512 by 1024 259, 403    256 by 1024 201, 227
+     *     1024 by 4096 1282, 2932    512 by 4096 1469, 1450  256 by 4096 2971, 804
+     */
+    static int pays(const te_attention_args *a) {
+        return !F::CROSS || te_ceil_div(a->kv_seq, shape::KEYS) <= 2 * te_ceil_div(a->seq, shape::QUERIES);
+    }
     /* For so many tokens, in any number of sequences: dq, then ticket and turns. Of sequences that differ in length
      * there are as many as tokens at most. */
     static size_t scratch_bytes(int64_t rows) {
@@ -228,7 +240,8 @@ struct te__attn_hopper_backward {
         const int seq = F::VARLEN ? p.of.rows : a->seq, batch = F::VARLEN ? 0 : a->batch;
         p.a = *a, p.dq = (float *)a->scratch, p.any_order = ctx->attention_unrepeatable;
         p.ticket = (uint32_t *)(void *)(p.dq + rows * HEADS * shape::BOXES * 64), p.turn = p.ticket + 1;
-        p.key_tiles = (int)te_ceil_div(a->seq, shape::KEYS), p.query_tiles = (int)te_ceil_div(a->seq, shape::QUERIES);
+        p.key_tiles = (int)te_ceil_div(F::CROSS ? a->kv_seq : a->seq, shape::KEYS);
+        p.query_tiles = (int)te_ceil_div(a->seq, shape::QUERIES);
         p.items = p.key_tiles * a->batch * KV_HEADS;
         const int clusters = ctx->processors / shape::CLUSTER; /* or blocks */
         const int heads = F::VARLEN ? KV_HEADS : a->batch * KV_HEADS; /* that bands are handed out of together */
@@ -243,6 +256,7 @@ struct te__attn_hopper_backward {
         p.turns = (F::VARLEN ? 1 : a->batch) * HEADS * p.query_tiles * shape::CLUSTER;
         typedef te__attn_widths<HEADS, KV_HEADS, D, F> widths;
         TE_TRY(te__attn_map(&p.qkv, encode, a->qkv, batch, seq, (int)widths::QKV, T, ctx));
+        if (F::CROSS) TE_TRY(te__attn_map(&p.kv, encode, a->kv, batch, a->kv_seq, (int)widths::KV, T, ctx));
         TE_TRY(te__attn_map(&p.dout, encode, a->dout, batch, seq, (int)widths::OUT, T, ctx));
         const te_grid rows_of_heads = te_grid_of(te_ceil_div(rows * HEADS * te__attn_back_lanes(V), delta::THREADS), 1);
         const te_grid tiles = te_grid_of(
@@ -262,6 +276,7 @@ struct te__attn_hopper_backward<T, HEADS, KV_HEADS, D, F, false> {
         static __device__ __forceinline__ void body(const args *) {}
     };
     typedef wgmma delta, round;
+    static int pays(const te_attention_args *) { return 0; }
     static size_t scratch_bytes(int64_t) { return 0; }
     static te_status launch(te_context *, const void *, const void *, const void *, te__encode_fn,
                             const te_attention_args *, const char *) {

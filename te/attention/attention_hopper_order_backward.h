@@ -18,8 +18,8 @@
  *     causal, grouped: from the last tile of queries down, the first of a band first. So all of a head begin at the
  *     same tile and stay together, and what they read, eight heads at a time, stays in the L2.
  * A causal block waits only for key tiles that were handed out before its own. In full attention it may wait for a
- * later one of its band; a band is no larger than the number of blocks, so that one of them is free to take it, or has
- * it.
+ * later one of its band. It takes none of these itself while it waits, for its warps add in order; and a band is no
+ * larger than the number of blocks, so that another one is free to take it, or has it.
  *
  * Sequences that differ in length come one after the other, each with bands of its own, no larger than above. Numbers
  * of key tiles that do not exist are handed out, too: who gets one asks for the next. Nobody waits for them, since
@@ -54,6 +54,7 @@ enum { TE_ATTN_ARRIVING = 1 };
 
 typedef struct te_attn_back {
     CUtensorMap qkv, dout; /* [batch, seq, width] */
+    CUtensorMap kv;        /* cross: [batch, kv_seq, width] */
     te_attention_args a;
     float *dq;              /* [heads, ceil(head_dim / 64), batch * seq, 64], see te__attn_back_dq_at */
     uint32_t *ticket;       /* key tiles that were handed out; 0 before the second kernel */
@@ -190,6 +191,13 @@ TE_FN int4 te__attn_item_of(const te_attn_back *p, int i, te_sequence_walk *walk
 template <class F> TE_FN int te__attn_seq(const te_attn_back *p, const te_sequence &rows) {
     return F::VARLEN ? rows.count : p->a.seq;
 }
+template <class F> TE_FN int te__attn_keys(const te_attn_back *p, const te_sequence &rows) {
+    return F::CROSS ? p->a.kv_seq : te__attn_seq<F>(p, rows);
+}
+template <class F> TE_FN te__attn_mask te__attn_back_mask(const te_attn_back *p, int seq) {
+    if constexpr (F::CROSS) return te__attn_mask_between(p->a.seq, p->a.kv_seq, F::LEFT, F::RIGHT);
+    else return te__attn_mask_of(seq, F::LEFT, F::RIGHT);
+}
 /* Its first row, counted over all sequences. */
 template <class F> TE_FN int64_t te__attn_first(const te_attn_back *p, const te_sequence &rows, int batch) {
     return F::VARLEN ? rows.first : (int64_t)batch * p->a.seq;
@@ -208,17 +216,34 @@ TE_FN uint32_t *te__attn_turn_at(const te_attn_back *p, const te_sequence &rows,
     else tile += (batch * HEADS + head) * p->query_tiles;
     return p->turn + tile * C::CLUSTER + rank;
 }
+/* Full attention: the tile of queries at which number n of a band begins; and its steps before it comes to a tile. */
+template <class C> TE_FN int te__attn_begins(const te_attn_back *p, int n) {
+    return n * C::KEYS / C::QUERIES % p->query_tiles;
+}
+template <class C> TE_FN int te__attn_steps(const te_attn_back *p, int n, int tile) {
+    const int steps = tile - te__attn_begins<C>(p, n);
+    return steps < 0 ? steps + p->query_tiles : steps;
+}
 /* How many key tiles add their dQ of this tile of queries before this one does: those that come to it sooner. In full
  * attention the last of a band is the first to be handed out, begins the furthest on, and goes on at the first tile of
- * queries when it has done the last. */
-template <class C, int HEADS, int KV_HEADS, class F>
-TE_FN int te__attn_turn(const int4 &item, int tile, int seq) {
+ * queries when it has done the last. With keys of their own these may be more than queries, and begin at each tile more
+ * than once; then they are counted, by LANES lanes of a warp, the later key tile first of those that come together. */
+template <class C, int HEADS, int KV_HEADS, class F, int LANES>
+TE_FN int te__attn_turn(const te_attn_back *p, const int4 &item, int tile, int seq) {
     if (!te__attn_wraps<F>()) {
-        const te__attn_mask m = te__attn_mask_of(seq, F::LEFT, F::RIGHT);
+        const te__attn_mask m = te__attn_back_mask<F>(p, seq);
         const te__attn_span t = te__attn_in_tiles(te__attn_keys_of(m, tile * C::QUERIES, C::QUERIES), C::KEYS);
         if (te__attn_downwards<F>(HEADS, KV_HEADS)) return item.y - t.first;
         const int last = t.end - 1, before = item.z > t.first ? item.z - t.first : 0; /* of the bands before */
         return before + (last < item.w ? last : item.w) - item.y;
+    }
+    if constexpr (F::CROSS) {
+        int sooner = 0;
+        for (int other = item.z + (int)threadIdx.x % LANES; other <= item.w; other += LANES) {
+            const int ahead = te__attn_steps<C>(p, other - item.z, tile) - te__attn_steps<C>(p, item.y - item.z, tile);
+            sooner += ahead < 0 || (ahead == 0 && other > item.y);
+        }
+        return item.z + (LANES > 1 ? __reduce_add_sync(~0u, sooner) : sooner);
     }
     const int last = item.z + tile * C::QUERIES / C::KEYS;
     const int begun = last < item.w ? last : item.w; /* the last that begins at this tile, or before it */
@@ -237,11 +262,12 @@ typedef struct te__attn_walk { int head, tile, left, tiles; } te__attn_walk;
 template <class C, int HEADS, int KV_HEADS, class F>
 TE_FN te__attn_walk te__attn_walk_of(const te_attn_back *p, const int4 &item, const te_sequence &rows) {
     te__attn_walk w;
-    const te__attn_mask m = te__attn_mask_of(te__attn_seq<F>(p, rows), F::LEFT, F::RIGHT);
+    const te__attn_mask m = te__attn_back_mask<F>(p, te__attn_seq<F>(p, rows));
     const te__attn_span tiles =
         te__attn_in_tiles(te__attn_queries_of(m, item.y * C::KEYS, C::KEYS), C::QUERIES);
     w.head = item.x % KV_HEADS * (HEADS / KV_HEADS), w.left = (tiles.end - tiles.first) * (HEADS / KV_HEADS);
     w.tile = te__attn_wraps<F>() ? (item.y - item.z) * C::KEYS / C::QUERIES : tiles.first;
+    if (F::CROSS && te__attn_wraps<F>()) w.tile = te__attn_begins<C>(p, item.y - item.z);
     if (te__attn_downwards<F>(HEADS, KV_HEADS)) w.tile = tiles.end - 1;
     w.tiles = F::VARLEN ? tiles.end : p->query_tiles;
     return w;

@@ -136,7 +136,7 @@ TE_FN void te__attn_back_exp(uint32_t (&frag)[C::QUERIES / 16][4], uint32_t (&ot
                              const uint32_t (&dropped)[C::QUERIES / 64]) {
     constexpr int N = C::QUERIES / 8;
     const int lane = te__attn_found_again(g->lane), key0 = k0 + te__attn_back_own(g);
-    const te__attn_mask m = te__attn_mask_of(F::VARLEN ? g->seq : p->a.seq, F::LEFT, F::RIGHT);
+    const te__attn_mask m = te__attn_back_mask<F>(p, F::VARLEN ? g->seq : p->a.seq);
     const uint32_t lse = TE__AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 4;
     const float c = te__attn_unit<F>(p->a.scale) * TE__ATTN_LOG2E;
     if constexpr (F::SOFTCAP > 0)
@@ -151,7 +151,7 @@ TE_FN void te__attn_back_exp(uint32_t (&frag)[C::QUERIES / 16][4], uint32_t (&ot
             }
     }
     const te__attn_bias bias = te__attn_bias_at<HEADS, F>(head % HEADS, p->a.scale,
-                                                          q0 + lane % 4 * 2 - key0 - g->warp * 16 - lane / 4);
+                                                          q0 + m.shift + lane % 4 * 2 - key0 - g->warp * 16 - lane / 4);
     TE_UNROLL for (int n = 0; n < N; n++) {
         float2 l = make_float2(0, 0);
         if (!C::ADDED) l = te__attn_back_row<C>(rows, lse, n, g);

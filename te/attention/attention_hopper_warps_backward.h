@@ -46,21 +46,41 @@ template <int KV_HEADS, class F> TE_FN auto te__attn_box_of(const int4 &item, co
     if constexpr (F::VARLEN) return rows;
     else return item.x / KV_HEADS;
 }
+/* Full attention, before a block asks for its next item, its last one being number i with the last two steps w: if that
+ * may be of the same band, all that the block has to add has been added. Each of two warps adds every other step. */
+template <int HEADS, int KV_HEADS, class F, class C>
+TE_FN void te__attn_back_await(const te_attn_back *p, const int4 &item, const te_sequence &rows, int i,
+                               const te__attn_walk (&w)[2]) {
+    const int seq = te__attn_seq<F>(p, rows);
+    if ((int)te__attn_acquire(p->ticket) > i + item.y - item.z) return;
+    for (int n = 0; n < 2 * C::CLUSTER; n++) {
+        const te__attn_walk &of = w[n / C::CLUSTER];
+        const int turn = te__attn_turn<C, HEADS, KV_HEADS, F, 1>(p, item, of.tile, seq);
+        const uint32_t *const number =
+            te__attn_turn_at<HEADS, C, F>(p, rows, item.x / KV_HEADS, of.head, of.tile, n % C::CLUSTER);
+        while ((int)te__attn_acquire(number) <= turn) {}
+    }
+}
 /* One thread hands out items and brings K, V, Q and dO. */
 template <int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_back_load(const te_attn_back *p, typename C::shared *sh, uint32_t base) {
     constexpr int V = te__attn_value_dim<D, F>();
     const int rank = C::WIDE ? te__cluster_rank() : 0;
-    int i = 0;
+    int i = 0, number = 0;
+    int4 item;
+    te_sequence rows;
+    te__attn_walk done[2]; /* the last two steps */
     te_sequence_walk walk;
     if constexpr (F::VARLEN) walk = te_sequence_walk_of(&p->of, C::KEYS);
     for (int r = 0;; r++) {
         const int s = r & 1;
         const uint32_t full = te__shared_address(&sh->item_full[s]), empty = te__shared_address(&sh->item_empty[s]);
-        te_sequence rows = {0, 0};
-        int4 item;
         if (rank == 0) {
-            do item = te__attn_item_of<HEADS, KV_HEADS, F, C>(p, (int)atomicAdd(p->ticket, 1u), &walk);
+            if (te__attn_wraps<F>() && r) te__attn_back_await<HEADS, KV_HEADS, F, C>(p, item, rows, number, done);
+            rows.first = rows.count = 0;
+            do
+                number = (int)atomicAdd(p->ticket, 1u),
+                item = te__attn_item_of<HEADS, KV_HEADS, F, C>(p, number, &walk);
             while (F::VARLEN && item.y == -2); /* not sooner: others wait for who has it */
             te__attn_item_wait<C>(empty, (r >> 1 & 1) ^ 1);
             sh->item[s] = item;
@@ -78,20 +98,22 @@ TE_FN void te__attn_back_load(const te_attn_back *p, typename C::shared *sh, uin
 
         const auto batch = te__attn_box_of<KV_HEADS, F>(item, rows);
         TE_UNROLL for (int k = 1; k >= 0; k--) { /* V, which is free first, then K */
-            const int x = te__attn_column<HEADS, KV_HEADS, D, F>(k, item.x % KV_HEADS);
+            const int x = te__attn_column<HEADS, KV_HEADS, D, F>(k, item.x % KV_HEADS) - (F::CROSS ? HEADS * D : 0);
             const uint32_t there = te__shared_address(k ? &sh->v_full : &sh->k_full);
             te__barrier_wait(te__shared_address(k ? &sh->v_empty : &sh->k_empty), (r & 1) ^ 1);
             te__barrier_expect(there, k ? C::V_BYTES : C::K_BYTES + (C::WIDE ? 2 * 8192 : 0));
             constexpr int HIGH = C::BLOCK_KEYS / 64;
             TE_UNROLL for (int b = 0; b < (k ? C::V_BOXES : C::BOXES) * HIGH; b++) /* 64 keys, 64 columns */
-                te__attn_box_load(base + k * C::K_BYTES + b * 8192, &p->qkv, x + b / HIGH * 64,
+                te__attn_box_load(base + k * C::K_BYTES + b * 8192, F::CROSS ? &p->kv : &p->qkv, x + b / HIGH * 64,
                                   item.y * C::KEYS + rank * C::BLOCK_KEYS + b % HIGH * 64, batch, there);
             TE_UNROLL for (int g = 0; g < 2 && C::WIDE && !k; g++) /* the other block's K, for dQ */
                 te__attn_box_load(base + C::OTHER_AT + g * 8192, &p->qkv, x + C::piece_box(rank, g) * 64,
                                   item.y * C::KEYS + (rank ^ 1) * C::BLOCK_KEYS, batch, there);
         }
         te__attn_walk w = te__attn_walk_of<C, HEADS, KV_HEADS, F>(p, item, rows);
+        done[1] = w;
         do {
+            done[0] = done[1], done[1] = w;
             const int st = i & 1, again = (i >> 1 & 1) ^ 1, ost = C::do_stage(i);
             constexpr int BOXES = D > 64 ? C::BOXES : 2; /* of 64 columns, or of 64 queries */
             constexpr int DO_BOXES = D > 64 ? C::V_BOXES : 2;
@@ -196,7 +218,7 @@ TE_FN void te__attn_back_turns(const te_attn_back *p, typename C::shared *sh, ui
             const int q = w.tile * C::QUERIES;
             const int64_t row = te__attn_first<F>(p, rows, batch) + q;
             uint32_t *turn = te__attn_turn_at<HEADS, C, F>(p, rows, batch, w.head, w.tile, rank);
-            int wanted = te__attn_turn<C, HEADS, KV_HEADS, F>(item, w.tile, seq);
+            int wanted = te__attn_turn<C, HEADS, KV_HEADS, F, 32>(p, item, w.tile, seq);
             const int first = !wanted;
             if (p->any_order && !te__attn_wraps<F>() && wanted > 1) wanted = 1;
             while (wanted && (int)te__attn_acquire(turn) < wanted) {}
