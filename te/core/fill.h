@@ -30,7 +30,7 @@ TE_FN void te_normal_body(const te_normal_args *a, te_block b) {
          i < te_min(a->count, ((int64_t)b.x + 1) * TE_NORMAL_BLOCK); i += 4 * g.count) {
         uint32_t u[4] = {0, 0, 0, 0};
         int64_t drawn = -1;
-        for (int k = 0; k < 4; k++) {
+        TE_UNROLL_1 for (int k = 0; k < 4; k++) { /* sine, cosine and six formats are long code */
             const int64_t e = te_normal_index(a, i + k);
             const int j = (int)(e % 4);
             if (e / 4 != drawn) te_philox(u, a->seed, (uint64_t)e / 4, a->stream, 0);
