@@ -1,5 +1,5 @@
-/* infer.h -- te.h for programs that only infer: without optimizers, checkpoints of training, and groups of ranks, whose
- * kernels nvcc compiles whether they are called or not.
+/* infer.h -- te.h for programs that only infer: without optimizers, checkpoints of training, and groups of ranks. Less
+ * to read for the compiler; the program is the same.
  *
  * Do this:
  *     #include "te/infer.h"

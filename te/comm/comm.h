@@ -69,7 +69,7 @@ TE_API void te_comm_launched(int *rank, int *size) {
 #endif
 
 /* Say which group a communicator is, without its handle. */
-TE_API void te__comm_group(te_group *g, te_comm *comm, const char *name, int rank, int size) {
+TE_IF_USED TE_API void te__comm_group(te_group *g, te_comm *comm, const char *name, int rank, int size) {
     g->name = name, g->rank = rank, g->size = size, g->transport = te__comm_transport(), g->handle = 0, g->comm = comm;
     g->peers = 0, g->memory = 0;
 }
@@ -86,7 +86,7 @@ TE_API void te_comm_destroy(te_comm *comm) {
     memset(comm, 0, sizeof *comm);
 }
 /* The grid of comm->world, whose handle is there. */
-TE_API te_status te__comm_grid(te_comm *comm, const te_comm_config *config, te_context *ctx) {
+TE_IF_USED TE_API te_status te__comm_grid(te_comm *comm, const te_comm_config *config, te_context *ctx) {
     const int tensor = config->tensor;
     const int64_t peer_bytes = config->peer_bytes;
     te_group *w = &comm->world;
@@ -117,7 +117,7 @@ TE_API te_status te__comm_done(te_comm *comm, te_status status, te_context *ctx)
 }
 
 /* Of all processes that call it, at the same time. Waits for them. */
-TE_API te_status te_comm_create(te_comm *comm, const te_comm_config *config, te_context *ctx) {
+TE_IF_USED TE_API te_status te_comm_create(te_comm *comm, const te_comm_config *config, te_context *ctx) {
     int rank, size;
     TE_REQUIRE(config, ctx, TE_ERROR_NULL, "te_comm_create: the config is null");
     TE_TRY(te__comm_begin(comm, config->timeout, ctx));
@@ -130,7 +130,7 @@ TE_API te_status te_comm_create(te_comm *comm, const te_comm_config *config, te_
     return te__comm_done(comm, status, ctx);
 }
 /* Of a communicator of the caller's, which stays open: an ncclComm_t on the context's device, or an MPI_Comm. */
-TE_API te_status te_comm_of(te_comm *comm, te__comm_native native, int tensor, te_context *ctx) {
+TE_IF_USED TE_API te_status te_comm_of(te_comm *comm, te__comm_native native, int tensor, te_context *ctx) {
     TE_TRY(te__comm_begin(comm, te_comm_defaults().timeout, ctx));
     te_comm_config config = te_comm_defaults();
     config.tensor = tensor;

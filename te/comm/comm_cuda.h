@@ -57,8 +57,8 @@ TE_API te_status te__nccl_call(const void *args, te_context *ctx) {
     else e = ncclAllReduce(a->x, a->y, count, type, ncclSum, comm, stream);
     return te__nccl_status(a->group, e, names[a->kind], ctx);
 }
-TE_API te_status te__nccl_enqueue(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
-                                  te_peer_kind kind, te_context *ctx) {
+TE_IF_USED TE_API te_status te__nccl_enqueue(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                             te_peer_kind kind, te_context *ctx) {
     te__nccl_args a;
     int takes = 0;
     TE_REQUIRE(dtype == TE_f32 || dtype == TE_bf16 || dtype == TE_f16, ctx, TE_ERROR_DTYPE, "no collectives of %s",
@@ -69,16 +69,16 @@ TE_API te_status te__nccl_enqueue(const te_group *g, void *y, const void *x, int
     a.group = g, a.y = y, a.x = x, a.count = count, a.dtype = dtype, a.kind = kind;
     return te__cuda_call(ctx, te__nccl_call, &a, sizeof a);
 }
-TE_API te_status te__nccl_all_gather(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
-                                     te_context *ctx) {
+TE_IF_USED TE_API te_status te__nccl_all_gather(const te_group *g, void *y, const void *x, int64_t count,
+                                                te_dtype dtype, te_context *ctx) {
     return te__nccl_enqueue(g, y, x, count, dtype, TE_PEER_all_gather, ctx);
 }
-TE_API te_status te__nccl_reduce_scatter(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
-                                         te_context *ctx) {
+TE_IF_USED TE_API te_status te__nccl_reduce_scatter(const te_group *g, void *y, const void *x, int64_t count,
+                                                    te_dtype dtype, te_context *ctx) {
     return te__nccl_enqueue(g, y, x, count, dtype, TE_PEER_reduce_scatter, ctx);
 }
-TE_API te_status te__nccl_all_reduce(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
-                                     te_context *ctx) {
+TE_IF_USED TE_API te_status te__nccl_all_reduce(const te_group *g, void *y, const void *x, int64_t count,
+                                                te_dtype dtype, te_context *ctx) {
     return te__nccl_enqueue(g, y, x, count, dtype, TE_PEER_all_reduce, ctx);
 }
 
@@ -109,7 +109,7 @@ TE_API void te__nccl_close(te_group *g) {
     else if (!is_world || g->comm->closes) (void)ncclCommDestroy((ncclComm_t)g->handle);
     g->handle = 0;
 }
-TE_API const te_transport *te__comm_transport(void) {
+TE_IF_USED TE_API const te_transport *te__comm_transport(void) {
     static const te_transport nccl = {"nccl", te__nccl_all_gather, te__nccl_reduce_scatter, te__nccl_all_reduce,
                                       te__nccl_close};
     return &nccl;

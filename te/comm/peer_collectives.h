@@ -141,7 +141,7 @@ TE_FN void te__all_gather(const te_peer_args *a, te_block b, uint32_t turn, cons
         call;                                                   \
         te__peer_done(a, b, turn, TE_PEER_THREADS);             \
     }                                                           \
-    TE_KERNEL(name, TE_PEER_THREADS, te_peer_args, name##_body(te_args, te_at))
+    TE_KERNEL_IF_USED(name, TE_PEER_THREADS, 1, te_peer_args, name##_body(te_args, te_at))
 TE__PEER_KERNEL(te_peer_one_shot_2, te__one_shot(a, b, turn, 2, 1, 4))
 TE__PEER_KERNEL(te_peer_one_shot, te__one_shot(a, b, turn, TE_PEERS, a->whole, 1))
 TE__PEER_KERNEL(te_peer_two_shot_4, te__two_shot(a, b, turn, 4, 1))
@@ -163,7 +163,7 @@ TE_API void te_peers_size(te_peers *p, int64_t largest, int ranks) {
 TE_API int te_peer_blocks(int processors) { return (int)te_min(TE_PEER_BLOCKS, processors); }
 TE_API size_t te_peers_bytes(const te_peers *p) { return 2 * (size_t)p->half; }
 
-TE_API te_status te__peer_launch(const te_peer_args *a, int blocks, te_context *ctx) {
+TE_IF_USED TE_API te_status te__peer_launch(const te_peer_args *a, int blocks, te_context *ctx) {
     const int two = a->whole && a->ranks == 2, four = a->whole && a->ranks == 4;
     const int gathers = a->kind == TE_PEER_all_gather;
     const int64_t units = te_ceil_div(a->bytes, gathers ? TE_WORDS / 2 : TE_WORDS);
@@ -177,8 +177,8 @@ TE_API te_status te__peer_launch(const te_peer_args *a, int blocks, te_context *
     return four ? te_peer_two_shot_4_launch(ctx, grid, a) : te_peer_two_shot_launch(ctx, grid, a);
 }
 /* Enqueue the collective, if it goes this way: *takes. count: elements that one rank has, as in te_transport. */
-TE_API te_status te_peer_collective(int *takes, const te_group *g, te_peer_kind kind, void *y, const void *x,
-                                    int64_t count, te_dtype dtype, te_context *ctx) {
+TE_IF_USED TE_API te_status te_peer_collective(int *takes, const te_group *g, te_peer_kind kind, void *y, const void *x,
+                                               int64_t count, te_dtype dtype, te_context *ctx) {
     te_peers *p = g->peers;
     const int64_t bytes = count * (int64_t)te_dtype_bytes(dtype);
     const te_peer_form form = te_peer_form_of(p, kind, kind == TE_PEER_all_reduce ? bytes : bytes * g->size);

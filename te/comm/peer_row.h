@@ -199,7 +199,7 @@ TE_FN void te__peer_row_receive(const te_peer_chain *p, const te_chain_shape k, 
 }
 /* gathers: a constant, whether p->gathered is wanted; `store` is then te_peer_row_store. */
 TE_FN void te_peer_row_body(const te_peer_chain *p, te_block b, te_stages_fn stages, te_store_fn store,
-                            const te_chain_shape k, te_vec8 *rows, const int gathers) {
+                            te_norm_give_fn give, const te_chain_shape k, te_vec8 *rows, const int gathers) {
     int group, one;
     te_lanes g = te_lanes_here(k.lanes, &group);
     uint32_t turn = te__peer_turn(&p->peers, b);
@@ -211,7 +211,7 @@ TE_FN void te_peer_row_body(const te_peer_chain *p, te_block b, te_stages_fn sta
     te_peer_most most = {0, turn};
     for (; row < p->end; row += step) {
         if (!p->sent && row + step < p->end) te__peer_row_send(p, k, &turn, row + step, g, rows);
-        te_norm_forward(&p->c, stages, store, k, row, &g, rows, &most.most, te_peer_row_load, &source);
+        te_norm_forward(&p->c, stages, store, k, row, &g, rows, &most.most, te_peer_row_load, give, &source);
         if (gathers && row > first) te__peer_row_receive(p, k, turn, row - step, g);
     }
     if (gathers && row > first) te__peer_row_receive(p, k, turn, row - step, g);
@@ -275,8 +275,8 @@ TE_API te_status te__peer_rows_launch(te_peer_chain *p, te_run *r, te_value x, t
 #define TE__PEER_ROW_OF(name, of, gathers)                                                                     \
     TE_FN void name##_peers_body(const te_peer_chain *p, te_block b, of##_registers *r, of##_shared *s) {      \
         (void)s;                                                                                               \
-        te_peer_row_body(p, b, name##_stages, TE__PEER_STORE_##gathers(name), of##_shape(p->c.half), r->rows,  \
-                         gathers);                                                                             \
+        te_peer_row_body(p, b, name##_stages, TE__PEER_STORE_##gathers(name), TE_NORM_GIVE_OF(name),           \
+                         of##_shape(p->c.half), r->rows, gathers);                                             \
     }                                                                                                          \
     TE_KERNEL_WITH(name##_peers, of##_threads, TE_PEER_RESIDENT(of##_threads), te_peer_chain, of##_registers,  \
         of##_shared, name##_peers_body)                                                                        \

@@ -43,7 +43,7 @@ TE_FN void te_convert_body(const te_convert_args *a, te_block b) {
         else te_convert_elements(a, b, TE_bf16, TE_f16);
     }
 }
-TE_KERNEL(te_convert_kernel, TE_CONVERT_THREADS, te_convert_args, te_convert_body(te_args, te_at))
+TE_KERNEL_IF_USED(te_convert_kernel, TE_CONVERT_THREADS, 1, te_convert_args, te_convert_body(te_args, te_at))
 
 TE_API te_status te__convert_check(const void *y, te_dtype to, const void *x, te_dtype from, int64_t count,
                                    te_context *ctx) {
@@ -62,7 +62,8 @@ TE_API te_status te__convert_check(const void *y, te_dtype to, const void *x, te
     return TE_OK;
 }
 /* y and x are aligned to TE_ACCESS bytes and do not overlap. */
-TE_API te_status te_convert(void *y, te_dtype to, const void *x, te_dtype from, int64_t count, te_context *ctx) {
+TE_IF_USED TE_API te_status te_convert(void *y, te_dtype to, const void *x, te_dtype from, int64_t count,
+                                       te_context *ctx) {
     te_convert_args a;
     TE_TRY(te__convert_check(y, to, x, from, count, ctx));
     if (to == from) return te_copy(ctx, y, x, (size_t)count * te_dtype_bytes(to));

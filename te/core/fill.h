@@ -30,7 +30,7 @@ TE_FN void te_normal_body(const te_normal_args *a, te_block b) {
          i < te_min(a->count, ((int64_t)b.x + 1) * TE_NORMAL_BLOCK); i += 4 * g.count) {
         uint32_t u[4] = {0, 0, 0, 0};
         int64_t drawn = -1;
-        for (int k = 0; k < 4; k++) {
+        TE_UNROLL_1 for (int k = 0; k < 4; k++) { /* sine, cosine and six formats are long code */
             const int64_t e = te_normal_index(a, i + k);
             const int j = (int)(e % 4);
             if (e / 4 != drawn) te_philox(u, a->seed, (uint64_t)e / 4, a->stream, 0);
@@ -42,12 +42,13 @@ TE_FN void te_normal_body(const te_normal_args *a, te_block b) {
         }
     }
 }
-TE_KERNEL(te_normal, TE_NORMAL_LANES, te_normal_args, te_normal_body(te_args, te_at))
+TE_KERNEL_IF_USED(te_normal, TE_NORMAL_LANES, 1, te_normal_args, te_normal_body(te_args, te_at))
 
 /* Fill w[rows, cols] with what te_fill_normal gives a larger tensor with rows of `pitch` elements, from its element
  * `first` on: so the parts of a tensor that several ranks hold are those of the whole. */
-TE_API te_status te_fill_normal_part(void *w, te_dtype dtype, int64_t rows, int64_t cols, int64_t first, int64_t pitch,
-                                     float mean, float std, uint64_t seed, uint32_t stream, te_context *ctx) {
+TE_IF_USED TE_API te_status te_fill_normal_part(void *w, te_dtype dtype, int64_t rows, int64_t cols, int64_t first,
+                                                int64_t pitch, float mean, float std, uint64_t seed, uint32_t stream,
+                                                te_context *ctx) {
     te_normal_args a;
     const int64_t count = rows * cols;
     TE_REQUIRE(w && ctx, ctx, TE_ERROR_NULL, "te_fill_normal: a pointer is null");
@@ -69,8 +70,8 @@ TE_API te_status te_fill_normal_part(void *w, te_dtype dtype, int64_t rows, int6
 }
 /* Fill `count` elements with normal numbers; std 0 fills with the mean. The same seed and stream give the same
  * numbers. */
-TE_API te_status te_fill_normal(void *w, te_dtype dtype, int64_t count, float mean, float std, uint64_t seed,
-                                uint32_t stream, te_context *ctx) {
+TE_IF_USED TE_API te_status te_fill_normal(void *w, te_dtype dtype, int64_t count, float mean, float std, uint64_t seed,
+                                           uint32_t stream, te_context *ctx) {
     return te_fill_normal_part(w, dtype, 1, count, 0, te_max(count, 0), mean, std, seed, stream, ctx);
 }
 

@@ -36,6 +36,6 @@ TE_FN void te_rng_take_body(const te_rng_args *a) {
     *a->taken = *a->state;
     a->state->offset++;
 }
-TE_KERNEL(te_rng_take, 1, te_rng_args, te_rng_take_body(te_args))
+TE_KERNEL_IF_USED(te_rng_take, 1, 1, te_rng_args, te_rng_take_body(te_args))
 
 #endif

@@ -17,8 +17,10 @@ TE_API te_grid te_grid_of(int64_t x, int64_t y) {
 /* `blocks` of them are to be resident on a multiprocessor: the compiler limits the registers so. */
 #define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_UNUSED, , name, name, threads, blocks, type, __VA_ARGS__)
-/* A kernel, and functions that launch it, that a program has only if it calls them: templates. TE_IF_USED stands before
- * each function on the way from the caller to TE_KERNEL_IF_USED's launch. */
+/* nvcc compiles each kernel of a file, called or not, but of templates only those that something names. So a kernel of
+ * the library, which no list makes, is a TE_KERNEL_IF_USED, and TE_IF_USED stands before each function on the way from
+ * a user's call, or from what a list makes, to its launch: a program has them only if it calls them. Where that way is
+ * long, a list names its beginning in its plan instead (te_plan.convert, te_fp8_ops). tests/unused_kernels.sh */
 #define TE_IF_USED template <int = 0>
 #define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, name, name<0>, threads, blocks, type, __VA_ARGS__)

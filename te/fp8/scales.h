@@ -113,7 +113,7 @@ TE_FN void te_scales_body(const te_scales_args *a, te_block b) {
     a->s.scale[i] = te_scale_of_amax(largest, a->s.most[i], &a->rule);
     a->s.inverse[(int64_t)i * TE_SCALES_APART] = 1.0f / a->s.scale[i];
 }
-TE_KERNEL(te__scales_kernel, TE_SCALES_THREADS, te_scales_args, te_scales_body(te_args, te_at))
+TE_KERNEL_IF_USED(te__scales_kernel, TE_SCALES_THREADS, 1, te_scales_args, te_scales_body(te_args, te_at))
 
 typedef struct te_scales_ranks {
     te_scales s;
@@ -136,7 +136,7 @@ TE_FN void te_scales_largest_body(const te_scales_ranks *a, te_block b) {
     te_lanes_max(&largest, &g);
     if (g.id == 0) a->s.amax[a->first + j] = largest;
 }
-TE_KERNEL(te__scales_largest, TE_SCALES_THREADS, te_scales_ranks, te_scales_largest_body(te_args, te_at))
+TE_KERNEL_IF_USED(te__scales_largest, TE_SCALES_THREADS, 1, te_scales_ranks, te_scales_largest_body(te_args, te_at))
 /* The largest of a tensor's history goes back to its amax, and the history is empty. Bytes: as te_scales_body. */
 TE_FN void te_scales_recall_body(const te_scales_args *a, te_block b) {
     int group;
@@ -152,7 +152,7 @@ TE_FN void te_scales_recall_body(const te_scales_args *a, te_block b) {
     te_lanes_max(&largest, &g);
     if (g.id == 0) a->s.at[i] = 0, a->s.amax[i] = largest > now ? largest : now;
 }
-TE_KERNEL(te__scales_recall, TE_SCALES_THREADS, te_scales_args, te_scales_recall_body(te_args, te_at))
+TE_KERNEL_IF_USED(te__scales_recall, TE_SCALES_THREADS, 1, te_scales_args, te_scales_recall_body(te_args, te_at))
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
@@ -227,8 +227,8 @@ TE_API te_status te__scale_rule_check(const te_scale_rule *rule, const char *who
     return TE_OK;
 }
 /* Tensors [first, first + count): take their amax, roll their history, set their scale. One launch. */
-TE_API te_status te_scales_update(const te_scales *s, int first, int count, const te_scale_rule *rule,
-                                  te_context *ctx) {
+TE_IF_USED TE_API te_status te_scales_update(const te_scales *s, int first, int count, const te_scale_rule *rule,
+                                             te_context *ctx) {
     te_scales_args a;
     TE_TRY(te_check_target(ctx, "te_scales_update"));
     TE_REQUIRE(s && rule && s->memory, ctx, TE_ERROR_NULL, "te_scales_update: a pointer is null");
@@ -242,8 +242,8 @@ TE_API te_status te_scales_update(const te_scales *s, int first, int count, cons
 
 /* Tensors [first, first + count): their amax becomes the largest of all ranks of the group, in one collective. room:
  * [size of the group, count], target memory. */
-TE_API te_status te_scales_reduce(const te_scales *s, float *room, int first, int count, const te_group *g,
-                                  te_context *ctx) {
+TE_IF_USED TE_API te_status te_scales_reduce(const te_scales *s, float *room, int first, int count, const te_group *g,
+                                             te_context *ctx) {
     te_scales_ranks a;
     TE_TRY(te_check_target(ctx, "te_scales_reduce"));
     TE_REQUIRE(s && s->memory && g && (room || !count), ctx, TE_ERROR_NULL, "te_scales_reduce: a pointer is null");
@@ -256,7 +256,7 @@ TE_API te_status te_scales_reduce(const te_scales *s, float *room, int first, in
     return te__scales_largest_launch(ctx, te_grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a);
 }
 /* Take what their histories remember into their amax, and empty these. */
-TE_API te_status te_scales_recall(const te_scales *s, int first, int count, te_context *ctx) {
+TE_IF_USED TE_API te_status te_scales_recall(const te_scales *s, int first, int count, te_context *ctx) {
     te_scales_args a;
     memset(&a, 0, sizeof a);
     a.s = *s, a.first = first, a.count = count;

@@ -1,5 +1,5 @@
-/* chain_body.h -- the kernel of a chain: which rows a group of lanes takes, which of the three bodies, and the partial
- * sums. */
+/* chain_body.h -- the kernel of a chain: which rows a group of lanes takes, which of the bodies, and the partial sums.
+ */
 #ifndef TE_FUSE_CHAIN_BODY_H
 #define TE_FUSE_CHAIN_BODY_H
 
@@ -25,9 +25,55 @@ TE_FN void te_chain_leave_sums(const te_chain *c, const te_chain_shape k, te_lan
     }
 }
 
-/* sums: [TE_SUM_SLOTS][chunks][8]; rows: [5][chunks], what te_norm_registers points to; stash: k.stash bytes. */
-TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
-                         float *sums, te_vec8 *rows, te_smem16 *stash) {
+/* The rows of a group of lanes, and where it works on them. sums: [TE_SUM_SLOTS][chunks][8]; rows: [5][chunks], what
+ * te_norm_registers points to; stash: k.stash bytes. */
+typedef struct te_chain_part {
+    int tile; /* the first vector of a row */
+    int64_t first, step;
+    float *sums;
+    te_vec8 *rows;
+    te_smem16 *stash;
+    uint32_t *most;
+} te_chain_part;
+typedef void (*te_chain_rows_fn)(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                                 te_lanes *g, const te_chain_part *p);
+TE_FN void te_chain_rows_map(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                             te_lanes *g, const te_chain_part *p) {
+    te_map_body(c, stages, store, k, *g, p->tile, p->first, p->step, p->sums, p->most);
+}
+TE_FN void te_chain_rows_map_scaled(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                                    te_lanes *g, const te_chain_part *p) {
+    if (k.scaled == TE_SCALING_NONE) te_chain_rows_map(c, stages, store, k, g, p);
+    else te_scaled_map_body(c, stages, store, k, g, p->tile, p->first, p->step, te_map_is_beside(k), p->rows, p->most);
+}
+TE_FN void te_chain_rows_norm(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                              te_lanes *g, const te_chain_part *p) {
+    for (int64_t row = p->first; row < c->rows; row += p->step)
+        te_norm_forward(c, stages, store, k, row, g, p->rows, p->most, te_norm_row_load, te_norm_give, 0);
+}
+TE_FN void te_chain_rows_norm_scaled(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                                     te_lanes *g, const te_chain_part *p) {
+    for (int64_t row = p->first; row < c->rows; row += p->step)
+        te_norm_forward(c, stages, store, k, row, g, p->rows, p->most, te_norm_row_load, te_norm_give_scaled, 0);
+}
+TE_FN void te_chain_rows_norm_backward(const te_chain *c, te_stages_fn stages, te_store_fn store,
+                                       const te_chain_shape k, te_lanes *g, const te_chain_part *p) {
+    te_vec8 *rows = p->rows;
+    const te_norm_registers m = {rows + 2 * k.chunks, rows + 3 * k.chunks, rows, rows + k.chunks,
+                                 rows + 4 * k.chunks, p->most, p->stash};
+    te_norm_backward_rows(c, stages, store, k, g, p->first, p->step, &m, p->sums);
+}
+/* The one of the chain `name`. Picked by constants, so that the compiler does not see the others: with all of them
+ * inlined first and thrown away then, half of the time to compile a chain went into those. */
+#define TE_CHAIN_ROWS_OF(name)                                                                                  \
+    (name##_norm >= 0 && name##_is_backward       ? te_chain_rows_norm_backward                                 \
+     : (int)name##_scaled == (int)TE_SCALING_NONE ? (name##_norm < 0 ? te_chain_rows_map : te_chain_rows_norm)  \
+     : name##_norm < 0                            ? te_chain_rows_map_scaled                                    \
+                                                  : te_chain_rows_norm_scaled)
+
+TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, te_store_fn store,
+                         te_chain_rows_fn rows_of, const te_chain_shape k, float *sums, te_vec8 *rows,
+                         te_smem16 *stash) {
     int group, one;
     uint32_t most = 0;
     te_lanes g = te_lanes_here(k.lanes, &group);
@@ -38,17 +84,8 @@ TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, te_
     const int64_t step = beside ? k.groups : (int64_t)(b.nx / tiles) * k.groups;
     if (!k.backward && c->take.taken && b.x == 0 && group == 0 && g.id == 0) te_rng_take_body(&c->take);
     if (summing) TE_UNROLL for (int i = 0; i < TE_SUM_SLOTS * 8 * k.chunks; i++) sums[i] = 0;
-    if (k.norm < 0 && k.scaled != TE_SCALING_NONE)
-        te_scaled_map_body(c, stages, store, k, &g, tile, first, step, beside, rows, &most);
-    else if (k.norm < 0) te_map_body(c, stages, store, k, g, tile, first, step, sums, &most);
-    else if (!k.backward)
-        for (int64_t row = first; row < c->rows; row += step)
-            te_norm_forward(c, stages, store, k, row, &g, rows, &most, te_norm_row_load, 0);
-    else {
-        const te_norm_registers m = {rows + 2 * k.chunks, rows + 3 * k.chunks, rows, rows + k.chunks,
-                                     rows + 4 * k.chunks, &most, stash};
-        te_norm_backward_rows(c, stages, store, k, &g, first, step, &m, sums);
-    }
+    const te_chain_part part = {tile, first, step, sums, rows, stash, &most};
+    rows_of(c, stages, store, k, &g, &part);
     if (summing) te_chain_leave_sums(c, k, g, group, tile, block, sums);
     te_chain_leave_amax(c, k, b, te_lanes_here(k.lanes * k.groups, &one), most);
 }

@@ -70,9 +70,25 @@ TE_FN void te__norm_give(const te_chain *c, te_stages_fn stages, te_store_fn sto
     const te_scaled_rows made = {row, 0, 0, row_x, k.chunks};
     if (scaled) te_chain_store_scaled(c, k, made, 1, g);
 }
+/* How it leaves: as the list says, or with scales of its own in those calls that want them. */
+typedef void (*te_norm_give_fn)(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                                int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, float mean, float rstd,
+                                const void *source);
+TE_FN void te_norm_give(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k, int64_t row,
+                        te_lanes *g, te_vec8 *row_x, uint32_t *most, float mean, float rstd, const void *source) {
+    te__norm_give(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 0);
+}
+TE_FN void te_norm_give_scaled(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                               int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, float mean, float rstd,
+                               const void *source) {
+    if (te_chain_is_scaled(c, k)) te__norm_give(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 1);
+    else te__norm_give(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 0);
+}
+#define TE_NORM_GIVE_OF(name) ((int)name##_scaled != (int)TE_SCALING_NONE ? te_norm_give_scaled : te_norm_give)
+
 TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
                            int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, te_norm_load_fn load,
-                           const void *source) {
+                           te_norm_give_fn give, const void *source) {
     const te_stage *s = &c->op[k.norm];
     const int code = k.norm_options.code & 3;
     const float n = (float)k.half;
@@ -104,8 +120,7 @@ TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, te_store_fn s
         if (code == TE_NORM_layernorm) s->stats[2 * row] = mean, s->stats[2 * row + 1] = rstd;
         else s->stats[row] = rstd;
     }
-    if (te_chain_is_scaled(c, k)) te__norm_give(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 1);
-    else te__norm_give(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 0);
+    give(c, stages, store, k, row, g, row_x, most, mean, rstd, source);
 }
 
 #endif

@@ -49,6 +49,7 @@
 #define TE__STEPS_OF_inference TE_NOTHING
 #define TE__INFERENCE_OF_inference(rows, ctx, shared, list, ...) TE_PLAN(rows, ctx, __VA_ARGS__)
 #define TE__TRAINING_OF_inference 0
+#define TE__FP8_BACKWARD_OF_inference 0
 #define TE__PRODUCT_OF_inference(dtype) TE_GEMM_RUN_OF(TE_##dtype, 0)
 #define TE__DECLARE_inference(widths, link, name)                                                                      \
     link te_status name##_bind(name *m, void *params, te_context *ctx);                                                \

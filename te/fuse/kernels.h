@@ -292,7 +292,7 @@
     TE_FN void kernel##_body(const te_chain *c, te_block b, kernel##_registers *r, kernel##_shared *s) {             \
         if (exists)                                                                                                  \
             te_chain_body(c, b, name##_stages, name##_fp8_wanted != 0 ? te_chain_store_fp8 : te_chain_store,         \
-                          kernel##_shape(c->half), r->sums, r->rows, s->stash);                                      \
+                          TE_CHAIN_ROWS_OF(name), kernel##_shape(c->half), r->sums, r->rows, s->stash);              \
     }                                                                                                                \
     TE_KERNEL_WITH(kernel, kernel##_threads, kernel##_resident, te_chain, kernel##_registers, kernel##_shared,       \
         kernel##_body)

@@ -6,7 +6,7 @@
 
 #include "../core/fill.h"  /* te_fill_normal, for what splits are timed on */
 #include "../plan/begin.h" /* te__begin */
-#include "linear_fp8.h"    /* te__fp8_cast */
+#include "linear_fp8.h"    /* te__fp8_transpose */
 #include "linear_split.h"  /* te__linear_split */
 
 /* A step to time: a walk with scratch memory in all places. */
@@ -35,7 +35,7 @@ TE_API te_status te__linear_trial_rest(te_run *r, int next) {
     const int cols = r->now.cols;
     if (!te_is_fp8(r->now.dtype)) {
         TE_TRY(te_scratch(r, &p, (size_t)(te_room_rows(r) * cols)));
-        return te__fp8_cast(r, r->now, &r->param[next]->fp8, 0, TE_e4m3, p, r->pass == TE_FORWARD ? kept : 0, 0);
+        return r->plan->fp8->cast(r, r->now, &r->param[next]->fp8, 0, TE_e4m3, p, r->pass == TE_FORWARD ? kept : 0, 0);
     }
     if (r->pass != TE_FORWARD || !kept || te_keeps_turned(r->turned_x, next)) return TE_OK;
     return te__fp8_transpose(r, &p, te_value_of(kept, TE_e4m3, r->now.rows, cols), 1);
@@ -101,14 +101,14 @@ TE_API void te__linear_trial_fp8(te__linear_trial *t, const te_run *r) {
     t->run.use = next >= 0 ? TE_USE_stored : te_gemm_is_fp8(&t->gemm) ? TE_USE_on : TE_USE_off;
     if (next >= 0) t->next.fp8.scales = &t->scales, t->run.param[next] = &t->next;
 }
-TE_API te_status te__linear_fill_fp8(const te_gemm *g, te_context *ctx) {
+TE_IF_USED TE_API te_status te__linear_fill_fp8(const te_gemm *g, te_context *ctx) {
     if (!te_gemm_is_fp8(g)) return TE_OK;
     TE_TRY(te_fill_normal((void *)(uintptr_t)g->a, g->a_fp8.dtype, g->m * g->k, 0.0f, 0.25f, 1, 1, ctx));
     return te_fill_normal((void *)(uintptr_t)g->b, g->b_fp8.dtype, g->n * g->k, 0.0f, 0.25f, 1, 2, ctx);
 }
 /* Time the splits of this step, and remember the fastest; the first, without times, where there was no memory to time
  * it. */
-TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const te_run *r) {
+TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const te_run *r) {
     te_context *ctx = r->ctx;
     char error[sizeof ctx->error];
     int64_t ns[TE_SPLIT_COUNT] = {0};
@@ -155,8 +155,8 @@ TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_ste
     return 1;
 }
 /* Time what can be done of the step beside its default. */
-TE_API te_status te__linear_race(te_gemm_choice *c, te_split otherwise, int can_own, const te_gemm *bare, te_run *r,
-                                 const te_step *s, const te__linear_kernels *kernels) {
+TE_IF_USED TE_API te_status te__linear_race(te_gemm_choice *c, te_split otherwise, int can_own, const te_gemm *bare,
+                                            te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     te__linear_trial t;
     memset(&t, 0, sizeof t);
     t.step = s, t.kernels = kernels, t.gemm = *bare;
@@ -172,8 +172,8 @@ TE_API te_status te__linear_race(te_gemm_choice *c, te_split otherwise, int can_
 /* Set up the product, and say how the step is split and how many ops the product takes along. By default one kernel
  * does all where it should pay (te/gemm/gemm_choose.h); else the product takes all of the row, and if that cannot be, a
  * bias whose result backward needs. Where steps are tuned, the fastest. */
-TE_API te_status te__linear_choose(te_gemm *g, te_split *split, int *taken, te_run *r, const te_step *s,
-                                   const te__linear_kernels *kernels) {
+TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_split *split, int *taken, te_run *r, const te_step *s,
+                                              const te__linear_kernels *kernels) {
     const te_gemm bare = *g;
     const int can_own =
         s->count > 1 && te__linear_can_store(r, s, kernels) && te_gemm_can_row(kernels->whole, g, r->ctx);

@@ -29,8 +29,8 @@
 TE_API int64_t te__fp8_rows(int64_t rows) { return te_round_up(rows, 16); }
 
 /* v as FP8, with the scale at `index`: row-wise at y, transposed at yt, 1 / scale at `inverse`; null: not wanted. */
-TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_product *f, int index, te_dtype to, void *y, void *yt,
-                              float *inverse) {
+TE_IF_USED TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_product *f, int index, te_dtype to,
+                                         void *y, void *yt, float *inverse) {
     TE_TRY(te_as(&v, r, r->plan->dtype));
     te_quantize q = te_quantize_of(v.rows, v.cols);
     if (r->dry) return TE_OK;
@@ -73,7 +73,7 @@ TE_API te_status te__fp8_again(te_run *r, int i, void **turned, int wanted) {
 }
 
 /* The operands of y = x weight^T. */
-TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
+TE_IF_USED TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_kept_fp8 kept = te_kept_of(r, i);
     if (te_is_tiled(r, i)) return te__tiled_forward(g, r, i, x);
@@ -90,7 +90,7 @@ TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
     return TE_OK;
 }
 /* Those of both products of backward: w is dweight's, which a frozen weight does without, x dx's. */
-TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
+TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_kept_fp8 kept = te_kept_of(r, i);
     if (te_is_tiled(r, i)) return te__tiled_backward(w, x, r, i, dy);
@@ -119,27 +119,29 @@ TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_v
 }
 
 /* The kernels of a list that names `recipe`: `name`##_fp8. Ops may have other recipes than their list, but fp8_block
- * and fp8_row alone where the list names the same (te/ops/linear.h). */
-#define TE_FP8_OPS(name, dtype, recipe) TE_JOIN1(TE__FP8_OPS_, recipe)(name, dtype)
+ * and fp8_row alone where the list names the same (te/ops/linear.h). backward: te__fp8_backward, or 0 where the list is
+ * for inference alone. */
+#define TE_FP8_OPS(name, dtype, recipe, backward) TE_JOIN1(TE__FP8_OPS_, recipe)(name, dtype, backward)
 #define TE__FP8_OPS_none TE__FP8_OPS_fp8_current
 #define TE__FP8_OPS_fp8_delayed TE__FP8_OPS_fp8_current
-#define TE__FP8_OPS_fp8_current(name, dtype)           \
+#define TE__FP8_OPS_fp8_current(name, dtype, backward) \
     TE__FP8_OPS_OF_TENSORS(name, dtype)                \
-    TE__FP8_OPS_TABLE(name, 0, 0, 0, 0, 0)
-#define TE__FP8_OPS_fp8_block(name, dtype)             \
+    TE__FP8_OPS_TABLE(name, 0, 0, 0, 0, 0, backward)
+#define TE__FP8_OPS_fp8_block(name, dtype, backward)   \
     TE__FP8_OPS_OF_TENSORS(name, dtype)                \
     TE_QUANTIZE_TILES(name##_tiles, dtype)             \
     TE_QUANTIZE_TILES_TABLE(name##_tiles, dtype)       \
     TE_GEMM_TILES(name##_product)                      \
-    TE__FP8_OPS_TABLE(name, name##_tiles_run, name##_product_run, 0, name##_tiles_table_run, 0)
-#define TE__FP8_OPS_fp8_row(name, dtype)               \
+    TE__FP8_OPS_TABLE(name, name##_tiles_run, name##_product_run, 0, name##_tiles_table_run, 0, backward)
+#define TE__FP8_OPS_fp8_row(name, dtype, backward)     \
     TE__FP8_OPS_OF_TENSORS(name, dtype)                \
     TE_QUANTIZE_ROWS(name##_rows, dtype)               \
     TE_QUANTIZE_ROWS_TABLE(name##_rows, dtype)         \
-    TE__FP8_OPS_TABLE(name, 0, 0, name##_rows_run, 0, name##_rows_table_run)
-#define TE__FP8_OPS_TABLE(name, tiles, product_of_tiles, rows, weights_of_blocks, weights_of_rows)                     \
+    TE__FP8_OPS_TABLE(name, 0, 0, name##_rows_run, 0, name##_rows_table_run, backward)
+#define TE__FP8_OPS_TABLE(name, tiles, product_of_tiles, rows, weights_of_blocks, weights_of_rows, backward)           \
     static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_turn_run, te_gemm_run, tiles, product_of_tiles,  \
                                           rows, name##_quantize_table_run, weights_of_blocks, weights_of_rows,         \
+                                          te__fp8_forward, backward, te__fp8_cast,                                     \
                                           !name##_takes_dims, name##_keeps_inputs, (te_dtype)name##_gradients};
 #define TE__FP8_OPS_OF_TENSORS(name, dtype)            \
     TE_QUANTIZE_EIGHTS(name##_quantize, dtype)         \

@@ -167,8 +167,8 @@ TE_API te_cross_entropy_args te__linear_loss_rows(const te_cross_entropy_args *a
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 /* The two ops one after the other, with all logits: under a recipe, or where backward has them as two steps. */
-TE_API te_status te__linear_loss_apart(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
-                                       te_product_kernels *bare) {
+TE_IF_USED TE_API te_status te__linear_loss_apart(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
+                                                  te_product_kernels *bare) {
     te_step first = *s;
     te_chain_shape none;
     memset(&none, 0, sizeof none);
@@ -176,8 +176,8 @@ TE_API te_status te__linear_loss_apart(te_run *r, const te_step *s, te_cross_ent
     TE_TRY(te_linear_step_forward(r, &first, 0, none, 0, bare));
     return te__cross_entropy_forward(r, s, launch);
 }
-TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
-                                         te_product_kernels *bare) {
+TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
+                                                    te_product_kernels *bare) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const int keeps = r->pass == TE_FORWARD && te_in_memory(r, s->op[0]);
     const int64_t rows = r->now.rows, room = te_room_rows(r);
@@ -240,10 +240,11 @@ TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, con
         TE_TRY((r->loss_in_backward ? kernels->at_once : kernels->slice)(r->ctx, te_grid_of(p.rows, 1), &a));
         TE_TRY(te__linear_loss_gradients(l, r, logits, made, row, column, p, kernels->dx));
     }
-    return sums && to.p ? te_convert(to.p, to.dtype, made.p, TE_f32, to.rows * hidden, r->ctx) : TE_OK;
+    return sums && to.p ? r->plan->convert(to.p, to.dtype, made.p, TE_f32, to.rows * hidden, r->ctx) : TE_OK;
 }
 /* Under a recipe: the two ops one after the other. */
-TE_API te_status te__linear_loss_backward_apart(te_run *r, const te_step *s, const te__loss_kernels *kernels) {
+TE_IF_USED TE_API te_status te__linear_loss_backward_apart(te_run *r, const te_step *s,
+                                                           const te__loss_kernels *kernels) {
     te_step one = *s;
     te_chain_shape none;
     memset(&none, 0, sizeof none);
@@ -252,7 +253,7 @@ TE_API te_status te__linear_loss_backward_apart(te_run *r, const te_step *s, con
     one.op[0] = s->op[1];
     return te_linear_step_backward(r, &one, 0, none, 0, kernels->dx);
 }
-TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s, const te__loss_kernels *kernels) {
+TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s, const te__loss_kernels *kernels) {
     const int loss = s->op[0], linear = s->op[1];
     const te_op *op = &r->plan->op[linear];
     const int64_t rows = r->dy.rows, room = te_room_rows(r);

@@ -10,8 +10,8 @@
 #include "linear_loss.h"                /* te__linear_loss_open */
 
 /* The two ops one after the other, with all logits: under a recipe, or where backward has them as two steps. */
-TE_API te_status te__linear_loss_of_ranks_apart(te_run *r, const te_step *s, const te_loss_of_ranks *loss,
-                                                te_product_kernels *bare) {
+TE_IF_USED TE_API te_status te__linear_loss_of_ranks_apart(te_run *r, const te_step *s, const te_loss_of_ranks *loss,
+                                                           te_product_kernels *bare) {
     te_step first = *s;
     te_chain_shape none;
     memset(&none, 0, sizeof none);
@@ -19,8 +19,8 @@ TE_API te_status te__linear_loss_of_ranks_apart(te_run *r, const te_step *s, con
     TE_TRY(te_linear_step_forward(r, &first, 0, none, 0, bare));
     return te__cross_entropy_of_ranks(r, s, loss);
 }
-TE_API te_status te__linear_loss_of_ranks(te_run *r, const te_step *s, const te_loss_of_ranks *loss,
-                                          te_product_kernels *bare) {
+TE_IF_USED TE_API te_status te__linear_loss_of_ranks(te_run *r, const te_step *s, const te_loss_of_ranks *loss,
+                                                     te_product_kernels *bare) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const int keeps = r->pass == TE_FORWARD && te_in_memory(r, s->op[0]);
     te__logits_piece p = te__logits_of_forward(te_room_rows(r), linear->out);

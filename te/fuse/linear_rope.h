@@ -196,7 +196,7 @@ TE_API te_status te__linear_rope_whole(te_run *r, const te_step *first, const te
 
 /* ---- the step ---------------------------------------------------------------------------------------------------- */
 
-TE_API te_status te__linear_rope(te_run *r, const te_step *s, const te__rope_kernels *kernels) {
+TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const te__rope_kernels *kernels) {
     const int turn = s->op[s->count - 1];
     te_gemm g = te__linear_product(r, s->op[0]);
     te_gemm_ranks ranks;

@@ -3,7 +3,6 @@
 #define TE_FUSE_LINEAR_STEP_H
 
 #include "linear_choose.h" /* te__linear_choose, te__linear_split */
-#include "linear_fp8.h"    /* te__fp8_forward */
 #include "linear_ranks.h"  /* te__late_rows, te_leave_product */
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
@@ -22,14 +21,14 @@ TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
     g->a = x.p, g->b = r->param[i]->data;
     return TE_OK;
 }
-TE_API te_status te__linear_forward(te_run *r, const te_step *s, const te__linear_kernels *kernels) {
+TE_IF_USED TE_API te_status te__linear_forward(te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     te_split split = TE_SPLIT_BARE;
     te_gemm_ranks ranks;
     int taken = 0;
     if (r->again.yt) return te_chain_step_forward(r, s, 1, 0, r->now, kernels->launch, kernels->shape);
     te_gemm g = te__linear_product(r, s->op[0]);
     TE_TRY(te__late_rows(&g, &ranks, r, kernels->bare, r->now.block < 0));
-    if (te_is_in_fp8(r, s->op[0])) TE_TRY(te__fp8_forward(&g, r, s->op[0], r->now));
+    if (te_is_in_fp8(r, s->op[0])) TE_TRY(r->plan->fp8->forward(&g, r, s->op[0], r->now));
     else TE_TRY(te__linear_operands(&g, r, s->op[0]));
     if (!g.ranks && te_leaves_product(r, s)) {
         te_value y;
@@ -112,7 +111,7 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
     TE_TRY(te__late_rows(&x, &ranks, r, kernels->bare, te_is_trained(p)));
     dy.p = r->now.p;
     w.c = w.d = p->grad, w.beta = te_accumulates(r, p) ? 1.0f : 0.0f;
-    if (te_is_in_fp8(r, i)) TE_TRY(te__fp8_backward(&w, &x, r, i, dy));
+    if (te_is_in_fp8(r, i)) TE_TRY(r->plan->fp8->backward(&w, &x, r, i, dy));
     else {
         TE_TRY(te_as(&dy, r, r->plan->dtype));
         x.a = dy.p, x.b = p->data;
@@ -125,8 +124,9 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
 }
 
 /* The step, by the plan that it stands in: so a list for inference alone has nothing of backward. */
-TE_API te_status te_linear_step_forward(te_run *r, const te_step *s, te_chain_launch_fn launch, te_chain_shape k,
-                                        te_product_kernels *whole, te_product_kernels *bare) {
+TE_IF_USED TE_API te_status te_linear_step_forward(te_run *r, const te_step *s, te_chain_launch_fn launch,
+                                                   te_chain_shape k, te_product_kernels *whole,
+                                                   te_product_kernels *bare) {
     const te__linear_kernels kernels = {launch, k, whole, bare};
     return te__linear_forward(r, s, &kernels);
 }

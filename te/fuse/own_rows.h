@@ -50,10 +50,10 @@
 /* The attention kernels leave partial sums of the columns that they write (of sum_rows rows each), in sequences that
  * are no shorter than that; else the bias's own kernel does. Both take the same pieces of the workspace, for it is
  * sized without the sequences. */
-TE_API te_status te__attention_bias_backward(te_run *r, const te_step *s, te_attention_launch_fn attention,
-                                             te_attention_scratch_fn scratch_bytes, int sum_rows,
-                                             te_chain_launch_fn launch, te_chain_shape k,
-                                             te_attention_sinks_fn sinks, const te_score_bias *bias) {
+TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step *s, te_attention_launch_fn attention,
+                                                        te_attention_scratch_fn scratch_bytes, int sum_rows,
+                                                        te_chain_launch_fn launch, te_chain_shape k,
+                                                        te_attention_sinks_fn sinks, const te_score_bias *bias) {
     const int tiles = te_chain_tiles(k), most = te__most_blocks(r, k, tiles);
     const int sums = sum_rows && r->batch && r->batch->seq >= sum_rows;
     const int blocks = sums ? (int)(r->batch->batch * te_ceil_div(r->batch->seq, sum_rows))

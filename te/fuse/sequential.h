@@ -25,6 +25,7 @@
 #ifndef TE_FUSE_SEQUENTIAL_H
 #define TE_FUSE_SEQUENTIAL_H
 
+#include "../core/convert.h" /* te_convert */
 #include "../plan/dims.h"  /* TE_DIM, te_plan_set_dims */
 #include "../plan/print.h" /* te_plan_print */
 #include "../plan/walk.h"  /* te_plan_forward, te_plan_backward */
@@ -115,7 +116,8 @@
     TE__DEFINE2(widths, passes, link, rows, rows_b, name, TE_LIST_OF(dtype), TE_NAME(TE_LIST_OF(dtype)), __VA_ARGS__)
 #define TE__DEFINE2(...) TE__DEFINE3(__VA_ARGS__)
 #define TE__DEFINE3(widths, passes, link, rows, rows_b, name, of, dtype, cut, marks, ...)                            \
-    TE__IF_RECIPE(of, TE_FP8_OPS, TE_NOTHING)(name, dtype, TE_OPTION(of, recipe, none))                              \
+    TE__IF_RECIPE(of, TE_FP8_OPS, TE_NOTHING)                                                                        \
+        (name, dtype, TE_OPTION(of, recipe, none), TE__FP8_BACKWARD_OF_##passes)                                     \
     TE__IF_RECIPE(of, TE__RECIPE_FACT, TE_NOTHING)(name, TE_LINKS(name, __VA_ARGS__))                                \
     TE__DEFINE_LIST(TE__TRAINING_OF_##passes, TE__PRODUCT_OF_##passes(dtype),                                        \
                 TE__IF_RECIPE(of, TE__FP8_OPS_OF, TE__NO_FP8_OPS)(name), link, name,                                 \
@@ -149,7 +151,8 @@
 #define TE__RECIPE_AT_B_END
 #define TE__STEPS_OF_training TE_PLAN
 #define TE__INFERENCE_OF_training TE_PLAN_BESIDE
-#define TE__TRAINING_OF_training &te__training
+#define TE__TRAINING_OF_training te__training
+#define TE__FP8_BACKWARD_OF_training te__fp8_backward
 #define TE__PRODUCT_OF_training(dtype) TE_GEMM_RUN_OF(TE_##dtype, 1)
 #define TE__FP8_OPS_OF(name) &name##_fp8
 #define TE__NO_FP8_OPS(name) 0
@@ -174,7 +177,7 @@
                                      name##_begin_begin_out, TE_FOR(TE__LAST_WIDTH, links) 0, name##_op_count,         \
                                      name##_forward_steps, name##_infer_steps, name##_backward_steps, ops, forward_,   \
                                      infer_, backward_, (int)(sizeof spans / sizeof spans[0]) - 1, spans,              \
-                                         name##_takes_dims, fp8, training, product};                   \
+                                         name##_takes_dims, fp8, training, product, te_convert};       \
         return &plan;                                                                                                  \
     }
 #define TE__NO_STEP {0, 0, 0, {0}, 0}

@@ -63,7 +63,7 @@ template <te_dtype T> TE_API te_product_kernels *te__fp8_kernels_to(const te_gem
     return g->b_fp8.dtype == TE_e5m2 ? te__fp8_kernels<T, TE_e4m3, TE_e5m2>() : te__fp8_kernels<T, TE_e4m3, TE_e4m3>();
 }
 /* Templates, so that who does not call them has no kernels of them. */
-template <int = 0> TE_API te_product_kernels *te_gemm_fp8_kernels(const te_gemm *g) {
+TE_IF_USED TE_API te_product_kernels *te_gemm_fp8_kernels(const te_gemm *g) {
     return g->dtype == TE_bf16 ? te__fp8_kernels_to<TE_bf16>(g) : te__fp8_kernels_to<TE_f16>(g);
 }
 
@@ -73,7 +73,7 @@ TE_API te_gemm te__fp8_bare_of(const te_gemm *g) {
     if (g->epilogue == TE_EPILOGUE_BIAS) bare.epilogue = TE_EPILOGUE_NONE;
     return bare;
 }
-template <int = 0> TE_API te_status te__fp8_run_own(const te_gemm *g, te_context *ctx) {
+TE_IF_USED TE_API te_status te__fp8_run_own(const te_gemm *g, te_context *ctx) {
     const te_gemm bare = te__fp8_bare_of(g);
     te_fp8_bare p;
     memset(&p, 0, sizeof p);
@@ -85,7 +85,7 @@ template <int = 0> TE_API te_status te__fp8_run_own(const te_gemm *g, te_context
 /* ---- who runs it ------------------------------------------------------------------------------------------------- */
 
 /* Whether a kernel of our own could. */
-template <int = 0> TE_API int te__fp8_can(const te_gemm *g, te_context *ctx) {
+TE_IF_USED TE_API int te__fp8_can(const te_gemm *g, te_context *ctx) {
     const te_gemm bare = te__fp8_bare_of(g);
     return te_gemm_is_fp8(g) && te__hopper_can(&bare) && (g->beta == 0 || g->beta == 1) &&
            te_gemm_can_row(te_gemm_fp8_kernels(g), &bare, ctx);
@@ -116,7 +116,7 @@ TE_API int te__fp8_chosen(const te_gemm *g, te_context *ctx) {
     return found ? found->split == TE_SPLIT_OWN : -1;
 }
 /* Whether a kernel of our own takes the product here. */
-template <int = 0> TE_API int te_gemm_fp8_is_own(const te_gemm *g, te_context *ctx) {
+TE_IF_USED TE_API int te_gemm_fp8_is_own(const te_gemm *g, te_context *ctx) {
     const int can = te__fp8_can(g, ctx), chosen = can ? te__fp8_chosen(g, ctx) : 0;
     return chosen < 0 ? te__fp8_pays(g, ctx) : chosen;
 }
@@ -124,7 +124,7 @@ template <int = 0> TE_API int te_gemm_fp8_is_own(const te_gemm *g, te_context *c
 /* A product to time, by cuBLASLt and by a kernel of our own. */
 typedef te_status (*te__fp8_own_fn)(const te_gemm *g, te_context *ctx);
 typedef struct te__fp8_trial { te_gemm gemm; te__fp8_own_fn own; } te__fp8_trial;
-template <int = 0> TE_API te_status te__fp8_trial_run(void *arg, int racer, int lap, te_context *ctx) {
+TE_IF_USED TE_API te_status te__fp8_trial_run(void *arg, int racer, int lap, te_context *ctx) {
     const te__fp8_trial *t = (const te__fp8_trial *)arg;
     (void)lap;
     return racer ? t->own(&t->gemm, ctx) : te_gemm_run(&t->gemm, ctx);
@@ -143,7 +143,7 @@ TE_API size_t te__fp8_trial_lay_out(te_gemm *g, char *base) {
     g->b_fp8.inverse = fine ? (const float *)(void *)(base + at_b_scales) : 0;
     return (size_t)(at_b_scales + scales_b * 4);
 }
-TE_API te_status te__fp8_trial_fill(const te_gemm *g, size_t bytes, te_context *ctx) {
+TE_IF_USED TE_API te_status te__fp8_trial_fill(const te_gemm *g, size_t bytes, te_context *ctx) {
     const char *scales = (const char *)g->a_fp8.inverse, *end = (const char *)g->a + bytes;
     TE_TRY(te_fill_normal((void *)(uintptr_t)g->a, g->a_fp8.dtype, g->m * g->k, 0.0f, 1.0f, 1, 0, ctx));
     TE_TRY(te_fill_normal((void *)(uintptr_t)g->b, g->b_fp8.dtype, g->n * g->k, 0.0f, 1.0f, 1, 1, ctx));
@@ -153,8 +153,7 @@ TE_API te_status te__fp8_trial_fill(const te_gemm *g, size_t bytes, te_context *
     return te_fill_normal((void *)(uintptr_t)scales, TE_f32, (end - scales) / 4, 1.0f, 0.1f, 1, 4, ctx);
 }
 /* Time both on memory of their own, cuBLASLt with its fastest candidate, and remember the faster. */
-template <int = 0>
-TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, te__fp8_own_fn own, te_context *ctx) {
+TE_IF_USED TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, te__fp8_own_fn own, te_context *ctx) {
     te__fp8_trial t = {*of, own};
     const size_t bytes = te__fp8_trial_lay_out(&t.gemm, (char *)(uintptr_t)TE_ALIGN);
     int64_t ns[2] = {0, 0};
@@ -176,7 +175,7 @@ TE_API te_status te__fp8_time(te_gemm_choice *c, const te_gemm *of, te__fp8_own_
     return TE_OK;
 }
 /* Time them unless that has been done, where the context tunes. */
-template <int = 0> TE_API te_status te__fp8_tune(const te_gemm *g, te__fp8_own_fn own, te_context *ctx) {
+TE_IF_USED TE_API te_status te__fp8_tune(const te_gemm *g, te__fp8_own_fn own, te_context *ctx) {
     if (ctx->gemm_own != 1 || !te__gemm_may_time(ctx)) return TE_OK;
     te_gemm_choice c = te__fp8_choice_of(g);
     if (te__gemm_find_choice(&c, ctx)) return TE_OK;
@@ -186,7 +185,7 @@ template <int = 0> TE_API te_status te__fp8_tune(const te_gemm *g, te__fp8_own_f
     if (open) te_enqueue_open(ctx);
     return TE_OK;
 }
-template <int = 0> TE_API te_status te_gemm_fp8_run(const te_gemm *g, te_context *ctx) {
+TE_IF_USED TE_API te_status te_gemm_fp8_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_fp8_run", ctx));
     TE_TRY(te_gemm_check_fp8(g, "te_gemm_fp8_run", ctx));
     if (te__fp8_can(g, ctx)) TE_TRY(te__fp8_tune(g, te__fp8_run_own<>, ctx));

@@ -119,6 +119,12 @@ TE_FN void te__hopper_collect(const te_hopper *p, float d[128], const te_hopper_
     }
 }
 
+/* The same, or of couples, which are in both boxes, two quarters at a time. */
+TE_FN void te__hopper_leave_quarter(const uint32_t held[4][16], const int quarter, uint32_t boxes,
+                                    te_hopper_barriers *bars, const te_hopper_kind k) {
+    if (!k.couples.group || quarter % 2 == 0) te__hopper_leave(held[quarter], quarter, boxes, bars);
+    if (k.couples.group && quarter % 2 == 0) te__hopper_leave(held[quarter + 1], quarter + 1, boxes, bars);
+}
 /* A warpgroup's tiles. */
 TE_FN void te__hopper_multiply(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, const te_hopper_kind k) {
     const int warp = (int)threadIdx.x / 32 - 4;
@@ -130,16 +136,14 @@ TE_FN void te__hopper_multiply(const te_hopper *p, uint32_t ring, te_hopper_barr
     int have = 0;
     for (int j = 0; te__hopper_work(&w, p, j); j++) {
         const int steps = w.last - w.first;
-        TE_UNROLL for (int quarter = 0; quarter < 4; quarter++) {
-            const int first = steps * quarter / 4, last = steps * (quarter + 1) / 4;
-            te__hopper_step(d, &g, quarter, k);
-            if (have && !k.couples.group) te__hopper_leave(held[quarter], quarter, boxes, bars);
-            if (have && k.couples.group && quarter % 2 == 0) { /* both boxes at once */
-                te__hopper_leave(held[quarter], quarter, boxes, bars);
-                te__hopper_leave(held[quarter + 1], quarter + 1, boxes, bars);
-            }
+        int next = have ? 0 : 4; /* the quarter of the tile before that leaves next */
 #pragma unroll 1
-            for (int s = first + 1; s < last; s++) te__hopper_step(d, &g, s, k);
+        for (int s = 0; s < steps; s++) { /* one copy of the step: eight took half of the time to compile */
+            te__hopper_step(d, &g, s, k);
+            if (s < steps * next / 4) continue;
+            TE_UNROLL for (int quarter = 0; quarter < 4; quarter++)
+                if (quarter == next) te__hopper_leave_quarter(held, quarter, boxes, bars, k);
+            next++;
         }
         te__wgmma_wait_0();
         te__hopper_free(&g);

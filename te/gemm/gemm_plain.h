@@ -92,7 +92,7 @@ TE_FN void te__plain_add_body(const te_plain *p, te_block b) {
     for (int i = 0; i < p->parts; i++) sum += p->sums[i * all + at];
     te__store_wide(p->d, at, te__plain_value(p, at, (int)(at % p->n), sum), p->out);
 }
-TE_KERNEL(te__plain_add, TE_PLAIN_THREADS, te_plain, te__plain_add_body(te_args, te_at))
+TE_KERNEL_IF_USED(te__plain_add, TE_PLAIN_THREADS, 1, te_plain, te__plain_add_body(te_args, te_at))
 
 /* ---- 16 bits ----------------------------------------------------------------------------------------------------- */
 

@@ -21,7 +21,7 @@ TE_API te_status te__gemm_call(const void *args, te_context *ctx) {
                                           TE_GEMM_WORKSPACE, (cudaStream_t)ctx->stream),
                            "cublasLtMatmul");
 }
-TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
+TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_run", ctx));
     TE_TRY(te__gemm_check_tiles(g, ctx));
     TE_TRY(te__gemm_open(ctx));

@@ -70,7 +70,7 @@ TE_API te_status te__gemm_race(te__gemm_trial *t, int laps, te_context *ctx) {
 /* Time the candidates for this plan and keep the fastest. Allocates scratch memory, waits for the stream and frees it.
  * A plan that cannot be timed for want of memory stays with the first candidate; one met during a capture is timed at a
  * later call. */
-TE_API te_status te__gemm_tune(te__gemm_plan *p, te_context *ctx) {
+TE_IF_USED TE_API te_status te__gemm_tune(te__gemm_plan *p, te_context *ctx) {
     enum {
         LAPS = 8,
         SMALL = 16 << 20

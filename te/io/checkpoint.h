@@ -113,9 +113,9 @@ TE_API te_status te_checkpoint_probe(const char *path, te_context *ctx) {
 
 /* Of several ranks: all gather, rank 0 of the world writes. `status`: of this rank so far; l is null where it has no
  * list. */
-TE_API te_status te__checkpoint_write_whole(const char *path, const te__checkpoint_list *l,
-                                            const te__checkpoint_notes *n, te__safetensors_extra extra,
-                                            te_status status, te_context *ctx) {
+TE_IF_USED TE_API te_status te__checkpoint_write_whole(const char *path, const te__checkpoint_list *l,
+                                                       const te__checkpoint_notes *n, te__safetensors_extra extra,
+                                                       te_status status, te_context *ctx) {
     const int writes = !ctx->comm->world.rank;
     te__gather g;
     if (status == TE_OK && writes) status = te_checkpoint_probe(path, ctx);
@@ -132,8 +132,9 @@ TE_API te_status te__checkpoint_write_whole(const char *path, const te__checkpoi
     return status;
 }
 /* Of one rank. */
-TE_API te_status te__checkpoint_write(const char *path, const te__checkpoint_list *l, const te__checkpoint_notes *n,
-                                      te__safetensors_extra extra, te_context *ctx) {
+TE_IF_USED TE_API te_status te__checkpoint_write(const char *path, const te__checkpoint_list *l,
+                                                 const te__checkpoint_notes *n, te__safetensors_extra extra,
+                                                 te_context *ctx) {
     te__blocks_file f;
     if (!l->in_blocks) return te__safetensors_write(path, l->tensor, l->count, n->pair, n->count, extra, ctx);
     TE_TRY(te__blocks_open(&f, l, ctx));
@@ -146,7 +147,7 @@ TE_API te_status te__checkpoint_write(const char *path, const te__checkpoint_lis
  * stream; of several ranks all call it, and wait for each other. Errors: TE_ERROR_IO; a number that is not finite
  * (TE_ERROR_VALUE, unless `force`): the last good file stays; two tensors of one name; an optimizer with a model that
  * is not in the list. */
-TE_API te_status te_checkpoint_save(const char *path, const te_checkpoint *c, te_context *ctx) {
+TE_IF_USED TE_API te_status te_checkpoint_save(const char *path, const te_checkpoint *c, te_context *ctx) {
     te__checkpoint_list l;
     te__checkpoint_notes n;
     memset(&n, 0, sizeof n);
@@ -183,8 +184,8 @@ TE_API te_status te__checkpoint_check(te__checkpoint_list *l, const te_checkpoin
         TE_TRY(te__safetensors_read_as(f, te_safetensors_find(f, l->tensor[i].name), &l->tensor[i], 1, ctx));
     return TE_OK;
 }
-TE_API te_status te__checkpoint_apply(te__checkpoint_list *l, const te_checkpoint *c, const te_safetensors *f,
-                                      te_context *ctx) {
+TE_IF_USED TE_API te_status te__checkpoint_apply(te__checkpoint_list *l, const te_checkpoint *c,
+                                                 const te_safetensors *f, te_context *ctx) {
     const int first = te__checkpoint_counts(c);
     TE_TRY(te__blocks_clear(c->optimizer, ctx));
     if (l->gathers || l->in_blocks) TE_TRY(te__whole_load(l, first, f, ctx));
@@ -200,7 +201,7 @@ TE_API te_status te__checkpoint_apply(te__checkpoint_list *l, const te_checkpoin
  * what was expected, and nothing changed. A disk that fails while it is read (TE_ERROR_IO) may leave a part. Reads the
  * file twice, for its checksum first, unless te_safetensors_verify has found that right. Waits for the stream; of
  * several ranks all call it, each with the file open, and wait for each other. */
-TE_API te_status te_checkpoint_load(const te_checkpoint *c, const te_safetensors *f, te_context *ctx) {
+TE_IF_USED TE_API te_status te_checkpoint_load(const te_checkpoint *c, const te_safetensors *f, te_context *ctx) {
     te__checkpoint_list l;
     const int gathers = te__checkpoint_gathers(ctx);
     te_status status = f && f->path ? te__checkpoint_begin(&l, c, ctx)

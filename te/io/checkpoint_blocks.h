@@ -13,8 +13,8 @@ typedef struct te__blocks_file {
 } te__blocks_file;
 
 /* A te__safetensors_extra.source. */
-TE_API te_status te__blocks_source(void *from, void *to, const te_safetensor *t, uint64_t at, size_t n,
-                                   te_context *ctx) {
+TE_IF_USED TE_API te_status te__blocks_source(void *from, void *to, const te_safetensor *t, uint64_t at, size_t n,
+                                              te_context *ctx) {
     const te__blocks_file *f = (const te__blocks_file *)from;
     const te__whole *w = &f->l->whole[t - f->l->tensor];
     const int64_t size = (int64_t)te_dtype_bytes(TE_bf16);

@@ -90,7 +90,7 @@ TE_API int te__gather_next(te__gather *g) {
         }
 }
 /* The next part, n bytes: in g->part on rank 0. */
-TE_API te_status te__gather_part(te__gather *g, size_t n, te_context *ctx) {
+TE_IF_USED TE_API te_status te__gather_part(te__gather *g, size_t n, te_context *ctx) {
     const te_safetensor *t = &g->l->tensor[g->i];
     const int64_t count = (int64_t)(n / g->size), at = (int64_t)(g->at / g->size);
     const te_dtype dtype = g->size == 4 ? TE_f32 : t->dtype == TE_SAFETENSORS_BF16 ? TE_bf16 : TE_f16;
@@ -105,8 +105,8 @@ TE_API size_t te__gather_bytes(const te__gather *g) {
     return left < TE_SAFETENSORS_STAGING ? (size_t)left : (size_t)TE_SAFETENSORS_STAGING;
 }
 /* A te__safetensors_extra.source. */
-TE_API te_status te__gather_source(void *from, void *to, const te_safetensor *t, uint64_t at, size_t n,
-                                   te_context *ctx) {
+TE_IF_USED TE_API te_status te__gather_source(void *from, void *to, const te_safetensor *t, uint64_t at, size_t n,
+                                              te_context *ctx) {
     te__gather *g = (te__gather *)from;
     if (!g->l->whole[t - g->l->tensor].runs.count) return te_copy(ctx, to, (const char *)t->data + at, n);
     TE_REQUIRE(te__gather_next(g) && t == &g->l->tensor[g->i] && at == g->at && n == te__gather_bytes(g), ctx,
@@ -115,7 +115,7 @@ TE_API te_status te__gather_source(void *from, void *to, const te_safetensor *t,
     return te_copy(ctx, to, g->part, n);
 }
 /* All that is left: on the ranks that write nothing and, where writing has failed, on rank 0. */
-TE_API te_status te__gather_rest(te__gather *g, te_context *ctx) {
+TE_IF_USED TE_API te_status te__gather_rest(te__gather *g, te_context *ctx) {
     while (te__gather_next(g)) TE_TRY(te__gather_part(g, te__gather_bytes(g), ctx));
     return TE_OK;
 }
@@ -123,8 +123,8 @@ TE_API te_status te__gather_rest(te__gather *g, te_context *ctx) {
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
 /* What this rank has of tensor i, from the file, converted if that has another format. host: two parts of it. */
-TE_API te_status te__whole_read(const te__checkpoint_list *l, int i, const te_safetensors *f, char *host, char *part,
-                                te_context *ctx) {
+TE_IF_USED TE_API te_status te__whole_read(const te__checkpoint_list *l, int i, const te_safetensors *f, char *host,
+                                           char *part, te_context *ctx) {
     const te_safetensor *want = &l->tensor[i], *t = te_safetensors_find(f, want->name);
     const size_t is_bytes = te_safetensors_dtype_bytes(t->dtype), as_bytes = te_safetensors_dtype_bytes(want->dtype);
     const int64_t all = (int64_t)(t->bytes / is_bytes), most = TE_SAFETENSORS_STAGING / 4;
@@ -143,7 +143,8 @@ TE_API te_status te__whole_read(const te__checkpoint_list *l, int i, const te_sa
     return TE_OK;
 }
 /* The tensors from `first` on, which te_safetensors_check has found in the file. */
-TE_API te_status te__whole_load(const te__checkpoint_list *l, int first, const te_safetensors *f, te_context *ctx) {
+TE_IF_USED TE_API te_status te__whole_load(const te__checkpoint_list *l, int first, const te_safetensors *f,
+                                           te_context *ctx) {
     char *host = (char *)malloc(2 * (size_t)TE_SAFETENSORS_STAGING);
     void *part = 0;
     TE_REQUIRE(host, ctx, TE_ERROR_MEMORY, "checkpoint: cannot allocate %d bytes", 2 * (int)TE_SAFETENSORS_STAGING);

@@ -19,8 +19,7 @@
  *                              (fp8_row), or [out / 128, in / 128], up (fp8_block: as in DeepSeek-V3's files)
  *     h0.fc1.input_scale       F32 [1], fp8_delayed behind its first step: what the input is multiplied by before it
  *                              is rounded; without it the input's own magnitude decides, as under fp8_current
- * and all other parameters as a checkpoint has them. A weight that it has in F32, BF16 or F16 is cast when it is
- * loaded, so any checkpoint will do.
+ * and all other parameters as a checkpoint has them. A weight in F32, BF16 or F16 is cast: any checkpoint will do.
  */
 #ifndef TE_FP8_WEIGHTS_H
 #define TE_FP8_WEIGHTS_H
@@ -169,8 +168,9 @@ TE_API te_status te__fp8_want_param(te__fp8_tensors *l, const te__fp8_walk *w, c
     return TE_OK;
 }
 /* A weight that the file has in other formats: read into `staging`, [rows, cols] of the list's dtype, and cast. */
-TE_API te_status te__fp8_read_cast(const te_fp8_weights *s, const te__fp8_walk *w, const te_fp8_product *to,
-                                   const te_safetensor *want, void *staging, const te_safetensors *f, te_context *ctx) {
+TE_IF_USED TE_API te_status te__fp8_read_cast(const te_fp8_weights *s, const te__fp8_walk *w, const te_fp8_product *to,
+                                              const te_safetensor *want, void *staging, const te_safetensors *f,
+                                              te_context *ctx) {
     const te_model *m = w->models[w->model].model;
     te_safetensor read = *want;
     te_param p = *w->param;
@@ -207,8 +207,9 @@ TE_API te_status te__fp8_put_scales(const te_fp8_product *to, const te_safetenso
     TE_TRY(te_copy(ctx, of_input, &one_over, sizeof one_over));
     return te_synchronize(ctx);
 }
-TE_API te_status te__fp8_read(const te_fp8_weights *s, char *memory, const te_named_model *models, int count,
-                              const te__fp8_tensors *l, void *staging, const te_safetensors *f, te_context *ctx) {
+TE_IF_USED TE_API te_status te__fp8_read(const te_fp8_weights *s, char *memory, const te_named_model *models, int count,
+                                         const te__fp8_tensors *l, void *staging, const te_safetensors *f,
+                                         te_context *ctx) {
     te__fp8_walk w = te__fp8_params_of(models, count);
     for (int i = 0; te__fp8_next(&w); i += te__fp8_tensors_of(l, i, &w), memory += te__fp8_param_bytes(&w)) {
         const te_fp8_product to = te__fp8_product_at(s, &w, memory);
@@ -257,8 +258,9 @@ TE_API te_status te__fp8_prepare(te__fp8_tensors *l, size_t *staging, char *memo
  * te_tie comes behind it. Waits for the stream. Errors: null pointers, a list that trains, a product under a recipe
  * that is tied (its owner is not in FP8), memory too small or misaligned, another list than the file's, a tensor that
  * is missing, of another shape or dtype, or has a scale that is none; then the models are as they were. */
-TE_API te_status te_fp8_weights_load(te_fp8_weights *s, void *memory, size_t bytes, const te_named_model *models,
-                                     int count, const te_safetensors *f, te_context *ctx) {
+TE_IF_USED TE_API te_status te_fp8_weights_load(te_fp8_weights *s, void *memory, size_t bytes,
+                                                const te_named_model *models, int count, const te_safetensors *f,
+                                                te_context *ctx) {
     te__fp8_tensors l;
     int products;
     size_t room = 0;

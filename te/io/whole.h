@@ -42,8 +42,8 @@ TE_API int te__whole_saves(const te_param *p, const te_group *g) { return p->sha
 
 /* What there is of elements [at, at + count) in the piece goes to `part`, where element `at` is the first; or comes
  * from there, if `loads`. size: bytes of an element. */
-TE_API te_status te__piece_copy(const te__whole *w, const te__piece *p, void *part, int64_t at, int64_t count,
-                                size_t size, int loads, te_context *ctx) {
+TE_IF_USED TE_API te_status te__piece_copy(const te__whole *w, const te__piece *p, void *part, int64_t at,
+                                           int64_t count, size_t size, int loads, te_context *ctx) {
     const int64_t end = p->from + p->elements;
     const int64_t first = te_run_with(&w->runs, te_max(p->from, at / w->runs.ranks));
     for (int64_t i = first; i < w->runs.count; i++) {
@@ -63,8 +63,8 @@ TE_API te_status te__piece_copy(const te__whole *w, const te__piece *p, void *pa
     return TE_OK;
 }
 /* Of all pieces that this rank saves, or loads. */
-TE_API te_status te__whole_copy(const te__whole *w, void *part, int64_t at, int64_t count, size_t size, int loads,
-                                te_context *ctx) {
+TE_IF_USED TE_API te_status te__whole_copy(const te__whole *w, void *part, int64_t at, int64_t count, size_t size,
+                                           int loads, te_context *ctx) {
     for (int i = 0; i < w->pieces; i++)
         if (loads || w->piece[i].saves)
             TE_TRY(te__piece_copy(w, &w->piece[i], part, at, count, size, loads, ctx));

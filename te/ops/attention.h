@@ -221,10 +221,10 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
 }
 /* sum: see te_attention_args. sinks: the kernel for their gradient; null: there are none. bias: those of one. add: of
  * a cross_attention, the kernel that adds two gradients of its keys and values. */
-TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attention_launch_fn launch,
-                                        te_attention_scratch_fn scratch_bytes, float *sum,
-                                        te_attention_sinks_fn sinks, const te_score_bias *bias,
-                                        te__load_launch_fn add) {
+TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attention_launch_fn launch,
+                                                   te_attention_scratch_fn scratch_bytes, float *sum,
+                                                   te_attention_sinks_fn sinks, const te_score_bias *bias,
+                                                   te__load_launch_fn add) {
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
     const size_t bytes = r->ctx ? scratch_bytes(r->ctx, te_room_rows(r)) : 0;

@@ -234,7 +234,7 @@ TE_API te_status te__cross_entropy_forward(te_run *r, const te_step *s, te_cross
     return TE_OK;
 }
 /* batch.loss_scale divided by batch.loss_count, in every row. While sizes are measured there is room for it. */
-TE_API te_status te__cross_entropy_each(te_value *dy, te_run *r) {
+TE_IF_USED TE_API te_status te__cross_entropy_each(te_value *dy, te_run *r) {
     const te_batch *b = r->batch;
     te_loss_mean_args a;
     void *each = 0;
@@ -251,7 +251,7 @@ TE_API te_status te__cross_entropy_each(te_value *dy, te_run *r) {
     return te_loss_each_launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_LOSS_EACH_THREADS), 1), &a);
 }
 /* What backward starts from: dy in f32, or none and batch.loss_scale in its place. The step has acquired all else. */
-TE_API te_status te__cross_entropy_dy(te_value *dy, te_run *r) {
+TE_IF_USED TE_API te_status te__cross_entropy_dy(te_value *dy, te_run *r) {
     const te_batch *b = r->batch;
     *dy = r->dy;
     TE_REQUIRE(dy->p || !b || b->loss_scale != 0, r->ctx, TE_ERROR_VALUE,
@@ -260,7 +260,7 @@ TE_API te_status te__cross_entropy_dy(te_value *dy, te_run *r) {
                "%s: batch.loss_scale is %g", r->plan->name, (double)b->loss_scale);
     return !b || b->loss_count ? te__cross_entropy_each(dy, r) : te_as(dy, r, TE_f32);
 }
-TE_API te_status te__cross_entropy_backward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch) {
+TE_IF_USED TE_API te_status te__cross_entropy_backward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch) {
     const int i = s->op[0];
     te_cross_entropy_args a;
     te_value dx, dy;

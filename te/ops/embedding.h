@@ -119,7 +119,8 @@ TE_FN void te_sort_body(const te_embedding_args *a, te_block b) {
     te_lanes_sum(&sum, 1, &g);
     if (g.id == 0) a->order[(int)sum] = (int32_t)row;
 }
-TE_KERNEL(te_sort_by_token, TE_EMBEDDING_LANES * TE_EMBEDDING_GROUPS, te_embedding_args, te_sort_body(te_args, te_at))
+TE_KERNEL_IF_USED(te_sort_by_token, TE_EMBEDDING_LANES * TE_EMBEDDING_GROUPS, 1, te_embedding_args,
+                  te_sort_body(te_args, te_at))
 
 /* The token at place p of the sorted rows; -1 outside. */
 TE_FN int32_t te_token_at(const te_embedding_args *a, int64_t p, int shares) {
@@ -245,8 +246,8 @@ TE_API te_status te__embedding_forward(te_run *r, const te_step *s, te_embedding
     te_set_now(r, y);
     return TE_OK;
 }
-TE_API te_status te__embedding_backward(te_run *r, const te_step *s, te_embedding_launch_fn launch,
-                                        te_embedding_launch_fn merge) {
+TE_IF_USED TE_API te_status te__embedding_backward(te_run *r, const te_step *s, te_embedding_launch_fn launch,
+                                                   te_embedding_launch_fn merge) {
     const int i = s->op[0];
     te_param *p = r->param[i];
     te_embedding_args a = te__embedding_args(r, i);

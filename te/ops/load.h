@@ -65,7 +65,7 @@ TE_API te_status te__load_add(te_run *r, te_value to, const void *a, te_value b,
     memset(&args, 0, sizeof args);
     args.y = to.p, args.a = a, args.b = b.p, args.count = to.rows * to.cols;
     if (r->dry) return TE_OK;
-    if (!a) return te_convert(to.p, to.dtype, b.p, b.dtype, args.count, r->ctx);
+    if (!a) return r->plan->convert(to.p, to.dtype, b.p, b.dtype, args.count, r->ctx);
     return launch(r->ctx, te_grid_of(te_ceil_div(args.count, 8 * TE_LOAD_THREADS), 1), &args);
 }
 TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_fn launch) {

@@ -55,7 +55,7 @@ TE_FN void te_loss_sum_body(const te_loss_mean_args *a) {
     te_lanes_sum(&sum, 1, &g);
     if (g.id == 0) *a->out = (a->accumulate ? *a->out : 0.0f) + sum / te_loss_divisor(a);
 }
-TE_KERNEL(te_loss_sum, TE_LOSS_MEAN_THREADS, te_loss_mean_args, te_loss_sum_body(te_args))
+TE_KERNEL_IF_USED(te_loss_sum, TE_LOSS_MEAN_THREADS, 1, te_loss_mean_args, te_loss_sum_body(te_args))
 
 /* out[row] = scale / count: the dy that a backward begins with. */
 TE_FN void te_loss_each_body(const te_loss_mean_args *a, te_block b) {
@@ -64,7 +64,7 @@ TE_FN void te_loss_each_body(const te_loss_mean_args *a, te_block b) {
     const int64_t i = (int64_t)b.x * TE_LOSS_EACH_THREADS + g.id;
     if (i < a->rows) a->out[i] = a->scale / te_loss_divisor(a);
 }
-TE_KERNEL(te_loss_each, TE_LOSS_EACH_THREADS, te_loss_mean_args, te_loss_each_body(te_args, te_at))
+TE_KERNEL_IF_USED(te_loss_each, TE_LOSS_EACH_THREADS, 1, te_loss_mean_args, te_loss_each_body(te_args, te_at))
 
 TE_API te_status te__loss_mean_check(const void *out, const void *in, int64_t rows, const char *who, te_context *ctx) {
     TE_TRY(te_check_target(ctx, who));
@@ -75,8 +75,8 @@ TE_API te_status te__loss_mean_check(const void *out, const void *in, int64_t ro
     return TE_OK;
 }
 /* count[1] (+)= the labels[rows] that are not ignore_index, which is that of te_batch. Target memory; enqueues. */
-TE_API te_status te_count_labels(float *count, const int32_t *labels, int64_t rows, int ignore_index, int accumulate,
-                                 te_context *ctx) {
+TE_IF_USED TE_API te_status te_count_labels(float *count, const int32_t *labels, int64_t rows, int ignore_index,
+                                            int accumulate, te_context *ctx) {
     te_loss_mean_args a;
     TE_TRY(te__loss_mean_check(count, labels, rows, "te_count_labels", ctx));
     memset(&a, 0, sizeof a);
@@ -85,8 +85,8 @@ TE_API te_status te_count_labels(float *count, const int32_t *labels, int64_t ro
     return te_loss_sum_launch(ctx, te_grid_of(1, 1), &a);
 }
 /* mean[1] (+)= the sum of loss[rows] / count[1], the sum alone where the count is 0. Target memory; enqueues. */
-TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t rows, const float *count, int accumulate,
-                              te_context *ctx) {
+TE_IF_USED TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t rows, const float *count,
+                                         int accumulate, te_context *ctx) {
     te_loss_mean_args a;
     TE_TRY(te__loss_mean_check(mean, loss, rows, "te_mean_loss", ctx));
     TE_TRY(te__loss_mean_check(mean, count, 1, "te_mean_loss", ctx));

@@ -146,7 +146,8 @@ TE_API te_status te__score_bias_begin(te_attention_args *a, te_run *r, const te_
 }
 /* Behind a backward that has left delta: the bias's gradient. A table's is written where it is wanted; a relative one's
  * parts are added up at once, for blocks that share a table must not do so side by side. */
-TE_API te_status te__score_bias_end(te_attention_args *a, te_run *r, const te_op *op, const te_score_bias *k) {
+TE_IF_USED TE_API te_status te__score_bias_end(te_attention_args *a, te_run *r, const te_op *op,
+                                               const te_score_bias *k) {
     const te_attention_options *o = (const te_attention_options *)op->options;
     const te_param *p = te__score_bias_param(r, op);
     const int width = o->bias_first * o->heads, wanted = !r->dry && p && te_is_trained(p);

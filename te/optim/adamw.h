@@ -48,7 +48,7 @@ TE_API te_status te__adamw_check(const te_adamw *opt, te_context *ctx) {
     return TE_OK;
 }
 /* Begin anew from the models' weights: master = weight, m = v = 0, step 0. For after weights were loaded. */
-TE_API te_status te_adamw_reset(te_adamw *opt, te_context *ctx) {
+TE_IF_USED TE_API te_status te_adamw_reset(te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     const te__adamw_args a = te__adamw_args_of(opt);
     TE_TRY(te_fill(ctx, opt->state, 0, sizeof *opt->state));
@@ -69,8 +69,8 @@ TE_API void te__adamw_choose(te__adamw_tensor *t, const te_adamw_config *c, cons
  * reset. `models` must outlive the optimizer. Waits for the stream. Errors: null pointers, a model without gradients or
  * listed twice, a value in the config that is not allowed, a group of parameters that takes none, memory too small or
  * misaligned, a model in f16 without master weights, a matrix for Muon of which this rank has a part. */
-TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_model *const *models, int count,
-                               const te_adamw_config *config, te_context *ctx) {
+TE_IF_USED TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_model *const *models, int count,
+                                          const te_adamw_config *config, te_context *ctx) {
     TE_TRY(te__models_check(models, count, "adamw", ctx));
     TE_REQUIRE(opt && config, ctx, TE_ERROR_NULL, "adamw: the struct or the config is null");
     TE_TRY(te__adamw_config_check(config, ctx));

@@ -274,6 +274,6 @@ TE_FN void te__adamw_start_body(const te__adamw_args *a, te_block b) {
     if (t.dtype == TE_f32 || !t.master) return;
     for (int64_t i = from + lanes.id; i < to; i += lanes.count) t.master[i] = te_load(t.weight, i, t.dtype);
 }
-TE_KERNEL(te__adamw_start, TE__ADAMW_THREADS, te__adamw_args, te__adamw_start_body(te_args, te_at))
+TE_KERNEL_IF_USED(te__adamw_start, TE__ADAMW_THREADS, 1, te__adamw_args, te__adamw_start_body(te_args, te_at))
 
 #endif

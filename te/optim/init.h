@@ -13,8 +13,8 @@
 
 /* A parameter of which ranks of the tensor group hold a part each gets the numbers that the whole one would have on one
  * rank. The same seed on all ranks. */
-TE_API te_status te__param_fill(const te_param *p, float mean, float std, uint64_t seed, uint32_t stream,
-                                te_context *ctx) {
+TE_IF_USED TE_API te_status te__param_fill(const te_param *p, float mean, float std, uint64_t seed, uint32_t stream,
+                                           te_context *ctx) {
     const te_group *g = te_tensor_group(ctx);
     const te_runs s = te_runs_of(p, g);
     if (p->shard == TE_SHARD_rows) /* at once: runs are rows */
@@ -28,7 +28,8 @@ TE_API te_status te__param_fill(const te_param *p, float mean, float std, uint64
     return TE_OK;
 }
 /* Normal numbers, of the parameter's own dtype. */
-TE_API te_status te_param_normal(const te_param *p, float std, uint64_t seed, uint32_t stream, te_context *ctx) {
+TE_IF_USED TE_API te_status te_param_normal(const te_param *p, float std, uint64_t seed, uint32_t stream,
+                                            te_context *ctx) {
     TE_REQUIRE(p && p->data, ctx, TE_ERROR_NULL, "te_param_normal: the parameter is null or not bound");
     TE_REQUIRE(!p->constant, ctx, TE_ERROR_STATE, "te_param_normal: %s.%s lies in a file, which is only read", p->op,
                p->field);
@@ -37,7 +38,8 @@ TE_API te_status te_param_normal(const te_param *p, float std, uint64_t seed, ui
 }
 /* Every parameter of the model as its op declares it: weights normal(0, std), gammas 1 (0 if zero-centred), biases 0.
  * Uses one stream a parameter, from `stream` on. */
-TE_API te_status te_model_randomize(const te_model *m, float std, uint64_t seed, uint32_t stream, te_context *ctx) {
+TE_IF_USED TE_API te_status te_model_randomize(const te_model *m, float std, uint64_t seed, uint32_t stream,
+                                               te_context *ctx) {
     TE_REQUIRE(m && m->plan && (!m->at || m->at == m), ctx, TE_ERROR_STATE,
                "te_model_randomize: the instance has not been bound, or copied since");
     TE_REQUIRE(fabsf(std) <= 3.402823466e38f, ctx, TE_ERROR_VALUE, "te_model_randomize: std is %g", (double)std);

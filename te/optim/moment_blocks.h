@@ -129,13 +129,13 @@ TE_FN void te__moments_write_body(const te__moments_args *a, te_block b) {
     }
     if (lanes.id == 0) a->scale[block] = scale;
 }
-TE_KERNEL(te_moments_read, TE__MOMENT_LANES, te__moments_args, te__moments_read_body(te_args, te_at))
-TE_KERNEL(te_moments_write, TE__MOMENT_LANES, te__moments_args, te__moments_write_body(te_args, te_at))
+TE_KERNEL_IF_USED(te_moments_read, TE__MOMENT_LANES, 1, te__moments_args, te__moments_read_body(te_args, te_at))
+TE_KERNEL_IF_USED(te_moments_write, TE__MOMENT_LANES, 1, te__moments_args, te__moments_write_body(te_args, te_at))
 
 /* Elements [from, from + count) of a tensor's m or v (root: v) of so many elements go to `bf16`, target memory, or
  * come from there, if `loads`. 3 bytes an element. */
-TE_API te_status te__moments_copy(void *moment, int64_t elements, int root, int64_t from, int64_t count, void *bf16,
-                                  int loads, te_context *ctx) {
+TE_IF_USED TE_API te_status te__moments_copy(void *moment, int64_t elements, int root, int64_t from, int64_t count,
+                                             void *bf16, int loads, te_context *ctx) {
     te__moments_args a;
     memset(&a, 0, sizeof a);
     a.code = (uint8_t *)moment, a.scale = te_moment_scales(moment, elements), a.bf16 = (uint16_t *)bf16;

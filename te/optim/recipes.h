@@ -116,18 +116,18 @@ TE_API te_status te__recipes_over_weights(te_recipes *s, int cast, te_context *c
     return TE_OK;
 }
 /* What was largest in the first `count` tensors becomes that of all ranks. */
-TE_API te_status te__recipes_reduce(const te_recipes *s, int count, te_context *ctx) {
+TE_IF_USED TE_API te_status te__recipes_reduce(const te_recipes *s, int count, te_context *ctx) {
     const te_group *g = te_world_group(ctx);
     return s->config.ranks == 1 ? TE_OK : te_scales_reduce(&s->scales, s->gathered, 0, count, g, ctx);
 }
 /* The weights, what is largest in which is known. */
-TE_API te_status te__recipes_cast(te_recipes *s, te_context *ctx) {
+TE_IF_USED TE_API te_status te__recipes_cast(te_recipes *s, te_context *ctx) {
     const te_scale_rule own = te__recipes_own_rule(&s->config);
     TE_TRY(te_scales_update(&s->scales, 0, s->count, &own, ctx));
     return te__recipes_over_weights(s, 1, ctx);
 }
 /* The weights in FP8 anew: for after weights were loaded by themselves, or changed by other means than steps. */
-TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *ctx) {
+TE_IF_USED TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     TE_TRY(te__recipes_over_weights(s, 0, ctx));
     TE_TRY(te__recipes_reduce(s, s->count, ctx));
@@ -165,8 +165,8 @@ TE_API te_status te__recipes_formats(te_dtype **formats, const te_recipes *s, te
 /* Bind to memory (target memory, te_recipes_bytes, aligned to TE_ALIGN) and to the models as they are bound now, cast
  * the weights, and switch the recipes on. Waits for the stream. Errors: null pointers, a model that is not bound or
  * listed twice, a history that is not allowed, memory too small or misaligned. */
-TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t bytes, te_model *const *models, int count,
-                                 const te_recipes_config *config, te_context *ctx) {
+TE_IF_USED TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t bytes, te_model *const *models,
+                                            int count, const te_recipes_config *config, te_context *ctx) {
     TE_TRY(te__models_bound(models, count, "recipes", ctx));
     TE_REQUIRE(s && config, ctx, TE_ERROR_NULL, "recipes: the struct or the config is null");
     TE_REQUIRE(config->history >= 1 && config->history <= TE_SCALES_MOST_HISTORY, ctx, TE_ERROR_VALUE,
@@ -224,7 +224,7 @@ TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
 
 /* Enqueue what comes behind a step of the optimizer: the scales of fp8_delayed for the next one, in one kernel for all
  * tensors, and the weights in FP8. Of several ranks all call it. */
-TE_API te_status te_recipes_step(te_recipes *s, te_context *ctx) {
+TE_IF_USED TE_API te_status te_recipes_step(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     TE_TRY(te__scale_rule_check(&s->config.rule, "recipes", ctx));
     const int first = !s->begun && s->on, delayed = (s->begun || first) && s->on && !s->config.current;

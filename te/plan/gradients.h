@@ -27,7 +27,7 @@ TE_API te_status te__tell_step(te_run *r, const te_step *s) {
     return TE_OK;
 }
 /* Add up all that wait. */
-TE_API te_status te_sum_now(te_run *r) {
+TE_IF_USED TE_API te_status te_sum_now(te_run *r) {
     const int count = r->sum_count;
     int widest = 0, odd = 0;
     for (int i = 0; i < r->sum_count; i++)
@@ -35,7 +35,8 @@ TE_API te_status te_sum_now(te_run *r) {
     if (widest && !r->dry) {
         const int columns = widest >= TE_SUM_WIDE && !odd ? 2 : 1;
         const te_grid grid = te_grid_of(te_ceil_div(widest, columns * TE_SUM_LANES), r->sum_count);
-        TE_TRY((columns == 2 ? te_sum_wide_rows_launch : te_sum_rows_launch)(r->ctx, grid, &r->sums));
+        if (columns == 2) TE_TRY(te_sum_wide_rows_launch(r->ctx, grid, &r->sums));
+        else TE_TRY(te_sum_rows_launch(r->ctx, grid, &r->sums));
     }
     if (r->column_count && !r->dry)
         TE_TRY(te_sum_rows_launch(r->ctx, te_grid_of(1, r->column_count), &r->columns));

@@ -7,6 +7,7 @@
 #include "../core/context.h" /* te_context, te_status */
 #include "../core/tensor.h"  /* te_tensor, te_batch */
 #include "../fp8/scales.h"   /* te_scales */
+#include "fp8_ops.h"         /* te_fp8_ops */
 
 /* How an op takes part in a kernel.
  *   map    eight elements at a time, each on its own        bias, gelu, dropout, add, ...
@@ -130,23 +131,7 @@ typedef struct te_op {
     te_param_info param[TE_MAX_PARAMS + 1]; /* the last: none */
 } te_op;
 
-/* What a list under a recipe brings beside its steps; te/fuse/linear_fp8.h makes it. */
-struct te_quantize; struct te_quantize_tiles; struct te_quantize_rows;
-struct te_quantize_table; struct te_table; struct te_gemm;
-typedef struct te_fp8_ops {
-    te_status (*quantize)(const struct te_quantize *q, te_context *ctx); /* of tensors in the list's dtype */
-    te_status (*turn)(const struct te_quantize *q, te_context *ctx);     /* transposes what is in FP8 */
-    te_status (*product)(const struct te_gemm *g, te_context *ctx);
-    te_status (*tiles)(const struct te_quantize_tiles *q, te_context *ctx); /* null: the list does not name fp8_block */
-    te_status (*product_of_tiles)(const struct te_gemm *g, te_context *ctx);
-    te_status (*rows)(const struct te_quantize_rows *q, te_context *ctx); /* null: the list does not name fp8_row */
-    te_status (*weights)(const struct te_quantize_table *t, te_context *ctx); /* quantize for many in one launch */
-    te_status (*weights_of_blocks)(const struct te_table *t, te_context *ctx); /* tiles, likewise, or null */
-    te_status (*weights_of_rows)(const struct te_table *t, te_context *ctx);   /* rows, likewise, or null */
-    int fixed, keeps; /* its widths are constants: chains have kernels for tiles and whole rows; (inputs, kept) */
-    te_dtype gradients; /* of products with a scale a tensor: what dy is in */
-} te_fp8_ops;
-struct te_model; struct te_run; struct te_step;
+struct te_gemm; struct te_model; struct te_run; struct te_step;
 typedef te_status (*te_step_fn)(struct te_run *run, const struct te_step *step);
 
 /* A step of a plan: the ops that one row of the fusion list took, and the function that carries them out. */
@@ -184,8 +169,10 @@ typedef struct te_plan {
     int span_count; const te_span *span; /* none: everything is saved, with the same steps and so the same bits */
     int takes_dims; /* 1: widths are symbols (dims.h), and nothing runs by it */
     const te_fp8_ops *fp8; /* null: the list names no recipe */
-    const te_training *training; /* null: inference alone, with no step forward or backward (fuse/inference.h) */
+    const te_training *(*training)(void); /* null: inference alone, with no step forward or backward (inference.h) */
     te_status (*product)(const struct te_gemm *g, te_context *ctx); /* te_gemm_run, for the list's dtype (gemm.h) */
+    /* te_convert, for values in other formats than who reads them takes */
+    te_status (*convert)(void *y, te_dtype to, const void *x, te_dtype from, int64_t count, te_context *ctx);
 } te_plan;
 
 /* What the product of a weight works with under a recipe (te/optim/recipes.h). */

@@ -160,7 +160,7 @@ TE_API te_status te_as(te_value *v, te_run *r, te_dtype dtype) {
         te__pool_take(&r->pool, &to.p, (size_t)(te_room_rows(r) * v->cols) * te_dtype_bytes(dtype));
     TE_REQUIRE(to.block >= 0, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once", r->plan->name,
                (int)TE_MAX_LIVE);
-    if (!r->dry) TE_TRY(te_convert(to.p, dtype, v->p, v->dtype, v->rows * v->cols, r->ctx));
+    if (!r->dry) TE_TRY(r->plan->convert(to.p, dtype, v->p, v->dtype, v->rows * v->cols, r->ctx));
     *v = to;
     return TE_OK;
 }
@@ -175,7 +175,7 @@ TE_API te_status te_before_as(te_value *made, const te_value *v, te_run *r, te_d
 }
 TE_API te_status te_after_as(const te_value *v, const te_value *made, te_run *r) {
     if (v->p == made->p || r->dry) return TE_OK;
-    return te_convert(v->p, v->dtype, made->p, made->dtype, v->rows * v->cols, r->ctx);
+    return r->plan->convert(v->p, v->dtype, made->p, made->dtype, v->rows * v->cols, r->ctx);
 }
 
 /* ---- what forward keeps ------------------------------------------------------------------------------------------ */

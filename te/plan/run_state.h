@@ -2,7 +2,6 @@
 #ifndef TE_RUN_STATE_H
 #define TE_RUN_STATE_H
 
-#include "../core/convert.h"   /* te_convert */
 #include "../core/group.h"     /* te_tensor_group */
 #include "../core/sequences.h" /* te_sequences */
 #include "../gemm/gemm_types.h" /* te_gemm */

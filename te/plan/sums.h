@@ -51,7 +51,7 @@ TE_FN void te_sum_body(const te_sum_args *a, te_block b, const int columns) {
     if (group == 0 && col < j->width) TE_UNROLL
     for (int e = 0; e < columns; e++) j->total[col + e] = (j->accumulate ? j->total[col + e] : 0.0f) + sum[e];
 }
-TE_KERNEL(te_sum_rows, TE_SUM_LANES * TE_SUM_GROUPS, te_sum_args, te_sum_body(te_args, te_at, 1))
-TE_KERNEL(te_sum_wide_rows, TE_SUM_LANES * TE_SUM_GROUPS, te_sum_args, te_sum_body(te_args, te_at, 2))
+TE_KERNEL_IF_USED(te_sum_rows, TE_SUM_LANES * TE_SUM_GROUPS, 1, te_sum_args, te_sum_body(te_args, te_at, 1))
+TE_KERNEL_IF_USED(te_sum_wide_rows, TE_SUM_LANES * TE_SUM_GROUPS, 1, te_sum_args, te_sum_body(te_args, te_at, 2))
 
 #endif

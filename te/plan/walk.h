@@ -16,7 +16,7 @@
 /* ---- the walk ---------------------------------------------------------------------------------------------------- */
 
 /* Take the random state, if no kernel has taken it along: before step `next` if that draws, and at the end (null). */
-TE_API te_status te__take(te_run *r, const te_step *next) {
+TE_IF_USED TE_API te_status te__take(te_run *r, const te_step *next) {
     int draws = !next;
     for (int j = 0; next && j < next->count; j++) draws |= r->plan->op[next->op[j]].flags & TE_DRAWS;
     if (!draws || !r->take.taken) return TE_OK;
@@ -25,7 +25,7 @@ TE_API te_status te__take(te_run *r, const te_step *next) {
     return TE_OK;
 }
 
-TE_API te_status te__training_before(te_run *r, const te_step *step) {
+TE_IF_USED TE_API te_status te__training_before(te_run *r, const te_step *step) {
     TE_TRY(te__span_enter(r, step));
     if (r->sum_count > TE_SUM_JOBS - TE_SUM_ROW) TE_TRY(te_sum_now(r)); /* room for what this step sums */
     return te__take(r, step);
@@ -34,15 +34,17 @@ TE_API te_status te__training_after(te_run *r, const te_step *step) {
     te__span_leave(r, step);
     return te__tell_step(r, step);
 }
-TE_API te_status te__training_end(te_run *r) {
+TE_IF_USED TE_API te_status te__training_end(te_run *r) {
     TE_TRY(te__take(r, 0));
     return te_sum_now(r);
 }
-static TE_UNUSED const te_training te__training = {te__training_before, te__training_after,
-                                                     te__training_end};
+TE_IF_USED TE_API const te_training *te__training(void) {
+    static const te_training training = {te__training_before, te__training_after, te__training_end};
+    return &training;
+}
 
 TE_API te_status te__walk(te_run *r, const te_step *step, int count) {
-    const te_training *training = r->plan->training;
+    const te_training *training = r->plan->training ? r->plan->training() : 0;
     for (int i = 0; i < count; i++) {
         if (training) TE_TRY(training->before(r, &step[i]));
         r->ends[1] = r->now.p;
@@ -72,7 +74,7 @@ TE_API int te__draws(const te_plan *p) {
 TE_API te_status te__deliver(te_run *r) {
     const te_value to = r->pass == TE_BACKWARD ? r->dx : r->y;
     if (!to.p || !r->now.p || r->now.p == to.p) return TE_OK;
-    return te_convert(to.p, to.dtype, r->now.p, r->now.dtype, to.rows * to.cols, r->ctx);
+    return r->plan->convert(to.p, to.dtype, r->now.p, r->now.dtype, to.rows * to.cols, r->ctx);
 }
 
 /* Dry, then for real. A forward that draws takes the random state in between: a refused call does not move it on. */
