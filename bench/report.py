@@ -3,8 +3,8 @@
 
     python3 bench/report.py FOLDER DATE
 
-reads kernels.tsv, block.tsv, gaps.tsv and peers.tsv in FOLDER (what is missing is left out) and writes results.md, ops.svg and
-roofline.svg beside them.
+reads kernels.tsv, block.tsv, gaps.tsv, peers.tsv and attention.tsv (peers.py's, of attention_shapes alone, in place of these rows of peers.tsv)
+in FOLDER (what is missing is left out) and writes results.md, ops.svg and roofline.svg beside them.
 """
 import html
 import math
@@ -80,14 +80,15 @@ def attention_table(rows):
             t[r["shape"], r["pass"]][r["variant"]] = r["microseconds"]
     names, out = ["ours", "ours_free", "cudnn", "flash4", "flash4_deterministic"], []
     for (shape, step), us_of in t.items():
-        batch, seq, heads, _, dim, mask = [w.lstrip("bshkvd") for w in shape.split("_")]
-        dim, value = (dim.split("v") * 2)[:2]  # d192v128: values of 128
+        batch, seq, heads, _, dim, *value, mask = [w.lstrip("bshkvd") for w in shape.split("_")]
+        value = value[0] if value else dim  # d192_v128: values of 128
         columns = int(dim) + int(value) if step == "forward" else 3 * int(dim) + 2 * int(value)
         flops = 2 * int(batch) * int(heads) * int(seq) ** 2 * columns / (1 if mask == "full" else 2)
         rate = {v: flops / time / 1e6 for v, time in us_of.items()}
         others = [rate[v] for v in names[2:] if v in rate]
-        out.append([shape.replace("_", " "), step] + [f"{rate[v]:.0f}" if v in rate else "" for v in names] + [times(rate.get("ours"), max(others, default=0))])
-    return out and table(["<shape", "<pass", *(n.replace("_", " ") for n in names), "ours / best of the others"], out)
+        over = [times(rate.get("ours"), max(others, default=0)), times(rate.get("ours"), rate.get("flash4_deterministic")), times(rate.get("ours_free"), rate.get("flash4"))]
+        out.append([shape.replace("_", " "), step] + [f"{rate[v]:.0f}" if v in rate else "" for v in names] + over)
+    return out and table(["<shape", "<pass", *(n.replace("_", " ") for n in names), "ours / best of the others", "ours / flash4 deterministic", "ours free / flash4"], out)
 
 us = lambda t: "" if not t else f"{t:.1f}" if t < 1000 else f"{t:.0f}"
 times = lambda a, b, digits=2: f"{a / b:.{digits}f}" if a and b else ""
@@ -307,8 +308,9 @@ def main():
         text += f"\n## Whole parts\n\nForward: the sum of our steps, each by itself. Forward + backward: {how}. PyTorch: the whole.\n\n" + wholes(block, peers, turns)
     if products := products_table(measured):
         text += "\n## Products in turns with PyTorch's\n\n" + products
-    if shapes := attention_table(measured):
-        text += "\n## Attention by shape, TFLOP/s, in turns\n\n" + shapes
+    attention_title, attention = read(os.path.join(folder, "attention.tsv"))
+    if shapes := attention_table(attention or measured):
+        text += "\n## Attention by shape, TFLOP/s, in turns\n\n" + (f"{attention_title}.\n\n" if attention else "") + shapes
     if beside := beside_table(kernels + block):
         text += "\n## Beside something else than a copy\n\n" + beside
     if gaps:
