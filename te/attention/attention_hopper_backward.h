@@ -24,11 +24,11 @@
  *
  * Measured on an H200, bf16, TFLOP/s in turns with cuDNN's (PyTorch 2.11) and those of the package flash-attn-4
  * (4.0.0b36): in a fixed order / any order / cuDNN / flash-attn-4 in a fixed order / any order
- *     batch 4, seq  2048, 32 heads of 128, causal   434 438 373 404 437    full   543 538 460 494 522
- *     batch 2, seq  8192, 16 heads of 128, causal   569 563 446 503 531    full   587 573 484 575 591
- *     batch 1, seq 16384, 64 of 128, 8 of K, causal 558 552 501 545 564
- *     batch 2, seq  8192, 32 heads of  64, causal   516 519 357 494 488
- * and before, with cuDNN alone:
+ *     batch 4, seq  2048, 32 heads of 128, causal   447 450 382 411 450    full   548 546 468 496 532
+ *     batch 2, seq  8192, 16 heads of 128, causal   578 556 442 506 541    full   587 568 485 573 591
+ *     batch 1, seq 16384, 64 of 128, 8 of K, causal 559 553 500 543 562
+ *     batch 2, seq  8192, 32 heads of  64, causal   522 520 360 492 483
+ * (in full attention both orders are the same kernel: what ran before it makes up to 4%), and before, with cuDNN alone:
  *     batch 2, seq  4096, 16 heads of  96, causal   417 419 333
  *     batch 4, seq  2048, 32 heads of  64                                  full   472 496 396
  * The kernels of mma.sync: 223 at the first, 212 at the last but one. What did not pay at head_dim 128: dQ added from
