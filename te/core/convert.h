@@ -72,4 +72,23 @@ TE_IF_USED TE_API te_status te_convert(void *y, te_dtype to, const void *x, te_d
     return count ? te_convert_kernel_launch(ctx, te_grid_of(te_ceil_div(count, TE_CONVERT_BLOCK), 1), &a) : TE_OK;
 }
 
+/* te_convert for the values of a list. MIXED 0: they all have one format, so that it copies, and the program does not
+ * have the kernel. */
+#if TE_CUDA
+template <int MIXED>
+TE_API te_status te__convert_in_list(void *y, te_dtype to, const void *x, te_dtype from, int64_t count,
+                                     te_context *ctx) {
+    if constexpr (MIXED) return te_convert(y, to, x, from, count, ctx);
+    else {
+        TE_TRY(te__convert_check(y, to, x, from, count, ctx));
+        TE_REQUIRE(to == from, ctx, TE_ERROR_DTYPE, "te_convert: %s to %s in a list that has one format alone",
+                   te_dtype_name(from), te_dtype_name(to));
+        return te_copy(ctx, y, x, (size_t)count * te_dtype_bytes(to));
+    }
+}
+#define TE_CONVERT_IN_LIST(mixed) te__convert_in_list<(mixed)>
+#else
+#define TE_CONVERT_IN_LIST(mixed) te_convert
+#endif
+
 #endif

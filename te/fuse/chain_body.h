@@ -37,14 +37,21 @@ typedef struct te_chain_part {
 } te_chain_part;
 typedef void (*te_chain_rows_fn)(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
                                  te_lanes *g, const te_chain_part *p);
-TE_FN void te_chain_rows_map(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
-                             te_lanes *g, const te_chain_part *p) {
-    te_map_body(c, stages, store, k, *g, p->tile, p->first, p->step, p->sums, p->most);
+TE_FN void te_chain_rows_beside(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                                te_lanes *g, const te_chain_part *p) {
+    te_map_body_beside(c, stages, store, k, *g, p->tile, p->first, p->step, p->sums, p->most);
 }
-TE_FN void te_chain_rows_map_scaled(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
-                                    te_lanes *g, const te_chain_part *p) {
-    if (k.scaled == TE_SCALING_NONE) te_chain_rows_map(c, stages, store, k, g, p);
-    else te_scaled_map_body(c, stages, store, k, g, p->tile, p->first, p->step, te_map_is_beside(k), p->rows, p->most);
+TE_FN void te_chain_rows_apart(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                               te_lanes *g, const te_chain_part *p) {
+    te_map_body_apart(c, stages, store, k, *g, p->tile, p->first, p->step, p->sums, p->most);
+}
+TE_FN void te_chain_rows_scaled(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                                te_lanes *g, const te_chain_part *p) {
+    const int beside = te_map_is_beside(k);
+    if (k.scaled != TE_SCALING_NONE)
+        te_scaled_map_body(c, stages, store, k, g, p->tile, p->first, p->step, beside, p->rows, p->most);
+    else if (beside) te_chain_rows_beside(c, stages, store, k, g, p);
+    else te_chain_rows_apart(c, stages, store, k, g, p);
 }
 TE_FN void te_chain_rows_norm(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
                               te_lanes *g, const te_chain_part *p) {
@@ -65,11 +72,12 @@ TE_FN void te_chain_rows_norm_backward(const te_chain *c, te_stages_fn stages, t
 }
 /* The one of the chain `name`. Picked by constants, so that the compiler does not see the others: with all of them
  * inlined first and thrown away then, half of the time to compile a chain went into those. */
-#define TE_CHAIN_ROWS_OF(name)                                                                                  \
-    (name##_norm >= 0 && name##_is_backward       ? te_chain_rows_norm_backward                                 \
-     : (int)name##_scaled == (int)TE_SCALING_NONE ? (name##_norm < 0 ? te_chain_rows_map : te_chain_rows_norm)  \
-     : name##_norm < 0                            ? te_chain_rows_map_scaled                                    \
-                                                  : te_chain_rows_norm_scaled)
+#define TE_CHAIN_ROWS_OF(name)                                                                          \
+    ((int)name##_scaled != (int)TE_SCALING_NONE                                                         \
+         ? (name##_norm < 0 ? te_chain_rows_scaled : te_chain_rows_norm_scaled)                         \
+     : name##_norm < 0 ? (TE_CUDA && name##_sums < 0 ? te_chain_rows_beside : te_chain_rows_apart)      \
+     : name##_is_backward ? te_chain_rows_norm_backward                                                 \
+                          : te_chain_rows_norm)
 
 TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, te_store_fn store,
                          te_chain_rows_fn rows_of, const te_chain_shape k, float *sums, te_vec8 *rows,

@@ -68,22 +68,28 @@ TE_FN void te_map_rows(const te_chain *c, te_stages_fn stages, te_store_fn store
 /* Whether a block takes a few rows beside each other and no more; else rows a grid apart, until there are none. */
 TE_FN int te_map_is_beside(const te_chain_shape k) { return TE_CUDA && k.norm < 0 && k.sums < 0; }
 
-/* The body of a chain of maps: a block takes a tile of rows. */
-TE_FN void te_map_body(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
-                       te_lanes g, int tile, int64_t first, int64_t step, float *sums, uint32_t *most) {
+/* The body of a chain of maps: a block takes a tile of rows, beside each other or a grid apart. */
+TE_FN void te_map_body_beside(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                              te_lanes g, int tile, int64_t first, int64_t step, float *sums, uint32_t *most) {
     const int batch = te_map_batch(k);
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const int vector = tile + g.id + i * g.count;
         int64_t row = first;
         if (vector * 8 >= k.half) continue;
-        if (te_map_is_beside(k)) {
-            if (row + (batch - 1) * step < c->rows)
-                te_map_rows(c, stages, store, k, row, step, te_map_batch(k), vector, sums + 8 * i, most);
-            else
-                for (int r = 0; r < batch && row < c->rows; r++, row += step)
-                    te_map_rows(c, stages, store, k, row, step, 1, vector, sums + 8 * i, most);
-            continue;
-        }
+        if (row + (batch - 1) * step < c->rows)
+            te_map_rows(c, stages, store, k, row, step, te_map_batch(k), vector, sums + 8 * i, most);
+        else
+            for (int r = 0; r < batch && row < c->rows; r++, row += step)
+                te_map_rows(c, stages, store, k, row, step, 1, vector, sums + 8 * i, most);
+    }
+}
+TE_FN void te_map_body_apart(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                             te_lanes g, int tile, int64_t first, int64_t step, float *sums, uint32_t *most) {
+    const int batch = te_map_batch(k);
+    TE_UNROLL for (int i = 0; i < k.chunks; i++) {
+        const int vector = tile + g.id + i * g.count;
+        int64_t row = first;
+        if (vector * 8 >= k.half) continue;
         for (; row + (batch - 1) * step < c->rows; row += batch * step)
             te_map_rows(c, stages, store, k, row, step, te_map_batch(k), vector, sums + 8 * i, most);
         for (; row < c->rows; row += step) te_map_rows(c, stages, store, k, row, step, 1, vector, sums + 8 * i, most);

@@ -95,7 +95,9 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
         TE_FOR(TE__SHARES, links)                                                                                  \
         TE_FOR(TE__FORMATS, links)                                                                                 \
         name##_last_dtype = TE_FOR(TE__LAST_DTYPE, links) 0,                                                       \
-        name##_out_dtype = (int)name##_out_option >= 0 ? (int)name##_out_option : (int)name##_last_dtype           \
+        name##_out_dtype = (int)name##_out_option >= 0 ? (int)name##_out_option : (int)name##_last_dtype,          \
+        name##_is_mixed = ((int)name##_begin_begin_dtype != (int)name##_dtype) |                                   \
+            ((int)name##_out_dtype != (int)name##_dtype) TE_FOR(TE__MIXED, links)                                  \
     };                                                                                                             \
     static_assert((int)name##_dtype < (int)TE_e4m3,                                                                \
                   "te: " #name ": a list is f32, bf16 or f16; FP8 is a recipe, (bf16, (recipe, fp8_delayed))");    \
@@ -204,6 +206,15 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 #define TE__FORMATS_B(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_A
 #define TE__FORMATS_A_END
 #define TE__FORMATS_B_END
+/* Whether an edge has another format than the list. */
+#define TE__MIXED(model, before, op, after, live)                 \
+    | ((int)TE_DTYPE_OUT(model, op) != (int)model##_dtype)        \
+    TE__IF_FORK(op, TE__MIXED_KEPT, TE_NOTHING)(model, op)
+#define TE__MIXED_KEPT(model, op) | ((int)TE_KEPT_DTYPE(model, TE_NAME(op)) != (int)model##_dtype)
+#define TE__MIXED_A(...) TE__MIXED(__VA_ARGS__) TE__MIXED_B
+#define TE__MIXED_B(...) TE__MIXED(__VA_ARGS__) TE__MIXED_A
+#define TE__MIXED_A_END
+#define TE__MIXED_B_END
 /* x has the format that the first op wants. */
 #define TE__FIRST_WANTS(model, before, op, after, live)              \
     TE_IF_MARKED(TE_JOIN1(TE__IS_BEGIN_, TE_KIND(before)), TE_STRIP, \

@@ -6,7 +6,7 @@
 #define TE_FUSE_LINEAR_SPLIT_H
 
 #include "../ops/scale.h" /* te_scale_options */
-#include "product.h"      /* te_product_step, te_chain_step_forward, te_bare_run */
+#include "product.h"      /* te_product_step_forward, te_bare_run */
 
 /* The kernels of a step: the chain behind the product, product and chain in one, and the product by itself; null:
  * none. */
@@ -126,8 +126,8 @@ TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_
     if (r->pass != TE_FORWARD || !te_in_memory(r, s->op[taken]) || !product.p)
         product.p = middle.p, product.block = middle.block;
     if (split == TE_SPLIT_OWN)
-        return te_product_step(r, s, kernels->whole, g, kernels->shape, product,
-                               r->pass == TE_FORWARD && te_in_memory(r, s->op[0]));
+        return te_product_step_forward(r, s, kernels->whole, g, kernels->shape, product,
+                                       r->pass == TE_FORWARD && te_in_memory(r, s->op[0]));
     return part ? te__linear_part(r, s, kernels, g, taken, product) : te__linear_whole(r, s, kernels, g);
 }
 

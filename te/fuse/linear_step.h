@@ -71,7 +71,7 @@ TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__lin
     const int own = te__linear_can_store(r, s, kernels) && te_gemm_is_own_row(kernels->whole, &whole, r->ctx) &&
                     op->in_dtype == r->plan->dtype;
     TE_TRY(te_acquire(r, &dx, op->in_rows, op->in, op->in_dtype));
-    if (own) return te_product_step(r, s, kernels->whole, &whole, kernels->shape, dx, 0);
+    if (own) return te_product_step_backward(r, s, kernels->whole, &whole, kernels->shape, dx);
     TE_TRY(te_before_as(&made, &dx, r, x->out));
     x->d = made.p;
     TE_TRY(te__linear_gemm(r, x, TE_ROWS_OF_m, kernels->bare));

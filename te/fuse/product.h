@@ -194,40 +194,59 @@ TE_API te_status te__product_turn(te_run *r, const te_step *s, te_product *p) {
     }
     return TE_OK;
 }
-/* Run the step so. product: memory for the product itself, which is stored if the walk reads it, or `keep` says so:
- * backward does. */
-TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
-                                 const te_chain_shape k, te_value product, int keep) {
-    te_product p;
-    te_chain_shape own = k; /* an epilogue does not have what scales of its own are of */
-    int work = 0;
+/* Run the step's kernel once its chain is set up. product: memory for the product itself, which is stored if the walk
+ * reads it, or `keep` says so: backward does. */
+TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
+                                 const te_chain_shape k, te_product *p, te_value product, int keep) {
     const int few = te__gemm_is_few(kernels, g, r->ctx), light = te__gemm_is_light(kernels, g, r->ctx);
+    if (!keep && !te__product_is_read(r, s, &p->chain, product.p)) p->chain.x = 0;
+    if (k.sums >= 0) p->many.sums = p->chain.op[k.sums].sum[0];
+    *(few ? &p->few.amax : light ? &p->narrow.amax : &p->many.amax) = p->chain.fp8.amax;
+    if (!light) p->many.scale = p->chain.fp8.scale, p->many.inverse = p->chain.fp8.y ? p->chain.fp8.inverse : 0;
+    if (p->chain.fp8.y && te_gemm_is_fp8(g) && !light) TE_TRY(te__product_turn(r, s, p));
+    if (k.reads >= 0 && !light) {
+        const te_stage *reads = &p->chain.op[k.reads];
+        p->many.ahead = k.backward && reads->saved ? reads->saved : reads->edge;
+        p->many.ahead_twice = k.backward && k.out_halves > 1;
+    }
+    return r->dry ? TE_OK : te__gemm_run_own(kernels, p, sizeof *p, &p->few, &p->narrow, &p->many, g, r->ctx);
+}
+/* An epilogue does not have what scales of its own are of. */
+TE_API te_chain_shape te__product_shape(te_chain_shape k) {
+    k.scaled = TE_SCALING_NONE, k.turns = 0;
+    return k;
+}
+/* The step as one kernel, by pass, so that a list for inference alone has nothing of backward. */
+TE_API te_status te_product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
+                                         const te_chain_shape k, te_value product, int keep) {
+    te_product p;
+    int work = 0;
+    memset(&p, 0, sizeof p);
+    TE_TRY(te__chain_forward(r, s, 1, 0, product, te__product_shape(k), &p.chain, &work));
+    return te__product_run(r, s, kernels, g, k, &p, product, keep);
+}
+TE_API te_status te_product_step_backward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
+                                          const te_chain_shape k, te_value product) {
+    te_product p;
+    int work = 0;
     const int blocks = TE_PRODUCT_SUMS * (int)te_ceil_div(g->m, TE_TILE_M);
     const int room = TE_PRODUCT_SUMS * (int)te_ceil_div(te_room_rows(r), TE_TILE_M);
     const int most = (int)te_max(room, te__most_blocks(r, k, te_chain_tiles(k)));
     memset(&p, 0, sizeof p);
-    own.scaled = TE_SCALING_NONE, own.turns = 0;
-    if (k.backward) TE_TRY(te__chain_backward(r, s, 1, blocks, most, product, own, &p.chain, &work));
-    else TE_TRY(te__chain_forward(r, s, 1, 0, product, own, &p.chain, &work));
-    if (!keep && !te__product_is_read(r, s, &p.chain, product.p)) p.chain.x = 0;
-    if (k.sums >= 0) p.many.sums = p.chain.op[k.sums].sum[0];
-    *(few ? &p.few.amax : light ? &p.narrow.amax : &p.many.amax) = p.chain.fp8.amax;
-    if (!light) p.many.scale = p.chain.fp8.scale, p.many.inverse = p.chain.fp8.y ? p.chain.fp8.inverse : 0;
-    if (p.chain.fp8.y && te_gemm_is_fp8(g) && !light) TE_TRY(te__product_turn(r, s, &p));
-    if (k.reads >= 0 && !light) {
-        const te_stage *reads = &p.chain.op[k.reads];
-        p.many.ahead = k.backward && reads->saved ? reads->saved : reads->edge;
-        p.many.ahead_twice = k.backward && k.out_halves > 1;
-    }
-    return r->dry ? TE_OK : te__gemm_run_own(kernels, &p, sizeof p, &p.few, &p.narrow, &p.many, g, r->ctx);
+    TE_TRY(te__chain_backward(r, s, 1, blocks, most, product, te__product_shape(k), &p.chain, &work));
+    return te__product_run(r, s, kernels, g, k, &p, product, 0);
 }
 
 #else /* a product, and a kernel or a loop for the rest */
 #define TE_PRODUCT TE_NO_PRODUCT
 #define TE_PRODUCT_FP8 TE_NO_PRODUCT
-TE_API te_status te_product_step(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
-                                 const te_chain_shape k, te_value product, int keep) {
+TE_API te_status te_product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
+                                         const te_chain_shape k, te_value product, int keep) {
     return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, (void)keep, TE_OK;
+}
+TE_API te_status te_product_step_backward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
+                                          const te_chain_shape k, te_value product) {
+    return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, TE_OK;
 }
 #endif
 /* What a row's kernels are made by, of its product's recipe. */

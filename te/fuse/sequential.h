@@ -177,7 +177,8 @@
                                      name##_begin_begin_out, TE_FOR(TE__LAST_WIDTH, links) 0, name##_op_count,         \
                                      name##_forward_steps, name##_infer_steps, name##_backward_steps, ops, forward_,   \
                                      infer_, backward_, (int)(sizeof spans / sizeof spans[0]) - 1, spans,              \
-                                         name##_takes_dims, fp8, training, product, te_convert};       \
+                                         name##_takes_dims, fp8, training, product,                    \
+                                         TE_CONVERT_IN_LIST(name##_is_mixed)};                         \
         return &plan;                                                                                                  \
     }
 #define TE__NO_STEP {0, 0, 0, {0}, 0}
