@@ -199,7 +199,8 @@ inline void recipe_calls(table &t) {
             return s.recipes.config.rule = was, status;
         });
     }
-    for (auto call : {std::make_pair("step", &te_recipes_step), std::make_pair("cast_weights", &te_recipes_cast_weights)}) {
+    using of_recipes = te_status (*)(te_recipes *, te_context *);
+    for (const auto &call : std::initializer_list<std::pair<const char *, of_recipes>>{{"step", te_recipes_step}, {"cast_weights", te_recipes_cast_weights}}) {
         const auto run = call.second;
         const std::string who = std::string("te_recipes_") + call.first + ": ";
         refuse<cs>(t, who + "null", TE_ERROR_NULL, "not initialised", [=](cs &s) { return run(nullptr, s.ctx); });

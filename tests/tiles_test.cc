@@ -250,7 +250,7 @@ void check_scaled(size_t m, size_t n, size_t k, te_scaling of_a, te_scaling of_b
     te_gemm g = te_gemm_of((int64_t)m, (int64_t)n, (int64_t)k);
     g.a = a.bytes->data(), g.b = b.bytes->data(), g.c = c.data(), g.d = d.data(), g.trans_b = 1, g.dtype = out, g.out = out;
     g.a_fp8 = a.as(of_a), g.b_fp8 = b.as(of_b), g.alpha = alpha, g.beta = adds ? 2.0f : 0.0f;
-    REQUIRE((of_a == TE_SCALING_TILES ? product_run : te_gemm_run)(&g, ctx) == TE_OK);
+    REQUIRE((of_a == TE_SCALING_TILES ? product_run(&g, ctx) : te_gemm_run(&g, ctx)) == TE_OK);
     const reference::vec gave = d.read(out);
     const double rounding = out == TE_f32 ? 1e-6 : std::ldexp(1, -8);
     const size_t run = of_a == TE_SCALING_TILES ? 128 : k; // what has one scale; the tensor cores' sums of it are scaled and added in f32
