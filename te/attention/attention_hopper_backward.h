@@ -116,7 +116,7 @@ TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh,
 
         if (F::CROSS && !p->a.dkv) continue;
         const int batch = item.x / KV_HEADS, key = k0 + g->group * 64, left_keys = te__attn_keys<F>(p, rows_of) - key;
-        const int x = (item.x % KV_HEADS + (F::CROSS ? 0 : HEADS)) * D;
+        const int x = te__attn_column<HEADS, KV_HEADS, D, F>(0, item.x % KV_HEADS);
         const int64_t at = F::CROSS ? (int64_t)batch * p->a.kv_seq : te__attn_first<F>(p, rows_of, batch);
         uint16_t *to = (uint16_t *)te__attn_dkv<F>(&p->a) + (at + key) * KV + x;
         const int64_t sums = (seq + C::SUM_ROWS - 1) / C::SUM_ROWS;

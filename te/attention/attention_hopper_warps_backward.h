@@ -98,7 +98,7 @@ TE_FN void te__attn_back_load(const te_attn_back *p, typename C::shared *sh, uin
 
         const auto batch = te__attn_box_of<KV_HEADS, F>(item, rows);
         TE_UNROLL for (int k = 1; k >= 0; k--) { /* V, which is free first, then K */
-            const int x = te__attn_column<HEADS, KV_HEADS, D, F>(k, item.x % KV_HEADS) - (F::CROSS ? HEADS * D : 0);
+            const int x = te__attn_column<HEADS, KV_HEADS, D, F>(k, item.x % KV_HEADS);
             const uint32_t there = te__shared_address(k ? &sh->v_full : &sh->k_full);
             te__barrier_wait(te__shared_address(k ? &sh->v_empty : &sh->k_empty), (r & 1) ^ 1);
             te__barrier_expect(there, k ? C::V_BYTES : C::K_BYTES + (C::WIDE ? 2 * 8192 : 0));

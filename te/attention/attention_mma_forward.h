@@ -34,11 +34,12 @@ template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_widths { /* r
     static constexpr int64_t Q = HEADS * D, ROW_KV = KV_HEADS * (D + V);
     static constexpr int64_t QKV = F::CROSS ? Q : Q + ROW_KV, KV = F::CROSS ? ROW_KV : QKV;
 };
-/* The first column of a head of k (value == 0) or of v among all heads. */
+/* The first column of a head of k (value == 0) or of v where keys and values lie, which is behind the queries unless
+ * they have a place of their own. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN int te__attn_column(int value, int kv_head) {
-    constexpr int V = te__attn_value_dim<D, F>();
-    if (V == D) return (HEADS + (value ? KV_HEADS : 0) + kv_head) * D;
-    return value ? (HEADS + KV_HEADS) * D + kv_head * V : (HEADS + kv_head) * D;
+    constexpr int V = te__attn_value_dim<D, F>(), BEFORE = F::CROSS ? 0 : HEADS;
+    if (V == D) return (BEFORE + (value ? KV_HEADS : 0) + kv_head) * D;
+    return value ? (BEFORE + KV_HEADS) * D + kv_head * V : (BEFORE + kv_head) * D;
 }
 /* Where keys and values lie, and their gradients. */
 template <class F> TE_FN const void *te__attn_kv(const te_attention_args *a) { return F::CROSS ? a->kv : a->qkv; }
