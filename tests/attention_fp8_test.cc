@@ -45,7 +45,7 @@ struct call8 {
     std::vector<uint8_t> bytes;
     te_attention_args a;
 
-    call8(const shape8 &of, int b, int n, te_context *c, source &random)
+    call8(const shape8 &of, int b, int n, te_context *c, source &random, float sharper = 1)
         : s(of), batch(b), seq(n), rows((size_t)(b * n)), width((size_t)((of.heads + 2 * of.kv_heads) * of.dim)), all(width / (size_t)of.dim), ctx(c),
           qkv(c, rows * width * 2), out(c, rows * (size_t)(of.heads * of.dim) * 2), lse(c, rows * (size_t)of.heads * 4),
           scratch(c, of.scratch_bytes(c, (int64_t)rows)), x(random.draw(rows * width, of.dtype)), inverse(all) {
@@ -57,14 +57,20 @@ struct call8 {
         }
         qkv.write(x, s.dtype), x = qkv.read(s.dtype);
         for (size_t i = 0; i < x.size(); i++) amax[i % width / (size_t)s.dim] = std::max(amax[i % width / (size_t)s.dim], std::fabs((float)x[i]));
-        for (size_t i = 0; i < x.size(); i++) {
-            const float most = amax[i % width / (size_t)s.dim];
-            bytes[i] = te_e4m3_of_float((float)x[i] * (448.0f / most)), x[i] = te_float_of_e4m3(bytes[i]);
-        }
-        for (size_t i = 0; i < all; i++) inverse[i] = (double)(amax[i] / 448.0f);
         memset(&a, 0, sizeof a);
         a.out = out.data(), a.lse = (float *)lse.data(), a.qkv = qkv.data(), a.scratch = scratch.data();
-        a.batch = batch, a.seq = seq, a.scale = 1 / std::sqrt((float)s.dim);
+        a.batch = batch, a.seq = seq, a.scale = sharper / std::sqrt((float)s.dim);
+        std::vector<float> scale(all);
+        for (size_t i = 0; i < all; i++) { // the largest of k becomes 15, of v 448; of q what makes a score count a power of two, at most 15
+            const bool is_q = i < (size_t)s.heads, is_v = i >= (size_t)(s.heads + s.kv_heads);
+            scale[i] = (is_v ? 448.0f : 15.0f) / amax[i], inverse[i] = (double)(amax[i] / (is_v ? 448.0f : 15.0f));
+            if (!is_q) continue;
+            const float k = amax[(size_t)s.heads + i / (size_t)(s.heads / s.kv_heads)] / 15.0f, count = amax[i] / 15.0f * k * a.scale * 1.44269504088896341f;
+            const double unit = std::exp2(std::ceil(std::log2((double)count)));
+            scale[i] *= count / (float)unit, inverse[i] = unit / ((double)k * (double)a.scale * 1.4426950408889634);
+        }
+        for (size_t i = 0; i < x.size(); i++)
+            bytes[i] = te_e4m3_of_float((float)x[i] * scale[i % width / (size_t)s.dim]), x[i] = te_float_of_e4m3(bytes[i]);
     }
     // q and k by rows, v by the keys' places; 0 in those behind the sequence.
     void check_casts() {
@@ -87,6 +93,15 @@ struct call8 {
             for (int key = seq; key < p.keys; key++) wrong += v[line * (size_t)p.keys + (size_t)te__attn_fp8_column(key)] != 0;
         CHECK(wrong == 0);
     }
+    // What it does to a score that it is summed up in f16: each 32 of k once.
+    double in_f16(size_t q, size_t k) const {
+        double sum = 0, error = 0;
+        for (size_t c = 0; c < (size_t)s.dim; c++) {
+            sum += x[q + c] * x[k + c];
+            if (c % 32 == 31) error += std::fabs(sum) / 2048;
+        }
+        return TE_CUDA ? error : 0;
+    }
     // The output and log-sum-exp of one query and head.
     void check_query(size_t row, size_t head, const reference::vec &got, const reference::vec &got_lse) {
         const size_t d = (size_t)s.dim, heads = (size_t)s.heads, n = (size_t)seq, first = row / n * n, k_head = heads + head / (heads / (size_t)s.kv_heads),
@@ -98,9 +113,14 @@ struct call8 {
         for (size_t i = 0; i < p.size(); i++) {
             const bounds::fp8_sum score(&x[row * width + head * d], 1, &x[(first + (size_t)from + i) * width + k_head * d], 1, d, true, TE_CUDA);
             p[i] = score.sum * unit, top = std::max(top, p[i]);
-            off[i] = 0.6931471805599453 * (score.error * unit + 1e-6 * (1 + std::fabs(p[i]))); // of P, relatively
+            off[i] = (score.error + in_f16(row * width + head * d, (first + (size_t)from + i) * width + k_head * d)) * unit + 1e-6 * (1 + std::fabs(p[i]));
         }
-        for (size_t i = 0; i < p.size(); i++) p[i] = std::exp2(p[i] - top), sum += p[i], sum_error += p[i] * off[i];
+        for (size_t i = 0; i < p.size(); i++) { // of P, relatively; on CUDA its exponent, which counts from up to 5 above, and itself are of f16
+            const double log = p[i] - top;
+            off[i] = 0.6931471805599453 * (off[i] + (TE_CUDA ? (5 - log) / 2048 : 0)) + (TE_CUDA ? std::exp2(-9.5) : 0);
+            p[i] = std::exp2(log), sum += p[i], sum_error += p[i] * off[i];
+        }
+        sum_error += TE_CUDA ? sum / 256 + (double)p.size() / (1 << 25) : 0; // sixteen of them are summed up in f16, which ends at 2^-25
         for (size_t c = 0; c < d; c++) {
             const double *v = &x[(first + (size_t)from) * width + v_head * d + c];
             const bounds::fp8_sum value(p.data(), 1, v, width, p.size(), true, TE_CUDA);
@@ -140,6 +160,70 @@ TEST_CASE("attention in FP8 is that of q, k and v in e4m3", "[attention]") {
             for (const double v : lse) REQUIRE(std::isfinite(v));
             for (int i = 0; i < (brief() ? 4 : 24); i++) c.check_query((size_t)random.below((int)c.rows), (size_t)random.below(s.heads), out, lse);
         }
+}
+
+// In powers of two such scores are whole numbers that f16 does not have, or has no room for.
+TEST_CASE("attention in FP8 with scores of thousands, and more, is finite", "[attention]") {
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
+    source random(seed);
+    context own;
+    if (is_skipped(&own.c)) return;
+    for (const shape8 &s : shapes8)
+        for (const float sharper : {1e-20f, 200.0f, 1e4f, 1e8f}) {
+            CAPTURE(s.dim, s.heads, s.left, s.right, sharper);
+            call8 c(s, 2, 300, &own.c, random, sharper);
+            REQUIRE(s.launch(&own.c, &c.a) == TE_OK);
+            REQUIRE(te_synchronize(&own.c) == TE_OK);
+            const reference::vec out = c.out.read(s.dtype), lse = c.lse.read(TE_f32);
+            const size_t d = (size_t)s.dim, heads = (size_t)s.heads;
+            size_t wrong = 0;
+            for (size_t i = 0; i < out.size(); i++) { // a mean of values: e4m3 ends with 448, and the output's format rounds
+                const size_t head = heads + (size_t)s.kv_heads + i / d % heads / (heads / (size_t)s.kv_heads);
+                wrong += !(std::fabs(out[i]) <= 448 * c.inverse[head] * 1.1);
+            }
+            CHECK(wrong == 0);
+            for (int i = 0; i < 24; i++) { // the largest score is close to what it is in doubles, and by far the largest term
+                const size_t row = (size_t)random.below((int)c.rows), head = (size_t)random.below(s.heads), n = 300, first = row / n * n;
+                const size_t k_head = heads + head / (heads / (size_t)s.kv_heads), query = row - first;
+                const size_t from = s.left < 0 || (size_t)s.left > query ? 0 : query - (size_t)s.left, end = s.right < 0 ? n : std::min(n, query + (size_t)s.right + 1);
+                double most = -1e300;
+                for (size_t k = from; k < end; k++) {
+                    double sum = 0;
+                    for (size_t j = 0; j < d; j++) sum += c.x[row * c.width + head * d + j] * c.x[(first + k) * c.width + k_head * d + j];
+                    most = std::max(most, sum * c.inverse[head] * c.inverse[k_head] * (double)c.a.scale);
+                }
+                const double is = lse[(row / n * heads + head) * n + query];
+                CHECK(is >= most - std::fabs(most) / 256 - 0.01);
+                CHECK(is <= most + std::fabs(most) / 256 + std::log((double)(end - from)) + 0.01);
+            }
+        }
+}
+
+TEST_CASE("attention in FP8 with an infinity makes NaN of what reads its head, and of nothing else", "[attention]") {
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
+    source random(seed);
+    context own;
+    if (is_skipped(&own.c)) return;
+    const shape8 &s = shapes8[0];
+    for (const size_t head : {(size_t)1, (size_t)6, (size_t)9}) { // one of q, of k, of v; three heads of q share one of k and of v
+        CAPTURE(head);
+        call8 c(s, 1, 200, &own.c, random);
+        reference::vec x = c.qkv.read(s.dtype);
+        x[77 * c.width + head * (size_t)s.dim + 5] = INFINITY;
+        c.qkv.write(x, s.dtype);
+        REQUIRE(s.launch(&own.c, &c.a) == TE_OK);
+        REQUIRE(te_synchronize(&own.c) == TE_OK);
+        const reference::vec out = c.out.read(s.dtype);
+        size_t wrong = 0;
+        for (size_t i = 0; i < out.size(); i++) {
+            const size_t q = i / (size_t)s.dim % (size_t)s.heads;
+            const bool reads = head < 6 ? q == head : q / 3 == (head - 6) % 2;
+            wrong += reads ? !std::isnan(out[i]) : !std::isfinite(out[i]);
+        }
+        CHECK(wrong == 0);
+    }
 }
 
 TEST_CASE("attention in FP8 refuses what it does not take, and writes nothing", "[attention]") {

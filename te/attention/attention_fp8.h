@@ -1,5 +1,6 @@
 /* attention_fp8.h -- attention forward in FP8, for both targets: q, k and v are rounded to e4m3 with a scale for each
- * head, 448 / amax, where amax is the largest |x| of that head over all rows of the call.
+ * head, from amax, the largest |x| of that head over all rows of the call: 448 / amax for v, 15 / amax for k, and for q
+ * a number up to 15 / amax that makes what a score counts a power of two.
  *
  * Do this, at file scope, then call name##_launch with name##_scratch_bytes(ctx, rows) bytes of scratch:
  *     TE_ATTENTION_FORWARD_FP8(block_attn, bf16, 16, 4, 128, TE__ATTENTION_PLAIN(1)) // name, dtype, heads, kv_heads,
@@ -10,10 +11,10 @@
  * Of the options of attention_form.h it takes left and right. head_dim is 64, 128 or 256, dtype bf16 or f16, and a call
  * has up to TE_ATTENTION_FP8_SEQUENCES sequences. On CUDA it is for compute capability 9.0 (sm_90a) alone.
  *
- * Products are of e4m3, their sums float. P = 2^(score - top + 4), in e4m3 too, where top is a whole number that is not
- * below the largest score (in powers of two): so the fraction of P is rounded alike whichever tiles have been seen, and
- * what is 2^-14 of the largest or less becomes 0. The sum under the softmax, and lse, are those of P before it was
- * rounded. An infinity in a head makes NaN of all that reads that head.
+ * Products are of e4m3, their sums float, on CUDA those of a score f16. P = 2^(score - top + 4), in e4m3 too, where top
+ * is a whole number that is not below the largest score (in powers of two): so the fraction of P is rounded alike
+ * whichever tiles have been seen, and what is 2^-14 of the largest or less becomes 0. The sum under the softmax, and
+ * lse, are those of P before it was rounded to e4m3. An infinity in a head makes NaN of all that reads that head.
  *
  * Two passes come first. amax: reads qkv, 2 bytes an element. cast: reads it again and writes e4m3, 3 bytes an element:
  * q and k by rows, v transposed, so that all operands of wgmma lie along the axis that is summed over.
@@ -32,7 +33,10 @@ enum {
     TE__ATTN_FP8_KEYS = 16,  /* of which the transposed v has a permutation */
     /* P of the largest score is 8 to 16; e4m3 ends at 448 and 2^-9. More keeps smaller P, but more scores outgrow what
      * was the largest, and then the CUDA kernel rescales. */
-    TE__ATTN_FP8_RAISE = 4
+    TE__ATTN_FP8_RAISE = 4,
+    /* The largest of q and k: a score, of up to 256 products, then stays below 65504, where f16 ends. What is 2^-9 of
+     * it is a normal number still. */
+    TE__ATTN_FP8_MOST = 15
 };
 
 /* What the scratch memory holds. */
@@ -66,10 +70,27 @@ TE_BOTH int te__attn_fp8_column(int key) {
 TE_BOTH int te__attn_fp8_key(int column) {
     return (column & ~15) | (column & 12) >> 1 | (column & 2) << 2 | (column & 1);
 }
-/* A head of zeros, or of numbers that 448 / amax is too large for, has the scale 1. */
+/* The scale of k and of v, whose largest becomes `most`, and what a number then counts. A head of zeros, or of numbers
+ * that most / amax is too large for, has the scale 1. */
 TE_FN int te__attn_fp8_is_scaled(float amax) { return amax > 1e-30f; }
-TE_FN float te__attn_fp8_scale(float amax) { return te__attn_fp8_is_scaled(amax) ? TE_E4M3_MOST / amax : 1.0f; }
-TE_FN float te__attn_fp8_inverse(float amax) { return te__attn_fp8_is_scaled(amax) ? amax / TE_E4M3_MOST : 1.0f; }
+TE_FN float te__attn_fp8_scale(float amax, float most) { return te__attn_fp8_is_scaled(amax) ? most / amax : 1.0f; }
+TE_FN float te__attn_fp8_inverse(float amax, float most) { return te__attn_fp8_is_scaled(amax) ? amax / most : 1.0f; }
+/* What a score would count in powers of two if the largest of q became TE__ATTN_FP8_MOST, too. */
+TE_FN float te__attn_fp8_count(float q, float k, float scale) {
+    const float most = (float)TE__ATTN_FP8_MOST;
+    return te__attn_fp8_inverse(q, most) * te__attn_fp8_inverse(k, most) * scale * 1.44269504088896341f;
+}
+/* What it counts: a power of two, the next one up, so that f16 has it exactly. (Unless it is out of all proportion.) */
+TE_FN float te__attn_fp8_unit(float q, float k, float scale) {
+    const float count = te__attn_fp8_count(q, k, scale);
+    if (!(count > 1e-30f && count < 1e30f)) return count;
+    return te_float_of_bits((te_bits_of_float(count) + 0x7fffffu) & 0x7f800000u);
+}
+/* The scale of q makes up for it. */
+TE_FN float te__attn_fp8_scale_of_q(float q, float k, float scale) {
+    const float count = te__attn_fp8_count(q, k, scale), unit = te__attn_fp8_unit(q, k, scale);
+    return te__attn_fp8_scale(q, (float)TE__ATTN_FP8_MOST) * (unit != count ? count / unit : 1.0f);
+}
 
 /* ---- the passes before it ---------------------------------------------------------------------------------------- */
 
@@ -143,8 +164,10 @@ TE_FN void te__attn_fp8_cast(const te_attention_args *a, te_block b, te_dtype t,
     const te_attention_fp8 p = te__attn_fp8_of(a, heads, kv_heads, d);
     int group;
     const te_lanes g = te_lanes_here(TE__ATTN_FP8_THREADS, &group);
-    const float scale = te__attn_fp8_scale(p.amax[at.head]);
     const int64_t first = (int64_t)at.batch * a->seq, k = at.head - heads, v = k - kv_heads;
+    const float most = v >= 0 ? TE_E4M3_MOST : (float)TE__ATTN_FP8_MOST, amax = p.amax[at.head];
+    const float scale = k >= 0 ? te__attn_fp8_scale(amax, most)
+                               : te__attn_fp8_scale_of_q(amax, p.amax[heads + at.head / (heads / kv_heads)], a->scale);
     if (v >= 0)
         te__attn_fp8_cast_keys(a, at, p.v + (at.batch * kv_heads + v) * d * p.keys, p.keys, scale, g, t, all, d);
     else if (k >= 0)

@@ -33,8 +33,7 @@ TE_FN void te__attention_fp8_host(const te_attention_args *a, te_block at, float
     const int64_t first = (int64_t)batch * a->seq;
     const uint8_t *from_q = of.q + ((first + q0) * heads + head) * d, *from_k = of.k + (first * kv_heads + kv) * d;
     const uint8_t *from_v = of.v + ((int64_t)batch * kv_heads + kv) * d * of.keys;
-    const float unit = a->scale * TE__ATTN_LOG2E * te__attn_fp8_inverse(of.amax[head]) *
-                       te__attn_fp8_inverse(of.amax[heads + kv]);
+    const float unit = te__attn_fp8_unit(of.amax[head], of.amax[heads + kv], a->scale);
     float *k = s, *v = k + tile, *o = v + tile, *qt = o + tile, *p = qt + tile;
     float *top = p + TE__ATTN_TILE * TE__ATTN_TILE, *sum = top + TE__ATTN_TILE, *old = sum + TE__ATTN_TILE;
     memset(o, 0, (size_t)tile * sizeof(float)), memset(qt, 0, (size_t)tile * sizeof(float));
@@ -68,7 +67,7 @@ TE_FN void te__attention_fp8_host(const te_attention_args *a, te_block at, float
             for (int c = 0; old[q] != 1 && c < ld; c++) o[q * ld + c] *= old[q];
         te__attn_product(o, ld, p, 1, TE__ATTN_TILE, v, ld, queries, ld, keys, 1, TE__ATTN_ALL);
     }
-    const float value = te__attn_fp8_inverse(of.amax[heads + kv_heads + kv]);
+    const float value = te__attn_fp8_inverse(of.amax[heads + kv_heads + kv], TE_E4M3_MOST);
     for (int q = 0; q < queries; q++) {
         te__attn_row_write(a->out, ((first + q0 + q) * heads + head) * d, o + q * ld, d, value / sum[q], t);
         if (a->lse)

@@ -9,16 +9,16 @@
  *
  * Measured on an H200 in turns with the kernel in bf16: TFLOP/s, causal work counted once; the time in bf16 over this
  * kernel's; the same with the two passes before it:
- *     batch 2, seq 8192, 16 heads of 128, causal   875  1.18  0.96      full   973  1.27  1.13
- *     batch 4, seq 2048, 32 heads of 128, causal   767  1.26  0.69
- *     batch 2, seq 8192, 32 heads of  64, causal   671  1.12  0.95
- *     batch 2, seq 4096, 16 heads of 256, causal  1213  1.65  1.07
- * Where S was computed again as P outgrew e4m3, with turns at head_dim 128, in the same run: 905, 955, 748, 663, 1097.
- * The first line differs from run to run: 949 and 1.31 in another, that form 915; turns there gain between -1% and 3%.
- * 128 queries and 128 keys take 1750 clocks, of which the tensor cores are busy for 55% and instructions issue in 38%;
- * products and exponentials need 1024 clocks each. What did not pay, this over its time: O waited for behind all
- * exponentials (0.94), S issued a half of a tile ahead with Q in registers (0.98), the turn passed when S is there
- * (1.00), a quarter of the exponentials by arithmetic (0.82 to 1.01). ex2 of two f16 takes as long as of two floats.
+ *     batch 2, seq 8192, 16 heads of 128, causal  1059  1.50  1.16      full  1082  1.48  1.29
+ *     batch 4, seq 2048, 32 heads of 128, causal   894  1.50  0.76
+ *     batch 2, seq 8192, 32 heads of  64, causal   652  1.12  0.94
+ *     batch 2, seq 4096, 16 heads of 256, causal  1199  1.68  1.08
+ * With S and P in float, which leaves registers for two warpgroups, that was 838, 1.18, 0.96 and 927, 1.27, 1.12 in the
+ * same run, 783, 1.31, 0.71, then 667, 1.14, 0.96 and 1165, 1.64, 1.06. It waited for neither the tensor cores (55% busy)
+ * nor the exponentials nor for instructions to issue (38%), but each warp for itself. Of three warpgroups, 192 queries
+ * and 128 keys take 2500 clocks, of which products and exponentials need 1536 each. Two exponentials of f16 take as long
+ * as two of float. What did not pay: turns between the warpgroups (0.99 to 1.00), P before O is waited for (1.00). What
+ * gained 1% each: one of eight words of P by arithmetic, a sum of all sixteen words of a row in f16 rather than of four.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_HOPPER_FP8_H
@@ -29,6 +29,37 @@
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
+/* ---- a step ------------------------------------------------------------------------------------------------------ */
+
+/* As te__attn_step. */
+template <class F, class C>
+TE_FN void te__attn_fp8_step(te__attn_rows<C> &r, te__attn_fp8_power &x, te__attn_place<C> &a, te__attn_mask m, int cut,
+                             int query, int key, int add, int last) {
+    float sum[2];
+    te__attn_fp8_products(r, a, 1, 1, add);
+    if (cut) te__attn_hide_outside(r, m, query, key);
+    TE_UNROLL for (int e = 0; e < 2; e++) sum[e] = te__attn_fp8_exp(r, e, x);
+    te__attn_products_wait(r, a, 1);
+    if (te__attn_fp8_outgrown(sum, TE_E4M3_MOST)) {
+        if (te__attn_fp8_outgrown(sum, TE__ATTN_FP8_LOST)) {
+            te__attn_fp8_scores_again(r, a.q, a.k_tiles + a.k.stage * C::K_BYTES);
+            if (cut) te__attn_hide_outside(r, m, query, key);
+            te__attn_fp8_raise<F>(r, x, a.c, sum);
+        } else te__attn_fp8_lift(r, x, sum);
+    }
+    te__attn_fp8_pack(r);
+    te__attn_keys_free(a, last);
+    r.sum[0] += sum[0], r.sum[1] += sum[1];
+}
+/* What products of a head's q and k count in powers of two, and its v. */
+struct te__attn_fp8_units { float score, value; };
+template <int HEADS, int KV_HEADS>
+TE_FN te__attn_fp8_units te__attn_fp8_units_of(const te_attn_hopper_fp8 *p, int head) {
+    const int q = head % HEADS, k = HEADS + q / (HEADS / KV_HEADS);
+    return {te__attn_fp8_unit(p->amax[q], p->amax[k], p->common.scale),
+            te__attn_fp8_inverse(p->amax[k + KV_HEADS], TE_E4M3_MOST)};
+}
+
 /* ---- a warpgroup that multiplies --------------------------------------------------------------------------------- */
 
 /* As te__attn_forward_multiply. */
@@ -38,6 +69,7 @@ TE_FN void te__attn_fp8_multiply(const te_attn_hopper_fp8 *all, te_attn_barriers
     const int group = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
     const int lane = (int)threadIdx.x % 32, row = group * 64 + (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
     te__attn_rows<C> r;
+    te__attn_fp8_power x;
     te__attn_place<C> a = {te__shared_address(bars->k_full), te__shared_address(bars->k_empty),
                            te__shared_address(bars->v_full), te__shared_address(bars->v_empty),
                            tiles[1], tiles[2], 0, 0, {0, 0}, {0, 0}, group, lane, 0};
@@ -59,16 +91,18 @@ TE_FN void te__attn_fp8_multiply(const te_attn_hopper_fp8 *all, te_attn_barriers
 
         /* the first tile of keys, together with the last product of the queries before */
         float top[2], sum[2];
+        
         if (skip) te__attn_keys_skip(a);
         te__attn_fp8_products(r, a, more, have, add);
         if (more) te__attn_keys_free(a, t.end - 1 == t.first);
-        const int tile = (t.end - 1) * C::KEYS, key = tile + lane % 4 * 2; /* the first key of the tile, of this lane */
+        const int tile = (t.end - 1) * C::KEYS;
+        int key = tile + lane % 4 * 2; /* the first key of the tile, of this lane */
+        asm volatile("" : "+r"(key));  /* what is compared with it is not kept */
         if (te__attn_cuts(t, t.end - 1, 1)) {
             if (te__attn_is_window<F>()) te__attn_hide_outside(r, m, next.query + group * 64, tile);
             else te__attn_hide(r, m, next.query + row, key);
         }
-        TE_UNROLL for (int e = 0; e < 2; e++)
-            top[e] = te__attn_fp8_top(r, e, a.c), sum[e] = te__attn_fp8_exp(r, e, te__attn_kept<F>(top[e]), a.c);
+        te__attn_fp8_first<F>(r, x, top, sum, a.c);
         te__attn_products_wait(r, a, have);
         if (behind) te__attn_values_skip(a);
         if (skip) te__attn_values_skip(a);
@@ -86,7 +120,7 @@ TE_FN void te__attn_fp8_multiply(const te_attn_hopper_fp8 *all, te_attn_barriers
 #pragma unroll 1
         for (int j = t.end - 2; j >= t.first; j--, add = 1) {
             const int cut = te__attn_is_window<F>() && te__attn_cuts(t, j, 1);
-            te__attn_fp8_step<F>(r, a, m, cut, w.query + group * 64, j * C::KEYS, add, j == t.first);
+            te__attn_fp8_step<F>(r, x, a, m, cut, w.query + group * 64, j * C::KEYS, add, j == t.first);
         }
         behind = F::LEFT >= 0 && t.first > te__attn_tiles_of<C>(m, w.query, C::ROWS).first;
         if (behind) te__attn_keys_skip(a);

@@ -13,6 +13,7 @@ struct te__attn_hopper_shape {
     static constexpr int Q_STAGES = Q_STAGES_, K_STAGES = K_STAGES_, V_STAGES = V_STAGES_;
     static constexpr int ROWS = 64 * GROUPS, THREADS = 128 * (GROUPS + 1), BOXES = (D + 63) / 64;
     static constexpr int PACKED = KEYS / 4; /* words of P in a thread */
+    typedef float scores[KEYS / 2];
     /* registers of a thread that loads, and of one that multiplies: no more than the block was launched with */
     static constexpr int LOADS = GROUPS == 2 ? 40 : 32, MULTIPLIES = GROUPS == 2 ? 232 : 160;
     static constexpr int Q_PART = BOXES * 64 * 128; /* bytes of a warpgroup's tile of Q */

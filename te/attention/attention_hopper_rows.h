@@ -19,7 +19,7 @@
 
 /* What a thread holds of two rows, e = 0 and 1, the second eight below the first. Four lanes share a row. */
 template <class C> struct te__attn_rows {
-    float s[C::KEYS / 2];    /* scores, then P */
+    typename C::scores s;    /* scores, then P */
     uint32_t p[C::PACKED];   /* P packed, the A operand of P V */
     float o[C::V / 2];       /* sums of P V */
     float top[2], sum[2];    /* what is taken off the scores; this lane's share of the sums of P */
@@ -27,10 +27,15 @@ template <class C> struct te__attn_rows {
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
+/* Score i becomes -inf: one of floats, or of pairs of f16. */
+template <int N> TE_FN void te__attn_hide_score(float (&s)[N], int i) { s[i] = -INFINITY; }
+template <int N> TE_FN void te__attn_hide_score(uint32_t (&s)[N], int i) {
+    s[i / 2] = i % 2 ? (s[i / 2] & 0xffffu) | 0xfc000000u : (s[i / 2] & 0xffff0000u) | 0xfc00u;
+}
 /* Scores of keys that a query does not see become -inf. query: of this thread's first row; key: of its first column. */
 template <class C> TE_FN void te__attn_hide(te__attn_rows<C> &r, te__attn_mask m, int query, int key) {
     TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++)
-        if (!te__attn_sees(m, query + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2)) r.s[i] = -INFINITY;
+        if (!te__attn_sees(m, query + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2)) te__attn_hide_score(r.s, i);
 }
 template <class F, class C> TE_FN void te__attn_cap(te__attn_rows<C> &r, float scale) {
     if constexpr (F::SOFTCAP > 0)
@@ -80,7 +85,7 @@ template <class C> TE_FN void te__attn_hide_outside(te__attn_rows<C> &r, te__att
         const int first = te__attn_keys_first(m, query + 8 * e), count = te__attn_keys_end(m, query + 8 * e) - first;
         TE_UNROLL for (int j = 0; j < C::KEYS / 8; j++)
             TE_UNROLL for (int i = 0; i < 2; i++)
-                if ((uint32_t)(key - first + j * 8 + i) >= (uint32_t)count) r.s[4 * j + 2 * e + i] = -INFINITY;
+                if ((uint32_t)(key - first + j * 8 + i) >= (uint32_t)count) te__attn_hide_score(r.s, 4 * j + 2 * e + i);
     }
 }
 /* The largest score of row e. */
