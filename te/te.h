@@ -52,5 +52,6 @@
 #include "optim/adamw.h"       /* te_adamw */
 #include "optim/init.h"        /* te_model_randomize, te_param_normal */
 #include "optim/recipes.h"     /* te_recipes: FP8 */
+#include "optim/recipes_adamw.h" /* te_recipes_adamw: with the optimizer's step */
 
 #endif

@@ -32,6 +32,7 @@ struct call_scene {
     te_adamw opt;
     te_grad_norm norm;
     te_recipes recipes;
+    te_recipes_adamw update;
     te_scales scales;
     te_graph graph;
     te_graph_pool pool;
@@ -67,6 +68,8 @@ struct call_scene {
         NEED(te_grad_norm_init(&norm, memory.take(n), n, models, 1, ctx), ctx);
         n = te_recipes_bytes(halves, 1, &recipes_config);
         NEED(te_recipes_init(&recipes, memory.take(n), n, halves, 1, &recipes_config, ctx), ctx);
+        n = te_recipes_adamw_bytes(&recipes, &opt);
+        NEED(te_recipes_adamw_init(&update, memory.take(n), n, &recipes, &opt, ctx), ctx);
         const te_dtype formats[2] = {TE_e4m3, TE_e5m2};
         n = te_scales_bytes(2, 4);
         NEED(te_scales_init(&scales, memory.take(n), n, formats, 2, 4, ctx), ctx);
@@ -90,7 +93,7 @@ struct call_scene {
     bytes state() {
         bytes all = memory.content();
         append(all, &m, sizeof m), append(all, &user, sizeof user), append(all, &h, sizeof h), append(all, &s, sizeof s);
-        append(all, &opt, sizeof opt), append(all, &norm, sizeof norm), append(all, &recipes, sizeof recipes), append(all, &scales, sizeof scales);
+        append(all, &opt, sizeof opt), append(all, &norm, sizeof norm), append(all, &recipes, sizeof recipes), append(all, &update, sizeof update), append(all, &scales, sizeof scales);
         append(all, &pool, offsetof(te_graph_pool, block)), append(all, &ctx->workspace, sizeof ctx->workspace);
         append_rng(all, ctx);
         return all;

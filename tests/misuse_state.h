@@ -158,6 +158,7 @@ inline void optimizer_calls(table &t) {
 
 inline void recipe_calls(table &t) {
     static te_recipes r;
+    static te_recipes_adamw both;
     static te_scales sc;
     static const te_dtype formats[2] = {TE_e4m3, TE_e5m2}, wide[2] = {TE_e4m3, TE_bf16};
     const auto init = [](cs &s, void *p, size_t n) { return te_recipes_init(&r, p, n, s.halves, 1, &s.recipes_config, s.ctx); };
@@ -209,6 +210,18 @@ inline void recipe_calls(table &t) {
     }
     refuse<cs>(t, "te_recipes_switch: null", TE_ERROR_NULL, "not initialised", [](cs &s) { return te_recipes_switch(nullptr, 1, s.ctx); });
     refuse<cs>(t, "te_recipes_loaded: null", TE_ERROR_NULL, "not initialised", [](cs &s) { return te_recipes_loaded(nullptr, 1, s.ctx); });
+    const auto both_init = [](cs &s, void *p, size_t n) { return te_recipes_adamw_init(&both, p, n, &s.recipes, &s.opt, s.ctx); };
+    other_targets(t, "te_recipes_adamw_init", [](cs &s, te_context *c) { return te_recipes_adamw_init(&both, s.room, s.room_bytes, &s.recipes, &s.opt, c); });
+    other_targets(t, "te_recipes_adamw_step", [](cs &s, te_context *c) { return te_recipes_adamw_step(&s.update, c); });
+    wrong_memory(t, "te_recipes_adamw_init", both_init);
+    refuse<cs>(t, "te_recipes_adamw_init: memory where the weights are", TE_ERROR_VALUE, "overlaps", [=](cs &s) { return both_init(s, (void *)(uintptr_t)s.h.model.params, s.room_bytes); });
+    refuse<cs>(t, "te_recipes_adamw_init: memory where the optimizer's gradients are", TE_ERROR_VALUE, "overlaps", [=](cs &s) { return both_init(s, s.grads, s.room_bytes); });
+    refuse<cs>(t, "te_recipes_adamw_init: no struct", TE_ERROR_NULL, "struct", [](cs &s) { return te_recipes_adamw_init(nullptr, s.room, s.room_bytes, &s.recipes, &s.opt, s.ctx); });
+    refuse<cs>(t, "te_recipes_adamw_init: no recipes", TE_ERROR_NULL, "recipes: not initialised", [](cs &s) { return te_recipes_adamw_init(&both, s.room, s.room_bytes, nullptr, &s.opt, s.ctx); });
+    refuse<cs>(t, "te_recipes_adamw_init: no optimizer", TE_ERROR_NULL, "adamw: not initialised", [](cs &s) { return te_recipes_adamw_init(&both, s.room, s.room_bytes, &s.recipes, nullptr, s.ctx); });
+    refuse<cs>(t, "te_recipes_adamw_step: null", TE_ERROR_NULL, "not initialised", [](cs &s) { return te_recipes_adamw_step(nullptr, s.ctx); });
+    refuse<cs>(t, "te_recipes_adamw_step: before te_recipes_adamw_init", TE_ERROR_NULL, "not initialised", [](cs &s) { return memset(&both, 0, sizeof both), te_recipes_adamw_step(&both, s.ctx); });
+    refuse<cs>(t, "te_recipes_adamw_step: a copy", TE_ERROR_STATE, "a copy", [](cs &s) { return both = s.update, te_recipes_adamw_step(&both, s.ctx); });
     refuse<cs>(t, "te_scales_init: no struct", TE_ERROR_NULL, "null", [](cs &s) { return te_scales_init(nullptr, s.room, s.room_bytes, formats, 2, 4, s.ctx); });
     refuse<cs>(t, "te_scales_init: no formats", TE_ERROR_NULL, "formats", [](cs &s) { return te_scales_init(&sc, s.room, s.room_bytes, nullptr, 2, 4, s.ctx); });
     refuse<cs>(t, "te_scales_init: a format of 16 bits", TE_ERROR_DTYPE, "tensor 1 is bf16", [](cs &s) { return te_scales_init(&sc, s.room, s.room_bytes, wide, 2, 4, s.ctx); });

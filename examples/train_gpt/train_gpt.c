@@ -960,6 +960,11 @@ int main(int argc, char **argv) {
     te_adamw opt;
     const size_t opt_bytes = te_adamw_bytes_of(g.all, g.models, &config);
     check(te_adamw_init(&opt, target_memory(opt_bytes), opt_bytes, g.all, g.models, &config, &ctx), "optimizer");
+    te_recipes_adamw update; /* its step and the recipe's in one */
+    if (g.in_fp8) {
+        const size_t bytes = te_recipes_adamw_bytes(&g.recipes, &opt);
+        check(te_recipes_adamw_init(&update, target_memory(bytes), bytes, &g.recipes, &opt, &ctx), "recipe");
+    }
 
     const gpt_lists *one = &size->lists[0]; /* of the whole model */
     const long parameters = (long)(te_plan_param_elements(one->embed()) + te_plan_param_elements(one->head())) +
@@ -1005,8 +1010,7 @@ int main(int argc, char **argv) {
             gpt_backward(&g, &b);
         }
         check(te_buckets_finish(&buckets, &ctx), "buckets");
-        check(te_adamw_step(&opt, &ctx), "optimizer");
-        if (g.in_fp8) check(te_recipes_step(&g.recipes, &ctx), "recipe");
+        check(g.in_fp8 ? te_recipes_adamw_step(&update, &ctx) : te_adamw_step(&opt, &ctx), "optimizer");
         step++;
         if (ctx.gemm_tune) {
             ctx.gemm_tune = 0;

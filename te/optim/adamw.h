@@ -183,9 +183,8 @@ TE_API te_status te_adamw_reduce(const te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check_ranks(opt, ctx));
     return te__reduce_gradients(opt->models, opt->model_count, opt->slices.whole ? 1 : opt->slices.ranks, ctx);
 }
-/* Enqueue one step: the norm if it is wanted, the step's numbers, the update; of shared-out states, too, the gathering
- * of the parameters. With CUDA this is a function template: `auto f = &te_adamw_step<>`. */
-TE_IF_USED TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
+/* What a step refuses, before it enqueues anything. */
+TE_API te_status te__adamw_check_step(const te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     TE_TRY(te__adamw_config_check(&opt->config, ctx));
     TE_TRY(te__adamw_check_ranks(opt, ctx));
@@ -197,9 +196,19 @@ TE_IF_USED TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
                "adamw: no_master is %d in the config, and was %d at te_adamw_init", opt->config.no_master,
                opt->no_master);
     for (int i = 0; i < opt->model_count; i++) TE_TRY(te__adamw_check_sums(opt, opt->models[i], ctx));
+    return TE_OK;
+}
+/* The norm if it is wanted, and the step's numbers. */
+TE_IF_USED TE_API te_status te__adamw_begin_step(const te_adamw *opt, const te__adamw_args *a, te_context *ctx) {
+    if (a->norm) TE_TRY(te_grad_norm_run(&opt->norm, ctx));
+    return te__adamw_begin_launch(ctx, te_grid_of(1, 1), a);
+}
+/* Enqueue one step: the norm if it is wanted, the step's numbers, the update; of shared-out states, too, the gathering
+ * of the parameters. With CUDA this is a function template: `auto f = &te_adamw_step<>`. */
+TE_IF_USED TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
+    TE_TRY(te__adamw_check_step(opt, ctx));
     const te__adamw_args a = te__adamw_args_of(opt);
-    if (a.norm) TE_TRY(te_grad_norm_run(&opt->norm, ctx));
-    TE_TRY(te__adamw_begin_launch(ctx, te_grid_of(1, 1), &a));
+    TE_TRY(te__adamw_begin_step(opt, &a, ctx));
     TE_TRY(te__adamw_update(opt, &a, ctx));
     if (opt->slices.ranks == 1) return TE_OK;
     return te__slices_gather(opt->models, opt->model_count, opt->slices, opt->room, ctx);

@@ -91,7 +91,7 @@ TE_FN void te__block_store(const te__adamw_block *r, const te__adamw_tensor *t, 
         const int64_t at = te__block_part(i, k, lanes->id);
         te__block_store_part(p, t, at, te__moment_inverse(m), te__moment_inverse(v), s, c, rule);
         if (at + TE__ADAMW_WIDTH <= t->elements) {
-            te__adamw_store_weights(&p->p, t, at, s, c);
+            (void)te__adamw_store_weights(&p->p, t, at, s, c);
         } else {
             TE_UNROLL for (int j = 0; j < TE__ADAMW_WIDTH; j++)
                 if (at + j < t->elements) te__adamw_store_weight(p->p.v[j], t, at + j, s, c);

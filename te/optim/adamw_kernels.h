@@ -81,11 +81,12 @@ TE_FN void te__adamw_store_moments(const te__adamw_part *r, const te__adamw_tens
     if (both) *(te__adamw_halves *)((uint16_t *)t->v + i) = v;
 }
 
-TE_FN void te__adamw_store_weights(const te__adamw_floats *p, const te__adamw_tensor *t, int64_t i,
-                                   const te_adamw_state *s, const te_adamw_config *c) {
+/* Returns what it stores in 16 bits, of an f32 model zeros. */
+TE_FN te__adamw_halves te__adamw_store_weights(const te__adamw_floats *p, const te__adamw_tensor *t, int64_t i,
+                                               const te_adamw_state *s, const te_adamw_config *c) {
     te__adamw_halves h;
     if (t->master) *(te__adamw_floats *)(t->master + i) = *p;
-    if (t->dtype == TE_f32) return;
+    if (t->dtype == TE_f32) return memset(&h, 0, sizeof h), h;
     if (!t->master)
         TE_UNROLL for (int k = 0; k < TE__ADAMW_WIDTH; k += 4) {
             uint32_t w[4];
@@ -97,6 +98,7 @@ TE_FN void te__adamw_store_weights(const te__adamw_floats *p, const te__adamw_te
     else
         TE_UNROLL for (int k = 0; k < TE__ADAMW_WIDTH; k++) h.v[k] = te_f16_of_float(p->v[k]);
     *(te__adamw_halves *)((uint16_t *)t->weight + i) = h;
+    return h;
 }
 /* The same for one element. */
 TE_FN float te__adamw_weight(const te__adamw_tensor *t, int64_t i) {
@@ -159,7 +161,7 @@ TE_FN void te__adamw_load(te__adamw_part *r, const te__adamw_tensor *t, int64_t 
 TE_FN void te__adamw_store(const te__adamw_part *r, const te__adamw_tensor *t, int64_t i, const te_adamw_state *s,
                            const te_adamw_config *c, te__adamw_form f) {
     te__adamw_store_moments(r, t, i, s, c, f);
-    te__adamw_store_weights(&r->p, t, i, s, c);
+    (void)te__adamw_store_weights(&r->p, t, i, s, c);
 }
 /* The elements from i to `to`, fewer than a lane's width. */
 TE_FN void te__adamw_rest(const te__adamw_tensor *t, int64_t i, int64_t to, const te_adamw_state *s,

@@ -178,8 +178,9 @@ TE_API void te__weights_skip(te_table *t, int kind) {
     t->count = t->chunks = 0;
 }
 /* One pass over the weights of a kind: their largest magnitudes (cast 0), or the cast with the scales that they have. A
- * launch has those that follow each other and whose lists have the same kernels. */
-TE_API te_status te__weights_pass(const void *table, te_model *const *models, int count, int kind, int cast,
+ * launch has those that follow each other and whose lists have the same kernels. rest: 1: but for those that the
+ * optimizer's update has read (te_fp8_product.updated). */
+TE_API te_status te__weights_pass(const void *table, te_model *const *models, int count, int kind, int cast, int rest,
                                   te_context *ctx) {
     const te__weights_layout l = te__weights_layout_of(models, count);
     const te_fp8_ops *of = 0;
@@ -189,12 +190,14 @@ TE_API te_status te__weights_pass(const void *table, te_model *const *models, in
     t.tensor = (const char *)table + l.tensor[kind], t.first = (const int32_t *)((const char *)table + l.first[kind]);
     while (te__recipes_next(&w)) {
         if (te__weights_kind(w.recipe) != kind) continue;
-        if (models[w.model]->plan->fp8 != of) {
+        const int done = rest && w.param->fp8.updated;
+        if (models[w.model]->plan->fp8 != of || done) {
             TE_TRY(te__weights_launch(of, &t, kind, cast, ctx));
             te__weights_skip(&t, kind);
             of = models[w.model]->plan->fp8;
         }
         t.count++, t.chunks += (int)te__weight_chunks(w.param, kind);
+        if (done) te__weights_skip(&t, kind);
     }
     return te__weights_launch(of, &t, kind, cast, ctx);
 }

@@ -12,6 +12,8 @@
  *     TE_TRY(te_adamw_step(&opt, &ctx));
  *     TE_TRY(te_recipes_step(&recipes, &ctx));                  // the weights have changed: scales, weights in FP8
  *
+ * te_recipes_adamw_step (recipes_adamw.h) is the last two calls in one, and reads the weights once less.
+ *
  * Until te_recipes_init and behind te_recipes_switch(&recipes, 0) the same lists run in their own format.
  *
  * fp8_delayed scales x and dy by what was largest in the steps before; in the first step, which has none before it, as
@@ -64,6 +66,7 @@ typedef struct te_recipes {
     float *gathered;            /* [ranks, 3 count]: what was largest on each rank */
     const void *table;          /* of the weights: te__weights_table */
     uint64_t where;             /* te__weights_where: what the table was made for */
+    const void *update;         /* the te_recipes_adamw that their fp8.updated is of; null: none (recipes_adamw.h) */
 } te_recipes;
 
 /* ---- what lies where --------------------------------------------------------------------------------------------- */
@@ -109,10 +112,13 @@ TE_API te_status te__recipes_check(const te_recipes *s, te_context *ctx) {
 }
 
 /* One pass over the weights: their largest magnitudes, or the cast with the scales that they have; the cast of blocks
- * and of rows finds theirs. */
-TE_API te_status te__recipes_over_weights(te_recipes *s, int cast, te_context *ctx) {
-    for (int kind = 0; kind < (cast ? TE__WEIGHTS_KINDS : TE__WEIGHTS_BY_TENSOR + 1); kind++)
-        TE_TRY(te__weights_pass(s->table, s->models, s->model_count, kind, cast, ctx));
+ * and of rows finds theirs. rest: 1: but for what the optimizer's update has done of it. That casts no weight with a
+ * scale a tensor, which it has to have seen all of first. */
+TE_API te_status te__recipes_over_weights(te_recipes *s, int cast, int rest, te_context *ctx) {
+    for (int kind = 0; kind < (cast ? TE__WEIGHTS_KINDS : TE__WEIGHTS_BY_TENSOR + 1); kind++) {
+        const int some = rest && !(cast && kind == TE__WEIGHTS_BY_TENSOR);
+        TE_TRY(te__weights_pass(s->table, s->models, s->model_count, kind, cast, some, ctx));
+    }
     return TE_OK;
 }
 /* What was largest in the first `count` tensors becomes that of all ranks. */
@@ -121,17 +127,17 @@ TE_IF_USED TE_API te_status te__recipes_reduce(const te_recipes *s, int count, t
     return s->config.ranks == 1 ? TE_OK : te_scales_reduce(&s->scales, s->gathered, 0, count, g, ctx);
 }
 /* The weights, what is largest in which is known. */
-TE_IF_USED TE_API te_status te__recipes_cast(te_recipes *s, te_context *ctx) {
+TE_IF_USED TE_API te_status te__recipes_cast(te_recipes *s, int rest, te_context *ctx) {
     const te_scale_rule own = te__recipes_own_rule(&s->config);
     TE_TRY(te_scales_update(&s->scales, 0, s->count, &own, ctx));
-    return te__recipes_over_weights(s, 1, ctx);
+    return te__recipes_over_weights(s, 1, rest, ctx);
 }
 /* The weights in FP8 anew: for after weights were loaded by themselves, or changed by other means than steps. */
 TE_IF_USED TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
-    TE_TRY(te__recipes_over_weights(s, 0, ctx));
+    TE_TRY(te__recipes_over_weights(s, 0, 0, ctx));
     TE_TRY(te__recipes_reduce(s, s->count, ctx));
-    return te__recipes_cast(s, ctx);
+    return te__recipes_cast(s, 0, ctx);
 }
 
 /* Scales are of steps before from now on (begun 1), or of the tensors themselves, where there is no step before. */
@@ -201,6 +207,7 @@ TE_IF_USED TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t 
         f->transposed = at, at += size.transposed;
         f->inverse = (float *)(void *)at, at += size.scales;
         f->transposed_inverse = (float *)(void *)at, at += size.transposed_scales;
+        f->updated = 0;
     }
     s->table = (const char *)memory + l.table, s->where = te__weights_where(models, count);
     TE_TRY(te__weights_table((char *)memory + l.table, models, count, ctx));
@@ -219,21 +226,29 @@ TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
     free(formats);
     TE_TRY(status);
     te__recipes_begin(s, begun);
-    return te__recipes_over_weights(s, 1, ctx);
+    return te__recipes_over_weights(s, 1, 0, ctx);
 }
 
-/* Enqueue what comes behind a step of the optimizer: the scales of fp8_delayed for the next one, in one kernel for all
- * tensors, and the weights in FP8. Of several ranks all call it. */
-TE_IF_USED TE_API te_status te_recipes_step(te_recipes *s, te_context *ctx) {
+/* What a step refuses, before it enqueues anything. */
+TE_API te_status te__recipes_check_step(const te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
-    TE_TRY(te__scale_rule_check(&s->config.rule, "recipes", ctx));
+    return te__scale_rule_check(&s->config.rule, "recipes", ctx);
+}
+/* rest: as te__recipes_over_weights has it. */
+TE_IF_USED TE_API te_status te__recipes_go_on(te_recipes *s, int rest, te_context *ctx) {
     const int first = !s->begun && s->on, delayed = (s->begun || first) && s->on && !s->config.current;
-    TE_TRY(te__recipes_over_weights(s, 0, ctx));
+    TE_TRY(te__recipes_over_weights(s, 0, rest, ctx));
     if (first && delayed && s->config.ranks > 1) TE_TRY(te_scales_recall(&s->scales, s->count, 2 * s->count, ctx));
     TE_TRY(te__recipes_reduce(s, delayed ? 3 * s->count : s->count, ctx));
     if (first) te__recipes_begin(s, 1);
     if (delayed) TE_TRY(te_scales_update(&s->scales, s->count, 2 * s->count, &s->config.rule, ctx));
-    return te__recipes_cast(s, ctx);
+    return te__recipes_cast(s, rest, ctx);
+}
+/* Enqueue what comes behind a step of the optimizer: the scales of fp8_delayed for the next one, in one kernel for all
+ * tensors, and the weights in FP8. Of several ranks all call it. */
+TE_IF_USED TE_API te_status te_recipes_step(te_recipes *s, te_context *ctx) {
+    TE_TRY(te__recipes_check_step(s, ctx));
+    return te__recipes_go_on(s, 0, ctx);
 }
 
 #endif

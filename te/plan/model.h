@@ -184,6 +184,7 @@ typedef struct te_fp8_product {
     void *data, *transposed;       /* the weight in FP8, [rows, cols] and [cols, rows]; of fp8_row the first alone */
     float *inverse, *transposed_inverse; /* fp8_block, fp8_row: 1 / scale of their blocks or rows (fp8_scaling.h) */
     te_scale_rule own;             /* the rule of a scale that comes from what it scales */
+    int updated; /* the optimizer's update measures or casts the weight (te/optim/recipes_adamw.h) */
 } te_fp8_product;
 
 /* One parameter of one instance. */
