@@ -13,6 +13,7 @@ TE_SEQUENTIAL(gpt_row, (bf16, (recipe, fp8_row)), GPT_4096)
 TE_SEQUENTIAL(mlp_delayed, (bf16, (recipe, fp8_delayed)), MLP_PART(4096, 16384, 0.1f))
 TE_SEQUENTIAL(mlp_kept, (bf16, (recipe, fp8_delayed), (inputs, kept)), MLP_PART(4096, 16384, 0.1f))
 TE_SEQUENTIAL(mlp_block, (bf16, (recipe, fp8_block)), MLP_PART(4096, 16384, 0.1f))
+TE_SEQUENTIAL(mlp_block_kept, (bf16, (recipe, fp8_block), (inputs, kept)), MLP_PART(4096, 16384, 0.1f))
 
 // An operand [rows, k] of normal numbers; where its scales are not of a tensor, they are normal numbers, too.
 static const void *operand(te_gemm_fp8 *o, te_scaling scaling, te_dtype dtype, int64_t rows, int64_t k, uint32_t id) {
@@ -63,10 +64,12 @@ int main(int argc, char **argv) {
     bench_open(argc, argv);
     bench_ctx.gemm_tune = 1;
     for (const te_plan *p : {gpt_current_plan(), gpt_delayed_plan(), gpt_kept_plan(), gpt_block_plan()}) bench_against(p, {gpt4096_plan()}, 4, 2048, TE_BACKWARD, "in bf16");
-    for (const int seq : {1, 8, 64, 2048}) bench_against(gpt_row_plan(), {gpt4096_plan()}, seq == 2048 ? 4 : 1, seq, TE_INFER, "in bf16");
+    for (const te_plan *p : {gpt_row_plan(), gpt_delayed_plan()})
+        for (const int seq : {1, 8, 64, 2048}) bench_against(p, {gpt4096_plan()}, seq == 2048 ? 4 : 1, seq, TE_INFER, "in bf16");
     beside_products(mlp_delayed_plan(), 4, 2048);
     beside_products(mlp_kept_plan(), 4, 2048);
     beside_products(mlp_block_plan(), 4, 2048);
+    beside_products(mlp_block_kept_plan(), 4, 2048);
     for (const te_plan *p : {gpt4096_plan(), gpt_current_plan(), gpt_delayed_plan(), gpt_block_plan()}) bench_plan(p, 4, 2048);
     bench_whole(gpt_delayed_plan(), 4, 2048);
     return bench_close();

@@ -8,6 +8,7 @@
 
 typedef struct te_attention_args {
     void *out;       /* forward: out, backward: in. [batch * seq, heads * head_dim] */
+    const float *out_scale; /* forward, of bf16 and f16: out is in e4m3, times this, target memory; null: it is not */
     float *lse;      /* [batch, heads, seq], natural log of the sum of exp of the scaled scores. forward: out or null;
                         backward: in */
     const void *sinks; /* [heads], of the kernels' dtype: with the option sinks; lse has them in it */

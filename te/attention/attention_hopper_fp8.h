@@ -107,10 +107,11 @@ TE_FN void te__attn_fp8_multiply(const te_attn_hopper_fp8 *all, te_attn_barriers
         if (behind) te__attn_values_skip(a);
         if (skip) te__attn_values_skip(a);
         if (have) {
-            uint16_t *out = (uint16_t *)p->out + ((int64_t)(w.head / HEADS) * p->seq * HEADS + w.head % HEADS) * C::D;
+            const int64_t first = ((int64_t)(w.head / HEADS) * p->seq * HEADS + w.head % HEADS) * C::D;
+            void *const out = te__attn_out_at(p->out, first, p->out_scale);
             float *lse = p->lse ? p->lse + (int64_t)w.head * p->seq : 0;
             TE_UNROLL for (int e = 0; e < 2; e++) r.top[e] -= TE__ATTN_FP8_RAISE;
-            te__attn_finish<T>(r, out, HEADS * C::D, lse, w.query + row, p->seq, TE__ATTN_LN2, value);
+            te__attn_finish<T>(r, out, p->out_scale, HEADS * C::D, lse, w.query + row, p->seq, TE__ATTN_LN2, value);
         }
         if (!more) break;
         TE_UNROLL for (int e = 0; e < 2; e++) r.top[e] = top[e], r.sum[e] = sum[e];
@@ -237,7 +238,7 @@ struct te__attn_hopper_fp8 : te__attn_hopper_fp8_shape<D> {
                                   TE_bf16, ctx));
         TE_TRY(te__attn_fp8_values_map(&all.v, encode, &of, D, KV_HEADS, a->batch, ctx));
         all.amax = of.amax;
-        p->out = a->out, p->lse = a->lse, p->tickets = ctx->tickets;
+        p->out = a->out, p->out_scale = a->out_scale, p->lse = a->lse, p->tickets = ctx->tickets;
         p->heads = a->batch * HEADS, p->seq = a->seq, p->scale = a->scale;
         p->rows = (int)te_ceil_div(a->seq, C::ROWS), p->tiles = p->heads * p->rows;
         p->together = F::RIGHT == 0 ? (int)te_max(1, te_min(l2 / head_bytes, groups)) : 1;

@@ -176,18 +176,18 @@ TE_FN void te__attn_transpose(uint32_t w[4], int lane) {
         }
 }
 /* Divide O by the sums and store it, a lane 16 bytes and four lanes 64 of a row at a time; and lse. out: row 0 of this
- * head and sequence, `width` numbers from row to row; lse: likewise, or null; query: of this thread's first row;
- * factor: of O, for dropout. */
+ * head and sequence, `width` numbers from row to row, as te_attention_args.out_scale says; lse: likewise, or null;
+ * query: of this thread's first row; factor: of O, for dropout. */
 template <te_dtype T, class C>
-TE_FN void te__attn_finish(const te__attn_rows<C> &r, uint16_t *out, int64_t width, float *lse, int query, int seq,
-                           float scale, float factor) {
+TE_FN void te__attn_finish(const te__attn_rows<C> &r, void *out, const float *out_scale, int64_t width, float *lse,
+                           int query, int seq, float scale, float factor) {
     const int lane = (int)threadIdx.x % 32;
     TE_UNROLL for (int e = 0; e < 2; e++) {
         const int row = query + 8 * e;
         float sum = r.sum[e] + __shfl_xor_sync(~0u, r.sum[e], 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
         const float inverse = factor * te_reciprocal(sum); /* the row's maximum alone is 1, or more */
-        uint16_t *to = out + (int64_t)row * width + lane % 4 * 8;
+        const int64_t at = (int64_t)row * width + lane % 4 * 8;
         TE_UNROLL for (int j = 0; j < C::V / 8; j += 4) {
             uint32_t w[4];
             TE_UNROLL for (int i = 0; i < 4; i++) {
@@ -195,7 +195,10 @@ TE_FN void te__attn_finish(const te__attn_rows<C> &r, uint16_t *out, int64_t wid
                 w[i] = te_pair_of_floats(o[0] * inverse, o[1] * inverse, T);
             }
             te__attn_transpose(w, lane);
-            if (row >= 0 && row < seq) *(uint4 *)(to + 8 * j) = make_uint4(w[0], w[1], w[2], w[3]);
+            const uint4 eight = make_uint4(w[0], w[1], w[2], w[3]);
+            void *const to = te__attn_out_at(out, at + 8 * j, out_scale);
+            if (row >= 0 && row < seq && out_scale) *(uint2 *)to = te__attn_in_e4m3<T>(eight, out_scale);
+            else if (row >= 0 && row < seq) *(uint4 *)to = eight;
         }
         if (lse && lane % 4 == 0 && row >= 0 && row < seq) lse[row] = r.top[e] * scale + logf(sum);
     }

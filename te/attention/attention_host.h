@@ -13,35 +13,6 @@
 
 #include "attention_scores_host.h" /* what mask and options make of scores; te__attn_product */
 
-/* to[0..n) = n numbers from index `at` */
-TE_FN void te__attn_row_read(float *__restrict to, const void *__restrict from, int64_t at, int n, te_dtype t) {
-    if (t == TE_f32) memcpy(to, (const float *)from + at, (size_t)n * sizeof(float));
-    else for (int c = 0; c < n; c++) to[c] = te_load(from, at + c, t);
-}
-/* to[TE__ATTN_TILE][ld] = the rows x d numbers from index `at`, `width` apart; zeros up to ld and to a multiple of 4
- * rows. */
-TE_FN void te__attn_tile_read(float *to, int ld, const void *from, int64_t at, int64_t width, int rows, int d,
-                              te_dtype t) {
-    for (int r = 0; r < rows; r++) {
-        te__attn_row_read(to + r * ld, from, at + r * width, d, t);
-        for (int c = d; c < ld; c++) to[r * ld + c] = 0;
-    }
-    memset(to + rows * ld, 0, (size_t)((-rows & 3) * ld) * sizeof(float));
-}
-/* to[d][TE__ATTN_TILE] = its transpose times `factor`, with zeros from `rows` on. */
-TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at, int64_t width, int rows, int d,
-                                              float factor, te_dtype t) {
-    float row[TE_ATTENTION_MAX_HEAD_DIM];
-    if (rows < TE__ATTN_TILE) memset(to, 0, (size_t)d * TE__ATTN_TILE * sizeof(float));
-    for (int r = 0; r < rows; r++) {
-        te__attn_row_read(row, from, at + r * width, d, t);
-        for (int c = 0; c < d; c++) to[c * TE__ATTN_TILE + r] = factor * row[c];
-    }
-}
-TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, float factor, te_dtype t) {
-    for (int c = 0; c < d; c++) te_store(to, at + c, factor * from[c], t);
-}
-
 /* Where a head's rows lie, in elements from the start of qkv, of kv (or qkv), of out (and dout) and of lse (and
  * delta). */
 typedef struct te__attn_head {
@@ -137,7 +108,7 @@ TE_FN void te__attention_forward_host(const te_attention_args *a, te_block at, f
     for (int q = 0; q < queries; q++) {
         /* it sees no key: 0, and in backward all its probabilities are */
         const int blind = (f.cross || f.bias) && !(sum[q] > 0);
-        te__attn_row_write(a->out, h.out + (q0 + q) * h.out_width, o + q * ldv, dv,
+        te__attn_out_write(a, h.out + (q0 + q) * h.out_width, o + q * ldv, dv,
                            blind ? 0.0f : (f.drop && a->rng ? f.factor : 1.0f) / sum[q], t);
         if (a->lse) a->lse[h.row + q0 + q] = blind ? INFINITY : top[q] * TE__ATTN_LN2 + logf(sum[q]);
         if (f.top && a->row_top) a->row_top[h.row + q0 + q] = most[q] * TE__ATTN_LN2;

@@ -241,10 +241,21 @@ TE_FN void te__attn_hide_transposed(float (&s)[M][N][4], te__attn_mask mask, int
             }
 }
 
-/* Write this warp's M * 16 rows, times factor[row], through its own rows of shared memory: 16 bytes a store. */
+/* Where element i of out lies, and eight numbers of T as they lie there: those of te_attention_args.out_scale. */
+TE_FN void *te__attn_out_at(void *out, int64_t i, const float *scale) { return (char *)out + (scale ? i : 2 * i); }
+template <te_dtype T> TE_FN uint2 te__attn_in_e4m3(uint4 eight, const float *scale) {
+    const te_vec8 e = {{eight.x, eight.y, eight.z, eight.w}};
+    float v[8];
+    te_vec8_floats(v, &e, T);
+    TE_UNROLL for (int k = 0; k < 8; k++) v[k] *= *scale;
+    return make_uint2(te__fp8_word(v, 1), te__fp8_word(v + 4, 1));
+}
+/* Write this warp's M * 16 rows, times factor[row], through its own rows of shared memory: 16 bytes a store. scale: as
+ * te_attention_args.out_scale. */
 template <te_dtype T, int M, int D>
-TE_FN void te__attn_rows_store(uint16_t *to, int64_t width, int valid, const float (&o)[M][D / 8][4],
-                               const float (&factor)[M][2], unsigned char *tile, float *sum = nullptr) {
+TE_FN void te__attn_rows_store(void *to, int64_t width, int valid, const float (&o)[M][D / 8][4],
+                               const float (&factor)[M][2], unsigned char *tile, float *sum = nullptr,
+                               const float *scale = nullptr) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     __syncwarp();
     TE_UNROLL for (int m = 0; m < M; m++)
@@ -263,9 +274,10 @@ TE_FN void te__attn_rows_store(uint16_t *to, int64_t width, int valid, const flo
     }
     for (int c = lane; c < M * 16 * (D / 8); c += 32) {
         const int row = c / (D / 8), chunk = c % (D / 8);
-        if (row < valid)
-            *(uint4 *)(to + row * width + chunk * 8) = *(const uint4 *)(tile + (row * (D + TE__ATTN_PAD) + chunk * 8) *
-                2);
+        const uint4 eight = *(const uint4 *)(tile + (row * (D + TE__ATTN_PAD) + chunk * 8) * 2);
+        void *const at = te__attn_out_at(to, row * width + chunk * 8, scale);
+        if (row < valid && scale) *(uint2 *)at = te__attn_in_e4m3<T>(eight, scale);
+        else if (row < valid) *(uint4 *)at = eight;
     }
 }
 

@@ -1,4 +1,4 @@
-/* attention_product_host.h -- vectors and the small matrix product of attention_host.h. */
+/* attention_product_host.h -- vectors, tiles in memory and the small matrix product of attention_host.h. */
 #ifndef TE_ATTENTION_PRODUCT_HOST_H
 #define TE_ATTENTION_PRODUCT_HOST_H
 
@@ -104,6 +104,47 @@ TE_FN void te__attn_product(float *c, int ldc, const float *a, int row, int step
             memcpy(pc + 2 * ldc, &c20, W), memcpy(pc + 2 * ldc + V, &c21, W);
             memcpy(pc + 3 * ldc, &c30, W), memcpy(pc + 3 * ldc + V, &c31, W);
         }
+}
+
+/* ---- rows and tiles in memory ------------------------------------------------------------------------------------ */
+
+/* to[0..n) = n numbers from index `at` */
+TE_FN void te__attn_row_read(float *__restrict to, const void *__restrict from, int64_t at, int n, te_dtype t) {
+    if (t == TE_f32) memcpy(to, (const float *)from + at, (size_t)n * sizeof(float));
+    else for (int c = 0; c < n; c++) to[c] = te_load(from, at + c, t);
+}
+/* to[TE__ATTN_TILE][ld] = the rows x d numbers from index `at`, `width` apart; zeros up to ld and to a multiple of 4
+ * rows. */
+TE_FN void te__attn_tile_read(float *to, int ld, const void *from, int64_t at, int64_t width, int rows, int d,
+                              te_dtype t) {
+    for (int r = 0; r < rows; r++) {
+        te__attn_row_read(to + r * ld, from, at + r * width, d, t);
+        for (int c = d; c < ld; c++) to[r * ld + c] = 0;
+    }
+    memset(to + rows * ld, 0, (size_t)((-rows & 3) * ld) * sizeof(float));
+}
+/* to[d][TE__ATTN_TILE] = its transpose times `factor`, with zeros from `rows` on. */
+TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at, int64_t width, int rows, int d,
+                                              float factor, te_dtype t) {
+    float row[TE_ATTENTION_MAX_HEAD_DIM];
+    if (rows < TE__ATTN_TILE) memset(to, 0, (size_t)d * TE__ATTN_TILE * sizeof(float));
+    for (int r = 0; r < rows; r++) {
+        te__attn_row_read(row, from, at + r * width, d, t);
+        for (int c = 0; c < d; c++) to[c * TE__ATTN_TILE + r] = factor * row[c];
+    }
+}
+TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, float factor, te_dtype t) {
+    for (int c = 0; c < d; c++) te_store(to, at + c, factor * from[c], t);
+}
+/* To out, as te_attention_args.out_scale says. */
+TE_FN void te__attn_out_write(const te_attention_args *a, int64_t at, const float *from, int d, float factor,
+                              te_dtype t) {
+    if (!a->out_scale) te__attn_row_write(a->out, at, from, d, factor, t);
+    else for (int c = 0; c < d; c++) {
+        uint32_t rounded = 0;
+        te_store(&rounded, 0, factor * from[c], t);
+        ((uint8_t *)a->out)[at + c] = te_e4m3_of_float(te_load(&rounded, 0, t) * *a->out_scale);
+    }
 }
 
 #endif

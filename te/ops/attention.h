@@ -191,7 +191,18 @@ TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     }
     return a;
 }
-/* The kernels read and write the model's own format. */
+/* Whether the kernel stores its result in FP8, for the product behind it: in inference, where nobody else reads it. */
+TE_API int te_attention_gives_fp8(const te_run *r, const te_step *s) {
+    return r->pass == TE_INFER && r->plan->dtype != TE_f32 && !te_last_step(r, s) && te_is_stored_in_fp8(r, s->op[0] + 1);
+}
+TE_API te_status te__attention_out_in_fp8(te_value *y, te_attention_args *a, te_run *r, int i) {
+    const te_op *op = &r->plan->op[i];
+    const te_fp8_product *f = &r->param[i + 1]->fp8;
+    TE_TRY(te_acquire(r, y, op->out_rows, op->out, TE_e4m3));
+    if (f->scales) a->out_scale = f->scales->scale + f->x; /* else sizes are measured */
+    return TE_OK;
+}
+/* The kernels read and write the model's own format, but for that. */
 TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention_launch_fn launch,
                                        const te_score_bias *bias, const te_attention_in_fp8 *fp8) {
     const int i = s->op[0];
@@ -200,8 +211,13 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     te_value y, qkv = r->now, out;
     float *top;
     TE_TRY(te_as(&qkv, r, r->plan->dtype));
-    TE_TRY(te_output(&y, r, s, i));
-    TE_TRY(te_before_as(&out, &y, r, r->plan->dtype));
+    if (te_attention_gives_fp8(r, s)) {
+        TE_TRY(te__attention_out_in_fp8(&y, &a, r, i));
+        out = y;
+    } else {
+        TE_TRY(te_output(&y, r, s, i));
+        TE_TRY(te_before_as(&out, &y, r, r->plan->dtype));
+    }
     TE_TRY(te__attention_kv(&a, r, op));
     a.out = out.p, a.lse = r->stats[i], a.qkv = qkv.p;
     if (r->dry && r->batch) {
