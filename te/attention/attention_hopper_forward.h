@@ -189,7 +189,7 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
             float *lse = p->lse ? p->lse + (int64_t)w.head * p->seq : 0;
             if (F::VARLEN && lse) lse = p->lse + (int64_t)(w.head % HEADS) * p->of.rows + first;
             te__attn_finish<T>(r, out, p->out_scale, HEADS * C::V, lse, w.query + row, F::VARLEN ? rows.count : p->seq,
-                               te__attn_unit<F>(p->scale), F::DROP && p->rng ? F::FACTOR : 1.0f);
+                               te__attn_unit<F>(p->scale), F::DROP && p->rng ? F::FACTOR : 1.0f, p->amax);
         }
         if (!more) break;
         TE_UNROLL for (int e = 0; e < 2; e++) r.top[e] = top[e], r.sum[e] = sum[e];
@@ -252,7 +252,7 @@ TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te
     if (F::VALUE)
         TE_TRY(te__attn_heads_map(&all.v, encode, kv + k_heads * C::D, C::V, KV_HEADS, widths::KV, p.kv_seq, kv_batch,
                                   C::KEYS, T, ctx));
-    p.out = a->out, p.out_scale = a->out_scale, p.lse = a->lse, p.tickets = ctx->tickets;
+    p.out = a->out, p.out_scale = a->out_scale, p.amax = a->amax, p.lse = a->lse, p.tickets = ctx->tickets;
     p.heads = a->batch * HEADS, p.seq = a->seq, p.scale = a->scale;
     p.rng = a->rng, p.id = a->id, p.whole = a->whole, p.sinks = a->sinks;
     p.rows = (int)te_ceil_div(a->seq, C::ROWS), p.tiles = F::VARLEN ? p.slots * HEADS : p.heads * p.rows;

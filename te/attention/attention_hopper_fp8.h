@@ -13,12 +13,14 @@
  *     batch 4, seq 2048, 32 heads of 128, causal   894  1.50  0.76
  *     batch 2, seq 8192, 32 heads of  64, causal   652  1.12  0.94
  *     batch 2, seq 4096, 16 heads of 256, causal  1199  1.68  1.08
- * With S and P in float, which leaves registers for two warpgroups, that was 838, 1.18, 0.96 and 927, 1.27, 1.12 in the
- * same run, 783, 1.31, 0.71, then 667, 1.14, 0.96 and 1165, 1.64, 1.06. It waited for neither the tensor cores (55% busy)
- * nor the exponentials nor for instructions to issue (38%), but each warp for itself. Of three warpgroups, 192 queries
- * and 128 keys take 2500 clocks, of which products and exponentials need 1536 each. Two exponentials of f16 take as long
- * as two of float. What did not pay: turns between the warpgroups (0.99 to 1.00), P before O is waited for (1.00). What
- * gained 1% each: one of eight words of P by arithmetic, a sum of all sixteen words of a row in f16 rather than of four.
+ * With S and P in float, which leaves registers for two warpgroups, that was 838, 1.18, 0.96 and 927, 1.27, 1.12 in
+ * the same run, 783, 1.31, 0.71, then 667, 1.14, 0.96 and 1165, 1.64, 1.06. It waited for neither the tensor cores (55%
+ * busy) nor the exponentials nor for instructions to issue (38%), but each warp for itself. Of three warpgroups, 192
+ * queries and 128 keys take 2500 clocks, of which products and exponentials need 1536 each. Two exponentials of f16
+ * take as long as two of float. What did not pay: turns between the warpgroups (0.99 to 1.00), P before O is waited for
+ * (1.00). What gained 1% each: one of eight words of P by arithmetic, a sum of all sixteen words of a row in f16 rather
+ * than of four. The two passes before it, 150 us of the first line's 670, as one kernel that takes heads by groups of 4
+ * to 16 MB, cast while they are in the L2: 147 to 194 us, for the L2 had 43% of it.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_HOPPER_FP8_H
@@ -111,7 +113,8 @@ TE_FN void te__attn_fp8_multiply(const te_attn_hopper_fp8 *all, te_attn_barriers
             void *const out = te__attn_out_at(p->out, first, p->out_scale);
             float *lse = p->lse ? p->lse + (int64_t)w.head * p->seq : 0;
             TE_UNROLL for (int e = 0; e < 2; e++) r.top[e] -= TE__ATTN_FP8_RAISE;
-            te__attn_finish<T>(r, out, p->out_scale, HEADS * C::D, lse, w.query + row, p->seq, TE__ATTN_LN2, value);
+            te__attn_finish<T>(r, out, p->out_scale, HEADS * C::D, lse, w.query + row, p->seq, TE__ATTN_LN2, value,
+                               p->amax);
         }
         if (!more) break;
         TE_UNROLL for (int e = 0; e < 2; e++) r.top[e] = top[e], r.sum[e] = sum[e];
@@ -238,7 +241,7 @@ struct te__attn_hopper_fp8 : te__attn_hopper_fp8_shape<D> {
                                   TE_bf16, ctx));
         TE_TRY(te__attn_fp8_values_map(&all.v, encode, &of, D, KV_HEADS, a->batch, ctx));
         all.amax = of.amax;
-        p->out = a->out, p->out_scale = a->out_scale, p->lse = a->lse, p->tickets = ctx->tickets;
+        p->out = a->out, p->out_scale = a->out_scale, p->amax = a->amax, p->lse = a->lse, p->tickets = ctx->tickets;
         p->heads = a->batch * HEADS, p->seq = a->seq, p->scale = a->scale;
         p->rows = (int)te_ceil_div(a->seq, C::ROWS), p->tiles = p->heads * p->rows;
         p->together = F::RIGHT == 0 ? (int)te_max(1, te_min(l2 / head_bytes, groups)) : 1;

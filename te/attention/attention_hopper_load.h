@@ -35,7 +35,8 @@ struct te__attn_hopper_forward_shape<192, 128> : te__attn_hopper_shape<192, 128,
 typedef struct te_attn_hopper {
     CUtensorMap q, kv;
     void *out;                   /* [batch * seq, heads * V] */
-    const float *out_scale;      /* as te_attention_args.out_scale */
+    const float *out_scale;      /* as te_attention_args has them */
+    float *amax;
     float *lse;                  /* [batch, heads, seq], or null */
     uint32_t *tickets;           /* tiles that were taken after each block's first; 0 before and after. Null: none */
     int heads, seq;              /* heads: of all sequences */

@@ -177,11 +177,12 @@ TE_FN void te__attn_transpose(uint32_t w[4], int lane) {
 }
 /* Divide O by the sums and store it, a lane 16 bytes and four lanes 64 of a row at a time; and lse. out: row 0 of this
  * head and sequence, `width` numbers from row to row, as te_attention_args.out_scale says; lse: likewise, or null;
- * query: of this thread's first row; factor: of O, for dropout. */
+ * query: of this thread's first row; factor: of O, for dropout; amax: as te_attention_args.amax. */
 template <te_dtype T, class C>
 TE_FN void te__attn_finish(const te__attn_rows<C> &r, void *out, const float *out_scale, int64_t width, float *lse,
-                           int query, int seq, float scale, float factor) {
+                           int query, int seq, float scale, float factor, float *amax) {
     const int lane = (int)threadIdx.x % 32;
+    uint32_t most = 0;
     TE_UNROLL for (int e = 0; e < 2; e++) {
         const int row = query + 8 * e;
         float sum = r.sum[e] + __shfl_xor_sync(~0u, r.sum[e], 1);
@@ -199,9 +200,11 @@ TE_FN void te__attn_finish(const te__attn_rows<C> &r, void *out, const float *ou
             void *const to = te__attn_out_at(out, at + 8 * j, out_scale);
             if (row >= 0 && row < seq && out_scale) *(uint2 *)to = te__attn_in_e4m3<T>(eight, out_scale);
             else if (row >= 0 && row < seq) *(uint4 *)to = eight;
+            if (amax && row >= 0 && row < seq) te__attn_larger(&most, eight);
         }
         if (lse && lane % 4 == 0 && row >= 0 && row < seq) lse[row] = r.top[e] * scale + logf(sum);
     }
+    te__attn_amax<T>(amax, most);
 }
 #endif
 

@@ -164,12 +164,13 @@ TE_FN void te__attn_group_sum(float *sum, int64_t width, const uint32_t (&u)[8][
     }
 }
 /* A warpgroup's 64 rows of d, times factor, to `to` (row 0, column 0), of which `valid` exist; and the sums of what was
- * stored to sum, if that is not null. part: as above. */
+ * stored to sum, if that is not null. part: as above; amax: as te_attention_args.amax. */
 template <te_dtype T, int D, int SUM_ROWS>
 TE_FN void te__attn_group_store(uint16_t *to, int64_t width, int valid, const float (&d)[D / 2], float factor,
-                                float *sum, float (*part)[16], int group) {
+                                float *sum, float (*part)[16], int group, float *amax) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int warp = (int)threadIdx.x / 32 % 4, row = warp * 16 + g;
+    uint32_t most = 0;
     TE_UNROLL for (int x = 0; x < D; x += 64) { /* 64 columns at a time, for there are few registers left */
         uint32_t u[8][2];
         TE_UNROLL for (int j = 0; j < 8; j++)
@@ -184,10 +185,12 @@ TE_FN void te__attn_group_store(uint16_t *to, int64_t width, int valid, const fl
                 if (x + 8 * j >= D) continue;
                 uint32_t v[4] = {u[j][h], u[j + 1][h], u[j + 2][h], u[j + 3][h]};
                 te__attn_quad_transpose(v, t);
-                if (row + 8 * h < valid)
-                    *(uint4 *)(to + (row + 8 * h) * width + x + 8 * (j + t)) = make_uint4(v[0], v[1], v[2], v[3]);
+                if (row + 8 * h >= valid) continue;
+                *(uint4 *)(to + (row + 8 * h) * width + x + 8 * (j + t)) = make_uint4(v[0], v[1], v[2], v[3]);
+                if (amax) te__attn_larger(&most, make_uint4(v[0], v[1], v[2], v[3]));
             }
     }
+    te__attn_amax<T>(amax, most);
 }
 #endif
 

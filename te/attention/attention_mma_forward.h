@@ -221,7 +221,8 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
     if (V > D) __syncthreads(); /* a warp's rows of O are larger than those of Q: no other warp reads there any more */
     te__attn_rows_store<T, M, V>(te__attn_out_at(a->out, h.out + row0 * h.out_width, a->out_scale), h.out_width,
                                  seq - row0, o, inverse,
-                                 te__attention_shared + warp * M * 16 * (V > D ? OUT_ROW : ROW), nullptr, a->out_scale);
+                                 te__attention_shared + warp * M * 16 * (V > D ? OUT_ROW : ROW), nullptr, a->out_scale,
+                                 a->amax);
 }
 
 #endif

@@ -2,6 +2,7 @@
 #ifndef TE_ATTENTION_PRODUCT_HOST_H
 #define TE_ATTENTION_PRODUCT_HOST_H
 
+#include "../core/amax.h"   /* te_amax_raise */
 #include "attention_args.h" /* te_attention_args */
 #include "attention_mask.h" /* te__attn_mask */
 #if defined(__FMA__)
@@ -133,13 +134,22 @@ TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at
         for (int c = 0; c < d; c++) to[c * TE__ATTN_TILE + r] = factor * row[c];
     }
 }
-TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, float factor, te_dtype t) {
+/* amax: as te_attention_args.amax. */
+TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, float factor, te_dtype t, float *amax) {
+    int group;
+    uint32_t most = 0;
     for (int c = 0; c < d; c++) te_store(to, at + c, factor * from[c], t);
+    if (!amax) return;
+    for (int c = 0; c < d; c++) {
+        const uint32_t bits = te_amax_bits(te_load(to, at + c, t));
+        most = bits > most ? bits : most;
+    }
+    te_amax_raise(amax, most, te_lanes_here(1, &group));
 }
 /* To out, as te_attention_args.out_scale says. */
 TE_FN void te__attn_out_write(const te_attention_args *a, int64_t at, const float *from, int d, float factor,
                               te_dtype t) {
-    if (!a->out_scale) te__attn_row_write(a->out, at, from, d, factor, t);
+    if (!a->out_scale) te__attn_row_write(a->out, at, from, d, factor, t, a->amax);
     else for (int c = 0; c < d; c++) {
         uint32_t rounded = 0;
         te_store(&rounded, 0, factor * from[c], t);

@@ -38,14 +38,18 @@ TE_FN void te_vec8_raise(te_vec8 *most, const te_vec8 *e, te_dtype t) {
         most->w[k] = t != TE_f32 ? te__larger_halves(most->w[k], w) : w > most->w[k] ? w : most->w[k];
     }
 }
+/* The bits of the larger of the two magnitudes of 16 bits in a word. */
+TE_FN uint32_t te_amax_halves(uint32_t m, te_dtype t) {
+    m = m >> 16 > (m & 0xffffu) ? m >> 16 : m & 0xffffu;
+    return t == TE_bf16 ? m << 16 : te_bits_of_float(te_float_of_f16((uint16_t)m));
+}
 /* The bits of the largest |v| of eight elements as they lie in memory. */
 TE_FN uint32_t te_amax_vec8(const te_vec8 *e, te_dtype t) {
     float v[8];
     if (TE_CUDA && t != TE_f32) {
         uint32_t m = e->w[0] & 0x7fff7fffu;
         TE_UNROLL for (int k = 1; k < 4; k++) m = te__larger_halves(m, e->w[k] & 0x7fff7fffu);
-        m = m >> 16 > (m & 0xffffu) ? m >> 16 : m & 0xffffu;
-        return t == TE_bf16 ? m << 16 : te_bits_of_float(te_float_of_f16((uint16_t)m));
+        return te_amax_halves(m, t);
     }
     te_vec8_floats(v, e, t);
     return te_amax_bits8(0, v);
