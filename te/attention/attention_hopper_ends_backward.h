@@ -55,7 +55,6 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> TE_FN void te__at
     const int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 8;
     const int x = warp % (D / 32) * 32 + (int)threadIdx.x / 8 % 4 * 8; /* the first column */
     const float *from = te__attn_back_dq_at<D>(p, head, x / 64, row);
-    uint32_t most = 0;
     TE_UNROLL for (int n = 0; n < 4 / GROUPS; n++) { /* rows 16 w + g and eight further down */
         const int w = n * GROUPS + warp / (D / 32);
         float4 v[4];
@@ -75,7 +74,6 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> TE_FN void te__at
                 const float2 y = te__attn_unpack<T>(u[t]);
                 sum[2 * t] += y.x, sum[2 * t + 1] += y.y; /* zeros beyond the end */
             }
-            te__attn_larger(&most, make_uint4(u[0], u[1], u[2], u[3]));
             if (16 * w + g + 8 * h < left)
                 *(uint4 *)((uint16_t *)p->a.dqkv + (row + 16 * w + g + 8 * h) * QKV + head * D + x) =
                     make_uint4(u[0], u[1], u[2], u[3]);
@@ -86,7 +84,14 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> TE_FN void te__at
             if (g == 0) part[w][x + e] = sum[e];
         }
     }
-    te__attn_amax<T>(p->a.amax, most);
+    if (p->a.amax) { /* read back, so that fewer registers are in use until then */
+        const uint16_t *to = (const uint16_t *)p->a.dqkv + row * QKV + head * D + x;
+        uint32_t most = 0;
+        for (int own = warp / (D / 32) * 16 + g; own < 64 && own < left; own += 16 * GROUPS)
+            for (int at = own; at <= own + 8 && at < left; at += 8)
+                te__attn_larger(&most, *(const uint4 *)(to + at * QKV));
+        te__attn_amax<T>(p->a.amax, most);
+    }
     if (!p->a.sum) return;
     __syncthreads();
     constexpr int SUM_ROWS = te__attn_back_shape<D>::SUM_ROWS;

@@ -182,7 +182,6 @@ template <te_dtype T, class C>
 TE_FN void te__attn_finish(const te__attn_rows<C> &r, void *out, const float *out_scale, int64_t width, float *lse,
                            int query, int seq, float scale, float factor, float *amax) {
     const int lane = (int)threadIdx.x % 32;
-    uint32_t most = 0;
     TE_UNROLL for (int e = 0; e < 2; e++) {
         const int row = query + 8 * e;
         float sum = r.sum[e] + __shfl_xor_sync(~0u, r.sum[e], 1);
@@ -200,9 +199,14 @@ TE_FN void te__attn_finish(const te__attn_rows<C> &r, void *out, const float *ou
             void *const to = te__attn_out_at(out, at + 8 * j, out_scale);
             if (row >= 0 && row < seq && out_scale) *(uint2 *)to = te__attn_in_e4m3<T>(eight, out_scale);
             else if (row >= 0 && row < seq) *(uint4 *)to = eight;
-            if (amax && row >= 0 && row < seq) te__attn_larger(&most, eight);
         }
         if (lse && lane % 4 == 0 && row >= 0 && row < seq) lse[row] = r.top[e] * scale + logf(sum);
+    }
+    if (!amax) return;
+    uint32_t most = 0; /* read back, for no register is left while O lives */
+    for (int row = query; row <= query + 8; row += 8) {
+        const uint16_t *from = (const uint16_t *)out + (int64_t)row * width + lane % 4 * 8;
+        for (int i = 0; row >= 0 && row < seq && i < C::V; i += 32) te__attn_larger(&most, *(const uint4 *)(from + i));
     }
     te__attn_amax<T>(amax, most);
 }

@@ -170,7 +170,6 @@ TE_FN void te__attn_group_store(uint16_t *to, int64_t width, int valid, const fl
                                 float *sum, float (*part)[16], int group, float *amax) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int warp = (int)threadIdx.x / 32 % 4, row = warp * 16 + g;
-    uint32_t most = 0;
     TE_UNROLL for (int x = 0; x < D; x += 64) { /* 64 columns at a time, for there are few registers left */
         uint32_t u[8][2];
         TE_UNROLL for (int j = 0; j < 8; j++)
@@ -185,11 +184,14 @@ TE_FN void te__attn_group_store(uint16_t *to, int64_t width, int valid, const fl
                 if (x + 8 * j >= D) continue;
                 uint32_t v[4] = {u[j][h], u[j + 1][h], u[j + 2][h], u[j + 3][h]};
                 te__attn_quad_transpose(v, t);
-                if (row + 8 * h >= valid) continue;
-                *(uint4 *)(to + (row + 8 * h) * width + x + 8 * (j + t)) = make_uint4(v[0], v[1], v[2], v[3]);
-                if (amax) te__attn_larger(&most, make_uint4(v[0], v[1], v[2], v[3]));
+                if (row + 8 * h < valid)
+                    *(uint4 *)(to + (row + 8 * h) * width + x + 8 * (j + t)) = make_uint4(v[0], v[1], v[2], v[3]);
             }
     }
+    if (!amax) return;
+    uint32_t most = 0; /* read back, for no register is left while d lives */
+    for (int own = row; own <= row + 8 && own < valid; own += 8)
+        for (int x = 8 * t; x < D; x += 32) te__attn_larger(&most, *(const uint4 *)(to + own * width + x));
     te__attn_amax<T>(amax, most);
 }
 #endif
