@@ -1,5 +1,5 @@
 // attention_gives_test.cc -- what attention gives for the product behind it, by each kernel: its result in e4m3, with the bits of its result in
-// the list's format, cast; the largest magnitude of its result and of its gradient. And in a list, which then has a cast, or a pass, less.
+// the list's format, cast; the largest magnitude of its result. And in a list, which then has a cast, or a pass, less.
 #include "harness.h"
 #include "recipe.h"
 #include "te/te.h"
@@ -10,12 +10,6 @@ TE_ATTENTION_FORWARD_OF(window_128, bf16, 2, 2, 128, (70, 9))
 TE_ATTENTION_FORWARD(wide_256, bf16, 1, 1, 256, 1)
 TE_ATTENTION_FORWARD(odd_48, bf16, 3, 3, 48, 1)
 TE_ATTENTION_FORWARD(odd_80, f16, 2, 1, 80, 0)
-TE_ATTENTION_BACKWARD(plain_64_back, bf16, 4, 2, 64, 1)
-TE_ATTENTION_BACKWARD(plain_128_back, f16, 2, 1, 128, 0)
-TE_ATTENTION_BACKWARD_OF(window_128_back, bf16, 2, 2, 128, (70, 9))
-TE_ATTENTION_BACKWARD(wide_256_back, bf16, 1, 1, 256, 1)
-TE_ATTENTION_BACKWARD(odd_48_back, bf16, 3, 3, 48, 1)
-TE_ATTENTION_BACKWARD(odd_80_back, f16, 2, 1, 80, 0)
 TE_ATTENTION_FORWARD_FP8(fp8_128, bf16, 2, 1, 128, TE__ATTENTION_PLAIN(1))
 
 #define GIVES(name, D, recipe_) \
@@ -36,13 +30,11 @@ struct kernel {
     te_status (*launch)(te_context *, const te_attention_args *);
     te_dtype dtype;
     int heads, kv_heads, dim;
-    size_t (*scratch_bytes)(te_context *, int64_t); // of FP8
-    te_status (*back)(te_context *, const te_attention_args *);
-    size_t (*back_bytes)(te_context *, int64_t);
+    size_t (*scratch_bytes)(te_context *, int64_t);
 };
-#define OF(name, dtype, heads, kv_heads, dim) {#name, name##_launch, TE_##dtype, heads, kv_heads, dim, nullptr, name##_back_launch, name##_back_scratch_bytes}
+#define OF(name, dtype, heads, kv_heads, dim) {#name, name##_launch, TE_##dtype, heads, kv_heads, dim, nullptr}
 const kernel kernels[] = {OF(plain_64, bf16, 4, 2, 64), OF(plain_128, f16, 2, 1, 128), OF(window_128, bf16, 2, 2, 128), OF(wide_256, bf16, 1, 1, 256),
-                          OF(odd_48, bf16, 3, 3, 48), OF(odd_80, f16, 2, 1, 80), {"fp8_128", fp8_128_launch, TE_bf16, 2, 1, 128, fp8_128_scratch_bytes, nullptr, nullptr}};
+                          OF(odd_48, bf16, 3, 3, 48), OF(odd_80, f16, 2, 1, 80), {"fp8_128", fp8_128_launch, TE_bf16, 2, 1, 128, fp8_128_scratch_bytes}};
 
 // The bits of the largest |v|; those of 1 if all are below it, which amax begins with here.
 uint32_t largest_of(const reference::vec &v) {
@@ -136,39 +128,6 @@ TEST_CASE("attention's result in e4m3 is the cast of its result", "[attention]")
 }
 
 #define OF_LIST(name, casts) {#name, &name##_subject, casts}
-TEST_CASE("attention finds the largest magnitude of its gradient", "[attention]") {
-    const unsigned seed = fresh_seed();
-    CAPTURE(seed);
-    source random(seed);
-    context own;
-    te_context *ctx = &own.c;
-    for (const kernel &k : kernels)
-        for (const int seq : {1, 15, 64, 129, 300})
-            for (const bool fast : {true, false}) { // without scratch memory the kernels that need none run
-                if (!k.back) continue;
-                CAPTURE(k.name, seq, fast);
-                const int batch = seq < 300 ? 2 : 1;
-                const size_t rows = (size_t)(batch * seq), width = (size_t)((k.heads + 2 * k.kv_heads) * k.dim), out = rows * (size_t)(k.heads * k.dim);
-                buffer qkv(ctx, rows * width * 2), y(ctx, out * 2), dy(ctx, out * 2), lse(ctx, rows * (size_t)k.heads * 4), delta(ctx, rows * (size_t)k.heads * 4), d(ctx, rows * width * 2),
-                    amax(ctx, 4), scratch(ctx, k.back_bytes(ctx, (int64_t)rows) + 16);
-                qkv.write(random.draw(rows * width, k.dtype), k.dtype), dy.write(random.draw(out, k.dtype, 0, 20), k.dtype);
-                te_attention_args a;
-                memset(&a, 0, sizeof a);
-                a.out = y.data(), a.qkv = qkv.data(), a.lse = (float *)lse.data(), a.batch = batch, a.seq = seq, a.scale = 1 / std::sqrt((float)k.dim);
-                REQUIRE(k.launch(ctx, &a) == TE_OK);
-                a.dout = dy.data(), a.dqkv = d.data(), a.delta = (float *)delta.data(), a.scratch = fast ? scratch.data() : nullptr;
-                REQUIRE(k.back(ctx, &a) == TE_OK);
-                REQUIRE(te_synchronize(ctx) == TE_OK);
-                const reference::vec should = d.read(k.dtype);
-                amax.write({1}, TE_f32), d.poison(), a.amax = (float *)amax.data();
-                REQUIRE(k.back(ctx, &a) == TE_OK);
-                REQUIRE(te_synchronize(ctx) == TE_OK);
-                CHECK(bits_of(amax) == largest_of(should));
-                CHECK(largest_of(should) > te_bits_of_float(1));
-                CHECK(d.read(k.dtype) == should);
-            }
-}
-
 TEST_CASE("in inference attention stores the operand of the product behind it", "[attention]") {
     // casts: of all tensors in an inference; of x that comes from outside one stays
     struct expected { const char *name; const subject *list; int casts; };

@@ -11,8 +11,8 @@ typedef struct te_attention_args {
     const float *out_scale; /* forward, of bf16 and f16: out is in e4m3, times this, target memory; null: it is not */
     float *lse;      /* [batch, heads, seq], natural log of the sum of exp of the scaled scores. forward: out or null;
                         backward: in */
-    float *amax; /* of bf16 and f16, raised to the largest magnitude of what is stored, out or dqkv (te_amax_raise); not
-                    of what out_scale makes of it, nor by cross; null: not wanted */
+    float *amax; /* forward, of bf16 and f16: raised to the largest magnitude in out (te_amax_raise), without out_scale;
+                    null: not wanted */
     const void *sinks; /* [heads], of the kernels' dtype: with the option sinks; lse has them in it */
     const void *qkv; /* [batch * seq, (heads + 2 * kv_heads) * head_dim]: all query heads, then keys, then values */
     void *dqkv;      /* backward: out, every element written */

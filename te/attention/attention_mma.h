@@ -264,8 +264,8 @@ template <te_dtype T> TE_FN void te__attn_amax(float *amax, uint32_t most) {
  * amax: as te_attention_args has them. */
 template <te_dtype T, int M, int D>
 TE_FN void te__attn_rows_store(void *to, int64_t width, int valid, const float (&o)[M][D / 8][4],
-                               const float (&factor)[M][2], unsigned char *tile, float *sum, const float *scale,
-                               float *amax) {
+                               const float (&factor)[M][2], unsigned char *tile, float *sum = nullptr,
+                               const float *scale = nullptr, float *amax = nullptr) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     __syncwarp();
     TE_UNROLL for (int m = 0; m < M; m++)
@@ -289,7 +289,7 @@ TE_FN void te__attn_rows_store(void *to, int64_t width, int valid, const float (
         void *const at = te__attn_out_at(to, row * width + chunk * 8, scale);
         if (row < valid && scale) *(uint2 *)at = te__attn_in_e4m3<T>(eight, scale);
         else if (row < valid) *(uint4 *)at = eight;
-        if (row < valid) te__attn_larger(&most, eight);
+        if (amax && row < valid) te__attn_larger(&most, eight);
     }
     te__attn_amax<T>(amax, most);
 }

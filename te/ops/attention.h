@@ -203,13 +203,9 @@ TE_API te_status te__attention_out_in_fp8(te_value *y, te_attention_args *a, te_
     if (f->scales) a->out_scale = f->scales->scale + f->x; /* else sizes are measured */
     return TE_OK;
 }
-/* The amax of what the kernel stores, y, the operand of product i, where the cast wants it of that; else null. */
-TE_API float *te__attention_amax(const te_run *r, const te_step *s, int i, te_value y) {
-    const te_plan *p = r->plan;
-    if (r->dry || !y.p || p->dtype == TE_f32 || te_last_step(r, s) || i < 0 || p->op[s->op[0]].edge >= 0) return 0;
-    if (!te_is_measured(r, i, y.dtype)) return 0;
-    const te_fp8_product *f = &r->param[i]->fp8;
-    return f->scales->amax + (r->pass == TE_BACKWARD ? f->dy : f->x);
+/* Whether the kernel finds the amax of its result, y, which the product behind it casts by that. */
+TE_API int te__attention_measures(const te_run *r, const te_step *s, te_value y) {
+    return !r->dry && r->plan->dtype != TE_f32 && !te_last_step(r, s) && te_is_measured(r, s->op[0] + 1, y.dtype);
 }
 /* The kernels read and write the model's own format, but for that. */
 TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention_launch_fn launch,
@@ -235,7 +231,7 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
         TE_TRY(te__attention_check_cross(r->ctx, &a, op->stats, op->edge >= 0, r->plan->name));
     }
     if (fp8) TE_TRY(te__attention_fp8_begin(&a, r, fp8, op->stats));
-    a.amax = te__attention_amax(r, s, i + 1, y);
+    if (te__attention_measures(r, s, y)) a.amax = r->param[i + 1]->fp8.scales->amax + r->param[i + 1]->fp8.x;
     TE_TRY(te__score_bias_begin(&a, r, op, bias, s->kernels));
     TE_TRY(te__max_logit_begin(&a, &top, r, op));
     if (!r->dry) TE_TRY(launch(r->ctx, &a));
@@ -277,7 +273,7 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s, 
         a.dqkv = dqkv.p, a.dout = dout.p, a.delta = (float *)delta, a.sum = sum;
         TE_TRY(te__attention_kv(&a, r, op));
         TE_TRY(te__attention_dkv_begin(&dkv, r, op));
-        a.dkv = dkv.made.p, a.amax = te__attention_amax(r, s, s->op[s->count - 1] - 1, y);
+        a.dkv = dkv.made.p;
         TE_TRY(te__score_bias_begin(&a, r, op, bias, s->kernels));
         if (!r->dry) TE_TRY(launch(r->ctx, &a));
         TE_TRY(te__score_bias_end(&a, r, op, bias));
@@ -292,7 +288,6 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s, 
         TE_TRY(te_after_as(&y, &dqkv, r));
     }
     te_set_now(r, y);
-    r->measured = a.amax != 0;
     return TE_OK;
 }
 
