@@ -52,31 +52,23 @@ typedef struct te_attn_hopper_fp8 {
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-#define TE__WGMMA_E4M3_SS(n, list, a_, b_, add_, ...)                                                             \
-    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #add_ ", 0;\n"                                          \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" list                                \
-                 "}, %" #a_ ", %" #b_ ", add, 1, 1;\n}"                                                           \
-                 : __VA_ARGS__ : "l"(a), "l"(b), "r"(add))
 #define TE__WGMMA_E4M3_RS(n, list, a0, a1, a2, a3, b_, add_, ...)                                                 \
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #add_ ", 0;\n"                                          \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" list                                \
                  "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_ ", add, 1, 1;\n}"                           \
                  : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
 
-/* D[64, N] (+)= A[64, 32] B[N, 32]^T by a warpgroup, as te__wgmma_of. */
+/* D[64, N] (+)= A[64, 32] B[N, 32]^T by a warpgroup, as te__wgmma_of, with A in registers. */
 template <int N> struct te__wgmma_e4m3;
 #define TE__WGMMA_E4M3(n, list, r0, r1, r2, r3, r4, r5, r6, ...)                                                  \
     template <> struct te__wgmma_e4m3<n> {                                                                        \
-        static __device__ __forceinline__ void ss(float (&d)[n / 2], uint64_t a, uint64_t b, int add) {           \
-            TE__WGMMA_E4M3_SS(n, list, r0, r1, r2, __VA_ARGS__);                                                  \
-        }                                                                                                         \
         static __device__ __forceinline__ void rs(float (&d)[n / 2], const uint32_t *a, uint64_t b, int add) {    \
             TE__WGMMA_E4M3_RS(n, list, r0, r1, r2, r3, r4, r5, __VA_ARGS__);                                      \
         }                                                                                                         \
     };
 TE__WGMMA_SIZES(TE__WGMMA_E4M3)
 
-/* The same for 128 columns of B, summed up in f16: a word has two columns of a row. */
+/* The same with A in shared memory, for 128 columns of D, summed up in f16: a word has two columns of a row. */
 #define TE__H8(i) TE__H4(i), TE__H4((i) + 4)
 #define TE__H4(i) "+r"(d[i]), "+r"(d[(i) + 1]), "+r"(d[(i) + 2]), "+r"(d[(i) + 3])
 TE_FN void te__wgmma_e4m3_halves(uint32_t (&d)[32], uint64_t a, uint64_t b, int add) {

@@ -192,7 +192,7 @@ TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     return a;
 }
 /* Whether the kernel stores its result in FP8, for the product behind it: in inference, where nobody else reads it. */
-TE_API int te_attention_gives_fp8(const te_run *r, const te_step *s) {
+TE_API int te__attention_gives_fp8(const te_run *r, const te_step *s) {
     return r->pass == TE_INFER && r->plan->dtype != TE_f32 && !te_last_step(r, s) &&
            te_is_stored_in_fp8(r, s->op[0] + 1);
 }
@@ -216,7 +216,7 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     te_value y, qkv = r->now, out;
     float *top;
     TE_TRY(te_as(&qkv, r, r->plan->dtype));
-    if (te_attention_gives_fp8(r, s)) {
+    if (te__attention_gives_fp8(r, s)) {
         TE_TRY(te__attention_out_in_fp8(&y, &a, r, i));
         out = y;
     } else {
