@@ -2,8 +2,9 @@
  * the weights that they store what a pass of the recipes would read them again for.
  *
  * Do this:
+ *     static te_recipes recipes;                                // te_recipes_init
+ *     static te_adamw opt;                                      // te_adamw_init
  *     static te_recipes_adamw update;                           // the recipes point to it
- *     ... te_recipes_init(&recipes, ...), te_adamw_init(&opt, ...) ...
  *     const size_t bytes = te_recipes_adamw_bytes(&recipes, &opt);
  *     TE_TRY(te_allocate(&ctx, &memory, bytes));
  *     TE_TRY(te_recipes_adamw_init(&update, memory, bytes, &recipes, &opt, &ctx));
