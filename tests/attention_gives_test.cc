@@ -1,6 +1,7 @@
 // attention_gives_test.cc -- what attention gives for the product behind it, by each kernel: its result in e4m3, with the bits of its result in
 // the list's format, cast; the largest magnitude of its result. And in a list, which then has a cast, or a pass, less.
 #include "harness.h"
+#include "launches.h"
 #include "recipe.h"
 #include "te/te.h"
 
@@ -51,29 +52,12 @@ uint32_t bits_of(const buffer &b) {
 #if TE_CUDA
 // Kernels named like `part` among those that `run` launches.
 template <class F> int launches_like(const char *part, te_context *ctx, F run) {
-    cudaStream_t stream;
-    cudaGraph_t graph;
-    cudaGraphNode_t nodes[256];
-    size_t count = 256;
-    int found = 0;
-    REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
-    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
-    ctx->stream = stream;
-    const te_status status = run();
-    ctx->stream = nullptr;
-    REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
-    REQUIRE(status == TE_OK);
-    REQUIRE(cudaGraphGetNodes(graph, nodes, &count) == cudaSuccess);
-    for (size_t i = 0; i < count; i++) {
-        cudaGraphNodeType type;
-        cudaKernelNodeParams p;
+    return launches_where(ctx, run, [=](const void *f) {
         const char *name = nullptr;
-        if (cudaGraphNodeGetType(nodes[i], &type) != cudaSuccess || type != cudaGraphNodeTypeKernel) continue;
-        if (cudaGraphKernelNodeGetParams(nodes[i], &p) != cudaSuccess || cudaFuncGetName(&name, p.func) != cudaSuccess) (void)cudaGetLastError(); // one of cuBLASLt
-        else found += strstr(name, part) != nullptr;
-    }
-    cudaGraphDestroy(graph), cudaStreamDestroy(stream);
-    return found;
+        if (cudaFuncGetName(&name, f) == cudaSuccess) return strstr(name, part) != nullptr;
+        (void)cudaGetLastError();
+        return false;
+    });
 }
 #endif
 

@@ -3,6 +3,7 @@
 #include <functional>
 #include <sstream>
 
+#include "launches.h"
 #include "recipe.h"
 #include "te/gemm/gemm_fp8.h"
 #include "te/gemm/gemm_tune.h"
@@ -488,36 +489,9 @@ TEST_CASE("rows that begin with a product in FP8, by the back end and a kernel b
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 // How often `run` launches `kernel`.
 template <class F> int launches_of(const void *kernel, te_context *ctx, F run) {
-    cudaStream_t stream;
-    cudaGraph_t graph;
     cudaFunction_t function;
-    cudaGraphNode_t nodes[256];
-    size_t count = 256;
-    int found = 0;
     REQUIRE(cudaGetFuncBySymbol(&function, kernel) == cudaSuccess);
-    REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
-    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
-    ctx->stream = stream;
-    const te_status status = run();
-    ctx->stream = nullptr;
-    REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
-    REQUIRE(status == TE_OK);
-    REQUIRE(cudaGraphGetNodes(graph, nodes, &count) == cudaSuccess);
-    for (size_t i = 0; i < count; i++) {
-        cudaGraphNodeType type;
-        cudaKernelNodeParams p;
-        if (cudaGraphNodeGetType(nodes[i], &type) != cudaSuccess || type != cudaGraphNodeTypeKernel) continue;
-        const cudaError_t known = cudaGraphKernelNodeGetParams(nodes[i], &p);
-        if (known == cudaErrorInvalidDeviceFunction) { // a kernel of cuBLASLt that the runtime does not know: none of ours
-            (void)cudaGetLastError();
-            continue;
-        }
-        REQUIRE(known == cudaSuccess);
-        found += p.func == kernel || p.func == (const void *)function;
-    }
-    cudaGraphDestroy(graph);
-    cudaStreamDestroy(stream);
-    return found;
+    return launches_where(ctx, run, [=](const void *f) { return f == kernel || f == (const void *)function; });
 }
 TEST_CASE("rows that begin with a product in FP8, as one kernel", "[gemm_fp8]") {
     const own_products on;

@@ -1,0 +1,45 @@
+// launches.h -- how often something launches a kernel, from a graph that is captured of it. CUDA alone.
+#ifndef TESTS_LAUNCHES_H
+#define TESTS_LAUNCHES_H
+
+#include "harness.h"
+
+#if TE_CUDA
+namespace {
+
+// Kernels for which is(function) is true, among those that `run` launches. Those of cuBLASLt, which the runtime does not know, are not asked.
+template <class F, class G> int launches_where(te_context *ctx, F run, G is) {
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphNode_t nodes[256];
+    size_t count = 256;
+    int found = 0;
+    REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
+    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    ctx->stream = stream;
+    const te_status status = run();
+    ctx->stream = nullptr;
+    REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+    REQUIRE(status == TE_OK);
+    REQUIRE(cudaGraphGetNodes(graph, nodes, &count) == cudaSuccess);
+    for (size_t i = 0; i < count; i++) {
+        cudaGraphNodeType type;
+        cudaKernelNodeParams p;
+        if (cudaGraphNodeGetType(nodes[i], &type) != cudaSuccess || type != cudaGraphNodeTypeKernel) continue;
+        const cudaError_t known = cudaGraphKernelNodeGetParams(nodes[i], &p);
+        if (known == cudaErrorInvalidDeviceFunction) {
+            (void)cudaGetLastError();
+            continue;
+        }
+        REQUIRE(known == cudaSuccess);
+        found += is((const void *)p.func);
+    }
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+    return found;
+}
+
+} // namespace
+#endif
+
+#endif
