@@ -27,10 +27,12 @@ def _objects(ctx):
             args.add_all(c.defines, format_each = "-D%s")
             args.add_all(depset(transitive = [c.quote_includes, c.includes, c.system_includes]), before_each = "-I")
         args.add_all(ctx.attr.copts)
-        args.add_all(["-x", "cu", "--objdir-as-tempdir", "-ptx" if ctx.attr.ptx else "-c", src, "-o", out])
+        args.add_all(["-x", "cu", "-ptx" if ctx.attr.ptx else "-c", src, "-o", out])
         ctx.actions.run(
-            executable = CUDA_HOME + "/bin/nvcc",
-            arguments = [args],
+            # nvcc names its temporary files by its process number and does not ask for a name that is free. In sandboxes, each with
+            # numbers of its own, all nvccs have the same: with one /tmp for all they overwrite and delete each other's.
+            executable = "/usr/bin/env",
+            arguments = ["TMPDIR=" + out.dirname, CUDA_HOME + "/bin/nvcc", args],
             inputs = depset([src], transitive = [headers]),
             outputs = [out],
             mnemonic = "Nvcc",
