@@ -1,17 +1,25 @@
 // attention_gives_test.cc -- what attention gives for the product behind it, by each kernel: its result in e4m3, with the bits of its result in
-// the list's format, cast; the largest magnitude of its result. And in a list, which then has a cast, or a pass, less.
+// the list's format, cast; the largest magnitude of its result and of its gradient. And in a list, which then has a cast, or a pass, less.
 #include "harness.h"
 #include "launches.h"
 #include "recipe.h"
 #include "te/te.h"
 
-TE_ATTENTION_FORWARD(plain_64, bf16, 4, 2, 64, 1)
-TE_ATTENTION_FORWARD(plain_128, f16, 2, 1, 128, 0)
-TE_ATTENTION_FORWARD_OF(window_128, bf16, 2, 2, 128, (70, 9))
-TE_ATTENTION_FORWARD(wide_256, bf16, 1, 1, 256, 1)
-TE_ATTENTION_FORWARD(odd_48, bf16, 3, 3, 48, 1)
-TE_ATTENTION_FORWARD(odd_80, f16, 2, 1, 80, 0)
-TE_ATTENTION_FORWARD_FP8(fp8_128, bf16, 2, 1, 128, TE__ATTENTION_PLAIN(1))
+// Of keys to the left and right that a query sees: the form with the option gives.
+#define FORM(left, right) (left, right, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1)
+#define BOTH(name, dtype, heads, kv_heads, head_dim, left, right)                           \
+    TE_ATTENTION_FORWARD_OF(name, dtype, heads, kv_heads, head_dim, FORM(left, right))      \
+    TE_ATTENTION_BACKWARD_OF(name##_back, dtype, heads, kv_heads, head_dim, FORM(left, right))
+BOTH(plain_64, bf16, 4, 2, 64, -1, 0)
+BOTH(plain_128, f16, 2, 1, 128, -1, -1)
+BOTH(window_128, bf16, 2, 2, 128, 70, 9)
+BOTH(wide_256, bf16, 1, 1, 256, -1, 0)
+BOTH(odd_48, bf16, 3, 3, 48, -1, 0)
+BOTH(odd_80, f16, 2, 1, 80, -1, -1)
+TE_ATTENTION_FORWARD_FP8(fp8_128, bf16, 2, 1, 128, FORM(-1, 0))
+TE_ATTENTION_FORWARD(gives_nothing, bf16, 2, 1, 64, 1)
+TE_ATTENTION_BACKWARD(gives_nothing_back, bf16, 2, 1, 64, 1)
+TE_ATTENTION_FORWARD_FP8(gives_nothing_fp8, bf16, 2, 1, 64, TE__ATTENTION_PLAIN(1))
 
 #define GIVES(name, D, recipe_) \
     MODEL(name, (D, (recipe, recipe_)), (linear, l, 48, 4 * 64), (attention, a, 2, 1, 64), (linear, p, 128, 32), (bias, b, 32))
@@ -20,6 +28,8 @@ GIVES(delayed_f16, f16, fp8_delayed)
 GIVES(delayed_f32, f32, fp8_delayed)
 GIVES(current, bf16, fp8_current)
 GIVES(tiled, bf16, fp8_block)
+MODEL(bare_delayed, (bf16, (recipe, fp8_delayed)), (linear, l, 48, 4 * 64), (attention, a, 2, 1, 64), (linear, p, 128, 32))
+MODEL(bare_current, (bf16, (recipe, fp8_current)), (linear, l, 48, 4 * 64), (attention, a, 2, 1, 64), (linear, p, 128, 32))
 MODEL(between, (bf16, (recipe, fp8_delayed)), (linear, l, 48, 4 * 64), (attention, a, 2, 1, 64), (bias, c, 128), (linear, p, 128, 32))
 MODEL(at_end, (bf16, (recipe, fp8_delayed)), (linear, l, 48, 4 * 64), (attention, a, 2, 1, 64))
 MODEL(no_product, (bf16, (recipe, fp8_delayed)), (linear, l, 48, 4 * 64), (attention, a, 2, 1, 64), (linear, p, 128, 32, (recipe, none)))
@@ -31,11 +41,13 @@ struct kernel {
     te_status (*launch)(te_context *, const te_attention_args *);
     te_dtype dtype;
     int heads, kv_heads, dim;
-    size_t (*scratch_bytes)(te_context *, int64_t);
+    size_t (*scratch_bytes)(te_context *, int64_t); // of FP8
+    te_status (*back)(te_context *, const te_attention_args *);
+    size_t (*back_bytes)(te_context *, int64_t);
 };
-#define OF(name, dtype, heads, kv_heads, dim) {#name, name##_launch, TE_##dtype, heads, kv_heads, dim, nullptr}
+#define OF(name, dtype, heads, kv_heads, dim) {#name, name##_launch, TE_##dtype, heads, kv_heads, dim, nullptr, name##_back_launch, name##_back_scratch_bytes}
 const kernel kernels[] = {OF(plain_64, bf16, 4, 2, 64), OF(plain_128, f16, 2, 1, 128), OF(window_128, bf16, 2, 2, 128), OF(wide_256, bf16, 1, 1, 256),
-                          OF(odd_48, bf16, 3, 3, 48), OF(odd_80, f16, 2, 1, 80), {"fp8_128", fp8_128_launch, TE_bf16, 2, 1, 128, fp8_128_scratch_bytes}};
+                          OF(odd_48, bf16, 3, 3, 48), OF(odd_80, f16, 2, 1, 80), {"fp8_128", fp8_128_launch, TE_bf16, 2, 1, 128, fp8_128_scratch_bytes, nullptr, nullptr}};
 
 // The bits of the largest |v|; those of 1 if all are below it, which amax begins with here.
 uint32_t largest_of(const reference::vec &v) {
@@ -111,6 +123,56 @@ TEST_CASE("attention's result in e4m3 is the cast of its result", "[attention]")
         }
 }
 
+TEST_CASE("attention finds the largest magnitude of its gradient", "[attention]") {
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
+    source random(seed);
+    context own;
+    te_context *ctx = &own.c;
+    for (const kernel &k : kernels)
+        for (const int seq : {1, 15, 64, 129, 300})
+            for (const bool fast : {true, false}) { // without scratch memory the kernels that need none run
+                if (!k.back) continue;
+                CAPTURE(k.name, seq, fast);
+                const int batch = seq < 300 ? 2 : 1;
+                const size_t rows = (size_t)(batch * seq), width = (size_t)((k.heads + 2 * k.kv_heads) * k.dim), out = rows * (size_t)(k.heads * k.dim);
+                buffer qkv(ctx, rows * width * 2), y(ctx, out * 2), dy(ctx, out * 2), lse(ctx, rows * (size_t)k.heads * 4), delta(ctx, rows * (size_t)k.heads * 4), d(ctx, rows * width * 2),
+                    amax(ctx, 4), scratch(ctx, k.back_bytes(ctx, (int64_t)rows) + 16);
+                qkv.write(random.draw(rows * width, k.dtype), k.dtype), dy.write(random.draw(out, k.dtype, 0, 20), k.dtype);
+                te_attention_args a;
+                memset(&a, 0, sizeof a);
+                a.out = y.data(), a.qkv = qkv.data(), a.lse = (float *)lse.data(), a.batch = batch, a.seq = seq, a.scale = 1 / std::sqrt((float)k.dim);
+                REQUIRE(k.launch(ctx, &a) == TE_OK);
+                a.dout = dy.data(), a.dqkv = d.data(), a.delta = (float *)delta.data(), a.scratch = fast ? scratch.data() : nullptr;
+                REQUIRE(k.back(ctx, &a) == TE_OK);
+                REQUIRE(te_synchronize(ctx) == TE_OK);
+                const reference::vec should = d.read(k.dtype);
+                amax.write({1}, TE_f32), d.poison(), a.amax = (float *)amax.data();
+                REQUIRE(k.back(ctx, &a) == TE_OK);
+                REQUIRE(te_synchronize(ctx) == TE_OK);
+                CHECK(bits_of(amax) == largest_of(should));
+                CHECK(largest_of(should) > te_bits_of_float(1));
+                CHECK(d.read(k.dtype) == should);
+            }
+}
+
+TEST_CASE("attention without the option gives refuses what it is for", "[attention]") {
+    context own;
+    te_context *ctx = &own.c;
+    buffer numbers(ctx, 4 * 64 * 16 * 4), one(ctx, 4);
+    one.write({1}, TE_f32);
+    te_attention_args a;
+    memset(&a, 0, sizeof a);
+    a.out = a.dqkv = numbers.data(), a.qkv = a.dout = numbers.data(), a.lse = a.delta = (float *)numbers.data(), a.scratch = numbers.data();
+    a.batch = 1, a.seq = 4, a.scale = 1;
+    for (te_status (*launch)(te_context *, const te_attention_args *) : {gives_nothing_launch, gives_nothing_back_launch, gives_nothing_fp8_launch})
+        for (const bool scaled : {true, false}) {
+            a.out_scale = scaled ? (const float *)one.data() : nullptr, a.amax = scaled ? nullptr : (float *)one.data();
+            CHECK(launch(ctx, &a) == TE_ERROR_VALUE);
+            CHECK(strstr(te_last_error(ctx), "declared without `gives`"));
+        }
+}
+
 #define OF_LIST(name, casts) {#name, &name##_subject, casts}
 TEST_CASE("in inference attention stores the operand of the product behind it", "[attention]") {
     // casts: of all tensors in an inference; of x that comes from outside one stays
@@ -135,3 +197,17 @@ TEST_CASE("in inference attention stores the operand of the product behind it", 
 #endif
         }
 }
+
+#if TE_CUDA
+TEST_CASE("under fp8_current no pass is for the largest magnitude of what attention stores", "[attention]") {
+    int casts[2], n = 0;
+    for (const subject *list : {&bare_delayed_subject, &bare_current_subject}) {
+        under_recipe u(*list, 2, 70, fresh_seed());
+        micro_batch b(u, u.m.s.saved_bytes((int64_t)u.rows));
+        b.forward(u), b.backward(u);
+        REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
+        casts[n++] = launches_like("_quantize_", u.ctx, [&] { return b.forward(u), b.backward(u), TE_OK; });
+    }
+    CHECK((brief() || casts[1] - casts[0] == 2)); // of x and dy, which come from outside
+}
+#endif

@@ -8,11 +8,12 @@
 
 typedef struct te_attention_args {
     void *out;       /* forward: out, backward: in. [batch * seq, heads * head_dim] */
-    const float *out_scale; /* forward, of bf16 and f16: out is in e4m3, times this, target memory; null: it is not */
+    const float *out_scale; /* forward, with the option gives: out is in e4m3, times this, target memory; null: it is
+                               not */
     float *lse;      /* [batch, heads, seq], natural log of the sum of exp of the scaled scores. forward: out or null;
                         backward: in */
-    float *amax; /* forward, of bf16 and f16: raised to the largest magnitude in out (te_amax_raise), without out_scale;
-                    null: not wanted */
+    float *amax; /* with the option gives: raised to the largest magnitude of what is stored, out or dqkv
+                    (te_amax_raise), not of what out_scale makes of it; null: not wanted */
     const void *sinks; /* [heads], of the kernels' dtype: with the option sinks; lse has them in it */
     const void *qkv; /* [batch * seq, (heads + 2 * kv_heads) * head_dim]: all query heads, then keys, then values */
     void *dqkv;      /* backward: out, every element written */
@@ -80,6 +81,12 @@ TE_API te_status te__attention_check(te_context *ctx, const te_attention_args *a
     TE_REQUIRE(a->seq <= TE_ATTENTION_MAX_SEQ, ctx, TE_ERROR_OVERFLOW, "%s: seq %d is above %d", name, a->seq,
                (int)TE_ATTENTION_MAX_SEQ);
     TE_REQUIRE(a->scale > 0, ctx, TE_ERROR_VALUE, "%s: scale is %g, it must be positive", name, (double)a->scale);
+    return TE_OK;
+}
+/* The same of what the option gives is for. */
+TE_API te_status te__attention_check_gives(te_context *ctx, const te_attention_args *a, int gives, const char *name) {
+    TE_REQUIRE(gives || !(a->out_scale || a->amax), ctx, TE_ERROR_VALUE,
+               "%s: out_scale or amax is given, and the attention was declared without `gives`", name);
     return TE_OK;
 }
 /* The same of keys and values of their own. */

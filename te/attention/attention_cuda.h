@@ -114,6 +114,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_f
     static te_status launch(te_context *ctx, te__attn_forward_kernels *k, const te_attention_args *a,
                             const char *name) {
         TE_TRY(te__attention_check(ctx, a, HEADS, F::VARLEN, F::SINKS, name));
+        TE_TRY(te__attention_check_gives(ctx, a, F::GIVES, name));
         TE_TRY(te__attention_check_cross(ctx, a, HEADS, F::CROSS, name));
         TE_TRY(te__attention_check_bias(ctx, a, F::CROSS, F::BIAS, F::BIAS_FIRST, F::BIAS_SECOND, name));
         const te__encode_fn encode = te__attn_all_see<F>(a) ? ready(ctx, k) : 0;
@@ -150,6 +151,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
     static te_status launch(te_context *ctx, te__attn_backward_kernels *k, const te_attention_args *a,
                             const char *name) {
         TE_TRY(te__attention_check(ctx, a, HEADS, F::VARLEN, F::SINKS, name));
+        TE_TRY(te__attention_check_gives(ctx, a, F::GIVES, name));
         TE_TRY(te__attention_check_cross(ctx, a, HEADS, F::CROSS, name));
         TE_TRY(te__attention_check_bias(ctx, a, F::CROSS, F::BIAS, F::BIAS_FIRST, F::BIAS_SECOND, name));
         const te__encode_fn encode = a->scratch && te__attn_all_see<F>(a) && hopper::pays(a) ? ready(ctx, k) : 0;

@@ -2,7 +2,8 @@
  * does not ask for leaves no instruction in its kernels.
  *
  * Do this, with TE_ATTENTION_FORWARD_OF and TE_ATTENTION_BACKWARD_OF of attention_kernels.h:
- *     (left, right, softcap, dropout, varlen, alibi, sinks, only, cross, bias, first, second, top, value)
+ *     (left, right, softcap, dropout, varlen, alibi, sinks, only, cross, bias, first, second, top, value,
+ *      gives)
  * What is left out at the end is 0.
  *     left, right    query i sees keys i - left to i + right; TE_ATTENTION_ALL: no bound on this side
  *     softcap        scores are softcap tanh(score / softcap), in front of the mask; 0: as they are
@@ -21,6 +22,8 @@
  *     top            1: forward leaves the largest score of each row (attention_top.h). Its kernel for 9.0 has none
  *     value          the size of a head of v and of the output, where it is not head_dim, that of q and k; 0: it is.
  *                    Of the kernels for 9.0 there are those of 192 and 128
+ *     gives          1: in bf16 and f16 forward takes te_attention_args.out_scale and amax, and backward amax; 0: those
+ *                    are null
  *
  * A score s of a kernel with softcap is a tanh, in [-1, 1], and counts softcap; without it counts the scale. Of
  * t = tanh(x) the derivative is 1 - t^2, so that with P = exp(softcap t - lse) the gradient of the product q k^T is
@@ -42,13 +45,13 @@ enum { TE_ATTENTION_HOPPER = 1, TE_ATTENTION_OTHERS = 2 };
 #define TE__ATTENTION_PLAIN(causal) (TE_ATTENTION_ALL, (causal) ? 0 : TE_ATTENTION_ALL)
 #define TE__ATTENTION_STRIP(...) __VA_ARGS__
 #define TE__ATTENTION_FORM(name, options) \
-    TE__ATTENTION_FORM_(name, TE__ATTENTION_STRIP options, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ~)
+    TE__ATTENTION_FORM_(name, TE__ATTENTION_STRIP options, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ~)
 #define TE__ATTENTION_FORM_(...) TE__ATTENTION_FORM__(__VA_ARGS__)
 
 #if TE_CUDA
 /* A type, for kernels are templates. */
 #define TE__ATTENTION_FORM__(name, left, right, softcap, dropout, varlen, alibi, sinks, only, cross, bias, \
-                               first, second, top, value, ...)                                      \
+                               first, second, top, value, gives, ...)                               \
     struct name##_form {                                                                                    \
         static constexpr int LEFT = left, RIGHT = right;                                                    \
         static constexpr float SOFTCAP = (float)(softcap);                                                  \
@@ -59,6 +62,7 @@ enum { TE_ATTENTION_HOPPER = 1, TE_ATTENTION_OTHERS = 2 };
         static constexpr bool CROSS = (cross) != 0, TOP = (top) != 0;                                       \
         static constexpr int BIAS = bias, BIAS_FIRST = first, BIAS_SECOND = second;                         \
         static constexpr int VALUE = value;                                                                 \
+        static constexpr bool GIVES = (gives) != 0;                                                         \
         static constexpr int ONLY = only;                                                                   \
         TE__ATTENTION_FORM_ASSERT(LEFT, RIGHT, VARLEN && CROSS, VALUE)                                      \
     };
@@ -70,11 +74,11 @@ typedef struct te__attn_form {
     float softcap;
     uint32_t drop; /* 0: none */
     float factor;
-    int varlen, alibi, sinks, cross, bias, first, second, top, value;
+    int varlen, alibi, sinks, cross, bias, first, second, top, value, gives;
 } te__attn_form;
 
 #define TE__ATTENTION_FORM__(name, left_, right_, softcap_, dropout_, varlen_, alibi_, sinks_, only_, cross_, \
-                               bias_, first_, second_, top_, value_, ...)                                   \
+                               bias_, first_, second_, top_, value_, gives_, ...)                           \
     TE__ATTENTION_FORM_ASSERT(left_, right_, (varlen_) && (cross_), value_)                            \
     enum { name##_form_value = value_ };                                                               \
     TE_FN te__attn_form name##_form(void) {                                                            \
@@ -83,6 +87,7 @@ typedef struct te__attn_form {
         f.drop = TE_DROPOUT_LIMIT((float)(dropout_)), f.factor = TE_DROPOUT_FACTOR((float)(dropout_)); \
         f.varlen = (varlen_) != 0, f.alibi = (alibi_) != 0, f.sinks = (sinks_) != 0, f.cross = (cross_) != 0; \
         f.bias = bias_, f.first = first_, f.second = second_, f.top = (top_) != 0, f.value = value_;   \
+        f.gives = (gives_) != 0;                                                                       \
         return f;                                                                                      \
     }
 /* The size of a head of v. */

@@ -87,6 +87,7 @@ TE_FN void te__attention_fp8_host(const te_attention_args *a, te_block at, float
     TE_API te_status name##_ready(te_context *ctx) { return (void)ctx, TE_OK; }                                     \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                   \
         TE_TRY(te__attention_check_fp8(ctx, a, heads, #name));                                                      \
+        TE_TRY(te__attention_check_gives(ctx, a, name##_form().gives, #name));                                      \
         TE_TRY(name##_cast(ctx, a));                                                                                \
         return name##_tile_launch(ctx, te_grid_of((int64_t)a->batch * (heads), te_ceil_div(a->seq, TE__ATTN_TILE)), \
             a);                                                                                                     \

@@ -120,11 +120,12 @@ TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh,
         const int64_t at = F::CROSS ? (int64_t)batch * p->a.kv_seq : te__attn_first<F>(p, rows_of, batch);
         uint16_t *to = (uint16_t *)te__attn_dkv<F>(&p->a) + (at + key) * KV + x;
         const int64_t sums = (seq + C::SUM_ROWS - 1) / C::SUM_ROWS;
-        float *sum = nullptr;
+        float *sum = nullptr, *const amax = te__attn_amax_of_keys<F>(&p->a);
         if (p->a.sum && !F::VARLEN && !F::CROSS) sum = p->a.sum + (batch * sums + key / C::SUM_ROWS) * KV + x;
         te__attn_group_store<T, D, C::SUM_ROWS>(to + KV_HEADS * D, KV, left_keys, dv, F::FACTOR,
-                                                sum ? sum + KV_HEADS * D : sum, sh->part[g->group], g->group);
-        te__attn_group_store<T, D, C::SUM_ROWS>(to, KV, left_keys, dk, p->a.scale, sum, sh->part[g->group], g->group);
+                                                sum ? sum + KV_HEADS * D : sum, sh->part[g->group], g->group, amax);
+        te__attn_group_store<T, D, C::SUM_ROWS>(to, KV, left_keys, dk, p->a.scale, sum, sh->part[g->group], g->group,
+                                                amax);
     }
 }
 

@@ -185,11 +185,13 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         if (skip) te__attn_values_skip(a);
         if (have) {
             const int64_t first = F::VARLEN ? rows.first : (int64_t)(w.head / HEADS) * p->seq;
-            void *const out = te__attn_out_at(p->out, (first * HEADS + w.head % HEADS) * C::V, p->out_scale);
+            const float *const scale = te__attn_out_scale<F>(p);
+            void *const out = te__attn_out_at(p->out, (first * HEADS + w.head % HEADS) * C::V, scale);
             float *lse = p->lse ? p->lse + (int64_t)w.head * p->seq : 0;
             if (F::VARLEN && lse) lse = p->lse + (int64_t)(w.head % HEADS) * p->of.rows + first;
-            te__attn_finish<T>(r, out, p->out_scale, HEADS * C::V, lse, w.query + row, F::VARLEN ? rows.count : p->seq,
-                               te__attn_unit<F>(p->scale), F::DROP && p->rng ? F::FACTOR : 1.0f, p->amax);
+            te__attn_finish<T>(r, out, scale, HEADS * C::V, lse, w.query + row, F::VARLEN ? rows.count : p->seq,
+                               te__attn_unit<F>(p->scale), F::DROP && p->rng ? F::FACTOR : 1.0f,
+                               te__attn_amax_of<F>(p));
         }
         if (!more) break;
         TE_UNROLL for (int e = 0; e < 2; e++) r.top[e] = top[e], r.sum[e] = sum[e];

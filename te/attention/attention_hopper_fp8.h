@@ -110,11 +110,12 @@ TE_FN void te__attn_fp8_multiply(const te_attn_hopper_fp8 *all, te_attn_barriers
         if (skip) te__attn_values_skip(a);
         if (have) {
             const int64_t first = ((int64_t)(w.head / HEADS) * p->seq * HEADS + w.head % HEADS) * C::D;
-            void *const out = te__attn_out_at(p->out, first, p->out_scale);
+            const float *const scale = te__attn_out_scale<F>(p);
+            void *const out = te__attn_out_at(p->out, first, scale);
             float *lse = p->lse ? p->lse + (int64_t)w.head * p->seq : 0;
             TE_UNROLL for (int e = 0; e < 2; e++) r.top[e] -= TE__ATTN_FP8_RAISE;
-            te__attn_finish<T>(r, out, p->out_scale, HEADS * C::D, lse, w.query + row, p->seq, TE__ATTN_LN2, value,
-                               p->amax);
+            te__attn_finish<T>(r, out, scale, HEADS * C::D, lse, w.query + row, p->seq, TE__ATTN_LN2, value,
+                               te__attn_amax_of<F>(p));
         }
         if (!more) break;
         TE_UNROLL for (int e = 0; e < 2; e++) r.top[e] = top[e], r.sum[e] = sum[e];
@@ -263,6 +264,7 @@ struct te__attn_hopper_fp8 : te__attn_hopper_fp8_shape<D> {
     TE_API te_status name##_ready(te_context *ctx) { return name##_of::ready(ctx, &name##_kernel, #name); }     \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                               \
         TE_TRY(te__attention_check_fp8(ctx, a, heads, #name));                                                  \
+        TE_TRY(te__attention_check_gives(ctx, a, name##_form::GIVES, #name));                                   \
         TE_TRY(name##_ready(ctx));                                                                              \
         TE_TRY(name##_cast(ctx, a));                                                                            \
         return name##_of::launch(ctx, &name##_kernel, a, #name);                                                \

@@ -187,7 +187,7 @@ TE_FN void te__attn_finish(const te__attn_rows<C> &r, void *out, const float *ou
         float sum = r.sum[e] + __shfl_xor_sync(~0u, r.sum[e], 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
         const float inverse = factor * te_reciprocal(sum); /* the row's maximum alone is 1, or more */
-        const int64_t at = (int64_t)row * width + lane % 4 * 8;
+        void *const to = te__attn_out_at(out, (int64_t)row * width + lane % 4 * 8, out_scale);
         TE_UNROLL for (int j = 0; j < C::V / 8; j += 4) {
             uint32_t w[4];
             TE_UNROLL for (int i = 0; i < 4; i++) {
@@ -196,9 +196,9 @@ TE_FN void te__attn_finish(const te__attn_rows<C> &r, void *out, const float *ou
             }
             te__attn_transpose(w, lane);
             const uint4 eight = make_uint4(w[0], w[1], w[2], w[3]);
-            void *const to = te__attn_out_at(out, at + 8 * j, out_scale);
-            if (row >= 0 && row < seq && out_scale) *(uint2 *)to = te__attn_in_e4m3<T>(eight, out_scale);
-            else if (row >= 0 && row < seq) *(uint4 *)to = eight;
+            void *const at = te__attn_out_at(to, 8 * j, out_scale);
+            if (row >= 0 && row < seq && out_scale) *(uint2 *)at = te__attn_in_e4m3<T>(eight, out_scale);
+            else if (row >= 0 && row < seq) *(uint4 *)at = eight;
         }
         if (lse && lane % 4 == 0 && row >= 0 && row < seq) lse[row] = r.top[e] * scale + logf(sum);
     }

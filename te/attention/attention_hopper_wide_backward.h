@@ -233,7 +233,7 @@ TE_FN void te__attn_wide_multiply(const te_attn_back *p, typename C::shared *sh,
         const int64_t sums = (seq + C::SUM_ROWS - 1) / C::SUM_ROWS;
         float *sum = p->a.sum && !F::VARLEN ? p->a.sum + (batch * sums + k0 / C::SUM_ROWS) * QKV + x : nullptr;
         te__attn_group_store<T, OWN, C::SUM_ROWS>(to, QKV, seq - k0, d, G ? p->a.scale : F::FACTOR, sum, sh->part[G],
-                                                  G);
+                                                  G, te__attn_amax_of<F>(&p->a));
     }
 }
 #endif

@@ -164,7 +164,7 @@ TE_FN void te__attention_dq_host(const te_attention_args *a, te_block at, float 
         te__attn_product(dq, ld, p, 1, TE__ATTN_TILE, k, ld, queries, ld, keys, 1, depth);
     }
     for (int q = 0; q < queries; q++)
-        te__attn_row_write(a->dqkv, h.q + (q0 + q) * h.width, dq + q * ld, d, a->scale, t, 0);
+        te__attn_row_write(a->dqkv, h.q + (q0 + q) * h.width, dq + q * ld, d, a->scale, t, a->amax);
 }
 
 /* Grid: (batch * kv_heads, key tiles). dV = P^T dO, dK = scale * dS^T Q, over all query heads of the group. */
@@ -216,14 +216,16 @@ TE_FN void te__attention_dkdv_host(const te_attention_args *a, te_block at, floa
             te__attn_product(dk, ld, dp, 1, TE__ATTN_TILE, q, ld, keys, ld, queries, 1, depth);
         }
     }
+    float *const amax = a->kv ? 0 : a->amax;
     for (int k = 0; k < keys; k++) {
-        te__attn_row_write(h0.dkv, h0.k + (k0 + k) * h0.kv_width, dk + k * ld, d, a->scale, t, 0);
-        te__attn_row_write(h0.dkv, h0.v + (k0 + k) * h0.kv_width, dv + k * ldv, d_v, f.factor, t, 0);
+        te__attn_row_write(h0.dkv, h0.k + (k0 + k) * h0.kv_width, dk + k * ld, d, a->scale, t, amax);
+        te__attn_row_write(h0.dkv, h0.v + (k0 + k) * h0.kv_width, dv + k * ldv, d_v, f.factor, t, amax);
     }
 }
 
 TE_API te_status te__attention_check_form(te_context *ctx, const te_attention_args *a, te__attn_form f,
                                           const char *name) {
+    TE_TRY(te__attention_check_gives(ctx, a, f.gives, name));
     return te__attention_check_bias(ctx, a, f.cross, f.bias, f.first, f.second, name);
 }
 

@@ -16,11 +16,11 @@
 #ifndef TE_ATTENTION_MMA_H
 #define TE_ATTENTION_MMA_H
 
-#include "../core/amax.h"     /* te_amax_raise */
 #include "../core/math.h"     /* te_exp2 */
 #include "../core/mma_cuda.h" /* te__mma, te__shared_address */
 #include "attention_alibi.h"  /* te__attn_alibi_slope */
 #include "attention_args.h"   /* te_attention_args, TE_BIAS_heads */
+#include "attention_gives_cuda.h" /* te__attn_out_at, te__attn_in_e4m3, te__attn_larger, te__attn_amax */
 #include "attention_mask.h"   /* te__attn_sees, te__attn_seen */
 
 /* Shared memory that a block may have: 163 KB on sm_80; 99 KB on sm_86 and sm_89, define it so for them. */
@@ -242,30 +242,12 @@ TE_FN void te__attn_hide_transposed(float (&s)[M][N][4], te__attn_mask mask, int
             }
 }
 
-/* Where element i of out lies, and eight numbers of T as they lie there: those of te_attention_args.out_scale. */
-TE_FN void *te__attn_out_at(void *out, int64_t i, const float *scale) { return (char *)out + (scale ? i : 2 * i); }
-template <te_dtype T> TE_FN uint2 te__attn_in_e4m3(uint4 eight, const float *scale) {
-    const te_vec8 e = {{eight.x, eight.y, eight.z, eight.w}};
-    float v[8];
-    te_vec8_floats(v, &e, T);
-    TE_UNROLL for (int k = 0; k < 8; k++) v[k] *= *scale;
-    return make_uint2(te__fp8_word(v, 1), te__fp8_word(v + 4, 1));
-}
-/* The largest magnitudes so far, two in a word, of numbers as they are stored; te_attention_args.amax, by a warp. */
-TE_FN void te__attn_larger(uint32_t *most, uint4 eight) {
-    const uint32_t w[4] = {eight.x, eight.y, eight.z, eight.w};
-    TE_UNROLL for (int i = 0; i < 4; i++) *most = te__larger_halves(*most, w[i] & 0x7fff7fffu);
-}
-template <te_dtype T> TE_FN void te__attn_amax(float *amax, uint32_t most) {
-    int group;
-    if (amax) te_amax_raise(amax, te_amax_halves(most, T), te_lanes_here(32, &group));
-}
 /* Write this warp's M * 16 rows, times factor[row], through its own rows of shared memory: 16 bytes a store. scale,
  * amax: as te_attention_args has them. */
 template <te_dtype T, int M, int D>
 TE_FN void te__attn_rows_store(void *to, int64_t width, int valid, const float (&o)[M][D / 8][4],
-                               const float (&factor)[M][2], unsigned char *tile, float *sum = nullptr,
-                               const float *scale = nullptr, float *amax = nullptr) {
+                               const float (&factor)[M][2], unsigned char *tile, float *sum, const float *scale,
+                               float *amax) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     __syncwarp();
     TE_UNROLL for (int m = 0; m < M; m++)
@@ -289,7 +271,7 @@ TE_FN void te__attn_rows_store(void *to, int64_t width, int valid, const float (
         void *const at = te__attn_out_at(to, row * width + chunk * 8, scale);
         if (row < valid && scale) *(uint2 *)at = te__attn_in_e4m3<T>(eight, scale);
         else if (row < valid) *(uint4 *)at = eight;
-        if (amax && row < valid) te__attn_larger(&most, eight);
+        if (row < valid) te__attn_larger(&most, eight);
     }
     te__attn_amax<T>(amax, most);
 }

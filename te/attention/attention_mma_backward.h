@@ -125,7 +125,8 @@ TE_FN void te__attention_dq_mma(const te_attention_args *a) {
     te__attn_rows_store<T, M, D>(
         (uint16_t *)a->dqkv + h.q + row0 * h.width, h.width, seq - row0, dq, factor,
         te__attention_shared + warp * M * 16 * ROW,
-        te__attn_sum<QKV, M * 16>(a, (int)blockIdx.x / HEADS, row0, (int)blockIdx.x % HEADS * D));
+        te__attn_sum<QKV, M * 16>(a, (int)blockIdx.x / HEADS, row0, (int)blockIdx.x % HEADS * D), nullptr,
+        te__attn_amax_of<F>(a));
 }
 
 #endif

@@ -219,10 +219,10 @@ TE_FN void te__attention_forward_mma(const te_attention_args *a) {
             }
         }
     if (V > D) __syncthreads(); /* a warp's rows of O are larger than those of Q: no other warp reads there any more */
-    te__attn_rows_store<T, M, V>(te__attn_out_at(a->out, h.out + row0 * h.out_width, a->out_scale), h.out_width,
-                                 seq - row0, o, inverse,
-                                 te__attention_shared + warp * M * 16 * (V > D ? OUT_ROW : ROW), nullptr, a->out_scale,
-                                 a->amax);
+    const float *const scale = te__attn_out_scale<F>(a);
+    te__attn_rows_store<T, M, V>(te__attn_out_at(a->out, h.out + row0 * h.out_width, scale), h.out_width, seq - row0, o,
+                                 inverse, te__attention_shared + warp * M * 16 * (V > D ? OUT_ROW : ROW), nullptr,
+                                 scale, te__attn_amax_of<F>(a));
 }
 
 #endif

@@ -185,16 +185,19 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
         if (second)
             te__attn_rows_store<T, M, D>(dkv + h.k + key0 * h.kv_width, h.kv_width, h.keys - key0,
                                          te__attn_part<D>(sum), factor, to,
-                                         te__attn_sum<QKV, M * 16>(a, batch, key0, (HEADS + kv_head) * D));
+                                         te__attn_sum<QKV, M * 16>(a, batch, key0, (HEADS + kv_head) * D), nullptr,
+                                         te__attn_amax_of_keys<F>(a));
         else
             te__attn_rows_store<T, M, V>(
                 dkv + h.v + key0 * h.kv_width, h.kv_width, h.keys - key0, te__attn_part<V>(sum), factor, to,
-                te__attn_sum<QKV, M * 16>(a, batch, key0, (HEADS + KV_HEADS) * D + kv_head * V));
+                te__attn_sum<QKV, M * 16>(a, batch, key0, (HEADS + KV_HEADS) * D + kv_head * V), nullptr,
+                te__attn_amax_of_keys<F>(a));
     } else {
         const int column = (HEADS + (int)blockIdx.x % KV_HEADS + (second ? 0 : KV_HEADS)) * D;
         te__attn_rows_store<T, M, D>((uint16_t *)te__attn_dkv<F>(a) + (second ? h.k : h.v) + key0 * h.kv_width,
                                      h.kv_width, h.keys - key0, sum, factor, te__attention_shared + kept,
-                                     te__attn_sum<QKV, M * 16>(a, batch, key0, column));
+                                     te__attn_sum<QKV, M * 16>(a, batch, key0, column), nullptr,
+                                     te__attn_amax_of_keys<F>(a));
     }
 }
 

@@ -134,7 +134,7 @@ TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at
         for (int c = 0; c < d; c++) to[c * TE__ATTN_TILE + r] = factor * row[c];
     }
 }
-/* amax: as te_attention_args.amax, or null. */
+/* amax: as te_attention_args.amax. */
 TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, float factor, te_dtype t, float *amax) {
     int group;
     uint32_t most = 0;

@@ -39,12 +39,13 @@
 
 /* Attention's backward with the gradient of the bias before it. */
 #define TE_OWN_ROW_attention_backward(name, model, dtype, op)                                                      \
-    TE__ATTENTION(BACKWARD, name##_own, dtype, op)                                                                 \
+    TE__ATTENTION(BACKWARD, name##_own, model, dtype, op)                                                          \
     TE__ATTENTION_LEARNT(name##_own, dtype, op)                                                                    \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
         const te_chain_shape k = name##_shape(te_chain_half(r, s, 1));                                             \
         return te__attention_bias_backward(r, s, name##_own_launch, name##_own_scratch_bytes, name##_own_sum_rows, \
-            name##_launch, k, TE__IF_SINKS(op, name##_own_sinks_launch, 0), &name##_own_bias);                     \
+            name##_launch, k, TE__IF_SINKS(op, name##_own_sinks_launch, 0), &name##_own_bias,                      \
+            TE__ATTENTION_GIVES_BACKWARD(model));                                                                  \
     }
 
 /* The attention kernels leave partial sums of the columns that they write (of sum_rows rows each), in sequences that
@@ -53,7 +54,8 @@
 TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step *s, te_attention_launch_fn attention,
                                                         te_attention_scratch_fn scratch_bytes, int sum_rows,
                                                         te_chain_launch_fn launch, te_chain_shape k,
-                                                        te_attention_sinks_fn sinks, const te_score_bias *bias) {
+                                                        te_attention_sinks_fn sinks, const te_score_bias *bias,
+                                                        int gives) {
     const int tiles = te_chain_tiles(k), most = te__most_blocks(r, k, tiles);
     const int sums = sum_rows && r->batch && r->batch->seq >= sum_rows;
     const int blocks = sums ? (int)(r->batch->batch * te_ceil_div(r->batch->seq, sum_rows))
@@ -64,7 +66,7 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     te_chain c;
     TE_TRY(te_sum_later(r, &sum, r->param[s->op[1]], r->plan->op[s->op[0]].in, blocks, room));
     if (!te_is_trained(r->param[s->op[1]])) sum = 0;
-    TE_TRY(te__attention_backward(r, s, attention, scratch_bytes, sums ? sum : 0, sinks, bias, 0));
+    TE_TRY(te__attention_backward(r, s, attention, scratch_bytes, sums ? sum : 0, sinks, bias, 0, gives));
     if (sums || !sum || r->dry) return TE_OK;
     memset(&c, 0, sizeof c);
     c.x = r->now.p, c.rows = r->now.rows, c.half = k.half, c.op[0].sum[0] = sum;

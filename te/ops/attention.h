@@ -48,6 +48,7 @@
 
 #include "../attention/attention_kernels.h" /* TE_ATTENTION_FORWARD, TE_ATTENTION_BACKWARD */
 #include "../plan/gradients.h"              /* te_sum_later */
+#include "attention_gives.h"                /* TE__ATTENTION_GIVES_FORWARD, te__attention_amax */
 #include "attention_in_fp8.h"               /* TE__IF_FP8, te_attention_in_fp8 */
 #include "attention_memory.h"               /* te__attention_kv, te__attention_dkv */
 #include "score_bias.h"                     /* te_attention_options, te_score_bias */
@@ -141,32 +142,34 @@
      static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                                               \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");
 
-#define TE__ATTENTION(direction, name, dtype, op)                                                                   \
+#define TE__ATTENTION(direction, name, model, dtype, op)                                                            \
     TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
-        TE__ATTENTION_FORM_OF(op, TE__VARLEN(op), 0))
+        TE__ATTENTION_FORM_OF(op, TE__VARLEN(op), 0, TE__ATTENTION_GIVES_##direction(model)))
 /* As attention_form.h has it. */
-#define TE__ATTENTION_FORM_OF(op, varlen, cross)                                                           \
+#define TE__ATTENTION_FORM_OF(op, varlen, cross, gives)                                                    \
     (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ATTENTION_DROPOUT(op), varlen,        \
-        TE__ALIBI(op), TE__SINKS(op), 0, cross, TE__BIAS_FORM(op), TE_OPTION(op, value_dim, 0))
+        TE__ALIBI(op), TE__SINKS(op), 0, cross, TE__BIAS_FORM(op), TE_OPTION(op, value_dim, 0), gives)
 /* Of a backward: the kernels for the gradients of sinks and of a bias. */
 #define TE__ATTENTION_LEARNT(name, dtype, op)                                                              \
     TE__ATTENTION_SINKS(name, dtype, op)                                                                   \
     TE__SCORE_BIAS_BACKWARD(name, dtype, op, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
-        TE__ATTENTION_FORM_OF(op, TE__VARLEN(op), 0))
+        TE__ATTENTION_FORM_OF(op, TE__VARLEN(op), 0, 0))
 #define TE__ATTENTION_SINKS(name, dtype, op) \
     TE__IF_SINKS(op, TE_ATTENTION_SINKS, TE_NOTHING)(name##_sinks, dtype, (int)(TE_ARG1(op, 0)))
 #define TE_OWN_attention_forward(name, model, dtype, op)                                                           \
-    TE__IF_FP8(op, TE__ATTENTION_FP8, TE__ATTENTION)(FORWARD, name, dtype, op)                                     \
+    TE__IF_FP8(op, TE__ATTENTION_FP8, TE__ATTENTION)(FORWARD, name, model, dtype, op)                              \
     TE__SCORE_BIAS_FORWARD(name, dtype, op, (int)(TE_ARG1(op, 0)))                                                 \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
-        return te__attention_forward(r, s, name##_launch, &name##_bias, TE__IF_FP8(op, &name##_fp8, 0));           \
+        return te__attention_forward(r, s, name##_launch, &name##_bias, TE__IF_FP8(op, &name##_fp8, 0),            \
+                                     TE__ATTENTION_GIVES_FORWARD(model));                                          \
     }
 #define TE_OWN_attention_backward(name, model, dtype, op)                                                          \
-    TE__ATTENTION(BACKWARD, name, dtype, op)                                                                       \
+    TE__ATTENTION(BACKWARD, name, model, dtype, op)                                                                \
     TE__ATTENTION_LEARNT(name, dtype, op)                                                                          \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
         return te__attention_backward(r, s, name##_launch, name##_scratch_bytes, 0,                                \
-                                      TE__IF_SINKS(op, name##_sinks_launch, 0), &name##_bias, 0);                  \
+                                      TE__IF_SINKS(op, name##_sinks_launch, 0), &name##_bias, 0,                   \
+                                      TE__ATTENTION_GIVES_BACKWARD(model));                                        \
     }
 
 /* What dropout draws by (attention_drop.h). */
@@ -191,32 +194,17 @@ TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     }
     return a;
 }
-/* Whether the kernel stores its result in FP8, for the product behind it: in inference, where nobody else reads it. */
-TE_API int te__attention_gives_fp8(const te_run *r, const te_step *s) {
-    return r->pass == TE_INFER && r->plan->dtype != TE_f32 && !te_last_step(r, s) &&
-           te_is_stored_in_fp8(r, s->op[0] + 1);
-}
-TE_API te_status te__attention_out_in_fp8(te_value *y, te_attention_args *a, te_run *r, int i) {
-    const te_op *op = &r->plan->op[i];
-    const te_fp8_product *f = &r->param[i + 1]->fp8;
-    TE_TRY(te_acquire(r, y, op->out_rows, op->out, TE_e4m3));
-    if (f->scales) a->out_scale = f->scales->scale + f->x; /* else sizes are measured */
-    return TE_OK;
-}
-/* Whether the kernel finds the amax of its result, y, which the product behind it casts by that. */
-TE_API int te__attention_measures(const te_run *r, const te_step *s, te_value y) {
-    return !r->dry && r->plan->dtype != TE_f32 && !te_last_step(r, s) && te_is_measured(r, s->op[0] + 1, y.dtype);
-}
-/* The kernels read and write the model's own format, but for that. */
+/* The kernels read and write the model's own format, but for that. gives: whether they have that option. */
 TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention_launch_fn launch,
-                                       const te_score_bias *bias, const te_attention_in_fp8 *fp8) {
+                                       const te_score_bias *bias, const te_attention_in_fp8 *fp8,
+                                       int gives) {
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
     te_attention_args a = te__attention_args(r, op);
     te_value y, qkv = r->now, out;
     float *top;
     TE_TRY(te_as(&qkv, r, r->plan->dtype));
-    if (te__attention_gives_fp8(r, s)) {
+    if (te__attention_gives_fp8(r, s, gives)) {
         TE_TRY(te__attention_out_in_fp8(&y, &a, r, i));
         out = y;
     } else {
@@ -231,7 +219,7 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
         TE_TRY(te__attention_check_cross(r->ctx, &a, op->stats, op->edge >= 0, r->plan->name));
     }
     if (fp8) TE_TRY(te__attention_fp8_begin(&a, r, fp8, op->stats));
-    if (te__attention_measures(r, s, y)) a.amax = r->param[i + 1]->fp8.scales->amax + r->param[i + 1]->fp8.x;
+    a.amax = te__attention_amax(r, s, i + 1, y, gives);
     TE_TRY(te__score_bias_begin(&a, r, op, bias, s->kernels));
     TE_TRY(te__max_logit_begin(&a, &top, r, op));
     if (!r->dry) TE_TRY(launch(r->ctx, &a));
@@ -243,11 +231,11 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     return TE_OK;
 }
 /* sum: see te_attention_args. sinks: the kernel for their gradient; null: there are none. bias: those of one. add: of
- * a cross_attention, the kernel that adds two gradients of its keys and values. */
+ * a cross_attention, the kernel that adds two gradients of its keys and values. gives: as above. */
 TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s, te_attention_launch_fn launch,
                                                    te_attention_scratch_fn scratch_bytes, float *sum,
                                                    te_attention_sinks_fn sinks, const te_score_bias *bias,
-                                                   te__load_launch_fn add) {
+                                                   te__load_launch_fn add, int gives) {
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
     const size_t bytes = r->ctx ? scratch_bytes(r->ctx, te_room_rows(r)) : 0;
@@ -273,7 +261,7 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s, 
         a.dqkv = dqkv.p, a.dout = dout.p, a.delta = (float *)delta, a.sum = sum;
         TE_TRY(te__attention_kv(&a, r, op));
         TE_TRY(te__attention_dkv_begin(&dkv, r, op));
-        a.dkv = dkv.made.p;
+        a.dkv = dkv.made.p, a.amax = te__attention_amax(r, s, s->op[s->count - 1] - 1, y, gives);
         TE_TRY(te__score_bias_begin(&a, r, op, bias, s->kernels));
         if (!r->dry) TE_TRY(launch(r->ctx, &a));
         TE_TRY(te__score_bias_end(&a, r, op, bias));
@@ -288,6 +276,7 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s, 
         TE_TRY(te_after_as(&y, &dqkv, r));
     }
     te_set_now(r, y);
+    r->measured = a.amax != 0;
     return TE_OK;
 }
 

@@ -23,9 +23,10 @@
 #define TE__FP8_WITHOUT(model, op, option)                                                                           \
      static_assert(!TE__FP8(op) || !TE_HAS_OPTION(op, option),                                                       \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": fp8 does not go with " #option);
-#define TE__ATTENTION_FP8(direction, name, dtype, op)                                                              \
+#define TE__ATTENTION_FP8(direction, name, model, dtype, op)                                                       \
     TE_ATTENTION_##direction##_FP8(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)),                      \
-                                   (int)(TE_ARG3(op, 0)), TE__ATTENTION_FORM_OF(op, 0, 0))                         \
+                                   (int)(TE_ARG3(op, 0)), TE__ATTENTION_FORM_OF(op, 0, 0,                          \
+                                       TE__ATTENTION_GIVES_##direction(model)))                                    \
     static const te_attention_in_fp8 name##_fp8 = {name##_ready, name##_scratch_bytes};
 
 typedef size_t (*te_attention_scratch_fn)(te_context *ctx, int64_t rows);

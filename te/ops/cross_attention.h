@@ -76,25 +76,25 @@
                        " joins what ranks of a group share in different ways (te/fuse/shares.h)");                   \
      TE__CHECK_ATTENTION(model, op, TE_ARG2(op, 0), TE_ARG3(op, 0)))
 
-#define TE__CROSS_ATTENTION(direction, name, dtype, op)                                                             \
+#define TE__CROSS_ATTENTION(direction, name, dtype, op, gives)                                                      \
     TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), (int)(TE_ARG4(op, 0)), \
-        TE__ATTENTION_FORM_OF(op, 0, 1))
+        TE__ATTENTION_FORM_OF(op, 0, 1, gives))
 #define TE_OWN_cross_attention_forward(name, model, dtype, op)                                                     \
-    TE__CROSS_ATTENTION(FORWARD, name, dtype, op)                                                                  \
+    TE__CROSS_ATTENTION(FORWARD, name, dtype, op, TE__ATTENTION_GIVES_FORWARD(model))                              \
     TE__SCORE_BIAS_FORWARD(name, dtype, op, (int)(TE_ARG2(op, 0)))                                                 \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
-        return te__attention_forward(r, s, name##_launch, &name##_bias, 0);                                        \
+        return te__attention_forward(r, s, name##_launch, &name##_bias, 0, TE__ATTENTION_GIVES_FORWARD(model));    \
     }
 #define TE_OWN_cross_attention_backward(name, model, dtype, op)                                                 \
-    TE__CROSS_ATTENTION(BACKWARD, name, dtype, op)                                                              \
+    TE__CROSS_ATTENTION(BACKWARD, name, dtype, op, 0)                                                           \
     TE__IF_SINKS(op, TE_ATTENTION_SINKS, TE_NOTHING)(name##_sinks, dtype, (int)(TE_ARG2(op, 0)))                \
     TE__SCORE_BIAS_BACKWARD(name, dtype, op, (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), (int)(TE_ARG4(op, 0)), \
-        TE__ATTENTION_FORM_OF(op, 0, 1))                                                                        \
+        TE__ATTENTION_FORM_OF(op, 0, 1, 0))                                                                     \
     TE_KERNEL(name##_add, TE_LOAD_THREADS, te_load_args,                                                        \
               te_load_sum(te_args, te_at, (te_dtype)TE_KEPT_DTYPE(model, TE_FORK_OF(op))))                      \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                  \
         return te__attention_backward(r, s, name##_launch, name##_scratch_bytes, 0,                             \
-                                      TE__IF_SINKS(op, name##_sinks_launch, 0), &name##_bias, name##_add_launch); \
+                                      TE__IF_SINKS(op, name##_sinks_launch, 0), &name##_bias, name##_add_launch, 0); \
     }
 
 #endif
