@@ -26,6 +26,10 @@ using te__attn_wgmma_backward = te__attn_hopper_backward<F::BIAS ? TE_f32 : T, H
 template <class H, class F> TE_BOTH constexpr bool te__attn_left_out(void) {
     return H::EXISTS && F::ONLY == TE_ATTENTION_HOPPER && !F::CROSS;
 }
+/* The same of a forward where the code is for sm_90a: there the other kernel would never run. */
+template <class H, class F> TE_BOTH constexpr bool te__attn_replaced(void) {
+    return H::EXISTS && TE_HOPPER_ALONE && !F::CROSS;
+}
 /* Whether each query sees a key, without which the kernels for compute capability 9.0 do not run: with as many queries
  * as keys it does. */
 template <class F> TE_API int te__attn_all_see(const te_attention_args *a) {
@@ -34,6 +38,15 @@ template <class F> TE_API int te__attn_all_see(const te_attention_args *a) {
 template <class H, class F> TE_API te_status te__attn_check_only(te_context *ctx, const char *name) {
     TE_REQUIRE((!te__attn_left_out<H, F>()), ctx, TE_ERROR_DEVICE,
                "%s: it has kernels for compute capability 9.0 alone (sm_90a), which need scratch in backward", name);
+    return TE_OK;
+}
+
+/* Of a forward that was compiled for sm_90a and has no other kernel there. */
+template <class H, class F>
+TE_API te_status te__attn_check_replaced(te_context *ctx, const te_hopper_kernel *k, const char *name) {
+    TE_REQUIRE((!te__attn_replaced<H, F>()) || !te__hopper_compiled(k), ctx, TE_ERROR_DEVICE,
+               "%s: it was compiled for sm_90a, and its kernel does not run: the driver is older than CUDA 12, or nvcc "
+               "did not inline (then define TE_KEEP_CALLS)", name);
     return TE_OK;
 }
 
@@ -46,9 +59,12 @@ struct te__attn_forward : te__attn_shape_of<T, te__attn_forward_shape<D, te__att
     typedef te_attention_args args;
     static __device__ __forceinline__ void body(const args *a) {
         te_kernel_begin();
+        typedef te__attn_wgmma_forward<T, HEADS, KV_HEADS, D, F> hopper;
         if constexpr (T == TE_f32) te__attention_forward_f32<HEADS, KV_HEADS, D, F>(a);
-        else if constexpr (!te__attn_left_out<te__attn_wgmma_forward<T, HEADS, KV_HEADS, D, F>, F>())
-            te__attention_forward_mma<T, HEADS, KV_HEADS, D, F>(a);
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+        else if constexpr (te__attn_replaced<hopper, F>()) return;
+#endif
+        else if constexpr (!te__attn_left_out<hopper, F>()) te__attention_forward_mma<T, HEADS, KV_HEADS, D, F>(a);
     }
 };
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
@@ -120,6 +136,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_f
         const te__encode_fn encode = te__attn_all_see<F>(a) ? ready(ctx, k) : 0;
         if (encode) return hopper::launch(ctx, k->hopper.kernel, encode, a, name);
         TE_TRY((te__attn_check_only<hopper, F>(ctx, name)));
+        TE_TRY((te__attn_check_replaced<hopper, F>(ctx, &k->hopper, name)));
         return te__attn_enqueue<plain>(ctx, &k->plain, a->batch * HEADS, a->seq, a, name);
     }
 };
