@@ -267,8 +267,8 @@ struct instance {
                 const int i = o.first_param + k;
                 if (owner[(size_t)i] != i) continue;
                 param[(size_t)i] = draw_param(random, o, k, elements(i), plan->dtype);
-                const size_t from = (size_t)((char *)model()->param[i].data - (char *)params.data()) / te_dtype_bytes(plan->dtype);
-                params.write(param[(size_t)i], plan->dtype, from);
+                const te_dtype dtype = model()->param[i].dtype;
+                params.write(param[(size_t)i], dtype, (size_t)((char *)model()->param[i].data - (char *)params.data()) / te_dtype_bytes(dtype));
             }
         for (size_t i = 0; i < param.size(); i++) param[i] = param[(size_t)owner[i]];
     }

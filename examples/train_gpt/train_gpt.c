@@ -51,7 +51,10 @@
 #ifndef GPT_GRADIENTS /* of products in FP8; -DGPT_GRADIENTS=e4m3 */
 #define GPT_GRADIENTS e5m2
 #endif
-#define GPT_FP8 (recipe, GPT_RECIPE), (gradients, GPT_GRADIENTS)
+#ifndef GPT_WEIGHTS /* of products in FP8; -DGPT_WEIGHTS=f32: no copy of them in GPT_DTYPE */
+#define GPT_WEIGHTS GPT_DTYPE
+#endif
+#define GPT_FP8 (recipe, GPT_RECIPE), (gradients, GPT_GRADIENTS), (weights, GPT_WEIGHTS)
 #ifdef GPT_DROPOUT /* -DGPT_DROPOUT=0.1f */
 #define DROPOUT(name) (dropout, name, GPT_DROPOUT),
 #else
@@ -764,6 +767,8 @@ static void check_options(const options *o) {
     if (strcmp(o->recipe, "none") && strcmp(o->recipe, TE_STRING(GPT_RECIPE)) &&
         (!tensors || strcmp(o->recipe, "fp8_current")))
         die("--recipe must be none, " GPT_RECIPES ", or what -DGPT_RECIPE built the program for, and not", o->recipe);
+    if (!strcmp(o->recipe, "none") && TE_JOIN1(TE_, GPT_WEIGHTS) != TE_JOIN1(TE_, GPT_DTYPE))
+        die("--recipe none: this program has weights of products in f32 (-DGPT_WEIGHTS), which are read in FP8 alone", NULL);
     if (rule_of(o->optimizer) < 0) die("--optimizer must be adamw, sgd or muon, and not", o->optimizer);
     check_ranks(o);
     if (moments_of(o->moments) < 0) die("--moments must be f32, bf16 or 8bit, and not", o->moments);

@@ -7,8 +7,8 @@
  *     q.y = y, q.yt = yt, q.amax = scales.amax + i;      // any of the three may stay null
  *     TE_TRY(of_bf16_run(&q, ctx));
  *
- * TE_QUANTIZE_EIGHTS is the same for a list, whose tensors have multiples of eight columns; TE_QUANTIZE_TABLE behind it
- * takes any number of tensors in one launch.
+ * TE_QUANTIZE_EIGHTS is the same for a list, whose tensors have multiples of eight columns; TE_QUANTIZE_TABLE takes any
+ * number of tensors in one launch.
  *
  * y = x * scale, rounded to the nearest number of the format, ties to even, beyond its largest number to that (fp8.h);
  * yt[cols, rows] has the same bytes. With amax alone it is the first pass of current scaling.
@@ -122,11 +122,12 @@ TE_FN te_quantize_args te__quantize_take(const te_quantize_table *t, te_block *b
     else a.out.y = a.out.yt = 0;
     return a;
 }
-/* Behind TE_QUANTIZE_EIGHTS: te_status name_table_run(const te_quantize_table *t, te_context *ctx). */
+/* te_status name_table_run(const te_quantize_table *t, te_context *ctx), of multiples of eight columns. */
 #define TE_QUANTIZE_TABLE(name, from)                                                                                 \
+    TE__QUANTIZE_PRODUCER(name##_table, from)                                                                         \
     TE_FN void name##_table_body(const te_quantize_table *t, te_block b, te_fp8_shared *turned) {                     \
         const te_quantize_args a = te__quantize_take(t, &b);                                                          \
-        te__fp8_tile(&a.out, b, turned, name##_load, name##_make, &a, TE_e4m3, 1, 1);                                 \
+        te__fp8_tile(&a.out, b, turned, name##_table_load, name##_table_make, &a, TE_e4m3, 1, 1);                     \
     }                                                                                                                 \
     TE_KERNEL_RESIDENT(name##_table, TE_FP8_THREADS, TE__QUANTIZE_RESIDENT(from), te_quantize_table,                  \
                        TE_SHARED te_fp8_shared turned; name##_table_body(te_args, te_at, &turned))                    \

@@ -105,7 +105,7 @@ TE_API te_status te__rows_check(const te_quantize_rows *q, const char *who, te_c
         return q->rows && q->cols ? name##_kernel_launch(ctx, te_grid_of(q->rows, 1), q) : TE_OK;                  \
     }
 
-/* Behind TE_QUANTIZE_ROWS, several tensors in one launch, te_quantize_rows of e4m3 a chunk of which is a row:
+/* Several tensors in one launch, te_quantize_rows of e4m3 a chunk of which is a row:
  * te_status name_table_run(const te_table *t, te_context *ctx). */
 #define TE_QUANTIZE_ROWS_TABLE(name, from)                                                                         \
     TE_FN void name##_table_body(const te_table *t, te_block b) {                                                  \

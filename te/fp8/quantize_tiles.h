@@ -218,7 +218,7 @@ TE_API te_status te__tiles_args_of(te_tiles_args *a, const te_quantize_tiles *q,
         return q->rows && q->cols ? name##_kernel_launch(ctx, te__fp8_grid(&a.out), &a) : TE_OK;                   \
     }
 
-/* Behind TE_QUANTIZE_TILES, several tensors in one launch, te_tiles_args of e4m3 a chunk of which is a tile:
+/* Several tensors in one launch, te_tiles_args of e4m3 a chunk of which is a tile:
  * te_status name_table_run(const te_table *t, te_context *ctx). */
 #define TE_QUANTIZE_TILES_TABLE(name, from)                                                                        \
     TE_FN void name##_table_body(const te_table *t, te_block b, te_tiles_held *held, te_tiles_shared *s) {         \

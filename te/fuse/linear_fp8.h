@@ -121,31 +121,32 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
 /* The kernels of a list that names `recipe`: `name`##_fp8. Ops may have other recipes than their list, but fp8_block
  * and fp8_row alone where the list names the same (te/ops/linear.h). backward: te__fp8_backward, or 0 where the list is
  * for inference alone. */
-#define TE_FP8_OPS(name, dtype, recipe, backward) TE_JOIN1(TE__FP8_OPS_, recipe)(name, dtype, backward)
+#define TE_FP8_OPS(name, dtype, weights, recipe, backward) TE_JOIN1(TE__FP8_OPS_, recipe)(name, dtype, weights, backward)
 #define TE__FP8_OPS_none TE__FP8_OPS_fp8_current
 #define TE__FP8_OPS_fp8_delayed TE__FP8_OPS_fp8_current
-#define TE__FP8_OPS_fp8_current(name, dtype, backward) \
-    TE__FP8_OPS_OF_TENSORS(name, dtype)                \
+#define TE__FP8_OPS_fp8_current(name, dtype, weights, backward)  \
+    TE__FP8_OPS_OF_TENSORS(name, dtype, weights)                 \
     TE__FP8_OPS_TABLE(name, 0, 0, 0, 0, 0, backward)
-#define TE__FP8_OPS_fp8_block(name, dtype, backward)   \
-    TE__FP8_OPS_OF_TENSORS(name, dtype)                \
-    TE_QUANTIZE_TILES(name##_tiles, dtype)             \
-    TE_QUANTIZE_TILES_TABLE(name##_tiles, dtype)       \
-    TE_GEMM_TILES(name##_product)                      \
+#define TE__FP8_OPS_fp8_block(name, dtype, weights, backward)    \
+    TE__FP8_OPS_OF_TENSORS(name, dtype, weights)                 \
+    TE_QUANTIZE_TILES(name##_tiles, dtype)                       \
+    TE_QUANTIZE_TILES_TABLE(name##_tiles, weights)               \
+    TE_GEMM_TILES(name##_product)                                \
     TE__FP8_OPS_TABLE(name, name##_tiles_run, name##_product_run, 0, name##_tiles_table_run, 0, backward)
-#define TE__FP8_OPS_fp8_row(name, dtype, backward)     \
-    TE__FP8_OPS_OF_TENSORS(name, dtype)                \
-    TE_QUANTIZE_ROWS(name##_rows, dtype)               \
-    TE_QUANTIZE_ROWS_TABLE(name##_rows, dtype)         \
+#define TE__FP8_OPS_fp8_row(name, dtype, weights, backward)      \
+    TE__FP8_OPS_OF_TENSORS(name, dtype, weights)                 \
+    TE_QUANTIZE_ROWS(name##_rows, dtype)                         \
+    TE_QUANTIZE_ROWS_TABLE(name##_rows, dtype)                   \
     TE__FP8_OPS_TABLE(name, 0, 0, name##_rows_run, 0, name##_rows_table_run, backward)
-#define TE__FP8_OPS_TABLE(name, tiles, product_of_tiles, rows, weights_of_blocks, weights_of_rows, backward)           \
+#define TE__FP8_OPS_TABLE(name, tiles, product_of_tiles, rows, cast_by_block, cast_by_row, backward)                   \
     static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_turn_run, te_gemm_run, tiles, product_of_tiles,  \
-                                          rows, name##_quantize_table_run, weights_of_blocks, weights_of_rows,         \
+                                          rows, name##_quantize_table_run, cast_by_block, cast_by_row,                 \
                                           te__fp8_forward, backward, te__fp8_cast,                                     \
-                                          !name##_takes_dims, name##_keeps_inputs, (te_dtype)name##_gradients};
-#define TE__FP8_OPS_OF_TENSORS(name, dtype)            \
+                                          !name##_takes_dims, name##_keeps_inputs, (te_dtype)name##_gradients,         \
+                                          (te_dtype)name##_weights};
+#define TE__FP8_OPS_OF_TENSORS(name, dtype, weights)   \
     TE_QUANTIZE_EIGHTS(name##_quantize, dtype)         \
-    TE_QUANTIZE_TABLE(name##_quantize, dtype)          \
+    TE_QUANTIZE_TABLE(name##_quantize, weights)        \
     TE_TURN(name##_turn)
 
 #endif

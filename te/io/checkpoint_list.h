@@ -85,7 +85,7 @@ TE_API const char *te__checkpoint_kind(te_rule rule, int what) {
 TE_API void te__checkpoint_states(te__checkpoint_list *l, const te_named_model *m, const te_param *p, te_rule rule,
                                   te_adamw_walk *w, int *more) {
     const te_adamw *o = w->opt;
-    const int first = l->count, masters = m->model->plan->dtype != TE_f32 && !o->no_master;
+    const int first = l->count, masters = p->dtype != TE_f32 && !o->no_master;
     const int blocks = te__in_blocks(o->moments);
     const te_dtype moments = blocks ? TE_bf16 : o->moments;
     if (masters) te__checkpoint_add(l, te__checkpoint_kind(rule, TE__CHECKPOINT_master), m, p, TE_f32);
@@ -114,7 +114,7 @@ TE_API te_status te__checkpoint_walk(te__checkpoint_list *l, const te_checkpoint
         for (int k = 0; k < c->models[i].model->param_count; k++) {
             const te_param *p = &c->models[i].model->param[k];
             if (p->tied) continue;
-            te__checkpoint_add(l, "", &c->models[i], p, c->models[i].model->plan->dtype);
+            te__checkpoint_add(l, "", &c->models[i], p, p->dtype);
             te__checkpoint_piece(l, l->count - 1, p->data, 0, p->rows * p->cols,
                                  te__whole_saves(p, l->ranks) && !l->replica, 0);
         }

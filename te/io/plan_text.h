@@ -39,6 +39,8 @@ TE_API void te__plan_text_op(te__text *t, const te_plan *plan, const te_op *op, 
 }
 TE_API void te__plan_text(te__text *t, const te_plan *plan, int ranks) {
     te__text_put(t, te_dtype_name(plan->dtype));
+    if (plan->fp8 && plan->fp8->weights != plan->dtype)
+        te__text_put(t, ", weights "), te__text_put(t, te_dtype_name(plan->fp8->weights));
     for (int i = 0; i < plan->op_count; i++) te__plan_text_op(t, plan, &plan->op[i], ranks);
 }
 

@@ -109,7 +109,7 @@ TE_IF_USED TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t by
     int32_t *first = (int32_t *)(rows + l.count);
     te_adamw_walk w = te_adamw_tensors(opt);
     for (te__adamw_tensor *t = rows; te_adamw_next(&w); t++, first++) {
-        t->dtype = models[w.model]->plan->dtype, t->elements = w.elements;
+        t->dtype = w.param->dtype, t->elements = w.elements;
         t->master = w.master, t->m = w.m, t->v = w.v, t->grad = w.param->grad + w.from;
         t->weight = (char *)w.param->data + (size_t)w.from * te_dtype_bytes(t->dtype);
         te__adamw_choose(t, config, models[w.model], w.param);

@@ -43,7 +43,7 @@ typedef struct te_adamw_walk {
     int model;              /* index into the models */
     const te_param *param;
     int64_t from, elements; /* of the parameter's: 0 and rows * cols, but of shared-out states those of this rank */
-    float *master;          /* [elements], target memory; in param->data if the model is f32; null: no_master */
+    float *master;          /* [elements], target memory; in param->data if that is f32; null: no_master */
     void *m, *v;            /* [elements] of opt->moments, of e4m3 with te_moment_scales(m, elements) behind them, and
                              * the root of v; v is null where the rule has none */
     te_rule rule;           /* of this tensor */
@@ -65,7 +65,7 @@ TE_API int te_adamw_next(te_adamw_walk *w) {
     w->v = w->rule == TE_RULE_adamw ? (char *)w->opt->v + te__moments_bytes(w->v_at, w->opt->moments) : 0;
     if (w->v) w->v_at += slot;
     w->master = (float *)w->param->data + w->from;
-    if (w->opt->models[w->model]->plan->dtype == TE_f32) return 1;
+    if (w->param->dtype == TE_f32) return 1;
     w->master = w->opt->no_master ? 0 : w->opt->master + w->master_at, w->master_at += slot;
     return 1;
 }
@@ -94,11 +94,10 @@ TE_API te__adamw_layout te__adamw_layout_of(te_model *const *models, int count, 
     for (; te_pieces_next(&w); l.count++) {
         const int64_t n = w.elements, slot = te_round_up(n, TE_PARAM_ALIGN);
         const te_rule rule = te__param_rule(c->rule, c->muon_takes, models[w.model], w.param);
-        const te_dtype dtype = models[w.model]->plan->dtype;
         l.chunks += te_ceil_div(n, TE__ADAMW_CHUNK), l.m_elements += slot;
         if (rule == TE_RULE_adamw) l.v_elements += slot;
-        if (rule == TE_RULE_muon) te__muon_add(&muon, w.param, te__muon_dtype(dtype));
-        if (dtype != TE_f32 && !c->no_master) masters += slot;
+        if (rule == TE_RULE_muon) te__muon_add(&muon, w.param, te__muon_dtype(models[w.model]->plan->dtype));
+        if (w.param->dtype != TE_f32 && !c->no_master) masters += slot;
     }
     (void)te__part(&l.bytes, sizeof(te_adamw_state));
     l.norm = te__part(&l.bytes, te__grad_norm_bytes(models, count, slices));

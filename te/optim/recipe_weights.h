@@ -169,8 +169,8 @@ TE_API te_status te__weights_launch(const te_fp8_ops *of, const te_table *t, int
     if (!t->count) return TE_OK;
     te_quantize_table q;
     q.of = *t, q.cast = cast;
-    return kind == TE__WEIGHTS_BY_TENSOR  ? of->weights(&q, ctx)
-           : kind == TE__WEIGHTS_BY_BLOCK ? of->weights_of_blocks(t, ctx) : of->weights_of_rows(t, ctx);
+    return kind == TE__WEIGHTS_BY_TENSOR  ? of->cast_weights(&q, ctx)
+           : kind == TE__WEIGHTS_BY_BLOCK ? of->cast_weights_by_block(t, ctx) : of->cast_weights_by_row(t, ctx);
 }
 /* Go on behind the tensors of a launch. */
 TE_API void te__weights_skip(te_table *t, int kind) {

@@ -152,6 +152,11 @@ TE_API void te__recipes_begin(te_recipes *s, int begun) {
 TE_API te_status te_recipes_switch(te_recipes *s, int on, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     te__recipe_walk w = te__recipes_of(s->models, s->model_count);
+    while (!on && te__recipes_next(&w))
+        TE_REQUIRE(w.param->dtype == s->models[w.model]->plan->dtype, ctx, TE_ERROR_STATE,
+                   "recipes: %s.%s is in f32 and in FP8; its product cannot run in the list's format", w.param->op,
+                   w.param->field);
+    w = te__recipes_of(s->models, s->model_count);
     while (te__recipes_next(&w)) w.param->fp8.on = on != 0;
     s->on = on != 0;
     return TE_OK;

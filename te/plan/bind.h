@@ -55,6 +55,9 @@ TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_cont
         TE_REQUIRE(p->data || (p->fp8.on && p->fp8.data), ctx, TE_ERROR_STATE, "%s: %s.%s has no memory; %s",
                    plan->name, p->op, p->field,
                    p->tied ? "te_tie it to another parameter" : "bind it to some, or te_weights_use a file");
+        TE_REQUIRE(p->dtype == plan->dtype || p->fp8.on, ctx, TE_ERROR_STATE,
+                   "%s: %s.%s is in %s, for the optimizer; products read it behind te_recipes_init", plan->name, p->op,
+                   p->field, te_dtype_name(p->dtype));
         if (!p->tied || !owner) continue;
         const int shares = p->grad ? owner->grad == p->grad && owner->with : !p->trains || !owner->grad;
         TE_REQUIRE(owner->data == p->data && shares, ctx, TE_ERROR_STATE,
@@ -73,8 +76,21 @@ TE_API int64_t te_plan_param_elements(const te_plan *plan) {
         }
     return n;
 }
+/* The format of an op's parameters: the list's, but for the weight of a product under a recipe in a list that says
+ * (weights, f32). */
+TE_API te_dtype te_plan_param_dtype(const te_plan *plan, const te_op *op) {
+    return op->recipe != TE_RECIPE_none ? plan->fp8->weights : plan->dtype;
+}
+/* Bytes that a parameter takes in the buffer, the gap behind it included. */
+TE_API size_t te__param_room(const te_param_info *p, te_dtype dtype) {
+    return p->tied ? 0 : (size_t)te_round_up(p->rows * p->cols, TE_PARAM_ALIGN) * te_dtype_bytes(dtype);
+}
 TE_API size_t te_plan_param_bytes(const te_plan *plan) {
-    return plan ? (size_t)te_plan_param_elements(plan) * te_dtype_bytes(plan->dtype) : 0;
+    size_t bytes = 0;
+    for (int i = 0; plan && !plan->takes_dims && i < plan->op_count; i++)
+        for (int k = 0; k < plan->op[i].params; k++)
+            bytes += te__param_room(&plan->op[i].param[k], te_plan_param_dtype(plan, &plan->op[i]));
+    return bytes;
 }
 /* Elements of each of `ranks` equal slices of such a buffer. What is left behind the last slice is less than
  * ranks * TE_PARAM_ALIGN, and all ranks have it. */
@@ -125,7 +141,7 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
     m->plan = plan, m->param = param, m->param_count = param_count;
     m->params = params, m->grads = grads, m->elements = elements, m->grad_elements = grads ? elements : 0, m->watch = 0;
     m->at = (const void *)param == (const void *)(m + 1) ? m : 0;
-    int64_t at = 0;
+    char *at = (char *)params;
     const te_op *product = 0;
     for (int i = 0; i < plan->op_count; i++)
         for (int k = 0; k < plan->op[i].params; k++, param++) {
@@ -134,15 +150,14 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
             const te_param_info *info = &op->param[k];
             memset(param, 0, sizeof *param);
             param->op = op->name, param->field = info->field, param->rows = info->rows, param->cols = info->cols;
-            param->dtype = plan->dtype, param->init = info->init, param->tied = info->tied;
+            param->dtype = te_plan_param_dtype(plan, op), param->init = info->init, param->tied = info->tied;
             param->trains = grads != 0, param->index = (int)(param - m->param);
             param->frozen = param->fixed = (op->flags & TE_IS_FROZEN) != 0;
             param->last = op->op_class == TE_CLASS_norm || (op->flags & TE_SUMS);
             te__bind_shard(param, op, product);
             if (info->tied || !params) continue;
-            param->data = (char *)params + (size_t)at * te_dtype_bytes(plan->dtype);
-            if (grads) param->grad = grads + at;
-            at += te_round_up(info->rows * info->cols, TE_PARAM_ALIGN);
+            param->data = at, at += te__param_room(info, param->dtype);
+            if (grads) param->grad = grads, grads += te_round_up(info->rows * info->cols, TE_PARAM_ALIGN);
         }
     return TE_OK;
 }

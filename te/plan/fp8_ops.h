@@ -17,9 +17,10 @@ typedef struct te_fp8_ops {
     te_status (*tiles)(const struct te_quantize_tiles *q, te_context *ctx); /* null: the list does not name fp8_block */
     te_status (*product_of_tiles)(const struct te_gemm *g, te_context *ctx);
     te_status (*rows)(const struct te_quantize_rows *q, te_context *ctx); /* null: the list does not name fp8_row */
-    te_status (*weights)(const struct te_quantize_table *t, te_context *ctx); /* quantize for many in one launch */
-    te_status (*weights_of_blocks)(const struct te_table *t, te_context *ctx); /* tiles, likewise, or null */
-    te_status (*weights_of_rows)(const struct te_table *t, te_context *ctx);   /* rows, likewise, or null */
+    /* quantize for many weights in one launch, and tiles and rows, likewise, or null */
+    te_status (*cast_weights)(const struct te_quantize_table *t, te_context *ctx);
+    te_status (*cast_weights_by_block)(const struct te_table *t, te_context *ctx);
+    te_status (*cast_weights_by_row)(const struct te_table *t, te_context *ctx);
     /* The operands of a product of op i, forward and backward (null in a list for inference alone), and the cast that
      * makes one of a value. */
     te_status (*forward)(struct te_gemm *g, struct te_run *r, int i, struct te_value x);
@@ -28,6 +29,7 @@ typedef struct te_fp8_ops {
                       void *y, void *yt, float *inverse);
     int fixed, keeps; /* its widths are constants: chains have kernels for tiles and whole rows; (inputs, kept) */
     te_dtype gradients; /* of products with a scale a tensor: what dy is in */
+    te_dtype weights;   /* of products under a recipe: what they lie in, for the optimizer and the cast */
 } te_fp8_ops;
 
 #endif

@@ -125,6 +125,7 @@
 #define TE_SAME_recipe_recipe ,
 #define TE_SAME_inputs_inputs ,
 #define TE_SAME_gradients_gradients ,
+#define TE_SAME_weights_weights ,
 #define TE_SAME_width_width ,
 #define TE_SAME_limit_limit ,
 #define TE_SAME_label_smoothing_label_smoothing ,
@@ -203,7 +204,9 @@
 #define TE_TYPED_(...) TE_TYPED__(__VA_ARGS__)
 #define TE_TYPED__(type, m, op, option, value)                                                                  \
     static_assert(TE_IS_##type(value), "te: " TE_STRING(m) ": " TE_CALLED(op) ": the option " TE_STRING(option) \
-        " takes " TE__ARTICLE_##type);
+        " takes " TE__ARTICLE_##type);                                                                          \
+    static_assert(TE_IF_MARKED(TE_JOIN2(TE_SAME_, option, option), 1, 0), "te: TE_TAKES_.. names the option "   \
+        TE_STRING(option) ", TE_SAME_" TE_STRING(option) "_" TE_STRING(option) " is missing (te/plan/list.h)");
 #define TE__ARTICLE_integer "an integer"
 #define TE__ARTICLE_number "a number"
 #define TE__ARTICLE_name "a name"

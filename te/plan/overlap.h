@@ -117,11 +117,11 @@ TE_API te_status te__regions_edges(te__regions *all) {
 TE_API te_status te__check_overlap(const te_run *r, const te_model *m, const te_saved *saved, size_t used) {
     const int back = r->pass == TE_BACKWARD;
     const te_value from = back ? r->dy : r->x, to = back ? r->dx : r->y;
-    const size_t elements = (size_t)m->elements, rows = (size_t)r->tokens;
+    const size_t rows = (size_t)r->tokens;
     te__regions all;
     memset(&all, 0, sizeof all);
     all.run = r, all.in_place = te__in_place(r, from, to);
-    TE_TRY(te__region_add(&all, "the parameters", m->params, elements * te_dtype_bytes(r->plan->dtype), 0, 0));
+    TE_TRY(te__region_add(&all, "the parameters", m->params, te_plan_param_bytes(m->plan), 0, 0));
     TE_TRY(te__region_add(&all, back ? "the gradients" : "", back ? m->grads : 0,
                           (size_t)m->grad_elements * sizeof(float), 1, 0));
     TE_TRY(te__region_add(&all, "batch.tokens", r->batch->tokens, rows * sizeof(int32_t), 0, 0));

@@ -182,6 +182,7 @@ TE_API void te__print_saved(FILE *f, const te_plan *p) {
 TE_API int te__print_head(FILE *f, const te_plan *p) {
     if (!f || !p) return 0;
     fprintf(f, "%s: %d ops, %s, ", p->name, p->op_count, te_dtype_name(p->dtype));
+    if (p->fp8 && p->fp8->weights != p->dtype) fprintf(f, "weights of products %s, ", te_dtype_name(p->fp8->weights));
     if (p->takes_dims) fprintf(f, "of widths that %s_set_dims sets\n", p->name);
     else fprintf(f, "%lld parameters", (long long)te_plan_param_elements(p));
     return !p->takes_dims;

@@ -1,0 +1,8 @@
+// expect: te: m: (weights, ...) is f32 in a list with a recipe that trains, fp8_row does not, or the dtype of the list
+#include "te/te.h"
+#ifdef TE_FIXED
+#define LIST (bf16, (recipe, fp8_delayed), (weights, f32))
+#else
+#define LIST (bf16, (weights, f32))
+#endif
+TE_SEQUENTIAL(m, LIST, (linear, fc, 16, 32))
