@@ -29,7 +29,7 @@ MODEL(said, (bf16, (weights, bf16), (recipe, fp8_delayed)), OPS)
 namespace {
 
 struct twins { const subject *with, *alone; };
-const twins all[] = {{&delayed_subject, &delayed_alone_subject}, {&delayed_f16_subject, &delayed_f16_alone_subject}, {&current_subject, &current_alone_subject},
+const twins pairs[] = {{&delayed_subject, &delayed_alone_subject}, {&delayed_f16_subject, &delayed_f16_alone_subject}, {&current_subject, &current_alone_subject},
                      {&tiled_subject, &tiled_alone_subject}, {&tiled_f16_subject, &tiled_f16_alone_subject}};
 
 // The optimizer of a model under a recipe, and both in one.
@@ -97,7 +97,7 @@ void check_casts(under_recipe &u) {
 } // namespace
 
 TEST_CASE("weights in f32 take the place of the optimizer's copy, and that in 16 bits is gone", "[weights]") {
-    for (const twins &t : all) {
+    for (const twins &t : pairs) {
         context own;
         te_context *ctx = &own.c;
         instance with(*t.with, ctx), alone(*t.alone, ctx);
@@ -123,7 +123,7 @@ TEST_CASE("weights in f32 take the place of the optimizer's copy, and that in 16
 }
 
 TEST_CASE("a pass by weights in f32 has the bits of one by the same weights in 16 bits", "[weights]") {
-    for (const twins &t : all) {
+    for (const twins &t : pairs) {
         const unsigned seed = fresh_seed();
         CAPTURE(t.with->plan()->name, seed);
         under_recipe u(*t.with, 2, 70, seed), v(*t.alone, 2, 70, seed);
@@ -146,7 +146,7 @@ TEST_CASE("a pass by weights in f32 has the bits of one by the same weights in 1
 
 TEST_CASE("the optimizer's step with the recipes' in one has the bits of the two calls, by weights in f32", "[weights]") {
     for (const te_rule rule : {TE_RULE_adamw, TE_RULE_sgd, TE_RULE_muon})
-        for (const twins &t : all) {
+        for (const twins &t : pairs) {
             if (rule != TE_RULE_adamw && t.with != &delayed_subject) continue;
             const unsigned seed = fresh_seed();
             CAPTURE(t.alone->plan()->name, te_rule_name(rule), seed);

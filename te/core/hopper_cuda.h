@@ -213,8 +213,8 @@ enum { TE_HOPPER_MOST_SPILLED = 240 }; /* bytes a thread; the sums of any of the
 #else
 #define TE_HOPPER_ALONE 1
 #endif
-/* Whether the device runs code for sm_90a: compiled for another architecture the kernel is empty, and has no barriers in
- * shared memory. */
+/* Whether the device runs code for sm_90a: compiled for another architecture the kernel is empty, and has no barriers
+ * in shared memory. */
 TE_API int te__hopper_compiled(const te_hopper_kernel *k) {
     struct cudaFuncAttributes is;
     const int compiled = k->kernel && cudaFuncGetAttributes(&is, k->kernel) == cudaSuccess && is.sharedSizeBytes;
@@ -227,8 +227,8 @@ TE_API int te__hopper_ready(te_hopper_kernel *k, int shared, int device) {
     struct cudaFuncAttributes is;
     if (!k->kernel || __atomic_load_n(&k->fails, __ATOMIC_ACQUIRE) & bit) return 0;
     if (__atomic_load_n(&k->runs, __ATOMIC_ACQUIRE) & bit) return 1;
-    /* compiled without inlining (-G, -Ofc) its sums are not in registers, where wgmma leaves them after the call, but in
-     * local memory, which is more than what a kernel spills of its addresses and constants */
+    /* compiled without inlining (-G, -Ofc) its sums are not in registers, where wgmma leaves them after the call, but
+     * in local memory, which is more than what a kernel spills of its addresses and constants */
     const int runs =
         te__hopper_compiled(k) && cudaFuncGetAttributes(&is, k->kernel) == cudaSuccess &&
         is.localSizeBytes <= TE_HOPPER_MOST_SPILLED &&

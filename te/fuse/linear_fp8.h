@@ -119,9 +119,10 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
 }
 
 /* The kernels of a list that names `recipe`: `name`##_fp8. Ops may have other recipes than their list, but fp8_block
- * and fp8_row alone where the list names the same (te/ops/linear.h). backward: te__fp8_backward, or 0 where the list is
- * for inference alone. */
-#define TE_FP8_OPS(name, dtype, weights, recipe, backward) TE_JOIN1(TE__FP8_OPS_, recipe)(name, dtype, weights, backward)
+ * and fp8_row alone where the list names the same (te/ops/linear.h). weights: what theirs are in (declare.h). backward:
+ * te__fp8_backward, or 0 where the list is for inference alone. */
+#define TE_FP8_OPS(name, dtype, weights, recipe, backward) \
+    TE_JOIN1(TE__FP8_OPS_, recipe)(name, dtype, weights, backward)
 #define TE__FP8_OPS_none TE__FP8_OPS_fp8_current
 #define TE__FP8_OPS_fp8_delayed TE__FP8_OPS_fp8_current
 #define TE__FP8_OPS_fp8_current(name, dtype, weights, backward)  \
