@@ -30,10 +30,18 @@
 #define TE_BOTH static __host__ __device__ __forceinline__
 #define TE_SHARED __shared__ /* in a kernel's call: memory that the block shares */
 #else
-#if defined(__OPTIMIZE__) && !defined(TE_KEEP_CALLS)
-#define TE_FN static inline __attribute__((always_inline, unused))
-#else /* calls keep the code small, the compiler quick and a debugger at ease; tests are built so */
+/* What a kernel's body calls becomes part of it. clang is told so function by function; gcc, which refuses that at -O1
+ * and -Og where a function is reached through a constant pointer, by the kernel. With TE_KEEP_CALLS calls keep the code
+ * small, the compiler quick and a debugger at ease; tests are built so. */
+#if !defined __OPTIMIZE__ || defined TE_KEEP_CALLS
 #define TE_FN static inline __attribute__((unused))
+#define TE__HOST_KERNEL static inline __attribute__((unused))
+#elif defined __clang__
+#define TE_FN static inline __attribute__((always_inline, unused))
+#define TE__HOST_KERNEL static inline __attribute__((unused))
+#else
+#define TE_FN static inline __attribute__((unused))
+#define TE__HOST_KERNEL static inline __attribute__((flatten, unused))
 #endif
 #define TE_BOTH TE_FN
 #define TE_SHARED

@@ -16,7 +16,7 @@ TE_API te_grid te_grid_of(int64_t x, int64_t y) {
 
 #define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
 #define TE_KERNEL(name, threads, type, ...)                                                        \
-    TE_API void name(const void *te_arg_, te_block te_at) {                                        \
+    TE__HOST_KERNEL void name(const void *te_arg_, te_block te_at) {                               \
         const type *te_args = (const type *)te_arg_;                                               \
         (void)te_args, (void)te_at;                                                                \
         __VA_ARGS__;                                                                               \
@@ -31,7 +31,7 @@ TE_API te_grid te_grid_of(int64_t x, int64_t y) {
 #define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
 
 #define TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)              \
-    TE_API void name(const void *te_arg_, te_block te_at_) {                                        \
+    TE__HOST_KERNEL void name(const void *te_arg_, te_block te_at_) {                               \
         registers_type te_registers_;                                                               \
         shared_type te_shared_;                                                                     \
         body((const type *)te_arg_, te_at_, &te_registers_, &te_shared_);                           \
