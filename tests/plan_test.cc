@@ -21,11 +21,11 @@
 
 #define TE_OP_cube (cube, map)
 #define TE_FLAGS_cube(op) (TE_SAVES_INPUT)
-TE_FN void te_cube_forward(float v[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_cube_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     (void)s, (void)at, (void)options;
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] = v[i] * v[i] * v[i];
 }
-TE_FN void te_cube_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_cube_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     float x[8];
     (void)sum, (void)options;
     te_read8(x, s->saved, at.format.in, s, at);

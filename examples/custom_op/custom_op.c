@@ -18,12 +18,12 @@
 #define TE_OPTIONS_softsign(op) (te_softsign_options, (float)(TE_ARG1(op, 1.0f)))
 typedef struct te_softsign_options { float cap; } te_softsign_options;
 
-TE_FN void te_softsign_forward(float v[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_softsign_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     const float cap = ((const te_softsign_options *)options)->cap;
     (void)s, (void)at;
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] /= 1.0f + fabsf(v[i]) / cap;
 }
-TE_FN void te_softsign_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_softsign_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     const float cap = ((const te_softsign_options *)options)->cap;
     float x[8];
     (void)sum;

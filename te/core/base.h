@@ -24,24 +24,30 @@
 #define TE_UNAVAILABLE(text) __attribute__((unavailable(text)))
 
 #if TE_CUDA
-/* Runs inside kernels. */
+/* Runs inside kernels; TE_CALLBACK: and is handed on by a constant pointer. */
 #define TE_FN static __device__ __forceinline__
+#define TE_CALLBACK TE_FN
 /* Runs inside kernels and on the host (leaf arithmetic, schedules). */
 #define TE_BOTH static __host__ __device__ __forceinline__
 #define TE_SHARED __shared__ /* in a kernel's call: memory that the block shares */
 #else
-/* What a kernel's body calls becomes part of it. clang is told so function by function; gcc, which refuses that at -O1
- * and -Og where a function is reached through a constant pointer, by the kernel. With TE_KEEP_CALLS calls keep the code
- * small, the compiler quick and a debugger at ease; tests are built so. */
+/* TE_FN becomes part of the kernel that calls it, and so does TE_CALLBACK, which kernels hand on by a constant pointer.
+ * gcc refuses to always inline such a one at -O1 and -Og; there a kernel is told to inline all that it calls,
+ * which at -O2 is as good. With TE_KEEP_CALLS calls keep the code small, the compiler quick and a debugger at ease;
+ * tests are built so. */
 #if !defined __OPTIMIZE__ || defined TE_KEEP_CALLS
 #define TE_FN static inline __attribute__((unused))
-#define TE__HOST_KERNEL static inline __attribute__((unused))
-#elif defined __clang__
+#define TE_CALLBACK TE_FN
+#define TE__HOST_KERNEL TE_FN
+#else
 #define TE_FN static inline __attribute__((always_inline, unused))
+#ifdef __clang__
+#define TE_CALLBACK TE_FN
 #define TE__HOST_KERNEL static inline __attribute__((unused))
 #else
-#define TE_FN static inline __attribute__((unused))
+#define TE_CALLBACK static inline __attribute__((unused))
 #define TE__HOST_KERNEL static inline __attribute__((flatten, unused))
+#endif
 #endif
 #define TE_BOTH TE_FN
 #define TE_SHARED

@@ -229,11 +229,11 @@ TE_FN void te__chain_store_fp8(const te_chain *c, const float v[8], float scale,
 }
 /* Store what the chain gives: in the format that the list says or, under a recipe, in whichever are wanted. */
 typedef void (*te_store_fn)(const te_chain *c, const te_lane *l, const te_chain_shape k, uint32_t *most);
-TE_FN void te_chain_store(const te_chain *c, const te_lane *l, const te_chain_shape k, uint32_t *most) {
+TE_CALLBACK void te_chain_store(const te_chain *c, const te_lane *l, const te_chain_shape k, uint32_t *most) {
     (void)most;
     if (c->y) te_store_lane(l, c->y, k);
 }
-TE_FN void te_chain_store_fp8(const te_chain *c, const te_lane *l, const te_chain_shape k, uint32_t *most) {
+TE_CALLBACK void te_chain_store_fp8(const te_chain *c, const te_lane *l, const te_chain_shape k, uint32_t *most) {
     if (c->y) te_store_lane(l, c->y, k);
     if (!c->fp8.y) {
         for (int half = 0; c->fp8.amax && half < k.out_halves; half++)

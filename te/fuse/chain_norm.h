@@ -18,8 +18,8 @@ typedef void (*te_norm_load_fn)(const te_chain *c, te_stages_fn stages, const te
 
 /* row_x: the row in registers, as it is stored (16 bits an element where the format has 16: with half the registers
  * twice the rows are in flight). So the norm sees the same numbers whether its input is stored or not. */
-TE_FN void te_norm_row_load(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes g,
-                            te_vec8 *row_x, const void *source) {
+TE_CALLBACK void te_norm_row_load(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row,
+                                  te_lanes g, te_vec8 *row_x, const void *source) {
     (void)source;
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const te_place at = te_place_of(k, row, g.id + i * g.count, 1);
@@ -74,13 +74,14 @@ TE_FN void te__norm_give(const te_chain *c, te_stages_fn stages, te_store_fn sto
 typedef void (*te_norm_give_fn)(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
                                 int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, float mean, float rstd,
                                 const void *source);
-TE_FN void te_norm_give(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k, int64_t row,
-                        te_lanes *g, te_vec8 *row_x, uint32_t *most, float mean, float rstd, const void *source) {
+TE_CALLBACK void te_norm_give(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                              int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, float mean, float rstd,
+                              const void *source) {
     te__norm_give(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 0);
 }
-TE_FN void te_norm_give_scaled(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
-                               int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, float mean, float rstd,
-                               const void *source) {
+TE_CALLBACK void te_norm_give_scaled(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                                     int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, float mean, float rstd,
+                                     const void *source) {
     if (te_chain_is_scaled(c, k)) te__norm_give(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 1);
     else te__norm_give(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 0);
 }

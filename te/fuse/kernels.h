@@ -136,7 +136,7 @@
                   "te: " #name ": a backward row with a dyt has no norm and no gated op");                           \
     static_assert((0 TE_ROW(TE__ONE_GEMM, ~, __VA_ARGS__)) == 0,                                                     \
                   "te: " #name ": a linear or an op with kernels of its own can only begin a row");                  \
-    TE_FN void name##_stages(te_lane *l, const te_chain *c, int from, int to) {                                      \
+    TE_CALLBACK void name##_stages(te_lane *l, const te_chain *c, int from, int to) {                                \
         TE_ROW(TE__STAGE_OPTIONS, ~, __VA_ARGS__)                                                                    \
         TE_ROW(TE__STAGE, (name, model, dtype, pass), __VA_ARGS__)                                                   \
     }                                                                                                                \

@@ -145,7 +145,7 @@ TE_API te_status te__tune_step(te__tune_reader *r) {
     TE__TUNE_REQUIRE(r->choices < TE_GEMM_CHOICES, r, TE_ERROR_FORMAT, "there are more than %d steps",
                      (int)TE_GEMM_CHOICES);
     te_gemm_choice *c = &r->choice[r->choices];
-    int64_t v;
+    int64_t v = 0;
     memset(c, 0, sizeof *c);
     TE__TUNE_REQUIRE(*r->word[1] && strlen(r->word[1]) < sizeof c->row, r, TE_ERROR_FORMAT,
                      "the row's name must have 1 to %zu characters", sizeof c->row - 1);

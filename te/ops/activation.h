@@ -111,13 +111,13 @@ TE_FN float te_act(float *slope, float x, int code) {
     return x * s;
 }
 
-TE_FN void te_act_forward(float v[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_act_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     const int code = ((const te_act_options *)options)->code;
     float slope;
     (void)s, (void)at;
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] = te_act(&slope, v[i], code);
 }
-TE_FN void te_act_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_act_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     const int code = ((const te_act_options *)options)->code;
     float x[8], slope;
     (void)sum;
@@ -133,7 +133,7 @@ TE_FN float te_clamped_swiglu(float *da, float *db, float a, float b, const void
     *db = b > o->limit || b < -o->limit ? 0.0f : f;
     return f * (up + 1.0f);
 }
-TE_FN void te_gated_forward(float v[8], const float g[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_gated_forward(float v[8], const float g[8], const te_stage *s, te_place at, const void *options) {
     const int code = ((const te_act_options *)options)->code;
     float slope, db;
     (void)s, (void)at;
@@ -142,7 +142,7 @@ TE_FN void te_gated_forward(float v[8], const float g[8], const te_stage *s, te_
                                               : te_act(&slope, v[i], code) * g[i];
 }
 /* In: v = dy. Out: v = da, g = db. */
-TE_FN void te_gated_backward(float v[8], float g[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_gated_backward(float v[8], float g[8], const te_stage *s, te_place at, const void *options) {
     const int code = ((const te_act_options *)options)->code;
     float a[8], b[8], slope;
     te_read8(a, s->saved, at.format.in, s, at);

@@ -11,14 +11,14 @@
 #define TE_SHARE_FITS_bias(op, in) ((int)(in) == (int)TE_SHARE_same || (int)(in) == (int)TE_SHARE_columns)
 #define TE_PARAMS_bias(op, in, out) ((bias, 1, out, zero))
 
-TE_FN void te_bias_forward(float v[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_bias_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     float w[8];
     (void)options;
     if (!s->w[0]) return;
     te_load8(w, s->w[0], at.col, at.n, at.aligned, at.format.weight);
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] += w[i];
 }
-TE_FN void te_bias_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_bias_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)s, (void)at, (void)options;
     TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i]; /* y = x + bias */
 }

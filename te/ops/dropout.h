@@ -57,10 +57,10 @@ TE_FN void te_dropout8(float v[8], const te_stage *s, te_place at, const te_drop
         v[i] = te_dropped(word, of, o->limit) ? 0.0f : v[i] * o->factor;
     }
 }
-TE_FN void te_dropout_forward(float v[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_dropout_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     te_dropout8(v, s, at, (const te_dropout_options *)options);
 }
-TE_FN void te_dropout_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_dropout_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum;
     te_dropout_forward(v, s, at, options); /* y = mask x / (1 - p) */
 }

@@ -16,7 +16,7 @@
 #define TE_FLAGS_dyt(op) (TE_SUMS | TE_SUMS_THREE | TE_SAVES_INPUT)
 #define TE_PARAMS_dyt(op, in, out) ((alpha, 1, 1, half), (weight, 1, out, one), (bias, 1, out, zero))
 
-TE_FN void te_dyt_forward(float v[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_dyt_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     const float alpha = te_load(s->w[0], 0, at.format.weight);
     float w[8], b[8];
     (void)options;
@@ -24,7 +24,7 @@ TE_FN void te_dyt_forward(float v[8], const te_stage *s, te_place at, const void
     te_load8(b, s->w[2], at.col, at.n, at.aligned, at.format.weight);
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] = w[i] * tanhf(alpha * v[i]) + b[i];
 }
-TE_FN void te_dyt_backward(float v[8], float sum[24], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_dyt_backward(float v[8], float sum[24], const te_stage *s, te_place at, const void *options) {
     const float alpha = te_load(s->w[0], 0, at.format.weight);
     float w[8], x[8];
     (void)options;

@@ -30,12 +30,12 @@ TE_FN void te__mul_param8(float w[8], const te_stage *s, te_place at, const void
     else te_load8(w, s->w[0], at.col, at.n, at.aligned, at.format.weight);
     TE_UNROLL for (int i = 1; is_one && i < 8; i++) w[i] = w[0];
 }
-TE_FN void te_mul_param_forward(float v[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_mul_param_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     float w[8];
     te__mul_param8(w, s, at, options);
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] *= w[i];
 }
-TE_FN void te_mul_param_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_mul_param_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     float w[8], x[8];
     te__mul_param8(w, s, at, options);
     te_read8(x, s->saved, at.format.in, s, at);

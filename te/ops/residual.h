@@ -102,25 +102,25 @@ TE_FN void te_hand_over8(float v[8], const te_stage *s, te_place at) {
 TE_FN void te_fork_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     (void)v, (void)s, (void)at, (void)options;
 }
-TE_FN void te_fork_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_fork_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum, (void)options;
     te_plus_edge8(v, s, at.format.edge, at); /* all of the fork's ends see x */
 }
-TE_FN void te_add_forward(float v[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_add_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     (void)options;
     te_plus_edge8(v, s, at.format.edge, at);
 }
-TE_FN void te_add_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_add_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum, (void)options;
     if (at.format.joins) te_hand_over8(v, s, at); /* y = x + kept: the gradient is the same for both */
 }
-TE_FN void te_mul_forward(float v[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_mul_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     float e[8];
     (void)options;
     te_read8(e, s->edge, at.format.edge, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] *= e[i];
 }
-TE_FN void te_mul_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_mul_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     float x[8], kept[8];
     (void)sum, (void)options;
     te_read8(x, s->saved, at.format.in, s, at);

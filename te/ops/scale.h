@@ -11,12 +11,12 @@
 
 typedef struct te_scale_options { float factor; } te_scale_options;
 
-TE_FN void te_scale_forward(float v[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_scale_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     const float factor = ((const te_scale_options *)options)->factor;
     (void)s, (void)at;
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] *= factor;
 }
-TE_FN void te_scale_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_scale_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum;
     te_scale_forward(v, s, at, options); /* y = factor x */
 }

@@ -16,12 +16,12 @@
 
 typedef struct te_softcap_options { float cap; } te_softcap_options;
 
-TE_FN void te_softcap_forward(float v[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_softcap_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     const float cap = ((const te_softcap_options *)options)->cap;
     (void)s, (void)at;
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] = cap * tanhf(v[i] / cap);
 }
-TE_FN void te_softcap_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
+TE_CALLBACK void te_softcap_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     const float cap = ((const te_softcap_options *)options)->cap;
     float x[8];
     (void)sum;

@@ -12,7 +12,8 @@
 #ifndef TE_OVERLAP_H
 #define TE_OVERLAP_H
 
-#include "run.h" /* te_run */
+#include "bind.h" /* te_plan_param_bytes */
+#include "run.h"  /* te_run */
 
 typedef struct te__region {
     const char *name;
