@@ -43,6 +43,21 @@ TE_BOTH uint8_t te__fp8_of_float(float f, int fraction, int bias, float most) {
     return (uint8_t)(sign | ((a - rebias + (1u << (dropped - 1)) - 1u + ((a >> dropped) & 1u)) >> dropped));
 }
 
+/* The number of that format below f or above it, each the likelier the nearer it is: the mean is f, but for less than
+ * 2^-16 of their distance. random: 16 bits. What lies beyond the largest is left for the conversion. Croci et al.,
+ * "Stochastic rounding: implementation, error analysis and applications", 2022. */
+TE_BOTH float te__fp8_by_chance(float f, uint32_t random, int fraction, int bias, float most) {
+    const int dropped = 23 - fraction;
+    const uint32_t u = te_bits_of_float(f), sign = u & 0x80000000u, a = u & 0x7fffffffu;
+    if (a >= te_bits_of_float(most)) return f;
+    if (a < (uint32_t)(127 - bias + 1) << 23) { /* below the smallest normal number: multiples of one step */
+        const uint32_t step = (uint32_t)(127 + 1 - bias - fraction) << 23, steps = (254u << 23) - step;
+        const float in_steps = te_float_of_bits(a) * te_float_of_bits(steps) + (float)random * (1.0f / 65536.0f);
+        return te_float_of_bits(te_bits_of_float((float)(int)in_steps * te_float_of_bits(step)) | sign);
+    }
+    return te_float_of_bits(((a + (random << (dropped - 16))) >> dropped << dropped) | sign);
+}
+
 #if TE__FP8_HARDWARE
 /* Two numbers, the first in the low byte. */
 TE_FN uint16_t te__e4m3_pair(float low, float high) {

@@ -17,6 +17,7 @@
 #define TE_FP8_TILE_H
 
 #include "../core/amax.h"   /* te_amax_raise */
+#include "../core/philox.h" /* te_philox */
 #include "../core/target.h" /* TE_KERNEL_RESIDENT */
 #include "scales.h"         /* te_scale_keep */
 
@@ -36,6 +37,9 @@ typedef struct te_fp8_out {
     int64_t rows, cols;
     int64_t yt_cols;    /* rows, or up to 127 more: zeros, where a product over the rows needs a multiple of 16 */
     te_dtype to;
+    /* of a kernel that rounds by chance: the random state, target memory, and which of its numbers are this tensor's */
+    const te_rng *rng;
+    uint32_t stream;
 } te_fp8_out;
 
 /* The producer. load: eight elements from (row, col) of each of its inputs, n of which exist; wide, a constant: n is 8
@@ -79,10 +83,22 @@ TE_FN void te__fp8_turn(te_fp8_shared *turned, uint32_t r[8][2], int row, int co
         }
     }
 }
+/* v of elements e .. e + 7, a multiple of eight, as numbers of the format, by chance: eight elements share the four
+ * words of one index. */
+TE_FN void te__fp8_chance8(float v[8], const te_fp8_out *o, int64_t e, const te_dtype to) {
+    const te_rng rng = *o->rng;
+    uint32_t word[4];
+    te_philox(word, rng.seed, (uint64_t)e / 8, o->stream, rng.offset);
+    TE_UNROLL for (int k = 0; k < 8; k++) {
+        const uint32_t random = word[k / 2] >> k % 2 * 16 & 0xffffu;
+        v[k] = to == TE_e4m3 ? te__fp8_by_chance(v[k], random, 3, 7, TE_E4M3_MOST)
+                             : te__fp8_by_chance(v[k], random, 2, 15, TE_E5M2_MOST);
+    }
+}
 /* Make eight rows from (row, col) of the tile at (row0, col0). Returns the bits of the largest |v|. */
 TE_FN uint32_t te__fp8_make(const te_fp8_out *o, te_fp8_shared *turned, int64_t row0, int64_t col0, int row, int col,
                             te_fp8_load_fn load, te_fp8_make_fn make, const void *arg, const te_dtype to,
-                            const int inputs, const int wide) {
+                            const int inputs, const int wide, const int chance) {
     te_vec8 in[8][TE_FP8_MOST_INPUTS];
     uint32_t r[8][2], most = 0;
     const int64_t at = col0 + col;
@@ -99,6 +115,7 @@ TE_FN uint32_t te__fp8_make(const te_fp8_out *o, te_fp8_shared *turned, int64_t 
         if (!wide) TE_UNROLL for (int k = 0; k < 8; k++) v[k] = k < n ? v[k] : 0.0f;
         if (i < rows) most = te_amax_bits8(most, v);
         TE_UNROLL for (int k = 0; k < 8; k++) v[k] *= scale;
+        if (chance) te__fp8_chance8(v, o, (row0 + row + i) * o->cols + at, to);
         r[i][0] = te__fp8_word(v, to == TE_e4m3), r[i][1] = te__fp8_word(v + 4, to == TE_e4m3);
         if (o->y && i < rows) te__fp8_store_row(o->y, (row0 + row + i) * o->cols + at, r[i], n, wide);
     }
@@ -128,7 +145,8 @@ TE_FN void te__fp8_store_tile(const te_fp8_out *o, const te_fp8_shared *turned, 
         te__fp8_store_turned(o, turned, row + i % PIECES * 16, col + i / PIECES, i % PIECES, i / PIECES);
 }
 TE_FN void te__fp8_tile(const te_fp8_out *o, te_block b, te_fp8_shared *turned, te_fp8_load_fn load,
-                        te_fp8_make_fn make, const void *arg, const te_dtype to, const int inputs, const int wide) {
+                        te_fp8_make_fn make, const void *arg, const te_dtype to, const int inputs, const int wide,
+                        const int chance) {
     enum { SIDE = TE_FP8_TILE / 8 };
     int group;
     const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
@@ -137,7 +155,7 @@ TE_FN void te__fp8_tile(const te_fp8_out *o, te_block b, te_fp8_shared *turned, 
     uint32_t most = 0;
     for (int i = g.id; i < TE_FP8_LANES; i += g.count) {
         const uint32_t m =
-            te__fp8_make(o, turned, row, col, i / SIDE * 8, i % SIDE * 8, load, make, arg, to, inputs, wide);
+            te__fp8_make(o, turned, row, col, i / SIDE * 8, i % SIDE * 8, load, make, arg, to, inputs, wide, chance);
         most = m > most ? m : most;
     }
     if (o->yt) {
@@ -148,9 +166,9 @@ TE_FN void te__fp8_tile(const te_fp8_out *o, te_block b, te_fp8_shared *turned, 
     if (o->inverse && b.x == 0 && g.id == 0) te_scale_keep(o->inverse, o->scale ? *o->scale : 1.0f);
 }
 TE_FN void te_fp8_body(const te_fp8_out *o, te_block b, te_fp8_shared *turned, te_fp8_load_fn load, te_fp8_make_fn make,
-                       const void *arg, const int inputs, const int wide) {
-    if (o->to == TE_e4m3) te__fp8_tile(o, b, turned, load, make, arg, TE_e4m3, inputs, wide);
-    else te__fp8_tile(o, b, turned, load, make, arg, TE_e5m2, inputs, wide);
+                       const void *arg, const int inputs, const int wide, const int chance) {
+    if (o->to == TE_e4m3) te__fp8_tile(o, b, turned, load, make, arg, TE_e4m3, inputs, wide, chance);
+    else te__fp8_tile(o, b, turned, load, make, arg, TE_e5m2, inputs, wide, chance);
 }
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
@@ -180,16 +198,17 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
  */
 #define TE_FP8_KERNELS(name, resident, type, load, make, inputs)                                                   \
     static_assert((inputs) <= TE_FP8_MOST_INPUTS, #name ": too many inputs");                                      \
-    TE_FP8_KERNEL(name##_wide, resident, type, load, make, inputs, 1)                                              \
-    TE_FP8_KERNEL(name##_narrow, resident, type, load, make, inputs, 0)                                            \
+    TE_FP8_KERNEL(name##_wide, resident, type, load, make, inputs, 1, 0)                                           \
+    TE_FP8_KERNEL(name##_narrow, resident, type, load, make, inputs, 0, 0)                                         \
     TE_API te_status name##_run(const type *args, te_context *ctx) {                                               \
         const te_fp8_out *o = (const te_fp8_out *)(const void *)args;                                              \
         if (!o->rows || !o->cols) return TE_OK;                                                                    \
         return o->cols % 8 == 0 ? name##_wide_launch(ctx, te__fp8_grid(o), args)                                   \
                                 : name##_narrow_launch(ctx, te__fp8_grid(o), args);                                \
     }
-#define TE_FP8_KERNEL(name, resident, type, load, make, inputs, wide)                                              \
+/* chance: 1: it rounds by chance, and is wide. */
+#define TE_FP8_KERNEL(name, resident, type, load, make, inputs, wide, chance)                                      \
     TE_KERNEL_RESIDENT(name, TE_FP8_THREADS, resident, type, TE_SHARED te_fp8_shared turned; te_fp8_body(          \
-        (const te_fp8_out *)(const void *)te_args, te_at, &turned, load, make, te_args, inputs, wide))
+        (const te_fp8_out *)(const void *)te_args, te_at, &turned, load, make, te_args, inputs, wide, chance))
 
 #endif

@@ -11,7 +11,9 @@
  * number of tensors in one launch.
  *
  * y = x * scale, rounded to the nearest number of the format, ties to even, beyond its largest number to that (fp8.h);
- * yt[cols, rows] has the same bytes. With amax alone it is the first pass of current scaling.
+ * yt[cols, rows] has the same bytes. With amax alone it is the first pass of current scaling. TE_QUANTIZE_BY_CHANCE,
+ * behind TE_QUANTIZE_EIGHTS, makes name_by_chance_run, which rounds up or down by chance instead, so that the mean is
+ * x * scale: an instance of the random state, q.rng, and q.stream say by which numbers.
  *
  * Bytes: x read once, y and yt written once; 4 an element of bf16, 3 without yt, 2 for amax alone. The floor is a copy
  * of as many. Of such a copy's rate on an H200, medians of 7, at 8192 x 4096, 32768 x 4096, 32768 x 8192: row-wise,
@@ -34,6 +36,8 @@ typedef struct te_quantize {
     int64_t rows, cols;
     int64_t yt_cols;    /* rows, or up to the next multiple of 128: what is more is 0 */
     te_dtype to;
+    const te_rng *rng;  /* by chance: the random state, target memory */
+    uint32_t stream;    /* by chance: no other tensor that draws by this state has it */
 } te_quantize;
 
 TE_API te_quantize te_quantize_of(int64_t rows, int64_t cols) {
@@ -60,6 +64,7 @@ TE_API te_status te__quantize_args_of(te_quantize_args *a, const te_quantize *q,
     a->out.y = (uint8_t *)q->y, a->out.yt = (uint8_t *)q->yt, a->out.amax = q->amax, a->out.scale = q->scale;
     a->out.inverse = q->inverse, a->out.yt_cols = q->yt_cols;
     a->out.rows = q->rows, a->out.cols = q->cols, a->out.to = q->to, a->x = q->x;
+    a->out.rng = q->rng, a->out.stream = q->stream;
     TE_TRY(te_fp8_check(&a->out, who, ctx));
     TE_REQUIRE(q->x || !q->rows || !q->cols, ctx, TE_ERROR_NULL, "%s: x is null", who);
     TE_REQUIRE((uintptr_t)q->x % TE_ACCESS == 0, ctx, TE_ERROR_ALIGNMENT,
@@ -92,14 +97,22 @@ enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 }; /* blocks, by t
 /* The same, of multiples of eight columns. */
 #define TE_QUANTIZE_EIGHTS(name, from)                                                                                \
     TE__QUANTIZE_PRODUCER(name, from)                                                                                 \
-    TE_FP8_KERNEL(name##_of, TE__QUANTIZE_RESIDENT(from), te_quantize_args, name##_load, name##_make, 1, 1)           \
-    TE_API te_status name##_of_run(const te_quantize_args *a, te_context *ctx) {                                      \
-        TE_REQUIRE(a->out.cols % 8 == 0, ctx, TE_ERROR_SHAPE, "%s: %lld columns; it takes multiples of eight", #name, \
-                   (long long)a->out.cols);                                                                           \
-        return a->out.rows && a->out.cols ? name##_of_launch(ctx, te__fp8_grid(&a->out), a) : TE_OK;                  \
-    }                                                                                                                 \
+    TE__QUANTIZE_OF_EIGHTS(name, name##_of, from, 0)                                                                  \
     TE_API te_status name##_run(const te_quantize *q, te_context *ctx)                                                \
         { return te__quantize_by(name##_of_run, q, #name, ctx); }
+#define TE_QUANTIZE_BY_CHANCE(name, from)                                                                             \
+    TE__QUANTIZE_OF_EIGHTS(name, name##_by_chance_of, from, 1)                                                        \
+    TE_API te_status name##_by_chance_run(const te_quantize *q, te_context *ctx) {                                    \
+        TE_REQUIRE(q && q->rng, ctx, TE_ERROR_NULL, "%s: rng is null", #name);                                        \
+        return te__quantize_by(name##_by_chance_of_run, q, #name, ctx);                                               \
+    }
+#define TE__QUANTIZE_OF_EIGHTS(name, kernel, from, chance)                                                            \
+    TE_FP8_KERNEL(kernel, TE__QUANTIZE_RESIDENT(from), te_quantize_args, name##_load, name##_make, 1, 1, chance)      \
+    TE_API te_status kernel##_run(const te_quantize_args *a, te_context *ctx) {                                       \
+        TE_REQUIRE(a->out.cols % 8 == 0, ctx, TE_ERROR_SHAPE, "%s: %lld columns; it takes multiples of eight", #name, \
+                   (long long)a->out.cols);                                                                           \
+        return a->out.rows && a->out.cols ? kernel##_launch(ctx, te__fp8_grid(&a->out), a) : TE_OK;                   \
+    }
 #define TE__QUANTIZE_PRODUCER(name, from)                                                                             \
     TE_FN void name##_load(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int wide) {                 \
         te__quantize_load(in, arg, row, col, n, wide, TE_##from);                                                     \
@@ -127,7 +140,7 @@ TE_FN te_quantize_args te__quantize_take(const te_quantize_table *t, te_block *b
     TE__QUANTIZE_PRODUCER(name##_table, from)                                                                         \
     TE_FN void name##_table_body(const te_quantize_table *t, te_block b, te_fp8_shared *turned) {                     \
         const te_quantize_args a = te__quantize_take(t, &b);                                                          \
-        te__fp8_tile(&a.out, b, turned, name##_table_load, name##_table_make, &a, TE_e4m3, 1, 1);                     \
+        te__fp8_tile(&a.out, b, turned, name##_table_load, name##_table_make, &a, TE_e4m3, 1, 1, 0);                  \
     }                                                                                                                 \
     TE_KERNEL_RESIDENT(name##_table, TE_FP8_THREADS, TE__QUANTIZE_RESIDENT(from), te_quantize_table,                  \
                        TE_SHARED te_fp8_shared turned; name##_table_body(te_args, te_at, &turned))                    \

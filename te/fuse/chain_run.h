@@ -164,7 +164,7 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int b
         }
     }
     const int to_dx = te_last_step(r, s) && r->dx.p && stored.p != r->dx.p;
-    if (changed && !te_last_step(r, s) && end > 0 && te_is_stored_in_fp8(r, end - 1)) {
+    if (changed && !te_last_step(r, s) && end > 0 && te_is_given_in_fp8(r, end - 1)) {
         stored.cols = plan->op[end].in;
         TE_TRY(te__chain_in_fp8(&stored, r, c, end - 1, 0));
         if (k.turns) TE_TRY(te__chain_turned(&turned, r, c, end - 1, stored));
@@ -179,7 +179,7 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int b
         TE_TRY(te_gradient(&stored, r, s, end));
         c->y = stored.p, *work |= c->y != 0;
         measured = c->y && !te_last_step(r, s) && end > 0 && te_is_measured(r, end - 1, stored.dtype);
-        if (!c->y && changed && k.turns && end > 0 && te_is_stored_in_fp8(r, end - 1)) /* sums alone, in that order */
+        if (!c->y && changed && k.turns && end > 0 && te_is_given_in_fp8(r, end - 1)) /* sums alone, in that order */
             te__chain_by_tiles(r, c, end - 1, te_no_value());
     }
     if (c->scaled.tiles) te__chain_sums_by_tiles(r, waiting, dy.rows);

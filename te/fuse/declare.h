@@ -37,6 +37,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 #define TE_TAKES_list_recipe TE_TOKEN
 #define TE_TAKES_list_inputs TE_TOKEN /* of products in FP8, for their backward: again or kept */
 #define TE_TAKES_list_gradients TE_TOKEN /* of products in FP8 with a scale a tensor: e5m2 or e4m3 */
+#define TE_TAKES_list_rounding TE_TOKEN /* of those gradients: nearest or stochastic */
 #define TE_TAKES_list_weights TE_TOKEN /* of products in FP8: f32, or the list's dtype */
 #define TE_TAKES_list_width TE_INTEGER
 #define TE_TAKES_list_rows TE_TOKEN /* of x, and of what an embedding gives: tokens or shard */
@@ -88,6 +89,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
         name##_recipe = (int)TE_RECIPE_OPTION(of, TE_RECIPE_none),                                                 \
         name##_keeps_inputs = (int)TE_INPUTS_OPTION(of),                                                           \
         name##_gradients = (int)TE_DTYPE_OPTION(of, gradients, (int)TE_e5m2),                                      \
+        name##_rounding = (int)TE_ROUNDING_OPTION(of),                                                             \
         name##_weights = (int)TE_DTYPE_OPTION(of, weights, (int)name##_dtype),                                     \
         name##_out_option = (int)TE_DTYPE_OPTION(of, out, -1),                                                     \
         name##_first_wants = TE_FOR(TE__FIRST_WANTS, links) 0,                                                     \
@@ -108,6 +110,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
     static_assert((int)name##_gradients == (int)TE_e5m2 ||                                                             \
                       ((int)name##_gradients == (int)TE_e4m3 && TE_IS_BY_TENSOR(name##_recipe)),                       \
                   "te: " #name ": (gradients, ...) is e5m2 or e4m3, of a list under fp8_delayed or fp8_current");      \
+    static_assert((int)name##_rounding == (int)TE_ROUNDING_nearest || TE_IS_BY_TENSOR(name##_recipe),                  \
+                  "te: " #name ": (rounding, stochastic) is of a list under fp8_delayed or fp8_current");              \
     static_assert((int)name##_weights == (int)name##_dtype ||                                                          \
                       ((int)name##_weights == (int)TE_f32 && (int)name##_names_recipe &&                               \
                        !TE_IS_BY_ROW(name##_recipe)),                                                                  \

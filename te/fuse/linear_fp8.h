@@ -28,6 +28,9 @@
 
 TE_API int64_t te__fp8_rows(int64_t rows) { return te_round_up(rows, 16); }
 
+/* Of random numbers, far above those of ops, which count from 0: whose they are that gradients are rounded by. */
+enum { TE__FP8_ROUNDS = 0x66703800 };
+
 /* v as FP8, with the scale at `index`: row-wise at y, transposed at yt, 1 / scale at `inverse`; null: not wanted. */
 TE_IF_USED TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_product *f, int index, te_dtype to,
                                          void *y, void *yt, float *inverse) {
@@ -40,8 +43,9 @@ TE_IF_USED TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_pro
         TE_TRY(te_scales_update(f->scales, index, 1, &f->own, r->ctx));
     }
     if (f->current || r->pass == TE_INFER) q.amax = 0; /* fp8_delayed: inference leaves no trace in the history */
+    q.rng = r->rng, q.stream = TE__FP8_ROUNDS + (uint32_t)index;
     q.y = y, q.yt = yt, q.yt_cols = te__fp8_rows(v.rows), q.scale = f->scales->scale + index, q.inverse = inverse;
-    return r->plan->fp8->quantize(&q, r->ctx);
+    return index == f->dy ? r->plan->fp8->quantize_dy(&q, r->ctx) : r->plan->fp8->quantize(&q, r->ctx);
 }
 TE_API te_gemm_fp8 te__fp8_operand(te_dtype dtype, const float *inverse) {
     te_gemm_fp8 o;
@@ -119,35 +123,42 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
 }
 
 /* The kernels of a list that names `recipe`: `name`##_fp8. Ops may have other recipes than their list, but fp8_block
- * and fp8_row alone where the list names the same (te/ops/linear.h). weights: what theirs are in (declare.h). backward:
- * te__fp8_backward, or 0 where the list is for inference alone. */
-#define TE_FP8_OPS(name, dtype, weights, recipe, backward) \
-    TE_JOIN1(TE__FP8_OPS_, recipe)(name, dtype, weights, backward)
+ * and fp8_row alone where the list names the same (te/ops/linear.h). weights, rounding: the list's options (declare.h).
+ * backward: te__fp8_backward, or 0 where the list is for inference alone. */
+#define TE_FP8_OPS(name, dtype, weights, rounding, recipe, backward)       \
+    TE_JOIN1(TE__FP8_OPS_, recipe)(name, dtype, weights, rounding, backward)
 #define TE__FP8_OPS_none TE__FP8_OPS_fp8_current
 #define TE__FP8_OPS_fp8_delayed TE__FP8_OPS_fp8_current
-#define TE__FP8_OPS_fp8_current(name, dtype, weights, backward)  \
-    TE__FP8_OPS_OF_TENSORS(name, dtype, weights)                 \
+#define TE__FP8_OPS_fp8_current(name, dtype, weights, rounding, backward)  \
+    TE__FP8_OPS_OF_TENSORS(name, dtype, weights, rounding)                 \
     TE__FP8_OPS_TABLE(name, 0, 0, 0, 0, 0, backward)
-#define TE__FP8_OPS_fp8_block(name, dtype, weights, backward)    \
-    TE__FP8_OPS_OF_TENSORS(name, dtype, weights)                 \
-    TE_QUANTIZE_TILES(name##_tiles, dtype)                       \
-    TE_QUANTIZE_TILES_TABLE(name##_tiles, weights)               \
-    TE_GEMM_TILES(name##_product)                                \
+#define TE__FP8_OPS_fp8_block(name, dtype, weights, rounding, backward)    \
+    TE__FP8_OPS_OF_TENSORS(name, dtype, weights, rounding)                 \
+    TE_QUANTIZE_TILES(name##_tiles, dtype)                                 \
+    TE_QUANTIZE_TILES_TABLE(name##_tiles, weights)                         \
+    TE_GEMM_TILES(name##_product)                                          \
     TE__FP8_OPS_TABLE(name, name##_tiles_run, name##_product_run, 0, name##_tiles_table_run, 0, backward)
-#define TE__FP8_OPS_fp8_row(name, dtype, weights, backward)      \
-    TE__FP8_OPS_OF_TENSORS(name, dtype, weights)                 \
-    TE_QUANTIZE_ROWS(name##_rows, dtype)                         \
-    TE_QUANTIZE_ROWS_TABLE(name##_rows, dtype)                   \
+#define TE__FP8_OPS_fp8_row(name, dtype, weights, rounding, backward)      \
+    TE__FP8_OPS_OF_TENSORS(name, dtype, weights, rounding)                 \
+    TE_QUANTIZE_ROWS(name##_rows, dtype)                                   \
+    TE_QUANTIZE_ROWS_TABLE(name##_rows, dtype)                             \
     TE__FP8_OPS_TABLE(name, 0, 0, name##_rows_run, 0, name##_rows_table_run, backward)
 #define TE__FP8_OPS_TABLE(name, tiles, product_of_tiles, rows, cast_by_block, cast_by_row, backward)                   \
-    static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_turn_run, te_gemm_run, tiles, product_of_tiles,  \
-                                          rows, name##_quantize_table_run, cast_by_block, cast_by_row,                 \
+    static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_quantize_dy_run, name##_turn_run, te_gemm_run,   \
+                                          tiles, product_of_tiles, rows,                                               \
+                                          name##_quantize_table_run, cast_by_block, cast_by_row,                       \
                                           te__fp8_forward, backward, te__fp8_cast,                                     \
                                           !name##_takes_dims, name##_keeps_inputs, (te_dtype)name##_gradients,         \
-                                          (te_dtype)name##_weights};
-#define TE__FP8_OPS_OF_TENSORS(name, dtype, weights)   \
-    TE_QUANTIZE_EIGHTS(name##_quantize, dtype)         \
-    TE_QUANTIZE_TABLE(name##_quantize, weights)        \
+                                          (te_rounding)name##_rounding, (te_dtype)name##_weights};
+#define TE__FP8_OPS_OF_TENSORS(name, dtype, weights, rounding)             \
+    TE_QUANTIZE_EIGHTS(name##_quantize, dtype)                             \
+    TE_QUANTIZE_TABLE(name##_quantize, weights)                            \
+    TE_JOIN1(TE__QUANTIZE_DY_, rounding)(name##_quantize, dtype)           \
     TE_TURN(name##_turn)
+#define TE__QUANTIZE_DY_nearest(name, dtype)                               \
+    TE_API te_status name##_dy_run(const te_quantize *q, te_context *ctx) { return name##_run(q, ctx); }
+#define TE__QUANTIZE_DY_stochastic(name, dtype)                            \
+    TE_QUANTIZE_BY_CHANCE(name, dtype)                                     \
+    TE_API te_status name##_dy_run(const te_quantize *q, te_context *ctx) { return name##_by_chance_run(q, ctx); }
 
 #endif

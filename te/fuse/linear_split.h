@@ -19,7 +19,7 @@ typedef struct te__linear_kernels {
 /* Whether a kernel for all of the step can store what is read next: FP8 only where the list names a recipe. */
 TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     const int last = s->op[s->count - 1], next = r->pass == TE_BACKWARD ? last - 1 : last + 1;
-    return kernels->shape.fp8 || te_last_step(r, s) || next < 0 || !te_is_stored_in_fp8(r, next);
+    return kernels->shape.fp8 || te_last_step(r, s) || next < 0 || !te_is_given_in_fp8(r, next);
 }
 
 /* Which of a product's sizes is the number of rows of the call. */

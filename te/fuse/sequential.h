@@ -117,7 +117,8 @@
 #define TE__DEFINE2(...) TE__DEFINE3(__VA_ARGS__)
 #define TE__DEFINE3(widths, passes, link, rows, rows_b, name, of, dtype, cut, marks, ...)                            \
     TE__IF_RECIPE(of, TE_FP8_OPS, TE_NOTHING)                                                                        \
-        (name, dtype, TE_OPTION(of, weights, dtype), TE_OPTION(of, recipe, none), TE__FP8_BACKWARD_OF_##passes)      \
+        (name, dtype, TE_OPTION(of, weights, dtype), TE_OPTION(of, rounding, nearest), TE_OPTION(of, recipe, none),  \
+            TE__FP8_BACKWARD_OF_##passes)                                                                            \
     TE__IF_RECIPE(of, TE__RECIPE_FACT, TE_NOTHING)(name, TE_LINKS(name, __VA_ARGS__))                                \
     TE__DEFINE_LIST(TE__TRAINING_OF_##passes, TE__PRODUCT_OF_##passes(dtype),                                        \
                 TE__IF_RECIPE(of, TE__FP8_OPS_OF, TE__NO_FP8_OPS)(name), link, name,                                 \

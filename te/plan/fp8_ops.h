@@ -10,8 +10,12 @@
 struct te_quantize; struct te_quantize_tiles; struct te_quantize_rows; struct te_quantize_table; struct te_table;
 struct te_gemm; struct te_run; struct te_value; struct te_fp8_product;
 
+/* How a gradient becomes FP8: to the nearest number, or up or down by chance, so that the mean is the gradient. */
+typedef enum te_rounding { TE_ROUNDING_nearest, TE_ROUNDING_stochastic } te_rounding;
+
 typedef struct te_fp8_ops {
     te_status (*quantize)(const struct te_quantize *q, te_context *ctx); /* of tensors in the list's dtype */
+    te_status (*quantize_dy)(const struct te_quantize *q, te_context *ctx); /* of gradients: that, or by chance */
     te_status (*turn)(const struct te_quantize *q, te_context *ctx);     /* transposes what is in FP8 */
     te_status (*product)(const struct te_gemm *g, te_context *ctx);
     te_status (*tiles)(const struct te_quantize_tiles *q, te_context *ctx); /* null: the list does not name fp8_block */
@@ -29,6 +33,7 @@ typedef struct te_fp8_ops {
                       void *y, void *yt, float *inverse);
     int fixed, keeps; /* its widths are constants: chains have kernels for tiles and whole rows; (inputs, kept) */
     te_dtype gradients; /* of products with a scale a tensor: what dy is in */
+    te_rounding rounding; /* of dy */
     te_dtype weights;   /* of products under a recipe: what they lie in, for the optimizer and the cast */
 } te_fp8_ops;
 

@@ -126,6 +126,7 @@
 #define TE_SAME_inputs_inputs ,
 #define TE_SAME_gradients_gradients ,
 #define TE_SAME_weights_weights ,
+#define TE_SAME_rounding_rounding ,
 #define TE_SAME_width_width ,
 #define TE_SAME_limit_limit ,
 #define TE_SAME_label_smoothing_label_smoothing ,
@@ -269,6 +270,9 @@ typedef enum te_gives {
 enum { TE_INPUTS_again, TE_INPUTS_kept };
 #define TE_INPUTS_OPTION(op) TE_INPUTS_OPTION_(TE_OPTION(op, inputs, again))
 #define TE_INPUTS_OPTION_(token) TE_JOIN1(TE_INPUTS_, token)
+/* How the gradients of products in FP8 are rounded, a te_rounding: (rounding, stochastic) of a list. */
+#define TE_ROUNDING_OPTION(op) TE_ROUNDING_OPTION_(TE_OPTION(op, rounding, nearest))
+#define TE_ROUNDING_OPTION_(token) TE_JOIN1(TE_ROUNDING_, token)
 /* The rows that the option (rows, shard) of a list names, and the shard of a product. */
 #define TE_ROWS_OPTION(op) TE_ROWS_OPTION_(TE_OPTION(op, rows, tokens))
 #define TE_ROWS_OPTION_(token) TE_JOIN1(TE_ROWS_, token)

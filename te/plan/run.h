@@ -123,6 +123,12 @@ TE_API int te_is_stored_in_fp8(const te_run *r, int i) {
            (r->use == TE_USE_as_bound ? !r->param[i]->fp8.current : r->use == TE_USE_stored);
 }
 
+/* The same of what the step at hand gives. What is rounded by chance a cast rounds. */
+TE_API int te_is_given_in_fp8(const te_run *r, int i) {
+    const te_fp8_ops *of = r->plan->fp8;
+    return te_is_stored_in_fp8(r, i) && (r->pass != TE_BACKWARD || !of || of->rounding == TE_ROUNDING_nearest);
+}
+
 /* A value in e4m3 with scales of its own, in the workspace, and where they lie: behind it. */
 TE_API te_status te_acquire_scaled(te_run *r, te_value *v, int64_t rows, int cols, te_scaling scaling) {
     const int64_t room = te_room_rows(r);

@@ -64,7 +64,7 @@ TE_API te_status te__walk_pass(te_run *r) {
 }
 
 TE_API int te__draws(const te_plan *p) {
-    int draws = 0;
+    int draws = p->fp8 && p->fp8->rounding == TE_ROUNDING_stochastic;
     for (int i = 0; i < p->op_count; i++) draws |= p->op[i].flags & TE_DRAWS;
     return draws;
 }
