@@ -49,6 +49,14 @@ struct kernel {
 const kernel kernels[] = {OF(plain_64, bf16, 4, 2, 64), OF(plain_128, f16, 2, 1, 128), OF(window_128, bf16, 2, 2, 128), OF(wide_256, bf16, 1, 1, 256),
                           OF(odd_48, bf16, 3, 3, 48), OF(odd_80, f16, 2, 1, 80), {"fp8_128", fp8_128_launch, TE_bf16, 2, 1, 128, fp8_128_scratch_bytes, nullptr, nullptr}};
 
+// Of a call: rows, their width, and elements of the output.
+struct sizes {
+    int batch;
+    size_t rows, width, out;
+    sizes(const kernel &k, int seq)
+        : batch(seq < 300 ? 2 : 1), rows((size_t)(batch * seq)), width((size_t)((k.heads + 2 * k.kv_heads) * k.dim)), out(rows * (size_t)(k.heads * k.dim)) {}
+};
+
 // The bits of the largest |v|; those of 1 if all are below it, which amax begins with here.
 uint32_t largest_of(const reference::vec &v) {
     float most = 1;
@@ -84,15 +92,15 @@ TEST_CASE("attention's result in e4m3 is the cast of its result", "[attention]")
     for (const kernel &k : kernels)
         for (const int seq : {1, 15, 64, 129, 300}) {
             CAPTURE(k.name, seq);
-            const int batch = seq < 300 ? 2 : 1;
-            const size_t rows = (size_t)(batch * seq), width = (size_t)((k.heads + 2 * k.kv_heads) * k.dim), out = rows * (size_t)(k.heads * k.dim);
+            const sizes n(k, seq);
+            const size_t rows = n.rows, width = n.width, out = n.out;
             buffer qkv(ctx, rows * width * 2), y(ctx, out * 2), y8(ctx, out), lse(ctx, rows * (size_t)k.heads * 4), scale(ctx, 4), scratch(ctx, k.scratch_bytes ? k.scratch_bytes(ctx, (int64_t)rows) : 16);
             reference::vec x = random.draw(rows * width, k.dtype);
             for (size_t i = 0; i < x.size(); i += 37) x[i] *= 8;
             qkv.write(x, k.dtype), scale.write({37.5}, TE_f32); // some results are beyond what e4m3 ends with
             te_attention_args a;
             memset(&a, 0, sizeof a);
-            a.out = y.data(), a.qkv = qkv.data(), a.lse = (float *)lse.data(), a.scratch = scratch.data(), a.batch = batch, a.seq = seq, a.scale = 1 / std::sqrt((float)k.dim);
+            a.out = y.data(), a.qkv = qkv.data(), a.lse = (float *)lse.data(), a.scratch = scratch.data(), a.batch = n.batch, a.seq = seq, a.scale = 1 / std::sqrt((float)k.dim);
             const te_status status = k.launch(ctx, &a);
             if (status == TE_ERROR_DEVICE && k.scratch_bytes) continue; // on CUDA it is for compute capability 9.0 alone
             INFO(te_last_error(ctx));
@@ -134,14 +142,13 @@ TEST_CASE("attention finds the largest magnitude of its gradient", "[attention]"
             for (const bool fast : {true, false}) { // without scratch memory the kernels that need none run
                 if (!k.back) continue;
                 CAPTURE(k.name, seq, fast);
-                const int batch = seq < 300 ? 2 : 1;
-                const size_t rows = (size_t)(batch * seq), width = (size_t)((k.heads + 2 * k.kv_heads) * k.dim), out = rows * (size_t)(k.heads * k.dim);
-                buffer qkv(ctx, rows * width * 2), y(ctx, out * 2), dy(ctx, out * 2), lse(ctx, rows * (size_t)k.heads * 4), delta(ctx, rows * (size_t)k.heads * 4), d(ctx, rows * width * 2),
-                    amax(ctx, 4), scratch(ctx, k.back_bytes(ctx, (int64_t)rows) + 16);
-                qkv.write(random.draw(rows * width, k.dtype), k.dtype), dy.write(random.draw(out, k.dtype, 0, 20), k.dtype);
+                const sizes n(k, seq);
+                buffer qkv(ctx, n.rows * n.width * 2), y(ctx, n.out * 2), dy(ctx, n.out * 2), lse(ctx, n.rows * (size_t)k.heads * 4), delta(ctx, n.rows * (size_t)k.heads * 4), d(ctx, n.rows * n.width * 2),
+                    amax(ctx, 4), scratch(ctx, k.back_bytes(ctx, (int64_t)n.rows) + 16);
+                qkv.write(random.draw(n.rows * n.width, k.dtype), k.dtype), dy.write(random.draw(n.out, k.dtype, 0, 20), k.dtype);
                 te_attention_args a;
                 memset(&a, 0, sizeof a);
-                a.out = y.data(), a.qkv = qkv.data(), a.lse = (float *)lse.data(), a.batch = batch, a.seq = seq, a.scale = 1 / std::sqrt((float)k.dim);
+                a.out = y.data(), a.qkv = qkv.data(), a.lse = (float *)lse.data(), a.batch = n.batch, a.seq = seq, a.scale = 1 / std::sqrt((float)k.dim);
                 REQUIRE(k.launch(ctx, &a) == TE_OK);
                 a.dout = dy.data(), a.dqkv = d.data(), a.delta = (float *)delta.data(), a.scratch = fast ? scratch.data() : nullptr;
                 REQUIRE(k.back(ctx, &a) == TE_OK);

@@ -116,14 +116,13 @@ TE_API te_kept_fp8 te_kept_of(const te_run *r, int i) {
     return k;
 }
 
-/* Whether the kernel that makes the operand of product i, x in forward and dy in backward, stores it in FP8 itself:
- * where its scale is known by then. */
+/* Whether the kernel that makes an operand of product i stores it in FP8 itself: where its scale is known by then. */
 TE_API int te_is_stored_in_fp8(const te_run *r, int i) {
     return te_is_by_tensor(r, i) &&
            (r->use == TE_USE_as_bound ? !r->param[i]->fp8.current : r->use == TE_USE_stored);
 }
 
-/* The same of what the step at hand gives. What is rounded by chance a cast rounds. */
+/* The same of what this pass gives, x in forward and dy in backward: what is rounded by chance a cast rounds. */
 TE_API int te_is_given_in_fp8(const te_run *r, int i) {
     const te_fp8_ops *of = r->plan->fp8;
     return te_is_stored_in_fp8(r, i) && (r->pass != TE_BACKWARD || !of || of->rounding == TE_ROUNDING_nearest);
