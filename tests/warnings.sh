@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source=$(mktemp --suffix=.c)
-trap 'rm -f "$source"' EXIT
+trap 'rm -f "$source" "$source.cu"' EXIT
 {
     echo '#include "te/te.h"'
     for name in {a..z} dx dy ctx saved rows dims count file batch from to half plan ops spans args grid bytes device seed params grads first o0 o1 f0 width; do
@@ -12,7 +12,7 @@ trap 'rm -f "$source"' EXIT
     cat <<'C'
 enum { LAYERS = 2 };
 enum heads { HEADS = 4, KV = 2 };
-enum sizes { SIZE = 16, WIDTH = 64, VOCABULARY = 61 };
+enum sizes { SIZE = 16, VALUE = 64, WIDTH = 64, VOCABULARY = 61 };
 TE_SEQUENTIAL(block, bf16, (fork, x1), (layernorm, ln1, WIDTH), (linear, qkv, WIDTH, (HEADS + 2 * KV) * 16), (rope, turn, HEADS, KV, SIZE),
               (attention, attn, HEADS, KV, SIZE, (causal, 1)), (linear, proj, WIDTH, WIDTH), (bias, proj_b, WIDTH), (dropout, drop, 0.1f), (add, x1))
 TE_SEQUENTIAL(head, f32, (embedding, e, VOCABULARY, WIDTH), (positions, p, 8, WIDTH), (recompute, r), (gelu, g), (linear, l, WIDTH, 128),
@@ -20,14 +20,25 @@ TE_SEQUENTIAL(head, f32, (embedding, e, VOCABULARY, WIDTH), (positions, p, 8, WI
 TE_SEQUENTIAL_DIMS(wide, f32, (rmsnorm, n, TE_DIM(0)), (linear, l, TE_DIM(0), 2 * TE_DIM(1)), (bias, b, 2 * TE_DIM(1)), (glu, g))
 TE_DECLARE(other, f16, (l2norm, n, WIDTH), (scale, s, 2.0f))
 TE_DEFINE(other, f16, (l2norm, n, WIDTH), (scale, s, 2.0f))
-int main(void) { return !block_plan() || !head_plan() || !wide_plan(); }
+TE_SEQUENTIAL(blocks, (bf16, (recipe, fp8_block)), (rmsnorm, ln1, WIDTH), (linear, qkv, WIDTH, (HEADS + 2 * KV) * 64), (head_norm, hn, HEADS, KV, VALUE),
+              (attention, attn, HEADS, KV, VALUE, (fp8, 1)), (linear, up, HEADS * 64, 512), (swiglu, s))
+TE_SEQUENTIAL(rows8, (bf16, (recipe, fp8_row)), (linear, up, WIDTH, 512), (gelu, act), (linear, down, 512, WIDTH))
+TE_SEQUENTIAL(cross, f16, (input, mem, 2 * KV * 64, (rows, memory)), (linear, q, WIDTH, HEADS * 64), (cross_attention, ca, mem, HEADS, KV, VALUE))
+int main(void) { return !block_plan() || !head_plan() || !wide_plan() || !blocks_plan() || !rows8_plan() || !cross_plan(); }
 C
 } >"$source"
-for compiler in "gcc -std=c11" "clang -std=c11" "g++ -std=c++17 -x c++" "clang++ -std=c++17 -x c++"; do
+for compiler in "gcc -std=c11" "clang -std=c11" "g++ -std=c++17 -x c++" "clang++ -std=c++17 -x c++" "g++ -std=c++20 -x c++" "clang++ -std=c++20 -x c++"; do
     read -ra command <<<"$compiler -Wall -Wextra -Wshadow -Wenum-compare -pedantic -Werror -O1 -DTE_KEEP_CALLS -I."
     "${command[@]}" -c "$source" -o /dev/null
-    echo "${compiler%% *}: clean"
+    echo "${compiler% -x*}: clean"
 done
+nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
+[[ -x $nvcc ]] || nvcc=$(command -v nvcc || true)
+if [[ -x $nvcc ]]; then # of C++20 it warns of more than of C++17, which the headers' own check is for; half is CUDA's
+    grep -v '^int half;' "$source" >"$source.cu"
+    "$nvcc" -std=c++20 -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas -DTE_KEEP_CALLS -gencode arch=compute_90a,code=compute_90a -I. -c "$source.cu" -o /dev/null
+    echo "nvcc -std=c++20: clean"
+fi
 # gcc inlines in another way at each level, and at some it refuses what it always has to inline
 for level in -Og -O1 -Os -O2; do
     for compiler in "gcc -std=c11" "g++ -std=c++17 -x c++"; do

@@ -71,7 +71,8 @@ TE_FN void te__attention_fp8_host(const te_attention_args *a, te_block at, float
     for (int q = 0; q < queries; q++) {
         te__attn_out_write(a, ((first + q0 + q) * heads + head) * d, o + q * ld, d, value / sum[q], t);
         if (a->lse)
-            a->lse[(int64_t)at.x * a->seq + q0 + q] = (top[q] - TE__ATTN_FP8_RAISE) * TE__ATTN_LN2 + logf(sum[q]);
+            a->lse[(int64_t)at.x * a->seq + q0 + q] =
+                (top[q] - (float)TE__ATTN_FP8_RAISE) * TE__ATTN_LN2 + logf(sum[q]);
     }
 }
 

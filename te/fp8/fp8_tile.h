@@ -141,7 +141,7 @@ TE_FN void te__fp8_store_turned(const te_fp8_out *o, const te_fp8_shared *turned
 /* The transposed tile at (row, col). */
 TE_FN void te__fp8_store_tile(const te_fp8_out *o, const te_fp8_shared *turned, int64_t row, int64_t col, te_lanes g) {
     enum { PIECES = TE_FP8_TILE / 16 };
-    for (int i = g.id; i < TE_FP8_TILE * PIECES; i += g.count)
+    for (int i = g.id; i < (int)TE_FP8_TILE * PIECES; i += g.count)
         te__fp8_store_turned(o, turned, row + i % PIECES * 16, col + i / PIECES, i % PIECES, i / PIECES);
 }
 TE_FN void te__fp8_tile(const te_fp8_out *o, te_block b, te_fp8_shared *turned, te_fp8_load_fn load,

@@ -55,7 +55,8 @@ typedef struct te_tiles_held { te_vec8 x[TE_TILES_HELD][8]; } te_tiles_held;
 /* of: of the rows, and of the columns. */
 typedef struct te_tiles_shared {
     union {
-        uint32_t most[2][TE_FP8_TILE * TE_TILES_APART]; /* bits of the largest |x| that each lane has seen of a line */
+        /* bits of the largest |x| that each lane has seen of a line */
+        uint32_t most[2][(int)TE_FP8_TILE * TE_TILES_APART];
         te_fp8_shared turned;
     } u;
     uint32_t line[2][TE_FP8_TILE]; /* bits of a line's scale or, of blocks, of its largest |x| */

@@ -167,7 +167,7 @@ TE_BOTH te_chain_leaves te__chain_leaves(int recipe) {
  * a product reads them. */
 #define TE__CHAIN_TURNS(name)                                                                                        \
     (name##_half % 16 == 0 && !name##_sums_three && !(name##_is_backward && name##_norm >= 0) &&                     \
-     (name##_out_halves == 1 || name##_half % TE_FP8_TILE == 0))
+     (name##_out_halves == 1 || (int)name##_half % TE_FP8_TILE == 0))
 /* Blocks on a multiprocessor, 32768 x 4096 on an H200: with 2, 3 and 4 gelu takes 212, 181 and 169 us, its backward
  * with dbias 367, 316 and 277; swiglu 209 with 2 and 205 with 3, its backward, where a lane has both halves of a row,
  * 478 with 2 and 505 with 3. */

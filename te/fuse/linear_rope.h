@@ -237,7 +237,8 @@ TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const t
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
         const te__rope_kernels kernels = {{launch, shape, product, TE_BARE_OF(name, dtype, forward)}, \
                                           name##_turn_launch, name##_turns_launch, name##_whole(),                 \
-                                          (TE_ARG1(turn, 0) + TE_ARG2(turn, 0)) * (TE_ARG3(turn, 0))};             \
+                                          ((int)(TE_ARG1(turn, 0)) + (int)(TE_ARG2(turn, 0))) *                   \
+                                              (int)(TE_ARG3(turn, 0))};                                           \
         return te__linear_rope(r, s, &kernels);                                                                    \
     }
 

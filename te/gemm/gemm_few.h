@@ -72,7 +72,7 @@ TE_FN uint32_t te__few_piece(uint32_t stage, int row, int piece) {
 TE_FN void te__few_bring(const te_few *p, uint32_t ring, const te_few_at *at, int prefetch) {
     enum { PIECES = TE_FEW_PART / 8, ROWS = 32 / PIECES };
     const int lane = (int)threadIdx.x % 32, piece = lane % PIECES, k = at->k + piece * 8;
-    TE_UNROLL for (int i = 0; i < TE_FEW_COLUMNS / ROWS; i++) {
+    TE_UNROLL for (int i = 0; i < (int)TE_FEW_COLUMNS / ROWS; i++) {
         const int row = ROWS * i + lane / PIECES, ok = at->col + row < p->n && k < p->k;
         const uint16_t *from = p->w + (int64_t)(ok ? at->col + row : 0) * p->k + (ok ? k : 0);
         if (prefetch) te_prefetch(from, 0, TE_bf16);

@@ -13,7 +13,7 @@
 #include "gemm_fp8.h"           /* te__fp8_tune */
 #include "gemm_hopper_scaled.h" /* te_fine_many */
 
-enum { TE_FINE_LEAST_K = TE_FINE_STEPS * TE_FP8_BLOCK };
+enum { TE_FINE_LEAST_K = (int)TE_FINE_STEPS * TE_FP8_BLOCK };
 
 /* Whether it is a weight's gradient: D in f32, and B with a scale for each row, too. */
 TE_API int te__fine_has_columns(const te_gemm *g) { return g->b_fp8.scaling == TE_SCALING_TILES; }

@@ -56,8 +56,9 @@
 #define TE_OP_attention (attention, own)
 #define TE_SHAPES_attention(op) (3)
 #define TE_IN_attention(op) \
-    ((TE_ARG1(op, 0) + (TE_ARG2(op, 0))) * (TE_ARG3(op, 0)) + (TE_ARG2(op, 0)) * TE__VALUE_DIM(op, TE_ARG3(op, 0)))
-#define TE_OUT_attention(op, in) ((TE_ARG1(op, 0)) * TE__VALUE_DIM(op, TE_ARG3(op, 0)))
+    (((int)(TE_ARG1(op, 0)) + (int)(TE_ARG2(op, 0))) * (int)(TE_ARG3(op, 0)) + \
+        (int)(TE_ARG2(op, 0)) * (int)TE__VALUE_DIM(op, TE_ARG3(op, 0)))
+#define TE_OUT_attention(op, in) ((int)(TE_ARG1(op, 0)) * (int)TE__VALUE_DIM(op, TE_ARG3(op, 0)))
 #define TE__VALUE_DIM(op, head_dim) (TE_OPTION(op, value_dim, head_dim))
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
     (TE__VARLEN(op) ? TE_VARIES : 0) | (TE__MAX_LOGIT(op) ? TE_TELLS : 0) | \

@@ -31,8 +31,8 @@
 
 #define TE_OP_cross_attention (cross_attention, own)
 #define TE_SHAPES_cross_attention(op) (4)
-#define TE_IN_cross_attention(op) ((TE_ARG2(op, 0)) * (TE_ARG4(op, 0)))
-#define TE_OUT_cross_attention(op, in) ((TE_ARG2(op, 0)) * TE__VALUE_DIM(op, TE_ARG4(op, 0)))
+#define TE_IN_cross_attention(op) ((int)(TE_ARG2(op, 0)) * (int)(TE_ARG4(op, 0)))
+#define TE_OUT_cross_attention(op, in) ((int)(TE_ARG2(op, 0)) * (int)TE__VALUE_DIM(op, TE_ARG4(op, 0)))
 #define TE_FLAGS_cross_attention(op) \
     (TE_SAVES_INPUT | TE_SAVES_OUTPUT | TE_IS_CROSS | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
      (TE__MAX_LOGIT(op) ? TE_TELLS : 0))
@@ -63,7 +63,7 @@
 #define TE_CHECK_cross_attention(model, op)                                                                          \
     (typedef int TE_KEPT_READ(model, TE_FORK_OF(op));                                                                \
      static_assert((int)TE_KEPT_WIDTH(model, TE_FORK_OF(op)) ==                                                      \
-                       (TE_ARG3(op, 0)) * (TE_ARG4(op, 0) + TE__VALUE_DIM(op, TE_ARG4(op, 0))),                      \
+                       (int)(TE_ARG3(op, 0)) * ((int)(TE_ARG4(op, 0)) + (int)TE__VALUE_DIM(op, TE_ARG4(op, 0))),     \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
                        " reads k and v of kv_heads (head_dim + value_dim), or of 2 kv_heads head_dim");              \
      static_assert(TE__KEPT_ROWS_ARE(model, op, -1) || TE__KEPT_ROWS_ARE(model, op, TE_ROWS_tokens) ||               \

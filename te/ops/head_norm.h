@@ -19,7 +19,7 @@
 #define TE_OP_head_norm (head_norm, own)
 #define TE_OP_head_norm1p (head_norm, own)
 #define TE_SHAPES_head_norm(op) (3)
-#define TE_IN_head_norm(op) ((TE_ARG1(op, 0) + 2 * (TE_ARG2(op, 0))) * (TE_ARG3(op, 0)))
+#define TE_IN_head_norm(op) (((int)(TE_ARG1(op, 0)) + 2 * (int)(TE_ARG2(op, 0))) * (int)(TE_ARG3(op, 0)))
 #define TE_FLAGS_head_norm(op) (TE_SAVES_INPUT | TE_PARAMS_OF_ALL)
 #define TE_SHARE_FITS_head_norm(op, in) ((int)(in) == (int)TE_SHARE_same || (int)(in) == (int)TE_SHARE_columns)
 #define TE_PARAMS_head_norm(op, in, out) TE_JOIN1(TE__PARAMS_OF_, TE_KIND(op))(TE_ARG3(op, 0))

@@ -20,7 +20,8 @@
 #define TE_OP_rope (rope, own)
 #define TE_SHAPES_rope(op) (3)
 #define TE_IN_rope(op) \
-    ((TE_ARG1(op, 0) + (TE_ARG2(op, 0))) * (TE_ARG3(op, 0)) + (TE_ARG2(op, 0)) * TE__ROPE_VALUE(op))
+    (((int)(TE_ARG1(op, 0)) + (int)(TE_ARG2(op, 0))) * (int)(TE_ARG3(op, 0)) + \
+        (int)(TE_ARG2(op, 0)) * (int)TE__ROPE_VALUE(op))
 #define TE_TAKES_rope_value_dim TE_INTEGER
 #define TE__ROPE_VALUE(op) (TE_OPTION(op, value_dim, TE_ARG3(op, 0)))
 #define TE_TAKES_rope_rotary_dim TE_INTEGER
@@ -52,8 +53,9 @@
 #define TE_OWN_rope_backward(name, model, dtype, op) TE__ROPE(name, op, TE_WIDTH_IN(model, op), \
     TE_DTYPE_IN(model, op), TE_DTYPE_OUT(model, op), -1)
 #define TE__ROPE(name, op, width, to, from, direction)                                                             \
-    TE_KERNEL(name, TE_ROPE_THREADS, te_rope_args, TE_SHARED float te_turns[TE_ROPE_ROWS * TE__ROTARY(op)];        \
-              te_rope_rows(te_args, te_at, te_turns, width, (TE_ARG1(op, 0) + TE_ARG2(op, 0)) * (TE_ARG3(op, 0)),  \
+    TE_KERNEL(name, TE_ROPE_THREADS, te_rope_args, TE_SHARED float te_turns[TE_ROPE_ROWS * (int)TE__ROTARY(op)];   \
+              te_rope_rows(te_args, te_at, te_turns, width,                                                        \
+                           ((int)(TE_ARG1(op, 0)) + (int)(TE_ARG2(op, 0))) * (int)(TE_ARG3(op, 0)),                \
                            TE_ARG3(op, 0), TE__ROTARY(op), TE__INTERLEAVED(op), !TE__ROPE_IS(op, none), direction, \
                            (te_dtype)(to), (te_dtype)(from)))                                                      \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__rope_run(r, s, name##_launch); }

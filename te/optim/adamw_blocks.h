@@ -12,7 +12,7 @@
 #include "moment_blocks.h" /* te__moment_scale, te__e4m3_by_chance */
 
 /* A lane holds parts of TE__ADAMW_WIDTH consecutive elements, one of them on CUDA. */
-enum { TE__BLOCK_PARTS = TE_MOMENT_BLOCK / (TE__ADAMW_WIDTH * TE__MOMENT_LANES) };
+enum { TE__BLOCK_PARTS = (int)TE_MOMENT_BLOCK / ((int)TE__ADAMW_WIDTH * (int)TE__MOMENT_LANES) };
 typedef struct te__adamw_block { te__adamw_part part[TE__BLOCK_PARTS]; } te__adamw_block;
 
 /* The element where a lane's part k begins, in a block that begins at i. */
@@ -112,7 +112,7 @@ TE_FN void te__block_update(te__adamw_block *r, const te__adamw_tensor *t, int64
 TE_FN void te__blocks_body(const te__adamw_args *a, te_block b, te_rule rule) {
     int group;
     te_lanes lanes = te_lanes_here(TE__MOMENT_LANES, &group);
-    const int groups = TE__ADAMW_LANES / TE__MOMENT_LANES;
+    const int groups = (int)TE__ADAMW_LANES / (int)TE__MOMENT_LANES;
     const te_adamw_state state = *a->state;
     if (!state.apply) return;
     const int n = te_chunk_tensor(a->first, a->count, b.x);

@@ -71,8 +71,8 @@ TE_KERNEL_IF_USED(te_adamw_raise_bf16, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te
 
 /* A part is what a lane takes at once: so many are in a row of the tile, and in all of it. With three blocks on a
  * multiprocessor nothing is spilled, with four it is. */
-enum { TE__ADAMW_ACROSS = TE_FP8_TILE / TE__ADAMW_WIDTH, TE__ADAMW_PARTS = TE_FP8_TILE * TE__ADAMW_ACROSS,
-       TE__ADAMW_TILES_RESIDENT = 3 };
+enum { TE__ADAMW_ACROSS = (int)TE_FP8_TILE / (int)TE__ADAMW_WIDTH,
+       TE__ADAMW_PARTS = (int)TE_FP8_TILE * TE__ADAMW_ACROSS, TE__ADAMW_TILES_RESIDENT = 3 };
 static_assert((int)TE__ADAMW_THREADS == (int)TE_FP8_LANES, "a block has a tile");
 
 /* The tile's weights as they are stored, and then what te__tiles_store shares. They do not go by memory: until the last
