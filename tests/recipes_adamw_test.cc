@@ -217,15 +217,15 @@ TEST_CASE("SGD, Muon and moments in 8 bits run as the two calls", "[recipes_adam
 namespace {
 const te_fp8_ops *counted;
 int measured, cast, tiles;
-te_status count_weights(const te_quantize_table *t, te_context *ctx) { return (t->cast ? cast : measured)++, counted->weights(t, ctx); }
-te_status count_blocks(const te_table *t, te_context *ctx) { return tiles++, counted->weights_of_blocks(t, ctx); }
+te_status count_weights(const te_quantize_table *t, te_context *ctx) { return (t->cast ? cast : measured)++, counted->cast_weights(t, ctx); }
+te_status count_blocks(const te_table *t, te_context *ctx) { return tiles++, counted->cast_weights_by_block(t, ctx); }
 // Launches of the recipes' passes in a step.
 template <class F> std::vector<int> launches_in(trained &w, F step) {
     std::vector<te_plan> plans(w.under.size());
     const te_plan *const was = w.under[0]->plan;
     te_fp8_ops ops = *was->fp8;
     counted = was->fp8, measured = cast = tiles = 0;
-    ops.weights = count_weights, ops.weights_of_blocks = count_blocks;
+    ops.cast_weights = count_weights, ops.cast_weights_by_block = count_blocks;
     for (size_t i = 0; i < plans.size(); i++) plans[i] = *w.under[i]->plan, plans[i].fp8 = &ops, w.under[i]->plan = &plans[i];
     w.ok(step());
     for (te_model *m : w.under) m->plan = was;
