@@ -25,17 +25,16 @@ namespace {
 struct format { te_dtype to; int fraction, least; double most; };
 const format formats[] = {{TE_e4m3, 3, -6, 448}, {TE_e5m2, 2, -14, 57344}};
 
-// What x becomes: of the numbers below and above in magnitude the upper one where `random` of 65536 and what x is above the lower one fill a
-// step.
+// What x becomes: of the numbers below and above in magnitude the upper one if `random` of 65536 is less than what x is above the lower one,
+// in steps, of which a float's 24 bits have 23 - fraction behind the point.
 double rounded(double x, uint32_t random, const format &f) {
     const double a = std::fabs(x);
     if (std::isnan(x)) return x;
     if (a >= f.most) return std::copysign(f.most, x);
     const int exponent = a > 0 ? std::max(std::ilogb(a), f.least) : f.least;
     const double step = std::ldexp(1, exponent - f.fraction), steps = a / step;
-    // below the smallest normal number the sum is a float's
-    const double sum = a < std::ldexp(1, f.least) ? (double)((float)steps + (float)random / 65536.0f) : steps + random / 65536.0;
-    return std::copysign(std::floor(sum) * step, x);
+    const double part = std::floor(std::ldexp(steps - std::floor(steps), 23 - f.fraction));
+    return std::copysign((std::floor(steps) + (part > std::ldexp(random, 7 - f.fraction))) * step, x);
 }
 double number_of(uint8_t byte, te_dtype t) { return t == TE_e4m3 ? te_float_of_e4m3(byte) : te_float_of_e5m2(byte); }
 uint32_t random_of(te_rng rng, uint32_t stream, size_t e) {

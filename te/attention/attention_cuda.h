@@ -41,10 +41,12 @@ template <class H, class F> TE_API te_status te__attn_check_only(te_context *ctx
     return TE_OK;
 }
 
-/* Of a forward that was compiled for sm_90a and has no other kernel there. */
+/* Of a forward that was compiled for sm_90a and has no other kernel there. Elsewhere nothing is asked of the driver. */
 template <class H, class F>
 TE_API te_status te__attn_check_replaced(te_context *ctx, const te_hopper_kernel *k, const char *name) {
-    TE_REQUIRE((!te__attn_replaced<H, F>()) || !te__hopper_compiled(k), ctx, TE_ERROR_DEVICE,
+    struct cudaFuncAttributes is;
+    const int replaced = te__attn_replaced<H, F>() && ctx->capability == 900 && te__hopper_compiled(k, &is);
+    TE_REQUIRE(!replaced, ctx, TE_ERROR_DEVICE,
                "%s: it was compiled for sm_90a, and its kernel does not run: the driver is older than CUDA 12, or nvcc "
                "did not inline (then define TE_KEEP_CALLS)", name);
     return TE_OK;
@@ -61,10 +63,8 @@ struct te__attn_forward : te__attn_shape_of<T, te__attn_forward_shape<D, te__att
         te_kernel_begin();
         typedef te__attn_wgmma_forward<T, HEADS, KV_HEADS, D, F> hopper;
         if constexpr (T == TE_f32) te__attention_forward_f32<HEADS, KV_HEADS, D, F>(a);
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-        else if constexpr (te__attn_replaced<hopper, F>()) return;
-#endif
-        else if constexpr (!te__attn_left_out<hopper, F>()) te__attention_forward_mma<T, HEADS, KV_HEADS, D, F>(a);
+        else if constexpr (!te__attn_left_out<hopper, F>() && !te__attn_replaced<hopper, F>())
+            te__attention_forward_mma<T, HEADS, KV_HEADS, D, F>(a);
     }
 };
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>

@@ -43,19 +43,27 @@ TE_BOTH uint8_t te__fp8_of_float(float f, int fraction, int bias, float most) {
     return (uint8_t)(sign | ((a - rebias + (1u << (dropped - 1)) - 1u + ((a >> dropped) & 1u)) >> dropped));
 }
 
+/* The number of that format below a finite float, whose magnitude has the bits a: in units of the last place that the
+ * format has there, and 23 - fraction bits more of what is above it. *first: what the format calls 0 such units, so
+ * that *first + units is its byte. In integers, for conversions between them and floats run at an eighth of the rate of
+ * all else. */
+TE_BOTH uint32_t te__fp8_units(uint32_t *first, uint32_t a, int fraction, int bias) {
+    const uint32_t least = (uint32_t)(128 - bias), exponent = a >> 23; /* below it are subnormals */
+    const uint32_t e = exponent > least ? exponent : least;
+    const uint32_t mantissa = (a & 0x7fffffu) | (exponent ? 0x800000u : 0u);
+    *first = (e - least) << fraction;
+    return e - exponent < 24u ? mantissa >> (e - exponent) : 0u;
+}
 /* The number of that format below f or above it, each the likelier the nearer it is: the mean is f, but for less than
- * 2^-16 of their distance. random: 16 bits. What lies beyond the largest is left for the conversion. Croci et al.,
- * "Stochastic rounding: implementation, error analysis and applications", 2022. */
-TE_BOTH float te__fp8_by_chance(float f, uint32_t random, int fraction, int bias, float most) {
-    const int dropped = 23 - fraction;
-    const uint32_t u = te_bits_of_float(f), sign = u & 0x80000000u, a = u & 0x7fffffffu;
-    if (a >= te_bits_of_float(most)) return f;
-    if (a < (uint32_t)(127 - bias + 1) << 23) { /* below the smallest normal number: multiples of one step */
-        const uint32_t step = (uint32_t)(127 + 1 - bias - fraction) << 23, steps = (254u << 23) - step;
-        const float in_steps = te_float_of_bits(a) * te_float_of_bits(steps) + (float)random * (1.0f / 65536.0f);
-        return te_float_of_bits(te_bits_of_float((float)(int)in_steps * te_float_of_bits(step)) | sign);
-    }
-    return te_float_of_bits(((a + (random << (dropped - 16))) >> dropped << dropped) | sign);
+ * 2^-16 of their distance. random: 16 bits. Beyond the largest, and NaN, as te__fp8_of_float. Croci et al., "Stochastic
+ * rounding: implementation, error analysis and applications", 2022. */
+TE_BOTH uint8_t te__fp8_by_chance(float f, uint32_t random, int fraction, int bias, float most) {
+    const int behind = 23 - fraction;
+    const uint32_t u = te_bits_of_float(f), a = u & 0x7fffffffu, largest = te_bits_of_float(most);
+    uint32_t first;
+    const uint32_t units = te__fp8_units(&first, a < largest ? a : largest, fraction, bias);
+    const uint32_t up = (units & ((1u << behind) - 1u)) > random << (behind - 16);
+    return a > 0x7f800000u ? 0x7f : (uint8_t)((u >> 24 & 0x80u) | (first + (units >> behind) + up));
 }
 
 #if TE__FP8_HARDWARE

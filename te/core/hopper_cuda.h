@@ -206,18 +206,17 @@ typedef struct te_hopper_kernel {
 
 enum { TE_HOPPER_MOST_SPILLED = 240 }; /* bytes a thread; the sums of any of these kernels take 256 or more */
 
-/* Where code for sm_90a is compiled as it is meant to run, there need be no other kernel beside such a one; a program
- * that is compiled without inlining, for a debugger or by TE_KEEP_CALLS, runs the other. */
-#if defined TE_KEEP_CALLS || defined __CUDACC_DEBUG__
+/* Where code for sm_90a is compiled as it is meant to run, there need be no other kernel beside such a one; code for
+ * another architecture has no such, and one without inlining, for a debugger or by TE_KEEP_CALLS, does not run it. */
+#if defined TE_KEEP_CALLS || defined __CUDACC_DEBUG__ || (defined __CUDA_ARCH__ && !defined __CUDA_ARCH_FEAT_SM90_ALL)
 #define TE_HOPPER_ALONE 0
 #else
 #define TE_HOPPER_ALONE 1
 #endif
 /* Whether the device runs code for sm_90a: compiled for another architecture the kernel is empty, and has no barriers
  * in shared memory. */
-TE_API int te__hopper_compiled(const te_hopper_kernel *k) {
-    struct cudaFuncAttributes is;
-    const int compiled = k->kernel && cudaFuncGetAttributes(&is, k->kernel) == cudaSuccess && is.sharedSizeBytes;
+TE_API int te__hopper_compiled(const te_hopper_kernel *k, struct cudaFuncAttributes *is) {
+    const int compiled = k->kernel && cudaFuncGetAttributes(is, k->kernel) == cudaSuccess && is->sharedSizeBytes;
     if (!compiled) (void)cudaGetLastError();
     return compiled;
 }
@@ -230,8 +229,7 @@ TE_API int te__hopper_ready(te_hopper_kernel *k, int shared, int device) {
     /* compiled without inlining (-G, -Ofc) its sums are not in registers, where wgmma leaves them after the call, but
      * in local memory, which is more than what a kernel spills of its addresses and constants */
     const int runs =
-        te__hopper_compiled(k) && cudaFuncGetAttributes(&is, k->kernel) == cudaSuccess &&
-        is.localSizeBytes <= TE_HOPPER_MOST_SPILLED &&
+        te__hopper_compiled(k, &is) && is.localSizeBytes <= TE_HOPPER_MOST_SPILLED &&
         cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) == cudaSuccess;
     if (!runs) (void)cudaGetLastError();
     (void)__atomic_fetch_or(runs ? &k->runs : &k->fails, bit, __ATOMIC_RELEASE);

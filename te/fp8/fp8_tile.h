@@ -83,16 +83,17 @@ TE_FN void te__fp8_turn(te_fp8_shared *turned, uint32_t r[8][2], int row, int co
         }
     }
 }
-/* v of elements e .. e + 7, a multiple of eight, as numbers of the format, by chance: eight elements share the four
- * words of one index. */
-TE_FN void te__fp8_chance8(float v[8], const te_fp8_out *o, int64_t e, const te_dtype to) {
+/* v in FP8 by chance, elements e .. e + 7 of a tensor, e a multiple of eight: they share the four words of an index. */
+TE_FN void te__fp8_chance8(uint32_t r[2], const float v[8], const te_fp8_out *o, int64_t e, const te_dtype to) {
     const te_rng rng = *o->rng;
     uint32_t word[4];
     te_philox(word, rng.seed, (uint64_t)e / 8, o->stream, rng.offset);
+    r[0] = r[1] = 0;
     TE_UNROLL for (int k = 0; k < 8; k++) {
         const uint32_t random = word[k / 2] >> k % 2 * 16 & 0xffffu;
-        v[k] = to == TE_e4m3 ? te__fp8_by_chance(v[k], random, 3, 7, TE_E4M3_MOST)
-                             : te__fp8_by_chance(v[k], random, 2, 15, TE_E5M2_MOST);
+        const uint32_t byte = to == TE_e4m3 ? te__fp8_by_chance(v[k], random, 3, 7, TE_E4M3_MOST)
+                                            : te__fp8_by_chance(v[k], random, 2, 15, TE_E5M2_MOST);
+        r[k / 4] |= byte << 8 * (k % 4);
     }
 }
 /* Make eight rows from (row, col) of the tile at (row0, col0). Returns the bits of the largest |v|. */
@@ -115,8 +116,8 @@ TE_FN uint32_t te__fp8_make(const te_fp8_out *o, te_fp8_shared *turned, int64_t 
         if (!wide) TE_UNROLL for (int k = 0; k < 8; k++) v[k] = k < n ? v[k] : 0.0f;
         if (i < rows) most = te_amax_bits8(most, v);
         TE_UNROLL for (int k = 0; k < 8; k++) v[k] *= scale;
-        if (chance) te__fp8_chance8(v, o, (row0 + row + i) * o->cols + at, to);
-        r[i][0] = te__fp8_word(v, to == TE_e4m3), r[i][1] = te__fp8_word(v + 4, to == TE_e4m3);
+        if (chance) te__fp8_chance8(r[i], v, o, (row0 + row + i) * o->cols + at, to);
+        else r[i][0] = te__fp8_word(v, to == TE_e4m3), r[i][1] = te__fp8_word(v + 4, to == TE_e4m3);
         if (o->y && i < rows) te__fp8_store_row(o->y, (row0 + row + i) * o->cols + at, r[i], n, wide);
     }
     if (o->yt) te__fp8_turn(turned, r, row, col);

@@ -13,7 +13,7 @@
  * y = x * scale, rounded to the nearest number of the format, ties to even, beyond its largest number to that (fp8.h);
  * yt[cols, rows] has the same bytes. With amax alone it is the first pass of current scaling. TE_QUANTIZE_BY_CHANCE,
  * behind TE_QUANTIZE_EIGHTS, makes name_by_chance_run, which rounds up or down by chance instead, so that the mean is
- * x * scale: an instance of the random state, q.rng, and q.stream say by which numbers.
+ * x * scale: by the random state q.rng, and of its numbers those of q.stream.
  *
  * Bytes: x read once, y and yt written once; 4 an element of bf16, 3 without yt, 2 for amax alone. The floor is a copy
  * of as many. Of such a copy's rate on an H200, medians of 7, at 8192 x 4096, 32768 x 4096, 32768 x 8192: row-wise,

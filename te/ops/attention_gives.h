@@ -8,7 +8,7 @@
 #include "../attention/attention_args.h" /* te_attention_args */
 #include "../plan/run.h"                 /* te_acquire, te_is_measured, te_is_stored_in_fp8 */
 
-/* The option gives. In backward it costs 2 to 4% at some head sizes, so where a recipe wants each amax alone. */
+/* The option gives. In backward it costs 2 to 4% at some head sizes, so only where the recipe wants every amax. */
 #define TE__ATTENTION_GIVES_FORWARD(model) ((int)model##_names_recipe)
 #define TE__ATTENTION_GIVES_BACKWARD(model) ((int)model##_recipe == (int)TE_RECIPE_fp8_current)
 

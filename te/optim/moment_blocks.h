@@ -62,16 +62,14 @@ TE_BOTH float te__moment_inverse(float scale) { return te_float_of_bits((254u <<
 
 /* x >= 0 as e4m3, rounded up if `random`, 16 bits, is below 65536 times the distance from the lower neighbour in units
  * of the last place; of a root in those of the squares, (units^2 - low^2) of (low + 1)^2 - low^2. Above 448, and NaN:
- * 448. In integers, for conversions between them and floats run at an eighth of the rate of all else. */
+ * 448. */
 TE_FN uint32_t te__e4m3_by_chance(float x, uint32_t random, const int root) {
-    const uint32_t bits = te_bits_of_float(x < TE_E4M3_MOST ? x : TE_E4M3_MOST), exponent = bits >> 23;
-    const uint32_t e = exponent > 121u ? exponent : 121u; /* 2^-6: below it are subnormals */
-    const uint32_t mantissa = (bits & 0x7fffffu) | (exponent ? 0x800000u : 0u);
-    const uint32_t units = e - exponent < 24u ? mantissa >> (e - exponent) : 0u; /* of 2^(e - 130), and 20 bits more */
-    const uint32_t low = units >> 20, part = units & 0xfffffu;
+    const uint32_t bits = te_bits_of_float(x < TE_E4M3_MOST ? x : TE_E4M3_MOST);
+    uint32_t first;
+    const uint32_t units = te__fp8_units(&first, bits, 3, 7), low = units >> 20, part = units & 0xfffffu;
     const uint32_t squares = (uint32_t)((uint64_t)(part << 8) * ((low << 21) + part) >> 32); /* 16 bits behind */
     const uint32_t up = root ? squares > (2u * low + 1u) * random : part > random << 4;
-    const uint32_t code = 8u * (e - 121u) + low + up;
+    const uint32_t code = first + low + up;
     return root && bits && code == 0u ? 1u : code;
 }
 /* To nearest. */

@@ -103,8 +103,7 @@ TE_API te_status te__memory_check(const void *memory, size_t bytes, size_t neede
     TE_REQUIRE(bytes >= needed, ctx, TE_ERROR_MEMORY, "%s: memory has %zu bytes, %zu are needed", who, bytes, needed);
     for (int i = 0; i < count; i++) {
         const te_model *m = models[i];
-        const size_t sizes[2] = {te_plan_param_bytes(m->plan),
-                                 (size_t)m->grad_elements * sizeof(float)};
+        const size_t sizes[2] = {m->param_bytes, (size_t)m->grad_elements * sizeof(float)};
         const uintptr_t at = (uintptr_t)memory, own[2] = {(uintptr_t)m->params, (uintptr_t)m->grads};
         for (int k = 0; k < 2; k++)
             TE_REQUIRE(!own[k] || at + needed <= own[k] || own[k] + sizes[k] <= at, ctx, TE_ERROR_VALUE,

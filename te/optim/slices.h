@@ -164,7 +164,7 @@ TE_API te_status te__slices_check(te_model *const *models, int count, te_slices 
         TE_REQUIRE((m->params && m->grads) || !m->elements, ctx, TE_ERROR_STATE,
                    "%s: the states of model %d (%s) cannot be shared out: it does not say where its buffers lie", who,
                    i, m->plan->name);
-        TE_REQUIRE(te_plan_param_bytes(m->plan) == (size_t)m->elements * te_dtype_bytes(m->plan->dtype), ctx,
+        TE_REQUIRE(m->param_bytes == (size_t)m->elements * te_dtype_bytes(m->plan->dtype), ctx,
                    TE_ERROR_DTYPE, "%s: the states of model %d (%s) cannot be shared out: some of its weights are in "
                    "another format, (weights, f32)", who, i, m->plan->name);
         TE_REQUIRE(m->grad_elements == m->elements, ctx, TE_ERROR_STATE,

@@ -140,6 +140,7 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
                plan->name);
     m->plan = plan, m->param = param, m->param_count = param_count;
     m->params = params, m->grads = grads, m->elements = elements, m->grad_elements = grads ? elements : 0, m->watch = 0;
+    m->param_bytes = te_plan_param_bytes(plan);
     m->at = (const void *)param == (const void *)(m + 1) ? m : 0;
     char *at = (char *)params;
     const te_op *product = 0;

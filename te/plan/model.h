@@ -230,6 +230,7 @@ typedef struct te_model {
     const void *params; /* the two buffers, */
     const float *grads;
     int64_t elements, grad_elements; /* of so many elements */
+    size_t param_bytes;
     te_watch *watch; /* null: nobody wants to know when gradients are final */
 } te_model;
 

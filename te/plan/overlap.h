@@ -12,8 +12,7 @@
 #ifndef TE_OVERLAP_H
 #define TE_OVERLAP_H
 
-#include "bind.h" /* te_plan_param_bytes */
-#include "run.h"  /* te_run */
+#include "run.h" /* te_run */
 
 typedef struct te__region {
     const char *name;
@@ -122,7 +121,7 @@ TE_API te_status te__check_overlap(const te_run *r, const te_model *m, const te_
     te__regions all;
     memset(&all, 0, sizeof all);
     all.run = r, all.in_place = te__in_place(r, from, to);
-    TE_TRY(te__region_add(&all, "the parameters", m->params, te_plan_param_bytes(m->plan), 0, 0));
+    TE_TRY(te__region_add(&all, "the parameters", m->params, m->param_bytes, 0, 0));
     TE_TRY(te__region_add(&all, back ? "the gradients" : "", back ? m->grads : 0,
                           (size_t)m->grad_elements * sizeof(float), 1, 0));
     TE_TRY(te__region_add(&all, "batch.tokens", r->batch->tokens, rows * sizeof(int32_t), 0, 0));
