@@ -69,18 +69,6 @@ uint32_t bits_of(const buffer &b) {
     return bits;
 }
 
-#if TE_CUDA
-// Kernels named like `part` among those that `run` launches.
-template <class F> int launches_like(const char *part, te_context *ctx, F run) {
-    return launches_where(ctx, run, [=](const void *f) {
-        const char *name = nullptr;
-        if (cudaFuncGetName(&name, f) == cudaSuccess) return strstr(name, part) != nullptr;
-        (void)cudaGetLastError();
-        return false;
-    });
-}
-#endif
-
 } // namespace
 
 TEST_CASE("attention's result in e4m3 is the cast of its result", "[attention]") {

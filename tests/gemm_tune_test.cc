@@ -417,6 +417,33 @@ TEST_CASE("a file of another kind, device or version", "[gemm_tune]") {
 }
 
 #if !TE_CUDA // the host has no algorithms: it takes all
+TEST_CASE("a context takes products of any number of sizes, and keeps those that were timed", "[gemm_tune]") {
+    tuned_context t;
+    const product first = {128, 16, 16, 0, 1, TE_bf16, TE_bf16, TE_EPILOGUE_NONE, 0};
+    operands o(t.ctx, first);
+    const std::vector<uint8_t> bits = o.bits();
+    const auto right = [&](int64_t m) {
+        product p = first;
+        p.m = m;
+        operands of(t.ctx, p, (unsigned)m);
+        reference::vec before;
+        const reference::vec should = of.should_be(&before);
+        of.run();
+        const reference::vec gave = of.d.read(p.out);
+        for (size_t i = 0; i < gave.size(); i++)
+            if (!(std::fabs(gave[i] - should[i]) <= std::ldexp(1, -7) * (1 + std::fabs(should[i])))) FAIL("m " << m << ", element " << i);
+    };
+    t.ctx->gemm_tune = 0;
+    for (int64_t m = 1; m <= TE_GEMM_PLANS + 40; m++) right(m);
+    CHECK(o.bits() == bits);
+    CHECK(te_gemm_report(nullptr, 0, t.ctx) == (TE_CUDA ? 1 : 0));
+    if (brief()) return;
+    t.ctx->gemm_tune = 1; // as many as it remembers: the others run, too
+    for (int64_t m = 1; m <= TE_GEMM_PLANS + 40; m++) right(m);
+    CHECK(te_gemm_report(nullptr, 0, t.ctx) == (TE_CUDA ? (int)TE_GEMM_PLANS : 0));
+    CHECK(o.bits() == bits);
+}
+
 TEST_CASE("products in FP8 are told apart by their operands", "[gemm_tune]") {
     tuned_context t(0);
     std::vector<std::string> l = lines_of(saved(t.ctx));

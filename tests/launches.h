@@ -39,6 +39,16 @@ template <class F, class G> int launches_where(te_context *ctx, F run, G is) {
     return found;
 }
 
+// Kernels named like `part` among those that `run` launches.
+template <class F> int launches_like(const char *part, te_context *ctx, F run) {
+    return launches_where(ctx, run, [=](const void *f) {
+        const char *name = nullptr;
+        if (cudaFuncGetName(&name, f) == cudaSuccess) return strstr(name, part) != nullptr;
+        (void)cudaGetLastError();
+        return false;
+    });
+}
+
 } // namespace
 #endif
 

@@ -1,5 +1,6 @@
 // recipe_test.cc -- lists under an FP8 recipe: products against doubles of their quantised operands, scales of steps before, recipes
 // switched on and off, micro-batches in flight, recomputation, graphs, and what is refused.
+#include "launches.h"
 #include "recipe.h"
 #include "te/ops/activation.h"
 #include "te/ops/attention.h"
@@ -234,6 +235,19 @@ TEST_CASE("what backward makes again has the bits that forward would have kept",
             CHECK(b.memory.bytes < a.memory.bytes);
         }
 }
+
+#if TE_CUDA
+TEST_CASE("under fp8_current a map in front of a product runs again in place of a cast", "[recipe]") {
+    int casts[2], n = 0;
+    for (const subject *s : {&kept_current_subject, &makes_current_subject}) {
+        under_recipe u(*s, 2, 70, fresh_seed());
+        micro_batch b(u, s->saved_bytes(140));
+        b.forward(u), b.backward(u);
+        casts[n++] = launches_like("_quantize_", u.ctx, [&] { return b.forward(u), TE_OK; });
+    }
+    CHECK((brief() || casts[0] - casts[1] == 2)); // silu and gelu; a swiglu reads twice what it gives
+}
+#endif
 
 // In f32 nothing is rounded between a chain and the cast of what it gives. The first step casts, with the tensors' own scales; the
 // second has the same numbers, so the same scales, and its chains store FP8.

@@ -235,7 +235,7 @@ struct operand {
     }
     te_gemm_fp8 as(te_scaling s) const { te_gemm_fp8 o; return o.scaling = s, o.dtype = TE_e4m3, o.inverse = (const float *)scales->data(), o; }
 };
-void check_scaled(size_t m, size_t n, size_t k, te_scaling of_a, te_scaling of_b, te_dtype out, bool adds, int own_kernels = 1) {
+void check_scaled(size_t m, size_t n, size_t k, te_scaling of_a, te_scaling of_b, te_dtype out, bool adds, int own_kernels = 1, bool biased = false) {
     const unsigned seed = fresh_seed();
     INFO(m << " x " << n << " x " << k << ", " << te_scaling_name(of_a) << " by " << te_scaling_name(of_b) << ", TE_SEED=" << seed);
     context own;
@@ -247,9 +247,14 @@ void check_scaled(size_t m, size_t n, size_t k, te_scaling of_a, te_scaling of_b
     buffer d(ctx, m * n * te_dtype_bytes(out)), c(ctx, d.bytes);
     const reference::vec before = random.draw(m * n, out);
     c.write(before, out);
+    const reference::vec bias = biased ? random.draw(n, out) : reference::vec(n, 0.0);
+    buffer bias_memory(ctx, n * te_dtype_bytes(out));
+    bias_memory.write(bias, out);
     te_gemm g = te_gemm_of((int64_t)m, (int64_t)n, (int64_t)k);
     g.a = a.bytes->data(), g.b = b.bytes->data(), g.c = c.data(), g.d = d.data(), g.trans_b = 1, g.dtype = out, g.out = out;
     g.a_fp8 = a.as(of_a), g.b_fp8 = b.as(of_b), g.alpha = alpha, g.beta = adds ? 2.0f : 0.0f;
+    if (biased) g.epilogue = TE_EPILOGUE_BIAS, g.bias = bias_memory.data();
+    if (biased) CHECK(product_takes_bias(&g, ctx));
     REQUIRE((of_a == TE_SCALING_TILES ? product_run(&g, ctx) : te_gemm_run(&g, ctx)) == TE_OK);
     const reference::vec gave = d.read(out);
     const double rounding = out == TE_f32 ? 1e-6 : std::ldexp(1, -8);
@@ -261,10 +266,10 @@ void check_scaled(size_t m, size_t n, size_t k, te_scaling of_a, te_scaling of_b
             const bounds::fp8_sum part(&a.value[i / n * k + l], 1, &b.value[i % n * k + l], 1, std::min(run, k - l), false, TE_CUDA);
             sum += part.sum, off += part.error + 1e-6 * std::fabs(part.sum);
         }
-        const double should = alpha * sum + (adds ? 2 * before[i] : 0), least = out == TE_f16 ? std::ldexp(1, -24) : 1e-30; // half of a step
+        const double should = alpha * sum + (adds ? 2 * before[i] : 0) + bias[i % n], least = out == TE_f16 ? std::ldexp(1, -24) : 1e-30; // half of a step
         const double end = out == TE_f16 ? 65504 : INFINITY; // what is larger, or by the sum's error may be, is infinite
         const double difference = std::fabs(std::min(std::max(gave[i], -end), end) - std::min(std::max(should, -end), end));
-        const double e = std::isnan(gave[i]) ? INFINITY : difference / (rounding * (std::fabs(should) + (adds ? 2 * std::fabs(before[i]) : 0)) + alpha * off + least);
+        const double e = std::isnan(gave[i]) ? INFINITY : difference / (rounding * (std::fabs(should) + (adds ? 2 * std::fabs(before[i]) : 0) + std::fabs(bias[i % n])) + alpha * off + least);
         worst = e <= worst ? worst : e;
     }
     CHECK(worst <= 1);
@@ -279,6 +284,22 @@ TEST_CASE("products with scales of tiles, blocks and rows are those of their ope
             for (const te_dtype out : {TE_f32, TE_bf16, TE_f16}) check_scaled(s[0], s[1], s[2], p[0], p[1], out, s[0] % 2 == 0 || out == TE_f32);
 }
 
+TEST_CASE("what adds a bias to a product with scales of tiles", "[tiles]") {
+    context own;
+    alignas(TE_ACCESS) static char memory[256];
+    te_gemm g = te_gemm_of(0, 16, 128);
+    g.a = g.b = memory, g.d = memory, g.bias = memory, g.trans_b = 1, g.dtype = g.out = TE_bf16, g.epilogue = TE_EPILOGUE_BIAS;
+    g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3, g.a_fp8.inverse = g.b_fp8.inverse = (const float *)memory;
+    g.a_fp8.scaling = TE_SCALING_TILES, g.b_fp8.scaling = TE_SCALING_TILES;
+    CHECK(product_run(&g, &own.c) == TE_ERROR_VALUE); // nothing, to a weight's gradient
+    CHECK_THAT(own.c.error, Catch::Contains("takes no epilogue bias"));
+    g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_ROW;
+    CHECK(te_gemm_run(&g, &own.c) == TE_ERROR_VALUE);
+    g.a_fp8.scaling = TE_SCALING_TILES, g.b_fp8.scaling = TE_SCALING_BLOCKS;
+    CHECK(te_gemm_run(&g, &own.c) == TE_ERROR_VALUE); // only a kernel of our own
+    CHECK_THAT(own.c.error, Catch::Contains(TE_CUDA ? "takes no bias" : "epilogue bias on the host"));
+}
+
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 TEST_CASE("products with scales of tiles by kernels of our own", "[tiles]") {
     const size_t sizes[][3] = {{4, 16, 512}, {131, 272, 784}, {260, 528, 1040}, {514, 144, 1552}, {256, 1040, 4096}};
@@ -291,7 +312,8 @@ TEST_CASE("products with scales of tiles by kernels of our own", "[tiles]") {
     };
     for (const auto &s : sizes) {
         CHECK(has(s[0], s[1], s[2], TE_SCALING_BLOCKS, TE_bf16));
-        for (const te_dtype out : {TE_bf16, TE_f16}) check_scaled(s[0], s[1], s[2], TE_SCALING_TILES, TE_SCALING_BLOCKS, out, false, 2);
+        for (const te_dtype out : {TE_bf16, TE_f16})
+            for (const bool biased : {false, true}) check_scaled(s[0], s[1], s[2], TE_SCALING_TILES, TE_SCALING_BLOCKS, out, false, 2, biased);
         CHECK(has(s[0], s[1], s[2], TE_SCALING_TILES, TE_f32)); // a weight's gradient
         check_scaled(s[0], s[1], s[2], TE_SCALING_TILES, TE_SCALING_TILES, TE_f32, false, 2);
     }

@@ -1,5 +1,6 @@
-// workspace_test.cc -- a workspace that is large enough for some rows is large enough for fewer, whatever kernels those take.
-#include "harness.h"
+// workspace_test.cc -- a workspace that is large enough for some rows is large enough for fewer, whatever kernels those take and however
+// their pieces lie.
+#include "recipe.h"
 #include "te/te.h"
 
 #define GPT(name, ...) MODEL(name, (__VA_ARGS__), TE_GPT_BLOCK(b, 64, 256, 1, 0.1f))
@@ -12,21 +13,77 @@ GPT(by_row, bf16, (recipe, fp8_row))
 MODEL(llama, (bf16, (recipe, fp8_delayed), (inputs, kept)), TE_LLAMA_BLOCK(b, 128, 256, 2, 1, 64, 500000.0f))
 MODEL(spans, bf16, (recompute, r), (rmsnorm, n, 64), (linear, up, 64, 512), (swiglu, s), (end_recompute, r), (linear, down, 256, 64))
 
+namespace {
+const subject *const lists[] = {&gpt_subject, &gpt_f32_subject, &delayed_subject, &by_chance_subject, &tiled_subject, &by_row_subject, &llama_subject, &spans_subject};
+
+// All three passes of `rows` rows of the model, in a workspace and buffers of more.
+void check_rows(instance &m, int rows, const buffer &x, const buffer &y, const buffer &dx, te_saved *saved) {
+    const te_plan *p = m.plan;
+    const te_tensor tx = te_matrix(x.data(), p->in_dtype, rows, p->in), ty = te_matrix(y.data(), p->out_dtype, rows, p->out);
+    const te_tensor tdx = te_matrix(dx.data(), p->in_dtype, rows, p->in);
+    te_batch batch;
+    memset(&batch, 0, sizeof batch);
+    batch.batch = 1, batch.seq = rows;
+    const auto check = [&](te_status s) { CAPTURE(p->name, m.ctx->gemm_own, rows, m.ctx->error); REQUIRE(s == TE_OK); };
+    check(m.s.infer(ty, tx, m.memory.data(), &batch, m.ctx));
+    check(m.s.forward(ty, saved, tx, m.memory.data(), &batch, m.ctx));
+    check(m.s.backward(tdx, ty, saved, m.memory.data(), &batch, m.ctx));
+}
+} // namespace
+
 TEST_CASE("a workspace for so many rows is enough for fewer", "[workspace]") {
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
     context own;
-    for (const subject *s : {&gpt_subject, &gpt_f32_subject, &delayed_subject, &by_chance_subject, &tiled_subject, &by_row_subject, &llama_subject, &spans_subject})
-        for (const int own_products : {0, 1, 2}) {
-            own.c.gemm_own = own_products;
-            instance m(*s, &own.c);
-            size_t most = 0;
-            int most_rows = 0, rows = 0;
-            for (int i = 0; i < 400; i++) {
-                rows += rows < 300 ? 1 : 37; // then all remainders of what products come in multiples of
-                const size_t bytes = m.s.workspace_bytes(m.memory.data(), rows, &own.c);
-                CAPTURE(s->plan()->name, own_products, rows, most_rows);
-                REQUIRE(bytes > 0);
-                if (bytes < most) CHECK(bytes >= most);
-                if (bytes > most) most = bytes, most_rows = rows;
+    source random(seed);
+    set_rng(&own.c, 5, 0);
+    for (const subject *s : lists)
+        for (const int own_products : {0, 1, 2})
+            for (const int most : {130, 522, 3815}) {
+                if (!TE_CUDA && (own_products || most > 522)) continue; // the host has one kernel of each
+                own.c.gemm_own = own_products;
+                instance m(*s, &own.c);
+                m.draw(random);
+                te_model *models[1] = {m.model()};
+                const te_recipes_config config = te_recipes_defaults();
+                const size_t rows = (size_t)most, saved_bytes = std::max(s->saved_bytes(most), te_plan_saved_bytes_without_recipe(m.plan, most));
+                buffer scales(&own.c, m.plan->fp8 ? te_recipes_bytes(models, 1, &config) : 1);
+                te_recipes state;
+                if (m.plan->fp8) REQUIRE(te_recipes_init(&state, scales.data(), scales.bytes, models, 1, &config, &own.c) == TE_OK);
+                buffer workspace(&own.c, s->workspace_bytes(m.memory.data(), most, &own.c)), kept(&own.c, saved_bytes);
+                buffer x(&own.c, rows * (size_t)m.plan->in * 4), y(&own.c, rows * (size_t)m.plan->out * 4), dx(&own.c, x.bytes);
+                x.write(random.draw(rows * (size_t)m.plan->in, m.plan->in_dtype), m.plan->in_dtype);
+                own.c.workspace = workspace.data(), own.c.workspace_bytes = workspace.bytes;
+                te_saved saved;
+                memset(&saved, 0, sizeof saved);
+                saved.memory = kept.data(), saved.bytes = kept.bytes;
+                std::vector<int> some = {most, 1, 2, 8, 9, 64, 128, 129, 411};
+                for (int i = 0; i < (TE_CUDA ? 60 : 4); i++) some.push_back(1 + (int)(random.draw(1, TE_f32, 0.5, 0.25)[0] * most));
+                for (const int n : some)
+                    if (n >= 1 && n <= most) check_rows(m, n, x, y, dx, &saved);
+                REQUIRE(te_synchronize(&own.c) == TE_OK);
+                CHECK(workspace.raw().size() == workspace.bytes); // its guard
+                own.c.workspace = nullptr, own.c.workspace_bytes = 0;
             }
-        }
+}
+
+TEST_CASE("a workspace that is too small is refused with what the call needs", "[workspace]") {
+    context own;
+    instance m(gpt_subject, &own.c);
+    const size_t bytes = gpt_workspace_bytes((const gpt *)m.memory.data(), 1024, &own.c);
+    buffer workspace(&own.c, bytes / 2), x(&own.c, 1024 * 64 * 2), y(&own.c, 1024 * 64 * 2), dx(&own.c, 1024 * 64 * 2);
+    own.c.workspace = workspace.data(), own.c.workspace_bytes = workspace.bytes;
+    te_batch batch;
+    memset(&batch, 0, sizeof batch);
+    batch.batch = 1, batch.seq = 1024;
+    te_saved saved;
+    memset(&saved, 0, sizeof saved);
+    buffer kept(&own.c, gpt_saved_bytes(1024));
+    saved.memory = kept.data(), saved.bytes = kept.bytes;
+    const te_tensor tx = te_matrix(x.data(), TE_bf16, 1024, 64), ty = te_matrix(y.data(), TE_bf16, 1024, 64), tdx = te_matrix(dx.data(), TE_bf16, 1024, 64);
+    const te_status forward = gpt_forward(ty, &saved, tx, (const gpt *)m.memory.data(), &batch, &own.c);
+    const te_status backward = forward == TE_OK ? gpt_backward(tdx, ty, &saved, (const gpt *)m.memory.data(), &batch, &own.c) : forward;
+    CHECK(backward == TE_ERROR_MEMORY);
+    CHECK_THAT(own.c.error, Catch::Contains("1024 rows need") && Catch::Contains("of workspace, the context has " + std::to_string(workspace.bytes)));
+    own.c.workspace = nullptr, own.c.workspace_bytes = 0;
 }

@@ -38,19 +38,30 @@ TE_FN void te_vec8_raise(te_vec8 *most, const te_vec8 *e, te_dtype t) {
         most->w[k] = t != TE_f32 ? te__larger_halves(most->w[k], w) : w > most->w[k] ? w : most->w[k];
     }
 }
-/* The bits of the larger of the two magnitudes of 16 bits in a word. */
-TE_FN uint32_t te_amax_halves(uint32_t m, te_dtype t) {
-    m = m >> 16 > (m & 0xffffu) ? m >> 16 : m & 0xffffu;
+/* The bits, as those of a float, of a magnitude of 16 bits. */
+TE_FN uint32_t te_amax_half(uint32_t m, te_dtype t) {
     return t == TE_bf16 ? m << 16 : te_bits_of_float(te_float_of_f16((uint16_t)m));
+}
+/* The same of the larger of the two in a word. */
+TE_FN uint32_t te_amax_halves(uint32_t m, te_dtype t) {
+    return te_amax_half(m >> 16 > (m & 0xffffu) ? m >> 16 : m & 0xffffu, t);
+}
+/* The larger magnitudes of eight elements of 16 bits, of those in low halves and of those in high ones. */
+TE_FN uint32_t te__amax_pair(const te_vec8 *e) {
+    uint32_t m = e->w[0] & 0x7fff7fffu;
+    TE_UNROLL for (int k = 1; k < 4; k++) m = te__larger_halves(m, e->w[k] & 0x7fff7fffu);
+    return m;
+}
+/* The largest magnitudes of eight elements of 16 bits, as it lies in memory, and of eight others: in the low half and
+ * in the high one. */
+TE_FN uint32_t te_amax_two_vec8(const te_vec8 *low, const te_vec8 *high) {
+    const uint32_t a = te__amax_pair(low), b = te__amax_pair(high);
+    return te__larger_halves((a & 0xffffu) | b << 16, a >> 16 | (b & 0xffff0000u));
 }
 /* The bits of the largest |v| of eight elements as they lie in memory. */
 TE_FN uint32_t te_amax_vec8(const te_vec8 *e, te_dtype t) {
     float v[8];
-    if (TE_CUDA && t != TE_f32) {
-        uint32_t m = e->w[0] & 0x7fff7fffu;
-        TE_UNROLL for (int k = 1; k < 4; k++) m = te__larger_halves(m, e->w[k] & 0x7fff7fffu);
-        return te_amax_halves(m, t);
-    }
+    if (TE_CUDA && t != TE_f32) return te_amax_halves(te__amax_pair(e), t);
     te_vec8_floats(v, e, t);
     return te_amax_bits8(0, v);
 }

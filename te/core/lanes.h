@@ -27,8 +27,15 @@ TE_FN te_block te_block_here(void) {
 /* The group of `count` consecutive threads that this thread belongs to, and which of the block's groups it is. */
 TE_FN te_lanes te_lanes_here(int count, int *group) {
     te_lanes g;
-    *group = (int)threadIdx.x / count, g.id = (int)threadIdx.x % count, g.count = count, g.turn = 0;
+    const unsigned n = (unsigned)count;
+    *group = (int)(threadIdx.x / n), g.id = (int)(threadIdx.x % n), g.count = count, g.turn = 0;
     return g;
+}
+/* p, which points to target memory, kept in registers: what is reckoned from it is not reckoned from the beginning. */
+TE_FN const void *te_hold(const void *p) {
+    size_t at = __cvta_generic_to_global(p);
+    asm volatile("" : "+l"(at));
+    return __cvta_global_to_generic(at);
 }
 /* n <= 4 */
 TE_FN void te_lanes_sum(float *x, int n, te_lanes *g) {
@@ -96,6 +103,7 @@ TE_FN te_lanes te_lanes_here(int count, int *group) {
     *group = 0, g.id = 0, g.count = count, g.turn = 0;
     return g;
 }
+TE_FN const void *te_hold(const void *p) { return p; }
 TE_FN void te_lanes_sum(float *x, int n, te_lanes *g) { (void)x, (void)n, (void)g; }
 TE_FN void te_lanes_max(float *x, te_lanes *g) { (void)x, (void)g; }
 TE_FN uint32_t te_tile_lanes_max(uint32_t x) { return x; }

@@ -37,7 +37,8 @@ TE_BOTH int64_t te_tile_rows(int64_t rows) { return rows / 4 * 4; }
 /* Where the scale of tile `tile` of row `row` lies. */
 TE_BOTH int64_t te_tile_scale_at(int64_t rows, int64_t cols, int64_t row, int64_t tile) {
     const int64_t most = te_tile_rows(rows);
-    return row < most ? tile * most + row : te_fp8_blocks(cols) * most + tile * (rows - most) + row - most;
+    const int64_t rest = te_fp8_blocks(cols) * most + tile * (rows - most) - most;
+    return (row < most ? tile * most : rest) + row;
 }
 /* Scales of a row of blocks, and where that of block (row, col) lies. */
 TE_BOTH int64_t te_block_scales(int64_t cols) { return te_round_up(te_fp8_blocks(cols), 4); }

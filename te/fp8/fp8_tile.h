@@ -126,24 +126,27 @@ TE_FN uint32_t te__fp8_make(const te_fp8_out *o, te_fp8_shared *turned, int64_t 
 
 /* ---- a tile ------------------------------------------------------------------------------------------------------ */
 
-/* Sixteen rows of a column of the transposed tile: whole where rows are multiples of 16. */
-TE_FN void te__fp8_store_turned(const te_fp8_out *o, const te_fp8_shared *turned, int64_t row, int64_t col, int piece,
-                                int column) {
-    const te__bytes16 w = *(const te__bytes16 *)(const void *)(turned->word + te__fp8_word_at(column, 16 * piece));
-    uint8_t *to = o->yt + col * o->yt_cols + row;
-    const int n = (int)te_min(16, o->yt_cols - row), exist = (int)(o->rows - row);
-    if (n <= 0 || col >= o->cols) return;
-    if (o->yt_cols % 16 == 0 && exist >= 16) *(te__bytes16 *)(void *)to = w;
+/* Sixteen bytes of a transposed row, of which n are in the tensor, and `exist` are not zero. */
+TE_FN void te__fp8_store_turned(uint8_t *to, te__bytes16 w, int n, int exist, const int whole) {
+    if (whole) *(te__bytes16 *)(void *)to = w;
     else
         TE_UNROLL for (int k = 0; k < 16; k++) {
             if (k < n) to[k] = k < exist ? (uint8_t)(w.w[k / 4] >> 8 * (k % 4)) : 0;
         }
 }
-/* The transposed tile at (row, col). */
+/* The transposed tile at (row, col): pieces of sixteen rows of a column, whole where rows are multiples of 16. */
 TE_FN void te__fp8_store_tile(const te_fp8_out *o, const te_fp8_shared *turned, int64_t row, int64_t col, te_lanes g) {
     enum { PIECES = TE_FP8_TILE / 16 };
-    for (int i = g.id; i < (int)TE_FP8_TILE * PIECES; i += g.count)
-        te__fp8_store_turned(o, turned, row + i % PIECES * 16, col + i / PIECES, i % PIECES, i / PIECES);
+    const int cols = (int)te_min(TE_FP8_TILE, o->cols - col), even = o->yt_cols % 16 == 0;
+    const int rows = (int)te_min(TE_FP8_TILE, o->yt_cols - row), exist = (int)te_min(TE_FP8_TILE, o->rows - row);
+    uint8_t *tile = (uint8_t *)(uintptr_t)te_hold(o->yt + col * o->yt_cols + row);
+    for (unsigned i = (unsigned)g.id; i < (unsigned)TE_FP8_TILE * PIECES; i += TE_FP8_THREADS) {
+        const int first = (int)(i % PIECES) * 16, column = (int)(i / PIECES);
+        const te__bytes16 w = *(const te__bytes16 *)(const void *)(turned->word + te__fp8_word_at(column, first));
+        if (first < rows && column < cols)
+            te__fp8_store_turned(tile + column * o->yt_cols + first, w, (int)te_min(16, rows - first), exist - first,
+                                 even && exist - first >= 16);
+    }
 }
 TE_FN void te__fp8_tile(const te_fp8_out *o, te_block b, te_fp8_shared *turned, te_fp8_load_fn load,
                         te_fp8_make_fn make, const void *arg, const te_dtype to, const int inputs, const int wide,

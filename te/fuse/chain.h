@@ -47,7 +47,7 @@ typedef struct te_chain_scaled {
     const void *norm_x; /* what the chain's norm reads */
     int from;           /* the first op to run, where x is what that reads */
     const float *scale; /* of the transpose, where it has one scale; null: those of its tiles */
-    int rounded;        /* and that is of the result in the list's format */
+    int rounded;        /* and that, or fp8.scale, is of the result in the list's format */
 } te_chain_scaled;
 
 /* The arguments of a kernel. */
@@ -216,15 +216,24 @@ TE_FN void te_store_lane(const te_lane *l, void *y, const te_chain_shape k) {
     te_store8(y, te_index(l->at), l->v, l->at.n, l->at.aligned, k.out);
     if (k.out_halves == 2) te_store8(y, te_index(te_second_half(l->at)), l->g, l->at.n, l->at.aligned, k.out);
 }
+/* v as it would be stored. */
+TE_FN void te__chain_round(float v[8], te_dtype to) {
+    te_vec8 e;
+    te_vec8_of_pairs(&e, v, to);
+    te_vec8_floats(v, &e, to);
+}
+/* The larger of `most` and the bits of the largest |v| of those that exist. */
+TE_FN uint32_t te__chain_amax(uint32_t most, const float v[8], te_place at) {
+    if (at.aligned) return te_amax_bits8(most, v);
+    TE_UNROLL for (int i = 0; i < 8; i++) if (i < at.n && te_amax_bits(v[i]) > most) most = te_amax_bits(v[i]);
+    return most;
+}
 /* Eight elements of y in FP8, times `scale`. *most: the bits of the largest |y| so far. */
 TE_FN void te__chain_store_fp8(const te_chain *c, const float v[8], float scale, te_place at, const te_chain_shape k,
                                uint32_t *most) {
     float w[8];
-    if (at.aligned) *most = te_amax_bits8(*most, v);
-    TE_UNROLL for (int i = 0; i < 8; i++) {
-        w[i] = v[i] * scale;
-        if (!at.aligned && i < at.n) *most = te_amax_bits(v[i]) > *most ? te_amax_bits(v[i]) : *most;
-    }
+    *most = te__chain_amax(*most, v, at);
+    TE_UNROLL for (int i = 0; i < 8; i++) w[i] = v[i] * scale;
     te_store8_fp8(c->fp8.y, te_index(at), w, at.n, at.aligned, (te_dtype)k.fp8);
 }
 /* Store what the chain gives: in the format that the list says or, under a recipe, in whichever are wanted. */
@@ -236,14 +245,17 @@ TE_CALLBACK void te_chain_store(const te_chain *c, const te_lane *l, const te_ch
 TE_CALLBACK void te_chain_store_fp8(const te_chain *c, const te_lane *l, const te_chain_shape k, uint32_t *most) {
     if (c->y) te_store_lane(l, c->y, k);
     if (!c->fp8.y) {
-        for (int half = 0; c->fp8.amax && half < k.out_halves; half++)
-            TE_UNROLL for (int i = 0; i < 8; i++) {
-                const uint32_t bits = te_amax_bits(half ? l->g[i] : l->v[i]);
-                if (i < l->at.n && bits > *most) *most = bits;
-            }
+        TE_UNROLL for (int half = 0; half < k.out_halves; half++)
+            if (c->fp8.amax) *most = te__chain_amax(*most, half ? l->g : l->v, l->at);
         return;
     }
     const float scale = te_load_scale(c->fp8.scale);
+    if (k.norm < 0 && k.out_halves == 1 && c->scaled.rounded) {
+        te_lane rounded = *l;
+        te__chain_round(rounded.v, k.out);
+        te__chain_store_fp8(c, rounded.v, scale, l->at, k, most);
+        return;
+    }
     te__chain_store_fp8(c, l->v, scale, l->at, k, most);
     if (k.out_halves == 2) te__chain_store_fp8(c, l->g, scale, te_second_half(l->at), k, most);
 }

@@ -5,10 +5,10 @@
 #include "chain_map.h"    /* te_keep */
 #include "chain_scaled.h" /* te_chain_store_scaled */
 
-/* Whether a row ends before this column; a constant where y may have scales of its own and the lanes have all of a row,
- * for instructions dominate there. */
+/* Whether a row ends before this column; a constant where y may be stored in FP8 and the lanes have all of a row, for
+ * instructions dominate there. */
 TE_FN int te_norm_ends(const te_chain_shape k, int col) {
-    return k.scaled != TE_SCALING_NONE && k.half % (8 * k.lanes * k.chunks) == 0 ? 0 : col >= k.half;
+    return (k.fp8 || k.scaled != TE_SCALING_NONE) && k.half % (8 * k.lanes * k.chunks) == 0 ? 0 : col >= k.half;
 }
 
 /* How a row comes into registers, and through the ops in front of the norm. `source`: the function's own, null where it

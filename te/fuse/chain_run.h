@@ -209,7 +209,7 @@ TE_API int te__chain_blocks(const te_run *r, int64_t rows, const te_chain_shape 
     const int batch = TE_CUDA && k.norm < 0 && !te__sums_rows(k) ? te_map_batch(k) : 1;
     return (int)te_min(te_ceil_div(rows, k.groups * batch), te__most_blocks(r, k, te_chain_tiles(k)));
 }
-/* What the last op of the step gave in forward again, transposed. */
+/* What the last op of the step gave in forward again, transposed or as it lies. */
 TE_API te_status te__chain_again(te_run *r, const te_step *s, int skip, te_chain_launch_fn launch,
                                  const te_chain_shape k) {
     const int last = s->count - 1, i = s->op[last];
@@ -217,22 +217,39 @@ TE_API te_status te__chain_again(te_run *r, const te_step *s, int skip, te_chain
     te_chain c;
     memset(&c, 0, sizeof c);
     te__stage_of(&c.op[last - skip], r, i);
-    c.half = k.half, c.rows = x.rows, c.x = c.scaled.norm_x = x.p;
+    c.half = k.half, c.rows = x.rows, c.x = c.scaled.norm_x = x.p, c.scaled.rounded = r->again.rounded;
+    if (r->again.y) {
+        c.fp8.y = r->again.y, c.fp8.scale = r->again.scale, c.fp8.inverse = r->again.inverse;
+        return launch(r->ctx, te_grid_of(te__chain_blocks(r, x.rows, k) * te_chain_tiles(k), 1), &c);
+    }
     c.scaled.tiles = 1, c.scaled.from = last - skip, c.scaled.rule = r->param[i + 1]->fp8.own;
     c.scaled.yt = r->again.yt, c.scaled.yt_inverse = r->again.inverse, c.scaled.yt_cols = te_round_up(x.rows, 16);
-    c.scaled.scale = r->again.scale, c.scaled.rounded = r->again.rounded;
+    c.scaled.scale = r->again.scale;
     return launch(r->ctx, te_grid_of(1, 1), &c);
+}
+/* Whether what the step gives, whose amax its kernel finds for the product behind it, is stored by nobody, because that
+ * kernel runs again once the scale is known: the last op then reads no more than it writes, and those before it do
+ * nothing (a bias without its parameter). */
+TE_API int te__chain_stays(const te_run *r, const te_step *s, int skip, const te_chain_shape k) {
+    const int last = s->op[s->count - 1];
+    int alone = r->pass == TE_FORWARD && !te_last_step(r, s) && k.norm < 0 && k.in_halves + k.out_halves == 2 &&
+                k.out != TE_f32 && te_is_measured(r, last + 1, r->plan->op[last].out_dtype) &&
+                te_is_given_again(r, last);
+    for (int j = skip; j < s->count - 1; j++)
+        alone = alone && (r->plan->op[s->op[j]].flags & TE_EPILOGUE_OF_BIAS);
+    return alone;
 }
 /* Ops [skip, count) of the step as one kernel, of x; `applied`: see te__chain_forward. */
 TE_API te_status te_chain_step_forward(te_run *r, const te_step *s, int skip, int applied, te_value x,
                                        te_chain_launch_fn launch, const te_chain_shape k) {
     te_chain c;
     int work = 0;
-    if (r->again.yt) return te__chain_again(r, s, skip, launch, k);
+    if (r->again.yt || r->again.y) return te__chain_again(r, s, skip, launch, k);
     const int64_t blocks = te__chain_blocks(r, x.rows, k);
     memset(&c, 0, sizeof c); /* what no op fills in is null */
     c.half = k.half;
     TE_TRY(te__chain_forward(r, s, skip, applied, x, k, &c, &work));
+    if (te__chain_stays(r, s, skip, k)) c.y = 0, r->unstored = 1;
     if (work) c.take = r->take, r->take.taken = 0;
     return work && !r->dry ? launch(r->ctx, te_grid_of(blocks * te_chain_tiles(k), 1), &c) : TE_OK;
 }

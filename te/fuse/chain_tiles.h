@@ -11,9 +11,10 @@
  * chain sums over rows leaves one partial sum a tile.
  *
  * Bytes an element of a bf16 list, its floor at the rate of a copy: gelu 2 + 1 + 1 and 1/16 for scales, where the chain
- * and the cast move 8.06; its backward, which reads x as well, 6.06 of 10.06; a norm 6.06 of 8.06. One H200, 32768 x
- * 4096, over the rate of a copy of as many bytes: bias_gelu 0.87, gelu 0.80, swiglu 0.97, gelu's backward with dbias
- * 0.72, swiglu's 0.69; the transpose of a norm again 0.65 to 0.74. Instructions dominate.
+ * and the cast move 8.06; its backward, which reads x as well, 6.06 of 10.06; a norm 6.06 of 8.06. One H200, between
+ * products, at the clock that they leave, us and those of a copy of as many bytes: 8192 x 16384, gelu's backward with
+ * dbias 248 and 190, the transpose of gelu again 146 and 96; 8192 x 4096, add_dropout_bias with its sums 61 and 48, the
+ * transpose of a norm again 40 and 24. Instructions dominate.
  */
 #ifndef TE_FUSE_CHAIN_TILES_H
 #define TE_FUSE_CHAIN_TILES_H
@@ -25,21 +26,33 @@
 /* What a lane holds: of a gated op's backward both halves of its result. */
 typedef struct te_chain_tiles_held { te_tiles_held half[2]; } te_chain_tiles_held;
 
-/* The rows of piece i of the tile at (row0, col0) as they are read, into x[0] and x[1]. */
-TE_FN void te__chain_tiles_load(const te_chain *c, const te_chain_shape k, te_vec8 *x[2], int64_t row0, int64_t col0,
-                                int i) {
-    const void *from = k.norm < 0 ? c->x : c->scaled.norm_x;
-    const int vector = (int)(col0 / 8) + i % TE_TILES_SIDE;
-    const int64_t row = row0 + i / TE_TILES_SIDE * 8;
-    const int rows = te__tiles_rows(c->rows, k.half, row, 8 * vector);
-    TE_UNROLL for (int r = 0; r < 8; r++) {
-        const te_place at = te_place_of(k, row + r, vector, k.norm < 0 ? k.in_halves : 1);
-        memset(&x[0][r], 0, sizeof x[0][r]);
-        memset(&x[1][r], 0, sizeof x[1][r]);
-        if (r >= rows) continue;
-        te_vec8_load(&x[0][r], from, te_index(at), 8, 1, k.norm < 0 ? k.in : k.norm_in);
-        if (at.halves == 2) te_vec8_load(&x[1][r], from, te_index(te_second_half(at)), 8, 1, k.in);
+/* A lane's piece of the tile at (row0, col0): where it begins, and how many of its rows exist. */
+typedef struct te__tile_piece { int64_t row; int vector, rows; } te__tile_piece;
+TE_FN te__tile_piece te__chain_tiles_piece_at(const te_chain *c, const te_chain_shape k, int64_t row0, int64_t col0,
+                                              int i) {
+    te__tile_piece p;
+    p.row = row0 + i / TE_TILES_SIDE * 8, p.vector = (int)(col0 / 8) + i % TE_TILES_SIDE;
+    p.rows = te__tiles_rows(c->rows, k.half, p.row, 8 * p.vector);
+    return p;
+}
+/* Rows [first, first + count) of a piece of a tensor of `halves` halves, half `half`, as they lie. */
+TE_FN void te__chain_tiles_rows(te_vec8 *x, const void *from, te__tile_piece at, const te_chain_shape k, int first,
+                                const int count, const int half, const int halves, const te_dtype dtype) {
+    const uint32_t size = (uint32_t)te_dtype_bytes(dtype), width = (uint32_t)(k.half * halves), pitch = width * size;
+    const int64_t place = at.row * (int64_t)width + half * k.half + 8 * at.vector;
+    const char *p = (const char *)te_hold((const char *)from + place * (int64_t)size);
+    TE_UNROLL for (int r = 0; r < count; r++) {
+        memset(&x[r], 0, sizeof x[r]);
+        if (first + r < at.rows) te_vec8_load(&x[r], p + (uint64_t)(uint32_t)(first + r) * pitch, 0, 8, 1, dtype);
     }
+}
+/* The rows of a piece as they are read, into x[0] and x[1]. */
+TE_FN void te__chain_tiles_load(const te_chain *c, const te_chain_shape k, te_vec8 *x[2], te__tile_piece at) {
+    const void *from = k.norm < 0 ? c->x : c->scaled.norm_x;
+    const int halves = k.norm < 0 ? k.in_halves : 1;
+    TE_UNROLL for (int h = 0; h < halves; h++)
+        te__chain_tiles_rows(x[h], from, at, k, 0, 8, h, halves, k.norm < 0 ? k.in : k.norm_in);
+    if (halves < 2 && (!TE_CUDA || k.out_halves == 2)) memset(x[1], 0, 8 * sizeof *x[1]);
 }
 /* What the norm of a piece needs beside x: its columns' gamma and beta, its rows' statistics. They are loaded with x,
  * for a load that is behind a row's stores waits for them. */
@@ -48,23 +61,20 @@ typedef struct te__piece_norm {
     te_vec8 gamma, beta;
     te__row_stats row[8];
 } te__piece_norm;
-TE_FN void te__chain_tiles_load_norm(te__piece_norm *n, const te_chain *c, const te_chain_shape k, int64_t row0,
-                                     int64_t col0, int i) {
+TE_FN void te__chain_tiles_load_norm(te__piece_norm *n, const te_chain *c, const te_chain_shape k, te__tile_piece p) {
     if (!TE_CUDA) memset(n, 0, sizeof *n); /* gcc does not see that nobody reads what is not loaded */
     if (k.norm < 0) return;
     const te_stage *s = &c->op[k.norm];
     const int has_mean = (k.norm_options.code & 3) == TE_NORM_layernorm;
-    const int64_t row = row0 + i / TE_TILES_SIDE * 8;
-    const te_place at = te_place_of(k, row, (int)(col0 / 8) + i % TE_TILES_SIDE, 1);
-    const int rows = te__tiles_rows(c->rows, k.half, row, at.col);
-    if (!rows) return;
+    const te_place at = te_place_of(k, p.row, p.vector, 1);
+    if (!p.rows) return;
     te_load_gamma(&n->gamma, s, at, k.weight, k.norm_options.code);
     if (has_mean) te_vec8_load(&n->beta, s->w[1], at.col, at.n, at.aligned, k.weight);
     TE_UNROLL for (int r = 0; r < 8; r++) {
         n->row[r].mean = n->row[r].rstd = 0.0f;
-        if (r >= rows) continue;
-        if (has_mean) n->row[r] = ((const te__row_stats *)(const void *)s->stats)[row + r];
-        else n->row[r].rstd = s->stats[row + r];
+        if (r >= p.rows) continue;
+        if (has_mean) n->row[r] = ((const te__row_stats *)(const void *)s->stats)[p.row + r];
+        else n->row[r].rstd = s->stats[p.row + r];
     }
 }
 /* The norm of eight elements, as te_norm_forward has it. */
@@ -91,19 +101,35 @@ TE_FN void te__chain_tiles_row(const te_chain *c, te_stages_fn stages, const te_
     stages(l, c, k.backward ? 0 : c->scaled.from, TE_MAX_ROW);
     TE_UNROLL for (int j = 0; k.sums >= 0 && j < 16; j++) sums[j] = l->sum[j];
 }
-/* On piece i. */
+/* Rows of a piece that are worked on at a time, and what an op of them reads beside the gradient: it is loaded for all
+ * of them, for the loads of one row would wait for the one before. */
+enum { TE_TILES_BATCH = TE_CUDA ? 4 : 1 };
+typedef struct te__piece_ahead {
+    const te_stage *of; /* null: nothing is loaded ahead */
+    te_vec8 row[TE_TILES_BATCH];
+} te__piece_ahead;
+TE_FN void te__chain_tiles_load_ahead(te__piece_ahead *a, const te_chain *c, const te_chain_shape k, te__tile_piece at,
+                                      int first) {
+    const int halves = k.in_halves + k.out_halves;
+    const te_stage *s = TE_CUDA && k.backward && k.in != TE_f32 && k.norm < 0 && halves == 2 && k.reads >= 0
+                            ? &c->op[k.reads] : 0;
+    a->of = s && s->saved ? s : 0;
+    if (a->of) te__chain_tiles_rows(a->row, s->saved, at, k, first, TE_TILES_BATCH, 0, 1, TE_bf16);
+}
+/* On a piece. */
 TE_FN void te__chain_tiles_piece(const te_chain *c, te_stages_fn stages, const te_chain_shape k, te_vec8 *x[2],
-                                 int64_t row0, int64_t col0, int i, float sums[16]) {
-    const int vector = (int)(col0 / 8) + i % TE_TILES_SIDE;
-    const int64_t row = row0 + i / TE_TILES_SIDE * 8;
-    const int rows = te__tiles_rows(c->rows, k.half, row, 8 * vector);
+                                 te__tile_piece at, float sums[16]) {
     te__piece_norm n;
-    te__chain_tiles_load_norm(&n, c, k, row0, col0, i);
+    te__piece_ahead ahead;
+    te__chain_tiles_load_norm(&n, c, k, at);
     TE_UNROLL for (int j = 0; j < 16; j++) sums[j] = 0;
     TE_UNROLL for (int r = 0; r < 8; r++) {
         te_lane l;
-        l.at = te_place_of(k, row + r, vector, k.norm < 0 ? k.in_halves : 1);
-        if (r >= rows) continue;
+        if (r % TE_TILES_BATCH == 0) te__chain_tiles_load_ahead(&ahead, c, k, at, r);
+        l.at = te_place_of(k, at.row + r, at.vector, k.norm < 0 ? k.in_halves : 1);
+        l.at.ahead_of = ahead.of;
+        if (ahead.of) l.at.ahead = ahead.row[r % TE_TILES_BATCH];
+        if (r >= at.rows) continue;
         te__chain_tiles_row(c, stages, k, &l, &x[0][r], &x[1][r], &n, r, sums);
         te_vec8_of_pairs(&x[0][r], l.v, k.out);
         if (k.out_halves == 2) te_vec8_of_pairs(&x[1][r], l.g, k.out);
@@ -113,7 +139,7 @@ TE_FN void te__chain_tiles_piece(const te_chain *c, te_stages_fn stages, const t
 TE_FN float *te__chain_tiles_sum(te_tiles_shared *s, int half, int down, int col) {
     return (float *)(void *)s->u.most + (half * TE_TILES_SIDE + down) * TE_FP8_TILE + col;
 }
-static_assert(sizeof(uint32_t) * 2 * TE_FP8_TILE * TE_TILES_APART >= sizeof(float) * 2 * TE_TILES_SIDE * TE_FP8_TILE,
+static_assert((int)TE_TILES_LINES >= (int)TE_FP8_TILE,
               "the sums of a tile's columns fit where the largest of its lines are");
 TE_FN void te__chain_tiles_put_sums(te_tiles_shared *s, const te_chain_shape k, int i, const float sums[16]) {
     TE_UNROLL for (int j = 0; k.sums >= 0 && j < 8 * k.sum_halves; j++)
@@ -153,10 +179,11 @@ TE_FN void te_chain_tiles_body(const te_chain *c, te_block b, te_stages_fn stage
     if (!k.backward && c->take.taken && b.x == 0 && g.id == 0) te_rng_take_body(&c->take);
     TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++) {
         const int i = g.id + h * g.count;
+        const te__tile_piece at = te__chain_tiles_piece_at(c, k, row, col, i);
         te_vec8 *x[2] = {held->half[0].x[h], held->half[1].x[h]};
         float sums[16];
-        te__chain_tiles_load(c, k, x, row, col, i);
-        te__chain_tiles_piece(c, stages, k, x, row, col, i, sums);
+        te__chain_tiles_load(c, k, x, at);
+        te__chain_tiles_piece(c, stages, k, x, at, sums);
         te__chain_tiles_put_sums(s, k, i, sums);
     }
     if (k.sums >= 0) te__chain_tiles_leave_sums(c, k, s, g, row, col);

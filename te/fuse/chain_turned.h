@@ -27,20 +27,17 @@ TE_FN void te__chain_turned_store(const te_chain *c, const te_chain_shape k, te_
 /* Piece i, whose rows become FP8 where they are held. Forward's rows behind the last one are computed like others: of
  * them nothing is stored, and no op reads what lies by rows but the row itself. */
 TE_FN void te__chain_turned_piece(const te_chain *c, te_stages_fn stages, const te_chain_shape k, te_vec8 *x[2],
-                                  int64_t row0, int64_t col0, int i, const te__piece_norm *n, const int rounded,
-                                  float sums[16], uint32_t *most) {
-    const int vector = (int)(col0 / 8) + i % TE_TILES_SIDE;
-    const int64_t row = row0 + i / TE_TILES_SIDE * 8;
-    const int rows = te__tiles_rows(c->rows, k.half, row, 8 * vector);
+                                  te__tile_piece at, const te__piece_norm *n, const int rounded, float sums[16],
+                                  uint32_t *most) {
     const float scale = te_load_scale(c->scaled.scale);
     TE_UNROLL for (int j = 0; j < 16; j++) sums[j] = 0;
-    if (!rows) return;
+    if (!at.rows) return;
     TE_UNROLL for (int r = 0; r < 8; r++) {
         te_lane l;
-        l.at = te_place_of(k, row + r, vector, k.norm < 0 ? k.in_halves : 1);
-        if (k.backward && r >= rows) continue; /* zeros, in FP8 as well */
+        l.at = te_place_of(k, at.row + r, at.vector, k.norm < 0 ? k.in_halves : 1);
+        if (k.backward && r >= at.rows) continue; /* zeros, in FP8 as well */
         te__chain_tiles_row(c, stages, k, &l, &x[0][r], &x[1][r], n, r, sums);
-        l.at = te_place_of(k, row + r, vector, 1); /* behind a gated op a row is half as wide */
+        l.at = te_place_of(k, at.row + r, at.vector, 1); /* behind a gated op a row is half as wide */
         te__chain_turned_store(c, k, l.at, &x[0][r], l.v, scale, rounded, most);
     }
 }
@@ -77,13 +74,14 @@ TE_FN void te_chain_turned_body(const te_chain *chain, te_block b, te_stages_fn 
     if (!k.backward) te__chain_know_again(&again, chain, last);
     TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++) {
         const int i = g.id + h * g.count;
+        const te__tile_piece at = te__chain_tiles_piece_at(c, k, row, col, i);
         te_vec8 *x[2] = {held->half[0].x[h], held->half[1].x[h]};
         te__piece_norm n;
         float sums[16];
-        te__chain_tiles_load(c, k, x, row, col, i);
-        te__chain_tiles_load_norm(&n, c, k, row, col, i);
-        if (!k.backward && c->scaled.rounded) te__chain_turned_piece(c, stages, k, x, row, col, i, &n, 1, sums, &most);
-        else te__chain_turned_piece(c, stages, k, x, row, col, i, &n, 0, sums, &most);
+        te__chain_tiles_load(c, k, x, at);
+        te__chain_tiles_load_norm(&n, c, k, at);
+        if (!k.backward && c->scaled.rounded) te__chain_turned_piece(c, stages, k, x, at, &n, 1, sums, &most);
+        else te__chain_turned_piece(c, stages, k, x, at, &n, 0, sums, &most);
         te__chain_tiles_put_sums(s, k, i, sums);
     }
     if (k.sums >= 0) te__chain_tiles_leave_sums(c, k, s, g, row, col);
@@ -172,7 +170,9 @@ TE_BOTH te_chain_leaves te__chain_leaves(int recipe) {
  * with dbias 367, 316 and 277; swiglu 209 with 2 and 205 with 3, its backward, where a lane has both halves of a row,
  * 478 with 2 and 505 with 3. */
 #define TE__CHAIN_TILES_RESIDENT(name)                                                \
-    (name##_out_dtype == (int)TE_f32 || name##_out_halves > 1                     ? 2 \
-     : name##_in_halves > 1 || (int)name##_norm >= 0 || (int)name##_draws ? 3 : 4)
+    (name##_out_dtype == (int)TE_f32 || name##_out_halves > 1                      ? 2 \
+     : name##_in_halves > 1 || (int)name##_norm >= 0 || (int)name##_draws          ? 3 \
+     : (int)name##_is_backward && (int)name##_reads >= 0                           ? 3 \
+                                                                                   : 4)
 
 #endif

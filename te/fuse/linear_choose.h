@@ -182,6 +182,7 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_split *split, int *
     while ((*taken = te__linear_take(g, r, s, (te_split)way)) < 0) way--;
     *split = (te_split)way;
     if (te_gemm_is_fine_grained(&bare)) return TE_OK; /* takes nothing along that could be timed */
+    if (te__chain_stays(r, s, 1, kernels->shape)) return TE_OK; /* one kernel where it should pay: it stores less */
     if (s->count < 2 || !te__gemm_chooses(r->ctx) || !te__linear_choice_of(&c, r, s, &bare)) return TE_OK;
     const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);
     if (!found && r->dry && te__gemm_may_time(r->ctx)) { /* in the dry walk: both walks then do the same */

@@ -57,6 +57,12 @@ TE_API int te__linear_is_uniform(const te_run *r, const te_step *s) {
     return same;
 }
 
+/* Whether a back end runs the product with what it takes along. */
+TE_API int te__linear_supports(const te_gemm *g, const te_run *r) {
+    if (g->epilogue == TE_EPILOGUE_BIAS && g->a_fp8.scaling == TE_SCALING_TILES)
+        return r->plan->fp8->tiles_take_bias(g, r->ctx);
+    return te_gemm_supports(g, r->ctx);
+}
 /* Let the product take along what `split` says. Returns how many ops of the row that is, or -1 if it cannot be. */
 TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split split) {
     const int rest = s->count - 1;
@@ -70,7 +76,7 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split spl
         const int kept = rest >= 2 && r->pass == TE_FORWARD && te_in_memory(r, s->op[1]);
         if (!kept || !te__linear_has(r, s, 1, TE_EPILOGUE_OF_BIAS)) return -1;
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[1]]->data;
-        return te_gemm_supports(g, r->ctx) ? 1 : -1;
+        return te__linear_supports(g, r) ? 1 : -1;
     }
     if (te__linear_has(r, s, j, TE_EPILOGUE_OF_SCALE))
         g->alpha = ((const te_scale_options *)r->plan->op[s->op[j++]].options)->factor;
@@ -86,7 +92,7 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split spl
         j++;
     }
     if (te__linear_has(r, s, j, TE_IS_ADD) && j == rest) g->beta = 1.0f, j++;
-    return j > rest && te_gemm_supports(g, r->ctx) ? rest : -1;
+    return j > rest && te__linear_supports(g, r) ? rest : -1;
 }
 /* The product takes all of the row along. */
 TE_API te_status te__linear_whole(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g) {

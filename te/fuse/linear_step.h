@@ -25,7 +25,7 @@ TE_IF_USED TE_API te_status te__linear_forward(te_run *r, const te_step *s, cons
     te_split split = TE_SPLIT_BARE;
     te_gemm_ranks ranks;
     int taken = 0;
-    if (r->again.yt) return te_chain_step_forward(r, s, 1, 0, r->now, kernels->launch, kernels->shape);
+    if (r->again.yt || r->again.y) return te_chain_step_forward(r, s, 1, 0, r->now, kernels->launch, kernels->shape);
     te_gemm g = te__linear_product(r, s->op[0]);
     TE_TRY(te__late_rows(&g, &ranks, r, kernels->bare, r->now.block < 0));
     if (te_is_in_fp8(r, s->op[0])) TE_TRY(r->plan->fp8->forward(&g, r, s->op[0], r->now));

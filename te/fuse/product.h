@@ -68,8 +68,9 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     TE_UNROLL for (int i = 0; i < 8; i++) l.sum[i] = own->sum[i];
     stages(&l, c, 0, TE_MAX_ROW);
     TE_UNROLL for (int i = 0; i < 8; i++) own->sum[i] = l.sum[i];
-    if (k.fp8 && c->y && c->fp8.amax) { /* that of what is stored */
-        te_store8_rounded(c->y, te_index(l.at), l.v, 8, 1, k.out);
+    if (k.fp8 && !fp8 && c->fp8.amax) { /* that of what is stored, or would be (te__chain_stays) */
+        if (c->y) te_store8_rounded(c->y, te_index(l.at), l.v, 8, 1, k.out);
+        else te__chain_round(l.v, k.out);
         own->most = te_amax_bits8(own->most, l.v);
     } else if (c->y) te_store_lane(&l, c->y, k);
     if (!fp8) return;
@@ -223,6 +224,7 @@ TE_API te_status te_product_step_forward(te_run *r, const te_step *s, te_product
     int work = 0;
     memset(&p, 0, sizeof p);
     TE_TRY(te__chain_forward(r, s, 1, 0, product, te__product_shape(k), &p.chain, &work));
+    if (te__chain_stays(r, s, 1, k)) p.chain.y = 0, r->unstored = 1;
     return te__product_run(r, s, kernels, g, k, &p, product, keep);
 }
 TE_API te_status te_product_step_backward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,

@@ -27,7 +27,8 @@ typedef struct te_product_facts { te_chain_leaves leaves; int kept, params; } te
 TE_FN te_usual te_product_usual(const te_product *p, const te_chain_shape k, const te_product_facts is) {
     const te_chain_fp8 *fp8 = &p->chain.fp8;
     int stores = p->chain.x != 0, usual = k.reads < 0 || p->many.ahead;
-    usual = usual && (is.leaves == TE_LEAVES_fp8) == (fp8->y != 0) && (is.leaves != TE_LEAVES_fp8) == (p->chain.y != 0);
+    usual = usual && (is.leaves == TE_LEAVES_fp8) == (fp8->y != 0);
+    if (is.leaves != TE_LEAVES_amax) usual = usual && (is.leaves == TE_LEAVES_y) == (p->chain.y != 0);
     if (is.leaves != TE_LEAVES_fp8) usual = usual && (is.leaves == TE_LEAVES_amax) == (fp8->amax != 0);
     TE_UNROLL for (int i = 0; i < TE_MAX_ROW; i++) {
         if (p->chain.op[i].out) stores |= 2 << i;
@@ -42,7 +43,7 @@ TE_FN void te__product_know(te_chain *c, const te_product *p, const te_product_f
     c->x = is.kept & 1 ? p->chain.x : 0;
     if (is.kept & 1) __builtin_assume(c->x != 0);
     c->y = is.leaves == TE_LEAVES_fp8 ? 0 : p->chain.y;
-    if (is.leaves != TE_LEAVES_fp8) __builtin_assume(c->y != 0);
+    if (is.leaves == TE_LEAVES_y) __builtin_assume(c->y != 0); /* with its amax it may be for later (te__chain_stays) */
     if (is.leaves == TE_LEAVES_amax) __builtin_assume(c->fp8.amax != 0);
     else if (is.leaves == TE_LEAVES_y) c->fp8.amax = 0;
     TE_UNROLL for (int i = 0; i < TE_MAX_ROW; i++) {

@@ -30,7 +30,7 @@ typedef struct te__gemm_state {
     void *workspace;
     uint16_t slot[TE__GEMM_SLOTS]; /* open addressing; 1 + the index of a plan, or 0 */
     int plans, choices;
-    te__gemm_plan plan[TE_GEMM_PLANS]; /* in the order of their first use */
+    te__gemm_plan plan[TE_GEMM_PLANS + 1]; /* in the order of their first use; the last for what there is no room for */
     te_gemm_choice choice[TE_GEMM_CHOICES];
 } te__gemm_state;
 
@@ -175,27 +175,48 @@ TE_API uint16_t *te__gemm_slot(const te__gemm_key *key, te__gemm_state *s) {
         if (!*at || !memcmp(&s->plan[*at - 1].key, key, sizeof *key)) return at;
     }
 }
-/* The next plan, described; null if the cache is full. */
-TE_API te__gemm_plan *te__gemm_new_plan(uint16_t *slot, const te__gemm_key *key, const te_gemm_tuned *product,
-                                        te__gemm_state *s) {
-    if (s->plans == TE_GEMM_PLANS) return 0;
-    te__gemm_plan *p = &s->plan[s->plans++];
-    *slot = (uint16_t)s->plans;
+TE_API void te__gemm_begin_plan(te__gemm_plan *p, const te__gemm_key *key, const te_gemm_tuned *product) {
+    memset(p, 0, sizeof *p);
     p->key = *key, p->product = *product;
     te__gemm_describe(p);
+}
+/* Where every number of rows has products of its own there is no end to them. Those that were not timed are forgotten:
+ * they will be found again as they were. Those that were stay, for others might have other bits. */
+TE_API void te__gemm_forget(te__gemm_state *s) {
+    const int count = s->plans;
+    memset(s->slot, 0, sizeof s->slot);
+    s->plans = 0;
+    for (int i = 0; i < count; i++) {
+        const te__gemm_plan old = s->plan[i];
+        te__gemm_plan *p = &s->plan[s->plans];
+        if (!old.timed) continue;
+        te__gemm_begin_plan(p, &old.key, &old.product);
+        p->found = old.found, p->timed = old.timed, p->algo = old.algo;
+        *te__gemm_slot(&p->key, s) = (uint16_t)++s->plans;
+    }
+}
+/* A new plan, described. Without room for it, it lasts until the next one, and is not to be timed. */
+TE_API te__gemm_plan *te__gemm_new_plan(const te__gemm_key *key, const te_gemm_tuned *product, te__gemm_state *s) {
+    if (s->plans == TE_GEMM_PLANS) te__gemm_forget(s);
+    const int full = s->plans == TE_GEMM_PLANS;
+    te__gemm_plan *p = &s->plan[s->plans];
+    te__gemm_begin_plan(p, key, product);
+    p->timed = full ? -1 : 0;
+    if (!full) *te__gemm_slot(key, s) = (uint16_t)++s->plans;
     return p;
 }
-/* The plan for this product, made on first sight; null if the cache is full. */
+/* The plan for this product, made on first sight; null without memory for the cache. */
 TE_API te__gemm_plan *te__gemm_find_plan(const te_gemm *g, te_context *ctx) {
     te__gemm_state *s = te__gemm_state_of(ctx);
     if (!s) return 0;
     const te_gemm_tuned t = te__gemm_tuned_of(g);
     const te__gemm_key key = te__gemm_key_of(&t);
-    uint16_t *slot = te__gemm_slot(&key, s);
-    if (*slot) return &s->plan[*slot - 1];
-    te__gemm_plan *p = te__gemm_new_plan(slot, &key, &t, s);
+    const uint16_t slot = *te__gemm_slot(&key, s);
+    te__gemm_plan *last = &s->plan[TE_GEMM_PLANS];
+    if (slot || (last->found && !memcmp(&last->key, &key, sizeof key))) return slot ? &s->plan[slot - 1] : last;
+    te__gemm_plan *p = te__gemm_new_plan(&key, &t, s);
     cublasLtMatmulHeuristicResult_t result;
-    if (p && te__gemm_ask(&result, 1, p, s)) p->found = 1, p->algo = result.algo;
+    if (te__gemm_ask(&result, 1, p, s)) p->found = 1, p->algo = result.algo;
     return p;
 }
 
@@ -259,14 +280,15 @@ TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx)
 TE_API void te__gemm_keep(const te_gemm_tuned *t, te_context *ctx) {
     te__gemm_state *s = (te__gemm_state *)ctx->gemm;
     te__gemm_key key;
-    uint16_t *slot = te__gemm_slot_of(t, &key, s);
-    te__gemm_plan *p = *slot ? &s->plan[*slot - 1] : te__gemm_new_plan(slot, &key, t, s);
-    if (!p) return;
+    const uint16_t slot = *te__gemm_slot_of(t, &key, s);
+    te__gemm_plan *p = slot ? &s->plan[slot - 1] : te__gemm_new_plan(&key, t, s);
     p->product = *t, p->found = p->timed = 1;
     memcpy(&p->algo, t->algo, sizeof p->algo);
 }
 TE_API int te__gemm_room(te_context *ctx) {
     const te__gemm_state *s = te__gemm_state_of(ctx);
-    return s ? TE_GEMM_PLANS - s->plans : 0;
+    int room = s ? TE_GEMM_PLANS : 0;
+    for (int i = 0; s && i < s->plans; i++) room -= s->plan[i].timed != 0;
+    return room;
 }
 #endif

@@ -25,6 +25,7 @@ typedef struct te_fine {
     CUtensorMap narrow, wide; /* scales: [steps, rows], of blocks [blocks of rows, steps] in boxes of 2 x 4 */
     void *d;        /* [m, n], of a weight's gradient [n, m] */
     te_dtype dtype; /* of D; of a weight's gradient that is f32 */
+    const void *bias; /* [n] of dtype; null: none. A weight's gradient has none */
 } te_fine;
 
 typedef struct te_fine_barriers { uint64_t full[TE_STAGES], empty[TE_STAGES]; } te_fine_barriers;
@@ -41,6 +42,7 @@ typedef struct te_fine_group {
     uint32_t row;   /* of a weight's gradient: the scale of this lane's first row of D */
     te_hopper_ring at;
     int x, y, have; /* the tile whose sums there are, if there are */
+    uint32_t bias[4]; /* of its columns, two a word: words 4 t + lane % 4 of t = lane / 4, 8 more, 16 and 24 more */
 } te_fine_group;
 /* The sums of a lane, in pieces; two accumulators. by: what these are multiplied by, of two blocks, of two rows; of a
  * weight's gradient `column` and `row` instead. */
@@ -109,18 +111,37 @@ TE_FN void te__fine_free(const te_fine_group *g, int stage) {
 
 /* ---- a tile leaves ----------------------------------------------------------------------------------------------- */
 
+TE_FN float2 te__fine_pair(uint32_t w, te_dtype t) {
+    return t == TE_bf16 ? make_float2(te_float_of_bits(w << 16), te_float_of_bits(w & 0xffff0000u))
+                        : __half22float2(*(const __half2 *)&w);
+}
+/* The tile's bias, which is on its way while the tile comes about. */
+TE_FN void te__fine_load_bias(te_fine_group *g, const te_fine *p) {
+    const int lane = (int)threadIdx.x % 32;
+    TE_UNROLL for (int j = 0; j < 4; j++) {
+        const int col = g->x + 2 * (32 * j + lane);
+        g->bias[j] = p->bias && col < p->many.n ? __ldg((const uint32_t *)p->bias + col / 2) : 0;
+    }
+}
+/* Two columns of it: those that this lane has of the eight from 8 t on. */
+TE_FN float2 te__fine_bias(const te_fine_group *g, const int t, te_dtype dtype) {
+    const uint32_t w = __shfl_sync(~0u, g->bias[t / 8], t % 8 * 4 + (int)threadIdx.x % 4);
+    return te__fine_pair(w, dtype);
+}
+
 /* Lanes beside each other exchange pairs, so that each has four columns: 32 bytes of a row from four lanes. */
-TE_FN void te__fine_store(const te_fine *p, const te_fine_sums *s, int x, int y) {
+TE_FN void te__fine_store(const te_fine *p, const te_fine_sums *s, const te_fine_group *g) {
     const int lane = (int)threadIdx.x % 32, odd = lane % 2, warp = (int)threadIdx.x / 32 - 4;
     const float alpha = p->many.alpha;
     TE_UNROLL
     for (int i = 0; i < TE_TILE_N / 16; i++) {
+        const float2 a = te__fine_bias(g, 2 * i, p->dtype), b = te__fine_bias(g, 2 * i + 1, p->dtype);
         TE_UNROLL
         for (int h = 0; h < 2; h++) {
-            const int row = y + warp * 16 + lane / 4 + 8 * h, col = x + 16 * i + 8 * odd + lane % 4 / 2 * 4;
+            const int row = g->y + warp * 16 + lane / 4 + 8 * h, col = g->x + 16 * i + 8 * odd + lane % 4 / 2 * 4;
             const float *v = &s->sum[i / 4][i % 4 * 8 + 2 * h];
-            const uint32_t low = te_pair_of_floats(alpha * v[0], alpha * v[1], p->dtype);
-            const uint32_t high = te_pair_of_floats(alpha * v[4], alpha * v[5], p->dtype);
+            const uint32_t low = te_pair_of_floats(fmaf(alpha, v[0], a.x), fmaf(alpha, v[1], a.y), p->dtype);
+            const uint32_t high = te_pair_of_floats(fmaf(alpha, v[4], b.x), fmaf(alpha, v[5], b.y), p->dtype);
             const uint32_t other = __shfl_xor_sync(~0u, odd ? low : high, 1);
             if (row < p->many.m && col < p->many.n)
                 *(uint2 *)((uint16_t *)p->d + (int64_t)row * p->many.n + col) =
@@ -146,7 +167,7 @@ TE_FN void te__fine_store_floats(const te_fine *p, const te_fine_sums *s, int x,
 }
 TE_FN void te__fine_leave(const te_fine *p, const te_fine_sums *s, const te_fine_group *g, const int columns) {
     if (columns) te__fine_store_floats(p, s, g->x, g->y);
-    else te__fine_store(p, s, g->x, g->y);
+    else te__fine_store(p, s, g);
 }
 /* The sums of a tile begin; those of the one before leave. */
 TE_FN void te__fine_next(const te_fine *p, te_fine_sums *s, te_fine_group *g, int tile, const int columns) {
@@ -154,6 +175,7 @@ TE_FN void te__fine_next(const te_fine *p, te_fine_sums *s, te_fine_group *g, in
     te__hopper_tile(&w, &p->many, tile);
     if (g->have) te__fine_leave(p, s, g, columns);
     g->x = w.x, g->y = w.y, g->have = 1;
+    if (!columns) te__fine_load_bias(g, p);
     TE_UNROLL
     for (int i = 0; i < TE_FINE_PIECES; i++)
         TE_UNROLL for (int e = 0; e < TE_FINE_PIECE / 2; e++) s->sum[i][e] = 0;

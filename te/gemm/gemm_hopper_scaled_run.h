@@ -17,7 +17,7 @@ enum { TE_FINE_LEAST_K = (int)TE_FINE_STEPS * TE_FP8_BLOCK };
 
 /* Whether it is a weight's gradient: D in f32, and B with a scale for each row, too. */
 TE_API int te__fine_has_columns(const te_gemm *g) { return g->b_fp8.scaling == TE_SCALING_TILES; }
-/* Whether a kernel takes such a product. Nothing is added to it, for which the registers do not suffice. */
+/* Whether a kernel takes such a product. Nothing is added to it but a bias: for more the registers do not suffice. */
 TE_API int te__fine_can(const te_gemm *g) {
     const int64_t most = 1 << 30;
     const te_gemm_fp8 *a = &g->a_fp8, *b = &g->b_fp8;
@@ -25,7 +25,8 @@ TE_API int te__fine_can(const te_gemm *g) {
                                              : b->scaling == TE_SCALING_BLOCKS && g->out == g->dtype &&
                                                    g->dtype != TE_f32;
     return a->scaling == TE_SCALING_TILES && fits && a->dtype == TE_e4m3 && b->dtype == TE_e4m3 && g->beta == 0 &&
-           !g->trans_a && g->trans_b && g->epilogue == TE_EPILOGUE_NONE && g->k >= TE_FINE_LEAST_K &&
+           !g->trans_a && g->trans_b && g->k >= TE_FINE_LEAST_K &&
+           (g->epilogue == TE_EPILOGUE_NONE || (g->epilogue == TE_EPILOGUE_BIAS && !te__fine_has_columns(g))) &&
            g->k % 16 == 0 && g->n % 16 == 0 && g->m == te_tile_rows(g->m) && g->m > 0 && g->n > 0 && g->m < most &&
            g->n < most && g->k < most;
 }
@@ -60,6 +61,7 @@ TE_IF_USED TE_API te_status te__fine_run(const te_gemm *g, te_context *ctx) {
     memset(&p, 0, sizeof p);
     p.many.m = (int)(columns ? g->n : g->m), p.many.n = (int)(columns ? g->m : g->n), p.many.k = (int)(g->k / 2);
     p.many.alpha = g->alpha, p.many.tiles = (int)tiles, p.d = g->d, p.dtype = g->out;
+    p.bias = g->epilogue == TE_EPILOGUE_BIAS ? g->bias : 0;
     TE_TRY(te__fine_operand(columns ? &p.many.b : &p.many.a, columns ? &p.wide : &p.narrow, g->a, &g->a_fp8, g->m,
                             columns ? TE_TILE_N : TE_TILE_M, g, ctx));
     TE_TRY(te__fine_operand(columns ? &p.many.a : &p.many.b, columns ? &p.narrow : &p.wide, g->b, &g->b_fp8, g->n,
@@ -75,11 +77,22 @@ TE_IF_USED TE_API int te__fine_is_there(const te_gemm *g, te_context *ctx) {
     return ctx->gemm_own && te__fine_can(g) && te__encode_of(ctx) &&
            te__hopper_ready(te__fine_kernel(g), TE_FINE_SHARED, ctx->device);
 }
+TE_IF_USED TE_API int te__fine_chosen(const te_gemm *g, te_context *ctx) {
+    const int chosen = te__fp8_chosen(g, ctx);
+    return chosen < 0 ? te__hopper_pays(g, ctx) : chosen;
+}
+/* Whether a product that may take a bias along does: where our kernel is the faster one without. */
+TE_IF_USED TE_API int te_gemm_scaled_takes_bias(const te_gemm *g, te_context *ctx) {
+    te_gemm bare = *g;
+    bare.m = te_tile_rows(g->m), bare.epilogue = TE_EPILOGUE_NONE;
+    return g->beta == 0 && te__fine_is_there(&bare, ctx) && te__fp8_tune(&bare, te__fine_run<>, ctx) == TE_OK &&
+           te__fine_chosen(&bare, ctx);
+}
 TE_IF_USED TE_API te_status te_gemm_scaled_run(const te_gemm *g, te_context *ctx) {
     if (!te__fine_is_there(g, ctx)) return te_gemm_run(g, ctx);
+    if (g->epilogue == TE_EPILOGUE_BIAS) return te__fine_run(g, ctx);
     TE_TRY(te__fp8_tune(g, te__fine_run<>, ctx));
-    const int chosen = te__fp8_chosen(g, ctx), own = chosen < 0 ? te__hopper_pays(g, ctx) : chosen;
-    return own ? te__fine_run(g, ctx) : te_gemm_run(g, ctx);
+    return te__fine_chosen(g, ctx) ? te__fine_run(g, ctx) : te_gemm_run(g, ctx);
 }
 
 #endif

@@ -134,6 +134,8 @@ TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b,
 
 TE_API te_status te_gemm_run(const te_gemm *product, te_context *ctx) {
     TE_TRY(te__gemm_check_run(product, "te_gemm_run", ctx));
+    TE_REQUIRE(te_gemm_supports(product, ctx), ctx, TE_ERROR_VALUE, "te_gemm_run: epilogue %s on the host",
+               te_epilogue_name(product->epilogue));
     TE_REQUIRE(product->scratch || !te_gemm_scratch(product), ctx, TE_ERROR_NULL,
                "te_gemm_run: scratch is null, te_gemm_scratch says how many floats it has");
     TE_TRY(te__gemm_check_tiles(product, ctx));

@@ -26,7 +26,7 @@ TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_tiles(g, ctx));
     TE_TRY(te__gemm_open(ctx));
     te__gemm_plan *p = te__gemm_find_plan(g, ctx);
-    TE_REQUIRE(p, ctx, TE_ERROR_BLAS, "more than %d different matrix products in one context", (int)TE_GEMM_PLANS);
+    TE_REQUIRE(p, ctx, TE_ERROR_MEMORY, "no memory for what a context remembers of matrix products");
     TE_REQUIRE(p->found, ctx, TE_ERROR_BLAS, "cuBLASLt has no algorithm for the %s product %lld x %lld x %lld",
                te_dtype_name(te__gemm_a(g)), (long long)g->m, (long long)g->n, (long long)g->k);
     if (ctx->gemm_tune && !p->timed) {

@@ -13,7 +13,7 @@
  * Bytes: B once, n k; the floor is that over the rate of memory.
  *
  * On compute capability 9.0 kernels of our own take these products where they are faster than cuBLASLt's
- * (gemm_hopper_scaled_run.h).
+ * (gemm_hopper_scaled_run.h). tiles_takes_bias says where they add a bias, too, which cuBLASLt does not.
  */
 #ifndef TE_GEMM_TILES_H
 #define TE_GEMM_TILES_H
@@ -24,6 +24,7 @@
 #include "gemm_hopper_scaled_run.h" /* te_gemm_scaled_run */
 #else
 TE_IF_USED TE_API te_status te_gemm_scaled_run(const te_gemm *g, te_context *ctx) { return te_gemm_run(g, ctx); }
+TE_IF_USED TE_API int te_gemm_scaled_takes_bias(const te_gemm *g, te_context *ctx) { return (void)g, (void)ctx, 0; }
 #endif
 
 enum {
@@ -61,7 +62,8 @@ TE_FN void te_tail_body(const te_gemm *g, te_block b) {
         if (r >= rows) continue;
         const int64_t at = (first + r) * g->n + col;
         const float c = g->beta != 0 ? g->beta * te__load_wide(g->c, at, g->out) : 0.0f;
-        te__store_wide(g->d, at, g->alpha * sum[r] + c, g->out);
+        const float bias = g->epilogue == TE_EPILOGUE_BIAS ? te__load_wide(g->bias, col, g->dtype) : 0.0f;
+        te__store_wide(g->d, at, g->alpha * sum[r] + c + bias, g->out);
     }
 }
 
@@ -82,6 +84,7 @@ TE_API te_status te__gemm_tiles(const te_gemm *g, te__most_fn run, te__tail_fn t
     TE_KERNEL(name##_tail, TE_TAIL_THREADS, te_gemm, te_tail_body(te_args, te_at))                         \
     TE_API te_status name##_run(const te_gemm *g, te_context *ctx) {                                       \
         return te__gemm_tiles(g, te_gemm_scaled_run, name##_tail_launch, #name, ctx);                      \
-    }
+    }                                                                                                      \
+    TE_API int name##_takes_bias(const te_gemm *g, te_context *ctx) { return te_gemm_scaled_takes_bias(g, ctx); }
 
 #endif

@@ -76,7 +76,8 @@ TE_API te_status te__gemm_check_scaling(const te_gemm *g, const char *who, te_co
     TE_REQUIRE(te__scalings_fit(a, b), ctx, TE_ERROR_VALUE,
                "%s: an FP8 product with scales of %s and %s; there are tensor by tensor, row by row, 1x128 by 128x128 "
                "and 1x128 by 1x128", who, te_scaling_name(a), te_scaling_name(b));
-    TE_REQUIRE(!te_gemm_is_fine_grained(g) || g->epilogue == TE_EPILOGUE_NONE, ctx, TE_ERROR_VALUE,
+    TE_REQUIRE(!te_gemm_is_fine_grained(g) || g->epilogue == TE_EPILOGUE_NONE ||
+                   (g->epilogue == TE_EPILOGUE_BIAS && b == TE_SCALING_BLOCKS), ctx, TE_ERROR_VALUE,
                "%s: an FP8 product with scales of %s takes no epilogue %s along", who, te_scaling_name(a),
                te_epilogue_name(g->epilogue));
     TE_REQUIRE(!TE_CUDA || !te_gemm_is_fine_grained(g) || ctx->capability == 900, ctx, TE_ERROR_DEVICE,
@@ -139,10 +140,12 @@ TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_contex
     return TE_OK;
 }
 
-/* te_gemm_run has rows with scales of tiles as cuBLASLt takes them; gemm_tiles.h has the others. */
+/* te_gemm_run has rows with scales of tiles as cuBLASLt takes them, without a bias; gemm_tiles.h has the others. */
 TE_API te_status te__gemm_check_tiles(const te_gemm *g, te_context *ctx) {
     TE_REQUIRE(g->a_fp8.scaling != TE_SCALING_TILES || g->m == te_tile_rows(g->m), ctx, TE_ERROR_SHAPE,
                "te_gemm_run: %lld rows with scales of 1x128; it takes multiples of four", (long long)g->m);
+    TE_REQUIRE(!te_gemm_is_fine_grained(g) || g->epilogue == TE_EPILOGUE_NONE, ctx, TE_ERROR_VALUE,
+               "te_gemm_run: a product with scales of %s; it takes no bias along", te_scaling_name(g->a_fp8.scaling));
     return TE_OK;
 }
 
@@ -176,7 +179,7 @@ typedef void (*te_couple_fn)(const void *arg, const uint32_t w[4], const uint32_
 /* ---- what tuning found, kept in the context ---------------------------------------------------------------------- */
 
 enum {
-    TE_GEMM_PLANS = 512,  /* distinct products a context can remember; a power of two */
+    TE_GEMM_PLANS = 512,  /* distinct products a context remembers at a time; a power of two */
     TE_GEMM_CHOICES = 128 /* distinct steps whose split it can remember */
 };
 

@@ -20,6 +20,7 @@ typedef struct te_fp8_ops {
     te_status (*product)(const struct te_gemm *g, te_context *ctx);
     te_status (*tiles)(const struct te_quantize_tiles *q, te_context *ctx); /* null: the list does not name fp8_block */
     te_status (*product_of_tiles)(const struct te_gemm *g, te_context *ctx);
+    int (*tiles_take_bias)(const struct te_gemm *g, te_context *ctx); /* whether that adds a bias */
     te_status (*rows)(const struct te_quantize_rows *q, te_context *ctx); /* null: the list does not name fp8_row */
     /* quantize for many weights in one launch, and tiles and rows, likewise, or null */
     te_status (*cast_weights)(const struct te_quantize_table *t, te_context *ctx);

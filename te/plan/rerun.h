@@ -48,7 +48,7 @@ TE_API te_status te__span_recompute(te_run *r, int k) {
     te__span_steps(r, k, &from, &to);
     te_run forward = *r;
     forward.pass = TE_FORWARD, forward.now = te_input_of(r, s->first);
-    forward.turned = te_no_value(), forward.measured = 0;
+    forward.turned = te_no_value(), forward.measured = forward.unstored = 0;
     forward.y.p = 0, forward.act[s->last] = 0, forward.stats[s->last] = 0;
     for (int i = from; i < to; i++) {
         TE_TRY(r->plan->forward[i].run(&forward, &r->plan->forward[i]));

@@ -64,7 +64,7 @@ TE_API te_status te__step_again(te_run *r, int i, te_again again) {
     const te_pass pass = r->pass;
     r->pass = TE_FORWARD, r->again = again;
     const te_status status = s->run(r, s);
-    r->pass = pass, r->again.yt = 0;
+    r->pass = pass, r->again.yt = r->again.y = 0;
     return status;
 }
 /* Whether product i has a gradient of its weight in FP8, and so reads its input again. */

@@ -16,12 +16,14 @@ enum { TE_REACH_dx = -1 }; /* of te_run: a backward goes through all of the list
  * by casts, or all with operands that come in FP8. */
 typedef enum te_recipe_use { TE_USE_as_bound, TE_USE_off, TE_USE_on, TE_USE_stored } te_recipe_use;
 
-/* Where the transpose of a product's operand goes, which is made again in FP8; yt null: nothing is. */
+/* Where a product's operand goes that is made again in FP8: its transpose or, once its scale is known, as it lies. Both
+ * null: nothing is. */
 typedef struct te_again {
     void *yt;
-    float *inverse;     /* its scales, where those are of tiles */
+    float *inverse;     /* its scales, where those are of tiles; of y 1 / scale and the scale */
     const float *scale; /* else the one that forward had */
     int rounded;        /* which the operand was rounded by once it was in the list's format */
+    void *y;
 } te_again;
 
 /* What a step has left to the next one, which overlaps it with what it does itself (te/fuse/linear_ranks.h). */
@@ -42,10 +44,12 @@ typedef struct te_run {
     int dry;                     /* this walk checks and measures; nothing is launched */
     int64_t tokens, sequences, memory; /* rows of values, by te_rows; where only tokens are known, as many sequences
                                         * and, in a list that has one, as many rows of memory */
+    int64_t room;                /* rows that pieces of the workspace are sized for, if more than the call's */
     const te_group *tensor, *data; /* the groups of this rank */
     te_value now;                /* forward: the activation; backward: its gradient, p null if nobody wants it */
     te_value turned;             /* the transpose of now in FP8, where the kernel that made it has left one */
     int measured;                /* the kernel that made now has found its amax, for the cast */
+    int unstored;                /* and stored nothing: it runs again, for the product */
     te_late late;                /* of now */
     te_again again;              /* backward: a step of forward makes its result again, as this alone */
     te_value x, y, dx, dy;       /* the caller's */
@@ -101,7 +105,9 @@ TE_API te_sequences te_sequences_of(const te_run *r) {
 TE_API int64_t te_padded_rows(const te_run *r, te_rows rows) { return te_round_up(te_rows_in(r, rows), TE_ROW_PAD); }
 /* Rows that pieces of the workspace are sized for, whatever rows a value has: so a call places them where the walk that
  * measured the workspace did, which did not know how many sequences there would be. */
-TE_API int64_t te_room_rows(const te_run *r) { return te_round_up(te_max(r->tokens, r->memory), TE_ROW_PAD); }
+TE_API int64_t te_room_rows(const te_run *r) {
+    return te_max(r->room, te_round_up(te_max(r->tokens, r->memory), TE_ROW_PAD));
+}
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */
 
@@ -128,7 +134,7 @@ TE_API void te__set_root(te_run *r, te_value *root, te_value v) {
 TE_API void te_set_now(te_run *r, te_value v) {
     te__set_root(r, &r->now, v);
     te__set_root(r, &r->turned, te_no_value());
-    r->measured = 0;
+    r->measured = r->unstored = 0;
 }
 /* And this its transpose. */
 TE_API void te_set_turned(te_run *r, te_value v) { te__set_root(r, &r->turned, v); }

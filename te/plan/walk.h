@@ -77,14 +77,36 @@ TE_API te_status te__deliver(te_run *r) {
     return r->plan->convert(to.p, to.dtype, r->now.p, r->now.dtype, to.rows * to.cols, r->ctx);
 }
 
+/* The walk from its first value on. */
+TE_API te_status te__walk_from(te_run *r, te_value now) {
+    r->now = now, r->turned = te_no_value(), r->measured = r->unstored = 0;
+    r->pool.count = 0, r->pool.high = 0;
+    for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te_no_value();
+    return te__walk_pass(r);
+}
+/* The dry walk, with room for more rows than there are if the workspace does not suffice without. It was measured for
+ * some number of rows, and can be too small for fewer: what is sized for fewer rows may leave gaps in which pieces of
+ * other sizes do not fit (te__pool_take). With the room of that number they lie where they lay then. */
+enum { TE__MOST_ROOM = 8 }; /* times as many rows */
+TE_API te_status te__walk_dry(te_run *r, te_value now) {
+    const size_t there = r->ctx->workspace_bytes;
+    TE_TRY(te__walk_from(r, now));
+    const size_t needs = r->pool.high;
+    const int64_t first = te_room_rows(r);
+    for (r->room = first; r->pool.high > there && r->room < TE__MOST_ROOM * first;) {
+        r->room += TE_ROW_PAD;
+        TE_TRY(te__walk_from(r, now));
+    }
+    TE_REQUIRE(r->pool.high <= there, r->ctx, TE_ERROR_MEMORY,
+               "%s: %lld rows need %zu bytes of workspace, the context has %zu; te_context_reserve() makes it larger",
+               r->plan->name, (long long)r->tokens, needs, there);
+    return TE_OK;
+}
 /* Dry, then for real. A forward that draws takes the random state in between: a refused call does not move it on. */
 TE_API te_status te__walk_twice(te_run *r, te_value now, const te_model *m, const te_saved *saved) {
     te_context *ctx = r->ctx;
-    r->now = now, r->turned = te_no_value(), r->measured = 0, r->ends[0] = now.p;
-    TE_TRY(te__walk_pass(r));
-    TE_REQUIRE(r->pool.high <= ctx->workspace_bytes, ctx, TE_ERROR_MEMORY,
-               "%s: %lld rows need %zu bytes of workspace, the context has %zu; te_context_reserve() makes it larger",
-               r->plan->name, (long long)r->tokens, r->pool.high, ctx->workspace_bytes);
+    r->ends[0] = now.p;
+    TE_TRY(te__walk_dry(r, now));
     TE_REQUIRE(ctx->workspace || !r->pool.high, ctx, TE_ERROR_NULL, "%s: ctx.workspace is null, and has %zu bytes",
                r->plan->name, ctx->workspace_bytes);
     TE_REQUIRE((uintptr_t)ctx->workspace % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
@@ -92,11 +114,9 @@ TE_API te_status te__walk_twice(te_run *r, te_value now, const te_model *m, cons
     TE_TRY(te__check_overlap(r, m, saved, r->pool.high));
     if (r->saved) r->saved->plan = 0; /* not valid until the walk is through */
     if (r->pass == TE_FORWARD && te__draws(r->plan)) r->take.taken = r->rng, r->take.state = ctx->rng;
-    r->dry = 0, r->now = now, r->turned = te_no_value(), r->measured = 0;
-    r->pool.base = (char *)ctx->workspace, r->pool.count = 0;
-    for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te_no_value();
+    r->dry = 0, r->pool.base = (char *)ctx->workspace;
     te_enqueue_open(ctx);
-    te_status status = te__walk_pass(r);
+    te_status status = te__walk_from(r, now);
     if (status == TE_OK) status = te__deliver(r);
     return te_enqueue_close(ctx, status);
 }
@@ -232,8 +252,8 @@ TE_API size_t te_plan_saved_bytes_of_rank_without_recipe(const te_plan *plan, in
     return te__saved_bytes(plan, rows, TE_USE_off, ctx);
 }
 /* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most, with the recipe on or
- * off, on the context's device; 0, and the text of an error, if ctx was not created, m is not bound or no call takes so
- * many. */
+ * off, on the context's device; fewer rows run in it, too. 0, and the text of an error, if ctx was not created, m is not
+ * bound or no call takes so many. */
 TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, int64_t rows, te_context *ctx) {
     size_t most = 0;
     if (!plan || te_check_target(ctx, plan->name) != TE_OK) return 0;
