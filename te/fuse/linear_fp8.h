@@ -8,10 +8,10 @@
  *     dw[out, in]    = dy_t[out, rows]  x_t[in, rows]^T      rows up to a multiple of 16, with zeros
  *
  * Where a scale is of the tensor itself (fp8_current) its amax comes from the kernel that makes the tensor, if that is
- * a chain or a product with a chain (product.h), else from a pass of its own; then a cast makes FP8 of it. In training a
- * chain of maps that can run again does that instead, and stores nothing the first time: gelu of 8192 x 16384 moves 4
- * and 3 bytes an element, not 6 and 3. Where
- * scales are known before (fp8_delayed), x and dy come in FP8 from such a kernel, else from a cast.
+ * a chain or a product with a chain (product.h), else from a pass of its own; then a cast makes FP8 of it. In training
+ * a chain of maps that can run again does that instead, and stores nothing the first time: gelu of 8192 x 16384 moves 4
+ * and 3 bytes an element, not 6 and 3. Where scales are known before (fp8_delayed), x and dy come in FP8 from such a
+ * kernel, else from a cast.
  *
  * Of x forward keeps the scale alone where x is in memory for others, or is what a norm or an activation gives, whose
  * input is (te_is_made_again), unless the list says (inputs, kept): backward makes the transpose of that again, in FP8
@@ -74,12 +74,12 @@ TE_API te_status te__fp8_again(te_run *r, int i, void **turned, int wanted) {
         q.x = x.p, q.yt = *turned, q.yt_cols = te__fp8_rows(x.rows), q.scale = kept.inverse + 1;
         return r->dry || !wanted ? TE_OK : r->plan->fp8->quantize(&q, r->ctx);
     }
-    const te_again again = {*turned, 0, kept.inverse + 1, !te_is_stored_in_fp8(r, i)};
+    const te_again again = {*turned, 0, kept.inverse + 1, !te_is_stored_in_fp8(r, i), 0};
     return r->dry || !wanted ? TE_OK : te__step_again(r, i - 1, again);
 }
 
 /* What linear i reads, which has been measured but not stored (te__chain_stays): it is made again, in FP8. */
-TE_API te_status te__fp8_now(te_run *r, int i, void *y) {
+TE_IF_USED TE_API te_status te__fp8_now(te_run *r, int i, void *y) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_again again = {0, te_kept_of(r, i).inverse, f->scales->scale + f->x, 1, y};
     if (r->dry) return TE_OK;
@@ -149,8 +149,8 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
     TE_QUANTIZE_TILES(name##_tiles, dtype)                                 \
     TE_QUANTIZE_TILES_TABLE(name##_tiles, weights)                         \
     TE_GEMM_TILES(name##_product)                                          \
-    TE__FP8_OPS_TABLE(name, name##_tiles_run, name##_product_run, name##_product_takes_bias, 0, name##_tiles_table_run, 0,  \
-                      backward)
+    TE__FP8_OPS_TABLE(name, name##_tiles_run, name##_product_run, name##_product_takes_bias, 0,            \
+                      name##_tiles_table_run, 0, backward)
 #define TE__FP8_OPS_fp8_row(name, dtype, weights, rounding, backward)      \
     TE__FP8_OPS_OF_TENSORS(name, dtype, weights, rounding)                 \
     TE_QUANTIZE_ROWS(name##_rows, dtype)                                   \

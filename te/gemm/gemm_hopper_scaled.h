@@ -25,16 +25,16 @@
  *
  * On an H200 at its power limit, in turns with cuBLASLt's fastest candidate, of its time: 0.95 to 0.98 (8192 x 12288 x
  * 4096: 746 and 761 us, 8192 x 4096 x 16384: 944 and 979); of a weight's gradient 0.92 to 1.00, by the chip and the
- * shape. A bias costs nothing: a lane has eight of a tile's columns' in registers while the tile comes about.
- * The product with scales of tensors (gemm_fp8.h) takes 0.86 to 0.93 of the first.
+ * shape. A bias costs nothing: a lane has eight of a tile's columns' in registers while the tile comes about. The
+ * product with scales of tensors (gemm_fp8.h) takes 0.86 to 0.93 of the first.
  *
  * What did not pay, in cycles for as much work as these 1246: a tile of 128 x 192 in halves of 64 x 96 (1220, but 1.00
  * to 1.08 of the time: more power); A from registers, which loads its rows once a step and not for each piece (shared
  * memory busy 0.59 of the time and not 0.92, but 1.02 to 1.04 of the time: no chain may be open while they are loaded);
- * one accumulator of 64 x 192, 64 x 128 by two or three warpgroups that take turns
- * (1320, 1250, 1210); clusters of four that share A as well (1360: 30 of them fit, 120 of 132 multiprocessors). For a
- * weight's gradient all shapes in which a thread needs the scales of more columns: 0.99 to 1.1 of cuBLASLt's time. A
- * warp's load of 8 bytes a lane from shared memory costs the tensor cores some two cycles.
+ * one accumulator of 64 x 192, 64 x 128 by two or three warpgroups that take turns (1320, 1250, 1210); clusters of four
+ * that share A as well (1360: 30 of them fit, 120 of 132 multiprocessors). For a weight's gradient all shapes in which
+ * a thread needs the scales of more columns: 0.99 to 1.1 of cuBLASLt's time. A warp's load of 8 bytes a lane from
+ * shared memory costs the tensor cores some two cycles.
  */
 /* target: cuda */
 #ifndef TE_GEMM_HOPPER_SCALED_H

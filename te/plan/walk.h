@@ -252,8 +252,8 @@ TE_API size_t te_plan_saved_bytes_of_rank_without_recipe(const te_plan *plan, in
     return te__saved_bytes(plan, rows, TE_USE_off, ctx);
 }
 /* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most, with the recipe on or
- * off, on the context's device; fewer rows run in it, too. 0, and the text of an error, if ctx was not created, m is not
- * bound or no call takes so many. */
+ * off, on the context's device; fewer rows run in it, too. 0, and the text of an error, if ctx was not created, m is
+ * not bound or no call takes so many. */
 TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, int64_t rows, te_context *ctx) {
     size_t most = 0;
     if (!plan || te_check_target(ctx, plan->name) != TE_OK) return 0;
