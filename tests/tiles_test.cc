@@ -504,6 +504,7 @@ TEST_CASE("what has no tiles or blocks is refused, and nothing is written", "[ti
     refused(TE_ERROR_NULL, "where the scales go", [](te_quantize_tiles &q) { q.y_inverse = nullptr; });
     refused(TE_ERROR_NULL, "where the scales go", [](te_quantize_tiles &q) { q.yt_inverse = nullptr; });
     refused(TE_ERROR_SHAPE, "24 columns", [](te_quantize_tiles &q) { q.cols = 24; });
+    refused(TE_ERROR_OVERFLOW, "1073741824 elements", [](te_quantize_tiles &q) { q.cols = 1 << 30; });
     refused(TE_ERROR_SHAPE, "-1", [](te_quantize_tiles &q) { q.rows = -1; });
     refused(TE_ERROR_SHAPE, "rows of 15", [](te_quantize_tiles &q) { q.yt_cols = 15; });
     refused(TE_ERROR_DTYPE, "bf16", [](te_quantize_tiles &q) { q.to = TE_bf16; });

@@ -71,7 +71,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> TE_FN void te__at
             uint32_t u[4];
             TE_UNROLL for (int t = 0; t < 4; t++) {
                 u[t] = te_pair_of_floats((h ? v[t].z : v[t].x) * p->a.scale, (h ? v[t].w : v[t].y) * p->a.scale, T);
-                const float2 y = te__attn_unpack<T>(u[t]);
+                const float2 y = te_floats_of_pair(u[t], T);
                 sum[2 * t] += y.x, sum[2 * t + 1] += y.y; /* zeros beyond the end */
             }
             if (16 * w + g + 8 * h < left)

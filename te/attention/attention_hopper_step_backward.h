@@ -182,7 +182,7 @@ TE_FN void te__attn_back_ds(uint32_t (&ds)[C::QUERIES / 16][4], const uint32_t (
         float2 l = make_float2(0, 0);
         if (!C::ADDED) l = te__attn_back_row<C>(rows, delta, n, g);
         TE_UNROLL for (int h = 0; h < 2; h++) {
-            const float2 x = te__attn_unpack<T>(frag[n / 2][n % 2 * 2 + h]);
+            const float2 x = te_floats_of_pair(frag[n / 2][n % 2 * 2 + h], T);
             float low = dp[4 * n + 2 * h], high = dp[4 * n + 2 * h + 1];
             if (F::DROP) low = x.x < 0 ? 0 : low * F::FACTOR, high = x.y < 0 ? 0 : high * F::FACTOR;
             low = (F::DROP ? fabsf(x.x) : x.x) * (low - l.x), high = (F::DROP ? fabsf(x.y) : x.y) * (high - l.y);

@@ -145,7 +145,7 @@ TE_FN void te__attn_group_sum(float *sum, int64_t width, const uint32_t (&u)[8][
         TE_UNROLL for (int j = 0; j < 2; j++) {
             s[j] = make_float2(0, 0);
             TE_UNROLL for (int h = 0; h < 2; h++) {
-                const float2 v = te__attn_unpack<T>(u[2 * x + j][h]);
+                const float2 v = te_floats_of_pair(u[2 * x + j][h], T);
                 if (row + 8 * h < valid) s[j].x += v.x, s[j].y += v.y;
             }
             TE_UNROLL for (int l = 4; l < 32; l *= 2)

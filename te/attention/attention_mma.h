@@ -53,13 +53,6 @@ TE_FN void te__attn_ldmatrix_transposed(uint32_t (&r)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
-template <te_dtype T> TE_FN float2 te__attn_unpack(uint32_t u) {
-    if (T == TE_bf16) return make_float2(te_float_of_bits(u << 16), te_float_of_bits(u & 0xffff0000u));
-    __half2 h;
-    memcpy(&h, &u, 4);
-    return __half22float2(h);
-}
-
 /* Where lane's row begins in ldmatrix.x4, from the first element of a 16x16 square: for A, and for B in product_nn ...
  * */
 template <int D> TE_FN uint32_t te__attn_lane_a(int lane) {
@@ -259,7 +252,7 @@ TE_FN void te__attn_rows_store(void *to, int64_t width, int valid, const float (
     for (int col = 2 * lane; sum && valid > 0 && col < D; col += 64) {
         float2 s = make_float2(0, 0);
         for (int row = 0; row < M * 16 && row < valid; row++) {
-            const float2 x = te__attn_unpack<T>(*(const uint32_t *)(tile + (row * (D + TE__ATTN_PAD) + col) * 2));
+            const float2 x = te_floats_of_pair(*(const uint32_t *)(tile + (row * (D + TE__ATTN_PAD) + col) * 2), T);
             s.x += x.x, s.y += x.y;
         }
         *(float2 *)(sum + col) = s;

@@ -158,7 +158,7 @@ TE_FN void te__attention_dkdv_mma(const te_attention_args *a) {
                     const uint4 u = handed[(m * N / 2 + k) * 32];
                     const uint32_t w[4] = {u.x, u.y, u.z, u.w};
                     TE_UNROLL for (int j = 0; j < 4; j++) {
-                        float2 x = te__attn_unpack<T>(w[j]);
+                        float2 x = te_floats_of_pair(w[j], T);
                         if (F::DROP) {
                             float *v = &s[m][2 * k + j / 2][j % 2 * 2];
                             const float2 delta = column[(2 * k + j / 2) * 4];

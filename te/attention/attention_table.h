@@ -44,7 +44,7 @@ template <te_dtype T, class F, int M, int N> TE_FN void te__attn_add_table(float
                     const int query = b.query + m * 16 + h * 8, key = b.key + n * 8; /* even */
                     if (query >= F::BIAS_FIRST || key >= F::BIAS_SECOND) continue;
                     const int64_t at = (int64_t)query * F::BIAS_SECOND + key;
-                    const float2 x = te__attn_unpack<T>(*(const uint32_t *)((const uint16_t *)b.at + at));
+                    const float2 x = te_floats_of_pair(*(const uint32_t *)((const uint16_t *)b.at + at), T);
                     s[m][n][2 * h] = fmaf(x.x, b.inverse, s[m][n][2 * h]);
                     s[m][n][2 * h + 1] = fmaf(x.y, b.inverse, s[m][n][2 * h + 1]);
                 }

@@ -247,6 +247,12 @@ TE_FN uint32_t te_pair_of_floats(float low, float high, te_dtype t) {
     }
     return w;
 }
+TE_FN float2 te_floats_of_pair(uint32_t w, te_dtype t) {
+    __half2 h;
+    if (t == TE_bf16) return make_float2(te_float_of_bits(w << 16), te_float_of_bits(w & 0xffff0000u));
+    memcpy(&h, &w, 4);
+    return __half22float2(h);
+}
 #endif
 /* te_vec8_of, with the conversion of two at a time where there is one: floats one by one take eight times as long. */
 TE_FN void te_vec8_of_pairs(te_vec8 *e, const float v[8], te_dtype t) {

@@ -23,7 +23,7 @@
 
 #include "../core/table.h" /* te_table_find */
 #include "fp8_scaling.h"   /* te_scale_at */
-#include "fp8_tile.h"      /* te__fp8_turn, te__fp8_store_turned */
+#include "fp8_tile.h"      /* te__fp8_turn, te__fp8_store_tile */
 #include "scales.h"        /* te_scale_of_amax */
 
 typedef struct te_quantize_tiles {
@@ -73,7 +73,7 @@ TE_FN void te__tiles_load(const te_quantize_tiles *q, te_vec8 x[8], int64_t row0
                           const te_dtype from) {
     const int64_t row = row0 + i / TE_TILES_SIDE * 8, col = col0 + i % TE_TILES_SIDE * 8;
     const int rows = te__tiles_rows(q->rows, q->cols, row, col);
-    const uint32_t pitch = (uint32_t)(q->cols * (int64_t)te_dtype_bytes(from)); /* te__tiles_args_of: it fits */
+    const uint32_t pitch = (uint32_t)(q->cols * (int64_t)te_dtype_bytes(from)); /* te__tiles_args_of */
     const char *first =
         (const char *)te_hold((const char *)q->x + (row * q->cols + col) * (int64_t)te_dtype_bytes(from));
     TE_UNROLL for (uint32_t k = 0; k < 8; k++) {
@@ -216,6 +216,8 @@ TE_API te_status te__tiles_args_of(te_tiles_args *a, const te_quantize_tiles *q,
     TE_TRY(te__scale_rule_check(&q->rule, who, ctx));
     TE_REQUIRE(q->cols % 16 == 0, ctx, TE_ERROR_SHAPE,
                "%s: %lld columns; tiles of 128 elements are of rows of multiples of 16", who, (long long)q->cols);
+    TE_REQUIRE(q->cols <= (int64_t)UINT32_MAX / 4, ctx, TE_ERROR_OVERFLOW, "%s: rows of %lld elements", who,
+               (long long)q->cols); /* so their bytes fit where te__tiles_load has them */
     TE_REQUIRE((q->x && (!q->y || q->y_inverse) && (!q->yt || q->yt_inverse)) || !q->rows || !q->cols, ctx,
                TE_ERROR_NULL, "%s: x, or where the scales go, is null", who);
     TE_REQUIRE((uintptr_t)q->x % TE_ACCESS == 0 && (uintptr_t)q->y_inverse % TE_ACCESS == 0 &&

@@ -180,10 +180,17 @@ TE_API void te__gemm_begin_plan(te__gemm_plan *p, const te__gemm_key *key, const
     p->key = *key, p->product = *product;
     te__gemm_describe(p);
 }
+/* How many plans were not timed. */
+TE_API int te__gemm_untimed(const te__gemm_state *s) {
+    int n = 0;
+    for (int i = 0; i < s->plans; i++) n += !s->plan[i].timed;
+    return n;
+}
 /* Where every number of rows has products of its own there is no end to them. Those that were not timed are forgotten:
  * they will be found again as they were. Those that were stay, for others might have other bits. */
 TE_API void te__gemm_forget(te__gemm_state *s) {
     const int count = s->plans;
+    if (!te__gemm_untimed(s)) return;
     memset(s->slot, 0, sizeof s->slot);
     s->plans = 0;
     for (int i = 0; i < count; i++) {
@@ -287,8 +294,6 @@ TE_API void te__gemm_keep(const te_gemm_tuned *t, te_context *ctx) {
 }
 TE_API int te__gemm_room(te_context *ctx) {
     const te__gemm_state *s = te__gemm_state_of(ctx);
-    int room = s ? TE_GEMM_PLANS : 0;
-    for (int i = 0; s && i < s->plans; i++) room -= s->plan[i].timed != 0;
-    return room;
+    return s ? TE_GEMM_PLANS - s->plans + te__gemm_untimed(s) : 0;
 }
 #endif

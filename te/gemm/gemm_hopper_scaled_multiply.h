@@ -111,10 +111,6 @@ TE_FN void te__fine_free(const te_fine_group *g, int stage) {
 
 /* ---- a tile leaves ----------------------------------------------------------------------------------------------- */
 
-TE_FN float2 te__fine_pair(uint32_t w, te_dtype t) {
-    return t == TE_bf16 ? make_float2(te_float_of_bits(w << 16), te_float_of_bits(w & 0xffff0000u))
-                        : __half22float2(*(const __half2 *)&w);
-}
 /* The tile's bias, which is on its way while the tile comes about. */
 TE_FN void te__fine_load_bias(te_fine_group *g, const te_fine *p) {
     const int lane = (int)threadIdx.x % 32;
@@ -126,7 +122,7 @@ TE_FN void te__fine_load_bias(te_fine_group *g, const te_fine *p) {
 /* Two columns of it: those that this lane has of the eight from 8 t on. */
 TE_FN float2 te__fine_bias(const te_fine_group *g, const int t, te_dtype dtype) {
     const uint32_t w = __shfl_sync(~0u, g->bias[t / 8], t % 8 * 4 + (int)threadIdx.x % 4);
-    return te__fine_pair(w, dtype);
+    return te_floats_of_pair(w, dtype);
 }
 
 /* Lanes beside each other exchange pairs, so that each has four columns: 32 bytes of a row from four lanes. */
