@@ -164,22 +164,24 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         a.q_empty = te__shared_address(&bars->q_empty[q.stage]);
 
         /* the first tile of keys, together with the last product of the queries before */
-        float top[2], sum[2];
+        float top[2] = {0, 0}, sum[2] = {0, 0};
         if (skip) te__attn_keys_skip(a);
         te__attn_products<T>(r, a, more, have, add);
         if (more) te__attn_keys_free(a, t.end - 1 == t.first);
         const int tile = (t.end - 1) * C::KEYS, key = tile + lane % 4 * 2; /* the first key of the tile, of this lane */
-        te__attn_cap<F>(r, p->scale);
-        te__attn_bias_rows<HEADS, F>(r, p->scale, next.head, next.query + m.shift + group * 64, tile);
-        if (te__attn_cuts(t, t.end - 1, 1)) {
-            if (te__attn_is_window<F>()) te__attn_hide_outside(r, m, next.query + group * 64, tile);
-            else te__attn_hide(r, m, next.query + row, key);
+        if (more) {
+            te__attn_cap<F>(r, p->scale);
+            te__attn_bias_rows<HEADS, F>(r, p->scale, next.head, next.query + m.shift + group * 64, tile);
+            if (te__attn_cuts(t, t.end - 1, 1)) {
+                if (te__attn_is_window<F>()) te__attn_hide_outside(r, m, next.query + group * 64, tile);
+                else te__attn_hide(r, m, next.query + row, key);
+            }
+            if (F::SINKS) te__attn_sink_rows<T, HEADS, F>(r, top, sum, p->sinks, next.head, p->scale, a.c);
+            else TE_UNROLL for (int e = 0; e < 2; e++)
+                    top[e] = te__attn_top(r, e), sum[e] = te__attn_exp(r, e, te__attn_kept<F>(top[e]), a.c);
+            if (F::DROP && p->rng)
+                te__attn_drop_rows<HEADS, F>(r, p, next.head, next.query + group * 64, tile);
         }
-        if (F::SINKS) te__attn_sink_rows<T, HEADS, F>(r, top, sum, p->sinks, more ? next.head : 0, p->scale, a.c);
-        else TE_UNROLL for (int e = 0; e < 2; e++)
-                top[e] = te__attn_top(r, e), sum[e] = te__attn_exp(r, e, te__attn_kept<F>(top[e]), a.c);
-        if (F::DROP && p->rng)
-            te__attn_drop_rows<HEADS, F>(r, p, next.head, next.query + group * 64, tile);
         te__attn_products_wait(r, a, have);
         if (behind) te__attn_values_skip(a);
         if (skip) te__attn_values_skip(a);
@@ -215,6 +217,7 @@ TE_FN void te__attn_forward_body(const te_attn_hopper *p, te_attn_barriers *bars
     const uint32_t k_tiles = q_tiles + C::Q_STAGES * C::Q_BYTES, v_tiles = k_tiles + C::K_STAGES * C::K_BYTES;
     const uint32_t tiles[3] = {q_tiles, k_tiles, v_tiles};
     if (threadIdx.x == 0) te__attn_barriers_begin<C>(bars);
+    if (threadIdx.x == 32) te__tma_ready(&p->q), te__tma_ready(&p->kv);
     __syncthreads();
     te_kernel_begin();
     if (threadIdx.x < 128) {

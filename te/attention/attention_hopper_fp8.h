@@ -185,6 +185,7 @@ TE_FN void te__attn_fp8_body(const te_attn_hopper_fp8 *p, te_attn_barriers *bars
     const uint32_t k_tiles = q_tiles + C::Q_STAGES * C::Q_BYTES, v_tiles = k_tiles + C::K_STAGES * C::K_BYTES;
     const uint32_t tiles[3] = {q_tiles, k_tiles, v_tiles};
     if (threadIdx.x == 0) te__attn_barriers_begin<C>(bars);
+    if (threadIdx.x == 32) te__tma_ready(&p->common.q), te__tma_ready(&p->common.kv);
     __syncthreads();
     te_kernel_begin();
     if (threadIdx.x < 128) {

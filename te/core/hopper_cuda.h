@@ -72,6 +72,9 @@ TE_FN void te__tma_load(uint32_t to, const CUtensorMap *from, int x, int y, uint
             "l"(from), "r"(x), "r"(y), "r"(bar)
             : "memory");
 }
+/* The copy engine reads what describes a tensor, so that the first copy does not wait for that. A kernel's arguments
+ * may be read ahead of te_kernel_wait. */
+TE_FN void te__tma_ready(const CUtensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map)); }
 /* A box comes to the L2. */
 TE_FN void te__tma_prefetch(const CUtensorMap *from, int x, int y) {
     asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(from), "r"(x), "r"(y));

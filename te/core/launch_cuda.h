@@ -42,7 +42,7 @@ TE_API void te_enqueue_open(te_context *ctx) {
  * what the pass does not write, its weights, may be read ahead of te_kernel_wait. */
 TE_API int te_enqueue_follows(const te_context *ctx) {
     const te_launches *s = (const te_launches *)ctx->launches;
-    return s && s->open && s->count && s->behind_kernel;
+    return s && (s->racing || (s->open && s->count && s->behind_kernel));
 }
 TE_API int te_enqueue_is_open(const te_context *ctx) {
     return ctx->launches && ((const te_launches *)ctx->launches)->open;

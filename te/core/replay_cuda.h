@@ -42,6 +42,7 @@ typedef struct te_replay {
 typedef struct te_launches {
     int open, count, bytes, replays, next; /* next: the graph that is looked at first */
     int behind_kernel;                     /* what was written down last is a kernel */
+    int racing; /* whatever is launched comes behind a kernel that writes no weight (te/gemm/gemm_race_cuda.h) */
     uint64_t clock;
     int64_t made, set, replayed; /* graphs that were made, that got new arguments, that were launched */
     cudaStream_t stream;         /* where they are captured */

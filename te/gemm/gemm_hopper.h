@@ -203,6 +203,7 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
                 te__barrier_init(te__shared_address(&bars->taken[b]), 3);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+    if (threadIdx.x == 32) te__tma_ready(&p->a), te__tma_ready(&p->b);
     te__cluster_sync();
     te_kernel_begin();
     if (threadIdx.x < 128) {

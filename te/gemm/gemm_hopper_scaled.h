@@ -82,6 +82,7 @@ TE_FN void te__fine_body(const te_fine *p, te_fine_barriers *bars, const int col
             te__barrier_init(full + 8 * i, 1), te__barrier_init(full + 8 * (TE_STAGES + i), 8 * TE_CLUSTER);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+    if (threadIdx.x == 32) te__tma_ready(&p->many.a), te__tma_ready(&p->many.b);
     te__cluster_sync();
     te_kernel_begin();
     if (threadIdx.x < 128) {

@@ -90,13 +90,12 @@ TE_FN int te__narrow_share(const te_narrow *p, float *d, const te_narrow_work *w
     uint32_t *ready = p->ready + (w->left * TE_NARROW_CLUSTER + rank) * TE_NARROW_WARPS + thread / 32, come = 0;
     TE_UNROLL for (int j = 0; j < width / 8; j++)
         __stcg(all + w->part * part + j * EACH, make_float4(d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]));
-    __threadfence();
-    __syncwarp();
+    __syncwarp(); /* one lane releases what all have stored, and acquires for all */
     if (thread % 32 == 0)
         asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(come) : "l"(ready) : "memory");
     if (__shfl_sync(~0u, come, 0) != (uint32_t)w->parts - 1) return 0;
     if (thread % 32 == 0) *ready = 0; /* for the next product */
-    __threadfence();
+    __syncwarp();
     te__narrow_add(d, all, w->parts, part, width == 128 ? 8 : width / 8);
     if (width == 128) te__narrow_add(d + 32, all + 8 * EACH, w->parts, part, 8);
     return 1;
@@ -104,19 +103,27 @@ TE_FN int te__narrow_share(const te_narrow *p, float *d, const te_narrow_work *w
 
 /* ---- the epilogue ------------------------------------------------------------------------------------------------ */
 
-/* FP8: times the scales of the row of x and of the row of W. */
-TE_FN void te__narrow_scale(const te_narrow *p, float *d, int col, const int width) {
+/* FP8: scales of this lane's columns of y, and of x as a whole. They are loaded ahead of the product. */
+typedef struct te_narrow_scales { float w[2], x; } te_narrow_scales;
+TE_FN te_narrow_scales te__narrow_scales_of(const te_narrow *p, int col, const te_few_form form) {
     const int lane = (int)threadIdx.x % 32;
-    float of_w[2] = {1.0f, 1.0f};
+    te_narrow_scales s = {{1.0f, 1.0f}, 1.0f};
+    if (form == TE_FEW_SIXTEEN) return s;
     TE_UNROLL for (int h = 0; h < 2; h++) {
         const int at = col + lane / 4 + 8 * h;
-        if (p->w_inverse && at < p->n) of_w[h] = __ldg(p->w_inverse + (p->by_row ? at : 0));
+        if (p->w_inverse && at < p->n) s.w[h] = p->w_inverse[p->by_row ? at : 0];
     }
+    if (p->x_inverse && !p->by_row) s.x = *p->x_inverse;
+    return s;
+}
+/* Times the scales of the row of x and of the row of W. */
+TE_FN void te__narrow_scale(const te_narrow *p, float *d, te_narrow_scales s, const int width) {
+    const int lane = (int)threadIdx.x % 32;
     TE_UNROLL for (int j = 0; j < width / 8; j++) {
         TE_UNROLL for (int e = 0; e < 2; e++) {
             const int row = 8 * j + 2 * (lane % 4) + e;
-            const float of_x = p->x_inverse && row < p->m ? p->x_inverse[p->by_row ? row : 0] : 1.0f;
-            d[4 * j + e] *= of_x * of_w[0], d[4 * j + 2 + e] *= of_x * of_w[1];
+            const float of_x = p->by_row && p->x_inverse && row < p->m ? p->x_inverse[row] : s.x;
+            d[4 * j + e] *= of_x * s.w[0], d[4 * j + 2 + e] *= of_x * s.w[1];
         }
     }
 }
@@ -138,10 +145,11 @@ TE_FN void te__narrow_leave(const te_narrow *p, const float *d, uint32_t box, co
 TE_FN int te__narrow_product(const te_narrow *p, uint32_t ring, uint32_t box, te_narrow_barriers *bars,
                              const te_narrow_work *w, int *stage, int *phase, const te_few_form form,
                              const te_dtype dtype, const int width) {
+    const te_narrow_scales scales = te__narrow_scales_of(p, w->col + (int)threadIdx.x / 32 * 16, form);
     float d[64];
     te__narrow_multiply(d, ring, bars, w, p->stages, stage, phase, form == TE_FEW_SIXTEEN ? dtype : TE_e4m3, width);
     if (w->parts > 1 && !te__narrow_share(p, d, w, width)) return 0;
-    if (form != TE_FEW_SIXTEEN) te__narrow_scale(p, d, w->col + (int)threadIdx.x / 32 * 16, width);
+    if (form != TE_FEW_SIXTEEN) te__narrow_scale(p, d, scales, width);
     te__narrow_leave(p, d, box, dtype, width);
     return 1;
 }
@@ -182,6 +190,7 @@ TE_FN void te_narrow_body(const te_narrow *p, te_narrow_barriers *bars, te_epilo
                 te__barrier_init(te__shared_address(&bars->empty[s]), TE_NARROW_WARPS * TE_NARROW_CLUSTER);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+    if (threadIdx.x == 32) te__tma_ready(&p->x);
     te__cluster_sync();
     if (threadIdx.x == 32 * TE_NARROW_WARPS) te__narrow_load(p, ring, bars);
     te_kernel_begin();

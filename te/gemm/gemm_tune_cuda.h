@@ -43,7 +43,7 @@ TE_API void te__gemm_enter(te__gemm_trial *t, const cublasLtMatmulAlgo_t *algo) 
 }
 
 /* Heat, then final: the first candidate and the three fastest. */
-TE_API te_status te__gemm_race(te__gemm_trial *t, int laps, te_context *ctx) {
+TE_IF_USED TE_API te_status te__gemm_race(te__gemm_trial *t, int laps, te_context *ctx) {
     enum { HEAT = 5, FASTEST = 3 };
     int64_t ns[TE__RACERS];
     int winner, best[FASTEST], found = 0;
