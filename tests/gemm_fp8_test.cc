@@ -1,6 +1,7 @@
 // gemm_fp8_test.cc -- products in FP8 against doubles of the same quantised operands: on the host, by cuBLASLt and by the kernel of
 // our own, alone and in the rows of a list; what no back end has is refused; what tuning found goes through a file.
 #include <functional>
+#include <random>
 #include <sstream>
 
 #include "launches.h"
@@ -19,6 +20,12 @@
 MODEL(rows_fp8, (bf16, (recipe, fp8_delayed)), ROWS)
 MODEL(same_fp8, (bf16, (recipe, fp8_delayed), (gradients, e4m3)), ROWS)
 MODEL(kept_fp8, (bf16, (recipe, fp8_delayed)), ROWS, (recompute, r), (scale, one, 1.0f), (end_recompute, r)) // a list with a span keeps what its products read
+// Forward linear_swiglu and linear_bias_swiglu; rows of the second have halves that fill no tile.
+#define GATED (linear, a, 528, 1088), (swiglu, g), (linear, b, 544, 544)
+#define GATED_BIAS (linear, a, 2064, 288), (bias, ab, 288), (swiglu, g), (linear, b, 144, 144)
+MODEL(gated_fp8, (bf16, (recipe, fp8_delayed)), GATED)
+MODEL(gated_f16_fp8, (f16, (recipe, fp8_delayed)), GATED_BIAS)
+MODEL(gated_now_fp8, (bf16, (recipe, fp8_current)), GATED)
 
 namespace {
 
@@ -538,6 +545,87 @@ TEST_CASE("rows that begin with a product in FP8, as one kernel", "[gemm_fp8]") 
         const auto next = [&] { return te_recipes_step(&u.state, u.ctx); };
         for (const int pass : {0, 1}) CHECK(launches_of((const void *)rows_fp8_quantize_table, u.ctx, [&] { return pass ? backward() : forward(); }) == 0);
         CHECK(launches_of((const void *)rows_fp8_quantize_table, u.ctx, next) == 2);
+    }
+}
+namespace {
+// Some of -1, 0 and 1, whose products FP8 has no error in.
+reference::vec signs(size_t n, unsigned seed) {
+    std::mt19937 bits(seed);
+    reference::vec v(n);
+    for (double &e : v) e = (double)(bits() % 3) - 1;
+    return v;
+}
+// What steps of a list with a gated op give, whose second product stores its operand as it is: y, y of inference, the
+// pre-activation, the scale and the amax of what the gated op gives.
+std::vector<std::vector<uint8_t>> gated_steps(const subject &list, int rows, int own, unsigned seed) {
+    under_recipe u(list, 1, rows, seed);
+    u.ctx->gemm_own = own;
+    u.workspace.reset(new buffer(u.ctx, list.workspace_bytes(u.m.memory.data(), rows, u.ctx)));
+    u.ctx->workspace = u.workspace->data(), u.ctx->workspace_bytes = u.workspace->bytes;
+    const te_dtype dtype = u.plan->dtype;
+    const auto set = [&](int i, const reference::vec &v) {
+        u.m.params.write(v, dtype, (size_t)((char *)u.m.model()->param[i].data - (char *)u.m.params.data()) / te_dtype_bytes(dtype));
+    };
+    const int last = u.m.model()->param_count - 1;
+    const size_t half = (size_t)u.m.model()->param[last].cols;
+    reference::vec one(half * half, 0);
+    for (size_t i = 0; i < half; i++) one[i * half + i] = 1;
+    reference::vec weights = signs(u.m.elements(0), seed);
+    for (double &e : weights) e *= 0.0625;
+    set(0, weights), set(last, one);
+    if (last == 2) set(1, signs(2 * half, seed + 1));
+    micro_batch b(u, list.saved_bytes(rows));
+    b.x.write(signs(u.rows * (size_t)u.plan->in, seed + 2), dtype);
+    std::vector<std::vector<uint8_t>> all;
+    const te_fp8_product *const f = &u.m.model()->param[last].fp8;
+    for (int step = 0; step < 3; step++) {
+        REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK); // the weights as they are now
+        b.forward(u);
+        all.push_back(b.y.raw());
+        te_run r = te_run_to_size(u.plan, TE_FORWARD, rows, TE_USE_on, u.ctx);
+        r.use = TE_USE_as_bound;
+        te__take_params(&r, u.m.model());
+        (void)te__lay_out(&r, (char *)b.memory.data());
+        std::vector<uint8_t> kept(u.rows * 2 * half * 2), scales(8);
+        REQUIRE(te_copy(u.ctx, kept.data(), r.act[last == 2], kept.size()) == TE_OK);
+        REQUIRE(te_copy(u.ctx, scales.data(), u.state.scales.scale + f->x, 4) == TE_OK);
+        REQUIRE(te_copy(u.ctx, scales.data() + 4, u.state.scales.amax + f->x, 4) == TE_OK);
+        REQUIRE(te_synchronize(u.ctx) == TE_OK);
+        all.push_back(kept), all.push_back(scales);
+        b.y.poison();
+        REQUIRE(list.infer(u.y_of(b.y), u.x_of(b.x), u.m.memory.data(), &u.batch, u.ctx) == TE_OK);
+        all.push_back(b.y.raw());
+    }
+    CHECK(b.memory.raw().size() == b.memory.bytes); // their guards
+    CHECK(u.workspace->raw().size() == u.workspace->bytes);
+    return all;
+}
+} // namespace
+TEST_CASE("a row with a gated op and a product in FP8 is one kernel in inference, with the bits of two", "[gemm_fp8]") {
+    for (const subject *list : {&gated_fp8_subject, &gated_f16_fp8_subject, &gated_now_fp8_subject})
+        for (const int rows : {130, 300}) {
+            const unsigned seed = fresh_seed();
+            CAPTURE(list->text, rows, seed);
+            const auto one = gated_steps(*list, rows, 2, seed), two = gated_steps(*list, rows, 0, seed);
+            REQUIRE(one.size() == two.size());
+            for (size_t i = 0; i < one.size(); i++) {
+                CAPTURE(i);
+                CHECK(one[i] == two[i]);
+            }
+        }
+    if (brief()) return;
+    const own_products on;
+    under_recipe u(gated_fp8_subject, 1, 300, 1);
+    if (u.ctx->capability != 900) return;
+    micro_batch b(u, gated_fp8_saved_bytes(300));
+    for (int step = 0; step < 2; step++) {
+        const auto infer = [&] { return gated_fp8_subject.infer(u.y_of(b.y), u.x_of(b.x), u.m.memory.data(), &u.batch, u.ctx); };
+        const auto forward = [&] { return u.m.s.forward(u.y_of(b.y), &b.saved, u.x_of(b.x), u.m.memory.data(), &u.batch, u.ctx); };
+        b.forward(u);
+        REQUIRE(infer() == TE_OK);
+        CHECK(launches_of(gated_fp8_a_linear_swiglu_kernels()->fp8.kernel, u.ctx, infer) == 1);
+        CHECK(launches_of(gated_fp8_a_linear_swiglu_kernels()->fp8.kernel, u.ctx, forward) == 0); // two are faster in training
+        REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK);
     }
 }
 TEST_CASE("the rule for rows in FP8 has large ones as one kernel", "[gemm_fp8]") {

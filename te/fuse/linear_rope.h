@@ -104,7 +104,8 @@ TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], cons
 
 /* One kernel for all lists and passes that have such heads. */
 template <te_dtype T, int DIM, int ROTARY, int NEAR>
-TE_FN void te_rope_couple(const void *p, const uint32_t w[4], const uint32_t u[4], int row, int col, int other) {
+TE_FN void te_rope_couple(const void *p, const uint32_t w[4], const uint32_t u[4], int row, int col, int other,
+                          te_epilogue_lane *) {
     const te_rope_heads h = {T, DIM, ROTARY, NEAR};
     te__rope_epilogue((const te_rope_product *)p, w, u, row, col, other, h);
 }

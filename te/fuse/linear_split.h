@@ -16,9 +16,11 @@ typedef struct te__linear_kernels {
     te_product_kernels *whole, *bare;
 } te__linear_kernels;
 
-/* Whether a kernel for all of the step can store what is read next: FP8 only where the list names a recipe. */
+/* Whether a kernel for all of the step can store what is read next: FP8 only where the list names a recipe, and of a
+ * gated op under one in inference alone (product.h). */
 TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     const int last = s->op[s->count - 1], next = r->pass == TE_BACKWARD ? last - 1 : last + 1;
+    if (r->pass == TE_FORWARD && kernels->shape.in_halves == 2 && te_is_in_fp8(r, s->op[0])) return 0;
     return kernels->shape.fp8 || te_last_step(r, s) || next < 0 || !te_is_given_in_fp8(r, next);
 }
 

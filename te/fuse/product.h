@@ -17,10 +17,14 @@
  *
  * A gated activation's row is half as wide at one end. In backward the epilogue reads and writes both halves of the
  * wide end (te_hopper_kind.twice): it saves writing and reading the narrow one, 0.47 GB at 8192 x 14336. In forward a
- * tile has the same columns of both halves (te_hopper_couples.halves), so that inference never stores them. Under a
- * recipe, and of few rows, it is a product and a chain. One H200, in turns with those: RMSNorm and a swiglu MLP of 4096
- * and 14336, 8192 rows, forward and backward 12932 and 13283 us, inference 4238 and 4417; a whole Llama 8B block
- * 17922 and 18052, inference 5718 and 5844; Qwen3's 16004 and 16258, 5167 and 5230.
+ * tile has the same columns of both halves (te_hopper_couples.halves), so that inference never stores them. Of few rows
+ * it is a product and a chain. One H200, in turns with those: RMSNorm and a swiglu MLP of 4096 and 14336, 8192 rows,
+ * forward and backward 12932 and 13283 us, inference 4238 and 4417; a whole Llama 8B block 17922 and 18052, inference
+ * 5718 and 5844; Qwen3's 16004 and 16258, 5167 and 5230.
+ *
+ * Under a recipe that is so in inference alone: a Llama 8B block, 8192 rows, fp8_delayed 3122 and 3228 us, fp8_current
+ * 3323 and 3465. In training forward stores both halves as well, and a block took 11157 to 11279 us where with a
+ * product and a chain it takes 10880.
  */
 #ifndef TE_FUSE_PRODUCT_H
 #define TE_FUSE_PRODUCT_H
@@ -79,8 +83,10 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
 }
 /* Sixteen elements of a row with a gated op: eight of each half. */
 TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uint32_t other[4], int row, int col,
-                             te_stages_fn stages, const te_chain_shape k) {
+                             te_epilogue_lane *own, te_stages_fn stages, const te_chain_shape k) {
     const te_chain *c = &p->chain;
+    const int fp8 = k.fp8 && c->fp8.y;
+    const float scale = fp8 ? __ldg(c->fp8.scale) : 1.0f;
     te_lane l;
     te_vec8 a, b;
     TE_UNROLL for (int i = 0; i < 4; i++) a.w[i] = w[i], b.w[i] = other[i];
@@ -90,7 +96,11 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
     if (c->x) te_store8((void *)c->x, te_index(l.at), l.v, 8, 1, k.in);
     if (c->x) te_store8((void *)c->x, te_index(te_second_half(l.at)), l.g, 8, 1, k.in);
     stages(&l, c, 0, TE_MAX_ROW);
-    if (c->y) te_store_lane(&l, c->y, k);
+    if (k.fp8 && !fp8 && c->fp8.amax) {
+        te_store8_rounded(c->y, te_index(l.at), l.v, 8, 1, k.out);
+        own->most = te_amax_bits8(own->most, l.v);
+    } else if (c->y) te_store_lane(&l, c->y, k);
+    if (fp8) te__product_store_fp8(p, &l, scale, k, own);
 }
 /* The kernels of a row whose chain is `name` (TE_CHAIN); in backward the weight lies as it does, in forward
  * transposed. */
@@ -105,17 +115,19 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
  * again to compile. */
 #define TE_PRODUCT_FP8(name, dtype)                                                                                   \
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                 \
-    TE_HOPPER_KERNEL_OF(name##_product_fp8, te_product, TE_##dtype, (te_dtype)name##_fp8_wanted, TE_e4m3,             \
-                        1, 1, name##_epilogue, te_product_usual(&p, name##_shape(0), name##_facts()),                 \
-                        name##_reads >= 0, name##_is_product && name##_by_tensor)                                     \
+    enum { name##_is_light = name##_is_product && !name##_is_gated };                                                 \
+    TE_HOPPER_KERNEL_ROW_FP8(name##_product_fp8, te_product, TE_##dtype, (te_dtype)name##_fp8_wanted,                 \
+                             name##_epilogue, name##_couple, name##_is_gated,                                         \
+                             te_product_usual(&p, name##_shape(0), name##_facts()), name##_reads >= 0,                \
+                             name##_is_product && name##_by_tensor)                                                   \
     TE_FEW_KERNEL(name##_few_product_fp8, te_product, (te_few_form)name##_few_form, TE_##dtype, name##_epilogue,      \
-                  name##_is_product && name##_few_form)                                                               \
+                  name##_is_light && name##_few_form)                                                                 \
     TE_NARROW_KERNEL(name##_narrow_product_fp8, te_product, TE_FEW_SCALED, TE_##dtype, name##_epilogue,               \
-                     name##_is_product && (int)name##_few_form == TE_FEW_SCALED)                                      \
+                     name##_is_light && (int)name##_few_form == TE_FEW_SCALED)                                        \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_in_fp8, name##_is_product && !name##_in_fp8,        \
                         name##_is_product && name##_by_tensor ? (const void *)name##_product_fp8 : 0,                 \
-                        name##_is_product && name##_few_form ? (const void *)name##_few_product_fp8 : 0,              \
-                        name##_is_product && (int)name##_few_form == TE_FEW_SCALED                                    \
+                        name##_is_light && name##_few_form ? (const void *)name##_few_product_fp8 : 0,                \
+                        name##_is_light && (int)name##_few_form == TE_FEW_SCALED                                      \
                             ? (const void *)name##_narrow_product_fp8 : 0)
 #define TE__PRODUCT_EPILOGUE(name, dtype)                                                                             \
     enum {                                                                                                            \
@@ -123,7 +135,7 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
         name##_is_gated = !name##_is_backward && name##_in_halves == 2,                                               \
         name##_is_plain = name##_norm < 0 && name##_half % 8 == 0                                                     \
             && (!name##_is_twice || (name##_reads == 0 && name##_sums < 0 && !name##_fp8_wanted))                     \
-            && (!name##_is_gated || (name##_reads < 0 && name##_out_halves == 1 && !name##_fp8_wanted))               \
+            && (!name##_is_gated || (name##_reads < 0 && name##_out_halves == 1))                                     \
             && (name##_is_twice || name##_is_gated || name##_in_halves + name##_out_halves == 2),                     \
         name##_is_product = (int)TE_##dtype != (int)TE_f32 && (int)name##_in_dtype == (int)TE_##dtype                 \
             && !name##_sums_three                                                                                     \
@@ -140,8 +152,9 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
             name##_facts());                                                                                          \
     }                                                                                                                 \
     TE_FN void name##_couple(const void *p, const uint32_t w[4], const uint32_t other[4], int row, int col,           \
-                             int other_col) {                                                                         \
-        (void)other_col, te_product_couple((const te_product *)p, w, other, row, col, name##_stages, name##_shape(0)); \
+                             int other_col, te_epilogue_lane *own) {                                                  \
+        (void)other_col;                                                                                              \
+        te_product_couple((const te_product *)p, w, other, row, col, own, name##_stages, name##_shape(0));            \
     }
 /* many, few: whether there are kernels in 16 bits. fp8, few_fp8, narrow_fp8: those in FP8, or null. */
 #define TE__PRODUCT_KERNELS(name, dtype, many, few, fp8, few_fp8, narrow_fp8)                                         \

@@ -53,7 +53,7 @@ TE_FN void te_fp8_bare_epilogue(const void *arg, const uint32_t w[4], const uint
     (void)lane;
 }
 template <te_dtype T, te_dtype A, te_dtype B>
-TE_HOPPER_KERNEL_OF(te_fp8_bare_many, te_fp8_bare, T, A, B, 1, 0, te_fp8_bare_epilogue<T>, TE_USUAL_not, 0, 1)
+TE_HOPPER_KERNEL_OF(te_fp8_bare_many, te_fp8_bare, T, A, B, 1, te_fp8_bare_epilogue<T>, 1)
 template <te_dtype T, te_dtype A, te_dtype B> TE_API te_product_kernels *te__fp8_kernels(void) {
     static te_product_kernels kernels = {{0, 0, 0}, {0, 0, 0}, {(const void *)te_fp8_bare_many<T, A, B>, 0, 0}, 0};
     return &kernels;

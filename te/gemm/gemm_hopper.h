@@ -95,6 +95,14 @@ TE_FN void te__hopper_pairs(const te_hopper *p, uint32_t boxes, int y, int col, 
     }
     own->usual = TE_USUAL_not;
 }
+/* Behind a warp's last tile. */
+TE_FN void te__hopper_epilogue_end(const te_hopper *p, const te_epilogue_lane *own) {
+    if (p->amax) {
+        int group;
+        te_amax_raise(p->amax, own->most, te_lanes_here(32, &group));
+    }
+    if (p->inverse && blockIdx.x == 0 && threadIdx.x == 32) te_scale_keep(p->inverse, *p->scale);
+}
 /* Three warps: the epilogue, eight elements a lane at a time. */
 TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, te_epilogue_fn epilogue,
                                te_usual usual, const void *arg, const te_hopper_kind k) {
@@ -147,11 +155,7 @@ TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barr
         }
         if (k.scatters && !reads) te__scatter_end((const te_scatter *)arg, x, y, warp);
     }
-    if (p->amax) {
-        int group;
-        te_amax_raise(p->amax, own.most, te_lanes_here(32, &group));
-    }
-    if (p->inverse && blockIdx.x == 0 && threadIdx.x == 32) te_scale_keep(p->inverse, *p->scale);
+    te__hopper_epilogue_end(p, &own);
 }
 
 /* The same by couples: each lane has one of a row's eight in 128 columns. */
@@ -164,6 +168,8 @@ TE_FN void te__hopper_epilogue_couples(const te_hopper *p, uint32_t ring, te_hop
     const uint32_t boxes = ring + TE_STAGES * TE_HOPPER_STAGE;
     const int end = k.couples.halves ? p->n / 2 : p->n;
     te_hopper_work w;
+    te_epilogue_lane own;
+    own.most = 0;
     for (int j = 0; te__hopper_work(&w, p, j); j++) {
         const int x = w.x, y = w.y;
         if (w.part > 0) continue;
@@ -179,13 +185,14 @@ TE_FN void te__hopper_epilogue_couples(const te_hopper *p, uint32_t ring, te_hop
                 uint32_t a[4], b[4];
                 te__load_piece(a, te__hopper_piece(rows + first / 8 * TE_HOPPER_BOX, row % 16, first % 8));
                 te__load_piece(b, te__hopper_piece(rows + second / 8 * TE_HOPPER_BOX, row % 16, second % 8));
-                if (y + row < p->m && col < end) epilogue(arg, a, b, y + row, col, other);
+                if (y + row < p->m && col < end) epilogue(arg, a, b, y + row, col, other, &own);
             }
             __syncwarp();
             TE_UNROLL for (int b = 0; b < 2; b++)
                 if (lane == 0) te__barrier_arrive(te__shared_address(&bars->taken[b]));
         }
     }
+    if (k.couples.halves && k.a != k.dtype) te__hopper_epilogue_end(p, &own);
 }
 
 /* With one epilogue, that by couples where the kind has them. */
@@ -233,15 +240,23 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
 /* `type` begins with a te_hopper; epilogue: a te_epilogue_fn that is called with the `type`. exists: 0 leaves the
  * kernel empty. */
 #define TE_HOPPER_KERNEL(name, type, dtype, trans_b, epilogue, exists)                                              \
-    TE_HOPPER_KERNEL_OF(name, type, dtype, dtype, dtype, trans_b, 0, epilogue, TE_USUAL_not, 0, exists)
-/* The same with formats for A and B, each e4m3 or e5m2; trans_b is then 1. rows: of a list, whose epilogue may want
- * te_hopper.turned, and has the work of both other kinds in half the time. usual: a te_usual, of p; reads: such an
- * epilogue reads te_hopper.ahead. */
-#define TE_HOPPER_KERNEL_OF(name, type, dtype, dtype_a, dtype_b, trans_b, rows, epilogue, usual, reads, exists)     \
+    TE_HOPPER_KERNEL_OF(name, type, dtype, dtype, dtype, trans_b, epilogue, exists)
+/* The same with formats for A and B, each e4m3 or e5m2; trans_b is then 1. */
+#define TE_HOPPER_KERNEL_OF(name, type, dtype, dtype_a, dtype_b, trans_b, epilogue, exists)                         \
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te_hopper_barriers bars;                                                                         \
-        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, rows, rows, reads, 0, {0, 0, 0}, 0};         \
-        if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, 0, usual, &p, kind);                     \
+        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, 0, 0, 0, 0, {0, 0, 0, 0}, 0};                \
+        if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, 0, TE_USUAL_not, &p, kind);              \
+    }
+/* A row of a list in FP8, whose epilogue may want te_hopper.turned, and has the work of both other kinds in half the
+ * time; or where `halves` is 1 one by the couples that the two halves of D make. usual: a te_usual, of p; reads: such
+ * an epilogue reads te_hopper.ahead. */
+#define TE_HOPPER_KERNEL_ROW_FP8(name, type, dtype, dtype_a, epilogue, couple, halves, usual, reads, exists)        \
+    TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
+        __shared__ te_hopper_barriers bars;                                                                         \
+        const te_hopper_kind kind = {dtype, dtype_a, TE_e4m3, 1, !(halves), 1, reads, 0,                            \
+                                     {(halves) ? 16 : 0, (halves) ? 8 : 0, 0, halves}, 0};                          \
+        if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, couple, usual, &p, kind);                \
     }
 /* A row of a list in 16 bits: with epilogue, or where `halves` is 1 by the couples that the two halves of D make (B is
  * then stored [n, k]); twice: te_hopper.ahead is [m, 2 n]. */

@@ -172,9 +172,10 @@ typedef struct te_epilogue_lane {
  * of one with two halves (te_hopper_kind.twice) those of the second behind them; null: none. */
 typedef void (*te_epilogue_fn)(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
                                te_epilogue_lane *lane);
-/* Sixteen elements of a row: eight from column `col` on, and the eight from `other_col` on that belong to them. */
+/* Sixteen elements of a row: eight from column `col` on, and the eight from `other_col` on that belong to them. Of the
+ * lane `most` alone is of use. */
 typedef void (*te_couple_fn)(const void *arg, const uint32_t w[4], const uint32_t other[4], int row, int col,
-                             int other_col);
+                             int other_col, te_epilogue_lane *lane);
 
 /* ---- what tuning found, kept in the context ---------------------------------------------------------------------- */
 
