@@ -26,6 +26,7 @@ MODEL(kept_fp8, (bf16, (recipe, fp8_delayed)), ROWS, (recompute, r), (scale, one
 MODEL(gated_fp8, (bf16, (recipe, fp8_delayed)), GATED)
 MODEL(gated_f16_fp8, (f16, (recipe, fp8_delayed)), GATED_BIAS)
 MODEL(gated_now_fp8, (bf16, (recipe, fp8_current)), GATED)
+MODEL(gated_16_fp8, (bf16, (recipe, fp8_delayed)), (linear, a, 528, 1088, (recipe, none)), (swiglu, g), (linear, b, 544, 544))
 
 namespace {
 
@@ -602,7 +603,7 @@ std::vector<std::vector<uint8_t>> gated_steps(const subject &list, int rows, int
 }
 } // namespace
 TEST_CASE("a row with a gated op and a product in FP8 is one kernel in inference, with the bits of two", "[gemm_fp8]") {
-    for (const subject *list : {&gated_fp8_subject, &gated_f16_fp8_subject, &gated_now_fp8_subject})
+    for (const subject *list : {&gated_fp8_subject, &gated_f16_fp8_subject, &gated_now_fp8_subject, &gated_16_fp8_subject})
         for (const int rows : {130, 300}) {
             const unsigned seed = fresh_seed();
             CAPTURE(list->text, rows, seed);
@@ -613,6 +614,7 @@ TEST_CASE("a row with a gated op and a product in FP8 is one kernel in inference
                 CHECK(one[i] == two[i]);
             }
         }
+    CHECK(!gated_16_fp8_a_linear_swiglu_kernels()->many.kernel); // the chain behind it stores FP8
     if (brief()) return;
     const own_products on;
     under_recipe u(gated_fp8_subject, 1, 300, 1);

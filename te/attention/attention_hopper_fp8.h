@@ -252,6 +252,15 @@ struct te__attn_hopper_fp8 : te__attn_hopper_fp8_shape<D> {
         return te__cuda_launch(ctx, k->kernel, te_grid_of(te_min(ctx->processors, p->tiles), 1), C::THREADS, C::SHARED,
                                1, &all, sizeof all, name);
     }
+    /* The casts, then the kernel. */
+    static te_status run(te_context *ctx, te_hopper_kernel *k, const te_attention_args *a,
+                         te_status (*cast)(te_context *ctx, const te_attention_args *a), const char *name) {
+        TE_TRY(te__attention_check_fp8(ctx, a, HEADS, name));
+        TE_TRY(te__attention_check_gives(ctx, a, F::GIVES, name));
+        TE_TRY(ready(ctx, k, name));
+        TE_TRY(cast(ctx, a));
+        return launch(ctx, k, a, name);
+    }
 };
 
 #define TE_ATTENTION_FORWARD_FP8(name, dtype, heads, kv_heads, head_dim, options)                               \
@@ -264,11 +273,7 @@ struct te__attn_hopper_fp8 : te__attn_hopper_fp8_shape<D> {
     TE_UNUSED static te_hopper_kernel name##_kernel = {(const void *)name##_wgmma, 0, 0};                       \
     TE_API te_status name##_ready(te_context *ctx) { return name##_of::ready(ctx, &name##_kernel, #name); }     \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                               \
-        TE_TRY(te__attention_check_fp8(ctx, a, heads, #name));                                                  \
-        TE_TRY(te__attention_check_gives(ctx, a, name##_form::GIVES, #name));                                   \
-        TE_TRY(name##_ready(ctx));                                                                              \
-        TE_TRY(name##_cast(ctx, a));                                                                            \
-        return name##_of::launch(ctx, &name##_kernel, a, #name);                                                \
+        return name##_of::run(ctx, &name##_kernel, a, name##_cast, #name);                                      \
     }
 
 #endif

@@ -48,6 +48,16 @@ TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float sc
     own->fp8[0] = e.w[0], own->fp8[1] = e.w[1];
     *(uint2 *)((uint8_t *)p->chain.fp8.y + te_index(l->at)) = make_uint2(e.w[0], e.w[1]);
 }
+/* What the row gives, in the forms that the arguments ask for; fp8: in FP8. */
+TE_FN void te__product_leave(const te_product *p, const te_chain *c, te_lane *l, int fp8, float scale,
+                             const te_chain_shape k, te_epilogue_lane *own) {
+    if (k.fp8 && !fp8 && c->fp8.amax) { /* that of what is stored, or would be (te__chain_stays) */
+        if (c->y) te_store8_rounded(c->y, te_index(l->at), l->v, 8, 1, k.out);
+        else te__chain_round(l->v, k.out);
+        own->most = te_amax_bits8(own->most, l->v);
+    } else if (c->y) te_store_lane(l, c->y, k);
+    if (fp8) te__product_store_fp8(p, l, scale, k, own);
+}
 TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const uint32_t *ahead, int row, int col,
                                te_epilogue_lane *own, te_stages_fn stages, const te_chain_shape k,
                                te_product_facts is) {
@@ -72,13 +82,8 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     TE_UNROLL for (int i = 0; i < 8; i++) l.sum[i] = own->sum[i];
     stages(&l, c, 0, TE_MAX_ROW);
     TE_UNROLL for (int i = 0; i < 8; i++) own->sum[i] = l.sum[i];
-    if (k.fp8 && !fp8 && c->fp8.amax) { /* that of what is stored, or would be (te__chain_stays) */
-        if (c->y) te_store8_rounded(c->y, te_index(l.at), l.v, 8, 1, k.out);
-        else te__chain_round(l.v, k.out);
-        own->most = te_amax_bits8(own->most, l.v);
-    } else if (c->y) te_store_lane(&l, c->y, k);
+    te__product_leave(p, c, &l, fp8, scale, k, own);
     if (!fp8) return;
-    te__product_store_fp8(p, &l, scale, k, own);
     if (!usual && row == 0 && col == 0 && c->fp8.inverse) te_scale_keep(c->fp8.inverse, scale);
 }
 /* Sixteen elements of a row with a gated op: eight of each half. */
@@ -96,11 +101,7 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
     if (c->x) te_store8((void *)c->x, te_index(l.at), l.v, 8, 1, k.in);
     if (c->x) te_store8((void *)c->x, te_index(te_second_half(l.at)), l.g, 8, 1, k.in);
     stages(&l, c, 0, TE_MAX_ROW);
-    if (k.fp8 && !fp8 && c->fp8.amax) {
-        te_store8_rounded(c->y, te_index(l.at), l.v, 8, 1, k.out);
-        own->most = te_amax_bits8(own->most, l.v);
-    } else if (c->y) te_store_lane(&l, c->y, k);
-    if (fp8) te__product_store_fp8(p, &l, scale, k, own);
+    te__product_leave(p, c, &l, fp8, scale, k, own);
 }
 /* The kernels of a row whose chain is `name` (TE_CHAIN); in backward the weight lies as it does, in forward
  * transposed. */
@@ -111,8 +112,8 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
  * kernel takes operands in FP8, x and the weight in forward, dy and the weight's transpose in backward (linear_fp8.h);
  * so does that of few rows in forward, by any recipe (name##_few_form).
  * Where it has any (name##_in_fp8) there is none in 16 bits, for many rows or for few: with the recipe switched off
- * such a row is a product of cuBLASLt's and a chain. Kernels that run then alone would take as long
- * again to compile. */
+ * such a row is a product of cuBLASLt's and a chain. Kernels that run then alone would take as long again to compile.
+ * Of a gated op there is that of many rows in FP8 alone. */
 #define TE_PRODUCT_FP8(name, dtype)                                                                                   \
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                 \
     enum { name##_is_light = name##_is_product && !name##_is_gated };                                                 \
@@ -124,7 +125,7 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
                   name##_is_light && name##_few_form)                                                                 \
     TE_NARROW_KERNEL(name##_narrow_product_fp8, te_product, TE_FEW_SCALED, TE_##dtype, name##_epilogue,               \
                      name##_is_light && (int)name##_few_form == TE_FEW_SCALED)                                        \
-    TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_in_fp8, name##_is_product && !name##_in_fp8,        \
+    TE__PRODUCT_KERNELS(name, dtype, name##_is_light && !name##_in_fp8, name##_is_light && !name##_in_fp8,            \
                         name##_is_product && name##_by_tensor ? (const void *)name##_product_fp8 : 0,                 \
                         name##_is_light && name##_few_form ? (const void *)name##_few_product_fp8 : 0,                \
                         name##_is_light && (int)name##_few_form == TE_FEW_SCALED                                      \
@@ -152,8 +153,7 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
             name##_facts());                                                                                          \
     }                                                                                                                 \
     TE_FN void name##_couple(const void *p, const uint32_t w[4], const uint32_t other[4], int row, int col,           \
-                             int other_col, te_epilogue_lane *own) {                                                  \
-        (void)other_col;                                                                                              \
+                             int, te_epilogue_lane *own) {                                                            \
         te_product_couple((const te_product *)p, w, other, row, col, own, name##_stages, name##_shape(0));            \
     }
 /* many, few: whether there are kernels in 16 bits. fp8, few_fp8, narrow_fp8: those in FP8, or null. */

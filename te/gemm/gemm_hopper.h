@@ -192,7 +192,7 @@ TE_FN void te__hopper_epilogue_couples(const te_hopper *p, uint32_t ring, te_hop
                 if (lane == 0) te__barrier_arrive(te__shared_address(&bars->taken[b]));
         }
     }
-    if (k.couples.halves && k.a != k.dtype) te__hopper_epilogue_end(p, &own);
+    if (k.a != k.dtype) te__hopper_epilogue_end(p, &own); /* of operands in 16 bits nobody wants an amax */
 }
 
 /* With one epilogue, that by couples where the kind has them. */
