@@ -858,3 +858,104 @@ TEST_CASE("the argument is copied at the capture, or handed on as it is") {
     te_graph_destroy(&copied), te_graph_destroy(&as_is);
     CHECK(pool.used == 0);
 }
+
+#if TE_CUDA
+namespace {
+
+int small_fills(cudaGraph_t graph) {
+    size_t count = 0;
+    REQUIRE(cudaGraphGetNodes(graph, nullptr, &count) == cudaSuccess);
+    std::vector<cudaGraphNode_t> nodes(count);
+    REQUIRE((!count || cudaGraphGetNodes(graph, nodes.data(), &count) == cudaSuccess));
+    int found = 0;
+    for (cudaGraphNode_t node : nodes) {
+        cudaGraphNodeType type;
+        cudaMemsetParams p;
+        REQUIRE(cudaGraphNodeGetType(node, &type) == cudaSuccess);
+        if (type != cudaGraphNodeTypeMemset) continue;
+        REQUIRE(cudaGraphMemsetNodeGetParams(node, &p) == cudaSuccess);
+        found += p.height == 1 && p.width * p.elementSize <= TE_FILL_MOST;
+    }
+    return found;
+}
+void run(cudaGraph_t graph, machine &m) {
+    cudaGraphExec_t exec;
+    REQUIRE(cudaGraphInstantiateWithFlags(&exec, graph, 0) == cudaSuccess);
+    REQUIRE(cudaGraphLaunch(exec, (cudaStream_t)m.ctx.stream) == cudaSuccess);
+    OK(m, te_synchronize(&m.ctx));
+    cudaGraphExecDestroy(exec);
+}
+
+} // namespace
+
+TEST_CASE("small fills of a graph become kernels that write the same bytes in the same order") {
+    machine m(1, true);
+    const size_t room = 1 << 16;
+    char *const a = (char *)m.memory(room);
+    te_fill_by_kernels(&m.ctx);
+    const void *kernel = ((const te_launches *)m.ctx.launches)->fill;
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
+    std::mt19937 random(seed);
+    cudaGraph_t graph;
+    REQUIRE(cudaGraphCreate(&graph, 0) == cudaSuccess);
+    // Fills that overlap, each behind the last one and some of those before; some large, some of two dimensions.
+    struct fill { cudaGraphNode_t node; int small, before, behind; };
+    std::vector<fill> fills;
+    int small = 0, stay = 0;
+    for (int i = 0; i < 60; i++) {
+        cudaMemsetParams p = {};
+        p.elementSize = 1u << random() % 3, p.value = (unsigned)random() >> (32 - 8 * p.elementSize), p.pitch = 4 * 4096;
+        p.width = i % 7 == 3 ? 4000 : 1 + random() % (TE_FILL_MOST / p.elementSize), p.height = i % 11 == 5 ? 3 : 1;
+        p.dst = a + random() % 1000 * 4;
+        std::vector<cudaGraphNode_t> before;
+        for (size_t k = 1, most = 1 + random() % 6; k <= most && k <= fills.size(); k++) {
+            before.push_back(fills[fills.size() - k].node);
+            fills[fills.size() - k].behind++;
+        }
+        fill made = {nullptr, p.height == 1 && p.width * p.elementSize <= TE_FILL_MOST, (int)before.size(), 0};
+        REQUIRE(cudaGraphAddMemsetNode(&made.node, graph, before.data(), before.size(), &p) == cudaSuccess);
+        fills.push_back(made);
+    }
+    for (const fill &f : fills) small += f.small, stay += f.small && (f.before > TE_FILL_EDGES || f.behind > TE_FILL_EDGES);
+    CHECK(small_fills(graph) == small);
+    run(graph, m);
+    const bytes expected = m.read(a, room);
+    OK(m, te_fill(&m.ctx, a, 0xff, room));
+    te_fills_become(nullptr, graph);
+    CHECK(small_fills(graph) == small);
+    te_fills_become(kernel, graph);
+    CHECK(small_fills(graph) == stay);
+    CHECK(stay < small);
+    run(graph, m);
+    CHECK(m.read(a, room) == expected);
+    cudaGraphDestroy(graph);
+}
+
+TEST_CASE("a pass of a model is a graph without small fills") {
+    machine m(1, true);
+    te_context *const ctx = &m.ctx;
+    block one;
+    block_saved saved;
+    const int rows = 128;
+    void *params = m.memory(block_param_bytes()), *grads = m.memory(block_grad_bytes());
+    saved.bytes = block_saved_bytes(rows), saved.memory = m.memory(saved.bytes);
+    OK(m, block_bind(&one, params, (float *)grads, ctx));
+    OK(m, te_model_randomize(&one.model, 0.02f, 1, 0, ctx));
+    OK(m, te_context_reserve(ctx, block_workspace_bytes(&one, rows, ctx)));
+    te_batch batch;
+    memset(&batch, 0, sizeof batch);
+    batch.batch = 8, batch.seq = 16;
+    const te_tensor x = te_matrix(m.memory(rows * H * 2, 0x3c), TE_bf16, rows, H), y = te_matrix(m.memory(rows * H * 2), TE_bf16, rows, H);
+    const te_tensor dx = te_matrix(m.memory(rows * H * 2), TE_bf16, rows, H), dy = te_matrix(m.memory(rows * H * 2, 0x3c), TE_bf16, rows, H);
+    for (int i = 0; i < 2; i++) {
+        OK(m, block_forward(y, &saved, x, &one, &batch, ctx));
+        OK(m, block_backward(dx, dy, &saved, &one, &batch, ctx));
+    }
+    OK(m, te_synchronize(ctx));
+    const te_launches *s = (const te_launches *)ctx->launches;
+    CHECK(s->replays == 2);
+    CHECK(s->fill);
+    for (int i = 0; i < s->replays; i++) CHECK(small_fills(s->replay[i]->graph) == 0);
+}
+#endif

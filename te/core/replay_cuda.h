@@ -5,7 +5,8 @@
 
 #include <stdlib.h> /* malloc */
 
-#include "context.h" /* te_context */
+#include "context.h"    /* te_context */
+#include "fills_cuda.h" /* te_fills_become */
 
 typedef struct te_grid { int x, y; } te_grid;
 
@@ -46,6 +47,7 @@ typedef struct te_launches {
     uint64_t clock;
     int64_t made, set, replayed; /* graphs that were made, that got new arguments, that were launched */
     cudaStream_t stream;         /* where they are captured */
+    const void *fill;            /* the kernel in the place of small fills; null: they stay */
     te_replay *replay[TE_LAUNCH_GRAPHS];
     char record[TE_LAUNCH_BYTES];
 } te_launches;
@@ -162,6 +164,7 @@ TE_API te_replay *te__replay_make(te_launches *s, te_context *ctx) {
         ctx->stream = stream;
         ok &= cudaStreamEndCapture(s->stream, &r->graph) == cudaSuccess;
     }
+    if (ok) te_fills_become(s->fill, r->graph);
     ok = ok && cudaGraphInstantiateWithFlags(&r->exec, r->graph, 0) == cudaSuccess;
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
     if (ok) return memcpy(r->record, s->record, (size_t)s->bytes), r;

@@ -38,6 +38,7 @@ TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
     te__gemm_args a;
     memset(&a, 0, sizeof a);
     a.g = *g, a.algo = p->algo;
+    te_fill_by_kernels(ctx);
     return te__cuda_call(ctx, te__gemm_call, &a, sizeof a);
 }
 #define TE_GEMM_RUN_OF(T, trains) te_gemm_run

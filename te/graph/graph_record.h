@@ -184,6 +184,7 @@ TE_API te_status te__graph_record(te_graph *g, te_context *ctx) {
                 "graph %s: its function did what cannot be captured (waited, allocated, used another stream): %s",
                 g->name, cudaGetErrorString(e));
     }
+    if (status == TE_OK && ctx->launches) te_fills_become(((const te_launches *)ctx->launches)->fill, graph);
     if (status == TE_OK)
         status = te__cuda_status(ctx, cudaGraphInstantiateWithFlags(&exec, graph, 0), "graph: instantiate");
     if (graph) (void)cudaGraphDestroy(graph);
