@@ -46,7 +46,8 @@ lists | while IFS= read -r line; do
     pass=all make=TE_SEQUENTIAL headers='#include "te/te.h"'
     if [[ $line == infer\ * ]]; then
         pass=inference make=TE_INFERENCE line=${line#infer }
-        headers='#include "te/infer.h"'$'\n''#include "te/optim/recipes.h"'
+        headers='#include "te/infer.h"'
+        [[ $line != *recipe* ]] || headers+=$'\n''#include "te/optim/recipes.h"'
     fi
     if [[ $line == \(bf16* ]]; then dtype="${line%%)) *}))"; else dtype=${line%% *}; fi
     list=${line#"$dtype "}

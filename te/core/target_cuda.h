@@ -87,8 +87,8 @@ TE_API te_status te__cuda_fill(te_context *ctx, void *dst, int byte, size_t byte
     return te__cuda_call(ctx, te__cuda_fill_call, &a, sizeof a);
 }
 TE_KERNEL_IF_USED(te_fill_kernel, 32, 1, te_fill_few, (void)te_at;
-                  for (int i = (int)threadIdx.x; i < te_args->count; i += 32)
-                      te_args->bytes[i] = (uint8_t)(te_args->value >> 8 * (i % te_args->element)))
+                  TE_UNROLL_1 for (int i = (int)threadIdx.x; i < te_args->count; i += 32)
+                      te_args->bytes[i] = (uint8_t)(te_args->value >> 8 * (i & (te_args->element - 1))))
 /* From here on small fills of graphs are kernels (fills_cuda.h): for who fills a few bytes in each pass. */
 TE_IF_USED TE_API void te_fill_by_kernels(te_context *ctx) {
     if (ctx->launches) ((te_launches *)ctx->launches)->fill = (const void *)te_fill_kernel<0>;
