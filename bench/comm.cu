@@ -36,7 +36,9 @@ enum { TOKENS = 8192 };
     TE_SEQUENTIAL(name##_alone, bf16, (linear, fc, in, out))
 PRODUCTS(PRODUCT_LISTS)
 // Llama 3 8B's block, of two ranks with sequence parallelism.
-TE_SEQUENTIAL(block, (bf16, (rows, shard)), TE_LLAMA_BLOCK_SP(b, 4096, 14336, 32, 8, 128, 500000.0f, 2))
+#define BLOCK TE_LLAMA_BLOCK_SP(b, 4096, 14336, 32, 8, 128, 500000.0f, 2)
+TE_SEQUENTIAL(block, (bf16, (rows, shard)), BLOCK)
+TE_SEQUENTIAL(block_fp8, (bf16, (rows, shard), (recipe, fp8_delayed)), BLOCK)
 
 static const char *text_of(te_status s) { return s == TE_OK ? nullptr : te_last_error(&ctx); }
 
@@ -150,41 +152,51 @@ extern "C" const char *comm_product(int is_small, int kind, int keeps, int apart
     ctx.stream = stream;
     return text_of(product(is_small, kind, keeps, apart, y, x, weight, dx, dy, grad));
 }
-// Forward and backward of the block, 4 x 2048 tokens. apart: collectives and products one after the other. The first call must not be
-// captured.
-static te_status block_step(int apart, void *y, void *dx, void *x, void *dy) {
-    static te_model m;
-    static te_param params[32];
-    static te_saved saved;
+// Forward and backward of the block, 4 x 2048 tokens. fp8: under fp8_delayed, with scales that all ranks have. apart: collectives and
+// products one after the other. The first call must not be captured.
+static te_status block_step(int fp8, int apart, void *y, void *dx, void *x, void *dy) {
+    static te_model models[2], *in_fp8[1] = {&models[1]};
+    static te_param params[2][32];
+    static te_saved kept[2];
+    static te_recipes recipes;
+    te_model *const m = &models[fp8];
+    te_saved *const saved = &kept[fp8];
     te_rank_memory *const memory = comm.tensor.memory;
-    const te_plan *plan = block_plan();
-    const int own = TOKENS / comm.tensor.size;
+    const te_plan *plan = fp8 ? block_fp8_plan() : block_plan();
+    const int first = !m->plan, own = TOKENS / comm.tensor.size;
     te_batch batch;
     memset(&batch, 0, sizeof batch);
     batch.batch = 4, batch.seq = TOKENS / 4;
     ctx.gemm_own = 1;
-    if (!m.plan) {
-        void *weights, *grads;
+    if (first) {
+        void *weights, *grads, *scales;
         int count = 0;
+        te_recipes_config config = te_recipes_defaults();
+        config.ranks = comm.world.size;
         for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
         TE_TRY(te_allocate(&ctx, &weights, te_plan_param_bytes(plan)));
         TE_TRY(te_allocate(&ctx, &grads, te_plan_grad_bytes(plan)));
-        TE_TRY(te_model_bind(&m, plan, params, count, weights, (float *)grads, &ctx));
-        TE_TRY(te_model_randomize(&m, 0.02f, 1, 0, &ctx));
-        TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, &m, TOKENS, &ctx)));
-        TE_TRY(te_comm_allocate(&comm, &saved.memory, saved.bytes = te_plan_saved_bytes_of_rank(plan, TOKENS, &ctx), &ctx));
+        TE_TRY(te_model_bind(m, plan, params[fp8], count, weights, (float *)grads, &ctx));
+        TE_TRY(te_model_randomize(m, 0.02f, 1, 0, &ctx));
+        if (fp8) {
+            const size_t bytes = te_recipes_bytes(in_fp8, 1, &config);
+            TE_TRY(te_allocate(&ctx, &scales, bytes));
+            TE_TRY(te_recipes_init(&recipes, scales, bytes, in_fp8, 1, &config, &ctx));
+        }
+        TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, m, TOKENS, &ctx)));
+        TE_TRY(te_comm_allocate(&comm, &saved->memory, saved->bytes = te_plan_saved_bytes_of_rank(plan, TOKENS, &ctx), &ctx));
     }
     const int width = 4096;
     if (apart) comm.tensor.memory = 0;
-    te_status s = te_plan_forward(te_matrix(y, TE_bf16, own, width), &saved, te_matrix(x, TE_bf16, own, width), plan, &m, &batch, &ctx);
+    te_status s = te_plan_forward(te_matrix(y, TE_bf16, own, width), saved, te_matrix(x, TE_bf16, own, width), plan, m, &batch, &ctx);
     if (s == TE_OK)
-        s = te_plan_backward(te_matrix(dx, TE_bf16, own, width), te_matrix(dy, TE_bf16, own, width), &saved, plan, &m, &batch, &ctx);
+        s = te_plan_backward(te_matrix(dx, TE_bf16, own, width), te_matrix(dy, TE_bf16, own, width), saved, plan, m, &batch, &ctx);
     comm.tensor.memory = memory;
-    return s;
+    return s == TE_OK && fp8 && first ? te_recipes_step(&recipes, &ctx) : s;
 }
-extern "C" const char *comm_block(int apart, void *y, void *dx, void *x, void *dy, void *stream) {
+extern "C" const char *comm_block(int fp8, int apart, void *y, void *dx, void *x, void *dy, void *stream) {
     ctx.stream = stream;
-    return text_of(block_step(apart, y, dx, x, dy));
+    return text_of(block_step(fp8, apart, y, dx, x, dy));
 }
 // Gathers and scatters that have overlapped a product.
 extern "C" int64_t comm_overlapped() { return comm.tensor.memory ? comm.tensor.memory->gathered + comm.tensor.memory->scattered : -1; }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Collectives of the GPUs of one host, in turns with NCCL and PyTorch's symmetric memory (without multicast): bf16, random data.
 
-    COMMIT=... torchrun --nproc-per-node N bench/comm.py libcomm.so[,OTHER.so...] [OUT.tsv [tune] [products] [rows]]
+    COMMIT=... torchrun --nproc-per-node N bench/comm.py libcomm.so[,OTHER.so...] [OUT.tsv [tune] [products] [rows] [blocks]]
 
 libcomm.so: bench/comm.cu as a library; others, compiled otherwise, race all-reduces as `ours OTHER`.
 
@@ -10,7 +10,7 @@ the racers take turns. `floor` is the bytes that a rank sends over 450 GB/s, and
 over the better of the others: below 1, ours is faster. `tune` races grids of several sizes, too. Exit code 1: a wrong sum.
 
 Products that overlap a collective, rows x out x in of each rank, beside the product alone, PyTorch's and by our kernel; `products`:
-these alone; `rows`: rows of the fusion list that begin with a collective, alone.
+these and the blocks alone; `blocks`: a block of two ranks alone; `rows`: rows of the fusion list that begin with a collective, alone.
 """
 import ctypes
 import os
@@ -36,7 +36,8 @@ tsv = open(sys.argv[2], "w") if rank == 0 and len(sys.argv) > 2 else None
 if tsv:
     print(f"# {ranks} x {torch.cuda.get_device_name()}, commit {os.environ.get('COMMIT', 'unknown')}, torch {torch.__version__}", file=tsv)
     print("what", "ranks", "KiB", "floor", "microseconds of each", "ratio", sep="\t", file=tsv, flush=True)
-tune, only_products, only_rows = "tune" in sys.argv[3:], "products" in sys.argv[3:], "rows" in sys.argv[3:]
+tune, only_products, only_rows, only_blocks = (what in sys.argv[3:] for what in ("tune", "products", "rows", "blocks"))
+only_products |= only_blocks
 SHAPES = ((8192, 14336, 8192), (8192, 4096, 4096))  # as in comm.cu
 
 
@@ -49,7 +50,7 @@ def library(path):
     lib.comm_row.restype = lib.comm_run.restype = lib.comm_check.restype = ctypes.c_char_p
     lib.comm_product.argtypes, lib.comm_product.restype = [ctypes.c_int] * 4 + [ctypes.c_void_p] * 7, ctypes.c_char_p
     lib.comm_overlapped.restype = ctypes.c_int64
-    lib.comm_block.argtypes, lib.comm_block.restype = [ctypes.c_int] + [ctypes.c_void_p] * 5, ctypes.c_char_p
+    lib.comm_block.argtypes, lib.comm_block.restype = [ctypes.c_int] * 2 + [ctypes.c_void_p] * 5, ctypes.c_char_p
     lib.comm_force.argtypes = [ctypes.c_int64, ctypes.c_int]
     return lib
 
@@ -314,23 +315,34 @@ def product(small):
               flush=True)
 
 
-def block():
-    """Forward and backward of Llama 3 8B's block on two ranks, 4 x 2048 tokens."""
+def block(fp8, sixteen=None):
+    """Forward and backward of Llama 3 8B's block on two ranks, 4 x 2048 tokens; fp8: under fp8_delayed. Returns y and dx, which are what
+    `sixteen` is to FP8: there both ways, whose sums differ in their last bits, are to be equally far from it."""
     global wrong
     torch.manual_seed(rank)
     own = 8192 // ranks
     x, dy = (torch.randn(own, 4096, device="cuda").bfloat16() for _ in range(2))
     made = {apart: (torch.empty_like(x), torch.empty_like(x)) for apart in (0, 1)}
-    call = lambda apart: check(lib.comm_block(apart, *(t.data_ptr() for t in (*made[apart], x, dy)), torch.cuda.current_stream().cuda_stream))
+    call = lambda apart: check(lib.comm_block(fp8, apart, *(t.data_ptr() for t in (*made[apart], x, dy)), torch.cuda.current_stream().cuda_stream))
     before = lib.comm_overlapped()
     call(0)
+    if fp8:  # the first has found the scales
+        before = lib.comm_overlapped()
+        call(0)
+    torch.cuda.synchronize()  # the race begins on other streams
     say(f"{lib.comm_overlapped() - before} calls overlapped", "#", "overlapped", lib.comm_overlapped() - before)
     us = race({"ours": lambda: call(0), "apart": lambda: call(1)}, 4)
-    off = max(((a.float() - b.float()).norm() / b.float().norm()).item() for a, b in zip(*made.values()))
-    say(f"block forward + backward  ours {us['ours']:.1f}  apart {us['apart']:.1f}  ratio {us['ours'] / us['apart']:.3f}  numbers {off:.1e} apart", "block",
+    far = lambda all_a, all_b: max(((a.float() - b.float()).norm() / b.float().norm()).item() for a, b in zip(all_a, all_b))
+    off = far(made[0], made[1])
+    title = "block in FP8" if fp8 else "block"
+    say(f"{title} forward + backward  ours {us['ours']:.1f}  apart {us['apart']:.1f}  ratio {us['ours'] / us['apart']:.3f}  numbers {off:.1e} apart", title,
         ranks, "4x2048", *(f"{racer}={t:.1f}" for racer, t in us.items()), f"{us['ours'] / us['apart']:.3f}")
-    if not off < 0.01:
+    if fp8:
+        far0, far1 = far(made[0], sixteen), far(made[1], sixteen)
+        say(f"from 16 bits {far0:.4f} and {far1:.4f}", "#", "from 16 bits", f"{far0:.4f}", f"{far1:.4f}")
+    if not (off < 0.01 if not fp8 else far0 < 1.05 * far1 and far1 < 0.2):
         wrong += 1
+    return made[0]
 
 
 for stem, each in libs.items():
@@ -346,10 +358,10 @@ with torch.no_grad():
         row(rows)
     for kib in () if only_products or only_rows else KIB:
         halves(kib)
-    for small in () if only_rows else (1, 0):
+    for small in () if only_rows or only_blocks else (1, 0):
         product(small)
     if ranks == 2 and not only_rows:
-        block()
+        block(1, block(0))
 for each in libs.values():
     check(each.comm_check())
 torch.cuda.synchronize()

@@ -47,7 +47,8 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                   \
                        " needs the rows of a rank: those of a list with (rows, shard), or of a reduce_scatter");)
 #define TE_OWN_all_gather_forward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_all_gather)
-#define TE_OWN_all_gather_backward(name, model, dtype, op) TE__ADDING(name, model, op, TE_SCATTER_KERNEL(dtype, 0))
+#define TE_OWN_all_gather_backward(name, model, dtype, op) \
+    TE__ADDING(name, model, op, TE_SCATTER_KERNELS(model, dtype, 0))
 
 #define TE_OP_reduce_scatter (reduce_scatter, own)
 #define TE_SHAPES_reduce_scatter(op) (0)
@@ -60,7 +61,8 @@
 #define TE_CHECK_reduce_scatter(model, op)                                                                      \
     (static_assert((int)TE_ROWS_IN(model, op) == (int)TE_ROWS_tokens,                                           \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
-#define TE_OWN_reduce_scatter_forward(name, model, dtype, op) TE__ADDING(name, model, op, TE_SCATTER_KERNEL(dtype, 1))
+#define TE_OWN_reduce_scatter_forward(name, model, dtype, op) \
+    TE__ADDING(name, model, op, TE_SCATTER_KERNELS(model, dtype, 1))
 #define TE_OWN_reduce_scatter_backward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_all_gather)
 
 #define TE_OP_all_reduce (all_reduce, own)
@@ -87,8 +89,8 @@
     TE__NEEDS_COMM(model, op)                 \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__collective_run(r, s, call); }
 
-#define TE__ADDING(name, model, op, kernel) \
-    TE__NEEDS_COMM(model, op)               \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__adding_run(r, s, kernel); }
+#define TE__ADDING(name, model, op, kernels) \
+    TE__NEEDS_COMM(model, op)                \
+    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__adding_run(r, s, kernels); }
 
 #endif

@@ -13,10 +13,24 @@ TE_API te_status te__collective_begin(te_run *r, int i) {
                "%s: (%s, %s) needs the ranks of a group; te_comm_create makes them", r->plan->name, op->kind, op->name);
     return TE_OK;
 }
+/* This rank's rows, x, and those of all, y, become FP8 for product i: x by a cast, and forward keeps y for backward. */
+TE_API te_status te__gather_in_fp8(te_value *x, te_value *y, te_run *r, int i) {
+    const te_fp8_product *f = &r->param[i]->fp8;
+    const int back = r->pass == TE_BACKWARD;
+    const te_value rows = *x;
+    te_kept_fp8 kept = te_kept_of(r, i);
+    if (back) kept.x = 0, kept.inverse = 0;
+    y->dtype = back ? r->plan->fp8->gradients : TE_e4m3;
+    if (kept.x) *y = te_value_of(kept.x, y->dtype, y->rows, (int)y->cols);
+    TE_TRY(te_acquire(r, x, TE_ROWS_shard, (int)rows.cols, y->dtype));
+    return r->plan->fp8->cast(r, rows, f, back ? f->dy : f->x, y->dtype, x->p, 0, kept.inverse);
+}
 /* y becomes what is made of `now`. The elements that a rank has are the fewer of the two sides. */
 TE_API te_status te__collective_to(te_run *r, const te_step *s, te_value y, te_collective_fn call) {
-    const te_value x = r->now;
-    if (call == te_group_all_gather && te_leaves_rows(r, s)) {
+    const int gathers = call == te_group_all_gather, next = gathers ? te__gather_feeds(r, s) : -1;
+    te_value x = r->now;
+    if (next >= 0) TE_TRY(te__gather_in_fp8(&x, &y, r, next));
+    if (gathers && te_leaves_rows(r, s)) {
         if (!r->dry) TE_TRY(te_peers_check(r->tensor, r->ctx));
         te_set_late(r, TE_LATE_rows, x);
     } else if (y.p && x.p && !r->dry)
@@ -33,15 +47,15 @@ TE_API te_status te__collective_run(te_run *r, const te_step *s, te_collective_f
     TE_TRY(back ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
     return te__collective_to(r, s, y, call);
 }
-/* A reduce_scatter. kernel: that of the product before it and the sum; null: there is none. */
-TE_API te_status te__adding_run(te_run *r, const te_step *s, te_hopper_kernel *kernel) {
+/* A reduce_scatter. kernels: those of the product before it and the sum; null: there are none. */
+TE_API te_status te__adding_run(te_run *r, const te_step *s, te_scatter_kernels *kernels) {
     const int i = s->op[0], back = r->pass == TE_BACKWARD;
     const te_value x = r->now;
     te_value y;
     int takes = 0;
     TE_TRY(te__collective_begin(r, i));
     TE_TRY(back ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
-    if (r->late.kind == TE_LATE_product) TE_TRY(te__late_product(&takes, r, y, kernel));
+    if (r->late.kind == TE_LATE_product) TE_TRY(te__late_product(&takes, r, y, kernels));
     if (!takes && y.p && x.p && !r->dry)
         TE_TRY(te_group_reduce_scatter(r->tensor, y.p, x.p, te_min(x.rows, y.rows) * y.cols, y.dtype, r->ctx));
     te_set_now(r, y);

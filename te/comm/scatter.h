@@ -1,7 +1,8 @@
 /* scatter.h -- a linear's product and the reduce_scatter behind it, or in backward a linear's data gradient and that of
  * the all_gather before it, as one kernel whose epilogue sends and adds up (te/gemm/gemm_hopper_ranks.h).
  *
- * Where it cannot be, the product and the group's reduce_scatter one after the other.
+ * In 16 bits, and in FP8 with scales of tensors: then the sums of the product stay in the tensor cores. Where it cannot
+ * be, the product and the group's reduce_scatter one after the other.
  */
 #ifndef TE_COMM_SCATTER_H
 #define TE_COMM_SCATTER_H
@@ -17,14 +18,23 @@ TE_FN void te_scatter_epilogue(const void *arg, const uint32_t w[4], const uint3
     te__scatter_epilogue((const te_scatter *)arg, w, ahead, row, col, T);
     (void)own;
 }
-template <te_dtype T, int FORWARD>
-TE_HOPPER_KERNEL_SCATTER(te_scatter_many, T, FORWARD, te_scatter_epilogue<T>, T != TE_f32)
-/* In backward the weight lies as it does, in forward transposed. */
-template <te_dtype T, int FORWARD> TE_API te_hopper_kernel *te_scatter_kernel(void) {
-    static te_hopper_kernel kernel = {T != TE_f32 ? (const void *)te_scatter_many<T, FORWARD> : 0, 0, 0};
-    return &kernel;
+/* Of operands in 16 bits, and of those in FP8. */
+typedef struct te_scatter_kernels { te_hopper_kernel many, fp8; } te_scatter_kernels;
+template <te_dtype T, te_dtype A, te_dtype B, int TRANS_B>
+TE_HOPPER_KERNEL_SCATTER(te_scatter_many, T, A, B, TRANS_B, te_scatter_epilogue<T>, T != TE_f32)
+/* In 16 bits the weight lies as it does in backward, and transposed in forward. A: what x or dy is in FP8; T: nothing
+ * is. */
+template <te_dtype T, te_dtype A, int FORWARD> TE_API te_scatter_kernels *te_scatter_kernels_of(void) {
+    constexpr te_dtype B = A == T ? T : TE_e4m3;
+    constexpr int half = T != TE_f32, fp8 = half && A != T;
+    static te_scatter_kernels kernels = {{half ? (const void *)te_scatter_many<T, T, T, FORWARD> : 0, 0, 0},
+                                         {fp8 ? (const void *)te_scatter_many<T, A, B, fp8 ? 1 : FORWARD> : 0, 0, 0}};
+    return &kernels;
 }
-#define TE_SCATTER_KERNEL(dtype, forward) te_scatter_kernel<TE_##dtype, forward>()
+#define TE_SCATTER_KERNELS(model, dtype, forward)                                                                    \
+    te_scatter_kernels_of<TE_##dtype, (te_dtype)(!TE_IS_BY_TENSOR(model##_recipe) ? (int)TE_##dtype                  \
+                                                 : (forward)                      ? (int)TE_e4m3                     \
+                                                                                  : (int)model##_gradients), forward>()
 
 /* Whether there is room for what the others send, and a word for each of their tiles. */
 TE_API int te__scatter_fits(const te_gemm *g, const te_rank_memory *m) {
@@ -53,13 +63,16 @@ TE_API te_status te__scatter_run(te_hopper_kernel *kernel, void *y, const te_gem
 }
 /* The product that the step before has left, and the sum over the ranks: *takes, if one kernel does both. Else the
  * product, to now. */
-TE_API te_status te__late_product(int *takes, te_run *r, te_value y, te_hopper_kernel *kernel) {
+TE_API te_status te__late_product(int *takes, te_run *r, te_value y, te_scatter_kernels *kernels) {
     const te_group *group = r->tensor;
     te_rank_memory *m = group->memory;
     te_gemm g = r->late.product;
+    te_hopper_kernel *kernel = te_gemm_is_fp8(&g) ? &kernels->fp8 : &kernels->many;
     te_gemm_ranks order; /* for tests: the tiles in the order of that kernel */
-    const int one = te_gemm_overlaps(r->late.bare, &g, group, r->ctx) && te__scatter_fits(&g, m) && !r->watch &&
-                    (uintptr_t)y.p % TE_ACCESS == 0 && te__hopper_ready(kernel, TE_HOPPER_SHARED, r->ctx->device);
+    g.fast |= te_gemm_is_fp8(&g); /* in FP8 the kernel has no other sums */
+    const int one = te_gemm_overlaps(kernel, &g, group, r->ctx) && te__scatter_fits(&g, m) && !r->watch &&
+                    (uintptr_t)y.p % TE_ACCESS == 0;
+    if (!one) g = r->late.product;
     *takes = one && !m->serial;
     te_set_late(r, TE_LATE_nothing, te_no_value());
     if (*takes && !r->dry) TE_TRY(te_peers_check(group, r->ctx));
@@ -70,10 +83,10 @@ TE_API te_status te__late_product(int *takes, te_run *r, te_value y, te_hopper_k
     return te__linear_gemm(r, &g, TE_ROWS_OF_m, r->late.bare);
 }
 #else
-typedef struct te_hopper_kernel te_hopper_kernel;
-#define TE_SCATTER_KERNEL(dtype, forward) 0
-TE_API te_status te__late_product(int *takes, te_run *r, te_value y, te_hopper_kernel *kernel) {
-    return (void)r, (void)y, (void)kernel, *takes = 0, TE_OK;
+typedef struct te_scatter_kernels te_scatter_kernels;
+#define TE_SCATTER_KERNELS(model, dtype, forward) 0
+TE_API te_status te__late_product(int *takes, te_run *r, te_value y, te_scatter_kernels *kernels) {
+    return (void)r, (void)y, (void)kernels, *takes = 0, TE_OK;
 }
 #endif
 

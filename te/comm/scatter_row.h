@@ -45,13 +45,6 @@ TE_API int64_t te__scatter_in_row(const te_run *r, const te_step *s, te_value x,
     const int64_t own = x.rows / r->tensor->size;
     return te__peer_rows_at_once(r->tensor, own, x.cols * (int64_t)te_dtype_bytes(x.dtype), own);
 }
-/* The product that reads what is gathered, if that can come to it in FP8: by a scale that is known before and that all
- * ranks have; -1: there is none. */
-TE_API int te__scatter_feeds(const te_run *r, const te_step *s, te_chain_shape k) {
-    const int next = s->op[s->count - 1] + 1;
-    if (!k.fp8 || te_last_step(r, s) || !te_is_stored_in_fp8(r, next)) return -1;
-    return r->param[next] && r->param[next]->fp8.common ? next : -1;
-}
 /* The row as one kernel. sum: of this rank's rows, for the chain that it is not; middle: the step without its ends; y:
  * what is gathered, or memory for it in FP8; next: the product that wants it so, -1: none. */
 TE_API te_status te__scatter_chain(te_run *r, const te_step *middle, te_value x, te_value sum, te_value y, int next,
@@ -75,9 +68,9 @@ TE_API te_status te__scatter_chain(te_run *r, const te_step *middle, te_value x,
     te_set_now(r, y);
     return r->dry ? TE_OK : te__peer_rows_launch(&p, r, x, row, p.c.rows);
 }
-/* kernel: that of the product before the row and the sum; null: there is none. */
+/* kernels: those of the product before the row and the sum; null: there are none. */
 TE_API te_status te__scatter_row(te_run *r, const te_step *s, te_chain_launch_fn launch, te_peer_row row,
-                                 te_chain_shape k, te_hopper_kernel *kernel) {
+                                 te_chain_shape k, te_scatter_kernels *kernels) {
     const int i = s->op[0], last = s->op[s->count - 1];
     const te_op *op = &r->plan->op[i];
     te_step middle = *s;
@@ -87,11 +80,11 @@ TE_API te_status te__scatter_row(te_run *r, const te_step *s, te_chain_launch_fn
     TE_TRY(te__collective_begin(r, i));
     if (r->pass != TE_FORWARD || !te_in_memory(r, i) || !sum.p)
         TE_TRY(te_acquire(r, &sum, op->out_rows, op->out, op->out_dtype)); /* sizes do not depend on which it is */
-    if (r->late.kind == TE_LATE_product) TE_TRY(te__late_product(&takes, r, sum, kernel));
+    if (r->late.kind == TE_LATE_product) TE_TRY(te__late_product(&takes, r, sum, kernels));
     const te_value x = r->now;
     TE_TRY(te_output(&y, r, s, last));
     if (!takes && te__scatter_in_row(r, s, x, y, row, k))
-        return te__scatter_chain(r, &middle, x, sum, y, te__scatter_feeds(r, s, k), row, k);
+        return te__scatter_chain(r, &middle, x, sum, y, k.fp8 ? te__gather_feeds(r, s) : -1, row, k);
     if (!takes && !r->dry)
         TE_TRY(te_group_reduce_scatter(r->tensor, sum.p, x.p, sum.rows * sum.cols, sum.dtype, r->ctx));
     TE_TRY(te_chain_step_forward(r, &middle, 1, 0, sum, launch, k));
@@ -101,7 +94,7 @@ TE_API te_status te__scatter_row(te_run *r, const te_step *s, te_chain_launch_fn
     TE__NEEDS_COMM(model, op)                                                                                         \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                        \
         const te_chain_shape k = name##_shape(te_chain_half(r, s, 1));                                                \
-        return te__scatter_row(r, s, name##_launch, name##_peer_row(), k, TE_SCATTER_KERNEL(dtype, 1));               \
+        return te__scatter_row(r, s, name##_launch, name##_peer_row(), k, TE_SCATTER_KERNELS(model, dtype, 1));       \
     }
 
 #define TE_AROUND_reduce_scatter_all_gather ,

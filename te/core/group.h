@@ -90,6 +90,11 @@ TE_API te_status te__group_copy(void *y, const void *x, int64_t count, te_dtype 
 TE_API te_status te_group_all_gather(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                      te_context *ctx) {
     TE_TRY(te__check_group(g, y, x, count, "all_gather", ctx));
+    if (te_is_fp8(dtype)) { /* it copies, so two of them are any 16 bits */
+        TE_REQUIRE(count % 2 == 0, ctx, TE_ERROR_SHAPE, "all_gather: %lld numbers in FP8, which are no pairs",
+                   (long long)count);
+        count /= 2, dtype = TE_bf16;
+    }
     if (!g->transport || !count) return te__group_copy(y, x, count, dtype, ctx);
     return g->transport->all_gather(g, y, x, count, dtype, ctx);
 }

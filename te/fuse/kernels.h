@@ -41,7 +41,7 @@
 #define TE__KERNELS_OF_norm TE__KERNELS_OF_map
 /* A row that begins with a matrix product: a chain for the ops behind it, if there are any. */
 #define TE__KERNELS_OF_gemm(name, widths, model, dtype, pass, ...) \
-    enum { name##_recipe = (int)TE_RECIPE(model, TE_ROW_FIRST(__VA_ARGS__)), TE__RECIPE_FACTS(name, pass) }; \
+    enum { name##_recipe = (int)TE_RECIPE(model, TE_ROW_FIRST(__VA_ARGS__)), TE__RECIPE_FACTS(name, model, pass) }; \
     TE__IF_ALONE(TE__GEMM_ALONE, TE__GEMM_ROW, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__GEMM_ALONE(name, widths, model, dtype, pass, ...) \
     TE_API te_status name##_run(te_run *r, const te_step *s)  \

@@ -105,7 +105,8 @@ TE_IF_USED TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_val
     g->b_fp8 = te__fp8_operand(TE_e4m3, f->scales ? te_scales_inverse(f->scales, f->weight) : 0);
     return TE_OK;
 }
-/* Those of both products of backward: w is dweight's, which a frozen weight does without, x dx's. */
+/* Those of both products of backward: w is dweight's, which a frozen weight does without, x dx's. Where dy is still on
+ * its way (x->ranks) te__fp8_turn_dy turns it, behind dx's. */
 TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_kept_fp8 kept = te_kept_of(r, i);
@@ -113,7 +114,7 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
     const size_t bytes = (size_t)(te_room_rows(r) * dy.cols);
     const int trains = te_is_trained(r->param[i]), fixed = (r->plan->op[i].flags & TE_IS_FROZEN) != 0;
     void *y = dy.p, *yt = r->turned.p, *xt = kept.x;
-    if (te_is_fp8(dy.dtype) && !yt && !fixed) TE_TRY(te__fp8_transpose(r, &yt, dy, trains));
+    if (te_is_fp8(dy.dtype) && !yt && !fixed) TE_TRY(te__fp8_transpose(r, &yt, dy, trains && !x->ranks));
     else if (!te_is_fp8(dy.dtype)) {
         TE_TRY(te_scratch(r, &y, bytes));
         if (!fixed) TE_TRY(te_scratch(r, &yt, bytes));
@@ -132,6 +133,12 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
     w->a = yt, w->b = xt, w->trans_a = 0, w->trans_b = 1, w->k = te__fp8_rows(dy.rows);
     w->a_fp8 = x->a_fp8, w->b_fp8 = te__fp8_operand(TE_e4m3, kept.inverse);
     return TE_OK;
+}
+/* What of w that left. */
+TE_API te_status te__fp8_turn_dy(te_run *r, te_value dy, const te_gemm *w) {
+    te_quantize q = te_quantize_of(dy.rows, dy.cols);
+    q.x = dy.p, q.yt = (void *)(uintptr_t)w->a, q.yt_cols = w->k;
+    return r->dry ? TE_OK : r->plan->fp8->turn(&q, r->ctx);
 }
 
 /* The kernels of a list that names `recipe`: `name`##_fp8. Ops may have other recipes than their list, but fp8_block
@@ -160,7 +167,7 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
     static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_quantize_dy_run, name##_turn_run, te_gemm_run,   \
                                           tiles, product_of_tiles, takes_bias, rows,                                   \
                                           name##_quantize_table_run, cast_by_block, cast_by_row,                       \
-                                          te__fp8_forward, backward, te__fp8_cast,                                     \
+                                          te__fp8_forward, backward, te__fp8_turn_dy, te__fp8_cast,                    \
                                           !name##_takes_dims, name##_keeps_inputs, (te_dtype)name##_gradients,         \
                                           (te_rounding)name##_rounding, (te_dtype)name##_weights};
 #define TE__FP8_OPS_OF_TENSORS(name, dtype, weights, rounding)             \

@@ -11,9 +11,12 @@
  * te_group_reduce_scatter through mapped memory. Tiles go in another order, so where the last round of them is shared
  * out by k (te__hopper_share), other tiles have their sums over k in two parts or more.
  *
- * Not where the product has a recipe, in f32, where the row has an op with kernels of its own (linear_cross_entropy),
- * where rows a rank are no multiple of 256, or where the gathered tensor is to stay in memory that the others have not
- * mapped (te_comm_allocate).
+ * In FP8, with scales of tensors, a product sends what it gives in 16 bits, and its sums stay in the tensor cores. Rows
+ * are gathered in FP8 where the scale is known before and all ranks have it (te_recipes_config.ranks): each rank casts
+ * its own, and half the bytes go over the link. Else they are gathered in the list's format and the product waits.
+ *
+ * Not in f32, where the row has an op with kernels of its own (linear_cross_entropy), where rows a rank are no multiple
+ * of 256, or where the gathered tensor is to stay in memory that the others have not mapped (te_comm_allocate).
  */
 #ifndef TE_FUSE_LINEAR_RANKS_H
 #define TE_FUSE_LINEAR_RANKS_H
@@ -22,12 +25,13 @@
 
 /* ---- what is left to the next step ------------------------------------------------------------------------------- */
 
-/* Whether the linear that begins step s is of this kind. */
-TE_API int te__linear_can_overlap(const te_run *r, const te_step *s) {
+/* Whether the linear that begins step s is of this kind; fp8: or one in FP8 with scales of tensors. */
+TE_API int te__linear_can_overlap(const te_run *r, const te_step *s, int fp8) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const te_dtype dtype = r->plan->dtype;
-    return linear->op_class == TE_CLASS_gemm && linear->recipe == TE_RECIPE_none && dtype != TE_f32 &&
-           linear->in_dtype == dtype && linear->out_dtype == dtype;
+    const int has = linear->recipe == TE_RECIPE_none || (fp8 && TE_IS_BY_TENSOR(linear->recipe));
+    return linear->op_class == TE_CLASS_gemm && has && dtype != TE_f32 && linear->in_dtype == dtype &&
+           linear->out_dtype == dtype;
 }
 /* The step behind s in this pass, if the group has what it takes; null: there is none, or s is a part of a step. */
 TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has) {
@@ -40,11 +44,18 @@ TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has)
         if (s == &all[i]) return te_last_step(r, s) ? 0 : s + 1;
     return 0;
 }
+/* The product that reads what step s gathers, an all_gather or in backward a reduce_scatter, if that can come to it in
+ * FP8: by a scale that is known before and that all ranks have; -1: there is none. */
+TE_API int te__gather_feeds(const te_run *r, const te_step *s) {
+    const int next = r->pass == TE_BACKWARD ? s->op[0] - 1 : s->op[s->count - 1] + 1;
+    if (next < 0 || te_last_step(r, s) || !te_is_given_in_fp8(r, next)) return -1;
+    return r->param[next] && r->param[next]->fp8.common ? next : -1;
+}
 /* An all_gather's step, or in backward a reduce_scatter's: whether the next one may overlap it. Rows with an op that
  * has kernels of its own do not, but those of linear_rope.h. */
 TE_API int te_leaves_rows(const te_run *r, const te_step *s) {
     const te_step *next = te__step_after(r, s, r->tensor->memory != 0);
-    if (!next || !te__linear_can_overlap(r, next)) return 0;
+    if (!next || !te__linear_can_overlap(r, next, te__gather_feeds(r, s) >= 0)) return 0;
     if (!strcmp(next->row, "linear_rope") || !strcmp(next->row, "linear_bias_rope")) return 1;
     for (int j = 1; j < next->count; j++)
         if (r->plan->op[next->op[j]].op_class == TE_CLASS_own) return 0;
@@ -55,18 +66,21 @@ TE_API int te_leaves_rows(const te_run *r, const te_step *s) {
 TE_API int te_leaves_product(const te_run *r, const te_step *s) {
     const te_group *g = r->tensor;
     const te_step *next = s->count == 1 ? te__step_after(r, s, g->memory || g->peers) : 0;
-    if (!next || !te__linear_can_overlap(r, s)) return 0;
+    if (!next || !te__linear_can_overlap(r, s, 1)) return 0;
     const te_op *op = &r->plan->op[next->op[0]];
     const te_rows whole = r->pass == TE_BACKWARD ? op->out_rows : op->in_rows;
     if (!(op->flags & TE_TAKES_PRODUCT)) return 0;
-    if (op->in_rows == op->out_rows) return g->peers && next->count > 1 && r->pass != TE_BACKWARD;
+    if (op->in_rows == op->out_rows)
+        return g->peers && next->count > 1 && r->pass != TE_BACKWARD && te__linear_can_overlap(r, s, 0);
     return g->memory && whole == TE_ROWS_tokens;
 }
-/* Leave the product g, whose A is now and whose D is y. */
+/* Leave the product g, whose A is now, or now as a cast has made it, and whose D is y. */
 TE_API te_status te_leave_product(te_run *r, te_gemm *g, te_value y, te_product_kernels *bare) {
     g->d = y.p;
     r->late.product = *g, r->late.bare = bare;
-    te_set_late(r, TE_LATE_product, r->now);
+    te_value a = r->now;
+    if (g->a != a.p) a = te_no_value(), a.block = te__pool_block_at(&r->pool, g->a);
+    te_set_late(r, TE_LATE_product, a);
     te_set_now(r, y);
     return TE_OK;
 }
@@ -102,7 +116,10 @@ TE_API te_status te__late_rows(te_gemm *g, te_gemm_ranks *ranks, te_run *r, te_p
     memset(ranks, 0, sizeof *ranks);
     ranks->group = r->tensor, ranks->memory = r->tensor->memory, ranks->own = r->late.from.p, ranks->keep = keep;
     const int aligned = (uintptr_t)ranks->own % TE_ACCESS == 0 && (uintptr_t)r->now.p % TE_ACCESS == 0;
-    if (!aligned || !r->now.p || !ranks->own || !te_gemm_overlaps(bare, g, r->tensor, r->ctx) ||
+    te_gemm of = *g; /* whose operands are not known yet */
+    if (te_is_fp8(r->now.dtype))
+        of.a_fp8.scaling = of.b_fp8.scaling = TE_SCALING_TENSOR, of.trans_b = 1, of.fast = g->fast = 1;
+    if (!aligned || !r->now.p || !ranks->own || !te_gemm_many_overlaps(bare, &of, r->tensor, r->ctx) ||
         !te__late_place(ranks, r))
         return te__late_rows_now(r);
     g->ranks = ranks;

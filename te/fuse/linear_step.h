@@ -120,7 +120,9 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
     if (!x.ranks) TE_TRY(te__linear_wgrad(&w, r, i, dy));
     if (!te_is_wanted(r, i)) return te_set_now(r, te_no_value()), TE_OK;
     TE_TRY(kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x));
-    return x.ranks ? te__linear_wgrad(&w, r, i, dy) : TE_OK;
+    if (!x.ranks) return TE_OK;
+    if (te_is_in_fp8(r, i) && te_is_trained(p)) TE_TRY(r->plan->fp8->turn_dy(r, dy, &w));
+    return te__linear_wgrad(&w, r, i, dy);
 }
 
 /* The step, by the plan that it stands in: so a list for inference alone has nothing of backward. */

@@ -265,9 +265,10 @@ TE_API te_status te_product_step_backward(te_run *r, const te_step *s, te_produc
 }
 #endif
 /* What a row's kernels are made by, of its product's recipe. */
-#define TE__RECIPE_FACTS(name, pass)                                                                            \
+#define TE__RECIPE_FACTS(name, model, pass)                                                                     \
     name##_in_fp8 = name##_recipe != (int)TE_RECIPE_none && !(TE__IS_BACKWARD_##pass && TE_IS_BY_ROW(name##_recipe)), \
     name##_by_tensor = TE_IS_BY_TENSOR(name##_recipe),                                                          \
+    name##_fp8_a = TE__IS_BACKWARD_##pass ? (int)model##_gradients : (int)TE_e4m3,                              \
     name##_few_form = TE__IS_BACKWARD_##pass || !name##_in_fp8                                                  \
                           ? TE_FEW_SIXTEEN : TE_IS_TILED(name##_recipe) ? TE_FEW_TILED : TE_FEW_SCALED
 #define TE_NO_PRODUCT(name, dtype) \

@@ -34,29 +34,35 @@ TE_FN void te_bare_epilogue(const void *arg, const uint32_t w[4], const uint32_t
     (void)own;
 }
 template <te_dtype T, int FORWARD> TE_HOPPER_KERNEL(te_bare_many, te_bare, T, FORWARD, te_bare_epilogue<T>, T != TE_f32)
+template <te_dtype T, te_dtype A>
+TE_HOPPER_KERNEL_OF(te_bare_fp8, te_bare, T, A, TE_e4m3, 1, te_bare_epilogue<T>, T != TE_f32)
 template <te_dtype T, te_few_form FORM, int EXISTS>
 TE_FEW_KERNEL(te_bare_few, te_bare, FORM, T, te_bare_epilogue<T>, EXISTS)
 template <te_dtype T, te_few_form FORM, int EXISTS>
 TE_NARROW_KERNEL(te_bare_narrow, te_bare, FORM, T, te_bare_epilogue<T>, EXISTS)
 /* SIXTEEN: whether there are kernels with operands of T; FORM: what the one of few rows in FP8 reads, TE_FEW_SIXTEEN:
- * there is none. */
-template <te_dtype T, int FORWARD, int SIXTEEN, te_few_form FORM> TE_API te_product_kernels *te_bare_kernels(void) {
+ * there is none; A: what x or dy is in the one of many rows in FP8, which overlaps collectives: it is not there where
+ * nothing does, for by itself such a product is cuBLASLt's; T: there is none. */
+template <te_dtype T, int FORWARD, int SIXTEEN, te_few_form FORM, te_dtype A>
+TE_API te_product_kernels *te_bare_kernels(void) {
     constexpr int half = T != TE_f32, few = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_FEW_SIXTEEN;
     constexpr te_dtype many = SIXTEEN ? T : TE_f32;
     constexpr int narrow = few && TE_NARROW_SIXTEEN, scaled = half && FORM == TE_FEW_SCALED;
+    constexpr int beside = half && TE_OVERLAPS && A != T;
     static te_product_kernels kernels = {{many != TE_f32 ? (const void *)te_bare_many<many, FORWARD> : 0, 0, 0},
                                          {few ? (const void *)te_bare_few<T, TE_FEW_SIXTEEN, few> : 0, 0, 0},
-                                         {0, 0, 0},
+                                         {beside ? (const void *)te_bare_fp8<T, beside ? A : TE_e4m3> : 0, 0, 0},
                                          {fp8 ? (const void *)te_bare_few<T, FORM, fp8> : 0, 0, 0},
                                          FORM,
                                          {narrow ? (const void *)te_bare_narrow<T, TE_FEW_SIXTEEN, narrow> : 0, 0, 0},
                                          {scaled ? (const void *)te_bare_narrow<T, FORM, scaled> : 0, 0, 0}};
     return &kernels;
 }
-#define TE_BARE(dtype, pass) te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_FEW_SIXTEEN>()
+#define TE_BARE(dtype, pass) te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_FEW_SIXTEEN, TE_##dtype>()
 /* Of the product of a row by itself: in 16 bits unless a recipe has it in FP8. */
-#define TE_BARE_OF(name, dtype, pass) \
-    te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8, (te_few_form)name##_few_form>()
+#define TE_BARE_OF(name, dtype, pass)                                                                           \
+    te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8, (te_few_form)name##_few_form,          \
+                    name##_by_tensor ? (te_dtype)name##_fp8_a : TE_##dtype>()
 
 /* D = alpha A op(B), rounded, (+ C where beta is 1). */
 TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {

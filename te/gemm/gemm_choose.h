@@ -119,14 +119,18 @@ TE_API int te_gemm_is_own_row(te_product_kernels *kernels, const te_gemm *g, te_
 TE_API int te_gemm_is_bare(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te_gemm_can_row(kernels, g, ctx)) return 0;
     if (ctx->gemm_own > 1 || te__light_pays(kernels, g, ctx) || g->ranks) return 1;
-    if (!te__hopper_pays(g, ctx)) return 0;
+    if (!te__hopper_pays(g, ctx) || te_gemm_is_fp8(g)) return 0;
     return (!g->trans_b && te__hopper_is_even(g, ctx)) || !te__gemm_is_timed(g, ctx);
 }
-/* Whether a product by itself is a kernel of ours that overlaps a collective of this group (gemm_ranks.h). Where ours
- * pays at all: the collective costs more than what cuBLASLt may be ahead. */
-TE_API int te_gemm_overlaps(te_product_kernels *bare, const te_gemm *g, const te_group *group, te_context *ctx) {
-    return te__hopper_can_overlap(g, group) && te_gemm_can_row(bare, g, ctx) && !te__gemm_is_light(bare, g, ctx) &&
+/* Whether `kernel` runs the product beside a collective of this group (gemm_ranks.h). Where ours pays at all: the
+ * collective costs more than what cuBLASLt may be ahead. */
+TE_API int te_gemm_overlaps(te_hopper_kernel *kernel, const te_gemm *g, const te_group *group, te_context *ctx) {
+    return ctx->gemm_own && te__hopper_can_overlap(g, group) && te__encode_of(ctx) && te__gemm_state_of(ctx) &&
+           te__hopper_ready(kernel, TE_HOPPER_SHARED, ctx->device) &&
            (ctx->gemm_own > 1 || te__hopper_pays(g, ctx));
+}
+TE_API int te_gemm_many_overlaps(te_product_kernels *bare, const te_gemm *g, const te_group *group, te_context *ctx) {
+    return bare && te_gemm_overlaps(te__gemm_many(bare, g), g, group, ctx);
 }
 /* Launch it; `args` begin with `few`, `narrow` or `many`. */
 TE_API te_status te__gemm_run_own(te_product_kernels *kernels, const void *args, size_t bytes, te_few *few,
@@ -163,7 +167,7 @@ TE_API int te_gemm_is_own_row(te_product_kernels *kernels, const te_gemm *g, te_
 TE_API int te_gemm_is_bare(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te_gemm_can_row(kernels, g, ctx);
 }
-TE_API int te_gemm_overlaps(te_product_kernels *bare, const te_gemm *g, const te_group *group, te_context *ctx) {
+TE_API int te_gemm_many_overlaps(te_product_kernels *bare, const te_gemm *g, const te_group *group, te_context *ctx) {
     return (void)bare, (void)g, (void)group, (void)ctx, 0;
 }
 TE_API te_status te_gemm_check_fp8(const te_gemm *g, const char *who, te_context *ctx) {

@@ -267,12 +267,12 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
                                      {(halves) ? 16 : 0, (halves) ? 8 : 0, 0, halves}, 0};                          \
         if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, couple, TE_USUAL_not, &p, kind);         \
     }
-/* The product whose rows go to their ranks, of a te_scatter; trans_b: B is stored [n, k]. */
-#define TE_HOPPER_KERNEL_SCATTER(name, dtype, trans_b, epilogue, exists)                                          \
+/* The product whose rows go to their ranks, of a te_scatter; trans_b: B is stored [n, k], as it is in FP8. */
+#define TE_HOPPER_KERNEL_SCATTER(name, dtype, dtype_a, dtype_b, trans_b, epilogue, exists)                        \
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1)                                      \
     name(const __grid_constant__ te_scatter p) {                                                                  \
         __shared__ te_hopper_barriers bars;                                                                       \
-        const te_hopper_kind kind = {dtype, dtype, dtype, trans_b, 0, 0, 0, 0, {0, 0, 0}, 1};                     \
+        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, 0, 0, 0, 0, {0, 0, 0}, 1};                 \
         if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, 0, TE_USUAL_not, &p, kind);            \
     }
 /* The product of a linear, B stored [n, k], with an epilogue by couples: a te_couple_fn. group, apart, crossed: see

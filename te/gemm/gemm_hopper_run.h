@@ -10,6 +10,8 @@
 
 /* k in 16 bits: the copy engine and the ring take FP8 in pairs. */
 TE_API int64_t te__hopper_k(const te_gemm *g) { return te_gemm_is_fp8(g) ? g->k / 2 : g->k; }
+/* Bytes of a row of A. */
+TE_API int64_t te__hopper_pitch(const te_gemm *g) { return 2 * te__hopper_k(g); }
 /* Whether a kernel takes such a product: 16 bits, or FP8 with fast accumulation to 16 bits; rows of A, B and D that are
  * multiples of 16 bytes, k of more than three steps. */
 TE_API int te__hopper_can(const te_gemm *g) {
@@ -50,7 +52,7 @@ TE_API int te__hopper_is_even(const te_gemm *g, te_context *ctx) {
 /* Whether a product of this many rows can overlap a collective of this group: whole tiles of each rank. */
 TE_API int te__hopper_can_overlap(const te_gemm *g, const te_group *group) {
     const te_rank_memory *m = group->memory;
-    return TE_OVERLAPS && m && te__hopper_can(g) && !te_gemm_is_fp8(g) && g->m > 0 &&
+    return TE_OVERLAPS && m && te__hopper_can(g) && g->m > 0 &&
            g->m % (group->size * TE_CLUSTER * TE_TILE_M) == 0;
 }
 /* The order of its tiles: this rank's own rows first, or last where D is scattered; and what A is waited for by. */
@@ -66,16 +68,17 @@ TE_API te_status te__hopper_overlap(te_hopper *p, const te_gemm *g, te__encode_f
     r->waits = te__rank_waits_of(m);
 #endif
     if (!ranks->own || m->serial) return TE_OK;
-    r->piece = te__rank_piece(each, g->k * (int64_t)te_dtype_bytes(g->dtype), TE_CLUSTER * TE_TILE_M);
+    r->piece = te__rank_piece(each, te__hopper_pitch(g), TE_CLUSTER * TE_TILE_M);
     r->owns = ranks->to[rank] != ranks->own;
     r->arrived = te__rank_words(m, rank) + TE_WORDS_ARRIVED;
-    return r->owns ? te__hopper_map(&p->own, encode, ranks->own, each, g->k, TE_TILE_M, g->dtype, ctx) : TE_OK;
+    if (!r->owns) return TE_OK;
+    return te__hopper_map(&p->own, encode, ranks->own, each, te__hopper_k(g), TE_TILE_M, g->dtype, ctx);
 }
 /* The rows of A that are not there yet, one after the other with the product: for tests. */
 TE_API te_status te__hopper_gather(const te_gemm *g, te_context *ctx) {
     const te_gemm_ranks *ranks = g->ranks;
-    return te_group_all_gather(ranks->group, (void *)(uintptr_t)g->a, ranks->own, g->m / ranks->group->size * g->k,
-                               g->dtype, ctx);
+    return te_group_all_gather(ranks->group, (void *)(uintptr_t)g->a, ranks->own,
+                               g->m / ranks->group->size * te__hopper_k(g), g->dtype, ctx);
 }
 TE_API te_status te__hopper_launch(const void *kernel, te_grid grid, const void *args, size_t bytes,
                                    const te_hopper *p, const te_gemm *g, te_context *ctx) {
@@ -85,7 +88,7 @@ TE_API te_status te__hopper_launch(const void *kernel, te_grid grid, const void 
         memset(&l, 0, sizeof l);
         l.kernel = kernel, l.name = "matrix product", l.grid = grid, l.threads = TE_HOPPER_THREADS,
         l.shared = TE_HOPPER_SHARED, l.cluster = TE_CLUSTER, l.overlap = te__cuda_overlaps(ctx), l.bytes = (int)bytes;
-        return te__gather_launch(&l, args, g, p->ranks.piece, ctx);
+        return te__gather_launch(&l, args, g, te__hopper_pitch(g), p->ranks.piece, ctx);
     }
 #endif
     (void)p; /* its arguments, which only such a launch looks at */

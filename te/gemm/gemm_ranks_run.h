@@ -94,11 +94,10 @@ TE_API te_status te__gather_run(const void *args, te_context *ctx) {
     TE_TRY(te__cuda_status(ctx, cudaEventRecord((cudaEvent_t)m->event[1], side), "second stream"));
     return te__cuda_status(ctx, cudaStreamWaitEvent(main, (cudaEvent_t)m->event[1], 0), "second stream");
 }
-/* Launch the product g as `l` says, with copies of the rows of A beside it. */
-TE_API te_status te__gather_launch(const te_launch *l, const void *args, const te_gemm *g, int piece,
+/* Launch the product g as `l` says, with copies of the rows of A, of `pitch` bytes, beside it. */
+TE_API te_status te__gather_launch(const te_launch *l, const void *args, const te_gemm *g, int64_t pitch, int piece,
                                    te_context *ctx) {
     const te_gemm_ranks *ranks = g->ranks;
-    const int64_t pitch = g->k * (int64_t)te_dtype_bytes(g->dtype);
     alignas(16) char call[TE_GATHER_MOST];
     te__gather_call *c = (te__gather_call *)(void *)call;
     const size_t bytes = sizeof *c + (size_t)l->bytes;

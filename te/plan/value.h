@@ -56,6 +56,13 @@ TE_API int te__pool_take(te_pool *p, void **memory, size_t bytes) {
     *memory = p->base ? p->base + at : (char *)(uintptr_t)(at + TE_ALIGN);
     return p->block[i].id;
 }
+/* The block that begins there; -1: none. */
+TE_API int te__pool_block_at(const te_pool *p, const void *memory) {
+    const uintptr_t base = p->base ? (uintptr_t)p->base : (uintptr_t)TE_ALIGN;
+    for (int i = 0; i < p->count; i++)
+        if (base + p->block[i].at == (uintptr_t)memory) return p->block[i].id;
+    return -1;
+}
 TE_API void te__pool_root(te_pool *p, int id, int by) {
     for (int i = 0; id >= 0 && i < p->count; i++)
         if (p->block[i].id == id) {

@@ -29,6 +29,10 @@ TE_SEQUENTIAL(narrow, (bf16, (rows, shard)), NARROW_LIST)
     (linear, out, INNER, NARROW, (shard, rows)), (reduce_scatter, s)
 TE_SEQUENTIAL(turned, (bf16, (rows, shard)), TURNED_LIST)
 TE_SEQUENTIAL(wide, (f16, (rows, shard)), WIDE_LIST)
+TE_SEQUENTIAL(narrow_fp8, (bf16, (rows, shard), (recipe, fp8_delayed)), NARROW_LIST)
+TE_SEQUENTIAL(wide_fp8, (bf16, (rows, shard), (recipe, fp8_delayed), (gradients, e4m3)), WIDE_LIST)
+TE_SEQUENTIAL(current, (bf16, (rows, shard), (recipe, fp8_current)), NARROW_LIST) /* whose rows are not gathered in FP8 */
+enum { LAYERS = 6 };
 
 static te_context here;
 static te_comm comm;
@@ -58,8 +62,10 @@ typedef struct layer {
     const te_plan *plan;
     te_model model;
     te_param param[8];
+    te_recipes recipes;
+    te_model *models[1]; /* of the recipes */
     int width;
-    void *params, *x, *dy, *y, *dx, *inferred, *saved[2]; /* saved: of te_comm_allocate, of te_allocate */
+    void *params, *scales, *x, *dy, *y, *dx, *inferred, *saved[2]; /* saved: of te_comm_allocate, of te_allocate */
     float *grads;
 } layer;
 
@@ -78,11 +84,19 @@ static te_status make(layer *l, const te_plan *plan, int width) {
     TE_TRY(te_allocate(&here, &l->saved[1], saved));
     TE_TRY(te_model_bind(&l->model, plan, l->param, params, l->params, l->grads, &here));
     TE_TRY(te_model_randomize(&l->model, 0.05f, 7, 100, &here));
+    if (plan->fp8) {
+        te_recipes_config config = te_recipes_defaults();
+        if (plan != current_plan()) config.ranks = comm.world.size;
+        l->models[0] = &l->model;
+        const size_t room = te_recipes_bytes(l->models, 1, &config);
+        TE_TRY(te_allocate(&here, &l->scales, room));
+        TE_TRY(te_recipes_init(&l->recipes, l->scales, room, l->models, 1, &config, &here));
+    }
     return te_context_reserve(&here, te_plan_workspace_bytes(plan, &l->model, MOST, &here));
 }
 static te_status drop(layer *l) {
-    void *const memory[8] = {l->params, l->grads, l->x, l->dy, l->y, l->dx, l->inferred, l->saved[1]};
-    for (int i = 0; i < 8; i++) te_release(&here, memory[i]);
+    void *const memory[9] = {l->params, l->grads, l->x, l->dy, l->y, l->dx, l->inferred, l->saved[1], l->scales};
+    for (int i = 0; i < 9; i++) te_release(&here, memory[i]);
     return te_comm_release(&comm, l->saved[0], &here);
 }
 /* All passes of so many rows, with saved[which]. */
@@ -158,6 +172,20 @@ static int64_t differ(const layer *l, int rows, const char *a, const char *b, in
     }
     return wrong;
 }
+/* Random x and dy, others for each i. */
+static te_status draw(layer *l, int i) {
+    const int64_t count = (int64_t)MOST * l->width;
+    const uint32_t own = (uint32_t)(2 * comm.tensor.rank);
+    TE_TRY(te_fill_normal(l->x, l->plan->dtype, count, 0.0f, 1.0f, 100 + (uint64_t)i, own, &here));
+    return te_fill_normal(l->dy, l->plan->dtype, count, 0.0f, 1.0f, 100 + (uint64_t)i, own + 1, &here);
+}
+/* A first step, behind which the scales of fp8_delayed are known. */
+static te_status first_step(layer *l) {
+    const task t = {l, MOST, 0, 0};
+    TE_TRY(draw(l, -1));
+    TE_TRY(passes(0, &t, &here));
+    return te_recipes_step(&l->recipes, &here);
+}
 static te_status turn(layer *l, int i, char *out[2], int64_t *compared, int64_t *wrong, int must) {
     te_rank_memory *const memory = comm.tensor.memory;
     const uint32_t u = mixed((uint32_t)i + 11);
@@ -166,17 +194,17 @@ static te_status turn(layer *l, int i, char *out[2], int64_t *compared, int64_t 
     const int rows = odd ? (int)(1 + u / 64 % (MOST / (uint32_t)size)) * size : (int)(1 + u / 64 % (uint32_t)(MOST / tile)) * tile;
     const int64_t before[2] = {memory ? memory->gathered : 0, memory ? memory->scattered : 0};
     const task t = {l, rows, which, mixed(u + 77 + (uint32_t)comm.tensor.rank)};
-    const uint32_t own = (uint32_t)(2 * comm.tensor.rank);
-    TE_TRY(te_fill_normal(l->x, l->plan->dtype, (int64_t)MOST * l->width, 0.0f, 1.0f, 100 + (uint64_t)i, own, &here));
-    TE_TRY(te_fill_normal(l->dy, l->plan->dtype, (int64_t)MOST * l->width, 0.0f, 1.0f, 100 + (uint64_t)i, own + 1, &here));
+    TE_TRY(draw(l, i));
     for (int again = 0; again < 2; again++) TE_TRY(make_all(&t, again && i % 5 == 4, out[0]));
     if (memory) {
         const int can = rows % tile == 0;
         const int64_t gathered = memory->gathered - before[0], scattered = memory->scattered - before[1];
-        if (must && (gathered != (can ? 2 * (3 - which) : 0) || scattered != (can ? 6 : 0)))
+        const int gathers = can && l->plan != current_plan() ? 2 * (3 - which) : 0;
+        if (must && (gathered != gathers || scattered != (can ? 6 : 0)))
             *wrong += 1 + printf("rank %d: turn %d, %s, %d rows: %lld gathers and %lld scatters overlapped\n",
                                  comm.tensor.rank, i, l->plan->name, rows, (long long)gathered, (long long)scattered);
-        if (is_wide || u / 32 % 2) memory->serial = 1;
+        /* a product of FP8 that sends has the sums of the tensor cores: one that does not, in backward, others */
+        if (is_wide || l->plan->fp8 || u / 32 % 2) memory->serial = 1;
         else comm.tensor.memory = 0;
     }
     const te_status status = make_all(&t, 0, out[1]);
@@ -188,7 +216,7 @@ static te_status turn(layer *l, int i, char *out[2], int64_t *compared, int64_t 
     return TE_OK;
 }
 static te_status run(int turns, int64_t *compared, int64_t *wrong, int must, int leave) {
-    layer layers[3];
+    layer layers[LAYERS];
     const size_t most = 3 * (size_t)MOST * WIDE * 2 + te_plan_grad_bytes(wide_plan()) + te_plan_grad_bytes(narrow_plan());
     char *out[2] = {(char *)malloc(most), (char *)malloc(most)};
     memset(layers, 0, sizeof layers);
@@ -199,10 +227,15 @@ static te_status run(int turns, int64_t *compared, int64_t *wrong, int must, int
     TE_TRY(make(&layers[0], narrow_plan(), NARROW));
     TE_TRY(make(&layers[1], turned_plan(), NARROW));
     TE_TRY(make(&layers[2], wide_plan(), WIDE));
-    for (int i = 0; i < turns; i++) TE_TRY(turn(&layers[i % 3], i, out, compared, wrong, must));
+    TE_TRY(make(&layers[3], narrow_fp8_plan(), NARROW));
+    TE_TRY(make(&layers[4], wide_fp8_plan(), WIDE));
+    TE_TRY(make(&layers[5], current_plan(), NARROW));
+    for (int i = 0; i < LAYERS; i++)
+        if (layers[i].plan->fp8) TE_TRY(first_step(&layers[i]));
+    for (int i = 0; i < turns; i++) TE_TRY(turn(&layers[i % LAYERS], i, out, compared, wrong, must));
     if (leave && comm.tensor.rank == comm.tensor.size - 1) _exit(0);
     if (leave) TE_TRY(turn(&layers[0], turns, out, compared, wrong, 0));
-    for (int i = 0; i < 3; i++) TE_TRY(drop(&layers[i]));
+    for (int i = 0; i < LAYERS; i++) TE_TRY(drop(&layers[i]));
     te_release(&here, pool_memory), free(out[0]), free(out[1]);
     return TE_OK;
 }
