@@ -118,11 +118,11 @@ TE_API te_status te__late_rows(te_gemm *g, te_gemm_ranks *ranks, te_run *r, te_p
     const int aligned = (uintptr_t)ranks->own % TE_ACCESS == 0 && (uintptr_t)r->now.p % TE_ACCESS == 0;
     te_gemm of = *g; /* whose operands are not known yet */
     if (te_is_fp8(r->now.dtype))
-        of.a_fp8.scaling = of.b_fp8.scaling = TE_SCALING_TENSOR, of.trans_b = 1, of.fast = g->fast = 1;
+        of.a_fp8.scaling = of.b_fp8.scaling = TE_SCALING_TENSOR, of.trans_b = 1, of.fast = 1;
     if (!aligned || !r->now.p || !ranks->own || !te_gemm_many_overlaps(bare, &of, r->tensor, r->ctx) ||
         !te__late_place(ranks, r))
         return te__late_rows_now(r);
-    g->ranks = ranks;
+    g->ranks = ranks, g->fast = of.fast;
     te_set_late(r, TE_LATE_nothing, te_no_value());
     return TE_OK;
 }

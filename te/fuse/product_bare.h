@@ -35,23 +35,26 @@ TE_FN void te_bare_epilogue(const void *arg, const uint32_t w[4], const uint32_t
 }
 template <te_dtype T, int FORWARD> TE_HOPPER_KERNEL(te_bare_many, te_bare, T, FORWARD, te_bare_epilogue<T>, T != TE_f32)
 template <te_dtype T, te_dtype A>
-TE_HOPPER_KERNEL_OF(te_bare_fp8, te_bare, T, A, TE_e4m3, 1, te_bare_epilogue<T>, T != TE_f32)
+TE_HOPPER_KERNEL_OF(te_bare_fp8, te_bare, T, A, TE_e4m3, 1, te_bare_epilogue<T>, 1)
+/* That of many rows in FP8, which is there to overlap collectives: by itself such a product is cuBLASLt's. */
+template <te_dtype T, te_dtype A> TE_API const void *te_bare_fp8_of(void) {
+    if constexpr (TE_OVERLAPS && T != TE_f32 && A != T) return (const void *)te_bare_fp8<T, A>;
+    else return 0;
+}
 template <te_dtype T, te_few_form FORM, int EXISTS>
 TE_FEW_KERNEL(te_bare_few, te_bare, FORM, T, te_bare_epilogue<T>, EXISTS)
 template <te_dtype T, te_few_form FORM, int EXISTS>
 TE_NARROW_KERNEL(te_bare_narrow, te_bare, FORM, T, te_bare_epilogue<T>, EXISTS)
 /* SIXTEEN: whether there are kernels with operands of T; FORM: what the one of few rows in FP8 reads, TE_FEW_SIXTEEN:
- * there is none; A: what x or dy is in the one of many rows in FP8, which overlaps collectives: it is not there where
- * nothing does, for by itself such a product is cuBLASLt's; T: there is none. */
+ * there is none; A: what x or dy is in the one of many rows in FP8, T: there is none. */
 template <te_dtype T, int FORWARD, int SIXTEEN, te_few_form FORM, te_dtype A>
 TE_API te_product_kernels *te_bare_kernels(void) {
     constexpr int half = T != TE_f32, few = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_FEW_SIXTEEN;
     constexpr te_dtype many = SIXTEEN ? T : TE_f32;
     constexpr int narrow = few && TE_NARROW_SIXTEEN, scaled = half && FORM == TE_FEW_SCALED;
-    constexpr int beside = half && TE_OVERLAPS && A != T;
     static te_product_kernels kernels = {{many != TE_f32 ? (const void *)te_bare_many<many, FORWARD> : 0, 0, 0},
                                          {few ? (const void *)te_bare_few<T, TE_FEW_SIXTEEN, few> : 0, 0, 0},
-                                         {beside ? (const void *)te_bare_fp8<T, beside ? A : TE_e4m3> : 0, 0, 0},
+                                         {te_bare_fp8_of<T, A>(), 0, 0},
                                          {fp8 ? (const void *)te_bare_few<T, FORM, fp8> : 0, 0, 0},
                                          FORM,
                                          {narrow ? (const void *)te_bare_narrow<T, TE_FEW_SIXTEEN, narrow> : 0, 0, 0},

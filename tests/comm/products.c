@@ -32,7 +32,10 @@ TE_SEQUENTIAL(wide, (f16, (rows, shard)), WIDE_LIST)
 TE_SEQUENTIAL(narrow_fp8, (bf16, (rows, shard), (recipe, fp8_delayed)), NARROW_LIST)
 TE_SEQUENTIAL(wide_fp8, (bf16, (rows, shard), (recipe, fp8_delayed), (gradients, e4m3)), WIDE_LIST)
 TE_SEQUENTIAL(current, (bf16, (rows, shard), (recipe, fp8_current)), NARROW_LIST) /* whose rows are not gathered in FP8 */
-enum { LAYERS = 6 };
+TE_SEQUENTIAL(remade, (bf16, (rows, shard), (recipe, fp8_delayed)),
+              (fork, x1), (recompute, r), (rmsnorm, n, NARROW), (all_gather, g), (frozen_linear, fc1, NARROW, INNER, (shard, columns)),
+              (gelu, a), (linear, fc2, INNER, NARROW, (shard, rows)), (reduce_scatter, s), (end_recompute, r), (add, x1))
+enum { LAYERS = 7 };
 
 static te_context here;
 static te_comm comm;
@@ -186,6 +189,11 @@ static te_status first_step(layer *l) {
     TE_TRY(passes(0, &t, &here));
     return te_recipes_step(&l->recipes, &here);
 }
+/* Whether rows of products in FP8 are gathered so: where all ranks are said to have their scales. */
+static void gather_in_fp8(layer *l, int common) {
+    for (int i = 0; i < (int)(sizeof l->param / sizeof l->param[0]); i++)
+        if (l->param[i].fp8.scales) l->param[i].fp8.common = common;
+}
 static te_status turn(layer *l, int i, char *out[2], int64_t *compared, int64_t *wrong, int must) {
     te_rank_memory *const memory = comm.tensor.memory;
     const uint32_t u = mixed((uint32_t)i + 11);
@@ -199,7 +207,8 @@ static te_status turn(layer *l, int i, char *out[2], int64_t *compared, int64_t 
     if (memory) {
         const int can = rows % tile == 0;
         const int64_t gathered = memory->gathered - before[0], scattered = memory->scattered - before[1];
-        const int gathers = can && l->plan != current_plan() ? 2 * (3 - which) : 0;
+        /* of three passes each has one, but forward's is kept; remade keeps none, and gathers x again in backward */
+        const int each = l->plan == current_plan() ? 0 : l->plan == remade_plan() ? 4 : 3 - which, gathers = can ? 2 * each : 0;
         if (must && (gathered != gathers || scattered != (can ? 6 : 0)))
             *wrong += 1 + printf("rank %d: turn %d, %s, %d rows: %lld gathers and %lld scatters overlapped\n",
                                  comm.tensor.rank, i, l->plan->name, rows, (long long)gathered, (long long)scattered);
@@ -207,7 +216,10 @@ static te_status turn(layer *l, int i, char *out[2], int64_t *compared, int64_t 
         if (is_wide || l->plan->fp8 || u / 32 % 2) memory->serial = 1;
         else comm.tensor.memory = 0;
     }
+    const int in_fp8 = l->recipes.config.ranks == size;
+    if (!TE_CUDA && u / 512 % 2) gather_in_fp8(l, 0); /* on CUDA sums of such a product are others */
     const te_status status = make_all(&t, 0, out[1]);
+    gather_in_fp8(l, in_fp8);
     comm.tensor.memory = memory;
     if (memory) memory->serial = 0;
     TE_TRY(status);
@@ -230,6 +242,7 @@ static te_status run(int turns, int64_t *compared, int64_t *wrong, int must, int
     TE_TRY(make(&layers[3], narrow_fp8_plan(), NARROW));
     TE_TRY(make(&layers[4], wide_fp8_plan(), WIDE));
     TE_TRY(make(&layers[5], current_plan(), NARROW));
+    TE_TRY(make(&layers[6], remade_plan(), NARROW));
     for (int i = 0; i < LAYERS; i++)
         if (layers[i].plan->fp8) TE_TRY(first_step(&layers[i]));
     for (int i = 0; i < turns; i++) TE_TRY(turn(&layers[i % LAYERS], i, out, compared, wrong, must));
