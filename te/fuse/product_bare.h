@@ -47,7 +47,7 @@ template <te_dtype T, te_few_form FORM, int EXISTS>
 TE_NARROW_KERNEL(te_bare_narrow, te_bare, FORM, T, te_bare_epilogue<T>, EXISTS)
 /* SIXTEEN: whether there are kernels with operands of T; FORM: what the one of few rows in FP8 reads, TE_FEW_SIXTEEN:
  * there is none; A: what x or dy is in the one of many rows in FP8, T: there is none. */
-template <te_dtype T, int FORWARD, int SIXTEEN, te_few_form FORM, te_dtype A>
+template <te_dtype T, int FORWARD, int SIXTEEN, te_few_form FORM, te_dtype A = T>
 TE_API te_product_kernels *te_bare_kernels(void) {
     constexpr int half = T != TE_f32, few = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_FEW_SIXTEEN;
     constexpr te_dtype many = SIXTEEN ? T : TE_f32;
@@ -61,7 +61,7 @@ TE_API te_product_kernels *te_bare_kernels(void) {
                                          {scaled ? (const void *)te_bare_narrow<T, FORM, scaled> : 0, 0, 0}};
     return &kernels;
 }
-#define TE_BARE(dtype, pass) te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_FEW_SIXTEEN, TE_##dtype>()
+#define TE_BARE(dtype, pass) te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_FEW_SIXTEEN>()
 /* Of the product of a row by itself: in 16 bits unless a recipe has it in FP8. */
 #define TE_BARE_OF(name, dtype, pass)                                                                           \
     te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8, (te_few_form)name##_few_form,          \
