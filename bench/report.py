@@ -299,7 +299,9 @@ def main():
     title = f"{kernels_title or block_title}, {date}" + (f"; PyTorch: {peers_title.split(', ')[-1]}" if peers_title else "")
     text = f"# {title}\n\nMedians. \"of copy\": the time that a copy of as many bytes takes in the same run, over the step's. "
     text += "Attention's TFLOP/s count the scores that the causal mask leaves, and five products backward for two forward.\n"
-    commit, theirs = (next((w for w in t.split(", ") if w.startswith("commit ")), "") for t in (kernels_title or block_title, peers_title))
+    commit, whole, theirs = (next((w for w in t.split(", ") if w.startswith("commit ")), "") for t in (kernels_title or block_title, block_title, peers_title))
+    if whole and whole != commit:
+        text += f"\nWhole parts, steps of the plans and what the host takes are of another run: {whole}.\n"
     if theirs and theirs != commit:
         text += f"\nPyTorch's columns, and ours where the two took turns, are of another run: {theirs}.\n"
     if block:
