@@ -29,7 +29,7 @@ TE_API te_status te__gather_in_fp8(te_value *x, te_value *y, te_run *r, int i) {
 TE_API te_status te__collective_to(te_run *r, const te_step *s, te_value y, te_collective_fn call) {
     const int gathers = call == te_group_all_gather, next = gathers ? te__gather_feeds(r, s) : -1;
     te_value x = r->now;
-    if (next >= 0) TE_TRY(te__gather_in_fp8(&x, &y, r, next));
+    if (next >= 0 && y.p) TE_TRY(te__gather_in_fp8(&x, &y, r, next));
     if (gathers && te_leaves_rows(r, s)) {
         if (!r->dry) TE_TRY(te_peers_check(r->tensor, r->ctx));
         te_set_late(r, TE_LATE_rows, x);

@@ -4,7 +4,9 @@
  * 0.9 us more where launches queue up, 2 to 4 where they do not. On Hopper most of cuBLASLt's products fill four bytes,
  * a counter, before they begin. An H200's host, the graphs of a GPT block of hidden 4096, forward and backward: bf16,
  * with four such products, 9 to 14 us to launch, and 3 to 6 with kernels in the place of fills; fp8_delayed, with nine,
- * 15, and 3 to 5. The GPU takes as long for the one as for the other.
+ * 15, and 3 to 5. The GPU takes as long for the one as for the other. What did not pay: a counter of its own for each
+ * product of a pass and one kernel for all of them, so that the other fills are gone (training a GPT of 124M, 598k
+ * tokens/s with and without, in FP8 677k).
  */
 /* target: cuda */
 #ifndef TE_FILLS_CUDA_H

@@ -134,7 +134,7 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
     w->a_fp8 = x->a_fp8, w->b_fp8 = te__fp8_operand(TE_e4m3, kept.inverse);
     return TE_OK;
 }
-/* What of w that left. */
+/* The transpose of dy, to where dweight's product reads it. */
 TE_API te_status te__fp8_turn_dy(te_run *r, te_value dy, const te_gemm *w) {
     te_quantize q = te_quantize_of(dy.rows, dy.cols);
     q.x = dy.p, q.yt = (void *)(uintptr_t)w->a, q.yt_cols = w->k;

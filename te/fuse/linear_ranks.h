@@ -29,8 +29,8 @@
 TE_API int te__linear_can_overlap(const te_run *r, const te_step *s, int fp8) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const te_dtype dtype = r->plan->dtype;
-    const int has = linear->recipe == TE_RECIPE_none || (fp8 && TE_IS_BY_TENSOR(linear->recipe));
-    return linear->op_class == TE_CLASS_gemm && has && dtype != TE_f32 && linear->in_dtype == dtype &&
+    const int fits = linear->recipe == TE_RECIPE_none || (fp8 && TE_IS_BY_TENSOR(linear->recipe));
+    return linear->op_class == TE_CLASS_gemm && fits && dtype != TE_f32 && linear->in_dtype == dtype &&
            linear->out_dtype == dtype;
 }
 /* The step behind s in this pass, if the group has what it takes; null: there is none, or s is a part of a step. */

@@ -31,7 +31,7 @@ typedef struct te__race_words {
 } te__race_words;
 TE_FN void te__race_read_body(const te__race_words *p, te_block b) {
     uint32_t odd = 0;
-    for (int64_t i = (int64_t)b.x * blockDim.x + threadIdx.x; i < p->count; i += (int64_t)b.nx * blockDim.x)
+    TE_UNROLL_1 for (int64_t i = (int64_t)b.x * blockDim.x + threadIdx.x; i < p->count; i += (int64_t)b.nx * blockDim.x)
         odd |= p->word[i] ^ 0x5a5a5a5au;
     if (odd) p->word[0] = odd; /* never; or the compiler would leave the reading out */
 }
