@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A CUDA program has no kernel that it does not use. nvcc compiles each kernel that is no template, called or not: te.h and infer.h by
-# themselves have none, and lists for inference have, beside their own, products by themselves and what these are timed by.
+# themselves have none, and lists for inference have, beside their own, products by themselves and what these are timed by. No kernel is
+# empty, but that of attention by mma.sync where the code is for sm_90a alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
@@ -27,4 +28,22 @@ check "lists for inference" '.*(norm_of_x|product_of_x|te_bare_|te_normal|te__ra
 TE_INFERENCE(norm_of_x, f32, (layernorm, ln, 64))
 TE_INFERENCE(product_of_x, bf16, (linear, fc, 64, 64), (bias, b, 64))
 const te_plan *plan(int i) { return i ? norm_of_x_plan() : product_of_x_plan(); }'
+# NAME LISTS: kernels that do nothing
+empty() {
+    local kernels
+    printf '#include "te/te.h"\n%s\n' "$2" >"$work/file.cu"
+    "$nvcc" -std=c++17 -O1 -gencode arch=compute_90a,code=sm_90a -I. -ptx "$work/file.cu" -o "$work/file.ptx"
+    kernels=$(awk '/\.entry/ { split($0, part, /[ (]+/); name = ""; for (i in part) if (part[i] ~ /^_Z/) name = part[i]; n = 0 }
+                   /^\t.*;/ { n++ } /^}/ { if (name != "" && n <= 1) print name; name = "" }' "$work/file.ptx" | grep -v attention | c++filt || true)
+    [[ -z $kernels ]] && echo "ok: no empty kernel: $1, $(grep -c '\.entry' "$work/file.ptx") in all" && return
+    echo "FAIL: $1: empty kernels; see TE_KERNEL_IF_EXISTS in te/core/target_cuda.h:"
+    echo "$kernels"
+    failed=1
+}
+empty "a GPT block" 'TE_SEQUENTIAL(block, bf16, TE_GPT_BLOCK(b, 64, 256, 1, 0.1f))
+const te_plan *plan(void) { return block_plan(); }'
+empty "a Llama block in FP8" 'TE_SEQUENTIAL(block, (bf16, (recipe, fp8_delayed)), TE_LLAMA_BLOCK(b, 256, 512, 4, 2, 64, 10000.0f))
+const te_plan *plan(void) { return block_plan(); }'
+empty "a list in f32" 'TE_SEQUENTIAL(mlp, f32, (linear, fc1, 64, 96), (bias, b1, 96), (gelu, a), (linear, fc2, 96, 64))
+const te_plan *plan(void) { return mlp_plan(); }'
 [[ $failed == 0 ]]

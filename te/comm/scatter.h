@@ -21,14 +21,19 @@ TE_FN void te_scatter_epilogue(const void *arg, const uint32_t w[4], const uint3
 /* Of operands in 16 bits, and of those in FP8. */
 typedef struct te_scatter_kernels { te_hopper_kernel many, fp8; } te_scatter_kernels;
 template <te_dtype T, te_dtype A, te_dtype B, int TRANS_B>
-TE_HOPPER_KERNEL_SCATTER(te_scatter_many, T, A, B, TRANS_B, te_scatter_epilogue<T>, T != TE_f32)
+TE_HOPPER_KERNEL_SCATTER(te_scatter_many, T, A, B, TRANS_B, te_scatter_epilogue<T>, 1)
+template <te_dtype T, te_dtype A, te_dtype B, int TRANS_B, int EXISTS>
+constexpr auto te_scatter_many_if(void) -> void (*)(te_scatter) {
+    if constexpr (EXISTS != 0) return te_scatter_many<T, A, B, TRANS_B>;
+    else return nullptr;
+}
 /* In 16 bits the weight lies as it does in backward, and transposed in forward. A: what x or dy is in FP8; T: nothing
  * is. */
 template <te_dtype T, te_dtype A, int FORWARD> TE_API te_scatter_kernels *te_scatter_kernels_of(void) {
     constexpr te_dtype B = A == T ? T : TE_e4m3;
     constexpr int half = T != TE_f32, fp8 = half && A != T;
-    static te_scatter_kernels kernels = {{half ? (const void *)te_scatter_many<T, T, T, FORWARD> : 0, 0, 0},
-                                         {fp8 ? (const void *)te_scatter_many<T, A, B, fp8 ? 1 : FORWARD> : 0, 0, 0}};
+    static te_scatter_kernels kernels = {{(const void *)te_scatter_many_if<T, T, T, FORWARD, half>(), 0, 0},
+                                         {(const void *)te_scatter_many_if<T, A, B, 1, fp8>(), 0, 0}};
     return &kernels;
 }
 #define TE_SCATTER_KERNELS(model, dtype, forward)                                                                    \

@@ -40,11 +40,19 @@ TE_FN void te_send_epilogue(const void *arg, const uint32_t w[4], const uint32_t
     te_words_store(p->d, at, &v, TE_WORDS, 1);
     (void)ahead, (void)own;
 }
-template <te_dtype T> TE_HOPPER_KERNEL(te_send_many, te_send, T, 1, te_send_epilogue<T>, T != TE_f32)
-template <te_dtype T> TE_FEW_KERNEL(te_send_few, te_send, TE_FEW_SIXTEEN, T, te_send_epilogue<T>, T != TE_f32)
+template <te_dtype T> TE_HOPPER_KERNEL(te_send_many, te_send, T, 1, te_send_epilogue<T>, 1)
+template <te_dtype T> TE_FEW_KERNEL(te_send_few, te_send, TE_FEW_SIXTEEN, T, te_send_epilogue<T>, 1)
+template <te_dtype T> constexpr auto te_send_many_if(void) -> void (*)(te_send) {
+    if constexpr (T != TE_f32) return te_send_many<T>;
+    else return nullptr;
+}
+template <te_dtype T> constexpr auto te_send_few_if(void) -> void (*)(te_send) {
+    if constexpr (T != TE_f32) return te_send_few<T>;
+    else return nullptr;
+}
 template <te_dtype T> TE_API te_product_kernels *te_send_kernels(void) {
-    static te_product_kernels kernels = {{T != TE_f32 ? (const void *)te_send_many<T> : 0, 0, 0},
-                                         {T != TE_f32 ? (const void *)te_send_few<T> : 0, 0, 0},
+    static te_product_kernels kernels = {{(const void *)te_send_many_if<T>(), 0, 0},
+                                         {(const void *)te_send_few_if<T>(), 0, 0},
                                          {0, 0, 0},
                                          {0, 0, 0},
                                          TE_FEW_SIXTEEN};

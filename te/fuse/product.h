@@ -116,20 +116,28 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
  * Of a gated op there is that of many rows in FP8 alone. */
 #define TE_PRODUCT_FP8(name, dtype)                                                                                   \
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                 \
-    enum { name##_is_light = name##_is_product && !name##_is_gated };                                                 \
+    enum {                                                                                                            \
+        name##_is_light = name##_is_product && !name##_is_gated,                                                      \
+        name##_is_many_fp8 = name##_is_product && name##_by_tensor,                                                   \
+        name##_is_few_fp8 = name##_is_light && name##_few_form,                                                       \
+        name##_is_narrow_fp8 = name##_is_light && (int)name##_few_form == TE_FEW_SCALED                               \
+    };                                                                                                                \
+    template <int EXISTS>                                                                                             \
     TE_HOPPER_KERNEL_ROW_FP8(name##_product_fp8, te_product, TE_##dtype, (te_dtype)name##_fp8_wanted,                 \
                              name##_epilogue, name##_couple, name##_is_gated,                                         \
-                             te_product_usual(&p, name##_shape(0), name##_facts()), name##_reads >= 0,                \
-                             name##_is_product && name##_by_tensor)                                                   \
+                             te_product_usual(&p, name##_shape(0), name##_facts()), name##_reads >= 0, EXISTS)        \
+    template <int EXISTS>                                                                                             \
     TE_FEW_KERNEL(name##_few_product_fp8, te_product, (te_few_form)name##_few_form, TE_##dtype, name##_epilogue,      \
-                  name##_is_light && name##_few_form)                                                                 \
-    TE_NARROW_KERNEL(name##_narrow_product_fp8, te_product, TE_FEW_SCALED, TE_##dtype, name##_epilogue,               \
-                     name##_is_light && (int)name##_few_form == TE_FEW_SCALED)                                        \
+                  EXISTS)                                                                                             \
+    template <int EXISTS>                                                                                             \
+    TE_NARROW_KERNEL(name##_narrow_product_fp8, te_product, TE_FEW_SCALED, TE_##dtype, name##_epilogue, EXISTS)       \
+    TE_KERNEL_IF_EXISTS(name##_product_fp8, te_product)                                                               \
+    TE_KERNEL_IF_EXISTS(name##_few_product_fp8, te_product)                                                           \
+    TE_KERNEL_IF_EXISTS(name##_narrow_product_fp8, te_product)                                                        \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_light && !name##_in_fp8, name##_is_light && !name##_in_fp8,            \
-                        name##_is_product && name##_by_tensor ? (const void *)name##_product_fp8 : 0,                 \
-                        name##_is_light && name##_few_form ? (const void *)name##_few_product_fp8 : 0,                \
-                        name##_is_light && (int)name##_few_form == TE_FEW_SCALED                                      \
-                            ? (const void *)name##_narrow_product_fp8 : 0)
+                        (const void *)name##_product_fp8_if<name##_is_many_fp8>(),                                    \
+                        (const void *)name##_few_product_fp8_if<name##_is_few_fp8>(),                                 \
+                        (const void *)name##_narrow_product_fp8_if<name##_is_narrow_fp8>())
 #define TE__PRODUCT_EPILOGUE(name, dtype)                                                                             \
     enum {                                                                                                            \
         name##_is_twice = name##_is_backward && name##_out_halves == 2,                                               \
@@ -142,17 +150,17 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
             && !name##_sums_three                                                                                     \
             && name##_is_plain                                                                                        \
     };                                                                                                                \
-    TE_BOTH te_product_facts name##_facts(void) {                                                                     \
+    TE_UNUSED TE_BOTH te_product_facts name##_facts(void) {                                                           \
         const int kept = name##_is_backward ? 0 : (int)name##_kept & 0xffff;                                          \
         const te_product_facts is = {name##_leaves(), kept, name##_params};                                           \
         return is;                                                                                                    \
     }                                                                                                                 \
-    TE_FN void name##_epilogue(const void *p, const uint32_t w[4], const uint32_t *ahead, int row, int col,           \
+    TE_UNUSED TE_FN void name##_epilogue(const void *p, const uint32_t w[4], const uint32_t *ahead, int row, int col, \
         te_epilogue_lane *own) {                                                                                      \
         te_product_epilogue((const te_product *)p, w, ahead, row, col, own, name##_stages, name##_shape(0),           \
             name##_facts());                                                                                          \
     }                                                                                                                 \
-    TE_FN void name##_couple(const void *p, const uint32_t w[4], const uint32_t other[4], int row, int col,           \
+    TE_UNUSED TE_FN void name##_couple(const void *p, const uint32_t w[4], const uint32_t other[4], int row, int col, \
                              int, te_epilogue_lane *own) {                                                            \
         te_product_couple((const te_product *)p, w, other, row, col, own, name##_stages, name##_shape(0));            \
     }
@@ -160,17 +168,23 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
 #define TE__PRODUCT_KERNELS(name, dtype, many, few, fp8, few_fp8, narrow_fp8)                                         \
     enum { name##_is_many = (many) != 0, name##_is_few = (few) && !name##_is_backward && !name##_is_gated,            \
            name##_is_narrow = name##_is_few && TE_NARROW_SIXTEEN };                                                   \
+    template <int EXISTS>                                                                                             \
     TE_HOPPER_KERNEL_ROW(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, name##_couple, \
-                         name##_is_gated, name##_is_twice, name##_is_many)                                            \
-    TE_FEW_KERNEL(name##_few, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, name##_is_few)                 \
-    TE_NARROW_KERNEL(name##_narrow, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, name##_is_narrow)        \
+                         name##_is_gated, name##_is_twice, EXISTS)                                                    \
+    template <int EXISTS>                                                                                             \
+    TE_FEW_KERNEL(name##_few, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, EXISTS)                        \
+    template <int EXISTS>                                                                                             \
+    TE_NARROW_KERNEL(name##_narrow, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, EXISTS)                  \
+    TE_KERNEL_IF_EXISTS(name##_product, te_product)                                                                   \
+    TE_KERNEL_IF_EXISTS(name##_few, te_product)                                                                       \
+    TE_KERNEL_IF_EXISTS(name##_narrow, te_product)                                                                    \
     TE_API te_product_kernels *name##_kernels(void) {                                                                 \
-        static te_product_kernels kernels = {{name##_is_many ? (const void *)name##_product : 0, 0, 0},               \
-                                             {name##_is_few ? (const void *)name##_few : 0, 0, 0},                    \
+        static te_product_kernels kernels = {{(const void *)name##_product_if<name##_is_many>(), 0, 0},               \
+                                             {(const void *)name##_few_if<name##_is_few>(), 0, 0},                    \
                                              {fp8, 0, 0},                                                             \
                                              {few_fp8, 0, 0},                                                         \
                                              (te_few_form)name##_few_form,                                            \
-                                             {name##_is_narrow ? (const void *)name##_narrow : 0, 0, 0},              \
+                                             {(const void *)name##_narrow_if<name##_is_narrow>(), 0, 0},              \
                                              {narrow_fp8, 0, 0}};                                                     \
         return &kernels;                                                                                              \
     }

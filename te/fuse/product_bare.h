@@ -37,14 +37,27 @@ template <te_dtype T, int FORWARD> TE_HOPPER_KERNEL(te_bare_many, te_bare, T, FO
 template <te_dtype T, te_dtype A>
 TE_HOPPER_KERNEL_OF(te_bare_fp8, te_bare, T, A, TE_e4m3, 1, te_bare_epilogue<T>, 1)
 /* That of many rows in FP8, which is there to overlap collectives: by itself such a product is cuBLASLt's. */
-template <te_dtype T, te_dtype A> TE_API const void *te_bare_fp8_of(void) {
-    if constexpr (TE_OVERLAPS && T != TE_f32 && A != T) return (const void *)te_bare_fp8<T, A>;
-    else return 0;
+template <te_dtype T, te_dtype A> constexpr auto te_bare_fp8_if(void) -> void (*)(te_bare) {
+    if constexpr (TE_OVERLAPS && T != TE_f32 && A != T) return te_bare_fp8<T, A>;
+    else return nullptr;
 }
 template <te_dtype T, te_few_form FORM, int EXISTS>
 TE_FEW_KERNEL(te_bare_few, te_bare, FORM, T, te_bare_epilogue<T>, EXISTS)
 template <te_dtype T, te_few_form FORM, int EXISTS>
 TE_NARROW_KERNEL(te_bare_narrow, te_bare, FORM, T, te_bare_epilogue<T>, EXISTS)
+/* Those of them that exist: a program has no others. */
+template <te_dtype T, int FORWARD> constexpr auto te_bare_many_if(void) -> void (*)(te_bare) {
+    if constexpr (T != TE_f32) return te_bare_many<T, FORWARD>;
+    else return nullptr;
+}
+template <te_dtype T, te_few_form FORM, int EXISTS> constexpr auto te_bare_few_if(void) -> void (*)(te_bare) {
+    if constexpr (EXISTS != 0) return te_bare_few<T, FORM, EXISTS>;
+    else return nullptr;
+}
+template <te_dtype T, te_few_form FORM, int EXISTS> constexpr auto te_bare_narrow_if(void) -> void (*)(te_bare) {
+    if constexpr (EXISTS != 0) return te_bare_narrow<T, FORM, EXISTS>;
+    else return nullptr;
+}
 /* SIXTEEN: whether there are kernels with operands of T; FORM: what the one of few rows in FP8 reads, TE_FEW_SIXTEEN:
  * there is none; A: what x or dy is in the one of many rows in FP8, T: there is none. */
 template <te_dtype T, int FORWARD, int SIXTEEN, te_few_form FORM, te_dtype A = T>
@@ -52,13 +65,13 @@ TE_API te_product_kernels *te_bare_kernels(void) {
     constexpr int half = T != TE_f32, few = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_FEW_SIXTEEN;
     constexpr te_dtype many = SIXTEEN ? T : TE_f32;
     constexpr int narrow = few && TE_NARROW_SIXTEEN, scaled = half && FORM == TE_FEW_SCALED;
-    static te_product_kernels kernels = {{many != TE_f32 ? (const void *)te_bare_many<many, FORWARD> : 0, 0, 0},
-                                         {few ? (const void *)te_bare_few<T, TE_FEW_SIXTEEN, few> : 0, 0, 0},
-                                         {te_bare_fp8_of<T, A>(), 0, 0},
-                                         {fp8 ? (const void *)te_bare_few<T, FORM, fp8> : 0, 0, 0},
+    static te_product_kernels kernels = {{(const void *)te_bare_many_if<many, FORWARD>(), 0, 0},
+                                         {(const void *)te_bare_few_if<T, TE_FEW_SIXTEEN, few>(), 0, 0},
+                                         {(const void *)te_bare_fp8_if<T, A>(), 0, 0},
+                                         {(const void *)te_bare_few_if<T, FORM, fp8>(), 0, 0},
                                          FORM,
-                                         {narrow ? (const void *)te_bare_narrow<T, TE_FEW_SIXTEEN, narrow> : 0, 0, 0},
-                                         {scaled ? (const void *)te_bare_narrow<T, FORM, scaled> : 0, 0, 0}};
+                                         {(const void *)te_bare_narrow_if<T, TE_FEW_SIXTEEN, narrow>(), 0, 0},
+                                         {(const void *)te_bare_narrow_if<T, FORM, scaled>(), 0, 0}};
     return &kernels;
 }
 #define TE_BARE(dtype, pass) te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_FEW_SIXTEEN>()
