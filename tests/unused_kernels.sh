@@ -36,7 +36,7 @@ empty() {
     kernels=$(awk '/\.entry/ { split($0, part, /[ (]+/); name = ""; for (i in part) if (part[i] ~ /^_Z/) name = part[i]; n = 0 }
                    /^\t.*;/ { n++ } /^}/ { if (name != "" && n <= 1) print name; name = "" }' "$work/file.ptx" | grep -v attention | c++filt || true)
     [[ -z $kernels ]] && echo "ok: no empty kernel: $1, $(grep -c '\.entry' "$work/file.ptx") in all" && return
-    echo "FAIL: $1: empty kernels; see TE_KERNEL_IF_EXISTS in te/core/target_cuda.h:"
+    echo "FAIL: $1: empty kernels; see TE_KERNEL_IF in te/core/target_cuda.h:"
     echo "$kernels"
     failed=1
 }

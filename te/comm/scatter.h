@@ -22,11 +22,8 @@ TE_FN void te_scatter_epilogue(const void *arg, const uint32_t w[4], const uint3
 typedef struct te_scatter_kernels { te_hopper_kernel many, fp8; } te_scatter_kernels;
 template <te_dtype T, te_dtype A, te_dtype B, int TRANS_B>
 TE_HOPPER_KERNEL_SCATTER(te_scatter_many, T, A, B, TRANS_B, te_scatter_epilogue<T>, 1)
-template <te_dtype T, te_dtype A, te_dtype B, int TRANS_B, int EXISTS>
-constexpr auto te_scatter_many_if(void) -> void (*)(te_scatter) {
-    if constexpr (EXISTS != 0) return te_scatter_many<T, A, B, TRANS_B>;
-    else return nullptr;
-}
+TE_KERNEL_IF(EXISTS, (te_dtype T, te_dtype A, te_dtype B, int TRANS_B, int EXISTS), te_scatter_many,
+             (T, A, B, TRANS_B), te_scatter)
 /* In 16 bits the weight lies as it does in backward, and transposed in forward. A: what x or dy is in FP8; T: nothing
  * is. */
 template <te_dtype T, te_dtype A, int FORWARD> TE_API te_scatter_kernels *te_scatter_kernels_of(void) {

@@ -42,14 +42,8 @@ TE_FN void te_send_epilogue(const void *arg, const uint32_t w[4], const uint32_t
 }
 template <te_dtype T> TE_HOPPER_KERNEL(te_send_many, te_send, T, 1, te_send_epilogue<T>, 1)
 template <te_dtype T> TE_FEW_KERNEL(te_send_few, te_send, TE_FEW_SIXTEEN, T, te_send_epilogue<T>, 1)
-template <te_dtype T> constexpr auto te_send_many_if(void) -> void (*)(te_send) {
-    if constexpr (T != TE_f32) return te_send_many<T>;
-    else return nullptr;
-}
-template <te_dtype T> constexpr auto te_send_few_if(void) -> void (*)(te_send) {
-    if constexpr (T != TE_f32) return te_send_few<T>;
-    else return nullptr;
-}
+TE_KERNEL_IF(T != TE_f32, (te_dtype T), te_send_many, (T), te_send)
+TE_KERNEL_IF(T != TE_f32, (te_dtype T), te_send_few, (T), te_send)
 template <te_dtype T> TE_API te_product_kernels *te_send_kernels(void) {
     static te_product_kernels kernels = {{(const void *)te_send_many_if<T>(), 0, 0},
                                          {(const void *)te_send_few_if<T>(), 0, 0},

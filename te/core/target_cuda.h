@@ -24,13 +24,13 @@ TE_API te_grid te_grid_of(int64_t x, int64_t y) {
 #define TE_IF_USED template <int = 0>
 #define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, name, name<0>, threads, blocks, type, __VA_ARGS__)
-/* Of a kernel that is a template with one int, `name`_if<exists>(): the kernel, or null, and then the program has none.
- */
-#define TE_KERNEL_IF_EXISTS(name, type)                                     \
-    template <int EXISTS> constexpr auto name##_if(void) -> void (*)(type) { \
-        if constexpr (EXISTS != 0) return name<EXISTS>;                      \
-        else return nullptr;                                                 \
+/* Of a kernel that is a template, name_if<..>(): the kernel if it exists, else null, and then the program has none. */
+#define TE_KERNEL_IF(exists, parameters, name, arguments, type)                                 \
+    template <TE__PLAIN parameters> constexpr auto name##_if(void) -> void (*)(type) {          \
+        if constexpr ((exists) != 0) return name<TE__PLAIN arguments>;                          \
+        else return nullptr;                                                                    \
     }
+#define TE__PLAIN(...) __VA_ARGS__
 /* link, launch_link: what stands before the kernel and its launch; symbol: what the launch calls the kernel. */
 #define TE__KERNEL_OF(link, launch_link, name, symbol, threads, blocks, type, ...)                                   \
     link static __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type te_arg_) {      \

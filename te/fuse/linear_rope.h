@@ -116,10 +116,8 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR>
 TE_HOPPER_KERNEL_COUPLES(te_rope_many, te_rope_product, T, T == TE_f32 ? 0 : DIM >= 128 ? 16 : DIM / 8,
                          TE__ROPE_APART(DIM, ROTARY, NEAR), TE__ROPE_CROSSED(DIM, ROTARY, NEAR),
                          (te_rope_couple<T, DIM, ROTARY, NEAR>), T != TE_f32)
-template <te_dtype T, int DIM, int ROTARY, int NEAR> constexpr auto te_rope_many_if(void) -> void (*)(te_rope_product) {
-    if constexpr (T != TE_f32) return te_rope_many<T, DIM, ROTARY, NEAR>;
-    else return nullptr;
-}
+TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int NEAR), te_rope_many, (T, DIM, ROTARY, NEAR),
+             te_rope_product)
 template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *te_rope_kernels(void) {
     static te_product_kernels kernels = {
         {(const void *)te_rope_many_if<T, DIM, ROTARY, NEAR>(), 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0},

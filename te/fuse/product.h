@@ -131,9 +131,9 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
                   EXISTS)                                                                                             \
     template <int EXISTS>                                                                                             \
     TE_NARROW_KERNEL(name##_narrow_product_fp8, te_product, TE_FEW_SCALED, TE_##dtype, name##_epilogue, EXISTS)       \
-    TE_KERNEL_IF_EXISTS(name##_product_fp8, te_product)                                                               \
-    TE_KERNEL_IF_EXISTS(name##_few_product_fp8, te_product)                                                           \
-    TE_KERNEL_IF_EXISTS(name##_narrow_product_fp8, te_product)                                                        \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_product_fp8, (EXISTS), te_product)                                      \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_few_product_fp8, (EXISTS), te_product)                                  \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_narrow_product_fp8, (EXISTS), te_product)                               \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_light && !name##_in_fp8, name##_is_light && !name##_in_fp8,            \
                         (const void *)name##_product_fp8_if<name##_is_many_fp8>(),                                    \
                         (const void *)name##_few_product_fp8_if<name##_is_few_fp8>(),                                 \
@@ -175,9 +175,9 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
     TE_FEW_KERNEL(name##_few, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, EXISTS)                        \
     template <int EXISTS>                                                                                             \
     TE_NARROW_KERNEL(name##_narrow, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, EXISTS)                  \
-    TE_KERNEL_IF_EXISTS(name##_product, te_product)                                                                   \
-    TE_KERNEL_IF_EXISTS(name##_few, te_product)                                                                       \
-    TE_KERNEL_IF_EXISTS(name##_narrow, te_product)                                                                    \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_product, (EXISTS), te_product)                                          \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_few, (EXISTS), te_product)                                              \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_narrow, (EXISTS), te_product)                                           \
     TE_API te_product_kernels *name##_kernels(void) {                                                                 \
         static te_product_kernels kernels = {{(const void *)name##_product_if<name##_is_many>(), 0, 0},               \
                                              {(const void *)name##_few_if<name##_is_few>(), 0, 0},                    \

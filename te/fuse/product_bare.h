@@ -34,30 +34,17 @@ TE_FN void te_bare_epilogue(const void *arg, const uint32_t w[4], const uint32_t
     (void)own;
 }
 template <te_dtype T, int FORWARD> TE_HOPPER_KERNEL(te_bare_many, te_bare, T, FORWARD, te_bare_epilogue<T>, T != TE_f32)
+/* In FP8 it is there to overlap collectives: by itself such a product is cuBLASLt's. */
 template <te_dtype T, te_dtype A>
 TE_HOPPER_KERNEL_OF(te_bare_fp8, te_bare, T, A, TE_e4m3, 1, te_bare_epilogue<T>, 1)
-/* That of many rows in FP8, which is there to overlap collectives: by itself such a product is cuBLASLt's. */
-template <te_dtype T, te_dtype A> constexpr auto te_bare_fp8_if(void) -> void (*)(te_bare) {
-    if constexpr (TE_OVERLAPS && T != TE_f32 && A != T) return te_bare_fp8<T, A>;
-    else return nullptr;
-}
 template <te_dtype T, te_few_form FORM, int EXISTS>
 TE_FEW_KERNEL(te_bare_few, te_bare, FORM, T, te_bare_epilogue<T>, EXISTS)
 template <te_dtype T, te_few_form FORM, int EXISTS>
 TE_NARROW_KERNEL(te_bare_narrow, te_bare, FORM, T, te_bare_epilogue<T>, EXISTS)
-/* Those of them that exist: a program has no others. */
-template <te_dtype T, int FORWARD> constexpr auto te_bare_many_if(void) -> void (*)(te_bare) {
-    if constexpr (T != TE_f32) return te_bare_many<T, FORWARD>;
-    else return nullptr;
-}
-template <te_dtype T, te_few_form FORM, int EXISTS> constexpr auto te_bare_few_if(void) -> void (*)(te_bare) {
-    if constexpr (EXISTS != 0) return te_bare_few<T, FORM, EXISTS>;
-    else return nullptr;
-}
-template <te_dtype T, te_few_form FORM, int EXISTS> constexpr auto te_bare_narrow_if(void) -> void (*)(te_bare) {
-    if constexpr (EXISTS != 0) return te_bare_narrow<T, FORM, EXISTS>;
-    else return nullptr;
-}
+TE_KERNEL_IF(T != TE_f32, (te_dtype T, int FORWARD), te_bare_many, (T, FORWARD), te_bare)
+TE_KERNEL_IF(TE_OVERLAPS && T != TE_f32 && A != T, (te_dtype T, te_dtype A), te_bare_fp8, (T, A), te_bare)
+TE_KERNEL_IF(EXISTS, (te_dtype T, te_few_form FORM, int EXISTS), te_bare_few, (T, FORM, EXISTS), te_bare)
+TE_KERNEL_IF(EXISTS, (te_dtype T, te_few_form FORM, int EXISTS), te_bare_narrow, (T, FORM, EXISTS), te_bare)
 /* SIXTEEN: whether there are kernels with operands of T; FORM: what the one of few rows in FP8 reads, TE_FEW_SIXTEEN:
  * there is none; A: what x or dy is in the one of many rows in FP8, T: there is none. */
 template <te_dtype T, int FORWARD, int SIXTEEN, te_few_form FORM, te_dtype A = T>
