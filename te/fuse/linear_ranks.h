@@ -49,6 +49,7 @@ TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has)
 TE_API int te__gather_feeds(const te_run *r, const te_step *s) {
     const int next = r->pass == TE_BACKWARD ? s->op[0] - 1 : s->op[s->count - 1] + 1;
     if (next < 0 || te_last_step(r, s) || !te_is_given_in_fp8(r, next)) return -1;
+    if (r->use != TE_USE_as_bound) return r->use == TE_USE_common ? next : -1;
     return r->param[next] && r->param[next]->fp8.common ? next : -1;
 }
 /* An all_gather's step, or in backward a reduce_scatter's: whether the next one may overlap it. Rows with an op that

@@ -119,7 +119,7 @@ TE_API te_kept_fp8 te_kept_of(const te_run *r, int i) {
 /* Whether the kernel that makes an operand of product i stores it in FP8 itself: where its scale is known by then. */
 TE_API int te_is_stored_in_fp8(const te_run *r, int i) {
     return te_is_by_tensor(r, i) &&
-           (r->use == TE_USE_as_bound ? !r->param[i]->fp8.current : r->use == TE_USE_stored);
+           (r->use == TE_USE_as_bound ? !r->param[i]->fp8.current : r->use >= TE_USE_stored);
 }
 
 /* The same of what this pass gives, x in forward and dy in backward: what is rounded by chance a cast rounds. */

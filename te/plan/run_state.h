@@ -13,8 +13,14 @@ typedef enum te_pass { TE_FORWARD, TE_INFER, TE_BACKWARD } te_pass;
 enum { TE_REACH_dx = -1 }; /* of te_run: a backward goes through all of the list */
 
 /* Whether products run in FP8 whose ops have a recipe: as each parameter says or, where sizes are asked for, none, all
- * by casts, or all with operands that come in FP8. */
-typedef enum te_recipe_use { TE_USE_as_bound, TE_USE_off, TE_USE_on, TE_USE_stored } te_recipe_use;
+ * by casts, all with operands that come in FP8, or these with scales that all ranks have. */
+typedef enum te_recipe_use {
+    TE_USE_as_bound,
+    TE_USE_off,
+    TE_USE_on,
+    TE_USE_stored,
+    TE_USE_common
+} te_recipe_use;
 
 /* Where a product's operand goes that is made again in FP8: its transpose or, once its scale is known, as it lies. Both
  * null: nothing is. */

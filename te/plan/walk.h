@@ -260,7 +260,7 @@ TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, in
     if (te__check_dims(plan, ctx) != TE_OK || te__check_bound(plan, m, ctx) != TE_OK) return 0;
     if (!te__can_rows(rows))
         return te_fail(ctx, TE_ERROR_OVERFLOW, "%s: %lld rows", plan->name, (long long)rows), (size_t)0;
-    for (int i = 0; i < (plan->fp8 ? 9 : 3); i++) {
+    for (int i = 0; i < (plan->fp8 ? 3 * (int)TE_USE_common : 3); i++) {
         const te_pass pass = (te_pass)(i % 3);
         if (pass != TE_INFER && !plan->training) continue;
         te_run r = te_run_to_size(plan, pass, rows, (te_recipe_use)(TE_USE_off + i / 3), ctx);
