@@ -55,12 +55,16 @@ TE_API te_gemm_fp8 te__fp8_operand(te_dtype dtype, const float *inverse) {
     return o;
 }
 
-/* The transpose of v, which is in FP8, [cols, rows] with rows up to a multiple of 16; wanted 0: only memory for it. */
-TE_API te_status te__fp8_transpose(te_run *r, void **turned, te_value v, int wanted) {
+/* The transpose of v, which is in FP8, [cols, rows] with rows up to a multiple of 16. */
+TE_API te_status te__fp8_turned(te_run *r, te_value v, void *turned) {
     te_quantize q = te_quantize_of(v.rows, v.cols);
+    q.x = v.p, q.yt = turned, q.yt_cols = te__fp8_rows(v.rows);
+    return r->dry ? TE_OK : r->plan->fp8->turn(&q, r->ctx);
+}
+/* The same, with memory for it; wanted 0: that alone. */
+TE_API te_status te__fp8_transpose(te_run *r, void **turned, te_value v, int wanted) {
     TE_TRY(te_scratch(r, turned, (size_t)(te_room_rows(r) * v.cols)));
-    q.x = v.p, q.yt = *turned, q.yt_cols = te__fp8_rows(v.rows);
-    return r->dry || !wanted ? TE_OK : r->plan->fp8->turn(&q, r->ctx);
+    return wanted ? te__fp8_turned(r, v, *turned) : TE_OK;
 }
 
 /* The transpose of what linear i read, again (te_is_made_again), by the scale that forward had. */
@@ -106,7 +110,7 @@ TE_IF_USED TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_val
     return TE_OK;
 }
 /* Those of both products of backward: w is dweight's, which a frozen weight does without, x dx's. Where dy is still on
- * its way (x->ranks) te__fp8_turn_dy turns it, behind dx's. */
+ * its way (x->ranks) w->a is memory for its transpose, which is made behind dx's product. */
 TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const te_kept_fp8 kept = te_kept_of(r, i);
@@ -133,12 +137,6 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
     w->a = yt, w->b = xt, w->trans_a = 0, w->trans_b = 1, w->k = te__fp8_rows(dy.rows);
     w->a_fp8 = x->a_fp8, w->b_fp8 = te__fp8_operand(TE_e4m3, kept.inverse);
     return TE_OK;
-}
-/* The transpose of dy, to where dweight's product reads it. */
-TE_API te_status te__fp8_turn_dy(te_run *r, te_value dy, const te_gemm *w) {
-    te_quantize q = te_quantize_of(dy.rows, dy.cols);
-    q.x = dy.p, q.yt = (void *)(uintptr_t)w->a, q.yt_cols = w->k;
-    return r->dry ? TE_OK : r->plan->fp8->turn(&q, r->ctx);
 }
 
 /* The kernels of a list that names `recipe`: `name`##_fp8. Ops may have other recipes than their list, but fp8_block
@@ -167,7 +165,7 @@ TE_API te_status te__fp8_turn_dy(te_run *r, te_value dy, const te_gemm *w) {
     static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_quantize_dy_run, name##_turn_run, te_gemm_run,   \
                                           tiles, product_of_tiles, takes_bias, rows,                                   \
                                           name##_quantize_table_run, cast_by_block, cast_by_row,                       \
-                                          te__fp8_forward, backward, te__fp8_turn_dy, te__fp8_cast,                    \
+                                          te__fp8_forward, backward, te__fp8_turned, te__fp8_cast,                     \
                                           !name##_takes_dims, name##_keeps_inputs, (te_dtype)name##_gradients,         \
                                           (te_rounding)name##_rounding, (te_dtype)name##_weights};
 #define TE__FP8_OPS_OF_TENSORS(name, dtype, weights, rounding)             \

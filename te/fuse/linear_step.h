@@ -121,7 +121,7 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
     if (!te_is_wanted(r, i)) return te_set_now(r, te_no_value()), TE_OK;
     TE_TRY(kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x));
     if (!x.ranks) return TE_OK;
-    if (te_is_in_fp8(r, i) && te_is_trained(p)) TE_TRY(r->plan->fp8->turn_dy(r, dy, &w));
+    if (te_is_in_fp8(r, i) && te_is_trained(p)) TE_TRY(r->plan->fp8->transpose(r, dy, (void *)(uintptr_t)w.a));
     return te__linear_wgrad(&w, r, i, dy);
 }
 

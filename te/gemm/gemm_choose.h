@@ -115,7 +115,8 @@ TE_API int te_gemm_is_own_row(te_product_kernels *kernels, const te_gemm *g, te_
 }
 /* Whether a product by itself is a kernel of ours. Of many rows with B across and an even last round, in turns with
  * PyTorch's, 0.92 to 0.99 of its time, and 0.99 to 1.02 of cuBLASLt's fastest candidate's (1.00 of both where it is not
- * even: 8192 x 4096 x 4096); with B as it lies the same as the first candidate, but 1.00 to 1.05 of the fastest. */
+ * even: 8192 x 4096 x 4096); with B as it lies the same as the first candidate, but 1.00 to 1.05 of the fastest. In FP8
+ * ours is there to overlap a collective (g->ranks): by itself such a product is cuBLASLt's. */
 TE_API int te_gemm_is_bare(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te_gemm_can_row(kernels, g, ctx)) return 0;
     if (ctx->gemm_own > 1 || te__light_pays(kernels, g, ctx) || g->ranks) return 1;

@@ -26,11 +26,11 @@ typedef struct te_fp8_ops {
     te_status (*cast_weights)(const struct te_quantize_table *t, te_context *ctx);
     te_status (*cast_weights_by_block)(const struct te_table *t, te_context *ctx);
     te_status (*cast_weights_by_row)(const struct te_table *t, te_context *ctx);
-    /* The operands of a product of op i, forward and backward (null in a list for inference alone), the transpose that
-     * backward leaves for later, and the cast that makes one of a value. */
+    /* The operands of a product of op i, forward and backward (null in a list for inference alone), the transpose of
+     * a value in FP8, which a dy that is still on its way gets later, and the cast that makes an operand of a value. */
     te_status (*forward)(struct te_gemm *g, struct te_run *r, int i, struct te_value x);
     te_status (*backward)(struct te_gemm *w, struct te_gemm *x, struct te_run *r, int i, struct te_value dy);
-    te_status (*turn_dy)(struct te_run *r, struct te_value dy, const struct te_gemm *w);
+    te_status (*transpose)(struct te_run *r, struct te_value v, void *turned);
     te_status (*cast)(struct te_run *r, struct te_value v, const struct te_fp8_product *f, int index, te_dtype to,
                       void *y, void *yt, float *inverse);
     int fixed, keeps; /* its widths are constants: chains have kernels for tiles and whole rows; (inputs, kept) */
