@@ -15,6 +15,15 @@ TE_FN void te__load_piece(uint32_t w[4], uint32_t from) {
                  : "memory");
 }
 
+TE_FN float te__load_float(uint32_t from) {
+    float f;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(f) : "r"(from) : "memory");
+    return f;
+}
+TE_FN void te__store_float(uint32_t to, float f) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(f) : "memory");
+}
+
 /* c += a b for a 16 x 16 and b 16 x 8 of bf16 or f16, 16 x 32 and 32 x 8 of e4m3; "Matrix fragments for mma.m16n8k16",
  * "for mma.m16n8k32" say which lane has what: the same bytes. */
 TE_FN void te__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, const te_dtype dtype) {

@@ -55,6 +55,16 @@ TE_FN void te__hopper_leave(const uint32_t held[16], const int quarter, uint32_t
     __syncwarp();
     if (lane == 0) te__barrier_arrive(te__shared_address(&bars->done[box]));
 }
+/* Of a block's last tile all four quarters, to where the ring was. That is free once both warpgroups have read all that
+ * came. */
+TE_FN void te__hopper_leave_last(const uint32_t held[16], const int quarter, uint32_t ring) {
+    const int lane = (int)threadIdx.x % 32;
+    const uint32_t to = te__hopper_last(ring, quarter) + (threadIdx.x / 32 - 4) * 2 * TE_HOPPER_BOX;
+    TE_UNROLL
+    for (int i = 0; i < 4; i++)
+        te__store_matrix(te__hopper_piece(to, lane % 16, 2 * i + lane / 16), held + 4 * i);
+}
+TE_FN void te__hopper_ring_is_read(void) { asm volatile("bar.sync 3, 256;" ::: "memory"); }
 
 /* ---- the tiles --------------------------------------------------------------------------------------------------- */
 
@@ -160,7 +170,12 @@ TE_FN void te__hopper_multiply(const te_hopper *p, uint32_t ring, te_hopper_barr
         te__hopper_scale(d, te_is_fp8(k.a) ? bars->alpha : p->alpha);
         TE_UNROLL for (int i = 0; i < 4; i++) te__hopper_pack(held[i], d, i, k.dtype);
     }
-    TE_UNROLL for (int i = 0; have && i < 4; i++) te__hopper_leave(held[i], i, boxes, bars);
+    if (k.scatters) {
+        TE_UNROLL for (int i = 0; have && i < 4; i++) te__hopper_leave(held[i], i, boxes, bars);
+        return;
+    }
+    te__hopper_ring_is_read();
+    TE_UNROLL for (int i = 0; have && i < 4; i++) te__hopper_leave_last(held[i], i, ring);
 }
 /* The same with half of that. The second half of the tile before leaves when the epilogue should have taken one and two
  * quarters: after 3/8 and 5/8 of the steps. */
@@ -193,14 +208,16 @@ TE_FN void te__hopper_multiply_half(const te_hopper *p, uint32_t ring, te_hopper
         }
         if (now.part == 0) te__hopper_collect(p, d, &now);
         te__hopper_scale(d, te_is_fp8(k.a) ? bars->alpha : p->alpha);
+        if (!more) te__hopper_ring_is_read();
         TE_UNROLL for (int quarter = 0; quarter < 2; quarter++) {
             uint32_t first[16];
             te__hopper_pack(first, d, quarter, k.dtype);
-            te__hopper_leave(first, quarter, boxes, bars);
+            if (more) te__hopper_leave(first, quarter, boxes, bars);
+            else te__hopper_leave_last(first, quarter, ring);
         }
         TE_UNROLL for (int i = 0; i < 2; i++) te__hopper_pack(held[i], d, 2 + i, k.dtype);
     }
-    TE_UNROLL for (int i = 0; have && i < 2; i++) te__hopper_leave(held[i], 2 + i, boxes, bars);
+    TE_UNROLL for (int i = 0; have && i < 2; i++) te__hopper_leave_last(held[i], 2 + i, ring);
 }
 #endif
 

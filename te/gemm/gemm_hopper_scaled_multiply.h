@@ -52,11 +52,6 @@ typedef struct te_fine_sums {
 } te_fine_sums;
 
 TE_FN uint64_t te__fine_matrix(uint32_t low) { return te__matrix_at(0, 0) >> 32 << 32 | low; }
-TE_FN float te__fine_scale(uint32_t at) {
-    float f;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(f) : "r"(at) : "memory");
-    return f;
-}
 /* The accumulator is not read before this, nor written after it. */
 TE_FN void te__fine_keep(float d[TE_FINE_PIECE / 2]) {
     TE_UNROLL for (int i = 0; i < TE_FINE_PIECE / 2; i++) asm volatile("" : "+f"(d[i])::"memory");
@@ -76,8 +71,8 @@ TE_FN void te__fine_begin(float d[TE_FINE_PIECE / 2], const te_fine_group *g, co
 TE_FN void te__fine_scales(te_fine_sums *s, const te_fine_group *g, int step) {
     const uint32_t at = g->ring + g->at.stage * TE_FINE_STAGE;
     float block[2], row[2];
-    TE_UNROLL for (int i = 0; i < 2; i++) block[i] = te__fine_scale(at + TE_FINE_WIDE + 16 * i + 4 * (step % 4));
-    TE_UNROLL for (int h = 0; h < 2; h++) row[h] = te__fine_scale(at + g->scale + 32 * h);
+    TE_UNROLL for (int i = 0; i < 2; i++) block[i] = te__load_float(at + TE_FINE_WIDE + 16 * i + 4 * (step % 4));
+    TE_UNROLL for (int h = 0; h < 2; h++) row[h] = te__load_float(at + g->scale + 32 * h);
     TE_UNROLL for (int i = 0; i < 2; i++)
         TE_UNROLL for (int h = 0; h < 2; h++) s->by[i][h] = row[h] * block[i];
 }
@@ -89,7 +84,7 @@ TE_FN void te__fine_columns(te_fine_sums *s, const te_fine_group *g) {
 }
 TE_FN void te__fine_rows(te_fine_sums *s, const te_fine_group *g, int stage, const int piece) {
     const uint32_t at = g->ring + stage * TE_FINE_STAGE + g->row + piece * TE_FINE_PIECE * 4;
-    TE_UNROLL for (int h = 0; h < 2; h++) s->row[h] = te__fine_scale(at + 32 * h);
+    TE_UNROLL for (int h = 0; h < 2; h++) s->row[h] = te__load_float(at + 32 * h);
 }
 /* A lane's d[4 j + 2 h + e] is row lane / 4 + 8 h, column 8 j + 2 (lane % 4) + e, of its warp's 16 x 64. */
 TE_FN void te__fine_add(te_fine_sums *s, const int piece, const int columns) {

@@ -14,8 +14,10 @@ enum {
     TE_HOPPER_BAND = 8, /* clusters above each other before the next column of tiles: what they read stays in the L2 */
     TE_HOPPER_A = TE_TILE_M * TE_TILE_K * 2, TE_HOPPER_STAGE = (TE_TILE_M + TE_TILE_N) * TE_TILE_K * 2,
     TE_HOPPER_BOX = 2048, /* bytes of a warp's 16 rows of 64 columns */
-    TE_HOPPER_SHARED = TE_STAGES * TE_HOPPER_STAGE + 8 * 2 * TE_HOPPER_BOX + 1024,
-    TE_HOPPER_THREADS = 384
+    TE_HOPPER_BOXES = 8 * 2 * TE_HOPPER_BOX, /* bytes of 128 rows of 128 columns */
+    TE_HOPPER_SHARED = TE_STAGES * TE_HOPPER_STAGE + TE_HOPPER_BOXES + 1024,
+    TE_HOPPER_THREADS = 384,
+    TE_HOPPER_FEW = 3, TE_HOPPER_ALL = 11 /* warps of the epilogue: of a tile, and of the last one */
 };
 
 /* Of a product that overlaps a collective (gemm_ranks.h); all 0: of no other. */
@@ -111,6 +113,26 @@ TE_FN int te__hopper_work(te_hopper_work *w, const te_hopper *p, int j) {
     return 1;
 }
 
+/* The number of the work with which this cluster ends, if that gives a tile: all warps run its epilogue. -1: it ends
+ * with sums for other clusters. */
+TE_FN int te__hopper_final(const te_hopper *p) {
+    const int cluster = (int)blockIdx.x / TE_CLUSTER, clusters = (int)gridDim.x / TE_CLUSTER;
+    if (!p->helpers) return (p->tiles - cluster + clusters - 1) / clusters - 1;
+    if (cluster < p->helpers) return cluster / p->each < p->left ? -1 : p->rounds - 1;
+    return cluster - p->helpers < p->left ? p->rounds : p->rounds - 1;
+}
+/* Where 64 columns of a tile lie: of any but the last, and of the last, in the ring's place. */
+TE_FN uint32_t te__hopper_boxes(uint32_t ring, int box) {
+    return ring + (uint32_t)(TE_STAGES * TE_HOPPER_STAGE + box * TE_HOPPER_BOX);
+}
+TE_FN uint32_t te__hopper_last(uint32_t ring, int quarter) {
+    return ring + (uint32_t)(quarter / 2 * TE_HOPPER_BOXES + quarter % 2 * TE_HOPPER_BOX);
+}
+/* Behind it the sums of its columns, by warp. */
+TE_FN uint32_t te__hopper_last_sum(uint32_t ring, int quarter, int warp, int col) {
+    return ring + (uint32_t)(2 * TE_HOPPER_BOXES + ((quarter * TE_HOPPER_ALL + warp) * 64 + col) * 4);
+}
+
 /* Which 64 columns of a tile the epilogue gets as its quarter `i`. */
 TE_FN int te__hopper_quarter(int i, const te_hopper_kind k) {
     return k.couples.crossed && (i == 1 || i == 2) ? 3 - i : i;
@@ -127,6 +149,11 @@ TE_FN void te__hopper_advance(te_hopper_ring *r) {
     if (++r->stage == TE_STAGES) r->stage = 0, r->phase ^= 1;
 }
 
+TE_FN void te__hopper_fetch_quarter(const te_hopper *p, const te_hopper_work *w, int quarter, const te_hopper_kind k) {
+    const int x = w->x + 64 * quarter;
+    te__tma_prefetch(&p->c, x, w->y);
+    if (k.twice) te__tma_prefetch(&p->c, x + p->n, w->y);
+}
 /* What the epilogue will read comes to the L2 a quarter of a tile's time before it is read: where all of a tile came at
  * once, operands pushed it out of the L2 again. While `w` is multiplied the epilogue is at the tile before: as a
  * quarter of the steps of k begins the next 64 columns of that one come, with the last quarter the first 64 of w. */
@@ -136,9 +163,7 @@ TE_FN void te__hopper_fetch(const te_hopper *p, const te_hopper_work *before, co
     TE_UNROLL for (int q = 0; q < 4; q++) {
         const te_hopper_work *of = q < 3 ? before : w;
         const int due = step == w->first + (w->last - w->first) * q / 4 && of->part <= 0;
-        const int x = of->x + 64 * ((q + 1) % 4);
-        if (due) te__tma_prefetch(&p->c, x, of->y);
-        if (due && k.twice) te__tma_prefetch(&p->c, x + p->n, of->y);
+        if (due) te__hopper_fetch_quarter(p, of, (q + 1) % 4, k);
     }
 }
 /* Where the rows of A from *y on lie, which becomes their place there. Those of other ranks are waited for; *seen says
@@ -187,6 +212,8 @@ TE_FN void te__hopper_load(const te_hopper *p, uint32_t ring, te_hopper_barriers
             }
         }
     }
+    if (kind.scatters || !p->ahead || before.part > 0) return;
+    TE_UNROLL for (int quarter = 1; quarter < 4; quarter++) te__hopper_fetch_quarter(p, &before, quarter, kind);
 }
 #endif
 

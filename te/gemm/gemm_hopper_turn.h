@@ -44,16 +44,19 @@ TE_FN void te__hopper_turn_load(uint32_t low[2], uint32_t high[2], uint32_t boxe
 }
 /* Once all warps of the epilogue have left what they have of 64 columns from `col`, rows from `row` on. The first warp
  * has a fifth more rows than each of the two others: these do it, while the first goes on with the next columns, which
- * lie in the other `box`. When all three did it they waited for the first, a tenth of their time. */
-TE_FN void te__hopper_turn(const te_hopper *p, uint32_t boxes, int row, int col, int warp, int lane, int box) {
-    if (warp == 0) {
+ * lie in the other `box`. When all three did it they waited for the first, a tenth of their time. Of the last tile all
+ * warps do it. */
+TE_FN void te__hopper_turn(const te_hopper *p, uint32_t boxes, int row, int col, int warp, int lane, int box,
+                           int last) {
+    const int warps = last ? TE_HOPPER_ALL : TE_HOPPER_FEW;
+    if (warp == 0 && !last) {
         __syncwarp();
-        asm volatile("bar.arrive %0, 96;" ::"r"(1 + box) : "memory");
+        asm volatile("bar.arrive %0, %1;" ::"r"(1 + box), "r"(32 * warps) : "memory");
         return;
     }
-    asm volatile("bar.sync %0, 96;" ::"r"(1 + box) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + box), "r"(32 * warps) : "memory");
 #pragma unroll 1
-    for (int unit = warp - 1; unit < 8; unit += 2) { /* 64 rows of 16 columns */
+    for (int unit = last ? warp : warp - 1; unit < 8; unit += last ? warps : warps - 1) { /* 64 rows of 16 columns */
         const int first = unit / 4 * 64, piece = unit % 4, x = col + piece * 16 + lane / 4 * 2;
         const int y = row + first + lane % 4 * 16;
         uint32_t low[4], high[4];
