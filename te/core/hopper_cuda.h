@@ -129,6 +129,8 @@ TE_FN uint64_t te__matrix_at(uint32_t address, const int across) {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(across ? 8192 >> 4 : 1) << 16 |
            (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
+/* The same by its low word, to which the distance of another matrix in 16 bytes may have been added. */
+TE_FN uint64_t te__matrix_low(uint32_t low) { return te__matrix_at(0, 0) >> 32 << 32 | low; }
 #endif
 
 /* ---- tensor maps ------------------------------------------------------------------------------------------------- */

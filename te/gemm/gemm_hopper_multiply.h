@@ -68,29 +68,38 @@ TE_FN void te__hopper_ring_is_read(void) { asm volatile("bar.sync 3, 256;" ::: "
 
 /* ---- the tiles --------------------------------------------------------------------------------------------------- */
 
-/* What a warpgroup works with. */
+/* What a warpgroup works with: the low words of what says where its operands lie in the first stage, and the barriers.
+ * Adding to them is all that a step does, some 60 instructions of which eight warps run each 64 times a tile. */
 typedef struct te_hopper_group {
-    uint32_t ring, full, empty;
+    uint32_t a, b, bars;
     te_hopper_ring at;
 } te_hopper_group;
 
+TE_FN te_hopper_group te__hopper_group_of(uint32_t ring, const te_hopper_barriers *bars, const te_hopper_kind k) {
+    const int warpgroup =
+        __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0); /* so that the compiler sees that all lanes have the same */
+    te_hopper_group g = {(uint32_t)te__matrix_at(ring + warpgroup * 8192, 0),
+                         (uint32_t)te__matrix_at(ring + TE_HOPPER_A, !k.trans_b), te__shared_address(bars), {0, 0}};
+    return g;
+}
 /* The stage before the one at hand is no longer read. */
 TE_FN void te__hopper_free(const te_hopper_group *g) {
     const int before = g->at.stage ? g->at.stage - 1 : TE_STAGES - 1, lane = (int)threadIdx.x % 32;
-    if (lane < TE_CLUSTER) te__barrier_arrive_at(g->empty + 8 * before, lane);
+    const uint32_t empty = g->bars + (uint32_t)offsetof(te_hopper_barriers, empty);
+    if (lane < TE_CLUSTER) te__barrier_arrive_at(empty + 8 * before, lane);
 }
 /* One step in k of a warpgroup's tile. The step before it is then done. */
 TE_FN void te__hopper_step(float d[128], te_hopper_group *g, int step, const te_hopper_kind k) {
-    const int warpgroup =
-        __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0); /* so that the compiler sees that all lanes have the same */
-    const uint32_t base = g->ring + g->at.stage * TE_HOPPER_STAGE;
-    const uint64_t a = te__matrix_at(base + warpgroup * 8192, 0), b = te__matrix_at(base + TE_HOPPER_A, !k.trans_b);
-    te__barrier_wait(g->full + 8 * g->at.stage, g->at.phase);
+    const uint32_t stage = (uint32_t)g->at.stage, a = g->a + stage * (TE_HOPPER_STAGE >> 4),
+                   b = g->b + stage * (TE_HOPPER_STAGE >> 4);
+    te__barrier_wait(g->bars + (uint32_t)offsetof(te_hopper_barriers, full) + 8 * stage, g->at.phase);
     te__wgmma_fence();
     TE_UNROLL
-    for (int q = 0; q < TE_TILE_K / 16; q++)
-        if (te_is_fp8(k.a)) te__wgmma_fp8(d, a + 2 * q, b + 2 * q, step || q, k.a, k.b);
-        else te__wgmma(d, a + 2 * q, b + q * (k.trans_b ? 2 : 128), step || q, k.dtype, !k.trans_b);
+    for (int q = 0; q < TE_TILE_K / 16; q++) {
+        const uint64_t from = te__matrix_low(a + 2 * q), by = te__matrix_low(b + q * (k.trans_b ? 2 : 128));
+        if (te_is_fp8(k.a)) te__wgmma_fp8(d, from, by, step || q, k.a, k.b);
+        else te__wgmma(d, from, by, step || q, k.dtype, !k.trans_b);
+    }
     te__wgmma_commit();
     te__wgmma_wait_1();
     if (step) te__hopper_free(g);
@@ -139,7 +148,7 @@ TE_FN void te__hopper_leave_quarter(const uint32_t held[4][16], const int quarte
 TE_FN void te__hopper_multiply(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, const te_hopper_kind k) {
     const int warp = (int)threadIdx.x / 32 - 4;
     const uint32_t boxes = ring + TE_STAGES * TE_HOPPER_STAGE + warp * 2 * TE_HOPPER_BOX;
-    te_hopper_group g = {ring, te__shared_address(bars->full), te__shared_address(bars->empty), {0, 0}};
+    te_hopper_group g = te__hopper_group_of(ring, bars, k);
     te_hopper_work w;
     uint32_t held[4][16]; /* of the tile before, if there is one */
     float d[128];
@@ -183,7 +192,7 @@ TE_FN void te__hopper_multiply_half(const te_hopper *p, uint32_t ring, te_hopper
                                     const te_hopper_kind k) {
     const int warp = (int)threadIdx.x / 32 - 4;
     const uint32_t boxes = ring + TE_STAGES * TE_HOPPER_STAGE + warp * 2 * TE_HOPPER_BOX;
-    te_hopper_group g = {ring, te__shared_address(bars->full), te__shared_address(bars->empty), {0, 0}};
+    te_hopper_group g = te__hopper_group_of(ring, bars, k);
     te_hopper_work w;
     uint32_t held[2][16]; /* the third and fourth quarter of the tile before, if there is one */
     float d[128];

@@ -51,7 +51,6 @@ typedef struct te_fine_sums {
     float by[2][2], column[TE_FINE_PIECE / 4], row[2];
 } te_fine_sums;
 
-TE_FN uint64_t te__fine_matrix(uint32_t low) { return te__matrix_at(0, 0) >> 32 << 32 | low; }
 /* The accumulator is not read before this, nor written after it. */
 TE_FN void te__fine_keep(float d[TE_FINE_PIECE / 2]) {
     TE_UNROLL for (int i = 0; i < TE_FINE_PIECE / 2; i++) asm volatile("" : "+f"(d[i])::"memory");
@@ -65,7 +64,7 @@ TE_FN void te__fine_begin(float d[TE_FINE_PIECE / 2], const te_fine_group *g, co
     te__wgmma_fence();
     TE_UNROLL
     for (int q = 0; q < 4; q++)
-        te__wgmma_columns(d, te__fine_matrix(a + 2 * q), te__fine_matrix(b + 2 * q), q, TE_e4m3, TE_FINE_PIECE);
+        te__wgmma_columns(d, te__matrix_low(a + 2 * q), te__matrix_low(b + 2 * q), q, TE_e4m3, TE_FINE_PIECE);
     te__wgmma_commit();
 }
 TE_FN void te__fine_scales(te_fine_sums *s, const te_fine_group *g, int step) {
