@@ -29,34 +29,30 @@ TE_API te_peer_form te_peer_form_of(const te_peers *p, te_peer_kind kind, int64_
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* `whole`: the same as a->whole, if 1. A thread has `batch`
- * units of 16 bytes on their way at a time. */
-TE_FN void te__one_shot(const te_peer_args *a, te_block b, uint32_t turn, const int most, const int whole,
-                        const int batch) {
-    const int units = (int)te_ceil_div(a->bytes, TE_WORDS), stride = te__peer_stride(b);
-    for (int from = te__peer_thread(b); from < units; from += batch * stride) {
-        te_words x[4];
-        TE_UNROLL for (int j = 0; j < batch; j++) {
-            const int i = from + j * stride;
-            const int64_t at = (int64_t)i * TE_WORDS;
-            if (i < units) te_words_load(&x[j], a->x, at, (int)te_min(TE_WORDS, a->bytes - at), whole);
-        }
-        te__peer_turn_now(&turn);
-        TE_UNROLL for (int j = 0; j < batch; j++) {
-            const int i = from + j * stride;
-            te_words_mark(&x[j]);
-            TE_UNROLL for (int r = 0; r < most; r++)
-                if (i < units && te__peer_is(a, r, most) && r != a->rank)
-                    te_words_send(te__peer_slot(a->at[r], a, turn, a->rank, units, i), &x[j]);
-        }
-        TE_UNROLL for (int j = 0; j < batch; j++) {
-            const int i = from + j * stride;
-            const int64_t at = (int64_t)i * TE_WORDS;
-            te_words sum;
-            if (i >= units) continue;
-            if (!te__peer_sum(&sum, &x[j], a, turn, units, i, most)) return;
-            te_words_store(a->y, at, &sum, (int)te_min(TE_WORDS, a->bytes - at), whole);
-        }
+/* A thread sends what it has next before it waits for what it has now, so that the link does not wait with it. */
+
+/* Load and send the i-th unit of 16 bytes. */
+TE_FN void te__one_shot_send(te_words *x, const te_peer_args *a, uint32_t *turn, int units, int i, const int most,
+                             const int whole) {
+    const int64_t at = (int64_t)i * TE_WORDS;
+    te_words_load(x, a->x, at, (int)te_min(TE_WORDS, a->bytes - at), whole);
+    te__peer_turn_now(turn);
+    te_words_mark(x);
+    TE_UNROLL for (int r = 0; r < most; r++)
+        if (te__peer_is(a, r, most) && r != a->rank)
+            te_words_send(te__peer_slot(a->at[r], a, *turn, a->rank, units, i), x);
+}
+/* `whole`: the same as a->whole, if 1. */
+TE_FN void te__one_shot(const te_peer_args *a, te_block b, uint32_t turn, const int most, const int whole) {
+    const int units = (int)te_ceil_div(a->bytes, TE_WORDS), first = te__peer_thread(b), stride = te__peer_stride(b);
+    te_words x, next, sum;
+    if (first < units) te__one_shot_send(&x, a, &turn, units, first, most, whole);
+    for (int i = first; i < units; i += stride) {
+        const int64_t at = (int64_t)i * TE_WORDS;
+        if (i + stride < units) te__one_shot_send(&next, a, &turn, units, i + stride, most, whole);
+        if (!te__peer_sum(&sum, &x, a, turn, units, i, most)) return;
+        te_words_store(a->y, at, &sum, (int)te_min(TE_WORDS, a->bytes - at), whole);
+        x = next;
     }
 }
 /* Send the others their parts of x, which begin every `pitch` bytes and have at most `bytes` bytes; x ends at byte
@@ -77,78 +73,117 @@ TE_FN void te__peer_scatter(te_words *own, const te_peer_args *a, uint32_t *turn
         te_words_send(te__peer_slot(a->at[r], a, *turn, a->rank, units, i), &v[r]);
     }
 }
-/* Rank r adds up units r * part to (r + 1) * part. The sums come behind what was sent to be added up. */
-TE_FN void te__two_shot(const te_peer_args *a, te_block b, uint32_t turn, const int most, const int whole) {
-    const int units = (int)te_ceil_div(a->bytes, TE_WORDS), part = (int)te_ceil_div(units, a->ranks),
-              sums = a->ranks * part;
-    for (int i = te__peer_thread(b); i < part; i += te__peer_stride(b)) {
-        const int mine = a->rank * part + i;
-        const int64_t each = (int64_t)part * TE_WORDS;
-        uint32_t missing = te__peer_others(a);
-        te_words v[TE_PEERS], own, sum;
-        te__peer_scatter(&own, a, &turn, part, i, each, each, a->bytes, most, whole);
-        if (mine < units) {
-            if (!te__peer_sum(&sum, &own, a, turn, part, i, most)) return;
-            TE_UNROLL for (int r = 0; r < most; r++)
-                if (te__peer_is(a, r, most) && r != a->rank)
-                    te_words_send(te__peer_slot(a->at[r], a, turn, a->rank, part, sums + i), &sum);
-            const int64_t at = (int64_t)mine * TE_WORDS;
-            te_words_store(a->y, at, &sum, (int)te_min(TE_WORDS, a->bytes - at), whole);
-        }
-        TE_UNROLL for (int r = 0; r < most; r++) if (r * part + i >= units) missing &= ~(1u << r);
-        if (!te__peer_wait(v, a, turn, part, sums + i, missing, most, 0)) return;
-        TE_UNROLL for (int r = 0; r < most; r++) {
-            const int64_t at = (int64_t)(r * part + i) * TE_WORDS;
-            if (missing >> r & 1) te_words_store(a->y, at, &v[r], (int)te_min(TE_WORDS, a->bytes - at), whole);
-        }
+/* The two-shot form's parts: rank r adds up units r * part to (r + 1) * part. The sums come behind what was sent to be
+ * added up. */
+typedef struct te_peer_parts { int units, part, sums; } te_peer_parts;
+TE_FN void te__two_shot_send(te_words *own, const te_peer_args *a, uint32_t *turn, te_peer_parts p, int i,
+                             const int most, const int whole) {
+    const int64_t each = (int64_t)p.part * TE_WORDS;
+    te__peer_scatter(own, a, turn, p.part, i, each, each, a->bytes, most, whole);
+}
+/* Add up this rank's i-th unit, and send the sum to all. */
+TE_FN int te__two_shot_sum(const te_words *own, const te_peer_args *a, uint32_t turn, te_peer_parts p, int i,
+                           const int most, const int whole) {
+    const int64_t at = (int64_t)(a->rank * p.part + i) * TE_WORDS;
+    te_words sum;
+    if (a->rank * p.part + i >= p.units) return 1;
+    if (!te__peer_sum(&sum, own, a, turn, p.part, i, most)) return 0;
+    TE_UNROLL for (int r = 0; r < most; r++)
+        if (te__peer_is(a, r, most) && r != a->rank)
+            te_words_send(te__peer_slot(a->at[r], a, turn, a->rank, p.part, p.sums + i), &sum);
+    te_words_store(a->y, at, &sum, (int)te_min(TE_WORDS, a->bytes - at), whole);
+    return 1;
+}
+/* The i-th sum of each other rank. */
+TE_FN int te__two_shot_receive(const te_peer_args *a, uint32_t turn, te_peer_parts p, int i, const int most,
+                               const int whole) {
+    uint32_t missing = te__peer_others(a);
+    te_words v[TE_PEERS];
+    TE_UNROLL for (int r = 0; r < most; r++) if (r * p.part + i >= p.units) missing &= ~(1u << r);
+    if (!te__peer_wait(v, a, turn, p.part, p.sums + i, missing, most, 0)) return 0;
+    TE_UNROLL for (int r = 0; r < most; r++) {
+        const int64_t at = (int64_t)(r * p.part + i) * TE_WORDS;
+        if (missing >> r & 1) te_words_store(a->y, at, &v[r], (int)te_min(TE_WORDS, a->bytes - at), whole);
     }
+    return 1;
+}
+/* A thread waits for the sums of one unit behind those that it adds up. */
+TE_FN void te__two_shot(const te_peer_args *a, te_block b, uint32_t turn, const int most, const int whole) {
+    const int units = (int)te_ceil_div(a->bytes, TE_WORDS), part = (int)te_ceil_div(units, a->ranks);
+    const te_peer_parts p = {units, part, a->ranks * part};
+    const int first = te__peer_thread(b), stride = te__peer_stride(b);
+    te_words own, next;
+    int i = first;
+    if (first < part) te__two_shot_send(&own, a, &turn, p, first, most, whole);
+    for (; i < part; i += stride) {
+        if (i + stride < part) te__two_shot_send(&next, a, &turn, p, i + stride, most, whole);
+        if (!te__two_shot_sum(&own, a, turn, p, i, most, whole)) return;
+        if (i > first && !te__two_shot_receive(a, turn, p, i - stride, most, whole)) return;
+        own = next;
+    }
+    if (i > first) te__two_shot_receive(a, turn, p, i - stride, most, whole);
 }
 TE_FN void te__reduce_scatter(const te_peer_args *a, te_block b, uint32_t turn, const int most, const int whole) {
-    const int units = (int)te_ceil_div(a->bytes, TE_WORDS);
-    for (int i = te__peer_thread(b); i < units; i += te__peer_stride(b)) {
+    const int units = (int)te_ceil_div(a->bytes, TE_WORDS), first = te__peer_thread(b), stride = te__peer_stride(b);
+    const int64_t all = a->ranks * a->bytes;
+    te_words own, next, sum;
+    if (first < units) te__peer_scatter(&own, a, &turn, units, first, a->bytes, a->bytes, all, most, whole);
+    for (int i = first; i < units; i += stride) {
         const int64_t at = (int64_t)i * TE_WORDS;
-        te_words own, sum;
-        te__peer_scatter(&own, a, &turn, units, i, a->bytes, a->bytes, a->ranks * a->bytes, most, whole);
+        const int then = i + stride;
+        if (then < units) te__peer_scatter(&next, a, &turn, units, then, a->bytes, a->bytes, all, most, whole);
         if (!te__peer_sum(&sum, &own, a, turn, units, i, most)) return;
         te_words_store(a->y, at, &sum, (int)te_min(TE_WORDS, a->bytes - at), whole);
+        own = next;
     }
 }
 /* Eight bytes at a time, in packets of two words and two marks. */
+enum { TE_PEER_PACKET = TE_WORDS / 2 };
+TE_FN void te__gather_send(te_words *packet, const te_peer_args *a, uint32_t *turn, int packets, int i,
+                           const int most, const int whole) {
+    const int64_t at = (int64_t)i * TE_PEER_PACKET;
+    te_words own;
+    te_words_load8(&own, a->x, at, (int)te_min(TE_PEER_PACKET, a->bytes - at), whole);
+    te__peer_turn_now(turn);
+    packet->w[0] = own.w[0], packet->w[2] = own.w[1], packet->w[1] = packet->w[3] = 0;
+    TE_UNROLL for (int r = 0; r < most; r++)
+        if (te__peer_is(a, r, most) && r != a->rank)
+            te_words_send(te__peer_slot(a->at[r], a, *turn, a->rank, packets, i), packet);
+}
 TE_FN void te__all_gather(const te_peer_args *a, te_block b, uint32_t turn, const int most, const int whole) {
-    enum { HALF = TE_WORDS / 2 };
-    const int packets = (int)te_ceil_div(a->bytes, HALF);
-    for (int i = te__peer_thread(b); i < packets; i += te__peer_stride(b)) {
-        const int n = (int)te_min(HALF, a->bytes - (int64_t)i * HALF);
-        te_words v[TE_PEERS], own, packet;
-        te_words_load8(&own, a->x, (int64_t)i * HALF, n, whole);
-        te__peer_turn_now(&turn);
-        packet.w[0] = own.w[0], packet.w[2] = own.w[1], packet.w[1] = packet.w[3] = 0;
-        TE_UNROLL for (int r = 0; r < most; r++)
-            if (te__peer_is(a, r, most) && r != a->rank)
-                te_words_send(te__peer_slot(a->at[r], a, turn, a->rank, packets, i), &packet);
+    const int packets = (int)te_ceil_div(a->bytes, TE_PEER_PACKET), first = te__peer_thread(b);
+    const int stride = te__peer_stride(b);
+    te_words v[TE_PEERS], own, packet, next;
+    if (first < packets) te__gather_send(&packet, a, &turn, packets, first, most, whole);
+    for (int i = first; i < packets; i += stride) {
+        const int n = (int)te_min(TE_PEER_PACKET, a->bytes - (int64_t)i * TE_PEER_PACKET);
+        if (i + stride < packets) te__gather_send(&next, a, &turn, packets, i + stride, most, whole);
         if (!te__peer_wait(v, a, turn, packets, i, te__peer_others(a), most, 1)) return;
         TE_UNROLL for (int r = 0; r < most; r++) {
             if (r != a->rank) own.w[0] = v[r].w[0], own.w[1] = v[r].w[2];
             else own.w[0] = packet.w[0], own.w[1] = packet.w[2];
-            if (te__peer_is(a, r, most)) te_words_store8(a->y, r * a->bytes + (int64_t)i * HALF, &own, n, whole);
+            const int64_t at = r * a->bytes + (int64_t)i * TE_PEER_PACKET;
+            if (te__peer_is(a, r, most)) te_words_store8(a->y, at, &own, n, whole);
         }
+        packet = next;
     }
 }
 
-#define TE__PEER_KERNEL(name, call)                             \
+#define TE__PEER_KERNEL(name, resident, call)                   \
     TE_FN void name##_body(const te_peer_args *a, te_block b) { \
         const uint32_t turn = te__peer_turn(a, b);              \
         call;                                                   \
         te__peer_done(a, b, turn, TE_PEER_THREADS);             \
     }                                                           \
-    TE_KERNEL_IF_USED(name, TE_PEER_THREADS, 1, te_peer_args, name##_body(te_args, te_at))
-TE__PEER_KERNEL(te_peer_one_shot_2, te__one_shot(a, b, turn, 2, 1, 4))
-TE__PEER_KERNEL(te_peer_one_shot, te__one_shot(a, b, turn, TE_PEERS, a->whole, 1))
-TE__PEER_KERNEL(te_peer_two_shot_4, te__two_shot(a, b, turn, 4, 1))
-TE__PEER_KERNEL(te_peer_two_shot, te__two_shot(a, b, turn, TE_PEERS, a->whole))
-TE__PEER_KERNEL(te_peer_reduce_scatter_2, te__reduce_scatter(a, b, turn, 2, 1))
-TE__PEER_KERNEL(te_peer_reduce_scatter, te__reduce_scatter(a, b, turn, TE_PEERS, a->whole))
-TE__PEER_KERNEL(te_peer_all_gather, te__all_gather(a, b, turn, TE_PEERS, a->whole))
+    TE_KERNEL_IF_USED(name, TE_PEER_THREADS, resident, te_peer_args, name##_body(te_args, te_at))
+TE__PEER_KERNEL(te_peer_one_shot_2, 2, te__one_shot(a, b, turn, 2, 1))
+TE__PEER_KERNEL(te_peer_one_shot, 1, te__one_shot(a, b, turn, TE_PEERS, a->whole))
+TE__PEER_KERNEL(te_peer_two_shot_4, 2, te__two_shot(a, b, turn, 4, 1))
+TE__PEER_KERNEL(te_peer_two_shot, 1, te__two_shot(a, b, turn, TE_PEERS, a->whole))
+TE__PEER_KERNEL(te_peer_reduce_scatter_2, 2, te__reduce_scatter(a, b, turn, 2, 1))
+TE__PEER_KERNEL(te_peer_reduce_scatter, 1, te__reduce_scatter(a, b, turn, TE_PEERS, a->whole))
+TE__PEER_KERNEL(te_peer_all_gather_2, 2, te__all_gather(a, b, turn, 2, 1))
+TE__PEER_KERNEL(te_peer_all_gather, 1, te__all_gather(a, b, turn, TE_PEERS, a->whole))
 
 /* ---- on the host ------------------------------------------------------------------------------------------------- */
 
@@ -163,17 +198,20 @@ TE_API void te_peers_size(te_peers *p, int64_t largest, int ranks) {
 TE_API int te_peer_blocks(int processors) { return (int)te_min(TE_PEER_BLOCKS, processors); }
 TE_API size_t te_peers_bytes(const te_peers *p) { return 2 * (size_t)p->half; }
 
+/* A kernel that knows how many ranks there are has registers for 1024 threads on a multiprocessor. */
 TE_IF_USED TE_API te_status te__peer_launch(const te_peer_args *a, int blocks, te_context *ctx) {
-    const int two = a->whole && a->ranks == 2, four = a->whole && a->ranks == 4;
-    const int gathers = a->kind == TE_PEER_all_gather;
-    const int64_t units = te_ceil_div(a->bytes, gathers ? TE_WORDS / 2 : TE_WORDS);
-    const int64_t threads = a->form == TE_PEER_two_shot ? te_ceil_div(units, a->ranks) : units;
-    const te_grid grid = te_grid_of(te_min(te_ceil_div(threads, TE_PEER_THREADS), blocks), 1);
+    const int one_shot = a->form == TE_PEER_one_shot, gathers = a->kind == TE_PEER_all_gather;
+    const int two = a->whole && a->ranks == 2 && one_shot, four = a->whole && a->ranks == 4 && !one_shot;
+    const int64_t units = te_ceil_div(a->bytes, gathers ? TE_PEER_PACKET : TE_WORDS);
+    const int64_t threads = one_shot ? units : te_ceil_div(units, a->ranks);
+    const int64_t most = te_min(TE_PEER_BLOCKS, two || four ? 2 * blocks : blocks);
+    const te_grid grid = te_grid_of(te_min(te_ceil_div(threads, TE_PEER_THREADS), most), 1);
+    if (gathers && two) return te_peer_all_gather_2_launch(ctx, grid, a);
     if (gathers) return te_peer_all_gather_launch(ctx, grid, a);
     if (a->kind == TE_PEER_reduce_scatter && two) return te_peer_reduce_scatter_2_launch(ctx, grid, a);
     if (a->kind == TE_PEER_reduce_scatter) return te_peer_reduce_scatter_launch(ctx, grid, a);
-    if (a->form == TE_PEER_one_shot && two) return te_peer_one_shot_2_launch(ctx, grid, a);
-    if (a->form == TE_PEER_one_shot) return te_peer_one_shot_launch(ctx, grid, a);
+    if (two) return te_peer_one_shot_2_launch(ctx, grid, a);
+    if (one_shot) return te_peer_one_shot_launch(ctx, grid, a);
     return four ? te_peer_two_shot_4_launch(ctx, grid, a) : te_peer_two_shot_launch(ctx, grid, a);
 }
 /* Enqueue the collective, if it goes this way: *takes. count: elements that one rank has, as in te_transport. */

@@ -15,7 +15,7 @@
 #include "te/te.h"
 #include "te/comm/peers.h"
 
-enum { THREADS = TE_CUDA ? 256 : 1, BLOCKS = TE_CUDA ? 32 : 1, MOST = 3 << 18, SHIFT = 8 /* elements */ };
+enum { THREADS = TE_CUDA ? 256 : 1, BLOCKS = TE_CUDA ? 32 : 1, MOST = TE_CUDA ? 3 << 19 : 3 << 18, SHIFT = 8 /* elements */ };
 static te_context here;
 static te_comm comm;
 
@@ -282,7 +282,7 @@ int main(int argc, char **argv) {
     int rank, size;
     te_comm_launched(&rank, &size);
     te_comm_config config = te_comm_defaults();
-    config.file = getenv("RANKS_FILE"), config.tensor = size, config.peer_bytes = 4 << 20;
+    config.file = getenv("RANKS_FILE"), config.tensor = size, config.peer_bytes = 8 << 20;
     if (getenv("RANKS_TIMEOUT")) config.timeout = atof(getenv("RANKS_TIMEOUT"));
     te_status status = te_context_create(&here, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &here);
