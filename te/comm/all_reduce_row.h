@@ -4,8 +4,8 @@
  * stored, and no kernel of its own starts and ends. Bytes a row and rank, of `hidden` elements of 16 bits: 2 hidden
  * over the link, 2 of x, 2 of the residual, 2 of it stored, 2 of y; in two kernels 4 hidden more, and 2 us. The floor
  * is that of the all_reduce, 1.3 us and 2 hidden bytes a row over 450 GB/s: 8192 columns, 1 row 1.3 us, 64 rows 3.6,
- * 512 rows 20, 2048 rows 76. Two H200s, beside our all_reduce alone: 4.1 and 2.75, 7.0 and 5.75, 29.3 and 32.8, 110.8
- * and NCCL's 142.9. What did not pay: the kernel of many rows, of 256 threads, each of which waits for four units one
+ * 512 rows 20, 2048 rows 76. Two H200s, beside our all_reduce alone: 3.8 and 2.7, 6.6 and 5.6, 28.8 and 27.2, 108.6
+ * and NCCL's 142.7. What did not pay: the kernel of many rows, of 256 threads, each of which waits for four units one
  * after the other (1 row 5.5 us, 64 rows 11.9); the first row kept in registers (0.02 to 0.07 us).
  *
  * A linear in front of it leaves its product to the row (te/fuse/linear_ranks.h). Where a kernel of ours takes that,

@@ -11,6 +11,13 @@
  *
  *   us, 2 ranks            16 KiB  64 KiB  256 KiB  1 MiB  2 MiB  4 MiB  8 MiB  16 MiB
  *   one-shot all_reduce    1.3     1.4     1.8      3.6    5.9    10.6   19.9   38.5
+ *   two H200s              2.8     3.0     3.6      5.8    8.8    15.3   27.0   51.6
+ *   all_gather             3.3     3.0     3.7      5.9    8.9    14.8   26.8   50.4
+ *
+ * A thread sends what it has next before it waits for what it has now: without that the link waits with it, and a sum
+ * of 16 MiB takes 65.6 us. Units in flight: 512 threads with four each take 61.8, with two 57.1, with one 54.7; 1024
+ * threads with one, in blocks of 512 so that small tensors begin as early, 51.6. The two-shot form, which three and
+ * more ranks take, took 95.7 between the same two ranks and takes 75.8.
  */
 #ifndef TE_COMM_PEER_COLLECTIVES_H
 #define TE_COMM_PEER_COLLECTIVES_H
