@@ -51,7 +51,7 @@ struct subject {
 #define UNFUSED(name, dtype, ...) MODEL_WITH(TE_UNFUSED_, TE_UNFUSED_, name, dtype, __VA_ARGS__)
 #define MODEL_WITH(rows, rows_b, name, dtype, ...)                    \
     TE_SEQUENTIAL_WITH(rows, rows_b, name, dtype, __VA_ARGS__)        \
-    const subject name##_subject = SUBJECT(name, TE_STRING(__VA_ARGS__));
+    [[maybe_unused]] const subject name##_subject = SUBJECT(name, TE_STRING(__VA_ARGS__));
 
 // ---- memory ------------------------------------------------------------------------------------------------------
 

@@ -41,7 +41,8 @@ TE_FN te_hopper_share te__hopper_share_of(int warp, int quarter, int last) {
     if (last) s.at = (warp + 5 * quarter) % TE_HOPPER_ALL, s.warps = TE_HOPPER_ALL;
     return s;
 }
-/* All warps of the last tile's epilogue. */
+/* All warps of the last tile's epilogue. racecheck of CUDA 13.0 does not know barriers of a part of a block: it reports
+ * what this one orders, and those of gemm_hopper_turn.h. */
 TE_FN void te__hopper_all_sync(void) { asm volatile("bar.sync 4, %0;" ::"n"(32 * TE_HOPPER_ALL) : "memory"); }
 /* 64 columns of a tile that lies within D, by an epilogue without branches (te_usual). A warp is alone on its
  * scheduler, so nothing else runs while it waits for a result: a lane works on two rows side by side. next: what the
