@@ -209,7 +209,7 @@ TE_API size_t te_peers_bytes(const te_peers *p) { return 2 * (size_t)p->half; }
 TE_IF_USED TE_API te_status te__peer_launch(const te_peer_args *a, int blocks, te_context *ctx) {
     const int one_shot = a->form == TE_PEER_one_shot, gathers = a->kind == TE_PEER_all_gather;
     const int two = a->whole && a->ranks == 2 && one_shot, four = a->whole && a->ranks == 4 && !one_shot;
-    const int64_t units = te_ceil_div(a->bytes, gathers ? TE_PEER_PACKET : TE_WORDS);
+    const int64_t units = te_ceil_div(a->bytes, gathers ? (int)TE_PEER_PACKET : (int)TE_WORDS);
     const int64_t threads = one_shot ? units : te_ceil_div(units, a->ranks);
     const int64_t most = te_min(TE_PEER_BLOCKS, two || four ? 2 * blocks : blocks);
     const te_grid grid = te_grid_of(te_min(te_ceil_div(threads, TE_PEER_THREADS), most), 1);

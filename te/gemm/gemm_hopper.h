@@ -1,44 +1,52 @@
-/* gemm_hopper.h -- a matrix product of our own for compute capability 9.0, whose epilogue costs next to nothing.
+/* gemm_hopper.h -- a matrix product of the library's own for Hopper (compute capability 9.0), whose epilogue costs
+ * next to nothing: D = alpha A op(B), rounded to 16 bits, and then any function of eight elements of D and their place
+ * (te_epilogue_fn), which stores what is wanted: the result of an activation, FP8, its transpose, sums over rows.
  *
- * A block owns a tile of 128 x 256 of D. One warp brings tiles of A and B by the copy engine (TMA) into a ring of four
- * stages; two warpgroups multiply them (wgmma), 64 x 256 floats each in registers. Two blocks of a cluster lie above
- * each other and share what they load of B. A block takes tile after tile: when one is done its floats are packed to 16
- * bits, and while the tensor cores work on the next they leave the registers, a quarter at a time, by way of shared
- * memory, where three more warps run the epilogue on them, eight elements at a time: any function of an element and its
- * place. It stores what is to be kept. What it reads, a saved input or a residual, is on its way before it asks.
- * Behind a block's last tile there is nothing left to multiply, and the warps that did join the three.
+ * The kernel is persistent, and its warps are specialised. A block of 384 threads computes one tile of 128 x 256 of D
+ * after the other:
  *
- * Tiles rarely come out even: 2048 pairs of them on 66 clusters are 31 rounds and two. Clusters that would have none in
- * the last round take a part of k of those that are left (Stream-K, Osama et al. 2023): they leave their sums in
- * memory, and who has the tile adds them, in a fixed order. At 8192 x 16384 x 4096 that is 0.99 of the time, not 0.97:
- * the chip's power limit takes the rest.
+ *   loader       one thread of warp 0: TMA copies A and B, 64 of k at a time, into a ring of four stages. The two
+ *                blocks of a cluster lie above each other, need the same part of B, and load half of it each
+ *                (multicast).
+ *   multipliers  warps 4 to 11, two warpgroups: each accumulates 64 x 256 of the tile in registers (wgmma, f32).
+ *   epilogue     warps 1 to 3: call the te_epilogue_fn. What it reads, a saved input or a residual, is prefetched.
  *
- * In FP8 a tile takes half the time, and the epilogue of a row of a list has more to do: FP8, its transpose, an amax.
- * With 72 registers its eight elements go through gelu one after the other, a chain of 110 cycles each; with 136 beside
- * each other. So a row in FP8 has those (gemm_hopper_multiply.h), and without branches between them sixteen go through
- * side by side (te__hopper_pairs). Two warpgroups that take turns, each with a tile of
- * its own and its epilogue, would need no third group, but they share no operand: a warpgroup's tile of 64 x 256 takes
- * 40 KB of operands for 512 cycles of tensor cores, which then read 40 KB: 160 bytes a cycle of shared memory, which
- * has 128. So does one of 128 x 128, and the tile of 128 x 256 takes 128.
+ * When a tile is done the multipliers round their sums to 16 bits and keep those in registers. While the tensor cores
+ * work on the next tile they hand them over, a quarter (64 columns) at a time, through shared memory
+ * (gemm_hopper_multiply.h). So the epilogue of one tile runs beside the product of the next. Behind a block's last
+ * tile nothing is left to multiply, and the multipliers run the epilogue with the other three warps
+ * (gemm_hopper_epilogue.h).
  *
- * D = alpha A op(B), rounded to 16 bits, then the epilogue: the numbers of the ops one by one. Sums over k run in an
- * order that only sizes and multiprocessors decide, so the same inputs give the same bits.
+ * The last round: tiles rarely divide evenly among the clusters; 2048 tiles of clusters on 66 are 31 rounds and two.
+ * Clusters that have no tile in the last round compute parts of k of those that are left (Stream-K, Osama et al.
+ * 2023): they leave partial sums in memory, and the tile's owner adds them, in a fixed order. At 8192 x 16384 x 4096
+ * that takes 0.99 of the time, not the 0.97 that the rounds promise, because of the power limit. The order of the sums
+ * over k depends on sizes and the number of multiprocessors alone, so the same inputs give the same bits.
  *
- * Measured on an H200, which its power limits at about 690 TFLOP/s: with a bare store for an epilogue 0.98 to 1.03 of
- * the time of cuBLASLt's fastest candidate. With bias and gelu, 8192 x 16384 x 4096, 1.04 of that bare product, with
- * the pre-activation stored as well 1.06; cuBLASLt's own epilogues, which overlap with nothing, 1.07 to 1.11 and 1.12.
- * The gradient through gelu, with the bias's, at that shape 1671 us; 1795 where the epilogue loaded what it reads
- * itself. What did not pay: the epilogue in the warpgroups that multiply (1.05 to 1.10: whatever they do between two
- * steps the tensor cores wait for); a whole tile left in shared memory at once, beside a ring of three stages (2 us a
- * tile); for the gradient of a weight the same kernel with both operands across and sums in f32 (1.00 to 1.06,
- * accumulating 1.02 to 1.08).
+ * FP8: a tile takes half the time, and the epilogue of a list's row has more to do. With 72 registers its eight
+ * elements go through gelu one after the other, each a dependent chain of 110 cycles; with 136 they overlap. So the
+ * epilogue of a row in FP8 has 136 (te_hopper_kind.half), and where it has no branches a lane works on sixteen
+ * elements at a time (te__hopper_pairs).
+ *
+ * Measured on an H200, which its power limits to about 690 TFLOP/s. With a bare store for an epilogue: 0.98 to 1.03 of
+ * the time of cuBLASLt's fastest candidate. With bias and gelu, 8192 x 16384 x 4096: 1.04 of that bare product, with
+ * the pre-activation stored as well 1.06; cuBLASLt's own epilogues, which overlap with nothing, take 1.07 to 1.11 and
+ * 1.12. The gradient through gelu with that of the bias, same shape: 1671 us; 1795 without the prefetch of what it
+ * reads. Short products, us with three warps behind the last tile and with all: linear_bias_add 1024 x 4096 x 4096 66
+ * and 53, 2048 rows 111 and 99, 4096 rows 201 and 193; in FP8 linear_bias_gelu 1024 x 16384 x 4096 117 and 108.
  *
  * What limits a product of many rounds is energy. At 8192 x 6144 x 4096 the tensor cores are busy 96% of the time from
- * the first step to the last, at 1.32 GHz; cuBLASLt's is there 5% faster. Of 648 us, what goes if a part of the work
- * does: all loads of A and B 107 (A 50, B 70), the epilogue 26. An idle warp costs nothing: the eight warps that join
- * the last epilogue leave 8192 x 16384 x 4096 as it is (1.001, in FP8 1.002). Short products get shorter, us with three
- * warps and with all: linear_bias_add 1024 x 4096 x 4096 66 and 53, 2048 rows 111 and 99, 4096 rows 201 and 193; in FP8
- * linear_bias_gelu 1024 x 16384 x 4096 117 and 108.
+ * the first step to the last, at a clock of 1.32 GHz, and cuBLASLt is 5% faster. Of 648 us, the loads of A and B
+ * account for 107 (A alone 50, B alone 70) and the epilogue for 26: the product took so much less without them. Idle
+ * warps draw little: the multipliers' help with the last tile leaves 8192 x 16384 x 4096 as it is (1.001, in FP8
+ * 1.002).
+ *
+ * What did not pay: the epilogue in the multipliers themselves (1.05 to 1.10: the tensor cores wait for whatever these
+ * do between two steps). A whole tile handed over at once, beside a ring of three stages (2 us a tile). Two warpgroups
+ * with a tile of their own each, which take turns and need no third group: they share no operand, so a tile of 64 x
+ * 256 or 128 x 128 moves 160 bytes a cycle through shared memory, which has 128; that of 128 x 256 moves 128. The
+ * gradient of a weight by this kernel, both operands stored across k, sums in f32 (1.00 to 1.06, accumulating 1.02 to
+ * 1.08).
  */
 /* target: cuda */
 #ifndef TE_GEMM_HOPPER_H
@@ -49,7 +57,7 @@
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Of the warps that do not multiply, and at last of all. */
+/* What the epilogue has. The multipliers give the rest of theirs back before they join it. */
 TE_FN void te__hopper_few_registers(const te_hopper_kind k) {
     if (k.half) asm volatile("setmaxnreg.dec.sync.aligned.u32 136;");
     else asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");

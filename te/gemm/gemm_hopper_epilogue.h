@@ -1,5 +1,9 @@
-/* gemm_hopper_epilogue.h -- the warps of gemm_hopper.h that run the epilogue of a tile: three, beside those that
- * multiply the next tile, and eleven behind a block's last one. */
+/* gemm_hopper_epilogue.h -- the epilogue of gemm_hopper.h: which rows of a tile a warp has, and the loops that call the
+ * te_epilogue_fn or, where it needs sixteen elements of a row at once, the te_couple_fn.
+ *
+ * Three warps run it beside the multiplication of the next tile. Of a block's last tile all eleven do: the multipliers
+ * have left all of it where the ring was, give back their registers and come here.
+ */
 /* target: cuda */
 #ifndef TE_GEMM_HOPPER_EPILOGUE_H
 #define TE_GEMM_HOPPER_EPILOGUE_H
@@ -12,10 +16,10 @@
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* A part of a tile's 64 columns is four rows: the row of this lane. */
+/* A warp works on a part of 64 columns at a time: four rows, eight lanes each. The row of this lane in part `part`. */
 TE_FN int te__hopper_row(int part, int lane) { return part * 4 + lane / 8; }
-/* What the epilogue reads comes to the L2 before (te__hopper_fetch), and to registers while the elements before are
- * worked on: if they waited for memory each time, three warps would fall behind the tensor cores. */
+/* What the epilogue reads is prefetched to the L2 by the loader (te__hopper_fetch), and loaded into registers one part
+ * ahead: if they waited for memory at each part, three warps would fall behind the tensor cores. */
 enum { TE_HOPPER_AHEAD = 8 }; /* words of 32 bits: eight elements, and eight of the second half */
 TE_FN const uint16_t *te__hopper_place(const te_hopper *p, int row, int col, const te_hopper_kind k) {
     return (const uint16_t *)p->ahead + ((int64_t)row << k.twice) * p->n + col;
@@ -28,14 +32,15 @@ TE_FN void te__hopper_ahead(const te_hopper *p, uint32_t ahead[TE_HOPPER_AHEAD],
     else te__load_now(ahead, from);
     if (k.twice) te__load_now(ahead + 4, from + p->n);
 }
-/* Where the eight elements of this lane lie. boxes: of the first warp that left its rows here. */
+/* The address of this lane's eight elements. boxes: those of the multipliers' first warp, which has the first 16 rows.
+ */
 TE_FN uint32_t te__hopper_part(uint32_t boxes, int row, int lane) {
     const uint32_t r = (uint32_t)row;
     return te__hopper_piece(boxes + r / 16 * 2 * TE_HOPPER_BOX, (int)(r % 16), lane % 8);
 }
-/* Which of the parts of 64 columns a warp has: every `warps`-th from `at` on. */
+/* The parts of a quarter that a warp works on: every `warps`-th from `at` on. */
 typedef struct te_hopper_share { int at, warps; } te_hopper_share;
-/* Of the last tile all warps have some. Those do not come out even, so who has one more changes with the quarter. */
+/* Of the last tile eleven warps share 32 parts or 16 pairs; which of them have one more changes with the quarter. */
 TE_FN te_hopper_share te__hopper_share_of(int warp, int quarter, int last) {
     te_hopper_share s = {warp, TE_HOPPER_FEW};
     if (last) s.at = (warp + 5 * quarter) % TE_HOPPER_ALL, s.warps = TE_HOPPER_ALL;
@@ -44,9 +49,9 @@ TE_FN te_hopper_share te__hopper_share_of(int warp, int quarter, int last) {
 /* All warps of the last tile's epilogue. racecheck of CUDA 13.0 does not know barriers of a part of a block: it reports
  * what this one orders, and those of gemm_hopper_turn.h. */
 TE_FN void te__hopper_all_sync(void) { asm volatile("bar.sync 4, %0;" ::"n"(32 * TE_HOPPER_ALL) : "memory"); }
-/* 64 columns of a tile that lies within D, by an epilogue without branches (te_usual). A warp is alone on its
- * scheduler, so nothing else runs while it waits for a result: a lane works on two rows side by side. next: what the
- * epilogue reads of the first two; reads: it reads at all. */
+/* A quarter of a tile that lies wholly within D, by an epilogue without branches (te_usual). A warp of the epilogue is
+ * alone on its scheduler, so nothing else runs while it waits for a result: a lane works on two rows at a time. next:
+ * what the epilogue reads of the first two. */
 TE_FN void te__hopper_pairs(const te_hopper *p, uint32_t boxes, int y, int col, const te_hopper_share *share,
                             te_epilogue_fn epilogue, const void *arg, te_epilogue_lane *own,
                             uint32_t next[2][TE_HOPPER_AHEAD], int turns, const te_usual usual,
@@ -74,7 +79,7 @@ TE_FN void te__hopper_pairs(const te_hopper *p, uint32_t boxes, int y, int col, 
     }
     own->usual = TE_USUAL_not;
 }
-/* Behind a warp's last tile. */
+/* What a warp stores once, behind its last tile: its amax; and one thread of the grid the scale. */
 TE_FN void te__hopper_epilogue_end(const te_hopper *p, const te_epilogue_lane *own) {
     if (p->amax) {
         int group;
@@ -82,8 +87,8 @@ TE_FN void te__hopper_epilogue_end(const te_hopper *p, const te_epilogue_lane *o
     }
     if (p->inverse && blockIdx.x == 0 && threadIdx.x == 32) te_scale_keep(p->inverse, *p->scale);
 }
-/* The sums over the rows of a quarter of a tile, of this warp. Those of the last tile wait in shared memory for
- * te__hopper_last_sums. */
+/* This warp's sums over its rows of a quarter, one a column. te_hopper.sums has room for three warps a tile; the eleven
+ * of the last tile leave theirs in shared memory for te__hopper_last_sums. */
 TE_FN void te__hopper_sums(const te_hopper *p, uint32_t ring, float sum[8], int y, int col, int quarter, int last) {
     const int warp = (int)threadIdx.x / 32 - 1, lane = (int)threadIdx.x % 32;
     TE_UNROLL
@@ -96,7 +101,7 @@ TE_FN void te__hopper_sums(const te_hopper *p, uint32_t ring, float sum[8], int 
     } else if (y < p->m && col < p->n)
         te_store8(p->sums, ((int64_t)y / TE_TILE_M * 3 + warp) * p->n + col, sum, 8, 1, TE_f32);
 }
-/* Three of all warps add them up in the order of the warps. */
+/* Three of the eleven warps add these up, in the order of the warps. */
 TE_FN void te__hopper_last_sums(const te_hopper *p, uint32_t ring, int x, int y) {
     const int warp = (int)threadIdx.x / 32 - 1, lane = (int)threadIdx.x % 32;
     te__hopper_all_sync();
@@ -107,7 +112,7 @@ TE_FN void te__hopper_last_sums(const te_hopper *p, uint32_t ring, int x, int y)
         if (y < p->m && x + i < p->n) p->sums[((int64_t)y / TE_TILE_M * 3 + warp) * p->n + x + i] = sum;
     }
 }
-/* Three warps: the epilogue, eight elements a lane at a time. Those that multiply join them for the last tile. */
+/* All tiles of a warp, eight elements a lane at a time. A multiplier has the last tile alone. */
 TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, te_epilogue_fn epilogue,
                                te_usual usual, const void *arg, const te_hopper_kind k) {
     const int warp = (int)threadIdx.x / 32 - 1, lane = (int)threadIdx.x % 32, turns = k.turns && p->turned;
@@ -161,7 +166,7 @@ TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barr
     te__hopper_epilogue_end(p, &own);
 }
 
-/* The same by couples: each lane has one of a row's eight in 128 columns. */
+/* The same by couples: a lane has one of the eight couples of a row in 128 columns. */
 TE_FN void te__hopper_epilogue_couples(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars,
                                        te_couple_fn epilogue, const void *arg, const te_hopper_kind k) {
     const int warp = (int)threadIdx.x / 32 - 1, lane = (int)threadIdx.x % 32, final = te__hopper_final(p);

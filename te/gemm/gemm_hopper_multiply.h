@@ -1,22 +1,24 @@
-/* gemm_hopper_multiply.h -- the two warpgroups of gemm_hopper.h that multiply: 64 x 256 sums each in registers, and how
- * these get to the warps of the epilogue.
+/* gemm_hopper_multiply.h -- the two warpgroups of gemm_hopper.h that multiply, 64 x 256 sums each in registers, and how
+ * they hand a tile over to the warps of the epilogue.
  *
- * Beside the sums a warpgroup has room for all of the tile before, packed to 16 bits; or for half of it, which leaves
- * the warps of the epilogue 136 registers instead of 72 (te_hopper_kind.half). The first half of its columns then
- * leaves before it goes on with the next tile. Its boxes are free by then if the epilogue keeps up. What the tensor
- * cores wait for is 32 KB to shared memory, 256 of some 35000 cycles of a tile at k of 4096 in FP8.
+ * Beside the sums of a tile a warpgroup has registers for all of the tile before, packed to 16 bits. With registers for
+ * half of it (te_hopper_kind.half) the epilogue's warps have 136, not 72: the first half of the columns is then handed
+ * over before the next tile begins. Its boxes are free by then if the epilogue keeps up, and what the tensor cores wait
+ * for is the time to store 32 KB to shared memory: 256 of some 35000 cycles of a tile at k of 4096 in FP8.
  *
- * The reckoning of such a tile, with linear_bias_gelu in training for a row, from its machine code. Tensor cores: 32768
- * cycles, 26 us at the rate that the power limit leaves. A warp of the epilogue has 22 times two rows, eight elements a
- * lane of each, and runs 250 instructions for them, 32 of them of the unit that has 4 lanes (256 cycles); 355 in
- * linear_gelu_bias, backward. A sampling profiler says what they wait for: they issue 0.3 of the time and are held back
- * by the dispatcher as long, presumably because the tensor cores use the same ports of the registers. With one
- * row at a time, and branches between its parts, a warp took 1250 cycles for eight elements a lane and fell behind; two
- * rows take 900. More warps have no registers: a kernel of 512 threads has 128 each, and wgmma's sums take 154.
- * What is scarce is the path between shared memory, L1 and the rest: 128 bytes a cycle, and operands that come (1.5 MB)
- * and that are read (2.5 MB) take all of them. The epilogue adds 64 KB of sums there and 64 back, 32 and 32 for the
- * transpose, and stores of 64 + 32 + 32: 2500 cycles, 8%; in inference 1300, 4%. And the L2 gives each multiprocessor
- * 1 MB of operands a tile, 5 TB/s in all, near the most that it has; stores add 13%.
+ * A budget for one such tile, linear_bias_gelu in training, from its machine code:
+ *
+ *   tensor cores   32768 cycles, 26 us at the clock that the power limit leaves.
+ *   epilogue       a warp has 22 times two rows, eight elements a lane of each: 250 instructions a time, 32 of them of
+ *                  the special function unit, which has four lanes a scheduler (256 cycles); linear_gelu_bias in
+ *                  backward has 355. A sampling profiler finds these warps issuing 0.3 of the time and held back by the
+ *                  dispatcher as often, presumably because the tensor cores use the same register ports. Two rows take
+ *                  900 cycles; one row at a time, with branches between its parts, took 1250 for half as much and fell
+ *                  behind. More warps would have too few registers: of 512 threads each has 128, and wgmma takes 154.
+ *   shared memory  128 bytes a cycle, shared with L1: operands arriving (1.5 MB) and read by wgmma (2.5 MB) take all of
+ *                  it. The epilogue adds 64 KB of sums each way, 32 KB each way for the transpose, and stores of 64, 32
+ *                  and 32 KB: 2500 cycles, 8%; in inference 1300, 4%.
+ *   L2             1 MB of operands a tile and multiprocessor, 5 TB/s in all, near its most; stores add 13%.
  */
 /* target: cuda */
 #ifndef TE_GEMM_HOPPER_MULTIPLY_H
@@ -26,10 +28,10 @@
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* ---- from one group of warps to the other ------------------------------------------------------------------------ */
+/* ---- handing a tile over ----------------------------------------------------------------------------------------- */
 
-/* Of 16 rows of 128 bytes, at a multiple of 1024, the 16 bytes `piece` of row `row`: permuted as the copy engine has
- * them. */
+/* The address of piece `piece` (16 bytes) of row `row` in a box of 16 rows of 128 bytes, at a multiple of 1024: with
+ * the 128-byte swizzle of TMA, which avoids bank conflicts. */
 TE_FN uint32_t te__hopper_piece(uint32_t box, int row, int piece) {
     return box + (uint32_t)(row * 128 + ((piece ^ (row & 7)) << 4));
 }
@@ -37,14 +39,15 @@ TE_FN uint32_t te__hopper_piece(uint32_t box, int row, int piece) {
 TE_FN void te__hopper_scale(float d[128], float alpha) {
     if (alpha != 1.0f) TE_UNROLL for (int i = 0; i < 128; i++) d[i] *= alpha;
 }
-/* A quarter of a warp's sums as 16 bits. A lane's d[4 j + 2 h + e] is row lane / 4 + 8 h, column 8 j + 2 (lane % 4) +
- * e, of its warp's 16 x 256. */
+/* A quarter of a warp's sums, rounded to 16 bits, two a word. In wgmma's layout a lane's d[4 j + 2 h + e] is row lane
+ * / 4 + 8 h, column 8 j + 2 (lane % 4) + e, of its warp's 16 x 256. */
 TE_FN void te__hopper_pack(uint32_t held[16], const float d[128], const int quarter, const te_dtype dtype) {
     TE_UNROLL
     for (int i = 0; i < 16; i++)
         held[i] = te_pair_of_floats(d[32 * quarter + 2 * i], d[32 * quarter + 2 * i + 1], dtype);
 }
-/* A quarter of what a warp holds, 64 columns, goes to the warps of the epilogue. boxes: of this warp, two. */
+/* Hand a quarter over, 64 columns of this warp's 16 rows, once the epilogue has taken what was in its box before.
+ * boxes: the two of this warp, used in turns. */
 TE_FN void te__hopper_leave(const uint32_t held[16], const int quarter, uint32_t boxes, te_hopper_barriers *bars) {
     const int lane = (int)threadIdx.x % 32, box = quarter % 2;
     const uint32_t to = boxes + box * TE_HOPPER_BOX;
@@ -55,8 +58,8 @@ TE_FN void te__hopper_leave(const uint32_t held[16], const int quarter, uint32_t
     __syncwarp();
     if (lane == 0) te__barrier_arrive(te__shared_address(&bars->done[box]));
 }
-/* Of a block's last tile all four quarters, to where the ring was. That is free once both warpgroups have read all that
- * came. */
+/* Hand over a quarter of the block's last tile, to where the ring was: all four have room there, so nobody waits for a
+ * box. The ring is free once both warpgroups have read its last stage (te__hopper_ring_is_read). */
 TE_FN void te__hopper_leave_last(const uint32_t held[16], const int quarter, uint32_t ring) {
     const int lane = (int)threadIdx.x % 32;
     const uint32_t to = te__hopper_last(ring, quarter) + (threadIdx.x / 32 - 4) * 2 * TE_HOPPER_BOX;
@@ -82,13 +85,13 @@ TE_FN te_hopper_group te__hopper_group_of(uint32_t ring, const te_hopper_barrier
                          (uint32_t)te__matrix_at(ring + TE_HOPPER_A, !k.trans_b), te__shared_address(bars), {0, 0}};
     return g;
 }
-/* The stage before the one at hand is no longer read. */
+/* Tell the loaders of both blocks, whose multicast fills it, that the stage before the current one has been read. */
 TE_FN void te__hopper_free(const te_hopper_group *g) {
     const int before = g->at.stage ? g->at.stage - 1 : TE_STAGES - 1, lane = (int)threadIdx.x % 32;
     const uint32_t empty = g->bars + (uint32_t)offsetof(te_hopper_barriers, empty);
     if (lane < TE_CLUSTER) te__barrier_arrive_at(empty + 8 * before, lane);
 }
-/* One step in k of a warpgroup's tile. The step before it is then done. */
+/* One step of 64 in k: start its wgmmas, then wait for those of the step before. So one group is always in flight. */
 TE_FN void te__hopper_step(float d[128], te_hopper_group *g, int step, const te_hopper_kind k) {
     const uint32_t stage = (uint32_t)g->at.stage, a = g->a + stage * (TE_HOPPER_STAGE >> 4),
                    b = g->b + stage * (TE_HOPPER_STAGE >> 4);
@@ -105,7 +108,8 @@ TE_FN void te__hopper_step(float d[128], te_hopper_group *g, int step, const te_
     if (step) te__hopper_free(g);
     te__hopper_advance(&g->at);
 }
-/* A lane's sums of a part of k, and whoever has the tile adds them. */
+/* Stream-K: leave this warp's partial sums of a part of k for the owner of the tile, and count them as ready; and the
+ * owner's side, which adds them in the order of the parts. */
 TE_FN void te__hopper_give(const te_hopper *p, const float d[128], const te_hopper_work *w) {
     const int rank = (int)blockIdx.x % TE_CLUSTER, thread = (int)threadIdx.x - 128,
               slot = (w->left * p->each + w->part - 1) * TE_CLUSTER + rank;
@@ -138,13 +142,14 @@ TE_FN void te__hopper_collect(const te_hopper *p, float d[128], const te_hopper_
     }
 }
 
-/* The same, or of couples, which are in both boxes, two quarters at a time. */
+/* Hand the next quarter over. An epilogue by couples needs two at once, which then lie in both boxes. */
 TE_FN void te__hopper_leave_quarter(const uint32_t held[4][16], const int quarter, uint32_t boxes,
                                     te_hopper_barriers *bars, const te_hopper_kind k) {
     if (!k.couples.group || quarter % 2 == 0) te__hopper_leave(held[quarter], quarter, boxes, bars);
     if (k.couples.group && quarter % 2 == 0) te__hopper_leave(held[quarter + 1], quarter + 1, boxes, bars);
 }
-/* A warpgroup's tiles. */
+/* All tiles of a warpgroup. The tile before is handed over while this one is multiplied, a quarter at the beginning of
+ * each quarter of the steps. */
 TE_FN void te__hopper_multiply(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, const te_hopper_kind k) {
     const int warp = (int)threadIdx.x / 32 - 4;
     const uint32_t boxes = ring + TE_STAGES * TE_HOPPER_STAGE + warp * 2 * TE_HOPPER_BOX;
@@ -186,8 +191,8 @@ TE_FN void te__hopper_multiply(const te_hopper *p, uint32_t ring, te_hopper_barr
     te__hopper_ring_is_read();
     TE_UNROLL for (int i = 0; have && i < 4; i++) te__hopper_leave_last(held[i], i, ring);
 }
-/* The same with half of that. The second half of the tile before leaves when the epilogue should have taken one and two
- * quarters: after 3/8 and 5/8 of the steps. */
+/* The same with registers for half of the tile before (te_hopper_kind.half): its first half is handed over between two
+ * tiles, its second half after 3/8 and 5/8 of the steps, when the epilogue should have taken one and two quarters. */
 TE_FN void te__hopper_multiply_half(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars,
                                     const te_hopper_kind k) {
     const int warp = (int)threadIdx.x / 32 - 4;

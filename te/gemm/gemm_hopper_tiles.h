@@ -1,4 +1,5 @@
-/* gemm_hopper_tiles.h -- the tiles of gemm_hopper.h: their sizes, which one a cluster works on, how it is brought. */
+/* gemm_hopper_tiles.h -- the tiles of gemm_hopper.h: their sizes, the kernel's arguments, which tile a cluster works on
+ * and in which order, and the loader. */
 /* target: cuda */
 #ifndef TE_GEMM_HOPPER_TILES_H
 #define TE_GEMM_HOPPER_TILES_H
@@ -51,11 +52,14 @@ typedef struct te_hopper {
     uint32_t *ready; /* [tiles left, TE_CLUSTER, 8]: parts that have come, by warp; 0 before and after */
 } te_hopper;
 
-/* An epilogue that needs sixteen elements of a row at once gets couples of vectors of eight (te_couple_fn). The sixteen
- * vectors of 128 columns are groups of `group`, a divisor of 16; in each the first `apart` make couples with those
- * `apart` behind them, and the rest, group / 2 - apart couples, with those as many behind. `crossed`: of a tile's 256
- * columns the second 64 and the third change places on their way to the epilogue, so that columns 128 apart make a
- * couple. `halves`: a tile is 128 columns of the first half of D and the same 128 of the second, which make couples. */
+/* Some epilogues need sixteen elements of a row at once: a couple of vectors of eight (te_couple_fn). Rotary positions
+ * need dimension i of a head with i + rotary_dim / 2, a gated activation column i of both halves of D.
+ *
+ *   group, apart  128 columns are sixteen vectors, in groups of `group`, a divisor of 16. In a group vector i of the
+ *                 first `apart` has i + apart for its mate. The rest of the group, 2 (group / 2 - apart) vectors, where
+ *                 a head's dimensions do not turn, are coupled in the same way, half of them with the other half.
+ *   crossed       the second and the third 64 columns of a tile change places, so that columns 128 apart are coupled.
+ *   halves        a tile is 128 columns of the first half of D and the same columns of the second half. */
 typedef struct te_hopper_couples { int group, apart, crossed, halves; } te_hopper_couples; /* group 0: no couples */
 
 /* All constants. trans_b: B is stored [n, k]. */
@@ -78,8 +82,9 @@ typedef struct te_hopper_barriers {
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* What a cluster works on: a tile at x, y (of this block), the steps [first, last) of k. part: -1: by itself; 0: the
- * tile is its own, with sums of others; else a part for `left`, the number of a tile of the last round. */
+/* What a cluster works on: the tile whose rows begin at y and columns at x (of this block), steps [first, last) of k.
+ * part: -1: all of k; 0: the first part of k of its own tile, to which it adds those of others; else that part of k for
+ * tile `left` of the last round, which another cluster owns. */
 typedef struct te_hopper_work { int x, y, first, last, part, left; } te_hopper_work;
 
 /* Where tile `i` lies: rows from y, columns from x. Tiles go down a band of rows, then to the next column. */
@@ -113,8 +118,8 @@ TE_FN int te__hopper_work(te_hopper_work *w, const te_hopper *p, int j) {
     return 1;
 }
 
-/* The number of the work with which this cluster ends, if that gives a tile: all warps run its epilogue. -1: it ends
- * with sums for other clusters. */
+/* The number of this cluster's last work, if that completes a tile: all warps run its epilogue. -1: the last work is
+ * partial sums for another cluster. */
 TE_FN int te__hopper_final(const te_hopper *p) {
     const int cluster = (int)blockIdx.x / TE_CLUSTER, clusters = (int)gridDim.x / TE_CLUSTER;
     if (!p->helpers) return (p->tiles - cluster + clusters - 1) / clusters - 1;
@@ -154,9 +159,9 @@ TE_FN void te__hopper_fetch_quarter(const te_hopper *p, const te_hopper_work *w,
     te__tma_prefetch(&p->c, x, w->y);
     if (k.twice) te__tma_prefetch(&p->c, x + p->n, w->y);
 }
-/* What the epilogue will read comes to the L2 a quarter of a tile's time before it is read: where all of a tile came at
- * once, operands pushed it out of the L2 again. While `w` is multiplied the epilogue is at the tile before: as a
- * quarter of the steps of k begins the next 64 columns of that one come, with the last quarter the first 64 of w. */
+/* Prefetch what the epilogue will read to the L2, a quarter of a tile ahead: where all of a tile was prefetched at
+ * once, operands evicted it again. While `w` is multiplied the epilogue works on the tile before. So as each quarter
+ * of the steps begins, the next 64 columns of that tile are prefetched, with the last quarter the first 64 of w. */
 TE_FN void te__hopper_fetch(const te_hopper *p, const te_hopper_work *before, const te_hopper_work *w, int step,
                             const te_hopper_kind k) {
     if (!p->ahead) return;
@@ -166,9 +171,9 @@ TE_FN void te__hopper_fetch(const te_hopper *p, const te_hopper_work *before, co
         if (due) te__hopper_fetch_quarter(p, of, (q + 1) % 4, k);
     }
 }
-/* Where the rows of A from *y on lie, which becomes their place there. Those of other ranks are waited for; *seen says
- * which rank's have come last, and how many pieces of them: a look at a word takes longer than the ring has tiles
- * for. */
+/* The tensor map of the rows of A from *y on; *y becomes their first row in it. Rows of other ranks are waited for.
+ * *seen: the piece of which rank has been seen last, so that its word is read once: reading one takes longer than the
+ * ring has stages for. */
 TE_FN const CUtensorMap *te__hopper_rows(const te_hopper *p, int *y, int *seen) {
     const te_hopper_ranks *r = &p->ranks;
     if (!TE_OVERLAPS || !r->arrived || *y >= p->m) return &p->a;
@@ -181,7 +186,8 @@ TE_FN const CUtensorMap *te__hopper_rows(const te_hopper *p, int *y, int *seen) 
     asm volatile("fence.proxy.async.global;" ::: "memory"); /* seen by this thread, read by the copy engine */
     return &p->a;
 }
-/* One thread brings all tiles, in the order in which they are used. */
+/* The loader: one thread copies the stages of all tiles, in the order in which they are used. Behind the last it
+ * prefetches the rest of what that tile's epilogue reads. */
 TE_FN void te__hopper_load(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, const te_hopper_kind kind) {
     const int rank = (int)blockIdx.x % TE_CLUSTER, fp8 = te_is_fp8(kind.a);
     const uint32_t full = te__shared_address(bars->full), empty = te__shared_address(bars->empty);
