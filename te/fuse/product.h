@@ -125,7 +125,8 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
     template <int EXISTS>                                                                                             \
     TE_HOPPER_KERNEL_ROW_FP8(name##_product_fp8, te_product, TE_##dtype, (te_dtype)name##_fp8_wanted,                 \
                              name##_epilogue, name##_couple, name##_is_gated,                                         \
-                             te_product_usual(&p, name##_shape(0), name##_facts()), name##_reads >= 0, EXISTS)        \
+                             te_product_usual(&p, name##_shape(0), name##_facts()), name##_reads >= 0,                \
+                             name##_sums >= 0, EXISTS)                                                                \
     template <int EXISTS>                                                                                             \
     TE_FEW_KERNEL(name##_few_product_fp8, te_product, (te_few_form)name##_few_form, TE_##dtype, name##_epilogue,      \
                   EXISTS)                                                                                             \
@@ -170,7 +171,7 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
            name##_is_narrow = name##_is_few && TE_NARROW_SIXTEEN };                                                   \
     template <int EXISTS>                                                                                             \
     TE_HOPPER_KERNEL_ROW(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, name##_couple, \
-                         name##_is_gated, name##_is_twice, EXISTS)                                                    \
+                         name##_is_gated, name##_is_twice, name##_sums >= 0, EXISTS)                                  \
     template <int EXISTS>                                                                                             \
     TE_FEW_KERNEL(name##_few, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, EXISTS)                        \
     template <int EXISTS>                                                                                             \

@@ -112,26 +112,26 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
 #define TE_HOPPER_KERNEL_OF(name, type, dtype, dtype_a, dtype_b, trans_b, epilogue, exists)                         \
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te_hopper_barriers bars;                                                                         \
-        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, 0, 0, 0, 0, {0, 0, 0, 0}, 0};                \
+        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, 0, 0, 0, 0, {0, 0, 0, 0}, 0, 0};             \
         if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, 0, TE_USUAL_not, &p, kind);              \
     }
 /* A row of a list in FP8, whose epilogue may want te_hopper.turned, and has the work of both other kinds in half the
  * time; or where `halves` is 1 one by the couples that the two halves of D make. usual: a te_usual, of p; reads: such
- * an epilogue reads te_hopper.ahead. */
-#define TE_HOPPER_KERNEL_ROW_FP8(name, type, dtype, dtype_a, epilogue, couple, halves, usual, reads, exists)        \
+ * an epilogue reads te_hopper.ahead; sums: te_hopper.sums may be wanted. */
+#define TE_HOPPER_KERNEL_ROW_FP8(name, type, dtype, dtype_a, epilogue, couple, halves, usual, reads, sums, exists)  \
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te_hopper_barriers bars;                                                                         \
         const te_hopper_kind kind = {dtype, dtype_a, TE_e4m3, 1, !(halves), 1, reads, 0,                            \
-                                     {(halves) ? 16 : 0, (halves) ? 8 : 0, 0, halves}, 0};                          \
+                                     {(halves) ? 16 : 0, (halves) ? 8 : 0, 0, halves}, 0, sums};                    \
         if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, couple, usual, &p, kind);                \
     }
 /* A row of a list in 16 bits: with epilogue, or where `halves` is 1 by the couples that the two halves of D make (B is
- * then stored [n, k]); twice: te_hopper.ahead is [m, 2 n]. */
-#define TE_HOPPER_KERNEL_ROW(name, type, dtype, trans_b, epilogue, couple, halves, twice, exists)                   \
+ * then stored [n, k]); twice: te_hopper.ahead is [m, 2 n]; sums: te_hopper.sums may be wanted. */
+#define TE_HOPPER_KERNEL_ROW(name, type, dtype, trans_b, epilogue, couple, halves, twice, sums, exists)             \
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te_hopper_barriers bars;                                                                         \
         const te_hopper_kind kind = {dtype, dtype, dtype, trans_b, 0, 0, 0, twice,                                  \
-                                     {(halves) ? 16 : 0, (halves) ? 8 : 0, 0, halves}, 0};                          \
+                                     {(halves) ? 16 : 0, (halves) ? 8 : 0, 0, halves}, 0, sums};                    \
         if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, couple, TE_USUAL_not, &p, kind);         \
     }
 /* The product whose rows go to their ranks, of a te_scatter; trans_b: B is stored [n, k], as it is in FP8. */
@@ -139,7 +139,7 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1)                                      \
     name(const __grid_constant__ te_scatter p) {                                                                  \
         __shared__ te_hopper_barriers bars;                                                                       \
-        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, 0, 0, 0, 0, {0, 0, 0}, 1};                 \
+        const te_hopper_kind kind = {dtype, dtype_a, dtype_b, trans_b, 0, 0, 0, 0, {0, 0, 0}, 1, 0};              \
         if (exists) te_hopper_body((const te_hopper *)&p, &bars, epilogue, 0, TE_USUAL_not, &p, kind);            \
     }
 /* The product of a linear, B stored [n, k], with an epilogue by couples: a te_couple_fn. group, apart, crossed: see
@@ -147,7 +147,7 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
 #define TE_HOPPER_KERNEL_COUPLES(name, type, dtype, group, apart, crossed, couple, exists)                          \
     TE_UNUSED static __global__ void __launch_bounds__(TE_HOPPER_THREADS, 1) name(const __grid_constant__ type p) { \
         __shared__ te_hopper_barriers bars;                                                                         \
-        const te_hopper_kind kind = {dtype, dtype, dtype, 1, 0, 0, 0, 0, {group, apart, crossed}, 0};               \
+        const te_hopper_kind kind = {dtype, dtype, dtype, 1, 0, 0, 0, 0, {group, apart, crossed}, 0, 0};            \
         if (exists) te_hopper_body((const te_hopper *)&p, &bars, 0, couple, TE_USUAL_not, &p, kind);                \
     }
 

@@ -158,10 +158,10 @@ TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barr
             if (turns) te__hopper_turn(p, boxes, y, x + quarter * 64, warp, lane, box, last);
             __syncwarp();
             if (lane == 0 && !last) te__barrier_arrive(te__shared_address(&bars->taken[box]));
-            if (p->sums) te__hopper_sums(p, ring, own.sum, y, col, quarter, last);
+            if (k.sums && p->sums) te__hopper_sums(p, ring, own.sum, y, col, quarter, last);
         }
         if (k.scatters && !reads) te__scatter_end((const te_scatter *)arg, x, y, warp);
-        if (last && p->sums) te__hopper_last_sums(p, ring, x, y);
+        if (last && k.sums && p->sums) te__hopper_last_sums(p, ring, x, y);
     }
     te__hopper_epilogue_end(p, &own);
 }

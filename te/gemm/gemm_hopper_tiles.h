@@ -72,6 +72,7 @@ typedef struct te_hopper_kind {
     int twice; /* `ahead` is [m, 2 n], and the epilogue wants the same columns of both halves */
     te_hopper_couples couples; /* where B is stored [n, k] */
     int scatters; /* rows of D go to other ranks (gemm_hopper_ranks.h) */
+    int sums;     /* `sums` may be wanted */
 } te_hopper_kind;
 
 typedef struct te_hopper_barriers {
