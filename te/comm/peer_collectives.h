@@ -36,8 +36,6 @@ TE_API te_peer_form te_peer_form_of(const te_peers *p, te_peer_kind kind, int64_
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* A thread sends what it has next before it waits for what it has now, so that the link does not wait with it. */
-
 /* Load and send the i-th unit of 16 bytes. */
 TE_FN void te__one_shot_send(te_words *x, const te_peer_args *a, uint32_t *turn, int units, int i, const int most,
                              const int whole) {

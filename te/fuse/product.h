@@ -152,8 +152,7 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
             && name##_is_plain                                                                                        \
     };                                                                                                                \
     TE_UNUSED TE_BOTH te_product_facts name##_facts(void) {                                                           \
-        const int kept = name##_is_backward ? 0 : (int)name##_kept & 0xffff;                                          \
-        const te_product_facts is = {name##_leaves(), kept, name##_params};                                           \
+        const te_product_facts is = {name##_leaves(), name##_is_backward ? 0 : name##_kept & 0xffff, name##_params};  \
         return is;                                                                                                    \
     }                                                                                                                 \
     TE_UNUSED TE_FN void name##_epilogue(const void *p, const uint32_t w[4], const uint32_t *ahead, int row, int col, \
@@ -189,8 +188,6 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
                                              {narrow_fp8, 0, 0}};                                                     \
         return &kernels;                                                                                              \
     }
-
-enum { TE_PRODUCT_SUMS = 3 }; /* partial sums over the rows of a tile: one for each warp of the epilogue */
 
 /* Whether what lies at `p` is read once the chain is set up: by an op of the row itself, at the other end of an
  * edge, or as what the step gives. */
@@ -259,8 +256,8 @@ TE_API te_status te_product_step_backward(te_run *r, const te_step *s, te_produc
                                           const te_chain_shape k, te_value product) {
     te_product p;
     int work = 0;
-    const int blocks = TE_PRODUCT_SUMS * (int)te_ceil_div(g->m, TE_TILE_M);
-    const int room = TE_PRODUCT_SUMS * (int)te_ceil_div(te_room_rows(r), TE_TILE_M);
+    const int blocks = TE_HOPPER_FEW * (int)te_ceil_div(g->m, TE_TILE_M);
+    const int room = TE_HOPPER_FEW * (int)te_ceil_div(te_room_rows(r), TE_TILE_M);
     const int most = (int)te_max(room, te__most_blocks(r, k, te_chain_tiles(k)));
     memset(&p, 0, sizeof p);
     TE_TRY(te__chain_backward(r, s, 1, blocks, most, product, te__product_shape(k), &p.chain, &work));

@@ -74,7 +74,7 @@ TE_FN void te_hopper_body(const te_hopper *p, te_hopper_barriers *bars, te_epilo
         TE_UNROLL
         for (int b = 0; b < 2; b++)
             te__barrier_init(te__shared_address(&bars->done[b]), 8),
-                te__barrier_init(te__shared_address(&bars->taken[b]), 3);
+                te__barrier_init(te__shared_address(&bars->taken[b]), TE_HOPPER_FEW);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     if (threadIdx.x == 32) te__tma_ready(&p->a), te__tma_ready(&p->b);

@@ -99,7 +99,7 @@ TE_FN void te__hopper_sums(const te_hopper *p, uint32_t ring, float sum[8], int 
         const uint32_t to = te__hopper_last_sum(ring, quarter, warp, lane * 8);
         TE_UNROLL for (int e = 0; e < 8; e++) te__store_float(to + 4 * e, sum[e]);
     } else if (y < p->m && col < p->n)
-        te_store8(p->sums, ((int64_t)y / TE_TILE_M * 3 + warp) * p->n + col, sum, 8, 1, TE_f32);
+        te_store8(p->sums, ((int64_t)y / TE_TILE_M * TE_HOPPER_FEW + warp) * p->n + col, sum, 8, 1, TE_f32);
 }
 /* Three of the eleven warps add these up, in the order of the warps. */
 TE_FN void te__hopper_last_sums(const te_hopper *p, uint32_t ring, int x, int y) {
@@ -109,7 +109,7 @@ TE_FN void te__hopper_last_sums(const te_hopper *p, uint32_t ring, int x, int y)
         float sum = 0;
         for (int of = warp; of < TE_HOPPER_ALL; of += TE_HOPPER_FEW)
             sum += te__load_float(te__hopper_last_sum(ring, i / 64, of, i % 64));
-        if (y < p->m && x + i < p->n) p->sums[((int64_t)y / TE_TILE_M * 3 + warp) * p->n + x + i] = sum;
+        if (y < p->m && x + i < p->n) p->sums[((int64_t)y / TE_TILE_M * TE_HOPPER_FEW + warp) * p->n + x + i] = sum;
     }
 }
 /* All tiles of a warp, eight elements a lane at a time. A multiplier has the last tile alone. */

@@ -72,7 +72,7 @@ TE_FN void te__hopper_ring_is_read(void) { asm volatile("bar.sync 3, 256;" ::: "
 /* ---- the tiles --------------------------------------------------------------------------------------------------- */
 
 /* What a warpgroup works with: the low words of what says where its operands lie in the first stage, and the barriers.
- * Adding to them is all that a step does, some 60 instructions of which eight warps run each 64 times a tile. */
+ * Adding to them is all that a step does, some 80 instructions of which eight warps run each 64 times a tile. */
 typedef struct te_hopper_group {
     uint32_t a, b, bars;
     te_hopper_ring at;
@@ -152,7 +152,7 @@ TE_FN void te__hopper_leave_quarter(const uint32_t held[4][16], const int quarte
  * each quarter of the steps. */
 TE_FN void te__hopper_multiply(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, const te_hopper_kind k) {
     const int warp = (int)threadIdx.x / 32 - 4;
-    const uint32_t boxes = ring + TE_STAGES * TE_HOPPER_STAGE + warp * 2 * TE_HOPPER_BOX;
+    const uint32_t boxes = te__hopper_boxes(ring, 2 * warp);
     te_hopper_group g = te__hopper_group_of(ring, bars, k);
     te_hopper_work w;
     uint32_t held[4][16]; /* of the tile before, if there is one */
@@ -196,7 +196,7 @@ TE_FN void te__hopper_multiply(const te_hopper *p, uint32_t ring, te_hopper_barr
 TE_FN void te__hopper_multiply_half(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars,
                                     const te_hopper_kind k) {
     const int warp = (int)threadIdx.x / 32 - 4;
-    const uint32_t boxes = ring + TE_STAGES * TE_HOPPER_STAGE + warp * 2 * TE_HOPPER_BOX;
+    const uint32_t boxes = te__hopper_boxes(ring, 2 * warp);
     te_hopper_group g = te__hopper_group_of(ring, bars, k);
     te_hopper_work w;
     uint32_t held[2][16]; /* the third and fourth quarter of the tile before, if there is one */
