@@ -1,10 +1,15 @@
 // comm.cu -- collectives as functions that bench/comm.py calls, in turns with NCCL and PyTorch's symmetric memory.
 //
-//     nvcc -std=c++17 -O3 -arch=sm_90a -DTE_COMM -I. -shared -Xcompiler=-fPIC bench/comm.cu -o libcomm.so -lnccl
+//     nvcc -std=c++17 -O3 -arch=sm_90a -DTE_COMM -DRANKS=2 -I. -shared -Xcompiler=-fPIC bench/comm.cu -o libcomm.so -lnccl
+//
+// RANKS: the ranks of the blocks; all else is of any number.
 #include "te/te.h"
 #ifndef TE_COMM
 int main() { return puts("compile with -DTE_COMM as a library, for bench/comm.py") < 0; }
 #else
+#ifndef RANKS
+#define RANKS 2
+#endif
 static te_context ctx;
 static te_comm comm;
 
@@ -35,10 +40,14 @@ enum { TOKENS = 8192 };
     TE_SEQUENTIAL(name##_scatter, bf16, (linear, fc, in, out, (shard, rows)), (reduce_scatter, s))             \
     TE_SEQUENTIAL(name##_alone, bf16, (linear, fc, in, out))
 PRODUCTS(PRODUCT_LISTS)
-// Llama 3 8B's block, of two ranks with sequence parallelism.
-#define BLOCK TE_LLAMA_BLOCK_SP(b, 4096, 14336, 32, 8, 128, 500000.0f, 2)
-TE_SEQUENTIAL(block, (bf16, (rows, shard)), BLOCK)
-TE_SEQUENTIAL(block_fp8, (bf16, (rows, shard), (recipe, fp8_delayed)), BLOCK)
+// A GPT's layer with sequence parallelism, and the same on one GPU.
+enum { BLOCK_WIDTH = 4096 };
+#define SHARED TE_GPT_BLOCK_SP(b, BLOCK_WIDTH, 4 * BLOCK_WIDTH, 32, 0.1f, RANKS)
+#define WHOLE TE_GPT_BLOCK(b, BLOCK_WIDTH, 4 * BLOCK_WIDTH, 32, 0.1f)
+TE_SEQUENTIAL(shared, (bf16, (rows, shard)), SHARED)
+TE_SEQUENTIAL(shared_fp8, (bf16, (rows, shard), (recipe, fp8_delayed)), SHARED)
+TE_SEQUENTIAL(whole, bf16, WHOLE)
+TE_SEQUENTIAL(whole_fp8, (bf16, (recipe, fp8_delayed)), WHOLE)
 
 static const char *text_of(te_status s) { return s == TE_OK ? nullptr : te_last_error(&ctx); }
 
@@ -152,18 +161,24 @@ extern "C" const char *comm_product(int is_small, int kind, int keeps, int apart
     ctx.stream = stream;
     return text_of(product(is_small, kind, keeps, apart, y, x, weight, dx, dy, grad));
 }
-// Forward and backward of the block, 4 x 2048 tokens. fp8: under fp8_delayed, with scales that all ranks have. apart: collectives and
-// products one after the other. The first call must not be captured.
-static te_status block_step(int fp8, int apart, void *y, void *dx, void *x, void *dy) {
-    static te_model models[2], *in_fp8[1] = {&models[1]};
-    static te_param params[2][32];
-    static te_saved kept[2];
-    static te_recipes recipes;
-    te_model *const m = &models[fp8];
-    te_saved *const saved = &kept[fp8];
-    te_rank_memory *const memory = comm.tensor.memory;
-    const te_plan *plan = fp8 ? block_fp8_plan() : block_plan();
-    const int first = !m->plan, own = TOKENS / comm.tensor.size;
+// Collectives that take no time: what is left is the time of all else.
+static te_status no_collective(const te_group *, void *, const void *, int64_t, te_dtype, te_context *) { return TE_OK; }
+static const te_transport nothing = {"nothing", no_collective, no_collective, no_collective, nullptr};
+
+// Forward and backward of a block, 4 x 2048 tokens. fp8: under fp8_delayed, with scales that all ranks have. how: 0: as the library does
+// it, 1: collectives and products one after the other, 2: without the collectives, whose results are then not there, 3: on one GPU. The
+// first call must not be captured.
+static te_status block_step(int fp8, int how, void *y, void *dx, void *x, void *dy) {
+    static te_model models[2][2], *in_fp8[2][1];
+    static te_param params[2][2][32];
+    static te_saved kept[2][2];
+    static te_recipes recipes[2];
+    const int alone = how == 3, first = !models[fp8][alone].plan;
+    te_model *const m = &models[fp8][alone];
+    te_saved *const saved = &kept[fp8][alone];
+    te_group *const tensor = &comm.tensor, was = *tensor;
+    const te_plan *plan = alone ? fp8 ? whole_fp8_plan() : whole_plan() : fp8 ? shared_fp8_plan() : shared_plan();
+    const int own = alone ? TOKENS : TOKENS / tensor->size;
     te_batch batch;
     memset(&batch, 0, sizeof batch);
     batch.batch = 4, batch.seq = TOKENS / 4;
@@ -172,31 +187,43 @@ static te_status block_step(int fp8, int apart, void *y, void *dx, void *x, void
         void *weights, *grads, *scales;
         int count = 0;
         te_recipes_config config = te_recipes_defaults();
-        config.ranks = comm.world.size;
+        config.ranks = alone ? 1 : comm.world.size, in_fp8[alone][0] = m;
         for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
         TE_TRY(te_allocate(&ctx, &weights, te_plan_param_bytes(plan)));
         TE_TRY(te_allocate(&ctx, &grads, te_plan_grad_bytes(plan)));
-        TE_TRY(te_model_bind(m, plan, params[fp8], count, weights, (float *)grads, &ctx));
+        TE_TRY(te_model_bind(m, plan, params[fp8][alone], count, weights, (float *)grads, &ctx));
         TE_TRY(te_model_randomize(m, 0.02f, 1, 0, &ctx));
         if (fp8) {
-            const size_t bytes = te_recipes_bytes(in_fp8, 1, &config);
+            const size_t bytes = te_recipes_bytes(in_fp8[alone], 1, &config);
             TE_TRY(te_allocate(&ctx, &scales, bytes));
-            TE_TRY(te_recipes_init(&recipes, scales, bytes, in_fp8, 1, &config, &ctx));
+            TE_TRY(te_recipes_init(&recipes[alone], scales, bytes, in_fp8[alone], 1, &config, &ctx));
         }
         TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, m, TOKENS, &ctx)));
-        TE_TRY(te_comm_allocate(&comm, &saved->memory, saved->bytes = te_plan_saved_bytes_of_rank(plan, TOKENS, &ctx), &ctx));
+        saved->bytes = te_plan_saved_bytes_of_rank(plan, TOKENS, &ctx);
+        if (alone) TE_TRY(te_allocate(&ctx, &saved->memory, saved->bytes));
+        else TE_TRY(te_comm_allocate(&comm, &saved->memory, saved->bytes, &ctx));
     }
-    const int width = 4096;
-    if (apart) comm.tensor.memory = 0;
-    te_status s = te_plan_forward(te_matrix(y, TE_bf16, own, width), saved, te_matrix(x, TE_bf16, own, width), plan, m, &batch, &ctx);
+    if (how) tensor->memory = 0;
+    if (how == 2) tensor->peers = 0, tensor->transport = &nothing;
+    const te_tensor in = te_matrix(x, TE_bf16, own, BLOCK_WIDTH), out = te_matrix(y, TE_bf16, own, BLOCK_WIDTH);
+    te_status s = te_plan_forward(out, saved, in, plan, m, &batch, &ctx);
     if (s == TE_OK)
-        s = te_plan_backward(te_matrix(dx, TE_bf16, own, width), te_matrix(dy, TE_bf16, own, width), saved, plan, m, &batch, &ctx);
-    comm.tensor.memory = memory;
-    return s == TE_OK && fp8 && first ? te_recipes_step(&recipes, &ctx) : s;
+        s = te_plan_backward(te_matrix(dx, TE_bf16, own, BLOCK_WIDTH), te_matrix(dy, TE_bf16, own, BLOCK_WIDTH), saved, plan, m, &batch, &ctx);
+    *tensor = was;
+    return s == TE_OK && fp8 && first ? te_recipes_step(&recipes[alone], &ctx) : s;
 }
-extern "C" const char *comm_block(int fp8, int apart, void *y, void *dx, void *x, void *dy, void *stream) {
+extern "C" const char *comm_block(int fp8, int how, void *y, void *dx, void *x, void *dy, void *stream) {
     ctx.stream = stream;
-    return text_of(block_step(fp8, apart, y, dx, x, dy));
+    return text_of(block_step(fp8, how, y, dx, x, dy));
+}
+extern "C" int comm_block_ranks() { return RANKS; }
+// What is dropped out next is what was behind the first call of this.
+extern "C" const char *comm_same_dropout() {
+    static te_rng first;
+    static int known;
+    ctx.stream = nullptr;
+    const te_status s = known++ ? te_rng_set(&first, &ctx) : te_rng_get(&first, &ctx);
+    return text_of(s == TE_OK ? te_synchronize(&ctx) : s);
 }
 // Gathers and scatters that have overlapped a product.
 extern "C" int64_t comm_overlapped() { return comm.tensor.memory ? comm.tensor.memory->gathered + comm.tensor.memory->scattered : -1; }

@@ -1,12 +1,15 @@
 /* all_reduce_row.h -- rows that begin with an all_reduce: `all_reduce_add_fork_norm` and what else a chain may be.
  *
- * Ranks that map each other's memory: one kernel (peer_row.h), where the all_reduce would be one-shot: the sum is not
- * stored, and no kernel of its own starts and ends. Bytes a row and rank, of `hidden` elements of 16 bits: 2 hidden
- * over the link, 2 of x, 2 of the residual, 2 of it stored, 2 of y; in two kernels 4 hidden more, and 2 us. The floor
- * is that of the all_reduce, 1.3 us and 2 hidden bytes a row over 450 GB/s: 8192 columns, 1 row 1.3 us, 64 rows 3.6,
- * 512 rows 20, 2048 rows 76. Two H200s, beside our all_reduce alone: 3.8 and 2.7, 6.6 and 5.6, 28.8 and 27.2, 108.6
- * and NCCL's 142.7. What did not pay: the kernel of many rows, of 256 threads, each of which waits for four units one
- * after the other (1 row 5.5 us, 64 rows 11.9); the first row kept in registers (0.02 to 0.07 us).
+ * Ranks that map each other's memory: one kernel (peer_row.h), in the form that the all_reduce would have, one-shot or
+ * two-shot: the sum is not stored, and no kernel of its own starts and ends. Bytes a row and rank, of `hidden` elements
+ * of 16 bits: over the link 2 hidden to each other rank or, two-shot, 4 hidden (N - 1) / N in all; 2 of x, 2 of the
+ * residual, 2 of it stored, 2 of y; in two kernels 4 hidden more, and 2 us. The floor is that of the all_reduce: of
+ * 8192 columns and two ranks, 1.3 us and 2 hidden bytes a row over 450 GB/s, 1 row 1.3 us, 64 rows 3.6, 512 rows 20,
+ * 2048 rows 76. Two H200s, beside our all_reduce alone: 3.8 and 2.7, 6.6 and 5.6, 28.8 and 27.2, 108.6 and NCCL's
+ * 142.7. Four: 512 rows 47.9 and 44.6, 2048 rows 170 and NCCL's 182. What did not pay: the kernel of many rows, of 256
+ * threads, each of which waits for four units one after the other (1 row 5.5 us, 64 rows 11.9); the first row kept in
+ * registers (0.02 to 0.07 us); units of two ranks waited for together (0.7 us more: the code is longer, and instruction
+ * cache misses count most in a kernel this short). For the same reason the two forms are two kernels.
  *
  * A linear in front of it leaves its product to the row (te/fuse/linear_ranks.h). Where a kernel of ours takes that,
  * its epilogue sends what the others add up (send.h): nothing copies it, and the link works before the product ends.

@@ -9,15 +9,18 @@
  *   all_gather             2 S (N - 1) / N    one way; S bytes of y. Any bits must pass, so half of a packet says that
  *                                             the other half has come
  *
- *   us, 2 ranks            16 KiB  64 KiB  256 KiB  1 MiB  2 MiB  4 MiB  8 MiB  16 MiB
- *   one-shot all_reduce    1.3     1.4     1.8      3.6    5.9    10.6   19.9   38.5
- *   two H200s              2.8     3.0     3.6      5.8    8.8    15.3   27.0   51.6
- *   all_gather             3.3     3.0     3.7      5.9    8.9    14.8   26.8   50.4
+ *   us                      16 KiB  64 KiB  256 KiB  1 MiB  2 MiB  4 MiB  8 MiB  16 MiB
+ *   2 ranks: floor          1.3     1.4     1.8      3.6    5.9    10.6   19.9   38.5
+ *   all_reduce, two H200s   2.8     3.0     3.6      5.8    8.8    15.3   27.0   51.6
+ *   all_gather              3.3     3.0     3.7      5.9    8.9    14.8   26.8   50.4
+ *   4 ranks: floor          1.4     1.7     3.1      6.1    9.6    16.6   30.6   58.5
+ *   all_reduce, four H200s  5.0     5.3     6.7      9.0    14.8   23.9   41.7   79.7
+ *   all_gather              3.7     3.8     4.9      9.3    13.8   23.1   42.4   79.2
  *
  * A thread sends what it has next before it waits for what it has now: without that the link waits with it, and a sum
  * of 16 MiB takes 65.6 us. Units in flight: 512 threads with four each take 61.8, with two 57.1, with one 54.7; 1024
- * threads with one, in blocks of 512 so that small tensors begin as early, 51.6. The two-shot form, which three and
- * more ranks take, took 95.7 between the same two ranks and takes 75.8.
+ * threads with one, in blocks of 512 so that small tensors begin as early, 51.6. Each rank sends to the one behind it
+ * first: where all began with rank 0, four took 45.6 and 86.2 us for sums of 8 and 16 MiB.
  */
 #ifndef TE_COMM_PEER_COLLECTIVES_H
 #define TE_COMM_PEER_COLLECTIVES_H
@@ -43,9 +46,9 @@ TE_FN void te__one_shot_send(te_words *x, const te_peer_args *a, uint32_t *turn,
     te_words_load(x, a->x, at, (int)te_min(TE_WORDS, a->bytes - at), whole);
     te__peer_turn_now(turn);
     te_words_mark(x);
-    TE_UNROLL for (int r = 0; r < most; r++)
-        if (te__peer_is(a, r, most) && r != a->rank)
-            te_words_send(te__peer_slot(a->at[r], a, *turn, a->rank, units, i), x);
+    TE_UNROLL for (int k = 1; k < most; k++)
+        if (te__peer_is(a, k, most))
+            te_words_send(te__peer_slot(a->at[te__peer_next(a, k)], a, *turn, a->rank, units, i), x);
 }
 /* `whole`: the same as a->whole, if 1. */
 TE_FN void te__one_shot(const te_peer_args *a, te_block b, uint32_t turn, const int most, const int whole) {
@@ -66,16 +69,17 @@ TE_FN void te__peer_scatter(te_words *own, const te_peer_args *a, uint32_t *turn
                             int64_t pitch, int64_t bytes, int64_t end, const int most, const int whole) {
     const int64_t unit = (int64_t)i * TE_WORDS, left = te_min(TE_WORDS, bytes - unit), mine = a->rank * pitch + unit;
     te_words v[TE_PEERS];
-    TE_UNROLL for (int r = 0; r < most; r++) {
-        const int64_t at = r * pitch + unit;
-        if (te__peer_is(a, r, most) && r != a->rank) te_words_load(&v[r], a->x, at, (int)te_min(left, end - at), whole);
+    TE_UNROLL for (int k = 1; k < most; k++) {
+        const int64_t at = te__peer_next(a, k) * pitch + unit;
+        if (te__peer_is(a, k, most)) te_words_load(&v[k], a->x, at, (int)te_min(left, end - at), whole);
     }
     te_words_load(own, a->x, mine, (int)te_min(left, end - mine), whole);
     te__peer_turn_now(turn);
-    TE_UNROLL for (int r = 0; r < most; r++) {
-        if (!te__peer_is(a, r, most) || r == a->rank || r * pitch + unit >= end) continue;
-        te_words_mark(&v[r]);
-        te_words_send(te__peer_slot(a->at[r], a, *turn, a->rank, units, i), &v[r]);
+    TE_UNROLL for (int k = 1; k < most; k++) {
+        const int to = te__peer_next(a, k);
+        if (!te__peer_is(a, k, most) || to * pitch + unit >= end) continue;
+        te_words_mark(&v[k]);
+        te_words_send(te__peer_slot(a->at[to], a, *turn, a->rank, units, i), &v[k]);
     }
 }
 /* The two-shot form's parts: rank r adds up units r * part to (r + 1) * part. The sums come behind what was sent to be
@@ -93,9 +97,9 @@ TE_FN int te__two_shot_sum(const te_words *own, const te_peer_args *a, uint32_t 
     te_words sum;
     if (a->rank * p.part + i >= p.units) return 1;
     if (!te__peer_sum(&sum, own, a, turn, p.part, i, most)) return 0;
-    TE_UNROLL for (int r = 0; r < most; r++)
-        if (te__peer_is(a, r, most) && r != a->rank)
-            te_words_send(te__peer_slot(a->at[r], a, turn, a->rank, p.part, p.sums + i), &sum);
+    TE_UNROLL for (int k = 1; k < most; k++)
+        if (te__peer_is(a, k, most))
+            te_words_send(te__peer_slot(a->at[te__peer_next(a, k)], a, turn, a->rank, p.part, p.sums + i), &sum);
     te_words_store(a->y, at, &sum, (int)te_min(TE_WORDS, a->bytes - at), whole);
     return 1;
 }
@@ -151,9 +155,9 @@ TE_FN void te__gather_send(te_words *packet, const te_peer_args *a, uint32_t *tu
     te_words_load8(&own, a->x, at, (int)te_min(TE_PEER_PACKET, a->bytes - at), whole);
     te__peer_turn_now(turn);
     packet->w[0] = own.w[0], packet->w[2] = own.w[1], packet->w[1] = packet->w[3] = 0;
-    TE_UNROLL for (int r = 0; r < most; r++)
-        if (te__peer_is(a, r, most) && r != a->rank)
-            te_words_send(te__peer_slot(a->at[r], a, *turn, a->rank, packets, i), packet);
+    TE_UNROLL for (int k = 1; k < most; k++)
+        if (te__peer_is(a, k, most))
+            te_words_send(te__peer_slot(a->at[te__peer_next(a, k)], a, *turn, a->rank, packets, i), packet);
 }
 TE_FN void te__all_gather(const te_peer_args *a, te_block b, uint32_t turn, const int most, const int whole) {
     const int packets = (int)te_ceil_div(a->bytes, TE_PEER_PACKET), first = te__peer_thread(b);
@@ -182,12 +186,15 @@ TE_FN void te__all_gather(const te_peer_args *a, te_block b, uint32_t turn, cons
     }                                                           \
     TE_KERNEL_IF_USED(name, TE_PEER_THREADS, resident, te_peer_args, name##_body(te_args, te_at))
 TE__PEER_KERNEL(te_peer_one_shot_2, 2, te__one_shot(a, b, turn, 2, 1))
+TE__PEER_KERNEL(te_peer_one_shot_4, 2, te__one_shot(a, b, turn, 4, 1))
 TE__PEER_KERNEL(te_peer_one_shot, 1, te__one_shot(a, b, turn, TE_PEERS, a->whole))
 TE__PEER_KERNEL(te_peer_two_shot_4, 2, te__two_shot(a, b, turn, 4, 1))
 TE__PEER_KERNEL(te_peer_two_shot, 1, te__two_shot(a, b, turn, TE_PEERS, a->whole))
 TE__PEER_KERNEL(te_peer_reduce_scatter_2, 2, te__reduce_scatter(a, b, turn, 2, 1))
+TE__PEER_KERNEL(te_peer_reduce_scatter_4, 2, te__reduce_scatter(a, b, turn, 4, 1))
 TE__PEER_KERNEL(te_peer_reduce_scatter, 1, te__reduce_scatter(a, b, turn, TE_PEERS, a->whole))
 TE__PEER_KERNEL(te_peer_all_gather_2, 2, te__all_gather(a, b, turn, 2, 1))
+TE__PEER_KERNEL(te_peer_all_gather_4, 2, te__all_gather(a, b, turn, 4, 1))
 TE__PEER_KERNEL(te_peer_all_gather, 1, te__all_gather(a, b, turn, TE_PEERS, a->whole))
 
 /* ---- on the host ------------------------------------------------------------------------------------------------- */
@@ -204,21 +211,23 @@ TE_API int te_peer_blocks(int processors) { return (int)te_min(TE_PEER_BLOCKS, p
 TE_API size_t te_peers_bytes(const te_peers *p) { return 2 * (size_t)p->half; }
 
 /* A kernel that knows how many ranks there are has registers for 1024 threads on a multiprocessor. */
+#define TE__PEER_LAUNCH(name, known)                                   \
+    ((known) == 2   ? name##_2_launch(ctx, grid, a)                    \
+     : (known) == 4 ? name##_4_launch(ctx, grid, a)                    \
+                    : name##_launch(ctx, grid, a))
 TE_IF_USED TE_API te_status te__peer_launch(const te_peer_args *a, int blocks, te_context *ctx) {
     const int one_shot = a->form == TE_PEER_one_shot, gathers = a->kind == TE_PEER_all_gather;
-    const int two = a->whole && a->ranks == 2 && one_shot, four = a->whole && a->ranks == 4 && !one_shot;
+    const int known = a->whole && (a->ranks == 4 || (a->ranks == 2 && one_shot)) ? a->ranks : 0;
     const int64_t units = te_ceil_div(a->bytes, gathers ? (int)TE_PEER_PACKET : (int)TE_WORDS);
     const int64_t threads = one_shot ? units : te_ceil_div(units, a->ranks);
-    const int64_t most = te_min(TE_PEER_BLOCKS, two || four ? 2 * blocks : blocks);
+    const int64_t most = te_min(TE_PEER_BLOCKS, known ? 2 * blocks : blocks);
     const te_grid grid = te_grid_of(te_min(te_ceil_div(threads, TE_PEER_THREADS), most), 1);
-    if (gathers && two) return te_peer_all_gather_2_launch(ctx, grid, a);
-    if (gathers) return te_peer_all_gather_launch(ctx, grid, a);
-    if (a->kind == TE_PEER_reduce_scatter && two) return te_peer_reduce_scatter_2_launch(ctx, grid, a);
-    if (a->kind == TE_PEER_reduce_scatter) return te_peer_reduce_scatter_launch(ctx, grid, a);
-    if (two) return te_peer_one_shot_2_launch(ctx, grid, a);
-    if (one_shot) return te_peer_one_shot_launch(ctx, grid, a);
-    return four ? te_peer_two_shot_4_launch(ctx, grid, a) : te_peer_two_shot_launch(ctx, grid, a);
+    if (gathers) return TE__PEER_LAUNCH(te_peer_all_gather, known);
+    if (a->kind == TE_PEER_reduce_scatter) return TE__PEER_LAUNCH(te_peer_reduce_scatter, known);
+    if (one_shot) return TE__PEER_LAUNCH(te_peer_one_shot, known);
+    return known ? te_peer_two_shot_4_launch(ctx, grid, a) : te_peer_two_shot_launch(ctx, grid, a);
 }
+#undef TE__PEER_LAUNCH
 /* Enqueue the collective, if it goes this way: *takes. count: elements that one rank has, as in te_transport. */
 TE_IF_USED TE_API te_status te_peer_collective(int *takes, const te_group *g, te_peer_kind kind, void *y, const void *x,
                                                int64_t count, te_dtype dtype, te_context *ctx) {

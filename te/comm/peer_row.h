@@ -4,7 +4,9 @@
  * of more rows than multiprocessors that chain has the kernel for many rows, whose lanes add up a norm's row in another
  * order: one row in ten then has another rstd, in the last bit of f32, and few of those another number of 16 bits.
  *
- *   pitch 0     all ranks have the same rows: an all_reduce, one-shot (all_reduce_row.h)
+ *   pitch 0     all ranks have the same rows: an all_reduce (all_reduce_row.h). One-shot, each sends its rows to all;
+ *               two-shot, where all that would be too much for the link, to the rank that the row belongs to, the ranks
+ *               in turn: it adds them up and sends the sum to the others, which go on with it as if it were theirs
  *   pitch > 0   rank r has the rows [r * pitch, (r + 1) * pitch) of what is summed: a reduce_scatter, and where
  *               `gathered` is not null an all_gather of what the chain gives (scatter_row.h)
  *
@@ -18,87 +20,32 @@
 #ifndef TE_COMM_PEER_ROW_H
 #define TE_COMM_PEER_ROW_H
 
-#include "../fuse/chain_run.h" /* te_chain, te_norm_forward */
-#include "peers.h"             /* te_peer_args */
+#include "../fuse/chain_run.h" /* te_norm_forward */
+#include "peer_units.h"        /* te_peer_chain */
 
-typedef struct te_peer_chain {
-    te_chain c;          /* its x: null */
-    te_peer_args peers;  /* bytes: of the rows [first, end); its y: null */
-    int64_t first, end, pitch;
-    void *gathered;      /* [ranks * pitch, half]; null: not wanted */
-    int sent;            /* the kernel before has sent x (te/comm/send.h) */
-} te_peer_chain;
 /* The kernel of a row, how many rows a block takes at a time, and its blocks on a multiprocessor; launch null: there is
  * none. */
 typedef struct te_peer_row {
     te_status (*launch)(te_context *ctx, te_grid grid, const te_peer_chain *p);
+    te_status (*two_shot)(te_context *ctx, te_grid grid, const te_peer_chain *p); /* of rows without a pitch */
     int groups, resident;
 } te_peer_row;
 
 /* ---- in the kernel ----------------------------------------------------------------------------------------------- */
 
-/* What te_norm_load_fn gets. */
-typedef struct te_peer_source {
-    const te_peer_chain *p;
-    uint32_t turn;
-} te_peer_source;
-/* What te_store_fn gets in the place of its `most`. */
-typedef struct te_peer_most { uint32_t most, turn; } te_peer_most;
-
-/* Units of 16 bytes of eight elements. */
-TE_FN int te__peer_parts(te_dtype t) { return t == TE_f32 ? 2 : 1; }
-/* Of all units that a rank sends to another one, which unit `part` of this vector is. */
-TE_FN int te__peer_unit(const te_peer_chain *p, const te_chain_shape k, int64_t row, int vector, int part) {
-    return ((int)(row - p->first) * (k.half / 8) + vector) * te__peer_parts(k.in) + part;
-}
-/* And of what is gathered: behind what all ranks send to be added up. */
-TE_FN int te__peer_gathered(const te_peer_chain *p, const te_chain_shape k, int64_t row, int vector, int part) {
-    return p->peers.ranks * (int)(p->peers.bytes / TE_WORDS) + te__peer_unit(p, k, row, vector, part);
-}
-TE_FN void te__peer_words_of(te_words *w, const te_vec8 *v, int part) {
-    TE_UNROLL for (int j = 0; j < 4; j++) w->w[j] = v->w[4 * part + j];
-    te_words_mark(w);
-}
-/* Send each other rank its row of x; the one behind this rank first, so that not all send to the same. The turn is on
- * its way while x is loaded. */
-TE_FN void te__peer_row_send(const te_peer_chain *p, const te_chain_shape k, uint32_t *turn, int64_t row, te_lanes g,
-                             te_vec8 *row_x) {
-    const te_peer_args *a = &p->peers;
-    const int units = (int)(a->bytes / TE_WORDS);
-    TE_UNROLL_1 for (int i = 1; i < a->ranks; i++) {
-        const int to = a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
-        TE_UNROLL for (int j = 0; j < k.chunks; j++) {
-            const int vector = g.id + j * g.count;
-            if (vector * 8 < k.half)
-                te_vec8_load(&row_x[j], a->x, (to * p->pitch + row) * k.half + vector * 8, 8, 1, k.in);
-        }
-        te__peer_turn_now(turn);
-        TE_UNROLL for (int j = 0; j < k.chunks; j++) {
-            const int vector = g.id + j * g.count;
-            if (vector * 8 >= k.half) continue;
-            TE_UNROLL for (int part = 0; part < te__peer_parts(k.in); part++) {
-                te_words w;
-                te__peer_words_of(&w, &row_x[j], part);
-                te_words_send(te__peer_slot(a->at[to], a, *turn, a->rank, units,
-                                            te__peer_unit(p, k, row, vector, part)), &w);
-            }
-        }
-    }
-}
 /* te_norm_row_load of the sum over the ranks: gamma and the residual are loaded before the first unit is waited for.
  * row_x: the row, gamma, the residual. */
 TE_FN void te_peer_row_load(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes g,
                             te_vec8 *row_x, const void *source) {
     const te_peer_source *from = (const te_peer_source *)source;
     const te_peer_chain *p = from->p;
-    const te_peer_args *a = &p->peers;
-    const int parts = te__peer_parts(k.in), units = (int)(a->bytes / TE_WORDS);
-    const int reads = k.reads < k.norm ? k.reads : -1;
+    const int parts = te__peer_parts(k.in), reads = k.reads < k.norm ? k.reads : -1;
     const te_stage *reader = reads < 0 ? 0 : &c->op[reads];
+    const te_peer_spot s = te__peer_spot_of(p, k, row, from->two_shot);
+    if (s.owner == p->peers.rank) te__peer_row_read(row_x, p, k, p->peers.rank * p->pitch + row, g);
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const int vector = g.id + i * g.count;
         if (vector * 8 >= k.half) continue;
-        te_vec8_load(&row_x[i], a->x, (a->rank * p->pitch + row) * k.half + vector * 8, 8, 1, k.in);
         const te_place at = te_place_of(k, row, vector, 1);
         te_load_gamma(&row_x[k.chunks + i], &c->op[k.norm], at, k.weight, k.norm_options.code);
         if (reader && reader->edge) te_vec8_load(&row_x[2 * k.chunks + i], reader->edge, te_index(at), 8, 1, k.weight);
@@ -112,8 +59,7 @@ TE_FN void te_peer_row_load(const te_chain *c, te_stages_fn stages, const te_cha
             te_words own, sum;
             float v[8];
             te__peer_words_of(&own, &row_x[i], part);
-            if (!te__peer_sum_of_each(&sum, &own, a, from->turn, units, te__peer_unit(p, k, row, vector, part), k.in))
-                sum = own; /* goes on, for the lanes of a row meet in its sums */
+            te__peer_unit_sum(&sum, &own, from, k, s, vector, part);
             te_words_add(v, &sum, k.in, 0);
             TE_UNROLL for (int j = 0; j < 8 / parts; j++) l.v[4 * part + j] = v[j];
         }
@@ -122,95 +68,21 @@ TE_FN void te_peer_row_load(const te_chain *c, te_stages_fn stages, const te_cha
         te_vec8_of(&row_x[i], l.v, k.norm_in);
     }
 }
-/* Where rank `from` stores eight bytes of what is gathered in FP8 into the memory `at`. */
-TE_FN char *te__peer_fp8_slot(char *at, const te_peer_chain *p, const te_chain_shape k, uint32_t turn, int from,
-                              int64_t row, int vector) {
-    const int units = (int)(p->peers.bytes / TE_WORDS);
-    return te__peer_slot(at, &p->peers, turn, from, units, p->peers.ranks * units) +
-           8 * ((row - p->first) * (k.half / 8) + vector);
-}
-/* In FP8, by a scale that all ranks have: the bits of a cast of what is rounded to the list's format. */
-TE_FN void te__peer_row_store_fp8(const te_peer_chain *p, const te_vec8 *y, int64_t row, int vector,
-                                  const te_chain_shape k, te_peer_most *most) {
-    const te_peer_args *a = &p->peers;
-    const float scale = *p->c.fp8.scale;
-    te_vec8 e;
-    te_words w;
-    float v[8];
-    te_vec8_floats(v, y, k.out);
-    most->most = te_amax_bits8(most->most, v);
-    TE_UNROLL for (int i = 0; i < 8; i++) v[i] *= scale;
-    te_vec8_of_fp8(&e, v, TE_e4m3);
-    w.w[0] = e.w[0], w.w[1] = e.w[1], w.w[2] = w.w[3] = 0;
-    te_words_mark_fp8(&w);
-    TE_UNROLL_1 for (int i = 1; i < a->ranks; i++) {
-        const int to = a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
-        te_words_send8(te__peer_fp8_slot(a->at[to], p, k, most->turn, a->rank, row, vector), &w);
-    }
-    te_words_store8(p->gathered, (a->rank * p->pitch + row) * k.half + vector * 8, &w, 8, 1);
-}
-/* A te_store_fn: to this rank's rows of what is gathered, and to all others. */
-TE_FN void te_peer_row_store(const te_chain *c, const te_lane *l, const te_chain_shape k, uint32_t *state) {
-    const te_peer_chain *p = (const te_peer_chain *)(const void *)c; /* whose first member c is */
-    const te_peer_args *a = &p->peers;
-    te_peer_most *most = (te_peer_most *)(void *)state;
-    const int units = (int)(a->bytes / TE_WORDS), vector = l->at.col / 8, parts = te__peer_parts(k.out);
-    const int64_t own = (a->rank * p->pitch + l->at.row) * k.half + l->at.col;
-    te_vec8 v;
-    if (c->y) te_store_lane(l, c->y, k);
-    te_vec8_of_pairs(&v, l->v, k.out);
-    if (k.fp8 && c->fp8.y) {
-        te__peer_row_store_fp8(p, &v, l->at.row, vector, k, most);
-        return;
-    }
-    TE_UNROLL for (int part = 0; part < parts; part++) {
-        te_words w;
-        te__peer_words_of(&w, &v, part);
-        TE_UNROLL_1 for (int i = 1; i < a->ranks; i++) {
-            const int to = a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
-            te_words_send(te__peer_slot(a->at[to], a, most->turn, a->rank, units,
-                                        te__peer_gathered(p, k, l->at.row, vector, part)), &w);
-        }
-        te_words_store(p->gathered, own * (16 * parts / 8) + part * TE_WORDS, &w, TE_WORDS, 1);
-    }
-}
-/* The same row of what each other rank gives. */
-TE_FN void te__peer_row_receive(const te_peer_chain *p, const te_chain_shape k, uint32_t turn, int64_t row,
-                                te_lanes g) {
-    const te_peer_args *a = &p->peers;
-    const int units = (int)(a->bytes / TE_WORDS), fp8 = k.fp8 && p->c.fp8.y;
-    const int parts = fp8 ? 1 : te__peer_parts(k.out);
-    TE_UNROLL_1 for (int i = 1; i < a->ranks; i++) {
-        const int of = a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
-        TE_UNROLL for (int j = 0; j < k.chunks * te__peer_parts(k.out); j++) {
-            const int vector = g.id + j / parts * g.count, part = j % parts;
-            const int64_t at = (of * p->pitch + row) * k.half + vector * 8;
-            te_words w;
-            if (vector * 8 >= k.half || j >= k.chunks * parts) continue;
-            if (fp8) {
-                if (!te__peer_wait8(&w, a, te__peer_fp8_slot(a->own, p, k, turn, of, row, vector), of)) return;
-                te_words_store8(p->gathered, at, &w, 8, 1);
-                continue;
-            }
-            if (!te__peer_wait_of(&w, a, turn, units, te__peer_gathered(p, k, row, vector, part), of)) return;
-            te_words_store(p->gathered, at * (16 * parts / 8) + part * TE_WORDS, &w, TE_WORDS, 1);
-        }
-    }
-}
-/* gathers: a constant, whether p->gathered is wanted; `store` is then te_peer_row_store. */
+/* Constants: gathers: p->gathered is wanted, and `store` is te_peer_row_store; two_shot: so. */
 TE_FN void te_peer_row_body(const te_peer_chain *p, te_block b, te_stages_fn stages, te_store_fn store,
-                            te_norm_give_fn give, const te_chain_shape k, te_vec8 *rows, const int gathers) {
+                            te_norm_give_fn give, const te_chain_shape k, te_vec8 *rows, const int gathers,
+                           const int two_shot) {
     int group, one;
     te_lanes g = te_lanes_here(k.lanes, &group);
     uint32_t turn = te__peer_turn(&p->peers, b);
     const int64_t step = (int64_t)b.nx * k.groups, first = p->first + (int64_t)b.x * k.groups + group;
     int64_t row = first;
     if (p->c.take.taken && b.x == 0 && group == 0 && g.id == 0) te_rng_take_body(&p->c.take);
-    if (!p->sent && first < p->end) te__peer_row_send(p, k, &turn, first, g, rows);
-    const te_peer_source source = {p, turn};
+    if (!p->sent && first < p->end) te__peer_row_send(p, k, &turn, first, g, rows, two_shot);
+    const te_peer_source source = {p, turn, two_shot};
     te_peer_most most = {0, turn};
     for (; row < p->end; row += step) {
-        if (!p->sent && row + step < p->end) te__peer_row_send(p, k, &turn, row + step, g, rows);
+        if (!p->sent && row + step < p->end) te__peer_row_send(p, k, &turn, row + step, g, rows, two_shot);
         te_norm_forward(&p->c, stages, store, k, row, &g, rows, &most.most, te_peer_row_load, give, &source);
         if (gathers && row > first) te__peer_row_receive(p, k, turn, row - step, g);
     }
@@ -221,14 +93,15 @@ TE_FN void te_peer_row_body(const te_peer_chain *p, te_block b, te_stages_fn sta
 
 /* ---- on the host ------------------------------------------------------------------------------------------------- */
 
-/* Rows that a kernel takes at a time of a rank's `rows`; 0: it takes none. bytes: of a row, which goes to all others
- * or, if pitch > 0, another one to each. Of two ranks one-shot sends no more than two-shot: any number of rows. */
+/* Rows that a kernel takes at a time of a rank's `rows`; 0: it takes none. bytes: of a row. With a pitch all of them,
+ * of all ranks. Else as many as there is memory for, if a sum of so many is one-shot, as all are of two ranks; or,
+ * two-shot, as many that each rank has the same number of them. */
 TE_API int64_t te__peer_rows_at_once(const te_group *g, int64_t rows, int64_t bytes, int64_t pitch) {
     const te_peers *p = g->peers;
-    const int64_t each = pitch ? bytes * g->size : bytes, most = !p ? 0 : pitch ? p->largest : p->one_shot;
     if (!p || g->size < 2 || rows <= 0) return 0;
-    if (rows * each <= most) return rows;
-    return !pitch && g->size == 2 && most == p->largest ? most / each : 0;
+    if (pitch) return rows * bytes * g->size <= p->largest ? rows : 0;
+    const int64_t most = te_min(rows, p->largest / bytes);
+    return most * bytes <= p->one_shot ? most : te_min(rows, p->largest / bytes / g->size * g->size);
 }
 /* Launch the kernel on all rows of p->c, `at_once` at a time. x: what is summed, of `bytes` a row. */
 TE_API te_status te__peer_rows_launch(te_peer_chain *p, te_run *r, te_value x, te_peer_row row, int64_t at_once) {
@@ -238,10 +111,14 @@ TE_API te_status te__peer_rows_launch(te_peer_chain *p, te_run *r, te_value x, t
     for (p->first = 0; p->first < rows; p->first = p->end) {
         p->end = te_min(rows, p->first + at_once);
         const int64_t blocks = te_min(TE_PEER_BLOCKS, (int64_t)g->peers->blocks * row.resident);
-        p->peers = te__peer_args_of(g, TE_PEER_all_reduce, TE_PEER_one_shot, (p->end - p->first) * bytes, x.dtype);
+        const int two_shot = !p->pitch && at_once * bytes > g->peers->one_shot;
+        const int64_t sends = two_shot ? te_ceil_div(p->end - p->first, g->size) : p->end - p->first;
+        p->peers = te__peer_args_of(g, TE_PEER_all_reduce, two_shot ? TE_PEER_two_shot : TE_PEER_one_shot,
+                                    sends * bytes, x.dtype);
         p->c.x = 0, p->peers.x = x.p, p->peers.whole = 1;
         g->peers->collectives++, g->peers->rows++, g->peers->fp8 += p->gathered && p->c.fp8.y;
-        TE_TRY(row.launch(r->ctx, te_grid_of(te_min(blocks, te_ceil_div(p->end - p->first, row.groups)), 1), p));
+        const te_grid grid = te_grid_of(te_min(blocks, te_ceil_div(p->end - p->first, row.groups)), 1);
+        TE_TRY(two_shot ? row.two_shot(r->ctx, grid, p) : row.launch(r->ctx, grid, p));
         p->c.take.taken = 0;
     }
     return TE_OK;
@@ -261,7 +138,7 @@ TE_API te_status te__peer_rows_launch(te_peer_chain *p, te_run *r, te_value x, t
 #define TE__PEER_ROW_dims_fp8 TE__NO_PEER_ROW
 #define TE__NO_PEER_ROW(name, gathers)          \
     TE_API te_peer_row name##_peer_row(void) { \
-        const te_peer_row none = {0, 1, 1};     \
+        const te_peer_row none = {0, 0, 1, 1};  \
         return none;                            \
     }
 #if TE_CUDA
@@ -272,16 +149,24 @@ TE_API te_status te__peer_rows_launch(te_peer_chain *p, te_run *r, te_value x, t
 #define TE__PEER_ROW_fixed_tiled(name, gathers) TE__PEER_ROW_OF(name, name##_row, gathers)
 #endif
 #define TE__PEER_ROW_fixed_fp8 TE__PEER_ROW_fixed
-#define TE__PEER_ROW_OF(name, of, gathers)                                                                     \
-    TE_FN void name##_peers_body(const te_peer_chain *p, te_block b, of##_registers *r, of##_shared *s) {      \
+#define TE__PEER_ROW_OF(name, of, gathers) TE__PEER_ROW_##gathers(name, of)
+#define TE__PEER_ROW_0(name, of)                                                                  \
+    TE__PEER_KERNEL_OF(name##_peers, name, of, 0, 0)                                              \
+    TE__PEER_KERNEL_OF(name##_peers_two_shot, name, of, 0, 1)                                     \
+    TE__PEER_ROW_IS(name, of, name##_peers_two_shot_launch)
+#define TE__PEER_ROW_1(name, of) TE__PEER_KERNEL_OF(name##_peers, name, of, 1, 0) TE__PEER_ROW_IS(name, of, 0)
+#define TE__PEER_KERNEL_OF(kernel, name, of, gathers, two_shot)                                                \
+    TE_FN void kernel##_body(const te_peer_chain *p, te_block b, of##_registers *r, of##_shared *s) {          \
         (void)s;                                                                                               \
         te_peer_row_body(p, b, name##_stages, TE__PEER_STORE_##gathers(name), TE_NORM_GIVE_OF(name),           \
-                         of##_shape(p->c.half), r->rows, gathers);                                             \
+                         of##_shape(p->c.half), r->rows, gathers, two_shot);                                   \
     }                                                                                                          \
-    TE_KERNEL_WITH(name##_peers, of##_threads, TE_PEER_RESIDENT(of##_threads), te_peer_chain, of##_registers,  \
-        of##_shared, name##_peers_body)                                                                        \
+    TE_KERNEL_WITH(kernel, of##_threads, TE_PEER_RESIDENT(of##_threads), te_peer_chain, of##_registers,        \
+        of##_shared, kernel##_body)
+#define TE__PEER_ROW_IS(name, of, two_shot_launch)                                                             \
     TE_API te_peer_row name##_peer_row(void) {                                                                 \
-        const te_peer_row row = {name##_peers_launch, of##_groups, TE_PEER_RESIDENT(of##_threads)};            \
+        const te_peer_row row = {name##_peers_launch, two_shot_launch, of##_groups,                            \
+                                 TE_PEER_RESIDENT(of##_threads)};                                              \
         return row;                                                                                            \
     }
 #define TE__PEER_STORE_0(name) name##_fp8_wanted != 0 ? te_chain_store_fp8 : te_chain_store

@@ -126,6 +126,10 @@ TE_FN int te__peer_wait(te_words v[TE_PEERS], const te_peer_args *a, uint32_t tu
         if (wanted >> r & 1) te_words_idle(te__peer_slot(a->own, a, turn, r, each, i));
     return 1;
 }
+/* The i-th rank behind this one: all send in this order, so that not all send to the same at a time. */
+TE_FN int te__peer_next(const te_peer_args *a, int i) {
+    return a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
+}
 /* Whether there is a rank r, of `most`: a->ranks, or TE_PEERS where that is no constant. */
 TE_FN int te__peer_is(const te_peer_args *a, int r, const int most) { return most < TE_PEERS || r < a->ranks; }
 /* All ranks but this one, a bit for each. */

@@ -46,7 +46,7 @@ TE_API int te__scatter_fits(const te_gemm *g, const te_rank_memory *m) {
 /* y[m / ranks, n]: this rank's rows of the sum over the ranks of g. */
 TE_API te_status te__scatter_run(te_hopper_kernel *kernel, void *y, const te_gemm *of, te_rank_memory *m,
                                  const te_group *group, te_context *ctx) {
-    const int64_t bytes = of->m / m->ranks * of->n * 2, own = m->rank * bytes;
+    const int64_t own = m->rank * (of->m / m->ranks * of->n * 2);
     te_gemm g = *of;
     te_gemm_ranks ranks;
     te_scatter a;
@@ -55,7 +55,6 @@ TE_API te_status te__scatter_run(te_hopper_kernel *kernel, void *y, const te_gem
     ranks.group = group, ranks.memory = m, g.ranks = &ranks;
     a.y = y, a.ranks = m->ranks, a.slots = te__rank_room(m, m->rank);
     a.words = te__rank_words(m, m->rank) + TE_WORDS_TILES, a.turn = te__rank_words(m, m->rank) + TE_WORDS_TURN;
-    a.many.ahead = a.slots + (m->rank == 0) * bytes - own;
     for (int r = 0; r < m->ranks; r++)
         a.to[r] = te__rank_room(m, r) + own,
         a.told[r] = te__rank_words(m, r) + TE_WORDS_TILES + m->rank * TE_RANK_TILES;

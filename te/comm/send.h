@@ -30,12 +30,15 @@ TE_FN void te_send_epilogue(const void *arg, const uint32_t w[4], const uint32_t
     const te_peer_args *a = &p->peers;
     const uint32_t turn = __ldg(a->state->turn);
     const int64_t at = ((int64_t)row * p->n + col) * 2;
+    const int two_shot = a->form == TE_PEER_two_shot, owner = row % a->ranks; /* as peer_row.h shares rows out */
+    const int unit = (int)((two_shot ? ((int64_t)(row / a->ranks) * p->n + col) * 2 : at) / TE_WORDS);
     te_words v;
     TE_UNROLL for (int i = 0; i < 4; i++) v.w[i] = w[i];
     te_words_mark(&v);
     for (int i = 1; i < a->ranks; i++) {
-        const int to = a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
-        te_words_send(te__peer_slot(a->at[to], a, turn, a->rank, (int)(a->bytes / TE_WORDS), (int)(at / TE_WORDS)), &v);
+        const int to = te__peer_next(a, i);
+        if (two_shot && to != owner) continue;
+        te_words_send(te__peer_slot(a->at[to], a, turn, a->rank, (int)(a->bytes / TE_WORDS), unit), &v);
     }
     te_words_store(p->d, at, &v, TE_WORDS, 1);
     (void)ahead, (void)own;
@@ -60,7 +63,10 @@ TE_API te_status te__send_run(te_product_kernels *kernels, const te_gemm *g, con
     memset(&a, 0, sizeof a);
     TE_TRY(te_peers_check(group, ctx));
     a.d = g->d, a.n = (int)g->n;
-    a.peers = te__peer_args_of(group, TE_PEER_all_reduce, TE_PEER_one_shot, g->m * g->n * 2, dtype);
+    const int two_shot = g->m * g->n * 2 > group->peers->one_shot;
+    const int64_t rows = two_shot ? te_ceil_div(g->m, group->size) : g->m;
+    a.peers = te__peer_args_of(group, TE_PEER_all_reduce, two_shot ? TE_PEER_two_shot : TE_PEER_one_shot,
+                               rows * g->n * 2, dtype);
     group->peers->sent++;
     return te__gemm_run_own(kernels, &a, sizeof a, &a.few, &a.narrow, &a.many, g, ctx);
 }

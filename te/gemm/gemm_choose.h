@@ -36,6 +36,8 @@ enum {
     TE_HOPPER_LEAST_K = 1024,     /* worth the start of a tile */
     TE_HOPPER_LEAST_ROUNDS = 4,   /* of tiles on all multiprocessors */
     TE_FP8_LEAST_ROUNDS = 9,      /* the same for operands in FP8 */
+    TE_OVERLAP_LEAST_K = 256,     /* beside a collective: */
+    TE_OVERLAP_LEAST_ROUNDS = 1,
     TE_NARROW_MOST_ROWS = 64,     /* beside cuBLASLt, with scales of rows */
     TE_PLAIN_LEAST_K = 512        /* beside gemm_plain.h, with tiles for half of the multiprocessors */
 };
@@ -123,12 +125,13 @@ TE_API int te_gemm_is_bare(te_product_kernels *kernels, const te_gemm *g, te_con
     if (!te__hopper_pays(g, ctx) || te_gemm_is_fp8(g)) return 0;
     return (!g->trans_b && te__hopper_is_even(g, ctx)) || !te__gemm_is_timed(g, ctx);
 }
-/* Whether `kernel` runs the product beside a collective of this group (gemm_ranks.h). Where ours pays at all: the
- * collective costs more than what cuBLASLt may be ahead. */
+/* Whether `kernel` runs the product beside a collective of this group (gemm_ranks.h). It need not be the fastest one: a
+ * collective by itself costs more than what cuBLASLt is ahead. Not where there are no tiles for all multiprocessors. */
 TE_API int te_gemm_overlaps(te_hopper_kernel *kernel, const te_gemm *g, const te_group *group, te_context *ctx) {
     return ctx->gemm_own && te__hopper_can_overlap(g, group) && te__encode_of(ctx) && te__gemm_state_of(ctx) &&
            te__hopper_ready(kernel, TE_HOPPER_SHARED, ctx->device) &&
-           (ctx->gemm_own > 1 || te__hopper_pays(g, ctx));
+           (ctx->gemm_own > 1 || (te__hopper_k(g) >= TE_OVERLAP_LEAST_K &&
+                                  TE_CLUSTER * te__hopper_tiles(g) >= TE_OVERLAP_LEAST_ROUNDS * ctx->processors));
 }
 TE_API int te_gemm_many_overlaps(te_product_kernels *bare, const te_gemm *g, const te_group *group, te_context *ctx) {
     return bare && te_gemm_overlaps(te__gemm_many(bare, g), g, group, ctx);

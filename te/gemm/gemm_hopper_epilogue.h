@@ -20,7 +20,7 @@
 TE_FN int te__hopper_row(int part, int lane) { return part * 4 + lane / 8; }
 /* What the epilogue reads is prefetched to the L2 by the loader (te__hopper_fetch), and loaded into registers one part
  * ahead: if they waited for memory at each part, three warps would fall behind the tensor cores. */
-enum { TE_HOPPER_AHEAD = 8 }; /* words of 32 bits: eight elements, and eight of the second half */
+enum { TE_HOPPER_AHEAD = 12 }; /* words of 32 bits: eight elements, and eight of the second half or of two more ranks */
 TE_FN const uint16_t *te__hopper_place(const te_hopper *p, int row, int col, const te_hopper_kind k) {
     return (const uint16_t *)p->ahead + ((int64_t)row << k.twice) * p->n + col;
 }
@@ -28,8 +28,7 @@ TE_FN void te__hopper_ahead(const te_hopper *p, uint32_t ahead[TE_HOPPER_AHEAD],
                             const te_hopper_kind k) {
     if (!p->ahead || row >= p->m || col >= p->n) return;
     const uint16_t *from = te__hopper_place(p, row, col, k);
-    if (k.scatters) te__load_own(ahead, from); /* what has come while this kernel runs */
-    else te__load_now(ahead, from);
+    te__load_now(ahead, from);
     if (k.twice) te__load_now(ahead + 4, from + p->n);
 }
 /* The address of this lane's eight elements. boxes: those of the multipliers' first warp, which has the first 16 rows.
@@ -116,7 +115,7 @@ TE_FN void te__hopper_last_sums(const te_hopper *p, uint32_t ring, int x, int y)
 TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barriers *bars, te_epilogue_fn epilogue,
                                te_usual usual, const void *arg, const te_hopper_kind k) {
     const int warp = (int)threadIdx.x / 32 - 1, lane = (int)threadIdx.x % 32, turns = k.turns && p->turned;
-    const int final = k.scatters ? -1 : te__hopper_final(p);
+    const int final = te__hopper_final(p);
     te_hopper_work w;
     te_epilogue_lane own;
     own.most = 0, own.usual = TE_USUAL_not;
@@ -124,8 +123,8 @@ TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barr
         const int x = w.x, y = w.y, last = j == final;
         const int whole = k.turns && usual != TE_USUAL_not && y + TE_TILE_M <= p->m && x + TE_TILE_N <= p->n;
         if (w.part > 0) continue;
-        const int reads = !k.scatters || te__scatter_begin((const te_scatter *)arg, x, y, warp);
-        if (k.scatters && reads) te__scatter_fetch((const te_scatter *)arg, x, y);
+        const int reads = !k.scatters || te__scatter_begin((const te_scatter *)arg, x, y, warp, last);
+        if (k.scatters && reads) te__scatter_fetch((const te_scatter *)arg, x, y, last);
         if (last) te__hopper_all_sync();
 #pragma unroll 1
         for (int quarter = 0; quarter < 4; quarter++) {
@@ -134,11 +133,13 @@ TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barr
             const uint32_t boxes = last ? te__hopper_last(ring, quarter) : te__hopper_boxes(ring, box);
             uint32_t next[2][TE_HOPPER_AHEAD] = {{0}, {0}};
             TE_UNROLL for (int i = 0; i < 2; i++)
-                if (reads && (i == 0 || whole))
+                if (!k.scatters && (i == 0 || whole))
                     te__hopper_ahead(p, next[i], y + te__hopper_row(whole ? 2 * share.at + i : share.at, lane), col, k);
+            if (k.scatters && reads)
+                te__scatter_ahead((const te_scatter *)arg, next[0], y + te__hopper_row(share.at, lane), col);
             if (!last) te__barrier_wait(te__shared_address(&bars->done[box]), quarter / 2);
             if (k.scatters && reads && quarter < 3)
-                te__scatter_fetch((const te_scatter *)arg, x + 64 * (quarter + 1), y);
+                te__scatter_fetch((const te_scatter *)arg, x + 64 * (quarter + 1), y, last);
             TE_UNROLL for (int e = 0; e < 8; e++) own.sum[e] = 0;
             if (whole && usual == TE_USUAL_all)
                 te__hopper_pairs(p, boxes, y, col, &share, epilogue, arg, &own, next, turns, TE_USUAL_all, k);
@@ -149,7 +150,9 @@ TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barr
                 const int row = te__hopper_row(part, lane), behind = part + share.warps;
                 uint32_t w[4], ahead[TE_HOPPER_AHEAD];
                 TE_UNROLL for (int e = 0; e < TE_HOPPER_AHEAD; e++) ahead[e] = next[0][e];
-                if (behind < 32 && reads) te__hopper_ahead(p, next[0], y + te__hopper_row(behind, lane), col, k);
+                if (behind < 32 && k.scatters && reads)
+                    te__scatter_ahead((const te_scatter *)arg, next[0], y + te__hopper_row(behind, lane), col);
+                if (behind < 32 && !k.scatters) te__hopper_ahead(p, next[0], y + te__hopper_row(behind, lane), col, k);
                 te__load_piece(w, te__hopper_part(boxes, row, lane));
                 own.fp8[0] = own.fp8[1] = 0;
                 if (y + row < p->m && col < p->n) epilogue(arg, w, ahead, y + row, col, &own);
@@ -160,6 +163,7 @@ TE_FN void te__hopper_epilogue(const te_hopper *p, uint32_t ring, te_hopper_barr
             if (lane == 0 && !last) te__barrier_arrive(te__shared_address(&bars->taken[box]));
             if (k.sums && p->sums) te__hopper_sums(p, ring, own.sum, y, col, quarter, last);
         }
+        if (k.scatters && !reads && last) te__hopper_all_sync();
         if (k.scatters && !reads) te__scatter_end((const te_scatter *)arg, x, y, warp);
         if (last && k.sums && p->sums) te__hopper_last_sums(p, ring, x, y);
     }

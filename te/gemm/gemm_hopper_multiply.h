@@ -184,10 +184,6 @@ TE_FN void te__hopper_multiply(const te_hopper *p, uint32_t ring, te_hopper_barr
         te__hopper_scale(d, te_is_fp8(k.a) ? bars->alpha : p->alpha);
         TE_UNROLL for (int i = 0; i < 4; i++) te__hopper_pack(held[i], d, i, k.dtype);
     }
-    if (k.scatters) {
-        TE_UNROLL for (int i = 0; have && i < 4; i++) te__hopper_leave(held[i], i, boxes, bars);
-        return;
-    }
     te__hopper_ring_is_read();
     TE_UNROLL for (int i = 0; have && i < 4; i++) te__hopper_leave_last(held[i], i, ring);
 }

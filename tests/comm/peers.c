@@ -247,9 +247,10 @@ static te_status run_rows(int turns, int64_t *compared, int64_t *wrong) {
         const int of_most = of == &all[0] ? most : te_min(most, 24); /* products of different sizes are counted */
         const int rows = (int)(1 + v % (uint32_t)of_most * (uint32_t)(most / of_most)) * unit;
         const int own = rows / unit, back = u / 8 % 4 == 0;
-        if (g->peers) { /* blocks that take several rows, tensors that go in pieces */
+        if (g->peers) { /* blocks that take several rows, tensors that go in pieces, in both forms */
             g->peers->blocks = u / 32 % 3 ? (int)(1 + v / 64 % 9) : blocks;
-            g->peers->largest = g->peers->one_shot = u / 128 % 2 ? largest : (int64_t)(1 + v / 1024 % 50) * of->width * 2;
+            g->peers->largest = u / 128 % 2 ? largest : (int64_t)(1 + v / 1024 % 50) * of->width * 2;
+            g->peers->one_shot = u / 256 % 2 ? g->peers->largest : 0;
         }
         t.turn = u, t.dtype = of->plan[0]->dtype, t.late = w % 4 ? 0 : w / 4 % 60000;
         t.count = (int64_t)own * of->width;

@@ -273,6 +273,7 @@ int main(int argc, char **argv) {
     /* [config] */
     config.overlap_bytes = (int64_t)MOST * WIDE * 2; /* tokens, columns, bytes */
     /* [config] */
+    config.peer_bytes = config.overlap_bytes; /* sums of all sizes in the order of the ranks, as those beside a product */
     if (getenv("RANKS_TIMEOUT")) config.timeout = atof(getenv("RANKS_TIMEOUT"));
     te_status status = te_context_create(&here, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &here);
