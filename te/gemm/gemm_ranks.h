@@ -58,7 +58,7 @@ enum {
     TE_RANKS = 8,             /* of a group, at most */
     TE_RANK_BLOCKS = 16,      /* of memory, at most */
     TE_RANK_PIECES = 16,      /* that a rank sends to each other */
-    TE_RANK_PIECE = 4 << 20,  /* bytes of a piece, at least: 10 us over a link */
+    TE_RANK_PIECE = 16 << 20, /* bytes of a piece, at least: see te__gather_copies */
     TE_RANK_TILES = 1 << 15,  /* words for the tiles that a rank sends, one for each warp of the epilogue */
     TE_RANK_WARPS = 4,        /* of them; three are in use */
     /* Words at the begin of the first block: */

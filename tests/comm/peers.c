@@ -247,16 +247,20 @@ static te_status run_rows(int turns, int64_t *compared, int64_t *wrong) {
         const int of_most = of == &all[0] ? most : te_min(most, 24); /* products of different sizes are counted */
         const int rows = (int)(1 + v % (uint32_t)of_most * (uint32_t)(most / of_most)) * unit;
         const int own = rows / unit, back = u / 8 % 4 == 0;
-        if (g->peers) { /* blocks that take several rows, tensors that go in pieces, in both forms */
+        int64_t pieces = largest;
+        if (g->peers) { /* blocks that take several rows, pieces of a row of each rank and more, in both forms */
             g->peers->blocks = u / 32 % 3 ? (int)(1 + v / 64 % 9) : blocks;
-            g->peers->largest = u / 128 % 2 ? largest : (int64_t)(1 + v / 1024 % 50) * of->width * 2;
-            g->peers->one_shot = u / 256 % 2 ? g->peers->largest : 0;
+            pieces = u / 128 % 2 ? largest : (int64_t)((uint32_t)g->size + v / 1024 % 50) * of->width * 2;
+            g->peers->one_shot = u / 256 % 2 ? pieces : 0;
         }
         t.turn = u, t.dtype = of->plan[0]->dtype, t.late = w % 4 ? 0 : w / 4 % 60000;
         t.count = (int64_t)own * of->width;
         TE_TRY(fill_kernel_launch(&here, te_grid_of(BLOCKS, 1), &t));
         if (back) TE_TRY(te_copy(&here, x[1], x[0], (size_t)t.count * 2));
-        for (int k = 0; k < 2; k++) TE_TRY(passes(of, k, rows, back, x, &t, mixed(w + (uint32_t)k)));
+        for (int k = 0; k < 2; k++) { /* a sum in pieces is in the order of the ranks; NCCL's is not */
+            if (g->peers) g->peers->largest = k && of < &all[2] ? largest : pieces;
+            TE_TRY(passes(of, k, rows, back, x, &t, mixed(w + (uint32_t)k)));
+        }
         for (int m = 0; m < 2 + 2 * back; m++) {
             alike a;
             memset(&a, 0, sizeof a);
