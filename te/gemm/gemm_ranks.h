@@ -16,11 +16,14 @@
  *             the ranks, rounds once and stores the result, so there is no pass over the slots. Bytes over a link:
  *             each n (N - 1) elements, and as many that this rank reads again.
  *
- * Measured on two H200s in turns with the product alone, rows x out x in of a rank: 8192 x 14336 x 8192 gather 0.99 to
- * 1.02 of its time, scatter 1.02; 8192 x 4096 x 4096 1.04 to 1.08 and 1.08. NCCL and then the product, or the other way
- * round, 1.14 and 1.23, 1.52 and 1.53 (docs/ranks.md). What did not pay, on two H100s: stores of the epilogue no faster
- * than the link takes them, 1.06 and 1.07 where it was 1.03 without. Copies by blocks of a kernel were not tried: the
- * product leaves no multiprocessor.
+ * Measured in turns with the product alone, rows x out x in of a rank: 8192 x 14336 x 8192 gather 0.98 to 1.02 of its
+ * time on two H200s and on four, scatter 0.99 to 1.02; 8192 x 4096 x 4096 1.05 to 1.08 and 1.04 to 1.06. NCCL and then
+ * the product, or the other way round, 1.11 to 1.24 and 1.5 to 1.6 (docs/ranks.md). What bounds short products: copy
+ * engines bring 200 GB/s to a rank of four, and the epilogue sends 230, whatever the order of its tiles: with those of
+ * the ranks in turn, so that some blocks send while others add up, it takes as long. Of two ranks 8192 x 4096 x 2048 in
+ * FP8 takes 221 to 243 us, alone 111. What did not pay, on two H100s: stores of the epilogue no faster than the link
+ * takes them, 1.06 and 1.07 where it was 1.03 without. Copies by blocks of a kernel were not tried: the product leaves
+ * no multiprocessor.
  *
  * Who may write where, and when. Each such product begins with a handshake (gemm_ranks_run.h): a kernel of one block on
  * the stream tells all others that this rank is ready, and waits until they are. Kernels of a stream run one after the

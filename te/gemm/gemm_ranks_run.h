@@ -64,8 +64,8 @@ typedef struct te__gather_call {
 enum { TE_GATHER_MOST = 4096 /* bytes of a call */ };
 
 /* Pieces in order, to the rank first that takes them first: that before this one. So each rank sends to one and gets
- * from one at a time. On four H200s a copy of 4 MB takes 18 us, 7 of them before its first byte, and the next one begins
- * 10 us later: small pieces bring 150 GB/s. Three streams of such pieces bring no more, and what is needed first later.
+ * from one at a time. On four H200s a copy of 4 MB takes 18 us, 7 of them before its first byte, and the next one
+ * begins 10 us later: small pieces bring 150 GB/s. Three streams of them bring no more, and later what is needed first.
  */
 TE_API te_status te__gather_copies(const te__gather_call *c, cudaStream_t side, te_context *ctx) {
     const te_rank_memory *m = c->memory;

@@ -250,7 +250,8 @@ static te_status run_rows(int turns, int64_t *compared, int64_t *wrong) {
         int64_t pieces = largest;
         if (g->peers) { /* blocks that take several rows, pieces of a row of each rank and more, in both forms */
             g->peers->blocks = u / 32 % 3 ? (int)(1 + v / 64 % 9) : blocks;
-            pieces = u / 128 % 2 ? largest : (int64_t)((uint32_t)g->size + v / 1024 % 50) * of->width * 2;
+            if (u / 128 % 2 == 0 && !(back && of == &all[1])) /* whose backward has a sum that no row begins with */
+                pieces = (int64_t)((uint32_t)g->size + v / 1024 % 50) * of->width * 2;
             g->peers->one_shot = u / 256 % 2 ? pieces : 0;
         }
         t.turn = u, t.dtype = of->plan[0]->dtype, t.late = w % 4 ? 0 : w / 4 % 60000;
