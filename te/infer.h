@@ -5,11 +5,18 @@
  *     #include "te/infer.h"
  *     TE_INFERENCE(block, bf16, (fork, x1), (layernorm, ln1, 768), (linear, qkv, 768, 2304), ...)
  *
+ * Products are not timed by such a program unless it defines TE_TUNE before this: the code for that is a fourteenth of
+ * it. It loads what another one has found (te_gemm_load).
+ *
  * Lists of all kinds work with it; a list that names a collective includes te/comm/collective.h beside it, one that
  * names a recipe (fp8_row is made for inference) te/optim/recipes.h.
  */
 #ifndef TE_INFER_H
 #define TE_INFER_H
+
+#if !defined TE_TUNE && !defined TE_NO_TUNE
+#define TE_NO_TUNE 1 /* te/core/context.h */
+#endif
 
 #include "core/version.h"      /* TE_VERSION_MAJOR, TE_VERSION_STRING */
 #include "fuse/inference.h"    /* TE_INFERENCE, TE_DECLARE_INFERENCE, TE_DEFINE_INFERENCE */

@@ -24,7 +24,7 @@ for header in te/te.h te/infer.h; do
     check "$header" '' "#include \"$header\""
     check "$header" '' "#include \"$header\"" -DTE_NO_CUBLASLT
 done
-check "lists for inference" '.*(norm_of_x|product_of_x|te_bare_|te_normal|te__race_read|te_fill_kernel).*' '#include "te/infer.h"
+check "lists for inference" '.*(norm_of_x|product_of_x|te_bare_|te_fill_kernel).*' '#include "te/infer.h"
 TE_INFERENCE(norm_of_x, f32, (layernorm, ln, 64))
 TE_INFERENCE(product_of_x, bf16, (linear, fc, 64, 64), (bias, b, 64))
 const te_plan *plan(int i) { return i ? norm_of_x_plan() : product_of_x_plan(); }'

@@ -83,11 +83,21 @@ TE_API const char *te_last_error(const te_context *ctx) { return ctx ? ctx->erro
 
 /* A context that te_context_create has made, that has not been destroyed, and that lies where it did then: two copies
  * would both own what is made on first use. */
+/* Whether the program has the code that times matrix products (te_context.gemm_tune): not with -DTE_NO_TUNE, and not
+ * by te/infer.h unless TE_TUNE is defined. */
+#ifdef TE_NO_TUNE
+#define TE_TUNES 0
+#else
+#define TE_TUNES 1
+#endif
 TE_API te_status te__check_context(te_context *ctx, const char *who) {
     if (!ctx) return TE_ERROR_NULL;
     TE_REQUIRE(ctx->target, ctx, TE_ERROR_NULL, "%s: the context has not been created; te_context_create does", who);
     TE_REQUIRE(ctx->at == ctx, ctx, TE_ERROR_STATE, "%s: the context is a copy; use it where it was created",
                who);
+    TE_REQUIRE(TE_TUNES || !ctx->gemm_tune, ctx, TE_ERROR_STATE,
+               "%s: ctx.gemm_tune is on in a program without the code for it: define TE_TUNE before te/infer.h, or "
+               "load what another program has found (te_gemm_load)", who);
     return TE_OK;
 }
 

@@ -196,10 +196,12 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_split *split, int *
     if (te__chain_stays(r, s, 1, kernels->shape)) return TE_OK; /* one kernel where it should pay: it stores less */
     if (s->count < 2 || !te__gemm_chooses(r->ctx) || !te__linear_choice_of(&c, r, s, &bare)) return TE_OK;
     const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);
+#if TE_TUNES
     if (!found && r->dry && te__gemm_may_time(r->ctx)) { /* in the dry walk: both walks then do the same */
         TE_TRY(te__linear_race(&c, *split, can_own, &bare, r, s, kernels));
         found = te__gemm_find_choice(&c, r->ctx);
     }
+#endif
     if (!found || found->split == *split || (found->split == TE_SPLIT_OWN && !can_own)) return TE_OK;
     te_gemm tried = bare;
     const int takes = te__linear_take(&tried, r, s, found->split);

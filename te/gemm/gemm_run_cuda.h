@@ -29,12 +29,14 @@ TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
     TE_REQUIRE(p, ctx, TE_ERROR_MEMORY, "no memory for what a context remembers of matrix products");
     TE_REQUIRE(p->found, ctx, TE_ERROR_BLAS, "cuBLASLt has no algorithm for the %s product %lld x %lld x %lld",
                te_dtype_name(te__gemm_a(g)), (long long)g->m, (long long)g->n, (long long)g->k);
+#if TE_TUNES
     if (ctx->gemm_tune && !p->timed) {
         const int open = te_enqueue_is_open(ctx);
         TE_TRY(te_enqueue_close(ctx, TE_OK));
         TE_TRY(te__gemm_tune(p, ctx));
         if (open) te_enqueue_open(ctx);
     }
+#endif
     te__gemm_args a;
     memset(&a, 0, sizeof a);
     a.g = *g, a.algo = p->algo;

@@ -33,6 +33,9 @@
  * not of tensors e4m3*e4m3.bf16.1x128*128x128. A row that begins with such a product has it behind its name,
  * linear_bias_gelu:e4m3*e4m3.bf16.fast.
  *
+ * Compiled with -DTE_NO_TUNE, or by te/infer.h, a program has no code that times: it loads a file, and ctx.gemm_tune is
+ * an error.
+ *
  * On the host there is nothing to tune: a file has its header alone, and is checked all the same.
  */
 #ifndef TE_GEMM_TUNE_H
