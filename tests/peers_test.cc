@@ -293,20 +293,19 @@ bool is_idle(const ranks_of &ranks) {
 } // namespace
 
 TEST_CASE("a row that begins with an all_reduce gives the bits of the all_reduce and the rest of the row") {
-    const int n = GENERATE(2, 3, 4), rows = GENERATE(1, 7, 130), pieces = n == 2 ? GENERATE(0, 1) : 0;
+    const int n = GENERATE(2, 3, 4), rows = GENERATE(1, 7, 130), two_shot = GENERATE(0, 1), pieces = n == 2 || two_shot ? GENERATE(0, 1) : 0;
     const te_plan *plan = GENERATE(0, 1) ? reduced_f32_plan() : reduced_bf16_plan();
-    const int row_bytes = WIDTH * (int)te_dtype_bytes(plan->dtype), at_once = pieces ? 3 : rows;
-    ranks_of ranks(n, pieces ? 3 * row_bytes : 1 << 16);
+    const int row_bytes = WIDTH * (int)te_dtype_bytes(plan->dtype), at_once = !pieces ? rows : two_shot ? 2 * n : 3;
+    ranks_of ranks(n, pieces ? at_once * row_bytes : 1 << 16);
     std::vector<std::vector<char>> got[2] = {std::vector<std::vector<char>>((size_t)n), std::vector<std::vector<char>>((size_t)n)};
     open_ranks(ranks);
-    ranks.one_shot(1 << 16);
-    if (pieces) ranks.one_shot(3 * row_bytes); // all that the memory takes
+    ranks.one_shot(two_shot ? 0 : pieces ? at_once * row_bytes : 1 << 16); // pieces: all that the memory takes
     for (int apart = 0; apart < 2; apart++) {
         ranks_of large(n, 1 << 16);
         ranks_of &of = apart ? large : ranks;
         if (apart) open_ranks(of);
         of.each([&, apart](host_rank &h, int r) {
-            if (apart) h.peers.one_shot = 0; // the all_reduce is two-shot, in a kernel of its own
+            if (apart) h.comm.tensor.peers = nullptr; // the transport has the memory all the same
             got[apart][(size_t)r] = pass(h, plan, rows, rows);
         });
         CHECK(calls.exchange(0) == (apart ? 2 * n : 0)); // forward and inference of all ranks
