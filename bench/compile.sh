@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What a list takes to compile: each ready-made list of te/layers.h at the sizes of a published model, alone in a file, by nvcc -O3 for one
-# architecture: seconds of the compiler (user time, so other work beside it counts little; the least of three) and bytes of the object. Needs no GPU.
+# architecture: seconds of the compiler (user time, so other work beside it counts little; the least of two) and bytes of the object. Needs no GPU.
 #
 #     bench/compile.sh [compile.tsv]     ARCH=90a  NVCC=nvcc
 set -euo pipefail
@@ -52,7 +52,7 @@ lists | while IFS= read -r line; do
     if [[ $line == \(bf16* ]]; then dtype="${line%%)) *}))"; else dtype=${line%% *}; fi
     list=${line#"$dtype "}
     printf '%s\n%s(list, %s, %s)\nconst te_plan *plan(void) { return list_plan(); }\n' "$headers" "$make" "$dtype" "$list" >"$work/list.cu"
-    seconds=$(for _ in 1 2 3; do
+    seconds=$(for _ in 1 2; do
         rm -f "$work/list.o"
         { time "$nvcc" -std=c++17 -O3 -gencode "arch=compute_$arch,code=sm_$arch" -I. -c "$work/list.cu" -o "$work/list.o" 2>"$work/log"; } 2>&1
         [[ -s $work/list.o ]] || { cat "$work/log" >&2 && exit 1; }
