@@ -327,8 +327,8 @@ def account(title, call, steps=4):
         torch.cuda.synchronize()
     if rank:
         return
-    ours_ = [e for e in profile.profiler.kineto_results.events() if e.device_type() == torch.autograd.DeviceType.CUDA]
-    events = sorted(ours_, key=lambda e: e.start_ns())
+    on_device = [e for e in profile.profiler.kineto_results.events() if e.device_type() == torch.autograd.DeviceType.CUDA]
+    events = sorted(on_device, key=lambda e: e.start_ns())
     step = [e for e in events if "emcpy" not in e.name() and "emset" not in e.name()]
     count = len(step) // steps
     assert count * steps == len(step), f"{len(step)} kernels of {steps} steps"

@@ -112,9 +112,7 @@ TE_API te_status te__peer_rows_launch(te_peer_chain *p, te_run *r, te_value x, t
         p->end = te_min(rows, p->first + at_once);
         const int64_t blocks = te_min(TE_PEER_BLOCKS, (int64_t)g->peers->blocks * row.resident);
         const int two_shot = !p->pitch && at_once * bytes > g->peers->one_shot;
-        const int64_t sends = two_shot ? te_ceil_div(p->end - p->first, g->size) : p->end - p->first;
-        p->peers = te__peer_args_of(g, TE_PEER_all_reduce, two_shot ? TE_PEER_two_shot : TE_PEER_one_shot,
-                                    sends * bytes, x.dtype);
+        p->peers = te__peer_args_of_rows(g, p->end - p->first, bytes, two_shot, x.dtype);
         p->c.x = 0, p->peers.x = x.p, p->peers.whole = 1;
         g->peers->collectives++, g->peers->rows++, g->peers->fp8 += p->gathered && p->c.fp8.y;
         const te_grid grid = te_grid_of(te_min(blocks, te_ceil_div(p->end - p->first, row.groups)), 1);

@@ -213,5 +213,13 @@ TE_API te_peer_args te__peer_args_of(const te_group *g, te_peer_kind kind, te_pe
     a.timeout = (uint64_t)(0.9e9 * g->comm->timeout); /* so that a kernel, which knows the rank, is ahead of the host */
     return a;
 }
+/* The same for the kernel of `rows` rows of `bytes` each (peer_row.h), and for a product that sends to it: two-shot, a
+ * rank sends another that one's share of them. */
+TE_API te_peer_args te__peer_args_of_rows(const te_group *g, int64_t rows, int64_t bytes, int two_shot,
+                                          te_dtype dtype) {
+    const int64_t sends = two_shot ? te_ceil_div(rows, g->size) : rows;
+    return te__peer_args_of(g, TE_PEER_all_reduce, two_shot ? TE_PEER_two_shot : TE_PEER_one_shot, sends * bytes,
+                            dtype);
+}
 
 #endif

@@ -63,10 +63,7 @@ TE_API te_status te__send_run(te_product_kernels *kernels, const te_gemm *g, con
     memset(&a, 0, sizeof a);
     TE_TRY(te_peers_check(group, ctx));
     a.d = g->d, a.n = (int)g->n;
-    const int two_shot = g->m * g->n * 2 > group->peers->one_shot;
-    const int64_t rows = two_shot ? te_ceil_div(g->m, group->size) : g->m;
-    a.peers = te__peer_args_of(group, TE_PEER_all_reduce, two_shot ? TE_PEER_two_shot : TE_PEER_one_shot,
-                               rows * g->n * 2, dtype);
+    a.peers = te__peer_args_of_rows(group, g->m, g->n * 2, g->m * g->n * 2 > group->peers->one_shot, dtype);
     group->peers->sent++;
     return te__gemm_run_own(kernels, &a, sizeof a, &a.few, &a.narrow, &a.many, g, ctx);
 }

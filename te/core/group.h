@@ -15,6 +15,13 @@
 #include "context.h" /* te_context, te_status */
 #include "dtype.h"   /* te_dtype_bytes */
 
+/* Whether matrix products may overlap collectives (te/gemm/gemm_ranks.h). */
+#if TE_CUDA && defined(TE_COMM) && !defined(TE_KEEP_CALLS)
+#define TE_OVERLAPS 1
+#else
+#define TE_OVERLAPS 0
+#endif
+
 struct te_group;
 
 /* Collectives are enqueued on ctx->stream, in the same order on all ranks of a group. count: elements that one rank

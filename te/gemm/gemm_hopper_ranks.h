@@ -5,7 +5,7 @@
  * come, and no warp waits for another one of its block. Where all warps work on a block's last tile (`last`) the three
  * words are for all of it. What has come from the first three of the other ranks is loaded a part of a tile ahead of
  * its use, so that they come together: one after the other, where they are added, they took more time than a tile
- * (8192 x 4096 x 4096 on four H200s 1.35 of the product alone, now 1.11). Of more than four ranks the rest is loaded
+ * (8192 x 4096 x 4096 on four H200s 1.35 of the product alone, now 1.06). Of more than four ranks the rest is loaded
  * so. Two parts ahead gained nothing.
  *
  * Bytes of a tile of 128 x 256 beside the product's own: of another rank's rows 64 KB over the link; of its own rows 64

@@ -5,7 +5,7 @@
 #define TE_GEMM_HOPPER_TILES_H
 
 #include "../core/hopper_cuda.h" /* te__wgmma, te__tma_load */
-#include "gemm_ranks.h"          /* te__rank_wait */
+#include "gemm_ranks_cuda.h"     /* te__rank_wait */
 #include "gemm_types.h"          /* te_epilogue_fn */
 
 enum {

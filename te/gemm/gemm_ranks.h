@@ -48,14 +48,7 @@
 #ifndef TE_GEMM_RANKS_H
 #define TE_GEMM_RANKS_H
 
-#include "../core/group.h" /* te_group */
-#include "../core/words.h" /* te_words_clock, TE_FN */
-
-#if TE_CUDA && defined(TE_COMM) && !defined(TE_KEEP_CALLS)
-#define TE_OVERLAPS 1
-#else
-#define TE_OVERLAPS 0
-#endif
+#include "../core/group.h" /* te_group, TE_OVERLAPS */
 
 enum {
     TE_RANKS = 8,             /* of a group, at most */
@@ -122,40 +115,10 @@ TE_API int te__rank_block_of(const te_rank_memory *m, const void *p, size_t byte
     return -1;
 }
 
-/* ---- in a kernel ------------------------------------------------------------------------------------------------- */
-
 /* Who waits, and for how long. */
 typedef struct te_rank_waits {
     uint32_t *failed[2];
     uint64_t timeout;
 } te_rank_waits;
-
-#if TE_CUDA
-enum { TE_RANK_PATIENCE = 4096 /* looks at a word for one look at the clock */ };
-
-TE_FN uint32_t te__rank_look(const uint32_t *word) {
-    uint32_t v;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(word) : "memory");
-    return v;
-}
-/* All that the warp, or the block behind a barrier, has written before is there for who sees this word. */
-TE_FN void te__rank_tell(uint32_t *word, uint32_t v) {
-    __threadfence_system();
-    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(v) : "memory");
-}
-/* Until the word is `v`. Of rank `of`: who has failed if it does not come in time. */
-TE_FN void te__rank_wait(const uint32_t *word, uint32_t v, int of, const te_rank_waits *w) {
-    uint64_t since = 0;
-    for (uint32_t looks = 1; te__rank_look(word) != v; looks++) {
-        if (looks % TE_RANK_PATIENCE) continue;
-        const uint64_t now = te_words_clock();
-        if (te_word_peek(w->failed[0])) return;
-        if (!since) since = now;
-        if (now - since < w->timeout) continue;
-        te_word_send(w->failed[0], (uint32_t)of + 1), te_word_send(w->failed[1], (uint32_t)of + 1);
-        return;
-    }
-}
-#endif
 
 #endif

@@ -5,7 +5,8 @@
 
 #include <cuda.h> /* CUdeviceptr; no function of libcuda is linked */
 
-#include "gemm_types.h" /* te_gemm, te_gemm_ranks */
+#include "gemm_ranks_cuda.h" /* te__rank_tell, te__rank_wait */
+#include "gemm_types.h"      /* te_gemm, te_gemm_ranks */
 
 /* cuStreamWriteValue32: what a stream has done before is there for who sees the word. */
 typedef CUresult (*te__write_word_fn)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
