@@ -3,7 +3,7 @@
 #define TE_FUSE_LINEAR_STEP_H
 
 #include "linear_choose.h" /* te__linear_choose, te__linear_split */
-#include "linear_ranks.h"  /* te__late_rows, te_leave_product */
+#include "linear_wgrad.h"  /* te__linear_wgrad, te__late_rows, te_leave_product */
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
@@ -43,25 +43,6 @@ TE_IF_USED TE_API te_status te__linear_forward(te_run *r, const te_step *s, cons
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* dweight[out, in] (+)= dy^T x, in f32; dy and x have the list's format. */
-TE_API te_status te__linear_wgrad_of(te_gemm *w, te_run *r, int i, te_value dy) {
-    te_value x = te_input_of(r, i);
-    TE_TRY(te_as(&x, r, r->plan->dtype));
-    w->a = dy.p, w->trans_a = 1, w->b = x.p;
-    return TE_OK;
-}
-/* Its product. Of a frozen weight this takes the memory and launches nothing: the workspace does not depend on what is
- * frozen. */
-TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
-    const int dry = r->dry;
-    te_status status = TE_OK;
-    if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK; /* it has no x */
-    r->dry |= !te_is_trained(r->param[i]);
-    if (!te_is_in_fp8(r, i)) status = te__linear_wgrad_of(w, r, i, dy);
-    if (status == TE_OK) status = te__linear_gemm(r, w, TE_ROWS_OF_k, 0);
-    r->dry = dry;
-    return status;
-}
 /* dx = dy weight, and the chain of the ops before. */
 TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const te_op *op = &r->plan->op[s->op[0]];
@@ -116,11 +97,14 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
         TE_TRY(te_as(&dy, r, r->plan->dtype));
         x.a = dy.p, x.b = p->data;
     }
+    TE_TRY(te__wgrad_flush(r, x.ranks ? &ranks : 0));
     /* where dy is still on its way dx comes first, for it can begin with a part of dy */
-    if (!x.ranks) TE_TRY(te__linear_wgrad(&w, r, i, dy));
+    if (!x.ranks && te__wgrad_waits(r, s)) TE_TRY(te__leave_wgrad(&w, r, i, dy));
+    else if (!x.ranks) TE_TRY(te__linear_wgrad(&w, r, i, dy));
     if (!te_is_wanted(r, i)) return te_set_now(r, te_no_value()), TE_OK;
     TE_TRY(kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x));
     if (!x.ranks) return TE_OK;
+    TE_TRY(te__wgrad_now(r)); /* where nothing runs beside products (te_rank_memory.serial) */
     if (te_is_in_fp8(r, i) && te_is_trained(p)) TE_TRY(r->plan->fp8->transpose(r, dy, (void *)(uintptr_t)w.a));
     return te__linear_wgrad(&w, r, i, dy);
 }

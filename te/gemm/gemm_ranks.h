@@ -84,6 +84,7 @@ typedef struct te_rank_memory {
     void (*write)(void);    /* cuStreamWriteValue32 */
     int serial;             /* for tests: product and collective one after the other, the tiles in the same order */
     int64_t gathered, scattered; /* products that were enqueued so */
+    int64_t beside; /* of the gathered ones those with something beside their rows (te_gemm_ranks.beside) */
 } te_rank_memory;
 
 /* What a product has to do with other ranks. */
@@ -93,6 +94,8 @@ typedef struct te_gemm_ranks {
     const void *own;    /* gather: this rank's rows of A; null: D is scattered */
     char *to[TE_RANKS]; /* gather: where these belong in A, as that lies in the memory of each rank */
     int keep;           /* this rank's A gets them, too */
+    te_status (*beside)(void *of); /* gather: enqueues what comes before the product while rows are on their way */
+    void *beside_of;
 } te_gemm_ranks;
 
 TE_API uint32_t *te__rank_words(const te_rank_memory *m, int rank) {

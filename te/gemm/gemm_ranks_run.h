@@ -52,15 +52,16 @@ TE_API te_status te__ranks_meet_now(const te_rank_memory *m, te_context *ctx) {
 
 /* ---- copies beside a product ------------------------------------------------------------------------------------- */
 
-/* What is enqueued at once, so that a captured side stream is joined where it was left: copies of `bytes` bytes, from
- * `own` to to[rank], and `launch`, whose arguments follow. */
+/* Copies of `bytes` bytes, from `own` to to[rank]. Where nothing comes between them and the product they are enqueued
+ * with it, at once, so that a captured side stream is joined where it was left; its arguments follow. */
 typedef struct te__gather_call {
     te_rank_memory *memory;
     const char *own;
     char *to[TE_RANKS];
     int64_t bytes, piece; /* of a rank's rows, of a piece of them */
     int keep;
-    te_launch launch;
+    int copies, product;  /* whether this is the call for them */
+    te_launch launch;     /* the product */
 } te__gather_call;
 enum { TE_GATHER_MOST = 4096 /* bytes of a call */ };
 
@@ -90,14 +91,17 @@ TE_API te_status te__gather_run(const void *args, te_context *ctx) {
     const te__gather_call *c = (const te__gather_call *)args;
     const te_rank_memory *m = c->memory;
     const cudaStream_t main = (cudaStream_t)ctx->stream, side = (cudaStream_t)m->side;
-    TE_TRY(te__cuda_status(ctx, cudaEventRecord((cudaEvent_t)m->event[0], main), "second stream"));
-    TE_TRY(te__cuda_status(ctx, cudaStreamWaitEvent(side, (cudaEvent_t)m->event[0], 0), "second stream"));
-    TE_TRY(te__gather_copies(c, side, ctx));
+    if (c->copies) {
+        TE_TRY(te__cuda_status(ctx, cudaEventRecord((cudaEvent_t)m->event[0], main), "second stream"));
+        TE_TRY(te__cuda_status(ctx, cudaStreamWaitEvent(side, (cudaEvent_t)m->event[0], 0), "second stream"));
+        TE_TRY(te__gather_copies(c, side, ctx));
+        TE_TRY(te__cuda_status(ctx, cudaEventRecord((cudaEvent_t)m->event[1], side), "second stream"));
+    }
+    if (!c->product) return TE_OK;
     TE_TRY(te__launch_one(&c->launch, (const char *)args + sizeof *c, ctx));
-    TE_TRY(te__cuda_status(ctx, cudaEventRecord((cudaEvent_t)m->event[1], side), "second stream"));
     return te__cuda_status(ctx, cudaStreamWaitEvent(main, (cudaEvent_t)m->event[1], 0), "second stream");
 }
-/* Launch the product g as `l` says, with copies of the rows of A, of `pitch` bytes, beside it. */
+/* Launch the product g as `l` says, with copies of the rows of A, of `pitch` bytes, beside it and what comes before. */
 TE_API te_status te__gather_launch(const te_launch *l, const void *args, const te_gemm *g, int64_t pitch, int piece,
                                    te_context *ctx) {
     const te_gemm_ranks *ranks = g->ranks;
@@ -113,6 +117,13 @@ TE_API te_status te__gather_launch(const te_launch *l, const void *args, const t
     memcpy(call + sizeof *c, args, (size_t)l->bytes);
     TE_TRY(te__ranks_meet_now(ranks->memory, ctx));
     ranks->memory->gathered++;
+    c->copies = 1, c->product = !ranks->beside;
+    if (ranks->beside) {
+        ranks->memory->beside++;
+        TE_TRY(te__cuda_call(ctx, te__gather_run, call, sizeof *c));
+        TE_TRY(ranks->beside(ranks->beside_of));
+        c->copies = 0, c->product = 1;
+    }
     return te__cuda_call(ctx, te__gather_run, call, bytes);
 }
 #endif

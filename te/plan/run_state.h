@@ -41,6 +41,13 @@ typedef struct te_late {
     struct te_product_kernels *bare; /* who runs it by itself */
 } te_late;
 
+/* The product of a weight's gradient that waits for rows on their way, to run beside them (te/fuse/linear_wgrad.h). */
+typedef struct te_waiting {
+    int is_there, runs; /* runs: the weight trains */
+    te_gemm product;
+    te_value a, b; /* the blocks of its operands, which stay */
+} te_waiting;
+
 typedef struct te_run {
     const te_plan *plan;
     const te_batch *batch;
@@ -57,6 +64,7 @@ typedef struct te_run {
     int measured;                /* the kernel that made now has found its amax, for the cast */
     int unstored;                /* and stored nothing: it runs again, for the product */
     te_late late;                /* of now */
+    te_waiting waiting;
     te_again again;              /* backward: a step of forward makes its result again, as this alone */
     te_value x, y, dx, dy;       /* the caller's */
     te_rng *rng;                 /* the random state of this forward */

@@ -35,7 +35,14 @@ TE_SEQUENTIAL(current, (bf16, (rows, shard), (recipe, fp8_current)), NARROW_LIST
 TE_SEQUENTIAL(remade, (bf16, (rows, shard), (recipe, fp8_delayed)),
               (fork, x1), (recompute, r), (rmsnorm, n, NARROW), (all_gather, g), (frozen_linear, fc1, NARROW, INNER, (shard, columns)),
               (gelu, a), (linear, fc2, INNER, NARROW, (shard, rows)), (reduce_scatter, s), (end_recompute, r), (add, x1))
-enum { LAYERS = 7 };
+/* In backward the gradient of fc3's weight waits for the rows of s1's. */
+#define TWICE_LIST                                                                                                    \
+    NARROW_LIST, (rmsnorm, n, NARROW), (all_gather, g2), (linear, fc3, NARROW, INNER, (shard, columns)), (relu, a2),  \
+    (linear, fc4, INNER, NARROW, (shard, rows)), (reduce_scatter, s2)
+TE_SEQUENTIAL(twice, (bf16, (rows, shard)), TWICE_LIST)
+TE_SEQUENTIAL(twice_fp8, (bf16, (rows, shard), (recipe, fp8_delayed)), TWICE_LIST)
+enum { LAYERS = 9 };
+static int is_twice(const te_plan *p) { return p == twice_plan() || p == twice_fp8_plan(); }
 
 static te_context here;
 static te_comm comm;
@@ -209,18 +216,20 @@ static te_status turn(layer *l, int i, char *out[2], int64_t *compared, int64_t 
     const int size = comm.tensor.size, tile = TE_CUDA ? 256 * size : size, is_wide = l->width == WIDE;
     const int odd = u % 8 == 0, which = (int)(u / 8 % 4 == 0);
     const int rows = odd ? (int)(1 + u / 64 % (MOST / (uint32_t)size)) * size : (int)(1 + u / 64 % (uint32_t)(MOST / tile)) * tile;
-    const int64_t before[2] = {memory ? memory->gathered : 0, memory ? memory->scattered : 0};
+    const int64_t before[3] = {memory ? memory->gathered : 0, memory ? memory->scattered : 0, memory ? memory->beside : 0};
     const task t = {l, rows, which, mixed(u + 77 + (uint32_t)comm.tensor.rank)};
     TE_TRY(draw(l, i));
     for (int again = 0; again < 2; again++) TE_TRY(make_all(&t, again && i % 5 == 4, out[0]));
     if (memory) {
-        const int can = rows % tile == 0;
-        const int64_t gathered = memory->gathered - before[0], scattered = memory->scattered - before[1];
+        const int can = rows % tile == 0, two = is_twice(l->plan);
+        const int64_t gathered = memory->gathered - before[0], scattered = memory->scattered - before[1],
+                      beside = memory->beside - before[2];
         /* of three passes each has one, but forward's is kept; remade keeps none, and gathers x again in backward */
-        const int each = l->plan == current_plan() ? 0 : l->plan == remade_plan() ? 4 : 3 - which, gathers = can ? 2 * each : 0;
-        if (must && (gathered != gathers || scattered != (can ? 6 : 0)))
-            *wrong += 1 + printf("rank %d: turn %d, %s, %d rows: %lld gathers and %lld scatters overlapped\n",
-                                 comm.tensor.rank, i, l->plan->name, rows, (long long)gathered, (long long)scattered);
+        const int each = l->plan == current_plan() ? 0 : l->plan == remade_plan() ? 4 : 3 - which, gathers = can ? (2 * each) << two : 0;
+        if (must && (gathered != gathers || scattered != (can ? 6 << two : 0) || beside != (can && two ? 2 : 0)))
+            *wrong += 1 + printf("rank %d: turn %d, %s, %d rows: %lld gathers, %lld of them with a weight's gradient beside them, and "
+                                 "%lld scatters overlapped\n", comm.tensor.rank, i, l->plan->name, rows, (long long)gathered,
+                                 (long long)beside, (long long)scattered);
         /* a product of FP8 that sends has the sums of the tensor cores: one that does not, in backward, others */
         if (is_wide || l->plan->fp8 || u / 32 % 2) memory->serial = 1;
         else comm.tensor.memory = 0;
@@ -252,6 +261,8 @@ static te_status run(int turns, int64_t *compared, int64_t *wrong, int must, int
     TE_TRY(make(&layers[4], wide_fp8_plan(), WIDE));
     TE_TRY(make(&layers[5], current_plan(), NARROW));
     TE_TRY(make(&layers[6], remade_plan(), NARROW));
+    TE_TRY(make(&layers[7], twice_plan(), NARROW));
+    TE_TRY(make(&layers[8], twice_fp8_plan(), NARROW));
     for (int i = 0; i < LAYERS; i++)
         if (layers[i].plan->fp8) TE_TRY(first_step(&layers[i]));
     for (int i = 0; i < turns; i++) TE_TRY(turn(&layers[i % LAYERS], i, out, compared, wrong, must));
