@@ -178,22 +178,24 @@ for grid in "1 1 0" "3 1 1"; do
 done
 
 # A rank that stops or is killed: each of the others has an error, with its rank and group, soon.
-fails() { # MODE TEXT: --enable-recovery leaves the others alone
+fails() { # WHAT TEXT PROGRAM ARGUMENT...: --enable-recovery leaves the others alone
     local start=$SECONDS
     : >"$work/log" # of the run before, which this one's shell may not have emptied yet when it is read
     mkdir -p "$work/mpi" # a run that is stopped removes the folder that it kept its sockets in
-    TMPDIR=$work/mpi timeout 60 mpirun --enable-recovery --oversubscribe -n 3 "$work/ranks" "$1" 2 >"$work/log" 2>"$work/err" &
+    TMPDIR=$work/mpi timeout 60 mpirun --enable-recovery --oversubscribe -n 3 "$work/$3" "${@:4}" >"$work/log" 2>"$work/err" &
     local child=$!
     until [[ $(grep -c "$2" "$work/log") == 2 ]] || ! kill -0 $child 2>/dev/null; do sleep 0.1; done
     local took=$((SECONDS - start))
     kill $child 2>/dev/null || true
     wait $child 2>/dev/null || true
     if [[ $(grep -c "$2" "$work/log") != 2 || $took -gt 20 ]]; then
-        echo "$1: after $took s:"
+        echo "${*:3}: after $took s:"
         cat "$work/log" "$work/err"
         exit 1
     fi
-    echo "a rank $3: the others say so after $took s"
+    echo "a rank $1: the others say so after $took s"
 }
-fails stall "all_reduce of the world group, rank [02] of 3: another rank has not come within 2 seconds" stops
-fails leave "all_reduce of the world group, rank [02] of 3" "is killed"
+fails stops "all_reduce of the world group, rank [02] of 3: another rank has not come within 2 seconds" ranks stall 2
+fails "is killed" "all_reduce of the world group, rank [02] of 3" ranks leave 2
+export RANKS_TIMEOUT=2
+fails "ends within a backward" "all_reduce of the data group, rank [01] of 3" buckets leave

@@ -20,9 +20,10 @@
  * optimizer's step, te_reduce_gradients and a second backward of a list are refused. A capture of a step (te_graph)
  * has begin and finish in it.
  *
- * Sums have the bits of te_reduce_gradients where these do not depend on what is summed in one call: of two replicas
- * always; of more NCCL and MPI choose the order of a sum by the size of the call and the place in it. They are the same
- * in each run with the same buckets, of which the lists, config.bytes and the number of ranks decide.
+ * Sums in f32 have the bits of te_reduce_gradients where these do not depend on what is summed in one call: of two
+ * replicas always; of more NCCL and MPI choose the order of a sum by the size of the call and the place in it, and
+ * copied_sums.h adds in the order of the ranks. They are the same in each run with the same buckets, of which the
+ * lists, config.bytes and the number of ranks decide.
  *
  * On the host a sum is there when the call that starts it returns: all ranks share the same processors, and MPI works
  * only while it is called.
@@ -33,20 +34,24 @@
 #include <stdlib.h> /* calloc */
 
 #include "../core/side.h" /* te_side */
-#include "reduce.h"       /* te__is_reduced, te__reduce_slices */
+#include "grad_sums.h"    /* te__grad_sum */
 
 typedef struct te_buckets_config {
     int64_t bytes; /* of a bucket, at most; a larger tensor is one by itself */
     int shards;    /* of the optimizer: te_data_group(ctx)->size or 1; with Muon 1 */
+    te_dtype dtype; /* TE_f32; TE_bf16: gradients are rounded before they are summed, and so are their sums: half of the
+                     * bytes on the way, and memory for as many, at most bytes / 2 */
+    int copies; /* CUDA: sums that more of the backward comes behind go by copy engines (copied_sums.h), where shards is
+                 * 1 and the ranks of the data group map each other's memory, of which each takes up to 2 * bytes as
+                 * long as the communicator is there. 0: by NCCL */
 } te_buckets_config;
 
-/* On two H200s NCCL takes 11 us for a sum of 16 KiB and 82 us for one of 16 MiB: of twice as much, what no size saves
- * is a fourteenth. */
+/* What a sum costs whatever its size, NCCL's 11 us or some 30 us of copies, is a fourteenth of one of 32 MiB. */
 enum { TE_BUCKET_BYTES = 32 << 20 };
 
 TE_API te_buckets_config te_buckets_defaults(void) {
     te_buckets_config c;
-    c.bytes = TE_BUCKET_BYTES, c.shards = 1;
+    c.bytes = TE_BUCKET_BYTES, c.shards = 1, c.dtype = TE_f32, c.copies = 1;
     return c;
 }
 
@@ -56,6 +61,7 @@ typedef struct te__bucket_grad { const te_param *param; int bucket, uses, left; 
 typedef struct te__bucket {
     int model; /* of its first gradient */
     int first, count, left, started;
+    int is_last; /* once it is final backward has no more matrix products to hide its sum */
     float *from;
     int64_t elements;
 } te__bucket;
@@ -72,8 +78,8 @@ typedef struct te_buckets {
     te__bucket_model *of;      /* [model_count] */
     int *place;                /* by model and parameter: which of `grad` it is, -1: none */
     uint64_t where;            /* what the tables were made for */
-    te_group data, tensor;     /* the context's at te_buckets_init; data without memory that ranks map: NCCL takes few
-                                * multiprocessors, and the products have the others */
+    te_group tensor;           /* the context's at te_buckets_init */
+    te_grad_sums sums;         /* over its data group */
     te_side side;
 } te_buckets;
 
@@ -128,11 +134,16 @@ TE_API te_status te__buckets_make(te_buckets *b, te_context *ctx) {
     for (int i = b->model_count - 1; i >= 0; i--)
         for (int k = b->models[i]->param_count - 1; k >= 0; k--)
             if (te__is_reduced(&b->models[i]->param[k])) te__bucket_add(b, i, &b->models[i]->param[k]);
-    for (int i = 0; i < b->model_count; i++)
-        for (int k = 0; k < b->models[i]->param_count; k++) {
-            te__bucket_grad *g = te__bucket_grad_of(b, &b->models[i]->param[k]);
-            if (g) g->uses++;
-        }
+    for (int i = 0, products = 0; i < b->model_count; i++) {
+        const te_model *m = b->models[i];
+        const te_param *p = m->param;
+        for (int op = 0; op < m->plan->op_count; products += m->plan->op[op++].op_class == TE_CLASS_gemm)
+            for (int k = 0; k < m->plan->op[op].params; k++, p++) {
+                te__bucket_grad *g = te__bucket_grad_of(b, p);
+                if (g) g->uses++;
+                if (g && !products) b->bucket[g->bucket].is_last = 1;
+            }
+    }
     b->where = te__buckets_where(b);
     return TE_OK;
 }
@@ -140,7 +151,7 @@ TE_API te_status te__buckets_make(te_buckets *b, te_context *ctx) {
 /* ---- what a backward calls --------------------------------------------------------------------------------------- */
 
 /* The sums of a bucket, all of whose gradients are final. */
-TE_API te_status te__bucket_start(te_buckets *b, te__bucket *k, te_context *ctx) {
+TE_IF_USED TE_API te_status te__bucket_start(te_buckets *b, te__bucket *k, te_context *ctx) {
     te__grad_run run = {0, 0};
     k->started = 1;
     for (int i = k->first + k->count - 1; i >= k->first && b->tensor.size > 1; i--) {
@@ -148,15 +159,15 @@ TE_API te_status te__bucket_start(te_buckets *b, te__bucket *k, te_context *ctx)
         if (p->sums) TE_TRY(te__run_add(&run, p, &b->tensor, ctx));
     }
     TE_TRY(te__run_close(&run, &b->tensor, ctx));
-    if (b->data.size == 1) return TE_OK;
+    if (b->sums.data.size == 1) return TE_OK;
     TE_TRY(te_side_enter(&b->side, ctx));
     const te_status status =
-        b->config.shards > 1 ? te__reduce_slices(&b->data, b->models[k->model], b->config.shards, ctx)
-                             : te_group_all_reduce(&b->data, k->from, k->from, k->elements, TE_f32, ctx);
+        b->config.shards > 1 ? te__grad_slices(&b->sums, b->models[k->model], b->config.shards, ctx)
+                             : te__grad_sum(&b->sums, k->from, k->elements, !k->is_last, ctx);
     te_side_leave(&b->side, ctx);
     return status;
 }
-TE_API te_status te__buckets_final(te_watch *w, const te_param *p, te_context *ctx) {
+TE_IF_USED TE_API te_status te__buckets_final(te_watch *w, const te_param *p, te_context *ctx) {
     te_buckets *b = (te_buckets *)(void *)w;
     te__bucket_grad *g = te__bucket_grad_of(b, p);
     for (int i = 0; i < b->model_count; i++)
@@ -181,6 +192,8 @@ TE_API te_status te__buckets_check_models(te_model *const *models, int count, co
     TE_REQUIRE(models || !count, ctx, TE_ERROR_NULL, "te_buckets_init: the list of models is null");
     TE_REQUIRE(count >= 0 && c->bytes > 0, ctx, TE_ERROR_VALUE, "te_buckets_init: %d models, buckets of %lld bytes",
                count, (long long)c->bytes);
+    TE_REQUIRE(c->dtype == TE_f32 || c->dtype == TE_bf16, ctx, TE_ERROR_DTYPE,
+               "te_buckets_init: gradients are summed in f32 or bf16, not in %s", te_dtype_name(c->dtype));
     TE_REQUIRE(c->shards == 1 || c->shards == data, ctx, TE_ERROR_VALUE,
                "te_buckets_init: shards is %d, and the data group is of %d; it is that or 1", c->shards, data);
     for (int i = 0; i < count; i++) {
@@ -203,13 +216,14 @@ TE_API void te_buckets_destroy(te_buckets *b) {
     for (int i = 0; b->bucket && i < b->model_count; i++)
         if (b->models[i]->watch == &b->watch) b->models[i]->watch = 0;
     te_side_close(&b->side);
+    te__grad_sums_close(&b->sums);
     free(b->bucket);
     memset(b, 0, sizeof *b);
 }
 /* The models as they are bound, tied and frozen now. All ranks give the same ones in the order of their forwards. With
  * one rank nothing is summed, and the calls are checked alike. */
-TE_API te_status te_buckets_init(te_buckets *b, te_model *const *models, int count, const te_buckets_config *config,
-                                 te_context *ctx) {
+TE_IF_USED TE_API te_status te_buckets_init(te_buckets *b, te_model *const *models, int count,
+                                            const te_buckets_config *config, te_context *ctx) {
     TE_TRY(te_check_target(ctx, "te_buckets_init"));
     TE_REQUIRE(b && config, ctx, TE_ERROR_NULL, "te_buckets_init: the struct or the config is null");
     TE_TRY(te__buckets_check_models(models, count, config, ctx));
@@ -217,9 +231,11 @@ TE_API te_status te_buckets_init(te_buckets *b, te_model *const *models, int cou
     b->config = *config, b->models = models, b->model_count = count;
     b->watch.slices = config->shards;
     b->watch.allows = te__buckets_allow, b->watch.is_final = te__buckets_final;
-    b->data = *te_data_group(ctx), b->tensor = *te_tensor_group(ctx), b->data.peers = 0;
-    te_status status = te__buckets_make(b, ctx);
-    if (status == TE_OK && b->data.size > 1) status = te_side_open(&b->side, ctx);
+    b->tensor = *te_tensor_group(ctx);
+    te_status status =
+        te__grad_sums_open(&b->sums, config->bytes, config->dtype, config->copies && config->shards == 1, ctx);
+    if (status == TE_OK) status = te__buckets_make(b, ctx);
+    if (status == TE_OK && b->sums.data.size > 1) status = te_side_open(&b->side, ctx);
     if (status != TE_OK) return te_buckets_destroy(b), status;
     for (int i = 0; i < count; i++) models[i]->watch = &b->watch;
     return TE_OK;

@@ -48,20 +48,24 @@ TE_API int te__rank_block_map(te_rank_block *b, size_t bytes, size_t zero, const
     if (!ok) te__rank_block_unmap(b, g->rank);
     return ok;
 }
-/* The second stream, its events, and the driver's function that writes a word in the order of a stream. */
-TE_API int te__rank_side(te_rank_memory *m) {
+/* A function of the driver; null: it has none of this name. */
+TE_API void *te__rank_driver(const char *name) {
     void *f = 0;
-    int least = 0, greatest = 0;
     cudaDriverEntryPointQueryResult found;
+    return cudaGetDriverEntryPointByVersion(name, &f, 12000, cudaEnableDefault, &found) == cudaSuccess ? f : 0;
+}
+/* The second stream, its events, and the driver's functions that write a word in the order of a stream and wait for it.
+ */
+TE_API int te__rank_side(te_rank_memory *m) {
+    int least = 0, greatest = 0;
     const int ok = cudaDeviceGetStreamPriorityRange(&least, &greatest) == cudaSuccess &&
                    cudaStreamCreateWithPriority((cudaStream_t *)&m->side, cudaStreamNonBlocking, greatest) ==
                        cudaSuccess &&
                    cudaEventCreateWithFlags((cudaEvent_t *)&m->event[0], cudaEventDisableTiming) == cudaSuccess &&
-                   cudaEventCreateWithFlags((cudaEvent_t *)&m->event[1], cudaEventDisableTiming) == cudaSuccess &&
-                   cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", &f, 12000, cudaEnableDefault, &found) ==
-                       cudaSuccess && f;
-    m->write = (void (*)(void))f;
-    return ok;
+                   cudaEventCreateWithFlags((cudaEvent_t *)&m->event[1], cudaEventDisableTiming) == cudaSuccess;
+    m->write = (void (*)(void))te__rank_driver("cuStreamWriteValue32");
+    m->wait = (void (*)(void))te__rank_driver("cuStreamWaitValue32");
+    return ok && m->write && m->wait;
 }
 /* Whether that function writes a word of each other rank. Of all ranks. */
 TE_API int te__rank_writes(const te_rank_memory *m, const te_group *g, te_peer_card *room, te_context *ctx) {

@@ -81,7 +81,7 @@ typedef struct te_rank_memory {
     uint32_t *failed[2];    /* of te_peers: the device's word, and the host's */
     uint64_t timeout;       /* nanoseconds */
     void *side, *event[2];  /* cudaStream_t, on which copies go, and cudaEvent_t */
-    void (*write)(void);    /* cuStreamWriteValue32 */
+    void (*write)(void), (*wait)(void); /* cuStreamWriteValue32, cuStreamWaitValue32 */
     int serial;             /* for tests: product and collective one after the other, the tiles in the same order */
     int64_t gathered, scattered; /* products that were enqueued so */
     int64_t beside; /* of the gathered ones those with something beside their rows (te_gemm_ranks.beside) */

@@ -8,7 +8,7 @@
 #include "gemm_ranks_cuda.h" /* te__rank_tell, te__rank_wait */
 #include "gemm_types.h"      /* te_gemm, te_gemm_ranks */
 
-/* cuStreamWriteValue32: what a stream has done before is there for who sees the word. */
+/* cuStreamWriteValue32: what a stream has done before is there for who sees the word. And cuStreamWaitValue32. */
 typedef CUresult (*te__write_word_fn)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
 
 #if TE_OVERLAPS

@@ -3,6 +3,7 @@
  *
  *     mpirun -n 4 buckets sums TENSOR              lists that share a parameter, several micro-batches, some frozen
  *     mpirun -n 2 buckets refuse                   calls that are wrong, and what they say; of one rank, too
+ *     mpirun -n 4 buckets leave                    the last rank ends within a step: the others must notice
  *
  * Exit code 0: all is right; 1: not; 3: another rank has failed.
  */
@@ -121,9 +122,39 @@ static te_status backward(net *n, int micro_batch, int from, int to, void *const
 
 /* ---- sums -------------------------------------------------------------------------------------------------------- */
 
-/* Gradients of two micro-batches, not summed, or by buckets that are armed for the second one. */
-static te_status gradients(net *n, te_buckets *buckets, void *const dx[2]) {
+/* The last backward of a step, with its sums. */
+typedef struct last_backward { net *n; te_buckets *buckets; void *const *dx; } last_backward;
+static te_status run_last(const te_graph *g, const void *arg, te_context *c) {
+    const last_backward *l = (const last_backward *)arg;
+    (void)g;
+    TE_TRY(te_buckets_begin(l->buckets, c));
+    TE_TRY(backward(l->n, 1, 0, MODELS - 1, l->dx));
+    return te_buckets_finish(l->buckets, c);
+}
+static te_status capture_last(const last_backward *l) {
+    const te_graph_spec spec = te_graph_spec_of("last backward", run_last, l, 0, 0, 0, 0, 0);
+    void *memory;
+    te_graph_pool pool;
+    te_graph graph;
+    TE_TRY(te_allocate(&ctx, &memory, 1 << 16));
+    TE_TRY(te_graph_pool_init(&pool, memory, 1 << 16, &ctx));
+    TE_TRY(te_graph_capture(&graph, &spec, &pool, &ctx));
+    TE_TRY(te_graph_replay(&graph, 0, 0, &ctx));
+    TE_TRY(te_comm_synchronize(&ctx));
+    te_graph_destroy(&graph);
+    return te_release(&ctx, memory), TE_OK;
+}
+/* Gradients of two micro-batches, not summed, or by buckets that are armed for the second one. captured: its backward
+ * is a graph. */
+static te_status gradients(net *n, te_buckets *buckets, void *const dx[2], int captured) {
+    const last_backward last = {n, buckets, dx};
     TE_TRY(te_fill(&ctx, n->grads, 0xff, (size_t)n->elements * sizeof(float)));
+    if (captured) {
+        TE_TRY(forward(n, 0));
+        TE_TRY(backward(n, 0, 0, MODELS - 1, dx));
+        TE_TRY(forward(n, 1));
+        return capture_last(&last);
+    }
     /* [buckets] */
     for (int micro_batch = 0; micro_batch < 2; micro_batch++) {
         TE_TRY(forward(n, micro_batch));
@@ -161,17 +192,20 @@ static void compare(const char *name, const net *n, const float *got, const floa
             }
         }
 }
-static te_status sums_of(const char *name, net *n, int64_t bytes, int slices, void *const dx[2]) {
+static te_status sums_of(const char *name, net *n, int64_t bytes, int slices, te_dtype dtype, void *const dx[2]) {
     const size_t all = (size_t)n->elements * sizeof(float);
     float *got = (float *)malloc(all), *want = (float *)malloc(all), *same = (float *)malloc(all),
           *size = (float *)malloc(all);
     const te_group *d = te_data_group(&ctx), *t = te_tensor_group(&ctx);
     te_buckets buckets;
     te_buckets_config config = te_buckets_defaults();
-    config.bytes = bytes, config.shards = slices;
+    config.bytes = bytes, config.shards = slices, config.dtype = dtype;
+    /* in bf16 each part is rounded, and each sum of two */
+    const double f32 = d->size > 2 && (slices == 1 || TE_CUDA) ? (d->size - 1.0) / (1 << 23) : 0;
+    const double most = dtype == TE_f32 ? f32 : d->size > 1 ? d->size / 256.0 : 0;
     if (!got || !want || !same || !size) return TE_ERROR_MEMORY;
     /* the size of what is summed, for where the order is not known */
-    TE_TRY(gradients(n, 0, dx));
+    TE_TRY(gradients(n, 0, dx, 0));
     TE_TRY(read_grads(n, size));
     for (int64_t i = 0; i < n->elements; i++) size[i] = size[i] == size[i] ? fabsf(size[i]) : 0;
     TE_TRY(te_copy(&ctx, n->grads, size, all));
@@ -179,22 +213,22 @@ static te_status sums_of(const char *name, net *n, int64_t bytes, int slices, vo
     TE_TRY(te_group_all_reduce(t, n->grads, n->grads, n->elements, TE_f32, &ctx));
     TE_TRY(read_grads(n, size));
     /* behind backward */
-    TE_TRY(gradients(n, 0, dx));
+    TE_TRY(gradients(n, 0, dx, 0));
     TE_TRY(te__reduce_gradients(n->all, MODELS, slices, &ctx));
     TE_TRY(read_grads(n, want));
     TE_TRY(te_buckets_init(&buckets, n->all, MODELS, &config, &ctx));
     wrong += slices == 1 && bytes == 1 && buckets.count != buckets.grad_count;
-    wrong += !strcmp(name, "one bucket") && buckets.count != 1;
+    wrong += !strncmp(name, "one bucket", 10) && buckets.count != 1;
     /* the same buckets behind backward: each sum has the order that it has there */
-    TE_TRY(gradients(n, 0, dx));
+    TE_TRY(gradients(n, 0, dx, 0));
     for (int i = 0; i < buckets.count; i++) TE_TRY(te__bucket_start(&buckets, &buckets.bucket[i], &ctx));
     TE_TRY(te_side_join(&buckets.side, &ctx));
     TE_TRY(read_grads(n, same));
-    for (int again = 0; again < 2; again++) {
-        TE_TRY(gradients(n, &buckets, dx));
+    for (int again = 0; again < 3; again++) {
+        TE_TRY(gradients(n, &buckets, dx, again == 2));
         TE_TRY(read_grads(n, got));
         compare(name, n, got, same, 0, slices, 0);
-        compare(name, n, got, want, size, slices, d->size > 2 && slices == 1 ? (d->size - 1.0) / (1 << 23) : 0);
+        compare(name, n, got, want, size, slices, most);
     }
     te_buckets_destroy(&buckets);
     free(got), free(want), free(same), free(size);
@@ -206,18 +240,41 @@ static te_status run_sums(void) {
     void *dx[2];
     TE_TRY(make(&n));
     for (int i = 0; i < 2; i++) TE_TRY(te_allocate(&ctx, &dx[i], ROWS * HIDDEN * sizeof(float)));
-    TE_TRY(sums_of("a bucket for each", &n, 1, 1, dx));
-    TE_TRY(sums_of("buckets of 8 KiB", &n, 8 << 10, 1, dx));
-    TE_TRY(sums_of("one bucket", &n, TE_BUCKET_BYTES, 1, dx));
-    if (ranks > 1) TE_TRY(sums_of("slices", &n, TE_BUCKET_BYTES, ranks, dx));
+    TE_TRY(sums_of("a bucket for each", &n, 1, 1, TE_f32, dx));
+    TE_TRY(sums_of("buckets of 8 KiB", &n, 8 << 10, 1, TE_f32, dx));
+    TE_TRY(sums_of("one bucket", &n, TE_BUCKET_BYTES, 1, TE_f32, dx));
+    TE_TRY(sums_of("in bf16", &n, 8 << 10, 1, TE_bf16, dx));
+    TE_TRY(sums_of("one bucket in bf16", &n, TE_BUCKET_BYTES, 1, TE_bf16, dx));
+    if (ranks > 1) TE_TRY(sums_of("slices", &n, TE_BUCKET_BYTES, ranks, TE_f32, dx));
+    if (ranks > 1) TE_TRY(sums_of("slices in bf16", &n, 8 << 10, ranks, TE_bf16, dx));
     TE_TRY(te_freeze(n.all[1], "qkv", 0, &ctx));
     TE_TRY(te_freeze(n.all[2], "n3", "weight", &ctx));
     TE_TRY(te_freeze(n.all[0], "at", 0, &ctx));
     TE_TRY(te_freeze(n.all[3], 0, 0, &ctx));
-    TE_TRY(sums_of("some frozen", &n, 8 << 10, 1, dx));
+    TE_TRY(sums_of("some frozen", &n, 8 << 10, 1, TE_f32, dx));
     drop(&n);
     for (int i = 0; i < 2; i++) te_release(&ctx, dx[i]);
     return TE_OK;
+}
+
+/* ---- a rank that ends -------------------------------------------------------------------------------------------- */
+
+static te_status run_leave(void) {
+    static net n;
+    void *dx[2];
+    te_buckets buckets;
+    te_buckets_config config = te_buckets_defaults();
+    config.bytes = 8 << 10;
+    TE_TRY(make(&n));
+    for (int i = 0; i < 2; i++) TE_TRY(te_allocate(&ctx, &dx[i], ROWS * HIDDEN * sizeof(float)));
+    TE_TRY(te_buckets_init(&buckets, n.all, MODELS, &config, &ctx));
+    te_status status = gradients(&n, &buckets, dx, 0);
+    if (status == TE_OK) status = te_comm_synchronize(&ctx);
+    if (status == TE_OK && comm.world.rank == comm.world.size - 1) _exit(0);
+    if (status == TE_OK) status = gradients(&n, &buckets, dx, 0);
+    if (status == TE_OK) status = te_comm_synchronize(&ctx);
+    wrong += status == TE_OK;
+    return status;
 }
 
 /* ---- what is refused --------------------------------------------------------------------------------------------- */
@@ -248,7 +305,9 @@ static te_status run_refuse(void) {
     refuses(te_buckets_init(&b, n.all, MODELS, &c, &ctx), TE_ERROR_VALUE, "buckets of 0 bytes");
     c = te_buckets_defaults(), c.shards = 7;
     refuses(te_buckets_init(&b, n.all, MODELS, &c, &ctx), TE_ERROR_VALUE, "shards is 7, and the data group");
-    c.shards = 1, c.bytes = 8 << 10;
+    c.shards = 1, c.bytes = 8 << 10, c.dtype = TE_f16;
+    refuses(te_buckets_init(&b, n.all, MODELS, &c, &ctx), TE_ERROR_DTYPE, "in f32 or bf16, not in f16");
+    c.dtype = TE_f32;
     te_model *twice[2] = {n.all[1], n.all[1]};
     refuses(te_buckets_init(&b, twice, 2, &c, &ctx), TE_ERROR_VALUE, "is model 0 again");
     TE_TRY(te_buckets_init(&b, n.all, MODELS, &c, &ctx));
@@ -297,9 +356,10 @@ int main(int argc, char **argv) {
     te_comm_config config = te_comm_defaults();
     config.file = getenv("RANKS_FILE");
     config.tensor = argc > 2 ? atoi(argv[2]) : 1;
+    if (getenv("RANKS_TIMEOUT")) config.timeout = atof(getenv("RANKS_TIMEOUT"));
     te_status status = te_context_create(&ctx, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
-    if (status == TE_OK) status = !strcmp(mode, "sums") ? run_sums() : run_refuse();
+    if (status == TE_OK) status = !strcmp(mode, "sums") ? run_sums() : !strcmp(mode, "leave") ? run_leave() : run_refuse();
     if (status != TE_OK) printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&ctx));
     else if (compared && !rank) printf("buckets, %s: %lld values of %d ranks, tensor groups of %d\n", mode,
                                        (long long)compared, size, config.tensor);
