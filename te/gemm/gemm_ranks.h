@@ -18,12 +18,21 @@
  *
  * Measured in turns with the product alone, rows x out x in of a rank: 8192 x 14336 x 8192 gather 0.98 to 1.02 of its
  * time on two H200s and on four, scatter 0.99 to 1.02; 8192 x 4096 x 4096 1.05 to 1.08 and 1.04 to 1.06. NCCL and then
- * the product, or the other way round, 1.11 to 1.24 and 1.5 to 1.6 (docs/ranks.md). What bounds short products: copy
- * engines bring 200 GB/s to a rank of four, and the epilogue sends 230, whatever the order of its tiles: with those of
- * the ranks in turn, so that some blocks send while others add up, it takes as long. Of two ranks 8192 x 4096 x 2048 in
- * FP8 takes 221 to 243 us, alone 111. What did not pay, on two H100s: stores of the epilogue no faster than the link
- * takes them, 1.06 and 1.07 where it was 1.03 without. Copies by blocks of a kernel were not tried: the product leaves
- * no multiprocessor.
+ * the product, or the other way round, 1.11 to 1.24 and 1.5 to 1.6 (docs/ranks.md).
+ *
+ * What bounds short products. Copy engines bring 230 GB/s to a rank of four; one copy alone 363, but the next one of a
+ * stream begins 10 us later, and ranks that get out of step send to the same one. Stores of all multiprocessors reach
+ * 345 GB/s, so a scattered tile of 64 KB takes 25 us where all send at a time, and one of this rank's rows 30 us to add
+ * up. 8192 x 4096 x 1024 in FP8, four H100s: six rounds of tiles at 27 us and two of 30, 224 us, where the product
+ * alone takes 57. What did not pay there:
+ *   - tiles for the other ranks in turns, so that each gets from three at a time: 220 us;
+ *   - this rank's tiles between those for others, so that some multiprocessors add up while others send: 231 us with
+ *     each cluster's share the same, 256 where every second one had them all;
+ *   - the copy engine of the multiprocessor (TMA) in place of stores: loads of A and B wait behind it for the link; at
+ *     8192 x 14336 x 8192 1.28 of the product's time, where stores take 1.05;
+ *   - waiting for `ready` where a tile is stored, not before the product: what a rank waits then it waits elsewhere;
+ *   - stores no faster than the link takes them, on two H100s: 1.06 and 1.07 where it was 1.03 without.
+ * Copies by blocks of a kernel: eight blocks bring 302 GB/s, but the product leaves no multiprocessor.
  *
  * Who may write where, and when. Each such product begins with a handshake (gemm_ranks_run.h): a kernel of one block on
  * the stream tells all others that this rank is ready, and waits until they are. Kernels of a stream run one after the
