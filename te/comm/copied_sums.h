@@ -3,9 +3,10 @@
  *
  * NCCL's sums take 16 to 24 multiprocessors for as long as they run, some 100 us for 32 MB. A matrix product has a
  * block on each of 132, so those that find none wait until others are through, and a product that meets a sum takes up
- * to twice its time. A step of GPT-2's 124M on four H100s took 57.1 ms without its sums, 61.2 with NCCL's, 59.6 with
- * these, of which 1 ms is what no backward is left for and 0.8 what its ranks wait for each other. With fewer of NCCL's
- * blocks, maxCTAs of 4, 8 and 16, it took 62.6, 62.4 and 62.1.
+ * to twice its time. A step of GPT-2's 124M on four H100s took 59.9 ms with these sums, 61.2 with NCCL's; in another
+ * run 59.6 with these and 57.1 without any, of which 1 ms is what no backward is left for and 0.8 what the ranks wait
+ * for each other. With fewer of NCCL's blocks, maxCTAs of 4, 8 and 16, it took 62.9, 62.7 and 62.3 where it took 61.3
+ * to 61.9 with all.
  *
  * Here a sum of N ranks' x[count] is
  *   1. each part of x, an Nth, copied to the rank that it belongs to, into its slot for this rank;
