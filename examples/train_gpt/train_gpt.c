@@ -160,6 +160,7 @@ static int rank, processes = 1, replica, replicas = 1, tensor = 1;
 static void check(te_status status, const char *what) {
     if (status == TE_OK) return;
     fprintf(stderr, "train_gpt: %s: %s (%s)\n", what, te_last_error(&ctx), te_status_string(status));
+    if (status == TE_ERROR_COMM) _exit(1); /* what exit() frees would wait for the rank that has failed */
     exit(1);
 }
 static void die(const char *what, const char *name) {
@@ -247,6 +248,7 @@ static double sum_over(const te_group *g, double x) {
     check(te_copy(&ctx, there, &sum, sizeof sum), "ranks");
     check(te_synchronize(&ctx), "ranks");
     check(te_group_all_reduce(g, there, there, 1, TE_f32, &ctx), "ranks");
+    check(te_comm_synchronize(&ctx), "ranks"); /* no longer than config.timeout: a copy to the host would wait for ever */
     check(te_copy(&ctx, &sum, there, sizeof sum), "ranks");
     check(te_synchronize(&ctx), "ranks");
     return (double)sum;
@@ -477,6 +479,7 @@ static double gpt_loss(const gpt *g, const te_batch *b) {
     static float *host;
     const int rows = b->batch * b->seq;
     if (!host) host = (float *)host_memory((size_t)g->batch * (size_t)g->seq * sizeof(float));
+    check(te_comm_synchronize(&ctx), "loss");
     check(te_copy(&ctx, host, g->loss, (size_t)rows * sizeof(float)), "loss");
     check(te_synchronize(&ctx), "loss");
     double sum = 0;
@@ -1023,7 +1026,7 @@ int main(int argc, char **argv) {
         }
         stops = processes == 1 && interrupted;
         if (!report) continue;
-        check(te_synchronize(&ctx), "step");
+        check(te_comm_synchronize(&ctx), "step");
         loss = sum_over(te_data_group(&ctx), sum) / (double)(o.accumulate * replicas);
         const double t1 = now(), rate = (double)(step - counted) * tokens_a_step / (t1 - since);
         double validation = NAN;
@@ -1044,7 +1047,7 @@ int main(int argc, char **argv) {
         since = now(), counted = step;
         stops = sum_over(te_world_group(&ctx), interrupted) > 0;
     }
-    check(te_synchronize(&ctx), "training");
+    check(te_comm_synchronize(&ctx), "training");
     if (!rank) curve_draw(&curve_, svg);
     if (step > begun_at) check_loss(gpt_loss(&g, &b), checkpoint); /* of the last micro-batch, reported or not */
     save(checkpoint, &g, &opt, &o, &c);
