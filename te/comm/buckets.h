@@ -137,12 +137,15 @@ TE_API te_status te__buckets_make(te_buckets *b, te_context *ctx) {
     for (int i = 0, products = 0; i < b->model_count; i++) {
         const te_model *m = b->models[i];
         const te_param *p = m->param;
-        for (int op = 0; op < m->plan->op_count; products += m->plan->op[op++].op_class == TE_CLASS_gemm)
-            for (int k = 0; k < m->plan->op[op].params; k++, p++) {
+        for (int k = 0; k < m->plan->op_count; k++) {
+            const te_op *op = &m->plan->op[k];
+            for (const te_param *end = p + op->params; p < end; p++) {
                 te__bucket_grad *g = te__bucket_grad_of(b, p);
                 if (g) g->uses++;
                 if (g && !products) b->bucket[g->bucket].is_last = 1;
             }
+            products += op->op_class == TE_CLASS_gemm;
+        }
     }
     b->where = te__buckets_where(b);
     return TE_OK;

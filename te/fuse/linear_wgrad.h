@@ -38,11 +38,14 @@ TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
  * rows for the next linear. Not where gradients are watched, or what it reads is made again (rerun.h). */
 TE_API int te__wgrad_waits(const te_run *r, const te_step *s) {
     const te_plan *p = r->plan;
-    if (r->watch || !r->tensor->memory || te__span_of(p, s->op[0]) >= 0 || !te_leaves_product(r, s)) return 0;
-    for (const te_step *t = s + 1; (t = te__step_after(r, t, 1)) && p->op[t->op[0]].op_class != TE_CLASS_gemm;) {
-        const te_op *op = &p->op[t->op[0]];
-        if (t->count == 1 && op->in_rows == TE_ROWS_tokens && op->out_rows == TE_ROWS_shard)
-            return te_leaves_rows(r, t);
+    const te_step *next = s + 1;
+    if (r->watch || !r->tensor->memory || (p->op[s->op[0]].flags & TE_IS_FROZEN)) return 0;
+    if (te__span_of(p, s->op[0]) >= 0 || !te_leaves_product(r, s)) return 0;
+    while ((next = te__step_after(r, next, 1)) != 0) {
+        const te_op *op = &p->op[next->op[0]];
+        if (op->op_class == TE_CLASS_gemm) return 0;
+        if (next->count == 1 && op->in_rows == TE_ROWS_tokens && op->out_rows == TE_ROWS_shard)
+            return te_leaves_rows(r, next);
     }
     return 0;
 }
@@ -50,7 +53,11 @@ TE_API int te__wgrad_waits(const te_run *r, const te_step *s) {
 TE_API te_status te__leave_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     te_waiting *late = &r->waiting;
     te_value a = te_no_value(), b = te_no_value();
-    if (!(r->plan->op[i].flags & TE_IS_FROZEN) && !te_is_in_fp8(r, i)) TE_TRY(te__linear_wgrad_of(w, r, i, dy));
+    const int dry = r->dry;
+    r->dry |= !te_is_trained(r->param[i]);
+    const te_status status = te_is_in_fp8(r, i) ? TE_OK : te__linear_wgrad_of(w, r, i, dy);
+    r->dry = dry;
+    if (status != TE_OK) return status;
     a.block = w->a == dy.p ? dy.block : te__pool_block_at(&r->pool, w->a);
     b.block = te__pool_block_at(&r->pool, w->b);
     te__set_root(r, &late->a, a), te__set_root(r, &late->b, b);
