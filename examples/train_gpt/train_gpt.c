@@ -695,7 +695,7 @@ static void curve_draw(const curve *c, const char *svg) {
 /* ---------------------------------------------------------------------------------------------------------------- */
 
 typedef struct options {
-    const char *size, *out, *prompt, *tune, *recipe, *optimizer, *moments;
+    const char *size, *out, *prompt, *tune, *recipe, *optimizer, *moments, *sums;
     long steps, batch, seq, accumulate, tp, dp, log, validate, sample, save;
     double lr, temperature;
     long seed, sp, resume, force, plan;
@@ -709,6 +709,7 @@ static const char usage[] =
     "  --recipe NAME     products of the blocks: none (as all else), " GPT_RECIPES "\n"
     "  --accumulate N    micro-batches a step                      1\n"
     "  --dp N            replicas, each with a batch of its own    1\n"
+    "  --sums NAME       their gradients are summed in f32 or bf16 f32\n"
     "  --tp N            processes that share a replica's heads, MLP and vocabulary (-DGPT_RANKS=N)   1\n"
     "  --sp              between its products they share its tokens, too\n"
     "                    (mpirun -n TP*DP starts them)\n"
@@ -775,13 +776,14 @@ static void check_options(const options *o) {
     if (rule_of(o->optimizer) < 0) die("--optimizer must be adamw, sgd or muon, and not", o->optimizer);
     check_ranks(o);
     if (moments_of(o->moments) < 0) die("--moments must be f32, bf16 or 8bit, and not", o->moments);
+    if (strcmp(o->sums, "f32") && strcmp(o->sums, "bf16")) die("--sums must be f32 or bf16, and not", o->sums);
     if (strlen(o->out) > 4000) die("--out: the path is too long", NULL);
 }
 static options parse(int argc, char **argv, int *first_path) {
     options o;
     memset(&o, 0, sizeof o);
     o.size = "tiny", o.out = "gpt_out", o.prompt = "#ifndef ", o.recipe = "none";
-    o.optimizer = "adamw", o.moments = "f32";
+    o.optimizer = "adamw", o.moments = o.sums = "f32";
     o.batch = 8, o.seq = 128, o.accumulate = 1, o.tp = 1, o.dp = 1;
     o.steps = 1500, o.log = 50, o.validate = 250, o.sample = 600, o.seed = 1;
     o.temperature = 0.8, o.lr = NAN; /* not given */
@@ -789,6 +791,7 @@ static options parse(int argc, char **argv, int *first_path) {
         {"--size", &o.size, 0, 0, 0},       {"--out", &o.out, 0, 0, 0},           {"--prompt", &o.prompt, 0, 0, 0},
         {"--tune", &o.tune, 0, 0, 0},       {"--recipe", &o.recipe, 0, 0, 0},
         {"--optimizer", &o.optimizer, 0, 0, 0}, {"--moments", &o.moments, 0, 0, 0},
+        {"--sums", &o.sums, 0, 0, 0},
         {"--steps", 0, &o.steps, 0, 0},     {"--batch", 0, &o.batch, 0, 0},       {"--seq", 0, &o.seq, 0, 0},
         {"--accumulate", 0, &o.accumulate, 0, 0}, {"--dp", 0, &o.dp, 0, 0},
         {"--tp", 0, &o.tp, 0, 0},           {"--sp", 0, 0, 0, &o.sp},
@@ -985,7 +988,8 @@ int main(int argc, char **argv) {
     if (tensor > 1) printf(", %d processes a replica%s", tensor, o.sp ? ", which share its tokens" : "");
     printf("\n");
     te_buckets buckets; /* of gradients, summed over the replicas while backward runs */
-    const te_buckets_config buckets_config = te_buckets_defaults();
+    te_buckets_config buckets_config = te_buckets_defaults();
+    if (!strcmp(o.sums, "bf16")) buckets_config.dtype = TE_bf16;
     check(te_buckets_init(&buckets, g.all, g.models, &buckets_config, &ctx), "buckets");
 
     curve curve_;
