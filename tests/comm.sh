@@ -88,9 +88,8 @@ for grid in "1 2" "1 4" "2 1" "2 1 --sp" "2 2 --sp"; do # losses, the norm that 
     train_gpt "$tp" "$dp" gpt_many --steps 8 $sp
     alike gpt_one gpt_many 10 1e-5 "--tp $tp --dp $dp${sp:+ $sp}"
 done
-train_gpt 1 2 gpt_many --steps 8 --sums bf16
-alike gpt_one gpt_many 10 1e-4 "--dp 2 --sums bf16" # 3e-7 in f32
-train_gpt 2 2 gpt_many --steps 8 --sp
+train_gpt 1 2 gpt_bf16 --steps 8 --sums bf16
+alike gpt_one gpt_bf16 10 1e-4 "--dp 2 --sums bf16"
 train_gpt 1 1 gpt_many --steps 8 --resume # at its end: reads it, of the same lists
 train_gpt 1 1 gpt_fp8 --steps 8 --recipe fp8_delayed
 train_gpt 2 2 gpt_many --steps 8 --recipe fp8_delayed --sp

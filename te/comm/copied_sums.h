@@ -85,9 +85,6 @@ TE_API char *te__copied_slot(const te__copied *c, int to, int from, int kind) {
     const int64_t slot = from - (from > to) + kind * (c->m->ranks - 1);
     return te__rank_room(c->m, to) + (size_t)(slot * c->slot) * te_dtype_bytes(c->dtype);
 }
-TE_API CUdeviceptr te__copied_word(const te__copied *c, int to, int from, int kind) {
-    return (CUdeviceptr)(uintptr_t)(te__rank_words(c->m, to) + TE_WORDS_ARRIVED + from * TE_RANK_PIECES + kind);
-}
 TE_API te_status te__copied_copy(const te__copied *c, void *to, const void *from, size_t bytes, te_context *ctx) {
     return te__cuda_status(ctx, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, c->stream),
                            "sums over ranks");
@@ -101,8 +98,7 @@ TE_API te_status te__copied_send(const te__copied *c, int kind, te_context *ctx)
         if (te__copied_bytes(c, of))
             TE_TRY(te__copied_copy(c, te__copied_slot(c, to, m->rank, kind), te__copied_part(c, of),
                                    te__copied_bytes(c, of), ctx));
-        TE_REQUIRE(((te__write_word_fn)m->write)((CUstream)c->stream, te__copied_word(c, to, m->rank, kind), 1, 0) ==
-                       CUDA_SUCCESS, ctx, TE_ERROR_CUDA, "sums over ranks: cuStreamWriteValue32 failed");
+        TE_TRY(te__rank_write(m, te__rank_arrived(m, to, m->rank, kind), 1, c->stream, ctx));
     }
     return TE_OK;
 }
@@ -110,11 +106,9 @@ TE_API te_status te__copied_send(const te__copied *c, int kind, te_context *ctx)
 TE_API te_status te__copied_wait(const te__copied *c, int kind, te_context *ctx) {
     const te_rank_memory *m = c->m;
     for (int k = 1; k < m->ranks; k++) {
-        const CUdeviceptr word = te__copied_word(c, m->rank, (m->rank + k) % m->ranks, kind);
-        const int ok = ((te__write_word_fn)m->wait)((CUstream)c->stream, word, 1, CU_STREAM_WAIT_VALUE_EQ) ==
-                           CUDA_SUCCESS &&
-                       ((te__write_word_fn)m->write)((CUstream)c->stream, word, 0, 0) == CUDA_SUCCESS;
-        TE_REQUIRE(ok, ctx, TE_ERROR_CUDA, "sums over ranks: cuStreamWaitValue32 failed");
+        uint32_t *const word = te__rank_arrived(m, m->rank, (m->rank + k) % m->ranks, kind);
+        TE_TRY(te__rank_await(m, word, 1, c->stream, ctx));
+        TE_TRY(te__rank_write(m, word, 0, c->stream, ctx));
     }
     return TE_OK;
 }

@@ -24,12 +24,13 @@ TE_API void te__grad_sums_close(te_grad_sums *s) {
 TE_IF_USED TE_API te_status te__grad_sums_open(te_grad_sums *s, int64_t bytes, te_dtype dtype, int copies,
                                                te_context *ctx) {
     s->ctx = ctx, s->room = 0;
-    if (ctx->comm && copies) TE_TRY(te__copied_open(&ctx->comm->data, bytes, ctx));
+    const int64_t elements = te_ceil_div(bytes, (int64_t)sizeof(float)), each = (int64_t)te_dtype_bytes(dtype);
+    if (ctx->comm && copies) TE_TRY(te__copied_open(&ctx->comm->data, elements * each, ctx));
     s->data = *te_data_group(ctx), s->data.peers = 0, s->dtype = dtype;
     if (!copies) s->data.memory = 0;
     if (dtype == TE_f32 || s->data.size == 1) return TE_OK;
-    s->elements = te_round_up(te_max(1, bytes / (int64_t)sizeof(float)), s->data.size * (int64_t)TE_PARAM_ALIGN);
-    return te_allocate(ctx, &s->room, (size_t)s->elements * te_dtype_bytes(dtype));
+    s->elements = te_round_up(elements, s->data.size * (int64_t)TE_PARAM_ALIGN);
+    return te_allocate(ctx, &s->room, (size_t)(s->elements * each));
 }
 /* x[count] becomes the sum over the group. hides: there is a backward to hide it. */
 TE_IF_USED TE_API te_status te__grad_sum_of(const te_grad_sums *s, void *x, int64_t count, te_dtype dtype, int hides,

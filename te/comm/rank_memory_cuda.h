@@ -69,16 +69,13 @@ TE_API int te__rank_side(te_rank_memory *m) {
 }
 /* Whether the one writes a word of each other rank, and the other sees this rank's own. Of all ranks. */
 TE_API int te__rank_writes(const te_rank_memory *m, const te_group *g, te_peer_card *room, te_context *ctx) {
-    const te__write_word_fn write = (te__write_word_fn)m->write, wait = (te__write_word_fn)m->wait;
+    const cudaStream_t side = (cudaStream_t)m->side;
     uint32_t came[TE_RANKS];
     int ok = 1;
     for (int r = 0; r < m->ranks; r++)
-        ok &= write((CUstream)m->side, (CUdeviceptr)(uintptr_t)(te__rank_words(m, r) + TE_WORDS_PROBE + m->rank), 1,
-                    0) == CUDA_SUCCESS;
-    ok = ok && wait((CUstream)m->side,
-                    (CUdeviceptr)(uintptr_t)(te__rank_words(m, m->rank) + TE_WORDS_PROBE + m->rank), 1,
-                    CU_STREAM_WAIT_VALUE_EQ) == CUDA_SUCCESS;
-    ok &= cudaStreamSynchronize((cudaStream_t)m->side) == cudaSuccess;
+        ok &= te__rank_write(m, te__rank_words(m, r) + TE_WORDS_PROBE + m->rank, 1, side, ctx) == TE_OK;
+    ok = ok && te__rank_await(m, te__rank_words(m, m->rank) + TE_WORDS_PROBE + m->rank, 1, side, ctx) == TE_OK;
+    ok &= cudaStreamSynchronize(side) == cudaSuccess;
     if (!te__ranks_agree(ok, g, room, ctx)) return 0;
     ok = cudaMemcpy(came, te__rank_words(m, m->rank) + TE_WORDS_PROBE, sizeof came, cudaMemcpyDeviceToHost) ==
          cudaSuccess;

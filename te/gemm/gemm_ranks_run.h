@@ -13,6 +13,29 @@ typedef CUresult (*te__write_word_fn)(CUstream, CUdeviceptr, cuuint32_t, unsigne
 
 #if TE_OVERLAPS
 
+/* ---- words in the order of a stream ------------------------------------------------------------------------------ */
+
+/* That of a piece which `from` sends to `to`, in the memory of `to`. */
+TE_API uint32_t *te__rank_arrived(const te_rank_memory *m, int to, int from, int piece) {
+    return te__rank_words(m, to) + TE_WORDS_ARRIVED + from * TE_RANK_PIECES + piece;
+}
+TE_API te_status te__rank_write(const te_rank_memory *m, uint32_t *word, uint32_t v, cudaStream_t stream,
+                                te_context *ctx) {
+    const CUresult e = ((te__write_word_fn)m->write)((CUstream)stream, (CUdeviceptr)(uintptr_t)word, v, 0);
+    TE_REQUIRE(e == CUDA_SUCCESS, ctx, TE_ERROR_CUDA, "a word for another rank: cuStreamWriteValue32 failed (%d)",
+               (int)e);
+    return TE_OK;
+}
+/* What the stream does next waits until the word is `v`. */
+TE_API te_status te__rank_await(const te_rank_memory *m, uint32_t *word, uint32_t v, cudaStream_t stream,
+                                te_context *ctx) {
+    const CUresult e = ((te__write_word_fn)m->wait)((CUstream)stream, (CUdeviceptr)(uintptr_t)word, v,
+                                                    CU_STREAM_WAIT_VALUE_EQ);
+    TE_REQUIRE(e == CUDA_SUCCESS, ctx, TE_ERROR_CUDA, "a word of another rank: cuStreamWaitValue32 failed (%d)",
+               (int)e);
+    return TE_OK;
+}
+
 /* ---- the handshake ----------------------------------------------------------------------------------------------- */
 
 typedef struct te_meet_args {
@@ -71,16 +94,14 @@ enum { TE_GATHER_MOST = 4096 /* bytes of a call */ };
  */
 TE_API te_status te__gather_copies(const te__gather_call *c, cudaStream_t side, te_context *ctx) {
     const te_rank_memory *m = c->memory;
-    const te__write_word_fn write = (te__write_word_fn)m->write;
     for (int k = 1; k < m->ranks; k++) {
         const int to = (m->rank + m->ranks - k) % m->ranks;
-        uint32_t *word = te__rank_words(m, to) + TE_WORDS_ARRIVED + m->rank * TE_RANK_PIECES;
+        uint32_t *word = te__rank_arrived(m, to, m->rank, 0);
         for (int64_t at = 0; at < c->bytes; at += c->piece, word++) {
             const size_t bytes = (size_t)te_min(c->piece, c->bytes - at);
             TE_TRY(te__cuda_status(ctx, cudaMemcpyAsync(c->to[to] + at, c->own + at, bytes, cudaMemcpyDeviceToDevice,
                                                         side), "rows to another rank"));
-            TE_REQUIRE(write((CUstream)side, (CUdeviceptr)(uintptr_t)word, 1, 0) == CUDA_SUCCESS, ctx, TE_ERROR_CUDA,
-                       "rows to another rank: cuStreamWriteValue32 failed");
+            TE_TRY(te__rank_write(m, word, 1, side, ctx));
         }
     }
     if (!c->keep) return TE_OK;
