@@ -185,7 +185,8 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
                                              {few_fp8, 0, 0},                                                         \
                                              (te_few_form)name##_few_form,                                            \
                                              {(const void *)name##_narrow_if<name##_is_narrow>(), 0, 0},              \
-                                             {narrow_fp8, 0, 0}};                                                     \
+                                             {narrow_fp8, 0, 0},                                                      \
+                                             (int)name##_draws};                                                      \
         return &kernels;                                                                                              \
     }
 

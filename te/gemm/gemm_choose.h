@@ -29,13 +29,15 @@ typedef struct te_product_kernels {
     te_hopper_kernel many, few, fp8, few_fp8; /* the last two: with operands in FP8 */
     te_few_form few_form;                     /* of few_fp8 */
     te_hopper_kernel narrow, narrow_fp8;      /* the last: with scales of tensors or of rows */
+    int draws;                                /* the row draws random numbers */
 } te_product_kernels;
 
 enum {
     TE_FEW_SMALL = 1 << 22,       /* elements of 16 bits of a weight so small that the launch is what counts */
     TE_HOPPER_LEAST_K = 1024,     /* worth the start of a tile */
     TE_HOPPER_LEAST_ROUNDS = 4,   /* of tiles on all multiprocessors */
-    TE_FP8_LEAST_ROUNDS = 9,      /* the same for operands in FP8 */
+    TE_FP8_LEAST_ROUNDS = 5,      /* the same for a row with operands in FP8, */
+    TE_FP8_LEAST_DRAWING = 9,     /* and one that draws random numbers */
     TE_OVERLAP_LEAST_K = 256,     /* beside a collective: */
     TE_OVERLAP_LEAST_ROUNDS = 1,
     TE_NARROW_MOST_ROWS = 64,     /* beside cuBLASLt, with scales of rows */
@@ -61,13 +63,16 @@ TE_API int te__hopper_pays(const te_gemm *g, const te_context *ctx) {
     return te__hopper_k(g) >= TE_HOPPER_LEAST_K && tiles >= TE_HOPPER_LEAST_ROUNDS * ctx->processors;
 }
 
-/* The same for a row. In FP8 with nine rounds of tiles. As one kernel and as a product with a chain behind it, us on
- * an H200 with 8192 rows: 4096 to 12288 (23 rounds) linear_bias 651 and 668; 4096 to 4096 (7.8 rounds) linear_add 269
- * and 264, linear_bias_dropout_add 337 and 268. */
-TE_API int te__hopper_row_pays(const te_gemm *g, const te_context *ctx) {
+/* The same for a row. In FP8 an epilogue has half the time beside a tile's product, so a row that draws random numbers
+ * needs more rounds. As one kernel and as a product with a chain behind it, us on an H200 with 8192 rows: 4096 to 12288
+ * (23 rounds) linear_bias 651 and 668; 4096 to 4096 (7.8 rounds) linear_bias_dropout_add 337 and 268. In a GPT's layer
+ * of four ranks, on H100s: 4096 to 3072 (5.8 rounds) linear_bias 151 and 155; 4096 to 4096 linear_bias_gelu 205 and
+ * 243, its backward with the transpose 239 and 292. */
+TE_API int te__hopper_row_pays(te_product_kernels *kernels, const te_gemm *g, const te_context *ctx) {
     const int64_t tiles = te_ceil_div(g->m, TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);
+    const int least = kernels->draws ? TE_FP8_LEAST_DRAWING : TE_FP8_LEAST_ROUNDS;
     return te__hopper_pays(g, ctx) &&
-           (!TE_HAS_CUBLASLT || !te_gemm_is_fp8(g) || tiles >= (int64_t)TE_FP8_LEAST_ROUNDS * ctx->processors);
+           (!TE_HAS_CUBLASLT || !te_gemm_is_fp8(g) || tiles >= (int64_t)least * ctx->processors);
 }
 
 /* ---- what can be, and is ----------------------------------------------------------------------------------------- */
@@ -113,7 +118,7 @@ TE_API int te_gemm_can_row(te_product_kernels *kernels, const te_gemm *g, te_con
 /* Whether a product and the maps behind it are one kernel of ours. */
 TE_API int te_gemm_is_own_row(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te_gemm_can_row(kernels, g, ctx)) return 0;
-    return ctx->gemm_own > 1 || te__light_pays(kernels, g, ctx) || te__hopper_row_pays(g, ctx);
+    return ctx->gemm_own > 1 || te__light_pays(kernels, g, ctx) || te__hopper_row_pays(kernels, g, ctx);
 }
 /* Whether a product by itself is a kernel of ours. Of many rows with B across and an even last round, in turns with
  * PyTorch's, 0.92 to 0.99 of its time, and 0.99 to 1.02 of cuBLASLt's fastest candidate's (1.00 of both where it is not
