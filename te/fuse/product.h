@@ -240,7 +240,7 @@ TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels
 }
 /* An epilogue does not have what scales of its own are of. */
 TE_API te_chain_shape te__product_shape(te_chain_shape k) {
-    k.scaled = TE_SCALING_NONE, k.turns = 0;
+    k.scaled = TE_SCALING_NONE, k.turns = k.clusters = 0;
     return k;
 }
 /* The step as one kernel, by pass, so that a list for inference alone has nothing of backward. */
