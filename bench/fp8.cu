@@ -93,6 +93,7 @@ struct norm_kernel { te_chain_launch_fn launch; te_chain_shape k; te_turned_kern
 #define NORM_KERNEL(step) norm_kernel{step##_launch, step##_shape(0), step##_turned()}
 
 static void norm(const char *name, const norm_kernel &kernel, int64_t rows) {
+    if (bench_only && !strstr(name, bench_only)) return;
     const te_chain_shape k = kernel.k;
     const int64_t n = rows * k.half;
     const int sets = 3, runs = n > 64 << 20 ? 6 : 12, add = k.norm - 2; // behind it stands a fork
@@ -198,6 +199,7 @@ const char *fp8_cast(void *y, void *yt, float *amax, const void *x, const float 
 int main(int argc, char **argv) {
     bench_open(argc, argv);
     norms();
+    if (bench_only) return bench_close();
     casts(8192, 4096), casts(32768, 4096), casts(32768, 8192), casts(8192, 16384);
     scales(200, 1), scales(200, 16), scales(200, 1024), scales(2000, 16);
     return bench_close();

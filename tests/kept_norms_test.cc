@@ -20,6 +20,7 @@ TE_TURN(turn)
           (norm, n, W), (linear, l, W, 16), (linear, m, 16, W), (dropout, e, 0.1f), (add, y))
 #define KEPT_NORM_LISTS(D, W) KEPT_NORM_OF(D, W, layernorm) KEPT_NORM_OF(D, W, rmsnorm)
 KEPT_NORMS(KEPT_NORM_LISTS)
+MODEL(kept_row_of_16384, (bf16, (recipe, fp8_delayed), (inputs, kept)), (layernorm, n, 16384), (linear, l, 16384, 16)) // a ring of two tiles
 MODEL(kept_row_of_80, (bf16, (recipe, fp8_delayed), (inputs, kept)), (layernorm, n, 80), (linear, l, 80, 16)) // no multiple of 256
 MODEL(kept_in_f32, (f32, (recipe, fp8_delayed), (inputs, kept)), (layernorm, n, 256), (linear, l, 256, 16))
 MODEL(kept_scale_of_now, (bf16, (recipe, fp8_current), (inputs, kept)), (layernorm, n, 256), (linear, l, 256, 16))
@@ -43,7 +44,7 @@ struct kept_norm {
         {KERNELS_OF(k##D##_add_##norm##_##W##_b_bias_dropout_add_fork_##norm), &k##D##_add_##norm##_##W##_subject,               \
          (int)TE_NORM_##norm == (int)TE_NORM_layernorm},
 #define KEPT_NORM_CASES(D, W) KEPT_NORM(D, W, layernorm) KEPT_NORM(D, W, rmsnorm)
-const kept_norm kept_norms[] = {KEPT_NORMS(KEPT_NORM_CASES)};
+const kept_norm kept_norms[] = {KEPT_NORMS(KEPT_NORM_CASES){KERNELS_OF(kept_row_of_16384_n_layernorm), &kept_row_of_16384_subject, 1}};
 
 #if TE_CUDA
 // Numbers of many sizes and, if wanted, some that are not finite.
@@ -147,7 +148,7 @@ void check_kept_norm(const kept_norm &n, int64_t rows, int clusters, bool finite
         size_t others = 0;
         for (size_t i = 0; i < all; i++) others += std::isnan(of_e4m3(y[i])) != std::isnan(of_e4m3(rows_y[i]));
         CHECK(others == 0);
-        CHECK(bool(std::isnan(amax) && std::isnan(apart.t.amax.read(TE_f32)[0])));
+        CHECK(std::isnan(amax) == std::isnan(apart.t.amax.read(TE_f32)[0]));
         return;
     }
     const reference::vec read = k.norm > 0 ? fused.side.read(k.in) : x.read(k.in), stats = fused.stats.read(TE_f32);

@@ -34,7 +34,7 @@ enum {
     TE_TURNED_OWN = 1 << 10      /* that the system takes of each block's, and the barriers */
 };
 /* Of a row of 256 columns: its mean and the sum of squared distances from it. */
-typedef struct te_turned_sum { float mean, squares; } te_turned_sum;
+typedef struct __attribute__((aligned(8))) te_turned_sum { float mean, squares; } te_turned_sum;
 typedef struct te_turned_barriers { uint64_t full[TE_TURNED_STAGES], got[TE_TURNED_SUMS]; } te_turned_barriers;
 
 /* All constants: columns of a block, blocks of a cluster, tensors that TMA brings, tiles of the ring; bytes of that and
@@ -60,21 +60,6 @@ TE_BOTH_CONST te_turned_kind te__turned_kind(int half, int reads) {
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* `bytes` from global to shared memory, which `bar` counts. */
-TE_FN void te__bulk_load(uint32_t to, const void *from, int bytes, uint32_t bar) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(bar)
-                 : "memory");
-}
-/* Eight bytes to the same place in the shared memory of block `rank` of the cluster, whose `bar` counts them. */
-TE_FN void te__cluster_send8(uint32_t to, uint64_t v, uint32_t bar, int rank) {
-    asm volatile("{\n.reg .b32 at, by;\nmapa.shared::cluster.u32 at, %0, %3;\nmapa.shared::cluster.u32 by, %2, %3;\n"
-                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [at], %1, [by];\n}" ::"r"(to),
-                 "l"(v), "r"(bar), "r"(rank)
-                 : "memory");
-}
-
-
 /* What a block works with. */
 typedef struct te_turned_block {
     char *ring;
@@ -90,9 +75,18 @@ TE_FN int64_t te__turned_row(const te_turned_block *b, int i) { return b->first 
 TE_FN char *te__turned_tile(const te_turned_block *b, const te_turned_kind t, int i, int of) {
     return b->ring + (i % t.stages * t.reads + of) * (TE_TURNED_ROWS * t.cols * 2);
 }
-TE_FN te_vec8 *te__turned_at(const te_turned_block *b, const te_turned_kind t, int i, int of, int r) {
+TE_FN uint4 *te__turned_at(const te_turned_block *b, const te_turned_kind t, int i, int of, int r) {
     const int column = b->part * TE_TURNED_PART + (int)threadIdx.x % 32 * 8;
-    return (te_vec8 *)(void *)(te__turned_tile(b, t, i, of) + ((b->group * 4 + r) * t.cols + column) * 2);
+    return (uint4 *)(void *)(te__turned_tile(b, t, i, of) + ((b->group * 4 + r) * t.cols + column) * 2);
+}
+TE_FN te_vec8 te__turned_get(const uint4 *from) {
+    const uint4 v = *from;
+    const te_vec8 e = {{v.x, v.y, v.z, v.w, 0, 0, 0, 0}};
+    return e;
+}
+TE_FN void te__turned_floats(float v[8], const uint4 *from, te_dtype dtype) {
+    const te_vec8 e = te__turned_get(from);
+    te_vec8_floats(v, &e, dtype);
 }
 /* The sums of tile i that this warp's four rows have: [parts of a row][4]. */
 TE_FN te_turned_sum *te__turned_sums_of(const te_turned_block *b, int i, const int parts) {
@@ -128,15 +122,17 @@ TE_FN float te__turned_sum4(float v[4]) {
 /* The ops in front of the norm on row r of a lane's four of tile i; their result takes the place of x. */
 TE_FN void te__turned_before(const te_turned_block *b, const te_chain *c, te_stages_fn stages, const te_chain_shape k,
                              const te_turned_kind t, int i, int r) {
-    te_vec8 *const x = te__turned_at(b, t, i, 0, r);
+    uint4 *const at = te__turned_at(b, t, i, 0, r);
+    te_vec8 x = te__turned_get(at);
     const int64_t row = te__turned_row(b, i) + b->group * 4 + r;
     te_lane l;
     if (k.norm_reads_x || row >= b->rows) return;
     l.at = te_place_of(k, row, b->col / 8, 1);
-    te_vec8_floats(l.v, x, k.in);
-    if (t.reads > 1) l.at.ahead_of = &c->op[k.reads], l.at.ahead = *te__turned_at(b, t, i, 1, r);
+    te_vec8_floats(l.v, &x, k.in);
+    if (t.reads > 1) l.at.ahead_of = &c->op[k.reads], l.at.ahead = te__turned_get(te__turned_at(b, t, i, 1, r));
     stages(&l, c, 0, k.norm);
-    te_vec8_of(x, l.v, k.norm_in);
+    te_vec8_of(&x, l.v, k.norm_in);
+    *at = make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]);
 }
 /* They, and what the norm needs of tile i, to all blocks of the cluster. Rows that do not exist send anything. */
 TE_FN void te__turned_sums(const te_turned_block *b, const te_chain *c, te_stages_fn stages, const te_chain_shape k,
@@ -150,7 +146,7 @@ TE_FN void te__turned_sums(const te_turned_block *b, const te_chain *c, te_stage
     te__barrier_wait(te__shared_address(&b->bars->full[i % t.stages]), i / t.stages & 1);
     TE_UNROLL for (int r = 0; r < 4; r++) {
         te__turned_before(b, c, stages, k, t, i, r);
-        te_vec8_floats(v, te__turned_at(b, t, i, 0, r), k.norm_in);
+        te__turned_floats(v, te__turned_at(b, t, i, 0, r), k.norm_in);
         sum[r] = 0;
         TE_UNROLL for (int j = 0; j < 8; j++) sum[r] += centred ? v[j] : v[j] * v[j];
     }
@@ -159,7 +155,7 @@ TE_FN void te__turned_sums(const te_turned_block *b, const te_chain *c, te_stage
         mine.mean = mine.squares / TE_TURNED_PART;
         TE_UNROLL for (int r = 0; r < 4; r++) {
             const float mean = __shfl_sync(~0u, mine.mean, r / 2 * 16 + r % 2 * 8);
-            te_vec8_floats(v, te__turned_at(b, t, i, 0, r), k.norm_in);
+            te__turned_floats(v, te__turned_at(b, t, i, 0, r), k.norm_in);
             sum[r] = 0;
             TE_UNROLL for (int j = 0; j < 8; j++) sum[r] += (v[j] - mean) * (v[j] - mean);
         }
@@ -212,7 +208,7 @@ TE_FN void te__turned_rows(uint32_t word[2][4], const te_turned_block *b, const 
         word[0][r] = word[1][r] = 0;
         if (r >= exist) continue;
         l.at = te_place_of(k, first + r, b->col / 8, 1);
-        te_vec8_floats(v, te__turned_at(b, t, i, 0, r), k.norm_in);
+        te__turned_floats(v, te__turned_at(b, t, i, 0, r), k.norm_in);
         te_norm_of8(l.v, v, mean, rstd, gamma, beta, k);
         te_keep(&l, s, k.norm_out);
         stages(&l, c, k.norm + 1, TE_MAX_ROW);
