@@ -13,7 +13,8 @@ TE_API te_status te__collective_begin(te_run *r, int i) {
                "%s: (%s, %s) needs the ranks of a group; te_comm_create makes them", r->plan->name, op->kind, op->name);
     return TE_OK;
 }
-/* This rank's rows, x, and those of all, y, become FP8 for product i: x by a cast, and forward keeps y for backward. */
+/* This rank's rows, x, and those of all, y, become FP8 for product i: x by a cast, where the kernel before has not
+ * stored it so (te_gathered_for). Forward keeps y for backward. */
 TE_API te_status te__gather_in_fp8(te_value *x, te_value *y, te_run *r, int i) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const int back = r->pass == TE_BACKWARD;
@@ -22,6 +23,7 @@ TE_API te_status te__gather_in_fp8(te_value *x, te_value *y, te_run *r, int i) {
     if (back) kept.x = 0, kept.inverse = 0;
     y->dtype = back ? r->plan->fp8->gradients : TE_e4m3;
     if (kept.x) *y = te_value_of(kept.x, y->dtype, y->rows, (int)y->cols);
+    if (te_is_fp8(rows.dtype)) return TE_OK;
     TE_TRY(te_acquire(r, x, TE_ROWS_shard, (int)rows.cols, y->dtype));
     return r->plan->fp8->cast(r, rows, f, back ? f->dy : f->x, y->dtype, x->p, 0, kept.inverse);
 }

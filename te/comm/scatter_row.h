@@ -61,7 +61,7 @@ TE_API te_status te__scatter_chain(te_run *r, const te_step *middle, te_value x,
     p.c.take = r->take, r->take.taken = 0;
     if (next >= 0) {
         void *const to = te_kept_of(r, next).x;
-        TE_TRY(te__chain_in_fp8(&y, r, &p.c, next, to ? to : y.p));
+        TE_TRY(te__chain_in_fp8(&y, r, &p.c, next, TE_ROWS_tokens, to ? to : y.p));
         y.block = to ? -1 : block;
     }
     p.pitch = p.c.rows, p.gathered = y.p;

@@ -5,11 +5,11 @@
 #include "../plan/gradients.h" /* te_is_trained, te_run */
 #include "chain.h"             /* te_chain, te_chain_shape */
 
-/* Let the kernel store v, the operand of product i, in FP8: at `at`, or in the workspace. v becomes that. */
-TE_API te_status te__chain_in_fp8(te_value *v, te_run *r, te_chain *c, int i, void *at) {
+/* Let the kernel store v, the operand of product i or this rank's rows of it, in FP8: at `at`, or in the workspace. v
+ * becomes that. */
+TE_API te_status te__chain_in_fp8(te_value *v, te_run *r, te_chain *c, int i, te_rows rows, void *at) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const int backward = r->pass == TE_BACKWARD, index = backward ? f->dy : f->x;
-    const te_rows rows = backward ? r->plan->op[i].out_rows : r->plan->op[i].in_rows;
     if (at) *v = te_value_of(at, TE_e4m3, te_rows_in(r, rows), v->cols);
     else TE_TRY(te_acquire(r, v, rows, v->cols, backward ? r->plan->fp8->gradients : TE_e4m3));
     c->fp8.y = v->p;
@@ -23,7 +23,7 @@ TE_API te_status te__chain_in_fp8(te_value *v, te_run *r, te_chain *c, int i, vo
 /* The same in forward where the kernel stores the transpose as well, which is what forward keeps (chain_norm_turned.h).
  */
 TE_API te_status te__chain_both_in_fp8(te_value *v, te_run *r, te_chain *c, int i) {
-    TE_TRY(te__chain_in_fp8(v, r, c, i, 0));
+    TE_TRY(te__chain_in_fp8(v, r, c, i, r->plan->op[i].in_rows, 0));
     c->scaled.yt = te_kept_of(r, i).x, c->scaled.yt_cols = te_round_up(v->rows, 16);
     te_keep_turned(r, i, 1);
     return TE_OK;

@@ -10,9 +10,9 @@
  * reads follow from the same ones.
  *
  * Bytes an element of a bf16 list: 2 + 1 + 1, with an add and a fork 2 + 2 + 2 + 1 + 1; the floor is a copy of as many.
- * The kernel for rows and one that transposes take 2 more. One H100, over the rate of a copy of as many bytes, layernorm
- * and rmsnorm: 32768 x 4096 0.83 and 0.82 (in two kernels 0.74 and 0.77), with an add and a fork 0.90 and 0.90; 8192 x
- * 4096 0.82 and 0.82, with both 0.88 and 0.85; 32768 x 8192 0.85 and 0.80, with both 0.88 and 0.91.
+ * The kernel for rows and one that transposes take 2 more. One H100, over the rate of a copy of as many bytes,
+ * layernorm and rmsnorm: 32768 x 4096 0.83 and 0.82 (in two kernels 0.74 and 0.77), with an add and a fork 0.90 and
+ * 0.90; 8192 x 4096 0.82 and 0.82, with both 0.88 and 0.85; 32768 x 8192 0.85 and 0.80, with both 0.88 and 0.91.
  */
 #ifndef TE_FUSE_CHAIN_NORM_TURNED_H
 #define TE_FUSE_CHAIN_NORM_TURNED_H

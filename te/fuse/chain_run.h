@@ -56,7 +56,8 @@ TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int ap
         }
         const int forked = j + 1 < s->count && (plan->op[s->op[j + 1]].flags & TE_IS_FORK);
         const int leaves = j == s->count - 1 && !te_last_step(r, s); /* its result is the next op's input alone */
-        const int for_product = leaves && te_is_stored_in_fp8(r, i + 1);
+        const int gathered = leaves ? te_gathered_for(r, i + 1) : -1; /* by a product behind a gather */
+        const int for_product = leaves && (gathered >= 0 || te_is_stored_in_fp8(r, i + 1));
         const int kept = r->pass == TE_FORWARD && te_in_memory(r, i);
         if (j == last && leaves && op->out_dtype == plan->dtype && te__chain_scales(r, i + 1, k, kept)) {
             te_value turned;
@@ -67,9 +68,10 @@ TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int ap
             *work = 1;
         } else if (j == last && for_product && !kept) {
             v = te_value_of(0, op->out_dtype, te_rows_in(r, op->out_rows), op->out);
-            if (k.clusters && r->pass == TE_FORWARD && te_kept_of(r, i + 1).x)
+            if (gathered >= 0) TE_TRY(te__chain_in_fp8(&v, r, c, gathered, op->out_rows, 0));
+            else if (k.clusters && r->pass == TE_FORWARD && te_kept_of(r, i + 1).x)
                 TE_TRY(te__chain_both_in_fp8(&v, r, c, i + 1));
-            else TE_TRY(te__chain_in_fp8(&v, r, c, i + 1, te_kept_of(r, i + 1).x));
+            else TE_TRY(te__chain_in_fp8(&v, r, c, i + 1, op->out_rows, te_kept_of(r, i + 1).x));
             *work = 1;
         } else if (j == last) {
             TE_TRY(te_output(&v, r, s, i));
@@ -166,13 +168,14 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int b
         }
     }
     const int to_dx = te_last_step(r, s) && r->dx.p && stored.p != r->dx.p;
-    if (changed && !te_last_step(r, s) && end > 0 && te_is_given_in_fp8(r, end - 1)) {
+    const int leaves = changed && !te_last_step(r, s) && end > 0;
+    const int gathered = leaves ? te_gathered_for(r, end - 1) : -1;
+    if (leaves && (gathered >= 0 || te_is_given_in_fp8(r, end - 1))) {
         stored.cols = plan->op[end].in;
-        TE_TRY(te__chain_in_fp8(&stored, r, c, end - 1, 0));
+        TE_TRY(te__chain_in_fp8(&stored, r, c, gathered >= 0 ? gathered : end - 1, plan->op[end].in_rows, 0));
         if (k.turns) TE_TRY(te__chain_turned(&turned, r, c, end - 1, stored));
         *work = 1;
-    } else if (changed && !te_last_step(r, s) && end > 0 && plan->op[end].in_dtype == plan->dtype &&
-               te__chain_scales(r, end - 1, k, 0)) {
+    } else if (leaves && plan->op[end].in_dtype == plan->dtype && te__chain_scales(r, end - 1, k, 0)) {
         stored = te_value_of(0, plan->dtype, te_rows_in(r, plan->op[end].in_rows), plan->op[end].in);
         TE_TRY(te__chain_in_scales(&stored, r, c, end - 1, k));
         TE_TRY(te__chain_turns(&turned, r, c, end - 1, stored));

@@ -47,10 +47,7 @@ TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has)
 /* The product that reads what step s gathers, an all_gather or in backward a reduce_scatter, if that can come to it in
  * FP8: by a scale that is known before and that all ranks have; -1: there is none. */
 TE_API int te__gather_feeds(const te_run *r, const te_step *s) {
-    const int next = r->pass == TE_BACKWARD ? s->op[0] - 1 : s->op[s->count - 1] + 1;
-    if (next < 0 || te_last_step(r, s) || !te_is_given_in_fp8(r, next)) return -1;
-    if (r->use != TE_USE_as_bound) return r->use == TE_USE_common ? next : -1;
-    return r->param[next] && r->param[next]->fp8.common ? next : -1;
+    return te_last_step(r, s) ? -1 : te_gathered_for(r, s->op[r->pass == TE_BACKWARD ? 0 : s->count - 1]);
 }
 /* An all_gather's step, or in backward a reduce_scatter's: whether the next one may overlap it. Rows with an op that
  * has kernels of its own do not, but those of linear_rope.h. */

@@ -235,7 +235,9 @@ static te_status turn(layer *l, int i, char *out[2], int64_t *compared, int64_t 
         else comm.tensor.memory = 0;
     }
     const int in_fp8 = l->recipes.config.ranks == size;
-    if (!TE_CUDA && u / 512 % 2) gather_in_fp8(l, 0); /* on CUDA sums of such a product are others */
+    /* On CUDA sums of such a product are others. What a chain gives is rounded once where it is gathered in FP8, and to
+     * the list's format before that where it is not: these rows come from the caller. */
+    if (!TE_CUDA && l->plan == narrow_fp8_plan() && u / 512 % 2) gather_in_fp8(l, 0);
     const te_status status = make_all(&t, 0, out[1]);
     gather_in_fp8(l, in_fp8);
     comm.tensor.memory = memory;
