@@ -107,17 +107,16 @@ TE_FN char *te__peer_fp8_slot(char *at, const te_peer_chain *p, const te_chain_s
     return te__peer_slot(at, &p->peers, turn, from, units, p->peers.ranks * units) +
            8 * ((row - p->first) * (k.half / 8) + vector);
 }
-/* In FP8, by a scale that all ranks have: the bits of a cast of what is rounded to the list's format. */
-TE_FN void te__peer_row_store_fp8(const te_peer_chain *p, const te_vec8 *y, int64_t row, int vector,
+/* In FP8, by a scale that all ranks have: with the bits of te_chain_store_fp8. */
+TE_FN void te__peer_row_store_fp8(const te_peer_chain *p, const float y[8], int64_t row, int vector,
                                   const te_chain_shape k, te_peer_most *most) {
     const te_peer_args *a = &p->peers;
     const float scale = *p->c.fp8.scale;
     te_vec8 e;
     te_words w;
     float v[8];
-    te_vec8_floats(v, y, k.out);
-    most->most = te_amax_bits8(most->most, v);
-    TE_UNROLL for (int i = 0; i < 8; i++) v[i] *= scale;
+    most->most = te_amax_bits8(most->most, y);
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] = y[i] * scale;
     te_vec8_of_fp8(&e, v, TE_e4m3);
     w.w[0] = e.w[0], w.w[1] = e.w[1], w.w[2] = w.w[3] = 0;
     te_words_mark_fp8(&w);
@@ -137,11 +136,11 @@ TE_FN void te_peer_row_store(const te_chain *c, const te_lane *l, const te_chain
     const te_peer_spot s = te__peer_spot_of(p, k, l->at.row, 0);
     te_vec8 v;
     if (c->y) te_store_lane(l, c->y, k);
-    te_vec8_of_pairs(&v, l->v, k.out);
     if (k.fp8 && c->fp8.y) {
-        te__peer_row_store_fp8(p, &v, l->at.row, vector, k, most);
+        te__peer_row_store_fp8(p, l->v, l->at.row, vector, k, most);
         return;
     }
+    te_vec8_of_pairs(&v, l->v, k.out);
     TE_UNROLL for (int part = 0; part < parts; part++) {
         te_words w;
         te__peer_words_of(&w, &v, part);

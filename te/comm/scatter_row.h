@@ -12,7 +12,7 @@
  *
  * In front of a product under fp8_delayed, where all ranks have the same scales (te_recipes_config.ranks), the rows
  * leave in FP8: half of S comes back over the link, and nothing casts them; forward keeps them so for backward, which
- * turns them. Under other recipes, and in the steps by themselves, they are gathered in the list's format.
+ * turns them. So do they in the steps. Under other recipes they are gathered in the list's format.
  *
  * Else, and where a product in front of it or behind it overlaps its collective (te/fuse/linear_ranks.h), the three
  * steps one after the other; the bits: see peer_row.h.

@@ -12,8 +12,9 @@
  * out by k (te__hopper_share), other tiles have their sums over k in two parts or more.
  *
  * In FP8, with scales of tensors, a product sends what it gives in 16 bits, and its sums stay in the tensor cores. Rows
- * are gathered in FP8 where the scale is known before and all ranks have it (te_recipes_config.ranks): each rank casts
- * its own, and half the bytes go over the link. Else they are gathered in the list's format and the product waits.
+ * are gathered in FP8 where the scale is known before and all ranks have it (te_recipes_config.ranks): a rank's own are
+ * stored so by the chain before (te_gathered_for), or by a cast, and half the bytes go over the link. Else they are
+ * gathered in the list's format and the product waits.
  *
  * Not in f32, where the row has an op with kernels of its own (linear_cross_entropy), where rows a rank are no multiple
  * of 256, or where the gathered tensor is to stay in memory that the others have not mapped (te_comm_allocate).
