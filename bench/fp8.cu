@@ -1,5 +1,5 @@
-// fp8.cu -- what FP8 takes on this GPU: the cast, with its transpose and amax, beside a copy of as many bytes, and so norms in front of a
-// product whose list keeps inputs; the update of a model's scales; products, and, as a library for fp8_peers.py, their turns with PyTorch's.
+// fp8.cu -- what FP8 takes on this GPU: the cast, with its transpose and amax, beside a copy of as many bytes; the update of a model's
+// scales; products, and, as a library for fp8_peers.py, their turns with PyTorch's.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. bench/fp8.cu -o fp8 -lcublasLt && ./fp8 [OUT.tsv [commit]]
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fPIC -shared -I. bench/fp8.cu -o libfp8.so -lcublasLt
@@ -80,72 +80,6 @@ static void casts(int64_t rows, int64_t cols) {
     bench_release();
 }
 
-// ---- norms that store what a product reads, as it lies and transposed, with its amax
-
-#define NORM(kind, W)                                                                                                            \
-    TE_SEQUENTIAL(kind##_##W, (bf16, (recipe, fp8_delayed), (inputs, kept)), (kind, n, W), (linear, l, W, 16))                   \
-    TE_SEQUENTIAL(add_##kind##_##W, (bf16, (recipe, fp8_delayed), (inputs, kept)), (fork, x), (scale, s, 0.5f), (add, x), (fork, y), (kind, n, W), \
-                  (linear, l, W, 16), (linear, m, 16, W), (add, y))
-NORM(layernorm, 4096) NORM(rmsnorm, 4096) NORM(layernorm, 8192) NORM(rmsnorm, 8192)
-TE_TURN(turn)
-
-struct norm_kernel { te_chain_launch_fn launch; te_chain_shape k; te_turned_kernel *turned; };
-#define NORM_KERNEL(step) norm_kernel{step##_launch, step##_shape(0), step##_turned()}
-
-static void norm(const char *name, const norm_kernel &kernel, int64_t rows) {
-    if (bench_only && !strstr(name, bench_only)) return;
-    const te_chain_shape k = kernel.k;
-    const int64_t n = rows * k.half;
-    const int sets = 3, runs = n > 64 << 20 ? 6 : 12, add = k.norm - 2; // behind it stands a fork
-    const std::string shape = std::to_string(rows) + "x" + std::to_string(k.half);
-    std::vector<void *> x, edge, out, y, yt;
-    float *numbers = (float *)bench_allocate(4096), one = 16.0f;
-    void *weight = bench_allocate((size_t)k.half * 2), *stats = bench_allocate((size_t)rows * 8);
-    for (int i = 0; i < sets; i++) {
-        for (auto *v : {&x, &edge, &out}) v->push_back(bench_allocate((size_t)n * 2));
-        for (auto *v : {&y, &yt}) v->push_back(bench_allocate((size_t)n));
-        bench_check(te_fill_normal(x.back(), TE_bf16, n, 0, 1, 6, (uint32_t)i, &bench_ctx), "numbers");
-        bench_check(te_fill_normal(edge.back(), TE_bf16, n, 0, 1, 7, (uint32_t)i, &bench_ctx), "numbers");
-    }
-    bench_check(te_fill_normal(weight, TE_bf16, k.half, 1, 0.2f, 8, 0, &bench_ctx), "weight");
-    bench_check(te_copy(&bench_ctx, numbers, &one, 4), "scale");
-    bench_check(te_fill(&bench_ctx, numbers + 16, 0, 4), "amax");
-    const auto run = [&](int i, bool turned) {
-        te_run r;
-        te_chain c;
-        memset(&r, 0, sizeof r), memset(&c, 0, sizeof c);
-        r.ctx = &bench_ctx;
-        c.x = x[i % sets], c.rows = rows, c.half = k.half;
-        c.op[k.norm].w[0] = c.op[k.norm].w[1] = weight, c.op[k.norm].stats = (float *)stats;
-        if (add >= 0) c.op[add].edge = edge[i % sets], c.op[add].out = out[i % sets];
-        c.fp8.y = y[i % sets], c.fp8.scale = numbers, c.fp8.amax = numbers + 16, c.fp8.inverse = numbers + 32;
-        if (turned) c.scaled.yt = yt[i % sets], c.scaled.yt_cols = rows;
-        bench_check(kernel.launch(&bench_ctx, te_grid_of(te__chain_blocks(&r, rows, k), 1), &c), name);
-        if (turned) return;
-        te_quantize q = te_quantize_of(rows, k.half);
-        q.x = y[i % sets], q.yt = yt[i % sets];
-        bench_check(turn_run(&q, &bench_ctx), "transpose");
-    };
-    const double bytes = (double)n * (add >= 0 ? 8 : 4) + (double)rows * 8;
-    const std::function<void(int)> apart = [&](int i) { run(i, false); };
-    if (te__turned_clusters(kernel.turned, &bench_ctx))
-        bench_print("norm", "e4m3", name, shape, bench_time([&](int i) { run(i, true); }, bytes, 0, runs, {apart}), "a kernel for rows and a transpose");
-    else bench_print("norm", "e4m3", name, shape, bench_time(apart, bytes, 0, runs));
-    bench_release();
-}
-static void norms() {
-    for (const int64_t rows : {32768, 8192}) {
-        norm("layernorm -> row-wise, transposed, amax", NORM_KERNEL(layernorm_4096_n_layernorm), rows);
-        norm("rmsnorm -> row-wise, transposed, amax", NORM_KERNEL(rmsnorm_4096_n_rmsnorm), rows);
-        norm("add_fork_layernorm -> .., transposed, amax", NORM_KERNEL(add_layernorm_4096_x_add_fork_layernorm), rows);
-        norm("add_fork_rmsnorm -> .., transposed, amax", NORM_KERNEL(add_rmsnorm_4096_x_add_fork_rmsnorm), rows);
-    }
-    norm("layernorm -> row-wise, transposed, amax", NORM_KERNEL(layernorm_8192_n_layernorm), 32768);
-    norm("rmsnorm -> row-wise, transposed, amax", NORM_KERNEL(rmsnorm_8192_n_rmsnorm), 32768);
-    norm("add_fork_layernorm -> .., transposed, amax", NORM_KERNEL(add_layernorm_8192_x_add_fork_layernorm), 32768);
-    norm("add_fork_rmsnorm -> .., transposed, amax", NORM_KERNEL(add_rmsnorm_8192_x_add_fork_rmsnorm), 32768);
-}
-
 // ---- scales
 
 static void scales(int count, int length) {
@@ -198,8 +132,6 @@ const char *fp8_cast(void *y, void *yt, float *amax, const void *x, const float 
 
 int main(int argc, char **argv) {
     bench_open(argc, argv);
-    norms();
-    if (bench_only) return bench_close();
     casts(8192, 4096), casts(32768, 4096), casts(32768, 8192), casts(8192, 16384);
     scales(200, 1), scales(200, 16), scales(200, 1024), scales(2000, 16);
     return bench_close();

@@ -29,7 +29,6 @@
 #define TE_CALLBACK TE_FN
 /* Runs inside kernels and on the host (leaf arithmetic, schedules). */
 #define TE_BOTH static __host__ __device__ __forceinline__
-#define TE_BOTH_CONST TE_BOTH constexpr /* and whose result may be a constant of the program */
 #define TE_SHARED __shared__ /* in a kernel's call: memory that the block shares */
 #else
 /* TE_FN becomes part of the kernel that calls it, and so does TE_CALLBACK, which kernels hand on by a constant pointer.
@@ -51,7 +50,6 @@
 #endif
 #endif
 #define TE_BOTH TE_FN
-#define TE_BOTH_CONST TE_BOTH
 #define TE_SHARED
 #endif
 #ifdef __CUDA_ARCH__

@@ -72,19 +72,6 @@ TE_FN void te__tma_load(uint32_t to, const CUtensorMap *from, int x, int y, uint
             "l"(from), "r"(x), "r"(y), "r"(bar)
             : "memory");
 }
-/* `bytes` that lie one behind the other: their number, and both places, are multiples of 16. */
-TE_FN void te__bulk_load(uint32_t to, const void *from, int bytes, uint32_t bar) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(bar)
-                 : "memory");
-}
-/* Eight bytes to the same place in the shared memory of block `rank` of the cluster, whose `bar` counts them. */
-TE_FN void te__cluster_send8(uint32_t to, uint64_t v, uint32_t bar, int rank) {
-    asm volatile("{\n.reg .b32 at, by;\nmapa.shared::cluster.u32 at, %0, %3;\nmapa.shared::cluster.u32 by, %2, %3;\n"
-                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [at], %1, [by];\n}" ::"r"(to),
-                 "l"(v), "r"(bar), "r"(rank)
-                 : "memory");
-}
 /* The copy engine reads what describes a tensor, so that the first copy does not wait for that. A kernel's arguments
  * may be read ahead of te_kernel_wait. */
 TE_FN void te__tma_ready(const CUtensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map)); }

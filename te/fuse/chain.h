@@ -91,7 +91,6 @@ typedef struct te_chain_shape {
     te_scaling scaled;         /* and with such scales of its own (chain_scaled.h) */
     int turns;                 /* and transposed as well, in tiles (chain_tiles.h, chain_turned.h) */
     int norm_reads_x;          /* no op but forks stands before the norm */
-    int clusters;              /* of the kernel of chain_norm_turned.h that run at once here; 0: it does not run */
 } te_chain_shape;
 TE_BOTH te_chain_shape te_no_shape(void) {
     te_chain_shape k;

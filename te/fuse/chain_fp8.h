@@ -20,15 +20,6 @@ TE_API te_status te__chain_in_fp8(te_value *v, te_run *r, te_chain *c, int i, te
     return TE_OK;
 }
 
-/* The same in forward where the kernel stores the transpose as well, which is what forward keeps (chain_norm_turned.h).
- */
-TE_API te_status te__chain_both_in_fp8(te_value *v, te_run *r, te_chain *c, int i) {
-    TE_TRY(te__chain_in_fp8(v, r, c, i, r->plan->op[i].in_rows, 0));
-    c->scaled.yt = te_kept_of(r, i).x, c->scaled.yt_cols = te_round_up(v->rows, 16);
-    te_keep_turned(r, i, 1);
-    return TE_OK;
-}
-
 /* Whether the kernel stores the operand of product i, which is in memory for others as well where `kept`, with scales
  * of its own. In training fp8_block reads it transposed, too. */
 TE_API int te__chain_scales(const te_run *r, int i, const te_chain_shape k, int kept) {

@@ -69,8 +69,6 @@ TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int ap
         } else if (j == last && for_product && !kept) {
             v = te_value_of(0, op->out_dtype, te_rows_in(r, op->out_rows), op->out);
             if (gathered >= 0) TE_TRY(te__chain_in_fp8(&v, r, c, gathered, op->out_rows, 0));
-            else if (k.clusters && r->pass == TE_FORWARD && te_kept_of(r, i + 1).x)
-                TE_TRY(te__chain_both_in_fp8(&v, r, c, i + 1));
             else TE_TRY(te__chain_in_fp8(&v, r, c, i + 1, op->out_rows, te_kept_of(r, i + 1).x));
             *work = 1;
         } else if (j == last) {

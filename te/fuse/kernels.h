@@ -35,7 +35,7 @@
 #define TE__KERNELS_OF_map(name, widths, model, dtype, pass, ...) \
     TE_CHAIN(name, widths, model, dtype, pass, __VA_ARGS__)        \
     TE_API te_status name##_run(te_run *r, const te_step *s) {    \
-        return te_chain_step_##pass(r, s, 0, 0, r->now, name##_launch, name##_shape_on(r, te_chain_half(r, s, 0))); \
+        return te_chain_step_##pass(r, s, 0, 0, r->now, name##_launch, name##_shape(te_chain_half(r, s, 0))); \
     }
 #define TE__KERNELS_OF_gated TE__KERNELS_OF_map
 #define TE__KERNELS_OF_norm TE__KERNELS_OF_map
@@ -58,7 +58,7 @@
     TE_CHAIN(name, widths, model, dtype, pass, __VA_ARGS__)          \
     TE__PRODUCT_##widths(name, dtype)                                \
     TE_API te_status name##_run(te_run *r, const te_step *s) {       \
-        const te_chain_shape k = name##_shape_on(r, te_chain_half(r, s, 1)); \
+        const te_chain_shape k = name##_shape(te_chain_half(r, s, 1)); \
         return te_linear_step_##pass(r, s, name##_launch, k, name##_kernels(),                       \
                                      TE_BARE_OF(name, dtype, pass));                    \
     }
@@ -285,7 +285,7 @@
             name##_is_backward, name##_draws, name##_reads, kernel##_lanes, kernel##_chunks, kernel##_groups,        \
             kernel##_resident, kernel##_stash, name##_fp8_wanted,                                                    \
             (width) % 16 == 0 && name##_feeds() ? (te_scaling)name##_scaled : TE_SCALING_NONE, 0,                    \
-            name##_norm_reads_x, 0};                                                                                 \
+            name##_norm_reads_x};                                                                                    \
         (void)half;                                                                                                  \
         return at(k);                                                                                                \
     }                                                                                                                \

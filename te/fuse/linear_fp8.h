@@ -15,9 +15,9 @@
  *
  * Of x forward keeps the scale alone where x is in memory for others, or is what a norm or an activation gives, whose
  * input is (te_is_made_again), unless the list says (inputs, kept): backward makes the transpose of that again, in FP8
- * with the same scale. Else it keeps x in FP8: transposed, where a cast or a product with a chain made it, or a norm
- * (chain_norm_turned.h); a chain's kernel for rows stores it as it lies, and backward transposes it. Of dy such a
- * product leaves both forms, and so does a chain of maps (chain_turned.h).
+ * with the same scale. Else it keeps x in FP8: transposed, where a cast or a product with a chain made it; a chain's
+ * kernel for rows stores it as it lies, and backward transposes it. Of dy such a product leaves both forms, and so does
+ * a chain of maps (chain_turned.h).
  */
 #ifndef TE_FUSE_LINEAR_FP8_H
 #define TE_FUSE_LINEAR_FP8_H

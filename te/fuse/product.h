@@ -204,9 +204,9 @@ TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_chain
 /* What a product in FP8 stores in FP8 is an operand of the next product, and its transpose one of that for the weight's
  * gradient. Forward keeps the transpose alone. */
 TE_API te_status te__product_turn(te_run *r, const te_step *s, te_product *p) {
-    const int next = s->op[s->count - 1] + 1;
+    const int next = s->op[s->count - 1] + (r->pass == TE_BACKWARD ? -1 : 1);
     te_value v;
-    if (r->pass == TE_INFER) return TE_OK;
+    if (r->pass == TE_INFER || te_gathered_for(r, next) >= 0) return TE_OK;
     p->many.turned_rows = (int)te__fp8_rows(r->now.rows);
     TE_TRY(te_acquire(r, &v, TE_ROWS_tokens, r->now.cols, r->now.dtype));
     v.rows = r->now.rows;
@@ -240,7 +240,7 @@ TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels
 }
 /* An epilogue does not have what scales of its own are of. */
 TE_API te_chain_shape te__product_shape(te_chain_shape k) {
-    k.scaled = TE_SCALING_NONE, k.turns = k.clusters = 0;
+    k.scaled = TE_SCALING_NONE, k.turns = 0;
     return k;
 }
 /* The step as one kernel, by pass, so that a list for inference alone has nothing of backward. */

@@ -144,7 +144,7 @@
 #define TE__TILED_MARK_fp8_delayed ,
 /* The recipe of op i, a te_recipe. */
 #define TE__RECIPE_FACT(name, links) \
-    TE_UNUSED TE_BOTH_CONST int name##_recipe_at(int i) { return (void)i, 0 TE_FOR(TE__RECIPE_AT, links); }
+    TE_UNUSED TE_BOTH int name##_recipe_at(int i) { return (void)i, 0 TE_FOR(TE__RECIPE_AT, links); }
 #define TE__RECIPE_AT(model, before, op, after, live) | (i == (int)TE_ID(model, op) ? (int)TE_RECIPE(model, op) : 0)
 #define TE__RECIPE_AT_A(...) TE__RECIPE_AT(__VA_ARGS__) TE__RECIPE_AT_B
 #define TE__RECIPE_AT_B(...) TE__RECIPE_AT(__VA_ARGS__) TE__RECIPE_AT_A
