@@ -32,10 +32,10 @@
  *     8192 x 14336 x 8192 1.28 of the product's time, where stores take 1.05;
  *   - waiting for `ready` where a tile is stored, not before the product: what a rank waits then it waits elsewhere;
  *   - stores no faster than the link takes them, on two H100s: 1.06 and 1.07 where it was 1.03 without.
- *   - the epilogue of this rank's rows with 136 registers, two rows at a time, and without prefetch: 212 us, but 4 to 6
- *     more where k is 3072 or 4096, for the multipliers then hand half of a tile over at once; with 72 registers and no
- *     selects or copies of what is loaded ahead 15 more. It waits for its loads: three warps have 9 KB on their way,
- *     which is 1.1 TB/s of all multiprocessors, and shared memory has no room for more;
+ *   - the epilogue of this rank's rows with 136 registers, two rows at a time, and without prefetch: 5 us less, but 5
+ *     to 10 more where k is 3072 or 4096, for the multipliers then hand half of a tile over at once; with 72 registers
+ *     and no selects or copies of what is loaded ahead 15 more. It waits for its loads: three warps have some 9 KB on
+ *     their way, 1.1 TB/s of all multiprocessors, and shared memory has no room for more;
  *   - rows that are gathered in pieces by two streams (halves of a rank's rows, or every second rank's): the same or 3%
  *     of a layer more; three streams, one for each rank: 10%, because the rows that are needed first come last.
  * Copies by blocks of a kernel: eight blocks bring 302 GB/s, but the product leaves no multiprocessor.
