@@ -18,7 +18,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS
 read -ra compile <<<"$(mpicc -showme:compile | sed 's/-I/-isystem /g')"
 read -ra link <<<"$(mpicc -showme:link)"
 compilers=()
-for program in ranks peers shards buckets layers products; do
+for program in ranks peers shards buckets layers products handed; do
     "${CC:-gcc}" -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wshadow -Werror -DTE_COMM -DTE_KEEP_CALLS -I. "${compile[@]}" \
         "tests/comm/$program.c" -o "$work/$program" -lm "${link[@]}" &
     compilers+=($!)
@@ -39,6 +39,7 @@ for n in 1 2 3 4; do
     cat "$work/log"
 done
 
+timeout 120 mpirun -n 1 "$work/handed"
 for n in 2 4; do timeout 120 mpirun --oversubscribe -n $n "$work/products" 30; done # on CUDA products that overlap collectives
 timeout 120 mpirun --oversubscribe -n 2 "$work/peers" 100 # random sizes of random formats
 for n in 1 2 3; do timeout 120 mpirun --oversubscribe -n $n "$work/peers" 40 - rows; done # rows over ranks beside their steps

@@ -4,6 +4,7 @@
 
 #include "../plan/check.h"     /* te_kept, te_edge_tensor */
 #include "../plan/gradients.h" /* te_sum_later */
+#include "../plan/reader.h"    /* te_reader_of */
 #include "chain_body.h"        /* te_chain_body, for the macros that make kernels */
 #include "chain_fp8.h"         /* te__chain_in_fp8 */
 
@@ -27,7 +28,7 @@ TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int ap
     int last = -1;
     for (int j = skip; j < s->count; j++)
         if (!(plan->op[s->op[j]].flags & TE_IS_FORK)) last = j;
-    int measured = 0;
+    int measured = -1; /* the product for which the kernel finds the amax */
     te_value stored = x; /* the value so far, where it last was in memory */
     c->x = x.p, c->rows = x.rows;
     for (int j = skip; j < s->count; j++) {
@@ -56,25 +57,26 @@ TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int ap
         }
         const int forked = j + 1 < s->count && (plan->op[s->op[j + 1]].flags & TE_IS_FORK);
         const int leaves = j == s->count - 1 && !te_last_step(r, s); /* its result is the next op's input alone */
-        const int gathered = leaves ? te_gathered_for(r, i + 1) : -1; /* by a product behind a gather */
-        const int for_product = leaves && (gathered >= 0 || te_is_stored_in_fp8(r, i + 1));
+        const int next = leaves ? te_reader_of(r, i) : i + 1;
+        const int gathered = leaves ? te_gathered_for(r, next) : -1; /* for a product behind a gather */
+        const int for_product = leaves && (gathered >= 0 || te_is_stored_in_fp8(r, next));
         const int kept = r->pass == TE_FORWARD && te_in_memory(r, i);
-        if (j == last && leaves && op->out_dtype == plan->dtype && te__chain_scales(r, i + 1, k, kept)) {
+        if (j == last && leaves && op->out_dtype == plan->dtype && te__chain_scales(r, next, k, kept)) {
             te_value turned;
             v = kept ? te_output_of(r, i) : te_value_of(0, op->out_dtype, te_rows_in(r, op->out_rows), op->out);
             if (kept && !v.p) TE_TRY(te_acquire(r, &v, op->out_rows, op->out, op->out_dtype));
-            TE_TRY(te__chain_in_scales(&v, r, c, i + 1, k));
-            if (r->pass == TE_FORWARD && te_is_tiled(r, i + 1)) TE_TRY(te__chain_turns(&turned, r, c, i + 1, v));
+            TE_TRY(te__chain_in_scales(&v, r, c, next, k));
+            if (r->pass == TE_FORWARD && te_is_tiled(r, next)) TE_TRY(te__chain_turns(&turned, r, c, next, v));
             *work = 1;
         } else if (j == last && for_product && !kept) {
             v = te_value_of(0, op->out_dtype, te_rows_in(r, op->out_rows), op->out);
             if (gathered >= 0) TE_TRY(te__chain_in_fp8(&v, r, c, gathered, op->out_rows, 0));
-            else TE_TRY(te__chain_in_fp8(&v, r, c, i + 1, op->out_rows, te_kept_of(r, i + 1).x));
+            else TE_TRY(te__chain_in_fp8(&v, r, c, next, op->out_rows, te_kept_of(r, next).x));
             *work = 1;
         } else if (j == last) {
             TE_TRY(te_output(&v, r, s, i));
             c->y = v.p, *work = 1;
-            measured = j == s->count - 1 && !te_last_step(r, s) && te_is_measured(r, i + 1, v.dtype);
+            if (leaves && te_is_measured(r, next, v.dtype)) measured = next;
         } else if (r->pass == TE_FORWARD ? te_in_memory(r, i) : forked) {
             v = te_output_of(r, i);
             if (r->pass != TE_FORWARD || !v.p) TE_TRY(te_acquire(r, &v, op->out_rows, op->out, op->out_dtype));
@@ -83,7 +85,7 @@ TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int ap
         stored = v;
     }
     te_set_now(r, stored);
-    if (measured) te__chain_measure(r, c, s->op[s->count - 1] + 1);
+    if (measured >= 0) te__chain_measure(r, c, measured);
     return TE_OK;
 }
 
@@ -166,22 +168,22 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int b
         }
     }
     const int to_dx = te_last_step(r, s) && r->dx.p && stored.p != r->dx.p;
-    const int leaves = changed && !te_last_step(r, s) && end > 0;
-    const int gathered = leaves ? te_gathered_for(r, end - 1) : -1;
-    if (leaves && (gathered >= 0 || te_is_given_in_fp8(r, end - 1))) {
+    const int behind = !te_last_step(r, s) && end > 0, next = behind ? te_reader_of(r, end) : -1;
+    const int leaves = changed && behind, gathered = leaves ? te_gathered_for(r, next) : -1;
+    if (leaves && (gathered >= 0 || te_is_given_in_fp8(r, next))) {
         stored.cols = plan->op[end].in;
-        TE_TRY(te__chain_in_fp8(&stored, r, c, gathered >= 0 ? gathered : end - 1, plan->op[end].in_rows, 0));
-        if (k.turns) TE_TRY(te__chain_turned(&turned, r, c, end - 1, stored));
+        TE_TRY(te__chain_in_fp8(&stored, r, c, gathered >= 0 ? gathered : next, plan->op[end].in_rows, 0));
+        if (k.turns && gathered < 0) TE_TRY(te__chain_turned(&turned, r, c, next, stored));
         *work = 1;
-    } else if (leaves && plan->op[end].in_dtype == plan->dtype && te__chain_scales(r, end - 1, k, 0)) {
+    } else if (leaves && plan->op[end].in_dtype == plan->dtype && te__chain_scales(r, next, k, 0)) {
         stored = te_value_of(0, plan->dtype, te_rows_in(r, plan->op[end].in_rows), plan->op[end].in);
-        TE_TRY(te__chain_in_scales(&stored, r, c, end - 1, k));
-        TE_TRY(te__chain_turns(&turned, r, c, end - 1, stored));
+        TE_TRY(te__chain_in_scales(&stored, r, c, next, k));
+        TE_TRY(te__chain_turns(&turned, r, c, next, stored));
         *work = 1;
     } else if (changed || to_dx || stored.dtype != plan->op[end].in_dtype) {
         TE_TRY(te_gradient(&stored, r, s, end));
         c->y = stored.p, *work |= c->y != 0;
-        measured = c->y && !te_last_step(r, s) && end > 0 && te_is_measured(r, end - 1, stored.dtype);
+        measured = c->y && behind && te_is_measured(r, next, stored.dtype);
         if (!c->y && changed && k.turns && end > 0 && te_is_given_in_fp8(r, end - 1)) /* sums alone, in that order */
             te__chain_by_tiles(r, c, end - 1, te_no_value());
     }
@@ -190,7 +192,7 @@ TE_API te_status te__chain_backward(te_run *r, const te_step *s, int skip, int b
         if (plan->op[s->op[j]].flags & TE_IS_FORK) te_set_edge(r, s->op[j], te_no_value());
     te_set_now(r, stored);
     te_set_turned(r, turned);
-    if (measured) te__chain_measure(r, c, end - 1);
+    if (measured) te__chain_measure(r, c, next);
     return TE_OK;
 }
 

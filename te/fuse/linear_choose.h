@@ -24,8 +24,8 @@ typedef struct te__linear_trial {
 
 /* The product behind the step, for which the step stores FP8; -1: it does not. */
 TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
-    const int next = s->op[s->count - 1] + 1;
-    return !te_last_step(r, s) && te_is_stored_in_fp8(r, next) ? next : -1;
+    const int next = te_last_step(r, s) ? -1 : te_reader_of(r, s->op[s->count - 1]);
+    return next >= 0 && te_is_stored_in_fp8(r, next) ? next : -1;
 }
 
 /* What a split leaves to do for product `next`, which reads FP8: a cast and, where its weight's gradient will read a

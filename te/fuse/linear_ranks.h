@@ -22,7 +22,8 @@
 #ifndef TE_FUSE_LINEAR_RANKS_H
 #define TE_FUSE_LINEAR_RANKS_H
 
-#include "linear_split.h" /* te__linear_gemm, te_gemm_overlaps */
+#include "../plan/reader.h" /* te_gathered_for */
+#include "linear_split.h"  /* te__linear_gemm, te_gemm_overlaps */
 
 /* ---- what is left to the next step ------------------------------------------------------------------------------- */
 

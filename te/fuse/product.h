@@ -204,7 +204,7 @@ TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_chain
 /* What a product in FP8 stores in FP8 is an operand of the next product, and its transpose one of that for the weight's
  * gradient. Forward keeps the transpose alone. */
 TE_API te_status te__product_turn(te_run *r, const te_step *s, te_product *p) {
-    const int next = s->op[s->count - 1] + (r->pass == TE_BACKWARD ? -1 : 1);
+    const int next = te_reader_of(r, s->op[s->count - 1]);
     te_value v;
     if (r->pass == TE_INFER || te_gathered_for(r, next) >= 0) return TE_OK;
     p->many.turned_rows = (int)te__fp8_rows(r->now.rows);

@@ -253,6 +253,11 @@ typedef struct te_saved {
     uint32_t turned[TE_TURNED_WORDS]; /* te_run's */
 } te_saved;
 
+/* Whether the op's step leaves the value as it is, and where it lies: copy_to_group in forward, all_reduce in backward.
+ */
+TE_API int te_hands_on(const te_op *op, int backward) {
+    return op->op_class == TE_CLASS_own && (op->flags & (backward ? TE_KEEPS_GRAD : TE_IS_FORK)) != 0;
+}
 /* What the first and the last op of a list make of its ends. */
 TE_API int te__from_tokens(const te_plan *p) { return (p->op[0].flags & TE_FROM_TOKENS) != 0; }
 TE_API int te__to_loss(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_TO_LOSS) != 0; }

@@ -46,6 +46,7 @@ TE_API const te_step *te__step_to(const te_plan *p, int i) {
 }
 /* Whether the input of product i is saved as it is, for others. */
 TE_API int te__input_is_saved(const te_run *r, int i) {
+    while (i && te_hands_on(&r->plan->op[i - 1], 0)) i--;
     const int flags = i ? r->plan->op[i - 1].flags : 0;
     return (flags & TE_SAVES_OUTPUT) || ((flags & TE_IS_FORK) && !(flags & TE_IS_INPUT));
 }
@@ -127,21 +128,6 @@ TE_API int te_is_given_in_fp8(const te_run *r, int i) {
     const te_fp8_ops *of = r->plan->fp8;
     return te_is_stored_in_fp8(r, i) && (r->pass != TE_BACKWARD || !of || of->rounding == TE_ROUNDING_nearest);
 }
-/* The same of what is gathered from all ranks in FP8: they have to have the same scale. */
-TE_API int te_is_gathered_in_fp8(const te_run *r, int i) {
-    if (!te_is_given_in_fp8(r, i)) return 0;
-    return r->use == TE_USE_as_bound ? r->param[i] && r->param[i]->fp8.common : r->use == TE_USE_common;
-}
-/* Op i is behind what this pass has made, and gathers it from all ranks (an all_gather, in backward a reduce_scatter):
- * the product that reads it so; -1: it does not gather, or in the list's format. */
-TE_API int te_gathered_for(const te_run *r, int i) {
-    const te_op *op = &r->plan->op[i];
-    const int back = r->pass == TE_BACKWARD, next = back ? i - 1 : i + 1;
-    const te_rows from = back ? op->out_rows : op->in_rows, to = back ? op->in_rows : op->out_rows;
-    if (from != TE_ROWS_shard || to != TE_ROWS_tokens || next < 0 || next >= r->plan->op_count) return -1;
-    if (back && i <= r->reach) return -1;
-    return te_is_gathered_in_fp8(r, next) ? next : -1;
-}
 
 /* A value in e4m3 with scales of its own, in the workspace, and where they lie: behind it. */
 TE_API te_status te_acquire_scaled(te_run *r, te_value *v, int64_t rows, int cols, te_scaling scaling) {
@@ -204,6 +190,7 @@ TE_API te_status te_after_as(const te_value *v, const te_value *made, te_run *r)
 TE_API int te__is_read(const te_run *r, int i) {
     const te_plan *plan = r->plan;
     if (plan->op[i].flags & TE_SAVES_OUTPUT) return 1;
+    while (i + 1 < plan->op_count && te_hands_on(&plan->op[i + 1], 0)) i++;
     if (i + 1 == plan->op_count || te_trains_in_fp8(r, i + 1)) return 0; /* a product in FP8 keeps its input so */
     if (te_remakes_logits(plan, i)) return 0;
     return (plan->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0 || te_remakes_logits(plan, i + 1);
