@@ -68,7 +68,7 @@
 #define TE_OP_all_reduce (all_reduce, own)
 #define TE_SHAPES_all_reduce(op) (0)
 #define TE_GIVES_all_reduce(op) (TE_GIVES_same)
-#define TE_FLAGS_all_reduce(op) (TE_KEEPS_GRAD | TE_TAKES_PRODUCT)
+#define TE_FLAGS_all_reduce(op) (TE_KEEPS_GRAD | TE_HANDS_BACK | TE_TAKES_PRODUCT)
 #define TE_SHARE_all_reduce(op, in) (TE_SHARE_same)
 #define TE_SHARE_FITS_all_reduce(op, in) ((int)(in) == (int)TE_SHARE_sums)
 #define TE_TAKES_DIMS_all_reduce ,
@@ -78,7 +78,7 @@
 #define TE_OP_copy_to_group (copy_to_group, own)
 #define TE_SHAPES_copy_to_group(op) (0)
 #define TE_GIVES_copy_to_group(op) (TE_GIVES_same)
-#define TE_FLAGS_copy_to_group(op) (TE_IS_FORK) /* what it gives is what it gets, where that lies */
+#define TE_FLAGS_copy_to_group(op) (TE_IS_FORK | TE_HANDS_ON) /* what it gives is what it gets, where that lies */
 #define TE_SHARE_copy_to_group(op, in) (TE_SHARE_entered)
 #define TE_SHARE_FITS_copy_to_group(op, in) ((int)(in) == (int)TE_SHARE_same)
 #define TE_TAKES_DIMS_copy_to_group ,

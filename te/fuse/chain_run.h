@@ -57,7 +57,7 @@ TE_API te_status te__chain_forward(te_run *r, const te_step *s, int skip, int ap
         }
         const int forked = j + 1 < s->count && (plan->op[s->op[j + 1]].flags & TE_IS_FORK);
         const int leaves = j == s->count - 1 && !te_last_step(r, s); /* its result is the next op's input alone */
-        const int next = leaves ? te_reader_of(r, i) : i + 1;
+        const int next = leaves ? te_reader_of(r, i) : -1;
         const int gathered = leaves ? te_gathered_for(r, next) : -1; /* for a product behind a gather */
         const int for_product = leaves && (gathered >= 0 || te_is_stored_in_fp8(r, next));
         const int kept = r->pass == TE_FORWARD && te_in_memory(r, i);

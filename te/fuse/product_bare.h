@@ -58,7 +58,7 @@ TE_API te_product_kernels *te_bare_kernels(void) {
                                          {(const void *)te_bare_few_if<T, FORM, fp8>(), 0, 0},
                                          FORM,
                                          {(const void *)te_bare_narrow_if<T, TE_FEW_SIXTEEN, narrow>(), 0, 0},
-                                         {(const void *)te_bare_narrow_if<T, FORM, scaled>(), 0, 0}, 0};
+                                         {(const void *)te_bare_narrow_if<T, FORM, scaled>(), 0, 0}};
     return &kernels;
 }
 #define TE_BARE(dtype, pass) te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_FEW_SIXTEEN>()

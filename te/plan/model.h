@@ -45,6 +45,8 @@ enum {
     TE_EPILOGUE_OF_SCALE = 1 << 22, /* or a factor; te_op.options is a te_scale_options */
     TE_PARAMS_OF_ALL = 1 << 23,     /* ranks with their own columns have the same parameters, for all columns */
     TE_TAKES_PRODUCT = 1 << 24,     /* a linear before it may leave it its product, where it adds up over the ranks */
+    TE_HANDS_ON = 1 << 25,          /* forward's step leaves the value as it is, and where it lies (copy_to_group), */
+    TE_HANDS_BACK = 1 << 26,        /* or backward's the gradient (all_reduce) */
 };
 
 typedef enum te_init {
@@ -253,11 +255,6 @@ typedef struct te_saved {
     uint32_t turned[TE_TURNED_WORDS]; /* te_run's */
 } te_saved;
 
-/* Whether the op's step leaves the value as it is, and where it lies: copy_to_group in forward, all_reduce in backward.
- */
-TE_API int te_hands_on(const te_op *op, int backward) {
-    return op->op_class == TE_CLASS_own && (op->flags & (backward ? TE_KEEPS_GRAD : TE_IS_FORK)) != 0;
-}
 /* What the first and the last op of a list make of its ends. */
 TE_API int te__from_tokens(const te_plan *p) { return (p->op[0].flags & TE_FROM_TOKENS) != 0; }
 TE_API int te__to_loss(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_TO_LOSS) != 0; }

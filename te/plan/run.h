@@ -46,7 +46,7 @@ TE_API const te_step *te__step_to(const te_plan *p, int i) {
 }
 /* Whether the input of product i is saved as it is, for others. */
 TE_API int te__input_is_saved(const te_run *r, int i) {
-    while (i && te_hands_on(&r->plan->op[i - 1], 0)) i--;
+    while (i && (r->plan->op[i - 1].flags & TE_HANDS_ON)) i--;
     const int flags = i ? r->plan->op[i - 1].flags : 0;
     return (flags & TE_SAVES_OUTPUT) || ((flags & TE_IS_FORK) && !(flags & TE_IS_INPUT));
 }
@@ -190,7 +190,7 @@ TE_API te_status te_after_as(const te_value *v, const te_value *made, te_run *r)
 TE_API int te__is_read(const te_run *r, int i) {
     const te_plan *plan = r->plan;
     if (plan->op[i].flags & TE_SAVES_OUTPUT) return 1;
-    while (i + 1 < plan->op_count && te_hands_on(&plan->op[i + 1], 0)) i++;
+    while (i + 1 < plan->op_count && (plan->op[i + 1].flags & TE_HANDS_ON)) i++;
     if (i + 1 == plan->op_count || te_trains_in_fp8(r, i + 1)) return 0; /* a product in FP8 keeps its input so */
     if (te_remakes_logits(plan, i)) return 0;
     return (plan->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0 || te_remakes_logits(plan, i + 1);

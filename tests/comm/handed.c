@@ -25,9 +25,9 @@ enum { WIDTH = 64, INNER = 96, ROWS = 40 };
 #define SCATTER(i) (reduce_scatter, s##i),
 #define COMMA ,
 #define LISTS(recipe_)                                                                                                \
-    TE_SEQUENTIAL(plain_##recipe_, (bf16, (recipe, recipe_)), LIST(NOTHING, NOTHING, , ))                       \
+    TE_SEQUENTIAL(plain_##recipe_, (bf16, (recipe, recipe_)), LIST(NOTHING, NOTHING, , ))                             \
     TE_SEQUENTIAL(copied_##recipe_, (bf16, (recipe, recipe_)),                                                        \
-                  LIST(COPY, SUM, COMMA (shard, columns), COMMA (shard, rows)))                                 \
+                  LIST(COPY, SUM, COMMA (shard, columns), COMMA (shard, rows)))                                       \
     TE_SEQUENTIAL(gathered_##recipe_, (bf16, (rows, shard), (recipe, recipe_)),                                       \
                   LIST(GATHER, SCATTER, COMMA (shard, columns), COMMA (shard, rows)))
 LISTS(fp8_delayed)
@@ -63,7 +63,7 @@ static te_status make(made *out, const te_plan *plan, int random) {
     TE_TRY(te_model_bind(&model, plan, param, count, params, grads, &here));
     /* by the place of a parameter among the list's, not by its op: the lists have other ops in between */
     for (int i = 0; i < model.param_count; i++)
-        TE_TRY(te_fill_normal(param[i].data, param[i].dtype, param[i].rows * param[i].cols, param[i].cols == 1 ? 1.0f : 0.0f, 0.1f,
+        TE_TRY(te_fill_normal(param[i].data, param[i].dtype, param[i].rows * param[i].cols, param[i].rows == 1 || param[i].cols == 1 ? 1.0f : 0.0f, 0.1f,
                               (uint64_t)random, (uint32_t)i, &here));
     const size_t bytes = te_recipes_bytes(models, 1, &config);
     TE_TRY(te_allocate(&here, &scales, bytes));
