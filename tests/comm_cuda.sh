@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What several GPUs alone can run compiles: bench/comm.cu with TE_COMM, as far as PTX, with the kernels that -DTE_KEEP_CALLS leaves out.
+# What several GPUs alone can run compiles: bench/comm.cu with TE_COMM, as far as PTX, with the kernels that -DTE_KEEP_CALLS leaves out;
+# and a program without these.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
@@ -11,4 +12,5 @@ trap 'rm -rf "$work"' EXIT
 for kernel in te_send_many te_send_few; do
     grep -q "entry .*$kernel" "$work/comm.ptx" || { echo "FAIL: no $kernel in bench/comm.cu" && exit 1; }
 done
-echo "ok: bench/comm.cu compiles with TE_COMM"
+"$nvcc" -std=c++17 -O0 -gencode arch=compute_90a,code=sm_90a -DTE_COMM -DTE_KEEP_CALLS -I. -x cu -c tests/comm/peers.c -o "$work/peers.o"
+echo "ok: bench/comm.cu compiles with TE_COMM, tests/comm/peers.c with TE_KEEP_CALLS, too"

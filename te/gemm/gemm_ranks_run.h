@@ -11,8 +11,6 @@
 /* cuStreamWriteValue32: what a stream has done before is there for who sees the word. And cuStreamWaitValue32. */
 typedef CUresult (*te__write_word_fn)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
 
-#if TE_OVERLAPS
-
 /* ---- words in the order of a stream ------------------------------------------------------------------------------ */
 
 /* That of a piece which `from` sends to `to`, in the memory of `to`. */
@@ -35,6 +33,8 @@ TE_API te_status te__rank_await(const te_rank_memory *m, uint32_t *word, uint32_
                (int)e);
     return TE_OK;
 }
+
+#if TE_OVERLAPS
 
 /* ---- the handshake ----------------------------------------------------------------------------------------------- */
 
