@@ -91,6 +91,11 @@ for grid in "1 2" "1 4" "2 1" "2 1 --sp" "2 2 --sp"; do # losses, the norm that 
 done
 train_gpt 1 2 gpt_bf16 --steps 8 --sums bf16
 alike gpt_one gpt_bf16 10 1e-4 "--dp 2 --sums bf16"
+for grid in "1 2" "1 4" "2 2 --sp"; do # optimizer states shared out
+    read -r tp dp sp <<<"$grid"
+    train_gpt "$tp" "$dp" gpt_zero1 --steps 8 --zero1 $sp
+    alike gpt_one gpt_zero1 10 1e-5 "--tp $tp --dp $dp${sp:+ $sp} --zero1"
+done
 train_gpt 1 1 gpt_many --steps 8 --resume # at its end: reads it, of the same lists
 train_gpt 1 1 gpt_fp8 --steps 8 --recipe fp8_delayed
 train_gpt 2 2 gpt_many --steps 8 --recipe fp8_delayed --sp
@@ -100,20 +105,20 @@ train_gpt 1 1 gpt_many --steps 8 --recipe fp8_delayed --resume # scales are foun
 # Another grid goes on from each file: as one process does that went on as often, each time with more steps.
 train_gpt 1 1 gpt_one --steps 4
 train_gpt 2 1 gpt_many --steps 4
-for grid in "1 1 8" "1 2 12" "2 2 16 --sp"; do
-    read -r tp dp steps sp <<<"$grid"
+for grid in "1 1 8" "1 2 12 --zero1" "2 2 16 --sp" "1 4 20 --zero1" "1 1 24"; do
+    read -r tp dp steps option <<<"$grid"
     train_gpt 1 1 gpt_one --steps "$steps" --resume --force
-    train_gpt "$tp" "$dp" gpt_many --steps "$steps" --resume --force $sp
+    train_gpt "$tp" "$dp" gpt_many --steps "$steps" --resume --force $option
 done
-alike gpt_one gpt_many 20 1e-5 "--tp 2, then 1, --dp 2, --tp 2 --dp 2 --sp"
+alike gpt_one gpt_many 30 1e-5 "--tp 2, then 1, --dp 2 --zero1, --tp 2 --dp 2 --sp, --dp 4 --zero1, 1"
 
 # All of one model say the same: the text is longer than the window.
 sample() { sed '1,/^--- sample/d' "$work/log"; }
-train_gpt 1 1 gpt_many --steps 16 --resume --sample 40
+train_gpt 1 1 gpt_many --steps 24 --resume --sample 40
 sample >"$work/sample"
 for grid in "2 1" "2 2 --sp"; do
     read -r tp dp sp <<<"$grid"
-    train_gpt "$tp" "$dp" gpt_many --steps 16 --resume --sample 40 $sp
+    train_gpt "$tp" "$dp" gpt_many --steps 24 --resume --sample 40 $sp
     sample | cmp - "$work/sample"
     echo "train_gpt --tp $tp --dp $dp${sp:+ $sp}: the same sample"
 done

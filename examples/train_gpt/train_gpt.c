@@ -698,7 +698,7 @@ typedef struct options {
     const char *size, *out, *prompt, *tune, *recipe, *optimizer, *moments, *sums;
     long steps, batch, seq, accumulate, tp, dp, log, validate, sample, save;
     double lr, temperature;
-    long seed, sp, resume, force, plan;
+    long seed, sp, zero1, resume, force, plan;
 } options;
 
 static const char usage[] =
@@ -710,6 +710,7 @@ static const char usage[] =
     "  --accumulate N    micro-batches a step                      1\n"
     "  --dp N            replicas, each with a batch of its own    1\n"
     "  --sums NAME       their gradients are summed in f32 or bf16 f32\n"
+    "  --zero1           they share out the optimizer's states, and each updates a slice of the weights\n"
     "  --tp N            processes that share a replica's heads, MLP and vocabulary (-DGPT_RANKS=N)   1\n"
     "  --sp              between its products they share its tokens, too\n"
     "                    (mpirun -n TP*DP starts them)\n"
@@ -794,7 +795,7 @@ static options parse(int argc, char **argv, int *first_path) {
         {"--sums", &o.sums, 0, 0, 0},
         {"--steps", 0, &o.steps, 0, 0},     {"--batch", 0, &o.batch, 0, 0},       {"--seq", 0, &o.seq, 0, 0},
         {"--accumulate", 0, &o.accumulate, 0, 0}, {"--dp", 0, &o.dp, 0, 0},
-        {"--tp", 0, &o.tp, 0, 0},           {"--sp", 0, 0, 0, &o.sp},
+        {"--tp", 0, &o.tp, 0, 0},           {"--sp", 0, 0, 0, &o.sp},             {"--zero1", 0, 0, 0, &o.zero1},
         {"--log", 0, &o.log, 0, 0},     {"--validate", 0, &o.validate, 0, 0},
         {"--sample", 0, &o.sample, 0, 0},   {"--save", 0, &o.save, 0, 0},         {"--seed", 0, &o.seed, 0, 0},
         {"--lr", 0, 0, &o.lr, 0},           {"--temperature", 0, 0, &o.temperature, 0},
@@ -926,6 +927,7 @@ static te_adamw_config optimizer_of(const options *o) {
                         : rule == TE_RULE_muon ? te_muon_defaults(lr) : te_adamw_defaults(lr);
     c.schedule = te_schedule_of(TE_SCHEDULE_cosine, lr, te_min(100, o->steps / 10), te_max(o->steps, 1), 0.1f);
     c.moments = (te_dtype)moments_of(o->moments), c.match_rms = 1, c.seed = (uint64_t)o->seed;
+    c.shards = o->zero1 ? (int)o->dp : 1;
     c.beta2 = 0.95f, c.weight_decay = rule == TE_RULE_sgd ? 0.0f : 0.1f, c.max_norm = 1.0f, c.skip_nonfinite = 1;
     return c;
 }
@@ -990,6 +992,7 @@ int main(int argc, char **argv) {
     te_buckets buckets; /* of gradients, summed over the replicas while backward runs */
     te_buckets_config buckets_config = te_buckets_defaults();
     if (!strcmp(o.sums, "bf16")) buckets_config.dtype = TE_bf16;
+    buckets_config.shards = config.rule == TE_RULE_muon ? 1 : config.shards; /* Muon reads whole gradients */
     check(te_buckets_init(&buckets, g.all, g.models, &buckets_config, &ctx), "buckets");
 
     curve curve_;

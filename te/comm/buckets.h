@@ -41,9 +41,9 @@ typedef struct te_buckets_config {
     int shards;    /* of the optimizer: te_data_group(ctx)->size or 1; with Muon 1 */
     te_dtype dtype; /* TE_f32; TE_bf16: gradients are rounded before they are summed, and so are their sums: half of the
                      * bytes on the way, and memory for as many, at most bytes / 2 */
-    int copies; /* CUDA: sums that more of the backward comes behind go by copy engines (copied_sums.h), where shards is
-                 * 1 and the ranks of the data group map each other's memory, of which each takes up to 2 * bytes as
-                 * long as the communicator is there. 0: by NCCL */
+    int copies; /* CUDA: sums that more of the backward comes behind go by copy engines (copied_sums.h), where the ranks
+                 * of the data group map each other's memory, of which each takes up to 2 * bytes as long as the
+                 * communicator is there. 0: by NCCL */
 } te_buckets_config;
 
 /* What a sum costs whatever its size, NCCL's 11 us or some 30 us of copies, is a fourteenth of one of 32 MiB. */
@@ -165,7 +165,7 @@ TE_IF_USED TE_API te_status te__bucket_start(te_buckets *b, te__bucket *k, te_co
     if (b->sums.data.size == 1) return TE_OK;
     TE_TRY(te_side_enter(&b->side, ctx));
     const te_status status =
-        b->config.shards > 1 ? te__grad_slices(&b->sums, b->models[k->model], b->config.shards, ctx)
+        b->config.shards > 1 ? te__grad_slices(&b->sums, b->models[k->model], b->config.shards, !k->is_last, ctx)
                              : te__grad_sum(&b->sums, k->from, k->elements, !k->is_last, ctx);
     te_side_leave(&b->side, ctx);
     return status;
@@ -236,7 +236,7 @@ TE_IF_USED TE_API te_status te_buckets_init(te_buckets *b, te_model *const *mode
     b->watch.allows = te__buckets_allow, b->watch.is_final = te__buckets_final;
     b->tensor = *te_tensor_group(ctx);
     te_status status =
-        te__grad_sums_open(&b->sums, config->bytes, config->dtype, config->copies && config->shards == 1, ctx);
+        te__grad_sums_open(&b->sums, config->bytes, config->dtype, config->copies, ctx);
     if (status == TE_OK) status = te__buckets_make(b, ctx);
     if (status == TE_OK && b->sums.data.size > 1) status = te_side_open(&b->side, ctx);
     if (status != TE_OK) return te_buckets_destroy(b), status;

@@ -73,13 +73,16 @@ TE_IF_USED TE_API void te__comm_group(te_group *g, te_comm *comm, const char *na
     g->name = name, g->rank = rank, g->size = size, g->transport = te__comm_transport(), g->handle = 0, g->comm = comm;
     g->peers = 0, g->memory = 0;
 }
-/* Let all that has been enqueued run, forget graphs that hold collectives, and free the groups. */
+/* Let all that has been enqueued run, forget graphs that hold collectives, and free the groups. Of a communicator that
+ * has failed what was enqueued ends with any result; on CUDA, where the device has not come to rest within the timeout,
+ * its groups and their memory stay until the process ends. */
 TE_API void te_comm_destroy(te_comm *comm) {
     if (!comm || !comm->ctx) return;
     te_group *const group[3] = {&comm->data, &comm->tensor, &comm->world};
     if (!comm->failed) (void)te_synchronize(comm->ctx);
     te__comm_forget(comm->ctx);
-    for (int i = 0; i < 3; i++)
+    const int rests = !comm->failed || te__comm_end(comm);
+    for (int i = 0; rests && i < 3; i++)
         if (group[i]->handle) group[i]->transport->close(group[i]);
     te__comm_close(comm);
     comm->ctx->comm = 0;

@@ -12,6 +12,7 @@
 
 #ifdef TE_COMM
 #include <nccl.h>
+#include <pthread.h>
 #include <stdio.h> /* fopen */
 #include <time.h>  /* time, nanosleep */
 
@@ -84,6 +85,7 @@ TE_IF_USED TE_API te_status te__nccl_all_reduce(const te_group *g, void *y, cons
 
 /* ---- groups ------------------------------------------------------------------------------------------------------ */
 
+TE_API int te__comm_is_ours(const te_group *g) { return g != &g->comm->world || g->comm->closes; }
 /* Free the memory that ranks map: when no other has it mapped any more, or does not come to say so. */
 TE_API void te__peers_close(te_group *g) {
     const te_comm *comm = g->comm;
@@ -104,9 +106,7 @@ TE_API void te__peers_close(te_group *g) {
 }
 TE_API void te__nccl_close(te_group *g) {
     te__peers_close(g);
-    const int is_world = g == &g->comm->world;
-    if (g->comm->failed) (void)ncclCommAbort((ncclComm_t)g->handle);
-    else if (!is_world || g->comm->closes) (void)ncclCommDestroy((ncclComm_t)g->handle);
+    if (!g->comm->failed && te__comm_is_ours(g)) (void)ncclCommDestroy((ncclComm_t)g->handle);
     g->handle = 0;
 }
 TE_IF_USED TE_API const te_transport *te__comm_transport(void) {
@@ -174,6 +174,48 @@ TE_API void te__comm_forget(te_context *ctx) {
     while (s && s->replays) te__replay_forget(s, s->replays - 1);
 }
 TE_API void te__comm_close(te_comm *comm) { (void)comm; }
+
+/* What a thread does with a communicator that has failed: end NCCL's kernels, and wait for all else on the device. */
+typedef struct te__comm_abort { ncclComm_t nccl[3]; int device, done; } te__comm_abort;
+TE_API void *te__comm_abort_run(void *p) {
+    te__comm_abort *a = (te__comm_abort *)p;
+    int ok = cudaSetDevice(a->device) == cudaSuccess;
+    for (int i = 0; i < 3; i++)
+        if (a->nccl[i]) ok &= ncclCommAbort(a->nccl[i]) == ncclSuccess;
+    ok &= cudaDeviceSynchronize() == cudaSuccess;
+    __atomic_store_n(&a->done, ok ? 1 : -1, __ATOMIC_RELEASE);
+    return 0;
+}
+/* Words that streams wait for come meanwhile (copied_sums.h): of what they let through nobody reads anything. */
+TE_API void te__comm_let_go(const te_group *g, cudaStream_t stream, te_context *ctx) {
+    const te_rank_memory *m = g->memory;
+    for (int r = 0; m && r < m->ranks; r++)
+        for (int kind = 0; kind < 2 && r != m->rank; kind++)
+            (void)te__rank_write(m, te__rank_arrived(m, m->rank, r, kind), 1, stream, ctx);
+    (void)cudaStreamSynchronize(stream);
+}
+/* End what a communicator that has failed has on the device. 0: the device has not come to rest within its timeout, and
+ * all of it stays as it is until the process ends. */
+TE_API int te__comm_end(te_comm *comm) {
+    const te_group *const group[3] = {&comm->data, &comm->tensor, &comm->world};
+    te__comm_abort *a = (te__comm_abort *)calloc(1, sizeof *a);
+    cudaStream_t stream = 0;
+    pthread_t thread;
+    int done = 0;
+    if (!a || cudaGetDevice(&a->device) != cudaSuccess ||
+        cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess)
+        return free(a), 0;
+    for (int i = 0; i < 3; i++) a->nccl[i] = te__comm_is_ours(group[i]) ? (ncclComm_t)group[i]->handle : 0;
+    if (pthread_create(&thread, 0, te__comm_abort_run, a)) return free(a), 0;
+    (void)pthread_detach(thread);
+    for (const double start = te__seconds(); !done && te__seconds() - start < comm->timeout; te__nap()) {
+        te__comm_let_go(&comm->data, stream, comm->ctx);
+        done = __atomic_load_n(&a->done, __ATOMIC_ACQUIRE);
+    }
+    if (!done) return 0;
+    (void)cudaStreamDestroy(stream), free(a);
+    return done > 0;
+}
 
 /* Wait for what this rank has enqueued, as te_synchronize does, but no longer than the communicator's timeout, and not
  * for ranks that have failed. */

@@ -13,15 +13,16 @@
  *   2. added up there in f32, in the order of the ranks, by a kernel that waits for nobody: N + 1 times a part's bytes;
  *   3. the sum copied to all others, and from their room to x.
  * Bytes over a link: 2 (N - 1) / N of x. Copy engines bring 230 GB/s to a rank of four, so 32 MB take 0.25 ms; a
- * backward has 11 such sums in 35 ms. What no backward is left for goes by NCCL, which takes half of that.
+ * backward has 11 such sums in 35 ms. What no backward is left for goes by NCCL, which takes half of that. Where each
+ * rank needs its slice of the sums alone (ZeRO-1), 3 has no bytes.
  *
  * Who may write where, and when. All of it is in the order of one stream. A word behind each copy says that it is
  * there; its owner's stream waits for it, sets it to 0 and goes on. Nobody asks whether a slot is empty: a rank sends
- * its next part when it has all sums of the piece before, so their owners have added up what it sent then, and its next
- * sum when it has all parts of that piece, which their owners have sent behind their last copies out of the room.
+ * its next part when it has all words of the piece's sums, so their owners have added up what it sent then, and its
+ * next sum when it has all parts of that piece, which their owners have sent behind their last copies out of the room.
  *
  * A stream that waits for a rank that has failed waits for ever, as NCCL's kernels do: te_comm_synchronize says so in
- * time, and the process ends.
+ * time, and te_comm_destroy lets go of it.
  */
 #ifndef TE_COMM_COPIED_SUMS_H
 #define TE_COMM_COPIED_SUMS_H
@@ -65,20 +66,21 @@ typedef struct te__copied {
     cudaStream_t stream;
     char *x;
     te_dtype dtype;
-    int64_t count, part; /* of x, of the part of a rank but the last ones */
+    int keeps;           /* each rank its own sum; 0: all get all sums */
+    int64_t count, part; /* of all parts, and of the part of a rank but the last ones */
+    int64_t stride;      /* from one rank's part to the next one's */
     int64_t slot;        /* elements */
 } te__copied;
 
-TE_API int64_t te__copied_begin(const te__copied *c, int r) { return te_min(r * c->part, c->count); }
 TE_API int64_t te__copied_count(const te__copied *c, int r) {
-    return te__copied_begin(c, r + 1) - te__copied_begin(c, r);
+    return te_max(te_min(c->part, c->count - r * c->part), 0);
 }
 TE_API size_t te__copied_bytes(const te__copied *c, int r) {
     return (size_t)te__copied_count(c, r) * te_dtype_bytes(c->dtype);
 }
 /* Rank r's part. */
 TE_API char *te__copied_part(const te__copied *c, int r) {
-    return c->x + (size_t)te__copied_begin(c, r) * te_dtype_bytes(c->dtype);
+    return c->x + (size_t)(r * c->stride) * te_dtype_bytes(c->dtype);
 }
 /* Where `to` has room for what `from` sends. */
 TE_API char *te__copied_slot(const te__copied *c, int to, int from, int kind) {
@@ -89,13 +91,13 @@ TE_API te_status te__copied_copy(const te__copied *c, void *to, const void *from
     return te__cuda_status(ctx, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, c->stream),
                            "sums over ranks");
 }
-/* To all others, the one before this rank first, so that each gets from one at a time: of a sum this rank's, of parts
- * theirs. */
+/* To all others, the one before this rank first, so that each gets from one at a time: of a sum this rank's or, where
+ * each keeps its own, the word alone; of parts theirs. */
 TE_API te_status te__copied_send(const te__copied *c, int kind, te_context *ctx) {
     const te_rank_memory *m = c->m;
     for (int k = 1; k < m->ranks; k++) {
         const int to = (m->rank + m->ranks - k) % m->ranks, of = kind == TE_COPIED_PART ? to : m->rank;
-        if (te__copied_bytes(c, of))
+        if (te__copied_bytes(c, of) && (kind == TE_COPIED_PART || !c->keeps))
             TE_TRY(te__copied_copy(c, te__copied_slot(c, to, m->rank, kind), te__copied_part(c, of),
                                    te__copied_bytes(c, of), ctx));
         TE_TRY(te__rank_write(m, te__rank_arrived(m, to, m->rank, kind), 1, c->stream, ctx));
@@ -127,23 +129,40 @@ TE_IF_USED TE_API te_status te__copied_piece(const te__copied *c, te_context *ct
         TE_TRY(c->dtype == TE_f32 ? te_copied_add_f32_launch(ctx, grid, &a) : te_copied_add_bf16_launch(ctx, grid, &a));
     TE_TRY(te__copied_send(c, TE_COPIED_SUM, ctx));
     TE_TRY(te__copied_wait(c, TE_COPIED_SUM, ctx));
-    for (int r = 0; r < m->ranks; r++)
+    for (int r = 0; r < m->ranks && !c->keeps; r++)
         if (r != m->rank && te__copied_bytes(c, r))
             TE_TRY(te__copied_copy(c, te__copied_part(c, r), te__copied_slot(c, m->rank, r, TE_COPIED_SUM),
                                    te__copied_bytes(c, r), ctx));
     return TE_OK;
 }
+TE_API te__copied te__copied_of(const te_group *g, te_dtype dtype, const te_context *ctx) {
+    te__copied c;
+    memset(&c, 0, sizeof c);
+    c.m = g->memory, c.stream = (cudaStream_t)ctx->stream, c.dtype = dtype;
+    c.slot = (int64_t)(c.m->room / te_dtype_bytes(dtype)) / (2 * (g->size - 1)) / TE_COPIED_ALIGN * TE_COPIED_ALIGN;
+    return c;
+}
 /* x[count], f32 or bf16, a multiple of TE_COPIED_ALIGN, becomes the sum over the ranks of g, which has memory. Enqueued
  * on ctx->stream, the same one each time. */
 TE_IF_USED TE_API te_status te__copied_sum(const te_group *g, void *x, int64_t count, te_dtype dtype, te_context *ctx) {
-    const int64_t bytes = (int64_t)te_dtype_bytes(dtype);
-    te__copied c;
-    c.m = g->memory, c.stream = (cudaStream_t)ctx->stream, c.dtype = dtype;
-    c.slot = (int64_t)c.m->room / bytes / (2 * (g->size - 1)) / TE_COPIED_ALIGN * TE_COPIED_ALIGN;
+    te__copied c = te__copied_of(g, dtype, ctx);
     TE_TRY(te_peers_check(&g->comm->data, ctx));
     for (int64_t at = 0; at < count; at += g->size * c.slot) {
-        c.x = (char *)x + at * bytes, c.count = te_min(count - at, g->size * c.slot);
-        c.part = te_round_up(te_ceil_div(c.count, g->size), TE_COPIED_ALIGN);
+        c.x = (char *)x + (size_t)at * te_dtype_bytes(dtype), c.count = te_min(count - at, g->size * c.slot);
+        c.part = c.stride = te_round_up(te_ceil_div(c.count, g->size), TE_COPIED_ALIGN);
+        TE_TRY(te__copied_piece(&c, ctx));
+    }
+    return TE_OK;
+}
+/* Of x[ranks][count] this rank's row becomes the sum over the ranks; the rest stays. */
+TE_IF_USED TE_API te_status te__copied_slices(const te_group *g, void *x, int64_t count, te_dtype dtype,
+                                              te_context *ctx) {
+    te__copied c = te__copied_of(g, dtype, ctx);
+    TE_TRY(te_peers_check(&g->comm->data, ctx));
+    c.keeps = 1, c.stride = count;
+    for (int64_t at = 0; at < count; at += c.slot) {
+        c.x = (char *)x + (size_t)at * te_dtype_bytes(dtype), c.part = te_min(c.slot, count - at);
+        c.count = g->size * c.part;
         TE_TRY(te__copied_piece(&c, ctx));
     }
     return TE_OK;
@@ -157,6 +176,10 @@ TE_API te_status te__copied_open(te_group *g, int64_t bytes, te_context *ctx) {
 #else
 TE_API te_status te__copied_sum(const te_group *g, void *x, int64_t count, te_dtype dtype, te_context *ctx) {
     return te_group_all_reduce(g, x, x, count, dtype, ctx);
+}
+TE_API te_status te__copied_slices(const te_group *g, void *x, int64_t count, te_dtype dtype, te_context *ctx) {
+    char *own = (char *)x + (size_t)(g->rank * count) * te_dtype_bytes(dtype);
+    return te_group_reduce_scatter(g, own, x, count, dtype, ctx);
 }
 TE_API te_status te__copied_open(te_group *g, int64_t bytes, te_context *ctx) {
     return (void)g, (void)bytes, (void)ctx, TE_OK;

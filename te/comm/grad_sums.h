@@ -48,21 +48,28 @@ TE_IF_USED TE_API te_status te__grad_sum(const te_grad_sums *s, float *x, int64_
     }
     return TE_OK;
 }
-/* The same of a model's gradients, of which this rank gets its slice (te_slice_elements) and what is behind the last
- * one. */
-TE_IF_USED TE_API te_status te__grad_slices(const te_grad_sums *s, const te_model *m, int slices, te_context *ctx) {
+/* Of x[ranks][count] this rank's row becomes the sum over the group. */
+TE_IF_USED TE_API te_status te__grad_slices_of(const te_grad_sums *s, void *x, int64_t count, te_dtype dtype, int hides,
+                                               te_context *ctx) {
+    char *const own = (char *)x + (size_t)(s->data.rank * count) * te_dtype_bytes(dtype);
+    if (s->data.memory && hides) return te__copied_slices(&s->data, x, count, dtype, ctx);
+    return te_group_reduce_scatter(&s->data, own, x, count, dtype, ctx);
+}
+/* Of a model's gradients this rank gets the sums of its slice (te_slice_elements) and of what is behind the last one,
+ * with half of the traffic. Slices know no parameters, so what a frozen one has for a gradient goes along. */
+TE_IF_USED TE_API te_status te__grad_slices(const te_grad_sums *s, const te_model *m, int slices, int hides,
+                                            te_context *ctx) {
     float *const grads = (float *)(uintptr_t)m->grads;
     const int64_t slice = te_slice_elements(m->elements, slices), rest = slice * slices;
-    const size_t bytes = te_dtype_bytes(s->dtype);
-    if (s->dtype == TE_f32) return te__reduce_slices(&s->data, m, slices, ctx);
-    for (int64_t at = 0; at < slice; at += s->elements / slices) {
+    if (s->dtype == TE_f32) TE_TRY(te__grad_slices_of(s, grads, slice, TE_f32, hides, ctx));
+    for (int64_t at = 0; s->dtype != TE_f32 && at < slice; at += s->elements / slices) {
         const int64_t n = te_min(s->elements / slices, slice - at);
-        char *const own = (char *)s->room + (size_t)(s->data.rank * n) * bytes;
+        const size_t bytes = (size_t)n * te_dtype_bytes(s->dtype);
         for (int r = 0; r < slices; r++)
-            TE_TRY(te_convert((char *)s->room + (size_t)(r * n) * bytes, s->dtype, grads + r * slice + at, TE_f32, n,
-                              ctx));
-        TE_TRY(te_group_reduce_scatter(&s->data, own, s->room, n, s->dtype, ctx));
-        TE_TRY(te_convert(grads + s->data.rank * slice + at, TE_f32, own, s->dtype, n, ctx));
+            TE_TRY(te_convert((char *)s->room + (size_t)r * bytes, s->dtype, grads + r * slice + at, TE_f32, n, ctx));
+        TE_TRY(te__grad_slices_of(s, s->room, n, s->dtype, hides, ctx));
+        TE_TRY(te_convert(grads + s->data.rank * slice + at, TE_f32, (char *)s->room + (size_t)s->data.rank * bytes,
+                          s->dtype, n, ctx));
     }
     return te__grad_sum(s, grads + rest, m->elements - rest, 0, ctx);
 }
