@@ -99,7 +99,7 @@ TE_API te_status te__rank_memory_open(te_group *g, int64_t bytes, te_context *ct
     TE_REQUIRE(m, ctx, TE_ERROR_MEMORY, "te_comm_create: no memory");
     m->rank = g->rank, m->ranks = g->size, m->room = (size_t)te_round_up(bytes, TE_ALIGN), m->blocks = 1;
     m->failed[0] = &g->peers->state->failed, m->failed[1] = g->peers->failed;
-    m->timeout = (uint64_t)(0.9e9 * g->comm->timeout);
+    m->timeout = (uint64_t)(0.9e9 * g->comm->timeout), m->apart = TE_RANK_APART;
     const int has_side = te__rank_side(m);
     const te_status status = te_allocate(ctx, (void **)&room, TE_PEERS * sizeof *room);
     int ok = status == TE_OK &&

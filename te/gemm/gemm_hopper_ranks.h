@@ -27,6 +27,7 @@ typedef struct te_scatter {
     const uint32_t *words; /* [ranks, TE_RANK_TILES]: this rank's own for the others */
     const uint32_t *turn;  /* what they become */
     int ranks;
+    int apart;             /* this rank's rows go to a slot as well, and a kernel behind adds up all slots */
 } te_scatter;
 
 enum { TE_SCATTER_AHEAD = 3 }; /* other ranks whose sums are loaded ahead: the first ones */
@@ -54,7 +55,7 @@ TE_FN int te__scatter_word(const te_scatter *s, int x, int y, int warp) {
 TE_FN int te__scatter_begin(const te_scatter *s, int x, int y, int warp, int last) {
     const int lane = (int)threadIdx.x % 32, rank = s->many.ranks.rank;
     const int of = last ? lane / TE_HOPPER_FEW : lane, word = last ? lane % TE_HOPPER_FEW : warp;
-    if (te__scatter_rank(s, y) != rank) return 0;
+    if (s->apart || te__scatter_rank(s, y) != rank) return 0;
     if (of < s->ranks && of != rank)
         te__rank_wait(s->words + of * TE_RANK_TILES + te__scatter_word(s, x, y, word), *s->turn, of,
                       &s->many.ranks.waits);
@@ -73,7 +74,7 @@ TE_FN void te__scatter_fetch(const te_scatter *s, int x, int y, int last) {
 /* A tile of another rank's rows has left. Of a last one all warps are behind a barrier. */
 TE_FN void te__scatter_end(const te_scatter *s, int x, int y, int warp) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0 && warp < TE_HOPPER_FEW)
+    if (threadIdx.x % 32 == 0 && warp < TE_HOPPER_FEW && !s->apart)
         te__rank_tell(s->told[te__scatter_rank(s, y)] + te__scatter_word(s, x, y, warp), *s->turn);
 }
 #else
@@ -120,7 +121,7 @@ TE_FN void te__scatter_epilogue(const te_scatter *s, const uint32_t w[4], const 
     const int64_t at = ((int64_t)(row - to * r->each) * s->many.n + col) * 2;
     float sum[8];
     te_words all;
-    if (to != r->rank) {
+    if (to != r->rank || s->apart) {
         *(uint4 *)(s->to[to] + at) = make_uint4(w[0], w[1], w[2], w[3]);
         return;
     }

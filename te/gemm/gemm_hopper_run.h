@@ -64,7 +64,7 @@ TE_API te_status te__hopper_overlap(te_hopper *p, const te_gemm *g, te__encode_f
     const int high = each / (TE_CLUSTER * TE_TILE_M);
     te_hopper_ranks *r = &p->ranks;
     r->rank = rank, r->each = each, r->band = (int)te_min(TE_HOPPER_BAND, high);
-    r->first = (ranks->own ? rank : (rank + 1) % size) * high;
+    r->first = (ranks->own ? rank : (rank + 1) % size) * high, r->turns = ranks->turns ? size : 0;
 #if TE_OVERLAPS
     r->waits = te__rank_waits_of(m);
 #endif

@@ -25,6 +25,7 @@ enum {
 typedef struct te_hopper_ranks {
     int rank, each;          /* rows of A and D of each rank, whole tiles of a cluster */
     int first, band;         /* the row of tiles that is taken first; rows of a band, 0: TE_HOPPER_BAND */
+    int turns;               /* the rows of so many ranks are taken in turns; 0: those of one, then of the next */
     int owns;                /* this rank's rows of A lie in te_hopper.own */
     int piece;               /* rows of A that have a word */
     const uint32_t *arrived; /* [ranks, TE_RANK_PIECES]: 1 when they are there; null: all are */
@@ -88,6 +89,12 @@ typedef struct te_hopper_barriers {
  * tile `left` of the last round, which another cluster owns. */
 typedef struct te_hopper_work { int x, y, first, last, part, left; } te_hopper_work;
 
+/* The row of tiles that is taken as the i-th of all. */
+TE_FN int te__hopper_row_of(const te_hopper *p, int i, int rows) {
+    const te_hopper_ranks *r = &p->ranks;
+    if (r->turns) return (i + r->rank + 1) % r->turns * (rows / r->turns) + i / r->turns;
+    return i + r->first < rows ? i + r->first : i + r->first - rows;
+}
 /* Where tile `i` lies: rows from y, columns from x. Tiles go down a band of rows, then to the next column. */
 TE_FN void te__hopper_tile(te_hopper_work *w, const te_hopper *p, int i) {
     const int rows = (p->m + TE_CLUSTER * TE_TILE_M - 1) / (TE_CLUSTER * TE_TILE_M),
@@ -96,7 +103,7 @@ TE_FN void te__hopper_tile(te_hopper_work *w, const te_hopper *p, int i) {
     const int band = i / (most * columns), first = band * most, high = rows - first < most ? rows - first : most;
     const int at = i - first * columns;
     int row = first + at % high;
-    if (TE_OVERLAPS && (row += p->ranks.first) >= rows) row -= rows;
+    if (TE_OVERLAPS) row = te__hopper_row_of(p, row, rows);
     w->y = (row * TE_CLUSTER + (int)blockIdx.x % TE_CLUSTER) * TE_TILE_M, w->x = at / high * TE_TILE_N;
 }
 /* The j-th work of this cluster; 0: there is none. Who has a tile waits for clusters of lower numbers alone. */

@@ -15,6 +15,11 @@
  *             own last: by then the others' sums for its rows have come. The epilogue adds them in f32 in the order of
  *             the ranks, rounds once and stores the result, so there is no pass over the slots. Bytes over a link:
  *             each n (N - 1) elements, and as many that this rank reads again.
+ *   apart     The same where k is short (te_rank_memory.apart). The epilogue takes 30 us to add up a tile of this
+ *             rank's rows, whatever k is; so here it stores those in a slot as well, and a kernel behind the product,
+ *             which waits for the others', adds up all slots (te/comm/scatter.h). The product waits for nobody, and
+ *             takes the tiles of all ranks' rows in turns: the link has work from its first round to its last. More
+ *             bytes: each n written and read.
  *
  * Measured in turns with the product alone, rows x out x in of a rank: 8192 x 14336 x 8192 gather 0.98 to 1.02 of its
  * time on two H200s and on four, scatter 0.99 to 1.02; 8192 x 4096 x 4096 1.05 to 1.08 and 1.04 to 1.06. NCCL and then
@@ -58,7 +63,8 @@
  * 1 to 1 times `each` rows earlier in the order of another rank, so in an earlier band (te__hopper_tile), which a
  * cluster is through with before it comes to this one. That holds while all blocks of a kernel that scatters get a
  * multiprocessor in the end: no kernel that waits for another rank may take multiprocessors beside it (NCCL's on a
- * second stream), so backwards that te_buckets watches scatter nothing this way.
+ * second stream), so in backwards that te_buckets watches all sums are apart: such a product ends whatever else has its
+ * multiprocessors, and the sums wait for products alone.
  */
 #ifndef TE_GEMM_RANKS_H
 #define TE_GEMM_RANKS_H
@@ -72,11 +78,13 @@ enum {
     TE_RANK_PIECE = 16 << 20, /* bytes of a piece, at least: see te__gather_copies */
     TE_RANK_TILES = 1 << 15,  /* words for the tiles that a rank sends, one for each warp of the epilogue */
     TE_RANK_WARPS = 4,        /* of them; three are in use */
+    TE_RANK_APART = 4096,     /* te_rank_memory.apart */
     /* Words at the begin of the first block: */
     TE_WORDS_READY = 0,       /* [rank] */
     TE_WORDS_ARRIVED = 64,    /* [rank][piece] */
     TE_WORDS_TURN = 256,      /* this rank's own: handshakes so far */
     TE_WORDS_PROBE = 320,     /* [rank]: whether a stream of that rank can write here */
+    TE_WORDS_SENT = 384,      /* [rank]: all that it scatters here has come */
     TE_WORDS_TILES = 1024,    /* [rank][TE_RANK_TILES] */
     TE_WORDS_IN_ALL = TE_WORDS_TILES + TE_RANKS * TE_RANK_TILES
 };
@@ -97,6 +105,7 @@ typedef struct te_rank_memory {
     uint64_t timeout;       /* nanoseconds */
     void *side, *event[2];  /* cudaStream_t, on which copies go, and cudaEvent_t */
     void (*write)(void), (*wait)(void); /* cuStreamWriteValue32, cuStreamWaitValue32 */
+    int64_t apart;          /* bytes of k up to which what is scattered is added up apart */
     int serial;             /* for tests: product and collective one after the other, the tiles in the same order */
     int64_t gathered, scattered; /* products that were enqueued so */
     int64_t beside; /* of the gathered ones those with something beside their rows (te_gemm_ranks.beside) */
@@ -109,6 +118,7 @@ typedef struct te_gemm_ranks {
     const void *own;    /* gather: this rank's rows of A; null: D is scattered */
     char *to[TE_RANKS]; /* gather: where these belong in A, as that lies in the memory of each rank */
     int keep;           /* this rank's A gets them, too */
+    int turns;          /* scatter: tiles of the ranks' rows in turns; 0: one rank's after the other's, its own last */
     te_status (*beside)(void *of); /* gather: enqueues what comes before the product while rows are on their way */
     void *beside_of;
 } te_gemm_ranks;
