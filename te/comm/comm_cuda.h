@@ -186,25 +186,26 @@ TE_API void *te__comm_abort_run(void *p) {
     __atomic_store_n(&a->done, ok ? 1 : -1, __ATOMIC_RELEASE);
     return 0;
 }
-/* Words that streams wait for come meanwhile (copied_sums.h): of what they let through nobody reads anything. */
+/* Words that streams wait for come meanwhile (copied_sums.h): of what they let through nobody reads anything. stream:
+ * one of its own, with the words of the last call or without any. */
 TE_API void te__comm_let_go(const te_group *g, cudaStream_t stream, te_context *ctx) {
     const te_rank_memory *m = g->memory;
-    for (int r = 0; m && r < m->ranks; r++)
+    if (!m || cudaStreamQuery(stream) != cudaSuccess) return;
+    for (int r = 0; r < m->ranks; r++)
         for (int kind = 0; kind < 2 && r != m->rank; kind++)
             (void)te__rank_write(m, te__rank_arrived(m, m->rank, r, kind), 1, stream, ctx);
-    (void)cudaStreamSynchronize(stream);
 }
-/* End what a communicator that has failed has on the device. 0: the device has not come to rest within its timeout, and
- * all of it stays as it is until the process ends. */
+/* End what a communicator that has failed has on the device. 0: that has not come to rest within the timeout, and all of
+ * it stays as it is until the process ends. */
 TE_API int te__comm_end(te_comm *comm) {
     const te_group *const group[3] = {&comm->data, &comm->tensor, &comm->world};
     te__comm_abort *a = (te__comm_abort *)calloc(1, sizeof *a);
     cudaStream_t stream = 0;
     pthread_t thread;
-    int done = 0;
-    if (!a || cudaGetDevice(&a->device) != cudaSuccess ||
-        cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess)
-        return free(a), 0;
+    int done = 0, least = 0, greatest = 0;
+    (void)cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    if (!a || cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest) != cudaSuccess) return free(a), 0;
+    a->device = comm->ctx->device;
     for (int i = 0; i < 3; i++) a->nccl[i] = te__comm_is_ours(group[i]) ? (ncclComm_t)group[i]->handle : 0;
     if (pthread_create(&thread, 0, te__comm_abort_run, a)) return free(a), 0;
     (void)pthread_detach(thread);
