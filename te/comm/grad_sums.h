@@ -71,7 +71,7 @@ TE_IF_USED TE_API te_status te__grad_slices(const te_grad_sums *s, const te_mode
         TE_TRY(te_convert(grads + s->data.rank * slice + at, TE_f32, (char *)s->room + (size_t)s->data.rank * bytes,
                           s->dtype, n, ctx));
     }
-    return te__grad_sum(s, grads + rest, m->elements - rest, 0, ctx);
+    return te__grad_sum(s, grads + rest, m->elements - rest, hides, ctx);
 }
 
 #endif
