@@ -127,8 +127,7 @@ TE_BOTH te_chain_leaves te__chain_leaves(int recipe) {
 }
 #define TE__CHAIN_FEEDS(name, model, ...)                                                                    \
     TE_BOTH int name##_next_recipe(void) {                                                                   \
-        const int last = (int)TE_ID(model, TE_ROW_LAST(__VA_ARGS__));                                        \
-        return model##_recipe_at(name##_is_backward ? last - 1 : last + 1);                                  \
+        return model##_recipe_behind((int)TE_ID(model, TE_ROW_LAST(__VA_ARGS__)), name##_is_backward);       \
     }                                                                                                        \
     TE_BOTH int name##_feeds(void) { return te__chain_feeds(name##_next_recipe()); }                         \
     TE_UNUSED TE_BOTH te_chain_leaves name##_leaves(void) { return te__chain_leaves(name##_next_recipe()); }

@@ -12,7 +12,7 @@
 
 #include "te/te.h"
 
-enum { WIDTH = 64, INNER = 96, ROWS = 40 };
+enum { WIDTH = 128, INNER = 256, ROWS = 40, RECIPES = 4, RANDOM = 3 };
 #define LIST(ENTER, LEAVE, columns, rows)                                                                             \
     (fork, x1), (rmsnorm, n1, WIDTH), ENTER(1) (linear, fc1, WIDTH, INNER columns), (gelu, a),                        \
     (linear, fc2, INNER, WIDTH rows), LEAVE(1) (bias, b, WIDTH), (scale, by, 0.5f), (add, x1),                        \
@@ -32,13 +32,15 @@ enum { WIDTH = 64, INNER = 96, ROWS = 40 };
                   LIST(GATHER, SCATTER, COMMA (shard, columns), COMMA (shard, rows)))
 LISTS(fp8_delayed)
 LISTS(fp8_current)
+LISTS(fp8_block)
+LISTS(fp8_row)
 
 static te_context here;
 static te_comm comm;
 
 /* All of a list that has had one step, so that its scales are known: y, dx and gradients, to `out`. */
 typedef struct __attribute__((aligned(64))) made {
-    uint16_t y[ROWS * WIDTH], dx[ROWS * WIDTH];
+    uint16_t y[ROWS * WIDTH], dx[ROWS * WIDTH], inferred[ROWS * WIDTH];
     float grads[4 * WIDTH * INNER + 64 * WIDTH];
     size_t saved;
 } made;
@@ -63,8 +65,9 @@ static te_status make(made *out, const te_plan *plan, int random) {
     TE_TRY(te_model_bind(&model, plan, param, count, params, grads, &here));
     /* by the place of a parameter among the list's, not by its op: the lists have other ops in between */
     for (int i = 0; i < model.param_count; i++)
-        TE_TRY(te_fill_normal(param[i].data, param[i].dtype, param[i].rows * param[i].cols, param[i].rows == 1 || param[i].cols == 1 ? 1.0f : 0.0f, 0.1f,
-                              (uint64_t)random, (uint32_t)i, &here));
+        TE_TRY(te_fill_normal(param[i].data, param[i].dtype, param[i].rows * param[i].cols,
+                              param[i].rows == 1 || param[i].cols == 1 ? 1.0f : 0.0f, 0.1f, (uint64_t)random,
+                              (uint32_t)i, &here));
     const size_t bytes = te_recipes_bytes(models, 1, &config);
     TE_TRY(te_allocate(&here, &scales, bytes));
     TE_TRY(te_recipes_init(&recipes, scales, bytes, models, 1, &config, &here));
@@ -82,6 +85,8 @@ static te_status make(made *out, const te_plan *plan, int random) {
                                 plan, &model, &batch, &here));
         if (!step) TE_TRY(te_recipes_step(&recipes, &here));
     }
+    TE_TRY(te_plan_infer(te_matrix(out->inferred, TE_bf16, ROWS, WIDTH), te_matrix(x, TE_bf16, ROWS, WIDTH), plan, &model,
+                         &batch, &here));
     memcpy(out->grads, grads, te_plan_grad_bytes(plan));
     te_release(&here, params), te_release(&here, grads), te_release(&here, scales), te_release(&here, saved.memory);
     return TE_OK;
@@ -93,17 +98,23 @@ static int differ(const char *name, const char *what, const void *a, const void 
     return off != 0;
 }
 static te_status run(int *wrong) {
-    const te_plan *const plans[2][3] = {{plain_fp8_delayed_plan(), copied_fp8_delayed_plan(), gathered_fp8_delayed_plan()},
-                                        {plain_fp8_current_plan(), copied_fp8_current_plan(), gathered_fp8_current_plan()}};
+    const te_plan *const plans[RECIPES][3] = {
+        {plain_fp8_delayed_plan(), copied_fp8_delayed_plan(), gathered_fp8_delayed_plan()},
+        {plain_fp8_current_plan(), copied_fp8_current_plan(), gathered_fp8_current_plan()},
+        {plain_fp8_block_plan(), copied_fp8_block_plan(), gathered_fp8_block_plan()},
+        {plain_fp8_row_plan(), copied_fp8_row_plan(), gathered_fp8_row_plan()}};
     static made all[3];
-    for (int random = 1; random <= 3; random++)
-        for (int current = 0; current < 2; current++) {
-            for (int i = 0; i < 3; i++) TE_TRY(make(&all[i], plans[current][i], random));
+    for (int random = 1; random <= RANDOM; random++)
+        for (int recipe = 0; recipe < RECIPES; recipe++) {
+            for (int i = 0; i < 3; i++) TE_TRY(make(&all[i], plans[recipe][i], random));
             for (int i = 1; i < 3; i++) {
-                const char *name = plans[current][i]->name;
+                const char *name = plans[recipe][i]->name;
+                *wrong += differ(name, "inference", all[0].inferred, all[i].inferred, ROWS * WIDTH, 2);
                 *wrong += differ(name, "y", all[0].y, all[i].y, ROWS * WIDTH, 2);
                 *wrong += differ(name, "dx", all[0].dx, all[i].dx, ROWS * WIDTH, 2);
-                *wrong += differ(name, "gradients", all[0].grads, all[i].grads, te_plan_grad_bytes(plans[0][0]) / 4, 4);
+                if (i < 2 || plans[recipe][i] != gathered_fp8_block_plan()) /* whose sums are by rows, not by tiles */
+                    *wrong += differ(name, "gradients", all[0].grads, all[i].grads,
+                                     te_plan_grad_bytes(plans[recipe][0]) / 4, 4);
             }
             *wrong += all[1].saved != all[2].saved;
         }
@@ -118,6 +129,6 @@ int main(void) {
     if (status == TE_OK) status = run(&wrong);
     if (status != TE_OK) printf("%s\n", te_last_error(&here));
     te_comm_destroy(&comm), te_context_destroy(&here);
-    printf("handed: %d of 42 differ\n", wrong);
+    printf("handed: %d of %d differ\n", wrong, ((2 * 4 + 1) * RECIPES - 1) * RANDOM);
     return status != TE_OK || wrong;
 }
