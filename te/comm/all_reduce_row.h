@@ -60,6 +60,7 @@ TE_API te_status te__all_reduce_row(te_run *r, const te_step *s, te_chain_launch
     const te_op *op = &r->plan->op[i];
     const te_value x = r->now;
     te_value sum = te_output_of(r, i);
+    if (r->again.yt || r->again.y) return te_chain_step_forward(r, s, 1, 0, te_no_value(), launch, k);
     TE_REQUIRE(!r->batch || r->ctx->comm, r->ctx, TE_ERROR_STATE,
                "%s: (%s, %s) needs the ranks of a group; te_comm_create makes them", r->plan->name, op->kind, op->name);
     if (r->pass != TE_FORWARD || !te_in_memory(r, i) || !sum.p)

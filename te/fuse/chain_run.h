@@ -238,8 +238,8 @@ TE_API te_status te__chain_again(te_run *r, const te_step *s, int skip, te_chain
 TE_API int te__chain_stays(const te_run *r, const te_step *s, int skip, const te_chain_shape k) {
     const int last = s->op[s->count - 1];
     int alone = r->pass == TE_FORWARD && !te_last_step(r, s) && k.norm < 0 && k.in_halves + k.out_halves == 2 &&
-                k.out != TE_f32 && te_is_measured(r, last + 1, r->plan->op[last].out_dtype) &&
-                te_is_given_again(r, last);
+                k.out != TE_f32 && te_is_measured(r, te_reader_of(r, last), r->plan->op[last].out_dtype) &&
+                te_is_given_again(r, te_reader_of(r, last));
     for (int j = skip; j < s->count - 1; j++)
         alone = alone && (r->plan->op[s->op[j]].flags & TE_EPILOGUE_OF_BIAS);
     return alone;

@@ -162,7 +162,7 @@ TE_BOTH te_chain_leaves te__chain_leaves(int recipe) {
  * (te__gives_again). */
 #define TE__CHAIN_AGAIN(name, model, dtype, op)                                                               \
     (!name##_is_backward && !(int)model##_keeps_inputs &&                                                     \
-     TE_IS_BY_TENSOR(model##_recipe_at((int)TE_ID(model, op) + 1)) &&                                         \
+     TE_IS_BY_TENSOR(model##_recipe_behind((int)TE_ID(model, op), 0)) &&                                      \
      (TE_FLAGS(op) & TE_SAVES_INPUT) && !(TE_FLAGS(op) & TE_DRAWS) &&                                         \
      (int)TE_DTYPE_OUT(model, op) == (int)TE_##dtype)
 /* Ops that may change the gradient that they hand on. A row is turned where one does, and none reads by rows what

@@ -79,7 +79,7 @@ TE_API te_status te__fp8_again(te_run *r, int i, void **turned, int wanted) {
         return r->dry || !wanted ? TE_OK : r->plan->fp8->quantize(&q, r->ctx);
     }
     const te_again again = {*turned, 0, kept.inverse + 1, !te_is_stored_in_fp8(r, i), 0};
-    return r->dry || !wanted ? TE_OK : te__step_again(r, i - 1, again);
+    return r->dry || !wanted ? TE_OK : te__step_again(r, i, again);
 }
 
 /* What linear i reads, which has been measured but not stored (te__chain_stays): it is made again, in FP8. */
@@ -88,7 +88,7 @@ TE_IF_USED TE_API te_status te__fp8_now(te_run *r, int i, void *y) {
     const te_again again = {0, te_kept_of(r, i).inverse, f->scales->scale + f->x, 1, y};
     if (r->dry) return TE_OK;
     TE_TRY(te_scales_update(f->scales, f->x, 1, &f->own, r->ctx));
-    return te__step_again(r, i - 1, again);
+    return te__step_again(r, i, again);
 }
 
 /* The operands of y = x weight^T. */

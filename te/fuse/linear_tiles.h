@@ -68,7 +68,7 @@ TE_API te_status te__tiled_again(te_run *r, int i, te_tiled turned) {
     const te_tiled none = {0, 0};
     const te_again again = {turned.p, turned.inverse, 0, 0, 0};
     if (te__input_is_saved(r, i)) return te__tiled_cast(r, te_input_of(r, i), &r->param[i]->fp8, none, turned);
-    return r->dry ? TE_OK : te__step_again(r, i - 1, again);
+    return r->dry ? TE_OK : te__step_again(r, i, again);
 }
 /* Those of both products of backward: w is dweight's, which a frozen weight does without, x dx's. */
 TE_API te_status te__tiled_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {

@@ -37,31 +37,37 @@ TE_API const te_step *te__step_to(const te_plan *p, int i) {
         const te_step *s = &p->forward[k];
         const te_op *first = &p->op[s->op[p->op[s->op[0]].op_class == TE_CLASS_gemm]];
         if (s->op[s->count - 1] != i) continue;
-        if (p->op[s->op[0]].op_class == TE_CLASS_own) return 0;
+        if (p->op[s->op[0]].op_class == TE_CLASS_own && !(p->op[s->op[0]].flags & TE_HANDS_BACK)) return 0;
         for (int j = 0; j < s->count - 1; j++)
             if (p->op[s->op[j]].op_class == TE_CLASS_norm) return 0;
         return op->op_class == TE_CLASS_norm || (first->in == op->in && first->in_dtype == op->in_dtype) ? s : 0;
     }
     return 0;
 }
+/* The op that gives what op i reads in forward: the one before, or that before one that hands it on. -1: it reads the
+ * list's x. */
+TE_API int te__giver_of(const te_plan *p, int i) {
+    for (i--; i >= 0 && (p->op[i].flags & TE_HANDS_ON);) i--;
+    return i;
+}
 /* Whether the input of product i is saved as it is, for others. */
 TE_API int te__input_is_saved(const te_run *r, int i) {
-    while (i && (r->plan->op[i - 1].flags & TE_HANDS_ON)) i--;
-    const int flags = i ? r->plan->op[i - 1].flags : 0;
+    const int from = te__giver_of(r->plan, i), flags = from >= 0 ? r->plan->op[from].flags : 0;
     return (flags & TE_SAVES_OUTPUT) || ((flags & TE_IS_FORK) && !(flags & TE_IS_INPUT));
 }
 /* Whether product i keeps its input nowhere in FP8, because backward has it again: from memory, or from the kernel that
  * made it (chain_tiles.h). Not where spans run again, which may have it after it is read. */
 TE_API int te_is_made_again(const te_run *r, int i) {
     const te_plan *p = r->plan;
-    if (p->span_count || !p->fp8 || p->fp8->keeps || !i) return 0;
+    const int from = te__giver_of(p, i);
+    if (p->span_count || !p->fp8 || p->fp8->keeps || from < 0) return 0;
     if (te__input_is_saved(r, i)) return 1;
     if (!p->fp8->fixed || p->fp8->rows) return 0; /* a list without such kernels */
-    return te__gives_again(p, i - 1) && te__step_to(p, i - 1);
+    return te__gives_again(p, from) && te__step_to(p, from);
 }
-/* Run the step that gave what op i gives again, so that it leaves that alone. */
+/* Run the step that gave what op i reads again, so that it leaves that alone. */
 TE_API te_status te__step_again(te_run *r, int i, te_again again) {
-    const te_step *s = te__step_to(r->plan, i);
+    const te_step *s = te__step_to(r->plan, te__giver_of(r->plan, i));
     const te_pass pass = r->pass;
     r->pass = TE_FORWARD, r->again = again;
     const te_status status = s->run(r, s);
@@ -72,10 +78,9 @@ TE_API te_status te__step_again(te_run *r, int i, te_again again) {
 TE_API int te__reads_input(const te_run *r, int i) {
     return te_trains_in_fp8(r, i) && !(r->plan->op[i].flags & TE_IS_FROZEN);
 }
-/* Whether the kernel that gives what op i gives runs again in backward. */
+/* Whether op i is a product, and the kernel that gives what it reads runs again in backward. */
 TE_API int te_is_given_again(const te_run *r, int i) {
-    return i + 1 < r->plan->op_count && te__reads_input(r, i + 1) && te_is_made_again(r, i + 1) &&
-           !te__input_is_saved(r, i + 1);
+    return i < r->plan->op_count && te__reads_input(r, i) && te_is_made_again(r, i) && !te__input_is_saved(r, i);
 }
 /* Whether forward keeps that input in FP8. */
 TE_API int te__keeps_fp8(const te_run *r, int i) { return te__reads_input(r, i) && !te_is_made_again(r, i); }
