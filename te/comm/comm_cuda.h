@@ -195,8 +195,8 @@ TE_API void te__comm_let_go(const te_group *g, cudaStream_t stream, te_context *
         for (int kind = 0; kind < 2 && r != m->rank; kind++)
             (void)te__rank_write(m, te__rank_arrived(m, m->rank, r, kind), 1, stream, ctx);
 }
-/* End what a communicator that has failed has on the device. 0: that has not come to rest within the timeout, and all of
- * it stays as it is until the process ends. */
+/* End what a communicator that has failed has on the device. 0: the device has not come to rest within the timeout, and
+ * all stays as it is until the process ends. */
 TE_API int te__comm_end(te_comm *comm) {
     const te_group *const group[3] = {&comm->data, &comm->tensor, &comm->world};
     te__comm_abort *a = (te__comm_abort *)calloc(1, sizeof *a);
@@ -204,7 +204,8 @@ TE_API int te__comm_end(te_comm *comm) {
     pthread_t thread;
     int done = 0, least = 0, greatest = 0;
     (void)cudaDeviceGetStreamPriorityRange(&least, &greatest);
-    if (!a || cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest) != cudaSuccess) return free(a), 0;
+    if (!a || cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest) != cudaSuccess)
+        return free(a), 0;
     a->device = comm->ctx->device;
     for (int i = 0; i < 3; i++) a->nccl[i] = te__comm_is_ours(group[i]) ? (ncclComm_t)group[i]->handle : 0;
     if (pthread_create(&thread, 0, te__comm_abort_run, a)) return free(a), 0;

@@ -119,6 +119,11 @@ TE_API te_status te__chain_launch_tiles(te_context *ctx, te_grid grid, const te_
 #define TE__CHAIN_FEEDS_NONE(name) \
     TE_BOTH int name##_feeds(void) { return 0; }   \
     TE_UNUSED TE_BOTH te_chain_leaves name##_leaves(void) { return TE_LEAVES_y; }
+/* The recipe of the op that reads what op i of a list gives, or in backward the gradient of what it got (te_reader_of):
+ * of the next one or, as two that hand on do not follow each other, the one behind that. */
+TE_BOTH int te__recipe_behind(int next, int second, int hands) { return (next & hands ? second : next) & ~TE_HANDS; }
+#define TE__RECIPE_BEHIND(model, i, step, hands) \
+    te__recipe_behind(model##_recipe_at((i) + (step)), model##_recipe_at((i) + 2 * (step)), hands)
 /* Of the recipe of the op behind the chain: whether that reads scales of its own, and what the chain leaves for it. */
 TE_BOTH int te__chain_feeds(int recipe) { return TE_IS_TILED(recipe) || TE_IS_BY_ROW(recipe); }
 TE_BOTH te_chain_leaves te__chain_leaves(int recipe) {
@@ -127,7 +132,9 @@ TE_BOTH te_chain_leaves te__chain_leaves(int recipe) {
 }
 #define TE__CHAIN_FEEDS(name, model, ...)                                                                    \
     TE_BOTH int name##_next_recipe(void) {                                                                   \
-        return model##_recipe_behind((int)TE_ID(model, TE_ROW_LAST(__VA_ARGS__)), name##_is_backward);       \
+        return TE__RECIPE_BEHIND(model, (int)TE_ID(model, TE_ROW_LAST(__VA_ARGS__)),                         \
+                                 name##_is_backward ? -1 : 1,                                                \
+                                 name##_is_backward ? (int)TE_HANDS_BACK : (int)TE_HANDS_ON);                \
     }                                                                                                        \
     TE_BOTH int name##_feeds(void) { return te__chain_feeds(name##_next_recipe()); }                         \
     TE_UNUSED TE_BOTH te_chain_leaves name##_leaves(void) { return te__chain_leaves(name##_next_recipe()); }
@@ -162,7 +169,7 @@ TE_BOTH te_chain_leaves te__chain_leaves(int recipe) {
  * (te__gives_again). */
 #define TE__CHAIN_AGAIN(name, model, dtype, op)                                                               \
     (!name##_is_backward && !(int)model##_keeps_inputs &&                                                     \
-     TE_IS_BY_TENSOR(model##_recipe_behind((int)TE_ID(model, op), 0)) &&                                      \
+     TE_IS_BY_TENSOR(TE__RECIPE_BEHIND(model, (int)TE_ID(model, op), 1, (int)TE_HANDS_ON)) &&                 \
      (TE_FLAGS(op) & TE_SAVES_INPUT) && !(TE_FLAGS(op) & TE_DRAWS) &&                                         \
      (int)TE_DTYPE_OUT(model, op) == (int)TE_##dtype)
 /* Ops that may change the gradient that they hand on. A row is turned where one does, and none reads by rows what

@@ -142,26 +142,15 @@
 #define TE__BY_ROW_MARK_fp8_row ,
 #define TE__TILED_MARK_fp8_block ,
 #define TE__TILED_MARK_fp8_delayed ,
-/* The recipe of op i, a te_recipe; whether it hands on what it gets; and the recipe of the op that reads what op i
- * gives, in backward what the gradient of op i is (te_reader_of): two that hand on do not follow each other. */
-#define TE__RECIPE_FACT(name, links)                                                                          \
-    TE_UNUSED TE_BOTH int name##_recipe_at(int i) { return (void)i, 0 TE_FOR(TE__RECIPE_AT, links); }         \
-    TE_UNUSED TE_BOTH int name##_hands_at(int i) { return (void)i, 0 TE_FOR(TE__HANDS_AT, links); }           \
-    TE_UNUSED TE_BOTH int name##_recipe_behind(int i, int backward) {                                         \
-        return backward ? name##_recipe_at(i - 1 - ((name##_hands_at(i - 1) & TE_HANDS_BACK) != 0))           \
-                        : name##_recipe_at(i + 1 + ((name##_hands_at(i + 1) & TE_HANDS_ON) != 0));            \
-    }
-#define TE__RECIPE_AT(model, before, op, after, live) | (i == (int)TE_ID(model, op) ? (int)TE_RECIPE(model, op) : 0)
+/* The recipe of op i, a te_recipe, and whether it hands on what it gets (te__recipe_behind). */
+#define TE__RECIPE_FACT(name, links) \
+    TE_UNUSED TE_BOTH int name##_recipe_at(int i) { return (void)i, 0 TE_FOR(TE__RECIPE_AT, links); }
+#define TE__RECIPE_AT(model, before, op, after, live) \
+    | (i == (int)TE_ID(model, op) ? (int)TE_RECIPE(model, op) | (TE_FLAGS(op) & TE_HANDS) : 0)
 #define TE__RECIPE_AT_A(...) TE__RECIPE_AT(__VA_ARGS__) TE__RECIPE_AT_B
 #define TE__RECIPE_AT_B(...) TE__RECIPE_AT(__VA_ARGS__) TE__RECIPE_AT_A
 #define TE__RECIPE_AT_A_END
 #define TE__RECIPE_AT_B_END
-#define TE__HANDS_AT(model, before, op, after, live) \
-    | (i == (int)TE_ID(model, op) ? TE_FLAGS(op) & (TE_HANDS_ON | TE_HANDS_BACK) : 0)
-#define TE__HANDS_AT_A(...) TE__HANDS_AT(__VA_ARGS__) TE__HANDS_AT_B
-#define TE__HANDS_AT_B(...) TE__HANDS_AT(__VA_ARGS__) TE__HANDS_AT_A
-#define TE__HANDS_AT_A_END
-#define TE__HANDS_AT_B_END
 #define TE__STEPS_OF_training TE_PLAN
 #define TE__INFERENCE_OF_training TE_PLAN_BESIDE
 #define TE__TRAINING_OF_training te__training

@@ -47,6 +47,7 @@ enum {
     TE_TAKES_PRODUCT = 1 << 24,     /* a linear before it may leave it its product, where it adds up over the ranks */
     TE_HANDS_ON = 1 << 25,          /* forward's step leaves the value as it is, and where it lies (copy_to_group), */
     TE_HANDS_BACK = 1 << 26,        /* or backward's the gradient (all_reduce) */
+    TE_HANDS = TE_HANDS_ON | TE_HANDS_BACK,
 };
 
 typedef enum te_init {
