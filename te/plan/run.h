@@ -30,7 +30,7 @@ TE_API int te__gives_again(const te_plan *p, int i) {
     return (op->flags & TE_SAVES_INPUT) && !(op->flags & TE_DRAWS) && op->out_dtype == p->dtype;
 }
 /* The forward step that ends with op i, and whose chain can run that op alone: it reads what the chain does, or is its
- * norm. null: none. */
+ * norm. Of rows with an op that has kernels of its own those with an all_reduce in front. null: none. */
 TE_API const te_step *te__step_to(const te_plan *p, int i) {
     const te_op *op = &p->op[i];
     for (int k = 0; k < p->forward_count; k++) {
