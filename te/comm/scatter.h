@@ -1,6 +1,9 @@
 /* scatter.h -- a linear's product and the reduce_scatter behind it, or in backward a linear's data gradient and that of
  * the all_gather before it: a kernel whose epilogue sends (te/gemm/gemm_hopper_ranks.h), and adds up or leaves that to
- * another one.
+ * another one (gemm_ranks.h, apart).
+ *
+ * That other kernel moves N + 1 times this rank's rows of the sum; its floor is a copy of as many bytes. Two H100s, of
+ * 8192 x 4096, 100 MB: 40 to 44 us with its wait for the other rank, where a copy takes 33.
  *
  * In 16 bits, and in FP8 with scales of tensors: then the sums of the product stay in the tensor cores. Where it cannot
  * be, the product and the group's reduce_scatter one after the other.

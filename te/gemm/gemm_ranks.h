@@ -19,7 +19,8 @@
  *             rank's rows, whatever k is; so here it stores those in a slot as well, and a kernel behind the product,
  *             which waits for the others', adds up all slots (te/comm/scatter.h). The product waits for nobody, and
  *             takes the tiles of all ranks' rows in turns: the link has work from its first round to its last. More
- *             bytes: each n written and read.
+ *             bytes: each n written and read. Two H100s, 8192 x 4096 x 2048, with the kernel behind: in FP8 185 us for
+ *             224 (one rank's tiles after the other's 203), in bf16 226 for 233.
  *
  * Measured in turns with the product alone, rows x out x in of a rank: 8192 x 14336 x 8192 gather 0.98 to 1.02 of its
  * time on two H200s and on four, scatter 0.99 to 1.02; 8192 x 4096 x 4096 1.05 to 1.08 and 1.04 to 1.06. NCCL and then
@@ -28,8 +29,8 @@
  * What bounds short products. Copy engines bring 230 GB/s to a rank of four; one copy alone 363, but the next one of a
  * stream begins 10 us later, and ranks that get out of step send to the same one. Stores of all multiprocessors reach
  * 345 GB/s, so a scattered tile of 64 KB takes 25 us where all send at a time, and one of this rank's rows 30 us to add
- * up. 8192 x 4096 x 1024 in FP8, four H100s: six rounds of tiles at 27 us and two of 30, 224 us, where the product
- * alone takes 57. What did not pay there:
+ * up. 8192 x 4096 x 1024 in FP8, four H100s, added up in the epilogue: six rounds of tiles at 27 us and two of 30, 224
+ * us, where the product alone takes 57. What did not pay there:
  *   - tiles for the other ranks in turns, so that each gets from three at a time: 220 us;
  *   - this rank's tiles between those for others, so that some multiprocessors add up while others send: 231 us with
  *     each cluster's share the same, 256 where every second one had them all;
