@@ -35,6 +35,7 @@
 
 #include "../core/side.h" /* te_side */
 #include "grad_sums.h"    /* te__grad_sum */
+#include "reduce.h"       /* te__grad_run, te__is_reduced */
 
 typedef struct te_buckets_config {
     int64_t bytes; /* of a bucket, at most; a larger tensor is one by itself */
@@ -235,8 +236,7 @@ TE_IF_USED TE_API te_status te_buckets_init(te_buckets *b, te_model *const *mode
     b->watch.slices = config->shards;
     b->watch.allows = te__buckets_allow, b->watch.is_final = te__buckets_final;
     b->tensor = *te_tensor_group(ctx);
-    te_status status =
-        te__grad_sums_open(&b->sums, config->bytes, config->dtype, config->copies, ctx);
+    te_status status = te__grad_sums_open(&b->sums, config->bytes, config->dtype, config->copies, ctx);
     if (status == TE_OK) status = te__buckets_make(b, ctx);
     if (status == TE_OK && b->sums.data.size > 1) status = te_side_open(&b->side, ctx);
     if (status != TE_OK) return te_buckets_destroy(b), status;

@@ -68,7 +68,7 @@
 #define TE_OP_all_reduce (all_reduce, own)
 #define TE_SHAPES_all_reduce(op) (0)
 #define TE_GIVES_all_reduce(op) (TE_GIVES_same)
-#define TE_FLAGS_all_reduce(op) (TE_KEEPS_GRAD | TE_HANDS_BACK | TE_TAKES_PRODUCT)
+#define TE_FLAGS_all_reduce(op) (TE_KEEPS_GRAD | TE_HANDS_BACK | TE_TAKES_PRODUCT | TE_LEADS_CHAIN)
 #define TE_SHARE_all_reduce(op, in) (TE_SHARE_same)
 #define TE_SHARE_FITS_all_reduce(op, in) ((int)(in) == (int)TE_SHARE_sums)
 #define TE_TAKES_DIMS_all_reduce ,

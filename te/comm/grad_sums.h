@@ -5,8 +5,8 @@
 #define TE_COMM_GRAD_SUMS_H
 
 #include "../core/convert.h" /* te_convert */
+#include "../plan/bind.h"    /* te_model, te_slice_elements */
 #include "copied_sums.h"     /* te__copied_sum */
-#include "reduce.h"          /* te__reduce_slices */
 
 typedef struct te_grad_sums {
     te_context *ctx;

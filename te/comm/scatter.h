@@ -142,8 +142,8 @@ TE_API te_status te__scatter_run(te_scatter_kernels *kernels, void *y, const te_
     TE_TRY(te__hopper_run(kernel->kernel, &a, sizeof a, &a.many, &g, r->ctx));
     return a.apart ? te__scatter_add_run(kernels->add, y, of, m, r->ctx) : TE_OK;
 }
-/* The product that the step before has left, and the sum over the ranks: *takes, if one kernel does both. Else the
- * product, to now. */
+/* The product that the step before has left, and the sum over the ranks: *takes, if they overlap. Else the product, to
+ * now. */
 TE_API te_status te__late_product(int *takes, te_run *r, te_value y, te_scatter_kernels *kernels) {
     const te_group *group = r->tensor;
     te_rank_memory *m = group->memory;

@@ -120,10 +120,10 @@ TE_API te_status te__chain_launch_tiles(te_context *ctx, te_grid grid, const te_
     TE_BOTH int name##_feeds(void) { return 0; }   \
     TE_UNUSED TE_BOTH te_chain_leaves name##_leaves(void) { return TE_LEAVES_y; }
 /* The recipe of the op that reads what op i of a list gives, or in backward the gradient of what it got (te_reader_of):
- * of the next one or, as two that hand on do not follow each other, the one behind that. */
+ * of the next one or, as two that hand on do not follow each other, the one behind that. next, second: their facts. */
 TE_BOTH int te__recipe_behind(int next, int second, int hands) { return (next & hands ? second : next) & ~TE_HANDS; }
 #define TE__RECIPE_BEHIND(model, i, step, hands) \
-    te__recipe_behind(model##_recipe_at((i) + (step)), model##_recipe_at((i) + 2 * (step)), hands)
+    te__recipe_behind(model##_facts_at((i) + (step)), model##_facts_at((i) + 2 * (step)), hands)
 /* Of the recipe of the op behind the chain: whether that reads scales of its own, and what the chain leaves for it. */
 TE_BOTH int te__chain_feeds(int recipe) { return TE_IS_TILED(recipe) || TE_IS_BY_ROW(recipe); }
 TE_BOTH te_chain_leaves te__chain_leaves(int recipe) {

@@ -142,9 +142,9 @@
 #define TE__BY_ROW_MARK_fp8_row ,
 #define TE__TILED_MARK_fp8_block ,
 #define TE__TILED_MARK_fp8_delayed ,
-/* The recipe of op i, a te_recipe, and whether it hands on what it gets (te__recipe_behind). */
+/* Of op i the recipe, a te_recipe, and above it whether it hands on what it gets, TE_HANDS (te__recipe_behind). */
 #define TE__RECIPE_FACT(name, links) \
-    TE_UNUSED TE_BOTH int name##_recipe_at(int i) { return (void)i, 0 TE_FOR(TE__RECIPE_AT, links); }
+    TE_UNUSED TE_BOTH int name##_facts_at(int i) { return (void)i, 0 TE_FOR(TE__RECIPE_AT, links); }
 #define TE__RECIPE_AT(model, before, op, after, live) \
     | (i == (int)TE_ID(model, op) ? (int)TE_RECIPE(model, op) | (TE_FLAGS(op) & TE_HANDS) : 0)
 #define TE__RECIPE_AT_A(...) TE__RECIPE_AT(__VA_ARGS__) TE__RECIPE_AT_B

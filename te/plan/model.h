@@ -48,6 +48,7 @@ enum {
     TE_HANDS_ON = 1 << 25,          /* forward's step leaves the value as it is, and where it lies (copy_to_group), */
     TE_HANDS_BACK = 1 << 26,        /* or backward's the gradient (all_reduce) */
     TE_HANDS = TE_HANDS_ON | TE_HANDS_BACK,
+    TE_LEADS_CHAIN = 1 << 27        /* of kernels of its own, and begins rows whose chain can run without it */
 };
 
 typedef enum te_init {

@@ -30,14 +30,14 @@ TE_API int te__gives_again(const te_plan *p, int i) {
     return (op->flags & TE_SAVES_INPUT) && !(op->flags & TE_DRAWS) && op->out_dtype == p->dtype;
 }
 /* The forward step that ends with op i, and whose chain can run that op alone: it reads what the chain does, or is its
- * norm. Of rows with an op that has kernels of its own those with an all_reduce in front. null: none. */
+ * norm. null: none. */
 TE_API const te_step *te__step_to(const te_plan *p, int i) {
     const te_op *op = &p->op[i];
     for (int k = 0; k < p->forward_count; k++) {
         const te_step *s = &p->forward[k];
         const te_op *first = &p->op[s->op[p->op[s->op[0]].op_class == TE_CLASS_gemm]];
         if (s->op[s->count - 1] != i) continue;
-        if (p->op[s->op[0]].op_class == TE_CLASS_own && !(p->op[s->op[0]].flags & TE_HANDS_BACK)) return 0;
+        if (p->op[s->op[0]].op_class == TE_CLASS_own && !(p->op[s->op[0]].flags & TE_LEADS_CHAIN)) return 0;
         for (int j = 0; j < s->count - 1; j++)
             if (p->op[s->op[j]].op_class == TE_CLASS_norm) return 0;
         return op->op_class == TE_CLASS_norm || (first->in == op->in && first->in_dtype == op->in_dtype) ? s : 0;
