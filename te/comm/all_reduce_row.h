@@ -5,11 +5,16 @@
  * of 16 bits: over the link 2 hidden to each other rank or, two-shot, 4 hidden (N - 1) / N in all; 2 of x, 2 of the
  * residual, 2 of it stored, 2 of y; in two kernels 4 hidden more, and 2 us. The floor is that of the all_reduce: of
  * 8192 columns and two ranks, 1.3 us and 2 hidden bytes a row over 450 GB/s, 1 row 1.3 us, 64 rows 3.6, 512 rows 20,
- * 2048 rows 76. Two H200s, beside our all_reduce alone: 3.8 and 2.7, 6.6 and 5.6, 28.8 and 27.2, 108.6 and NCCL's
- * 142.7. Four: 512 rows 47.9 and 44.6, 2048 rows 170 and NCCL's 182. What did not pay: the kernel of many rows, of 256
- * threads, each of which waits for four units one after the other (1 row 5.5 us, 64 rows 11.9); the first row kept in
- * registers (0.02 to 0.07 us); units of two ranks waited for together (0.7 us more: the code is longer, and instruction
- * cache misses count most in a kernel this short). For the same reason the two forms are two kernels.
+ * 2048 rows 76. Two H100s, beside our all_reduce alone: 3.6 and 2.65, 6.5 and 5.6, 28.5 and 27.7, 108.8 and NCCL's 149.
+ * Four H200s: 512 rows 47.9 and 44.6, 2048 rows 170 and NCCL's 182.
+ *
+ * Few rows take as long as a warp takes for its instructions, some 80 until it has sent and 225 from the sum on, and
+ * a multiprocessor has 32 warps of a row: a row that 850 took had 4.0 us. So each form is a kernel of its own that knows
+ * by constants what it does. What did not pay: the kernel of many rows, of 256 threads, each of which waits for four
+ * units one after the other (1 row 5.5 us, 64 rows 11.9); the first row kept in registers (0.02 to 0.07 us); units of
+ * two ranks waited for together (0.7 us more); a pass over the same code, without the waits, while the link works, for
+ * the instruction cache (2.1 us more); a row on a cluster of four or eight blocks, whose warps send each other their
+ * part of the norm's sum by st.async (1 row 0.15 us less, from 32 rows on 0.4 to 2.5 more).
  *
  * A linear in front of it leaves its product to the row (te/fuse/linear_ranks.h). Where a kernel of ours takes that,
  * its epilogue sends what the others add up (send.h): nothing copies it, and the link works before the product ends.

@@ -42,7 +42,7 @@ TE_FN void te_peer_row_load(const te_chain *c, te_stages_fn stages, const te_cha
     const int parts = te__peer_parts(k.in), reads = k.reads < k.norm ? k.reads : -1;
     const te_stage *reader = reads < 0 ? 0 : &c->op[reads];
     const te_peer_spot s = te__peer_spot_of(p, k, row, from->two_shot);
-    if (s.owner == p->peers.rank) te__peer_row_read(row_x, p, k, p->peers.rank * p->pitch + row, g);
+    if (s.owner == p->peers.rank) te__peer_row_read(row_x, p, k, te__peer_row_of(from, p->peers.rank, row), g);
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const int vector = g.id + i * g.count;
         if (vector * 8 >= k.half) continue;
@@ -71,18 +71,18 @@ TE_FN void te_peer_row_load(const te_chain *c, te_stages_fn stages, const te_cha
 /* Constants: gathers: p->gathered is wanted, and `store` is te_peer_row_store; two_shot: so. */
 TE_FN void te_peer_row_body(const te_peer_chain *p, te_block b, te_stages_fn stages, te_store_fn store,
                             te_norm_give_fn give, const te_chain_shape k, te_vec8 *rows, const int gathers,
-                           const int two_shot) {
+                            const int two_shot) {
     int group, one;
     te_lanes g = te_lanes_here(k.lanes, &group);
-    uint32_t turn = te__peer_turn(&p->peers, b);
+    te_peer_source source = {p, te__peer_turn(&p->peers, b), two_shot, gathers};
     const int64_t step = (int64_t)b.nx * k.groups, first = p->first + (int64_t)b.x * k.groups + group;
     int64_t row = first;
     if (p->c.take.taken && b.x == 0 && group == 0 && g.id == 0) te_rng_take_body(&p->c.take);
-    if (!p->sent && first < p->end) te__peer_row_send(p, k, &turn, first, g, rows, two_shot);
-    const te_peer_source source = {p, turn, two_shot};
+    if (!p->sent && first < p->end) te__peer_row_send(&source, k, first, g, rows);
+    const uint32_t turn = source.turn;
     te_peer_most most = {0, turn};
     for (; row < p->end; row += step) {
-        if (!p->sent && row + step < p->end) te__peer_row_send(p, k, &turn, row + step, g, rows, two_shot);
+        if (!p->sent && row + step < p->end) te__peer_row_send(&source, k, row + step, g, rows);
         te_norm_forward(&p->c, stages, store, k, row, &g, rows, &most.most, te_peer_row_load, give, &source);
         if (gathers && row > first) te__peer_row_receive(p, k, turn, row - step, g);
     }

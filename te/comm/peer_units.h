@@ -18,8 +18,12 @@ typedef struct te_peer_chain {
 typedef struct te_peer_source {
     const te_peer_chain *p;
     uint32_t turn;
-    int two_shot;
+    int two_shot, pitched; /* constants */
 } te_peer_source;
+/* Row `row` of those that rank `of` adds up. */
+TE_FN int64_t te__peer_row_of(const te_peer_source *from, int of, int64_t row) {
+    return from->pitched ? of * from->p->pitch + row : row;
+}
 /* What te_store_fn gets in the place of its `most`. */
 typedef struct te_peer_most { uint32_t most, turn; } te_peer_most;
 
@@ -70,18 +74,18 @@ TE_FN void te__peer_row_to(const te_peer_chain *p, const te_chain_shape k, uint3
 }
 /* Send row `row` to who adds it up: with a pitch each other rank its own. The turn is on its way while x is loaded.
  * row_x: two rows. */
-TE_FN void te__peer_row_send(const te_peer_chain *p, const te_chain_shape k, uint32_t *turn, int64_t row, te_lanes g,
-                             te_vec8 *row_x, const int two_shot) {
+TE_FN void te__peer_row_send(te_peer_source *from, const te_chain_shape k, int64_t row, te_lanes g, te_vec8 *row_x) {
+    const te_peer_chain *p = from->p;
     const te_peer_args *a = &p->peers;
-    const te_peer_spot s = te__peer_spot_of(p, k, row, two_shot);
-    if (two_shot && s.owner == a->rank) return;
-    te__peer_row_read(row_x, p, k, te__peer_next(a, 1) * p->pitch + row, g);
-    te__peer_turn_now(turn);
-    if (two_shot) te__peer_row_to(p, k, *turn, s.owner, s, row_x, g);
-    TE_UNROLL_1 for (int i = 1; !two_shot && i < a->ranks; i++) {
-        const int more = p->pitch && i + 1 < a->ranks;
-        if (more) te__peer_row_read(row_x + k.chunks, p, k, te__peer_next(a, i + 1) * p->pitch + row, g);
-        te__peer_row_to(p, k, *turn, te__peer_next(a, i), s, row_x, g);
+    const te_peer_spot s = te__peer_spot_of(p, k, row, from->two_shot);
+    if (from->two_shot && s.owner == a->rank) return;
+    te__peer_row_read(row_x, p, k, te__peer_row_of(from, te__peer_next(a, 1), row), g);
+    te__peer_turn_now(&from->turn);
+    if (from->two_shot) te__peer_row_to(p, k, from->turn, s.owner, s, row_x, g);
+    TE_UNROLL_1 for (int i = 1; !from->two_shot && i < a->ranks; i++) {
+        const int more = from->pitched && i + 1 < a->ranks;
+        if (more) te__peer_row_read(row_x + k.chunks, p, k, te__peer_row_of(from, te__peer_next(a, i + 1), row), g);
+        te__peer_row_to(p, k, from->turn, te__peer_next(a, i), s, row_x, g);
         TE_UNROLL for (int j = 0; j < k.chunks; j++) if (more) row_x[j] = row_x[k.chunks + j];
     }
 }
@@ -92,11 +96,9 @@ TE_FN void te__peer_unit_sum(te_words *sum, const te_words *own, const te_peer_s
     const te_peer_args *a = &p->peers;
     const int units = (int)(a->bytes / TE_WORDS), mine = !from->two_shot || s.owner == a->rank;
     const int behind = te__peer_behind(p, s, k, vector, part);
-    int came;
-    if (mine) came = te__peer_sum_of_each(sum, own, a, from->turn, units, te__peer_unit(s, k, vector, part), k.in);
-    else came = te__peer_wait_of(sum, a, from->turn, units, behind, s.owner);
-    TE_UNROLL for (int i = 0; i < 4; i++)
-        if (!came) sum->w[i] = 0; /* goes on, for the lanes of a row meet in its sums */
+    /* goes on where a rank has not come, for the lanes of a row meet in its sums */
+    if (mine) te__peer_sum_of_each(sum, own, a, from->turn, units, te__peer_unit(s, k, vector, part), k.in);
+    else (void)te__peer_wait_of(sum, a, from->turn, units, behind, s.owner);
     TE_UNROLL_1 for (int i = 1; from->two_shot && mine && i < a->ranks; i++)
         te_words_send(te__peer_slot(a->at[te__peer_next(a, i)], a, from->turn, a->rank, units, behind), sum);
 }

@@ -89,7 +89,7 @@ TE_FN void te__peer_done(const te_peer_args *a, te_block b, uint32_t turn, const
     int group;
     const int id = te_lanes_here(threads, &group).id;
     te_block_sync(); /* all threads of the block have read it */
-    for (int k = b.x + id * b.nx; k < TE_PEER_BLOCKS; k += threads * b.nx) a->state->turn[k] = turn + 1;
+    TE_UNROLL_1 for (int k = b.x + id * b.nx; k < TE_PEER_BLOCKS; k += threads * b.nx) a->state->turn[k] = turn + 1;
 }
 /* Where words lie that rank `from` has sent to the rank whose memory is `at`: the i-th of the `each` that a rank
  * sends. */
@@ -148,7 +148,6 @@ TE_FN int te__peer_sum(te_words *sum, const te_words *own, const te_peer_args *a
         if (te__peer_is(a, r, ranks)) te_words_add(s, &one, a->dtype, r > 0);
     }
     te_words_of(sum, s, a->dtype);
-    te_words_mark(sum);
     return 1;
 }
 
@@ -176,18 +175,18 @@ TE_FN int te__peer_wait8(te_words *v, const te_peer_args *a, char *slot, int r) 
     te_words_send8(slot, &idle);
     return 1;
 }
-/* te__peer_sum, of one rank after the other: registers for one, whatever their number. dtype: a->dtype, a constant. */
-TE_FN int te__peer_sum_of_each(te_words *sum, const te_words *own, const te_peer_args *a, uint32_t turn, int each,
-                               int i, const te_dtype dtype) {
+/* te__peer_sum, of one rank after the other: registers for one, whatever their number. Of a rank that has not come in
+ * time NaNs are added. dtype: a->dtype, a constant. */
+TE_FN void te__peer_sum_of_each(te_words *sum, const te_words *own, const te_peer_args *a, uint32_t turn, int each,
+                                int i, const te_dtype dtype) {
     float s[8];
+    TE_UNROLL for (int k = 0; k < 8; k++) s[k] = -0.0f; /* and x are x */
     TE_UNROLL_1 for (int r = 0; r < a->ranks; r++) {
         te_words v = *own;
-        if (r != a->rank && !te__peer_wait_of(&v, a, turn, each, i, r)) return 0;
-        te_words_add(s, &v, dtype, r > 0);
+        if (r != a->rank) (void)te__peer_wait_of(&v, a, turn, each, i, r);
+        te_words_add(s, &v, dtype, 1);
     }
     te_words_of(sum, s, dtype);
-    te_words_mark(sum);
-    return 1;
 }
 
 /* ---- on the host ------------------------------------------------------------------------------------------------- */
