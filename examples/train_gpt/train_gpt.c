@@ -205,10 +205,11 @@ static void on_interrupt(int number) {
 
 #ifdef TE_COMM
 static te_comm comm;
+enum { MOST_PEER = 64 << 20 }; /* bytes of a sum that goes from rank to rank, of which a device has four times as many */
 #endif
-/* CUDA: a device for each; the folder is where rank 0 leaves what the others need to find it. overlap: bytes of the
- * largest tensor that products gather and scatter while they run. */
-static void ranks_of(long tp, long dp, const char *folder, uint64_t seed, int64_t overlap) {
+/* CUDA: a device for each; the folder is where rank 0 leaves what the others need to find it. bytes: of the tensors that
+ * ranks sum up or, with sp, that products gather and scatter while they run. */
+static void ranks_of(long tp, long dp, const char *folder, uint64_t seed, int64_t bytes, int sp) {
     int size = 1;
     te_comm_launched(&rank, &size);
     if (tp * dp == 1 && rank) { /* a second run in the folder of the first */
@@ -232,10 +233,12 @@ static void ranks_of(long tp, long dp, const char *folder, uint64_t seed, int64_
     char file[4096 + 32];
     te_comm_config config = te_comm_defaults();
     snprintf(file, sizeof file, "%s/ranks.%ld", folder, (long)getppid()); /* of the launcher: no other run's */
-    config.file = file, config.tensor = tensor, config.overlap_bytes = overlap;
+    config.file = file, config.tensor = tensor;
+    if (sp) config.overlap_bytes = bytes;
+    else if (tensor > 1 && bytes > config.peer_bytes) config.peer_bytes = bytes < MOST_PEER ? bytes : MOST_PEER;
     check(te_comm_create(&comm, &config, &ctx), "ranks");
 #else
-    (void)folder, (void)overlap;
+    (void)folder, (void)bytes, (void)sp;
     die("--tp and --dp: built without -DTE_COMM", NULL);
 #endif
 }
@@ -962,7 +965,7 @@ int main(int argc, char **argv) {
     const uint64_t seed = (uint64_t)o.seed;
     gpt g;
     const size_t width = (size_t)size->hidden * te_dtype_bytes(TE_JOIN1(TE_, GPT_DTYPE));
-    ranks_of(o.tp, o.dp, o.out, seed, o.sp ? o.batch * o.seq * (int64_t)width : 0);
+    ranks_of(o.tp, o.dp, o.out, seed, o.batch * o.seq * (int64_t)width, o.sp);
     if (!rank) check(te_checkpoint_probe(checkpoint, &ctx), "--out"); /* now, not after hours of training */
     if (o.tune && te_gemm_load(o.tune, &ctx) != TE_OK) {
         printf("%s; timing the matrix products\n", te_last_error(&ctx));

@@ -7,7 +7,9 @@
  * and 2 m n bytes over 450 GB/s are gone while the product reads its weight: 2 n k bytes at 4.2 TB/s, n 8192 and k 4096
  * 16 us. Bytes beside the product's: 2 m n over the link.
  *
- * Where the product is a kernel of ours (te/gemm/gemm_choose.h); else the product, and the row sends.
+ * Where the product is a kernel of ours (te/gemm/gemm_choose.h); else the product, and the row sends. Of many rows that
+ * is as fast: with 64 MiB for a sum, two H100s, bf16, n 8192 and k 4096, 1024 rows 156 us for 150, 2048 rows 292 for
+ * 296, where cuBLASLt's product takes 91 and 187, one that sends 113 and 210, and a row whose sums have come 37 and 76.
  */
 #ifndef TE_COMM_SEND_H
 #define TE_COMM_SEND_H
