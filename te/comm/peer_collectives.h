@@ -97,6 +97,7 @@ TE_FN int te__two_shot_sum(const te_words *own, const te_peer_args *a, uint32_t 
     te_words sum;
     if (a->rank * p.part + i >= p.units) return 1;
     if (!te__peer_sum(&sum, own, a, turn, p.part, i, most)) return 0;
+    te_words_mark(&sum);
     TE_UNROLL for (int k = 1; k < most; k++)
         if (te__peer_is(a, k, most))
             te_words_send(te__peer_slot(a->at[te__peer_next(a, k)], a, turn, a->rank, p.part, p.sums + i), &sum);

@@ -99,6 +99,7 @@ TE_FN void te__peer_unit_sum(te_words *sum, const te_words *own, const te_peer_s
     /* goes on where a rank has not come, for the lanes of a row meet in its sums */
     if (mine) te__peer_sum_of_each(sum, own, a, from->turn, units, te__peer_unit(s, k, vector, part), k.in);
     else (void)te__peer_wait_of(sum, a, from->turn, units, behind, s.owner);
+    if (from->two_shot && mine) te_words_mark(sum);
     TE_UNROLL_1 for (int i = 1; from->two_shot && mine && i < a->ranks; i++)
         te_words_send(te__peer_slot(a->at[te__peer_next(a, i)], a, from->turn, a->rank, units, behind), sum);
 }

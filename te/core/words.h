@@ -127,8 +127,6 @@ TE_FN void te_words_add(float sum[8], const te_words *v, te_dtype t, int add) {
         }
     }
 }
-/* Of sums, which have no word of set bits: on CUDA a NaN that was computed is 0x7fffffff (PTX ISA, floating-point
- * instructions), and one of 16 bits 0x7fff. */
 TE_FN void te_words_of(te_words *v, const float x[8], te_dtype t) {
     TE_UNROLL for (int i = 0; i < 4; i++) {
 #if TE_CUDA
@@ -140,7 +138,6 @@ TE_FN void te_words_of(te_words *v, const float x[8], te_dtype t) {
         else v->w[i] = te_f16_of_float(low) | (uint32_t)te_f16_of_float(high) << 16;
 #endif
     }
-    if (!TE_CUDA) te_words_mark(v);
 }
 
 /* ---- bytes of a tensor ------------------------------------------------------------------------------------------- */
