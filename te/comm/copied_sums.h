@@ -8,9 +8,9 @@
  * for each other. With fewer of NCCL's blocks, maxCTAs of 4, 8 and 16, it took 62.9, 62.7 and 62.3 where it took 61.3
  * to 61.9 with all. On two, beside the slower of both alone in the same minutes: 1.038 of its step, with slices and
  * shared-out states (train_gpt --zero1) 1.031; on four H200s 1.041 and 1.034 to 1.040, where half the bytes, sums in
- * bf16, take no less. On two neither these sums nor the last one nor the gathering of weights
- * took anything measurable away when left out; all of them together 3%. The power limit makes a GPU's steps vary by
- * 1.1 to 1.5 ms (53.7 to 59.6), and a step of ranks that meet in it takes what the slowest takes.
+ * bf16, take no less. On two neither these sums nor the last one nor the gathering of weights took anything measurable
+ * away when left out; all of them together 3%. The power limit makes a GPU's steps vary by 1.1 to 1.5 ms (53.7 to
+ * 59.6), and a step of ranks that meet in it takes what the slowest takes.
  *
  * Here a sum of N ranks' x[count] is
  *   1. each part of x, an Nth, copied to the rank that it belongs to, into its slot for this rank;
