@@ -10,11 +10,12 @@
  *
  * A row lies on one multiprocessor, and few rows take as long as its 32 warps take for their instructions: some 80 each
  * until they have sent, and 225 from the sum on. With 100 more, for pitches that an all_reduce has not and sums marked
- * that nobody sends, 1 row took 4.0 us for 3.6. So each form is a kernel of its own. What did not pay: the kernel of many rows, of 256 threads, each of which waits for four
- * units one after the other (1 row 5.5 us, 64 rows 11.9); the first row kept in registers (0.02 to 0.07 us); units of
- * two ranks waited for together (0.7 us more); a pass over the same code, without the waits, while the link works, for
- * the instruction cache (2.1 us more); a row on a cluster of four or eight blocks, whose warps send each other their
- * part of the norm's sum by st.async (1 row 0.15 us less, from 32 rows on 0.4 to 2.5 more).
+ * that nobody sends, 1 row took 4.0 us for 3.6. So each form is a kernel of its own. What did not pay: the kernel of
+ * many rows, of 256 threads, each of which waits for four units one after the other (1 row 5.5 us, 64 rows 11.9); the
+ * first row kept in registers (0.02 to 0.07 us); units of two ranks waited for together (0.7 us more); a pass over the
+ * same code, without the waits, while the link works, for the instruction cache (2.1 us more); a row on a cluster of
+ * four or eight blocks, whose warps send each other their part of the norm's sum by st.async (1 row 0.15 us less, from
+ * 32 rows on 0.4 to 2.5 more).
  *
  * A linear in front of it leaves its product to the row (te/fuse/linear_ranks.h). Where a kernel of ours takes that,
  * its epilogue sends what the others add up (send.h): nothing copies it, and the link works before the product ends.
