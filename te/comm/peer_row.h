@@ -7,8 +7,8 @@
  *   pitch 0     all ranks have the same rows: an all_reduce (all_reduce_row.h). One-shot, each sends its rows to all;
  *               two-shot, where all that would be too much for the link, to the rank that the row belongs to, the ranks
  *               in turn: it adds them up and sends the sum to the others, which go on with it as if it were theirs
- *   pitch > 0   rank r has the rows [r * pitch, (r + 1) * pitch) of what is summed: a reduce_scatter, and where
- *               `gathered` is not null an all_gather of what the chain gives (scatter_row.h)
+ *   pitch > 0   rank r has the rows [r * pitch, (r + 1) * pitch) of what is summed: a reduce_scatter, and an all_gather
+ *               of what the chain gives (scatter_row.h)
  *
  * A group of lanes sends a row ahead of the one that it works on, and receives what is gathered a row behind: so the
  * link is busy while it waits. Groups of as many rows ahead fill it: 132 blocks of 16 KB are 2 MB, and what is on the
@@ -68,7 +68,7 @@ TE_FN void te_peer_row_load(const te_chain *c, te_stages_fn stages, const te_cha
         te_vec8_of(&row_x[i], l.v, k.norm_in);
     }
 }
-/* Constants: gathers: p->gathered is wanted, and `store` is te_peer_row_store; two_shot: so. */
+/* Constants: gathers: there is a pitch, and `store` is te_peer_row_store; two_shot: so. */
 TE_FN void te_peer_row_body(const te_peer_chain *p, te_block b, te_stages_fn stages, te_store_fn store,
                             te_norm_give_fn give, const te_chain_shape k, te_vec8 *rows, const int gathers,
                             const int two_shot) {

@@ -11,7 +11,7 @@ typedef struct te_peer_chain {
     te_chain c;          /* its x: null */
     te_peer_args peers;  /* bytes: of the rows [first, end) that one rank sends another; its y: null */
     int64_t first, end, pitch;
-    void *gathered;      /* [ranks * pitch, half]; null: not wanted */
+    void *gathered;      /* [ranks * pitch, half]; null: there is no pitch */
     int sent;            /* the kernel before has sent x (te/comm/send.h) */
 } te_peer_chain;
 /* What te_norm_load_fn gets. */

@@ -180,7 +180,7 @@ TE_FN int te__peer_wait8(te_words *v, const te_peer_args *a, char *slot, int r) 
 TE_FN void te__peer_sum_of_each(te_words *sum, const te_words *own, const te_peer_args *a, uint32_t turn, int each,
                                 int i, const te_dtype dtype) {
     float s[8];
-    TE_UNROLL for (int k = 0; k < 8; k++) s[k] = -0.0f; /* and x are x */
+    TE_UNROLL for (int k = 0; k < 8; k++) s[k] = -0.0f; /* -0 + x is x, whatever that is */
     TE_UNROLL_1 for (int r = 0; r < a->ranks; r++) {
         te_words v = *own;
         if (r != a->rank) (void)te__peer_wait_of(&v, a, turn, each, i, r);
