@@ -205,7 +205,7 @@ static void on_interrupt(int number) {
 
 #ifdef TE_COMM
 static te_comm comm;
-enum { MOST_PEER = 64 << 20 }; /* bytes of a sum that goes from rank to rank, of which a device has four times as many */
+enum { MOST_PEER = 64 << 20 }; /* bytes of a sum that goes from rank to rank; each group takes four times as many */
 #endif
 /* CUDA: a device for each; the folder is where rank 0 leaves what the others need to find it. bytes: of the tensors that
  * ranks sum up or, with sp, that products gather and scatter while they run. */
@@ -235,7 +235,7 @@ static void ranks_of(long tp, long dp, const char *folder, uint64_t seed, int64_
     snprintf(file, sizeof file, "%s/ranks.%ld", folder, (long)getppid()); /* of the launcher: no other run's */
     config.file = file, config.tensor = tensor;
     if (sp) config.overlap_bytes = bytes;
-    else if (tensor > 1 && bytes > config.peer_bytes) config.peer_bytes = bytes < MOST_PEER ? bytes : MOST_PEER;
+    else if (tensor > 1) config.peer_bytes = te_max(config.peer_bytes, te_min(bytes, MOST_PEER));
     check(te_comm_create(&comm, &config, &ctx), "ranks");
 #else
     (void)folder, (void)bytes, (void)sp;

@@ -28,8 +28,8 @@ typedef struct te_comm_config {
     const char *file; /* CUDA: a path that all ranks see, and that does not exist when the first one comes */
     double timeout;   /* seconds */
     /* CUDA: bytes of the largest tensor whose collectives go through memory that the ranks of a group map; 0: all go by
-     * NCCL. Each group of 2 to 8 ranks takes four times as much of the device, if all of them can map it: processes of
-     * one host that see each other's devices. */
+     * NCCL. Each group of 2 to 8 ranks takes four times as much of the device, that of all ranks 64 MiB at most, if all
+     * of them can map it: processes of one host that see each other's devices. */
     int64_t peer_bytes;
     /* CUDA, Hopper: bytes of the largest tensor that a product gathers or scatters while it runs
      * (te/gemm/gemm_ranks.h); 0, the default: none does. Where the ranks of a tensor group map each other's memory
@@ -99,7 +99,7 @@ TE_IF_USED TE_API te_status te__comm_grid(te_comm *comm, const te_comm_config *c
     te__comm_group(&comm->data, comm, "data", w->rank / tensor, w->size / tensor);
     TE_TRY(te__comm_split(&comm->tensor, w, w->rank / tensor, w->rank % tensor, ctx));
     TE_TRY(te__comm_split(&comm->data, w, w->rank % tensor, w->rank / tensor, ctx));
-    TE_TRY(te__comm_map(w, peer_bytes, ctx));
+    TE_TRY(te__comm_map(w, te_min(peer_bytes, TE_PEER_BYTES), ctx)); /* numbers, and checkpoints */
     TE_TRY(te__comm_map(&comm->tensor, peer_bytes, ctx));
     TE_TRY(te__comm_map(&comm->data, peer_bytes, ctx));
     return te__comm_overlap(&comm->tensor, config->overlap_bytes, ctx);

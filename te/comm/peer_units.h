@@ -18,11 +18,11 @@ typedef struct te_peer_chain {
 typedef struct te_peer_source {
     const te_peer_chain *p;
     uint32_t turn;
-    int two_shot, pitched; /* constants */
+    int two_shot, gathers; /* constants: see te_peer_row_body */
 } te_peer_source;
 /* Row `row` of those that rank `of` adds up. */
 TE_FN int64_t te__peer_row_of(const te_peer_source *from, int of, int64_t row) {
-    return from->pitched ? of * from->p->pitch + row : row;
+    return from->gathers ? of * from->p->pitch + row : row;
 }
 /* What te_store_fn gets in the place of its `most`. */
 typedef struct te_peer_most { uint32_t most, turn; } te_peer_most;
@@ -83,7 +83,7 @@ TE_FN void te__peer_row_send(te_peer_source *from, const te_chain_shape k, int64
     te__peer_turn_now(&from->turn);
     if (from->two_shot) te__peer_row_to(p, k, from->turn, s.owner, s, row_x, g);
     TE_UNROLL_1 for (int i = 1; !from->two_shot && i < a->ranks; i++) {
-        const int more = from->pitched && i + 1 < a->ranks;
+        const int more = from->gathers && i + 1 < a->ranks;
         if (more) te__peer_row_read(row_x + k.chunks, p, k, te__peer_row_of(from, te__peer_next(a, i + 1), row), g);
         te__peer_row_to(p, k, from->turn, te__peer_next(a, i), s, row_x, g);
         TE_UNROLL for (int j = 0; j < k.chunks; j++) if (more) row_x[j] = row_x[k.chunks + j];
@@ -99,8 +99,9 @@ TE_FN void te__peer_unit_sum(te_words *sum, const te_words *own, const te_peer_s
     /* goes on where a rank has not come, for the lanes of a row meet in its sums */
     if (mine) te__peer_sum_of_each(sum, own, a, from->turn, units, te__peer_unit(s, k, vector, part), k.in);
     else (void)te__peer_wait_of(sum, a, from->turn, units, behind, s.owner);
-    if (from->two_shot && mine) te_words_mark(sum);
-    TE_UNROLL_1 for (int i = 1; from->two_shot && mine && i < a->ranks; i++)
+    if (!from->two_shot || !mine) return;
+    te_words_mark(sum);
+    TE_UNROLL_1 for (int i = 1; i < a->ranks; i++)
         te_words_send(te__peer_slot(a->at[te__peer_next(a, i)], a, from->turn, a->rank, units, behind), sum);
 }
 /* Where rank `from` stores eight bytes of what is gathered in FP8 into the memory `at`. */

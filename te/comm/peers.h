@@ -136,7 +136,7 @@ TE_FN int te__peer_is(const te_peer_args *a, int r, const int most) { return mos
 TE_FN uint32_t te__peer_others(const te_peer_args *a) { return ((1u << a->ranks) - 1) & ~(1u << a->rank); }
 
 /* The sum of the i-th words of all ranks, added up in f32 in the order of the ranks, so that it is the same bits
- * wherever it is made; `own` are those of this rank. te_words_mark, before it is sent. */
+ * wherever it is made; `own` are those of this rank. Who sends it marks it first (te_words_mark). */
 TE_FN int te__peer_sum(te_words *sum, const te_words *own, const te_peer_args *a, uint32_t turn, int each, int i,
                        const int ranks) {
     te_words v[TE_PEERS];
