@@ -17,7 +17,7 @@
 #include "comm/reduce.h"       /* te_reduce_gradients */
 #include "core/version.h"      /* TE_VERSION_MAJOR, TE_VERSION_STRING */
 #include "fuse/inference.h"    /* TE_INFERENCE */
-#include "fuse/linear_loss_ranks.h" /* a linear and a cross_entropy of ranks that share a vocabulary */
+#include "linear/impl/linear_cross_entropy.h" /* a linear and a cross_entropy of ranks that share a vocabulary */
 #include "fuse/sequential.h"   /* TE_SEQUENTIAL, TE_DECLARE, TE_DEFINE */
 #include "graph/graph.h"       /* te_graph_capture, te_graph_replay */
 #include "gemm/gemm_fp8.h"     /* te_gemm_fp8_run */

@@ -1,4 +1,4 @@
-// check.h -- one list against the reference: forward, the same again, inference, backward in its four ways, and nothing
+// call_checks.h -- one list against the reference: forward, the same again, inference, backward in its four ways, and nothing
 // else touched. Included by harness.h, which has what this needs.
 #ifndef TESTS_CHECK_H
 #define TESTS_CHECK_H

@@ -253,7 +253,7 @@ TEST_CASE("an extra input's gradient alone", "[freeze]") {
     CHECK(l.try_backward(false) == TE_ERROR_STATE);
 }
 
-// The sums of a bias behind a dropout are of tiles (chain_turned.h), and stay so.
+// The sums of a bias behind a dropout are of tiles (pointwise_quantize_transpose.h), and stay so.
 static void check_in_fp8(const te_plan *plan, int seq, bool delayed) {
     list l(plan, 2, seq);
     te_recipes recipes;

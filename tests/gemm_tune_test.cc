@@ -566,7 +566,7 @@ TEST_CASE("a file that is cut short or damaged anywhere is refused", "[gemm_tune
 
 // ---- whole steps --------------------------------------------------------------------------------------------------------
 
-enum { IN = 264, HIDDEN = 328, ROWS = 96 }; // wide enough for the kernels of te/fuse/product.h
+enum { IN = 264, HIDDEN = 328, ROWS = 96 }; // wide enough for the kernels of te/linear/impl/linear_epilogue.h
 TE_SEQUENTIAL(mlp, bf16, (fork, x1), (layernorm, ln, IN), (linear, fc1, IN, HIDDEN), (bias, fc1_b, HIDDEN), (gelu, act), (linear, fc2, HIDDEN, IN),
               (bias, fc2_b, IN), (add, x1), (fork, x2), (linear, up, IN, HIDDEN), (bias, up_b, HIDDEN), (silu, act2), (linear, down, HIDDEN,
                                   IN), (bias, down_b, IN),
@@ -668,7 +668,7 @@ TEST_CASE("a tuned model is right, in all passes; its splits go through a file",
     CHECK(te_gemm_report_choices(list.data(), choices, tuned.ctx) == choices);
     int own = 0;
     for (const te_gemm_choice &c : list) own += c.ns[TE_SPLIT_OWN] > 0;
-    CHECK((own > 0) == (te__encode_of(tuned.ctx) != nullptr)); // the kernels of product.h took part
+    CHECK((own > 0) == (te__encode_of(tuned.ctx) != nullptr)); // the kernels of linear_epilogue.h took part
 #endif
     for (int tune = 0; tune < 2; tune++) {
         trained again(tune, text);

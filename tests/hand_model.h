@@ -19,7 +19,7 @@
 #include "te/gemm/gemm.h" // te_context_create
 #include "te/optim/moment_blocks.h"
 #include "te/plan/bind.h"
-#include "te/plan/walk.h" // te__training
+#include "te/plan/impl/executor.h" // te__training
 
 namespace {
 

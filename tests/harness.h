@@ -141,7 +141,7 @@ inline double tolerance_of(te_dtype t) { return t == TE_f32 ? 1e-5 : t == TE_f16
 using numbers::rms;
 
 // ||out - ref|| / ||ref|| <= tolerance, and no element further off than 16 times that of the RMS (and of itself, where it
-// stands out). For two results of the library; against the reference check.h has what each element may be off by.
+// stands out). For two results of the library; against the reference call_checks.h has what each element may be off by.
 inline void check_close(const std::string &name, const reference::vec &out, const reference::vec &ref, double tolerance) {
     REQUIRE(out.size() == ref.size());
     const double scale = rms(ref);

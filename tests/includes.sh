@@ -12,7 +12,7 @@ import re
 import sys
 
 # Each folder includes itself and those in front of it; the headers beside the folders (te.h) include all.
-ORDER = "core fp8 gemm plan attention ops fuse comm graph optim io".split()
+ORDER = "core fp8 gemm plan attention ops pointwise linear fuse comm graph optim io".split()
 MOST_LINES, MOST_COLUMNS = 300, 120
 
 TE = pathlib.Path("te")

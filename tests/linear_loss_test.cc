@@ -1,4 +1,4 @@
-// linear_loss_test.cc -- a linear and the cross_entropy behind it as one step (te/fuse/linear_loss.h), beside what the rows' tests have: pieces
+// linear_loss_test.cc -- a linear and the cross_entropy behind it as one step (te/linear/impl/linear_cross_entropy.h), beside what the rows' tests have: pieces
 // of rows and of the vocabulary, forward and backward that fuse differently, the memory.
 #include "harness.h"
 #include "te/ops/bias.h"

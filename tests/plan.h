@@ -1,4 +1,4 @@
-// plan.h -- what holds of the plan of every list. A template by inclusion; its input:
+// matcher.h -- what holds of the plan of every list. A template by inclusion; its input:
 //     static const subject *const lists[]
 #include <algorithm>
 #include <cstring>

@@ -4,7 +4,7 @@
 
 #define ROW_DTYPE f16
 
-// On a GPU wide enough for the kernels that are product and chain in one (te/fuse/product.h).
+// On a GPU wide enough for the kernels that are product and chain in one (te/linear/impl/linear_epilogue.h).
 #define WIDE_IN (TE_CUDA ? 264 : 64)
 #define WIDE_OUT (TE_CUDA ? 328 : 96)
 #define ROW_SPACE one_wide

@@ -17,7 +17,7 @@
  * four or eight blocks, whose warps send each other their part of the norm's sum by st.async (1 row 0.15 us less, from
  * 32 rows on 0.4 to 2.5 more).
  *
- * A linear in front of it leaves its product to the row (te/fuse/linear_ranks.h). Where a kernel of ours takes that,
+ * A linear in front of it leaves its product to the row (te/linear/impl/linear_comm_overlap.h). Where a kernel of ours takes that,
  * its epilogue sends what the others add up (send.h): nothing copies it, and the link works before the product ends.
  *
  * Else the group's all_reduce, and the chain behind it. All round the sum to the list's format, and give the same bits
@@ -29,7 +29,7 @@
 #ifndef TE_COMM_ALL_REDUCE_ROW_H
 #define TE_COMM_ALL_REDUCE_ROW_H
 
-#include "../fuse/plan.h" /* TE_FUSED */
+#include "../fuse/impl/matcher.h" /* TE_FUSED */
 #include "peer_row.h"     /* te_peer_chain */
 #include "send.h"         /* te__late_sent */
 

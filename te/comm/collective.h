@@ -8,11 +8,11 @@
  *   (copy_to_group, name)     nothing: all ranks have it                         all_reduce
  *
  * all_gather takes rows of TE_ROWS_shard and gives TE_ROWS_tokens, reduce_scatter the other way round. What may stand
- * before and behind them: te/fuse/shares.h. With a communicator of one rank they copy or do nothing, so the same list
+ * before and behind them: te/fuse/impl/list_checks.h. With a communicator of one rank they copy or do nothing, so the same list
  * trains on one rank and on many. Each has a step of its own, of no kernel; all_reduce may begin a row
  * (all_reduce_row.h), and reduce_scatter one that ends with all_gather (scatter_row.h). On CUDA a gather's step may
  * leave its work to a linear behind it, and a linear to the step of a reduce_scatter or to a row: then both go on at
- * once (te/fuse/linear_ranks.h, scatter.h, send.h).
+ * once (te/linear/impl/linear_comm_overlap.h, scatter.h, send.h).
  *
  * Do this:
  *     TE_SEQUENTIAL(mlp, f32, (rmsnorm, ln, H), (copy_to_group, c), (linear, fc1, H, F / RANKS, (shard, columns)),

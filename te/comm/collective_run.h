@@ -2,7 +2,7 @@
 #ifndef TE_COMM_COLLECTIVE_RUN_H
 #define TE_COMM_COLLECTIVE_RUN_H
 
-#include "../plan/check.h" /* te_run, te_output, te_gradient */
+#include "../plan/impl/call_checks.h" /* te_run, te_output, te_gradient */
 #include "scatter.h"       /* te__late_product */
 
 typedef te_status (*te_collective_fn)(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,

@@ -143,7 +143,7 @@ TE_IF_USED TE_API te_status te_comm_of(te_comm *comm, te__comm_native native, in
     return te__comm_done(comm, status, ctx);
 }
 
-/* Memory for te_saved, so that what forward gathers into it and keeps overlaps a product (te/fuse/linear_ranks.h): all
+/* Memory for te_saved, so that what forward gathers into it and keeps overlaps a product (te/linear/impl/linear_comm_overlap.h): all
  * ranks of the tensor group call this with as many bytes, in the same order, and use it for the same. Where they cannot
  * map each other's memory, or have done so 15 times, it is memory like te_allocate's. Waits for the others. */
 TE_API te_status te_comm_allocate(te_comm *comm, void **p, size_t bytes, te_context *ctx) {

@@ -20,7 +20,7 @@
 #ifndef TE_COMM_PEER_ROW_H
 #define TE_COMM_PEER_ROW_H
 
-#include "../fuse/chain_run.h" /* te_norm_forward */
+#include "../pointwise/impl/pointwise_step.h" /* te_norm_forward */
 #include "peer_units.h"        /* te_peer_chain */
 
 /* The kernel of a row, how many rows a block takes at a time, and its blocks on a multiprocessor; launch null: there is

@@ -4,7 +4,7 @@
 #ifndef TE_COMM_PEER_UNITS_H
 #define TE_COMM_PEER_UNITS_H
 
-#include "../fuse/chain_run.h" /* te_chain */
+#include "../pointwise/impl/pointwise_step.h" /* te_chain */
 #include "peers.h"             /* te_peer_args */
 
 typedef struct te_peer_chain {

@@ -11,8 +11,8 @@
 #ifndef TE_COMM_SCATTER_H
 #define TE_COMM_SCATTER_H
 
-#include "../fuse/linear_ranks.h" /* te_leaves_product */
-#include "../plan/check.h"        /* te_run, te_output, te_gradient */
+#include "../linear/impl/linear_comm_overlap.h" /* te_leaves_product */
+#include "../plan/impl/call_checks.h"        /* te_run, te_output, te_gradient */
 #include "peers.h"                /* te_peers_check */
 
 #if TE_OVERLAPS

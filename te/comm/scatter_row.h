@@ -14,7 +14,7 @@
  * leave in FP8: half of S comes back over the link, and nothing casts them; forward keeps them so for backward, which
  * turns them. So do they in the steps. Under other recipes they are gathered in the list's format.
  *
- * Else, and where a product in front of it or behind it overlaps its collective (te/fuse/linear_ranks.h), the three
+ * Else, and where a product in front of it or behind it overlaps its collective (te/linear/impl/linear_comm_overlap.h), the three
  * steps one after the other; the bits: see peer_row.h.
  *
  * Do this:
@@ -24,7 +24,7 @@
 #ifndef TE_COMM_SCATTER_ROW_H
 #define TE_COMM_SCATTER_ROW_H
 
-#include "../fuse/plan.h"    /* TE_FUSED */
+#include "../fuse/impl/matcher.h"    /* TE_FUSED */
 #include "collective_run.h" /* te__collective_to, te__late_product */
 #include "peer_row.h"       /* te_peer_chain */
 

@@ -14,7 +14,7 @@
 #ifndef TE_COMM_SEND_H
 #define TE_COMM_SEND_H
 
-#include "../fuse/linear_ranks.h" /* te__linear_gemm */
+#include "../linear/impl/linear_comm_overlap.h" /* te__linear_gemm */
 #include "peers.h"                /* te_peer_args */
 
 #if TE_OVERLAPS

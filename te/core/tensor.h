@@ -53,7 +53,7 @@ typedef struct te_batch {
     int sequences, longest;
     const int32_t *cu_seqlens; /* [sequences + 1], target memory */
     int loss_in_backward; /* 1: a forward that saves may leave the loss to its backward, which then writes y: a list
-                           * that ends in linear, cross_entropy computes its logits once so (te/fuse/linear_loss.h) */
+                           * that ends in linear, cross_entropy computes its logits once so (te/linear/impl/linear_cross_entropy.h) */
     const float *loss_count; /* [1], target memory: backward divides loss_scale by it, so many rows have a loss
                               * (te/ops/loss_mean.h); null: by nothing */
     int memory_seq; /* rows that each of the `batch` sequences has in an (input, .., (rows, memory)), for a list that

@@ -5,14 +5,14 @@
  * (backward: [linear] [norm] maps, linear fork, or attention bias) works: write the name, and the kernel follows from
  * its ops; head_norm and rope have one of their own. Add your own the same way, before TE_SEQUENTIAL, or take one out
  * with #undef. Rows that take time to save memory are not here: linear_cross_entropy, in backward cross_entropy_linear
- * (linear_loss.h).
+ * (linear_cross_entropy.h).
  *
  * The X-lists below are the same rows for the tests and benches, which try each on every kind that it matches.
  */
-#ifndef TE_FUSE_FUSIONS_H
-#define TE_FUSE_FUSIONS_H
+#ifndef TE_FUSIONS_H
+#define TE_FUSIONS_H
 
-#include "plan.h" /* TE_FUSED */
+#include "impl/matcher.h" /* TE_FUSED */
 
 #define TE_FORWARD_linear_bias TE_FUSED
 #define TE_FORWARD_linear_act TE_FUSED

@@ -16,8 +16,8 @@
  * TE_DECLARE_INFERENCE and TE_DEFINE_INFERENCE are the two halves, as TE_DECLARE and TE_DEFINE; with _DIMS at the end
  * of their names all take widths that are known only at run time.
  */
-#ifndef TE_FUSE_INFERENCE_H
-#define TE_FUSE_INFERENCE_H
+#ifndef TE_INFERENCE_H
+#define TE_INFERENCE_H
 
 #include "sequential.h" /* TE__CHECKED, TE__DECLARE1, TE__DEFINE1 */
 

@@ -22,18 +22,18 @@
  * (dims.h). name_set_dims comes first; name_param_bytes, name_grad_bytes and name_print_plan take the instance at their
  * end, name_saved_bytes in front of the rows.
  */
-#ifndef TE_FUSE_SEQUENTIAL_H
-#define TE_FUSE_SEQUENTIAL_H
+#ifndef TE_SEQUENTIAL_H
+#define TE_SEQUENTIAL_H
 
 #include "../core/convert.h" /* te_convert */
-#include "../plan/dims.h"  /* TE_DIM, te_plan_set_dims */
+#include "../plan/dims.h" /* TE_DIM, te_plan_set_dims */
 #include "../plan/print.h" /* te_plan_print */
-#include "../plan/walk.h"  /* te_plan_forward, te_plan_backward */
-#include "declare.h"       /* TE__DECLARE1 */
-#include "fusions.h"       /* TE_FORWARD_<row>, TE_BACKWARD_<row> */
-#include "kernels.h"       /* TE__KERNELS */
-#include "plan.h"          /* TE_PLAN, TE_LINKS */
-#include "spans.h"         /* TE_SPAN_CHECKS, TE_SPAN_TABLE */
+#include "../plan/impl/executor.h" /* te_plan_forward, te_plan_backward */
+#include "impl/declare.h" /* TE__DECLARE1 */
+#include "fusions.h" /* TE_FORWARD_<row>, TE_BACKWARD_<row> */
+#include "impl/kernels.h" /* TE__KERNELS */
+#include "impl/matcher.h" /* TE_PLAN, TE_LINKS */
+#include "impl/list_checks.h" /* TE_SPAN_CHECKS, TE_SPAN_TABLE */
 
 #define TE_SEQUENTIAL(name, dtype, ...) TE_SEQUENTIAL_WITH(TE_FORWARD_, TE_BACKWARD_, name, dtype, __VA_ARGS__)
 /* The same with fusion lists of one's own: the prefixes of the rows. TE_UNFUSED_ has none, so each op is a step. */
@@ -131,7 +131,7 @@
                         backward, backward), TE_REVERSE(__VA_ARGS__)))                                               \
     TE__DEFINE_CALLS(widths, link, name)                                                                             \
     TE__DEFINE_##passes(widths, link, name)
-/* Chains of a list that trains have kernels for tiles (chain_tiles.h, chain_turned.h): in forward where backward makes
+/* Chains of a list that trains have kernels for tiles (pointwise_quantize_transpose.h, pointwise_quantize_transpose.h): in forward where backward makes
  * what they give again, in backward where its scales are of tiles or known before. */
 #define TE__TRAINED_fixed(of) \
     TE_IF_MARKED(TE_JOIN1(TE__BY_ROW_MARK_, TE_OPTION(of, recipe, none)), fixed_fp8, fixed_tiled)

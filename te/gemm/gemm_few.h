@@ -4,7 +4,7 @@
  * A block takes 16 columns of y at a time, so 16 rows of W; its eight warps share out k. Each warp has a ring in shared
  * memory that it fills (cp.async) and empties by itself, and takes what is in it to the tensor cores (mma.sync; the
  * rows of W as A, those of x as B; which k is which does not matter as long as both agree). The warps' sums are added
- * in a fixed order, rounded to 16 bits, and go through the epilogue of the row (product.h), eight elements at a time,
+ * in a fixed order, rounded to 16 bits, and go through the epilogue of the row (linear_epilogue.h), eight elements at a time,
  * while the rings fill again. In a pass the rings fill while the kernel ahead still runs, for a pass does not write its
  * weights; else what they begin with is brought into the L2 meanwhile.
  *

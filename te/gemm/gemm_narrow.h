@@ -11,7 +11,7 @@
  * A cluster takes tile after tile of all k. Where tiles are left for fewer clusters than there are, k of each of them
  * is shared out to several. They leave their sums in the workspace, and the last one adds all of them up in the order
  * of k, so the same inputs give the same bits, and no block waits for another. Each warp does that for its 16 columns
- * of y, and takes them through the epilogue of the row (product.h), eight elements at a time.
+ * of y, and takes them through the epilogue of the row (linear_epilogue.h), eight elements at a time.
  *
  * In FP8, e4m3, the kernel is the same, with half as many bytes; scales of rows or of a tensor come in at the end. Sums
  * stay in the tensor cores, which keep 14 bits of them.

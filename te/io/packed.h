@@ -22,7 +22,7 @@
 #define TE_PACKED_H
 
 #include "../plan/freeze.h" /* te_model, te__is_named */
-#include "../plan/shard.h"  /* te_runs_of */
+#include "../plan/bind.h"  /* te_runs_of */
 #include "safetensors.h"    /* te_safetensor */
 
 typedef struct te_packed {

@@ -1,6 +1,6 @@
 /* whole.h -- the whole of a tensor of which ranks have parts, as it lies in a checkpoint, and what of it a rank has.
  *
- * A rank of a tensor group has runs of the whole tensor (te/plan/shard.h). Of an optimizer's states that are shared out
+ * A rank of a tensor group has runs of the whole tensor (te/plan/bind.h). Of an optimizer's states that are shared out
  * over the data group (slices.h) it has a piece of its parameter's elements, and another behind the last slice.
  *
  * Do this:
@@ -12,7 +12,7 @@
 #define TE_WHOLE_H
 
 #include "../optim/moment_blocks.h" /* te__moments_copy */
-#include "../plan/shard.h"          /* te_runs */
+#include "../plan/bind.h"          /* te_runs */
 
 typedef struct te__piece {
     void *data;             /* target memory */

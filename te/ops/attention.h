@@ -47,7 +47,7 @@
 #define TE_OPS_ATTENTION_H
 
 #include "../attention/attention_kernels.h" /* TE_ATTENTION_FORWARD, TE_ATTENTION_BACKWARD */
-#include "../plan/gradients.h"              /* te_sum_later */
+#include "../plan/impl/gradients.h"              /* te_sum_later */
 #include "attention_gives.h"                /* TE__ATTENTION_GIVES_FORWARD, te__attention_amax */
 #include "attention_in_fp8.h"               /* TE__IF_FP8, te_attention_in_fp8 */
 #include "attention_memory.h"               /* te__attention_kv, te__attention_dkv */

@@ -6,7 +6,7 @@
 #define TE_OPS_ATTENTION_GIVES_H
 
 #include "../attention/attention_args.h" /* te_attention_args */
-#include "../plan/run.h"                 /* te_acquire, te_is_measured, te_is_stored_in_fp8 */
+#include "../plan/impl/storage.h"                 /* te_acquire, te_is_measured, te_is_stored_in_fp8 */
 
 /* The option gives. In backward it costs 2 to 4% at some head sizes, so only where the recipe wants every amax. */
 #define TE__ATTENTION_GIVES_FORWARD(model) ((int)model##_names_recipe)

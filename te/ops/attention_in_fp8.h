@@ -5,7 +5,7 @@
 #define TE_OPS_ATTENTION_IN_FP8_H
 
 #include "../attention/attention_kernels.h" /* TE_ATTENTION_FORWARD_FP8 */
-#include "../plan/run_state.h"              /* te_scratch */
+#include "../plan/impl/executor_state.h"              /* te_scratch */
 #include "score_bias.h"                     /* TE__SINKS_1 */
 
 /* `yes` if the op says (fp8, 1): the preprocessor has to know it, for it brings other kernels. */

@@ -73,7 +73,7 @@
                        (int)TE_SHARE_OUT(model, op) == (int)TE_SHARE_any ||                                          \
                        (int)TE_KEPT_SHARE(model, TE_FORK_OF(op)) == (int)TE_SHARE_OUT(model, op),                    \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
-                       " joins what ranks of a group share in different ways (te/fuse/shares.h)");                   \
+                       " joins what ranks of a group share in different ways (te/fuse/impl/list_checks.h)");                   \
      TE__CHECK_ATTENTION(model, op, TE_ARG2(op, 0), TE_ARG3(op, 0)))
 
 #define TE__CROSS_ATTENTION(direction, name, dtype, op, gives)                                                      \

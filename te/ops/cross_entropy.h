@@ -10,7 +10,7 @@
  * labels and ignore_index; a row with that label has loss 0 and gradient 0 (0 stands for the default, -100). With
  * te_batch.loss_count gradients are those of the mean over the other rows (loss_mean.h). A label
  * outside the vocabulary is an error on the host; on CUDA its loss and gradient are NaN. Behind a linear the two are a
- * row, which never has all logits in memory: te/fuse/linear_loss.h.
+ * row, which never has all logits in memory: te/linear/impl/linear_cross_entropy.h.
  *
  *   (ranks, N)             each rank of a tensor group of N has vocabulary / N columns of the logits, those of a linear
  *                          (shard, columns), and all have the losses: cross_entropy_ranks.h
@@ -20,7 +20,7 @@
 
 #include "../core/math.h" /* te_exp, te_exp2 */
 #include "../plan/dims.h" /* TE_WIDTH_AT */
-#include "../plan/run.h"  /* te_output, te_gradient */
+#include "../plan/impl/storage.h"  /* te_output, te_gradient */
 #include "loss_mean.h"    /* te_loss_each, te_ignored_label */
 
 #define TE_OP_cross_entropy (cross_entropy, own)

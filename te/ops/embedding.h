@@ -14,7 +14,7 @@
 
 #include "../core/fill.h"      /* te_lanes_here, TE_KERNEL */
 #include "../plan/dims.h"      /* TE_IS_WIDTH, TE_WIDTH_AT */
-#include "../plan/gradients.h" /* te_accumulates */
+#include "../plan/impl/gradients.h" /* te_accumulates */
 #include "map.h"               /* te_formats */
 
 #define TE_OP_embedding (embedding, own)

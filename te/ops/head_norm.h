@@ -13,7 +13,7 @@
 #ifndef TE_OPS_HEAD_NORM_H
 #define TE_OPS_HEAD_NORM_H
 
-#include "../plan/gradients.h"  /* te_sum_later */
+#include "../plan/impl/gradients.h"  /* te_sum_later */
 #include "head_norm_kernels.h" /* te_head_rows, te_head_gradient */
 
 #define TE_OP_head_norm (head_norm, own)

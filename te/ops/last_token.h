@@ -10,7 +10,7 @@
 
 #include "../core/target.h" /* TE_KERNEL */
 #include "../plan/dims.h"   /* TE_WIDTH_AT */
-#include "../plan/run.h"    /* te_output, te_gradient */
+#include "../plan/impl/storage.h"    /* te_output, te_gradient */
 
 #define TE_OP_last_token (last_token, own)
 #define TE_SHAPES_last_token(op) (0)

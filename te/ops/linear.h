@@ -10,7 +10,7 @@
  * are two parts. (first_part, 4): the first part is so many times as wide as each other, q of grouped-query attention
  * with four heads for each of k and v.
  *
- * How it runs, alone or with the ops behind it: te/fuse/linear_step.h.
+ * How it runs, alone or with the ops behind it: te/linear/impl/linear_step.h.
  */
 #ifndef TE_OPS_LINEAR_H
 #define TE_OPS_LINEAR_H

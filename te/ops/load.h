@@ -13,13 +13,13 @@
 #define TE_OPS_LOAD_H
 
 #include "../core/target.h" /* TE_KERNEL */
-#include "../plan/check.h"  /* te_kept, te_edge_tensor */
+#include "../plan/impl/call_checks.h"  /* te_kept, te_edge_tensor */
 #include "residual.h"       /* TE_KEPT_INDEX */
 
 #define TE_OP_load (load, own)
 #define TE_SHAPES_load(op) (1)
 #define TE_FLAGS_load(op) (TE_IS_LOAD)
-#define TE_LOADS_load , /* its width, rows and format are those of the fork (te/fuse/declare.h) */
+#define TE_LOADS_load , /* its width, rows and format are those of the fork (te/fuse/impl/declare.h) */
 #define TE_TAKES_DIMS_load ,
 #define TE_EDGE_load(model, op) (TE_KEPT_INDEX(model, add, TE_FORK_OF(op)), TE_KEPT_DTYPE(model, TE_FORK_OF(op)))
 #define TE_CHECK_load(model, op) (typedef int TE_KEPT_READ(model, TE_FORK_OF(op));)

@@ -34,7 +34,7 @@
 #define TE__ROWS_NAMED(token) TE_JOIN1(TE_ROWS_, token)
 #define TE__OF_MEMORY(op) ((int)TE__INPUT_ROWS(op) == (int)TE_ROWS_memory)
 #define TE_EDGE_fork(model, op) (-1, TE_KEPT_DTYPE(model, TE_NAME(op)))
-/* What a fork keeps, by its name x; te/fuse/declare.h makes the width, the rows and the format. The names say what is
+/* What a fork keeps, by its name x; te/fuse/impl/declare.h makes the width, the rows and the format. The names say what is
  * wrong where the compiler misses one. */
 #define TE_KEPT_INDEX(model, reader, x) TE_JOIN5(te_error_, reader, x, of, model, has_no_fork_before_it)
 #define TE_KEPT_WIDTH(model, x) TE_JOIN4(te_error_load_, x, of, model, has_no_fork_before_it)
@@ -67,7 +67,7 @@
                       (int)TE_SHARE_OUT(model, op) == (int)TE_SHARE_any ||                                       \
                       (int)TE_KEPT_SHARE(model, x) == (int)TE_SHARE_OUT(model, op),                              \
                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                     \
-                      " joins what ranks of a group share in different ways (te/fuse/shares.h)");
+                      " joins what ranks of a group share in different ways (te/fuse/impl/list_checks.h)");
 
 #define TE_OP_mul (mul, map)
 #define TE_SHAPES_mul(op) (1)

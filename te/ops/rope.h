@@ -7,14 +7,14 @@
  *     a' = a cos - b sin,  b' = a sin + b cos
  * Pairs are dimension p with p + rotary_dim / 2 (GPT-NeoX, Llama) or, interleaved, 2p with 2p + 1 (GPT-J).
  * value_dim is the size of a head of v where it is another one (attention.h). Heads that a tile of a product is cut
- * into, those that divide 256, need a multiple of their own size, for v shares the tiles (te/fuse/linear_rope.h).
+ * into, those that divide 256, need a multiple of their own size, for v shares the tiles (te/linear/impl/linear_rope.h).
  * The position of a row is te_batch.position + its place in its sequence, or what te_batch.positions says.
  */
 #ifndef TE_OPS_ROPE_H
 #define TE_OPS_ROPE_H
 
 #include "../core/lanes.h" /* te_lanes_here */
-#include "../plan/run.h"   /* te_output, te_gradient */
+#include "../plan/impl/storage.h"   /* te_output, te_gradient */
 #include "rope_scaling.h"  /* te_rope_options, te_rope_scaled */
 
 #define TE_OP_rope (rope, own)

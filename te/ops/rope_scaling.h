@@ -16,7 +16,7 @@
 #define TE_OPS_ROPE_SCALING_H
 
 #include "../core/target.h" /* TE_FN */
-#include "../plan/list.h"   /* TE_OPTION */
+#include "../plan/op_list.h"   /* TE_OPTION */
 #include <math.h>
 
 typedef enum te_rope_scaling {

@@ -22,8 +22,8 @@
 #define TE_OPS_SCORE_BIAS_H
 
 #include "../attention/attention_kernels.h" /* TE_ATTENTION_DBIAS, TE_ATTENTION_BIAS_LINE, TE_ATTENTION_TOP */
-#include "../plan/check.h"                  /* te__check_tensor */
-#include "../plan/gradients.h"              /* te_accumulates */
+#include "../plan/impl/call_checks.h"                  /* te__check_tensor */
+#include "../plan/impl/gradients.h"              /* te_accumulates */
 
 /* `yes` if the op says the option: the preprocessor has to know it, for it brings a parameter, or kernels. */
 #define TE__IF_TABLE(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__TABLE_OF_, TE_OPTION(op, bias, none)), yes, no)

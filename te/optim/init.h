@@ -9,7 +9,7 @@
 
 #include "../core/fill.h"  /* te_fill_normal */
 #include "../plan/bind.h"  /* te__check_writable */
-#include "../plan/shard.h" /* te_runs_of */
+#include "../plan/bind.h" /* te_runs_of */
 
 /* A parameter of which ranks of the tensor group hold a part each gets the numbers that the whole one would have on one
  * rank. The same seed on all ranks. */

@@ -15,8 +15,8 @@
  * are compared at compile time as numbers are, and a sum of two symbols is refused. A width is 1 to TE_MAX_WIDTH, of a
  * norm 1 to TE_MAX_NORM_WIDTH.
  */
-#ifndef TE_FUSE_DIMS_H
-#define TE_FUSE_DIMS_H
+#ifndef TE_DIMS_H
+#define TE_DIMS_H
 
 #include "model.h" /* te_plan, te_op */
 

@@ -5,9 +5,9 @@
 #define TE_MODEL_H
 
 #include "../core/context.h" /* te_context, te_status */
-#include "../core/tensor.h"  /* te_tensor, te_batch */
-#include "../fp8/scales.h"   /* te_scales */
-#include "fp8_ops.h"         /* te_fp8_ops */
+#include "../core/tensor.h" /* te_tensor, te_batch */
+#include "../fp8/scales.h" /* te_scales */
+#include "impl/fp8_ops.h" /* te_fp8_ops */
 
 /* How an op takes part in a kernel.
  *   map    eight elements at a time, each on its own        bias, gelu, dropout, add, ...
@@ -68,7 +68,7 @@ typedef enum te_rows {
     TE_ROWS_memory     /* those of what decoders attend to, te_batch.batch * te_batch.memory_seq */
 } te_rows;
 
-/* What a rank of the tensor group has of a value, known when a list is compiled (te/fuse/shares.h checks it). */
+/* What a rank of the tensor group has of a value, known when a list is compiled (te/fuse/impl/list_checks.h checks it). */
 typedef enum te_share {
     TE_SHARE_any,     /* nothing in the list has said yet */
     TE_SHARE_same,    /* all of it (of TE_ROWS_shard its own rows), and all of its gradient */
@@ -154,7 +154,7 @@ typedef struct te_span {
     int first, last;
 } te_span;
 
-/* What a walk does around the steps of a plan that trains (walk.h): it takes the random state, opens spans that run
+/* What a walk does around the steps of a plan that trains (executor.h): it takes the random state, opens spans that run
  * again, and adds up gradients. */
 typedef struct te_training {
     te_status (*before)(struct te_run *run, const struct te_step *step);
@@ -240,7 +240,7 @@ typedef struct te_model {
 
 /* What one forward keeps for its backward. Several may be in flight on the same parameters. The caller sets `memory`
  * (target memory, at least <model>_saved_bytes(rows), aligned to TE_ALIGN) and `bytes`; forward fills in the rest. x
- * and y of the forward must stay as they are until backward has run, where it reads them (overlap.h). */
+ * and y of the forward must stay as they are until backward has run, where it reads them (alias_check.h). */
 typedef struct te_saved {
     void *memory;
     size_t bytes;

@@ -1,17 +1,16 @@
 /* print.h -- a plan as a table: step, its ops, kernels, and the bytes a row moves. */
-#ifndef TE_FUSE_PRINT_H
-#define TE_FUSE_PRINT_H
+#ifndef TE_PRINT_H
+#define TE_PRINT_H
 
 #include <stdio.h> /* FILE */
-
-#include "walk.h" /* te_plan, te_plan_saved_bytes */
+#include "impl/executor.h" /* te_plan, te_plan_saved_bytes */
 
 TE_API int te__step_sums(const te_plan *p, const te_step *s) {
     int sums = 0;
     for (int j = 0; j < s->count; j++) sums |= p->op[s->op[j]].flags & TE_SUMS;
     return sums;
 }
-/* Whether a chain of backward changes the gradient that it hands on, and has a kernel for tiles (chain_tiles.h). */
+/* Whether a chain of backward changes the gradient that it hands on, and has a kernel for tiles (pointwise_quantize_transpose.h). */
 TE_API int te__turns_gradient(const te_plan *p, const te_step *s) {
     const int skip = p->op[s->op[0]].op_class == TE_CLASS_gemm;
     int changed = 0;

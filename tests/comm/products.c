@@ -1,4 +1,4 @@
-/* products.c -- products that overlap a collective (te/fuse/linear_ranks.h) against the same list with product and
+/* products.c -- products that overlap a collective (te/linear/impl/linear_comm_overlap.h) against the same list with product and
  * collective one after the other, bit for bit: inference, forward and backward of random numbers of rows, by ranks that
  * come at random times; every fourth backward one that te_buckets watches.
  *

@@ -30,7 +30,7 @@ _MISUSE = select({
     "//conditions:default": [],
 })
 
-# Tests that make many models, by nvcc, whose -O is for host code alone; without the kernels of te/fuse/product.h, which must be inlined.
+# Tests that make many models, by nvcc, whose -O is for host code alone; without the kernels of te/linear/impl/linear_epilogue.h, which must be inlined.
 # With -Ofc=max every kernel calls what it otherwise has inlined, and ptxas goes through all functions of the file for each
 # kernel: 470 kernels take it 10 s and 2.5 GB, 820 a minute and 12 GB. So a test has some 500 kernels, 850 at most.
 _MANY_MODELS_CUDA = ["-O0", "-Ofc=max", "-DTE_KEEP_CALLS"]

@@ -1,0 +1,296 @@
+/* declare.h -- what TE_SEQUENTIAL and TE_DECLARE declare of a list: its constants (widths, number formats and rows of
+ * each edge), the checks, the struct, the prototypes.
+ */
+#ifndef TE_DECLARE_H
+#define TE_DECLARE_H
+
+#include "../../plan/dims.h" /* TE_IS_DIM */
+#include "kernels.h" /* TE__IS_CLASS */
+#include "list_checks.h" /* TE_SHARE_OUT */
+
+/* ---- names: model_family_name_.. -------------------------------------------------------------------------------- */
+
+#define TE_OP_begin (begin, begin)
+#define TE_ID(model, op)        TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), index)
+#define TE_WIDTH_IN(model, op)  TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), in)
+#define TE_WIDTH_OUT(model, op) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), out)
+#define TE_DTYPE_OUT(model, op) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), dtype)
+#define TE_DTYPE_IN(model, op)  TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), in_dtype)
+#define TE_ROWS_OUT(model, op)  TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), rows)
+#define TE_ROWS_IN(model, op)   TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), in_rows)
+#define TE_EDGE_INDEX(model, op) TE_FIRST(TE_UNWRAP(TE_EDGE(model, op)), ~)
+#define TE_EDGE_DTYPE(model, op) TE_SECOND(TE_UNWRAP(TE_EDGE(model, op)), ~)
+
+/* What stands where a list's dtype does, (bf16, (residual, f32), ..) or bf16 alone, as a tuple with options. */
+#define TE_LIST_OF(dtype) TE_IF_TUPLE(dtype, TE_LIST_OF_TUPLE, TE_LIST_OF_TOKEN)(dtype)
+#define TE_LIST_OF_TUPLE(dtype) (list, TE_STRIP dtype)
+#define TE_LIST_OF_TOKEN(dtype) (list, dtype)
+#define TE_OP_list (list, list)
+#define TE_SHAPES_list(op) (0)
+/* `yes` if it names a recipe. */
+#define TE__IF_RECIPE(of, yes, no) TE_IF_TUPLE(TE_OPTION(of, recipe, ()), no, yes)
+enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
+#define TE_TAKES_list_in TE_TOKEN
+#define TE_TAKES_list_out TE_TOKEN
+#define TE_TAKES_list_residual TE_TOKEN
+#define TE_TAKES_list_recipe TE_TOKEN
+#define TE_TAKES_list_inputs TE_TOKEN /* of products in FP8, for their backward: again or kept */
+#define TE_TAKES_list_gradients TE_TOKEN /* of products in FP8 with a scale a tensor: e5m2 or e4m3 */
+#define TE_TAKES_list_rounding TE_TOKEN /* of those gradients: nearest or stochastic */
+#define TE_TAKES_list_weights TE_TOKEN /* of products in FP8: f32, or the list's dtype */
+#define TE_TAKES_list_width TE_INTEGER
+#define TE_TAKES_list_rows TE_TOKEN /* of x, and of what an embedding gives: tokens or shard */
+
+/* ---- declarations ----------------------------------------------------------------------------------------------- */
+
+/* `widths` is fixed or dims: what of a model depends on whether its widths are known at compile time. */
+#define TE__TAKES_DIMS_fixed 0
+#define TE__TAKES_DIMS_dims 1
+#define TE__OR_DIM_fixed "; TE_DIM takes TE_SEQUENTIAL_DIMS"
+#define TE__OR_DIM_dims ", or one TE_DIM times a constant"
+#define TE__FIELDS_OF_fixed(name)
+#define TE__FIELDS_OF_dims(name) te_plan te_sized; te_op te_ops[name##_op_count]; /* set by name_set_dims */
+#define TE__SET_DIMS_fixed(link, name, ...)
+#define TE__SET_DIMS_dims(link, name, ...) link te_status name##_set_dims(name *m, const int64_t *dims, int count, \
+    te_context *ctx) __VA_ARGS__
+#define TE__ALONE_fixed(name) void
+#define TE__ALONE_dims(name) const name *m
+#define TE__BEFORE_fixed(name)
+#define TE__BEFORE_dims(name) const name *m,
+#define TE__BEHIND_fixed(name)
+#define TE__BEHIND_dims(name) , const name *m
+#define TE__PLAN_OF_fixed(name) name##_plan()
+#define TE__PLAN_OF_dims(name) te_plan_at(m ? &m->te_sized : 0, name##_plan())
+
+/* `passes` is training or inference: whether the list has all passes, or inference alone (inference.h). */
+#define TE__DECLARE(...)      TE__DECLARE1(fixed, training, __VA_ARGS__)
+#define TE__DECLARE_DIMS(...) TE__DECLARE1(dims, training, __VA_ARGS__)
+#define TE__DECLARE1(widths, passes, link, rows, rows_b, name, dtype, cut, marks, ...)                              \
+    TE__DECLARE_LIST(widths, name, TE_LIST_OF(dtype), TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__))                \
+    TE__DECLARE_CALLS(widths, link, name)                                                                           \
+    TE__DECLARE_##passes(widths, link, name)
+#define TE__DECLARE_LIST(widths, name, of, marks, links)                                                           \
+    TE_CHECK_OPTIONS(name, list, of)                                                                               \
+    enum { TE_FOR(TE__ONCE, links) te_names_of_##name };                                                           \
+    enum {                                                                                                         \
+        name##_takes_dims = TE__TAKES_DIMS_##widths,                                                               \
+        name##_width_option = TE_OPTION(of, width, TE__NO_WIDTH),                                                  \
+        name##_begin_begin_out = (int)name##_width_option != (int)TE__NO_WIDTH                                     \
+                                     ? (int)name##_width_option                                                    \
+                                     : TE_FOR(TE__FIRST_WIDTH, links) 0,                                           \
+        name##_before_op_0 = -1,                                                                                   \
+        TE_FOR(TE__WIDTHS, links) name##_op_count                                                                  \
+    };                                                                                                             \
+    enum {                                                                                                         \
+        name##_dtype = (int)TE_DTYPE_OF(TE_NAME(of)),                                                              \
+        name##_residual_dtype = (int)TE_DTYPE_OPTION(of, residual, (int)name##_dtype),                             \
+        name##_names_recipe = TE__IF_RECIPE(of, 1, 0),                                                             \
+        name##_recipe = (int)TE_RECIPE_OPTION(of, TE_RECIPE_none),                                                 \
+        name##_keeps_inputs = (int)TE_INPUTS_OPTION(of),                                                           \
+        name##_gradients = (int)TE_DTYPE_OPTION(of, gradients, (int)TE_e5m2),                                      \
+        name##_rounding = (int)TE_ROUNDING_OPTION(of),                                                             \
+        name##_weights = (int)TE_DTYPE_OPTION(of, weights, (int)name##_dtype),                                     \
+        name##_out_option = (int)TE_DTYPE_OPTION(of, out, -1),                                                     \
+        name##_first_wants = TE_FOR(TE__FIRST_WANTS, links) 0,                                                     \
+        name##_begin_begin_dtype = (int)TE_DTYPE_OPTION(of, in, (int)name##_first_wants),                          \
+        name##_begin_begin_rows = TE_ROWS_OPTION(of),                                                              \
+        name##_begin_begin_share = TE_SHARE_any,                                                                   \
+        TE_FOR(TE__SHARES, links)                                                                                  \
+        TE_FOR(TE__FORMATS, links)                                                                                 \
+        name##_last_dtype = TE_FOR(TE__LAST_DTYPE, links) 0,                                                       \
+        name##_out_dtype = (int)name##_out_option >= 0 ? (int)name##_out_option : (int)name##_last_dtype,          \
+        name##_is_mixed = ((int)name##_begin_begin_dtype != (int)name##_dtype) |                                   \
+            ((int)name##_out_dtype != (int)name##_dtype) TE_FOR(TE__MIXED, links)                                  \
+    };                                                                                                             \
+    static_assert((int)name##_dtype < (int)TE_e4m3,                                                                \
+                  "te: " #name ": a list is f32, bf16 or f16; FP8 is a recipe, (bf16, (recipe, fp8_delayed))");    \
+    static_assert(!(int)name##_keeps_inputs || (int)name##_names_recipe,                                              \
+                  "te: " #name ": (inputs, kept) is of a list with a recipe");                                       \
+    static_assert((int)name##_gradients == (int)TE_e5m2 ||                                                             \
+                      ((int)name##_gradients == (int)TE_e4m3 && TE_IS_BY_TENSOR(name##_recipe)),                       \
+                  "te: " #name ": (gradients, ...) is e5m2 or e4m3, of a list under fp8_delayed or fp8_current");      \
+    static_assert((int)name##_rounding == (int)TE_ROUNDING_nearest || TE_IS_BY_TENSOR(name##_recipe),                  \
+                  "te: " #name ": (rounding, stochastic) is of a list under fp8_delayed or fp8_current");              \
+    static_assert((int)name##_weights == (int)name##_dtype ||                                                          \
+                      ((int)name##_weights == (int)TE_f32 && (int)name##_names_recipe &&                               \
+                       !TE_IS_BY_ROW(name##_recipe)),                                                                  \
+                  "te: " #name ": (weights, ...) is f32 in a list with a recipe that trains, fp8_row does not, or "    \
+                      "the dtype of the list");                                                                        \
+    static_assert((int)name##_residual_dtype == (int)name##_dtype || (int)name##_residual_dtype == (int)TE_f32,        \
+                  "te: " #name ": the residual stream has the list's dtype or f32");                                   \
+    static_assert((int)name##_begin_begin_rows != (int)TE_ROWS_memory,                                                 \
+                  "te: " #name ": x has the rows of tokens, or (rows, shard)");                                        \
+    TE_FOR(TE__CHECKS, links)                                                                                          \
+    static_assert(TE_IS_WIDTH(name, (int)name##_begin_begin_out),                                                      \
+                  "te: " #name ": the first width must be positive" TE__OR_DIM_##widths);                              \
+    TE_FOR(TE__CLOSED, links)                                                                                          \
+    TE_SPAN_CHECKS(name, marks)                                                                                    \
+    typedef struct name {                                                                                          \
+        te_model model;                                                                                            \
+        TE_FOR(TE__FIELDS, links)                                                                                  \
+        te_param te_end; /* of the parameters */                                                                   \
+        TE__FIELDS_OF_##widths(name)                                                                               \
+    } name;
+#define TE__DECLARE_CALLS(widths, link, name)                                                                      \
+    link te_status name##_context_create(te_context *ctx, int device, uint64_t seed);                              \
+    link const te_plan *name##_plan(void);                                                                         \
+    TE__SET_DIMS_##widths(link, name, ;)                                                                           \
+    link size_t name##_param_bytes(TE__ALONE_##widths(name));                                                      \
+    link size_t name##_workspace_bytes(const name *m, int64_t rows, te_context *ctx);                              \
+    link te_status name##_infer(te_tensor y, te_tensor x, const name *m, const te_batch *b, te_context *ctx);      \
+    link void name##_print_plan(FILE *file TE__BEHIND_##widths(name));
+#define TE__DECLARE_training(widths, link, name)                                                                   \
+    typedef te_saved name##_saved;                                                                                 \
+    link size_t name##_grad_bytes(TE__ALONE_##widths(name));                                                       \
+    link size_t name##_saved_bytes(TE__BEFORE_##widths(name) int64_t rows);                                        \
+    link te_status name##_bind(name *m, void *params, float *grads, te_context *ctx);                              \
+    link te_status name##_forward(te_tensor y, name##_saved *saved, te_tensor x, const name *m, const te_batch *b, \
+        te_context *ctx);                                                                                          \
+    link te_status name##_backward(te_tensor dx, te_tensor dy, const name##_saved *saved, const name *m,           \
+        const te_batch *b, te_context *ctx);
+
+/* Two ops of a family have different names: the compiler's first message is the name of this constant. */
+#define TE__ONCE(model, before, op, after, live) \
+    TE_JOIN5(te_error_, TE_FAMILY(op), TE_NAME(op), of, model, is_there_twice),
+#define TE__ONCE_A(...) TE__ONCE(__VA_ARGS__) TE__ONCE_B
+#define TE__ONCE_B(...) TE__ONCE(__VA_ARGS__) TE__ONCE_A
+#define TE__ONCE_A_END
+#define TE__ONCE_B_END
+
+/* The width at the list's begin is its option, or what its first op that knows one declares. */
+#define TE__FIRST_WIDTH(model, before, op, after, live) (TE_IN(op)) != 0 ? (TE_IN(op)) :
+#define TE__FIRST_WIDTH_A(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_B
+#define TE__FIRST_WIDTH_B(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_A
+#define TE__FIRST_WIDTH_A_END
+#define TE__FIRST_WIDTH_B_END
+
+#define TE__WIDTHS(model, before, op, after, live)                                               \
+    TE_ID(model, op), TE_WIDTH_IN(model, op) = TE_WIDTH_OUT(model, before),                      \
+    TE_WIDTH_OUT(model, op) = TE__GIVEN(width, model, op),                                       \
+    TE__IF_FORK(op, TE__KEPT_WIDTH, TE_NOTHING)(model, op)                                       \
+    TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), behind) = TE_ID(model, op),
+#define TE__WIDTHS_A(...) TE__WIDTHS(__VA_ARGS__) TE__WIDTHS_B
+#define TE__WIDTHS_B(...) TE__WIDTHS(__VA_ARGS__) TE__WIDTHS_A
+#define TE__WIDTHS_A_END
+#define TE__WIDTHS_B_END
+
+/* What an op gives: by its own facts or, of a load (TE_LOADS_<family> is a comma), what its fork keeps. */
+#define TE__GIVEN(what, model, op) \
+    TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_##what, TE__OWN_##what)(model, op)
+#define TE__OWN_width(model, op) TE_OUT(op, TE_WIDTH_IN(model, op))
+#define TE__OWN_rows(model, op) TE_ROWS(op, TE_ROWS_IN(model, op))
+#define TE__LOADED_width(model, op) TE_KEPT_WIDTH(model, TE_FORK_OF(op))
+#define TE__LOADED_dtype(model, op, live) TE_KEPT_DTYPE(model, TE_FORK_OF(op))
+#define TE__LOADED_rows(model, op)                                                    \
+    ((int)TE_KEPT_ROWS(model, TE_FORK_OF(op)) < 0 ? (int)TE_ROWS_IN(model, op)        \
+                                                  : (int)TE_KEPT_ROWS(model, TE_FORK_OF(op)))
+/* What a fork keeps, or an input brings: rows -1 are those of who reads it (TE__INPUT_ROWS). */
+#define TE__IF_FORK(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__IS_FORK_, TE_FAMILY(op)), yes, no)
+#define TE__IS_FORK_fork ,
+#define TE__KEPT_WIDTH(model, op) \
+    TE_KEPT_WIDTH(model, TE_NAME(op)) = TE__IF_INPUT(op, TE_ARG1(op, 0), TE_WIDTH_OUT(model, op)),
+#define TE__KEPT_FORMAT(model, op)                                                           \
+    TE_KEPT_ROWS(model, TE_NAME(op)) = TE__IF_INPUT(op, TE__INPUT_ROWS(op), TE_ROWS_OUT(model, op)), \
+    TE_KEPT_DTYPE(model, TE_NAME(op)) =                                                      \
+        TE__IF_INPUT(op, (int)TE_DTYPE_OPTION(op, dtype, TE_JOIN2(, model, residual_dtype)), \
+            TE_DTYPE_OUT(model, op)),
+
+/* The number format and the rows of each edge. An op stores what the next one reads best, if it says that it
+ * matters. */
+#define TE__FORMATS(model, before, op, after, live)                                                                  \
+    TE_DTYPE_IN(model, op) = TE_DTYPE_OUT(model, before),                                                            \
+    TE_ROWS_IN(model, op) = TE_ROWS_OUT(model, before),                                                              \
+    TE_DTYPE_OUT(model, op) =                                                                                        \
+        TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_dtype, TE__OWN_dtype)(model, op, live),          \
+    TE_ROWS_OUT(model, op) = TE__GIVEN(rows, model, op),                                                             \
+    TE__IF_FORK(op, TE__KEPT_FORMAT, TE_NOTHING)(model, op)
+#define TE__OWN_dtype(model, op, live) \
+    TE__FORMAT(model, (int)TE_GIVES(op), (int)TE_WANTS(live), TE_DTYPE_IN(model, op))
+#define TE__FORMAT(model, gives, wants, in)                                                                          \
+    ((gives) == (int)TE_GIVES_same ? (int)in : (gives) == (int)TE_GIVES_f32 ? (int)TE_f32                            \
+     : (wants) == (int)TE_GIVES_same && (int)model##_out_option >= 0 ? (int)model##_out_option                       \
+     : (gives) == (int)TE_GIVES_residual || (wants) == (int)TE_GIVES_residual ? (int)model##_residual_dtype          \
+     : (int)model##_dtype)
+#define TE_WANTS_end(op) (TE_GIVES_same) /* what the list gives */
+#define TE__FORMATS_A(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_B
+#define TE__FORMATS_B(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_A
+#define TE__FORMATS_A_END
+#define TE__FORMATS_B_END
+/* Whether an edge has another format than the list. */
+#define TE__MIXED(model, before, op, after, live)                 \
+    | ((int)TE_DTYPE_OUT(model, op) != (int)model##_dtype)        \
+    TE__IF_FORK(op, TE__MIXED_KEPT, TE_NOTHING)(model, op)
+#define TE__MIXED_KEPT(model, op) | ((int)TE_KEPT_DTYPE(model, TE_NAME(op)) != (int)model##_dtype)
+#define TE__MIXED_A(...) TE__MIXED(__VA_ARGS__) TE__MIXED_B
+#define TE__MIXED_B(...) TE__MIXED(__VA_ARGS__) TE__MIXED_A
+#define TE__MIXED_A_END
+#define TE__MIXED_B_END
+/* x has the format that the first op wants. */
+#define TE__FIRST_WANTS(model, before, op, after, live)              \
+    TE_IF_MARKED(TE_JOIN1(TE__IS_BEGIN_, TE_KIND(before)), TE_STRIP, \
+        TE_NOTHING)(TE__FORMAT(model, (int)TE_GIVES_list, (int)TE_WANTS(op), 0) +)
+#define TE__IS_BEGIN_begin ,
+#define TE__FIRST_WANTS_A(...) TE__FIRST_WANTS(__VA_ARGS__) TE__FIRST_WANTS_B
+#define TE__FIRST_WANTS_B(...) TE__FIRST_WANTS(__VA_ARGS__) TE__FIRST_WANTS_A
+#define TE__FIRST_WANTS_A_END
+#define TE__FIRST_WANTS_B_END
+#define TE__LAST_DTYPE(model, before, op, after, live) TE_IF_END(after, TE_STRIP, TE_NOTHING)(TE_DTYPE_OUT(model, op) +)
+#define TE__LAST_DTYPE_A(...) TE__LAST_DTYPE(__VA_ARGS__) TE__LAST_DTYPE_B
+#define TE__LAST_DTYPE_B(...) TE__LAST_DTYPE(__VA_ARGS__) TE__LAST_DTYPE_A
+#define TE__LAST_DTYPE_A_END
+#define TE__LAST_DTYPE_B_END
+
+#define TE__CHECKS(model, before, op, after, live)                                                                     \
+    static_assert(TE_IN(op) == 0 || TE_IN(op) == (int)TE_WIDTH_OUT(model, before),                                     \
+                  "te: " #model ": " TE_CALLED(op) " does not take the width that " TE__WHO_GIVES(before) " gives");   \
+    static_assert(!TE_IS_DIM((int)TE_WIDTH_OUT(model, op)) || (int)model##_takes_dims,                                 \
+                  "te: " #model ": " TE_CALLED(op)                                                                     \
+                      " has a width that is known only at run time, which takes TE_SEQUENTIAL_DIMS");                  \
+    static_assert(TE_IS_WIDTH(model, (int)TE_WIDTH_OUT(model, op)), "te: " #model ": " TE_CALLED(op) \
+        " has no width; a list may name its own, (f32, (width, 768))");                                                \
+    static_assert(!TE__IS_CLASS(op, own) || TE_IF_MARKED(TE_JOIN1(TE_TAKES_DIMS_, TE_FAMILY(op)), 1, 0) ||             \
+                      ((int)TE_WIDTH_IN(model, op) > 0 && (int)TE_WIDTH_OUT(model, op) > 0),                           \
+                  "te: " #model ": " TE_CALLED(op) " takes no width that is known only at run time");                  \
+    static_assert(!(TE_IF_END(after, 1, 0) && (TE_FLAGS(op) & TE_IS_FORK)),                                            \
+        "te: " #model ": " TE_CALLED(op) " must not end the list");                                                    \
+    static_assert(!TE_IF_END(after, ((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_memory), 0),                          \
+        "te: " #model ": " TE_CALLED(op) " ends the list with the rows of memory, which y does not have");             \
+    static_assert(TE_IF_END(after, 1, 0) || !(TE_FLAGS(op) & TE_TO_LOSS),                                              \
+        "te: " #model ": " TE_CALLED(op) " must end the list");                                                        \
+    static_assert((int)TE_ID(model, op) == 0 || !(TE_FLAGS(op) & TE_FROM_TOKENS),                                      \
+        "te: " #model ": " TE_CALLED(op) " must begin the list");                                                      \
+    static_assert(!(TE_FLAGS(op) & TE_IS_LOAD) || (TE_FLAGS(before) & (TE_IS_FORK | TE_IS_INPUT)) == TE_IS_FORK,       \
+        "te: " #model ": " TE_CALLED(op) " drops what " TE_CALLED(before) " gives: a (fork, ..) goes between them");   \
+    TE_CHECK_OPTIONS(model, TE_FAMILY(op), op)                                                                         \
+    TE__CHECK_SHARE(model, before, op)                                                                                 \
+    TE_CHECK(model, op)
+#define TE__WHO_GIVES(before) \
+    TE_IF_MARKED(TE_JOIN1(TE__IS_BEGIN_, TE_KIND(before)), TE__THE_LIST, TE_CALLED)(before)
+#define TE__THE_LIST(before) "the option (width, ..) of the list"
+#define TE__CHECKS_A(...) TE__CHECKS(__VA_ARGS__) TE__CHECKS_B
+#define TE__CHECKS_B(...) TE__CHECKS(__VA_ARGS__) TE__CHECKS_A
+#define TE__CHECKS_A_END
+#define TE__CHECKS_B_END
+
+/* A fork or an input is read somewhere: its reader makes the type that is missed otherwise. */
+#define TE__CLOSED(model, before, op, after, live) \
+    TE__IF_FORK(op, TE__CLOSED2, TE_NOTHING)(model, op)
+#define TE__CLOSED2(model, op) \
+    enum { TE_JOIN4(, model, fork, TE_NAME(op), is_closed) = (int)sizeof(TE_KEPT_READ(model, TE_NAME(op))) };
+#define TE__CLOSED_A(...) TE__CLOSED(__VA_ARGS__) TE__CLOSED_B
+#define TE__CLOSED_B(...) TE__CLOSED(__VA_ARGS__) TE__CLOSED_A
+#define TE__CLOSED_A_END
+#define TE__CLOSED_B_END
+
+/* struct { te_param weight, ...; } fc1; nothing if the op has no parameters. */
+#define TE__FIELDS(model, before, op, after, live) TE__FIELDS2(op, TE_UNWRAP(TE_PARAMS(op, 0, 0)))
+#define TE__FIELDS2(...) TE__FIELDS3(__VA_ARGS__)
+#define TE__FIELDS3(op, ...) TE_IF_END(TE_FIRST(__VA_ARGS__, ~), TE_NOTHING, TE__FIELDS_OF)(op, __VA_ARGS__)
+#define TE__FIELDS_OF(op, ...) struct { TE_ROW(TE__FIELD, ~, __VA_ARGS__) } TE_NAME(op);
+#define TE__FIELD(x, i, param) te_param TE_KIND(param);
+#define TE__FIELDS_A(...) TE__FIELDS(__VA_ARGS__) TE__FIELDS_B
+#define TE__FIELDS_B(...) TE__FIELDS(__VA_ARGS__) TE__FIELDS_A
+#define TE__FIELDS_A_END
+#define TE__FIELDS_B_END
+
+#endif

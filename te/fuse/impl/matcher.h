@@ -1,0 +1,230 @@
+/* matcher.h -- op list x fusion list -> plan, in the preprocessor. Knows only names.
+ *
+ * Do this:
+ *     #define TE_OP_linear (linear, gemm)                     // a kind: (family, class)
+ *     #define TE_FORWARD_linear_bias_act TE_FUSED             // a row of the fusion list: families
+ *     TE_PLAN(TE_FORWARD_, (ctx), (linear, fc1, 8, 32), (bias, b1, 32), (gelu, act), (linear, fc2, 32, 8))
+ * and get the steps as a sequence that TE_FOR walks:
+ *     ((ctx), (linear, fc1, 8, 32), (bias, b1, 32), (gelu, act)) ((ctx), (linear, fc2, 32, 8))
+ *
+ * At each place the longest listed row wins; an op in no row is a step of its own. Rows name families, so that one row
+ * serves every activation; a kind is its own family if it says so.
+ */
+#ifndef TE_MATCHER_H
+#define TE_MATCHER_H
+
+#include "../../plan/op_list.h" /* TE_KIND, TE_FAMILY, TE_IF_MARKED, TE_JOIN8 */
+
+#define TE_FUSED ,             /* what a row of the fusion list expands to */
+#define TE_OP_end (end, end)   /* the sentinel that closes every list */
+#define TE_IS_END_end ,
+
+/* ---- lists ---------------------------------------------------------------------------------------------------- */
+
+/* Rescan a recursive macro 127 times; a walk takes one rescan an op, and a list has 96 (TE_MAX_OPS). */
+#define TE_EVAL(...)  TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(__VA_ARGS__))))))
+#define TE_EVAL3(...) TE_EVAL2(TE_EVAL2(TE_EVAL2(TE_EVAL2(__VA_ARGS__))))
+#define TE_EVAL2(...) TE_EVAL1(TE_EVAL1(TE_EVAL1(TE_EVAL1(__VA_ARGS__))))
+#define TE_EVAL1(...) __VA_ARGS__
+#define TE_PARENS ()
+
+/* ---- walks over a list: each yields a sequence of tuples, or a list ------------------------------------------- */
+
+#define TE_ENDS (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~)
+#define TE_IF_END(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE_IS_END_, TE_KIND(op)), yes, no)
+#define TE_STOP(...)
+
+/* TE_PLAN(rows, ctx, ops...): a sequence of (ctx, ops of one step...). The walk carries each op's family beside it. */
+#define TE_PLAN(l, ctx, ...) TE_PLAN_(l, ctx, __VA_ARGS__, TE_ENDS)
+#define TE_PLAN_(...) TE_EVAL(TE_WALK(__VA_ARGS__))
+#define TE_WALK(l, ctx, ...) TE_JOIN1(TE_TAKE, TE_MATCH_AT(l, __VA_ARGS__))(l, ctx, __VA_ARGS__)
+/* How many ops the step takes that begins the list; 0: a mark does. */
+#define TE_MATCH_AT(...) TE_MATCH_AT_(__VA_ARGS__)
+#define TE_MATCH_AT_(l, a, b, c, d, e, f, g, h, ...)                                                          \
+    TE_MATCH(l, TE_FAMILY(a), TE_FAMILY(b), TE_FAMILY(c), TE_FAMILY(d), TE_FAMILY(e), TE_FAMILY(f),            \
+             TE_FAMILY(g), TE_FAMILY(h))
+#define TE_MATCH(...) TE_MATCH_(__VA_ARGS__)
+#define TE_MATCH_(l, a, b, c, d, e, f, g, h)                                                                  \
+    TE_IF_MARKED(l##a##_##b##_##c##_##d##_##e##_##f##_##g##_##h, 8,                                            \
+    TE_IF_MARKED(l##a##_##b##_##c##_##d##_##e##_##f##_##g, 7,                                                  \
+    TE_IF_MARKED(l##a##_##b##_##c##_##d##_##e##_##f, 6,                                                        \
+    TE_IF_MARKED(l##a##_##b##_##c##_##d##_##e, 5,                                                              \
+    TE_IF_MARKED(l##a##_##b##_##c##_##d, 4,                                                                    \
+    TE_IF_MARKED(l##a##_##b##_##c, 3,                                                                          \
+    TE_IF_MARKED(l##a##_##b, 2,                                                                                \
+    TE_IF_MARKED(TE_IS_MARK_##a, 0, 1))))))))
+#define TE_TAKE0(l, ctx, a, z, ...) TE_GO_ON(l, ctx, z, __VA_ARGS__)
+#define TE_TAKE1(l, ctx, a, z, ...) (ctx, a) TE_GO_ON(l, ctx, z, __VA_ARGS__)
+#define TE_TAKE2(l, ctx, a, b, z, ...) (ctx, a, b) TE_GO_ON(l, ctx, z, __VA_ARGS__)
+#define TE_TAKE3(l, ctx, a, b, c, z, ...) (ctx, a, b, c) TE_GO_ON(l, ctx, z, __VA_ARGS__)
+#define TE_TAKE4(l, ctx, a, b, c, d, z, ...) (ctx, a, b, c, d) TE_GO_ON(l, ctx, z, __VA_ARGS__)
+#define TE_TAKE5(l, ctx, a, b, c, d, e, z, ...) (ctx, a, b, c, d, e) TE_GO_ON(l, ctx, z, __VA_ARGS__)
+#define TE_TAKE6(l, ctx, a, b, c, d, e, f, z, ...) (ctx, a, b, c, d, e, f) TE_GO_ON(l, ctx, z, __VA_ARGS__)
+#define TE_TAKE7(l, ctx, a, b, c, d, e, f, g, z, ...) (ctx, a, b, c, d, e, f, g) TE_GO_ON(l, ctx, z, __VA_ARGS__)
+#define TE_TAKE8(l, ctx, a, b, c, d, e, f, g, h, z, ...) (ctx, a, b, c, d, e, f, g, h) TE_GO_ON(l, ctx, z, __VA_ARGS__)
+#define TE_GO_ON(l, ctx, z, ...) TE_IF_END(z, TE_STOP, TE_AGAIN)(l, ctx, z, __VA_ARGS__)
+#define TE_AGAIN(...) TE_WALK_ TE_PARENS (__VA_ARGS__)
+#define TE_WALK_() TE_WALK
+
+/* TE_PLAN_BESIDE(rows, ctx, shared, (list...), ops...): TE_PLAN of `ops`, what inference has of the list; a step that
+ * forward has, too, is (shared, ops...), and needs no kernels of its own. The two plans are walked side by side while
+ * their steps begin at the same ops: the live ops of forward's step are compared with those of inference's. Behind the
+ * first step where they differ, all are inference's own. */
+#define TE_PLAN_BESIDE(l, ctx, shared, list, ...) \
+    TE_EVAL(TE_PAIR(l, ctx, shared, (TE_UNWRAP(list), TE_ENDS), (__VA_ARGS__, TE_ENDS)))
+#define TE_PAIR(l, x, s, f, i) TE_IF_END(TE_FIRST(TE_STRIP i, ~), TE_STOP, TE_PAIR1)(l, x, s, f, i)
+#define TE_PAIR1(l, x, s, f, i) TE_PAIR2(l, x, s, f, i, TE_MATCH_AT(l, TE_STRIP f), TE_MATCH_AT(l, TE_STRIP i))
+#define TE_PAIR2(...) TE_PAIR3(__VA_ARGS__)
+#define TE_PAIR3(l, x, s, f, i, of_f, of_i) TE_PAIR4(l, x, s, i, of_i, TE_TAKEN##of_f f)
+#define TE_PAIR4(...) TE_PAIR5(__VA_ARGS__)
+#define TE_PAIR5(l, x, s, i, of_i, row, f) TE_PAIR6(l, x, s, i, of_i, f, TE_ROW_COUNT row, TE_LIVE_COUNT row)
+#define TE_PAIR6(...) TE_PAIR7(__VA_ARGS__)
+#define TE_PAIR7(l, x, s, i, of_i, f, of_f, live)                                                              \
+    TE_IF_MARKED(TE_SAME_##live##_0, TE_PAIR_SKIP, TE_IF_MARKED(TE_SAME_##live##_##of_i, TE_PAIR_TAKE, TE_PAIR_PART)) \
+    (l, x, s, f, i, of_i, TE_IF_MARKED(TE_SAME_##live##_##of_f, s, x))
+#define TE_PAIR_SKIP(l, x, s, f, i, of_i, ctx) TE_PAIR_ TE_PARENS (l, x, s, f, i)
+#define TE_PAIR_PART(l, x, s, f, i, of_i, ctx) TE_WALK_ TE_PARENS (l, x, TE_STRIP i)
+#define TE_PAIR_TAKE(l, x, s, f, i, of_i, ctx) TE_PAIR_TAKE2(l, x, s, f, ctx, TE_TAKEN##of_i i)
+#define TE_PAIR_TAKE2(...) TE_PAIR_TAKE3(__VA_ARGS__)
+#define TE_PAIR_TAKE3(l, x, s, f, ctx, row, i) (ctx, TE_STRIP row) TE_PAIR_ TE_PARENS (l, x, s, f, i)
+#define TE_PAIR_() TE_PAIR
+/* (ops of the step), (the rest) */
+#define TE_TAKEN0(a, ...) (a), (__VA_ARGS__)
+#define TE_TAKEN1(a, ...) (a), (__VA_ARGS__)
+#define TE_TAKEN2(a, b, ...) (a, b), (__VA_ARGS__)
+#define TE_TAKEN3(a, b, c, ...) (a, b, c), (__VA_ARGS__)
+#define TE_TAKEN4(a, b, c, d, ...) (a, b, c, d), (__VA_ARGS__)
+#define TE_TAKEN5(a, b, c, d, e, ...) (a, b, c, d, e), (__VA_ARGS__)
+#define TE_TAKEN6(a, b, c, d, e, f, ...) (a, b, c, d, e, f), (__VA_ARGS__)
+#define TE_TAKEN7(a, b, c, d, e, f, g, ...) (a, b, c, d, e, f, g), (__VA_ARGS__)
+#define TE_TAKEN8(a, b, c, d, e, f, g, h, ...) (a, b, c, d, e, f, g, h), (__VA_ARGS__)
+/* How many ops of a step inference has. */
+#define TE_LIVE_COUNT(...) TE_ROW_PICK(TE_ROW(TE_LIVE_MARK, ~, __VA_ARGS__) 8, 7, 6, 5, 4, 3, 2, 1, 0, ~)
+#define TE_LIVE_MARK(x, i, op) \
+    TE_IF_MARKED(TE_JOIN1(TE_TRAINING_, TE_KIND(op)), TE_NOTHING, \
+        TE_IF_MARKED(TE_JOIN1(TE_IS_MARK_, TE_KIND(op)), TE_NOTHING, TE_LIVE_COMMA))(~)
+#define TE_LIVE_COMMA(x) x,
+#define TE_SAME_0_0 ,
+#define TE_SAME_1_1 ,
+#define TE_SAME_2_2 ,
+#define TE_SAME_3_3 ,
+#define TE_SAME_4_4 ,
+#define TE_SAME_5_5 ,
+#define TE_SAME_6_6 ,
+#define TE_SAME_7_7 ,
+#define TE_SAME_8_8 ,
+
+/* TE_LINKS(ctx, ops...): a sequence of (ctx, op before, op, op after, the next op that inference has, too), with
+ * (begin, begin) before the first. */
+#define TE_LINKS(ctx, ...)            TE_LINKS_(ctx, (begin, begin), __VA_ARGS__, TE_ENDS)
+#define TE_LINKS_(...)                TE_EVAL(TE_LINK(__VA_ARGS__))
+#define TE_LINK(ctx, p, a, b, ...)    TE_IF_END(a, TE_STOP, TE_LINK1)(ctx, p, a, b, __VA_ARGS__)
+#define TE_LINK1(ctx, p, a, b, ...)   (ctx, p, a, b, TE_LIVE(b, __VA_ARGS__)) TE_LINK_ TE_PARENS \
+    (ctx, a, b, __VA_ARGS__)
+#define TE_LIVE(b, c, ...)            TE_IF_MARKED(TE_JOIN1(TE_TRAINING_, TE_KIND(b)), c, b)
+#define TE_LINK_() TE_LINK
+
+/* TE_REVERSE(ops...): last op first; the backward pass plans this list. */
+#define TE_REVERSE(...)       TE_EVAL(TE_REVERSE1((__VA_ARGS__, TE_ENDS), (end, ~)))
+#define TE_REVERSE1(in, ...)  TE_IF_END(TE_FIRST(TE_STRIP in, ~), TE_REVERSED, TE_REVERSE2)(in, __VA_ARGS__)
+#define TE_REVERSE2(in, ...)  TE_REVERSE_ TE_PARENS ((TE_REST(TE_STRIP in)), TE_FIRST(TE_STRIP in, ~), __VA_ARGS__)
+#define TE_REVERSE_() TE_REVERSE1
+#define TE_REVERSED(in, ...)  __VA_ARGS__
+
+/* TE_INFERRED(ops...): the list without the kinds that inference leaves out; each name TE_TRAINING_<kind>.
+ * TE_UNMARKED(ops...): the list without its marks (TE_IS_MARK_<kind>), which no step takes and no row goes across. */
+#define TE_TRAINING_dropout ,
+#define TE_INFERRED(...)        TE_WITHOUT(TE_TRAINING_, __VA_ARGS__, TE_ENDS)
+#define TE_UNMARKED(...)        TE_WITHOUT(TE_IS_MARK_, __VA_ARGS__, TE_ENDS)
+#define TE_WITHOUT(...)         TE_REST(TE_EVAL(TE_KEEP(__VA_ARGS__)), (end, ~))
+#define TE_KEEP(l, a, ...)      TE_IF_END(a, TE_STOP, TE_KEEP1)(l, a, __VA_ARGS__)
+#define TE_KEEP1(l, a, ...)     TE_IF_MARKED(TE_JOIN1(l, TE_KIND(a)), TE_NOTHING, TE_KEEP_COMMA)(a) TE_KEEP_ \
+    TE_PARENS (l, __VA_ARGS__)
+#define TE_KEEP_COMMA(a) , a
+#define TE_KEEP_() TE_KEEP
+
+/* Whether a is an op to look at: a tuple whose second member, the name, is there. */
+#define TE_IF_OP(a, yes, no) TE_IF_TUPLE(a, TE_IF_NAMED, TE_IF_TAKE_NO)(a, yes, no)
+#define TE_IF_NAMED(a, yes, no) TE_IF_EMPTY(TE_SECOND(TE_STRIP a, , ~), no, yes)
+#define TE_IF_TAKE_NO(a, yes, no) no
+#define TE_IF_EMPTY(x, yes, no) TE_IF_MARKED(TE_COMMA x (), yes, no)
+
+/* TE_SPECIAL(ops...): a sequence of what is no op, or has a kind that nobody has registered, and of the marks; nothing
+ * if there are none. */
+#define TE_SPECIAL(...)        TE_SPECIAL_(__VA_ARGS__, TE_ENDS)
+#define TE_SPECIAL_(...)       TE_EVAL(TE_KNOW(__VA_ARGS__))
+#define TE_KNOW(a, ...)        TE_IF_OP(a, TE_KNOW_OP, TE_KNOW_NONE)(a, __VA_ARGS__)
+#define TE_KNOW_NONE(a, ...)   (none, ~) TE_KNOW_ TE_PARENS (__VA_ARGS__)
+#define TE_KNOW_OP(a, ...)     TE_IF_END(a, TE_STOP, TE_KNOW1)(a, __VA_ARGS__)
+#define TE_KNOW1(a, ...)                                                                                            \
+    TE_IF_TUPLE(TE_KIND_INFO(a), TE_IF_MARKED(TE_JOIN1(TE_IS_MARK_, TE_KIND(a)), TE_STRIP, TE_NOTHING), TE_STRIP)(a) \
+    TE_KNOW_ TE_PARENS (__VA_ARGS__)
+#define TE_KNOW_() TE_KNOW
+
+/* The op that is one too many, or (end, ~): a list holds 96 ops (TE_MAX_OPS). */
+#define TE_EXCESS(...) TE_EXCESS_(__VA_ARGS__, TE_ENDS64, TE_ENDS64, ~)
+#define TE_EXCESS_(...) TE_ARG97(__VA_ARGS__)
+#define TE_ENDS8  (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~)
+#define TE_ENDS64 TE_ENDS8, TE_ENDS8, TE_ENDS8, TE_ENDS8, TE_ENDS8, TE_ENDS8, TE_ENDS8, TE_ENDS8
+#define TE_ARG97(                                                                                    \
+    a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7, c0, c1, c2, c3, c4, c5, c6, c7,  \
+    d0, d1, d2, d3, d4, d5, d6, d7, e0, e1, e2, e3, e4, e5, e6, e7, f0, f1, f2, f3, f4, f5, f6, f7,  \
+    g0, g1, g2, g3, g4, g5, g6, g7, h0, h1, h2, h3, h4, h5, h6, h7, i0, i1, i2, i3, i4, i5, i6, i7,  \
+    j0, j1, j2, j3, j4, j5, j6, j7, k0, k1, k2, k3, k4, k5, k6, k7, l0, l1, l2, l3, l4, l5, l6, l7,  \
+    m, ...) m
+
+/* ---- using a sequence, or the ops of one step ------------------------------------------------------------------ */
+
+/* TE_FOR(M, (..)(..)..): M(..) M(..) .. . Needs M_A(..), which ends with M_B, and M_B(..), which ends with M_A: the one
+ * that stands last meets no parenthesis, and M_A_END and M_B_END, both empty, remove it. */
+#define TE_FOR(M, seq) TE_FOR_END(M##_A seq)
+#define TE_FOR_END(...) TE_FOR_END_(__VA_ARGS__)
+#define TE_FOR_END_(...) __VA_ARGS__##_END
+
+/* TE_ROW(M, x, ops...): M(x, 0, op) M(x, 1, op) ... for the ops of one step, eight at most. */
+#define TE_ROW(M, x, ...) TE_ROW_(M, x, __VA_ARGS__, (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), \
+    (end, ~), (end, ~))
+#define TE_ROW_(M, x, a, b, c, d, e, f, g, h, ...)                                                            \
+    M(x, 0, a) TE_ROW1(M, x, 1, b) TE_ROW1(M, x, 2, c) TE_ROW1(M, x, 3, d)                                      \
+    TE_ROW1(M, x, 4, e) TE_ROW1(M, x, 5, f) TE_ROW1(M, x, 6, g) TE_ROW1(M, x, 7, h)
+#define TE_ROW1(M, x, i, op) TE_IF_END(op, TE_NOTHING, M)(x, i, op)
+
+/* The first and last op of a step; the step's name: its kinds joined by _. */
+#define TE_ROW_FIRST(...) TE_FIRST(__VA_ARGS__, ~)
+#define TE_ROW_LAST(...) TE_ROW_PICK(__VA_ARGS__, TE_LAST8, TE_LAST7, TE_LAST6, TE_LAST5, TE_LAST4, TE_LAST3, \
+    TE_LAST2, TE_LAST1, ~)(__VA_ARGS__, ~)
+#define TE_ROW_NAME(...) TE_ROW_PICK(__VA_ARGS__, TE_NAME8, TE_NAME7, TE_NAME6, TE_NAME5, TE_NAME4, TE_NAME3, \
+    TE_NAME2, TE_NAME1, ~)(__VA_ARGS__)
+#define TE_ROW_COUNT(...) TE_ROW_PICK(__VA_ARGS__, 8, 7, 6, 5, 4, 3, 2, 1, ~)
+#define TE_ROW_PICK(...) TE_ROW_PICK_(__VA_ARGS__)
+#define TE_ROW_PICK_(a, b, c, d, e, f, g, h, n, ...) n
+#define TE_LAST1(a, ...) a
+#define TE_LAST2(a, b, ...) b
+#define TE_LAST3(a, b, c, ...) c
+#define TE_LAST4(a, b, c, d, ...) d
+#define TE_LAST5(a, b, c, d, e, ...) e
+#define TE_LAST6(a, b, c, d, e, f, ...) f
+#define TE_LAST7(a, b, c, d, e, f, g, ...) g
+#define TE_LAST8(a, b, c, d, e, f, g, h, ...) h
+/* All ops of a step but the last. */
+#define TE_ROW_BUT_LAST(...) TE_ROW_PICK(__VA_ARGS__, TE_BUT8, TE_BUT7, TE_BUT6, TE_BUT5, TE_BUT4, TE_BUT3, TE_BUT2, \
+    TE_STOP, ~)(__VA_ARGS__)
+#define TE_BUT2(a, b) a
+#define TE_BUT3(a, b, c) a, b
+#define TE_BUT4(a, b, c, d) a, b, c
+#define TE_BUT5(a, b, c, d, e) a, b, c, d
+#define TE_BUT6(a, b, c, d, e, f) a, b, c, d, e
+#define TE_BUT7(a, b, c, d, e, f, g) a, b, c, d, e, f
+#define TE_BUT8(a, b, c, d, e, f, g, h) a, b, c, d, e, f, g
+#define TE_NAME1(a) TE_KIND(a)
+#define TE_NAME2(a, b) TE_JOIN2(, TE_KIND(a), TE_KIND(b))
+#define TE_NAME3(a, b, c) TE_JOIN3(, TE_KIND(a), TE_KIND(b), TE_KIND(c))
+#define TE_NAME4(a, b, c, d) TE_JOIN4(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d))
+#define TE_NAME5(a, b, c, d, e) TE_JOIN5(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d), TE_KIND(e))
+#define TE_NAME6(a, b, c, d, e, f) TE_JOIN6(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d), TE_KIND(e), TE_KIND(f))
+#define TE_NAME7(a, b, c, d, e, f, g) TE_JOIN7(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d), TE_KIND(e), \
+    TE_KIND(f), TE_KIND(g))
+#define TE_NAME8(a, b, c, d, e, f, g, h) TE_JOIN8(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d), TE_KIND(e), \
+    TE_KIND(f), TE_KIND(g), TE_KIND(h))
+
+#endif

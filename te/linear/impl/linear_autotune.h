@@ -1,0 +1,212 @@
+/* linear_autotune.h -- which of the ways to run a forward row (linear_strategy.h): by rule or, where the context tunes, the
+ * fastest of those that were timed.
+ */
+#ifndef TE_LINEAR_AUTOTUNE_H
+#define TE_LINEAR_AUTOTUNE_H
+
+#include "../../core/fill.h" /* te_fill_normal, for what splits are timed on */
+#include "../../plan/impl/executor_begin.h" /* te__begin */
+#include "linear_fp8.h" /* te__fp8_transpose */
+#include "linear_strategy.h" /* te__linear_split */
+
+/* A step to time: a walk with scratch memory in all places. */
+typedef struct te__linear_trial {
+    te_run run;
+    const te_step *step;
+    const te__linear_kernels *kernels;
+    te_gemm gemm;
+    int count;
+    te_split split[TE_SPLIT_COUNT];
+    te_param param[TE_MAX_ROW][TE_MAX_PARAMS];
+    te_param next; /* of the product behind the step, where that reads FP8 */
+    te_scales scales;
+} te__linear_trial;
+
+/* The product behind the step, for which the step stores FP8; -1: it does not. */
+TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
+    const int next = te_last_step(r, s) ? -1 : te_reader_of(r, s->op[s->count - 1]);
+    return next >= 0 && te_is_stored_in_fp8(r, next) ? next : -1;
+}
+
+/* What a split leaves to do for product `next`, which reads FP8: a cast and, where its weight's gradient will read a
+ * transpose of what is kept, that. */
+TE_API te_status te__linear_trial_rest(te_run *r, int next) {
+    void *kept = te_kept_of(r, next).x, *p;
+    const int cols = r->now.cols;
+    if (!te_is_fp8(r->now.dtype)) {
+        TE_TRY(te_scratch(r, &p, (size_t)(te_room_rows(r) * cols)));
+        return r->plan->fp8->cast(r, r->now, &r->param[next]->fp8, 0, TE_e4m3, p, r->pass == TE_FORWARD ? kept : 0, 0);
+    }
+    if (r->pass != TE_FORWARD || !kept || te_keeps_turned(r->turned_x, next)) return TE_OK;
+    return te__fp8_transpose(r, &p, te_value_of(kept, TE_e4m3, r->now.rows, cols), 1);
+}
+TE_API te_status te__linear_trial_run(void *arg, int racer, int lap, te_context *ctx) {
+    te__linear_trial *t = (te__linear_trial *)arg;
+    te_run r = t->run;
+    te_gemm g = t->gemm;
+    (void)lap;
+    const int taken = te__linear_take(&g, &r, t->step, t->split[racer]);
+    TE_REQUIRE(taken >= 0, ctx, TE_ERROR_STATE, "%s cannot be split so", t->step->row);
+    TE_TRY(te__linear_split(&r, t->step, t->kernels, &g, t->split[racer], taken));
+    const int next = te__linear_next_in_fp8(&r, t->step);
+    return next < 0 ? TE_OK : te__linear_trial_rest(&r, next);
+}
+/* Bytes of the widest value that op i reads or writes. */
+TE_API size_t te__linear_widest(const te_run *r, int i) {
+    const te_op *op = &r->plan->op[i];
+    return (size_t)te_padded_rows(r, op->in_rows) * (size_t)te_max(op->in, op->out) * sizeof(float);
+}
+/* Give the trial its memory at `base`. Returns the bytes it takes. */
+TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *base) {
+    te_run *r = &t->run;
+    const te_step *s = t->step;
+    size_t at = TE_ALIGN, widest = 0;
+    r->rng = (te_rng *)(void *)base;
+    t->scales.scale = (float *)(void *)(base + TE_ALIGN / 2), t->scales.amax = t->scales.scale + 1;
+    for (int j = 0; j < s->count; j++) {
+        const int i = s->op[j];
+        const te_op *op = &r->plan->op[i];
+        const size_t bytes = te__linear_widest(r, i);
+        const int64_t padded = te_padded_rows(r, op->out_rows);
+        widest = bytes > widest ? bytes : widest;
+        r->act[i] = base + at, at += bytes;
+        r->stats[i] = (float *)(void *)(base + at),
+        at += (size_t)te_round_up(padded * op->stats * (int64_t)sizeof(float), TE_ALIGN);
+        if (op->flags & (TE_IS_ADD | TE_IS_MUL)) {
+            r->act[op->edge] = base + at;
+            r->edge[op->edge] = te_value_of(base + at, op->edge_dtype, te_rows_in(r, op->in_rows), op->out),
+            at += bytes;
+        }
+        r->param[i] = t->param[j];
+        for (int k = 0; k < op->params; k++) {
+            te_param *p = &t->param[j][k];
+            *p = of->param[i][k], p->data = base + at;
+            at += (size_t)te_round_up(p->rows * p->cols * (int64_t)te_dtype_bytes(p->dtype), TE_ALIGN);
+        }
+    }
+    r->x.p = base + at, at += widest; /* stands for an input or output of the list */
+    r->y.p = base + at, at += widest;
+    r->now =
+        te_value_of(base + at, r->plan->dtype, te_rows_in(r, r->plan->op[s->op[0]].in_rows), r->plan->op[s->op[0]].in),
+    at += widest;
+    const int next = te__linear_next_in_fp8(of, s); /* what it keeps, and 1 / its scale */
+    if (next >= 0 && r->pass == TE_FORWARD) r->kept[next] = base + at, at += TE_ALIGN + widest;
+    r->pool.base = base + at; /* a split acquires up to four pieces, what is behind it two, and each fork one */
+    return at + (size_t)(s->count + 6) * widest;
+}
+/* Let the trial's product read FP8 where the step's does, and its last kernel store it where the step's does. */
+TE_API void te__linear_trial_fp8(te__linear_trial *t, const te_run *r) {
+    const int next = te__linear_next_in_fp8(r, t->step);
+    t->gemm.a_fp8.inverse = t->gemm.b_fp8.inverse = 0;
+    t->run.use = next >= 0 ? TE_USE_stored : te_gemm_is_fp8(&t->gemm) ? TE_USE_on : TE_USE_off;
+    if (next >= 0) t->next.fp8.scales = &t->scales, t->run.param[next] = &t->next;
+}
+TE_IF_USED TE_API te_status te__linear_fill_fp8(const te_gemm *g, te_context *ctx) {
+    if (!te_gemm_is_fp8(g)) return TE_OK;
+    TE_TRY(te_fill_normal((void *)(uintptr_t)g->a, g->a_fp8.dtype, g->m * g->k, 0.0f, 0.25f, 1, 1, ctx));
+    return te_fill_normal((void *)(uintptr_t)g->b, g->b_fp8.dtype, g->n * g->k, 0.0f, 0.25f, 1, 2, ctx);
+}
+/* The winner, or one kernel for all of a step with many rows where that takes little more. A race times each by itself
+ * on a cool chip. In training the chip is at its power limit: its clock falls, and a pass over memory has its time to
+ * itself, where an epilogue has none. linear_bias_gelu in FP8, 8192 x 16384 from k of 4096, as one kernel and as a
+ * product with a chain, on H200s: raced 859 to 876 and 854 to 875 us, in a training step 873 and 986. */
+enum { TE__MANY_ROWS = 1024, TE__LITTLE_MORE = 5 /* percent */ };
+TE_API int te__linear_winner(const te__linear_trial *t, const int64_t *ns, int winner) {
+    for (int i = 0; winner >= 0 && t->gemm.m >= TE__MANY_ROWS && i < t->count; i++)
+        if (t->split[i] == TE_SPLIT_OWN && ns[i] && ns[i] <= ns[winner] + ns[winner] * TE__LITTLE_MORE / 100) return i;
+    return winner;
+}
+/* Time the splits of this step, and remember the fastest; the first, without times, where there was no memory to time
+ * it. */
+TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const te_run *r) {
+    te_context *ctx = r->ctx;
+    char error[sizeof ctx->error];
+    int64_t ns[TE_SPLIT_COUNT] = {0};
+    int winner = -1;
+    size_t bytes = 0;
+    void *memory = 0;
+    memcpy(error, ctx->error, sizeof error);
+    te__begin(&t->run, r->plan, r->pass, r->tokens, r->sequences, ctx);
+    t->run.memory = r->memory;
+    t->run.dry = 0;
+    te__linear_trial_fp8(t, r); /* and only the step's own parameters are there to say whether products run in FP8 */
+    bytes = te__linear_lay_out(t, r, (char *)(uintptr_t)TE_ALIGN);
+    te_status status = te_allocate(ctx, &memory, bytes);
+    /* normal numbers of the size of weights: sums over k stay small */
+    const te_dtype dtype = r->plan->dtype;
+    if (status == TE_OK)
+        status = te_fill_normal(memory, dtype, (int64_t)(bytes / te_dtype_bytes(dtype)), 0.0f, 0.05f, 1, 0, ctx);
+    if (status == TE_OK) {
+        (void)te__linear_lay_out(t, r, (char *)memory);
+        t->gemm.a = t->run.now.p, t->gemm.b = t->run.param[t->step->op[0]]->data;
+        status = te__linear_fill_fp8(&t->gemm, ctx);
+        if (status == TE_OK) status = te__race(ns, &winner, t->count, 1, TE__ROUNDS, te__linear_trial_run, t, ctx);
+        winner = te__linear_winner(t, ns, winner);
+    }
+    te_release(ctx, memory);
+    if (status != TE_OK && status != TE_ERROR_MEMORY) return status;
+    memcpy(ctx->error, error, sizeof error);
+    c->split = t->split[winner < 0 ? 0 : winner];
+    for (int i = 0; winner >= 0 && i < t->count; i++) c->ns[t->split[i]] = ns[i];
+    te__gemm_keep_choice(c, ctx);
+    return TE_OK;
+}
+
+/* What a tuning file calls this step: its row and, in FP8, its operands. Returns 0 if that is too long a name. */
+TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_step *s, const te_gemm *g) {
+    const te_gemm_tuned t = te__gemm_tuned_of(g);
+    const int fp8 = te_gemm_is_fp8(g);
+    memset(c, 0, sizeof *c);
+    const int n = snprintf(c->row, sizeof c->row, "%s%s%s", s->row, fp8 ? ":" : "",
+                           fp8 ? te__operands_text_of(&t).text : "");
+    if (n >= (int)sizeof c->row) return 0;
+    c->m = g->m, c->n = g->n, c->k = g->k, c->dtype = g->dtype, c->training = r->pass == TE_FORWARD;
+    for (int j = 1; j < s->count; j++) c->kept |= (unsigned)(te_in_memory(r, s->op[j]) != 0) << j;
+    c->kept |= te__linear_next_in_fp8(r, s) >= 0; /* the product's own output is no chain's */
+    return 1;
+}
+/* Time what can be done of the step beside its default. */
+TE_IF_USED TE_API te_status te__linear_race(te_gemm_choice *c, te_split otherwise, int can_own, const te_gemm *bare,
+                                            te_run *r, const te_step *s, const te__linear_kernels *kernels) {
+    te__linear_trial t;
+    memset(&t, 0, sizeof t);
+    t.step = s, t.kernels = kernels, t.gemm = *bare;
+    t.split[t.count++] = otherwise;
+    for (int i = TE_SPLIT_COUNT - 1; i >= 0; i--) {
+        te_gemm tried = *bare;
+        const int can = i != TE_SPLIT_OWN || can_own;
+        if (i != (int)otherwise && can && te__linear_take(&tried, r, s, (te_split)i) >= 0)
+            t.split[t.count++] = (te_split)i;
+    }
+    return t.count < 2 ? TE_OK : te__linear_time(c, &t, r);
+}
+/* Set up the product, and say how the step is split and how many ops the product takes along. By default one kernel
+ * does all where it should pay (te/gemm/gemm_choose.h); else the product takes all of the row, and if that cannot be, a
+ * bias whose result backward needs. Where steps are tuned, the fastest. */
+TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_split *split, int *taken, te_run *r, const te_step *s,
+                                              const te__linear_kernels *kernels) {
+    const te_gemm bare = *g;
+    const int can_own =
+        s->count > 1 && te__linear_can_store(r, s, kernels) && te_gemm_can_row(kernels->whole, g, r->ctx);
+    int way = can_own && te_gemm_is_own_row(kernels->whole, g, r->ctx) ? TE_SPLIT_OWN : TE_SPLIT_WHOLE;
+    te_gemm_choice c;
+    while ((*taken = te__linear_take(g, r, s, (te_split)way)) < 0) way--;
+    *split = (te_split)way;
+    if (te_gemm_is_fine_grained(&bare)) return TE_OK; /* takes nothing along that could be timed */
+    if (te__chain_stays(r, s, 1, kernels->shape)) return TE_OK; /* one kernel where it should pay: it stores less */
+    if (s->count < 2 || !te__gemm_chooses(r->ctx) || !te__linear_choice_of(&c, r, s, &bare)) return TE_OK;
+    const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);
+#if TE_TUNES
+    if (!found && r->dry && te__gemm_may_time(r->ctx)) { /* in the dry walk: both walks then do the same */
+        TE_TRY(te__linear_race(&c, *split, can_own, &bare, r, s, kernels));
+        found = te__gemm_find_choice(&c, r->ctx);
+    }
+#endif
+    if (!found || found->split == *split || (found->split == TE_SPLIT_OWN && !can_own)) return TE_OK;
+    te_gemm tried = bare;
+    const int takes = te__linear_take(&tried, r, s, found->split);
+    if (takes >= 0) *g = tried, *taken = takes, *split = found->split;
+    return TE_OK;
+}
+
+#endif

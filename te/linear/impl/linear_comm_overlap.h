@@ -1,0 +1,205 @@
+/* linear_comm_overlap.h -- steps that leave their work to the next one, which overlaps it with its own: an all_gather in front
+ * of a linear, a linear in front of a reduce_scatter, and in backward their adjoints (te/gemm/gemm_ranks.h says how);
+ * and a linear in front of a row that begins with an all_reduce, which its product sends to (te/comm/send.h).
+ *
+ * This is no row of the fusion list: it would take one for each row that begins with a linear, and the rows would be
+ * those of one rank and of many. A step finds out from the plan, when it is walked, that the next one can take its
+ * work; the next one finds out from the shapes whether it does, or has it done first, so that the numbers are those of
+ * two steps. What the two need of the workspace does not depend on it.
+ *
+ * The bits: the product is that of our own kernel, by itself or with its row; the sum over the ranks is that of
+ * te_group_reduce_scatter through mapped memory. Tiles go in another order, so where the last round of them is shared
+ * out by k (te__hopper_share), other tiles have their sums over k in two parts or more.
+ *
+ * In FP8, with scales of tensors, a product sends what it gives in 16 bits, and its sums stay in the tensor cores. Rows
+ * are gathered in FP8 where the scale is known before and all ranks have it (te_recipes_config.ranks): a rank's own are
+ * stored so by the chain before (te_gathered_for), or by a cast, and half the bytes go over the link. Else they are
+ * gathered in the list's format and the product waits.
+ *
+ * Not in f32, where the row has an op with kernels of its own (linear_cross_entropy), where rows a rank are no multiple
+ * of 256, or where the gathered tensor is to stay in memory that the others have not mapped (te_comm_allocate).
+ */
+#ifndef TE_LINEAR_COMM_OVERLAP_H
+#define TE_LINEAR_COMM_OVERLAP_H
+
+#include "../../plan/impl/storage.h" /* te_gathered_for */
+#include "linear_strategy.h" /* te__linear_gemm, te_gemm_overlaps */
+
+/* ---- what is left to the next step ------------------------------------------------------------------------------- */
+
+/* Whether the linear that begins step s is of this kind; fp8: or one in FP8 with scales of tensors. */
+TE_API int te__linear_can_overlap(const te_run *r, const te_step *s, int fp8) {
+    const te_op *linear = &r->plan->op[s->op[0]];
+    const te_dtype dtype = r->plan->dtype;
+    const int fits = linear->recipe == TE_RECIPE_none || (fp8 && TE_IS_BY_TENSOR(linear->recipe));
+    return linear->op_class == TE_CLASS_gemm && fits && dtype != TE_f32 && linear->in_dtype == dtype &&
+           linear->out_dtype == dtype;
+}
+/* The step behind s in this pass, if the group has what it takes; null: there is none, or s is a part of a step. */
+TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has) {
+    const te_plan *p = r->plan;
+    const te_step *all = r->pass == TE_BACKWARD ? p->backward : r->pass == TE_INFER ? p->infer : p->forward;
+    const int count = r->pass == TE_BACKWARD ? p->backward_count
+                      : r->pass == TE_INFER  ? p->infer_count
+                                             : p->forward_count;
+    for (int i = 0; TE_OVERLAPS && has && i + 1 < count; i++)
+        if (s == &all[i]) return te_last_step(r, s) ? 0 : s + 1;
+    return 0;
+}
+/* The product that reads what step s gathers, an all_gather or in backward a reduce_scatter, if that can come to it in
+ * FP8: by a scale that is known before and that all ranks have; -1: there is none. */
+TE_API int te__gather_feeds(const te_run *r, const te_step *s) {
+    return te_last_step(r, s) ? -1 : te_gathered_for(r, s->op[r->pass == TE_BACKWARD ? 0 : s->count - 1]);
+}
+/* An all_gather's step, or in backward a reduce_scatter's: whether the next one may overlap it. Rows with an op that
+ * has kernels of its own do not, but those of linear_rope.h. */
+TE_API int te_leaves_rows(const te_run *r, const te_step *s) {
+    const te_step *next = te__step_after(r, s, r->tensor->memory != 0);
+    if (!next || !te__linear_can_overlap(r, next, te__gather_feeds(r, s) >= 0)) return 0;
+    if (!strcmp(next->row, "linear_rope") || !strcmp(next->row, "linear_bias_rope")) return 1;
+    for (int j = 1; j < next->count; j++)
+        if (r->plan->op[next->op[j]].op_class == TE_CLASS_own) return 0;
+    return 1;
+}
+/* A linear's step: whether the next one adds up what it gives: a reduce_scatter, in backward an all_gather, which go on
+ * while the product does, or a row with an all_reduce, to which the product sends (te/comm/send.h). */
+TE_API int te_leaves_product(const te_run *r, const te_step *s) {
+    const te_group *g = r->tensor;
+    const te_step *next = s->count == 1 ? te__step_after(r, s, g->memory || g->peers) : 0;
+    if (!next || !te__linear_can_overlap(r, s, 1)) return 0;
+    const te_op *op = &r->plan->op[next->op[0]];
+    const te_rows whole = r->pass == TE_BACKWARD ? op->out_rows : op->in_rows;
+    if (!(op->flags & TE_TAKES_PRODUCT)) return 0;
+    if (op->in_rows == op->out_rows)
+        return g->peers && next->count > 1 && r->pass != TE_BACKWARD && te__linear_can_overlap(r, s, 0);
+    return g->memory && whole == TE_ROWS_tokens;
+}
+/* Leave the product g, whose A is now, or now as a cast has made it, and whose D is y. */
+TE_API te_status te_leave_product(te_run *r, te_gemm *g, te_value y, te_product_kernels *bare) {
+    g->d = y.p;
+    r->late.product = *g, r->late.bare = bare;
+    te_value a = r->now;
+    if (g->a != a.p) a = te_no_value(), a.block = te__pool_block_at(&r->pool, g->a);
+    te_set_late(r, TE_LATE_product, a);
+    te_set_now(r, y);
+    return TE_OK;
+}
+
+/* ---- rows that come while a product runs ------------------------------------------------------------------------- */
+
+/* Have all rows now. */
+TE_API te_status te__late_rows_now(te_run *r) {
+    const te_value from = r->late.from, to = r->now;
+    if (r->late.kind != TE_LATE_rows) return TE_OK;
+    te_set_late(r, TE_LATE_nothing, te_no_value());
+    if (r->dry || !to.p || !from.p) return TE_OK;
+    return te_group_all_gather(r->tensor, to.p, from.p, from.rows * from.cols, to.dtype, r->ctx);
+}
+/* Where this rank's rows of A belong in the memory of all ranks: A is `now` or, if that is in the workspace for this
+ * step alone, the group's room. 0: nowhere. */
+TE_API int te__late_place(te_gemm_ranks *ranks, te_run *r) {
+    const te_rank_memory *m = ranks->memory;
+    const size_t bytes = (size_t)(r->now.rows * r->now.cols) * te_dtype_bytes(r->now.dtype);
+    const int block = te__rank_block_of(m, r->now.p, bytes);
+    if (block < 0 && (r->now.block < 0 || bytes > m->room)) return 0;
+    const size_t own = bytes / (size_t)m->ranks * (size_t)m->rank;
+    for (int k = 0; k < m->ranks; k++)
+        ranks->to[k] = own + (block < 0 ? te__rank_room(m, k)
+                                        : m->block[block].at[k] + ((char *)r->now.p - m->block[block].at[m->rank]));
+    if (!r->dry) r->now.p = ranks->to[m->rank] - own;
+    return 1;
+}
+/* Let the product g = now weight begin when this rank's rows of `now` are there, or have all rows first. keep: `now` is
+ * read again, as a whole. */
+TE_API te_status te__late_rows(te_gemm *g, te_gemm_ranks *ranks, te_run *r, te_product_kernels *bare, int keep) {
+    if (r->late.kind != TE_LATE_rows) return TE_OK;
+    memset(ranks, 0, sizeof *ranks);
+    ranks->group = r->tensor, ranks->memory = r->tensor->memory, ranks->own = r->late.from.p, ranks->keep = keep;
+    const int aligned = (uintptr_t)ranks->own % TE_ACCESS == 0 && (uintptr_t)r->now.p % TE_ACCESS == 0;
+    te_gemm of = *g; /* whose operands are not known yet */
+    if (te_is_fp8(r->now.dtype))
+        of.a_fp8.scaling = of.b_fp8.scaling = TE_SCALING_TENSOR, of.trans_b = 1, of.fast = 1;
+    if (!aligned || !r->now.p || !ranks->own || !te_gemm_many_overlaps(bare, &of, r->tensor, r->ctx) ||
+        !te__late_place(ranks, r))
+        return te__late_rows_now(r);
+    g->ranks = ranks, g->fast = of.fast;
+    te_set_late(r, TE_LATE_nothing, te_no_value());
+    return TE_OK;
+}
+
+/* linear_comm_overlap.h -- the product of a weight's gradient, now or beside rows on their way between ranks.
+ *
+ * Nothing in backward reads it, so it may wait. Under sequence parallelism a backward has the rows of all ranks
+ * gathered again for the gradient of an attention's last linear, whose product (8192 x 1024 x 4096, a rank's part of
+ * four) takes 96 us where the rows take 240. So the gradient of the weight before it, the MLP's first, 350 us, waits
+ * for these rows to be on their way, and runs in front of that product: te_gemm_ranks.beside. A GPT's layer on four
+ * H100s, hidden 4096, 4 x 2048 tokens: 4.85 ms before, 4.72 so; in FP8 3.57 and 3.45 to 3.50. What it reads, dy and
+ * under a recipe its transpose, stays in the workspace as long.
+ */
+
+/* dweight[out, in] (+)= dy^T x, in f32; dy and x have the list's format: its operands. */
+TE_API te_status te__wgrad_operands(te_gemm *w, te_run *r, int i, te_value dy) {
+    te_value x = te_input_of(r, i);
+    TE_TRY(te_as(&x, r, r->plan->dtype));
+    w->a = dy.p, w->trans_a = 1, w->b = x.p;
+    return TE_OK;
+}
+/* Leave its product. Of a weight that is frozen for now this takes the memory and launches nothing: the workspace does
+ * not depend on what is frozen. */
+TE_API te_status te__leave_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
+    te_waiting *late = &r->waiting;
+    te_value a = te_no_value(), b = te_no_value();
+    const int dry = r->dry;
+    if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK; /* it has no x */
+    late->runs = te_is_trained(r->param[i]);
+    r->dry |= !late->runs;
+    const te_status status = te_is_in_fp8(r, i) ? TE_OK : te__wgrad_operands(w, r, i, dy);
+    r->dry = dry;
+    if (status != TE_OK) return status;
+    a.block = w->a == dy.p ? dy.block : te__pool_block_at(&r->pool, w->a);
+    b.block = te__pool_block_at(&r->pool, w->b);
+    te__set_root(r, &late->a, a), te__set_root(r, &late->b, b);
+    late->product = *w, late->is_there = 1;
+    return TE_OK;
+}
+/* What waits, now. */
+TE_API te_status te__wgrad_now(void *run) {
+    te_run *r = (te_run *)run;
+    te_waiting late = r->waiting;
+    const int dry = r->dry;
+    if (!late.is_there) return TE_OK;
+    te__set_root(r, &r->waiting.a, te_no_value()), te__set_root(r, &r->waiting.b, te_no_value());
+    r->waiting.is_there = 0, r->dry |= !late.runs;
+    const te_status status = te__linear_gemm(r, &late.product, TE_ROWS_OF_k, 0);
+    r->dry = dry;
+    return status;
+}
+/* The product, now. */
+TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
+    TE_TRY(te__leave_wgrad(w, r, i, dy));
+    return te__wgrad_now(r);
+}
+
+/* Whether that of step s waits: the next step adds up its data gradient over the ranks, and a step behind that gathers
+ * rows for the next linear. Not where gradients are watched, or what it reads is made again (recompute_regions.h). */
+TE_API int te__wgrad_waits(const te_run *r, const te_step *s) {
+    const te_plan *p = r->plan;
+    const te_step *next = s + 1;
+    if (r->watch || !r->tensor->memory || te__span_of(p, s->op[0]) >= 0 || !te_leaves_product(r, s)) return 0;
+    while ((next = te__step_after(r, next, 1)) != 0) {
+        const te_op *op = &p->op[next->op[0]];
+        if (op->op_class == TE_CLASS_gemm) return 0;
+        if (next->count == 1 && op->in_rows == TE_ROWS_tokens && op->out_rows == TE_ROWS_shard)
+            return te_leaves_rows(r, next);
+    }
+    return 0;
+}
+/* The next linear's product is about to run. ranks: it gathers rows, with what waits beside them; null: it does not.
+ * While products are timed nothing runs beside them. */
+TE_API te_status te__wgrad_flush(te_run *r, te_gemm_ranks *ranks) {
+    if (!ranks || r->dry || r->ctx->gemm_tune) return te__wgrad_now(r);
+    if (r->waiting.is_there) ranks->beside = te__wgrad_now, ranks->beside_of = r;
+    return TE_OK;
+}
+
+#endif

@@ -1,0 +1,342 @@
+/* linear_cross_entropy.h -- a linear and the cross_entropy behind it as one step: logits exist for a piece of the rows, or of
+ * the vocabulary, at a time, in a part of the workspace that is 1 / TE_LOSS_SHARE of what all of them would take. Both
+ * rows are memory for time, so they are not in fusions.h. Say, before TE_SEQUENTIAL:
+ *     #define TE_FORWARD_linear_cross_entropy TE_FUSED
+ *     #define TE_BACKWARD_cross_entropy_linear TE_FUSED
+ *
+ * Forward has pieces of rows with the whole vocabulary: the product, then the loss and the sums of each row, which are
+ * saved. Backward makes the logits again, piece by piece, turns each into its gradient where it lies, and has both
+ * products of that: dweight += dlogits^T x, dx += dlogits weight.
+ *
+ * These are four products where three would do. Gradients cannot be made in forward here: what they are multiplied by
+ * (dy, or batch.loss_scale), whether they are added to what is there (batch.accumulate) and who else has written a
+ * tied weight's gradient is known in backward, and nobody but the caller's gradient has room for those of the weight.
+ * So it goes the other way: with te_batch.loss_in_backward forward leaves the loss out, and backward computes it with
+ * the gradients, from logits that are made once. Losses have the same bits either way.
+ *
+ * What pieces cost is bytes. dweight, in f32, is read and written for each piece of rows, dx for each slice of the
+ * vocabulary; te__logits_of_backward takes the piece with the fewest. Where logits are made once a piece has whole
+ * rows, because a gradient needs the sums of its row; with few rows in a piece dweight's traffic then takes longer than
+ * the product that is saved, and forward computes the loss after all (te__loss_pays_late).
+ *
+ * Ranks that share the vocabulary: linear_cross_entropy.h.
+ *
+ * Sums over rows (dweight) and over the vocabulary (dx) are split by the pieces, whose sizes follow from the sizes of
+ * the call alone: the same inputs give the same bits, which are not those of the two ops as steps of their own.
+ *
+ * One H200, bf16, time of forward and backward over that of three bare products, for shares of 1/16, 1/8, 1/4, and for
+ * the two ops with all logits: 8192 x 50304 x 768 1.90, 1.44, 1.32; 1.28. 4096 x 151936 x 4096 1.53, 1.37, 1.08; 1.07.
+ */
+#ifndef TE_LINEAR_CROSS_ENTROPY_H
+#define TE_LINEAR_CROSS_ENTROPY_H
+
+#include "../../ops/cross_entropy.h" /* te_cross_entropy_args */
+#include "linear_step.h" /* te_linear_step_forward, _backward */
+#include "../../ops/cross_entropy_ranks.h" /* te_loss_of_ranks */
+
+/* Families that end a row which begins with a linear, and in backward begin one that ends with it. */
+#define TE_TAKES_LINEAR_cross_entropy ,
+#define TE_OWN_ROW_cross_entropy_forward(name, model, dtype, op) \
+    TE__IF_RANKS(op, TE__LOSS_ROW_OF_RANKS_FORWARD, TE__LOSS_ROW_FORWARD)(name, model, dtype, op)
+#define TE_OWN_ROW_cross_entropy_backward(name, model, dtype, op) \
+    TE__IF_RANKS(op, TE__LOSS_ROW_OF_RANKS_BACKWARD, TE__LOSS_ROW_BACKWARD)(name, model, dtype, op)
+#define TE__LOSS_ROW_FORWARD(name, model, dtype, op)                                                                   \
+    TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_row, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op), op) \
+    TE_API te_status name##_run(te_run *r, const te_step *s)                                                           \
+        { return te__linear_loss_forward(r, s, name##_launch, TE_BARE(dtype, forward)); }
+#define TE__LOSS_ROW_BACKWARD(name, model, dtype, op)                                                         \
+    TE__CROSS_ENTROPY_KERNEL(name##_at_once, te_cross_entropy_at_once, TE_WIDTH_IN(model, op),                \
+        (te_dtype)TE_DTYPE_IN(model, op), op)                                                                 \
+    TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)), te_cross_entropy_args,                  \
+              te_cross_entropy_slice(te_args, te_at, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)),        \
+                  TE_WIDTH_AT(TE_WIDTH_IN(model, op), te_args->vocabulary), (te_dtype)TE_DTYPE_IN(model, op), \
+                  te_loss_options_of(TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op))))                               \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                \
+        const te__loss_kernels kernels = {name##_launch, name##_at_once_launch, TE_BARE(dtype, forward),      \
+            TE_BARE(dtype, backward)};                                                                        \
+        return te__linear_loss_backward(r, s, &kernels);                                                      \
+    }
+
+/* Of a backward: the gradient of a slice, from the sums of its rows; loss and gradient; the two products alone. */
+typedef struct te__loss_kernels {
+    te_cross_entropy_launch_fn slice, at_once;
+    te_product_kernels *logits, *dx;
+} te__loss_kernels;
+
+/* ---- pieces ------------------------------------------------------------------------------------------------------ */
+
+#ifndef TE_LOSS_SHARE
+#define TE_LOSS_SHARE 16 /* 4: a quarter of the logits, in hardly more time than all of them */
+#endif
+enum {
+    TE_LOSS_ROWS = 128,            /* a piece has a multiple of so many rows, */
+    TE_LOSS_COLUMNS = 256,         /* or of so many columns: tiles of the products */
+    TE_LOSS_LATE_ROWS = 384,       /* rows of a piece with which dweight's bytes take less than one more product, */
+    TE_LOSS_LATE_WEIGHT = 1 << 22  /* or elements of a dweight that stays in the L2 */
+};
+/* Rows with all of their logits, or rows and columns. */
+typedef struct te__logits_piece { int64_t rows, columns; } te__logits_piece;
+
+/* `room`: the rows that a call's workspace is sized for. */
+TE_API te__logits_piece te__logits_of_forward(int64_t room, int64_t vocabulary) {
+    te__logits_piece p;
+    p.rows = te_min(room, te_max(TE_LOSS_ROWS, room / TE_LOSS_SHARE / TE_LOSS_ROWS * TE_LOSS_ROWS));
+    p.columns = vocabulary;
+    return p;
+}
+/* Elements of dweight and dx that backward goes through in all. */
+TE_API double te__logits_traffic(te__logits_piece p, int64_t room, int64_t vocabulary, int64_t hidden) {
+    const int64_t of_dx = p.columns < vocabulary ? te_ceil_div(vocabulary, p.columns) * room : 0;
+    return (double)hidden * ((double)te_ceil_div(room, p.rows) * (double)vocabulary + (double)of_dx);
+}
+/* size: bytes of a logit; dx_bytes: of an element of dx that is summed up beside dx, in the same memory, or 0. */
+TE_API te__logits_piece te__logits_of_backward(int64_t room, int64_t vocabulary, int64_t hidden, size_t size,
+                                               size_t dx_bytes) {
+    te__logits_piece best = te__logits_of_forward(room, vocabulary), p;
+    const int64_t least_rows = best.rows, bytes = best.rows * vocabulary * (int64_t)size;
+    for (int64_t parts = 1;; parts *= 2) {
+        p.rows = te_min(room, te_round_up(te_ceil_div(room, parts), TE_LOSS_ROWS));
+        if (p.rows <= least_rows) return best;
+        p.columns = (bytes - p.rows * hidden * (int64_t)dx_bytes) / (p.rows * (int64_t)size);
+        p.columns = te_min(vocabulary, p.columns / TE_LOSS_COLUMNS * TE_LOSS_COLUMNS);
+        if (p.columns > 0 && te__logits_traffic(p, room, vocabulary, hidden) <
+                                 te__logits_traffic(best, room, vocabulary, hidden))
+            best = p;
+    }
+}
+TE_API int te__loss_pays_late(int64_t room, int64_t vocabulary, int64_t hidden) {
+    const int64_t rows = te__logits_of_forward(room, vocabulary).rows;
+    return rows >= te_min(room, TE_LOSS_LATE_ROWS) || vocabulary * hidden <= TE_LOSS_LATE_WEIGHT;
+}
+
+/* ---- what both passes share -------------------------------------------------------------------------------------- */
+
+/* A pass over the logits of a step. */
+typedef struct te__linear_loss {
+    const te_op *linear, *loss;
+    te_param *weight;
+    te_value x;
+    char *logits;
+    float *scratch; /* the host's products' */
+} te__linear_loss;
+
+/* Memory for a pass: of the logits and of dx's sums a share of all logits, whatever the shape of the pieces. */
+TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear, int loss) {
+    const int64_t room = te_room_rows(r);
+    l->linear = &r->plan->op[linear], l->loss = &r->plan->op[loss], l->weight = r->param[linear];
+    const int64_t hidden = l->linear->in, vocabulary = l->linear->out;
+    const int64_t elements = te__logits_of_forward(room, vocabulary).rows * vocabulary;
+    void *logits = 0, *scratch = 0;
+    te_gemm any = te_gemm_of(1, 1, 1);
+    TE_TRY(te_as(&l->x, r, r->plan->dtype));
+    TE_TRY(te_scratch(r, &logits, (size_t)elements * te_dtype_bytes(r->plan->dtype)));
+    any.dtype = any.out = r->plan->dtype;
+    if (te_gemm_scratch(&any)) /* a product has an x, a weight and logits, or pieces of them */
+        TE_TRY(te_scratch(r, &scratch, (size_t)((room + vocabulary) * hidden + elements) * sizeof(float)));
+    if (r->dry) TE_TRY(te_gemm_check(&any, r->plan->name, r->ctx));
+    l->logits = (char *)logits, l->scratch = (float *)scratch;
+    return TE_OK;
+}
+TE_API te_status te__linear_loss_gemm(const te__linear_loss *l, te_gemm *g, te_run *r, te_product_kernels *bare) {
+    g->scratch = l->scratch, g->dtype = r->plan->dtype;
+    return te_gemm_is_bare(bare, g, r->ctx) ? te_bare_run(bare, g, r->ctx) : r->plan->product(g, r->ctx);
+}
+/* Row `row` of a tensor, or the row of the weight that column `row` of the logits belongs to. */
+TE_API void *te__row_of(const void *p, int64_t row, int64_t columns, te_dtype dtype) {
+    return p ? (char *)(uintptr_t)p + (size_t)(row * columns) * te_dtype_bytes(dtype) : 0;
+}
+/* logits[rows, columns] = x weight^T, from that row and column on. */
+TE_API te_status te__linear_loss_logits(const te__linear_loss *l, te_run *r, void *logits, int64_t row, int64_t column,
+                                        te__logits_piece p, te_product_kernels *bare) {
+    const te_dtype dtype = r->plan->dtype;
+    te_gemm g = te_gemm_of(p.rows, p.columns, l->linear->in);
+    g.out = dtype, g.trans_b = 1, g.d = logits;
+    g.a = te__row_of(l->x.p, row, l->linear->in, dtype);
+    g.b = te__row_of(l->weight->data, column, l->linear->in, dtype);
+    return te__linear_loss_gemm(l, &g, r, bare);
+}
+/* The arguments of the rows from `row` on. */
+TE_API te_cross_entropy_args te__linear_loss_rows(const te_cross_entropy_args *all, int64_t row) {
+    te_cross_entropy_args a = *all;
+    a.labels += row;
+    if (a.loss) a.loss += row;
+    if (a.stats) a.stats += 2 * row;
+    if (a.dy) a.dy += row;
+    return a;
+}
+
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+/* The two ops one after the other, with all logits: under a recipe, or where backward has them as two steps. */
+TE_IF_USED TE_API te_status te__linear_loss_apart(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
+                                                  te_product_kernels *bare) {
+    te_step first = *s;
+    te_chain_shape none;
+    memset(&none, 0, sizeof none);
+    first.count = 1;
+    TE_TRY(te_linear_step_forward(r, &first, 0, none, 0, bare));
+    return te__cross_entropy_forward(r, s, launch);
+}
+TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
+                                                    te_product_kernels *bare) {
+    const te_op *linear = &r->plan->op[s->op[0]];
+    const int keeps = r->pass == TE_FORWARD && te_in_memory(r, s->op[0]);
+    const int64_t rows = r->now.rows, room = te_room_rows(r);
+    te_cross_entropy_args all;
+    te__linear_loss l;
+    te_value y;
+    if (keeps || linear->recipe != TE_RECIPE_none) return te__linear_loss_apart(r, s, launch, bare);
+    TE_TRY(te__cross_entropy_args_of(&all, r, &r->plan->op[s->op[1]], rows));
+    TE_TRY(te_output(&y, r, s, s->op[1]));
+    r->loss_in_backward = r->pass == TE_FORWARD && r->batch && r->batch->loss_in_backward && y.p == r->y.p &&
+                          te__loss_pays_late(room, linear->out, linear->in);
+    if (!r->loss_in_backward) {
+        te__logits_piece p = te__logits_of_forward(room, linear->out);
+        const int64_t most = p.rows;
+        l.x = r->now;
+        TE_TRY(te__linear_loss_open(&l, r, s->op[0], s->op[1]));
+        all.loss = (float *)y.p, all.stats = r->stats[s->op[1]], all.x = l.logits;
+        for (int64_t row = 0; row < rows && !r->dry; row += most) {
+            p.rows = te_min(most, rows - row);
+            const te_cross_entropy_args a = te__linear_loss_rows(&all, row);
+            TE_TRY(te__linear_loss_logits(&l, r, l.logits, row, 0, p, bare));
+            TE_TRY(launch(r->ctx, te_grid_of(p.rows, 1), &a));
+        }
+    }
+    te_set_now(r, y);
+    return TE_OK;
+}
+
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
+
+/* The rest of a piece whose gradient lies at `logits`. dweight[columns, in] (+)= dlogits^T x, if the weight trains;
+ * dx[rows, in] (+)= dlogits weight, in dx's format. */
+TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, const void *logits, te_value dx,
+                                           int64_t row, int64_t column, te__logits_piece p, te_product_kernels *bare) {
+    const te_dtype dtype = r->plan->dtype;
+    const int hidden = l->linear->in;
+    te_gemm w = te_gemm_of(p.columns, hidden, p.rows), x = te_gemm_of(p.rows, hidden, p.columns);
+    w.a = logits, w.trans_a = 1, w.b = te__row_of(l->x.p, row, hidden, dtype), w.out = TE_f32;
+    w.c = w.d = te__row_of(l->weight->grad, column, hidden, TE_f32);
+    w.beta = te_accumulates(r, l->weight) || row ? 1.0f : 0.0f;
+    if (te_is_trained(l->weight)) TE_TRY(te__linear_loss_gemm(l, &w, r, 0));
+    if (!dx.p) return TE_OK;
+    x.a = logits, x.b = te__row_of(l->weight->data, column, hidden, dtype), x.out = dx.dtype;
+    x.c = x.d = dx.p, x.beta = column ? 1.0f : 0.0f;
+    return te__linear_loss_gemm(l, &x, r, bare);
+}
+/* All pieces of the rows [row, row + p.rows): dx of them is summed up in `sums` if that is not null. */
+TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, const te_cross_entropy_args *all,
+                                        const te__loss_kernels *kernels, te_value dx, float *sums, int64_t row,
+                                        te__logits_piece p) {
+    te_cross_entropy_args a = te__linear_loss_rows(all, row);
+    const int64_t hidden = l->linear->in, most = p.columns;
+    char *logits = l->logits;
+    const te_value to = te_value_of(te__row_of(dx.p, row, hidden, dx.dtype), dx.dtype, p.rows, (int)hidden);
+    const te_value made = sums ? te_value_of(dx.p ? sums : 0, TE_f32, p.rows, (int)hidden) : to;
+    for (int64_t column = 0; column < l->linear->out; column += most) {
+        p.columns = te_min(most, l->linear->out - column);
+        a.x = a.dx = logits, a.first = all->first + (int)column, a.width = (int)p.columns;
+        TE_TRY(te__linear_loss_logits(l, r, logits, row, column, p, kernels->logits));
+        TE_TRY((r->loss_in_backward ? kernels->at_once : kernels->slice)(r->ctx, te_grid_of(p.rows, 1), &a));
+        TE_TRY(te__linear_loss_gradients(l, r, logits, made, row, column, p, kernels->dx));
+    }
+    return sums && to.p ? r->plan->convert(to.p, to.dtype, made.p, TE_f32, to.rows * hidden, r->ctx) : TE_OK;
+}
+/* Under a recipe: the two ops one after the other. */
+TE_IF_USED TE_API te_status te__linear_loss_backward_apart(te_run *r, const te_step *s,
+                                                           const te__loss_kernels *kernels) {
+    te_step one = *s;
+    te_chain_shape none;
+    memset(&none, 0, sizeof none);
+    one.count = 1;
+    TE_TRY(te__cross_entropy_backward(r, &one, kernels->slice));
+    one.op[0] = s->op[1];
+    return te_linear_step_backward(r, &one, 0, none, 0, kernels->dx);
+}
+TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s, const te__loss_kernels *kernels) {
+    const int loss = s->op[0], linear = s->op[1];
+    const te_op *op = &r->plan->op[linear];
+    const int64_t rows = r->dy.rows, room = te_room_rows(r);
+    te_cross_entropy_args all;
+    te__linear_loss l;
+    te_value dx, dy;
+    if (op->recipe != TE_RECIPE_none) return te__linear_loss_backward_apart(r, s, kernels);
+    TE_TRY(te__cross_entropy_args_of(&all, r, &r->plan->op[loss], rows));
+    TE_TRY(te_gradient(&dx, r, s, linear));
+    l.x = te_input_of(r, linear);
+    TE_TRY(te__linear_loss_open(&l, r, linear, loss));
+    TE_TRY(te__cross_entropy_dy(&dy, r));
+    all.loss = (float *)r->y.p, all.stats = r->stats[loss], all.dy = (const float *)dy.p;
+    const size_t dx_bytes = dx.dtype == TE_f32 ? 0 : sizeof(float);
+    te__logits_piece p = r->loss_in_backward ? te__logits_of_forward(room, op->out)
+                                             : te__logits_of_backward(room, op->out, op->in,
+                                                                      te_dtype_bytes(r->plan->dtype), dx_bytes);
+    float *sums = p.columns < op->out && dx_bytes ? (float *)(void *)l.logits : 0;
+    const int64_t most = p.rows;
+    if (sums) l.logits += (size_t)(most * op->in) * sizeof(float);
+    for (int64_t row = 0; row < rows && !r->dry; row += most) {
+        p.rows = te_min(most, rows - row);
+        TE_TRY(te__linear_loss_slices(&l, r, &all, kernels, dx, sums, row, p));
+    }
+    te_set_now(r, dx);
+    return TE_OK;
+}
+
+/* linear_cross_entropy.h -- linear_cross_entropy.h where ranks of a tensor group share the vocabulary: (linear, .., (shard,
+ * columns)) and (cross_entropy, .., (ranks, N)) as one step. Pieces are of this rank's columns. Forward leaves what it
+ * says of each row, and gathers that once behind the last piece; backward then needs nothing of the other ranks. The
+ * loss is always made in forward: te_batch.loss_in_backward would have all ranks wait for each other at each piece.
+ */
+
+/* The two ops one after the other, with all logits: under a recipe, or where backward has them as two steps. */
+TE_IF_USED TE_API te_status te__linear_loss_of_ranks_apart(te_run *r, const te_step *s, const te_loss_of_ranks *loss,
+                                                           te_product_kernels *bare) {
+    te_step first = *s;
+    te_chain_shape none;
+    memset(&none, 0, sizeof none);
+    first.count = 1;
+    TE_TRY(te_linear_step_forward(r, &first, 0, none, 0, bare));
+    return te__cross_entropy_of_ranks(r, s, loss);
+}
+TE_IF_USED TE_API te_status te__linear_loss_of_ranks(te_run *r, const te_step *s, const te_loss_of_ranks *loss,
+                                                     te_product_kernels *bare) {
+    const te_op *linear = &r->plan->op[s->op[0]];
+    const int keeps = r->pass == TE_FORWARD && te_in_memory(r, s->op[0]);
+    te__logits_piece p = te__logits_of_forward(te_room_rows(r), linear->out);
+    const int64_t rows = r->now.rows, most = p.rows;
+    te_loss_ranks_args all;
+    te__linear_loss l;
+    te_value y;
+    if (keeps || linear->recipe != TE_RECIPE_none) return te__linear_loss_of_ranks_apart(r, s, loss, bare);
+    TE_TRY(te__loss_ranks_open(&all, &y, r, s, loss));
+    r->loss_in_backward = 0;
+    l.x = r->now;
+    TE_TRY(te__linear_loss_open(&l, r, s->op[0], s->op[1]));
+    for (int64_t row = 0; row < rows && !r->dry; row += most) {
+        te_loss_ranks_args a = all;
+        p.rows = te_min(most, rows - row);
+        a.of = te__linear_loss_rows(&all.of, row), a.of.x = l.logits, a.part += row;
+        TE_TRY(te__linear_loss_logits(&l, r, l.logits, row, 0, p, bare));
+        TE_TRY(loss->part(r->ctx, te_grid_of(p.rows, 1), &a));
+    }
+    if (!r->dry) TE_TRY(te__loss_ranks_join(&all, r, loss));
+    te_set_now(r, y);
+    return TE_OK;
+}
+
+#define TE__LOSS_ROW_OF_RANKS_FORWARD(name, model, dtype, op)                                \
+    TE__LOSS_OF_RANKS_KERNELS(name, model, op)                                               \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                               \
+        const te_loss_of_ranks loss = TE__LOSS_OF_RANKS(name, op);                           \
+        return te__linear_loss_of_ranks(r, s, &loss, TE_BARE(dtype, forward));               \
+    }
+#define TE__LOSS_ROW_OF_RANKS_BACKWARD(name, model, dtype, op)                               \
+    TE__LOSS_OF_RANKS_SLOPE(name, model, op)                                                 \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                               \
+        const te__loss_kernels kernels = {name##_launch, 0, TE_BARE(dtype, forward),         \
+            TE_BARE(dtype, backward)};                                                       \
+        return te__linear_loss_backward(r, s, &kernels);                                     \
+    }
+
+#endif

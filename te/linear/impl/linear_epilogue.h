@@ -1,0 +1,348 @@
+/* linear_epilogue.h -- a row that begins with a matrix product as one kernel: the chain of the ops behind it is the product's
+ * epilogue. For maps with constant widths, in 16 bits, and under a recipe with operands in FP8; which rows run so
+ * te/gemm/gemm_choose.h decides. All others are a product and a kernel for the rest, or a product with an epilogue of
+ * cuBLASLt's.
+ *
+ * Under a recipe the epilogue stores what the chain's kernel would: y in 16 bits or in FP8 for the product behind it,
+ * with its amax; and the transpose in FP8 that the weight's gradient reads, which behind a chain takes a kernel of its
+ * own. Bytes of a row of gelu, 8192 x 16384 from k of 4096: the pre-activation, stored forward and read backward, FP8
+ * and its transpose, 2 + 1 + 1 an element, 0.54 GB, all while the tensor cores work: the floor is the product's, 2 m n
+ * k over 1.35e15 a second, 0.81 ms. In three kernels the chain moves 5 bytes an element and the transpose 2, 0.94 GB,
+ * 0.21 ms at 4.4 TB/s behind the product.
+ *
+ * One H200, us, under a profiler, as one kernel and as the kernels one after the other: linear_bias_gelu in training,
+ * 8192 x 16384 from k of 4096, 740 and 718 + 131; its backward, linear_gelu_bias, with dbias and the transpose, 832 and
+ * 770 + 181 + 91. That backward kernel also made gelu's result again, for the weight's gradient, which otherwise takes
+ * a chain of its own 107 us: 952, so it was left out. The warps of the epilogue are at work 0.89 of the time without.
+ *
+ * A gated activation's row is half as wide at one end. In backward the epilogue reads and writes both halves of the
+ * wide end (te_hopper_kind.twice): it saves writing and reading the narrow one, 0.47 GB at 8192 x 14336. In forward a
+ * tile has the same columns of both halves (te_hopper_couples.halves), so that inference never stores them. Of few rows
+ * it is a product and a chain. One H200, in turns with those: RMSNorm and a swiglu MLP of 4096 and 14336, 8192 rows,
+ * forward and backward 12932 and 13283 us, inference 4238 and 4417; a whole Llama 8B block 17922 and 18052, inference
+ * 5718 and 5844; Qwen3's 16004 and 16258, 5167 and 5230.
+ *
+ * Under a recipe that is so in inference alone: a Llama 8B block, 8192 rows, fp8_delayed 3122 and 3228 us, fp8_current
+ * 3323 and 3465. In training forward stores both halves as well, and a block took 11157 to 11279 us where with a
+ * product and a chain it takes 10880.
+ */
+#ifndef TE_LINEAR_EPILOGUE_H
+#define TE_LINEAR_EPILOGUE_H
+
+#include "../../gemm/gemm_choose.h" /* te_hopper, te_few, te_usual */
+#include "../../pointwise/impl/pointwise.h" /* te_chain, te_chain_leaves */
+#include "../../pointwise/impl/pointwise_step.h" /* te__chain_forward */
+#include "linear_fp8.h" /* te__fp8_rows */
+#include "linear_gemm.h" /* TE_BARE */
+
+/* linear_epilogue.h -- what is known of the arguments of a row that is one product in FP8 (linear_epilogue.h), so that its
+ * epilogue has no branches on them. Which of its ops keep something, and in which form its result goes on, follows from
+ * the list; but a call may want less, as inference does, or other things, as the first step under fp8_delayed does,
+ * which knows no scale. So the kernel looks once, and has the epilogue in up to three forms: all that training stores,
+ * the result alone, and anything else.
+ *
+ * It matters in FP8, where a tile takes half the time: with branches, linear_bias_gelu of 8192 x 16384 from k of 4096
+ * took 945 us in training, without them 858, where the bare product takes 830 (one H200).
+ */
+
+#if TE_CUDA && !defined(TE_KEEP_CALLS)
+
+typedef struct te_product {
+    union { te_hopper many; te_few few; te_narrow narrow; };
+    te_chain chain; /* x: where the product itself is stored, null: not */
+} te_product;
+
+/* What is known of a product in FP8 by its row: what it leaves, bits by place in the row of ops whose input is kept in
+ * training, and of ops with a parameter. */
+typedef struct te_product_facts { te_chain_leaves leaves; int kept, params; } te_product_facts;
+
+/* Whether the product's arguments are those of training or, with nothing kept, of inference. */
+TE_FN te_usual te_product_usual(const te_product *p, const te_chain_shape k, const te_product_facts is) {
+    const te_chain_fp8 *fp8 = &p->chain.fp8;
+    int stores = p->chain.x != 0, usual = k.reads < 0 || p->many.ahead;
+    usual = usual && (is.leaves == TE_LEAVES_fp8) == (fp8->y != 0);
+    if (is.leaves != TE_LEAVES_amax) usual = usual && (is.leaves == TE_LEAVES_y) == (p->chain.y != 0);
+    if (is.leaves != TE_LEAVES_fp8) usual = usual && (is.leaves == TE_LEAVES_amax) == (fp8->amax != 0);
+    TE_UNROLL for (int i = 0; i < TE_MAX_ROW; i++) {
+        if (p->chain.op[i].out) stores |= 2 << i;
+        if (is.params >> i & 1) usual = usual && p->chain.op[i].w[0];
+    }
+    if (usual && stores == is.kept) return TE_USUAL_all;
+    return is.kept && usual && !stores ? TE_USUAL_result : TE_USUAL_not;
+}
+/* Its chain then, with what is null and what is not as constants. */
+TE_FN void te__product_know(te_chain *c, const te_product *p, const te_product_facts is) {
+    c->fp8 = p->chain.fp8, c->rows = p->chain.rows;
+    c->x = is.kept & 1 ? p->chain.x : 0;
+    if (is.kept & 1) __builtin_assume(c->x != 0);
+    c->y = is.leaves == TE_LEAVES_fp8 ? 0 : p->chain.y;
+    if (is.leaves == TE_LEAVES_y) __builtin_assume(c->y != 0); /* with its amax it may be for later (te__chain_stays) */
+    if (is.leaves == TE_LEAVES_amax) __builtin_assume(c->fp8.amax != 0);
+    else if (is.leaves == TE_LEAVES_y) c->fp8.amax = 0;
+    TE_UNROLL for (int i = 0; i < TE_MAX_ROW; i++) {
+        c->op[i] = p->chain.op[i];
+        if (is.kept & 2 << i) __builtin_assume(c->op[i].out != 0);
+        else c->op[i].out = 0;
+        if (is.params >> i & 1) __builtin_assume(c->op[i].w[0] != 0);
+    }
+}
+
+/* Eight elements of y in FP8, times `scale`. */
+TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float scale, const te_chain_shape k,
+                                 te_epilogue_lane *own) {
+    float v[8];
+    te_vec8 e;
+    own->most = te_amax_bits8(own->most, l->v);
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] = l->v[i] * scale;
+    te_vec8_of_fp8(&e, v, (te_dtype)k.fp8);
+    own->fp8[0] = e.w[0], own->fp8[1] = e.w[1];
+    *(uint2 *)((uint8_t *)p->chain.fp8.y + te_index(l->at)) = make_uint2(e.w[0], e.w[1]);
+}
+/* What the row gives, in the forms that the arguments ask for; fp8: in FP8. */
+TE_FN void te__product_leave(const te_product *p, const te_chain *c, te_lane *l, int fp8, float scale,
+                             const te_chain_shape k, te_epilogue_lane *own) {
+    if (k.fp8 && !fp8 && c->fp8.amax) { /* that of what is stored, or would be (te__chain_stays) */
+        if (c->y) te_store8_rounded(c->y, te_index(l->at), l->v, 8, 1, k.out);
+        else te__chain_round(l->v, k.out);
+        own->most = te_amax_bits8(own->most, l->v);
+    } else if (c->y) te_store_lane(l, c->y, k);
+    if (fp8) te__product_store_fp8(p, l, scale, k, own);
+}
+TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const uint32_t *ahead, int row, int col,
+                               te_epilogue_lane *own, te_stages_fn stages, const te_chain_shape k,
+                               te_product_facts is) {
+    te_lane l;
+    te_vec8 e;
+    te_chain known;
+    const int usual = own->usual != TE_USUAL_not;
+    const te_chain *c = usual ? &known : &p->chain;
+    const int fp8 = k.fp8 && (usual ? is.leaves == TE_LEAVES_fp8 : p->chain.fp8.y != 0);
+    if (own->usual == TE_USUAL_result) is.kept = 0;
+    if (usual) te__product_know(&known, p, is);
+    const float scale = fp8 ? __ldg(p->chain.fp8.scale) : 1.0f; /* here, so that it is there when it is needed */
+    TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = w[i];
+    l.at = te_place_of(k, row, col / 8, 1);
+    if (ahead && k.reads >= 0) {
+        l.at.ahead_of = &c->op[k.reads];
+        TE_UNROLL for (int i = 0; i < 4; i++) l.at.ahead.w[i] = ahead[i];
+        TE_UNROLL for (int i = 0; k.out_halves > 1 && i < 4; i++) l.at.ahead_second.w[i] = ahead[4 + i];
+    }
+    te_vec8_floats(l.v, &e, k.in);
+    if (c->x) te_store8((void *)c->x, te_index(l.at), l.v, 8, 1, k.in);
+    TE_UNROLL for (int i = 0; i < 8; i++) l.sum[i] = own->sum[i];
+    stages(&l, c, 0, TE_MAX_ROW);
+    TE_UNROLL for (int i = 0; i < 8; i++) own->sum[i] = l.sum[i];
+    te__product_leave(p, c, &l, fp8, scale, k, own);
+    if (!fp8) return;
+    if (!usual && row == 0 && col == 0 && c->fp8.inverse) te_scale_keep(c->fp8.inverse, scale);
+}
+/* Sixteen elements of a row with a gated op: eight of each half. */
+TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uint32_t other[4], int row, int col,
+                             te_epilogue_lane *own, te_stages_fn stages, const te_chain_shape k) {
+    const te_chain *c = &p->chain;
+    const int fp8 = k.fp8 && c->fp8.y;
+    const float scale = fp8 ? __ldg(c->fp8.scale) : 1.0f;
+    te_lane l;
+    te_vec8 a, b;
+    TE_UNROLL for (int i = 0; i < 4; i++) a.w[i] = w[i], b.w[i] = other[i];
+    l.at = te_place_of(k, row, col / 8, 2);
+    te_vec8_floats(l.v, &a, k.in);
+    te_vec8_floats(l.g, &b, k.in);
+    if (c->x) te_store8((void *)c->x, te_index(l.at), l.v, 8, 1, k.in);
+    if (c->x) te_store8((void *)c->x, te_index(te_second_half(l.at)), l.g, 8, 1, k.in);
+    stages(&l, c, 0, TE_MAX_ROW);
+    te__product_leave(p, c, &l, fp8, scale, k, own);
+}
+/* The kernels of a row whose chain is `name` (TE_CHAIN); in backward the weight lies as it does, in forward
+ * transposed. */
+#define TE_PRODUCT(name, dtype)           \
+    TE__PRODUCT_EPILOGUE(name, dtype)     \
+    TE__PRODUCT_KERNELS(name, dtype, name##_is_product, name##_is_product, 0, 0, 0)
+/* Those of a list that names a recipe. Where the product's op has one with scales of tensors (name##_by_tensor) the
+ * kernel takes operands in FP8, x and the weight in forward, dy and the weight's transpose in backward (linear_fp8.h);
+ * so does that of few rows in forward, by any recipe (name##_few_form).
+ * Where it has any (name##_in_fp8) there is none in 16 bits, for many rows or for few: with the recipe switched off
+ * such a row is a product of cuBLASLt's and a chain. Kernels that run then alone would take as long again to compile.
+ * Of a gated op there is that of many rows in FP8 alone. */
+#define TE_PRODUCT_FP8(name, dtype)                                                                                   \
+    TE__PRODUCT_EPILOGUE(name, dtype)                                                                                 \
+    enum {                                                                                                            \
+        name##_is_light = name##_is_product && !name##_is_gated,                                                      \
+        name##_is_many_fp8 = name##_is_product && name##_by_tensor,                                                   \
+        name##_is_few_fp8 = name##_is_light && name##_few_form,                                                       \
+        name##_is_narrow_fp8 = name##_is_light && (int)name##_few_form == TE_FEW_SCALED                               \
+    };                                                                                                                \
+    template <int EXISTS>                                                                                             \
+    TE_HOPPER_KERNEL_ROW_FP8(name##_product_fp8, te_product, TE_##dtype, (te_dtype)name##_fp8_wanted,                 \
+                             name##_epilogue, name##_couple, name##_is_gated,                                         \
+                             te_product_usual(&p, name##_shape(0), name##_facts()), name##_reads >= 0,                \
+                             name##_sums >= 0, EXISTS)                                                                \
+    template <int EXISTS>                                                                                             \
+    TE_FEW_KERNEL(name##_few_product_fp8, te_product, (te_few_form)name##_few_form, TE_##dtype, name##_epilogue,      \
+                  EXISTS)                                                                                             \
+    template <int EXISTS>                                                                                             \
+    TE_NARROW_KERNEL(name##_narrow_product_fp8, te_product, TE_FEW_SCALED, TE_##dtype, name##_epilogue, EXISTS)       \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_product_fp8, (EXISTS), te_product)                                      \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_few_product_fp8, (EXISTS), te_product)                                  \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_narrow_product_fp8, (EXISTS), te_product)                               \
+    TE__PRODUCT_KERNELS(name, dtype, name##_is_light && !name##_in_fp8, name##_is_light && !name##_in_fp8,            \
+                        (const void *)name##_product_fp8_if<name##_is_many_fp8>(),                                    \
+                        (const void *)name##_few_product_fp8_if<name##_is_few_fp8>(),                                 \
+                        (const void *)name##_narrow_product_fp8_if<name##_is_narrow_fp8>())
+#define TE__PRODUCT_EPILOGUE(name, dtype)                                                                             \
+    enum {                                                                                                            \
+        name##_is_twice = name##_is_backward && name##_out_halves == 2,                                               \
+        name##_is_gated = !name##_is_backward && name##_in_halves == 2,                                               \
+        name##_is_plain = name##_norm < 0 && name##_half % 8 == 0                                                     \
+            && (!name##_is_twice || (name##_reads == 0 && name##_sums < 0 && !name##_fp8_wanted))                     \
+            && (!name##_is_gated || (name##_reads < 0 && name##_out_halves == 1))                                     \
+            && (name##_is_twice || name##_is_gated || name##_in_halves + name##_out_halves == 2),                     \
+        name##_is_product = (int)TE_##dtype != (int)TE_f32 && (int)name##_in_dtype == (int)TE_##dtype                 \
+            && !name##_sums_three                                                                                     \
+            && name##_is_plain                                                                                        \
+    };                                                                                                                \
+    TE_UNUSED TE_BOTH te_product_facts name##_facts(void) {                                                           \
+        const te_product_facts is = {name##_leaves(), name##_is_backward ? 0 : name##_kept & 0xffff, name##_params};  \
+        return is;                                                                                                    \
+    }                                                                                                                 \
+    TE_UNUSED TE_FN void name##_epilogue(const void *p, const uint32_t w[4], const uint32_t *ahead, int row, int col, \
+        te_epilogue_lane *own) {                                                                                      \
+        te_product_epilogue((const te_product *)p, w, ahead, row, col, own, name##_stages, name##_shape(0),           \
+            name##_facts());                                                                                          \
+    }                                                                                                                 \
+    TE_UNUSED TE_FN void name##_couple(const void *p, const uint32_t w[4], const uint32_t other[4], int row, int col, \
+                             int, te_epilogue_lane *own) {                                                            \
+        te_product_couple((const te_product *)p, w, other, row, col, own, name##_stages, name##_shape(0));            \
+    }
+/* many, few: whether there are kernels in 16 bits. fp8, few_fp8, narrow_fp8: those in FP8, or null. */
+#define TE__PRODUCT_KERNELS(name, dtype, many, few, fp8, few_fp8, narrow_fp8)                                         \
+    enum { name##_is_many = (many) != 0, name##_is_few = (few) && !name##_is_backward && !name##_is_gated,            \
+           name##_is_narrow = name##_is_few && TE_NARROW_SIXTEEN };                                                   \
+    template <int EXISTS>                                                                                             \
+    TE_HOPPER_KERNEL_ROW(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, name##_couple, \
+                         name##_is_gated, name##_is_twice, name##_sums >= 0, EXISTS)                                  \
+    template <int EXISTS>                                                                                             \
+    TE_FEW_KERNEL(name##_few, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, EXISTS)                        \
+    template <int EXISTS>                                                                                             \
+    TE_NARROW_KERNEL(name##_narrow, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, EXISTS)                  \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_product, (EXISTS), te_product)                                          \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_few, (EXISTS), te_product)                                              \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_narrow, (EXISTS), te_product)                                           \
+    TE_API te_product_kernels *name##_kernels(void) {                                                                 \
+        static te_product_kernels kernels = {{(const void *)name##_product_if<name##_is_many>(), 0, 0},               \
+                                             {(const void *)name##_few_if<name##_is_few>(), 0, 0},                    \
+                                             {fp8, 0, 0},                                                             \
+                                             {few_fp8, 0, 0},                                                         \
+                                             (te_few_form)name##_few_form,                                            \
+                                             {(const void *)name##_narrow_if<name##_is_narrow>(), 0, 0},              \
+                                             {narrow_fp8, 0, 0},                                                      \
+                                             (int)name##_draws};                                                      \
+        return &kernels;                                                                                              \
+    }
+
+/* Whether what lies at `p` is read once the chain is set up: by an op of the row itself, at the other end of an
+ * edge, or as what the step gives. */
+TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_chain *c, const void *p) {
+    int read = r->now.p == p;
+    for (int j = 1; j < s->count; j++) {
+        const te_op *op = &r->plan->op[s->op[j]];
+        if (op->flags & (TE_IS_FORK | TE_IS_ADD | TE_IS_MUL))
+            read |= c->op[j - 1].edge == p || r->edge[op->flags & TE_IS_FORK ? s->op[j] : op->edge].p == p;
+    }
+    return read;
+}
+/* What a product in FP8 stores in FP8 is an operand of the next product, and its transpose one of that for the weight's
+ * gradient. Forward keeps the transpose alone. */
+TE_API te_status te__product_turn(te_run *r, const te_step *s, te_product *p) {
+    const int next = te_reader_of(r, s->op[s->count - 1]);
+    te_value v;
+    if (r->pass == TE_INFER || te_gathered_for(r, next) >= 0) return TE_OK;
+    p->many.turned_rows = (int)te__fp8_rows(r->now.rows);
+    TE_TRY(te_acquire(r, &v, TE_ROWS_tokens, r->now.cols, r->now.dtype));
+    v.rows = r->now.rows;
+    if (r->pass == TE_BACKWARD) {
+        te_set_turned(r, v);
+        p->many.turned = (uint8_t *)v.p;
+    } else if (te_kept_of(r, next).x) {
+        p->many.turned = (uint8_t *)te_kept_of(r, next).x;
+        p->chain.fp8.y = v.p;
+        te_keep_turned(r, next, 1);
+        te_set_now(r, v);
+    }
+    return TE_OK;
+}
+/* Run the step's kernel once its chain is set up. product: memory for the product itself, which is stored if the walk
+ * reads it, or `keep` says so: backward does. */
+TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
+                                 const te_chain_shape k, te_product *p, te_value product, int keep) {
+    const int few = te__gemm_is_few(kernels, g, r->ctx), light = te__gemm_is_light(kernels, g, r->ctx);
+    if (!keep && !te__product_is_read(r, s, &p->chain, product.p)) p->chain.x = 0;
+    if (k.sums >= 0) p->many.sums = p->chain.op[k.sums].sum[0];
+    *(few ? &p->few.amax : light ? &p->narrow.amax : &p->many.amax) = p->chain.fp8.amax;
+    if (!light) p->many.scale = p->chain.fp8.scale, p->many.inverse = p->chain.fp8.y ? p->chain.fp8.inverse : 0;
+    if (p->chain.fp8.y && te_gemm_is_fp8(g) && !light) TE_TRY(te__product_turn(r, s, p));
+    if (k.reads >= 0 && !light) {
+        const te_stage *reads = &p->chain.op[k.reads];
+        p->many.ahead = k.backward && reads->saved ? reads->saved : reads->edge;
+        p->many.ahead_twice = k.backward && k.out_halves > 1;
+    }
+    return r->dry ? TE_OK : te__gemm_run_own(kernels, p, sizeof *p, &p->few, &p->narrow, &p->many, g, r->ctx);
+}
+/* An epilogue does not have what scales of its own are of. */
+TE_API te_chain_shape te__product_shape(te_chain_shape k) {
+    k.scaled = TE_SCALING_NONE, k.turns = 0;
+    return k;
+}
+/* The step as one kernel, by pass, so that a list for inference alone has nothing of backward. */
+TE_API te_status te_product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
+                                         const te_chain_shape k, te_value product, int keep) {
+    te_product p;
+    int work = 0;
+    memset(&p, 0, sizeof p);
+    TE_TRY(te__chain_forward(r, s, 1, 0, product, te__product_shape(k), &p.chain, &work));
+    if (te__chain_stays(r, s, 1, k)) p.chain.y = 0, r->unstored = 1;
+    return te__product_run(r, s, kernels, g, k, &p, product, keep);
+}
+TE_API te_status te_product_step_backward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
+                                          const te_chain_shape k, te_value product) {
+    te_product p;
+    int work = 0;
+    const int blocks = TE_HOPPER_FEW * (int)te_ceil_div(g->m, TE_TILE_M);
+    const int room = TE_HOPPER_FEW * (int)te_ceil_div(te_room_rows(r), TE_TILE_M);
+    const int most = (int)te_max(room, te__most_blocks(r, k, te_chain_tiles(k)));
+    memset(&p, 0, sizeof p);
+    TE_TRY(te__chain_backward(r, s, 1, blocks, most, product, te__product_shape(k), &p.chain, &work));
+    return te__product_run(r, s, kernels, g, k, &p, product, 0);
+}
+
+#else /* a product, and a kernel or a loop for the rest */
+#define TE_PRODUCT TE_NO_PRODUCT
+#define TE_PRODUCT_FP8 TE_NO_PRODUCT
+TE_API te_status te_product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
+                                         const te_chain_shape k, te_value product, int keep) {
+    return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, (void)keep, TE_OK;
+}
+TE_API te_status te_product_step_backward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
+                                          const te_chain_shape k, te_value product) {
+    return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, TE_OK;
+}
+#endif
+/* What a row's kernels are made by, of its product's recipe. */
+#define TE__RECIPE_FACTS(name, model, pass)                                                                     \
+    name##_in_fp8 = name##_recipe != (int)TE_RECIPE_none && !(TE__IS_BACKWARD_##pass && TE_IS_BY_ROW(name##_recipe)), \
+    name##_by_tensor = TE_IS_BY_TENSOR(name##_recipe),                                                          \
+    name##_fp8_a = TE__IS_BACKWARD_##pass ? (int)model##_gradients : (int)TE_e4m3,                              \
+    name##_few_form = TE__IS_BACKWARD_##pass || !name##_in_fp8                                                  \
+                          ? TE_FEW_SIXTEEN : TE_IS_TILED(name##_recipe) ? TE_FEW_TILED : TE_FEW_SCALED
+#define TE_NO_PRODUCT(name, dtype) \
+    TE_API te_product_kernels *name##_kernels(void) { return 0; }
+
+/* By the list's widths: `fixed` or `dims`, with _fp8 where it names a recipe, `fixed_tiled` where its chains
+ * have kernels for tiles (pointwise_quantize_transpose.h). */
+#define TE__PRODUCT_fixed TE_PRODUCT
+#define TE__PRODUCT_fixed_fp8 TE_PRODUCT_FP8
+#define TE__PRODUCT_dims TE_NO_PRODUCT
+#define TE__PRODUCT_dims_fp8 TE_NO_PRODUCT
+#define TE__PRODUCT_fixed_tiled TE_PRODUCT_FP8
+
+#endif

@@ -1,0 +1,248 @@
+/* linear_rope.h -- the rows linear_rope and linear_bias_rope: the product that makes q, k and v, with rotary positions
+ * (te/ops/rope.h) on q and k before they are stored.
+ *
+ * On Hopper, in 16 bits, with constant widths and head sizes that fit a tile, it is one kernel behind a small one. The
+ * small one writes the cosines and sines of all rows, [rows, rotary_dim] in f32: in the product's epilogue they would
+ * take double precision, and be computed once for each head. These are 4 MB at 8192 rows of heads of 128, which stay in
+ * the L2. The epilogue gets the two vectors of eight that turn with each other at once (te_hopper_couples). Rope by
+ * itself reads and writes what the product has stored: 8192 x 12288, 0.4 GB, 0.1 ms at 4.2 TB/s beside a product of 1.2
+ * ms; the floor of one kernel is the product's.
+ *
+ * Measured on an H200 with 8192 rows, heads of 128, in turns with the bare product by our own kernel: 4096 to 12288
+ * 1.003 of its time, 4096 to 6144 1.013. In turns with cuBLASLt's fastest candidate, which at the second shape is 5%
+ * faster than our kernel: 1.02 to 1.035 and 1.065, and the two steps 1.096 and 1.10. Where k is 1024 the epilogue waits
+ * for cosines and sines longer than the tensor cores work on a tile: 199 us, the bare product 143.
+ *
+ * The product is summed in f32 and rounded to 16 bits, as by itself; bias and rope work on that in f32, and the result
+ * is rounded. So linear_rope gives the bits of the two steps, and linear_bias_rope rounds once less: not behind the
+ * bias.
+ *
+ * All else is the two steps one after the other: other targets and formats, head sizes that do not divide 256 or are
+ * odd multiples of eight, products of so few rows or columns that the kernel does not pay (te/gemm/gemm_choose.h), FP8.
+ */
+#ifndef TE_LINEAR_ROPE_H
+#define TE_LINEAR_ROPE_H
+
+#include "../../ops/rope.h" /* te__rope_to, te_rope_turns */
+#include "linear_step.h" /* te__linear_forward, te__late_rows */
+
+#define TE__ROPE_MARK_rope ,
+
+/* ---- one kernel -------------------------------------------------------------------------------------------------- */
+
+enum { TE_TURN_ROWS = 4 /* of cosines and sines, by one block */ };
+
+/* y: [rows, rotary], by row the cosines of the pairs, then their sines. */
+TE_FN void te_turn_rows(const te_rope_args *a, te_block b, int rotary, int scaled) {
+    int group;
+    const int64_t first = (int64_t)b.x * TE_TURN_ROWS;
+    te_rope_turns((float *)a->y + first * rotary, a, first, (int)te_min(TE_TURN_ROWS, a->rows - first),
+                  te_lanes_here(TE_ROPE_THREADS, &group), rotary / 2, rotary, scaled, 1);
+}
+
+/* The kernels of a row. turns: of cosines and sines; whole: the product with its epilogue. Null: there is none. */
+typedef struct te__rope_kernels {
+    te__linear_kernels linear; /* of the linear and its bias by themselves */
+    te_rope_launch_fn turn, turns;
+    te_product_kernels *whole;
+    int turned; /* columns of q and k */
+} te__rope_kernels;
+
+#if TE_CUDA && !defined(TE_KEEP_CALLS)
+
+typedef struct te_rope_product {
+    te_hopper many;
+    const void *bias;   /* [n], or null */
+    void *y;            /* [m, n] */
+    const float *turns; /* [m, rotary] */
+    int turned;         /* columns of q and k */
+} te_rope_product;
+
+/* All constants. dtype f32: there is no such kernel. */
+typedef struct te_rope_heads {
+    te_dtype dtype;
+    int head_dim, rotary, interleaved;
+} te_rope_heads;
+
+TE_FN void te__rope_load8(float v[8], const uint32_t w[4], const te_rope_product *p, int col, const te_dtype dtype) {
+    float bias[8];
+    te_vec8 e;
+    TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = w[i];
+    te_vec8_floats(v, &e, dtype);
+    if (!p->bias) return;
+    te_load8(bias, p->bias, col, 8, 1, dtype);
+    TE_UNROLL for (int i = 0; i < 8; i++) v[i] += bias[i];
+}
+/* Interleaved: the pairs of these eight dimensions, from `dim` on, if they turn. */
+TE_FN void te__rope_turn_near(float v[8], const float *turns, int dim, const te_rope_heads h) {
+    float4 c, s;
+    if (dim >= h.rotary) return;
+    c = __ldg((const float4 *)(turns + dim / 2)), s = __ldg((const float4 *)(turns + h.rotary / 2 + dim / 2));
+    const float cosine[4] = {c.x, c.y, c.z, c.w}, sine[4] = {s.x, s.y, s.z, s.w};
+    te_turn_near8(v, cosine, sine);
+}
+/* Columns from `col` and from `other` on, of one head. */
+TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], const uint32_t u[4], int row, int col,
+                             int other, const te_rope_heads h) {
+    const float *turns = p->turns + (int64_t)row * h.rotary;
+    const int dim = col % h.head_dim, pairs = h.rotary / 2, far = !h.interleaved && col < p->turned && dim < pairs;
+    float v[8], mate[8], cosine[8], sine[8];
+    if (far) { /* ahead of what needs them */
+        te_load8(cosine, turns, dim, 8, 1, TE_f32);
+        te_load8(sine, turns, pairs + dim, 8, 1, TE_f32);
+    }
+    te__rope_load8(v, w, p, col, h.dtype);
+    te__rope_load8(mate, u, p, other, h.dtype);
+    if (far) te_turn8(v, mate, cosine, sine);
+    if (h.interleaved && col < p->turned) {
+        te__rope_turn_near(v, turns, dim, h);
+        te__rope_turn_near(mate, turns, other % h.head_dim, h);
+    }
+    te_store8(p->y, (int64_t)row * p->many.n + col, v, 8, 1, h.dtype);
+    te_store8(p->y, (int64_t)row * p->many.n + other, mate, 8, 1, h.dtype);
+}
+
+/* One kernel for all lists and passes that have such heads. */
+template <te_dtype T, int DIM, int ROTARY, int NEAR>
+TE_FN void te_rope_couple(const void *p, const uint32_t w[4], const uint32_t u[4], int row, int col, int other,
+                          te_epilogue_lane *) {
+    const te_rope_heads h = {T, DIM, ROTARY, NEAR};
+    te__rope_epilogue((const te_rope_product *)p, w, u, row, col, other, h);
+}
+/* Pairs that lie 128 columns apart are crossed. */
+#define TE__ROPE_CROSSED(dim, rotary, near) ((dim) == 256 && (rotary) == 256 && !(near))
+#define TE__ROPE_APART(dim, rotary, near) ((near) ? 0 : TE__ROPE_CROSSED(dim, rotary, near) ? 8 : (rotary) / 16)
+template <te_dtype T, int DIM, int ROTARY, int NEAR>
+TE_HOPPER_KERNEL_COUPLES(te_rope_many, te_rope_product, T, T == TE_f32 ? 0 : DIM >= 128 ? 16 : DIM / 8,
+                         TE__ROPE_APART(DIM, ROTARY, NEAR), TE__ROPE_CROSSED(DIM, ROTARY, NEAR),
+                         (te_rope_couple<T, DIM, ROTARY, NEAR>), T != TE_f32)
+TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int NEAR), te_rope_many, (T, DIM, ROTARY, NEAR),
+             te_rope_product)
+template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *te_rope_kernels(void) {
+    static te_product_kernels kernels = {
+        {(const void *)te_rope_many_if<T, DIM, ROTARY, NEAR>(), 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0},
+        TE_FEW_SIXTEEN, {0, 0, 0}, {0, 0, 0}};
+    return &kernels;
+}
+
+/* What a tile takes: heads that divide its 256 columns, and pairs that lie in 128 of them or can be crossed. */
+#define TE__ROPE_FITS(dim, rotary, near)                                                        \
+    ((rotary) > 0 && 256 % (dim) == 0 && (dim) % 16 == 0 && (rotary) % ((near) ? 8 : 16) == 0 \
+     && ((dim) <= 128 || (near) || (rotary) <= 128 || (rotary) == 256))
+/* fits: whether there is the kernel. Cosines and sines take the place of the product. */
+#define TE__ROPE_SHAPE_fixed(name, model, dtype, turn)                                                               \
+    enum {                                                                                                           \
+        name##_fits = !name##_in_fp8 && (int)TE_##dtype != (int)TE_f32                                               \
+            && (int)TE_DTYPE_IN(model, turn) == (int)TE_##dtype && (int)TE_DTYPE_OUT(model, turn) == (int)TE_##dtype \
+            && (int)TE_WIDTH_IN(model, turn) >= 2 * TE__ROTARY(turn)                                                 \
+            && TE__ROPE_FITS(TE_ARG3(turn, 0), TE__ROTARY(turn), TE__INTERLEAVED(turn))                              \
+    };
+/* For the linear and its bias by themselves: a kernel for few rows, and for many where none takes the rope along. */
+#define TE__ROPE_BIAS_fixed(name, dtype)                                                                             \
+    TE__PRODUCT_EPILOGUE(name, dtype)                                                                                \
+    TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_fits, name##_is_product, 0, 0, 0)
+#define TE__ROPE_BIAS_fixed_fp8 TE_PRODUCT_FP8
+#define TE__ROPE_PRODUCT_fixed(name, dtype, turn)                                                                    \
+    TE_KERNEL(name##_turns, TE_ROPE_THREADS, te_rope_args,                                                           \
+              te_turn_rows(te_args, te_at, TE__ROTARY(turn), !TE__ROPE_IS(turn, none)))                              \
+    TE_API te_product_kernels *name##_whole(void) {                                                                  \
+        return te_rope_kernels<name##_fits ? TE_##dtype : TE_f32, TE_ARG3(turn, 0), TE__ROTARY(turn),                \
+                               TE__INTERLEAVED(turn)>();                                                             \
+    }
+
+/* The product, with cosines and sines from memory that it would take by itself. */
+TE_API te_status te__linear_rope_whole(te_run *r, const te_step *first, const te__rope_kernels *kernels, int turn,
+                                       te_gemm *g, te_value y) {
+    const te_op *linear = &r->plan->op[first->op[0]];
+    te_rope_product p;
+    te_rope_args a;
+    te_value room, turns;
+    memset(&p, 0, sizeof p);
+    TE_TRY(te__linear_operands(g, r, first->op[0]));
+    for (int j = 0; j < first->count; j++) /* as many as the two steps take: the number of rows decides which it is */
+        TE_TRY(te_acquire(r, &room, linear->out_rows, linear->out, linear->out_dtype));
+    turns = y, turns.p = room.p;
+    te__rope_fill(&a, r, turn, turns);
+    p.bias = first->count > 1 ? r->param[first->op[1]]->data : 0;
+    p.y = y.p, p.turns = (const float *)room.p, p.turned = kernels->turned;
+    if (!r->dry) {
+        TE_TRY(kernels->turns(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_TURN_ROWS), 1), &a));
+        TE_TRY(te__hopper_run(kernels->whole->many.kernel, &p, sizeof p, &p.many, g, r->ctx));
+    }
+    te_set_now(r, y);
+    return TE_OK;
+}
+#else
+#define TE__ROPE_SHAPE_fixed TE__ROPE_SHAPE_dims
+#define TE__ROPE_BIAS_fixed TE_NO_PRODUCT
+#define TE__ROPE_BIAS_fixed_fp8 TE_NO_PRODUCT
+#define TE__ROPE_PRODUCT_fixed TE__ROPE_PRODUCT_dims
+TE_API te_status te__linear_rope_whole(te_run *r, const te_step *first, const te__rope_kernels *kernels, int turn,
+                                       te_gemm *g, te_value y) {
+    return (void)r, (void)first, (void)kernels, (void)turn, (void)g, (void)y, TE_OK;
+}
+#endif
+#define TE__ROPE_SHAPE_fixed_fp8 TE__ROPE_SHAPE_fixed
+#define TE__ROPE_SHAPE_fixed_tiled TE__ROPE_SHAPE_fixed
+#define TE__ROPE_BIAS_fixed_tiled TE__ROPE_BIAS_fixed_fp8
+#define TE__ROPE_PRODUCT_fixed_tiled TE__ROPE_PRODUCT_fixed_fp8
+#define TE__ROPE_SHAPE_dims_fp8 TE__ROPE_SHAPE_dims
+#define TE__ROPE_SHAPE_dims(name, model, dtype, turn) enum { name##_fits = 0 };
+#define TE__ROPE_BIAS_dims TE_NO_PRODUCT
+#define TE__ROPE_BIAS_dims_fp8 TE_NO_PRODUCT
+#define TE__ROPE_PRODUCT_fixed_fp8 TE__ROPE_PRODUCT_fixed
+#define TE__ROPE_PRODUCT_dims_fp8 TE__ROPE_PRODUCT_dims
+#define TE__ROPE_PRODUCT_dims(name, dtype, turn)                                               \
+    TE_API te_status name##_turns_launch(te_context *ctx, te_grid grid, const te_rope_args *a) \
+        { return (void)ctx, (void)grid, (void)a, TE_OK; }                                      \
+    TE_API te_product_kernels *name##_whole(void) { return 0; }
+
+/* ---- the step ---------------------------------------------------------------------------------------------------- */
+
+TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const te__rope_kernels *kernels) {
+    const int turn = s->op[s->count - 1];
+    te_gemm g = te__linear_product(r, s->op[0]);
+    te_gemm_ranks ranks;
+    te_step first = *s;
+    te_value y;
+    first.count--;
+    TE_TRY(te_output(&y, r, s, turn));
+    if (!te_is_in_fp8(r, s->op[0]) && te_gemm_is_own_row(kernels->whole, &g, r->ctx)) {
+        TE_TRY(te__late_rows(&g, &ranks, r, kernels->whole, r->now.block < 0));
+        return te__linear_rope_whole(r, &first, kernels, turn, &g, y);
+    }
+    TE_TRY(te__linear_forward(r, &first, &kernels->linear));
+    return te__rope_to(r, turn, y, kernels->turn);
+}
+
+/* ---- the row ----------------------------------------------------------------------------------------------------- */
+
+#define TE__LINEAR_ROPE(name, widths, model, dtype, pass, ...)                                                        \
+    TE_ROW_PICK(__VA_ARGS__, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, \
+        TE__LINEAR_BIAS_ROPE, TE__LINEAR_ROPE_ALONE, ~)(name, widths, model, dtype, pass, __VA_ARGS__)
+#define TE__LONG_ROPE(name, ...) \
+    static_assert(0, "te: " #name ": between a linear and a rope of one row stands a bias or nothing");
+#define TE__LINEAR_ROPE_ALONE(name, widths, model, dtype, pass, turn)    \
+    TE__ROPE_SHAPE_##widths(name, model, dtype, turn)                    \
+    TE__ROPE_ROW(name, widths, model, dtype, turn, 0, te_no_shape(), 0)
+#define TE__LINEAR_BIAS_ROPE(name, widths, model, dtype, pass, op, turn)                                \
+    static_assert((TE_FLAGS(op) & TE_EPILOGUE_OF_BIAS) != 0,                                            \
+                  "te: " #name ": between a linear and a rope of one row stands a bias or nothing");    \
+    TE_CHAIN(name, widths, model, dtype, pass, op)                                                      \
+    TE__ROPE_SHAPE_##widths(name, model, dtype, turn)                                                   \
+    TE__ROPE_BIAS_##widths(name, dtype)                                                                 \
+    TE__ROPE_ROW(name, widths, model, dtype, turn, name##_launch, name##_shape(te_chain_half(r, s, 1)), \
+                 name##_kernels())
+/* launch, shape, product: te__linear_kernels. */
+#define TE__ROPE_ROW(name, widths, model, dtype, turn, launch, shape, product)                                     \
+    TE_OWN_rope_forward(name##_turn, model, dtype, turn)                                                           \
+    TE__ROPE_PRODUCT_##widths(name, dtype, turn)                                                                   \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
+        const te__rope_kernels kernels = {{launch, shape, product, TE_BARE_OF(name, dtype, forward)}, \
+                                          name##_turn_launch, name##_turns_launch, name##_whole(),                 \
+                                          ((int)(TE_ARG1(turn, 0)) + (int)(TE_ARG2(turn, 0))) *                   \
+                                              (int)(TE_ARG3(turn, 0))};                                           \
+        return te__linear_rope(r, s, &kernels);                                                                    \
+    }
+
+#endif

@@ -1,0 +1,320 @@
+/* executor.h -- a call of a model: its arguments are checked, and its plan is walked twice.
+ *
+ * The first walk, dry, launches nothing: it checks, and finds how much workspace the second one takes. So a call that
+ * is refused has changed nothing, and <model>_workspace_bytes() cannot disagree with what a call needs.
+ */
+#ifndef TE_EXECUTOR_H
+#define TE_EXECUTOR_H
+
+#include "storage.h" /* te_run, te__edge_named */
+#include "executor_begin.h" /* te__begin */
+#include "call_checks.h" /* te__check_batch, te__check_tensor */
+#include "gradients.h" /* te_sum_now */
+#include "alias_check.h" /* te__check_overlap */
+#include "recompute_regions.h" /* te__span_enter */
+
+/* executor.h -- what a backward has to compute: the gradients of parameters that train, of x and of extra inputs where
+ * they are wanted. It goes through the list from the end as far as the last op that has one of these, and no further.
+ */
+
+/* Whether op i hands a gradient to the caller, who wants it: of what an extra input brought. */
+TE_API int te__gives_edge(const te_run *r, int i) {
+    const te_op *op = &r->plan->op[i];
+    if (op->edge < 0 || !(r->plan->op[op->edge].flags & TE_IS_INPUT)) return 0;
+    const te_edge *e = te__edge_named(r, r->plan->op[op->edge].name);
+    return e && e->grad.data;
+}
+/* te_run.reach of a backward of which dx is wanted or not. A loss that forward has left to it is computed by the
+ * last op. Where there is nothing to compute it is the number of ops. */
+TE_API int te__reach_of(const te_run *r) {
+    const int count = r->plan->op_count;
+    if (r->dx.p) return TE_REACH_dx;
+    for (int i = 0; i < count; i++) {
+        for (int k = 0; k < r->plan->op[i].params; k++)
+            if (te_is_trained(&r->param[i][k])) return i;
+        if (te__gives_edge(r, i)) return i;
+    }
+    return r->loss_in_backward ? count - 1 : count;
+}
+/* Steps of the backward up to there. */
+TE_API int te__steps_to_reach(const te_run *r) {
+    const te_plan *p = r->plan;
+    int n = 0;
+    if (r->reach == p->op_count) return 0;
+    while (n < p->backward_count && !te_last_step(r, &p->backward[n])) n++;
+    return n + 1;
+}
+TE_API te_status te__check_reach(const te_run *r, const te_model *m) {
+    for (int i = 0; i < m->param_count && m->grads; i++) {
+        const te_param *p = &m->param[i];
+        TE_REQUIRE(p->grad || p->tied || p->frozen, r->ctx, TE_ERROR_STATE,
+                   "%s: %s.%s is no longer frozen, and has no memory for a gradient; call te_bind_trained_grads again",
+                   r->plan->name, p->op, p->field);
+    }
+    TE_REQUIRE(r->reach < r->plan->op_count || !m->param_count, r->ctx, TE_ERROR_STATE,
+               "%s: backward has nothing to compute: there is no dx, and %s", r->plan->name,
+               m->grads ? "all parameters are frozen" : "the instance was bound without gradients");
+    return TE_OK;
+}
+
+/* ---- the walk ---------------------------------------------------------------------------------------------------- */
+
+/* Take the random state, if no kernel has taken it along: before step `next` if that draws, and at the end (null). */
+TE_IF_USED TE_API te_status te__take(te_run *r, const te_step *next) {
+    int draws = !next;
+    for (int j = 0; next && j < next->count; j++) draws |= r->plan->op[next->op[j]].flags & TE_DRAWS;
+    if (!draws || !r->take.taken) return TE_OK;
+    TE_TRY(te_rng_take_launch(r->ctx, te_grid_of(1, 1), &r->take));
+    r->take.taken = 0;
+    return TE_OK;
+}
+
+TE_IF_USED TE_API te_status te__training_before(te_run *r, const te_step *step) {
+    TE_TRY(te__span_enter(r, step));
+    if (r->sum_count > TE_SUM_JOBS - TE_SUM_ROW) TE_TRY(te_sum_now(r)); /* room for what this step sums */
+    return te__take(r, step);
+}
+TE_API te_status te__training_after(te_run *r, const te_step *step) {
+    te__span_leave(r, step);
+    return te__tell_step(r, step);
+}
+TE_IF_USED TE_API te_status te__training_end(te_run *r) {
+    TE_TRY(te__take(r, 0));
+    return te_sum_now(r);
+}
+TE_IF_USED TE_API const te_training *te__training(void) {
+    static const te_training training = {te__training_before, te__training_after, te__training_end};
+    return &training;
+}
+
+TE_API te_status te__walk(te_run *r, const te_step *step, int count) {
+    const te_training *training = r->plan->training ? r->plan->training() : 0;
+    for (int i = 0; i < count; i++) {
+        if (training) TE_TRY(training->before(r, &step[i]));
+        r->ends[1] = r->now.p;
+        TE_TRY(step[i].run(r, &step[i]));
+        if (training) TE_TRY(training->after(r, &step[i]));
+        te__pool_sweep(&r->pool);
+    }
+    return training ? training->end(r) : TE_OK;
+}
+TE_API te_status te__walk_pass(te_run *r) {
+    const te_plan *p = r->plan;
+    if (r->pass == TE_BACKWARD) {
+        TE_TRY(te__walk(r, p->backward, te__steps_to_reach(r)));
+        return te__spans_close(r), TE_OK;
+    }
+    return r->pass == TE_INFER ? te__walk(r, p->infer, p->infer_count) : te__walk(r, p->forward, p->forward_count);
+}
+
+TE_API int te__draws(const te_plan *p) {
+    int draws = p->fp8 && p->fp8->rounding == TE_ROUNDING_stochastic;
+    for (int i = 0; i < p->op_count; i++) draws |= p->op[i].flags & TE_DRAWS;
+    return draws;
+}
+
+/* The walk leaves its last value where it was if the list's last op changes nothing (a fork; in backward a positions),
+ * and in another format where the last op has none of its own. */
+TE_API te_status te__deliver(te_run *r) {
+    const te_value to = r->pass == TE_BACKWARD ? r->dx : r->y;
+    if (!to.p || !r->now.p || r->now.p == to.p) return TE_OK;
+    return r->plan->convert(to.p, to.dtype, r->now.p, r->now.dtype, to.rows * to.cols, r->ctx);
+}
+
+/* The walk from its first value on. */
+TE_API te_status te__walk_from(te_run *r, te_value now) {
+    r->now = now, r->turned = te_no_value(), r->measured = r->unstored = 0;
+    r->pool.count = 0, r->pool.high = 0;
+    for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te_no_value();
+    return te__walk_pass(r);
+}
+/* The dry walk, with room for more rows than there are if the workspace does not suffice without. It was measured for
+ * some number of rows, and can be too small for fewer: what is sized for fewer rows may leave gaps in which pieces of
+ * other sizes do not fit (te__pool_take). With the room of that number they lie where they lay then. */
+enum { TE__MOST_ROOM = 8 }; /* times as many rows */
+TE_API te_status te__walk_dry(te_run *r, te_value now) {
+    const size_t there = r->ctx->workspace_bytes;
+    TE_TRY(te__walk_from(r, now));
+    const size_t needs = r->pool.high;
+    const int64_t first = te_room_rows(r);
+    for (r->room = first; r->pool.high > there && r->room < TE__MOST_ROOM * first;) {
+        r->room += TE_ROW_PAD;
+        TE_TRY(te__walk_from(r, now));
+    }
+    TE_REQUIRE(r->pool.high <= there, r->ctx, TE_ERROR_MEMORY,
+               "%s: %lld rows need %zu bytes of workspace, the context has %zu; te_context_reserve() makes it larger",
+               r->plan->name, (long long)r->tokens, needs, there);
+    return TE_OK;
+}
+/* Dry, then for real. A forward that draws takes the random state in between: a refused call does not move it on. */
+TE_API te_status te__walk_twice(te_run *r, te_value now, const te_model *m, const te_saved *saved) {
+    te_context *ctx = r->ctx;
+    r->ends[0] = now.p;
+    TE_TRY(te__walk_dry(r, now));
+    TE_REQUIRE(ctx->workspace || !r->pool.high, ctx, TE_ERROR_NULL, "%s: ctx.workspace is null, and has %zu bytes",
+               r->plan->name, ctx->workspace_bytes);
+    TE_REQUIRE((uintptr_t)ctx->workspace % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
+               "%s: the workspace must be aligned to %d bytes", r->plan->name, (int)TE_ALIGN);
+    TE_TRY(te__check_overlap(r, m, saved, r->pool.high));
+    if (r->saved) r->saved->plan = 0; /* not valid until the walk is through */
+    if (r->pass == TE_FORWARD && te__draws(r->plan)) r->take.taken = r->rng, r->take.state = ctx->rng;
+    r->dry = 0, r->pool.base = (char *)ctx->workspace;
+    te_enqueue_open(ctx);
+    te_status status = te__walk_from(r, now);
+    if (status == TE_OK) status = te__deliver(r);
+    return te_enqueue_close(ctx, status);
+}
+
+/* ---- the three passes ------------------------------------------------------------------------------------------ */
+
+TE_API void te__take_params(te_run *r, const te_model *m) {
+    te_param *p = m->param;
+    for (int i = 0; i < r->plan->op_count; i++) r->param[i] = p, p += r->plan->op[i].params;
+}
+TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const te_model *m, const te_batch *b,
+                            te_context *ctx) {
+    te__begin(r, plan, pass, (int64_t)b->batch * b->seq, b->sequences ? b->sequences : b->batch, ctx);
+    r->batch = b;
+    if (te__has_memory(plan)) r->memory = (int64_t)b->batch * b->memory_seq;
+    te__take_params(r, m);
+}
+
+/* The run of a forward or an inference with this batch, which is checked. */
+TE_API te_status te__begin_forward(te_run *r, te_tensor y, te_tensor x, const te_plan *plan, te_pass pass,
+                                   const te_model *m, const te_batch *b, te_context *ctx) {
+    TE_TRY(te__check_batch(plan, m, b, ctx));
+    te__begin_batch(r, plan, pass, m, b, ctx);
+    if (!te__from_tokens(plan)) TE_TRY(te__check_tensor(plan->name, "x", x, r->x, ctx));
+    TE_TRY(te__check_tensor(plan->name, "y", y, r->y, ctx));
+    r->x.p = te__from_tokens(plan) ? 0 : x.data, r->y.p = y.data;
+    return TE_OK;
+}
+/* y[rows, out] of x[rows, in]. What may overlap what: alias_check.h. */
+TE_API te_status te_plan_infer(te_tensor y, te_tensor x, const te_plan *plan, const te_model *m, const te_batch *b,
+                               te_context *ctx) {
+    te_run r;
+    TE_TRY(te__begin_forward(&r, y, x, plan, TE_INFER, m, b, ctx));
+    r.saved_bytes = te__lay_out(&r, 0);
+    return te__walk_twice(&r, r.x, m, 0);
+}
+/* The same, and what backward needs. `saved` null: inference. */
+TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, const te_plan *plan, const te_model *m,
+                                 const te_batch *b, te_context *ctx) {
+    te_run r;
+    if (!saved) return te_plan_infer(y, x, plan, m, b, ctx);
+    TE_TRY(te__begin_forward(&r, y, x, plan, TE_FORWARD, m, b, ctx));
+    TE_TRY(te__check_trains(plan, ctx));
+    TE_REQUIRE(saved->memory, ctx, TE_ERROR_NULL, "%s: saved.memory is null", plan->name);
+    TE_REQUIRE((uintptr_t)saved->memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
+               "%s: saved.memory must be aligned to %d bytes", plan->name, (int)TE_ALIGN);
+    r.saved = saved, r.saved_bytes = te__lay_out(&r, (char *)saved->memory);
+    TE_REQUIRE(r.saved_bytes <= saved->bytes, ctx, TE_ERROR_MEMORY,
+               "%s: %lld rows need %zu bytes of saved.memory, there are %zu", plan->name, (long long)r.tokens,
+               r.saved_bytes, saved->bytes);
+    TE_TRY(te__walk_twice(&r, r.x, m, saved));
+    saved->plan = plan, saved->batch = b->batch, saved->seq = b->seq, saved->position = b->position;
+    saved->sequences = b->sequences, saved->longest = b->longest, saved->cu_seqlens = b->cu_seqlens;
+    saved->memory_rows = r.memory;
+    saved->x = r.x.p, saved->y = r.y.p, saved->used = r.saved_bytes, saved->filled = saved->memory;
+    memcpy(saved->turned, r.turned_x, sizeof saved->turned);
+    saved->loss_in_backward = r.loss_in_backward;
+    return TE_OK;
+}
+
+/* The forward that `saved` is of had this batch and these dims. */
+TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *ctx) {
+    const te_plan *plan = r->plan;
+    const te_batch *b = r->batch;
+    TE_REQUIRE(saved, ctx, TE_ERROR_NULL, "%s: saved is null", plan->name);
+    TE_REQUIRE(saved->plan == plan, ctx, TE_ERROR_STATE, "%s: no forward has filled this te_saved", plan->name);
+    TE_REQUIRE(saved->memory == saved->filled, ctx, TE_ERROR_STATE,
+               "%s: saved.memory is another one than that the forward has filled", plan->name);
+    TE_REQUIRE(saved->batch == b->batch && saved->seq == b->seq && saved->position == b->position, ctx, TE_ERROR_SHAPE,
+               "%s: the forward had batch %d, seq %d and position %d, this batch has %d, %d and %d", plan->name,
+               saved->batch, saved->seq, saved->position, b->batch, b->seq, b->position);
+    TE_REQUIRE(saved->sequences == b->sequences && saved->longest == b->longest, ctx, TE_ERROR_SHAPE,
+               "%s: the forward had %d sequences of at most %d rows in cu_seqlens, this batch has %d of %d", plan->name,
+               saved->sequences, saved->longest, b->sequences, b->longest);
+    TE_REQUIRE(saved->cu_seqlens == b->cu_seqlens, ctx, TE_ERROR_VALUE,
+               "%s: the forward had its cu_seqlens at %p, this batch has them at %p", plan->name,
+               (const void *)saved->cu_seqlens, (const void *)b->cu_seqlens);
+    TE_REQUIRE(saved->memory_rows == r->memory, ctx, TE_ERROR_SHAPE,
+               "%s: the forward had %lld rows of memory, this batch has %lld", plan->name,
+               (long long)saved->memory_rows, (long long)r->memory);
+    r->x.p = (void *)(uintptr_t)saved->x, r->y.p = saved->y;
+    memcpy(r->turned_x, saved->turned, sizeof r->turned_x);
+    TE_REQUIRE(te__lay_out(r, (char *)saved->memory) == saved->used, ctx, TE_ERROR_STATE,
+               "%s: the dims have been set anew, or the recipe switched, since the forward", plan->name);
+    return TE_OK;
+}
+/* dx[rows, in] (te_none(): not wanted) and the gradients of the parameters that train (freeze.h), of dy[rows, out]. An
+ * instance that was bound without gradients gives dx alone. A list that ends in cross_entropy takes dy[rows, 1] in f32,
+ * or te_none() for batch.loss_scale in every row. */
+TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *saved, const te_plan *plan,
+                                  const te_model *m, const te_batch *b, te_context *ctx) {
+    te_run r;
+    TE_TRY(te__check_batch(plan, m, b, ctx));
+    TE_TRY(te__check_trains(plan, ctx));
+    te__begin_batch(&r, plan, TE_BACKWARD, m, b, ctx);
+    TE_TRY(te__check_saved(&r, saved, ctx));
+    if (!te__to_loss(plan) || dy.data) TE_TRY(te__check_tensor(plan->name, "dy", dy, r.y, ctx));
+    if (dx.data && !te__from_tokens(plan)) TE_TRY(te__check_tensor(plan->name, "dx", dx, r.x, ctx));
+    r.dx = r.x, r.dx.p = te__from_tokens(plan) ? 0 : dx.data;
+    r.dy = r.y, r.dy.p = dy.data;
+    r.saved_bytes = saved->used, r.loss_in_backward = saved->loss_in_backward;
+    r.reach = te__reach_of(&r);
+    TE_TRY(te__check_reach(&r, m));
+    if (m->watch && m->watch->armed) TE_TRY((r.watch = m->watch)->allows(m->watch, m, ctx));
+    return te__walk_twice(&r, r.dy, m, saved);
+}
+
+/* ---- sizes ------------------------------------------------------------------------------------------------------- */
+
+/* Rows that a call takes: batch times seq. */
+TE_API int te__can_rows(int64_t rows) { return rows >= 0 && rows <= INT32_MAX / 2; }
+TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use use, te_context *ctx) {
+    if (!plan || plan->takes_dims || !plan->training || !te__can_rows(rows)) return 0;
+    te_run r = te_run_to_size(plan, TE_FORWARD, rows, use, ctx);
+    return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
+}
+/* Bytes that te_saved.memory must have for this many rows, under the list's recipe if it has one; 0 where widths are
+ * not known yet, no call takes so many, or the list is for inference alone. Here and below: of a list with an (input,
+ * .., (rows, memory)) `rows` are the rows of the batch or those of the memory, whichever are more. */
+TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
+    return te__saved_bytes(plan, rows, TE_USE_on, 0);
+}
+/* The same for a rank of the context's tensor group, which keeps its own rows alone of what has no others. */
+TE_API size_t te_plan_saved_bytes_of_rank(const te_plan *plan, int64_t rows, te_context *ctx) {
+    return te__saved_bytes(plan, rows, TE_USE_on, ctx);
+}
+/* The same for forwards with the recipe switched off, or not yet on: all in the list's own format. */
+TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t rows) {
+    return te__saved_bytes(plan, rows, TE_USE_off, 0);
+}
+/* The same without it, for a rank of the context's tensor group. */
+TE_API size_t te_plan_saved_bytes_of_rank_without_recipe(const te_plan *plan, int64_t rows, te_context *ctx) {
+    return te__saved_bytes(plan, rows, TE_USE_off, ctx);
+}
+/* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most, with the recipe on or
+ * off, on the context's device; fewer rows run in it, too. 0, and the text of an error, if ctx was not created, m is
+ * not bound or no call takes so many. */
+TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, int64_t rows, te_context *ctx) {
+    size_t most = 0;
+    if (!plan || te_check_target(ctx, plan->name) != TE_OK) return 0;
+    if (te__check_dims(plan, ctx) != TE_OK || te__check_bound(plan, m, ctx) != TE_OK) return 0;
+    if (!te__can_rows(rows))
+        return te_fail(ctx, TE_ERROR_OVERFLOW, "%s: %lld rows", plan->name, (long long)rows), (size_t)0;
+    for (int i = 0; i < (plan->fp8 ? 3 * (int)TE_USE_common : 3); i++) {
+        const te_pass pass = (te_pass)(i % 3);
+        if (pass != TE_INFER && !plan->training) continue;
+        te_run r = te_run_to_size(plan, pass, rows, (te_recipe_use)(TE_USE_off + i / 3), ctx);
+        r.x.p = r.y.p = (void *)(uintptr_t)TE_ALIGN, r.dx = r.x, r.dy = r.y;
+        te__take_params(&r, m);
+        te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
+        r.now = pass == TE_BACKWARD ? r.dy : r.x;
+        if (te__walk_pass(&r) == TE_OK && r.pool.high > most) most = r.pool.high;
+    }
+    return most;
+}
+
+#endif

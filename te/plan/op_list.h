@@ -1,0 +1,298 @@
+/* op_list.h -- an op of a list is a tuple, and its family states facts about it: how the preprocessor reads both.
+ *
+ * Do this:
+ *     (attention, attn, 32, 8, 128, (scale, 0.1f), (causal, 0))    // kind, name, shapes by position, options by name
+ *     in any order
+ *     TE_ARG1(op, 0)               32: the first shape; 0 if the op has none
+ *     TE_OPTION(op, causal, 1)     0; 1 if the op does not say it. A constant
+ *     TE_IN(op)                    what TE_IN_<family>(op) says, or the default below
+ *
+ * A kind says #define TE_OP_<kind> (family, class). Its family may say these facts, each in parentheses:
+ *     TE_IN_<family>(op)                 the width that it takes                              (0): any
+ *     TE_OUT_<family>(op, in)            the width that it gives                              (in)
+ *     TE_ROWS_<family>(op, in)           the rows that it gives, a te_rows                    (in)
+ *     TE_GIVES_<family>(op)              the number format that it gives, a te_gives          (TE_GIVES_list)
+ *     TE_WANTS_<family>(op)              the one that it would read best, a te_gives          (TE_GIVES_list)
+ *     TE_FLAGS_<family>(op)              what backward needs of it and what the walk knows    (0)
+ *     TE_RECIPE_<family>(model, op)      the recipe of its product, a te_recipe               (TE_RECIPE_none)
+ *     TE_STATS_<family>(op)              f32 numbers a row that forward keeps for backward    (0)
+ *     TE_PARAMS_<family>(op, in, out)    ((weight, rows, cols, init), ...)                    no parameters
+ *     TE_OPTIONS_<family>(op)            (te_<family>_options, values of its members...)      no options
+ *     TE_CHECK_<family>(model, op)       (static_assert(..); ...)                             nothing to check
+ *     TE_EDGE_<family>(model, op)        (index, format) of the fork that it belongs to            (-1, the list's)
+ *     TE_SHARE_<family>(op, in)          what a rank of a group has of its output, a te_share   (in)
+ *     TE_SHARE_FITS_<family>(op, in)     whether it takes a value that ranks share so           see te/fuse/impl/list_checks.h
+ *     TE_RANKS_<family>(op)              ranks of a tensor group that share its vocabulary      (0): no more than one
+ *     TE_SHAPES_<family>(op)             how many shapes it has at most                       (12)
+ *     TE_TAKES_<family>_<option>         TE_INTEGER, TE_NUMBER or TE_TOKEN, for each option that it has
+ */
+#ifndef TE_OP_LIST_H
+#define TE_OP_LIST_H
+
+
+
+/* ---- tuples ---------------------------------------------------------------------------------------------------- */
+
+#define TE_STRIP(...)  __VA_ARGS__
+#define TE_UNWRAP(t)   TE_STRIP t
+#define TE_FIRST(...)  TE_FIRST_(__VA_ARGS__)
+#define TE_FIRST_(a, ...) a
+#define TE_SECOND(...) TE_SECOND_(__VA_ARGS__)
+#define TE_SECOND_(a, b, ...) b
+#define TE_THIRD(...)  TE_THIRD_(__VA_ARGS__)
+#define TE_THIRD_(a, b, c, ...) c
+#define TE_FOURTH(...) TE_FOURTH_(__VA_ARGS__)
+#define TE_FOURTH_(a, b, c, d, ...) d
+#define TE_FIFTH(...) TE_FIFTH_(__VA_ARGS__)
+#define TE_FIFTH_(a, b, c, d, e, ...) e
+#define TE_SIXTH(...) TE_SIXTH_(__VA_ARGS__)
+#define TE_SIXTH_(a, b, c, d, e, f, ...) f
+#define TE_REST(...)   TE_REST_(__VA_ARGS__)
+#define TE_REST_(a, ...) __VA_ARGS__
+#define TE_STRING(...)  TE_STRING_(__VA_ARGS__)
+#define TE_STRING_(...) #__VA_ARGS__
+#define TE_NOTHING(...)
+
+/* `mark` is a name that may be defined as a comma: `yes` if it is. */
+#define TE_IF_MARKED(mark, yes, no) TE_THIRD(mark, yes, no, ~)
+/* `yes` if x is in parentheses. */
+#define TE_IF_TUPLE(x, yes, no) TE_IF_MARKED(TE_COMMA x, TE_SECOND_X(yes), TE_SECOND_X(no))
+#define TE_COMMA(...) ,
+#define TE_SECOND_X(x) x
+/* x if it is in parentheses, else `otherwise`. */
+#define TE_TUPLE_OR(x, otherwise) TE_IF_TUPLE(x, x, otherwise)
+
+#define TE_JOIN1(l, a)                         TE_JOIN1_(l, a)
+#define TE_JOIN1_(l, a)                        l##a
+#define TE_JOIN2(l, a, b)                      TE_JOIN2_(l, a, b)
+#define TE_JOIN2_(l, a, b)                     l##a##_##b
+#define TE_JOIN3(l, a, b, c)                   TE_JOIN3_(l, a, b, c)
+#define TE_JOIN3_(l, a, b, c)                  l##a##_##b##_##c
+#define TE_JOIN4(l, a, b, c, d)                TE_JOIN4_(l, a, b, c, d)
+#define TE_JOIN4_(l, a, b, c, d)               l##a##_##b##_##c##_##d
+#define TE_JOIN5(l, a, b, c, d, e)             TE_JOIN5_(l, a, b, c, d, e)
+#define TE_JOIN5_(l, a, b, c, d, e)            l##a##_##b##_##c##_##d##_##e
+#define TE_JOIN6(l, a, b, c, d, e, f)          TE_JOIN6_(l, a, b, c, d, e, f)
+#define TE_JOIN6_(l, a, b, c, d, e, f)         l##a##_##b##_##c##_##d##_##e##_##f
+#define TE_JOIN7(l, a, b, c, d, e, f, g)       TE_JOIN7_(l, a, b, c, d, e, f, g)
+#define TE_JOIN7_(l, a, b, c, d, e, f, g)      l##a##_##b##_##c##_##d##_##e##_##f##_##g
+#define TE_JOIN8(l, a, b, c, d, e, f, g, h)    TE_JOIN8_(l, a, b, c, d, e, f, g, h)
+#define TE_JOIN8_(l, a, b, c, d, e, f, g, h)   l##a##_##b##_##c##_##d##_##e##_##f##_##g##_##h
+
+/* ---- an op, (kind, name, shapes..., options...) ------------------------------------------------------------------ */
+
+#define TE_KIND(op)      TE_FIRST(TE_STRIP op, ~)
+#define TE_NAME(op)      TE_SECOND(TE_STRIP op, ~, ~)
+#define TE_ARG1(op, d)   TE_THIRD(TE_STRIP op, d, ~)
+#define TE_ARG2(op, d)   TE_FOURTH(TE_STRIP op, d, d, ~)
+#define TE_ARG3(op, d)   TE_FIFTH(TE_STRIP op, d, d, d, ~)
+#define TE_ARG4(op, d)   TE_SIXTH(TE_STRIP op, d, d, d, d, ~)
+#define TE_KIND_INFO(op) TE_JOIN1(TE_OP_, TE_KIND(op))
+#define TE_FAMILY(op)    TE_FIRST(TE_UNWRAP(TE_KIND_INFO(op)), ~)
+#define TE_CLASS(op)     TE_SECOND(TE_UNWRAP(TE_KIND_INFO(op)), ~, ~)
+/* The fork that (add, x) or (add, name, x) reads. */
+#define TE_FORK_OF(op)   TE_ARG1(op, TE_NAME(op))
+/* How a message calls it. */
+#define TE_CALLED(op) "(" TE_STRING(TE_KIND(op)) ", " TE_STRING(TE_NAME(op)) ")"
+
+/* ---- options by name --------------------------------------------------------------------------------------------- */
+
+/* The names of options, once each; an op of one's own adds its names in the same way. */
+#define TE_SAME_eps_eps ,
+#define TE_SAME_causal_causal ,
+#define TE_SAME_scale_scale ,
+#define TE_SAME_softcap_softcap ,
+#define TE_SAME_dropout_dropout ,
+#define TE_SAME_varlen_varlen ,
+#define TE_SAME_alibi_alibi ,
+#define TE_SAME_sinks_sinks ,
+#define TE_SAME_fp8_fp8 ,
+#define TE_SAME_bias_bias ,
+#define TE_SAME_bias_queries_bias_queries ,
+#define TE_SAME_bias_keys_bias_keys ,
+#define TE_SAME_relative_bias_relative_bias ,
+#define TE_SAME_max_distance_max_distance ,
+#define TE_SAME_tied_tied ,
+#define TE_SAME_max_logit_max_logit ,
+#define TE_SAME_value_dim_value_dim ,
+#define TE_SAME_window_left_window_left ,
+#define TE_SAME_window_right_window_right ,
+#define TE_SAME_base_base ,
+#define TE_SAME_interleaved_interleaved ,
+#define TE_SAME_rotary_dim_rotary_dim ,
+#define TE_SAME_dtype_dtype ,
+#define TE_SAME_in_in ,
+#define TE_SAME_out_out ,
+#define TE_SAME_residual_residual ,
+#define TE_SAME_recipe_recipe ,
+#define TE_SAME_inputs_inputs ,
+#define TE_SAME_gradients_gradients ,
+#define TE_SAME_weights_weights ,
+#define TE_SAME_rounding_rounding ,
+#define TE_SAME_width_width ,
+#define TE_SAME_limit_limit ,
+#define TE_SAME_label_smoothing_label_smoothing ,
+#define TE_SAME_z_loss_z_loss ,
+#define TE_SAME_alpha_alpha ,
+#define TE_SAME_rows_rows ,
+#define TE_SAME_shard_shard ,
+#define TE_SAME_parts_parts ,
+#define TE_SAME_first_part_first_part ,
+#define TE_SAME_ranks_ranks ,
+
+/* Whether an argument is an option: a tuple of two, and nothing behind it; not 8, (H) or (A + B) * C. */
+#define TE_IF_OPTION(a, yes, no) TE_IF_MARKED(TE_LATE(TE_COMMA TE_EAT a ()), TE_IF_PAIR, TE_TAKE_NO)(a, yes, no)
+#define TE_LATE(...) __VA_ARGS__
+#define TE_EAT(...)
+#define TE_IF_PAIR(a, yes, no) TE_THIRD(TE_STRIP a, yes, no, ~)
+#define TE_TAKE_NO(a, yes, no) no
+
+#define TE_OPTION(op, name, otherwise) TE_OPTION_(name, otherwise, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~)
+#define TE_OPTION_(...) TE_OPTION__(__VA_ARGS__)
+#define TE_OPTION__(name, otherwise, kind, own, a, b, c, d, e, f, g, h, i, j, k, l, ...)                               \
+    TE_SECOND(~ TE_VALUE_IF(name, a) TE_VALUE_IF(name, b) TE_VALUE_IF(name, c) TE_VALUE_IF(name, d) TE_VALUE_IF(name,  \
+        e)                                                                                                             \
+              TE_VALUE_IF(name, f) TE_VALUE_IF(name, g) TE_VALUE_IF(name, h) TE_VALUE_IF(name, i) TE_VALUE_IF(name, j) \
+              TE_VALUE_IF(name, k) TE_VALUE_IF(name, l), otherwise, ~)
+#define TE_VALUE_IF(name, a) TE_IF_OPTION(a, TE_VALUE_IF_, TE_NOTHING)(name, a)
+#define TE_VALUE_IF_(name, a) TE_IF_MARKED(TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~)), TE_TAKE_VALUE, \
+    TE_NOTHING)(a)
+#define TE_TAKE_VALUE(a) , TE_SECOND(TE_STRIP a, ~)
+
+/* 1 if the op says the option, else 0. */
+#define TE_HAS_OPTION(op, name) TE_HAS_OPTION_(name, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~)
+#define TE_HAS_OPTION_(...) TE_HAS_OPTION__(__VA_ARGS__)
+#define TE_HAS_OPTION__(name, kind, own, a, b, c, d, e, f, g, h, i, j, k, l, ...)                                      \
+    (0 TE_ONE_IF(name, a) TE_ONE_IF(name, b) TE_ONE_IF(name, c) TE_ONE_IF(name, d) TE_ONE_IF(name, e)                  \
+         TE_ONE_IF(name, f) TE_ONE_IF(name, g) TE_ONE_IF(name, h) TE_ONE_IF(name, i) TE_ONE_IF(name, j)                \
+             TE_ONE_IF(name, k) TE_ONE_IF(name, l))
+#define TE_ONE_IF(name, a) TE_IF_OPTION(a, TE_ONE_IF_, TE_NOTHING)(name, a)
+#define TE_ONE_IF_(name, a) TE_IF_MARKED(TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~)), +1, )
+
+/* `yes` if the op says the option, whatever its value: 2, or a constant in parentheses. */
+#define TE_IF_HAS(op, name, yes, no) \
+    TE_IF_MARKED(TE_HAS_MARK(name, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~), yes, no)
+#define TE_HAS_MARK(...) TE_HAS_MARK_(__VA_ARGS__)
+#define TE_HAS_MARK_(name, kind, own, a, b, c, d, e, f, g, h, i, j, k, l, ...)                                         \
+    TE_MARK_IF(name, a) TE_MARK_IF(name, b) TE_MARK_IF(name, c) TE_MARK_IF(name, d) TE_MARK_IF(name, e)                \
+        TE_MARK_IF(name, f) TE_MARK_IF(name, g) TE_MARK_IF(name, h) TE_MARK_IF(name, i) TE_MARK_IF(name, j)            \
+            TE_MARK_IF(name, k) TE_MARK_IF(name, l)
+#define TE_MARK_IF(name, a) TE_IF_OPTION(a, TE_MARK_IF_, TE_NOTHING)(name, a)
+#define TE_MARK_IF_(name, a) TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~))
+
+/* static_asserts that name model, op and option, for each option that the op's family does not take, or not with such a
+ * value. as: the family. */
+#define TE_CHECK_OPTIONS(model, as, op) TE_CHECK_OPTIONS_(model, as, op, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, \
+    ~, ~, ~)
+#define TE_CHECK_OPTIONS_(...) TE_CHECK_OPTIONS__(__VA_ARGS__)
+#define TE_CHECK_OPTIONS__(m, as, op, kind, own, a, b, c, d, e, f, g, h, i, j, k, l, ...)                              \
+    static_assert(TE_COUNT_ARGS(TE_STRIP op) - 2 - (TE_IS_OPTION(a) + TE_IS_OPTION(b) + TE_IS_OPTION(c) +              \
+                      TE_IS_OPTION(d) + TE_IS_OPTION(e) + TE_IS_OPTION(f) + TE_IS_OPTION(g) + TE_IS_OPTION(h) +        \
+                      TE_IS_OPTION(i) + TE_IS_OPTION(j) + TE_IS_OPTION(k) + TE_IS_OPTION(l)) <= TE_SHAPES(as, op),     \
+                  "te: " TE_STRING(m) ": " TE_CALLED(op) " has more arguments than its kind takes");                  \
+    TE_KNOWN(m, as, op, a) TE_KNOWN(m, as, op, b) TE_KNOWN(m, as, op, c) TE_KNOWN(m, as, op, d) TE_KNOWN(m, as, op, e) \
+    TE_KNOWN(m, as, op, f) TE_KNOWN(m, as, op, g) TE_KNOWN(m, as, op, h) TE_KNOWN(m, as, op, i) TE_KNOWN(m, as, op, j) \
+    TE_KNOWN(m, as, op, k) TE_KNOWN(m, as, op, l)
+#define TE_IS_OPTION(a) TE_IF_OPTION(a, 1, 0)
+#define TE_COUNT_ARGS(...) TE_COUNT_ARGS_(__VA_ARGS__, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, ~)
+#define TE_COUNT_ARGS_(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, count, ...) count
+#define TE_SHAPES(as, op) TE_TUPLE_OR(TE_JOIN1(TE_SHAPES_, as)(op), 12)
+#define TE_KNOWN(m, as, op, a) TE_IF_OPTION(a, TE_KNOWN_, TE_NOTHING)(m, as, op, a)
+#define TE_KNOWN_(m, as, op, a)                                                                           \
+    TE_IF_TUPLE(TE_JOIN2(TE_TAKES_, as, TE_FIRST(TE_STRIP a, ~)), TE_TYPED, TE_UNKNOWN_OPTION)(m, as, op, \
+        TE_FIRST(TE_STRIP a, ~), TE_SECOND(TE_STRIP a, ~, ~))
+#define TE_UNKNOWN_OPTION(m, as, op, option, value) \
+    static_assert(0, "te: " TE_STRING(m) ": " TE_CALLED(op) " takes no option " TE_STRING(option));
+#define TE_TYPED(m, as, op, option, value) TE_TYPED_(TE_UNWRAP(TE_JOIN2(TE_TAKES_, as, option)), m, op, option, value)
+#define TE_TYPED_(...) TE_TYPED__(__VA_ARGS__)
+#define TE_TYPED__(type, m, op, option, value)                                                                  \
+    static_assert(TE_IS_##type(value), "te: " TE_STRING(m) ": " TE_CALLED(op) ": the option " TE_STRING(option) \
+        " takes " TE__ARTICLE_##type);                                                                          \
+    static_assert(TE_IF_MARKED(TE_JOIN2(TE_SAME_, option, option), 1, 0), "te: TE_TAKES_.. names the option "   \
+        TE_STRING(option) ", TE_SAME_" TE_STRING(option) "_" TE_STRING(option) " is missing (te/plan/op_list.h)");
+#define TE__ARTICLE_integer "an integer"
+#define TE__ARTICLE_number "a number"
+#define TE__ARTICLE_name "a name"
+#define TE_INTEGER (integer) /* of a constant expression */
+#define TE_NUMBER (number)   /* an integer or a float */
+#define TE_TOKEN (name)      /* f32, bf16, f16: where it is none of them the compiler names it */
+#define TE_IS_name(value) 1
+/* static_assert of constants that need not be integers, which C alone does not take. */
+#define TE_ASSERT_NUMBER(cond, text) \
+    __extension__ static_assert(__builtin_constant_p(cond) ? (cond) : 0, text)
+#ifdef __cplusplus
+template <class T> struct te__type_of { enum { is_integer = 0, is_number = 0 }; };
+template <> struct te__type_of<bool> { enum { is_integer = 1, is_number = 1 }; };
+template <> struct te__type_of<int> { enum { is_integer = 1, is_number = 1 }; };
+template <> struct te__type_of<float> { enum { is_integer = 0, is_number = 1 }; };
+template <> struct te__type_of<double> { enum { is_integer = 0, is_number = 1 }; };
+#define TE_IS_integer(value) (te__type_of<decltype((value) + 0)>::is_integer != 0)
+#define TE_IS_number(value) (te__type_of<decltype((value) + 0)>::is_number != 0)
+#else
+#define TE_IS_A(type, value) __builtin_types_compatible_p(__typeof__((value) + 0), type)
+#define TE_IS_integer(value) TE_IS_A(int, value)
+#define TE_IS_number(value) (TE_IS_A(int, value) || TE_IS_A(float, value) || TE_IS_A(double, value))
+#endif
+
+/* ---- facts, or their defaults ------------------------------------------------------------------------------------ */
+
+typedef enum te_gives {
+    TE_GIVES_list,     /* the list's own format */
+    TE_GIVES_same,     /* what it gets */
+    TE_GIVES_residual, /* that of the residual stream: the list's option `residual` */
+    TE_GIVES_f32
+} te_gives;
+
+#define TE_FACT(fact, op) TE_JOIN1(TE_##fact##_, TE_FAMILY(op))
+#define TE_IN(op)         TE_TUPLE_OR(TE_FACT(IN, op)(op), 0)
+#define TE_OUT(op, in)    TE_TUPLE_OR(TE_FACT(OUT, op)(op, in), in)
+#define TE_ROWS(op, in)   TE_TUPLE_OR(TE_FACT(ROWS, op)(op, in), in)
+#define TE_GIVES(op)      TE_TUPLE_OR(TE_FACT(GIVES, op)(op), TE_GIVES_list)
+#define TE_WANTS(op)      TE_TUPLE_OR(TE_FACT(WANTS, op)(op), TE_GIVES_list)
+#define TE_FLAGS(op)      TE_TUPLE_OR(TE_FACT(FLAGS, op)(op), 0)
+#define TE_STATS(op)      TE_TUPLE_OR(TE_FACT(STATS, op)(op), 0)
+#define TE_PARAMS(op, in, out) TE_TUPLE_OR(TE_FACT(PARAMS, op)(op, in, out), ((end, ~)))
+#define TE_CHECK(model, op)    TE_UNWRAP(TE_TUPLE_OR(TE_FACT(CHECK, op)(model, op), ()))
+#define TE_PARTS(op)           TE_TUPLE_OR(TE_FACT(PARTS, op)(op), 1)
+#define TE_FIRST_PART(op)      TE_TUPLE_OR(TE_FACT(FIRST_PART, op)(op), 1)
+#define TE_RANKS(op)           TE_TUPLE_OR(TE_FACT(RANKS, op)(op), 0)
+#define TE_OPTIONS(op)         TE_TUPLE_OR(TE_FACT(OPTIONS, op)(op), (te_no_options, 0))
+
+#define TE_RECIPE(model, op)   TE_TUPLE_OR(TE_FACT(RECIPE, op)(model, op), TE_RECIPE_none)
+#define TE_EDGE(model, op)     TE_TUPLE_OR(TE_FACT(EDGE, op)(model, op), (-1, TE_JOIN2(, model, dtype)))
+
+/* A format or a recipe that an option may name; `otherwise` is a constant. */
+#define TE_DTYPE_OPTION(op, name, otherwise) TE_DTYPE_OPTION_(TE_OPTION(op, name, (otherwise)))
+#define TE_DTYPE_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_DTYPE_OF)(value)
+#define TE_DTYPE_OF(token) TE_JOIN1(TE_, token)
+#define TE_RECIPE_OPTION(op, otherwise) TE_RECIPE_OPTION_(TE_OPTION(op, recipe, (otherwise)))
+#define TE_RECIPE_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_RECIPE_NAMED)(value)
+#define TE_RECIPE_NAMED(token) TE_JOIN1(TE_RECIPE_, token)
+/* Whether forward keeps the inputs of products in FP8 that backward could make again: (inputs, kept) of a list. */
+enum { TE_INPUTS_again, TE_INPUTS_kept };
+#define TE_INPUTS_OPTION(op) TE_INPUTS_OPTION_(TE_OPTION(op, inputs, again))
+#define TE_INPUTS_OPTION_(token) TE_JOIN1(TE_INPUTS_, token)
+/* How the gradients of products in FP8 are rounded, a te_rounding: (rounding, stochastic) of a list. */
+#define TE_ROUNDING_OPTION(op) TE_ROUNDING_OPTION_(TE_OPTION(op, rounding, nearest))
+#define TE_ROUNDING_OPTION_(token) TE_JOIN1(TE_ROUNDING_, token)
+/* The rows that the option (rows, shard) of a list names, and the shard of a product. */
+#define TE_ROWS_OPTION(op) TE_ROWS_OPTION_(TE_OPTION(op, rows, tokens))
+#define TE_ROWS_OPTION_(token) TE_JOIN1(TE_ROWS_, token)
+#define TE_SHARD_OPTION(op) TE_SHARD_OPTION_(TE_OPTION(op, shard, none))
+#define TE_SHARD_OPTION_(token) TE_JOIN1(TE_SHARD_, token)
+
+/* Of an op with a vocabulary: (ranks, N), each rank of a tensor group of N has 1 / N of it. */
+#define TE_RANKS_OPTION(op) (TE_OPTION(op, ranks, 0))
+#define TE_OF_RANKS(op, all) ((all) / (TE_RANKS_OPTION(op) > 0 ? TE_RANKS_OPTION(op) : 1))
+#define TE_CHECK_RANKS(model, op)                                                                                     \
+    static_assert(!TE_HAS_OPTION(op, ranks) || (TE_RANKS_OPTION(op) > 0 && TE_ARG1(op, 1) > 0 &&                      \
+                      TE_ARG1(op, 1) % (TE_RANKS_OPTION(op) > 0 ? TE_RANKS_OPTION(op) : 1) == 0),                     \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op)                                                          \
+                      ": its vocabulary is no constant that (ranks, N) shares out evenly; round it up to one that is");
+
+typedef struct te_no_options { int none; } te_no_options;
+/* The struct of an op's options, and the constants in it. */
+#define TE_OPTIONS_TYPE(op) TE_FIRST(TE_UNWRAP(TE_OPTIONS(op)), ~)
+#define TE_OPTIONS_VALUES(op) {TE_REST(TE_UNWRAP(TE_OPTIONS(op)))}
+
+#endif

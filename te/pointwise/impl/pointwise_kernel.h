@@ -1,0 +1,100 @@
+/* pointwise_kernel.h -- the kernel of a chain: which rows a group of lanes takes, which of the bodies, and the partial sums.
+ */
+#ifndef TE_POINTWISE_KERNEL_H
+#define TE_POINTWISE_KERNEL_H
+
+#include "pointwise_norm.h" /* te_norm_forward */
+
+/* A block leaves its sums over rows: those of its groups, added up. */
+TE_FN void te_chain_leave_sums(const te_chain *c, const te_chain_shape k, te_lanes g, int group, int tile, int block,
+                               float *sums) {
+    const int size = 8 * k.chunks, formula = k.norm_options.code % 4;
+    TE_UNROLL for (int slot = 0; slot < TE_SUM_SLOTS; slot++) {
+        const int of_norm = slot >= TE_SUM_GAMMA && !k.sums_three, halves = of_norm ? 1 : k.sum_halves;
+        if (of_norm && (k.norm < 0 || formula > (slot == TE_SUM_GAMMA ? TE_NORM_rmsnorm : TE_NORM_layernorm))) continue;
+        if (!of_norm && (k.sums < 0 || slot >= (k.sums_three ? 3 : halves))) continue;
+        float *out = c->op[of_norm ? 0 : k.sums].sum[of_norm ? slot - TE_SUM_GAMMA : k.sums_three ? slot : 0];
+        te_groups_sum(sums + slot * size, size, g, k.groups);
+        if (group || !out) continue;
+        TE_UNROLL for (int i = 0; i < k.chunks; i++) {
+            const te_place at = te_place_of(k, block, tile + g.id + i * g.count, halves);
+            const int64_t to = te_index(at) + (slot == TE_SUM_SECOND_HALF && !k.sums_three ? k.half : 0);
+            if (at.col < k.half) te_store8(out, to, sums + slot * size + 8 * i, at.n, at.aligned, TE_f32);
+        }
+    }
+}
+
+/* The rows of a group of lanes, and where it works on them. sums: [TE_SUM_SLOTS][chunks][8]; rows: [5][chunks], what
+ * te_norm_registers points to; stash: k.stash bytes. */
+typedef struct te_chain_part {
+    int tile; /* the first vector of a row */
+    int64_t first, step;
+    float *sums;
+    te_vec8 *rows;
+    te_smem16 *stash;
+    uint32_t *most;
+} te_chain_part;
+typedef void (*te_chain_rows_fn)(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                                 te_lanes *g, const te_chain_part *p);
+TE_FN void te_chain_rows_beside(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                                te_lanes *g, const te_chain_part *p) {
+    te_map_body_beside(c, stages, store, k, *g, p->tile, p->first, p->step, p->sums, p->most);
+}
+TE_FN void te_chain_rows_apart(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                               te_lanes *g, const te_chain_part *p) {
+    te_map_body_apart(c, stages, store, k, *g, p->tile, p->first, p->step, p->sums, p->most);
+}
+TE_FN void te_chain_rows_scaled(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                                te_lanes *g, const te_chain_part *p) {
+    const int beside = te_map_is_beside(k);
+    if (k.scaled != TE_SCALING_NONE)
+        te_scaled_map_body(c, stages, store, k, g, p->tile, p->first, p->step, beside, p->rows, p->most);
+    else if (beside) te_chain_rows_beside(c, stages, store, k, g, p);
+    else te_chain_rows_apart(c, stages, store, k, g, p);
+}
+TE_FN void te_chain_rows_norm(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                              te_lanes *g, const te_chain_part *p) {
+    for (int64_t row = p->first; row < c->rows; row += p->step)
+        te_norm_forward(c, stages, store, k, row, g, p->rows, p->most, te_norm_row_load, te_norm_give, 0);
+}
+TE_FN void te_chain_rows_norm_scaled(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+                                     te_lanes *g, const te_chain_part *p) {
+    for (int64_t row = p->first; row < c->rows; row += p->step)
+        te_norm_forward(c, stages, store, k, row, g, p->rows, p->most, te_norm_row_load, te_norm_give_scaled, 0);
+}
+TE_FN void te_chain_rows_norm_backward(const te_chain *c, te_stages_fn stages, te_store_fn store,
+                                       const te_chain_shape k, te_lanes *g, const te_chain_part *p) {
+    te_vec8 *rows = p->rows;
+    const te_norm_registers m = {rows + 2 * k.chunks, rows + 3 * k.chunks, rows, rows + k.chunks,
+                                 rows + 4 * k.chunks, p->most, p->stash};
+    te_norm_backward_rows(c, stages, store, k, g, p->first, p->step, &m, p->sums);
+}
+/* The one of the chain `name`. Picked by constants, so that the compiler does not see the others: with all of them
+ * inlined first and thrown away then, half of the time to compile a chain went into those. */
+#define TE_CHAIN_ROWS_OF(name)                                                                          \
+    ((int)name##_scaled != (int)TE_SCALING_NONE                                                         \
+         ? (name##_norm < 0 ? te_chain_rows_scaled : te_chain_rows_norm_scaled)                         \
+     : name##_norm < 0 ? (TE_CUDA && name##_sums < 0 ? te_chain_rows_beside : te_chain_rows_apart)      \
+     : name##_is_backward ? te_chain_rows_norm_backward                                                 \
+                          : te_chain_rows_norm)
+
+TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, te_store_fn store,
+                         te_chain_rows_fn rows_of, const te_chain_shape k, float *sums, te_vec8 *rows,
+                         te_smem16 *stash) {
+    int group, one;
+    uint32_t most = 0;
+    te_lanes g = te_lanes_here(k.lanes, &group);
+    const int summing = k.sums >= 0 || (k.backward && k.norm >= 0), beside = te_map_is_beside(k);
+    const int tiles = te_chain_tiles(k), tile = b.x % tiles * k.chunks * k.lanes,
+              block = b.x / tiles; /* neighbours share a row */
+    const int64_t first = (int64_t)block * k.groups * (beside ? te_map_batch(k) : 1) + group;
+    const int64_t step = beside ? k.groups : (int64_t)(b.nx / tiles) * k.groups;
+    if (!k.backward && c->take.taken && b.x == 0 && group == 0 && g.id == 0) te_rng_take_body(&c->take);
+    if (summing) TE_UNROLL for (int i = 0; i < TE_SUM_SLOTS * 8 * k.chunks; i++) sums[i] = 0;
+    const te_chain_part part = {tile, first, step, sums, rows, stash, &most};
+    rows_of(c, stages, store, k, &g, &part);
+    if (summing) te_chain_leave_sums(c, k, g, group, tile, block, sums);
+    te_chain_leave_amax(c, k, b, te_lanes_here(k.lanes * k.groups, &one), most);
+}
+
+#endif
