@@ -190,7 +190,7 @@ static double bench_bytes(const te_plan *p, const te_step *s, te_pass pass, int6
     double bytes = (double)te_step_row_bytes(p, s, pass) * (double)rows;
     const te_op *last = &p->op[s->op[s->count - 1]];
     bool keeps = pass == TE_BACKWARD && s == &p->backward[p->backward_count - 1];
-    for (int i = 0; i < s->count; i++) keeps = keeps && (p->op[s->op[i]].flags & TE_KEEPS_GRAD);
+    for (int i = 0; i < s->count; i++) keeps = keeps && (p->op[s->op[i]].flags & TE_GRAD_UNCHANGED);
     if (keeps) bytes += (double)rows * last->in * (double)te_dtype_bytes(p->dtype); // dx, which else would stay where it is
     if (!strcmp(s->row, "embedding") && pass == TE_BACKWARD) bytes += (double)m->param[0].rows * (double)m->param[0].cols * 4; // cleared first
     return bytes;
@@ -301,7 +301,7 @@ static void bench_steps(const te_plan *plan, int batch, int seq, int only_pass, 
     const char *const titles[] = {"forward", "inference", "backward"};
     const auto one = [](te_run *r, const te_step *s) { // with its column sums, which a whole backward adds up at its end
         bench_check(s->run(r, s), s->kernels);
-        bench_check(te_sum_now(r), "sums");
+        bench_check(te_reduce_columns_now(r), "sums");
     };
     for (int pass = 0; pass < 3; pass++) {
         if (only_pass >= 0 && pass != only_pass) continue;

@@ -127,7 +127,7 @@ static double measure(const char *model, const char *pass, const char *step, con
 
 static double bytes_of(const te_plan *p, const te_step *s, te_pass pass, int64_t rows) {
     int keeps = pass == TE_BACKWARD && s == &p->backward[p->backward_count - 1];
-    for (int i = 0; i < s->count; i++) keeps = keeps && (p->op[s->op[i]].flags & TE_KEEPS_GRAD);
+    for (int i = 0; i < s->count; i++) keeps = keeps && (p->op[s->op[i]].flags & TE_GRAD_UNCHANGED);
     return (double)rows * ((double)te_step_row_bytes(p, s, pass) + (keeps ? p->in * 4.0 : 0)); /* dx, which else would stay where it is */
 }
 /* y = x w^T, or dx = dy w and dw = dy^T x, of the linear that the step begins with. */
@@ -153,7 +153,7 @@ static void bind(te_model *m, const te_plan *plan) {
 /* A step with its column sums, which a whole backward adds up at its end. */
 static void one(te_run *r, const te_step *step) {
     check(step->run(r, step), step->kernels);
-    check(te_sum_now(r), "sums");
+    check(te_reduce_columns_now(r), "sums");
 }
 typedef struct stepping { te_run scratch, *before; const te_step *step; int sets; } stepping;
 static void step_run(void *arg, int i) {

@@ -18,7 +18,7 @@ struct parameters {
     void add(const char *kind, int64_t rows, int64_t cols) {
         te_op o;
         memset(&o, 0, sizeof o);
-        o.kind = kind, o.name = kind, o.params = 1, o.op_class = rows > 1 && ops.size() > 1 ? TE_CLASS_gemm : TE_CLASS_own; // behind two tables
+        o.kind = kind, o.name = kind, o.params = 1, o.op_class = rows > 1 && ops.size() > 1 ? TE_CLASS_gemm : TE_CLASS_custom; // behind two tables
         o.param[0].field = "weight", o.param[0].rows = rows, o.param[0].cols = cols, o.param[0].init = TE_INIT_normal;
         ops.push_back(o);
     }

@@ -7,13 +7,13 @@
 
 TE_SEQUENTIAL(gpt_current, (bf16, (recipe, fp8_current)), GPT_4096)
 TE_SEQUENTIAL(gpt_delayed, (bf16, (recipe, fp8_delayed)), GPT_4096)
-TE_SEQUENTIAL(gpt_kept, (bf16, (recipe, fp8_delayed), (inputs, kept)), GPT_4096)
+TE_SEQUENTIAL(gpt_kept, (bf16, (recipe, fp8_delayed), (inputs, saved)), GPT_4096)
 TE_SEQUENTIAL(gpt_block, (bf16, (recipe, fp8_block)), GPT_4096)
 TE_SEQUENTIAL(gpt_row, (bf16, (recipe, fp8_row)), GPT_4096)
 TE_SEQUENTIAL(mlp_delayed, (bf16, (recipe, fp8_delayed)), MLP_PART(4096, 16384, 0.1f))
-TE_SEQUENTIAL(mlp_kept, (bf16, (recipe, fp8_delayed), (inputs, kept)), MLP_PART(4096, 16384, 0.1f))
+TE_SEQUENTIAL(mlp_kept, (bf16, (recipe, fp8_delayed), (inputs, saved)), MLP_PART(4096, 16384, 0.1f))
 TE_SEQUENTIAL(mlp_block, (bf16, (recipe, fp8_block)), MLP_PART(4096, 16384, 0.1f))
-TE_SEQUENTIAL(mlp_block_kept, (bf16, (recipe, fp8_block), (inputs, kept)), MLP_PART(4096, 16384, 0.1f))
+TE_SEQUENTIAL(mlp_block_kept, (bf16, (recipe, fp8_block), (inputs, saved)), MLP_PART(4096, 16384, 0.1f))
 
 // An operand [rows, k] of normal numbers; where its scales are not of a tensor, they are normal numbers, too.
 static const void *operand(te_gemm_fp8 *o, te_scaling scaling, te_dtype dtype, int64_t rows, int64_t k, uint32_t id) {
@@ -49,7 +49,7 @@ static void beside_products(const te_plan *plan, int batch, int seq) {
     c.make(1);
     std::vector<products> p;
     for (int i = 0; i < plan->op_count; i++)
-        if (plan->op[i].recipe != TE_RECIPE_none) p.emplace_back((int)c.rows, plan->op[i].in, plan->op[i].out, TE_IS_TILED(plan->op[i].recipe));
+        if (plan->op[i].recipe != TE_RECIPE_none) p.emplace_back((int)c.rows, plan->op[i].in, plan->op[i].out, TE_IS_BLOCKWISE(plan->op[i].recipe));
     for (const products &one : p) one.run(); // is tuned here
     bench_graph a([&](int) { c.forward(0), c.backward(0); }, 2), b([&](int) { for (const products &one : p) one.run(); }, 2);
     for (double us = 0; us < 3e5; us += 2 * ((double)a.us.back() + (double)b.us.back())) a.run(), b.run();

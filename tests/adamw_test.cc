@@ -449,7 +449,7 @@ TEST_CASE("Muon against double: matrices of all shapes, the rest by AdamW") {
     for (int kind = 0; kind < 4; kind++) {
         const te_dtype dtype = kind == 0 || kind == 3 ? TE_f32 : kind == 1 ? TE_bf16 : TE_f16;
         hand_model m(t, "m", dtype, list);
-        m.op[5].op_class = TE_CLASS_own, m.op.back().flags = TE_TO_LOSS; // so the head is the last matrix before the loss
+        m.op[5].op_class = TE_CLASS_custom, m.op.back().flags = TE_TO_LOSS; // so the head is the last matrix before the loss
         m.draw_data(random, 0.3f);
         te_adamw_config c = te_muon_defaults(0.02f);
         c.schedule = te_schedule_of(TE_SCHEDULE_linear, 0.02f, 2, 10, 0), c.max_norm = 3, c.weight_decay = 0.1f, c.rest = 0.5f;

@@ -167,10 +167,10 @@ template <te_dtype T, te_few_form FORM> void check_few(int64_t m, int64_t n, int
     g.a_fp8.scaling = of_x, g.b_fp8.scaling = of_w, g.a_fp8.dtype = g.b_fp8.dtype = TE_e4m3;
     g.a_fp8.inverse = (const float *)scales_x.data(), g.b_fp8.inverse = (const float *)scales_w.data();
     ctx->gemm_own = 2;
-    te_product_kernels *kernels = te_bare_kernels<T, 1, 0, FORM>();
+    te_product_kernels *kernels = te_plain_gemm_kernels<T, 1, 0, FORM>();
     if (processors) ctx->processors = processors;
     REQUIRE((m > TE_FEW_ROWS ? te__gemm_is_narrow(kernels, &g, ctx) : te__gemm_is_few(kernels, &g, ctx)));
-    REQUIRE(te_bare_run(kernels, &g, ctx) == TE_OK);
+    REQUIRE(te_plain_gemm_run(kernels, &g, ctx) == TE_OK);
     const double u = std::ldexp(1.0, -24);
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
@@ -187,7 +187,7 @@ template <te_dtype T, te_few_form FORM> void check_few(int64_t m, int64_t n, int
     check_within("d", d.read(T), should, off);
     const std::vector<uint8_t> bits = d.raw();
     d.poison();
-    REQUIRE(te_bare_run(kernels, &g, ctx) == TE_OK);
+    REQUIRE(te_plain_gemm_run(kernels, &g, ctx) == TE_OK);
     CHECK(d.raw() == bits);
 }
 } // namespace
@@ -368,19 +368,19 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
     te__take_params(&r, u.m.model());
     (void)te__lay_out(&r, (char *)b.memory.data());
     const auto kept = [&](int op, size_t cols, int scale) { // or made again, as backward does
-        const te_kept_fp8 k = te_kept_of(&r, op);
+        const te_saved_input k = te_saved_input_of(&r, op);
         const reference::vec of = read_at(u.ctx, k.inverse, TE_f32, 2);
         const size_t rows = (size_t)te__fp8_rows((int64_t)m);
         const int again = te_is_made_again(&r, op);
-        buffer room(u.ctx, (size_t)te_room_rows(&r) * cols + 2 * TE_ALIGN);
+        buffer room(u.ctx, (size_t)te_capacity_rows(&r) * cols + 2 * TE_ALIGN);
         void *at = k.x;
         CHECK((of[1] == scale_of(scale) && std::fabs(of[0] * of[1] - 1) < 1e-6));
         if (again) {
             r.pass = TE_BACKWARD, r.dry = 0, r.pool.count = 0, r.pool.high = 0, r.pool.base = (char *)room.data();
-            REQUIRE(te__fp8_again(&r, op, &at, 1) == TE_OK);
+            REQUIRE(te__fp8_recompute_input(&r, op, &at, 1) == TE_OK);
             r.pass = TE_FORWARD;
         }
-        if (!again && !te_keeps_turned(b.saved.turned, op)) return read_at(u.ctx, at, TE_e4m3, m * cols, of[0]);
+        if (!again && !te_saved_is_transposed(b.saved.turned, op)) return read_at(u.ctx, at, TE_e4m3, m * cols, of[0]);
         const reference::vec turned = read_at(u.ctx, at, TE_e4m3, rows * cols, of[0]);
         reference::vec x(m * cols);
         for (size_t j = 0; j < cols; j++)
@@ -389,7 +389,7 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
                 else REQUIRE(turned[j * rows + i] == 0);
         return x;
     };
-    if (u.ctx->capability == 900 && own && !te_is_made_again(&r, LINEAR_B)) CHECK(te_keeps_turned(b.saved.turned, LINEAR_B) == (!stored || m > 128)); // a cast and the product of many rows leave the transpose
+    if (u.ctx->capability == 900 && own && !te_is_made_again(&r, LINEAR_B)) CHECK(te_saved_is_transposed(b.saved.turned, LINEAR_B) == (!stored || m > 128)); // a cast and the product of many rows leave the transpose
     const reference::vec xa = kept(LINEAR_A, IN, a->x), xb = kept(LINEAR_B, MIDDLE, c->x), pre = read_at(u.ctx, r.act[BIAS_A], TE_bf16, m * MIDDLE);
     const reference::vec grads = u.m.grads.read(TE_f32);
     const auto grad = [&](int i) { return reference::vec(grads.begin() + (long)u.m.grad_at(i), grads.begin() + (long)(u.m.grad_at(i) + u.m.elements(i))); };

@@ -48,8 +48,8 @@ TEST_CASE("logits are never there but for a piece", "[linear_loss]") {
         const int64_t all = s.rows * s.vocabulary * 2;
         const te__logits_piece f = te__logits_of_forward(s.rows, s.vocabulary), b = te__logits_of_backward(s.rows, s.vocabulary, s.hidden, 2, 4);
         CAPTURE(s.rows, s.vocabulary, s.hidden, b.rows, b.columns);
-        CHECK(f.rows * f.columns * 2 * TE_LOSS_SHARE <= all);
-        CHECK((b.rows * b.columns * 2 + (b.columns < s.vocabulary ? b.rows * s.hidden * 4 : 0)) * TE_LOSS_SHARE <= all);
+        CHECK(f.rows * f.columns * 2 * TE_LOSS_FRACTION <= all);
+        CHECK((b.rows * b.columns * 2 + (b.columns < s.vocabulary ? b.rows * s.hidden * 4 : 0)) * TE_LOSS_FRACTION <= all);
         CHECK(te__logits_traffic(b, s.rows, s.vocabulary, s.hidden) <= te__logits_traffic(f, s.rows, s.vocabulary, s.hidden));
     }
     CHECK(wide_saved_bytes(4096) < (size_t)4096 * (37 * 8 + 64)); // the norm's x and y, and a few numbers a row

@@ -15,7 +15,7 @@ static void check_steps(const te_plan *p, const te_step *s, int count, bool infe
     std::vector<int> seen, want;
     for (int i = 0; i < count; i++) {
         CHECK(s[i].count >= 1);
-        CHECK(s[i].count <= TE_MAX_ROW);
+        CHECK(s[i].count <= TE_MAX_PATTERN);
         CHECK(s[i].run != nullptr);
         std::string row, kernels = std::string(p->name) + "_" + p->op[s[i].op[0]].name + "_";
         for (int j = 0; j < s[i].count; j++) seen.push_back(s[i].op[j]), row += std::string(j ? "_" : "") + p->op[s[i].op[j]].kind;

@@ -49,8 +49,8 @@ namespace {
 // A kernel of a list: ops of its row behind a product, and which is the norm.
 struct producer {
     const char *name;
-    te_chain_launch_fn launch;
-    te_chain_shape k;
+    te_pointwise_launch_fn launch;
+    te_pointwise_shape k;
     int count, norm;
 };
 #define OF(kernel, half, count, norm) {#kernel, kernel##_launch, kernel##_shape(half), count, norm}
@@ -78,7 +78,7 @@ struct stored {
           st(ctx, (size_t)te_scaling_count(TE_SCALING_TILES, cols, te_round_up(rows, 16)) * 4) {}
     bool operator==(const stored &o) const { return y.raw() == o.y.raw() && s.raw() == o.s.raw() && yt.raw() == o.yt.raw() && st.raw() == o.st.raw(); }
 };
-te_status cast(const stored &to, const buffer &from, te_chain_shape k, int64_t rows, int64_t cols, bool turned, te_context *ctx) {
+te_status cast(const stored &to, const buffer &from, te_pointwise_shape k, int64_t rows, int64_t cols, bool turned, te_context *ctx) {
     if (k.scaled == TE_SCALING_ROW) {
         te_quantize_rows q = te_quantize_rows_of(rows, cols);
         q.x = from.data(), q.y = to.y.data(), q.inverse = (float *)to.s.data();
@@ -96,7 +96,7 @@ void check(const producer &p, int64_t rows, bool finite) {
     context own;
     te_context *ctx = &own.c;
     source random(seed);
-    const te_chain_shape k = p.k;
+    const te_pointwise_shape k = p.k;
     const int64_t in = (int64_t)k.half * k.in_halves, out = (int64_t)k.half * k.out_halves, widest = 2 * k.half, tiles = te_fp8_blocks(rows);
     const size_t size = te_dtype_bytes(k.out), most = (size_t)(rows * widest);
     buffer x(ctx, (size_t)(rows * in) * size), edge(ctx, most * size), saved(ctx, most * size), weight(ctx, (size_t)widest * size), y(ctx, (size_t)(rows * out) * size);
@@ -108,7 +108,7 @@ void check(const producer &p, int64_t rows, bool finite) {
     te_run r;
     memset(&r, 0, sizeof r);
     r.ctx = ctx, r.pass = k.backward ? TE_BACKWARD : TE_FORWARD;
-    te_chain c;
+    te_pointwise c;
     memset(&c, 0, sizeof c);
     c.x = x.data(), c.rows = rows, c.half = k.half, c.y = y.data();
     for (int i = 0; i < p.count; i++) {
@@ -120,14 +120,14 @@ void check(const producer &p, int64_t rows, bool finite) {
         if (i == k.sums) s->sum[0] = (float *)sums.data();
     }
     if (k.norm < 0 && !k.backward) c.op[p.count - 1].edge = edge.data(); // an add's
-    const int blocks = te__chain_blocks(&r, rows, k);
-    const te_grid grid = te_grid_of((int64_t)(k.sums >= 0 ? te_min(blocks, 16) : blocks) * te_chain_tiles(k), 1);
+    const int blocks = te__pointwise_blocks(&r, rows, k);
+    const te_grid grid = te_grid_of((int64_t)(k.sums >= 0 ? te_min(blocks, 16) : blocks) * te_pointwise_tiles(k), 1);
     const bool turns = k.turns && k.scaled == TE_SCALING_TILES;
     for (const bool turned : {false, true}) {
         if (turned ? !turns : k.backward != 0) continue;
         REQUIRE(p.launch(ctx, grid, &c) == TE_OK);
         REQUIRE(cast(pair, y, k, rows, out, turned, ctx) == TE_OK);
-        te_chain f = c;
+        te_pointwise f = c;
         f.y = nullptr, f.scaled.y = fused.y.data(), f.scaled.inverse = (float *)fused.s.data(), f.scaled.rule = te_scale_rule_current();
         f.scaled.yt_cols = te_round_up(rows, 16), f.scaled.norm_x = k.norm > 0 ? side.data() : x.data();
         if (turned) f.scaled.tiles = 1, f.scaled.yt = fused.yt.data(), f.scaled.yt_inverse = (float *)fused.st.data();
@@ -194,7 +194,7 @@ void check_turned(const producer &p, int64_t rows, bool finite) {
     context own;
     te_context *ctx = &own.c;
     source random(seed);
-    const te_chain_shape k = p.k;
+    const te_pointwise_shape k = p.k;
     const int64_t in = (int64_t)k.half * k.in_halves, out = (int64_t)k.half * k.out_halves, n = (int64_t)k.half * k.sum_halves, tiles = te_fp8_blocks(rows);
     const size_t size = te_dtype_bytes(k.out), most = (size_t)(2 * rows * k.half);
     buffer x(ctx, (size_t)(rows * in) * size), saved(ctx, most * size), scale(ctx, 4), y(ctx, (size_t)(rows * out) * size);
@@ -206,7 +206,7 @@ void check_turned(const producer &p, int64_t rows, bool finite) {
     te_run r;
     memset(&r, 0, sizeof r);
     r.ctx = ctx, r.pass = TE_BACKWARD;
-    te_chain c;
+    te_pointwise c;
     memset(&c, 0, sizeof c);
     c.x = x.data(), c.rows = rows, c.half = k.half;
     for (int i = 0; i < p.count; i++) {
@@ -214,9 +214,9 @@ void check_turned(const producer &p, int64_t rows, bool finite) {
         s->saved = saved.data(), s->rng = ctx->rng, s->id = (uint32_t)i;
         if (i == k.sums) s->sum[0] = (float *)sums.data();
     }
-    te_chain f = c;
-    const int blocks = (int)te_min(te__chain_blocks(&r, rows, k), 16);
-    const te_grid grid = te_grid_of((int64_t)(k.sums >= 0 ? blocks : te__chain_blocks(&r, rows, k)) * te_chain_tiles(k), 1);
+    te_pointwise f = c;
+    const int blocks = (int)te_min(te__pointwise_blocks(&r, rows, k), 16);
+    const te_grid grid = te_grid_of((int64_t)(k.sums >= 0 ? blocks : te__pointwise_blocks(&r, rows, k)) * te_pointwise_tiles(k), 1);
     c.y = y.data(), c.fp8.y = pair.y.data(), c.fp8.scale = (const float *)scale.data(), c.fp8.amax = (float *)pair.amax.data();
     REQUIRE(p.launch(ctx, grid, &c) == TE_OK);
     te_quantize q = te_quantize_of(rows, out);

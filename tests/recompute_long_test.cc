@@ -34,7 +34,7 @@
 #define TWENTY(i) TEN(i##0), TEN(i##1)
 #define MODELS(name, how, dtype, ...) how(name, dtype, __VA_ARGS__)
 LISTS(MODELS)
-static_assert((int)list_of_96_op_count == 32 && (int)TE_MAX_SPANS == 32, "with 64 marks");
+static_assert((int)list_of_96_op_count == 32 && (int)TE_MAX_RECOMPUTE_REGIONS == 32, "with 64 marks");
 
 #define REF(name, ...) &name##_subject,
 static const subject *const lists[] = {LISTS(REF)};

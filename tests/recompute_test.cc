@@ -94,7 +94,7 @@ std::string rows_of(const te_step *s, int count) {
 std::string again(const te_plan *p, int k) {
     int from, to;
     const te_run sizes = te_run_to_size(p, TE_BACKWARD, 1, TE_USE_off, nullptr);
-    te__span_steps(&sizes, k, &from, &to);
+    te__recompute_steps(&sizes, k, &from, &to);
     return rows_of(p->forward + from, to - from);
 }
 std::string printed(const te_plan *p) {

@@ -25,8 +25,8 @@
 #include "rows_backward.h"
 
 // Each row of the X-list is a row of the fusion list; the case behind this says the same the other way round.
-#define IS_FUSED(row) static_assert(TE_IF_MARKED(TE_BACKWARD_##row, 1, 0), "TE_BACKWARD_ROWS lists " #row ", which is no row");
-TE_BACKWARD_ROWS(IS_FUSED)
+#define IS_FUSED(row) static_assert(TE_IF_MARKED(TE_BACKWARD_##row, 1, 0), "TE_BACKWARD_PATTERNS lists " #row ", which is no row");
+TE_BACKWARD_PATTERNS(IS_FUSED)
 
 TEST_CASE("every row of the backward fusion list, f32", "[rows]") {
     check_rows(&te_plan::backward, &te_plan::backward_count);

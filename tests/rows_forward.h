@@ -5,7 +5,7 @@
 //     ROW_DTYPE              f32, bf16, f16; stays defined
 //     ROW_IN, ROW_OUT        widths
 //     ROW_ALL                1: every activation and norm; 0: one of each
-// A row of TE_FORWARD_ROWS that has no ROW_OF_<row> here does not compile.
+// A row of TE_FORWARD_PATTERNS that has no ROW_OF_<row> here does not compile.
 #if !defined ROW_CASE || !defined ROW_SPACE || !defined ROW_DTYPE || !defined ROW_IN || !defined ROW_OUT || !defined ROW_ALL
 #error "rows_forward.h needs ROW_CASE, ROW_SPACE, ROW_DTYPE, ROW_IN, ROW_OUT, ROW_ALL"
 #endif
@@ -170,7 +170,7 @@
 #endif
 
 namespace ROW_SPACE {
-TE_FORWARD_ROWS(ROW_OF)
+TE_FORWARD_PATTERNS(ROW_OF)
 }
 
 #undef ROW_SPACE

@@ -18,8 +18,8 @@
 #include "rows_forward.h"
 
 // Each row of the X-list is a row of the fusion list; the case behind this says the same the other way round.
-#define IS_FUSED(row) static_assert(TE_IF_MARKED(TE_FORWARD_##row, 1, 0), "TE_FORWARD_ROWS lists " #row ", which is no row");
-TE_FORWARD_ROWS(IS_FUSED)
+#define IS_FUSED(row) static_assert(TE_IF_MARKED(TE_FORWARD_##row, 1, 0), "TE_FORWARD_PATTERNS lists " #row ", which is no row");
+TE_FORWARD_PATTERNS(IS_FUSED)
 
 #if !TE_CUDA
 // The text of the header itself.
@@ -44,8 +44,8 @@ static void check_listed(const std::string &prefix, const std::vector<std::strin
 }
 TEST_CASE("the X-lists name every row of the fusion lists", "[rows]") {
 #define ROW_NAME(row) #row,
-    check_listed("TE_FORWARD_", {TE_FORWARD_ROWS(ROW_NAME)});
-    check_listed("TE_BACKWARD_", {TE_BACKWARD_ROWS(ROW_NAME)});
+    check_listed("TE_FORWARD_", {TE_FORWARD_PATTERNS(ROW_NAME)});
+    check_listed("TE_BACKWARD_", {TE_BACKWARD_PATTERNS(ROW_NAME)});
 }
 #endif
 

@@ -547,7 +547,7 @@ std::vector<bytes> weights_of(te_model *m, const te_recipes &state, const buffer
     te__recipe_walk w = te__recipes_of(&m, 1);
     while (te__recipes_next(&w)) {
         found.push_back(part(w.param->fp8.data, te__recipe_weight_of(w.param, w.recipe).all));
-        if (TE_IS_BY_TENSOR(w.recipe)) found.push_back(part(state.scales.scale + w.param->fp8.weight, sizeof(float)));
+        if (TE_IS_TENSORWISE(w.recipe)) found.push_back(part(state.scales.scale + w.param->fp8.weight, sizeof(float)));
     }
     return found;
 }

@@ -78,7 +78,7 @@ void check_casts(under_recipe &u) {
         const reference::vec x = optimizer::numbers_at(u, (const float *)p->data, rows * cols);
         const std::vector<uint8_t> y = bytes_at(u, f->data, rows * cols), yt = bytes_at(u, f->transposed, rows * cols);
         // a scale for each `tall` by `wide` of them
-        const size_t tall = TE_IS_TILED(w.recipe) ? 128 : rows, wide = TE_IS_TILED(w.recipe) ? 128 : cols, across = (cols + wide - 1) / wide;
+        const size_t tall = TE_IS_BLOCKWISE(w.recipe) ? 128 : rows, wide = TE_IS_BLOCKWISE(w.recipe) ? 128 : cols, across = (cols + wide - 1) / wide;
         std::vector<float> largest((rows + tall - 1) / tall * across, 0);
         for (size_t i = 0; i < x.size(); i++) {
             float &most = largest[i / cols / tall * across + i % cols / wide];

@@ -10,7 +10,7 @@ GPT(delayed, bf16, (recipe, fp8_delayed))
 GPT(by_chance, bf16, (recipe, fp8_current), (rounding, stochastic))
 GPT(tiled, f16, (recipe, fp8_block))
 GPT(by_row, bf16, (recipe, fp8_row))
-MODEL(llama, (bf16, (recipe, fp8_delayed), (inputs, kept)), TE_LLAMA_BLOCK(b, 128, 256, 2, 1, 64, 500000.0f))
+MODEL(llama, (bf16, (recipe, fp8_delayed), (inputs, saved)), TE_LLAMA_BLOCK(b, 128, 256, 2, 1, 64, 500000.0f))
 MODEL(spans, bf16, (recompute, r), (rmsnorm, n, 64), (linear, up, 64, 512), (swiglu, s), (end_recompute, r), (linear, down, 256, 64))
 
 namespace {

@@ -84,7 +84,7 @@ typedef struct way {
 /* ---- which rows, and which part of a gradient, a rank has -------------------------------------------------------- */
 
 static int replicas(const way *w) { return te_data_group(w->ctx)->size; }
-static int sharers(const way *w) { return te__shares_rows(w->plan) ? te_tensor_group(w->ctx)->size : 1; }
+static int sharers(const way *w) { return te__has_sharded_rows(w->plan) ? te_tensor_group(w->ctx)->size : 1; }
 static int own_rows(const way *w) { return ROWS / replicas(w) / w->micro_batches / sharers(w); }
 static int first_row(const way *w, int micro_batch) {
     const int batches = te_data_group(w->ctx)->rank * w->micro_batches + micro_batch;
@@ -96,8 +96,8 @@ static te_tensor rows_of(const way *w, char *data, int micro_batch) {
 }
 /* Where element i of a parameter lies in the whole one. */
 static int64_t whole_index(const way *w, const te_param *p, int64_t i) {
-    const te_runs s = te_runs_of(p, te_tensor_group(w->ctx));
-    const te_run_place r = te_run_at(&s, te_run_with(&s, i));
+    const te_shard_layout s = te_shard_layout_of(p, te_tensor_group(w->ctx));
+    const te_shard_run r = te_shard_run_at(&s, te_shard_run_with(&s, i));
     return r.whole + i - r.at;
 }
 

@@ -42,31 +42,31 @@
 
 /* Rows that the kernel takes at a time: the group maps memory, and nobody needs the sum itself. 0: none. */
 TE_API int64_t te__all_reduce_in_row(const te_run *r, const te_step *s, te_value x, te_peer_row row,
-                                     te_chain_shape k) {
+                                     te_pointwise_shape k) {
     if (!row.launch || x.dtype != k.in || te_in_memory(r, s->op[0])) return 0;
     if (k.norm <= 0 || !k.aligned || k.in_halves != 1 || (uintptr_t)x.p % TE_WORDS) return 0;
     return te__peer_rows_at_once(r->tensor, x.rows, x.cols * (int64_t)te_dtype_bytes(x.dtype), 0);
 }
 TE_API te_status te__all_reduce_chain(te_run *r, const te_step *s, te_value x, te_value sum, te_peer_row row,
-                                      te_chain_shape k, int64_t at_once, int sent) {
+                                      te_pointwise_shape k, int64_t at_once, int sent) {
     te_peer_chain p;
     int work = 0;
     k.turns = 0; /* this is one kernel */
     memset(&p, 0, sizeof p);
     p.c.half = k.half, p.sent = sent;
-    TE_TRY(te__chain_forward(r, s, 1, 0, sum, k, &p.c, &work));
+    TE_TRY(te__pointwise_forward(r, s, 1, 0, sum, k, &p.c, &work));
     if (work) p.c.take = r->take, r->take.taken = 0;
     return work && !r->dry ? te__peer_rows_launch(&p, r, x, row, at_once) : TE_OK;
 }
 /* send: the kernels of a product that sends; null: there are none. */
-TE_API te_status te__all_reduce_row(te_run *r, const te_step *s, te_chain_launch_fn launch, te_peer_row row,
-                                    te_chain_shape k, te_product_kernels *send) {
+TE_API te_status te__all_reduce_row(te_run *r, const te_step *s, te_pointwise_launch_fn launch, te_peer_row row,
+                                    te_pointwise_shape k, te_product_kernels *send) {
     const int i = s->op[0];
     int sent = 0;
     const te_op *op = &r->plan->op[i];
     const te_value x = r->now;
     te_value sum = te_output_of(r, i);
-    if (r->again.yt || r->again.y) return te_chain_step_forward(r, s, 1, 0, te_no_value(), launch, k);
+    if (r->again.yt || r->again.y) return te_pointwise_step_forward(r, s, 1, 0, te_no_value(), launch, k);
     TE_REQUIRE(!r->batch || r->ctx->comm, r->ctx, TE_ERROR_STATE,
                "%s: (%s, %s) needs the ranks of a group; te_comm_create makes them", r->plan->name, op->kind, op->name);
     if (r->pass != TE_FORWARD || !te_in_memory(r, i) || !sum.p)
@@ -75,12 +75,12 @@ TE_API te_status te__all_reduce_row(te_run *r, const te_step *s, te_chain_launch
     if (r->late.kind == TE_LATE_product) TE_TRY(te__late_sent(&sent, r, send, at_once == x.rows));
     if (at_once) return te__all_reduce_chain(r, s, x, sum, row, k, at_once, sent);
     if (!r->dry) TE_TRY(te_group_all_reduce(r->tensor, sum.p, x.p, x.rows * x.cols, x.dtype, r->ctx));
-    return te_chain_step_forward(r, s, 1, 0, sum, launch, k);
+    return te_pointwise_step_forward(r, s, 1, 0, sum, launch, k);
 }
-#define TE_OWN_ROW_all_reduce_forward(name, model, dtype, op)                              \
+#define TE_CUSTOM_PATTERN_all_reduce_forward(name, model, dtype, op)                              \
     TE__NEEDS_COMM(model, op)                                                              \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                             \
-        const te_chain_shape k = name##_shape(te_chain_half(r, s, 1));                     \
+        const te_pointwise_shape k = name##_shape(te_pointwise_half(r, s, 1));                     \
         return te__all_reduce_row(r, s, name##_launch, name##_peer_row(), k, TE_SEND_KERNELS(dtype)); \
     }
 

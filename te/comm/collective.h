@@ -34,56 +34,56 @@
     static_assert(TE__HAS_COMM, "te: " TE_STRING(model) ": " TE_CALLED(op)                                      \
         " is a collective: compile with -DTE_COMM and link NCCL (nvcc) or MPI (other compilers, mpicc -show)");
 
-#define TE_OP_all_gather (all_gather, own)
+#define TE_OP_all_gather (all_gather, custom)
 #define TE_SHAPES_all_gather(op) (0)
-#define TE_GIVES_all_gather(op) (TE_GIVES_same)
+#define TE_PRODUCES_all_gather(op) (TE_PRODUCES_same)
 #define TE_FLAGS_all_gather(op) (TE_TAKES_PRODUCT)
 #define TE_ROWS_all_gather(op, in) (TE_ROWS_tokens)
-#define TE_SHARE_all_gather(op, in) (TE_SHARE_entered)
-#define TE_SHARE_FITS_all_gather(op, in) ((int)(in) == (int)TE_SHARE_same)
+#define TE_LAYOUT_all_gather(op, in) (TE_LAYOUT_partial_grad)
+#define TE_LAYOUT_FITS_all_gather(op, in) ((int)(in) == (int)TE_LAYOUT_replicated)
 #define TE_TAKES_DIMS_all_gather ,
 #define TE_CHECK_all_gather(model, op)                                                                          \
     (static_assert((int)TE_ROWS_IN(model, op) == (int)TE_ROWS_shard,                                            \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                   \
                        " needs the rows of a rank: those of a list with (rows, shard), or of a reduce_scatter");)
-#define TE_OWN_all_gather_forward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_all_gather)
-#define TE_OWN_all_gather_backward(name, model, dtype, op) \
+#define TE_CUSTOM_all_gather_forward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_all_gather)
+#define TE_CUSTOM_all_gather_backward(name, model, dtype, op) \
     TE__ADDING(name, model, op, TE_SCATTER_KERNELS(model, dtype, 0))
 
-#define TE_OP_reduce_scatter (reduce_scatter, own)
+#define TE_OP_reduce_scatter (reduce_scatter, custom)
 #define TE_SHAPES_reduce_scatter(op) (0)
-#define TE_GIVES_reduce_scatter(op) (TE_GIVES_same)
+#define TE_PRODUCES_reduce_scatter(op) (TE_PRODUCES_same)
 #define TE_FLAGS_reduce_scatter(op) (TE_TAKES_PRODUCT)
 #define TE_ROWS_reduce_scatter(op, in) (TE_ROWS_shard)
-#define TE_SHARE_reduce_scatter(op, in) (TE_SHARE_same)
-#define TE_SHARE_FITS_reduce_scatter(op, in) ((int)(in) == (int)TE_SHARE_sums)
+#define TE_LAYOUT_reduce_scatter(op, in) (TE_LAYOUT_replicated)
+#define TE_LAYOUT_FITS_reduce_scatter(op, in) ((int)(in) == (int)TE_LAYOUT_partial_sum)
 #define TE_TAKES_DIMS_reduce_scatter ,
 #define TE_CHECK_reduce_scatter(model, op)                                                                      \
     (static_assert((int)TE_ROWS_IN(model, op) == (int)TE_ROWS_tokens,                                           \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
-#define TE_OWN_reduce_scatter_forward(name, model, dtype, op) \
+#define TE_CUSTOM_reduce_scatter_forward(name, model, dtype, op) \
     TE__ADDING(name, model, op, TE_SCATTER_KERNELS(model, dtype, 1))
-#define TE_OWN_reduce_scatter_backward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_all_gather)
+#define TE_CUSTOM_reduce_scatter_backward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_all_gather)
 
-#define TE_OP_all_reduce (all_reduce, own)
+#define TE_OP_all_reduce (all_reduce, custom)
 #define TE_SHAPES_all_reduce(op) (0)
-#define TE_GIVES_all_reduce(op) (TE_GIVES_same)
-#define TE_FLAGS_all_reduce(op) (TE_KEEPS_GRAD | TE_HANDS_BACK | TE_TAKES_PRODUCT | TE_LEADS_CHAIN)
-#define TE_SHARE_all_reduce(op, in) (TE_SHARE_same)
-#define TE_SHARE_FITS_all_reduce(op, in) ((int)(in) == (int)TE_SHARE_sums)
+#define TE_PRODUCES_all_reduce(op) (TE_PRODUCES_same)
+#define TE_FLAGS_all_reduce(op) (TE_GRAD_UNCHANGED | TE_PASSES_GRAD | TE_TAKES_PRODUCT | TE_LEADS_POINTWISE)
+#define TE_LAYOUT_all_reduce(op, in) (TE_LAYOUT_replicated)
+#define TE_LAYOUT_FITS_all_reduce(op, in) ((int)(in) == (int)TE_LAYOUT_partial_sum)
 #define TE_TAKES_DIMS_all_reduce ,
-#define TE_OWN_all_reduce_forward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_all_reduce)
-#define TE_OWN_all_reduce_backward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, 0)
+#define TE_CUSTOM_all_reduce_forward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_all_reduce)
+#define TE_CUSTOM_all_reduce_backward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, 0)
 
-#define TE_OP_copy_to_group (copy_to_group, own)
+#define TE_OP_copy_to_group (copy_to_group, custom)
 #define TE_SHAPES_copy_to_group(op) (0)
-#define TE_GIVES_copy_to_group(op) (TE_GIVES_same)
-#define TE_FLAGS_copy_to_group(op) (TE_IS_FORK | TE_HANDS_ON) /* what it gives is what it gets, where that lies */
-#define TE_SHARE_copy_to_group(op, in) (TE_SHARE_entered)
-#define TE_SHARE_FITS_copy_to_group(op, in) ((int)(in) == (int)TE_SHARE_same)
+#define TE_PRODUCES_copy_to_group(op) (TE_PRODUCES_same)
+#define TE_FLAGS_copy_to_group(op) (TE_IS_FORK | TE_PASSES_VALUE) /* what it gives is what it gets, where that lies */
+#define TE_LAYOUT_copy_to_group(op, in) (TE_LAYOUT_partial_grad)
+#define TE_LAYOUT_FITS_copy_to_group(op, in) ((int)(in) == (int)TE_LAYOUT_replicated)
 #define TE_TAKES_DIMS_copy_to_group ,
-#define TE_OWN_copy_to_group_forward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, 0)
-#define TE_OWN_copy_to_group_backward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_all_reduce)
+#define TE_CUSTOM_copy_to_group_forward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, 0)
+#define TE_CUSTOM_copy_to_group_backward(name, model, dtype, op) TE__COLLECTIVE(name, model, op, te_group_all_reduce)
 
 #define TE__COLLECTIVE(name, model, op, call) \
     TE__NEEDS_COMM(model, op)                 \

@@ -14,12 +14,12 @@ TE_API te_status te__collective_begin(te_run *r, int i) {
     return TE_OK;
 }
 /* This rank's rows, x, and those of all, y, become FP8 for product i: x by a cast, where the kernel before has not
- * stored it so (te_gathered_for). Forward keeps y for backward. */
+ * stored it so (te_gathered_consumer). Forward keeps y for backward. */
 TE_API te_status te__gather_in_fp8(te_value *x, te_value *y, te_run *r, int i) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const int back = r->pass == TE_BACKWARD;
     const te_value rows = *x;
-    te_kept_fp8 kept = te_kept_of(r, i);
+    te_saved_input kept = te_saved_input_of(r, i);
     if (back) kept.x = 0, kept.inverse = 0;
     y->dtype = back ? r->plan->fp8->gradients : TE_e4m3;
     if (kept.x) *y = te_value_of(kept.x, y->dtype, y->rows, (int)y->cols);
@@ -29,10 +29,10 @@ TE_API te_status te__gather_in_fp8(te_value *x, te_value *y, te_run *r, int i) {
 }
 /* y becomes what is made of `now`. The elements that a rank has are the fewer of the two sides. */
 TE_API te_status te__collective_to(te_run *r, const te_step *s, te_value y, te_collective_fn call) {
-    const int gathers = call == te_group_all_gather, next = gathers ? te__gather_feeds(r, s) : -1;
+    const int gathers = call == te_group_all_gather, next = gathers ? te__gather_consumer(r, s) : -1;
     te_value x = r->now;
     if (next >= 0 && y.p) TE_TRY(te__gather_in_fp8(&x, &y, r, next));
-    if (gathers && te_leaves_rows(r, s)) {
+    if (gathers && te_defers_gather(r, s)) {
         if (!r->dry) TE_TRY(te_peers_check(r->tensor, r->ctx));
         te_set_late(r, TE_LATE_rows, x);
     } else if (y.p && x.p && !r->dry)

@@ -35,7 +35,7 @@ typedef struct te_peer_row {
 
 /* te_norm_row_load of the sum over the ranks: gamma and the residual are loaded before the first unit is waited for.
  * row_x: the row, gamma, the residual. */
-TE_FN void te_peer_row_load(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes g,
+TE_FN void te_peer_row_load(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row, te_lanes g,
                             te_vec8 *row_x, const void *source) {
     const te_peer_source *from = (const te_peer_source *)source;
     const te_peer_chain *p = from->p;
@@ -70,7 +70,7 @@ TE_FN void te_peer_row_load(const te_chain *c, te_stages_fn stages, const te_cha
 }
 /* Constants: gathers: there is a pitch, and `store` is te_peer_row_store; two_shot: so. */
 TE_FN void te_peer_row_body(const te_peer_chain *p, te_block b, te_stages_fn stages, te_store_fn store,
-                            te_norm_give_fn give, const te_chain_shape k, te_vec8 *rows, const int gathers,
+                            te_norm_store_fn give, const te_pointwise_shape k, te_vec8 *rows, const int gathers,
                             const int two_shot) {
     int group, one;
     te_lanes g = te_lanes_here(k.lanes, &group);
@@ -87,7 +87,7 @@ TE_FN void te_peer_row_body(const te_peer_chain *p, te_block b, te_stages_fn sta
         if (gathers && row > first) te__peer_row_receive(p, k, turn, row - step, g);
     }
     if (gathers && row > first) te__peer_row_receive(p, k, turn, row - step, g);
-    te_chain_leave_amax(&p->c, k, b, te_lanes_here(k.lanes * k.groups, &one), most.most);
+    te_pointwise_store_amax(&p->c, k, b, te_lanes_here(k.lanes * k.groups, &one), most.most);
     te__peer_done(&p->peers, b, turn, k.lanes * k.groups);
 }
 
@@ -130,7 +130,7 @@ TE_API te_status te__peer_rows_launch(te_peer_chain *p, te_run *r, te_value x, t
 /* name##_peer_row(): that of a chain with a norm whose width is a constant, made from the kernel for few rows, which
  * latency dominates as well. */
 #define TE__PEER_ROW_IN(widths, name, gathers, ...)                                                          \
-    TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__PEER_ROW_, widths), TE__NO_PEER_ROW)  \
+    TE_IF_MARKED(TE_EACH_OP(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__PEER_ROW_, widths), TE__NO_PEER_ROW)  \
     (name, gathers)
 #define TE__PEER_ROW_dims TE__NO_PEER_ROW
 #define TE__PEER_ROW_dims_fp8 TE__NO_PEER_ROW
@@ -140,11 +140,11 @@ TE_API te_status te__peer_rows_launch(te_peer_chain *p, te_run *r, te_value x, t
         return none;                            \
     }
 #if TE_CUDA
-#define TE__PEER_ROW_fixed(name, gathers) TE__PEER_ROW_OF(name, name##_quick, gathers)
-#define TE__PEER_ROW_fixed_tiled(name, gathers) TE__PEER_ROW_OF(name, name##_row_quick, gathers)
+#define TE__PEER_ROW_fixed(name, gathers) TE__PEER_ROW_OF(name, name##_low_latency, gathers)
+#define TE__PEER_ROW_fixed_training(name, gathers) TE__PEER_ROW_OF(name, name##_row_quick, gathers)
 #else
 #define TE__PEER_ROW_fixed(name, gathers) TE__PEER_ROW_OF(name, name, gathers)
-#define TE__PEER_ROW_fixed_tiled(name, gathers) TE__PEER_ROW_OF(name, name##_row, gathers)
+#define TE__PEER_ROW_fixed_training(name, gathers) TE__PEER_ROW_OF(name, name##_row, gathers)
 #endif
 #define TE__PEER_ROW_fixed_fp8 TE__PEER_ROW_fixed
 #define TE__PEER_ROW_OF(name, of, gathers) TE__PEER_ROW_##gathers(name, of)
@@ -156,7 +156,7 @@ TE_API te_status te__peer_rows_launch(te_peer_chain *p, te_run *r, te_value x, t
 #define TE__PEER_KERNEL_OF(kernel, name, of, gathers, two_shot)                                                \
     TE_FN void kernel##_body(const te_peer_chain *p, te_block b, of##_registers *r, of##_shared *s) {          \
         (void)s;                                                                                               \
-        te_peer_row_body(p, b, name##_stages, TE__PEER_STORE_##gathers(name), TE_NORM_GIVE_OF(name),           \
+        te_peer_row_body(p, b, name##_stages, TE__PEER_STORE_##gathers(name), TE_NORM_STORE_OF(name),           \
                          of##_shape(p->c.half), r->rows, gathers, two_shot);                                   \
     }                                                                                                          \
     TE_KERNEL_WITH(kernel, of##_threads, TE_PEER_RESIDENT(of##_threads), te_peer_chain, of##_registers,        \
@@ -167,7 +167,7 @@ TE_API te_status te__peer_rows_launch(te_peer_chain *p, te_run *r, te_value x, t
                                  TE_PEER_RESIDENT(of##_threads)};                                              \
         return row;                                                                                            \
     }
-#define TE__PEER_STORE_0(name) name##_fp8_wanted != 0 ? te_chain_store_fp8 : te_chain_store
+#define TE__PEER_STORE_0(name) name##_fp8_wanted != 0 ? te_pointwise_store_fp8 : te_pointwise_store
 #define TE__PEER_STORE_1(name) te_peer_row_store
 
 #endif

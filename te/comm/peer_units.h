@@ -4,11 +4,11 @@
 #ifndef TE_COMM_PEER_UNITS_H
 #define TE_COMM_PEER_UNITS_H
 
-#include "../pointwise/impl/pointwise_step.h" /* te_chain */
+#include "../pointwise/impl/pointwise_step.h" /* te_pointwise */
 #include "peers.h"             /* te_peer_args */
 
 typedef struct te_peer_chain {
-    te_chain c;          /* its x: null */
+    te_pointwise c;          /* its x: null */
     te_peer_args peers;  /* bytes: of the rows [first, end) that one rank sends another; its y: null */
     int64_t first, end, pitch;
     void *gathered;      /* [ranks * pitch, half]; null: there is no pitch */
@@ -32,18 +32,18 @@ TE_FN int te__peer_parts(te_dtype t) { return t == TE_f32 ? 2 : 1; }
 /* Where a row is added up for this rank: by itself or, two-shot, by the rank that it belongs to; and the row's first
  * unit of all that one rank sends another. */
 typedef struct te_peer_spot { int owner, unit; } te_peer_spot;
-TE_FN te_peer_spot te__peer_spot_of(const te_peer_chain *p, const te_chain_shape k, int64_t row, const int two_shot) {
+TE_FN te_peer_spot te__peer_spot_of(const te_peer_chain *p, const te_pointwise_shape k, int64_t row, const int two_shot) {
     const unsigned at = (unsigned)(row - p->first), ranks = (unsigned)p->peers.ranks;
     te_peer_spot s = {p->peers.rank, (int)at};
     if (two_shot) s.unit = (int)(at / ranks), s.owner = (int)(at % ranks);
     s.unit *= k.half / 8 * te__peer_parts(k.in);
     return s;
 }
-TE_FN int te__peer_unit(te_peer_spot s, const te_chain_shape k, int vector, int part) {
+TE_FN int te__peer_unit(te_peer_spot s, const te_pointwise_shape k, int vector, int part) {
     return s.unit + vector * te__peer_parts(k.in) + part;
 }
 /* And of what is gathered, or of sums: behind what all ranks send to be added up. */
-TE_FN int te__peer_behind(const te_peer_chain *p, te_peer_spot s, const te_chain_shape k, int vector, int part) {
+TE_FN int te__peer_behind(const te_peer_chain *p, te_peer_spot s, const te_pointwise_shape k, int vector, int part) {
     return p->peers.ranks * (int)(p->peers.bytes / TE_WORDS) + te__peer_unit(s, k, vector, part);
 }
 TE_FN void te__peer_words_of(te_words *w, const te_vec8 *v, int part) {
@@ -51,14 +51,14 @@ TE_FN void te__peer_words_of(te_words *w, const te_vec8 *v, int part) {
     te_words_mark(w);
 }
 /* This lane's vectors of row `row` of x. */
-TE_FN void te__peer_row_read(te_vec8 *row_x, const te_peer_chain *p, const te_chain_shape k, int64_t row, te_lanes g) {
+TE_FN void te__peer_row_read(te_vec8 *row_x, const te_peer_chain *p, const te_pointwise_shape k, int64_t row, te_lanes g) {
     TE_UNROLL for (int j = 0; j < k.chunks; j++) {
         const int vector = g.id + j * g.count;
         if (vector * 8 < k.half) te_vec8_load(&row_x[j], p->peers.x, row * k.half + vector * 8, 8, 1, k.in);
     }
 }
 /* And to rank `to`. */
-TE_FN void te__peer_row_to(const te_peer_chain *p, const te_chain_shape k, uint32_t turn, int to, te_peer_spot s,
+TE_FN void te__peer_row_to(const te_peer_chain *p, const te_pointwise_shape k, uint32_t turn, int to, te_peer_spot s,
                            const te_vec8 *row_x, te_lanes g) {
     const te_peer_args *a = &p->peers;
     TE_UNROLL for (int j = 0; j < k.chunks; j++) {
@@ -74,7 +74,7 @@ TE_FN void te__peer_row_to(const te_peer_chain *p, const te_chain_shape k, uint3
 }
 /* Send row `row` to who adds it up: with a pitch each other rank its own. The turn is on its way while x is loaded.
  * row_x: two rows. */
-TE_FN void te__peer_row_send(te_peer_source *from, const te_chain_shape k, int64_t row, te_lanes g, te_vec8 *row_x) {
+TE_FN void te__peer_row_send(te_peer_source *from, const te_pointwise_shape k, int64_t row, te_lanes g, te_vec8 *row_x) {
     const te_peer_chain *p = from->p;
     const te_peer_args *a = &p->peers;
     const te_peer_spot s = te__peer_spot_of(p, k, row, from->two_shot);
@@ -90,7 +90,7 @@ TE_FN void te__peer_row_send(te_peer_source *from, const te_chain_shape k, int64
     }
 }
 /* A unit of the sum over the ranks. It is added up here, and two-shot sent to the others, or comes from its owner. */
-TE_FN void te__peer_unit_sum(te_words *sum, const te_words *own, const te_peer_source *from, const te_chain_shape k,
+TE_FN void te__peer_unit_sum(te_words *sum, const te_words *own, const te_peer_source *from, const te_pointwise_shape k,
                              te_peer_spot s, int vector, int part) {
     const te_peer_chain *p = from->p;
     const te_peer_args *a = &p->peers;
@@ -105,15 +105,15 @@ TE_FN void te__peer_unit_sum(te_words *sum, const te_words *own, const te_peer_s
         te_words_send(te__peer_slot(a->at[te__peer_next(a, i)], a, from->turn, a->rank, units, behind), sum);
 }
 /* Where rank `from` stores eight bytes of what is gathered in FP8 into the memory `at`. */
-TE_FN char *te__peer_fp8_slot(char *at, const te_peer_chain *p, const te_chain_shape k, uint32_t turn, int from,
+TE_FN char *te__peer_fp8_slot(char *at, const te_peer_chain *p, const te_pointwise_shape k, uint32_t turn, int from,
                               int64_t row, int vector) {
     const int units = (int)(p->peers.bytes / TE_WORDS);
     return te__peer_slot(at, &p->peers, turn, from, units, p->peers.ranks * units) +
            8 * ((row - p->first) * (k.half / 8) + vector);
 }
-/* In FP8, by a scale that all ranks have: with the bits of te_chain_store_fp8. */
+/* In FP8, by a scale that all ranks have: with the bits of te_pointwise_store_fp8. */
 TE_FN void te__peer_row_store_fp8(const te_peer_chain *p, const float y[8], int64_t row, int vector,
-                                  const te_chain_shape k, te_peer_most *most) {
+                                  const te_pointwise_shape k, te_peer_most *most) {
     const te_peer_args *a = &p->peers;
     const float scale = *p->c.fp8.scale;
     te_vec8 e;
@@ -131,7 +131,7 @@ TE_FN void te__peer_row_store_fp8(const te_peer_chain *p, const float y[8], int6
     te_words_store8(p->gathered, (a->rank * p->pitch + row) * k.half + vector * 8, &w, 8, 1);
 }
 /* A te_store_fn: to this rank's rows of what is gathered, and to all others. */
-TE_FN void te_peer_row_store(const te_chain *c, const te_lane *l, const te_chain_shape k, uint32_t *state) {
+TE_FN void te_peer_row_store(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k, uint32_t *state) {
     const te_peer_chain *p = (const te_peer_chain *)(const void *)c; /* whose first member c is */
     const te_peer_args *a = &p->peers;
     te_peer_most *most = (te_peer_most *)(void *)state;
@@ -157,7 +157,7 @@ TE_FN void te_peer_row_store(const te_chain *c, const te_lane *l, const te_chain
     }
 }
 /* The same row of what each other rank gives. */
-TE_FN void te__peer_row_receive(const te_peer_chain *p, const te_chain_shape k, uint32_t turn, int64_t row,
+TE_FN void te__peer_row_receive(const te_peer_chain *p, const te_pointwise_shape k, uint32_t turn, int64_t row,
                                 te_lanes g) {
     const te_peer_args *a = &p->peers;
     const int units = (int)(a->bytes / TE_WORDS), fp8 = k.fp8 && p->c.fp8.y;

@@ -5,7 +5,7 @@
  *     TE_TRY(te_reduce_gradients(models, 2, &ctx));        // then clip and step, the same on all ranks
  *
  * Over the tensor group: the gradients of parameters that all ranks hold and of which each saw its own rows alone
- * (TE_ROWS_shard: norms, biases and embeddings under sequence parallelism) or its own columns (TE_PARAMS_OF_ALL: norms
+ * (TE_ROWS_shard: norms, biases and embeddings under sequence parallelism) or its own columns (TE_PARAMS_REPLICATED: norms
  * of heads). Over the data group: all gradients. They are sums, not means: a loss that is the mean over all tokens has
  * batch.loss_scale 1 / (the tokens of all replicas).
  * Frozen parameters (plan/freeze.h), the same on all ranks, are left out. While backward still runs: buckets.h.

@@ -11,7 +11,7 @@
 #ifndef TE_COMM_SCATTER_H
 #define TE_COMM_SCATTER_H
 
-#include "../linear/impl/linear_comm_overlap.h" /* te_leaves_product */
+#include "../linear/impl/linear_comm_overlap.h" /* te_defers_product */
 #include "../plan/impl/call_checks.h"        /* te_run, te_output, te_gradient */
 #include "peers.h"                /* te_peers_check */
 
@@ -95,7 +95,7 @@ template <te_dtype T, te_dtype A, int FORWARD> TE_API te_scatter_kernels *te_sca
     return &kernels;
 }
 #define TE_SCATTER_KERNELS(model, dtype, forward)                                                                    \
-    te_scatter_kernels_of<TE_##dtype, (te_dtype)(!TE_IS_BY_TENSOR(model##_recipe) ? (int)TE_##dtype                  \
+    te_scatter_kernels_of<TE_##dtype, (te_dtype)(!TE_IS_TENSORWISE(model##_recipe) ? (int)TE_##dtype                  \
                                                  : (forward)                      ? (int)TE_e4m3                     \
                                                                                   : (int)model##_gradients), forward>()
 

@@ -38,7 +38,7 @@
 
 /* Rows of this rank that the kernel takes: the group maps memory, and nobody needs the sum itself. 0: none. */
 TE_API int64_t te__scatter_in_row(const te_run *r, const te_step *s, te_value x, te_value y, te_peer_row row,
-                                  te_chain_shape k) {
+                                  te_pointwise_shape k) {
     if (!row.launch || x.dtype != k.in || y.dtype != k.in || k.out != k.in || te_in_memory(r, s->op[0])) return 0;
     if (k.norm <= 0 || !k.aligned || k.in_halves != 1 || k.out_halves != 1) return 0;
     if (((uintptr_t)x.p | (uintptr_t)y.p) % TE_WORDS) return 0;
@@ -48,7 +48,7 @@ TE_API int64_t te__scatter_in_row(const te_run *r, const te_step *s, te_value x,
 /* The row as one kernel. sum: of this rank's rows, for the chain that it is not; middle: the step without its ends; y:
  * what is gathered, or memory for it in FP8; next: the product that wants it so, -1: none. */
 TE_API te_status te__scatter_chain(te_run *r, const te_step *middle, te_value x, te_value sum, te_value y, int next,
-                                   te_peer_row row, te_chain_shape k) {
+                                   te_peer_row row, te_pointwise_shape k) {
     const int last = middle->op[middle->count - 1], kept = r->pass == TE_FORWARD && te_in_memory(r, last);
     const int block = y.block;
     te_peer_chain p;
@@ -56,12 +56,12 @@ TE_API te_status te__scatter_chain(te_run *r, const te_step *middle, te_value x,
     k.turns = 0; /* this is one kernel */
     memset(&p, 0, sizeof p);
     p.c.half = k.half;
-    TE_TRY(te__chain_forward(r, middle, 1, 0, sum, k, &p.c, &work));
+    TE_TRY(te__pointwise_forward(r, middle, 1, 0, sum, k, &p.c, &work));
     if (!kept) p.c.y = 0;
     p.c.take = r->take, r->take.taken = 0;
     if (next >= 0) {
-        void *const to = te_kept_of(r, next).x;
-        TE_TRY(te__chain_in_fp8(&y, r, &p.c, next, TE_ROWS_tokens, to ? to : y.p));
+        void *const to = te_saved_input_of(r, next).x;
+        TE_TRY(te__pointwise_store_fp8_operand(&y, r, &p.c, next, TE_ROWS_tokens, to ? to : y.p));
         y.block = to ? -1 : block;
     }
     p.pitch = p.c.rows, p.gathered = y.p;
@@ -69,8 +69,8 @@ TE_API te_status te__scatter_chain(te_run *r, const te_step *middle, te_value x,
     return r->dry ? TE_OK : te__peer_rows_launch(&p, r, x, row, p.c.rows);
 }
 /* kernels: those of the product before the row and the sum; null: there are none. */
-TE_API te_status te__scatter_row(te_run *r, const te_step *s, te_chain_launch_fn launch, te_peer_row row,
-                                 te_chain_shape k, te_scatter_kernels *kernels) {
+TE_API te_status te__scatter_row(te_run *r, const te_step *s, te_pointwise_launch_fn launch, te_peer_row row,
+                                 te_pointwise_shape k, te_scatter_kernels *kernels) {
     const int i = s->op[0], last = s->op[s->count - 1];
     const te_op *op = &r->plan->op[i];
     te_step middle = *s;
@@ -84,16 +84,16 @@ TE_API te_status te__scatter_row(te_run *r, const te_step *s, te_chain_launch_fn
     const te_value x = r->now;
     TE_TRY(te_output(&y, r, s, last));
     if (!takes && te__scatter_in_row(r, s, x, y, row, k))
-        return te__scatter_chain(r, &middle, x, sum, y, k.fp8 ? te__gather_feeds(r, s) : -1, row, k);
+        return te__scatter_chain(r, &middle, x, sum, y, k.fp8 ? te__gather_consumer(r, s) : -1, row, k);
     if (!takes && !r->dry)
         TE_TRY(te_group_reduce_scatter(r->tensor, sum.p, x.p, sum.rows * sum.cols, sum.dtype, r->ctx));
-    TE_TRY(te_chain_step_forward(r, &middle, 1, 0, sum, launch, k));
+    TE_TRY(te_pointwise_step_forward(r, &middle, 1, 0, sum, launch, k));
     return te__collective_to(r, s, y, te_group_all_gather);
 }
-#define TE_OWN_AROUND_reduce_scatter_all_gather_forward(name, model, dtype, op, last)                                 \
+#define TE_CUSTOM_AROUND_reduce_scatter_all_gather_forward(name, model, dtype, op, last)                                 \
     TE__NEEDS_COMM(model, op)                                                                                         \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                        \
-        const te_chain_shape k = name##_shape(te_chain_half(r, s, 1));                                                \
+        const te_pointwise_shape k = name##_shape(te_pointwise_half(r, s, 1));                                                \
         return te__scatter_row(r, s, name##_launch, name##_peer_row(), k, TE_SCATTER_KERNELS(model, dtype, 1));       \
     }
 

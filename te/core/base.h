@@ -75,7 +75,7 @@
 
 enum {
     TE_MAX_OPS = 96,  /* ops in a list */
-    TE_MAX_ROW = 8,   /* ops in a row of the fusion list */
+    TE_MAX_PATTERN = 8,   /* ops in a row of the fusion list */
     TE_ALIGN = 256,   /* bytes; parameters and buffers made by the library start at multiples of it */
     TE_ACCESS = 16,   /* bytes; the alignment asked of every pointer that a caller hands over */
     TE_ROW_PAD = 128, /* saved buffers are sized for rows rounded up to this, so that each stays aligned */

@@ -73,7 +73,7 @@
 #define TE_BACKWARD_rope_head_norm TE_FUSED
 
 /* X(row): the same rows; tests/rows_forward_test.cc fails where one is missing. */
-#define TE_FORWARD_ROWS(X)                                                                                  \
+#define TE_FORWARD_PATTERNS(X)                                                                                  \
     X(linear_bias) X(linear_act) X(linear_gated) X(linear_bias_act) X(linear_bias_gated) X(linear_add)      \
     X(linear_bias_add) X(linear_scale_add) X(linear_bias_dropout_add) X(linear_add_fork_norm)               \
     X(linear_bias_add_fork_norm) X(linear_bias_dropout_add_fork_norm) X(bias_act) X(bias_gated) X(bias_add) \
@@ -83,7 +83,7 @@
     X(linear_mul_param_add) X(linear_bias_mul_param_add) X(linear_bias_mul_param_add_fork_norm) \
     X(linear_softcap) X(linear_add_fork_dyt) X(linear_bias_add_fork_dyt) X(linear_rope) \
     X(linear_bias_rope) X(head_norm_rope)
-#define TE_BACKWARD_ROWS(X)                                                                                      \
+#define TE_BACKWARD_PATTERNS(X)                                                                                      \
     X(act_bias) X(gated_bias) X(dropout_bias) X(add_bias) X(add_dropout_bias) X(norm_fork) X(norm_fork_add_bias) \
     X(norm_fork_add_dropout) X(norm_fork_add_dropout_bias) X(linear_fork) X(linear_act_bias) X(linear_gated)     \
     X(linear_gated_bias) X(attention_bias) X(norm_fork_add_add_bias) X(mul_bias) X(norm_fork_add_mul_param)       \

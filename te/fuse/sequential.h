@@ -33,7 +33,7 @@
 #include "fusions.h" /* TE_FORWARD_<row>, TE_BACKWARD_<row> */
 #include "impl/kernels.h" /* TE__KERNELS */
 #include "impl/matcher.h" /* TE_PLAN, TE_LINKS */
-#include "impl/list_checks.h" /* TE_SPAN_CHECKS, TE_SPAN_TABLE */
+#include "impl/list_checks.h" /* TE_RECOMPUTE_CHECKS, TE_RECOMPUTE_TABLE */
 
 #define TE_SEQUENTIAL(name, dtype, ...) TE_SEQUENTIAL_WITH(TE_FORWARD_, TE_BACKWARD_, name, dtype, __VA_ARGS__)
 /* The same with fusion lists of one's own: the prefixes of the rows. TE_UNFUSED_ has none, so each op is a step. */
@@ -134,19 +134,19 @@
 /* Chains of a list that trains have kernels for tiles (pointwise_quantize_transpose.h, pointwise_quantize_transpose.h): in forward where backward makes
  * what they give again, in backward where its scales are of tiles or known before. */
 #define TE__TRAINED_fixed(of) \
-    TE_IF_MARKED(TE_JOIN1(TE__BY_ROW_MARK_, TE_OPTION(of, recipe, none)), fixed_fp8, fixed_tiled)
+    TE_IF_MARKED(TE_JOIN1(TE__ROWWISE_MARK_, TE_OPTION(of, recipe, none)), fixed_fp8, fixed_training)
 #define TE__TRAINED_BACK_fixed(of) \
-    TE_IF_MARKED(TE_JOIN1(TE__TILED_MARK_, TE_OPTION(of, recipe, none)), fixed_tiled, fixed_fp8)
+    TE_IF_MARKED(TE_JOIN1(TE__TENSOR_TILES_MARK_, TE_OPTION(of, recipe, none)), fixed_training, fixed_fp8)
 #define TE__TRAINED_dims(of) dims_fp8
 #define TE__TRAINED_BACK_dims(of) dims_fp8
-#define TE__BY_ROW_MARK_fp8_row ,
-#define TE__TILED_MARK_fp8_block ,
-#define TE__TILED_MARK_fp8_delayed ,
-/* Of op i the recipe, a te_recipe, and above it whether it hands on what it gets, TE_HANDS (te__recipe_behind). */
+#define TE__ROWWISE_MARK_fp8_row ,
+#define TE__TENSOR_TILES_MARK_fp8_block ,
+#define TE__TENSOR_TILES_MARK_fp8_delayed ,
+/* Of op i the recipe, a te_recipe, and above it whether it hands on what it gets, TE_PASSES_THROUGH (te__recipe_behind). */
 #define TE__RECIPE_FACT(name, links) \
     TE_UNUSED TE_BOTH int name##_facts_at(int i) { return (void)i, 0 TE_FOR(TE__RECIPE_AT, links); }
 #define TE__RECIPE_AT(model, before, op, after, live) \
-    | (i == (int)TE_ID(model, op) ? (int)TE_RECIPE(model, op) | (TE_FLAGS(op) & TE_HANDS) : 0)
+    | (i == (int)TE_ID(model, op) ? (int)TE_RECIPE(model, op) | (TE_FLAGS(op) & TE_PASSES_THROUGH) : 0)
 #define TE__RECIPE_AT_A(...) TE__RECIPE_AT(__VA_ARGS__) TE__RECIPE_AT_B
 #define TE__RECIPE_AT_B(...) TE__RECIPE_AT(__VA_ARGS__) TE__RECIPE_AT_A
 #define TE__RECIPE_AT_A_END
@@ -166,14 +166,14 @@
         name##_backward_steps = 0 TE_FOR(TE__COUNT, backward)                                                          \
     };                                                                                                                 \
     TE_FOR(TE__OPTIONS_ENTRY, links)                                                                                   \
-    TE_UNUSED TE_BOTH int name##_fork_readers(int fork) { return (void)fork, 0 TE_FOR(TE__READER, links); }            \
+    TE_UNUSED TE_BOTH int name##_fork_readers(int fork) { return (void)fork, 0 TE_FOR(TE__FORK_USE, links); }            \
     TE_FOR(TE__KERNELS, forward) TE_FOR(TE__KERNELS, infer) TE_FOR(TE__KERNELS, backward)                              \
     link const te_plan *name##_plan(void) {                                                                            \
         static const te_op ops[] = {TE_FOR(TE__OP_ENTRY, links)};                                                      \
         static const te_step forward_[] = {TE_FOR(TE__STEP_ENTRY, forward) TE__NO_STEP};                               \
         static const te_step infer_[] = {TE_FOR(TE__STEP_ENTRY, infer) TE__NO_STEP};                                   \
         static const te_step backward_[] = {TE_FOR(TE__STEP_ENTRY, backward) TE__NO_STEP};                             \
-        static const te_span spans[] = {TE_SPAN_TABLE(marks) {0, 0, 0}};                                               \
+        static const te_recompute_region spans[] = {TE_RECOMPUTE_TABLE(marks) {0, 0, 0}};                                               \
         static const te_plan plan = {#name, TE_##dtype, (te_dtype)name##_begin_begin_dtype,                            \
             (te_dtype)name##_out_dtype,                                                                                \
                                      name##_begin_begin_out, TE_FOR(TE__LAST_WIDTH, links) 0, name##_op_count,         \
@@ -230,7 +230,7 @@
     {TE_STRING(TE_KIND(op)), TE_STRING(TE_NAME(op)), TE_JOIN1(TE_CLASS_, TE_CLASS(op)), TE_WIDTH_IN(model, op), \
      TE_WIDTH_OUT(model, op), (te_dtype)TE_DTYPE_IN(model, op), (te_dtype)TE_DTYPE_OUT(model, op),              \
      (te_rows)TE_ROWS_IN(model, op), (te_rows)TE_ROWS_OUT(model, op), (te_dtype)TE_EDGE_DTYPE(model, op),       \
-     TE_FLAGS(op), (te_recipe)TE_RECIPE(model, op), TE_STATS(op), (te_share)TE_SHARE_OUT(model, op),            \
+     TE_FLAGS(op), (te_recipe)TE_RECIPE(model, op), TE_STATS(op), (te_rank_layout)TE_LAYOUT_OUT(model, op),            \
      TE_PARTS(op), TE_FIRST_PART(op), TE_RANKS(op), TE_EDGE_INDEX(model, op),                                   \
      &TE__OPTIONS_NAME(model, op),                                                                              \
      (int)sizeof TE__OPTIONS_NAME(model, op),                                                                   \
@@ -239,7 +239,7 @@
          {0, 0, 0, TE_INIT_zero, 0}}},
 #define TE__PARAMS(M, params) TE__PARAMS2(M, TE_UNWRAP(params))
 #define TE__PARAMS2(...) TE__PARAMS3(__VA_ARGS__)
-#define TE__PARAMS3(M, ...) TE_IF_END(TE_FIRST(__VA_ARGS__, ~), TE_NOTHING, TE_ROW)(M, ~, __VA_ARGS__)
+#define TE__PARAMS3(M, ...) TE_IF_END(TE_FIRST(__VA_ARGS__, ~), TE_NOTHING, TE_EACH_OP)(M, ~, __VA_ARGS__)
 #define TE__PLUS_ONE(x, i, param) +1
 #define TE__PARAM_INFO(x, i, param) TE__PARAM_INFO2(TE_STRIP param)
 #define TE__PARAM_INFO2(...) TE__PARAM_INFO3(__VA_ARGS__)
@@ -259,17 +259,17 @@
 #define TE__OPTIONS_ENTRY_B_END
 
 /* Of what fork number `fork` kept. */
-#define TE__READER(model, before, op, after, live) \
-    TE_IF_MARKED(TE_JOIN1(TE__READS_FORK_, TE_FAMILY(op)), TE__READER2, TE_NOTHING)(model, op)
-#define TE__READER2(model, op) +(fork == (int)TE_EDGE_INDEX(model, op))
-#define TE__READS_FORK_add ,
-#define TE__READS_FORK_mul ,
-#define TE__READS_FORK_load ,
-#define TE__READS_FORK_cross_attention ,
-#define TE__READER_A(...) TE__READER(__VA_ARGS__) TE__READER_B
-#define TE__READER_B(...) TE__READER(__VA_ARGS__) TE__READER_A
-#define TE__READER_A_END
-#define TE__READER_B_END
+#define TE__FORK_USE(model, before, op, after, live) \
+    TE_IF_MARKED(TE_JOIN1(TE__USES_FORK_, TE_FAMILY(op)), TE__FORK_USE2, TE_NOTHING)(model, op)
+#define TE__FORK_USE2(model, op) +(fork == (int)TE_EDGE_INDEX(model, op))
+#define TE__USES_FORK_add ,
+#define TE__USES_FORK_mul ,
+#define TE__USES_FORK_load ,
+#define TE__USES_FORK_cross_attention ,
+#define TE__FORK_USE_A(...) TE__FORK_USE(__VA_ARGS__) TE__FORK_USE_B
+#define TE__FORK_USE_B(...) TE__FORK_USE(__VA_ARGS__) TE__FORK_USE_A
+#define TE__FORK_USE_A_END
+#define TE__FORK_USE_B_END
 
 /* Steps: x is (widths, model, dtype, pass, suffix). A step's kernels are called model_firstop_row[_infer|_backward];
  * those that inference has of forward are called as there. */
@@ -279,7 +279,7 @@
 #define TE__COUNT_A_END
 #define TE__COUNT_B_END
 
-#define TE__STEP_NAME(x, ...) TE__STEP_NAME2(TE_UNWRAP(x), TE_NAME(TE_ROW_FIRST(__VA_ARGS__)), TE_ROW_NAME(__VA_ARGS__))
+#define TE__STEP_NAME(x, ...) TE__STEP_NAME2(TE_UNWRAP(x), TE_NAME(TE_FIRST_OP(__VA_ARGS__)), TE_PATTERN_NAME(__VA_ARGS__))
 #define TE__STEP_NAME2(...) TE__STEP_NAME3(__VA_ARGS__)
 #define TE__STEP_NAME3(widths, model, dtype, pass, suffix, first, row) TE_JOIN1(TE__STEP_NAME_, suffix)(model, first, \
     row)
@@ -289,8 +289,8 @@
 #define TE__STEP_NAME_backward(model, first, row) TE_JOIN4(, model, first, row, backward)
 
 #define TE__STEP_ENTRY(x, ...)                                                                                  \
-    {TE_STRING(TE_ROW_NAME(__VA_ARGS__)), TE_STRING(TE__STEP_NAME(x, __VA_ARGS__)), TE_ROW_COUNT(__VA_ARGS__),  \
-     {TE_ROW(TE__STEP_INDEX, TE_SECOND(TE_UNWRAP(x), ~), __VA_ARGS__)}, TE_JOIN2(, TE__STEP_NAME(x, __VA_ARGS__), run)},
+    {TE_STRING(TE_PATTERN_NAME(__VA_ARGS__)), TE_STRING(TE__STEP_NAME(x, __VA_ARGS__)), TE_OP_COUNT(__VA_ARGS__),  \
+     {TE_EACH_OP(TE__STEP_INDEX, TE_SECOND(TE_UNWRAP(x), ~), __VA_ARGS__)}, TE_JOIN2(, TE__STEP_NAME(x, __VA_ARGS__), run)},
 #define TE__STEP_ENTRY_A(...) TE__STEP_ENTRY(__VA_ARGS__) TE__STEP_ENTRY_B
 #define TE__STEP_ENTRY_B(...) TE__STEP_ENTRY(__VA_ARGS__) TE__STEP_ENTRY_A
 #define TE__STEP_ENTRY_A_END

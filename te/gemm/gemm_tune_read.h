@@ -155,7 +155,7 @@ TE_API te_status te__tune_step(te__tune_reader *r) {
                      "the pass is %.32s, it must be forward or infer", r->word[2]);
     TE_TRY(te__tune_sizes(&c->m, &c->n, &c->k, r, 3));
     TE_TRY(te__tune_dtype(&c->dtype, r, 6));
-    TE_TRY(te__tune_number(&v, r, 7, "the mask of what is kept", 0, (1 << TE_MAX_ROW) - 1));
+    TE_TRY(te__tune_number(&v, r, 7, "the mask of what is kept", 0, (1 << TE_MAX_PATTERN) - 1));
     c->kept = (unsigned)v;
     TE_TRY(te__tune_number(&v, r, 8, "the split", 0, TE_SPLIT_COUNT - 1));
     c->split = (te_split)v;

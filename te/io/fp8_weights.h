@@ -58,10 +58,10 @@ TE_API te_status te__fp8_save_param(te__fp8_tensors *l, const te__fp8_walk *w, t
     TE_TRY(te__fp8_name(&name, l, w, "_scale_inv", ctx));
     l->tensor[l->count++] = te_safetensor_of(name, TE_SAFETENSORS_F32, shape.rank, shape.size, numbers);
     l->used += shape.count;
-    if (TE_IS_TILED(w->recipe)) TE_TRY(te__fp8_blocks_copy(numbers, f->inverse, p, 0, ctx));
+    if (TE_IS_BLOCKWISE(w->recipe)) TE_TRY(te__fp8_blocks_copy(numbers, f->inverse, p, 0, ctx));
     else
         TE_TRY(te_copy(ctx, numbers,
-                       TE_IS_BY_ROW(w->recipe) ? f->inverse : te_scales_inverse(f->scales, f->weight),
+                       TE_IS_ROWWISE(w->recipe) ? f->inverse : te_scales_inverse(f->scales, f->weight),
                        (size_t)shape.count * sizeof(float)));
     if (w->recipe != TE_RECIPE_fp8_delayed || f->current) return TE_OK;
     const int64_t one = 1;
@@ -134,7 +134,7 @@ TE_API te_fp8_product te__fp8_product_at(const te_fp8_weights *s, const te__fp8_
     memset(&f, 0, sizeof f);
     f.on = 1, f.current = 1, f.scales = &s->scales, f.weight = w->products, f.x = s->scales.count / 2 + w->products;
     f.data = at, f.own = te_scale_rule_current();
-    if (!TE_IS_BY_TENSOR(w->recipe))
+    if (!TE_IS_TENSORWISE(w->recipe))
         f.inverse = (float *)(void *)(at + te__recipe_weight_of(w->param, w->recipe).data);
     return f;
 }
@@ -176,7 +176,7 @@ TE_IF_USED TE_API te_status te__fp8_read_cast(const te_fp8_weights *s, const te_
     te_param p = *w->param;
     read.data = p.data = staging, p.fp8 = *to;
     TE_TRY(te_safetensors_load(f, &read, 1, 0, ctx));
-    if (!TE_IS_BY_TENSOR(w->recipe)) return te__weight_cast_fine(m->plan->fp8, &p, w->recipe, ctx);
+    if (!TE_IS_TENSORWISE(w->recipe)) return te__weight_cast_fine(m->plan->fp8, &p, w->recipe, ctx);
     te_quantize q = te_quantize_of(p.rows, p.cols);
     q.x = staging, q.amax = s->scales.amax + to->weight;
     TE_TRY(m->plan->fp8->quantize(&q, ctx));
@@ -194,10 +194,10 @@ TE_API int te__fp8_tensors_of(const te__fp8_tensors *l, int first, const te__fp8
 /* Scales that were read go to their places. */
 TE_API te_status te__fp8_put_scales(const te_fp8_product *to, const te_safetensor *t, int tensors,
                                     const te__fp8_walk *w, te_context *ctx) {
-    float *const inverse = TE_IS_BY_ROW(w->recipe) ? to->inverse
+    float *const inverse = TE_IS_ROWWISE(w->recipe) ? to->inverse
                                                    : (float *)(uintptr_t)te_scales_inverse(to->scales, to->weight);
     float *const of_input = (float *)(uintptr_t)te_scales_inverse(to->scales, to->x);
-    if (TE_IS_TILED(w->recipe)) return te__fp8_blocks_copy((float *)t[1].data, to->inverse, w->param, 1, ctx);
+    if (TE_IS_BLOCKWISE(w->recipe)) return te__fp8_blocks_copy((float *)t[1].data, to->inverse, w->param, 1, ctx);
     TE_TRY(te_copy(ctx, inverse, t[1].data, (size_t)t[1].bytes));
     if (tensors < 3) return TE_OK;
     const float scale = *(const float *)t[2].data, one_over = 1.0f / scale;

@@ -48,9 +48,9 @@ TE_API size_t te__fp8_param_bytes(const te__fp8_walk *w) {
 typedef struct te__fp8_shape { int rank; int64_t size[2], count; } te__fp8_shape;
 TE_API te__fp8_shape te__fp8_shape_of(const te_param *p, te_recipe recipe) {
     te__fp8_shape s;
-    s.rank = TE_IS_BY_TENSOR(recipe) ? 1 : 2, s.size[0] = s.size[1] = 1;
-    if (TE_IS_BY_ROW(recipe)) s.size[0] = p->rows;
-    if (TE_IS_TILED(recipe)) s.size[0] = te_fp8_blocks(p->rows), s.size[1] = te_fp8_blocks(p->cols);
+    s.rank = TE_IS_TENSORWISE(recipe) ? 1 : 2, s.size[0] = s.size[1] = 1;
+    if (TE_IS_ROWWISE(recipe)) s.size[0] = p->rows;
+    if (TE_IS_BLOCKWISE(recipe)) s.size[0] = te_fp8_blocks(p->rows), s.size[1] = te_fp8_blocks(p->cols);
     s.count = s.size[0] * s.size[1];
     return s;
 }

@@ -22,7 +22,7 @@
 #define TE_PACKED_H
 
 #include "../plan/freeze.h" /* te_model, te__is_named */
-#include "../plan/bind.h"  /* te_runs_of */
+#include "../plan/bind.h"  /* te_shard_layout_of */
 #include "safetensors.h"    /* te_safetensor */
 
 typedef struct te_packed {
@@ -61,7 +61,7 @@ TE_API const te_param *te__packed_param(const te_model *m, const te_packed *part
 }
 /* Rows of the whole parameter or, if it has one, columns. */
 TE_API int64_t te__packed_all(const te_param *p, te_context *ctx) {
-    const int64_t ranks = te_runs_of(p, te_tensor_group(ctx)).ranks;
+    const int64_t ranks = te_shard_layout_of(p, te_tensor_group(ctx)).ranks;
     if (p->rows == 1) return p->cols * ranks;
     return p->shard == TE_SHARD_rows ? p->rows : p->rows * ranks;
 }
@@ -126,7 +126,7 @@ TE_API te_status te__packed_view(te_packed_list *l, const te_param *p, const te_
 TE_API te_status te__packed_views(te_packed_list *l, const te_model *m, const te_packed *parts, int n,
                                   const char *prefix, te_context *ctx) {
     const te_param *p = te__packed_param(m, &parts[n]);
-    const te_runs runs = te_runs_of(p, te_tensor_group(ctx));
+    const te_shard_layout runs = te_shard_layout_of(p, te_tensor_group(ctx));
     const int64_t all = te__packed_all(p, ctx), first = te__packed_taken(parts, n, all);
     const int64_t here = parts[n].rows ? parts[n].rows : all - first;
     te__packed_place v;
@@ -138,7 +138,7 @@ TE_API te_status te__packed_views(te_packed_list *l, const te_model *m, const te
     }
     const int64_t each = p->rows > 1 ? p->cols : 1; /* elements of what is counted: a row, or a column */
     for (int64_t i = 0; i < runs.count; i++) {
-        const te_run_place r = te_run_at(&runs, i);
+        const te_shard_run r = te_shard_run_at(&runs, i);
         const int64_t from = te_max(first, r.whole / each), to = te_min(first + here, (r.whole + r.elements) / each);
         if (from >= to) continue;
         v.at = r.at + from * each - r.whole;

@@ -20,8 +20,8 @@
 
 TE_API void te__plan_text_op(te__text *t, const te_plan *plan, const te_op *op, int ranks) {
     char words[48];
-    const int takes = op != plan->op && op[-1].share == TE_SHARE_columns ? ranks : 1;
-    const int gives = op->share == TE_SHARE_columns ? ranks : 1;
+    const int takes = op != plan->op && op[-1].layout == TE_LAYOUT_columns ? ranks : 1;
+    const int gives = op->layout == TE_LAYOUT_columns ? ranks : 1;
     const int heads = gives > 1 && !strcmp(op->kind, "attention") ? 2 : 0; /* its first options */
     const int reads = (op->flags & (TE_IS_ADD | TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) != 0;
     const char *kind = op->flags & TE_IS_FROZEN ? "linear" : op->kind; /* a frozen_linear's numbers mean the same */

@@ -12,7 +12,7 @@
 #define TE_WHOLE_H
 
 #include "../optim/moment_blocks.h" /* te__moments_copy */
-#include "../plan/bind.h"          /* te_runs */
+#include "../plan/bind.h"          /* te_shard_layout */
 
 typedef struct te__piece {
     void *data;             /* target memory */
@@ -23,7 +23,7 @@ typedef struct te__piece {
 
 typedef struct te__whole {
     int64_t rows, cols;
-    te_runs runs;
+    te_shard_layout runs;
     te__piece piece[2];
     int pieces;
 } te__whole;
@@ -32,7 +32,7 @@ TE_API te__whole te__whole_of(const te_param *p, const te_group *g) {
     const int is_matrix = p->init == TE_INIT_normal || p->init == TE_INIT_tied; /* however few rows a rank has */
     te__whole w;
     memset(&w, 0, sizeof w);
-    w.rows = p->rows, w.cols = p->cols, w.runs = te_runs_of(p, g);
+    w.rows = p->rows, w.cols = p->cols, w.runs = te_shard_layout_of(p, g);
     if (p->shard == TE_SHARD_columns && is_matrix) w.rows *= w.runs.ranks;
     else w.cols *= w.runs.ranks;
     return w;
@@ -45,9 +45,9 @@ TE_API int te__whole_saves(const te_param *p, const te_group *g) { return p->sha
 TE_IF_USED TE_API te_status te__piece_copy(const te__whole *w, const te__piece *p, void *part, int64_t at,
                                            int64_t count, size_t size, int loads, te_context *ctx) {
     const int64_t end = p->from + p->elements;
-    const int64_t first = te_run_with(&w->runs, te_max(p->from, at / w->runs.ranks));
+    const int64_t first = te_shard_run_with(&w->runs, te_max(p->from, at / w->runs.ranks));
     for (int64_t i = first; i < w->runs.count; i++) {
-        const te_run_place r = te_run_at(&w->runs, i);
+        const te_shard_run r = te_shard_run_at(&w->runs, i);
         const int64_t shift = r.whole - r.at; /* from an element here to one of the whole */
         const int64_t from = te_max(te_max(p->from, r.at), at - shift);
         const int64_t to = te_min(te_min(end, r.at + r.elements), at + count - shift);

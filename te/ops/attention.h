@@ -47,13 +47,13 @@
 #define TE_OPS_ATTENTION_H
 
 #include "../attention/attention_kernels.h" /* TE_ATTENTION_FORWARD, TE_ATTENTION_BACKWARD */
-#include "../plan/impl/gradients.h"              /* te_sum_later */
+#include "../plan/impl/gradients.h"              /* te_defer_column_sum */
 #include "attention_gives.h"                /* TE__ATTENTION_GIVES_FORWARD, te__attention_amax */
 #include "attention_in_fp8.h"               /* TE__IF_FP8, te_attention_in_fp8 */
 #include "attention_memory.h"               /* te__attention_kv, te__attention_dkv */
 #include "score_bias.h"                     /* te_attention_options, te_score_bias */
 
-#define TE_OP_attention (attention, own)
+#define TE_OP_attention (attention, custom)
 #define TE_SHAPES_attention(op) (3)
 #define TE_IN_attention(op) \
     (((int)(TE_ARG1(op, 0)) + (int)(TE_ARG2(op, 0))) * (int)(TE_ARG3(op, 0)) + \
@@ -61,15 +61,15 @@
 #define TE_OUT_attention(op, in) ((int)(TE_ARG1(op, 0)) * (int)TE__VALUE_DIM(op, TE_ARG3(op, 0)))
 #define TE__VALUE_DIM(op, head_dim) (TE_OPTION(op, value_dim, head_dim))
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
-    (TE__VARLEN(op) ? TE_VARIES : 0) | (TE__MAX_LOGIT(op) ? TE_TELLS : 0) | \
+    (TE__VARLEN(op) ? TE_VARLEN : 0) | (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0) | \
     (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0))
 /* A rank that has some of the heads does not know which they are, and slopes and biases are of all. With value_dim the
  * parts of the product in front of it (te/ops/linear.h) would have different sizes. */
-#define TE_SHARE_FITS_attention(op, in) \
-    ((int)(in) == (int)TE_SHARE_columns ? TE__ALIBI(op) == 0 && !TE_HAS_OPTION(op, value_dim) && \
+#define TE_LAYOUT_FITS_attention(op, in) \
+    ((int)(in) == (int)TE_LAYOUT_columns ? TE__ALIBI(op) == 0 && !TE_HAS_OPTION(op, value_dim) && \
                                               TE__IF_SCORE_BIAS(op, 0, 1) \
-                                        : (int)(in) == (int)TE_SHARE_same || \
-                                              ((int)(in) != (int)TE_SHARE_sums && !TE__SINKS(op) && \
+                                        : (int)(in) == (int)TE_LAYOUT_replicated || \
+                                              ((int)(in) != (int)TE_LAYOUT_partial_sum && !TE__SINKS(op) && \
                                                TE__IF_SCORE_BIAS(op, 0, 1)))
 #define TE_STATS_attention(op) (TE_ARG1(op, 0)) /* the log-sum-exp of each head */
 #define TE_TAKES_attention_alibi TE_INTEGER
@@ -157,14 +157,14 @@
         TE__ATTENTION_FORM_OF(op, TE__VARLEN(op), 0, 0))
 #define TE__ATTENTION_SINKS(name, dtype, op) \
     TE__IF_SINKS(op, TE_ATTENTION_SINKS, TE_NOTHING)(name##_sinks, dtype, (int)(TE_ARG1(op, 0)))
-#define TE_OWN_attention_forward(name, model, dtype, op)                                                           \
+#define TE_CUSTOM_attention_forward(name, model, dtype, op)                                                           \
     TE__IF_FP8(op, TE__ATTENTION_FP8, TE__ATTENTION)(FORWARD, name, model, dtype, op)                              \
     TE__SCORE_BIAS_FORWARD(name, dtype, op, (int)(TE_ARG1(op, 0)))                                                 \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
         return te__attention_forward(r, s, name##_launch, &name##_bias, TE__IF_FP8(op, &name##_fp8, 0),            \
                                      TE__ATTENTION_GIVES_FORWARD(model));                                          \
     }
-#define TE_OWN_attention_backward(name, model, dtype, op)                                                          \
+#define TE_CUSTOM_attention_backward(name, model, dtype, op)                                                          \
     TE__ATTENTION(BACKWARD, name, model, dtype, op)                                                                \
     TE__ATTENTION_LEARNT(name, dtype, op)                                                                          \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
@@ -175,7 +175,7 @@
 
 /* What dropout draws by (attention_drop.h). */
 TE_API void te__attention_draws(te_attention_args *a, const te_run *r, const te_op *op) {
-    const int ranks = op->share == TE_SHARE_columns ? r->tensor->size : 1;
+    const int ranks = op->layout == TE_LAYOUT_columns ? r->tensor->size : 1;
     const int varies = r->batch && r->batch->cu_seqlens, replica = r->data->rank;
     a->rng = r->rng, a->id = (uint32_t)(op - r->plan->op) + (varies ? (uint32_t)replica * TE_MAX_OPS : 0);
     a->whole.more = op->stats * (ranks - 1);
@@ -204,19 +204,19 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     te_attention_args a = te__attention_args(r, op);
     te_value y, qkv = r->now, out;
     float *top;
-    TE_TRY(te_as(&qkv, r, r->plan->dtype));
+    TE_TRY(te_convert_value(&qkv, r, r->plan->dtype));
     if (te__attention_gives_fp8(r, s, gives)) {
         TE_TRY(te__attention_out_in_fp8(&y, &a, r, i));
         out = y;
     } else {
         TE_TRY(te_output(&y, r, s, i));
-        TE_TRY(te_before_as(&out, &y, r, r->plan->dtype));
+        TE_TRY(te_begin_converted(&out, &y, r, r->plan->dtype));
     }
     TE_TRY(te__attention_kv(&a, r, op));
     a.out = out.p, a.lse = r->stats[i], a.qkv = qkv.p;
     if (r->dry && r->batch) {
         const int sinks = ((const te_attention_options *)op->options)->sinks;
-        TE_TRY(te__attention_check(r->ctx, &a, op->stats, op->flags & TE_VARIES, sinks, r->plan->name));
+        TE_TRY(te__attention_check(r->ctx, &a, op->stats, op->flags & TE_VARLEN, sinks, r->plan->name));
         TE_TRY(te__attention_check_cross(r->ctx, &a, op->stats, op->edge >= 0, r->plan->name));
     }
     if (fp8) TE_TRY(te__attention_fp8_begin(&a, r, fp8, op->stats));
@@ -224,11 +224,11 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     TE_TRY(te__score_bias_begin(&a, r, op, bias, s->kernels));
     TE_TRY(te__max_logit_begin(&a, &top, r, op));
     if (!r->dry) TE_TRY(launch(r->ctx, &a));
-    if (!r->dry && top) TE_TRY(te__attention_top(r->ctx, bias->top, &a, top, op->stats, (op->flags & TE_VARIES) != 0));
-    TE_TRY(te_after_as(&y, &out, r));
+    if (!r->dry && top) TE_TRY(te__attention_top(r->ctx, bias->top, &a, top, op->stats, (op->flags & TE_VARLEN) != 0));
+    TE_TRY(te_end_converted(&y, &out, r));
     te_set_now(r, y);
     r->measured = a.amax != 0;
-    if (op->edge >= 0) te_leave_kept(r, i);
+    if (op->edge >= 0) te_release_fork(r, i);
     return TE_OK;
 }
 /* sum: see te_attention_args. sinks: the kernel for their gradient; null: there are none. bias: those of one. add: of
@@ -239,7 +239,7 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s, 
                                                    te__load_launch_fn add, int gives) {
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
-    const size_t bytes = r->ctx ? scratch_bytes(r->ctx, te_room_rows(r)) : 0;
+    const size_t bytes = r->ctx ? scratch_bytes(r->ctx, te_capacity_rows(r)) : 0;
     te_attention_args a = te__attention_args(r, op);
     te_value y, qkv = te_input_of(r, i), out = te_output_of(r, i), dout = r->now, dqkv;
     void *delta = 0;
@@ -252,11 +252,11 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s, 
         if (!y.p) y = own;
     }
     if (y.p) {
-        TE_TRY(te_as(&qkv, r, r->plan->dtype));
-        TE_TRY(te_as(&out, r, r->plan->dtype));
-        TE_TRY(te_as(&dout, r, r->plan->dtype));
-        TE_TRY(te_before_as(&dqkv, &y, r, r->plan->dtype));
-        TE_TRY(te_scratch(r, &delta, (size_t)(te_room_rows(r) * op->stats) * sizeof(float)));
+        TE_TRY(te_convert_value(&qkv, r, r->plan->dtype));
+        TE_TRY(te_convert_value(&out, r, r->plan->dtype));
+        TE_TRY(te_convert_value(&dout, r, r->plan->dtype));
+        TE_TRY(te_begin_converted(&dqkv, &y, r, r->plan->dtype));
+        TE_TRY(te_scratch(r, &delta, (size_t)(te_capacity_rows(r) * op->stats) * sizeof(float)));
         if (bytes) TE_TRY(te_scratch(r, &a.scratch, bytes));
         a.out = out.p, a.lse = r->stats[i], a.qkv = qkv.p;
         a.dqkv = dqkv.p, a.dout = dout.p, a.delta = (float *)delta, a.sum = sum;
@@ -268,13 +268,13 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s, 
         TE_TRY(te__score_bias_end(&a, r, op, bias));
         if (sinks) {
             float *parts = 0;
-            TE_TRY(te_sum_later(r, &parts, r->param[i], op->stats, te__attention_sinks_blocks(r->tokens),
-                                te__attention_sinks_blocks(te_room_rows(r))));
+            TE_TRY(te_defer_column_sum(r, &parts, r->param[i], op->stats, te__attention_sinks_blocks(r->tokens),
+                                te__attention_sinks_blocks(te_capacity_rows(r))));
             if (!r->dry && te_is_trained(r->param[i]))
-                TE_TRY(te__attention_sinks(r->ctx, sinks, &a, parts, op->stats, (op->flags & TE_VARIES) != 0));
+                TE_TRY(te__attention_sinks(r->ctx, sinks, &a, parts, op->stats, (op->flags & TE_VARLEN) != 0));
         }
         TE_TRY(te__attention_dkv_end(&dkv, r, op, add));
-        TE_TRY(te_after_as(&y, &dqkv, r));
+        TE_TRY(te_end_converted(&y, &dqkv, r));
     }
     te_set_now(r, y);
     r->measured = a.amax != 0;

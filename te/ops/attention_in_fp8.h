@@ -37,7 +37,7 @@ typedef struct te_attention_in_fp8 {
     te_attention_scratch_fn scratch_bytes;
 } te_attention_in_fp8;
 TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const te_attention_in_fp8 *fp8, int heads) {
-    TE_TRY(te_scratch(r, &a->scratch, fp8->scratch_bytes(r->ctx, te_room_rows(r))));
+    TE_TRY(te_scratch(r, &a->scratch, fp8->scratch_bytes(r->ctx, te_capacity_rows(r))));
     if (!r->dry || !r->batch) return TE_OK;
     TE_TRY(fp8->ready(r->ctx));
     return te__attention_check_fp8(r->ctx, a, heads, r->plan->name);

@@ -7,8 +7,8 @@
 #define TE_OP_bias (bias, map)
 #define TE_SHAPES_bias(op) (1)
 #define TE_IN_bias(op) (TE_ARG1(op, 0))
-#define TE_FLAGS_bias(op) (TE_SUMS | TE_KEEPS_GRAD | TE_EPILOGUE_OF_BIAS)
-#define TE_SHARE_FITS_bias(op, in) ((int)(in) == (int)TE_SHARE_same || (int)(in) == (int)TE_SHARE_columns)
+#define TE_FLAGS_bias(op) (TE_SUMS | TE_GRAD_UNCHANGED | TE_EPILOGUE_OF_BIAS)
+#define TE_LAYOUT_FITS_bias(op, in) ((int)(in) == (int)TE_LAYOUT_replicated || (int)(in) == (int)TE_LAYOUT_columns)
 #define TE_PARAMS_bias(op, in, out) ((bias, 1, out, zero))
 
 TE_CALLBACK void te_bias_forward(float v[8], const te_stage *s, te_place at, const void *options) {

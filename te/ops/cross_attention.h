@@ -29,14 +29,14 @@
 
 #include "attention.h" /* te__attention_forward, te__attention_backward */
 
-#define TE_OP_cross_attention (cross_attention, own)
+#define TE_OP_cross_attention (cross_attention, custom)
 #define TE_SHAPES_cross_attention(op) (4)
 #define TE_IN_cross_attention(op) ((int)(TE_ARG2(op, 0)) * (int)(TE_ARG4(op, 0)))
 #define TE_OUT_cross_attention(op, in) ((int)(TE_ARG2(op, 0)) * (int)TE__VALUE_DIM(op, TE_ARG4(op, 0)))
 #define TE_FLAGS_cross_attention(op) \
     (TE_SAVES_INPUT | TE_SAVES_OUTPUT | TE_IS_CROSS | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
-     (TE__MAX_LOGIT(op) ? TE_TELLS : 0))
-#define TE_SHARE_FITS_cross_attention(op, in) TE_SHARE_FITS_attention(op, in)
+     (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0))
+#define TE_LAYOUT_FITS_cross_attention(op, in) TE_LAYOUT_FITS_attention(op, in)
 #define TE_STATS_cross_attention(op) (TE_ARG2(op, 0)) /* the log-sum-exp of each head */
 #define TE_PARAMS_cross_attention(op, in, out) TE__ATTENTION_PARAMS(op, TE_ARG2(op, 0))
 #define TE_TAKES_cross_attention_alibi TE_INTEGER
@@ -69,9 +69,9 @@
      static_assert(TE__KEPT_ROWS_ARE(model, op, -1) || TE__KEPT_ROWS_ARE(model, op, TE_ROWS_tokens) ||               \
                        TE__KEPT_ROWS_ARE(model, op, TE_ROWS_memory),                                                 \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) " reads keys and values of tokens or of memory");      \
-     static_assert((int)TE_KEPT_SHARE(model, TE_FORK_OF(op)) == (int)TE_SHARE_any ||                                 \
-                       (int)TE_SHARE_OUT(model, op) == (int)TE_SHARE_any ||                                          \
-                       (int)TE_KEPT_SHARE(model, TE_FORK_OF(op)) == (int)TE_SHARE_OUT(model, op),                    \
+     static_assert((int)TE_FORK_LAYOUT(model, TE_FORK_OF(op)) == (int)TE_LAYOUT_any ||                                 \
+                       (int)TE_LAYOUT_OUT(model, op) == (int)TE_LAYOUT_any ||                                          \
+                       (int)TE_FORK_LAYOUT(model, TE_FORK_OF(op)) == (int)TE_LAYOUT_OUT(model, op),                    \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
                        " joins what ranks of a group share in different ways (te/fuse/impl/list_checks.h)");                   \
      TE__CHECK_ATTENTION(model, op, TE_ARG2(op, 0), TE_ARG3(op, 0)))
@@ -79,13 +79,13 @@
 #define TE__CROSS_ATTENTION(direction, name, dtype, op, gives)                                                      \
     TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), (int)(TE_ARG4(op, 0)), \
         TE__ATTENTION_FORM_OF(op, 0, 1, gives))
-#define TE_OWN_cross_attention_forward(name, model, dtype, op)                                                     \
+#define TE_CUSTOM_cross_attention_forward(name, model, dtype, op)                                                     \
     TE__CROSS_ATTENTION(FORWARD, name, dtype, op, TE__ATTENTION_GIVES_FORWARD(model))                              \
     TE__SCORE_BIAS_FORWARD(name, dtype, op, (int)(TE_ARG2(op, 0)))                                                 \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
         return te__attention_forward(r, s, name##_launch, &name##_bias, 0, TE__ATTENTION_GIVES_FORWARD(model));    \
     }
-#define TE_OWN_cross_attention_backward(name, model, dtype, op)                                                 \
+#define TE_CUSTOM_cross_attention_backward(name, model, dtype, op)                                                 \
     TE__CROSS_ATTENTION(BACKWARD, name, dtype, op, 0)                                                           \
     TE__IF_SINKS(op, TE_ATTENTION_SINKS, TE_NOTHING)(name##_sinks, dtype, (int)(TE_ARG2(op, 0)))                \
     TE__SCORE_BIAS_BACKWARD(name, dtype, op, (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), (int)(TE_ARG4(op, 0)), \

@@ -23,14 +23,14 @@
 #include "../plan/impl/storage.h"  /* te_output, te_gradient */
 #include "loss_mean.h"    /* te_loss_each, te_ignored_label */
 
-#define TE_OP_cross_entropy (cross_entropy, own)
+#define TE_OP_cross_entropy (cross_entropy, custom)
 #define TE_SHAPES_cross_entropy(op) (1)
 #define TE_IN_cross_entropy(op) (TE_OF_RANKS(op, TE_ARG1(op, 0)))
 #define TE_OUT_cross_entropy(op, in) (1)
-#define TE_GIVES_cross_entropy(op) (TE_GIVES_f32)
-#define TE_SHARE_FITS_cross_entropy(op, in) \
-    ((int)(in) == (TE_HAS_OPTION(op, ranks) ? (int)TE_SHARE_columns : (int)TE_SHARE_same))
-#define TE_SHARE_cross_entropy(op, in) (TE_HAS_OPTION(op, ranks) ? (int)TE_SHARE_same : (int)(in))
+#define TE_PRODUCES_cross_entropy(op) (TE_PRODUCES_f32)
+#define TE_LAYOUT_FITS_cross_entropy(op, in) \
+    ((int)(in) == (TE_HAS_OPTION(op, ranks) ? (int)TE_LAYOUT_columns : (int)TE_LAYOUT_replicated))
+#define TE_LAYOUT_cross_entropy(op, in) (TE_HAS_OPTION(op, ranks) ? (int)TE_LAYOUT_replicated : (int)(in))
 #define TE_TAKES_cross_entropy_ranks TE_INTEGER
 #define TE_RANKS_cross_entropy(op) TE_RANKS_OPTION(op)
 #define TE_FLAGS_cross_entropy(op) (TE_SAVES_INPUT | TE_TO_LOSS)
@@ -77,9 +77,9 @@ typedef struct te_cross_entropy_args {
     TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(in), te_cross_entropy_args,                     \
               body(te_args, te_at, TE_CROSS_ENTROPY_THREADS(in), TE_WIDTH_AT(in, te_args->width), dtype, \
                    te_loss_options_of(TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op))))
-#define TE_OWN_cross_entropy_forward(name, model, dtype, op) \
+#define TE_CUSTOM_cross_entropy_forward(name, model, dtype, op) \
     TE__IF_RANKS(op, TE__LOSS_OF_RANKS_FORWARD, TE__LOSS_FORWARD)(name, model, dtype, op)
-#define TE_OWN_cross_entropy_backward(name, model, dtype, op) \
+#define TE_CUSTOM_cross_entropy_backward(name, model, dtype, op) \
     TE__IF_RANKS(op, TE__LOSS_OF_RANKS_BACKWARD, TE__LOSS_BACKWARD)(name, model, dtype, op)
 #define TE__IF_RANKS(op, yes, no) TE_IF_HAS(op, ranks, yes, no)
 #define TE__LOSS_FORWARD(name, model, dtype, op)                                                                      \
@@ -243,7 +243,7 @@ TE_IF_USED TE_API te_status te__cross_entropy_each(te_value *dy, te_run *r) {
     TE_REQUIRE(!b || (uintptr_t)b->loss_count % sizeof(float) == 0, r->ctx, TE_ERROR_ALIGNMENT,
                "%s: batch.loss_count lies at %p, which is no multiple of 4", r->plan->name,
                (const void *)(b ? b->loss_count : 0));
-    TE_TRY(te_scratch(r, &each, (size_t)te_room_rows(r) * sizeof(float)));
+    TE_TRY(te_scratch(r, &each, (size_t)te_capacity_rows(r) * sizeof(float)));
     dy->p = each, dy->dtype = TE_f32;
     if (r->dry) return TE_OK;
     memset(&a, 0, sizeof a);
@@ -258,7 +258,7 @@ TE_IF_USED TE_API te_status te__cross_entropy_dy(te_value *dy, te_run *r) {
                "%s: there is no dy, and batch.loss_scale is 0", r->plan->name);
     TE_REQUIRE(dy->p || !b || fabsf(b->loss_scale) <= 3.402823466e38f, r->ctx, TE_ERROR_VALUE,
                "%s: batch.loss_scale is %g", r->plan->name, (double)b->loss_scale);
-    return !b || b->loss_count ? te__cross_entropy_each(dy, r) : te_as(dy, r, TE_f32);
+    return !b || b->loss_count ? te__cross_entropy_each(dy, r) : te_convert_value(dy, r, TE_f32);
 }
 TE_IF_USED TE_API te_status te__cross_entropy_backward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch) {
     const int i = s->op[0];

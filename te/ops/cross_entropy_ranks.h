@@ -91,7 +91,7 @@ TE_API te_status te__loss_ranks_open(te_loss_ranks_args *a, te_value *y, te_run 
     memset(a, 0, sizeof *a);
     TE_TRY(te__cross_entropy_args_of(&a->of, r, &r->plan->op[i], r->now.rows));
     TE_TRY(te_output(y, r, s, i));
-    TE_TRY(te_scratch(r, &parts, (size_t)(te_room_rows(r) * g->size) * sizeof(te_loss_part)));
+    TE_TRY(te_scratch(r, &parts, (size_t)(te_capacity_rows(r) * g->size) * sizeof(te_loss_part)));
     a->of.loss = (float *)y->p, a->of.stats = r->stats[i];
     a->part = (te_loss_part *)parts, a->rows = r->now.rows, a->rank = g->rank, a->ranks = g->size;
     a->options.label_smoothing = l->label_smoothing, a->options.z_loss = l->z_loss;

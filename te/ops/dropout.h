@@ -11,9 +11,9 @@
 
 #define TE_OP_dropout (dropout, map)
 #define TE_SHAPES_dropout(op) (1)
-#define TE_GIVES_dropout(op) (TE_GIVES_same)
+#define TE_PRODUCES_dropout(op) (TE_PRODUCES_same)
 #define TE_FLAGS_dropout(op) (TE_DRAWS)
-#define TE_SHARE_FITS_dropout(op, in) ((int)(in) != (int)TE_SHARE_sums && (int)(in) != (int)TE_SHARE_columns)
+#define TE_LAYOUT_FITS_dropout(op, in) ((int)(in) != (int)TE_LAYOUT_partial_sum && (int)(in) != (int)TE_LAYOUT_columns)
 #define TE_OPTIONS_dropout(op) (te_dropout_options, TE_DROPOUT_LIMIT((float)(TE_ARG1(op, 0.5f))), \
     TE_DROPOUT_FACTOR((float)(TE_ARG1(op, 0.5f))))
 #define TE_CHECK_dropout(model, op)                                                                           \

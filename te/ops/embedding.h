@@ -17,11 +17,11 @@
 #include "../plan/impl/gradients.h" /* te_accumulates */
 #include "map.h"               /* te_formats */
 
-#define TE_OP_embedding (embedding, own)
+#define TE_OP_embedding (embedding, custom)
 #define TE_SHAPES_embedding(op) (2)
 #define TE_IN_embedding(op) (1)
 #define TE_OUT_embedding(op, in) (TE_ARG2(op, 0))
-#define TE_SHARE_embedding(op, in) (TE_HAS_OPTION(op, ranks) ? (int)TE_SHARE_sums : (int)TE_SHARE_same)
+#define TE_LAYOUT_embedding(op, in) (TE_HAS_OPTION(op, ranks) ? (int)TE_LAYOUT_partial_sum : (int)TE_LAYOUT_replicated)
 #define TE_ROWS_embedding(op, in) (TE_HAS_OPTION(op, ranks) ? (int)TE_ROWS_tokens : (int)(in))
 #define TE_TAKES_embedding_ranks TE_INTEGER
 #define TE_RANKS_embedding(op) TE_RANKS_OPTION(op)
@@ -63,8 +63,8 @@ enum {
         TE__EMBEDDING_FORMATS(model, dtype, op), TE_HAS_OPTION(op, ranks))                   \
     TE_API te_status name##_run(te_run *r, const te_step *s)                                 \
         { return te__embedding_forward(r, s, name##_launch, positions); }
-#define TE_OWN_embedding_forward(name, model, dtype, op) TE__EMBEDDING_FORWARD(name, model, dtype, op, 0)
-#define TE_OWN_embedding_backward(name, model, dtype, op)                                  \
+#define TE_CUSTOM_embedding_forward(name, model, dtype, op) TE__EMBEDDING_FORWARD(name, model, dtype, op, 0)
+#define TE_CUSTOM_embedding_backward(name, model, dtype, op)                                  \
     TE__EMBEDDING_KERNEL(name, te_embedding_gradient, TE__EMBEDDING_WIDTH(model, op),      \
         (te_dtype)TE_DTYPE_OUT(model, op), TE_HAS_OPTION(op, ranks))                       \
     TE__EMBEDDING_KERNEL(name##_merge, te_embedding_merge, TE__EMBEDDING_WIDTH(model, op), \
@@ -251,7 +251,7 @@ TE_IF_USED TE_API te_status te__embedding_backward(te_run *r, const te_step *s, 
     const int i = s->op[0];
     te_param *p = r->param[i];
     te_embedding_args a = te__embedding_args(r, i);
-    const int64_t padded = te_room_rows(r);
+    const int64_t padded = te_capacity_rows(r);
     const size_t pieces = (size_t)(padded / TE_EMBEDDING_SEGMENT * 2 * p->cols) * sizeof(float);
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 0));
     if (TE_CUDA) TE_TRY(te_scratch(r, (void **)&a.order, (size_t)padded * sizeof(int32_t)));

@@ -13,15 +13,15 @@
 #ifndef TE_OPS_HEAD_NORM_H
 #define TE_OPS_HEAD_NORM_H
 
-#include "../plan/impl/gradients.h"  /* te_sum_later */
+#include "../plan/impl/gradients.h"  /* te_defer_column_sum */
 #include "head_norm_kernels.h" /* te_head_rows, te_head_gradient */
 
-#define TE_OP_head_norm (head_norm, own)
-#define TE_OP_head_norm1p (head_norm, own)
+#define TE_OP_head_norm (head_norm, custom)
+#define TE_OP_head_norm1p (head_norm, custom)
 #define TE_SHAPES_head_norm(op) (3)
 #define TE_IN_head_norm(op) (((int)(TE_ARG1(op, 0)) + 2 * (int)(TE_ARG2(op, 0))) * (int)(TE_ARG3(op, 0)))
-#define TE_FLAGS_head_norm(op) (TE_SAVES_INPUT | TE_PARAMS_OF_ALL)
-#define TE_SHARE_FITS_head_norm(op, in) ((int)(in) == (int)TE_SHARE_same || (int)(in) == (int)TE_SHARE_columns)
+#define TE_FLAGS_head_norm(op) (TE_SAVES_INPUT | TE_PARAMS_REPLICATED)
+#define TE_LAYOUT_FITS_head_norm(op, in) ((int)(in) == (int)TE_LAYOUT_replicated || (int)(in) == (int)TE_LAYOUT_columns)
 #define TE_PARAMS_head_norm(op, in, out) TE_JOIN1(TE__PARAMS_OF_, TE_KIND(op))(TE_ARG3(op, 0))
 #define TE__PARAMS_OF_head_norm(dim) ((q_weight, 1, dim, one), (k_weight, 1, dim, one))
 #define TE__PARAMS_OF_head_norm1p(dim) ((q_weight, 1, dim, zero), (k_weight, 1, dim, zero))
@@ -38,15 +38,15 @@
 
 typedef struct te_head_norm_options { float eps; } te_head_norm_options;
 
-#define TE_OWN_head_norm_forward(name, model, dtype, op) TE__HEAD_FORWARD(name, model, dtype, op, op, 0, 0, 0)
-#define TE_OWN_head_norm_backward(name, model, dtype, op) TE__HEAD_BACKWARD(name, model, dtype, op, op, 0, 0, 0)
+#define TE_CUSTOM_head_norm_forward(name, model, dtype, op) TE__HEAD_FORWARD(name, model, dtype, op, op, 0, 0, 0)
+#define TE_CUSTOM_head_norm_backward(name, model, dtype, op) TE__HEAD_BACKWARD(name, model, dtype, op, op, 0, 0, 0)
 #define TE_PAIR_head_norm_rope ,
 #define TE_PAIR_rope_head_norm ,
-#define TE_OWN_PAIR_head_norm_rope_forward(name, model, dtype, op, turn)                    \
+#define TE_CUSTOM_PAIR_head_norm_rope_forward(name, model, dtype, op, turn)                    \
     TE__SAME_HEADS(name, op, turn)                                                          \
     TE__HEAD_FORWARD(name, model, dtype, op, turn, TE__ROTARY(turn), TE__INTERLEAVED(turn), \
         !TE__ROPE_IS(turn, none))
-#define TE_OWN_PAIR_rope_head_norm_backward(name, model, dtype, turn, op)                    \
+#define TE_CUSTOM_PAIR_rope_head_norm_backward(name, model, dtype, turn, op)                    \
     TE__SAME_HEADS(name, op, turn)                                                           \
     TE__HEAD_BACKWARD(name, model, dtype, op, turn, TE__ROTARY(turn), TE__INTERLEAVED(turn), \
         !TE__ROPE_IS(turn, none))
@@ -110,7 +110,7 @@ TE_API te_status te__head_gradient_run(te_run *r, const te_step *s,
     a.at.rows = r->now.rows, a.saved = te_input_of(r, i).p;
     const int blocks = (int)te_min(a.at.rows, most);
     for (int j = 0; j < 2; j++)
-        TE_TRY(te_sum_later(r, &a.sum[j], &r->param[i][j], (int)r->param[i][j].cols, blocks, most));
+        TE_TRY(te_defer_column_sum(r, &a.sum[j], &r->param[i][j], (int)r->param[i][j].cols, blocks, most));
     if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(blocks, 1), &a));
     te_set_now(r, dx);
     return TE_OK;

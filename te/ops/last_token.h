@@ -12,9 +12,9 @@
 #include "../plan/dims.h"   /* TE_WIDTH_AT */
 #include "../plan/impl/storage.h"    /* te_output, te_gradient */
 
-#define TE_OP_last_token (last_token, own)
+#define TE_OP_last_token (last_token, custom)
 #define TE_SHAPES_last_token(op) (0)
-#define TE_GIVES_last_token(op) (TE_GIVES_same)
+#define TE_PRODUCES_last_token(op) (TE_PRODUCES_same)
 #define TE_ROWS_last_token(op, in) (TE_ROWS_sequences)
 #define TE_TAKES_DIMS_last_token ,
 #define TE_CHECK_last_token(model, op)                                \
@@ -34,10 +34,10 @@ enum { TE_LAST_TOKEN_LANES = TE_CUDA ? 32 : 1, TE_LAST_TOKEN_GROUPS = TE_CUDA ? 
     TE_KERNEL(name, TE_LAST_TOKEN_LANES * TE_LAST_TOKEN_GROUPS, te_last_token_args,     \
               body(te_args, te_at, TE_WIDTH_AT(TE_WIDTH_IN(model, op), te_args->width), \
                   (te_dtype)TE_DTYPE_IN(model, op)))
-#define TE_OWN_last_token_forward(name, model, dtype, op)     \
+#define TE_CUSTOM_last_token_forward(name, model, dtype, op)     \
     TE__LAST_TOKEN_KERNEL(name, te_last_token_rows, model, op) \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__last_token_run(r, s, name##_launch); }
-#define TE_OWN_last_token_backward(name, model, dtype, op)        \
+#define TE_CUSTOM_last_token_backward(name, model, dtype, op)        \
     TE__LAST_TOKEN_KERNEL(name, te_last_token_gradient, model, op) \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__last_token_run(r, s, name##_launch); }
 

@@ -22,14 +22,14 @@
 #define TE_TAKES_linear_first_part TE_INTEGER
 #define TE_PARTS_linear(op) (TE_OPTION(op, parts, 1))
 #define TE_FIRST_PART_linear(op) (TE_OPTION(op, first_part, 1))
-#define TE_SHARE_linear(op, in)                                              \
-    ((int)TE_SHARD_OPTION(op) == (int)TE_SHARD_columns ? (int)TE_SHARE_columns \
-     : (int)TE_SHARD_OPTION(op) == (int)TE_SHARD_rows  ? (int)TE_SHARE_sums    \
-                                                       : (int)TE_SHARE_same)
-#define TE_SHARE_FITS_linear(op, in)                                         \
-    ((int)(in) == (int)((int)TE_SHARD_OPTION(op) == (int)TE_SHARD_columns ? TE_SHARE_entered   \
-                        : (int)TE_SHARD_OPTION(op) == (int)TE_SHARD_rows ? TE_SHARE_columns    \
-                                                                        : TE_SHARE_same))
+#define TE_LAYOUT_linear(op, in)                                              \
+    ((int)TE_SHARD_OPTION(op) == (int)TE_SHARD_columns ? (int)TE_LAYOUT_columns \
+     : (int)TE_SHARD_OPTION(op) == (int)TE_SHARD_rows  ? (int)TE_LAYOUT_partial_sum    \
+                                                       : (int)TE_LAYOUT_replicated)
+#define TE_LAYOUT_FITS_linear(op, in)                                         \
+    ((int)(in) == (int)((int)TE_SHARD_OPTION(op) == (int)TE_SHARD_columns ? TE_LAYOUT_partial_grad   \
+                        : (int)TE_SHARD_OPTION(op) == (int)TE_SHARD_rows ? TE_LAYOUT_columns    \
+                                                                        : TE_LAYOUT_replicated))
 #define TE_OP_linear (linear, gemm)
 #define TE_OP_tied_linear (linear, gemm)
 #define TE_OP_frozen_linear (linear, gemm)
@@ -51,7 +51,7 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                  \
                        ": a product in FP8 takes and gives multiples of 16 columns");                          \
     static_assert(TE_RECIPE_linear(model, op) == (int)TE_RECIPE_none ||                                        \
-                       TE_IS_BY_TENSOR(TE_RECIPE_linear(model, op)) ||                                         \
+                       TE_IS_TENSORWISE(TE_RECIPE_linear(model, op)) ||                                         \
                        TE_RECIPE_linear(model, op) == (int)model##_recipe,                                     \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                  \
                        ": an op of fp8_block or fp8_row stands in a list that names the same");                \

@@ -13,10 +13,10 @@
 #define TE_OPS_LOAD_H
 
 #include "../core/target.h" /* TE_KERNEL */
-#include "../plan/impl/call_checks.h"  /* te_kept, te_edge_tensor */
+#include "../plan/impl/call_checks.h"  /* te_fork_value, te_edge_tensor */
 #include "residual.h"       /* TE_KEPT_INDEX */
 
-#define TE_OP_load (load, own)
+#define TE_OP_load (load, custom)
 #define TE_SHAPES_load(op) (1)
 #define TE_FLAGS_load(op) (TE_IS_LOAD)
 #define TE_LOADS_load , /* its width, rows and format are those of the fork (te/fuse/impl/declare.h) */
@@ -31,9 +31,9 @@ typedef struct te_load_args {
 } te_load_args;
 enum { TE_LOAD_THREADS = TE_CUDA ? 256 : 1 };
 
-#define TE_OWN_load_forward(name, model, dtype, op) \
+#define TE_CUSTOM_load_forward(name, model, dtype, op) \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__load_forward(r, s); }
-#define TE_OWN_load_backward(name, model, dtype, op)                                                        \
+#define TE_CUSTOM_load_backward(name, model, dtype, op)                                                        \
     TE_KERNEL(name, TE_LOAD_THREADS, te_load_args, te_load_sum(te_args, te_at, (te_dtype)TE_DTYPE_OUT(model, op))) \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__load_backward(r, s, name##_launch); }
 
@@ -53,9 +53,9 @@ TE_FN void te_load_sum(const te_load_args *args, te_block at, te_dtype dtype) {
 
 TE_API te_status te__load_forward(te_run *r, const te_step *s) {
     te_value kept;
-    TE_TRY(te_kept(&kept, r, &r->plan->op[s->op[0]]));
+    TE_TRY(te_fork_value(&kept, r, &r->plan->op[s->op[0]]));
     te_set_now(r, kept);
-    te_leave_kept(r, s->op[0]);
+    te_release_fork(r, s->op[0]);
     return TE_OK;
 }
 typedef te_status (*te__load_launch_fn)(te_context *ctx, te_grid grid, const te_load_args *a);
@@ -69,11 +69,11 @@ TE_API te_status te__load_add(te_run *r, te_value to, const void *a, te_value b,
     return launch(r->ctx, te_grid_of(te_ceil_div(args.count, 8 * TE_LOAD_THREADS), 1), &args);
 }
 TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_fn launch) {
-    const int i = s->op[0], first = te_reads_last(r->plan, i);
+    const int i = s->op[0], first = te_is_last_use(r->plan, i);
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
     te_value v;
     if (fork->flags & TE_IS_INPUT) { /* its gradient is the caller's */
-        TE_TRY(te_kept(&v, r, op)); /* what the ops behind have read */
+        TE_TRY(te_fork_value(&v, r, op)); /* what the ops behind have read */
         TE_TRY(te_edge_tensor(&v, r, fork, te_value_of(0, op->edge_dtype, te_rows_in(r, op->out_rows), op->out), 1));
         if (v.p) TE_TRY(te__load_add(r, v, first ? 0 : v.p, r->now, launch));
     } else if (first) te_set_edge(r, op->edge, r->now);

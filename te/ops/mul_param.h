@@ -14,8 +14,8 @@
 #define TE__MUL_PARAM_IS_ONE(op) ((TE_ARG1(op, 0)) == 1)
 #define TE_IN_mul_param(op) (TE__MUL_PARAM_IS_ONE(op) ? 0 : (TE_ARG1(op, 0)))
 #define TE_FLAGS_mul_param(op) (TE_SUMS | TE_SAVES_INPUT)
-#define TE_SHARE_FITS_mul_param(op, in) \
-    ((int)(in) == (int)TE_SHARE_same || ((int)(in) == (int)TE_SHARE_columns && !TE__MUL_PARAM_IS_ONE(op)))
+#define TE_LAYOUT_FITS_mul_param(op, in) \
+    ((int)(in) == (int)TE_LAYOUT_replicated || ((int)(in) == (int)TE_LAYOUT_columns && !TE__MUL_PARAM_IS_ONE(op)))
 #define TE_PARAMS_mul_param(op, in, out) ((weight, 1, TE__MUL_PARAM_IS_ONE(op) ? 1 : out, one))
 #define TE_OPTIONS_mul_param(op) (te_mul_param_options, TE__MUL_PARAM_IS_ONE(op))
 #define TE_CHECK_mul_param(model, op)                         \

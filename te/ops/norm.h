@@ -32,7 +32,7 @@ enum {
 #define TE_SHAPES_norm(op) (1)
 #define TE_NORM_CODE(op) (int)TE_JOIN1(TE_NORM_, TE_KIND(op))
 #define TE_IN_norm(op) (TE_ARG1(op, 0))
-#define TE_SHARE_FITS_norm(op, in) ((int)(in) == (int)TE_SHARE_same)
+#define TE_LAYOUT_FITS_norm(op, in) ((int)(in) == (int)TE_LAYOUT_replicated)
 #define TE_FLAGS_norm(op) (TE_SAVES_INPUT)
 #define TE_STATS_norm(op) ((TE_NORM_CODE(op) & 3) == (int)TE_NORM_layernorm ? 2 : 1) /* mean, rstd; rstd alone */
 #define TE_PARAMS_norm(op, in, out) TE_JOIN1(TE_PARAMS_OF_, TE_KIND(op))(out)

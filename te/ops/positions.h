@@ -6,7 +6,7 @@
 
 #include "embedding.h" /* te_embedding_rows, te__embedding_forward */
 
-#define TE_OP_positions (positions, own)
+#define TE_OP_positions (positions, custom)
 #define TE_SHAPES_positions(op) (2)
 #define TE_IN_positions(op) (TE_ARG2(op, 0))
 #define TE_PARAMS_positions(op, in, out) ((weight, TE_ARG1(op, 0), out, normal))
@@ -17,8 +17,8 @@
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");)
 #define TE_TAKES_DIMS_positions ,
 
-#define TE_OWN_positions_forward(name, model, dtype, op) TE__EMBEDDING_FORWARD(name, model, dtype, op, 1)
-#define TE_OWN_positions_backward(name, model, dtype, op)                             \
+#define TE_CUSTOM_positions_forward(name, model, dtype, op) TE__EMBEDDING_FORWARD(name, model, dtype, op, 1)
+#define TE_CUSTOM_positions_backward(name, model, dtype, op)                             \
     TE__EMBEDDING_KERNEL(name, te_positions_gradient, TE__EMBEDDING_WIDTH(model, op), \
         (te_dtype)TE_DTYPE_OUT(model, op))                                            \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__positions_backward(r, s, name##_launch); }
@@ -53,7 +53,7 @@ TE_API te_status te__positions_backward(te_run *r, const te_step *s, te_embeddin
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 1));
     a.y = p->grad, a.accumulate = te_accumulates(r, p);
     if (!r->dry && te_is_trained(p)) TE_TRY(launch(r->ctx, grid, &a));
-    TE_TRY(te_as(&dx, r, r->plan->op[i].in_dtype)); /* y = x + weight: the gradient goes on as it is */
+    TE_TRY(te_convert_value(&dx, r, r->plan->op[i].in_dtype)); /* y = x + weight: the gradient goes on as it is */
     te_set_now(r, dx);
     return TE_OK;
 }

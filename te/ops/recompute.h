@@ -24,6 +24,6 @@
 #define TE_OP_end_recompute (end_recompute, mark)
 #define TE_IS_MARK_recompute ,
 #define TE_IS_MARK_end_recompute ,
-#define TE_BEGINS_SPAN_recompute ,
+#define TE_BEGINS_RECOMPUTE_recompute ,
 
 #endif

@@ -23,8 +23,8 @@
 #define TE__KIND_IS_INPUT_input ,
 #define TE__IF_INPUT(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__KIND_IS_INPUT_, TE_KIND(op)), yes, no)
 #define TE_SHAPES_fork(op) (TE__IF_INPUT(op, 1, 0))
-#define TE_GIVES_fork(op) (TE_GIVES_same)
-#define TE_WANTS_fork(op) (TE__IF_INPUT(op, TE_GIVES_list, TE_GIVES_residual))
+#define TE_PRODUCES_fork(op) (TE_PRODUCES_same)
+#define TE_WANTS_fork(op) (TE__IF_INPUT(op, TE_PRODUCES_list, TE_PRODUCES_residual))
 #define TE_FLAGS_fork(op) (TE_IS_FORK | TE__IF_INPUT(op, TE_IS_INPUT, 0) | (TE__OF_MEMORY(op) ? TE_OF_MEMORY : 0))
 #define TE_TAKES_fork_dtype TE_TOKEN /* of an (input, ..) */
 #define TE_TAKES_fork_rows TE_TOKEN  /* the same */
@@ -52,8 +52,8 @@
 
 #define TE_OP_add (add, map)
 #define TE_SHAPES_add(op) (1)
-#define TE_GIVES_add(op) (TE_GIVES_residual)
-#define TE_FLAGS_add(op) (TE_IS_ADD | TE_KEEPS_GRAD)
+#define TE_PRODUCES_add(op) (TE_PRODUCES_residual)
+#define TE_FLAGS_add(op) (TE_IS_ADD | TE_GRAD_UNCHANGED)
 #define TE_EDGE_add(model, op) (TE_KEPT_INDEX(model, add, TE_FORK_OF(op)), TE_KEPT_DTYPE(model, TE_FORK_OF(op)))
 #define TE_CHECK_add(model, op) (TE__CHECK_READER(model, op, TE_FORK_OF(op)))
 #define TE__CHECK_READER(model, op, x)                                                                           \
@@ -63,9 +63,9 @@
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " has another width than its fork");                \
     static_assert((int)TE_KEPT_ROWS(model, x) < 0 || (int)TE_KEPT_ROWS(model, x) == (int)TE_ROWS_OUT(model, op), \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) " has other rows than its fork");                   \
-    static_assert((int)TE_KEPT_SHARE(model, x) == (int)TE_SHARE_any ||                                           \
-                      (int)TE_SHARE_OUT(model, op) == (int)TE_SHARE_any ||                                       \
-                      (int)TE_KEPT_SHARE(model, x) == (int)TE_SHARE_OUT(model, op),                              \
+    static_assert((int)TE_FORK_LAYOUT(model, x) == (int)TE_LAYOUT_any ||                                           \
+                      (int)TE_LAYOUT_OUT(model, op) == (int)TE_LAYOUT_any ||                                       \
+                      (int)TE_FORK_LAYOUT(model, x) == (int)TE_LAYOUT_OUT(model, op),                              \
                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                     \
                       " joins what ranks of a group share in different ways (te/fuse/impl/list_checks.h)");
 
@@ -77,8 +77,8 @@
 
 #define TE_OP_output (output, map)
 #define TE_SHAPES_output(op) (0)
-#define TE_GIVES_output(op) (TE_GIVES_same)
-#define TE_FLAGS_output(op) (TE_IS_OUTPUT | TE_KEEPS_GRAD)
+#define TE_PRODUCES_output(op) (TE_PRODUCES_same)
+#define TE_FLAGS_output(op) (TE_IS_OUTPUT | TE_GRAD_UNCHANGED)
 
 TE_FN void te_plus_edge8(float v[8], const te_stage *s, te_dtype dtype, te_place at) {
     float e[8];

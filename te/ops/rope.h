@@ -17,7 +17,7 @@
 #include "../plan/impl/storage.h"   /* te_output, te_gradient */
 #include "rope_scaling.h"  /* te_rope_options, te_rope_scaled */
 
-#define TE_OP_rope (rope, own)
+#define TE_OP_rope (rope, custom)
 #define TE_SHAPES_rope(op) (3)
 #define TE_IN_rope(op) \
     (((int)(TE_ARG1(op, 0)) + (int)(TE_ARG2(op, 0))) * (int)(TE_ARG3(op, 0)) + \
@@ -48,9 +48,9 @@
                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": base must be a finite positive number");               \
      TE_CHECK_ROPE_SCALING(model, op))
 
-#define TE_OWN_rope_forward(name, model, dtype, op) TE__ROPE(name, op, TE_WIDTH_IN(model, op), \
+#define TE_CUSTOM_rope_forward(name, model, dtype, op) TE__ROPE(name, op, TE_WIDTH_IN(model, op), \
     TE_DTYPE_OUT(model, op), TE_DTYPE_IN(model, op), 1)
-#define TE_OWN_rope_backward(name, model, dtype, op) TE__ROPE(name, op, TE_WIDTH_IN(model, op), \
+#define TE_CUSTOM_rope_backward(name, model, dtype, op) TE__ROPE(name, op, TE_WIDTH_IN(model, op), \
     TE_DTYPE_IN(model, op), TE_DTYPE_OUT(model, op), -1)
 #define TE__ROPE(name, op, width, to, from, direction)                                                             \
     TE_KERNEL(name, TE_ROPE_THREADS, te_rope_args, TE_SHARED float te_turns[TE_ROPE_ROWS * (int)TE__ROTARY(op)];   \

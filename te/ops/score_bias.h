@@ -157,7 +157,7 @@ TE_IF_USED TE_API te_status te__score_bias_end(te_attention_args *a, te_run *r, 
         return wanted ? k->dbias(r->ctx, a) : TE_OK;
     }
     void *parts = 0;
-    TE_TRY(te_scratch(r, &parts, (size_t)k->parts(te_room_rows(r)) * (size_t)width * sizeof(float)));
+    TE_TRY(te_scratch(r, &parts, (size_t)k->parts(te_capacity_rows(r)) * (size_t)width * sizeof(float)));
     if (!wanted) return TE_OK;
     te_sum_args sums;
     memset(&sums, 0, sizeof sums);
@@ -175,7 +175,7 @@ TE_API te_status te__max_logit_begin(te_attention_args *a, float **top, te_run *
     void *rows = 0;
     *top = 0;
     if (!o->max_logit || r->pass != TE_FORWARD) return TE_OK;
-    TE_TRY(te_scratch(r, &rows, (size_t)(te_room_rows(r) * o->heads) * sizeof(float)));
+    TE_TRY(te_scratch(r, &rows, (size_t)(te_capacity_rows(r) * o->heads) * sizeof(float)));
     const te_edge *e = r->saved ? te__edge_named(r, op->name) : 0;
     if (!e) return TE_OK;
     TE_TRY(te__check_tensor(r->plan->name, e->name, e->value, te_value_of(0, TE_f32, 1, o->heads), r->ctx));

@@ -9,19 +9,19 @@
 
 #include "../core/fill.h"  /* te_fill_normal */
 #include "../plan/bind.h"  /* te__check_writable */
-#include "../plan/bind.h" /* te_runs_of */
+#include "../plan/bind.h" /* te_shard_layout_of */
 
 /* A parameter of which ranks of the tensor group hold a part each gets the numbers that the whole one would have on one
  * rank. The same seed on all ranks. */
 TE_IF_USED TE_API te_status te__param_fill(const te_param *p, float mean, float std, uint64_t seed, uint32_t stream,
                                            te_context *ctx) {
     const te_group *g = te_tensor_group(ctx);
-    const te_runs s = te_runs_of(p, g);
+    const te_shard_layout s = te_shard_layout_of(p, g);
     if (p->shard == TE_SHARD_rows) /* at once: runs are rows */
         return te_fill_normal_part(p->data, p->dtype, p->rows, p->cols, g->rank * p->cols, g->size * p->cols, mean, std,
                                    seed, stream, ctx);
     for (int64_t i = 0; i < s.count; i++) {
-        const te_run_place r = te_run_at(&s, i);
+        const te_shard_run r = te_shard_run_at(&s, i);
         TE_TRY(te_fill_normal_part((char *)p->data + (size_t)r.at * te_dtype_bytes(p->dtype), p->dtype, 1, r.elements,
                                    r.whole, r.elements, mean, std, seed, stream, ctx));
     }

@@ -43,8 +43,8 @@ TE_API int te__recipes_next(te__recipe_walk *w) {
 typedef struct te__recipe_weight { size_t data, transposed, scales, transposed_scales, all; } te__recipe_weight;
 TE_API te__recipe_weight te__recipe_weight_of(const te_param *p, te_recipe recipe) {
     const int64_t rows = p->rows, cols = p->cols;
-    const te_scaling by = TE_IS_TILED(recipe) ? TE_SCALING_BLOCKS : TE_SCALING_ROW;
-    const int fine = !TE_IS_BY_TENSOR(recipe), turns = !TE_IS_BY_ROW(recipe);
+    const te_scaling by = TE_IS_BLOCKWISE(recipe) ? TE_SCALING_BLOCKS : TE_SCALING_ROW;
+    const int fine = !TE_IS_TENSORWISE(recipe), turns = !TE_IS_ROWWISE(recipe);
     te__recipe_weight s;
     s.data = (size_t)te_round_up(rows * cols, TE_ALIGN), s.transposed = turns ? s.data : 0;
     s.scales = fine ? (size_t)te_round_up(te_scaling_count(by, rows, cols) * 4, TE_ALIGN) : 0;
@@ -87,7 +87,7 @@ TE_API te_quantize_rows te__weight_by_row(const te_param *p) {
 TE_API te_status te__weight_cast_fine(const te_fp8_ops *of, const te_param *p, te_recipe recipe, te_context *ctx) {
     const te_quantize_tiles tiles = te__weight_by_block(p);
     const te_quantize_rows rows = te__weight_by_row(p);
-    return TE_IS_TILED(recipe) ? of->tiles(&tiles, ctx) : of->rows(&rows, ctx);
+    return TE_IS_BLOCKWISE(recipe) ? of->tiles(&tiles, ctx) : of->rows(&rows, ctx);
 }
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
@@ -95,7 +95,7 @@ TE_API te_status te__weight_cast_fine(const te_fp8_ops *of, const te_param *p, t
 /* Three tables one after the other, of weights with a scale a tensor, for blocks of 128 x 128, and for rows. */
 enum { TE__WEIGHTS_BY_TENSOR, TE__WEIGHTS_BY_BLOCK, TE__WEIGHTS_BY_ROW, TE__WEIGHTS_KINDS };
 TE_API int te__weights_kind(te_recipe recipe) {
-    return TE_IS_TILED(recipe) ? TE__WEIGHTS_BY_BLOCK : TE_IS_BY_ROW(recipe) ? TE__WEIGHTS_BY_ROW
+    return TE_IS_BLOCKWISE(recipe) ? TE__WEIGHTS_BY_BLOCK : TE_IS_ROWWISE(recipe) ? TE__WEIGHTS_BY_ROW
                                                                               : TE__WEIGHTS_BY_TENSOR;
 }
 /* Bytes of a tensor in the kind's table. */

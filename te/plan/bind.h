@@ -83,14 +83,14 @@ TE_API te_dtype te_plan_param_dtype(const te_plan *plan, const te_op *op) {
     return op->recipe != TE_RECIPE_none ? plan->fp8->weights : plan->dtype;
 }
 /* Bytes that a parameter takes in the buffer, the gap behind it included. */
-TE_API size_t te__param_room(const te_param_info *p, te_dtype dtype) {
+TE_API size_t te__param_padded_bytes(const te_param_info *p, te_dtype dtype) {
     return p->tied ? 0 : (size_t)te_round_up(p->rows * p->cols, TE_PARAM_ALIGN) * te_dtype_bytes(dtype);
 }
 TE_API size_t te_plan_param_bytes(const te_plan *plan) {
     size_t bytes = 0;
     for (int i = 0; plan && !plan->takes_dims && i < plan->op_count; i++)
         for (int k = 0; k < plan->op[i].params; k++)
-            bytes += te__param_room(&plan->op[i].param[k], te_plan_param_dtype(plan, &plan->op[i]));
+            bytes += te__param_padded_bytes(&plan->op[i].param[k], te_plan_param_dtype(plan, &plan->op[i]));
     return bytes;
 }
 /* Elements of each of `ranks` equal slices of such a buffer. What is left behind the last slice is less than
@@ -106,14 +106,14 @@ TE_API size_t te_plan_grad_bytes(const te_plan *plan) {
  * up to this op, whose columns may be shared out in parts; null: there was none. */
 TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
     if (op->out_rows == TE_ROWS_shard || op->in_rows == TE_ROWS_shard) p->sums = 1;
-    if (op->share == TE_SHARE_columns) {
-        p->sums = (op->flags & TE_PARAMS_OF_ALL) != 0;
+    if (op->layout == TE_LAYOUT_columns) {
+        p->sums = (op->flags & TE_PARAMS_REPLICATED) != 0;
         p->shard = p->sums ? TE_SHARD_none : TE_SHARD_columns;
     }
-    if (op->share == TE_SHARE_sums) p->shard = op->ranks ? TE_SHARD_columns : TE_SHARD_rows, p->sums = 0;
+    if (op->layout == TE_LAYOUT_partial_sum) p->shard = op->ranks ? TE_SHARD_columns : TE_SHARD_rows, p->sums = 0;
     p->parts = p->first_part = 1;
     /* an op with kernels of its own has parameters of another shape: sinks, one for each head */
-    if (product && p->shard == TE_SHARD_columns && op->op_class != TE_CLASS_own)
+    if (product && p->shard == TE_SHARD_columns && op->op_class != TE_CLASS_custom)
         p->parts = product->parts, p->first_part = product->first_part;
 }
 
@@ -158,7 +158,7 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
             param->last = op->op_class == TE_CLASS_norm || (op->flags & TE_SUMS);
             te__bind_shard(param, op, product);
             if (info->tied || !params) continue;
-            param->data = at, at += te__param_room(info, param->dtype);
+            param->data = at, at += te__param_padded_bytes(info, param->dtype);
             if (grads) param->grad = grads, grads += te_round_up(info->rows * info->cols, TE_PARAM_ALIGN);
         }
     return TE_OK;
@@ -218,22 +218,22 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
  * (te/ops/linear.h). Run i lies in the rank's own parameter from element `at` on; in the whole one, of `ranks` times as
  * many elements, the same run of each rank, one rank after the other, takes its place:
  *
- *     te_runs s = te_runs_of(p, te_tensor_group(ctx));
+ *     te_shard_layout s = te_shard_layout_of(p, te_tensor_group(ctx));
  *     for (int64_t i = 0; i < s.count; i++) {
- *         const te_run_place r = te_run_at(&s, i);           // r.elements from r.at here, from r.whole there
+ *         const te_shard_run r = te_shard_run_at(&s, i);           // r.elements from r.at here, from r.whole there
  *         ...
  *     }
  */
 
-typedef struct te_runs {
+typedef struct te_shard_layout {
     int64_t count;
     int64_t first, each; /* elements of run 0, of each other */
     int rank, ranks;     /* 0 of 1: this rank's parameter is the whole */
-} te_runs;
-typedef struct te_run_place { int64_t at, whole, elements; } te_run_place;
+} te_shard_layout;
+typedef struct te_shard_run { int64_t at, whole, elements; } te_shard_run;
 
-TE_API te_runs te_runs_of(const te_param *p, const te_group *g) {
-    te_runs s;
+TE_API te_shard_layout te_shard_layout_of(const te_param *p, const te_group *g) {
+    te_shard_layout s;
     const int64_t all = p->rows * p->cols;
     s.count = 1, s.first = s.each = all, s.rank = 0, s.ranks = 1;
     if (p->shard == TE_SHARD_none || g->size == 1) return s;
@@ -245,13 +245,13 @@ TE_API te_runs te_runs_of(const te_param *p, const te_group *g) {
     }
     return s;
 }
-TE_API te_run_place te_run_at(const te_runs *s, int64_t i) {
-    te_run_place r;
+TE_API te_shard_run te_shard_run_at(const te_shard_layout *s, int64_t i) {
+    te_shard_run r;
     r.at = i ? s->first + (i - 1) * s->each : 0, r.elements = i ? s->each : s->first;
     r.whole = r.at * s->ranks + s->rank * r.elements;
     return r;
 }
 /* Which run element `at` of this rank's parameter lies in. */
-TE_API int64_t te_run_with(const te_runs *s, int64_t at) { return at < s->first ? 0 : 1 + (at - s->first) / s->each; }
+TE_API int64_t te_shard_run_with(const te_shard_layout *s, int64_t at) { return at < s->first ? 0 : 1 + (at - s->first) / s->each; }
 
 #endif

@@ -16,13 +16,13 @@
  *   gemm   a matrix product                                 linear
  *   own    brings its own kernels; it may begin a row       attention, embedding, cross_entropy, rope, last_token
  */
-typedef enum te_class { TE_CLASS_map, TE_CLASS_gated, TE_CLASS_norm, TE_CLASS_gemm, TE_CLASS_own } te_class;
+typedef enum te_class { TE_CLASS_map, TE_CLASS_gated, TE_CLASS_norm, TE_CLASS_gemm, TE_CLASS_custom } te_class;
 
 /* What backward needs of a forward, and what an op is to the walk. */
 enum {
     TE_SAVES_INPUT = 1 << 0,   /* the op's input stays in memory until its backward */
     TE_SAVES_OUTPUT = 1 << 1,  /* so does its output */
-    TE_KEEPS_GRAD = 1 << 2,    /* backward passes the gradient on unchanged (bias) */
+    TE_GRAD_UNCHANGED = 1 << 2,    /* backward passes the gradient on unchanged (bias) */
     TE_SUMS = 1 << 3,          /* and sums it over rows into the op's first parameter */
     TE_SUMS_THREE = 1 << 4,    /* and what its function says into the next two; no norm or gated op in that row */
     TE_IS_FROZEN = 1 << 5,     /* its parameters never train (frozen_linear) */
@@ -37,18 +37,18 @@ enum {
     TE_IS_OUTPUT = 1 << 14,    /* an extra output of the list */
     TE_FROM_TOKENS = 1 << 15,  /* begins a list, which then takes tokens and no x (embedding) */
     TE_TO_LOSS = 1 << 16,      /* ends a list, which then gives one f32 a row (cross_entropy) */
-    TE_VARIES = 1 << 17,       /* attention: its kernels take sequences that differ in length */
-    TE_TELLS = 1 << 18,        /* and forward writes its largest logits where the caller's edge of its name says */
+    TE_VARLEN = 1 << 17,       /* attention: its kernels take sequences that differ in length */
+    TE_OUTPUTS_MAX_LOGIT = 1 << 18,        /* and forward writes its largest logits where the caller's edge of its name says */
     TE_ATTENDS_IN_FP8 = 1 << 19,    /* and forward's products are of e4m3 */
     TE_EPILOGUE_OF_BIAS = 1 << 20,  /* what a matrix product before it may take along at its end: + its parameter, */
     TE_EPILOGUE_OF_GELU = 1 << 21,  /* gelu, */
     TE_EPILOGUE_OF_SCALE = 1 << 22, /* or a factor; te_op.options is a te_scale_options */
-    TE_PARAMS_OF_ALL = 1 << 23,     /* ranks with their own columns have the same parameters, for all columns */
+    TE_PARAMS_REPLICATED = 1 << 23,     /* ranks with their own columns have the same parameters, for all columns */
     TE_TAKES_PRODUCT = 1 << 24,     /* a linear before it may leave it its product, where it adds up over the ranks */
-    TE_HANDS_ON = 1 << 25,          /* forward's step leaves the value as it is, and where it lies (copy_to_group), */
-    TE_HANDS_BACK = 1 << 26,        /* or backward's the gradient (all_reduce) */
-    TE_HANDS = TE_HANDS_ON | TE_HANDS_BACK,
-    TE_LEADS_CHAIN = 1 << 27        /* of kernels of its own, and begins rows whose chain can run without it */
+    TE_PASSES_VALUE = 1 << 25,          /* forward's step leaves the value as it is, and where it lies (copy_to_group), */
+    TE_PASSES_GRAD = 1 << 26,        /* or backward's the gradient (all_reduce) */
+    TE_PASSES_THROUGH = TE_PASSES_VALUE | TE_PASSES_GRAD,
+    TE_LEADS_POINTWISE = 1 << 27        /* of kernels of its own, and begins rows whose chain can run without it */
 };
 
 typedef enum te_init {
@@ -69,14 +69,14 @@ typedef enum te_rows {
 } te_rows;
 
 /* What a rank of the tensor group has of a value, known when a list is compiled (te/fuse/impl/list_checks.h checks it). */
-typedef enum te_share {
-    TE_SHARE_any,     /* nothing in the list has said yet */
-    TE_SHARE_same,    /* all of it (of TE_ROWS_shard its own rows), and all of its gradient */
-    TE_SHARE_entered, /* all of it, and a part of the sum that its gradient is: an all_gather or copy_to_group came
+typedef enum te_rank_layout {
+    TE_LAYOUT_any,     /* nothing in the list has said yet */
+    TE_LAYOUT_replicated,    /* all of it (of TE_ROWS_shard its own rows), and all of its gradient */
+    TE_LAYOUT_partial_grad, /* all of it, and a part of the sum that its gradient is: an all_gather or copy_to_group came
                        * before, whose backward adds those up */
-    TE_SHARE_columns, /* its own columns */
-    TE_SHARE_sums     /* a part of the sum that each element is */
-} te_share;
+    TE_LAYOUT_columns, /* its own columns */
+    TE_LAYOUT_partial_sum     /* a part of the sum that each element is */
+} te_rank_layout;
 
 /* Which part of a parameter a rank of the tensor group holds. */
 typedef enum te_shard {
@@ -99,9 +99,9 @@ typedef enum te_recipe {
     TE_RECIPE_COUNT
 } te_recipe;
 /* Whether its scales are of tiles and blocks, of rows, of tensors; a constant of one. */
-#define TE_IS_TILED(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_block)
-#define TE_IS_BY_ROW(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_row)
-#define TE_IS_BY_TENSOR(recipe) \
+#define TE_IS_BLOCKWISE(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_block)
+#define TE_IS_ROWWISE(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_row)
+#define TE_IS_TENSORWISE(recipe) \
     ((int)(recipe) == (int)TE_RECIPE_fp8_current || (int)(recipe) == (int)TE_RECIPE_fp8_delayed)
 
 /* A parameter as the list declares it. */
@@ -112,8 +112,8 @@ typedef struct te_param_info {
     int tied; /* has no memory of its own: te_tie() it to another */
 } te_param_info;
 
-enum { TE_MAX_PARAMS = 3 /* of one op */, TE_MAX_SPANS = TE_MAX_OPS / 3 /* two marks and an op */,
-       TE_TURNED_WORDS = (TE_MAX_OPS + 31) / 32 };
+enum { TE_MAX_PARAMS = 3 /* of one op */, TE_MAX_RECOMPUTE_REGIONS = TE_MAX_OPS / 3 /* two marks and an op */,
+       TE_OP_BITS = (TE_MAX_OPS + 31) / 32 };
 
 typedef struct te_op {
     const char *kind, *name; /* "gelu", "act": for messages */
@@ -125,7 +125,7 @@ typedef struct te_op {
     int flags;                    /* TE_SAVES_INPUT, ... */
     te_recipe recipe;             /* of a matrix product */
     int stats;                    /* f32 numbers a row that backward needs beside: mean and rstd, log-sum-exp */
-    te_share share;               /* what a rank has of its output */
+    te_rank_layout layout;               /* what a rank has of its output */
     int parts;                    /* its output is so many parts side by side, each shared out by columns */
     int first_part;               /* the first of them is so many times as wide as each other */
     int ranks;                    /* so many of the tensor group have a part of its vocabulary each; 0: one */
@@ -143,16 +143,16 @@ typedef struct te_step {
     const char *row;     /* "linear_bias_gelu" */
     const char *kernels; /* the kernels' common name: "block_fc1_linear_bias_gelu" */
     int count;
-    int op[TE_MAX_ROW]; /* indices into the op table, in the order of the pass */
+    int op[TE_MAX_PATTERN]; /* indices into the op table, in the order of the pass */
     te_step_fn run;
 } te_step;
 
 /* Ops [first, last] of a list between (recompute, name) and (end_recompute, name): what the ops before the last one
  * keep for backward is not saved, backward computes it again. Marks are not in the table of ops. */
-typedef struct te_span {
+typedef struct te_recompute_region {
     const char *name;
     int first, last;
-} te_span;
+} te_recompute_region;
 
 /* What a walk does around the steps of a plan that trains (executor.h): it takes the random state, opens spans that run
  * again, and adds up gradients. */
@@ -170,7 +170,7 @@ typedef struct te_plan {
     int op_count, forward_count, infer_count, backward_count;
     const te_op *op;
     const te_step *forward, *infer, *backward;
-    int span_count; const te_span *span; /* none: everything is saved, with the same steps and so the same bits */
+    int span_count; const te_recompute_region *span; /* none: everything is saved, with the same steps and so the same bits */
     int takes_dims; /* 1: widths are symbols (dims.h), and nothing runs by it */
     const te_fp8_ops *fp8; /* null: the list names no recipe */
     const te_training *(*training)(void); /* null: inference alone, with no step forward or backward (inference.h) */
@@ -254,7 +254,7 @@ typedef struct te_saved {
     size_t used;        /* of bytes; other dims (dims.h) use others */
     int loss_in_backward; /* backward writes y */
     const void *filled; /* `memory` of then */
-    uint32_t turned[TE_TURNED_WORDS]; /* te_run's */
+    uint32_t turned[TE_OP_BITS]; /* te_run's */
 } te_saved;
 
 /* What the first and the last op of a list make of its ends. */
@@ -267,7 +267,7 @@ TE_API int te__has_memory(const te_plan *p) {
     return 0;
 }
 /* Whether a value of the plan has rows of TE_ROWS_shard. */
-TE_API int te__shares_rows(const te_plan *p) {
+TE_API int te__has_sharded_rows(const te_plan *p) {
     for (int i = 0; i < p->op_count; i++)
         if (p->op[i].in_rows == TE_ROWS_shard || p->op[i].out_rows == TE_ROWS_shard) return 1;
     return 0;
@@ -278,13 +278,13 @@ TE_API int te_is_trained(const te_param *p) {
     return p->grad && owner && !owner->frozen;
 }
 /* Whether no op behind op i reads what that fork kept: in backward it is the first to hand a gradient over. */
-TE_API int te_reads_last(const te_plan *p, int i) {
+TE_API int te_is_last_use(const te_plan *p, int i) {
     for (int j = i + 1; j < p->op_count; j++)
         if (p->op[j].edge == p->op[i].edge) return 0;
     return 1;
 }
 /* Whether op i is a product whose logits nobody keeps: backward has it in one step with the loss, and makes them. */
-TE_API int te_remakes_logits(const te_plan *p, int i) {
+TE_API int te_recomputes_logits(const te_plan *p, int i) {
     const te_step *s = &p->backward[0];
     return s->count > 1 && s->op[1] == i && (p->op[s->op[0]].flags & TE_TO_LOSS) && p->op[i].recipe == TE_RECIPE_none;
 }

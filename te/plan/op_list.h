@@ -11,8 +11,8 @@
  *     TE_IN_<family>(op)                 the width that it takes                              (0): any
  *     TE_OUT_<family>(op, in)            the width that it gives                              (in)
  *     TE_ROWS_<family>(op, in)           the rows that it gives, a te_rows                    (in)
- *     TE_GIVES_<family>(op)              the number format that it gives, a te_gives          (TE_GIVES_list)
- *     TE_WANTS_<family>(op)              the one that it would read best, a te_gives          (TE_GIVES_list)
+ *     TE_PRODUCES_<family>(op)              the number format that it gives, a te_produces          (TE_PRODUCES_list)
+ *     TE_WANTS_<family>(op)              the one that it would read best, a te_produces          (TE_PRODUCES_list)
  *     TE_FLAGS_<family>(op)              what backward needs of it and what the walk knows    (0)
  *     TE_RECIPE_<family>(model, op)      the recipe of its product, a te_recipe               (TE_RECIPE_none)
  *     TE_STATS_<family>(op)              f32 numbers a row that forward keeps for backward    (0)
@@ -20,8 +20,8 @@
  *     TE_OPTIONS_<family>(op)            (te_<family>_options, values of its members...)      no options
  *     TE_CHECK_<family>(model, op)       (static_assert(..); ...)                             nothing to check
  *     TE_EDGE_<family>(model, op)        (index, format) of the fork that it belongs to            (-1, the list's)
- *     TE_SHARE_<family>(op, in)          what a rank of a group has of its output, a te_share   (in)
- *     TE_SHARE_FITS_<family>(op, in)     whether it takes a value that ranks share so           see te/fuse/impl/list_checks.h
+ *     TE_LAYOUT_<family>(op, in)          what a rank of a group has of its output, a te_rank_layout   (in)
+ *     TE_LAYOUT_FITS_<family>(op, in)     whether it takes a value that ranks share so           see te/fuse/impl/list_checks.h
  *     TE_RANKS_<family>(op)              ranks of a tensor group that share its vocabulary      (0): no more than one
  *     TE_SHAPES_<family>(op)             how many shapes it has at most                       (12)
  *     TE_TAKES_<family>_<option>         TE_INTEGER, TE_NUMBER or TE_TOKEN, for each option that it has
@@ -141,8 +141,8 @@
 #define TE_SAME_ranks_ranks ,
 
 /* Whether an argument is an option: a tuple of two, and nothing behind it; not 8, (H) or (A + B) * C. */
-#define TE_IF_OPTION(a, yes, no) TE_IF_MARKED(TE_LATE(TE_COMMA TE_EAT a ()), TE_IF_PAIR, TE_TAKE_NO)(a, yes, no)
-#define TE_LATE(...) __VA_ARGS__
+#define TE_IF_OPTION(a, yes, no) TE_IF_MARKED(TE_DEFER_EXPANSION(TE_COMMA TE_EAT a ()), TE_IF_PAIR, TE_TAKE_NO)(a, yes, no)
+#define TE_DEFER_EXPANSION(...) __VA_ARGS__
 #define TE_EAT(...)
 #define TE_IF_PAIR(a, yes, no) TE_THIRD(TE_STRIP a, yes, no, ~)
 #define TE_TAKE_NO(a, yes, no) no
@@ -236,19 +236,19 @@ template <> struct te__type_of<double> { enum { is_integer = 0, is_number = 1 };
 
 /* ---- facts, or their defaults ------------------------------------------------------------------------------------ */
 
-typedef enum te_gives {
-    TE_GIVES_list,     /* the list's own format */
-    TE_GIVES_same,     /* what it gets */
-    TE_GIVES_residual, /* that of the residual stream: the list's option `residual` */
-    TE_GIVES_f32
-} te_gives;
+typedef enum te_produces {
+    TE_PRODUCES_list,     /* the list's own format */
+    TE_PRODUCES_same,     /* what it gets */
+    TE_PRODUCES_residual, /* that of the residual stream: the list's option `residual` */
+    TE_PRODUCES_f32
+} te_produces;
 
 #define TE_FACT(fact, op) TE_JOIN1(TE_##fact##_, TE_FAMILY(op))
 #define TE_IN(op)         TE_TUPLE_OR(TE_FACT(IN, op)(op), 0)
 #define TE_OUT(op, in)    TE_TUPLE_OR(TE_FACT(OUT, op)(op, in), in)
 #define TE_ROWS(op, in)   TE_TUPLE_OR(TE_FACT(ROWS, op)(op, in), in)
-#define TE_GIVES(op)      TE_TUPLE_OR(TE_FACT(GIVES, op)(op), TE_GIVES_list)
-#define TE_WANTS(op)      TE_TUPLE_OR(TE_FACT(WANTS, op)(op), TE_GIVES_list)
+#define TE_PRODUCES(op)      TE_TUPLE_OR(TE_FACT(GIVES, op)(op), TE_PRODUCES_list)
+#define TE_WANTS(op)      TE_TUPLE_OR(TE_FACT(WANTS, op)(op), TE_PRODUCES_list)
 #define TE_FLAGS(op)      TE_TUPLE_OR(TE_FACT(FLAGS, op)(op), 0)
 #define TE_STATS(op)      TE_TUPLE_OR(TE_FACT(STATS, op)(op), 0)
 #define TE_PARAMS(op, in, out) TE_TUPLE_OR(TE_FACT(PARAMS, op)(op, in, out), ((end, ~)))
@@ -268,9 +268,9 @@ typedef enum te_gives {
 #define TE_RECIPE_OPTION(op, otherwise) TE_RECIPE_OPTION_(TE_OPTION(op, recipe, (otherwise)))
 #define TE_RECIPE_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_RECIPE_NAMED)(value)
 #define TE_RECIPE_NAMED(token) TE_JOIN1(TE_RECIPE_, token)
-/* Whether forward keeps the inputs of products in FP8 that backward could make again: (inputs, kept) of a list. */
-enum { TE_INPUTS_again, TE_INPUTS_kept };
-#define TE_INPUTS_OPTION(op) TE_INPUTS_OPTION_(TE_OPTION(op, inputs, again))
+/* Whether forward keeps the inputs of products in FP8 that backward could make again: (inputs, saved) of a list. */
+enum { TE_INPUTS_recomputed, TE_INPUTS_saved };
+#define TE_INPUTS_OPTION(op) TE_INPUTS_OPTION_(TE_OPTION(op, inputs, recomputed))
 #define TE_INPUTS_OPTION_(token) TE_JOIN1(TE_INPUTS_, token)
 /* How the gradients of products in FP8 are rounded, a te_rounding: (rounding, stochastic) of a list. */
 #define TE_ROUNDING_OPTION(op) TE_ROUNDING_OPTION_(TE_OPTION(op, rounding, nearest))

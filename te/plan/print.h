@@ -14,12 +14,12 @@ TE_API int te__step_sums(const te_plan *p, const te_step *s) {
 TE_API int te__turns_gradient(const te_plan *p, const te_step *s) {
     const int skip = p->op[s->op[0]].op_class == TE_CLASS_gemm;
     int changed = 0;
-    if (p->op[s->op[0]].op_class == TE_CLASS_own) return 0;
+    if (p->op[s->op[0]].op_class == TE_CLASS_custom) return 0;
     for (int j = skip; j < s->count; j++) {
         const te_op *op = &p->op[s->op[j]];
         const int halves_straddle = op->op_class == TE_CLASS_gated && op->out % TE_FP8_BLOCK;
         if (op->op_class == TE_CLASS_norm || (op->flags & TE_SUMS_THREE) || halves_straddle) return 0;
-        changed = op->flags & TE_IS_ADD ? 0 : changed || !(op->flags & TE_KEEPS_GRAD);
+        changed = op->flags & TE_IS_ADD ? 0 : changed || !(op->flags & TE_GRAD_UNCHANGED);
     }
     return changed && p->fp8->fixed;
 }
@@ -28,8 +28,8 @@ TE_API int te__step_forms(const te_run *r, const te_step *s) {
     const te_plan *p = r->plan;
     const int last = s->op[s->count - 1], back = r->pass == TE_BACKWARD, next = back ? last - 1 : last + 1;
     const te_op *end = &p->op[last];
-    if (next < 0 || !te_is_in_fp8(r, next) || TE_IS_BY_TENSOR(p->op[next].recipe)) return 0;
-    if (end->op_class == TE_CLASS_gemm || end->op_class == TE_CLASS_own) return 0;
+    if (next < 0 || !te_is_in_fp8(r, next) || TE_IS_TENSORWISE(p->op[next].recipe)) return 0;
+    if (end->op_class == TE_CLASS_gemm || end->op_class == TE_CLASS_custom) return 0;
     if ((!back && (end->flags & TE_IS_FORK)) || (back ? end->in_dtype : end->out_dtype) != p->dtype) return 0;
     if (!te_is_tiled(r, next)) return p->fp8->fixed || end->op_class == TE_CLASS_norm;
     if (back) return !te__turns_gradient(p, s) ? 0 : p->op[next].flags & TE_IS_FROZEN ? 1 : 2;
@@ -42,7 +42,7 @@ TE_API long te__step_saves(const te_run *r, const te_step *s) {
     const int forms = te__step_forms(r, s);
     const long width = r->pass == TE_BACKWARD ? end->in : end->out, size = (long)te_dtype_bytes(r->plan->dtype);
     if (!forms) return 0;
-    if (TE_IS_BY_ROW(r->plan->op[s->op[s->count - 1] + 1].recipe))
+    if (TE_IS_ROWWISE(r->plan->op[s->op[s->count - 1] + 1].recipe))
         return (r->pass == TE_FORWARD ? 0 : width * size) - width - (long)sizeof(float);
     return width * size - forms * (width + width * (long)sizeof(float) / TE_FP8_BLOCK);
 }
@@ -55,7 +55,7 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
     long n = (pass == TE_BACKWARD ? first->out + last->in : first->in + last->out) * size;
     if (first->flags & TE_FROM_TOKENS)
         n = first->out * (pass == TE_BACKWARD ? size + 8 : 2 * size); /* weight read; gradient read and written */
-    if (first->flags & TE_IS_LOAD) return pass != TE_BACKWARD || te_reads_last(p, s->op[0]) ? 0 : 3 * first->out * size;
+    if (first->flags & TE_IS_LOAD) return pass != TE_BACKWARD || te_is_last_use(p, s->op[0]) ? 0 : 3 * first->out * size;
     int hands_on = 1; /* a fork by itself moves nothing; in backward one before a load does */
     for (int j = 0; j < s->count; j++) {
         const int i = s->op[j], loads = i + 1 < p->op_count && (p->op[i + 1].flags & TE_IS_LOAD);
@@ -63,18 +63,18 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
     }
     if (hands_on) return 0;
     int passes_on = pass == TE_BACKWARD; /* the gradient stays where it is: an add, a bias */
-    for (int j = 0; j < s->count; j++) passes_on = passes_on && (p->op[s->op[j]].flags & TE_KEEPS_GRAD);
+    for (int j = 0; j < s->count; j++) passes_on = passes_on && (p->op[s->op[j]].flags & TE_GRAD_UNCHANGED);
     if (passes_on) n = te__step_sums(p, s) ? first->out * size : 0;
     for (int j = 0; j < s->count; j++) {
         const int i = s->op[j];
         const te_op *op = &p->op[i];
         if (pass != TE_INFER) n += op->stats * (long)sizeof(float);
         if (pass == TE_BACKWARD) {
-            const int reads = (op->flags & TE_SAVES_INPUT) || te_remakes_logits(p, i);
-            if (reads && !(i && te_remakes_logits(p, i - 1))) n += op->in * size;
+            const int reads = (op->flags & TE_SAVES_INPUT) || te_recomputes_logits(p, i);
+            if (reads && !(i && te_recomputes_logits(p, i - 1))) n += op->in * size;
             if ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT))
                 n += op->out * size; /* an input's gradient went to its caller */
-            const int joins = op->edge >= 0 && !te_reads_last(p, i); /* the gradient so far is read, the sum written */
+            const int joins = op->edge >= 0 && !te_is_last_use(p, i); /* the gradient so far is read, the sum written */
             if ((op->flags & TE_IS_ADD) && joins) n += (passes_on && s->count == 1 ? 3 : 2) * op->out * size;
             else if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += op->out * size;
             if (op->flags & TE_IS_MUL) n += (joins ? 3 : 2) * op->out * size; /* what was kept, and its gradient */
@@ -92,8 +92,8 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
 /* What the products of a step read, where that is more than "fp8" says. */
 TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
     if ((first->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD) return ", e4m3 by heads";
-    if (TE_IS_BY_ROW(first->recipe) && pass != TE_BACKWARD) return ", e4m3 by rows";
-    if (!TE_IS_TILED(first->recipe)) return "";
+    if (TE_IS_ROWWISE(first->recipe) && pass != TE_BACKWARD) return ", e4m3 by rows";
+    if (!TE_IS_BLOCKWISE(first->recipe)) return "";
     if (pass != TE_BACKWARD) return ", e4m3 by 1x128 and 128x128";
     return first->flags & TE_IS_FROZEN ? ", e4m3 by 1x128 and 128x128"
                                        : ", e4m3 by 1x128 and 128x128, dweight by 1x128 and 1x128";
@@ -103,7 +103,7 @@ TE_API const char *te__step_result(const te_run *r, const te_step *s) {
     const int next = s->op[s->count - 1] + 1;
     switch (te__step_forms(r, s)) {
     case 0: return "";
-    case 1: return r->pass != TE_BACKWARD && TE_IS_BY_ROW(r->plan->op[next].recipe) ? "; gives e4m3 by rows"
+    case 1: return r->pass != TE_BACKWARD && TE_IS_ROWWISE(r->plan->op[next].recipe) ? "; gives e4m3 by rows"
                                                                                     : "; gives e4m3 by 1x128";
     default: return "; gives e4m3 by 1x128 and 128x1";
     }
@@ -112,7 +112,7 @@ TE_API const char *te__step_result(const te_run *r, const te_step *s) {
 TE_API int te__has_peer_kernel(const te_plan *p, const te_step *s) {
     const te_op *first = &p->op[s->op[0]];
     int norm = 0;
-    if (s->count < 3 || first->op_class != TE_CLASS_own || !(first->flags & TE_TAKES_PRODUCT)) return 0;
+    if (s->count < 3 || first->op_class != TE_CLASS_custom || !(first->flags & TE_TAKES_PRODUCT)) return 0;
     for (int j = 2; j < s->count; j++) norm |= p->op[s->op[j]].op_class == TE_CLASS_norm;
     return norm && !p->takes_dims && first->out % 8 == 0;
 }
@@ -121,7 +121,7 @@ TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pa
     const te_op *first = &p->op[s->op[0]], *last = &p->op[s->op[s->count - 1]];
     if (te__has_peer_kernel(p, s))
         fprintf(f, "%s_peers; without mapped memory %s, %s%s%s", s->kernels, first->kind, s->kernels,
-                last->op_class == TE_CLASS_own ? ", " : "", last->op_class == TE_CLASS_own ? last->kind : "");
+                last->op_class == TE_CLASS_custom ? ", " : "", last->op_class == TE_CLASS_custom ? last->kind : "");
     else fprintf(f, "%s", s->kernels);
     if (pass != TE_BACKWARD && s->count == 1 && first->op_class == TE_CLASS_gemm && te__has_peer_kernel(p, s + 1) &&
         p->op[s[1].op[0]].in_rows == p->op[s[1].op[0]].out_rows)
@@ -132,7 +132,7 @@ TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const 
     const te_run r = te_run_to_size(p, pass, 1, TE_USE_on, 0);
     const long bytes = te_step_row_bytes(p, s, pass);
     const te_op *a = &p->op[s->op[0]], *b = &p->op[s->op[s->count - 1]];
-    const int in_fp8 = (a->recipe != TE_RECIPE_none && !(pass == TE_BACKWARD && TE_IS_BY_ROW(a->recipe))) ||
+    const int in_fp8 = (a->recipe != TE_RECIPE_none && !(pass == TE_BACKWARD && TE_IS_ROWWISE(a->recipe))) ||
                        ((a->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD);
     fprintf(f, "%4s  %-42s %6d -> %-6d %-5s %8ld  ", number, s->row, pass == TE_BACKWARD ? a->out : a->in,
             pass == TE_BACKWARD ? b->in : b->out, in_fp8 ? "fp8" : te_dtype_name(p->dtype), bytes);
@@ -147,7 +147,7 @@ TE_API long te__print_recompute(FILE *f, const te_plan *p, const te_step *s) {
     for (int k = 0; k < p->span_count; k++) {
         int from, to, reached = 0;
         for (int j = 0; j < s->count; j++) reached |= s->op[j] == p->span[k].last;
-        te__span_steps(&r, k, &from, &to);
+        te__recompute_steps(&r, k, &from, &to);
         for (int i = from; reached && i < to; i++) total += te__print_step(f, p, "+", &p->forward[i], TE_FORWARD);
     }
     return total;

@@ -163,9 +163,9 @@ static te_status check(const te_plan *one, const te_plan *many, int by_rows) {
     TE_TRY(compare(many->name, "dx", l.dx + at, w.dx + at, n));
     for (int k = 0; k < l.model.param_count; k++) {
         const te_param *p = &l.param[k];
-        const te_runs runs = te_runs_of(p, te_tensor_group(&ctx));
+        const te_shard_layout runs = te_shard_layout_of(p, te_tensor_group(&ctx));
         for (int64_t i = 0; i < runs.count; i++) {
-            const te_run_place r = te_run_at(&runs, i);
+            const te_shard_run r = te_shard_run_at(&runs, i);
             TE_TRY(compare(many->name, p->op, (float *)p->data + r.at, (float *)w.param[k].data + r.whole, r.elements));
             TE_TRY(compare(many->name, p->op, p->grad + r.at, w.param[k].grad + r.whole, r.elements));
         }

@@ -203,7 +203,7 @@ static te_status drop(twins *t) {
 /* Inference, forward and, now and then, backward of one list; each rank comes late as it likes. */
 static te_status passes(twins *t, int k, int rows, int back, void *const x[2], task *late, uint32_t random) {
     const te_dtype dtype = t->plan[k]->dtype;
-    const int own = te__shares_rows(t->plan[k]) ? rows / here.comm->tensor.size : rows;
+    const int own = te__has_sharded_rows(t->plan[k]) ? rows / here.comm->tensor.size : rows;
     const te_tensor in = te_matrix(x[0], dtype, own, t->width), dy = te_matrix(x[1], dtype, own, t->width);
     te_batch batch;
     te_saved saved;

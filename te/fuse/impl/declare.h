@@ -6,7 +6,7 @@
 
 #include "../../plan/dims.h" /* TE_IS_DIM */
 #include "kernels.h" /* TE__IS_CLASS */
-#include "list_checks.h" /* TE_SHARE_OUT */
+#include "list_checks.h" /* TE_LAYOUT_OUT */
 
 /* ---- names: model_family_name_.. -------------------------------------------------------------------------------- */
 
@@ -86,7 +86,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
         name##_residual_dtype = (int)TE_DTYPE_OPTION(of, residual, (int)name##_dtype),                             \
         name##_names_recipe = TE__IF_RECIPE(of, 1, 0),                                                             \
         name##_recipe = (int)TE_RECIPE_OPTION(of, TE_RECIPE_none),                                                 \
-        name##_keeps_inputs = (int)TE_INPUTS_OPTION(of),                                                           \
+        name##_saves_inputs = (int)TE_INPUTS_OPTION(of),                                                           \
         name##_gradients = (int)TE_DTYPE_OPTION(of, gradients, (int)TE_e5m2),                                      \
         name##_rounding = (int)TE_ROUNDING_OPTION(of),                                                             \
         name##_weights = (int)TE_DTYPE_OPTION(of, weights, (int)name##_dtype),                                     \
@@ -94,8 +94,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
         name##_first_wants = TE_FOR(TE__FIRST_WANTS, links) 0,                                                     \
         name##_begin_begin_dtype = (int)TE_DTYPE_OPTION(of, in, (int)name##_first_wants),                          \
         name##_begin_begin_rows = TE_ROWS_OPTION(of),                                                              \
-        name##_begin_begin_share = TE_SHARE_any,                                                                   \
-        TE_FOR(TE__SHARES, links)                                                                                  \
+        name##_begin_begin_layout = TE_LAYOUT_any,                                                                   \
+        TE_FOR(TE__LAYOUTS, links)                                                                                  \
         TE_FOR(TE__FORMATS, links)                                                                                 \
         name##_last_dtype = TE_FOR(TE__LAST_DTYPE, links) 0,                                                       \
         name##_out_dtype = (int)name##_out_option >= 0 ? (int)name##_out_option : (int)name##_last_dtype,          \
@@ -104,16 +104,16 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
     };                                                                                                             \
     static_assert((int)name##_dtype < (int)TE_e4m3,                                                                \
                   "te: " #name ": a list is f32, bf16 or f16; FP8 is a recipe, (bf16, (recipe, fp8_delayed))");    \
-    static_assert(!(int)name##_keeps_inputs || (int)name##_names_recipe,                                              \
-                  "te: " #name ": (inputs, kept) is of a list with a recipe");                                       \
+    static_assert(!(int)name##_saves_inputs || (int)name##_names_recipe,                                              \
+                  "te: " #name ": (inputs, saved) is of a list with a recipe");                                       \
     static_assert((int)name##_gradients == (int)TE_e5m2 ||                                                             \
-                      ((int)name##_gradients == (int)TE_e4m3 && TE_IS_BY_TENSOR(name##_recipe)),                       \
+                      ((int)name##_gradients == (int)TE_e4m3 && TE_IS_TENSORWISE(name##_recipe)),                       \
                   "te: " #name ": (gradients, ...) is e5m2 or e4m3, of a list under fp8_delayed or fp8_current");      \
-    static_assert((int)name##_rounding == (int)TE_ROUNDING_nearest || TE_IS_BY_TENSOR(name##_recipe),                  \
+    static_assert((int)name##_rounding == (int)TE_ROUNDING_nearest || TE_IS_TENSORWISE(name##_recipe),                  \
                   "te: " #name ": (rounding, stochastic) is of a list under fp8_delayed or fp8_current");              \
     static_assert((int)name##_weights == (int)name##_dtype ||                                                          \
                       ((int)name##_weights == (int)TE_f32 && (int)name##_names_recipe &&                               \
-                       !TE_IS_BY_ROW(name##_recipe)),                                                                  \
+                       !TE_IS_ROWWISE(name##_recipe)),                                                                  \
                   "te: " #name ": (weights, ...) is f32 in a list with a recipe that trains, fp8_row does not, or "    \
                       "the dtype of the list");                                                                        \
     static_assert((int)name##_residual_dtype == (int)name##_dtype || (int)name##_residual_dtype == (int)TE_f32,        \
@@ -124,7 +124,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
     static_assert(TE_IS_WIDTH(name, (int)name##_begin_begin_out),                                                      \
                   "te: " #name ": the first width must be positive" TE__OR_DIM_##widths);                              \
     TE_FOR(TE__CLOSED, links)                                                                                          \
-    TE_SPAN_CHECKS(name, marks)                                                                                    \
+    TE_RECOMPUTE_CHECKS(name, marks)                                                                                    \
     typedef struct name {                                                                                          \
         te_model model;                                                                                            \
         TE_FOR(TE__FIELDS, links)                                                                                  \
@@ -166,8 +166,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 
 #define TE__WIDTHS(model, before, op, after, live)                                               \
     TE_ID(model, op), TE_WIDTH_IN(model, op) = TE_WIDTH_OUT(model, before),                      \
-    TE_WIDTH_OUT(model, op) = TE__GIVEN(width, model, op),                                       \
-    TE__IF_FORK(op, TE__KEPT_WIDTH, TE_NOTHING)(model, op)                                       \
+    TE_WIDTH_OUT(model, op) = TE__PRODUCED(width, model, op),                                       \
+    TE__IF_FORK(op, TE__FORK_WIDTH, TE_NOTHING)(model, op)                                       \
     TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), behind) = TE_ID(model, op),
 #define TE__WIDTHS_A(...) TE__WIDTHS(__VA_ARGS__) TE__WIDTHS_B
 #define TE__WIDTHS_B(...) TE__WIDTHS(__VA_ARGS__) TE__WIDTHS_A
@@ -175,10 +175,10 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 #define TE__WIDTHS_B_END
 
 /* What an op gives: by its own facts or, of a load (TE_LOADS_<family> is a comma), what its fork keeps. */
-#define TE__GIVEN(what, model, op) \
-    TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_##what, TE__OWN_##what)(model, op)
-#define TE__OWN_width(model, op) TE_OUT(op, TE_WIDTH_IN(model, op))
-#define TE__OWN_rows(model, op) TE_ROWS(op, TE_ROWS_IN(model, op))
+#define TE__PRODUCED(what, model, op) \
+    TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_##what, TE__BY_FACTS_##what)(model, op)
+#define TE__BY_FACTS_width(model, op) TE_OUT(op, TE_WIDTH_IN(model, op))
+#define TE__BY_FACTS_rows(model, op) TE_ROWS(op, TE_ROWS_IN(model, op))
 #define TE__LOADED_width(model, op) TE_KEPT_WIDTH(model, TE_FORK_OF(op))
 #define TE__LOADED_dtype(model, op, live) TE_KEPT_DTYPE(model, TE_FORK_OF(op))
 #define TE__LOADED_rows(model, op)                                                    \
@@ -187,9 +187,9 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 /* What a fork keeps, or an input brings: rows -1 are those of who reads it (TE__INPUT_ROWS). */
 #define TE__IF_FORK(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__IS_FORK_, TE_FAMILY(op)), yes, no)
 #define TE__IS_FORK_fork ,
-#define TE__KEPT_WIDTH(model, op) \
+#define TE__FORK_WIDTH(model, op) \
     TE_KEPT_WIDTH(model, TE_NAME(op)) = TE__IF_INPUT(op, TE_ARG1(op, 0), TE_WIDTH_OUT(model, op)),
-#define TE__KEPT_FORMAT(model, op)                                                           \
+#define TE__FORK_FORMAT(model, op)                                                           \
     TE_KEPT_ROWS(model, TE_NAME(op)) = TE__IF_INPUT(op, TE__INPUT_ROWS(op), TE_ROWS_OUT(model, op)), \
     TE_KEPT_DTYPE(model, TE_NAME(op)) =                                                      \
         TE__IF_INPUT(op, (int)TE_DTYPE_OPTION(op, dtype, TE_JOIN2(, model, residual_dtype)), \
@@ -201,17 +201,17 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
     TE_DTYPE_IN(model, op) = TE_DTYPE_OUT(model, before),                                                            \
     TE_ROWS_IN(model, op) = TE_ROWS_OUT(model, before),                                                              \
     TE_DTYPE_OUT(model, op) =                                                                                        \
-        TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_dtype, TE__OWN_dtype)(model, op, live),          \
-    TE_ROWS_OUT(model, op) = TE__GIVEN(rows, model, op),                                                             \
-    TE__IF_FORK(op, TE__KEPT_FORMAT, TE_NOTHING)(model, op)
-#define TE__OWN_dtype(model, op, live) \
-    TE__FORMAT(model, (int)TE_GIVES(op), (int)TE_WANTS(live), TE_DTYPE_IN(model, op))
+        TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_dtype, TE__BY_FACTS_dtype)(model, op, live),          \
+    TE_ROWS_OUT(model, op) = TE__PRODUCED(rows, model, op),                                                             \
+    TE__IF_FORK(op, TE__FORK_FORMAT, TE_NOTHING)(model, op)
+#define TE__BY_FACTS_dtype(model, op, live) \
+    TE__FORMAT(model, (int)TE_PRODUCES(op), (int)TE_WANTS(live), TE_DTYPE_IN(model, op))
 #define TE__FORMAT(model, gives, wants, in)                                                                          \
-    ((gives) == (int)TE_GIVES_same ? (int)in : (gives) == (int)TE_GIVES_f32 ? (int)TE_f32                            \
-     : (wants) == (int)TE_GIVES_same && (int)model##_out_option >= 0 ? (int)model##_out_option                       \
-     : (gives) == (int)TE_GIVES_residual || (wants) == (int)TE_GIVES_residual ? (int)model##_residual_dtype          \
+    ((gives) == (int)TE_PRODUCES_same ? (int)in : (gives) == (int)TE_PRODUCES_f32 ? (int)TE_f32                            \
+     : (wants) == (int)TE_PRODUCES_same && (int)model##_out_option >= 0 ? (int)model##_out_option                       \
+     : (gives) == (int)TE_PRODUCES_residual || (wants) == (int)TE_PRODUCES_residual ? (int)model##_residual_dtype          \
      : (int)model##_dtype)
-#define TE_WANTS_end(op) (TE_GIVES_same) /* what the list gives */
+#define TE_WANTS_end(op) (TE_PRODUCES_same) /* what the list gives */
 #define TE__FORMATS_A(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_B
 #define TE__FORMATS_B(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_A
 #define TE__FORMATS_A_END
@@ -219,8 +219,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 /* Whether an edge has another format than the list. */
 #define TE__MIXED(model, before, op, after, live)                 \
     | ((int)TE_DTYPE_OUT(model, op) != (int)model##_dtype)        \
-    TE__IF_FORK(op, TE__MIXED_KEPT, TE_NOTHING)(model, op)
-#define TE__MIXED_KEPT(model, op) | ((int)TE_KEPT_DTYPE(model, TE_NAME(op)) != (int)model##_dtype)
+    TE__IF_FORK(op, TE__MIXED_FORK, TE_NOTHING)(model, op)
+#define TE__MIXED_FORK(model, op) | ((int)TE_KEPT_DTYPE(model, TE_NAME(op)) != (int)model##_dtype)
 #define TE__MIXED_A(...) TE__MIXED(__VA_ARGS__) TE__MIXED_B
 #define TE__MIXED_B(...) TE__MIXED(__VA_ARGS__) TE__MIXED_A
 #define TE__MIXED_A_END
@@ -228,7 +228,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 /* x has the format that the first op wants. */
 #define TE__FIRST_WANTS(model, before, op, after, live)              \
     TE_IF_MARKED(TE_JOIN1(TE__IS_BEGIN_, TE_KIND(before)), TE_STRIP, \
-        TE_NOTHING)(TE__FORMAT(model, (int)TE_GIVES_list, (int)TE_WANTS(op), 0) +)
+        TE_NOTHING)(TE__FORMAT(model, (int)TE_PRODUCES_list, (int)TE_WANTS(op), 0) +)
 #define TE__IS_BEGIN_begin ,
 #define TE__FIRST_WANTS_A(...) TE__FIRST_WANTS(__VA_ARGS__) TE__FIRST_WANTS_B
 #define TE__FIRST_WANTS_B(...) TE__FIRST_WANTS(__VA_ARGS__) TE__FIRST_WANTS_A
@@ -242,13 +242,13 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 
 #define TE__CHECKS(model, before, op, after, live)                                                                     \
     static_assert(TE_IN(op) == 0 || TE_IN(op) == (int)TE_WIDTH_OUT(model, before),                                     \
-                  "te: " #model ": " TE_CALLED(op) " does not take the width that " TE__WHO_GIVES(before) " gives");   \
+                  "te: " #model ": " TE_CALLED(op) " does not take the width that " TE__PRODUCER_NAME(before) " gives");   \
     static_assert(!TE_IS_DIM((int)TE_WIDTH_OUT(model, op)) || (int)model##_takes_dims,                                 \
                   "te: " #model ": " TE_CALLED(op)                                                                     \
                       " has a width that is known only at run time, which takes TE_SEQUENTIAL_DIMS");                  \
     static_assert(TE_IS_WIDTH(model, (int)TE_WIDTH_OUT(model, op)), "te: " #model ": " TE_CALLED(op) \
         " has no width; a list may name its own, (f32, (width, 768))");                                                \
-    static_assert(!TE__IS_CLASS(op, own) || TE_IF_MARKED(TE_JOIN1(TE_TAKES_DIMS_, TE_FAMILY(op)), 1, 0) ||             \
+    static_assert(!TE__IS_CLASS(op, custom) || TE_IF_MARKED(TE_JOIN1(TE_TAKES_DIMS_, TE_FAMILY(op)), 1, 0) ||             \
                       ((int)TE_WIDTH_IN(model, op) > 0 && (int)TE_WIDTH_OUT(model, op) > 0),                           \
                   "te: " #model ": " TE_CALLED(op) " takes no width that is known only at run time");                  \
     static_assert(!(TE_IF_END(after, 1, 0) && (TE_FLAGS(op) & TE_IS_FORK)),                                            \
@@ -262,9 +262,9 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
     static_assert(!(TE_FLAGS(op) & TE_IS_LOAD) || (TE_FLAGS(before) & (TE_IS_FORK | TE_IS_INPUT)) == TE_IS_FORK,       \
         "te: " #model ": " TE_CALLED(op) " drops what " TE_CALLED(before) " gives: a (fork, ..) goes between them");   \
     TE_CHECK_OPTIONS(model, TE_FAMILY(op), op)                                                                         \
-    TE__CHECK_SHARE(model, before, op)                                                                                 \
+    TE__CHECK_LAYOUT(model, before, op)                                                                                 \
     TE_CHECK(model, op)
-#define TE__WHO_GIVES(before) \
+#define TE__PRODUCER_NAME(before) \
     TE_IF_MARKED(TE_JOIN1(TE__IS_BEGIN_, TE_KIND(before)), TE__THE_LIST, TE_CALLED)(before)
 #define TE__THE_LIST(before) "the option (width, ..) of the list"
 #define TE__CHECKS_A(...) TE__CHECKS(__VA_ARGS__) TE__CHECKS_B
@@ -286,7 +286,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 #define TE__FIELDS(model, before, op, after, live) TE__FIELDS2(op, TE_UNWRAP(TE_PARAMS(op, 0, 0)))
 #define TE__FIELDS2(...) TE__FIELDS3(__VA_ARGS__)
 #define TE__FIELDS3(op, ...) TE_IF_END(TE_FIRST(__VA_ARGS__, ~), TE_NOTHING, TE__FIELDS_OF)(op, __VA_ARGS__)
-#define TE__FIELDS_OF(op, ...) struct { TE_ROW(TE__FIELD, ~, __VA_ARGS__) } TE_NAME(op);
+#define TE__FIELDS_OF(op, ...) struct { TE_EACH_OP(TE__FIELD, ~, __VA_ARGS__) } TE_NAME(op);
 #define TE__FIELD(x, i, param) te_param TE_KIND(param);
 #define TE__FIELDS_A(...) TE__FIELDS(__VA_ARGS__) TE__FIELDS_B
 #define TE__FIELDS_B(...) TE__FIELDS(__VA_ARGS__) TE__FIELDS_A

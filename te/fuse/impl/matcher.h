@@ -36,8 +36,8 @@
 
 /* TE_PLAN(rows, ctx, ops...): a sequence of (ctx, ops of one step...). The walk carries each op's family beside it. */
 #define TE_PLAN(l, ctx, ...) TE_PLAN_(l, ctx, __VA_ARGS__, TE_ENDS)
-#define TE_PLAN_(...) TE_EVAL(TE_WALK(__VA_ARGS__))
-#define TE_WALK(l, ctx, ...) TE_JOIN1(TE_TAKE, TE_MATCH_AT(l, __VA_ARGS__))(l, ctx, __VA_ARGS__)
+#define TE_PLAN_(...) TE_EVAL(TE_MATCH_NEXT(__VA_ARGS__))
+#define TE_MATCH_NEXT(l, ctx, ...) TE_JOIN1(TE_TAKE, TE_MATCH_AT(l, __VA_ARGS__))(l, ctx, __VA_ARGS__)
 /* How many ops the step takes that begins the list; 0: a mark does. */
 #define TE_MATCH_AT(...) TE_MATCH_AT_(__VA_ARGS__)
 #define TE_MATCH_AT_(l, a, b, c, d, e, f, g, h, ...)                                                          \
@@ -62,9 +62,9 @@
 #define TE_TAKE6(l, ctx, a, b, c, d, e, f, z, ...) (ctx, a, b, c, d, e, f) TE_GO_ON(l, ctx, z, __VA_ARGS__)
 #define TE_TAKE7(l, ctx, a, b, c, d, e, f, g, z, ...) (ctx, a, b, c, d, e, f, g) TE_GO_ON(l, ctx, z, __VA_ARGS__)
 #define TE_TAKE8(l, ctx, a, b, c, d, e, f, g, h, z, ...) (ctx, a, b, c, d, e, f, g, h) TE_GO_ON(l, ctx, z, __VA_ARGS__)
-#define TE_GO_ON(l, ctx, z, ...) TE_IF_END(z, TE_STOP, TE_AGAIN)(l, ctx, z, __VA_ARGS__)
-#define TE_AGAIN(...) TE_WALK_ TE_PARENS (__VA_ARGS__)
-#define TE_WALK_() TE_WALK
+#define TE_GO_ON(l, ctx, z, ...) TE_IF_END(z, TE_STOP, TE_MATCH_REST)(l, ctx, z, __VA_ARGS__)
+#define TE_MATCH_REST(...) TE_MATCH_NEXT_ TE_PARENS (__VA_ARGS__)
+#define TE_MATCH_NEXT_() TE_MATCH_NEXT
 
 /* TE_PLAN_BESIDE(rows, ctx, shared, (list...), ops...): TE_PLAN of `ops`, what inference has of the list; a step that
  * forward has, too, is (shared, ops...), and needs no kernels of its own. The two plans are walked side by side while
@@ -77,13 +77,13 @@
 #define TE_PAIR2(...) TE_PAIR3(__VA_ARGS__)
 #define TE_PAIR3(l, x, s, f, i, of_f, of_i) TE_PAIR4(l, x, s, i, of_i, TE_TAKEN##of_f f)
 #define TE_PAIR4(...) TE_PAIR5(__VA_ARGS__)
-#define TE_PAIR5(l, x, s, i, of_i, row, f) TE_PAIR6(l, x, s, i, of_i, f, TE_ROW_COUNT row, TE_LIVE_COUNT row)
+#define TE_PAIR5(l, x, s, i, of_i, row, f) TE_PAIR6(l, x, s, i, of_i, f, TE_OP_COUNT row, TE_LIVE_COUNT row)
 #define TE_PAIR6(...) TE_PAIR7(__VA_ARGS__)
 #define TE_PAIR7(l, x, s, i, of_i, f, of_f, live)                                                              \
     TE_IF_MARKED(TE_SAME_##live##_0, TE_PAIR_SKIP, TE_IF_MARKED(TE_SAME_##live##_##of_i, TE_PAIR_TAKE, TE_PAIR_PART)) \
     (l, x, s, f, i, of_i, TE_IF_MARKED(TE_SAME_##live##_##of_f, s, x))
 #define TE_PAIR_SKIP(l, x, s, f, i, of_i, ctx) TE_PAIR_ TE_PARENS (l, x, s, f, i)
-#define TE_PAIR_PART(l, x, s, f, i, of_i, ctx) TE_WALK_ TE_PARENS (l, x, TE_STRIP i)
+#define TE_PAIR_PART(l, x, s, f, i, of_i, ctx) TE_MATCH_NEXT_ TE_PARENS (l, x, TE_STRIP i)
 #define TE_PAIR_TAKE(l, x, s, f, i, of_i, ctx) TE_PAIR_TAKE2(l, x, s, f, ctx, TE_TAKEN##of_i i)
 #define TE_PAIR_TAKE2(...) TE_PAIR_TAKE3(__VA_ARGS__)
 #define TE_PAIR_TAKE3(l, x, s, f, ctx, row, i) (ctx, TE_STRIP row) TE_PAIR_ TE_PARENS (l, x, s, f, i)
@@ -99,7 +99,7 @@
 #define TE_TAKEN7(a, b, c, d, e, f, g, ...) (a, b, c, d, e, f, g), (__VA_ARGS__)
 #define TE_TAKEN8(a, b, c, d, e, f, g, h, ...) (a, b, c, d, e, f, g, h), (__VA_ARGS__)
 /* How many ops of a step inference has. */
-#define TE_LIVE_COUNT(...) TE_ROW_PICK(TE_ROW(TE_LIVE_MARK, ~, __VA_ARGS__) 8, 7, 6, 5, 4, 3, 2, 1, 0, ~)
+#define TE_LIVE_COUNT(...) TE_BY_OP_COUNT(TE_EACH_OP(TE_LIVE_MARK, ~, __VA_ARGS__) 8, 7, 6, 5, 4, 3, 2, 1, 0, ~)
 #define TE_LIVE_MARK(x, i, op) \
     TE_IF_MARKED(TE_JOIN1(TE_TRAINING_, TE_KIND(op)), TE_NOTHING, \
         TE_IF_MARKED(TE_JOIN1(TE_IS_MARK_, TE_KIND(op)), TE_NOTHING, TE_LIVE_COMMA))(~)
@@ -136,12 +136,12 @@
 #define TE_TRAINING_dropout ,
 #define TE_INFERRED(...)        TE_WITHOUT(TE_TRAINING_, __VA_ARGS__, TE_ENDS)
 #define TE_UNMARKED(...)        TE_WITHOUT(TE_IS_MARK_, __VA_ARGS__, TE_ENDS)
-#define TE_WITHOUT(...)         TE_REST(TE_EVAL(TE_KEEP(__VA_ARGS__)), (end, ~))
-#define TE_KEEP(l, a, ...)      TE_IF_END(a, TE_STOP, TE_KEEP1)(l, a, __VA_ARGS__)
-#define TE_KEEP1(l, a, ...)     TE_IF_MARKED(TE_JOIN1(l, TE_KIND(a)), TE_NOTHING, TE_KEEP_COMMA)(a) TE_KEEP_ \
+#define TE_WITHOUT(...)         TE_REST(TE_EVAL(TE_FILTER(__VA_ARGS__)), (end, ~))
+#define TE_FILTER(l, a, ...)      TE_IF_END(a, TE_STOP, TE_FILTER1)(l, a, __VA_ARGS__)
+#define TE_FILTER1(l, a, ...)     TE_IF_MARKED(TE_JOIN1(l, TE_KIND(a)), TE_NOTHING, TE_FILTER_COMMA)(a) TE_FILTER_ \
     TE_PARENS (l, __VA_ARGS__)
-#define TE_KEEP_COMMA(a) , a
-#define TE_KEEP_() TE_KEEP
+#define TE_FILTER_COMMA(a) , a
+#define TE_FILTER_() TE_FILTER
 
 /* Whether a is an op to look at: a tuple whose second member, the name, is there. */
 #define TE_IF_OP(a, yes, no) TE_IF_TUPLE(a, TE_IF_NAMED, TE_IF_TAKE_NO)(a, yes, no)
@@ -181,23 +181,23 @@
 #define TE_FOR_END(...) TE_FOR_END_(__VA_ARGS__)
 #define TE_FOR_END_(...) __VA_ARGS__##_END
 
-/* TE_ROW(M, x, ops...): M(x, 0, op) M(x, 1, op) ... for the ops of one step, eight at most. */
-#define TE_ROW(M, x, ...) TE_ROW_(M, x, __VA_ARGS__, (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), \
+/* TE_EACH_OP(M, x, ops...): M(x, 0, op) M(x, 1, op) ... for the ops of one step, eight at most. */
+#define TE_EACH_OP(M, x, ...) TE_EACH_OP_(M, x, __VA_ARGS__, (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), \
     (end, ~), (end, ~))
-#define TE_ROW_(M, x, a, b, c, d, e, f, g, h, ...)                                                            \
-    M(x, 0, a) TE_ROW1(M, x, 1, b) TE_ROW1(M, x, 2, c) TE_ROW1(M, x, 3, d)                                      \
-    TE_ROW1(M, x, 4, e) TE_ROW1(M, x, 5, f) TE_ROW1(M, x, 6, g) TE_ROW1(M, x, 7, h)
-#define TE_ROW1(M, x, i, op) TE_IF_END(op, TE_NOTHING, M)(x, i, op)
+#define TE_EACH_OP_(M, x, a, b, c, d, e, f, g, h, ...)                                                            \
+    M(x, 0, a) TE_EACH_OP1(M, x, 1, b) TE_EACH_OP1(M, x, 2, c) TE_EACH_OP1(M, x, 3, d)                                      \
+    TE_EACH_OP1(M, x, 4, e) TE_EACH_OP1(M, x, 5, f) TE_EACH_OP1(M, x, 6, g) TE_EACH_OP1(M, x, 7, h)
+#define TE_EACH_OP1(M, x, i, op) TE_IF_END(op, TE_NOTHING, M)(x, i, op)
 
 /* The first and last op of a step; the step's name: its kinds joined by _. */
-#define TE_ROW_FIRST(...) TE_FIRST(__VA_ARGS__, ~)
-#define TE_ROW_LAST(...) TE_ROW_PICK(__VA_ARGS__, TE_LAST8, TE_LAST7, TE_LAST6, TE_LAST5, TE_LAST4, TE_LAST3, \
+#define TE_FIRST_OP(...) TE_FIRST(__VA_ARGS__, ~)
+#define TE_LAST_OP(...) TE_BY_OP_COUNT(__VA_ARGS__, TE_LAST8, TE_LAST7, TE_LAST6, TE_LAST5, TE_LAST4, TE_LAST3, \
     TE_LAST2, TE_LAST1, ~)(__VA_ARGS__, ~)
-#define TE_ROW_NAME(...) TE_ROW_PICK(__VA_ARGS__, TE_NAME8, TE_NAME7, TE_NAME6, TE_NAME5, TE_NAME4, TE_NAME3, \
+#define TE_PATTERN_NAME(...) TE_BY_OP_COUNT(__VA_ARGS__, TE_NAME8, TE_NAME7, TE_NAME6, TE_NAME5, TE_NAME4, TE_NAME3, \
     TE_NAME2, TE_NAME1, ~)(__VA_ARGS__)
-#define TE_ROW_COUNT(...) TE_ROW_PICK(__VA_ARGS__, 8, 7, 6, 5, 4, 3, 2, 1, ~)
-#define TE_ROW_PICK(...) TE_ROW_PICK_(__VA_ARGS__)
-#define TE_ROW_PICK_(a, b, c, d, e, f, g, h, n, ...) n
+#define TE_OP_COUNT(...) TE_BY_OP_COUNT(__VA_ARGS__, 8, 7, 6, 5, 4, 3, 2, 1, ~)
+#define TE_BY_OP_COUNT(...) TE_BY_OP_COUNT_(__VA_ARGS__)
+#define TE_BY_OP_COUNT_(a, b, c, d, e, f, g, h, n, ...) n
 #define TE_LAST1(a, ...) a
 #define TE_LAST2(a, b, ...) b
 #define TE_LAST3(a, b, c, ...) c
@@ -207,7 +207,7 @@
 #define TE_LAST7(a, b, c, d, e, f, g, ...) g
 #define TE_LAST8(a, b, c, d, e, f, g, h, ...) h
 /* All ops of a step but the last. */
-#define TE_ROW_BUT_LAST(...) TE_ROW_PICK(__VA_ARGS__, TE_BUT8, TE_BUT7, TE_BUT6, TE_BUT5, TE_BUT4, TE_BUT3, TE_BUT2, \
+#define TE_BUT_LAST_OP(...) TE_BY_OP_COUNT(__VA_ARGS__, TE_BUT8, TE_BUT7, TE_BUT6, TE_BUT5, TE_BUT4, TE_BUT3, TE_BUT2, \
     TE_STOP, ~)(__VA_ARGS__)
 #define TE_BUT2(a, b) a
 #define TE_BUT3(a, b, c) a, b

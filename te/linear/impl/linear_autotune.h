@@ -17,27 +17,27 @@ typedef struct te__linear_trial {
     te_gemm gemm;
     int count;
     te_split split[TE_SPLIT_COUNT];
-    te_param param[TE_MAX_ROW][TE_MAX_PARAMS];
+    te_param param[TE_MAX_PATTERN][TE_MAX_PARAMS];
     te_param next; /* of the product behind the step, where that reads FP8 */
     te_scales scales;
 } te__linear_trial;
 
 /* The product behind the step, for which the step stores FP8; -1: it does not. */
 TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
-    const int next = te_last_step(r, s) ? -1 : te_reader_of(r, s->op[s->count - 1]);
+    const int next = te_last_step(r, s) ? -1 : te_consumer_of(r, s->op[s->count - 1]);
     return next >= 0 && te_is_stored_in_fp8(r, next) ? next : -1;
 }
 
 /* What a split leaves to do for product `next`, which reads FP8: a cast and, where its weight's gradient will read a
  * transpose of what is kept, that. */
 TE_API te_status te__linear_trial_rest(te_run *r, int next) {
-    void *kept = te_kept_of(r, next).x, *p;
+    void *kept = te_saved_input_of(r, next).x, *p;
     const int cols = r->now.cols;
     if (!te_is_fp8(r->now.dtype)) {
-        TE_TRY(te_scratch(r, &p, (size_t)(te_room_rows(r) * cols)));
+        TE_TRY(te_scratch(r, &p, (size_t)(te_capacity_rows(r) * cols)));
         return r->plan->fp8->cast(r, r->now, &r->param[next]->fp8, 0, TE_e4m3, p, r->pass == TE_FORWARD ? kept : 0, 0);
     }
-    if (r->pass != TE_FORWARD || !kept || te_keeps_turned(r->turned_x, next)) return TE_OK;
+    if (r->pass != TE_FORWARD || !kept || te_saved_is_transposed(r->turned_x, next)) return TE_OK;
     return te__fp8_transpose(r, &p, te_value_of(kept, TE_e4m3, r->now.rows, cols), 1);
 }
 TE_API te_status te__linear_trial_run(void *arg, int racer, int lap, te_context *ctx) {
@@ -110,10 +110,10 @@ TE_IF_USED TE_API te_status te__linear_fill_fp8(const te_gemm *g, te_context *ct
  * on a cool chip. In training the chip is at its power limit: its clock falls, and a pass over memory has its time to
  * itself, where an epilogue has none. linear_bias_gelu in FP8, 8192 x 16384 from k of 4096, as one kernel and as a
  * product with a chain, on H200s: raced 859 to 876 and 854 to 875 us, in a training step 873 and 986. */
-enum { TE__MANY_ROWS = 1024, TE__LITTLE_MORE = 5 /* percent */ };
-TE_API int te__linear_winner(const te__linear_trial *t, const int64_t *ns, int winner) {
+enum { TE__MANY_ROWS = 1024, TE__ONE_KERNEL_MARGIN = 5 /* percent */ };
+TE_API int te__linear_fastest(const te__linear_trial *t, const int64_t *ns, int winner) {
     for (int i = 0; winner >= 0 && t->gemm.m >= TE__MANY_ROWS && i < t->count; i++)
-        if (t->split[i] == TE_SPLIT_OWN && ns[i] && ns[i] <= ns[winner] + ns[winner] * TE__LITTLE_MORE / 100) return i;
+        if (t->split[i] == TE_SPLIT_OWN && ns[i] && ns[i] <= ns[winner] + ns[winner] * TE__ONE_KERNEL_MARGIN / 100) return i;
     return winner;
 }
 /* Time the splits of this step, and remember the fastest; the first, without times, where there was no memory to time
@@ -141,7 +141,7 @@ TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial 
         t->gemm.a = t->run.now.p, t->gemm.b = t->run.param[t->step->op[0]]->data;
         status = te__linear_fill_fp8(&t->gemm, ctx);
         if (status == TE_OK) status = te__race(ns, &winner, t->count, 1, TE__ROUNDS, te__linear_trial_run, t, ctx);
-        winner = te__linear_winner(t, ns, winner);
+        winner = te__linear_fastest(t, ns, winner);
     }
     te_release(ctx, memory);
     if (status != TE_OK && status != TE_ERROR_MEMORY) return status;
@@ -166,7 +166,7 @@ TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_ste
     return 1;
 }
 /* Time what can be done of the step beside its default. */
-TE_IF_USED TE_API te_status te__linear_race(te_gemm_choice *c, te_split otherwise, int can_own, const te_gemm *bare,
+TE_IF_USED TE_API te_status te__linear_autotune(te_gemm_choice *c, te_split otherwise, int can_own, const te_gemm *bare,
                                             te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     te__linear_trial t;
     memset(&t, 0, sizeof t);
@@ -193,12 +193,12 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_split *split, int *
     while ((*taken = te__linear_take(g, r, s, (te_split)way)) < 0) way--;
     *split = (te_split)way;
     if (te_gemm_is_fine_grained(&bare)) return TE_OK; /* takes nothing along that could be timed */
-    if (te__chain_stays(r, s, 1, kernels->shape)) return TE_OK; /* one kernel where it should pay: it stores less */
+    if (te__pointwise_amax_only(r, s, 1, kernels->shape)) return TE_OK; /* one kernel where it should pay: it stores less */
     if (s->count < 2 || !te__gemm_chooses(r->ctx) || !te__linear_choice_of(&c, r, s, &bare)) return TE_OK;
     const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);
 #if TE_TUNES
     if (!found && r->dry && te__gemm_may_time(r->ctx)) { /* in the dry walk: both walks then do the same */
-        TE_TRY(te__linear_race(&c, *split, can_own, &bare, r, s, kernels));
+        TE_TRY(te__linear_autotune(&c, *split, can_own, &bare, r, s, kernels));
         found = te__gemm_find_choice(&c, r->ctx);
     }
 #endif

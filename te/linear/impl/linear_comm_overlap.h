@@ -13,7 +13,7 @@
  *
  * In FP8, with scales of tensors, a product sends what it gives in 16 bits, and its sums stay in the tensor cores. Rows
  * are gathered in FP8 where the scale is known before and all ranks have it (te_recipes_config.ranks): a rank's own are
- * stored so by the chain before (te_gathered_for), or by a cast, and half the bytes go over the link. Else they are
+ * stored so by the chain before (te_gathered_consumer), or by a cast, and half the bytes go over the link. Else they are
  * gathered in the list's format and the product waits.
  *
  * Not in f32, where the row has an op with kernels of its own (linear_cross_entropy), where rows a rank are no multiple
@@ -22,7 +22,7 @@
 #ifndef TE_LINEAR_COMM_OVERLAP_H
 #define TE_LINEAR_COMM_OVERLAP_H
 
-#include "../../plan/impl/storage.h" /* te_gathered_for */
+#include "../../plan/impl/storage.h" /* te_gathered_consumer */
 #include "linear_strategy.h" /* te__linear_gemm, te_gemm_overlaps */
 
 /* ---- what is left to the next step ------------------------------------------------------------------------------- */
@@ -31,7 +31,7 @@
 TE_API int te__linear_can_overlap(const te_run *r, const te_step *s, int fp8) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const te_dtype dtype = r->plan->dtype;
-    const int fits = linear->recipe == TE_RECIPE_none || (fp8 && TE_IS_BY_TENSOR(linear->recipe));
+    const int fits = linear->recipe == TE_RECIPE_none || (fp8 && TE_IS_TENSORWISE(linear->recipe));
     return linear->op_class == TE_CLASS_gemm && fits && dtype != TE_f32 && linear->in_dtype == dtype &&
            linear->out_dtype == dtype;
 }
@@ -48,22 +48,22 @@ TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has)
 }
 /* The product that reads what step s gathers, an all_gather or in backward a reduce_scatter, if that can come to it in
  * FP8: by a scale that is known before and that all ranks have; -1: there is none. */
-TE_API int te__gather_feeds(const te_run *r, const te_step *s) {
-    return te_last_step(r, s) ? -1 : te_gathered_for(r, s->op[r->pass == TE_BACKWARD ? 0 : s->count - 1]);
+TE_API int te__gather_consumer(const te_run *r, const te_step *s) {
+    return te_last_step(r, s) ? -1 : te_gathered_consumer(r, s->op[r->pass == TE_BACKWARD ? 0 : s->count - 1]);
 }
 /* An all_gather's step, or in backward a reduce_scatter's: whether the next one may overlap it. Rows with an op that
  * has kernels of its own do not, but those of linear_rope.h. */
-TE_API int te_leaves_rows(const te_run *r, const te_step *s) {
+TE_API int te_defers_gather(const te_run *r, const te_step *s) {
     const te_step *next = te__step_after(r, s, r->tensor->memory != 0);
-    if (!next || !te__linear_can_overlap(r, next, te__gather_feeds(r, s) >= 0)) return 0;
+    if (!next || !te__linear_can_overlap(r, next, te__gather_consumer(r, s) >= 0)) return 0;
     if (!strcmp(next->row, "linear_rope") || !strcmp(next->row, "linear_bias_rope")) return 1;
     for (int j = 1; j < next->count; j++)
-        if (r->plan->op[next->op[j]].op_class == TE_CLASS_own) return 0;
+        if (r->plan->op[next->op[j]].op_class == TE_CLASS_custom) return 0;
     return 1;
 }
 /* A linear's step: whether the next one adds up what it gives: a reduce_scatter, in backward an all_gather, which go on
  * while the product does, or a row with an all_reduce, to which the product sends (te/comm/send.h). */
-TE_API int te_leaves_product(const te_run *r, const te_step *s) {
+TE_API int te_defers_product(const te_run *r, const te_step *s) {
     const te_group *g = r->tensor;
     const te_step *next = s->count == 1 ? te__step_after(r, s, g->memory || g->peers) : 0;
     if (!next || !te__linear_can_overlap(r, s, 1)) return 0;
@@ -75,7 +75,7 @@ TE_API int te_leaves_product(const te_run *r, const te_step *s) {
     return g->memory && whole == TE_ROWS_tokens;
 }
 /* Leave the product g, whose A is now, or now as a cast has made it, and whose D is y. */
-TE_API te_status te_leave_product(te_run *r, te_gemm *g, te_value y, te_product_kernels *bare) {
+TE_API te_status te_defer_product(te_run *r, te_gemm *g, te_value y, te_product_kernels *bare) {
     g->d = y.p;
     r->late.product = *g, r->late.bare = bare;
     te_value a = r->now;
@@ -88,7 +88,7 @@ TE_API te_status te_leave_product(te_run *r, te_gemm *g, te_value y, te_product_
 /* ---- rows that come while a product runs ------------------------------------------------------------------------- */
 
 /* Have all rows now. */
-TE_API te_status te__late_rows_now(te_run *r) {
+TE_API te_status te__gather_rows_now(te_run *r) {
     const te_value from = r->late.from, to = r->now;
     if (r->late.kind != TE_LATE_rows) return TE_OK;
     te_set_late(r, TE_LATE_nothing, te_no_value());
@@ -97,7 +97,7 @@ TE_API te_status te__late_rows_now(te_run *r) {
 }
 /* Where this rank's rows of A belong in the memory of all ranks: A is `now` or, if that is in the workspace for this
  * step alone, the group's room. 0: nowhere. */
-TE_API int te__late_place(te_gemm_ranks *ranks, te_run *r) {
+TE_API int te__gather_place(te_gemm_ranks *ranks, te_run *r) {
     const te_rank_memory *m = ranks->memory;
     const size_t bytes = (size_t)(r->now.rows * r->now.cols) * te_dtype_bytes(r->now.dtype);
     const int block = te__rank_block_of(m, r->now.p, bytes);
@@ -111,7 +111,7 @@ TE_API int te__late_place(te_gemm_ranks *ranks, te_run *r) {
 }
 /* Let the product g = now weight begin when this rank's rows of `now` are there, or have all rows first. keep: `now` is
  * read again, as a whole. */
-TE_API te_status te__late_rows(te_gemm *g, te_gemm_ranks *ranks, te_run *r, te_product_kernels *bare, int keep) {
+TE_API te_status te__overlap_gather(te_gemm *g, te_gemm_ranks *ranks, te_run *r, te_product_kernels *bare, int keep) {
     if (r->late.kind != TE_LATE_rows) return TE_OK;
     memset(ranks, 0, sizeof *ranks);
     ranks->group = r->tensor, ranks->memory = r->tensor->memory, ranks->own = r->late.from.p, ranks->keep = keep;
@@ -120,8 +120,8 @@ TE_API te_status te__late_rows(te_gemm *g, te_gemm_ranks *ranks, te_run *r, te_p
     if (te_is_fp8(r->now.dtype))
         of.a_fp8.scaling = of.b_fp8.scaling = TE_SCALING_TENSOR, of.trans_b = 1, of.fast = 1;
     if (!aligned || !r->now.p || !ranks->own || !te_gemm_many_overlaps(bare, &of, r->tensor, r->ctx) ||
-        !te__late_place(ranks, r))
-        return te__late_rows_now(r);
+        !te__gather_place(ranks, r))
+        return te__gather_rows_now(r);
     g->ranks = ranks, g->fast = of.fast;
     te_set_late(r, TE_LATE_nothing, te_no_value());
     return TE_OK;
@@ -140,14 +140,14 @@ TE_API te_status te__late_rows(te_gemm *g, te_gemm_ranks *ranks, te_run *r, te_p
 /* dweight[out, in] (+)= dy^T x, in f32; dy and x have the list's format: its operands. */
 TE_API te_status te__wgrad_operands(te_gemm *w, te_run *r, int i, te_value dy) {
     te_value x = te_input_of(r, i);
-    TE_TRY(te_as(&x, r, r->plan->dtype));
+    TE_TRY(te_convert_value(&x, r, r->plan->dtype));
     w->a = dy.p, w->trans_a = 1, w->b = x.p;
     return TE_OK;
 }
 /* Leave its product. Of a weight that is frozen for now this takes the memory and launches nothing: the workspace does
  * not depend on what is frozen. */
-TE_API te_status te__leave_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
-    te_waiting *late = &r->waiting;
+TE_API te_status te__defer_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
+    te_deferred_wgrad *late = &r->waiting;
     te_value a = te_no_value(), b = te_no_value();
     const int dry = r->dry;
     if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK; /* it has no x */
@@ -165,7 +165,7 @@ TE_API te_status te__leave_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
 /* What waits, now. */
 TE_API te_status te__wgrad_now(void *run) {
     te_run *r = (te_run *)run;
-    te_waiting late = r->waiting;
+    te_deferred_wgrad late = r->waiting;
     const int dry = r->dry;
     if (!late.is_there) return TE_OK;
     te__set_root(r, &r->waiting.a, te_no_value()), te__set_root(r, &r->waiting.b, te_no_value());
@@ -176,21 +176,21 @@ TE_API te_status te__wgrad_now(void *run) {
 }
 /* The product, now. */
 TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
-    TE_TRY(te__leave_wgrad(w, r, i, dy));
+    TE_TRY(te__defer_wgrad(w, r, i, dy));
     return te__wgrad_now(r);
 }
 
 /* Whether that of step s waits: the next step adds up its data gradient over the ranks, and a step behind that gathers
  * rows for the next linear. Not where gradients are watched, or what it reads is made again (recompute_regions.h). */
-TE_API int te__wgrad_waits(const te_run *r, const te_step *s) {
+TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
     const te_plan *p = r->plan;
     const te_step *next = s + 1;
-    if (r->watch || !r->tensor->memory || te__span_of(p, s->op[0]) >= 0 || !te_leaves_product(r, s)) return 0;
+    if (r->watch || !r->tensor->memory || te__recompute_region_of(p, s->op[0]) >= 0 || !te_defers_product(r, s)) return 0;
     while ((next = te__step_after(r, next, 1)) != 0) {
         const te_op *op = &p->op[next->op[0]];
         if (op->op_class == TE_CLASS_gemm) return 0;
         if (next->count == 1 && op->in_rows == TE_ROWS_tokens && op->out_rows == TE_ROWS_shard)
-            return te_leaves_rows(r, next);
+            return te_defers_gather(r, next);
     }
     return 0;
 }

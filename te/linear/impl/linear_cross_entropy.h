@@ -1,5 +1,5 @@
 /* linear_cross_entropy.h -- a linear and the cross_entropy behind it as one step: logits exist for a piece of the rows, or of
- * the vocabulary, at a time, in a part of the workspace that is 1 / TE_LOSS_SHARE of what all of them would take. Both
+ * the vocabulary, at a time, in a part of the workspace that is 1 / TE_LOSS_FRACTION of what all of them would take. Both
  * rows are memory for time, so they are not in fusions.h. Say, before TE_SEQUENTIAL:
  *     #define TE_FORWARD_linear_cross_entropy TE_FUSED
  *     #define TE_BACKWARD_cross_entropy_linear TE_FUSED
@@ -17,7 +17,7 @@
  * What pieces cost is bytes. dweight, in f32, is read and written for each piece of rows, dx for each slice of the
  * vocabulary; te__logits_of_backward takes the piece with the fewest. Where logits are made once a piece has whole
  * rows, because a gradient needs the sums of its row; with few rows in a piece dweight's traffic then takes longer than
- * the product that is saved, and forward computes the loss after all (te__loss_pays_late).
+ * the product that is saved, and forward computes the loss after all (te__loss_in_backward_pays).
  *
  * Ranks that share the vocabulary: linear_cross_entropy.h.
  *
@@ -36,15 +36,15 @@
 
 /* Families that end a row which begins with a linear, and in backward begin one that ends with it. */
 #define TE_TAKES_LINEAR_cross_entropy ,
-#define TE_OWN_ROW_cross_entropy_forward(name, model, dtype, op) \
-    TE__IF_RANKS(op, TE__LOSS_ROW_OF_RANKS_FORWARD, TE__LOSS_ROW_FORWARD)(name, model, dtype, op)
-#define TE_OWN_ROW_cross_entropy_backward(name, model, dtype, op) \
-    TE__IF_RANKS(op, TE__LOSS_ROW_OF_RANKS_BACKWARD, TE__LOSS_ROW_BACKWARD)(name, model, dtype, op)
-#define TE__LOSS_ROW_FORWARD(name, model, dtype, op)                                                                   \
+#define TE_CUSTOM_PATTERN_cross_entropy_forward(name, model, dtype, op) \
+    TE__IF_RANKS(op, TE__LOSS_PATTERN_OF_RANKS_FORWARD, TE__LOSS_PATTERN_FORWARD)(name, model, dtype, op)
+#define TE_CUSTOM_PATTERN_cross_entropy_backward(name, model, dtype, op) \
+    TE__IF_RANKS(op, TE__LOSS_PATTERN_OF_RANKS_BACKWARD, TE__LOSS_PATTERN_BACKWARD)(name, model, dtype, op)
+#define TE__LOSS_PATTERN_FORWARD(name, model, dtype, op)                                                                   \
     TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_row, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op), op) \
     TE_API te_status name##_run(te_run *r, const te_step *s)                                                           \
-        { return te__linear_loss_forward(r, s, name##_launch, TE_BARE(dtype, forward)); }
-#define TE__LOSS_ROW_BACKWARD(name, model, dtype, op)                                                         \
+        { return te__linear_loss_forward(r, s, name##_launch, TE_PLAIN_GEMM(dtype, forward)); }
+#define TE__LOSS_PATTERN_BACKWARD(name, model, dtype, op)                                                         \
     TE__CROSS_ENTROPY_KERNEL(name##_at_once, te_cross_entropy_at_once, TE_WIDTH_IN(model, op),                \
         (te_dtype)TE_DTYPE_IN(model, op), op)                                                                 \
     TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)), te_cross_entropy_args,                  \
@@ -52,8 +52,8 @@
                   TE_WIDTH_AT(TE_WIDTH_IN(model, op), te_args->vocabulary), (te_dtype)TE_DTYPE_IN(model, op), \
                   te_loss_options_of(TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op))))                               \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                \
-        const te__loss_kernels kernels = {name##_launch, name##_at_once_launch, TE_BARE(dtype, forward),      \
-            TE_BARE(dtype, backward)};                                                                        \
+        const te__loss_kernels kernels = {name##_launch, name##_at_once_launch, TE_PLAIN_GEMM(dtype, forward),      \
+            TE_PLAIN_GEMM(dtype, backward)};                                                                        \
         return te__linear_loss_backward(r, s, &kernels);                                                      \
     }
 
@@ -65,14 +65,14 @@ typedef struct te__loss_kernels {
 
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
-#ifndef TE_LOSS_SHARE
-#define TE_LOSS_SHARE 16 /* 4: a quarter of the logits, in hardly more time than all of them */
+#ifndef TE_LOSS_FRACTION
+#define TE_LOSS_FRACTION 16 /* 4: a quarter of the logits, in hardly more time than all of them */
 #endif
 enum {
     TE_LOSS_ROWS = 128,            /* a piece has a multiple of so many rows, */
     TE_LOSS_COLUMNS = 256,         /* or of so many columns: tiles of the products */
-    TE_LOSS_LATE_ROWS = 384,       /* rows of a piece with which dweight's bytes take less than one more product, */
-    TE_LOSS_LATE_WEIGHT = 1 << 22  /* or elements of a dweight that stays in the L2 */
+    TE_LOSS_IN_BACKWARD_ROWS = 384,       /* rows of a piece with which dweight's bytes take less than one more product, */
+    TE_LOSS_IN_BACKWARD_WEIGHT = 1 << 22  /* or elements of a dweight that stays in the L2 */
 };
 /* Rows with all of their logits, or rows and columns. */
 typedef struct te__logits_piece { int64_t rows, columns; } te__logits_piece;
@@ -80,7 +80,7 @@ typedef struct te__logits_piece { int64_t rows, columns; } te__logits_piece;
 /* `room`: the rows that a call's workspace is sized for. */
 TE_API te__logits_piece te__logits_of_forward(int64_t room, int64_t vocabulary) {
     te__logits_piece p;
-    p.rows = te_min(room, te_max(TE_LOSS_ROWS, room / TE_LOSS_SHARE / TE_LOSS_ROWS * TE_LOSS_ROWS));
+    p.rows = te_min(room, te_max(TE_LOSS_ROWS, room / TE_LOSS_FRACTION / TE_LOSS_ROWS * TE_LOSS_ROWS));
     p.columns = vocabulary;
     return p;
 }
@@ -104,9 +104,9 @@ TE_API te__logits_piece te__logits_of_backward(int64_t room, int64_t vocabulary,
             best = p;
     }
 }
-TE_API int te__loss_pays_late(int64_t room, int64_t vocabulary, int64_t hidden) {
+TE_API int te__loss_in_backward_pays(int64_t room, int64_t vocabulary, int64_t hidden) {
     const int64_t rows = te__logits_of_forward(room, vocabulary).rows;
-    return rows >= te_min(room, TE_LOSS_LATE_ROWS) || vocabulary * hidden <= TE_LOSS_LATE_WEIGHT;
+    return rows >= te_min(room, TE_LOSS_IN_BACKWARD_ROWS) || vocabulary * hidden <= TE_LOSS_IN_BACKWARD_WEIGHT;
 }
 
 /* ---- what both passes share -------------------------------------------------------------------------------------- */
@@ -122,13 +122,13 @@ typedef struct te__linear_loss {
 
 /* Memory for a pass: of the logits and of dx's sums a share of all logits, whatever the shape of the pieces. */
 TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear, int loss) {
-    const int64_t room = te_room_rows(r);
+    const int64_t room = te_capacity_rows(r);
     l->linear = &r->plan->op[linear], l->loss = &r->plan->op[loss], l->weight = r->param[linear];
     const int64_t hidden = l->linear->in, vocabulary = l->linear->out;
     const int64_t elements = te__logits_of_forward(room, vocabulary).rows * vocabulary;
     void *logits = 0, *scratch = 0;
     te_gemm any = te_gemm_of(1, 1, 1);
-    TE_TRY(te_as(&l->x, r, r->plan->dtype));
+    TE_TRY(te_convert_value(&l->x, r, r->plan->dtype));
     TE_TRY(te_scratch(r, &logits, (size_t)elements * te_dtype_bytes(r->plan->dtype)));
     any.dtype = any.out = r->plan->dtype;
     if (te_gemm_scratch(&any)) /* a product has an x, a weight and logits, or pieces of them */
@@ -139,10 +139,10 @@ TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear,
 }
 TE_API te_status te__linear_loss_gemm(const te__linear_loss *l, te_gemm *g, te_run *r, te_product_kernels *bare) {
     g->scratch = l->scratch, g->dtype = r->plan->dtype;
-    return te_gemm_is_bare(bare, g, r->ctx) ? te_bare_run(bare, g, r->ctx) : r->plan->product(g, r->ctx);
+    return te_gemm_is_bare(bare, g, r->ctx) ? te_plain_gemm_run(bare, g, r->ctx) : r->plan->product(g, r->ctx);
 }
 /* Row `row` of a tensor, or the row of the weight that column `row` of the logits belongs to. */
-TE_API void *te__row_of(const void *p, int64_t row, int64_t columns, te_dtype dtype) {
+TE_API void *te__row_address(const void *p, int64_t row, int64_t columns, te_dtype dtype) {
     return p ? (char *)(uintptr_t)p + (size_t)(row * columns) * te_dtype_bytes(dtype) : 0;
 }
 /* logits[rows, columns] = x weight^T, from that row and column on. */
@@ -151,8 +151,8 @@ TE_API te_status te__linear_loss_logits(const te__linear_loss *l, te_run *r, voi
     const te_dtype dtype = r->plan->dtype;
     te_gemm g = te_gemm_of(p.rows, p.columns, l->linear->in);
     g.out = dtype, g.trans_b = 1, g.d = logits;
-    g.a = te__row_of(l->x.p, row, l->linear->in, dtype);
-    g.b = te__row_of(l->weight->data, column, l->linear->in, dtype);
+    g.a = te__row_address(l->x.p, row, l->linear->in, dtype);
+    g.b = te__row_address(l->weight->data, column, l->linear->in, dtype);
     return te__linear_loss_gemm(l, &g, r, bare);
 }
 /* The arguments of the rows from `row` on. */
@@ -171,7 +171,7 @@ TE_API te_cross_entropy_args te__linear_loss_rows(const te_cross_entropy_args *a
 TE_IF_USED TE_API te_status te__linear_loss_apart(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
                                                   te_product_kernels *bare) {
     te_step first = *s;
-    te_chain_shape none;
+    te_pointwise_shape none;
     memset(&none, 0, sizeof none);
     first.count = 1;
     TE_TRY(te_linear_step_forward(r, &first, 0, none, 0, bare));
@@ -181,7 +181,7 @@ TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s,
                                                     te_product_kernels *bare) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const int keeps = r->pass == TE_FORWARD && te_in_memory(r, s->op[0]);
-    const int64_t rows = r->now.rows, room = te_room_rows(r);
+    const int64_t rows = r->now.rows, room = te_capacity_rows(r);
     te_cross_entropy_args all;
     te__linear_loss l;
     te_value y;
@@ -189,7 +189,7 @@ TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s,
     TE_TRY(te__cross_entropy_args_of(&all, r, &r->plan->op[s->op[1]], rows));
     TE_TRY(te_output(&y, r, s, s->op[1]));
     r->loss_in_backward = r->pass == TE_FORWARD && r->batch && r->batch->loss_in_backward && y.p == r->y.p &&
-                          te__loss_pays_late(room, linear->out, linear->in);
+                          te__loss_in_backward_pays(room, linear->out, linear->in);
     if (!r->loss_in_backward) {
         te__logits_piece p = te__logits_of_forward(room, linear->out);
         const int64_t most = p.rows;
@@ -216,12 +216,12 @@ TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, 
     const te_dtype dtype = r->plan->dtype;
     const int hidden = l->linear->in;
     te_gemm w = te_gemm_of(p.columns, hidden, p.rows), x = te_gemm_of(p.rows, hidden, p.columns);
-    w.a = logits, w.trans_a = 1, w.b = te__row_of(l->x.p, row, hidden, dtype), w.out = TE_f32;
-    w.c = w.d = te__row_of(l->weight->grad, column, hidden, TE_f32);
+    w.a = logits, w.trans_a = 1, w.b = te__row_address(l->x.p, row, hidden, dtype), w.out = TE_f32;
+    w.c = w.d = te__row_address(l->weight->grad, column, hidden, TE_f32);
     w.beta = te_accumulates(r, l->weight) || row ? 1.0f : 0.0f;
     if (te_is_trained(l->weight)) TE_TRY(te__linear_loss_gemm(l, &w, r, 0));
     if (!dx.p) return TE_OK;
-    x.a = logits, x.b = te__row_of(l->weight->data, column, hidden, dtype), x.out = dx.dtype;
+    x.a = logits, x.b = te__row_address(l->weight->data, column, hidden, dtype), x.out = dx.dtype;
     x.c = x.d = dx.p, x.beta = column ? 1.0f : 0.0f;
     return te__linear_loss_gemm(l, &x, r, bare);
 }
@@ -232,7 +232,7 @@ TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, con
     te_cross_entropy_args a = te__linear_loss_rows(all, row);
     const int64_t hidden = l->linear->in, most = p.columns;
     char *logits = l->logits;
-    const te_value to = te_value_of(te__row_of(dx.p, row, hidden, dx.dtype), dx.dtype, p.rows, (int)hidden);
+    const te_value to = te_value_of(te__row_address(dx.p, row, hidden, dx.dtype), dx.dtype, p.rows, (int)hidden);
     const te_value made = sums ? te_value_of(dx.p ? sums : 0, TE_f32, p.rows, (int)hidden) : to;
     for (int64_t column = 0; column < l->linear->out; column += most) {
         p.columns = te_min(most, l->linear->out - column);
@@ -247,7 +247,7 @@ TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, con
 TE_IF_USED TE_API te_status te__linear_loss_backward_apart(te_run *r, const te_step *s,
                                                            const te__loss_kernels *kernels) {
     te_step one = *s;
-    te_chain_shape none;
+    te_pointwise_shape none;
     memset(&none, 0, sizeof none);
     one.count = 1;
     TE_TRY(te__cross_entropy_backward(r, &one, kernels->slice));
@@ -257,7 +257,7 @@ TE_IF_USED TE_API te_status te__linear_loss_backward_apart(te_run *r, const te_s
 TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s, const te__loss_kernels *kernels) {
     const int loss = s->op[0], linear = s->op[1];
     const te_op *op = &r->plan->op[linear];
-    const int64_t rows = r->dy.rows, room = te_room_rows(r);
+    const int64_t rows = r->dy.rows, room = te_capacity_rows(r);
     te_cross_entropy_args all;
     te__linear_loss l;
     te_value dx, dy;
@@ -293,7 +293,7 @@ TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s
 TE_IF_USED TE_API te_status te__linear_loss_of_ranks_apart(te_run *r, const te_step *s, const te_loss_of_ranks *loss,
                                                            te_product_kernels *bare) {
     te_step first = *s;
-    te_chain_shape none;
+    te_pointwise_shape none;
     memset(&none, 0, sizeof none);
     first.count = 1;
     TE_TRY(te_linear_step_forward(r, &first, 0, none, 0, bare));
@@ -303,7 +303,7 @@ TE_IF_USED TE_API te_status te__linear_loss_of_ranks(te_run *r, const te_step *s
                                                      te_product_kernels *bare) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const int keeps = r->pass == TE_FORWARD && te_in_memory(r, s->op[0]);
-    te__logits_piece p = te__logits_of_forward(te_room_rows(r), linear->out);
+    te__logits_piece p = te__logits_of_forward(te_capacity_rows(r), linear->out);
     const int64_t rows = r->now.rows, most = p.rows;
     te_loss_ranks_args all;
     te__linear_loss l;
@@ -325,17 +325,17 @@ TE_IF_USED TE_API te_status te__linear_loss_of_ranks(te_run *r, const te_step *s
     return TE_OK;
 }
 
-#define TE__LOSS_ROW_OF_RANKS_FORWARD(name, model, dtype, op)                                \
+#define TE__LOSS_PATTERN_OF_RANKS_FORWARD(name, model, dtype, op)                                \
     TE__LOSS_OF_RANKS_KERNELS(name, model, op)                                               \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                               \
         const te_loss_of_ranks loss = TE__LOSS_OF_RANKS(name, op);                           \
-        return te__linear_loss_of_ranks(r, s, &loss, TE_BARE(dtype, forward));               \
+        return te__linear_loss_of_ranks(r, s, &loss, TE_PLAIN_GEMM(dtype, forward));               \
     }
-#define TE__LOSS_ROW_OF_RANKS_BACKWARD(name, model, dtype, op)                               \
+#define TE__LOSS_PATTERN_OF_RANKS_BACKWARD(name, model, dtype, op)                               \
     TE__LOSS_OF_RANKS_SLOPE(name, model, op)                                                 \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                               \
-        const te__loss_kernels kernels = {name##_launch, 0, TE_BARE(dtype, forward),         \
-            TE_BARE(dtype, backward)};                                                       \
+        const te__loss_kernels kernels = {name##_launch, 0, TE_PLAIN_GEMM(dtype, forward),         \
+            TE_PLAIN_GEMM(dtype, backward)};                                                       \
         return te__linear_loss_backward(r, s, &kernels);                                     \
     }
 

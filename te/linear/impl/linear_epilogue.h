@@ -30,10 +30,10 @@
 #define TE_LINEAR_EPILOGUE_H
 
 #include "../../gemm/gemm_choose.h" /* te_hopper, te_few, te_usual */
-#include "../../pointwise/impl/pointwise.h" /* te_chain, te_chain_leaves */
-#include "../../pointwise/impl/pointwise_step.h" /* te__chain_forward */
+#include "../../pointwise/impl/pointwise.h" /* te_pointwise, te_pointwise_result */
+#include "../../pointwise/impl/pointwise_step.h" /* te__pointwise_forward */
 #include "linear_fp8.h" /* te__fp8_rows */
-#include "linear_gemm.h" /* TE_BARE */
+#include "linear_gemm.h" /* TE_PLAIN_GEMM */
 
 /* linear_epilogue.h -- what is known of the arguments of a row that is one product in FP8 (linear_epilogue.h), so that its
  * epilogue has no branches on them. Which of its ops keep something, and in which form its result goes on, follows from
@@ -49,21 +49,21 @@
 
 typedef struct te_product {
     union { te_hopper many; te_few few; te_narrow narrow; };
-    te_chain chain; /* x: where the product itself is stored, null: not */
+    te_pointwise chain; /* x: where the product itself is stored, null: not */
 } te_product;
 
 /* What is known of a product in FP8 by its row: what it leaves, bits by place in the row of ops whose input is kept in
  * training, and of ops with a parameter. */
-typedef struct te_product_facts { te_chain_leaves leaves; int kept, params; } te_product_facts;
+typedef struct te_product_facts { te_pointwise_result leaves; int kept, params; } te_product_facts;
 
 /* Whether the product's arguments are those of training or, with nothing kept, of inference. */
-TE_FN te_usual te_product_usual(const te_product *p, const te_chain_shape k, const te_product_facts is) {
-    const te_chain_fp8 *fp8 = &p->chain.fp8;
+TE_FN te_usual te_product_usual(const te_product *p, const te_pointwise_shape k, const te_product_facts is) {
+    const te_pointwise_fp8 *fp8 = &p->chain.fp8;
     int stores = p->chain.x != 0, usual = k.reads < 0 || p->many.ahead;
-    usual = usual && (is.leaves == TE_LEAVES_fp8) == (fp8->y != 0);
-    if (is.leaves != TE_LEAVES_amax) usual = usual && (is.leaves == TE_LEAVES_y) == (p->chain.y != 0);
-    if (is.leaves != TE_LEAVES_fp8) usual = usual && (is.leaves == TE_LEAVES_amax) == (fp8->amax != 0);
-    TE_UNROLL for (int i = 0; i < TE_MAX_ROW; i++) {
+    usual = usual && (is.leaves == TE_RESULT_fp8) == (fp8->y != 0);
+    if (is.leaves != TE_RESULT_amax) usual = usual && (is.leaves == TE_RESULT_y) == (p->chain.y != 0);
+    if (is.leaves != TE_RESULT_fp8) usual = usual && (is.leaves == TE_RESULT_amax) == (fp8->amax != 0);
+    TE_UNROLL for (int i = 0; i < TE_MAX_PATTERN; i++) {
         if (p->chain.op[i].out) stores |= 2 << i;
         if (is.params >> i & 1) usual = usual && p->chain.op[i].w[0];
     }
@@ -71,15 +71,15 @@ TE_FN te_usual te_product_usual(const te_product *p, const te_chain_shape k, con
     return is.kept && usual && !stores ? TE_USUAL_result : TE_USUAL_not;
 }
 /* Its chain then, with what is null and what is not as constants. */
-TE_FN void te__product_know(te_chain *c, const te_product *p, const te_product_facts is) {
+TE_FN void te__product_specialise(te_pointwise *c, const te_product *p, const te_product_facts is) {
     c->fp8 = p->chain.fp8, c->rows = p->chain.rows;
     c->x = is.kept & 1 ? p->chain.x : 0;
     if (is.kept & 1) __builtin_assume(c->x != 0);
-    c->y = is.leaves == TE_LEAVES_fp8 ? 0 : p->chain.y;
-    if (is.leaves == TE_LEAVES_y) __builtin_assume(c->y != 0); /* with its amax it may be for later (te__chain_stays) */
-    if (is.leaves == TE_LEAVES_amax) __builtin_assume(c->fp8.amax != 0);
-    else if (is.leaves == TE_LEAVES_y) c->fp8.amax = 0;
-    TE_UNROLL for (int i = 0; i < TE_MAX_ROW; i++) {
+    c->y = is.leaves == TE_RESULT_fp8 ? 0 : p->chain.y;
+    if (is.leaves == TE_RESULT_y) __builtin_assume(c->y != 0); /* with its amax it may be for later (te__pointwise_amax_only) */
+    if (is.leaves == TE_RESULT_amax) __builtin_assume(c->fp8.amax != 0);
+    else if (is.leaves == TE_RESULT_y) c->fp8.amax = 0;
+    TE_UNROLL for (int i = 0; i < TE_MAX_PATTERN; i++) {
         c->op[i] = p->chain.op[i];
         if (is.kept & 2 << i) __builtin_assume(c->op[i].out != 0);
         else c->op[i].out = 0;
@@ -88,7 +88,7 @@ TE_FN void te__product_know(te_chain *c, const te_product *p, const te_product_f
 }
 
 /* Eight elements of y in FP8, times `scale`. */
-TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float scale, const te_chain_shape k,
+TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float scale, const te_pointwise_shape k,
                                  te_epilogue_lane *own) {
     float v[8];
     te_vec8 e;
@@ -99,26 +99,26 @@ TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float sc
     *(uint2 *)((uint8_t *)p->chain.fp8.y + te_index(l->at)) = make_uint2(e.w[0], e.w[1]);
 }
 /* What the row gives, in the forms that the arguments ask for; fp8: in FP8. */
-TE_FN void te__product_leave(const te_product *p, const te_chain *c, te_lane *l, int fp8, float scale,
-                             const te_chain_shape k, te_epilogue_lane *own) {
-    if (k.fp8 && !fp8 && c->fp8.amax) { /* that of what is stored, or would be (te__chain_stays) */
+TE_FN void te__product_store(const te_product *p, const te_pointwise *c, te_lane *l, int fp8, float scale,
+                             const te_pointwise_shape k, te_epilogue_lane *own) {
+    if (k.fp8 && !fp8 && c->fp8.amax) { /* that of what is stored, or would be (te__pointwise_amax_only) */
         if (c->y) te_store8_rounded(c->y, te_index(l->at), l->v, 8, 1, k.out);
-        else te__chain_round(l->v, k.out);
+        else te__pointwise_round(l->v, k.out);
         own->most = te_amax_bits8(own->most, l->v);
     } else if (c->y) te_store_lane(l, c->y, k);
     if (fp8) te__product_store_fp8(p, l, scale, k, own);
 }
 TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const uint32_t *ahead, int row, int col,
-                               te_epilogue_lane *own, te_stages_fn stages, const te_chain_shape k,
+                               te_epilogue_lane *own, te_stages_fn stages, const te_pointwise_shape k,
                                te_product_facts is) {
     te_lane l;
     te_vec8 e;
-    te_chain known;
+    te_pointwise known;
     const int usual = own->usual != TE_USUAL_not;
-    const te_chain *c = usual ? &known : &p->chain;
-    const int fp8 = k.fp8 && (usual ? is.leaves == TE_LEAVES_fp8 : p->chain.fp8.y != 0);
+    const te_pointwise *c = usual ? &known : &p->chain;
+    const int fp8 = k.fp8 && (usual ? is.leaves == TE_RESULT_fp8 : p->chain.fp8.y != 0);
     if (own->usual == TE_USUAL_result) is.kept = 0;
-    if (usual) te__product_know(&known, p, is);
+    if (usual) te__product_specialise(&known, p, is);
     const float scale = fp8 ? __ldg(p->chain.fp8.scale) : 1.0f; /* here, so that it is there when it is needed */
     TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = w[i];
     l.at = te_place_of(k, row, col / 8, 1);
@@ -130,16 +130,16 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     te_vec8_floats(l.v, &e, k.in);
     if (c->x) te_store8((void *)c->x, te_index(l.at), l.v, 8, 1, k.in);
     TE_UNROLL for (int i = 0; i < 8; i++) l.sum[i] = own->sum[i];
-    stages(&l, c, 0, TE_MAX_ROW);
+    stages(&l, c, 0, TE_MAX_PATTERN);
     TE_UNROLL for (int i = 0; i < 8; i++) own->sum[i] = l.sum[i];
-    te__product_leave(p, c, &l, fp8, scale, k, own);
+    te__product_store(p, c, &l, fp8, scale, k, own);
     if (!fp8) return;
     if (!usual && row == 0 && col == 0 && c->fp8.inverse) te_scale_keep(c->fp8.inverse, scale);
 }
 /* Sixteen elements of a row with a gated op: eight of each half. */
-TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uint32_t other[4], int row, int col,
-                             te_epilogue_lane *own, te_stages_fn stages, const te_chain_shape k) {
-    const te_chain *c = &p->chain;
+TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], const uint32_t other[4], int row, int col,
+                             te_epilogue_lane *own, te_stages_fn stages, const te_pointwise_shape k) {
+    const te_pointwise *c = &p->chain;
     const int fp8 = k.fp8 && c->fp8.y;
     const float scale = fp8 ? __ldg(c->fp8.scale) : 1.0f;
     te_lane l;
@@ -150,17 +150,17 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
     te_vec8_floats(l.g, &b, k.in);
     if (c->x) te_store8((void *)c->x, te_index(l.at), l.v, 8, 1, k.in);
     if (c->x) te_store8((void *)c->x, te_index(te_second_half(l.at)), l.g, 8, 1, k.in);
-    stages(&l, c, 0, TE_MAX_ROW);
-    te__product_leave(p, c, &l, fp8, scale, k, own);
+    stages(&l, c, 0, TE_MAX_PATTERN);
+    te__product_store(p, c, &l, fp8, scale, k, own);
 }
-/* The kernels of a row whose chain is `name` (TE_CHAIN); in backward the weight lies as it does, in forward
+/* The kernels of a row whose chain is `name` (TE_POINTWISE); in backward the weight lies as it does, in forward
  * transposed. */
 #define TE_PRODUCT(name, dtype)           \
     TE__PRODUCT_EPILOGUE(name, dtype)     \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product, name##_is_product, 0, 0, 0)
 /* Those of a list that names a recipe. Where the product's op has one with scales of tensors (name##_by_tensor) the
  * kernel takes operands in FP8, x and the weight in forward, dy and the weight's transpose in backward (linear_fp8.h);
- * so does that of few rows in forward, by any recipe (name##_few_form).
+ * so does that of few rows in forward, by any recipe (name##_skinny_form).
  * Where it has any (name##_in_fp8) there is none in 16 bits, for many rows or for few: with the recipe switched off
  * such a row is a product of cuBLASLt's and a chain. Kernels that run then alone would take as long again to compile.
  * Of a gated op there is that of many rows in FP8 alone. */
@@ -168,27 +168,27 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                 \
     enum {                                                                                                            \
         name##_is_light = name##_is_product && !name##_is_gated,                                                      \
-        name##_is_many_fp8 = name##_is_product && name##_by_tensor,                                                   \
-        name##_is_few_fp8 = name##_is_light && name##_few_form,                                                       \
-        name##_is_narrow_fp8 = name##_is_light && (int)name##_few_form == TE_FEW_SCALED                               \
+        name##_is_persistent_fp8 = name##_is_product && name##_by_tensor,                                                   \
+        name##_is_skinny_fp8 = name##_is_light && name##_skinny_form,                                                       \
+        name##_is_small_m_fp8 = name##_is_light && (int)name##_skinny_form == TE_FEW_SCALED                               \
     };                                                                                                                \
     template <int EXISTS>                                                                                             \
     TE_HOPPER_KERNEL_ROW_FP8(name##_product_fp8, te_product, TE_##dtype, (te_dtype)name##_fp8_wanted,                 \
-                             name##_epilogue, name##_couple, name##_is_gated,                                         \
+                             name##_epilogue, name##_pair, name##_is_gated,                                         \
                              te_product_usual(&p, name##_shape(0), name##_facts()), name##_reads >= 0,                \
                              name##_sums >= 0, EXISTS)                                                                \
     template <int EXISTS>                                                                                             \
-    TE_FEW_KERNEL(name##_few_product_fp8, te_product, (te_few_form)name##_few_form, TE_##dtype, name##_epilogue,      \
+    TE_FEW_KERNEL(name##_skinny_product_fp8, te_product, (te_few_form)name##_skinny_form, TE_##dtype, name##_epilogue,      \
                   EXISTS)                                                                                             \
     template <int EXISTS>                                                                                             \
-    TE_NARROW_KERNEL(name##_narrow_product_fp8, te_product, TE_FEW_SCALED, TE_##dtype, name##_epilogue, EXISTS)       \
+    TE_NARROW_KERNEL(name##_small_m_product_fp8, te_product, TE_FEW_SCALED, TE_##dtype, name##_epilogue, EXISTS)       \
     TE_KERNEL_IF(EXISTS, (int EXISTS), name##_product_fp8, (EXISTS), te_product)                                      \
-    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_few_product_fp8, (EXISTS), te_product)                                  \
-    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_narrow_product_fp8, (EXISTS), te_product)                               \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_skinny_product_fp8, (EXISTS), te_product)                                  \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_small_m_product_fp8, (EXISTS), te_product)                               \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_light && !name##_in_fp8, name##_is_light && !name##_in_fp8,            \
-                        (const void *)name##_product_fp8_if<name##_is_many_fp8>(),                                    \
-                        (const void *)name##_few_product_fp8_if<name##_is_few_fp8>(),                                 \
-                        (const void *)name##_narrow_product_fp8_if<name##_is_narrow_fp8>())
+                        (const void *)name##_product_fp8_if<name##_is_persistent_fp8>(),                                    \
+                        (const void *)name##_skinny_product_fp8_if<name##_is_skinny_fp8>(),                                 \
+                        (const void *)name##_small_m_product_fp8_if<name##_is_small_m_fp8>())
 #define TE__PRODUCT_EPILOGUE(name, dtype)                                                                             \
     enum {                                                                                                            \
         name##_is_twice = name##_is_backward && name##_out_halves == 2,                                               \
@@ -202,7 +202,7 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
             && name##_is_plain                                                                                        \
     };                                                                                                                \
     TE_UNUSED TE_BOTH te_product_facts name##_facts(void) {                                                           \
-        const te_product_facts is = {name##_leaves(), name##_is_backward ? 0 : name##_kept & 0xffff, name##_params};  \
+        const te_product_facts is = {name##_result(), name##_is_backward ? 0 : name##_saved_inputs & 0xffff, name##_params};  \
         return is;                                                                                                    \
     }                                                                                                                 \
     TE_UNUSED TE_FN void name##_epilogue(const void *p, const uint32_t w[4], const uint32_t *ahead, int row, int col, \
@@ -210,31 +210,31 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
         te_product_epilogue((const te_product *)p, w, ahead, row, col, own, name##_stages, name##_shape(0),           \
             name##_facts());                                                                                          \
     }                                                                                                                 \
-    TE_UNUSED TE_FN void name##_couple(const void *p, const uint32_t w[4], const uint32_t other[4], int row, int col, \
+    TE_UNUSED TE_FN void name##_pair(const void *p, const uint32_t w[4], const uint32_t other[4], int row, int col, \
                              int, te_epilogue_lane *own) {                                                            \
-        te_product_couple((const te_product *)p, w, other, row, col, own, name##_stages, name##_shape(0));            \
+        te_product_pair_epilogue((const te_product *)p, w, other, row, col, own, name##_stages, name##_shape(0));            \
     }
 /* many, few: whether there are kernels in 16 bits. fp8, few_fp8, narrow_fp8: those in FP8, or null. */
 #define TE__PRODUCT_KERNELS(name, dtype, many, few, fp8, few_fp8, narrow_fp8)                                         \
-    enum { name##_is_many = (many) != 0, name##_is_few = (few) && !name##_is_backward && !name##_is_gated,            \
-           name##_is_narrow = name##_is_few && TE_NARROW_SIXTEEN };                                                   \
+    enum { name##_is_persistent = (many) != 0, name##_is_skinny = (few) && !name##_is_backward && !name##_is_gated,            \
+           name##_is_small_m = name##_is_skinny && TE_NARROW_SIXTEEN };                                                   \
     template <int EXISTS>                                                                                             \
-    TE_HOPPER_KERNEL_ROW(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, name##_couple, \
+    TE_HOPPER_KERNEL_ROW(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, name##_pair, \
                          name##_is_gated, name##_is_twice, name##_sums >= 0, EXISTS)                                  \
     template <int EXISTS>                                                                                             \
-    TE_FEW_KERNEL(name##_few, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, EXISTS)                        \
+    TE_FEW_KERNEL(name##_skinny, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, EXISTS)                        \
     template <int EXISTS>                                                                                             \
-    TE_NARROW_KERNEL(name##_narrow, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, EXISTS)                  \
+    TE_NARROW_KERNEL(name##_small_m, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, EXISTS)                  \
     TE_KERNEL_IF(EXISTS, (int EXISTS), name##_product, (EXISTS), te_product)                                          \
-    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_few, (EXISTS), te_product)                                              \
-    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_narrow, (EXISTS), te_product)                                           \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_skinny, (EXISTS), te_product)                                              \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_small_m, (EXISTS), te_product)                                           \
     TE_API te_product_kernels *name##_kernels(void) {                                                                 \
-        static te_product_kernels kernels = {{(const void *)name##_product_if<name##_is_many>(), 0, 0},               \
-                                             {(const void *)name##_few_if<name##_is_few>(), 0, 0},                    \
+        static te_product_kernels kernels = {{(const void *)name##_product_if<name##_is_persistent>(), 0, 0},               \
+                                             {(const void *)name##_skinny_if<name##_is_skinny>(), 0, 0},                    \
                                              {fp8, 0, 0},                                                             \
                                              {few_fp8, 0, 0},                                                         \
-                                             (te_few_form)name##_few_form,                                            \
-                                             {(const void *)name##_narrow_if<name##_is_narrow>(), 0, 0},              \
+                                             (te_few_form)name##_skinny_form,                                            \
+                                             {(const void *)name##_small_m_if<name##_is_small_m>(), 0, 0},              \
                                              {narrow_fp8, 0, 0},                                                      \
                                              (int)name##_draws};                                                      \
         return &kernels;                                                                                              \
@@ -242,7 +242,7 @@ TE_FN void te_product_couple(const te_product *p, const uint32_t w[4], const uin
 
 /* Whether what lies at `p` is read once the chain is set up: by an op of the row itself, at the other end of an
  * edge, or as what the step gives. */
-TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_chain *c, const void *p) {
+TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_pointwise *c, const void *p) {
     int read = r->now.p == p;
     for (int j = 1; j < s->count; j++) {
         const te_op *op = &r->plan->op[s->op[j]];
@@ -253,20 +253,20 @@ TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_chain
 }
 /* What a product in FP8 stores in FP8 is an operand of the next product, and its transpose one of that for the weight's
  * gradient. Forward keeps the transpose alone. */
-TE_API te_status te__product_turn(te_run *r, const te_step *s, te_product *p) {
-    const int next = te_reader_of(r, s->op[s->count - 1]);
+TE_API te_status te__product_transpose(te_run *r, const te_step *s, te_product *p) {
+    const int next = te_consumer_of(r, s->op[s->count - 1]);
     te_value v;
-    if (r->pass == TE_INFER || te_gathered_for(r, next) >= 0) return TE_OK;
+    if (r->pass == TE_INFER || te_gathered_consumer(r, next) >= 0) return TE_OK;
     p->many.turned_rows = (int)te__fp8_rows(r->now.rows);
     TE_TRY(te_acquire(r, &v, TE_ROWS_tokens, r->now.cols, r->now.dtype));
     v.rows = r->now.rows;
     if (r->pass == TE_BACKWARD) {
         te_set_turned(r, v);
         p->many.turned = (uint8_t *)v.p;
-    } else if (te_kept_of(r, next).x) {
-        p->many.turned = (uint8_t *)te_kept_of(r, next).x;
+    } else if (te_saved_input_of(r, next).x) {
+        p->many.turned = (uint8_t *)te_saved_input_of(r, next).x;
         p->chain.fp8.y = v.p;
-        te_keep_turned(r, next, 1);
+        te_set_saved_transposed(r, next, 1);
         te_set_now(r, v);
     }
     return TE_OK;
@@ -274,13 +274,13 @@ TE_API te_status te__product_turn(te_run *r, const te_step *s, te_product *p) {
 /* Run the step's kernel once its chain is set up. product: memory for the product itself, which is stored if the walk
  * reads it, or `keep` says so: backward does. */
 TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
-                                 const te_chain_shape k, te_product *p, te_value product, int keep) {
+                                 const te_pointwise_shape k, te_product *p, te_value product, int keep) {
     const int few = te__gemm_is_few(kernels, g, r->ctx), light = te__gemm_is_light(kernels, g, r->ctx);
     if (!keep && !te__product_is_read(r, s, &p->chain, product.p)) p->chain.x = 0;
     if (k.sums >= 0) p->many.sums = p->chain.op[k.sums].sum[0];
     *(few ? &p->few.amax : light ? &p->narrow.amax : &p->many.amax) = p->chain.fp8.amax;
     if (!light) p->many.scale = p->chain.fp8.scale, p->many.inverse = p->chain.fp8.y ? p->chain.fp8.inverse : 0;
-    if (p->chain.fp8.y && te_gemm_is_fp8(g) && !light) TE_TRY(te__product_turn(r, s, p));
+    if (p->chain.fp8.y && te_gemm_is_fp8(g) && !light) TE_TRY(te__product_transpose(r, s, p));
     if (k.reads >= 0 && !light) {
         const te_stage *reads = &p->chain.op[k.reads];
         p->many.ahead = k.backward && reads->saved ? reads->saved : reads->edge;
@@ -289,29 +289,29 @@ TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels
     return r->dry ? TE_OK : te__gemm_run_own(kernels, p, sizeof *p, &p->few, &p->narrow, &p->many, g, r->ctx);
 }
 /* An epilogue does not have what scales of its own are of. */
-TE_API te_chain_shape te__product_shape(te_chain_shape k) {
+TE_API te_pointwise_shape te__product_shape(te_pointwise_shape k) {
     k.scaled = TE_SCALING_NONE, k.turns = 0;
     return k;
 }
 /* The step as one kernel, by pass, so that a list for inference alone has nothing of backward. */
 TE_API te_status te_product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
-                                         const te_chain_shape k, te_value product, int keep) {
+                                         const te_pointwise_shape k, te_value product, int keep) {
     te_product p;
     int work = 0;
     memset(&p, 0, sizeof p);
-    TE_TRY(te__chain_forward(r, s, 1, 0, product, te__product_shape(k), &p.chain, &work));
-    if (te__chain_stays(r, s, 1, k)) p.chain.y = 0, r->unstored = 1;
+    TE_TRY(te__pointwise_forward(r, s, 1, 0, product, te__product_shape(k), &p.chain, &work));
+    if (te__pointwise_amax_only(r, s, 1, k)) p.chain.y = 0, r->unstored = 1;
     return te__product_run(r, s, kernels, g, k, &p, product, keep);
 }
 TE_API te_status te_product_step_backward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
-                                          const te_chain_shape k, te_value product) {
+                                          const te_pointwise_shape k, te_value product) {
     te_product p;
     int work = 0;
     const int blocks = TE_HOPPER_FEW * (int)te_ceil_div(g->m, TE_TILE_M);
-    const int room = TE_HOPPER_FEW * (int)te_ceil_div(te_room_rows(r), TE_TILE_M);
-    const int most = (int)te_max(room, te__most_blocks(r, k, te_chain_tiles(k)));
+    const int room = TE_HOPPER_FEW * (int)te_ceil_div(te_capacity_rows(r), TE_TILE_M);
+    const int most = (int)te_max(room, te__max_blocks(r, k, te_pointwise_tiles(k)));
     memset(&p, 0, sizeof p);
-    TE_TRY(te__chain_backward(r, s, 1, blocks, most, product, te__product_shape(k), &p.chain, &work));
+    TE_TRY(te__pointwise_backward(r, s, 1, blocks, most, product, te__product_shape(k), &p.chain, &work));
     return te__product_run(r, s, kernels, g, k, &p, product, 0);
 }
 
@@ -319,30 +319,30 @@ TE_API te_status te_product_step_backward(te_run *r, const te_step *s, te_produc
 #define TE_PRODUCT TE_NO_PRODUCT
 #define TE_PRODUCT_FP8 TE_NO_PRODUCT
 TE_API te_status te_product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
-                                         const te_chain_shape k, te_value product, int keep) {
+                                         const te_pointwise_shape k, te_value product, int keep) {
     return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, (void)keep, TE_OK;
 }
 TE_API te_status te_product_step_backward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
-                                          const te_chain_shape k, te_value product) {
+                                          const te_pointwise_shape k, te_value product) {
     return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, TE_OK;
 }
 #endif
 /* What a row's kernels are made by, of its product's recipe. */
 #define TE__RECIPE_FACTS(name, model, pass)                                                                     \
-    name##_in_fp8 = name##_recipe != (int)TE_RECIPE_none && !(TE__IS_BACKWARD_##pass && TE_IS_BY_ROW(name##_recipe)), \
-    name##_by_tensor = TE_IS_BY_TENSOR(name##_recipe),                                                          \
+    name##_in_fp8 = name##_recipe != (int)TE_RECIPE_none && !(TE__IS_BACKWARD_##pass && TE_IS_ROWWISE(name##_recipe)), \
+    name##_by_tensor = TE_IS_TENSORWISE(name##_recipe),                                                          \
     name##_fp8_a = TE__IS_BACKWARD_##pass ? (int)model##_gradients : (int)TE_e4m3,                              \
-    name##_few_form = TE__IS_BACKWARD_##pass || !name##_in_fp8                                                  \
-                          ? TE_FEW_SIXTEEN : TE_IS_TILED(name##_recipe) ? TE_FEW_TILED : TE_FEW_SCALED
+    name##_skinny_form = TE__IS_BACKWARD_##pass || !name##_in_fp8                                                  \
+                          ? TE_FEW_SIXTEEN : TE_IS_BLOCKWISE(name##_recipe) ? TE_FEW_TILED : TE_FEW_SCALED
 #define TE_NO_PRODUCT(name, dtype) \
     TE_API te_product_kernels *name##_kernels(void) { return 0; }
 
-/* By the list's widths: `fixed` or `dims`, with _fp8 where it names a recipe, `fixed_tiled` where its chains
+/* By the list's widths: `fixed` or `dims`, with _fp8 where it names a recipe, `fixed_training` where its chains
  * have kernels for tiles (pointwise_quantize_transpose.h). */
 #define TE__PRODUCT_fixed TE_PRODUCT
 #define TE__PRODUCT_fixed_fp8 TE_PRODUCT_FP8
 #define TE__PRODUCT_dims TE_NO_PRODUCT
 #define TE__PRODUCT_dims_fp8 TE_NO_PRODUCT
-#define TE__PRODUCT_fixed_tiled TE_PRODUCT_FP8
+#define TE__PRODUCT_fixed_training TE_PRODUCT_FP8
 
 #endif

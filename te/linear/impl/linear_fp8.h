@@ -14,7 +14,7 @@
  * kernel, else from a cast.
  *
  * Of x forward keeps the scale alone where x is in memory for others, or is what a norm or an activation gives, whose
- * input is (te_is_made_again), unless the list says (inputs, kept): backward makes the transpose of that again, in FP8
+ * input is (te_is_made_again), unless the list says (inputs, saved): backward makes the transpose of that again, in FP8
  * with the same scale. Else it keeps x in FP8: transposed, where a cast or a product with a chain made it; a chain's
  * kernel for rows stores it as it lies, and backward transposes it. Of dy such a product leaves both forms, and so does
  * a chain of maps (pointwise_quantize_transpose.h).
@@ -36,7 +36,7 @@
  */
 
 /* Whether this device has products whose scales are not of tensors: those of fp8_row and of fp8_block. */
-TE_API te_status te__check_fine_grained(const te_run *r, int i) {
+TE_API te_status te__check_local_scales(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     TE_REQUIRE(!TE_CUDA || r->ctx->capability == 900, r->ctx, TE_ERROR_DEVICE,
                "%s: (%s, %s): products of fp8_block and fp8_row need compute capability 9.0; device %d has %d.%d",
@@ -45,27 +45,27 @@ TE_API te_status te__check_fine_grained(const te_run *r, int i) {
     return TE_OK;
 }
 
-TE_API te_gemm_fp8 te__row_operand(const float *inverse) {
+TE_API te_gemm_fp8 te__rowwise_operand(const float *inverse) {
     te_gemm_fp8 o;
     o.scaling = TE_SCALING_ROW, o.dtype = TE_e4m3, o.inverse = inverse;
     return o;
 }
 /* The operands of y = x weight^T. x is in FP8 where the kernel before has stored it so (pointwise_quantize.h). */
-TE_API te_status te__row_forward(te_gemm *g, te_run *r, int i, te_value x) {
+TE_API te_status te__rowwise_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
     void *inverse = 0;
-    TE_TRY(te__check_fine_grained(r, i));
-    g->b = f->data, g->trans_b = 1, g->fast = 1, g->b_fp8 = te__row_operand(f->inverse);
+    TE_TRY(te__check_local_scales(r, i));
+    g->b = f->data, g->trans_b = 1, g->fast = 1, g->b_fp8 = te__rowwise_operand(f->inverse);
     if (te_is_fp8(x.dtype)) {
-        g->a = x.p, g->a_fp8 = te__row_operand(te_scales_behind(r, x));
+        g->a = x.p, g->a_fp8 = te__rowwise_operand(te_scales_behind(r, x));
         return TE_OK;
     }
-    TE_TRY(te_as(&x, r, r->plan->dtype));
+    TE_TRY(te_convert_value(&x, r, r->plan->dtype));
     te_quantize_rows q = te_quantize_rows_of(x.rows, x.cols);
-    TE_TRY(te_scratch(r, &q.y, (size_t)(te_room_rows(r) * x.cols)));
-    TE_TRY(te_scratch(r, &inverse, (size_t)te_room_rows(r) * sizeof(float)));
+    TE_TRY(te_scratch(r, &q.y, (size_t)(te_capacity_rows(r) * x.cols)));
+    TE_TRY(te_scratch(r, &inverse, (size_t)te_capacity_rows(r) * sizeof(float)));
     q.x = x.p, q.inverse = (float *)inverse, q.rule = f->own;
-    g->a = q.y, g->a_fp8 = te__row_operand(q.inverse);
+    g->a = q.y, g->a_fp8 = te__rowwise_operand(q.inverse);
     return r->dry ? TE_OK : r->plan->fp8->rows(&q, r->ctx);
 }
 
@@ -82,11 +82,11 @@ TE_API te_status te__row_forward(te_gemm *g, te_run *r, int i, te_value x) {
  */
 
 /* A matrix in FP8, and its scales. */
-typedef struct te_tiled { void *p; float *inverse; } te_tiled;
+typedef struct te_blockwise_matrix { void *p; float *inverse; } te_blockwise_matrix;
 
 /* Memory for a value of `cols` columns, as it lies or transposed. */
-TE_API te_status te__tiled_room(te_tiled *t, te_run *r, int cols, int turned) {
-    const int64_t rows = te_room_rows(r);
+TE_API te_status te__blockwise_memory(te_blockwise_matrix *t, te_run *r, int cols, int turned) {
+    const int64_t rows = te_capacity_rows(r);
     const int64_t scales = turned ? te_scaling_count(TE_SCALING_TILES, cols, rows)
                                   : te_scaling_count(TE_SCALING_TILES, rows, cols);
     void *inverse = 0;
@@ -96,69 +96,69 @@ TE_API te_status te__tiled_room(te_tiled *t, te_run *r, int cols, int turned) {
     return TE_OK;
 }
 /* v in tiles: as it lies and, where turned has memory, transposed with rows up to a multiple of 16. */
-TE_API te_status te__tiled_cast(te_run *r, te_value v, const te_fp8_product *f, te_tiled to, te_tiled turned) {
-    TE_TRY(te_as(&v, r, r->plan->dtype));
+TE_API te_status te__blockwise_cast(te_run *r, te_value v, const te_fp8_product *f, te_blockwise_matrix to, te_blockwise_matrix turned) {
+    TE_TRY(te_convert_value(&v, r, r->plan->dtype));
     te_quantize_tiles q = te_quantize_tiles_of(v.rows, v.cols);
     q.x = v.p, q.y = to.p, q.y_inverse = to.inverse, q.yt = turned.p, q.yt_inverse = turned.inverse;
     q.yt_cols = te_round_up(v.rows, 16), q.rule = f->own;
     return r->dry ? TE_OK : r->plan->fp8->tiles(&q, r->ctx);
 }
-TE_API te_gemm_fp8 te__tiled_operand(te_scaling scaling, const float *inverse) {
+TE_API te_gemm_fp8 te__blockwise_operand(te_scaling scaling, const float *inverse) {
     te_gemm_fp8 o;
     o.scaling = scaling, o.dtype = TE_e4m3, o.inverse = inverse;
     return o;
 }
 
 /* The operands of y = x weight^T. */
-TE_API te_status te__tiled_forward(te_gemm *g, te_run *r, int i, te_value x) {
+TE_API te_status te__blockwise_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
-    const te_kept_fp8 kept = te_kept_of(r, i);
-    const te_tiled turned = {kept.x, kept.inverse};
-    te_tiled row = {0, 0};
-    TE_TRY(te__check_fine_grained(r, i));
-    if (r->pass == TE_FORWARD) te_keep_turned(r, i, 1);
+    const te_saved_input kept = te_saved_input_of(r, i);
+    const te_blockwise_matrix turned = {kept.x, kept.inverse};
+    te_blockwise_matrix row = {0, 0};
+    TE_TRY(te__check_local_scales(r, i));
+    if (r->pass == TE_FORWARD) te_set_saved_transposed(r, i, 1);
     if (te_is_fp8(x.dtype)) row.p = x.p, row.inverse = te_scales_behind(r, x);
     else {
-        TE_TRY(te__tiled_room(&row, r, x.cols, 0));
-        TE_TRY(te__tiled_cast(r, x, f, row, turned));
+        TE_TRY(te__blockwise_memory(&row, r, x.cols, 0));
+        TE_TRY(te__blockwise_cast(r, x, f, row, turned));
     }
     g->a = row.p, g->b = f->data, g->trans_b = 1;
-    g->a_fp8 = te__tiled_operand(TE_SCALING_TILES, row.inverse);
-    g->b_fp8 = te__tiled_operand(TE_SCALING_BLOCKS, f->inverse);
+    g->a_fp8 = te__blockwise_operand(TE_SCALING_TILES, row.inverse);
+    g->b_fp8 = te__blockwise_operand(TE_SCALING_BLOCKS, f->inverse);
     return TE_OK;
 }
 /* The transpose of what linear i read, again: of its input, which is saved, or of what gave that. */
-TE_API te_status te__tiled_again(te_run *r, int i, te_tiled turned) {
-    const te_tiled none = {0, 0};
+TE_API te_status te__blockwise_recompute(te_run *r, int i, te_blockwise_matrix turned) {
+    const te_blockwise_matrix none = {0, 0};
     const te_again again = {turned.p, turned.inverse, 0, 0, 0};
-    if (te__input_is_saved(r, i)) return te__tiled_cast(r, te_input_of(r, i), &r->param[i]->fp8, none, turned);
-    return r->dry ? TE_OK : te__step_again(r, i, again);
+    if (te__input_is_saved(r, i)) return te__blockwise_cast(r, te_input_of(r, i), &r->param[i]->fp8, none, turned);
+    return r->dry ? TE_OK : te__recompute_input(r, i, again);
 }
 /* Those of both products of backward: w is dweight's, which a frozen weight does without, x dx's. */
-TE_API te_status te__tiled_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
+TE_API te_status te__blockwise_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     const te_fp8_product *f = &r->param[i]->fp8;
-    const te_kept_fp8 kept = te_kept_of(r, i);
-    const te_tiled none = {0, 0};
-    te_tiled row = none, turned = none, xt = {kept.x, kept.inverse};
-    TE_TRY(te__check_fine_grained(r, i));
+    const te_saved_input kept = te_saved_input_of(r, i);
+    const te_blockwise_matrix none = {0, 0};
+    te_blockwise_matrix row = none, turned = none, xt = {kept.x, kept.inverse};
+    TE_TRY(te__check_local_scales(r, i));
     if (te_is_fp8(dy.dtype)) {
         row.p = dy.p, row.inverse = te_scales_behind(r, dy);
         turned.p = r->turned.p, turned.inverse = te_scales_behind(r, r->turned);
     } else {
-        TE_TRY(te__tiled_room(&row, r, dy.cols, 0));
-        if (!(r->plan->op[i].flags & TE_IS_FROZEN)) TE_TRY(te__tiled_room(&turned, r, dy.cols, 1));
-        TE_TRY(te__tiled_cast(r, dy, f, row, te_is_trained(r->param[i]) ? turned : none));
+        TE_TRY(te__blockwise_memory(&row, r, dy.cols, 0));
+        if (!(r->plan->op[i].flags & TE_IS_FROZEN)) TE_TRY(te__blockwise_memory(&turned, r, dy.cols, 1));
+        TE_TRY(te__blockwise_cast(r, dy, f, row, te_is_trained(r->param[i]) ? turned : none));
     }
     if (!xt.p && !(r->plan->op[i].flags & TE_IS_FROZEN)) {
-        TE_TRY(te__tiled_room(&xt, r, r->plan->op[i].in, 1));
-        if (te_is_trained(r->param[i])) TE_TRY(te__tiled_again(r, i, xt));
+        TE_TRY(te__blockwise_memory(&xt, r, r->plan->op[i].in, 1));
+        if (te_is_trained(r->param[i])) TE_TRY(te__blockwise_recompute(r, i, xt));
     }
     x->a = row.p, x->b = f->transposed, x->trans_b = 1;
-    x->a_fp8 = te__tiled_operand(TE_SCALING_TILES, row.inverse);
-    x->b_fp8 = te__tiled_operand(TE_SCALING_BLOCKS, f->transposed_inverse);
+    x->a_fp8 = te__blockwise_operand(TE_SCALING_TILES, row.inverse);
+    x->b_fp8 = te__blockwise_operand(TE_SCALING_BLOCKS, f->transposed_inverse);
     w->a = turned.p, w->b = xt.p, w->trans_a = 0, w->trans_b = 1, w->k = te_round_up(dy.rows, 16);
-    w->a_fp8 = te__tiled_operand(TE_SCALING_TILES, turned.inverse);
-    w->b_fp8 = te__tiled_operand(TE_SCALING_TILES, xt.inverse);
+    w->a_fp8 = te__blockwise_operand(TE_SCALING_TILES, turned.inverse);
+    w->b_fp8 = te__blockwise_operand(TE_SCALING_TILES, xt.inverse);
     return TE_OK;
 }
 
@@ -170,7 +170,7 @@ enum { TE__FP8_ROUNDS = 0x66703800 };
 /* v as FP8, with the scale at `index`: row-wise at y, transposed at yt, 1 / scale at `inverse`; null: not wanted. */
 TE_IF_USED TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_product *f, int index, te_dtype to,
                                          void *y, void *yt, float *inverse) {
-    TE_TRY(te_as(&v, r, r->plan->dtype));
+    TE_TRY(te_convert_value(&v, r, r->plan->dtype));
     te_quantize q = te_quantize_of(v.rows, v.cols);
     if (r->dry) return TE_OK;
     q.x = v.p, q.to = to, q.amax = f->scales->amax + index;
@@ -190,52 +190,52 @@ TE_API te_gemm_fp8 te__fp8_operand(te_dtype dtype, const float *inverse) {
 }
 
 /* The transpose of v, which is in FP8, [cols, rows] with rows up to a multiple of 16. */
-TE_API te_status te__fp8_turned(te_run *r, te_value v, void *turned) {
+TE_API te_status te__fp8_transpose_into(te_run *r, te_value v, void *turned) {
     te_quantize q = te_quantize_of(v.rows, v.cols);
     q.x = v.p, q.yt = turned, q.yt_cols = te__fp8_rows(v.rows);
     return r->dry ? TE_OK : r->plan->fp8->turn(&q, r->ctx);
 }
 /* The same, with memory for it; wanted 0: that alone. */
 TE_API te_status te__fp8_transpose(te_run *r, void **turned, te_value v, int wanted) {
-    TE_TRY(te_scratch(r, turned, (size_t)(te_room_rows(r) * v.cols)));
-    return wanted ? te__fp8_turned(r, v, *turned) : TE_OK;
+    TE_TRY(te_scratch(r, turned, (size_t)(te_capacity_rows(r) * v.cols)));
+    return wanted ? te__fp8_transpose_into(r, v, *turned) : TE_OK;
 }
 
 /* The transpose of what linear i read, again (te_is_made_again), by the scale that forward had. */
-TE_API te_status te__fp8_again(te_run *r, int i, void **turned, int wanted) {
-    const te_kept_fp8 kept = te_kept_of(r, i);
+TE_API te_status te__fp8_recompute_input(te_run *r, int i, void **turned, int wanted) {
+    const te_saved_input kept = te_saved_input_of(r, i);
     te_value x = te_input_of(r, i);
-    TE_TRY(te_scratch(r, turned, (size_t)(te_room_rows(r) * x.cols)));
+    TE_TRY(te_scratch(r, turned, (size_t)(te_capacity_rows(r) * x.cols)));
     if (te__input_is_saved(r, i)) {
-        TE_TRY(te_as(&x, r, r->plan->dtype));
+        TE_TRY(te_convert_value(&x, r, r->plan->dtype));
         te_quantize q = te_quantize_of(x.rows, x.cols);
         q.x = x.p, q.yt = *turned, q.yt_cols = te__fp8_rows(x.rows), q.scale = kept.inverse + 1;
         return r->dry || !wanted ? TE_OK : r->plan->fp8->quantize(&q, r->ctx);
     }
     const te_again again = {*turned, 0, kept.inverse + 1, !te_is_stored_in_fp8(r, i), 0};
-    return r->dry || !wanted ? TE_OK : te__step_again(r, i, again);
+    return r->dry || !wanted ? TE_OK : te__recompute_input(r, i, again);
 }
 
-/* What linear i reads, which has been measured but not stored (te__chain_stays): it is made again, in FP8. */
-TE_IF_USED TE_API te_status te__fp8_now(te_run *r, int i, void *y) {
+/* What linear i reads, which has been measured but not stored (te__pointwise_amax_only): it is made again, in FP8. */
+TE_IF_USED TE_API te_status te__fp8_run_producer(te_run *r, int i, void *y) {
     const te_fp8_product *f = &r->param[i]->fp8;
-    const te_again again = {0, te_kept_of(r, i).inverse, f->scales->scale + f->x, 1, y};
+    const te_again again = {0, te_saved_input_of(r, i).inverse, f->scales->scale + f->x, 1, y};
     if (r->dry) return TE_OK;
     TE_TRY(te_scales_update(f->scales, f->x, 1, &f->own, r->ctx));
-    return te__step_again(r, i, again);
+    return te__recompute_input(r, i, again);
 }
 
 /* The operands of y = x weight^T. */
 TE_IF_USED TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
-    const te_kept_fp8 kept = te_kept_of(r, i);
-    if (te_is_tiled(r, i)) return te__tiled_forward(g, r, i, x);
-    if (TE_IS_BY_ROW(r->plan->op[i].recipe)) return te__row_forward(g, r, i, x);
+    const te_saved_input kept = te_saved_input_of(r, i);
+    if (te_is_tiled(r, i)) return te__blockwise_forward(g, r, i, x);
+    if (TE_IS_ROWWISE(r->plan->op[i].recipe)) return te__rowwise_forward(g, r, i, x);
     void *y = x.p;
     if (!te_is_fp8(x.dtype)) {
-        TE_TRY(te_scratch(r, &y, (size_t)(te_room_rows(r) * x.cols)));
-        if (r->pass == TE_FORWARD) te_keep_turned(r, i, 1);
-        if (r->unstored) TE_TRY(te__fp8_now(r, i, y));
+        TE_TRY(te_scratch(r, &y, (size_t)(te_capacity_rows(r) * x.cols)));
+        if (r->pass == TE_FORWARD) te_set_saved_transposed(r, i, 1);
+        if (r->unstored) TE_TRY(te__fp8_run_producer(r, i, y));
         else TE_TRY(te__fp8_cast(r, x, f, f->x, TE_e4m3, y, kept.x, kept.inverse));
     }
     g->a = y, g->b = f->data, g->trans_b = 1, g->fast = 1;
@@ -247,9 +247,9 @@ TE_IF_USED TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_val
  * its way (x->ranks) w->a is memory for its transpose, which is made behind dx's product. */
 TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     const te_fp8_product *f = &r->param[i]->fp8;
-    const te_kept_fp8 kept = te_kept_of(r, i);
-    if (te_is_tiled(r, i)) return te__tiled_backward(w, x, r, i, dy);
-    const size_t bytes = (size_t)(te_room_rows(r) * dy.cols);
+    const te_saved_input kept = te_saved_input_of(r, i);
+    if (te_is_tiled(r, i)) return te__blockwise_backward(w, x, r, i, dy);
+    const size_t bytes = (size_t)(te_capacity_rows(r) * dy.cols);
     const int trains = te_is_trained(r->param[i]), fixed = (r->plan->op[i].flags & TE_IS_FROZEN) != 0;
     void *y = dy.p, *yt = r->turned.p, *xt = kept.x;
     if (te_is_fp8(dy.dtype) && !yt && !fixed) TE_TRY(te__fp8_transpose(r, &yt, dy, trains && !x->ranks));
@@ -258,9 +258,9 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
         if (!fixed) TE_TRY(te_scratch(r, &yt, bytes));
         TE_TRY(te__fp8_cast(r, dy, f, f->dy, r->plan->fp8->gradients, y, trains ? yt : 0, 0));
     }
-    if (!fixed && te_is_made_again(r, i)) TE_TRY(te__fp8_again(r, i, &xt, trains));
+    if (!fixed && te_is_made_again(r, i)) TE_TRY(te__fp8_recompute_input(r, i, &xt, trains));
     else if (!fixed) { /* memory for the transpose in any case: the workspace is sized before a forward has kept x */
-        const int turned = te_keeps_turned(r->turned_x, i);
+        const int turned = te_saved_is_transposed(r->turned_x, i);
         const te_value as_kept = te_value_of(kept.x, TE_e4m3, dy.rows, r->plan->op[i].in);
         TE_TRY(te__fp8_transpose(r, &xt, as_kept, trains && !turned));
         if (turned) xt = kept.x;
@@ -299,8 +299,8 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
     static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_quantize_dy_run, name##_turn_run, te_gemm_run,   \
                                           tiles, product_of_tiles, takes_bias, rows,                                   \
                                           name##_quantize_table_run, cast_by_block, cast_by_row,                       \
-                                          te__fp8_forward, backward, te__fp8_turned, te__fp8_cast,                     \
-                                          !name##_takes_dims, name##_keeps_inputs, (te_dtype)name##_gradients,         \
+                                          te__fp8_forward, backward, te__fp8_transpose_into, te__fp8_cast,                     \
+                                          !name##_takes_dims, name##_saves_inputs, (te_dtype)name##_gradients,         \
                                           (te_rounding)name##_rounding, (te_dtype)name##_weights};
 #define TE__FP8_OPS_OF_TENSORS(name, dtype, weights, rounding)             \
     TE_QUANTIZE_EIGHTS(name##_quantize, dtype)                             \

@@ -8,17 +8,17 @@
 #define TE__IS_BACKWARD_backward 1
 
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
-typedef struct te_bare {
+typedef struct te_plain_gemm {
     union { te_hopper many; te_few few; te_narrow narrow; };
     void *d;
     const void *c; /* added; null: nothing */
     int n;
-} te_bare;
+} te_plain_gemm;
 
 template <te_dtype T>
-TE_FN void te_bare_epilogue(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
+TE_FN void te_plain_gemm_epilogue(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
                             te_epilogue_lane *own) {
-    const te_bare *p = (const te_bare *)arg;
+    const te_plain_gemm *p = (const te_plain_gemm *)arg;
     const int64_t at = (int64_t)row * p->n + col;
     float v[8], c[8];
     te_vec8 e;
@@ -33,43 +33,43 @@ TE_FN void te_bare_epilogue(const void *arg, const uint32_t w[4], const uint32_t
     te_store8(p->d, at, v, 8, 1, T);
     (void)own;
 }
-template <te_dtype T, int FORWARD> TE_HOPPER_KERNEL(te_bare_many, te_bare, T, FORWARD, te_bare_epilogue<T>, T != TE_f32)
+template <te_dtype T, int FORWARD> TE_HOPPER_KERNEL(te_plain_gemm_persistent, te_plain_gemm, T, FORWARD, te_plain_gemm_epilogue<T>, T != TE_f32)
 /* In FP8 it is there to overlap collectives: by itself such a product is cuBLASLt's. */
 template <te_dtype T, te_dtype A>
-TE_HOPPER_KERNEL_OF(te_bare_fp8, te_bare, T, A, TE_e4m3, 1, te_bare_epilogue<T>, 1)
+TE_HOPPER_KERNEL_OF(te_plain_gemm_fp8, te_plain_gemm, T, A, TE_e4m3, 1, te_plain_gemm_epilogue<T>, 1)
 template <te_dtype T, te_few_form FORM, int EXISTS>
-TE_FEW_KERNEL(te_bare_few, te_bare, FORM, T, te_bare_epilogue<T>, EXISTS)
+TE_FEW_KERNEL(te_plain_gemm_skinny, te_plain_gemm, FORM, T, te_plain_gemm_epilogue<T>, EXISTS)
 template <te_dtype T, te_few_form FORM, int EXISTS>
-TE_NARROW_KERNEL(te_bare_narrow, te_bare, FORM, T, te_bare_epilogue<T>, EXISTS)
-TE_KERNEL_IF(T != TE_f32, (te_dtype T, int FORWARD), te_bare_many, (T, FORWARD), te_bare)
-TE_KERNEL_IF(TE_OVERLAPS && T != TE_f32 && A != T, (te_dtype T, te_dtype A), te_bare_fp8, (T, A), te_bare)
-TE_KERNEL_IF(EXISTS, (te_dtype T, te_few_form FORM, int EXISTS), te_bare_few, (T, FORM, EXISTS), te_bare)
-TE_KERNEL_IF(EXISTS, (te_dtype T, te_few_form FORM, int EXISTS), te_bare_narrow, (T, FORM, EXISTS), te_bare)
+TE_NARROW_KERNEL(te_plain_gemm_small_m, te_plain_gemm, FORM, T, te_plain_gemm_epilogue<T>, EXISTS)
+TE_KERNEL_IF(T != TE_f32, (te_dtype T, int FORWARD), te_plain_gemm_persistent, (T, FORWARD), te_plain_gemm)
+TE_KERNEL_IF(TE_OVERLAPS && T != TE_f32 && A != T, (te_dtype T, te_dtype A), te_plain_gemm_fp8, (T, A), te_plain_gemm)
+TE_KERNEL_IF(EXISTS, (te_dtype T, te_few_form FORM, int EXISTS), te_plain_gemm_skinny, (T, FORM, EXISTS), te_plain_gemm)
+TE_KERNEL_IF(EXISTS, (te_dtype T, te_few_form FORM, int EXISTS), te_plain_gemm_small_m, (T, FORM, EXISTS), te_plain_gemm)
 /* SIXTEEN: whether there are kernels with operands of T; FORM: what the one of few rows in FP8 reads, TE_FEW_SIXTEEN:
  * there is none; A: what x or dy is in the one of many rows in FP8, T: there is none. */
 template <te_dtype T, int FORWARD, int SIXTEEN, te_few_form FORM, te_dtype A = T>
-TE_API te_product_kernels *te_bare_kernels(void) {
+TE_API te_product_kernels *te_plain_gemm_kernels(void) {
     constexpr int half = T != TE_f32, few = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_FEW_SIXTEEN;
     constexpr te_dtype many = SIXTEEN ? T : TE_f32;
     constexpr int narrow = few && TE_NARROW_SIXTEEN, scaled = half && FORM == TE_FEW_SCALED;
-    static te_product_kernels kernels = {{(const void *)te_bare_many_if<many, FORWARD>(), 0, 0},
-                                         {(const void *)te_bare_few_if<T, TE_FEW_SIXTEEN, few>(), 0, 0},
-                                         {(const void *)te_bare_fp8_if<T, A>(), 0, 0},
-                                         {(const void *)te_bare_few_if<T, FORM, fp8>(), 0, 0},
+    static te_product_kernels kernels = {{(const void *)te_plain_gemm_persistent_if<many, FORWARD>(), 0, 0},
+                                         {(const void *)te_plain_gemm_skinny_if<T, TE_FEW_SIXTEEN, few>(), 0, 0},
+                                         {(const void *)te_plain_gemm_fp8_if<T, A>(), 0, 0},
+                                         {(const void *)te_plain_gemm_skinny_if<T, FORM, fp8>(), 0, 0},
                                          FORM,
-                                         {(const void *)te_bare_narrow_if<T, TE_FEW_SIXTEEN, narrow>(), 0, 0},
-                                         {(const void *)te_bare_narrow_if<T, FORM, scaled>(), 0, 0}};
+                                         {(const void *)te_plain_gemm_small_m_if<T, TE_FEW_SIXTEEN, narrow>(), 0, 0},
+                                         {(const void *)te_plain_gemm_small_m_if<T, FORM, scaled>(), 0, 0}};
     return &kernels;
 }
-#define TE_BARE(dtype, pass) te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_FEW_SIXTEEN>()
+#define TE_PLAIN_GEMM(dtype, pass) te_plain_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_FEW_SIXTEEN>()
 /* Of the product of a row by itself: in 16 bits unless a recipe has it in FP8. */
-#define TE_BARE_OF(name, dtype, pass)                                                                           \
-    te_bare_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8, (te_few_form)name##_few_form,          \
+#define TE_PLAIN_GEMM_OF(name, dtype, pass)                                                                           \
+    te_plain_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8, (te_few_form)name##_skinny_form,          \
                     name##_by_tensor ? (te_dtype)name##_fp8_a : TE_##dtype>()
 
 /* D = alpha A op(B), rounded, (+ C where beta is 1). */
-TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
-    te_bare p;
+TE_API te_status te_plain_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    te_plain_gemm p;
     memset(&p, 0, sizeof p);
     p.d = g->d, p.c = g->beta != 0 ? g->c : 0, p.n = (int)g->n;
     if (!te__gemm_is_light(kernels, g, ctx)) p.many.ahead = p.c;
@@ -77,9 +77,9 @@ TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_c
 }
 
 #else
-#define TE_BARE(dtype, pass) 0
-#define TE_BARE_OF(name, dtype, pass) 0
-TE_API te_status te_bare_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+#define TE_PLAIN_GEMM(dtype, pass) 0
+#define TE_PLAIN_GEMM_OF(name, dtype, pass) 0
+TE_API te_status te_plain_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return (void)kernels, (void)g, (void)ctx, TE_OK;
 }
 #endif

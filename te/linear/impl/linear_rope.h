@@ -24,19 +24,19 @@
 #define TE_LINEAR_ROPE_H
 
 #include "../../ops/rope.h" /* te__rope_to, te_rope_turns */
-#include "linear_step.h" /* te__linear_forward, te__late_rows */
+#include "linear_step.h" /* te__linear_forward, te__overlap_gather */
 
 #define TE__ROPE_MARK_rope ,
 
 /* ---- one kernel -------------------------------------------------------------------------------------------------- */
 
-enum { TE_TURN_ROWS = 4 /* of cosines and sines, by one block */ };
+enum { TE_ROPE_TABLE_ROWS = 4 /* of cosines and sines, by one block */ };
 
 /* y: [rows, rotary], by row the cosines of the pairs, then their sines. */
-TE_FN void te_turn_rows(const te_rope_args *a, te_block b, int rotary, int scaled) {
+TE_FN void te_rope_table_rows(const te_rope_args *a, te_block b, int rotary, int scaled) {
     int group;
-    const int64_t first = (int64_t)b.x * TE_TURN_ROWS;
-    te_rope_turns((float *)a->y + first * rotary, a, first, (int)te_min(TE_TURN_ROWS, a->rows - first),
+    const int64_t first = (int64_t)b.x * TE_ROPE_TABLE_ROWS;
+    te_rope_turns((float *)a->y + first * rotary, a, first, (int)te_min(TE_ROPE_TABLE_ROWS, a->rows - first),
                   te_lanes_here(TE_ROPE_THREADS, &group), rotary / 2, rotary, scaled, 1);
 }
 
@@ -74,7 +74,7 @@ TE_FN void te__rope_load8(float v[8], const uint32_t w[4], const te_rope_product
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] += bias[i];
 }
 /* Interleaved: the pairs of these eight dimensions, from `dim` on, if they turn. */
-TE_FN void te__rope_turn_near(float v[8], const float *turns, int dim, const te_rope_heads h) {
+TE_FN void te__rope_rotate_interleaved(float v[8], const float *turns, int dim, const te_rope_heads h) {
     float4 c, s;
     if (dim >= h.rotary) return;
     c = __ldg((const float4 *)(turns + dim / 2)), s = __ldg((const float4 *)(turns + h.rotary / 2 + dim / 2));
@@ -95,8 +95,8 @@ TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], cons
     te__rope_load8(mate, u, p, other, h.dtype);
     if (far) te_turn8(v, mate, cosine, sine);
     if (h.interleaved && col < p->turned) {
-        te__rope_turn_near(v, turns, dim, h);
-        te__rope_turn_near(mate, turns, other % h.head_dim, h);
+        te__rope_rotate_interleaved(v, turns, dim, h);
+        te__rope_rotate_interleaved(mate, turns, other % h.head_dim, h);
     }
     te_store8(p->y, (int64_t)row * p->many.n + col, v, 8, 1, h.dtype);
     te_store8(p->y, (int64_t)row * p->many.n + other, mate, 8, 1, h.dtype);
@@ -104,7 +104,7 @@ TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], cons
 
 /* One kernel for all lists and passes that have such heads. */
 template <te_dtype T, int DIM, int ROTARY, int NEAR>
-TE_FN void te_rope_couple(const void *p, const uint32_t w[4], const uint32_t u[4], int row, int col, int other,
+TE_FN void te_rope_pair_epilogue(const void *p, const uint32_t w[4], const uint32_t u[4], int row, int col, int other,
                           te_epilogue_lane *) {
     const te_rope_heads h = {T, DIM, ROTARY, NEAR};
     te__rope_epilogue((const te_rope_product *)p, w, u, row, col, other, h);
@@ -113,14 +113,14 @@ TE_FN void te_rope_couple(const void *p, const uint32_t w[4], const uint32_t u[4
 #define TE__ROPE_CROSSED(dim, rotary, near) ((dim) == 256 && (rotary) == 256 && !(near))
 #define TE__ROPE_APART(dim, rotary, near) ((near) ? 0 : TE__ROPE_CROSSED(dim, rotary, near) ? 8 : (rotary) / 16)
 template <te_dtype T, int DIM, int ROTARY, int NEAR>
-TE_HOPPER_KERNEL_COUPLES(te_rope_many, te_rope_product, T, T == TE_f32 ? 0 : DIM >= 128 ? 16 : DIM / 8,
+TE_HOPPER_KERNEL_COUPLES(te_rope_gemm, te_rope_product, T, T == TE_f32 ? 0 : DIM >= 128 ? 16 : DIM / 8,
                          TE__ROPE_APART(DIM, ROTARY, NEAR), TE__ROPE_CROSSED(DIM, ROTARY, NEAR),
-                         (te_rope_couple<T, DIM, ROTARY, NEAR>), T != TE_f32)
-TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int NEAR), te_rope_many, (T, DIM, ROTARY, NEAR),
+                         (te_rope_pair_epilogue<T, DIM, ROTARY, NEAR>), T != TE_f32)
+TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int NEAR), te_rope_gemm, (T, DIM, ROTARY, NEAR),
              te_rope_product)
 template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *te_rope_kernels(void) {
     static te_product_kernels kernels = {
-        {(const void *)te_rope_many_if<T, DIM, ROTARY, NEAR>(), 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0},
+        {(const void *)te_rope_gemm_if<T, DIM, ROTARY, NEAR>(), 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0},
         TE_FEW_SIXTEEN, {0, 0, 0}, {0, 0, 0}};
     return &kernels;
 }
@@ -144,7 +144,7 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *
 #define TE__ROPE_BIAS_fixed_fp8 TE_PRODUCT_FP8
 #define TE__ROPE_PRODUCT_fixed(name, dtype, turn)                                                                    \
     TE_KERNEL(name##_turns, TE_ROPE_THREADS, te_rope_args,                                                           \
-              te_turn_rows(te_args, te_at, TE__ROTARY(turn), !TE__ROPE_IS(turn, none)))                              \
+              te_rope_table_rows(te_args, te_at, TE__ROTARY(turn), !TE__ROPE_IS(turn, none)))                              \
     TE_API te_product_kernels *name##_whole(void) {                                                                  \
         return te_rope_kernels<name##_fits ? TE_##dtype : TE_f32, TE_ARG3(turn, 0), TE__ROTARY(turn),                \
                                TE__INTERLEAVED(turn)>();                                                             \
@@ -166,7 +166,7 @@ TE_API te_status te__linear_rope_whole(te_run *r, const te_step *first, const te
     p.bias = first->count > 1 ? r->param[first->op[1]]->data : 0;
     p.y = y.p, p.turns = (const float *)room.p, p.turned = kernels->turned;
     if (!r->dry) {
-        TE_TRY(kernels->turns(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_TURN_ROWS), 1), &a));
+        TE_TRY(kernels->turns(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_ROPE_TABLE_ROWS), 1), &a));
         TE_TRY(te__hopper_run(kernels->whole->many.kernel, &p, sizeof p, &p.many, g, r->ctx));
     }
     te_set_now(r, y);
@@ -183,9 +183,9 @@ TE_API te_status te__linear_rope_whole(te_run *r, const te_step *first, const te
 }
 #endif
 #define TE__ROPE_SHAPE_fixed_fp8 TE__ROPE_SHAPE_fixed
-#define TE__ROPE_SHAPE_fixed_tiled TE__ROPE_SHAPE_fixed
-#define TE__ROPE_BIAS_fixed_tiled TE__ROPE_BIAS_fixed_fp8
-#define TE__ROPE_PRODUCT_fixed_tiled TE__ROPE_PRODUCT_fixed_fp8
+#define TE__ROPE_SHAPE_fixed_training TE__ROPE_SHAPE_fixed
+#define TE__ROPE_BIAS_fixed_training TE__ROPE_BIAS_fixed_fp8
+#define TE__ROPE_PRODUCT_fixed_training TE__ROPE_PRODUCT_fixed_fp8
 #define TE__ROPE_SHAPE_dims_fp8 TE__ROPE_SHAPE_dims
 #define TE__ROPE_SHAPE_dims(name, model, dtype, turn) enum { name##_fits = 0 };
 #define TE__ROPE_BIAS_dims TE_NO_PRODUCT
@@ -208,7 +208,7 @@ TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const t
     first.count--;
     TE_TRY(te_output(&y, r, s, turn));
     if (!te_is_in_fp8(r, s->op[0]) && te_gemm_is_own_row(kernels->whole, &g, r->ctx)) {
-        TE_TRY(te__late_rows(&g, &ranks, r, kernels->whole, r->now.block < 0));
+        TE_TRY(te__overlap_gather(&g, &ranks, r, kernels->whole, r->now.block < 0));
         return te__linear_rope_whole(r, &first, kernels, turn, &g, y);
     }
     TE_TRY(te__linear_forward(r, &first, &kernels->linear));
@@ -218,7 +218,7 @@ TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const t
 /* ---- the row ----------------------------------------------------------------------------------------------------- */
 
 #define TE__LINEAR_ROPE(name, widths, model, dtype, pass, ...)                                                        \
-    TE_ROW_PICK(__VA_ARGS__, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, \
+    TE_BY_OP_COUNT(__VA_ARGS__, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, \
         TE__LINEAR_BIAS_ROPE, TE__LINEAR_ROPE_ALONE, ~)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__LONG_ROPE(name, ...) \
     static_assert(0, "te: " #name ": between a linear and a rope of one row stands a bias or nothing");
@@ -228,17 +228,17 @@ TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const t
 #define TE__LINEAR_BIAS_ROPE(name, widths, model, dtype, pass, op, turn)                                \
     static_assert((TE_FLAGS(op) & TE_EPILOGUE_OF_BIAS) != 0,                                            \
                   "te: " #name ": between a linear and a rope of one row stands a bias or nothing");    \
-    TE_CHAIN(name, widths, model, dtype, pass, op)                                                      \
+    TE_POINTWISE(name, widths, model, dtype, pass, op)                                                      \
     TE__ROPE_SHAPE_##widths(name, model, dtype, turn)                                                   \
     TE__ROPE_BIAS_##widths(name, dtype)                                                                 \
-    TE__ROPE_ROW(name, widths, model, dtype, turn, name##_launch, name##_shape(te_chain_half(r, s, 1)), \
+    TE__ROPE_ROW(name, widths, model, dtype, turn, name##_launch, name##_shape(te_pointwise_half(r, s, 1)), \
                  name##_kernels())
 /* launch, shape, product: te__linear_kernels. */
 #define TE__ROPE_ROW(name, widths, model, dtype, turn, launch, shape, product)                                     \
-    TE_OWN_rope_forward(name##_turn, model, dtype, turn)                                                           \
+    TE_CUSTOM_rope_forward(name##_turn, model, dtype, turn)                                                           \
     TE__ROPE_PRODUCT_##widths(name, dtype, turn)                                                                   \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
-        const te__rope_kernels kernels = {{launch, shape, product, TE_BARE_OF(name, dtype, forward)}, \
+        const te__rope_kernels kernels = {{launch, shape, product, TE_PLAIN_GEMM_OF(name, dtype, forward)}, \
                                           name##_turn_launch, name##_turns_launch, name##_whole(),                 \
                                           ((int)(TE_ARG1(turn, 0)) + (int)(TE_ARG2(turn, 0))) *                   \
                                               (int)(TE_ARG3(turn, 0))};                                           \

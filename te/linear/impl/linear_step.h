@@ -3,7 +3,7 @@
 #define TE_LINEAR_STEP_H
 
 #include "linear_autotune.h" /* te__linear_choose, te__linear_split */
-#include "linear_comm_overlap.h" /* te__linear_wgrad, te__late_rows, te_leave_product */
+#include "linear_comm_overlap.h" /* te__linear_wgrad, te__overlap_gather, te_defer_product */
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
@@ -17,7 +17,7 @@ TE_API te_gemm te__linear_product(const te_run *r, int i) {
 /* And its operands. */
 TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
     te_value x = r->now;
-    TE_TRY(te_as(&x, r, r->plan->dtype));
+    TE_TRY(te_convert_value(&x, r, r->plan->dtype));
     g->a = x.p, g->b = r->param[i]->data;
     return TE_OK;
 }
@@ -25,15 +25,15 @@ TE_IF_USED TE_API te_status te__linear_forward(te_run *r, const te_step *s, cons
     te_split split = TE_SPLIT_BARE;
     te_gemm_ranks ranks;
     int taken = 0;
-    if (r->again.yt || r->again.y) return te_chain_step_forward(r, s, 1, 0, r->now, kernels->launch, kernels->shape);
+    if (r->again.yt || r->again.y) return te_pointwise_step_forward(r, s, 1, 0, r->now, kernels->launch, kernels->shape);
     te_gemm g = te__linear_product(r, s->op[0]);
-    TE_TRY(te__late_rows(&g, &ranks, r, kernels->bare, r->now.block < 0));
+    TE_TRY(te__overlap_gather(&g, &ranks, r, kernels->bare, r->now.block < 0));
     if (te_is_in_fp8(r, s->op[0])) TE_TRY(r->plan->fp8->forward(&g, r, s->op[0], r->now));
     else TE_TRY(te__linear_operands(&g, r, s->op[0]));
-    if (!g.ranks && te_leaves_product(r, s)) {
+    if (!g.ranks && te_defers_product(r, s)) {
         te_value y;
         TE_TRY(te_output(&y, r, s, s->op[0]));
-        return te_leave_product(r, &g, y, kernels->bare);
+        return te_defer_product(r, &g, y, kernels->bare);
     }
     if (!g.ranks) TE_TRY(te__linear_choose(&g, &split, &taken, r, s, kernels));
     else if (s->count > 1 && te__linear_can_store(r, s, kernels) && te_gemm_is_own_row(kernels->whole, &g, r->ctx))
@@ -53,28 +53,28 @@ TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__lin
                     op->in_dtype == r->plan->dtype;
     TE_TRY(te_acquire(r, &dx, op->in_rows, op->in, op->in_dtype));
     if (own) return te_product_step_backward(r, s, kernels->whole, &whole, kernels->shape, dx);
-    TE_TRY(te_before_as(&made, &dx, r, x->out));
+    TE_TRY(te_begin_converted(&made, &dx, r, x->out));
     x->d = made.p;
     TE_TRY(te__linear_gemm(r, x, TE_ROWS_OF_m, kernels->bare));
-    TE_TRY(te_after_as(&dx, &made, r));
-    return te_chain_step_backward(r, s, 1, 0, dx, kernels->launch, kernels->shape);
+    TE_TRY(te_end_converted(&dx, &made, r));
+    return te_pointwise_step_backward(r, s, 1, 0, dx, kernels->launch, kernels->shape);
 }
 /* dx[rows, in] = dy weight (+ the gradient that the fork before it kept). */
 TE_API te_status te__linear_dgrad(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const int last = s->op[s->count - 1];
     te_value dx, made;
     TE_TRY(te_gradient(&dx, r, s, last));
-    if (dx.p && !x->ranks && te_leaves_product(r, s)) return te_leave_product(r, x, dx, kernels->bare);
+    if (dx.p && !x->ranks && te_defers_product(r, s)) return te_defer_product(r, x, dx, kernels->bare);
     if (dx.p) {
-        TE_TRY(te_before_as(&made, &dx, r, x->out));
+        TE_TRY(te_begin_converted(&made, &dx, r, x->out));
         x->d = made.p;
         if (s->count > 1 && r->edge[last].p) {
             te_value edge = r->edge[last];
-            TE_TRY(te_as(&edge, r, x->out));
+            TE_TRY(te_convert_value(&edge, r, x->out));
             x->c = edge.p, x->beta = 1.0f;
         }
         TE_TRY(te__linear_gemm(r, x, TE_ROWS_OF_m, kernels->bare));
-        TE_TRY(te_after_as(&dx, &made, r));
+        TE_TRY(te_end_converted(&dx, &made, r));
     }
     if (s->count > 1) te_set_edge(r, last, te_no_value());
     te_set_now(r, dx);
@@ -88,20 +88,20 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
     te_gemm_ranks ranks;
     te_gemm w = te_gemm_of(op->out, op->in, dy.rows), x = te_gemm_of(dy.rows, op->in, op->out);
     w.dtype = x.dtype = r->plan->dtype, w.out = TE_f32, x.out = op->in_dtype == TE_f32 ? TE_f32 : x.dtype;
-    if (!te_is_wanted(r, i)) TE_TRY(te__late_rows_now(r));
-    TE_TRY(te__late_rows(&x, &ranks, r, kernels->bare, te_is_trained(p)));
+    if (!te_needs_input_grad(r, i)) TE_TRY(te__gather_rows_now(r));
+    TE_TRY(te__overlap_gather(&x, &ranks, r, kernels->bare, te_is_trained(p)));
     dy.p = r->now.p;
     w.c = w.d = p->grad, w.beta = te_accumulates(r, p) ? 1.0f : 0.0f;
     if (te_is_in_fp8(r, i)) TE_TRY(r->plan->fp8->backward(&w, &x, r, i, dy));
     else {
-        TE_TRY(te_as(&dy, r, r->plan->dtype));
+        TE_TRY(te_convert_value(&dy, r, r->plan->dtype));
         x.a = dy.p, x.b = p->data;
     }
     TE_TRY(te__wgrad_flush(r, x.ranks ? &ranks : 0));
     /* where dy is still on its way dx comes first, for it can begin with a part of dy */
-    if (!x.ranks && te__wgrad_waits(r, s)) TE_TRY(te__leave_wgrad(&w, r, i, dy));
+    if (!x.ranks && te__wgrad_is_deferred(r, s)) TE_TRY(te__defer_wgrad(&w, r, i, dy));
     else if (!x.ranks) TE_TRY(te__linear_wgrad(&w, r, i, dy));
-    if (!te_is_wanted(r, i)) return te_set_now(r, te_no_value()), TE_OK;
+    if (!te_needs_input_grad(r, i)) return te_set_now(r, te_no_value()), TE_OK;
     TE_TRY(kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x));
     if (!x.ranks) return TE_OK;
     TE_TRY(te__wgrad_now(r)); /* where nothing runs beside products (te_rank_memory.serial) */
@@ -110,13 +110,13 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
 }
 
 /* The step, by the plan that it stands in: so a list for inference alone has nothing of backward. */
-TE_IF_USED TE_API te_status te_linear_step_forward(te_run *r, const te_step *s, te_chain_launch_fn launch,
-                                                   te_chain_shape k, te_product_kernels *whole,
+TE_IF_USED TE_API te_status te_linear_step_forward(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
+                                                   te_pointwise_shape k, te_product_kernels *whole,
                                                    te_product_kernels *bare) {
     const te__linear_kernels kernels = {launch, k, whole, bare};
     return te__linear_forward(r, s, &kernels);
 }
-TE_API te_status te_linear_step_backward(te_run *r, const te_step *s, te_chain_launch_fn launch, te_chain_shape k,
+TE_API te_status te_linear_step_backward(te_run *r, const te_step *s, te_pointwise_launch_fn launch, te_pointwise_shape k,
                                          te_product_kernels *whole, te_product_kernels *bare) {
     const te__linear_kernels kernels = {launch, k, whole, bare};
     return te__linear_backward(r, s, &kernels);

@@ -6,13 +6,13 @@
 #define TE_LINEAR_STRATEGY_H
 
 #include "../../ops/scale.h" /* te_scale_options */
-#include "linear_epilogue.h" /* te_product_step_forward, te_bare_run */
+#include "linear_epilogue.h" /* te_product_step_forward, te_plain_gemm_run */
 
 /* The kernels of a step: the chain behind the product, product and chain in one, and the product by itself; null:
  * none. */
 typedef struct te__linear_kernels {
-    te_chain_launch_fn launch;
-    te_chain_shape shape;
+    te_pointwise_launch_fn launch;
+    te_pointwise_shape shape;
     te_product_kernels *whole, *bare;
 } te__linear_kernels;
 
@@ -30,13 +30,13 @@ typedef enum te_rows_of_product { TE_ROWS_OF_m, TE_ROWS_OF_k } te_rows_of_produc
 /* Run the product, on the host with scratch from the workspace. bare: the library's kernels for it; null: none. */
 TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows, te_product_kernels *bare) {
     te_gemm room = *g; /* a product of as many rows as the workspace is sized for */
-    *(rows == TE_ROWS_OF_k ? &room.k : &room.m) = te_room_rows(r);
+    *(rows == TE_ROWS_OF_k ? &room.k : &room.m) = te_capacity_rows(r);
     const size_t bytes = te_gemm_scratch(&room) * sizeof(float);
     void *scratch = 0;
     if (bytes) TE_TRY(te_scratch(r, &scratch, bytes));
     if (r->dry) TE_TRY(te_gemm_check(g, r->plan->name, r->ctx));
     if (r->dry) TE_TRY(te_gemm_check_fp8(g, r->plan->name, r->ctx));
-    if (te_gemm_is_bare(bare, g, r->ctx)) return r->dry ? TE_OK : te_bare_run(bare, g, r->ctx);
+    if (te_gemm_is_bare(bare, g, r->ctx)) return r->dry ? TE_OK : te_plain_gemm_run(bare, g, r->ctx);
     g->scratch = (float *)scratch;
     if (r->dry) return TE_OK;
     if (g->a_fp8.scaling == TE_SCALING_TILES) return r->plan->fp8->product_of_tiles(g, r->ctx);
@@ -85,7 +85,7 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split spl
     if (te__linear_has(r, s, j, TE_EPILOGUE_OF_BIAS)) {
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[j]]->data;
         /* not where our own gelu runs again in backward: cuBLASLt's has other bits */
-        const int again = r->pass == TE_FORWARD && j < rest && te_is_given_again(r, te_reader_of(r, s->op[j + 1]));
+        const int again = r->pass == TE_FORWARD && j < rest && te_is_given_again(r, te_consumer_of(r, s->op[j + 1]));
         if (te__linear_has(r, s, j + 1, TE_EPILOGUE_OF_GELU) && j + 1 == rest && !again) {
             g->epilogue = r->pass == TE_FORWARD ? TE_EPILOGUE_GELU_AUX_BIAS : TE_EPILOGUE_GELU_BIAS;
             if (r->pass == TE_FORWARD) g->aux = r->act[s->op[j]];
@@ -102,15 +102,15 @@ TE_API te_status te__linear_whole(te_run *r, const te_step *s, const te__linear_
     const te_op *op = &r->plan->op[last];
     te_value y, c, made;
     TE_TRY(te_output(&y, r, s, last));
-    TE_TRY(te_before_as(&made, &y, r, g->out));
+    TE_TRY(te_begin_converted(&made, &y, r, g->out));
     g->d = made.p;
     if (g->beta != 0) {
-        TE_TRY(te_kept(&c, r, op));
+        TE_TRY(te_fork_value(&c, r, op));
         g->c = c.p;
-        te_leave_kept(r, last);
+        te_release_fork(r, last);
     }
     TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->bare));
-    TE_TRY(te_after_as(&y, &made, r));
+    TE_TRY(te_end_converted(&y, &made, r));
     te_set_now(r, y);
     return TE_OK;
 }
@@ -119,7 +119,7 @@ TE_API te_status te__linear_part(te_run *r, const te_step *s, const te__linear_k
                                  te_value product) {
     g->d = product.p;
     TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->bare));
-    return te_chain_step_forward(r, s, 1, taken, product, kernels->launch, kernels->shape);
+    return te_pointwise_step_forward(r, s, 1, taken, product, kernels->launch, kernels->shape);
 }
 /* Run the forward step as it was chosen to be split. */
 TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g,

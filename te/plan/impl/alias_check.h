@@ -50,7 +50,7 @@ TE_API int te__reads_x(const te_plan *p) {
         if ((p->op[j].flags & (TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) && p->op[j].edge < i &&
             !(p->op[p->op[j].edge].flags & TE_IS_INPUT))
             return 1;
-    return (p->op[i].flags & TE_SAVES_INPUT) || te_remakes_logits(p, i) ||
+    return (p->op[i].flags & TE_SAVES_INPUT) || te_recomputes_logits(p, i) ||
            (p->span_count && p->span[0].first <= i);
 }
 TE_API int te__reads_y(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_SAVES_OUTPUT) != 0; }
@@ -77,8 +77,8 @@ TE_API te_status te__region_add(te__regions *all, const char *name, const void *
 /* TE_IS_INPUT or TE_IS_OUTPUT; 0: the list has no edge of this name. */
 TE_API int te__edge_kind(const te_plan *p, const char *name) {
     for (int k = 0; name && k < p->op_count; k++)
-        if ((p->op[k].flags & (TE_IS_INPUT | TE_IS_OUTPUT | TE_TELLS)) && !strcmp(p->op[k].name, name))
-            return p->op[k].flags & TE_TELLS ? TE_IS_OUTPUT : p->op[k].flags & (TE_IS_INPUT | TE_IS_OUTPUT);
+        if ((p->op[k].flags & (TE_IS_INPUT | TE_IS_OUTPUT | TE_OUTPUTS_MAX_LOGIT)) && !strcmp(p->op[k].name, name))
+            return p->op[k].flags & TE_OUTPUTS_MAX_LOGIT ? TE_IS_OUTPUT : p->op[k].flags & (TE_IS_INPUT | TE_IS_OUTPUT);
     return 0;
 }
 /* The tensors of (input, ..), (output, ..) and (max_logit, 1), each against those before the edges and the edges before

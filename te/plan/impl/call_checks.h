@@ -54,7 +54,7 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
     TE_REQUIRE((int64_t)b->batch * b->seq <= INT32_MAX / 2, ctx, TE_ERROR_OVERFLOW,
                "%s: batch %d times seq %d is too large", name, b->batch, b->seq);
     const te_group *g = te_tensor_group(ctx);
-    TE_REQUIRE(!te__shares_rows(plan) || (int64_t)b->batch * b->seq % g->size == 0, ctx, TE_ERROR_SHAPE,
+    TE_REQUIRE(!te__has_sharded_rows(plan) || (int64_t)b->batch * b->seq % g->size == 0, ctx, TE_ERROR_SHAPE,
                "%s: batch %d times seq %d is not shared out evenly among %d ranks", name, b->batch, b->seq, g->size);
     for (int i = 0; i < plan->op_count; i++)
         TE_REQUIRE(!plan->op[i].ranks || plan->op[i].ranks == g->size, ctx, TE_ERROR_STATE,
@@ -106,19 +106,19 @@ TE_API te_status te_edge_tensor(te_value *v, const te_run *r, const te_op *op, t
     return TE_OK;
 }
 /* What the fork or input that an op reads keeps looks so: [.., cols]. */
-TE_API te_value te_kept_like(const te_run *r, const te_op *op, int cols) {
+TE_API te_value te_fork_value_like(const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
     const te_rows rows = fork->flags & TE_OF_MEMORY ? TE_ROWS_memory
                          : fork->flags & TE_IS_INPUT ? op->out_rows : fork->out_rows;
     return te_value_of(0, op->edge_dtype, te_rows_in(r, rows), cols);
 }
 /* That, as forward has it. */
-TE_API te_status te_kept_cols(te_value *v, const te_run *r, const te_op *op, int cols) {
+TE_API te_status te_fork_value_of_width(te_value *v, const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
-    if (fork->flags & TE_IS_INPUT) return te_edge_tensor(v, r, fork, te_kept_like(r, op, cols), 0);
+    if (fork->flags & TE_IS_INPUT) return te_edge_tensor(v, r, fork, te_fork_value_like(r, op, cols), 0);
     *v = r->pass == TE_INFER ? r->edge[op->edge] : te_output_of(r, op->edge);
     return TE_OK;
 }
-TE_API te_status te_kept(te_value *v, const te_run *r, const te_op *op) { return te_kept_cols(v, r, op, op->out); }
+TE_API te_status te_fork_value(te_value *v, const te_run *r, const te_op *op) { return te_fork_value_of_width(v, r, op, op->out); }
 
 #endif

@@ -9,16 +9,16 @@
 #include "storage.h" /* te_run, te__edge_named */
 #include "executor_begin.h" /* te__begin */
 #include "call_checks.h" /* te__check_batch, te__check_tensor */
-#include "gradients.h" /* te_sum_now */
+#include "gradients.h" /* te_reduce_columns_now */
 #include "alias_check.h" /* te__check_overlap */
-#include "recompute_regions.h" /* te__span_enter */
+#include "recompute_regions.h" /* te__recompute_enter */
 
 /* executor.h -- what a backward has to compute: the gradients of parameters that train, of x and of extra inputs where
  * they are wanted. It goes through the list from the end as far as the last op that has one of these, and no further.
  */
 
 /* Whether op i hands a gradient to the caller, who wants it: of what an extra input brought. */
-TE_API int te__gives_edge(const te_run *r, int i) {
+TE_API int te__wants_edge_grad(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     if (op->edge < 0 || !(r->plan->op[op->edge].flags & TE_IS_INPUT)) return 0;
     const te_edge *e = te__edge_named(r, r->plan->op[op->edge].name);
@@ -26,25 +26,25 @@ TE_API int te__gives_edge(const te_run *r, int i) {
 }
 /* te_run.reach of a backward of which dx is wanted or not. A loss that forward has left to it is computed by the
  * last op. Where there is nothing to compute it is the number of ops. */
-TE_API int te__reach_of(const te_run *r) {
+TE_API int te__backward_stop_of(const te_run *r) {
     const int count = r->plan->op_count;
-    if (r->dx.p) return TE_REACH_dx;
+    if (r->dx.p) return TE_BACKWARD_STOP_dx;
     for (int i = 0; i < count; i++) {
         for (int k = 0; k < r->plan->op[i].params; k++)
             if (te_is_trained(&r->param[i][k])) return i;
-        if (te__gives_edge(r, i)) return i;
+        if (te__wants_edge_grad(r, i)) return i;
     }
     return r->loss_in_backward ? count - 1 : count;
 }
 /* Steps of the backward up to there. */
-TE_API int te__steps_to_reach(const te_run *r) {
+TE_API int te__steps_to_backward_stop(const te_run *r) {
     const te_plan *p = r->plan;
     int n = 0;
     if (r->reach == p->op_count) return 0;
     while (n < p->backward_count && !te_last_step(r, &p->backward[n])) n++;
     return n + 1;
 }
-TE_API te_status te__check_reach(const te_run *r, const te_model *m) {
+TE_API te_status te__check_backward_stop(const te_run *r, const te_model *m) {
     for (int i = 0; i < m->param_count && m->grads; i++) {
         const te_param *p = &m->param[i];
         TE_REQUIRE(p->grad || p->tied || p->frozen, r->ctx, TE_ERROR_STATE,
@@ -60,7 +60,7 @@ TE_API te_status te__check_reach(const te_run *r, const te_model *m) {
 /* ---- the walk ---------------------------------------------------------------------------------------------------- */
 
 /* Take the random state, if no kernel has taken it along: before step `next` if that draws, and at the end (null). */
-TE_IF_USED TE_API te_status te__take(te_run *r, const te_step *next) {
+TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next) {
     int draws = !next;
     for (int j = 0; next && j < next->count; j++) draws |= r->plan->op[next->op[j]].flags & TE_DRAWS;
     if (!draws || !r->take.taken) return TE_OK;
@@ -70,24 +70,24 @@ TE_IF_USED TE_API te_status te__take(te_run *r, const te_step *next) {
 }
 
 TE_IF_USED TE_API te_status te__training_before(te_run *r, const te_step *step) {
-    TE_TRY(te__span_enter(r, step));
-    if (r->sum_count > TE_SUM_JOBS - TE_SUM_ROW) TE_TRY(te_sum_now(r)); /* room for what this step sums */
-    return te__take(r, step);
+    TE_TRY(te__recompute_enter(r, step));
+    if (r->sum_count > TE_SUM_JOBS - TE_SUMS_A_STEP) TE_TRY(te_reduce_columns_now(r)); /* room for what this step sums */
+    return te__take_random_state(r, step);
 }
 TE_API te_status te__training_after(te_run *r, const te_step *step) {
-    te__span_leave(r, step);
-    return te__tell_step(r, step);
+    te__recompute_leave(r, step);
+    return te__notify_step(r, step);
 }
 TE_IF_USED TE_API te_status te__training_end(te_run *r) {
-    TE_TRY(te__take(r, 0));
-    return te_sum_now(r);
+    TE_TRY(te__take_random_state(r, 0));
+    return te_reduce_columns_now(r);
 }
 TE_IF_USED TE_API const te_training *te__training(void) {
     static const te_training training = {te__training_before, te__training_after, te__training_end};
     return &training;
 }
 
-TE_API te_status te__walk(te_run *r, const te_step *step, int count) {
+TE_API te_status te__run_steps(te_run *r, const te_step *step, int count) {
     const te_training *training = r->plan->training ? r->plan->training() : 0;
     for (int i = 0; i < count; i++) {
         if (training) TE_TRY(training->before(r, &step[i]));
@@ -98,13 +98,13 @@ TE_API te_status te__walk(te_run *r, const te_step *step, int count) {
     }
     return training ? training->end(r) : TE_OK;
 }
-TE_API te_status te__walk_pass(te_run *r) {
+TE_API te_status te__run_pass(te_run *r) {
     const te_plan *p = r->plan;
     if (r->pass == TE_BACKWARD) {
-        TE_TRY(te__walk(r, p->backward, te__steps_to_reach(r)));
-        return te__spans_close(r), TE_OK;
+        TE_TRY(te__run_steps(r, p->backward, te__steps_to_backward_stop(r)));
+        return te__recompute_close_all(r), TE_OK;
     }
-    return r->pass == TE_INFER ? te__walk(r, p->infer, p->infer_count) : te__walk(r, p->forward, p->forward_count);
+    return r->pass == TE_INFER ? te__run_steps(r, p->infer, p->infer_count) : te__run_steps(r, p->forward, p->forward_count);
 }
 
 TE_API int te__draws(const te_plan *p) {
@@ -122,24 +122,24 @@ TE_API te_status te__deliver(te_run *r) {
 }
 
 /* The walk from its first value on. */
-TE_API te_status te__walk_from(te_run *r, te_value now) {
+TE_API te_status te__run_from(te_run *r, te_value now) {
     r->now = now, r->turned = te_no_value(), r->measured = r->unstored = 0;
     r->pool.count = 0, r->pool.high = 0;
     for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te_no_value();
-    return te__walk_pass(r);
+    return te__run_pass(r);
 }
 /* The dry walk, with room for more rows than there are if the workspace does not suffice without. It was measured for
  * some number of rows, and can be too small for fewer: what is sized for fewer rows may leave gaps in which pieces of
  * other sizes do not fit (te__pool_take). With the room of that number they lie where they lay then. */
-enum { TE__MOST_ROOM = 8 }; /* times as many rows */
-TE_API te_status te__walk_dry(te_run *r, te_value now) {
+enum { TE__MAX_CAPACITY = 8 }; /* times as many rows */
+TE_API te_status te__dry_run(te_run *r, te_value now) {
     const size_t there = r->ctx->workspace_bytes;
-    TE_TRY(te__walk_from(r, now));
+    TE_TRY(te__run_from(r, now));
     const size_t needs = r->pool.high;
-    const int64_t first = te_room_rows(r);
-    for (r->room = first; r->pool.high > there && r->room < TE__MOST_ROOM * first;) {
+    const int64_t first = te_capacity_rows(r);
+    for (r->room = first; r->pool.high > there && r->room < TE__MAX_CAPACITY * first;) {
         r->room += TE_ROW_PAD;
-        TE_TRY(te__walk_from(r, now));
+        TE_TRY(te__run_from(r, now));
     }
     TE_REQUIRE(r->pool.high <= there, r->ctx, TE_ERROR_MEMORY,
                "%s: %lld rows need %zu bytes of workspace, the context has %zu; te_context_reserve() makes it larger",
@@ -147,10 +147,10 @@ TE_API te_status te__walk_dry(te_run *r, te_value now) {
     return TE_OK;
 }
 /* Dry, then for real. A forward that draws takes the random state in between: a refused call does not move it on. */
-TE_API te_status te__walk_twice(te_run *r, te_value now, const te_model *m, const te_saved *saved) {
+TE_API te_status te__execute(te_run *r, te_value now, const te_model *m, const te_saved *saved) {
     te_context *ctx = r->ctx;
     r->ends[0] = now.p;
-    TE_TRY(te__walk_dry(r, now));
+    TE_TRY(te__dry_run(r, now));
     TE_REQUIRE(ctx->workspace || !r->pool.high, ctx, TE_ERROR_NULL, "%s: ctx.workspace is null, and has %zu bytes",
                r->plan->name, ctx->workspace_bytes);
     TE_REQUIRE((uintptr_t)ctx->workspace % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
@@ -160,7 +160,7 @@ TE_API te_status te__walk_twice(te_run *r, te_value now, const te_model *m, cons
     if (r->pass == TE_FORWARD && te__draws(r->plan)) r->take.taken = r->rng, r->take.state = ctx->rng;
     r->dry = 0, r->pool.base = (char *)ctx->workspace;
     te_enqueue_open(ctx);
-    te_status status = te__walk_from(r, now);
+    te_status status = te__run_from(r, now);
     if (status == TE_OK) status = te__deliver(r);
     return te_enqueue_close(ctx, status);
 }
@@ -195,7 +195,7 @@ TE_API te_status te_plan_infer(te_tensor y, te_tensor x, const te_plan *plan, co
     te_run r;
     TE_TRY(te__begin_forward(&r, y, x, plan, TE_INFER, m, b, ctx));
     r.saved_bytes = te__lay_out(&r, 0);
-    return te__walk_twice(&r, r.x, m, 0);
+    return te__execute(&r, r.x, m, 0);
 }
 /* The same, and what backward needs. `saved` null: inference. */
 TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, const te_plan *plan, const te_model *m,
@@ -211,7 +211,7 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     TE_REQUIRE(r.saved_bytes <= saved->bytes, ctx, TE_ERROR_MEMORY,
                "%s: %lld rows need %zu bytes of saved.memory, there are %zu", plan->name, (long long)r.tokens,
                r.saved_bytes, saved->bytes);
-    TE_TRY(te__walk_twice(&r, r.x, m, saved));
+    TE_TRY(te__execute(&r, r.x, m, saved));
     saved->plan = plan, saved->batch = b->batch, saved->seq = b->seq, saved->position = b->position;
     saved->sequences = b->sequences, saved->longest = b->longest, saved->cu_seqlens = b->cu_seqlens;
     saved->memory_rows = r.memory;
@@ -262,10 +262,10 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
     r.dx = r.x, r.dx.p = te__from_tokens(plan) ? 0 : dx.data;
     r.dy = r.y, r.dy.p = dy.data;
     r.saved_bytes = saved->used, r.loss_in_backward = saved->loss_in_backward;
-    r.reach = te__reach_of(&r);
-    TE_TRY(te__check_reach(&r, m));
+    r.reach = te__backward_stop_of(&r);
+    TE_TRY(te__check_backward_stop(&r, m));
     if (m->watch && m->watch->armed) TE_TRY((r.watch = m->watch)->allows(m->watch, m, ctx));
-    return te__walk_twice(&r, r.dy, m, saved);
+    return te__execute(&r, r.dy, m, saved);
 }
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
@@ -312,7 +312,7 @@ TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, in
         te__take_params(&r, m);
         te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
         r.now = pass == TE_BACKWARD ? r.dy : r.x;
-        if (te__walk_pass(&r) == TE_OK && r.pool.high > most) most = r.pool.high;
+        if (te__run_pass(&r) == TE_OK && r.pool.high > most) most = r.pool.high;
     }
     return most;
 }

@@ -17,7 +17,7 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t toke
     r->again.yt = r->again.y = 0, r->again.inverse = 0;
     memset(&r->late, 0, sizeof r->late), r->late.from = te_no_value();
     memset(&r->waiting, 0, sizeof r->waiting), r->waiting.a = r->waiting.b = te_no_value();
-    r->measured = r->unstored = 0, r->reach = TE_REACH_dx, r->watch = 0;
+    r->measured = r->unstored = 0, r->reach = TE_BACKWARD_STOP_dx, r->watch = 0;
     r->batch = 0, r->dry = 1, r->rng = 0, r->saved = 0, r->take.taken = 0, r->sum_count = r->column_count = 0;
     r->now = r->turned = r->dx = r->dy = te_no_value(), r->ends[0] = r->ends[1] = 0, r->loss_in_backward = 0;
     r->x = te_value_of(0, plan->in_dtype, te_rows_in(r, plan->op[0].in_rows), plan->in);

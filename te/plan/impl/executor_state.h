@@ -10,7 +10,7 @@
 
 typedef enum te_pass { TE_FORWARD, TE_INFER, TE_BACKWARD } te_pass;
 
-enum { TE_REACH_dx = -1 }; /* of te_run: a backward goes through all of the list */
+enum { TE_BACKWARD_STOP_dx = -1 }; /* of te_run: a backward goes through all of the list */
 
 /* Whether products run in FP8 whose ops have a recipe: as each parameter says or, where sizes are asked for, none, all
  * by casts, all with operands that come in FP8, or these with scales that all ranks have. */
@@ -42,11 +42,11 @@ typedef struct te_late {
 } te_late;
 
 /* The product of a weight's gradient that waits for rows on their way, to run beside them (te/linear/impl/linear_comm_overlap.h). */
-typedef struct te_waiting {
+typedef struct te_deferred_wgrad {
     int is_there, runs; /* runs: the weight trains */
     te_gemm product;
     te_value a, b; /* the blocks of its operands, which stay */
-} te_waiting;
+} te_deferred_wgrad;
 
 typedef struct te_run {
     const te_plan *plan;
@@ -64,7 +64,7 @@ typedef struct te_run {
     int measured;                /* the kernel that made now has found its amax, for the cast */
     int unstored;                /* and stored nothing: it runs again, for the product */
     te_late late;                /* of now */
-    te_waiting waiting;
+    te_deferred_wgrad waiting;
     te_again again;              /* backward: a step of forward makes its result again, as this alone */
     te_value x, y, dx, dy;       /* the caller's */
     te_rng *rng;                 /* the random state of this forward */
@@ -76,12 +76,12 @@ typedef struct te_run {
     te_pool pool;
     te_value edge[TE_MAX_OPS];   /* by fork: its value in inference; in backward the gradient that its readers left */
     const void *ends[2];         /* what the pass begins with, and what its last step reads on the main road */
-    te_value span[TE_MAX_SPANS]; /* by span: the block of what its ops keep, p null while it is not worked on */
+    te_value span[TE_MAX_RECOMPUTE_REGIONS]; /* by span: the block of what its ops keep, p null while it is not worked on */
     void *act[TE_MAX_OPS]; /* by op: its output, where it stays until backward; in a span null while that is not worked
                               on */
     float *stats[TE_MAX_OPS];    /* by op: [rows, stats] */
-    char *kept[TE_MAX_OPS];      /* by product in FP8: its te_kept_fp8 */
-    uint32_t turned_x[TE_TURNED_WORDS]; /* bits, by product in FP8: what it keeps is the transpose of its input */
+    char *kept[TE_MAX_OPS];      /* by product in FP8: its te_saved_input */
+    uint32_t turned_x[TE_OP_BITS]; /* bits, by product in FP8: what it keeps is the transpose of its input */
     te_param *param[TE_MAX_OPS]; /* by op: its first parameter */
     te_sum_args sums;            /* column sums that wait to be added up */
     int partial[TE_SUM_JOBS];    /* the blocks that they lie in */
@@ -119,7 +119,7 @@ TE_API te_sequences te_sequences_of(const te_run *r) {
 TE_API int64_t te_padded_rows(const te_run *r, te_rows rows) { return te_round_up(te_rows_in(r, rows), TE_ROW_PAD); }
 /* Rows that pieces of the workspace are sized for, whatever rows a value has: so a call places them where the walk that
  * measured the workspace did, which did not know how many sequences there would be. */
-TE_API int64_t te_room_rows(const te_run *r) {
+TE_API int64_t te_capacity_rows(const te_run *r) {
     return te_max(r->room, te_round_up(te_max(r->tokens, r->memory), TE_ROW_PAD));
 }
 
@@ -134,7 +134,7 @@ TE_API te_status te_scratch(te_run *r, void **p, size_t bytes) {
 /* A value in the workspace; it stays if it becomes one of the walk's (te_set_now, te_set_edge). */
 TE_API te_status te_acquire(te_run *r, te_value *v, te_rows rows, int cols, te_dtype dtype) {
     *v = te_value_of(0, dtype, te_rows_in(r, rows), cols);
-    v->block = te__pool_take(&r->pool, &v->p, (size_t)(te_room_rows(r) * cols) * te_dtype_bytes(dtype));
+    v->block = te__pool_take(&r->pool, &v->p, (size_t)(te_capacity_rows(r) * cols) * te_dtype_bytes(dtype));
     TE_REQUIRE(v->block >= 0, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once", r->plan->name,
                (int)TE_MAX_LIVE);
     return TE_OK;
@@ -160,8 +160,8 @@ TE_API void te_set_late(te_run *r, te_late_kind kind, te_value from) {
 /* Keep `v` for the other end of fork i; te_no_value(): it is no longer needed. */
 TE_API void te_set_edge(te_run *r, int fork, te_value v) { te__set_root(r, &r->edge[fork], v); }
 /* Forward: op i has read what its fork kept. Behind the last one that does nobody needs it. */
-TE_API void te_leave_kept(te_run *r, int i) {
-    if (te_reads_last(r->plan, i)) te_set_edge(r, r->plan->op[i].edge, te_no_value());
+TE_API void te_release_fork(te_run *r, int i) {
+    if (te_is_last_use(r->plan, i)) te_set_edge(r, r->plan->op[i].edge, te_no_value());
 }
 /* The caller's tensors for (input, name) or (output, name); null: the batch brings none. */
 TE_API const te_edge *te__edge_named(const te_run *r, const char *name) {

@@ -33,7 +33,7 @@ typedef struct te_fp8_ops {
     te_status (*transpose)(struct te_run *r, struct te_value v, void *turned);
     te_status (*cast)(struct te_run *r, struct te_value v, const struct te_fp8_product *f, int index, te_dtype to,
                       void *y, void *yt, float *inverse);
-    int fixed, keeps; /* its widths are constants: chains have kernels for tiles and whole rows; (inputs, kept) */
+    int fixed, keeps; /* its widths are constants: chains have kernels for tiles and whole rows; (inputs, saved) */
     te_dtype gradients; /* of products with a scale a tensor: what dy is in */
     te_rounding rounding; /* of dy */
     te_dtype weights;   /* of products under a recipe: what they lie in, for the optimizer and the cast */

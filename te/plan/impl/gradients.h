@@ -12,22 +12,22 @@ TE_API int te_accumulates(const te_run *r, const te_param *p) {
 }
 
 /* Tell who wants to know it that this backward does not write p's gradient any more. */
-TE_API te_status te__tell_final(te_run *r, const te_param *p) {
+TE_API te_status te__notify_final(te_run *r, const te_param *p) {
     return r->watch && !r->dry && te_is_trained(p) ? r->watch->is_final(r->watch, p, r->ctx) : TE_OK;
 }
 /* Behind a step: of its ops' parameters those that no sum waits for. */
-TE_API te_status te__tell_step(te_run *r, const te_step *s) {
+TE_API te_status te__notify_step(te_run *r, const te_step *s) {
     for (int j = 0; r->watch && j < s->count; j++)
         for (int k = 0; k < r->plan->op[s->op[j]].params; k++) {
             const te_param *p = &r->param[s->op[j]][k];
             int waits = 0;
             for (int i = 0; i < r->sum_count; i++) waits |= r->sum_of[i] == p;
-            if (!waits) TE_TRY(te__tell_final(r, p));
+            if (!waits) TE_TRY(te__notify_final(r, p));
         }
     return TE_OK;
 }
 /* Add up all that wait. */
-TE_IF_USED TE_API te_status te_sum_now(te_run *r) {
+TE_IF_USED TE_API te_status te_reduce_columns_now(te_run *r) {
     const int count = r->sum_count;
     int widest = 0, odd = 0;
     for (int i = 0; i < r->sum_count; i++)
@@ -43,7 +43,7 @@ TE_IF_USED TE_API te_status te_sum_now(te_run *r) {
     for (int i = 0; i < r->sum_count; i++) te__pool_root(&r->pool, r->partial[i], -1);
     r->sum_count = r->column_count = 0;
     te__pool_sweep(&r->pool);
-    for (int i = 0; i < count; i++) TE_TRY(te__tell_final(r, r->sum_of[i]));
+    for (int i = 0; i < count; i++) TE_TRY(te__notify_final(r, r->sum_of[i]));
     return TE_OK;
 }
 /* The sum j of a gradient that is one number: of its columns first, at `columns`, then of those. */
@@ -56,9 +56,9 @@ TE_API void te__sum_columns(te_run *r, te_sum_job *j, float *columns) {
 /* Room for `blocks` partial sums of p's gradient, which will be added up before this backward ends, unless p is frozen:
  * the workspace is the same then, and what is left there goes nowhere. most: blocks that
  * the largest batch has; so much is taken always, so that what is reserved for that one serves a smaller one. */
-TE_API te_status te_sum_later(te_run *r, float **partial, const te_param *p, int width, int blocks, int most) {
+TE_API te_status te_defer_column_sum(te_run *r, float **partial, const te_param *p, int width, int blocks, int most) {
     TE_REQUIRE(r->sum_count < TE_SUM_JOBS, r->ctx, TE_ERROR_STATE, "%s: a row sums more than %d gradients",
-               r->plan->name, (int)TE_SUM_ROW);
+               r->plan->name, (int)TE_SUMS_A_STEP);
     void *memory = 0;
     const int is_one = width > 1 && p->rows * p->cols == 1, trains = te_is_trained(p);
     const size_t rows = (size_t)most + (is_one ? 1 : 0);

@@ -14,7 +14,7 @@ TE_API int te__has_recipe(const te_run *r, int i) {
 }
 /* Whether its backward then runs in FP8. */
 TE_API int te_trains_in_fp8(const te_run *r, int i) {
-    return te__has_recipe(r, i) && !TE_IS_BY_ROW(r->plan->op[i].recipe);
+    return te__has_recipe(r, i) && !TE_IS_ROWWISE(r->plan->op[i].recipe);
 }
 /* Whether it runs in FP8 in this pass. */
 TE_API int te_is_in_fp8(const te_run *r, int i) {
@@ -22,22 +22,22 @@ TE_API int te_is_in_fp8(const te_run *r, int i) {
 }
 
 /* Whether op i has scales of tiles and blocks. */
-TE_API int te_is_tiled(const te_run *r, int i) { return TE_IS_TILED(r->plan->op[i].recipe); }
+TE_API int te_is_tiled(const te_run *r, int i) { return TE_IS_BLOCKWISE(r->plan->op[i].recipe); }
 /* Whether op i gives what it read, a norm's statistics and its parameters alone, and what it read is saved. */
 TE_API int te__gives_again(const te_plan *p, int i) {
     const te_op *op = &p->op[i];
-    if (op->op_class == TE_CLASS_gemm || op->op_class == TE_CLASS_own || op->edge >= 0) return 0;
+    if (op->op_class == TE_CLASS_gemm || op->op_class == TE_CLASS_custom || op->edge >= 0) return 0;
     return (op->flags & TE_SAVES_INPUT) && !(op->flags & TE_DRAWS) && op->out_dtype == p->dtype;
 }
 /* The forward step that ends with op i, and whose chain can run that op alone: it reads what the chain does, or is its
  * norm. null: none. */
-TE_API const te_step *te__step_to(const te_plan *p, int i) {
+TE_API const te_step *te__recomputing_step(const te_plan *p, int i) {
     const te_op *op = &p->op[i];
     for (int k = 0; k < p->forward_count; k++) {
         const te_step *s = &p->forward[k];
         const te_op *first = &p->op[s->op[p->op[s->op[0]].op_class == TE_CLASS_gemm]];
         if (s->op[s->count - 1] != i) continue;
-        if (p->op[s->op[0]].op_class == TE_CLASS_own && !(p->op[s->op[0]].flags & TE_LEADS_CHAIN)) return 0;
+        if (p->op[s->op[0]].op_class == TE_CLASS_custom && !(p->op[s->op[0]].flags & TE_LEADS_POINTWISE)) return 0;
         for (int j = 0; j < s->count - 1; j++)
             if (p->op[s->op[j]].op_class == TE_CLASS_norm) return 0;
         return op->op_class == TE_CLASS_norm || (first->in == op->in && first->in_dtype == op->in_dtype) ? s : 0;
@@ -46,28 +46,28 @@ TE_API const te_step *te__step_to(const te_plan *p, int i) {
 }
 /* The op that gives what op i reads in forward: the one before, or that before one that hands it on. -1: it reads the
  * list's x. */
-TE_API int te__giver_of(const te_plan *p, int i) {
-    for (i--; i >= 0 && (p->op[i].flags & TE_HANDS_ON);) i--;
+TE_API int te__producer_of(const te_plan *p, int i) {
+    for (i--; i >= 0 && (p->op[i].flags & TE_PASSES_VALUE);) i--;
     return i;
 }
 /* Whether the input of product i is saved as it is, for others. */
 TE_API int te__input_is_saved(const te_run *r, int i) {
-    const int from = te__giver_of(r->plan, i), flags = from >= 0 ? r->plan->op[from].flags : 0;
+    const int from = te__producer_of(r->plan, i), flags = from >= 0 ? r->plan->op[from].flags : 0;
     return (flags & TE_SAVES_OUTPUT) || ((flags & TE_IS_FORK) && !(flags & TE_IS_INPUT));
 }
 /* Whether product i keeps its input nowhere in FP8, because backward has it again: from memory, or from the kernel that
  * made it (pointwise_quantize_transpose.h). Not where spans run again, which may have it after it is read. */
 TE_API int te_is_made_again(const te_run *r, int i) {
     const te_plan *p = r->plan;
-    const int from = te__giver_of(p, i);
+    const int from = te__producer_of(p, i);
     if (p->span_count || !p->fp8 || p->fp8->keeps || from < 0) return 0;
     if (te__input_is_saved(r, i)) return 1;
     if (!p->fp8->fixed || p->fp8->rows) return 0; /* a list without such kernels */
-    return te__gives_again(p, from) && te__step_to(p, from);
+    return te__gives_again(p, from) && te__recomputing_step(p, from);
 }
 /* Run the step that gave what op i reads again, so that it leaves that alone. */
-TE_API te_status te__step_again(te_run *r, int i, te_again again) {
-    const te_step *s = te__step_to(r->plan, te__giver_of(r->plan, i));
+TE_API te_status te__recompute_input(te_run *r, int i, te_again again) {
+    const te_step *s = te__recomputing_step(r->plan, te__producer_of(r->plan, i));
     const te_pass pass = r->pass;
     r->pass = TE_FORWARD, r->again = again;
     const te_status status = s->run(r, s);
@@ -87,14 +87,14 @@ TE_API int te__keeps_fp8(const te_run *r, int i) { return te__reads_input(r, i) 
 /* Whether it has one scale a tensor. The operands of others are cast from the list's format: no kernel before the
  * product stores them in FP8, or finds what their scales are of. */
 TE_API int te_is_by_tensor(const te_run *r, int i) {
-    return te_is_in_fp8(r, i) && TE_IS_BY_TENSOR(r->plan->op[i].recipe);
+    return te_is_in_fp8(r, i) && TE_IS_TENSORWISE(r->plan->op[i].recipe);
 }
 /* What a product in FP8 keeps for its backward; null in inference, and of a frozen_linear. */
-typedef struct te_kept_fp8 {
+typedef struct te_saved_input {
     float *inverse; /* 1 / the scale of its input and that scale, or 1 / those of the transpose's tiles */
-    void *x;        /* its input, e4m3 [rows, in], or transposed (te_keeps_turned) with rows up to a multiple of 16;
+    void *x;        /* its input, e4m3 [rows, in], or transposed (te_saved_is_transposed) with rows up to a multiple of 16;
                      * null: backward makes it again */
-} te_kept_fp8;
+} te_saved_input;
 /* Bytes of those scales, and of both. */
 TE_API size_t te__kept_scales(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
@@ -110,13 +110,13 @@ TE_API size_t te__kept_bytes(const te_run *r, int i) {
     return te__kept_scales(r, i) + (size_t)te_round_up(x, TE_ALIGN);
 }
 /* Whether what product i keeps is transposed; its forward says so. */
-TE_API int te_keeps_turned(const uint32_t *turned, int i) { return turned[i / 32] >> i % 32 & 1; }
-TE_API void te_keep_turned(te_run *r, int i, int turned) {
+TE_API int te_saved_is_transposed(const uint32_t *turned, int i) { return turned[i / 32] >> i % 32 & 1; }
+TE_API void te_set_saved_transposed(te_run *r, int i, int turned) {
     r->turned_x[i / 32] = (r->turned_x[i / 32] & ~(1u << i % 32)) | (uint32_t)turned << i % 32;
 }
 
-TE_API te_kept_fp8 te_kept_of(const te_run *r, int i) {
-    te_kept_fp8 k;
+TE_API te_saved_input te_saved_input_of(const te_run *r, int i) {
+    te_saved_input k;
     k.inverse = (float *)(void *)r->kept[i];
     k.x = r->kept[i] && te__keeps_fp8(r, i) ? r->kept[i] + te__kept_scales(r, i) : 0;
     return k;
@@ -136,7 +136,7 @@ TE_API int te_is_given_in_fp8(const te_run *r, int i) {
 
 /* A value in e4m3 with scales of its own, in the workspace, and where they lie: behind it. */
 TE_API te_status te_acquire_scaled(te_run *r, te_value *v, int64_t rows, int cols, te_scaling scaling) {
-    const int64_t room = te_room_rows(r);
+    const int64_t room = te_capacity_rows(r);
     const int64_t bytes = room * cols + te_scaling_count(scaling, room, cols) * (int64_t)sizeof(float);
     *v = te_value_of(0, TE_e4m3, rows, cols);
     v->block = te__pool_take(&r->pool, &v->p, (size_t)bytes);
@@ -145,7 +145,7 @@ TE_API te_status te_acquire_scaled(te_run *r, te_value *v, int64_t rows, int col
     return TE_OK;
 }
 TE_API float *te_scales_behind(const te_run *r, te_value v) {
-    return v.p ? (float *)(void *)((char *)v.p + te_room_rows(r) * v.cols) : 0;
+    return v.p ? (float *)(void *)((char *)v.p + te_capacity_rows(r) * v.cols) : 0;
 }
 
 /* Whether the kernel that makes that operand, in the list's format, finds its amax: where the scale is to be of that.
@@ -164,11 +164,11 @@ TE_API te_value te_output_of(const te_run *r, int i) {
 TE_API te_value te_input_of(const te_run *r, int i) { return i ? te_output_of(r, i - 1) : r->x; }
 
 /* The same value in this format: itself, or converted for this step. */
-TE_API te_status te_as(te_value *v, te_run *r, te_dtype dtype) {
+TE_API te_status te_convert_value(te_value *v, te_run *r, te_dtype dtype) {
     te_value to = te_value_of(0, dtype, v->rows, v->cols);
     if (v->dtype == dtype || !v->p) return TE_OK;
     to.block =
-        te__pool_take(&r->pool, &to.p, (size_t)(te_room_rows(r) * v->cols) * te_dtype_bytes(dtype));
+        te__pool_take(&r->pool, &to.p, (size_t)(te_capacity_rows(r) * v->cols) * te_dtype_bytes(dtype));
     TE_REQUIRE(to.block >= 0, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once", r->plan->name,
                (int)TE_MAX_LIVE);
     if (!r->dry) TE_TRY(r->plan->convert(to.p, dtype, v->p, v->dtype, v->rows * v->cols, r->ctx));
@@ -178,13 +178,13 @@ TE_API te_status te_as(te_value *v, te_run *r, te_dtype dtype) {
 
 /* Where a kernel that writes `dtype` alone puts what is to become `v`, and how it gets there: v itself if it has that
  * format. */
-TE_API te_status te_before_as(te_value *made, const te_value *v, te_run *r, te_dtype dtype) {
+TE_API te_status te_begin_converted(te_value *made, const te_value *v, te_run *r, te_dtype dtype) {
     *made = *v;
     if (v->dtype == dtype || !v->p) return TE_OK;
     made->dtype = dtype;
-    return te_scratch(r, &made->p, (size_t)(te_room_rows(r) * v->cols) * te_dtype_bytes(dtype));
+    return te_scratch(r, &made->p, (size_t)(te_capacity_rows(r) * v->cols) * te_dtype_bytes(dtype));
 }
-TE_API te_status te_after_as(const te_value *v, const te_value *made, te_run *r) {
+TE_API te_status te_end_converted(const te_value *v, const te_value *made, te_run *r) {
     if (v->p == made->p || r->dry) return TE_OK;
     return r->plan->convert(v->p, v->dtype, made->p, made->dtype, v->rows * v->cols, r->ctx);
 }
@@ -195,10 +195,10 @@ TE_API te_status te_after_as(const te_value *v, const te_value *made, te_run *r)
 TE_API int te__is_read(const te_run *r, int i) {
     const te_plan *plan = r->plan;
     if (plan->op[i].flags & TE_SAVES_OUTPUT) return 1;
-    while (i + 1 < plan->op_count && (plan->op[i + 1].flags & TE_HANDS_ON)) i++;
+    while (i + 1 < plan->op_count && (plan->op[i + 1].flags & TE_PASSES_VALUE)) i++;
     if (i + 1 == plan->op_count || te_trains_in_fp8(r, i + 1)) return 0; /* a product in FP8 keeps its input so */
-    if (te_remakes_logits(plan, i)) return 0;
-    return (plan->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0 || te_remakes_logits(plan, i + 1);
+    if (te_recomputes_logits(plan, i)) return 0;
+    return (plan->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0 || te_recomputes_logits(plan, i + 1);
 }
 /* Whether op i, in span k, leaves something that has to be computed again. */
 TE_API int te__is_lost(const te_run *r, int k, int i) {
@@ -216,7 +216,7 @@ TE_API int te_in_memory(const te_run *r, int i) {
     return begins || te__is_read(r, i);
 }
 /* The span that what op i keeps belongs to; -1: it is saved. What the last op of a span gives is for the ops behind. */
-TE_API int te__span_of(const te_plan *plan, int i) {
+TE_API int te__recompute_region_of(const te_plan *plan, int i) {
     for (int k = 0; k < plan->span_count; k++)
         if (plan->span[k].first <= i && i < plan->span[k].last) return k;
     return -1;
@@ -236,7 +236,7 @@ TE_API size_t te__place(te_run *r, char *base, size_t at, int from, int to, int 
     const te_plan *plan = r->plan;
     for (int i = from; i < to; i++) {
         const te_op *op = &plan->op[i];
-        const int here = r->pass != TE_INFER && te__span_of(plan, i) == span;
+        const int here = r->pass != TE_INFER && te__recompute_region_of(plan, i) == span;
         const int is_y = i == plan->op_count - 1 && op->out_dtype == plan->out_dtype;
         const int64_t padded = te_padded_rows(r, op->out_rows);
         r->act[i] = 0, r->stats[i] = 0, r->kept[i] = 0;
@@ -279,7 +279,7 @@ TE_API te_status te_output(te_value *v, te_run *r, const te_step *s, int i) {
     return v->p ? TE_OK : te_acquire(r, v, op->out_rows, op->out, op->out_dtype);
 }
 /* Whether backward wants the gradient of op i's input. */
-TE_API int te_is_wanted(const te_run *r, int i) { return i > r->reach; }
+TE_API int te_needs_input_grad(const te_run *r, int i) { return i > r->reach; }
 /* Backward: the gradient of op i's input, i the last of step s. p is null if nobody wants it. */
 TE_API te_status te_gradient(te_value *v, te_run *r, const te_step *s, int i) {
     const te_op *op = &r->plan->op[i];
@@ -291,13 +291,13 @@ TE_API te_status te_gradient(te_value *v, te_run *r, const te_step *s, int i) {
 
 /* The op that reads what op i gives, in backward the gradient of what it got, as it lies: the next one in this pass but
  * for those that hand it on. */
-TE_API int te_reader_of(const te_run *r, int i) {
+TE_API int te_consumer_of(const te_run *r, int i) {
     const te_op *op = r->plan->op;
     if (r->pass == TE_BACKWARD) {
-        for (i--; i > 0 && (op[i].flags & TE_HANDS_BACK) && te_is_wanted(r, i);) i--;
+        for (i--; i > 0 && (op[i].flags & TE_PASSES_GRAD) && te_needs_input_grad(r, i);) i--;
         return i;
     }
-    for (i++; i + 1 < r->plan->op_count && (op[i].flags & TE_HANDS_ON);) i++;
+    for (i++; i + 1 < r->plan->op_count && (op[i].flags & TE_PASSES_VALUE);) i++;
     return i;
 }
 /* Whether product i reads FP8 that was gathered from all ranks: these have to have the same scale. */
@@ -307,12 +307,12 @@ TE_API int te_is_gathered_in_fp8(const te_run *r, int i) {
 }
 /* Op i is behind what this pass has made, and gathers it from all ranks (an all_gather, in backward a reduce_scatter):
  * the product that reads it so; -1: it does not gather, or in the list's format. */
-TE_API int te_gathered_for(const te_run *r, int i) {
+TE_API int te_gathered_consumer(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     const int back = r->pass == TE_BACKWARD, next = back ? i - 1 : i + 1;
     const te_rows from = back ? op->out_rows : op->in_rows, to = back ? op->in_rows : op->out_rows;
     if (from != TE_ROWS_shard || to != TE_ROWS_tokens || next < 0 || next >= r->plan->op_count) return -1;
-    if (back && !te_is_wanted(r, i)) return -1;
+    if (back && !te_needs_input_grad(r, i)) return -1;
     return te_is_gathered_in_fp8(r, next) ? next : -1;
 }
 

@@ -33,7 +33,7 @@ typedef struct te_block_info {
 } te_block_info;
 
 /* First fit; blocks are sorted by address. A step acquires what it needs and releases nothing: what becomes a value of
- * the walk (te_set_now, te_set_edge, te_sum_later) is kept as long as it is one, all else goes at the end of the
+ * the walk (te_set_now, te_set_edge, te_defer_column_sum) is kept as long as it is one, all else goes at the end of the
  * step. */
 typedef struct te_pool {
     char *base;  /* null while the walk only measures; addresses then are offsets that are not 0 */

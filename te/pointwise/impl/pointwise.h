@@ -23,20 +23,20 @@ typedef struct te_smem16 { uint32_t w[4]; } __attribute__((aligned(16))) te_smem
 
 /* y in FP8 for a product that reads it so; y null: not stored, and amax is that of what is stored in its place, for the
  * cast. All of it target memory. */
-typedef struct te_chain_fp8 {
+typedef struct te_pointwise_fp8 {
     void *y;            /* [rows, out], e4m3, in backward the list's format of gradients */
     const float *scale; /* what it is multiplied by */
     float *amax;        /* raised to the largest |y|; null: not wanted */
     float *inverse;     /* [2] gets 1 / scale and the scale (te_scale_keep); null: not wanted */
-} te_chain_fp8;
+} te_pointwise_fp8;
 
 /* What a chain leaves once its recipe has scales: y in the list's format; y in FP8; or, under fp8_current, whose scale
  * is of y itself, y in the list's format and its amax. */
-typedef enum te_chain_leaves { TE_LEAVES_y, TE_LEAVES_fp8, TE_LEAVES_amax } te_chain_leaves;
+typedef enum te_pointwise_result { TE_RESULT_y, TE_RESULT_fp8, TE_RESULT_amax } te_pointwise_result;
 
 /* y in FP8 for a product that has scales of tiles or rows (pointwise_quantize.h), y null: not stored. All of it target
  * memory. */
-typedef struct te_chain_scaled {
+typedef struct te_pointwise_quantize {
     void *y;        /* [rows, out], e4m3 */
     float *inverse; /* 1 / its scales (te_scaling_count) */
     te_scale_rule rule;
@@ -48,19 +48,19 @@ typedef struct te_chain_scaled {
     int from;           /* the first op to run, where x is what that reads */
     const float *scale; /* of the transpose, where it has one scale; null: those of its tiles */
     int rounded;        /* and that, or fp8.scale, is of the result in the list's format */
-} te_chain_scaled;
+} te_pointwise_quantize;
 
 /* The arguments of a kernel. */
-typedef struct te_chain {
+typedef struct te_pointwise {
     const void *x; /* [rows, in] */
     void *y;       /* [rows, out]; null: not stored */
-    te_chain_fp8 fp8;
+    te_pointwise_fp8 fp8;
     int64_t rows;
-    te_stage op[TE_MAX_ROW];
-    int half; /* te_chain_shape.half, for kernels that do not have it as a constant */
+    te_stage op[TE_MAX_PATTERN];
+    int half; /* te_pointwise_shape.half, for kernels that do not have it as a constant */
     te_rng_args take; /* the random state, to be taken along; taken null: not */
-    te_chain_scaled scaled;
-} te_chain;
+    te_pointwise_quantize scaled;
+} te_pointwise;
 
 /* Eight elements in registers. `g`: the second half of a gated op's row. sum: gradients of parameters, the second eight
  * of that half; or those of an op with three parameters. */
@@ -70,10 +70,10 @@ typedef struct te_lane {
 } te_lane;
 
 /* The ops [from, to) of the chain on one te_lane; made by macro, one call an op. */
-typedef void (*te_stages_fn)(te_lane *l, const te_chain *c, int from, int to);
+typedef void (*te_stages_fn)(te_lane *l, const te_pointwise *c, int from, int to);
 
 /* All constants; where the list's widths are known only at run time, all but half and what te_shape_at changes. */
-typedef struct te_chain_shape {
+typedef struct te_pointwise_shape {
     te_dtype in, out, weight;  /* number formats of x, y and the parameters */
     int half, in_halves, out_halves; /* a row of x is half * in_halves wide */
     int aligned;               /* half is a multiple of eight */
@@ -91,40 +91,40 @@ typedef struct te_chain_shape {
     te_scaling scaled;         /* and with such scales of its own (pointwise_quantize.h) */
     int turns;                 /* and transposed as well, in tiles (pointwise_quantize_transpose.h, pointwise_quantize_transpose.h) */
     int norm_reads_x;          /* no op but forks stands before the norm */
-} te_chain_shape;
-TE_BOTH te_chain_shape te_no_shape(void) {
-    te_chain_shape k;
+} te_pointwise_shape;
+TE_BOTH te_pointwise_shape te_no_shape(void) {
+    te_pointwise_shape k;
     memset(&k, 0, sizeof k);
     return k;
 }
 
 /* Of a list and a chain: with which scales of its own its kernels store y, a te_scaling. A map's kernel for a width
  * that is known only at run time does not have the whole of a row. */
-#define TE__CHAIN_SCALED(model, name)                                           \
+#define TE__POINTWISE_SCALING(model, name)                                           \
     (name##_is_backward                      ? (int)TE_SCALING_NONE \
-     : TE_IS_TILED(model##_recipe)    ? (int)TE_SCALING_TILES                   \
-     : !TE_IS_BY_ROW(model##_recipe)  ? (int)TE_SCALING_NONE                    \
+     : TE_IS_BLOCKWISE(model##_recipe)    ? (int)TE_SCALING_TILES                   \
+     : !TE_IS_ROWWISE(model##_recipe)  ? (int)TE_SCALING_NONE                    \
      : name##_norm < 0 && model##_takes_dims ? (int)TE_SCALING_NONE             \
                                       : (int)TE_SCALING_ROW)
 /* As name##_norm, but not below 0 either where a group of lanes has all of a row for its scale. */
-#define TE__CHAIN_WHOLE(name) \
+#define TE__POINTWISE_WHOLE_ROW(name) \
     ((int)name##_norm < 0 && (int)name##_scaled == (int)TE_SCALING_ROW ? 0 : (int)name##_norm)
 /* Lanes of a row that has scales of its own fill warps. */
 #define TE__WARPS_OF(scaled, lanes) \
     (TE_CUDA && (int)(scaled) != (int)TE_SCALING_NONE && (lanes) < 32 ? 32 : (lanes))
 #define TE__SCALED_LANES(name, lanes) TE__WARPS_OF(name##_scaled, lanes)
-#define TE__CHAIN_SCALES(model, name) \
-    name##_scaled = TE__CHAIN_SCALED(model, name), name##_row_at = TE__CHAIN_WHOLE(name)
+#define TE__POINTWISE_SCALING_FACTS(model, name) \
+    name##_scaled = TE__POINTWISE_SCALING(model, name), name##_row_at = TE__POINTWISE_WHOLE_ROW(name)
 
 /* Rows that a lane of a map loads at once: so many at most, and here; and blocks beside each other that share a row. */
 enum { TE_MAP_ROWS = TE_CUDA ? 4 : 1 };
-TE_BOTH int te_map_batch(te_chain_shape k) {
+TE_BOTH int te_map_batch(te_pointwise_shape k) {
     const int gated = k.in_halves + k.out_halves > 2;
     if (!TE_CUDA || k.scaled == TE_SCALING_ROW) return 1;
     if (k.scaled == TE_SCALING_TILES && !k.backward) return gated ? 2 : 4; /* a lane finds the scale of one of them */
     return k.sums < 0 ? (gated ? 1 : 2) : gated || k.draws ? 2 : 4;
 }
-TE_BOTH int te_chain_tiles(te_chain_shape k) {
+TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
     return k.norm >= 0 ? 1 : ((k.half + 7) / 8 + k.lanes * k.chunks - 1) / (k.lanes * k.chunks);
 }
 
@@ -145,7 +145,7 @@ TE_BOTH int te_chain_tiles(te_chain_shape k) {
  * product before this kernel evicted its code from the L2. A GPT block of 4096 columns takes 127.5 us at 64 rows, with
  * the kernel for many rows 130.2. With many rows this kernel is the slower one: LayerNorm of 8192 rows takes 58 us, not
  * 35. */
-#define TE_QUICK_LANES(norm, w, sums, pass) (TE_VECTORS(w) >= 1024 ? 1024 : (TE_VECTORS(w) + 31) / 32 * 32)
+#define TE_LOW_LATENCY_LANES(norm, w, sums, pass) (TE_VECTORS(w) >= 1024 ? 1024 : (TE_VECTORS(w) + 31) / 32 * 32)
 /* A map that sums nothing: a block takes a few rows beside each other, as much of each as it can. Rows that lie far
  * apart, or little of many, cost up to a tenth more (8192 x 16384: bias_gelu 200 us and 210, bias_dropout_add 195 and
  * 210). */
@@ -153,28 +153,28 @@ TE_BOTH int te_chain_tiles(te_chain_shape k) {
     ((sums) < 0 && TE_VECTORS(w) % 256 == 0 ? 256 : (sums) < 0 && TE_VECTORS(w) % 128 == 0 ? 128 : (sums) < 0 \
         && TE_VECTORS(w) % 64 == 0 ? 64                                                                       \
      : TE_VECTORS(w) >= 32 ? 32 : TE_VECTORS(w) >= 16 ? 16 : TE_VECTORS(w) >= 8 ? 8 : 4)
-#define TE_CHAIN_LANES(norm, w, sums, pass) ((norm) < 0 ? TE_MAP_LANES(w, sums) : TE_NORM_LANES_##pass(w, sums))
-#define TE_CHAIN_GROUPS(norm, lanes) ((norm) < 0 ? 256 / (lanes) : (lanes) > 32 ? 1 : 4)
-#define TE_CHAIN_CHUNKS(norm, w, lanes) ((norm) < 0 ? 1 : (TE_VECTORS(w) + (lanes) - 1) / (lanes))
+#define TE_POINTWISE_LANES(norm, w, sums, pass) ((norm) < 0 ? TE_MAP_LANES(w, sums) : TE_NORM_LANES_##pass(w, sums))
+#define TE_POINTWISE_GROUPS(norm, lanes) ((norm) < 0 ? 256 / (lanes) : (lanes) > 32 ? 1 : 4)
+#define TE_POINTWISE_CHUNKS(norm, w, lanes) ((norm) < 0 ? 1 : (TE_VECTORS(w) + (lanes) - 1) / (lanes))
 /* Blocks on a multiprocessor that a kernel is made for, which bounds its registers: as many threads as keep the memory
- * busy, fewer where a lane holds more of the row. Where gradients are summed te__most_blocks allows no more. */
+ * busy, fewer where a lane holds more of the row. Where gradients are summed te__max_blocks allows no more. */
 #define TE_NORM_THREADS(chunks) ((chunks) <= 2 ? 1536 : (chunks) <= 4 ? 1024 : (chunks) <= 8 ? 640 : 256)
 #define TE_RESIDENT_forward(threads, chunks) (TE_NORM_THREADS(chunks) > (threads) \
     ? TE_NORM_THREADS(chunks) / (threads) : 1)
 #define TE_NORM_SUMMING_THREADS(chunks) ((chunks) <= 1 ? 1024 : (chunks) <= 2 ? 512 : (chunks) <= 3 ? 384 : 256)
 #define TE_RESIDENT_backward(threads, chunks) (TE_NORM_SUMMING_THREADS(chunks) > (threads) \
     ? TE_NORM_SUMMING_THREADS(chunks) / (threads) : 1)
-#define TE_CHAIN_RESIDENT(norm, threads, chunks, sums, gated, pass) \
+#define TE_POINTWISE_RESIDENT(norm, threads, chunks, sums, gated, pass) \
     ((norm) >= 0 ? TE_RESIDENT_##pass(threads, chunks) : (sums) < 0 ? 6 : (gated) ? 3 : 4)
-#define TE_CHAIN_STASH(norm, lanes, chunks, size, backward)                                \
+#define TE_POINTWISE_SMEM_GAMMA(norm, lanes, chunks, size, backward)                                \
     ((norm) >= 0 && (backward) && (lanes) > 32 && (lanes) * (chunks) * 8 * (size) <= 32768 \
         ? (lanes) * (chunks) * 8 * (size) : 0)
 #else
-#define TE_CHAIN_STASH(norm, lanes, chunks, size, backward) 0
-#define TE_CHAIN_LANES(norm, w, sums, pass) 1
-#define TE_CHAIN_GROUPS(norm, lanes) 1
-#define TE_CHAIN_CHUNKS(norm, w, lanes) TE_VECTORS(w)
-#define TE_CHAIN_RESIDENT(norm, threads, chunks, sums, gated, pass) 1
+#define TE_POINTWISE_SMEM_GAMMA(norm, lanes, chunks, size, backward) 0
+#define TE_POINTWISE_LANES(norm, w, sums, pass) 1
+#define TE_POINTWISE_GROUPS(norm, lanes) 1
+#define TE_POINTWISE_CHUNKS(norm, w, lanes) TE_VECTORS(w)
+#define TE_POINTWISE_RESIDENT(norm, threads, chunks, sums, gated, pass) 1
 #endif
 
 /* The kernels of a chain whose width is known only at run time: X(.., suffix, columns, aligned). A norm's row has that
@@ -190,81 +190,81 @@ TE_BOTH int te_chain_tiles(te_chain_shape k) {
     half % 8 == 0)
 #endif
 /* What of a shape follows its width at run time: on CUDA a map's lanes, on the host the one lane's vectors. */
-TE_BOTH te_chain_shape te_shape_at(te_chain_shape k) {
+TE_BOTH te_pointwise_shape te_shape_at(te_pointwise_shape k) {
 #if TE_CUDA
     if (k.norm < 0) k.lanes = TE__WARPS_OF(k.scaled, TE_MAP_LANES(k.half, k.sums));
-    if (k.norm < 0) k.groups = TE_CHAIN_GROUPS(-1, k.lanes);
+    if (k.norm < 0) k.groups = TE_POINTWISE_GROUPS(-1, k.lanes);
 #else
     k.chunks = (int)te_min(k.chunks, TE_VECTORS(k.half));
 #endif
     return k;
 }
 
-TE_FN te_place te_place_of(const te_chain_shape k, int64_t row, int vector, int halves) {
+TE_FN te_place te_place_of(const te_pointwise_shape k, int64_t row, int vector, int halves) {
     te_place at;
     at.row = row, at.col = vector * 8, at.width = k.half, at.halves = halves, at.ahead_of = 0;
     at.format.in = k.in, at.format.out = k.out, at.format.edge = k.out, at.format.weight = k.weight, at.format.own = 0;
     at.aligned = k.aligned, at.n = at.aligned ? 8 : (int)te_min(8, k.half - at.col);
     return at;
 }
-TE_FN void te_load_lane(te_lane *l, const void *x, const te_chain_shape k, int64_t row, int vector) {
+TE_FN void te_load_lane(te_lane *l, const void *x, const te_pointwise_shape k, int64_t row, int vector) {
     l->at = te_place_of(k, row, vector, k.in_halves);
     te_load8(l->v, x, te_index(l->at), l->at.n, l->at.aligned, k.in);
     if (k.in_halves == 2) te_load8(l->g, x, te_index(te_second_half(l->at)), l->at.n, l->at.aligned, k.in);
 }
-TE_FN void te_store_lane(const te_lane *l, void *y, const te_chain_shape k) {
+TE_FN void te_store_lane(const te_lane *l, void *y, const te_pointwise_shape k) {
     te_store8(y, te_index(l->at), l->v, l->at.n, l->at.aligned, k.out);
     if (k.out_halves == 2) te_store8(y, te_index(te_second_half(l->at)), l->g, l->at.n, l->at.aligned, k.out);
 }
 /* v as it would be stored. */
-TE_FN void te__chain_round(float v[8], te_dtype to) {
+TE_FN void te__pointwise_round(float v[8], te_dtype to) {
     te_vec8 e;
     te_vec8_of_pairs(&e, v, to);
     te_vec8_floats(v, &e, to);
 }
 /* The larger of `most` and the bits of the largest |v| of those that exist. */
-TE_FN uint32_t te__chain_amax(uint32_t most, const float v[8], te_place at) {
+TE_FN uint32_t te__pointwise_amax(uint32_t most, const float v[8], te_place at) {
     if (at.aligned) return te_amax_bits8(most, v);
     TE_UNROLL for (int i = 0; i < 8; i++) if (i < at.n && te_amax_bits(v[i]) > most) most = te_amax_bits(v[i]);
     return most;
 }
 /* Eight elements of y in FP8, times `scale`. *most: the bits of the largest |y| so far. */
-TE_FN void te__chain_store_fp8(const te_chain *c, const float v[8], float scale, te_place at, const te_chain_shape k,
+TE_FN void te__pointwise_store_fp8(const te_pointwise *c, const float v[8], float scale, te_place at, const te_pointwise_shape k,
                                uint32_t *most) {
     float w[8];
-    *most = te__chain_amax(*most, v, at);
+    *most = te__pointwise_amax(*most, v, at);
     TE_UNROLL for (int i = 0; i < 8; i++) w[i] = v[i] * scale;
     te_store8_fp8(c->fp8.y, te_index(at), w, at.n, at.aligned, (te_dtype)k.fp8);
 }
 /* Store what the chain gives: in the format that the list says or, under a recipe, in whichever are wanted. */
-typedef void (*te_store_fn)(const te_chain *c, const te_lane *l, const te_chain_shape k, uint32_t *most);
-TE_CALLBACK void te_chain_store(const te_chain *c, const te_lane *l, const te_chain_shape k, uint32_t *most) {
+typedef void (*te_store_fn)(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k, uint32_t *most);
+TE_CALLBACK void te_pointwise_store(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k, uint32_t *most) {
     (void)most;
     if (c->y) te_store_lane(l, c->y, k);
 }
-TE_CALLBACK void te_chain_store_fp8(const te_chain *c, const te_lane *l, const te_chain_shape k, uint32_t *most) {
+TE_CALLBACK void te_pointwise_store_fp8(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k, uint32_t *most) {
     if (c->y) te_store_lane(l, c->y, k);
     if (!c->fp8.y) {
         TE_UNROLL for (int half = 0; half < k.out_halves; half++)
-            if (c->fp8.amax) *most = te__chain_amax(*most, half ? l->g : l->v, l->at);
+            if (c->fp8.amax) *most = te__pointwise_amax(*most, half ? l->g : l->v, l->at);
         return;
     }
     const float scale = te_load_scale(c->fp8.scale);
     if (k.norm < 0 && k.out_halves == 1 && c->scaled.rounded) {
         te_lane rounded = *l;
-        te__chain_round(rounded.v, k.out);
-        te__chain_store_fp8(c, rounded.v, scale, l->at, k, most);
+        te__pointwise_round(rounded.v, k.out);
+        te__pointwise_store_fp8(c, rounded.v, scale, l->at, k, most);
         return;
     }
-    te__chain_store_fp8(c, l->v, scale, l->at, k, most);
-    if (k.out_halves == 2) te__chain_store_fp8(c, l->g, scale, te_second_half(l->at), k, most);
+    te__pointwise_store_fp8(c, l->v, scale, l->at, k, most);
+    if (k.out_halves == 2) te__pointwise_store_fp8(c, l->g, scale, te_second_half(l->at), k, most);
 }
 /* The bits of the largest |y| as it is stored: rounding keeps the order. */
 TE_FN uint32_t te_amax_rounded(uint32_t most, te_dtype to) {
     return most > 0x7f800000u ? most : te_amax_bits(te_round_to(te_float_of_bits(most), to));
 }
 /* At the end of a kernel: its largest |y|. `whole`: all lanes of the block. */
-TE_FN void te_chain_leave_amax(const te_chain *c, const te_chain_shape k, te_block b, te_lanes whole, uint32_t most) {
+TE_FN void te_pointwise_store_amax(const te_pointwise *c, const te_pointwise_shape k, te_block b, te_lanes whole, uint32_t most) {
     if (!k.fp8 || !(c->fp8.y || c->fp8.amax)) return;
     if (c->fp8.amax) te_amax_raise(c->fp8.amax, c->fp8.y ? most : te_amax_rounded(most, k.out), whole);
     if (c->fp8.inverse && b.x == 0 && whole.id == 0) te_scale_keep(c->fp8.inverse, *c->fp8.scale);

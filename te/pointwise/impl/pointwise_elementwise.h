@@ -2,7 +2,7 @@
 #ifndef TE_POINTWISE_ELEMENTWISE_H
 #define TE_POINTWISE_ELEMENTWISE_H
 
-#include "pointwise.h" /* te_chain, te_lane, te_chain_shape */
+#include "pointwise.h" /* te_pointwise, te_lane, te_pointwise_shape */
 
 typedef void (*te_map_forward_fn)(float v[8], const te_stage *s, te_place at, const void *options);
 typedef void (*te_map_backward_fn)(float v[8], float sum[8], const te_stage *s, te_place at, const void *options);
@@ -10,7 +10,7 @@ typedef void (*te_gated_forward_fn)(float v[8], const float g[8], const te_stage
 typedef void (*te_gated_backward_fn)(float v[8], float g[8], const te_stage *s, te_place at, const void *options);
 
 /* Store what the op gave, if it is to be stored, and go on with what was stored: backward will read it so. */
-TE_FN void te_keep(te_lane *l, const te_stage *s, te_dtype dtype) {
+TE_FN void te_store_saved(te_lane *l, const te_stage *s, te_dtype dtype) {
     if (!s->out) return;
     te_store8_rounded(s->out, te_index(l->at), l->v, l->at.n, l->at.aligned, dtype);
     if (l->at.halves == 2)
@@ -20,7 +20,7 @@ TE_FN void te_map_forward(te_lane *l, const te_stage *s, te_map_forward_fn f, co
     l->at.format = formats;
     f(l->v, s, l->at, options);
     if (l->at.halves == 2) f(l->g, s, te_second_half(l->at), options);
-    te_keep(l, s, formats.out);
+    te_store_saved(l, s, formats.out);
 }
 /* What is stored in backward is the gradient that an add hands to its fork, unless the op does that itself. */
 TE_FN void te_map_backward(te_lane *l, const te_stage *s, te_map_backward_fn f, const void *options,
@@ -28,14 +28,14 @@ TE_FN void te_map_backward(te_lane *l, const te_stage *s, te_map_backward_fn f, 
     l->at.format = formats;
     f(l->v, l->sum, s, l->at, options);
     if (l->at.halves == 2) f(l->g, l->sum + 8, s, te_second_half(l->at), options);
-    if (!formats.joins) te_keep(l, s, formats.edge);
+    if (!formats.joins) te_store_saved(l, s, formats.edge);
 }
 TE_FN void te_gate_forward(te_lane *l, const te_stage *s, te_gated_forward_fn f, const void *options,
                            te_formats formats) {
     l->at.format = formats;
     f(l->v, l->g, s, l->at, options);
     l->at.halves = 1;
-    te_keep(l, s, formats.out);
+    te_store_saved(l, s, formats.out);
 }
 TE_FN void te_gate_backward(te_lane *l, const te_stage *s, te_gated_backward_fn f, const void *options,
                             te_formats formats) {
@@ -49,8 +49,8 @@ TE_FN void te_gate_backward(te_lane *l, const te_stage *s, te_gated_backward_fn 
 enum { TE_SUM_GRADIENT, TE_SUM_SECOND_HALF, TE_SUM_GAMMA, TE_SUM_BETA, TE_SUM_SLOTS };
 
 /* `count` rows from `row` on, `step` apart, eight columns of each: all are loaded before the first is worked on. sums:
- * of these columns, the second half's `second` floats on. most: see te_chain_store. */
-TE_FN void te_map_rows(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+ * of these columns, the second half's `second` floats on. most: see te_pointwise_store. */
+TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                        int64_t row, int64_t step, const int count, int vector, float *sums, uint32_t *most) {
     const int second = 8 * k.chunks;
     te_lane l[TE_MAP_ROWS];
@@ -58,7 +58,7 @@ TE_FN void te_map_rows(const te_chain *c, te_stages_fn stages, te_store_fn store
     TE_UNROLL for (int r = 0; r < count; r++) {
         TE_UNROLL for (int slot = 0; k.sums >= 0 && slot < 2 + k.sums_three; slot++)
             TE_UNROLL for (int j = 0; j < 8; j++) l[r].sum[8 * slot + j] = sums[slot * second + j];
-        stages(&l[r], c, 0, TE_MAX_ROW);
+        stages(&l[r], c, 0, TE_MAX_PATTERN);
         TE_UNROLL for (int slot = 0; k.sums >= 0 && slot < 2 + k.sums_three; slot++)
             TE_UNROLL for (int j = 0; j < 8; j++) sums[slot * second + j] = l[r].sum[8 * slot + j];
         store(c, &l[r], k, most);
@@ -66,10 +66,10 @@ TE_FN void te_map_rows(const te_chain *c, te_stages_fn stages, te_store_fn store
 }
 
 /* Whether a block takes a few rows beside each other and no more; else rows a grid apart, until there are none. */
-TE_FN int te_map_is_beside(const te_chain_shape k) { return TE_CUDA && k.norm < 0 && k.sums < 0; }
+TE_FN int te_map_is_adjacent(const te_pointwise_shape k) { return TE_CUDA && k.norm < 0 && k.sums < 0; }
 
 /* The body of a chain of maps: a block takes a tile of rows, beside each other or a grid apart. */
-TE_FN void te_map_body_beside(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+TE_FN void te_map_body_adjacent(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                               te_lanes g, int tile, int64_t first, int64_t step, float *sums, uint32_t *most) {
     const int batch = te_map_batch(k);
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
@@ -83,7 +83,7 @@ TE_FN void te_map_body_beside(const te_chain *c, te_stages_fn stages, te_store_f
                 te_map_rows(c, stages, store, k, row, step, 1, vector, sums + 8 * i, most);
     }
 }
-TE_FN void te_map_body_apart(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+TE_FN void te_map_body_strided(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                              te_lanes g, int tile, int64_t first, int64_t step, float *sums, uint32_t *most) {
     const int batch = te_map_batch(k);
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {

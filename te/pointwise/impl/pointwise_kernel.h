@@ -6,7 +6,7 @@
 #include "pointwise_norm.h" /* te_norm_forward */
 
 /* A block leaves its sums over rows: those of its groups, added up. */
-TE_FN void te_chain_leave_sums(const te_chain *c, const te_chain_shape k, te_lanes g, int group, int tile, int block,
+TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_shape k, te_lanes g, int group, int tile, int block,
                                float *sums) {
     const int size = 8 * k.chunks, formula = k.norm_options.code % 4;
     TE_UNROLL for (int slot = 0; slot < TE_SUM_SLOTS; slot++) {
@@ -26,44 +26,44 @@ TE_FN void te_chain_leave_sums(const te_chain *c, const te_chain_shape k, te_lan
 
 /* The rows of a group of lanes, and where it works on them. sums: [TE_SUM_SLOTS][chunks][8]; rows: [5][chunks], what
  * te_norm_registers points to; stash: k.stash bytes. */
-typedef struct te_chain_part {
+typedef struct te_pointwise_part {
     int tile; /* the first vector of a row */
     int64_t first, step;
     float *sums;
     te_vec8 *rows;
     te_smem16 *stash;
     uint32_t *most;
-} te_chain_part;
-typedef void (*te_chain_rows_fn)(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
-                                 te_lanes *g, const te_chain_part *p);
-TE_FN void te_chain_rows_beside(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
-                                te_lanes *g, const te_chain_part *p) {
-    te_map_body_beside(c, stages, store, k, *g, p->tile, p->first, p->step, p->sums, p->most);
+} te_pointwise_part;
+typedef void (*te_pointwise_rows_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
+                                 te_lanes *g, const te_pointwise_part *p);
+TE_FN void te_pointwise_rows_adjacent(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
+                                te_lanes *g, const te_pointwise_part *p) {
+    te_map_body_adjacent(c, stages, store, k, *g, p->tile, p->first, p->step, p->sums, p->most);
 }
-TE_FN void te_chain_rows_apart(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
-                               te_lanes *g, const te_chain_part *p) {
-    te_map_body_apart(c, stages, store, k, *g, p->tile, p->first, p->step, p->sums, p->most);
+TE_FN void te_pointwise_rows_strided(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
+                               te_lanes *g, const te_pointwise_part *p) {
+    te_map_body_strided(c, stages, store, k, *g, p->tile, p->first, p->step, p->sums, p->most);
 }
-TE_FN void te_chain_rows_scaled(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
-                                te_lanes *g, const te_chain_part *p) {
-    const int beside = te_map_is_beside(k);
+TE_FN void te_pointwise_rows_quantized(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
+                                te_lanes *g, const te_pointwise_part *p) {
+    const int beside = te_map_is_adjacent(k);
     if (k.scaled != TE_SCALING_NONE)
-        te_scaled_map_body(c, stages, store, k, g, p->tile, p->first, p->step, beside, p->rows, p->most);
-    else if (beside) te_chain_rows_beside(c, stages, store, k, g, p);
-    else te_chain_rows_apart(c, stages, store, k, g, p);
+        te_quantized_map_body(c, stages, store, k, g, p->tile, p->first, p->step, beside, p->rows, p->most);
+    else if (beside) te_pointwise_rows_adjacent(c, stages, store, k, g, p);
+    else te_pointwise_rows_strided(c, stages, store, k, g, p);
 }
-TE_FN void te_chain_rows_norm(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
-                              te_lanes *g, const te_chain_part *p) {
+TE_FN void te_pointwise_rows_norm(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
+                              te_lanes *g, const te_pointwise_part *p) {
     for (int64_t row = p->first; row < c->rows; row += p->step)
-        te_norm_forward(c, stages, store, k, row, g, p->rows, p->most, te_norm_row_load, te_norm_give, 0);
+        te_norm_forward(c, stages, store, k, row, g, p->rows, p->most, te_norm_row_load, te_norm_store, 0);
 }
-TE_FN void te_chain_rows_norm_scaled(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
-                                     te_lanes *g, const te_chain_part *p) {
+TE_FN void te_pointwise_rows_norm_quantized(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
+                                     te_lanes *g, const te_pointwise_part *p) {
     for (int64_t row = p->first; row < c->rows; row += p->step)
-        te_norm_forward(c, stages, store, k, row, g, p->rows, p->most, te_norm_row_load, te_norm_give_scaled, 0);
+        te_norm_forward(c, stages, store, k, row, g, p->rows, p->most, te_norm_row_load, te_norm_store_quantized, 0);
 }
-TE_FN void te_chain_rows_norm_backward(const te_chain *c, te_stages_fn stages, te_store_fn store,
-                                       const te_chain_shape k, te_lanes *g, const te_chain_part *p) {
+TE_FN void te_pointwise_rows_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
+                                       const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p) {
     te_vec8 *rows = p->rows;
     const te_norm_registers m = {rows + 2 * k.chunks, rows + 3 * k.chunks, rows, rows + k.chunks,
                                  rows + 4 * k.chunks, p->most, p->stash};
@@ -71,30 +71,30 @@ TE_FN void te_chain_rows_norm_backward(const te_chain *c, te_stages_fn stages, t
 }
 /* The one of the chain `name`. Picked by constants, so that the compiler does not see the others: with all of them
  * inlined first and thrown away then, half of the time to compile a chain went into those. */
-#define TE_CHAIN_ROWS_OF(name)                                                                          \
+#define TE_POINTWISE_ROWS_OF(name)                                                                          \
     ((int)name##_scaled != (int)TE_SCALING_NONE                                                         \
-         ? (name##_norm < 0 ? te_chain_rows_scaled : te_chain_rows_norm_scaled)                         \
-     : name##_norm < 0 ? (TE_CUDA && name##_sums < 0 ? te_chain_rows_beside : te_chain_rows_apart)      \
-     : name##_is_backward ? te_chain_rows_norm_backward                                                 \
-                          : te_chain_rows_norm)
+         ? (name##_norm < 0 ? te_pointwise_rows_quantized : te_pointwise_rows_norm_quantized)                         \
+     : name##_norm < 0 ? (TE_CUDA && name##_sums < 0 ? te_pointwise_rows_adjacent : te_pointwise_rows_strided)      \
+     : name##_is_backward ? te_pointwise_rows_norm_backward                                                 \
+                          : te_pointwise_rows_norm)
 
-TE_FN void te_chain_body(const te_chain *c, te_block b, te_stages_fn stages, te_store_fn store,
-                         te_chain_rows_fn rows_of, const te_chain_shape k, float *sums, te_vec8 *rows,
+TE_FN void te_pointwise_body(const te_pointwise *c, te_block b, te_stages_fn stages, te_store_fn store,
+                         te_pointwise_rows_fn rows_of, const te_pointwise_shape k, float *sums, te_vec8 *rows,
                          te_smem16 *stash) {
     int group, one;
     uint32_t most = 0;
     te_lanes g = te_lanes_here(k.lanes, &group);
-    const int summing = k.sums >= 0 || (k.backward && k.norm >= 0), beside = te_map_is_beside(k);
-    const int tiles = te_chain_tiles(k), tile = b.x % tiles * k.chunks * k.lanes,
+    const int summing = k.sums >= 0 || (k.backward && k.norm >= 0), beside = te_map_is_adjacent(k);
+    const int tiles = te_pointwise_tiles(k), tile = b.x % tiles * k.chunks * k.lanes,
               block = b.x / tiles; /* neighbours share a row */
     const int64_t first = (int64_t)block * k.groups * (beside ? te_map_batch(k) : 1) + group;
     const int64_t step = beside ? k.groups : (int64_t)(b.nx / tiles) * k.groups;
     if (!k.backward && c->take.taken && b.x == 0 && group == 0 && g.id == 0) te_rng_take_body(&c->take);
     if (summing) TE_UNROLL for (int i = 0; i < TE_SUM_SLOTS * 8 * k.chunks; i++) sums[i] = 0;
-    const te_chain_part part = {tile, first, step, sums, rows, stash, &most};
+    const te_pointwise_part part = {tile, first, step, sums, rows, stash, &most};
     rows_of(c, stages, store, k, &g, &part);
-    if (summing) te_chain_leave_sums(c, k, g, group, tile, block, sums);
-    te_chain_leave_amax(c, k, b, te_lanes_here(k.lanes * k.groups, &one), most);
+    if (summing) te_pointwise_store_sums(c, k, g, group, tile, block, sums);
+    te_pointwise_store_amax(c, k, b, te_lanes_here(k.lanes * k.groups, &one), most);
 }
 
 #endif

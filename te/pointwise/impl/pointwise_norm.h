@@ -2,23 +2,23 @@
 #ifndef TE_POINTWISE_NORM_H
 #define TE_POINTWISE_NORM_H
 
-#include "pointwise_elementwise.h" /* te_keep */
-#include "pointwise_quantize.h" /* te_chain_store_scaled */
+#include "pointwise_elementwise.h" /* te_store_saved */
+#include "pointwise_quantize.h" /* te_pointwise_store_quantized */
 
 /* Whether a row ends before this column; a constant where y may be stored in FP8 and the lanes have all of a row, for
  * instructions dominate there. */
-TE_FN int te_norm_ends(const te_chain_shape k, int col) {
+TE_FN int te_norm_ends(const te_pointwise_shape k, int col) {
     return (k.fp8 || k.scaled != TE_SCALING_NONE) && k.half % (8 * k.lanes * k.chunks) == 0 ? 0 : col >= k.half;
 }
 
 /* How a row comes into registers, and through the ops in front of the norm. `source`: the function's own, null where it
  * needs none; else it also loads gamma into row_x[k.chunks ..]. */
-typedef void (*te_norm_load_fn)(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row, te_lanes g,
+typedef void (*te_norm_load_fn)(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row, te_lanes g,
                                 te_vec8 *row_x, const void *source);
 
 /* row_x: the row in registers, as it is stored (16 bits an element where the format has 16: with half the registers
  * twice the rows are in flight). So the norm sees the same numbers whether its input is stored or not. */
-TE_CALLBACK void te_norm_row_load(const te_chain *c, te_stages_fn stages, const te_chain_shape k, int64_t row,
+TE_CALLBACK void te_norm_row_load(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                   te_lanes g, te_vec8 *row_x, const void *source) {
     (void)source;
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
@@ -36,7 +36,7 @@ TE_CALLBACK void te_norm_row_load(const te_chain *c, te_stages_fn stages, const 
 }
 /* y = (x - mean) rstd gamma + beta, of eight elements. */
 TE_FN void te_norm_of8(float y[8], const float x[8], float mean, float rstd, const te_vec8 *gamma, const te_vec8 *beta,
-                       const te_chain_shape k) {
+                       const te_pointwise_shape k) {
     const int has_beta = (k.norm_options.code & 3) == TE_NORM_layernorm;
     float w[8], b[8];
     te_gamma8(w, gamma, k.weight, k.norm_options.code);
@@ -44,7 +44,7 @@ TE_FN void te_norm_of8(float y[8], const float x[8], float mean, float rstd, con
     TE_UNROLL for (int j = 0; j < 8; j++) y[j] = (x[j] - mean) * rstd * w[j] + (has_beta ? b[j] : 0.0f);
 }
 /* The normed row, through the ops behind the norm. scaled, a constant: whether y is stored with scales of its own. */
-TE_FN void te__norm_give(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                          int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, float mean, float rstd,
                          const void *source, const int scaled) {
     const te_stage *s = &c->op[k.norm];
@@ -62,34 +62,34 @@ TE_FN void te__norm_give(const te_chain *c, te_stages_fn stages, te_store_fn sto
         te_vec8_floats(v, &row_x[i], k.norm_in);
         TE_UNROLL
         for (int j = 0; j < 8; j++) l.v[j] = (v[j] - mean) * rstd * w[j] + (code == TE_NORM_layernorm ? b[j] : 0.0f);
-        te_keep(&l, s, k.norm_out);
-        stages(&l, c, k.norm + 1, TE_MAX_ROW);
+        te_store_saved(&l, s, k.norm_out);
+        stages(&l, c, k.norm + 1, TE_MAX_PATTERN);
         if (scaled) te_vec8_of_pairs(&row_x[i], l.v, k.out);
         else store(c, &l, k, most);
     }
-    const te_scaled_rows made = {row, 0, 0, row_x, k.chunks};
-    if (scaled) te_chain_store_scaled(c, k, made, 1, g);
+    const te_quantized_rows made = {row, 0, 0, row_x, k.chunks};
+    if (scaled) te_pointwise_store_quantized(c, k, made, 1, g);
 }
 /* How it leaves: as the list says, or with scales of its own in those calls that want them. */
-typedef void (*te_norm_give_fn)(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+typedef void (*te_norm_store_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                                 int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, float mean, float rstd,
                                 const void *source);
-TE_CALLBACK void te_norm_give(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+TE_CALLBACK void te_norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                               int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, float mean, float rstd,
                               const void *source) {
-    te__norm_give(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 0);
+    te__norm_store(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 0);
 }
-TE_CALLBACK void te_norm_give_scaled(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+TE_CALLBACK void te_norm_store_quantized(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                                      int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, float mean, float rstd,
                                      const void *source) {
-    if (te_chain_is_scaled(c, k)) te__norm_give(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 1);
-    else te__norm_give(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 0);
+    if (te_pointwise_is_quantized(c, k)) te__norm_store(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 1);
+    else te__norm_store(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 0);
 }
-#define TE_NORM_GIVE_OF(name) ((int)name##_scaled != (int)TE_SCALING_NONE ? te_norm_give_scaled : te_norm_give)
+#define TE_NORM_STORE_OF(name) ((int)name##_scaled != (int)TE_SCALING_NONE ? te_norm_store_quantized : te_norm_store)
 
-TE_FN void te_norm_forward(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+TE_FN void te_norm_forward(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                            int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, te_norm_load_fn load,
-                           te_norm_give_fn give, const void *source) {
+                           te_norm_store_fn give, const void *source) {
     const te_stage *s = &c->op[k.norm];
     const int code = k.norm_options.code & 3;
     const float n = (float)k.half;
@@ -134,11 +134,11 @@ typedef struct te_norm_registers {
     te_vec8 *dy, *x;           /* [chunks] of the row at hand */
     te_vec8 *next_dy, *next_x; /* of the one that is being loaded */
     te_vec8 *gamma;            /* where there is no shared memory for it */
-    uint32_t *most;            /* see te_chain_store */
+    uint32_t *most;            /* see te_pointwise_store */
     te_smem16 *stash;          /* gamma in shared memory, where k.stash says so: the sums need the registers */
 } te_norm_registers;
 
-TE_FN void te_norm_keep_gamma(const te_vec8 *gamma, const te_norm_registers *m, const te_chain_shape k, te_lanes g,
+TE_FN void te_norm_cache_gamma(const te_vec8 *gamma, const te_norm_registers *m, const te_pointwise_shape k, te_lanes g,
                               int i) {
 #if TE_CUDA
     uint4 *slot = (uint4 *)m->stash + (k.weight == TE_f32 ? 2 : 1) * (g.id + i * g.count);
@@ -149,7 +149,7 @@ TE_FN void te_norm_keep_gamma(const te_vec8 *gamma, const te_norm_registers *m, 
     (void)k, (void)g;
     m->gamma[i] = *gamma;
 }
-TE_FN void te_norm_kept_gamma(te_vec8 *gamma, const te_norm_registers *m, const te_chain_shape k, te_lanes g, int i) {
+TE_FN void te_norm_cached_gamma(te_vec8 *gamma, const te_norm_registers *m, const te_pointwise_shape k, te_lanes g, int i) {
 #if TE_CUDA
     const uint4 *slot = (const uint4 *)m->stash + (k.weight == TE_f32 ? 2 : 1) * (g.id + i * g.count);
     if (k.stash) te__load_shared_now(gamma->w, slot);
@@ -164,7 +164,7 @@ typedef struct te_norm_stats { float mean, rstd; } te_norm_stats;
 
 /* dy, x and the statistics of a row, loaded while the row before is worked on. To registers: through a ring in shared
  * memory, three rows ahead (cp.async), 8192 x 4096 took 92 us, not 72. */
-TE_FN te_norm_stats te_norm_load(const te_chain *c, const te_chain_shape k, int64_t row, te_lanes g, te_vec8 *dy,
+TE_FN te_norm_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape k, int64_t row, te_lanes g, te_vec8 *dy,
                                  te_vec8 *x) {
     const te_stage *s = &c->op[0];
     const int has_mean = k.norm_options.code % 4 == TE_NORM_layernorm;
@@ -183,7 +183,7 @@ TE_FN te_norm_stats te_norm_load(const te_chain *c, const te_chain_shape k, int6
 
 /* With xhat = (x - mean) rstd and d = dy gamma:  dx = rstd (d - mean(d) - xhat mean(d xhat)); rmsnorm has no mean(d),
  * l2norm has sums for means. dgamma = sum over rows of dy xhat, dbeta = sum of dy. sums: see pointwise_elementwise.h. */
-TE_FN void te_norm_backward(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                             int64_t row, te_lanes *g, te_norm_stats n, const te_norm_registers *m, float *sums) {
     const int norm_code = k.norm_options.code, code = norm_code & 3, size = 8 * k.chunks;
     const float count = code == TE_NORM_l2norm ? 1.0f : (float)k.half;
@@ -197,7 +197,7 @@ TE_FN void te_norm_backward(const te_chain *c, te_stages_fn stages, te_store_fn 
         if (at.col >= k.half) continue;
         te_vec8_floats(v, &dy[i], k.in);
         te_vec8_floats(xhat, &x[i], k.norm_in);
-        te_norm_kept_gamma(&gamma, m, k, *g, i);
+        te_norm_cached_gamma(&gamma, m, k, *g, i);
         te_gamma8(w, &gamma, k.weight, norm_code);
         TE_UNROLL for (int j = 0; j < 8; j++) {
             const int e = 8 * i + j;
@@ -217,20 +217,20 @@ TE_FN void te_norm_backward(const te_chain *c, te_stages_fn stages, te_store_fn 
         te_vec8_forget(&dy[i], k.in), te_vec8_forget(&x[i], k.norm_in);
         te_vec8_floats(v, &dy[i], k.in);
         te_vec8_floats(xhat, &x[i], k.norm_in); /* x itself */
-        te_norm_kept_gamma(&gamma, m, k, *g, i);
+        te_norm_cached_gamma(&gamma, m, k, *g, i);
         te_gamma8(w, &gamma, k.weight, norm_code);
         TE_UNROLL for (int j = 0; j < 8; j++) {
             l.v[j] = n.rstd * (v[j] * w[j]) + (shift - a * xhat[j]);
             l.sum[j] = sums[8 * i + j];
         }
-        stages(&l, c, 1, TE_MAX_ROW);
+        stages(&l, c, 1, TE_MAX_PATTERN);
         TE_UNROLL for (int j = 0; j < 8; j++) sums[8 * i + j] = l.sum[j];
         store(c, &l, k, m->most);
     }
 }
 
 /* Rows from `first` on, `step` apart. */
-TE_FN void te_norm_backward_rows(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+TE_FN void te_norm_backward_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                                  te_lanes *g, int64_t first, int64_t step, const te_norm_registers *m, float *sums) {
     te_norm_stats n = {0, 0};
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
@@ -238,7 +238,7 @@ TE_FN void te_norm_backward_rows(const te_chain *c, te_stages_fn stages, te_stor
         te_vec8 gamma;
         if (at.col >= k.half || k.norm_options.code % 4 == TE_NORM_l2norm) continue;
         te_load_gamma(&gamma, &c->op[0], at, k.weight, k.norm_options.code);
-        te_norm_keep_gamma(&gamma, m, k, *g, i);
+        te_norm_cache_gamma(&gamma, m, k, *g, i);
     }
     if (first < c->rows) n = te_norm_load(c, k, first, *g, m->next_dy, m->next_x);
     for (int64_t row = first; row < c->rows; row += step) {

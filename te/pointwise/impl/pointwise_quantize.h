@@ -12,93 +12,93 @@
 
 #include "../../fp8/fp8_scaling.h" /* te_tile_scale_at */
 #include "../../fp8/scales.h" /* te_scale_of_own */
-#include "pointwise.h" /* te_chain, te_chain_shape */
+#include "pointwise.h" /* te_pointwise, te_pointwise_shape */
 
 enum { TE_TILE_LANES = TE_FP8_BLOCK / 8 /* lanes that share a tile; vectors of it that the one lane of a CPU has */ };
 
 /* Whether the kernel stores y so in this call. */
-TE_FN int te_chain_is_scaled(const te_chain *c, const te_chain_shape k) {
+TE_FN int te_pointwise_is_quantized(const te_pointwise *c, const te_pointwise_shape k) {
     return k.scaled != TE_SCALING_NONE && c->scaled.y;
 }
 
 /* Rows in registers, of which a lane has `chunks` vectors each, as y would be stored. */
-typedef struct te_scaled_rows {
+typedef struct te_quantized_rows {
     int64_t row, step; /* the first, and how far the next one is */
     int first;         /* vector of a row that the first lane has */
     const te_vec8 *v;  /* [rows][stride] */
     int stride;
-} te_scaled_rows;
+} te_quantized_rows;
 
 /* Where vector i of lane `id` lies in its row, and whether it does: most often all of them. */
-TE_FN int te__chain_scaled_col(te_scaled_rows rows, const te_chain_shape k, int id, int i) {
+TE_FN int te__pointwise_quantize_col(te_quantized_rows rows, const te_pointwise_shape k, int id, int i) {
     return 8 * (rows.first + id + i * k.lanes);
 }
-TE_FN int te__chain_scaled_exists(const te_chain_shape k, int col) {
+TE_FN int te__pointwise_quantize_exists(const te_pointwise_shape k, int col) {
     return k.half % (8 * k.lanes * k.chunks) == 0 || col < k.half;
 }
-TE_FN uint32_t te__chain_scaled_most(const te_vec8 *v, const te_chain_shape k, int col) {
-    return te__chain_scaled_exists(k, col) ? te_amax_vec8(v, k.out) : 0;
+TE_FN uint32_t te__pointwise_quantize_amax(const te_vec8 *v, const te_pointwise_shape k, int col) {
+    return te__pointwise_quantize_exists(k, col) ? te_amax_vec8(v, k.out) : 0;
 }
-TE_FN void te__chain_scaled_store(const te_chain *c, const te_vec8 *v, const te_chain_shape k, int64_t row, int col,
+TE_FN void te__pointwise_quantize_store(const te_pointwise *c, const te_vec8 *v, const te_pointwise_shape k, int64_t row, int col,
                             float scale) {
     float x[8];
-    if (!te__chain_scaled_exists(k, col)) return;
+    if (!te__pointwise_quantize_exists(k, col)) return;
     te_vec8_floats(x, v, k.out);
     TE_UNROLL for (int j = 0; j < 8; j++) x[j] *= scale;
     te_store8_fp8(c->scaled.y, row * k.half + col, x, 8, 1, TE_e4m3);
 }
 /* The scale of a tile of this row at column `col`, whose inverse is stored. */
-TE_FN float te__chain_scaled_tile(const te_chain *c, const te_chain_shape k, int64_t row, int col, uint32_t most) {
+TE_FN float te__pointwise_quantize_tile(const te_pointwise *c, const te_pointwise_shape k, int64_t row, int col, uint32_t most) {
     const float scale = te_scale_of_own(most, TE_E4M3_MOST, &c->scaled.rule);
     c->scaled.inverse[te_tile_scale_at(c->rows, k.half, row, col / TE_FP8_BLOCK)] = 1.0f / scale;
     return scale;
 }
 #if TE_CUDA
 /* Lanes that share a tile have as many tiles as vectors, `count` rows together; each computes the scale of one. */
-TE_FN void te__chain_scaled_tiles(const te_chain *c, const te_chain_shape k, te_scaled_rows rows, const int count,
+TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows, const int count,
                             te_lanes g) {
     const int tiles = count * k.chunks, lane = g.id % TE_TILE_LANES;
     TE_UNROLL for (int base = 0; base < tiles; base += TE_TILE_LANES) {
-        const int mine = base + lane, col = te__chain_scaled_col(rows, k, g.id - lane, mine % k.chunks);
+        const int mine = base + lane, col = te__pointwise_quantize_col(rows, k, g.id - lane, mine % k.chunks);
         uint32_t most = 0;
         float scale = 1.0f;
         TE_UNROLL for (int j = 0; j < TE_TILE_LANES; j++) {
             const int r = (base + j) / k.chunks, i = (base + j) % k.chunks;
             if (base + j >= tiles) continue;
             const uint32_t bits = te_tile_lanes_max(
-                te__chain_scaled_most(&rows.v[r * rows.stride + i], k, te__chain_scaled_col(rows, k, g.id, i)));
+                te__pointwise_quantize_amax(&rows.v[r * rows.stride + i], k, te__pointwise_quantize_col(rows, k, g.id, i)));
             most = lane == j ? bits : most;
         }
-        if (mine < tiles && te__chain_scaled_exists(k, col))
-            scale = te__chain_scaled_tile(c, k, rows.row + mine / k.chunks * rows.step, col, most);
+        if (mine < tiles && te__pointwise_quantize_exists(k, col))
+            scale = te__pointwise_quantize_tile(c, k, rows.row + mine / k.chunks * rows.step, col, most);
         TE_UNROLL for (int j = 0; j < TE_TILE_LANES; j++) {
             const int r = (base + j) / k.chunks, i = (base + j) % k.chunks;
             if (base + j >= tiles) continue;
-            te__chain_scaled_store(c, &rows.v[r * rows.stride + i], k, rows.row + r * rows.step,
-                             te__chain_scaled_col(rows, k, g.id, i), te_tile_lane(scale, j));
+            te__pointwise_quantize_store(c, &rows.v[r * rows.stride + i], k, rows.row + r * rows.step,
+                             te__pointwise_quantize_col(rows, k, g.id, i), te_tile_lane(scale, j));
         }
     }
 }
 #else
-TE_FN void te__chain_scaled_tiles(const te_chain *c, const te_chain_shape k, te_scaled_rows rows, const int count,
+TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows, const int count,
                             te_lanes g) {
     for (int i = 0; i < k.chunks; i += TE_TILE_LANES) {
         const int end = (int)te_min(k.chunks, i + TE_TILE_LANES);
         uint32_t most = 0;
         for (int j = i; j < end; j++) {
-            const uint32_t bits = te__chain_scaled_most(&rows.v[j], k, 8 * j);
+            const uint32_t bits = te__pointwise_quantize_amax(&rows.v[j], k, 8 * j);
             most = bits > most ? bits : most;
         }
-        const float scale = te__chain_scaled_tile(c, k, rows.row, 8 * i, most);
-        for (int j = i; j < end; j++) te__chain_scaled_store(c, &rows.v[j], k, rows.row, 8 * j, scale);
+        const float scale = te__pointwise_quantize_tile(c, k, rows.row, 8 * i, most);
+        for (int j = i; j < end; j++) te__pointwise_quantize_store(c, &rows.v[j], k, rows.row, 8 * j, scale);
     }
     (void)count, (void)g;
 }
 #endif
-TE_FN void te__chain_scaled_row(const te_chain *c, const te_chain_shape k, te_scaled_rows rows, te_lanes *g) {
+TE_FN void te__pointwise_quantize_row(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows, te_lanes *g) {
     uint32_t most = 0;
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
-        const uint32_t bits = te__chain_scaled_most(&rows.v[i], k, te__chain_scaled_col(rows, k, g->id, i));
+        const uint32_t bits = te__pointwise_quantize_amax(&rows.v[i], k, te__pointwise_quantize_col(rows, k, g->id, i));
         most = bits > most ? bits : most;
     }
     float amax = te_float_of_bits(most < 0x7f800000u ? most : 0x7f800000u); /* the lanes' maximum leaves NaNs out */
@@ -106,21 +106,21 @@ TE_FN void te__chain_scaled_row(const te_chain *c, const te_chain_shape k, te_sc
     const float scale = te_scale_of_own(te_bits_of_float(amax), TE_E4M3_MOST, &c->scaled.rule);
     if (g->id == 0) c->scaled.inverse[rows.row] = 1.0f / scale;
     TE_UNROLL for (int i = 0; i < k.chunks; i++)
-        te__chain_scaled_store(c, &rows.v[i], k, rows.row, te__chain_scaled_col(rows, k, g->id, i), scale);
+        te__pointwise_quantize_store(c, &rows.v[i], k, rows.row, te__pointwise_quantize_col(rows, k, g->id, i), scale);
 }
 /* `count` rows, a constant; one where a row has one scale, all of it in the lanes. All lanes of the group arrive. */
-TE_FN void te_chain_store_scaled(const te_chain *c, const te_chain_shape k, te_scaled_rows rows, const int count,
+TE_FN void te_pointwise_store_quantized(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows, const int count,
                                  te_lanes *g) {
     if (c->y)
         TE_UNROLL for (int j = 0; j < count * k.chunks; j++) {
-            const int r = j / k.chunks, i = j % k.chunks, col = te__chain_scaled_col(rows, k, g->id, i);
+            const int r = j / k.chunks, i = j % k.chunks, col = te__pointwise_quantize_col(rows, k, g->id, i);
             const int64_t at = (rows.row + r * rows.step) * k.half + col;
             float x[8];
             te_vec8_floats(x, &rows.v[r * rows.stride + i], k.out);
-            if (te__chain_scaled_exists(k, col)) te_store8(c->y, at, x, 8, 1, k.out);
+            if (te__pointwise_quantize_exists(k, col)) te_store8(c->y, at, x, 8, 1, k.out);
         }
-    if (k.scaled == TE_SCALING_TILES) te__chain_scaled_tiles(c, k, rows, count, *g);
-    else te__chain_scaled_row(c, k, rows, g);
+    if (k.scaled == TE_SCALING_TILES) te__pointwise_quantize_tiles(c, k, rows, count, *g);
+    else te__pointwise_quantize_row(c, k, rows, g);
 }
 
 /* ---- maps -------------------------------------------------------------------------------------------------------- */
@@ -128,7 +128,7 @@ TE_FN void te_chain_store_scaled(const te_chain *c, const te_chain_shape k, te_s
 /* `count` rows of a chain without a norm from `row` on, `step` apart, of each the lanes' vectors from `first` on: all
  * are loaded before the first is worked on. rows: [count][in_halves][chunks]. scaled, a constant: whether y is stored
  * so. */
-TE_FN void te_scaled_map_rows(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+TE_FN void te_quantized_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                               te_lanes *g, int64_t row, int64_t step, const int count, int first, te_vec8 *rows,
                               uint32_t *most, const int scaled) {
     const int stride = k.in_halves * k.chunks;
@@ -136,7 +136,7 @@ TE_FN void te_scaled_map_rows(const te_chain *c, te_stages_fn stages, te_store_f
         TE_UNROLL for (int i = 0; i < k.chunks; i++) {
             const te_place at = te_place_of(k, row + r * step, first + g->id + i * g->count, k.in_halves);
             te_vec8 *to = rows + r * stride + i;
-            if (!te__chain_scaled_exists(k, at.col)) continue;
+            if (!te__pointwise_quantize_exists(k, at.col)) continue;
             te_vec8_load(to, c->x, te_index(at), 8, 1, k.in);
             if (k.in_halves == 2) te_vec8_load(to + k.chunks, c->x, te_index(te_second_half(at)), 8, 1, k.in);
         }
@@ -145,34 +145,34 @@ TE_FN void te_scaled_map_rows(const te_chain *c, te_stages_fn stages, te_store_f
             te_vec8 *of = rows + r * stride + i;
             te_lane l;
             l.at = te_place_of(k, row + r * step, first + g->id + i * g->count, k.in_halves);
-            if (!te__chain_scaled_exists(k, l.at.col)) continue;
+            if (!te__pointwise_quantize_exists(k, l.at.col)) continue;
             te_vec8_floats(l.v, of, k.in);
             if (k.in_halves == 2) te_vec8_floats(l.g, of + k.chunks, k.in);
-            stages(&l, c, 0, TE_MAX_ROW);
+            stages(&l, c, 0, TE_MAX_PATTERN);
             if (scaled) te_vec8_of_pairs(of, l.v, k.out);
             else store(c, &l, k, most);
         }
-    const te_scaled_rows made = {row, step, first, rows, stride};
-    if (scaled) te_chain_store_scaled(c, k, made, count, g);
+    const te_quantized_rows made = {row, step, first, rows, stride};
+    if (scaled) te_pointwise_store_quantized(c, k, made, count, g);
 }
 /* The body of such a chain: a group of lanes takes rows from `row` on, `step` apart; where `beside` as many as
  * are loaded at once. */
-TE_FN void te__scaled_map(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+TE_FN void te__quantized_map(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                           te_lanes *g, int first, int64_t row, int64_t step, const int beside, te_vec8 *rows,
                           uint32_t *most, const int scaled) {
     const int batch = te_map_batch(k);
     if (beside && row + (batch - 1) * step < c->rows) {
-        te_scaled_map_rows(c, stages, store, k, g, row, step, te_map_batch(k), first, rows, most, scaled);
+        te_quantized_map_rows(c, stages, store, k, g, row, step, te_map_batch(k), first, rows, most, scaled);
         return;
     }
     for (int r = 0; row < c->rows && (!beside || r < batch); r++, row += step)
-        te_scaled_map_rows(c, stages, store, k, g, row, step, 1, first, rows, most, scaled);
+        te_quantized_map_rows(c, stages, store, k, g, row, step, 1, first, rows, most, scaled);
 }
-TE_FN void te_scaled_map_body(const te_chain *c, te_stages_fn stages, te_store_fn store, const te_chain_shape k,
+TE_FN void te_quantized_map_body(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                               te_lanes *g, int first, int64_t row, int64_t step, const int beside, te_vec8 *rows,
                               uint32_t *most) {
-    if (c->scaled.y) te__scaled_map(c, stages, store, k, g, first, row, step, beside, rows, most, 1);
-    else te__scaled_map(c, stages, store, k, g, first, row, step, beside, rows, most, 0);
+    if (c->scaled.y) te__quantized_map(c, stages, store, k, g, first, row, step, beside, rows, most, 1);
+    else te__quantized_map(c, stages, store, k, g, first, row, step, beside, rows, most, 0);
 }
 
 #endif

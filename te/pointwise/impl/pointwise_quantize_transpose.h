@@ -24,11 +24,11 @@
 #include "pointwise_norm.h" /* te_norm_of8 */
 
 /* What a lane holds: of a gated op's backward both halves of its result. */
-typedef struct te_chain_tiles_held { te_tiles_held half[2]; } te_chain_tiles_held;
+typedef struct te_pointwise_tiles_held { te_tiles_held half[2]; } te_pointwise_tiles_held;
 
 /* A lane's piece of the tile at (row0, col0): where it begins, and how many of its rows exist. */
 typedef struct te__tile_piece { int64_t row; int vector, rows; } te__tile_piece;
-TE_FN te__tile_piece te__chain_tiles_piece_at(const te_chain *c, const te_chain_shape k, int64_t row0, int64_t col0,
+TE_FN te__tile_piece te__pointwise_tiles_piece_at(const te_pointwise *c, const te_pointwise_shape k, int64_t row0, int64_t col0,
                                               int i) {
     te__tile_piece p;
     p.row = row0 + i / TE_TILES_SIDE * 8, p.vector = (int)(col0 / 8) + i % TE_TILES_SIDE;
@@ -36,7 +36,7 @@ TE_FN te__tile_piece te__chain_tiles_piece_at(const te_chain *c, const te_chain_
     return p;
 }
 /* Rows [first, first + count) of a piece of a tensor of `halves` halves, half `half`, as they lie. */
-TE_FN void te__chain_tiles_rows(te_vec8 *x, const void *from, te__tile_piece at, const te_chain_shape k, int first,
+TE_FN void te__pointwise_tiles_rows(te_vec8 *x, const void *from, te__tile_piece at, const te_pointwise_shape k, int first,
                                 const int count, const int half, const int halves, const te_dtype dtype) {
     const uint32_t size = (uint32_t)te_dtype_bytes(dtype), width = (uint32_t)(k.half * halves), pitch = width * size;
     const int64_t place = at.row * (int64_t)width + half * k.half + 8 * at.vector;
@@ -47,11 +47,11 @@ TE_FN void te__chain_tiles_rows(te_vec8 *x, const void *from, te__tile_piece at,
     }
 }
 /* The rows of a piece as they are read, into x[0] and x[1]. */
-TE_FN void te__chain_tiles_load(const te_chain *c, const te_chain_shape k, te_vec8 *x[2], te__tile_piece at) {
+TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_shape k, te_vec8 *x[2], te__tile_piece at) {
     const void *from = k.norm < 0 ? c->x : c->scaled.norm_x;
     const int halves = k.norm < 0 ? k.in_halves : 1;
     TE_UNROLL for (int h = 0; h < halves; h++)
-        te__chain_tiles_rows(x[h], from, at, k, 0, 8, h, halves, k.norm < 0 ? k.in : k.norm_in);
+        te__pointwise_tiles_rows(x[h], from, at, k, 0, 8, h, halves, k.norm < 0 ? k.in : k.norm_in);
     if (halves < 2 && (!TE_CUDA || k.out_halves == 2)) memset(x[1], 0, 8 * sizeof *x[1]);
 }
 /* What the norm of a piece needs beside x: its columns' gamma and beta, its rows' statistics. They are loaded with x,
@@ -61,7 +61,7 @@ typedef struct te__piece_norm {
     te_vec8 gamma, beta;
     te__row_stats row[8];
 } te__piece_norm;
-TE_FN void te__chain_tiles_load_norm(te__piece_norm *n, const te_chain *c, const te_chain_shape k, te__tile_piece p) {
+TE_FN void te__pointwise_tiles_load_norm(te__piece_norm *n, const te_pointwise *c, const te_pointwise_shape k, te__tile_piece p) {
     if (!TE_CUDA) memset(n, 0, sizeof *n); /* gcc does not see that nobody reads what is not loaded */
     if (k.norm < 0) return;
     const te_stage *s = &c->op[k.norm];
@@ -78,27 +78,27 @@ TE_FN void te__chain_tiles_load_norm(te__piece_norm *n, const te_chain *c, const
     }
 }
 /* The norm of eight elements, as te_norm_forward has it. */
-TE_FN void te__chain_tiles_norm(const te_chain *c, te_stages_fn stages, const te_chain_shape k, te_lane *l,
+TE_FN void te__pointwise_tiles_norm(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, te_lane *l,
                                 const te_vec8 *x, const te__piece_norm *n, int r) {
     const te_stage *s = &c->op[k.norm];
     float v[8];
     te_vec8_floats(v, x, k.norm_in);
     te_norm_of8(l->v, v, n->row[r].mean, n->row[r].rstd, &n->gamma, &n->beta, k);
-    te_keep(l, s, k.norm_out);
-    stages(l, c, k.norm + 1, TE_MAX_ROW);
+    te_store_saved(l, s, k.norm_out);
+    stages(l, c, k.norm + 1, TE_MAX_PATTERN);
 }
 /* Run the chain on row r of a piece, which l->at names. sums: of its eight columns, and of those of the second half. */
-TE_FN void te__chain_tiles_row(const te_chain *c, te_stages_fn stages, const te_chain_shape k, te_lane *l,
+TE_FN void te__pointwise_tiles_row(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, te_lane *l,
                                const te_vec8 *x, const te_vec8 *second, const te__piece_norm *n, int r,
                                float sums[16]) {
     if (k.norm >= 0) {
-        te__chain_tiles_norm(c, stages, k, l, x, n, r);
+        te__pointwise_tiles_norm(c, stages, k, l, x, n, r);
         return;
     }
     te_vec8_floats(l->v, x, k.in);
     if (k.in_halves == 2) te_vec8_floats(l->g, second, k.in);
     TE_UNROLL for (int j = 0; k.sums >= 0 && j < 16; j++) l->sum[j] = sums[j];
-    stages(l, c, k.backward ? 0 : c->scaled.from, TE_MAX_ROW);
+    stages(l, c, k.backward ? 0 : c->scaled.from, TE_MAX_PATTERN);
     TE_UNROLL for (int j = 0; k.sums >= 0 && j < 16; j++) sums[j] = l->sum[j];
 }
 /* Rows of a piece that are worked on at a time, and what an op of them reads beside the gradient: it is loaded for all
@@ -108,57 +108,57 @@ typedef struct te__piece_ahead {
     const te_stage *of; /* null: nothing is loaded ahead */
     te_vec8 row[TE_TILES_BATCH];
 } te__piece_ahead;
-TE_FN void te__chain_tiles_load_ahead(te__piece_ahead *a, const te_chain *c, const te_chain_shape k, te__tile_piece at,
+TE_FN void te__pointwise_tiles_load_ahead(te__piece_ahead *a, const te_pointwise *c, const te_pointwise_shape k, te__tile_piece at,
                                       int first) {
     const int halves = k.in_halves + k.out_halves;
     const te_stage *s = TE_CUDA && k.backward && k.in != TE_f32 && k.norm < 0 && halves == 2 && k.reads >= 0
                             ? &c->op[k.reads] : 0;
     a->of = s && s->saved ? s : 0;
-    if (a->of) te__chain_tiles_rows(a->row, s->saved, at, k, first, TE_TILES_BATCH, 0, 1, TE_bf16);
+    if (a->of) te__pointwise_tiles_rows(a->row, s->saved, at, k, first, TE_TILES_BATCH, 0, 1, TE_bf16);
 }
 /* On a piece. */
-TE_FN void te__chain_tiles_piece(const te_chain *c, te_stages_fn stages, const te_chain_shape k, te_vec8 *x[2],
+TE_FN void te__pointwise_tiles_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, te_vec8 *x[2],
                                  te__tile_piece at, float sums[16]) {
     te__piece_norm n;
     te__piece_ahead ahead;
-    te__chain_tiles_load_norm(&n, c, k, at);
+    te__pointwise_tiles_load_norm(&n, c, k, at);
     TE_UNROLL for (int j = 0; j < 16; j++) sums[j] = 0;
     TE_UNROLL for (int r = 0; r < 8; r++) {
         te_lane l;
-        if (r % TE_TILES_BATCH == 0) te__chain_tiles_load_ahead(&ahead, c, k, at, r);
+        if (r % TE_TILES_BATCH == 0) te__pointwise_tiles_load_ahead(&ahead, c, k, at, r);
         l.at = te_place_of(k, at.row + r, at.vector, k.norm < 0 ? k.in_halves : 1);
         l.at.ahead_of = ahead.of;
         if (ahead.of) l.at.ahead = ahead.row[r % TE_TILES_BATCH];
         if (r >= at.rows) continue;
-        te__chain_tiles_row(c, stages, k, &l, &x[0][r], &x[1][r], &n, r, sums);
+        te__pointwise_tiles_row(c, stages, k, &l, &x[0][r], &x[1][r], &n, r, sums);
         te_vec8_of_pairs(&x[0][r], l.v, k.out);
         if (k.out_halves == 2) te_vec8_of_pairs(&x[1][r], l.g, k.out);
     }
 }
 /* Where the sums of the tile's columns wait for those of the lanes above and below: in the room of the largest. */
-TE_FN float *te__chain_tiles_sum(te_tiles_shared *s, int half, int down, int col) {
+TE_FN float *te__pointwise_tiles_sum(te_tiles_shared *s, int half, int down, int col) {
     return (float *)(void *)s->u.most + (half * TE_TILES_SIDE + down) * TE_FP8_TILE + col;
 }
 static_assert((int)TE_TILES_LINES >= (int)TE_FP8_TILE,
               "the sums of a tile's columns fit where the largest of its lines are");
-TE_FN void te__chain_tiles_put_sums(te_tiles_shared *s, const te_chain_shape k, int i, const float sums[16]) {
+TE_FN void te__pointwise_tiles_put_sums(te_tiles_shared *s, const te_pointwise_shape k, int i, const float sums[16]) {
     TE_UNROLL for (int j = 0; k.sums >= 0 && j < 8 * k.sum_halves; j++)
-        *te__chain_tiles_sum(s, j / 8, i / TE_TILES_SIDE, i % TE_TILES_SIDE * 8 + j % 8) = sums[j];
+        *te__pointwise_tiles_sum(s, j / 8, i / TE_TILES_SIDE, i % TE_TILES_SIDE * 8 + j % 8) = sums[j];
 }
-/* The tile's partial sums, to be added up with those of the tiles above and below (te_sum_later). */
-TE_FN void te__chain_tiles_leave_sums(const te_chain *c, const te_chain_shape k, te_tiles_shared *s, te_lanes g,
+/* The tile's partial sums, to be added up with those of the tiles above and below (te_defer_column_sum). */
+TE_FN void te__pointwise_tiles_leave_sums(const te_pointwise *c, const te_pointwise_shape k, te_tiles_shared *s, te_lanes g,
                                       int64_t row0, int64_t col0) {
     float *to = c->op[k.sums].sum[0];
     te_block_sync();
     for (int i = g.id; to && i < k.sum_halves * TE_FP8_TILE; i += g.count) {
         const int half = i / TE_FP8_TILE, col = i % TE_FP8_TILE;
         float sum = 0;
-        for (int down = 0; down < TE_TILES_SIDE; down++) sum += *te__chain_tiles_sum(s, half, down, col);
+        for (int down = 0; down < TE_TILES_SIDE; down++) sum += *te__pointwise_tiles_sum(s, half, down, col);
         if (col0 + col < k.half) to[(row0 / TE_FP8_TILE * k.sum_halves + half) * k.half + col0 + col] = sum;
     }
     te_block_sync();
 }
-TE_FN te_tiles_args te__chain_tiles_args(const te_chain *c, const te_chain_shape k) {
+TE_FN te_tiles_args te__pointwise_tiles_args(const te_pointwise *c, const te_pointwise_shape k) {
     te_tiles_args a;
     memset(&a, 0, sizeof a);
     a.q.rows = c->rows, a.q.cols = (int64_t)k.half * k.out_halves, a.q.yt_cols = c->scaled.yt_cols, a.q.to = TE_e4m3;
@@ -169,24 +169,24 @@ TE_FN te_tiles_args te__chain_tiles_args(const te_chain *c, const te_chain_shape
     a.out.rows = a.q.rows, a.out.cols = a.q.cols, a.out.yt_cols = a.q.yt_cols, a.out.to = TE_e4m3;
     return a;
 }
-TE_FN void te_chain_tiles_body(const te_chain *c, te_block b, te_stages_fn stages, const te_chain_shape k,
-                               te_chain_tiles_held *held, te_tiles_shared *s) {
+TE_FN void te_pointwise_tiles_body(const te_pointwise *c, te_block b, te_stages_fn stages, const te_pointwise_shape k,
+                               te_pointwise_tiles_held *held, te_tiles_shared *s) {
     int group;
     const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
-    const te_tiles_args a = te__chain_tiles_args(c, k);
+    const te_tiles_args a = te__pointwise_tiles_args(c, k);
     const int across = (int)te_ceil_div(k.half, TE_FP8_TILE);
     const int64_t row = (int64_t)(b.x / across) * TE_FP8_TILE, col = (int64_t)(b.x % across) * TE_FP8_TILE;
     if (!k.backward && c->take.taken && b.x == 0 && g.id == 0) te_rng_take_body(&c->take);
     TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++) {
         const int i = g.id + h * g.count;
-        const te__tile_piece at = te__chain_tiles_piece_at(c, k, row, col, i);
+        const te__tile_piece at = te__pointwise_tiles_piece_at(c, k, row, col, i);
         te_vec8 *x[2] = {held->half[0].x[h], held->half[1].x[h]};
         float sums[16];
-        te__chain_tiles_load(c, k, x, at);
-        te__chain_tiles_piece(c, stages, k, x, at, sums);
-        te__chain_tiles_put_sums(s, k, i, sums);
+        te__pointwise_tiles_load(c, k, x, at);
+        te__pointwise_tiles_piece(c, stages, k, x, at, sums);
+        te__pointwise_tiles_put_sums(s, k, i, sums);
     }
-    if (k.sums >= 0) te__chain_tiles_leave_sums(c, k, s, g, row, col);
+    if (k.sums >= 0) te__pointwise_tiles_leave_sums(c, k, s, g, row, col);
     te__tiles_store(&a, &held->half[0], s, g, row, col, k.out, TE_e4m3);
     if (k.out_halves == 1) return;
     te_block_sync();
@@ -215,7 +215,7 @@ TE_FN void te_chain_tiles_body(const te_chain *c, te_block b, te_stages_fn stage
 
 /* Eight elements: into x as FP8 and, of a gradient, stored where they lie. rounded, a constant: to the list's format
  * first. */
-TE_FN void te__chain_turned_store(const te_chain *c, const te_chain_shape k, te_place at, te_vec8 *x, float v[8],
+TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise_shape k, te_place at, te_vec8 *x, float v[8],
                                   float scale, const int rounded, uint32_t *most) {
     if (rounded) te_vec8_of_pairs(x, v, k.out), te_vec8_floats(v, x, k.out);
     if (k.backward) *most = te_amax_bits8(*most, v);
@@ -225,7 +225,7 @@ TE_FN void te__chain_turned_store(const te_chain *c, const te_chain_shape k, te_
 }
 /* Piece i, whose rows become FP8 where they are held. Forward's rows behind the last one are computed like others: of
  * them nothing is stored, and no op reads what lies by rows but the row itself. */
-TE_FN void te__chain_turned_piece(const te_chain *c, te_stages_fn stages, const te_chain_shape k, te_vec8 *x[2],
+TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, te_vec8 *x[2],
                                   te__tile_piece at, const te__piece_norm *n, const int rounded, float sums[16],
                                   uint32_t *most) {
     const float scale = te_load_scale(c->scaled.scale);
@@ -235,20 +235,20 @@ TE_FN void te__chain_turned_piece(const te_chain *c, te_stages_fn stages, const 
         te_lane l;
         l.at = te_place_of(k, at.row + r, at.vector, k.norm < 0 ? k.in_halves : 1);
         if (k.backward && r >= at.rows) continue; /* zeros, in FP8 as well */
-        te__chain_tiles_row(c, stages, k, &l, &x[0][r], &x[1][r], n, r, sums);
+        te__pointwise_tiles_row(c, stages, k, &l, &x[0][r], &x[1][r], n, r, sums);
         l.at = te_place_of(k, at.row + r, at.vector, 1); /* behind a gated op a row is half as wide */
-        te__chain_turned_store(c, k, l.at, &x[0][r], l.v, scale, rounded, most);
+        te__pointwise_transpose_row(c, k, l.at, &x[0][r], l.v, scale, rounded, most);
     }
 }
 /* What of a forward's chain its kernel knows where it makes the result of op `last` again: that op alone runs, and
  * nothing but the transpose is stored. */
-TE_FN void te__chain_know_again(te_chain *again, const te_chain *c, const int last) {
+TE_FN void te__pointwise_keep_last_op(te_pointwise *again, const te_pointwise *c, const int last) {
     memset(again, 0, sizeof *again);
     again->x = c->x, again->rows = c->rows, again->scaled = c->scaled, again->scaled.from = last;
     again->op[last] = c->op[last], again->op[last].out = 0;
 }
 /* The tile transposed, from the FP8 that the lanes hold. */
-TE_FN void te__chain_turned_put(const te_fp8_out *out, te_tiles_held *held, te_fp8_shared *turned, te_lanes g,
+TE_FN void te__pointwise_transpose_tile(const te_fp8_out *out, te_tiles_held *held, te_fp8_shared *turned, te_lanes g,
                                 int64_t row, int64_t col) {
     TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++) {
         const int i = g.id + h * g.count;
@@ -260,39 +260,39 @@ TE_FN void te__chain_turned_put(const te_fp8_out *out, te_tiles_held *held, te_f
     te__fp8_store_tile(out, turned, row, col, g);
 }
 /* last: the row's last op. */
-TE_FN void te_chain_turned_body(const te_chain *chain, te_block b, te_stages_fn stages, const te_chain_shape k,
-                                const int last, te_chain_tiles_held *held, te_tiles_shared *s) {
+TE_FN void te_pointwise_transpose_body(const te_pointwise *chain, te_block b, te_stages_fn stages, const te_pointwise_shape k,
+                                const int last, te_pointwise_tiles_held *held, te_tiles_shared *s) {
     int group;
     uint32_t most = 0;
-    te_chain again;
-    const te_chain *c = k.backward ? chain : &again;
+    te_pointwise again;
+    const te_pointwise *c = k.backward ? chain : &again;
     const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
-    const te_tiles_args a = te__chain_tiles_args(chain, k);
+    const te_tiles_args a = te__pointwise_tiles_args(chain, k);
     const int across = (int)te_ceil_div(k.half, TE_FP8_TILE);
     const int64_t row = (int64_t)(b.x / across) * TE_FP8_TILE, col = (int64_t)(b.x % across) * TE_FP8_TILE;
-    if (!k.backward) te__chain_know_again(&again, chain, last);
+    if (!k.backward) te__pointwise_keep_last_op(&again, chain, last);
     TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++) {
         const int i = g.id + h * g.count;
-        const te__tile_piece at = te__chain_tiles_piece_at(c, k, row, col, i);
+        const te__tile_piece at = te__pointwise_tiles_piece_at(c, k, row, col, i);
         te_vec8 *x[2] = {held->half[0].x[h], held->half[1].x[h]};
         te__piece_norm n;
         float sums[16];
-        te__chain_tiles_load(c, k, x, at);
-        te__chain_tiles_load_norm(&n, c, k, at);
-        if (!k.backward && c->scaled.rounded) te__chain_turned_piece(c, stages, k, x, at, &n, 1, sums, &most);
-        else te__chain_turned_piece(c, stages, k, x, at, &n, 0, sums, &most);
-        te__chain_tiles_put_sums(s, k, i, sums);
+        te__pointwise_tiles_load(c, k, x, at);
+        te__pointwise_tiles_load_norm(&n, c, k, at);
+        if (!k.backward && c->scaled.rounded) te__pointwise_transpose_piece(c, stages, k, x, at, &n, 1, sums, &most);
+        else te__pointwise_transpose_piece(c, stages, k, x, at, &n, 0, sums, &most);
+        te__pointwise_tiles_put_sums(s, k, i, sums);
     }
-    if (k.sums >= 0) te__chain_tiles_leave_sums(c, k, s, g, row, col);
-    if (a.out.yt) te__chain_turned_put(&a.out, &held->half[0], &s->u.turned, g, row, col);
-    if (k.backward) te_chain_leave_amax(c, k, b, g, most);
+    if (k.sums >= 0) te__pointwise_tiles_leave_sums(c, k, s, g, row, col);
+    if (a.out.yt) te__pointwise_transpose_tile(&a.out, &held->half[0], &s->u.turned, g, row, col);
+    if (k.backward) te_pointwise_store_amax(c, k, b, g, most);
 }
 
 /* Launch what the call needs: the kernel for rows, that for tiles, or both. */
-typedef te_status (*te__chain_rows_fn)(te_context *ctx, te_grid grid, const te_chain *c);
-TE_API te_status te__chain_launch_tiles(te_context *ctx, te_grid grid, const te_chain *c, const te_chain_shape k,
-                                        te__chain_rows_fn rows, te__chain_rows_fn tiles) {
-    te_chain behind = *c;
+typedef te_status (*te__pointwise_rows_fn)(te_context *ctx, te_grid grid, const te_pointwise *c);
+TE_API te_status te__pointwise_launch_tiles(te_context *ctx, te_grid grid, const te_pointwise *c, const te_pointwise_shape k,
+                                        te__pointwise_rows_fn rows, te__pointwise_rows_fn tiles) {
+    te_pointwise behind = *c;
     if (!c->scaled.tiles || (k.norm >= 0 && c->scaled.y)) TE_TRY(rows(ctx, grid, c));
     if (!c->scaled.tiles || !c->rows) return TE_OK;
     if (k.norm >= 0) behind.take.taken = 0;
@@ -301,80 +301,80 @@ TE_API te_status te__chain_launch_tiles(te_context *ctx, te_grid grid, const te_
 
 /* The kernels of a chain, by its list's widths and recipe (linear_epilogue.h). Those of a chain that no product with scales of
  * its own reads have no code for it. */
-#define TE__CHAIN_OF_fixed(name, model, ...) TE__CHAIN_FEEDS_NONE(name) TE__CHAIN_FIXED(name, __VA_ARGS__)
-#define TE__CHAIN_OF_dims(name, model, ...) TE__CHAIN_FEEDS_NONE(name) TE__CHAIN_DIMS(name, __VA_ARGS__)
-#define TE__CHAIN_OF_fixed_fp8(name, model, dtype, pass, eps, ...) \
-    TE__CHAIN_FEEDS(name, model, __VA_ARGS__) TE__CHAIN_FIXED(name, dtype, pass, eps, __VA_ARGS__)
-#define TE__CHAIN_OF_dims_fp8(name, model, dtype, pass, eps, ...) \
-    TE__CHAIN_FEEDS(name, model, __VA_ARGS__) TE__CHAIN_DIMS(name, dtype, pass, eps, __VA_ARGS__)
-#define TE__CHAIN_FEEDS_NONE(name) \
-    TE_BOTH int name##_feeds(void) { return 0; }   \
-    TE_UNUSED TE_BOTH te_chain_leaves name##_leaves(void) { return TE_LEAVES_y; }
-/* The recipe of the op that reads what op i of a list gives, or in backward the gradient of what it got (te_reader_of):
+#define TE__POINTWISE_OF_fixed(name, model, ...) TE__POINTWISE_NO_CONSUMER(name) TE__POINTWISE_FIXED(name, __VA_ARGS__)
+#define TE__POINTWISE_OF_dims(name, model, ...) TE__POINTWISE_NO_CONSUMER(name) TE__POINTWISE_DIMS(name, __VA_ARGS__)
+#define TE__POINTWISE_OF_fixed_fp8(name, model, dtype, pass, eps, ...) \
+    TE__POINTWISE_CONSUMER(name, model, __VA_ARGS__) TE__POINTWISE_FIXED(name, dtype, pass, eps, __VA_ARGS__)
+#define TE__POINTWISE_OF_dims_fp8(name, model, dtype, pass, eps, ...) \
+    TE__POINTWISE_CONSUMER(name, model, __VA_ARGS__) TE__POINTWISE_DIMS(name, dtype, pass, eps, __VA_ARGS__)
+#define TE__POINTWISE_NO_CONSUMER(name) \
+    TE_BOTH int name##_local_scales(void) { return 0; }   \
+    TE_UNUSED TE_BOTH te_pointwise_result name##_result(void) { return TE_RESULT_y; }
+/* The recipe of the op that reads what op i of a list gives, or in backward the gradient of what it got (te_consumer_of):
  * of the next one or, as two that hand on do not follow each other, the one behind that. next, second: their facts. */
-TE_BOTH int te__recipe_behind(int next, int second, int hands) { return (next & hands ? second : next) & ~TE_HANDS; }
+TE_BOTH int te__recipe_behind(int next, int second, int hands) { return (next & hands ? second : next) & ~TE_PASSES_THROUGH; }
 #define TE__RECIPE_BEHIND(model, i, step, hands) \
     te__recipe_behind(model##_facts_at((i) + (step)), model##_facts_at((i) + 2 * (step)), hands)
 /* Of the recipe of the op behind the chain: whether that reads scales of its own, and what the chain leaves for it. */
-TE_BOTH int te__chain_feeds(int recipe) { return TE_IS_TILED(recipe) || TE_IS_BY_ROW(recipe); }
-TE_BOTH te_chain_leaves te__chain_leaves(int recipe) {
-    if (!TE_IS_BY_TENSOR(recipe)) return TE_LEAVES_y;
-    return recipe == (int)TE_RECIPE_fp8_current ? TE_LEAVES_amax : TE_LEAVES_fp8;
+TE_BOTH int te__recipe_has_local_scales(int recipe) { return TE_IS_BLOCKWISE(recipe) || TE_IS_ROWWISE(recipe); }
+TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
+    if (!TE_IS_TENSORWISE(recipe)) return TE_RESULT_y;
+    return recipe == (int)TE_RECIPE_fp8_current ? TE_RESULT_amax : TE_RESULT_fp8;
 }
-#define TE__CHAIN_FEEDS(name, model, ...)                                                                    \
+#define TE__POINTWISE_CONSUMER(name, model, ...)                                                                    \
     TE_BOTH int name##_next_recipe(void) {                                                                   \
-        return TE__RECIPE_BEHIND(model, (int)TE_ID(model, TE_ROW_LAST(__VA_ARGS__)),                         \
+        return TE__RECIPE_BEHIND(model, (int)TE_ID(model, TE_LAST_OP(__VA_ARGS__)),                         \
                                  name##_is_backward ? -1 : 1,                                                \
-                                 name##_is_backward ? (int)TE_HANDS_BACK : (int)TE_HANDS_ON);                \
+                                 name##_is_backward ? (int)TE_PASSES_GRAD : (int)TE_PASSES_VALUE);                \
     }                                                                                                        \
-    TE_BOTH int name##_feeds(void) { return te__chain_feeds(name##_next_recipe()); }                         \
-    TE_UNUSED TE_BOTH te_chain_leaves name##_leaves(void) { return te__chain_leaves(name##_next_recipe()); }
+    TE_BOTH int name##_local_scales(void) { return te__recipe_has_local_scales(name##_next_recipe()); }                         \
+    TE_UNUSED TE_BOTH te_pointwise_result name##_result(void) { return te__result_for_recipe(name##_next_recipe()); }
 /* The kernels of a chain of a list that trains, with constant widths. */
-#define TE__CHAIN_OF_fixed_tiled(name, model, dtype, pass, eps, ...)                                                 \
-    TE__CHAIN_FEEDS(name, model, __VA_ARGS__)                                                                        \
-    TE_BOTH int name##_has_tiles(void) { return TE__CHAIN_TURNS(name) && name##_feeds(); }                           \
-    TE_BOTH int name##_is_again(void) { return TE__CHAIN_AGAIN(name, model, dtype, TE_ROW_LAST(__VA_ARGS__)); }      \
-    TE_BOTH int name##_is_turned(void) {                                                                             \
-        return name##_is_backward && TE__CHAIN_TURNS(name) && name##_leaves() == TE_LEAVES_fp8 &&                    \
-               !((int)name##_kept >> 16) && (0 TE_ROW(TE__CHANGES, ~, __VA_ARGS__)) > 0;                             \
+#define TE__POINTWISE_OF_fixed_training(name, model, dtype, pass, eps, ...)                                                 \
+    TE__POINTWISE_CONSUMER(name, model, __VA_ARGS__)                                                                        \
+    TE_BOTH int name##_has_tiles(void) { return TE__POINTWISE_HAS_TILES(name) && name##_local_scales(); }                           \
+    TE_BOTH int name##_recomputes(void) { return TE__POINTWISE_RECOMPUTES(name, model, dtype, TE_LAST_OP(__VA_ARGS__)); }      \
+    TE_BOTH int name##_transposes(void) {                                                                             \
+        return name##_is_backward && TE__POINTWISE_HAS_TILES(name) && name##_result() == TE_RESULT_fp8 &&                    \
+               !((int)name##_saved_inputs >> 16) && (0 TE_EACH_OP(TE__CHANGES, ~, __VA_ARGS__)) > 0;                             \
     }                                                                                                                \
-    TE_IF_MARKED(TE_ROW(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__CHAIN_NORM_, pass), TE__CHAIN_MAP)              \
-    (name##_row, name, dtype, pass, eps, TE_CHAIN_LANES, 1)                                                          \
-    TE_BOTH te_chain_shape name##_shape(int half) {                                                                  \
-        te_chain_shape k = name##_row_shape(half);                                                                   \
-        k.turns = name##_has_tiles() || name##_is_turned();                                                          \
+    TE_IF_MARKED(TE_EACH_OP(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__POINTWISE_NORM_, pass), TE__POINTWISE_MAP)              \
+    (name##_row, name, dtype, pass, eps, TE_POINTWISE_LANES, 1)                                                          \
+    TE_BOTH te_pointwise_shape name##_shape(int half) {                                                                  \
+        te_pointwise_shape k = name##_row_shape(half);                                                                   \
+        k.turns = name##_has_tiles() || name##_transposes();                                                          \
         if (name##_has_tiles()) k.scaled = TE_SCALING_TILES;                                                         \
         return k;                                                                                                    \
     }                                                                                                                \
-    TE_FN void name##_tiles_body(const te_chain *c, te_block b, te_chain_tiles_held *held, te_tiles_shared *s) {     \
-        if (name##_has_tiles()) te_chain_tiles_body(c, b, name##_stages, name##_shape(0), held, s);                  \
-        else if (name##_is_again() || name##_is_turned())                                                            \
-            te_chain_turned_body(c, b, name##_stages, name##_shape(0), TE_ROW_COUNT(__VA_ARGS__) - 1, held, s);      \
+    TE_FN void name##_tiles_body(const te_pointwise *c, te_block b, te_pointwise_tiles_held *held, te_tiles_shared *s) {     \
+        if (name##_has_tiles()) te_pointwise_tiles_body(c, b, name##_stages, name##_shape(0), held, s);                  \
+        else if (name##_recomputes() || name##_transposes())                                                            \
+            te_pointwise_transpose_body(c, b, name##_stages, name##_shape(0), TE_OP_COUNT(__VA_ARGS__) - 1, held, s);      \
     }                                                                                                                \
-    TE_KERNEL_WITH(name##_tiles, TE_FP8_THREADS, TE__CHAIN_TILES_RESIDENT(name), te_chain, te_chain_tiles_held,      \
+    TE_KERNEL_WITH(name##_tiles, TE_FP8_THREADS, TE__POINTWISE_TILES_RESIDENT(name), te_pointwise, te_pointwise_tiles_held,      \
                    te_tiles_shared, name##_tiles_body)                                                               \
-    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_chain *c) {                               \
-        return te__chain_launch_tiles(ctx, grid, c, name##_shape(0), name##_row_launch, name##_tiles_launch);        \
+    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_pointwise *c) {                               \
+        return te__pointwise_launch_tiles(ctx, grid, c, name##_shape(0), name##_row_launch, name##_tiles_launch);        \
     }
 /* Whether a product with one scale a tensor reads what the last op gives, and backward may make it again
  * (te__gives_again). */
-#define TE__CHAIN_AGAIN(name, model, dtype, op)                                                               \
-    (!name##_is_backward && !(int)model##_keeps_inputs &&                                                     \
-     TE_IS_BY_TENSOR(TE__RECIPE_BEHIND(model, (int)TE_ID(model, op), 1, (int)TE_HANDS_ON)) &&                 \
+#define TE__POINTWISE_RECOMPUTES(name, model, dtype, op)                                                               \
+    (!name##_is_backward && !(int)model##_saves_inputs &&                                                     \
+     TE_IS_TENSORWISE(TE__RECIPE_BEHIND(model, (int)TE_ID(model, op), 1, (int)TE_PASSES_VALUE)) &&                 \
      (TE_FLAGS(op) & TE_SAVES_INPUT) && !(TE_FLAGS(op) & TE_DRAWS) &&                                         \
      (int)TE_DTYPE_OUT(model, op) == (int)TE_##dtype)
 /* Ops that may change the gradient that they hand on. A row is turned where one does, and none reads by rows what
- * forward has kept (name##_kept): the loads of that would wait for one another. */
-#define TE__CHANGES(x, i, op) +((TE_FLAGS(op) & TE_KEEPS_GRAD) == 0)
+ * forward has kept (name##_saved_inputs): the loads of that would wait for one another. */
+#define TE__CHANGES(x, i, op) +((TE_FLAGS(op) & TE_GRAD_UNCHANGED) == 0)
 /* Whether there can be a kernel for tiles: they do not reach from one half of a result to the other. There is one where
  * a product reads them. */
-#define TE__CHAIN_TURNS(name)                                                                                        \
+#define TE__POINTWISE_HAS_TILES(name)                                                                                        \
     (name##_half % 16 == 0 && !name##_sums_three && !(name##_is_backward && name##_norm >= 0) &&                     \
      (name##_out_halves == 1 || (int)name##_half % TE_FP8_TILE == 0))
 /* Blocks on a multiprocessor, 32768 x 4096 on an H200: with 2, 3 and 4 gelu takes 212, 181 and 169 us, its backward
  * with dbias 367, 316 and 277; swiglu 209 with 2 and 205 with 3, its backward, where a lane has both halves of a row,
  * 478 with 2 and 505 with 3. */
-#define TE__CHAIN_TILES_RESIDENT(name)                                                \
+#define TE__POINTWISE_TILES_RESIDENT(name)                                                \
     (name##_out_dtype == (int)TE_f32 || name##_out_halves > 1                      ? 2 \
      : name##_in_halves > 1 || (int)name##_norm >= 0 || (int)name##_draws          ? 3 \
      : (int)name##_is_backward && (int)name##_reads >= 0                           ? 3 \
