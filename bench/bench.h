@@ -315,7 +315,7 @@ static void bench_steps(const te_plan *plan, int batch, int seq, int only_pass, 
             r->dx = r->x, r->dx.p = c.tensor(c.dx[i]).data, r->dy = r->y, r->dy.p = c.dy[i];
             te__take_params(r, &c.m);
             te__lay_out(r, (char *)c.saved[i].memory);
-            r->dry = 0, r->now = pass == TE_BACKWARD ? r->dy : r->x, r->pool.count = 0, r->pool.base = (char *)c.workspace[i];
+            r->dry = 0, r->current = pass == TE_BACKWARD ? r->dy : r->x, r->pool.count = 0, r->pool.base = (char *)c.workspace[i];
         }
         for (int k = 0; k < steps; k++) {
             before = run;

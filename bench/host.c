@@ -198,7 +198,7 @@ static void steps(const te_plan *plan, int batch, int seq) {
             r->batch = &b, r->x.p = x[i], r->y.p = y[i], r->dx = r->x, r->dx.p = dx[i], r->dy = r->y, r->dy.p = dy[i];
             te__take_params(r, &m);
             te__lay_out(r, (char *)saved[i].memory);
-            r->dry = 0, r->now = pass == TE_BACKWARD ? r->dy : r->x, r->pool.base = (char *)workspace[i];
+            r->dry = 0, r->current = pass == TE_BACKWARD ? r->dy : r->x, r->pool.base = (char *)workspace[i];
         }
         for (int k = 0; k < count; k++) {
             memcpy(before, run, sizeof run);

@@ -210,9 +210,9 @@ struct trial {
     }
     void forward() {
         run_forward();
-        if (!plan->span_count) return compare_forward(*plan, saved_memory);
+        if (!plan->region_count) return compare_forward(*plan, saved_memory);
         te_plan all = *plan; // saves what a (recompute, ..) leaves out, too; its steps are the same
-        all.span_count = 0;
+        all.region_count = 0;
         buffer memory(ctx, te_plan_saved_bytes(&all, (int64_t)most));
         te_saved everything = saved;
         everything.memory = memory.data(), everything.bytes = memory.bytes;

@@ -697,7 +697,7 @@ TEST_CASE("each split that a file asks for is right", "[gemm_tune]") {
                 const te_op &op = plan->op[s.op[0]];
                 unsigned kept = 0;
                 if (op.op_class != TE_CLASS_gemm || s.count < 2) continue;
-                for (int j = 1; j < s.count; j++) kept |= te_in_memory(&sizes, s.op[j]) ? 1u << j : 0u;
+                for (int j = 1; j < s.count; j++) kept |= te_policy(&sizes, s.op[j])->output_saved ? 1u << j : 0u;
                 std::ostringstream line;
                 line << "step " << s.row << (training ? " forward " : " infer ") << (int)ROWS << " " << op.out << " " << op.in << " bf16 " << kept << " " << split << " 1 1 1 1";
                 bool there = false;

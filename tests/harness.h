@@ -191,7 +191,7 @@ inline reference::rounding stored_forward(const te_plan *p, bool training) {
             const bool forked = j + 1 < s[i].count && (p->op[s[i].op[j + 1]].flags & TE_IS_FORK);
             const bool normed = j + 1 < s[i].count && p->op[s[i].op[j + 1]].op_class == TE_CLASS_norm; // it reads a rounded row
             const bool lossy = j + 1 < s[i].count && (p->op[s[i].op[j + 1]].flags & TE_TO_LOSS); // logits are stored, a piece at a time
-            if (j + 1 == s[i].count || lossy || forked || normed || (training && te_in_memory(&sizes, o)) || (p->op[o].flags & TE_IS_OUTPUT)) r.at[(size_t)o] = 1;
+            if (j + 1 == s[i].count || lossy || forked || normed || (training && te_policy(&sizes, o)->output_saved) || (p->op[o].flags & TE_IS_OUTPUT)) r.at[(size_t)o] = 1;
         }
     if (te__to_loss(p)) r.at.back() = 0;
     return r;

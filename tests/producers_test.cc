@@ -122,7 +122,7 @@ void check(const producer &p, int64_t rows, bool finite) {
     if (k.norm < 0 && !k.backward) c.op[p.count - 1].edge = edge.data(); // an add's
     const int blocks = te__pointwise_blocks(&r, rows, k);
     const te_grid grid = te_grid_of((int64_t)(k.sums >= 0 ? te_min(blocks, 16) : blocks) * te_pointwise_tiles(k), 1);
-    const bool turns = k.turns && k.scaled == TE_SCALING_TILES;
+    const bool turns = k.transposes && k.scaled == TE_SCALING_TILES;
     for (const bool turned : {false, true}) {
         if (turned ? !turns : k.backward != 0) continue;
         REQUIRE(p.launch(ctx, grid, &c) == TE_OK);
@@ -155,7 +155,7 @@ const producer producers[] = {RULES(PRODUCERS)};
 
 int turning() {
     int n = 0;
-    for (const producer &p : producers) n += p.k.turns;
+    for (const producer &p : producers) n += p.k.transposes;
     return n;
 }
 
@@ -242,7 +242,7 @@ void check_turned(const producer &p, int64_t rows, bool finite) {
 
 TEST_CASE("a kernel that stores a gradient in FP8 transposed as well has the bits of one that does not, and a transpose", "[producers]") {
     for (const producer &p : turned_producers) {
-        REQUIRE(p.k.turns == 1);
+        REQUIRE(p.k.transposes == 1);
         for (const int64_t rows : brief() ? std::vector<int64_t>{129} : std::vector<int64_t>{1, 37, 261}) check_turned(p, rows, true);
         check_turned(p, 50, false);
     }

@@ -159,7 +159,7 @@ TEST_CASE("the update measures and casts weights with the bits of the two calls"
     for (const subject *s : all)
         for (te_dtype moments : {TE_f32, TE_bf16}) {
             const te_plan *p = s->plan();
-            const int by_tensor = p->fp8 && !p->fp8->tiles;
+            const int by_tensor = p->fp8 && !p->fp8->quantize_blockwise;
             if (!p->fp8) check_twins(setup_of({s}, {}, moments), 0);
             else check_twins(setup_of({s}, {0}, moments), by_tensor || p->dtype != TE_f32 ? 4 : 0);
         }

@@ -18,7 +18,7 @@ results run(const subject &s, int batch, int seq, unsigned seed, bool save_all, 
     instance m(s, ctx);
     m.draw(random);
     te_plan plan = *m.plan;
-    if (save_all) plan.span_count = 0;
+    if (save_all) plan.region_count = 0;
     m.model()->plan = &plan;
     const bool tokens = te__from_tokens(&plan), loss = te__to_loss(&plan);
     const int64_t rows = (int64_t)batch * seq;
@@ -112,7 +112,7 @@ TEST_CASE("no more is saved than without the marks", "[recompute]") {
         context own;
         instance m(*s, &own.c);
         te_plan all = *m.plan;
-        all.span_count = 0;
+        all.region_count = 0;
         CHECK(te_plan_saved_bytes(&all, rows) >= s->saved_bytes(rows));
     }
 }

@@ -139,10 +139,10 @@ TEST_CASE("the marks change neither inference nor the rows of backward", "[recom
 
 TEST_CASE("what runs again ends with what is needed", "[recompute]") {
     const te_plan *p = pieces_f32_plan();
-    REQUIRE(p->span_count == 4);
-    CHECK(std::string(p->span[2].name) == "c1");
-    CHECK(p->span[2].first == 9);
-    CHECK(p->span[2].last == 12);
+    REQUIRE(p->region_count == 4);
+    CHECK(std::string(p->region[2].name) == "c1");
+    CHECK(p->region[2].first == 9);
+    CHECK(p->region[2].last == 12);
     CHECK(again(p, 0) == "fork_layernorm");
     CHECK(again(p, 1) == "attention");
     CHECK(again(p, 2) == "fork_layernorm");
@@ -160,7 +160,7 @@ TEST_CASE("what is saved", "[recompute]") {
     const int64_t rows = 131, padded = 256;
     const auto less = [&](const subject &s, int64_t floats, int64_t values) { // than everything
         te_plan all = *s.plan();
-        all.span_count = 0;
+        all.region_count = 0;
         CHECK((int64_t)(te_plan_saved_bytes(&all, rows) - s.saved_bytes(rows)) ==
               padded * (floats * 4 + values * (int64_t)te_dtype_bytes(all.dtype)));
     };

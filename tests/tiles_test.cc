@@ -480,7 +480,7 @@ TEST_CASE("fp8_row scales rows in forward, and its backward is the list's own", 
     CHECK(fread(text, 1, sizeof text - 1, f) > 0);
     fclose(f);
     size_t by_rows = 0, in_fp8 = 0, given = 0;
-    for (const char *at = text; (at = strstr(at, "; gives e4m3 by rows")) != nullptr; at++) given++;
+    for (const char *at = text; (at = strstr(at, "; stores e4m3 by rows")) != nullptr; at++) given++;
     CHECK(given == 4); // what rmsnorm and gelu give
     for (const char *at = text; (at = strstr(at, ", e4m3 by rows")) != nullptr; at++) by_rows++;
     for (const char *at = text; (at = strstr(at, " fp8 ")) != nullptr; at++) in_fp8++;
@@ -621,6 +621,6 @@ TEST_CASE("the printed plan names what products of fp8_block read", "[tiles]") {
     CHECK(count(", e4m3 by 1x128 and 128x128") == 9); // three of the four products, in three passes
     CHECK(count(", dweight by 1x128 and 1x128") == 3);
     CHECK(count(" fp8 ") == 12);
-    CHECK(count("; gives e4m3 by 1x128") == 5); // two norms, forward and in inference, and the gradient of gelu,
-    CHECK(count("; gives e4m3 by 1x128 and 128x1") == 1); // transposed as well
+    CHECK(count("; stores e4m3 by 1x128") == 5); // two norms, forward and in inference, and the gradient of gelu,
+    CHECK(count("; stores e4m3 by 1x128 and 128x1") == 1); // transposed as well
 }

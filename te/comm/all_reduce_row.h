@@ -43,20 +43,21 @@
 /* Rows that the kernel takes at a time: the group maps memory, and nobody needs the sum itself. 0: none. */
 TE_API int64_t te__all_reduce_in_row(const te_run *r, const te_step *s, te_value x, te_peer_row row,
                                      te_pointwise_shape k) {
-    if (!row.launch || x.dtype != k.in || te_in_memory(r, s->op[0])) return 0;
-    if (k.norm <= 0 || !k.aligned || k.in_halves != 1 || (uintptr_t)x.p % TE_WORDS) return 0;
+    if (!row.launch || x.dtype != k.in || te_policy(r, s->op[0])->output_saved) return 0;
+    if (k.norm <= 0 || !k.aligned || k.in_halves != 1 || (uintptr_t)x.data % TE_WORDS) return 0;
     return te__peer_rows_at_once(r->tensor, x.rows, x.cols * (int64_t)te_dtype_bytes(x.dtype), 0);
 }
 TE_API te_status te__all_reduce_chain(te_run *r, const te_step *s, te_value x, te_value sum, te_peer_row row,
                                       te_pointwise_shape k, int64_t at_once, int sent) {
     te_peer_chain p;
-    int work = 0;
-    k.turns = 0; /* this is one kernel */
+    te_pointwise_work w;
+    k.transposes = 0; /* this is one kernel */
     memset(&p, 0, sizeof p);
     p.c.half = k.half, p.sent = sent;
-    TE_TRY(te__pointwise_forward(r, s, 1, 0, sum, k, &p.c, &work));
-    if (work) p.c.take = r->take, r->take.taken = 0;
-    return work && !r->dry ? te__peer_rows_launch(&p, r, x, row, at_once) : TE_OK;
+    w = te_pointwise_work_of(s, 1, k, &p.c);
+    TE_TRY(te__pointwise_forward(r, &w, sum));
+    if (w.launches) p.c.take = r->take, r->take.taken = 0;
+    return w.launches && !r->dry ? te__peer_rows_launch(&p, r, x, row, at_once) : TE_OK;
 }
 /* send: the kernels of a product that sends; null: there are none. */
 TE_API te_status te__all_reduce_row(te_run *r, const te_step *s, te_pointwise_launch_fn launch, te_peer_row row,
@@ -64,17 +65,17 @@ TE_API te_status te__all_reduce_row(te_run *r, const te_step *s, te_pointwise_la
     const int i = s->op[0];
     int sent = 0;
     const te_op *op = &r->plan->op[i];
-    const te_value x = r->now;
+    const te_value x = r->current;
     te_value sum = te_output_of(r, i);
-    if (r->again.yt || r->again.y) return te_pointwise_step_forward(r, s, 1, 0, te_no_value(), launch, k);
+    if (r->recompute || r->describe) return te_pointwise_step_forward(r, s, 1, 0, te_no_value(), launch, k);
     TE_REQUIRE(!r->batch || r->ctx->comm, r->ctx, TE_ERROR_STATE,
                "%s: (%s, %s) needs the ranks of a group; te_comm_create makes them", r->plan->name, op->kind, op->name);
-    if (r->pass != TE_FORWARD || !te_in_memory(r, i) || !sum.p)
+    if (r->pass != TE_FORWARD || !te_policy(r, i)->output_saved || !sum.data)
         TE_TRY(te_acquire(r, &sum, op->out_rows, op->out, op->out_dtype)); /* sizes do not depend on which it is */
     const int64_t at_once = te__all_reduce_in_row(r, s, x, row, k);
-    if (r->late.kind == TE_LATE_product) TE_TRY(te__late_sent(&sent, r, send, at_once == x.rows));
+    if (r->current.state == TE_VALUE_deferred_product) TE_TRY(te__late_sent(&sent, r, send, at_once == x.rows));
     if (at_once) return te__all_reduce_chain(r, s, x, sum, row, k, at_once, sent);
-    if (!r->dry) TE_TRY(te_group_all_reduce(r->tensor, sum.p, x.p, x.rows * x.cols, x.dtype, r->ctx));
+    if (!r->dry) TE_TRY(te_group_all_reduce(r->tensor, sum.data, x.data, x.rows * x.cols, x.dtype, r->ctx));
     return te_pointwise_step_forward(r, s, 1, 0, sum, launch, k);
 }
 #define TE_CUSTOM_PATTERN_all_reduce_forward(name, model, dtype, op)                              \

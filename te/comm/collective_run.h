@@ -25,19 +25,19 @@ TE_API te_status te__gather_in_fp8(te_value *x, te_value *y, te_run *r, int i) {
     if (kept.x) *y = te_value_of(kept.x, y->dtype, y->rows, (int)y->cols);
     if (te_is_fp8(rows.dtype)) return TE_OK;
     TE_TRY(te_acquire(r, x, TE_ROWS_shard, (int)rows.cols, y->dtype));
-    return r->plan->fp8->cast(r, rows, f, back ? f->dy : f->x, y->dtype, x->p, 0, kept.inverse);
+    return r->plan->fp8->cast(r, rows, f, back ? f->dy : f->x, y->dtype, x->data, 0, kept.inverse);
 }
 /* y becomes what is made of `now`. The elements that a rank has are the fewer of the two sides. */
 TE_API te_status te__collective_to(te_run *r, const te_step *s, te_value y, te_collective_fn call) {
     const int gathers = call == te_group_all_gather, next = gathers ? te__gather_consumer(r, s) : -1;
-    te_value x = r->now;
-    if (next >= 0 && y.p) TE_TRY(te__gather_in_fp8(&x, &y, r, next));
+    te_value x = r->current;
+    if (next >= 0 && y.data) TE_TRY(te__gather_in_fp8(&x, &y, r, next));
     if (gathers && te_defers_gather(r, s)) {
         if (!r->dry) TE_TRY(te_peers_check(r->tensor, r->ctx));
-        te_set_late(r, TE_LATE_rows, x);
-    } else if (y.p && x.p && !r->dry)
-        TE_TRY(call(r->tensor, y.p, x.p, te_min(x.rows, y.rows) * y.cols, y.dtype, r->ctx));
-    te_set_now(r, y);
+        te_defer(r, &y, TE_VALUE_deferred_gather, x);
+    } else if (y.data && x.data && !r->dry)
+        TE_TRY(call(r->tensor, y.data, x.data, te_min(x.rows, y.rows) * y.cols, y.dtype, r->ctx));
+    te_set_current(r, y);
     return TE_OK;
 }
 /* call: null where the value stays as it is. */
@@ -52,15 +52,15 @@ TE_API te_status te__collective_run(te_run *r, const te_step *s, te_collective_f
 /* A reduce_scatter. kernels: those of the product before it and the sum; null: there are none. */
 TE_API te_status te__adding_run(te_run *r, const te_step *s, te_scatter_kernels *kernels) {
     const int i = s->op[0], back = r->pass == TE_BACKWARD;
-    const te_value x = r->now;
+    const te_value x = r->current;
     te_value y;
     int takes = 0;
     TE_TRY(te__collective_begin(r, i));
     TE_TRY(back ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
-    if (r->late.kind == TE_LATE_product) TE_TRY(te__late_product(&takes, r, y, kernels));
-    if (!takes && y.p && x.p && !r->dry)
-        TE_TRY(te_group_reduce_scatter(r->tensor, y.p, x.p, te_min(x.rows, y.rows) * y.cols, y.dtype, r->ctx));
-    te_set_now(r, y);
+    if (r->current.state == TE_VALUE_deferred_product) TE_TRY(te__late_product(&takes, r, y, kernels));
+    if (!takes && y.data && x.data && !r->dry)
+        TE_TRY(te_group_reduce_scatter(r->tensor, y.data, x.data, te_min(x.rows, y.rows) * y.cols, y.dtype, r->ctx));
+    te_set_current(r, y);
     return TE_OK;
 }
 

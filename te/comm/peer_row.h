@@ -113,7 +113,7 @@ TE_API te_status te__peer_rows_launch(te_peer_chain *p, te_run *r, te_value x, t
         const int64_t blocks = te_min(TE_PEER_BLOCKS, (int64_t)g->peers->blocks * row.resident);
         const int two_shot = !p->pitch && at_once * bytes > g->peers->one_shot;
         p->peers = te__peer_args_of_rows(g, p->end - p->first, bytes, two_shot, x.dtype);
-        p->c.x = 0, p->peers.x = x.p, p->peers.whole = 1;
+        p->c.x = 0, p->peers.x = x.data, p->peers.whole = 1;
         g->peers->collectives++, g->peers->rows++, g->peers->fp8 += p->gathered && p->c.fp8.y;
         const te_grid grid = te_grid_of(te_min(blocks, te_ceil_div(p->end - p->first, row.groups)), 1);
         TE_TRY(two_shot ? row.two_shot(r->ctx, grid, p) : row.launch(r->ctx, grid, p));

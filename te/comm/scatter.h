@@ -147,21 +147,21 @@ TE_API te_status te__scatter_run(te_scatter_kernels *kernels, void *y, const te_
 TE_API te_status te__late_product(int *takes, te_run *r, te_value y, te_scatter_kernels *kernels) {
     const te_group *group = r->tensor;
     te_rank_memory *m = group->memory;
-    te_gemm g = r->late.product;
+    te_gemm g = r->deferred.product;
     te_hopper_kernel *kernel = te_gemm_is_fp8(&g) ? &kernels->fp8 : &kernels->many;
     te_gemm_ranks order; /* for tests: the tiles in the order of that kernel */
     g.fast |= te_gemm_is_fp8(&g); /* in FP8 the kernel has no other sums */
     const int one = te_gemm_overlaps(kernel, &g, group, r->ctx) && te__scatter_fits(&g, m) &&
                     (uintptr_t)y.p % TE_ACCESS == 0;
-    if (!one) g = r->late.product;
+    if (!one) g = r->deferred.product;
     *takes = one && !m->serial;
-    te_set_late(r, TE_LATE_nothing, te_no_value());
+    te_finish_deferred(r);
     if (*takes && !r->dry) TE_TRY(te_peers_check(group, r->ctx));
     if (*takes) return r->dry ? TE_OK : te__scatter_run(kernels, y.p, &g, r);
     memset(&order, 0, sizeof order);
     order.group = group, order.memory = m, order.turns = one && te__scatter_apart(&g, r);
     if (one) g.ranks = &order;
-    return te__linear_gemm(r, &g, TE_ROWS_OF_m, r->late.bare);
+    return te__linear_gemm(r, &g, TE_ROWS_OF_m, r->deferred.kernels);
 }
 #else
 typedef struct te_scatter_kernels te_scatter_kernels;

@@ -39,9 +39,9 @@
 /* Rows of this rank that the kernel takes: the group maps memory, and nobody needs the sum itself. 0: none. */
 TE_API int64_t te__scatter_in_row(const te_run *r, const te_step *s, te_value x, te_value y, te_peer_row row,
                                   te_pointwise_shape k) {
-    if (!row.launch || x.dtype != k.in || y.dtype != k.in || k.out != k.in || te_in_memory(r, s->op[0])) return 0;
+    if (!row.launch || x.dtype != k.in || y.dtype != k.in || k.out != k.in || te_policy(r, s->op[0])->output_saved) return 0;
     if (k.norm <= 0 || !k.aligned || k.in_halves != 1 || k.out_halves != 1) return 0;
-    if (((uintptr_t)x.p | (uintptr_t)y.p) % TE_WORDS) return 0;
+    if (((uintptr_t)x.data | (uintptr_t)y.data) % TE_WORDS) return 0;
     const int64_t own = x.rows / r->tensor->size;
     return te__peer_rows_at_once(r->tensor, own, x.cols * (int64_t)te_dtype_bytes(x.dtype), own);
 }
@@ -49,23 +49,24 @@ TE_API int64_t te__scatter_in_row(const te_run *r, const te_step *s, te_value x,
  * what is gathered, or memory for it in FP8; next: the product that wants it so, -1: none. */
 TE_API te_status te__scatter_chain(te_run *r, const te_step *middle, te_value x, te_value sum, te_value y, int next,
                                    te_peer_row row, te_pointwise_shape k) {
-    const int last = middle->op[middle->count - 1], kept = r->pass == TE_FORWARD && te_in_memory(r, last);
+    const int last = middle->op[middle->count - 1], kept = r->pass == TE_FORWARD && te_policy(r, last)->output_saved;
     const int block = y.block;
     te_peer_chain p;
-    int work = 0;
-    k.turns = 0; /* this is one kernel */
+    te_pointwise_work w;
+    k.transposes = 0; /* this is one kernel */
     memset(&p, 0, sizeof p);
     p.c.half = k.half;
-    TE_TRY(te__pointwise_forward(r, middle, 1, 0, sum, k, &p.c, &work));
+    w = te_pointwise_work_of(middle, 1, k, &p.c);
+    TE_TRY(te__pointwise_forward(r, &w, sum));
     if (!kept) p.c.y = 0;
     p.c.take = r->take, r->take.taken = 0;
     if (next >= 0) {
         void *const to = te_saved_input_of(r, next).x;
-        TE_TRY(te__pointwise_store_fp8_operand(&y, r, &p.c, next, TE_ROWS_tokens, to ? to : y.p));
+        TE_TRY(te__pointwise_store_fp8_operand(&y, r, &p.c, next, TE_ROWS_tokens, to ? to : y.data));
         y.block = to ? -1 : block;
     }
-    p.pitch = p.c.rows, p.gathered = y.p;
-    te_set_now(r, y);
+    p.pitch = p.c.rows, p.gathered = y.data;
+    te_set_current(r, y);
     return r->dry ? TE_OK : te__peer_rows_launch(&p, r, x, row, p.c.rows);
 }
 /* kernels: those of the product before the row and the sum; null: there are none. */
@@ -78,15 +79,15 @@ TE_API te_status te__scatter_row(te_run *r, const te_step *s, te_pointwise_launc
     int takes = 0;
     middle.count--;
     TE_TRY(te__collective_begin(r, i));
-    if (r->pass != TE_FORWARD || !te_in_memory(r, i) || !sum.p)
+    if (r->pass != TE_FORWARD || !te_policy(r, i)->output_saved || !sum.data)
         TE_TRY(te_acquire(r, &sum, op->out_rows, op->out, op->out_dtype)); /* sizes do not depend on which it is */
-    if (r->late.kind == TE_LATE_product) TE_TRY(te__late_product(&takes, r, sum, kernels));
-    const te_value x = r->now;
+    if (r->current.state == TE_VALUE_deferred_product) TE_TRY(te__late_product(&takes, r, sum, kernels));
+    const te_value x = r->current;
     TE_TRY(te_output(&y, r, s, last));
     if (!takes && te__scatter_in_row(r, s, x, y, row, k))
         return te__scatter_chain(r, &middle, x, sum, y, k.fp8 ? te__gather_consumer(r, s) : -1, row, k);
     if (!takes && !r->dry)
-        TE_TRY(te_group_reduce_scatter(r->tensor, sum.p, x.p, sum.rows * sum.cols, sum.dtype, r->ctx));
+        TE_TRY(te_group_reduce_scatter(r->tensor, sum.data, x.data, sum.rows * sum.cols, sum.dtype, r->ctx));
     TE_TRY(te_pointwise_step_forward(r, &middle, 1, 0, sum, launch, k));
     return te__collective_to(r, s, y, te_group_all_gather);
 }

@@ -79,13 +79,13 @@ TE_API te_status te__send_run(te_product_kernels *kernels, const te_gemm *g, con
 
 /* The product that the step before has left to `now`. *sent: it sends, which it does if `may`. */
 TE_API te_status te__late_sent(int *sent, te_run *r, te_product_kernels *kernels, int may) {
-    const te_gemm g = r->late.product;
+    const te_gemm g = r->deferred.product;
     te_gemm plain = g;
     *sent = 0;
-    if (r->late.kind != TE_LATE_product) return TE_OK;
-    te_set_late(r, TE_LATE_nothing, te_no_value());
+    if (r->current.state != TE_VALUE_deferred_product) return TE_OK;
+    te_finish_deferred(r);
     *sent = may && (uintptr_t)g.d % TE_WORDS == 0 && te_gemm_is_bare(kernels, &g, r->ctx);
-    if (!*sent) return te__linear_gemm(r, &plain, TE_ROWS_OF_m, r->late.bare);
+    if (!*sent) return te__linear_gemm(r, &plain, TE_ROWS_OF_m, r->deferred.kernels);
     return r->dry ? TE_OK : te__send_run(kernels, &g, r->tensor, r->plan->dtype, r->ctx);
 }
 

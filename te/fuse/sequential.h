@@ -27,7 +27,7 @@
 
 #include "../core/convert.h" /* te_convert */
 #include "../plan/dims.h" /* TE_DIM, te_plan_set_dims */
-#include "../plan/print.h" /* te_plan_print */
+#include "print.h" /* te_plan_print */
 #include "../plan/impl/executor.h" /* te_plan_forward, te_plan_backward */
 #include "impl/declare.h" /* TE__DECLARE1 */
 #include "fusions.h" /* TE_FORWARD_<row>, TE_BACKWARD_<row> */

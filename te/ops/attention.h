@@ -202,7 +202,7 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
     te_attention_args a = te__attention_args(r, op);
-    te_value y, qkv = r->now, out;
+    te_value y, qkv = r->current, out;
     float *top;
     TE_TRY(te_convert_value(&qkv, r, r->plan->dtype));
     if (te__attention_gives_fp8(r, s, gives)) {
@@ -213,7 +213,7 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
         TE_TRY(te_begin_converted(&out, &y, r, r->plan->dtype));
     }
     TE_TRY(te__attention_kv(&a, r, op));
-    a.out = out.p, a.lse = r->stats[i], a.qkv = qkv.p;
+    a.out = out.data, a.lse = r->stats[i], a.qkv = qkv.data;
     if (r->dry && r->batch) {
         const int sinks = ((const te_attention_options *)op->options)->sinks;
         TE_TRY(te__attention_check(r->ctx, &a, op->stats, op->flags & TE_VARLEN, sinks, r->plan->name));
@@ -226,8 +226,8 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     if (!r->dry) TE_TRY(launch(r->ctx, &a));
     if (!r->dry && top) TE_TRY(te__attention_top(r->ctx, bias->top, &a, top, op->stats, (op->flags & TE_VARLEN) != 0));
     TE_TRY(te_end_converted(&y, &out, r));
-    te_set_now(r, y);
-    r->measured = a.amax != 0;
+    te_set_current(r, y);
+    r->current.amax = a.amax;
     if (op->edge >= 0) te_release_fork(r, i);
     return TE_OK;
 }
@@ -241,7 +241,7 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s, 
     const te_op *op = &r->plan->op[i];
     const size_t bytes = r->ctx ? scratch_bytes(r->ctx, te_capacity_rows(r)) : 0;
     te_attention_args a = te__attention_args(r, op);
-    te_value y, qkv = te_input_of(r, i), out = te_output_of(r, i), dout = r->now, dqkv;
+    te_value y, qkv = te_input_of(r, i), out = te_output_of(r, i), dout = r->current, dqkv;
     void *delta = 0;
     te__attention_dkv dkv;
     TE_TRY(te_gradient(&y, r, s, i));
@@ -249,20 +249,20 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s, 
     if ((s->count > 1 || learns) && te_last_step(r, s)) { /* the bias behind it wants it, too */
         te_value own;
         TE_TRY(te_acquire(r, &own, op->in_rows, op->in, op->in_dtype));
-        if (!y.p) y = own;
+        if (!y.data) y = own;
     }
-    if (y.p) {
+    if (y.data) {
         TE_TRY(te_convert_value(&qkv, r, r->plan->dtype));
         TE_TRY(te_convert_value(&out, r, r->plan->dtype));
         TE_TRY(te_convert_value(&dout, r, r->plan->dtype));
         TE_TRY(te_begin_converted(&dqkv, &y, r, r->plan->dtype));
         TE_TRY(te_scratch(r, &delta, (size_t)(te_capacity_rows(r) * op->stats) * sizeof(float)));
         if (bytes) TE_TRY(te_scratch(r, &a.scratch, bytes));
-        a.out = out.p, a.lse = r->stats[i], a.qkv = qkv.p;
-        a.dqkv = dqkv.p, a.dout = dout.p, a.delta = (float *)delta, a.sum = sum;
+        a.out = out.data, a.lse = r->stats[i], a.qkv = qkv.data;
+        a.dqkv = dqkv.data, a.dout = dout.data, a.delta = (float *)delta, a.sum = sum;
         TE_TRY(te__attention_kv(&a, r, op));
         TE_TRY(te__attention_dkv_begin(&dkv, r, op));
-        a.dkv = dkv.made.p, a.amax = te__attention_amax(r, s, s->op[s->count - 1] - 1, y, gives);
+        a.dkv = dkv.made.data, a.amax = te__attention_amax(r, s, s->op[s->count - 1] - 1, y, gives);
         TE_TRY(te__score_bias_begin(&a, r, op, bias, s->kernels));
         if (!r->dry) TE_TRY(launch(r->ctx, &a));
         TE_TRY(te__score_bias_end(&a, r, op, bias));
@@ -276,8 +276,8 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s, 
         TE_TRY(te__attention_dkv_end(&dkv, r, op, add));
         TE_TRY(te_end_converted(&y, &dqkv, r));
     }
-    te_set_now(r, y);
-    r->measured = a.amax != 0;
+    te_set_current(r, y);
+    r->current.amax = a.amax;
     return TE_OK;
 }
 

@@ -15,7 +15,7 @@
 /* Whether the kernel stores its result in FP8, for the product behind it: in inference, where nobody else reads it. */
 TE_API int te__attention_gives_fp8(const te_run *r, const te_step *s, int gives) {
     return gives && r->pass == TE_INFER && r->plan->dtype != TE_f32 && !te_last_step(r, s) &&
-           te_is_stored_in_fp8(r, s->op[0] + 1);
+           te_policy(r, s->op[0] + 1)->stored_by_producer;
 }
 TE_API te_status te__attention_out_in_fp8(te_value *y, te_attention_args *a, te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
@@ -26,8 +26,8 @@ TE_API te_status te__attention_out_in_fp8(te_value *y, te_attention_args *a, te_
 }
 /* The amax of what the kernel stores, y, the operand of product i, where the cast wants it of that; else null. */
 TE_API float *te__attention_amax(const te_run *r, const te_step *s, int i, te_value y, int gives) {
-    if (!gives || r->dry || !y.p || r->plan->dtype == TE_f32 || te_last_step(r, s)) return 0;
-    if (i < 0 || !te_is_measured(r, i, y.dtype)) return 0;
+    if (!gives || r->dry || !y.data || r->plan->dtype == TE_f32 || te_last_step(r, s)) return 0;
+    if (i < 0 || !te_finds_amax(r, i, y.dtype)) return 0;
     const te_fp8_product *f = &r->param[i]->fp8;
     return f->scales->amax + (r->pass == TE_BACKWARD ? f->dy : f->x);
 }

@@ -13,7 +13,7 @@ TE_API te_status te__attention_kv(te_attention_args *a, te_run *r, const te_op *
     if (op->edge < 0) return TE_OK;
     TE_TRY(te_fork_value_of_width(&kv, r, op, o->kv_heads * (o->head_dim + o->value_dim)));
     TE_TRY(te_convert_value(&kv, r, r->plan->dtype));
-    a->kv = kv.p, a->kv_seq = r->batch ? (int)(kv.rows / a->batch) : 0;
+    a->kv = kv.data, a->kv_seq = r->batch ? (int)(kv.rows / a->batch) : 0;
     return TE_OK;
 }
 /* Their gradient, `made` by the kernels in the list's own format, on its way to `to`, the caller's tensor or what the
@@ -28,18 +28,18 @@ TE_API te_status te__attention_dkv_begin(te__attention_dkv *g, te_run *r, const 
     const te_value like = te_fork_value_like(r, op, o->kv_heads * (o->head_dim + o->value_dim));
     if (is_input) TE_TRY(te_edge_tensor(&g->to, r, fork, like, 1));
     else TE_TRY(te_acquire(r, &g->to, fork->out_rows, like.cols, like.dtype));
-    if (!g->to.p) return TE_OK; /* nobody wants it */
+    if (!g->to.data) return TE_OK; /* nobody wants it */
     if (!first) g->was = is_input ? g->to : r->edge[op->edge];
     if (first) return te_begin_converted(&g->made, &g->to, r, r->plan->dtype);
     g->made = te_value_of(0, r->plan->dtype, like.rows, like.cols);
-    return te_scratch(r, &g->made.p, (size_t)(te_capacity_rows(r) * like.cols) * te_dtype_bytes(g->made.dtype));
+    return te_scratch(r, &g->made.data, (size_t)(te_capacity_rows(r) * like.cols) * te_dtype_bytes(g->made.dtype));
 }
 TE_API te_status te__attention_dkv_end(te__attention_dkv *g, te_run *r, const te_op *op, te__load_launch_fn add) {
-    if (!g->to.p) return TE_OK;
-    if (!g->was.p) TE_TRY(te_end_converted(&g->to, &g->made, r));
+    if (!g->to.data) return TE_OK;
+    if (!g->was.data) TE_TRY(te_end_converted(&g->to, &g->made, r));
     else {
         TE_TRY(te_convert_value(&g->made, r, g->to.dtype));
-        TE_TRY(te__load_add(r, g->to, g->was.p, g->made, add));
+        TE_TRY(te__load_add(r, g->to, g->was.data, g->made, add));
     }
     if (!(r->plan->op[op->edge].flags & TE_IS_INPUT)) te_set_edge(r, op->edge, g->to);
     return TE_OK;

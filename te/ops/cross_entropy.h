@@ -226,11 +226,11 @@ TE_API te_status te__cross_entropy_forward(te_run *r, const te_step *s, te_cross
     const int i = s->op[s->count - 1];
     te_cross_entropy_args a;
     te_value y;
-    TE_TRY(te__cross_entropy_args_of(&a, r, &r->plan->op[i], r->now.rows));
+    TE_TRY(te__cross_entropy_args_of(&a, r, &r->plan->op[i], r->current.rows));
     TE_TRY(te_output(&y, r, s, i));
-    a.loss = (float *)y.p, a.stats = r->stats[i], a.x = r->now.p;
-    if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(r->now.rows, 1), &a));
-    te_set_now(r, y);
+    a.loss = (float *)y.data, a.stats = r->stats[i], a.x = r->current.data;
+    if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(r->current.rows, 1), &a));
+    te_set_current(r, y);
     return TE_OK;
 }
 /* batch.loss_scale divided by batch.loss_count, in every row. While sizes are measured there is room for it. */
@@ -238,13 +238,13 @@ TE_IF_USED TE_API te_status te__cross_entropy_each(te_value *dy, te_run *r) {
     const te_batch *b = r->batch;
     te_loss_mean_args a;
     void *each = 0;
-    TE_REQUIRE(!b || !dy->p, r->ctx, TE_ERROR_VALUE,
+    TE_REQUIRE(!b || !dy->data, r->ctx, TE_ERROR_VALUE,
                "%s: there is a dy, and batch.loss_count: one of them says what a loss is multiplied by", r->plan->name);
     TE_REQUIRE(!b || (uintptr_t)b->loss_count % sizeof(float) == 0, r->ctx, TE_ERROR_ALIGNMENT,
                "%s: batch.loss_count lies at %p, which is no multiple of 4", r->plan->name,
                (const void *)(b ? b->loss_count : 0));
     TE_TRY(te_scratch(r, &each, (size_t)te_capacity_rows(r) * sizeof(float)));
-    dy->p = each, dy->dtype = TE_f32;
+    dy->data = each, dy->dtype = TE_f32;
     if (r->dry) return TE_OK;
     memset(&a, 0, sizeof a);
     a.out = (float *)each, a.scale = b->loss_scale, a.count = b->loss_count, a.rows = dy->rows;
@@ -254,9 +254,9 @@ TE_IF_USED TE_API te_status te__cross_entropy_each(te_value *dy, te_run *r) {
 TE_IF_USED TE_API te_status te__cross_entropy_dy(te_value *dy, te_run *r) {
     const te_batch *b = r->batch;
     *dy = r->dy;
-    TE_REQUIRE(dy->p || !b || b->loss_scale != 0, r->ctx, TE_ERROR_VALUE,
+    TE_REQUIRE(dy->data || !b || b->loss_scale != 0, r->ctx, TE_ERROR_VALUE,
                "%s: there is no dy, and batch.loss_scale is 0", r->plan->name);
-    TE_REQUIRE(dy->p || !b || fabsf(b->loss_scale) <= 3.402823466e38f, r->ctx, TE_ERROR_VALUE,
+    TE_REQUIRE(dy->data || !b || fabsf(b->loss_scale) <= 3.402823466e38f, r->ctx, TE_ERROR_VALUE,
                "%s: batch.loss_scale is %g", r->plan->name, (double)b->loss_scale);
     return !b || b->loss_count ? te__cross_entropy_each(dy, r) : te_convert_value(dy, r, TE_f32);
 }
@@ -267,9 +267,9 @@ TE_IF_USED TE_API te_status te__cross_entropy_backward(te_run *r, const te_step 
     TE_TRY(te__cross_entropy_args_of(&a, r, &r->plan->op[i], r->dy.rows));
     TE_TRY(te_gradient(&dx, r, s, i));
     TE_TRY(te__cross_entropy_dy(&dy, r));
-    a.stats = r->stats[i], a.x = te_input_of(r, i).p, a.dx = dx.p, a.dy = (const float *)dy.p;
-    if (dx.p && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(dx.rows, 1), &a));
-    te_set_now(r, dx);
+    a.stats = r->stats[i], a.x = te_input_of(r, i).data, a.dx = dx.data, a.dy = (const float *)dy.data;
+    if (dx.data && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(dx.rows, 1), &a));
+    te_set_current(r, dx);
     return TE_OK;
 }
 

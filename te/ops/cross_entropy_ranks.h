@@ -89,11 +89,11 @@ TE_API te_status te__loss_ranks_open(te_loss_ranks_args *a, te_value *y, te_run 
     const te_group *g = r->tensor;
     void *parts = 0;
     memset(a, 0, sizeof *a);
-    TE_TRY(te__cross_entropy_args_of(&a->of, r, &r->plan->op[i], r->now.rows));
+    TE_TRY(te__cross_entropy_args_of(&a->of, r, &r->plan->op[i], r->current.rows));
     TE_TRY(te_output(y, r, s, i));
     TE_TRY(te_scratch(r, &parts, (size_t)(te_capacity_rows(r) * g->size) * sizeof(te_loss_part)));
-    a->of.loss = (float *)y->p, a->of.stats = r->stats[i];
-    a->part = (te_loss_part *)parts, a->rows = r->now.rows, a->rank = g->rank, a->ranks = g->size;
+    a->of.loss = (float *)y->data, a->of.stats = r->stats[i];
+    a->part = (te_loss_part *)parts, a->rows = r->current.rows, a->rank = g->rank, a->ranks = g->size;
     a->options.label_smoothing = l->label_smoothing, a->options.z_loss = l->z_loss;
     return TE_OK;
 }
@@ -107,12 +107,12 @@ TE_API te_status te__cross_entropy_of_ranks(te_run *r, const te_step *s, const t
     te_loss_ranks_args a;
     te_value y;
     TE_TRY(te__loss_ranks_open(&a, &y, r, s, l));
-    a.of.x = r->now.p;
+    a.of.x = r->current.data;
     if (!r->dry) {
         TE_TRY(l->part(r->ctx, te_grid_of(a.rows, 1), &a));
         TE_TRY(te__loss_ranks_join(&a, r, l));
     }
-    te_set_now(r, y);
+    te_set_current(r, y);
     return TE_OK;
 }
 

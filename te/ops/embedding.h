@@ -210,7 +210,7 @@ typedef te_status (*te_embedding_launch_fn)(te_context *, te_grid, const te_embe
 TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
     te_embedding_args a;
     memset(&a, 0, sizeof a);
-    a.x = r->now.p, a.w = r->param[i]->data, a.rows = te_rows_in(r, r->plan->op[i].out_rows);
+    a.x = r->current.data, a.w = r->param[i]->data, a.rows = te_rows_in(r, r->plan->op[i].out_rows);
     a.size = (int)r->param[i]->rows, a.width = (int)r->param[i]->cols;
     a.of = te_sequences_of(r), a.first = te_first_row(r, r->plan->op[i].out_rows);
     a.vocabulary = a.size * (int)te_max(1, r->plan->op[i].ranks);
@@ -241,9 +241,9 @@ TE_API te_status te__embedding_forward(te_run *r, const te_step *s, te_embedding
     te_value y;
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], positions));
     TE_TRY(te_output(&y, r, s, i));
-    a.y = y.p;
+    a.y = y.data;
     if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_EMBEDDING_GROUPS), 1), &a));
-    te_set_now(r, y);
+    te_set_current(r, y);
     return TE_OK;
 }
 TE_IF_USED TE_API te_status te__embedding_backward(te_run *r, const te_step *s, te_embedding_launch_fn launch,
@@ -267,7 +267,7 @@ TE_IF_USED TE_API te_status te__embedding_backward(te_run *r, const te_step *s, 
         TE_TRY(launch(r->ctx, grid, &a));
         if (TE_CUDA) TE_TRY(merge(r->ctx, grid, &a));
     }
-    te_set_now(r, te_no_value());
+    te_set_current(r, te_no_value());
     return TE_OK;
 }
 

@@ -87,7 +87,7 @@ TE_API te_status te__head_args(te_head_args *a, te_run *r, const te_step *s, int
     memset(a, 0, sizeof *a);
     for (int j = 0; j < 2; j++) a->w[j] = r->param[i][j].data;
     if (s->count > 1) te__rope_fill(&a->at, r, r->pass == TE_BACKWARD ? s->op[0] : s->op[1], y);
-    a->at.y = y.p, a->at.x = r->now.p, a->at.rows = y.rows;
+    a->at.y = y.data, a->at.x = r->current.data, a->at.rows = y.rows;
     return TE_OK;
 }
 TE_API te_status te__head_norm_run(te_run *r, const te_step *s,
@@ -97,7 +97,7 @@ TE_API te_status te__head_norm_run(te_run *r, const te_step *s,
     TE_TRY(te_output(&y, r, s, s->op[s->count - 1]));
     TE_TRY(te__head_args(&a, r, s, s->op[0], y));
     if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.at.rows, TE_HEAD_ROWS), 1), &a));
-    te_set_now(r, y);
+    te_set_current(r, y);
     return TE_OK;
 }
 TE_API te_status te__head_gradient_run(te_run *r, const te_step *s,
@@ -107,12 +107,12 @@ TE_API te_status te__head_gradient_run(te_run *r, const te_step *s,
     te_value dx;
     TE_TRY(te_gradient(&dx, r, s, i));
     TE_TRY(te__head_args(&a, r, s, i, dx));
-    a.at.rows = r->now.rows, a.saved = te_input_of(r, i).p;
+    a.at.rows = r->current.rows, a.saved = te_input_of(r, i).data;
     const int blocks = (int)te_min(a.at.rows, most);
     for (int j = 0; j < 2; j++)
         TE_TRY(te_defer_column_sum(r, &a.sum[j], &r->param[i][j], (int)r->param[i][j].cols, blocks, most));
     if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(blocks, 1), &a));
-    te_set_now(r, dx);
+    te_set_current(r, dx);
     return TE_OK;
 }
 

@@ -54,7 +54,7 @@ TE_FN void te_load_sum(const te_load_args *args, te_block at, te_dtype dtype) {
 TE_API te_status te__load_forward(te_run *r, const te_step *s) {
     te_value kept;
     TE_TRY(te_fork_value(&kept, r, &r->plan->op[s->op[0]]));
-    te_set_now(r, kept);
+    te_set_current(r, kept);
     te_release_fork(r, s->op[0]);
     return TE_OK;
 }
@@ -63,9 +63,9 @@ typedef te_status (*te__load_launch_fn)(te_context *ctx, te_grid grid, const te_
 TE_API te_status te__load_add(te_run *r, te_value to, const void *a, te_value b, te__load_launch_fn launch) {
     te_load_args args;
     memset(&args, 0, sizeof args);
-    args.y = to.p, args.a = a, args.b = b.p, args.count = to.rows * to.cols;
+    args.y = to.data, args.a = a, args.b = b.data, args.count = to.rows * to.cols;
     if (r->dry) return TE_OK;
-    if (!a) return r->plan->convert(to.p, to.dtype, b.p, b.dtype, args.count, r->ctx);
+    if (!a) return r->plan->convert(to.data, to.dtype, b.data, b.dtype, args.count, r->ctx);
     return launch(r->ctx, te_grid_of(te_ceil_div(args.count, 8 * TE_LOAD_THREADS), 1), &args);
 }
 TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_fn launch) {
@@ -75,14 +75,14 @@ TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_
     if (fork->flags & TE_IS_INPUT) { /* its gradient is the caller's */
         TE_TRY(te_fork_value(&v, r, op)); /* what the ops behind have read */
         TE_TRY(te_edge_tensor(&v, r, fork, te_value_of(0, op->edge_dtype, te_rows_in(r, op->out_rows), op->out), 1));
-        if (v.p) TE_TRY(te__load_add(r, v, first ? 0 : v.p, r->now, launch));
-    } else if (first) te_set_edge(r, op->edge, r->now);
+        if (v.data) TE_TRY(te__load_add(r, v, first ? 0 : v.data, r->current, launch));
+    } else if (first) te_set_edge(r, op->edge, r->current);
     else {
         TE_TRY(te_acquire(r, &v, op->out_rows, op->out, op->edge_dtype));
-        TE_TRY(te__load_add(r, v, r->edge[op->edge].p, r->now, launch));
+        TE_TRY(te__load_add(r, v, r->edge[op->edge].data, r->current, launch));
         te_set_edge(r, op->edge, v);
     }
-    te_set_now(r, r->edge[i - 1]); /* of the fork before: all of its gradient */
+    te_set_current(r, r->edge[i - 1]); /* of the fork before: all of its gradient */
     te_set_edge(r, i - 1, te_no_value());
     return TE_OK;
 }

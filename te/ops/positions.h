@@ -49,12 +49,12 @@ TE_API te_status te__positions_backward(te_run *r, const te_step *s, te_embeddin
     te_embedding_args a = te__embedding_args(r, i);
     const te_grid grid =
         te_grid_of(te_ceil_div(a.size, TE_EMBEDDING_GROUPS), te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES));
-    te_value dx = r->now;
+    te_value dx = r->current;
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 1));
     a.y = p->grad, a.accumulate = te_accumulates(r, p);
     if (!r->dry && te_is_trained(p)) TE_TRY(launch(r->ctx, grid, &a));
     TE_TRY(te_convert_value(&dx, r, r->plan->op[i].in_dtype)); /* y = x + weight: the gradient goes on as it is */
-    te_set_now(r, dx);
+    te_set_current(r, dx);
     return TE_OK;
 }
 

@@ -164,7 +164,7 @@ TE_FN void te_rope_rows(const te_rope_args *a, te_block b, float *turns, int wid
 
 /* y from the walk's value, turned as op i says. */
 TE_API void te__rope_fill(te_rope_args *a, const te_run *r, int i, te_value y) {
-    a->y = y.p, a->x = r->now.p, a->rows = y.rows, a->of = te_sequences_of(r);
+    a->y = y.data, a->x = r->current.data, a->rows = y.rows, a->of = te_sequences_of(r);
     a->position = r->batch ? r->batch->position : 0, a->positions = r->batch ? r->batch->positions : 0;
     const te_rope_options *o = (const te_rope_options *)r->plan->op[i].options;
     a->log2_base = log2((double)o->base), a->scale = te_rope_scale_of(o);
@@ -174,8 +174,8 @@ typedef te_status (*te_rope_launch_fn)(te_context *ctx, te_grid grid, const te_r
 TE_API te_status te__rope_to(te_run *r, int i, te_value y, te_rope_launch_fn launch) {
     te_rope_args a;
     te__rope_fill(&a, r, i, y);
-    if (y.p && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_ROPE_ROWS), 1), &a));
-    te_set_now(r, y);
+    if (y.data && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_ROPE_ROWS), 1), &a));
+    te_set_current(r, y);
     return TE_OK;
 }
 TE_API te_status te__rope_run(te_run *r, const te_step *s, te_rope_launch_fn launch) {

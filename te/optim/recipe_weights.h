@@ -87,7 +87,7 @@ TE_API te_quantize_rows te__weight_by_row(const te_param *p) {
 TE_API te_status te__weight_cast_fine(const te_fp8_ops *of, const te_param *p, te_recipe recipe, te_context *ctx) {
     const te_quantize_tiles tiles = te__weight_by_block(p);
     const te_quantize_rows rows = te__weight_by_row(p);
-    return TE_IS_BLOCKWISE(recipe) ? of->tiles(&tiles, ctx) : of->rows(&rows, ctx);
+    return TE_IS_BLOCKWISE(recipe) ? of->quantize_blockwise(&tiles, ctx) : of->quantize_rowwise(&rows, ctx);
 }
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */

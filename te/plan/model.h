@@ -48,6 +48,7 @@ enum {
     TE_PASSES_VALUE = 1 << 25,          /* forward's step leaves the value as it is, and where it lies (copy_to_group), */
     TE_PASSES_GRAD = 1 << 26,        /* or backward's the gradient (all_reduce) */
     TE_PASSES_THROUGH = TE_PASSES_VALUE | TE_PASSES_GRAD,
+    TE_EPILOGUE_OF_ROPE = 1 << 28,  /* or rotary positions of its columns (te/linear/impl/linear_rope.h) */
     TE_LEADS_POINTWISE = 1 << 27        /* of kernels of its own, and begins rows whose chain can run without it */
 };
 
@@ -170,7 +171,7 @@ typedef struct te_plan {
     int op_count, forward_count, infer_count, backward_count;
     const te_op *op;
     const te_step *forward, *infer, *backward;
-    int span_count; const te_recompute_region *span; /* none: everything is saved, with the same steps and so the same bits */
+    int region_count; const te_recompute_region *region; /* none: everything is saved, with the same steps and so the same bits */
     int takes_dims; /* 1: widths are symbols (dims.h), and nothing runs by it */
     const te_fp8_ops *fp8; /* null: the list names no recipe */
     const te_training *(*training)(void); /* null: inference alone, with no step forward or backward (inference.h) */
@@ -254,7 +255,7 @@ typedef struct te_saved {
     size_t used;        /* of bytes; other dims (dims.h) use others */
     int loss_in_backward; /* backward writes y */
     const void *filled; /* `memory` of then */
-    uint32_t turned[TE_OP_BITS]; /* te_run's */
+    uint32_t transposed[TE_OP_BITS]; /* te_run.saved_transposed */
 } te_saved;
 
 /* What the first and the last op of a list make of its ends. */

@@ -82,7 +82,7 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     TE_TRY(te__attention_backward(r, s, attention, scratch_bytes, sums ? sum : 0, sinks, bias, 0, gives));
     if (sums || !sum || r->dry) return TE_OK;
     memset(&c, 0, sizeof c);
-    c.x = r->now.p, c.rows = r->now.rows, c.half = k.half, c.op[0].sum[0] = sum;
+    c.x = r->current.data, c.rows = r->current.rows, c.half = k.half, c.op[0].sum[0] = sum;
     return launch(r->ctx, te_grid_of((int64_t)blocks * tiles, 1), &c);
 }
 
@@ -105,7 +105,7 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
 #define TE__KERNELS_OF_map(name, widths, model, dtype, pass, ...) \
     TE_POINTWISE(name, widths, model, dtype, pass, __VA_ARGS__)        \
     TE_API te_status name##_run(te_run *r, const te_step *s) {    \
-        return te_pointwise_step_##pass(r, s, 0, 0, r->now, name##_launch, name##_shape(te_pointwise_half(r, s, 0))); \
+        return te_pointwise_step_##pass(r, s, 0, 0, r->current, name##_launch, name##_shape(te_pointwise_half(r, s, 0))); \
     }
 #define TE__KERNELS_OF_gated TE__KERNELS_OF_map
 #define TE__KERNELS_OF_norm TE__KERNELS_OF_map

@@ -25,20 +25,20 @@ typedef struct te__linear_trial {
 /* The product behind the step, for which the step stores FP8; -1: it does not. */
 TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
     const int next = te_last_step(r, s) ? -1 : te_consumer_of(r, s->op[s->count - 1]);
-    return next >= 0 && te_is_stored_in_fp8(r, next) ? next : -1;
+    return next >= 0 && te_policy(r, next)->stored_by_producer ? next : -1;
 }
 
 /* What a split leaves to do for product `next`, which reads FP8: a cast and, where its weight's gradient will read a
  * transpose of what is kept, that. */
 TE_API te_status te__linear_trial_rest(te_run *r, int next) {
     void *kept = te_saved_input_of(r, next).x, *p;
-    const int cols = r->now.cols;
-    if (!te_is_fp8(r->now.dtype)) {
+    const int cols = r->current.cols;
+    if (!te_is_fp8(r->current.dtype)) {
         TE_TRY(te_scratch(r, &p, (size_t)(te_capacity_rows(r) * cols)));
-        return r->plan->fp8->cast(r, r->now, &r->param[next]->fp8, 0, TE_e4m3, p, r->pass == TE_FORWARD ? kept : 0, 0);
+        return r->plan->fp8->cast(r, r->current, &r->param[next]->fp8, 0, TE_e4m3, p, r->pass == TE_FORWARD ? kept : 0, 0);
     }
-    if (r->pass != TE_FORWARD || !kept || te_saved_is_transposed(r->turned_x, next)) return TE_OK;
-    return te__fp8_transpose(r, &p, te_value_of(kept, TE_e4m3, r->now.rows, cols), 1);
+    if (r->pass != TE_FORWARD || !kept || te_saved_is_transposed(r->saved_transposed, next)) return TE_OK;
+    return te__fp8_transpose(r, &p, te_value_of(kept, TE_e4m3, r->current.rows, cols), 1);
 }
 TE_API te_status te__linear_trial_run(void *arg, int racer, int lap, te_context *ctx) {
     te__linear_trial *t = (te__linear_trial *)arg;
@@ -84,13 +84,13 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
             at += (size_t)te_round_up(p->rows * p->cols * (int64_t)te_dtype_bytes(p->dtype), TE_ALIGN);
         }
     }
-    r->x.p = base + at, at += widest; /* stands for an input or output of the list */
-    r->y.p = base + at, at += widest;
-    r->now =
+    r->x.data = base + at, at += widest; /* stands for an input or output of the list */
+    r->y.data = base + at, at += widest;
+    r->current =
         te_value_of(base + at, r->plan->dtype, te_rows_in(r, r->plan->op[s->op[0]].in_rows), r->plan->op[s->op[0]].in),
     at += widest;
     const int next = te__linear_next_in_fp8(of, s); /* what it keeps, and 1 / its scale */
-    if (next >= 0 && r->pass == TE_FORWARD) r->kept[next] = base + at, at += TE_ALIGN + widest;
+    if (next >= 0 && r->pass == TE_FORWARD) r->saved_input[next] = base + at, at += TE_ALIGN + widest;
     r->pool.base = base + at; /* a split acquires up to four pieces, what is behind it two, and each fork one */
     return at + (size_t)(s->count + 6) * widest;
 }
@@ -98,7 +98,7 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
 TE_API void te__linear_trial_fp8(te__linear_trial *t, const te_run *r) {
     const int next = te__linear_next_in_fp8(r, t->step);
     t->gemm.a_fp8.inverse = t->gemm.b_fp8.inverse = 0;
-    t->run.use = next >= 0 ? TE_USE_stored : te_gemm_is_fp8(&t->gemm) ? TE_USE_on : TE_USE_off;
+    te_set_recipe_use(&t->run, next >= 0 ? TE_USE_stored : te_gemm_is_fp8(&t->gemm) ? TE_USE_on : TE_USE_off);
     if (next >= 0) t->next.fp8.scales = &t->scales, t->run.param[next] = &t->next;
 }
 TE_IF_USED TE_API te_status te__linear_fill_fp8(const te_gemm *g, te_context *ctx) {
@@ -138,7 +138,7 @@ TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial 
         status = te_fill_normal(memory, dtype, (int64_t)(bytes / te_dtype_bytes(dtype)), 0.0f, 0.05f, 1, 0, ctx);
     if (status == TE_OK) {
         (void)te__linear_lay_out(t, r, (char *)memory);
-        t->gemm.a = t->run.now.p, t->gemm.b = t->run.param[t->step->op[0]]->data;
+        t->gemm.a = t->run.current.data, t->gemm.b = t->run.param[t->step->op[0]]->data;
         status = te__linear_fill_fp8(&t->gemm, ctx);
         if (status == TE_OK) status = te__race(ns, &winner, t->count, 1, TE__ROUNDS, te__linear_trial_run, t, ctx);
         winner = te__linear_fastest(t, ns, winner);
@@ -161,7 +161,7 @@ TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_ste
                            fp8 ? te__operands_text_of(&t).text : "");
     if (n >= (int)sizeof c->row) return 0;
     c->m = g->m, c->n = g->n, c->k = g->k, c->dtype = g->dtype, c->training = r->pass == TE_FORWARD;
-    for (int j = 1; j < s->count; j++) c->kept |= (unsigned)(te_in_memory(r, s->op[j]) != 0) << j;
+    for (int j = 1; j < s->count; j++) c->kept |= (unsigned)(te_policy(r, s->op[j])->output_saved != 0) << j;
     c->kept |= te__linear_next_in_fp8(r, s) >= 0; /* the product's own output is no chain's */
     return 1;
 }

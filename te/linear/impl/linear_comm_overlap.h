@@ -56,7 +56,7 @@ TE_API int te__gather_consumer(const te_run *r, const te_step *s) {
 TE_API int te_defers_gather(const te_run *r, const te_step *s) {
     const te_step *next = te__step_after(r, s, r->tensor->memory != 0);
     if (!next || !te__linear_can_overlap(r, next, te__gather_consumer(r, s) >= 0)) return 0;
-    if (!strcmp(next->row, "linear_rope") || !strcmp(next->row, "linear_bias_rope")) return 1;
+    if (r->plan->op[next->op[next->count - 1]].flags & TE_EPILOGUE_OF_ROPE) return 1;
     for (int j = 1; j < next->count; j++)
         if (r->plan->op[next->op[j]].op_class == TE_CLASS_custom) return 0;
     return 1;
@@ -75,13 +75,13 @@ TE_API int te_defers_product(const te_run *r, const te_step *s) {
     return g->memory && whole == TE_ROWS_tokens;
 }
 /* Leave the product g, whose A is now, or now as a cast has made it, and whose D is y. */
-TE_API te_status te_defer_product(te_run *r, te_gemm *g, te_value y, te_product_kernels *bare) {
-    g->d = y.p;
-    r->late.product = *g, r->late.bare = bare;
-    te_value a = r->now;
-    if (g->a != a.p) a = te_no_value(), a.block = te__pool_block_at(&r->pool, g->a);
-    te_set_late(r, TE_LATE_product, a);
-    te_set_now(r, y);
+TE_API te_status te_defer_product(te_run *r, te_gemm *g, te_value y, te_product_kernels *kernels) {
+    g->d = y.data;
+    r->deferred.product = *g, r->deferred.kernels = kernels;
+    te_value a = r->current;
+    if (g->a != a.data) a = te_no_value(), a.block = te__pool_block_at(&r->pool, g->a);
+    te_defer(r, &y, TE_VALUE_deferred_product, a);
+    te_set_current(r, y);
     return TE_OK;
 }
 
@@ -89,41 +89,41 @@ TE_API te_status te_defer_product(te_run *r, te_gemm *g, te_value y, te_product_
 
 /* Have all rows now. */
 TE_API te_status te__gather_rows_now(te_run *r) {
-    const te_value from = r->late.from, to = r->now;
-    if (r->late.kind != TE_LATE_rows) return TE_OK;
-    te_set_late(r, TE_LATE_nothing, te_no_value());
-    if (r->dry || !to.p || !from.p) return TE_OK;
-    return te_group_all_gather(r->tensor, to.p, from.p, from.rows * from.cols, to.dtype, r->ctx);
+    const te_value from = r->deferred.from, to = r->current;
+    if (r->current.state != TE_VALUE_deferred_gather) return TE_OK;
+    te_finish_deferred(r);
+    if (r->dry || !to.data || !from.data) return TE_OK;
+    return te_group_all_gather(r->tensor, to.data, from.data, from.rows * from.cols, to.dtype, r->ctx);
 }
 /* Where this rank's rows of A belong in the memory of all ranks: A is `now` or, if that is in the workspace for this
  * step alone, the group's room. 0: nowhere. */
 TE_API int te__gather_place(te_gemm_ranks *ranks, te_run *r) {
     const te_rank_memory *m = ranks->memory;
-    const size_t bytes = (size_t)(r->now.rows * r->now.cols) * te_dtype_bytes(r->now.dtype);
-    const int block = te__rank_block_of(m, r->now.p, bytes);
-    if (block < 0 && (r->now.block < 0 || bytes > m->room)) return 0;
+    const size_t bytes = (size_t)(r->current.rows * r->current.cols) * te_dtype_bytes(r->current.dtype);
+    const int block = te__rank_block_of(m, r->current.data, bytes);
+    if (block < 0 && (r->current.block < 0 || bytes > m->room)) return 0;
     const size_t own = bytes / (size_t)m->ranks * (size_t)m->rank;
     for (int k = 0; k < m->ranks; k++)
         ranks->to[k] = own + (block < 0 ? te__rank_room(m, k)
-                                        : m->block[block].at[k] + ((char *)r->now.p - m->block[block].at[m->rank]));
-    if (!r->dry) r->now.p = ranks->to[m->rank] - own;
+                                        : m->block[block].at[k] + ((char *)r->current.data - m->block[block].at[m->rank]));
+    if (!r->dry) r->current.data = ranks->to[m->rank] - own;
     return 1;
 }
 /* Let the product g = now weight begin when this rank's rows of `now` are there, or have all rows first. keep: `now` is
  * read again, as a whole. */
 TE_API te_status te__overlap_gather(te_gemm *g, te_gemm_ranks *ranks, te_run *r, te_product_kernels *bare, int keep) {
-    if (r->late.kind != TE_LATE_rows) return TE_OK;
+    if (r->current.state != TE_VALUE_deferred_gather) return TE_OK;
     memset(ranks, 0, sizeof *ranks);
-    ranks->group = r->tensor, ranks->memory = r->tensor->memory, ranks->own = r->late.from.p, ranks->keep = keep;
-    const int aligned = (uintptr_t)ranks->own % TE_ACCESS == 0 && (uintptr_t)r->now.p % TE_ACCESS == 0;
+    ranks->group = r->tensor, ranks->memory = r->tensor->memory, ranks->own = r->deferred.from.data, ranks->keep = keep;
+    const int aligned = (uintptr_t)ranks->own % TE_ACCESS == 0 && (uintptr_t)r->current.data % TE_ACCESS == 0;
     te_gemm of = *g; /* whose operands are not known yet */
-    if (te_is_fp8(r->now.dtype))
+    if (te_is_fp8(r->current.dtype))
         of.a_fp8.scaling = of.b_fp8.scaling = TE_SCALING_TENSOR, of.trans_b = 1, of.fast = 1;
-    if (!aligned || !r->now.p || !ranks->own || !te_gemm_many_overlaps(bare, &of, r->tensor, r->ctx) ||
+    if (!aligned || !r->current.data || !ranks->own || !te_gemm_many_overlaps(bare, &of, r->tensor, r->ctx) ||
         !te__gather_place(ranks, r))
         return te__gather_rows_now(r);
     g->ranks = ranks, g->fast = of.fast;
-    te_set_late(r, TE_LATE_nothing, te_no_value());
+    te_finish_deferred(r);
     return TE_OK;
 }
 
@@ -141,36 +141,36 @@ TE_API te_status te__overlap_gather(te_gemm *g, te_gemm_ranks *ranks, te_run *r,
 TE_API te_status te__wgrad_operands(te_gemm *w, te_run *r, int i, te_value dy) {
     te_value x = te_input_of(r, i);
     TE_TRY(te_convert_value(&x, r, r->plan->dtype));
-    w->a = dy.p, w->trans_a = 1, w->b = x.p;
+    w->a = dy.data, w->trans_a = 1, w->b = x.data;
     return TE_OK;
 }
 /* Leave its product. Of a weight that is frozen for now this takes the memory and launches nothing: the workspace does
  * not depend on what is frozen. */
 TE_API te_status te__defer_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
-    te_deferred_wgrad *late = &r->waiting;
+    te_deferred_wgrad *wgrad = &r->deferred_wgrad;
     te_value a = te_no_value(), b = te_no_value();
     const int dry = r->dry;
     if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK; /* it has no x */
-    late->runs = te_is_trained(r->param[i]);
-    r->dry |= !late->runs;
-    const te_status status = te_is_in_fp8(r, i) ? TE_OK : te__wgrad_operands(w, r, i, dy);
+    wgrad->runs = te_is_trained(r->param[i]);
+    r->dry |= !wgrad->runs;
+    const te_status status = te_policy(r, i)->fp8 ? TE_OK : te__wgrad_operands(w, r, i, dy);
     r->dry = dry;
     if (status != TE_OK) return status;
-    a.block = w->a == dy.p ? dy.block : te__pool_block_at(&r->pool, w->a);
+    a.block = w->a == dy.data ? dy.block : te__pool_block_at(&r->pool, w->a);
     b.block = te__pool_block_at(&r->pool, w->b);
-    te__set_root(r, &late->a, a), te__set_root(r, &late->b, b);
-    late->product = *w, late->is_there = 1;
+    te__set_root(r, &wgrad->a, a), te__set_root(r, &wgrad->b, b);
+    wgrad->product = *w, wgrad->is_there = 1;
     return TE_OK;
 }
 /* What waits, now. */
 TE_API te_status te__wgrad_now(void *run) {
     te_run *r = (te_run *)run;
-    te_deferred_wgrad late = r->waiting;
+    te_deferred_wgrad wgrad = r->deferred_wgrad;
     const int dry = r->dry;
-    if (!late.is_there) return TE_OK;
-    te__set_root(r, &r->waiting.a, te_no_value()), te__set_root(r, &r->waiting.b, te_no_value());
-    r->waiting.is_there = 0, r->dry |= !late.runs;
-    const te_status status = te__linear_gemm(r, &late.product, TE_ROWS_OF_k, 0);
+    if (!wgrad.is_there) return TE_OK;
+    te__set_root(r, &r->deferred_wgrad.a, te_no_value()), te__set_root(r, &r->deferred_wgrad.b, te_no_value());
+    r->deferred_wgrad.is_there = 0, r->dry |= !wgrad.runs;
+    const te_status status = te__linear_gemm(r, &wgrad.product, TE_ROWS_OF_k, 0);
     r->dry = dry;
     return status;
 }
@@ -198,7 +198,7 @@ TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
  * While products are timed nothing runs beside them. */
 TE_API te_status te__wgrad_flush(te_run *r, te_gemm_ranks *ranks) {
     if (!ranks || r->dry || r->ctx->gemm_tune) return te__wgrad_now(r);
-    if (r->waiting.is_there) ranks->beside = te__wgrad_now, ranks->beside_of = r;
+    if (r->deferred_wgrad.is_there) ranks->beside = te__wgrad_now, ranks->beside_of = r;
     return TE_OK;
 }
 

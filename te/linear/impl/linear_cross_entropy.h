@@ -151,7 +151,7 @@ TE_API te_status te__linear_loss_logits(const te__linear_loss *l, te_run *r, voi
     const te_dtype dtype = r->plan->dtype;
     te_gemm g = te_gemm_of(p.rows, p.columns, l->linear->in);
     g.out = dtype, g.trans_b = 1, g.d = logits;
-    g.a = te__row_address(l->x.p, row, l->linear->in, dtype);
+    g.a = te__row_address(l->x.data, row, l->linear->in, dtype);
     g.b = te__row_address(l->weight->data, column, l->linear->in, dtype);
     return te__linear_loss_gemm(l, &g, r, bare);
 }
@@ -180,22 +180,22 @@ TE_IF_USED TE_API te_status te__linear_loss_apart(te_run *r, const te_step *s, t
 TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
                                                     te_product_kernels *bare) {
     const te_op *linear = &r->plan->op[s->op[0]];
-    const int keeps = r->pass == TE_FORWARD && te_in_memory(r, s->op[0]);
-    const int64_t rows = r->now.rows, room = te_capacity_rows(r);
+    const int keeps = r->pass == TE_FORWARD && te_policy(r, s->op[0])->output_saved;
+    const int64_t rows = r->current.rows, room = te_capacity_rows(r);
     te_cross_entropy_args all;
     te__linear_loss l;
     te_value y;
     if (keeps || linear->recipe != TE_RECIPE_none) return te__linear_loss_apart(r, s, launch, bare);
     TE_TRY(te__cross_entropy_args_of(&all, r, &r->plan->op[s->op[1]], rows));
     TE_TRY(te_output(&y, r, s, s->op[1]));
-    r->loss_in_backward = r->pass == TE_FORWARD && r->batch && r->batch->loss_in_backward && y.p == r->y.p &&
+    r->loss_in_backward = r->pass == TE_FORWARD && r->batch && r->batch->loss_in_backward && y.data == r->y.data &&
                           te__loss_in_backward_pays(room, linear->out, linear->in);
     if (!r->loss_in_backward) {
         te__logits_piece p = te__logits_of_forward(room, linear->out);
         const int64_t most = p.rows;
-        l.x = r->now;
+        l.x = r->current;
         TE_TRY(te__linear_loss_open(&l, r, s->op[0], s->op[1]));
-        all.loss = (float *)y.p, all.stats = r->stats[s->op[1]], all.x = l.logits;
+        all.loss = (float *)y.data, all.stats = r->stats[s->op[1]], all.x = l.logits;
         for (int64_t row = 0; row < rows && !r->dry; row += most) {
             p.rows = te_min(most, rows - row);
             const te_cross_entropy_args a = te__linear_loss_rows(&all, row);
@@ -203,7 +203,7 @@ TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s,
             TE_TRY(launch(r->ctx, te_grid_of(p.rows, 1), &a));
         }
     }
-    te_set_now(r, y);
+    te_set_current(r, y);
     return TE_OK;
 }
 
@@ -216,13 +216,13 @@ TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, 
     const te_dtype dtype = r->plan->dtype;
     const int hidden = l->linear->in;
     te_gemm w = te_gemm_of(p.columns, hidden, p.rows), x = te_gemm_of(p.rows, hidden, p.columns);
-    w.a = logits, w.trans_a = 1, w.b = te__row_address(l->x.p, row, hidden, dtype), w.out = TE_f32;
+    w.a = logits, w.trans_a = 1, w.b = te__row_address(l->x.data, row, hidden, dtype), w.out = TE_f32;
     w.c = w.d = te__row_address(l->weight->grad, column, hidden, TE_f32);
     w.beta = te_accumulates(r, l->weight) || row ? 1.0f : 0.0f;
     if (te_is_trained(l->weight)) TE_TRY(te__linear_loss_gemm(l, &w, r, 0));
-    if (!dx.p) return TE_OK;
+    if (!dx.data) return TE_OK;
     x.a = logits, x.b = te__row_address(l->weight->data, column, hidden, dtype), x.out = dx.dtype;
-    x.c = x.d = dx.p, x.beta = column ? 1.0f : 0.0f;
+    x.c = x.d = dx.data, x.beta = column ? 1.0f : 0.0f;
     return te__linear_loss_gemm(l, &x, r, bare);
 }
 /* All pieces of the rows [row, row + p.rows): dx of them is summed up in `sums` if that is not null. */
@@ -232,8 +232,8 @@ TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, con
     te_cross_entropy_args a = te__linear_loss_rows(all, row);
     const int64_t hidden = l->linear->in, most = p.columns;
     char *logits = l->logits;
-    const te_value to = te_value_of(te__row_address(dx.p, row, hidden, dx.dtype), dx.dtype, p.rows, (int)hidden);
-    const te_value made = sums ? te_value_of(dx.p ? sums : 0, TE_f32, p.rows, (int)hidden) : to;
+    const te_value to = te_value_of(te__row_address(dx.data, row, hidden, dx.dtype), dx.dtype, p.rows, (int)hidden);
+    const te_value made = sums ? te_value_of(dx.data ? sums : 0, TE_f32, p.rows, (int)hidden) : to;
     for (int64_t column = 0; column < l->linear->out; column += most) {
         p.columns = te_min(most, l->linear->out - column);
         a.x = a.dx = logits, a.first = all->first + (int)column, a.width = (int)p.columns;
@@ -241,7 +241,7 @@ TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, con
         TE_TRY((r->loss_in_backward ? kernels->at_once : kernels->slice)(r->ctx, te_grid_of(p.rows, 1), &a));
         TE_TRY(te__linear_loss_gradients(l, r, logits, made, row, column, p, kernels->dx));
     }
-    return sums && to.p ? r->plan->convert(to.p, to.dtype, made.p, TE_f32, to.rows * hidden, r->ctx) : TE_OK;
+    return sums && to.data ? r->plan->convert(to.data, to.dtype, made.data, TE_f32, to.rows * hidden, r->ctx) : TE_OK;
 }
 /* Under a recipe: the two ops one after the other. */
 TE_IF_USED TE_API te_status te__linear_loss_backward_apart(te_run *r, const te_step *s,
@@ -267,7 +267,7 @@ TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s
     l.x = te_input_of(r, linear);
     TE_TRY(te__linear_loss_open(&l, r, linear, loss));
     TE_TRY(te__cross_entropy_dy(&dy, r));
-    all.loss = (float *)r->y.p, all.stats = r->stats[loss], all.dy = (const float *)dy.p;
+    all.loss = (float *)r->y.data, all.stats = r->stats[loss], all.dy = (const float *)dy.data;
     const size_t dx_bytes = dx.dtype == TE_f32 ? 0 : sizeof(float);
     te__logits_piece p = r->loss_in_backward ? te__logits_of_forward(room, op->out)
                                              : te__logits_of_backward(room, op->out, op->in,
@@ -279,7 +279,7 @@ TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s
         p.rows = te_min(most, rows - row);
         TE_TRY(te__linear_loss_slices(&l, r, &all, kernels, dx, sums, row, p));
     }
-    te_set_now(r, dx);
+    te_set_current(r, dx);
     return TE_OK;
 }
 
@@ -302,16 +302,16 @@ TE_IF_USED TE_API te_status te__linear_loss_of_ranks_apart(te_run *r, const te_s
 TE_IF_USED TE_API te_status te__linear_loss_of_ranks(te_run *r, const te_step *s, const te_loss_of_ranks *loss,
                                                      te_product_kernels *bare) {
     const te_op *linear = &r->plan->op[s->op[0]];
-    const int keeps = r->pass == TE_FORWARD && te_in_memory(r, s->op[0]);
+    const int keeps = r->pass == TE_FORWARD && te_policy(r, s->op[0])->output_saved;
     te__logits_piece p = te__logits_of_forward(te_capacity_rows(r), linear->out);
-    const int64_t rows = r->now.rows, most = p.rows;
+    const int64_t rows = r->current.rows, most = p.rows;
     te_loss_ranks_args all;
     te__linear_loss l;
     te_value y;
     if (keeps || linear->recipe != TE_RECIPE_none) return te__linear_loss_of_ranks_apart(r, s, loss, bare);
     TE_TRY(te__loss_ranks_open(&all, &y, r, s, loss));
     r->loss_in_backward = 0;
-    l.x = r->now;
+    l.x = r->current;
     TE_TRY(te__linear_loss_open(&l, r, s->op[0], s->op[1]));
     for (int64_t row = 0; row < rows && !r->dry; row += most) {
         te_loss_ranks_args a = all;
@@ -321,7 +321,7 @@ TE_IF_USED TE_API te_status te__linear_loss_of_ranks(te_run *r, const te_step *s
         TE_TRY(loss->part(r->ctx, te_grid_of(p.rows, 1), &a));
     }
     if (!r->dry) TE_TRY(te__loss_ranks_join(&all, r, loss));
-    te_set_now(r, y);
+    te_set_current(r, y);
     return TE_OK;
 }
 

@@ -243,11 +243,11 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
 /* Whether what lies at `p` is read once the chain is set up: by an op of the row itself, at the other end of an
  * edge, or as what the step gives. */
 TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_pointwise *c, const void *p) {
-    int read = r->now.p == p;
+    int read = r->current.data == p;
     for (int j = 1; j < s->count; j++) {
         const te_op *op = &r->plan->op[s->op[j]];
         if (op->flags & (TE_IS_FORK | TE_IS_ADD | TE_IS_MUL))
-            read |= c->op[j - 1].edge == p || r->edge[op->flags & TE_IS_FORK ? s->op[j] : op->edge].p == p;
+            read |= c->op[j - 1].edge == p || r->edge[op->flags & TE_IS_FORK ? s->op[j] : op->edge].data == p;
     }
     return read;
 }
@@ -257,17 +257,19 @@ TE_API te_status te__product_transpose(te_run *r, const te_step *s, te_product *
     const int next = te_consumer_of(r, s->op[s->count - 1]);
     te_value v;
     if (r->pass == TE_INFER || te_gathered_consumer(r, next) >= 0) return TE_OK;
-    p->many.turned_rows = (int)te__fp8_rows(r->now.rows);
-    TE_TRY(te_acquire(r, &v, TE_ROWS_tokens, r->now.cols, r->now.dtype));
-    v.rows = r->now.rows;
+    p->many.turned_rows = (int)te__fp8_rows(r->current.rows);
+    TE_TRY(te_acquire(r, &v, TE_ROWS_tokens, r->current.cols, r->current.dtype));
+    v.rows = r->current.rows;
     if (r->pass == TE_BACKWARD) {
-        te_set_turned(r, v);
-        p->many.turned = (uint8_t *)v.p;
+        te_value current = r->current;
+        te_attach_transposed(&current, v);
+        te_set_current(r, current);
+        p->many.turned = (uint8_t *)v.data;
     } else if (te_saved_input_of(r, next).x) {
         p->many.turned = (uint8_t *)te_saved_input_of(r, next).x;
-        p->chain.fp8.y = v.p;
+        v.scaling = r->current.scaling, p->chain.fp8.y = v.data;
         te_set_saved_transposed(r, next, 1);
-        te_set_now(r, v);
+        te_set_current(r, v);
     }
     return TE_OK;
 }
@@ -276,7 +278,7 @@ TE_API te_status te__product_transpose(te_run *r, const te_step *s, te_product *
 TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                  const te_pointwise_shape k, te_product *p, te_value product, int keep) {
     const int few = te__gemm_is_few(kernels, g, r->ctx), light = te__gemm_is_light(kernels, g, r->ctx);
-    if (!keep && !te__product_is_read(r, s, &p->chain, product.p)) p->chain.x = 0;
+    if (!keep && !te__product_is_read(r, s, &p->chain, product.data)) p->chain.x = 0;
     if (k.sums >= 0) p->many.sums = p->chain.op[k.sums].sum[0];
     *(few ? &p->few.amax : light ? &p->narrow.amax : &p->many.amax) = p->chain.fp8.amax;
     if (!light) p->many.scale = p->chain.fp8.scale, p->many.inverse = p->chain.fp8.y ? p->chain.fp8.inverse : 0;
@@ -290,28 +292,29 @@ TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels
 }
 /* An epilogue does not have what scales of its own are of. */
 TE_API te_pointwise_shape te__product_shape(te_pointwise_shape k) {
-    k.scaled = TE_SCALING_NONE, k.turns = 0;
+    k.scaled = TE_SCALING_NONE, k.transposes = 0;
     return k;
 }
 /* The step as one kernel, by pass, so that a list for inference alone has nothing of backward. */
 TE_API te_status te_product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                          const te_pointwise_shape k, te_value product, int keep) {
     te_product p;
-    int work = 0;
+    te_pointwise_work w = te_pointwise_work_of(s, 1, te__product_shape(k), &p.chain);
     memset(&p, 0, sizeof p);
-    TE_TRY(te__pointwise_forward(r, s, 1, 0, product, te__product_shape(k), &p.chain, &work));
-    if (te__pointwise_amax_only(r, s, 1, k)) p.chain.y = 0, r->unstored = 1;
+    TE_TRY(te__pointwise_forward(r, &w, product));
+    if (te__pointwise_amax_only(r, s, 1, k)) te__pointwise_leave_amax_only(r, &p.chain);
     return te__product_run(r, s, kernels, g, k, &p, product, keep);
 }
 TE_API te_status te_product_step_backward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                           const te_pointwise_shape k, te_value product) {
     te_product p;
-    int work = 0;
+    te_pointwise_work w = te_pointwise_work_of(s, 1, te__product_shape(k), &p.chain);
     const int blocks = TE_HOPPER_FEW * (int)te_ceil_div(g->m, TE_TILE_M);
     const int room = TE_HOPPER_FEW * (int)te_ceil_div(te_capacity_rows(r), TE_TILE_M);
     const int most = (int)te_max(room, te__max_blocks(r, k, te_pointwise_tiles(k)));
     memset(&p, 0, sizeof p);
-    TE_TRY(te__pointwise_backward(r, s, 1, blocks, most, product, te__product_shape(k), &p.chain, &work));
+    const te_sum_blocks sums = {blocks, most};
+    TE_TRY(te__pointwise_backward(r, &w, product, sums));
     return te__product_run(r, s, kernels, g, k, &p, product, 0);
 }
 

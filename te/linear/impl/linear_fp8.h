@@ -1,41 +1,36 @@
-/* linear_fp8.h -- a linear whose product runs in FP8: what its operands are made of, with one scale for a tensor;
- * linear_fp8.h has those of fp8_block, linear_fp8.h those of fp8_row. x and the weight are e4m3, dy is e5m2, or
- * e4m3 where the list says (gradients, e4m3). FP8 products read both operands along k, so that three of them are wanted
- * transposed as well:
+/* linear_fp8.h -- the operands of a linear whose products run in FP8, by recipe. x and the weight are e4m3; dy is e5m2
+ * or, where the list says (gradients, e4m3) and under fp8_block, e4m3. FP8 products read both operands along k, so three
+ * of them are needed transposed as well:
  *
- *     y[rows, out]   = x[rows, in]  weight[out, in]^T
- *     dx[rows, in]   = dy[rows, out]  weight_t[in, out]^T
- *     dw[out, in]    = dy_t[out, rows]  x_t[in, rows]^T      rows up to a multiple of 16, with zeros
+ *     y[rows, out] = x[rows, in]  weight[out, in]^T
+ *     dx[rows, in] = dy[rows, out]  weight_t[in, out]^T
+ *     dw[out, in]  = dy_t[out, rows]  x_t[in, rows]^T        rows up to a multiple of 16, with zeros
  *
- * Where a scale is of the tensor itself (fp8_current) its amax comes from the kernel that makes the tensor, if that is
- * a chain or a product with a chain (linear_epilogue.h), else from a pass of its own; then a cast makes FP8 of it. In training
- * a chain of maps that can run again does that instead, and stores nothing the first time: gelu of 8192 x 16384 moves 4
- * and 3 bytes an element, not 6 and 3. Where scales are known before (fp8_delayed), x and dy come in FP8 from such a
- * kernel, else from a cast.
+ *   recipe         scales                                     x and dy become FP8 in
+ *   fp8_delayed    one a tensor, from earlier steps           the kernel that produces them, else a cast
+ *   fp8_current    one a tensor, from its own amax            a cast, behind the kernel that produces them and finds the
+ *                                                             amax; or that kernel, run again (TE_VALUE_amax_only)
+ *   fp8_block      1 x 128 of x and dy, 128 x 128 of weights  the kernel that produces them, else a cast
+ *   fp8_row        a row of x, a row of the weight            the same; forward alone: backward runs in the list's format
  *
- * Of x forward keeps the scale alone where x is in memory for others, or is what a norm or an activation gives, whose
- * input is (te_is_made_again), unless the list says (inputs, saved): backward makes the transpose of that again, in FP8
- * with the same scale. Else it keeps x in FP8: transposed, where a cast or a product with a chain made it; a chain's
- * kernel for rows stores it as it lies, and backward transposes it. Of dy such a product leaves both forms, and so does
- * a chain of maps (pointwise_quantize_transpose.h).
+ * te_operand_policy.input says where backward has x_t from: forward saved x in FP8 (transposed where a cast or a product
+ * stored it, else backward transposes it); or x is cast again; or its producer's kernel runs again and stores x_t alone.
+ * Each transpose under fp8_block is rounded from the numbers themselves, not from the bytes of the other layout.
  */
 #ifndef TE_LINEAR_FP8_H
 #define TE_LINEAR_FP8_H
 
-#include "../../fp8/quantize_rows.h" /* te_quantize_rows */
-#include "../../gemm/gemm_types.h" /* te_gemm */
-#include "../../plan/impl/storage.h" /* te_run */
-#include "../../fp8/quantize_tiles.h" /* te_quantize_tiles */
-#include "../../gemm/gemm_tiles.h" /* te_gemm, TE_GEMM_TILES */
 #include "../../fp8/quantize.h" /* te_quantize */
+#include "../../fp8/quantize_rows.h" /* te_quantize_rows */
+#include "../../fp8/quantize_tiles.h" /* te_quantize_tiles */
 #include "../../gemm/gemm.h" /* te_gemm */
+#include "../../gemm/gemm_tiles.h" /* TE_GEMM_TILES */
+#include "../../plan/impl/storage.h" /* te_run, te_policy */
 
-/* linear_fp8.h -- a linear whose product runs under fp8_row: y[rows, out] = x[rows, in] weight[out, in]^T of e4m3,
- * with a scale for each row of x and of the weight. Made for inference: what a row gives depends on no other row.
- * Backward runs in the list's own format, with the weight and x as they are, so forward keeps x as without a recipe.
- */
+/* Rows of a transpose: products read multiples of 16. */
+TE_API int64_t te__fp8_rows(int64_t rows) { return te_round_up(rows, 16); }
 
-/* Whether this device has products whose scales are not of tensors: those of fp8_row and of fp8_block. */
+/* Whether this device has products whose scales are of rows or of tiles. */
 TE_API te_status te__check_local_scales(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     TE_REQUIRE(!TE_CUDA || r->ctx->capability == 900, r->ctx, TE_ERROR_DEVICE,
@@ -44,233 +39,236 @@ TE_API te_status te__check_local_scales(const te_run *r, int i) {
                r->ctx->capability / 10 % 10);
     return TE_OK;
 }
-
-TE_API te_gemm_fp8 te__rowwise_operand(const float *inverse) {
+TE_API te_gemm_fp8 te__fp8_operand(te_scaling scaling, te_dtype dtype, const float *inverse) {
     te_gemm_fp8 o;
-    o.scaling = TE_SCALING_ROW, o.dtype = TE_e4m3, o.inverse = inverse;
+    o.scaling = scaling, o.dtype = dtype, o.inverse = inverse;
     return o;
 }
+/* One of three tensors of a product with one scale each; scales null: only sizes are measured. */
+TE_API te_gemm_fp8 te__tensorwise_operand(te_dtype dtype, const te_scales *scales, int index) {
+    return te__fp8_operand(TE_SCALING_TENSOR, dtype, scales ? te_scales_inverse(scales, index) : 0);
+}
+
+/* ---- fp8_row ----------------------------------------------------------------------------------------------------- */
+
 /* The operands of y = x weight^T. x is in FP8 where the kernel before has stored it so (pointwise_quantize.h). */
 TE_API te_status te__rowwise_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
     void *inverse = 0;
     TE_TRY(te__check_local_scales(r, i));
-    g->b = f->data, g->trans_b = 1, g->fast = 1, g->b_fp8 = te__rowwise_operand(f->inverse);
+    g->b = f->data, g->trans_b = 1, g->fast = 1, g->b_fp8 = te__fp8_operand(TE_SCALING_ROW, TE_e4m3, f->inverse);
     if (te_is_fp8(x.dtype)) {
-        g->a = x.p, g->a_fp8 = te__rowwise_operand(te_scales_behind(r, x));
+        g->a = x.data, g->a_fp8 = te__fp8_operand(TE_SCALING_ROW, TE_e4m3, x.inverse_scale);
         return TE_OK;
     }
     TE_TRY(te_convert_value(&x, r, r->plan->dtype));
     te_quantize_rows q = te_quantize_rows_of(x.rows, x.cols);
     TE_TRY(te_scratch(r, &q.y, (size_t)(te_capacity_rows(r) * x.cols)));
     TE_TRY(te_scratch(r, &inverse, (size_t)te_capacity_rows(r) * sizeof(float)));
-    q.x = x.p, q.inverse = (float *)inverse, q.rule = f->own;
-    g->a = q.y, g->a_fp8 = te__rowwise_operand(q.inverse);
-    return r->dry ? TE_OK : r->plan->fp8->rows(&q, r->ctx);
+    q.x = x.data, q.inverse = (float *)inverse, q.rule = f->own;
+    g->a = q.y, g->a_fp8 = te__fp8_operand(TE_SCALING_ROW, TE_e4m3, q.inverse);
+    return r->dry ? TE_OK : r->plan->fp8->quantize_rowwise(&q, r->ctx);
 }
 
-/* linear_fp8.h -- a linear whose product runs under fp8_block: what its operands are made of. All of them are e4m3.
- *
- *     y[rows, out] = x[rows, in]  weight[out, in]^T           x in tiles of 1 x 128, the weight in blocks of 128 x 128
- *     dx[rows, in] = dy[rows, out]  weight_t[in, out]^T       the same
- *     dw[out, in]  = dy_t[out, rows]  x_t[in, rows]^T         both in tiles of 1 x 128, along the rows
- *
- * The kernel that makes x or dy stores it so where that is a chain (pointwise_quantize_transpose.h), else a cast does. Backward has the
- * transpose of x again where x is saved for others or is what a norm or an activation gives, whose input is
- * (te_is_made_again); else forward keeps it, and its scales. Each transpose is rounded from the numbers themselves, not
- * from the other's bytes.
- */
+/* ---- fp8_block --------------------------------------------------------------------------------------------------- */
 
-/* A matrix in FP8, and its scales. */
-typedef struct te_blockwise_matrix { void *p; float *inverse; } te_blockwise_matrix;
+/* A matrix in e4m3 with a scale for each 1 x 128. */
+typedef struct te_blockwise_matrix { void *data; float *inverse; } te_blockwise_matrix;
 
-/* Memory for a value of `cols` columns, as it lies or transposed. */
-TE_API te_status te__blockwise_memory(te_blockwise_matrix *t, te_run *r, int cols, int turned) {
+/* Scratch memory for a value of `cols` columns, as it lies or transposed. */
+TE_API te_status te__blockwise_scratch(te_blockwise_matrix *t, te_run *r, int cols, int transposed) {
     const int64_t rows = te_capacity_rows(r);
-    const int64_t scales = turned ? te_scaling_count(TE_SCALING_TILES, cols, rows)
-                                  : te_scaling_count(TE_SCALING_TILES, rows, cols);
+    const int64_t scales = transposed ? te_scaling_count(TE_SCALING_TILES, cols, rows)
+                                      : te_scaling_count(TE_SCALING_TILES, rows, cols);
     void *inverse = 0;
-    TE_TRY(te_scratch(r, &t->p, (size_t)(rows * cols)));
+    TE_TRY(te_scratch(r, &t->data, (size_t)(rows * cols)));
     TE_TRY(te_scratch(r, &inverse, (size_t)scales * sizeof(float)));
     t->inverse = (float *)inverse;
     return TE_OK;
 }
-/* v in tiles: as it lies and, where turned has memory, transposed with rows up to a multiple of 16. */
-TE_API te_status te__blockwise_cast(te_run *r, te_value v, const te_fp8_product *f, te_blockwise_matrix to, te_blockwise_matrix turned) {
+/* Cast v: as it lies to `to` and transposed to `transposed`, where these have memory. */
+TE_API te_status te__blockwise_cast(te_run *r, te_value v, const te_fp8_product *f, te_blockwise_matrix to,
+                                    te_blockwise_matrix transposed) {
     TE_TRY(te_convert_value(&v, r, r->plan->dtype));
     te_quantize_tiles q = te_quantize_tiles_of(v.rows, v.cols);
-    q.x = v.p, q.y = to.p, q.y_inverse = to.inverse, q.yt = turned.p, q.yt_inverse = turned.inverse;
-    q.yt_cols = te_round_up(v.rows, 16), q.rule = f->own;
-    return r->dry ? TE_OK : r->plan->fp8->tiles(&q, r->ctx);
+    q.x = v.data, q.y = to.data, q.y_inverse = to.inverse, q.yt = transposed.data, q.yt_inverse = transposed.inverse;
+    q.yt_cols = te__fp8_rows(v.rows), q.rule = f->own;
+    return r->dry ? TE_OK : r->plan->fp8->quantize_blockwise(&q, r->ctx);
 }
-TE_API te_gemm_fp8 te__blockwise_operand(te_scaling scaling, const float *inverse) {
-    te_gemm_fp8 o;
-    o.scaling = scaling, o.dtype = TE_e4m3, o.inverse = inverse;
-    return o;
-}
-
 /* The operands of y = x weight^T. */
 TE_API te_status te__blockwise_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
-    const te_saved_input kept = te_saved_input_of(r, i);
-    const te_blockwise_matrix turned = {kept.x, kept.inverse};
-    te_blockwise_matrix row = {0, 0};
+    const te_saved_input saved = te_saved_input_of(r, i);
+    const te_blockwise_matrix transposed = {saved.x, saved.inverse};
+    te_blockwise_matrix a = {x.data, x.inverse_scale};
     TE_TRY(te__check_local_scales(r, i));
     if (r->pass == TE_FORWARD) te_set_saved_transposed(r, i, 1);
-    if (te_is_fp8(x.dtype)) row.p = x.p, row.inverse = te_scales_behind(r, x);
-    else {
-        TE_TRY(te__blockwise_memory(&row, r, x.cols, 0));
-        TE_TRY(te__blockwise_cast(r, x, f, row, turned));
+    if (!te_is_fp8(x.dtype)) {
+        TE_TRY(te__blockwise_scratch(&a, r, x.cols, 0));
+        TE_TRY(te__blockwise_cast(r, x, f, a, transposed));
     }
-    g->a = row.p, g->b = f->data, g->trans_b = 1;
-    g->a_fp8 = te__blockwise_operand(TE_SCALING_TILES, row.inverse);
-    g->b_fp8 = te__blockwise_operand(TE_SCALING_BLOCKS, f->inverse);
+    g->a = a.data, g->b = f->data, g->trans_b = 1;
+    g->a_fp8 = te__fp8_operand(TE_SCALING_TILES, TE_e4m3, a.inverse);
+    g->b_fp8 = te__fp8_operand(TE_SCALING_BLOCKS, TE_e4m3, f->inverse);
     return TE_OK;
 }
-/* The transpose of what linear i read, again: of its input, which is saved, or of what gave that. */
-TE_API te_status te__blockwise_recompute(te_run *r, int i, te_blockwise_matrix turned) {
+/* The transpose of linear i's input, which forward did not save. */
+TE_API te_status te__blockwise_recompute(te_run *r, int i, te_blockwise_matrix transposed) {
     const te_blockwise_matrix none = {0, 0};
-    const te_again again = {turned.p, turned.inverse, 0, 0, 0};
-    if (te__input_is_saved(r, i)) return te__blockwise_cast(r, te_input_of(r, i), &r->param[i]->fp8, none, turned);
-    return r->dry ? TE_OK : te__recompute_input(r, i, again);
+    const te_recompute_target to = {0, transposed.data, transposed.inverse, 0, 0};
+    if (te_policy(r, i)->input == TE_INPUT_saved_for_others)
+        return te__blockwise_cast(r, te_input_of(r, i), &r->param[i]->fp8, none, transposed);
+    return r->dry ? TE_OK : te__recompute_input(r, i, &to);
 }
-/* Those of both products of backward: w is dweight's, which a frozen weight does without, x dx's. */
+/* The operands of both products of backward: w is dweight's, which a frozen weight does without, x dx's. */
 TE_API te_status te__blockwise_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     const te_fp8_product *f = &r->param[i]->fp8;
-    const te_saved_input kept = te_saved_input_of(r, i);
+    const te_saved_input saved = te_saved_input_of(r, i);
     const te_blockwise_matrix none = {0, 0};
-    te_blockwise_matrix row = none, turned = none, xt = {kept.x, kept.inverse};
+    const int frozen = (r->plan->op[i].flags & TE_IS_FROZEN) != 0, trains = te_is_trained(r->param[i]);
+    te_blockwise_matrix a = {dy.data, dy.inverse_scale}, at = {dy.transposed, dy.transposed_inverse_scale};
+    te_blockwise_matrix xt = {saved.x, saved.inverse};
     TE_TRY(te__check_local_scales(r, i));
-    if (te_is_fp8(dy.dtype)) {
-        row.p = dy.p, row.inverse = te_scales_behind(r, dy);
-        turned.p = r->turned.p, turned.inverse = te_scales_behind(r, r->turned);
-    } else {
-        TE_TRY(te__blockwise_memory(&row, r, dy.cols, 0));
-        if (!(r->plan->op[i].flags & TE_IS_FROZEN)) TE_TRY(te__blockwise_memory(&turned, r, dy.cols, 1));
-        TE_TRY(te__blockwise_cast(r, dy, f, row, te_is_trained(r->param[i]) ? turned : none));
+    if (!te_is_fp8(dy.dtype)) {
+        TE_TRY(te__blockwise_scratch(&a, r, dy.cols, 0));
+        at = none;
+        if (!frozen) TE_TRY(te__blockwise_scratch(&at, r, dy.cols, 1));
+        TE_TRY(te__blockwise_cast(r, dy, f, a, trains ? at : none));
     }
-    if (!xt.p && !(r->plan->op[i].flags & TE_IS_FROZEN)) {
-        TE_TRY(te__blockwise_memory(&xt, r, r->plan->op[i].in, 1));
-        if (te_is_trained(r->param[i])) TE_TRY(te__blockwise_recompute(r, i, xt));
+    if (!xt.data && !frozen) {
+        TE_TRY(te__blockwise_scratch(&xt, r, r->plan->op[i].in, 1));
+        if (trains) TE_TRY(te__blockwise_recompute(r, i, xt));
     }
-    x->a = row.p, x->b = f->transposed, x->trans_b = 1;
-    x->a_fp8 = te__blockwise_operand(TE_SCALING_TILES, row.inverse);
-    x->b_fp8 = te__blockwise_operand(TE_SCALING_BLOCKS, f->transposed_inverse);
-    w->a = turned.p, w->b = xt.p, w->trans_a = 0, w->trans_b = 1, w->k = te_round_up(dy.rows, 16);
-    w->a_fp8 = te__blockwise_operand(TE_SCALING_TILES, turned.inverse);
-    w->b_fp8 = te__blockwise_operand(TE_SCALING_TILES, xt.inverse);
+    x->a = a.data, x->b = f->transposed, x->trans_b = 1;
+    x->a_fp8 = te__fp8_operand(TE_SCALING_TILES, TE_e4m3, a.inverse);
+    x->b_fp8 = te__fp8_operand(TE_SCALING_BLOCKS, TE_e4m3, f->transposed_inverse);
+    w->a = at.data, w->b = xt.data, w->trans_a = 0, w->trans_b = 1, w->k = te__fp8_rows(dy.rows);
+    w->a_fp8 = te__fp8_operand(TE_SCALING_TILES, TE_e4m3, at.inverse);
+    w->b_fp8 = te__fp8_operand(TE_SCALING_TILES, TE_e4m3, xt.inverse);
     return TE_OK;
 }
 
-TE_API int64_t te__fp8_rows(int64_t rows) { return te_round_up(rows, 16); }
+/* ---- fp8_delayed and fp8_current --------------------------------------------------------------------------------- */
 
-/* Of random numbers, far above those of ops, which count from 0: whose they are that gradients are rounded by. */
-enum { TE__FP8_ROUNDS = 0x66703800 };
+/* First number of the Philox streams that round gradients stochastically, one for each scale: far above those of the
+ * ops, which count from 0. */
+enum { TE__FP8_ROUNDING_STREAMS = 0x66703800 };
 
-/* v as FP8, with the scale at `index`: row-wise at y, transposed at yt, 1 / scale at `inverse`; null: not wanted. */
+/* Cast v with the scale at `index`: as it lies to y, transposed to yt, 1 / scale to `inverse`; null: not wanted. Under
+ * fp8_current the scale is updated first, from the amax that v's producer found or else this call finds. */
 TE_IF_USED TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_product *f, int index, te_dtype to,
                                          void *y, void *yt, float *inverse) {
+    const int has_amax = v.amax != 0;
     TE_TRY(te_convert_value(&v, r, r->plan->dtype));
     te_quantize q = te_quantize_of(v.rows, v.cols);
     if (r->dry) return TE_OK;
-    q.x = v.p, q.to = to, q.amax = f->scales->amax + index;
+    q.x = v.data, q.to = to, q.amax = f->scales->amax + index;
     if (f->current) {
-        if (!r->measured) TE_TRY(r->plan->fp8->quantize(&q, r->ctx));
+        if (!has_amax) TE_TRY(r->plan->fp8->quantize(&q, r->ctx));
         TE_TRY(te_scales_update(f->scales, index, 1, &f->own, r->ctx));
     }
     if (f->current || r->pass == TE_INFER) q.amax = 0; /* fp8_delayed: inference leaves no trace in the history */
-    q.rng = r->rng, q.stream = TE__FP8_ROUNDS + (uint32_t)index;
+    q.rng = r->rng, q.stream = TE__FP8_ROUNDING_STREAMS + (uint32_t)index;
     q.y = y, q.yt = yt, q.yt_cols = te__fp8_rows(v.rows), q.scale = f->scales->scale + index, q.inverse = inverse;
     return index == f->dy ? r->plan->fp8->quantize_dy(&q, r->ctx) : r->plan->fp8->quantize(&q, r->ctx);
 }
-TE_API te_gemm_fp8 te__fp8_operand(te_dtype dtype, const float *inverse) {
-    te_gemm_fp8 o;
-    o.scaling = TE_SCALING_TENSOR, o.dtype = dtype, o.inverse = inverse;
-    return o;
-}
-
-/* The transpose of v, which is in FP8, [cols, rows] with rows up to a multiple of 16. */
-TE_API te_status te__fp8_transpose_into(te_run *r, te_value v, void *turned) {
+/* Transpose v, which is in FP8, to [cols, rows up to a multiple of 16]. */
+TE_API te_status te__fp8_transpose_into(te_run *r, te_value v, void *transposed) {
     te_quantize q = te_quantize_of(v.rows, v.cols);
-    q.x = v.p, q.yt = turned, q.yt_cols = te__fp8_rows(v.rows);
-    return r->dry ? TE_OK : r->plan->fp8->turn(&q, r->ctx);
+    q.x = v.data, q.yt = transposed, q.yt_cols = te__fp8_rows(v.rows);
+    return r->dry ? TE_OK : r->plan->fp8->transpose_fp8(&q, r->ctx);
 }
-/* The same, with memory for it; wanted 0: that alone. */
-TE_API te_status te__fp8_transpose(te_run *r, void **turned, te_value v, int wanted) {
-    TE_TRY(te_scratch(r, turned, (size_t)(te_capacity_rows(r) * v.cols)));
-    return wanted ? te__fp8_transpose_into(r, v, *turned) : TE_OK;
+/* The same, to scratch memory; wanted 0: only the memory. */
+TE_API te_status te__fp8_transpose(te_run *r, void **transposed, te_value v, int wanted) {
+    TE_TRY(te_scratch(r, transposed, (size_t)(te_capacity_rows(r) * v.cols)));
+    return wanted ? te__fp8_transpose_into(r, v, *transposed) : TE_OK;
 }
-
-/* The transpose of what linear i read, again (te_is_made_again), by the scale that forward had. */
-TE_API te_status te__fp8_recompute_input(te_run *r, int i, void **turned, int wanted) {
-    const te_saved_input kept = te_saved_input_of(r, i);
+/* The transpose of linear i's input, which forward did not save, with the scale that forward had; wanted 0: only the
+ * memory. */
+TE_API te_status te__fp8_recompute_input(te_run *r, int i, void **transposed, int wanted) {
+    const te_saved_input saved = te_saved_input_of(r, i);
     te_value x = te_input_of(r, i);
-    TE_TRY(te_scratch(r, turned, (size_t)(te_capacity_rows(r) * x.cols)));
-    if (te__input_is_saved(r, i)) {
+    TE_TRY(te_scratch(r, transposed, (size_t)(te_capacity_rows(r) * x.cols)));
+    if (r->policy[0][i].input == TE_INPUT_saved_for_others) {
         TE_TRY(te_convert_value(&x, r, r->plan->dtype));
         te_quantize q = te_quantize_of(x.rows, x.cols);
-        q.x = x.p, q.yt = *turned, q.yt_cols = te__fp8_rows(x.rows), q.scale = kept.inverse + 1;
+        q.x = x.data, q.yt = *transposed, q.yt_cols = te__fp8_rows(x.rows), q.scale = saved.inverse + 1;
         return r->dry || !wanted ? TE_OK : r->plan->fp8->quantize(&q, r->ctx);
     }
-    const te_again again = {*turned, 0, kept.inverse + 1, !te_is_stored_in_fp8(r, i), 0};
-    return r->dry || !wanted ? TE_OK : te__recompute_input(r, i, again);
+    const te_recompute_target to = {0, *transposed, 0, saved.inverse + 1, !r->policy[0][i].stored_by_producer};
+    return r->dry || !wanted ? TE_OK : te__recompute_input(r, i, &to);
 }
-
-/* What linear i reads, which has been measured but not stored (te__pointwise_amax_only): it is made again, in FP8. */
+/* Linear i's input is TE_VALUE_amax_only: update the scale, and have the producer run again and store it as FP8. */
 TE_IF_USED TE_API te_status te__fp8_run_producer(te_run *r, int i, void *y) {
     const te_fp8_product *f = &r->param[i]->fp8;
-    const te_again again = {0, te_saved_input_of(r, i).inverse, f->scales->scale + f->x, 1, y};
+    const te_recompute_target to = {y, 0, te_saved_input_of(r, i).inverse, f->scales->scale + f->x, 1};
     if (r->dry) return TE_OK;
     TE_TRY(te_scales_update(f->scales, f->x, 1, &f->own, r->ctx));
-    return te__recompute_input(r, i, again);
+    return te__recompute_input(r, i, &to);
 }
-
-/* The operands of y = x weight^T. */
-TE_IF_USED TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
+TE_IF_USED TE_API te_status te__tensorwise_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
-    const te_saved_input kept = te_saved_input_of(r, i);
-    if (te_is_tiled(r, i)) return te__blockwise_forward(g, r, i, x);
-    if (TE_IS_ROWWISE(r->plan->op[i].recipe)) return te__rowwise_forward(g, r, i, x);
-    void *y = x.p;
+    const te_saved_input saved = te_saved_input_of(r, i);
+    void *y = x.data;
     if (!te_is_fp8(x.dtype)) {
         TE_TRY(te_scratch(r, &y, (size_t)(te_capacity_rows(r) * x.cols)));
         if (r->pass == TE_FORWARD) te_set_saved_transposed(r, i, 1);
-        if (r->unstored) TE_TRY(te__fp8_run_producer(r, i, y));
-        else TE_TRY(te__fp8_cast(r, x, f, f->x, TE_e4m3, y, kept.x, kept.inverse));
+        if (x.state == TE_VALUE_amax_only) TE_TRY(te__fp8_run_producer(r, i, y));
+        else TE_TRY(te__fp8_cast(r, x, f, f->x, TE_e4m3, y, saved.x, saved.inverse));
     }
     g->a = y, g->b = f->data, g->trans_b = 1, g->fast = 1;
-    g->a_fp8 = te__fp8_operand(TE_e4m3, f->scales ? te_scales_inverse(f->scales, f->x) : 0);
-    g->b_fp8 = te__fp8_operand(TE_e4m3, f->scales ? te_scales_inverse(f->scales, f->weight) : 0);
+    g->a_fp8 = te__tensorwise_operand(TE_e4m3, f->scales, f->x);
+    g->b_fp8 = te__tensorwise_operand(TE_e4m3, f->scales, f->weight);
     return TE_OK;
 }
-/* Those of both products of backward: w is dweight's, which a frozen weight does without, x dx's. Where dy is still on
- * its way (x->ranks) w->a is memory for its transpose, which is made behind dx's product. */
-TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
+/* x_t of linear i for its weight's gradient: saved, or made now. Where the weight is frozen for a while (trains 0) this
+ * takes the same memory, and launches nothing. */
+TE_API te_status te__tensorwise_saved_transpose(void **xt, te_run *r, int i, int64_t rows, int trains) {
+    const te_saved_input saved = te_saved_input_of(r, i);
+    if (r->policy[0][i].input != TE_INPUT_saved_fp8) return te__fp8_recompute_input(r, i, xt, trains);
+    /* memory for a transpose in any case: the workspace is sized before a forward says how it saved x */
+    const int transposed = te_saved_is_transposed(r->saved_transposed, i);
+    const te_value x = te_value_of(saved.x, TE_e4m3, rows, r->plan->op[i].in);
+    TE_TRY(te__fp8_transpose(r, xt, x, trains && !transposed));
+    if (transposed) *xt = saved.x;
+    return TE_OK;
+}
+TE_IF_USED TE_API te_status te__tensorwise_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     const te_fp8_product *f = &r->param[i]->fp8;
-    const te_saved_input kept = te_saved_input_of(r, i);
-    if (te_is_tiled(r, i)) return te__blockwise_backward(w, x, r, i, dy);
+    const te_saved_input saved = te_saved_input_of(r, i);
     const size_t bytes = (size_t)(te_capacity_rows(r) * dy.cols);
-    const int trains = te_is_trained(r->param[i]), fixed = (r->plan->op[i].flags & TE_IS_FROZEN) != 0;
-    void *y = dy.p, *yt = r->turned.p, *xt = kept.x;
-    if (te_is_fp8(dy.dtype) && !yt && !fixed) TE_TRY(te__fp8_transpose(r, &yt, dy, trains && !x->ranks));
+    const int trains = te_is_trained(r->param[i]), frozen = (r->plan->op[i].flags & TE_IS_FROZEN) != 0;
+    void *y = dy.data, *yt = dy.transposed, *xt = saved.x;
+    if (te_is_fp8(dy.dtype) && !yt && !frozen) TE_TRY(te__fp8_transpose(r, &yt, dy, trains && !x->ranks));
     else if (!te_is_fp8(dy.dtype)) {
         TE_TRY(te_scratch(r, &y, bytes));
-        if (!fixed) TE_TRY(te_scratch(r, &yt, bytes));
+        if (!frozen) TE_TRY(te_scratch(r, &yt, bytes));
         TE_TRY(te__fp8_cast(r, dy, f, f->dy, r->plan->fp8->gradients, y, trains ? yt : 0, 0));
     }
-    if (!fixed && te_is_made_again(r, i)) TE_TRY(te__fp8_recompute_input(r, i, &xt, trains));
-    else if (!fixed) { /* memory for the transpose in any case: the workspace is sized before a forward has kept x */
-        const int turned = te_saved_is_transposed(r->turned_x, i);
-        const te_value as_kept = te_value_of(kept.x, TE_e4m3, dy.rows, r->plan->op[i].in);
-        TE_TRY(te__fp8_transpose(r, &xt, as_kept, trains && !turned));
-        if (turned) xt = kept.x;
-    }
+    if (!frozen) TE_TRY(te__tensorwise_saved_transpose(&xt, r, i, dy.rows, trains));
     x->a = y, x->b = f->transposed, x->trans_b = 1;
-    x->a_fp8 = te__fp8_operand(r->plan->fp8->gradients, f->scales ? te_scales_inverse(f->scales, f->dy) : 0);
-    x->b_fp8 = te__fp8_operand(TE_e4m3, f->scales ? te_scales_inverse(f->scales, f->weight) : 0);
+    x->a_fp8 = te__tensorwise_operand(r->plan->fp8->gradients, f->scales, f->dy);
+    x->b_fp8 = te__tensorwise_operand(TE_e4m3, f->scales, f->weight);
     w->a = yt, w->b = xt, w->trans_a = 0, w->trans_b = 1, w->k = te__fp8_rows(dy.rows);
-    w->a_fp8 = x->a_fp8, w->b_fp8 = te__fp8_operand(TE_e4m3, kept.inverse);
+    w->a_fp8 = x->a_fp8, w->b_fp8 = te__fp8_operand(TE_SCALING_TENSOR, TE_e4m3, saved.inverse);
     return TE_OK;
+}
+
+/* ---- by recipe --------------------------------------------------------------------------------------------------- */
+
+/* The operands of y = x weight^T. */
+TE_IF_USED TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
+    switch (te__scaling_of_recipe(r->plan->op[i].recipe)) {
+    case TE_SCALING_TILES: return te__blockwise_forward(g, r, i, x);
+    case TE_SCALING_ROW: return te__rowwise_forward(g, r, i, x);
+    default: return te__tensorwise_forward(g, r, i, x);
+    }
+}
+/* Those of both products of backward: w is dweight's, which a frozen weight does without, x dx's. Where dy is still
+ * being gathered (x->ranks) w->a is memory for its transpose, which is made behind dx's product. */
+TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
+    return TE_IS_BLOCKWISE(r->plan->op[i].recipe) ? te__blockwise_backward(w, x, r, i, dy)
+                                                  : te__tensorwise_backward(w, x, r, i, dy);
 }
 
 /* The kernels of a list that names `recipe`: `name`##_fp8. Ops may have other recipes than their list, but fp8_block

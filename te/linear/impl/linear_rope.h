@@ -161,15 +161,15 @@ TE_API te_status te__linear_rope_whole(te_run *r, const te_step *first, const te
     TE_TRY(te__linear_operands(g, r, first->op[0]));
     for (int j = 0; j < first->count; j++) /* as many as the two steps take: the number of rows decides which it is */
         TE_TRY(te_acquire(r, &room, linear->out_rows, linear->out, linear->out_dtype));
-    turns = y, turns.p = room.p;
+    turns = y, turns.data = room.data;
     te__rope_fill(&a, r, turn, turns);
     p.bias = first->count > 1 ? r->param[first->op[1]]->data : 0;
-    p.y = y.p, p.turns = (const float *)room.p, p.turned = kernels->turned;
+    p.y = y.data, p.turns = (const float *)room.data, p.turned = kernels->turned;
     if (!r->dry) {
         TE_TRY(kernels->turns(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_ROPE_TABLE_ROWS), 1), &a));
         TE_TRY(te__hopper_run(kernels->whole->many.kernel, &p, sizeof p, &p.many, g, r->ctx));
     }
-    te_set_now(r, y);
+    te_set_current(r, y);
     return TE_OK;
 }
 #else
@@ -207,8 +207,8 @@ TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const t
     te_value y;
     first.count--;
     TE_TRY(te_output(&y, r, s, turn));
-    if (!te_is_in_fp8(r, s->op[0]) && te_gemm_is_own_row(kernels->whole, &g, r->ctx)) {
-        TE_TRY(te__overlap_gather(&g, &ranks, r, kernels->whole, r->now.block < 0));
+    if (!te_policy(r, s->op[0])->fp8 && te_gemm_is_own_row(kernels->whole, &g, r->ctx)) {
+        TE_TRY(te__overlap_gather(&g, &ranks, r, kernels->whole, r->current.block < 0));
         return te__linear_rope_whole(r, &first, kernels, turn, &g, y);
     }
     TE_TRY(te__linear_forward(r, &first, &kernels->linear));

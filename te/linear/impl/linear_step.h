@@ -10,25 +10,26 @@
 /* y = x weight^T of linear i, in the list's format: its sizes and formats. */
 TE_API te_gemm te__linear_product(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
-    te_gemm g = te_gemm_of(r->now.rows, op->out, op->in);
+    te_gemm g = te_gemm_of(r->current.rows, op->out, op->in);
     g.dtype = r->plan->dtype, g.out = op->out_dtype == TE_f32 ? TE_f32 : g.dtype, g.trans_b = 1;
     return g;
 }
 /* And its operands. */
 TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
-    te_value x = r->now;
+    te_value x = r->current;
     TE_TRY(te_convert_value(&x, r, r->plan->dtype));
-    g->a = x.p, g->b = r->param[i]->data;
+    g->a = x.data, g->b = r->param[i]->data;
     return TE_OK;
 }
 TE_IF_USED TE_API te_status te__linear_forward(te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     te_split split = TE_SPLIT_BARE;
     te_gemm_ranks ranks;
     int taken = 0;
-    if (r->again.yt || r->again.y) return te_pointwise_step_forward(r, s, 1, 0, r->now, kernels->launch, kernels->shape);
+    if (r->recompute || r->describe)
+        return te_pointwise_step_forward(r, s, 1, 0, r->current, kernels->launch, kernels->shape);
     te_gemm g = te__linear_product(r, s->op[0]);
-    TE_TRY(te__overlap_gather(&g, &ranks, r, kernels->bare, r->now.block < 0));
-    if (te_is_in_fp8(r, s->op[0])) TE_TRY(r->plan->fp8->forward(&g, r, s->op[0], r->now));
+    TE_TRY(te__overlap_gather(&g, &ranks, r, kernels->bare, r->current.block < 0));
+    if (te_policy(r, s->op[0])->fp8) TE_TRY(r->plan->fp8->forward(&g, r, s->op[0], r->current));
     else TE_TRY(te__linear_operands(&g, r, s->op[0]));
     if (!g.ranks && te_defers_product(r, s)) {
         te_value y;
@@ -54,7 +55,7 @@ TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__lin
     TE_TRY(te_acquire(r, &dx, op->in_rows, op->in, op->in_dtype));
     if (own) return te_product_step_backward(r, s, kernels->whole, &whole, kernels->shape, dx);
     TE_TRY(te_begin_converted(&made, &dx, r, x->out));
-    x->d = made.p;
+    x->d = made.data;
     TE_TRY(te__linear_gemm(r, x, TE_ROWS_OF_m, kernels->bare));
     TE_TRY(te_end_converted(&dx, &made, r));
     return te_pointwise_step_backward(r, s, 1, 0, dx, kernels->launch, kernels->shape);
@@ -64,48 +65,49 @@ TE_API te_status te__linear_dgrad(te_run *r, const te_step *s, const te__linear_
     const int last = s->op[s->count - 1];
     te_value dx, made;
     TE_TRY(te_gradient(&dx, r, s, last));
-    if (dx.p && !x->ranks && te_defers_product(r, s)) return te_defer_product(r, x, dx, kernels->bare);
-    if (dx.p) {
+    if (dx.data && !x->ranks && te_defers_product(r, s)) return te_defer_product(r, x, dx, kernels->bare);
+    if (dx.data) {
         TE_TRY(te_begin_converted(&made, &dx, r, x->out));
-        x->d = made.p;
-        if (s->count > 1 && r->edge[last].p) {
+        x->d = made.data;
+        if (s->count > 1 && r->edge[last].data) {
             te_value edge = r->edge[last];
             TE_TRY(te_convert_value(&edge, r, x->out));
-            x->c = edge.p, x->beta = 1.0f;
+            x->c = edge.data, x->beta = 1.0f;
         }
         TE_TRY(te__linear_gemm(r, x, TE_ROWS_OF_m, kernels->bare));
         TE_TRY(te_end_converted(&dx, &made, r));
     }
     if (s->count > 1) te_set_edge(r, last, te_no_value());
-    te_set_now(r, dx);
+    te_set_current(r, dx);
     return TE_OK;
 }
 TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     const int i = s->op[0];
     const te_op *op = &r->plan->op[i];
     te_param *p = r->param[i];
-    te_value dy = r->now;
+    te_value dy = r->current;
+    if (r->describe) return te_pointwise_step_backward(r, s, 1, 0, r->current, kernels->launch, kernels->shape);
     te_gemm_ranks ranks;
     te_gemm w = te_gemm_of(op->out, op->in, dy.rows), x = te_gemm_of(dy.rows, op->in, op->out);
     w.dtype = x.dtype = r->plan->dtype, w.out = TE_f32, x.out = op->in_dtype == TE_f32 ? TE_f32 : x.dtype;
     if (!te_needs_input_grad(r, i)) TE_TRY(te__gather_rows_now(r));
     TE_TRY(te__overlap_gather(&x, &ranks, r, kernels->bare, te_is_trained(p)));
-    dy.p = r->now.p;
+    dy.data = r->current.data;
     w.c = w.d = p->grad, w.beta = te_accumulates(r, p) ? 1.0f : 0.0f;
-    if (te_is_in_fp8(r, i)) TE_TRY(r->plan->fp8->backward(&w, &x, r, i, dy));
+    if (te_policy(r, i)->fp8) TE_TRY(r->plan->fp8->backward(&w, &x, r, i, dy));
     else {
         TE_TRY(te_convert_value(&dy, r, r->plan->dtype));
-        x.a = dy.p, x.b = p->data;
+        x.a = dy.data, x.b = p->data;
     }
     TE_TRY(te__wgrad_flush(r, x.ranks ? &ranks : 0));
     /* where dy is still on its way dx comes first, for it can begin with a part of dy */
     if (!x.ranks && te__wgrad_is_deferred(r, s)) TE_TRY(te__defer_wgrad(&w, r, i, dy));
     else if (!x.ranks) TE_TRY(te__linear_wgrad(&w, r, i, dy));
-    if (!te_needs_input_grad(r, i)) return te_set_now(r, te_no_value()), TE_OK;
+    if (!te_needs_input_grad(r, i)) return te_set_current(r, te_no_value()), TE_OK;
     TE_TRY(kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x));
     if (!x.ranks) return TE_OK;
     TE_TRY(te__wgrad_now(r)); /* where nothing runs beside products (te_rank_memory.serial) */
-    if (te_is_in_fp8(r, i) && te_is_trained(p)) TE_TRY(r->plan->fp8->transpose(r, dy, (void *)(uintptr_t)w.a));
+    if (te_policy(r, i)->fp8 && te_is_trained(p)) TE_TRY(r->plan->fp8->transpose(r, dy, (void *)(uintptr_t)w.a));
     return te__linear_wgrad(&w, r, i, dy);
 }
 

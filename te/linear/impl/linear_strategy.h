@@ -20,8 +20,8 @@ typedef struct te__linear_kernels {
  * gated op under one in inference alone (linear_epilogue.h). */
 TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     const int last = s->op[s->count - 1], next = r->pass == TE_BACKWARD ? last - 1 : last + 1;
-    if (r->pass == TE_FORWARD && kernels->shape.in_halves == 2 && te_is_in_fp8(r, s->op[0])) return 0;
-    return kernels->shape.fp8 || te_last_step(r, s) || next < 0 || !te_is_given_in_fp8(r, next);
+    if (r->pass == TE_FORWARD && kernels->shape.in_halves == 2 && te_policy(r, s->op[0])->fp8) return 0;
+    return kernels->shape.fp8 || te_last_step(r, s) || next < 0 || !te_policy(r, next)->stored_by_producer;
 }
 
 /* Which of a product's sizes is the number of rows of the call. */
@@ -39,7 +39,7 @@ TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows,
     if (te_gemm_is_bare(bare, g, r->ctx)) return r->dry ? TE_OK : te_plain_gemm_run(bare, g, r->ctx);
     g->scratch = (float *)scratch;
     if (r->dry) return TE_OK;
-    if (g->a_fp8.scaling == TE_SCALING_TILES) return r->plan->fp8->product_of_tiles(g, r->ctx);
+    if (g->a_fp8.scaling == TE_SCALING_TILES) return r->plan->fp8->gemm_blockwise(g, r->ctx);
     return te_gemm_is_fp8(g) ? r->plan->fp8->product(g, r->ctx) : r->plan->product(g, r->ctx);
 }
 
@@ -62,7 +62,7 @@ TE_API int te__linear_is_uniform(const te_run *r, const te_step *s) {
 /* Whether a back end runs the product with what it takes along. */
 TE_API int te__linear_supports(const te_gemm *g, const te_run *r) {
     if (g->epilogue == TE_EPILOGUE_BIAS && g->a_fp8.scaling == TE_SCALING_TILES)
-        return r->plan->fp8->tiles_take_bias(g, r->ctx);
+        return r->plan->fp8->blockwise_takes_bias(g, r->ctx);
     return te_gemm_supports(g, r->ctx);
 }
 /* Let the product take along what `split` says. Returns how many ops of the row that is, or -1 if it cannot be. */
@@ -75,7 +75,7 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split spl
     if (split == TE_SPLIT_BIAS) {
         /* worth it only for a bias whose result backward needs: the product writes it, and the kernel after it reads
          * it */
-        const int kept = rest >= 2 && r->pass == TE_FORWARD && te_in_memory(r, s->op[1]);
+        const int kept = rest >= 2 && r->pass == TE_FORWARD && te_policy(r, s->op[1])->output_saved;
         if (!kept || !te__linear_has(r, s, 1, TE_EPILOGUE_OF_BIAS)) return -1;
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[1]]->data;
         return te__linear_supports(g, r) ? 1 : -1;
@@ -85,7 +85,7 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split spl
     if (te__linear_has(r, s, j, TE_EPILOGUE_OF_BIAS)) {
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[j]]->data;
         /* not where our own gelu runs again in backward: cuBLASLt's has other bits */
-        const int again = r->pass == TE_FORWARD && j < rest && te_is_given_again(r, te_consumer_of(r, s->op[j + 1]));
+        const int again = r->pass == TE_FORWARD && j < rest && te_policy(r, te_consumer_of(r, s->op[j + 1]))->input == TE_INPUT_recomputed;
         if (te__linear_has(r, s, j + 1, TE_EPILOGUE_OF_GELU) && j + 1 == rest && !again) {
             g->epilogue = r->pass == TE_FORWARD ? TE_EPILOGUE_GELU_AUX_BIAS : TE_EPILOGUE_GELU_BIAS;
             if (r->pass == TE_FORWARD) g->aux = r->act[s->op[j]];
@@ -103,21 +103,21 @@ TE_API te_status te__linear_whole(te_run *r, const te_step *s, const te__linear_
     te_value y, c, made;
     TE_TRY(te_output(&y, r, s, last));
     TE_TRY(te_begin_converted(&made, &y, r, g->out));
-    g->d = made.p;
+    g->d = made.data;
     if (g->beta != 0) {
         TE_TRY(te_fork_value(&c, r, op));
-        g->c = c.p;
+        g->c = c.data;
         te_release_fork(r, last);
     }
     TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->bare));
     TE_TRY(te_end_converted(&y, &made, r));
-    te_set_now(r, y);
+    te_set_current(r, y);
     return TE_OK;
 }
 /* The product takes the first `taken` ops behind it along, a kernel does the rest. */
 TE_API te_status te__linear_part(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g, int taken,
                                  te_value product) {
-    g->d = product.p;
+    g->d = product.data;
     TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->bare));
     return te_pointwise_step_forward(r, s, 1, taken, product, kernels->launch, kernels->shape);
 }
@@ -128,14 +128,14 @@ TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_
     const int part = split != TE_SPLIT_OWN && taken < s->count - 1;
     te_value product = te_output_of(r, s->op[taken]), middle;
     /* Room for the product by itself, whatever the split: the number of rows and what is timed decide which it is. */
-    if (s->count > 1 && (r->pass != TE_FORWARD || !te_in_memory(r, s->op[0])))
+    if (s->count > 1 && (r->pass != TE_FORWARD || !te_policy(r, s->op[0])->output_saved))
         TE_TRY(te_acquire(r, &middle, linear->out_rows, linear->out, linear->out_dtype));
     else middle = te_no_value();
-    if (r->pass != TE_FORWARD || !te_in_memory(r, s->op[taken]) || !product.p)
-        product.p = middle.p, product.block = middle.block;
+    if (r->pass != TE_FORWARD || !te_policy(r, s->op[taken])->output_saved || !product.data)
+        product.data = middle.data, product.block = middle.block;
     if (split == TE_SPLIT_OWN)
         return te_product_step_forward(r, s, kernels->whole, g, kernels->shape, product,
-                                       r->pass == TE_FORWARD && te_in_memory(r, s->op[0]));
+                                       r->pass == TE_FORWARD && te_policy(r, s->op[0])->output_saved);
     return part ? te__linear_part(r, s, kernels, g, taken, product) : te__linear_whole(r, s, kernels, g);
 }
 

@@ -37,9 +37,9 @@ TE_API int te__in_place(const te_run *r, te_value from, te_value to) {
     const te_op *op = &p->op[s[count - 1].op[0]];
     const te_class last = op->op_class;
     if (op->flags & TE_IS_CROSS) return 0; /* its keys and values may be what the list begins with */
-    if (r->pass == TE_FORWARD || from.p != to.p || from.dtype != to.dtype) return 0;
+    if (r->pass == TE_FORWARD || from.data != to.data || from.dtype != to.dtype) return 0;
     if (from.rows != to.rows || from.cols != to.cols) return 0;
-    return last == TE_CLASS_map || last == TE_CLASS_norm || (count > 1 && r->ends[0] != r->ends[1]);
+    return last == TE_CLASS_map || last == TE_CLASS_norm || (count > 1 && r->pass_input != r->last_step_input);
 }
 /* Whether backward reads the forward's x (an op at the list's begin keeps it, or runs again; or a branch begins with
  * it), or its y. */
@@ -51,7 +51,7 @@ TE_API int te__reads_x(const te_plan *p) {
             !(p->op[p->op[j].edge].flags & TE_IS_INPUT))
             return 1;
     return (p->op[i].flags & TE_SAVES_INPUT) || te_recomputes_logits(p, i) ||
-           (p->span_count && p->span[0].first <= i);
+           (p->region_count && p->region[0].first <= i);
 }
 TE_API int te__reads_y(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_SAVES_OUTPUT) != 0; }
 /* One more, that is compared with all before it. */
@@ -135,13 +135,13 @@ TE_API te_status te__check_overlap(const te_run *r, const te_model *m, const te_
     TE_TRY(te__region_add(&all, "the workspace", r->ctx->workspace, used, 1, 0));
     if (saved) TE_TRY(te__region_add(&all, "saved.memory", saved->memory, r->saved_bytes, !back, 0));
     if (back && te__reads_x(r->plan))
-        TE_TRY(te__region_add(&all, "the forward's x, which backward reads", r->x.p, te__value_bytes(r->x), 1, 0));
+        TE_TRY(te__region_add(&all, "the forward's x, which backward reads", r->x.data, te__value_bytes(r->x), 1, 0));
     if (back && (te__reads_y(r->plan) || r->loss_in_backward))
         TE_TRY(te__region_add(&all, r->loss_in_backward ? "the forward's y, which backward writes"
                                                         : "the forward's y, which backward reads",
-                              r->y.p, te__value_bytes(r->y), 1, 0));
-    TE_TRY(te__region_add(&all, back ? "dy" : "x", from.p, te__value_bytes(from), 0, 1));
-    TE_TRY(te__region_add(&all, back ? "dx" : "y", to.p, te__value_bytes(to), 1, 2));
+                              r->y.data, te__value_bytes(r->y), 1, 0));
+    TE_TRY(te__region_add(&all, back ? "dy" : "x", from.data, te__value_bytes(from), 0, 1));
+    TE_TRY(te__region_add(&all, back ? "dx" : "y", to.data, te__value_bytes(to), 1, 2));
     return r->batch->edge_count ? te__regions_edges(&all) : TE_OK;
 }
 

@@ -97,11 +97,11 @@ TE_API te_status te_find_edge(const te_edge **found, const te_run *r, const te_o
  * that is not given, or not wanted. While sizes are measured it is as if it were there, at x's place. */
 TE_API te_status te_edge_tensor(te_value *v, const te_run *r, const te_op *op, te_value like, int grad) {
     const te_edge *e;
-    *v = like, v->block = -1, v->p = r->x.p;
+    *v = like, v->block = -1, v->data = r->x.data;
     TE_TRY(te_find_edge(&e, r, op));
     if (!e) return TE_OK;
     const te_tensor t = grad ? e->grad : e->value;
-    v->p = t.data;
+    v->data = t.data;
     if (t.data || !grad) TE_TRY(te__check_tensor(r->plan->name, e->name, t, like, r->ctx));
     return TE_OK;
 }

@@ -28,7 +28,7 @@ TE_API int te__wants_edge_grad(const te_run *r, int i) {
  * last op. Where there is nothing to compute it is the number of ops. */
 TE_API int te__backward_stop_of(const te_run *r) {
     const int count = r->plan->op_count;
-    if (r->dx.p) return TE_BACKWARD_STOP_dx;
+    if (r->dx.data) return TE_BACKWARD_STOP_dx;
     for (int i = 0; i < count; i++) {
         for (int k = 0; k < r->plan->op[i].params; k++)
             if (te_is_trained(&r->param[i][k])) return i;
@@ -40,7 +40,7 @@ TE_API int te__backward_stop_of(const te_run *r) {
 TE_API int te__steps_to_backward_stop(const te_run *r) {
     const te_plan *p = r->plan;
     int n = 0;
-    if (r->reach == p->op_count) return 0;
+    if (r->backward_stop == p->op_count) return 0;
     while (n < p->backward_count && !te_last_step(r, &p->backward[n])) n++;
     return n + 1;
 }
@@ -51,7 +51,7 @@ TE_API te_status te__check_backward_stop(const te_run *r, const te_model *m) {
                    "%s: %s.%s is no longer frozen, and has no memory for a gradient; call te_bind_trained_grads again",
                    r->plan->name, p->op, p->field);
     }
-    TE_REQUIRE(r->reach < r->plan->op_count || !m->param_count, r->ctx, TE_ERROR_STATE,
+    TE_REQUIRE(r->backward_stop < r->plan->op_count || !m->param_count, r->ctx, TE_ERROR_STATE,
                "%s: backward has nothing to compute: there is no dx, and %s", r->plan->name,
                m->grads ? "all parameters are frozen" : "the instance was bound without gradients");
     return TE_OK;
@@ -91,7 +91,7 @@ TE_API te_status te__run_steps(te_run *r, const te_step *step, int count) {
     const te_training *training = r->plan->training ? r->plan->training() : 0;
     for (int i = 0; i < count; i++) {
         if (training) TE_TRY(training->before(r, &step[i]));
-        r->ends[1] = r->now.p;
+        r->last_step_input = r->current.data;
         TE_TRY(step[i].run(r, &step[i]));
         if (training) TE_TRY(training->after(r, &step[i]));
         te__pool_sweep(&r->pool);
@@ -117,13 +117,13 @@ TE_API int te__draws(const te_plan *p) {
  * and in another format where the last op has none of its own. */
 TE_API te_status te__deliver(te_run *r) {
     const te_value to = r->pass == TE_BACKWARD ? r->dx : r->y;
-    if (!to.p || !r->now.p || r->now.p == to.p) return TE_OK;
-    return r->plan->convert(to.p, to.dtype, r->now.p, r->now.dtype, to.rows * to.cols, r->ctx);
+    if (!to.data || !r->current.data || r->current.data == to.data) return TE_OK;
+    return r->plan->convert(to.data, to.dtype, r->current.data, r->current.dtype, to.rows * to.cols, r->ctx);
 }
 
 /* The walk from its first value on. */
 TE_API te_status te__run_from(te_run *r, te_value now) {
-    r->now = now, r->turned = te_no_value(), r->measured = r->unstored = 0;
+    r->current = now;
     r->pool.count = 0, r->pool.high = 0;
     for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te_no_value();
     return te__run_pass(r);
@@ -137,8 +137,8 @@ TE_API te_status te__dry_run(te_run *r, te_value now) {
     TE_TRY(te__run_from(r, now));
     const size_t needs = r->pool.high;
     const int64_t first = te_capacity_rows(r);
-    for (r->room = first; r->pool.high > there && r->room < TE__MAX_CAPACITY * first;) {
-        r->room += TE_ROW_PAD;
+    for (r->capacity = first; r->pool.high > there && r->capacity < TE__MAX_CAPACITY * first;) {
+        r->capacity += TE_ROW_PAD;
         TE_TRY(te__run_from(r, now));
     }
     TE_REQUIRE(r->pool.high <= there, r->ctx, TE_ERROR_MEMORY,
@@ -149,7 +149,7 @@ TE_API te_status te__dry_run(te_run *r, te_value now) {
 /* Dry, then for real. A forward that draws takes the random state in between: a refused call does not move it on. */
 TE_API te_status te__execute(te_run *r, te_value now, const te_model *m, const te_saved *saved) {
     te_context *ctx = r->ctx;
-    r->ends[0] = now.p;
+    r->pass_input = now.data;
     TE_TRY(te__dry_run(r, now));
     TE_REQUIRE(ctx->workspace || !r->pool.high, ctx, TE_ERROR_NULL, "%s: ctx.workspace is null, and has %zu bytes",
                r->plan->name, ctx->workspace_bytes);
@@ -167,10 +167,6 @@ TE_API te_status te__execute(te_run *r, te_value now, const te_model *m, const t
 
 /* ---- the three passes ------------------------------------------------------------------------------------------ */
 
-TE_API void te__take_params(te_run *r, const te_model *m) {
-    te_param *p = m->param;
-    for (int i = 0; i < r->plan->op_count; i++) r->param[i] = p, p += r->plan->op[i].params;
-}
 TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const te_model *m, const te_batch *b,
                             te_context *ctx) {
     te__begin(r, plan, pass, (int64_t)b->batch * b->seq, b->sequences ? b->sequences : b->batch, ctx);
@@ -186,7 +182,7 @@ TE_API te_status te__begin_forward(te_run *r, te_tensor y, te_tensor x, const te
     te__begin_batch(r, plan, pass, m, b, ctx);
     if (!te__from_tokens(plan)) TE_TRY(te__check_tensor(plan->name, "x", x, r->x, ctx));
     TE_TRY(te__check_tensor(plan->name, "y", y, r->y, ctx));
-    r->x.p = te__from_tokens(plan) ? 0 : x.data, r->y.p = y.data;
+    r->x.data = te__from_tokens(plan) ? 0 : x.data, r->y.data = y.data;
     return TE_OK;
 }
 /* y[rows, out] of x[rows, in]. What may overlap what: alias_check.h. */
@@ -215,8 +211,8 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     saved->plan = plan, saved->batch = b->batch, saved->seq = b->seq, saved->position = b->position;
     saved->sequences = b->sequences, saved->longest = b->longest, saved->cu_seqlens = b->cu_seqlens;
     saved->memory_rows = r.memory;
-    saved->x = r.x.p, saved->y = r.y.p, saved->used = r.saved_bytes, saved->filled = saved->memory;
-    memcpy(saved->turned, r.turned_x, sizeof saved->turned);
+    saved->x = r.x.data, saved->y = r.y.data, saved->used = r.saved_bytes, saved->filled = saved->memory;
+    memcpy(saved->transposed, r.saved_transposed, sizeof saved->transposed);
     saved->loss_in_backward = r.loss_in_backward;
     return TE_OK;
 }
@@ -241,8 +237,8 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
     TE_REQUIRE(saved->memory_rows == r->memory, ctx, TE_ERROR_SHAPE,
                "%s: the forward had %lld rows of memory, this batch has %lld", plan->name,
                (long long)saved->memory_rows, (long long)r->memory);
-    r->x.p = (void *)(uintptr_t)saved->x, r->y.p = saved->y;
-    memcpy(r->turned_x, saved->turned, sizeof r->turned_x);
+    r->x.data = (void *)(uintptr_t)saved->x, r->y.data = saved->y;
+    memcpy(r->saved_transposed, saved->transposed, sizeof r->saved_transposed);
     TE_REQUIRE(te__lay_out(r, (char *)saved->memory) == saved->used, ctx, TE_ERROR_STATE,
                "%s: the dims have been set anew, or the recipe switched, since the forward", plan->name);
     return TE_OK;
@@ -259,10 +255,10 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
     TE_TRY(te__check_saved(&r, saved, ctx));
     if (!te__to_loss(plan) || dy.data) TE_TRY(te__check_tensor(plan->name, "dy", dy, r.y, ctx));
     if (dx.data && !te__from_tokens(plan)) TE_TRY(te__check_tensor(plan->name, "dx", dx, r.x, ctx));
-    r.dx = r.x, r.dx.p = te__from_tokens(plan) ? 0 : dx.data;
-    r.dy = r.y, r.dy.p = dy.data;
+    r.dx = r.x, r.dx.data = te__from_tokens(plan) ? 0 : dx.data;
+    r.dy = r.y, r.dy.data = dy.data;
     r.saved_bytes = saved->used, r.loss_in_backward = saved->loss_in_backward;
-    r.reach = te__backward_stop_of(&r);
+    r.backward_stop = te__backward_stop_of(&r);
     TE_TRY(te__check_backward_stop(&r, m));
     if (m->watch && m->watch->armed) TE_TRY((r.watch = m->watch)->allows(m->watch, m, ctx));
     return te__execute(&r, r.dy, m, saved);
@@ -308,10 +304,10 @@ TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, in
         const te_pass pass = (te_pass)(i % 3);
         if (pass != TE_INFER && !plan->training) continue;
         te_run r = te_run_to_size(plan, pass, rows, (te_recipe_use)(TE_USE_off + i / 3), ctx);
-        r.x.p = r.y.p = (void *)(uintptr_t)TE_ALIGN, r.dx = r.x, r.dy = r.y;
+        r.x.data = r.y.data = (void *)(uintptr_t)TE_ALIGN, r.dx = r.x, r.dy = r.y;
         te__take_params(&r, m);
         te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
-        r.now = pass == TE_BACKWARD ? r.dy : r.x;
+        r.current = pass == TE_BACKWARD ? r.dy : r.x;
         if (te__run_pass(&r) == TE_OK && r.pool.high > most) most = r.pool.high;
     }
     return most;

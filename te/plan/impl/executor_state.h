@@ -1,4 +1,6 @@
-/* executor_state.h -- what a walk over a plan (executor.h) knows as it goes: its values, and the rows that they have. */
+/* executor_state.h -- what the executor (executor.h) knows while it runs the steps of a plan: the rows of this call, the
+ * policies, the current value, what forks and forward saved, and the work that is still to be launched.
+ */
 #ifndef TE_EXECUTOR_STATE_H
 #define TE_EXECUTOR_STATE_H
 
@@ -6,91 +8,95 @@
 #include "../../core/sequences.h" /* te_sequences */
 #include "../../gemm/gemm_types.h" /* te_gemm */
 #include "column_reduce.h" /* te_sum_args */
+#include "operand_policy.h" /* te_operand_policy, te_recipe_use */
 #include "value.h" /* te_value, te_pool */
 
 typedef enum te_pass { TE_FORWARD, TE_INFER, TE_BACKWARD } te_pass;
 
-enum { TE_BACKWARD_STOP_dx = -1 }; /* of te_run: a backward goes through all of the list */
+enum { TE_BACKWARD_STOP_dx = -1 }; /* of te_run: a backward computes dx, and so goes through all of the list */
 
-/* Whether products run in FP8 whose ops have a recipe: as each parameter says or, where sizes are asked for, none, all
- * by casts, all with operands that come in FP8, or these with scales that all ranks have. */
-typedef enum te_recipe_use {
-    TE_USE_as_bound,
-    TE_USE_off,
-    TE_USE_on,
-    TE_USE_stored,
-    TE_USE_common
-} te_recipe_use;
+/* Backward runs a forward step once more for one operand of a product (te__recompute_input): where the operand goes.
+ * One of the two is null. */
+typedef struct te_recompute_target {
+    void *data;           /* [rows, cols] in FP8, */
+    void *transposed;     /* or [cols, rows up to a multiple of 16] */
+    float *inverse_scale; /* gets 1 / the scales of the transpose's tiles, or of `data` 1 / scale and the scale */
+    const float *scale;   /* the scale that forward had; null: scales of tiles, which the step finds again */
+    int rounds_first;     /* the operand was rounded to the list's format before it became FP8 */
+} te_recompute_target;
 
-/* Where a product's operand goes that is made again in FP8: its transpose or, once its scale is known, as it lies. Both
- * null: nothing is. */
-typedef struct te_again {
-    void *yt;
-    float *inverse;     /* its scales, where those are of tiles; of y 1 / scale and the scale */
-    const float *scale; /* else the one that forward had */
-    int rounded;        /* which the operand was rounded by once it was in the list's format */
-    void *y;
-} te_again;
+/* The work that the current value still waits for, by its state (value.h). */
+typedef struct te_deferred_work {
+    te_value from;   /* deferred_gather: this rank's rows of it; deferred_product: its A. It stays until then */
+    te_gemm product; /* deferred_product: the product, whose D is the current value, */
+    struct te_product_kernels *kernels; /* and the kernels that run it by itself */
+} te_deferred_work;
 
-/* What a step has left to the next one, which overlaps it with what it does itself (te/linear/impl/linear_comm_overlap.h). */
-typedef enum te_late_kind { TE_LATE_nothing, TE_LATE_rows, TE_LATE_product } te_late_kind;
-typedef struct te_late {
-    te_late_kind kind;
-    te_value from;   /* rows: this rank's rows of `now`, where no others are yet; product: its A. It stays */
-    te_gemm product; /* whose D is `now` */
-    struct te_product_kernels *bare; /* who runs it by itself */
-} te_late;
-
-/* The product of a weight's gradient that waits for rows on their way, to run beside them (te/linear/impl/linear_comm_overlap.h). */
+/* The product of a weight's gradient that is deferred until rows are gathered, to run beside the copy
+ * (te/linear/impl/linear_comm_overlap.h). */
 typedef struct te_deferred_wgrad {
     int is_there, runs; /* runs: the weight trains */
     te_gemm product;
-    te_value a, b; /* the blocks of its operands, which stay */
+    te_value a, b; /* its operands, whose blocks stay */
 } te_deferred_wgrad;
 
 typedef struct te_run {
+    /* the call */
     const te_plan *plan;
     const te_batch *batch;
     te_context *ctx;
     te_pass pass;
-    te_recipe_use use;
-    int dry;                     /* this walk checks and measures; nothing is launched */
-    int64_t tokens, sequences, memory; /* rows of values, by te_rows; where only tokens are known, as many sequences
-                                        * and, in a list that has one, as many rows of memory */
-    int64_t room;                /* rows that pieces of the workspace are sized for, if more than the call's */
+    int dry;                       /* checks and measures; nothing is launched */
     const te_group *tensor, *data; /* the groups of this rank */
-    te_value now;                /* forward: the activation; backward: its gradient, p null if nobody wants it */
-    te_value turned;             /* the transpose of now in FP8, where the kernel that made it has left one */
-    int measured;                /* the kernel that made now has found its amax, for the cast */
-    int unstored;                /* and stored nothing: it runs again, for the product */
-    te_late late;                /* of now */
-    te_deferred_wgrad waiting;
-    te_again again;              /* backward: a step of forward makes its result again, as this alone */
-    te_value x, y, dx, dy;       /* the caller's */
-    te_rng *rng;                 /* the random state of this forward */
-    te_rng_args take; /* it is still to be taken: by the first kernel of a chain, or by a kernel of its own */
-    te_saved *saved;             /* forward: what it fills */
-    size_t saved_bytes;          /* of te_saved.memory that this call uses */
-    int loss_in_backward;        /* forward leaves y to backward, which writes it */
-    int reach;                   /* backward: the first op of the list that has something to compute (executor.h) */
-    te_pool pool;
-    te_value edge[TE_MAX_OPS];   /* by fork: its value in inference; in backward the gradient that its readers left */
-    const void *ends[2];         /* what the pass begins with, and what its last step reads on the main road */
-    te_value span[TE_MAX_RECOMPUTE_REGIONS]; /* by span: the block of what its ops keep, p null while it is not worked on */
-    void *act[TE_MAX_OPS]; /* by op: its output, where it stays until backward; in a span null while that is not worked
-                              on */
-    float *stats[TE_MAX_OPS];    /* by op: [rows, stats] */
-    char *kept[TE_MAX_OPS];      /* by product in FP8: its te_saved_input */
-    uint32_t turned_x[TE_OP_BITS]; /* bits, by product in FP8: what it keeps is the transpose of its input */
-    te_param *param[TE_MAX_OPS]; /* by op: its first parameter */
-    te_sum_args sums;            /* column sums that wait to be added up */
-    int partial[TE_SUM_JOBS];    /* the blocks that they lie in */
+    int64_t tokens, sequences, memory; /* rows by te_rows. Where only tokens are known: as many sequences and, in a list
+                                        * with an input of memory, as many rows of memory */
+    int64_t capacity;              /* rows that blocks of the workspace are sized for, if more than the call's */
+    te_value x, y, dx, dy;         /* the caller's tensors */
+    int loss_in_backward;          /* forward leaves y to backward, which writes it */
+    int backward_stop;             /* the first op of the list with something to compute in backward (executor.h) */
+
+    /* the list under this call's recipe */
+    te_recipe_use use;
+    te_operand_policy policy[2][TE_MAX_OPS + 1]; /* of forward and inference, of backward: te_policy() */
+    te_param *param[TE_MAX_OPS];   /* by op: its first parameter */
+
+    /* values */
+    te_value current;              /* forward: the activation; backward: its gradient, data null if nobody wants it */
+    te_value edge[TE_MAX_OPS];     /* by fork: in inference its value; in backward its gradient from the uses so far */
+    te_deferred_work deferred;     /* what `current` waits for, where its state says so */
+    const te_recompute_target *recompute; /* not null: the step recomputes its last op for backward, into that */
+    struct te_pointwise_shape *describe; /* not null: the step runs nothing, and says which pointwise kernel it has */
+    const void *pass_input, *last_step_input; /* where the pass begins, and where its last step reads (alias_check.h) */
+    te_pool pool;                  /* the workspace */
+
+    /* what forward saves: addresses in te_saved, or in the workspace inside an open recompute region */
+    te_saved *saved;               /* forward: what it fills; null while backward runs a forward step once more */
+    size_t saved_bytes;            /* of te_saved.memory that this call uses */
+    void *act[TE_MAX_OPS];         /* by op: its output; null: not saved */
+    float *stats[TE_MAX_OPS];      /* by op: row statistics, [rows, stats] */
+    char *saved_input[TE_MAX_OPS]; /* by product in FP8: its input and scales, te_saved_input_of() */
+    uint32_t saved_transposed[TE_OP_BITS]; /* by product in FP8, a bit: that input is saved transposed */
+    te_value region[TE_MAX_RECOMPUTE_REGIONS]; /* by recompute region: its block; data null: closed */
+
+    /* random numbers */
+    te_rng *rng;                   /* the state that this forward draws from */
+    te_rng_args take;              /* it is still to be taken: by the first pointwise kernel, or a kernel of its own */
+
+    /* gradients */
+    te_sum_args sums;              /* column sums that are still to be added up over the blocks of their kernels */
+    int partial[TE_SUM_JOBS];      /* the blocks of the workspace that they lie in */
     const te_param *sum_of[TE_SUM_JOBS]; /* whose gradients they are */
     int sum_count;
-    te_sum_args columns; /* of those that become one number: the sums of the columns, to be added up behind them */
+    te_sum_args columns;           /* of gradients that are one number: the sums over columns, added up behind those */
     int column_count;
-    te_watch *watch; /* backward: who is told which gradients are final; null: nobody */
+    te_deferred_wgrad deferred_wgrad;
+    te_watch *watch;               /* who is told which gradients are final; null: nobody */
 } te_run;
+
+/* How op i's operand comes in this pass, and what of it is saved. */
+TE_API const te_operand_policy *te_policy(const te_run *r, int i) {
+    return &r->policy[r->pass == TE_BACKWARD][i];
+}
 
 TE_API int64_t te_rows_in(const te_run *r, te_rows rows) {
     switch (rows) {
@@ -117,10 +123,10 @@ TE_API te_sequences te_sequences_of(const te_run *r) {
 }
 /* Rows that saved memory is sized for. */
 TE_API int64_t te_padded_rows(const te_run *r, te_rows rows) { return te_round_up(te_rows_in(r, rows), TE_ROW_PAD); }
-/* Rows that pieces of the workspace are sized for, whatever rows a value has: so a call places them where the walk that
- * measured the workspace did, which did not know how many sequences there would be. */
+/* Rows that blocks of the workspace are sized for, whatever rows a value has: a call then places them where the dry run
+ * that measured the workspace did, which did not know how many sequences there would be. */
 TE_API int64_t te_capacity_rows(const te_run *r) {
-    return te_max(r->room, te_round_up(te_max(r->tokens, r->memory), TE_ROW_PAD));
+    return te_max(r->capacity, te_round_up(te_max(r->tokens, r->memory), TE_ROW_PAD));
 }
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */
@@ -131,35 +137,57 @@ TE_API te_status te_scratch(te_run *r, void **p, size_t bytes) {
                "%s: more than %d values are alive at once", r->plan->name, (int)TE_MAX_LIVE);
     return TE_OK;
 }
-/* A value in the workspace; it stays if it becomes one of the walk's (te_set_now, te_set_edge). */
-TE_API te_status te_acquire(te_run *r, te_value *v, te_rows rows, int cols, te_dtype dtype) {
-    *v = te_value_of(0, dtype, te_rows_in(r, rows), cols);
-    v->block = te__pool_take(&r->pool, &v->p, (size_t)(te_capacity_rows(r) * cols) * te_dtype_bytes(dtype));
+/* Memory for v: a block of `bytes` bytes. */
+TE_API te_status te__acquire_bytes(te_run *r, te_value *v, size_t bytes) {
+    v->block = te__pool_take(&r->pool, &v->data, bytes);
     TE_REQUIRE(v->block >= 0, r->ctx, TE_ERROR_MEMORY, "%s: more than %d values are alive at once", r->plan->name,
                (int)TE_MAX_LIVE);
     return TE_OK;
 }
+/* A value in the workspace. It outlives the step if it becomes the current value or a fork's. */
+TE_API te_status te_acquire(te_run *r, te_value *v, te_rows rows, int cols, te_dtype dtype) {
+    *v = te_value_of(0, dtype, te_rows_in(r, rows), cols);
+    return te__acquire_bytes(r, v, (size_t)(te_capacity_rows(r) * cols) * te_dtype_bytes(dtype));
+}
+/* A matrix in e4m3 in the workspace, with its scales behind it: one for each row, or for each 1 x 128. */
+TE_API te_status te_acquire_scaled(te_run *r, te_value *v, int64_t rows, int cols, te_scaling scaling) {
+    const int64_t capacity = te_capacity_rows(r), scales = te_scaling_count(scaling, capacity, cols);
+    *v = te_value_of(0, TE_e4m3, rows, cols);
+    v->scaling = scaling;
+    TE_TRY(te__acquire_bytes(r, v, (size_t)(capacity * cols + scales * (int64_t)sizeof(float))));
+    v->inverse_scale = (float *)(void *)((char *)v->data + capacity * cols);
+    return TE_OK;
+}
+/* Replace *root by v: the blocks of v stay from now on, those of *root only if another value lies in them. */
 TE_API void te__set_root(te_run *r, te_value *root, te_value v) {
     te__pool_root(&r->pool, v.block, 1);
+    te__pool_root(&r->pool, v.transposed_block, 1);
     te__pool_root(&r->pool, root->block, -1);
+    te__pool_root(&r->pool, root->transposed_block, -1);
     *root = v;
 }
-/* Make `v` the current value. */
-TE_API void te_set_now(te_run *r, te_value v) {
-    te__set_root(r, &r->now, v);
-    te__set_root(r, &r->turned, te_no_value());
-    r->measured = r->unstored = 0;
+/* Make v the value that the next step reads. */
+TE_API void te_set_current(te_run *r, te_value v) { te__set_root(r, &r->current, v); }
+/* The same value without its transpose, whose block may then go. */
+TE_API te_value te__without_transposed(te_value v) {
+    v.transposed = 0, v.transposed_inverse_scale = 0, v.transposed_block = -1;
+    return v;
 }
-/* And this its transpose. */
-TE_API void te_set_turned(te_run *r, te_value v) { te__set_root(r, &r->turned, v); }
-/* Leave something that needs `from` to the next step; TE_LATE_nothing, te_no_value(): it is done. */
-TE_API void te_set_late(te_run *r, te_late_kind kind, te_value from) {
-    r->late.kind = kind;
-    te__set_root(r, &r->late.from, from);
+/* v is what the step leaves, but not yet: the next step does the rest, which needs `from`. */
+TE_API void te_defer(te_run *r, te_value *v, te_value_state state, te_value from) {
+    v->state = state;
+    te__set_root(r, &r->deferred.from, te__without_transposed(from));
 }
-/* Keep `v` for the other end of fork i; te_no_value(): it is no longer needed. */
-TE_API void te_set_edge(te_run *r, int fork, te_value v) { te__set_root(r, &r->edge[fork], v); }
-/* Forward: op i has read what its fork kept. Behind the last one that does nobody needs it. */
+/* That is done, or enqueued. */
+TE_API void te_finish_deferred(te_run *r) {
+    r->current.state = TE_VALUE_ready;
+    te__set_root(r, &r->deferred.from, te_no_value());
+}
+/* Keep v for the other end of fork i, without its transpose; te_no_value(): it is no longer needed. */
+TE_API void te_set_edge(te_run *r, int fork, te_value v) {
+    te__set_root(r, &r->edge[fork], te__without_transposed(v));
+}
+/* Forward: op i has read the value of its fork. Behind the last op that does nobody needs it. */
 TE_API void te_release_fork(te_run *r, int i) {
     if (te_is_last_use(r->plan, i)) te_set_edge(r, r->plan->op[i].edge, te_no_value());
 }

@@ -1,26 +1,55 @@
-/* value.h -- what flows along the edges of a plan, and the workspace that it lies in during a call. */
+/* value.h -- what flows along the edges of a plan, and the workspace that it lies in during a call.
+ *
+ * A te_value knows itself: where its matrix lies and in which format, how it is scaled, whether its transpose is stored
+ * as well, and whether work is left before it can be read. Steps hand one to the next (te_run.current), keep some for
+ * the other end of a fork (te_run.edge), and never ask how the value came to be.
+ */
 #ifndef TE_VALUE_H
 #define TE_VALUE_H
 
-#include "../model.h" /* te_dtype, te_rows */
+#include "../../fp8/fp8_scaling.h" /* te_scaling */
+#include "../model.h"              /* te_dtype, te_rows */
 
-/* A tensor of a walk, [rows, cols] of dtype. It lies in the caller's memory, in te_saved, or in a block of the
- * workspace. */
+/* What is left to do before a value can be read. */
+typedef enum te_value_state {
+    TE_VALUE_ready,
+    TE_VALUE_amax_only,       /* fp8_current: its producer found only its amax; once the scale is known it runs again,
+                               * and stores FP8 */
+    TE_VALUE_deferred_gather, /* this rank's rows are there; the next step gathers the others beside its product */
+    TE_VALUE_deferred_product /* a product that has not run: the next step runs it, and overlaps what it does itself */
+} te_value_state;
+
+/* A matrix [rows, cols] of dtype. It lies in the caller's memory, in te_saved, or in a block of the workspace. */
 typedef struct te_value {
-    void *p; /* null: there is none, or nobody wants it */
+    void *data;  /* null: there is none, or nobody wants it */
     int64_t rows;
     int cols;
     te_dtype dtype;
-    int block; /* of the workspace; -1: it lies elsewhere */
+    int block;   /* of the workspace; -1: it lies elsewhere */
+    te_value_state state;
+    te_scaling scaling;   /* of FP8; none: it is in the list's format */
+    float *inverse_scale; /* 1 / scale for each row, or each 1 x 128; null: one scale, which the product's te_scales
+                           * have */
+    const float *amax;    /* its largest magnitude, as its producer found it; null: nobody has looked */
+    void *transposed;     /* the same matrix as [cols, rows up to a multiple of 16], in FP8; null: not stored */
+    float *transposed_inverse_scale;
+    int transposed_block;
 } te_value;
 
-TE_API te_value te_value_of(void *p, te_dtype dtype, int64_t rows, int cols) {
+TE_API te_value te_value_of(void *data, te_dtype dtype, int64_t rows, int cols) {
     te_value v;
-    v.p = p, v.rows = rows, v.cols = cols, v.dtype = dtype, v.block = -1;
+    v.data = data, v.rows = rows, v.cols = cols, v.dtype = dtype, v.block = -1;
+    v.state = TE_VALUE_ready, v.scaling = TE_SCALING_NONE, v.inverse_scale = 0, v.amax = 0;
+    v.transposed = 0, v.transposed_inverse_scale = 0, v.transposed_block = -1;
     return v;
 }
 TE_API te_value te_no_value(void) { return te_value_of(0, TE_f32, 0, 0); }
 TE_API te_value te_value_of_tensor(te_tensor t) { return te_value_of(t.data, t.dtype, t.rows, (int)t.cols); }
+/* Attach a transpose: a value of its own up to here, with the block that it lies in. */
+TE_API void te_attach_transposed(te_value *v, te_value transposed) {
+    v->transposed = transposed.data, v->transposed_inverse_scale = transposed.inverse_scale;
+    v->transposed_block = transposed.block;
+}
 
 /* ---- the workspace ----------------------------------------------------------------------------------------------- */
 
@@ -29,15 +58,15 @@ enum { TE_MAX_LIVE = 48 }; /* blocks in use at a time */
 typedef struct te_block_info {
     size_t at, bytes;
     int id;
-    int roots; /* values of the walk that lie in it; 0: scratch of the step at hand, which goes when the step is over */
+    int roots; /* how many values that outlive the step lie in it; 0: scratch, freed when the step ends */
 } te_block_info;
 
 /* First fit; blocks are sorted by address. A step acquires what it needs and releases nothing: what becomes a value of
- * the walk (te_set_now, te_set_edge, te_defer_column_sum) is kept as long as it is one, all else goes at the end of the
+ * the walk (te_set_current, te_set_edge, te_defer_column_sum) is kept as long as it is one, all else goes at the end of the
  * step. */
 typedef struct te_pool {
-    char *base;  /* null while the walk only measures; addresses then are offsets that are not 0 */
-    size_t high; /* the most that was ever in use */
+    char *base;  /* null in the dry run, where addresses are offsets that are never 0 */
+    size_t high; /* high-water mark: bytes from the base to the end of the last block that was ever in use */
     int count, next_id;
     te_block_info block[TE_MAX_LIVE];
 } te_pool;
@@ -72,10 +101,10 @@ TE_API void te__pool_root(te_pool *p, int id, int by) {
 }
 /* The end of a step. */
 TE_API void te__pool_sweep(te_pool *p) {
-    int kept = 0;
+    int live = 0;
     for (int i = 0; i < p->count; i++)
-        if (p->block[i].roots) p->block[kept++] = p->block[i];
-    p->count = kept;
+        if (p->block[i].roots) p->block[live++] = p->block[i];
+    p->count = live;
 }
 
 #endif

@@ -89,7 +89,7 @@ typedef struct te_pointwise_shape {
     int stash;                 /* bytes of shared memory for gamma, 0: none */
     int fp8;                   /* the list names a recipe: y may be stored in this format, a te_dtype; else 0 */
     te_scaling scaled;         /* and with such scales of its own (pointwise_quantize.h) */
-    int turns;                 /* and transposed as well, in tiles (pointwise_quantize_transpose.h, pointwise_quantize_transpose.h) */
+    int transposes;            /* and transposed as well, in tiles (pointwise_quantize_transpose.h, pointwise_quantize_transpose.h) */
     int norm_reads_x;          /* no op but forks stands before the norm */
 } te_pointwise_shape;
 TE_BOTH te_pointwise_shape te_no_shape(void) {

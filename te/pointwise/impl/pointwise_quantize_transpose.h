@@ -342,7 +342,7 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
     (name##_row, name, dtype, pass, eps, TE_POINTWISE_LANES, 1)                                                          \
     TE_BOTH te_pointwise_shape name##_shape(int half) {                                                                  \
         te_pointwise_shape k = name##_row_shape(half);                                                                   \
-        k.turns = name##_has_tiles() || name##_transposes();                                                          \
+        k.transposes = name##_has_tiles() || name##_transposes();                                                          \
         if (name##_has_tiles()) k.scaled = TE_SCALING_TILES;                                                         \
         return k;                                                                                                    \
     }                                                                                                                \

@@ -1,88 +1,34 @@
-/* pointwise_step.h -- the pointers of a chain's kernel that stores FP8 for the product behind it. */
+/* pointwise_step.h -- one step of a plan that is a pointwise kernel: where its values lie, and the launch.
+ *
+ * The kernel runs the ops of the step on registers. A value that has to lie in memory besides (backward reads it, or a
+ * fork keeps it) is stored on the way: te_stage.out. How the step's result is stored depends on its consumer's policy:
+ * in the list's format, in FP8 with the one scale of a tensor, or in FP8 with scales that the kernel finds.
+ */
 #ifndef TE_POINTWISE_STEP_H
 #define TE_POINTWISE_STEP_H
 
-#include "../../plan/impl/gradients.h" /* te_is_trained, te_run */
-#include "pointwise.h" /* te_pointwise, te_pointwise_shape */
 #include "../../plan/impl/call_checks.h" /* te_fork_value, te_edge_tensor */
-#include "../../plan/impl/storage.h" /* te_consumer_of */
+#include "../../plan/impl/gradients.h" /* te_defer_column_sum */
 #include "pointwise_kernel.h" /* te_pointwise_body, for the macros that make kernels */
-
-/* Let the kernel store v, the operand of product i or this rank's rows of it, in FP8: at `at`, or in the workspace. v
- * becomes that. */
-TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_pointwise *c, int i, te_rows rows, void *at) {
-    const te_fp8_product *f = &r->param[i]->fp8;
-    const int backward = r->pass == TE_BACKWARD, index = backward ? f->dy : f->x;
-    if (at) *v = te_value_of(at, TE_e4m3, te_rows_in(r, rows), v->cols);
-    else TE_TRY(te_acquire(r, v, rows, v->cols, backward ? r->plan->fp8->gradients : TE_e4m3));
-    c->fp8.y = v->p;
-    if (r->pass == TE_FORWARD) te_set_saved_transposed(r, i, 0);
-    if (!f->scales) return TE_OK; /* sizing only */
-    c->fp8.scale = f->scales->scale + index, c->fp8.amax = r->pass == TE_INFER ? 0 : f->scales->amax + index;
-    c->fp8.inverse = r->pass == TE_FORWARD ? te_saved_input_of(r, i).inverse : 0;
-    return TE_OK;
-}
-
-/* Whether the kernel stores the operand of product i, which is in memory for others as well where `kept`, with scales
- * of its own. In training fp8_block reads it transposed, too. */
-TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_shape k, int kept) {
-    if (!te_is_in_fp8(r, i) || !r->param[i]) return 0;
-    if (!te_is_tiled(r, i)) return k.scaled == TE_SCALING_ROW && TE_IS_ROWWISE(r->plan->op[i].recipe);
-    if (k.scaled != TE_SCALING_TILES || kept) return 0;
-    return r->pass == TE_INFER || k.turns || (r->pass == TE_FORWARD && !te__keeps_fp8(r, i));
-}
-/* Let it do so, and v become that. Where v has memory it is stored there, too. */
-TE_API te_status te__pointwise_quantize(te_value *v, te_run *r, te_pointwise *c, int i, const te_pointwise_shape k) {
-    c->y = v->p;
-    TE_TRY(te_acquire_scaled(r, v, v->rows, v->cols, k.scaled));
-    c->scaled.y = v->p, c->scaled.inverse = te_scales_behind(r, *v), c->scaled.rule = r->param[i]->fp8.own;
-    c->scaled.yt_cols = te_round_up(v->rows, 16);
-    return TE_OK;
-}
-/* The transpose of v, in training: forward keeps it, backward has it in `turned`. */
-TE_API te_status te__pointwise_transpose_blockwise(te_value *turned, te_run *r, te_pointwise *c, int i, te_value v) {
-    const te_saved_input kept = te_saved_input_of(r, i);
-    *turned = te_no_value();
-    if (r->pass == TE_FORWARD) {
-        if (!te__keeps_fp8(r, i)) return TE_OK;
-        c->scaled.tiles = 1, c->scaled.yt = kept.x, c->scaled.yt_inverse = kept.inverse;
-        te_set_saved_transposed(r, i, 1);
-        return TE_OK;
-    }
-    c->scaled.tiles = 1;
-    if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK;
-    TE_TRY(te_acquire_scaled(r, turned, te_capacity_rows(r), v.cols, TE_SCALING_TILES));
-    if (te_is_trained(r->param[i])) c->scaled.yt = turned->p, c->scaled.yt_inverse = te_scales_behind(r, *turned);
-    return TE_OK;
-}
-
-/* Let the kernel for tiles run, which stores the gradient of product i with one scale as it lies, and v, its transpose,
- * where that has memory. */
-TE_API void te__pointwise_use_tile_kernel(te_run *r, te_pointwise *c, int i, te_value v) {
-    const te_fp8_product *f = &r->param[i]->fp8;
-    c->scaled.tiles = 1, c->scaled.scale = f->scales ? f->scales->scale + f->dy : 0;
-    c->scaled.yt = v.p, c->scaled.yt_cols = te_round_up(c->rows, 16);
-}
-/* Let it do so. It runs whatever is frozen: the order of its sums, and so the bits of other gradients, do not depend on
- * that. Nor does the memory on what is frozen for a while. */
-TE_API te_status te__pointwise_transpose_tensorwise(te_value *turned, te_run *r, te_pointwise *c, int i, te_value v) {
-    if (!(r->plan->op[i].flags & TE_IS_FROZEN))
-        TE_TRY(te_acquire(r, turned, r->plan->op[i].out_rows, v.cols, v.dtype));
-    te__pointwise_use_tile_kernel(r, c, i, te_is_trained(r->param[i]) ? *turned : te_no_value());
-    return TE_OK;
-}
-
-/* Let the kernel find the amax of what it stores for product i in the list's format. The walk's value is that. */
-TE_API void te__pointwise_find_amax(te_run *r, te_pointwise *c, int i) {
-    const te_fp8_product *f = &r->param[i]->fp8;
-    c->fp8.amax = f->scales->amax + (r->pass == TE_BACKWARD ? f->dy : f->x);
-    r->measured = 1;
-}
-
-/* pointwise_step.h -- one step of a plan that is a chain: fill in the pointers, launch the kernel. */
 
 typedef te_status (*te_pointwise_launch_fn)(te_context *ctx, te_grid grid, const te_pointwise *c);
 
+/* The kernel of one step while its arguments are filled in. */
+typedef struct te_pointwise_work {
+    const te_step *step;
+    int skip;    /* the ops of the step in front of the kernel: 1 behind a product or a collective, else 0 */
+    int applied; /* the ops behind those that the product's epilogue has done (a bias) */
+    te_pointwise_shape shape;
+    te_pointwise *args;
+    int launches; /* there is something to compute or to store */
+} te_pointwise_work;
+
+TE_API te_pointwise_work te_pointwise_work_of(const te_step *s, int skip, te_pointwise_shape k, te_pointwise *args) {
+    te_pointwise_work w;
+    w.step = s, w.skip = skip, w.applied = 0, w.shape = k, w.args = args, w.launches = 0;
+    return w;
+}
+/* Op i's parameters, statistics and random numbers. */
 TE_API void te__stage_of(te_stage *st, te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     memset(st, 0, sizeof *st);
@@ -91,188 +37,314 @@ TE_API void te__stage_of(te_stage *st, te_run *r, int i) {
     st->first = te_first_row_of_all(r, op->out_rows) * op->out;
 }
 
-/* ---- forward ---------------------------------------------------------------------------------------------------- */
+/* ---- the step's result, for its consumer ------------------------------------------------------------------------- */
 
-/* The ops of `s` from `skip` on, of x; `applied` of them were done by the matrix product before (a bias). The walk's
- * value is then what the step gives. *work: whether there is anything to launch. */
-TE_API te_status te__pointwise_forward(te_run *r, const te_step *s, int skip, int applied, te_value x,
-                                   const te_pointwise_shape k, te_pointwise *c, int *work) {
-    const te_plan *plan = r->plan;
-    int last = -1;
-    for (int j = skip; j < s->count; j++)
-        if (!(plan->op[s->op[j]].flags & TE_IS_FORK)) last = j;
-    int measured = -1; /* the product for which the kernel finds the amax */
+/* How the result is stored. */
+typedef enum te_result_form {
+    TE_RESULT_in_list_format,
+    TE_RESULT_in_fp8,      /* with the consumer's scale, which is known */
+    TE_RESULT_with_scales  /* in FP8, with a scale for each row or each 1 x 128, which the kernel finds */
+} te_result_form;
+typedef struct te_pointwise_exit {
+    te_result_form form;
+    int consumer; /* the op that reads the result; -1: the caller does, or another end of a fork */
+    int gathered; /* the product behind a gather that the result goes through in FP8; -1: none */
+} te_pointwise_exit;
+
+/* Whether the kernel stores the operand of product i with scales that it finds; saved: forward saves the result in the
+ * list's format, too. In training fp8_block reads it transposed as well, which takes a kernel for tiles. */
+TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_shape k, int saved) {
+    const te_operand_policy *o = te_policy(r, i);
+    if (!o->fp8 || !r->param[i] || k.scaled != (te_scaling)o->scaling) return 0;
+    if (o->scaling == TE_SCALING_ROW) return 1;
+    if (o->scaling != TE_SCALING_TILES || saved) return 0;
+    return r->pass == TE_INFER || k.transposes || (r->pass == TE_FORWARD && o->input != TE_INPUT_saved_fp8);
+}
+/* The result of op i, of this dtype, the last of step s. */
+TE_API te_pointwise_exit te__pointwise_exit_of(const te_run *r, const te_pointwise_work *w, int i, te_dtype dtype,
+                                               int saved) {
+    te_pointwise_exit e = {TE_RESULT_in_list_format, -1, -1};
+    if (te_last_step(r, w->step) || (r->pass == TE_BACKWARD && i == 0)) return e;
+    e.consumer = te_consumer_of(r, i), e.gathered = te_gathered_consumer(r, e.consumer);
+    if (dtype == r->plan->dtype && te__pointwise_quantizes(r, e.consumer, w->shape, saved))
+        e.form = TE_RESULT_with_scales;
+    else if (!saved && (e.gathered >= 0 || te_policy(r, e.consumer)->stored_by_producer)) e.form = TE_RESULT_in_fp8;
+    return e;
+}
+
+/* TE_RESULT_in_fp8: let the kernel store v, the operand of product i or this rank's rows of it, at `at` or, null, in the
+ * workspace. v becomes that. */
+TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_pointwise *c, int i, te_rows rows, void *at) {
+    const te_fp8_product *f = &r->param[i]->fp8;
+    const int backward = r->pass == TE_BACKWARD, index = backward ? f->dy : f->x;
+    if (at) *v = te_value_of(at, TE_e4m3, te_rows_in(r, rows), v->cols);
+    else TE_TRY(te_acquire(r, v, rows, v->cols, backward ? r->plan->fp8->gradients : TE_e4m3));
+    v->scaling = TE_SCALING_TENSOR;
+    c->fp8.y = v->data;
+    if (r->pass == TE_FORWARD) te_set_saved_transposed(r, i, 0);
+    if (!f->scales) return TE_OK; /* only sizes are measured */
+    c->fp8.scale = f->scales->scale + index, c->fp8.amax = r->pass == TE_INFER ? 0 : f->scales->amax + index;
+    c->fp8.inverse = r->pass == TE_FORWARD ? te_saved_input_of(r, i).inverse : 0;
+    return TE_OK;
+}
+/* TE_RESULT_with_scales: let the kernel store v so, as the operand of product i. v becomes that; where v has memory it
+ * is stored there, too. */
+TE_API te_status te__pointwise_result_with_scales(te_value *v, te_run *r, te_pointwise *c, int i,
+                                               const te_pointwise_shape k) {
+    c->y = v->data;
+    TE_TRY(te_acquire_scaled(r, v, v->rows, v->cols, k.scaled));
+    c->scaled.y = v->data, c->scaled.inverse = v->inverse_scale, c->scaled.rule = r->param[i]->fp8.own;
+    c->scaled.yt_cols = te_round_up(v->rows, 16);
+    return TE_OK;
+}
+/* And its transpose with scales for each 1 x 128, for the weight's gradient of product i: forward saves it, backward has
+ * it beside v. */
+TE_API te_status te__pointwise_save_transposed(te_run *r, te_pointwise *c, int i) {
+    const te_saved_input saved = te_saved_input_of(r, i);
+    if (te_policy(r, i)->input != TE_INPUT_saved_fp8) return TE_OK;
+    c->scaled.tiles = 1, c->scaled.yt = saved.x, c->scaled.yt_inverse = saved.inverse;
+    te_set_saved_transposed(r, i, 1);
+    return TE_OK;
+}
+TE_API te_status te__pointwise_transpose_blockwise(te_value *v, te_run *r, te_pointwise *c, int i) {
+    te_value transposed;
+    c->scaled.tiles = 1;
+    if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK;
+    TE_TRY(te_acquire_scaled(r, &transposed, te_capacity_rows(r), v->cols, TE_SCALING_TILES));
+    te_attach_transposed(v, transposed);
+    if (te_is_trained(r->param[i])) c->scaled.yt = transposed.data, c->scaled.yt_inverse = transposed.inverse_scale;
+    return TE_OK;
+}
+/* The kernel for tiles runs: it stores the gradient of product i with one scale as it lies and, where yt is not null,
+ * transposed. */
+TE_API void te__pointwise_use_tile_kernel(te_run *r, te_pointwise *c, int i, void *yt) {
+    const te_fp8_product *f = &r->param[i]->fp8;
+    c->scaled.tiles = 1, c->scaled.scale = f->scales ? f->scales->scale + f->dy : 0;
+    c->scaled.yt = yt, c->scaled.yt_cols = te_round_up(c->rows, 16);
+}
+/* It runs whatever is frozen: the order of its sums, and so the bits of other gradients, do not depend on that. Nor does
+ * the memory on what is frozen for a while. */
+TE_API te_status te__pointwise_transpose_tensorwise(te_value *v, te_run *r, te_pointwise *c, int i) {
+    te_value transposed = te_no_value();
+    if (!(r->plan->op[i].flags & TE_IS_FROZEN))
+        TE_TRY(te_acquire(r, &transposed, r->plan->op[i].out_rows, v->cols, v->dtype));
+    te_attach_transposed(v, transposed);
+    te__pointwise_use_tile_kernel(r, c, i, te_is_trained(r->param[i]) ? transposed.data : 0);
+    return TE_OK;
+}
+/* Let the kernel find the amax of v, which it stores for product i in the list's format. */
+TE_API void te__pointwise_find_amax(te_value *v, te_run *r, te_pointwise *c, int i) {
+    const te_fp8_product *f = &r->param[i]->fp8;
+    c->fp8.amax = f->scales->amax + (r->pass == TE_BACKWARD ? f->dy : f->x);
+    v->amax = c->fp8.amax;
+}
+
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+/* The result of op i, the last of the step that is no fork: memory in the form that its consumer reads. */
+TE_API te_status te__pointwise_forward_result(te_value *v, te_run *r, te_pointwise_work *w, int i, te_pointwise_exit e) {
+    const te_op *op = &r->plan->op[i];
+    te_pointwise *c = w->args;
+    w->launches = 1;
+    if (e.form == TE_RESULT_in_list_format) {
+        TE_TRY(te_output(v, r, w->step, i));
+        c->y = v->data;
+        if (e.consumer >= 0 && te_finds_amax(r, e.consumer, v->dtype)) te__pointwise_find_amax(v, r, c, e.consumer);
+        return TE_OK;
+    }
+    *v = te_value_of(0, op->out_dtype, te_rows_in(r, op->out_rows), op->out);
+    if (e.form == TE_RESULT_in_fp8 && e.gathered >= 0)
+        return te__pointwise_store_fp8_operand(v, r, c, e.gathered, op->out_rows, 0);
+    if (e.form == TE_RESULT_in_fp8)
+        return te__pointwise_store_fp8_operand(v, r, c, e.consumer, op->out_rows, te_saved_input_of(r, e.consumer).x);
+    if (te_saves_output(r, i)) {
+        *v = te_output_of(r, i);
+        if (!v->data) TE_TRY(te_acquire(r, v, op->out_rows, op->out, op->out_dtype));
+    }
+    TE_TRY(te__pointwise_result_with_scales(v, r, c, e.consumer, w->shape));
+    if (r->pass == TE_FORWARD && v->scaling == TE_SCALING_TILES)
+        return te__pointwise_save_transposed(r, c, e.consumer);
+    return TE_OK;
+}
+/* What op i reads or writes beside the value that flows: a fork's value, an output of the list. */
+TE_API te_status te__pointwise_forward_edges(te_run *r, te_pointwise_work *w, int i, te_stage *st) {
+    const te_op *op = &r->plan->op[i];
+    te_value v;
+    if (op->flags & (TE_IS_ADD | TE_IS_MUL)) {
+        TE_TRY(te_fork_value(&v, r, op));
+        st->edge = v.data;
+        te_release_fork(r, i);
+    }
+    if (op->flags & TE_IS_OUTPUT) {
+        TE_TRY(te_edge_tensor(&v, r, op, te_value_of(0, op->out_dtype, te_rows_in(r, op->out_rows), op->out), 0));
+        st->out = v.data, w->launches = 1;
+    }
+    return TE_OK;
+}
+/* The kernel's arguments for x; the current value becomes the step's result. */
+TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value x) {
+    const te_step *s = w->step;
+    const te_op *op = r->plan->op;
     te_value stored = x; /* the value so far, where it last was in memory */
-    c->x = x.p, c->rows = x.rows;
-    for (int j = skip; j < s->count; j++) {
+    int last = -1;       /* of the step's ops that are no forks */
+    for (int j = w->skip; j < s->count; j++)
+        if (!(op[s->op[j]].flags & TE_IS_FORK)) last = j;
+    w->args->x = x.data, w->args->rows = x.rows;
+    for (int j = w->skip; j < s->count; j++) {
         const int i = s->op[j];
-        const te_op *op = &plan->op[i];
-        te_stage *st = &c->op[j - skip];
-        te_value v;
+        te_stage *st = &w->args->op[j - w->skip];
         te__stage_of(st, r, i);
-        if (op->op_class == TE_CLASS_norm) c->scaled.norm_x = j == skip ? x.p : te_input_of(r, i).p;
-        if (j < skip + applied) {
+        if (op[i].op_class == TE_CLASS_norm)
+            w->args->scaled.norm_x = j == w->skip ? x.data : te_input_of(r, i).data;
+        if (j < w->skip + w->applied) {
             st->w[0] = 0;
             if (j != last) continue;
         }
-        if (op->flags & (TE_IS_ADD | TE_IS_MUL)) {
-            TE_TRY(te_fork_value(&v, r, op));
-            st->edge = v.p;
-            te_release_fork(r, i);
-        }
-        if (op->flags & TE_IS_OUTPUT) {
-            TE_TRY(te_edge_tensor(&v, r, op, te_value_of(0, op->out_dtype, te_rows_in(r, op->out_rows), op->out), 0));
-            st->out = v.p, *work = 1;
-        }
-        if (op->flags & TE_IS_FORK) {
-            if (r->pass == TE_INFER && !(op->flags & TE_IS_INPUT)) te_set_edge(r, i, stored);
+        TE_TRY(te__pointwise_forward_edges(r, w, i, st));
+        if (op[i].flags & TE_IS_FORK) {
+            if (r->pass == TE_INFER && !(op[i].flags & TE_IS_INPUT)) te_set_edge(r, i, stored);
             continue;
         }
-        const int forked = j + 1 < s->count && (plan->op[s->op[j + 1]].flags & TE_IS_FORK);
-        const int leaves = j == s->count - 1 && !te_last_step(r, s); /* its result is the next op's input alone */
-        const int next = leaves ? te_consumer_of(r, i) : -1;
-        const int gathered = leaves ? te_gathered_consumer(r, next) : -1; /* for a product behind a gather */
-        const int for_product = leaves && (gathered >= 0 || te_is_stored_in_fp8(r, next));
-        const int kept = r->pass == TE_FORWARD && te_in_memory(r, i);
-        if (j == last && leaves && op->out_dtype == plan->dtype && te__pointwise_quantizes(r, next, k, kept)) {
-            te_value turned;
-            v = kept ? te_output_of(r, i) : te_value_of(0, op->out_dtype, te_rows_in(r, op->out_rows), op->out);
-            if (kept && !v.p) TE_TRY(te_acquire(r, &v, op->out_rows, op->out, op->out_dtype));
-            TE_TRY(te__pointwise_quantize(&v, r, c, next, k));
-            if (r->pass == TE_FORWARD && te_is_tiled(r, next)) TE_TRY(te__pointwise_transpose_blockwise(&turned, r, c, next, v));
-            *work = 1;
-        } else if (j == last && for_product && !kept) {
-            v = te_value_of(0, op->out_dtype, te_rows_in(r, op->out_rows), op->out);
-            if (gathered >= 0) TE_TRY(te__pointwise_store_fp8_operand(&v, r, c, gathered, op->out_rows, 0));
-            else TE_TRY(te__pointwise_store_fp8_operand(&v, r, c, next, op->out_rows, te_saved_input_of(r, next).x));
-            *work = 1;
-        } else if (j == last) {
-            TE_TRY(te_output(&v, r, s, i));
-            c->y = v.p, *work = 1;
-            if (leaves && te_is_measured(r, next, v.dtype)) measured = next;
-        } else if (r->pass == TE_FORWARD ? te_in_memory(r, i) : forked) {
-            v = te_output_of(r, i);
-            if (r->pass != TE_FORWARD || !v.p) TE_TRY(te_acquire(r, &v, op->out_rows, op->out, op->out_dtype));
-            st->out = v.p;
-        } else continue;
-        stored = v;
+        const int is_forked = j + 1 < s->count && (op[s->op[j + 1]].flags & TE_IS_FORK);
+        if (j == last) {
+            te_pointwise_exit e = {TE_RESULT_in_list_format, -1, -1};
+            if (j == s->count - 1) e = te__pointwise_exit_of(r, w, i, op[i].out_dtype, te_saves_output(r, i));
+            TE_TRY(te__pointwise_forward_result(&stored, r, w, i, e));
+        } else if (r->pass == TE_FORWARD ? te_saves_output(r, i) : is_forked) {
+            stored = te_output_of(r, i);
+            if (r->pass != TE_FORWARD || !stored.data)
+                TE_TRY(te_acquire(r, &stored, op[i].out_rows, op[i].out, op[i].out_dtype));
+            st->out = stored.data;
+        }
     }
-    te_set_now(r, stored);
-    if (measured >= 0) te__pointwise_find_amax(r, c, measured);
+    te_set_current(r, stored);
     return TE_OK;
 }
 
-/* ---- backward --------------------------------------------------------------------------------------------------- */
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* Where op i, an add or a mul, leaves the gradient of what its fork kept: with that of the readers behind it, if there
- * are any (te_hand_over8). */
-TE_API te_status te__pointwise_store_fork_grad(te_run *r, int i, te_stage *st, int *work) {
+/* The gradient while it goes through the ops of a step. */
+typedef struct te_pointwise_grad {
+    te_value stored; /* where it last was in memory, */
+    int changed;     /* and whether an op has changed it since */
+} te_pointwise_grad;
+
+/* Op i, an add or a mul, stores the gradient of its fork's value: the sum with that of later uses, if there are any
+ * (te/ops/residual.h). */
+TE_API te_status te__pointwise_store_fork_grad(te_run *r, te_pointwise_work *w, int i, te_stage *st) {
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
     const int first = te_is_last_use(r->plan, i);
     te_value v;
     if (fork->flags & TE_IS_INPUT) { /* its gradient is the caller's */
         const te_value like = te_value_of(0, op->edge_dtype, te_rows_in(r, op->out_rows), op->out);
         TE_TRY(te_edge_tensor(&v, r, fork, like, 1));
-        if (!v.p) return TE_OK;
-        st->edge = first ? 0 : v.p;
+        if (!v.data) return TE_OK;
+        st->edge = first ? 0 : v.data;
     } else {
         TE_TRY(te_acquire(r, &v, op->out_rows, op->out, op->edge_dtype));
-        st->edge = first ? 0 : r->edge[op->edge].p;
+        st->edge = first ? 0 : r->edge[op->edge].data;
         te_set_edge(r, op->edge, v);
     }
-    st->out = v.p, *work = 1;
+    st->out = v.data, w->launches = 1;
     return TE_OK;
 }
-/* The gradient as it passes an op that has no kernel of its own: `stored` is where it last was in memory, *changed
- * whether it differs from that. */
-TE_API te_status te__pointwise_edges(te_run *r, int i, te_stage *st, te_value *stored, int *changed, int *work) {
+/* The gradient passes op i. */
+TE_API te_status te__pointwise_backward_edges(te_run *r, te_pointwise_work *w, int i, te_stage *st,
+                                              te_pointwise_grad *g) {
     const te_op *op = &r->plan->op[i];
     const int64_t rows = te_rows_in(r, op->out_rows);
     te_value v;
     if (op->flags & TE_IS_ADD) {
         if ((r->plan->op[op->edge].flags & TE_IS_INPUT) || !te_is_last_use(r->plan, i))
-            return te__pointwise_store_fork_grad(r, i, st, work);
-        if (*changed || stored->dtype != op->edge_dtype) {
-            TE_TRY(te_acquire(r, stored, op->out_rows, op->out, op->edge_dtype));
-            st->out = stored->p, *changed = 0, *work = 1;
+            return te__pointwise_store_fork_grad(r, w, i, st);
+        if (g->changed || g->stored.dtype != op->edge_dtype) {
+            TE_TRY(te_acquire(r, &g->stored, op->out_rows, op->out, op->edge_dtype));
+            st->out = g->stored.data, g->changed = 0, w->launches = 1;
         }
-        te_set_edge(r, op->edge, *stored);
+        te_set_edge(r, op->edge, g->stored);
     } else if (op->flags & TE_IS_MUL) {
         TE_TRY(te_fork_value(&v, r, op));
-        st->w[0] = v.p, *changed = 1;
-        TE_TRY(te__pointwise_store_fork_grad(r, i, st, work));
+        st->w[0] = v.data, g->changed = 1;
+        TE_TRY(te__pointwise_store_fork_grad(r, w, i, st));
     } else if (op->flags & TE_IS_OUTPUT) {
         TE_TRY(te_edge_tensor(&v, r, op, te_value_of(0, op->out_dtype, rows, op->out), 1));
-        if (v.p) st->edge = v.p, *changed = 1;
+        if (v.data) st->edge = v.data, g->changed = 1;
     } else if (op->flags & TE_IS_FORK) {
-        st->edge = r->edge[i].p;
-        if (st->edge) *changed = 1;
-    } else if (!(op->flags & TE_GRAD_UNCHANGED)) *changed = 1;
+        st->edge = r->edge[i].data;
+        if (st->edge) g->changed = 1;
+    } else if (te__changes_gradient(op->flags)) g->changed = 1;
     return TE_OK;
 }
-/* The kernel for tiles leaves a partial sum each of the jobs from `first` on. */
-TE_API void te__pointwise_sums_of_tiles(te_run *r, int first, int64_t rows) {
-    for (int j = first; j < r->sum_count; j++) r->sums.job[j].count = (int)te_fp8_blocks(rows);
+/* Blocks of the workspace for partial sums of a step: how many the kernel leaves, and for the largest batch. */
+typedef struct te_sum_blocks { int count, max; } te_sum_blocks;
+/* Memory for the column sums that are op i's parameters' gradients. */
+TE_API te_status te__pointwise_sums(te_run *r, te_pointwise_work *w, int i, te_stage *st, te_sum_blocks blocks) {
+    const te_op *op = &r->plan->op[i];
+    const int sums = op->flags & TE_SUMS_THREE ? 3 : op->flags & TE_SUMS ? 1 : 0;
+    TE_REQUIRE(op->op_class == TE_CLASS_norm || op->params == sums, r->ctx, TE_ERROR_STATE,
+               "%s: (%s, %s): a map sums the gradients of its parameters, one (TE_SUMS) or three (TE_SUMS_THREE)",
+               r->plan->name, op->kind, op->name);
+    for (int p = 0; p < op->params; p++) {
+        TE_TRY(te_defer_column_sum(r, &st->sum[p], &r->param[i][p], op->out, blocks.count, blocks.max));
+        if (te_is_trained(&r->param[i][p])) w->launches = 1;
+        else st->sum[p] = 0; /* the kernel stores none */
+    }
+    return TE_OK;
 }
-/* The ops of `s` from `skip` on, of the gradient dy. blocks: that sum, each the rows it sees; most: those of the
- * largest batch. */
-TE_API te_status te__pointwise_backward(te_run *r, const te_step *s, int skip, int blocks, int most, te_value dy,
-                                    const te_pointwise_shape k, te_pointwise *c, int *work) {
-    const te_plan *plan = r->plan;
-    const int end = s->op[s->count - 1], waiting = r->sum_count;
-    int changed = 0, measured = 0;
-    te_value stored = dy, turned = te_no_value();
-    c->x = dy.p, c->rows = dy.rows;
-    for (int j = skip; j < s->count; j++) {
+/* The gradient behind the step's last op, `end`: memory in the form that its consumer reads. */
+TE_API te_status te__pointwise_backward_result(te_run *r, te_pointwise_work *w, int end, te_pointwise_grad *g) {
+    const te_op *op = &r->plan->op[end];
+    const te_pointwise_exit e = te__pointwise_exit_of(r, w, end, op->in_dtype, 0);
+    const int to_dx = te_last_step(r, w->step) && r->dx.data && g->stored.data != r->dx.data;
+    te_pointwise *c = w->args;
+    te_value *v = &g->stored;
+    if (g->changed && e.form == TE_RESULT_in_fp8) {
+        v->cols = op->in, w->launches = 1;
+        TE_TRY(te__pointwise_store_fp8_operand(v, r, c, e.gathered >= 0 ? e.gathered : e.consumer, op->in_rows, 0));
+        if (w->shape.transposes && e.gathered < 0) return te__pointwise_transpose_tensorwise(v, r, c, e.consumer);
+    } else if (g->changed && e.form == TE_RESULT_with_scales) {
+        *v = te_value_of(0, r->plan->dtype, te_rows_in(r, op->in_rows), op->in), w->launches = 1;
+        TE_TRY(te__pointwise_result_with_scales(v, r, c, e.consumer, w->shape));
+        return te__pointwise_transpose_blockwise(v, r, c, e.consumer);
+    } else if (g->changed || to_dx || v->dtype != op->in_dtype) {
+        TE_TRY(te_gradient(v, r, w->step, end));
+        c->y = v->data, w->launches |= c->y != 0;
+        if (c->y && e.consumer >= 0 && te_finds_amax(r, e.consumer, v->dtype))
+            te__pointwise_find_amax(v, r, c, e.consumer);
+        /* nobody wants the gradient: only sums, in the order of the kernel for tiles */
+        if (!c->y && g->changed && w->shape.transposes && end > 0 && te_policy(r, end - 1)->stored_by_producer)
+            te__pointwise_use_tile_kernel(r, c, end - 1, 0);
+    }
+    return TE_OK;
+}
+/* The kernel's arguments for the gradient dy; the current value becomes that of the step's input. */
+TE_API te_status te__pointwise_backward(te_run *r, te_pointwise_work *w, te_value dy, te_sum_blocks blocks) {
+    const te_step *s = w->step;
+    const int first_sum = r->sum_count;
+    te_pointwise_grad g = {dy, 0};
+    w->args->x = dy.data, w->args->rows = dy.rows;
+    for (int j = w->skip; j < s->count; j++) {
         const int i = s->op[j];
-        const te_op *op = &plan->op[i];
-        te_stage *st = &c->op[j - skip];
+        te_stage *st = &w->args->op[j - w->skip];
         te__stage_of(st, r, i);
-        if (op->flags & TE_SAVES_INPUT) st->saved = te_input_of(r, i).p;
-        TE_TRY(te__pointwise_edges(r, i, st, &stored, &changed, work));
-        const int sums = op->flags & TE_SUMS_THREE ? 3 : op->flags & TE_SUMS ? 1 : 0;
-        TE_REQUIRE(op->op_class == TE_CLASS_norm || op->params == sums, r->ctx, TE_ERROR_STATE,
-                   "%s: (%s, %s): a map sums the gradients of its parameters, one (TE_SUMS) or three (TE_SUMS_THREE)",
-                   plan->name, op->kind, op->name);
-        for (int p = 0; p < op->params; p++) {
-            TE_TRY(te_defer_column_sum(r, &st->sum[p], &r->param[i][p], op->out, blocks, most));
-            if (te_is_trained(&r->param[i][p])) *work = 1;
-            else st->sum[p] = 0; /* the kernel stores none */
-        }
+        if (r->plan->op[i].flags & TE_SAVES_INPUT) st->saved = te_input_of(r, i).data;
+        TE_TRY(te__pointwise_backward_edges(r, w, i, st, &g));
+        TE_TRY(te__pointwise_sums(r, w, i, st, blocks));
     }
-    const int to_dx = te_last_step(r, s) && r->dx.p && stored.p != r->dx.p;
-    const int behind = !te_last_step(r, s) && end > 0, next = behind ? te_consumer_of(r, end) : -1;
-    const int leaves = changed && behind, gathered = leaves ? te_gathered_consumer(r, next) : -1;
-    if (leaves && (gathered >= 0 || te_is_given_in_fp8(r, next))) {
-        stored.cols = plan->op[end].in;
-        TE_TRY(te__pointwise_store_fp8_operand(&stored, r, c, gathered >= 0 ? gathered : next, plan->op[end].in_rows, 0));
-        if (k.turns && gathered < 0) TE_TRY(te__pointwise_transpose_tensorwise(&turned, r, c, next, stored));
-        *work = 1;
-    } else if (leaves && plan->op[end].in_dtype == plan->dtype && te__pointwise_quantizes(r, next, k, 0)) {
-        stored = te_value_of(0, plan->dtype, te_rows_in(r, plan->op[end].in_rows), plan->op[end].in);
-        TE_TRY(te__pointwise_quantize(&stored, r, c, next, k));
-        TE_TRY(te__pointwise_transpose_blockwise(&turned, r, c, next, stored));
-        *work = 1;
-    } else if (changed || to_dx || stored.dtype != plan->op[end].in_dtype) {
-        TE_TRY(te_gradient(&stored, r, s, end));
-        c->y = stored.p, *work |= c->y != 0;
-        measured = c->y && behind && te_is_measured(r, next, stored.dtype);
-        if (!c->y && changed && k.turns && end > 0 && te_is_given_in_fp8(r, end - 1)) /* sums alone, in that order */
-            te__pointwise_use_tile_kernel(r, c, end - 1, te_no_value());
-    }
-    if (c->scaled.tiles) te__pointwise_sums_of_tiles(r, waiting, dy.rows);
-    for (int j = skip; j < s->count; j++)
-        if (plan->op[s->op[j]].flags & TE_IS_FORK) te_set_edge(r, s->op[j], te_no_value());
-    te_set_now(r, stored);
-    te_set_turned(r, turned);
-    if (measured) te__pointwise_find_amax(r, c, next);
+    TE_TRY(te__pointwise_backward_result(r, w, s->op[s->count - 1], &g));
+    /* the kernel for tiles leaves one partial sum a row of tiles */
+    for (int j = first_sum; w->args->scaled.tiles && j < r->sum_count; j++)
+        r->sums.job[j].count = (int)te_fp8_blocks(dy.rows);
+    for (int j = w->skip; j < s->count; j++)
+        if (r->plan->op[s->op[j]].flags & TE_IS_FORK) te_set_edge(r, s->op[j], te_no_value());
+    te_set_current(r, g.stored);
     return TE_OK;
 }
 
-/* ---- the step --------------------------------------------------------------------------------------------------- */
+/* ---- the launch -------------------------------------------------------------------------------------------------- */
 
 TE_API int te__sums_rows(const te_pointwise_shape k) { return k.sums >= 0 || (k.backward && k.norm >= 0); }
-/* Blocks along the rows, at most: where gradients are summed so few that the partial sums stay small. */
+/* Blocks along the rows, at most: where gradients are summed, so few that the partial sums stay small. */
 TE_API int te__max_blocks(const te_run *r, const te_pointwise_shape k, int tiles) {
     if (!TE_CUDA) return te__sums_rows(k) ? 16 : 64;
     return te__sums_rows(k) ? (int)te_max(1, (int64_t)r->ctx->processors * k.resident / tiles) : INT32_MAX / tiles;
@@ -287,60 +359,72 @@ TE_API int te__pointwise_blocks(const te_run *r, int64_t rows, const te_pointwis
     const int batch = TE_CUDA && k.norm < 0 && !te__sums_rows(k) ? te_map_batch(k) : 1;
     return (int)te_min(te_ceil_div(rows, k.groups * batch), te__max_blocks(r, k, te_pointwise_tiles(k)));
 }
-/* What the last op of the step gave in forward again, transposed or as it lies. */
-TE_API te_status te__pointwise_recompute(te_run *r, const te_step *s, int skip, te_pointwise_launch_fn launch,
-                                 const te_pointwise_shape k) {
-    const int last = s->count - 1, i = s->op[last];
+/* Recompute the output of the step's last op, for r->recompute alone. */
+TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, te_pointwise_launch_fn launch) {
+    const te_recompute_target *to = r->recompute;
+    const te_pointwise_shape k = w->shape;
+    const int last = w->step->count - 1, i = w->step->op[last];
     const te_value x = te_input_of(r, i);
-    te_pointwise c;
-    memset(&c, 0, sizeof c);
-    te__stage_of(&c.op[last - skip], r, i);
-    c.half = k.half, c.rows = x.rows, c.x = c.scaled.norm_x = x.p, c.scaled.rounded = r->again.rounded;
-    if (r->again.y) {
-        c.fp8.y = r->again.y, c.fp8.scale = r->again.scale, c.fp8.inverse = r->again.inverse;
-        return launch(r->ctx, te_grid_of(te__pointwise_blocks(r, x.rows, k) * te_pointwise_tiles(k), 1), &c);
+    te_pointwise *c = w->args;
+    memset(c, 0, sizeof *c);
+    te__stage_of(&c->op[last - w->skip], r, i);
+    c->half = k.half, c->rows = x.rows, c->x = c->scaled.norm_x = x.data, c->scaled.rounded = to->rounds_first;
+    if (to->data) {
+        c->fp8.y = to->data, c->fp8.scale = to->scale, c->fp8.inverse = to->inverse_scale;
+        return launch(r->ctx, te_grid_of(te__pointwise_blocks(r, x.rows, k) * te_pointwise_tiles(k), 1), c);
     }
-    c.scaled.tiles = 1, c.scaled.from = last - skip, c.scaled.rule = r->param[i + 1]->fp8.own;
-    c.scaled.yt = r->again.yt, c.scaled.yt_inverse = r->again.inverse, c.scaled.yt_cols = te_round_up(x.rows, 16);
-    c.scaled.scale = r->again.scale;
-    return launch(r->ctx, te_grid_of(1, 1), &c);
+    c->scaled.tiles = 1, c->scaled.from = last - w->skip, c->scaled.rule = r->param[i + 1]->fp8.own;
+    c->scaled.yt = to->transposed, c->scaled.yt_inverse = to->inverse_scale, c->scaled.yt_cols = te_round_up(x.rows, 16);
+    c->scaled.scale = to->scale;
+    return launch(r->ctx, te_grid_of(1, 1), c);
 }
-/* Whether what the step gives, whose amax its kernel finds for the product behind it, is stored by nobody, because that
- * kernel runs again once the scale is known: the last op then reads no more than it writes, and those before it do
- * nothing (a bias without its parameter). */
+/* Whether the kernel finds only the amax of the result and stores nothing, because it runs again once the scale is
+ * known (TE_VALUE_amax_only). That pays where its last op reads no more than it writes, and the ops before it do nothing
+ * in the second run (a bias without its parameter). */
 TE_API int te__pointwise_amax_only(const te_run *r, const te_step *s, int skip, const te_pointwise_shape k) {
     const int last = s->op[s->count - 1];
-    int alone = r->pass == TE_FORWARD && !te_last_step(r, s) && k.norm < 0 && k.in_halves + k.out_halves == 2 &&
-                k.out != TE_f32 && te_is_measured(r, te_consumer_of(r, last), r->plan->op[last].out_dtype) &&
-                te_is_given_again(r, te_consumer_of(r, last));
+    if (r->pass != TE_FORWARD || te_last_step(r, s)) return 0;
+    if (k.norm >= 0 || k.in_halves + k.out_halves != 2 || k.out == TE_f32) return 0;
+    const int consumer = te_consumer_of(r, last);
+    if (!te_finds_amax(r, consumer, r->plan->op[last].out_dtype)) return 0;
+    if (te_policy(r, consumer)->input != TE_INPUT_recomputed) return 0;
     for (int j = skip; j < s->count - 1; j++)
-        alone = alone && (r->plan->op[s->op[j]].flags & TE_EPILOGUE_OF_BIAS);
-    return alone;
+        if (!(r->plan->op[s->op[j]].flags & TE_EPILOGUE_OF_BIAS)) return 0;
+    return 1;
 }
-/* Ops [skip, count) of the step as one kernel, of x; `applied`: see te__pointwise_forward. */
+/* The kernel does that: the current value is not stored. */
+TE_API void te__pointwise_leave_amax_only(te_run *r, te_pointwise *c) {
+    c->y = 0, r->current.state = TE_VALUE_amax_only;
+}
+/* Ops [skip, count) of the step as one kernel, of x; `applied` of them the product in front has done. */
 TE_API te_status te_pointwise_step_forward(te_run *r, const te_step *s, int skip, int applied, te_value x,
-                                       te_pointwise_launch_fn launch, const te_pointwise_shape k) {
+                                           te_pointwise_launch_fn launch, const te_pointwise_shape k) {
     te_pointwise c;
-    int work = 0;
-    if (r->again.yt || r->again.y) return te__pointwise_recompute(r, s, skip, launch, k);
+    te_pointwise_work w = te_pointwise_work_of(s, skip, k, &c);
+    w.applied = applied;
+    if (r->describe) return *r->describe = k, TE_OK;
+    if (r->recompute) return te__pointwise_recompute(r, &w, launch);
     const int64_t blocks = te__pointwise_blocks(r, x.rows, k);
     memset(&c, 0, sizeof c); /* what no op fills in is null */
     c.half = k.half;
-    TE_TRY(te__pointwise_forward(r, s, skip, applied, x, k, &c, &work));
-    if (te__pointwise_amax_only(r, s, skip, k)) c.y = 0, r->unstored = 1;
-    if (work) c.take = r->take, r->take.taken = 0;
-    return work && !r->dry ? launch(r->ctx, te_grid_of(blocks * te_pointwise_tiles(k), 1), &c) : TE_OK;
+    TE_TRY(te__pointwise_forward(r, &w, x));
+    if (te__pointwise_amax_only(r, s, skip, k)) te__pointwise_leave_amax_only(r, &c);
+    if (w.launches) c.take = r->take, r->take.taken = 0;
+    return w.launches && !r->dry ? launch(r->ctx, te_grid_of(blocks * te_pointwise_tiles(k), 1), &c) : TE_OK;
 }
 /* The same of the gradient dy; nothing is applied before. */
 TE_API te_status te_pointwise_step_backward(te_run *r, const te_step *s, int skip, int applied, te_value dy,
-                                        te_pointwise_launch_fn launch, const te_pointwise_shape k) {
+                                            te_pointwise_launch_fn launch, const te_pointwise_shape k) {
     te_pointwise c;
-    int work = 0;
-    const int blocks = te__pointwise_blocks(r, dy.rows, k), tiles = k.turns ? (int)te_fp8_blocks(te_capacity_rows(r)) : 0;
-    const int most = (int)te_max(te__max_blocks(r, k, te_pointwise_tiles(k)), tiles);
+    te_pointwise_work w = te_pointwise_work_of(s, skip, k, &c);
+    if (r->describe) return *r->describe = k, TE_OK;
+    const int tiles = k.transposes ? (int)te_fp8_blocks(te_capacity_rows(r)) : 0;
+    const te_sum_blocks blocks = {te__pointwise_blocks(r, dy.rows, k),
+                                  (int)te_max(te__max_blocks(r, k, te_pointwise_tiles(k)), tiles)};
     memset(&c, 0, sizeof c), c.half = k.half, (void)applied;
-    TE_TRY(te__pointwise_backward(r, s, skip, blocks, most, dy, k, &c, &work));
-    return work && !r->dry ? launch(r->ctx, te_grid_of((int64_t)blocks * te_pointwise_tiles(k), 1), &c) : TE_OK;
+    TE_TRY(te__pointwise_backward(r, &w, dy, blocks));
+    if (!w.launches || r->dry) return TE_OK;
+    return launch(r->ctx, te_grid_of((int64_t)blocks.count * te_pointwise_tiles(k), 1), &c);
 }
 
 #endif

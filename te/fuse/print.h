@@ -1,0 +1,254 @@
+/* print.h -- a plan as a table: step, its ops, kernels, and the bytes a row moves. What a step stores is not guessed: the
+ * step says which kernel it has (te_run.describe), and the executor's own rule says what that stores for its consumer.
+ *
+ * Do this:
+ *     te_plan_print(stdout, block_plan());     // or block_print_plan(stdout)
+ */
+#ifndef TE_PRINT_H
+#define TE_PRINT_H
+
+#include <stdio.h> /* FILE */
+
+#include "../plan/impl/executor.h" /* te_plan, te_plan_saved_bytes */
+#include "../pointwise/impl/pointwise_step.h" /* te__pointwise_exit_of */
+
+/* ---- bytes ------------------------------------------------------------------------------------------------------- */
+
+/* A run that only answers questions about the steps of a pass: one row, recipes on. none: a parameter for all ops. */
+TE_API te_run te__run_to_print(const te_plan *p, te_pass pass, te_param *none) {
+    te_run r = te_run_to_size(p, pass, 1, TE_USE_on, 0);
+    memset(none, 0, TE_MAX_PARAMS * sizeof *none);
+    for (int i = 0; i < p->op_count; i++) r.param[i] = none;
+    return r;
+}
+/* Whether the gradient that a backward step leaves is another one than that which it read, or last stored for a fork. */
+TE_API int te__step_changes_gradient(const te_plan *p, const te_step *s) {
+    int changed = 0;
+    for (int j = p->op[s->op[0]].op_class == TE_CLASS_gemm; j < s->count; j++) {
+        const int flags = p->op[s->op[j]].flags;
+        changed = flags & TE_IS_ADD ? 0 : changed || te__changes_gradient(flags);
+    }
+    return changed;
+}
+/* In how many layouts a step's pointwise kernel stores its result in FP8 with scales that it finds: none, as it lies, as
+ * it lies and transposed. */
+TE_API int te__step_fp8_layouts(te_run *r, const te_step *s) {
+    const te_op *first = &r->plan->op[s->op[0]], *end = &r->plan->op[s->op[s->count - 1]];
+    const int last = s->op[s->count - 1], back = r->pass == TE_BACKWARD;
+    te_pointwise_shape k = te_no_shape();
+    if (first->op_class == TE_CLASS_custom && (back || !(first->flags & TE_LEADS_POINTWISE))) return 0;
+    if (end->op_class == TE_CLASS_gemm || end->op_class == TE_CLASS_custom) return 0;
+    if (back ? !te__step_changes_gradient(r->plan, s) : (end->flags & TE_IS_FORK) != 0) return 0;
+    r->describe = &k;
+    (void)s->run(r, s);
+    r->describe = 0;
+    const te_pointwise_work w = te_pointwise_work_of(s, 0, k, 0);
+    const te_pointwise_exit e =
+        te__pointwise_exit_of(r, &w, last, back ? end->in_dtype : end->out_dtype, te_saves_output(r, last));
+    if (e.form != TE_RESULT_with_scales) return 0;
+    if (k.scaled == TE_SCALING_ROW) return 1;
+    if (back) return r->plan->op[e.consumer].flags & TE_IS_FROZEN ? 1 : 2;
+    return r->pass == TE_FORWARD && te_policy(r, e.consumer)->input == TE_INPUT_saved_fp8 ? 2 : 1;
+}
+/* Bytes a row that this saves against the list's format, in which forward may store the result as well. */
+TE_API long te__step_fp8_saves(te_run *r, const te_step *s) {
+    const int last = s->op[s->count - 1], layouts = te__step_fp8_layouts(r, s);
+    const te_op *end = &r->plan->op[last];
+    const long width = r->pass == TE_BACKWARD ? end->in : end->out;
+    if (!layouts) return 0;
+    const int rowwise = te_policy(r, te_consumer_of(r, last))->scaling == TE_SCALING_ROW;
+    const long scales = (rowwise ? 1 : width / TE_FP8_BLOCK) * (long)sizeof(float);
+    const long in_list_format = te_saves_output(r, last) ? 0 : width * (long)te_dtype_bytes(r->plan->dtype);
+    return in_list_format - layouts * (width + scales);
+}
+/* Whether all ops of a step pass the value or the gradient on where it lies. */
+TE_API int te__step_moves_nothing(const te_plan *p, const te_step *s, te_pass pass) {
+    for (int j = 0; j < s->count; j++) {
+        const int i = s->op[j], before_load = i + 1 < p->op_count && (p->op[i + 1].flags & TE_IS_LOAD);
+        if (!(p->op[i].flags & TE_IS_FORK)) return 0;
+        if (pass == TE_BACKWARD && !(before_load && s->count == 1)) return 0;
+    }
+    return 1;
+}
+/* Whether backward leaves the gradient as it is, and only sums it or adds it elsewhere (an add, a bias). */
+TE_API int te__step_leaves_gradient(const te_plan *p, const te_step *s) {
+    for (int j = 0; j < s->count; j++)
+        if (te__changes_gradient(p->op[s->op[j]].flags)) return 0;
+    return 1;
+}
+TE_API int te__step_sums(const te_plan *p, const te_step *s) {
+    int sums = 0;
+    for (int j = 0; j < s->count; j++) sums |= p->op[s->op[j]].flags & TE_SUMS;
+    return sums;
+}
+/* Of op j of a forward or inference step: its statistics, its fork's value, and its output where that is saved. */
+TE_API long te__op_bytes_forward(const te_run *r, const te_step *s, int j) {
+    const te_plan *p = r->plan;
+    const int i = s->op[j];
+    const te_op *op = &p->op[i];
+    const long size = (long)te_dtype_bytes(p->dtype);
+    long n = r->pass == TE_INFER ? 0 : op->stats * (long)sizeof(float);
+    if (op->flags & (TE_IS_ADD | TE_IS_MUL)) { /* read, unless the step begins with that very value */
+        const int from_input = (p->op[op->edge].flags & TE_IS_INPUT) != 0;
+        if (op->edge + 1 != s->op[0] || from_input) n += op->in * size;
+    }
+    if (j + 1 < s->count && te_saves_output(r, i) && !(op->flags & TE_IS_FORK)) n += op->out * size;
+    return n;
+}
+/* Of op j of a backward step: its statistics, what forward saved for it, and the gradients of forks. */
+TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int leaves_gradient) {
+    const te_plan *p = r->plan;
+    const int i = s->op[j];
+    const te_op *op = &p->op[i];
+    const long size = (long)te_dtype_bytes(p->dtype);
+    long n = op->stats * (long)sizeof(float);
+    const int reads = (op->flags & TE_SAVES_INPUT) || te_recomputes_logits(p, i);
+    if (reads && !(i && te_recomputes_logits(p, i - 1))) n += op->in * size;
+    if ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT))
+        n += op->out * size; /* the gradient of an input went to its caller */
+    const int joins = op->edge >= 0 && !te_is_last_use(p, i); /* the gradient so far is read, the sum written */
+    if ((op->flags & TE_IS_ADD) && joins) n += (leaves_gradient && s->count == 1 ? 3 : 2) * op->out * size;
+    else if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += op->out * size;
+    if (op->flags & TE_IS_MUL) n += (joins ? 3 : 2) * op->out * size; /* the fork's value, and its gradient */
+    return n;
+}
+/* Bytes a row that a step has to move at least: its input, its output, what it saves for backward or reads of that, and
+ * the residual edges. Weights are left out: they do not grow with the rows. */
+TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) {
+    te_param none[TE_MAX_PARAMS];
+    te_run r = te__run_to_print(p, pass, none);
+    const long size = (long)te_dtype_bytes(p->dtype);
+    const te_op *first = &p->op[s->op[0]], *last = &p->op[s->op[s->count - 1]];
+    const int back = pass == TE_BACKWARD, leaves_gradient = back && te__step_leaves_gradient(p, s);
+    if (first->flags & TE_IS_LOAD) return !back || te_is_last_use(p, s->op[0]) ? 0 : 3 * first->out * size;
+    if (te__step_moves_nothing(p, s, pass)) return 0;
+    long n = (back ? first->out + last->in : first->in + last->out) * size;
+    if (first->flags & TE_FROM_TOKENS) n = first->out * (back ? size + 8 : 2 * size); /* rows of the table; its gradient
+                                                                                       * is read and written */
+    if (leaves_gradient) n = te__step_sums(p, s) ? first->out * size : 0;
+    for (int j = 0; j < s->count; j++)
+        n += back ? te__op_bytes_backward(&r, s, j, leaves_gradient) : te__op_bytes_forward(&r, s, j);
+    return n - te__step_fp8_saves(&r, s);
+}
+
+/* ---- the table --------------------------------------------------------------------------------------------------- */
+
+/* What the products of a step read, where that is more than "fp8" says. */
+TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
+    if ((first->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD) return ", e4m3 by heads";
+    if (TE_IS_ROWWISE(first->recipe) && pass != TE_BACKWARD) return ", e4m3 by rows";
+    if (!TE_IS_BLOCKWISE(first->recipe)) return "";
+    if (pass != TE_BACKWARD) return ", e4m3 by 1x128 and 128x128";
+    return first->flags & TE_IS_FROZEN ? ", e4m3 by 1x128 and 128x128"
+                                       : ", e4m3 by 1x128 and 128x128, dweight by 1x128 and 1x128";
+}
+/* What it stores, where that is not of the list's format. */
+TE_API const char *te__step_result(te_run *r, const te_step *s) {
+    const int next = s->op[s->count - 1] + 1;
+    switch (te__step_fp8_layouts(r, s)) {
+    case 0: return "";
+    case 1: return r->pass != TE_BACKWARD && TE_IS_ROWWISE(r->plan->op[next].recipe) ? "; stores e4m3 by rows"
+                                                                                    : "; stores e4m3 by 1x128";
+    default: return "; stores e4m3 by 1x128 and 128x1";
+    }
+}
+/* Whether a row over ranks has a kernel that goes through the memory which ranks map (te/comm/peer_row.h). */
+TE_API int te__has_peer_kernel(const te_plan *p, const te_step *s) {
+    const te_op *first = &p->op[s->op[0]];
+    int norm = 0;
+    if (s->count < 3 || first->op_class != TE_CLASS_custom || !(first->flags & TE_TAKES_PRODUCT)) return 0;
+    for (int j = 2; j < s->count; j++) norm |= p->op[s->op[j]].op_class == TE_CLASS_norm;
+    return norm && !p->takes_dims && first->out % 8 == 0;
+}
+/* What a step launches. A product in front of a row over ranks sends to the others where it is a kernel of ours. */
+TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pass pass) {
+    const te_op *first = &p->op[s->op[0]], *last = &p->op[s->op[s->count - 1]];
+    if (te__has_peer_kernel(p, s))
+        fprintf(f, "%s_peers; without mapped memory %s, %s%s%s", s->kernels, first->kind, s->kernels,
+                last->op_class == TE_CLASS_custom ? ", " : "", last->op_class == TE_CLASS_custom ? last->kind : "");
+    else fprintf(f, "%s", s->kernels);
+    if (pass != TE_BACKWARD && s->count == 1 && first->op_class == TE_CLASS_gemm && te__has_peer_kernel(p, s + 1) &&
+        p->op[s[1].op[0]].in_rows == p->op[s[1].op[0]].out_rows)
+        fprintf(f, "; sends to the next step if it is a kernel of ours");
+}
+/* One line; returns the bytes. */
+TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const te_step *s, te_pass pass) {
+    te_param none[TE_MAX_PARAMS];
+    te_run r = te__run_to_print(p, pass, none);
+    const long bytes = te_step_row_bytes(p, s, pass);
+    const te_op *a = &p->op[s->op[0]], *b = &p->op[s->op[s->count - 1]];
+    const int in_fp8 = (a->recipe != TE_RECIPE_none && !(pass == TE_BACKWARD && TE_IS_ROWWISE(a->recipe))) ||
+                       ((a->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD);
+    fprintf(f, "%4s  %-42s %6d -> %-6d %-5s %8ld  ", number, s->row, pass == TE_BACKWARD ? a->out : a->in,
+            pass == TE_BACKWARD ? b->in : b->out, in_fp8 ? "fp8" : te_dtype_name(p->dtype), bytes);
+    te__print_kernels(f, p, s, pass);
+    fprintf(f, "%s%s\n", te__step_operands(a, pass), te__step_result(&r, s));
+    return bytes;
+}
+/* The forward steps that backward runs again before step s: of the spans that s is the first to reach. */
+TE_API long te__print_recompute(FILE *f, const te_plan *p, const te_step *s) {
+    long total = 0;
+    const te_run r = te_run_to_size(p, TE_BACKWARD, 1, TE_USE_on, 0);
+    for (int k = 0; k < p->region_count; k++) {
+        int from, to, reached = 0;
+        for (int j = 0; j < s->count; j++) reached |= s->op[j] == p->region[k].last;
+        te__recompute_steps(&r, k, &from, &to);
+        for (int i = from; reached && i < to; i++) total += te__print_step(f, p, "+", &p->forward[i], TE_FORWARD);
+    }
+    return total;
+}
+TE_API void te__print_pass(FILE *f, const te_plan *p, const char *title, const te_step *s, int count, te_pass pass) {
+    long total = 0;
+    fprintf(f, "%s, %d steps", title, count);
+    if (pass == TE_BACKWARD && p->region_count) fprintf(f, "; +: a step of forward that runs again");
+    fprintf(f, "\n");
+    for (int i = 0; i < count; i++) {
+        char number[12];
+        snprintf(number, sizeof number, "%d", i + 1);
+        if (pass == TE_BACKWARD) total += te__print_recompute(f, p, &s[i]);
+        total += te__print_step(f, p, number, &s[i], pass);
+    }
+    fprintf(f, "      %-42s %6s    %-6s %-5s %8ld\n", "", "", "", "", total);
+}
+TE_API size_t te__saved_row_bytes(const te_plan *p) {
+    return (te_plan_saved_bytes(p, TE_ROW_PAD) - TE_ALIGN) / TE_ROW_PAD;
+}
+TE_API void te__print_saved(FILE *f, const te_plan *p) {
+    te_plan all = *p; /* the same, with nothing run again */
+    all.region_count = 0;
+    fprintf(f, ", %zu bytes a row saved for backward", te__saved_row_bytes(p));
+    if (p->region_count) fprintf(f, " (%zu without recompute)", te__saved_row_bytes(&all));
+    if (p->fp8)
+        fprintf(f, " (%zu without the recipe)",
+                (te_plan_saved_bytes_without_recipe(p, TE_ROW_PAD) - TE_ALIGN) / TE_ROW_PAD);
+}
+/* The first line without its end; 0: widths are not known yet, and there is no more to say. */
+TE_API int te__print_head(FILE *f, const te_plan *p) {
+    if (!f || !p) return 0;
+    fprintf(f, "%s: %d ops, %s, ", p->name, p->op_count, te_dtype_name(p->dtype));
+    if (p->fp8 && p->fp8->weights != p->dtype) fprintf(f, "weights of products %s, ", te_dtype_name(p->fp8->weights));
+    if (p->takes_dims) fprintf(f, "of widths that %s_set_dims sets\n", p->name);
+    else fprintf(f, "%lld parameters", (long long)te_plan_param_elements(p));
+    return !p->takes_dims;
+}
+TE_API void te__print_columns(FILE *f) {
+    fprintf(f, "\n      %-42s %6s    %-6s %-5s %8s  %s\n", "ops", "in", "out", "dtype", "bytes/row", "kernels");
+}
+/* The inference alone. */
+TE_API void te_plan_print_inference(FILE *f, const te_plan *p) {
+    if (!te__print_head(f, p)) return;
+    te__print_columns(f);
+    te__print_pass(f, p, "inference", p->infer, p->infer_count, TE_INFER);
+}
+/* All passes that the list has. */
+TE_API void te_plan_print(FILE *f, const te_plan *p) {
+    if (p && !p->training) te_plan_print_inference(f, p);
+    if (!p || !p->training || !te__print_head(f, p)) return;
+    te__print_saved(f, p);
+    te__print_columns(f);
+    te__print_pass(f, p, "forward", p->forward, p->forward_count, TE_FORWARD);
+    te__print_pass(f, p, "inference", p->infer, p->infer_count, TE_INFER);
+    te__print_pass(f, p, "backward", p->backward, p->backward_count, TE_BACKWARD);
+}
+
+#endif
