@@ -311,9 +311,10 @@ static void bench_steps(const te_plan *plan, int batch, int seq, int only_pass, 
         for (size_t i = 0; i < (size_t)sets; i++) {
             te_run *r = &run[i];
             te__begin(r, plan, (te_pass)pass, rows, batch, ctx);
-            r->batch = &batches[i], r->x.p = c.tensor(c.x[i]).data, r->y.p = c.y[i];
-            r->dx = r->x, r->dx.p = c.tensor(c.dx[i]).data, r->dy = r->y, r->dy.p = c.dy[i];
+            r->batch = &batches[i], r->x.data = c.tensor(c.x[i]).data, r->y.data = c.y[i];
+            r->dx = r->x, r->dx.data = c.tensor(c.dx[i]).data, r->dy = r->y, r->dy.data = c.dy[i];
             te__take_params(r, &c.m);
+            te_set_recipe_use(r, TE_USE_as_bound);
             te__lay_out(r, (char *)c.saved[i].memory);
             r->dry = 0, r->current = pass == TE_BACKWARD ? r->dy : r->x, r->pool.count = 0, r->pool.base = (char *)c.workspace[i];
         }

@@ -177,7 +177,7 @@ struct trial {
     void compare_forward(const te_plan &all, const buffer &memory) {
         te_run layout;
         te__begin(&layout, &all, TE_FORWARD, (int64_t)rows, call.batch, ctx);
-        layout.x.p = x.data(), layout.y.p = y.data();
+        layout.x.data = x.data(), layout.y.data = y.data();
         if (te__has_memory(&all)) layout.memory = (int64_t)at.batch * at.memory;
         (void)te__lay_out(&layout, (char *)memory.data());
         const reference::rounding round = stored_forward(plan, true);

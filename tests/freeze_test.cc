@@ -297,7 +297,7 @@ TEST_CASE("the workspace for a backward in FP8, however forward has kept what pr
                 for (int turned = 0; turned < 1 << plan->op_count; turned++) {
                     te_run r;
                     te__begin_batch(&r, plan, TE_BACKWARD, &l.model, &l.batch, l.ctx);
-                    r.x.p = l.x.data(), r.y.p = l.y.data(), r.dx = r.x, r.dy = r.y, r.current = r.dy, r.turned = te_no_value();
+                    r.x.data = l.x.data(), r.y.data = l.y.data(), r.dx = r.x, r.dy = r.y, r.current = r.dy;
                     for (int i = 0; i < plan->op_count; i++) te_set_saved_transposed(&r, i, turned >> i & 1);
                     r.saved_bytes = te__lay_out(&r, (char *)l.memory.data()), r.backward_stop = te__backward_stop_of(&r);
                     INFO(plan->name << ", " << rows << " rows, turned: " << turned);

@@ -364,14 +364,15 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
     const reference::vec wa = read_at(u.ctx, a->data, TE_e4m3, (size_t)IN * MIDDLE, 1 / scale_of(a->weight));
     const reference::vec wb = read_at(u.ctx, c->data, TE_e4m3, (size_t)IN * MIDDLE, 1 / scale_of(c->weight));
     te_run r = te_run_to_size(u.plan, TE_FORWARD, (int64_t)m, TE_USE_on, u.ctx);
-    r.x.p = b.x.data(), r.use = TE_USE_as_bound;
+    r.x.data = b.x.data();
     te__take_params(&r, u.m.model());
+    te_set_recipe_use(&r, TE_USE_as_bound);
     (void)te__lay_out(&r, (char *)b.memory.data());
     const auto kept = [&](int op, size_t cols, int scale) { // or made again, as backward does
         const te_saved_input k = te_saved_input_of(&r, op);
         const reference::vec of = read_at(u.ctx, k.inverse, TE_f32, 2);
         const size_t rows = (size_t)te__fp8_rows((int64_t)m);
-        const int again = te_is_made_again(&r, op);
+        const int again = te_policy(&r, op)->input != TE_INPUT_saved_fp8;
         buffer room(u.ctx, (size_t)te_capacity_rows(&r) * cols + 2 * TE_ALIGN);
         void *at = k.x;
         CHECK((of[1] == scale_of(scale) && std::fabs(of[0] * of[1] - 1) < 1e-6));
@@ -380,7 +381,7 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
             REQUIRE(te__fp8_recompute_input(&r, op, &at, 1) == TE_OK);
             r.pass = TE_FORWARD;
         }
-        if (!again && !te_saved_is_transposed(b.saved.turned, op)) return read_at(u.ctx, at, TE_e4m3, m * cols, of[0]);
+        if (!again && !te_saved_is_transposed(b.saved.transposed, op)) return read_at(u.ctx, at, TE_e4m3, m * cols, of[0]);
         const reference::vec turned = read_at(u.ctx, at, TE_e4m3, rows * cols, of[0]);
         reference::vec x(m * cols);
         for (size_t j = 0; j < cols; j++)
@@ -389,7 +390,7 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
                 else REQUIRE(turned[j * rows + i] == 0);
         return x;
     };
-    if (u.ctx->capability == 900 && own && !te_is_made_again(&r, LINEAR_B)) CHECK(te_saved_is_transposed(b.saved.turned, LINEAR_B) == (!stored || m > 128)); // a cast and the product of many rows leave the transpose
+    if (u.ctx->capability == 900 && own && te_policy(&r, LINEAR_B)->input == TE_INPUT_saved_fp8) CHECK(te_saved_is_transposed(b.saved.transposed, LINEAR_B) == (!stored || m > 128)); // a cast and the product of many rows leave the transpose
     const reference::vec xa = kept(LINEAR_A, IN, a->x), xb = kept(LINEAR_B, MIDDLE, c->x), pre = read_at(u.ctx, r.act[BIAS_A], TE_bf16, m * MIDDLE);
     const reference::vec grads = u.m.grads.read(TE_f32);
     const auto grad = [&](int i) { return reference::vec(grads.begin() + (long)u.m.grad_at(i), grads.begin() + (long)(u.m.grad_at(i) + u.m.elements(i))); };
@@ -585,8 +586,8 @@ std::vector<std::vector<uint8_t>> gated_steps(const subject &list, int rows, int
         b.forward(u);
         all.push_back(b.y.raw());
         te_run r = te_run_to_size(u.plan, TE_FORWARD, rows, TE_USE_on, u.ctx);
-        r.use = TE_USE_as_bound;
         te__take_params(&r, u.m.model());
+        te_set_recipe_use(&r, TE_USE_as_bound);
         (void)te__lay_out(&r, (char *)b.memory.data());
         std::vector<uint8_t> kept(u.rows * 2 * half * 2), scales(8);
         REQUIRE(te_copy(u.ctx, kept.data(), r.act[last == 2], kept.size()) == TE_OK);

@@ -246,8 +246,8 @@ TEST_CASE("a kernel that stores a gradient in FP8 transposed as well has the bit
         for (const int64_t rows : brief() ? std::vector<int64_t>{129} : std::vector<int64_t>{1, 37, 261}) check_turned(p, rows, true);
         check_turned(p, 50, false);
     }
-    CHECK(tbf16_kept_l_linear_swiglu_bias_backward_shape(80).turns == 0);      // it reads what forward kept
-    CHECK(tbf16_now_d_dropout_bias_backward_shape(272).turns == 0); // its scale is not known yet
+    CHECK(tbf16_kept_l_linear_swiglu_bias_backward_shape(80).transposes == 0);      // it reads what forward kept
+    CHECK(tbf16_now_d_dropout_bias_backward_shape(272).transposes == 0); // its scale is not known yet
 }
 
 // ---- whole lists ---------------------------------------------------------------------------------------------------------

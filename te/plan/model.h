@@ -100,6 +100,11 @@ typedef enum te_recipe {
     TE_RECIPE_COUNT
 } te_recipe;
 /* Whether its scales are of tiles and blocks, of rows, of tensors; a constant of one. */
+#define TE_SCALING_OF(recipe)                                     \
+    (TE_IS_TENSORWISE(recipe)  ? (int)TE_SCALING_TENSOR           \
+     : TE_IS_ROWWISE(recipe)   ? (int)TE_SCALING_ROW              \
+     : TE_IS_BLOCKWISE(recipe) ? (int)TE_SCALING_TILES            \
+                               : (int)TE_SCALING_NONE)
 #define TE_IS_BLOCKWISE(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_block)
 #define TE_IS_ROWWISE(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_row)
 #define TE_IS_TENSORWISE(recipe) \

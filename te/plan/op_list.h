@@ -247,7 +247,7 @@ typedef enum te_produces {
 #define TE_IN(op)         TE_TUPLE_OR(TE_FACT(IN, op)(op), 0)
 #define TE_OUT(op, in)    TE_TUPLE_OR(TE_FACT(OUT, op)(op, in), in)
 #define TE_ROWS(op, in)   TE_TUPLE_OR(TE_FACT(ROWS, op)(op, in), in)
-#define TE_PRODUCES(op)      TE_TUPLE_OR(TE_FACT(GIVES, op)(op), TE_PRODUCES_list)
+#define TE_PRODUCES(op)      TE_TUPLE_OR(TE_FACT(PRODUCES, op)(op), TE_PRODUCES_list)
 #define TE_WANTS(op)      TE_TUPLE_OR(TE_FACT(WANTS, op)(op), TE_PRODUCES_list)
 #define TE_FLAGS(op)      TE_TUPLE_OR(TE_FACT(FLAGS, op)(op), 0)
 #define TE_STATS(op)      TE_TUPLE_OR(TE_FACT(STATS, op)(op), 0)
@@ -294,5 +294,72 @@ typedef struct te_no_options { int none; } te_no_options;
 /* The struct of an op's options, and the constants in it. */
 #define TE_OPTIONS_TYPE(op) TE_FIRST(TE_UNWRAP(TE_OPTIONS(op)), ~)
 #define TE_OPTIONS_VALUES(op) {TE_REST(TE_UNWRAP(TE_OPTIONS(op)))}
+
+/* ---- constants of a list, by model and op: model_family_name_.. --------------------------------------------------- */
+
+/* What stands before the first op of a list, and behind the last. */
+#define TE_OP_begin (begin, begin)
+#define TE_OP_end (end, end)
+#define TE_IS_END_end ,
+#define TE_IF_END(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE_IS_END_, TE_KIND(op)), yes, no)
+#define TE_ID(model, op)        TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), index)
+#define TE_WIDTH_IN(model, op)  TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), in)
+#define TE_WIDTH_OUT(model, op) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), out)
+#define TE_DTYPE_OUT(model, op) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), dtype)
+#define TE_DTYPE_IN(model, op)  TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), in_dtype)
+#define TE_ROWS_OUT(model, op)  TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), rows)
+#define TE_ROWS_IN(model, op)   TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), in_rows)
+#define TE_EDGE_INDEX(model, op) TE_FIRST(TE_UNWRAP(TE_EDGE(model, op)), ~)
+#define TE_EDGE_DTYPE(model, op) TE_SECOND(TE_UNWRAP(TE_EDGE(model, op)), ~)
+#define TE_LAYOUT_OUT(model, op) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), layout)
+#define TE_FORK_LAYOUT(model, x) TE_JOIN4(te_layout_of_, x, of, model, fork)
+
+/* ---- the ops of one step ------------------------------------------------------------------------------------------ */
+
+/* TE_EACH_OP(M, x, ops...): M(x, 0, op) M(x, 1, op) ... for the ops of one step, eight at most. */
+#define TE_EACH_OP(M, x, ...) TE_EACH_OP_(M, x, __VA_ARGS__, (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), \
+    (end, ~), (end, ~))
+#define TE_EACH_OP_(M, x, a, b, c, d, e, f, g, h, ...)                                                            \
+    M(x, 0, a) TE_EACH_OP1(M, x, 1, b) TE_EACH_OP1(M, x, 2, c) TE_EACH_OP1(M, x, 3, d)                                      \
+    TE_EACH_OP1(M, x, 4, e) TE_EACH_OP1(M, x, 5, f) TE_EACH_OP1(M, x, 6, g) TE_EACH_OP1(M, x, 7, h)
+#define TE_EACH_OP1(M, x, i, op) TE_IF_END(op, TE_NOTHING, M)(x, i, op)
+
+/* The first and last op of a step; the step's name: its kinds joined by _. */
+#define TE_FIRST_OP(...) TE_FIRST(__VA_ARGS__, ~)
+#define TE_LAST_OP(...) TE_BY_OP_COUNT(__VA_ARGS__, TE_LAST8, TE_LAST7, TE_LAST6, TE_LAST5, TE_LAST4, TE_LAST3, \
+    TE_LAST2, TE_LAST1, ~)(__VA_ARGS__, ~)
+#define TE_PATTERN_NAME(...) TE_BY_OP_COUNT(__VA_ARGS__, TE_NAME8, TE_NAME7, TE_NAME6, TE_NAME5, TE_NAME4, TE_NAME3, \
+    TE_NAME2, TE_NAME1, ~)(__VA_ARGS__)
+#define TE_OP_COUNT(...) TE_BY_OP_COUNT(__VA_ARGS__, 8, 7, 6, 5, 4, 3, 2, 1, ~)
+#define TE_BY_OP_COUNT(...) TE_BY_OP_COUNT_(__VA_ARGS__)
+#define TE_BY_OP_COUNT_(a, b, c, d, e, f, g, h, n, ...) n
+#define TE_LAST1(a, ...) a
+#define TE_LAST2(a, b, ...) b
+#define TE_LAST3(a, b, c, ...) c
+#define TE_LAST4(a, b, c, d, ...) d
+#define TE_LAST5(a, b, c, d, e, ...) e
+#define TE_LAST6(a, b, c, d, e, f, ...) f
+#define TE_LAST7(a, b, c, d, e, f, g, ...) g
+#define TE_LAST8(a, b, c, d, e, f, g, h, ...) h
+/* All ops of a step but the last. */
+#define TE_BUT_LAST_OP(...) TE_BY_OP_COUNT(__VA_ARGS__, TE_BUT8, TE_BUT7, TE_BUT6, TE_BUT5, TE_BUT4, TE_BUT3, TE_BUT2, \
+    TE_NOTHING, ~)(__VA_ARGS__)
+#define TE_BUT2(a, b) a
+#define TE_BUT3(a, b, c) a, b
+#define TE_BUT4(a, b, c, d) a, b, c
+#define TE_BUT5(a, b, c, d, e) a, b, c, d
+#define TE_BUT6(a, b, c, d, e, f) a, b, c, d, e
+#define TE_BUT7(a, b, c, d, e, f, g) a, b, c, d, e, f
+#define TE_BUT8(a, b, c, d, e, f, g, h) a, b, c, d, e, f, g
+#define TE_NAME1(a) TE_KIND(a)
+#define TE_NAME2(a, b) TE_JOIN2(, TE_KIND(a), TE_KIND(b))
+#define TE_NAME3(a, b, c) TE_JOIN3(, TE_KIND(a), TE_KIND(b), TE_KIND(c))
+#define TE_NAME4(a, b, c, d) TE_JOIN4(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d))
+#define TE_NAME5(a, b, c, d, e) TE_JOIN5(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d), TE_KIND(e))
+#define TE_NAME6(a, b, c, d, e, f) TE_JOIN6(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d), TE_KIND(e), TE_KIND(f))
+#define TE_NAME7(a, b, c, d, e, f, g) TE_JOIN7(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d), TE_KIND(e), \
+    TE_KIND(f), TE_KIND(g))
+#define TE_NAME8(a, b, c, d, e, f, g, h) TE_JOIN8(, TE_KIND(a), TE_KIND(b), TE_KIND(c), TE_KIND(d), TE_KIND(e), \
+    TE_KIND(f), TE_KIND(g), TE_KIND(h))
 
 #endif

@@ -137,12 +137,10 @@
  * gets; one with parameters takes what all ranks have, one without them all but sums.
  */
 
-#define TE_LAYOUT_OUT(model, op) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), layout)
-#define TE_LAYOUT(op, in)        TE_TUPLE_OR(TE_FACT(SHARE, op)(op, in), (int)(in))
-#define TE_FORK_LAYOUT(model, x) TE_JOIN4(te_layout_of_, x, of, model, fork)
+#define TE_LAYOUT(op, in)        TE_TUPLE_OR(TE_FACT(LAYOUT, op)(op, in), (int)(in))
 
 #define TE_LAYOUT_FITS(op, in) \
-    ((int)(in) == (int)TE_LAYOUT_any || (TE_TUPLE_OR(TE_FACT(SHARE_FITS, op)(op, in), TE__LAYOUT_FITS(op, in))))
+    ((int)(in) == (int)TE_LAYOUT_any || (TE_TUPLE_OR(TE_FACT(LAYOUT_FITS, op)(op, in), TE__LAYOUT_FITS(op, in))))
 #define TE__LAYOUT_FITS(op, in) \
     ((int)(in) == (int)TE_LAYOUT_replicated || ((int)(in) != (int)TE_LAYOUT_partial_sum && !TE__HAS_PARAMS(op)))
 #define TE__HAS_PARAMS(op) TE__HAS_PARAMS2(TE_UNWRAP(TE_PARAMS(op, 0, 0)))

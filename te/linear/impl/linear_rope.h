@@ -23,6 +23,7 @@
 #ifndef TE_LINEAR_ROPE_H
 #define TE_LINEAR_ROPE_H
 
+#include "../../pointwise/impl/pointwise_macros.h" /* TE_POINTWISE */
 #include "../../ops/rope.h" /* te__rope_to, te_rope_turns */
 #include "linear_step.h" /* te__linear_forward, te__overlap_gather */
 

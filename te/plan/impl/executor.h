@@ -173,6 +173,7 @@ TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const 
     r->batch = b;
     if (te__has_memory(plan)) r->memory = (int64_t)b->batch * b->memory_seq;
     te__take_params(r, m);
+    te_set_recipe_use(r, TE_USE_as_bound);
 }
 
 /* The run of a forward or an inference with this batch, which is checked. */

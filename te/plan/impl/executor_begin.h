@@ -9,11 +9,17 @@
 
 #include "storage.h" /* te_run */
 
+/* Which products run in FP8 from now on; te_run.param says so of TE_USE_as_bound. */
+TE_API void te_set_recipe_use(te_run *r, te_recipe_use use) {
+    r->use = use;
+    te__init_policies(r->policy, r->plan, use, r->param);
+}
+/* No product runs in FP8 yet. */
 TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t tokens, int64_t sequences,
                       te_context *ctx) {
     r->plan = plan, r->pass = pass, r->tokens = tokens, r->sequences = sequences, r->ctx = ctx;
     r->memory = te__has_memory(plan) ? tokens : 0, r->capacity = 0;
-    r->use = TE_USE_as_bound, r->tensor = te_tensor_group(ctx), r->data = te_data_group(ctx);
+    r->tensor = te_tensor_group(ctx), r->data = te_data_group(ctx);
     r->batch = 0, r->dry = 1, r->recompute = 0, r->describe = 0;
     memset(&r->deferred, 0, sizeof r->deferred), r->deferred.from = te_no_value();
     memset(&r->deferred_wgrad, 0, sizeof r->deferred_wgrad);
@@ -29,23 +35,18 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t toke
     memset(&r->sums, 0, sizeof r->sums); /* unused jobs are kernel arguments as well, and compared (launch_cuda.h) */
     for (int i = 0; i < plan->op_count; i++) r->edge[i] = te_no_value(), r->param[i] = 0;
     for (int k = 0; k < plan->region_count; k++) r->region[k] = te_no_value();
+    te_set_recipe_use(r, TE_USE_off);
 }
-/* Which products run in FP8 from now on; te_run.param says so of TE_USE_as_bound. */
-TE_API void te_set_recipe_use(te_run *r, te_recipe_use use) {
-    r->use = use;
-    te__init_policies(r->policy, r->plan, use, r->param);
-}
-/* The parameters of this instance, and the policies that follow from them. */
+/* The parameters of this instance. */
 TE_API void te__take_params(te_run *r, const te_model *m) {
     te_param *p = m->param;
     for (int i = 0; i < r->plan->op_count; i++) r->param[i] = p, p += r->plan->op[i].params;
-    te_set_recipe_use(r, r->use);
 }
 /* A run that only measures. */
 TE_API te_run te_run_to_size(const te_plan *plan, te_pass pass, int64_t rows, te_recipe_use use, te_context *ctx) {
     te_run r;
     te__begin(&r, plan, pass, rows, rows, ctx);
-    te_set_recipe_use(&r, use);
+    if (use != TE_USE_off) te_set_recipe_use(&r, use);
     return r;
 }
 

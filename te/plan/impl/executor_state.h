@@ -65,7 +65,7 @@ typedef struct te_run {
     te_value edge[TE_MAX_OPS];     /* by fork: in inference its value; in backward its gradient from the uses so far */
     te_deferred_work deferred;     /* what `current` waits for, where its state says so */
     const te_recompute_target *recompute; /* not null: the step recomputes its last op for backward, into that */
-    struct te_pointwise_shape *describe; /* not null: the step runs nothing, and says which pointwise kernel it has */
+    struct te_kernel_shape *describe; /* not null: the step runs nothing, and says which pointwise kernel it has */
     const void *pass_input, *last_step_input; /* where the pass begins, and where its last step reads (alias_check.h) */
     te_pool pool;                  /* the workspace */
 

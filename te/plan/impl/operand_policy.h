@@ -9,6 +9,7 @@
 #ifndef TE_OPERAND_POLICY_H
 #define TE_OPERAND_POLICY_H
 
+#include "../../fp8/fp8_scaling.h" /* te_scaling */
 #include "../model.h" /* te_plan, te_op, te_param, te_recipe */
 
 /* Which of the products that name a recipe run in FP8: as each parameter says or, where only sizes are asked for, none;
@@ -56,10 +57,7 @@ TE_BOTH int te__changes_gradient(int flags) { return !(flags & TE_GRAD_UNCHANGED
 TE_BOTH int te__consumer_distance(int next_flags, int passes_through) { return next_flags & passes_through ? 2 : 1; }
 /* The scaling of operands under a recipe: with one scale a tensor, a scale a row, or a scale for each 1 x 128. */
 TE_BOTH te_scaling te__scaling_of_recipe(int recipe) {
-    return TE_IS_TENSORWISE(recipe)  ? TE_SCALING_TENSOR
-           : TE_IS_ROWWISE(recipe)   ? TE_SCALING_ROW
-           : TE_IS_BLOCKWISE(recipe) ? TE_SCALING_TILES
-                                     : TE_SCALING_NONE;
+    return (te_scaling)TE_SCALING_OF(recipe);
 }
 /* Whether the kernel that stores an operand finds its scales itself, because each is of a part of a row. */
 TE_BOTH int te__has_local_scales(te_scaling s) { return s == TE_SCALING_ROW || s == TE_SCALING_TILES; }

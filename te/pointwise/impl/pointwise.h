@@ -73,7 +73,7 @@ typedef struct te_lane {
 typedef void (*te_stages_fn)(te_lane *l, const te_pointwise *c, int from, int to);
 
 /* All constants; where the list's widths are known only at run time, all but half and what te_shape_at changes. */
-typedef struct te_pointwise_shape {
+typedef struct te_kernel_shape {
     te_dtype in, out, weight;  /* number formats of x, y and the parameters */
     int half, in_halves, out_halves; /* a row of x is half * in_halves wide */
     int aligned;               /* half is a multiple of eight */
@@ -98,14 +98,13 @@ TE_BOTH te_pointwise_shape te_no_shape(void) {
     return k;
 }
 
-/* Of a list and a chain: with which scales of its own its kernels store y, a te_scaling. A map's kernel for a width
- * that is known only at run time does not have the whole of a row. */
-#define TE__POINTWISE_SCALING(model, name)                                           \
-    (name##_is_backward                      ? (int)TE_SCALING_NONE \
-     : TE_IS_BLOCKWISE(model##_recipe)    ? (int)TE_SCALING_TILES                   \
-     : !TE_IS_ROWWISE(model##_recipe)  ? (int)TE_SCALING_NONE                    \
-     : name##_norm < 0 && model##_takes_dims ? (int)TE_SCALING_NONE             \
-                                      : (int)TE_SCALING_ROW)
+/* With which scales, found by the kernel itself, a pointwise kernel stores y for a product: a te_scaling. A kernel
+ * without a norm for a width that is known only at run time does not have the whole of a row. In backward a kernel for
+ * tiles does that (pointwise_quantize_transpose.h). */
+#define TE__POINTWISE_SCALING(model, name)                                                                        \
+    (name##_is_backward || TE_IS_TENSORWISE(model##_recipe)                          ? (int)TE_SCALING_NONE       \
+     : TE_IS_ROWWISE(model##_recipe) && name##_norm < 0 && model##_takes_dims ? (int)TE_SCALING_NONE              \
+                                                                                    : TE_SCALING_OF(model##_recipe))
 /* As name##_norm, but not below 0 either where a group of lanes has all of a row for its scale. */
 #define TE__POINTWISE_WHOLE_ROW(name) \
     ((int)name##_norm < 0 && (int)name##_scaled == (int)TE_SCALING_ROW ? 0 : (int)name##_norm)
