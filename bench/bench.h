@@ -192,7 +192,7 @@ static double bench_bytes(const te_plan *p, const te_step *s, te_pass pass, int6
     bool keeps = pass == TE_BACKWARD && s == &p->backward[p->backward_count - 1];
     for (int i = 0; i < s->count; i++) keeps = keeps && (p->op[s->op[i]].flags & TE_GRAD_UNCHANGED);
     if (keeps) bytes += (double)rows * last->in * (double)te_dtype_bytes(p->dtype); // dx, which else would stay where it is
-    if (!strcmp(s->row, "embedding") && pass == TE_BACKWARD) bytes += (double)m->param[0].rows * (double)m->param[0].cols * 4; // cleared first
+    if (!strcmp(s->pattern, "embedding") && pass == TE_BACKWARD) bytes += (double)m->param[0].rows * (double)m->param[0].cols * 4; // cleared first
     return bytes;
 }
 
@@ -321,7 +321,7 @@ static void bench_steps(const te_plan *plan, int batch, int seq, int only_pass, 
         for (int k = 0; k < steps; k++) {
             before = run;
             for (te_run &r : run) one(&r, &step[k]);
-            if (only_step && strcmp(step[k].row, only_step)) continue;
+            if (only_step && strcmp(step[k].pattern, only_step)) continue;
             const double bytes = bench_bytes(plan, &step[k], (te_pass)pass, rows, &c.m), flops = bench_step_flops(plan, &step[k], (te_pass)pass, &c.batch);
             if (bytes == 0) continue; // hands its value on
             static te_run scratch;
@@ -331,7 +331,7 @@ static void bench_steps(const te_plan *plan, int batch, int seq, int only_pass, 
             const te_op *first = &plan->op[step[k].op[0]], *last = &plan->op[step[k].op[step[k].count - 1]];
             const int from = pass == TE_BACKWARD ? last->in : first->in, to = pass == TE_BACKWARD ? first->out : last->out;
             const std::string shape = std::to_string(rows) + "x" + std::to_string(from) + (from == to ? "" : "x" + std::to_string(to));
-            bench_print(plan->name, titles[pass], step[k].row, shape, r);
+            bench_print(plan->name, titles[pass], step[k].pattern, shape, r);
             total += r.us;
         }
         if (totals) printf("%-12s %-9s %-40s %-14s %9.2f us\n", plan->name, titles[pass], "all", "", total);

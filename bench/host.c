@@ -210,7 +210,7 @@ static void steps(const te_plan *plan, int batch, int seq) {
             snprintf(shape, sizeof shape, from == to ? "%dx%dx%d" : "%dx%dx%dx%d", batch, seq, from, to);
             at.before = before, at.step = &step[k], at.sets = sets;
             products bare = products_of(plan, &step[k], (te_pass)pass, rows, operand);
-            total.median += measure(plan->name, titles[pass], step[k].row, shape, step_run, &at, bytes, flops, &bare);
+            total.median += measure(plan->name, titles[pass], step[k].pattern, shape, step_run, &at, bytes, flops, &bare);
         }
         if (count > 1 && snprintf(shape, sizeof shape, "%dx%d", batch, seq)) print(plan->name, titles[pass], "all", shape, &total, 0, 0, 0);
     }

@@ -43,10 +43,10 @@ int main(void) {
         const int count = pass == TE_FORWARD ? p->forward_count : pass == TE_INFER ? p->infer_count : p->backward_count;
         const int back = pass == TE_BACKWARD;
         for (int k = 0; k < count; k++) {
-            const int begins_with_attention = !strncmp(step[k].row, "attention", 9), product = !strncmp(step[k].row, "linear", 6);
+            const int begins_with_attention = !strncmp(step[k].pattern, "attention", 9), product = !strncmp(step[k].pattern, "linear", 6);
             const double expected = begins_with_attention ? attention(-1, 0, back ? 3 * D + 2 * V /* q k^T, dq, dk; dp, dv */ : D + V)
                                     : product ? (back ? 2 : 1) * 2.0 * BATCH * SEQ * HEADS * V * OUT : 0;
-            same(step[k].row, bench_step_flops(p, &step[k], (te_pass)pass, &batch), expected);
+            same(step[k].pattern, bench_step_flops(p, &step[k], (te_pass)pass, &batch), expected);
             attentions += begins_with_attention;
         }
     }

@@ -699,7 +699,7 @@ TEST_CASE("each split that a file asks for is right", "[gemm_tune]") {
                 if (op.op_class != TE_CLASS_gemm || s.count < 2) continue;
                 for (int j = 1; j < s.count; j++) kept |= te_policy(&sizes, s.op[j])->output_saved ? 1u << j : 0u;
                 std::ostringstream line;
-                line << "step " << s.row << (training ? " forward " : " infer ") << (int)ROWS << " " << op.out << " " << op.in << " bf16 " << kept << " " << split << " 1 1 1 1";
+                line << "step " << s.pattern << (training ? " forward " : " infer ") << (int)ROWS << " " << op.out << " " << op.in << " bf16 " << kept << " " << split << " 1 1 1 1";
                 bool there = false;
                 for (const std::string &l : lines) there = there || l == line.str();
                 if (!there) lines.push_back(line.str());

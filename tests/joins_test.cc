@@ -5,9 +5,9 @@
 TEST_CASE("a branch moves nothing but what is summed", "[joins]") {
     const te_plan *p = parallel_plan();
     for (int k = 0; k < p->forward_count; k++)
-        if (!strcmp(p->forward[k].row, "load")) CHECK(te_step_row_bytes(p, &p->forward[k], TE_FORWARD) == 0);
+        if (!strcmp(p->forward[k].pattern, "load")) CHECK(te_step_row_bytes(p, &p->forward[k], TE_FORWARD) == 0);
     for (int k = 0; k < p->backward_count; k++) // attention's norm reads the fork later, so its gradient comes later, too
-        if (!strcmp(p->backward[k].row, "load")) CHECK(te_step_row_bytes(p, &p->backward[k], TE_BACKWARD) == 0);
+        if (!strcmp(p->backward[k].pattern, "load")) CHECK(te_step_row_bytes(p, &p->backward[k], TE_BACKWARD) == 0);
 }
 
 MODEL(reads_x, f32, (fork, x), (fork, z), (bias, b, 64), (add, x), (add, z), (add, again, x))

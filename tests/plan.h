@@ -19,7 +19,7 @@ static void check_steps(const te_plan *p, const te_step *s, int count, bool infe
         CHECK(s[i].run != nullptr);
         std::string row, kernels = std::string(p->name) + "_" + p->op[s[i].op[0]].name + "_";
         for (int j = 0; j < s[i].count; j++) seen.push_back(s[i].op[j]), row += std::string(j ? "_" : "") + p->op[s[i].op[j]].kind;
-        CHECK(row == s[i].row);
+        CHECK(row == s[i].pattern);
         if (infer && s[i].kernels == kernels + row) CHECK(is_of_forward(p, s[i]));
         else CHECK(s[i].kernels == kernels + row + (infer ? "_infer" : backward ? "_backward" : ""));
     }

@@ -119,7 +119,7 @@ static const subject *const lists[] = {ALL(REF)};
 
 static std::string rows_of(const te_step *s, int count) {
     std::string text;
-    for (int i = 0; i < count; i++) text += std::string(i ? " " : "") + s[i].row;
+    for (int i = 0; i < count; i++) text += std::string(i ? " " : "") + s[i].pattern;
     return text;
 }
 

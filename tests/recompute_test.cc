@@ -87,7 +87,7 @@ namespace {
 
 std::string rows_of(const te_step *s, int count) {
     std::string text;
-    for (int i = 0; i < count; i++) text += std::string(i ? " " : "") + s[i].row;
+    for (int i = 0; i < count; i++) text += std::string(i ? " " : "") + s[i].pattern;
     return text;
 }
 // The steps of forward that span k runs again.

@@ -73,15 +73,15 @@
 #define TE_BACKWARD_rope_head_norm TE_FUSED
 
 /* X(row): the same rows; tests/rows_forward_test.cc fails where one is missing. */
-#define TE_FORWARD_PATTERNS(X)                                                                                  \
+#define TE_FORWARD_PATTERNS(X)                                                                              \
     X(linear_bias) X(linear_act) X(linear_gated) X(linear_bias_act) X(linear_bias_gated) X(linear_add)      \
     X(linear_bias_add) X(linear_scale_add) X(linear_bias_dropout_add) X(linear_add_fork_norm)               \
     X(linear_bias_add_fork_norm) X(linear_bias_dropout_add_fork_norm) X(bias_act) X(bias_gated) X(bias_add) \
     X(dropout_add) X(bias_dropout_add) X(fork_norm) X(add_fork_norm) X(dropout_add_fork_norm)               \
     X(bias_dropout_add_fork_norm) X(linear_add_add) X(linear_bias_add_add) X(linear_bias_dropout_add_add)   \
-    X(linear_mul) X(linear_bias_mul) X(linear_add_add_fork_norm) X(linear_bias_add_add_fork_norm)   \
-    X(linear_mul_param_add) X(linear_bias_mul_param_add) X(linear_bias_mul_param_add_fork_norm) \
-    X(linear_softcap) X(linear_add_fork_dyt) X(linear_bias_add_fork_dyt) X(linear_rope) \
+    X(linear_mul) X(linear_bias_mul) X(linear_add_add_fork_norm) X(linear_bias_add_add_fork_norm)           \
+    X(linear_mul_param_add) X(linear_bias_mul_param_add) X(linear_bias_mul_param_add_fork_norm)             \
+    X(linear_softcap) X(linear_add_fork_dyt) X(linear_bias_add_fork_dyt) X(linear_rope)                     \
     X(linear_bias_rope) X(head_norm_rope)
 #define TE_BACKWARD_PATTERNS(X)                                                                                      \
     X(act_bias) X(gated_bias) X(dropout_bias) X(add_bias) X(add_dropout_bias) X(norm_fork) X(norm_fork_add_bias) \

@@ -1,5 +1,6 @@
-/* print.h -- a plan as a table: step, its ops, kernels, and the bytes a row moves. What a step stores is not guessed: the
- * step says which kernel it has (te_run.describe), and the executor's own rule says what that stores for its consumer.
+/* print.h -- a plan as a table: step, its ops, kernels, and the bytes a row moves. What a step stores is not guessed:
+ * the step says which kernel it has (te_run.describe), and the executor's own rule says what that stores for its
+ * consumer.
  *
  * Do this:
  *     te_plan_print(stdout, block_plan());     // or block_print_plan(stdout)
@@ -21,7 +22,8 @@ TE_API te_run te__run_to_print(const te_plan *p, te_pass pass, te_param *none) {
     for (int i = 0; i < p->op_count; i++) r.param[i] = none;
     return r;
 }
-/* Whether the gradient that a backward step leaves is another one than that which it read, or last stored for a fork. */
+/* Whether the gradient that a backward step leaves is another one than that which it read, or last stored for a fork.
+ */
 TE_API int te__step_changes_gradient(const te_plan *p, const te_step *s) {
     int changed = 0;
     for (int j = p->op[s->op[0]].op_class == TE_CLASS_gemm; j < s->count; j++) {
@@ -30,8 +32,8 @@ TE_API int te__step_changes_gradient(const te_plan *p, const te_step *s) {
     }
     return changed;
 }
-/* In how many layouts a step's pointwise kernel stores its result in FP8 with scales that it finds: none, as it lies, as
- * it lies and transposed. */
+/* In how many layouts a step's pointwise kernel stores its result in FP8 with scales that it finds: none, as it lies,
+ * as it lies and transposed. */
 TE_API int te__step_fp8_layouts(te_run *r, const te_step *s) {
     const te_op *first = &r->plan->op[s->op[0]], *end = &r->plan->op[s->op[s->count - 1]];
     const int last = s->op[s->count - 1], back = r->pass == TE_BACKWARD;
@@ -179,7 +181,7 @@ TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const 
     const te_op *a = &p->op[s->op[0]], *b = &p->op[s->op[s->count - 1]];
     const int in_fp8 = (a->recipe != TE_RECIPE_none && !(pass == TE_BACKWARD && TE_IS_ROWWISE(a->recipe))) ||
                        ((a->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD);
-    fprintf(f, "%4s  %-42s %6d -> %-6d %-5s %8ld  ", number, s->row, pass == TE_BACKWARD ? a->out : a->in,
+    fprintf(f, "%4s  %-42s %6d -> %-6d %-5s %8ld  ", number, s->pattern, pass == TE_BACKWARD ? a->out : a->in,
             pass == TE_BACKWARD ? b->in : b->out, in_fp8 ? "fp8" : te_dtype_name(p->dtype), bytes);
     te__print_kernels(f, p, s, pass);
     fprintf(f, "%s%s\n", te__step_operands(a, pass), te__step_result(&r, s));

@@ -131,8 +131,9 @@
                         backward, backward), TE_REVERSE(__VA_ARGS__)))                                               \
     TE__DEFINE_CALLS(widths, link, name)                                                                             \
     TE__DEFINE_##passes(widths, link, name)
-/* Chains of a list that trains have kernels for tiles (pointwise_quantize_transpose.h, pointwise_quantize_transpose.h): in forward where backward makes
- * what they give again, in backward where its scales are of tiles or known before. */
+/* Chains of a list that trains have kernels for tiles (pointwise_quantize_transpose.h,
+ * pointwise_quantize_transpose.h): in forward where backward makes what they give again, in backward where its scales
+ * are of tiles or known before. */
 #define TE__TRAINED_fixed(of) \
     TE_IF_MARKED(TE_JOIN1(TE__ROWWISE_MARK_, TE_OPTION(of, recipe, none)), fixed_fp8, fixed_training)
 #define TE__TRAINED_BACK_fixed(of) \
@@ -142,7 +143,8 @@
 #define TE__ROWWISE_MARK_fp8_row ,
 #define TE__TENSOR_TILES_MARK_fp8_block ,
 #define TE__TENSOR_TILES_MARK_fp8_delayed ,
-/* Of op i the recipe, a te_recipe, and above it whether it hands on what it gets, TE_PASSES_THROUGH (te__recipe_behind). */
+/* Of op i the recipe, a te_recipe, and above it whether it hands on what it gets, TE_PASSES_THROUGH
+ * (te__recipe_behind). */
 #define TE__RECIPE_FACT(name, links) \
     TE_UNUSED TE_BOTH int name##_facts_at(int i) { return (void)i, 0 TE_FOR(TE__RECIPE_AT, links); }
 #define TE__RECIPE_AT(model, before, op, after, live) \
@@ -159,28 +161,44 @@
 #define TE__FP8_OPS_OF(name) &name##_fp8
 #define TE__NO_FP8_OPS(name) 0
 /* Each table of steps ends with one of no ops, for a pass that has none. */
-#define TE__DEFINE_LIST(training, product, fp8, link, name, dtype, marks, links, forward, infer, backward)             \
+#define TE__DEFINE_LIST(training_of, product_of, fp8_ops, link, model, format, marks, links,                           \
+                        forward_steps, infer_steps, backward_steps)                                                    \
     enum {                                                                                                             \
-        name##_forward_steps = 0 TE_FOR(TE__COUNT, forward),                                                           \
-        name##_infer_steps = 0 TE_FOR(TE__COUNT, infer),                                                               \
-        name##_backward_steps = 0 TE_FOR(TE__COUNT, backward)                                                          \
+        model##_forward_steps = 0 TE_FOR(TE__COUNT, forward_steps),                                                    \
+        model##_infer_steps = 0 TE_FOR(TE__COUNT, infer_steps),                                                        \
+        model##_backward_steps = 0 TE_FOR(TE__COUNT, backward_steps)                                                   \
     };                                                                                                                 \
     TE_FOR(TE__OPTIONS_ENTRY, links)                                                                                   \
-    TE_UNUSED TE_BOTH int name##_fork_readers(int fork) { return (void)fork, 0 TE_FOR(TE__FORK_USE, links); }            \
-    TE_FOR(TE__KERNELS, forward) TE_FOR(TE__KERNELS, infer) TE_FOR(TE__KERNELS, backward)                              \
-    link const te_plan *name##_plan(void) {                                                                            \
+    TE_UNUSED TE_BOTH int model##_fork_readers(int fork) { return (void)fork, 0 TE_FOR(TE__FORK_USE, links); }         \
+    TE_FOR(TE__KERNELS, forward_steps) TE_FOR(TE__KERNELS, infer_steps) TE_FOR(TE__KERNELS, backward_steps)            \
+    link const te_plan *model##_plan(void) {                                                                           \
         static const te_op ops[] = {TE_FOR(TE__OP_ENTRY, links)};                                                      \
-        static const te_step forward_[] = {TE_FOR(TE__STEP_ENTRY, forward) TE__NO_STEP};                               \
-        static const te_step infer_[] = {TE_FOR(TE__STEP_ENTRY, infer) TE__NO_STEP};                                   \
-        static const te_step backward_[] = {TE_FOR(TE__STEP_ENTRY, backward) TE__NO_STEP};                             \
-        static const te_recompute_region spans[] = {TE_RECOMPUTE_TABLE(marks) {0, 0, 0}};                                               \
-        static const te_plan plan = {#name, TE_##dtype, (te_dtype)name##_begin_begin_dtype,                            \
-            (te_dtype)name##_out_dtype,                                                                                \
-                                     name##_begin_begin_out, TE_FOR(TE__LAST_WIDTH, links) 0, name##_op_count,         \
-                                     name##_forward_steps, name##_infer_steps, name##_backward_steps, ops, forward_,   \
-                                     infer_, backward_, (int)(sizeof spans / sizeof spans[0]) - 1, spans,              \
-                                         name##_takes_dims, fp8, training, product,                    \
-                                         TE_CONVERT_IN_LIST(name##_is_mixed)};                         \
+        static const te_step forward_[] = {TE_FOR(TE__STEP_ENTRY, forward_steps) TE__NO_STEP};                         \
+        static const te_step infer_[] = {TE_FOR(TE__STEP_ENTRY, infer_steps) TE__NO_STEP};                             \
+        static const te_step backward_[] = {TE_FOR(TE__STEP_ENTRY, backward_steps) TE__NO_STEP};                       \
+        static const te_recompute_region regions[] = {TE_RECOMPUTE_TABLE(marks) {0, 0, 0}};                            \
+        static const te_plan plan = {                                                                                  \
+            TE_MEMBER(name, #model),                                                                                   \
+            TE_MEMBER(dtype, TE_##format),                                                                             \
+            TE_MEMBER(in_dtype, (te_dtype)model##_begin_begin_dtype),                                                  \
+            TE_MEMBER(out_dtype, (te_dtype)model##_out_dtype),                                                         \
+            TE_MEMBER(in, model##_begin_begin_out),                                                                    \
+            TE_MEMBER(out, TE_FOR(TE__LAST_WIDTH, links) 0),                                                           \
+            TE_MEMBER(op_count, model##_op_count),                                                                     \
+            TE_MEMBER(forward_count, model##_forward_steps),                                                           \
+            TE_MEMBER(infer_count, model##_infer_steps),                                                               \
+            TE_MEMBER(backward_count, model##_backward_steps),                                                         \
+            TE_MEMBER(op, ops),                                                                                        \
+            TE_MEMBER(forward, forward_),                                                                              \
+            TE_MEMBER(infer, infer_),                                                                                  \
+            TE_MEMBER(backward, backward_),                                                                            \
+            TE_MEMBER(region_count, (int)(sizeof regions / sizeof regions[0]) - 1),                                    \
+            TE_MEMBER(region, regions),                                                                                \
+            TE_MEMBER(takes_dims, model##_takes_dims),                                                                 \
+            TE_MEMBER(fp8, fp8_ops),                                                                                   \
+            TE_MEMBER(training, training_of),                                                                          \
+            TE_MEMBER(product, product_of),                                                                            \
+            TE_MEMBER(convert, TE_CONVERT_IN_LIST(model##_is_mixed))};                                                 \
         return &plan;                                                                                                  \
     }
 #define TE__NO_STEP {0, 0, 0, {0}, 0}
@@ -226,17 +244,30 @@
 #define TE__LAST_WIDTH_A_END
 #define TE__LAST_WIDTH_B_END
 
-#define TE__OP_ENTRY(model, before, op, after, live)                                                            \
-    {TE_STRING(TE_KIND(op)), TE_STRING(TE_NAME(op)), TE_JOIN1(TE_CLASS_, TE_CLASS(op)), TE_WIDTH_IN(model, op), \
-     TE_WIDTH_OUT(model, op), (te_dtype)TE_DTYPE_IN(model, op), (te_dtype)TE_DTYPE_OUT(model, op),              \
-     (te_rows)TE_ROWS_IN(model, op), (te_rows)TE_ROWS_OUT(model, op), (te_dtype)TE_EDGE_DTYPE(model, op),       \
-     TE_FLAGS(op), (te_recipe)TE_RECIPE(model, op), TE_STATS(op), (te_rank_layout)TE_LAYOUT_OUT(model, op),            \
-     TE_PARTS(op), TE_FIRST_PART(op), TE_RANKS(op), TE_EDGE_INDEX(model, op),                                   \
-     &TE__OPTIONS_NAME(model, op),                                                                              \
-     (int)sizeof TE__OPTIONS_NAME(model, op),                                                                   \
-     0 TE__PARAMS(TE__PLUS_ONE, TE_PARAMS(op, TE_WIDTH_IN(model, op), TE_WIDTH_OUT(model, op))),                \
-     {TE__PARAMS(TE__PARAM_INFO, TE_PARAMS(op, TE_WIDTH_IN(model, op), TE_WIDTH_OUT(model, op)))                \
-         {0, 0, 0, TE_INIT_zero, 0}}},
+#define TE__OP_ENTRY(model, before, op, after, live)                                                                  \
+    {TE_MEMBER(kind, TE_STRING(TE_KIND(op))),                                                                         \
+     TE_MEMBER(name, TE_STRING(TE_NAME(op))),                                                                         \
+     TE_MEMBER(op_class, TE_JOIN1(TE_CLASS_, TE_CLASS(op))),                                                          \
+     TE_MEMBER(in, TE_WIDTH_IN(model, op)),                                                                           \
+     TE_MEMBER(out, TE_WIDTH_OUT(model, op)),                                                                         \
+     TE_MEMBER(in_dtype, (te_dtype)TE_DTYPE_IN(model, op)),                                                           \
+     TE_MEMBER(out_dtype, (te_dtype)TE_DTYPE_OUT(model, op)),                                                         \
+     TE_MEMBER(in_rows, (te_rows)TE_ROWS_IN(model, op)),                                                              \
+     TE_MEMBER(out_rows, (te_rows)TE_ROWS_OUT(model, op)),                                                            \
+     TE_MEMBER(edge_dtype, (te_dtype)TE_EDGE_DTYPE(model, op)),                                                       \
+     TE_MEMBER(flags, TE_FLAGS(op)),                                                                                  \
+     TE_MEMBER(recipe, (te_recipe)TE_RECIPE(model, op)),                                                              \
+     TE_MEMBER(stats, TE_STATS(op)),                                                                                  \
+     TE_MEMBER(layout, (te_rank_layout)TE_LAYOUT_OUT(model, op)),                                                     \
+     TE_MEMBER(parts, TE_PARTS(op)),                                                                                  \
+     TE_MEMBER(first_part, TE_FIRST_PART(op)),                                                                        \
+     TE_MEMBER(ranks, TE_RANKS(op)),                                                                                  \
+     TE_MEMBER(edge, TE_EDGE_INDEX(model, op)),                                                                       \
+     TE_MEMBER(options, &TE__OPTIONS_NAME(model, op)),                                                                \
+     TE_MEMBER(options_bytes, (int)sizeof TE__OPTIONS_NAME(model, op)),                                               \
+     TE_MEMBER(params, 0 TE__PARAMS(TE__PLUS_ONE, TE_PARAMS(op, TE_WIDTH_IN(model, op), TE_WIDTH_OUT(model, op)))),   \
+     TE_MEMBER(param, {TE__PARAMS(TE__PARAM_INFO, TE_PARAMS(op, TE_WIDTH_IN(model, op), TE_WIDTH_OUT(model, op)))     \
+         {0, 0, 0, TE_INIT_zero, 0}})},
 #define TE__PARAMS(M, params) TE__PARAMS2(M, TE_UNWRAP(params))
 #define TE__PARAMS2(...) TE__PARAMS3(__VA_ARGS__)
 #define TE__PARAMS3(M, ...) TE_IF_END(TE_FIRST(__VA_ARGS__, ~), TE_NOTHING, TE_EACH_OP)(M, ~, __VA_ARGS__)
@@ -288,9 +319,12 @@
 #define TE__STEP_NAME_infer(model, first, row) TE_JOIN4(, model, first, row, infer)
 #define TE__STEP_NAME_backward(model, first, row) TE_JOIN4(, model, first, row, backward)
 
-#define TE__STEP_ENTRY(x, ...)                                                                                  \
-    {TE_STRING(TE_PATTERN_NAME(__VA_ARGS__)), TE_STRING(TE__STEP_NAME(x, __VA_ARGS__)), TE_OP_COUNT(__VA_ARGS__),  \
-     {TE_EACH_OP(TE__STEP_INDEX, TE_SECOND(TE_UNWRAP(x), ~), __VA_ARGS__)}, TE_JOIN2(, TE__STEP_NAME(x, __VA_ARGS__), run)},
+#define TE__STEP_ENTRY(x, ...)                                                                                        \
+    {TE_MEMBER(pattern, TE_STRING(TE_PATTERN_NAME(__VA_ARGS__))),                                                     \
+     TE_MEMBER(kernels, TE_STRING(TE__STEP_NAME(x, __VA_ARGS__))),                                                    \
+     TE_MEMBER(count, TE_OP_COUNT(__VA_ARGS__)),                                                                      \
+     TE_MEMBER(op, {TE_EACH_OP(TE__STEP_INDEX, TE_SECOND(TE_UNWRAP(x), ~), __VA_ARGS__)}),                            \
+     TE_MEMBER(run, TE_JOIN2(, TE__STEP_NAME(x, __VA_ARGS__), run))},
 #define TE__STEP_ENTRY_A(...) TE__STEP_ENTRY(__VA_ARGS__) TE__STEP_ENTRY_B
 #define TE__STEP_ENTRY_B(...) TE__STEP_ENTRY(__VA_ARGS__) TE__STEP_ENTRY_A
 #define TE__STEP_ENTRY_A_END

@@ -252,6 +252,8 @@ TE_API te_shard_run te_shard_run_at(const te_shard_layout *s, int64_t i) {
     return r;
 }
 /* Which run element `at` of this rank's parameter lies in. */
-TE_API int64_t te_shard_run_with(const te_shard_layout *s, int64_t at) { return at < s->first ? 0 : 1 + (at - s->first) / s->each; }
+TE_API int64_t te_shard_run_with(const te_shard_layout *s, int64_t at) {
+    return at < s->first ? 0 : 1 + (at - s->first) / s->each;
+}
 
 #endif

@@ -20,36 +20,36 @@ typedef enum te_class { TE_CLASS_map, TE_CLASS_gated, TE_CLASS_norm, TE_CLASS_ge
 
 /* What backward needs of a forward, and what an op is to the walk. */
 enum {
-    TE_SAVES_INPUT = 1 << 0,   /* the op's input stays in memory until its backward */
-    TE_SAVES_OUTPUT = 1 << 1,  /* so does its output */
-    TE_GRAD_UNCHANGED = 1 << 2,    /* backward passes the gradient on unchanged (bias) */
-    TE_SUMS = 1 << 3,          /* and sums it over rows into the op's first parameter */
-    TE_SUMS_THREE = 1 << 4,    /* and what its function says into the next two; no norm or gated op in that row */
-    TE_IS_FROZEN = 1 << 5,     /* its parameters never train (frozen_linear) */
-    TE_DRAWS = 1 << 6,         /* draws random numbers */
-    TE_IS_FORK = 1 << 7,       /* passes its input on and keeps it for those that read it: */
-    TE_IS_ADD = 1 << 8,        /* adds what its fork (or input) kept; backward hands the gradient over, */
-    TE_IS_MUL = 1 << 9,        /* multiplies by it, */
-    TE_IS_LOAD = 1 << 10,      /* goes on from it, */
-    TE_IS_CROSS = 1 << 11,     /* or attends to it */
-    TE_IS_INPUT = 1 << 12,     /* an extra input of the list, kept by the caller */
-    TE_OF_MEMORY = 1 << 13,    /* and it has the rows of TE_ROWS_memory */
-    TE_IS_OUTPUT = 1 << 14,    /* an extra output of the list */
-    TE_FROM_TOKENS = 1 << 15,  /* begins a list, which then takes tokens and no x (embedding) */
-    TE_TO_LOSS = 1 << 16,      /* ends a list, which then gives one f32 a row (cross_entropy) */
-    TE_VARLEN = 1 << 17,       /* attention: its kernels take sequences that differ in length */
-    TE_OUTPUTS_MAX_LOGIT = 1 << 18,        /* and forward writes its largest logits where the caller's edge of its name says */
+    TE_SAVES_INPUT = 1 << 0,        /* the op's input stays in memory until its backward */
+    TE_SAVES_OUTPUT = 1 << 1,       /* so does its output */
+    TE_GRAD_UNCHANGED = 1 << 2,     /* backward passes the gradient on unchanged (bias) */
+    TE_SUMS = 1 << 3,               /* and sums it over rows into the op's first parameter */
+    TE_SUMS_THREE = 1 << 4,         /* and what its function says into the next two; no norm or gated op in that row */
+    TE_IS_FROZEN = 1 << 5,          /* its parameters never train (frozen_linear) */
+    TE_DRAWS = 1 << 6,              /* draws random numbers */
+    TE_IS_FORK = 1 << 7,            /* passes its input on and keeps it for those that read it: */
+    TE_IS_ADD = 1 << 8,             /* adds what its fork (or input) kept; backward hands the gradient over, */
+    TE_IS_MUL = 1 << 9,             /* multiplies by it, */
+    TE_IS_LOAD = 1 << 10,           /* goes on from it, */
+    TE_IS_CROSS = 1 << 11,          /* or attends to it */
+    TE_IS_INPUT = 1 << 12,          /* an extra input of the list, kept by the caller */
+    TE_OF_MEMORY = 1 << 13,         /* and it has the rows of TE_ROWS_memory */
+    TE_IS_OUTPUT = 1 << 14,         /* an extra output of the list */
+    TE_FROM_TOKENS = 1 << 15,       /* begins a list, which then takes tokens and no x (embedding) */
+    TE_TO_LOSS = 1 << 16,           /* ends a list, which then gives one f32 a row (cross_entropy) */
+    TE_VARLEN = 1 << 17,            /* attention: its kernels take sequences that differ in length */
+    TE_OUTPUTS_MAX_LOGIT = 1 << 18, /* and forward writes its largest logits where the caller's edge of its name says */
     TE_ATTENDS_IN_FP8 = 1 << 19,    /* and forward's products are of e4m3 */
     TE_EPILOGUE_OF_BIAS = 1 << 20,  /* what a matrix product before it may take along at its end: + its parameter, */
     TE_EPILOGUE_OF_GELU = 1 << 21,  /* gelu, */
     TE_EPILOGUE_OF_SCALE = 1 << 22, /* or a factor; te_op.options is a te_scale_options */
-    TE_PARAMS_REPLICATED = 1 << 23,     /* ranks with their own columns have the same parameters, for all columns */
+    TE_PARAMS_REPLICATED = 1 << 23, /* ranks with their own columns have the same parameters, for all columns */
     TE_TAKES_PRODUCT = 1 << 24,     /* a linear before it may leave it its product, where it adds up over the ranks */
-    TE_PASSES_VALUE = 1 << 25,          /* forward's step leaves the value as it is, and where it lies (copy_to_group), */
-    TE_PASSES_GRAD = 1 << 26,        /* or backward's the gradient (all_reduce) */
+    TE_PASSES_VALUE = 1 << 25,      /* forward's step leaves the value as it is, and where it lies (copy_to_group), */
+    TE_PASSES_GRAD = 1 << 26,       /* or backward's the gradient (all_reduce) */
     TE_PASSES_THROUGH = TE_PASSES_VALUE | TE_PASSES_GRAD,
-    TE_EPILOGUE_OF_ROPE = 1 << 28,  /* or rotary positions of its columns (te/linear/impl/linear_rope.h) */
-    TE_LEADS_POINTWISE = 1 << 27        /* of kernels of its own, and begins rows whose chain can run without it */
+    TE_EPILOGUE_OF_ROPE = 1 << 28, /* or rotary positions of its columns (te/linear/impl/linear_rope.h) */
+    TE_LEADS_POINTWISE = 1 << 27   /* of kernels of its own, and begins rows whose chain can run without it */
 };
 
 typedef enum te_init {
@@ -69,14 +69,15 @@ typedef enum te_rows {
     TE_ROWS_memory     /* those of what decoders attend to, te_batch.batch * te_batch.memory_seq */
 } te_rows;
 
-/* What a rank of the tensor group has of a value, known when a list is compiled (te/fuse/impl/list_checks.h checks it). */
+/* What a rank of the tensor group has of a value, known when a list is compiled (te/fuse/impl/list_checks.h checks
+ * it). */
 typedef enum te_rank_layout {
-    TE_LAYOUT_any,     /* nothing in the list has said yet */
-    TE_LAYOUT_replicated,    /* all of it (of TE_ROWS_shard its own rows), and all of its gradient */
-    TE_LAYOUT_partial_grad, /* all of it, and a part of the sum that its gradient is: an all_gather or copy_to_group came
-                       * before, whose backward adds those up */
-    TE_LAYOUT_columns, /* its own columns */
-    TE_LAYOUT_partial_sum     /* a part of the sum that each element is */
+    TE_LAYOUT_any,          /* nothing in the list has said yet */
+    TE_LAYOUT_replicated,   /* all of it (of TE_ROWS_shard its own rows), and all of its gradient */
+    TE_LAYOUT_partial_grad, /* all of it, and a part of the sum that its gradient is: an all_gather or copy_to_group
+                             * came before, whose backward adds those up */
+    TE_LAYOUT_columns,      /* its own columns */
+    TE_LAYOUT_partial_sum   /* a part of the sum that each element is */
 } te_rank_layout;
 
 /* Which part of a parameter a rank of the tensor group holds. */
@@ -146,7 +147,7 @@ typedef te_status (*te_step_fn)(struct te_run *run, const struct te_step *step);
 
 /* A step of a plan: the ops that one row of the fusion list took, and the function that carries them out. */
 typedef struct te_step {
-    const char *row;     /* "linear_bias_gelu" */
+    const char *pattern; /* "linear_bias_gelu" */
     const char *kernels; /* the kernels' common name: "block_fc1_linear_bias_gelu" */
     int count;
     int op[TE_MAX_PATTERN]; /* indices into the op table, in the order of the pass */
@@ -176,7 +177,8 @@ typedef struct te_plan {
     int op_count, forward_count, infer_count, backward_count;
     const te_op *op;
     const te_step *forward, *infer, *backward;
-    int region_count; const te_recompute_region *region; /* none: everything is saved, with the same steps and so the same bits */
+    int region_count;
+    const te_recompute_region *region; /* none: everything is saved, with the same steps and so the same bits */
     int takes_dims; /* 1: widths are symbols (dims.h), and nothing runs by it */
     const te_fp8_ops *fp8; /* null: the list names no recipe */
     const te_training *(*training)(void); /* null: inference alone, with no step forward or backward (inference.h) */

@@ -79,6 +79,13 @@
 #define TE_JOIN8(l, a, b, c, d, e, f, g, h)    TE_JOIN8_(l, a, b, c, d, e, f, g, h)
 #define TE_JOIN8_(l, a, b, c, d, e, f, g, h)   l##a##_##b##_##c##_##d##_##e##_##f##_##g##_##h
 
+/* A member of an initialiser, by its name; where the language has no such initialisers it must stand in its place. */
+#if !defined(__cplusplus) || __cplusplus >= 202002L
+#define TE_MEMBER(name, ...) .name = __VA_ARGS__
+#else
+#define TE_MEMBER(name, ...) __VA_ARGS__
+#endif
+
 /* ---- an op, (kind, name, shapes..., options...) ------------------------------------------------------------------ */
 
 #define TE_KIND(op)      TE_FIRST(TE_STRIP op, ~)
@@ -295,7 +302,8 @@ typedef struct te_no_options { int none; } te_no_options;
 #define TE_OPTIONS_TYPE(op) TE_FIRST(TE_UNWRAP(TE_OPTIONS(op)), ~)
 #define TE_OPTIONS_VALUES(op) {TE_REST(TE_UNWRAP(TE_OPTIONS(op)))}
 
-/* ---- constants of a list, by model and op: model_family_name_.. --------------------------------------------------- */
+/* ---- constants of a list, by model and op: model_family_name_.. ---------------------------------------------------
+ */
 
 /* What stands before the first op of a list, and behind the last. */
 #define TE_OP_begin (begin, begin)
@@ -314,13 +322,14 @@ typedef struct te_no_options { int none; } te_no_options;
 #define TE_LAYOUT_OUT(model, op) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), layout)
 #define TE_FORK_LAYOUT(model, x) TE_JOIN4(te_layout_of_, x, of, model, fork)
 
-/* ---- the ops of one step ------------------------------------------------------------------------------------------ */
+/* ---- the ops of one step ------------------------------------------------------------------------------------------
+ */
 
 /* TE_EACH_OP(M, x, ops...): M(x, 0, op) M(x, 1, op) ... for the ops of one step, eight at most. */
 #define TE_EACH_OP(M, x, ...) TE_EACH_OP_(M, x, __VA_ARGS__, (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), \
     (end, ~), (end, ~))
-#define TE_EACH_OP_(M, x, a, b, c, d, e, f, g, h, ...)                                                            \
-    M(x, 0, a) TE_EACH_OP1(M, x, 1, b) TE_EACH_OP1(M, x, 2, c) TE_EACH_OP1(M, x, 3, d)                                      \
+#define TE_EACH_OP_(M, x, a, b, c, d, e, f, g, h, ...)                                 \
+    M(x, 0, a) TE_EACH_OP1(M, x, 1, b) TE_EACH_OP1(M, x, 2, c) TE_EACH_OP1(M, x, 3, d) \
     TE_EACH_OP1(M, x, 4, e) TE_EACH_OP1(M, x, 5, f) TE_EACH_OP1(M, x, 6, g) TE_EACH_OP1(M, x, 7, h)
 #define TE_EACH_OP1(M, x, i, op) TE_IF_END(op, TE_NOTHING, M)(x, i, op)
 

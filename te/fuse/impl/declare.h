@@ -58,67 +58,67 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
     TE__DECLARE_LIST(widths, name, TE_LIST_OF(dtype), TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__))                \
     TE__DECLARE_CALLS(widths, link, name)                                                                           \
     TE__DECLARE_##passes(widths, link, name)
-#define TE__DECLARE_LIST(widths, name, of, marks, links)                                                           \
-    TE_CHECK_OPTIONS(name, list, of)                                                                               \
-    enum { TE_FOR(TE__ONCE, links) te_names_of_##name };                                                           \
-    enum {                                                                                                         \
-        name##_takes_dims = TE__TAKES_DIMS_##widths,                                                               \
-        name##_width_option = TE_OPTION(of, width, TE__NO_WIDTH),                                                  \
-        name##_begin_begin_out = (int)name##_width_option != (int)TE__NO_WIDTH                                     \
-                                     ? (int)name##_width_option                                                    \
-                                     : TE_FOR(TE__FIRST_WIDTH, links) 0,                                           \
-        name##_before_op_0 = -1,                                                                                   \
-        TE_FOR(TE__WIDTHS, links) name##_op_count                                                                  \
-    };                                                                                                             \
-    enum {                                                                                                         \
-        name##_dtype = (int)TE_DTYPE_OF(TE_NAME(of)),                                                              \
-        name##_residual_dtype = (int)TE_DTYPE_OPTION(of, residual, (int)name##_dtype),                             \
-        name##_names_recipe = TE__IF_RECIPE(of, 1, 0),                                                             \
-        name##_recipe = (int)TE_RECIPE_OPTION(of, TE_RECIPE_none),                                                 \
-        name##_saves_inputs = (int)TE_INPUTS_OPTION(of),                                                           \
-        name##_gradients = (int)TE_DTYPE_OPTION(of, gradients, (int)TE_e5m2),                                      \
-        name##_rounding = (int)TE_ROUNDING_OPTION(of),                                                             \
-        name##_weights = (int)TE_DTYPE_OPTION(of, weights, (int)name##_dtype),                                     \
-        name##_out_option = (int)TE_DTYPE_OPTION(of, out, -1),                                                     \
-        name##_first_wants = TE_FOR(TE__FIRST_WANTS, links) 0,                                                     \
-        name##_begin_begin_dtype = (int)TE_DTYPE_OPTION(of, in, (int)name##_first_wants),                          \
-        name##_begin_begin_rows = TE_ROWS_OPTION(of),                                                              \
-        name##_begin_begin_layout = TE_LAYOUT_any,                                                                   \
+#define TE__DECLARE_LIST(widths, name, of, marks, links)                                                            \
+    TE_CHECK_OPTIONS(name, list, of)                                                                                \
+    enum { TE_FOR(TE__ONCE, links) te_names_of_##name };                                                            \
+    enum {                                                                                                          \
+        name##_takes_dims = TE__TAKES_DIMS_##widths,                                                                \
+        name##_width_option = TE_OPTION(of, width, TE__NO_WIDTH),                                                   \
+        name##_begin_begin_out = (int)name##_width_option != (int)TE__NO_WIDTH                                      \
+                                     ? (int)name##_width_option                                                     \
+                                     : TE_FOR(TE__FIRST_WIDTH, links) 0,                                            \
+        name##_before_op_0 = -1,                                                                                    \
+        TE_FOR(TE__WIDTHS, links) name##_op_count                                                                   \
+    };                                                                                                              \
+    enum {                                                                                                          \
+        name##_dtype = (int)TE_DTYPE_OF(TE_NAME(of)),                                                               \
+        name##_residual_dtype = (int)TE_DTYPE_OPTION(of, residual, (int)name##_dtype),                              \
+        name##_names_recipe = TE__IF_RECIPE(of, 1, 0),                                                              \
+        name##_recipe = (int)TE_RECIPE_OPTION(of, TE_RECIPE_none),                                                  \
+        name##_saves_inputs = (int)TE_INPUTS_OPTION(of),                                                            \
+        name##_gradients = (int)TE_DTYPE_OPTION(of, gradients, (int)TE_e5m2),                                       \
+        name##_rounding = (int)TE_ROUNDING_OPTION(of),                                                              \
+        name##_weights = (int)TE_DTYPE_OPTION(of, weights, (int)name##_dtype),                                      \
+        name##_out_option = (int)TE_DTYPE_OPTION(of, out, -1),                                                      \
+        name##_first_wants = TE_FOR(TE__FIRST_WANTS, links) 0,                                                      \
+        name##_begin_begin_dtype = (int)TE_DTYPE_OPTION(of, in, (int)name##_first_wants),                           \
+        name##_begin_begin_rows = TE_ROWS_OPTION(of),                                                               \
+        name##_begin_begin_layout = TE_LAYOUT_any,                                                                  \
         TE_FOR(TE__LAYOUTS, links)                                                                                  \
-        TE_FOR(TE__FORMATS, links)                                                                                 \
-        name##_last_dtype = TE_FOR(TE__LAST_DTYPE, links) 0,                                                       \
-        name##_out_dtype = (int)name##_out_option >= 0 ? (int)name##_out_option : (int)name##_last_dtype,          \
-        name##_is_mixed = ((int)name##_begin_begin_dtype != (int)name##_dtype) |                                   \
-            ((int)name##_out_dtype != (int)name##_dtype) TE_FOR(TE__MIXED, links)                                  \
-    };                                                                                                             \
-    static_assert((int)name##_dtype < (int)TE_e4m3,                                                                \
-                  "te: " #name ": a list is f32, bf16 or f16; FP8 is a recipe, (bf16, (recipe, fp8_delayed))");    \
-    static_assert(!(int)name##_saves_inputs || (int)name##_names_recipe,                                              \
-                  "te: " #name ": (inputs, saved) is of a list with a recipe");                                       \
-    static_assert((int)name##_gradients == (int)TE_e5m2 ||                                                             \
-                      ((int)name##_gradients == (int)TE_e4m3 && TE_IS_TENSORWISE(name##_recipe)),                       \
-                  "te: " #name ": (gradients, ...) is e5m2 or e4m3, of a list under fp8_delayed or fp8_current");      \
-    static_assert((int)name##_rounding == (int)TE_ROUNDING_nearest || TE_IS_TENSORWISE(name##_recipe),                  \
-                  "te: " #name ": (rounding, stochastic) is of a list under fp8_delayed or fp8_current");              \
-    static_assert((int)name##_weights == (int)name##_dtype ||                                                          \
-                      ((int)name##_weights == (int)TE_f32 && (int)name##_names_recipe &&                               \
-                       !TE_IS_ROWWISE(name##_recipe)),                                                                  \
-                  "te: " #name ": (weights, ...) is f32 in a list with a recipe that trains, fp8_row does not, or "    \
-                      "the dtype of the list");                                                                        \
-    static_assert((int)name##_residual_dtype == (int)name##_dtype || (int)name##_residual_dtype == (int)TE_f32,        \
-                  "te: " #name ": the residual stream has the list's dtype or f32");                                   \
-    static_assert((int)name##_begin_begin_rows != (int)TE_ROWS_memory,                                                 \
-                  "te: " #name ": x has the rows of tokens, or (rows, shard)");                                        \
-    TE_FOR(TE__CHECKS, links)                                                                                          \
-    static_assert(TE_IS_WIDTH(name, (int)name##_begin_begin_out),                                                      \
-                  "te: " #name ": the first width must be positive" TE__OR_DIM_##widths);                              \
-    TE_FOR(TE__CLOSED, links)                                                                                          \
-    TE_RECOMPUTE_CHECKS(name, marks)                                                                                    \
-    typedef struct name {                                                                                          \
-        te_model model;                                                                                            \
-        TE_FOR(TE__FIELDS, links)                                                                                  \
-        te_param te_end; /* of the parameters */                                                                   \
-        TE__FIELDS_OF_##widths(name)                                                                               \
+        TE_FOR(TE__FORMATS, links)                                                                                  \
+        name##_last_dtype = TE_FOR(TE__LAST_DTYPE, links) 0,                                                        \
+        name##_out_dtype = (int)name##_out_option >= 0 ? (int)name##_out_option : (int)name##_last_dtype,           \
+        name##_is_mixed = ((int)name##_begin_begin_dtype != (int)name##_dtype) |                                    \
+            ((int)name##_out_dtype != (int)name##_dtype) TE_FOR(TE__MIXED, links)                                   \
+    };                                                                                                              \
+    static_assert((int)name##_dtype < (int)TE_e4m3,                                                                 \
+                  "te: " #name ": a list is f32, bf16 or f16; FP8 is a recipe, (bf16, (recipe, fp8_delayed))");     \
+    static_assert(!(int)name##_saves_inputs || (int)name##_names_recipe,                                            \
+                  "te: " #name ": (inputs, saved) is of a list with a recipe");                                     \
+    static_assert((int)name##_gradients == (int)TE_e5m2 ||                                                          \
+                      ((int)name##_gradients == (int)TE_e4m3 && TE_IS_TENSORWISE(name##_recipe)),                   \
+                  "te: " #name ": (gradients, ...) is e5m2 or e4m3, of a list under fp8_delayed or fp8_current");   \
+    static_assert((int)name##_rounding == (int)TE_ROUNDING_nearest || TE_IS_TENSORWISE(name##_recipe),              \
+                  "te: " #name ": (rounding, stochastic) is of a list under fp8_delayed or fp8_current");           \
+    static_assert((int)name##_weights == (int)name##_dtype ||                                                       \
+                      ((int)name##_weights == (int)TE_f32 && (int)name##_names_recipe &&                            \
+                       !TE_IS_ROWWISE(name##_recipe)),                                                              \
+                  "te: " #name ": (weights, ...) is f32 in a list with a recipe that trains, fp8_row does not, or " \
+                      "the dtype of the list");                                                                     \
+    static_assert((int)name##_residual_dtype == (int)name##_dtype || (int)name##_residual_dtype == (int)TE_f32,     \
+                  "te: " #name ": the residual stream has the list's dtype or f32");                                \
+    static_assert((int)name##_begin_begin_rows != (int)TE_ROWS_memory,                                              \
+                  "te: " #name ": x has the rows of tokens, or (rows, shard)");                                     \
+    TE_FOR(TE__CHECKS, links)                                                                                       \
+    static_assert(TE_IS_WIDTH(name, (int)name##_begin_begin_out),                                                   \
+                  "te: " #name ": the first width must be positive" TE__OR_DIM_##widths);                           \
+    TE_FOR(TE__CLOSED, links)                                                                                       \
+    TE_RECOMPUTE_CHECKS(name, marks)                                                                                \
+    typedef struct name {                                                                                           \
+        te_model model;                                                                                             \
+        TE_FOR(TE__FIELDS, links)                                                                                   \
+        te_param te_end; /* of the parameters */                                                                    \
+        TE__FIELDS_OF_##widths(name)                                                                                \
     } name;
 #define TE__DECLARE_CALLS(widths, link, name)                                                                      \
     link te_status name##_context_create(te_context *ctx, int device, uint64_t seed);                              \
@@ -186,19 +186,19 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 
 /* The number format and the rows of each edge. An op stores what the next one reads best, if it says that it
  * matters. */
-#define TE__FORMATS(model, before, op, after, live)                                                                  \
-    TE_DTYPE_IN(model, op) = TE_DTYPE_OUT(model, before),                                                            \
-    TE_ROWS_IN(model, op) = TE_ROWS_OUT(model, before),                                                              \
-    TE_DTYPE_OUT(model, op) =                                                                                        \
-        TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_dtype, TE__BY_FACTS_dtype)(model, op, live),          \
-    TE_ROWS_OUT(model, op) = TE__PRODUCED(rows, model, op),                                                             \
+#define TE__FORMATS(model, before, op, after, live)                                                              \
+    TE_DTYPE_IN(model, op) = TE_DTYPE_OUT(model, before),                                                        \
+    TE_ROWS_IN(model, op) = TE_ROWS_OUT(model, before),                                                          \
+    TE_DTYPE_OUT(model, op) =                                                                                    \
+        TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_dtype, TE__BY_FACTS_dtype)(model, op, live), \
+    TE_ROWS_OUT(model, op) = TE__PRODUCED(rows, model, op),                                                      \
     TE__IF_FORK(op, TE__FORK_FORMAT, TE_NOTHING)(model, op)
 #define TE__BY_FACTS_dtype(model, op, live) \
     TE__FORMAT(model, (int)TE_PRODUCES(op), (int)TE_WANTS(live), TE_DTYPE_IN(model, op))
-#define TE__FORMAT(model, gives, wants, in)                                                                          \
-    ((gives) == (int)TE_PRODUCES_same ? (int)in : (gives) == (int)TE_PRODUCES_f32 ? (int)TE_f32                            \
-     : (wants) == (int)TE_PRODUCES_same && (int)model##_out_option >= 0 ? (int)model##_out_option                       \
-     : (gives) == (int)TE_PRODUCES_residual || (wants) == (int)TE_PRODUCES_residual ? (int)model##_residual_dtype          \
+#define TE__FORMAT(model, gives, wants, in)                                                                       \
+    ((gives) == (int)TE_PRODUCES_same ? (int)in : (gives) == (int)TE_PRODUCES_f32 ? (int)TE_f32                   \
+     : (wants) == (int)TE_PRODUCES_same && (int)model##_out_option >= 0 ? (int)model##_out_option                 \
+     : (gives) == (int)TE_PRODUCES_residual || (wants) == (int)TE_PRODUCES_residual ? (int)model##_residual_dtype \
      : (int)model##_dtype)
 #define TE_WANTS_end(op) (TE_PRODUCES_same) /* what the list gives */
 #define TE__FORMATS_A(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_B
@@ -231,13 +231,13 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
 
 #define TE__CHECKS(model, before, op, after, live)                                                                     \
     static_assert(TE_IN(op) == 0 || TE_IN(op) == (int)TE_WIDTH_OUT(model, before),                                     \
-                  "te: " #model ": " TE_CALLED(op) " does not take the width that " TE__PRODUCER_NAME(before) " gives");   \
+                  "te: " #model ": " TE_CALLED(op) " does not take the width that " TE__PRODUCER_NAME(before) " gives"); \
     static_assert(!TE_IS_DIM((int)TE_WIDTH_OUT(model, op)) || (int)model##_takes_dims,                                 \
                   "te: " #model ": " TE_CALLED(op)                                                                     \
                       " has a width that is known only at run time, which takes TE_SEQUENTIAL_DIMS");                  \
-    static_assert(TE_IS_WIDTH(model, (int)TE_WIDTH_OUT(model, op)), "te: " #model ": " TE_CALLED(op) \
+    static_assert(TE_IS_WIDTH(model, (int)TE_WIDTH_OUT(model, op)), "te: " #model ": " TE_CALLED(op)                   \
         " has no width; a list may name its own, (f32, (width, 768))");                                                \
-    static_assert(!TE__IS_CLASS(op, custom) || TE_IF_MARKED(TE_JOIN1(TE_TAKES_DIMS_, TE_FAMILY(op)), 1, 0) ||             \
+    static_assert(!TE__IS_CLASS(op, custom) || TE_IF_MARKED(TE_JOIN1(TE_TAKES_DIMS_, TE_FAMILY(op)), 1, 0) ||          \
                       ((int)TE_WIDTH_IN(model, op) > 0 && (int)TE_WIDTH_OUT(model, op) > 0),                           \
                   "te: " #model ": " TE_CALLED(op) " takes no width that is known only at run time");                  \
     static_assert(!(TE_IF_END(after, 1, 0) && (TE_FLAGS(op) & TE_IS_FORK)),                                            \
@@ -251,7 +251,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the list leaves its width to its ops */
     static_assert(!(TE_FLAGS(op) & TE_IS_LOAD) || (TE_FLAGS(before) & (TE_IS_FORK | TE_IS_INPUT)) == TE_IS_FORK,       \
         "te: " #model ": " TE_CALLED(op) " drops what " TE_CALLED(before) " gives: a (fork, ..) goes between them");   \
     TE_CHECK_OPTIONS(model, TE_FAMILY(op), op)                                                                         \
-    TE__CHECK_LAYOUT(model, before, op)                                                                                 \
+    TE__CHECK_LAYOUT(model, before, op)                                                                                \
     TE_CHECK(model, op)
 #define TE__PRODUCER_NAME(before) \
     TE_IF_MARKED(TE_JOIN1(TE__IS_BEGIN_, TE_KIND(before)), TE__THE_LIST, TE_CALLED)(before)

@@ -16,12 +16,12 @@
 #include "matcher.h" /* TE_EACH_OP */
 #include "../../linear/impl/linear_epilogue.h" /* TE_PRODUCT */
 
-/* kernels.h -- rows that begin with an op that has its own kernels: TE_CUSTOM_PATTERN_<family>_<pass>(name, model, dtype, op)
- * makes the op's kernels and name##_run; `name` is also the chain of the ops behind it (TE_POINTWISE). With
+/* kernels.h -- rows that begin with an op that has its own kernels: TE_CUSTOM_PATTERN_<family>_<pass>(name, model,
+ * dtype, op) makes the op's kernels and name##_run; `name` is also the chain of the ops behind it (TE_POINTWISE). With
  * TE_HAS_SOURCE_<family> a comma, TE_SOURCE_<family>(widths, name, ops...) adds kernels of that chain which get its
  * input from elsewhere (comm/all_reduce_row.h). With TE_PAIR_<a>_<b> a comma the row is two such ops, and
- * TE_CUSTOM_PAIR_<a>_<b>_<pass>(name, model, dtype, a, b) makes kernels and name##_run; with TE_AROUND_<a>_<b> a comma it
- * begins with a and ends with b, the chain is what is between them, and besides TE_SOURCE_<a> there is
+ * TE_CUSTOM_PAIR_<a>_<b>_<pass>(name, model, dtype, a, b) makes kernels and name##_run; with TE_AROUND_<a>_<b> a comma
+ * it begins with a and ends with b, the chain is what is between them, and besides TE_SOURCE_<a> there is
  * TE_CUSTOM_AROUND_<a>_<b>_<pass>(name, model, dtype, a, b) (comm/scatter_row.h).
  */
 
@@ -29,33 +29,33 @@
     TE_IF_MARKED(TE_JOIN2(TE_PAIR_, TE_FAMILY(a), TE_FAMILY(TE_FIRST_OP(__VA_ARGS__))), TE__CUSTOM_PAIR, \
     TE_IF_MARKED(TE_JOIN2(TE_AROUND_, TE_FAMILY(a), TE_FAMILY(TE_LAST_OP(__VA_ARGS__))), TE__CUSTOM_AROUND, \
     TE__CUSTOM_POINTWISE))
-#define TE__CUSTOM_PAIR(name, widths, model, dtype, pass, a, ...)                                                       \
-    static_assert(TE_OP_COUNT(__VA_ARGS__) == 1, "te: " #name ": this row has two ops");                            \
+#define TE__CUSTOM_PAIR(name, widths, model, dtype, pass, a, ...)                                                      \
+    static_assert(TE_OP_COUNT(__VA_ARGS__) == 1, "te: " #name ": this row has two ops");                               \
     TE__CUSTOM(TE_JOIN2(TE_CUSTOM_PAIR_, TE_FAMILY(a), TE_FAMILY(TE_FIRST_OP(__VA_ARGS__))), pass, name, model, dtype, a, \
         TE_FIRST_OP(__VA_ARGS__))
 
-#define TE__CUSTOM_POINTWISE(name, widths, model, dtype, pass, first, ...)                                                  \
-    TE_POINTWISE(name, widths, model, dtype, pass, __VA_ARGS__)                                                          \
-    TE_IF_MARKED(TE_JOIN1(TE_HAS_SOURCE_, TE_FAMILY(first)), TE__CUSTOM_SOURCE, TE_NOTHING)                             \
-    (TE_FAMILY(first), widths, name, __VA_ARGS__)                                                                    \
+#define TE__CUSTOM_POINTWISE(name, widths, model, dtype, pass, first, ...)                  \
+    TE_POINTWISE(name, widths, model, dtype, pass, __VA_ARGS__)                             \
+    TE_IF_MARKED(TE_JOIN1(TE_HAS_SOURCE_, TE_FAMILY(first)), TE__CUSTOM_SOURCE, TE_NOTHING) \
+    (TE_FAMILY(first), widths, name, __VA_ARGS__)                                           \
     TE__CUSTOM_IN_PATTERN(name, widths, model, dtype, pass, first)
 #define TE__CUSTOM_SOURCE(...) TE__CUSTOM_SOURCE2(__VA_ARGS__)
 #define TE__CUSTOM_SOURCE2(family, ...) TE_SOURCE_##family(__VA_ARGS__)
 
-#define TE__CUSTOM_AROUND(name, widths, model, dtype, pass, first, ...)                                                 \
+#define TE__CUSTOM_AROUND(name, widths, model, dtype, pass, first, ...) \
     TE__CUSTOM_AROUND2(name, widths, model, dtype, pass, first, TE_LAST_OP(__VA_ARGS__), TE_BUT_LAST_OP(__VA_ARGS__))
 #define TE__CUSTOM_AROUND2(...) TE__CUSTOM_AROUND3(__VA_ARGS__)
-#define TE__CUSTOM_AROUND3(name, widths, model, dtype, pass, first, last, ...)                                          \
-    TE_POINTWISE(name, widths, model, dtype, pass, __VA_ARGS__)                                                          \
-    TE__CUSTOM_SOURCE(TE_FAMILY(first), widths, name, __VA_ARGS__)                                                      \
+#define TE__CUSTOM_AROUND3(name, widths, model, dtype, pass, first, last, ...) \
+    TE_POINTWISE(name, widths, model, dtype, pass, __VA_ARGS__)                \
+    TE__CUSTOM_SOURCE(TE_FAMILY(first), widths, name, __VA_ARGS__)             \
     TE__CUSTOM(TE_JOIN2(TE_CUSTOM_AROUND_, TE_FAMILY(first), TE_FAMILY(last)), pass, name, model, dtype, first, last)
 
 /* Attention's backward with the gradient of the bias before it. */
-#define TE_CUSTOM_PATTERN_attention_backward(name, model, dtype, op)                                                      \
+#define TE_CUSTOM_PATTERN_attention_backward(name, model, dtype, op)                                               \
     TE__ATTENTION(BACKWARD, name##_own, model, dtype, op)                                                          \
     TE__ATTENTION_LEARNT(name##_own, dtype, op)                                                                    \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
-        const te_pointwise_shape k = name##_shape(te_pointwise_half(r, s, 1));                                             \
+        const te_pointwise_shape k = name##_shape(te_pointwise_half(r, s, 1));                                     \
         return te__attention_bias_backward(r, s, name##_own_launch, name##_own_scratch_bytes, name##_own_sum_rows, \
             name##_launch, k, TE__IF_SINKS(op, name##_own_sinks_launch, 0), &name##_own_bias,                      \
             TE__ATTENTION_GIVES_BACKWARD(model));                                                                  \
@@ -73,8 +73,8 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     const int sums = sum_rows && r->batch && r->batch->seq >= sum_rows;
     const int blocks = sums ? (int)(r->batch->batch * te_ceil_div(r->batch->seq, sum_rows))
                             : (int)te_min(te_ceil_div(r->tokens, k.groups), most);
-    const int room =
-        (int)te_max(most, sum_rows ? 2 * te_capacity_rows(r) / sum_rows + 1 : 0); /* at most two sums for as many rows */
+    const int room = (int)te_max(most, sum_rows ? 2 * te_capacity_rows(r) / sum_rows + 1
+                                                : 0); /* at most two sums for as many rows */
     float *sum = 0;
     te_pointwise c;
     TE_TRY(te_defer_column_sum(r, &sum, r->param[s->op[1]], r->plan->op[s->op[0]].in, blocks, room));
@@ -102,9 +102,9 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
 /* `alone` if the step has one op, else `row`. */
 #define TE__IF_ALONE(alone, row, ...) TE_BY_OP_COUNT(__VA_ARGS__, row, row, row, row, row, row, row, alone, ~)
 
-#define TE__KERNELS_OF_map(name, widths, model, dtype, pass, ...) \
-    TE_POINTWISE(name, widths, model, dtype, pass, __VA_ARGS__)        \
-    TE_API te_status name##_run(te_run *r, const te_step *s) {    \
+#define TE__KERNELS_OF_map(name, widths, model, dtype, pass, ...)                                                      \
+    TE_POINTWISE(name, widths, model, dtype, pass, __VA_ARGS__)                                                        \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                         \
         return te_pointwise_step_##pass(r, s, 0, 0, r->current, name##_launch, name##_shape(te_pointwise_half(r, s, 0))); \
     }
 #define TE__KERNELS_OF_gated TE__KERNELS_OF_map
@@ -118,8 +118,8 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
         { return te_linear_step_##pass(r, s, 0, te_no_shape(), 0, TE_PLAIN_GEMM_OF(name, dtype, pass)); }
 #define TE__GEMM_PATTERN(name, widths, model, dtype, pass, first, ...) \
     TE_JOIN1(TE__GEMM_PATTERN_, pass)(name, widths, model, dtype, pass, __VA_ARGS__)
-#define TE__GEMM_PATTERN_forward(name, widths, model, dtype, pass, ...)                                              \
-    TE_IF_MARKED(TE_JOIN1(TE__ROPE_MARK_, TE_FAMILY(TE_LAST_OP(__VA_ARGS__))), TE__LINEAR_ROPE,                 \
+#define TE__GEMM_PATTERN_forward(name, widths, model, dtype, pass, ...)                                                \
+    TE_IF_MARKED(TE_JOIN1(TE__ROPE_MARK_, TE_FAMILY(TE_LAST_OP(__VA_ARGS__))), TE__LINEAR_ROPE,                        \
     TE_IF_MARKED(TE_JOIN1(TE_TAKES_LINEAR_, TE_FAMILY(TE_FIRST_OP(__VA_ARGS__))), TE__CUSTOM_IN_PATTERN, TE__GEMM_POINTWISE)) \
     (name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__CUSTOM_IN_PATTERN(name, widths, model, dtype, pass, op) \
@@ -145,7 +145,7 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     TE__IF_ALONE(TE__CUSTOM_ALONE, TE__CUSTOM_PATTERN, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__CUSTOM_ALONE(name, widths, model, dtype, pass, op) TE__CUSTOM(TE_JOIN1(TE_CUSTOM_, TE_FAMILY(op)), pass, name, \
     model, dtype, op)
-#define TE__CUSTOM_PATTERN(name, widths, model, dtype, pass, first, ...)                                                 \
+#define TE__CUSTOM_PATTERN(name, widths, model, dtype, pass, first, ...)                                               \
     TE_IF_MARKED(TE_JOIN1(TE_TAKES_LINEAR_, TE_FAMILY(first)), TE__CUSTOM_LINEAR, TE__PAIR_OR_POINTWISE(first, __VA_ARGS__)) \
     (name, widths, model, dtype, pass, first, __VA_ARGS__)
 #define TE__CUSTOM_LINEAR(name, widths, model, dtype, pass, own, ...)                                 \

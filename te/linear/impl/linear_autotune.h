@@ -1,5 +1,5 @@
-/* linear_autotune.h -- which of the ways to run a forward row (linear_strategy.h): by rule or, where the context tunes, the
- * fastest of those that were timed.
+/* linear_autotune.h -- which of the ways to run a forward row (linear_strategy.h): by rule or, where the context
+ * tunes, the fastest of those that were timed.
  */
 #ifndef TE_LINEAR_AUTOTUNE_H
 #define TE_LINEAR_AUTOTUNE_H
@@ -35,7 +35,8 @@ TE_API te_status te__linear_trial_rest(te_run *r, int next) {
     const int cols = r->current.cols;
     if (!te_is_fp8(r->current.dtype)) {
         TE_TRY(te_scratch(r, &p, (size_t)(te_capacity_rows(r) * cols)));
-        return r->plan->fp8->cast(r, r->current, &r->param[next]->fp8, 0, TE_e4m3, p, r->pass == TE_FORWARD ? kept : 0, 0);
+        return r->plan->fp8->cast(r, r->current, &r->param[next]->fp8, 0, TE_e4m3, p, r->pass == TE_FORWARD ? kept : 0,
+                                  0);
     }
     if (r->pass != TE_FORWARD || !kept || te_saved_is_transposed(r->saved_transposed, next)) return TE_OK;
     return te__fp8_transpose(r, &p, te_value_of(kept, TE_e4m3, r->current.rows, cols), 1);
@@ -46,7 +47,7 @@ TE_API te_status te__linear_trial_run(void *arg, int racer, int lap, te_context 
     te_gemm g = t->gemm;
     (void)lap;
     const int taken = te__linear_take(&g, &r, t->step, t->split[racer]);
-    TE_REQUIRE(taken >= 0, ctx, TE_ERROR_STATE, "%s cannot be split so", t->step->row);
+    TE_REQUIRE(taken >= 0, ctx, TE_ERROR_STATE, "%s cannot be split so", t->step->pattern);
     TE_TRY(te__linear_split(&r, t->step, t->kernels, &g, t->split[racer], taken));
     const int next = te__linear_next_in_fp8(&r, t->step);
     return next < 0 ? TE_OK : te__linear_trial_rest(&r, next);
@@ -113,7 +114,8 @@ TE_IF_USED TE_API te_status te__linear_fill_fp8(const te_gemm *g, te_context *ct
 enum { TE__MANY_ROWS = 1024, TE__ONE_KERNEL_MARGIN = 5 /* percent */ };
 TE_API int te__linear_fastest(const te__linear_trial *t, const int64_t *ns, int winner) {
     for (int i = 0; winner >= 0 && t->gemm.m >= TE__MANY_ROWS && i < t->count; i++)
-        if (t->split[i] == TE_SPLIT_OWN && ns[i] && ns[i] <= ns[winner] + ns[winner] * TE__ONE_KERNEL_MARGIN / 100) return i;
+        if (t->split[i] == TE_SPLIT_OWN && ns[i] && ns[i] <= ns[winner] + ns[winner] * TE__ONE_KERNEL_MARGIN / 100)
+            return i;
     return winner;
 }
 /* Time the splits of this step, and remember the fastest; the first, without times, where there was no memory to time
@@ -157,7 +159,7 @@ TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_ste
     const te_gemm_tuned t = te__gemm_tuned_of(g);
     const int fp8 = te_gemm_is_fp8(g);
     memset(c, 0, sizeof *c);
-    const int n = snprintf(c->row, sizeof c->row, "%s%s%s", s->row, fp8 ? ":" : "",
+    const int n = snprintf(c->row, sizeof c->row, "%s%s%s", s->pattern, fp8 ? ":" : "",
                            fp8 ? te__operands_text_of(&t).text : "");
     if (n >= (int)sizeof c->row) return 0;
     c->m = g->m, c->n = g->n, c->k = g->k, c->dtype = g->dtype, c->training = r->pass == TE_FORWARD;
@@ -193,7 +195,8 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_split *split, int *
     while ((*taken = te__linear_take(g, r, s, (te_split)way)) < 0) way--;
     *split = (te_split)way;
     if (te_gemm_is_fine_grained(&bare)) return TE_OK; /* takes nothing along that could be timed */
-    if (te__pointwise_amax_only(r, s, 1, kernels->shape)) return TE_OK; /* one kernel where it should pay: it stores less */
+    if (te__pointwise_amax_only(r, s, 1, kernels->shape))
+        return TE_OK; /* one kernel where it should pay: it stores less */
     if (s->count < 2 || !te__gemm_chooses(r->ctx) || !te__linear_choice_of(&c, r, s, &bare)) return TE_OK;
     const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);
 #if TE_TUNES

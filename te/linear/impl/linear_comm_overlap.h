@@ -1,6 +1,7 @@
-/* linear_comm_overlap.h -- steps that leave their work to the next one, which overlaps it with its own: an all_gather in front
- * of a linear, a linear in front of a reduce_scatter, and in backward their adjoints (te/gemm/gemm_ranks.h says how);
- * and a linear in front of a row that begins with an all_reduce, which its product sends to (te/comm/send.h).
+/* linear_comm_overlap.h -- steps that leave their work to the next one, which overlaps it with its own: an all_gather
+ * in front of a linear, a linear in front of a reduce_scatter, and in backward their adjoints (te/gemm/gemm_ranks.h
+ * says how); and a linear in front of a row that begins with an all_reduce, which its product sends to
+ * (te/comm/send.h).
  *
  * This is no row of the fusion list: it would take one for each row that begins with a linear, and the rows would be
  * those of one rank and of many. A step finds out from the plan, when it is walked, that the next one can take its
@@ -11,13 +12,14 @@
  * te_group_reduce_scatter through mapped memory. Tiles go in another order, so where the last round of them is shared
  * out by k (te__hopper_share), other tiles have their sums over k in two parts or more.
  *
- * In FP8, with scales of tensors, a product sends what it gives in 16 bits, and its sums stay in the tensor cores. Rows
- * are gathered in FP8 where the scale is known before and all ranks have it (te_recipes_config.ranks): a rank's own are
- * stored so by the chain before (te_gathered_consumer), or by a cast, and half the bytes go over the link. Else they are
- * gathered in the list's format and the product waits.
+ * In FP8, with scales of tensors, a product sends what it gives in 16 bits, and its sums stay in the tensor cores.
+ * Rows are gathered in FP8 where the scale is known before and all ranks have it (te_recipes_config.ranks): a rank's
+ * own are stored so by the chain before (te_gathered_consumer), or by a cast, and half the bytes go over the link.
+ * Else they are gathered in the list's format and the product waits.
  *
- * Not in f32, where the row has an op with kernels of its own (linear_cross_entropy), where rows a rank are no multiple
- * of 256, or where the gathered tensor is to stay in memory that the others have not mapped (te_comm_allocate).
+ * Not in f32, where the row has an op with kernels of its own (linear_cross_entropy), where rows a rank are no
+ * multiple of 256, or where the gathered tensor is to stay in memory that the others have not mapped
+ * (te_comm_allocate).
  */
 #ifndef TE_LINEAR_COMM_OVERLAP_H
 #define TE_LINEAR_COMM_OVERLAP_H
@@ -104,8 +106,9 @@ TE_API int te__gather_place(te_gemm_ranks *ranks, te_run *r) {
     if (block < 0 && (r->current.block < 0 || bytes > m->room)) return 0;
     const size_t own = bytes / (size_t)m->ranks * (size_t)m->rank;
     for (int k = 0; k < m->ranks; k++)
-        ranks->to[k] = own + (block < 0 ? te__rank_room(m, k)
-                                        : m->block[block].at[k] + ((char *)r->current.data - m->block[block].at[m->rank]));
+        ranks->to[k] =
+            own + (block < 0 ? te__rank_room(m, k)
+                             : m->block[block].at[k] + ((char *)r->current.data - m->block[block].at[m->rank]));
     if (!r->dry) r->current.data = ranks->to[m->rank] - own;
     return 1;
 }
@@ -185,7 +188,8 @@ TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
 TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
     const te_plan *p = r->plan;
     const te_step *next = s + 1;
-    if (r->watch || !r->tensor->memory || te__recompute_region_of(p, s->op[0]) >= 0 || !te_defers_product(r, s)) return 0;
+    if (r->watch || !r->tensor->memory || te__recompute_region_of(p, s->op[0]) >= 0 || !te_defers_product(r, s))
+        return 0;
     while ((next = te__step_after(r, next, 1)) != 0) {
         const te_op *op = &p->op[next->op[0]];
         if (op->op_class == TE_CLASS_gemm) return 0;

@@ -1,6 +1,6 @@
-/* linear_cross_entropy.h -- a linear and the cross_entropy behind it as one step: logits exist for a piece of the rows, or of
- * the vocabulary, at a time, in a part of the workspace that is 1 / TE_LOSS_FRACTION of what all of them would take. Both
- * rows are memory for time, so they are not in fusions.h. Say, before TE_SEQUENTIAL:
+/* linear_cross_entropy.h -- a linear and the cross_entropy behind it as one step: logits exist for a piece of the
+ * rows, or of the vocabulary, at a time, in a part of the workspace that is 1 / TE_LOSS_FRACTION of what all of them
+ * would take. Both rows are memory for time, so they are not in fusions.h. Say, before TE_SEQUENTIAL:
  *     #define TE_FORWARD_linear_cross_entropy TE_FUSED
  *     #define TE_BACKWARD_cross_entropy_linear TE_FUSED
  *
@@ -16,8 +16,8 @@
  *
  * What pieces cost is bytes. dweight, in f32, is read and written for each piece of rows, dx for each slice of the
  * vocabulary; te__logits_of_backward takes the piece with the fewest. Where logits are made once a piece has whole
- * rows, because a gradient needs the sums of its row; with few rows in a piece dweight's traffic then takes longer than
- * the product that is saved, and forward computes the loss after all (te__loss_in_backward_pays).
+ * rows, because a gradient needs the sums of its row; with few rows in a piece dweight's traffic then takes longer
+ * than the product that is saved, and forward computes the loss after all (te__loss_in_backward_pays).
  *
  * Ranks that share the vocabulary: linear_cross_entropy.h.
  *
@@ -40,21 +40,21 @@
     TE__IF_RANKS(op, TE__LOSS_PATTERN_OF_RANKS_FORWARD, TE__LOSS_PATTERN_FORWARD)(name, model, dtype, op)
 #define TE_CUSTOM_PATTERN_cross_entropy_backward(name, model, dtype, op) \
     TE__IF_RANKS(op, TE__LOSS_PATTERN_OF_RANKS_BACKWARD, TE__LOSS_PATTERN_BACKWARD)(name, model, dtype, op)
-#define TE__LOSS_PATTERN_FORWARD(name, model, dtype, op)                                                                   \
+#define TE__LOSS_PATTERN_FORWARD(name, model, dtype, op)                                                               \
     TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_row, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op), op) \
     TE_API te_status name##_run(te_run *r, const te_step *s)                                                           \
         { return te__linear_loss_forward(r, s, name##_launch, TE_PLAIN_GEMM(dtype, forward)); }
-#define TE__LOSS_PATTERN_BACKWARD(name, model, dtype, op)                                                         \
-    TE__CROSS_ENTROPY_KERNEL(name##_at_once, te_cross_entropy_at_once, TE_WIDTH_IN(model, op),                \
-        (te_dtype)TE_DTYPE_IN(model, op), op)                                                                 \
-    TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)), te_cross_entropy_args,                  \
-              te_cross_entropy_slice(te_args, te_at, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)),        \
-                  TE_WIDTH_AT(TE_WIDTH_IN(model, op), te_args->vocabulary), (te_dtype)TE_DTYPE_IN(model, op), \
-                  te_loss_options_of(TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op))))                               \
-    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                \
-        const te__loss_kernels kernels = {name##_launch, name##_at_once_launch, TE_PLAIN_GEMM(dtype, forward),      \
-            TE_PLAIN_GEMM(dtype, backward)};                                                                        \
-        return te__linear_loss_backward(r, s, &kernels);                                                      \
+#define TE__LOSS_PATTERN_BACKWARD(name, model, dtype, op)                                                      \
+    TE__CROSS_ENTROPY_KERNEL(name##_at_once, te_cross_entropy_at_once, TE_WIDTH_IN(model, op),                 \
+        (te_dtype)TE_DTYPE_IN(model, op), op)                                                                  \
+    TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)), te_cross_entropy_args,                   \
+              te_cross_entropy_slice(te_args, te_at, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)),         \
+                  TE_WIDTH_AT(TE_WIDTH_IN(model, op), te_args->vocabulary), (te_dtype)TE_DTYPE_IN(model, op),  \
+                  te_loss_options_of(TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op))))                                \
+    TE_API te_status name##_run(te_run *r, const te_step *s) {                                                 \
+        const te__loss_kernels kernels = {name##_launch, name##_at_once_launch, TE_PLAIN_GEMM(dtype, forward), \
+            TE_PLAIN_GEMM(dtype, backward)};                                                                   \
+        return te__linear_loss_backward(r, s, &kernels);                                                       \
     }
 
 /* Of a backward: the gradient of a slice, from the sums of its rows; loss and gradient; the two products alone. */
@@ -69,10 +69,10 @@ typedef struct te__loss_kernels {
 #define TE_LOSS_FRACTION 16 /* 4: a quarter of the logits, in hardly more time than all of them */
 #endif
 enum {
-    TE_LOSS_ROWS = 128,            /* a piece has a multiple of so many rows, */
-    TE_LOSS_COLUMNS = 256,         /* or of so many columns: tiles of the products */
-    TE_LOSS_IN_BACKWARD_ROWS = 384,       /* rows of a piece with which dweight's bytes take less than one more product, */
-    TE_LOSS_IN_BACKWARD_WEIGHT = 1 << 22  /* or elements of a dweight that stays in the L2 */
+    TE_LOSS_ROWS = 128,             /* a piece has a multiple of so many rows, */
+    TE_LOSS_COLUMNS = 256,          /* or of so many columns: tiles of the products */
+    TE_LOSS_IN_BACKWARD_ROWS = 384, /* rows of a piece with which dweight's bytes take less than one more product, */
+    TE_LOSS_IN_BACKWARD_WEIGHT = 1 << 22 /* or elements of a dweight that stays in the L2 */
 };
 /* Rows with all of their logits, or rows and columns. */
 typedef struct te__logits_piece { int64_t rows, columns; } te__logits_piece;
@@ -283,10 +283,11 @@ TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s
     return TE_OK;
 }
 
-/* linear_cross_entropy.h -- linear_cross_entropy.h where ranks of a tensor group share the vocabulary: (linear, .., (shard,
- * columns)) and (cross_entropy, .., (ranks, N)) as one step. Pieces are of this rank's columns. Forward leaves what it
- * says of each row, and gathers that once behind the last piece; backward then needs nothing of the other ranks. The
- * loss is always made in forward: te_batch.loss_in_backward would have all ranks wait for each other at each piece.
+/* linear_cross_entropy.h -- linear_cross_entropy.h where ranks of a tensor group share the vocabulary: (linear, ..,
+ * (shard, columns)) and (cross_entropy, .., (ranks, N)) as one step. Pieces are of this rank's columns. Forward leaves
+ * what it says of each row, and gathers that once behind the last piece; backward then needs nothing of the other
+ * ranks. The loss is always made in forward: te_batch.loss_in_backward would have all ranks wait for each other at
+ * each piece.
  */
 
 /* The two ops one after the other, with all logits: under a recipe, or where backward has them as two steps. */
@@ -325,11 +326,11 @@ TE_IF_USED TE_API te_status te__linear_loss_of_ranks(te_run *r, const te_step *s
     return TE_OK;
 }
 
-#define TE__LOSS_PATTERN_OF_RANKS_FORWARD(name, model, dtype, op)                                \
+#define TE__LOSS_PATTERN_OF_RANKS_FORWARD(name, model, dtype, op)                            \
     TE__LOSS_OF_RANKS_KERNELS(name, model, op)                                               \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                               \
         const te_loss_of_ranks loss = TE__LOSS_OF_RANKS(name, op);                           \
-        return te__linear_loss_of_ranks(r, s, &loss, TE_PLAIN_GEMM(dtype, forward));               \
+        return te__linear_loss_of_ranks(r, s, &loss, TE_PLAIN_GEMM(dtype, forward));         \
     }
 #define TE__LOSS_PATTERN_OF_RANKS_BACKWARD(name, model, dtype, op)                               \
     TE__LOSS_OF_RANKS_SLOPE(name, model, op)                                                 \

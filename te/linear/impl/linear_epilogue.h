@@ -1,7 +1,7 @@
-/* linear_epilogue.h -- a row that begins with a matrix product as one kernel: the chain of the ops behind it is the product's
- * epilogue. For maps with constant widths, in 16 bits, and under a recipe with operands in FP8; which rows run so
- * te/gemm/gemm_choose.h decides. All others are a product and a kernel for the rest, or a product with an epilogue of
- * cuBLASLt's.
+/* linear_epilogue.h -- a row that begins with a matrix product as one kernel: the chain of the ops behind it is the
+ * product's epilogue. For maps with constant widths, in 16 bits, and under a recipe with operands in FP8; which rows
+ * run so te/gemm/gemm_choose.h decides. All others are a product and a kernel for the rest, or a product with an
+ * epilogue of cuBLASLt's.
  *
  * Under a recipe the epilogue stores what the chain's kernel would: y in 16 bits or in FP8 for the product behind it,
  * with its amax; and the transpose in FP8 that the weight's gradient reads, which behind a chain takes a kernel of its
@@ -11,16 +11,17 @@
  * 0.21 ms at 4.4 TB/s behind the product.
  *
  * One H200, us, under a profiler, as one kernel and as the kernels one after the other: linear_bias_gelu in training,
- * 8192 x 16384 from k of 4096, 740 and 718 + 131; its backward, linear_gelu_bias, with dbias and the transpose, 832 and
- * 770 + 181 + 91. That backward kernel also made gelu's result again, for the weight's gradient, which otherwise takes
- * a chain of its own 107 us: 952, so it was left out. The warps of the epilogue are at work 0.89 of the time without.
+ * 8192 x 16384 from k of 4096, 740 and 718 + 131; its backward, linear_gelu_bias, with dbias and the transpose, 832
+ * and 770 + 181 + 91. That backward kernel also made gelu's result again, for the weight's gradient, which otherwise
+ * takes a chain of its own 107 us: 952, so it was left out. The warps of the epilogue are at work 0.89 of the time
+ * without.
  *
  * A gated activation's row is half as wide at one end. In backward the epilogue reads and writes both halves of the
  * wide end (te_hopper_kind.twice): it saves writing and reading the narrow one, 0.47 GB at 8192 x 14336. In forward a
- * tile has the same columns of both halves (te_hopper_couples.halves), so that inference never stores them. Of few rows
- * it is a product and a chain. One H200, in turns with those: RMSNorm and a swiglu MLP of 4096 and 14336, 8192 rows,
- * forward and backward 12932 and 13283 us, inference 4238 and 4417; a whole Llama 8B block 17922 and 18052, inference
- * 5718 and 5844; Qwen3's 16004 and 16258, 5167 and 5230.
+ * tile has the same columns of both halves (te_hopper_couples.halves), so that inference never stores them. Of few
+ * rows it is a product and a chain. One H200, in turns with those: RMSNorm and a swiglu MLP of 4096 and 14336, 8192
+ * rows, forward and backward 12932 and 13283 us, inference 4238 and 4417; a whole Llama 8B block 17922 and 18052,
+ * inference 5718 and 5844; Qwen3's 16004 and 16258, 5167 and 5230.
  *
  * Under a recipe that is so in inference alone: a Llama 8B block, 8192 rows, fp8_delayed 3122 and 3228 us, fp8_current
  * 3323 and 3465. In training forward stores both halves as well, and a block took 11157 to 11279 us where with a
@@ -35,11 +36,11 @@
 #include "linear_fp8.h" /* te__fp8_rows */
 #include "linear_gemm.h" /* TE_PLAIN_GEMM */
 
-/* linear_epilogue.h -- what is known of the arguments of a row that is one product in FP8 (linear_epilogue.h), so that its
- * epilogue has no branches on them. Which of its ops keep something, and in which form its result goes on, follows from
- * the list; but a call may want less, as inference does, or other things, as the first step under fp8_delayed does,
- * which knows no scale. So the kernel looks once, and has the epilogue in up to three forms: all that training stores,
- * the result alone, and anything else.
+/* linear_epilogue.h -- what is known of the arguments of a row that is one product in FP8 (linear_epilogue.h), so that
+ * its epilogue has no branches on them. Which of its ops keep something, and in which form its result goes on, follows
+ * from the list; but a call may want less, as inference does, or other things, as the first step under fp8_delayed
+ * does, which knows no scale. So the kernel looks once, and has the epilogue in up to three forms: all that training
+ * stores, the result alone, and anything else.
  *
  * It matters in FP8, where a tile takes half the time: with branches, linear_bias_gelu of 8192 x 16384 from k of 4096
  * took 945 us in training, without them 858, where the bare product takes 830 (one H200).
@@ -76,7 +77,8 @@ TE_FN void te__product_specialise(te_pointwise *c, const te_product *p, const te
     c->x = is.kept & 1 ? p->chain.x : 0;
     if (is.kept & 1) __builtin_assume(c->x != 0);
     c->y = is.leaves == TE_RESULT_fp8 ? 0 : p->chain.y;
-    if (is.leaves == TE_RESULT_y) __builtin_assume(c->y != 0); /* with its amax it may be for later (te__pointwise_amax_only) */
+    if (is.leaves == TE_RESULT_y)
+        __builtin_assume(c->y != 0); /* with its amax it may be for later (te__pointwise_amax_only) */
     if (is.leaves == TE_RESULT_amax) __builtin_assume(c->fp8.amax != 0);
     else if (is.leaves == TE_RESULT_y) c->fp8.amax = 0;
     TE_UNROLL for (int i = 0; i < TE_MAX_PATTERN; i++) {
@@ -164,80 +166,80 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
  * Where it has any (name##_in_fp8) there is none in 16 bits, for many rows or for few: with the recipe switched off
  * such a row is a product of cuBLASLt's and a chain. Kernels that run then alone would take as long again to compile.
  * Of a gated op there is that of many rows in FP8 alone. */
-#define TE_PRODUCT_FP8(name, dtype)                                                                                   \
-    TE__PRODUCT_EPILOGUE(name, dtype)                                                                                 \
-    enum {                                                                                                            \
-        name##_is_light = name##_is_product && !name##_is_gated,                                                      \
-        name##_is_persistent_fp8 = name##_is_product && name##_by_tensor,                                                   \
-        name##_is_skinny_fp8 = name##_is_light && name##_skinny_form,                                                       \
-        name##_is_small_m_fp8 = name##_is_light && (int)name##_skinny_form == TE_FEW_SCALED                               \
-    };                                                                                                                \
-    template <int EXISTS>                                                                                             \
-    TE_HOPPER_KERNEL_ROW_FP8(name##_product_fp8, te_product, TE_##dtype, (te_dtype)name##_fp8_wanted,                 \
-                             name##_epilogue, name##_pair, name##_is_gated,                                         \
-                             te_product_usual(&p, name##_shape(0), name##_facts()), name##_reads >= 0,                \
-                             name##_sums >= 0, EXISTS)                                                                \
-    template <int EXISTS>                                                                                             \
-    TE_FEW_KERNEL(name##_skinny_product_fp8, te_product, (te_few_form)name##_skinny_form, TE_##dtype, name##_epilogue,      \
-                  EXISTS)                                                                                             \
-    template <int EXISTS>                                                                                             \
+#define TE_PRODUCT_FP8(name, dtype)                                                                                    \
+    TE__PRODUCT_EPILOGUE(name, dtype)                                                                                  \
+    enum {                                                                                                             \
+        name##_is_light = name##_is_product && !name##_is_gated,                                                       \
+        name##_is_persistent_fp8 = name##_is_product && name##_by_tensor,                                              \
+        name##_is_skinny_fp8 = name##_is_light && name##_skinny_form,                                                  \
+        name##_is_small_m_fp8 = name##_is_light && (int)name##_skinny_form == TE_FEW_SCALED                            \
+    };                                                                                                                 \
+    template <int EXISTS>                                                                                              \
+    TE_HOPPER_KERNEL_ROW_FP8(name##_product_fp8, te_product, TE_##dtype, (te_dtype)name##_fp8_wanted,                  \
+                             name##_epilogue, name##_pair, name##_is_gated,                                            \
+                             te_product_usual(&p, name##_shape(0), name##_facts()), name##_reads >= 0,                 \
+                             name##_sums >= 0, EXISTS)                                                                 \
+    template <int EXISTS>                                                                                              \
+    TE_FEW_KERNEL(name##_skinny_product_fp8, te_product, (te_few_form)name##_skinny_form, TE_##dtype, name##_epilogue, \
+                  EXISTS)                                                                                              \
+    template <int EXISTS>                                                                                              \
     TE_NARROW_KERNEL(name##_small_m_product_fp8, te_product, TE_FEW_SCALED, TE_##dtype, name##_epilogue, EXISTS)       \
-    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_product_fp8, (EXISTS), te_product)                                      \
-    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_skinny_product_fp8, (EXISTS), te_product)                                  \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_product_fp8, (EXISTS), te_product)                                       \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_skinny_product_fp8, (EXISTS), te_product)                                \
     TE_KERNEL_IF(EXISTS, (int EXISTS), name##_small_m_product_fp8, (EXISTS), te_product)                               \
-    TE__PRODUCT_KERNELS(name, dtype, name##_is_light && !name##_in_fp8, name##_is_light && !name##_in_fp8,            \
-                        (const void *)name##_product_fp8_if<name##_is_persistent_fp8>(),                                    \
-                        (const void *)name##_skinny_product_fp8_if<name##_is_skinny_fp8>(),                                 \
+    TE__PRODUCT_KERNELS(name, dtype, name##_is_light && !name##_in_fp8, name##_is_light && !name##_in_fp8,             \
+                        (const void *)name##_product_fp8_if<name##_is_persistent_fp8>(),                               \
+                        (const void *)name##_skinny_product_fp8_if<name##_is_skinny_fp8>(),                            \
                         (const void *)name##_small_m_product_fp8_if<name##_is_small_m_fp8>())
-#define TE__PRODUCT_EPILOGUE(name, dtype)                                                                             \
-    enum {                                                                                                            \
-        name##_is_twice = name##_is_backward && name##_out_halves == 2,                                               \
-        name##_is_gated = !name##_is_backward && name##_in_halves == 2,                                               \
-        name##_is_plain = name##_norm < 0 && name##_half % 8 == 0                                                     \
-            && (!name##_is_twice || (name##_reads == 0 && name##_sums < 0 && !name##_fp8_wanted))                     \
-            && (!name##_is_gated || (name##_reads < 0 && name##_out_halves == 1))                                     \
-            && (name##_is_twice || name##_is_gated || name##_in_halves + name##_out_halves == 2),                     \
-        name##_is_product = (int)TE_##dtype != (int)TE_f32 && (int)name##_in_dtype == (int)TE_##dtype                 \
-            && !name##_sums_three                                                                                     \
-            && name##_is_plain                                                                                        \
-    };                                                                                                                \
-    TE_UNUSED TE_BOTH te_product_facts name##_facts(void) {                                                           \
-        const te_product_facts is = {name##_result(), name##_is_backward ? 0 : name##_saved_inputs & 0xffff, name##_params};  \
-        return is;                                                                                                    \
-    }                                                                                                                 \
-    TE_UNUSED TE_FN void name##_epilogue(const void *p, const uint32_t w[4], const uint32_t *ahead, int row, int col, \
-        te_epilogue_lane *own) {                                                                                      \
-        te_product_epilogue((const te_product *)p, w, ahead, row, col, own, name##_stages, name##_shape(0),           \
-            name##_facts());                                                                                          \
-    }                                                                                                                 \
-    TE_UNUSED TE_FN void name##_pair(const void *p, const uint32_t w[4], const uint32_t other[4], int row, int col, \
-                             int, te_epilogue_lane *own) {                                                            \
-        te_product_pair_epilogue((const te_product *)p, w, other, row, col, own, name##_stages, name##_shape(0));            \
+#define TE__PRODUCT_EPILOGUE(name, dtype)                                                                              \
+    enum {                                                                                                             \
+        name##_is_twice = name##_is_backward && name##_out_halves == 2,                                                \
+        name##_is_gated = !name##_is_backward && name##_in_halves == 2,                                                \
+        name##_is_plain = name##_norm < 0 && name##_half % 8 == 0                                                      \
+            && (!name##_is_twice || (name##_reads == 0 && name##_sums < 0 && !name##_fp8_wanted))                      \
+            && (!name##_is_gated || (name##_reads < 0 && name##_out_halves == 1))                                      \
+            && (name##_is_twice || name##_is_gated || name##_in_halves + name##_out_halves == 2),                      \
+        name##_is_product = (int)TE_##dtype != (int)TE_f32 && (int)name##_in_dtype == (int)TE_##dtype                  \
+            && !name##_sums_three                                                                                      \
+            && name##_is_plain                                                                                         \
+    };                                                                                                                 \
+    TE_UNUSED TE_BOTH te_product_facts name##_facts(void) {                                                            \
+        const te_product_facts is = {name##_result(), name##_is_backward ? 0 : name##_saved_inputs & 0xffff, name##_params}; \
+        return is;                                                                                                     \
+    }                                                                                                                  \
+    TE_UNUSED TE_FN void name##_epilogue(const void *p, const uint32_t w[4], const uint32_t *ahead, int row, int col,  \
+        te_epilogue_lane *own) {                                                                                       \
+        te_product_epilogue((const te_product *)p, w, ahead, row, col, own, name##_stages, name##_shape(0),            \
+            name##_facts());                                                                                           \
+    }                                                                                                                  \
+    TE_UNUSED TE_FN void name##_pair(const void *p, const uint32_t w[4], const uint32_t other[4], int row, int col,    \
+                             int, te_epilogue_lane *own) {                                                             \
+        te_product_pair_epilogue((const te_product *)p, w, other, row, col, own, name##_stages, name##_shape(0));      \
     }
 /* many, few: whether there are kernels in 16 bits. fp8, few_fp8, narrow_fp8: those in FP8, or null. */
-#define TE__PRODUCT_KERNELS(name, dtype, many, few, fp8, few_fp8, narrow_fp8)                                         \
-    enum { name##_is_persistent = (many) != 0, name##_is_skinny = (few) && !name##_is_backward && !name##_is_gated,            \
-           name##_is_small_m = name##_is_skinny && TE_NARROW_SIXTEEN };                                                   \
-    template <int EXISTS>                                                                                             \
+#define TE__PRODUCT_KERNELS(name, dtype, many, few, fp8, few_fp8, narrow_fp8)                                       \
+    enum { name##_is_persistent = (many) != 0, name##_is_skinny = (few) && !name##_is_backward && !name##_is_gated, \
+           name##_is_small_m = name##_is_skinny && TE_NARROW_SIXTEEN };                                             \
+    template <int EXISTS>                                                                                           \
     TE_HOPPER_KERNEL_ROW(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, name##_pair, \
-                         name##_is_gated, name##_is_twice, name##_sums >= 0, EXISTS)                                  \
-    template <int EXISTS>                                                                                             \
-    TE_FEW_KERNEL(name##_skinny, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, EXISTS)                        \
-    template <int EXISTS>                                                                                             \
-    TE_NARROW_KERNEL(name##_small_m, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, EXISTS)                  \
-    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_product, (EXISTS), te_product)                                          \
-    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_skinny, (EXISTS), te_product)                                              \
-    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_small_m, (EXISTS), te_product)                                           \
-    TE_API te_product_kernels *name##_kernels(void) {                                                                 \
-        static te_product_kernels kernels = {{(const void *)name##_product_if<name##_is_persistent>(), 0, 0},               \
-                                             {(const void *)name##_skinny_if<name##_is_skinny>(), 0, 0},                    \
-                                             {fp8, 0, 0},                                                             \
-                                             {few_fp8, 0, 0},                                                         \
-                                             (te_few_form)name##_skinny_form,                                            \
-                                             {(const void *)name##_small_m_if<name##_is_small_m>(), 0, 0},              \
-                                             {narrow_fp8, 0, 0},                                                      \
-                                             (int)name##_draws};                                                      \
-        return &kernels;                                                                                              \
+                         name##_is_gated, name##_is_twice, name##_sums >= 0, EXISTS)                                \
+    template <int EXISTS>                                                                                           \
+    TE_FEW_KERNEL(name##_skinny, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, EXISTS)                   \
+    template <int EXISTS>                                                                                           \
+    TE_NARROW_KERNEL(name##_small_m, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, EXISTS)               \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_product, (EXISTS), te_product)                                        \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_skinny, (EXISTS), te_product)                                         \
+    TE_KERNEL_IF(EXISTS, (int EXISTS), name##_small_m, (EXISTS), te_product)                                        \
+    TE_API te_product_kernels *name##_kernels(void) {                                                               \
+        static te_product_kernels kernels = {{(const void *)name##_product_if<name##_is_persistent>(), 0, 0},       \
+                                             {(const void *)name##_skinny_if<name##_is_skinny>(), 0, 0},            \
+                                             {fp8, 0, 0},                                                           \
+                                             {few_fp8, 0, 0},                                                       \
+                                             (te_few_form)name##_skinny_form,                                       \
+                                             {(const void *)name##_small_m_if<name##_is_small_m>(), 0, 0},          \
+                                             {narrow_fp8, 0, 0},                                                    \
+                                             (int)name##_draws};                                                    \
+        return &kernels;                                                                                            \
     }
 
 /* Whether what lies at `p` is read once the chain is set up: by an op of the row itself, at the other end of an

@@ -1,6 +1,6 @@
 /* linear_fp8.h -- the operands of a linear whose products run in FP8, by recipe. x and the weight are e4m3; dy is e5m2
- * or, where the list says (gradients, e4m3) and under fp8_block, e4m3. FP8 products read both operands along k, so three
- * of them are needed transposed as well:
+ * or, where the list says (gradients, e4m3) and under fp8_block, e4m3. FP8 products read both operands along k, so
+ * three of them are needed transposed as well:
  *
  *     y[rows, out] = x[rows, in]  weight[out, in]^T
  *     dx[rows, in] = dy[rows, out]  weight_t[in, out]^T
@@ -13,9 +13,10 @@
  *   fp8_block      1 x 128 of x and dy, 128 x 128 of weights  the kernel that produces them, else a cast
  *   fp8_row        a row of x, a row of the weight            the same; forward alone: backward runs in the list's format
  *
- * te_operand_policy.input says where backward has x_t from: forward saved x in FP8 (transposed where a cast or a product
- * stored it, else backward transposes it); or x is cast again; or its producer's kernel runs again and stores x_t alone.
- * Each transpose under fp8_block is rounded from the numbers themselves, not from the bytes of the other layout.
+ * te_operand_policy.input says where backward has x_t from: forward saved x in FP8 (transposed where a cast or a
+ * product stored it, else backward transposes it); or x is cast again; or its producer's kernel runs again and stores
+ * x_t alone. Each transpose under fp8_block is rounded from the numbers themselves, not from the bytes of the other
+ * layout.
  */
 #ifndef TE_LINEAR_FP8_H
 #define TE_LINEAR_FP8_H
@@ -293,12 +294,12 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
     TE_QUANTIZE_ROWS(name##_rows, dtype)                                   \
     TE_QUANTIZE_ROWS_TABLE(name##_rows, dtype)                             \
     TE__FP8_OPS_TABLE(name, 0, 0, 0, name##_rows_run, 0, name##_rows_table_run, backward)
-#define TE__FP8_OPS_TABLE(name, tiles, product_of_tiles, takes_bias, rows, cast_by_block, cast_by_row, backward)       \
-    static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_quantize_dy_run, name##_turn_run, te_gemm_run,   \
-                                          tiles, product_of_tiles, takes_bias, rows,                                   \
-                                          name##_quantize_table_run, cast_by_block, cast_by_row,                       \
-                                          te__fp8_forward, backward, te__fp8_transpose_into, te__fp8_cast,                     \
-                                          !name##_takes_dims, name##_saves_inputs, (te_dtype)name##_gradients,         \
+#define TE__FP8_OPS_TABLE(name, tiles, product_of_tiles, takes_bias, rows, cast_by_block, cast_by_row, backward)     \
+    static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_quantize_dy_run, name##_turn_run, te_gemm_run, \
+                                          tiles, product_of_tiles, takes_bias, rows,                                 \
+                                          name##_quantize_table_run, cast_by_block, cast_by_row,                     \
+                                          te__fp8_forward, backward, te__fp8_transpose_into, te__fp8_cast,           \
+                                          !name##_takes_dims, name##_saves_inputs, (te_dtype)name##_gradients,       \
                                           (te_rounding)name##_rounding, (te_dtype)name##_weights};
 #define TE__FP8_OPS_OF_TENSORS(name, dtype, weights, rounding)             \
     TE_QUANTIZE_EIGHTS(name##_quantize, dtype)                             \

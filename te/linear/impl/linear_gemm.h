@@ -33,7 +33,8 @@ TE_FN void te_plain_gemm_epilogue(const void *arg, const uint32_t w[4], const ui
     te_store8(p->d, at, v, 8, 1, T);
     (void)own;
 }
-template <te_dtype T, int FORWARD> TE_HOPPER_KERNEL(te_plain_gemm_persistent, te_plain_gemm, T, FORWARD, te_plain_gemm_epilogue<T>, T != TE_f32)
+template <te_dtype T, int FORWARD>
+TE_HOPPER_KERNEL(te_plain_gemm_persistent, te_plain_gemm, T, FORWARD, te_plain_gemm_epilogue<T>, T != TE_f32)
 /* In FP8 it is there to overlap collectives: by itself such a product is cuBLASLt's. */
 template <te_dtype T, te_dtype A>
 TE_HOPPER_KERNEL_OF(te_plain_gemm_fp8, te_plain_gemm, T, A, TE_e4m3, 1, te_plain_gemm_epilogue<T>, 1)
@@ -42,13 +43,15 @@ TE_FEW_KERNEL(te_plain_gemm_skinny, te_plain_gemm, FORM, T, te_plain_gemm_epilog
 template <te_dtype T, te_few_form FORM, int EXISTS>
 TE_NARROW_KERNEL(te_plain_gemm_small_m, te_plain_gemm, FORM, T, te_plain_gemm_epilogue<T>, EXISTS)
 TE_KERNEL_IF(T != TE_f32, (te_dtype T, int FORWARD), te_plain_gemm_persistent, (T, FORWARD), te_plain_gemm)
-TE_KERNEL_IF(TE_OVERLAPS && T != TE_f32 && A != T, (te_dtype T, te_dtype A), te_plain_gemm_fp8, (T, A), te_plain_gemm)
-TE_KERNEL_IF(EXISTS, (te_dtype T, te_few_form FORM, int EXISTS), te_plain_gemm_skinny, (T, FORM, EXISTS), te_plain_gemm)
-TE_KERNEL_IF(EXISTS, (te_dtype T, te_few_form FORM, int EXISTS), te_plain_gemm_small_m, (T, FORM, EXISTS), te_plain_gemm)
-/* SIXTEEN: whether there are kernels with operands of T; FORM: what the one of few rows in FP8 reads, TE_FEW_SIXTEEN:
- * there is none; A: what x or dy is in the one of many rows in FP8, T: there is none. */
-template <te_dtype T, int FORWARD, int SIXTEEN, te_few_form FORM, te_dtype A = T>
-TE_API te_product_kernels *te_plain_gemm_kernels(void) {
+    TE_KERNEL_IF(TE_OVERLAPS &&T != TE_f32 && A != T, (te_dtype T, te_dtype A), te_plain_gemm_fp8, (T, A),
+                 te_plain_gemm) TE_KERNEL_IF(EXISTS, (te_dtype T, te_few_form FORM, int EXISTS), te_plain_gemm_skinny,
+                                             (T, FORM, EXISTS), te_plain_gemm)
+        TE_KERNEL_IF(EXISTS, (te_dtype T, te_few_form FORM, int EXISTS), te_plain_gemm_small_m, (T, FORM, EXISTS),
+                     te_plain_gemm)
+    /* SIXTEEN: whether there are kernels with operands of T; FORM: what the one of few rows in FP8 reads,
+     * TE_FEW_SIXTEEN: there is none; A: what x or dy is in the one of many rows in FP8, T: there is none. */
+    template <te_dtype T, int FORWARD, int SIXTEEN, te_few_form FORM, te_dtype A = T>
+    TE_API te_product_kernels *te_plain_gemm_kernels(void) {
     constexpr int half = T != TE_f32, few = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_FEW_SIXTEEN;
     constexpr te_dtype many = SIXTEEN ? T : TE_f32;
     constexpr int narrow = few && TE_NARROW_SIXTEEN, scaled = half && FORM == TE_FEW_SCALED;
@@ -63,8 +66,8 @@ TE_API te_product_kernels *te_plain_gemm_kernels(void) {
 }
 #define TE_PLAIN_GEMM(dtype, pass) te_plain_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_FEW_SIXTEEN>()
 /* Of the product of a row by itself: in 16 bits unless a recipe has it in FP8. */
-#define TE_PLAIN_GEMM_OF(name, dtype, pass)                                                                           \
-    te_plain_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8, (te_few_form)name##_skinny_form,          \
+#define TE_PLAIN_GEMM_OF(name, dtype, pass)                                                                     \
+    te_plain_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8, (te_few_form)name##_skinny_form, \
                     name##_by_tensor ? (te_dtype)name##_fp8_a : TE_##dtype>()
 
 /* D = alpha A op(B), rounded, (+ C where beta is 1). */

@@ -143,12 +143,12 @@ template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *
     TE__PRODUCT_EPILOGUE(name, dtype)                                                                                \
     TE__PRODUCT_KERNELS(name, dtype, name##_is_product && !name##_fits, name##_is_product, 0, 0, 0)
 #define TE__ROPE_BIAS_fixed_fp8 TE_PRODUCT_FP8
-#define TE__ROPE_PRODUCT_fixed(name, dtype, turn)                                                                    \
-    TE_KERNEL(name##_turns, TE_ROPE_THREADS, te_rope_args,                                                           \
-              te_rope_table_rows(te_args, te_at, TE__ROTARY(turn), !TE__ROPE_IS(turn, none)))                              \
-    TE_API te_product_kernels *name##_whole(void) {                                                                  \
-        return te_rope_kernels<name##_fits ? TE_##dtype : TE_f32, TE_ARG3(turn, 0), TE__ROTARY(turn),                \
-                               TE__INTERLEAVED(turn)>();                                                             \
+#define TE__ROPE_PRODUCT_fixed(name, dtype, turn)                                                     \
+    TE_KERNEL(name##_turns, TE_ROPE_THREADS, te_rope_args,                                            \
+              te_rope_table_rows(te_args, te_at, TE__ROTARY(turn), !TE__ROPE_IS(turn, none)))         \
+    TE_API te_product_kernels *name##_whole(void) {                                                   \
+        return te_rope_kernels<name##_fits ? TE_##dtype : TE_f32, TE_ARG3(turn, 0), TE__ROTARY(turn), \
+                               TE__INTERLEAVED(turn)>();                                              \
     }
 
 /* The product, with cosines and sines from memory that it would take by itself. */
@@ -218,7 +218,7 @@ TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const t
 
 /* ---- the row ----------------------------------------------------------------------------------------------------- */
 
-#define TE__LINEAR_ROPE(name, widths, model, dtype, pass, ...)                                                        \
+#define TE__LINEAR_ROPE(name, widths, model, dtype, pass, ...)                                                         \
     TE_BY_OP_COUNT(__VA_ARGS__, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, TE__LONG_ROPE, \
         TE__LINEAR_BIAS_ROPE, TE__LINEAR_ROPE_ALONE, ~)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__LONG_ROPE(name, ...) \
@@ -236,13 +236,13 @@ TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const t
                  name##_kernels())
 /* launch, shape, product: te__linear_kernels. */
 #define TE__ROPE_ROW(name, widths, model, dtype, turn, launch, shape, product)                                     \
-    TE_CUSTOM_rope_forward(name##_turn, model, dtype, turn)                                                           \
+    TE_CUSTOM_rope_forward(name##_turn, model, dtype, turn)                                                        \
     TE__ROPE_PRODUCT_##widths(name, dtype, turn)                                                                   \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
-        const te__rope_kernels kernels = {{launch, shape, product, TE_PLAIN_GEMM_OF(name, dtype, forward)}, \
+        const te__rope_kernels kernels = {{launch, shape, product, TE_PLAIN_GEMM_OF(name, dtype, forward)},        \
                                           name##_turn_launch, name##_turns_launch, name##_whole(),                 \
-                                          ((int)(TE_ARG1(turn, 0)) + (int)(TE_ARG2(turn, 0))) *                   \
-                                              (int)(TE_ARG3(turn, 0))};                                           \
+                                          ((int)(TE_ARG1(turn, 0)) + (int)(TE_ARG2(turn, 0))) *                    \
+                                              (int)(TE_ARG3(turn, 0))};                                            \
         return te__linear_rope(r, s, &kernels);                                                                    \
     }
 

@@ -118,8 +118,8 @@ TE_IF_USED TE_API te_status te_linear_step_forward(te_run *r, const te_step *s, 
     const te__linear_kernels kernels = {launch, k, whole, bare};
     return te__linear_forward(r, s, &kernels);
 }
-TE_API te_status te_linear_step_backward(te_run *r, const te_step *s, te_pointwise_launch_fn launch, te_pointwise_shape k,
-                                         te_product_kernels *whole, te_product_kernels *bare) {
+TE_API te_status te_linear_step_backward(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
+                                         te_pointwise_shape k, te_product_kernels *whole, te_product_kernels *bare) {
     const te__linear_kernels kernels = {launch, k, whole, bare};
     return te__linear_backward(r, s, &kernels);
 }

@@ -1,5 +1,5 @@
-/* linear_strategy.h -- the ways to run a forward row that begins with a linear: one matrix product, which takes along what
- * its back end can do at its end (a bias, a gelu, a scale, a residual), and one chain kernel for the rest; or one
+/* linear_strategy.h -- the ways to run a forward row that begins with a linear: one matrix product, which takes along
+ * what its back end can do at its end (a bias, a gelu, a scale, a residual), and one chain kernel for the rest; or one
  * kernel in all (linear_epilogue.h).
  */
 #ifndef TE_LINEAR_STRATEGY_H
@@ -85,7 +85,8 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split spl
     if (te__linear_has(r, s, j, TE_EPILOGUE_OF_BIAS)) {
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[j]]->data;
         /* not where our own gelu runs again in backward: cuBLASLt's has other bits */
-        const int again = r->pass == TE_FORWARD && j < rest && te_policy(r, te_consumer_of(r, s->op[j + 1]))->input == TE_INPUT_recomputed;
+        const int again = r->pass == TE_FORWARD && j < rest &&
+                          te_policy(r, te_consumer_of(r, s->op[j + 1]))->input == TE_INPUT_recomputed;
         if (te__linear_has(r, s, j + 1, TE_EPILOGUE_OF_GELU) && j + 1 == rest && !again) {
             g->epilogue = r->pass == TE_FORWARD ? TE_EPILOGUE_GELU_AUX_BIAS : TE_EPILOGUE_GELU_BIAS;
             if (r->pass == TE_FORWARD) g->aux = r->act[s->op[j]];

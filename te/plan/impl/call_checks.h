@@ -1,4 +1,5 @@
-/* call_checks.h -- what every call of a model checks before anything is enqueued: the batch, and the caller's tensors. */
+/* call_checks.h -- what every call of a model checks before anything is enqueued: the batch, and the caller's tensors.
+ */
 #ifndef TE_CALL_CHECKS_H
 #define TE_CALL_CHECKS_H
 
@@ -119,6 +120,8 @@ TE_API te_status te_fork_value_of_width(te_value *v, const te_run *r, const te_o
     *v = r->pass == TE_INFER ? r->edge[op->edge] : te_output_of(r, op->edge);
     return TE_OK;
 }
-TE_API te_status te_fork_value(te_value *v, const te_run *r, const te_op *op) { return te_fork_value_of_width(v, r, op, op->out); }
+TE_API te_status te_fork_value(te_value *v, const te_run *r, const te_op *op) {
+    return te_fork_value_of_width(v, r, op, op->out);
+}
 
 #endif

@@ -1,15 +1,15 @@
-/* column_reduce.h -- the second stage of backward's column sums (dbias, dgamma, dbeta): a kernel leaves a partial sum a block,
- * and the kernels here add those up in a fixed order. A backward leaves that to its end, where one launch does it for
- * all steps (storage.h: te_defer_column_sum).
+/* column_reduce.h -- the second stage of backward's column sums (dbias, dgamma, dbeta): a kernel leaves a partial sum
+ * a block, and the kernels here add those up in a fixed order. A backward leaves that to its end, where one launch
+ * does it for all steps (storage.h: te_defer_column_sum).
  */
 #ifndef TE_COLUMN_REDUCE_H
 #define TE_COLUMN_REDUCE_H
 
 #include "../../core/target.h" /* TE_KERNEL */
 
-/* TE_SUMS_A_STEP: gradients that a row sums, at most: dgamma, dbeta, dbias. TE_SUM_AHEAD: loads of a thread in flight; two
- * blocks on each of 132 multiprocessors leave 264 partial sums, 17 a group. From TE_SUM_WIDE columns on a thread has
- * two of them: 12288 columns of 132 partial sums take 2.8 us so, 4.2 us one by one. */
+/* TE_SUMS_A_STEP: gradients that a row sums, at most: dgamma, dbeta, dbias. TE_SUM_AHEAD: loads of a thread in flight;
+ * two blocks on each of 132 multiprocessors leave 264 partial sums, 17 a group. From TE_SUM_WIDE columns on a thread
+ * has two of them: 12288 columns of 132 partial sums take 2.8 us so, 4.2 us one by one. */
 enum {
     TE_SUM_JOBS = 16,
     TE_SUMS_A_STEP = 3,

@@ -71,7 +71,8 @@ TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next
 
 TE_IF_USED TE_API te_status te__training_before(te_run *r, const te_step *step) {
     TE_TRY(te__recompute_enter(r, step));
-    if (r->sum_count > TE_SUM_JOBS - TE_SUMS_A_STEP) TE_TRY(te_reduce_columns_now(r)); /* room for what this step sums */
+    if (r->sum_count > TE_SUM_JOBS - TE_SUMS_A_STEP)
+        TE_TRY(te_reduce_columns_now(r)); /* room for what this step sums */
     return te__take_random_state(r, step);
 }
 TE_API te_status te__training_after(te_run *r, const te_step *step) {
@@ -104,7 +105,8 @@ TE_API te_status te__run_pass(te_run *r) {
         TE_TRY(te__run_steps(r, p->backward, te__steps_to_backward_stop(r)));
         return te__recompute_close_all(r), TE_OK;
     }
-    return r->pass == TE_INFER ? te__run_steps(r, p->infer, p->infer_count) : te__run_steps(r, p->forward, p->forward_count);
+    return r->pass == TE_INFER ? te__run_steps(r, p->infer, p->infer_count)
+                               : te__run_steps(r, p->forward, p->forward_count);
 }
 
 TE_API int te__draws(const te_plan *p) {

@@ -1,5 +1,5 @@
-/* executor_state.h -- what the executor (executor.h) knows while it runs the steps of a plan: the rows of this call, the
- * policies, the current value, what forks and forward saved, and the work that is still to be launched.
+/* executor_state.h -- what the executor (executor.h) knows while it runs the steps of a plan: the rows of this call,
+ * the policies, the current value, what forks and forward saved, and the work that is still to be launched.
  */
 #ifndef TE_EXECUTOR_STATE_H
 #define TE_EXECUTOR_STATE_H

@@ -34,7 +34,8 @@ typedef enum te_input_source {
 typedef struct te_operand_policy {
     unsigned char fp8;               /* the product runs in FP8 in this pass */
     unsigned char scaling;           /* and its operand is scaled so, a te_scaling */
-    unsigned char stored_by_producer; /* the kernel that produces the operand stores it in FP8: the scale is known before */
+    unsigned char
+        stored_by_producer; /* the kernel that produces the operand stores it in FP8: the scale is known before */
     unsigned char amax_by_producer;  /* that kernel finds the operand's amax, of which the scale is */
     unsigned char gathered;          /* the operand may be gathered from all ranks in FP8: they have the same scale */
     unsigned char input;             /* a te_input_source; the same for both passes */

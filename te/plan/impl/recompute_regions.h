@@ -1,12 +1,13 @@
-/* recompute_regions.h -- regions of a list whose forward backward runs again (te/ops/recompute.h): what the ops before a
- * region's last one save lies in the workspace, and only while the region is open.
+/* recompute_regions.h -- regions of a list whose forward backward runs again (te/ops/recompute.h): what the ops before
+ * a region's last one save lies in the workspace, and only while the region is open.
  */
 #ifndef TE_RECOMPUTE_REGIONS_H
 #define TE_RECOMPUTE_REGIONS_H
 
 #include "storage.h" /* te_run */
 
-/* Memory for what region k saves. Forward takes it as well: its steps store where they would if all of it were saved. */
+/* Memory for what region k saves. Forward takes it as well: its steps store where they would if all of it were saved.
+ */
 TE_API te_status te__recompute_open(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     const size_t bytes = te__place(r, (char *)(uintptr_t)TE_ALIGN, 0, s->first, s->last, k);

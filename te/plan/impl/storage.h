@@ -20,8 +20,8 @@ TE_API int te_consumer_of(const te_run *r, int i) {
     }
     return i + 2 < r->plan->op_count ? i + te__consumer_distance(op[i + 1].flags, TE_PASSES_VALUE) : i + 1;
 }
-/* The product that reads, in FP8, what op i gathers from all ranks (an all_gather, in backward a reduce_scatter); -1: op
- * i gathers nothing, or in the list's format. */
+/* The product that reads, in FP8, what op i gathers from all ranks (an all_gather, in backward a reduce_scatter); -1:
+ * op i gathers nothing, or in the list's format. */
 TE_API int te_gathered_consumer(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     const int back = r->pass == TE_BACKWARD, next = back ? i - 1 : i + 1;
@@ -131,8 +131,8 @@ TE_API void *te__loaded(const te_run *r, const te_op *load) {
     if (!(fork->flags & TE_IS_INPUT)) return r->act[load->edge];
     return e ? e->value.data : r->batch ? 0 : r->x.data;
 }
-/* Place what the ops [from, to) save, those of recompute region `region` alone (-1: of none): from base + at on. Returns
- * where it ends. */
+/* Place what the ops [from, to) save, those of recompute region `region` alone (-1: of none): from base + at on.
+ * Returns where it ends. */
 TE_API size_t te__place(te_run *r, char *base, size_t at, int from, int to, int region) {
     const te_plan *plan = r->plan;
     for (int i = from; i < to; i++) {

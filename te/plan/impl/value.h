@@ -62,8 +62,8 @@ typedef struct te_block_info {
 } te_block_info;
 
 /* First fit; blocks are sorted by address. A step acquires what it needs and releases nothing: what becomes a value of
- * the walk (te_set_current, te_set_edge, te_defer_column_sum) is kept as long as it is one, all else goes at the end of the
- * step. */
+ * the walk (te_set_current, te_set_edge, te_defer_column_sum) is kept as long as it is one, all else goes at the end
+ * of the step. */
 typedef struct te_pool {
     char *base;  /* null in the dry run, where addresses are offsets that are never 0 */
     size_t high; /* high-water mark: bytes from the base to the end of the last block that was ever in use */

@@ -1,12 +1,12 @@
 /* pointwise.h -- the one skeleton behind every fused kernel that is not a matrix product: [maps] [norm] [maps].
  *
- * A group of lanes takes a row (or, with no norm in it, a tile of a row), runs the ops of the chain on it in registers,
- * eight elements at a time, and stores what has to be kept. On a CPU the group is one lane. In backward a lane owns its
- * columns, sums them over the rows it sees (dbias, dgamma, dbeta) and leaves one partial sum a block: a second kernel
- * adds those up in a fixed order. No atomics, so the same inputs give the same bits.
+ * A group of lanes takes a row (or, with no norm in it, a tile of a row), runs the ops of the chain on it in
+ * registers, eight elements at a time, and stores what has to be kept. On a CPU the group is one lane. In backward a
+ * lane owns its columns, sums them over the rows it sees (dbias, dgamma, dbeta) and leaves one partial sum a block: a
+ * second kernel adds those up in a fixed order. No atomics, so the same inputs give the same bits.
  *
- * pointwise_elementwise.h, pointwise_norm.h and pointwise_norm.h have the three bodies, pointwise_kernel.h picks one, pointwise_step.h
- * launches it.
+ * pointwise_elementwise.h, pointwise_norm.h and pointwise_norm.h have the three bodies, pointwise_kernel.h picks one,
+ * pointwise_step.h launches it.
  */
 #ifndef TE_POINTWISE_H
 #define TE_POINTWISE_H
@@ -40,7 +40,7 @@ typedef struct te_pointwise_quantize {
     void *y;        /* [rows, out], e4m3 */
     float *inverse; /* 1 / its scales (te_scaling_count) */
     te_scale_rule rule;
-    int tiles;          /* pointwise_quantize_transpose.h or pointwise_quantize_transpose.h stores it, and transposed: */
+    int tiles; /* pointwise_quantize_transpose.h or pointwise_quantize_transpose.h stores it, and transposed: */
     int64_t yt_cols;    /* rows of the transpose, up to a multiple of 16 */
     void *yt;           /* [out, yt_cols]; null: not wanted */
     float *yt_inverse;
@@ -86,10 +86,11 @@ typedef struct te_kernel_shape {
     int reads; /* which op is the first that reads a 16-bit tensor of the row's shape (te_read8), -1: none */
     int lanes, chunks, groups; /* lanes a row, 8-vectors a lane, rows a block at a time */
     int resident;              /* blocks on a multiprocessor */
-    int stash;                 /* bytes of shared memory for gamma, 0: none */
+    int smem_gamma;            /* bytes of shared memory for gamma, 0: none */
     int fp8;                   /* the list names a recipe: y may be stored in this format, a te_dtype; else 0 */
     te_scaling scaled;         /* and with such scales of its own (pointwise_quantize.h) */
-    int transposes;            /* and transposed as well, in tiles (pointwise_quantize_transpose.h, pointwise_quantize_transpose.h) */
+    int transposes; /* and transposed as well, in tiles (pointwise_quantize_transpose.h, pointwise_quantize_transpose.h)
+                     */
     int norm_reads_x;          /* no op but forks stands before the norm */
 } te_pointwise_shape;
 TE_BOTH te_pointwise_shape te_no_shape(void) {
@@ -228,8 +229,8 @@ TE_FN uint32_t te__pointwise_amax(uint32_t most, const float v[8], te_place at) 
     return most;
 }
 /* Eight elements of y in FP8, times `scale`. *most: the bits of the largest |y| so far. */
-TE_FN void te__pointwise_store_fp8(const te_pointwise *c, const float v[8], float scale, te_place at, const te_pointwise_shape k,
-                               uint32_t *most) {
+TE_FN void te__pointwise_store_fp8(const te_pointwise *c, const float v[8], float scale, te_place at,
+                                   const te_pointwise_shape k, uint32_t *most) {
     float w[8];
     *most = te__pointwise_amax(*most, v, at);
     TE_UNROLL for (int i = 0; i < 8; i++) w[i] = v[i] * scale;
@@ -237,11 +238,13 @@ TE_FN void te__pointwise_store_fp8(const te_pointwise *c, const float v[8], floa
 }
 /* Store what the chain gives: in the format that the list says or, under a recipe, in whichever are wanted. */
 typedef void (*te_store_fn)(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k, uint32_t *most);
-TE_CALLBACK void te_pointwise_store(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k, uint32_t *most) {
+TE_CALLBACK void te_pointwise_store(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k,
+                                    uint32_t *most) {
     (void)most;
     if (c->y) te_store_lane(l, c->y, k);
 }
-TE_CALLBACK void te_pointwise_store_fp8(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k, uint32_t *most) {
+TE_CALLBACK void te_pointwise_store_fp8(const te_pointwise *c, const te_lane *l, const te_pointwise_shape k,
+                                        uint32_t *most) {
     if (c->y) te_store_lane(l, c->y, k);
     if (!c->fp8.y) {
         TE_UNROLL for (int half = 0; half < k.out_halves; half++)
@@ -263,7 +266,8 @@ TE_FN uint32_t te_amax_rounded(uint32_t most, te_dtype to) {
     return most > 0x7f800000u ? most : te_amax_bits(te_round_to(te_float_of_bits(most), to));
 }
 /* At the end of a kernel: its largest |y|. `whole`: all lanes of the block. */
-TE_FN void te_pointwise_store_amax(const te_pointwise *c, const te_pointwise_shape k, te_block b, te_lanes whole, uint32_t most) {
+TE_FN void te_pointwise_store_amax(const te_pointwise *c, const te_pointwise_shape k, te_block b, te_lanes whole,
+                                   uint32_t most) {
     if (!k.fp8 || !(c->fp8.y || c->fp8.amax)) return;
     if (c->fp8.amax) te_amax_raise(c->fp8.amax, c->fp8.y ? most : te_amax_rounded(most, k.out), whole);
     if (c->fp8.inverse && b.x == 0 && whole.id == 0) te_scale_keep(c->fp8.inverse, *c->fp8.scale);

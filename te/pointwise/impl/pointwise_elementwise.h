@@ -1,4 +1,5 @@
-/* pointwise_elementwise.h -- maps: how an op is run on a lane's eight elements, and the body of a chain that has no norm. */
+/* pointwise_elementwise.h -- maps: how an op is run on a lane's eight elements, and the body of a chain that has no
+ * norm. */
 #ifndef TE_POINTWISE_ELEMENTWISE_H
 #define TE_POINTWISE_ELEMENTWISE_H
 
@@ -69,8 +70,9 @@ TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn s
 TE_FN int te_map_is_adjacent(const te_pointwise_shape k) { return TE_CUDA && k.norm < 0 && k.sums < 0; }
 
 /* The body of a chain of maps: a block takes a tile of rows, beside each other or a grid apart. */
-TE_FN void te_map_body_adjacent(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                              te_lanes g, int tile, int64_t first, int64_t step, float *sums, uint32_t *most) {
+TE_FN void te_map_body_adjacent(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
+                                const te_pointwise_shape k, te_lanes g, int tile, int64_t first, int64_t step,
+                                float *sums, uint32_t *most) {
     const int batch = te_map_batch(k);
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const int vector = tile + g.id + i * g.count;
@@ -83,8 +85,9 @@ TE_FN void te_map_body_adjacent(const te_pointwise *c, te_stages_fn stages, te_s
                 te_map_rows(c, stages, store, k, row, step, 1, vector, sums + 8 * i, most);
     }
 }
-TE_FN void te_map_body_strided(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                             te_lanes g, int tile, int64_t first, int64_t step, float *sums, uint32_t *most) {
+TE_FN void te_map_body_strided(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
+                               const te_pointwise_shape k, te_lanes g, int tile, int64_t first, int64_t step,
+                               float *sums, uint32_t *most) {
     const int batch = te_map_batch(k);
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const int vector = tile + g.id + i * g.count;

@@ -1,4 +1,5 @@
-/* pointwise_kernel.h -- the kernel of a chain: which rows a group of lanes takes, which of the bodies, and the partial sums.
+/* pointwise_kernel.h -- the kernel of a chain: which rows a group of lanes takes, which of the bodies, and the partial
+ * sums.
  */
 #ifndef TE_POINTWISE_KERNEL_H
 #define TE_POINTWISE_KERNEL_H
@@ -6,8 +7,8 @@
 #include "pointwise_norm.h" /* te_norm_forward */
 
 /* A block leaves its sums over rows: those of its groups, added up. */
-TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_shape k, te_lanes g, int group, int tile, int block,
-                               float *sums) {
+TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_shape k, te_lanes g, int group, int tile,
+                                   int block, float *sums) {
     const int size = 8 * k.chunks, formula = k.norm_options.code % 4;
     TE_UNROLL for (int slot = 0; slot < TE_SUM_SLOTS; slot++) {
         const int of_norm = slot >= TE_SUM_GAMMA && !k.sums_three, halves = of_norm ? 1 : k.sum_halves;
@@ -25,40 +26,40 @@ TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_sha
 }
 
 /* The rows of a group of lanes, and where it works on them. sums: [TE_SUM_SLOTS][chunks][8]; rows: [5][chunks], what
- * te_norm_registers points to; stash: k.stash bytes. */
+ * te_norm_registers points to; smem_gamma: k.smem_gamma bytes. */
 typedef struct te_pointwise_part {
     int tile; /* the first vector of a row */
     int64_t first, step;
     float *sums;
     te_vec8 *rows;
-    te_smem16 *stash;
+    te_smem16 *smem_gamma;
     uint32_t *most;
 } te_pointwise_part;
-typedef void (*te_pointwise_rows_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                                 te_lanes *g, const te_pointwise_part *p);
-TE_FN void te_pointwise_rows_adjacent(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                                te_lanes *g, const te_pointwise_part *p) {
+typedef void (*te_pointwise_rows_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
+                                     const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p);
+TE_FN void te_pointwise_rows_adjacent(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
+                                      const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p) {
     te_map_body_adjacent(c, stages, store, k, *g, p->tile, p->first, p->step, p->sums, p->most);
 }
-TE_FN void te_pointwise_rows_strided(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                               te_lanes *g, const te_pointwise_part *p) {
+TE_FN void te_pointwise_rows_strided(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
+                                     const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p) {
     te_map_body_strided(c, stages, store, k, *g, p->tile, p->first, p->step, p->sums, p->most);
 }
-TE_FN void te_pointwise_rows_quantized(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                                te_lanes *g, const te_pointwise_part *p) {
+TE_FN void te_pointwise_rows_quantized(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
+                                       const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p) {
     const int beside = te_map_is_adjacent(k);
     if (k.scaled != TE_SCALING_NONE)
         te_quantized_map_body(c, stages, store, k, g, p->tile, p->first, p->step, beside, p->rows, p->most);
     else if (beside) te_pointwise_rows_adjacent(c, stages, store, k, g, p);
     else te_pointwise_rows_strided(c, stages, store, k, g, p);
 }
-TE_FN void te_pointwise_rows_norm(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                              te_lanes *g, const te_pointwise_part *p) {
+TE_FN void te_pointwise_rows_norm(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
+                                  const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p) {
     for (int64_t row = p->first; row < c->rows; row += p->step)
         te_norm_forward(c, stages, store, k, row, g, p->rows, p->most, te_norm_row_load, te_norm_store, 0);
 }
-TE_FN void te_pointwise_rows_norm_quantized(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                                     te_lanes *g, const te_pointwise_part *p) {
+TE_FN void te_pointwise_rows_norm_quantized(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
+                                            const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p) {
     for (int64_t row = p->first; row < c->rows; row += p->step)
         te_norm_forward(c, stages, store, k, row, g, p->rows, p->most, te_norm_row_load, te_norm_store_quantized, 0);
 }
@@ -66,7 +67,7 @@ TE_FN void te_pointwise_rows_norm_backward(const te_pointwise *c, te_stages_fn s
                                        const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p) {
     te_vec8 *rows = p->rows;
     const te_norm_registers m = {rows + 2 * k.chunks, rows + 3 * k.chunks, rows, rows + k.chunks,
-                                 rows + 4 * k.chunks, p->most, p->stash};
+                                 rows + 4 * k.chunks, p->most, p->smem_gamma};
     te_norm_backward_rows(c, stages, store, k, g, p->first, p->step, &m, p->sums);
 }
 /* The one of the chain `name`. Picked by constants, so that the compiler does not see the others: with all of them
@@ -80,7 +81,7 @@ TE_FN void te_pointwise_rows_norm_backward(const te_pointwise *c, te_stages_fn s
 
 TE_FN void te_pointwise_body(const te_pointwise *c, te_block b, te_stages_fn stages, te_store_fn store,
                          te_pointwise_rows_fn rows_of, const te_pointwise_shape k, float *sums, te_vec8 *rows,
-                         te_smem16 *stash) {
+                         te_smem16 *smem_gamma) {
     int group, one;
     uint32_t most = 0;
     te_lanes g = te_lanes_here(k.lanes, &group);
@@ -91,7 +92,7 @@ TE_FN void te_pointwise_body(const te_pointwise *c, te_block b, te_stages_fn sta
     const int64_t step = beside ? k.groups : (int64_t)(b.nx / tiles) * k.groups;
     if (!k.backward && c->take.taken && b.x == 0 && group == 0 && g.id == 0) te_rng_take_body(&c->take);
     if (summing) TE_UNROLL for (int i = 0; i < TE_SUM_SLOTS * 8 * k.chunks; i++) sums[i] = 0;
-    const te_pointwise_part part = {tile, first, step, sums, rows, stash, &most};
+    const te_pointwise_part part = {tile, first, step, sums, rows, smem_gamma, &most};
     rows_of(c, stages, store, k, &g, &part);
     if (summing) te_pointwise_store_sums(c, k, g, group, tile, block, sums);
     te_pointwise_store_amax(c, k, b, te_lanes_here(k.lanes * k.groups, &one), most);

@@ -1,6 +1,7 @@
-/* pointwise_macros.h -- from the ops of a step to its pointwise kernels: constants of the pattern (widths, number formats,
- * which op is the norm, which sums), the function that runs the ops on eight elements, and the kernels. Macros make names
- * and constants; what the kernels do is in functions (pointwise_kernel.h, pointwise_quantize_transpose.h).
+/* pointwise_macros.h -- from the ops of a step to its pointwise kernels: constants of the pattern (widths, number
+ * formats, which op is the norm, which sums), the function that runs the ops on eight elements, and the kernels.
+ * Macros make names and constants; what the kernels do is in functions (pointwise_kernel.h,
+ * pointwise_quantize_transpose.h).
  *
  *     TE_POINTWISE(name, widths, model, dtype, pass, ops...)
  *
@@ -26,49 +27,49 @@
 #define TE__POINTWISE_OUT_forward(what, model, op) what##OUT(model, op)
 #define TE__POINTWISE_IN_backward(what, model, op) what##OUT(model, op)
 #define TE__POINTWISE_OUT_backward(what, model, op) what##IN(model, op)
-#define TE__POINTWISE(name, widths, model, dtype, pass, in, out, gets, gives, ...)                                       \
-    enum {                                                                                                           \
-        name##_half = ((int)in < (int)out) == ((int)in > 0) ? (int)in : (int)out, /* the smaller; symbols are < 0 */ \
-        name##_in_halves = (int)in / name##_half,                                                                    \
-        name##_out_halves = (int)out / name##_half,                                                                  \
-        name##_in_dtype = (int)gets,                                                                                 \
-        name##_out_dtype = (int)gives,                                                                               \
-        name##_norm = TE_EACH_OP(TE__NORM_AT, ~, __VA_ARGS__) - 1,                                                       \
-        name##_norm_code = 0 TE_EACH_OP(TE__NORM_CODE, ~, __VA_ARGS__),                                                  \
-        name##_norm_reads_x = ((0 TE_EACH_OP(TE__NO_FORK_AT, ~, __VA_ARGS__)) & ((1 << (name##_norm + 1)) - 2)) == 0,    \
-        name##_norm_in = 0 TE_EACH_OP(TE__NORM_IN, model, __VA_ARGS__),                                                  \
-        name##_norm_out = 0 TE_EACH_OP(TE__NORM_OUT, model, __VA_ARGS__),                                                \
-        name##_is_backward = TE_PASS_backward_##pass,                                                                \
-        name##_sums = (name##_is_backward ? 0 TE_EACH_OP(TE__SUM_AT, ~, __VA_ARGS__) : 0) - 1,                           \
-        name##_sum_halves = name##_is_backward ? (0 TE_EACH_OP(TE__SUM_WIDTH, model, __VA_ARGS__)) / name##_half : 0,    \
-        name##_sums_three = name##_is_backward && (0 TE_EACH_OP(TE__SUMS_THREE, ~, __VA_ARGS__)) > 0,                    \
-        name##_draws = (0 TE_EACH_OP(TE__DRAWS, ~, __VA_ARGS__)) > 0,                                                    \
-        name##_first = TE_ID(model, TE_FIRST_OP(__VA_ARGS__)),                                                      \
-        name##_local_forks = 0 TE_EACH_OP(TE__LOCAL_FORKS, (name, model), __VA_ARGS__),                                            \
-        name##_tensor_loads = 0 TE_EACH_OP(TE__READS, (name, model, dtype, pass), __VA_ARGS__),                               \
-        name##_reads = TE__FIRST_OF(name##_tensor_loads),                                                                 \
-        name##_saved_inputs = 0 TE_EACH_OP(TE__SAVED_AT, ~, __VA_ARGS__),                                                         \
-        name##_outputs = 0 TE_EACH_OP(TE__OUTPUT_AT, ~, __VA_ARGS__),                                                    \
-        name##_params = name##_is_backward ? 0 : (0 TE_EACH_OP(TE__PARAM_AT, ~, __VA_ARGS__)),                           \
-        name##_fp8_wanted = !model##_names_recipe ? 0 : name##_is_backward ? (int)model##_gradients : (int)TE_e4m3,  \
-        TE__POINTWISE_SCALING_FACTS(model, name)                                                                                \
-    };                                                                                                               \
-    static_assert(name##_is_backward || !(name##_outputs * 2 & name##_saved_inputs),                                         \
-                  "te: " #name ": an (output, ..) in a row comes before an op that keeps what it reads");            \
-    static_assert(!name##_is_backward || name##_norm <= 0, "te: " #name ": in a backward row the norm comes first"); \
-    static_assert((0 TE_EACH_OP(TE__ONE_NORM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one norm at most");       \
-    static_assert((0 TE_EACH_OP(TE__ONE_GATED, ~, __VA_ARGS__)) <= ((int)in == (int)out || name##_norm >= 0 ? 0 : 1),    \
-                  "te: " #name ": a row has one gated op at most, and none beside a norm");                          \
-    static_assert(!name##_is_backward || (0 TE_EACH_OP(TE__ONE_SUM, ~, __VA_ARGS__)) <= 1,                               \
-                  "te: " #name ": a backward row has one bias, mul_param or dyt at most");                           \
-    static_assert(!name##_sums_three || (name##_norm < 0 && (0 TE_EACH_OP(TE__ONE_GATED, ~, __VA_ARGS__)) == 0),         \
-                  "te: " #name ": a backward row with a dyt has no norm and no gated op");                           \
-    static_assert((0 TE_EACH_OP(TE__ONE_GEMM, ~, __VA_ARGS__)) == 0,                                                     \
-                  "te: " #name ": a linear or an op with kernels of its own can only begin a row");                  \
-    TE_CALLBACK void name##_stages(te_lane *l, const te_pointwise *c, int from, int to) {                                \
-        TE_EACH_OP(TE__STAGE_OPTIONS, ~, __VA_ARGS__)                                                                    \
-        TE_EACH_OP(TE__STAGE, (name, model, dtype, pass), __VA_ARGS__)                                                   \
-    }                                                                                                                \
+#define TE__POINTWISE(name, widths, model, dtype, pass, in, out, gets, gives, ...)                                    \
+    enum {                                                                                                            \
+        name##_half = ((int)in < (int)out) == ((int)in > 0) ? (int)in : (int)out, /* the smaller; symbols are < 0 */  \
+        name##_in_halves = (int)in / name##_half,                                                                     \
+        name##_out_halves = (int)out / name##_half,                                                                   \
+        name##_in_dtype = (int)gets,                                                                                  \
+        name##_out_dtype = (int)gives,                                                                                \
+        name##_norm = TE_EACH_OP(TE__NORM_AT, ~, __VA_ARGS__) - 1,                                                    \
+        name##_norm_code = 0 TE_EACH_OP(TE__NORM_CODE, ~, __VA_ARGS__),                                               \
+        name##_norm_reads_x = ((0 TE_EACH_OP(TE__NO_FORK_AT, ~, __VA_ARGS__)) & ((1 << (name##_norm + 1)) - 2)) == 0, \
+        name##_norm_in = 0 TE_EACH_OP(TE__NORM_IN, model, __VA_ARGS__),                                               \
+        name##_norm_out = 0 TE_EACH_OP(TE__NORM_OUT, model, __VA_ARGS__),                                             \
+        name##_is_backward = TE_PASS_backward_##pass,                                                                 \
+        name##_sums = (name##_is_backward ? 0 TE_EACH_OP(TE__SUM_AT, ~, __VA_ARGS__) : 0) - 1,                        \
+        name##_sum_halves = name##_is_backward ? (0 TE_EACH_OP(TE__SUM_WIDTH, model, __VA_ARGS__)) / name##_half : 0, \
+        name##_sums_three = name##_is_backward && (0 TE_EACH_OP(TE__SUMS_THREE, ~, __VA_ARGS__)) > 0,                 \
+        name##_draws = (0 TE_EACH_OP(TE__DRAWS, ~, __VA_ARGS__)) > 0,                                                 \
+        name##_first = TE_ID(model, TE_FIRST_OP(__VA_ARGS__)),                                                        \
+        name##_local_forks = 0 TE_EACH_OP(TE__LOCAL_FORKS, (name, model), __VA_ARGS__),                               \
+        name##_tensor_loads = 0 TE_EACH_OP(TE__READS, (name, model, dtype, pass), __VA_ARGS__),                       \
+        name##_reads = TE__FIRST_OF(name##_tensor_loads),                                                             \
+        name##_saved_inputs = 0 TE_EACH_OP(TE__SAVED_AT, ~, __VA_ARGS__),                                             \
+        name##_outputs = 0 TE_EACH_OP(TE__OUTPUT_AT, ~, __VA_ARGS__),                                                 \
+        name##_params = name##_is_backward ? 0 : (0 TE_EACH_OP(TE__PARAM_AT, ~, __VA_ARGS__)),                        \
+        name##_fp8_wanted = !model##_names_recipe ? 0 : name##_is_backward ? (int)model##_gradients : (int)TE_e4m3,   \
+        TE__POINTWISE_SCALING_FACTS(model, name)                                                                      \
+    };                                                                                                                \
+    static_assert(name##_is_backward || !(name##_outputs * 2 & name##_saved_inputs),                                  \
+                  "te: " #name ": an (output, ..) in a row comes before an op that keeps what it reads");             \
+    static_assert(!name##_is_backward || name##_norm <= 0, "te: " #name ": in a backward row the norm comes first");  \
+    static_assert((0 TE_EACH_OP(TE__ONE_NORM, ~, __VA_ARGS__)) <= 1, "te: " #name ": a row has one norm at most");    \
+    static_assert((0 TE_EACH_OP(TE__ONE_GATED, ~, __VA_ARGS__)) <= ((int)in == (int)out || name##_norm >= 0 ? 0 : 1), \
+                  "te: " #name ": a row has one gated op at most, and none beside a norm");                           \
+    static_assert(!name##_is_backward || (0 TE_EACH_OP(TE__ONE_SUM, ~, __VA_ARGS__)) <= 1,                            \
+                  "te: " #name ": a backward row has one bias, mul_param or dyt at most");                            \
+    static_assert(!name##_sums_three || (name##_norm < 0 && (0 TE_EACH_OP(TE__ONE_GATED, ~, __VA_ARGS__)) == 0),      \
+                  "te: " #name ": a backward row with a dyt has no norm and no gated op");                            \
+    static_assert((0 TE_EACH_OP(TE__ONE_GEMM, ~, __VA_ARGS__)) == 0,                                                  \
+                  "te: " #name ": a linear or an op with kernels of its own can only begin a row");                   \
+    TE_CALLBACK void name##_stages(te_lane *l, const te_pointwise *c, int from, int to) {                             \
+        TE_EACH_OP(TE__STAGE_OPTIONS, ~, __VA_ARGS__)                                                                 \
+        TE_EACH_OP(TE__STAGE, (name, model, dtype, pass), __VA_ARGS__)                                                \
+    }                                                                                                                 \
     TE__POINTWISE_OF_##widths(name, model, dtype, pass, (0.0f TE_EACH_OP(TE__NORM_EPS, ~, __VA_ARGS__)), __VA_ARGS__)
 #define TE_PASS_backward_forward 0
 #define TE_PASS_backward_backward 1
@@ -136,10 +137,10 @@
 #define TE__STAGE_OPTIONS(x, i, op) const TE_OPTIONS_TYPE(op) o##i = TE_OPTIONS_VALUES(op);
 #define TE__STAGE(x, i, op) TE__STAGE2(TE_CLASS(op), TE_UNWRAP(x), i, TE_FAMILY(op), op)
 #define TE__STAGE2(...) TE__STAGE3(__VA_ARGS__)
-#define TE__STAGE3(op_class, name, model, dtype, pass, i, family, op)                                                  \
-    const te_formats f##i = {(te_dtype)TE_DTYPE_IN(model, op), (te_dtype)TE_DTYPE_OUT(model, op),                      \
-                             (te_dtype)TE_EDGE_DTYPE(model, op), TE_##dtype, TE__IS_LOCAL_##pass(name, model, op),       \
-                             TE__JOINS_##pass(model, op)};                                                             \
+#define TE__STAGE3(op_class, name, model, dtype, pass, i, family, op)                                              \
+    const te_formats f##i = {(te_dtype)TE_DTYPE_IN(model, op), (te_dtype)TE_DTYPE_OUT(model, op),                  \
+                             (te_dtype)TE_EDGE_DTYPE(model, op), TE_##dtype, TE__IS_LOCAL_##pass(name, model, op), \
+                             TE__JOINS_##pass(model, op)};                                                         \
     TE__STAGE_##op_class(pass, i, family)
 #define TE__STAGE_map(pass, i, family) \
     if (from <= i && i < to) te_map_##pass(l, &c->op[i], te_##family##_##pass, &o##i, f##i);
@@ -147,89 +148,130 @@
     if (from <= i && i < to) te_gate_##pass(l, &c->op[i], te_##family##_##pass, &o##i, f##i);
 #define TE__STAGE_norm(pass, i, family) (void)l, (void)c, (void)from, (void)to, (void)o##i, (void)f##i;
 
-/* ---- a chain: its kernels ---------------------------------------------------------------------------------------- */
+/* ---- its kernels --------------------------------------------------------------------------------------------------
+ */
 
-/* One kernel, of the list's own width; or one of several, of which the width of a call takes the first that it fits. */
-#define TE__POINTWISE_FIXED(name, dtype, pass, eps, ...)                                                           \
-    TE_IF_MARKED(TE_EACH_OP(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__POINTWISE_NORM_, pass), TE__POINTWISE_MAP)        \
-    (name, name, dtype, pass, eps, TE_POINTWISE_LANES, 1)
-#define TE__POINTWISE_MAP(kernel, name, dtype, pass, eps, lanes, exists) \
-    TE__POINTWISE_KERNEL(kernel, name, dtype, pass, eps, name##_half, name##_half % 8 == 0, name##_half, , lanes, exists)
+/* The constants of the launch for rows of `columns`, at most: lanes_of is TE_POINTWISE_LANES, or another such macro. */
+#define TE__POINTWISE_LAUNCH(kernel, name, dtype, pass, columns, lanes_of)                                            \
+    enum {                                                                                                            \
+        kernel##_lanes = TE__SCALED_LANES(name, lanes_of(name##_row_at, columns, name##_sums, pass)),                 \
+        kernel##_groups = TE_POINTWISE_GROUPS(name##_row_at, kernel##_lanes),                                         \
+        kernel##_chunks = TE_POINTWISE_CHUNKS(name##_row_at, columns, kernel##_lanes),                                \
+        kernel##_threads = kernel##_lanes * kernel##_groups,                                                          \
+        kernel##_smem_gamma = TE_POINTWISE_SMEM_GAMMA(name##_norm, kernel##_lanes, kernel##_chunks,                   \
+            (int)TE_##dtype == (int)TE_f32 ? 4 : 2, name##_is_backward),                                              \
+        kernel##_resident = TE_POINTWISE_RESIDENT(name##_row_at, kernel##_threads, kernel##_chunks, name##_sums,      \
+            name##_in_halves != name##_out_halves, pass)                                                              \
+    };
+/* kernel##_shape(half): all of these constants. width: name##_half or, where the width is known only at run time, half;
+ * finish: nothing, or te_shape_at. */
+#define TE__POINTWISE_SHAPE(kernel, name, dtype, eps, width, is_aligned, finish)                                      \
+    TE_BOTH te_pointwise_shape kernel##_shape(int half) {                                                             \
+        const te_pointwise_shape k = {                                                                                \
+            TE_MEMBER(in, (te_dtype)name##_in_dtype),                                                                 \
+            TE_MEMBER(out, (te_dtype)name##_out_dtype),                                                               \
+            TE_MEMBER(weight, TE_##dtype),                                                                            \
+            TE_MEMBER(half, width),                                                                                   \
+            TE_MEMBER(in_halves, name##_in_halves),                                                                   \
+            TE_MEMBER(out_halves, name##_out_halves),                                                                 \
+            TE_MEMBER(aligned, is_aligned),                                                                           \
+            TE_MEMBER(norm, name##_norm),                                                                             \
+            TE_MEMBER(norm_options, {name##_norm_code, eps}),                                                         \
+            TE_MEMBER(norm_in, (te_dtype)name##_norm_in),                                                             \
+            TE_MEMBER(norm_out, (te_dtype)name##_norm_out),                                                           \
+            TE_MEMBER(sums, name##_sums),                                                                             \
+            TE_MEMBER(sum_halves, name##_sum_halves),                                                                 \
+            TE_MEMBER(sums_three, name##_sums_three),                                                                 \
+            TE_MEMBER(backward, name##_is_backward),                                                                  \
+            TE_MEMBER(draws, name##_draws),                                                                           \
+            TE_MEMBER(reads, name##_reads),                                                                           \
+            TE_MEMBER(lanes, kernel##_lanes),                                                                         \
+            TE_MEMBER(chunks, kernel##_chunks),                                                                       \
+            TE_MEMBER(groups, kernel##_groups),                                                                       \
+            TE_MEMBER(resident, kernel##_resident),                                                                   \
+            TE_MEMBER(smem_gamma, kernel##_smem_gamma),                                                               \
+            TE_MEMBER(fp8, name##_fp8_wanted),                                                                        \
+            TE_MEMBER(scaled, (width) % 16 == 0 && name##_local_scales() ? (te_scaling)name##_scaled                  \
+                                                                         : TE_SCALING_NONE),                          \
+            TE_MEMBER(transposes, 0),                                                                                 \
+            TE_MEMBER(norm_reads_x, name##_norm_reads_x)};                                                            \
+        (void)half;                                                                                                   \
+        return finish(k);                                                                                             \
+    }
+/* The kernel. kernel##_registers is what a thread holds of the rows that it works on; exists 0: the body is empty. */
+#define TE__POINTWISE_KERNEL(kernel, name, exists)                                                                    \
+    typedef struct kernel##_registers {                                                                               \
+        float sums[TE_SUM_SLOTS * 8 * kernel##_chunks];                                                               \
+        te_vec8 rows[5 * kernel##_chunks];                                                                            \
+    } kernel##_registers;                                                                                             \
+    typedef struct kernel##_shared { te_smem16 gamma[kernel##_smem_gamma / 16 + 1]; } kernel##_shared;                \
+    TE_FN void kernel##_body(const te_pointwise *c, te_block b, kernel##_registers *r, kernel##_shared *s) {          \
+        if (exists)                                                                                                   \
+            te_pointwise_body(c, b, name##_stages,                                                                    \
+                              name##_fp8_wanted != 0 ? te_pointwise_store_fp8 : te_pointwise_store,                   \
+                              TE_POINTWISE_ROWS_OF(name), kernel##_shape(c->half), r->sums, r->rows, s->gamma);       \
+    }                                                                                                                 \
+    TE_KERNEL_WITH(kernel, kernel##_threads, kernel##_resident, te_pointwise, kernel##_registers, kernel##_shared,    \
+        kernel##_body)
+
+/* One kernel, of the list's own width. */
+#define TE__POINTWISE_FIXED(name, dtype, pass, eps, ...)                                                              \
+    TE__POINTWISE_BY_NORM(pass, __VA_ARGS__)(name, name, dtype, pass, eps, TE_POINTWISE_LANES, 1)
+#define TE__POINTWISE_BY_NORM(pass, ...)                                                                              \
+    TE_IF_MARKED(TE_EACH_OP(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__POINTWISE_NORM_, pass), TE__POINTWISE_MAP)
+#define TE__POINTWISE_MAP(kernel, name, dtype, pass, eps, lanes, exists)                                              \
+    TE__POINTWISE_LAUNCH(kernel, name, dtype, pass, name##_half, lanes)                                               \
+    TE__POINTWISE_SHAPE(kernel, name, dtype, eps, name##_half, name##_half % 8 == 0, )                                \
+    TE__POINTWISE_KERNEL(kernel, name, exists)
 #define TE__POINTWISE_NORM_backward TE__POINTWISE_MAP
-#if TE_CUDA /* a norm of few rows has a kernel of its own, if it would be another one */
-#define TE__POINTWISE_NORM_forward(kernel, name, dtype, pass, eps, lanes, exists)                             \
-    TE__POINTWISE_MAP(kernel##_bulk, name, dtype, pass, eps, lanes, exists)                                   \
-    TE__POINTWISE_MAP(kernel##_low_latency, name, dtype, pass, eps, TE_LOW_LATENCY_LANES,                                 \
-        (int)kernel##_low_latency_lanes != (int)kernel##_bulk_lanes)                                            \
-    TE_BOTH te_pointwise_shape kernel##_shape(int half) { return kernel##_bulk_shape(half); }                 \
-    TE_API te_status kernel##_launch(te_context *ctx, te_grid grid, const te_pointwise *c) {                  \
-        const int one = (int)kernel##_low_latency_lanes == (int)kernel##_bulk_lanes;                            \
-        if (one || c->rows > ctx->processors) return kernel##_bulk_launch(ctx, grid, c);                  \
+#if TE_CUDA
+/* A norm has a second kernel for no more rows than multiprocessors, if that would be another one. */
+#define TE__POINTWISE_NORM_forward(kernel, name, dtype, pass, eps, lanes, exists)                                     \
+    TE__POINTWISE_MAP(kernel##_bulk, name, dtype, pass, eps, lanes, exists)                                           \
+    TE__POINTWISE_MAP(kernel##_low_latency, name, dtype, pass, eps, TE_LOW_LATENCY_LANES,                             \
+        (int)kernel##_low_latency_lanes != (int)kernel##_bulk_lanes)                                                  \
+    TE_BOTH te_pointwise_shape kernel##_shape(int half) { return kernel##_bulk_shape(half); }                         \
+    TE_API te_status kernel##_launch(te_context *ctx, te_grid grid, const te_pointwise *c) {                          \
+        const int one = (int)kernel##_low_latency_lanes == (int)kernel##_bulk_lanes;                                  \
+        if (one || c->rows > ctx->processors) return kernel##_bulk_launch(ctx, grid, c);                              \
         return kernel##_low_latency_launch(ctx, te_grid_of(te_ceil_div(c->rows, kernel##_low_latency_groups), 1), c); \
     }
 #else
 #define TE__POINTWISE_NORM_forward TE__POINTWISE_MAP
 #endif
+
+/* Where the width is known only at run time: several kernels, of which a call takes the first that its width fits. */
 #define TE__POINTWISE_DIMS(name, dtype, pass, eps, ...)                                                               \
-    TE__POINTWISE_KERNELS(TE_IF_MARKED(TE_EACH_OP(TE__NORM_MARK, ~, __VA_ARGS__), TE_NORM_KERNELS, TE_MAP_KERNELS), name, \
-        dtype, pass, eps)
-#define TE__POINTWISE_KERNELS(list, name, dtype, pass, eps)                                                                \
-    list(TE__POINTWISE_ONE, name, dtype, pass, eps)                                                                        \
-    TE_API te_pointwise_shape name##_shape(int half) {                                                                     \
-        list(TE__POINTWISE_SHAPE_IF, name)                                                                                 \
-        return te_no_shape();                                                                                          \
-    }                                                                                                                  \
-    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_pointwise *c) {                                 \
-        const int half = c->half;                                                                                      \
-        list(TE__POINTWISE_LAUNCH_IF, name)                                                                                \
-        return te_fail(ctx, TE_ERROR_SHAPE, #name ": no kernel for %d columns", half);                                 \
+    TE__POINTWISE_KERNELS(                                                                                            \
+        TE_IF_MARKED(TE_EACH_OP(TE__NORM_MARK, ~, __VA_ARGS__), TE_NORM_KERNELS, TE_MAP_KERNELS),                     \
+        name, dtype, pass, eps)
+#define TE__POINTWISE_KERNELS(list, name, dtype, pass, eps)                                                           \
+    list(TE__POINTWISE_ONE, name, dtype, pass, eps)                                                                   \
+    TE_API te_pointwise_shape name##_shape(int half) {                                                                \
+        list(TE__POINTWISE_SHAPE_IF, name)                                                                            \
+        return te_no_shape();                                                                                         \
+    }                                                                                                                 \
+    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_pointwise *c) {                            \
+        const int half = c->half;                                                                                     \
+        list(TE__POINTWISE_LAUNCH_IF, name)                                                                           \
+        return te_fail(ctx, TE_ERROR_SHAPE, #name ": no kernel for %d columns", half);                                \
     }
-#define TE__POINTWISE_ONE(name, dtype, pass, eps, suffix, columns, even) \
-    TE__POINTWISE_KERNEL(name##_##suffix, name, dtype, pass, eps, columns, even, half, te_shape_at, TE_POINTWISE_LANES, 1)
-#define TE__POINTWISE_FITS(name, columns, even) ((half <= columns || name##_norm < 0) && (even) == (half % 8 == 0))
-#define TE__POINTWISE_SHAPE_IF(name, suffix, columns, even) if (TE__POINTWISE_FITS(name, columns, even)) return \
-    name##_##suffix##_shape(half);
-#define TE__POINTWISE_LAUNCH_IF(name, suffix, columns, even) \
-    if (TE__POINTWISE_FITS(name, columns, even)) return name##_##suffix##_launch(ctx, grid, c);
-/* A kernel for rows of `columns`, at most where the width is known only at run time: then `at` finishes the shape.
- * exists: 0 leaves it empty. kernel##_registers is what a thread keeps of the rows that it works on. */
-#define TE__POINTWISE_KERNEL(kernel, name, dtype, pass, eps, columns, even, width, at, lanes_of, exists)                 \
-    enum {                                                                                                           \
-        kernel##_lanes = TE__SCALED_LANES(name, lanes_of(name##_row_at, columns, name##_sums, pass)),                \
-        kernel##_groups = TE_POINTWISE_GROUPS(name##_row_at, kernel##_lanes),                                            \
-        kernel##_chunks = TE_POINTWISE_CHUNKS(name##_row_at, columns, kernel##_lanes),                                   \
-        kernel##_threads = kernel##_lanes * kernel##_groups,                                                         \
-        kernel##_smem_gamma = TE_POINTWISE_SMEM_GAMMA(name##_norm, kernel##_lanes, kernel##_chunks, (int)TE_##dtype == (int)TE_f32 \
-            ? 4 : 2, name##_is_backward),                                                                            \
-        kernel##_resident = TE_POINTWISE_RESIDENT(name##_row_at, kernel##_threads, kernel##_chunks, name##_sums,         \
-            name##_in_halves != name##_out_halves, pass)                                                             \
-    };                                                                                                               \
-    typedef struct kernel##_registers { float sums[TE_SUM_SLOTS * 8 * kernel##_chunks];                              \
-        te_vec8 rows[5 * kernel##_chunks]; } kernel##_registers;                                                     \
-    typedef struct kernel##_shared { te_smem16 stash[kernel##_smem_gamma / 16 + 1]; } kernel##_shared;                    \
-    TE_BOTH te_pointwise_shape kernel##_shape(int half) {                                                                \
-        const te_pointwise_shape k = {(te_dtype)name##_in_dtype, (te_dtype)name##_out_dtype, TE_##dtype, width,          \
-            name##_in_halves, name##_out_halves, even, name##_norm, {name##_norm_code, eps},                         \
-            (te_dtype)name##_norm_in, (te_dtype)name##_norm_out, name##_sums, name##_sum_halves, name##_sums_three,  \
-            name##_is_backward, name##_draws, name##_reads, kernel##_lanes, kernel##_chunks, kernel##_groups,        \
-            kernel##_resident, kernel##_smem_gamma, name##_fp8_wanted,                                                    \
-            (width) % 16 == 0 && name##_local_scales() ? (te_scaling)name##_scaled : TE_SCALING_NONE, 0,                    \
-            name##_norm_reads_x};                                                                                    \
-        (void)half;                                                                                                  \
-        return at(k);                                                                                                \
-    }                                                                                                                \
-    TE_FN void kernel##_body(const te_pointwise *c, te_block b, kernel##_registers *r, kernel##_shared *s) {             \
-        if (exists)                                                                                                  \
-            te_pointwise_body(c, b, name##_stages, name##_fp8_wanted != 0 ? te_pointwise_store_fp8 : te_pointwise_store,         \
-                          TE_POINTWISE_ROWS_OF(name), kernel##_shape(c->half), r->sums, r->rows, s->stash);              \
-    }                                                                                                                \
-    TE_KERNEL_WITH(kernel, kernel##_threads, kernel##_resident, te_pointwise, kernel##_registers, kernel##_shared,       \
-        kernel##_body)
+#define TE__POINTWISE_ONE(name, dtype, pass, eps, suffix, columns, is_aligned)                                        \
+    TE__POINTWISE_LAUNCH(name##_##suffix, name, dtype, pass, columns, TE_POINTWISE_LANES)                             \
+    TE__POINTWISE_SHAPE(name##_##suffix, name, dtype, eps, half, is_aligned, te_shape_at)                             \
+    TE__POINTWISE_KERNEL(name##_##suffix, name, 1)
+#define TE__POINTWISE_FITS(name, columns, is_aligned)                                                                 \
+    ((half <= columns || name##_norm < 0) && (is_aligned) == (half % 8 == 0))
+#define TE__POINTWISE_SHAPE_IF(name, suffix, columns, is_aligned)                                                     \
+    if (TE__POINTWISE_FITS(name, columns, is_aligned)) return name##_##suffix##_shape(half);
+#define TE__POINTWISE_LAUNCH_IF(name, suffix, columns, is_aligned)                                                    \
+    if (TE__POINTWISE_FITS(name, columns, is_aligned)) return name##_##suffix##_launch(ctx, grid, c);
 
-/* ---- kernels of lists under a recipe ------------------------------------------------------------------------------ */
+/* ---- kernels of lists under a recipe ------------------------------------------------------------------------------
+ */
 
-/* The kernels of a chain, by its list's widths and recipe (linear_epilogue.h). Those of a chain that no product with scales of
- * its own reads have no code for it. */
+/* The kernels of a chain, by its list's widths and recipe (linear_epilogue.h). Those of a chain that no product with
+ * scales of its own reads have no code for it. */
 #define TE__POINTWISE_OF_fixed(name, model, ...) TE__POINTWISE_NO_CONSUMER(name) TE__POINTWISE_FIXED(name, __VA_ARGS__)
 #define TE__POINTWISE_OF_dims(name, model, ...) TE__POINTWISE_NO_CONSUMER(name) TE__POINTWISE_DIMS(name, __VA_ARGS__)
 #define TE__POINTWISE_OF_fixed_fp8(name, model, dtype, pass, eps, ...) \
@@ -248,40 +290,40 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
     if (!TE_IS_TENSORWISE(recipe)) return TE_RESULT_y;
     return recipe == (int)TE_RECIPE_fp8_current ? TE_RESULT_amax : TE_RESULT_fp8;
 }
-#define TE__POINTWISE_CONSUMER(name, model, ...)                                                                    \
-    TE_BOTH int name##_next_recipe(void) {                                                                   \
-        return TE__CONSUMER_RECIPE(model, (int)TE_ID(model, TE_LAST_OP(__VA_ARGS__)),                         \
-                                 name##_is_backward ? -1 : 1,                                                \
-                                 name##_is_backward ? (int)TE_PASSES_GRAD : (int)TE_PASSES_VALUE);                \
-    }                                                                                                        \
-    TE_BOTH int name##_local_scales(void) { return te__has_local_scales(te__scaling_of_recipe(name##_next_recipe())); }                         \
+#define TE__POINTWISE_CONSUMER(name, model, ...)                                                                       \
+    TE_BOTH int name##_next_recipe(void) {                                                                             \
+        return TE__CONSUMER_RECIPE(model, (int)TE_ID(model, TE_LAST_OP(__VA_ARGS__)),                                  \
+                                 name##_is_backward ? -1 : 1,                                                          \
+                                 name##_is_backward ? (int)TE_PASSES_GRAD : (int)TE_PASSES_VALUE);                     \
+    }                                                                                                                  \
+    TE_BOTH int name##_local_scales(void) { return te__has_local_scales(te__scaling_of_recipe(name##_next_recipe())); } \
     TE_UNUSED TE_BOTH te_pointwise_result name##_result(void) { return te__result_for_recipe(name##_next_recipe()); }
 /* The kernels of a chain of a list that trains, with constant widths. */
-#define TE__POINTWISE_OF_fixed_training(name, model, dtype, pass, eps, ...)                                                 \
-    TE__POINTWISE_CONSUMER(name, model, __VA_ARGS__)                                                                        \
-    TE_BOTH int name##_has_tiles(void) { return TE__POINTWISE_HAS_TILES(name) && name##_local_scales(); }                           \
-    TE_BOTH int name##_recomputes(void) { return TE__POINTWISE_RECOMPUTES(name, model, dtype, TE_LAST_OP(__VA_ARGS__)); }      \
-    TE_BOTH int name##_transposes(void) {                                                                             \
-        return name##_is_backward && TE__POINTWISE_HAS_TILES(name) && name##_result() == TE_RESULT_fp8 &&                    \
-               !((int)name##_saved_inputs >> 16) && (0 TE_EACH_OP(TE__CHANGES, ~, __VA_ARGS__)) > 0;                             \
-    }                                                                                                                \
-    TE_IF_MARKED(TE_EACH_OP(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__POINTWISE_NORM_, pass), TE__POINTWISE_MAP)              \
-    (name##_row, name, dtype, pass, eps, TE_POINTWISE_LANES, 1)                                                          \
-    TE_BOTH te_pointwise_shape name##_shape(int half) {                                                                  \
-        te_pointwise_shape k = name##_row_shape(half);                                                                   \
-        k.transposes = name##_has_tiles() || name##_transposes();                                                          \
-        if (name##_has_tiles()) k.scaled = TE_SCALING_TILES;                                                         \
-        return k;                                                                                                    \
-    }                                                                                                                \
-    TE_FN void name##_tiles_body(const te_pointwise *c, te_block b, te_pointwise_tiles_held *held, te_tiles_shared *s) {     \
-        if (name##_has_tiles()) te_pointwise_tiles_body(c, b, name##_stages, name##_shape(0), held, s);                  \
-        else if (name##_recomputes() || name##_transposes())                                                            \
-            te_pointwise_transpose_body(c, b, name##_stages, name##_shape(0), TE_OP_COUNT(__VA_ARGS__) - 1, held, s);      \
-    }                                                                                                                \
-    TE_KERNEL_WITH(name##_tiles, TE_FP8_THREADS, TE__POINTWISE_TILES_RESIDENT(name), te_pointwise, te_pointwise_tiles_held,      \
-                   te_tiles_shared, name##_tiles_body)                                                               \
-    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_pointwise *c) {                               \
-        return te__pointwise_launch_tiles(ctx, grid, c, name##_shape(0), name##_row_launch, name##_tiles_launch);        \
+#define TE__POINTWISE_OF_fixed_training(name, model, dtype, pass, eps, ...)                                            \
+    TE__POINTWISE_CONSUMER(name, model, __VA_ARGS__)                                                                   \
+    TE_BOTH int name##_has_tiles(void) { return TE__POINTWISE_HAS_TILES(name) && name##_local_scales(); }              \
+    TE_BOTH int name##_recomputes(void) { return TE__POINTWISE_RECOMPUTES(name, model, dtype, TE_LAST_OP(__VA_ARGS__)); } \
+    TE_BOTH int name##_transposes(void) {                                                                              \
+        return name##_is_backward && TE__POINTWISE_HAS_TILES(name) && name##_result() == TE_RESULT_fp8 &&              \
+               !((int)name##_saved_inputs >> 16) && (0 TE_EACH_OP(TE__CHANGES, ~, __VA_ARGS__)) > 0;                   \
+    }                                                                                                                  \
+    TE__POINTWISE_BY_NORM(pass, __VA_ARGS__)                                                                           \
+    (name##_row, name, dtype, pass, eps, TE_POINTWISE_LANES, 1)                                                        \
+    TE_BOTH te_pointwise_shape name##_shape(int half) {                                                                \
+        te_pointwise_shape k = name##_row_shape(half);                                                                 \
+        k.transposes = name##_has_tiles() || name##_transposes();                                                      \
+        if (name##_has_tiles()) k.scaled = TE_SCALING_TILES;                                                           \
+        return k;                                                                                                      \
+    }                                                                                                                  \
+    TE_FN void name##_tiles_body(const te_pointwise *c, te_block b, te_pointwise_tiles_held *held, te_tiles_shared *s) { \
+        if (name##_has_tiles()) te_pointwise_tiles_body(c, b, name##_stages, name##_shape(0), held, s);                \
+        else if (name##_recomputes() || name##_transposes())                                                           \
+            te_pointwise_transpose_body(c, b, name##_stages, name##_shape(0), TE_OP_COUNT(__VA_ARGS__) - 1, held, s);  \
+    }                                                                                                                  \
+    TE_KERNEL_WITH(name##_tiles, TE_FP8_THREADS, TE__POINTWISE_TILES_RESIDENT(name), te_pointwise, te_pointwise_tiles_held, \
+                   te_tiles_shared, name##_tiles_body)                                                                 \
+    TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_pointwise *c) {                             \
+        return te__pointwise_launch_tiles(ctx, grid, c, name##_shape(0), name##_row_launch, name##_tiles_launch);      \
     }
 /* Whether a product with one scale a tensor reads the output of the last op, and backward may recompute it. */
 #define TE__POINTWISE_RECOMPUTES(name, model, dtype, op)                                                            \
@@ -293,8 +335,8 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
 #define TE__CHANGES(x, i, op) +te__changes_gradient(TE_FLAGS(op))
 /* Whether there can be a kernel for tiles: they do not reach from one half of a result to the other. There is one where
  * a product reads them. */
-#define TE__POINTWISE_HAS_TILES(name)                                                                                        \
-    (name##_half % 16 == 0 && !name##_sums_three && !(name##_is_backward && name##_norm >= 0) &&                     \
+#define TE__POINTWISE_HAS_TILES(name)                                                            \
+    (name##_half % 16 == 0 && !name##_sums_three && !(name##_is_backward && name##_norm >= 0) && \
      (name##_out_halves == 1 || (int)name##_half % TE_FP8_TILE == 0))
 /* Blocks on a multiprocessor, 32768 x 4096 on an H200: with 2, 3 and 4 gelu takes 212, 181 and 169 us, its backward
  * with dbias 367, 316 and 277; swiglu 209 with 2 and 205 with 3, its backward, where a lane has both halves of a row,

@@ -13,8 +13,8 @@ TE_FN int te_norm_ends(const te_pointwise_shape k, int col) {
 
 /* How a row comes into registers, and through the ops in front of the norm. `source`: the function's own, null where it
  * needs none; else it also loads gamma into row_x[k.chunks ..]. */
-typedef void (*te_norm_load_fn)(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row, te_lanes g,
-                                te_vec8 *row_x, const void *source);
+typedef void (*te_norm_load_fn)(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
+                                te_lanes g, te_vec8 *row_x, const void *source);
 
 /* row_x: the row in registers, as it is stored (16 bits an element where the format has 16: with half the registers
  * twice the rows are in flight). So the norm sees the same numbers whether its input is stored or not. */
@@ -71,18 +71,19 @@ TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_f
     if (scaled) te_pointwise_store_quantized(c, k, made, 1, g);
 }
 /* How it leaves: as the list says, or with scales of its own in those calls that want them. */
-typedef void (*te_norm_store_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                                int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, float mean, float rstd,
-                                const void *source);
-TE_CALLBACK void te_norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                              int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, float mean, float rstd,
-                              const void *source) {
+typedef void (*te_norm_store_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
+                                 const te_pointwise_shape k, int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most,
+                                 float mean, float rstd, const void *source);
+TE_CALLBACK void te_norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
+                               const te_pointwise_shape k, int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most,
+                               float mean, float rstd, const void *source) {
     te__norm_store(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 0);
 }
-TE_CALLBACK void te_norm_store_quantized(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                                     int64_t row, te_lanes *g, te_vec8 *row_x, uint32_t *most, float mean, float rstd,
-                                     const void *source) {
-    if (te_pointwise_is_quantized(c, k)) te__norm_store(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 1);
+TE_CALLBACK void te_norm_store_quantized(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
+                                         const te_pointwise_shape k, int64_t row, te_lanes *g, te_vec8 *row_x,
+                                         uint32_t *most, float mean, float rstd, const void *source) {
+    if (te_pointwise_is_quantized(c, k))
+        te__norm_store(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 1);
     else te__norm_store(c, stages, store, k, row, g, row_x, most, mean, rstd, source, 0);
 }
 #define TE_NORM_STORE_OF(name) ((int)name##_scaled != (int)TE_SCALING_NONE ? te_norm_store_quantized : te_norm_store)
@@ -135,26 +136,27 @@ typedef struct te_norm_registers {
     te_vec8 *next_dy, *next_x; /* of the one that is being loaded */
     te_vec8 *gamma;            /* where there is no shared memory for it */
     uint32_t *most;            /* see te_pointwise_store */
-    te_smem16 *stash;          /* gamma in shared memory, where k.stash says so: the sums need the registers */
+    te_smem16 *smem_gamma;          /* gamma in shared memory, where k.smem_gamma says so: the sums need the registers */
 } te_norm_registers;
 
 TE_FN void te_norm_cache_gamma(const te_vec8 *gamma, const te_norm_registers *m, const te_pointwise_shape k, te_lanes g,
                               int i) {
 #if TE_CUDA
-    uint4 *slot = (uint4 *)m->stash + (k.weight == TE_f32 ? 2 : 1) * (g.id + i * g.count);
-    if (k.stash) slot[0] = make_uint4(gamma->w[0], gamma->w[1], gamma->w[2], gamma->w[3]);
-    if (k.stash && k.weight == TE_f32) slot[1] = make_uint4(gamma->w[4], gamma->w[5], gamma->w[6], gamma->w[7]);
-    if (k.stash) return;
+    uint4 *slot = (uint4 *)m->smem_gamma + (k.weight == TE_f32 ? 2 : 1) * (g.id + i * g.count);
+    if (k.smem_gamma) slot[0] = make_uint4(gamma->w[0], gamma->w[1], gamma->w[2], gamma->w[3]);
+    if (k.smem_gamma && k.weight == TE_f32) slot[1] = make_uint4(gamma->w[4], gamma->w[5], gamma->w[6], gamma->w[7]);
+    if (k.smem_gamma) return;
 #endif
     (void)k, (void)g;
     m->gamma[i] = *gamma;
 }
-TE_FN void te_norm_cached_gamma(te_vec8 *gamma, const te_norm_registers *m, const te_pointwise_shape k, te_lanes g, int i) {
+TE_FN void te_norm_cached_gamma(te_vec8 *gamma, const te_norm_registers *m, const te_pointwise_shape k, te_lanes g,
+                                int i) {
 #if TE_CUDA
-    const uint4 *slot = (const uint4 *)m->stash + (k.weight == TE_f32 ? 2 : 1) * (g.id + i * g.count);
-    if (k.stash) te__load_shared_now(gamma->w, slot);
-    if (k.stash && k.weight == TE_f32) te__load_shared_now(gamma->w + 4, slot + 1);
-    if (k.stash) return;
+    const uint4 *slot = (const uint4 *)m->smem_gamma + (k.weight == TE_f32 ? 2 : 1) * (g.id + i * g.count);
+    if (k.smem_gamma) te__load_shared_now(gamma->w, slot);
+    if (k.smem_gamma && k.weight == TE_f32) te__load_shared_now(gamma->w + 4, slot + 1);
+    if (k.smem_gamma) return;
 #endif
     (void)k, (void)g;
     *gamma = m->gamma[i];
@@ -164,8 +166,8 @@ typedef struct te_norm_stats { float mean, rstd; } te_norm_stats;
 
 /* dy, x and the statistics of a row, loaded while the row before is worked on. To registers: through a ring in shared
  * memory, three rows ahead (cp.async), 8192 x 4096 took 92 us, not 72. */
-TE_FN te_norm_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape k, int64_t row, te_lanes g, te_vec8 *dy,
-                                 te_vec8 *x) {
+TE_FN te_norm_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape k, int64_t row, te_lanes g,
+                                 te_vec8 *dy, te_vec8 *x) {
     const te_stage *s = &c->op[0];
     const int has_mean = k.norm_options.code % 4 == TE_NORM_layernorm;
     te_norm_stats n;
@@ -182,7 +184,8 @@ TE_FN te_norm_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape
 }
 
 /* With xhat = (x - mean) rstd and d = dy gamma:  dx = rstd (d - mean(d) - xhat mean(d xhat)); rmsnorm has no mean(d),
- * l2norm has sums for means. dgamma = sum over rows of dy xhat, dbeta = sum of dy. sums: see pointwise_elementwise.h. */
+ * l2norm has sums for means. dgamma = sum over rows of dy xhat, dbeta = sum of dy. sums: see pointwise_elementwise.h.
+ */
 TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                             int64_t row, te_lanes *g, te_norm_stats n, const te_norm_registers *m, float *sums) {
     const int norm_code = k.norm_options.code, code = norm_code & 3, size = 8 * k.chunks;
@@ -230,8 +233,9 @@ TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store
 }
 
 /* Rows from `first` on, `step` apart. */
-TE_FN void te_norm_backward_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                                 te_lanes *g, int64_t first, int64_t step, const te_norm_registers *m, float *sums) {
+TE_FN void te_norm_backward_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
+                                 const te_pointwise_shape k, te_lanes *g, int64_t first, int64_t step,
+                                 const te_norm_registers *m, float *sums) {
     te_norm_stats n = {0, 0};
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const te_place at = te_place_of(k, 0, g->id + i * g->count, 1);

@@ -1,7 +1,7 @@
-/* pointwise_quantize.h -- a chain's row in FP8 with scales of its own: one for each tile of 1 x 128, or one for the row. Both
- * are of numbers that a group of lanes has in registers, so a kernel that makes a product's operand stores it so in its
- * own pass. The bits are those of the chain's result, rounded to the list's format, and a pass of quantize_tiles.h or
- * quantize_rows.h behind it.
+/* pointwise_quantize.h -- a chain's row in FP8 with scales of its own: one for each tile of 1 x 128, or one for the
+ * row. Both are of numbers that a group of lanes has in registers, so a kernel that makes a product's operand stores
+ * it so in its own pass. The bits are those of the chain's result, rounded to the list's format, and a pass of
+ * quantize_tiles.h or quantize_rows.h behind it.
  *
  * Bytes an element of a bf16 list: 2 for x, 1 for y and 1/32 for the scales of tiles. The chain and the cast move 7.
  * One H200, 32768 x 4096, over the rate of a copy of as many bytes, by tiles and by rows: rmsnorm 0.84 and 0.88,
@@ -39,8 +39,8 @@ TE_FN int te__pointwise_quantize_exists(const te_pointwise_shape k, int col) {
 TE_FN uint32_t te__pointwise_quantize_amax(const te_vec8 *v, const te_pointwise_shape k, int col) {
     return te__pointwise_quantize_exists(k, col) ? te_amax_vec8(v, k.out) : 0;
 }
-TE_FN void te__pointwise_quantize_store(const te_pointwise *c, const te_vec8 *v, const te_pointwise_shape k, int64_t row, int col,
-                            float scale) {
+TE_FN void te__pointwise_quantize_store(const te_pointwise *c, const te_vec8 *v, const te_pointwise_shape k,
+                                        int64_t row, int col, float scale) {
     float x[8];
     if (!te__pointwise_quantize_exists(k, col)) return;
     te_vec8_floats(x, v, k.out);
@@ -48,15 +48,16 @@ TE_FN void te__pointwise_quantize_store(const te_pointwise *c, const te_vec8 *v,
     te_store8_fp8(c->scaled.y, row * k.half + col, x, 8, 1, TE_e4m3);
 }
 /* The scale of a tile of this row at column `col`, whose inverse is stored. */
-TE_FN float te__pointwise_quantize_tile(const te_pointwise *c, const te_pointwise_shape k, int64_t row, int col, uint32_t most) {
+TE_FN float te__pointwise_quantize_tile(const te_pointwise *c, const te_pointwise_shape k, int64_t row, int col,
+                                        uint32_t most) {
     const float scale = te_scale_of_own(most, TE_E4M3_MOST, &c->scaled.rule);
     c->scaled.inverse[te_tile_scale_at(c->rows, k.half, row, col / TE_FP8_BLOCK)] = 1.0f / scale;
     return scale;
 }
 #if TE_CUDA
 /* Lanes that share a tile have as many tiles as vectors, `count` rows together; each computes the scale of one. */
-TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows, const int count,
-                            te_lanes g) {
+TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows,
+                                        const int count, te_lanes g) {
     const int tiles = count * k.chunks, lane = g.id % TE_TILE_LANES;
     TE_UNROLL for (int base = 0; base < tiles; base += TE_TILE_LANES) {
         const int mine = base + lane, col = te__pointwise_quantize_col(rows, k, g.id - lane, mine % k.chunks);
@@ -65,8 +66,8 @@ TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwis
         TE_UNROLL for (int j = 0; j < TE_TILE_LANES; j++) {
             const int r = (base + j) / k.chunks, i = (base + j) % k.chunks;
             if (base + j >= tiles) continue;
-            const uint32_t bits = te_tile_lanes_max(
-                te__pointwise_quantize_amax(&rows.v[r * rows.stride + i], k, te__pointwise_quantize_col(rows, k, g.id, i)));
+            const uint32_t bits = te_tile_lanes_max(te__pointwise_quantize_amax(
+                &rows.v[r * rows.stride + i], k, te__pointwise_quantize_col(rows, k, g.id, i)));
             most = lane == j ? bits : most;
         }
         if (mine < tiles && te__pointwise_quantize_exists(k, col))
@@ -80,8 +81,8 @@ TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwis
     }
 }
 #else
-TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows, const int count,
-                            te_lanes g) {
+TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows,
+                                        const int count, te_lanes g) {
     for (int i = 0; i < k.chunks; i += TE_TILE_LANES) {
         const int end = (int)te_min(k.chunks, i + TE_TILE_LANES);
         uint32_t most = 0;
@@ -95,7 +96,8 @@ TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwis
     (void)count, (void)g;
 }
 #endif
-TE_FN void te__pointwise_quantize_row(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows, te_lanes *g) {
+TE_FN void te__pointwise_quantize_row(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows,
+                                      te_lanes *g) {
     uint32_t most = 0;
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const uint32_t bits = te__pointwise_quantize_amax(&rows.v[i], k, te__pointwise_quantize_col(rows, k, g->id, i));
@@ -109,8 +111,8 @@ TE_FN void te__pointwise_quantize_row(const te_pointwise *c, const te_pointwise_
         te__pointwise_quantize_store(c, &rows.v[i], k, rows.row, te__pointwise_quantize_col(rows, k, g->id, i), scale);
 }
 /* `count` rows, a constant; one where a row has one scale, all of it in the lanes. All lanes of the group arrive. */
-TE_FN void te_pointwise_store_quantized(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows, const int count,
-                                 te_lanes *g) {
+TE_FN void te_pointwise_store_quantized(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows,
+                                        const int count, te_lanes *g) {
     if (c->y)
         TE_UNROLL for (int j = 0; j < count * k.chunks; j++) {
             const int r = j / k.chunks, i = j % k.chunks, col = te__pointwise_quantize_col(rows, k, g->id, i);
@@ -128,9 +130,9 @@ TE_FN void te_pointwise_store_quantized(const te_pointwise *c, const te_pointwis
 /* `count` rows of a chain without a norm from `row` on, `step` apart, of each the lanes' vectors from `first` on: all
  * are loaded before the first is worked on. rows: [count][in_halves][chunks]. scaled, a constant: whether y is stored
  * so. */
-TE_FN void te_quantized_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                              te_lanes *g, int64_t row, int64_t step, const int count, int first, te_vec8 *rows,
-                              uint32_t *most, const int scaled) {
+TE_FN void te_quantized_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
+                                 const te_pointwise_shape k, te_lanes *g, int64_t row, int64_t step, const int count,
+                                 int first, te_vec8 *rows, uint32_t *most, const int scaled) {
     const int stride = k.in_halves * k.chunks;
     TE_UNROLL for (int r = 0; r < count; r++)
         TE_UNROLL for (int i = 0; i < k.chunks; i++) {
@@ -168,9 +170,9 @@ TE_FN void te__quantized_map(const te_pointwise *c, te_stages_fn stages, te_stor
     for (int r = 0; row < c->rows && (!beside || r < batch); r++, row += step)
         te_quantized_map_rows(c, stages, store, k, g, row, step, 1, first, rows, most, scaled);
 }
-TE_FN void te_quantized_map_body(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
-                              te_lanes *g, int first, int64_t row, int64_t step, const int beside, te_vec8 *rows,
-                              uint32_t *most) {
+TE_FN void te_quantized_map_body(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
+                                 const te_pointwise_shape k, te_lanes *g, int first, int64_t row, int64_t step,
+                                 const int beside, te_vec8 *rows, uint32_t *most) {
     if (c->scaled.y) te__quantized_map(c, stages, store, k, g, first, row, step, beside, rows, most, 1);
     else te__quantized_map(c, stages, store, k, g, first, row, step, beside, rows, most, 0);
 }

@@ -1,20 +1,20 @@
-/* pointwise_quantize_transpose.h -- a chain's result in tiles of FP8 for a product of fp8_block that trains, in one pass: as it lies
- * with a scale for each 1 x 128, and transposed, for the weight's gradient, with one for each 128 x 1. The bits are
- * those of the chain's result, rounded to the list's format, and a pass of quantize_tiles.h behind it.
+/* pointwise_quantize_transpose.h -- a chain's result in tiles of FP8 for a product of fp8_block that trains, in one
+ * pass: as it lies with a scale for each 1 x 128, and transposed, for the weight's gradient, with one for each 128 x
+ * 1. The bits are those of the chain's result, rounded to the list's format, and a pass of quantize_tiles.h behind it.
  *
  * Where backward can have the transpose again forward stores none, and this kernel makes it alone in backward; under
  * recipes with one scale a tensor as well, by the scale that forward has kept.
  *
  * A block has a tile of 128 x 128, a lane 8 x 8 of its elements, which it runs the chain on and keeps in registers. A
- * chain of maps does that from what it reads. Behind a norm the kernel for rows comes first: it stores y as it lies and
- * leaves the statistics; this one makes the norm again from what it read and stores the transpose. A gradient that the
- * chain sums over rows leaves one partial sum a tile.
+ * chain of maps does that from what it reads. Behind a norm the kernel for rows comes first: it stores y as it lies
+ * and leaves the statistics; this one makes the norm again from what it read and stores the transpose. A gradient that
+ * the chain sums over rows leaves one partial sum a tile.
  *
- * Bytes an element of a bf16 list, its floor at the rate of a copy: gelu 2 + 1 + 1 and 1/16 for scales, where the chain
- * and the cast move 8.06; its backward, which reads x as well, 6.06 of 10.06; a norm 6.06 of 8.06. One H200, between
- * products, at the clock that they leave, us and those of a copy of as many bytes: 8192 x 16384, gelu's backward with
- * dbias 248 and 190, the transpose of gelu again 146 and 96; 8192 x 4096, add_dropout_bias with its sums 61 and 48, the
- * transpose of a norm again 40 and 24. Instructions dominate.
+ * Bytes an element of a bf16 list, its floor at the rate of a copy: gelu 2 + 1 + 1 and 1/16 for scales, where the
+ * chain and the cast move 8.06; its backward, which reads x as well, 6.06 of 10.06; a norm 6.06 of 8.06. One H200,
+ * between products, at the clock that they leave, us and those of a copy of as many bytes: 8192 x 16384, gelu's
+ * backward with dbias 248 and 190, the transpose of gelu again 146 and 96; 8192 x 4096, add_dropout_bias with its sums
+ * 61 and 48, the transpose of a norm again 40 and 24. Instructions dominate.
  */
 #ifndef TE_POINTWISE_QUANTIZE_TRANSPOSE_H
 #define TE_POINTWISE_QUANTIZE_TRANSPOSE_H
@@ -28,16 +28,17 @@ typedef struct te_pointwise_tiles_held { te_tiles_held half[2]; } te_pointwise_t
 
 /* A lane's piece of the tile at (row0, col0): where it begins, and how many of its rows exist. */
 typedef struct te__tile_piece { int64_t row; int vector, rows; } te__tile_piece;
-TE_FN te__tile_piece te__pointwise_tiles_piece_at(const te_pointwise *c, const te_pointwise_shape k, int64_t row0, int64_t col0,
-                                              int i) {
+TE_FN te__tile_piece te__pointwise_tiles_piece_at(const te_pointwise *c, const te_pointwise_shape k, int64_t row0,
+                                                  int64_t col0, int i) {
     te__tile_piece p;
     p.row = row0 + i / TE_TILES_SIDE * 8, p.vector = (int)(col0 / 8) + i % TE_TILES_SIDE;
     p.rows = te__tiles_rows(c->rows, k.half, p.row, 8 * p.vector);
     return p;
 }
 /* Rows [first, first + count) of a piece of a tensor of `halves` halves, half `half`, as they lie. */
-TE_FN void te__pointwise_tiles_rows(te_vec8 *x, const void *from, te__tile_piece at, const te_pointwise_shape k, int first,
-                                const int count, const int half, const int halves, const te_dtype dtype) {
+TE_FN void te__pointwise_tiles_rows(te_vec8 *x, const void *from, te__tile_piece at, const te_pointwise_shape k,
+                                    int first, const int count, const int half, const int halves,
+                                    const te_dtype dtype) {
     const uint32_t size = (uint32_t)te_dtype_bytes(dtype), width = (uint32_t)(k.half * halves), pitch = width * size;
     const int64_t place = at.row * (int64_t)width + half * k.half + 8 * at.vector;
     const char *p = (const char *)te_hold((const char *)from + place * (int64_t)size);
@@ -47,7 +48,8 @@ TE_FN void te__pointwise_tiles_rows(te_vec8 *x, const void *from, te__tile_piece
     }
 }
 /* The rows of a piece as they are read, into x[0] and x[1]. */
-TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_shape k, te_vec8 *x[2], te__tile_piece at) {
+TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_shape k, te_vec8 *x[2],
+                                    te__tile_piece at) {
     const void *from = k.norm < 0 ? c->x : c->scaled.norm_x;
     const int halves = k.norm < 0 ? k.in_halves : 1;
     TE_UNROLL for (int h = 0; h < halves; h++)
@@ -61,7 +63,8 @@ typedef struct te__piece_norm {
     te_vec8 gamma, beta;
     te__row_stats row[8];
 } te__piece_norm;
-TE_FN void te__pointwise_tiles_load_norm(te__piece_norm *n, const te_pointwise *c, const te_pointwise_shape k, te__tile_piece p) {
+TE_FN void te__pointwise_tiles_load_norm(te__piece_norm *n, const te_pointwise *c, const te_pointwise_shape k,
+                                         te__tile_piece p) {
     if (!TE_CUDA) memset(n, 0, sizeof *n); /* gcc does not see that nobody reads what is not loaded */
     if (k.norm < 0) return;
     const te_stage *s = &c->op[k.norm];
@@ -108,8 +111,8 @@ typedef struct te__piece_ahead {
     const te_stage *of; /* null: nothing is loaded ahead */
     te_vec8 row[TE_TILES_BATCH];
 } te__piece_ahead;
-TE_FN void te__pointwise_tiles_load_ahead(te__piece_ahead *a, const te_pointwise *c, const te_pointwise_shape k, te__tile_piece at,
-                                      int first) {
+TE_FN void te__pointwise_tiles_load_ahead(te__piece_ahead *a, const te_pointwise *c, const te_pointwise_shape k,
+                                          te__tile_piece at, int first) {
     const int halves = k.in_halves + k.out_halves;
     const te_stage *s = TE_CUDA && k.backward && k.in != TE_f32 && k.norm < 0 && halves == 2 && k.reads >= 0
                             ? &c->op[k.reads] : 0;
@@ -117,8 +120,8 @@ TE_FN void te__pointwise_tiles_load_ahead(te__piece_ahead *a, const te_pointwise
     if (a->of) te__pointwise_tiles_rows(a->row, s->saved, at, k, first, TE_TILES_BATCH, 0, 1, TE_bf16);
 }
 /* On a piece. */
-TE_FN void te__pointwise_tiles_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, te_vec8 *x[2],
-                                 te__tile_piece at, float sums[16]) {
+TE_FN void te__pointwise_tiles_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k,
+                                     te_vec8 *x[2], te__tile_piece at, float sums[16]) {
     te__piece_norm n;
     te__piece_ahead ahead;
     te__pointwise_tiles_load_norm(&n, c, k, at);
@@ -146,8 +149,8 @@ TE_FN void te__pointwise_tiles_put_sums(te_tiles_shared *s, const te_pointwise_s
         *te__pointwise_tiles_sum(s, j / 8, i / TE_TILES_SIDE, i % TE_TILES_SIDE * 8 + j % 8) = sums[j];
 }
 /* The tile's partial sums, to be added up with those of the tiles above and below (te_defer_column_sum). */
-TE_FN void te__pointwise_tiles_leave_sums(const te_pointwise *c, const te_pointwise_shape k, te_tiles_shared *s, te_lanes g,
-                                      int64_t row0, int64_t col0) {
+TE_FN void te__pointwise_tiles_leave_sums(const te_pointwise *c, const te_pointwise_shape k, te_tiles_shared *s,
+                                          te_lanes g, int64_t row0, int64_t col0) {
     float *to = c->op[k.sums].sum[0];
     te_block_sync();
     for (int i = g.id; to && i < k.sum_halves * TE_FP8_TILE; i += g.count) {
@@ -193,30 +196,31 @@ TE_FN void te_pointwise_tiles_body(const te_pointwise *c, te_block b, te_stages_
     te__tiles_store(&a, &held->half[1], s, g, row, k.half + col, k.out, TE_e4m3);
 }
 
-/* pointwise_quantize_transpose.h -- a chain's result in FP8 for a product with one scale a tensor, in tiles, so that its transpose is
- * stored in the same pass: the gradient that a chain of maps hands on, as it lies and transposed, with its amax and the
- * sums over rows; and what backward makes again of forward, the transpose alone. The bits are those of the kernel for
- * rows and a transpose behind it.
+/* pointwise_quantize_transpose.h -- a chain's result in FP8 for a product with one scale a tensor, in tiles, so that
+ * its transpose is stored in the same pass: the gradient that a chain of maps hands on, as it lies and transposed,
+ * with its amax and the sums over rows; and what backward makes again of forward, the transpose alone. The bits are
+ * those of the kernel for rows and a transpose behind it.
  *
- * A block has a tile of 128 x 128, a lane 8 x 8 of its elements, as in pointwise_quantize_transpose.h. The scale is known: a lane rounds
- * its rows as it makes them. Bytes an element of a bf16 list: a gradient 2 + 1 + 1 and what its ops read, where the
- * kernel for rows and the transpose move 2 + 1 + 1 + 1; a result again 2 + 1. The floor is a copy of as many. One H200
- * under a profiler, between products in FP8, each with its wait for the kernel before: add_dropout_bias with its sums,
- * 8192 x 4096, 45 us and 70 for the transpose behind it, 56 in one pass. At that clock instructions dominate.
+ * A block has a tile of 128 x 128, a lane 8 x 8 of its elements, as in pointwise_quantize_transpose.h. The scale is
+ * known: a lane rounds its rows as it makes them. Bytes an element of a bf16 list: a gradient 2 + 1 + 1 and what its
+ * ops read, where the kernel for rows and the transpose move 2 + 1 + 1 + 1; a result again 2 + 1. The floor is a copy
+ * of as many. One H200 under a profiler, between products in FP8, each with its wait for the kernel before:
+ * add_dropout_bias with its sums, 8192 x 4096, 45 us and 70 for the transpose behind it, 56 in one pass. At that clock
+ * instructions dominate.
  *
  * A norm in front of a product whose input is kept has two kernels, 2 + 1 and 1 + 1 bytes. What did not pay is one of
  * persistent clusters, a block 32 rows of 256 columns: copies of three tiles ahead by TMA, each row's mean and squares
- * sent to all blocks of the cluster, both forms stored from one pass. Over a copy of 2 + 1 + 1 bytes, with an add and a
- * fork 6 + 1 + 1, 32768 x 4096, one H100 and one H200: layernorm 0.83 and 0.62, rmsnorm 0.82 and 0.76, with an add 0.90
- * and 0.77 to 0.86; in us on the H200, and in two kernels: 206 and 194, 169 and 178, 343 and 309 (layernorm), 309 and
- * 300 (rmsnorm); 32768 x 8192 369 and 399, 307 and 351, 704 and 624, 658 and 607. Its 206 us are 330 cycles of a
+ * sent to all blocks of the cluster, both forms stored from one pass. Over a copy of 2 + 1 + 1 bytes, with an add and
+ * a fork 6 + 1 + 1, 32768 x 4096, one H100 and one H200: layernorm 0.83 and 0.62, rmsnorm 0.82 and 0.76, with an add
+ * 0.90 and 0.77 to 0.86; in us on the H200, and in two kernels: 206 and 194, 169 and 178, 343 and 309 (layernorm), 309
+ * and 300 (rmsnorm); 32768 x 8192 369 and 399, 307 and 351, 704 and 624, 658 and 607. Its 206 us are 330 cycles of a
  * scheduler for each 256 elements; the memory of an H100 takes as long.
  */
 
 /* Eight elements: into x as FP8 and, of a gradient, stored where they lie. rounded, a constant: to the list's format
  * first. */
-TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise_shape k, te_place at, te_vec8 *x, float v[8],
-                                  float scale, const int rounded, uint32_t *most) {
+TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise_shape k, te_place at, te_vec8 *x,
+                                       float v[8], float scale, const int rounded, uint32_t *most) {
     if (rounded) te_vec8_of_pairs(x, v, k.out), te_vec8_floats(v, x, k.out);
     if (k.backward) *most = te_amax_bits8(*most, v);
     TE_UNROLL for (int j = 0; j < 8; j++) v[j] *= scale;
@@ -225,9 +229,9 @@ TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise
 }
 /* Piece i, whose rows become FP8 where they are held. Forward's rows behind the last one are computed like others: of
  * them nothing is stored, and no op reads what lies by rows but the row itself. */
-TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, te_vec8 *x[2],
-                                  te__tile_piece at, const te__piece_norm *n, const int rounded, float sums[16],
-                                  uint32_t *most) {
+TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k,
+                                         te_vec8 *x[2], te__tile_piece at, const te__piece_norm *n, const int rounded,
+                                         float sums[16], uint32_t *most) {
     const float scale = te_load_scale(c->scaled.scale);
     TE_UNROLL for (int j = 0; j < 16; j++) sums[j] = 0;
     if (!at.rows) return;
@@ -260,8 +264,9 @@ TE_FN void te__pointwise_transpose_tile(const te_fp8_out *out, te_tiles_held *he
     te__fp8_store_tile(out, turned, row, col, g);
 }
 /* last: the row's last op. */
-TE_FN void te_pointwise_transpose_body(const te_pointwise *chain, te_block b, te_stages_fn stages, const te_pointwise_shape k,
-                                const int last, te_pointwise_tiles_held *held, te_tiles_shared *s) {
+TE_FN void te_pointwise_transpose_body(const te_pointwise *chain, te_block b, te_stages_fn stages,
+                                       const te_pointwise_shape k, const int last, te_pointwise_tiles_held *held,
+                                       te_tiles_shared *s) {
     int group;
     uint32_t most = 0;
     te_pointwise again;
@@ -290,8 +295,9 @@ TE_FN void te_pointwise_transpose_body(const te_pointwise *chain, te_block b, te
 
 /* Launch what the call needs: the kernel for rows, that for tiles, or both. */
 typedef te_status (*te__pointwise_rows_fn)(te_context *ctx, te_grid grid, const te_pointwise *c);
-TE_API te_status te__pointwise_launch_tiles(te_context *ctx, te_grid grid, const te_pointwise *c, const te_pointwise_shape k,
-                                        te__pointwise_rows_fn rows, te__pointwise_rows_fn tiles) {
+TE_API te_status te__pointwise_launch_tiles(te_context *ctx, te_grid grid, const te_pointwise *c,
+                                            const te_pointwise_shape k, te__pointwise_rows_fn rows,
+                                            te__pointwise_rows_fn tiles) {
     te_pointwise behind = *c;
     if (!c->scaled.tiles || (k.norm >= 0 && c->scaled.y)) TE_TRY(rows(ctx, grid, c));
     if (!c->scaled.tiles || !c->rows) return TE_OK;

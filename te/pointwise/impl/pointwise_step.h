@@ -72,9 +72,10 @@ TE_API te_pointwise_exit te__pointwise_exit_of(const te_run *r, const te_pointwi
     return e;
 }
 
-/* TE_RESULT_in_fp8: let the kernel store v, the operand of product i or this rank's rows of it, at `at` or, null, in the
- * workspace. v becomes that. */
-TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_pointwise *c, int i, te_rows rows, void *at) {
+/* TE_RESULT_in_fp8: let the kernel store v, the operand of product i or this rank's rows of it, at `at` or, null, in
+ * the workspace. v becomes that. */
+TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_pointwise *c, int i, te_rows rows,
+                                                 void *at) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const int backward = r->pass == TE_BACKWARD, index = backward ? f->dy : f->x;
     if (at) *v = te_value_of(at, TE_e4m3, te_rows_in(r, rows), v->cols);
@@ -97,8 +98,8 @@ TE_API te_status te__pointwise_result_with_scales(te_value *v, te_run *r, te_poi
     c->scaled.yt_cols = te_round_up(v->rows, 16);
     return TE_OK;
 }
-/* And its transpose with scales for each 1 x 128, for the weight's gradient of product i: forward saves it, backward has
- * it beside v. */
+/* And its transpose with scales for each 1 x 128, for the weight's gradient of product i: forward saves it, backward
+ * has it beside v. */
 TE_API te_status te__pointwise_save_transposed(te_run *r, te_pointwise *c, int i) {
     const te_saved_input saved = te_saved_input_of(r, i);
     if (te_policy(r, i)->input != TE_INPUT_saved_fp8) return TE_OK;
@@ -122,8 +123,8 @@ TE_API void te__pointwise_use_tile_kernel(te_run *r, te_pointwise *c, int i, voi
     c->scaled.tiles = 1, c->scaled.scale = f->scales ? f->scales->scale + f->dy : 0;
     c->scaled.yt = yt, c->scaled.yt_cols = te_round_up(c->rows, 16);
 }
-/* It runs whatever is frozen: the order of its sums, and so the bits of other gradients, do not depend on that. Nor does
- * the memory on what is frozen for a while. */
+/* It runs whatever is frozen: the order of its sums, and so the bits of other gradients, do not depend on that. Nor
+ * does the memory on what is frozen for a while. */
 TE_API te_status te__pointwise_transpose_tensorwise(te_value *v, te_run *r, te_pointwise *c, int i) {
     te_value transposed = te_no_value();
     if (!(r->plan->op[i].flags & TE_IS_FROZEN))
@@ -142,7 +143,8 @@ TE_API void te__pointwise_find_amax(te_value *v, te_run *r, te_pointwise *c, int
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 /* The result of op i, the last of the step that is no fork: memory in the form that its consumer reads. */
-TE_API te_status te__pointwise_forward_result(te_value *v, te_run *r, te_pointwise_work *w, int i, te_pointwise_exit e) {
+TE_API te_status te__pointwise_forward_result(te_value *v, te_run *r, te_pointwise_work *w, int i,
+                                              te_pointwise_exit e) {
     const te_op *op = &r->plan->op[i];
     te_pointwise *c = w->args;
     w->launches = 1;
@@ -374,13 +376,14 @@ TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, 
         return launch(r->ctx, te_grid_of(te__pointwise_blocks(r, x.rows, k) * te_pointwise_tiles(k), 1), c);
     }
     c->scaled.tiles = 1, c->scaled.from = last - w->skip, c->scaled.rule = r->param[i + 1]->fp8.own;
-    c->scaled.yt = to->transposed, c->scaled.yt_inverse = to->inverse_scale, c->scaled.yt_cols = te_round_up(x.rows, 16);
+    c->scaled.yt = to->transposed, c->scaled.yt_inverse = to->inverse_scale,
+    c->scaled.yt_cols = te_round_up(x.rows, 16);
     c->scaled.scale = to->scale;
     return launch(r->ctx, te_grid_of(1, 1), c);
 }
 /* Whether the kernel finds only the amax of the result and stores nothing, because it runs again once the scale is
- * known (TE_VALUE_amax_only). That pays where its last op reads no more than it writes, and the ops before it do nothing
- * in the second run (a bias without its parameter). */
+ * known (TE_VALUE_amax_only). That pays where its last op reads no more than it writes, and the ops before it do
+ * nothing in the second run (a bias without its parameter). */
 TE_API int te__pointwise_amax_only(const te_run *r, const te_step *s, int skip, const te_pointwise_shape k) {
     const int last = s->op[s->count - 1];
     if (r->pass != TE_FORWARD || te_last_step(r, s)) return 0;
