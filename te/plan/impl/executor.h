@@ -1,7 +1,8 @@
-/* executor.h -- a call of a model: its arguments are checked, and its plan is walked twice.
+/* executor.h -- a call of a model (forward, inference, backward): its arguments are checked, and its plan runs twice.
  *
- * The first walk, dry, launches nothing: it checks, and finds how much workspace the second one takes. So a call that
- * is refused has changed nothing, and <model>_workspace_bytes() cannot disagree with what a call needs.
+ * The first, dry run launches nothing: it checks, and measures the workspace that the second takes. So a refused call
+ * has changed nothing, and <model>_workspace_bytes(), which is a dry run as well, cannot disagree with what a call
+ * needs.
  */
 #ifndef TE_EXECUTOR_H
 #define TE_EXECUTOR_H
@@ -13,19 +14,21 @@
 #include "alias_check.h" /* te__check_overlap */
 #include "recompute_regions.h" /* te__recompute_enter */
 
-/* executor.h -- what a backward has to compute: the gradients of parameters that train, of x and of extra inputs where
- * they are wanted. It goes through the list from the end as far as the last op that has one of these, and no further.
+/* ---- where backward stops -----------------------------------------------------------------------------------------
  */
 
-/* Whether op i hands a gradient to the caller, who wants it: of what an extra input brought. */
+/* Backward goes through the list from its end up to the first op with a gradient that anybody wants: of a parameter
+ * that trains, of x, or of an extra input. */
+
+/* Whether op i computes the gradient of an extra input that the caller wants. */
 TE_API int te__wants_edge_grad(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     if (op->edge < 0 || !(r->plan->op[op->edge].flags & TE_IS_INPUT)) return 0;
     const te_edge *e = te__edge_named(r, r->plan->op[op->edge].name);
     return e && e->grad.data;
 }
-/* te_run.reach of a backward of which dx is wanted or not. A loss that forward has left to it is computed by the
- * last op. Where there is nothing to compute it is the number of ops. */
+/* te_run.backward_stop. A loss that forward has left to backward is computed by the last op. The number of ops: there
+ * is nothing to compute. */
 TE_API int te__backward_stop_of(const te_run *r) {
     const int count = r->plan->op_count;
     if (r->dx.data) return TE_BACKWARD_STOP_dx;
@@ -36,7 +39,7 @@ TE_API int te__backward_stop_of(const te_run *r) {
     }
     return r->loss_in_backward ? count - 1 : count;
 }
-/* Steps of the backward up to there. */
+/* How many steps of the backward that are. */
 TE_API int te__steps_to_backward_stop(const te_run *r) {
     const te_plan *p = r->plan;
     int n = 0;
@@ -57,9 +60,11 @@ TE_API te_status te__check_backward_stop(const te_run *r, const te_model *m) {
     return TE_OK;
 }
 
-/* ---- the walk ---------------------------------------------------------------------------------------------------- */
+/* ---- the steps ----------------------------------------------------------------------------------------------------
+ */
 
-/* Take the random state, if no kernel has taken it along: before step `next` if that draws, and at the end (null). */
+/* Advance the random state by a kernel of its own, if no kernel has done it along the way: before step `next` if that
+ * draws, and at the end of the pass (null). */
 TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next) {
     int draws = !next;
     for (int j = 0; next && j < next->count; j++) draws |= r->plan->op[next->op[j]].flags & TE_DRAWS;
@@ -72,7 +77,7 @@ TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next
 TE_IF_USED TE_API te_status te__training_before(te_run *r, const te_step *step) {
     TE_TRY(te__recompute_enter(r, step));
     if (r->sum_count > TE_SUM_JOBS - TE_SUMS_A_STEP)
-        TE_TRY(te_reduce_columns_now(r)); /* room for what this step sums */
+        TE_TRY(te_reduce_columns_now(r)); /* make room for the sums of this step */
     return te__take_random_state(r, step);
 }
 TE_API te_status te__training_after(te_run *r, const te_step *step) {
@@ -115,25 +120,25 @@ TE_API int te__draws(const te_plan *p) {
     return draws;
 }
 
-/* The walk leaves its last value where it was if the list's last op changes nothing (a fork; in backward a positions),
- * and in another format where the last op has none of its own. */
+/* Copy the last value to y, or dx, if the last step has left it elsewhere: it does where its ops change nothing (a
+ * fork; in backward `positions`), or where y has another format than the last op stores. */
 TE_API te_status te__deliver(te_run *r) {
     const te_value to = r->pass == TE_BACKWARD ? r->dx : r->y;
     if (!to.data || !r->current.data || r->current.data == to.data) return TE_OK;
     return r->plan->convert(to.data, to.dtype, r->current.data, r->current.dtype, to.rows * to.cols, r->ctx);
 }
 
-/* The walk from its first value on. */
+/* Run the pass from its first value on. */
 TE_API te_status te__run_from(te_run *r, te_value now) {
     r->current = now;
     r->pool.count = 0, r->pool.high = 0;
     for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te_no_value();
     return te__run_pass(r);
 }
-/* The dry walk, with room for more rows than there are if the workspace does not suffice without. It was measured for
- * some number of rows, and can be too small for fewer: what is sized for fewer rows may leave gaps in which pieces of
- * other sizes do not fit (te__pool_take). With the room of that number they lie where they lay then. */
-enum { TE__MAX_CAPACITY = 8 }; /* times as many rows */
+/* The dry run. The workspace may have been measured for more rows than this call has, and still be too small for it:
+ * blocks of fewer rows can leave gaps in which others do not fit (te__pool_take). So where it does not suffice, blocks
+ * are sized for more and more rows, up to the number for which it was measured: then they lie as they lay then. */
+enum { TE__MAX_CAPACITY = 8 }; /* times as many rows, at most */
 TE_API te_status te__dry_run(te_run *r, te_value now) {
     const size_t there = r->ctx->workspace_bytes;
     TE_TRY(te__run_from(r, now));
@@ -148,7 +153,7 @@ TE_API te_status te__dry_run(te_run *r, te_value now) {
                r->plan->name, (long long)r->tokens, needs, there);
     return TE_OK;
 }
-/* Dry, then for real. A forward that draws takes the random state in between: a refused call does not move it on. */
+/* Run dry, then for real. A forward that draws advances the random state in the second run: a refused call does not. */
 TE_API te_status te__execute(te_run *r, te_value now, const te_model *m, const te_saved *saved) {
     te_context *ctx = r->ctx;
     r->pass_input = now.data;
@@ -158,7 +163,7 @@ TE_API te_status te__execute(te_run *r, te_value now, const te_model *m, const t
     TE_REQUIRE((uintptr_t)ctx->workspace % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
                "%s: the workspace must be aligned to %d bytes", r->plan->name, (int)TE_ALIGN);
     TE_TRY(te__check_overlap(r, m, saved, r->pool.high));
-    if (r->saved) r->saved->plan = 0; /* not valid until the walk is through */
+    if (r->saved) r->saved->plan = 0; /* not valid until the pass has run */
     if (r->pass == TE_FORWARD && te__draws(r->plan)) r->take.taken = r->rng, r->take.state = ctx->rng;
     r->dry = 0, r->pool.base = (char *)ctx->workspace;
     te_enqueue_open(ctx);
@@ -178,7 +183,7 @@ TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const 
     te_set_recipe_use(r, TE_USE_as_bound);
 }
 
-/* The run of a forward or an inference with this batch, which is checked. */
+/* Check the arguments of a forward or an inference, and begin its run. */
 TE_API te_status te__begin_forward(te_run *r, te_tensor y, te_tensor x, const te_plan *plan, te_pass pass,
                                    const te_model *m, const te_batch *b, te_context *ctx) {
     TE_TRY(te__check_batch(plan, m, b, ctx));
@@ -188,7 +193,7 @@ TE_API te_status te__begin_forward(te_run *r, te_tensor y, te_tensor x, const te
     r->x.data = te__from_tokens(plan) ? 0 : x.data, r->y.data = y.data;
     return TE_OK;
 }
-/* y[rows, out] of x[rows, in]. What may overlap what: alias_check.h. */
+/* y[rows, out] of x[rows, in]. alias_check.h says which tensors may share memory. */
 TE_API te_status te_plan_infer(te_tensor y, te_tensor x, const te_plan *plan, const te_model *m, const te_batch *b,
                                te_context *ctx) {
     te_run r;
@@ -196,7 +201,7 @@ TE_API te_status te_plan_infer(te_tensor y, te_tensor x, const te_plan *plan, co
     r.saved_bytes = te__lay_out(&r, 0);
     return te__execute(&r, r.x, m, 0);
 }
-/* The same, and what backward needs. `saved` null: inference. */
+/* The same, saving in *saved what backward needs. saved null: inference. */
 TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, const te_plan *plan, const te_model *m,
                                  const te_batch *b, te_context *ctx) {
     te_run r;
@@ -220,7 +225,7 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     return TE_OK;
 }
 
-/* The forward that `saved` is of had this batch and these dims. */
+/* Refuse a `saved` that no forward has filled, or a forward with another batch, other dims or another recipe. */
 TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *ctx) {
     const te_plan *plan = r->plan;
     const te_batch *b = r->batch;
@@ -246,9 +251,9 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
                "%s: the dims have been set anew, or the recipe switched, since the forward", plan->name);
     return TE_OK;
 }
-/* dx[rows, in] (te_none(): not wanted) and the gradients of the parameters that train (freeze.h), of dy[rows, out]. An
- * instance that was bound without gradients gives dx alone. A list that ends in cross_entropy takes dy[rows, 1] in f32,
- * or te_none() for batch.loss_scale in every row. */
+/* dx[rows, in] (te_none(): not wanted) and the gradients of the parameters that train (freeze.h), from dy[rows, out].
+ * An instance that was bound without gradients computes only dx. A list that ends in cross_entropy takes dy[rows, 1]
+ * in f32, or te_none(), which stands for batch.loss_scale in every row. */
 TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *saved, const te_plan *plan,
                                   const te_model *m, const te_batch *b, te_context *ctx) {
     te_run r;
@@ -269,24 +274,25 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
-/* Rows that a call takes: batch times seq. */
+/* Whether a call can have so many rows (batch times seq). */
 TE_API int te__can_rows(int64_t rows) { return rows >= 0 && rows <= INT32_MAX / 2; }
 TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use use, te_context *ctx) {
     if (!plan || plan->takes_dims || !plan->training || !te__can_rows(rows)) return 0;
     te_run r = te_run_to_size(plan, TE_FORWARD, rows, use, ctx);
     return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
 }
-/* Bytes that te_saved.memory must have for this many rows, under the list's recipe if it has one; 0 where widths are
- * not known yet, no call takes so many, or the list is for inference alone. Here and below: of a list with an (input,
- * .., (rows, memory)) `rows` are the rows of the batch or those of the memory, whichever are more. */
+/* Bytes that te_saved.memory must have for this many rows, under the list's recipe if it names one. 0: widths are not
+ * known yet, no call can have so many rows, or the list is for inference alone. Here and below `rows` is, of a list
+ * with an (input, .., (rows, memory)), the larger of the batch's rows and the memory's. */
 TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
     return te__saved_bytes(plan, rows, TE_USE_on, 0);
 }
-/* The same for a rank of the context's tensor group, which keeps its own rows alone of what has no others. */
+/* The same for a rank of the context's tensor group, which saves only its own shard of values that are sharded by
+ * rows. */
 TE_API size_t te_plan_saved_bytes_of_rank(const te_plan *plan, int64_t rows, te_context *ctx) {
     return te__saved_bytes(plan, rows, TE_USE_on, ctx);
 }
-/* The same for forwards with the recipe switched off, or not yet on: all in the list's own format. */
+/* The same for forwards with the recipe switched off, or not yet on: all in the list's format. */
 TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t rows) {
     return te__saved_bytes(plan, rows, TE_USE_off, 0);
 }
@@ -294,9 +300,8 @@ TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t ro
 TE_API size_t te_plan_saved_bytes_of_rank_without_recipe(const te_plan *plan, int64_t rows, te_context *ctx) {
     return te__saved_bytes(plan, rows, TE_USE_off, ctx);
 }
-/* Bytes of workspace that a forward, an inference or a backward of this many rows takes at most, with the recipe on or
- * off, on the context's device; fewer rows run in it, too. 0, and the text of an error, if ctx was not created, m is
- * not bound or no call takes so many. */
+/* Bytes of workspace that any pass of this many rows, or fewer, needs on the context's device, with the recipe on or
+ * off. 0, and the text of an error in ctx, if ctx was not created, m is not bound, or no call can have so many rows. */
 TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, int64_t rows, te_context *ctx) {
     size_t most = 0;
     if (!plan || te_check_target(ctx, plan->name) != TE_OK) return 0;
