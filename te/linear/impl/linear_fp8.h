@@ -88,7 +88,7 @@ TE_API te_status te__blockwise_scratch(te_blockwise_matrix *t, te_run *r, int co
     return TE_OK;
 }
 /* Cast v: as it lies to `to` and transposed to `transposed`, where these have memory. */
-TE_API te_status te__blockwise_cast(te_run *r, te_value v, const te_fp8_product *f, te_blockwise_matrix to,
+TE_API te_status te__blockwise_cast_value(te_run *r, te_value v, const te_fp8_product *f, te_blockwise_matrix to,
                                     te_blockwise_matrix transposed) {
     TE_TRY(te_convert_value(&v, r, r->plan->dtype));
     te_quantize_tiles q = te_quantize_tiles_of(v.rows, v.cols);
@@ -106,7 +106,7 @@ TE_API te_status te__blockwise_forward(te_gemm *g, te_run *r, int i, te_value x)
     if (r->pass == TE_FORWARD) te_set_saved_transposed(r, i, 1);
     if (!te_is_fp8(x.dtype)) {
         TE_TRY(te__blockwise_scratch(&a, r, x.cols, 0));
-        TE_TRY(te__blockwise_cast(r, x, f, a, transposed));
+        TE_TRY(te__blockwise_cast_value(r, x, f, a, transposed));
     }
     g->a = a.data, g->b = f->data, g->trans_b = 1;
     g->a_fp8 = te__fp8_operand(TE_SCALING_TILES, TE_e4m3, a.inverse);
@@ -118,7 +118,7 @@ TE_API te_status te__blockwise_recompute(te_run *r, int i, te_blockwise_matrix t
     const te_blockwise_matrix none = {0, 0};
     const te_recompute_target to = {0, transposed.data, transposed.inverse, 0, 0};
     if (te_policy(r, i)->input == TE_INPUT_saved_for_others)
-        return te__blockwise_cast(r, te_input_of(r, i), &r->param[i]->fp8, none, transposed);
+        return te__blockwise_cast_value(r, te_input_of(r, i), &r->param[i]->fp8, none, transposed);
     return r->dry ? TE_OK : te__recompute_input(r, i, &to);
 }
 /* The operands of both products of backward: w is dweight's, which a frozen weight does without, x dx's. */
@@ -134,7 +134,7 @@ TE_API te_status te__blockwise_backward(te_gemm *w, te_gemm *x, te_run *r, int i
         TE_TRY(te__blockwise_scratch(&a, r, dy.cols, 0));
         at = none;
         if (!frozen) TE_TRY(te__blockwise_scratch(&at, r, dy.cols, 1));
-        TE_TRY(te__blockwise_cast(r, dy, f, a, trains ? at : none));
+        TE_TRY(te__blockwise_cast_value(r, dy, f, a, trains ? at : none));
     }
     if (!xt.data && !frozen) {
         TE_TRY(te__blockwise_scratch(&xt, r, r->plan->op[i].in, 1));
