@@ -117,7 +117,7 @@ struct context {
     te_context c;
     explicit context(uint64_t seed = 1) {
         REQUIRE(te_context_create(&c, 0, seed) == TE_OK);
-        if (own_products::count()) c.gemm_own = 2, c.processors = 2; // all tiles of a product go to one pair of blocks
+        if (own_products::count()) c.gemm_custom = 2, c.processors = 2; // all tiles of a product go to one pair of blocks
     }
     context(const context &) = delete;
     context &operator=(const context &) = delete;

@@ -1,14 +1,14 @@
 // quantize_test.cc -- tensors as FP8: row-wise, transposed, amax; scales and their update. The bytes are those of the conversion one
 // by one (fp8_test.cc), so the target's are the host's bit for bit.
 #include "harness.h"
-#include "te/core/convert.h"
-#include "te/fp8/quantize.h"
+#include "te/core/tensor_kernels.h"
+#include "te/fp8/impl/cast_transpose.h"
 #include "te/fp8/scales.h"
 
 TE_QUANTIZE(of_f32, f32)
 TE_QUANTIZE(of_bf16, bf16)
 TE_QUANTIZE(of_f16, f16)
-TE_TURN(turn)
+TE_TRANSPOSE_FP8(turn)
 
 namespace {
 
@@ -276,7 +276,7 @@ void check_scales(int count, int length, const te_scale_rule &rule) {
     te_scales s;
     REQUIRE(te_scales_init(&s, memory.data(), memory.bytes, formats.data(), count, length, ctx) == TE_OK);
     std::vector<model> should((size_t)count);
-    std::vector<float> amax((size_t)count), scale((size_t)count), inverse((size_t)count * TE_SCALES_APART);
+    std::vector<float> amax((size_t)count), scale((size_t)count), inverse((size_t)count * TE_SCALES_INVERSE_STRIDE);
     INFO(count << " tensors, history " << length << ", " << (rule.amax == TE_AMAX_MAX ? "max" : "most recent") << ", margin " << rule.margin << ", TE_SEED=" << seed);
     for (int step = 0; step < 2 * length + 5 && step < 60; step++) {
         const int first = step % 5 == 4 ? count / 3 : 0, updated = step % 5 == 4 ? count / 2 : count; // sometimes a part of them
@@ -284,7 +284,7 @@ void check_scales(int count, int length, const te_scale_rule &rule) {
             const float v = std::ldexp(1.0f + (float)(random() % 1024) / 1024, (int)(random() % 40) - 20);
             const unsigned kind = random() % 12;
             amax[(size_t)i] = kind == 0 ? 0 : kind == 1 ? INFINITY : kind == 2 ? NAN : kind == 3 ? 1e-43f : v;
-            if (i >= first && i < first + updated) should[(size_t)i].step(amax[(size_t)i], rule, te_fp8_most(formats[(size_t)i]), length);
+            if (i >= first && i < first + updated) should[(size_t)i].step(amax[(size_t)i], rule, te_fp8_max(formats[(size_t)i]), length);
         }
         REQUIRE(te_copy(ctx, s.amax, amax.data(), (size_t)count * 4) == TE_OK);
         const te_status status = te_scales_update(&s, first, updated, &rule, ctx);
@@ -299,7 +299,7 @@ void check_scales(int count, int length, const te_scale_rule &rule) {
             CAPTURE(step, i, amax[i]);
             const bool took = (int)i >= first && (int)i < first + updated;
             REQUIRE(scale[i] == should[i].scale); // bit for bit: one division, rounded to nearest
-            REQUIRE(inverse[i * TE_SCALES_APART] == 1.0f / scale[i]);
+            REQUIRE(inverse[i * TE_SCALES_INVERSE_STRIDE] == 1.0f / scale[i]);
             REQUIRE((uintptr_t)te_scales_inverse(&s, (int)i) % 16 == 0);
             REQUIRE((took ? te_bits_of_float(left[i]) == 0 : te_bits_of_float(left[i]) == te_bits_of_float(amax[i])));
         }
@@ -352,7 +352,7 @@ TEST_CASE("a state is bound again, from its bytes alone", "[scales]") {
     REQUIRE(te_scales_reformat(&b, formats, ctx) == TE_OK);
     CHECK(second.raw() == first.raw());
     const float none = 100;
-    REQUIRE(te_copy(ctx, b.most + 2, &none, sizeof none) == TE_OK);
+    REQUIRE(te_copy(ctx, b.format_max + 2, &none, sizeof none) == TE_OK);
     const auto before = second.raw();
     CHECK(te_scales_reformat(&b, narrow, ctx) == TE_ERROR_FORMAT);
     CHECK(second.raw() == before);

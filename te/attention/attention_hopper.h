@@ -15,8 +15,8 @@
 #ifndef TE_ATTENTION_HOPPER_H
 #define TE_ATTENTION_HOPPER_H
 
-#include "../core/hopper_cuda.h" /* barriers, te__wgmma_fence, te__hopper_tensor */
-#include "attention_args.h"      /* te_context */
+#include "../core/impl/ptx_cuda.h" /* barriers, te__wgmma_fence, te__tensor_map_tiled */
+#include "attention_options.h"      /* te_context */
 
 extern __shared__ __align__(128) unsigned char te__attention_shared[];
 
@@ -142,8 +142,8 @@ TE_FN void te__attn_load(uint32_t to, const CUtensorMap *from, int x, int head, 
                          uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to),
-                 "l"(from), "r"(x), "r"(head), "r"(te__cut_at(y, rows.count)), "r"(rows.first + rows.count),
-                 "r"((int)TE__CUT), "r"(bar)
+                 "l"(from), "r"(x), "r"(head), "r"(te__ragged_row(y, rows.count)), "r"(rows.first + rows.count),
+                 "r"((int)TE__RAGGED_ROWS), "r"(bar)
                  : "memory");
 }
 /* A ring of tiles of [rows, D]: its barriers, where it begins, and where who loads it stands. One thread calls this. */
@@ -156,7 +156,7 @@ TE_FN void te__attn_bring(te__attn_loader<STAGES> &l, const CUtensorMap *from, i
     constexpr int BOXES = (D + 63) / 64, BOX = ROWS * 128;
     const uint32_t bar = l.full + 8 * l.at.stage, to = l.tiles + l.at.stage * (BOXES * BOX);
     te__barrier_wait(l.empty + 8 * l.at.stage, l.at.phase ^ 1);
-    te__barrier_expect(bar, BOXES * BOX);
+    te__barrier_arrive_expect_tx(bar, BOXES * BOX);
     TE_UNROLL for (int b = 0; b < BOXES; b++) te__attn_load(to + b * BOX, from, 64 * b, head, y, batch, bar);
     te__attn_advance(l.at);
 }
@@ -173,15 +173,15 @@ TE_BOTH constexpr bool te__attn_hopper_has(int head_dim, int value_dim) {
 }
 /* How the copy engine sees [batch, seq, heads, dim], 16 bits each, in boxes of [box_rows, 64] of a head; batch 0:
  * [rows, heads, dim], rows of packed sequences. width: numbers from row to row. */
-TE_API te_status te__attn_heads_map(CUtensorMap *map, te__encode_fn encode, const void *data, int dim, int heads,
+TE_API te_status te__attn_heads_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data, int dim, int heads,
                                     int64_t width, int seq, int batch, int box_rows, te_dtype dtype,
                                     te_context *ctx) {
     const cuuint64_t head = (cuuint64_t)dim * 2, row = (cuuint64_t)width * 2;
     const cuuint64_t pitch[3] = {head, row, row * (cuuint64_t)seq};
     const cuuint64_t size[4] = {(cuuint64_t)dim, (cuuint64_t)heads, (cuuint64_t)seq, (cuuint64_t)batch};
     const cuuint32_t box[4] = {64, 1, (cuuint32_t)box_rows, 1};
-    if (!batch) return te__hopper_cut(map, encode, data, 3, size, pitch, box, dtype, ctx);
-    return te__hopper_tensor(map, encode, data, 4, size, pitch, box, dtype, ctx);
+    if (!batch) return te__tensor_map_ragged(map, encode, data, 3, size, pitch, box, dtype, ctx);
+    return te__tensor_map_tiled(map, encode, data, 4, size, pitch, box, dtype, ctx);
 }
 
 #endif

@@ -116,11 +116,11 @@ TE_FN void te__attn_back_multiply(const te_attn_back *p, typename C::shared *sh,
 
         if (F::CROSS && !p->a.dkv) continue;
         const int batch = item.x / KV_HEADS, key = k0 + g->group * 64, left_keys = te__attn_keys<F>(p, rows_of) - key;
-        const int x = te__attn_column<HEADS, KV_HEADS, D, F>(0, item.x % KV_HEADS);
+        const int x = te__attn_kv_column<HEADS, KV_HEADS, D, F>(0, item.x % KV_HEADS);
         const int64_t at = F::CROSS ? (int64_t)batch * p->a.kv_seq : te__attn_first<F>(p, rows_of, batch);
         uint16_t *to = (uint16_t *)te__attn_dkv<F>(&p->a) + (at + key) * KV + x;
         const int64_t sums = (seq + C::SUM_ROWS - 1) / C::SUM_ROWS;
-        float *sum = nullptr, *const amax = te__attn_amax_of_keys<F>(&p->a);
+        float *sum = nullptr, *const amax = te__attn_dkv_amax_output<F>(&p->a);
         if (p->a.sum && !F::VARLEN && !F::CROSS) sum = p->a.sum + (batch * sums + key / C::SUM_ROWS) * KV + x;
         te__attn_group_store<T, D, C::SUM_ROWS>(to + KV_HEADS * D, KV, left_keys, dv, F::FACTOR,
                                                 sum ? sum + KV_HEADS * D : sum, sh->part[g->group], g->group, amax);
@@ -187,7 +187,7 @@ TE_FN void te__attn_back_body(const te_attn_back *p, typename te__attn_back_of<T
 /* What attention_cuda.h makes three kernels of. EXISTS: 0: there are none for these constants. Keys and values of their
  * own they take up to head_dim 128, and where each key is seen by a query. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
-          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_OTHERS && (!F::CROSS || (D <= 128 && F::LEFT < 0)) &&
+          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_NO_SM90 && (!F::CROSS || (D <= 128 && F::LEFT < 0)) &&
                  te__attn_hopper_has(D, te__attn_value_dim<D, F>())>
 struct te__attn_hopper_backward {
     typedef te__attn_back_of<T, D, F> shape;
@@ -232,14 +232,14 @@ struct te__attn_hopper_backward {
         return (size_t)(rows * HEADS * shape::BOXES * 64) * sizeof(float) + (size_t)(turns + 1) * sizeof(uint32_t);
     }
     static te_status launch(te_context *ctx, const void *delta_kernel, const void *wgmma_kernel,
-                            const void *round_kernel, te__encode_fn encode, const te_attention_args *a,
+                            const void *round_kernel, te__tensor_map_encode_fn encode, const te_attention_args *a,
                             const char *name) {
         te_attn_back p;
         memset(&p, 0, sizeof p);
         p.of = te__attn_sequences(a);
         const int64_t rows = p.of.rows;
         const int seq = F::VARLEN ? p.of.rows : a->seq, batch = F::VARLEN ? 0 : a->batch;
-        p.a = *a, p.dq = (float *)a->scratch, p.any_order = ctx->attention_unrepeatable;
+        p.a = *a, p.dq = (float *)a->scratch, p.any_order = ctx->attention_nondeterministic;
         p.ticket = (uint32_t *)(void *)(p.dq + rows * HEADS * shape::BOXES * 64), p.turn = p.ticket + 1;
         p.key_tiles = (int)te_ceil_div(F::CROSS ? a->kv_seq : a->seq, shape::KEYS);
         p.query_tiles = (int)te_ceil_div(a->seq, shape::QUERIES);
@@ -279,7 +279,7 @@ struct te__attn_hopper_backward<T, HEADS, KV_HEADS, D, F, false> {
     typedef wgmma delta, round;
     static int pays(const te_attention_args *) { return 0; }
     static size_t scratch_bytes(int64_t) { return 0; }
-    static te_status launch(te_context *, const void *, const void *, const void *, te__encode_fn,
+    static te_status launch(te_context *, const void *, const void *, const void *, te__tensor_map_encode_fn,
                             const te_attention_args *, const char *) {
         return TE_OK;
     }

@@ -84,13 +84,13 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> TE_FN void te__at
             if (g == 0) part[w][x + e] = sum[e];
         }
     }
-    if (F::GIVES && p->a.amax) { /* read back, so that fewer registers are in use until then */
+    if (F::FP8_OUTPUT && p->a.amax) { /* read back, so that fewer registers are in use until then */
         const uint16_t *to = (const uint16_t *)p->a.dqkv + row * QKV + head * D + x;
         uint32_t most = 0;
         for (int own = warp / (D / 32) * 16 + g; own < 64 && own < left; own += 16 * GROUPS)
             for (int at = own; at <= own + 8 && at < left; at += 8)
-                te__attn_larger(&most, *(const uint4 *)(to + at * QKV));
-        te__attn_amax<T>(p->a.amax, most);
+                te__attn_track_amax(&most, *(const uint4 *)(to + at * QKV));
+        te__attn_raise_amax<T>(p->a.amax, most);
     }
     if (!p->a.sum) return;
     __syncthreads();

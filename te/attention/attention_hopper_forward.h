@@ -40,7 +40,7 @@
 #define TE_ATTENTION_HOPPER_FORWARD_H
 
 #include "attention_hopper_load.h" /* te__attn_forward_load */
-#include "attention_mma_forward.h" /* te__attn_widths */
+#include "impl/attention_sm80_forward.h" /* te__attn_widths */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
@@ -118,7 +118,7 @@ TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, const te_att
                          int head, int query, int key, int add, int last) {
     float sum[2];
     te__attn_products<T>(r, a, 1, 1, add);
-    te__attn_cap<F>(r, p->scale);
+    te__attn_apply_softcap<F>(r, p->scale);
     te__attn_bias_rows<HEADS, F>(r, p->scale, head, query + m.shift, key);
     if (cut) te__attn_hide_outside(r, m, query, key);
     TE_UNROLL for (int e = 0; e < 2; e++) sum[e] = te__attn_exp(r, e, r.top[e], a.c);
@@ -127,7 +127,7 @@ TE_FN void te__attn_step(te__attn_rows<C> &r, te__attn_place<C> &a, const te_att
     te__attn_pack<T>(r);
     if (te__attn_outgrown<T>(sum)) {
         te__attn_scores_again<T>(r, a.q, a.k_tiles + a.k.stage * C::K_BYTES);
-        te__attn_cap<F>(r, p->scale);
+        te__attn_apply_softcap<F>(r, p->scale);
         te__attn_bias_rows<HEADS, F>(r, p->scale, head, query + m.shift, key);
         if (cut) te__attn_hide_outside(r, m, query, key);
         te__attn_raise<T, F>(r, a.c, sum);
@@ -146,7 +146,7 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
     te__attn_place<C> a = {te__shared_address(bars->k_full), te__shared_address(bars->k_empty),
                            te__shared_address(bars->v_full), te__shared_address(bars->v_empty),
                            tiles[1], tiles[2], 0, 0, {0, 0}, {0, 0}, group, lane,
-                           te__attn_unit<F>(p->scale) * TE__ATTN_LOG2E};
+                           te__attn_score_unit<F>(p->scale) * TE__ATTN_LOG2E};
     te__attn_ring<C::Q_STAGES> q = {0, 0};
     te_attn_work w = {0, TE__ATTN_NO_MORE};
     te_sequence rows = {0, 0};
@@ -158,7 +158,7 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         const int more = next.head >= 0, have = w.head >= 0;
         const te_sequence next_rows = te__attn_rows_of<F>(p, bars, q.stage);
         const te__attn_mask m = te__attn_forward_mask<F>(p, next_rows.count);
-        const te__attn_span t = te__attn_tiles_of<C>(m, next.query + group * 64, 64);
+        const te__attn_range t = te__attn_tiles_of<C>(m, next.query + group * 64, 64);
         const int skip = more ? te__attn_tiles_of<C>(m, next.query, C::ROWS).end - t.end : 0;
         a.q = tiles[0] + q.stage * C::Q_BYTES + group * C::Q_PART;
         a.q_empty = te__shared_address(&bars->q_empty[q.stage]);
@@ -170,11 +170,11 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         if (more) te__attn_keys_free(a, t.end - 1 == t.first);
         const int tile = (t.end - 1) * C::KEYS, key = tile + lane % 4 * 2; /* the first key of the tile, of this lane */
         if (more) {
-            te__attn_cap<F>(r, p->scale);
+            te__attn_apply_softcap<F>(r, p->scale);
             te__attn_bias_rows<HEADS, F>(r, p->scale, next.head, next.query + m.shift + group * 64, tile);
-            if (te__attn_cuts(t, t.end - 1, 1)) {
+            if (te__attn_needs_mask(t, t.end - 1, 1)) {
                 if (te__attn_is_window<F>()) te__attn_hide_outside(r, m, next.query + group * 64, tile);
-                else te__attn_hide(r, m, next.query + row, key);
+                else te__attn_apply_mask(r, m, next.query + row, key);
             }
             if (F::SINKS) te__attn_sink_rows<T, HEADS, F>(r, top, sum, p->sinks, next.head, p->scale, a.c);
             else TE_UNROLL for (int e = 0; e < 2; e++)
@@ -192,8 +192,8 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
             float *lse = p->lse ? p->lse + (int64_t)w.head * p->seq : 0;
             if (F::VARLEN && lse) lse = p->lse + (int64_t)(w.head % HEADS) * p->of.rows + first;
             te__attn_finish<T>(r, out, scale, HEADS * C::V, lse, w.query + row, F::VARLEN ? rows.count : p->seq,
-                               te__attn_unit<F>(p->scale), F::DROP && p->rng ? F::FACTOR : 1.0f,
-                               te__attn_amax_of<F>(p));
+                               te__attn_score_unit<F>(p->scale), F::DROP && p->rng ? F::FACTOR : 1.0f,
+                               te__attn_amax_output<F>(p));
         }
         if (!more) break;
         TE_UNROLL for (int e = 0; e < 2; e++) r.top[e] = top[e], r.sum[e] = sum[e];
@@ -202,7 +202,7 @@ TE_FN void te__attn_forward_multiply(const te_attn_hopper *p, te_attn_barriers *
         w = next, rows = next_rows, add = 0;
 #pragma unroll 1
         for (int j = t.end - 2; j >= t.first; j--, add = 1) {
-            const int cut = te__attn_is_window<F>() && te__attn_cuts(t, j, 1);
+            const int cut = te__attn_is_window<F>() && te__attn_needs_mask(t, j, 1);
             te__attn_step<T, HEADS, F>(r, a, p, m, cut, w.head, w.query + group * 64, j * C::KEYS, add, j == t.first);
         }
         behind = F::LEFT >= 0 && t.first > te__attn_tiles_of<C>(m, w.query, C::ROWS).first;
@@ -217,7 +217,7 @@ TE_FN void te__attn_forward_body(const te_attn_hopper *p, te_attn_barriers *bars
     const uint32_t k_tiles = q_tiles + C::Q_STAGES * C::Q_BYTES, v_tiles = k_tiles + C::K_STAGES * C::K_BYTES;
     const uint32_t tiles[3] = {q_tiles, k_tiles, v_tiles};
     if (threadIdx.x == 0) te__attn_barriers_begin<C>(bars);
-    if (threadIdx.x == 32) te__tma_ready(&p->q), te__tma_ready(&p->kv);
+    if (threadIdx.x == 32) te__tma_prefetch_descriptor(&p->q), te__tma_prefetch_descriptor(&p->kv);
     __syncthreads();
     te_kernel_begin();
     if (threadIdx.x < 128) {
@@ -238,7 +238,7 @@ TE_FN void te__attn_forward_body(const te_attn_hopper *, te_attn_barriers *) {}
 /* Launch `kernel`, made of C. K and V of the heads that are worked on together take 8 MB of the L2, or are those of one
  * head; 4 to 30 MB were within 2% of each other. */
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
-TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te__encode_fn encode,
+TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te__tensor_map_encode_fn encode,
                                          const te_attention_args *a, const char *name) {
     typedef te__attn_widths<HEADS, KV_HEADS, C::D, F> widths;
     const int64_t l2 = 8 << 20, head_bytes = (int64_t)(F::CROSS ? a->kv_seq : a->seq) * (C::D + C::V) * 2;
@@ -273,7 +273,7 @@ TE_API te_status te__attn_forward_launch(te_context *ctx, const void *kernel, te
 
 /* What attention_cuda.h makes a kernel of. EXISTS: 0: there is none for these constants. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
-          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_OTHERS && te__attn_hopper_has(D, te__attn_value_dim<D, F>())>
+          bool = T != TE_f32 && F::ONLY != TE_ATTENTION_NO_SM90 && te__attn_hopper_has(D, te__attn_value_dim<D, F>())>
 struct te__attn_hopper_forward : te__attn_hopper_forward_shape<D, te__attn_value_dim<D, F>()> {
     typedef te__attn_hopper_forward_shape<D, te__attn_value_dim<D, F>()> shape;
     typedef te__attn_hopper_args<F> args;
@@ -282,7 +282,7 @@ struct te__attn_hopper_forward : te__attn_hopper_forward_shape<D, te__attn_value
         __shared__ te_attn_barriers bars;
         te__attn_forward_body<T, shape, HEADS, KV_HEADS, F>((const te_attn_hopper *)p, &bars);
     }
-    static te_status launch(te_context *ctx, const void *kernel, te__encode_fn encode, const te_attention_args *a,
+    static te_status launch(te_context *ctx, const void *kernel, te__tensor_map_encode_fn encode, const te_attention_args *a,
                             const char *name) {
         return te__attn_forward_launch<T, shape, HEADS, KV_HEADS, F>(ctx, kernel, encode, a, name);
     }
@@ -292,7 +292,7 @@ struct te__attn_hopper_forward<T, HEADS, KV_HEADS, D, F, false> {
     typedef te_attn_hopper args;
     static constexpr int EXISTS = 0, THREADS = 32, BLOCKS = 1, SHARED = 0;
     static __device__ __forceinline__ void body(const args *) {}
-    static te_status launch(te_context *, const void *, te__encode_fn, const te_attention_args *, const char *) {
+    static te_status launch(te_context *, const void *, te__tensor_map_encode_fn, const te_attention_args *, const char *) {
         return TE_OK;
     }
 };

@@ -26,7 +26,7 @@
 #ifndef TE_ATTENTION_HOPPER_FP8_H
 #define TE_ATTENTION_HOPPER_FP8_H
 
-#include "attention_cuda.h"            /* TE__ATTENTION_SHELL */
+#include "impl/attention_cuda.h"            /* TE__ATTENTION_SHELL */
 #include "attention_hopper_fp8_rows.h" /* te__attn_fp8_step */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -42,7 +42,7 @@ TE_FN void te__attn_fp8_step(te__attn_rows<C> &r, te__attn_fp8_power &x, te__att
     if (cut) te__attn_hide_outside(r, m, query, key);
     TE_UNROLL for (int e = 0; e < 2; e++) sum[e] = te__attn_fp8_exp(r, e, x);
     te__attn_products_wait(r, a, 1);
-    if (te__attn_fp8_outgrown(sum, TE_E4M3_MOST)) {
+    if (te__attn_fp8_outgrown(sum, TE_E4M3_MAX)) {
         if (te__attn_fp8_outgrown(sum, TE__ATTN_FP8_LOST)) {
             te__attn_fp8_scores_again(r, a.q, a.k_tiles + a.k.stage * C::K_BYTES);
             if (cut) te__attn_hide_outside(r, m, query, key);
@@ -58,8 +58,8 @@ struct te__attn_fp8_units { float score, value; };
 template <int HEADS, int KV_HEADS>
 TE_FN te__attn_fp8_units te__attn_fp8_units_of(const te_attn_hopper_fp8 *p, int head) {
     const int q = head % HEADS, k = HEADS + q / (HEADS / KV_HEADS);
-    return {te__attn_fp8_unit(p->amax[q], p->amax[k], p->common.scale),
-            te__attn_fp8_inverse(p->amax[k + KV_HEADS], TE_E4M3_MOST)};
+    return {te__attn_fp8_score_unit(p->amax[q], p->amax[k], p->common.scale),
+            te__attn_fp8_inverse(p->amax[k + KV_HEADS], TE_E4M3_MAX)};
 }
 
 /* ---- a warpgroup that multiplies --------------------------------------------------------------------------------- */
@@ -85,7 +85,7 @@ TE_FN void te__attn_fp8_multiply(const te_attn_hopper_fp8 *all, te_attn_barriers
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te_attn_work next = bars->work[q.stage];
         const int more = next.head >= 0, have = w.head >= 0;
-        const te__attn_span t = te__attn_tiles_of<C>(m, next.query + group * 64, 64);
+        const te__attn_range t = te__attn_tiles_of<C>(m, next.query + group * 64, 64);
         const int skip = more ? te__attn_tiles_of<C>(m, next.query, C::ROWS).end - t.end : 0;
         const te__attn_fp8_units units = te__attn_fp8_units_of<HEADS, KV_HEADS>(all, more ? next.head : 0);
         a.q = tiles[0] + q.stage * C::Q_BYTES + group * C::Q_PART, a.c = units.score;
@@ -100,9 +100,9 @@ TE_FN void te__attn_fp8_multiply(const te_attn_hopper_fp8 *all, te_attn_barriers
         const int tile = (t.end - 1) * C::KEYS;
         int key = tile + lane % 4 * 2; /* the first key of the tile, of this lane */
         asm volatile("" : "+r"(key));  /* what is compared with it is not kept */
-        if (te__attn_cuts(t, t.end - 1, 1)) {
+        if (te__attn_needs_mask(t, t.end - 1, 1)) {
             if (te__attn_is_window<F>()) te__attn_hide_outside(r, m, next.query + group * 64, tile);
-            else te__attn_hide(r, m, next.query + row, key);
+            else te__attn_apply_mask(r, m, next.query + row, key);
         }
         te__attn_fp8_first<F>(r, x, top, sum, a.c);
         te__attn_products_wait(r, a, have);
@@ -113,9 +113,9 @@ TE_FN void te__attn_fp8_multiply(const te_attn_hopper_fp8 *all, te_attn_barriers
             const float *const scale = te__attn_out_scale<F>(p);
             void *const out = te__attn_out_at(p->out, first, scale);
             float *lse = p->lse ? p->lse + (int64_t)w.head * p->seq : 0;
-            TE_UNROLL for (int e = 0; e < 2; e++) r.top[e] -= TE__ATTN_FP8_RAISE;
+            TE_UNROLL for (int e = 0; e < 2; e++) r.top[e] -= TE__ATTN_FP8_P_EXPONENT;
             te__attn_finish<T>(r, out, scale, HEADS * C::D, lse, w.query + row, p->seq, TE__ATTN_LN2, value,
-                               te__attn_amax_of<F>(p));
+                               te__attn_amax_output<F>(p));
         }
         if (!more) break;
         TE_UNROLL for (int e = 0; e < 2; e++) r.top[e] = top[e], r.sum[e] = sum[e];
@@ -124,7 +124,7 @@ TE_FN void te__attn_fp8_multiply(const te_attn_hopper_fp8 *all, te_attn_barriers
         w = next, value = units.value, add = 0;
 #pragma unroll 1
         for (int j = t.end - 2; j >= t.first; j--, add = 1) {
-            const int cut = te__attn_is_window<F>() && te__attn_cuts(t, j, 1);
+            const int cut = te__attn_is_window<F>() && te__attn_needs_mask(t, j, 1);
             te__attn_fp8_step<F>(r, x, a, m, cut, w.query + group * 64, j * C::KEYS, add, j == t.first);
         }
         behind = F::LEFT >= 0 && t.first > te__attn_tiles_of<C>(m, w.query, C::ROWS).first;
@@ -141,7 +141,7 @@ TE_FN void te__attn_fp8_bring_values(te__attn_loader<C::V_STAGES> &l, const CUte
                                      int batch) {
     const uint32_t bar = l.full + 8 * l.at.stage, to = l.tiles + l.at.stage * C::V_BYTES;
     te__barrier_wait(l.empty + 8 * l.at.stage, l.at.phase ^ 1);
-    te__barrier_expect(bar, C::V_BYTES);
+    te__barrier_arrive_expect_tx(bar, C::V_BYTES);
     TE_UNROLL for (int b = 0; b < C::KEYS / 128; b++)
         te__attn_load(to + b * (C::D * 128), from, key / 2 + 64 * b, 0, head, batch, bar);
     te__attn_advance(l.at);
@@ -158,14 +158,14 @@ TE_FN void te__attn_fp8_load(const te_attn_hopper_fp8 *all, te_attn_barriers *ba
 #pragma unroll 1
     for (int tile = (int)blockIdx.x;; tile = te__attn_next(p, tile)) {
         const te_attn_work w = te__attn_work_of<C::ROWS, F>(p, tile);
-        const te__attn_span t = te__attn_tiles_of<C>(te__attn_forward_mask<F>(p, p->seq), w.query, C::ROWS);
+        const te__attn_range t = te__attn_tiles_of<C>(te__attn_forward_mask<F>(p, p->seq), w.query, C::ROWS);
         const uint32_t bar = te__shared_address(&bars->q_full[q.stage]), to = tiles[0] + q.stage * C::Q_BYTES;
         const int batch = w.head / HEADS, head = w.head % HEADS, kv_head = head / (HEADS / KV_HEADS);
         if (w.head >= 0) te__attn_bring<C::BOXES * 64, C::KEYS>(k, &p->kv, kv_head, (t.end - 1) * C::KEYS, batch);
         te__barrier_wait(te__shared_address(&bars->q_empty[q.stage]), q.phase ^ 1);
         bars->work[q.stage] = w;
         if (w.head < 0) return te__barrier_arrive(bar);
-        te__barrier_expect(bar, C::Q_BYTES);
+        te__barrier_arrive_expect_tx(bar, C::Q_BYTES);
         TE_UNROLL for (int g = 0; g < C::GROUPS; g++)
             TE_UNROLL for (int b = 0; b < C::BOXES; b++)
                 te__attn_load(to + g * C::Q_PART + b * 8192, &p->q, 64 * b, head, w.query + 64 * g, batch, bar);
@@ -185,7 +185,7 @@ TE_FN void te__attn_fp8_body(const te_attn_hopper_fp8 *p, te_attn_barriers *bars
     const uint32_t k_tiles = q_tiles + C::Q_STAGES * C::Q_BYTES, v_tiles = k_tiles + C::K_STAGES * C::K_BYTES;
     const uint32_t tiles[3] = {q_tiles, k_tiles, v_tiles};
     if (threadIdx.x == 0) te__attn_barriers_begin<C>(bars);
-    if (threadIdx.x == 32) te__tma_ready(&p->common.q), te__tma_ready(&p->common.kv);
+    if (threadIdx.x == 32) te__tma_prefetch_descriptor(&p->common.q), te__tma_prefetch_descriptor(&p->common.kv);
     __syncthreads();
     te_kernel_begin();
     if (threadIdx.x < 128) {
@@ -204,13 +204,13 @@ TE_FN void te__attn_fp8_body(const te_attn_hopper_fp8 *, te_attn_barriers *) {}
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
 
 /* The transposed v, two keys as one number of 16 bits. */
-TE_API te_status te__attn_fp8_values_map(CUtensorMap *map, te__encode_fn encode, const te_attention_fp8 *of, int dim,
+TE_API te_status te__attn_fp8_values_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const te_attention_fp8_operands *of, int dim,
                                          int kv_heads, int batch, te_context *ctx) {
     const cuuint64_t row = (cuuint64_t)of->keys, head = row * (cuuint64_t)dim;
     const cuuint64_t pitch[3] = {row, head, head * (cuuint64_t)kv_heads};
     const cuuint64_t size[4] = {row / 2, (cuuint64_t)dim, (cuuint64_t)kv_heads, (cuuint64_t)batch};
     const cuuint32_t box[4] = {64, (cuuint32_t)dim, 1, 1};
-    return te__hopper_tensor(map, encode, of->v, 4, size, pitch, box, TE_bf16, ctx);
+    return te__tensor_map_tiled(map, encode, of->v, 4, size, pitch, box, TE_bf16, ctx);
 }
 
 /* What TE_ATTENTION_FORWARD_FP8 makes a kernel of. */
@@ -224,15 +224,15 @@ struct te__attn_hopper_fp8 : te__attn_hopper_fp8_shape<D> {
         te__attn_fp8_body<T, C, HEADS, KV_HEADS, F>(p, &bars);
     }
     /* Whether the context's device runs it. */
-    static te_status ready(te_context *ctx, te_hopper_kernel *k, const char *name) {
-        TE_REQUIRE(te__encode_of(ctx) && te__hopper_ready(k, C::SHARED, ctx->device), ctx, TE_ERROR_DEVICE,
+    static te_status ready(te_context *ctx, te_sm90_kernel *k, const char *name) {
+        TE_REQUIRE(te__tensor_map_encoder(ctx) && te__sm90_kernel_ready(k, C::SHARED, ctx->device), ctx, TE_ERROR_DEVICE,
                    "%s: attention in FP8 has a kernel for compute capability 9.0 alone (sm_90a)", name);
         return TE_OK;
     }
     /* Of what name_cast has left in the scratch memory. As te__attn_forward_launch. */
-    static te_status launch(te_context *ctx, te_hopper_kernel *k, const te_attention_args *a, const char *name) {
-        const te_attention_fp8 of = te__attn_fp8_of(a, HEADS, KV_HEADS, D);
-        const te__encode_fn encode = te__encode_of(ctx);
+    static te_status launch(te_context *ctx, te_sm90_kernel *k, const te_attention_args *a, const char *name) {
+        const te_attention_fp8_operands of = te__attn_fp8_operands_of(a, HEADS, KV_HEADS, D);
+        const te__tensor_map_encode_fn encode = te__tensor_map_encoder(ctx);
         const int64_t l2 = 8 << 20, head_bytes = (int64_t)a->seq * D * 2, groups = (int64_t)a->batch * KV_HEADS;
         te_attn_hopper_fp8 all;
         memset(&all, 0, sizeof all);
@@ -253,10 +253,10 @@ struct te__attn_hopper_fp8 : te__attn_hopper_fp8_shape<D> {
                                1, &all, sizeof all, name);
     }
     /* The casts, then the kernel. */
-    static te_status run(te_context *ctx, te_hopper_kernel *k, const te_attention_args *a,
+    static te_status run(te_context *ctx, te_sm90_kernel *k, const te_attention_args *a,
                          te_status (*cast)(te_context *ctx, const te_attention_args *a), const char *name) {
         TE_TRY(te__attention_check_fp8(ctx, a, HEADS, name));
-        TE_TRY(te__attention_check_gives(ctx, a, F::GIVES, name));
+        TE_TRY(te__attention_check_fp8_output(ctx, a, F::FP8_OUTPUT, name));
         TE_TRY(ready(ctx, k, name));
         TE_TRY(cast(ctx, a));
         return launch(ctx, k, a, name);
@@ -266,11 +266,11 @@ struct te__attn_hopper_fp8 : te__attn_hopper_fp8_shape<D> {
 #define TE_ATTENTION_FORWARD_FP8(name, dtype, heads, kv_heads, head_dim, options)                               \
     TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim)                                                 \
     TE__ATTENTION_FP8_ASSERT(dtype, head_dim)                                                                   \
-    TE__ATTENTION_FORM(name, options)                                                                           \
+    TE__ATTENTION_VARIANT(name, options)                                                                           \
     TE__ATTENTION_FP8_PASSES(name, dtype, heads, kv_heads, head_dim)                                            \
-    typedef te__attn_hopper_fp8<TE_##dtype, (heads), (kv_heads), (head_dim), name##_form> name##_of;            \
+    typedef te__attn_hopper_fp8<TE_##dtype, (heads), (kv_heads), (head_dim), name##_variant> name##_of;            \
     TE__ATTENTION_SHELL(name##_wgmma, name##_of)                                                                \
-    TE_UNUSED static te_hopper_kernel name##_kernel = {(const void *)name##_wgmma, 0, 0};                       \
+    TE_UNUSED static te_sm90_kernel name##_kernel = {(const void *)name##_wgmma, 0, 0};                       \
     TE_API te_status name##_ready(te_context *ctx) { return name##_of::ready(ctx, &name##_kernel, #name); }     \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                               \
         return name##_of::run(ctx, &name##_kernel, a, name##_cast, #name);                                      \

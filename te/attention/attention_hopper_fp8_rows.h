@@ -9,13 +9,13 @@
  * a tile exceeds 448, where e4m3 ends. P, which is still f16, and what has been summed up are then divided by a power
  * of two. Only where f16 may have ended as well, S of that tile is computed once more, and P in float. An accumulator
  * becomes an operand without a shuffle: of 32 keys a lane has the columns 2 t, 2 t + 1 of four eights, and the operand
- * has 4 t to 4 t + 3 of two sixteens; V's keys are permuted for that (te__attn_fp8_column).
+ * has 4 t to 4 t + 3 of two sixteens; V's keys are permuted for that (te__attn_fp8_byte_of_key).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_HOPPER_FP8_ROWS_H
 #define TE_ATTENTION_HOPPER_FP8_ROWS_H
 
-#include "attention_fp8.h"            /* te_attention_fp8 */
+#include "impl/attention_fp8.h"            /* te_attention_fp8_operands */
 #include "attention_hopper_forward.h" /* te__attn_place */
 
 /* As te__attn_hopper_shape. SHARE: of so many words of P one is computed by arithmetic. PAIRS: of a row of q or k. A
@@ -139,7 +139,7 @@ TE_FN float te__attn_low(uint32_t w) { return te_float_of_f16((uint16_t)w); }
 TE_FN float te__attn_high(uint32_t w) { return te_float_of_f16((uint16_t)(w >> 16)); }
 TE_FN uint32_t te__attn_twice(float x) { return te_pair_of_floats(x, x, TE_f16); }
 
-/* P = 2^(c s + raise[e]), in f16. raise: TE__ATTN_FP8_RAISE less what is kept of row e. Where f16 does not have one of
+/* P = 2^(c s + raise[e]), in f16. raise: TE__ATTN_FP8_P_EXPONENT less what is kept of row e. Where f16 does not have one of
  * them it is NaN, and so is P: te__attn_fp8_exp_wide then computes it. */
 struct te__attn_fp8_power { uint32_t c, raise[2]; };
 #define TE__ATTN_FP8_NONE 0x7fff7fffu
@@ -149,7 +149,7 @@ TE_FN uint32_t te__attn_fp8_c(float c) {
     return c >= 0 && c <= 32768.0f ? te__attn_twice(fmaxf(c, 1.0f / (1 << 24))) : TE__ATTN_FP8_NONE;
 }
 TE_FN uint32_t te__attn_fp8_raise_of(float top) {
-    const float raise = (float)TE__ATTN_FP8_RAISE - top;
+    const float raise = (float)TE__ATTN_FP8_P_EXPONENT - top;
     const uint32_t w = te__attn_twice(raise);
     return te__attn_low(w) == raise ? w : TE__ATTN_FP8_NONE;
 }
@@ -186,7 +186,7 @@ template <class C> TE_FN float te__attn_fp8_exp(te__attn_rows<C> &r, int e, cons
 }
 /* The same in float, for any c and top. */
 template <class C> TE_FN float te__attn_fp8_exp_wide(te__attn_rows<C> &r, int e, float top, float c) {
-    const float raise = (float)TE__ATTN_FP8_RAISE - top;
+    const float raise = (float)TE__ATTN_FP8_P_EXPONENT - top;
     float sum[2] = {0, 0};
     TE_UNROLL for (int j = 0; j < C::KEYS / 8; j++) {
         const uint32_t s = r.s[2 * j + e];
@@ -222,7 +222,7 @@ template <class C> TE_FN void te__attn_fp8_lift(te__attn_rows<C> &r, te__attn_fp
         float most = fmaxf(sum[e], __shfl_xor_sync(~0u, sum[e], 1)); /* of the row's four lanes */
         most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
         const int power = (int)((__float_as_uint(te__attn_fp8_largest(r, e)) + 0x7fffffu) >> 23) - 127; /* rounded up */
-        const int up = most > TE_E4M3_MOST ? te_max(power - TE__ATTN_FP8_RAISE, 1) : 0;
+        const int up = most > TE_E4M3_MAX ? te_max(power - TE__ATTN_FP8_P_EXPONENT, 1) : 0;
         shrink[e] = __uint_as_float((uint32_t)(127 - up) << 23);
         r.top[e] += (float)up, sum[e] *= shrink[e], r.sum[e] *= shrink[e];
         x.raise[e] = te__attn_fp8_raise_of(r.top[e]);

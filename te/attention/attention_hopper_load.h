@@ -46,7 +46,7 @@ typedef struct te_attn_hopper {
     const void *sinks; /* with sinks: [heads of one sequence] */
     const te_rng *rng; /* with dropout, or null */
     uint32_t id;
-    te_attn_whole whole;
+    te_attention_shard whole;
     te_sequences of; /* varlen: the sequences; seq is then the longest, tiles counts those of te_sequence_tiles, */
     int slots;       /* so many for a head, and together counts heads of one sequence */
     int kv_seq;      /* cross: keys of a sequence, and kv is a tensor of its own */
@@ -105,12 +105,12 @@ template <int ROWS, class F> TE_FN te_attn_work te__attn_work_of(const te_attn_h
 /* The same where sequences differ in length: all sequences for some heads, then for the next; of each the longest rows
  * first. at: walks along. */
 template <int ROWS, int HEADS, class F>
-TE_FN te_attn_work te__attn_work_of(const te_attn_hopper *p, int tile, te_sequence_walk *at) {
+TE_FN te_attn_work te__attn_work_of(const te_attn_hopper *p, int tile, te_sequence_cursor *at) {
     te_attn_work w = {0, TE__ATTN_NO_MORE};
     if (tile >= p->tiles) return w;
     const int first = tile / (p->slots * p->together) * p->together, in = tile - first * p->slots;
     const int heads = HEADS - first < p->together ? HEADS - first : p->together, slot = in / heads;
-    te_sequence_walk_to(at, &p->of, slot, ROWS);
+    te_sequence_cursor_seek(at, &p->of, slot, ROWS);
     const int row = (slot - at->tile) * ROWS;
     w.head = row < at->at.count ? at->index * HEADS + first + in - slot * heads : TE__ATTN_NO_TILE;
     w.query = F::RIGHT == 0 ? (at->at.count + 63) / 64 * 64 - ROWS - row : row;
@@ -119,8 +119,8 @@ TE_FN te_attn_work te__attn_work_of(const te_attn_hopper *p, int tile, te_sequen
 
 /* The tiles of keys that go with `count` queries from `query` on; one at least, for queries before the sequence or
  * behind it. */
-template <class C> TE_FN te__attn_span te__attn_tiles_of(te__attn_mask m, int query, int count) {
-    te__attn_span t = te__attn_in_tiles(te__attn_keys_of(m, query, count), C::KEYS);
+template <class C> TE_FN te__attn_range te__attn_tiles_of(te__attn_mask m, int query, int count) {
+    te__attn_range t = te__attn_in_tiles(te__attn_keys_of(m, query, count), C::KEYS);
     if (t.end < 1) t.end = 1;
     if (m.left >= 0 && t.first >= t.end) t.first = t.end - 1;
     return t;
@@ -139,7 +139,7 @@ TE_FN te_sequence te__attn_rows_of(const te_attn_hopper *p, const te_attn_barrie
 }
 /* Which sequence K and V are of. Q is taken from all rows: those that are of another sequence come to nothing, and they
  * lie on either side. */
-template <int HEADS, class F> TE_FN auto te__attn_whose(te_attn_work w, const te_sequence_walk &walk) {
+template <int HEADS, class F> TE_FN auto te__attn_whose(te_attn_work w, const te_sequence_cursor &walk) {
     if constexpr (F::VARLEN) return walk.at;
     else return w.head / HEADS;
 }
@@ -163,8 +163,8 @@ TE_FN void te__attn_forward_load(const te_attn_hopper *p, te_attn_barriers *bars
     te__attn_loader<C::K_STAGES> k = {k_full, k_empty, tiles[1], {0, 0}};
     te__attn_loader<C::V_STAGES> v = {v_full, v_empty, tiles[2], {0, 0}};
     te__attn_ring<C::Q_STAGES> q = {0, 0};
-    te_sequence_walk walk;
-    if constexpr (F::VARLEN) walk = te_sequence_walk_of(&p->of, C::ROWS);
+    te_sequence_cursor walk;
+    if constexpr (F::VARLEN) walk = te_sequence_cursor_begin(&p->of, C::ROWS);
 #pragma unroll 1
     for (int tile = (int)blockIdx.x;;) {
         te_attn_work w;
@@ -176,7 +176,7 @@ TE_FN void te__attn_forward_load(const te_attn_hopper *p, te_attn_barriers *bars
             }
         } else w = te__attn_work_of<C::ROWS, F>(p, tile);
         const int seq = F::VARLEN ? walk.at.count : p->seq, from = F::VARLEN ? walk.at.first : 0; /* Q: of all rows */
-        const te__attn_span t = te__attn_tiles_of<C>(te__attn_forward_mask<F>(p, seq), w.query, C::ROWS);
+        const te__attn_range t = te__attn_tiles_of<C>(te__attn_forward_mask<F>(p, seq), w.query, C::ROWS);
         const uint32_t bar = te__shared_address(&bars->q_full[q.stage]), to = tiles[0] + q.stage * C::Q_BYTES;
         const auto batch = te__attn_whose<HEADS, F>(w, walk);
         const int head = w.head % HEADS;
@@ -187,7 +187,7 @@ TE_FN void te__attn_forward_load(const te_attn_hopper *p, te_attn_barriers *bars
         bars->work[q.stage] = w;
         if constexpr (F::VARLEN) bars->rows[q.stage] = walk.at;
         if (w.head < 0) return te__barrier_arrive(bar);
-        te__barrier_expect(bar, C::Q_BYTES);
+        te__barrier_arrive_expect_tx(bar, C::Q_BYTES);
         TE_UNROLL for (int g = 0; g < C::GROUPS; g++)
             TE_UNROLL for (int b = 0; b < C::BOXES; b++)
                 te__attn_load(to + g * C::Q_PART + b * 8192, &p->q, 64 * b, head, from + w.query + 64 * g,

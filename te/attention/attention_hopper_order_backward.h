@@ -23,17 +23,17 @@
  *
  * Sequences that differ in length come one after the other, each with bands of its own, no larger than above. Numbers
  * of key tiles that do not exist are handed out, too: who gets one asks for the next. Nobody waits for them, since
- * turns count the key tiles that the sequence has. All blocks walk the sequences alike (core/sequences.h), whatever
+ * turns count the key tiles that the sequence has. All blocks walk the sequences alike (core/tensor.h), whatever
  * cu_seqlens says: each key tile that turns count is handed out once.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_HOPPER_ORDER_BACKWARD_H
 #define TE_ATTENTION_HOPPER_ORDER_BACKWARD_H
 
-#include "attention_args.h"                  /* te_attention_args */
-#include "attention_mask.h"                  /* which queries see which keys */
+#include "attention_options.h"                  /* te_attention_args */
+#include "impl/attention_mask.h"                  /* which queries see which keys */
 #include "attention_hopper_tools_backward.h" /* te__attn_box_load, te__attn_bulk_add */
-#include "attention_mma_forward.h"           /* te__attn_widths */
+#include "impl/attention_sm80_forward.h"           /* te__attn_widths */
 
 enum {
     TE_ATTN_BACK_THREADS = 384,
@@ -63,7 +63,7 @@ typedef struct te_attn_back {
     int turns;      /* how many of these */
     int key_tiles, query_tiles;
     int items, band; /* key tiles of all heads; so many of a head are handed out together */
-    int any_order;   /* te_context.attention_unrepeatable */
+    int any_order;   /* te_context.attention_nondeterministic */
     te_sequences of; /* varlen: the sequences; dout and qkv are [rows, width] then, turn is [heads, query_tiles], */
 } te_attn_back;      /* and query_tiles and key_tiles count those of te_sequence_tiles */
 
@@ -147,7 +147,7 @@ template <int D, int V = D, bool LINES_ADDED = false> struct te__attn_back_shape
  * of the tensor cores a step, and saves 192 of shared memory, which is busier: each of the eight warps would load all
  * numbers of a tile for itself. Other forms of scores need S as it is, and f16 has not the range. */
 template <te_dtype T, int D, class F> TE_FN constexpr bool te__attn_lines_added(void) {
-    return T == TE_bf16 && D > 64 && D <= 128 && !F::APART && !F::ALIBI && F::BIAS == TE_BIAS_none;
+    return T == TE_bf16 && D > 64 && D <= 128 && !F::SEPARATE_DS && !F::ALIBI && F::BIAS == TE_BIAS_none;
 }
 template <te_dtype T, int D, class F>
 using te__attn_back_of = te__attn_back_shape<D, te__attn_value_dim<D, F>(), te__attn_lines_added<T, D, F>()>;
@@ -172,13 +172,13 @@ TE_FN int4 te__attn_item(int i, int heads, int key_tiles, int band) {
 }
 /* The item of ticket i; y: -1: there are no more. Varlen: -2: it does not exist. walk: stands at its sequence then. */
 template <int HEADS, int KV_HEADS, class F, class C>
-TE_FN int4 te__attn_item_of(const te_attn_back *p, int i, te_sequence_walk *walk) {
+TE_FN int4 te__attn_item_of(const te_attn_back *p, int i, te_sequence_cursor *walk) {
     int4 item = make_int4(0, -1, 0, 0);
     if (i >= p->items) return item;
     if constexpr (!F::VARLEN) {
         item = te__attn_item<HEADS, KV_HEADS, F>(i, p->a.batch * KV_HEADS, p->key_tiles, p->band);
     } else {
-        te_sequence_walk_to(walk, &p->of, i / KV_HEADS, C::KEYS);
+        te_sequence_cursor_seek(walk, &p->of, i / KV_HEADS, C::KEYS);
         const int tiles = (walk->at.count + C::KEYS - 1) / C::KEYS, in = i - walk->tile * KV_HEADS;
         item.y = -2;
         if (in >= tiles * KV_HEADS) return item;
@@ -232,7 +232,7 @@ template <class C, int HEADS, int KV_HEADS, class F, int LANES>
 TE_FN int te__attn_turn(const te_attn_back *p, const int4 &item, int tile, int seq) {
     if (!te__attn_wraps<F>()) {
         const te__attn_mask m = te__attn_back_mask<F>(p, seq);
-        const te__attn_span t = te__attn_in_tiles(te__attn_keys_of(m, tile * C::QUERIES, C::QUERIES), C::KEYS);
+        const te__attn_range t = te__attn_in_tiles(te__attn_keys_of(m, tile * C::QUERIES, C::QUERIES), C::KEYS);
         if (te__attn_downwards<F>(HEADS, KV_HEADS)) return item.y - t.first;
         const int last = t.end - 1, before = item.z > t.first ? item.z - t.first : 0; /* of the bands before */
         return before + (last < item.w ? last : item.w) - item.y;
@@ -263,7 +263,7 @@ template <class C, int HEADS, int KV_HEADS, class F>
 TE_FN te__attn_walk te__attn_walk_of(const te_attn_back *p, const int4 &item, const te_sequence &rows) {
     te__attn_walk w;
     const te__attn_mask m = te__attn_back_mask<F>(p, te__attn_seq<F>(p, rows));
-    const te__attn_span tiles =
+    const te__attn_range tiles =
         te__attn_in_tiles(te__attn_queries_of(m, item.y * C::KEYS, C::KEYS), C::QUERIES);
     w.head = item.x % KV_HEADS * (HEADS / KV_HEADS), w.left = (tiles.end - tiles.first) * (HEADS / KV_HEADS);
     w.tile = te__attn_wraps<F>() ? (item.y - item.z) * C::KEYS / C::QUERIES : tiles.first;

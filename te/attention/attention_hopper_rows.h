@@ -14,8 +14,8 @@
 
 #include "../core/math.h"     /* te_exp2 */
 #include "attention_hopper.h" /* tiles and products of a warpgroup */
-#include "attention_mask.h"   /* which keys a query sees */
-#include "attention_mma.h"    /* te__attn_ldmatrix */
+#include "impl/attention_mask.h"   /* which keys a query sees */
+#include "impl/attention_sm80_tiles.h"    /* te__attn_ldmatrix */
 
 /* What a thread holds of two rows, e = 0 and 1, the second eight below the first. Four lanes share a row. */
 template <class C> struct te__attn_rows {
@@ -33,13 +33,13 @@ template <int N> TE_FN void te__attn_hide_score(uint32_t (&s)[N], int i) {
     s[i / 2] = i % 2 ? (s[i / 2] & 0xffffu) | 0xfc000000u : (s[i / 2] & 0xffff0000u) | 0xfc00u;
 }
 /* Scores of keys that a query does not see become -inf. query: of this thread's first row; key: of its first column. */
-template <class C> TE_FN void te__attn_hide(te__attn_rows<C> &r, te__attn_mask m, int query, int key) {
+template <class C> TE_FN void te__attn_apply_mask(te__attn_rows<C> &r, te__attn_mask m, int query, int key) {
     TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++)
         if (!te__attn_sees(m, query + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2)) te__attn_hide_score(r.s, i);
 }
-template <class F, class C> TE_FN void te__attn_cap(te__attn_rows<C> &r, float scale) {
+template <class F, class C> TE_FN void te__attn_apply_softcap(te__attn_rows<C> &r, float scale) {
     if constexpr (F::SOFTCAP > 0)
-        TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++) r.s[i] = te__attn_capped<F>(r.s[i], scale);
+        TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++) r.s[i] = te__attn_softcapped<F>(r.s[i], scale);
 }
 /* ALiBi. head: of all sequences; query, key: the first of the warpgroup's. */
 template <int HEADS, class F, class C>
@@ -48,9 +48,9 @@ TE_FN void te__attn_bias_rows(te__attn_rows<C> &r, float scale, int head, int qu
         int thread = (int)threadIdx.x;
         asm volatile("" : "+r"(thread), "+r"(query), "+r"(key));
         const int distance = query + thread / 32 % 4 * 16 + thread % 32 / 4 - key - thread % 4 * 2;
-        const te__attn_bias b = te__attn_bias_at<HEADS, F>(head % HEADS, scale, distance);
+        const te__attn_alibi_bias b = te__attn_alibi_at<HEADS, F>(head % HEADS, scale, distance);
         TE_UNROLL for (int i = 0; i < C::KEYS / 2; i++)
-            r.s[i] = te__attn_biased<F>(r.s[i], b, i / 2 % 2 * 8 - i / 4 * 8 - i % 2);
+            r.s[i] = te__attn_with_alibi<F>(r.s[i], b, i / 2 % 2 * 8 - i / 4 * 8 - i % 2);
     }
 }
 /* P becomes 0 where dropout drops it. p: the kernel's arguments; head: of all sequences; query, key: the first of the
@@ -60,7 +60,7 @@ TE_FN void te__attn_drop_rows(te__attn_rows<C> &r, const P *p, int head, int que
     int thread = (int)threadIdx.x;
     asm volatile("" : "+r"(thread), "+r"(query), "+r"(key));
     key += thread % 4 * 2, query += thread / 32 % 4 * 16 + thread % 32 / 4;
-    const uint32_t row = te__attn_draw_row(te__attn_head_of_all(p->whole, head, HEADS), query, p->seq);
+    const uint32_t row = te__attn_draw_row(te__attn_global_head(p->whole, head, HEADS), query, p->seq);
     te_rng rng;
     asm volatile("ld.global.nc.v2.u64 {%0, %1}, [%2];" : "=l"(rng.seed), "=l"(rng.offset) : "l"(p->rng));
     TE_UNROLL for (int j = 0; j < C::KEYS / 8; j += 4)
@@ -130,7 +130,7 @@ template <te_dtype T, class C> TE_FN void te__attn_scores_again(te__attn_rows<C>
         te__attn_ldmatrix(x, te__attn_piece_at(q + box * 8192, q_row, piece + lane / 16));
         TE_UNROLL for (int j = 0; j < C::KEYS / 16; j++) {
             te__attn_ldmatrix(y, te__attn_piece_at(k + box * (C::KEYS * 128), 16 * j + k_row, piece + lane / 8 % 2));
-            te__mma(r.s + 8 * j, x, y[0], y[1], T), te__mma(r.s + 8 * j + 4, x, y[2], y[3], T);
+            te__mma_sync(r.s + 8 * j, x, y[0], y[1], T), te__mma_sync(r.s + 8 * j + 4, x, y[2], y[3], T);
         }
     }
 }
@@ -145,7 +145,7 @@ template <class F> TE_FN float te__attn_kept(float top) {
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_sink_rows(te__attn_rows<C> &r, float top[2], float sum[2], const void *sinks, int head,
                               float scale, float c) {
-    const float sink = te_load(sinks, head % HEADS, T) / te__attn_unit<F>(scale);
+    const float sink = te_load(sinks, head % HEADS, T) / te__attn_score_unit<F>(scale);
     TE_UNROLL for (int e = 0; e < 2; e++) {
         top[e] = fmaxf(te__attn_top(r, e), sink);
         sum[e] = te__attn_exp(r, e, te__attn_kept<F>(top[e]), c);
@@ -197,7 +197,7 @@ TE_FN void te__attn_finish(const te__attn_rows<C> &r, void *out, const float *ou
             te__attn_transpose(w, lane);
             const uint4 eight = make_uint4(w[0], w[1], w[2], w[3]);
             void *const at = te__attn_out_at(to, 8 * j, out_scale);
-            if (row >= 0 && row < seq && out_scale) *(uint2 *)at = te__attn_in_e4m3<T>(eight, out_scale);
+            if (row >= 0 && row < seq && out_scale) *(uint2 *)at = te__attn_to_e4m3<T>(eight, out_scale);
             else if (row >= 0 && row < seq) *(uint4 *)at = eight;
         }
         if (lse && lane % 4 == 0 && row >= 0 && row < seq) lse[row] = r.top[e] * scale + logf(sum);
@@ -206,9 +206,9 @@ TE_FN void te__attn_finish(const te__attn_rows<C> &r, void *out, const float *ou
     uint32_t most = 0; /* read back, for no register is left while O lives */
     for (int row = query; row <= query + 8; row += 8) {
         const uint16_t *from = (const uint16_t *)out + (int64_t)row * width + lane % 4 * 8;
-        for (int i = 0; row >= 0 && row < seq && i < C::V; i += 32) te__attn_larger(&most, *(const uint4 *)(from + i));
+        for (int i = 0; row >= 0 && row < seq && i < C::V; i += 32) te__attn_track_amax(&most, *(const uint4 *)(from + i));
     }
-    te__attn_amax<T>(amax, most);
+    te__attn_raise_amax<T>(amax, most);
 }
 #endif
 

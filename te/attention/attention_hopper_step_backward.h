@@ -44,15 +44,15 @@ TE_FN void te__attn_back_scores(float (&s)[C::QUERIES / 2], uint32_t keys, uint3
     }
     TE_UNROLL for (int x = 0; x < D / 16; x++)
         te__wgmma_of<C::QUERIES>::template ss<T, 0>(
-            s, te__matrix_at(keys + x / 4 * C::BLOCK_KEYS * 128, 0) + 2 * (x % 4),
-            te__matrix_at(queries + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4), C::ADDED || x > 0);
+            s, te__wgmma_descriptor(keys + x / 4 * C::BLOCK_KEYS * 128, 0) + 2 * (x % 4),
+            te__wgmma_descriptor(queries + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4), C::ADDED || x > 0);
 }
 /* d += A B, A in registers: this group's 64 keys by the queries; B: rows of dO or Q. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_back_gradient(float (&d)[D / 2], const uint32_t (&a)[C::QUERIES / 16][4], uint32_t queries,
                                   const int first) {
     TE_UNROLL for (int x = 0; x < C::QUERIES / 16; x++)
-        te__wgmma_of<D>::template rs<T, 1>(d, a[x], te__matrix_at(queries, 1) + 128 * x, !first || x > 0);
+        te__wgmma_of<D>::template rs<T, 1>(d, a[x], te__wgmma_descriptor(queries, 1) + 128 * x, !first || x > 0);
 }
 /* dQ of a step, 64 queries by 2 N columns: all of it, or half of the queries. */
 template <te_dtype T, int D, class C, int N>
@@ -60,7 +60,7 @@ TE_FN void te__attn_back_dq(float (&dq)[N], const te__attn_back_group<C> *g, int
     const uint32_t ds = g->base + C::DS_AT + stage * C::DS_BYTES + (D > 64 ? 0 : g->group * 8192);
     const uint64_t k = te__attn_tile_at(g->base, C::KEYS);
     TE_UNROLL for (int x = 0; x < C::KEYS / 16; x++)
-        te__wgmma_of<2 * N>::template ss<T, 1>(dq, te__matrix_at(ds + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4),
+        te__wgmma_of<2 * N>::template ss<T, 1>(dq, te__wgmma_descriptor(ds + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4),
                                                k + 128 * x, x > 0);
 }
 /* Part of dQ goes to shared memory, from where it is added up once it is published: to `to`, which is `empty` when that
@@ -110,7 +110,7 @@ template <int HEADS, class F, class C>
 TE_FN void te__attn_back_draw(uint32_t (&dropped)[C::QUERIES / 64], const te_attn_back *p,
                               const te__attn_back_group<C> *g, int q0, int k0, int head) {
     const int lane = te__attn_found_again(g->lane), key = k0 + te__attn_back_own(g) + g->warp * 16 + lane / 4;
-    const uint32_t row = te__attn_draw_row(te__attn_head_of_all(p->a.whole, head, HEADS), q0, p->a.seq);
+    const uint32_t row = te__attn_draw_row(te__attn_global_head(p->a.whole, head, HEADS), q0, p->a.seq);
     te_rng rng;
     asm volatile("ld.global.nc.v2.u64 {%0, %1}, [%2];" : "=l"(rng.seed), "=l"(rng.offset) : "l"(p->a.rng));
     TE_UNROLL for (int n = 0; n < C::QUERIES / 8; n += 2) {
@@ -138,10 +138,10 @@ TE_FN void te__attn_back_exp(uint32_t (&frag)[C::QUERIES / 16][4], uint32_t (&ot
     const int lane = te__attn_found_again(g->lane), key0 = k0 + te__attn_back_own(g);
     const te__attn_mask m = te__attn_back_mask<F>(p, F::VARLEN ? g->seq : p->a.seq);
     const uint32_t lse = TE__AT(g, lse, 0) + (g->i & 1) * C::QUERIES * 4;
-    const float c = te__attn_unit<F>(p->a.scale) * TE__ATTN_LOG2E;
+    const float c = te__attn_score_unit<F>(p->a.scale) * TE__ATTN_LOG2E;
     if constexpr (F::SOFTCAP > 0)
-        TE_UNROLL for (int i = 0; i < C::QUERIES / 2; i++) s[i] = te__attn_capped<F>(s[i], p->a.scale);
-    if (te__attn_cuts(te__attn_keys_of(m, q0, C::QUERIES), key0, 64)) { /* queries past the end have a P of 0 */
+        TE_UNROLL for (int i = 0; i < C::QUERIES / 2; i++) s[i] = te__attn_softcapped<F>(s[i], p->a.scale);
+    if (te__attn_needs_mask(te__attn_keys_of(m, q0, C::QUERIES), key0, 64)) { /* queries past the end have a P of 0 */
         const int key = key0 + g->warp * 16 + lane / 4;
         TE_UNROLL for (int n = 0; n < N; n++)
             TE_UNROLL for (int e = 0; e < 4; e++) {
@@ -150,21 +150,21 @@ TE_FN void te__attn_back_exp(uint32_t (&frag)[C::QUERIES / 16][4], uint32_t (&ot
                 if (at >= m.keys || !te__attn_seen(m, at, query)) s[4 * n + e] = -INFINITY;
             }
     }
-    const te__attn_bias bias = te__attn_bias_at<HEADS, F>(head % HEADS, p->a.scale,
+    const te__attn_alibi_bias bias = te__attn_alibi_at<HEADS, F>(head % HEADS, p->a.scale,
                                                           q0 + m.shift + lane % 4 * 2 - key0 - g->warp * 16 - lane / 4);
     TE_UNROLL for (int n = 0; n < N; n++) {
         float2 l = make_float2(0, 0);
         if (!C::ADDED) l = te__attn_back_row<C>(rows, lse, n, g);
         float slope[4];
-        TE_UNROLL for (int e = 0; e < 4; e++) slope[e] = te__attn_slope<F>(s[4 * n + e]);
+        TE_UNROLL for (int e = 0; e < 4; e++) slope[e] = te__attn_softcap_grad<F>(s[4 * n + e]);
         TE_UNROLL for (int e = 0; e < 4; e++)
-            s[4 * n + e] = te__attn_biased<F>(s[4 * n + e], bias, 8 * n + e % 2 - e / 2 * 8);
+            s[4 * n + e] = te__attn_with_alibi<F>(s[4 * n + e], bias, 8 * n + e % 2 - e / 2 * 8);
         TE_UNROLL for (int e = 0; e < 4; e++) s[4 * n + e] = te_exp2(s[4 * n + e] * c - (e % 2 ? l.y : l.x));
         TE_UNROLL for (int e = 0; e < 4; e++) slope[e] *= s[4 * n + e];
         if (F::DROP)
             TE_UNROLL for (int e = 0; e < 4; e++)
                 if (dropped[n / 8] >> (4 * (n % 8) + e) & 1) slope[e] = -slope[e], s[4 * n + e] = 0;
-        if constexpr (F::APART)
+        if constexpr (F::SEPARATE_DS)
             TE_UNROLL for (int h = 0; h < 2; h++)
                 other[n / 2][n % 2 * 2 + h] = te_pair_of_floats(slope[2 * h], slope[2 * h + 1], T);
         TE_UNROLL for (int h = 0; h < 2; h++)
@@ -264,7 +264,7 @@ TE_FN void te__attn_back_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)
     te__attn_back_ahead<C>(rows, TE__AT(g, delta, 0) + st * C::QUERIES * 4, g);
     te__attn_wgmma_wait<1>();
     te__attn_hold_back(dp);
-    te__attn_back_ds<T, F, C>(ds, F::APART ? ds : frag, dp, rows, g);
+    te__attn_back_ds<T, F, C>(ds, F::SEPARATE_DS ? ds : frag, dp, rows, g);
     te__barrier_wait(TE__AT(g, ds_empty, st), phase ^ 1);
     te__attn_back_ds_store<C>(ds, g);
     te__attn_publish();

@@ -7,9 +7,9 @@
 #ifndef TE_ATTENTION_HOPPER_TOOLS_BACKWARD_H
 #define TE_ATTENTION_HOPPER_TOOLS_BACKWARD_H
 
-#include "../core/sequences.h" /* te_sequence */
+#include "../core/tensor.h" /* te_sequence */
 #include "attention_hopper.h"  /* te__wgmma_of, te__barrier_wait */
-#include "attention_mma.h"     /* te__attn_unpack */
+#include "impl/attention_sm80_tiles.h"     /* te__attn_unpack */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
@@ -51,8 +51,8 @@ TE_FN void te__attn_box_load(uint32_t to, const CUtensorMap *from, int x, int y,
                              uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
-                 "l"(from), "r"(x), "r"(te__cut_at(y, rows.count)), "r"(rows.first + rows.count),
-                 "r"((int)TE__CUT), "r"(bar)
+                 "l"(from), "r"(x), "r"(te__ragged_row(y, rows.count)), "r"(rows.first + rows.count),
+                 "r"((int)TE__RAGGED_ROWS), "r"(bar)
                  : "memory");
 }
 /* Four 8 x 8 matrices of 16-bit numbers to shared memory, transposed; each lane gives the address of a row there. */
@@ -191,20 +191,20 @@ TE_FN void te__attn_group_store(uint16_t *to, int64_t width, int valid, const fl
     if (!amax) return;
     uint32_t most = 0; /* read back, for no register is left while d lives */
     for (int own = row; own <= row + 8 && own < valid; own += 8)
-        for (int x = 8 * t; x < D; x += 32) te__attn_larger(&most, *(const uint4 *)(to + own * width + x));
-    te__attn_amax<T>(amax, most);
+        for (int x = 8 * t; x < D; x += 32) te__attn_track_amax(&most, *(const uint4 *)(to + own * width + x));
+    te__attn_raise_amax<T>(amax, most);
 }
 #endif
 
 /* How the copy engine sees [batch, seq, width], 16 bits each, in boxes of 64 tokens by 64 columns: it stays within a
  * sequence. batch 0: [rows, width], rows of packed sequences. */
-TE_API te_status te__attn_map(CUtensorMap *map, te__encode_fn encode, const void *data, int batch, int seq, int width,
+TE_API te_status te__attn_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data, int batch, int seq, int width,
                               te_dtype dtype, te_context *ctx) {
     const cuuint64_t size[3] = {(cuuint64_t)width, (cuuint64_t)seq, (cuuint64_t)batch};
     const cuuint64_t pitch[2] = {(cuuint64_t)width * 2, (cuuint64_t)width * 2 * (cuuint64_t)seq};
     const cuuint32_t box[3] = {64, 64, 1};
-    if (!batch) return te__hopper_cut(map, encode, data, 2, size, pitch, box, dtype, ctx);
-    return te__hopper_tensor(map, encode, data, 3, size, pitch, box, dtype, ctx);
+    if (!batch) return te__tensor_map_ragged(map, encode, data, 2, size, pitch, box, dtype, ctx);
+    return te__tensor_map_tiled(map, encode, data, 3, size, pitch, box, dtype, ctx);
 }
 
 #endif

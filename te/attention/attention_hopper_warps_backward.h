@@ -20,11 +20,11 @@ TE_FN void te__attn_item_store(uint32_t to, uint32_t full, int4 v, te_sequence r
                  : "memory");
 }
 template <class C> TE_FN void te__attn_item_wait(uint32_t bar, int phase) {
-    if constexpr (C::WIDE) te__barrier_wait_cluster(bar, phase);
+    if constexpr (C::WIDE) te__barrier_wait_acquire_cluster(bar, phase);
     else te__barrier_wait(bar, phase);
 }
 template <class C> TE_FN void te__attn_item_taken(uint32_t bar) {
-    if constexpr (C::WIDE) te__barrier_arrive_cluster(bar, 0);
+    if constexpr (C::WIDE) te__barrier_arrive_remote_release(bar, 0);
     else te__barrier_arrive(bar);
 }
 /* The next item, for the warps that do not hand them out; 0: there is none. */
@@ -70,8 +70,8 @@ TE_FN void te__attn_back_load(const te_attn_back *p, typename C::shared *sh, uin
     int4 item;
     te_sequence rows;
     te__attn_walk done[2]; /* the last two steps */
-    te_sequence_walk walk;
-    if constexpr (F::VARLEN) walk = te_sequence_walk_of(&p->of, C::KEYS);
+    te_sequence_cursor walk;
+    if constexpr (F::VARLEN) walk = te_sequence_cursor_begin(&p->of, C::KEYS);
     for (int r = 0;; r++) {
         const int s = r & 1;
         const uint32_t full = te__shared_address(&sh->item_full[s]), empty = te__shared_address(&sh->item_empty[s]);
@@ -98,10 +98,10 @@ TE_FN void te__attn_back_load(const te_attn_back *p, typename C::shared *sh, uin
 
         const auto batch = te__attn_box_of<KV_HEADS, F>(item, rows);
         TE_UNROLL for (int k = 1; k >= 0; k--) { /* V, which is free first, then K */
-            const int x = te__attn_column<HEADS, KV_HEADS, D, F>(k, item.x % KV_HEADS);
+            const int x = te__attn_kv_column<HEADS, KV_HEADS, D, F>(k, item.x % KV_HEADS);
             const uint32_t there = te__shared_address(k ? &sh->v_full : &sh->k_full);
             te__barrier_wait(te__shared_address(k ? &sh->v_empty : &sh->k_empty), (r & 1) ^ 1);
-            te__barrier_expect(there, k ? C::V_BYTES : C::K_BYTES + (C::WIDE ? 2 * 8192 : 0));
+            te__barrier_arrive_expect_tx(there, k ? C::V_BYTES : C::K_BYTES + (C::WIDE ? 2 * 8192 : 0));
             constexpr int HIGH = C::BLOCK_KEYS / 64;
             TE_UNROLL for (int b = 0; b < (k ? C::V_BOXES : C::BOXES) * HIGH; b++) /* 64 keys, 64 columns */
                 te__attn_box_load(base + k * C::K_BYTES + b * 8192, F::CROSS ? &p->kv : &p->qkv, x + b / HIGH * 64,
@@ -120,12 +120,12 @@ TE_FN void te__attn_back_load(const te_attn_back *p, typename C::shared *sh, uin
             const uint32_t q = base + C::Q_AT + st * C::Q_PITCH, o = base + C::DO_AT + ost * C::Q_PITCH;
             const uint32_t qf = te__shared_address(&sh->q_full[st]), of = te__shared_address(&sh->do_full[ost]);
             te__barrier_wait(te__shared_address(&sh->q_empty[st]), again);
-            te__barrier_expect(qf, C::Q_BYTES);
+            te__barrier_arrive_expect_tx(qf, C::Q_BYTES);
             TE_UNROLL for (int b = 0; b < BOXES; b++)
                 te__attn_box_load(q + b * 8192, &p->qkv, w.head * D + (D > 64 ? b * 64 : 0),
                                   w.tile * C::QUERIES + (D > 64 ? 0 : b * 64), batch, qf);
             te__barrier_wait(te__shared_address(&sh->do_empty[ost]), C::do_phase(i) ^ 1);
-            te__barrier_expect(of, C::DO_BYTES);
+            te__barrier_arrive_expect_tx(of, C::DO_BYTES);
             TE_UNROLL for (int b = 0; b < DO_BOXES; b++)
                 te__attn_box_load(o + b * 8192, &p->dout, w.head * V + (D > 64 ? b * 64 : 0),
                                   w.tile * C::QUERIES + (D > 64 ? 0 : b * 64), batch, of);
@@ -139,7 +139,7 @@ template <int WHICH, class F, class C>
 TE_FN void te__attn_back_line_store(const te_attn_back *p, typename C::shared *sh, int stage, int query, float x) {
     if constexpr (C::ADDED) {
         /* what is infinite becomes a number that is large enough: zeros of A meet it too */
-        x = WHICH ? -x : x / (-te__attn_unit<F>(p->a.scale) * TE__ATTN_LOG2E);
+        x = WHICH ? -x : x / (-te__attn_score_unit<F>(p->a.scale) * TE__ATTN_LOG2E);
         if (x < -3e38f) x = -3e38f;
         const uint2 terms = te__attn_back_terms(x);
         uint4 *const to = (uint4 *)(void *)sh->lse[stage] + query;

@@ -89,7 +89,7 @@ template <class C> TE_FN void te__attn_wide_send(const uint32_t (&ds)[4][4], con
     te__attn_publish();
     te__attn_group_sync(1);
     if (g->warp == 0 && g->lane == 0) {
-        te__barrier_expect(full, 8192);
+        te__barrier_arrive_expect_tx(full, 8192);
         te__attn_bulk_copy(te__attn_wide_ds(g), 8192, full, g->rank ^ 1);
     }
     __syncwarp();
@@ -124,7 +124,7 @@ TE_FN void te__attn_wide_begin(float (&s)[32], const uint32_t (&a)[N][4], const 
     if constexpr (N == 1) te__attn_back_scores<T, D, C>(s, g->base + G * C::K_BYTES, tile, g, 0);
     else
         TE_UNROLL for (int x = 0; x < N; x++)
-            te__wgmma_of<64>::template rs<T, 0>(s, a[x], te__matrix_at(tile + x / 4 * 8192, 0) + 2 * (x % 4), x > 0);
+            te__wgmma_of<64>::template rs<T, 0>(s, a[x], te__wgmma_descriptor(tile + x / 4 * 8192, 0) + 2 * (x % 4), x > 0);
     te__wgmma_commit();
 }
 /* A warpgroup's piece of dQ of step j, when dS of it is there: of both blocks' keys, 64 each. */
@@ -136,15 +136,15 @@ TE_FN void te__attn_wide_dq_begin(float (&dq)[N], const te__attn_back_group<C> *
     te__wgmma_fence();
     TE_UNROLL for (int x = 0; x < 8; x++)
         te__wgmma_of<2 * N>::template ss<T, 1>(
-            dq, te__matrix_at(ds + x / 4 * 8192, 0) + 2 * (x % 4),
-            te__matrix_at((x / 4 == g->rank ? own : other) + column, 1) + 128 * (x % 4), x > 0);
+            dq, te__wgmma_descriptor(ds + x / 4 * 8192, 0) + 2 * (x % 4),
+            te__wgmma_descriptor((x / 4 == g->rank ? own : other) + column, 1) + 128 * (x % 4), x > 0);
     te__wgmma_commit();
 }
 /* It leaves. Neither block reads dS of step j any more, as far as this warpgroup goes. */
 template <class C, int G, int N>
 TE_FN void te__attn_wide_leave(const float (&dq)[N], const te__attn_back_group<C> *g, int j, int whole) {
     te__attn_back_arrive(g, TE__AT(g, ds_empty, j & 1));
-    if (g->lane < TE_ATTN_ARRIVING) te__barrier_arrive_at(TE__AT(g, ds_empty, j & 1), g->rank ^ 1);
+    if (g->lane < TE_ATTN_ARRIVING) te__barrier_arrive_remote(TE__AT(g, ds_empty, j & 1), g->rank ^ 1);
     te__attn_back_leave(dq, g, g->base + C::piece_at(G, j), TE__AT(g, dq_empty, C::piece_empty(G, j)),
                         C::piece_phase(G, j), whole ? 64 : 0);
     te__attn_publish();
@@ -196,7 +196,7 @@ TE_FN void te__attn_wide_multiply(const te_attn_back *p, typename C::shared *sh,
             if constexpr (G == 0) {
                 if constexpr (F::DROP != 0) te__attn_back_draw<HEADS, F, C>(dropped, p, g, q0, k0, head);
                 te__attn_back_exp<T, HEADS, F, C>(frag, other, s, none, p, g, q0, k0, head, dropped);
-                te__attn_wide_give(F::APART ? other : frag, g);
+                te__attn_wide_give(F::SEPARATE_DS ? other : frag, g);
             } else {
                 te__attn_wide_take<T, F>(frag, s, g);
                 te__attn_wide_send(frag, g);
@@ -228,12 +228,12 @@ TE_FN void te__attn_wide_multiply(const te_attn_back *p, typename C::shared *sh,
         te__attn_back_arrive(g, TE__AT(g, k_empty, 0));
         g->i++;
 
-        const int batch = item.x / KV_HEADS, x = te__attn_column<HEADS, KV_HEADS, D, F>(!G, item.x % KV_HEADS);
+        const int batch = item.x / KV_HEADS, x = te__attn_kv_column<HEADS, KV_HEADS, D, F>(!G, item.x % KV_HEADS);
         uint16_t *to = (uint16_t *)p->a.dqkv + (te__attn_first<F>(p, rows_of, batch) + k0) * QKV + x;
         const int64_t sums = (seq + C::SUM_ROWS - 1) / C::SUM_ROWS;
         float *sum = p->a.sum && !F::VARLEN ? p->a.sum + (batch * sums + k0 / C::SUM_ROWS) * QKV + x : nullptr;
         te__attn_group_store<T, OWN, C::SUM_ROWS>(to, QKV, seq - k0, d, G ? p->a.scale : F::FACTOR, sum, sh->part[G],
-                                                  G, te__attn_amax_of<F>(&p->a));
+                                                  G, te__attn_amax_output<F>(&p->a));
     }
 }
 #endif

@@ -48,7 +48,7 @@ TE_API int te__step_fp8_layouts(te_run *r, const te_step *s) {
     const te_pointwise_exit e =
         te__pointwise_exit_of(r, &w, last, back ? end->in_dtype : end->out_dtype, te_saves_output(r, last));
     if (e.form != TE_RESULT_with_scales) return 0;
-    if (k.scaled == TE_SCALING_ROW) return 1;
+    if (k.scaled == TE_SCALING_ROWWISE) return 1;
     if (back) return r->plan->op[e.consumer].flags & TE_IS_FROZEN ? 1 : 2;
     return r->pass == TE_FORWARD && te_policy(r, e.consumer)->input == TE_INPUT_saved_fp8 ? 2 : 1;
 }
@@ -58,7 +58,7 @@ TE_API long te__step_fp8_saves(te_run *r, const te_step *s) {
     const te_op *end = &r->plan->op[last];
     const long width = r->pass == TE_BACKWARD ? end->in : end->out;
     if (!layouts) return 0;
-    const int rowwise = te_policy(r, te_consumer_of(r, last))->scaling == TE_SCALING_ROW;
+    const int rowwise = te_policy(r, te_consumer_of(r, last))->scaling == TE_SCALING_ROWWISE;
     const long scales = (rowwise ? 1 : width / TE_FP8_BLOCK) * (long)sizeof(float);
     const long in_list_format = te_saves_output(r, last) ? 0 : width * (long)te_dtype_bytes(r->plan->dtype);
     return in_list_format - layouts * (width + scales);
@@ -154,7 +154,7 @@ TE_API const char *te__step_result(te_run *r, const te_step *s) {
     default: return "; stores e4m3 by 1x128 and 128x1";
     }
 }
-/* Whether a row over ranks has a kernel that goes through the memory which ranks map (te/comm/peer_row.h). */
+/* Whether a row over ranks has a kernel that goes through the memory which ranks map (te/comm/impl/fused_collective_norm.h). */
 TE_API int te__has_peer_kernel(const te_plan *p, const te_step *s) {
     const te_op *first = &p->op[s->op[0]];
     int norm = 0;

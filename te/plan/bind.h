@@ -4,7 +4,7 @@
 #define TE_BIND_H
 
 #include "model.h" /* te_plan, te_model, te_param */
-#include "../core/group.h" /* te_group */
+#include "../core/rank_group.h" /* te_group */
 
 /* Parameters lie in one buffer in list order, gradients in another; a tensor starts at a multiple of this many
  * elements, at the same element of both. So the optimizer, the gradient norm, a checkpoint and an all-reduce walk flat

@@ -114,9 +114,9 @@ typedef enum te_recipe {
 #define TE_IS_TENSORWISE(recipe) \
     ((int)(recipe) == (int)TE_RECIPE_fp8_current || (int)(recipe) == (int)TE_RECIPE_fp8_delayed)
 #define TE_SCALING_OF(recipe)                           \
-    (TE_IS_TENSORWISE(recipe)  ? (int)TE_SCALING_TENSOR \
-     : TE_IS_ROWWISE(recipe)   ? (int)TE_SCALING_ROW    \
-     : TE_IS_BLOCKWISE(recipe) ? (int)TE_SCALING_TILES  \
+    (TE_IS_TENSORWISE(recipe)  ? (int)TE_SCALING_TENSORWISE \
+     : TE_IS_ROWWISE(recipe)   ? (int)TE_SCALING_ROWWISE    \
+     : TE_IS_BLOCKWISE(recipe) ? (int)TE_SCALING_BLOCKWISE_1D  \
                                : (int)TE_SCALING_NONE)
 
 /* A parameter as the list declares it. */
@@ -266,7 +266,7 @@ typedef struct te_saved {
     size_t bytes;
     const te_plan *plan;
     int batch, seq, position; /* of the forward's te_batch: backward's batch must be the same, */
-    int sequences, longest;   /* with the same sequences in cu_seqlens */
+    int sequences, max_seqlen;   /* with the same sequences in cu_seqlens */
     const int32_t *cu_seqlens;
     int64_t memory_rows;      /* rows of TE_ROWS_memory */
     const void *x;

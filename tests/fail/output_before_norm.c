@@ -3,7 +3,7 @@
 #include "te/ops/linear.h"
 #include "te/ops/norm.h"
 #include "te/ops/residual.h"
-#include "te/ops/scale.h"
+#include "te/ops/elementwise.h"
 
 #define TE_FORWARD_linear_output_norm TE_FUSED
 

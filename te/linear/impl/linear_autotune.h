@@ -4,7 +4,7 @@
 #ifndef TE_LINEAR_AUTOTUNE_H
 #define TE_LINEAR_AUTOTUNE_H
 
-#include "../../core/fill.h" /* te_fill_normal, for what splits are timed on */
+#include "../../core/tensor_kernels.h" /* te_fill_normal, for what splits are timed on */
 #include "../../plan/impl/executor_begin.h" /* te__begin */
 #include "linear_fp8.h" /* te__fp8_transpose */
 #include "linear_strategy.h" /* te__linear_split */
@@ -16,7 +16,7 @@ typedef struct te__linear_trial {
     const te__linear_kernels *kernels;
     te_gemm gemm;
     int count;
-    te_split split[TE_SPLIT_COUNT];
+    te_gemm_strategy split[TE_STRATEGY_COUNT];
     te_param param[TE_MAX_PATTERN][TE_MAX_PARAMS];
     te_param next; /* of the product behind the step, where that reads FP8 */
     te_scales scales;
@@ -114,7 +114,7 @@ TE_IF_USED TE_API te_status te__linear_fill_fp8(const te_gemm *g, te_context *ct
 enum { TE__MANY_ROWS = 1024, TE__ONE_KERNEL_MARGIN = 5 /* percent */ };
 TE_API int te__linear_fastest(const te__linear_trial *t, const int64_t *ns, int winner) {
     for (int i = 0; winner >= 0 && t->gemm.m >= TE__MANY_ROWS && i < t->count; i++)
-        if (t->split[i] == TE_SPLIT_OWN && ns[i] && ns[i] <= ns[winner] + ns[winner] * TE__ONE_KERNEL_MARGIN / 100)
+        if (t->split[i] == TE_STRATEGY_CUSTOM && ns[i] && ns[i] <= ns[winner] + ns[winner] * TE__ONE_KERNEL_MARGIN / 100)
             return i;
     return winner;
 }
@@ -123,7 +123,7 @@ TE_API int te__linear_fastest(const te__linear_trial *t, const int64_t *ns, int 
 TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const te_run *r) {
     te_context *ctx = r->ctx;
     char error[sizeof ctx->error];
-    int64_t ns[TE_SPLIT_COUNT] = {0};
+    int64_t ns[TE_STRATEGY_COUNT] = {0};
     int winner = -1;
     size_t bytes = 0;
     void *memory = 0;
@@ -142,15 +142,15 @@ TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial 
         (void)te__linear_lay_out(t, r, (char *)memory);
         t->gemm.a = t->run.current.data, t->gemm.b = t->run.param[t->step->op[0]]->data;
         status = te__linear_fill_fp8(&t->gemm, ctx);
-        if (status == TE_OK) status = te__race(ns, &winner, t->count, 1, TE__ROUNDS, te__linear_trial_run, t, ctx);
+        if (status == TE_OK) status = te__autotune(ns, &winner, t->count, 1, TE__AUTOTUNE_ROUNDS, te__linear_trial_run, t, ctx);
         winner = te__linear_fastest(t, ns, winner);
     }
     te_release(ctx, memory);
     if (status != TE_OK && status != TE_ERROR_MEMORY) return status;
     memcpy(ctx->error, error, sizeof error);
-    c->split = t->split[winner < 0 ? 0 : winner];
+    c->strategy = t->split[winner < 0 ? 0 : winner];
     for (int i = 0; winner >= 0 && i < t->count; i++) c->ns[t->split[i]] = ns[i];
-    te__gemm_keep_choice(c, ctx);
+    te__gemm_store_choice(c, ctx);
     return TE_OK;
 }
 
@@ -159,56 +159,56 @@ TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_ste
     const te_gemm_tuned t = te__gemm_tuned_of(g);
     const int fp8 = te_gemm_is_fp8(g);
     memset(c, 0, sizeof *c);
-    const int n = snprintf(c->row, sizeof c->row, "%s%s%s", s->pattern, fp8 ? ":" : "",
+    const int n = snprintf(c->pattern, sizeof c->pattern, "%s%s%s", s->pattern, fp8 ? ":" : "",
                            fp8 ? te__operands_text_of(&t).text : "");
-    if (n >= (int)sizeof c->row) return 0;
+    if (n >= (int)sizeof c->pattern) return 0;
     c->m = g->m, c->n = g->n, c->k = g->k, c->dtype = g->dtype, c->training = r->pass == TE_FORWARD;
-    for (int j = 1; j < s->count; j++) c->kept |= (unsigned)(te_policy(r, s->op[j])->output_saved != 0) << j;
-    c->kept |= te__linear_next_in_fp8(r, s) >= 0; /* the product's own output is no chain's */
+    for (int j = 1; j < s->count; j++) c->stored_outputs |= (unsigned)(te_policy(r, s->op[j])->output_saved != 0) << j;
+    c->stored_outputs |= te__linear_next_in_fp8(r, s) >= 0; /* the product's own output is no chain's */
     return 1;
 }
 /* Time what can be done of the step beside its default. */
-TE_IF_USED TE_API te_status te__linear_autotune(te_gemm_choice *c, te_split otherwise, int can_own, const te_gemm *bare,
+TE_IF_USED TE_API te_status te__linear_autotune(te_gemm_choice *c, te_gemm_strategy otherwise, int can_own, const te_gemm *bare,
                                             te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     te__linear_trial t;
     memset(&t, 0, sizeof t);
     t.step = s, t.kernels = kernels, t.gemm = *bare;
     t.split[t.count++] = otherwise;
-    for (int i = TE_SPLIT_COUNT - 1; i >= 0; i--) {
+    for (int i = TE_STRATEGY_COUNT - 1; i >= 0; i--) {
         te_gemm tried = *bare;
-        const int can = i != TE_SPLIT_OWN || can_own;
-        if (i != (int)otherwise && can && te__linear_take(&tried, r, s, (te_split)i) >= 0)
-            t.split[t.count++] = (te_split)i;
+        const int can = i != TE_STRATEGY_CUSTOM || can_own;
+        if (i != (int)otherwise && can && te__linear_take(&tried, r, s, (te_gemm_strategy)i) >= 0)
+            t.split[t.count++] = (te_gemm_strategy)i;
     }
     return t.count < 2 ? TE_OK : te__linear_time(c, &t, r);
 }
 /* Set up the product, and say how the step is split and how many ops the product takes along. By default one kernel
- * does all where it should pay (te/gemm/gemm_choose.h); else the product takes all of the row, and if that cannot be, a
+ * does all where it should pay (te/gemm/impl/gemm_dispatch.h); else the product takes all of the row, and if that cannot be, a
  * bias whose result backward needs. Where steps are tuned, the fastest. */
-TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_split *split, int *taken, te_run *r, const te_step *s,
+TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *split, int *taken, te_run *r, const te_step *s,
                                               const te__linear_kernels *kernels) {
     const te_gemm bare = *g;
     const int can_own =
-        s->count > 1 && te__linear_can_store(r, s, kernels) && te_gemm_can_row(kernels->whole, g, r->ctx);
-    int way = can_own && te_gemm_is_own_row(kernels->whole, g, r->ctx) ? TE_SPLIT_OWN : TE_SPLIT_WHOLE;
+        s->count > 1 && te__linear_can_store(r, s, kernels) && te_gemm_can_fuse(kernels->whole, g, r->ctx);
+    int way = can_own && te_gemm_is_fused(kernels->whole, g, r->ctx) ? TE_STRATEGY_CUSTOM : TE_STRATEGY_EPILOGUE;
     te_gemm_choice c;
-    while ((*taken = te__linear_take(g, r, s, (te_split)way)) < 0) way--;
-    *split = (te_split)way;
-    if (te_gemm_is_fine_grained(&bare)) return TE_OK; /* takes nothing along that could be timed */
+    while ((*taken = te__linear_take(g, r, s, (te_gemm_strategy)way)) < 0) way--;
+    *split = (te_gemm_strategy)way;
+    if (te_gemm_has_scale_arrays(&bare)) return TE_OK; /* takes nothing along that could be timed */
     if (te__pointwise_amax_only(r, s, 1, kernels->shape))
         return TE_OK; /* one kernel where it should pay: it stores less */
-    if (s->count < 2 || !te__gemm_chooses(r->ctx) || !te__linear_choice_of(&c, r, s, &bare)) return TE_OK;
+    if (s->count < 2 || !te__gemm_uses_choices(r->ctx) || !te__linear_choice_of(&c, r, s, &bare)) return TE_OK;
     const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);
-#if TE_TUNES
+#if TE_HAS_AUTOTUNE
     if (!found && r->dry && te__gemm_may_time(r->ctx)) { /* in the dry walk: both walks then do the same */
         TE_TRY(te__linear_autotune(&c, *split, can_own, &bare, r, s, kernels));
         found = te__gemm_find_choice(&c, r->ctx);
     }
 #endif
-    if (!found || found->split == *split || (found->split == TE_SPLIT_OWN && !can_own)) return TE_OK;
+    if (!found || found->strategy == *split || (found->strategy == TE_STRATEGY_CUSTOM && !can_own)) return TE_OK;
     te_gemm tried = bare;
-    const int takes = te__linear_take(&tried, r, s, found->split);
-    if (takes >= 0) *g = tried, *taken = takes, *split = found->split;
+    const int takes = te__linear_take(&tried, r, s, found->strategy);
+    if (takes >= 0) *g = tried, *taken = takes, *split = found->strategy;
     return TE_OK;
 }
 

@@ -1,7 +1,7 @@
 /* linear_comm_overlap.h -- steps that leave their work to the next one, which overlaps it with its own: an all_gather
- * in front of a linear, a linear in front of a reduce_scatter, and in backward their adjoints (te/gemm/gemm_ranks.h
+ * in front of a linear, a linear in front of a reduce_scatter, and in backward their adjoints (te/gemm/impl/gemm_comm_overlap.h
  * says how); and a linear in front of a row that begins with an all_reduce, which its product sends to
- * (te/comm/send.h).
+ * (te/comm/impl/collective_step.h).
  *
  * This is no row of the fusion list: it would take one for each row that begins with a linear, and the rows would be
  * those of one rank and of many. A step finds out from the plan, when it is walked, that the next one can take its
@@ -10,7 +10,7 @@
  *
  * The bits: the product is that of our own kernel, by itself or with its row; the sum over the ranks is that of
  * te_group_reduce_scatter through mapped memory. Tiles go in another order, so where the last round of them is shared
- * out by k (te__hopper_share), other tiles have their sums over k in two parts or more.
+ * out by k (te__sm90_gemm_plan_stream_k), other tiles have their sums over k in two parts or more.
  *
  * In FP8, with scales of tensors, a product sends what it gives in 16 bits, and its sums stay in the tensor cores.
  * Rows are gathered in FP8 where the scale is known before and all ranks have it (te_recipes_config.ranks): a rank's
@@ -25,7 +25,7 @@
 #define TE_LINEAR_COMM_OVERLAP_H
 
 #include "../../plan/impl/storage.h" /* te_gathered_consumer */
-#include "linear_strategy.h" /* te__linear_gemm, te_gemm_overlaps */
+#include "linear_strategy.h" /* te__linear_gemm, te_gemm_kernel_overlaps */
 
 /* ---- what is left to the next step ------------------------------------------------------------------------------- */
 
@@ -44,7 +44,7 @@ TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has)
     const int count = r->pass == TE_BACKWARD ? p->backward_count
                       : r->pass == TE_INFER  ? p->infer_count
                                              : p->forward_count;
-    for (int i = 0; TE_OVERLAPS && has && i + 1 < count; i++)
+    for (int i = 0; TE_HAS_COMM_OVERLAP && has && i + 1 < count; i++)
         if (s == &all[i]) return te_last_step(r, s) ? 0 : s + 1;
     return 0;
 }
@@ -64,7 +64,7 @@ TE_API int te_defers_gather(const te_run *r, const te_step *s) {
     return 1;
 }
 /* A linear's step: whether the next one adds up what it gives: a reduce_scatter, in backward an all_gather, which go on
- * while the product does, or a row with an all_reduce, to which the product sends (te/comm/send.h). */
+ * while the product does, or a row with an all_reduce, to which the product sends (te/comm/impl/collective_step.h). */
 TE_API int te_defers_product(const te_run *r, const te_step *s) {
     const te_group *g = r->tensor;
     const te_step *next = s->count == 1 ? te__step_after(r, s, g->memory || g->peers) : 0;
@@ -99,30 +99,30 @@ TE_API te_status te__gather_rows_now(te_run *r) {
 }
 /* Where this rank's rows of A belong in the memory of all ranks: A is `now` or, if that is in the workspace for this
  * step alone, the group's room. 0: nowhere. */
-TE_API int te__gather_place(te_gemm_ranks *ranks, te_run *r) {
-    const te_rank_memory *m = ranks->memory;
+TE_API int te__gather_place(te__gemm_overlap *ranks, te_run *r) {
+    const te__overlap_memory *m = ranks->memory;
     const size_t bytes = (size_t)(r->current.rows * r->current.cols) * te_dtype_bytes(r->current.dtype);
-    const int block = te__rank_block_of(m, r->current.data, bytes);
-    if (block < 0 && (r->current.block < 0 || bytes > m->room)) return 0;
+    const int block = te__overlap_block_of(m, r->current.data, bytes);
+    if (block < 0 && (r->current.block < 0 || bytes > m->capacity)) return 0;
     const size_t own = bytes / (size_t)m->ranks * (size_t)m->rank;
     for (int k = 0; k < m->ranks; k++)
         ranks->to[k] =
-            own + (block < 0 ? te__rank_room(m, k)
+            own + (block < 0 ? te__overlap_workspace(m, k)
                              : m->block[block].at[k] + ((char *)r->current.data - m->block[block].at[m->rank]));
     if (!r->dry) r->current.data = ranks->to[m->rank] - own;
     return 1;
 }
 /* Let the product g = now weight begin when this rank's rows of `now` are there, or have all rows first. keep: `now` is
  * read again, as a whole. */
-TE_API te_status te__overlap_gather(te_gemm *g, te_gemm_ranks *ranks, te_run *r, te_product_kernels *bare, int keep) {
+TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run *r, te_product_kernels *bare, int keep) {
     if (r->current.state != TE_VALUE_deferred_gather) return TE_OK;
     memset(ranks, 0, sizeof *ranks);
     ranks->group = r->tensor, ranks->memory = r->tensor->memory, ranks->own = r->deferred.from.data, ranks->keep = keep;
     const int aligned = (uintptr_t)ranks->own % TE_ACCESS == 0 && (uintptr_t)r->current.data % TE_ACCESS == 0;
     te_gemm of = *g; /* whose operands are not known yet */
     if (te_is_fp8(r->current.dtype))
-        of.a_fp8.scaling = of.b_fp8.scaling = TE_SCALING_TENSOR, of.trans_b = 1, of.fast = 1;
-    if (!aligned || !r->current.data || !ranks->own || !te_gemm_many_overlaps(bare, &of, r->tensor, r->ctx) ||
+        of.a_fp8.scaling = of.b_fp8.scaling = TE_SCALING_TENSORWISE, of.trans_b = 1, of.fast = 1;
+    if (!aligned || !r->current.data || !ranks->own || !te_gemm_persistent_overlaps(bare, &of, r->tensor, r->ctx) ||
         !te__gather_place(ranks, r))
         return te__gather_rows_now(r);
     g->ranks = ranks, g->fast = of.fast;
@@ -135,7 +135,7 @@ TE_API te_status te__overlap_gather(te_gemm *g, te_gemm_ranks *ranks, te_run *r,
  * Nothing in backward reads it, so it may wait. Under sequence parallelism a backward has the rows of all ranks
  * gathered again for the gradient of an attention's last linear, whose product (8192 x 1024 x 4096, a rank's part of
  * four) takes 96 us where the rows take 240. So the gradient of the weight before it, the MLP's first, 350 us, waits
- * for these rows to be on their way, and runs in front of that product: te_gemm_ranks.beside. A GPT's layer on four
+ * for these rows to be on their way, and runs in front of that product: te__gemm_overlap.beside. A GPT's layer on four
  * H100s, hidden 4096, 4 x 2048 tokens: 4.85 ms before, 4.72 so; in FP8 3.57 and 3.45 to 3.50. What it reads, dy and
  * under a recipe its transpose, stays in the workspace as long.
  */
@@ -200,9 +200,9 @@ TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
 }
 /* The next linear's product is about to run. ranks: it gathers rows, with what waits beside them; null: it does not.
  * While products are timed nothing runs beside them. */
-TE_API te_status te__wgrad_flush(te_run *r, te_gemm_ranks *ranks) {
+TE_API te_status te__wgrad_flush(te_run *r, te__gemm_overlap *ranks) {
     if (!ranks || r->dry || r->ctx->gemm_tune) return te__wgrad_now(r);
-    if (r->deferred_wgrad.is_there) ranks->beside = te__wgrad_now, ranks->beside_of = r;
+    if (r->deferred_wgrad.is_there) ranks->overlapped = te__wgrad_now, ranks->overlapped_arg = r;
     return TE_OK;
 }
 

@@ -32,7 +32,6 @@
 
 #include "../../ops/cross_entropy.h" /* te_cross_entropy_args */
 #include "linear_step.h" /* te_linear_step_forward, _backward */
-#include "../../ops/cross_entropy_ranks.h" /* te_loss_of_ranks */
 
 /* Families that end a row which begins with a linear, and in backward begin one that ends with it. */
 #define TE_TAKES_LINEAR_cross_entropy ,
@@ -43,17 +42,17 @@
 #define TE__LOSS_PATTERN_FORWARD(name, model, dtype, op)                                                               \
     TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_row, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op), op) \
     TE_API te_status name##_run(te_run *r, const te_step *s)                                                           \
-        { return te__linear_loss_forward(r, s, name##_launch, TE_PLAIN_GEMM(dtype, forward)); }
+        { return te__linear_loss_forward(r, s, name##_launch, TE_FALLBACK_GEMM(dtype, forward)); }
 #define TE__LOSS_PATTERN_BACKWARD(name, model, dtype, op)                                                      \
-    TE__CROSS_ENTROPY_KERNEL(name##_at_once, te_cross_entropy_at_once, TE_WIDTH_IN(model, op),                 \
+    TE__CROSS_ENTROPY_KERNEL(name##_at_once, te_cross_entropy_loss_and_grad, TE_WIDTH_IN(model, op),                 \
         (te_dtype)TE_DTYPE_IN(model, op), op)                                                                  \
     TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)), te_cross_entropy_args,                   \
-              te_cross_entropy_slice(te_args, te_at, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)),         \
+              te_cross_entropy_grad_shard(te_args, te_at, TE_CROSS_ENTROPY_THREADS(TE_WIDTH_IN(model, op)),         \
                   TE_WIDTH_AT(TE_WIDTH_IN(model, op), te_args->vocabulary), (te_dtype)TE_DTYPE_IN(model, op),  \
                   te_loss_options_of(TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op))))                                \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                 \
-        const te__loss_kernels kernels = {name##_launch, name##_at_once_launch, TE_PLAIN_GEMM(dtype, forward), \
-            TE_PLAIN_GEMM(dtype, backward)};                                                                   \
+        const te__loss_kernels kernels = {name##_launch, name##_at_once_launch, TE_FALLBACK_GEMM(dtype, forward), \
+            TE_FALLBACK_GEMM(dtype, backward)};                                                                   \
         return te__linear_loss_backward(r, s, &kernels);                                                       \
     }
 
@@ -139,7 +138,7 @@ TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear,
 }
 TE_API te_status te__linear_loss_gemm(const te__linear_loss *l, te_gemm *g, te_run *r, te_product_kernels *bare) {
     g->scratch = l->scratch, g->dtype = r->plan->dtype;
-    return te_gemm_is_bare(bare, g, r->ctx) ? te_plain_gemm_run(bare, g, r->ctx) : r->plan->product(g, r->ctx);
+    return te_gemm_is_custom(bare, g, r->ctx) ? te_fallback_gemm_run(bare, g, r->ctx) : r->plan->product(g, r->ctx);
 }
 /* Row `row` of a tensor, or the row of the weight that column `row` of the logits belongs to. */
 TE_API void *te__row_address(const void *p, int64_t row, int64_t columns, te_dtype dtype) {
@@ -291,52 +290,52 @@ TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s
  */
 
 /* The two ops one after the other, with all logits: under a recipe, or where backward has them as two steps. */
-TE_IF_USED TE_API te_status te__linear_loss_of_ranks_apart(te_run *r, const te_step *s, const te_loss_of_ranks *loss,
+TE_IF_USED TE_API te_status te__linear_loss_of_ranks_apart(te_run *r, const te_step *s, const te_vocab_parallel *loss,
                                                            te_product_kernels *bare) {
     te_step first = *s;
     te_pointwise_shape none;
     memset(&none, 0, sizeof none);
     first.count = 1;
     TE_TRY(te_linear_step_forward(r, &first, 0, none, 0, bare));
-    return te__cross_entropy_of_ranks(r, s, loss);
+    return te__vocab_parallel_forward(r, s, loss);
 }
-TE_IF_USED TE_API te_status te__linear_loss_of_ranks(te_run *r, const te_step *s, const te_loss_of_ranks *loss,
+TE_IF_USED TE_API te_status te__linear_loss_of_ranks(te_run *r, const te_step *s, const te_vocab_parallel *loss,
                                                      te_product_kernels *bare) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const int keeps = r->pass == TE_FORWARD && te_policy(r, s->op[0])->output_saved;
     te__logits_piece p = te__logits_of_forward(te_capacity_rows(r), linear->out);
     const int64_t rows = r->current.rows, most = p.rows;
-    te_loss_ranks_args all;
+    te_vocab_parallel_args all;
     te__linear_loss l;
     te_value y;
     if (keeps || linear->recipe != TE_RECIPE_none) return te__linear_loss_of_ranks_apart(r, s, loss, bare);
-    TE_TRY(te__loss_ranks_open(&all, &y, r, s, loss));
+    TE_TRY(te__vocab_parallel_begin(&all, &y, r, s, loss));
     r->loss_in_backward = 0;
     l.x = r->current;
     TE_TRY(te__linear_loss_open(&l, r, s->op[0], s->op[1]));
     for (int64_t row = 0; row < rows && !r->dry; row += most) {
-        te_loss_ranks_args a = all;
+        te_vocab_parallel_args a = all;
         p.rows = te_min(most, rows - row);
         a.of = te__linear_loss_rows(&all.of, row), a.of.x = l.logits, a.part += row;
         TE_TRY(te__linear_loss_logits(&l, r, l.logits, row, 0, p, bare));
         TE_TRY(loss->part(r->ctx, te_grid_of(p.rows, 1), &a));
     }
-    if (!r->dry) TE_TRY(te__loss_ranks_join(&all, r, loss));
+    if (!r->dry) TE_TRY(te__vocab_parallel_combine(&all, r, loss));
     te_set_current(r, y);
     return TE_OK;
 }
 
 #define TE__LOSS_PATTERN_OF_RANKS_FORWARD(name, model, dtype, op)                            \
-    TE__LOSS_OF_RANKS_KERNELS(name, model, op)                                               \
+    TE__VOCAB_PARALLEL_KERNELS(name, model, op)                                               \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                               \
-        const te_loss_of_ranks loss = TE__LOSS_OF_RANKS(name, op);                           \
-        return te__linear_loss_of_ranks(r, s, &loss, TE_PLAIN_GEMM(dtype, forward));         \
+        const te_vocab_parallel loss = TE__VOCAB_PARALLEL_LOSS(name, op);                           \
+        return te__linear_loss_of_ranks(r, s, &loss, TE_FALLBACK_GEMM(dtype, forward));         \
     }
 #define TE__LOSS_PATTERN_OF_RANKS_BACKWARD(name, model, dtype, op)                               \
-    TE__LOSS_OF_RANKS_SLOPE(name, model, op)                                                 \
+    TE__VOCAB_PARALLEL_GRAD(name, model, op)                                                 \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                               \
-        const te__loss_kernels kernels = {name##_launch, 0, TE_PLAIN_GEMM(dtype, forward),         \
-            TE_PLAIN_GEMM(dtype, backward)};                                                       \
+        const te__loss_kernels kernels = {name##_launch, 0, TE_FALLBACK_GEMM(dtype, forward),         \
+            TE_FALLBACK_GEMM(dtype, backward)};                                                       \
         return te__linear_loss_backward(r, s, &kernels);                                     \
     }
 

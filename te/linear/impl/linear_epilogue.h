@@ -1,6 +1,6 @@
 /* linear_epilogue.h -- a row that begins with a matrix product as one kernel: the chain of the ops behind it is the
  * product's epilogue. For maps with constant widths, in 16 bits, and under a recipe with operands in FP8; which rows
- * run so te/gemm/gemm_choose.h decides. All others are a product and a kernel for the rest, or a product with an
+ * run so te/gemm/impl/gemm_dispatch.h decides. All others are a product and a kernel for the rest, or a product with an
  * epilogue of cuBLASLt's.
  *
  * Under a recipe the epilogue stores what the chain's kernel would: y in 16 bits or in FP8 for the product behind it,
@@ -17,8 +17,8 @@
  * without.
  *
  * A gated activation's row is half as wide at one end. In backward the epilogue reads and writes both halves of the
- * wide end (te_hopper_kind.twice): it saves writing and reading the narrow one, 0.47 GB at 8192 x 14336. In forward a
- * tile has the same columns of both halves (te_hopper_couples.halves), so that inference never stores them. Of few
+ * wide end (te__sm90_gemm_config.twice): it saves writing and reading the narrow one, 0.47 GB at 8192 x 14336. In forward a
+ * tile has the same columns of both halves (te__sm90_gemm_pairing.halves), so that inference never stores them. Of few
  * rows it is a product and a chain. One H200, in turns with those: RMSNorm and a swiglu MLP of 4096 and 14336, 8192
  * rows, forward and backward 12932 and 13283 us, inference 4238 and 4417; a whole Llama 8B block 17922 and 18052,
  * inference 5718 and 5844; Qwen3's 16004 and 16258, 5167 and 5230.
@@ -30,11 +30,11 @@
 #ifndef TE_LINEAR_EPILOGUE_H
 #define TE_LINEAR_EPILOGUE_H
 
-#include "../../gemm/gemm_choose.h" /* te_hopper, te_few, te_usual */
+#include "../../gemm/impl/gemm_dispatch.h" /* te__sm90_gemm_params, te_skinny, te_epilogue_outputs */
 #include "../../pointwise/impl/pointwise.h" /* te_pointwise, te_pointwise_result */
 #include "../../pointwise/impl/pointwise_step.h" /* te__pointwise_forward */
 #include "linear_fp8.h" /* te__fp8_rows */
-#include "linear_gemm.h" /* TE_PLAIN_GEMM */
+#include "linear_gemm.h" /* TE_FALLBACK_GEMM */
 
 /* linear_epilogue.h -- what is known of the arguments of a row that is one product in FP8 (linear_epilogue.h), so that
  * its epilogue has no branches on them. Which of its ops keep something, and in which form its result goes on, follows
@@ -49,7 +49,7 @@
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 
 typedef struct te_product {
-    union { te_hopper many; te_few few; te_narrow narrow; };
+    union { te__sm90_gemm_params many; te_skinny few; te_small_m narrow; };
     te_pointwise chain; /* x: where the product itself is stored, null: not */
 } te_product;
 
@@ -58,9 +58,9 @@ typedef struct te_product {
 typedef struct te_product_facts { te_pointwise_result leaves; int kept, params; } te_product_facts;
 
 /* Whether the product's arguments are those of training or, with nothing kept, of inference. */
-TE_FN te_usual te_product_usual(const te_product *p, const te_pointwise_shape k, const te_product_facts is) {
+TE_FN te_epilogue_outputs te_product_usual(const te_product *p, const te_pointwise_shape k, const te_product_facts is) {
     const te_pointwise_fp8 *fp8 = &p->chain.fp8;
-    int stores = p->chain.x != 0, usual = k.reads < 0 || p->many.ahead;
+    int stores = p->chain.x != 0, usual = k.reads < 0 || p->many.source;
     usual = usual && (is.leaves == TE_RESULT_fp8) == (fp8->y != 0);
     if (is.leaves != TE_RESULT_amax) usual = usual && (is.leaves == TE_RESULT_y) == (p->chain.y != 0);
     if (is.leaves != TE_RESULT_fp8) usual = usual && (is.leaves == TE_RESULT_amax) == (fp8->amax != 0);
@@ -68,8 +68,8 @@ TE_FN te_usual te_product_usual(const te_product *p, const te_pointwise_shape k,
         if (p->chain.op[i].out) stores |= 2 << i;
         if (is.params >> i & 1) usual = usual && p->chain.op[i].w[0];
     }
-    if (usual && stores == is.kept) return TE_USUAL_all;
-    return is.kept && usual && !stores ? TE_USUAL_result : TE_USUAL_not;
+    if (usual && stores == is.kept) return TE_OUTPUTS_ALL;
+    return is.kept && usual && !stores ? TE_OUTPUTS_RESULT : TE_OUTPUTS_ANY;
 }
 /* Its chain then, with what is null and what is not as constants. */
 TE_FN void te__product_specialise(te_pointwise *c, const te_product *p, const te_product_facts is) {
@@ -91,10 +91,10 @@ TE_FN void te__product_specialise(te_pointwise *c, const te_product *p, const te
 
 /* Eight elements of y in FP8, times `scale`. */
 TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float scale, const te_pointwise_shape k,
-                                 te_epilogue_lane *own) {
+                                 te_epilogue_state *own) {
     float v[8];
     te_vec8 e;
-    own->most = te_amax_bits8(own->most, l->v);
+    own->amax_bits = te_amax_bits8(own->amax_bits, l->v);
     TE_UNROLL for (int i = 0; i < 8; i++) v[i] = l->v[i] * scale;
     te_vec8_of_fp8(&e, v, (te_dtype)k.fp8);
     own->fp8[0] = e.w[0], own->fp8[1] = e.w[1];
@@ -102,24 +102,24 @@ TE_FN void te__product_store_fp8(const te_product *p, const te_lane *l, float sc
 }
 /* What the row gives, in the forms that the arguments ask for; fp8: in FP8. */
 TE_FN void te__product_store(const te_product *p, const te_pointwise *c, te_lane *l, int fp8, float scale,
-                             const te_pointwise_shape k, te_epilogue_lane *own) {
+                             const te_pointwise_shape k, te_epilogue_state *own) {
     if (k.fp8 && !fp8 && c->fp8.amax) { /* that of what is stored, or would be (te__pointwise_amax_only) */
         if (c->y) te_store8_rounded(c->y, te_index(l->at), l->v, 8, 1, k.out);
         else te__pointwise_round(l->v, k.out);
-        own->most = te_amax_bits8(own->most, l->v);
+        own->amax_bits = te_amax_bits8(own->amax_bits, l->v);
     } else if (c->y) te_store_lane(l, c->y, k);
     if (fp8) te__product_store_fp8(p, l, scale, k, own);
 }
 TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const uint32_t *ahead, int row, int col,
-                               te_epilogue_lane *own, te_stages_fn stages, const te_pointwise_shape k,
+                               te_epilogue_state *own, te_stages_fn stages, const te_pointwise_shape k,
                                te_product_facts is) {
     te_lane l;
     te_vec8 e;
     te_pointwise known;
-    const int usual = own->usual != TE_USUAL_not;
+    const int usual = own->outputs != TE_OUTPUTS_ANY;
     const te_pointwise *c = usual ? &known : &p->chain;
     const int fp8 = k.fp8 && (usual ? is.leaves == TE_RESULT_fp8 : p->chain.fp8.y != 0);
-    if (own->usual == TE_USUAL_result) is.kept = 0;
+    if (own->outputs == TE_OUTPUTS_RESULT) is.kept = 0;
     if (usual) te__product_specialise(&known, p, is);
     const float scale = fp8 ? __ldg(p->chain.fp8.scale) : 1.0f; /* here, so that it is there when it is needed */
     TE_UNROLL for (int i = 0; i < 4; i++) e.w[i] = w[i];
@@ -136,11 +136,11 @@ TE_FN void te_product_epilogue(const te_product *p, const uint32_t w[4], const u
     TE_UNROLL for (int i = 0; i < 8; i++) own->sum[i] = l.sum[i];
     te__product_store(p, c, &l, fp8, scale, k, own);
     if (!fp8) return;
-    if (!usual && row == 0 && col == 0 && c->fp8.inverse) te_scale_keep(c->fp8.inverse, scale);
+    if (!usual && row == 0 && col == 0 && c->fp8.inverse) te_scale_save(c->fp8.inverse, scale);
 }
 /* Sixteen elements of a row with a gated op: eight of each half. */
 TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], const uint32_t other[4], int row, int col,
-                             te_epilogue_lane *own, te_stages_fn stages, const te_pointwise_shape k) {
+                             te_epilogue_state *own, te_stages_fn stages, const te_pointwise_shape k) {
     const te_pointwise *c = &p->chain;
     const int fp8 = k.fp8 && c->fp8.y;
     const float scale = fp8 ? __ldg(c->fp8.scale) : 1.0f;
@@ -172,18 +172,18 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
         name##_is_light = name##_is_product && !name##_is_gated,                                                       \
         name##_is_persistent_fp8 = name##_is_product && name##_by_tensor,                                              \
         name##_is_skinny_fp8 = name##_is_light && name##_skinny_form,                                                  \
-        name##_is_small_m_fp8 = name##_is_light && (int)name##_skinny_form == TE_FEW_SCALED                            \
+        name##_is_small_m_fp8 = name##_is_light && (int)name##_skinny_form == TE_OPERANDS_FP8                            \
     };                                                                                                                 \
     template <int EXISTS>                                                                                              \
-    TE_HOPPER_KERNEL_ROW_FP8(name##_product_fp8, te_product, TE_##dtype, (te_dtype)name##_fp8_wanted,                  \
+    TE_SM90_GEMM_KERNEL_FUSED_FP8(name##_product_fp8, te_product, TE_##dtype, (te_dtype)name##_fp8_wanted,                  \
                              name##_epilogue, name##_pair, name##_is_gated,                                            \
                              te_product_usual(&p, name##_shape(0), name##_facts()), name##_reads >= 0,                 \
                              name##_sums >= 0, EXISTS)                                                                 \
     template <int EXISTS>                                                                                              \
-    TE_FEW_KERNEL(name##_skinny_product_fp8, te_product, (te_few_form)name##_skinny_form, TE_##dtype, name##_epilogue, \
+    TE_SKINNY_KERNEL(name##_skinny_product_fp8, te_product, (te_gemm_operands)name##_skinny_form, TE_##dtype, name##_epilogue, \
                   EXISTS)                                                                                              \
     template <int EXISTS>                                                                                              \
-    TE_NARROW_KERNEL(name##_small_m_product_fp8, te_product, TE_FEW_SCALED, TE_##dtype, name##_epilogue, EXISTS)       \
+    TE_SMALL_M_KERNEL(name##_small_m_product_fp8, te_product, TE_OPERANDS_FP8, TE_##dtype, name##_epilogue, EXISTS)       \
     TE_KERNEL_IF(EXISTS, (int EXISTS), name##_product_fp8, (EXISTS), te_product)                                       \
     TE_KERNEL_IF(EXISTS, (int EXISTS), name##_skinny_product_fp8, (EXISTS), te_product)                                \
     TE_KERNEL_IF(EXISTS, (int EXISTS), name##_small_m_product_fp8, (EXISTS), te_product)                               \
@@ -208,25 +208,25 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
         return is;                                                                                                     \
     }                                                                                                                  \
     TE_UNUSED TE_FN void name##_epilogue(const void *p, const uint32_t w[4], const uint32_t *ahead, int row, int col,  \
-        te_epilogue_lane *own) {                                                                                       \
+        te_epilogue_state *own) {                                                                                       \
         te_product_epilogue((const te_product *)p, w, ahead, row, col, own, name##_stages, name##_shape(0),            \
             name##_facts());                                                                                           \
     }                                                                                                                  \
     TE_UNUSED TE_FN void name##_pair(const void *p, const uint32_t w[4], const uint32_t other[4], int row, int col,    \
-                             int, te_epilogue_lane *own) {                                                             \
+                             int, te_epilogue_state *own) {                                                             \
         te_product_pair_epilogue((const te_product *)p, w, other, row, col, own, name##_stages, name##_shape(0));      \
     }
 /* many, few: whether there are kernels in 16 bits. fp8, few_fp8, narrow_fp8: those in FP8, or null. */
 #define TE__PRODUCT_KERNELS(name, dtype, many, few, fp8, few_fp8, narrow_fp8)                                       \
     enum { name##_is_persistent = (many) != 0, name##_is_skinny = (few) && !name##_is_backward && !name##_is_gated, \
-           name##_is_small_m = name##_is_skinny && TE_NARROW_SIXTEEN };                                             \
+           name##_is_small_m = name##_is_skinny && TE_SMALL_M_16BIT };                                             \
     template <int EXISTS>                                                                                           \
-    TE_HOPPER_KERNEL_ROW(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, name##_pair, \
+    TE_SM90_GEMM_KERNEL_FUSED(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, name##_pair, \
                          name##_is_gated, name##_is_twice, name##_sums >= 0, EXISTS)                                \
     template <int EXISTS>                                                                                           \
-    TE_FEW_KERNEL(name##_skinny, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, EXISTS)                   \
+    TE_SKINNY_KERNEL(name##_skinny, te_product, TE_OPERANDS_16BIT, TE_##dtype, name##_epilogue, EXISTS)                   \
     template <int EXISTS>                                                                                           \
-    TE_NARROW_KERNEL(name##_small_m, te_product, TE_FEW_SIXTEEN, TE_##dtype, name##_epilogue, EXISTS)               \
+    TE_SMALL_M_KERNEL(name##_small_m, te_product, TE_OPERANDS_16BIT, TE_##dtype, name##_epilogue, EXISTS)               \
     TE_KERNEL_IF(EXISTS, (int EXISTS), name##_product, (EXISTS), te_product)                                        \
     TE_KERNEL_IF(EXISTS, (int EXISTS), name##_skinny, (EXISTS), te_product)                                         \
     TE_KERNEL_IF(EXISTS, (int EXISTS), name##_small_m, (EXISTS), te_product)                                        \
@@ -235,7 +235,7 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
                                              {(const void *)name##_skinny_if<name##_is_skinny>(), 0, 0},            \
                                              {fp8, 0, 0},                                                           \
                                              {few_fp8, 0, 0},                                                       \
-                                             (te_few_form)name##_skinny_form,                                       \
+                                             (te_gemm_operands)name##_skinny_form,                                       \
                                              {(const void *)name##_small_m_if<name##_is_small_m>(), 0, 0},          \
                                              {narrow_fp8, 0, 0},                                                    \
                                              (int)name##_draws};                                                    \
@@ -259,16 +259,16 @@ TE_API te_status te__product_transpose(te_run *r, const te_step *s, te_product *
     const int next = te_consumer_of(r, s->op[s->count - 1]);
     te_value v;
     if (r->pass == TE_INFER || te_gathered_consumer(r, next) >= 0) return TE_OK;
-    p->many.turned_rows = (int)te__fp8_rows(r->current.rows);
+    p->many.transposed_rows = (int)te__fp8_rows(r->current.rows);
     TE_TRY(te_acquire(r, &v, TE_ROWS_tokens, r->current.cols, r->current.dtype));
     v.rows = r->current.rows;
     if (r->pass == TE_BACKWARD) {
         te_value current = r->current;
         te_attach_transposed(&current, v);
         te_set_current(r, current);
-        p->many.turned = (uint8_t *)v.data;
+        p->many.transposed = (uint8_t *)v.data;
     } else if (te_saved_input_of(r, next).x) {
-        p->many.turned = (uint8_t *)te_saved_input_of(r, next).x;
+        p->many.transposed = (uint8_t *)te_saved_input_of(r, next).x;
         v.scaling = r->current.scaling, p->chain.fp8.y = v.data;
         te_set_saved_transposed(r, next, 1);
         te_set_current(r, v);
@@ -279,18 +279,18 @@ TE_API te_status te__product_transpose(te_run *r, const te_step *s, te_product *
  * reads it, or `keep` says so: backward does. */
 TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                  const te_pointwise_shape k, te_product *p, te_value product, int keep) {
-    const int few = te__gemm_is_few(kernels, g, r->ctx), light = te__gemm_is_light(kernels, g, r->ctx);
+    const int few = te__gemm_is_skinny(kernels, g, r->ctx), light = te__gemm_is_skinny_or_small_m(kernels, g, r->ctx);
     if (!keep && !te__product_is_read(r, s, &p->chain, product.data)) p->chain.x = 0;
-    if (k.sums >= 0) p->many.sums = p->chain.op[k.sums].sum[0];
+    if (k.sums >= 0) p->many.column_sums = p->chain.op[k.sums].sum[0];
     *(few ? &p->few.amax : light ? &p->narrow.amax : &p->many.amax) = p->chain.fp8.amax;
     if (!light) p->many.scale = p->chain.fp8.scale, p->many.inverse = p->chain.fp8.y ? p->chain.fp8.inverse : 0;
     if (p->chain.fp8.y && te_gemm_is_fp8(g) && !light) TE_TRY(te__product_transpose(r, s, p));
     if (k.reads >= 0 && !light) {
         const te_stage *reads = &p->chain.op[k.reads];
-        p->many.ahead = k.backward && reads->saved ? reads->saved : reads->edge;
-        p->many.ahead_twice = k.backward && k.out_halves > 1;
+        p->many.source = k.backward && reads->saved ? reads->saved : reads->edge;
+        p->many.source_has_halves = k.backward && k.out_halves > 1;
     }
-    return r->dry ? TE_OK : te__gemm_run_own(kernels, p, sizeof *p, &p->few, &p->narrow, &p->many, g, r->ctx);
+    return r->dry ? TE_OK : te__gemm_run_custom(kernels, p, sizeof *p, &p->few, &p->narrow, &p->many, g, r->ctx);
 }
 /* An epilogue does not have what scales of its own are of. */
 TE_API te_pointwise_shape te__product_shape(te_pointwise_shape k) {
@@ -311,8 +311,8 @@ TE_API te_status te_product_step_backward(te_run *r, const te_step *s, te_produc
                                           const te_pointwise_shape k, te_value product) {
     te_product p;
     te_pointwise_work w = te_pointwise_work_of(s, 1, te__product_shape(k), &p.chain);
-    const int blocks = TE_HOPPER_FEW * (int)te_ceil_div(g->m, TE_TILE_M);
-    const int room = TE_HOPPER_FEW * (int)te_ceil_div(te_capacity_rows(r), TE_TILE_M);
+    const int blocks = TE_SM90_GEMM_EPILOGUE_WARPS * (int)te_ceil_div(g->m, TE_TILE_M);
+    const int room = TE_SM90_GEMM_EPILOGUE_WARPS * (int)te_ceil_div(te_capacity_rows(r), TE_TILE_M);
     const int most = (int)te_max(room, te__max_blocks(r, k, te_pointwise_tiles(k)));
     memset(&p, 0, sizeof p);
     const te_sum_blocks sums = {blocks, most};
@@ -338,7 +338,7 @@ TE_API te_status te_product_step_backward(te_run *r, const te_step *s, te_produc
     name##_by_tensor = TE_IS_TENSORWISE(name##_recipe),                                                          \
     name##_fp8_a = TE__IS_BACKWARD_##pass ? (int)model##_gradients : (int)TE_e4m3,                              \
     name##_skinny_form = TE__IS_BACKWARD_##pass || !name##_in_fp8                                                  \
-                          ? TE_FEW_SIXTEEN : TE_IS_BLOCKWISE(name##_recipe) ? TE_FEW_TILED : TE_FEW_SCALED
+                          ? TE_OPERANDS_16BIT : TE_IS_BLOCKWISE(name##_recipe) ? TE_OPERANDS_FP8_BLOCKWISE : TE_OPERANDS_FP8
 #define TE_NO_PRODUCT(name, dtype) \
     TE_API te_product_kernels *name##_kernels(void) { return 0; }
 

@@ -4,7 +4,7 @@
  * On Hopper, in 16 bits, with constant widths and head sizes that fit a tile, it is one kernel behind a small one. The
  * small one writes the cosines and sines of all rows, [rows, rotary_dim] in f32: in the product's epilogue they would
  * take double precision, and be computed once for each head. These are 4 MB at 8192 rows of heads of 128, which stay in
- * the L2. The epilogue gets the two vectors of eight that turn with each other at once (te_hopper_couples). Rope by
+ * the L2. The epilogue gets the two vectors of eight that turn with each other at once (te__sm90_gemm_pairing). Rope by
  * itself reads and writes what the product has stored: 8192 x 12288, 0.4 GB, 0.1 ms at 4.2 TB/s beside a product of 1.2
  * ms; the floor of one kernel is the product's.
  *
@@ -18,13 +18,13 @@
  * bias.
  *
  * All else is the two steps one after the other: other targets and formats, head sizes that do not divide 256 or are
- * odd multiples of eight, products of so few rows or columns that the kernel does not pay (te/gemm/gemm_choose.h), FP8.
+ * odd multiples of eight, products of so few rows or columns that the kernel does not pay (te/gemm/impl/gemm_dispatch.h), FP8.
  */
 #ifndef TE_LINEAR_ROPE_H
 #define TE_LINEAR_ROPE_H
 
 #include "../../pointwise/impl/pointwise_macros.h" /* TE_POINTWISE */
-#include "../../ops/rope.h" /* te__rope_to, te_rope_turns */
+#include "../../ops/rope.h" /* te__rope_apply, te_rope_cos_sin */
 #include "linear_step.h" /* te__linear_forward, te__overlap_gather */
 
 #define TE__ROPE_MARK_rope ,
@@ -37,8 +37,8 @@ enum { TE_ROPE_TABLE_ROWS = 4 /* of cosines and sines, by one block */ };
 TE_FN void te_rope_table_rows(const te_rope_args *a, te_block b, int rotary, int scaled) {
     int group;
     const int64_t first = (int64_t)b.x * TE_ROPE_TABLE_ROWS;
-    te_rope_turns((float *)a->y + first * rotary, a, first, (int)te_min(TE_ROPE_TABLE_ROWS, a->rows - first),
-                  te_lanes_here(TE_ROPE_THREADS, &group), rotary / 2, rotary, scaled, 1);
+    te_rope_cos_sin((float *)a->y + first * rotary, a, first, (int)te_min(TE_ROPE_TABLE_ROWS, a->rows - first),
+                  te_lanes_here(TE_ROPE_THREADS, &group), te_rope_table_of(rotary / 2, rotary, scaled, 1));
 }
 
 /* The kernels of a row. turns: of cosines and sines; whole: the product with its epilogue. Null: there is none. */
@@ -52,7 +52,7 @@ typedef struct te__rope_kernels {
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
 
 typedef struct te_rope_product {
-    te_hopper many;
+    te__sm90_gemm_params many;
     const void *bias;   /* [n], or null */
     void *y;            /* [m, n] */
     const float *turns; /* [m, rotary] */
@@ -80,7 +80,7 @@ TE_FN void te__rope_rotate_interleaved(float v[8], const float *turns, int dim, 
     if (dim >= h.rotary) return;
     c = __ldg((const float4 *)(turns + dim / 2)), s = __ldg((const float4 *)(turns + h.rotary / 2 + dim / 2));
     const float cosine[4] = {c.x, c.y, c.z, c.w}, sine[4] = {s.x, s.y, s.z, s.w};
-    te_turn_near8(v, cosine, sine);
+    te_rotate_interleaved8(v, cosine, sine);
 }
 /* Columns from `col` and from `other` on, of one head. */
 TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], const uint32_t u[4], int row, int col,
@@ -94,7 +94,7 @@ TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], cons
     }
     te__rope_load8(v, w, p, col, h.dtype);
     te__rope_load8(mate, u, p, other, h.dtype);
-    if (far) te_turn8(v, mate, cosine, sine);
+    if (far) te_rotate8(v, mate, cosine, sine);
     if (h.interleaved && col < p->turned) {
         te__rope_rotate_interleaved(v, turns, dim, h);
         te__rope_rotate_interleaved(mate, turns, other % h.head_dim, h);
@@ -106,7 +106,7 @@ TE_FN void te__rope_epilogue(const te_rope_product *p, const uint32_t w[4], cons
 /* One kernel for all lists and passes that have such heads. */
 template <te_dtype T, int DIM, int ROTARY, int NEAR>
 TE_FN void te_rope_pair_epilogue(const void *p, const uint32_t w[4], const uint32_t u[4], int row, int col, int other,
-                          te_epilogue_lane *) {
+                          te_epilogue_state *) {
     const te_rope_heads h = {T, DIM, ROTARY, NEAR};
     te__rope_epilogue((const te_rope_product *)p, w, u, row, col, other, h);
 }
@@ -114,7 +114,7 @@ TE_FN void te_rope_pair_epilogue(const void *p, const uint32_t w[4], const uint3
 #define TE__ROPE_CROSSED(dim, rotary, near) ((dim) == 256 && (rotary) == 256 && !(near))
 #define TE__ROPE_APART(dim, rotary, near) ((near) ? 0 : TE__ROPE_CROSSED(dim, rotary, near) ? 8 : (rotary) / 16)
 template <te_dtype T, int DIM, int ROTARY, int NEAR>
-TE_HOPPER_KERNEL_COUPLES(te_rope_gemm, te_rope_product, T, T == TE_f32 ? 0 : DIM >= 128 ? 16 : DIM / 8,
+TE_SM90_GEMM_KERNEL_PAIRS(te_rope_gemm, te_rope_product, T, T == TE_f32 ? 0 : DIM >= 128 ? 16 : DIM / 8,
                          TE__ROPE_APART(DIM, ROTARY, NEAR), TE__ROPE_CROSSED(DIM, ROTARY, NEAR),
                          (te_rope_pair_epilogue<T, DIM, ROTARY, NEAR>), T != TE_f32)
 TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int NEAR), te_rope_gemm, (T, DIM, ROTARY, NEAR),
@@ -122,7 +122,7 @@ TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int NEAR), te_rope_g
 template <te_dtype T, int DIM, int ROTARY, int NEAR> TE_API te_product_kernels *te_rope_kernels(void) {
     static te_product_kernels kernels = {
         {(const void *)te_rope_gemm_if<T, DIM, ROTARY, NEAR>(), 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0},
-        TE_FEW_SIXTEEN, {0, 0, 0}, {0, 0, 0}};
+        TE_OPERANDS_16BIT, {0, 0, 0}, {0, 0, 0}};
     return &kernels;
 }
 
@@ -163,12 +163,12 @@ TE_API te_status te__linear_rope_whole(te_run *r, const te_step *first, const te
     for (int j = 0; j < first->count; j++) /* as many as the two steps take: the number of rows decides which it is */
         TE_TRY(te_acquire(r, &room, linear->out_rows, linear->out, linear->out_dtype));
     turns = y, turns.data = room.data;
-    te__rope_fill(&a, r, turn, turns);
+    te__rope_args(&a, r, turn, turns);
     p.bias = first->count > 1 ? r->param[first->op[1]]->data : 0;
     p.y = y.data, p.turns = (const float *)room.data, p.turned = kernels->turned;
     if (!r->dry) {
         TE_TRY(kernels->turns(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_ROPE_TABLE_ROWS), 1), &a));
-        TE_TRY(te__hopper_run(kernels->whole->many.kernel, &p, sizeof p, &p.many, g, r->ctx));
+        TE_TRY(te__sm90_gemm_run(kernels->whole->persistent.kernel, &p, sizeof p, &p.many, g, r->ctx));
     }
     te_set_current(r, y);
     return TE_OK;
@@ -203,17 +203,17 @@ TE_API te_status te__linear_rope_whole(te_run *r, const te_step *first, const te
 TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const te__rope_kernels *kernels) {
     const int turn = s->op[s->count - 1];
     te_gemm g = te__linear_product(r, s->op[0]);
-    te_gemm_ranks ranks;
+    te__gemm_overlap ranks;
     te_step first = *s;
     te_value y;
     first.count--;
     TE_TRY(te_output(&y, r, s, turn));
-    if (!te_policy(r, s->op[0])->fp8 && te_gemm_is_own_row(kernels->whole, &g, r->ctx)) {
+    if (!te_policy(r, s->op[0])->fp8 && te_gemm_is_fused(kernels->whole, &g, r->ctx)) {
         TE_TRY(te__overlap_gather(&g, &ranks, r, kernels->whole, r->current.block < 0));
         return te__linear_rope_whole(r, &first, kernels, turn, &g, y);
     }
     TE_TRY(te__linear_forward(r, &first, &kernels->linear));
-    return te__rope_to(r, turn, y, kernels->turn);
+    return te__rope_apply(r, turn, y, kernels->turn);
 }
 
 /* ---- the row ----------------------------------------------------------------------------------------------------- */
@@ -239,7 +239,7 @@ TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const t
     TE_CUSTOM_rope_forward(name##_turn, model, dtype, turn)                                                        \
     TE__ROPE_PRODUCT_##widths(name, dtype, turn)                                                                   \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
-        const te__rope_kernels kernels = {{launch, shape, product, TE_PLAIN_GEMM_OF(name, dtype, forward)},        \
+        const te__rope_kernels kernels = {{launch, shape, product, TE_FALLBACK_GEMM_OF(name, dtype, forward)},        \
                                           name##_turn_launch, name##_turns_launch, name##_whole(),                 \
                                           ((int)(TE_ARG1(turn, 0)) + (int)(TE_ARG2(turn, 0))) *                    \
                                               (int)(TE_ARG3(turn, 0))};                                            \

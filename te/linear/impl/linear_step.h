@@ -22,8 +22,8 @@ TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
     return TE_OK;
 }
 TE_IF_USED TE_API te_status te__linear_forward(te_run *r, const te_step *s, const te__linear_kernels *kernels) {
-    te_split split = TE_SPLIT_BARE;
-    te_gemm_ranks ranks;
+    te_gemm_strategy split = TE_STRATEGY_BARE;
+    te__gemm_overlap ranks;
     int taken = 0;
     if (r->recompute || r->describe)
         return te_pointwise_step_forward(r, s, 1, 0, r->current, kernels->launch, kernels->shape);
@@ -37,8 +37,8 @@ TE_IF_USED TE_API te_status te__linear_forward(te_run *r, const te_step *s, cons
         return te_defer_product(r, &g, y, kernels->bare);
     }
     if (!g.ranks) TE_TRY(te__linear_choose(&g, &split, &taken, r, s, kernels));
-    else if (s->count > 1 && te__linear_can_store(r, s, kernels) && te_gemm_is_own_row(kernels->whole, &g, r->ctx))
-        split = TE_SPLIT_OWN;
+    else if (s->count > 1 && te__linear_can_store(r, s, kernels) && te_gemm_is_fused(kernels->whole, &g, r->ctx))
+        split = TE_STRATEGY_CUSTOM;
     return te__linear_split(r, s, kernels, &g, split, taken);
 }
 
@@ -50,7 +50,7 @@ TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__lin
     te_gemm whole = *x;
     te_value dx, made;
     whole.fast = 1; /* in FP8 the kernel of our own has no other sums */
-    const int own = te__linear_can_store(r, s, kernels) && te_gemm_is_own_row(kernels->whole, &whole, r->ctx) &&
+    const int own = te__linear_can_store(r, s, kernels) && te_gemm_is_fused(kernels->whole, &whole, r->ctx) &&
                     op->in_dtype == r->plan->dtype;
     TE_TRY(te_acquire(r, &dx, op->in_rows, op->in, op->in_dtype));
     if (own) return te_product_step_backward(r, s, kernels->whole, &whole, kernels->shape, dx);
@@ -87,7 +87,7 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
     te_param *p = r->param[i];
     te_value dy = r->current;
     if (r->describe) return te_pointwise_step_backward(r, s, 1, 0, r->current, kernels->launch, kernels->shape);
-    te_gemm_ranks ranks;
+    te__gemm_overlap ranks;
     te_gemm w = te_gemm_of(op->out, op->in, dy.rows), x = te_gemm_of(dy.rows, op->in, op->out);
     w.dtype = x.dtype = r->plan->dtype, w.out = TE_f32, x.out = op->in_dtype == TE_f32 ? TE_f32 : x.dtype;
     if (!te_needs_input_grad(r, i)) TE_TRY(te__gather_rows_now(r));
@@ -106,7 +106,7 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
     if (!te_needs_input_grad(r, i)) return te_set_current(r, te_no_value()), TE_OK;
     TE_TRY(kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x));
     if (!x.ranks) return TE_OK;
-    TE_TRY(te__wgrad_now(r)); /* where nothing runs beside products (te_rank_memory.serial) */
+    TE_TRY(te__wgrad_now(r)); /* where nothing runs beside products (te__overlap_memory.serial) */
     if (te_policy(r, i)->fp8 && te_is_trained(p)) TE_TRY(r->plan->fp8->transpose(r, dy, (void *)(uintptr_t)w.a));
     return te__linear_wgrad(&w, r, i, dy);
 }

@@ -5,8 +5,8 @@
 #ifndef TE_LINEAR_STRATEGY_H
 #define TE_LINEAR_STRATEGY_H
 
-#include "../../ops/scale.h" /* te_scale_options */
-#include "linear_epilogue.h" /* te_product_step_forward, te_plain_gemm_run */
+#include "../../ops/elementwise.h" /* te_scale_options */
+#include "linear_epilogue.h" /* te_product_step_forward, te_fallback_gemm_run */
 
 /* The kernels of a step: the chain behind the product, product and chain in one, and the product by itself; null:
  * none. */
@@ -36,10 +36,10 @@ TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows,
     if (bytes) TE_TRY(te_scratch(r, &scratch, bytes));
     if (r->dry) TE_TRY(te_gemm_check(g, r->plan->name, r->ctx));
     if (r->dry) TE_TRY(te_gemm_check_fp8(g, r->plan->name, r->ctx));
-    if (te_gemm_is_bare(bare, g, r->ctx)) return r->dry ? TE_OK : te_plain_gemm_run(bare, g, r->ctx);
+    if (te_gemm_is_custom(bare, g, r->ctx)) return r->dry ? TE_OK : te_fallback_gemm_run(bare, g, r->ctx);
     g->scratch = (float *)scratch;
     if (r->dry) return TE_OK;
-    if (g->a_fp8.scaling == TE_SCALING_TILES) return r->plan->fp8->gemm_blockwise(g, r->ctx);
+    if (g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D) return r->plan->fp8->gemm_blockwise(g, r->ctx);
     return te_gemm_is_fp8(g) ? r->plan->fp8->product(g, r->ctx) : r->plan->product(g, r->ctx);
 }
 
@@ -61,18 +61,18 @@ TE_API int te__linear_is_uniform(const te_run *r, const te_step *s) {
 
 /* Whether a back end runs the product with what it takes along. */
 TE_API int te__linear_supports(const te_gemm *g, const te_run *r) {
-    if (g->epilogue == TE_EPILOGUE_BIAS && g->a_fp8.scaling == TE_SCALING_TILES)
+    if (g->epilogue == TE_EPILOGUE_BIAS && g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D)
         return r->plan->fp8->blockwise_takes_bias(g, r->ctx);
     return te_gemm_supports(g, r->ctx);
 }
 /* Let the product take along what `split` says. Returns how many ops of the row that is, or -1 if it cannot be. */
-TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_split split) {
+TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_gemm_strategy split) {
     const int rest = s->count - 1;
     int j = 1;
     g->alpha = 1.0f, g->beta = 0, g->epilogue = TE_EPILOGUE_NONE, g->bias = 0, g->aux = 0;
-    if (split == TE_SPLIT_BARE || split == TE_SPLIT_OWN) return 0;
+    if (split == TE_STRATEGY_BARE || split == TE_STRATEGY_CUSTOM) return 0;
     if (rest && !te__linear_is_uniform(r, s)) return -1;
-    if (split == TE_SPLIT_BIAS) {
+    if (split == TE_STRATEGY_BIAS) {
         /* worth it only for a bias whose result backward needs: the product writes it, and the kernel after it reads
          * it */
         const int kept = rest >= 2 && r->pass == TE_FORWARD && te_policy(r, s->op[1])->output_saved;
@@ -124,9 +124,9 @@ TE_API te_status te__linear_part(te_run *r, const te_step *s, const te__linear_k
 }
 /* Run the forward step as it was chosen to be split. */
 TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g,
-                                  te_split split, int taken) {
+                                  te_gemm_strategy split, int taken) {
     const te_op *linear = &r->plan->op[s->op[0]];
-    const int part = split != TE_SPLIT_OWN && taken < s->count - 1;
+    const int part = split != TE_STRATEGY_CUSTOM && taken < s->count - 1;
     te_value product = te_output_of(r, s->op[taken]), middle;
     /* Room for the product by itself, whatever the split: the number of rows and what is timed decide which it is. */
     if (s->count > 1 && (r->pass != TE_FORWARD || !te_policy(r, s->op[0])->output_saved))
@@ -134,7 +134,7 @@ TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_
     else middle = te_no_value();
     if (r->pass != TE_FORWARD || !te_policy(r, s->op[taken])->output_saved || !product.data)
         product.data = middle.data, product.block = middle.block;
-    if (split == TE_SPLIT_OWN)
+    if (split == TE_STRATEGY_CUSTOM)
         return te_product_step_forward(r, s, kernels->whole, g, kernels->shape, product,
                                        r->pass == TE_FORWARD && te_policy(r, s->op[0])->output_saved);
     return part ? te__linear_part(r, s, kernels, g, taken, product) : te__linear_whole(r, s, kernels, g);

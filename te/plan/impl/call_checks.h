@@ -6,24 +6,24 @@
 #include "../bind.h" /* te__check_model */
 #include "storage.h" /* te_run */
 
-/* Sequences that differ in length. What their numbers are can be seen on the host alone (core/sequences.h). */
+/* Sequences that differ in length. What their numbers are can be seen on the host alone (core/tensor.h). */
 TE_API te_status te__check_sequences(const te_batch *b, const char *name, te_context *ctx) {
     const int64_t rows = (int64_t)b->batch * b->seq;
-    if (!b->sequences && !b->longest && !b->cu_seqlens) return TE_OK;
+    if (!b->sequences && !b->max_seqlen && !b->cu_seqlens) return TE_OK;
     TE_REQUIRE(b->sequences > 0 && b->sequences <= rows, ctx, TE_ERROR_SHAPE,
                "%s: batch.sequences is %d; with cu_seqlens it is 1 to the number of rows, %lld", name, b->sequences,
                (long long)rows);
-    TE_REQUIRE(b->longest > 0, ctx, TE_ERROR_SHAPE, "%s: batch.longest is %d, with cu_seqlens it must be positive",
-               name, b->longest);
+    TE_REQUIRE(b->max_seqlen > 0, ctx, TE_ERROR_SHAPE, "%s: batch.max_seqlen is %d, with cu_seqlens it must be positive",
+               name, b->max_seqlen);
     TE_REQUIRE(b->cu_seqlens, ctx, TE_ERROR_NULL, "%s: batch.sequences is %d, and batch.cu_seqlens is null", name,
                b->sequences);
     TE_REQUIRE((uintptr_t)b->cu_seqlens % sizeof *b->cu_seqlens == 0, ctx, TE_ERROR_ALIGNMENT,
                "%s: batch.cu_seqlens lie at %p, which is no multiple of 4", name, (const void *)b->cu_seqlens);
     for (int i = 0; !TE_CUDA && i <= b->sequences; i++) {
         const int64_t now = b->cu_seqlens[i], before = i ? b->cu_seqlens[i - 1] : 0;
-        TE_REQUIRE(now >= before && now - before <= b->longest && (i || !now), ctx, TE_ERROR_VALUE,
-                   "%s: batch.cu_seqlens[%d] is %lld behind %lld: they begin at 0 and ascend, by batch.longest, %d, at "
-                   "most", name, i, (long long)now, (long long)before, b->longest);
+        TE_REQUIRE(now >= before && now - before <= b->max_seqlen && (i || !now), ctx, TE_ERROR_VALUE,
+                   "%s: batch.cu_seqlens[%d] is %lld behind %lld: they begin at 0 and ascend, by batch.max_seqlen, %d, at "
+                   "most", name, i, (long long)now, (long long)before, b->max_seqlen);
         TE_REQUIRE(i < b->sequences || now == rows, ctx, TE_ERROR_VALUE,
                    "%s: batch.cu_seqlens ends at %lld, the batch has %lld rows", name, (long long)now, (long long)rows);
     }
@@ -63,7 +63,7 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
                    plan->op[i].kind, plan->op[i].name, plan->op[i].ranks, g->size);
     TE_TRY(te__check_sequences(b, name, ctx));
     if (te__has_memory(plan)) TE_TRY(te__check_memory(b, name, ctx));
-    TE_REQUIRE(b->position >= 0 && b->position <= INT32_MAX - te_max(b->seq, b->longest), ctx, TE_ERROR_VALUE,
+    TE_REQUIRE(b->position >= 0 && b->position <= INT32_MAX - te_max(b->seq, b->max_seqlen), ctx, TE_ERROR_VALUE,
                "%s: position %d must not be negative or overflow", name, b->position);
     TE_REQUIRE(!b->positions || !b->position, ctx, TE_ERROR_VALUE,
                "%s: the batch has positions and begins at position %d; only one can be", name, b->position);

@@ -166,10 +166,10 @@ TE_API te_status te__execute(te_run *r, te_value now, const te_model *m, const t
     if (r->saved) r->saved->plan = 0; /* not valid until the pass has run */
     if (r->pass == TE_FORWARD && te__draws(r->plan)) r->take.taken = r->rng, r->take.state = ctx->rng;
     r->dry = 0, r->pool.base = (char *)ctx->workspace;
-    te_enqueue_open(ctx);
+    te_launch_record_begin(ctx);
     te_status status = te__run_from(r, now);
     if (status == TE_OK) status = te__deliver(r);
-    return te_enqueue_close(ctx, status);
+    return te_launch_record_end(ctx, status);
 }
 
 /* ---- the three passes ------------------------------------------------------------------------------------------ */
@@ -217,7 +217,7 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
                r.saved_bytes, saved->bytes);
     TE_TRY(te__execute(&r, r.x, m, saved));
     saved->plan = plan, saved->batch = b->batch, saved->seq = b->seq, saved->position = b->position;
-    saved->sequences = b->sequences, saved->longest = b->longest, saved->cu_seqlens = b->cu_seqlens;
+    saved->sequences = b->sequences, saved->max_seqlen = b->max_seqlen, saved->cu_seqlens = b->cu_seqlens;
     saved->memory_rows = r.memory;
     saved->x = r.x.data, saved->y = r.y.data, saved->used = r.saved_bytes, saved->filled = saved->memory;
     memcpy(saved->transposed, r.saved_transposed, sizeof saved->transposed);
@@ -236,9 +236,9 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
     TE_REQUIRE(saved->batch == b->batch && saved->seq == b->seq && saved->position == b->position, ctx, TE_ERROR_SHAPE,
                "%s: the forward had batch %d, seq %d and position %d, this batch has %d, %d and %d", plan->name,
                saved->batch, saved->seq, saved->position, b->batch, b->seq, b->position);
-    TE_REQUIRE(saved->sequences == b->sequences && saved->longest == b->longest, ctx, TE_ERROR_SHAPE,
+    TE_REQUIRE(saved->sequences == b->sequences && saved->max_seqlen == b->max_seqlen, ctx, TE_ERROR_SHAPE,
                "%s: the forward had %d sequences of at most %d rows in cu_seqlens, this batch has %d of %d", plan->name,
-               saved->sequences, saved->longest, b->sequences, b->longest);
+               saved->sequences, saved->max_seqlen, b->sequences, b->max_seqlen);
     TE_REQUIRE(saved->cu_seqlens == b->cu_seqlens, ctx, TE_ERROR_VALUE,
                "%s: the forward had its cu_seqlens at %p, this batch has them at %p", plan->name,
                (const void *)saved->cu_seqlens, (const void *)b->cu_seqlens);

@@ -32,7 +32,7 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t toke
     r->pool.base = 0, r->pool.high = 0, r->pool.count = 0, r->pool.next_id = 0;
     memset(r->saved_transposed, 0, sizeof r->saved_transposed);
     memset(&r->columns, 0, sizeof r->columns);
-    memset(&r->sums, 0, sizeof r->sums); /* unused jobs are kernel arguments as well, and compared (launch_cuda.h) */
+    memset(&r->sums, 0, sizeof r->sums); /* unused jobs are kernel arguments as well, and compared (graph_replay.h) */
     for (int i = 0; i < plan->op_count; i++) r->edge[i] = te_no_value(), r->param[i] = 0;
     for (int k = 0; k < plan->region_count; k++) r->region[k] = te_no_value();
     te_set_recipe_use(r, TE_USE_off);

@@ -4,8 +4,8 @@
 #ifndef TE_EXECUTOR_STATE_H
 #define TE_EXECUTOR_STATE_H
 
-#include "../../core/group.h" /* te_tensor_group */
-#include "../../core/sequences.h" /* te_sequences */
+#include "../../core/rank_group.h" /* te_tensor_group */
+#include "../../core/tensor.h" /* te_sequences */
 #include "../../gemm/gemm_types.h" /* te_gemm */
 #include "column_reduce.h" /* te_sum_args */
 #include "operand_policy.h" /* te_operand_policy, te_recipe_use */
@@ -118,7 +118,7 @@ TE_API te_sequences te_sequences_of(const te_run *r) {
     const te_batch *b = r->batch;
     te_sequences s;
     s.first = b ? b->cu_seqlens : 0, s.count = (int)r->sequences, s.rows = (int)r->tokens;
-    s.longest = !b ? 1 : b->sequences ? (int)te_min(b->longest, r->tokens) : b->seq;
+    s.max_seqlen = !b ? 1 : b->sequences ? (int)te_min(b->max_seqlen, r->tokens) : b->seq;
     return s;
 }
 /* Rows that saved memory is sized for. */

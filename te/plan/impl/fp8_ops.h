@@ -7,7 +7,7 @@
 #include "../../core/context.h" /* te_context, te_status */
 #include "../../core/dtype.h" /* te_dtype */
 
-struct te_quantize; struct te_quantize_tiles; struct te_quantize_rows; struct te_quantize_table; struct te_table;
+struct te_quantize; struct te_quantize_blockwise; struct te_quantize_rowwise; struct te_quantize_multi_tensor; struct te_multi_tensor;
 struct te_gemm; struct te_run; struct te_value; struct te_fp8_product;
 
 /* How a gradient becomes FP8: to the nearest number, or up or down by chance, so that the mean is the gradient. */
@@ -18,16 +18,16 @@ typedef struct te_fp8_ops {
     te_status (*quantize_dy)(const struct te_quantize *q, te_context *ctx); /* of gradients: that, or by chance */
     te_status (*transpose_fp8)(const struct te_quantize *q, te_context *ctx);     /* transposes what is in FP8 */
     te_status (*product)(const struct te_gemm *g, te_context *ctx);
-    te_status (*quantize_blockwise)(const struct te_quantize_tiles *q,
+    te_status (*quantize_blockwise)(const struct te_quantize_blockwise *q,
                                     te_context *ctx); /* null: the list does not name fp8_block */
     te_status (*gemm_blockwise)(const struct te_gemm *g, te_context *ctx);
     int (*blockwise_takes_bias)(const struct te_gemm *g, te_context *ctx); /* whether that adds a bias */
-    te_status (*quantize_rowwise)(const struct te_quantize_rows *q,
+    te_status (*quantize_rowwise)(const struct te_quantize_rowwise *q,
                                   te_context *ctx); /* null: the list does not name fp8_row */
     /* quantize for many weights in one launch, and tiles and rows, likewise, or null */
-    te_status (*cast_weights)(const struct te_quantize_table *t, te_context *ctx);
-    te_status (*cast_weights_by_block)(const struct te_table *t, te_context *ctx);
-    te_status (*cast_weights_by_row)(const struct te_table *t, te_context *ctx);
+    te_status (*cast_weights)(const struct te_quantize_multi_tensor *t, te_context *ctx);
+    te_status (*cast_weights_by_block)(const struct te_multi_tensor *t, te_context *ctx);
+    te_status (*cast_weights_by_row)(const struct te_multi_tensor *t, te_context *ctx);
     /* The operands of a product of op i, forward and backward (null in a list for inference alone), the transpose of
      * a value in FP8, which a dy that is still on its way gets later, and the cast that makes an operand of a value. */
     te_status (*forward)(struct te_gemm *g, struct te_run *r, int i, struct te_value x);

@@ -9,7 +9,7 @@
 #ifndef TE_OPERAND_POLICY_H
 #define TE_OPERAND_POLICY_H
 
-#include "../../fp8/fp8_scaling.h" /* te_scaling */
+#include "../../fp8/scales.h" /* te_scaling */
 #include "../model.h" /* te_plan, te_op, te_param, te_recipe */
 
 /* Which of the products that name a recipe run in FP8: as each parameter says or, where only sizes are asked for, none;
@@ -61,7 +61,7 @@ TE_BOTH te_scaling te__scaling_of_recipe(int recipe) {
     return (te_scaling)TE_SCALING_OF(recipe);
 }
 /* Whether the kernel that stores an operand finds its scales itself, because each is of a part of a row. */
-TE_BOTH int te__has_local_scales(te_scaling s) { return s == TE_SCALING_ROW || s == TE_SCALING_TILES; }
+TE_BOTH int te__has_local_scales(te_scaling s) { return s == TE_SCALING_ROWWISE || s == TE_SCALING_BLOCKWISE_1D; }
 
 /* ---- the op before, the step before ------------------------------------------------------------------------------ */
 
@@ -118,7 +118,7 @@ TE_API te_operand_policy te__product_policy(const te_plan *p, int i, int backwar
     if (trains && !(op->flags & TE_IS_FROZEN)) o.input = (unsigned char)te__input_source_of(p, i);
     if (backward && !trains) return o;
     o.fp8 = 1, o.scaling = (unsigned char)te__scaling_of_recipe(op->recipe);
-    if (o.scaling != TE_SCALING_TENSOR) return o;
+    if (o.scaling != TE_SCALING_TENSORWISE) return o;
     const int scale_is_known = bound ? !bound->current : use >= TE_USE_stored;
     /* gradients that are rounded stochastically are rounded by a cast */
     o.stored_by_producer = scale_is_known && (!backward || !p->fp8 || p->fp8->rounding == TE_ROUNDING_nearest);

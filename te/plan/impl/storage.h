@@ -52,7 +52,7 @@ TE_API size_t te__saved_scale_bytes(const te_run *r, int i) {
     if (input == TE_INPUT_not_needed) return 0;
     if (!TE_IS_BLOCKWISE(op->recipe)) return TE_ALIGN;
     if (input != TE_INPUT_saved_fp8) return 0;
-    const int64_t n = te_scaling_count(TE_SCALING_TILES, op->in, te_padded_rows(r, op->in_rows));
+    const int64_t n = te_scaling_count(TE_SCALING_BLOCKWISE_1D, op->in, te_padded_rows(r, op->in_rows));
     return (size_t)te_round_up(n * (int64_t)sizeof(float), TE_ALIGN);
 }
 TE_API size_t te__saved_input_bytes(const te_run *r, int i) {

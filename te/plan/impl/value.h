@@ -7,7 +7,7 @@
 #ifndef TE_VALUE_H
 #define TE_VALUE_H
 
-#include "../../fp8/fp8_scaling.h" /* te_scaling */
+#include "../../fp8/scales.h" /* te_scaling */
 #include "../model.h"              /* te_dtype, te_rows */
 
 /* What is left to do before a value can be read. */

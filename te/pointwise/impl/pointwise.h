@@ -11,12 +11,11 @@
 #ifndef TE_POINTWISE_H
 #define TE_POINTWISE_H
 
-#include "../../core/amax.h" /* te_amax_bits */
-#include "../../core/fp8_vec.h" /* te_store8_fp8 */
+#include "../../core/lanes.h" /* te_amax_bits */
+#include "../../core/dtype.h" /* te_store8_fp8 */
 #include "../../core/target.h" /* te_rng_args, te_block */
-#include "../../fp8/fp8_scaling.h" /* te_scaling */
-#include "../../fp8/scales.h" /* te_scale_rule */
-#include "../../ops/map.h" /* te_stage, te_place */
+#include "../../fp8/scales.h" /* te_scaling */
+#include "../../ops/elementwise.h" /* te_stage, te_place */
 #include "../../ops/norm.h" /* te_norm_options */
 
 typedef struct te_smem16 { uint32_t w[4]; } __attribute__((aligned(16))) te_smem16; /* 16 bytes of shared memory */
@@ -27,7 +26,7 @@ typedef struct te_pointwise_fp8 {
     void *y;            /* [rows, out], e4m3, in backward the list's format of gradients */
     const float *scale; /* what it is multiplied by */
     float *amax;        /* raised to the largest |y|; null: not wanted */
-    float *inverse;     /* [2] gets 1 / scale and the scale (te_scale_keep); null: not wanted */
+    float *inverse;     /* [2] gets 1 / scale and the scale (te_scale_save); null: not wanted */
 } te_pointwise_fp8;
 
 /* What a chain leaves once its recipe has scales: y in the list's format; y in FP8; or, under fp8_current, whose scale
@@ -108,7 +107,7 @@ TE_BOTH te_pointwise_shape te_no_shape(void) {
                                                                                     : TE_SCALING_OF(model##_recipe))
 /* As name##_norm, but not below 0 either where a group of lanes has all of a row for its scale. */
 #define TE__POINTWISE_WHOLE_ROW(name) \
-    ((int)name##_norm < 0 && (int)name##_scaled == (int)TE_SCALING_ROW ? 0 : (int)name##_norm)
+    ((int)name##_norm < 0 && (int)name##_scaled == (int)TE_SCALING_ROWWISE ? 0 : (int)name##_norm)
 /* Lanes of a row that has scales of its own fill warps. */
 #define TE__WARPS_OF(scaled, lanes) \
     (TE_CUDA && (int)(scaled) != (int)TE_SCALING_NONE && (lanes) < 32 ? 32 : (lanes))
@@ -120,8 +119,8 @@ TE_BOTH te_pointwise_shape te_no_shape(void) {
 enum { TE_MAP_ROWS = TE_CUDA ? 4 : 1 };
 TE_BOTH int te_map_batch(te_pointwise_shape k) {
     const int gated = k.in_halves + k.out_halves > 2;
-    if (!TE_CUDA || k.scaled == TE_SCALING_ROW) return 1;
-    if (k.scaled == TE_SCALING_TILES && !k.backward) return gated ? 2 : 4; /* a lane finds the scale of one of them */
+    if (!TE_CUDA || k.scaled == TE_SCALING_ROWWISE) return 1;
+    if (k.scaled == TE_SCALING_BLOCKWISE_1D && !k.backward) return gated ? 2 : 4; /* a lane finds the scale of one of them */
     return k.sums < 0 ? (gated ? 1 : 2) : gated || k.draws ? 2 : 4;
 }
 TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
@@ -203,7 +202,7 @@ TE_BOTH te_pointwise_shape te_shape_at(te_pointwise_shape k) {
 TE_FN te_place te_place_of(const te_pointwise_shape k, int64_t row, int vector, int halves) {
     te_place at;
     at.row = row, at.col = vector * 8, at.width = k.half, at.halves = halves, at.ahead_of = 0;
-    at.format.in = k.in, at.format.out = k.out, at.format.edge = k.out, at.format.weight = k.weight, at.format.own = 0;
+    at.format.in = k.in, at.format.out = k.out, at.format.edge = k.out, at.format.weight = k.weight, at.format.local_fork = 0;
     at.aligned = k.aligned, at.n = at.aligned ? 8 : (int)te_min(8, k.half - at.col);
     return at;
 }
@@ -269,8 +268,8 @@ TE_FN uint32_t te_amax_rounded(uint32_t most, te_dtype to) {
 TE_FN void te_pointwise_store_amax(const te_pointwise *c, const te_pointwise_shape k, te_block b, te_lanes whole,
                                    uint32_t most) {
     if (!k.fp8 || !(c->fp8.y || c->fp8.amax)) return;
-    if (c->fp8.amax) te_amax_raise(c->fp8.amax, c->fp8.y ? most : te_amax_rounded(most, k.out), whole);
-    if (c->fp8.inverse && b.x == 0 && whole.id == 0) te_scale_keep(c->fp8.inverse, *c->fp8.scale);
+    if (c->fp8.amax) te_amax_atomic_max(c->fp8.amax, c->fp8.y ? most : te_amax_rounded(most, k.out), whole);
+    if (c->fp8.inverse && b.x == 0 && whole.id == 0) te_scale_save(c->fp8.inverse, *c->fp8.scale);
 }
 
 #endif

@@ -29,7 +29,7 @@ TE_FN void te_map_backward(te_lane *l, const te_stage *s, te_map_backward_fn f, 
     l->at.format = formats;
     f(l->v, l->sum, s, l->at, options);
     if (l->at.halves == 2) f(l->g, l->sum + 8, s, te_second_half(l->at), options);
-    if (!formats.joins) te_store_saved(l, s, formats.edge);
+    if (!formats.stores_fork_grad) te_store_saved(l, s, formats.edge);
 }
 TE_FN void te_gate_forward(te_lane *l, const te_stage *s, te_gated_forward_fn f, const void *options,
                            te_formats formats) {

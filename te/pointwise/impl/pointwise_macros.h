@@ -312,16 +312,16 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
     TE_BOTH te_pointwise_shape name##_shape(int half) {                                                                \
         te_pointwise_shape k = name##_row_shape(half);                                                                 \
         k.transposes = name##_has_tiles() || name##_transposes();                                                      \
-        if (name##_has_tiles()) k.scaled = TE_SCALING_TILES;                                                           \
+        if (name##_has_tiles()) k.scaled = TE_SCALING_BLOCKWISE_1D;                                                           \
         return k;                                                                                                      \
     }                                                                                                                  \
-    TE_FN void name##_tiles_body(const te_pointwise *c, te_block b, te_pointwise_tiles_held *held, te_tiles_shared *s) { \
+    TE_FN void name##_tiles_body(const te_pointwise *c, te_block b, te_pointwise_tiles_held *held, te_blockwise_shared *s) { \
         if (name##_has_tiles()) te_pointwise_tiles_body(c, b, name##_stages, name##_shape(0), held, s);                \
         else if (name##_recomputes() || name##_transposes())                                                           \
             te_pointwise_transpose_body(c, b, name##_stages, name##_shape(0), TE_OP_COUNT(__VA_ARGS__) - 1, held, s);  \
     }                                                                                                                  \
     TE_KERNEL_WITH(name##_tiles, TE_FP8_THREADS, TE__POINTWISE_TILES_RESIDENT(name), te_pointwise, te_pointwise_tiles_held, \
-                   te_tiles_shared, name##_tiles_body)                                                                 \
+                   te_blockwise_shared, name##_tiles_body)                                                                 \
     TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_pointwise *c) {                             \
         return te__pointwise_launch_tiles(ctx, grid, c, name##_shape(0), name##_row_launch, name##_tiles_launch);      \
     }

@@ -58,7 +58,7 @@ TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_f
         if (!source) te_load_gamma(&gamma, s, l.at, k.weight, k.norm_options.code);
         te_gamma8(w, source ? &row_x[k.chunks + i] : &gamma, k.weight, k.norm_options.code);
         if (code == TE_NORM_layernorm) te_load8(b, s->w[1], l.at.col, l.at.n, l.at.aligned, k.weight);
-        te_vec8_forget(&row_x[i], k.norm_in);
+        te_vec8_opaque(&row_x[i], k.norm_in);
         te_vec8_floats(v, &row_x[i], k.norm_in);
         TE_UNROLL
         for (int j = 0; j < 8; j++) l.v[j] = (v[j] - mean) * rstd * w[j] + (code == TE_NORM_layernorm ? b[j] : 0.0f);
@@ -111,7 +111,7 @@ TE_FN void te_norm_forward(const te_pointwise *c, te_stages_fn stages, te_store_
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         const int left = k.half - (g->id + i * g->count) * 8;
         if (te_norm_ends(k, k.half - left)) continue;
-        te_vec8_forget(&row_x[i], k.norm_in);
+        te_vec8_opaque(&row_x[i], k.norm_in);
         te_vec8_floats(v, &row_x[i], k.norm_in);
         TE_UNROLL for (int j = 0; j < 8; j++) if (k.aligned || j < left) lane_squares += (v[j] - mean) * (v[j] - mean);
     }
@@ -154,8 +154,8 @@ TE_FN void te_norm_cached_gamma(te_vec8 *gamma, const te_norm_registers *m, cons
                                 int i) {
 #if TE_CUDA
     const uint4 *slot = (const uint4 *)m->smem_gamma + (k.weight == TE_f32 ? 2 : 1) * (g.id + i * g.count);
-    if (k.smem_gamma) te__load_shared_now(gamma->w, slot);
-    if (k.smem_gamma && k.weight == TE_f32) te__load_shared_now(gamma->w + 4, slot + 1);
+    if (k.smem_gamma) te__load16_shared(gamma->w, slot);
+    if (k.smem_gamma && k.weight == TE_f32) te__load16_shared(gamma->w + 4, slot + 1);
     if (k.smem_gamma) return;
 #endif
     (void)k, (void)g;
@@ -217,7 +217,7 @@ TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store
     TE_UNROLL for (int i = 0; i < k.chunks; i++) {
         l.at = te_place_of(k, row, g->id + i * g->count, 1);
         if (l.at.col >= k.half) continue;
-        te_vec8_forget(&dy[i], k.in), te_vec8_forget(&x[i], k.norm_in);
+        te_vec8_opaque(&dy[i], k.in), te_vec8_opaque(&x[i], k.norm_in);
         te_vec8_floats(v, &dy[i], k.in);
         te_vec8_floats(xhat, &x[i], k.norm_in); /* x itself */
         te_norm_cached_gamma(&gamma, m, k, *g, i);

@@ -1,7 +1,7 @@
 /* pointwise_quantize.h -- a chain's row in FP8 with scales of its own: one for each tile of 1 x 128, or one for the
  * row. Both are of numbers that a group of lanes has in registers, so a kernel that makes a product's operand stores
  * it so in its own pass. The bits are those of the chain's result, rounded to the list's format, and a pass of
- * quantize_tiles.h or quantize_rows.h behind it.
+ * quantize_blockwise.h or quantize_rowwise.h behind it.
  *
  * Bytes an element of a bf16 list: 2 for x, 1 for y and 1/32 for the scales of tiles. The chain and the cast move 7.
  * One H200, 32768 x 4096, over the rate of a copy of as many bytes, by tiles and by rows: rmsnorm 0.84 and 0.88,
@@ -10,8 +10,7 @@
 #ifndef TE_POINTWISE_QUANTIZE_H
 #define TE_POINTWISE_QUANTIZE_H
 
-#include "../../fp8/fp8_scaling.h" /* te_tile_scale_at */
-#include "../../fp8/scales.h" /* te_scale_of_own */
+#include "../../fp8/scales.h" /* te_blockwise_1d_scale_at */
 #include "pointwise.h" /* te_pointwise, te_pointwise_shape */
 
 enum { TE_TILE_LANES = TE_FP8_BLOCK / 8 /* lanes that share a tile; vectors of it that the one lane of a CPU has */ };
@@ -50,8 +49,8 @@ TE_FN void te__pointwise_quantize_store(const te_pointwise *c, const te_vec8 *v,
 /* The scale of a tile of this row at column `col`, whose inverse is stored. */
 TE_FN float te__pointwise_quantize_tile(const te_pointwise *c, const te_pointwise_shape k, int64_t row, int col,
                                         uint32_t most) {
-    const float scale = te_scale_of_own(most, TE_E4M3_MOST, &c->scaled.rule);
-    c->scaled.inverse[te_tile_scale_at(c->rows, k.half, row, col / TE_FP8_BLOCK)] = 1.0f / scale;
+    const float scale = te_scale_of_amax_bits(most, TE_E4M3_MAX, &c->scaled.rule);
+    c->scaled.inverse[te_blockwise_1d_scale_at(c->rows, k.half, row, col / TE_FP8_BLOCK)] = 1.0f / scale;
     return scale;
 }
 #if TE_CUDA
@@ -66,7 +65,7 @@ TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwis
         TE_UNROLL for (int j = 0; j < TE_TILE_LANES; j++) {
             const int r = (base + j) / k.chunks, i = (base + j) % k.chunks;
             if (base + j >= tiles) continue;
-            const uint32_t bits = te_tile_lanes_max(te__pointwise_quantize_amax(
+            const uint32_t bits = te_lanes16_max(te__pointwise_quantize_amax(
                 &rows.v[r * rows.stride + i], k, te__pointwise_quantize_col(rows, k, g.id, i)));
             most = lane == j ? bits : most;
         }
@@ -76,7 +75,7 @@ TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwis
             const int r = (base + j) / k.chunks, i = (base + j) % k.chunks;
             if (base + j >= tiles) continue;
             te__pointwise_quantize_store(c, &rows.v[r * rows.stride + i], k, rows.row + r * rows.step,
-                             te__pointwise_quantize_col(rows, k, g.id, i), te_tile_lane(scale, j));
+                             te__pointwise_quantize_col(rows, k, g.id, i), te_lanes16_broadcast(scale, j));
         }
     }
 }
@@ -105,7 +104,7 @@ TE_FN void te__pointwise_quantize_row(const te_pointwise *c, const te_pointwise_
     }
     float amax = te_float_of_bits(most < 0x7f800000u ? most : 0x7f800000u); /* the lanes' maximum leaves NaNs out */
     te_lanes_max(&amax, g);
-    const float scale = te_scale_of_own(te_bits_of_float(amax), TE_E4M3_MOST, &c->scaled.rule);
+    const float scale = te_scale_of_amax_bits(te_bits_of_float(amax), TE_E4M3_MAX, &c->scaled.rule);
     if (g->id == 0) c->scaled.inverse[rows.row] = 1.0f / scale;
     TE_UNROLL for (int i = 0; i < k.chunks; i++)
         te__pointwise_quantize_store(c, &rows.v[i], k, rows.row, te__pointwise_quantize_col(rows, k, g->id, i), scale);
@@ -121,7 +120,7 @@ TE_FN void te_pointwise_store_quantized(const te_pointwise *c, const te_pointwis
             te_vec8_floats(x, &rows.v[r * rows.stride + i], k.out);
             if (te__pointwise_quantize_exists(k, col)) te_store8(c->y, at, x, 8, 1, k.out);
         }
-    if (k.scaled == TE_SCALING_TILES) te__pointwise_quantize_tiles(c, k, rows, count, *g);
+    if (k.scaled == TE_SCALING_BLOCKWISE_1D) te__pointwise_quantize_tiles(c, k, rows, count, *g);
     else te__pointwise_quantize_row(c, k, rows, g);
 }
 

@@ -1,6 +1,6 @@
 /* pointwise_quantize_transpose.h -- a chain's result in tiles of FP8 for a product of fp8_block that trains, in one
  * pass: as it lies with a scale for each 1 x 128, and transposed, for the weight's gradient, with one for each 128 x
- * 1. The bits are those of the chain's result, rounded to the list's format, and a pass of quantize_tiles.h behind it.
+ * 1. The bits are those of the chain's result, rounded to the list's format, and a pass of quantize_blockwise.h behind it.
  *
  * Where backward can have the transpose again forward stores none, and this kernel makes it alone in backward; under
  * recipes with one scale a tensor as well, by the scale that forward has kept.
@@ -19,20 +19,20 @@
 #ifndef TE_POINTWISE_QUANTIZE_TRANSPOSE_H
 #define TE_POINTWISE_QUANTIZE_TRANSPOSE_H
 
-#include "../../fp8/quantize_tiles.h" /* te__tiles_store */
+#include "../../fp8/impl/quantize_blockwise.h" /* te__blockwise_store */
 #include "pointwise_elementwise.h" /* te_stages_fn, te_lane */
 #include "pointwise_norm.h" /* te_norm_of8 */
 
 /* What a lane holds: of a gated op's backward both halves of its result. */
-typedef struct te_pointwise_tiles_held { te_tiles_held half[2]; } te_pointwise_tiles_held;
+typedef struct te_pointwise_tiles_held { te_blockwise_registers half[2]; } te_pointwise_tiles_held;
 
 /* A lane's piece of the tile at (row0, col0): where it begins, and how many of its rows exist. */
 typedef struct te__tile_piece { int64_t row; int vector, rows; } te__tile_piece;
 TE_FN te__tile_piece te__pointwise_tiles_piece_at(const te_pointwise *c, const te_pointwise_shape k, int64_t row0,
                                                   int64_t col0, int i) {
     te__tile_piece p;
-    p.row = row0 + i / TE_TILES_SIDE * 8, p.vector = (int)(col0 / 8) + i % TE_TILES_SIDE;
-    p.rows = te__tiles_rows(c->rows, k.half, p.row, 8 * p.vector);
+    p.row = row0 + i / TE_BLOCKWISE_LANES_A_SIDE * 8, p.vector = (int)(col0 / 8) + i % TE_BLOCKWISE_LANES_A_SIDE;
+    p.rows = te__blockwise_rows(c->rows, k.half, p.row, 8 * p.vector);
     return p;
 }
 /* Rows [first, first + count) of a piece of a tensor of `halves` halves, half `half`, as they lie. */
@@ -41,7 +41,7 @@ TE_FN void te__pointwise_tiles_rows(te_vec8 *x, const void *from, te__tile_piece
                                     const te_dtype dtype) {
     const uint32_t size = (uint32_t)te_dtype_bytes(dtype), width = (uint32_t)(k.half * halves), pitch = width * size;
     const int64_t place = at.row * (int64_t)width + half * k.half + 8 * at.vector;
-    const char *p = (const char *)te_hold((const char *)from + place * (int64_t)size);
+    const char *p = (const char *)te_opaque_pointer((const char *)from + place * (int64_t)size);
     TE_UNROLL for (int r = 0; r < count; r++) {
         memset(&x[r], 0, sizeof x[r]);
         if (first + r < at.rows) te_vec8_load(&x[r], p + (uint64_t)(uint32_t)(first + r) * pitch, 0, 8, 1, dtype);
@@ -139,30 +139,30 @@ TE_FN void te__pointwise_tiles_piece(const te_pointwise *c, te_stages_fn stages,
     }
 }
 /* Where the sums of the tile's columns wait for those of the lanes above and below: in the room of the largest. */
-TE_FN float *te__pointwise_tiles_sum(te_tiles_shared *s, int half, int down, int col) {
-    return (float *)(void *)s->u.most + (half * TE_TILES_SIDE + down) * TE_FP8_TILE + col;
+TE_FN float *te__pointwise_tiles_sum(te_blockwise_shared *s, int half, int down, int col) {
+    return (float *)(void *)s->u.amax + (half * TE_BLOCKWISE_LANES_A_SIDE + down) * TE_FP8_TILE + col;
 }
-static_assert((int)TE_TILES_LINES >= (int)TE_FP8_TILE,
+static_assert((int)TE_BLOCKWISE_LINE_PITCH >= (int)TE_FP8_TILE,
               "the sums of a tile's columns fit where the largest of its lines are");
-TE_FN void te__pointwise_tiles_put_sums(te_tiles_shared *s, const te_pointwise_shape k, int i, const float sums[16]) {
+TE_FN void te__pointwise_tiles_put_sums(te_blockwise_shared *s, const te_pointwise_shape k, int i, const float sums[16]) {
     TE_UNROLL for (int j = 0; k.sums >= 0 && j < 8 * k.sum_halves; j++)
-        *te__pointwise_tiles_sum(s, j / 8, i / TE_TILES_SIDE, i % TE_TILES_SIDE * 8 + j % 8) = sums[j];
+        *te__pointwise_tiles_sum(s, j / 8, i / TE_BLOCKWISE_LANES_A_SIDE, i % TE_BLOCKWISE_LANES_A_SIDE * 8 + j % 8) = sums[j];
 }
 /* The tile's partial sums, to be added up with those of the tiles above and below (te_defer_column_sum). */
-TE_FN void te__pointwise_tiles_leave_sums(const te_pointwise *c, const te_pointwise_shape k, te_tiles_shared *s,
+TE_FN void te__pointwise_tiles_leave_sums(const te_pointwise *c, const te_pointwise_shape k, te_blockwise_shared *s,
                                           te_lanes g, int64_t row0, int64_t col0) {
     float *to = c->op[k.sums].sum[0];
     te_block_sync();
     for (int i = g.id; to && i < k.sum_halves * TE_FP8_TILE; i += g.count) {
         const int half = i / TE_FP8_TILE, col = i % TE_FP8_TILE;
         float sum = 0;
-        for (int down = 0; down < TE_TILES_SIDE; down++) sum += *te__pointwise_tiles_sum(s, half, down, col);
+        for (int down = 0; down < TE_BLOCKWISE_LANES_A_SIDE; down++) sum += *te__pointwise_tiles_sum(s, half, down, col);
         if (col0 + col < k.half) to[(row0 / TE_FP8_TILE * k.sum_halves + half) * k.half + col0 + col] = sum;
     }
     te_block_sync();
 }
-TE_FN te_tiles_args te__pointwise_tiles_args(const te_pointwise *c, const te_pointwise_shape k) {
-    te_tiles_args a;
+TE_FN te_blockwise_args te__pointwise_tiles_args(const te_pointwise *c, const te_pointwise_shape k) {
+    te_blockwise_args a;
     memset(&a, 0, sizeof a);
     a.q.rows = c->rows, a.q.cols = (int64_t)k.half * k.out_halves, a.q.yt_cols = c->scaled.yt_cols, a.q.to = TE_e4m3;
     a.q.rule = c->scaled.rule;
@@ -173,14 +173,14 @@ TE_FN te_tiles_args te__pointwise_tiles_args(const te_pointwise *c, const te_poi
     return a;
 }
 TE_FN void te_pointwise_tiles_body(const te_pointwise *c, te_block b, te_stages_fn stages, const te_pointwise_shape k,
-                               te_pointwise_tiles_held *held, te_tiles_shared *s) {
+                               te_pointwise_tiles_held *held, te_blockwise_shared *s) {
     int group;
     const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
-    const te_tiles_args a = te__pointwise_tiles_args(c, k);
+    const te_blockwise_args a = te__pointwise_tiles_args(c, k);
     const int across = (int)te_ceil_div(k.half, TE_FP8_TILE);
     const int64_t row = (int64_t)(b.x / across) * TE_FP8_TILE, col = (int64_t)(b.x % across) * TE_FP8_TILE;
     if (!k.backward && c->take.taken && b.x == 0 && g.id == 0) te_rng_take_body(&c->take);
-    TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++) {
+    TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++) {
         const int i = g.id + h * g.count;
         const te__tile_piece at = te__pointwise_tiles_piece_at(c, k, row, col, i);
         te_vec8 *x[2] = {held->half[0].x[h], held->half[1].x[h]};
@@ -190,10 +190,10 @@ TE_FN void te_pointwise_tiles_body(const te_pointwise *c, te_block b, te_stages_
         te__pointwise_tiles_put_sums(s, k, i, sums);
     }
     if (k.sums >= 0) te__pointwise_tiles_leave_sums(c, k, s, g, row, col);
-    te__tiles_store(&a, &held->half[0], s, g, row, col, k.out, TE_e4m3);
+    te__blockwise_store(&a, &held->half[0], s, g, row, col, k.out, TE_e4m3);
     if (k.out_halves == 1) return;
     te_block_sync();
-    te__tiles_store(&a, &held->half[1], s, g, row, k.half + col, k.out, TE_e4m3);
+    te__blockwise_store(&a, &held->half[1], s, g, row, k.half + col, k.out, TE_e4m3);
 }
 
 /* pointwise_quantize_transpose.h -- a chain's result in FP8 for a product with one scale a tensor, in tiles, so that
@@ -252,13 +252,13 @@ TE_FN void te__pointwise_keep_last_op(te_pointwise *again, const te_pointwise *c
     again->op[last] = c->op[last], again->op[last].out = 0;
 }
 /* The tile transposed, from the FP8 that the lanes hold. */
-TE_FN void te__pointwise_transpose_tile(const te_fp8_out *out, te_tiles_held *held, te_fp8_shared *turned, te_lanes g,
+TE_FN void te__pointwise_transpose_tile(const te_fp8_out *out, te_blockwise_registers *held, te_fp8_shared *turned, te_lanes g,
                                 int64_t row, int64_t col) {
-    TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++) {
+    TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++) {
         const int i = g.id + h * g.count;
         uint32_t word[8][2];
         TE_UNROLL for (int r = 0; r < 8; r++) word[r][0] = held->x[h][r].w[0], word[r][1] = held->x[h][r].w[1];
-        te__fp8_turn(turned, word, i / TE_TILES_SIDE * 8, i % TE_TILES_SIDE * 8);
+        te__fp8_transpose_piece(turned, word, i / TE_BLOCKWISE_LANES_A_SIDE * 8, i % TE_BLOCKWISE_LANES_A_SIDE * 8);
     }
     te_block_sync();
     te__fp8_store_tile(out, turned, row, col, g);
@@ -266,17 +266,17 @@ TE_FN void te__pointwise_transpose_tile(const te_fp8_out *out, te_tiles_held *he
 /* last: the row's last op. */
 TE_FN void te_pointwise_transpose_body(const te_pointwise *chain, te_block b, te_stages_fn stages,
                                        const te_pointwise_shape k, const int last, te_pointwise_tiles_held *held,
-                                       te_tiles_shared *s) {
+                                       te_blockwise_shared *s) {
     int group;
     uint32_t most = 0;
     te_pointwise again;
     const te_pointwise *c = k.backward ? chain : &again;
     const te_lanes g = te_lanes_here(TE_FP8_THREADS, &group);
-    const te_tiles_args a = te__pointwise_tiles_args(chain, k);
+    const te_blockwise_args a = te__pointwise_tiles_args(chain, k);
     const int across = (int)te_ceil_div(k.half, TE_FP8_TILE);
     const int64_t row = (int64_t)(b.x / across) * TE_FP8_TILE, col = (int64_t)(b.x % across) * TE_FP8_TILE;
     if (!k.backward) te__pointwise_keep_last_op(&again, chain, last);
-    TE_UNROLL for (int h = 0; h < TE_TILES_HELD; h++) {
+    TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++) {
         const int i = g.id + h * g.count;
         const te__tile_piece at = te__pointwise_tiles_piece_at(c, k, row, col, i);
         te_vec8 *x[2] = {held->half[0].x[h], held->half[1].x[h]};
@@ -289,7 +289,7 @@ TE_FN void te_pointwise_transpose_body(const te_pointwise *chain, te_block b, te
         te__pointwise_tiles_put_sums(s, k, i, sums);
     }
     if (k.sums >= 0) te__pointwise_tiles_leave_sums(c, k, s, g, row, col);
-    if (a.out.yt) te__pointwise_transpose_tile(&a.out, &held->half[0], &s->u.turned, g, row, col);
+    if (a.out.yt) te__pointwise_transpose_tile(&a.out, &held->half[0], &s->u.transposed, g, row, col);
     if (k.backward) te_pointwise_store_amax(c, k, b, g, most);
 }
 

@@ -56,8 +56,8 @@ typedef struct te_pointwise_exit {
 TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_shape k, int saved) {
     const te_operand_policy *o = te_policy(r, i);
     if (!o->fp8 || !r->param[i] || k.scaled != (te_scaling)o->scaling) return 0;
-    if (o->scaling == TE_SCALING_ROW) return 1;
-    if (o->scaling != TE_SCALING_TILES || saved) return 0;
+    if (o->scaling == TE_SCALING_ROWWISE) return 1;
+    if (o->scaling != TE_SCALING_BLOCKWISE_1D || saved) return 0;
     return r->pass == TE_INFER || k.transposes || (r->pass == TE_FORWARD && o->input != TE_INPUT_saved_fp8);
 }
 /* The result of op i, of this dtype, the last of step s. */
@@ -80,7 +80,7 @@ TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_poin
     const int backward = r->pass == TE_BACKWARD, index = backward ? f->dy : f->x;
     if (at) *v = te_value_of(at, TE_e4m3, te_rows_in(r, rows), v->cols);
     else TE_TRY(te_acquire(r, v, rows, v->cols, backward ? r->plan->fp8->gradients : TE_e4m3));
-    v->scaling = TE_SCALING_TENSOR;
+    v->scaling = TE_SCALING_TENSORWISE;
     c->fp8.y = v->data;
     if (r->pass == TE_FORWARD) te_set_saved_transposed(r, i, 0);
     if (!f->scales) return TE_OK; /* only sizes are measured */
@@ -111,7 +111,7 @@ TE_API te_status te__pointwise_transpose_blockwise(te_value *v, te_run *r, te_po
     te_value transposed;
     c->scaled.tiles = 1;
     if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK;
-    TE_TRY(te_acquire_scaled(r, &transposed, te_capacity_rows(r), v->cols, TE_SCALING_TILES));
+    TE_TRY(te_acquire_scaled(r, &transposed, te_capacity_rows(r), v->cols, TE_SCALING_BLOCKWISE_1D));
     te_attach_transposed(v, transposed);
     if (te_is_trained(r->param[i])) c->scaled.yt = transposed.data, c->scaled.yt_inverse = transposed.inverse_scale;
     return TE_OK;
@@ -164,7 +164,7 @@ TE_API te_status te__pointwise_forward_result(te_value *v, te_run *r, te_pointwi
         if (!v->data) TE_TRY(te_acquire(r, v, op->out_rows, op->out, op->out_dtype));
     }
     TE_TRY(te__pointwise_result_with_scales(v, r, c, e.consumer, w->shape));
-    if (r->pass == TE_FORWARD && v->scaling == TE_SCALING_TILES)
+    if (r->pass == TE_FORWARD && v->scaling == TE_SCALING_BLOCKWISE_1D)
         return te__pointwise_save_transposed(r, c, e.consumer);
     return TE_OK;
 }
