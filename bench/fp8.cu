@@ -42,7 +42,7 @@ static void casts(int64_t rows, int64_t cols) {
     const auto run = [&](const char *what, te_dtype from, int with_y, int with_yt, int with_amax, te_dtype to) {
         const double bytes = (double)n * ((double)te_dtype_bytes(from) + with_y + with_yt);
         bench_print("cast", te_dtype_name(to), what, shape, bench_time([&](int i) {
-            te_quantize q = te_quantize_of(rows, cols);
+            te_quantize q = te__quantize_of(rows, cols);
             q.x = x[i % sets], q.to = to, q.scale = numbers;
             if (with_y) q.y = y[i % sets];
             if (with_yt) q.yt = yt[i % sets];
@@ -56,7 +56,7 @@ static void casts(int64_t rows, int64_t cols) {
         const double scales = blocks ? 0.0 : 4.0 / TE_FP8_BLOCK; // bytes an element
         const double bytes = (double)n * (2 + (1 + with_yt) * (1 + scales));
         bench_print("cast", "e4m3", what, shape, bench_time([&](int i) {
-            te_quantize_blockwise q = te_quantize_blockwise_of(rows, cols);
+            te_quantize_blockwise q = te__quantize_blockwise_of(rows, cols);
             q.x = x[i % sets], q.y = y[i % sets], q.y_inverse = inverse, q.square_blocks = blocks;
             if (with_yt) q.yt = yt[i % sets], q.yt_inverse = turned;
             bench_check(tiles_of_bf16_run(&q, &bench_ctx), what);
@@ -120,11 +120,11 @@ const char *fp8_run(int own, int formats, int to_f32, int fast, int m, int n, in
 int fp8_is_own(int own, int m, int n, int k) {
     const te_gemm g = product_of(m, n, k, TE_e4m3, TE_e4m3, TE_bf16, 1, 0, nullptr, nullptr, nullptr, nullptr);
     bench_ctx.gemm_custom = own;
-    return te_gemm_fp8_is_custom(&g, &bench_ctx);
+    return te__gemm_fp8_is_custom(&g, &bench_ctx);
 }
 // A tensor as FP8.
 const char *fp8_cast(void *y, void *yt, float *amax, const void *x, const float *scale, int64_t rows, int64_t cols, int e5m2) {
-    te_quantize q = te_quantize_of(rows, cols);
+    te_quantize q = te__quantize_of(rows, cols);
     q.y = y, q.yt = yt, q.amax = amax, q.x = x, q.scale = scale, q.to = e5m2 ? TE_e5m2 : TE_e4m3;
     return of_bf16_run(&q, &bench_ctx) == TE_OK ? nullptr : te_last_error(&bench_ctx);
 }

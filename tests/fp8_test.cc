@@ -67,7 +67,7 @@ results on_target(const std::vector<float> &in, te_dtype t) {
     REQUIRE(te_copy(&c, p[0], in.data(), n * 4) == TE_OK);
     a.in = (const float *)p[0], a.n = (int)n, a.t = t;
     for (int w = 0; w < WAYS; w++) a.bytes[w] = (uint8_t *)p[1 + w], a.back[w] = (float *)p[1 + WAYS + w];
-    REQUIRE(each_launch(&c, te_grid_of(te_ceil_div(a.n, 1024), 1), &a) == TE_OK);
+    REQUIRE(each_launch(&c, te__grid_of(te_ceil_div(a.n, 1024), 1), &a) == TE_OK);
     for (int w = 0; w < WAYS; w++) {
         r.bytes[w].resize(n), r.back[w].resize(n);
         REQUIRE(te_copy(&c, r.bytes[w].data(), a.bytes[w], n) == TE_OK);

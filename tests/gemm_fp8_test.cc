@@ -67,7 +67,7 @@ struct operands {
     }
     static size_t scratch_bytes(const product &q) {
         const te_gemm g = shape_of(q);
-        return te_gemm_scratch(&g) * sizeof(float);
+        return te__gemm_scratch(&g) * sizeof(float);
     }
     te_gemm gemm() const {
         te_gemm g = shape_of(p);
@@ -101,13 +101,13 @@ int check(const product &p, int who, int processors = 0) {
     operands o(ctx, p, seed);
     const te_gemm g = o.gemm();
     INFO(name_of(p) << (who == OWN ? ", a kernel of our own" : "") << ", TE_SEED=" << seed);
-    if (who == OWN && !te_gemm_fp8_is_custom(&g, ctx)) {
+    if (who == OWN && !te__gemm_fp8_is_custom(&g, ctx)) {
 #if TE_CUDA && !defined(TE_KEEP_CALLS)
         CHECK((!p.fast || p.out == TE_f32 || p.k <= 6 * TE_TILE_K || ctx->capability != 900)); // said no for a reason
 #endif
         return 0;
     }
-    if (who == BACK_END && !te_gemm_supports(&g, ctx)) {
+    if (who == BACK_END && !te__gemm_supports(&g, ctx)) {
         CHECK((!TE_CUDA && p.bias)); // the host leaves it to the kernel behind
         return 0;
     }
@@ -168,7 +168,7 @@ template <te_dtype T, te_gemm_operands FORM> void check_few(int64_t m, int64_t n
     te_product_kernels *kernels = te_fallback_gemm_kernels<T, 1, 0, FORM>();
     if (processors) ctx->processors = processors;
     REQUIRE((m > TE_SKINNY_ROWS ? te__gemm_is_small_m(kernels, &g, ctx) : te__gemm_is_skinny(kernels, &g, ctx)));
-    REQUIRE(te_fallback_gemm_run(kernels, &g, ctx) == TE_OK);
+    REQUIRE(te__fallback_gemm_run(kernels, &g, ctx) == TE_OK);
     const double u = std::ldexp(1.0, -24);
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
@@ -185,7 +185,7 @@ template <te_dtype T, te_gemm_operands FORM> void check_few(int64_t m, int64_t n
     check_within("d", d.read(T), should, off);
     const std::vector<uint8_t> bits = d.raw();
     d.poison();
-    REQUIRE(te_fallback_gemm_run(kernels, &g, ctx) == TE_OK);
+    REQUIRE(te__fallback_gemm_run(kernels, &g, ctx) == TE_OK);
     CHECK(d.raw() == bits);
 }
 } // namespace
@@ -284,7 +284,7 @@ TEST_CASE("a kernel of our own and cuBLASLt are timed, and a tuning file says wh
             reference::vec y, bound;
             o.should_be(&y, &bound);
             check_within("d", o.d.read(list[i].out), y, bound);
-            const int runs = te_gemm_fp8_is_custom(&g, ctx);
+            const int runs = te__gemm_fp8_is_custom(&g, ctx);
             if (pass) CHECK(runs == own_runs[i]);
             own_runs[i] = runs;
         }
@@ -361,16 +361,16 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
     b.backward(u);
     const reference::vec wa = read_at(u.ctx, a->data, TE_e4m3, (size_t)IN * MIDDLE, 1 / scale_of(a->weight));
     const reference::vec wb = read_at(u.ctx, c->data, TE_e4m3, (size_t)IN * MIDDLE, 1 / scale_of(c->weight));
-    te_run r = te_run_to_size(u.plan, TE_FORWARD, (int64_t)m, TE_USE_on, u.ctx);
+    te_run r = te__run_to_size(u.plan, TE_FORWARD, (int64_t)m, TE_USE_on, u.ctx);
     r.x.data = b.x.data();
     te__take_params(&r, u.m.model());
-    te_set_recipe_use(&r, TE_USE_as_bound);
+    te__set_recipe_use(&r, TE_USE_as_bound);
     (void)te__lay_out(&r, (char *)b.memory.data());
     const auto kept = [&](int op, size_t cols, int scale) { // or made again, as backward does
-        const te_saved_input k = te_saved_input_of(&r, op);
+        const te_saved_input k = te__saved_input_of(&r, op);
         const reference::vec of = read_at(u.ctx, k.inverse, TE_f32, 2);
         const size_t rows = (size_t)te__fp8_rows((int64_t)m);
-        const int again = te_policy(&r, op)->input != TE_INPUT_saved_fp8;
+        const int again = te__policy(&r, op)->input != TE_INPUT_saved_fp8;
         buffer room(u.ctx, (size_t)te_capacity_rows(&r) * cols + 2 * TE_ALIGN);
         void *at = k.x;
         CHECK((of[1] == scale_of(scale) && std::fabs(of[0] * of[1] - 1) < 1e-6));
@@ -379,7 +379,7 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
             REQUIRE(te__fp8_recompute_input(&r, op, &at, 1) == TE_OK);
             r.pass = TE_FORWARD;
         }
-        if (!again && !te_saved_is_transposed(b.saved.transposed, op)) return read_at(u.ctx, at, TE_e4m3, m * cols, of[0]);
+        if (!again && !te__saved_is_transposed(b.saved.transposed, op)) return read_at(u.ctx, at, TE_e4m3, m * cols, of[0]);
         const reference::vec turned = read_at(u.ctx, at, TE_e4m3, rows * cols, of[0]);
         reference::vec x(m * cols);
         for (size_t j = 0; j < cols; j++)
@@ -388,7 +388,7 @@ void check_rows(under_recipe &u, micro_batch &b, bool stored, bool own) {
                 else REQUIRE(turned[j * rows + i] == 0);
         return x;
     };
-    if (u.ctx->capability == 900 && own && te_policy(&r, LINEAR_B)->input == TE_INPUT_saved_fp8) CHECK(te_saved_is_transposed(b.saved.transposed, LINEAR_B) == (!stored || m > 128)); // a cast and the product of many rows leave the transpose
+    if (u.ctx->capability == 900 && own && te__policy(&r, LINEAR_B)->input == TE_INPUT_saved_fp8) CHECK(te__saved_is_transposed(b.saved.transposed, LINEAR_B) == (!stored || m > 128)); // a cast and the product of many rows leave the transpose
     const reference::vec xa = kept(LINEAR_A, IN, a->x), xb = kept(LINEAR_B, MIDDLE, c->x), pre = read_at(u.ctx, r.act[BIAS_A], TE_bf16, m * MIDDLE);
     const reference::vec grads = u.m.grads.read(TE_f32);
     const auto grad = [&](int i) { return reference::vec(grads.begin() + (long)u.m.grad_at(i), grads.begin() + (long)(u.m.grad_at(i) + u.m.elements(i))); };
@@ -583,9 +583,9 @@ std::vector<std::vector<uint8_t>> gated_steps(const subject &list, int rows, int
         REQUIRE(te_recipes_step(&u.state, u.ctx) == TE_OK); // the weights as they are now
         b.forward(u);
         all.push_back(b.y.raw());
-        te_run r = te_run_to_size(u.plan, TE_FORWARD, rows, TE_USE_on, u.ctx);
+        te_run r = te__run_to_size(u.plan, TE_FORWARD, rows, TE_USE_on, u.ctx);
         te__take_params(&r, u.m.model());
-        te_set_recipe_use(&r, TE_USE_as_bound);
+        te__set_recipe_use(&r, TE_USE_as_bound);
         (void)te__lay_out(&r, (char *)b.memory.data());
         std::vector<uint8_t> kept(u.rows * 2 * half * 2), scales(8);
         REQUIRE(te_copy(u.ctx, kept.data(), r.act[last == 2], kept.size()) == TE_OK);
@@ -635,13 +635,13 @@ TEST_CASE("the rule for rows in FP8 has large ones as one kernel", "[gemm_fp8]")
     if (own.c.capability != 900) return;
     const product p = {16384, 16384, 4096, TE_e4m3, TE_e4m3, TE_bf16, TE_bf16, 1, 0, 0};
     te_gemm g = operands::shape_of(p);
-    CHECK(te_gemm_is_fused(rows_fp8_b_linear_bias_add_kernels(), &g, &own.c) == 1);
-    CHECK(te_gemm_is_fused(rows_fp8_a_linear_bias_gelu_kernels(), &g, &own.c) == 1);
-    CHECK(te_gemm_is_fused(rows_fp8_b_linear_gelu_bias_backward_kernels(), &g, &own.c) == 1);
+    CHECK(te__gemm_is_fused(rows_fp8_b_linear_bias_add_kernels(), &g, &own.c) == 1);
+    CHECK(te__gemm_is_fused(rows_fp8_a_linear_bias_gelu_kernels(), &g, &own.c) == 1);
+    CHECK(te__gemm_is_fused(rows_fp8_b_linear_gelu_bias_backward_kernels(), &g, &own.c) == 1);
     g.m = 1024; // two rounds of tiles
-    CHECK(te_gemm_is_fused(rows_fp8_a_linear_bias_gelu_kernels(), &g, &own.c) == 0);
+    CHECK(te__gemm_is_fused(rows_fp8_a_linear_bias_gelu_kernels(), &g, &own.c) == 0);
     g.m = 4, g.a_fp8.scaling = g.b_fp8.scaling = TE_SCALING_NONE; // with the recipe off there are none
-    CHECK(te_gemm_is_fused(rows_fp8_b_linear_bias_add_kernels(), &g, &own.c) == 0);
+    CHECK(te__gemm_is_fused(rows_fp8_b_linear_bias_add_kernels(), &g, &own.c) == 0);
 }
 TEST_CASE("the ways to run a row that begins with a product in FP8 are timed, and a tuning file says which is fastest", "[gemm_fp8]") {
     char path[] = "/tmp/te_gemm_fp8_XXXXXX";

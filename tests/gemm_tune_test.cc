@@ -55,7 +55,7 @@ struct operands {
     static size_t scratch_bytes(const product &q) {
         te_gemm g = te_gemm_of(q.m, q.n, q.k);
         g.dtype = q.dtype, g.out = q.out;
-        return te_gemm_scratch(&g) * sizeof(float);
+        return te__gemm_scratch(&g) * sizeof(float);
     }
     te_gemm gemm() {
         te_gemm g = te_gemm_of(p.m, p.n, p.k);
@@ -65,7 +65,7 @@ struct operands {
     }
     bool supported() {
         const te_gemm g = gemm();
-        return te_gemm_supports(&g, ctx) != 0;
+        return te__gemm_supports(&g, ctx) != 0;
     }
     // In double. `before`: what went into a gelu.
     reference::vec should_be(reference::vec *before) const {
@@ -690,14 +690,14 @@ TEST_CASE("each split that a file asks for is right", "[gemm_tune]") {
     for (int split = 0; split < TE_STRATEGY_COUNT; split++) {
         std::vector<std::string> lines = header;
         const te_plan *plan = mlp_plan();
-        const te_run sizes = te_run_to_size(plan, TE_FORWARD, 1, TE_USE_off, nullptr);
+        const te_run sizes = te__run_to_size(plan, TE_FORWARD, 1, TE_USE_off, nullptr);
         for (int training = 0; training < 2; training++)
             for (int i = 0; i < (training ? plan->forward_count : plan->infer_count); i++) {
                 const te_step &s = training ? plan->forward[i] : plan->infer[i];
                 const te_op &op = plan->op[s.op[0]];
                 unsigned kept = 0;
                 if (op.op_class != TE_CLASS_gemm || s.count < 2) continue;
-                for (int j = 1; j < s.count; j++) kept |= te_policy(&sizes, s.op[j])->output_saved ? 1u << j : 0u;
+                for (int j = 1; j < s.count; j++) kept |= te__policy(&sizes, s.op[j])->output_saved ? 1u << j : 0u;
                 std::ostringstream line;
                 line << "step " << s.pattern << (training ? " forward " : " infer ") << (int)ROWS << " " << op.out << " " << op.in << " bf16 " << kept << " " << split << " 1 1 1 1";
                 bool there = false;
@@ -748,17 +748,17 @@ template <te_dtype T, int FORWARD> void check_bare(int64_t m, int64_t n, int64_t
         reference::vec before;
         INFO(name_of(p) << ", TE_SEED=" << seed);
         own.c.gemm_custom = 2, own.c.processors = processors;
-        if (!te_gemm_can_fuse(kernels, &g, &own.c)) {
+        if (!te__gemm_can_fuse(kernels, &g, &own.c)) {
             CHECK((n % 8 || k % 8 || (m > TE_SKINNY_ROWS && k <= 3 * TE_TILE_K) || own.c.capability != 900)); // said no for a reason
             continue;
         }
-        const te_status status = te_fallback_gemm_run(kernels, &g, &own.c);
+        const te_status status = te__fallback_gemm_run(kernels, &g, &own.c);
         INFO(te_last_error(&own.c));
         REQUIRE(status == TE_OK);
         check_close("bare", o.d.read(T), o.should_be(&before), tolerance_of(T));
         const std::vector<uint8_t> bits = o.d.raw();
         o.d.poison();
-        REQUIRE(te_fallback_gemm_run(kernels, &g, &own.c) == TE_OK);
+        REQUIRE(te__fallback_gemm_run(kernels, &g, &own.c) == TE_OK);
         CHECK(o.d.raw() == bits);
     }
 }

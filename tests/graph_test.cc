@@ -892,7 +892,7 @@ TEST_CASE("small fills of a graph become kernels that write the same bytes in th
     machine m(1, true);
     const size_t room = 1 << 16;
     char *const a = (char *)m.memory(room);
-    te_small_fills_by_kernels(&m.ctx);
+    te__small_fills_by_kernels(&m.ctx);
     const void *kernel = ((const te_launches *)m.ctx.launches)->small_fill_kernel;
     const unsigned seed = fresh_seed();
     CAPTURE(seed);

@@ -79,7 +79,7 @@ struct call_scene {
         NEED(te_graph_capture(&graph, &spec, &pool, ctx), ctx);
         gemm = te_gemm_of(8, 16, 8);
         gemm.a = a, gemm.b = b, gemm.d = c, gemm.trans_b = 1, gemm.dtype = gemm.out = TE_f32;
-        quantize = te_quantize_of(8, 16);
+        quantize = te__quantize_of(8, 16);
         quantize.x = a, quantize.y = b, quantize.yt = c;
         dims[0] = 8, dims[1] = 16;
         NEED(te_synchronize(ctx), ctx);

@@ -266,7 +266,7 @@ inline void product_calls(table &t) {
             return v.set(g), te_gemm_run(&g, s.ctx);
         });
     for (const value &v : values) refuse<cs>(t, std::string("te_gemm_run: ") + v.name, v.status, "te_gemm_run", [=](cs &s) { return v.set(s.gemm), te_gemm_run(&s.gemm, s.ctx); });
-    if (!TE_CUDA) refuse<cs>(t, "te_gemm_run: bf16 without scratch", TE_ERROR_NULL, "te_gemm_scratch", [](cs &s) { return s.gemm.dtype = s.gemm.out = TE_bf16, te_gemm_run(&s.gemm, s.ctx); });
+    if (!TE_CUDA) refuse<cs>(t, "te_gemm_run: bf16 without scratch", TE_ERROR_NULL, "te__gemm_scratch", [](cs &s) { return s.gemm.dtype = s.gemm.out = TE_bf16, te_gemm_run(&s.gemm, s.ctx); });
     refuse<cs>(t, "te_gemm_run: null", TE_ERROR_NULL, "te_gemm_run", [](cs &s) { return te_gemm_run(nullptr, s.ctx); });
     struct cast { const char *name; te_status status; std::function<void(te_quantize &)> set; };
     const std::vector<cast> casts = {

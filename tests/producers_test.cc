@@ -79,11 +79,11 @@ struct stored {
 };
 te_status cast(const stored &to, const buffer &from, te_pointwise_shape k, int64_t rows, int64_t cols, bool turned, te_context *ctx) {
     if (k.scaled == TE_SCALING_ROWWISE) {
-        te_quantize_rowwise q = te_quantize_rowwise_of(rows, cols);
+        te_quantize_rowwise q = te__quantize_rowwise_of(rows, cols);
         q.x = from.data(), q.y = to.y.data(), q.inverse = (float *)to.s.data();
         return k.out == TE_f32 ? rows_f32_run(&q, ctx) : rows_bf16_run(&q, ctx);
     }
-    te_quantize_blockwise q = te_quantize_blockwise_of(rows, cols);
+    te_quantize_blockwise q = te__quantize_blockwise_of(rows, cols);
     q.x = from.data(), q.y = to.y.data(), q.y_inverse = (float *)to.s.data();
     if (turned) q.yt = to.yt.data(), q.yt_inverse = (float *)to.st.data(), q.yt_cols = te_round_up(rows, 16);
     return k.out == TE_f32 ? tiles_f32_run(&q, ctx) : tiles_bf16_run(&q, ctx);
@@ -120,7 +120,7 @@ void check(const producer &p, int64_t rows, bool finite) {
     }
     if (k.norm < 0 && !k.backward) c.op[p.count - 1].edge = edge.data(); // an add's
     const int blocks = te__pointwise_blocks(&r, rows, k);
-    const te_grid grid = te_grid_of((int64_t)(k.sums >= 0 ? te_min(blocks, 16) : blocks) * te_pointwise_tiles(k), 1);
+    const te_grid grid = te__grid_of((int64_t)(k.sums >= 0 ? te_min(blocks, 16) : blocks) * te_pointwise_tiles(k), 1);
     const bool turns = k.transposes && k.scaled == TE_SCALING_BLOCKWISE_1D;
     for (const bool turned : {false, true}) {
         if (turned ? !turns : k.backward != 0) continue;
@@ -215,10 +215,10 @@ void check_turned(const producer &p, int64_t rows, bool finite) {
     }
     te_pointwise f = c;
     const int blocks = (int)te_min(te__pointwise_blocks(&r, rows, k), 16);
-    const te_grid grid = te_grid_of((int64_t)(k.sums >= 0 ? blocks : te__pointwise_blocks(&r, rows, k)) * te_pointwise_tiles(k), 1);
+    const te_grid grid = te__grid_of((int64_t)(k.sums >= 0 ? blocks : te__pointwise_blocks(&r, rows, k)) * te_pointwise_tiles(k), 1);
     c.y = y.data(), c.fp8.y = pair.y.data(), c.fp8.scale = (const float *)scale.data(), c.fp8.amax = (float *)pair.amax.data();
     REQUIRE(p.launch(ctx, grid, &c) == TE_OK);
-    te_quantize q = te_quantize_of(rows, out);
+    te_quantize q = te__quantize_of(rows, out);
     q.x = pair.y.data(), q.yt = pair.yt.data(), q.yt_cols = te_round_up(rows, 16);
     REQUIRE(turn_run(&q, ctx) == TE_OK);
     f.fp8 = c.fp8, f.fp8.y = fused.y.data(), f.fp8.amax = (float *)fused.amax.data();

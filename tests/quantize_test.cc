@@ -69,7 +69,7 @@ void check(int64_t rows, int64_t cols, te_dtype from, te_dtype to, int wanted, b
     const float factor = 37.3f, before = 0.25f;
     buffer bx(ctx, x.bytes.size(), 16), y(ctx, n, 16), yt(ctx, n, 16), amax(ctx, 4), scale(ctx, 4);
     put(ctx, bx, x.bytes), put<float>(ctx, amax, {before}), put<float>(ctx, scale, {factor});
-    te_quantize q = te_quantize_of(rows, cols);
+    te_quantize q = te__quantize_of(rows, cols);
     q.x = bx.data(), q.to = to;
     if (wanted & Y) q.y = y.data();
     if (wanted & YT) q.yt = yt.data();
@@ -148,7 +148,7 @@ TEST_CASE("another producer: two inputs, by row and column", "[quantize]") {
         a.out.y = (uint8_t *)to.data(), a.out.yt = (uint8_t *)turned.data(), a.out.amax = (float *)amax.data(), a.out.rows = a.out.yt_cols = s[0], a.out.cols = s[1], a.out.to = TE_e5m2;
         a.x = x.data(), a.y = y.data();
         INFO(s[0] << " x " << s[1] << ", TE_SEED=" << seed);
-        REQUIRE(te_fp8_check(&a.out, "pair", ctx) == TE_OK);
+        REQUIRE(te__fp8_check(&a.out, "pair", ctx) == TE_OK);
         REQUIRE(pair_kernel_run(&a, ctx) == TE_OK);
         const std::vector<uint8_t> gave = to.raw(), gave_turned = turned.raw();
         size_t wrong = 0;
@@ -176,7 +176,7 @@ TEST_CASE("longer rows of the transposed tensor end in zeros, and the inverse of
         const tensor x(odd_numbers(rows * cols, fresh_seed(), true), TE_bf16);
         buffer bx(ctx, x.bytes.size()), yt(ctx, cols * longer), scale(ctx, 4), inverse(ctx, 8);
         put(ctx, bx, x.bytes), put<float>(ctx, scale, {3.0f});
-        te_quantize q = te_quantize_of(s[0], s[1]);
+        te_quantize q = te__quantize_of(s[0], s[1]);
         q.x = bx.data(), q.yt = yt.data(), q.yt_cols = s[2], q.scale = (const float *)scale.data(), q.inverse = (float *)inverse.data();
         REQUIRE(of_bf16_run(&q, ctx) == TE_OK);
         const std::vector<uint8_t> turned = yt.raw();
@@ -198,7 +198,7 @@ TEST_CASE("what is in FP8 is turned byte by byte", "[quantize]") {
         for (uint8_t &b : bytes) b = (uint8_t)random();
         buffer x(ctx, bytes.size()), yt(ctx, cols * longer);
         put(ctx, x, bytes);
-        te_quantize q = te_quantize_of(s[0], s[1]);
+        te_quantize q = te__quantize_of(s[0], s[1]);
         q.x = x.data(), q.yt = yt.data(), q.yt_cols = s[2];
         REQUIRE(turn_run(&q, ctx) == TE_OK);
         const std::vector<uint8_t> turned = yt.raw();
@@ -208,7 +208,7 @@ TEST_CASE("what is in FP8 is turned byte by byte", "[quantize]") {
         CHECK(wrong == 0);
     }
     context own;
-    te_quantize q = te_quantize_of(8, 12);
+    te_quantize q = te__quantize_of(8, 12);
     buffer x(&own.c, 96), yt(&own.c, 96);
     q.x = x.data(), q.yt = yt.data();
     CHECK(turn_run(&q, &own.c) == TE_ERROR_SHAPE);
@@ -219,7 +219,7 @@ TEST_CASE("what cannot be quantized is refused, with nothing written", "[quantiz
     context own;
     te_context *ctx = &own.c;
     buffer x(ctx, 64 * 2, 16), y(ctx, 64, 16);
-    te_quantize q = te_quantize_of(8, 8);
+    te_quantize q = te__quantize_of(8, 8);
     q.x = x.data(), q.y = y.data();
     const auto refused = [&](te_status status, const char *text) {
         INFO(te_last_error(ctx));

@@ -91,7 +91,7 @@ std::string rows_of(const te_step *s, int count) {
 // The steps of forward that span k runs again.
 std::string again(const te_plan *p, int k) {
     int from, to;
-    const te_run sizes = te_run_to_size(p, TE_BACKWARD, 1, TE_USE_off, nullptr);
+    const te_run sizes = te__run_to_size(p, TE_BACKWARD, 1, TE_USE_off, nullptr);
     te__recompute_steps(&sizes, k, &from, &to);
     return rows_of(p->forward + from, to - from);
 }

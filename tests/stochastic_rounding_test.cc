@@ -47,7 +47,7 @@ made make(te_context *ctx, te_status (*run)(const te_quantize *, te_context *), 
     buffer y(ctx, (size_t)(rows * cols)), yt(ctx, (size_t)(rows * cols)), of(ctx, 4), amax(ctx, 4), state(ctx, sizeof rng);
     of.write({scale}, TE_f32), amax.write({0}, TE_f32);
     REQUIRE(te_copy(ctx, state.data(), &rng, sizeof rng) == TE_OK);
-    te_quantize q = te_quantize_of(rows, cols);
+    te_quantize q = te__quantize_of(rows, cols);
     q.x = x.data(), q.y = y.data(), q.yt = yt.data(), q.amax = (float *)amax.data(), q.scale = (const float *)of.data(), q.to = to;
     q.rng = (const te_rng *)state.data(), q.stream = stream;
     REQUIRE(run(&q, ctx) == TE_OK);
@@ -99,7 +99,7 @@ TEST_CASE("FP8 by chance is the number below or above, as the random bits say", 
                     CHECK(make(ctx, run, in, rows, cols, f.to, scale, {rng.seed, rng.offset + 1}, 77).y != a.y);
                     CHECK(nearest.y != a.y);
                 }
-    te_quantize q = te_quantize_of(8, 8);
+    te_quantize q = te__quantize_of(8, 8);
     CHECK(from_bf16_stochastic_run(&q, ctx) == TE_ERROR_NULL);
     CHECK(strstr(te_last_error(ctx), "rng is null"));
 }

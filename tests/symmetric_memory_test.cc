@@ -53,8 +53,8 @@ struct ranks_of {
             memset(&h.comm, 0, sizeof h.comm), memset(&h.peers, 0, sizeof h.peers), memset(&h.state, 0, sizeof h.state);
             h.failed = 0, h.comm.timeout = timeout, h.comm.ctx = &h.ctx, h.peers.max_blocks = 3;
             h.group = te_group{"test", r, n, nullptr, nullptr, &h.peers, nullptr, &h.comm};
-            te_peer_memory_size(&h.peers, largest, n);
-            h.memory.assign(te_peer_memory_bytes(&h.peers) / 8, ~UINT64_C(0));
+            te__peer_memory_size(&h.peers, largest, n);
+            h.memory.assign(te__peer_memory_bytes(&h.peers) / 8, ~UINT64_C(0));
             h.peers.state = &h.state, h.peers.failed = &h.failed;
         }
         for (host_rank &h : rank)
@@ -93,7 +93,7 @@ bool collective(host_rank &h, te_peer_kind kind, int64_t count, te_dtype dtype, 
     if (kind == TE_PEER_all_reduce && epoch % 2) y = x;
     for (int64_t i = 0; i < count * parts_in; i++) te_store(x, i, number_of(epoch, h.group.rank, i, dtype), dtype);
     int taken = 0;
-    if (te_peer_collective(&taken, &h.group, kind, y, x, count, dtype, &h.ctx) != TE_OK || !taken) return false;
+    if (te__peer_collective(&taken, &h.group, kind, y, x, count, dtype, &h.ctx) != TE_OK || !taken) return false;
     for (int64_t i = 0; i < count * parts_out; i++, got->compared++) {
         float want = 0;
         if (kind == TE_PEER_all_gather) want = number_of(epoch, (int)(i / count), i % count, dtype);
@@ -149,12 +149,12 @@ TEST_CASE("data with the bit pattern of an empty slot arrives") {
     ranks.each([&](host_rank &h, int r) {
         std::vector<uint32_t> x(40, 0xffffffffu), y(120);
         int taken = 0, ok = 1;
-        if (te_peer_collective(&taken, &h.group, TE_PEER_all_gather, y.data(), x.data(), 40, TE_f32, &h.ctx)) return;
+        if (te__peer_collective(&taken, &h.group, TE_PEER_all_gather, y.data(), x.data(), 40, TE_f32, &h.ctx)) return;
         for (uint32_t w : y) ok &= w == 0xffffffffu; // an all_gather keeps all bits
         y.assign(120, 0);
-        if (te_peer_collective(&taken, &h.group, TE_PEER_all_reduce, y.data(), x.data(), 40, TE_f32, &h.ctx)) return;
+        if (te__peer_collective(&taken, &h.group, TE_PEER_all_reduce, y.data(), x.data(), 40, TE_f32, &h.ctx)) return;
         for (int i = 0; i < 40; i++) ok &= std::isnan(te_float_of_bits(y[(size_t)i]));
-        right[(size_t)r] = ok && te_peers_check(&h.group, &h.ctx) == TE_OK;
+        right[(size_t)r] = ok && te__peers_check(&h.group, &h.ctx) == TE_OK;
     });
     CHECK(right == std::vector<int>{1, 1, 1});
 }
@@ -162,15 +162,15 @@ TEST_CASE("data with the bit pattern of an empty slot arrives") {
 TEST_CASE("the algorithm of a collective") {
     te_peer_memory p;
     memset(&p, 0, sizeof p);
-    CHECK(te_peer_algorithm_of(nullptr, TE_PEER_all_reduce, 1) == TE_PEER_none);
-    te_peer_memory_size(&p, 16 << 20, 2);
-    CHECK(te_peer_algorithm_of(&p, TE_PEER_all_reduce, 16 << 20) == TE_PEER_one_shot);
-    CHECK(te_peer_algorithm_of(&p, TE_PEER_all_reduce, (16 << 20) + 1) == TE_PEER_none);
-    CHECK(te_peer_algorithm_of(&p, TE_PEER_all_gather, (16 << 20) + 1) == TE_PEER_none);
-    te_peer_memory_size(&p, 16 << 20, 4);
-    CHECK(te_peer_algorithm_of(&p, TE_PEER_all_reduce, TE_PEER_ONE_SHOT_BYTES / 3) == TE_PEER_one_shot);
-    CHECK(te_peer_algorithm_of(&p, TE_PEER_all_reduce, TE_PEER_ONE_SHOT_BYTES / 3 + 1) == TE_PEER_two_shot);
-    CHECK(te_peer_algorithm_of(&p, TE_PEER_reduce_scatter, 16 << 20) == TE_PEER_one_shot);
+    CHECK(te__peer_algorithm_of(nullptr, TE_PEER_all_reduce, 1) == TE_PEER_none);
+    te__peer_memory_size(&p, 16 << 20, 2);
+    CHECK(te__peer_algorithm_of(&p, TE_PEER_all_reduce, 16 << 20) == TE_PEER_one_shot);
+    CHECK(te__peer_algorithm_of(&p, TE_PEER_all_reduce, (16 << 20) + 1) == TE_PEER_none);
+    CHECK(te__peer_algorithm_of(&p, TE_PEER_all_gather, (16 << 20) + 1) == TE_PEER_none);
+    te__peer_memory_size(&p, 16 << 20, 4);
+    CHECK(te__peer_algorithm_of(&p, TE_PEER_all_reduce, TE_PEER_ONE_SHOT_BYTES / 3) == TE_PEER_one_shot);
+    CHECK(te__peer_algorithm_of(&p, TE_PEER_all_reduce, TE_PEER_ONE_SHOT_BYTES / 3 + 1) == TE_PEER_two_shot);
+    CHECK(te__peer_algorithm_of(&p, TE_PEER_reduce_scatter, 16 << 20) == TE_PEER_one_shot);
 }
 
 TEST_CASE("a rank that times out is an error on the others, also in later calls") {
@@ -181,9 +181,9 @@ TEST_CASE("a rank that times out is an error on the others, also in later calls"
         float v[64] = {};
         int taken = 0;
         if (r == 1) return;
-        (void)te_peer_collective(&taken, &h.group, TE_PEER_all_reduce, v, v, 64, TE_f32, &h.ctx);
-        first[(size_t)r] = te_peers_check(&h.group, &h.ctx);
-        then[(size_t)r] = te_peer_collective(&taken, &h.group, TE_PEER_all_reduce, v, v, 64, TE_f32, &h.ctx);
+        (void)te__peer_collective(&taken, &h.group, TE_PEER_all_reduce, v, v, 64, TE_f32, &h.ctx);
+        first[(size_t)r] = te__peers_check(&h.group, &h.ctx);
+        then[(size_t)r] = te__peer_collective(&taken, &h.group, TE_PEER_all_reduce, v, v, 64, TE_f32, &h.ctx);
     });
     for (int r : {0, 2}) {
         INFO(te_last_error(&ranks.rank[(size_t)r].ctx));
@@ -202,7 +202,7 @@ te_status through_memory(te_peer_kind kind, const te_group *g, void *y, const vo
     int taken = 0;
     te_group mapped = *g;
     mapped.peers = (te_peer_memory *)g->handle, calls++;
-    const te_status s = te_peer_collective(&taken, &mapped, kind, y, x, count, dtype, ctx);
+    const te_status s = te__peer_collective(&taken, &mapped, kind, y, x, count, dtype, ctx);
     return taken ? s : TE_ERROR_STATE;
 }
 te_status gather_through_memory(const te_group *g, void *y, const void *x, int64_t count, te_dtype t, te_context *ctx) {

@@ -128,7 +128,7 @@ void check_cast(size_t rows, size_t cols, te_dtype from, te_dtype to, bool block
     const size_t scales = blocks ? D * ((L + 3) / 4 * 4) : L * rows, turned_scales = blocks ? L * ((D + 3) / 4 * 4) : D * cols;
     buffer bx(ctx, rows * cols * te_dtype_bytes(from)), y(ctx, rows * cols), yt(ctx, cols * padded), s(ctx, scales * 4), st(ctx, turned_scales * 4);
     bx.write(reference::vec(x.begin(), x.end()), from);
-    te_quantize_blockwise q = te_quantize_blockwise_of((int64_t)rows, (int64_t)cols);
+    te_quantize_blockwise q = te__quantize_blockwise_of((int64_t)rows, (int64_t)cols);
     CHECK(te_scaling_count(blocks ? TE_SCALING_BLOCKWISE_2D : TE_SCALING_BLOCKWISE_1D, q.rows, q.cols) == (int64_t)scales);
     q.x = bx.data(), q.y = y.data(), q.yt = yt.data(), q.y_inverse = (float *)s.data(), q.yt_inverse = (float *)st.data();
     q.to = to, q.square_blocks = blocks, q.yt_cols = (int64_t)padded, q.rule.epsilon = (float)rule.epsilon, q.rule.power_of_two = rule.power_of_two;
@@ -190,7 +190,7 @@ TEST_CASE("a tensor in rows of FP8", "[tiles]") {
             const std::vector<float> x = drawn(rows, cols, seed, kind < 2, from);
             buffer bx(&own.c, x.size() * te_dtype_bytes(from)), y(&own.c, x.size()), inverse(&own.c, rows * 4);
             bx.write(reference::vec(x.begin(), x.end()), from);
-            te_quantize_rowwise q = te_quantize_rowwise_of((int64_t)rows, (int64_t)cols);
+            te_quantize_rowwise q = te__quantize_rowwise_of((int64_t)rows, (int64_t)cols);
             q.x = bx.data(), q.y = y.data(), q.inverse = (float *)inverse.data(), q.to = to;
             q.rule.epsilon = (float)rule.epsilon, q.rule.power_of_two = rule.power_of_two;
             REQUIRE((from == TE_f32 ? rows_f32_run : rows_bf16_run)(&q, &own.c) == TE_OK);
@@ -492,7 +492,7 @@ TEST_CASE("what has no tiles or blocks is refused, and nothing is written", "[ti
     te_context *ctx = &own.c;
     buffer room(ctx, 1 << 14);
     const auto refused = [&](te_status as, const char *text, const std::function<void(te_quantize_blockwise &)> &set) {
-        te_quantize_blockwise q = te_quantize_blockwise_of(16, 32);
+        te_quantize_blockwise q = te__quantize_blockwise_of(16, 32);
         char *at = (char *)room.data();
         q.x = at, q.y = at + 4096, q.yt = at + 5120, q.y_inverse = (float *)(void *)(at + 6144), q.yt_inverse = (float *)(void *)(at + 7168);
         set(q);
@@ -512,7 +512,7 @@ TEST_CASE("what has no tiles or blocks is refused, and nothing is written", "[ti
     refused(TE_ERROR_ALIGNMENT, "16 bytes", [](te_quantize_blockwise &q) { q.yt_inverse++; });
     CHECK(tiles_f32_run(nullptr, ctx) == TE_ERROR_NULL);
     const auto of_rows = [&](te_status as, const char *text, const std::function<void(te_quantize_rowwise &)> &set) {
-        te_quantize_rowwise q = te_quantize_rowwise_of(16, 32);
+        te_quantize_rowwise q = te__quantize_rowwise_of(16, 32);
         char *at = (char *)room.data();
         q.x = at, q.y = at + 4096, q.inverse = (float *)(void *)(at + 6144);
         set(q);

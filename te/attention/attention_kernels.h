@@ -29,7 +29,7 @@
 
 #if TE_CUDA
 #include "impl/attention_cuda.h"  /* TE_ATTENTION_FORWARD_OF, _BACKWARD_OF, TE_ATTENTION_DBIAS */
-#include "attention_hopper_fp8.h" /* TE_ATTENTION_FORWARD_FP8 */
+#include "impl/attention_sm90_forward_fp8.h" /* TE_ATTENTION_FORWARD_FP8 */
 #else
 #include "impl/attention_host.h" /* the same in plain C */
 #endif
@@ -78,7 +78,7 @@ TE_API te_status te__attention_relative_bias(te_context *ctx, te_relative_bias_f
     memset(&b, 0, sizeof b);
     b.table = a->bias, b.bias_by_distance = a->bias_by_distance;
     b.heads = heads, b.buckets = buckets, b.max_distance = max_distance, b.bidirectional = bidirectional;
-    return launch(ctx, te_grid_of(te_ceil_div(2 * max_distance + 1, TE_RELATIVE_BIAS_THREADS), heads), &b);
+    return launch(ctx, te__grid_of(te_ceil_div(2 * max_distance + 1, TE_RELATIVE_BIAS_THREADS), heads), &b);
 }
 
 /* ---- rows of lse, delta and row_max_logit ------------------------------------------------------------------------ */
@@ -95,7 +95,7 @@ TE_FN int64_t te__attn_row_index(const te_attention_rows *l, int head, int heads
                       : ((int64_t)(row / l->of.max_seqlen) * heads + head) * l->of.max_seqlen + in;
 }
 /* The layout that the kernels of a call use. varlen: the kernels' option. */
-TE_API te_attention_rows te__attn_rows_of(const te_attention_args *a, int varlen) {
+TE_API te_attention_rows te__attn_fwd_sequence(const te_attention_args *a, int varlen) {
     te_attention_rows l;
     memset(&l, 0, sizeof l);
     l.of = te__attn_sequences(a), l.by_head = a->cu_seqlens || (TE_CUDA && varlen);
@@ -152,8 +152,8 @@ TE_API te_status te__attention_sinks_grad(te_context *ctx, te_sinks_grad_fn laun
                                           float *sum, int heads, int varlen) {
     te_sinks_grad_args s;
     memset(&s, 0, sizeof s);
-    s.sinks = a->sinks, s.lse = a->lse, s.delta = a->delta, s.sum = sum, s.layout = te__attn_rows_of(a, varlen);
-    return launch(ctx, te_grid_of(te__attention_sinks_grad_blocks(s.layout.of.rows), heads), &s);
+    s.sinks = a->sinks, s.lse = a->lse, s.delta = a->delta, s.sum = sum, s.layout = te__attn_fwd_sequence(a, varlen);
+    return launch(ctx, te__grid_of(te__attention_sinks_grad_blocks(s.layout.of.rows), heads), &s);
 }
 
 /* ---- the largest logit of each head ------------------------------------------------------------------------------
@@ -193,8 +193,8 @@ TE_API te_status te__attention_max_logit(te_context *ctx, te_max_logit_fn launch
                                          float *max_logit, int heads, int varlen) {
     te_max_logit_args t;
     memset(&t, 0, sizeof t);
-    t.row_max_logit = a->row_max_logit, t.max_logit = max_logit, t.layout = te__attn_rows_of(a, varlen);
-    return launch(ctx, te_grid_of(heads, 1), &t);
+    t.row_max_logit = a->row_max_logit, t.max_logit = max_logit, t.layout = te__attn_fwd_sequence(a, varlen);
+    return launch(ctx, te__grid_of(heads, 1), &t);
 }
 
 #endif

@@ -5,7 +5,7 @@
  *     typedef struct { float *y; const float *x; int64_t n; } my_args;
  *     TE_FN void my_body(const my_args *a, te_block b, int threads) { ... }
  *     TE_KERNEL(my_kernel, 256, my_args, my_body(te_args, te_at, 256))
- *     ... TE_TRY(my_kernel_launch(ctx, te_grid_of(blocks, 1), &args));
+ *     ... TE_TRY(my_kernel_launch(ctx, te__grid_of(blocks, 1), &args));
  *
  * The macro defines a __global__ function on CUDA, and on the host a loop over the blocks of the grid, on several
  * threads with OpenMP. Inside the call `te_args` points to the arguments and `te_at` is the block.

@@ -76,7 +76,7 @@ TE_IF_USED TE_API te_status te_convert(void *y, te_dtype to, const void *x, te_d
     if (to == from) return te_copy(ctx, y, x, (size_t)count * te_dtype_bytes(to));
     memset(&a, 0, sizeof a);
     a.y = y, a.x = x, a.count = count, a.to = to, a.from = from;
-    return count ? te_convert_kernel_launch(ctx, te_grid_of(te_ceil_div(count, TE_CONVERT_BLOCK), 1), &a) : TE_OK;
+    return count ? te_convert_kernel_launch(ctx, te__grid_of(te_ceil_div(count, TE_CONVERT_BLOCK), 1), &a) : TE_OK;
 }
 
 /* te_convert for the values of a list. MIXED 0: all values of the list have one format, so it only copies and the
@@ -159,7 +159,7 @@ TE_IF_USED TE_API te_status te_fill_normal_part(void *w, te_dtype dtype, int64_t
     memset(&a, 0, sizeof a);
     a.w = w, a.count = count, a.dtype = dtype, a.mean = mean, a.std = std, a.seed = seed, a.stream = stream;
     a.first = first, a.cols = cols, a.pitch = pitch;
-    return count ? te_normal_launch(ctx, te_grid_of(te_ceil_div(count, TE_NORMAL_BLOCK), 1), &a) : TE_OK;
+    return count ? te_normal_launch(ctx, te__grid_of(te_ceil_div(count, TE_NORMAL_BLOCK), 1), &a) : TE_OK;
 }
 /* Fill w[count], target memory, with normally distributed numbers; std 0 fills with the mean. The same seed and stream
  * give the same numbers. Errors: TE_ERROR_NULL, TE_ERROR_OVERFLOW, TE_ERROR_DTYPE, TE_ERROR_ALIGNMENT,

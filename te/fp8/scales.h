@@ -316,7 +316,7 @@ TE_IF_USED TE_API te_status te_scales_update(const te_scales *s, int first, int 
     TE_TRY(te__scale_rule_check(rule, "te_scales_update", ctx));
     memset(&a, 0, sizeof a);
     a.s = *s, a.rule = *rule, a.first = first, a.count = count;
-    return count ? te__scales_update_launch(ctx, te_grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a) : TE_OK;
+    return count ? te__scales_update_launch(ctx, te__grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a) : TE_OK;
 }
 
 /* amax of tensors [first, first + count) becomes the maximum over the ranks of the group, in one collective. gathered:
@@ -332,7 +332,7 @@ TE_IF_USED TE_API te_status te_scales_reduce(const te_scales *s, float *gathered
     memset(&a, 0, sizeof a);
     a.s = *s, a.all = gathered, a.first = first, a.count = count, a.ranks = g->size;
     TE_TRY(te_group_all_gather(g, gathered, s->amax + first, count, TE_f32, ctx));
-    return te__scales_reduce_launch(ctx, te_grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a);
+    return te__scales_reduce_launch(ctx, te__grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a);
 }
 /* amax of tensors [first, first + count) becomes the largest of itself and the history, which is cleared. */
 TE_IF_USED TE_API te_status te_scales_amax_from_history(const te_scales *s, int first, int count, te_context *ctx) {
@@ -340,7 +340,7 @@ TE_IF_USED TE_API te_status te_scales_amax_from_history(const te_scales *s, int 
     memset(&a, 0, sizeof a);
     a.s = *s, a.first = first, a.count = count;
     if (!count) return TE_OK;
-    return te__scales_amax_from_history_launch(ctx, te_grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a);
+    return te__scales_amax_from_history_launch(ctx, te__grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a);
 }
 
 #endif

@@ -84,7 +84,7 @@ TE_API te_status te__gemm_blockwise(const te_gemm *g, te__gemm_fn run, te__gemm_
     bulk.m = te_blockwise_1d_aligned_rows(g->m);
     if (bulk.m) TE_TRY(run(&bulk, ctx));
     if (bulk.m == g->m || !g->n) return TE_OK;
-    return tail(ctx, te_grid_of(te_ceil_div(g->n, TE_GEMM_TAIL_WARPS), 1), g);
+    return tail(ctx, te__grid_of(te_ceil_div(g->n, TE_GEMM_TAIL_WARPS), 1), g);
 }
 /* Defines te_status name_run(const te_gemm *, te_context *), int name_takes_bias(const te_gemm *, te_context *), and
  * the kernel. */

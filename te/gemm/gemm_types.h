@@ -53,7 +53,7 @@ typedef struct te_gemm {
     te_epilogue epilogue;
     const void *bias;
     void *aux;
-    float *scratch; /* host: te_gemm_scratch() floats; target memory of the workspace */
+    float *scratch; /* host: te__gemm_scratch() floats; target memory of the workspace */
     const struct te__gemm_overlap *ranks; /* the collective that a custom kernel overlaps with this GEMM; null: none */
 } te_gemm;
 

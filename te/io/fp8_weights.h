@@ -330,7 +330,7 @@ TE_IF_USED TE_API te_status te__fp8_read_cast(const te_fp8_weights *s, const te_
     read.data = p.data = staging, p.fp8 = *to;
     TE_TRY(te_safetensors_load(f, &read, 1, 0, ctx));
     if (!TE_IS_TENSORWISE(it->recipe)) return te__weight_cast_one(m->plan->fp8, &p, it->recipe, ctx);
-    te_quantize q = te_quantize_of(p.rows, p.cols);
+    te_quantize q = te__quantize_of(p.rows, p.cols);
     q.x = staging, q.amax = s->scales.amax + to->weight;
     TE_TRY(m->plan->fp8->quantize(&q, ctx));
     TE_TRY(te_scales_update(&s->scales, to->weight, 1, &to->own, ctx));

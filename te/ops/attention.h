@@ -58,7 +58,7 @@
  * (te/attention/impl/attention_fp8.h); backward uses the unrounded q, k and v in the list's own format, bf16 or f16.
  * head_dim is 64, 128 or 256, a call has up to 1024 sequences, and the only other options are causal, scale and the
  * window. On CUDA it needs compute capability 9.0 (sm_90a); elsewhere a call is refused. Including the passes that
- * round, it takes longer than bf16 at most sizes (attention_hopper_fp8.h). */
+ * round, it takes longer than bf16 at most sizes (attention_sm90_forward_fp8.h). */
 
 #define TE_OP_attention (attention, custom)
 #define TE_SHAPES_attention(op) (3)
@@ -230,7 +230,7 @@ TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const 
 /* Whether the kernel stores its output in FP8: in inference, where the next product is its only use. */
 TE_API int te__attention_stores_fp8(const te_run *r, const te_step *s, int fp8_output) {
     return fp8_output && r->pass == TE_INFER && r->plan->dtype != TE_f32 && !te_last_step(r, s) &&
-           te_policy(r, s->op[0] + 1)->stored_by_producer;
+           te__policy(r, s->op[0] + 1)->stored_by_producer;
 }
 TE_API te_status te__attention_fp8_output(te_value *y, te_attention_args *a, te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
@@ -242,7 +242,7 @@ TE_API te_status te__attention_fp8_output(te_value *y, te_attention_args *a, te_
 /* Where the kernel puts the amax of its output y, the operand of product i, if the cast of y needs it; else null. */
 TE_API float *te__attention_amax(const te_run *r, const te_step *s, int i, te_value y, int fp8_output) {
     if (!fp8_output || r->dry || !y.data || r->plan->dtype == TE_f32 || te_last_step(r, s)) return 0;
-    if (i < 0 || !te_finds_amax(r, i, y.dtype)) return 0;
+    if (i < 0 || !te__finds_amax(r, i, y.dtype)) return 0;
     const te_fp8_product *f = &r->param[i]->fp8;
     return f->scales->amax + (r->pass == TE_BACKWARD ? f->dy : f->x);
 }
@@ -254,7 +254,7 @@ TE_API te_status te__attention_kv(te_attention_args *a, te_run *r, const te_op *
     const te_attention_options *o = (const te_attention_options *)op->options;
     te_value kv;
     if (op->edge < 0) return TE_OK;
-    TE_TRY(te_fork_value_of_width(&kv, r, op, o->kv_heads * (o->head_dim + o->value_dim)));
+    TE_TRY(te__fork_value_of_width(&kv, r, op, o->kv_heads * (o->head_dim + o->value_dim)));
     TE_TRY(te_convert_value(&kv, r, r->plan->dtype));
     a->kv = kv.data, a->kv_seq = r->batch ? (int)(kv.rows / a->batch) : 0;
     return TE_OK;
@@ -268,7 +268,7 @@ TE_API te_status te__attention_dkv_begin(te__attention_dkv *g, te_run *r, const 
     if (op->edge < 0) return TE_OK;
     const te_op *fork = &r->plan->op[op->edge];
     const int first = te_is_last_use(r->plan, (int)(op - r->plan->op)), is_input = (fork->flags & TE_IS_INPUT) != 0;
-    const te_value like = te_fork_value_like(r, op, o->kv_heads * (o->head_dim + o->value_dim));
+    const te_value like = te__fork_value_like(r, op, o->kv_heads * (o->head_dim + o->value_dim));
     if (is_input) TE_TRY(te_edge_tensor(&g->target, r, fork, like, 1));
     else TE_TRY(te_acquire(r, &g->target, fork->out_rows, like.cols, like.dtype));
     if (!g->target.data) return TE_OK; /* not wanted */
@@ -284,7 +284,7 @@ TE_API te_status te__attention_dkv_end(te__attention_dkv *g, te_run *r, const te
         TE_TRY(te_convert_value(&g->computed, r, g->target.dtype));
         TE_TRY(te__load_add(r, g->target, g->previous.data, g->computed, add));
     }
-    if (!(r->plan->op[op->edge].flags & TE_IS_INPUT)) te_set_edge(r, op->edge, g->target);
+    if (!(r->plan->op[op->edge].flags & TE_IS_INPUT)) te__set_edge(r, op->edge, g->target);
     return TE_OK;
 }
 

@@ -244,7 +244,7 @@ TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, 
     TE_REQUIRE(b->labels, r->ctx, TE_ERROR_NULL, "%s: the batch brings no labels", r->plan->name);
     TE_REQUIRE((uintptr_t)b->labels % sizeof *b->labels == 0, r->ctx, TE_ERROR_ALIGNMENT,
                "%s: batch.labels lie at %p, which is no multiple of 4", r->plan->name, (const void *)b->labels);
-    a->labels = b->labels + te_first_row(r, op->in_rows);
+    a->labels = b->labels + te__first_row(r, op->in_rows);
     a->ignore_index = te_ignored_label(b->ignore_index), a->dloss = b->loss_scale;
     for (int64_t i = 0; !TE_CUDA && r->dry && i < rows; i++)
         TE_REQUIRE((a->labels[i] >= 0 && a->labels[i] < a->vocabulary) || a->labels[i] == a->ignore_index, r->ctx,
@@ -259,7 +259,7 @@ TE_API te_status te__cross_entropy_forward(te_run *r, const te_step *s, te_cross
     TE_TRY(te__cross_entropy_args_of(&a, r, &r->plan->op[i], r->current.rows));
     TE_TRY(te_output(&y, r, s, i));
     a.loss = (float *)y.data, a.stats = r->stats[i], a.x = r->current.data;
-    if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(r->current.rows, 1), &a));
+    if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(r->current.rows, 1), &a));
     te_set_current(r, y);
     return TE_OK;
 }
@@ -278,7 +278,7 @@ TE_IF_USED TE_API te_status te__cross_entropy_mean_dy(te_value *dy, te_run *r) {
     if (r->dry) return TE_OK;
     memset(&a, 0, sizeof a);
     a.out = (float *)each, a.scale = b->loss_scale, a.count = b->loss_count, a.rows = dy->rows;
-    return te_fill_loss_grad_launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_FILL_LOSS_GRAD_THREADS), 1), &a);
+    return te_fill_loss_grad_launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_FILL_LOSS_GRAD_THREADS), 1), &a);
 }
 /* The gradient of the losses: dy in f32; or no tensor, where batch.loss_scale serves all rows. To be called after the
  * step has acquired its other memory. */
@@ -299,7 +299,7 @@ TE_IF_USED TE_API te_status te__cross_entropy_backward(te_run *r, const te_step 
     TE_TRY(te_gradient(&dx, r, s, i));
     TE_TRY(te__cross_entropy_dy(&dy, r));
     a.stats = r->stats[i], a.x = te_input_of(r, i).data, a.dx = dx.data, a.dy = (const float *)dy.data;
-    if (dx.data && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(dx.rows, 1), &a));
+    if (dx.data && !r->dry) TE_TRY(launch(r->ctx, te__grid_of(dx.rows, 1), &a));
     te_set_current(r, dx);
     return TE_OK;
 }
@@ -396,7 +396,7 @@ TE_API te_status te__vocab_parallel_begin(te_vocab_parallel_args *a, te_value *y
 TE_API te_status te__vocab_parallel_combine(const te_vocab_parallel_args *a, te_run *r, const te_vocab_parallel *l) {
     te_loss_partial *const own = a->part + a->rank * a->rows;
     TE_TRY(te_group_all_gather(r->tensor, a->part, own, a->rows * TE_LOSS_PARTIAL_FLOATS, TE_f32, r->ctx));
-    return l->join(r->ctx, te_grid_of(te_ceil_div(a->rows, TE_LOSS_COMBINE_LANES), 1), a);
+    return l->join(r->ctx, te__grid_of(te_ceil_div(a->rows, TE_LOSS_COMBINE_LANES), 1), a);
 }
 TE_API te_status te__vocab_parallel_forward(te_run *r, const te_step *s, const te_vocab_parallel *l) {
     te_vocab_parallel_args a;
@@ -404,7 +404,7 @@ TE_API te_status te__vocab_parallel_forward(te_run *r, const te_step *s, const t
     TE_TRY(te__vocab_parallel_begin(&a, &y, r, s, l));
     a.of.x = r->current.data;
     if (!r->dry) {
-        TE_TRY(l->part(r->ctx, te_grid_of(a.rows, 1), &a));
+        TE_TRY(l->part(r->ctx, te__grid_of(a.rows, 1), &a));
         TE_TRY(te__vocab_parallel_combine(&a, r, l));
     }
     te_set_current(r, y);

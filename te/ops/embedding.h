@@ -236,7 +236,7 @@ TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
     memset(&a, 0, sizeof a);
     a.x = r->current.data, a.w = r->param[i]->data, a.rows = te_rows_in(r, r->plan->op[i].out_rows);
     a.size = (int)r->param[i]->rows, a.width = (int)r->param[i]->cols;
-    a.of = te_sequences_of(r), a.first = te_first_row(r, r->plan->op[i].out_rows);
+    a.of = te_sequences_of(r), a.first = te__first_row(r, r->plan->op[i].out_rows);
     a.vocabulary = a.size * (int)te_max(1, r->plan->op[i].ranks);
     a.vocab_start = r->plan->op[i].ranks ? r->tensor->rank * a.size : 0;
     if (r->batch) a.tokens = r->batch->tokens ? r->batch->tokens + a.first : 0, a.position = r->batch->position;
@@ -266,7 +266,7 @@ TE_API te_status te__embedding_forward(te_run *r, const te_step *s, te_embedding
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], positions));
     TE_TRY(te_output(&y, r, s, i));
     a.y = y.data;
-    if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_EMBEDDING_GROUPS), 1), &a));
+    if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_EMBEDDING_GROUPS), 1), &a));
     te_set_current(r, y);
     return TE_OK;
 }
@@ -284,10 +284,10 @@ TE_IF_USED TE_API te_status te__embedding_backward(te_run *r, const te_step *s, 
     if (!r->dry && te_is_trained(p)) {
         const int tiles = (int)te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES);
         const int64_t segments = te_ceil_div(a.rows, TE_EMBEDDING_SEGMENT);
-        const te_grid grid = te_grid_of(TE_CUDA ? te_ceil_div(segments, TE_EMBEDDING_GROUPS) : 1, tiles);
+        const te_grid grid = te__grid_of(TE_CUDA ? te_ceil_div(segments, TE_EMBEDDING_GROUPS) : 1, tiles);
         if (!te_accumulates(r, p)) TE_TRY(te_fill(r->ctx, p->grad, 0, (size_t)(p->rows * p->cols) * sizeof(float)));
         if (TE_CUDA)
-            TE_TRY(te_sort_by_token_launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_EMBEDDING_GROUPS), 1), &a));
+            TE_TRY(te_sort_by_token_launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_EMBEDDING_GROUPS), 1), &a));
         TE_TRY(launch(r->ctx, grid, &a));
         if (TE_CUDA) TE_TRY(merge(r->ctx, grid, &a));
     }
@@ -339,7 +339,7 @@ TE_API te_status te__positions_backward(te_run *r, const te_step *s, te_embeddin
     te_param *p = r->param[i];
     te_embedding_args a = te__embedding_args(r, i);
     const te_grid grid =
-        te_grid_of(te_ceil_div(a.size, TE_EMBEDDING_GROUPS), te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES));
+        te__grid_of(te_ceil_div(a.size, TE_EMBEDDING_GROUPS), te_ceil_div(p->cols, 8 * TE_EMBEDDING_LANES));
     te_value dx = r->current;
     TE_TRY(te__embedding_check(r, &a, &r->plan->op[i], 1));
     a.y = p->grad, a.accumulate = te_accumulates(r, p);

@@ -362,7 +362,7 @@ TE_API te_status te__head_norm_forward_run(te_run *r, const te_step *s,
     te_value y;
     TE_TRY(te_output(&y, r, s, s->op[s->count - 1]));
     TE_TRY(te__head_args(&a, r, s, s->op[0], y));
-    if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.at.rows, TE_HEAD_ROWS), 1), &a));
+    if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.at.rows, TE_HEAD_ROWS), 1), &a));
     te_set_current(r, y);
     return TE_OK;
 }
@@ -378,7 +378,7 @@ TE_API te_status te__head_norm_backward_run(te_run *r, const te_step *s,
     const int blocks = (int)te_min(a.at.rows, max_blocks);
     for (int j = 0; j < 2; j++)
         TE_TRY(te_defer_column_sum(r, &a.sum[j], &r->param[i][j], (int)r->param[i][j].cols, blocks, max_blocks));
-    if (!r->dry) TE_TRY(launch(r->ctx, te_grid_of(blocks, 1), &a));
+    if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(blocks, 1), &a));
     te_set_current(r, dx);
     return TE_OK;
 }

@@ -83,7 +83,7 @@ TE_API te_status te__last_token_run(te_run *r, const te_step *s,
     TE_TRY(r->pass == TE_BACKWARD ? te_gradient(&y, r, s, i) : te_output(&y, r, s, i));
     memset(&a, 0, sizeof a);
     a.y = y.data, a.x = r->current.data, a.rows = y.rows, a.of = te_sequences_of(r), a.width = y.cols;
-    if (y.data && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_LAST_TOKEN_GROUPS), 1), &a));
+    if (y.data && !r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_LAST_TOKEN_GROUPS), 1), &a));
     te_set_current(r, y);
     return TE_OK;
 }

@@ -84,7 +84,7 @@ TE_IF_USED TE_API te_status te_count_labels(float *count, const int32_t *labels,
     memset(&a, 0, sizeof a);
     a.out = count, a.labels = labels, a.rows = rows, a.ignored = te_ignored_label(ignore_index);
     a.accumulate = accumulate;
-    return te_loss_sum_launch(ctx, te_grid_of(1, 1), &a);
+    return te_loss_sum_launch(ctx, te__grid_of(1, 1), &a);
 }
 /* mean[1] (+)= the sum of loss[rows] / count[1]; where the count is 0, the sum. Otherwise as te_count_labels. */
 TE_IF_USED TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t rows, const float *count,
@@ -94,7 +94,7 @@ TE_IF_USED TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t
     TE_TRY(te__loss_mean_check(mean, count, 1, "te_mean_loss", ctx));
     memset(&a, 0, sizeof a);
     a.out = mean, a.loss = loss, a.rows = rows, a.count = count, a.accumulate = accumulate;
-    return te_loss_sum_launch(ctx, te_grid_of(1, 1), &a);
+    return te_loss_sum_launch(ctx, te__grid_of(1, 1), &a);
 }
 
 #endif

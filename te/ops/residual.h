@@ -207,7 +207,7 @@ TE_API te_status te__load_add(te_run *r, te_value to, const void *a, te_value b,
     args.y = to.data, args.a = a, args.b = b.data, args.count = to.rows * to.cols;
     if (r->dry) return TE_OK;
     if (!a) return r->plan->convert(to.data, to.dtype, b.data, b.dtype, args.count, r->ctx);
-    return launch(r->ctx, te_grid_of(te_ceil_div(args.count, 8 * TE_LOAD_THREADS), 1), &args);
+    return launch(r->ctx, te__grid_of(te_ceil_div(args.count, 8 * TE_LOAD_THREADS), 1), &args);
 }
 TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_fn launch) {
     const int i = s->op[0], first = te_is_last_use(r->plan, i);
@@ -217,14 +217,14 @@ TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_
         TE_TRY(te_fork_value(&v, r, op));
         TE_TRY(te_edge_tensor(&v, r, fork, te_value_of(0, op->edge_dtype, te_rows_in(r, op->out_rows), op->out), 1));
         if (v.data) TE_TRY(te__load_add(r, v, first ? 0 : v.data, r->current, launch));
-    } else if (first) te_set_edge(r, op->edge, r->current);
+    } else if (first) te__set_edge(r, op->edge, r->current);
     else {
         TE_TRY(te_acquire(r, &v, op->out_rows, op->out, op->edge_dtype));
         TE_TRY(te__load_add(r, v, r->edge[op->edge].data, r->current, launch));
-        te_set_edge(r, op->edge, v);
+        te__set_edge(r, op->edge, v);
     }
     te_set_current(r, r->edge[i - 1]); /* the uses of the fork in front of the load have summed all of its gradient */
-    te_set_edge(r, i - 1, te_no_value());
+    te__set_edge(r, i - 1, te_no_value());
     return TE_OK;
 }
 

@@ -350,7 +350,7 @@ typedef te_status (*te_rope_launch_fn)(te_context *ctx, te_grid grid, const te_r
 TE_API te_status te__rope_apply(te_run *r, int i, te_value y, te_rope_launch_fn launch) {
     te_rope_args a;
     te__rope_args(&a, r, i, y);
-    if (y.data && !r->dry) TE_TRY(launch(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_ROPE_ROWS), 1), &a));
+    if (y.data && !r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_ROPE_ROWS), 1), &a));
     te_set_current(r, y);
     return TE_OK;
 }

@@ -172,7 +172,7 @@ TE_IF_USED TE_API te_status te__score_bias_backward(te_attention_args *a, te_run
     te_sum_job *j = &sums.job[0];
     j->partial = a->dbias, j->total = p->grad, j->width = width, j->count = (int)k->parts(a->seq);
     j->accumulate = te_accumulates(r, p);
-    return te_sum_rows_launch(r->ctx, te_grid_of(te_ceil_div(width, TE_SUM_LANES), 1), &sums);
+    return te_sum_rows_launch(r->ctx, te__grid_of(te_ceil_div(width, TE_SUM_LANES), 1), &sums);
 }
 
 /* (max_logit, 1), in a forward that saves: *max_logit is where the caller wants it; null: nowhere. */

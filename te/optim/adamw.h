@@ -185,7 +185,7 @@ TE_IF_USED TE_API te_status te_adamw_reset(te_adamw *opt, te_context *ctx) {
     TE_TRY(te_fill(ctx, opt->state, 0, sizeof *opt->state));
     TE_TRY(te_fill(ctx, opt->m, 0, te__moments_bytes(opt->m_elements, opt->moments)));
     TE_TRY(te_fill(ctx, opt->v, 0, te__moments_bytes(opt->v_elements, opt->moments)));
-    return opt->chunks ? te__adamw_init_master_launch(ctx, te_grid_of(opt->chunks, 1), &a) : TE_OK;
+    return opt->chunks ? te__adamw_init_master_launch(ctx, te__grid_of(opt->chunks, 1), &a) : TE_OK;
 }
 
 /* The weight decay and the learning-rate factor of a tensor: those of its group, if it belongs to one. */
@@ -271,8 +271,8 @@ TE_IF_USED TE_API te_status te__adamw_enqueue_matrices(const te_adamw *opt, cons
     te__muon_args a;
     memset(&a, 0, sizeof a);
     a.step = *args, a.memory = opt->muon;
-    TE_TRY(te_muon_momentum_launch(ctx, te_grid_of(opt->chunks, 1), &a));
-    TE_TRY(te_muon_norm_launch(ctx, te_grid_of(opt->count, 1), &a));
+    TE_TRY(te_muon_momentum_launch(ctx, te__grid_of(opt->chunks, 1), &a));
+    TE_TRY(te_muon_norm_launch(ctx, te__grid_of(opt->count, 1), &a));
     te_adamw_iter it = te_adamw_tensors(opt);
     for (; te_adamw_next(&it); a.tensor++)
         if (it.rule == TE_RULE_muon)
@@ -281,14 +281,14 @@ TE_IF_USED TE_API te_status te__adamw_enqueue_matrices(const te_adamw *opt, cons
 }
 /* A matrix takes seventeen launches, so they are enqueued as graphs, like a pass of a model. */
 TE_IF_USED TE_API te_status te__adamw_matrices(const te_adamw *opt, const te__adamw_args *args, te_context *ctx) {
-    te_launch_record_begin(ctx);
+    te__launch_record_begin(ctx);
     const te_status status = te__adamw_enqueue_matrices(opt, args, ctx);
-    return te_launch_record_end(ctx, status);
+    return te__launch_record_end(ctx, status);
 }
 /* Update this rank's shard of the parameters. */
 TE_IF_USED TE_API te_status te__adamw_update(const te_adamw *opt, const te__adamw_args *a, te_context *ctx) {
     if (!opt->chunks) return TE_OK;
-    const te_grid grid = te_grid_of(opt->chunks, 1);
+    const te_grid grid = te__grid_of(opt->chunks, 1);
     if (te__moments_8bit(opt->moments))
         return opt->rule == TE_RULE_sgd ? te_sgd_update_8bit_launch(ctx, grid, a)
                                         : te_adamw_update_8bit_launch(ctx, grid, a);
@@ -344,7 +344,7 @@ TE_API te_status te__adamw_check_step(const te_adamw *opt, te_context *ctx) {
 /* The gradient norm, if the config needs it, and the step's scalars: learning rate, clipping, bias correction. */
 TE_IF_USED TE_API te_status te__adamw_begin_step(const te_adamw *opt, const te__adamw_args *a, te_context *ctx) {
     if (a->norm) TE_TRY(te_grad_norm_run(&opt->norm, ctx));
-    return te__adamw_begin_launch(ctx, te_grid_of(1, 1), a);
+    return te__adamw_begin_launch(ctx, te__grid_of(1, 1), a);
 }
 /* Enqueue one step: the gradient norm if the config needs it, the step's scalars, the update, and with ZeRO-1 the
  * gathering of the parameters. With CUDA this is a function template: `auto f = &te_adamw_step<>`. */

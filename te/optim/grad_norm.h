@@ -197,10 +197,10 @@ TE_API te_status te_grad_norm_init(te_grad_norm *norm, void *memory, size_t byte
 TE_IF_USED TE_API te_status te__grad_norm_over_ranks(const te_grad_norm *norm, const te_group *g, te_context *ctx) {
     te_grad_norm a = *norm;
     a.rank = g->rank, a.size = g->size;
-    TE_TRY(te__grad_norm_put_rank_launch(ctx, te_grid_of(1, 1), &a));
+    TE_TRY(te__grad_norm_put_rank_launch(ctx, te__grid_of(1, 1), &a));
     enum { FLOATS = sizeof(double) / sizeof(float) }; /* gathering copies bits, so a double passes as two floats */
     TE_TRY(te_group_all_gather(g, a.rank_sums, a.rank_sums + a.rank, FLOATS, TE_f32, ctx));
-    return te__grad_norm_sum_ranks_launch(ctx, te_grid_of(1, 1), &a);
+    return te__grad_norm_sum_ranks_launch(ctx, te__grid_of(1, 1), &a);
 }
 
 /* Enqueue: norm->result[0] = sum of the squares of all gradients, norm->result[1] = its root, and *norm->norm. With
@@ -208,8 +208,8 @@ TE_IF_USED TE_API te_status te__grad_norm_over_ranks(const te_grad_norm *norm, c
 TE_IF_USED TE_API te_status te_grad_norm_run(const te_grad_norm *norm, te_context *ctx) {
     TE_TRY(te_check_target(ctx, "gradient norm"));
     TE_REQUIRE(norm && norm->result, ctx, TE_ERROR_NULL, "gradient norm: not initialised");
-    if (norm->chunks) TE_TRY(te__grad_norm_partial_launch(ctx, te_grid_of(norm->chunks, 1), norm));
-    TE_TRY(te__grad_norm_sum_launch(ctx, te_grid_of(1, 1), norm));
+    if (norm->chunks) TE_TRY(te__grad_norm_partial_launch(ctx, te__grid_of(norm->chunks, 1), norm));
+    TE_TRY(te__grad_norm_sum_launch(ctx, te__grid_of(1, 1), norm));
     if (norm->zero1.ranks > 1) TE_TRY(te__grad_norm_over_ranks(norm, te_data_group(ctx), ctx));
     if (norm->size == 1) return TE_OK;
     TE_REQUIRE(te_tensor_group(ctx)->size == norm->size && te_tensor_group(ctx)->rank == norm->rank, ctx,

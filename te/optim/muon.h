@@ -82,7 +82,7 @@ TE_API void te__muon_sizes_add(te__muon_sizes *sizes, const te_param *p, te_dtyp
     sizes->x = te_max(sizes->x, p->rows * p->cols * bytes);
     sizes->a = te_max(sizes->a, g.gram.m * g.gram.m * bytes);
     for (int i = 0; i < 3; i++)
-        sizes->scratch = te_max(sizes->scratch, (int64_t)(te_gemm_scratch(all[i]) * sizeof(float)));
+        sizes->scratch = te_max(sizes->scratch, (int64_t)(te__gemm_scratch(all[i]) * sizeof(float)));
 }
 /* Refuse a matrix that is sharded over the tensor group or that the GEMMs do not support. On CUDA this also selects the
  * GEMMs' algorithms, so that no step has to. */
@@ -93,7 +93,7 @@ TE_API te_status te__muon_check(const te_param *p, te_dtype dtype, te_context *c
     TE_REQUIRE(p->rows <= INT32_MAX && p->cols <= INT32_MAX, ctx, TE_ERROR_OVERFLOW,
                "adamw: muon of %s.%s, %lld x %lld", p->op, p->field, (long long)p->rows, (long long)p->cols);
     const te__muon_products g = te__muon_products_of(p->rows, p->cols, dtype);
-    TE_REQUIRE(te_gemm_supports(&g.gram, ctx) && te_gemm_supports(&g.poly, ctx) && te_gemm_supports(&g.next, ctx), ctx,
+    TE_REQUIRE(te__gemm_supports(&g.gram, ctx) && te__gemm_supports(&g.poly, ctx) && te__gemm_supports(&g.next, ctx), ctx,
                TE_ERROR_BLAS, "adamw: muon of %s.%s, %lld x %lld: there is no product of these sizes", p->op, p->field,
                (long long)p->rows, (long long)p->cols);
     return TE_OK;
@@ -215,7 +215,7 @@ TE_IF_USED TE_API te_status te__muon_orthogonal(const te__muon *u, int64_t rows,
 /* Update matrix a->tensor, whose momentum and norm have been computed. */
 TE_IF_USED TE_API te_status te__muon_matrix(te__muon_args *a, const te_param *p, te_dtype model, te_context *ctx) {
     const double rows = (double)p->rows, cols = (double)p->cols;
-    const te_grid grid = te_grid_of(te_ceil_div(p->rows * p->cols, TE__ADAMW_CHUNK), 1);
+    const te_grid grid = te__grid_of(te_ceil_div(p->rows * p->cols, TE__ADAMW_CHUNK), 1);
     a->dtype = te__muon_dtype(model), a->x = a->memory.x[TE_MUON_STEPS % 2];
     a->size = (float)(a->step.config.match_rms ? 0.2 * sqrt(rows > cols ? rows : cols)
                                                : sqrt(rows > cols ? rows / cols : 1.0));

@@ -114,20 +114,20 @@ TE_API te__fp8_weight_bytes te__fp8_weight_bytes_of(const te_param *p, te_recipe
 /* The arguments of the cast of a weight, by the granularity of its scales. The tensorwise one either finds the amax or
  * casts with the scale that follows from it; the other two find their scales themselves. */
 TE_API te_quantize te__weight_cast_tensorwise(const te_param *p) {
-    te_quantize q = te_quantize_of(p->rows, p->cols);
+    te_quantize q = te__quantize_of(p->rows, p->cols);
     const te_scales *s = p->fp8.scales;
     q.x = p->data, q.y = p->fp8.data, q.yt = p->fp8.transposed;
     q.scale = s->scale + p->fp8.weight, q.amax = s->amax + p->fp8.weight;
     return q;
 }
 TE_API te_quantize_blockwise te__weight_cast_blockwise(const te_param *p) {
-    te_quantize_blockwise q = te_quantize_blockwise_of(p->rows, p->cols);
+    te_quantize_blockwise q = te__quantize_blockwise_of(p->rows, p->cols);
     q.x = p->data, q.y = p->fp8.data, q.yt = p->fp8.transposed, q.square_blocks = 1, q.rule = p->fp8.own;
     q.y_inverse = p->fp8.inverse, q.yt_inverse = p->fp8.transposed_inverse;
     return q;
 }
 TE_API te_quantize_rowwise te__weight_cast_rowwise(const te_param *p) {
-    te_quantize_rowwise q = te_quantize_rowwise_of(p->rows, p->cols);
+    te_quantize_rowwise q = te__quantize_rowwise_of(p->rows, p->cols);
     q.x = p->data, q.y = p->fp8.data, q.inverse = p->fp8.inverse, q.rule = p->fp8.own;
     return q;
 }

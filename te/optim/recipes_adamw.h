@@ -328,7 +328,7 @@ TE_API te_status te__recipes_adamw_check(const te_recipes_adamw *u, te_context *
 /* The update: one launch for chunks and one for tiles. */
 TE_IF_USED TE_API te_status te__recipes_adamw_update(const te_recipes_adamw *u, const te__adamw_fp8_args *a,
                                                      te_context *ctx) {
-    const te_grid chunks = te_grid_of(u->chunks, 1), tiles = te_grid_of(u->blocks.chunks, 1);
+    const te_grid chunks = te__grid_of(u->chunks, 1), tiles = te__grid_of(u->blocks.chunks, 1);
     const int f32 = u->opt->moments == TE_f32;
     if (u->chunks)
         TE_TRY(f32 ? te_adamw_update_amax_launch(ctx, chunks, a) : te_adamw_update_amax_bf16_launch(ctx, chunks, a));

@@ -120,7 +120,7 @@ static te_status run(int iterations, int64_t *compared, int64_t *wrong) {
             t.y = (char *)t.x + (size_t)(g->rank * t.count) * te_dtype_bytes(t.dtype);
         if (g->peers && i % per_algorithm == 0) /* one-shot and two-shot */
             g->peers->one_shot_bytes = i / per_algorithm % 2 ? 0 : te_min(g->peers->max_bytes, 2 * g->peers->max_bytes / g->size);
-        TE_TRY(fill_kernel_launch(&here, te_grid_of(BLOCKS, 1), &t));
+        TE_TRY(fill_kernel_launch(&here, te__grid_of(BLOCKS, 1), &t));
         if (t.kind == 0) TE_TRY(te_group_all_reduce(g, t.y, t.x, t.count, t.dtype, &here));
         else if (t.kind == 1) TE_TRY(te_group_reduce_scatter(g, t.y, t.x, t.count, t.dtype, &here));
         else TE_TRY(te_group_all_gather(g, t.y, t.x, t.count, t.dtype, &here));
@@ -128,7 +128,7 @@ static te_status run(int iterations, int64_t *compared, int64_t *wrong) {
         const int64_t through = g->peers ? g->peers->collectives : 0;
         static int64_t before;
         if (t.kind == 2 || g->size <= 2 || through > before) {
-            TE_TRY(compare_kernel_launch(&here, te_grid_of(BLOCKS, 1), &t));
+            TE_TRY(compare_kernel_launch(&here, te__grid_of(BLOCKS, 1), &t));
             *compared += t.count * (t.kind == 2 ? g->size : 1);
         }
         before = through;
@@ -212,7 +212,7 @@ static te_status passes(fused_and_unfused *t, int k, int rows, int backward, voi
     saved.memory = t->saved[k], saved.bytes = te_plan_saved_bytes_of_rank(t->plan[k], ROWS, &here);
     TE_TRY(te_plan_infer(te_matrix(t->results[k][0], dtype, local_rows, t->width), in, t->plan[k], &t->model[k], &batch, &here));
     delay->delay = random % 4 ? 0 : random / 4 % 60000, delay->count = 0;
-    TE_TRY(fill_kernel_launch(&here, te_grid_of(1, 1), delay));
+    TE_TRY(fill_kernel_launch(&here, te__grid_of(1, 1), delay));
     TE_TRY(te_plan_forward(te_matrix(t->results[k][1], dtype, local_rows, t->width), &saved, in, t->plan[k], &t->model[k], &batch,
                            &here));
     if (!backward) return TE_OK;
@@ -256,7 +256,7 @@ static te_status run_patterns(int iterations, int64_t *compared, int64_t *wrong)
         }
         t.seed = u, t.dtype = of->plan[0]->dtype, t.delay = w % 4 ? 0 : w / 4 % 60000;
         t.count = (int64_t)local_rows * of->width;
-        TE_TRY(fill_kernel_launch(&here, te_grid_of(BLOCKS, 1), &t));
+        TE_TRY(fill_kernel_launch(&here, te__grid_of(BLOCKS, 1), &t));
         if (backward) TE_TRY(te_copy(&here, x[1], x[0], (size_t)t.count * 2));
         for (int k = 0; k < 2; k++) { /* only patterns may be split: a larger plain all_reduce would go by NCCL */
             if (g->peers) g->peers->max_bytes = k && of < &all[2] ? max_bytes : pieces;
@@ -267,7 +267,7 @@ static te_status run_patterns(int iterations, int64_t *compared, int64_t *wrong)
             memset(&a, 0, sizeof a);
             a.a = m < 3 ? of->results[1][m] : of->grads[1], a.b = m < 3 ? of->results[0][m] : of->grads[0], a.wrong = t.wrong;
             a.count = m < 3 ? (int64_t)local_rows * of->width : (int64_t)(te_plan_grad_bytes(of->plan[0]) / 2);
-            TE_TRY(differ_kernel_launch(&here, te_grid_of(BLOCKS, 1), &a));
+            TE_TRY(differ_kernel_launch(&here, te__grid_of(BLOCKS, 1), &a));
             *compared += a.count;
         }
         if (i % 100 == 99) TE_TRY(te_comm_synchronize(&here));

@@ -64,7 +64,7 @@ static te_status delay(uint32_t *random) {
     delay_args a;
     *random = mixed(*random + 1);
     a.nanoseconds = *random % 2 ? 0 : *random / 2 % 400000;
-    return delay_kernel_launch(&here, te_grid_of(1, 1), &a);
+    return delay_kernel_launch(&here, te__grid_of(1, 1), &a);
 }
 
 /* A list with its tensors. */

@@ -2,9 +2,9 @@
  * call runs, and the macros that declare them. Also the gradient of a score bias.
  *
  *     f32              attention_simt_f32.h, on CUDA cores
- *     bf16 and f16     attention_hopper_forward.h and attention_hopper_backward.h (wgmma) on compute capability 9.0
+ *     bf16 and f16     attention_sm90_forward.h and attention_sm90_backward.h (wgmma) on compute capability 9.0
  *     where
- *                      they support the options: head sizes te__attn_hopper_has, value only 128 beside 192, no score
+ *                      they support the options: head sizes te__attn_sm90_supports, value only 128 beside 192, no score
  *                      bias, no max_logit (forward); in cross-attention only where each query sees a key; backward
  *                      needs scratch
  *     otherwise        attention_sm80_forward.h and attention_sm80_backward.h (mma.sync)
@@ -13,8 +13,8 @@
 #ifndef TE_ATTENTION_CUDA_H
 #define TE_ATTENTION_CUDA_H
 
-#include "../attention_hopper_backward.h" /* bf16 and f16 on compute capability 9.0: backward, which needs scratch */
-#include "../attention_hopper_forward.h"  /* and forward */
+#include "attention_sm90_backward.h" /* bf16 and f16 on compute capability 9.0: backward, which needs scratch */
+#include "attention_sm90_forward.h"  /* and forward */
 #include "attention_simt_f32.h"           /* f32 */
 #include "attention_sm80_backward.h"      /* bf16 and f16 elsewhere: backward */
 #include "attention_sm80_forward.h"       /* and forward */
@@ -22,9 +22,9 @@
 /* The kernels for compute capability 9.0. They do not exist for f32, which stands here for the options that they do not
  * support: a score bias, and in forward max_logit. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-using te__attn_wgmma_forward = te__attn_hopper_forward<F::BIAS || F::MAX_LOGIT ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
+using te__attn_wgmma_forward = te__attn_sm90_forward<F::BIAS || F::MAX_LOGIT ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-using te__attn_wgmma_backward = te__attn_hopper_backward<F::BIAS ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
+using te__attn_wgmma_backward = te__attn_sm90_backward<F::BIAS ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 
 /* ---- which kernels have code -------------------------------------------------------------------------------------
  * H: the kernel for compute capability 9.0, F: the options. In cross-attention a call may need either kernel. */
@@ -117,7 +117,7 @@ TE_API te_status te__attn_enqueue(te_context *ctx, te__attn_kernel *k, int batch
         TE_TRY(te__cuda_status(ctx, e, name));
         (void)__atomic_fetch_or(&k->configured, bit, __ATOMIC_RELEASE);
     }
-    return te__cuda_launch(ctx, k->kernel, te_grid_of(batch_heads, te_ceil_div(rows, K::ROWS)), K::THREADS, K::BYTES,
+    return te__cuda_launch(ctx, k->kernel, te__grid_of(batch_heads, te_ceil_div(rows, K::ROWS)), K::THREADS, K::BYTES,
                            1, a, sizeof *a, name);
 }
 template <int HEADS, class F>

@@ -1,5 +1,5 @@
 /* attention_fp8.h -- attention forward in FP8, for both targets: scaling, the layout of the operands, and the two
- * passes that quantize them; the kernels are in attention_host.h and attention_hopper_fp8.h. q, k and v are rounded to
+ * passes that quantize them; the kernels are in attention_host.h and attention_sm90_forward_fp8.h. q, k and v are rounded to
  * e4m3 with one scale per head, from amax, the largest |x| of that head over all rows of the call: 448 / amax for v, 15
  * / amax for k, and for q a number up to 15 / amax that makes the unit of a score a power of two.
  *
@@ -204,7 +204,7 @@ TE_API te_status te__attention_check_fp8(te_context *ctx, const te_attention_arg
 typedef te_status (*te__attention_pass_fn)(te_context *ctx, te_grid grid, const te_attention_args *a);
 TE_API te_status te__attention_fp8_cast(te_context *ctx, const te_attention_args *a, int all,
                                         te__attention_pass_fn amax, te__attention_pass_fn cast) {
-    const te_grid grid = te_grid_of((int64_t)a->batch * all, te_ceil_div(a->seq, TE__ATTN_FP8_ROWS));
+    const te_grid grid = te__grid_of((int64_t)a->batch * all, te_ceil_div(a->seq, TE__ATTN_FP8_ROWS));
     TE_REQUIRE(a->scratch, ctx, TE_ERROR_NULL, "te__attention_fp8_cast: scratch is null");
     TE_TRY(te_fill(ctx, a->scratch, 0, (size_t)all * sizeof(float)));
     TE_TRY(amax(ctx, grid, a));

@@ -481,7 +481,7 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
     TE__ATTENTION_SHELL(name##_tile, forward, dtype, heads, kv_heads, head_dim, name##_variant)                     \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                   \
         TE_TRY(te__attention_check_variant(ctx, a, heads, name##_variant(), #name));                                \
-        return name##_tile_launch(ctx, te_grid_of((int64_t)a->batch * (heads), te_ceil_div(a->seq, TE__ATTN_TILE)), \
+        return name##_tile_launch(ctx, te__grid_of((int64_t)a->batch * (heads), te_ceil_div(a->seq, TE__ATTN_TILE)), \
             a);                                                                                                     \
     }
 
@@ -496,9 +496,9 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
         const int64_t tiles = te_ceil_div(a->seq, TE__ATTN_TILE);                                                   \
         const int cross = name##_variant().cross;                                                                   \
         TE_TRY(te__attention_check_variant(ctx, a, heads, name##_variant(), #name));                                \
-        TE_TRY(name##_dq_launch(ctx, te_grid_of((int64_t)a->batch * (heads), tiles), a));                           \
+        TE_TRY(name##_dq_launch(ctx, te__grid_of((int64_t)a->batch * (heads), tiles), a));                           \
         if (cross && !a->dkv) return TE_OK;                                                                         \
-        return name##_dkdv_launch(ctx, te_grid_of((int64_t)a->batch * (kv_heads),                                   \
+        return name##_dkdv_launch(ctx, te__grid_of((int64_t)a->batch * (kv_heads),                                   \
                                        cross ? te_ceil_div(a->kv_seq, TE__ATTN_TILE) : tiles), a);                  \
     }                                                                                                               \
     TE_API size_t name##_scratch_bytes(te_context *ctx, int64_t rows) { return (void)ctx, (void)rows, 0; }
@@ -512,7 +512,7 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
         const int relative = f.bias == TE_BIAS_relative, tables = f.bias == TE_BIAS_shared ? 1 : (heads);           \
         const int64_t tiles = relative ? 1 : te_ceil_div(f.bias_keys, TE__ATTN_TILE);                               \
         return name##_tile_launch(                                                                                  \
-            ctx, te_grid_of(tables * tiles, name##_parts(relative ? a->seq : f.bias_queries)), a);                  \
+            ctx, te__grid_of(tables * tiles, name##_parts(relative ? a->seq : f.bias_queries)), a);                  \
     }
 
 #define TE_ATTENTION_FORWARD_FP8(name, dtype, heads, kv_heads, head_dim, options)                                   \
@@ -526,7 +526,7 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
         TE_TRY(te__attention_check_fp8(ctx, a, heads, #name));                                                      \
         TE_TRY(te__attention_check_fp8_output(ctx, a, name##_variant().fp8_output, #name));                         \
         TE_TRY(name##_cast(ctx, a));                                                                                \
-        return name##_tile_launch(ctx, te_grid_of((int64_t)a->batch * (heads), te_ceil_div(a->seq, TE__ATTN_TILE)), \
+        return name##_tile_launch(ctx, te__grid_of((int64_t)a->batch * (heads), te_ceil_div(a->seq, TE__ATTN_TILE)), \
             a);                                                                                                     \
     }
 

@@ -1,4 +1,4 @@
-/* attention_sm80_forward.h -- attention forward on tensor cores, bf16 and f16, where attention_hopper_forward.h does
+/* attention_sm80_forward.h -- attention forward on tensor cores, bf16 and f16, where attention_sm90_forward.h does
  * not apply: on other devices than sm_90a, and for other head sizes. Dao 2023, FlashAttention-2, algorithm 1.
  *
  * A block has WARPS * M * 16 queries of one head, a warp M * 16 of them; keys and values come in tiles of TILE, in two

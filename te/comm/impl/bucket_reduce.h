@@ -122,7 +122,7 @@ TE_IF_USED TE_API te_status te__dma_reduce_piece(const te__dma_reduce *c, te_con
     a.rank = m->rank, a.ranks = m->ranks;
     for (int r = 0; r < m->ranks; r++)
         if (r != m->rank) a.shard[r] = te__dma_slot(c, m->rank, r, TE_DMA_SHARD);
-    const te_grid grid = te_grid_of(te_min(2 * ctx->processors, te_ceil_div(a.count, 8 * TE_DMA_THREADS)), 1);
+    const te_grid grid = te__grid_of(te_min(2 * ctx->processors, te_ceil_div(a.count, 8 * TE_DMA_THREADS)), 1);
     if (a.count)
         TE_TRY(c->dtype == TE_f32 ? te_dma_add_f32_launch(ctx, grid, &a) : te_dma_add_bf16_launch(ctx, grid, &a));
     TE_TRY(te__dma_send(c, TE_DMA_SUM, ctx));
@@ -145,7 +145,7 @@ TE_API te__dma_reduce te__dma_reduce_of(const te_group *g, te_dtype dtype, const
 TE_IF_USED TE_API te_status te__dma_all_reduce(const te_group *g, void *x, int64_t count, te_dtype dtype,
                                                te_context *ctx) {
     te__dma_reduce c = te__dma_reduce_of(g, dtype, ctx);
-    TE_TRY(te_peers_check(&g->comm->data, ctx));
+    TE_TRY(te__peers_check(&g->comm->data, ctx));
     for (int64_t at = 0; at < count; at += g->size * c.slot) {
         c.x = (char *)x + (size_t)at * te_dtype_bytes(dtype), c.count = te_min(count - at, g->size * c.slot);
         c.shard = c.stride = te_round_up(te_ceil_div(c.count, g->size), TE_DMA_ALIGN);
@@ -157,7 +157,7 @@ TE_IF_USED TE_API te_status te__dma_all_reduce(const te_group *g, void *x, int64
 TE_IF_USED TE_API te_status te__dma_reduce_scatter(const te_group *g, void *x, int64_t count, te_dtype dtype,
                                                    te_context *ctx) {
     te__dma_reduce c = te__dma_reduce_of(g, dtype, ctx);
-    TE_TRY(te_peers_check(&g->comm->data, ctx));
+    TE_TRY(te__peers_check(&g->comm->data, ctx));
     c.scatter_only = 1, c.stride = count;
     for (int64_t at = 0; at < count; at += c.slot) {
         c.x = (char *)x + (size_t)at * te_dtype_bytes(dtype), c.shard = te_min(c.slot, count - at);

@@ -17,9 +17,9 @@
 #ifndef TE_COMM_COLLECTIVE_STEP_H
 #define TE_COMM_COLLECTIVE_STEP_H
 
-#include "../../linear/impl/linear_comm_overlap.h" /* te_defers_product, te__linear_gemm */
+#include "../../linear/impl/linear_comm_overlap.h" /* te__defers_product, te__linear_gemm */
 #include "../../plan/impl/call_checks.h"        /* te_run, te_output, te_gradient */
-#include "symmetric_memory.h"        /* te_peers_check, te_peer_args */
+#include "symmetric_memory.h"        /* te__peers_check, te_peer_args */
 
 /* ---- GEMM + reduce_scatter --------------------------------------------------------------------------------------- */
 
@@ -92,7 +92,7 @@ TE_KERNEL_IF(EXISTS, (te_dtype T, te_dtype A, te_dtype B, int TRANS_B, int EXIST
 /* T: the list's format. A: the FP8 format of x (forward) or dy (backward); T: the recipe has no FP8. In 16 bits the
  * weight is transposed in forward, and not in backward; in FP8 always. */
 template <te_dtype T, te_dtype A, int FORWARD>
-TE_API te_gemm_reduce_scatter_kernels *te_gemm_reduce_scatter_kernels_of(void) {
+TE_API te_gemm_reduce_scatter_kernels *te__gemm_reduce_scatter_kernels_of(void) {
     constexpr te_dtype B = A == T ? T : TE_e4m3;
     constexpr int half = T != TE_f32, fp8 = half && A != T;
     static te_gemm_reduce_scatter_kernels kernels = {
@@ -102,7 +102,7 @@ TE_API te_gemm_reduce_scatter_kernels *te_gemm_reduce_scatter_kernels_of(void) {
     return &kernels;
 }
 #define TE_GEMM_REDUCE_SCATTER_KERNELS(model, dtype, forward)                                          \
-    te_gemm_reduce_scatter_kernels_of<TE_##dtype, (te_dtype)(!TE_IS_TENSORWISE(model##_recipe)          \
+    te__gemm_reduce_scatter_kernels_of<TE_##dtype, (te_dtype)(!TE_IS_TENSORWISE(model##_recipe)          \
                                                                  ? (int)TE_##dtype                     \
                                                              : (forward) ? (int)TE_e4m3                \
                                                                          : (int)model##_gradients),    \
@@ -129,7 +129,7 @@ TE_API te_status te__reduce_scatter_add_run(const void *kernel, void *y, const t
     for (int r = 0; r < m->ranks; r++) a.flags[r] = te__rank_flags(m, r);
     const int64_t blocks = te_min(TE_REDUCE_SCATTER_BLOCKS_PER_SM * ctx->processors,
                                   te_ceil_div(a.count, 8 * TE_REDUCE_SCATTER_THREADS));
-    return te__cuda_launch(ctx, kernel, te_grid_of(blocks, 1), TE_REDUCE_SCATTER_THREADS, 0, 1, &a, sizeof a,
+    return te__cuda_launch(ctx, kernel, te__grid_of(blocks, 1), TE_REDUCE_SCATTER_THREADS, 0, 1, &a, sizeof a,
                            "te_reduce_scatter_add");
 }
 /* y[m / ranks, n] = this rank's rows of the sum over the ranks of the product. */
@@ -166,12 +166,12 @@ TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_
     te_sm90_kernel *kernel = te_gemm_is_fp8(&g) ? &kernels->fp8 : &kernels->many;
     te__gemm_overlap order; /* for tests, m->serial: the same kernel by itself, its tiles in the same order */
     g.fast |= te_gemm_is_fp8(&g); /* FP8: this kernel accumulates in the tensor cores alone */
-    const int can_overlap = te_gemm_kernel_overlaps(kernel, &g, group, r->ctx) && te__gemm_reduce_scatter_fits(&g, m) &&
+    const int can_overlap = te__gemm_kernel_overlaps(kernel, &g, group, r->ctx) && te__gemm_reduce_scatter_fits(&g, m) &&
                             (uintptr_t)y.data % TE_ACCESS == 0;
     if (!can_overlap) g = r->deferred.product;
     *is_summed = can_overlap && !m->serial;
-    te_finish_deferred(r);
-    if (*is_summed && !r->dry) TE_TRY(te_peers_check(group, r->ctx));
+    te__finish_deferred(r);
+    if (*is_summed && !r->dry) TE_TRY(te__peers_check(group, r->ctx));
     if (*is_summed) return r->dry ? TE_OK : te__gemm_reduce_scatter_run(kernels, y.data, &g, r);
     memset(&order, 0, sizeof order);
     order.group = group, order.memory = m;
@@ -235,7 +235,7 @@ TE_API te_status te__gemm_all_reduce_run(te_product_kernels *kernels, const te_g
                                          te_dtype dtype, te_context *ctx) {
     te_gemm_all_reduce_args a;
     memset(&a, 0, sizeof a);
-    TE_TRY(te_peers_check(group, ctx));
+    TE_TRY(te__peers_check(group, ctx));
     a.d = g->d, a.n = (int)g->n;
     const int two_shot = g->m * g->n * 2 > group->peers->one_shot_bytes;
     a.peers = te__peer_args_of_rows(group, g->m, g->n * 2, two_shot, dtype);
@@ -263,7 +263,7 @@ TE_API te_status te__deferred_gemm_all_reduce(int *is_sent, te_run *r, te_produc
     te_gemm plain = g;
     *is_sent = 0;
     if (r->current.state != TE_VALUE_deferred_product) return TE_OK;
-    te_finish_deferred(r);
+    te__finish_deferred(r);
     *is_sent = may_send && (uintptr_t)g.d % TE_PACKET_BYTES == 0 && te_gemm_is_custom(kernels, &g, r->ctx);
     if (!*is_sent) return te__linear_gemm(r, &plain, TE_ROWS_OF_m, r->deferred.kernels);
     return r->dry ? TE_OK : te__gemm_all_reduce_run(kernels, &g, r->tensor, r->plan->dtype, r->ctx);
@@ -281,12 +281,12 @@ TE_API te_status te__collective_check(te_run *r, int i) {
     return TE_OK;
 }
 /* Prepares an all_gather in FP8 for the linear i. x: this rank's rows, which are cast here unless the kernel before has
- * stored them in FP8 (te_gathered_consumer). y: the rows of all ranks; forward saves them for backward. */
+ * stored them in FP8 (te__gathered_consumer). y: the rows of all ranks; forward saves them for backward. */
 TE_API te_status te__all_gather_fp8(te_value *x, te_value *y, te_run *r, int i) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const int backward = r->pass == TE_BACKWARD;
     const te_value rows = *x;
-    te_saved_input saved = te_saved_input_of(r, i);
+    te_saved_input saved = te__saved_input_of(r, i);
     if (backward) saved.x = 0, saved.inverse = 0;
     y->dtype = backward ? r->plan->fp8->gradients : TE_e4m3;
     if (saved.x) *y = te_value_of(saved.x, y->dtype, y->rows, (int)y->cols);
@@ -300,9 +300,9 @@ TE_API te_status te__collective_apply(te_run *r, const te_step *s, te_value y, t
     const int gathers = call == te_group_all_gather, fp8_linear = gathers ? te__gather_consumer(r, s) : -1;
     te_value x = r->current;
     if (fp8_linear >= 0 && y.data) TE_TRY(te__all_gather_fp8(&x, &y, r, fp8_linear));
-    if (gathers && te_defers_gather(r, s)) {
-        if (!r->dry) TE_TRY(te_peers_check(r->tensor, r->ctx));
-        te_defer(r, &y, TE_VALUE_deferred_gather, x);
+    if (gathers && te__defers_gather(r, s)) {
+        if (!r->dry) TE_TRY(te__peers_check(r->tensor, r->ctx));
+        te__defer(r, &y, TE_VALUE_deferred_gather, x);
     } else if (y.data && x.data && !r->dry) {
         const int64_t rank_rows = te_min(x.rows, y.rows); /* the other side has those of all ranks, or as many */
         TE_TRY(call(r->tensor, y.data, x.data, rank_rows * y.cols, y.dtype, r->ctx));

@@ -8,7 +8,7 @@
 
 #include "../../core/rank_group.h"       /* te_comm, te_group */
 #include "../../core/target.h"      /* te__cuda_call */
-#include "symmetric_memory_cuda.h" /* te__peer_memory_open, te__overlap_memory_open, te_peer_collective */
+#include "symmetric_memory_cuda.h" /* te__peer_memory_open, te__overlap_memory_open, te__peer_collective */
 
 #ifdef TE_COMM
 #include <nccl.h>
@@ -64,7 +64,7 @@ TE_IF_USED TE_API te_status te__nccl_enqueue(const te_group *g, void *y, const v
     int taken = 0; /* by a kernel of symmetric_collectives.h */
     TE_REQUIRE(dtype == TE_f32 || dtype == TE_bf16 || dtype == TE_f16, ctx, TE_ERROR_DTYPE, "no collectives of %s",
                te_dtype_name(dtype));
-    if (g->peers) TE_TRY(te_peer_collective(&taken, g, kind, y, x, count, dtype, ctx));
+    if (g->peers) TE_TRY(te__peer_collective(&taken, g, kind, y, x, count, dtype, ctx));
     if (taken) return TE_OK;
     memset(&a, 0, sizeof a); /* a recorded pass compares arguments byte by byte, padding included */
     a.group = g, a.y = y, a.x = x, a.count = count, a.dtype = dtype, a.kind = kind;
@@ -241,7 +241,7 @@ TE_API te_status te_comm_synchronize(te_context *ctx) {
     for (cudaError_t e; (e = cudaStreamQuery((cudaStream_t)ctx->stream)) != cudaSuccess;) {
         if (e != cudaErrorNotReady) return te__cuda_status(ctx, e, "te_comm_synchronize");
         for (int i = 0; i < 3; i++) {
-            TE_TRY(te_peers_check(group[i], ctx));
+            TE_TRY(te__peers_check(group[i], ctx));
             ncclResult_t async = ncclSuccess;
             TE_TRY(te__nccl_status(group[i], ncclCommGetAsyncError((ncclComm_t)group[i]->handle, &async),
                                    "ncclCommGetAsyncError", ctx));
@@ -252,7 +252,7 @@ TE_API te_status te_comm_synchronize(te_context *ctx) {
         return te_fail(ctx, TE_ERROR_COMM, "rank %d of %d: what was enqueued is not through within %g seconds",
                        comm->world.rank, comm->world.size, comm->timeout);
     }
-    for (int i = 0; i < 3; i++) TE_TRY(te_peers_check(group[i], ctx));
+    for (int i = 0; i < 3; i++) TE_TRY(te__peers_check(group[i], ctx));
     return TE_OK;
 }
 #endif

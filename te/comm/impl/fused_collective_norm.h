@@ -387,7 +387,7 @@ TE_API te_status te__fused_collective_launch(te_fused_collective_args *p, te_run
                                              te_fused_collective kernels, int64_t at_once) {
     const te_group *g = r->tensor;
     const int64_t row_bytes = x.cols * (int64_t)te_dtype_bytes(x.dtype), rows = p->c.rows;
-    TE_TRY(te_peers_check(g, r->ctx));
+    TE_TRY(te__peers_check(g, r->ctx));
     for (p->first = 0; p->first < rows; p->first = p->end) {
         p->end = te_min(rows, p->first + at_once);
         const int64_t blocks = te_min(TE_PEER_MAX_BLOCKS, (int64_t)g->peers->max_blocks * kernels.blocks_per_sm);
@@ -395,7 +395,7 @@ TE_API te_status te__fused_collective_launch(te_fused_collective_args *p, te_run
         p->peers = te__peer_args_of_rows(g, p->end - p->first, row_bytes, two_shot, x.dtype);
         p->c.x = 0, p->peers.x = x.data, p->peers.aligned = 1;
         g->peers->collectives++, g->peers->fused++, g->peers->fused_fp8 += p->gathered && p->c.fp8.y;
-        const te_grid grid = te_grid_of(te_min(blocks, te_ceil_div(p->end - p->first, kernels.groups)), 1);
+        const te_grid grid = te__grid_of(te_min(blocks, te_ceil_div(p->end - p->first, kernels.groups)), 1);
         TE_TRY(two_shot ? kernels.two_shot(r->ctx, grid, p) : kernels.launch(r->ctx, grid, p));
         p->c.take.taken = 0;
     }
@@ -411,7 +411,7 @@ TE_API int te__fused_collective_fits(te_fused_collective kernels, te_pointwise_s
 /* Rows of one launch; 0: there is no symmetric memory, or the sum itself must be stored for another step. */
 TE_API int64_t te__fused_all_reduce_rows(const te_run *r, const te_step *s, te_value x, te_fused_collective kernels,
                                          te_pointwise_shape k) {
-    if (!te__fused_collective_fits(kernels, k) || x.dtype != k.in || te_policy(r, s->op[0])->output_saved) return 0;
+    if (!te__fused_collective_fits(kernels, k) || x.dtype != k.in || te__policy(r, s->op[0])->output_saved) return 0;
     if ((uintptr_t)x.data % TE_PACKET_BYTES) return 0;
     return te__fused_rows_per_launch(r->tensor, x.rows, x.cols * (int64_t)te_dtype_bytes(x.dtype), 0);
 }
@@ -423,7 +423,7 @@ TE_API te_status te__fused_all_reduce_launch(te_run *r, const te_step *s, te_val
     k.transposes = 0; /* one kernel, which stores no transpose */
     memset(&p, 0, sizeof p);
     p.c.half = k.half, p.is_sent = is_sent;
-    w = te_pointwise_work_of(s, 1, k, &p.c);
+    w = te__pointwise_work_of(s, 1, k, &p.c);
     TE_TRY(te__pointwise_forward(r, &w, sum));
     if (w.launches) p.c.take = r->take, r->take.taken = 0;
     return w.launches && !r->dry ? te__fused_collective_launch(&p, r, x, kernels, at_once) : TE_OK;
@@ -439,23 +439,23 @@ TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_point
     const te_op *op = &r->plan->op[i];
     const te_value x = r->current;
     te_value sum = te_output_of(r, i);
-    if (r->recompute || r->describe) return te_pointwise_step_forward(r, s, 1, 0, te_no_value(), launch, k);
+    if (r->recompute || r->describe) return te__pointwise_step_forward(r, s, 1, 0, te_no_value(), launch, k);
     TE_TRY(te__collective_check(r, i));
     /* Acquired even if the fused kernel will not use it: the size of the workspace must not depend on which one
      * runs. */
-    if (r->pass != TE_FORWARD || !te_policy(r, i)->output_saved || !sum.data)
+    if (r->pass != TE_FORWARD || !te__policy(r, i)->output_saved || !sum.data)
         TE_TRY(te_acquire(r, &sum, op->out_rows, op->out, op->out_dtype));
     const int64_t at_once = te__fused_all_reduce_rows(r, s, x, kernels, k);
     if (r->current.state == TE_VALUE_deferred_product)
         TE_TRY(te__deferred_gemm_all_reduce(&is_sent, r, gemm, at_once == x.rows));
     if (at_once) return te__fused_all_reduce_launch(r, s, x, sum, kernels, k, at_once, is_sent);
     if (!r->dry) TE_TRY(te_group_all_reduce(r->tensor, sum.data, x.data, x.rows * x.cols, x.dtype, r->ctx));
-    return te_pointwise_step_forward(r, s, 1, 0, sum, launch, k);
+    return te__pointwise_step_forward(r, s, 1, 0, sum, launch, k);
 }
 #define TE_CUSTOM_PATTERN_all_reduce_forward(name, model, dtype, op)                                     \
     TE__NEEDS_COMM(model, op)                                                                     \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                    \
-        const te_pointwise_shape k = name##_shape(te_pointwise_half(r, s, 1));                            \
+        const te_pointwise_shape k = name##_shape(te__pointwise_half(r, s, 1));                            \
         return te__fused_all_reduce_norm(r, s, name##_launch, name##_fused_collective(), k,       \
                                          TE_GEMM_ALL_REDUCE_KERNELS(dtype));                      \
     }
@@ -470,7 +470,7 @@ TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_point
 TE_API int64_t te__fused_reduce_scatter_rows(const te_run *r, const te_step *s, te_value x, te_value y,
                                              te_fused_collective kernels, te_pointwise_shape k) {
     if (!te__fused_collective_fits(kernels, k) || k.out_halves != 1) return 0;
-    if (x.dtype != k.in || y.dtype != k.in || k.out != k.in || te_policy(r, s->op[0])->output_saved) return 0;
+    if (x.dtype != k.in || y.dtype != k.in || k.out != k.in || te__policy(r, s->op[0])->output_saved) return 0;
     if (((uintptr_t)x.data | (uintptr_t)y.data) % TE_PACKET_BYTES) return 0;
     const int64_t local = x.rows / r->tensor->size;
     return te__fused_rows_per_launch(r->tensor, local, x.cols * (int64_t)te_dtype_bytes(x.dtype), local);
@@ -480,18 +480,18 @@ TE_API int64_t te__fused_reduce_scatter_rows(const te_run *r, const te_step *s, 
 TE_API te_status te__fused_reduce_scatter_launch(te_run *r, const te_step *middle, te_value x, te_value sum, te_value y,
                                                  int next, te_fused_collective kernels, te_pointwise_shape k) {
     const int last = middle->op[middle->count - 1], block = y.block;
-    const int is_saved = r->pass == TE_FORWARD && te_policy(r, last)->output_saved;
+    const int is_saved = r->pass == TE_FORWARD && te__policy(r, last)->output_saved;
     te_fused_collective_args p;
     te_pointwise_work w;
     k.transposes = 0; /* one kernel, which stores no transpose */
     memset(&p, 0, sizeof p);
     p.c.half = k.half;
-    w = te_pointwise_work_of(middle, 1, k, &p.c);
+    w = te__pointwise_work_of(middle, 1, k, &p.c);
     TE_TRY(te__pointwise_forward(r, &w, sum));
     if (!is_saved) p.c.y = 0;
     p.c.take = r->take, r->take.taken = 0;
     if (next >= 0) { /* in FP8, into the linear's saved input if there is one */
-        void *const saved = te_saved_input_of(r, next).x;
+        void *const saved = te__saved_input_of(r, next).x;
         TE_TRY(te__pointwise_store_fp8_operand(&y, r, &p.c, next, TE_ROWS_tokens, saved ? saved : y.data));
         y.block = saved ? -1 : block;
     }
@@ -513,7 +513,7 @@ TE_API te_status te__fused_reduce_scatter_norm(te_run *r, const te_step *s, te_p
     TE_TRY(te__collective_check(r, i));
     /* Acquired even if the fused kernel will not use it: the size of the workspace must not depend on which one
      * runs. */
-    if (r->pass != TE_FORWARD || !te_policy(r, i)->output_saved || !sum.data)
+    if (r->pass != TE_FORWARD || !te__policy(r, i)->output_saved || !sum.data)
         TE_TRY(te_acquire(r, &sum, op->out_rows, op->out, op->out_dtype));
     if (r->current.state == TE_VALUE_deferred_product)
         TE_TRY(te__deferred_gemm_reduce_scatter(&is_summed, r, sum, gemm));
@@ -525,13 +525,13 @@ TE_API te_status te__fused_reduce_scatter_norm(te_run *r, const te_step *s, te_p
     }
     if (!is_summed && !r->dry)
         TE_TRY(te_group_reduce_scatter(r->tensor, sum.data, x.data, sum.rows * sum.cols, sum.dtype, r->ctx));
-    TE_TRY(te_pointwise_step_forward(r, &middle, 1, 0, sum, launch, k));
+    TE_TRY(te__pointwise_step_forward(r, &middle, 1, 0, sum, launch, k));
     return te__collective_apply(r, s, y, te_group_all_gather);
 }
 #define TE_CUSTOM_AROUND_reduce_scatter_all_gather_forward(name, model, dtype, op, last)                 \
     TE__NEEDS_COMM(model, op)                                                                         \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                        \
-        const te_pointwise_shape k = name##_shape(te_pointwise_half(r, s, 1));                                \
+        const te_pointwise_shape k = name##_shape(te__pointwise_half(r, s, 1));                                \
         return te__fused_reduce_scatter_norm(r, s, name##_launch, name##_fused_collective(), k,       \
                                              TE_GEMM_REDUCE_SCATTER_KERNELS(model, dtype, 1));        \
     }

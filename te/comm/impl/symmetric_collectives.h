@@ -1,5 +1,5 @@
 /* symmetric_collectives.h -- all-reduce, reduce-scatter and all-gather through symmetric memory (symmetric_memory.h),
- * each as one kernel, and the choice between one-shot and two-shot (te_peer_algorithm_of).
+ * each as one kernel, and the choice between one-shot and two-shot (te__peer_algorithm_of).
  *
  * Bytes that a rank sends over its link, for N ranks and a tensor of S bytes:
  *
@@ -23,7 +23,7 @@
 #define TE_PEER_ONE_SHOT_BYTES ((int64_t)1 << 20)
 
 /* The algorithm for a tensor of `bytes` bytes in all; TE_PEER_none: it is too large, or no symmetric memory exists. */
-TE_API te_peer_algorithm te_peer_algorithm_of(const te_peer_memory *p, te_peer_kind kind, int64_t bytes) {
+TE_API te_peer_algorithm te__peer_algorithm_of(const te_peer_memory *p, te_peer_kind kind, int64_t bytes) {
     if (!p || bytes > p->max_bytes) return TE_PEER_none;
     return kind == TE_PEER_all_reduce && bytes > p->one_shot_bytes ? TE_PEER_two_shot : TE_PEER_one_shot;
 }
@@ -207,14 +207,14 @@ TE__PEER_KERNEL(te_peer_all_gather, 1, te__peer_all_gather(a, b, epoch, TE_PEER_
 
 /* Sets the limits and the bytes of a half for tensors of up to max_bytes. A two-shot sum needs 2 max_bytes and the
  * rounding of shards, an all-gather's packets 2 max_bytes; a one-shot sum of N ranks needs N times its bytes. */
-TE_API void te_peer_memory_size(te_peer_memory *p, int64_t max_bytes, int ranks) {
+TE_API void te__peer_memory_size(te_peer_memory *p, int64_t max_bytes, int ranks) {
     p->max_bytes = te_min(max_bytes, TE_PEER_MAX_BYTES);
     p->half_bytes = te_round_up(2 * p->max_bytes + 2 * ranks * (ranks + 1) * TE_PACKET_BYTES, TE_ALIGN);
     p->one_shot_bytes = ranks == 2 ? p->max_bytes : te_min(p->max_bytes, TE_PEER_ONE_SHOT_BYTES) / (ranks - 1);
 }
 /* Blocks that are resident at once on a device with so many multiprocessors. */
-TE_API int te_peer_max_blocks(int processors) { return (int)te_min(TE_PEER_MAX_BLOCKS, processors); }
-TE_API size_t te_peer_memory_bytes(const te_peer_memory *p) { return 2 * (size_t)p->half_bytes; }
+TE_API int te__peer_max_blocks(int processors) { return (int)te_min(TE_PEER_MAX_BLOCKS, processors); }
+TE_API size_t te__peer_memory_bytes(const te_peer_memory *p) { return 2 * (size_t)p->half_bytes; }
 
 /* A kernel with a constant number of ranks needs few enough registers for 1024 threads on a multiprocessor. */
 #define TE__PEER_LAUNCH(name, known_ranks)                                   \
@@ -227,7 +227,7 @@ TE_IF_USED TE_API te_status te__peer_launch(const te_peer_args *a, int max_block
     const int64_t packets = te_ceil_div(a->bytes, gathers ? (int)TE_PEER_LL_BYTES : (int)TE_PACKET_BYTES);
     const int64_t threads = one_shot ? packets : te_ceil_div(packets, a->ranks);
     const int64_t resident = te_min(TE_PEER_MAX_BLOCKS, known_ranks ? 2 * max_blocks : max_blocks);
-    const te_grid grid = te_grid_of(te_min(te_ceil_div(threads, TE_PEER_THREADS), resident), 1);
+    const te_grid grid = te__grid_of(te_min(te_ceil_div(threads, TE_PEER_THREADS), resident), 1);
     if (gathers) return TE__PEER_LAUNCH(te_peer_all_gather, known_ranks);
     if (a->kind == TE_PEER_reduce_scatter) return TE__PEER_LAUNCH(te_peer_reduce_scatter, known_ranks);
     if (one_shot) return TE__PEER_LAUNCH(te_peer_one_shot, known_ranks);
@@ -235,13 +235,13 @@ TE_IF_USED TE_API te_status te__peer_launch(const te_peer_args *a, int max_block
 }
 #undef TE__PEER_LAUNCH
 /* Enqueues the collective, if it fits into the symmetric memory: *taken. count: elements of one rank (te_transport). */
-TE_IF_USED TE_API te_status te_peer_collective(int *taken, const te_group *g, te_peer_kind kind, void *y, const void *x,
+TE_IF_USED TE_API te_status te__peer_collective(int *taken, const te_group *g, te_peer_kind kind, void *y, const void *x,
                                                int64_t count, te_dtype dtype, te_context *ctx) {
     te_peer_memory *p = g->peers;
     const int64_t bytes = count * (int64_t)te_dtype_bytes(dtype);
     const te_peer_algorithm algorithm =
-        te_peer_algorithm_of(p, kind, kind == TE_PEER_all_reduce ? bytes : bytes * g->size);
-    TE_TRY(te_peers_check(g, ctx));
+        te__peer_algorithm_of(p, kind, kind == TE_PEER_all_reduce ? bytes : bytes * g->size);
+    TE_TRY(te__peers_check(g, ctx));
     if (!(*taken = algorithm != TE_PEER_none)) return TE_OK;
     te_peer_args a = te__peer_args_of(g, kind, algorithm, bytes, dtype);
     a.y = y, a.x = x, a.aligned = ((uintptr_t)x | (uintptr_t)y | (uintptr_t)bytes) % TE_PACKET_BYTES == 0;

@@ -205,8 +205,8 @@ TE_FN void te__peer_sum_serial(te_packet *sum, const te_packet *local, const te_
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
 /* An error if a rank timed out in an earlier collective. */
-TE_API te_status te_peers_check(const te_group *g, te_context *ctx) {
-    const uint32_t failed = g->peers ? te_flag_load_on_host(g->peers->failed) : 0;
+TE_API te_status te__peers_check(const te_group *g, te_context *ctx) {
+    const uint32_t failed = g->peers ? te__flag_load_on_host(g->peers->failed) : 0;
     if (!failed) return TE_OK;
     g->comm->failed = 1;
     return te_fail(ctx, TE_ERROR_COMM,

@@ -13,7 +13,7 @@
 #define TE_SYMMETRIC_MEMORY_CUDA_H
 
 #include "../../gemm/impl/gemm_comm_overlap.h" /* te__overlap_memory, te__stream_flag_fn */
-#include "symmetric_collectives.h"     /* te_peer_memory, te_peer_memory_size */
+#include "symmetric_collectives.h"     /* te_peer_memory, te__peer_memory_size */
 
 #ifdef TE_COMM
 #include <cuda.h>
@@ -71,7 +71,7 @@ TE_API int te__peers_agree(int ok, const te_group *g, te_peer_info *staging, te_
 
 /* Allocates this rank's buffer, all of whose slots are empty, and makes its IPC handle. */
 TE_API int te__peer_memory_allocate(te_peer_memory *p, te_peer_info *local, int rank) {
-    const size_t bytes = te_peer_memory_bytes(p);
+    const size_t bytes = te__peer_memory_bytes(p);
     return cudaMalloc((void **)&p->buffer[rank], bytes) == cudaSuccess &&
            cudaMemset(p->buffer[rank], 0xff, bytes) == cudaSuccess &&
            cudaMalloc((void **)&p->state, sizeof *p->state) == cudaSuccess &&
@@ -109,7 +109,7 @@ TE_API int te__peer_memory_map(te_peer_memory *p, te_peer_info *info, te_peer_in
     if (!te__peer_exchange_info(g, info, staging, stream)) return 0;
     p->max_blocks = TE_PEER_MAX_BLOCKS;
     for (int r = 0; r < g->size; r++)
-        ok &= info[r].is_ready, p->max_blocks = (int)te_min(p->max_blocks, te_peer_max_blocks(info[r].processors));
+        ok &= info[r].is_ready, p->max_blocks = (int)te_min(p->max_blocks, te__peer_max_blocks(info[r].processors));
     return ok;
 }
 /* All ranks of the group call it at the same time. If the buffers cannot be mapped, g->peers stays null. */
@@ -119,7 +119,7 @@ TE_API te_status te__peer_memory_open(te_group *g, int64_t max_bytes, te_context
     te_peer_memory *p = (te_peer_memory *)calloc(1, sizeof *p);
     TE_REQUIRE(p, ctx, TE_ERROR_MEMORY, "te_comm_create: no memory");
     memset(info, 0, sizeof info);
-    te_peer_memory_size(p, max_bytes, g->size);
+    te__peer_memory_size(p, max_bytes, g->size);
     const te_status status = te_allocate(ctx, (void **)&staging, sizeof info);
     const int ok = status == TE_OK && te__peer_memory_map(p, info, staging, g, ctx);
     te_release(ctx, staging);

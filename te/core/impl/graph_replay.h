@@ -335,23 +335,23 @@ TE_API te_status te_launch_flush(te_context *ctx) {
     return te__cuda_status(ctx, cudaGraphLaunch(r->exec, (cudaStream_t)ctx->stream), "graph of a pass");
 }
 /* Record launches from now on, if ctx->replay allows graphs. */
-TE_API void te_launch_record_begin(te_context *ctx) {
+TE_API void te__launch_record_begin(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     if (s) s->recording = ctx->replay > 0;
 }
 /* Whether the next launch directly follows a kernel of the same pass (not a call, which may let the next kernel start
  * before it has waited itself). If so, all work before this pass is done when the next kernel starts, so that kernel
  * may read what the pass does not write, such as weights, before te_kernel_wait. */
-TE_API int te_launch_follows_kernel(const te_context *ctx) {
+TE_API int te__launch_follows_kernel(const te_context *ctx) {
     const te_launches *s = (const te_launches *)ctx->launches;
     return s && (s->autotuning || (s->recording && s->count && s->last_is_kernel));
 }
-TE_API int te_launch_is_recording(const te_context *ctx) {
+TE_API int te__launch_is_recording(const te_context *ctx) {
     return ctx->launches && ((const te_launches *)ctx->launches)->recording;
 }
 /* Stop recording, and enqueue the recorded launches; discard them if the pass failed. status: of the pass. Returns it,
  * or the error of the launch. */
-TE_API te_status te_launch_record_end(te_context *ctx, te_status status) {
+TE_API te_status te__launch_record_end(te_context *ctx, te_status status) {
     te_launches *s = (te_launches *)ctx->launches;
     if (s && status != TE_OK) s->count = s->bytes = 0;
     if (s) s->recording = 0;

@@ -86,7 +86,7 @@ TE_FN void te_flag_store(uint32_t *to, uint32_t v) {
 #endif
 }
 /* The same in host code, of memory that the host can read. */
-TE_API uint32_t te_flag_load_on_host(const uint32_t *from) { return __atomic_load_n(from, __ATOMIC_RELAXED); }
+TE_API uint32_t te__flag_load_on_host(const uint32_t *from) { return __atomic_load_n(from, __ATOMIC_RELAXED); }
 /* Nanoseconds of a running clock, for timeouts. On the host it also yields to other threads. */
 TE_FN uint64_t te_nanoseconds(void) {
     uint64_t now;

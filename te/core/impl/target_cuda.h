@@ -10,7 +10,7 @@
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-TE_API te_grid te_grid_of(int64_t x, int64_t y) {
+TE_API te_grid te__grid_of(int64_t x, int64_t y) {
     te_grid g;
     g.x = (int)x, g.y = (int)y;
     return g;
@@ -107,7 +107,7 @@ TE_KERNEL_IF_USED(te_small_fill_kernel, 32, 1, te_small_fill, (void)te_at;
                       te_args->bytes[i] = (uint8_t)(te_args->value >> 8 * (i & (te_args->element - 1))))
 /* From now on small fills in this context's graphs become kernels (graph_replay.h). Called by who fills a few bytes in
  * each pass. */
-TE_IF_USED TE_API void te_small_fills_by_kernels(te_context *ctx) {
+TE_IF_USED TE_API void te__small_fills_by_kernels(te_context *ctx) {
     if (ctx->launches) ((te_launches *)ctx->launches)->small_fill_kernel = (const void *)te_small_fill_kernel<0>;
 }
 TE_API te_status te__cuda_synchronize(te_context *ctx) {

@@ -8,7 +8,7 @@
 #include "../lanes.h" /* te_block */
 
 typedef struct te_grid { int x, y; } te_grid;
-TE_API te_grid te_grid_of(int64_t x, int64_t y) {
+TE_API te_grid te__grid_of(int64_t x, int64_t y) {
     te_grid g;
     g.x = (int)x, g.y = (int)y;
     return g;
@@ -77,8 +77,8 @@ TE_API void te__host_close(te_context *ctx) { (void)ctx; }
 
 /* Recording of launches (graph_replay.h): the host runs every launch at once. */
 TE_API te_status te_launch_flush(te_context *ctx) { return (void)ctx, TE_OK; }
-TE_API void te_launch_record_begin(te_context *ctx) { (void)ctx; }
-TE_API te_status te_launch_record_end(te_context *ctx, te_status status) { return (void)ctx, status; }
+TE_API void te__launch_record_begin(te_context *ctx) { (void)ctx; }
+TE_API te_status te__launch_record_end(te_context *ctx, te_status status) { return (void)ctx, status; }
 
 /* Create a context of the host target, whose only device is 0. Errors: TE_ERROR_DEVICE, TE_ERROR_MEMORY. */
 TE_API te_status te_context_create(te_context *ctx, int device, uint64_t seed) {

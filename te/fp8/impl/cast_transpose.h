@@ -4,7 +4,7 @@
  *
  * Do this, to cast a tensor:
  *     TE_QUANTIZE(of_bf16, bf16)                         // defines the kernels and of_bf16_run
- *     te_quantize q = te_quantize_of(rows, cols);
+ *     te_quantize q = te__quantize_of(rows, cols);
  *     q.x = x, q.to = TE_e4m3, q.scale = scales.scale + i;
  *     q.y = y, q.yt = yt, q.amax = scales.amax + i;      // any of these three may be null
  *     TE_TRY(of_bf16_run(&q, ctx));
@@ -14,7 +14,7 @@
  *     TE_FN void my_load(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int aligned) { ... }
  *     TE_FN void my_compute(float v[8], const te_vec8 *in, const void *arg, int64_t row, int64_t col) { ... }
  *     TE_FP8_KERNELS(my_kernel, 4, my_args, my_load, my_compute, 1)
- *     ... TE_TRY(te_fp8_check(&args.out, "my_op", ctx)); TE_TRY(my_kernel_run(&args, ctx));
+ *     ... TE_TRY(te__fp8_check(&args.out, "my_op", ctx)); TE_TRY(my_kernel_run(&args, ctx));
  *
  * A block casts a tile of 128 x 128, a lane 8 x 8 of its elements: it loads its eight rows at once, stores eight bytes
  * of each, transposes the bytes in registers and writes them to shared memory, from which the transposed tile is stored
@@ -209,7 +209,7 @@ TE_FN void te_fp8_body(const te_fp8_out *o, te_block b, te_fp8_shared *transpose
 /* ---- kernels of a producer --------------------------------------------------------------------------------------- */
 
 /* The checks that every call of such a kernel makes. who: the calling function, for the text. */
-TE_API te_status te_fp8_check(const te_fp8_out *o, const char *who, te_context *ctx) {
+TE_API te_status te__fp8_check(const te_fp8_out *o, const char *who, te_context *ctx) {
     TE_TRY(te_check_target(ctx, who));
     TE_REQUIRE(te_is_fp8(o->to), ctx, TE_ERROR_DTYPE, "%s: to %s; it must be e4m3 or e5m2", who, te_dtype_name(o->to));
     TE_REQUIRE(o->rows >= 0 && o->cols >= 0, ctx, TE_ERROR_SHAPE, "%s: a tensor of %lld x %lld", who,
@@ -225,7 +225,7 @@ TE_API te_status te_fp8_check(const te_fp8_out *o, const char *who, te_context *
     return TE_OK;
 }
 TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
-    return te_grid_of(te_ceil_div(o->rows, TE_FP8_TILE) * te_ceil_div(o->cols, TE_FP8_TILE), 1);
+    return te__grid_of(te_ceil_div(o->rows, TE_FP8_TILE) * te_ceil_div(o->cols, TE_FP8_TILE), 1);
 }
 
 /* Two kernels of a producer, for cols that are a multiple of eight and for others, and te_status name_run(const type *,
@@ -263,7 +263,7 @@ typedef struct te_quantize {
     uint32_t stream;    /* of stochastic rounding: different for all tensors that use this state in a pass */
 } te_quantize;
 
-TE_API te_quantize te_quantize_of(int64_t rows, int64_t cols) {
+TE_API te_quantize te__quantize_of(int64_t rows, int64_t cols) {
     te_quantize q;
     memset(&q, 0, sizeof q);
     q.rows = q.yt_cols = rows, q.cols = cols, q.to = TE_e4m3;
@@ -288,7 +288,7 @@ TE_API te_status te__quantize_args_of(te_quantize_args *a, const te_quantize *q,
     a->out.inverse = q->inverse, a->out.yt_cols = q->yt_cols;
     a->out.rows = q->rows, a->out.cols = q->cols, a->out.to = q->to, a->x = q->x;
     a->out.rng = q->rng, a->out.stream = q->stream;
-    TE_TRY(te_fp8_check(&a->out, who, ctx));
+    TE_TRY(te__fp8_check(&a->out, who, ctx));
     TE_REQUIRE(q->x || !q->rows || !q->cols, ctx, TE_ERROR_NULL, "%s: x is null", who);
     TE_REQUIRE((uintptr_t)q->x % TE_ACCESS == 0, ctx, TE_ERROR_ALIGNMENT,
                "%s: x does not start at a multiple of %d bytes", who, (int)TE_ACCESS);
@@ -374,7 +374,7 @@ TE_FN te_quantize_args te__quantize_select(const te_quantize_multi_tensor *t, te
     TE_KERNEL_RESIDENT(name##_multi_tensor, TE_FP8_THREADS, TE__QUANTIZE_RESIDENT(from), te_quantize_multi_tensor,    \
                        TE_SHARED te_fp8_shared transposed; name##_multi_tensor_body(te_args, te_at, &transposed))     \
     TE_API te_status name##_multi_tensor_run(const te_quantize_multi_tensor *t, te_context *ctx)                      \
-        { return t->of.chunks ? name##_multi_tensor_launch(ctx, te_grid_of(t->of.chunks, 1), t) : TE_OK; }
+        { return t->of.chunks ? name##_multi_tensor_launch(ctx, te__grid_of(t->of.chunks, 1), t) : TE_OK; }
 
 /* ---- TE_TRANSPOSE_FP8: the transpose of an FP8 tensor ------------------------------------------------------------ */
 

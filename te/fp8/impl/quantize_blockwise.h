@@ -3,7 +3,7 @@
  *
  * Do this:
  *     TE_QUANTIZE_BLOCKWISE(of_bf16, bf16)                            // defines the kernel and of_bf16_run
- *     te_quantize_blockwise q = te_quantize_blockwise_of(rows, cols); // cols a multiple of 16
+ *     te_quantize_blockwise q = te__quantize_blockwise_of(rows, cols); // cols a multiple of 16
  *     q.x = x, q.y = y, q.y_inverse = s, q.yt = yt, q.yt_inverse = t; // y or yt, with its scales, may stay null
  *     TE_TRY(of_bf16_run(&q, ctx));
  *
@@ -35,7 +35,7 @@ typedef struct te_quantize_blockwise {
     te_scale_rule rule; /* epsilon, power_of_two */
 } te_quantize_blockwise;
 
-TE_API te_quantize_blockwise te_quantize_blockwise_of(int64_t rows, int64_t cols) {
+TE_API te_quantize_blockwise te__quantize_blockwise_of(int64_t rows, int64_t cols) {
     te_quantize_blockwise q;
     memset(&q, 0, sizeof q);
     q.rows = q.yt_cols = rows, q.cols = cols, q.to = TE_e4m3, q.rule = te_scale_rule_current();
@@ -237,7 +237,7 @@ TE_API te_status te__blockwise_args_of(te_blockwise_args *a, const te_quantize_b
     TE_REQUIRE(q, ctx, TE_ERROR_NULL, "%s: what is to be cast is null", who);
     a->q = *q, a->out.y = (uint8_t *)q->y, a->out.yt = (uint8_t *)q->yt;
     a->out.rows = q->rows, a->out.cols = q->cols, a->out.yt_cols = q->yt_cols, a->out.to = q->to;
-    TE_TRY(te_fp8_check(&a->out, who, ctx));
+    TE_TRY(te__fp8_check(&a->out, who, ctx));
     TE_TRY(te__scale_rule_check(&q->rule, who, ctx));
     TE_REQUIRE(q->cols % 16 == 0, ctx, TE_ERROR_SHAPE,
                "%s: %lld columns; tiles of 128 elements are of rows of multiples of 16", who, (long long)q->cols);
@@ -278,6 +278,6 @@ TE_API te_status te__blockwise_args_of(te_blockwise_args *a, const te_quantize_b
     TE_KERNEL_WITH(name##_multi_tensor, TE_FP8_THREADS, TE__BLOCKWISE_RESIDENT(from), te_multi_tensor,             \
                    te_blockwise_registers, te_blockwise_shared, name##_multi_tensor_body)                          \
     TE_API te_status name##_multi_tensor_run(const te_multi_tensor *t, te_context *ctx)                            \
-        { return t->chunks ? name##_multi_tensor_launch(ctx, te_grid_of(t->chunks, 1), t) : TE_OK; }
+        { return t->chunks ? name##_multi_tensor_launch(ctx, te__grid_of(t->chunks, 1), t) : TE_OK; }
 
 #endif

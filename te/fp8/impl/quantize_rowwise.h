@@ -2,7 +2,7 @@
  *
  * Do this:
  *     TE_QUANTIZE_ROWWISE(of_bf16, bf16)                          // defines the kernel and of_bf16_run
- *     te_quantize_rowwise q = te_quantize_rowwise_of(rows, cols); // cols a multiple of 16
+ *     te_quantize_rowwise q = te__quantize_rowwise_of(rows, cols); // cols a multiple of 16
  *     q.x = x, q.y = y, q.inverse = s;                            // s: [rows], gets 1 / scale
  *     TE_TRY(of_bf16_run(&q, ctx));
  *
@@ -29,7 +29,7 @@ typedef struct te_quantize_rowwise {
     te_scale_rule rule; /* epsilon, power_of_two */
 } te_quantize_rowwise;
 
-TE_API te_quantize_rowwise te_quantize_rowwise_of(int64_t rows, int64_t cols) {
+TE_API te_quantize_rowwise te__quantize_rowwise_of(int64_t rows, int64_t cols) {
     te_quantize_rowwise q;
     memset(&q, 0, sizeof q);
     q.rows = rows, q.cols = cols, q.to = TE_e4m3, q.rule = te_scale_rule_current();
@@ -109,7 +109,7 @@ TE_API te_status te__rowwise_check(const te_quantize_rowwise *q, const char *who
                        te_rowwise_body(te_args, te_at, TE_##from))                                                 \
     TE_API te_status name##_run(const te_quantize_rowwise *q, te_context *ctx) {                                   \
         TE_TRY(te__rowwise_check(q, #name, ctx));                                                                  \
-        return q->rows && q->cols ? name##_kernel_launch(ctx, te_grid_of(q->rows, 1), q) : TE_OK;                  \
+        return q->rows && q->cols ? name##_kernel_launch(ctx, te__grid_of(q->rows, 1), q) : TE_OK;                  \
     }
 
 /* Several tensors in one launch: tensors are te_quantize_rowwise of e4m3, chunks are rows.
@@ -122,6 +122,6 @@ TE_API te_status te__rowwise_check(const te_quantize_rowwise *q, const char *who
     TE_KERNEL_RESIDENT(name##_multi_tensor, TE_ROWWISE_LANES, TE__ROWWISE_RESIDENT(from), te_multi_tensor,         \
                        name##_multi_tensor_body(te_args, te_at))                                                   \
     TE_API te_status name##_multi_tensor_run(const te_multi_tensor *t, te_context *ctx)                            \
-        { return t->chunks ? name##_multi_tensor_launch(ctx, te_grid_of(t->chunks, 1), t) : TE_OK; }
+        { return t->chunks ? name##_multi_tensor_launch(ctx, te__grid_of(t->chunks, 1), t) : TE_OK; }
 
 #endif

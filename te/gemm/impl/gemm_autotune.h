@@ -60,20 +60,20 @@ TE_KERNEL_IF_USED(te__l2_read, 256, 1, te__l2_flush, te__l2_flush_body(te_args, 
 
 /* Read all of the memory. Meanwhile the host enqueues what is timed. */
 TE_IF_USED TE_API te_status te__l2_flush_all(const te__l2_flush *flush, te_context *ctx) {
-    return te__l2_read_launch(ctx, te_grid_of(8 * (int64_t)ctx->processors, 1), flush);
+    return te__l2_read_launch(ctx, te__grid_of(8 * (int64_t)ctx->processors, 1), flush);
 }
 /* A sample: `repeats` runs of a candidate between two small kernels, as between two kernels of a pass. A custom kernel
- * starts while the kernel before it ends, and reads its weights meanwhile (te_launch_follows_kernel); cuBLASLt's do not. */
+ * starts while the kernel before it ends, and reads its weights meanwhile (te__launch_follows_kernel); cuBLASLt's do not. */
 TE_IF_USED TE_API te_status te__autotune_sample(te__candidate_fn run, void *arg, int candidate, int repeats,
                                                 const te__l2_flush *flush, te_context *ctx) {
     te_launches *const s = (te_launches *)ctx->launches;
     const te__l2_flush small = {flush->word, 256};
-    TE_TRY(te__l2_read_launch(ctx, te_grid_of(1, 1), &small));
+    TE_TRY(te__l2_read_launch(ctx, te__grid_of(1, 1), &small));
     if (s) s->autotuning = 1;
     te_status status = TE_OK;
     for (int repeat = 0; status == TE_OK && repeat < repeats; repeat++) status = run(arg, candidate, repeat, ctx);
     if (s) s->autotuning = 0;
-    return status == TE_OK ? te__l2_read_launch(ctx, te_grid_of(1, 1), &small) : status;
+    return status == TE_OK ? te__l2_read_launch(ctx, te__grid_of(1, 1), &small) : status;
 }
 /* Milliseconds of the two small kernels alone, the minimum of a few samples: subtracted from every sample. */
 TE_IF_USED TE_API te_status te__autotune_overhead(float *ms, const te__l2_flush *flush, cudaEvent_t begin,

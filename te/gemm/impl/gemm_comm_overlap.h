@@ -220,7 +220,7 @@ TE_API te_status te__handshake_run(const te__overlap_memory *m, te_context *ctx)
     memset(&a, 0, sizeof a);
     for (int r = 0; r < m->ranks; r++) a.flags[r] = te__rank_flags(m, r);
     a.rank = m->rank, a.ranks = m->ranks, a.timeout = te__peer_timeout_of(m);
-    return te__handshake_launch(ctx, te_grid_of(1, 1), &a);
+    return te__handshake_launch(ctx, te__grid_of(1, 1), &a);
 }
 
 /* ---- gather: copies beside a product ----------------------------------------------------------------------------- */

@@ -262,14 +262,14 @@ TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) {
 }
 /* Whether te_gemm_run runs this product with its epilogue. In f32 the gelu epilogues are left to a pointwise kernel:
  * cuBLASLt approximates tanh too coarsely for 1e-5. */
-TE_API int te_gemm_supports(const te_gemm *g, te_context *ctx) {
+TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     if (te_gemm_has_scale_arrays(g)) return g->epilogue == TE_EPILOGUE_NONE;
     if (g->epilogue >= TE_EPILOGUE_GELU_BIAS && (g->dtype == TE_f32 || g->n % TE_VECTOR)) return 0;
     const te__gemm_plan *p = te__gemm_find_plan(g, ctx);
     return p && p->found;
 }
 /* Floats of host scratch that te_gemm_run needs: none here. */
-TE_API size_t te_gemm_scratch(const te_gemm *g) {
+TE_API size_t te__gemm_scratch(const te_gemm *g) {
     (void)g;
     return 0;
 }
@@ -293,7 +293,7 @@ TE_IF_USED TE_API te_status te__gemm_launch(const te_gemm *g, const te__gemm_pla
     te__gemm_args a;
     memset(&a, 0, sizeof a);
     a.g = *g, a.algo = p->algo;
-    te_small_fills_by_kernels(ctx);
+    te__small_fills_by_kernels(ctx);
     return te__cuda_call(ctx, te__gemm_call, &a, sizeof a);
 }
 

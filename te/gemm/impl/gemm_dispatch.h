@@ -36,10 +36,10 @@ TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
                te_dtype_name(te__gemm_a_dtype(g)), (long long)g->m, (long long)g->n, (long long)g->k);
 #if TE_HAS_AUTOTUNE
     if (ctx->gemm_tune && !p->timed) {
-        const int open = te_launch_is_recording(ctx);
-        TE_TRY(te_launch_record_end(ctx, TE_OK));
+        const int open = te__launch_is_recording(ctx);
+        TE_TRY(te__launch_record_end(ctx, TE_OK));
         TE_TRY(te__gemm_tune_plan(p, ctx));
-        if (open) te_launch_record_begin(ctx);
+        if (open) te__launch_record_begin(ctx);
     }
 #endif
     return te__gemm_launch(g, p, ctx);
@@ -148,15 +148,15 @@ TE_API int te__skinny_or_small_m_pays(te_product_kernels *kernels, const te_gemm
     return (te__gemm_is_skinny(kernels, g, ctx) && te__skinny_pays(g)) || te__small_m_pays(kernels, g, ctx);
 }
 /* Whether one of the kernels can run the GEMM here, with the epilogue that it was made with. */
-TE_API int te_gemm_can_fuse(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+TE_API int te__gemm_can_fuse(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!ctx->gemm_custom || !kernels) return 0;
     if (te__gemm_is_skinny_or_small_m(kernels, g, ctx)) return 1;
     return te__sm90_gemm_supports(g) && te__tensor_map_encoder(ctx) && te__gemm_state_of(ctx) &&
            te__sm90_kernel_ready(te__gemm_persistent_of(kernels, g), TE_SM90_GEMM_SMEM_BYTES, ctx->device);
 }
 /* Whether a GEMM and the pointwise ops behind it run as one custom kernel. */
-TE_API int te_gemm_is_fused(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
-    if (!te_gemm_can_fuse(kernels, g, ctx)) return 0;
+TE_API int te__gemm_is_fused(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    if (!te__gemm_can_fuse(kernels, g, ctx)) return 0;
     return ctx->gemm_custom > 1 || te__skinny_or_small_m_pays(kernels, g, ctx) ||
            te__persistent_fused_pays(kernels, g, ctx);
 }
@@ -164,24 +164,24 @@ TE_API int te_gemm_is_fused(te_product_kernels *kernels, const te_gemm *g, te_co
  * candidate where B is not transposed and the last wave is even, and as fast as its first candidate otherwise. In FP8
  * it is there to overlap a collective (g->ranks); without one cuBLASLt runs the product. Times: docs/notes/gemm.md. */
 TE_API int te_gemm_is_custom(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
-    if (!te_gemm_can_fuse(kernels, g, ctx)) return 0;
+    if (!te__gemm_can_fuse(kernels, g, ctx)) return 0;
     if (ctx->gemm_custom > 1 || te__skinny_or_small_m_pays(kernels, g, ctx) || g->ranks) return 1;
     if (!te__persistent_pays(g, ctx) || te_gemm_is_fp8(g)) return 0;
     return (!g->trans_b && te__sm90_gemm_last_wave_is_even(g, ctx)) || !te__gemm_is_timed(g, ctx);
 }
 /* Whether `kernel` overlaps the GEMM with a collective of this group (gemm_comm_overlap.h). It need not be the fastest kernel:
  * a collective by itself costs more than what cuBLASLt is ahead. But there must be tiles for all multiprocessors. */
-TE_API int te_gemm_kernel_overlaps(te_sm90_kernel *kernel, const te_gemm *g, const te_group *group, te_context *ctx) {
+TE_API int te__gemm_kernel_overlaps(te_sm90_kernel *kernel, const te_gemm *g, const te_group *group, te_context *ctx) {
     return ctx->gemm_custom && te__sm90_gemm_can_overlap(g, group) && te__tensor_map_encoder(ctx) && te__gemm_state_of(ctx) &&
            te__sm90_kernel_ready(kernel, TE_SM90_GEMM_SMEM_BYTES, ctx->device) &&
            (ctx->gemm_custom > 1 || (te__sm90_gemm_k(g) >= TE_OVERLAP_MIN_K &&
                                      TE_CLUSTER * te__sm90_gemm_cluster_tiles(g) >= TE_OVERLAP_MIN_WAVES * ctx->processors));
 }
-TE_API int te_gemm_persistent_overlaps(te_product_kernels *kernels, const te_gemm *g, const te_group *group,
+TE_API int te__gemm_persistent_overlaps(te_product_kernels *kernels, const te_gemm *g, const te_group *group,
                                        te_context *ctx) {
-    return kernels && te_gemm_kernel_overlaps(te__gemm_persistent_of(kernels, g), g, group, ctx);
+    return kernels && te__gemm_kernel_overlaps(te__gemm_persistent_of(kernels, g), g, group, ctx);
 }
-/* Launch the custom kernel that te_gemm_can_fuse has found. The `bytes` of `args` begin with a union of the three
+/* Launch the custom kernel that te__gemm_can_fuse has found. The `bytes` of `args` begin with a union of the three
  * kernels' arguments, to which skinny, small_m and persistent point. */
 TE_API te_status te__gemm_run_custom(te_product_kernels *kernels, const void *args, size_t bytes, te_skinny *skinny,
                                      te_small_m *small_m, te__sm90_gemm_params *persistent, const te_gemm *g, te_context *ctx) {
@@ -192,7 +192,7 @@ TE_API te_status te__gemm_run_custom(te_product_kernels *kernels, const void *ar
     return te__sm90_gemm_run(te__gemm_persistent_of(kernels, g)->kernel, args, bytes, persistent, g, ctx);
 }
 /* Whether anything runs this GEMM in FP8: without cuBLASLt only the custom kernels can. For the dry run of a plan. */
-TE_API te_status te_gemm_check_fp8(const te_gemm *g, const char *who, te_context *ctx) {
+TE_API te_status te__gemm_check_fp8(const te_gemm *g, const char *who, te_context *ctx) {
     te_gemm bare = *g;
     if (g->epilogue == TE_EPILOGUE_BIAS) bare.epilogue = TE_EPILOGUE_NONE;
     const int can = te__sm90_gemm_supports(&bare) || te__skinny_can(&bare) || te__small_m_can(&bare);
@@ -249,7 +249,7 @@ template <te_dtype T> TE_API te_product_kernels *te__fp8_kernels_to(const te_gem
     return g->b_fp8.dtype == TE_e5m2 ? te__fp8_kernels<T, TE_e4m3, TE_e5m2>() : te__fp8_kernels<T, TE_e4m3, TE_e4m3>();
 }
 /* TE_IF_USED makes templates: a program that does not call them contains no kernels of them. */
-TE_IF_USED TE_API te_product_kernels *te_gemm_fp8_kernels(const te_gemm *g) {
+TE_IF_USED TE_API te_product_kernels *te__gemm_fp8_kernels(const te_gemm *g) {
     return g->dtype == TE_bf16 ? te__fp8_kernels_to<TE_bf16>(g) : te__fp8_kernels_to<TE_f16>(g);
 }
 
@@ -265,7 +265,7 @@ TE_IF_USED TE_API te_status te__fp8_run_custom(const te_gemm *g, te_context *ctx
     memset(&p, 0, sizeof p);
     p.d = g->d, p.n = (int)g->n, p.c = p.persistent.ahead = g->beta != 0 ? g->c : 0;
     p.bias = g->epilogue == TE_EPILOGUE_BIAS ? g->bias : 0;
-    return te__sm90_gemm_run(te_gemm_fp8_kernels(g)->persistent_fp8.kernel, &p, sizeof p, &p.persistent, &bare, ctx);
+    return te__sm90_gemm_run(te__gemm_fp8_kernels(g)->persistent_fp8.kernel, &p, sizeof p, &p.persistent, &bare, ctx);
 }
 
 /* ---- an FP8 GEMM alone: dispatch -----------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ TE_IF_USED TE_API te_status te__fp8_run_custom(const te_gemm *g, te_context *ctx
 TE_IF_USED TE_API int te__fp8_can(const te_gemm *g, te_context *ctx) {
     const te_gemm bare = te__fp8_without_bias(g);
     return te_gemm_is_fp8(g) && te__sm90_gemm_supports(&bare) && (g->beta == 0 || g->beta == 1) &&
-           te_gemm_can_fuse(te_gemm_fp8_kernels(g), &bare, ctx);
+           te__gemm_can_fuse(te__gemm_fp8_kernels(g), &bare, ctx);
 }
 /* Where nothing was timed: from TE_FP8_MIN_WAVES waves on it is faster than cuBLASLt's first candidate (times:
  * docs/notes/gemm.md). */
@@ -302,7 +302,7 @@ TE_API int te__fp8_choice(const te_gemm *g, te_context *ctx) {
     return found ? found->strategy == TE_STRATEGY_CUSTOM : -1;
 }
 /* Whether te_gemm_fp8_run takes the custom kernel. */
-TE_IF_USED TE_API int te_gemm_fp8_is_custom(const te_gemm *g, te_context *ctx) {
+TE_IF_USED TE_API int te__gemm_fp8_is_custom(const te_gemm *g, te_context *ctx) {
     const int can = te__fp8_can(g, ctx), choice = can ? te__fp8_choice(g, ctx) : 0;
     return choice < 0 ? te__fp8_pays(g, ctx) : choice;
 }
@@ -372,10 +372,10 @@ TE_IF_USED TE_API te_status te__fp8_tune(const te_gemm *g, te__fp8_custom_fn cus
     if (ctx->gemm_custom != 1 || !te__gemm_may_time(ctx)) return TE_OK;
     te_gemm_choice c = te__fp8_choice_key(g);
     if (te__gemm_find_choice(&c, ctx)) return TE_OK;
-    const int open = te_launch_is_recording(ctx);
-    TE_TRY(te_launch_record_end(ctx, TE_OK));
+    const int open = te__launch_is_recording(ctx);
+    TE_TRY(te__launch_record_end(ctx, TE_OK));
     TE_TRY(te__fp8_time(&c, g, custom, ctx));
-    if (open) te_launch_record_begin(ctx);
+    if (open) te__launch_record_begin(ctx);
     return TE_OK;
 #else
     return (void)g, (void)custom, (void)ctx, TE_OK;
@@ -384,27 +384,27 @@ TE_IF_USED TE_API te_status te__fp8_tune(const te_gemm *g, te__fp8_custom_fn cus
 /* An FP8 GEMM by the faster of cuBLASLt and the custom kernel (gemm.h). */
 TE_IF_USED TE_API te_status te_gemm_fp8_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_fp8_run", ctx));
-    TE_TRY(te_gemm_check_fp8(g, "te_gemm_fp8_run", ctx));
+    TE_TRY(te__gemm_check_fp8(g, "te_gemm_fp8_run", ctx));
     if (te__fp8_can(g, ctx)) TE_TRY(te__fp8_tune(g, te__fp8_run_custom<>, ctx));
-    return te_gemm_fp8_is_custom(g, ctx) ? te__fp8_run_custom(g, ctx) : te_gemm_run(g, ctx);
+    return te__gemm_fp8_is_custom(g, ctx) ? te__fp8_run_custom(g, ctx) : te_gemm_run(g, ctx);
 }
 
 #else /* no custom kernels */
 typedef struct te_product_kernels te_product_kernels;
-TE_API int te_gemm_can_fuse(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+TE_API int te__gemm_can_fuse(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return (void)kernels, (void)g, (void)ctx, 0;
 }
-TE_API int te_gemm_is_fused(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
-    return te_gemm_can_fuse(kernels, g, ctx);
+TE_API int te__gemm_is_fused(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+    return te__gemm_can_fuse(kernels, g, ctx);
 }
 TE_API int te_gemm_is_custom(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
-    return te_gemm_can_fuse(kernels, g, ctx);
+    return te__gemm_can_fuse(kernels, g, ctx);
 }
-TE_API int te_gemm_persistent_overlaps(te_product_kernels *kernels, const te_gemm *g, const te_group *group,
+TE_API int te__gemm_persistent_overlaps(te_product_kernels *kernels, const te_gemm *g, const te_group *group,
                                        te_context *ctx) {
     return (void)kernels, (void)g, (void)group, (void)ctx, 0;
 }
-TE_API te_status te_gemm_check_fp8(const te_gemm *g, const char *who, te_context *ctx) {
+TE_API te_status te__gemm_check_fp8(const te_gemm *g, const char *who, te_context *ctx) {
 #ifdef TE_NO_CUBLASLT
     TE_REQUIRE(!TE_CUDA || !te_gemm_is_fp8(g), ctx, TE_ERROR_BLAS,
                "%s: an FP8 product %lld x %lld x %lld in a build with neither cuBLASLt nor custom kernels", who,
@@ -412,7 +412,7 @@ TE_API te_status te_gemm_check_fp8(const te_gemm *g, const char *who, te_context
 #endif
     return (void)g, (void)who, (void)ctx, TE_OK;
 }
-TE_API int te_gemm_fp8_is_custom(const te_gemm *g, te_context *ctx) { return (void)g, (void)ctx, 0; }
+TE_API int te__gemm_fp8_is_custom(const te_gemm *g, te_context *ctx) { return (void)g, (void)ctx, 0; }
 TE_IF_USED TE_API te_status te_gemm_fp8_run(const te_gemm *g, te_context *ctx) { return te_gemm_run(g, ctx); }
 #endif
 

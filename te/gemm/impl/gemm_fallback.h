@@ -317,11 +317,11 @@ TE_API te__gemm_state *te__gemm_state_of(te_context *ctx) {
 }
 TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) { return (void)g, (void)ctx, 0; }
 /* The gelu epilogues are left to a pointwise kernel. */
-TE_API int te_gemm_supports(const te_gemm *g, te_context *ctx) {
+TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return (void)ctx, !te_gemm_is_fp8(g) && g->epilogue <= TE_EPILOGUE_BIAS;
 }
 /* Floats of host scratch that te_gemm_run needs: none here. */
-TE_API size_t te_gemm_scratch(const te_gemm *g) { return (void)g, (size_t)0; }
+TE_API size_t te__gemm_scratch(const te_gemm *g) { return (void)g, (size_t)0; }
 
 /* For the tuning file: there is no library, and no line for a GEMM is ever written, so none can be right. */
 TE_API size_t te__gemm_library_version(void) { return 0; }
@@ -386,7 +386,7 @@ template <te_dtype T, int TRAINS> TE_API te_status te__fallback_run(const te_gem
     TE_REQUIRE(!te_gemm_is_fp8(g), ctx, TE_ERROR_BLAS,
                "te_gemm_run: an FP8 product %lld x %lld x %lld in a build without cuBLASLt (TE_NO_CUBLASLT)",
                (long long)g->m, (long long)g->n, (long long)g->k);
-    TE_REQUIRE(te_gemm_supports(g, ctx), ctx, TE_ERROR_VALUE,
+    TE_REQUIRE(te__gemm_supports(g, ctx), ctx, TE_ERROR_VALUE,
                "te_gemm_run: epilogue %s in a build without cuBLASLt (TE_NO_CUBLASLT)", te_epilogue_name(g->epilogue));
     TE_TRY(te__gemm_open(ctx));
     if (!g->m || !g->n) return TE_OK;
@@ -410,10 +410,10 @@ template <te_dtype T, int TRAINS> TE_API te_status te__fallback_run(const te_gem
     const int64_t tiles = (int64_t)p.tiles_m * p.tiles_n;
     TE_REQUIRE(tiles <= INT32_MAX, ctx, TE_ERROR_OVERFLOW, "te_gemm_run: a product %lld x %lld x %lld", (long long)g->m,
                (long long)g->n, (long long)g->k);
-    TE_TRY(te__cuda_launch(ctx, kernel, te_grid_of(tiles, p.splits), TE_FALLBACK_THREADS, shared, 1, &p, sizeof p,
+    TE_TRY(te__cuda_launch(ctx, kernel, te__grid_of(tiles, p.splits), TE_FALLBACK_THREADS, shared, 1, &p, sizeof p,
                            "matrix product"));
     if (p.splits == 1) return TE_OK;
-    return te__fallback_reduce_launch(ctx, te_grid_of(te_ceil_div(g->m * g->n, TE_FALLBACK_THREADS), 1), &p);
+    return te__fallback_reduce_launch(ctx, te__grid_of(te_ceil_div(g->m * g->n, TE_FALLBACK_THREADS), 1), &p);
 }
 /* The function that runs the products of a list: of dtype T; trains: those of backward as well. */
 #define TE_GEMM_RUN_OF(T, trains) te__fallback_run<T, trains>

@@ -1,7 +1,7 @@
 /* gemm_host.h -- te_gemm_run on a CPU: CBLAS where there is one (-DTE_CBLAS), a blocked loop otherwise.
  *
  * Both multiply in f32. Other operands are widened to float into g->scratch first, and the result is rounded at the
- * end. Epilogues are left to the pointwise kernels (te_gemm_supports says so). FP8 with rowwise or blockwise scales has
+ * end. Epilogues are left to the pointwise kernels (te__gemm_supports says so). FP8 with rowwise or blockwise scales has
  * a loop of its own, the oracle of the GPU's kernels: each 128 of k are summed in float, multiplied by both scales, and
  * added to the rest in float; rowwise scales multiply the sum of all k. (cuBLASLt's order within the 128 is its own.)
  */
@@ -15,12 +15,12 @@
 #include <cblas.h> /* cblas_sgemm */
 #endif
 
-TE_API int te_gemm_supports(const te_gemm *g, te_context *ctx) {
+TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     (void)ctx;
     return g->epilogue == TE_EPILOGUE_NONE;
 }
 /* Floats of scratch that te_gemm_run needs: none if A, B and D are f32. */
-TE_API size_t te_gemm_scratch(const te_gemm *g) {
+TE_API size_t te__gemm_scratch(const te_gemm *g) {
     size_t n = 0;
     if (te_gemm_has_scale_arrays(g)) return 0;
     if (te__gemm_a_dtype(g) != TE_f32) n += (size_t)g->m * (size_t)g->k + (size_t)g->k * (size_t)g->n;
@@ -48,7 +48,7 @@ TE_KERNEL(te__widen, 1, te__widen_args, te__widen_body(te_args, te_at))
 TE_API float *te__widened(te_context *ctx, float **scratch, const void *x, int64_t n, te_dtype dtype) {
     te__widen_args a;
     a.y = *scratch, a.x = x, a.n = n, a.dtype = dtype;
-    (void)te__widen_launch(ctx, te_grid_of(te_ceil_div(n, TE__WIDEN_BLOCK), 1), &a);
+    (void)te__widen_launch(ctx, te__grid_of(te_ceil_div(n, TE__WIDEN_BLOCK), 1), &a);
     *scratch += n;
     return a.y;
 }
@@ -141,7 +141,7 @@ TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b,
     te__sgemm_args s;
     s.m = g->m, s.n = g->n, s.k = g->k, s.trans_a = g->trans_a, s.trans_b = g->trans_b;
     s.alpha = g->alpha, s.beta = beta, s.a = a, s.b = b, s.c = c;
-    return te__sgemm_launch(ctx, te_grid_of(te_ceil_div(g->m, TE__TILE_M), te_ceil_div(g->n, TE__TILE_N)), &s);
+    return te__sgemm_launch(ctx, te__grid_of(te_ceil_div(g->m, TE__TILE_M), te_ceil_div(g->n, TE__TILE_N)), &s);
 #endif
 }
 
@@ -213,7 +213,7 @@ TE_FN void te__scaled_body(const te_gemm *g, te_block block) {
 TE_KERNEL(te__scaled, 1, te_gemm, te__scaled_body(te_args, te_at))
 
 TE_API te_status te__scaled_run(const te_gemm *g, te_context *ctx) {
-    return te__scaled_launch(ctx, te_grid_of(te_ceil_div(g->m, TE__SCALED_M), te_ceil_div(g->n, TE__SCALED_N)), g);
+    return te__scaled_launch(ctx, te__grid_of(te_ceil_div(g->m, TE__SCALED_M), te_ceil_div(g->n, TE__SCALED_N)), g);
 }
 
 /* ---- te_gemm_run ------------------------------------------------------------------------------------------------- */
@@ -221,10 +221,10 @@ TE_API te_status te__scaled_run(const te_gemm *g, te_context *ctx) {
 /* D = alpha op(A) op(B) + beta C. */
 TE_API te_status te_gemm_run(const te_gemm *product, te_context *ctx) {
     TE_TRY(te__gemm_check_run(product, "te_gemm_run", ctx));
-    TE_REQUIRE(te_gemm_supports(product, ctx), ctx, TE_ERROR_VALUE, "te_gemm_run: epilogue %s on the host",
+    TE_REQUIRE(te__gemm_supports(product, ctx), ctx, TE_ERROR_VALUE, "te_gemm_run: epilogue %s on the host",
                te_epilogue_name(product->epilogue));
-    TE_REQUIRE(product->scratch || !te_gemm_scratch(product), ctx, TE_ERROR_NULL,
-               "te_gemm_run: scratch is null, te_gemm_scratch says how many floats it has");
+    TE_REQUIRE(product->scratch || !te__gemm_scratch(product), ctx, TE_ERROR_NULL,
+               "te_gemm_run: scratch is null, te__gemm_scratch says how many floats it has");
     TE_TRY(te__gemm_check_blockwise(product, ctx));
     if (te_gemm_has_scale_arrays(product)) return te__scaled_run(product, ctx);
     te_gemm scaled = *product, *g = &scaled;
@@ -243,7 +243,7 @@ TE_API te_status te_gemm_run(const te_gemm *product, te_context *ctx) {
     TE_TRY(te__sgemm_run(g, a, b, 0.0f, scratch, ctx));
     te__round_args n;
     n.g = g, n.product = scratch;
-    return te__round_launch(ctx, te_grid_of(g->m, 1), &n);
+    return te__round_launch(ctx, te__grid_of(g->m, 1), &n);
 }
 /* The function that runs the products of a list: of dtype T; trains: those of backward as well. */
 #define TE_GEMM_RUN_OF(T, trains) te_gemm_run

@@ -19,7 +19,7 @@
 #define TE_GEMM_SKINNY_H
 
 #include "../../core/lanes.h"        /* te_amax_atomic_max */
-#include "../../core/impl/graph_replay.h" /* te_launch_follows_kernel */
+#include "../../core/impl/graph_replay.h" /* te__launch_follows_kernel */
 #include "../../core/impl/ptx_cuda.h"    /* te__mma_sync */
 #include "../../core/target.h"      /* te_kernel_begin */
 #include "../gemm_types.h"          /* te_epilogue_fn, te_gemm_operands, te_blockwise_1d_scale_at */
@@ -251,10 +251,10 @@ TE_API te_status te__skinny_run(const void *kernel, const void *args, size_t byt
     p->n = (int)g->n, p->k = (int)te__skinny_k(g);
     p->x_inverse = g->a_fp8.inverse, p->w_inverse = g->b_fp8.inverse;
     p->rowwise = g->a_fp8.scaling == TE_SCALING_ROWWISE;
-    p->early_weights = te_launch_follows_kernel(ctx);
+    p->early_weights = te__launch_follows_kernel(ctx);
     const int blocks =
         (int)te_min(ctx->processors * TE_SKINNY_BLOCKS_PER_SM, te_ceil_div(g->n, TE_SKINNY_COLUMNS));
-    return te__cuda_launch(ctx, kernel, te_grid_of(blocks, 1), TE_SKINNY_THREADS, TE_SKINNY_SHARED, 1, args, bytes,
+    return te__cuda_launch(ctx, kernel, te__grid_of(blocks, 1), TE_SKINNY_THREADS, TE_SKINNY_SHARED, 1, args, bytes,
                            "skinny matrix product");
 }
 

@@ -302,7 +302,7 @@ TE_API te_status te__sm90_gemm_run(const void *kernel, const void *args, size_t 
     const int64_t source_cols = g->n << p->source_has_halves;
     if (p->source)
         TE_TRY(te__tensor_map_matrix(&p->source_map, encode, p->source, g->m, source_cols, TE_TILE_M, g->dtype, ctx));
-    const te_grid grid = te_grid_of((p->helpers ? clusters : te_min(clusters, tiles)) * TE_CLUSTER, 1);
+    const te_grid grid = te__grid_of((p->helpers ? clusters : te_min(clusters, tiles)) * TE_CLUSTER, 1);
     if (g->ranks) TE_TRY(te__sm90_gemm_plan_overlap(p, g, encode, ctx));
     return te__sm90_gemm_launch(kernel, grid, args, bytes, p, g, ctx);
 }

@@ -376,13 +376,13 @@ TE_API te_status te__small_m_run(const void *kernel, const void *args, size_t by
     p->padded_m = te__small_m_padded(g->m), p->stages = te__small_m_stages(p->padded_m);
     p->x_inverse = g->a_fp8.inverse, p->w_inverse = g->b_fp8.inverse;
     p->rowwise = g->a_fp8.scaling == TE_SCALING_ROWWISE;
-    p->early_weights = te_launch_follows_kernel(ctx);
+    p->early_weights = te__launch_follows_kernel(ctx);
     const int clusters = te__small_m_plan_waves(p, ctx->processors, te__gemm_state_of(ctx));
     TE_TRY(te__tensor_map_matrix(&p->w, encode, g->b, g->n, p->k, TE_SMALL_M_COLUMNS, g->dtype, ctx));
     TE_TRY(te__tensor_map_matrix(&p->x, encode, g->a, g->m, p->k, p->padded_m / TE_SMALL_M_CLUSTER, g->dtype, ctx));
     const int shared = p->stages * te__small_m_stage_bytes(p->padded_m) +
                        TE_SMALL_M_WARPS * te__small_m_box_bytes(p->padded_m) + 1024;
-    return te__cuda_launch(ctx, kernel, te_grid_of(clusters * TE_SMALL_M_CLUSTER, 1), TE_SMALL_M_THREADS, shared,
+    return te__cuda_launch(ctx, kernel, te__grid_of(clusters * TE_SMALL_M_CLUSTER, 1), TE_SMALL_M_THREADS, shared,
                            TE_SMALL_M_CLUSTER, args, bytes, "small-m matrix product");
 }
 

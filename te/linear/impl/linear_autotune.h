@@ -24,21 +24,21 @@ typedef struct te__linear_trial {
 
 /* The product behind the step, for which the step stores FP8; -1: it does not. */
 TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
-    const int next = te_last_step(r, s) ? -1 : te_consumer_of(r, s->op[s->count - 1]);
-    return next >= 0 && te_policy(r, next)->stored_by_producer ? next : -1;
+    const int next = te_last_step(r, s) ? -1 : te__consumer_of(r, s->op[s->count - 1]);
+    return next >= 0 && te__policy(r, next)->stored_by_producer ? next : -1;
 }
 
 /* What a split leaves to do for product `next`, which reads FP8: a cast and, where its weight's gradient will read a
  * transpose of what is kept, that. */
 TE_API te_status te__linear_trial_rest(te_run *r, int next) {
-    void *kept = te_saved_input_of(r, next).x, *p;
+    void *kept = te__saved_input_of(r, next).x, *p;
     const int cols = r->current.cols;
     if (!te_is_fp8(r->current.dtype)) {
         TE_TRY(te_scratch(r, &p, (size_t)(te_capacity_rows(r) * cols)));
         return r->plan->fp8->cast(r, r->current, &r->param[next]->fp8, 0, TE_e4m3, p, r->pass == TE_FORWARD ? kept : 0,
                                   0);
     }
-    if (r->pass != TE_FORWARD || !kept || te_saved_is_transposed(r->saved_transposed, next)) return TE_OK;
+    if (r->pass != TE_FORWARD || !kept || te__saved_is_transposed(r->saved_transposed, next)) return TE_OK;
     return te__fp8_transpose(r, &p, te_value_of(kept, TE_e4m3, r->current.rows, cols), 1);
 }
 TE_API te_status te__linear_trial_run(void *arg, int racer, int lap, te_context *ctx) {
@@ -55,7 +55,7 @@ TE_API te_status te__linear_trial_run(void *arg, int racer, int lap, te_context 
 /* Bytes of the widest value that op i reads or writes. */
 TE_API size_t te__linear_widest(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
-    return (size_t)te_padded_rows(r, op->in_rows) * (size_t)te_max(op->in, op->out) * sizeof(float);
+    return (size_t)te__padded_rows(r, op->in_rows) * (size_t)te_max(op->in, op->out) * sizeof(float);
 }
 /* Give the trial its memory at `base`. Returns the bytes it takes. */
 TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *base) {
@@ -68,7 +68,7 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
         const int i = s->op[j];
         const te_op *op = &r->plan->op[i];
         const size_t bytes = te__linear_widest(r, i);
-        const int64_t padded = te_padded_rows(r, op->out_rows);
+        const int64_t padded = te__padded_rows(r, op->out_rows);
         widest = bytes > widest ? bytes : widest;
         r->act[i] = base + at, at += bytes;
         r->stats[i] = (float *)(void *)(base + at),
@@ -99,7 +99,7 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
 TE_API void te__linear_trial_fp8(te__linear_trial *t, const te_run *r) {
     const int next = te__linear_next_in_fp8(r, t->step);
     t->gemm.a_fp8.inverse = t->gemm.b_fp8.inverse = 0;
-    te_set_recipe_use(&t->run, next >= 0 ? TE_USE_stored : te_gemm_is_fp8(&t->gemm) ? TE_USE_on : TE_USE_off);
+    te__set_recipe_use(&t->run, next >= 0 ? TE_USE_stored : te_gemm_is_fp8(&t->gemm) ? TE_USE_on : TE_USE_off);
     if (next >= 0) t->next.fp8.scales = &t->scales, t->run.param[next] = &t->next;
 }
 TE_IF_USED TE_API te_status te__linear_fill_fp8(const te_gemm *g, te_context *ctx) {
@@ -163,7 +163,7 @@ TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_ste
                            fp8 ? te__operands_text_of(&t).text : "");
     if (n >= (int)sizeof c->pattern) return 0;
     c->m = g->m, c->n = g->n, c->k = g->k, c->dtype = g->dtype, c->training = r->pass == TE_FORWARD;
-    for (int j = 1; j < s->count; j++) c->stored_outputs |= (unsigned)(te_policy(r, s->op[j])->output_saved != 0) << j;
+    for (int j = 1; j < s->count; j++) c->stored_outputs |= (unsigned)(te__policy(r, s->op[j])->output_saved != 0) << j;
     c->stored_outputs |= te__linear_next_in_fp8(r, s) >= 0; /* the product's own output is no chain's */
     return 1;
 }
@@ -189,8 +189,8 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *spli
                                               const te__linear_kernels *kernels) {
     const te_gemm bare = *g;
     const int can_own =
-        s->count > 1 && te__linear_can_store(r, s, kernels) && te_gemm_can_fuse(kernels->whole, g, r->ctx);
-    int way = can_own && te_gemm_is_fused(kernels->whole, g, r->ctx) ? TE_STRATEGY_CUSTOM : TE_STRATEGY_EPILOGUE;
+        s->count > 1 && te__linear_can_store(r, s, kernels) && te__gemm_can_fuse(kernels->whole, g, r->ctx);
+    int way = can_own && te__gemm_is_fused(kernels->whole, g, r->ctx) ? TE_STRATEGY_CUSTOM : TE_STRATEGY_EPILOGUE;
     te_gemm_choice c;
     while ((*taken = te__linear_take(g, r, s, (te_gemm_strategy)way)) < 0) way--;
     *split = (te_gemm_strategy)way;

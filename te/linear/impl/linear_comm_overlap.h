@@ -14,7 +14,7 @@
  *
  * In FP8, with scales of tensors, a product sends what it gives in 16 bits, and its sums stay in the tensor cores.
  * Rows are gathered in FP8 where the scale is known before and all ranks have it (te_recipes_config.ranks): a rank's
- * own are stored so by the chain before (te_gathered_consumer), or by a cast, and half the bytes go over the link.
+ * own are stored so by the chain before (te__gathered_consumer), or by a cast, and half the bytes go over the link.
  * Else they are gathered in the list's format and the product waits.
  *
  * Not in f32, where the row has an op with kernels of its own (linear_cross_entropy), where rows a rank are no
@@ -24,8 +24,8 @@
 #ifndef TE_LINEAR_COMM_OVERLAP_H
 #define TE_LINEAR_COMM_OVERLAP_H
 
-#include "../../plan/impl/storage.h" /* te_gathered_consumer */
-#include "linear_strategy.h" /* te__linear_gemm, te_gemm_kernel_overlaps */
+#include "../../plan/impl/storage.h" /* te__gathered_consumer */
+#include "linear_strategy.h" /* te__linear_gemm, te__gemm_kernel_overlaps */
 
 /* ---- what is left to the next step ------------------------------------------------------------------------------- */
 
@@ -51,11 +51,11 @@ TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has)
 /* The product that reads what step s gathers, an all_gather or in backward a reduce_scatter, if that can come to it in
  * FP8: by a scale that is known before and that all ranks have; -1: there is none. */
 TE_API int te__gather_consumer(const te_run *r, const te_step *s) {
-    return te_last_step(r, s) ? -1 : te_gathered_consumer(r, s->op[r->pass == TE_BACKWARD ? 0 : s->count - 1]);
+    return te_last_step(r, s) ? -1 : te__gathered_consumer(r, s->op[r->pass == TE_BACKWARD ? 0 : s->count - 1]);
 }
 /* An all_gather's step, or in backward a reduce_scatter's: whether the next one may overlap it. Rows with an op that
  * has kernels of its own do not, but those of linear_rope.h. */
-TE_API int te_defers_gather(const te_run *r, const te_step *s) {
+TE_API int te__defers_gather(const te_run *r, const te_step *s) {
     const te_step *next = te__step_after(r, s, r->tensor->memory != 0);
     if (!next || !te__linear_can_overlap(r, next, te__gather_consumer(r, s) >= 0)) return 0;
     if (r->plan->op[next->op[next->count - 1]].flags & TE_EPILOGUE_OF_ROPE) return 1;
@@ -65,7 +65,7 @@ TE_API int te_defers_gather(const te_run *r, const te_step *s) {
 }
 /* A linear's step: whether the next one adds up what it gives: a reduce_scatter, in backward an all_gather, which go on
  * while the product does, or a row with an all_reduce, to which the product sends (te/comm/impl/collective_step.h). */
-TE_API int te_defers_product(const te_run *r, const te_step *s) {
+TE_API int te__defers_product(const te_run *r, const te_step *s) {
     const te_group *g = r->tensor;
     const te_step *next = s->count == 1 ? te__step_after(r, s, g->memory || g->peers) : 0;
     if (!next || !te__linear_can_overlap(r, s, 1)) return 0;
@@ -77,12 +77,12 @@ TE_API int te_defers_product(const te_run *r, const te_step *s) {
     return g->memory && whole == TE_ROWS_tokens;
 }
 /* Leave the product g, whose A is now, or now as a cast has made it, and whose D is y. */
-TE_API te_status te_defer_product(te_run *r, te_gemm *g, te_value y, te_product_kernels *kernels) {
+TE_API te_status te__defer_product(te_run *r, te_gemm *g, te_value y, te_product_kernels *kernels) {
     g->d = y.data;
     r->deferred.product = *g, r->deferred.kernels = kernels;
     te_value a = r->current;
     if (g->a != a.data) a = te_no_value(), a.block = te__pool_block_at(&r->pool, g->a);
-    te_defer(r, &y, TE_VALUE_deferred_product, a);
+    te__defer(r, &y, TE_VALUE_deferred_product, a);
     te_set_current(r, y);
     return TE_OK;
 }
@@ -93,7 +93,7 @@ TE_API te_status te_defer_product(te_run *r, te_gemm *g, te_value y, te_product_
 TE_API te_status te__gather_rows_now(te_run *r) {
     const te_value from = r->deferred.from, to = r->current;
     if (r->current.state != TE_VALUE_deferred_gather) return TE_OK;
-    te_finish_deferred(r);
+    te__finish_deferred(r);
     if (r->dry || !to.data || !from.data) return TE_OK;
     return te_group_all_gather(r->tensor, to.data, from.data, from.rows * from.cols, to.dtype, r->ctx);
 }
@@ -122,11 +122,11 @@ TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run 
     te_gemm of = *g; /* whose operands are not known yet */
     if (te_is_fp8(r->current.dtype))
         of.a_fp8.scaling = of.b_fp8.scaling = TE_SCALING_TENSORWISE, of.trans_b = 1, of.fast = 1;
-    if (!aligned || !r->current.data || !ranks->own || !te_gemm_persistent_overlaps(bare, &of, r->tensor, r->ctx) ||
+    if (!aligned || !r->current.data || !ranks->own || !te__gemm_persistent_overlaps(bare, &of, r->tensor, r->ctx) ||
         !te__gather_place(ranks, r))
         return te__gather_rows_now(r);
     g->ranks = ranks, g->fast = of.fast;
-    te_finish_deferred(r);
+    te__finish_deferred(r);
     return TE_OK;
 }
 
@@ -156,7 +156,7 @@ TE_API te_status te__defer_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
     if (r->plan->op[i].flags & TE_IS_FROZEN) return TE_OK; /* it has no x */
     wgrad->runs = te_is_trained(r->param[i]);
     r->dry |= !wgrad->runs;
-    const te_status status = te_policy(r, i)->fp8 ? TE_OK : te__wgrad_operands(w, r, i, dy);
+    const te_status status = te__policy(r, i)->fp8 ? TE_OK : te__wgrad_operands(w, r, i, dy);
     r->dry = dry;
     if (status != TE_OK) return status;
     a.block = w->a == dy.data ? dy.block : te__pool_block_at(&r->pool, w->a);
@@ -188,13 +188,13 @@ TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
 TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
     const te_plan *p = r->plan;
     const te_step *next = s + 1;
-    if (r->watch || !r->tensor->memory || te__recompute_region_of(p, s->op[0]) >= 0 || !te_defers_product(r, s))
+    if (r->watch || !r->tensor->memory || te__recompute_region_of(p, s->op[0]) >= 0 || !te__defers_product(r, s))
         return 0;
     while ((next = te__step_after(r, next, 1)) != 0) {
         const te_op *op = &p->op[next->op[0]];
         if (op->op_class == TE_CLASS_gemm) return 0;
         if (next->count == 1 && op->in_rows == TE_ROWS_tokens && op->out_rows == TE_ROWS_shard)
-            return te_defers_gather(r, next);
+            return te__defers_gather(r, next);
     }
     return 0;
 }

@@ -31,7 +31,7 @@
 #define TE_LINEAR_CROSS_ENTROPY_H
 
 #include "../../ops/cross_entropy.h" /* te_cross_entropy_args */
-#include "linear_step.h" /* te_linear_step_forward, _backward */
+#include "linear_step.h" /* te__linear_step_forward, _backward */
 
 /* Families that end a row which begins with a linear, and in backward begin one that ends with it. */
 #define TE_TAKES_LINEAR_cross_entropy ,
@@ -130,7 +130,7 @@ TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear,
     TE_TRY(te_convert_value(&l->x, r, r->plan->dtype));
     TE_TRY(te_scratch(r, &logits, (size_t)elements * te_dtype_bytes(r->plan->dtype)));
     any.dtype = any.out = r->plan->dtype;
-    if (te_gemm_scratch(&any)) /* a product has an x, a weight and logits, or pieces of them */
+    if (te__gemm_scratch(&any)) /* a product has an x, a weight and logits, or pieces of them */
         TE_TRY(te_scratch(r, &scratch, (size_t)((room + vocabulary) * hidden + elements) * sizeof(float)));
     if (r->dry) TE_TRY(te_gemm_check(&any, r->plan->name, r->ctx));
     l->logits = (char *)logits, l->scratch = (float *)scratch;
@@ -138,7 +138,7 @@ TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear,
 }
 TE_API te_status te__linear_loss_gemm(const te__linear_loss *l, te_gemm *g, te_run *r, te_product_kernels *bare) {
     g->scratch = l->scratch, g->dtype = r->plan->dtype;
-    return te_gemm_is_custom(bare, g, r->ctx) ? te_fallback_gemm_run(bare, g, r->ctx) : r->plan->product(g, r->ctx);
+    return te_gemm_is_custom(bare, g, r->ctx) ? te__fallback_gemm_run(bare, g, r->ctx) : r->plan->product(g, r->ctx);
 }
 /* Row `row` of a tensor, or the row of the weight that column `row` of the logits belongs to. */
 TE_API void *te__row_address(const void *p, int64_t row, int64_t columns, te_dtype dtype) {
@@ -173,13 +173,13 @@ TE_IF_USED TE_API te_status te__linear_loss_apart(te_run *r, const te_step *s, t
     te_pointwise_shape none;
     memset(&none, 0, sizeof none);
     first.count = 1;
-    TE_TRY(te_linear_step_forward(r, &first, 0, none, 0, bare));
+    TE_TRY(te__linear_step_forward(r, &first, 0, none, 0, bare));
     return te__cross_entropy_forward(r, s, launch);
 }
 TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
                                                     te_product_kernels *bare) {
     const te_op *linear = &r->plan->op[s->op[0]];
-    const int keeps = r->pass == TE_FORWARD && te_policy(r, s->op[0])->output_saved;
+    const int keeps = r->pass == TE_FORWARD && te__policy(r, s->op[0])->output_saved;
     const int64_t rows = r->current.rows, room = te_capacity_rows(r);
     te_cross_entropy_args all;
     te__linear_loss l;
@@ -199,7 +199,7 @@ TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s,
             p.rows = te_min(most, rows - row);
             const te_cross_entropy_args a = te__linear_loss_rows(&all, row);
             TE_TRY(te__linear_loss_logits(&l, r, l.logits, row, 0, p, bare));
-            TE_TRY(launch(r->ctx, te_grid_of(p.rows, 1), &a));
+            TE_TRY(launch(r->ctx, te__grid_of(p.rows, 1), &a));
         }
     }
     te_set_current(r, y);
@@ -237,7 +237,7 @@ TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, con
         p.columns = te_min(most, l->linear->out - column);
         a.x = a.dx = logits, a.first = all->first + (int)column, a.width = (int)p.columns;
         TE_TRY(te__linear_loss_logits(l, r, logits, row, column, p, kernels->logits));
-        TE_TRY((r->loss_in_backward ? kernels->at_once : kernels->slice)(r->ctx, te_grid_of(p.rows, 1), &a));
+        TE_TRY((r->loss_in_backward ? kernels->at_once : kernels->slice)(r->ctx, te__grid_of(p.rows, 1), &a));
         TE_TRY(te__linear_loss_gradients(l, r, logits, made, row, column, p, kernels->dx));
     }
     return sums && to.data ? r->plan->convert(to.data, to.dtype, made.data, TE_f32, to.rows * hidden, r->ctx) : TE_OK;
@@ -251,7 +251,7 @@ TE_IF_USED TE_API te_status te__linear_loss_backward_apart(te_run *r, const te_s
     one.count = 1;
     TE_TRY(te__cross_entropy_backward(r, &one, kernels->slice));
     one.op[0] = s->op[1];
-    return te_linear_step_backward(r, &one, 0, none, 0, kernels->dx);
+    return te__linear_step_backward(r, &one, 0, none, 0, kernels->dx);
 }
 TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s, const te__loss_kernels *kernels) {
     const int loss = s->op[0], linear = s->op[1];
@@ -296,13 +296,13 @@ TE_IF_USED TE_API te_status te__linear_loss_of_ranks_apart(te_run *r, const te_s
     te_pointwise_shape none;
     memset(&none, 0, sizeof none);
     first.count = 1;
-    TE_TRY(te_linear_step_forward(r, &first, 0, none, 0, bare));
+    TE_TRY(te__linear_step_forward(r, &first, 0, none, 0, bare));
     return te__vocab_parallel_forward(r, s, loss);
 }
 TE_IF_USED TE_API te_status te__linear_loss_of_ranks(te_run *r, const te_step *s, const te_vocab_parallel *loss,
                                                      te_product_kernels *bare) {
     const te_op *linear = &r->plan->op[s->op[0]];
-    const int keeps = r->pass == TE_FORWARD && te_policy(r, s->op[0])->output_saved;
+    const int keeps = r->pass == TE_FORWARD && te__policy(r, s->op[0])->output_saved;
     te__logits_piece p = te__logits_of_forward(te_capacity_rows(r), linear->out);
     const int64_t rows = r->current.rows, most = p.rows;
     te_vocab_parallel_args all;
@@ -318,7 +318,7 @@ TE_IF_USED TE_API te_status te__linear_loss_of_ranks(te_run *r, const te_step *s
         p.rows = te_min(most, rows - row);
         a.of = te__linear_loss_rows(&all.of, row), a.of.x = l.logits, a.part += row;
         TE_TRY(te__linear_loss_logits(&l, r, l.logits, row, 0, p, bare));
-        TE_TRY(loss->part(r->ctx, te_grid_of(p.rows, 1), &a));
+        TE_TRY(loss->part(r->ctx, te__grid_of(p.rows, 1), &a));
     }
     if (!r->dry) TE_TRY(te__vocab_parallel_combine(&all, r, loss));
     te_set_current(r, y);

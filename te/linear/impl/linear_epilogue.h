@@ -256,21 +256,21 @@ TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_point
 /* What a product in FP8 stores in FP8 is an operand of the next product, and its transpose one of that for the weight's
  * gradient. Forward keeps the transpose alone. */
 TE_API te_status te__product_transpose(te_run *r, const te_step *s, te_product *p) {
-    const int next = te_consumer_of(r, s->op[s->count - 1]);
+    const int next = te__consumer_of(r, s->op[s->count - 1]);
     te_value v;
-    if (r->pass == TE_INFER || te_gathered_consumer(r, next) >= 0) return TE_OK;
+    if (r->pass == TE_INFER || te__gathered_consumer(r, next) >= 0) return TE_OK;
     p->many.transposed_rows = (int)te__fp8_rows(r->current.rows);
     TE_TRY(te_acquire(r, &v, TE_ROWS_tokens, r->current.cols, r->current.dtype));
     v.rows = r->current.rows;
     if (r->pass == TE_BACKWARD) {
         te_value current = r->current;
-        te_attach_transposed(&current, v);
+        te__attach_transposed(&current, v);
         te_set_current(r, current);
         p->many.transposed = (uint8_t *)v.data;
-    } else if (te_saved_input_of(r, next).x) {
-        p->many.transposed = (uint8_t *)te_saved_input_of(r, next).x;
+    } else if (te__saved_input_of(r, next).x) {
+        p->many.transposed = (uint8_t *)te__saved_input_of(r, next).x;
         v.scaling = r->current.scaling, p->chain.fp8.y = v.data;
-        te_set_saved_transposed(r, next, 1);
+        te__set_saved_transposed(r, next, 1);
         te_set_current(r, v);
     }
     return TE_OK;
@@ -298,19 +298,19 @@ TE_API te_pointwise_shape te__product_shape(te_pointwise_shape k) {
     return k;
 }
 /* The step as one kernel, by pass, so that a list for inference alone has nothing of backward. */
-TE_API te_status te_product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
+TE_API te_status te__product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                          const te_pointwise_shape k, te_value product, int keep) {
     te_product p;
-    te_pointwise_work w = te_pointwise_work_of(s, 1, te__product_shape(k), &p.chain);
+    te_pointwise_work w = te__pointwise_work_of(s, 1, te__product_shape(k), &p.chain);
     memset(&p, 0, sizeof p);
     TE_TRY(te__pointwise_forward(r, &w, product));
     if (te__pointwise_amax_only(r, s, 1, k)) te__pointwise_leave_amax_only(r, &p.chain);
     return te__product_run(r, s, kernels, g, k, &p, product, keep);
 }
-TE_API te_status te_product_step_backward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
+TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                           const te_pointwise_shape k, te_value product) {
     te_product p;
-    te_pointwise_work w = te_pointwise_work_of(s, 1, te__product_shape(k), &p.chain);
+    te_pointwise_work w = te__pointwise_work_of(s, 1, te__product_shape(k), &p.chain);
     const int blocks = TE_SM90_GEMM_EPILOGUE_WARPS * (int)te_ceil_div(g->m, TE_TILE_M);
     const int room = TE_SM90_GEMM_EPILOGUE_WARPS * (int)te_ceil_div(te_capacity_rows(r), TE_TILE_M);
     const int most = (int)te_max(room, te__max_blocks(r, k, te_pointwise_tiles(k)));
@@ -323,11 +323,11 @@ TE_API te_status te_product_step_backward(te_run *r, const te_step *s, te_produc
 #else /* a product, and a kernel or a loop for the rest */
 #define TE_PRODUCT TE_NO_PRODUCT
 #define TE_PRODUCT_FP8 TE_NO_PRODUCT
-TE_API te_status te_product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
+TE_API te_status te__product_step_forward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                          const te_pointwise_shape k, te_value product, int keep) {
     return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, (void)keep, TE_OK;
 }
-TE_API te_status te_product_step_backward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
+TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_product_kernels *kernels, const te_gemm *g,
                                           const te_pointwise_shape k, te_value product) {
     return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, TE_OK;
 }

@@ -26,7 +26,7 @@
 #include "../../fp8/impl/quantize_blockwise.h" /* te_quantize_blockwise */
 #include "../../gemm/gemm.h" /* te_gemm */
 #include "../../gemm/gemm_blockwise.h" /* TE_GEMM_BLOCKWISE */
-#include "../../plan/impl/storage.h" /* te_run, te_policy */
+#include "../../plan/impl/storage.h" /* te_run, te__policy */
 
 /* Rows of a transpose: products read multiples of 16. */
 TE_API int64_t te__fp8_rows(int64_t rows) { return te_round_up(rows, 16); }
@@ -63,7 +63,7 @@ TE_API te_status te__rowwise_forward(te_gemm *g, te_run *r, int i, te_value x) {
         return TE_OK;
     }
     TE_TRY(te_convert_value(&x, r, r->plan->dtype));
-    te_quantize_rowwise q = te_quantize_rowwise_of(x.rows, x.cols);
+    te_quantize_rowwise q = te__quantize_rowwise_of(x.rows, x.cols);
     TE_TRY(te_scratch(r, &q.y, (size_t)(te_capacity_rows(r) * x.cols)));
     TE_TRY(te_scratch(r, &inverse, (size_t)te_capacity_rows(r) * sizeof(float)));
     q.x = x.data, q.inverse = (float *)inverse, q.rule = f->own;
@@ -91,7 +91,7 @@ TE_API te_status te__blockwise_scratch(te_blockwise_matrix *t, te_run *r, int co
 TE_API te_status te__blockwise_cast_value(te_run *r, te_value v, const te_fp8_product *f, te_blockwise_matrix to,
                                     te_blockwise_matrix transposed) {
     TE_TRY(te_convert_value(&v, r, r->plan->dtype));
-    te_quantize_blockwise q = te_quantize_blockwise_of(v.rows, v.cols);
+    te_quantize_blockwise q = te__quantize_blockwise_of(v.rows, v.cols);
     q.x = v.data, q.y = to.data, q.y_inverse = to.inverse, q.yt = transposed.data, q.yt_inverse = transposed.inverse;
     q.yt_cols = te__fp8_rows(v.rows), q.rule = f->own;
     return r->dry ? TE_OK : r->plan->fp8->quantize_blockwise(&q, r->ctx);
@@ -99,11 +99,11 @@ TE_API te_status te__blockwise_cast_value(te_run *r, te_value v, const te_fp8_pr
 /* The operands of y = x weight^T. */
 TE_API te_status te__blockwise_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
-    const te_saved_input saved = te_saved_input_of(r, i);
+    const te_saved_input saved = te__saved_input_of(r, i);
     const te_blockwise_matrix transposed = {saved.x, saved.inverse};
     te_blockwise_matrix a = {x.data, x.inverse_scale};
     TE_TRY(te__check_local_scales(r, i));
-    if (r->pass == TE_FORWARD) te_set_saved_transposed(r, i, 1);
+    if (r->pass == TE_FORWARD) te__set_saved_transposed(r, i, 1);
     if (!te_is_fp8(x.dtype)) {
         TE_TRY(te__blockwise_scratch(&a, r, x.cols, 0));
         TE_TRY(te__blockwise_cast_value(r, x, f, a, transposed));
@@ -117,14 +117,14 @@ TE_API te_status te__blockwise_forward(te_gemm *g, te_run *r, int i, te_value x)
 TE_API te_status te__blockwise_recompute(te_run *r, int i, te_blockwise_matrix transposed) {
     const te_blockwise_matrix none = {0, 0};
     const te_recompute_target to = {0, transposed.data, transposed.inverse, 0, 0};
-    if (te_policy(r, i)->input == TE_INPUT_saved_for_others)
+    if (te__policy(r, i)->input == TE_INPUT_saved_for_others)
         return te__blockwise_cast_value(r, te_input_of(r, i), &r->param[i]->fp8, none, transposed);
     return r->dry ? TE_OK : te__recompute_input(r, i, &to);
 }
 /* The operands of both products of backward: w is dweight's, which a frozen weight does without, x dx's. */
 TE_API te_status te__blockwise_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     const te_fp8_product *f = &r->param[i]->fp8;
-    const te_saved_input saved = te_saved_input_of(r, i);
+    const te_saved_input saved = te__saved_input_of(r, i);
     const te_blockwise_matrix none = {0, 0};
     const int frozen = (r->plan->op[i].flags & TE_IS_FROZEN) != 0, trains = te_is_trained(r->param[i]);
     te_blockwise_matrix a = {dy.data, dy.inverse_scale}, at = {dy.transposed, dy.transposed_inverse_scale};
@@ -161,7 +161,7 @@ TE_IF_USED TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_pro
                                          void *y, void *yt, float *inverse) {
     const int has_amax = v.amax != 0;
     TE_TRY(te_convert_value(&v, r, r->plan->dtype));
-    te_quantize q = te_quantize_of(v.rows, v.cols);
+    te_quantize q = te__quantize_of(v.rows, v.cols);
     if (r->dry) return TE_OK;
     q.x = v.data, q.to = to, q.amax = f->scales->amax + index;
     if (f->current) {
@@ -175,7 +175,7 @@ TE_IF_USED TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_pro
 }
 /* Transpose v, which is in FP8, to [cols, rows up to a multiple of 16]. */
 TE_API te_status te__fp8_transpose_into(te_run *r, te_value v, void *transposed) {
-    te_quantize q = te_quantize_of(v.rows, v.cols);
+    te_quantize q = te__quantize_of(v.rows, v.cols);
     q.x = v.data, q.yt = transposed, q.yt_cols = te__fp8_rows(v.rows);
     return r->dry ? TE_OK : r->plan->fp8->transpose_fp8(&q, r->ctx);
 }
@@ -187,12 +187,12 @@ TE_API te_status te__fp8_transpose(te_run *r, void **transposed, te_value v, int
 /* The transpose of linear i's input, which forward did not save, with the scale that forward had; wanted 0: only the
  * memory. */
 TE_API te_status te__fp8_recompute_input(te_run *r, int i, void **transposed, int wanted) {
-    const te_saved_input saved = te_saved_input_of(r, i);
+    const te_saved_input saved = te__saved_input_of(r, i);
     te_value x = te_input_of(r, i);
     TE_TRY(te_scratch(r, transposed, (size_t)(te_capacity_rows(r) * x.cols)));
     if (r->policy[0][i].input == TE_INPUT_saved_for_others) {
         TE_TRY(te_convert_value(&x, r, r->plan->dtype));
-        te_quantize q = te_quantize_of(x.rows, x.cols);
+        te_quantize q = te__quantize_of(x.rows, x.cols);
         q.x = x.data, q.yt = *transposed, q.yt_cols = te__fp8_rows(x.rows), q.scale = saved.inverse + 1;
         return r->dry || !wanted ? TE_OK : r->plan->fp8->quantize(&q, r->ctx);
     }
@@ -202,18 +202,18 @@ TE_API te_status te__fp8_recompute_input(te_run *r, int i, void **transposed, in
 /* Linear i's input is TE_VALUE_amax_only: update the scale, and have the producer run again and store it as FP8. */
 TE_IF_USED TE_API te_status te__fp8_run_producer(te_run *r, int i, void *y) {
     const te_fp8_product *f = &r->param[i]->fp8;
-    const te_recompute_target to = {y, 0, te_saved_input_of(r, i).inverse, f->scales->scale + f->x, 1};
+    const te_recompute_target to = {y, 0, te__saved_input_of(r, i).inverse, f->scales->scale + f->x, 1};
     if (r->dry) return TE_OK;
     TE_TRY(te_scales_update(f->scales, f->x, 1, &f->own, r->ctx));
     return te__recompute_input(r, i, &to);
 }
 TE_IF_USED TE_API te_status te__tensorwise_forward(te_gemm *g, te_run *r, int i, te_value x) {
     const te_fp8_product *f = &r->param[i]->fp8;
-    const te_saved_input saved = te_saved_input_of(r, i);
+    const te_saved_input saved = te__saved_input_of(r, i);
     void *y = x.data;
     if (!te_is_fp8(x.dtype)) {
         TE_TRY(te_scratch(r, &y, (size_t)(te_capacity_rows(r) * x.cols)));
-        if (r->pass == TE_FORWARD) te_set_saved_transposed(r, i, 1);
+        if (r->pass == TE_FORWARD) te__set_saved_transposed(r, i, 1);
         if (x.state == TE_VALUE_amax_only) TE_TRY(te__fp8_run_producer(r, i, y));
         else TE_TRY(te__fp8_cast(r, x, f, f->x, TE_e4m3, y, saved.x, saved.inverse));
     }
@@ -225,10 +225,10 @@ TE_IF_USED TE_API te_status te__tensorwise_forward(te_gemm *g, te_run *r, int i,
 /* x_t of linear i for its weight's gradient: saved, or made now. Where the weight is frozen for a while (trains 0) this
  * takes the same memory, and launches nothing. */
 TE_API te_status te__tensorwise_saved_transpose(void **xt, te_run *r, int i, int64_t rows, int trains) {
-    const te_saved_input saved = te_saved_input_of(r, i);
+    const te_saved_input saved = te__saved_input_of(r, i);
     if (r->policy[0][i].input != TE_INPUT_saved_fp8) return te__fp8_recompute_input(r, i, xt, trains);
     /* memory for a transpose in any case: the workspace is sized before a forward says how it saved x */
-    const int transposed = te_saved_is_transposed(r->saved_transposed, i);
+    const int transposed = te__saved_is_transposed(r->saved_transposed, i);
     const te_value x = te_value_of(saved.x, TE_e4m3, rows, r->plan->op[i].in);
     TE_TRY(te__fp8_transpose(r, xt, x, trains && !transposed));
     if (transposed) *xt = saved.x;
@@ -236,7 +236,7 @@ TE_API te_status te__tensorwise_saved_transpose(void **xt, te_run *r, int i, int
 }
 TE_IF_USED TE_API te_status te__tensorwise_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     const te_fp8_product *f = &r->param[i]->fp8;
-    const te_saved_input saved = te_saved_input_of(r, i);
+    const te_saved_input saved = te__saved_input_of(r, i);
     const size_t bytes = (size_t)(te_capacity_rows(r) * dy.cols);
     const int trains = te_is_trained(r->param[i]), frozen = (r->plan->op[i].flags & TE_IS_FROZEN) != 0;
     void *y = dy.data, *yt = dy.transposed, *xt = saved.x;

@@ -71,7 +71,7 @@ TE_KERNEL_IF(T != TE_f32, (te_dtype T, int FORWARD), te_fallback_gemm_persistent
                     name##_by_tensor ? (te_dtype)name##_fp8_a : TE_##dtype>()
 
 /* D = alpha A op(B), rounded, (+ C where beta is 1). */
-TE_API te_status te_fallback_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+TE_API te_status te__fallback_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     te_fallback_gemm p;
     memset(&p, 0, sizeof p);
     p.d = g->d, p.c = g->beta != 0 ? g->c : 0, p.n = (int)g->n;
@@ -82,7 +82,7 @@ TE_API te_status te_fallback_gemm_run(te_product_kernels *kernels, const te_gemm
 #else
 #define TE_FALLBACK_GEMM(dtype, pass) 0
 #define TE_FALLBACK_GEMM_OF(name, dtype, pass) 0
-TE_API te_status te_fallback_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
+TE_API te_status te__fallback_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return (void)kernels, (void)g, (void)ctx, TE_OK;
 }
 #endif

@@ -167,7 +167,7 @@ TE_API te_status te__linear_rope_whole(te_run *r, const te_step *first, const te
     p.bias = first->count > 1 ? r->param[first->op[1]]->data : 0;
     p.y = y.data, p.turns = (const float *)room.data, p.turned = kernels->turned;
     if (!r->dry) {
-        TE_TRY(kernels->turns(r->ctx, te_grid_of(te_ceil_div(a.rows, TE_ROPE_TABLE_ROWS), 1), &a));
+        TE_TRY(kernels->turns(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_ROPE_TABLE_ROWS), 1), &a));
         TE_TRY(te__sm90_gemm_run(kernels->whole->persistent.kernel, &p, sizeof p, &p.many, g, r->ctx));
     }
     te_set_current(r, y);
@@ -208,7 +208,7 @@ TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const t
     te_value y;
     first.count--;
     TE_TRY(te_output(&y, r, s, turn));
-    if (!te_policy(r, s->op[0])->fp8 && te_gemm_is_fused(kernels->whole, &g, r->ctx)) {
+    if (!te__policy(r, s->op[0])->fp8 && te__gemm_is_fused(kernels->whole, &g, r->ctx)) {
         TE_TRY(te__overlap_gather(&g, &ranks, r, kernels->whole, r->current.block < 0));
         return te__linear_rope_whole(r, &first, kernels, turn, &g, y);
     }
@@ -232,7 +232,7 @@ TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const t
     TE_POINTWISE(name, widths, model, dtype, pass, op)                                                      \
     TE__ROPE_SHAPE_##widths(name, model, dtype, turn)                                                   \
     TE__ROPE_BIAS_##widths(name, dtype)                                                                 \
-    TE__ROPE_ROW(name, widths, model, dtype, turn, name##_launch, name##_shape(te_pointwise_half(r, s, 1)), \
+    TE__ROPE_ROW(name, widths, model, dtype, turn, name##_launch, name##_shape(te__pointwise_half(r, s, 1)), \
                  name##_kernels())
 /* launch, shape, product: te__linear_kernels. */
 #define TE__ROPE_ROW(name, widths, model, dtype, turn, launch, shape, product)                                     \

@@ -3,7 +3,7 @@
 #define TE_LINEAR_STEP_H
 
 #include "linear_autotune.h" /* te__linear_choose, te__linear_split */
-#include "linear_comm_overlap.h" /* te__linear_wgrad, te__overlap_gather, te_defer_product */
+#include "linear_comm_overlap.h" /* te__linear_wgrad, te__overlap_gather, te__defer_product */
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
@@ -26,18 +26,18 @@ TE_IF_USED TE_API te_status te__linear_forward(te_run *r, const te_step *s, cons
     te__gemm_overlap ranks;
     int taken = 0;
     if (r->recompute || r->describe)
-        return te_pointwise_step_forward(r, s, 1, 0, r->current, kernels->launch, kernels->shape);
+        return te__pointwise_step_forward(r, s, 1, 0, r->current, kernels->launch, kernels->shape);
     te_gemm g = te__linear_product(r, s->op[0]);
     TE_TRY(te__overlap_gather(&g, &ranks, r, kernels->bare, r->current.block < 0));
-    if (te_policy(r, s->op[0])->fp8) TE_TRY(r->plan->fp8->forward(&g, r, s->op[0], r->current));
+    if (te__policy(r, s->op[0])->fp8) TE_TRY(r->plan->fp8->forward(&g, r, s->op[0], r->current));
     else TE_TRY(te__linear_operands(&g, r, s->op[0]));
-    if (!g.ranks && te_defers_product(r, s)) {
+    if (!g.ranks && te__defers_product(r, s)) {
         te_value y;
         TE_TRY(te_output(&y, r, s, s->op[0]));
-        return te_defer_product(r, &g, y, kernels->bare);
+        return te__defer_product(r, &g, y, kernels->bare);
     }
     if (!g.ranks) TE_TRY(te__linear_choose(&g, &split, &taken, r, s, kernels));
-    else if (s->count > 1 && te__linear_can_store(r, s, kernels) && te_gemm_is_fused(kernels->whole, &g, r->ctx))
+    else if (s->count > 1 && te__linear_can_store(r, s, kernels) && te__gemm_is_fused(kernels->whole, &g, r->ctx))
         split = TE_STRATEGY_CUSTOM;
     return te__linear_split(r, s, kernels, &g, split, taken);
 }
@@ -50,22 +50,22 @@ TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__lin
     te_gemm whole = *x;
     te_value dx, made;
     whole.fast = 1; /* in FP8 the kernel of our own has no other sums */
-    const int own = te__linear_can_store(r, s, kernels) && te_gemm_is_fused(kernels->whole, &whole, r->ctx) &&
+    const int own = te__linear_can_store(r, s, kernels) && te__gemm_is_fused(kernels->whole, &whole, r->ctx) &&
                     op->in_dtype == r->plan->dtype;
     TE_TRY(te_acquire(r, &dx, op->in_rows, op->in, op->in_dtype));
-    if (own) return te_product_step_backward(r, s, kernels->whole, &whole, kernels->shape, dx);
+    if (own) return te__product_step_backward(r, s, kernels->whole, &whole, kernels->shape, dx);
     TE_TRY(te_begin_converted(&made, &dx, r, x->out));
     x->d = made.data;
     TE_TRY(te__linear_gemm(r, x, TE_ROWS_OF_m, kernels->bare));
     TE_TRY(te_end_converted(&dx, &made, r));
-    return te_pointwise_step_backward(r, s, 1, 0, dx, kernels->launch, kernels->shape);
+    return te__pointwise_step_backward(r, s, 1, 0, dx, kernels->launch, kernels->shape);
 }
 /* dx[rows, in] = dy weight (+ the gradient that the fork before it kept). */
 TE_API te_status te__linear_dgrad(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const int last = s->op[s->count - 1];
     te_value dx, made;
     TE_TRY(te_gradient(&dx, r, s, last));
-    if (dx.data && !x->ranks && te_defers_product(r, s)) return te_defer_product(r, x, dx, kernels->bare);
+    if (dx.data && !x->ranks && te__defers_product(r, s)) return te__defer_product(r, x, dx, kernels->bare);
     if (dx.data) {
         TE_TRY(te_begin_converted(&made, &dx, r, x->out));
         x->d = made.data;
@@ -77,7 +77,7 @@ TE_API te_status te__linear_dgrad(te_run *r, const te_step *s, const te__linear_
         TE_TRY(te__linear_gemm(r, x, TE_ROWS_OF_m, kernels->bare));
         TE_TRY(te_end_converted(&dx, &made, r));
     }
-    if (s->count > 1) te_set_edge(r, last, te_no_value());
+    if (s->count > 1) te__set_edge(r, last, te_no_value());
     te_set_current(r, dx);
     return TE_OK;
 }
@@ -86,7 +86,7 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
     const te_op *op = &r->plan->op[i];
     te_param *p = r->param[i];
     te_value dy = r->current;
-    if (r->describe) return te_pointwise_step_backward(r, s, 1, 0, r->current, kernels->launch, kernels->shape);
+    if (r->describe) return te__pointwise_step_backward(r, s, 1, 0, r->current, kernels->launch, kernels->shape);
     te__gemm_overlap ranks;
     te_gemm w = te_gemm_of(op->out, op->in, dy.rows), x = te_gemm_of(dy.rows, op->in, op->out);
     w.dtype = x.dtype = r->plan->dtype, w.out = TE_f32, x.out = op->in_dtype == TE_f32 ? TE_f32 : x.dtype;
@@ -94,7 +94,7 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
     TE_TRY(te__overlap_gather(&x, &ranks, r, kernels->bare, te_is_trained(p)));
     dy.data = r->current.data;
     w.c = w.d = p->grad, w.beta = te_accumulates(r, p) ? 1.0f : 0.0f;
-    if (te_policy(r, i)->fp8) TE_TRY(r->plan->fp8->backward(&w, &x, r, i, dy));
+    if (te__policy(r, i)->fp8) TE_TRY(r->plan->fp8->backward(&w, &x, r, i, dy));
     else {
         TE_TRY(te_convert_value(&dy, r, r->plan->dtype));
         x.a = dy.data, x.b = p->data;
@@ -107,18 +107,18 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
     TE_TRY(kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x));
     if (!x.ranks) return TE_OK;
     TE_TRY(te__wgrad_now(r)); /* where nothing runs beside products (te__overlap_memory.serial) */
-    if (te_policy(r, i)->fp8 && te_is_trained(p)) TE_TRY(r->plan->fp8->transpose(r, dy, (void *)(uintptr_t)w.a));
+    if (te__policy(r, i)->fp8 && te_is_trained(p)) TE_TRY(r->plan->fp8->transpose(r, dy, (void *)(uintptr_t)w.a));
     return te__linear_wgrad(&w, r, i, dy);
 }
 
 /* The step, by the plan that it stands in: so a list for inference alone has nothing of backward. */
-TE_IF_USED TE_API te_status te_linear_step_forward(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
+TE_IF_USED TE_API te_status te__linear_step_forward(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
                                                    te_pointwise_shape k, te_product_kernels *whole,
                                                    te_product_kernels *bare) {
     const te__linear_kernels kernels = {launch, k, whole, bare};
     return te__linear_forward(r, s, &kernels);
 }
-TE_API te_status te_linear_step_backward(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
+TE_API te_status te__linear_step_backward(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
                                          te_pointwise_shape k, te_product_kernels *whole, te_product_kernels *bare) {
     const te__linear_kernels kernels = {launch, k, whole, bare};
     return te__linear_backward(r, s, &kernels);

@@ -6,7 +6,7 @@
 #define TE_LINEAR_STRATEGY_H
 
 #include "../../ops/elementwise.h" /* te_scale_options */
-#include "linear_epilogue.h" /* te_product_step_forward, te_fallback_gemm_run */
+#include "linear_epilogue.h" /* te__product_step_forward, te__fallback_gemm_run */
 
 /* The kernels of a step: the chain behind the product, product and chain in one, and the product by itself; null:
  * none. */
@@ -20,8 +20,8 @@ typedef struct te__linear_kernels {
  * gated op under one in inference alone (linear_epilogue.h). */
 TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__linear_kernels *kernels) {
     const int last = s->op[s->count - 1], next = r->pass == TE_BACKWARD ? last - 1 : last + 1;
-    if (r->pass == TE_FORWARD && kernels->shape.in_halves == 2 && te_policy(r, s->op[0])->fp8) return 0;
-    return kernels->shape.fp8 || te_last_step(r, s) || next < 0 || !te_policy(r, next)->stored_by_producer;
+    if (r->pass == TE_FORWARD && kernels->shape.in_halves == 2 && te__policy(r, s->op[0])->fp8) return 0;
+    return kernels->shape.fp8 || te_last_step(r, s) || next < 0 || !te__policy(r, next)->stored_by_producer;
 }
 
 /* Which of a product's sizes is the number of rows of the call. */
@@ -31,12 +31,12 @@ typedef enum te_rows_of_product { TE_ROWS_OF_m, TE_ROWS_OF_k } te_rows_of_produc
 TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows, te_product_kernels *bare) {
     te_gemm room = *g; /* a product of as many rows as the workspace is sized for */
     *(rows == TE_ROWS_OF_k ? &room.k : &room.m) = te_capacity_rows(r);
-    const size_t bytes = te_gemm_scratch(&room) * sizeof(float);
+    const size_t bytes = te__gemm_scratch(&room) * sizeof(float);
     void *scratch = 0;
     if (bytes) TE_TRY(te_scratch(r, &scratch, bytes));
     if (r->dry) TE_TRY(te_gemm_check(g, r->plan->name, r->ctx));
-    if (r->dry) TE_TRY(te_gemm_check_fp8(g, r->plan->name, r->ctx));
-    if (te_gemm_is_custom(bare, g, r->ctx)) return r->dry ? TE_OK : te_fallback_gemm_run(bare, g, r->ctx);
+    if (r->dry) TE_TRY(te__gemm_check_fp8(g, r->plan->name, r->ctx));
+    if (te_gemm_is_custom(bare, g, r->ctx)) return r->dry ? TE_OK : te__fallback_gemm_run(bare, g, r->ctx);
     g->scratch = (float *)scratch;
     if (r->dry) return TE_OK;
     if (g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D) return r->plan->fp8->gemm_blockwise(g, r->ctx);
@@ -63,7 +63,7 @@ TE_API int te__linear_is_uniform(const te_run *r, const te_step *s) {
 TE_API int te__linear_supports(const te_gemm *g, const te_run *r) {
     if (g->epilogue == TE_EPILOGUE_BIAS && g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D)
         return r->plan->fp8->blockwise_takes_bias(g, r->ctx);
-    return te_gemm_supports(g, r->ctx);
+    return te__gemm_supports(g, r->ctx);
 }
 /* Let the product take along what `split` says. Returns how many ops of the row that is, or -1 if it cannot be. */
 TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_gemm_strategy split) {
@@ -75,7 +75,7 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_gemm_stra
     if (split == TE_STRATEGY_BIAS) {
         /* worth it only for a bias whose result backward needs: the product writes it, and the kernel after it reads
          * it */
-        const int kept = rest >= 2 && r->pass == TE_FORWARD && te_policy(r, s->op[1])->output_saved;
+        const int kept = rest >= 2 && r->pass == TE_FORWARD && te__policy(r, s->op[1])->output_saved;
         if (!kept || !te__linear_has(r, s, 1, TE_EPILOGUE_OF_BIAS)) return -1;
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[1]]->data;
         return te__linear_supports(g, r) ? 1 : -1;
@@ -86,7 +86,7 @@ TE_API int te__linear_take(te_gemm *g, te_run *r, const te_step *s, te_gemm_stra
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[j]]->data;
         /* not where our own gelu runs again in backward: cuBLASLt's has other bits */
         const int again = r->pass == TE_FORWARD && j < rest &&
-                          te_policy(r, te_consumer_of(r, s->op[j + 1]))->input == TE_INPUT_recomputed;
+                          te__policy(r, te__consumer_of(r, s->op[j + 1]))->input == TE_INPUT_recomputed;
         if (te__linear_has(r, s, j + 1, TE_EPILOGUE_OF_GELU) && j + 1 == rest && !again) {
             g->epilogue = r->pass == TE_FORWARD ? TE_EPILOGUE_GELU_AUX_BIAS : TE_EPILOGUE_GELU_BIAS;
             if (r->pass == TE_FORWARD) g->aux = r->act[s->op[j]];
@@ -120,7 +120,7 @@ TE_API te_status te__linear_part(te_run *r, const te_step *s, const te__linear_k
                                  te_value product) {
     g->d = product.data;
     TE_TRY(te__linear_gemm(r, g, TE_ROWS_OF_m, kernels->bare));
-    return te_pointwise_step_forward(r, s, 1, taken, product, kernels->launch, kernels->shape);
+    return te__pointwise_step_forward(r, s, 1, taken, product, kernels->launch, kernels->shape);
 }
 /* Run the forward step as it was chosen to be split. */
 TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g,
@@ -129,14 +129,14 @@ TE_API te_status te__linear_split(te_run *r, const te_step *s, const te__linear_
     const int part = split != TE_STRATEGY_CUSTOM && taken < s->count - 1;
     te_value product = te_output_of(r, s->op[taken]), middle;
     /* Room for the product by itself, whatever the split: the number of rows and what is timed decide which it is. */
-    if (s->count > 1 && (r->pass != TE_FORWARD || !te_policy(r, s->op[0])->output_saved))
+    if (s->count > 1 && (r->pass != TE_FORWARD || !te__policy(r, s->op[0])->output_saved))
         TE_TRY(te_acquire(r, &middle, linear->out_rows, linear->out, linear->out_dtype));
     else middle = te_no_value();
-    if (r->pass != TE_FORWARD || !te_policy(r, s->op[taken])->output_saved || !product.data)
+    if (r->pass != TE_FORWARD || !te__policy(r, s->op[taken])->output_saved || !product.data)
         product.data = middle.data, product.block = middle.block;
     if (split == TE_STRATEGY_CUSTOM)
-        return te_product_step_forward(r, s, kernels->whole, g, kernels->shape, product,
-                                       r->pass == TE_FORWARD && te_policy(r, s->op[0])->output_saved);
+        return te__product_step_forward(r, s, kernels->whole, g, kernels->shape, product,
+                                       r->pass == TE_FORWARD && te__policy(r, s->op[0])->output_saved);
     return part ? te__linear_part(r, s, kernels, g, taken, product) : te__linear_whole(r, s, kernels, g);
 }
 

@@ -554,8 +554,8 @@ TE_IF_USED TE_API te_status te__moments_copy(void *moment, int64_t elements, int
     a.from = from, a.count = count, a.root = root;
     const int64_t blocks = count ? (from + count - 1) / TE_MOMENT_BLOCK - from / TE_MOMENT_BLOCK + 1 : 0;
     if (!blocks) return TE_OK;
-    return loads ? te_moments_from_bf16_launch(ctx, te_grid_of(blocks, 1), &a)
-                 : te_moments_to_bf16_launch(ctx, te_grid_of(blocks, 1), &a);
+    return loads ? te_moments_from_bf16_launch(ctx, te__grid_of(blocks, 1), &a)
+                 : te_moments_to_bf16_launch(ctx, te__grid_of(blocks, 1), &a);
 }
 
 #endif

@@ -88,7 +88,7 @@ TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor
 }
 
 /* The caller's tensor for `(input, name)` or `(output, name)`. */
-TE_API te_status te_find_edge(const te_edge **found, const te_run *r, const te_op *op) {
+TE_API te_status te__find_edge(const te_edge **found, const te_run *r, const te_op *op) {
     *found = te__edge_named(r, op->name);
     if (!r->batch) return TE_OK; /* sizing only */
     TE_REQUIRE(*found, r->ctx, TE_ERROR_NULL, "%s: the batch brings no edge named %s", r->plan->name, op->name);
@@ -99,7 +99,7 @@ TE_API te_status te_find_edge(const te_edge **found, const te_run *r, const te_o
 TE_API te_status te_edge_tensor(te_value *v, const te_run *r, const te_op *op, te_value like, int grad) {
     const te_edge *e;
     *v = like, v->block = -1, v->data = r->x.data;
-    TE_TRY(te_find_edge(&e, r, op));
+    TE_TRY(te__find_edge(&e, r, op));
     if (!e) return TE_OK;
     const te_tensor t = grad ? e->grad : e->value;
     v->data = t.data;
@@ -107,21 +107,21 @@ TE_API te_status te_edge_tensor(te_value *v, const te_run *r, const te_op *op, t
     return TE_OK;
 }
 /* What the fork or input that an op reads keeps looks so: [.., cols]. */
-TE_API te_value te_fork_value_like(const te_run *r, const te_op *op, int cols) {
+TE_API te_value te__fork_value_like(const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
     const te_rows rows = fork->flags & TE_OF_MEMORY ? TE_ROWS_memory
                          : fork->flags & TE_IS_INPUT ? op->out_rows : fork->out_rows;
     return te_value_of(0, op->edge_dtype, te_rows_in(r, rows), cols);
 }
 /* That, as forward has it. */
-TE_API te_status te_fork_value_of_width(te_value *v, const te_run *r, const te_op *op, int cols) {
+TE_API te_status te__fork_value_of_width(te_value *v, const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
-    if (fork->flags & TE_IS_INPUT) return te_edge_tensor(v, r, fork, te_fork_value_like(r, op, cols), 0);
+    if (fork->flags & TE_IS_INPUT) return te_edge_tensor(v, r, fork, te__fork_value_like(r, op, cols), 0);
     *v = r->pass == TE_INFER ? r->edge[op->edge] : te_output_of(r, op->edge);
     return TE_OK;
 }
 TE_API te_status te_fork_value(te_value *v, const te_run *r, const te_op *op) {
-    return te_fork_value_of_width(v, r, op, op->out);
+    return te__fork_value_of_width(v, r, op, op->out);
 }
 
 #endif

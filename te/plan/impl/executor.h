@@ -10,7 +10,7 @@
 #include "storage.h" /* te_run, te__edge_named */
 #include "executor_begin.h" /* te__begin */
 #include "call_checks.h" /* te__check_batch, te__check_tensor */
-#include "gradients.h" /* te_reduce_columns_now */
+#include "gradients.h" /* te__reduce_columns_now */
 #include "alias_check.h" /* te__check_overlap */
 #include "recompute_regions.h" /* te__recompute_enter */
 
@@ -69,7 +69,7 @@ TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next
     int draws = !next;
     for (int j = 0; next && j < next->count; j++) draws |= r->plan->op[next->op[j]].flags & TE_DRAWS;
     if (!draws || !r->take.taken) return TE_OK;
-    TE_TRY(te_rng_take_launch(r->ctx, te_grid_of(1, 1), &r->take));
+    TE_TRY(te_rng_take_launch(r->ctx, te__grid_of(1, 1), &r->take));
     r->take.taken = 0;
     return TE_OK;
 }
@@ -77,7 +77,7 @@ TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next
 TE_IF_USED TE_API te_status te__training_before(te_run *r, const te_step *step) {
     TE_TRY(te__recompute_enter(r, step));
     if (r->sum_count > TE_SUM_JOBS - TE_SUMS_A_STEP)
-        TE_TRY(te_reduce_columns_now(r)); /* make room for the sums of this step */
+        TE_TRY(te__reduce_columns_now(r)); /* make room for the sums of this step */
     return te__take_random_state(r, step);
 }
 TE_API te_status te__training_after(te_run *r, const te_step *step) {
@@ -86,7 +86,7 @@ TE_API te_status te__training_after(te_run *r, const te_step *step) {
 }
 TE_IF_USED TE_API te_status te__training_end(te_run *r) {
     TE_TRY(te__take_random_state(r, 0));
-    return te_reduce_columns_now(r);
+    return te__reduce_columns_now(r);
 }
 TE_IF_USED TE_API const te_training *te__training(void) {
     static const te_training training = {te__training_before, te__training_after, te__training_end};
@@ -166,10 +166,10 @@ TE_API te_status te__execute(te_run *r, te_value now, const te_model *m, const t
     if (r->saved) r->saved->plan = 0; /* not valid until the pass has run */
     if (r->pass == TE_FORWARD && te__draws(r->plan)) r->take.taken = r->rng, r->take.state = ctx->rng;
     r->dry = 0, r->pool.base = (char *)ctx->workspace;
-    te_launch_record_begin(ctx);
+    te__launch_record_begin(ctx);
     te_status status = te__run_from(r, now);
     if (status == TE_OK) status = te__deliver(r);
-    return te_launch_record_end(ctx, status);
+    return te__launch_record_end(ctx, status);
 }
 
 /* ---- the three passes ------------------------------------------------------------------------------------------ */
@@ -180,7 +180,7 @@ TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const 
     r->batch = b;
     if (te__has_memory(plan)) r->memory = (int64_t)b->batch * b->memory_seq;
     te__take_params(r, m);
-    te_set_recipe_use(r, TE_USE_as_bound);
+    te__set_recipe_use(r, TE_USE_as_bound);
 }
 
 /* Check the arguments of a forward or an inference, and begin its run. */
@@ -278,7 +278,7 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
 TE_API int te__can_rows(int64_t rows) { return rows >= 0 && rows <= INT32_MAX / 2; }
 TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use use, te_context *ctx) {
     if (!plan || plan->takes_dims || !plan->training || !te__can_rows(rows)) return 0;
-    te_run r = te_run_to_size(plan, TE_FORWARD, rows, use, ctx);
+    te_run r = te__run_to_size(plan, TE_FORWARD, rows, use, ctx);
     return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
 }
 /* Bytes that te_saved.memory must have for this many rows, under the list's recipe if it names one. 0: widths are not
@@ -311,7 +311,7 @@ TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, in
     for (int i = 0; i < (plan->fp8 ? 3 * (int)TE_USE_common : 3); i++) {
         const te_pass pass = (te_pass)(i % 3);
         if (pass != TE_INFER && !plan->training) continue;
-        te_run r = te_run_to_size(plan, pass, rows, (te_recipe_use)(TE_USE_off + i / 3), ctx);
+        te_run r = te__run_to_size(plan, pass, rows, (te_recipe_use)(TE_USE_off + i / 3), ctx);
         r.x.data = r.y.data = (void *)(uintptr_t)TE_ALIGN, r.dx = r.x, r.dy = r.y;
         te__take_params(&r, m);
         te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);

@@ -1,7 +1,7 @@
 /* executor_begin.h -- a te_run before its first step: nothing is known but the plan, the pass and the number of rows.
  *
  * Do this:
- *     te_run r = te_run_to_size(plan, TE_FORWARD, rows, TE_USE_on, ctx);
+ *     te_run r = te__run_to_size(plan, TE_FORWARD, rows, TE_USE_on, ctx);
  *     const size_t bytes = te__lay_out(&r, 0);
  */
 #ifndef TE_EXECUTOR_BEGIN_H
@@ -10,7 +10,7 @@
 #include "storage.h" /* te_run */
 
 /* Which products run in FP8 from now on; te_run.param says so of TE_USE_as_bound. */
-TE_API void te_set_recipe_use(te_run *r, te_recipe_use use) {
+TE_API void te__set_recipe_use(te_run *r, te_recipe_use use) {
     r->use = use;
     te__init_policies(r->policy, r->plan, use, r->param);
 }
@@ -35,7 +35,7 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t toke
     memset(&r->sums, 0, sizeof r->sums); /* unused jobs are kernel arguments as well, and compared (graph_replay.h) */
     for (int i = 0; i < plan->op_count; i++) r->edge[i] = te_no_value(), r->param[i] = 0;
     for (int k = 0; k < plan->region_count; k++) r->region[k] = te_no_value();
-    te_set_recipe_use(r, TE_USE_off);
+    te__set_recipe_use(r, TE_USE_off);
 }
 /* The parameters of this instance. */
 TE_API void te__take_params(te_run *r, const te_model *m) {
@@ -43,10 +43,10 @@ TE_API void te__take_params(te_run *r, const te_model *m) {
     for (int i = 0; i < r->plan->op_count; i++) r->param[i] = p, p += r->plan->op[i].params;
 }
 /* A run that only measures. */
-TE_API te_run te_run_to_size(const te_plan *plan, te_pass pass, int64_t rows, te_recipe_use use, te_context *ctx) {
+TE_API te_run te__run_to_size(const te_plan *plan, te_pass pass, int64_t rows, te_recipe_use use, te_context *ctx) {
     te_run r;
     te__begin(&r, plan, pass, rows, rows, ctx);
-    if (use != TE_USE_off) te_set_recipe_use(&r, use);
+    if (use != TE_USE_off) te__set_recipe_use(&r, use);
     return r;
 }
 

@@ -57,7 +57,7 @@ typedef struct te_run {
 
     /* the list under this call's recipe */
     te_recipe_use use;
-    te_operand_policy policy[2][TE_MAX_OPS + 1]; /* of forward and inference, of backward: te_policy() */
+    te_operand_policy policy[2][TE_MAX_OPS + 1]; /* of forward and inference, of backward: te__policy() */
     te_param *param[TE_MAX_OPS];   /* by op: its first parameter */
 
     /* values */
@@ -74,7 +74,7 @@ typedef struct te_run {
     size_t saved_bytes;            /* of te_saved.memory that this call uses */
     void *act[TE_MAX_OPS];         /* by op: its output; null: not saved */
     float *stats[TE_MAX_OPS];      /* by op: row statistics, [rows, stats] */
-    char *saved_input[TE_MAX_OPS]; /* by product in FP8: its input and scales, te_saved_input_of() */
+    char *saved_input[TE_MAX_OPS]; /* by product in FP8: its input and scales, te__saved_input_of() */
     uint32_t saved_transposed[TE_OP_BITS]; /* by product in FP8, a bit: that input is saved transposed */
     te_value region[TE_MAX_RECOMPUTE_REGIONS]; /* by recompute region: its block; data null: closed */
 
@@ -94,7 +94,7 @@ typedef struct te_run {
 } te_run;
 
 /* How op i's operand comes in this pass, and what of it is saved. */
-TE_API const te_operand_policy *te_policy(const te_run *r, int i) {
+TE_API const te_operand_policy *te__policy(const te_run *r, int i) {
     return &r->policy[r->pass == TE_BACKWARD][i];
 }
 
@@ -107,11 +107,11 @@ TE_API int64_t te_rows_in(const te_run *r, te_rows rows) {
     }
 }
 /* The first of these rows among those of the batch, and among those of all replicas. */
-TE_API int64_t te_first_row(const te_run *r, te_rows rows) {
+TE_API int64_t te__first_row(const te_run *r, te_rows rows) {
     return rows == TE_ROWS_shard ? r->tensor->rank * te_rows_in(r, rows) : 0;
 }
-TE_API int64_t te_first_row_of_all(const te_run *r, te_rows rows) {
-    return r->data->rank * te_rows_in(r, rows == TE_ROWS_shard ? TE_ROWS_tokens : rows) + te_first_row(r, rows);
+TE_API int64_t te__first_row_of_all(const te_run *r, te_rows rows) {
+    return r->data->rank * te_rows_in(r, rows == TE_ROWS_shard ? TE_ROWS_tokens : rows) + te__first_row(r, rows);
 }
 /* Where the batch's sequences lie. */
 TE_API te_sequences te_sequences_of(const te_run *r) {
@@ -122,7 +122,7 @@ TE_API te_sequences te_sequences_of(const te_run *r) {
     return s;
 }
 /* Rows that saved memory is sized for. */
-TE_API int64_t te_padded_rows(const te_run *r, te_rows rows) { return te_round_up(te_rows_in(r, rows), TE_ROW_PAD); }
+TE_API int64_t te__padded_rows(const te_run *r, te_rows rows) { return te_round_up(te_rows_in(r, rows), TE_ROW_PAD); }
 /* Rows that blocks of the workspace are sized for, whatever rows a value has: a call then places them where the dry run
  * that measured the workspace did, which did not know how many sequences there would be. */
 TE_API int64_t te_capacity_rows(const te_run *r) {
@@ -150,7 +150,7 @@ TE_API te_status te_acquire(te_run *r, te_value *v, te_rows rows, int cols, te_d
     return te__acquire_bytes(r, v, (size_t)(te_capacity_rows(r) * cols) * te_dtype_bytes(dtype));
 }
 /* A matrix in e4m3 in the workspace, with its scales behind it: one for each row, or for each 1 x 128. */
-TE_API te_status te_acquire_scaled(te_run *r, te_value *v, int64_t rows, int cols, te_scaling scaling) {
+TE_API te_status te__acquire_scaled(te_run *r, te_value *v, int64_t rows, int cols, te_scaling scaling) {
     const int64_t capacity = te_capacity_rows(r), scales = te_scaling_count(scaling, capacity, cols);
     *v = te_value_of(0, TE_e4m3, rows, cols);
     v->scaling = scaling;
@@ -174,22 +174,22 @@ TE_API te_value te__without_transposed(te_value v) {
     return v;
 }
 /* v is what the step leaves, but not yet: the next step does the rest, which needs `from`. */
-TE_API void te_defer(te_run *r, te_value *v, te_value_state state, te_value from) {
+TE_API void te__defer(te_run *r, te_value *v, te_value_state state, te_value from) {
     v->state = state;
     te__set_root(r, &r->deferred.from, te__without_transposed(from));
 }
 /* That is done, or enqueued. */
-TE_API void te_finish_deferred(te_run *r) {
+TE_API void te__finish_deferred(te_run *r) {
     r->current.state = TE_VALUE_ready;
     te__set_root(r, &r->deferred.from, te_no_value());
 }
 /* Keep v for the other end of fork i, without its transpose; te_no_value(): it is no longer needed. */
-TE_API void te_set_edge(te_run *r, int fork, te_value v) {
+TE_API void te__set_edge(te_run *r, int fork, te_value v) {
     te__set_root(r, &r->edge[fork], te__without_transposed(v));
 }
 /* Forward: op i has read the value of its fork. Behind the last op that does nobody needs it. */
 TE_API void te_release_fork(te_run *r, int i) {
-    if (te_is_last_use(r->plan, i)) te_set_edge(r, r->plan->op[i].edge, te_no_value());
+    if (te_is_last_use(r->plan, i)) te__set_edge(r, r->plan->op[i].edge, te_no_value());
 }
 /* The caller's tensors for (input, name) or (output, name); null: the batch brings none. */
 TE_API const te_edge *te__edge_named(const te_run *r, const char *name) {

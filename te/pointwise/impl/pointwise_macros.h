@@ -234,7 +234,7 @@
     TE_API te_status kernel##_launch(te_context *ctx, te_grid grid, const te_pointwise *c) {                          \
         const int one = (int)kernel##_low_latency_lanes == (int)kernel##_bulk_lanes;                                  \
         if (one || c->rows > ctx->processors) return kernel##_bulk_launch(ctx, grid, c);                              \
-        return kernel##_low_latency_launch(ctx, te_grid_of(te_ceil_div(c->rows, kernel##_low_latency_groups), 1), c); \
+        return kernel##_low_latency_launch(ctx, te__grid_of(te_ceil_div(c->rows, kernel##_low_latency_groups), 1), c); \
     }
 #else
 #define TE__POINTWISE_NORM_forward TE__POINTWISE_MAP
@@ -281,7 +281,7 @@
 #define TE__POINTWISE_NO_CONSUMER(name) \
     TE_BOTH int name##_local_scales(void) { return 0; }   \
     TE_UNUSED TE_BOTH te_pointwise_result name##_result(void) { return TE_RESULT_y; }
-/* The recipe of the consumer of op i of a list, as te_consumer_of finds it. step: 1 in forward, -1 in backward. */
+/* The recipe of the consumer of op i of a list, as te__consumer_of finds it. step: 1 in forward, -1 in backward. */
 #define TE__CONSUMER_RECIPE(model, i, step, passes_through)                                                           \
     (~(int)TE_PASSES_THROUGH &                                                                                       \
      model##_facts_at((i) + (step) * te__consumer_distance(model##_facts_at((i) + (step)), passes_through)))

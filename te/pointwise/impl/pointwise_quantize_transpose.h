@@ -302,7 +302,7 @@ TE_API te_status te__pointwise_launch_tiles(te_context *ctx, te_grid grid, const
     if (!c->scaled.tiles || (k.norm >= 0 && c->scaled.y)) TE_TRY(rows(ctx, grid, c));
     if (!c->scaled.tiles || !c->rows) return TE_OK;
     if (k.norm >= 0) behind.take.taken = 0;
-    return tiles(ctx, te_grid_of(te_ceil_div(c->rows, TE_FP8_TILE) * te_ceil_div(k.half, TE_FP8_TILE), 1), &behind);
+    return tiles(ctx, te__grid_of(te_ceil_div(c->rows, TE_FP8_TILE) * te_ceil_div(k.half, TE_FP8_TILE), 1), &behind);
 }
 
 #endif
