@@ -28,8 +28,8 @@ extern "C" {
 // As te_linear_step runs it.
 const char *products_run(int which, int m, int n, int k, void *out, const void *a, const void *b) {
     const te_gemm g = product_of(which, m, n, k, out, a, b);
-    te_product_kernels *kernels = which == FORWARD ? TE_FALLBACK_GEMM(bf16, forward) : which == DGRAD ? TE_FALLBACK_GEMM(bf16, backward) : nullptr;
-    return text_of(te_gemm_is_custom(kernels, &g, &context) ? te__fallback_gemm_run(kernels, &g, &context) : te_gemm_run(&g, &context));
+    te_product_kernels *kernels = which == FORWARD ? TE_UNFUSED_GEMM(bf16, forward) : which == DGRAD ? TE_UNFUSED_GEMM(bf16, backward) : nullptr;
+    return text_of(te_gemm_is_custom(kernels, &g, &context) ? te_unfused_gemm_run(kernels, &g, &context) : te_gemm_run(&g, &context));
 }
 // The time of cuBLASLt's first candidate over that of its fastest; 1 where a kernel of our own runs.
 double products_gain(int which, int m, int n, int k) {

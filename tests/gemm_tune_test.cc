@@ -738,7 +738,7 @@ TEST_CASE("room for many rows is room for fewer, whichever kernels their number 
 namespace {
 // A product by a kernel of our own against doubles, with C added or not; what lies around D stays as it was.
 template <te_dtype T, int FORWARD> void check_bare(int64_t m, int64_t n, int64_t k, int processors = 2) {
-    te_product_kernels *kernels = te_fallback_gemm_kernels<T, FORWARD, 1, TE_OPERANDS_16BIT>();
+    te_product_kernels *kernels = te_unfused_gemm_kernels<T, FORWARD, 1, TE_OPERANDS_16BIT>();
     for (int added = 0; added < 2; added++) {
         context own;
         const product p = {m, n, k, 0, FORWARD, T, T, TE_EPILOGUE_NONE, added};
@@ -752,13 +752,13 @@ template <te_dtype T, int FORWARD> void check_bare(int64_t m, int64_t n, int64_t
             CHECK((n % 8 || k % 8 || (m > TE_SKINNY_ROWS && k <= 3 * TE_TILE_K) || own.c.capability != 900)); // said no for a reason
             continue;
         }
-        const te_status status = te__fallback_gemm_run(kernels, &g, &own.c);
+        const te_status status = te_unfused_gemm_run(kernels, &g, &own.c);
         INFO(te_last_error(&own.c));
         REQUIRE(status == TE_OK);
         check_close("bare", o.d.read(T), o.should_be(&before), tolerance_of(T));
         const std::vector<uint8_t> bits = o.d.raw();
         o.d.poison();
-        REQUIRE(te__fallback_gemm_run(kernels, &g, &own.c) == TE_OK);
+        REQUIRE(te_unfused_gemm_run(kernels, &g, &own.c) == TE_OK);
         CHECK(o.d.raw() == bits);
     }
 }
@@ -791,7 +791,7 @@ TEST_CASE("products of a batch's rows by a kernel of our own", "[gemm_tune]") {
     te_gemm g = o.gemm();
     own.c.gemm_custom = 2;
     if (own.c.capability != 900) return;
-    te_product_kernels *kernels = te_fallback_gemm_kernels<TE_bf16, 1, 1, TE_OPERANDS_16BIT>();
+    te_product_kernels *kernels = te_unfused_gemm_kernels<TE_bf16, 1, 1, TE_OPERANDS_16BIT>();
     CHECK(te__gemm_is_small_m(kernels, &g, &own.c));
     g.m = TE_SKINNY_ROWS;
     CHECK(!te__gemm_is_small_m(kernels, &g, &own.c));

@@ -115,7 +115,7 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     TE__IF_ALONE(TE__GEMM_ALONE, TE__GEMM_PATTERN, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__GEMM_ALONE(name, widths, model, dtype, pass, ...) \
     TE_API te_status name##_run(te_run *r, const te_step *s)  \
-        { return te__linear_step_##pass(r, s, 0, te_no_shape(), 0, TE_FALLBACK_GEMM_OF(name, dtype, pass)); }
+        { return te__linear_step_##pass(r, s, 0, te_no_shape(), 0, TE_UNFUSED_GEMM_OF(name, dtype, pass)); }
 #define TE__GEMM_PATTERN(name, widths, model, dtype, pass, first, ...) \
     TE_JOIN1(TE__GEMM_PATTERN_, pass)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__GEMM_PATTERN_forward(name, widths, model, dtype, pass, ...)                                                \
@@ -130,7 +130,7 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     TE_API te_status name##_run(te_run *r, const te_step *s) {       \
         const te_pointwise_shape k = name##_shape(te__pointwise_half(r, s, 1)); \
         return te__linear_step_##pass(r, s, name##_launch, k, name##_kernels(),                       \
-                                     TE_FALLBACK_GEMM_OF(name, dtype, pass));                    \
+                                     TE_UNFUSED_GEMM_OF(name, dtype, pass));                    \
     }
 #define TE__GEMM_PATTERN_backward(name, widths, model, dtype, pass, ...)                                         \
     TE_IF_MARKED(TE_JOIN1(TE__FORK_MARK_, TE_FAMILY(TE_FIRST_OP(__VA_ARGS__))), TE__GEMM_FORK, TE__GEMM_POINTWISE) \

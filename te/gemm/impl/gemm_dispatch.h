@@ -263,7 +263,7 @@ TE_IF_USED TE_API te_status te__fp8_run_custom(const te_gemm *g, te_context *ctx
     const te_gemm bare = te__fp8_without_bias(g);
     te_fp8_gemm p;
     memset(&p, 0, sizeof p);
-    p.d = g->d, p.n = (int)g->n, p.c = p.persistent.ahead = g->beta != 0 ? g->c : 0;
+    p.d = g->d, p.n = (int)g->n, p.c = p.persistent.source = g->beta != 0 ? g->c : 0;
     p.bias = g->epilogue == TE_EPILOGUE_BIAS ? g->bias : 0;
     return te__sm90_gemm_run(te__gemm_fp8_kernels(g)->persistent_fp8.kernel, &p, sizeof p, &p.persistent, &bare, ctx);
 }

@@ -42,7 +42,7 @@
 #define TE__LOSS_PATTERN_FORWARD(name, model, dtype, op)                                                               \
     TE__CROSS_ENTROPY_KERNEL(name, te_cross_entropy_row, TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_IN(model, op), op) \
     TE_API te_status name##_run(te_run *r, const te_step *s)                                                           \
-        { return te__linear_loss_forward(r, s, name##_launch, TE_FALLBACK_GEMM(dtype, forward)); }
+        { return te__linear_loss_forward(r, s, name##_launch, TE_UNFUSED_GEMM(dtype, forward)); }
 #define TE__LOSS_PATTERN_BACKWARD(name, model, dtype, op)                                                      \
     TE__CROSS_ENTROPY_KERNEL(name##_at_once, te_cross_entropy_loss_and_grad, TE_WIDTH_IN(model, op),                 \
         (te_dtype)TE_DTYPE_IN(model, op), op)                                                                  \
@@ -51,8 +51,8 @@
                   TE_WIDTH_AT(TE_WIDTH_IN(model, op), te_args->vocabulary), (te_dtype)TE_DTYPE_IN(model, op),  \
                   te_loss_options_of(TE__LABEL_SMOOTHING(op), TE__Z_LOSS(op))))                                \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                 \
-        const te__loss_kernels kernels = {name##_launch, name##_at_once_launch, TE_FALLBACK_GEMM(dtype, forward), \
-            TE_FALLBACK_GEMM(dtype, backward)};                                                                   \
+        const te__loss_kernels kernels = {name##_launch, name##_at_once_launch, TE_UNFUSED_GEMM(dtype, forward), \
+            TE_UNFUSED_GEMM(dtype, backward)};                                                                   \
         return te__linear_loss_backward(r, s, &kernels);                                                       \
     }
 
@@ -138,7 +138,7 @@ TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear,
 }
 TE_API te_status te__linear_loss_gemm(const te__linear_loss *l, te_gemm *g, te_run *r, te_product_kernels *bare) {
     g->scratch = l->scratch, g->dtype = r->plan->dtype;
-    return te_gemm_is_custom(bare, g, r->ctx) ? te__fallback_gemm_run(bare, g, r->ctx) : r->plan->product(g, r->ctx);
+    return te_gemm_is_custom(bare, g, r->ctx) ? te_unfused_gemm_run(bare, g, r->ctx) : r->plan->product(g, r->ctx);
 }
 /* Row `row` of a tensor, or the row of the weight that column `row` of the logits belongs to. */
 TE_API void *te__row_address(const void *p, int64_t row, int64_t columns, te_dtype dtype) {
@@ -329,13 +329,13 @@ TE_IF_USED TE_API te_status te__linear_loss_of_ranks(te_run *r, const te_step *s
     TE__VOCAB_PARALLEL_KERNELS(name, model, op)                                               \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                               \
         const te_vocab_parallel loss = TE__VOCAB_PARALLEL_LOSS(name, op);                           \
-        return te__linear_loss_of_ranks(r, s, &loss, TE_FALLBACK_GEMM(dtype, forward));         \
+        return te__linear_loss_of_ranks(r, s, &loss, TE_UNFUSED_GEMM(dtype, forward));         \
     }
 #define TE__LOSS_PATTERN_OF_RANKS_BACKWARD(name, model, dtype, op)                               \
     TE__VOCAB_PARALLEL_GRAD(name, model, op)                                                 \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                               \
-        const te__loss_kernels kernels = {name##_launch, 0, TE_FALLBACK_GEMM(dtype, forward),         \
-            TE_FALLBACK_GEMM(dtype, backward)};                                                       \
+        const te__loss_kernels kernels = {name##_launch, 0, TE_UNFUSED_GEMM(dtype, forward),         \
+            TE_UNFUSED_GEMM(dtype, backward)};                                                       \
         return te__linear_loss_backward(r, s, &kernels);                                     \
     }
 

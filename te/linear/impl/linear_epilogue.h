@@ -34,7 +34,7 @@
 #include "../../pointwise/impl/pointwise.h" /* te_pointwise, te_pointwise_result */
 #include "../../pointwise/impl/pointwise_step.h" /* te__pointwise_forward */
 #include "linear_fp8.h" /* te__fp8_rows */
-#include "linear_gemm.h" /* TE_FALLBACK_GEMM */
+#include "linear_gemm.h" /* TE_UNFUSED_GEMM */
 
 /* linear_epilogue.h -- what is known of the arguments of a row that is one product in FP8 (linear_epilogue.h), so that
  * its epilogue has no branches on them. Which of its ops keep something, and in which form its result goes on, follows

@@ -239,7 +239,7 @@ TE_IF_USED TE_API te_status te__linear_rope(te_run *r, const te_step *s, const t
     TE_CUSTOM_rope_forward(name##_turn, model, dtype, turn)                                                        \
     TE__ROPE_PRODUCT_##widths(name, dtype, turn)                                                                   \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                     \
-        const te__rope_kernels kernels = {{launch, shape, product, TE_FALLBACK_GEMM_OF(name, dtype, forward)},        \
+        const te__rope_kernels kernels = {{launch, shape, product, TE_UNFUSED_GEMM_OF(name, dtype, forward)},        \
                                           name##_turn_launch, name##_turns_launch, name##_whole(),                 \
                                           ((int)(TE_ARG1(turn, 0)) + (int)(TE_ARG2(turn, 0))) *                    \
                                               (int)(TE_ARG3(turn, 0))};                                            \

@@ -6,7 +6,7 @@
 #define TE_LINEAR_STRATEGY_H
 
 #include "../../ops/elementwise.h" /* te_scale_options */
-#include "linear_epilogue.h" /* te__product_step_forward, te__fallback_gemm_run */
+#include "linear_epilogue.h" /* te__product_step_forward, te_unfused_gemm_run */
 
 /* The kernels of a step: the chain behind the product, product and chain in one, and the product by itself; null:
  * none. */
@@ -36,7 +36,7 @@ TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows,
     if (bytes) TE_TRY(te_scratch(r, &scratch, bytes));
     if (r->dry) TE_TRY(te_gemm_check(g, r->plan->name, r->ctx));
     if (r->dry) TE_TRY(te__gemm_check_fp8(g, r->plan->name, r->ctx));
-    if (te_gemm_is_custom(bare, g, r->ctx)) return r->dry ? TE_OK : te__fallback_gemm_run(bare, g, r->ctx);
+    if (te_gemm_is_custom(bare, g, r->ctx)) return r->dry ? TE_OK : te_unfused_gemm_run(bare, g, r->ctx);
     g->scratch = (float *)scratch;
     if (r->dry) return TE_OK;
     if (g->a_fp8.scaling == TE_SCALING_BLOCKWISE_1D) return r->plan->fp8->gemm_blockwise(g, r->ctx);
