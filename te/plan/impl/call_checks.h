@@ -1,4 +1,5 @@
-/* call_checks.h -- what every call of a model checks before anything is enqueued: the batch, and the caller's tensors.
+/* call_checks.h -- the checks of a call before anything is enqueued: the batch, the caller's tensors, and memory that
+ * overlaps; and the values that ops read from forks and extra inputs.
  */
 #ifndef TE_CALL_CHECKS_H
 #define TE_CALL_CHECKS_H
@@ -6,7 +7,10 @@
 #include "../bind.h" /* te__check_model */
 #include "storage.h" /* te_run */
 
-/* Sequences that differ in length. What their numbers are can be seen on the host alone (core/sequences.h). */
+/* ---- the batch --------------------------------------------------------------------------------------------------- */
+
+/* Packed sequences of different lengths. cu_seqlens lies in target memory, so only the host can check its numbers
+ * (core/sequences.h). */
 TE_API te_status te__check_sequences(const te_batch *b, const char *name, te_context *ctx) {
     const int64_t rows = (int64_t)b->batch * b->seq;
     if (!b->sequences && !b->longest && !b->cu_seqlens) return TE_OK;
@@ -18,7 +22,7 @@ TE_API te_status te__check_sequences(const te_batch *b, const char *name, te_con
     TE_REQUIRE(b->cu_seqlens, ctx, TE_ERROR_NULL, "%s: batch.sequences is %d, and batch.cu_seqlens is null", name,
                b->sequences);
     TE_REQUIRE((uintptr_t)b->cu_seqlens % sizeof *b->cu_seqlens == 0, ctx, TE_ERROR_ALIGNMENT,
-               "%s: batch.cu_seqlens lie at %p, which is no multiple of 4", name, (const void *)b->cu_seqlens);
+               "%s: batch.cu_seqlens lies at %p, which is no multiple of 4", name, (const void *)b->cu_seqlens);
     for (int i = 0; !TE_CUDA && i <= b->sequences; i++) {
         const int64_t now = b->cu_seqlens[i], before = i ? b->cu_seqlens[i - 1] : 0;
         TE_REQUIRE(now >= before && now - before <= b->longest && (i || !now), ctx, TE_ERROR_VALUE,
@@ -30,7 +34,7 @@ TE_API te_status te__check_sequences(const te_batch *b, const char *name, te_con
     return TE_OK;
 }
 
-/* Rows of what decoders attend to. */
+/* memory_seq, in a list with an input that a decoder attends to. */
 TE_API te_status te__check_memory(const te_batch *b, const char *name, te_context *ctx) {
     TE_REQUIRE(b->memory_seq > 0, ctx, TE_ERROR_SHAPE,
                "%s: batch.memory_seq is %d; a list with an input of (rows, memory) needs a positive one", name,
@@ -73,7 +77,9 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
     return TE_OK;
 }
 
-/* `want` says what the list was declared with. */
+/* ---- the caller's tensors ---------------------------------------------------------------------------------------- */
+
+/* t must be a tensor of the shape and format of `want`, which follow from the list and the batch. */
 TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor t, te_value want, te_context *ctx) {
     TE_REQUIRE(t.data, ctx, TE_ERROR_NULL, "%s: %s is null", model, name);
     TE_REQUIRE(t.dtype == want.dtype, ctx, TE_ERROR_DTYPE, "%s: %s is %s, the list was declared with %s", model, name,
@@ -87,15 +93,16 @@ TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor
     return TE_OK;
 }
 
-/* The caller's tensor for `(input, name)` or `(output, name)`. */
+/* The batch's edge for (input, name) or (output, name); null while sizes are measured. */
 TE_API te_status te_find_edge(const te_edge **found, const te_run *r, const te_op *op) {
     *found = te__edge_named(r, op->name);
     if (!r->batch) return TE_OK; /* sizing only */
     TE_REQUIRE(*found, r->ctx, TE_ERROR_NULL, "%s: the batch brings no edge named %s", r->plan->name, op->name);
     return TE_OK;
 }
-/* The caller's value (grad: its gradient) for an input or output of the list that looks like `like`; p null: a gradient
- * that is not given, or not wanted. While sizes are measured it is as if it were there, at x's place. */
+/* The caller's value of an input or output of the list, or, with grad, its gradient; both of the shape and format of
+ * `like`. v->data null: the caller brings no gradient, or wants none. While sizes are measured, x's address stands for
+ * it. */
 TE_API te_status te_edge_tensor(te_value *v, const te_run *r, const te_op *op, te_value like, int grad) {
     const te_edge *e;
     *v = like, v->block = -1, v->data = r->x.data;
@@ -106,14 +113,14 @@ TE_API te_status te_edge_tensor(te_value *v, const te_run *r, const te_op *op, t
     if (t.data || !grad) TE_TRY(te__check_tensor(r->plan->name, e->name, t, like, r->ctx));
     return TE_OK;
 }
-/* What the fork or input that an op reads keeps looks so: [.., cols]. */
+/* The shape and format of the fork's or input's value that `op` uses, with `cols` columns. */
 TE_API te_value te_fork_value_like(const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
     const te_rows rows = fork->flags & TE_OF_MEMORY ? TE_ROWS_memory
                          : fork->flags & TE_IS_INPUT ? op->out_rows : fork->out_rows;
     return te_value_of(0, op->edge_dtype, te_rows_in(r, rows), cols);
 }
-/* That, as forward has it. */
+/* That value, in forward, inference or backward. */
 TE_API te_status te_fork_value_of_width(te_value *v, const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
     if (fork->flags & TE_IS_INPUT) return te_edge_tensor(v, r, fork, te_fork_value_like(r, op, cols), 0);
@@ -141,7 +148,8 @@ typedef struct te__region {
     const char *name;
     const char *begin;
     size_t bytes;
-    int written, end; /* end: 1: x or dy, 2: y or dx, which may be in place */
+    int written;
+    int end; /* 1: x or dy, 2: y or dx: these two may be the same, in place; 0: another tensor */
 } te__region;
 enum { TE__MAX_REGIONS = 16 };
 typedef struct te__regions {
@@ -152,20 +160,21 @@ typedef struct te__regions {
 
 TE_API size_t te__value_bytes(te_value v) { return (size_t)(v.rows * v.cols) * te_dtype_bytes(v.dtype); }
 
-/* Whether the pass may write its end where it began: its last step goes element by element, or reads something else. */
+/* Whether the pass may write its last value, `to`, over its first one, `from`: the last step works element by element or
+ * row by row, or does not read `from`. */
 TE_API int te__in_place(const te_run *r, te_value from, te_value to) {
     const te_plan *p = r->plan;
     const te_step *s = r->pass == TE_BACKWARD ? p->backward : p->infer;
     const int count = r->pass == TE_BACKWARD ? p->backward_count : p->infer_count;
     const te_op *op = &p->op[s[count - 1].op[0]];
     const te_class last = op->op_class;
-    if (op->flags & TE_IS_CROSS) return 0; /* its keys and values may be what the list begins with */
+    if (op->flags & TE_IS_CROSS) return 0; /* it may read `from` as its keys and values */
     if (r->pass == TE_FORWARD || from.data != to.data || from.dtype != to.dtype) return 0;
     if (from.rows != to.rows || from.cols != to.cols) return 0;
     return last == TE_CLASS_map || last == TE_CLASS_norm || (count > 1 && r->pass_input != r->last_step_input);
 }
-/* Whether backward reads the forward's x (an op at the list's begin keeps it, or runs again; or a branch begins with
- * it), or its y. */
+/* Whether backward reads the forward's x: the first op saves its input or is recomputed, or an op later in the list uses
+ * a fork of x. */
 TE_API int te__reads_x(const te_plan *p) {
     int i = 0;
     while (i + 1 < p->op_count && (p->op[i].flags & TE_IS_FORK)) i++;
@@ -176,8 +185,10 @@ TE_API int te__reads_x(const te_plan *p) {
     return (p->op[i].flags & TE_SAVES_INPUT) || te_recomputes_logits(p, i) ||
            (p->region_count && p->region[0].first <= i);
 }
+/* Whether backward reads the forward's y. */
+/* Whether backward reads the forward's y. */
 TE_API int te__reads_y(const te_plan *p) { return (p->op[p->op_count - 1].flags & TE_SAVES_OUTPUT) != 0; }
-/* One more, that is compared with all before it. */
+/* Add a region of memory, and compare it with those before it. */
 TE_API te_status te__region_add(te__regions *all, const char *name, const void *begin, size_t bytes, int written,
                                 int end) {
     te__region to;
@@ -204,19 +215,18 @@ TE_API int te__edge_kind(const te_plan *p, const char *name) {
             return p->op[k].flags & TE_OUTPUTS_MAX_LOGIT ? TE_IS_OUTPUT : p->op[k].flags & (TE_IS_INPUT | TE_IS_OUTPUT);
     return 0;
 }
-/* The tensors of (input, ..), (output, ..) and (max_logit, 1), each against those before the edges and the edges before
- * it. */
+/* Add the caller's tensors of (input, ..), (output, ..) and (max_logit, 1). */
 TE_API te_status te__regions_edges(te__regions *all) {
     const te_run *r = all->run;
     const int before = all->count;
     for (int i = 0; i < r->batch->edge_count; i++) {
         const te_edge *e = &r->batch->edges[i];
         const int kind = te__edge_kind(r->plan, e->name);
-        if (!kind) continue; /* of another list, which gets the same batch */
+        if (!kind) continue; /* it is of another list that gets the same batch */
         for (int k = 0; k < i; k++)
             TE_REQUIRE(!r->batch->edges[k].name || strcmp(r->batch->edges[k].name, e->name), r->ctx, TE_ERROR_VALUE,
                        "%s: the batch has the edge %s twice", r->plan->name, e->name);
-        int is_read = 0; /* backward reads the value of an input, too */
+        int is_read = 0; /* backward reads the input's value as well */
         for (int k = 0; k < r->plan->op_count; k++) {
             const te_op *op = &r->plan->op[k];
             is_read |= (op->flags & (TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS)) &&
@@ -225,7 +235,8 @@ TE_API te_status te__regions_edges(te__regions *all) {
         }
         const te_tensor t = r->pass == TE_BACKWARD ? e->grad : e->value;
         const int written = (r->pass == TE_BACKWARD) != (kind == TE_IS_OUTPUT);
-        if (all->count == TE__MAX_REGIONS) all->count = before; /* more edges than are compared with each other */
+        if (all->count == TE__MAX_REGIONS) all->count = before; /* the table is full: later edges are
+                                                                  * not compared with these */
         TE_TRY(te__region_add(all, e->name, t.data,
                               (size_t)(t.rows * t.cols) * te_dtype_bytes(t.dtype), written, 0));
         if (r->pass != TE_BACKWARD || !is_read) continue;
@@ -235,8 +246,8 @@ TE_API te_status te__regions_edges(te__regions *all) {
     }
     return TE_OK;
 }
-/* All that this call reads and writes; `used` bytes of the workspace. Behind the dry walk: the tensors are as the list
- * wants them. */
+/* Check all that this call reads and writes, with `used` bytes of the workspace. It runs after the dry run, which has
+ * checked the shapes and formats of the tensors. */
 TE_API te_status te__check_overlap(const te_run *r, const te_model *m, const te_saved *saved, size_t used) {
     const int back = r->pass == TE_BACKWARD;
     const te_value from = back ? r->dy : r->x, to = back ? r->dx : r->y;
