@@ -11,7 +11,7 @@
  * te_bind_trained_grads takes memory for the gradients of the trained parameters alone. With gradients bound by
  * <model>_bind, which have memory for all, any parameter may be frozen and trained again between optimizer steps; the
  * optimizer must then be initialised again. Frozen parameters take no moments and no master weights.
- * Binding an instance unfreezes all of its parameters.
+ * Binding an instance again unfreezes them.
  *
  * A weight that never trains is declared so: (frozen_linear, ..) in place of (linear, ..). Forward then saves no input
  * for its gradient; of a linear it saves the input even if te_freeze was called.
