@@ -1,5 +1,5 @@
-/* bind.h -- an instance's parameters and gradients: the sizes of their two buffers, where each tensor lies in them, tied
- * parameters, and which part of a parameter a rank of a tensor group holds.
+/* bind.h -- an instance's parameters and gradients: the sizes of their two buffers, where each tensor lies in them,
+ * tied parameters, and which part of a parameter a rank of a tensor group holds.
  *
  * Do this (TE_SEQUENTIAL makes block_bind, which calls te_model_bind):
  *     TE_TRY(te_allocate(&ctx, &params, block_param_bytes()));
@@ -13,9 +13,9 @@
 #include "model.h" /* te_plan, te_model, te_param */
 #include "../core/group.h" /* te_group */
 
-/* Parameters lie in one buffer in list order, gradients in another. A tensor starts at a multiple of this many elements,
- * and at the same element in both buffers. So the optimizer, the gradient norm, a checkpoint and an all-reduce work on
- * flat memory. */
+/* Parameters lie in one buffer in list order, gradients in another. A tensor starts at a multiple of this many
+ * elements, and at the same element in both buffers. So the optimizer, the gradient norm, a checkpoint and an
+ * all-reduce work on flat memory. */
 enum { TE_PARAM_ALIGN = 128 };
 
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
@@ -88,8 +88,8 @@ TE_API int64_t te_plan_param_elements(const te_plan *plan) {
         }
     return n;
 }
-/* The format of an op's parameters: the list's. Only the weight of a product under a recipe may have another one, if the
- * list says (weights, f32). */
+/* The format of an op's parameters: the list's. Only the weight of a product under a recipe may have another one, if
+ * the list says (weights, f32). */
 TE_API te_dtype te_plan_param_dtype(const te_plan *plan, const te_op *op) {
     return op->recipe != TE_RECIPE_none ? plan->fp8->weights : plan->dtype;
 }
@@ -117,9 +117,9 @@ TE_API size_t te_plan_grad_bytes(const te_plan *plan) {
 
 /* ---- binding ----------------------------------------------------------------------------------------------------- */
 
-/* Set which shard of an op's parameter a rank of the tensor group holds (p->shard, p->parts, p->first_part), and whether
- * its gradient is a partial sum (p->sums). product: the last product of the list up to this op, whose columns may be
- * sharded part by part (q, k, v); null: there is none yet. */
+/* Set which shard of an op's parameter a rank of the tensor group holds (p->shard, p->parts, p->first_part), and
+ * whether its gradient is a partial sum (p->sums). product: the last product of the list up to this op, whose columns
+ * may be sharded part by part (q, k, v); null: there is none yet. */
 TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
     if (op->out_rows == TE_ROWS_shard || op->in_rows == TE_ROWS_shard) p->sums = 1;
     if (op->layout == TE_LAYOUT_columns) {
@@ -133,12 +133,12 @@ TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
         p->parts = product->parts, p->first_part = product->first_part;
 }
 
-/* Bind an instance to its memory: params of te_plan_param_bytes, grads of te_plan_grad_bytes, both aligned to TE_ALIGN.
- * Their contents stay as they are. grads null: for inference, or for a backward that computes dx alone. params may be
- * null for a list that is for inference alone: te_weights_use then brings the memory. To train only some parameters,
- * see freeze.h. param: param_count records, which this function fills.
- * TE_ERROR_NULL, TE_ERROR_ALIGNMENT: of the buffers; TE_ERROR_SHAPE: another count than the list has; TE_ERROR_VALUE: the
- * two buffers overlap; TE_ERROR_STATE: the widths are not set, or grads for a list without backward. */
+/* Bind an instance to its memory: params of te_plan_param_bytes, grads of te_plan_grad_bytes, both aligned to
+ * TE_ALIGN. Their contents stay as they are. grads null: for inference, or for a backward that computes dx alone.
+ * params may be null for a list that is for inference alone: te_weights_use then brings the memory. To train only some
+ * parameters, see freeze.h. param: param_count records, which this function fills. TE_ERROR_NULL, TE_ERROR_ALIGNMENT:
+ * of the buffers; TE_ERROR_SHAPE: another count than the list has; TE_ERROR_VALUE: the two buffers overlap;
+ * TE_ERROR_STATE: the widths are not set, or grads for a list without backward. */
 TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param, int param_count, void *params,
                                float *grads, te_context *ctx) {
     int count = 0;
@@ -199,11 +199,11 @@ TE_API int te__writes_before(const te_param *a, const te_param *b, const te_para
     if (a - a->index == b - b->index) return a->last != b->last ? b->last : a->index > b->index;
     return b - b->index == owner - owner->index;
 }
-/* Let `user`, the weight of a tied_linear, share the memory and the gradient of `owner`. The first backward that reaches
- * one of them writes the gradient, the others add to it. Within one list the library knows the order. If `user` is of
- * another list, that list's backward must run before the owner's; several such lists run in the order in which they were
- * tied. An instance without gradients does not count. Both instances must stay where they are; after binding one of them
- * again, tie them again. */
+/* Let `user`, the weight of a tied_linear, share the memory and the gradient of `owner`. The first backward that
+ * reaches one of them writes the gradient, the others add to it. Within one list the library knows the order. If
+ * `user` is of another list, that list's backward must run before the owner's; several such lists run in the order in
+ * which they were tied. An instance without gradients does not count. Both instances must stay where they are; after
+ * binding one of them again, tie them again. */
 TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_tie"));
     TE_REQUIRE(user && owner && user->op && owner->data, ctx, TE_ERROR_NULL,
@@ -237,10 +237,10 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
 
 /* ---- shards ------------------------------------------------------------------------------------------------------ */
 
-/* A rank's shard of a parameter consists of runs: contiguous elements of the whole parameter. With (shard, rows) a run is
- * the rank's columns of one row of the weight; with (shard, columns) it is the rank's rows of one of the weight's parts
- * (te/ops/linear.h). The whole parameter has `ranks` times as many elements: run 0 of rank 0, run 0 of rank 1, ..., run 1
- * of rank 0, and so on.
+/* A rank's shard of a parameter consists of runs: contiguous elements of the whole parameter. With (shard, rows) a run
+ * is the rank's columns of one row of the weight; with (shard, columns) it is the rank's rows of one of the weight's
+ * parts (te/ops/linear.h). The whole parameter has `ranks` times as many elements: run 0 of rank 0, run 0 of rank 1,
+ * ..., run 1 of rank 0, and so on.
  *
  *     te_shard_layout s = te_shard_layout_of(p, te_tensor_group(ctx));
  *     for (int64_t i = 0; i < s.count; i++) {

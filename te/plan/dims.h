@@ -13,8 +13,9 @@
  * A symbol, or a symbol times a constant, stands where a list has a width. A width is 1 to TE_MAX_WIDTH; a norm's is 1
  * to TE_MAX_NORM_WIDTH.
  *
- * A symbol is a negative number, and the symbols are chosen so that a product m * TE_DIM(k) tells m and k. So widths are
- * compared at compile time as numbers are, and a sum of two different symbols, which is no such product, is refused.
+ * A symbol is a negative number, and the symbols are chosen so that a product m * TE_DIM(k) tells m and k. So widths
+ * are compared at compile time as numbers are, and a sum of two different symbols, which is no such product, is
+ * refused.
  */
 #ifndef TE_DIMS_H
 #define TE_DIMS_H
@@ -66,8 +67,8 @@ TE_API te_status te__op_at(te_op *op, const te_plan *plan, const te_op *of, cons
                "%s_set_dims: (%s, %s) has %d columns, a norm takes %d at most", plan->name, of->kind, of->name, op->in,
                (int)TE_MAX_NORM_WIDTH);
     TE_REQUIRE(op->recipe == TE_RECIPE_none || (op->in % 16 == 0 && op->out % 16 == 0), ctx, TE_ERROR_SHAPE,
-               "%s_set_dims: (%s, %s) has %d input and %d output columns; a product in FP8 has multiples of 16", plan->name,
-               of->kind, of->name, op->in, op->out);
+               "%s_set_dims: (%s, %s) has %d input and %d output columns; a product in FP8 has multiples of 16",
+               plan->name, of->kind, of->name, op->in, op->out);
     return TE_OK;
 }
 /* How many dims a list takes: one more than the index of its last symbol. */

@@ -28,8 +28,8 @@
 TE_API int te__is_named(const te_param *p, const char *op, const char *field) {
     return (!op || !strcmp(p->op, op)) && (!field || !strcmp(p->field, field));
 }
-/* Freeze or train the parameters called `field` of op `op`; null stands for all. Tied parameters follow their owners, and
- * those of a frozen_linear stay frozen. who: the caller's name, for messages. */
+/* Freeze or train the parameters called `field` of op `op`; null stands for all. Tied parameters follow their owners,
+ * and those of a frozen_linear stay frozen. who: the caller's name, for messages. */
 TE_API te_status te__set_frozen(te_model *m, const char *op, const char *field, int frozen, const char *who,
                                 te_context *ctx) {
     int named = 0, untied = 0, fixed = 0;
@@ -41,8 +41,9 @@ TE_API te_status te__set_frozen(te_model *m, const char *op, const char *field, 
             named++, untied += !m->param[i].tied, fixed += m->param[i].fixed;
     TE_REQUIRE(named, ctx, TE_ERROR_VALUE, "%s: %s has no parameter %.60s.%.60s", who, m->plan->name, op ? op : "*",
                field ? field : "*");
-    TE_REQUIRE(untied, ctx, TE_ERROR_VALUE, "%s: %s: %.60s.%.60s is tied, and trains as the parameter that owns it does",
-               who, m->plan->name, op ? op : "*", field ? field : "*");
+    TE_REQUIRE(untied, ctx, TE_ERROR_VALUE,
+               "%s: %s: %.60s.%.60s is tied, and trains as the parameter that owns it does", who, m->plan->name,
+               op ? op : "*", field ? field : "*");
     TE_REQUIRE(frozen || untied > fixed, ctx, TE_ERROR_VALUE,
                "%s: %s: %.60s.%.60s belongs to a frozen_linear, for which forward saves no input", who,
                m->plan->name, op ? op : "*", field ? field : "*");
@@ -81,9 +82,9 @@ TE_API size_t te_trained_grad_bytes(const te_model *m) {
     if (!m || !m->plan || (m->at && m->at != m)) return 0;
     return (size_t)te__place_trained(m, 0) * sizeof(float);
 }
-/* Bind the gradients of the parameters that are not frozen, in list order: grads has te_trained_grad_bytes bytes, aligned
- * to TE_ALIGN. Its contents stay as they are. Call it before te_tie.
- * TE_ERROR_STATE: m is not bound, or a parameter is tied already; TE_ERROR_VALUE: grads overlaps the parameters. */
+/* Bind the gradients of the parameters that are not frozen, in list order: grads has te_trained_grad_bytes bytes,
+ * aligned to TE_ALIGN. Its contents stay as they are. Call it before te_tie. TE_ERROR_STATE: m is not bound, or a
+ * parameter is tied already; TE_ERROR_VALUE: grads overlaps the parameters. */
 TE_API te_status te_bind_trained_grads(te_model *m, float *grads, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_bind_trained_grads"));
     TE_REQUIRE(m && m->plan, ctx, TE_ERROR_NULL, "te_bind_trained_grads: the instance is null or not bound");

@@ -156,11 +156,11 @@ typedef enum te_rounding { TE_ROUNDING_nearest, TE_ROUNDING_stochastic } te_roun
 struct te_quantize; struct te_quantize_tiles; struct te_quantize_rows; struct te_quantize_table; struct te_table;
 struct te_gemm; struct te_model; struct te_run; struct te_step; struct te_value; struct te_fp8_product;
 
-/* The FP8 code of a list under a recipe, which te/linear/impl/linear_fp8.h makes. It is reached through this table alone,
- * so a program whose lists name no recipe has none of it. */
+/* The FP8 code of a list under a recipe, which te/linear/impl/linear_fp8.h makes. It is reached through this table
+ * alone, so a program whose lists name no recipe has none of it. */
 typedef struct te_fp8_ops {
-    /* in the initialiser's order (te/linear/impl/linear_fp8.h). Casts of tensors in the list's dtype; quantize_dy rounds
-     * as `rounding` says; transpose_fp8 goes from FP8 to FP8 */
+    /* in the initialiser's order (te/linear/impl/linear_fp8.h). Casts of tensors in the list's dtype; quantize_dy
+     * rounds as `rounding` says; transpose_fp8 goes from FP8 to FP8 */
     te_status (*quantize)(const struct te_quantize *q, te_context *ctx);
     te_status (*quantize_dy)(const struct te_quantize *q, te_context *ctx);
     te_status (*transpose_fp8)(const struct te_quantize *q, te_context *ctx);
@@ -176,8 +176,8 @@ typedef struct te_fp8_ops {
     te_status (*cast_weights)(const struct te_quantize_table *t, te_context *ctx);
     te_status (*cast_weights_by_block)(const struct te_table *t, te_context *ctx);
     te_status (*cast_weights_by_row)(const struct te_table *t, te_context *ctx);
-    /* set the operands of op i's product of forward, and of its two products of backward (w: dweight, x: dx); `backward`
-     * is null in a list for inference alone */
+    /* set the operands of op i's product of forward, and of its two products of backward (w: dweight, x: dx);
+     * `backward` is null in a list for inference alone */
     te_status (*forward)(struct te_gemm *g, struct te_run *r, int i, struct te_value x);
     te_status (*backward)(struct te_gemm *w, struct te_gemm *x, struct te_run *r, int i, struct te_value dy);
     /* store the transpose of a value in FP8, once the value is there: a gathered dy arrives late */
