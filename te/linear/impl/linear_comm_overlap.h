@@ -184,7 +184,7 @@ TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
 }
 
 /* Whether that of step s waits: the next step adds up its data gradient over the ranks, and a step behind that gathers
- * rows for the next linear. Not where gradients are watched, or what it reads is made again (recompute_regions.h). */
+ * rows for the next linear. Not where gradients are watched, or what it reads is made again (executor.h). */
 TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
     const te_plan *p = r->plan;
     const te_step *next = s + 1;
