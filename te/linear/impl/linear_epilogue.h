@@ -172,7 +172,8 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
                              te_product_usual(&p, name##_shape(0), name##_facts()), name##_reads >= 0,                 \
                              name##_sums >= 0, EXISTS)                                                                 \
     template <int EXISTS>                                                                                              \
-    TE_SKINNY_KERNEL(name##_skinny_product_fp8, te_product, (te_gemm_operands)name##_skinny_form, TE_##dtype, name##_epilogue, \
+    TE_SKINNY_KERNEL(name##_skinny_product_fp8, te_product, (te_gemm_operands)name##_skinny_form, TE_##dtype,          \
+                     name##_epilogue,                                                                                  \
                   EXISTS)                                                                                              \
     template <int EXISTS>                                                                                              \
     TE_SMALL_M_KERNEL(name##_small_m_product_fp8, te_product, TE_OPERANDS_FP8, TE_##dtype, name##_epilogue, EXISTS)    \
@@ -215,7 +216,8 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
     enum { name##_is_persistent = (many) != 0, name##_is_skinny = (few) && !name##_is_backward && !name##_is_gated,    \
            name##_is_small_m = name##_is_skinny && TE_SMALL_M_16BIT };                                                 \
     template <int EXISTS>                                                                                              \
-    TE_SM90_GEMM_KERNEL_FUSED(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue, name##_pair, \
+    TE_SM90_GEMM_KERNEL_FUSED(name##_product, te_product, TE_##dtype, !name##_is_backward, name##_epilogue,            \
+                              name##_pair,                                                                             \
                          name##_is_gated, name##_is_twice, name##_sums >= 0, EXISTS)                                   \
     template <int EXISTS>                                                                                              \
     TE_SKINNY_KERNEL(name##_skinny, te_product, TE_OPERANDS_16BIT, TE_##dtype, name##_epilogue, EXISTS)                \
@@ -333,7 +335,8 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
     name##_by_tensor = TE_IS_TENSORWISE(name##_recipe),                                                          \
     name##_fp8_a = TE__IS_BACKWARD_##pass ? (int)model##_gradients : (int)TE_e4m3,                              \
     name##_skinny_form = TE__IS_BACKWARD_##pass || !name##_in_fp8                                                  \
-                          ? TE_OPERANDS_16BIT : TE_IS_BLOCKWISE(name##_recipe) ? TE_OPERANDS_FP8_BLOCKWISE : TE_OPERANDS_FP8
+                          ? TE_OPERANDS_16BIT                                                            \
+                          : TE_IS_BLOCKWISE(name##_recipe) ? TE_OPERANDS_FP8_BLOCKWISE : TE_OPERANDS_FP8
 #define TE_NO_PRODUCT(name, dtype) \
     TE_API te_product_kernels *name##_kernels(void) { return 0; }
 

@@ -67,7 +67,8 @@ TE_KERNEL_IF(T != TE_f32, (te_dtype T, int FORWARD), te_unfused_gemm_persistent,
         {(const void *)te_unfused_gemm_small_m_if<T, FORM, scaled>(), 0, 0}};
     return &kernels;
 }
-#define TE_UNFUSED_GEMM(dtype, pass) te_unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_OPERANDS_16BIT>()
+#define TE_UNFUSED_GEMM(dtype, pass) \
+    te_unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_OPERANDS_16BIT>()
 /* The kernels of the product of step `name` alone: in 16 bits, unless a recipe has it in FP8. */
 #define TE_UNFUSED_GEMM_OF(name, dtype, pass)                                                                     \
     te_unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8, (te_gemm_operands)name##_skinny_form, \

@@ -151,7 +151,8 @@ static_assert((int)TE_BLOCKWISE_LINE_PITCH >= (int)TE_FP8_TILE,
 TE_FN void te__pointwise_tiles_put_sums(te_blockwise_shared *s, const te_pointwise_shape k, int i,
                                         const float sums[16]) {
     TE_UNROLL for (int j = 0; k.sums >= 0 && j < 8 * k.sum_halves; j++)
-        *te__pointwise_tiles_sum(s, j / 8, i / TE_BLOCKWISE_LANES_A_SIDE, i % TE_BLOCKWISE_LANES_A_SIDE * 8 + j % 8) = sums[j];
+        *te__pointwise_tiles_sum(s, j / 8, i / TE_BLOCKWISE_LANES_A_SIDE, i % TE_BLOCKWISE_LANES_A_SIDE * 8 + j % 8) =
+            sums[j];
 }
 /* Store the tile's partial sums; te_defer_column_sum adds them up with those of the tiles above and below. */
 TE_FN void te__pointwise_tiles_leave_sums(const te_pointwise *c, const te_pointwise_shape k, te_blockwise_shared *s,
