@@ -1,4 +1,4 @@
-// expect: te: m_n1_rmsnorm_layernorm: a row has one norm at most
+// expect: te: m_n1_rmsnorm_layernorm: a pattern has at most one norm
 #include "te/fuse/sequential.h"
 #include "te/ops/norm.h"
 #include "te/ops/elementwise.h"

@@ -6,12 +6,12 @@
  *     dx[rows, in] = dy[rows, out]  weight_t[in, out]^T
  *     dw[out, in]  = dy_t[out, rows]  x_t[in, rows]^T        rows up to a multiple of 16, with zeros
  *
- *   recipe         scales                                     x and dy become FP8 in
- *   fp8_delayed    one a tensor, from earlier steps           the kernel that produces them, else a cast
- *   fp8_current    one a tensor, from its own amax            a cast, behind the kernel that produces them and finds the
- *                                                             amax; or that kernel, run again (TE_VALUE_amax_only)
- *   fp8_block      1 x 128 of x and dy, 128 x 128 of weights  the kernel that produces them, else a cast
- *   fp8_row        a row of x, a row of the weight            the same; forward alone: backward runs in the list's format
+ *   recipe       scales                                     x and dy become FP8 in
+ *   fp8_delayed  one a tensor, from earlier steps           the kernel that produces them, else a cast
+ *   fp8_current  one a tensor, from its own amax            a cast, behind the kernel that produces them and finds the
+ *                                                           amax; or that kernel, run again (TE_VALUE_amax_only)
+ *   fp8_block    1 x 128 of x and dy, 128 x 128 of weights  the kernel that produces them, else a cast
+ *   fp8_row      a row of x, a row of the weight            the same, in forward; backward runs in the list's format
  *
  * te_operand_policy.input says where backward has x_t from: forward saved x in FP8 (transposed where a cast or a
  * product stored it, else backward transposes it); or x is cast again; or its producer's kernel runs again and stores
@@ -297,7 +297,7 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
 #define TE__FP8_OPS_TABLE(name, tiles, product_of_tiles, takes_bias, rows, cast_by_block, cast_by_row, backward)     \
     static const te_fp8_ops name##_fp8 = {name##_quantize_run, name##_quantize_dy_run, name##_turn_run, te_gemm_run, \
                                           tiles, product_of_tiles, takes_bias, rows,                                 \
-                                          name##_quantize_multi_tensor_run, cast_by_block, cast_by_row,                     \
+                                          name##_quantize_multi_tensor_run, cast_by_block, cast_by_row,              \
                                           te__fp8_forward, backward, te__fp8_transpose_into, te__fp8_cast,           \
                                           !name##_takes_dims, name##_saves_inputs, (te_dtype)name##_gradients,       \
                                           (te_rounding)name##_rounding, (te_dtype)name##_weights};

@@ -1,4 +1,6 @@
-/* linear_gemm.h -- a matrix product by itself on the library's own kernels (te/gemm/impl/gemm_dispatch.h). */
+/* linear_gemm.h -- a matrix product without an epilogue of the list's, by the library's own GEMM kernels
+ * (te/gemm/impl/gemm_dispatch.h).
+ */
 #ifndef TE_LINEAR_GEMM_H
 #define TE_LINEAR_GEMM_H
 
@@ -11,7 +13,7 @@
 typedef struct te_unfused_gemm {
     union { te__sm90_gemm_params many; te_skinny few; te_small_m narrow; };
     void *d;
-    const void *c; /* added; null: nothing */
+    const void *c; /* added to the product; null: nothing is */
     int n;
 } te_unfused_gemm;
 
@@ -35,7 +37,7 @@ TE_FN void te_unfused_gemm_epilogue(const void *arg, const uint32_t w[4], const 
 }
 template <te_dtype T, int FORWARD>
 TE_SM90_GEMM_KERNEL(te_unfused_gemm_persistent, te_unfused_gemm, T, FORWARD, te_unfused_gemm_epilogue<T>, T != TE_f32)
-/* In FP8 it is there to overlap collectives: by itself such a product is cuBLASLt's. */
+/* The FP8 kernel exists to overlap collectives; without one such a product is cuBLASLt's. */
 template <te_dtype T, te_dtype A>
 TE_SM90_GEMM_KERNEL_FP8(te_unfused_gemm_fp8, te_unfused_gemm, T, A, TE_e4m3, 1, te_unfused_gemm_epilogue<T>, 1)
 template <te_dtype T, te_gemm_operands FORM, int EXISTS>
@@ -44,33 +46,35 @@ template <te_dtype T, te_gemm_operands FORM, int EXISTS>
 TE_SMALL_M_KERNEL(te_unfused_gemm_small_m, te_unfused_gemm, FORM, T, te_unfused_gemm_epilogue<T>, EXISTS)
 TE_KERNEL_IF(T != TE_f32, (te_dtype T, int FORWARD), te_unfused_gemm_persistent, (T, FORWARD), te_unfused_gemm)
     TE_KERNEL_IF(TE_HAS_COMM_OVERLAP &&T != TE_f32 && A != T, (te_dtype T, te_dtype A), te_unfused_gemm_fp8, (T, A),
-                 te_unfused_gemm) TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused_gemm_skinny,
-                                             (T, FORM, EXISTS), te_unfused_gemm)
-        TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused_gemm_small_m, (T, FORM, EXISTS),
-                     te_unfused_gemm)
-    /* SIXTEEN: whether there are kernels with operands of T; FORM: what the one of few rows in FP8 reads,
-     * TE_OPERANDS_16BIT: there is none; A: what x or dy is in the one of many rows in FP8, T: there is none. */
+                 te_unfused_gemm) TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS),
+                                               te_unfused_gemm_skinny, (T, FORM, EXISTS), te_unfused_gemm)
+        TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused_gemm_small_m,
+                     (T, FORM, EXISTS), te_unfused_gemm)
+    /* SIXTEEN: whether there are kernels with operands of T. FORM: what the skinny FP8 kernel reads; TE_OPERANDS_16BIT:
+     * there is none. A: the format of x or dy in the persistent FP8 kernel; T: there is none. */
     template <te_dtype T, int FORWARD, int SIXTEEN, te_gemm_operands FORM, te_dtype A = T>
     TE_API te_product_kernels *te_unfused_gemm_kernels(void) {
     constexpr int half = T != TE_f32, few = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_OPERANDS_16BIT;
     constexpr te_dtype many = SIXTEEN ? T : TE_f32;
     constexpr int narrow = few && TE_SMALL_M_16BIT, scaled = half && FORM == TE_OPERANDS_FP8;
-    static te_product_kernels kernels = {{(const void *)te_unfused_gemm_persistent_if<many, FORWARD>(), 0, 0},
-                                         {(const void *)te_unfused_gemm_skinny_if<T, TE_OPERANDS_16BIT, few>(), 0, 0},
-                                         {(const void *)te_unfused_gemm_fp8_if<T, A>(), 0, 0},
-                                         {(const void *)te_unfused_gemm_skinny_if<T, FORM, fp8>(), 0, 0},
-                                         FORM,
-                                         {(const void *)te_unfused_gemm_small_m_if<T, TE_OPERANDS_16BIT, narrow>(), 0, 0},
-                                         {(const void *)te_unfused_gemm_small_m_if<T, FORM, scaled>(), 0, 0}};
+    static te_product_kernels kernels = {
+        {(const void *)te_unfused_gemm_persistent_if<many, FORWARD>(), 0, 0},
+        {(const void *)te_unfused_gemm_skinny_if<T, TE_OPERANDS_16BIT, few>(), 0, 0},
+        {(const void *)te_unfused_gemm_fp8_if<T, A>(), 0, 0},
+        {(const void *)te_unfused_gemm_skinny_if<T, FORM, fp8>(), 0, 0},
+        FORM,
+        {(const void *)te_unfused_gemm_small_m_if<T, TE_OPERANDS_16BIT, narrow>(), 0, 0},
+        {(const void *)te_unfused_gemm_small_m_if<T, FORM, scaled>(), 0, 0}};
     return &kernels;
 }
-#define TE_UNFUSED_GEMM(dtype, pass) te_unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_OPERANDS_16BIT>()
-/* Of the product of a row by itself: in 16 bits unless a recipe has it in FP8. */
+#define TE_UNFUSED_GEMM(dtype, pass) \
+    te_unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, 1, TE_OPERANDS_16BIT>()
+/* The kernels of the product of step `name` alone: in 16 bits, unless a recipe has it in FP8. */
 #define TE_UNFUSED_GEMM_OF(name, dtype, pass)                                                                     \
     te_unfused_gemm_kernels<TE_##dtype, !TE__IS_BACKWARD_##pass, !name##_in_fp8, (te_gemm_operands)name##_skinny_form, \
                     name##_by_tensor ? (te_dtype)name##_fp8_a : TE_##dtype>()
 
-/* D = alpha A op(B), rounded, (+ C where beta is 1). */
+/* D = alpha A op(B), rounded, then + C where beta is 1. */
 TE_API te_status te_unfused_gemm_run(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     te_unfused_gemm p;
     memset(&p, 0, sizeof p);

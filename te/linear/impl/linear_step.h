@@ -1,4 +1,5 @@
-/* linear_step.h -- a step that begins with a linear, forward and backward. */
+/* linear_step.h -- a step that begins with a linear (in backward: ends with it), forward and backward.
+ */
 #ifndef TE_LINEAR_STEP_H
 #define TE_LINEAR_STEP_H
 
@@ -7,14 +8,14 @@
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* y = x weight^T of linear i, in the list's format: its sizes and formats. */
+/* The sizes and formats of y = x weight^T of linear i, in the list's format. */
 TE_API te_gemm te__linear_product(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     te_gemm g = te_gemm_of(r->current.rows, op->out, op->in);
     g.dtype = r->plan->dtype, g.out = op->out_dtype == TE_f32 ? TE_f32 : g.dtype, g.trans_b = 1;
     return g;
 }
-/* And its operands. */
+/* The operands of that product. */
 TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
     te_value x = r->current;
     TE_TRY(te_convert_value(&x, r, r->plan->dtype));
@@ -44,12 +45,12 @@ TE_IF_USED TE_API te_status te__linear_forward(te_run *r, const te_step *s, cons
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* dx = dy weight, and the chain of the ops before. */
+/* dx = dy weight, and the backward of the ops before the linear. */
 TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const te_op *op = &r->plan->op[s->op[0]];
     te_gemm whole = *x;
     te_value dx, made;
-    whole.fast = 1; /* in FP8 the kernel of our own has no other sums */
+    whole.fast = 1; /* in FP8 the library's GEMM always sums in the tensor cores */
     const int own = te__linear_can_store(r, s, kernels) && te__gemm_is_fused(kernels->whole, &whole, r->ctx) &&
                     op->in_dtype == r->plan->dtype;
     TE_TRY(te_acquire(r, &dx, op->in_rows, op->in, op->in_dtype));
@@ -60,7 +61,7 @@ TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__lin
     TE_TRY(te_end_converted(&dx, &made, r));
     return te__pointwise_step_backward(r, s, 1, 0, dx, kernels->launch, kernels->shape);
 }
-/* dx[rows, in] = dy weight (+ the gradient that the fork before it kept). */
+/* dx[rows, in] = dy weight (+ the gradient of the fork's other use). */
 TE_API te_status te__linear_dgrad(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const int last = s->op[s->count - 1];
     te_value dx, made;
@@ -100,18 +101,18 @@ TE_API te_status te__linear_backward(te_run *r, const te_step *s, const te__line
         x.a = dy.data, x.b = p->data;
     }
     TE_TRY(te__wgrad_flush(r, x.ranks ? &ranks : 0));
-    /* where dy is still on its way dx comes first, for it can begin with a part of dy */
+    /* where dy is still being gathered dx comes first, because it can begin with a part of dy */
     if (!x.ranks && te__wgrad_is_deferred(r, s)) TE_TRY(te__defer_wgrad(&w, r, i, dy));
     else if (!x.ranks) TE_TRY(te__linear_wgrad(&w, r, i, dy));
     if (!te_needs_input_grad(r, i)) return te_set_current(r, te_no_value()), TE_OK;
     TE_TRY(kernels->launch ? te__linear_dgrad_row(r, s, kernels, &x) : te__linear_dgrad(r, s, kernels, &x));
     if (!x.ranks) return TE_OK;
-    TE_TRY(te__wgrad_now(r)); /* where nothing runs beside products (te__overlap_memory.serial) */
+    TE_TRY(te__wgrad_now(r)); /* if nothing runs beside products (te__overlap_memory.serial) */
     if (te__policy(r, i)->fp8 && te_is_trained(p)) TE_TRY(r->plan->fp8->transpose(r, dy, (void *)(uintptr_t)w.a));
     return te__linear_wgrad(&w, r, i, dy);
 }
 
-/* The step, by the plan that it stands in: so a list for inference alone has nothing of backward. */
+/* Separate entry points, so that an inference-only program compiles no backward code. */
 TE_IF_USED TE_API te_status te__linear_step_forward(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
                                                    te_pointwise_shape k, te_product_kernels *whole,
                                                    te_product_kernels *bare) {
