@@ -1,11 +1,11 @@
-// kernels.cu -- every op and every row of the fusion lists that is not a matrix product, beside a copy of as many bytes; the
+// kernels.cu -- every op and every pattern of the fusion lists that is no GEMM, beside a copy of as many bytes; the
 // gradient norm beside a kernel that only reads; and plain kernels of other mixes of reads and writes beside a copy, for a
 // step is bounded by what the memory gives for its mix.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. bench/kernels.cu -o kernels -lcublasLt && ./kernels kernels.tsv COMMIT
 #include "bench.h"
 
-// ---- the fusion lists: each row on one kind of its family, at 4096 columns
+// ---- the fusion lists: each pattern on one kind of its family, at 4096 columns
 
 struct pattern_case { const te_plan *(*plan)(void); const char *step; te_pass pass; };
 static std::vector<pattern_case> &pattern_cases() {

@@ -59,7 +59,7 @@ inline void check_patterns(const te_step *const te_plan::*steps, const int te_pl
         if (!brief()) check(*c.s, shape(7, 1));
         check(*c.s, shape(1, brief() && !TE_CUDA ? 35 : 131));
         if (TE_CUDA && c.fused && ((p->dtype != TE_f32 && !strncmp(c.step, "linear_", 7)) || strstr(c.step, "norm"))) {
-            const own_products on; // and more rows than multiprocessors
+            const custom_gemms on; // and more rows than multiprocessors
             check(*c.s, shape(1, 131));
             check(*c.s, shape(3, 86));
         }

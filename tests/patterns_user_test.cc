@@ -65,7 +65,7 @@ TEST_CASE("patterns that a user adds", "[patterns_user]") {
             if (!brief() || at.seq < 300) check(*s, at);
 }
 TEST_CASE("the same with one kernel for the GEMM and what follows it", "[patterns_user]") {
-    const own_products own;
+    const custom_gemms own;
     for (const subject *s : {&own_edge_of_product_subject, &edge_of_product_subject, &edge_of_product_alone_subject, &nothing_but_sums_subject,
                              &own_edge_behind_norm_subject, &two_biases_of_product_bf16_subject, &biases_around_act_subject})
         for (const shape &at : {shape(1, 5), shape(2, 150)})

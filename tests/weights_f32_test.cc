@@ -20,7 +20,7 @@
 PAIR(delayed, bf16, fp8_delayed)
 PAIR(delayed_f16, f16, fp8_delayed)
 PAIR(current, bf16, fp8_current)
-PAIR(tiled, bf16, fp8_block)
+PAIR(blockwise, bf16, fp8_block)
 PAIR(tiled_f16, f16, fp8_block)
 MODEL(tied, (bf16, (weights, f32), (recipe, fp8_delayed)), (linear, a, 64, 64, (recipe, none)), (tied_linear, b, 64, 64))
 TE_INFERENCE(served, (bf16, (recipe, fp8_delayed)), OPS)

@@ -145,12 +145,12 @@ section_sanitizer() { # all at once: they keep the CPU busier than the GPU
         cases $tool "$([[ $tool == memcheck ]] && echo attention_test || echo attention_race)"
         echo "$tool train_bf16 --out $out/$tool $train"
         echo "$tool gemm_tune_test 'clusters without a tile*'"
-        echo "$tool gemm_tune_test 'products of a batch*'"
-        echo "$tool gemm_fp8_test '*by a kernel of our own'"
+        echo "$tool gemm_tune_test 'small-m GEMMs*'"
+        echo "$tool gemm_fp8_test '*FP8 GEMM* by a custom kernel'"
         echo "$tool gemm_fp8_test '*as one kernel'"
     done >"$out/sanitizer.list"
     cases memcheck widths_test >>"$out/sanitizer.list"
-    # initcheck does not see what cuBLASLt's 16-bit kernels store through the copy engine: f32 there.
+    # initcheck does not see what cuBLASLt's 16-bit kernels store through TMA: f32 there.
     printf 'initcheck %s\n' attention_test patterns_forward_test patterns_backward_test ops_test "train_f32 --out $out/initcheck $train" >>"$out/sanitizer.list"
     while read -r status name; do result "$status" "$name"; done < <(grep -E "${SANITIZER:-.}" "$out/sanitizer.list" | xargs -P "$jobs" -L 1 bash -c 'sanitize "$@"' sanitize)
 }
