@@ -125,8 +125,8 @@ void check_cast(size_t rows, size_t cols, te_dtype from, te_dtype to, bool block
     te_context *ctx = &own.c;
     const std::vector<float> x = drawn(rows, cols, seed, finite, from);
     const size_t padded = (rows + 15) / 16 * 16, L = (cols + 127) / 128, D = (rows + 127) / 128;
-    const size_t scales = blocks ? D * ((L + 3) / 4 * 4) : L * rows, turned_scales = blocks ? L * ((D + 3) / 4 * 4) : D * cols;
-    buffer bx(ctx, rows * cols * te_dtype_bytes(from)), y(ctx, rows * cols), yt(ctx, cols * padded), s(ctx, scales * 4), st(ctx, turned_scales * 4);
+    const size_t scales = blocks ? D * ((L + 3) / 4 * 4) : L * rows, transposed_scales = blocks ? L * ((D + 3) / 4 * 4) : D * cols;
+    buffer bx(ctx, rows * cols * te_dtype_bytes(from)), y(ctx, rows * cols), yt(ctx, cols * padded), s(ctx, scales * 4), st(ctx, transposed_scales * 4);
     bx.write(reference::vec(x.begin(), x.end()), from);
     te_quantize_blockwise q = te__quantize_blockwise_of((int64_t)rows, (int64_t)cols);
     CHECK(te_scaling_count(blocks ? TE_SCALING_BLOCKWISE_2D : TE_SCALING_BLOCKWISE_1D, q.rows, q.cols) == (int64_t)scales);
@@ -395,7 +395,7 @@ TEST_CASE("products of fp8_block are those of their tiles and blocks", "[tiles]"
 TEST_CASE("a block under fp8_block is near the same block without, and saves less", "[tiles]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
-    for (const subject *s : {&tiled_subject, &again_subject, &mixed_subject}) {
+    for (const subject *s : {&blockwise_subject, &again_subject, &mixed_subject}) {
         under_recipe u(*s, 2, 21, seed);
         CAPTURE(u.plan->name);
         micro_batch b(u, without(u)), kept(u, s->saved_bytes(42));
@@ -414,10 +414,10 @@ TEST_CASE("a block under fp8_block is near the same block without, and saves les
         kept.forward(u), kept.backward(u);
         CHECK(kept.memory.raw().size() == kept.memory.bytes); // its guard
     }
-    CHECK((double)te_plan_saved_bytes(tiled_plan(), 128) < 0.62 * (double)te_plan_saved_bytes_without_recipe(tiled_plan(), 128));
+    CHECK((double)te_plan_saved_bytes(blockwise_plan(), 128) < 0.62 * (double)te_plan_saved_bytes_without_recipe(blockwise_plan(), 128));
     const auto of_128_rows = [](const te_plan *p) { return te_plan_saved_bytes(p, 384) - te_plan_saved_bytes(p, 256); };
-    CHECK(of_128_rows(mixed_plan()) == of_128_rows(tiled_plan())); // no input is kept, whatever scales its product has
-    CHECK(of_128_rows(apart_plan()) == of_128_rows(tiled_plan()));
+    CHECK(of_128_rows(mixed_plan()) == of_128_rows(blockwise_plan())); // no input is kept, whatever scales its product has
+    CHECK(of_128_rows(apart_plan()) == of_128_rows(blockwise_plan()));
 }
 
 TEST_CASE("recomputation under fp8_block gives the same bits", "[tiles]") {
@@ -559,7 +559,7 @@ TEST_CASE("weights of several models and kinds of scales are cast in one pass as
     source random(seed);
     std::vector<std::unique_ptr<instance>> all;
     std::vector<te_model *> models;
-    for (const subject *s : {&mixed_subject, &row_bf16_subject, &tiled_subject, &mixed_subject, &row_f32_subject, &of_f32_subject, &of_bf16_subject, &mixed_subject}) {
+    for (const subject *s : {&mixed_subject, &row_bf16_subject, &blockwise_subject, &mixed_subject, &row_f32_subject, &of_f32_subject, &of_bf16_subject, &mixed_subject}) {
         all.emplace_back(new instance(*s, ctx));
         all.back()->draw(random);
         models.push_back(all.back()->model());
@@ -588,7 +588,7 @@ TEST_CASE("weights of several models and kinds of scales are cast in one pass as
 TEST_CASE("a step of fp8_block and fp8_row replays as a graph", "[tiles]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
-    check_graph(tiled_subject, 27, seed), check_graph(row_bf16_subject, 27, seed);
+    check_graph(blockwise_subject, 27, seed), check_graph(row_bf16_subject, 27, seed);
 }
 
 TEST_CASE("a frozen product of fp8_block has a data gradient alone", "[tiles]") {

@@ -224,7 +224,7 @@ TEST_CASE("a captured graph runs with the lengths that are there", "[varlen]") {
 TEST_CASE("rope rotates a row by the position that the caller passes", "[varlen]") {
     const unsigned seed = fresh_seed();
     CAPTURE(seed);
-    packed p(turned_subject, {30, 30, 30}, seed);
+    packed p(rotated_subject, {30, 30, 30}, seed);
     p.batch.batch = 3, p.batch.seq = 30, p.batch.sequences = p.batch.max_seqlen = 0, p.batch.cu_seqlens = nullptr;
     const auto run = [&] {
         REQUIRE(p.forward() == TE_OK);

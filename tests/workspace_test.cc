@@ -14,7 +14,7 @@ MODEL(llama, (bf16, (recipe, fp8_delayed), (inputs, saved)), TE_LLAMA_BLOCK(b, 1
 MODEL(spans, bf16, (recompute, r), (rmsnorm, n, 64), (linear, up, 64, 512), (swiglu, s), (end_recompute, r), (linear, down, 256, 64))
 
 namespace {
-const subject *const lists[] = {&gpt_subject, &gpt_f32_subject, &delayed_subject, &by_chance_subject, &tiled_subject, &by_row_subject, &llama_subject, &spans_subject};
+const subject *const lists[] = {&gpt_subject, &gpt_f32_subject, &delayed_subject, &by_chance_subject, &blockwise_subject, &by_row_subject, &llama_subject, &spans_subject};
 
 // All three passes of `rows` rows of the model, in a workspace and buffers of more.
 void check_rows(instance &m, int rows, const buffer &x, const buffer &y, const buffer &dx, te_saved *saved) {
