@@ -121,7 +121,7 @@ def main():
     seed, count = int(sys.argv[1]), int(sys.argv[2])
     r = random.Random(seed)
     print(f'// {sys.argv[0]} {seed} {count}\n#include "harness.h"')
-    for op in ["activation", "bias", "dropout", "linear", "load", "mul_param", "norm", "residual", "scale"]:
+    for op in ["activation", "dropout", "elementwise", "linear", "norm", "residual"]:
         print(f'#include "te/ops/{op}.h"')
     for i in range(count):
         dtype, ops = random_list(r)
