@@ -294,7 +294,7 @@ TEST_CASE("dims that are refused change nothing", "[widths]") {
         {{64, INT64_MIN}, TE_ERROR_VALUE, "TE_DIM(1)"},
         {{64, INT64_MAX}, TE_ERROR_OVERFLOW, "TE_DIM(1) is 9223372036854775807"},
         {{64, TE_MAX_WIDTH + 1}, TE_ERROR_OVERFLOW, "8388608 at most"},
-        {{65537, 64}, TE_ERROR_OVERFLOW, "(layernorm, ln) gets 65537 columns"},
+        {{65537, 64}, TE_ERROR_OVERFLOW, "(layernorm, ln) has 65537 columns"},
     };
     for (const auto &w : wrong) {
         CHECK(mlp_bf16_set_dims(&m, w.dims, 2, ctx) == w.status);
